@@ -1,0 +1,108 @@
+# `make help` says what there is. One pass, no recursive make; every flavour has its own folder under build/.
+#   release  what users run            asan    AddressSanitizer + UndefinedBehaviorSanitizer
+#   double   the CPU backend in fp64, for gradient checks        fuzz  clang's libFuzzer
+.DEFAULT_GOAL := help
+.SUFFIXES:
+MAKEFLAGS += --no-builtin-rules
+SHELL := /bin/bash
+
+CC ?= cc
+ifeq ($(origin CC),default)
+CC := gcc
+endif
+FUZZ_CC ?= clang
+FUZZ_SECONDS ?= 60
+
+WARNINGS := -Wall -Wextra -Wshadow -Wstrict-prototypes -Werror
+# No -ffast-math: it deletes NaN tests. No -march: the hot loops are OpenBLAS', and the binary runs anywhere.
+CFLAGS ?= -O3 -g
+BASE_CFLAGS := -std=c11 -D_POSIX_C_SOURCE=200809L $(WARNINGS) -I. -fopenmp -MMD -MP \
+  $(shell pkg-config --cflags libcjson openblas 2>/dev/null)
+LIBS := $(shell pkg-config --libs libcjson openblas 2>/dev/null || echo -lcjson -lopenblas) -lm
+
+VERSION := 0.1.0
+GIT_REVISION := $(shell git describe --always --dirty 2>/dev/null || echo unknown)
+
+# ---- Sources: everything in the library folders but the two main programs.
+LIBRARY := $(filter-out data/prepare.c,$(wildcard base/*.c data/*.c model/*.c kernels/*.c kernels/cpu/*.c))
+TESTS := $(basename $(notdir $(wildcard tests/test_*.c)))
+FUZZERS := $(basename $(notdir $(wildcard tests/fuzz_*.c)))
+GRADCHECKS := $(basename $(notdir $(wildcard tests/gradcheck_*.c)))
+SCRIPT_TESTS := $(sort $(wildcard tests/test_*.sh))
+TEST_SUPPORT := $(wildcard tests/support/*.c)
+
+objects = $(patsubst %.c,build/$(1)/%.o,$(2))
+
+# ---- Flavours
+FLAGS_release := $(CFLAGS)
+FLAGS_asan := -O1 -g -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=all
+FLAGS_double := -O2 -g -DREAL_IS_DOUBLE
+FLAGS_fuzz := -O1 -g -fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=all
+
+define flavour
+build/$(1)/%.o: %.c Makefile
+	@mkdir -p $$(@D)
+	$(2) $$(BASE_CFLAGS) $$(FLAGS_$(1)) $$(EXTRA_$$(notdir $$*)) -c $$< -o $$@
+build/$(1)/train: $$(call objects,$(1),train.c $$(LIBRARY))
+	$(2) $$(BASE_CFLAGS) $$(FLAGS_$(1)) $$^ -o $$@ $$(LIBS)
+build/$(1)/prepare: $$(call objects,$(1),data/prepare.c $$(LIBRARY))
+	$(2) $$(BASE_CFLAGS) $$(FLAGS_$(1)) $$^ -o $$@ $$(LIBS)
+build/$(1)/tests/%: build/$(1)/tests/%.o $$(call objects,$(1),$$(TEST_SUPPORT) $$(LIBRARY))
+	$(2) $$(BASE_CFLAGS) $$(FLAGS_$(1)) $$^ -o $$@ $$(LDFLAGS_$$*) -lcmocka $$(LIBS)
+endef
+$(eval $(call flavour,release,$(CC)))
+$(eval $(call flavour,asan,$(CC)))
+$(eval $(call flavour,double,$(CC)))
+$(eval $(call flavour,fuzz,$(FUZZ_CC)))
+
+build/fuzz/tests/fuzz_%: build/fuzz/tests/fuzz_%.o $(call objects,fuzz,$(LIBRARY))
+	$(FUZZ_CC) $(FLAGS_fuzz) -fsanitize=fuzzer -fopenmp $^ -o $@ $(LIBS)
+
+.SECONDARY:
+
+# The revision reaches train.c through a file that is rewritten only when it changes.
+build/version.h: FORCE
+	@mkdir -p $(@D)
+	@echo '#define CODA_VERSION "$(VERSION) ($(GIT_REVISION))"' > $@.new; \
+	  cmp -s $@.new $@ && rm $@.new || mv $@.new $@
+$(foreach f,release asan double fuzz,build/$(f)/train.o): build/version.h
+
+# ---- What people call
+train: build/release/train
+	ln -sfn $< $@
+prepare: build/release/prepare
+	ln -sfn $< $@
+
+.PHONY: all help test test-gpu asan fuzz format clean FORCE
+all: train prepare ## build ./train and ./prepare
+
+TEST_PROGRAMS := $(addprefix build/release/tests/,$(TESTS)) $(addprefix build/double/tests/,$(GRADCHECKS))
+test-programs: all $(TEST_PROGRAMS)
+test: test-programs fuzz-programs ## build and run every test that needs no GPU
+	FUZZ_SECONDS=$(FUZZ_SECONDS) scripts/run_tests.sh $(TEST_PROGRAMS) $(SCRIPT_TESTS) \
+	  $(addprefix build/fuzz/tests/,$(if $(HAVE_FUZZER),$(FUZZERS)))
+
+ASAN_PROGRAMS := $(addprefix build/asan/tests/,$(TESTS))
+asan: build/asan/train build/asan/prepare $(ASAN_PROGRAMS) ## the same tests under ASan and UBSan
+	TRAIN=build/asan/train PREPARE=build/asan/prepare scripts/run_tests.sh $(ASAN_PROGRAMS) $(SCRIPT_TESTS)
+
+HAVE_FUZZER := $(shell echo 'int LLVMFuzzerTestOneInput(const char*d,long n);int LLVMFuzzerTestOneInput(const char*d,long n){return d==(char*)n;}' | \
+  $(FUZZ_CC) -fsanitize=fuzzer,address -x c - -o /dev/null 2>/dev/null && echo yes)
+.PHONY: fuzz-programs test-programs
+fuzz-programs: $(if $(HAVE_FUZZER),$(addprefix build/fuzz/tests/,$(FUZZERS)))
+fuzz: fuzz-programs ## run the libFuzzer targets, FUZZ_SECONDS (60) each
+	FUZZ_SECONDS=$(FUZZ_SECONDS) scripts/run_tests.sh $(addprefix build/fuzz/tests/,$(FUZZERS))
+
+format: ## clang-format over the tree
+	clang-format -i $(shell git ls-files '*.c' '*.h' '*.cu' '*.cuh')
+
+clean: ## remove everything that was built
+	rm -rf build train prepare
+
+help: ## this text
+	@echo 'coda.c $(VERSION)'; echo
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 20
+	@echo; echo '  ./scripts/quickstart.sh   from nothing to a model that writes'
+	@echo '  ./scripts/test.sh         install what the tests need, build, run them'
+
+-include $(shell find build -name '*.d' 2>/dev/null)

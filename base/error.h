@@ -1,0 +1,19 @@
+// One way to report what went wrong: a function that can fail returns 0 or -1 and leaves one
+// sentence (what, where, what to do) in the caller's Error. Nothing below train.c prints it or
+// exits.
+#pragma once
+
+typedef struct Error {
+  char text[2048]; // NUL-terminated sentence without a trailing newline; empty when nothing failed
+} Error;
+
+// Writes the sentence, printf style, and returns -1, so that callers write `return error_set(err,
+// ...)`. A sentence too long for the buffer is cut. err may not be NULL.
+int error_set(Error *err, const char *format, ...) __attribute__((format(printf, 2, 3)));
+
+// Puts "prefix: " in front of the sentence that is there and returns -1.
+int error_prefix(Error *err, const char *format, ...) __attribute__((format(printf, 2, 3)));
+
+// The name in names[count] nearest to `name` by edit distance, or NULL if none is near enough to be
+// what the user meant (more than a third of its letters differ).
+const char *nearest_name(const char *name, const char *const *names, int count);

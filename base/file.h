@@ -1,0 +1,44 @@
+// Files: reading whole ones, and writing in a way that survives a crash, a full disk and a SIGKILL.
+// All writes go through write(2), fsync(2) and rename(2), so that tests can inject a fault at each.
+#pragma once
+#include <stddef.h>
+#include <stdint.h>
+#include "base/error.h"
+
+// Reads a whole file of at most max_bytes into fresh memory with a NUL appended (not counted in
+// *bytes).
+int file_read(const char *path, size_t max_bytes, char **data, size_t *bytes, Error *err);
+
+// A file mapped read-only. Empty files map to data = NULL, bytes = 0.
+typedef struct MappedFile {
+  const unsigned char *data;
+  size_t bytes;
+} MappedFile;
+int file_map(MappedFile *map, const char *path, Error *err);
+void file_unmap(MappedFile *map);
+
+// Buffered writer: create (or truncate), append, then finish = flush + fsync + close. After any
+// failure the writer is closed, later calls fail again with the first error, and the partial file
+// is left to the caller.
+typedef struct FileWriter {
+  int fd;
+  char *path; // owned
+  unsigned char *buffer;
+  size_t used;
+  uint64_t total; // bytes accepted so far
+  Error error;    // first failure; empty while all is well
+} FileWriter;
+int writer_open(FileWriter *w, const char *path, Error *err);
+int writer_append(FileWriter *w, const void *data, size_t bytes, Error *err);
+int writer_finish(FileWriter *w, Error *err);
+void writer_abandon(FileWriter *w); // closes without syncing; safe after finish
+
+// Writes a small file whole: path.tmp, fsync, rename onto path, fsync of the parent.
+int file_write_atomic(const char *path, const void *data, size_t bytes, Error *err);
+
+int directory_create(const char *path, Error *err); // with parents; fine if it exists
+int directory_sync(const char *path, Error *err);   // fsync of a directory's entries
+int directory_remove(const char *path, Error *err); // recursive; fine if it is not there
+int path_rename(const char *from, const char *to, Error *err);
+int path_exists(const char *path); // 1 if anything is there, following links
+int path_is_directory(const char *path);

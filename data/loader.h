@@ -1,0 +1,38 @@
+// Batches of windows from token files. A window is T + 1 tokens: inputs and, shifted by one,
+// targets. Windows of one file do not overlap in their inputs; files are not joined.
+//
+// Training (shuffle): epoch e visits every window once, in the order of a pseudo-random permutation
+// keyed by (seed, e), with the windows of each file shifted by a random offset of the epoch. Both
+// are pure functions of the cursor = sequences drawn so far, so resuming is setting one number.
+// Without shuffle, and for validation: file order.
+#pragma once
+#include <stdbool.h>
+#include "data/tokens.h"
+
+typedef struct Loader Loader;
+
+typedef struct LoaderConfig {
+  const char *pattern; // a path or a glob(7) pattern; files in name order
+  int64_t batch;       // B
+  int64_t seq;         // T
+  int64_t vocab_size;
+  uint64_t seed;
+  bool shuffle;
+} LoaderConfig;
+
+// Opens and checks all files, every token included. Fewer windows than one batch is an error that
+// says how many tokens are needed and how many there are.
+Loader *loader_open(const LoaderConfig *config, Error *err); // NULL on error
+void loader_close(Loader *loader);
+
+int64_t loader_tokens(const Loader *loader);  // in all files
+int64_t loader_windows(const Loader *loader); // sequences an epoch
+int loader_files(const Loader *loader);
+
+// The next B windows. tokens, targets: [B, T] int32. A batch may span two epochs.
+void loader_next(Loader *loader, int32_t *tokens, int32_t *targets);
+uint64_t loader_cursor(const Loader *loader);
+void loader_seek(Loader *loader, uint64_t cursor);
+
+// Bijection of [0, n): where position i goes in the order of `key`. Exposed for tests.
+uint64_t permute(uint64_t i, uint64_t n, uint64_t key);

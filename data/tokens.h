@@ -1,0 +1,39 @@
+// Token files in llm.c's format: a header of 256 int32 (little-endian), then the tokens.
+//   [0] 20240520, [1] 1: uint16 tokens        [0] 20240801, [1] 7: uint32 tokens        [2] number
+//   of tokens
+// Source of the format: karpathy/llm.c, dev/data/data_common.py and llmc/dataloader.h.
+#pragma once
+#include <stdint.h>
+#include "base/error.h"
+#include "base/file.h"
+
+typedef struct TokenFile {
+  MappedFile map;
+  char *path;      // owned
+  int64_t count;   // tokens
+  int token_bytes; // 2 or 4
+} TokenFile;
+
+// Maps and validates header and size. The tokens themselves are checked by tokens_check.
+int tokens_open(TokenFile *file, const char *path, Error *err);
+// The same over memory the caller keeps (for fuzzing).
+int tokens_parse(TokenFile *file, const char *name, const unsigned char *bytes, size_t size,
+                 Error *err);
+void tokens_close(TokenFile *file);
+// Tokens [first, first + count) as int32. The range must lie inside the file.
+void tokens_read(const TokenFile *file, int64_t first, int64_t count, int32_t *tokens);
+// Every token id < vocab_size? The sentence names file, position and id of the first that is not.
+int tokens_check(const TokenFile *file, int64_t vocab_size, Error *err);
+
+// Writing. The count is filled in at finish; the header's count is an int32, so a file holds at
+// most TOKENS_MAX_COUNT tokens and the caller opens the next shard.
+enum { TOKENS_HEADER_BYTES = 1024 };
+#define TOKENS_MAX_COUNT INT32_MAX
+typedef struct TokenWriter {
+  FileWriter file;
+  int token_bytes;
+  int64_t count;
+} TokenWriter;
+int token_writer_open(TokenWriter *w, const char *path, int64_t vocab_size, Error *err);
+int token_writer_append(TokenWriter *w, const int32_t *tokens, int64_t count, Error *err);
+int token_writer_finish(TokenWriter *w, Error *err);

@@ -1,0 +1,69 @@
+// One table of activations: what each buffer is, its shape, and how long it lives. The memory plan
+// is the sum of this table and of the parameters' table, and it is printed before anything is
+// allocated.
+#pragma once
+#include "kernels/ops.h"
+#include "model/config.h"
+
+// What one layer leaves for its backward.
+typedef struct LayerActs {
+  act_t *x;        // [M, D]  residual stream into the layer
+  stat_t *x_sumsq; // [parts.sumsq, M]
+  act_t *qkv;      // [M, R]  after RoPE
+  act_t *o;        // [M, H d]
+  stat_t *lse;     // [B, H, T]
+  act_t *x1;       // [M, D]  after attention
+  stat_t *x1_sumsq;
+  act_t *z; // [M, 2F] gate and up pairs
+  act_t *y; // [M, F]
+} LayerActs;
+
+typedef struct Acts {
+  LayerActs *layers;    // [L]
+  act_t *x_final;       // [M, D]
+  stat_t *final_sumsq;  // [parts.sumsq, M]
+  act_t *logits;        // [M / chunks, V], dlogits in place
+  stat_t *lse;          // [2, parts.logits, M / chunks]
+  stat_t *target_logit; // [M / chunks]
+  // Backward, shared by all layers
+  act_t *dx;       // [M, D]  gradient of the residual stream
+  act_t *dz;       // [M, 2F]
+  act_t *da;       // [M, H d] gradient of the attention output
+  act_t *dqkv;     // [M, R]
+  stat_t *s;       // [max parts, M]
+  int32_t *tokens; // [M] inputs and targets of the micro-batch
+  int32_t *targets;
+} Acts;
+
+enum { PLAN_MAX_ITEMS = 32 };
+
+// One line of the memory plan.
+typedef struct PlanItem {
+  const char *name;  // "z"
+  const char *shape; // "L x [M, 2F]"
+  size_t bytes;      // all layers together
+} PlanItem;
+
+typedef struct MemoryPlan {
+  int count;
+  PlanItem items[PLAN_MAX_ITEMS];
+  size_t params_bytes, grads_bytes, acts_bytes; // the three allocations
+  size_t total_bytes;
+} MemoryPlan;
+
+// Shapes of a run: what the tables need besides the model.
+typedef struct RunShape {
+  int64_t batch;       // B, sequences in a micro-batch
+  int64_t seq;         // T
+  int64_t loss_chunks; // divides batch * seq
+  bool train;          // false: forward only, nothing kept for a backward
+} RunShape;
+
+// Bytes of everything a run allocates on this backend.
+void memory_plan(MemoryPlan *plan, const ModelConfig *model, const RunShape *shape,
+                 const Backend *be);
+void memory_plan_print(const MemoryPlan *plan);
+
+// Lays the activations out in one block: with block = NULL only counts. Returns the bytes used.
+size_t acts_layout(Acts *acts, const ModelConfig *model, const RunShape *shape, const Backend *be,
+                   char *block, MemoryPlan *plan);

@@ -1,0 +1,132 @@
+// The run's configuration: JSON file + "section.key=value" overrides -> checked structs. One table
+// in config.c names every key with its type, range and default; parsing, overrides, the resolved
+// print-out, the resume check and `train --help-config` all derive from it.
+#pragma once
+#include <stdbool.h>
+#include <stdint.h>
+#include "base/error.h"
+
+typedef enum RopeType { ROPE_DEFAULT, ROPE_LLAMA3 } RopeType;
+
+// Hugging Face LlamaConfig's names and meanings.
+typedef struct ModelConfig {
+  int64_t hidden_size;         // D
+  int64_t intermediate_size;   // F
+  int64_t num_hidden_layers;   // L
+  int64_t num_attention_heads; // H
+  int64_t num_key_value_heads; // KV, divides H; default H
+  int64_t head_dim;            // d, even; default hidden_size / num_attention_heads
+  int64_t vocab_size;          // V
+  int64_t max_position_embeddings;
+  double rms_norm_eps;
+  double rope_theta;
+  bool tie_word_embeddings;
+  double initializer_range; // standard deviation of the initial weights
+  struct {
+    RopeType type;
+    double factor, low_freq_factor, high_freq_factor;
+    int64_t original_max_position_embeddings;
+  } rope_scaling; // only type is set for ROPE_DEFAULT
+} ModelConfig;
+
+enum { PATH_CHARS = 1024, TEXT_CHARS = 4096 };
+
+typedef struct DataConfig {
+  char train[PATH_CHARS]; // token files, one path or a glob
+  char val[PATH_CHARS];   // the same; empty = no validation
+  bool shuffle;           // windows in a new random order each epoch
+} DataConfig;
+
+typedef struct TrainConfig {
+  int64_t steps;                 // optimizer steps in all
+  int64_t batch_size;            // sequences in a micro-batch, B
+  int64_t sequence_length;       // T
+  int64_t gradient_accumulation; // micro-batches a step
+  int64_t loss_chunks;           // the logits of a micro-batch are made in this many pieces
+  uint64_t seed;
+  int64_t eval_interval; // steps between validations; 0 = only at the start and the end
+  int64_t eval_batches;  // micro-batches a validation reads; 0 = the whole split
+  int64_t save_interval; // steps between checkpoints; 0 = only at the end
+  int64_t keep_checkpoints;
+  int64_t sample_interval; // steps between samples; 0 = only at the end, -1 = never
+  int64_t sample_tokens;
+  char sample_prompt[TEXT_CHARS];
+  double sample_temperature;
+  int64_t max_nonfinite;     // refused updates in a row before the run stops
+  char resume[PATH_CHARS];   // "" = start anew, "auto" = latest of output.dir if there is one, or a
+                             // folder
+  bool resume_allow_changes; // resume although keys that shape the run differ
+  char init_from[PATH_CHARS]; // folder with a model.safetensors to start from; "" = random
+} TrainConfig;
+
+typedef enum Schedule { SCHEDULE_CONSTANT, SCHEDULE_COSINE, SCHEDULE_WSD } Schedule;
+
+typedef struct OptimizerConfig {
+  Schedule schedule;
+  double learning_rate;     // peak
+  double min_learning_rate; // at the end of cosine and WSD
+  int64_t warmup_steps;     // linear from learning_rate / warmup_steps
+  int64_t decay_steps;      // WSD: the last steps, in which the rate falls linearly to the minimum
+  double beta1, beta2, eps, weight_decay;
+  double clip_norm; // 0 = no clipping
+} OptimizerConfig;
+
+typedef enum Device { DEVICE_AUTO, DEVICE_CUDA, DEVICE_CPU } Device;
+typedef enum Kernels { KERNELS_FUSED, KERNELS_UNFUSED } Kernels;
+
+typedef struct BackendConfig {
+  Device device;
+  Kernels kernels; // GPU only
+  int64_t threads; // CPU threads; 0 = all
+} BackendConfig;
+
+typedef struct OutputConfig {
+  char dir[PATH_CHARS]; // the run's folder: log.jsonl, run.json, checkpoints
+  int64_t log_interval; // steps between progress lines
+} OutputConfig;
+
+typedef struct Config {
+  ModelConfig model;
+  DataConfig data;
+  TrainConfig train;
+  OptimizerConfig optimizer;
+  BackendConfig backend;
+  OutputConfig output;
+} Config;
+
+// Reads the file, applies the overrides ("section.key=value", in order), checks everything. Nothing
+// is opened but the file itself and, where "model" is a path, that config.json (relative to the
+// config file's folder first, then to the working directory).
+int config_load(Config *config, const char *path, int override_count, char *const *overrides,
+                Error *err);
+
+// The same from memory, for tests, fuzzing and checkpoints; `name` stands for the path in
+// sentences.
+int config_parse(Config *config, const char *name, const char *json, int override_count,
+                 char *const *overrides, Error *err);
+
+// The resolved configuration as JSON, every key present; the caller frees it.
+// config_parse(config_json(c)) == c.
+char *config_json(const Config *config);
+
+// Where `now` differs from `saved` in a key that shapes the run (marked in the table): -1 and a
+// sentence that names the keys with both values. Keys that do not change the numbers (output,
+// intervals, ...) may differ.
+int config_compare(const Config *saved, const Config *now, Error *err);
+
+// Prints the table of keys (name, type, default, allowed, meaning) for --help-config and the
+// README.
+void config_print_keys(void);
+
+// A Hugging Face config.json (LlamaForCausalLM) -> ModelConfig, and back; the text is the caller's
+// to free.
+int model_config_parse(ModelConfig *model, const char *name, const char *json, Error *err);
+char *model_config_json(const ModelConfig *model, const char *torch_dtype);
+
+// Number of parameters; with = false the embedding look-up is left out (a tied one counts as
+// lm_head).
+int64_t model_parameters(const ModelConfig *model, bool with_embedding);
+// Model FLOPs of one training step over `sequences` sequences of T tokens: 6 x tokens x the
+// parameters of all matrix multiplications + 6 L B H T^2 d for causal attention (the masked half is
+// not counted).
+double model_step_flops(const ModelConfig *model, int64_t sequences, int64_t T);
