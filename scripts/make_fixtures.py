@@ -1,0 +1,167 @@
+#!/usr/bin/env python3
+"""Writes tests/fixtures/: small random LLaMA models and what Hugging Face transformers computes with them.
+
+usage: scripts/make_fixtures.py [FOLDER]        (needs: pip install -r scripts/requirements.txt)
+
+A fixture is a folder with
+  config.json           as transformers writes it
+  model.safetensors     fp32 weights, as transformers writes them
+  expected.safetensors  input_ids, targets  [B, T] I32
+                        logits              [B, T, V]
+                        loss                [1]  mean cross entropy of logits against targets, nats
+                        grad.NAME           gradient of loss, for every parameter of model.safetensors
+                        losses5             [5]  loss before each of 5 AdamW steps on the same batch
+                        grad_norms5         [5]  L2 norm of all gradients before clipping, same steps
+                        step5.NAME          weights after the 5 steps
+
+Everything expected is computed in fp64 from the fp32 weights and rounded to fp32 once, when it is saved: so a test that
+compares against it measures the error of the program under test alone. transformers casts to fp32 inside RMSNorm, RoPE
+and softmax; `casts_lifted` turns those casts into casts to fp64 and leaves its code as it is. That the result is still
+the library's model is checked against an untouched fp32 run, here, for every fixture.
+
+The same versions of torch and transformers give the same bytes.
+"""
+import contextlib
+import pathlib
+import sys
+from unittest import mock
+
+import torch
+from safetensors.torch import save_file
+from transformers import LlamaConfig, LlamaForCausalLM
+from transformers.utils import logging
+
+STEPS = 5
+LEARNING_RATE = 1e-3
+BETAS = (0.9, 0.95)
+EPS = 1e-8
+WEIGHT_DECAY = 0.1  # on matrices only
+CLIP_NORM = 1.0
+
+# name: (seed, B, T, standard deviation of the weights, LlamaConfig's arguments)
+FIXTURES = {
+    "gqa_untied": (1, 2, 16, 0.2, dict(
+        hidden_size=32, intermediate_size=24, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+        vocab_size=40, max_position_embeddings=32, rms_norm_eps=1e-5, tie_word_embeddings=False,
+        rope_parameters={"rope_type": "default", "rope_theta": 10000.0})),
+    # Sizes that are no power of two, and an eps large enough to show where it is added.
+    "mha_tied": (2, 2, 7, 0.25, dict(
+        hidden_size=24, intermediate_size=40, num_hidden_layers=2, num_attention_heads=3, num_key_value_heads=3,
+        vocab_size=37, max_position_embeddings=16, rms_norm_eps=1e-2, tie_word_embeddings=True,
+        rope_parameters={"rope_type": "default", "rope_theta": 100.0})),
+    # Wavelengths 6.3, 30, 140, 664 against the limits 32 / 4 and 32 / 1: one pair is left alone, one is blended and two
+    # are stretched by the factor.
+    "llama3_rope": (3, 2, 64, 0.15, dict(
+        hidden_size=48, intermediate_size=32, num_hidden_layers=1, num_attention_heads=6, num_key_value_heads=2,
+        vocab_size=32, max_position_embeddings=128, rms_norm_eps=1e-5, tie_word_embeddings=False,
+        rope_parameters={"rope_type": "llama3", "rope_theta": 500.0, "factor": 8.0, "low_freq_factor": 1.0,
+                         "high_freq_factor": 4.0, "original_max_position_embeddings": 32})),
+    # 4 heads of 16 in a model of width 32, and 20 = 8 + 8 + 4 features in the MLP. The gradient norm falls from above
+    # the clip to below it.
+    "wide_heads": (4, 4, 31, 0.1, dict(
+        hidden_size=32, intermediate_size=20, num_hidden_layers=1, num_attention_heads=4, num_key_value_heads=1,
+        head_dim=16, vocab_size=29, max_position_embeddings=32, rms_norm_eps=1e-6, tie_word_embeddings=False,
+        rope_parameters={"rope_type": "default", "rope_theta": 10000.0})),
+}
+
+
+@contextlib.contextmanager
+def casts_lifted():
+    """Inside, what transformers calls fp32 is fp64."""
+    with mock.patch.object(torch, "float32", torch.float64), mock.patch.object(torch, "float", torch.float64), \
+            mock.patch.object(torch.Tensor, "float", torch.Tensor.double):
+        yield
+
+
+def random_model(config, seed, std):
+    """fp32 model; weights normal(0, std), norm weights normal(1, 0.2): nothing that a wrong use of it would leave alone."""
+    generator = torch.Generator().manual_seed(seed)
+    model = LlamaForCausalLM(config).float()
+    with torch.no_grad():
+        for _, parameter in model.named_parameters():
+            values = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+            parameter.copy_(1 + 0.2 * values if parameter.dim() == 1 else std * values)
+    return model
+
+
+def logits_and_loss(model, input_ids, targets):
+    logits = model(input_ids=input_ids, use_cache=False).logits
+    return logits, torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+
+def gradients(model, input_ids, targets):
+    model.zero_grad(set_to_none=True)
+    logits, loss = logits_and_loss(model, input_ids, targets)
+    loss.backward()
+    return logits.detach(), loss.detach(), {name: p.grad.clone() for name, p in model.named_parameters()}
+
+
+def train(model, input_ids, targets):
+    """STEPS steps of AdamW on one batch: losses, gradient norms."""
+    parameters = list(model.parameters())
+    optimizer = torch.optim.AdamW(
+        [{"params": [p for p in parameters if p.dim() >= 2], "weight_decay": WEIGHT_DECAY},
+         {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0}],
+        lr=LEARNING_RATE, betas=BETAS, eps=EPS)
+    losses, norms = [], []
+    for _ in range(STEPS):
+        _, loss, grads = gradients(model, input_ids, targets)
+        norm = torch.sqrt(sum(g.square().sum() for g in grads.values()))
+        # torch.nn.utils.clip_grad_norm_ divides by norm + 1e-6; the trainer divides by norm.
+        for p in parameters:
+            p.grad.mul_(min(1.0, CLIP_NORM / norm.item()))
+        optimizer.step()
+        losses.append(loss)
+        norms.append(norm)
+    return torch.stack(losses), torch.stack(norms)
+
+
+def relative_error(got, expected):
+    return ((got - expected).norm() / expected.norm()).item()
+
+
+def make_fixture(folder, seed, batch, length, std, arguments):
+    config = LlamaConfig(initializer_range=std, bos_token_id=0, eos_token_id=1, attn_implementation="eager",
+                         **arguments)
+    plain = random_model(config, seed, std)
+    plain.save_pretrained(folder)
+    (folder / "generation_config.json").unlink()
+
+    generator = torch.Generator().manual_seed(seed + 1000)
+    input_ids, targets = torch.randint(config.vocab_size, (2, batch, length), generator=generator)
+    expected = {"input_ids": input_ids.to(torch.int32), "targets": targets.to(torch.int32)}
+    with casts_lifted():
+        model = LlamaForCausalLM(config).double()
+        model.load_state_dict(plain.state_dict())
+        assert model.model.rotary_emb.inv_freq.dtype == torch.float64
+        logits, loss, grads = gradients(model, input_ids, targets)
+        losses, norms = train(model, input_ids, targets)
+    expected |= {"logits": logits, "loss": loss.reshape(1), "losses5": losses, "grad_norms5": norms}
+    expected |= {f"grad.{name}": grad for name, grad in grads.items()}
+    expected |= {f"step5.{name}": parameter.detach() for name, parameter in model.named_parameters()}
+
+    plain_logits, _, plain_grads = gradients(plain, input_ids, targets)
+    worst = max([relative_error(plain_logits, logits)] + [relative_error(plain_grads[n], g) for n, g in grads.items()])
+    assert worst <= 1e-5, f"{folder.name}: fp64 and untouched fp32 transformers differ by {worst:.1e}"
+
+    save_file({name: (t if t.dtype == torch.int32 else t.to(torch.float32)).contiguous()
+               for name, t in expected.items()}, folder / "expected.safetensors")
+    size = sum(file.stat().st_size for file in folder.iterdir())
+    print(f"{folder}: {size / 1024:.0f} KiB, loss {losses[0]:.4f} .. {losses[-1]:.4f}, "
+          f"gradient norm {norms[0]:.3f} .. {norms[-1]:.3f}, "
+          f"untouched fp32 differs by {worst:.1e} (bound 1e-5)")
+
+
+def main():
+    root = pathlib.Path(sys.argv[1]) if len(sys.argv) > 1 else pathlib.Path(__file__).parents[1] / "tests/fixtures"
+    logging.disable_progress_bar()
+    torch.set_num_threads(1)
+    torch.use_deterministic_algorithms(True)
+    for name, (seed, batch, length, std, arguments) in FIXTURES.items():
+        folder = root / name
+        folder.mkdir(parents=True, exist_ok=True)
+        make_fixture(folder, seed, batch, length, std, arguments)
+
+
+if __name__ == "__main__":
+    main()
