@@ -77,14 +77,18 @@ struct Backend {
   const char *name;      // "cpu", ...
   char description[256]; // hardware and libraries, for the start-up table
   size_t act_bytes, stat_bytes, grad_bytes, master_bytes; // size of one element of each class
-  // Partial results a row of each kind of row statistic: a stat of kind k is [parts_k, M].
-  // Consumers add up.
+  // A row statistic of kind k is [parts_k, max_tokens]: the producer leaves that many partial
+  // results a row, and the consumer adds them up. Row m of a call is element m of each part, so a
+  // pointer to row m0 serves the rows from m0 on.
   struct {
-    int64_t sumsq;   // sums of squares of a [M, D] residual stream
-    int64_t gate_up; // s at z [M, 2F]
-    int64_t qkv;     // s at qkv [M, R]
-    int64_t logits;  // s at the logits [M, V], and (max, sum-exp) pairs: [2, parts, M]
+    int64_t sumsq;   // sums of squares of a residual stream's row [D]
+    int64_t gate_up; // s at z [2F]
+    int64_t qkv;     // s at qkv [R]
+    int64_t logits;  // s at the logits [V]; and for lse, [2, parts, max_tokens]: maxima, then sums
+                     // of exp
   } parts;
+  int64_t max_tokens;     // of OpsConfig
+  size_t workspace_bytes; // what the backend holds for itself
 
   void (*destroy)(Backend *be);
 
@@ -102,7 +106,7 @@ struct Backend {
 
   // ---- Forward
   // x[m] = E[tokens[m]]; sumsq of x.
-  //   tokens [M] int32 in, E [V, D] in, x [M, D] out, sumsq [parts.sumsq, M] out
+  //   tokens [M] int32 in, E [V, D] in, x [M, D] out, sumsq [parts.sumsq, max_tokens] out
   void (*embed)(Backend *be, int64_t M, const int32_t *tokens, const act_t *E, act_t *x,
                 stat_t *sumsq);
   // qkv = r * (x W'^T); q and k heads rotated by RoPE at position first + m % T.
@@ -117,7 +121,8 @@ struct Backend {
   void (*attention_decode)(Backend *be, int64_t T, int64_t rows, const act_t *qkv, act_t *o);
   // out = x + a W^T; sumsq of out as stored. Serves the attention output and the MLP's down
   // projection.
-  //   a [M, K] in, W [D, K] in, x [M, D] in, out [M, D] out (not x), sumsq [parts.sumsq, M] out
+  //   a [M, K] in, W [D, K] in, x [M, D] in, out [M, D] out (not x), sumsq [parts.sumsq,
+  //   max_tokens] out
   void (*residual)(Backend *be, int64_t M, int64_t K, const act_t *a, const act_t *W,
                    const act_t *x, act_t *out, stat_t *sumsq);
   // z = r * (x W'^T); y = silu(gate) * up over the column pairs of z.
@@ -127,7 +132,8 @@ struct Backend {
   // logits = r * (x W'^T); where lse is not NULL also the row's partial (max, sum-exp) and the
   // target's logit.
   //   x [M, D] in, sumsq in, W [V, D] in (folded), targets [M] int32 in,
-  //   logits [M, V] out, lse [2, parts.logits, M] out or NULL, target_logit [M] out or NULL
+  //   logits [M, V] out, lse [2, parts.logits, max_tokens] out or NULL, target_logit [M] out or
+  //   NULL
   void (*lm_head)(Backend *be, int64_t M, const act_t *x, const stat_t *sumsq, const act_t *W,
                   const int32_t *targets, act_t *logits, stat_t *lse, stat_t *target_logit);
   // Adds scale * sum over m of (log-sum-exp - target logit) to the loss of the running step. Reads
@@ -136,11 +142,12 @@ struct Backend {
 
   // ---- Backward
   // dlogits' = r * scale * (softmax(logits) - onehot(target)), in place; s.
-  //   logits [M, V] in, out; lse as lm_head left it; sumsq of lm_head's x; s [parts.logits, M] out
+  //   logits [M, V] in, out; lse as lm_head left it; sumsq of lm_head's x; s [parts.logits,
+  //   max_tokens] out
   void (*loss_backward)(Backend *be, int64_t M, act_t *logits, const stat_t *lse,
                         const int32_t *targets, const stat_t *sumsq, double scale, stat_t *s);
   // dx = dz' W' - (r / D) s x + residual. Serves lm_head, gate_up and qkv.
-  //   dz [M, N] in, W [N, D] in (folded), x [M, D] in, sumsq of x in, s [parts_s, M] in,
+  //   dz [M, N] in, W [N, D] in (folded), x [M, D] in, sumsq of x in, s [parts_s, max_tokens] in,
   //   residual [M, D] in or NULL (none), dx [M, D] out (may be residual itself)
   void (*norm_dgrad)(Backend *be, int64_t M, int64_t N, const act_t *dz, const act_t *W,
                      const act_t *x, const stat_t *sumsq, const stat_t *s, int64_t parts_s,
@@ -148,8 +155,8 @@ struct Backend {
   // SwiGLU backward on top of down's dgrad: dy = dx W; dz' = r * (dy d(silu(gate) up)); s = row sum
   // of dz' z.
   //   dx [M, D] in, W [D, F] in, z [M, 2F] in, sumsq of gate_up's x in,
-  //   dz [M, 2F] out (may be z), s [parts.gate_up, M] out, y [M, F] out again, or NULL where the
-  //   forward's is kept
+  //   dz [M, 2F] out (may be z), s [parts.gate_up, max_tokens] out, y [M, F] out again, or NULL
+  //   where the forward's is kept
   void (*down_dgrad)(Backend *be, int64_t M, const act_t *dx, const act_t *W, const act_t *z,
                      const stat_t *sumsq, act_t *dz, stat_t *s, act_t *y);
   // da = dy W, the plain dgrad of the attention output projection.
@@ -160,7 +167,7 @@ struct Backend {
                              const stat_t *lse, const act_t *do_, act_t *dqkv);
   // Rotates dq and dk back and multiplies all by r; s = row sum of dqkv' qkv (a rotation keeps the
   // product).
-  //   dqkv [M, R] in, out; qkv [M, R] in; sumsq of qkv's x in; s [parts.qkv, M] out
+  //   dqkv [M, R] in, out; qkv [M, R] in; sumsq of qkv's x in; s [parts.qkv, max_tokens] out
   void (*rope_backward)(Backend *be, int64_t M, int64_t T, act_t *dqkv, const act_t *qkv,
                         const stat_t *sumsq, stat_t *s);
   // dW = dz^T x, or += where accumulate.

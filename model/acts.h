@@ -8,7 +8,7 @@
 // What one layer leaves for its backward.
 typedef struct LayerActs {
   act_t *x;        // [M, D]  residual stream into the layer
-  stat_t *x_sumsq; // [parts.sumsq, M]
+  stat_t *x_sumsq; // [parts.sumsq, max_tokens]
   act_t *qkv;      // [M, R]  after RoPE
   act_t *o;        // [M, H d]
   stat_t *lse;     // [B, H, T]
@@ -21,18 +21,18 @@ typedef struct LayerActs {
 typedef struct Acts {
   LayerActs *layers;    // [L]
   act_t *x_final;       // [M, D]
-  stat_t *final_sumsq;  // [parts.sumsq, M]
+  stat_t *final_sumsq;  // [parts.sumsq, max_tokens]
   act_t *logits;        // [M / chunks, V], dlogits in place
-  stat_t *lse;          // [2, parts.logits, M / chunks]
+  stat_t *logits_lse;   // [2, parts.logits, max_tokens]
   stat_t *target_logit; // [M / chunks]
-  // Backward, shared by all layers
-  act_t *dx;       // [M, D]  gradient of the residual stream
-  act_t *dz;       // [M, 2F]
-  act_t *da;       // [M, H d] gradient of the attention output
-  act_t *dqkv;     // [M, R]
-  stat_t *s;       // [max parts, M]
-  int32_t *tokens; // [M] inputs and targets of the micro-batch
-  int32_t *targets;
+  // Backward, shared by all layers. The gradient of z takes z's place.
+  act_t *dx;   // [M, D]  gradient of the residual stream
+  act_t *da;   // [M, H d] gradient of the attention output
+  act_t *dqkv; // [M, R]
+  stat_t *s;   // [largest parts, max_tokens]
+  // The micro-batch
+  int32_t *tokens;  // [M]
+  int32_t *targets; // [M]
 } Acts;
 
 enum { PLAN_MAX_ITEMS = 32 };
@@ -48,6 +48,7 @@ typedef struct MemoryPlan {
   int count;
   PlanItem items[PLAN_MAX_ITEMS];
   size_t params_bytes, grads_bytes, acts_bytes; // the three allocations
+  size_t workspace_bytes;                       // what the backend holds for itself
   size_t total_bytes;
 } MemoryPlan;
 
@@ -64,6 +65,14 @@ void memory_plan(MemoryPlan *plan, const ModelConfig *model, const RunShape *sha
                  const Backend *be);
 void memory_plan_print(const MemoryPlan *plan);
 
-// Lays the activations out in one block: with block = NULL only counts. Returns the bytes used.
+// Each lays one class of buffers out in a block, sets the pointers, and books them in the plan
+// (NULL: nowhere). With block = NULL they only count. They return the bytes used. Gradients exist
+// in a training run only.
+size_t params_layout(ParamTensor *tensors, const ModelConfig *model, const RunShape *shape,
+                     const Backend *be, char *block, MemoryPlan *plan);
+// tensors: as params_layout left them.
+size_t grads_layout(ParamTensor *tensors, const ModelConfig *model, const RunShape *shape,
+                    const Backend *be, char *block, MemoryPlan *plan);
+// acts->layers: [num_hidden_layers], the caller's.
 size_t acts_layout(Acts *acts, const ModelConfig *model, const RunShape *shape, const Backend *be,
                    char *block, MemoryPlan *plan);

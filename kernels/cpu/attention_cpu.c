@@ -1,0 +1,141 @@
+// Causal attention in blocks of query rows, so that the scores never exist at once and the masked
+// half is mostly skipped.
+#include "kernels/cpu/cpu.h"
+
+#include <math.h>
+#include <omp.h>
+#include <string.h>
+
+enum { QUERY_BLOCK = 64 };
+
+// Two score blocks (P and dP) and the block's row sums of do * o.
+size_t cpu_attention_scratch(int64_t T) {
+  return (size_t)(2 * QUERY_BLOCK * T + QUERY_BLOCK);
+}
+
+static real *thread_scratch(const Cpu *cpu) {
+  return cpu->scratch + (size_t)omp_get_thread_num() * cpu->scratch_per_thread;
+}
+
+// scores[i, j] = scale * q[i] . k[j] for i < rows, j < keys; q and k have row stride R.
+static void block_scores(const OpsConfig *c, int64_t rows, int64_t keys, const real *q,
+                         const real *k, real *scores) {
+  const real scale = 1 / real_sqrt((real)c->d);
+  const int64_t R = packed_width(c);
+  gemm_nt(rows, keys, c->d, scale, q, R, k, R, 0, scores, keys);
+}
+
+// Queries [first, T) of one head. q, k, v point at the head's columns of row 0 (stride R); o at its
+// columns of the row of query `first` (stride H d); lse [T] or NULL.
+static void head_forward(const Cpu *cpu, int64_t T, int64_t first, const real *q, const real *k,
+                         const real *v, real *o, real *lse) {
+  const OpsConfig *c = &cpu->config;
+  const int64_t R = packed_width(c), o_stride = c->H * c->d;
+  real *p = thread_scratch(cpu);
+  for (int64_t q0 = first; q0 < T; q0 += QUERY_BLOCK) {
+    const int64_t rows = T - q0 < QUERY_BLOCK ? T - q0 : QUERY_BLOCK, keys = q0 + rows;
+    block_scores(c, rows, keys, q + q0 * R, k, p);
+    for (int64_t i = 0; i < rows; i++) {
+      real *row = p + i * keys;
+      const int64_t seen = q0 + i + 1;
+      real largest = -INFINITY, sum = 0;
+      for (int64_t j = 0; j < seen; j++)
+        if (row[j] > largest) largest = row[j];
+      for (int64_t j = 0; j < seen; j++) {
+        row[j] = real_exp(row[j] - largest);
+        sum += row[j];
+      }
+      for (int64_t j = 0; j < seen; j++) row[j] /= sum;
+      for (int64_t j = seen; j < keys; j++) row[j] = 0;
+      if (lse) lse[q0 + i] = largest + real_log(sum);
+    }
+    gemm_nn(rows, c->d, keys, 1, p, keys, v, R, 0, o + (q0 - first) * o_stride, o_stride);
+  }
+}
+
+void cpu_attention(Backend *be, int64_t B, int64_t T, const act_t *qkv_, act_t *o_, stat_t *lse_) {
+  const Cpu *cpu = cpu_of(be);
+  const OpsConfig *c = &cpu->config;
+  const int64_t R = packed_width(c), group = c->H / c->KV;
+  const real *qkv = qkv_;
+  real *o = o_, *lse = lse_;
+#pragma omp parallel for collapse(2) schedule(static)
+  for (int64_t b = 0; b < B; b++)
+    for (int64_t h = 0; h < c->H; h++) {
+      const real *row = qkv + b * T * R;
+      head_forward(cpu, T, 0, row + h * c->d, row + (c->H + h / group) * c->d,
+                   row + (c->H + c->KV + h / group) * c->d, o + b * T * c->H * c->d + h * c->d,
+                   lse + (b * c->H + h) * T);
+    }
+}
+
+void cpu_attention_decode(Backend *be, int64_t T, int64_t rows, const act_t *qkv_, act_t *o_) {
+  const Cpu *cpu = cpu_of(be);
+  const OpsConfig *c = &cpu->config;
+  const int64_t group = c->H / c->KV;
+  const real *qkv = qkv_;
+  real *o = o_;
+#pragma omp parallel for schedule(static)
+  for (int64_t h = 0; h < c->H; h++)
+    head_forward(cpu, T, T - rows, qkv + h * c->d, qkv + (c->H + h / group) * c->d,
+                 qkv + (c->H + c->KV + h / group) * c->d, o + h * c->d, NULL);
+}
+
+// One query head's share; dk and dv are added to.
+static void head_backward(const Cpu *cpu, int64_t T, const real *q, const real *k, const real *v,
+                          const real *o, const real *lse, const real *do_, real *dq, real *dk,
+                          real *dv) {
+  const OpsConfig *c = &cpu->config;
+  const int64_t R = packed_width(c), o_stride = c->H * c->d, d = c->d;
+  const real scale = 1 / real_sqrt((real)d);
+  real *p = thread_scratch(cpu), *ds = p + QUERY_BLOCK * T, *delta = ds + QUERY_BLOCK * T;
+  for (int64_t q0 = 0; q0 < T; q0 += QUERY_BLOCK) {
+    const int64_t rows = T - q0 < QUERY_BLOCK ? T - q0 : QUERY_BLOCK, keys = q0 + rows;
+    const real *do_block = do_ + q0 * o_stride, *o_block = o + q0 * o_stride;
+    block_scores(c, rows, keys, q + q0 * R, k, p);
+    gemm_nt(rows, keys, d, 1, do_block, o_stride, v, R, 0, ds, keys); // dP
+    for (int64_t i = 0; i < rows; i++) {
+      delta[i] = 0;
+      for (int64_t e = 0; e < d; e++)
+        delta[i] += do_block[i * o_stride + e] * o_block[i * o_stride + e];
+      real *p_row = p + i * keys, *ds_row = ds + i * keys;
+      const int64_t seen = q0 + i + 1;
+      for (int64_t j = 0; j < seen; j++) {
+        p_row[j] = real_exp(p_row[j] - lse[q0 + i]);
+        ds_row[j] = p_row[j] * (ds_row[j] - delta[i]);
+      }
+      for (int64_t j = seen; j < keys; j++) p_row[j] = ds_row[j] = 0;
+    }
+    gemm_tn(keys, d, rows, 1, p, keys, do_block, o_stride, 1, dv, R);
+    gemm_tn(keys, d, rows, scale, ds, keys, q + q0 * R, R, 1, dk, R);
+    gemm_nn(rows, d, keys, scale, ds, keys, k, R, 0, dq + q0 * R, R);
+  }
+}
+
+void cpu_attention_backward(Backend *be, int64_t B, int64_t T, const act_t *qkv_, const act_t *o_,
+                            const stat_t *lse_, const act_t *do_out, act_t *dqkv_) {
+  const Cpu *cpu = cpu_of(be);
+  const OpsConfig *c = &cpu->config;
+  const int64_t R = packed_width(c), group = c->H / c->KV, d = c->d;
+  const real *qkv = qkv_, *o = o_, *lse = lse_, *do_ = do_out;
+  real *dqkv = dqkv_;
+  // A key/value head and its group of query heads belong to one thread, which adds up dk and dv in
+  // head order.
+#pragma omp parallel for collapse(2) schedule(static)
+  for (int64_t b = 0; b < B; b++)
+    for (int64_t g = 0; g < c->KV; g++) {
+      const real *row = qkv + b * T * R;
+      real *drow = dqkv + b * T * R;
+      const int64_t k_column = (c->H + g) * d, v_column = (c->H + c->KV + g) * d;
+      for (int64_t t = 0; t < T; t++) {
+        memset(drow + t * R + k_column, 0, (size_t)d * sizeof(real));
+        memset(drow + t * R + v_column, 0, (size_t)d * sizeof(real));
+      }
+      for (int64_t h = g * group; h < (g + 1) * group; h++) {
+        const int64_t o_at = b * T * c->H * d + h * d;
+        head_backward(cpu, T, row + h * d, row + k_column, row + v_column, o + o_at,
+                      lse + (b * c->H + h) * T, do_ + o_at, drow + h * d, drow + k_column,
+                      drow + v_column);
+      }
+    }
+}

@@ -1,0 +1,123 @@
+#include "kernels/cpu/cpu.h"
+
+#include <string.h>
+
+static real dot(const real *a, const real *b, int64_t n) {
+  real sum = 0;
+#pragma omp simd reduction(+ : sum)
+  for (int64_t i = 0; i < n; i++) sum += a[i] * b[i];
+  return sum;
+}
+
+void cpu_loss_backward(Backend *be, int64_t M, act_t *logits_, const stat_t *lse_,
+                       const int32_t *targets, const stat_t *sumsq, double scale, stat_t *s_) {
+  const OpsConfig *c = &cpu_of(be)->config;
+  const int64_t V = c->V;
+  real *logits = logits_, *s = s_;
+  const real *lse = lse_;
+#pragma omp parallel for schedule(static)
+  for (int64_t m = 0; m < M; m++) {
+    const real factor = row_rstd(c, sumsq, m) * (real)scale;
+    const real largest = lse[m], per_sum = 1 / lse[c->max_tokens + m];
+    real *row = logits + m * V;
+    real product = 0;
+    for (int64_t v = 0; v < V; v++) {
+      const real z = row[v];
+      const real p = real_exp(z - largest) * per_sum;
+      row[v] = factor * (v == targets[m] ? p - 1 : p);
+      product += row[v] * z;
+    }
+    s[m] = product;
+  }
+}
+
+void cpu_norm_dgrad(Backend *be, int64_t M, int64_t N, const act_t *dz, const act_t *W,
+                    const act_t *x_, const stat_t *sumsq, const stat_t *s_, int64_t parts_s,
+                    const act_t *residual, act_t *dx_) {
+  const OpsConfig *c = &cpu_of(be)->config;
+  const int64_t D = c->D;
+  const real *x = x_, *s = s_;
+  real *dx = dx_;
+  (void)parts_s; // always 1 here
+  if (residual && residual != dx_) memcpy(dx, residual, (size_t)(M * D) * sizeof(real));
+  gemm_nn(M, D, N, 1, dz, N, W, D, residual ? 1 : 0, dx, D);
+#pragma omp parallel for schedule(static)
+  for (int64_t m = 0; m < M; m++) {
+    const real factor = row_rstd(c, sumsq, m) / (real)D * s[m];
+    for (int64_t k = 0; k < D; k++) dx[m * D + k] -= factor * x[m * D + k];
+  }
+}
+
+void cpu_down_dgrad(Backend *be, int64_t M, const act_t *dx, const act_t *W, const act_t *z_,
+                    const stat_t *sumsq, act_t *dz_, stat_t *s_, act_t *y_) {
+  Cpu *cpu = cpu_of(be);
+  const OpsConfig *c = &cpu->config;
+  const int64_t F = c->F;
+  const real *z = z_;
+  real *dz = dz_, *s = s_, *y = y_, *dy = cpu->dy;
+  gemm_nn(M, F, c->D, 1, dx, c->D, W, F, 0, dy, F);
+#pragma omp parallel for schedule(static)
+  for (int64_t m = 0; m < M; m++) {
+    const real r = row_rstd(c, sumsq, m);
+    real product = 0;
+    for (int64_t p = 0; p < F; p++) {
+      const int64_t f = feature_of_pair(p, F), at = m * 2 * F + 2 * p;
+      const real gate = z[at], up = z[at + 1];
+      real dgate, dup;
+      swiglu_backward(gate, up, dy[m * F + f], &dgate, &dup);
+      dz[at] = r * dgate;
+      dz[at + 1] = r * dup;
+      product += dz[at] * gate + dz[at + 1] * up;
+      if (y) y[m * F + f] = swiglu(gate, up);
+    }
+    s[m] = product;
+  }
+}
+
+void cpu_dgrad(Backend *be, int64_t M, int64_t K, const act_t *dy, const act_t *W, act_t *da) {
+  const int64_t D = cpu_of(be)->config.D;
+  gemm_nn(M, K, D, 1, dy, D, W, K, 0, da, K);
+}
+
+void cpu_rope_backward(Backend *be, int64_t M, int64_t T, act_t *dqkv_, const act_t *qkv_,
+                       const stat_t *sumsq, stat_t *s_) {
+  const Cpu *cpu = cpu_of(be);
+  const OpsConfig *c = &cpu->config;
+  const int64_t R = packed_width(c), rotated = (c->H + c->KV) * c->d, half = c->d / 2;
+  real *dqkv = dqkv_, *s = s_;
+  const real *qkv = qkv_;
+#pragma omp parallel for schedule(static)
+  for (int64_t m = 0; m < M; m++) {
+    const real r = row_rstd(c, sumsq, m);
+    const real *angle = cpu->rope + m % T * half * 2;
+    real *row = dqkv + m * R;
+    for (int64_t i = 0; i < R; i++) row[i] *= r;
+    s[m] = dot(row, qkv + m * R, R);
+    for (int64_t head = 0; head < rotated; head += c->d)
+      for (int64_t j = 0; j < half; j++)
+        rope_rotate(row + head + 2 * j, row + head + 2 * j + 1, angle[2 * j], -angle[2 * j + 1]);
+  }
+}
+
+void cpu_wgrad(Backend *be, int64_t M, int64_t N, int64_t K, const act_t *dz, const act_t *x,
+               grad_t *dW, bool accumulate) {
+  (void)be;
+  gemm_tn(N, K, M, 1, dz, N, x, K, accumulate ? 1 : 0, dW, K);
+}
+
+void cpu_embed_backward(Backend *be, int64_t M, const int32_t *tokens, const act_t *dx_,
+                        grad_t *dE_, bool accumulate) {
+  const OpsConfig *c = &cpu_of(be)->config;
+  const int64_t D = c->D, slice = 64;
+  const real *dx = dx_;
+  real *dE = dE_;
+  if (!accumulate) memset(dE, 0, (size_t)(c->V * D) * sizeof(real));
+    // Threads share out the columns, so that each sum runs over the tokens in order, whatever the
+    // number of threads.
+#pragma omp parallel for schedule(static)
+  for (int64_t k0 = 0; k0 < D; k0 += slice) {
+    const int64_t k1 = k0 + slice < D ? k0 + slice : D;
+    for (int64_t m = 0; m < M; m++)
+      for (int64_t k = k0; k < k1; k++) dE[tokens[m] * D + k] += dx[m * D + k];
+  }
+}

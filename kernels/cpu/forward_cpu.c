@@ -1,0 +1,104 @@
+#include "kernels/cpu/cpu.h"
+
+#include <math.h>
+#include <string.h>
+
+static real row_sum_of_squares(const real *x, int64_t n) {
+  real sum = 0;
+#pragma omp simd reduction(+ : sum)
+  for (int64_t i = 0; i < n; i++) sum += x[i] * x[i];
+  return sum;
+}
+
+void cpu_embed(Backend *be, int64_t M, const int32_t *tokens, const act_t *E_, act_t *x_,
+               stat_t *sumsq_) {
+  const int64_t D = cpu_of(be)->config.D;
+  const real *E = E_;
+  real *x = x_, *sumsq = sumsq_;
+#pragma omp parallel for schedule(static)
+  for (int64_t m = 0; m < M; m++) {
+    memcpy(x + m * D, E + tokens[m] * D, (size_t)D * sizeof(real));
+    sumsq[m] = row_sum_of_squares(x + m * D, D);
+  }
+}
+
+void cpu_qkv(Backend *be, int64_t M, int64_t T, int64_t first, const act_t *x, const stat_t *sumsq,
+             const act_t *W, act_t *qkv_) {
+  const Cpu *cpu = cpu_of(be);
+  const OpsConfig *c = &cpu->config;
+  const int64_t R = packed_width(c), rotated = (c->H + c->KV) * c->d, half = c->d / 2;
+  real *qkv = qkv_;
+  gemm_nt(M, R, c->D, 1, x, c->D, W, c->D, 0, qkv, R);
+#pragma omp parallel for schedule(static)
+  for (int64_t m = 0; m < M; m++) {
+    const real r = row_rstd(c, sumsq, m);
+    const real *angle = cpu->rope + (first + m % T) * half * 2;
+    real *row = qkv + m * R;
+    for (int64_t i = 0; i < R; i++) row[i] *= r;
+    for (int64_t head = 0; head < rotated; head += c->d)
+      for (int64_t j = 0; j < half; j++)
+        rope_rotate(row + head + 2 * j, row + head + 2 * j + 1, angle[2 * j], angle[2 * j + 1]);
+  }
+}
+
+void cpu_residual(Backend *be, int64_t M, int64_t K, const act_t *a, const act_t *W, const act_t *x,
+                  act_t *out_, stat_t *sumsq_) {
+  const int64_t D = cpu_of(be)->config.D;
+  real *out = out_, *sumsq = sumsq_;
+  memcpy(out, x, (size_t)(M * D) * sizeof(real));
+  gemm_nt(M, D, K, 1, a, K, W, K, 1, out, D);
+#pragma omp parallel for schedule(static)
+  for (int64_t m = 0; m < M; m++) sumsq[m] = row_sum_of_squares(out + m * D, D);
+}
+
+void cpu_gate_up(Backend *be, int64_t M, const act_t *x, const stat_t *sumsq, const act_t *W,
+                 act_t *z_, act_t *y_) {
+  const OpsConfig *c = &cpu_of(be)->config;
+  const int64_t F = c->F;
+  real *z = z_, *y = y_;
+  gemm_nt(M, 2 * F, c->D, 1, x, c->D, W, c->D, 0, z, 2 * F);
+#pragma omp parallel for schedule(static)
+  for (int64_t m = 0; m < M; m++) {
+    const real r = row_rstd(c, sumsq, m);
+    real *row = z + m * 2 * F;
+    for (int64_t p = 0; p < F; p++) {
+      row[2 * p] *= r;
+      row[2 * p + 1] *= r;
+      y[m * F + feature_of_pair(p, F)] = swiglu(row[2 * p], row[2 * p + 1]);
+    }
+  }
+}
+
+void cpu_lm_head(Backend *be, int64_t M, const act_t *x, const stat_t *sumsq, const act_t *W,
+                 const int32_t *targets, act_t *logits_, stat_t *lse_, stat_t *target_logit_) {
+  const OpsConfig *c = &cpu_of(be)->config;
+  const int64_t V = c->V;
+  real *logits = logits_, *lse = lse_, *target_logit = target_logit_;
+  gemm_nt(M, V, c->D, 1, x, c->D, W, c->D, 0, logits, V);
+#pragma omp parallel for schedule(static)
+  for (int64_t m = 0; m < M; m++) {
+    const real r = row_rstd(c, sumsq, m);
+    real *row = logits + m * V;
+    real largest = -INFINITY;
+    for (int64_t v = 0; v < V; v++) {
+      row[v] *= r;
+      if (row[v] > largest) largest = row[v];
+    }
+    if (!lse) continue;
+    real sum = 0;
+    for (int64_t v = 0; v < V; v++) sum += real_exp(row[v] - largest);
+    lse[m] = largest;
+    lse[c->max_tokens + m] = sum;
+    target_logit[m] = row[targets[m]];
+  }
+}
+
+void cpu_loss(Backend *be, int64_t M, const stat_t *lse_, const stat_t *target_logit_,
+              double scale) {
+  Cpu *cpu = cpu_of(be);
+  const real *lse = lse_, *target_logit = target_logit_;
+  double sum = 0;
+  for (int64_t m = 0; m < M; m++)
+    sum += (double)lse[m] + log((double)lse[cpu->config.max_tokens + m]) - (double)target_logit[m];
+  cpu->step.loss += scale * sum;
+}

@@ -1,0 +1,65 @@
+// The arithmetic of the epilogue programs, one definition for every implementation: C on the host
+// and, later, the same functions on the device. `real` is fp32; a test build makes it fp64.
+#pragma once
+#include <math.h>
+#include <stdint.h>
+
+#ifdef __CUDACC__
+#define HOST_DEVICE __host__ __device__
+#else
+#define HOST_DEVICE
+#endif
+
+#ifdef REAL_IS_DOUBLE
+typedef double real;
+#define real_exp exp
+#define real_log log
+#define real_sqrt sqrt
+#else
+typedef float real;
+#define real_exp expf
+#define real_log logf
+#define real_sqrt sqrtf
+#endif
+
+// r of RMSNorm from the row's sum of squares: 1 / sqrt(sumsq / D + eps). arXiv 1910.07467.
+static inline HOST_DEVICE real rms_rstd(real sumsq, int64_t D, real eps) {
+  return 1 / real_sqrt(sumsq / (real)D + eps);
+}
+
+// silu(gate) * up, silu(g) = g / (1 + exp(-g)). arXiv 2002.05202.
+static inline HOST_DEVICE real swiglu(real gate, real up) {
+  return gate / (1 + real_exp(-gate)) * up;
+}
+
+// Gradients of y = swiglu(gate, up) for dy.
+static inline HOST_DEVICE void swiglu_backward(real gate, real up, real dy, real *dgate,
+                                               real *dup) {
+  const real sigmoid = 1 / (1 + real_exp(-gate));
+  const real silu = gate * sigmoid;
+  *dgate = dy * up * (sigmoid + silu * (1 - sigmoid));
+  *dup = dy * silu;
+}
+
+// Rotates the pair (a, b) by the angle whose cosine and sine are given; the sign as in Hugging
+// Face's rotate_half. The inverse rotation has -sin. arXiv 2104.09864.
+static inline HOST_DEVICE void rope_rotate(real *a, real *b, real cosine, real sine) {
+  const real x = *a, y = *b;
+  *a = x * cosine - y * sine;
+  *b = y * cosine + x * sine;
+}
+
+// Which pair of z's columns (2 pair: gate, 2 pair + 1: up) holds feature f of F, and back. Inside
+// each whole group of 8, pair i holds feature 0 2 4 6 1 3 5 7: then the thread of a GEMM epilogue
+// that holds the fragments of z holds exactly the pair of y that it has to store. A last group of
+// fewer than 8 is in natural order.
+static inline HOST_DEVICE int64_t pair_of_feature(int64_t f, int64_t F) {
+  const int64_t group = f - f % 8, j = f % 8;
+  if (group + 8 > F) return f;
+  return group + (j % 2 == 0 ? j / 2 : 4 + j / 2);
+}
+static inline HOST_DEVICE int64_t feature_of_pair(int64_t p, int64_t F) {
+  const int64_t group = p - p % 8, i = p % 8;
+  if (group + 8 > F) return p;
+  return group + (i < 4 ? 2 * i : 2 * i - 7);
+}

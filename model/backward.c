@@ -1,0 +1,56 @@
+// The backward pass: model/forward.c reversed. dx holds the gradient of the residual stream, passed
+// down in place.
+#include "model/llama.h"
+#include "model/step.h"
+
+static void layer_backward(Llama *llama, int l, bool accumulate) {
+  Backend *be = llama->be;
+  const int64_t B = llama->shape.batch, T = llama->shape.seq, M = B * T;
+  const int64_t D = llama->config.hidden_size, F = llama->config.intermediate_size,
+                d = llama->config.head_dim;
+  const int64_t Hd = llama->config.num_attention_heads * d,
+                R = Hd + 2 * llama->config.num_key_value_heads * d;
+  const LayerWeights w = layer_weights(llama, l);
+  const LayerActs *a = &llama->acts.layers[l];
+  act_t *dx = llama->acts.dx, *da = llama->acts.da, *dqkv = llama->acts.dqkv, *dz = a->z;
+  stat_t *s = llama->acts.s;
+
+  be->wgrad(be, M, D, F, dx, a->y, w.down->grad, accumulate);
+  be->down_dgrad(be, M, dx, w.down->compute, a->z, a->x1_sumsq, dz, s, NULL);
+  be->wgrad(be, M, 2 * F, D, dz, a->x1, w.gate_up->grad_folded, accumulate);
+  be->norm_dgrad(be, M, 2 * F, dz, w.gate_up->folded, a->x1, a->x1_sumsq, s, be->parts.gate_up, dx,
+                 dx);
+
+  be->wgrad(be, M, D, Hd, dx, a->o, w.out->grad, accumulate);
+  be->dgrad(be, M, Hd, dx, w.out->compute, da);
+  be->attention_backward(be, B, T, a->qkv, a->o, a->lse, da, dqkv);
+  be->rope_backward(be, M, T, dqkv, a->qkv, a->x_sumsq, s);
+  be->wgrad(be, M, R, D, dqkv, a->x, w.qkv->grad_folded, accumulate);
+  be->norm_dgrad(be, M, R, dqkv, w.qkv->folded, a->x, a->x_sumsq, s, be->parts.qkv, dx, dx);
+}
+
+// The chunk's dlogits take the place of its logits; its rows of dx start the backward.
+static void head_backward(Llama *llama, const HeadChunk *h, double scale, bool accumulate) {
+  Backend *be = llama->be;
+  Acts *a = &llama->acts;
+  const int64_t D = llama->config.hidden_size, V = llama->config.vocab_size;
+  be->loss_backward(be, h->M, a->logits, a->logits_lse, h->targets, h->sumsq, scale, a->s);
+  be->wgrad(be, h->M, V, D, a->logits, h->x, h->weight->grad_folded, accumulate);
+  be->norm_dgrad(be, h->M, V, a->logits, h->weight->folded, h->x, h->sumsq, a->s, be->parts.logits,
+                 NULL, h->dx);
+}
+
+void llama_loss_backward(Llama *llama, double scale, bool accumulate) {
+  Backend *be = llama->be;
+  const int64_t M = llama->shape.batch * llama->shape.seq;
+  const double per_token = scale / (double)M;
+  for (int64_t c = 0; c < llama->shape.loss_chunks; c++) {
+    const HeadChunk h = head_chunk(llama, c);
+    head_forward(llama, &h, per_token);
+    head_backward(llama, &h, per_token, accumulate || c > 0);
+  }
+  for (int l = (int)llama->config.num_hidden_layers - 1; l >= 0; l--)
+    layer_backward(llama, l, accumulate);
+  const ParamTensor *embed = &llama->tensors[param_index(&llama->config, PARAM_EMBED, -1)];
+  be->embed_backward(be, M, llama->acts.tokens, llama->acts.dx, embed->grad, accumulate);
+}

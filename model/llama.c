@@ -1,0 +1,126 @@
+#include "model/llama.h"
+
+#include <math.h>
+#include <stdlib.h>
+
+#include "base/memory.h"
+#include "model/layout.h"
+
+int llama_create(Llama *llama, const ModelConfig *config, const RunShape *shape, Backend *be,
+                 Error *err) {
+  *llama =
+      (Llama){.config = *config, .shape = *shape, .be = be, .param_count = params_count(config)};
+  llama->info = xcalloc((size_t)llama->param_count, sizeof *llama->info);
+  llama->tensors = xcalloc((size_t)llama->param_count, sizeof *llama->tensors);
+  llama->acts.layers = xcalloc((size_t)config->num_hidden_layers, sizeof *llama->acts.layers);
+  params_table(config, llama->info);
+
+  MemoryPlan plan;
+  memory_plan(&plan, config, shape, be);
+  llama->params_block = be->alloc(be, plan.params_bytes);
+  llama->grads_block = be->alloc(be, plan.grads_bytes);
+  llama->acts_block = be->alloc(be, plan.acts_bytes);
+  if (!llama->params_block || !llama->grads_block || !llama->acts_block) {
+    llama_destroy(llama);
+    return error_set(
+        err,
+        "not enough memory on the %s: the plan needs %s (activations %s); use a smaller "
+        "train.batch_size, more train.loss_chunks or a smaller model",
+        be->name, size_text(plan.total_bytes).text, size_text(plan.acts_bytes).text);
+  }
+  params_layout(llama->tensors, config, shape, be, llama->params_block, NULL);
+  grads_layout(llama->tensors, config, shape, be, llama->grads_block, NULL);
+  acts_layout(&llama->acts, config, shape, be, llama->acts_block, NULL);
+  return 0;
+}
+
+void llama_destroy(Llama *llama) {
+  Backend *be = llama->be;
+  if (llama->params_block) be->release(be, llama->params_block);
+  if (llama->grads_block) be->release(be, llama->grads_block);
+  if (llama->acts_block) be->release(be, llama->acts_block);
+  free(llama->info);
+  free(llama->tensors);
+  free(llama->acts.layers);
+  *llama = (Llama){0};
+}
+
+// Packed values of parameter `param` on the host: its HF tensors' initial values, rows in our
+// order.
+static void init_packed(const ModelConfig *c, uint64_t seed, const HfTensor *list, int count,
+                        int param, float *packed) {
+  for (int i = 0; i < count; i++) {
+    const HfTensor *t = &list[i];
+    if (t->param != param) continue;
+    for (int64_t n = 0; n < t->rows; n++)
+      param_init(c, seed, t->name, t->rank == 1, n * t->cols, t->cols,
+                 packed + layout_packed_row(c, t, n) * t->cols);
+  }
+}
+
+void llama_init_weights(Llama *llama, uint64_t seed) {
+  Backend *be = llama->be;
+  const ModelConfig *c = &llama->config;
+  const int count = hf_tensor_count(c);
+  HfTensor *list = xcalloc((size_t)count, sizeof *list);
+  hf_tensor_list(c, list);
+  for (int i = 0; i < llama->param_count; i++) {
+    const ParamTensor *p = &llama->tensors[i];
+    const int64_t n = p->rows * p->cols;
+    float *packed = xmalloc((size_t)n * sizeof *packed);
+    init_packed(c, seed, list, count, i, packed);
+    be->write_master(be, p->master, packed, n);
+    free(packed);
+    if (!llama->shape.train) continue;
+    be->zero(be, p->m, (size_t)n * be->master_bytes);
+    be->zero(be, p->v, (size_t)n * be->master_bytes);
+  }
+  free(list);
+  be->refresh(be, llama->tensors, llama->param_count);
+}
+
+// llama3: frequencies whose wavelength is longer than original / low_freq_factor are divided by
+// factor, those shorter than original / high_freq_factor are kept, and between the two the blend is
+// linear in original / wavelength.
+static double llama3_scaled(const ModelConfig *c, double frequency) {
+  const double original = (double)c->rope_scaling.original_max_position_embeddings;
+  const double low = c->rope_scaling.low_freq_factor, high = c->rope_scaling.high_freq_factor;
+  const double wavelength = 2 * 3.14159265358979323846 / frequency;
+  if (wavelength < original / high) return frequency;
+  if (wavelength > original / low) return frequency / c->rope_scaling.factor;
+  const double smooth = (original / wavelength - low) / (high - low);
+  return (1 - smooth) * frequency / c->rope_scaling.factor + smooth * frequency;
+}
+
+double *rope_inv_freq(const ModelConfig *c) {
+  const int64_t half = c->head_dim / 2;
+  double *inv_freq = xmalloc((size_t)half * sizeof *inv_freq);
+  for (int64_t j = 0; j < half; j++) {
+    const double frequency = pow(c->rope_theta, -2.0 * (double)j / (double)c->head_dim);
+    inv_freq[j] = c->rope_scaling.type == ROPE_LLAMA3 ? llama3_scaled(c, frequency) : frequency;
+  }
+  return inv_freq;
+}
+
+OpsConfig llama_ops_config(const ModelConfig *c, const RunShape *shape, int64_t max_positions,
+                           int threads) {
+  return (OpsConfig){
+      .D = c->hidden_size,
+      .F = c->intermediate_size,
+      .H = c->num_attention_heads,
+      .KV = c->num_key_value_heads,
+      .d = c->head_dim,
+      .V = c->vocab_size,
+      .max_tokens = shape->batch * shape->seq,
+      .max_positions = max_positions,
+      .rms_norm_eps = (float)c->rms_norm_eps,
+      .inv_freq = rope_inv_freq(c),
+      .threads = threads,
+  };
+}
+
+void llama_load_batch(Llama *llama, const int32_t *tokens, const int32_t *targets) {
+  const size_t bytes = (size_t)(llama->shape.batch * llama->shape.seq) * sizeof(int32_t);
+  llama->be->write(llama->be, llama->acts.tokens, tokens, bytes);
+  llama->be->write(llama->be, llama->acts.targets, targets, bytes);
+}

@@ -1,0 +1,183 @@
+// Built in double precision: every parameter tensor's gradient against central differences of the
+// loss, along random directions and single elements, for grouped queries, tied and untied
+// embeddings, odd sizes and llama3 RoPE scaling.
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "base/memory.h"
+#include "base/rng.h"
+#include "kernels/program_math.h"
+#include "model/llama.h"
+
+enum { DIRECTIONS = 3, ELEMENTS = 8 };
+static const double STEP = 1e-5;
+static const double BOUND =
+    1e-6; // observed: below 7e-8, the differences' own error at this step
+
+typedef struct Case {
+  ModelConfig model;
+  int64_t B, T, chunks;
+} Case;
+
+static void randomise(Llama *llama, uint64_t seed) {
+  for (int i = 0; i < llama->param_count; i++) {
+    const ParamTensor *p = &llama->tensors[i];
+    real *w = p->master;
+    for (int64_t k = 0; k < p->rows * p->cols; k++)
+      w[k] = (p->rows == 1 ? 1.0 : 0.0) + 0.3 * rng_normal(seed + (uint64_t)i, (uint64_t)k);
+  }
+  llama->be->refresh(llama->be, llama->tensors, llama->param_count);
+}
+
+static double loss_of(Llama *llama) {
+  Backend *be = llama->be;
+  be->refresh(be, llama->tensors, llama->param_count);
+  be->step_begin(be);
+  llama_forward(llama);
+  llama_loss(llama, 1);
+  return be->step_result(be).loss;
+}
+
+// d loss / d h of master + h * direction, by the central difference.
+static double difference(Llama *llama, const ParamTensor *p, const double *direction) {
+  const int64_t n = p->rows * p->cols;
+  real *w = p->master;
+  real *saved = xmalloc((size_t)n * sizeof *saved);
+  memcpy(saved, w, (size_t)n * sizeof *saved);
+  double loss[2];
+  for (int side = 0; side < 2; side++) {
+    for (int64_t k = 0; k < n; k++) w[k] = saved[k] + (side ? STEP : -STEP) * direction[k];
+    loss[side] = loss_of(llama);
+  }
+  memcpy(w, saved, (size_t)n * sizeof *saved);
+  free(saved);
+  return (loss[1] - loss[0]) / (2 * STEP);
+}
+
+// Largest error over the probes, relative to the norm of the tensor's gradient (a random +-1
+// direction's derivative has that size).
+static double tensor_error(Llama *llama, int index) {
+  const ParamTensor *p = &llama->tensors[index];
+  const int64_t n = p->rows * p->cols;
+  const real *g = p->grad;
+  double norm = 0, worst = 0;
+  for (int64_t k = 0; k < n; k++) norm += (double)g[k] * (double)g[k];
+  norm = sqrt(norm);
+  assert_true(norm > 1e-6); // a gradient that vanishes would prove nothing
+  double *direction = xmalloc((size_t)n * sizeof *direction);
+  for (int probe = 0; probe < DIRECTIONS + ELEMENTS; probe++) {
+    double expected = 0;
+    const int64_t single = (int64_t)(rng_u64(77, (uint64_t)probe) % (uint64_t)n);
+    for (int64_t k = 0; k < n; k++) {
+      const double sign = rng_u64(99 + (uint64_t)probe, (uint64_t)k) & 1 ? 1 : -1;
+      direction[k] = probe < DIRECTIONS ? sign : k == single;
+      expected += direction[k] * (double)g[k];
+    }
+    const double error = fabs(difference(llama, p, direction) - expected) / norm;
+    if (!(error <= worst)) worst = error;
+  }
+  free(direction);
+  return worst;
+}
+
+static void check_case(const Case *c) {
+  const RunShape shape = {.batch = c->B, .seq = c->T, .loss_chunks = c->chunks, .train = true};
+  const OpsConfig ops = llama_ops_config(&c->model, &shape, c->T, 2);
+  Backend *be = backend_cpu_create(&ops);
+  free((void *)(uintptr_t)ops.inv_freq);
+  Llama llama;
+  Error err;
+  assert_int_equal(be->act_bytes, 8);
+  assert_int_equal(llama_create(&llama, &c->model, &shape, be, &err), 0);
+  randomise(&llama, 5);
+  const int64_t M = c->B * c->T;
+  int32_t *tokens = xmalloc((size_t)M * 2 * sizeof *tokens), *targets = tokens + M;
+  for (int64_t m = 0; m < 2 * M; m++)
+    tokens[m] = (int32_t)(rng_u64(3, (uint64_t)m) % (uint64_t)c->model.vocab_size);
+  llama_load_batch(&llama, tokens, targets);
+
+  // Two accumulated halves of the same batch make one whole, so that accumulation is under test,
+  // too.
+  be->step_begin(be);
+  for (int half = 0; half < 2; half++) {
+    llama_forward(&llama);
+    llama_loss_backward(&llama, 0.5, half > 0);
+  }
+  be->grads_finish(be, llama.tensors, llama.param_count);
+  double worst = 0;
+  for (int i = 0; i < llama.param_count; i++) {
+    const double error = tensor_error(&llama, i);
+    if (!(error <= BOUND))
+      printf("# parameter %d (kind %d, layer %d): %.2e\n", i, (int)llama.info[i].kind,
+             llama.info[i].layer, error);
+    if (!(error <= worst)) worst = error;
+  }
+  printf("# %d tensors, worst relative error %.2e, bound %.0e\n", llama.param_count, worst, BOUND);
+  assert_true(worst <= BOUND);
+  free(tokens);
+  llama_destroy(&llama);
+  be->destroy(be);
+}
+
+static ModelConfig small_model(void) {
+  return (ModelConfig){.hidden_size = 16,
+                       .intermediate_size = 24,
+                       .num_hidden_layers = 2,
+                       .num_attention_heads = 4,
+                       .num_key_value_heads = 2,
+                       .head_dim = 4,
+                       .vocab_size = 19,
+                       .max_position_embeddings = 128,
+                       .rms_norm_eps = 1e-5,
+                       .rope_theta = 10000};
+}
+
+static void grouped_queries_untied(void **state) {
+  (void)state;
+  check_case(&(Case){small_model(), 2, 9, 1});
+}
+
+static void one_kv_head_tied_in_three_loss_chunks(void **state) {
+  (void)state;
+  ModelConfig m = small_model();
+  m.num_key_value_heads = 1;
+  m.tie_word_embeddings = true;
+  check_case(&(Case){m, 3, 5, 3});
+}
+
+static void odd_sizes(void **state) {
+  (void)state;
+  ModelConfig m = small_model();
+  m.hidden_size = 15, m.intermediate_size = 21, m.num_attention_heads = 3,
+  m.num_key_value_heads = 3, m.head_dim = 6;
+  m.vocab_size = 13, m.num_hidden_layers = 1;
+  check_case(&(Case){m, 1, 7, 1});
+}
+
+static void llama3_scaling_over_several_attention_blocks(void **state) {
+  (void)state;
+  ModelConfig m = small_model();
+  m.num_hidden_layers = 1;
+  m.rope_scaling.type = ROPE_LLAMA3;
+  m.rope_scaling.factor = 8, m.rope_scaling.low_freq_factor = 1,
+  m.rope_scaling.high_freq_factor = 4;
+  m.rope_scaling.original_max_position_embeddings = 16;
+  check_case(&(Case){m, 1, 131, 1});
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(grouped_queries_untied),
+      cmocka_unit_test(one_kv_head_tied_in_three_loss_chunks),
+      cmocka_unit_test(odd_sizes),
+      cmocka_unit_test(llama3_scaling_over_several_attention_blocks),
+  };
+  return cmocka_run_group_tests_name("gradcheck_model", tests, NULL, NULL);
+}
