@@ -32,7 +32,7 @@ static int open_for_reading(const char *path, size_t *bytes, Error *err) {
 }
 
 int file_read(const char *path, size_t max_bytes, char **data, size_t *bytes, Error *err) {
-  size_t size;
+  size_t size = 0;
   const int fd = open_for_reading(path, &size, err);
   if (fd < 0) return -1;
   if (size > max_bytes) {
@@ -62,7 +62,7 @@ int file_read(const char *path, size_t max_bytes, char **data, size_t *bytes, Er
 
 int file_map(MappedFile *map, const char *path, Error *err) {
   *map = (MappedFile){NULL, 0};
-  size_t size;
+  size_t size = 0;
   const int fd = open_for_reading(path, &size, err);
   if (fd < 0) return -1;
   if (size > 0) {
@@ -133,6 +133,18 @@ int writer_append(FileWriter *w, const void *data, size_t bytes, Error *err) {
   if (bytes >= WRITER_BUFFER_BYTES) return write_all(w, data, bytes, err);
   memcpy(w->buffer + w->used, data, bytes);
   w->used += bytes;
+  return 0;
+}
+
+int writer_patch(FileWriter *w, uint64_t offset, const void *data, size_t bytes, Error *err) {
+  if (w->fd < 0) {
+    *err = w->error;
+    return -1;
+  }
+  if (writer_flush(w, err) != 0) return -1;
+  if (lseek(w->fd, (off_t)offset, SEEK_SET) < 0) return writer_fail(w, "seek in", err);
+  if (write_all(w, data, bytes, err) != 0) return -1;
+  if (lseek(w->fd, 0, SEEK_END) < 0) return writer_fail(w, "seek in", err);
   return 0;
 }
 

@@ -30,6 +30,8 @@ typedef struct FileWriter {
 } FileWriter;
 int writer_open(FileWriter *w, const char *path, Error *err);
 int writer_append(FileWriter *w, const void *data, size_t bytes, Error *err);
+// Overwrites bytes accepted earlier: [offset, offset + bytes) lies below w->total.
+int writer_patch(FileWriter *w, uint64_t offset, const void *data, size_t bytes, Error *err);
 int writer_finish(FileWriter *w, Error *err);
 void writer_abandon(FileWriter *w); // closes without syncing; safe after finish
 

@@ -3,6 +3,7 @@
 //   of tokens
 // Source of the format: karpathy/llm.c, dev/data/data_common.py and llmc/dataloader.h.
 #pragma once
+#include <stdbool.h>
 #include <stdint.h>
 #include "base/error.h"
 #include "base/file.h"
@@ -12,6 +13,7 @@ typedef struct TokenFile {
   char *path;      // owned
   int64_t count;   // tokens
   int token_bytes; // 2 or 4
+  bool mapped;     // map is ours to unmap; false over a caller's memory
 } TokenFile;
 
 // Maps and validates header and size. The tokens themselves are checked by tokens_check.
@@ -25,8 +27,10 @@ void tokens_read(const TokenFile *file, int64_t first, int64_t count, int32_t *t
 // Every token id < vocab_size? The sentence names file, position and id of the first that is not.
 int tokens_check(const TokenFile *file, int64_t vocab_size, Error *err);
 
-// Writing. The count is filled in at finish; the header's count is an int32, so a file holds at
-// most TOKENS_MAX_COUNT tokens and the caller opens the next shard.
+// Writing: uint16 tokens where vocab_size allows, else uint32. The count is filled in at finish;
+// the header's count is an int32, so a file holds at most TOKENS_MAX_COUNT tokens (one more is an
+// error) and the caller opens the next shard. After an error or an interruption:
+// token_writer_abandon, and the partial file is the caller's to remove.
 enum { TOKENS_HEADER_BYTES = 1024 };
 #define TOKENS_MAX_COUNT INT32_MAX
 typedef struct TokenWriter {
@@ -37,3 +41,4 @@ typedef struct TokenWriter {
 int token_writer_open(TokenWriter *w, const char *path, int64_t vocab_size, Error *err);
 int token_writer_append(TokenWriter *w, const int32_t *tokens, int64_t count, Error *err);
 int token_writer_finish(TokenWriter *w, Error *err);
+void token_writer_abandon(TokenWriter *w); // safe after finish

@@ -1,0 +1,194 @@
+#include "data/loader.h"
+
+#include <assert.h>
+#include <glob.h>
+#include <inttypes.h>
+#include <stdlib.h>
+
+#include "base/memory.h"
+#include "base/rng.h"
+
+struct Loader {
+  TokenFile *files; // [file_count]
+  int file_count;
+  int64_t *first_window; // [file_count + 1] windows in the files before each; the last is the total
+  int64_t tokens;
+  int64_t batch, seq; // B, T
+  bool shuffle;
+  uint64_t order_key, offset_key; // streams of the windows' order and of the files' offsets
+  uint64_t cursor;
+  int32_t *window; // [T + 1]
+};
+
+// A Feistel network is a bijection for any round function (Luby & Rackoff, SIAM J. Comput. 1988).
+// Its domain is the power of 4 at or above n; positions that land outside [0, n) are mapped again
+// until they land inside (cycle walking: Black & Rogaway, CT-RSA 2002), fewer than 4 times on
+// average.
+uint64_t permute(uint64_t i, uint64_t n, uint64_t key) {
+  assert(i < n);
+  enum { ROUNDS = 8 };
+  int half = 1; // bits
+  while (half < 32 && (n - 1) >> (2 * half)) half++;
+  const uint64_t mask = ((uint64_t)1 << half) - 1;
+  do {
+    uint64_t left = i >> half, right = i & mask;
+    for (uint64_t round = 0; round < ROUNDS; round++) {
+      const uint64_t mixed = left ^ (rng_u64(key + round, right) & mask);
+      left = right;
+      right = mixed;
+    }
+    i = left << half | right;
+  } while (i >= n);
+  return i;
+}
+
+// One window fewer than fit leaves T tokens or more for the offset that shuffling adds.
+static int64_t windows_in(int64_t tokens, int64_t T, bool shuffle) {
+  const int64_t fit = tokens > 0 ? (tokens - 1) / T : 0;
+  return shuffle && fit >= 2 ? fit - 1 : fit;
+}
+
+// The smallest file with that many windows.
+static int64_t tokens_for(int64_t windows, int64_t T, bool shuffle) {
+  return (shuffle && windows >= 2 ? windows + 1 : windows) * T + 1;
+}
+
+// GLOB_NOCHECK gives the pattern itself where nothing matches: a name with brackets, or nothing.
+static int find_files(const char *pattern, glob_t *found, Error *err) {
+  if (path_is_directory(pattern))
+    return error_set(err, "'%s' is a folder: name the token files in it, as in '%s/train-*.bin'",
+                     pattern, pattern);
+  const int status = glob(pattern, GLOB_NOCHECK, NULL, found);
+  if (status != 0)
+    return error_set(err, "cannot list the files that match '%s': %s", pattern,
+                     status == GLOB_NOSPACE ? "there are too many" : "a folder cannot be read");
+  if (found->gl_pathc > 1 || path_exists(found->gl_pathv[0])) return 0;
+  globfree(found);
+  return error_set(err,
+                   "no file matches '%s': check the path, or make token files with ./prepare "
+                   "--out FOLDER TEXT...",
+                   pattern);
+}
+
+static int open_files(Loader *loader, const glob_t *found, int64_t vocab_size, Error *err) {
+  const size_t count = found->gl_pathc;
+  loader->files = xcalloc(count, sizeof *loader->files);
+  loader->first_window = xcalloc(count + 1, sizeof *loader->first_window);
+  for (int f = 0; f < (int)count; f++) {
+    TokenFile *file = &loader->files[f];
+    if (tokens_open(file, found->gl_pathv[f], err) != 0) return -1;
+    loader->file_count = f + 1;
+    if (tokens_check(file, vocab_size, err) != 0) return -1;
+    loader->tokens += file->count;
+    loader->first_window[f + 1] =
+        loader->first_window[f] + windows_in(file->count, loader->seq, loader->shuffle);
+  }
+  return 0;
+}
+
+static int check_size(const Loader *loader, const char *pattern, Error *err) {
+  const int64_t windows = loader_windows(loader), B = loader->batch, T = loader->seq;
+  if (windows >= B) return 0;
+  return error_set(err,
+                   "'%s' has %" PRId64 " token%s in %d file%s, %" PRId64 " sequence%s of %" PRId64
+                   ", but a batch of %" PRId64 " needs at least %" PRId64
+                   " tokens in one file: add text, or lower train.batch_size or "
+                   "train.sequence_length",
+                   pattern, loader->tokens, loader->tokens == 1 ? "" : "s", loader->file_count,
+                   loader->file_count == 1 ? "" : "s", windows, windows == 1 ? "" : "s", T, B,
+                   tokens_for(B, T, loader->shuffle));
+}
+
+Loader *loader_open(const LoaderConfig *config, Error *err) {
+  assert(config->batch > 0 && config->seq > 0 && config->vocab_size > 0);
+  glob_t found;
+  if (find_files(config->pattern, &found, err) != 0) return NULL;
+  Loader *loader = xcalloc(1, sizeof *loader);
+  *loader = (Loader){.batch = config->batch,
+                     .seq = config->seq,
+                     .shuffle = config->shuffle,
+                     .order_key = rng_key(config->seed, "data.order"),
+                     .offset_key = rng_key(config->seed, "data.offset"),
+                     .window = xmalloc((size_t)(config->seq + 1) * sizeof(int32_t))};
+  if (open_files(loader, &found, config->vocab_size, err) != 0 ||
+      check_size(loader, config->pattern, err) != 0) {
+    loader_close(loader);
+    loader = NULL;
+  }
+  globfree(&found);
+  return loader;
+}
+
+void loader_close(Loader *loader) {
+  if (!loader) return;
+  for (int f = 0; f < loader->file_count; f++) tokens_close(&loader->files[f]);
+  free(loader->files);
+  free(loader->first_window);
+  free(loader->window);
+  free(loader);
+}
+
+int64_t loader_tokens(const Loader *loader) {
+  return loader->tokens;
+}
+
+int64_t loader_windows(const Loader *loader) {
+  return loader->first_window[loader->file_count];
+}
+
+int loader_files(const Loader *loader) {
+  return loader->file_count;
+}
+
+uint64_t loader_cursor(const Loader *loader) {
+  return loader->cursor;
+}
+
+void loader_seek(Loader *loader, uint64_t cursor) {
+  loader->cursor = cursor;
+}
+
+// The file f with first_window[f] <= window < first_window[f + 1], by bisection.
+static int file_of_window(const Loader *loader, int64_t window) {
+  int low = 0, high = loader->file_count;
+  while (high - low > 1) {
+    const int middle = low + (high - low) / 2;
+    if (loader->first_window[middle] <= window)
+      low = middle;
+    else
+      high = middle;
+  }
+  return low;
+}
+
+// How far the windows of file f are shifted in this epoch, in [0, T) as far as the file allows.
+static int64_t file_offset(const Loader *loader, int f, uint64_t epoch) {
+  if (!loader->shuffle) return 0;
+  const int64_t windows = loader->first_window[f + 1] - loader->first_window[f];
+  const int64_t slack = loader->files[f].count - 1 - windows * loader->seq;
+  const int64_t most = slack < loader->seq - 1 ? slack : loader->seq - 1;
+  const uint64_t draw = rng_u64(rng_u64(loader->offset_key, epoch), (uint64_t)f);
+  return (int64_t)(draw % ((uint64_t)most + 1));
+}
+
+static void read_window(Loader *loader, uint64_t cursor) {
+  const uint64_t windows = (uint64_t)loader_windows(loader);
+  const uint64_t epoch = cursor / windows;
+  uint64_t window = cursor % windows;
+  if (loader->shuffle) window = permute(window, windows, rng_u64(loader->order_key, epoch));
+  const int f = file_of_window(loader, (int64_t)window);
+  const int64_t first =
+      file_offset(loader, f, epoch) + ((int64_t)window - loader->first_window[f]) * loader->seq;
+  tokens_read(&loader->files[f], first, loader->seq + 1, loader->window);
+}
+
+void loader_next(Loader *loader, int32_t *tokens, int32_t *targets) {
+  const int64_t B = loader->batch, T = loader->seq;
+  for (int64_t b = 0; b < B; b++, loader->cursor++) {
+    read_window(loader, loader->cursor);
+    for (int64_t t = 0; t < T; t++) {
+      tokens[b * T + t] = loader->window[t];
+      targets[b * T + t] = loader->window[t + 1];
+    }
+  }
+}
