@@ -1,6 +1,6 @@
 // The run's configuration: JSON file + "section.key=value" overrides -> checked structs. One table
-// in config.c names every key with its type, range and default; parsing, overrides, the resolved
-// print-out, the resume check and `train --help-config` all derive from it.
+// in config_keys.c names every key with its type, range and default; parsing, overrides, the
+// resolved print-out, the resume check and `train --help-config` all derive from it.
 #pragma once
 #include <stdbool.h>
 #include <stdint.h>
