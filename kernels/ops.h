@@ -89,6 +89,8 @@ struct Backend {
   } parts;
   int64_t max_tokens;     // of OpsConfig
   size_t workspace_bytes; // what the backend holds for itself
+  size_t memory_bytes;    // memory the machine or GPU has for all of it
+  double peak_flops;      // dense matrix FLOP/s of the hardware at its best, 0 = not known
 
   void (*destroy)(Backend *be);
 

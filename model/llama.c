@@ -17,16 +17,17 @@ int llama_create(Llama *llama, const ModelConfig *config, const RunShape *shape,
 
   MemoryPlan plan;
   memory_plan(&plan, config, shape, be);
-  llama->params_block = be->alloc(be, plan.params_bytes);
-  llama->grads_block = be->alloc(be, plan.grads_bytes);
-  llama->acts_block = be->alloc(be, plan.acts_bytes);
+  const bool fits = plan.total_bytes <= be->memory_bytes;
+  llama->params_block = fits ? be->alloc(be, plan.params_bytes) : NULL;
+  llama->grads_block = fits ? be->alloc(be, plan.grads_bytes) : NULL;
+  llama->acts_block = fits ? be->alloc(be, plan.acts_bytes) : NULL;
   if (!llama->params_block || !llama->grads_block || !llama->acts_block) {
     llama_destroy(llama);
-    return error_set(
-        err,
-        "not enough memory on the %s: the plan needs %s (activations %s); use a smaller "
-        "train.batch_size, more train.loss_chunks or a smaller model",
-        be->name, size_text(plan.total_bytes).text, size_text(plan.acts_bytes).text);
+    return error_set(err,
+                     "not enough memory: the run needs %s (activations %s) and this %s has %s; use a smaller "
+                     "train.batch_size, more train.loss_chunks or a smaller model",
+                     size_text(plan.total_bytes).text, size_text(plan.acts_bytes).text, be->name,
+                     size_text(be->memory_bytes).text);
   }
   params_layout(llama->tensors, config, shape, be, llama->params_block, NULL);
   grads_layout(llama->tensors, config, shape, be, llama->grads_block, NULL);

@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "base/memory.h"
 #include "kernels/cpu/cpu.h"
@@ -87,6 +88,7 @@ Backend *backend_cpu_create(const OpsConfig *config) {
   be->max_tokens = config->max_tokens;
   be->workspace_bytes =
       scratch_bytes + dy_bytes + (size_t)(config->max_positions * config->d) * sizeof(real);
+  be->memory_bytes = (size_t)sysconf(_SC_PHYS_PAGES) * (size_t)sysconf(_SC_PAGESIZE);
   be->destroy = cpu_destroy;
   be->alloc = cpu_alloc;
   be->release = cpu_release;

@@ -1,0 +1,316 @@
+#include "model/trainer.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "base/memory.h"
+#include "data/tokenizer.h"
+#include "model/optimizer.h"
+
+RunShape run_shape(const Config *c) {
+  return (RunShape){.batch = c->train.batch_size,
+                    .seq = c->train.sequence_length,
+                    .loss_chunks = c->train.loss_chunks,
+                    .train = true};
+}
+
+Backend *backend_create(const Config *c, const RunShape *shape, int64_t max_positions, Error *err) {
+  if (c->backend.device == DEVICE_CUDA) {
+    error_set(err, "backend.device is \"cuda\", but this build has the CPU backend only; use "
+                   "\"auto\" or \"cpu\"");
+    return NULL;
+  }
+  const OpsConfig ops = llama_ops_config(&c->model, shape, max_positions, (int)c->backend.threads);
+  Backend *be = backend_cpu_create(&ops);
+  free((void *)(uintptr_t)ops.inv_freq);
+  return be;
+}
+
+static double now_ms(void) {
+  struct timespec t;
+  clock_gettime(CLOCK_MONOTONIC, &t);
+  return (double)t.tv_sec * 1e3 + (double)t.tv_nsec * 1e-6;
+}
+
+static Loader *open_data(const Config *c, const char *pattern, bool shuffle, Error *err) {
+  const LoaderConfig loader = {.pattern = pattern,
+                               .batch = c->train.batch_size,
+                               .seq = c->train.sequence_length,
+                               .vocab_size = c->model.vocab_size,
+                               .seed = c->train.seed,
+                               .shuffle = shuffle};
+  return loader_open(&loader, err);
+}
+
+static int64_t tokens_per_step(const Config *c) {
+  return c->train.batch_size * c->train.sequence_length * c->train.gradient_accumulation;
+}
+
+// Weights and state from `from`, a checkpoint folder.
+static int resume(Trainer *t, const char *from, Error *err) {
+  Config saved;
+  if (checkpoint_read_config(from, &saved, err) != 0) return -1;
+  if (!t->config.train.resume_allow_changes && config_compare(&saved, &t->config, err) != 0)
+    return error_prefix(err, "cannot resume from '%s'", from);
+  if (checkpoint_read_state(from, &t->state, err) != 0) return -1;
+  if (checkpoint_load(from, &t->llama, true, err) != 0) return -1;
+  t->be->set_updates(t->be, t->state.updates);
+  loader_seek(t->train_data, t->state.sequences);
+  t->saved_step = t->state.step;
+  t->resumed = true;
+  return 0;
+}
+
+static int set_weights(Trainer *t, Error *err) {
+  const Config *c = &t->config;
+  char existing[PATH_CHARS], from[PATH_CHARS] = "";
+  if (checkpoint_find("auto", c->output.dir, existing, err) != 0) return -1;
+  if (c->train.resume[0] == '\0' && existing[0] != '\0')
+    return error_set(err,
+                     "output.dir '%s' already holds the checkpoints of a run; go on with it by "
+                     "train.resume=auto, or choose another output.dir",
+                     c->output.dir);
+  if (c->train.resume[0] != '\0' && checkpoint_find(c->train.resume, c->output.dir, from, err) != 0)
+    return -1;
+  if (from[0] != '\0') return resume(t, from, err);
+  llama_init_weights(&t->llama, c->train.seed);
+  if (c->train.init_from[0] == '\0') return 0;
+  if (checkpoint_find(c->train.init_from, c->output.dir, from, err) != 0) return -1;
+  return checkpoint_load(from, &t->llama, false, err);
+}
+
+static void print_start(const Trainer *t) {
+  const Config *c = &t->config;
+  const ModelConfig *m = &c->model;
+  printf("model      %s parameters: %lld layers, hidden %lld, ffn %lld, heads %lld/%lld of %lld, "
+         "vocabulary %lld%s\n",
+         count_text((double)model_parameters(m, true)).text, (long long)m->num_hidden_layers,
+         (long long)m->hidden_size, (long long)m->intermediate_size,
+         (long long)m->num_attention_heads, (long long)m->num_key_value_heads,
+         (long long)m->head_dim, (long long)m->vocab_size, m->tie_word_embeddings ? ", tied" : "");
+  printf("backend    %s: %s\n", t->be->name, t->be->description);
+  printf("data       %s training tokens in %d file%s",
+         count_text((double)loader_tokens(t->train_data)).text, loader_files(t->train_data),
+         loader_files(t->train_data) == 1 ? "" : "s");
+  if (t->val_data)
+    printf(", %s validation tokens", count_text((double)loader_tokens(t->val_data)).text);
+  const double epochs =
+      (double)(c->train.steps * c->train.batch_size * c->train.gradient_accumulation) /
+      (double)loader_windows(t->train_data);
+  printf("; the run reads %.2f epochs\n", epochs);
+  printf("step       %lld x %lld x %lld tokens (accumulation x sequences x length), %.3g model "
+         "FLOPs\n",
+         (long long)c->train.gradient_accumulation, (long long)c->train.batch_size,
+         (long long)c->train.sequence_length,
+         model_step_flops(m, c->train.batch_size * c->train.gradient_accumulation,
+                          c->train.sequence_length));
+  if (t->resumed)
+    printf("resumed    at step %lld of %lld\n", (long long)t->state.step,
+           (long long)c->train.steps);
+  fflush(stdout);
+}
+
+static bool samples_wanted(const Config *c) {
+  return c->train.sample_interval >= 0 && c->train.sample_tokens > 0 &&
+         c->model.vocab_size == BYTE_VOCAB;
+}
+
+static int open_parts(Trainer *t, Error *err) {
+  const Config *c = &t->config;
+  const RunShape shape = run_shape(c);
+  const size_t M = (size_t)(c->train.batch_size * c->train.sequence_length);
+  t->train_data = open_data(c, c->data.train, c->data.shuffle, err);
+  if (!t->train_data) return error_prefix(err, "data.train");
+  if (c->data.val[0] != '\0') {
+    t->val_data = open_data(c, c->data.val, false, err);
+    if (!t->val_data) return error_prefix(err, "data.val");
+  }
+  t->be = backend_create(c, &shape, c->train.sequence_length, err);
+  if (!t->be) return -1;
+  MemoryPlan plan;
+  memory_plan(&plan, &c->model, &shape, t->be);
+  memory_plan_print(&plan);
+  if (llama_create(&t->llama, &c->model, &shape, t->be, err) != 0) return -1;
+  t->tokens = xmalloc(2 * M * sizeof *t->tokens);
+  t->targets = t->tokens + M;
+  if (set_weights(t, err) != 0) return -1;
+  if (samples_wanted(c)) {
+    t->generator = generator_create(&t->llama, c->train.sequence_length, err);
+    if (!t->generator) return -1;
+  }
+  return 0;
+}
+
+// The run's folder comes last, so that a mistake found above leaves nothing behind.
+static int open_output(Trainer *t, Error *err) {
+  const Config *c = &t->config;
+  if (directory_create(c->output.dir, err) != 0) return -1;
+  if (log_open(&t->log, c->output.dir, c->train.steps, err) != 0) return -1;
+  char *json = config_json(c), *path = xasprintf("%s/run.json", c->output.dir);
+  const int status = file_write_atomic(path, json, strlen(json), err);
+  free(path);
+  free(json);
+  return status;
+}
+
+int trainer_open(Trainer *t, const Config *config, Error *err) {
+  *t = (Trainer){.config = *config, .saved_step = -1, .state = {.best_val_loss = NAN}};
+  if (open_parts(t, err) != 0 || open_output(t, err) != 0) {
+    trainer_close(t);
+    return -1;
+  }
+  print_start(t);
+  log_start(&t->log, t->state.step, model_parameters(&config->model, true), tokens_per_step(config),
+            t->be->name, t->resumed);
+  return 0;
+}
+
+void trainer_close(Trainer *t) {
+  log_close(&t->log);
+  generator_destroy(t->generator);
+  if (t->train_data) loader_close(t->train_data);
+  if (t->val_data) loader_close(t->val_data);
+  free(t->tokens);
+  if (t->llama.be) llama_destroy(&t->llama);
+  if (t->be) t->be->destroy(t->be);
+  *t = (Trainer){0};
+}
+
+// Books what the step did in the state; an error when too many updates in a row were refused.
+static int book_step(Trainer *t, const StepResult *result, Error *err) {
+  const Config *c = &t->config;
+  TrainState *s = &t->state;
+  s->step++;
+  s->updates = result->updates;
+  s->sequences = loader_cursor(t->train_data);
+  if (result->applied) {
+    s->nonfinite_row = 0;
+    return 0;
+  }
+  s->nonfinite++;
+  s->nonfinite_row++;
+  if (s->nonfinite_row < c->train.max_nonfinite) return 0;
+  error_set(err,
+            "stopped at step %lld: %lld updates in a row had a loss or gradient norm that is not "
+            "finite, and "
+            "none of them was applied; lower optimizer.learning_rate or look at the data",
+            (long long)s->step, (long long)s->nonfinite_row);
+  log_stop(&t->log, s->step, err->text);
+  return -1;
+}
+
+int trainer_step(Trainer *t, Error *err) {
+  const Config *c = &t->config;
+  Backend *be = t->be;
+  const int64_t micro_batches = c->train.gradient_accumulation;
+  const AdamW hyper = adamw_at(&c->optimizer, t->state.step, c->train.steps);
+  const double start = now_ms();
+  be->step_begin(be);
+  for (int64_t i = 0; i < micro_batches; i++) {
+    loader_next(t->train_data, t->tokens, t->targets);
+    llama_load_batch(&t->llama, t->tokens, t->targets);
+    llama_forward(&t->llama);
+    llama_loss_backward(&t->llama, 1 / (double)micro_batches, i > 0);
+  }
+  be->grads_finish(be, t->llama.tensors, t->llama.param_count);
+  be->adamw(be, t->llama.tensors, t->llama.param_count, &hyper);
+  const StepResult result = be->step_result(be);
+  const double ms = now_ms() - start;
+  const int status = book_step(t, &result, err);
+  const double flops =
+      model_step_flops(&c->model, c->train.batch_size * micro_batches, c->train.sequence_length);
+  const StepLine line = {.step = t->state.step,
+                         .loss = result.loss,
+                         .lr = hyper.learning_rate,
+                         .grad_norm = result.grad_norm,
+                         .ms = ms,
+                         .tokens = tokens_per_step(c),
+                         .mfu = be->peak_flops > 0 ? flops / (ms * 1e-3 * be->peak_flops) : NAN,
+                         .applied = result.applied};
+  const bool print = t->state.step % c->output.log_interval == 0 || t->state.step == c->train.steps;
+  log_train(&t->log, &line, print);
+  return status;
+}
+
+void trainer_validate(Trainer *t, StopRequested *stop) {
+  if (!t->val_data) return;
+  const Config *c = &t->config;
+  Backend *be = t->be;
+  const int64_t whole = loader_windows(t->val_data) / c->train.batch_size,
+                asked = c->train.eval_batches;
+  const int64_t batches = asked > 0 && asked < whole ? asked : whole;
+  be->step_begin(be);
+  loader_seek(t->val_data, 0);
+  for (int64_t i = 0; i < batches; i++) {
+    if (stop()) return;
+    loader_next(t->val_data, t->tokens, t->targets);
+    llama_load_batch(&t->llama, t->tokens, t->targets);
+    llama_forward(&t->llama);
+    llama_loss(&t->llama, 1 / (double)batches);
+  }
+  const double loss = be->step_result(be).loss;
+  const bool best = !(loss >= t->state.best_val_loss) && isfinite(loss);
+  if (best) {
+    t->state.best_val_loss = loss;
+    t->state.best_val_step = t->state.step;
+  }
+  log_val(&t->log, t->state.step, loss, batches * c->train.batch_size * c->train.sequence_length,
+          best);
+}
+
+typedef struct Text {
+  char *bytes;
+  size_t count;
+  StopRequested *stop;
+} Text;
+
+static bool collect(void *context, int32_t token) {
+  Text *text = context;
+  if (token < 256)
+    text->bytes[text->count++] = (char)token; // begin and end of document are no text
+  return !text->stop();
+}
+
+void trainer_sample(Trainer *t, StopRequested *stop) {
+  if (!t->generator) return;
+  const TrainConfig *c = &t->config.train;
+  const size_t prompt_bytes = strlen(c->sample_prompt);
+  int32_t *prompt = xmalloc((prompt_bytes + 1) * sizeof *prompt);
+  prompt[0] = TOKEN_BEGIN;
+  bytes_encode(c->sample_prompt, prompt_bytes, prompt + 1);
+  Text text = {.bytes = xmalloc(prompt_bytes + (size_t)c->sample_tokens),
+               .count = prompt_bytes,
+               .stop = stop};
+  memcpy(text.bytes, c->sample_prompt, prompt_bytes);
+  const SampleOptions options = {.temperature = c->sample_temperature,
+                                 .top_p = 1,
+                                 .seed = c->seed,
+                                 .max_tokens = c->sample_tokens};
+  Error err;
+  if (generate(t->generator, prompt, (int64_t)prompt_bytes + 1, &options, collect, &text, &err) <
+      0) {
+    fprintf(stderr, "no sample: %s\n", err.text);
+  } else {
+    printf("step %lld | sample\n----\n%.*s\n----\n", (long long)t->state.step, (int)text.count,
+           text.bytes);
+    fflush(stdout);
+    log_sample(&t->log, t->state.step, text.bytes, text.count);
+  }
+  free(text.bytes);
+  free(prompt);
+}
+
+int trainer_save(Trainer *t, Error *err) {
+  const Config *c = &t->config;
+  if (t->saved_step == t->state.step) return 0;
+  if (checkpoint_save(c->output.dir, &t->llama, c, &t->state, c->train.keep_checkpoints, err) != 0)
+    return -1;
+  t->saved_step = t->state.step;
+  char *path = xasprintf("%s/step-%08lld", c->output.dir, (long long)t->state.step);
+  log_save(&t->log, t->state.step, path);
+  free(path);
+  return 0;
+}
