@@ -38,7 +38,8 @@ typedef struct SafeFile {
   MappedFile map;
   const unsigned char *data; // first byte after the header
   int count;
-  SafeTensor *tensors; // in offset order
+  SafeTensor *tensors;        // in offset order
+  const SafeTensor **by_name; // the same, in strcmp order
 } SafeFile;
 
 int safetensors_open(SafeFile *file, const char *path, Error *err);
@@ -47,13 +48,23 @@ int safetensors_parse(SafeFile *file, const char *name, const unsigned char *byt
                       Error *err);
 void safetensors_close(SafeFile *file);
 const SafeTensor *safetensors_find(const SafeFile *file, const char *name); // NULL if absent
-// Elements [first, first + count) of t as float; F32, BF16 and F16 are converted, other dtypes are
-// an error.
+
+// "[2, 3]", for sentences.
+typedef struct ShapeText {
+  char text[24 * SAFE_MAX_RANK];
+} ShapeText;
+ShapeText safetensors_shape_text(const SafeTensor *t);
+const char *safetensors_dtype_name(SafeDtype dtype); // "F32"; NULL for SAFE_OTHER
+
+// Elements [first, first + count) of t as float; F32, BF16 and F16 are converted (exactly), other
+// dtypes are an error. The range must lie inside the tensor.
 int safetensors_read_f32(const SafeFile *file, const SafeTensor *t, int64_t first, int64_t count,
                          float *values, Error *err);
 
-// Writing: names, shapes and dtypes first, then the data of each tensor, in the same order, in
-// pieces.
+// Writing: names, shapes and dtypes first (begin and end are not read), then the data of each
+// tensor, in the same order, in pieces. Names must be unique and free of quotes, backslashes and
+// control characters. Every file carries the metadata {"format": "pt"}, without which transformers
+// refuses to load it. After a failure the writer is closed and the partial file left to the caller.
 typedef struct SafeWriter {
   FileWriter file;
   uint64_t expected; // bytes of data announced
