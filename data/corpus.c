@@ -1,0 +1,303 @@
+#include "data/corpus.h"
+
+#include <cjson/cJSON.h>
+#include <dirent.h>
+#include <errno.h>
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#include "base/memory.h"
+
+enum { BLOCK_BYTES = 1 << 18, PROBE_BYTES = 1 << 16, MAX_FOREIGN_PERCENT = 10 };
+
+// ---- Finding the files
+
+static bool is_jsonl(const char *path) {
+  const size_t length = strlen(path);
+  return length > 6 && strcmp(path + length - 6, ".jsonl") == 0;
+}
+
+// Length of the UTF-8 sequence at p (RFC 3629, overlong forms and surrogates not told apart), or 0.
+static size_t utf8_length(const unsigned char *p, size_t bytes) {
+  const size_t length = p[0] < 0x80                   ? 1
+                        : p[0] >= 0xc2 && p[0] < 0xe0 ? 2
+                        : p[0] >= 0xe0 && p[0] < 0xf0 ? 3
+                        : p[0] >= 0xf0 && p[0] < 0xf5 ? 4
+                                                      : 0;
+  if (length > bytes) return 0;
+  for (size_t i = 1; i < length; i++)
+    if ((p[i] & 0xc0) != 0x80) return 0;
+  return length;
+}
+
+// Percent of the bytes that are neither UTF-8 nor the control characters of text: tab to carriage
+// return, backspace, and the escape of terminal colours.
+static int foreign_percent(const unsigned char *p, size_t bytes) {
+  size_t foreign = 0;
+  for (size_t i = 0; i < bytes;) {
+    const size_t length = utf8_length(p + i, bytes - i);
+    const bool control = p[i] == 0x7f || (p[i] < 0x20 && !(p[i] >= 8 && p[i] <= 13) && p[i] != 27);
+    foreign += length == 0 || control;
+    i += length ? length : 1;
+  }
+  return bytes ? (int)(foreign * 100 / bytes) : 0;
+}
+
+typedef enum Kind { KIND_TEXT, KIND_BINARY, KIND_EMPTY, KIND_UNREADABLE } Kind;
+
+// Opens the file to learn what it is; the sentence says why it is not text.
+static Kind probe(const char *path, Error *err) {
+  FILE *file = fopen(path, "rb");
+  if (!file) {
+    error_set(err, "cannot open '%s': %s", path, strerror(errno));
+    return KIND_UNREADABLE;
+  }
+  unsigned char *start = xmalloc(PROBE_BYTES);
+  const size_t bytes = fread(start, 1, PROBE_BYTES, file);
+  Kind kind = KIND_TEXT;
+  if (ferror(file)) {
+    error_set(err, "cannot read '%s': %s", path, strerror(errno));
+    kind = KIND_UNREADABLE;
+  } else if (bytes == 0) {
+    error_set(err, "'%s' is empty", path);
+    kind = KIND_EMPTY;
+  } else if (memchr(start, 0, bytes)) {
+    error_set(err,
+              "'%s' is not text: it holds NUL bytes; text in UTF-16 can be made UTF-8 by iconv",
+              path);
+    kind = KIND_BINARY;
+  } else if (foreign_percent(start, bytes) > MAX_FOREIGN_PERCENT) {
+    error_set(err,
+              "'%s' is not text: %d %% of its first %zu bytes are not UTF-8; text in another "
+              "encoding can be made UTF-8 by iconv",
+              path, foreign_percent(start, bytes), bytes);
+    kind = KIND_BINARY;
+  }
+  free(start);
+  fclose(file);
+  return kind;
+}
+
+static void add_file(Corpus *c, const char *path, uint64_t bytes) {
+  if (c->count == c->capacity) {
+    c->capacity = c->capacity ? 2 * c->capacity : 64;
+    c->files = xrealloc(c->files, c->capacity * sizeof *c->files);
+  }
+  const bool jsonl = is_jsonl(path);
+  c->files[c->count++] = (CorpusFile){xstrdup(path), jsonl};
+  c->bytes += bytes;
+  if (!jsonl) c->text_bytes += bytes;
+}
+
+static int add_folder(Corpus *c, const char *path, bool named, Error *err);
+
+// A file or folder inside a folder: what cannot be used is counted.
+static int add_entry(Corpus *c, const char *path, Error *err) {
+  struct stat st;
+  if (stat(path, &st) != 0) {
+    c->unreadable++;
+  } else if (S_ISDIR(st.st_mode)) {
+    struct stat link;
+    if (lstat(path, &link) == 0 && !S_ISLNK(link.st_mode)) return add_folder(c, path, false, err);
+    c->special++;
+  } else if (!S_ISREG(st.st_mode)) {
+    c->special++;
+  } else {
+    Error reason;
+    switch (probe(path, &reason)) {
+    case KIND_TEXT:
+      add_file(c, path, (uint64_t)st.st_size);
+      break;
+    case KIND_BINARY:
+      c->binary++;
+      break;
+    case KIND_EMPTY:
+      c->empty++;
+      break;
+    case KIND_UNREADABLE:
+      c->unreadable++;
+      break;
+    }
+  }
+  return 0;
+}
+
+static int add_folder(Corpus *c, const char *path, bool named, Error *err) {
+  struct dirent **entries;
+  const int count = scandir(path, &entries, NULL, alphasort);
+  if (count < 0 && named)
+    return error_set(err, "cannot read the folder '%s': %s", path, strerror(errno));
+  if (count < 0) {
+    c->unreadable++;
+    return 0;
+  }
+  const char *slash = path[strlen(path) - 1] == '/' ? "" : "/";
+  int status = 0;
+  for (int i = 0; i < count; i++) {
+    const char *name = entries[i]->d_name;
+    if (name[0] != '.') {
+      char *child = xasprintf("%s%s%s", path, slash, name);
+      if (status == 0) status = add_entry(c, child, err);
+      free(child);
+    } else if (strcmp(name, ".") != 0 && strcmp(name, "..") != 0) {
+      c->hidden++;
+    }
+    free(entries[i]);
+  }
+  free(entries);
+  return status;
+}
+
+int corpus_add(Corpus *corpus, const char *path, Error *err) {
+  struct stat st;
+  if (stat(path, &st) != 0) return error_set(err, "cannot open '%s': %s", path, strerror(errno));
+  if (S_ISDIR(st.st_mode)) return add_folder(corpus, path, true, err);
+  if (!S_ISREG(st.st_mode)) return error_set(err, "'%s' is not a regular file or a folder", path);
+  if (probe(path, err) != KIND_TEXT) return -1;
+  add_file(corpus, path, (uint64_t)st.st_size);
+  return 0;
+}
+
+void corpus_free(Corpus *corpus) {
+  for (size_t i = 0; i < corpus->count; i++) free(corpus->files[i].path);
+  free(corpus->files);
+  *corpus = (Corpus){0};
+}
+
+// ---- Reading the documents
+
+void corpus_open(CorpusReader *r, const Corpus *corpus) {
+  *r =
+      (CorpusReader){.corpus = corpus, .buffer = xmalloc(BLOCK_BYTES), .buffer_bytes = BLOCK_BYTES};
+}
+
+void corpus_close(CorpusReader *r) {
+  if (r->file) fclose(r->file);
+  free(r->buffer);
+  cJSON_Delete(r->json);
+  *r = (CorpusReader){0};
+}
+
+static const CorpusFile *open_file(const CorpusReader *r) {
+  return &r->corpus->files[r->next_file - 1];
+}
+
+static int next_file(CorpusReader *r, Error *err) {
+  const CorpusFile *f = &r->corpus->files[r->next_file++];
+  r->file = fopen(f->path, "rb");
+  if (!r->file) return error_set(err, "cannot open '%s': %s", f->path, strerror(errno));
+  setvbuf(r->file, NULL, _IOFBF, BLOCK_BYTES);
+  struct stat st;
+  if (fstat(fileno(r->file), &st) != 0)
+    return error_set(err, "cannot look at '%s': %s", f->path, strerror(errno));
+  r->size = (int64_t)st.st_size;
+  r->offset = 0;
+  r->line = 0;
+  return 0;
+}
+
+static void end_file(CorpusReader *r) {
+  fclose(r->file);
+  r->file = NULL;
+}
+
+// The size is the one at the start, so that the end of the document is known before it is read.
+static int next_text(CorpusReader *r, CorpusBlock *block, Error *err) {
+  if (r->offset == r->size) {
+    end_file(r);
+    return 0;
+  }
+  const int64_t left = r->size - r->offset;
+  const size_t wanted = left < BLOCK_BYTES ? (size_t)left : BLOCK_BYTES;
+  if (fread(r->buffer, 1, wanted, r->file) != wanted)
+    return error_set(err, "cannot read '%s': %s", open_file(r)->path,
+                     ferror(r->file) ? strerror(errno) : "it became shorter");
+  if (r->offset == 0) r->documents++;
+  *block = (CorpusBlock){r->buffer, (int64_t)wanted, r->offset, r->size, r->documents - 1};
+  r->offset += (int64_t)wanted;
+  r->bytes_read += wanted;
+  return 1;
+}
+
+// cJSON's strings end at a NUL, so an escaped one would cut the document short without a word. It
+// becomes U+FFFD, the replacement character, whose escape is as long.
+static void replace_escaped_nul(char *line) {
+  for (char *p = strchr(line, '\\'); p; p = strchr(p, '\\')) {
+    if (strncmp(p + 1, "u0000", 5) == 0) memcpy(p + 1, "ufffd", 5);
+    p += p[1] ? 2 : 1; // past the escape, so that of "\\u0000" the second backslash is not one
+  }
+}
+
+static int parse_line(CorpusReader *r, size_t bytes, const char **text, Error *err) {
+  const char *path = open_file(r)->path;
+  if (memchr(r->buffer, 0, bytes))
+    return error_set(err, "'%s' line %" PRId64 " is not JSON: it holds a NUL byte", path, r->line);
+  replace_escaped_nul(r->buffer);
+  const char *stop = r->buffer;
+  r->json = cJSON_ParseWithLengthOpts(r->buffer, bytes + 1, &stop, true);
+  if (!r->json)
+    return error_set(err, "'%s' line %" PRId64 " is not JSON: it goes wrong at column %zu", path,
+                     r->line, (size_t)(stop - r->buffer) + 1);
+  *text = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(r->json, "text"));
+  if (*text) return 0;
+  return error_set(err,
+                   "'%s' line %" PRId64 " has no \"text\" string: each line of a .jsonl file must "
+                   "be an object such as {\"text\": \"...\"}",
+                   path, r->line);
+}
+
+static int next_line(CorpusReader *r, CorpusBlock *block, Error *err) {
+  for (;;) {
+    cJSON_Delete(r->json);
+    r->json = NULL;
+    errno = 0;
+    const ssize_t bytes = getline(&r->buffer, &r->buffer_bytes, r->file);
+    if (bytes < 0 && !feof(r->file))
+      return error_set(err, "cannot read '%s': %s", open_file(r)->path, strerror(errno));
+    if (bytes < 0) {
+      end_file(r);
+      return 0;
+    }
+    r->line++;
+    r->bytes_read += (uint64_t)bytes;
+    if (strspn(r->buffer, " \t\r\n") == (size_t)bytes) continue;
+    const char *text = NULL;
+    if (parse_line(r, (size_t)bytes, &text, err) != 0) return -1;
+    const int64_t length = (int64_t)strlen(text);
+    if (length == 0) continue;
+    *block = (CorpusBlock){text, length, 0, length, r->documents++};
+    return 1;
+  }
+}
+
+int corpus_next(CorpusReader *r, CorpusBlock *block, Error *err) {
+  for (;;) {
+    if (!r->file) {
+      if (r->next_file == r->corpus->count) return 0;
+      if (next_file(r, err) != 0) return -1;
+    }
+    const int got = open_file(r)->jsonl ? next_line(r, block, err) : next_text(r, block, err);
+    if (got != 0) return got;
+  }
+}
+
+int corpus_count(const Corpus *corpus, int64_t limit, int64_t *documents, Error *err) {
+  *documents = 0;
+  int status = 0;
+  for (size_t i = 0; status == 0 && i < corpus->count && *documents < limit; i++) {
+    if (!corpus->files[i].jsonl) {
+      ++*documents;
+      continue;
+    }
+    const Corpus one = {.files = &corpus->files[i], .count = 1};
+    CorpusReader reader;
+    CorpusBlock block;
+    corpus_open(&reader, &one);
+    while (*documents < limit && (status = corpus_next(&reader, &block, err)) > 0) ++*documents;
+    if (status > 0) status = 0;
+    corpus_close(&reader);
+  }
+  return status;
+}

@@ -1,0 +1,100 @@
+#include "data/shards.h"
+
+#include <ctype.h>
+#include <dirent.h>
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/memory.h"
+
+static const char TEMPORARY[] = ".tmp";
+
+static char *shard_path(const Shards *s, int index, const char *suffix) {
+  return xasprintf("%s/%s-%05d.bin%s", s->dir, s->name, index, suffix);
+}
+
+static int begin_shard(Shards *s, Error *err) {
+  if (s->count == SHARDS_MAX)
+    return error_set(err, "'%s' would hold more than %d %s files: use a larger --shard-tokens",
+                     s->dir, SHARDS_MAX, s->name);
+  char *path = shard_path(s, s->count, TEMPORARY);
+  const int status = token_writer_open(&s->writer, path, s->vocab_size, err);
+  free(path);
+  if (status != 0) return -1;
+  s->open = true;
+  s->count++;
+  return 0;
+}
+
+int shards_finish(Shards *s, Error *err) {
+  if (!s->open) return 0;
+  s->open = false;
+  return token_writer_finish(&s->writer, err);
+}
+
+int shards_append(Shards *s, const int32_t *tokens, int64_t count, Error *err) {
+  while (count > 0) {
+    if (s->open && s->writer.count == s->limit && shards_finish(s, err) != 0) return -1;
+    if (!s->open && begin_shard(s, err) != 0) return -1;
+    const int64_t room = s->limit - s->writer.count;
+    const int64_t n = count < room ? count : room;
+    if (token_writer_append(&s->writer, tokens, n, err) != 0) return -1;
+    tokens += n;
+    count -= n;
+    s->tokens += n;
+  }
+  return 0;
+}
+
+// The number in NAME-ddddd.bin, with or without the temporary suffix; -1 for any other name.
+static int shard_index(const Shards *s, const char *file) {
+  const size_t length = strlen(s->name);
+  if (strncmp(file, s->name, length) != 0 || file[length] != '-') return -1;
+  const char *digits = file + length + 1;
+  for (int i = 0; i < 5; i++)
+    if (!isdigit((unsigned char)digits[i])) return -1;
+  const char *suffix = digits + 5;
+  if (strncmp(suffix, ".bin", 4) != 0) return -1;
+  if (suffix[4] != '\0' && strcmp(suffix + 4, TEMPORARY) != 0) return -1;
+  return atoi(digits);
+}
+
+static int remove_stale(const Shards *s, Error *err) {
+  DIR *dir = opendir(s->dir);
+  if (!dir) return error_set(err, "cannot open the folder '%s': %s", s->dir, strerror(errno));
+  int status = 0;
+  for (struct dirent *entry; status == 0 && (entry = readdir(dir));) {
+    if (shard_index(s, entry->d_name) < s->count) continue;
+    char *path = xasprintf("%s/%s", s->dir, entry->d_name);
+    if (unlink(path) != 0)
+      status = error_set(err, "cannot remove '%s' of an earlier run: %s", path, strerror(errno));
+    free(path);
+  }
+  closedir(dir);
+  return status;
+}
+
+int shards_commit(Shards *s, Error *err) {
+  int status = 0;
+  for (int i = 0; status == 0 && i < s->count; i++) {
+    char *from = shard_path(s, i, TEMPORARY), *to = shard_path(s, i, "");
+    status = path_rename(from, to, err);
+    free(from);
+    free(to);
+  }
+  if (status == 0) status = remove_stale(s, err);
+  return status == 0 ? directory_sync(s->dir, err) : -1;
+}
+
+void shards_discard(Shards *s) {
+  if (s->open) token_writer_abandon(&s->writer);
+  s->open = false;
+  for (int i = 0; i < s->count; i++) {
+    char *path = shard_path(s, i, TEMPORARY);
+    unlink(path);
+    free(path);
+  }
+}
