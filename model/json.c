@@ -1,6 +1,7 @@
 #include "model/json.h"
 
 #include <math.h>
+#include <stdbool.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -39,6 +40,23 @@ static int is_space(char c) {
   return c == ' ' || c == '\t' || c == '\r' || c == '\n';
 }
 
+// Where parsing failed. Where a key should be and is not, cJSON's pointer is one character past it:
+// after a comma that should not be there, or at a key without quotes.
+static size_t failure_position(const char *text, size_t bytes, size_t at) {
+  size_t before = at ? at - 1 : 0; // of the last character before text[at - 1] that is no space
+  while (before > 0 && is_space(text[before - 1])) before--;
+  if (before > 0) {
+    const char missed = text[at - 1], previous = text[before - 1];
+    const bool empty_object = previous == '{' && missed == '}';
+    if ((previous == ',' || previous == '{') && !empty_object &&
+        !strchr(" \t\r\n[,:\"0123456789", missed))
+      return at - 1;
+  }
+  // It stops in front of the white space that precedes what it did not understand.
+  while (at < bytes && is_space(text[at])) at++;
+  return at;
+}
+
 cJSON *json_parse(const char *name, const char *text, size_t bytes, Error *err) {
   const char *nul = memchr(text, '\0', bytes);
   if (!nul) nul = find_escaped_nul(text, bytes);
@@ -49,9 +67,12 @@ cJSON *json_parse(const char *name, const char *text, size_t bytes, Error *err) 
   const char *end = text;
   cJSON *tree = cJSON_ParseWithLengthOpts(text, bytes, &end, 0);
   size_t at = (size_t)(end - text);
-  // cJSON stops in front of the white space that precedes what it did not understand.
-  while (at < bytes && is_space(text[at])) at++;
-  if (tree && at == bytes) return tree;
+  if (tree) {
+    while (at < bytes && is_space(text[at])) at++;
+    if (at == bytes) return tree;
+  } else {
+    at = failure_position(text, bytes, at);
+  }
   syntax_error(name, text, bytes, at,
                tree ? "there is text after the JSON value" : "a value, comma or bracket is wrong",
                err);
