@@ -1,0 +1,34 @@
+// Any bytes: a token file is either refused with a sentence or can be read to its last token.
+#include <assert.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/memory.h"
+#include "data/tokens.h"
+
+int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t size);
+
+int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t size) {
+  enum { VOCAB = 258 };
+  Error err = {""};
+  TokenFile file;
+  if (tokens_parse(&file, "fuzzed", bytes, size, &err) != 0) {
+    assert(err.text[0] != '\0' && file.path == NULL && file.count == 0);
+    return 0;
+  }
+  assert(TOKENS_HEADER_BYTES + file.count * file.token_bytes == (int64_t)size);
+  int32_t *tokens = xmalloc((size_t)file.count * sizeof *tokens);
+  tokens_read(&file, 0, file.count, tokens);
+  bool in_range = true;
+  for (int64_t i = 0; i < file.count; i++) in_range &= tokens[i] >= 0 && tokens[i] < VOCAB;
+  assert((tokens_check(&file, VOCAB, &err) == 0) == in_range);
+  if (file.count > 0) {
+    int32_t last;
+    tokens_read(&file, file.count - 1, 1, &last);
+    assert(last == tokens[file.count - 1]);
+  }
+  free(tokens);
+  tokens_close(&file);
+  return 0;
+}

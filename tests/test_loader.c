@@ -1,0 +1,355 @@
+// The loader: what an epoch holds, in which order, and that a cursor is all there is to resume.
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <cmocka.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/file.h"
+#include "base/memory.h"
+#include "data/loader.h"
+
+enum { VOCAB = 100000 };
+
+static int make_folder(void **state) {
+  char *folder = xstrdup("/tmp/test_loader.XXXXXX");
+  *state = folder;
+  return mkdtemp(folder) ? 0 : -1;
+}
+
+static int remove_folder(void **state) {
+  Error err;
+  const int status = directory_remove(*state, &err);
+  free(*state);
+  return status;
+}
+
+static void assert_says(const Error *err, const char *part) {
+  if (!strstr(err->text, part)) fail_msg("'%s' does not say '%s'", err->text, part);
+}
+
+// A file whose tokens are first, first + 1, ...: each token tells where it comes from.
+static void write_count(const char *folder, const char *name, int32_t first, int32_t count) {
+  char *path = xasprintf("%s/%s", folder, name);
+  Error err;
+  TokenWriter w;
+  assert_int_equal(token_writer_open(&w, path, VOCAB, &err), 0);
+  for (int32_t i = 0; i < count; i++) {
+    const int32_t token = first + i;
+    assert_int_equal(token_writer_append(&w, &token, 1, &err), 0);
+  }
+  assert_int_equal(token_writer_finish(&w, &err), 0);
+  free(path);
+}
+
+static Loader *try_open(const char *folder, const char *name, LoaderConfig config, Error *err) {
+  char *pattern = xasprintf("%s/%s", folder, name);
+  config.pattern = pattern;
+  if (config.vocab_size == 0) config.vocab_size = VOCAB;
+  Loader *loader = loader_open(&config, err);
+  free(pattern);
+  return loader;
+}
+
+static Loader *open_or_fail(const char *folder, const char *name, LoaderConfig config) {
+  Error err;
+  Loader *loader = try_open(folder, name, config, &err);
+  if (!loader) fail_msg("%s", err.text);
+  return loader;
+}
+
+static void permute_is_a_bijection(void **state) {
+  (void)state;
+  static const uint64_t sizes[] = {1, 2, 3, 4, 5, 64, 65, 100, 1000, 4096, 4097};
+  for (size_t s = 0; s < sizeof sizes / sizeof *sizes; s++) {
+    for (uint64_t key = 0; key < 20; key++) {
+      char *seen = xcalloc(sizes[s], 1);
+      for (uint64_t i = 0; i < sizes[s]; i++) {
+        const uint64_t p = permute(i, sizes[s], key);
+        assert_true(p < sizes[s]);
+        assert_int_equal(seen[p], 0);
+        seen[p] = 1;
+      }
+      free(seen);
+    }
+  }
+}
+
+static void permute_stays_in_range_for_huge_sets(void **state) {
+  (void)state;
+  static const uint64_t sizes[] = {(uint64_t)1 << 32, ((uint64_t)1 << 40) + 1,
+                                   ((uint64_t)1 << 62) + 1, UINT64_MAX};
+  for (size_t s = 0; s < sizeof sizes / sizeof *sizes; s++)
+    for (uint64_t i = 0; i < 100; i++) {
+      assert_true(permute(i, sizes[s], 7) < sizes[s]);
+      assert_true(permute(sizes[s] - 1 - i, sizes[s], 7) < sizes[s]);
+    }
+}
+
+// Over the keys, every position is as likely as every other: chi-squared of n cells, n - 1 degrees
+// of freedom, mean n - 1 and standard deviation sqrt(2 (n - 1)); 6 of them are the bound.
+static void permute_spreads_positions_evenly_over_the_keys(void **state) {
+  (void)state;
+  static const struct {
+    uint64_t n;
+    double bound;
+  } cases[] = {{2, 1 + 6 * 1.42}, {3, 2 + 6 * 2.0}, {5, 4 + 6 * 2.83}, {100, 99 + 6 * 14.1}};
+  for (size_t c = 0; c < sizeof cases / sizeof *cases; c++) {
+    const uint64_t n = cases[c].n;
+    enum { PER_CELL = 1000 };
+    int counts[100] = {0};
+    for (uint64_t key = 0; key < n * PER_CELL; key++) counts[permute(1, n, key * 0x9e3779b9)]++;
+    double chi2 = 0;
+    for (uint64_t i = 0; i < n; i++)
+      chi2 += (double)(counts[i] - PER_CELL) * (counts[i] - PER_CELL) / PER_CELL;
+    printf("# permute, n = %" PRIu64 ": chi-squared %.1f, bound %.1f\n", n, chi2, cases[c].bound);
+    if (!(chi2 <= cases[c].bound)) fail();
+  }
+}
+
+static void permute_depends_on_the_key(void **state) {
+  (void)state;
+  int same = 0, fixed = 0;
+  for (uint64_t i = 0; i < 1000; i++) {
+    same += permute(i, 1000, 1) == permute(i, 1000, 2);
+    fixed += permute(i, 1000, 1) == i;
+  }
+  printf("# of 1000 positions %d go to the same place under two keys, %d stay: bound 10\n", same,
+         fixed);
+  assert_true(same <= 10 && fixed <= 10);
+}
+
+// Draws an epoch, batch by batch, and counts how often each token is an input.
+static void count_epoch(Loader *loader, int64_t B, int64_t T, int *inputs) {
+  int32_t *tokens = xmalloc((size_t)(B * T) * sizeof *tokens);
+  int32_t *targets = xmalloc((size_t)(B * T) * sizeof *targets);
+  assert_int_equal(loader_windows(loader) % B, 0);
+  for (int64_t drawn = 0; drawn < loader_windows(loader); drawn += B) {
+    loader_next(loader, tokens, targets);
+    for (int64_t i = 0; i < B * T; i++) {
+      assert_int_equal(targets[i], tokens[i] + 1);
+      if (i % T) assert_int_equal(tokens[i], tokens[i - 1] + 1);
+      inputs[tokens[i]]++;
+    }
+  }
+  free(tokens);
+  free(targets);
+}
+
+// Tokens first ... last of a file, how many of them were inputs; each at most once.
+static int inputs_between(const int *inputs, int first, int last) {
+  int total = 0;
+  for (int i = first; i < last; i++) {
+    assert_in_range(inputs[i], 0, 1);
+    total += inputs[i];
+  }
+  return total;
+}
+
+static void a_shuffled_epoch_visits_every_window_once(void **state) {
+  const int64_t T = 7, B = 5;
+  write_count(*state, "once-0.bin", 0, 7 * 31 + 4);    // 31 fit: 30
+  write_count(*state, "once-1.bin", 1000, 7 * 16 + 1); // 16 fit: 15
+  write_count(*state, "once-2.bin", 2000, 7);          // one too few for a window
+  write_count(*state, "once-3.bin", 3000, 0);
+  Loader *loader = open_or_fail(*state, "once-*.bin",
+                                (LoaderConfig){.batch = B, .seq = T, .seed = 3, .shuffle = true});
+  assert_int_equal(loader_files(loader), 4);
+  assert_int_equal(loader_tokens(loader), 7 * 31 + 4 + 7 * 16 + 1 + 7);
+  assert_int_equal(loader_windows(loader), 45);
+  for (int epoch = 0; epoch < 20; epoch++) {
+    int inputs[4000] = {0};
+    count_epoch(loader, B, T, inputs);
+    assert_int_equal(inputs_between(inputs, 0, 1000), 30 * T);
+    assert_int_equal(inputs_between(inputs, 1000, 2000), 15 * T);
+    assert_int_equal(inputs_between(inputs, 2000, 4000), 0);
+    assert_int_equal(loader_cursor(loader), 45 * (epoch + 1));
+  }
+  loader_close(loader);
+}
+
+// The lowest token of an epoch is the file's offset: every one in [0, T) turns up, and no other.
+static void the_offset_of_an_epoch_covers_the_window(void **state) {
+  enum { T = 8, WINDOWS = 10, EPOCHS = 200 };
+  write_count(*state, "offset.bin", 0, T * (WINDOWS + 1) + 1);
+  Loader *loader = open_or_fail(*state, "offset.bin",
+                                (LoaderConfig){.batch = 1, .seq = T, .seed = 5, .shuffle = true});
+  assert_int_equal(loader_windows(loader), WINDOWS);
+  int seen[T] = {0};
+  int32_t tokens[T], targets[T];
+  for (int epoch = 0; epoch < EPOCHS; epoch++) {
+    int32_t lowest = VOCAB;
+    for (int i = 0; i < WINDOWS; i++) {
+      loader_next(loader, tokens, targets);
+      if (tokens[0] < lowest) lowest = tokens[0];
+    }
+    assert_in_range(lowest, 0, T - 1);
+    seen[lowest]++;
+  }
+  for (int i = 0; i < T; i++) assert_in_range(seen[i], 5, 60); // 25 on average
+  loader_close(loader);
+}
+
+static void an_epoch_has_its_own_order_and_a_seed_its_own_epochs(void **state) {
+  enum { T = 4, B = 50 };
+  write_count(*state, "order.bin", 0, T * (B + 1) + 1);
+  int32_t first[B * T], second[B * T], other[B * T], again[B * T], targets[B * T];
+  const LoaderConfig config = {.batch = B, .seq = T, .seed = 1, .shuffle = true};
+  LoaderConfig config2 = config;
+  config2.seed = 2;
+  Loader *a = open_or_fail(*state, "order.bin", config);
+  Loader *b = open_or_fail(*state, "order.bin", config2);
+  Loader *c = open_or_fail(*state, "order.bin", config);
+  loader_next(a, first, targets);
+  loader_next(a, second, targets);
+  loader_next(b, other, targets);
+  loader_next(c, again, targets);
+  assert_memory_equal(first, again, sizeof first);
+  assert_memory_not_equal(first, second, sizeof first);
+  assert_memory_not_equal(first, other, sizeof first);
+  int in_place = 0;
+  for (int i = 0; i < B; i++) in_place += first[i * T] / T == i;
+  printf("# of %d windows %d are where the file has them: bound 10\n", B, in_place);
+  assert_true(in_place <= 10);
+  loader_close(a);
+  loader_close(b);
+  loader_close(c);
+}
+
+// Batches of 4 out of 10 windows: the third spans two epochs.
+static void a_sought_loader_gives_the_batches_of_one_that_ran(void **state) {
+  enum { T = 5, B = 4, BATCHES = 23 };
+  write_count(*state, "seek-0.bin", 0, T * 7 + 3);
+  write_count(*state, "seek-1.bin", 500, T * 5 + 1);
+  const LoaderConfig config = {.batch = B, .seq = T, .seed = 9, .shuffle = true};
+  int32_t tokens[BATCHES][B * T], targets[BATCHES][B * T];
+  Loader *loader = open_or_fail(*state, "seek-*.bin", config);
+  assert_int_equal(loader_windows(loader), 10);
+  for (int i = 0; i < BATCHES; i++) loader_next(loader, tokens[i], targets[i]);
+  for (int i = BATCHES - 1; i >= 0; i--) {
+    int32_t again[B * T], again_targets[B * T];
+    Loader *fresh = open_or_fail(*state, "seek-*.bin", config);
+    loader_seek(fresh, (uint64_t)(i * B));
+    loader_next(fresh, again, again_targets);
+    assert_memory_equal(tokens[i], again, sizeof again);
+    assert_memory_equal(targets[i], again_targets, sizeof again);
+    assert_int_equal(loader_cursor(fresh), (i + 1) * B);
+    loader_close(fresh);
+  }
+  loader_close(loader);
+}
+
+static void a_batch_spans_epochs_without_losing_a_window(void **state) {
+  enum { T = 3, WINDOWS = 7, B = 5 };
+  write_count(*state, "span.bin", 0, T * (WINDOWS + 1) + 1);
+  Loader *loader = open_or_fail(*state, "span.bin",
+                                (LoaderConfig){.batch = B, .seq = T, .seed = 4, .shuffle = true});
+  int32_t tokens[WINDOWS * B * T], targets[B * T]; // B epochs are WINDOWS batches
+  for (int i = 0; i < WINDOWS; i++) loader_next(loader, tokens + i * B * T, targets);
+  for (int epoch = 0; epoch < B; epoch++) {
+    int inputs[T * (WINDOWS + 1) + 1] = {0};
+    for (int i = 0; i < WINDOWS * T; i++) inputs[tokens[epoch * WINDOWS * T + i]]++;
+    assert_int_equal(inputs_between(inputs, 0, T * (WINDOWS + 1) + 1), WINDOWS * T);
+  }
+  loader_close(loader);
+}
+
+static void without_shuffle_windows_come_in_file_order(void **state) {
+  enum { T = 4, B = 3 };
+  write_count(*state, "plain-1.bin", 100, T * 2 + 1); // 2 windows; named after plain-0
+  write_count(*state, "plain-0.bin", 0, T * 4 + 4);   // 4 windows and 3 tokens too few for a fifth
+  Loader *loader =
+      open_or_fail(*state, "plain-*.bin", (LoaderConfig){.batch = B, .seq = T, .seed = 8});
+  assert_int_equal(loader_windows(loader), 6);
+  const int32_t starts[6] = {0, 4, 8, 12, 100, 104};
+  for (int epoch = 0; epoch < 3; epoch++)
+    for (int batch = 0; batch < 2; batch++) {
+      int32_t tokens[B * T], targets[B * T];
+      loader_next(loader, tokens, targets);
+      for (int i = 0; i < B * T; i++) {
+        assert_int_equal(tokens[i], starts[batch * B + i / T] + i % T);
+        assert_int_equal(targets[i], tokens[i] + 1);
+      }
+    }
+  loader_close(loader);
+}
+
+// The sentence's number is exact: with it the loader opens, with one token less it does not.
+static void check_least(const char *folder, int64_t B, int64_t T, bool shuffle, int32_t least) {
+  const LoaderConfig config = {.batch = B, .seq = T, .shuffle = shuffle};
+  Error err;
+  write_count(folder, "least.bin", 0, least - 1);
+  assert_null(try_open(folder, "least.bin", config, &err));
+  char *needs = xasprintf("needs at least %d tokens in one file", least);
+  char *has = xasprintf("has %d token", least - 1);
+  assert_says(&err, needs);
+  assert_says(&err, has);
+  free(needs);
+  free(has);
+  write_count(folder, "least.bin", 0, least);
+  Loader *loader = open_or_fail(folder, "least.bin", config);
+  assert_int_equal(loader_windows(loader), B);
+  loader_close(loader);
+}
+
+static void a_set_smaller_than_a_batch_says_how_many_tokens_it_needs(void **state) {
+  check_least(*state, 1, 1, false, 2);
+  check_least(*state, 1, 16, true, 17);
+  check_least(*state, 2, 16, true, 49);
+  check_least(*state, 12, 64, false, 12 * 64 + 1);
+  check_least(*state, 12, 64, true, 13 * 64 + 1);
+}
+
+static void a_pattern_that_matches_nothing_suggests_prepare(void **state) {
+  Error err;
+  const LoaderConfig config = {.batch = 1, .seq = 1};
+  assert_null(try_open(*state, "nothing-*.bin", config, &err));
+  assert_says(&err, "nothing-*.bin");
+  assert_says(&err, "./prepare");
+  assert_null(try_open(*state, "nothing.bin", config, &err));
+  assert_says(&err, "./prepare");
+  assert_null(try_open(*state, ".", config, &err));
+  assert_says(&err, "is a folder");
+}
+
+static void a_name_with_brackets_is_found(void **state) {
+  write_count(*state, "odd[1].bin", 0, 10);
+  loader_close(open_or_fail(*state, "odd[1].bin", (LoaderConfig){.batch = 1, .seq = 3}));
+}
+
+static void a_faulty_file_among_good_ones_is_named(void **state) {
+  write_count(*state, "mixed-0.bin", 0, 100);
+  write_count(*state, "mixed-1.bin", 300, 100);
+  const LoaderConfig config = {.batch = 1, .seq = 3, .vocab_size = 350};
+  Error err;
+  assert_null(try_open(*state, "mixed-*.bin", config, &err));
+  assert_says(&err, "mixed-1.bin' has the token id 350 at position 50");
+  char *path = xasprintf("%s/mixed-2.bin", (char *)*state);
+  assert_int_equal(file_write_atomic(path, "text", 4, &err), 0);
+  free(path);
+  assert_null(try_open(*state, "mixed-[02].bin", config, &err));
+  assert_says(&err, "mixed-2.bin' is not a token file");
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(permute_is_a_bijection),
+      cmocka_unit_test(permute_stays_in_range_for_huge_sets),
+      cmocka_unit_test(permute_spreads_positions_evenly_over_the_keys),
+      cmocka_unit_test(permute_depends_on_the_key),
+      cmocka_unit_test(a_shuffled_epoch_visits_every_window_once),
+      cmocka_unit_test(the_offset_of_an_epoch_covers_the_window),
+      cmocka_unit_test(an_epoch_has_its_own_order_and_a_seed_its_own_epochs),
+      cmocka_unit_test(a_sought_loader_gives_the_batches_of_one_that_ran),
+      cmocka_unit_test(a_batch_spans_epochs_without_losing_a_window),
+      cmocka_unit_test(without_shuffle_windows_come_in_file_order),
+      cmocka_unit_test(a_set_smaller_than_a_batch_says_how_many_tokens_it_needs),
+      cmocka_unit_test(a_pattern_that_matches_nothing_suggests_prepare),
+      cmocka_unit_test(a_name_with_brackets_is_found),
+      cmocka_unit_test(a_faulty_file_among_good_ones_is_named),
+  };
+  return cmocka_run_group_tests_name("loader", tests, make_folder, remove_folder);
+}

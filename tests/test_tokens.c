@@ -1,0 +1,251 @@
+// Token files: what is written is read back, and every fault of a header is named.
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <cmocka.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#include "base/file.h"
+#include "base/memory.h"
+#include "data/tokenizer.h"
+#include "data/tokens.h"
+
+static int make_folder(void **state) {
+  char *folder = xstrdup("/tmp/test_tokens.XXXXXX");
+  *state = folder;
+  return mkdtemp(folder) ? 0 : -1;
+}
+
+static int remove_folder(void **state) {
+  Error err;
+  const int status = directory_remove(*state, &err);
+  free(*state);
+  return status;
+}
+
+static void assert_says(const Error *err, const char *part) {
+  if (!strstr(err->text, part)) fail_msg("'%s' does not say '%s'", err->text, part);
+}
+
+static void write_tokens(const char *path, const int32_t *tokens, int64_t count, int64_t vocab) {
+  Error err;
+  TokenWriter w;
+  assert_int_equal(token_writer_open(&w, path, vocab, &err), 0);
+  assert_int_equal(token_writer_append(&w, tokens, count / 3, &err), 0);
+  assert_int_equal(token_writer_append(&w, tokens + count / 3, count - count / 3, &err), 0);
+  assert_int_equal(token_writer_finish(&w, &err), 0);
+}
+
+static void check_round_trip(const char *folder, int64_t vocab, int token_bytes) {
+  enum { COUNT = 1000003 }; // more than the writer's buffer holds
+  int32_t *tokens = xmalloc(COUNT * sizeof *tokens);
+  int32_t *back = xcalloc(COUNT, sizeof *back);
+  for (int64_t i = 0; i < COUNT; i++) tokens[i] = (int32_t)((i * 7919 + i / 3) % vocab);
+  tokens[0] = (int32_t)(vocab - 1);
+  char *path = xasprintf("%s/round.bin", folder);
+  write_tokens(path, tokens, COUNT, vocab);
+  Error err;
+  TokenFile file;
+  assert_int_equal(tokens_open(&file, path, &err), 0);
+  assert_int_equal(file.count, COUNT);
+  assert_int_equal(file.token_bytes, token_bytes);
+  assert_int_equal(file.map.bytes, 1024 + (size_t)COUNT * (size_t)token_bytes);
+  assert_int_equal(tokens_check(&file, vocab, &err), 0);
+  tokens_read(&file, 0, COUNT, back);
+  assert_memory_equal(tokens, back, COUNT * sizeof *tokens);
+  tokens_read(&file, COUNT - 2, 2, back);
+  assert_memory_equal(tokens + COUNT - 2, back, 2 * sizeof *tokens);
+  tokens_close(&file);
+  free(path);
+  free(tokens);
+  free(back);
+}
+
+static void uint16_tokens_are_read_back(void **state) {
+  check_round_trip(*state, 65536, 2);
+}
+
+static void uint32_tokens_are_read_back(void **state) {
+  check_round_trip(*state, 65537, 4);
+}
+
+static void a_file_of_no_tokens_is_valid(void **state) {
+  char *path = xasprintf("%s/none.bin", (char *)*state);
+  const int32_t unused = 0;
+  write_tokens(path, &unused, 0, 258);
+  Error err;
+  TokenFile file;
+  assert_int_equal(tokens_open(&file, path, &err), 0);
+  assert_int_equal(file.count, 0);
+  assert_int_equal(tokens_check(&file, 1, &err), 0);
+  tokens_close(&file);
+  free(path);
+}
+
+// The bytes are spelled out, so that the format and not only the pair of reader and writer is held.
+static void the_header_is_that_of_llm_c(void **state) {
+  char *path = xasprintf("%s/header.bin", (char *)*state);
+  const int32_t tokens[3] = {1, 258, 65535};
+  write_tokens(path, tokens, 3, 65536);
+  char *data;
+  size_t bytes;
+  Error err;
+  assert_int_equal(file_read(path, 4096, &data, &bytes, &err), 0);
+  assert_int_equal(bytes, 1024 + 6);
+  const unsigned char start[12] = {0x88, 0xd8, 0x34, 0x01, 1, 0, 0, 0, 3, 0, 0, 0};
+  const unsigned char end[6] = {1, 0, 2, 1, 255, 255};
+  assert_memory_equal(data, start, sizeof start);
+  for (int i = 12; i < 1024; i++) assert_int_equal(data[i], 0);
+  assert_memory_equal(data + 1024, end, sizeof end);
+  free(data);
+  write_tokens(path, tokens, 3, 128256);
+  assert_int_equal(file_read(path, 4096, &data, &bytes, &err), 0);
+  assert_int_equal(bytes, 1024 + 12);
+  const unsigned char wide[12] = {0xa1, 0xd9, 0x34, 0x01, 7, 0, 0, 0, 3, 0, 0, 0};
+  assert_memory_equal(data, wide, sizeof wide);
+  free(data);
+  free(path);
+}
+
+// A file of 8 tokens whose header is {magic, version, count}, `size` bytes of it in all.
+static void refused(int32_t magic, int32_t version, int32_t count, size_t size, const char *why) {
+  unsigned char bytes[2048] = {0};
+  const int32_t header[3] = {magic, version, count};
+  memcpy(bytes, header, sizeof header);
+  Error err;
+  TokenFile file;
+  assert_int_equal(tokens_parse(&file, "faulty.bin", bytes, size, &err), -1);
+  assert_says(&err, "'faulty.bin'");
+  assert_says(&err, why);
+  assert_null(file.path);
+}
+
+static void a_wrong_magic_number_is_refused(void **state) {
+  (void)state;
+  refused(20240521, 1, 8, 1024 + 16, "its first number is 20240521");
+  refused(0, 0, 0, 1024, "its first number is 0");
+}
+
+static void a_wrong_version_is_refused(void **state) {
+  (void)state;
+  refused(20240520, 2, 8, 1024 + 16, "version 2, but only version 1");
+  refused(20240520, 7, 8, 1024 + 16, "version 7, but only version 1");
+  refused(20240801, 1, 8, 1024 + 32, "version 1, but only version 7");
+}
+
+static void a_negative_count_is_refused(void **state) {
+  (void)state;
+  refused(20240520, 1, -1, 1024 + 16, "number of tokens is -1");
+  refused(20240801, 7, INT32_MIN, 1024, "number of tokens is -2147483648");
+}
+
+static void a_truncated_header_is_refused(void **state) {
+  (void)state;
+  refused(20240520, 1, 0, 1023, "it has 1023 bytes, less than the header's 1024");
+  refused(20240520, 1, 0, 0, "it has 0 bytes");
+}
+
+static void a_truncated_file_is_refused(void **state) {
+  (void)state;
+  refused(20240520, 1, 8, 1024 + 15, "is cut short: its header promises 8 tokens");
+  refused(20240801, 7, 8, 1024 + 16, "which make 1056 bytes, but it has 1040");
+  refused(20240801, 7, INT32_MAX, 1024 + 16, "which make 8589935612 bytes");
+}
+
+static void a_file_too_long_is_refused(void **state) {
+  (void)state;
+  refused(20240520, 1, 8, 1024 + 17, "is too long: its header promises 8 tokens");
+  refused(20240520, 1, 0, 1026, "is too long");
+}
+
+static void a_missing_file_and_a_folder_are_refused(void **state) {
+  Error err;
+  TokenFile file;
+  assert_int_equal(tokens_open(&file, "/tmp/there/is/none.bin", &err), -1);
+  assert_says(&err, "'/tmp/there/is/none.bin'");
+  assert_int_equal(tokens_open(&file, *state, &err), -1);
+  assert_says(&err, "not a regular file");
+}
+
+static void check_bad_id(const char *folder, int64_t writer_vocab, int32_t bad) {
+  int32_t tokens[5000];
+  for (int i = 0; i < 5000; i++) tokens[i] = i % 50;
+  tokens[4321] = tokens[4999] = bad;
+  char *path = xasprintf("%s/bad.bin", folder);
+  write_tokens(path, tokens, 5000, writer_vocab);
+  Error err;
+  TokenFile file;
+  assert_int_equal(tokens_open(&file, path, &err), 0);
+  assert_int_equal(tokens_check(&file, (int64_t)(uint32_t)bad + 1, &err), 0);
+  assert_int_equal(tokens_check(&file, (int64_t)(uint32_t)bad, &err), -1);
+  char *says = xasprintf("'%s' has the token id %u at position 4321", path, (uint32_t)bad);
+  assert_says(&err, says);
+  free(says);
+  tokens_close(&file);
+  free(path);
+}
+
+static void an_id_out_of_range_is_named_with_its_position(void **state) {
+  check_bad_id(*state, 65536, 50);
+  check_bad_id(*state, 65536, 65535);
+  check_bad_id(*state, 128256, 128000);
+  check_bad_id(*state, 128256, -1); // as uint32 the largest id there is
+}
+
+static void more_tokens_than_a_header_can_count_are_refused(void **state) {
+  char *path = xasprintf("%s/many.bin", (char *)*state);
+  Error err;
+  TokenWriter w;
+  const int32_t tokens[2] = {1, 2};
+  assert_int_equal(token_writer_open(&w, path, 258, &err), 0);
+  w.count = (int64_t)TOKENS_MAX_COUNT - 1;
+  assert_int_equal(token_writer_append(&w, tokens, 2, &err), -1);
+  assert_says(&err, "2147483647");
+  assert_int_equal(token_writer_append(&w, tokens, 1, &err), 0);
+  token_writer_abandon(&w);
+  free(path);
+}
+
+static void a_full_disk_is_an_error_of_the_writer(void **state) {
+  (void)state;
+  Error err;
+  TokenWriter w;
+  const int32_t tokens[2] = {1, 2};
+  if (token_writer_open(&w, "/dev/full", 258, &err) != 0) fail_msg("%s", err.text);
+  assert_int_equal(token_writer_append(&w, tokens, 2, &err), 0);
+  assert_int_equal(token_writer_finish(&w, &err), -1);
+  assert_says(&err, "No space left on device");
+}
+
+static void bytes_become_their_own_ids(void **state) {
+  (void)state;
+  char text[256];
+  int32_t tokens[256];
+  for (int i = 0; i < 256; i++) text[i] = (char)i;
+  bytes_encode(text, 256, tokens);
+  for (int i = 0; i < 256; i++) assert_int_equal(tokens[i], i);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(uint16_tokens_are_read_back),
+      cmocka_unit_test(uint32_tokens_are_read_back),
+      cmocka_unit_test(a_file_of_no_tokens_is_valid),
+      cmocka_unit_test(the_header_is_that_of_llm_c),
+      cmocka_unit_test(a_wrong_magic_number_is_refused),
+      cmocka_unit_test(a_wrong_version_is_refused),
+      cmocka_unit_test(a_negative_count_is_refused),
+      cmocka_unit_test(a_truncated_header_is_refused),
+      cmocka_unit_test(a_truncated_file_is_refused),
+      cmocka_unit_test(a_file_too_long_is_refused),
+      cmocka_unit_test(a_missing_file_and_a_folder_are_refused),
+      cmocka_unit_test(an_id_out_of_range_is_named_with_its_position),
+      cmocka_unit_test(more_tokens_than_a_header_can_count_are_refused),
+      cmocka_unit_test(a_full_disk_is_an_error_of_the_writer),
+      cmocka_unit_test(bytes_become_their_own_ids),
+  };
+  return cmocka_run_group_tests_name("tokens", tests, make_folder, remove_folder);
+}
