@@ -352,6 +352,7 @@ bool key_equal(const Key *key, const Config *a, const Config *b) {
 
 void key_append_value(JsonText *out, const Key *key, const Config *config) {
   const void *field = (const char *)config + key->offset;
+  const size_t start = out->used;
   int64_t whole;
   double number;
   int choice;
@@ -366,6 +367,8 @@ void key_append_value(JsonText *out, const Key *key, const Config *config) {
   case KEY_NUMBER:
     memcpy(&number, field, sizeof number);
     json_append_number(out, number);
+    // transformers 4 warns about a factor that is written as an integer
+    if (!strpbrk(out->text + start, ".e")) json_append(out, ".0");
     break;
   case KEY_TEXT:
     json_append_string(out, field);

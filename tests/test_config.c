@@ -395,6 +395,7 @@ static void our_config_json_reads_back_as_the_same_model(void **state) {
     const bool bytes = m.vocab_size == 258;
     assert_true((strstr(json, "\"eos_token_id\": 257") != NULL) == bytes);
     assert_non_null(strstr(json, "\"architectures\": [\"LlamaForCausalLM\"]"));
+    assert_true((strstr(json, "\"factor\": 32.0,") != NULL) == !bytes);
     assert_non_null(strstr(json, "\"torch_dtype\": \"float32\""));
     free(json);
   }
