@@ -31,6 +31,9 @@ GRADCHECKS := $(basename $(notdir $(wildcard tests/gradcheck_*.c)))
 SCRIPT_TESTS := $(sort $(wildcard tests/test_*.sh))
 TEST_SUPPORT := $(wildcard tests/support/*.c)
 
+# Calls that change files, for faults to be injected into.
+LDFLAGS_test_checkpoint_faults := $(foreach call,write open fsync rename renameat2 symlink mkdir unlink rmdir,-Wl,--wrap=$(call))
+
 objects = $(patsubst %.c,build/$(1)/%.o,$(2))
 
 # ---- Flavours

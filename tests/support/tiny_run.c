@@ -1,0 +1,100 @@
+#include "tests/support/tiny_run.h"
+
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdlib.h>
+#include <string.h>
+#include <cmocka.h>
+
+#include "base/memory.h"
+#include "base/rng.h"
+
+void tiny_run_open(TinyRun *run, const char *text) {
+  Error err = {""};
+  *run = (TinyRun){0};
+  char *json = xasprintf("{\"model\": {\"hidden_size\": 16, \"intermediate_size\": 20,"
+                         " \"num_hidden_layers\": 2, \"num_attention_heads\": 4,"
+                         " \"num_key_value_heads\": 2, \"head_dim\": 4, \"vocab_size\": 11,"
+                         " \"max_position_embeddings\": 16%s%s},"
+                         " \"data\": {\"train\": \"unused.bin\"},"
+                         " \"train\": {\"steps\": 400, \"sequence_length\": 8, \"batch_size\": 1},"
+                         " \"output\": {\"dir\": \"unused\"}}",
+                         text[0] ? ", " : "", text);
+  if (config_parse(&run->config, "tiny", json, 0, NULL, &err) != 0) fail_msg("%s", err.text);
+  free(json);
+  const RunShape shape = {.batch = 1, .seq = 8, .loss_chunks = 1, .train = true};
+  const OpsConfig ops = llama_ops_config(&run->config.model, &shape, 8, 1);
+  run->be = backend_cpu_create(&ops);
+  free((void *)(uintptr_t)ops.inv_freq);
+  if (llama_create(&run->llama, &run->config.model, &shape, run->be, &err) != 0)
+    fail_msg("%s", err.text);
+}
+
+void tiny_run_close(TinyRun *run) {
+  llama_destroy(&run->llama);
+  run->be->destroy(run->be);
+}
+
+// Value i of one array of one version; every seventh is far out of the ordinary.
+static float tiny_value(uint64_t version, int array, int64_t i) {
+  static const float odd[] = {0.0f, -0.0f, 0x1p-149f, 0x1.fffffep127f, 1.0f, -0x1p-126f};
+  const uint64_t key = version * 1000 + (uint64_t)array;
+  if (i % 7 == 3) return odd[rng_u64(key, (uint64_t)i) % 6];
+  return (float)rng_normal(key, (uint64_t)i);
+}
+
+static float *tiny_array(uint64_t version, int array, int64_t count) {
+  float *values = xmalloc((size_t)count * sizeof *values);
+  for (int64_t i = 0; i < count; i++) values[i] = tiny_value(version, array, i);
+  return values;
+}
+
+void tiny_run_fill(TinyRun *run, uint64_t version) {
+  Backend *be = run->be;
+  for (int i = 0; i < run->llama.param_count; i++) {
+    const ParamTensor *p = &run->llama.tensors[i];
+    master_t *const arrays[] = {p->master, p->m, p->v};
+    for (int j = 0; j < 3; j++) {
+      float *values = tiny_array(version, 3 * i + j, p->rows * p->cols);
+      be->write_master(be, arrays[j], values, p->rows * p->cols);
+      free(values);
+    }
+  }
+}
+
+int tiny_run_differs(const TinyRun *run, uint64_t version) {
+  Backend *be = run->be;
+  int differs = 0;
+  for (int i = 0; i < run->llama.param_count; i++) {
+    const ParamTensor *p = &run->llama.tensors[i];
+    const int64_t count = p->rows * p->cols;
+    const master_t *const arrays[] = {p->master, p->m, p->v};
+    float *found = xmalloc((size_t)count * sizeof *found);
+    for (int j = 0; j < 3; j++) {
+      float *expected = tiny_array(version, 3 * i + j, count);
+      be->read_master(be, found, arrays[j], count);
+      if (memcmp(found, expected, (size_t)count * sizeof *found) != 0) differs = 1;
+      free(expected);
+    }
+    free(found);
+  }
+  return differs;
+}
+
+TrainState tiny_state(int64_t step, uint64_t version) {
+  return (TrainState){.step = step,
+                      .updates = step - 1,
+                      .sequences = UINT64_MAX - version,
+                      .nonfinite = 1,
+                      .best_val_loss = 1.0 / 3 + (double)version,
+                      .best_val_step = step};
+}
+
+char *temporary_folder(void) {
+  const char *parent = getenv("TMPDIR");
+  char *path = xasprintf("%s/coda-test.XXXXXX", parent ? parent : "/tmp");
+  if (!mkdtemp(path)) fail_msg("cannot create the folder %s", path);
+  return path;
+}

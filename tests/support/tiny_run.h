@@ -1,0 +1,26 @@
+// A LLaMA of a few hundred weights on the CPU backend, with values by number, for tests of files.
+#pragma once
+#include "model/checkpoint.h"
+#include "model/config.h"
+#include "model/llama.h"
+
+typedef struct TinyRun {
+  Config config;
+  Backend *be;
+  Llama llama;
+} TinyRun;
+
+// hidden 16, ffn 20, heads 4 of 4, kv heads 2, vocabulary 11. `text` goes into the config's "model"
+// object ("\"tie_word_embeddings\": true" or ""). A failure fails the test.
+void tiny_run_open(TinyRun *run, const char *text);
+void tiny_run_close(TinyRun *run);
+
+// Weights and moments number `version`: reproducible, all different.
+void tiny_run_fill(TinyRun *run, uint64_t version);
+// 0 if weights and moments are number `version` bit for bit.
+int tiny_run_differs(const TinyRun *run, uint64_t version);
+// The state that goes with it.
+TrainState tiny_state(int64_t step, uint64_t version);
+
+// A fresh folder under $TMPDIR or /tmp, in fresh memory.
+char *temporary_folder(void);

@@ -1,0 +1,363 @@
+// Saves that go wrong at any system call: whatever fails, and wherever the process dies, the run
+// can go on from a complete checkpoint with every bit of what was saved.
+// The calls that change files are wrapped by the linker (--wrap in the Makefile) and counted.
+#define _GNU_SOURCE
+#include <errno.h>
+#include <fcntl.h>
+#include <glob.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+#include <cmocka.h>
+
+#include "base/file.h"
+#include "base/memory.h"
+#include "tests/support/tiny_run.h"
+
+typedef enum Fault { NO_FAULT, FAIL_EIO, FAIL_ENOSPC, FAIL_SHORT, DIE, DIE_SHORT, FAULTS } Fault;
+static const char *const fault_names[FAULTS] = {
+    "none", "EIO", "ENOSPC", "a short write, then ENOSPC", "death", "death after a short write"};
+
+enum { EXIT_KILLED = 77 };
+
+// What the wrapped calls do. Global because their signatures are the system's.
+static struct {
+  Fault fault;
+  int at;            // the call that fails, from 1
+  int calls;         // so far
+  bool disk_full;    // a short write happened
+  bool no_exchange;  // renameat2 as on file systems without it
+  bool always_short; // every write takes half of what it is given
+  bool log;
+  char events[2048]; // where log: "sync NAME" and "rename FROM TO", a line each
+} injected;
+
+// True if this call is to fail; errno is set.
+static bool strikes(void) {
+  if (injected.fault == NO_FAULT) return false;
+  if (++injected.calls != injected.at) return false;
+  if (injected.fault == DIE || injected.fault == DIE_SHORT) _exit(EXIT_KILLED);
+  errno = injected.fault == FAIL_EIO ? EIO : ENOSPC;
+  return true;
+}
+
+ssize_t __real_write(int fd, const void *data, size_t bytes);
+ssize_t __wrap_write(int fd, const void *data, size_t bytes);
+int __real_open(const char *path, int flags, ...);
+int __wrap_open(const char *path, int flags, ...);
+int __wrap_fsync(int fd);
+int __real_rename(const char *from, const char *to);
+int __wrap_rename(const char *from, const char *to);
+int __real_renameat2(int from_dir, const char *from, int to_dir, const char *to, unsigned flags);
+int __wrap_renameat2(int from_dir, const char *from, int to_dir, const char *to, unsigned flags);
+int __real_symlink(const char *target, const char *path);
+int __wrap_symlink(const char *target, const char *path);
+int __real_mkdir(const char *path, mode_t mode);
+int __wrap_mkdir(const char *path, mode_t mode);
+int __real_unlink(const char *path);
+int __wrap_unlink(const char *path);
+int __real_rmdir(const char *path);
+int __wrap_rmdir(const char *path);
+
+ssize_t __wrap_write(int fd, const void *data, size_t bytes) {
+  const bool half = injected.fault == FAIL_SHORT || injected.fault == DIE_SHORT;
+  if (injected.disk_full) {
+    errno = ENOSPC;
+    return -1;
+  }
+  if (half && injected.calls + 1 == injected.at) {
+    if (__real_write(fd, data, bytes / 2) < 0) return -1;
+    strikes();
+    injected.disk_full = true;
+    return (ssize_t)(bytes / 2);
+  }
+  if (strikes()) return -1;
+  return __real_write(fd, data, injected.always_short && bytes > 1 ? bytes / 2 : bytes);
+}
+
+int __wrap_open(const char *path, int flags, ...) {
+  va_list args;
+  va_start(args, flags);
+  const mode_t mode = flags & O_CREAT ? va_arg(args, mode_t) : 0;
+  va_end(args);
+  return strikes() ? -1 : __real_open(path, flags, mode);
+}
+
+static void log_event(const char *what, const char *a, const char *b) {
+  if (!injected.log) return;
+  const size_t used = strlen(injected.events);
+  snprintf(injected.events + used, sizeof injected.events - used, "%s %s%s%s\n", what, basename(a),
+           b[0] ? " " : "", basename(b));
+}
+
+int __wrap_fsync(int fd) { // not done: these tests pull no plug, and it is slow
+  char link[64], path[1024] = "";
+  snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
+  if (readlink(link, path, sizeof path - 1) < 0) return -1;
+  log_event("sync", path, "");
+  return strikes() ? -1 : 0;
+}
+
+int __wrap_rename(const char *from, const char *to) {
+  log_event("rename", from, to);
+  return strikes() ? -1 : __real_rename(from, to);
+}
+
+int __wrap_renameat2(int from_dir, const char *from, int to_dir, const char *to, unsigned flags) {
+  if (injected.no_exchange) {
+    errno = EINVAL;
+    return -1;
+  }
+  return strikes() ? -1 : __real_renameat2(from_dir, from, to_dir, to, flags);
+}
+
+int __wrap_symlink(const char *target, const char *path) {
+  return strikes() ? -1 : __real_symlink(target, path);
+}
+
+int __wrap_mkdir(const char *path, mode_t mode) {
+  return strikes() ? -1 : __real_mkdir(path, mode);
+}
+
+int __wrap_unlink(const char *path) {
+  return strikes() ? -1 : __real_unlink(path);
+}
+
+int __wrap_rmdir(const char *path) {
+  return strikes() ? -1 : __real_rmdir(path);
+}
+
+// ---- A run before, during and after the fault
+
+enum { BEFORE = 1, DURING = 2, AFTER = 3 }; // versions of weights and state
+
+typedef struct Scenario {
+  const char *name;
+  int64_t before; // step of a checkpoint that is there; 0 = none
+  int64_t during; // step of the save that is struck
+  int64_t keep;
+  bool no_exchange;
+} Scenario;
+
+typedef struct Test {
+  TinyRun run, loaded;
+  char *dir;
+  Scenario scenario;
+} Test;
+
+static int save(Test *t, int64_t step, uint64_t version, Error *err) {
+  tiny_run_fill(&t->run, version);
+  const TrainState state = tiny_state(step, version);
+  return checkpoint_save(t->dir, &t->run.llama, &t->run.config, &state, t->scenario.keep, err);
+}
+
+// Loads what "auto" finds; fails unless all of it is of one version. Returns that, 0 for nothing.
+static int version_found(Test *t, const char *when) {
+  Error err = {""};
+  char path[PATH_CHARS];
+  if (checkpoint_find("auto", t->dir, path, &err) != 0) fail_msg("%s: %s", when, err.text);
+  if (path[0] == '\0') return 0;
+  TrainState state;
+  Config config;
+  if (checkpoint_read_state(path, &state, &err) != 0 ||
+      checkpoint_read_config(path, &config, &err) != 0 ||
+      checkpoint_load(path, &t->loaded.llama, true, &err) != 0)
+    fail_msg("%s: %s", when, err.text);
+  const uint64_t version = UINT64_MAX - state.sequences;
+  const TrainState expected = tiny_state(version == BEFORE   ? t->scenario.before
+                                         : version == DURING ? t->scenario.during
+                                                             : 300,
+                                         version);
+  if (memcmp(&state, &expected, sizeof state) != 0) fail_msg("%s: the state is mixed up", when);
+  if (tiny_run_differs(&t->loaded, version)) fail_msg("%s: the weights differ", when);
+  return (int)version;
+}
+
+static bool exists(const Test *t, const char *name) {
+  char *path = xasprintf("%s/%s", t->dir, name);
+  const bool there = path_exists(path);
+  free(path);
+  return there;
+}
+
+static void check_no_leftovers(const Test *t, const char *when) {
+  static const char *const patterns[] = {"*.tmp", "*.old"};
+  for (int i = 0; i < 2; i++) {
+    char *pattern = xasprintf("%s/%s", t->dir, patterns[i]);
+    glob_t found;
+    const int status = glob(pattern, 0, NULL, &found);
+    if (status != GLOB_NOMATCH) fail_msg("%s: leftovers %s", when, pattern);
+    globfree(&found);
+    free(pattern);
+  }
+}
+
+// The struck save, in this process or, where it dies, in a child. 1 = it ended before the fault.
+static int struck_save(Test *t, Fault fault, int at, const char *when) {
+  const bool dies = fault == DIE || fault == DIE_SHORT;
+  const pid_t child = dies ? fork() : 0;
+  if (child < 0) fail_msg("fork: %s", strerror(errno));
+  if (child > 0) {
+    int status;
+    assert_int_equal(waitpid(child, &status, 0), child);
+    if (!WIFEXITED(status)) fail_msg("%s: the child crashed", when);
+    return WEXITSTATUS(status) != EXIT_KILLED;
+  }
+  Error err = {""};
+  injected.fault = fault;
+  injected.at = at;
+  injected.calls = 0;
+  const int status = save(t, t->scenario.during, DURING, &err);
+  const int calls = injected.calls;
+  const bool no_exchange = injected.no_exchange;
+  if (dies) _exit(status == 0 ? 0 : EXIT_KILLED + 1);
+  memset(&injected, 0, sizeof injected);
+  injected.no_exchange = no_exchange;
+  if (status != 0) {
+    const char *word = t->scenario.before ? "is intact" : "no earlier checkpoint";
+    if (!strstr(err.text, word) || !strstr(err.text, "could not be saved"))
+      fail_msg("%s: the sentence '%s' lacks '%s'", when, err.text, word);
+  }
+  return calls < at;
+}
+
+// One fault at call `at`. Returns 1 when the save has fewer calls.
+static int strike(Test *t, Fault fault, int at) {
+  const Scenario *s = &t->scenario;
+  Error err = {""};
+  char *when = xasprintf("%s, %s at call %d", s->name, fault_names[fault], at);
+  t->dir = temporary_folder();
+  if (s->before && save(t, s->before, BEFORE, &err) != 0) fail_msg("%s", err.text);
+  const int done = struck_save(t, fault, at, when);
+  const int version = version_found(t, when);
+  if (done && version != DURING) fail_msg("%s: the save passed but is not found", when);
+  if (!done && version != DURING && version != (s->before ? BEFORE : 0))
+    fail_msg("%s: version %d was found", when, version);
+  // `latest` itself is valid, but for the instant in which a folder is replaced without exchange.
+  if (s->before && !s->no_exchange &&
+      !exists(t, "latest/"
+                 "state.json"))
+    fail_msg("%s: latest is broken", when);
+  if (save(t, 300, AFTER, &err) != 0) fail_msg("%s: the next save: %s", when, err.text);
+  if (version_found(t, when) != AFTER) fail_msg("%s: the next save is not found", when);
+  check_no_leftovers(t, when);
+  if (directory_remove(t->dir, &err) != 0) fail_msg("%s", err.text);
+  free(t->dir);
+  free(when);
+  return done;
+}
+
+static void run_scenario(const Scenario *scenario) {
+  enum { MAX_CALLS = 1000 };
+  Test t = {.scenario = *scenario};
+  tiny_run_open(&t.run, "");
+  tiny_run_open(&t.loaded, "");
+  memset(&injected, 0, sizeof injected);
+  injected.no_exchange = scenario->no_exchange;
+  int faults = 0;
+  for (Fault fault = FAIL_EIO; fault < FAULTS; fault++) {
+    int at = 1;
+    while (strike(&t, fault, at) == 0 && at < MAX_CALLS) at++;
+    assert_in_range(at, 30, MAX_CALLS - 1); // a save has at least these calls
+    faults += at - 1;
+  }
+  printf("# %s: %d faults\n", scenario->name, faults);
+  injected.no_exchange = false;
+  tiny_run_close(&t.loaded);
+  tiny_run_close(&t.run);
+}
+
+static void a_struck_first_save_leaves_nothing_or_a_checkpoint(void **state) {
+  (void)state;
+  run_scenario(&(Scenario){.name = "first save", .during = 200, .keep = 2});
+}
+
+static void a_struck_save_leaves_the_previous_checkpoint(void **state) {
+  (void)state;
+  run_scenario(&(Scenario){.name = "second save", .before = 100, .during = 200, .keep = 2});
+}
+
+static void a_struck_save_that_keeps_one_leaves_one(void **state) {
+  (void)state;
+  run_scenario(&(Scenario){.name = "keep one", .before = 100, .during = 200, .keep = 1});
+}
+
+static void a_struck_save_of_the_same_step_leaves_the_old_or_the_new_one(void **state) {
+  (void)state;
+  run_scenario(&(Scenario){.name = "same step", .before = 200, .during = 200, .keep = 1});
+}
+
+static void the_same_holds_on_file_systems_without_exchange(void **state) {
+  (void)state;
+  run_scenario(&(Scenario){.name = "same step without exchange",
+                           .before = 200,
+                           .during = 200,
+                           .keep = 1,
+                           .no_exchange = true});
+}
+
+// What a loss of power needs, which no test here can cause.
+static void everything_is_synced_before_it_gets_its_name(void **state) {
+  (void)state;
+  Error err = {""};
+  Test t = {.scenario = {.keep = 1}, .dir = temporary_folder()};
+  tiny_run_open(&t.run, "");
+  injected.log = true;
+  const int status = save(&t, 200, DURING, &err);
+  injected.log = false;
+  if (status != 0) fail_msg("%s", err.text);
+  char *expected = xasprintf("sync model.safetensors\n"
+                             "sync optimizer.safetensors\n"
+                             "sync config.json\n"
+                             "sync run.json\n"
+                             "sync state.json\n"
+                             "sync step-00000200.tmp\n"
+                             "rename step-00000200.tmp step-00000200\n"
+                             "sync %s\n"
+                             "rename latest.tmp latest\n"
+                             "sync %s\n",
+                             basename(t.dir), basename(t.dir));
+  assert_string_equal(injected.events, expected);
+  free(expected);
+  assert_int_equal(directory_remove(t.dir, &err), 0);
+  free(t.dir);
+  tiny_run_close(&t.run);
+}
+
+static void a_system_that_writes_only_half_of_what_is_asked_saves_all(void **state) {
+  (void)state;
+  Error err = {""};
+  Test t = {.scenario = {.name = "short writes", .during = 200, .keep = 1},
+            .dir = temporary_folder()};
+  tiny_run_open(&t.run, "");
+  tiny_run_open(&t.loaded, "");
+  injected.always_short = true;
+  const int status = save(&t, 200, DURING, &err);
+  injected.always_short = false;
+  if (status != 0) fail_msg("%s", err.text);
+  assert_int_equal(version_found(&t, "short writes"), DURING);
+  assert_int_equal(directory_remove(t.dir, &err), 0);
+  free(t.dir);
+  tiny_run_close(&t.loaded);
+  tiny_run_close(&t.run);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(a_struck_first_save_leaves_nothing_or_a_checkpoint),
+      cmocka_unit_test(a_struck_save_leaves_the_previous_checkpoint),
+      cmocka_unit_test(a_struck_save_that_keeps_one_leaves_one),
+      cmocka_unit_test(a_struck_save_of_the_same_step_leaves_the_old_or_the_new_one),
+      cmocka_unit_test(the_same_holds_on_file_systems_without_exchange),
+      cmocka_unit_test(everything_is_synced_before_it_gets_its_name),
+      cmocka_unit_test(a_system_that_writes_only_half_of_what_is_asked_saves_all),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}
