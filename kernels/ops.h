@@ -37,7 +37,7 @@ typedef struct OpsConfig {
   int64_t D, F, H, KV, d, V;
   int64_t max_tokens;    // largest M of any call
   int64_t max_positions; // RoPE positions 0 .. max_positions - 1 occur
-  float rms_norm_eps;
+  double rms_norm_eps;
   const double
       *inv_freq; // [d/2], RoPE angle per position and pair, llama3 scaling included; copied
   int threads;   // CPU threads; 0 = all

@@ -23,11 +23,12 @@ int llama_create(Llama *llama, const ModelConfig *config, const RunShape *shape,
   llama->acts_block = fits ? be->alloc(be, plan.acts_bytes) : NULL;
   if (!llama->params_block || !llama->grads_block || !llama->acts_block) {
     llama_destroy(llama);
-    return error_set(err,
-                     "not enough memory: the run needs %s (activations %s) and this %s has %s; use a smaller "
-                     "train.batch_size, more train.loss_chunks or a smaller model",
-                     size_text(plan.total_bytes).text, size_text(plan.acts_bytes).text, be->name,
-                     size_text(be->memory_bytes).text);
+    return error_set(
+        err,
+        "not enough memory: the run needs %s (activations %s) and this %s has %s; use a smaller "
+        "train.batch_size, more train.loss_chunks or a smaller model",
+        size_text(plan.total_bytes).text, size_text(plan.acts_bytes).text, be->name,
+        size_text(be->memory_bytes).text);
   }
   params_layout(llama->tensors, config, shape, be, llama->params_block, NULL);
   grads_layout(llama->tensors, config, shape, be, llama->grads_block, NULL);
@@ -114,7 +115,7 @@ OpsConfig llama_ops_config(const ModelConfig *c, const RunShape *shape, int64_t 
       .V = c->vocab_size,
       .max_tokens = shape->batch * shape->seq,
       .max_positions = max_positions,
-      .rms_norm_eps = (float)c->rms_norm_eps,
+      .rms_norm_eps = c->rms_norm_eps,
       .inv_freq = rope_inv_freq(c),
       .threads = threads,
   };

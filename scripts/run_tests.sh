@@ -3,6 +3,7 @@
 # usage: scripts/run_tests.sh PROGRAM...    A program named fuzz_* runs for FUZZ_SECONDS (60).
 set -u
 export CMOCKA_MESSAGE_OUTPUT=TAP
+export OMP_WAIT_POLICY=passive # threads that spin would slow everything else on the machine
 logs=$(mktemp -d)
 trap 'rm -rf "$logs"' EXIT
 passed=0 failed=0 skipped=0 failures=()
