@@ -6,8 +6,10 @@
 #include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 #include <cmocka.h>
 
+#include "base/file.h"
 #include "base/memory.h"
 #include "base/rng.h"
 
@@ -97,4 +99,57 @@ char *temporary_folder(void) {
   char *path = xasprintf("%s/coda-test.XXXXXX", parent ? parent : "/tmp");
   if (!mkdtemp(path)) fail_msg("cannot create the folder %s", path);
   return path;
+}
+
+// ---- A run and its folder
+
+TinyTest tiny_test_open(const char *model) {
+  TinyTest t = {.dir = temporary_folder()};
+  tiny_run_open(&t.run, model);
+  tiny_run_open(&t.loaded, model);
+  return t;
+}
+
+void tiny_test_close(TinyTest *t) {
+  Error err = {""};
+  if (directory_remove(t->dir, &err) != 0) fail_msg("%s", err.text);
+  free(t->dir);
+  tiny_run_close(&t->loaded);
+  tiny_run_close(&t->run);
+}
+
+void expect_error(int status, const Error *err, const char *word) {
+  if (status != -1) fail_msg("no error, where '%s' was expected", word);
+  if (!strstr(err->text, word)) fail_msg("the sentence '%s' lacks '%s'", err->text, word);
+}
+
+void must(int status, const Error *err) {
+  if (status != 0) fail_msg("%s", err->text);
+}
+
+void tiny_test_save(TinyTest *t, int64_t step, uint64_t version, int64_t keep) {
+  Error err = {""};
+  tiny_run_fill(&t->run, version);
+  const TrainState state = tiny_state(step, version);
+  must(checkpoint_save(t->dir, &t->run.llama, &t->run.config, &state, keep, &err), &err);
+}
+
+bool tiny_test_has(const TinyTest *t, const char *name) {
+  char *path = xasprintf("%s/%s", t->dir, name);
+  const bool there = path_exists(path);
+  free(path);
+  return there;
+}
+
+void tiny_test_write(const TinyTest *t, const char *name, const char *text) {
+  Error err = {""};
+  char *path = xasprintf("%s/%s", t->dir, name);
+  must(file_write_atomic(path, text, strlen(text), &err), &err);
+  free(path);
+}
+
+void tiny_test_remove(const TinyTest *t, const char *name) {
+  char *path = xasprintf("%s/%s", t->dir, name);
+  if (unlink(path) != 0) fail_msg("cannot remove %s", path);
+  free(path);
 }

@@ -24,3 +24,22 @@ TrainState tiny_state(int64_t step, uint64_t version);
 
 // A fresh folder under $TMPDIR or /tmp, in fresh memory.
 char *temporary_folder(void);
+
+// Two such models, one to save and one to load into, and a folder for the run.
+typedef struct TinyTest {
+  TinyRun run, loaded;
+  char *dir;
+} TinyTest;
+TinyTest tiny_test_open(const char *model);
+void tiny_test_close(TinyTest *t);
+// Saves weights, moments and state number `version` as a step.
+void tiny_test_save(TinyTest *t, int64_t step, uint64_t version, int64_t keep);
+// Of names relative to the folder.
+bool tiny_test_has(const TinyTest *t, const char *name);
+void tiny_test_write(const TinyTest *t, const char *name, const char *text);
+void tiny_test_remove(const TinyTest *t, const char *name);
+
+// Fails the test unless status is 0.
+void must(int status, const Error *err);
+// Fails the test unless status is -1 and the sentence contains `word`.
+void expect_error(int status, const Error *err, const char *word);
