@@ -205,17 +205,20 @@ static void remove_created(const char *path, const char *outermost) {
   free(partial);
 }
 
-// Says so before hours of work when the disk cannot hold the tokens of the text files. What .jsonl
-// files need is not known.
-static int check_space(const char *out, uint64_t text_bytes, Error *err) {
+// Says so before hours of work when the disk cannot hold the tokens of the text files, or their
+// number of shards has no end. What .jsonl files need is not known.
+static int check_room(const Options *o, uint64_t text_bytes, Error *err) {
+  if (text_bytes / (uint64_t)o->shard_tokens > 2 * SHARDS_MAX)
+    return error_set(err, "%s of text would make more than %d files: use a larger --shard-tokens",
+                     size_text(text_bytes).text, SHARDS_MAX);
   struct statvfs fs;
-  if (statvfs(out, &fs) != 0) return 0;
+  if (statvfs(o->out, &fs) != 0) return 0;
   const uint64_t needed = 2 * text_bytes, free_bytes = (uint64_t)fs.f_bavail * fs.f_frsize;
   if (needed <= free_bytes) return 0;
   return error_set(err,
                    "the token files need %s, but '%s' has %s free: make room, or choose another "
                    "disk with --out",
-                   size_text(needed).text, out, size_text(free_bytes).text);
+                   size_text(needed).text, o->out, size_text(free_bytes).text);
 }
 
 // ---- Splitting and writing
@@ -314,7 +317,7 @@ static int write_all(Job *job, const Corpus *corpus, Error *err) {
   const char *out = job->options->out;
   char *created = first_missing(out);
   int status = directory_create(out, err);
-  if (status == 0) status = check_space(out, corpus->text_bytes, err);
+  if (status == 0) status = check_room(job->options, corpus->text_bytes, err);
   if (status == 0) status = write_documents(job, corpus, err);
   if (status == 0) status = check_split(job, err);
   if (status == 0) status = shards_finish(&job->train, err);

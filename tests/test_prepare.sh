@@ -1,0 +1,257 @@
+#!/usr/bin/env bash
+# ./prepare end to end: what ends up in the token files, and that every bad input is answered with one line,
+# exit status 1 and nothing written.
+prepare=$(realpath "${PREPARE:-./prepare}") || exit 1
+folder=$(mktemp -d)
+trap 'rm -rf "$folder"' EXIT
+cd "$folder" || exit 1
+export LC_ALL=C
+failed=0
+
+passes() { echo "ok - $1"; }
+fails() { echo "not ok - $1: $2" && failed=1; }
+
+# ids FILE: the token ids, one a line.
+ids() { tail -c +1025 "$1" | od -An -v -tu2 -w2 | tr -d ' '; }
+# documents FILE...: the text with each document as [text], all files in a row.
+documents() {
+  for file in "$@"; do ids "$file"; done |
+    awk '{ if ($1 == 256) printf "["; else if ($1 == 257) printf "]"; else printf "%c", $1 }'
+}
+
+# holds NAME EXPECTED FILE...: the documents of the files are exactly these.
+holds() {
+  local name=$1 expected=$2 found
+  shift 2
+  found=$(documents "$@")
+  if [ "$found" = "$expected" ]; then passes "$name"; else fails "$name" "expected $expected, found ${found:0:300}"; fi
+}
+
+# refuses NAME EXPECTED_WORDS ARGUMENTS...
+refuses() {
+  local name=$1 words=$2
+  shift 2
+  "$prepare" --out refused/out "$@" >stdout 2>stderr
+  local status=$?
+  if [ $status != 1 ]; then fails "$name" "exit status $status instead of 1"
+  elif [ "$(wc -l <stderr)" != 1 ]; then fails "$name" "$(wc -l <stderr) lines on standard error"
+  elif ! grep -qF -- "$words" stderr; then fails "$name" "said: $(cat stderr)"
+  elif [ -s stdout ]; then fails "$name" "printed: $(cat stdout)"
+  elif [ -e refused ]; then fails "$name" "left $(find refused | tr '\n' ' ')"
+  else passes "$name"; fi
+}
+
+runs() { # runs ARGUMENTS...
+  "$prepare" "$@" >stdout 2>stderr || { echo "# prepare $*: $(cat stderr)"; return 1; }
+}
+
+# ---- What is written
+
+printf '0123456789abcdefghijk' >text # 21 bytes: floor(18.9) = 18 for training
+runs --out one text
+holds a_text_is_split_at_the_floor_of_its_training_part '[0123456789abcdefgh]' one/train-00000.bin
+holds the_tail_is_a_document_of_its_own '[ijk]' one/val-00000.bin
+
+name=the_report_has_the_lines_for_a_config
+if grep -qF '"data": {"train": "one/train-*.bin", "val": "one/val-*.bin"}' stdout &&
+  grep -qF '"vocab_size": 258' stdout; then passes $name; else fails $name "$(cat stdout)"; fi
+
+head -c 10 text >ten
+runs --out fraction --val-fraction 0.8 ten
+holds a_fraction_that_is_not_binary_is_cut_exactly '[01]' fraction/train-00000.bin
+
+# More than a block and a chunk, and not a multiple of either.
+seq 1 200000 >long
+size=$(stat -c %s long)
+cut=$((size - size / 10 - 1)) # floor(0.9 n) where 10 does not divide n
+[ $((size % 10)) != 0 ] || cut=$((size - size / 10))
+runs --out long.out long
+name=a_long_text_is_split_at_the_byte_and_kept_whole
+documents long.out/train-00000.bin >train
+documents long.out/val-00000.bin >val
+{ printf '['; head -c $cut long; printf ']'; } >train.expected
+{ printf '['; tail -c +$((cut + 1)) long; printf ']'; } >val.expected
+if cmp -s train train.expected && cmp -s val val.expected; then passes $name
+else fails $name "$(cmp train train.expected) $(cmp val val.expected)"; fi
+
+printf '\xef\xbb\xbfgr\xc3\xbc\xc3\x9fe \xe2\x82\xac \xf0\x9f\x8e\xad\n\t\x1b[1m' >utf8
+runs --out utf8.out --val-fraction 0.01 utf8
+name=every_byte_of_utf8_is_kept
+{ od -An -v -tu1 -w1 utf8 | tr -d ' '; } >expected
+{ ids utf8.out/train-00000.bin; ids utf8.out/val-00000.bin; } | grep -v '^25[67]$' >found
+if cmp -s expected found; then passes $name; else fails $name "$(cmp expected found)"; fi
+
+# ---- .jsonl
+
+cat >lines.jsonl <<'END'
+{"text": "first line", "id": 1}
+
+  {"id": {"text": "inner"}, "text": "sec\u006fnd\nline"}
+{"text": ""}
+{"text": "a \\u0000"}
+END
+runs --out lines lines.jsonl
+holds each_line_of_a_jsonl_file_is_a_document $'[first lin][second\nli][a \\u000]' lines/train-00000.bin
+printf '{"text": "x\\u0000y\\\\\\u0000z"}' >nul.jsonl
+runs --out nul --val-fraction 0.01 nul.jsonl
+holds an_escaped_nul_becomes_the_replacement_character $'[x\xef\xbf\xbdy\\\xef\xbf\xbd]' nul/train-00000.bin
+
+{ printf '{"text": "'; seq -s ' ' 1 300000 | tr -d '\n'; printf '"}'; } >huge.jsonl
+runs --out huge huge.jsonl
+name=a_line_of_two_megabytes_is_read
+if [ "$(documents huge/train-00000.bin huge/val-00000.bin | tr -d '[]')" = "$(seq -s ' ' 1 300000)" ]; then
+  passes $name; else fails $name "the text differs"; fi
+
+# ---- Folders
+
+mkdir -p tree/b/c tree/.git tree/d
+printf 'aa' >tree/a
+printf 'bcbc' >tree/b/c/x
+printf '{"text": "jsonl"}\n' >tree/b/y.jsonl
+printf 'zz' >tree/z
+printf 'hidden' >tree/.hidden
+printf 'hidden' >tree/.git/config
+printf 'bin\0ary' >tree/b/binary
+head -c 500 /dev/zero | tr '\0' '\377' >tree/b/latin
+: >tree/empty
+ln -s .. tree/d/loop
+ln -s nowhere tree/d/dangling
+ln -s ../a tree/d/link
+mkfifo tree/fifo
+runs --out tree.out --val-fraction 0.5 tree
+holds folders_are_read_in_name_order '[a][bc][js][a][z]' tree.out/train-00000.bin
+name=what_was_passed_over_is_counted
+if grep -q '2 hidden, 2 binary, 1 empty, 1 unreadable, 2 links' stdout; then passes $name; else fails $name "$(cat stdout)"; fi
+runs --out paths.out --val-fraction 0.5 tree/z tree/.git tree/d/loop/a
+holds a_named_path_is_taken_even_if_hidden '[z][hid][a]' paths.out/train-00000.bin
+
+# ---- Many documents
+
+for i in $(seq 1 300); do echo "{\"text\": \"<$i>\"}"; done >many.jsonl
+runs --out many many.jsonl
+documents many/train-00000.bin >train
+documents many/val-00000.bin >val
+name=of_many_documents_whole_ones_are_kept_for_validation
+tr ']' '\n' <val | tr -d '[<>' | sort >val.numbers
+tr ']' '\n' <train | tr -d '[<>' | sort >train.numbers
+kept=$(wc -l <val.numbers)
+echo "# $kept of 300 documents are kept for validation, 30 expected: bounds 10 and 55"
+if [ "$(sort val.numbers train.numbers)" = "$(seq 1 300 | sort)" ] && [ "$kept" -ge 10 ] && [ "$kept" -le 55 ]; then
+  passes $name; else fails $name "$kept kept, $(wc -l <train.numbers) for training"; fi
+runs --out again many.jsonl
+runs --out other --seed 1 many.jsonl
+name=a_seed_chooses_the_documents
+if cmp -s many/val-00000.bin again/val-00000.bin && ! cmp -s many/val-00000.bin other/val-00000.bin; then
+  passes $name; else fails $name "the same seed must repeat the split and another must change it"; fi
+name=both_sides_get_a_document_whatever_the_fraction
+head -n 100 many.jsonl >hundred.jsonl
+wrong=
+for seed in 1 2 3 4 5 6 7 8; do
+  for fraction in 0.000001 0.999999; do
+    runs --out edge --seed $seed --val-fraction $fraction hundred.jsonl || wrong="seed $seed, fraction $fraction"
+  done
+done
+if [ -z "$wrong" ]; then passes $name; else fails $name "$wrong"; fi
+
+# ---- Shards
+
+runs --out shards --shard-tokens 5 text # [ + 18 + ] and [ + 3 + ]
+holds shards_in_name_order_hold_the_text '[0123456789abcdefgh]' shards/train-0000*.bin
+name=a_shard_holds_the_tokens_it_may
+sizes=$(stat -c %s shards/train-*.bin shards/val-*.bin | tr '\n' ' ')
+if [ "$sizes" = '1034 1034 1034 1034 1034 ' ]; then passes $name; else fails $name "sizes $sizes"; fi
+touch shards/notes.txt shards/train-0001.bin shards/train-extra.bin shards/other-00007.bin
+touch shards/train-00009.bin.tmp
+runs --out shards --shard-tokens 12 text
+name=shards_of_a_longer_run_go_and_nothing_else_does
+left=$(ls shards | tr '\n' ' ')
+expected='notes.txt other-00007.bin train-00000.bin train-00001.bin train-0001.bin train-extra.bin val-00000.bin '
+if [ "$left" = "$expected" ]; then passes $name; else fails $name "left: $left"; fi
+
+# ---- What is refused
+
+: >empty
+printf 'x' >tiny
+printf 'text\0text' >binary
+head -c 1000 /dev/zero | tr '\0' '\341' >koi8
+mkdir -p nothing/.git
+: >nothing/empty
+printf '{"text": "fine"}\n{"text": "cut\n' >cut.jsonl
+printf '{"text": "fine"}\n{"content": "x"}\n' >key.jsonl
+printf '{"text": 7}\n' >type.jsonl
+printf '["text"]\n' >array.jsonl
+printf '{"text": "a"} {"text": "b"}\n' >two.jsonl
+printf '\n \n' >blank.jsonl
+{ for i in $(seq 1 150); do echo '{"text": "fine"}'; done; echo '{"text": }'; } >late.jsonl
+refuses an_empty_file_is_refused "'empty' is empty" empty
+refuses a_tiny_file_is_refused 'the input has 1 byte of text, too little to split' tiny
+refuses a_binary_file_is_refused "'binary' is not text: it holds NUL bytes" binary
+refuses text_in_another_encoding_is_refused 'can be made UTF-8 by iconv' koi8
+refuses a_missing_path_is_refused "cannot open 'missing': No such file" text missing
+refuses a_device_is_refused "'/dev/null' is not a regular file or a folder" /dev/null
+refuses a_folder_without_text_is_refused "there is no text in 'nothing' (skipped: 1 hidden, 1 empty)" nothing
+refuses no_path_is_refused './prepare my.txt'
+refuses broken_json_names_file_and_line "'cut.jsonl' line 2 is not JSON" cut.jsonl
+refuses broken_json_late_in_the_file_leaves_nothing "'late.jsonl' line 151 is not JSON" late.jsonl
+refuses a_line_of_two_objects_is_refused "'two.jsonl' line 1 is not JSON: it goes wrong at column 15" two.jsonl
+refuses a_line_without_text_is_refused "'key.jsonl' line 2 has no \"text\" string" key.jsonl
+refuses a_text_that_is_a_number_is_refused "'type.jsonl' line 1 has no \"text\" string" type.jsonl
+refuses a_line_that_is_an_array_is_refused "'array.jsonl' line 1 has no \"text\" string" array.jsonl
+refuses a_jsonl_file_of_blank_lines_is_refused "there is no text in 'blank.jsonl'" blank.jsonl
+refuses an_unknown_option_is_answered_with_the_nearest "unknown option '--val-fractoin': did you mean --val-fraction" --val-fractoin 0.1 text
+refuses an_option_without_a_value_is_refused '--seed needs a value' text --seed
+for fraction in 0 1 -0.1 1.5 nan ten ''; do
+  refuses "a_val_fraction_of_'$fraction'_is_refused" "above 0 and below 1, not '$fraction'" --val-fraction "$fraction" text
+done
+for count in 0 -5 2147483648 1e9 99999999999999999999 ''; do
+  refuses "shard_tokens_of_'$count'_is_refused" "from 1 to 2147483647, not '$count'" --shard-tokens="$count" text
+done
+refuses more_shards_than_five_digits_number_are_refused 'use a larger --shard-tokens' --shard-tokens 1 long
+if seq 1 20000 >sparse && truncate -s 8T sparse; then
+  refuses a_text_larger_than_the_disk_is_refused_at_once 'the token files need 16.00 TiB' sparse
+else echo "ok - a_text_larger_than_the_disk_is_refused_at_once # SKIP no sparse files of 8 TiB here"; fi
+if [ -r /proc/self/mem ]; then refuses a_file_that_cannot_be_read_is_refused "cannot read '/proc/self/mem'" /proc/self/mem; fi
+if [ "$(id -u)" = 0 ]; then echo "ok - a_file_without_permission_is_refused # SKIP root may read every file"
+else
+  cp text locked && chmod 000 locked
+  refuses a_file_without_permission_is_refused "cannot open 'locked': Permission denied" locked
+fi
+
+name=an_output_folder_that_is_a_file_is_refused
+"$prepare" --out text/out text >stdout 2>stderr
+if [ $? = 1 ] && grep -q "'text" stderr && [ "$(cat text)" = 0123456789abcdefghijk ]; then passes $name; else fails $name "$(cat stderr)"; fi
+
+# ---- Failures on the way leave what was there
+
+runs --out kept text
+cp kept/train-00000.bin before
+same() { [ "$(ls -A kept | tr '\n' ' ')" = 'train-00000.bin val-00000.bin ' ] && cmp -s before kept/train-00000.bin; }
+
+name=a_full_disk_leaves_the_files_that_were_there
+ln -s /dev/full kept/train-00000.bin.tmp
+"$prepare" --out kept long >stdout 2>stderr
+if [ $? = 1 ] && grep -q 'No space left on device' stderr && same; then passes $name
+else fails $name "$(cat stderr) $(ls -A kept)"; fi
+
+name=a_limit_on_file_sizes_is_a_failed_write
+(ulimit -f 8 && exec "$prepare" --out kept long) >stdout 2>stderr
+if [ $? = 1 ] && grep -q 'File too large' stderr && same; then passes $name
+else fails $name "$(cat stderr) $(ls -A kept)"; fi
+
+# The pipe in place of the temporary file holds the program until the signal is there.
+name=a_signal_leaves_the_files_that_were_there
+seq 1 1000000 >longer
+mkfifo pipe
+ln -s ../pipe kept/train-00000.bin.tmp
+"$prepare" --out kept longer >stdout 2>stderr &
+job=$!
+{ kill -TERM $job; cat >/dev/null; } <pipe
+wait $job
+status=$?
+if [ $status = 143 ] && [ "$(cat stderr)" = 'prepare: interrupted: nothing was written' ] && same; then passes $name
+else fails $name "status $status, said: $(cat stderr), left: $(ls -A kept | tr '\n' ' ')"; fi
+
+name=help_is_printed_on_request
+if runs --help && grep -q -- --val-fraction stdout && [ ! -s stderr ]; then passes $name; else fails $name "$(cat stderr)"; fi
+
+exit $failed
