@@ -145,8 +145,8 @@ static int point_latest(const char *run_dir, int64_t step, Error *err) {
     status = error_set(err, "cannot remove '%s': %s", temporary, strerror(errno));
   else if (symlink(strrchr(folder, '/') + 1, temporary) != 0)
     status = error_set(err, "cannot create the link '%s': %s", temporary, strerror(errno));
-  else
-    status = path_rename(temporary, link, err);
+  else if ((status = path_rename(temporary, link, err)) != 0)
+    unlink(temporary);
   if (status == 0) status = directory_sync(run_dir, err);
   free(folder);
   free(temporary);

@@ -240,6 +240,9 @@ static int strike(Test *t, Fault fault, int at) {
   if (done && version != DURING) fail_msg("%s: the save passed but is not found", when);
   if (!done && version != DURING && version != (s->before ? BEFORE : 0))
     fail_msg("%s: version %d was found", when, version);
+  if (fault < DIE && s->before != s->during &&
+      (exists(t, "step-00000200.tmp") || exists(t, "latest.tmp")))
+    fail_msg("%s: the failed save left its temporary files", when);
   // `latest` itself is valid, but for the instant in which a folder is replaced without exchange.
   if (s->before && !s->no_exchange &&
       !exists(t, "latest/"
