@@ -193,6 +193,26 @@ static void the_offset_of_an_epoch_covers_the_window(void **state) {
   loader_close(loader);
 }
 
+// Too short for T offsets: the window moves between the file's two ends, and no further.
+static void a_single_window_moves_within_its_file(void **state) {
+  enum { T = 8, EPOCHS = 200 };
+  for (int32_t count = T + 1; count <= 2 * T; count++) {
+    write_count(*state, "single.bin", 0, count);
+    Loader *loader = open_or_fail(*state, "single.bin",
+                                  (LoaderConfig){.batch = 1, .seq = T, .seed = 6, .shuffle = true});
+    assert_int_equal(loader_windows(loader), 1);
+    int32_t tokens[T], targets[T], lowest = VOCAB, highest = 0;
+    for (int epoch = 0; epoch < EPOCHS; epoch++) {
+      loader_next(loader, tokens, targets);
+      if (tokens[0] < lowest) lowest = tokens[0];
+      if (targets[T - 1] > highest) highest = targets[T - 1];
+    }
+    assert_int_equal(lowest, 0);
+    assert_int_equal(highest, count - 1);
+    loader_close(loader);
+  }
+}
+
 static void an_epoch_has_its_own_order_and_a_seed_its_own_epochs(void **state) {
   enum { T = 4, B = 50 };
   write_count(*state, "order.bin", 0, T * (B + 1) + 1);
@@ -342,6 +362,7 @@ int main(void) {
       cmocka_unit_test(permute_depends_on_the_key),
       cmocka_unit_test(a_shuffled_epoch_visits_every_window_once),
       cmocka_unit_test(the_offset_of_an_epoch_covers_the_window),
+      cmocka_unit_test(a_single_window_moves_within_its_file),
       cmocka_unit_test(an_epoch_has_its_own_order_and_a_seed_its_own_epochs),
       cmocka_unit_test(a_sought_loader_gives_the_batches_of_one_that_ran),
       cmocka_unit_test(a_batch_spans_epochs_without_losing_a_window),

@@ -146,7 +146,7 @@ if cmp -s many/val-00000.bin again/val-00000.bin && ! cmp -s many/val-00000.bin 
 name=both_sides_get_a_document_whatever_the_fraction
 head -n 100 many.jsonl >hundred.jsonl
 wrong=
-for seed in 1 2 3 4 5 6 7 8; do
+for seed in 1 2 3; do
   for fraction in 0.000001 0.999999; do
     runs --out edge --seed $seed --val-fraction $fraction hundred.jsonl || wrong="seed $seed, fraction $fraction"
   done
