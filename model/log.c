@@ -7,9 +7,10 @@
 
 TimeText time_text(double seconds) {
   TimeText t;
-  const long long s = seconds > 0 && seconds < 1e12 ? llround(seconds) : 0;
+  if (!(seconds > 0)) seconds = 0; // NAN too
+  const long long s = seconds < 1e12 ? llround(seconds) : 0;
   if (seconds < 59.95)
-    snprintf(t.text, sizeof t.text, "%.1f s", seconds > 0 ? seconds : 0);
+    snprintf(t.text, sizeof t.text, "%.1f s", seconds);
   else if (s < 3600)
     snprintf(t.text, sizeof t.text, "%lld min %02lld s", s / 60, s % 60);
   else if (s < 86400)
