@@ -6,43 +6,22 @@
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 
 #include "base/file.h"
 #include "base/memory.h"
 #include "data/loader.h"
+#include "tests/support/data_test.h"
 
 enum { VOCAB = 100000 };
 
-static int make_folder(void **state) {
-  char *folder = xstrdup("/tmp/test_loader.XXXXXX");
-  *state = folder;
-  return mkdtemp(folder) ? 0 : -1;
-}
-
-static int remove_folder(void **state) {
-  Error err;
-  const int status = directory_remove(*state, &err);
-  free(*state);
-  return status;
-}
-
-static void assert_says(const Error *err, const char *part) {
-  if (!strstr(err->text, part)) fail_msg("'%s' does not say '%s'", err->text, part);
-}
-
 // A file whose tokens are first, first + 1, ...: each token tells where it comes from.
 static void write_count(const char *folder, const char *name, int32_t first, int32_t count) {
+  int32_t *tokens = xmalloc((size_t)count * sizeof *tokens);
+  for (int32_t i = 0; i < count; i++) tokens[i] = first + i;
   char *path = xasprintf("%s/%s", folder, name);
-  Error err;
-  TokenWriter w;
-  assert_int_equal(token_writer_open(&w, path, VOCAB, &err), 0);
-  for (int32_t i = 0; i < count; i++) {
-    const int32_t token = first + i;
-    assert_int_equal(token_writer_append(&w, &token, 1, &err), 0);
-  }
-  assert_int_equal(token_writer_finish(&w, &err), 0);
+  write_tokens(path, tokens, count, VOCAB);
   free(path);
+  free(tokens);
 }
 
 static Loader *try_open(const char *folder, const char *name, LoaderConfig config, Error *err) {

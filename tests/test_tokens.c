@@ -6,38 +6,12 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 
 #include "base/file.h"
 #include "base/memory.h"
 #include "data/tokenizer.h"
 #include "data/tokens.h"
-
-static int make_folder(void **state) {
-  char *folder = xstrdup("/tmp/test_tokens.XXXXXX");
-  *state = folder;
-  return mkdtemp(folder) ? 0 : -1;
-}
-
-static int remove_folder(void **state) {
-  Error err;
-  const int status = directory_remove(*state, &err);
-  free(*state);
-  return status;
-}
-
-static void assert_says(const Error *err, const char *part) {
-  if (!strstr(err->text, part)) fail_msg("'%s' does not say '%s'", err->text, part);
-}
-
-static void write_tokens(const char *path, const int32_t *tokens, int64_t count, int64_t vocab) {
-  Error err;
-  TokenWriter w;
-  assert_int_equal(token_writer_open(&w, path, vocab, &err), 0);
-  assert_int_equal(token_writer_append(&w, tokens, count / 3, &err), 0);
-  assert_int_equal(token_writer_append(&w, tokens + count / 3, count - count / 3, &err), 0);
-  assert_int_equal(token_writer_finish(&w, &err), 0);
-}
+#include "tests/support/data_test.h"
 
 static void check_round_trip(const char *folder, int64_t vocab, int token_bytes) {
   enum { COUNT = 1000003 }; // more than the writer's buffer holds
