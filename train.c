@@ -303,10 +303,10 @@ static int parse_generate(GenerateArgs *args, int argc, char **argv, Error *err)
   return 0;
 }
 
-// OpenMP's threads wait for work by spinning, which on a machine that is shared with anything else
-// can make a step 30 times slower (measured: 1900 ms for 57). Asleep they cost a few per cent on an
-// idle machine. The library reads the policy before main, so it is set by starting over once;
-// whoever sets it himself has the last word.
+// OpenMP's threads wait for work by spinning. Asleep they are better on two cores (41 ms for 58,
+// configs/shakespeare-cpu.json alone on the machine) and much better on a shared machine (94 ms for
+// 1900, two compilers running beside it). The library reads its policy before main, so it is set by
+// starting over once; whoever sets it himself has the last word.
 static void let_idle_threads_sleep(char **argv) {
   if (getenv("OMP_WAIT_POLICY") || getenv("GOMP_SPINCOUNT")) return;
   if (setenv("OMP_WAIT_POLICY", "passive", 1) == 0) execv("/proc/self/exe", argv);
