@@ -1,0 +1,91 @@
+#!/usr/bin/env bash
+# Installs what is missing from the distribution's packages, and only that.
+# usage: scripts/install_packages.sh build|test     test: what building needs, and what the tests need
+# Whether something is missing is found by using it, not by a package's name: a compiler or library that was
+# installed another way counts, too.
+set -u
+
+say() { echo "packages: $*"; }
+fail() {
+  echo "install_packages.sh: $*" >&2
+  exit 1
+}
+
+cc=${CC:-gcc} fuzz_cc=${FUZZ_CC:-clang}
+
+compiles() { # COMPILER FLAGS...: a program that includes what ours do
+  printf '%s\n' '#include <omp.h>' '#include <stdio.h>' \
+    'int LLVMFuzzerTestOneInput(const char *d, long n);' \
+    'int LLVMFuzzerTestOneInput(const char *d, long n) { return d == (const char *)n + omp_get_max_threads(); }' \
+    "${main_line:-}" | "$@" -x c - -lm -o /dev/null >/dev/null 2>&1
+}
+
+module() { pkg-config --exists "$1" 2>/dev/null; }
+
+# What is missing: in the distribution's names, and in words for systems of another kind.
+find_missing() {
+  packages=() words=()
+  main_line='int main(void) { return 0; }' compiles "$cc" -fopenmp ||
+    { packages+=(gcc libc6-dev) && words+=('a C compiler with OpenMP'); }
+  command -v make >/dev/null || { packages+=(make) && words+=('GNU make'); }
+  command -v pkg-config >/dev/null || { packages+=(pkg-config) && words+=('pkg-config'); }
+  module libcjson || { packages+=(libcjson-dev) && words+=('cJSON'); }
+  # OpenBLAS in the build that uses OpenMP: it then shares its threads with our own loops.
+  module openblas || { packages+=(libopenblas-openmp-dev) && words+=('OpenBLAS'); }
+  [ "$1" = test ] || return 0
+  module cmocka || { packages+=(libcmocka-dev) && words+=('cmocka'); }
+  # Some releases have libFuzzer's run-time library in a package of its own, others in one that clang brings.
+  compiles "$fuzz_cc" -fopenmp -fsanitize=fuzzer,address,undefined ||
+    { packages+=(clang libomp-dev libclang-rt-dev) && words+=('clang with libFuzzer and OpenMP'); }
+}
+
+missing_words() {
+  local text
+  text=$(printf '%s, ' "${words[@]}")
+  echo "${text%, }"
+}
+
+as_root() {
+  if [ "$(id -u)" = 0 ]; then "$@"; else sudo "$@"; fi
+}
+
+apt() {
+  as_root env DEBIAN_FRONTEND=noninteractive NEEDRESTART_MODE=l \
+    apt-get -o DPkg::Lock::Timeout=300 -o Acquire::Retries=3 "$@" </dev/null >>"$log" 2>&1
+}
+
+apt_failed() {
+  echo "   ..." >&2
+  tail -n 12 "$log" | sed 's/^/   /' >&2
+  rm -f "$log"
+  fail "apt-get $1 failed as shown above; when that is put right, run this again"
+}
+
+install_missing() {
+  log=$(mktemp)
+  say "installing ${packages[*]}"
+  apt update || apt_failed update
+  local available=() package
+  for package in "${packages[@]}"; do
+    [ "$package" = libclang-rt-dev ] && ! apt-cache show "$package" >/dev/null 2>&1 && continue
+    available+=("$package")
+  done
+  apt install -y --no-install-recommends "${available[@]}" || apt_failed install
+  rm -f "$log"
+}
+
+what=${1:-}
+[ "$what" = build ] || [ "$what" = test ] || fail "say what for: build or test"
+find_missing "$what"
+if [ ${#packages[@]} = 0 ]; then
+  say "nothing is missing"
+  exit 0
+fi
+command -v apt-get >/dev/null ||
+  fail "this system has no apt-get; install with its own package manager, headers included: $(missing_words)"
+if [ "$(id -u)" != 0 ] && ! command -v sudo >/dev/null; then
+  fail "packages are missing, and installing them needs root or sudo; as root run: apt-get install ${packages[*]}"
+fi
+install_missing
+find_missing "$what"
+[ ${#packages[@]} = 0 ] || fail "installed, but still not usable: $(missing_words)"

@@ -1,0 +1,148 @@
+#!/usr/bin/env bash
+# From nothing to a model that writes: installs what is missing, builds, prepares a text, trains a small LLaMA on it
+# and lets it write. `--help` says more.
+set -euo pipefail
+
+usage() {
+  cat <<'END'
+usage: scripts/quickstart.sh [--text FILE_OR_DIR] [--out DIR] [--steps N] [section.key=value ...]
+
+  --text FILE_OR_DIR  what to learn to write: a text file, a .jsonl file (field "text") or a folder of both;
+                      without it, the source files of this repository
+  --out DIR           the run's folder; runs/NAME without it, and NAME is the text's, or "quickstart"
+  --steps N           how long to train
+  section.key=value   any other key of the config (./train --help-config lists them), such as model.hidden_size=256
+
+A folder that holds a finished run is left alone: DIR-2, DIR-3, ... is used. An interrupted run is gone on with.
+END
+}
+
+fail() {
+  echo "quickstart.sh: $*" >&2
+  exit 1
+}
+
+text='' out='' overrides=()
+parse_arguments() {
+  while [ $# -gt 0 ]; do
+    case $1 in
+    -h | --help) usage && exit 0 ;;
+    --text | --out | --steps)
+      if [ $# -lt 2 ] || [ -z "$2" ]; then fail "$1 needs a value; --help says more"; fi
+      case $1 in
+      --text) text=$2 ;;
+      --out) out=$2 ;;
+      --steps) overrides+=("train.steps=$2") ;;
+      esac
+      shift
+      ;;
+    -*) fail "unknown option '$1'; --help lists them" ;;
+    *.*=*) overrides+=("$1") ;;
+    *) fail "'$1' is neither an option nor section.key=value; is it meant as --text '$1'?" ;;
+    esac
+    shift
+  done
+}
+
+start=$SECONDS
+announce() { printf '\n[%s/5] %s\n' "$1" "$2"; }
+
+# The source files of this repository, NUL between them; a tarball has no git to ask.
+own_sources() {
+  if [ -e .git ] && command -v git >/dev/null && git ls-files >/dev/null 2>&1; then
+    git ls-files -z '*.c' '*.h' '*.cu' '*.cuh' '*.sh' '*.py' Makefile
+  else
+    find base data model kernels scripts tests train.c Makefile -type f \
+      \( -name '*.[ch]' -o -name '*.cu' -o -name '*.cuh' -o -name '*.sh' -o -name '*.py' -o -name Makefile \) -print0 |
+      LC_ALL=C sort -z
+  fi
+}
+
+finished() { tail -n 1 "$1/log.jsonl" 2>/dev/null | grep -q '"reason":"done"'; }
+
+# A path's last part in letters that mean nothing in a glob.
+plain() {
+  local name
+  name=$(basename "$1")
+  echo "${name//[^A-Za-z0-9._-]/_}"
+}
+
+# Chooses the run's folder and the data's: the first of OUT, OUT-2, ... that is free, or that holds an interrupted
+# run on the same text, which is then gone on with. source.txt beside the tokens says whose they are.
+choose_folders() {
+  local base=$1 source=$2 number=1
+  run=$base
+  while :; do
+    data=data/$(plain "$run")
+    going_on=no
+    [ -e "$run/log.jsonl" ] || return 0
+    if ! finished "$run" && [ "$(cat "$data/source.txt" 2>/dev/null)" = "$source" ]; then
+      going_on=yes
+      return 0
+    fi
+    number=$((number + 1))
+    run=$base-$number
+  done
+}
+
+prepare_text() {
+  if [ "$going_on" = yes ]; then
+    echo "the run in $run was interrupted: it goes on, with its text as it was prepared in $data"
+    return 0
+  fi
+  if [ -n "$text" ]; then
+    ./prepare --out "$data" -- "$text" || exit 1
+  else
+    local sources
+    mapfile -d '' sources < <(own_sources)
+    echo "the text: the ${#sources[@]} source files of this repository (--text takes yours)"
+    ./prepare --out "$data" -- "${sources[@]}" || exit 1
+  fi
+  echo "$source_name" >"$data/source.txt"
+}
+
+parse_arguments "$@"
+# The user's paths are relative to where the command was called.
+if [ -n "$text" ]; then
+  [ -e "$text" ] || fail "there is no file or folder '$text'; give --text one that is there"
+  text=$(realpath "$text")
+fi
+[ -z "$out" ] || out=$(realpath -m "$out")
+cd "$(dirname "$0")/.."
+name=quickstart source_name='the source files of this repository'
+if [ -n "$text" ]; then
+  name=$(plain "$text")
+  name=${name%.*}
+  source_name=$text
+fi
+out=${out#"$PWD"/}
+choose_folders "${out:-runs/${name:-text}}" "$source_name"
+
+announce 1 'packages'
+scripts/install_packages.sh build
+
+announce 2 'build'
+make -s -j"$(nproc)" all || fail 'the build failed as shown above'
+echo './train and ./prepare are built'
+
+announce 3 'text'
+prepare_text
+
+announce 4 "training, into $run (Ctrl-C saves and ends; the same command goes on)"
+./train configs/quickstart.json "data.train=$data/train-*.bin" "data.val=$data/val-*.bin" "output.dir=$run" \
+  train.resume=auto ${overrides[@]+"${overrides[@]}"} || exit 1
+if ! finished "$run"; then
+  echo "The same command goes on, too. What it writes so far: ./train --generate $run --prompt ''"
+  exit 0
+fi
+
+announce 5 'what it writes'
+./train --generate "$run" --prompt '' --tokens 600
+cat <<END
+
+It took $((SECONDS - start)) s in all. To go on from here:
+  ./train --generate $run --prompt 'static int '          let it write
+  ./scripts/quickstart.sh --text my.txt                   train on a text of yours
+  ./scripts/quickstart.sh --steps 2000 --out runs/longer  train longer
+  ./train --help                                          everything else; larger models are in configs/
+END
