@@ -18,13 +18,14 @@ WARNINGS := -Wall -Wextra -Wshadow -Wstrict-prototypes -Werror
 CFLAGS ?= -O3 -g
 BASE_CFLAGS := -std=c11 -D_POSIX_C_SOURCE=200809L $(WARNINGS) -I. -fopenmp -MMD -MP \
   $(shell pkg-config --cflags libcjson openblas 2>/dev/null)
-LIBS := $(shell pkg-config --libs libcjson openblas 2>/dev/null || echo -lcjson -lopenblas) -lm
+LIBS := $(shell pkg-config --libs libcjson openblas 2>/dev/null || echo -lcjson -lopenblas) -ldl -lm
 
 VERSION := 0.1.0
 GIT_REVISION := $(shell git describe --always --dirty 2>/dev/null || echo unknown)
 
 # ---- Sources: everything in the library folders but the two main programs.
-LIBRARY := $(filter-out data/prepare.c,$(wildcard base/*.c data/*.c model/*.c kernels/*.c kernels/cpu/*.c))
+LIBRARY := $(filter-out data/prepare.c,$(wildcard base/*.c data/*.c model/*.c kernels/*.c kernels/cpu/*.c)) \
+  $(addprefix kernels/cuda/,cudnn_api.c cudnn_graph.c attention_graph.c) # need no CUDA to build
 TESTS := $(basename $(notdir $(wildcard tests/test_*.c)))
 FUZZERS := $(basename $(notdir $(wildcard tests/fuzz_*.c)))
 GRADCHECKS := $(basename $(notdir $(wildcard tests/gradcheck_*.c)))
@@ -32,6 +33,7 @@ SCRIPT_TESTS := $(sort $(wildcard tests/test_*.sh))
 TEST_SUPPORT := $(wildcard tests/support/*.c)
 
 # Calls that change files, for faults to be injected into.
+EXTRA_test_attention_graph := -idirafter /usr/local/cuda/include
 LDFLAGS_test_checkpoint_faults := $(foreach call,write open fsync rename renameat2 symlink mkdir unlink rmdir,-Wl,--wrap=$(call))
 
 objects = $(patsubst %.c,build/$(1)/%.o,$(2))

@@ -1,0 +1,76 @@
+#include "kernels/cuda/cudnn_api.h"
+
+#include <dlfcn.h>
+#include <stdio.h>
+#include <string.h>
+
+static const struct {
+  const char *name;
+  size_t offset;
+} functions[] = {
+    {"cudnnGetVersion", offsetof(CudnnApi, get_version)},
+    {"cudnnGetCudartVersion", offsetof(CudnnApi, get_cudart_version)},
+    {"cudnnGetErrorString", offsetof(CudnnApi, error_string)},
+    {"cudnnGetLastErrorString", offsetof(CudnnApi, last_error_string)},
+    {"cudnnCreate", offsetof(CudnnApi, create)},
+    {"cudnnDestroy", offsetof(CudnnApi, destroy)},
+    {"cudnnSetStream", offsetof(CudnnApi, set_stream)},
+    {"cudnnBackendCreateDescriptor", offsetof(CudnnApi, create_descriptor)},
+    {"cudnnBackendDestroyDescriptor", offsetof(CudnnApi, destroy_descriptor)},
+    {"cudnnBackendFinalize", offsetof(CudnnApi, finalize)},
+    {"cudnnBackendSetAttribute", offsetof(CudnnApi, set_attribute)},
+    {"cudnnBackendGetAttribute", offsetof(CudnnApi, get_attribute)},
+    {"cudnnBackendExecute", offsetof(CudnnApi, execute)},
+};
+
+// 9.10.0 and 9.10.1 have no working backward, and before 9.11 the mask value and the reduction's
+// attributes differ (cudnn-frontend, scaled_dot_product_flash_attention.h).
+int cudnn_version_supported(size_t version, Error *err) {
+  if (version >= 91100 && version < 100000) return 0;
+  return error_set(
+      err,
+      "cuDNN %zu.%zu.%zu is installed, and attention on the GPU needs 9.11 or later of "
+      "major version 9: install a newer one (apt install cudnn9-cuda-13, or pip "
+      "install nvidia-cudnn-cu13)",
+      version / 10000, version / 100 % 100, version % 100);
+}
+
+// cuDNN loads its compiler (NVRTC, 110 MB) and unloads it again for every configuration it looks
+// at, and each unloading leaks; one that is held open it finds loaded. Where we do not find it,
+// cuDNN may.
+static void hold_compiler(const CudnnApi *api) {
+  char name[32];
+  snprintf(name, sizeof name, "libnvrtc.so.%zu", api->get_cudart_version() / 1000);
+  dlopen(name, RTLD_NOW | RTLD_LOCAL);
+}
+
+int cudnn_open(CudnnApi *api, Error *err) {
+  memset(api, 0, sizeof *api);
+  void *library = dlopen("libcudnn.so.9", RTLD_NOW | RTLD_LOCAL);
+  if (!library)
+    return error_set(err,
+                     "cuDNN 9 is missing (%s): install it (apt install cudnn9-cuda-13), or put the "
+                     "folder that holds libcudnn.so.9 into LD_LIBRARY_PATH",
+                     dlerror());
+  for (size_t i = 0; i < sizeof functions / sizeof *functions; i++) {
+    void *address = dlsym(library, functions[i].name);
+    if (!address)
+      return error_set(err, "libcudnn.so.9 has no function %s: reinstall cuDNN 9.11 or later",
+                       functions[i].name);
+    memcpy((char *)api + functions[i].offset, &address, sizeof address);
+  }
+  api->version = api->get_version();
+  if (cudnn_version_supported(api->version, err)) return -1;
+  hold_compiler(api);
+  return 0;
+}
+
+int cudnn_check(const CudnnApi *api, int status, const char *doing, Error *err) {
+  if (status == 0) return 0;
+  char detail[1024] = "";
+  api->last_error_string(detail, sizeof detail);
+  detail[sizeof detail - 1] = 0;
+  return error_set(err, "cuDNN %zu.%zu.%zu, %s: %s%s%s", api->version / 10000,
+                   api->version / 100 % 100, api->version % 100, doing, api->error_string(status),
+                   *detail ? ": " : "", detail);
+}

@@ -1,0 +1,258 @@
+// The attention graphs against the installed cuDNN, without a GPU: cuDNN's support check takes a
+// device's properties from text.
+#include <dlfcn.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+#include <cmocka.h>
+#include "kernels/cuda/attention_graph.h"
+
+#if defined(__has_include)
+#if __has_include(<cudnn_graph.h>) && __has_include(<cuda_runtime_api.h>)
+#include <cudnn_graph.h>
+#define HAVE_CUDNN_HEADER
+#endif
+#endif
+
+static void the_constants_are_those_of_the_installed_header(void **state) {
+  (void)state;
+#ifdef HAVE_CUDNN_HEADER
+#define COMPARE(name, value)                                                                       \
+  if ((int)CUDNN_##name != (value)) fail_msg(#name " is %d, not %d", (int)CUDNN_##name, value);
+  CUDNN_CONSTANTS(COMPARE)
+  printf("# compared with the header of cuDNN %d.%d.%d\n", CUDNN_MAJOR, CUDNN_MINOR,
+         CUDNN_PATCHLEVEL);
+#else
+  printf("# skipped: cudnn_graph.h is not on the include path\n");
+  skip();
+#endif
+}
+
+static void versions_that_cannot_work_are_refused(void **state) {
+  (void)state;
+  static const struct {
+    size_t version;
+    bool works;
+    const char *text;
+  } cases[] = {{90500, false, "cuDNN 9.5.0 "},
+               {91000, false, "cuDNN 9.10.0 "},
+               {91001, false, "cuDNN 9.10.1 "},
+               {91002, false, "cuDNN 9.10.2 "},
+               {91100, true, ""},
+               {91400, true, ""},
+               {91900, true, ""},
+               {92600, true, ""},
+               {100000, false, "cuDNN 10.0.0 "},
+               {8907, false, "cuDNN "}};
+  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    Error err = {""};
+    assert_int_equal(cudnn_version_supported(cases[i].version, &err), cases[i].works ? 0 : -1);
+    assert_non_null(strstr(err.text, cases[i].text));
+  }
+}
+
+static void impossible_shapes_are_refused_with_the_reason(void **state) {
+  (void)state;
+  static const struct {
+    AttentionShape shape;
+    const char *text;
+  } cases[] = {{{1, 8, 4, 3, 64}, "4 query heads are not a multiple of 3"},
+               {{1, 8, 4, 4, 60}, "head_dim 60"},
+               {{1, 8, 4, 4, 264}, "head_dim 264"},
+               {{1, 0, 4, 4, 64}, "at least 1"}};
+  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    Error err = {""};
+    assert_int_equal(attention_shape_check(&cases[i].shape, &err), -1);
+    assert_non_null(strstr(err.text, cases[i].text));
+  }
+}
+
+// ---- With the library
+
+// cuDNN drops every engine in silence where it finds no driver library. Any of that name will do,
+// and one that is loaded already is found by its name.
+static const char *const driver_libraries[] = {
+    "libcuda.so.1",
+    "/usr/local/cuda/lib64/stubs/libcuda.so",
+    "/usr/lib/x86_64-linux-gnu/stubs/libcuda.so",
+};
+
+// NULL, or why the support check cannot run here.
+static const char *library_open(CudnnApi *api) {
+  static Error err;
+  void *driver = NULL;
+  for (size_t i = 0; i < sizeof driver_libraries / sizeof *driver_libraries && !driver; i++)
+    driver = dlopen(driver_libraries[i], RTLD_NOW | RTLD_GLOBAL);
+  if (!driver) return "neither a driver's libcuda.so.1 nor the CUDA toolkit's stub of it is here";
+  return cudnn_open(api, &err) ? err.text : NULL;
+}
+
+typedef struct Device {
+  const char *name;
+  int compute, processors, shared_optin, threads_per_processor, max_blocks, l2_MiB;
+} Device;
+
+static const Device h200 = {"NVIDIA H200", 900, 132, 232448, 2048, 32, 60};
+static const Device a100 = {"NVIDIA A100", 800, 108, 166912, 2048, 32, 40};
+static const Device rtx4090 = {"NVIDIA GeForce RTX 4090", 890, 128, 101376, 1536, 24, 72};
+
+static CudnnDescriptor device_open(const CudnnApi *api, const Device *d) {
+  char json[2048];
+  Error err;
+  CudnnDescriptor device = NULL;
+  snprintf(json, sizeof json,
+           "{\"maxGridSize\":[2147483647,65535,65535],\"maxBlockSize\":[1024,1024,64],"
+           "\"regsPerBlock\":65536,\"multiProcessorCount\":%d,\"warpSize\":32,"
+           "\"maxSharedMemoryPerBlock\":49152,\"maxSharedMemoryPerBlockOptin\":%d,"
+           "\"reservedSharedMemoryPerBlock\":1024,\"maxRegistersPerSM\":65536,"
+           "\"maxCtasPerSM\":%d,\"maxThreadsPerBlock\":1024,\"maxThreadsPerSM\":%d,"
+           "\"pciDeviceId\":0,\"isTccDriver\":0,\"supportCoopLaunch\":1,"
+           "\"smClockRateKHz\":1980000,\"memClockRateKHz\":3201000,\"l2CacheSize\":%d,"
+           "\"deviceName\":\"%s\",\"deviceVer\":%d,\"driverVer\":13000,\"cudaDeviceId\":0,"
+           "\"totalGlobalMem\":25000000000}",
+           d->processors, d->shared_optin, d->max_blocks, d->threads_per_processor,
+           d->l2_MiB * 1048576, d->name, d->compute);
+  if (cudnn_device(api, json, &device, &err)) fail_msg("%s", err.text);
+  return device;
+}
+
+enum { MAX_CONFIGS = 8 };
+
+// Number of configurations, each checked to have a name; the graph is freed.
+static int count_configs(CudnnGraph *g, CudnnDescriptor device, char *names, size_t bytes) {
+  CudnnConfig list[MAX_CONFIGS];
+  Error err;
+  int count = 0;
+  if (graph_configs(g, device, list, MAX_CONFIGS, &count, &err)) fail_msg("%s", err.text);
+  *names = 0;
+  for (int i = 0; i < count; i++) {
+    assert_true(list[i].engine >= 0);
+    const size_t used = strlen(names);
+    snprintf(names + used, bytes - used, " %lld/%lld", (long long)list[i].engine,
+             (long long)list[i].kernel);
+  }
+  configs_destroy(g->api, list, count);
+  graph_destroy(g);
+  return count;
+}
+
+static int forward_configs(const CudnnApi *api, CudnnDescriptor device, const AttentionShape *s,
+                           char *names, size_t bytes) {
+  CudnnGraph g;
+  Error err;
+  if (attention_graph_forward(&g, api, NULL, s, &err)) fail_msg("%s", err.text);
+  return count_configs(&g, device, names, bytes);
+}
+
+static int backward_configs(const CudnnApi *api, CudnnDescriptor device, const AttentionShape *s,
+                            AttentionForm form, char *names, size_t bytes) {
+  CudnnGraph g;
+  Error err;
+  if (attention_graph_backward(&g, api, NULL, s, form, &err)) fail_msg("%s", err.text);
+  return count_configs(&g, device, names, bytes);
+}
+
+static const AttentionShape shapes[] = {
+    {8, 4096, 32, 8, 64},   {2, 8192, 64, 8, 128},  {32, 1024, 12, 12, 64}, {128, 256, 6, 6, 48},
+    {16, 2048, 16, 16, 64}, {1, 1, 4, 4, 64},       {3, 77, 3, 1, 80},      {2, 333, 8, 1, 128},
+    {2, 128, 8, 2, 48},     {1, 16384, 64, 8, 128},
+};
+static const AttentionForm forms[] = {
+    {false, false, false}, {true, false, false}, {false, true, false},
+    {false, false, true},  {false, true, true},  {true, false, true},
+};
+
+static void expect_engines(const Device *device_description, size_t shape_count) {
+  CudnnApi api;
+  const char *missing = library_open(&api);
+  if (missing) {
+    printf("# skipped: %s\n", missing);
+    skip();
+  }
+  printf("# cuDNN %zu, %s: engine/kernel offered, best guess first\n", api.version,
+         device_description->name);
+  CudnnDescriptor device = device_open(&api, device_description);
+  for (size_t i = 0; i < shape_count; i++) {
+    const AttentionShape *s = &shapes[i];
+    char forward[256], backward[256];
+    if (forward_configs(&api, device, s, forward, sizeof forward) == 0)
+      fail_msg("forward, shape %zu: cuDNN offers no engine", i);
+    for (size_t f = 0; f < sizeof forms / sizeof *forms; f++) {
+      if (backward_configs(&api, device, s, forms[f], backward, sizeof backward) == 0)
+        fail_msg("backward, shape %zu, form %zu: cuDNN offers no engine", i, f);
+      if (f == 0)
+        printf("# B%lld T%lld H%lld KV%lld d%lld: forward%s, backward%s\n", (long long)s->B,
+               (long long)s->T, (long long)s->H, (long long)s->KV, (long long)s->d, forward,
+               backward);
+    }
+  }
+  api.destroy_descriptor(device);
+}
+
+static void every_shape_and_form_has_an_engine_on_hopper(void **state) {
+  (void)state;
+  expect_engines(&h200, sizeof shapes / sizeof *shapes);
+}
+static void ampere_and_ada_have_engines(void **state) {
+  (void)state;
+  expect_engines(&a100, 5);
+  expect_engines(&rtx4090, 5);
+}
+
+// That a count of zero is possible, so that the checks above can fail.
+static void a_graph_outside_the_pattern_is_offered_no_engine(void **state) {
+  (void)state;
+  CudnnApi api;
+  const char *missing = library_open(&api);
+  if (missing) {
+    printf("# skipped: %s\n", missing);
+    skip();
+  }
+  CudnnDescriptor device = device_open(&api, &h200);
+  CudnnGraph g;
+  Error err;
+  char names[256];
+  const TensorShape x = {{1, 4, 128, 64}, {32768, 8192, 64, 1}};
+  const TensorShape p = {{1, 4, 128, 128}, {65536, 16384, 128, 1}};
+  graph_begin(&g, &api);
+  CudnnDescriptor made_by_nothing = graph_virtual(&g, DATA_BFLOAT16, p);
+  graph_matmul(&g, made_by_nothing, graph_tensor(&g, 1, DATA_BFLOAT16, x),
+               graph_tensor(&g, 2, DATA_BFLOAT16, x));
+  if (graph_finish(&g, NULL, &err)) fail_msg("%s", err.text);
+  assert_int_equal(count_configs(&g, device, names, sizeof names), 0);
+  api.destroy_descriptor(device);
+}
+
+static void a_failure_of_cudnn_is_reported_in_a_sentence(void **state) {
+  (void)state;
+  CudnnApi api;
+  const char *missing = library_open(&api);
+  if (missing) {
+    printf("# skipped: %s\n", missing);
+    skip();
+  }
+  CudnnGraph g;
+  Error err = {""};
+  graph_begin(&g, &api);
+  assert_int_equal(graph_finish(&g, NULL, &err), -1); // no operation
+  graph_destroy(&g);
+  printf("# %s\n", err.text);
+  assert_non_null(strstr(err.text, "cuDNN 9."));
+  assert_non_null(strstr(err.text, "finalizing the operation graph: CUDNN_STATUS_"));
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(the_constants_are_those_of_the_installed_header),
+      cmocka_unit_test(versions_that_cannot_work_are_refused),
+      cmocka_unit_test(impossible_shapes_are_refused_with_the_reason),
+      cmocka_unit_test(every_shape_and_form_has_an_engine_on_hopper),
+      cmocka_unit_test(ampere_and_ada_have_engines),
+      cmocka_unit_test(a_graph_outside_the_pattern_is_offered_no_engine),
+      cmocka_unit_test(a_failure_of_cudnn_is_reported_in_a_sentence),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}
