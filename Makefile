@@ -42,7 +42,7 @@ objects = $(patsubst %.c,build/$(1)/%.o,$(2))
 FLAGS_release := $(CFLAGS)
 FLAGS_asan := -O1 -g -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=all
 FLAGS_double := -O2 -g -DREAL_IS_DOUBLE
-FLAGS_fuzz := -O1 -g -fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=all
+FLAGS_fuzz := -O1 -g -Wno-pass-failed -fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=all
 
 define flavour
 build/$(1)/%.o: %.c Makefile
