@@ -88,6 +88,7 @@ static int command_train(const char *path, int override_count, char **overrides)
   Config config;
   Trainer trainer;
   if (config_load(&config, path, override_count, overrides, &err) != 0) return fail(&err);
+  config_print(&config);
   if (trainer_open(&trainer, &config, &err) != 0) return fail(&err);
   catch_signals();
   const int status = training_loop(&trainer, &err);

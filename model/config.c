@@ -291,6 +291,30 @@ int config_compare(const Config *saved, const Config *now, Error *err) {
   return -1;
 }
 
+void config_print(const Config *config) {
+  enum { INDENT = 4, WIDTH = 110 };
+  const char *section = "";
+  size_t column = 0;
+  printf("config");
+  for (int i = 0; i < config_key_count; i++) {
+    const Key *key = &config_keys[i];
+    if (strcmp(key->section, "model.rope_scaling") == 0 &&
+        config->model.rope_scaling.type == ROPE_DEFAULT)
+      continue;
+    JsonText value = {0};
+    key_append_value(&value, key, config);
+    const size_t length = strlen(key->name) + value.used + 2;
+    if (strcmp(section, key->section) != 0)
+      column = (size_t)printf("\n  %s:", key->section);
+    else if (column + length > WIDTH)
+      column = (size_t)printf("\n%*s", INDENT, "");
+    column += (size_t)printf(" %s=%s", key->name, value.text);
+    section = key->section;
+    free(value.text);
+  }
+  printf("\n");
+}
+
 void config_print_keys(void) {
   printf("| key | default | allowed | meaning |\n|---|---|---|---|\n");
   for (int i = 0; i < config_key_count; i++) {

@@ -109,6 +109,9 @@ int config_parse(Config *config, const char *name, const char *json, int overrid
 // config_parse(config_json(c)) == c.
 char *config_json(const Config *config);
 
+// Prints the same, a few lines a section, for the start of a run.
+void config_print(const Config *config);
+
 // Where `now` differs from `saved` in a key that shapes the run (marked in the table): -1 and a
 // sentence that names the keys with both values. Keys that do not change the numbers (output,
 // intervals, ...) may differ.
