@@ -93,10 +93,8 @@ prepare_text() {
   if [ -n "$text" ]; then
     ./prepare --out "$data" -- "$text" || exit 1
   else
-    local sources
-    mapfile -d '' sources < <(own_sources)
-    echo "the text: the ${#sources[@]} source files of this repository (--text takes yours)"
-    ./prepare --out "$data" -- "${sources[@]}" || exit 1
+    echo 'the text: the source files of this repository (--text takes yours)'
+    own_sources | xargs -0 -x ./prepare --out "$data" -- || exit 1
   fi
   echo "$source_name" >"$data/source.txt"
 }
@@ -130,14 +128,14 @@ prepare_text
 
 announce 4 "training, into $run (Ctrl-C saves and ends; the same command goes on)"
 ./train configs/quickstart.json "data.train=$data/train-*.bin" "data.val=$data/val-*.bin" "output.dir=$run" \
-  train.resume=auto ${overrides[@]+"${overrides[@]}"} || exit 1
+  output.log_interval=10 train.resume=auto ${overrides[@]+"${overrides[@]}"} || exit 1
 if ! finished "$run"; then
   echo "The same command goes on, too. What it writes so far: ./train --generate $run --prompt ''"
   exit 0
 fi
 
 announce 5 'what it writes'
-./train --generate "$run" --prompt '' --tokens 600
+./train --generate "$run" --prompt '' --tokens 600 --seed 2
 cat <<END
 
 It took $((SECONDS - start)) s in all. To go on from here:
