@@ -128,14 +128,16 @@ prepare_text
 
 announce 4 "training, into $run (Ctrl-C saves and ends; the same command goes on)"
 ./train configs/quickstart.json "data.train=$data/train-*.bin" "data.val=$data/val-*.bin" "output.dir=$run" \
-  output.log_interval=10 train.resume=auto ${overrides[@]+"${overrides[@]}"} || exit 1
+  train.resume=auto ${overrides[@]+"${overrides[@]}"} || exit 1
 if ! finished "$run"; then
   echo "The same command goes on, too. What it writes so far: ./train --generate $run --prompt ''"
   exit 0
 fi
 
 announce 5 'what it writes'
-./train --generate "$run" --prompt '' --tokens 600 --seed 2
+prompt='static int '
+[ -z "$text" ] || prompt=$'\n'
+./train --generate "$run" --prompt "$prompt" --tokens 600 --temperature 0.6
 cat <<END
 
 It took $((SECONDS - start)) s in all. To go on from here:
