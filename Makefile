@@ -82,13 +82,13 @@ prepare: build/release/prepare
 all: train prepare ## build ./train and ./prepare
 
 TEST_PROGRAMS := $(addprefix build/release/tests/,$(TESTS)) $(addprefix build/double/tests/,$(GRADCHECKS))
-test-programs: all $(TEST_PROGRAMS)
-test: test-programs fuzz-programs ## build and run every test that needs no GPU
-	FUZZ_SECONDS=$(FUZZ_SECONDS) scripts/run_tests.sh $(TEST_PROGRAMS) $(SCRIPT_TESTS) \
+ASAN_PROGRAMS := $(addprefix build/asan/tests/,$(TESTS))
+test-programs: all $(TEST_PROGRAMS) $(ASAN_PROGRAMS)
+test: test-programs fuzz-programs ## build and run every test that needs no GPU, under ASan and UBSan and fuzzed, too
+	FUZZ_SECONDS=$(FUZZ_SECONDS) scripts/run_tests.sh $(TEST_PROGRAMS) $(SCRIPT_TESTS) $(ASAN_PROGRAMS) \
 	  $(addprefix build/fuzz/tests/,$(if $(HAVE_FUZZER),$(FUZZERS)))
 
-ASAN_PROGRAMS := $(addprefix build/asan/tests/,$(TESTS))
-asan: build/asan/train build/asan/prepare $(ASAN_PROGRAMS) ## the same tests under ASan and UBSan
+asan: build/asan/train build/asan/prepare $(ASAN_PROGRAMS) ## programs and scripts under ASan and UBSan
 	TRAIN=build/asan/train PREPARE=build/asan/prepare scripts/run_tests.sh $(ASAN_PROGRAMS) $(SCRIPT_TESTS)
 
 HAVE_FUZZER := $(shell echo 'int LLVMFuzzerTestOneInput(const char*d,long n);int LLVMFuzzerTestOneInput(const char*d,long n){return d==(char*)n;}' | \

@@ -10,6 +10,7 @@ passed=0 failed=0 skipped=0 failures=()
 
 for program in "$@"; do
   name=$(basename "$program")
+  case $program in build/asan/*) name="$name (asan)" ;; esac
   start=$(date +%s.%N)
   case $name in
   fuzz_*)
