@@ -1,0 +1,19 @@
+// The file that remembers which cuBLASLt algorithm was fastest. Text: a line that names GPU, driver
+// and library, one line a problem, and a checksum of all before it. A file that differs in the
+// first line or in the checksum counts as empty.
+#pragma once
+#include "kernels/cuda/gemm_cublaslt.h"
+
+// ${XDG_CACHE_HOME:-~/.cache}/coda/gemm-<GPU>-<versions>.txt in fresh memory, or NULL where there
+// is no home.
+char *gemm_cache_default_path(const Gpu *gpu);
+
+// The remembered algorithms, as plans without descriptors (problem, algorithm, microseconds). Fresh
+// memory; NULL and *count = 0 where there is nothing to be had, which is never an error.
+GemmPlan *gemm_cache_read(const char *path, const Gpu *gpu, int *count);
+
+// Writes all timed plans of `plans` and those of `old` that are not among them, atomically.
+int gemm_cache_write(const char *path, const Gpu *gpu, const GemmPlan *plans, int count,
+                     const GemmPlan *old, int old_count, Error *err);
+
+bool gemm_same_problem(const GemmProblem *a, const GemmProblem *b);

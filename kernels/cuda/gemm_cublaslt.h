@@ -1,0 +1,59 @@
+// Matrix products through cuBLASLt. One plan per problem: its descriptors and its algorithm, made
+// before the first step, so that a step does nothing on the host but one cublasLtMatmul a product.
+// bf16 operands, fp32 accumulation.
+//
+// gemm_prepare times every algorithm that the heuristics return, on random data of the real shape,
+// and keeps the fastest; the choice is remembered in
+// ${XDG_CACHE_HOME:-~/.cache}/coda/gemm-<GPU>-<versions>.txt. A cache that is damaged, or of
+// another GPU, driver or library, is ignored and written anew. A problem nobody prepared
+// (generation's shapes) gets the heuristics' first choice when it first occurs.
+#pragma once
+#include "kernels/cuda/gpu.h"
+
+// Row-major. How A and B are stored, in the order of the CPU backend's names:
+//   GEMM_NT: A [M, K], B [N, K]     GEMM_NN: A [M, K], B [K, N]     GEMM_TN: A [K, M], B [K, N]
+typedef enum GemmForm { GEMM_NT, GEMM_NN, GEMM_TN } GemmForm;
+
+// D = A B + (add ? C : 0), D and C [M, N].
+typedef struct GemmProblem {
+  int64_t M, N, K;
+  GemmForm form;
+  bool out_fp32; // C and D fp32, otherwise bf16
+  bool add;
+  int alignment; // of all pointers, in bytes: 2, 4, 8 or 16
+} GemmProblem;
+
+typedef struct GemmPlan {
+  GemmProblem problem;
+  cublasLtMatmulDesc_t operation;
+  cublasLtMatrixLayout_t a, b, d; // of cuBLASLt's column-major operands
+  cublasLtMatmulAlgo_t algorithm;
+  float microseconds; // as timed, 0 = never timed
+  // Where this run timed it (not remembered): how many algorithms there were, and the time of the
+  // heuristics' first.
+  int candidates;
+  float first_microseconds;
+} GemmPlan;
+
+typedef struct Gemm {
+  Gpu *gpu; // not owned
+  GemmPlan *plans;
+  int count, capacity;
+  char *cache_path; // NULL = no cache
+} Gemm;
+
+// cache_path: the file, or NULL for the place named above; "" = keep no cache. Makes no plan yet.
+int gemm_open(Gemm *gemm, Gpu *gpu, const char *cache_path, Error *err);
+void gemm_close(Gemm *gemm);
+
+// Plans with timed algorithms. Needs the operands' memory for as long as it takes; where it cannot
+// have it, or where the heuristics return one algorithm only, nothing is timed.
+int gemm_prepare(Gemm *gemm, const GemmProblem *problems, int count, Error *err);
+
+// On the GPU's stream. C is read where problem.add, and may be D. problem.alignment is not read: it
+// follows from the pointers.
+void gemm_run(Gemm *gemm, GemmProblem problem, const void *A, const void *B, const void *C,
+              void *D);
+
+// For tests and benchmarks: the plan of a prepared problem, or NULL.
+const GemmPlan *gemm_find(const Gemm *gemm, const GemmProblem *problem);

@@ -1,0 +1,28 @@
+// The GPU a run uses: opened once before anything is allocated, closed last.
+#pragma once
+#include <cublasLt.h>
+#include <cuda_runtime_api.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include "base/error.h"
+
+typedef struct Gpu {
+  int device;
+  char name[256];   // "NVIDIA H200"
+  int major, minor; // compute capability
+  int sm_count;
+  size_t memory_bytes; // of the card
+  size_t l2_bytes;
+  int driver, runtime; // CUDA versions, 13000 = 13.0
+  size_t cublaslt;     // cuBLASLt's version, 130200 = 13.2.0
+  double peak_flops;   // dense bf16 FLOP/s by the data sheet, 0 = not known
+  cudaStream_t stream; // everything of a step runs on it, in order
+  cublasLtHandle_t blas;
+  void *workspace; // cuBLASLt's scratch, shared by all plans: they run one after the other
+  size_t workspace_bytes;
+} Gpu;
+
+// The current device (CUDA_VISIBLE_DEVICES chooses). Fails with what to install or change when
+// there is none, or when it is older than compute capability 8.0.
+int gpu_open(Gpu *gpu, Error *err);
+void gpu_close(Gpu *gpu);

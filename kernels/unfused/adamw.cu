@@ -1,0 +1,160 @@
+// AdamW over all tensors, and the bf16 compute copies. arXiv 1711.05101, as torch.optim.AdamW:
+//   g' = clip g      m = b1 m + (1 - b1) g'      v = b2 v + (1 - b2) g'^2
+//   W = (1 - lr decay) W - lr / (1 - b1^t) m / (sqrt(v / (1 - b2^t)) + eps)
+//   compute = bf16(W)      folded = bf16(W wn), with the wn of this update
+// Two launches: norm weights first, since the folded copies read them; then everything else. Before
+// them one thread decides on the device whether the update happens (loss and norm finite), counts
+// it, and prepares its factors: so nothing has to come back to the host within a step. Bytes an
+// element: 12 + 12 of fp32 state, a gradient of 2 or 4, a copy of 2 (4 for a tied embedding).
+// Launch: a block UPDATE_BLOCK elements of one tensor, 4 a thread at a time.
+#include "kernels/unfused/tensors.cuh"
+
+enum { THREADS = 256 };
+
+static __global__ void step_begin_kernel(StepState *state) {
+  state->loss = state->grad_norm = 0;
+  state->applied = 0;
+}
+
+static __global__ void set_updates_kernel(int64_t updates, StepState *state) {
+  state->updates = updates;
+}
+
+static __global__ void write_hyper_kernel(AdamW hyper, StepState *state) {
+  state->hyper = hyper;
+}
+
+static __global__ void factors_kernel(StepState *state) {
+  state->applied = isfinite(state->loss) && isfinite(state->grad_norm);
+  if (!state->applied) return;
+  const AdamW a = state->hyper;
+  const double t = (double)++state->updates;
+  const bool clipped = a.clip_norm > 0 && state->grad_norm > a.clip_norm;
+  state->clip = clipped ? (float)(a.clip_norm / state->grad_norm) : 1.0f;
+  state->step_size = (float)(a.learning_rate / (1 - pow(a.beta1, t)));
+  state->per_root = (float)(1 / sqrt(1 - pow(a.beta2, t)));
+}
+
+struct Factors {
+  float clip, step_size, per_root, keep, beta1, beta2, eps;
+};
+
+static __device__ __forceinline__ float update(float w, float &m, float &v, float g,
+                                               const Factors &f) {
+  g *= f.clip;
+  m = f.beta1 * m + (1 - f.beta1) * g;
+  v = f.beta2 * v + (1 - f.beta2) * g * g;
+  return f.keep * w - f.step_size * m / (sqrtf(v) * f.per_root + f.eps);
+}
+
+template <typename Grad>
+static __device__ __forceinline__ float4 update_four(const DeviceTensor &t, int64_t i,
+                                                     const Factors &f) {
+  float4 w = __ldcs(reinterpret_cast<const float4 *>(t.master + i));
+  float4 m = __ldcs(reinterpret_cast<const float4 *>(t.m + i));
+  float4 v = __ldcs(reinterpret_cast<const float4 *>(t.v + i));
+  const float4 g = grad_load_four((const Grad *)t.grad + i);
+  w.x = update(w.x, m.x, v.x, g.x, f);
+  w.y = update(w.y, m.y, v.y, g.y, f);
+  w.z = update(w.z, m.z, v.z, g.z, f);
+  w.w = update(w.w, m.w, v.w, g.w, f);
+  __stcs(reinterpret_cast<float4 *>(t.master + i), w);
+  __stcs(reinterpret_cast<float4 *>(t.m + i), m);
+  __stcs(reinterpret_cast<float4 *>(t.v + i), v);
+  return w;
+}
+
+// column: of element i.
+static __device__ __forceinline__ void copy_four(const DeviceTensor &t, int64_t i, int column,
+                                                 float4 w) {
+  if (t.compute) {
+    const uint2 plain = {bf16_two(w.x, w.y), bf16_two(w.z, w.w)};
+    *reinterpret_cast<uint2 *>(t.compute + i) = plain;
+  }
+  if (!t.folded) return;
+  float4 wn = {1, 1, 1, 1};
+  const int cols = (int)t.cols;
+  if (t.norm && cols % 4 == 0) {
+    wn = *reinterpret_cast<const float4 *>(t.norm + column);
+  } else if (t.norm) {
+    wn = {t.norm[column], t.norm[(column + 1) % cols], t.norm[(column + 2) % cols],
+          t.norm[(column + 3) % cols]};
+  }
+  const uint2 folded = {bf16_two(w.x * wn.x, w.y * wn.y), bf16_two(w.z * wn.z, w.w * wn.w)};
+  *reinterpret_cast<uint2 *>(t.folded + i) = folded;
+}
+
+// UPDATE: the update and the copies; otherwise the copies only.
+template <typename Grad, bool UPDATE>
+static __global__ __launch_bounds__(THREADS) void adamw_kernel(ParamTable table,
+                                                               int64_t first_block,
+                                                               const StepState *state) {
+  if (UPDATE && !state->applied) return;
+  const int64_t block = first_block + blockIdx.x;
+  const DeviceTensor t = table.tensors[table.update_owner[block]];
+  Factors f = {};
+  if (UPDATE) {
+    const AdamW &a = state->hyper;
+    f = {state->clip,     state->step_size,
+         state->per_root, (float)(1 - a.learning_rate * (t.decay ? a.weight_decay : 0)),
+         (float)a.beta1,  (float)a.beta2,
+         (float)a.eps};
+  }
+  const int64_t begin = (block - t.first_update) * UPDATE_BLOCK,
+                end = min(begin + (int64_t)UPDATE_BLOCK, t.rows * t.cols);
+  const int start_column = (int)(begin % t.cols), cols = (int)t.cols;
+#pragma unroll 2
+  for (int64_t i = begin + threadIdx.x * 4; i + 3 < end; i += THREADS * 4) {
+    const float4 w =
+        UPDATE ? update_four<Grad>(t, i, f) : *reinterpret_cast<const float4 *>(t.master + i);
+    copy_four(t, i, (start_column + (int)(i - begin)) % cols, w);
+  }
+  const int64_t i = end - end % 4 + threadIdx.x; // the last one to three elements of a tensor
+  if (i >= end) return;
+  if (UPDATE)
+    t.master[i] = update(t.master[i], t.m[i], t.v[i], grad_load((const Grad *)t.grad + i), f);
+  const float wn = t.norm ? t.norm[i % t.cols] : 1.0f;
+  if (t.compute) t.compute[i] = bf16_from_float(t.master[i]);
+  if (t.folded) t.folded[i] = bf16_from_float(t.master[i] * wn);
+}
+
+template <typename Grad, bool UPDATE>
+static void launch(const ParamTable *table, const StepState *state, cudaStream_t stream) {
+  const int64_t norms = table->norm_blocks, rest = table->update_blocks - norms;
+  if (norms > 0) {
+    adamw_kernel<Grad, UPDATE><<<(unsigned)norms, THREADS, 0, stream>>>(*table, 0, state);
+    LAUNCHED();
+  }
+  if (rest > 0) {
+    adamw_kernel<Grad, UPDATE><<<(unsigned)rest, THREADS, 0, stream>>>(*table, norms, state);
+    LAUNCHED();
+  }
+}
+
+void unfused_step_begin(StepState *state, cudaStream_t stream) {
+  step_begin_kernel<<<1, 1, 0, stream>>>(state);
+  LAUNCHED();
+}
+
+void unfused_set_updates(int64_t updates, StepState *state, cudaStream_t stream) {
+  set_updates_kernel<<<1, 1, 0, stream>>>(updates, state);
+  LAUNCHED();
+}
+
+void unfused_write_hyper(const AdamW *hyper, StepState *state, cudaStream_t stream) {
+  write_hyper_kernel<<<1, 1, 0, stream>>>(*hyper, state);
+  LAUNCHED();
+}
+
+void unfused_adamw(const ParamTable *table, StepState *state, cudaStream_t stream) {
+  factors_kernel<<<1, 1, 0, stream>>>(state);
+  LAUNCHED();
+  if (table->grads_fp32)
+    launch<float, true>(table, state, stream);
+  else
+    launch<bf16_bits, true>(table, state, stream);
+}
+
+void unfused_refresh(const ParamTable *table, StepState *state, cudaStream_t stream) {
+  launch<float, false>(table, state, stream);
+}

@@ -1,0 +1,204 @@
+#include "kernels/unfused/backend_unfused.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/memory.h"
+#include "kernels/cuda/check.h"
+#include "kernels/unfused/state.h"
+
+// ---- Memory
+
+static void *op_alloc(Backend *be, size_t bytes) {
+  (void)be;
+  void *memory = NULL;
+  if (cudaMalloc(&memory, bytes ? bytes : 256) == cudaSuccess) return memory;
+  (void)cudaGetLastError(); // not enough memory is the caller's to report
+  return NULL;
+}
+
+static void op_release(Backend *be, void *memory) {
+  CUDA_CHECK(cudaStreamSynchronize(unfused_of(be)->gpu.stream));
+  CUDA_CHECK(cudaFree(memory));
+}
+
+static void op_zero(Backend *be, void *memory, size_t bytes) {
+  CUDA_CHECK(cudaMemsetAsync(memory, 0, bytes, unfused_of(be)->gpu.stream));
+}
+
+// From memory that is not pinned: the driver has taken the bytes when the call returns.
+static void op_write(Backend *be, void *to, const void *from_host, size_t bytes) {
+  CUDA_CHECK(
+      cudaMemcpyAsync(to, from_host, bytes, cudaMemcpyHostToDevice, unfused_of(be)->gpu.stream));
+}
+
+static void op_read(Backend *be, void *to_host, const void *from, size_t bytes) {
+  const cudaStream_t stream = unfused_of(be)->gpu.stream;
+  CUDA_CHECK(cudaMemcpyAsync(to_host, from, bytes, cudaMemcpyDeviceToHost, stream));
+  CUDA_CHECK(cudaStreamSynchronize(stream));
+}
+
+static void op_write_master(Backend *be, master_t *to, const float *from_host, int64_t count) {
+  op_write(be, to, from_host, (size_t)count * sizeof(float));
+}
+
+static void op_read_fp32(Backend *be, float *to_host, const void *from, int64_t count) {
+  op_read(be, to_host, from, (size_t)count * sizeof(float));
+}
+
+static void op_read_bf16(Backend *be, float *to_host, const void *from, int64_t count) {
+  bf16_bits *bits = xmalloc((size_t)count * sizeof *bits);
+  op_read(be, bits, from, (size_t)count * sizeof *bits);
+  for (int64_t i = 0; i < count; i++) {
+    const uint32_t widened = (uint32_t)bits[i] << 16;
+    memcpy(&to_host[i], &widened, sizeof widened);
+  }
+  free(bits);
+}
+
+// ---- Set-up
+
+// cosine and sine of position * inv_freq, in double before rounding: exact at large positions too.
+static int make_rope_table(Unfused *u, Error *err) {
+  const OpsConfig *c = &u->config;
+  const int64_t half = c->d / 2;
+  const size_t bytes = (size_t)(c->max_positions * c->d) * sizeof(float);
+  float *table = xmalloc(bytes);
+#pragma omp parallel for schedule(static)
+  for (int64_t t = 0; t < c->max_positions; t++)
+    for (int64_t j = 0; j < half; j++) {
+      const double angle = (double)t * c->inv_freq[j];
+      table[(t * half + j) * 2] = (float)cos(angle);
+      table[(t * half + j) * 2 + 1] = (float)sin(angle);
+    }
+  cudaError_t status = cudaMalloc((void **)&u->rope, bytes);
+  if (status == cudaSuccess) status = cudaMemcpy(u->rope, table, bytes, cudaMemcpyHostToDevice);
+  free(table);
+  CUDA_TRY(err, status);
+  u->base.workspace_bytes += bytes;
+  return 0;
+}
+
+static int take(Unfused *u, void **memory, size_t bytes, Error *err) {
+  if (cudaMalloc(memory, bytes) != cudaSuccess) {
+    (void)cudaGetLastError();
+    return error_set(err, "the GPU has no %s left for the backend's workspace",
+                     size_text(bytes).text);
+  }
+  u->base.workspace_bytes += bytes;
+  return 0;
+}
+
+static int make_workspace(Unfused *u, Error *err) {
+  const OpsConfig *c = &u->config;
+  if (take(u, (void **)&u->state, sizeof *u->state, err) ||
+      take(u, (void **)&u->row_loss, (size_t)c->max_tokens * sizeof(float), err))
+    return -1;
+  CUDA_TRY(err, cudaMemset(u->state, 0, sizeof *u->state));
+  if (u->options.train &&
+      (take(u, (void **)&u->dy, (size_t)(c->max_tokens * c->F) * sizeof(bf16_bits), err) ||
+       take(u, &u->embed_scratch, unfused_embed_backward_scratch(c->max_tokens, c->V, c->D), err)))
+    return -1;
+  CUDA_TRY(err, cudaHostAlloc((void **)&u->results, RESULT_SLOTS * sizeof *u->results,
+                              cudaHostAllocDefault));
+  for (int i = 0; i < RESULT_SLOTS; i++)
+    CUDA_TRY(err, cudaEventCreateWithFlags(&u->result_ready[i], cudaEventDisableTiming));
+  return 0;
+}
+
+static void op_destroy(Backend *be) {
+  Unfused *u = unfused_of(be);
+  if (u->gpu.stream) CUDA_CHECK(cudaStreamSynchronize(u->gpu.stream));
+  unfused_attention_close(u);
+  unfused_table_free(u);
+  for (int i = 0; i < RESULT_SLOTS; i++)
+    if (u->result_ready[i]) CUDA_CHECK(cudaEventDestroy(u->result_ready[i]));
+  CUDA_CHECK(cudaFreeHost(u->results));
+  CUDA_CHECK(cudaFree(u->rope));
+  CUDA_CHECK(cudaFree(u->dy));
+  CUDA_CHECK(cudaFree(u->row_loss));
+  CUDA_CHECK(cudaFree(u->embed_scratch));
+  CUDA_CHECK(cudaFree(u->state));
+  gemm_close(&u->gemm);
+  gpu_close(&u->gpu);
+  free(u);
+}
+
+static void set_operations(Backend *be, bool grads_fp32) {
+  be->destroy = op_destroy;
+  be->alloc = op_alloc;
+  be->release = op_release;
+  be->zero = op_zero;
+  be->write = op_write;
+  be->read = op_read;
+  be->write_master = op_write_master;
+  be->read_master = op_read_fp32;
+  be->read_act = op_read_bf16;
+  be->read_grad = grads_fp32 ? op_read_fp32 : op_read_bf16;
+  be->embed = unfused_op_embed;
+  be->qkv = unfused_op_qkv;
+  be->attention = unfused_op_attention;
+  be->attention_decode = unfused_op_attention_decode;
+  be->residual = unfused_op_residual;
+  be->gate_up = unfused_op_gate_up;
+  be->lm_head = unfused_op_lm_head;
+  be->loss = unfused_op_loss;
+  be->loss_backward = unfused_op_loss_backward;
+  be->norm_dgrad = unfused_op_norm_dgrad;
+  be->down_dgrad = unfused_op_down_dgrad;
+  be->dgrad = unfused_op_dgrad;
+  be->attention_backward = unfused_op_attention_backward;
+  be->rope_backward = unfused_op_rope_backward;
+  be->wgrad = unfused_op_wgrad;
+  be->embed_backward = unfused_op_embed_backward;
+  be->step_begin = unfused_op_step_begin;
+  be->grads_finish = unfused_op_grads_finish;
+  be->adamw = unfused_op_adamw;
+  be->refresh = unfused_op_refresh;
+  be->step_result = unfused_op_step_result;
+  be->set_updates = unfused_op_set_updates;
+}
+
+static void describe(Unfused *u) {
+  Backend *be = &u->base;
+  const Gpu *gpu = &u->gpu;
+  be->name = "cuda, unfused";
+  snprintf(be->description, sizeof be->description,
+           "%.100s, compute capability %d.%d, CUDA %d.%d, driver %d.%d, cuBLASLt %zu, cuDNN %zu",
+           gpu->name, gpu->major, gpu->minor, gpu->runtime / 1000, gpu->runtime % 1000 / 10,
+           gpu->driver / 1000, gpu->driver % 1000 / 10, gpu->cublaslt, u->cudnn.version);
+  be->act_bytes = sizeof(bf16_bits);
+  be->stat_bytes = be->master_bytes = sizeof(float);
+  be->grad_bytes = u->options.grads_fp32 ? sizeof(float) : sizeof(bf16_bits);
+  be->parts.sumsq = be->parts.gate_up = be->parts.qkv = be->parts.logits = 1;
+  be->max_tokens = u->config.max_tokens;
+  be->workspace_bytes += gpu->workspace_bytes + u->attention_workspace_bytes;
+  be->memory_bytes = gpu->memory_bytes;
+  be->peak_flops = gpu->peak_flops;
+}
+
+Backend *backend_unfused_create(const OpsConfig *config, const UnfusedOptions *options,
+                                Error *err) {
+  Unfused *u = xcalloc(1, sizeof *u);
+  u->config = *config;
+  u->options = *options;
+  if (config->d % 8 != 0 || config->d > 256) {
+    error_set(err, "head_dim is %lld, but attention on the GPU takes multiples of 8 up to 256",
+              (long long)config->d);
+    free(u);
+    return NULL;
+  }
+  set_operations(&u->base, options->grads_fp32);
+  if (gpu_open(&u->gpu, err) || gemm_open(&u->gemm, &u->gpu, options->gemm_cache, err) ||
+      unfused_prepare_gemms(u, err) || unfused_attention_open(u, err) || make_rope_table(u, err) ||
+      make_workspace(u, err)) {
+    op_destroy(&u->base);
+    return NULL;
+  }
+  u->config.inv_freq = NULL; // the caller's; the table has what is needed
+  u->options.gemm_cache = NULL;
+  describe(u);
+  return &u->base;
+}

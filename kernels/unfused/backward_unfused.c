@@ -1,0 +1,108 @@
+// The backward operations: a GEMM each, and a kernel for what is around it; and the list of the
+// products of a training run, so that their algorithms are chosen before it starts.
+#include "kernels/unfused/state.h"
+
+static RopeShape rope_shape(const Unfused *u, int64_t T) {
+  const OpsConfig *c = &u->config;
+  return (RopeShape){
+      .rotated = (c->H + c->KV) * c->d, .R = packed_width(c), .d = c->d, .T = T, .table = u->rope};
+}
+
+// out = dz W (+ residual)
+static void product_nn(Unfused *u, int64_t M, int64_t N, int64_t K, const act_t *dz, const act_t *W,
+                       const act_t *residual, act_t *out) {
+  const GemmProblem p = {.M = M, .N = N, .K = K, .form = GEMM_NN, .add = residual != NULL};
+  gemm_run(&u->gemm, p, dz, W, residual, out);
+}
+
+void unfused_op_norm_dgrad(Backend *be, int64_t M, int64_t N, const act_t *dz, const act_t *W,
+                           const act_t *x, const stat_t *sumsq, const stat_t *s, int64_t parts_s,
+                           const act_t *residual, act_t *dx) {
+  Unfused *u = unfused_of(be);
+  (void)parts_s; // always 1 here
+  product_nn(u, M, u->config.D, N, dz, W, residual, dx);
+  unfused_norm_backward(M, row_scale(u, sumsq), x, s, dx, u->gpu.stream);
+}
+
+void unfused_op_down_dgrad(Backend *be, int64_t M, const act_t *dx, const act_t *W, const act_t *z,
+                           const stat_t *sumsq, act_t *dz, stat_t *s, act_t *y) {
+  Unfused *u = unfused_of(be);
+  product_nn(u, M, u->config.F, u->config.D, dx, W, NULL, u->dy);
+  unfused_swiglu_backward(M, u->config.F, row_scale(u, sumsq), z, u->dy, dz, s, y, u->gpu.stream);
+}
+
+void unfused_op_dgrad(Backend *be, int64_t M, int64_t K, const act_t *dy, const act_t *W,
+                      act_t *da) {
+  Unfused *u = unfused_of(be);
+  product_nn(u, M, K, u->config.D, dy, W, NULL, da);
+}
+
+void unfused_op_rope_backward(Backend *be, int64_t M, int64_t T, act_t *dqkv, const act_t *qkv,
+                              const stat_t *sumsq, stat_t *s) {
+  const Unfused *u = unfused_of(be);
+  unfused_rope_backward(M, rope_shape(u, T), row_scale(u, sumsq), qkv, dqkv, s, u->gpu.stream);
+}
+
+void unfused_op_wgrad(Backend *be, int64_t M, int64_t N, int64_t K, const act_t *dz, const act_t *x,
+                      grad_t *dW, bool accumulate) {
+  Unfused *u = unfused_of(be);
+  const GemmProblem p = {.M = N,
+                         .N = K,
+                         .K = M,
+                         .form = GEMM_TN,
+                         .out_fp32 = u->options.grads_fp32,
+                         .add = accumulate};
+  gemm_run(&u->gemm, p, dz, x, dW, dW);
+}
+
+void unfused_op_embed_backward(Backend *be, int64_t M, const int32_t *tokens, const act_t *dx,
+                               grad_t *dE, bool accumulate) {
+  const Unfused *u = unfused_of(be);
+  unfused_embed_backward(M, u->config.V, u->config.D, tokens, dx, dE, u->options.grads_fp32,
+                         accumulate, u->embed_scratch, u->gpu.stream);
+}
+
+int unfused_prepare_gemms(Unfused *u, Error *err) {
+  const OpsConfig *c = &u->config;
+  const int64_t M = u->options.batch * u->options.seq, D = c->D, F = c->F, R = packed_width(c),
+                Hd = c->H * c->d, V = c->V, head = u->options.loss_tokens;
+  const bool fp32 = u->options.grads_fp32;
+  const GemmProblem forward[] = {
+      {.M = M, .N = R, .K = D, .form = GEMM_NT},
+      {.M = M, .N = D, .K = Hd, .form = GEMM_NT, .add = true},
+      {.M = M, .N = 2 * F, .K = D, .form = GEMM_NT},
+      {.M = M, .N = D, .K = F, .form = GEMM_NT, .add = true},
+      {.M = head, .N = V, .K = D, .form = GEMM_NT},
+  };
+  const GemmProblem backward[] = {
+      {.M = head, .N = D, .K = V, .form = GEMM_NN},
+      {.M = M, .N = F, .K = D, .form = GEMM_NN},
+      {.M = M, .N = D, .K = 2 * F, .form = GEMM_NN, .add = true},
+      {.M = M, .N = Hd, .K = D, .form = GEMM_NN},
+      {.M = M, .N = D, .K = R, .form = GEMM_NN, .add = true},
+      {.M = V, .N = D, .K = head, .form = GEMM_TN, .out_fp32 = fp32},
+      {.M = D, .N = F, .K = M, .form = GEMM_TN, .out_fp32 = fp32},
+      {.M = 2 * F, .N = D, .K = M, .form = GEMM_TN, .out_fp32 = fp32},
+      {.M = D, .N = Hd, .K = M, .form = GEMM_TN, .out_fp32 = fp32},
+      {.M = R, .N = D, .K = M, .form = GEMM_TN, .out_fp32 = fp32},
+  };
+  enum {
+    FORWARD = sizeof forward / sizeof *forward,
+    BACKWARD = sizeof backward / sizeof *backward
+  };
+  GemmProblem list[FORWARD + 2 * BACKWARD];
+  int count = 0;
+  for (int i = 0; i < FORWARD; i++) list[count++] = forward[i];
+  for (int i = 0; i < BACKWARD && u->options.train; i++) {
+    list[count++] = backward[i];
+    // Weight gradients are added to where there are several micro-batches, and lm_head's over the
+    // chunks of the loss.
+    const bool weight = backward[i].form == GEMM_TN;
+    if (weight && (fp32 || (backward[i].M == V && head < M))) {
+      list[count] = backward[i];
+      list[count++].add = true;
+    }
+  }
+  for (int i = 0; i < count; i++) list[i].alignment = 16;
+  return M > 0 ? gemm_prepare(&u->gemm, list, count, err) : 0;
+}

@@ -1,0 +1,79 @@
+// What the kernels of this folder share: packs of bf16 values, sums over warps and blocks.
+#pragma once
+#include <cuda_bf16.h>
+#include <stdint.h>
+#include "kernels/cuda/check.h"
+#include "kernels/program_math.h"
+#include "kernels/unfused/unfused.h"
+
+#define LAUNCHED() CUDA_CHECK(cudaGetLastError())
+
+static inline unsigned blocks_for(int64_t items, int64_t per_block) {
+  return (unsigned)((items + per_block - 1) / per_block);
+}
+
+// ---- bf16 <-> fp32
+static __device__ __forceinline__ float bf16_low(uint32_t two) {
+  return __uint_as_float(two << 16);
+}
+static __device__ __forceinline__ float bf16_high(uint32_t two) {
+  return __uint_as_float(two & 0xffff0000u);
+}
+static __device__ __forceinline__ uint32_t bf16_two(float low, float high) {
+  const __nv_bfloat162 two = __floats2bfloat162_rn(low, high);
+  return *reinterpret_cast<const uint32_t *>(&two);
+}
+static __device__ __forceinline__ float bf16_to_float(bf16_bits bits) {
+  return __uint_as_float((uint32_t)bits << 16);
+}
+static __device__ __forceinline__ bf16_bits bf16_from_float(float value) {
+  return __bfloat16_as_ushort(__float2bfloat16_rn(value));
+}
+
+// N consecutive values: 8 in one 16-byte access, or 1 where rows do not start at such boundaries.
+template <int N> struct Pack { float v[N]; };
+
+template <int N> __device__ __forceinline__ Pack<N> load_pack(const bf16_bits *from);
+template <> __device__ __forceinline__ Pack<8> load_pack<8>(const bf16_bits *from) {
+  const uint4 u = *reinterpret_cast<const uint4 *>(from);
+  return {bf16_low(u.x), bf16_high(u.x), bf16_low(u.y), bf16_high(u.y),
+          bf16_low(u.z), bf16_high(u.z), bf16_low(u.w), bf16_high(u.w)};
+}
+template <> __device__ __forceinline__ Pack<1> load_pack<1>(const bf16_bits *from) {
+  return {bf16_to_float(*from)};
+}
+
+// Stores and leaves in `p` what was stored, that is, the rounded values.
+static __device__ __forceinline__ void store_pack(bf16_bits *to, Pack<8> &p) {
+  const uint4 u = {bf16_two(p.v[0], p.v[1]), bf16_two(p.v[2], p.v[3]), bf16_two(p.v[4], p.v[5]),
+                   bf16_two(p.v[6], p.v[7])};
+  *reinterpret_cast<uint4 *>(to) = u;
+  p = {bf16_low(u.x), bf16_high(u.x), bf16_low(u.y), bf16_high(u.y),
+       bf16_low(u.z), bf16_high(u.z), bf16_low(u.w), bf16_high(u.w)};
+}
+static __device__ __forceinline__ void store_pack(bf16_bits *to, Pack<1> &p) {
+  *to = bf16_from_float(p.v[0]);
+  p.v[0] = bf16_to_float(*to);
+}
+
+// ---- Sums in a fixed order
+static __device__ __forceinline__ float warp_sum(float value) {
+#pragma unroll
+  for (int offset = 16; offset > 0; offset /= 2)
+    value += __shfl_xor_sync(0xffffffffu, value, offset);
+  return value;
+}
+
+// Over a block of whole warps, at most 32; every thread gets it. Ends with all threads past their
+// reads of `scratch` only after the caller's next barrier: use one scratch a call.
+static __device__ __forceinline__ float block_sum(float value, float *scratch /* [32] */) {
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, warps = blockDim.x / 32;
+  value = warp_sum(value);
+  if (lane == 0) scratch[warp] = value;
+  __syncthreads();
+  return warp_sum(lane < warps ? scratch[lane] : 0.0f);
+}
+
+static __device__ __forceinline__ float row_rstd(const RowScale &r, int64_t m) {
+  return rms_rstd(r.sumsq[m], r.D, r.eps);
+}

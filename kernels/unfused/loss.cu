@@ -1,0 +1,319 @@
+// Cross entropy: one pass over the logits that takes the loss and writes the gradient in place.
+// With z = r logit,
+//   lse = log sum exp z        loss = lse - z_target        dlogits' = f (exp(z - lse) - onehot), f
+//   = r grad_scale s = row sum of dlogits' z = f (sum p z - z_target)
+// so one sweep that keeps (largest z, sum of exp, sum of exp z) has all that the second sweep
+// needs.
+//
+// A row stays in registers between the sweeps, 8 vectors of 16 bytes a thread: each logit is read
+// once and written once. A row of V = 128256 is the whole register file of a multiprocessor, so on
+// Hopper and later a cluster of 2 to 8 blocks shares it and trades three numbers through
+// distributed shared memory; several rows are then under way on a multiprocessor and the loads of
+// one cover the arithmetic of another. Longer rows, and rows over 64 Ki elements on older GPUs, are
+// read twice (cross_entropy_loop_kernel), the second time from the second-level cache as far as it
+// holds them.
+//
+// A row may start at any 2-byte boundary (V odd): the elements before the first and after the last
+// 16-byte vector, at most 14, are taken singly by the first threads.
+//
+// exp is ex2.approx of z log2(e), about 2 units in the last place. A NaN or infinite logit makes
+// the loss NaN.
+#include <cooperative_groups.h>
+#include "kernels/unfused/common.cuh"
+
+namespace cg = cooperative_groups;
+
+enum { VECTORS = 8, MAX_THREADS = 512, MAX_CLUSTER = 8 };
+
+#define LOG2_E 1.4426950408889634f
+#define LN_2 0.6931471805599453f
+
+static __device__ __forceinline__ float exp2_fast(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+// State of a sweep, in powers of two: u = z log2(e).
+struct Sweep {
+  float largest; // of u; finite when nothing was seen
+  float sum;     // of 2^(u - largest)
+  float dot;     // of 2^(u - largest) u
+};
+
+static __device__ __forceinline__ Sweep sweep_empty(void) {
+  return {-1e30f, 0.0f, 0.0f};
+}
+
+static __device__ __forceinline__ Sweep sweep_join(Sweep a, Sweep b) {
+  const float largest = fmaxf(a.largest, b.largest);
+  const float x = exp2_fast(a.largest - largest), y = exp2_fast(b.largest - largest);
+  return {largest, a.sum * x + b.sum * y, a.dot * x + b.dot * y};
+}
+
+// largest must not be below u.
+static __device__ __forceinline__ void sweep_add(Sweep &a, float u) {
+  const float e = exp2_fast(u - a.largest);
+  a.sum += e;
+  a.dot = fmaf(e, u, a.dot);
+}
+
+static __device__ __forceinline__ uint32_t max_two(uint32_t a, uint32_t b) {
+  const __nv_bfloat162 m =
+      __hmax2(*reinterpret_cast<__nv_bfloat162 *>(&a), *reinterpret_cast<__nv_bfloat162 *>(&b));
+  return *reinterpret_cast<const uint32_t *>(&m);
+}
+static __device__ __forceinline__ uint32_t max_vector(const uint4 &v) {
+  return max_two(max_two(v.x, v.y), max_two(v.z, v.w));
+}
+
+static __device__ __forceinline__ void sweep_vector(Sweep &a, const uint4 &v, float c) {
+  const uint32_t words[4] = {v.x, v.y, v.z, v.w};
+#pragma unroll
+  for (int i = 0; i < 4; i++) {
+    sweep_add(a, bf16_low(words[i]) * c);
+    sweep_add(a, bf16_high(words[i]) * c);
+  }
+}
+
+// Over a block; thread 0's warp has it.
+static __device__ __forceinline__ Sweep sweep_block(Sweep a, Sweep *scratch /* [32] */) {
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, warps = blockDim.x / 32;
+#pragma unroll
+  for (int offset = 16; offset > 0; offset /= 2) {
+    const Sweep b = {__shfl_xor_sync(0xffffffffu, a.largest, offset),
+                     __shfl_xor_sync(0xffffffffu, a.sum, offset),
+                     __shfl_xor_sync(0xffffffffu, a.dot, offset)};
+    a = sweep_join(a, b);
+  }
+  if (lane == 0) scratch[warp] = a;
+  __syncthreads();
+  if (warp > 0) return a;
+  a = lane < warps ? scratch[lane] : sweep_empty();
+#pragma unroll
+  for (int offset = 16; offset > 0; offset /= 2) {
+    const Sweep b = {__shfl_xor_sync(0xffffffffu, a.largest, offset),
+                     __shfl_xor_sync(0xffffffffu, a.sum, offset),
+                     __shfl_xor_sync(0xffffffffu, a.dot, offset)};
+    a = sweep_join(a, b);
+  }
+  return a;
+}
+
+// A row: `head` single elements, `vectors` aligned vectors, `tail` single elements.
+struct RowParts {
+  bf16_bits *row;
+  int head, vectors, tail;
+};
+
+static __device__ __forceinline__ RowParts row_parts(bf16_bits *logits, int64_t m, int64_t V) {
+  RowParts p;
+  p.row = logits + m * V;
+  const int until_aligned = (int)(-(m * V) & 7);
+  p.head = until_aligned < V ? until_aligned : (int)V;
+  p.vectors = (int)((V - p.head) / 8);
+  p.tail = (int)(V - p.head - (int64_t)p.vectors * 8);
+  return p;
+}
+// Column of the edge-th single element.
+static __device__ __forceinline__ int edge_column(const RowParts &p, int edge) {
+  return edge < p.head ? edge : p.vectors * 8 + edge;
+}
+static __device__ __forceinline__ uint4 *vector_at(const RowParts &p, int i) {
+  return reinterpret_cast<uint4 *>(p.row + p.head) + i;
+}
+
+// What the second sweep needs.
+struct RowGradient {
+  float c;      // u = c * stored logit
+  float lse;    // in powers of two
+  float factor; // r * grad_scale
+};
+
+// Gradients of a vector whose first column is `column`.
+static __device__ __forceinline__ uint4 gradient_vector(const uint4 &v, const RowGradient &g,
+                                                        int column, int target) {
+  const uint32_t words[4] = {v.x, v.y, v.z, v.w};
+  float d[8];
+#pragma unroll
+  for (int i = 0; i < 4; i++) {
+    d[2 * i] = g.factor * exp2_fast(fmaf(bf16_low(words[i]), g.c, -g.lse));
+    d[2 * i + 1] = g.factor * exp2_fast(fmaf(bf16_high(words[i]), g.c, -g.lse));
+  }
+  if ((unsigned)(target - column) < 8u) {
+#pragma unroll
+    for (int i = 0; i < 8; i++)
+      if (column + i == target) d[i] -= g.factor;
+  }
+  return {bf16_two(d[0], d[1]), bf16_two(d[2], d[3]), bf16_two(d[4], d[5]), bf16_two(d[6], d[7])};
+}
+
+static __device__ __forceinline__ bf16_bits gradient_one(float logit, const RowGradient &g,
+                                                         bool is_target) {
+  const float d = g.factor * exp2_fast(fmaf(logit, g.c, -g.lse));
+  return bf16_from_float(is_target ? d - g.factor : d);
+}
+
+// The row's results. u_target = target logit in powers of two.
+static __device__ __forceinline__ void store_row(const CrossEntropy &args, int64_t m,
+                                                 const Sweep &row, float u_target, float factor) {
+  const float lse = row.largest + log2f(row.sum);
+  if (args.row_loss) args.row_loss[m] = LN_2 * (lse - u_target);
+  if (args.row_lse) args.row_lse[m] = LN_2 * lse;
+  if (args.row_target) args.row_target[m] = LN_2 * u_target;
+  if (args.s) args.s[m] = factor * LN_2 * (row.dot / row.sum - u_target);
+}
+
+// ---- One read. Launch: a cluster a row; a block of the cluster holds threads * VECTORS vectors.
+static __global__ __launch_bounds__(MAX_THREADS, 2) void cross_entropy_kernel(CrossEntropy args,
+                                                                              int cluster_size) {
+  __shared__ Sweep scratch[32];
+  __shared__ Sweep of_block[MAX_CLUSTER];
+  const int rank = (int)(blockIdx.x % (unsigned)cluster_size);
+  const int64_t m = blockIdx.x / (unsigned)cluster_size;
+#if __CUDA_ARCH__ >= 900
+  cg::cluster_group cluster = cg::this_cluster();
+  if (cluster_size > 1) cluster.barrier_arrive(); // waited for before the first remote store
+#endif
+  const RowParts p = row_parts(args.logits, m, args.V);
+  const int target = args.targets[m];
+  const float r = row_rstd(args.r, m), c = (args.scaled ? 1.0f : r) * LOG2_E;
+  const int first = rank * (int)blockDim.x + (int)threadIdx.x,
+            step = cluster_size * (int)blockDim.x;
+
+  uint4 held[VECTORS];
+#pragma unroll
+  for (int j = 0; j < VECTORS; j++) {
+    const int i = first + j * step;
+    if (i < p.vectors) held[j] = *vector_at(p, i);
+  }
+  const bool has_edge = rank == 0 && (int)threadIdx.x < p.head + p.tail;
+  const int edge = has_edge ? edge_column(p, (int)threadIdx.x) : 0;
+  const float edge_logit = has_edge ? bf16_to_float(p.row[edge]) : 0.0f;
+  const float u_target = c * bf16_to_float(p.row[target]); // before any block overwrites it
+
+  Sweep a = sweep_empty();
+  uint32_t largest = 0xff80ff80u; // two times -infinity
+#pragma unroll
+  for (int j = 0; j < VECTORS; j++)
+    if (first + j * step < p.vectors) largest = max_two(largest, max_vector(held[j]));
+  a.largest = fmaxf(a.largest, c * fmaxf(bf16_low(largest), bf16_high(largest)));
+  if (has_edge) {
+    a.largest = fmaxf(a.largest, c * edge_logit);
+    sweep_add(a, c * edge_logit);
+  }
+#pragma unroll
+  for (int j = 0; j < VECTORS; j++)
+    if (first + j * step < p.vectors) sweep_vector(a, held[j], c);
+
+  a = sweep_block(a, scratch);
+  if (cluster_size == 1) {
+    if (threadIdx.x == 0) of_block[0] = a;
+    __syncthreads();
+  }
+#if __CUDA_ARCH__ >= 900
+  else {
+    cluster.barrier_wait(); // all blocks of the cluster run: their shared memory may be written
+    if ((int)threadIdx.x < cluster_size)
+      *cluster.map_shared_rank(&of_block[rank], (int)threadIdx.x) = a;
+    cluster.sync();
+  }
+#endif
+  Sweep row = of_block[0];
+  for (int i = 1; i < cluster_size; i++) row = sweep_join(row, of_block[i]);
+
+  const RowGradient g = {c, row.largest + log2f(row.sum), r * args.grad_scale};
+  if (rank == 0 && threadIdx.x == 0) store_row(args, m, row, u_target, g.factor);
+  if (!args.s) return;
+  if (has_edge) p.row[edge] = gradient_one(edge_logit, g, edge == target);
+#pragma unroll
+  for (int j = 0; j < VECTORS; j++) {
+    const int i = first + j * step;
+    if (i < p.vectors) *vector_at(p, i) = gradient_vector(held[j], g, p.head + i * 8, target);
+  }
+}
+
+// ---- Two reads. Launch: a block a row.
+static __global__ __launch_bounds__(1024) void cross_entropy_loop_kernel(CrossEntropy args) {
+  __shared__ Sweep scratch[32];
+  __shared__ Sweep of_row;
+  const int64_t m = blockIdx.x;
+  const RowParts p = row_parts(args.logits, m, args.V);
+  const int target = args.targets[m];
+  const float r = row_rstd(args.r, m), c = (args.scaled ? 1.0f : r) * LOG2_E;
+  const bool has_edge = (int)threadIdx.x < p.head + p.tail;
+  const int edge = has_edge ? edge_column(p, (int)threadIdx.x) : 0;
+  const float edge_logit = has_edge ? bf16_to_float(p.row[edge]) : 0.0f;
+  const float u_target = c * bf16_to_float(p.row[target]);
+
+  Sweep a = sweep_empty();
+  if (has_edge) {
+    a.largest = fmaxf(a.largest, c * edge_logit);
+    sweep_add(a, c * edge_logit);
+  }
+#pragma unroll 4
+  for (int i = (int)threadIdx.x; i < p.vectors; i += (int)blockDim.x) {
+    const uint4 v = *vector_at(p, i);
+    const uint32_t two = max_vector(v);
+    const float largest = c * fmaxf(bf16_low(two), bf16_high(two));
+    if (largest > a.largest) a = sweep_join(a, {largest, 0.0f, 0.0f});
+    sweep_vector(a, v, c);
+  }
+  a = sweep_block(a, scratch);
+  if (threadIdx.x == 0) of_row = a;
+  __syncthreads(); // also: every thread has read its single elements and the target
+  const Sweep row = of_row;
+  const RowGradient g = {c, row.largest + log2f(row.sum), r * args.grad_scale};
+  if (threadIdx.x == 0) store_row(args, m, row, u_target, g.factor);
+  if (!args.s) return;
+  if (has_edge) p.row[edge] = gradient_one(edge_logit, g, edge == target);
+#pragma unroll 4
+  for (int i = (int)threadIdx.x; i < p.vectors; i += (int)blockDim.x)
+    *vector_at(p, i) = gradient_vector(*vector_at(p, i), g, p.head + i * 8, target);
+}
+
+void unfused_cross_entropy(const CrossEntropy *args, cudaStream_t stream) {
+  const int64_t vectors = (args->V + 7) / 8, most = args->clusters ? MAX_CLUSTER : 1;
+  int64_t cluster = 1;
+  while (cluster < most && vectors > cluster * MAX_THREADS * VECTORS) cluster *= 2;
+  if (vectors > cluster * MAX_THREADS * VECTORS) {
+    cross_entropy_loop_kernel<<<(unsigned)args->M, 1024, 0, stream>>>(*args);
+    LAUNCHED();
+    return;
+  }
+  const int64_t per_block = (vectors + cluster - 1) / cluster;
+  const int64_t warps = (per_block + VECTORS * 32 - 1) / (VECTORS * 32);
+  cudaLaunchAttribute attribute = {};
+  attribute.id = cudaLaunchAttributeClusterDimension;
+  attribute.val.clusterDim.x = (unsigned)cluster;
+  attribute.val.clusterDim.y = attribute.val.clusterDim.z = 1;
+  cudaLaunchConfig_t config = {};
+  config.gridDim = dim3((unsigned)(args->M * cluster));
+  config.blockDim = dim3((unsigned)(warps * 32));
+  config.stream = stream;
+  config.attrs = &attribute;
+  config.numAttrs = cluster > 1 ? 1 : 0;
+  CUDA_CHECK(cudaLaunchKernelEx(&config, cross_entropy_kernel, *args, (int)cluster));
+}
+
+// ---- The sum over rows. Launch: one block.
+static __global__ void add_loss_kernel(int64_t M, const float *lse, const float *target,
+                                       double scale, StepState *state) {
+  __shared__ double part[1024];
+  double sum = 0;
+  for (int64_t m = threadIdx.x; m < M; m += blockDim.x)
+    sum += (double)lse[m] - (target ? (double)target[m] : 0.0);
+  part[threadIdx.x] = sum;
+  __syncthreads();
+  for (unsigned half = blockDim.x / 2; half > 0; half /= 2) {
+    if (threadIdx.x < half) part[threadIdx.x] += part[threadIdx.x + half];
+    __syncthreads();
+  }
+  if (threadIdx.x == 0) state->loss += scale * part[0];
+}
+
+void unfused_add_loss(int64_t M, const float *lse, const float *target, double scale,
+                      StepState *state, cudaStream_t stream) {
+  add_loss_kernel<<<1, 1024, 0, stream>>>(M, lse, target, scale, state);
+  LAUNCHED();
+}

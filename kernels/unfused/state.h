@@ -1,0 +1,96 @@
+// Inside the unfused backend: its state, and its operations by file.
+#pragma once
+#include "kernels/cuda/attention_cudnn.h"
+#include "kernels/cuda/gemm_cublaslt.h"
+#include "kernels/unfused/backend_unfused.h"
+#include "kernels/unfused/unfused.h"
+
+enum { RESULT_SLOTS = 4, MAX_ATTENTION_SHAPES = 8 };
+
+// Attention as planned for one shape; a run has one, validation may add another.
+typedef struct PlannedAttention {
+  int64_t B, T;
+  AttentionCudnn *plan;
+} PlannedAttention;
+
+typedef struct Unfused {
+  Backend base; // first: a Backend * of this backend is an Unfused *
+  OpsConfig config;
+  UnfusedOptions options;
+  Gpu gpu;
+  Gemm gemm;
+  float *rope;     // [max_positions, d/2, 2]
+  bf16_bits *dy;   // [max_tokens, F] down_dgrad's GEMM result
+  float *row_loss; // [max_tokens]
+  void *embed_scratch;
+  StepState *state; // on the device
+  // Results of steps on their way to the host: published by adamw, read in the same order.
+  StepState *results; // [RESULT_SLOTS] pinned
+  cudaEvent_t result_ready[RESULT_SLOTS];
+  int64_t published, taken;
+  // The parameters' tables, rebuilt when the list changes
+  ParamTable table;
+  char *table_memory;
+  ParamTensor *table_list; // the list that they were built from
+  int table_count;
+  // cuDNN
+  CudnnApi cudnn;
+  CudnnHandle cudnn_handle;
+  PlannedAttention attention[MAX_ATTENTION_SHAPES];
+  int attention_count;
+  void *attention_workspace;
+  size_t attention_workspace_bytes;
+} Unfused;
+
+static inline Unfused *unfused_of(Backend *be) {
+  return (Unfused *)be;
+}
+static inline int64_t packed_width(const OpsConfig *c) {
+  return (c->H + 2 * c->KV) * c->d;
+}
+static inline RowScale row_scale(const Unfused *u, const stat_t *sumsq) {
+  return (RowScale){.sumsq = sumsq, .D = u->config.D, .eps = u->config.rms_norm_eps};
+}
+
+// forward_unfused.c, backward_unfused.c: kernels/ops.h's operations
+void unfused_op_embed(Backend *, int64_t, const int32_t *, const act_t *, act_t *, stat_t *);
+void unfused_op_qkv(Backend *, int64_t, int64_t, int64_t, const act_t *, const stat_t *,
+                    const act_t *, act_t *);
+void unfused_op_attention_decode(Backend *, int64_t, int64_t, const act_t *, act_t *);
+void unfused_op_residual(Backend *, int64_t, int64_t, const act_t *, const act_t *, const act_t *,
+                         act_t *, stat_t *);
+void unfused_op_gate_up(Backend *, int64_t, const act_t *, const stat_t *, const act_t *, act_t *,
+                        act_t *);
+void unfused_op_lm_head(Backend *, int64_t, const act_t *, const stat_t *, const act_t *,
+                        const int32_t *, act_t *, stat_t *, stat_t *);
+void unfused_op_loss(Backend *, int64_t, const stat_t *, const stat_t *, double);
+void unfused_op_loss_backward(Backend *, int64_t, act_t *, const stat_t *, const int32_t *,
+                              const stat_t *, double, stat_t *);
+void unfused_op_norm_dgrad(Backend *, int64_t, int64_t, const act_t *, const act_t *, const act_t *,
+                           const stat_t *, const stat_t *, int64_t, const act_t *, act_t *);
+void unfused_op_down_dgrad(Backend *, int64_t, const act_t *, const act_t *, const act_t *,
+                           const stat_t *, act_t *, stat_t *, act_t *);
+void unfused_op_dgrad(Backend *, int64_t, int64_t, const act_t *, const act_t *, act_t *);
+void unfused_op_rope_backward(Backend *, int64_t, int64_t, act_t *, const act_t *, const stat_t *,
+                              stat_t *);
+void unfused_op_wgrad(Backend *, int64_t, int64_t, int64_t, const act_t *, const act_t *, grad_t *,
+                      bool);
+void unfused_op_embed_backward(Backend *, int64_t, const int32_t *, const act_t *, grad_t *, bool);
+// The training run's products, for gemm_prepare.
+int unfused_prepare_gemms(Unfused *u, Error *err);
+
+// attention_unfused.c
+int unfused_attention_open(Unfused *u, Error *err);
+void unfused_attention_close(Unfused *u);
+void unfused_op_attention(Backend *, int64_t, int64_t, const act_t *, act_t *, stat_t *);
+void unfused_op_attention_backward(Backend *, int64_t, int64_t, const act_t *, const act_t *,
+                                   const stat_t *, const act_t *, act_t *);
+
+// update_unfused.c
+void unfused_op_step_begin(Backend *);
+void unfused_op_grads_finish(Backend *, const ParamTensor *, int);
+void unfused_op_adamw(Backend *, const ParamTensor *, int, const AdamW *);
+void unfused_op_refresh(Backend *, const ParamTensor *, int);
+StepResult unfused_op_step_result(Backend *);
+void unfused_op_set_updates(Backend *, int64_t);
+void unfused_table_free(Unfused *u);

@@ -1,0 +1,374 @@
+// Bandwidth of every kernel of the unfused backend at real sizes, as a share of a device-to-device
+// copy's, and the rate of its matrix products. Usage: bench_unfused [M] (default 32768 tokens).
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/memory.h"
+#include "base/rng.h"
+#include "kernels/cuda/check.h"
+#include "kernels/cuda/gemm_cublaslt.h"
+#include "kernels/unfused/unfused.h"
+
+enum { BATCHES = 7 };
+
+typedef struct Sizes {
+  const char *name;
+  int64_t M, D, F, H, KV, d, V, T;
+} Sizes;
+
+// Memory that the operations work on. Each call takes the next stretch of it, so that none finds
+// its data in the second-level cache.
+typedef struct Pool {
+  Gpu gpu;
+  char *memory;
+  size_t bytes, used;
+  double copy_rate; // bytes read + written a second
+  cudaEvent_t start, stop;
+} Pool;
+
+static void *take(Pool *p, size_t bytes) {
+  bytes = (bytes + 511) / 512 * 512;
+  if (p->used + bytes > p->bytes) p->used = 0;
+  char *memory = p->memory + p->used;
+  p->used += bytes;
+  return memory;
+}
+
+static int by_value(const void *a, const void *b) {
+  const double x = *(const double *)a, y = *(const double *)b;
+  return (x > y) - (x < y);
+}
+
+// Median seconds of a call, over batches of back-to-back calls.
+#define TIME(pool, calls, seconds, call)                                                           \
+  do {                                                                                             \
+    double times_[BATCHES];                                                                        \
+    call;                                                                                          \
+    for (int batch_ = 0; batch_ < BATCHES; batch_++) {                                             \
+      CUDA_CHECK(cudaEventRecord((pool)->start, (pool)->gpu.stream));                              \
+      for (int i_ = 0; i_ < (calls); i_++) call;                                                   \
+      CUDA_CHECK(cudaEventRecord((pool)->stop, (pool)->gpu.stream));                               \
+      CUDA_CHECK(cudaEventSynchronize((pool)->stop));                                              \
+      float ms_ = 0;                                                                               \
+      CUDA_CHECK(cudaEventElapsedTime(&ms_, (pool)->start, (pool)->stop));                         \
+      times_[batch_] = ms_ * 1e-3 / (calls);                                                       \
+    }                                                                                              \
+    qsort(times_, BATCHES, sizeof *times_, by_value);                                              \
+    seconds = times_[BATCHES / 2];                                                                 \
+  } while (0)
+
+static void report(const Pool *p, const char *name, double bytes, double seconds) {
+  const double rate = bytes / seconds;
+  printf("  %-26s %9.1f us %8.1f GB/s %6.1f %% of a copy\n", name, seconds * 1e6, rate * 1e-9,
+         100 * rate / p->copy_rate);
+  fflush(stdout);
+}
+
+static int calls_for(double bytes) {
+  const double calls = 4e9 / bytes;
+  return calls < 2 ? 2 : calls > 50 ? 50 : (int)calls;
+}
+
+#define KERNEL(pool, name, bytes, call)                                                            \
+  do {                                                                                             \
+    double seconds_;                                                                               \
+    TIME(pool, calls_for(bytes), seconds_, call);                                                  \
+    report(pool, name, bytes, seconds_);                                                           \
+  } while (0)
+
+static void fill_random(Pool *p) {
+  enum { PATTERN = 1 << 20 };
+  uint16_t *pattern = xmalloc(PATTERN * sizeof *pattern);
+  for (uint64_t i = 0; i < PATTERN; i++) {
+    const float value = (float)rng_normal(3, i);
+    uint32_t bits;
+    memcpy(&bits, &value, sizeof bits);
+    pattern[i] = (uint16_t)(bits >> 16);
+  }
+  size_t done = PATTERN * sizeof *pattern;
+  CUDA_CHECK(cudaMemcpy(p->memory, pattern, done, cudaMemcpyHostToDevice));
+  free(pattern);
+  while (done < p->bytes) {
+    const size_t next = p->bytes - done < done ? p->bytes - done : done;
+    CUDA_CHECK(cudaMemcpy(p->memory + done, p->memory, next, cudaMemcpyDeviceToDevice));
+    done += next;
+  }
+}
+
+static void copy_rate(Pool *p) {
+  const size_t bytes = (size_t)2 << 30;
+  double seconds;
+  TIME(p, 5, seconds,
+       CUDA_CHECK(cudaMemcpyAsync(p->memory, p->memory + bytes, bytes, cudaMemcpyDeviceToDevice,
+                                  p->gpu.stream)));
+  p->copy_rate = 2 * (double)bytes / seconds;
+  report(p, "copy of 2 GiB", 2 * (double)bytes, seconds);
+}
+
+// Small vectors that every call may share.
+typedef struct Vectors {
+  float *sumsq, *s, *row_loss, *rope;
+  int32_t *tokens;
+  StepState *state;
+  void *scratch;
+} Vectors;
+
+static void *allocate(size_t bytes) {
+  void *memory;
+  CUDA_CHECK(cudaMalloc(&memory, bytes));
+  return memory;
+}
+
+// Tokens as text has them: the k-th most frequent with a probability in 1 / k (Zipf's law).
+static int32_t *zipf_tokens(int64_t M, int64_t V) {
+  int32_t *tokens = xmalloc((size_t)M * sizeof *tokens);
+  for (int64_t m = 0; m < M; m++)
+    tokens[m] = (int32_t)(pow((double)V, rng_uniform(5, (uint64_t)m)) - 1);
+  return tokens;
+}
+
+static Vectors vectors_new(const Sizes *z) {
+  Vectors v = {.sumsq = allocate((size_t)z->M * 4),
+               .s = allocate((size_t)z->M * 4),
+               .row_loss = allocate((size_t)z->M * 4),
+               .rope = allocate((size_t)(z->T * z->d) * 4),
+               .tokens = allocate((size_t)z->M * 4),
+               .state = allocate(sizeof(StepState)),
+               .scratch = allocate(unfused_embed_backward_scratch(z->M, z->V, z->D))};
+  const size_t most = (size_t)(z->M > z->T * z->d ? z->M : z->T * z->d);
+  float *ones = xmalloc(most * sizeof *ones);
+  for (size_t i = 0; i < most; i++) ones[i] = 1;
+  CUDA_CHECK(cudaMemcpy(v.rope, ones, (size_t)(z->T * z->d) * 4, cudaMemcpyHostToDevice));
+  for (size_t i = 0; i < most; i++) ones[i] = (float)z->D;
+  CUDA_CHECK(cudaMemcpy(v.sumsq, ones, (size_t)z->M * 4, cudaMemcpyHostToDevice));
+  CUDA_CHECK(cudaMemset(v.s, 0, (size_t)z->M * 4));
+  CUDA_CHECK(cudaMemset(v.state, 0, sizeof(StepState)));
+  int32_t *tokens = zipf_tokens(z->M, z->V);
+  CUDA_CHECK(cudaMemcpy(v.tokens, tokens, (size_t)z->M * 4, cudaMemcpyHostToDevice));
+  free(tokens);
+  free(ones);
+  return v;
+}
+
+static void vectors_free(const Vectors *v) {
+  CUDA_CHECK(cudaFree(v->sumsq));
+  CUDA_CHECK(cudaFree(v->s));
+  CUDA_CHECK(cudaFree(v->row_loss));
+  CUDA_CHECK(cudaFree(v->rope));
+  CUDA_CHECK(cudaFree(v->tokens));
+  CUDA_CHECK(cudaFree(v->state));
+  CUDA_CHECK(cudaFree(v->scratch));
+}
+
+static void cross_entropy(Pool *p, const Sizes *z, const Vectors *v, RowScale r, float *s) {
+  const CrossEntropy args = {.M = z->M,
+                             .V = z->V,
+                             .logits = take(p, 2 * (size_t)(z->M * z->V)),
+                             .targets = v->tokens,
+                             .r = r,
+                             .clusters = p->gpu.major >= 9,
+                             .grad_scale = 1,
+                             .row_loss = v->row_loss,
+                             .s = s};
+  unfused_cross_entropy(&args, p->gpu.stream);
+}
+
+static void activations(Pool *p, const Sizes *z) {
+  const Vectors v = vectors_new(z);
+  const int64_t M = z->M, D = z->D, F = z->F, V = z->V, R = (z->H + 2 * z->KV) * z->d;
+  const RowScale r = {.sumsq = v.sumsq, .D = D, .eps = 1e-5f};
+  const RopeShape rope = {
+      .rotated = (z->H + z->KV) * z->d, .R = R, .d = z->d, .T = z->T, .table = v.rope};
+  const cudaStream_t stream = p->gpu.stream;
+  const double MD = 2.0 * (double)(M * D), MF = 2.0 * (double)(M * F), MR = 2.0 * (double)(M * R),
+               MV = 2.0 * (double)(M * V), VD = 2.0 * (double)(V * D);
+  const size_t md = (size_t)MD, mf = (size_t)MF, mr = (size_t)MR, vd = (size_t)VD;
+  KERNEL(p, "embed", 2 * MD, unfused_embed(M, D, v.tokens, take(p, vd), take(p, md), v.s, stream));
+  KERNEL(p, "row_sumsq", MD, unfused_row_sumsq(M, D, take(p, md), v.s, stream));
+  KERNEL(p, "norm_backward", 3 * MD,
+         unfused_norm_backward(M, r, take(p, md), v.s, take(p, md), stream));
+  KERNEL(p, "rope", 2 * MR, unfused_rope(M, rope, r, take(p, mr), stream));
+  KERNEL(p, "rope_backward", 3 * MR,
+         unfused_rope_backward(M, rope, r, take(p, mr), take(p, mr), v.s, stream));
+  KERNEL(p, "swiglu", 3 * MF, unfused_swiglu(M, F, r, take(p, 2 * mf), take(p, mf), stream));
+  KERNEL(p, "swiglu_backward", 5 * MF, {
+    bf16_bits *zz = take(p, 2 * mf);
+    unfused_swiglu_backward(M, F, r, zz, take(p, mf), zz, v.s, NULL, stream);
+  });
+  KERNEL(p, "swiglu_backward with y", 6 * MF, {
+    bf16_bits *zz = take(p, 2 * mf);
+    unfused_swiglu_backward(M, F, r, zz, take(p, mf), zz, v.s, take(p, mf), stream);
+  });
+  KERNEL(p, "cross_entropy", 2 * MV, cross_entropy(p, z, &v, r, v.s));
+  KERNEL(p, "cross_entropy, loss only", MV, cross_entropy(p, z, &v, r, NULL));
+  KERNEL(p, "add_loss", 4.0 * (double)M, unfused_add_loss(M, v.row_loss, NULL, 1, v.state, stream));
+  // As the bytes that must move: dx in, dE out.
+  KERNEL(p, "embed_backward", MD + VD,
+         unfused_embed_backward(M, V, D, v.tokens, take(p, md), take(p, vd), false, false,
+                                v.scratch, stream));
+  KERNEL(p, "embed_backward, added", 3 * MD,
+         unfused_embed_backward(M, V, D, v.tokens, take(p, md), take(p, vd), false, true, v.scratch,
+                                stream));
+  CUDA_CHECK(cudaMemset(v.tokens, 0, (size_t)M * 4));
+  KERNEL(p, "embed_backward, one token", MD + VD,
+         unfused_embed_backward(M, V, D, v.tokens, take(p, md), take(p, vd), false, false,
+                                v.scratch, stream));
+  vectors_free(&v);
+}
+
+// One folded matrix with its norm weight, as large as all of a 1B model's: the kernels do not see
+// the difference to a list of many, but for the look-up of a block's tensor.
+static void update(Pool *p, bool grads_fp32) {
+  const int64_t rows = (int64_t)1 << 18, cols = 2048, count = rows * cols;
+  const int64_t tiles = rows / TILE_ROWS * (cols / TILE_COLS), columns = cols / COLUMN_BLOCK,
+                blocks = count / UPDATE_BLOCK;
+  p->used = 0;
+  const size_t grad = grads_fp32 ? 4 : 2;
+  DeviceTensor tensors[2] = {{.rows = 1,
+                              .cols = cols,
+                              .master = take(p, 8192),
+                              .m = take(p, 8192),
+                              .v = take(p, 8192),
+                              .grad = take(p, 8192)},
+                             {.rows = rows,
+                              .cols = cols,
+                              .master = take(p, (size_t)count * 4),
+                              .m = take(p, (size_t)count * 4),
+                              .v = take(p, (size_t)count * 4),
+                              .grad = take(p, (size_t)count * grad),
+                              .folded = take(p, (size_t)count * 2),
+                              .column_partials = take(p, (size_t)(rows / TILE_ROWS * cols) * 4),
+                              .first_update = 1,
+                              .decay = 1}};
+  tensors[1].grad_folded = tensors[1].grad;
+  tensors[1].norm = tensors[0].master;
+  tensors[1].norm_grad = tensors[0].grad;
+  ParamTable table = {.tensors = allocate(sizeof tensors),
+                      .update_owner = allocate((size_t)(blocks + 1) * 4),
+                      .tile_owner = allocate((size_t)tiles * 4),
+                      .column_owner = allocate((size_t)columns * 4),
+                      .sumsq = allocate((size_t)(tiles + columns) * 4),
+                      .norm_blocks = 1,
+                      .update_blocks = blocks + 1,
+                      .tiles = tiles,
+                      .columns = columns,
+                      .grads_fp32 = grads_fp32};
+  StepState *state = allocate(sizeof *state);
+  int32_t *owners = xmalloc((size_t)(blocks + 1) * 4);
+  for (int64_t i = 0; i <= blocks; i++) owners[i] = 1;
+  CUDA_CHECK(cudaMemset(state, 0, sizeof *state));
+  CUDA_CHECK(cudaMemcpy(table.tensors, tensors, sizeof tensors, cudaMemcpyHostToDevice));
+  CUDA_CHECK(cudaMemcpy(table.tile_owner, owners, (size_t)tiles * 4, cudaMemcpyHostToDevice));
+  CUDA_CHECK(cudaMemcpy(table.column_owner, owners, (size_t)columns * 4, cudaMemcpyHostToDevice));
+  owners[0] = 0;
+  CUDA_CHECK(
+      cudaMemcpy(table.update_owner, owners, (size_t)(blocks + 1) * 4, cudaMemcpyHostToDevice));
+  // Numbers that stay finite: zero state, gradients of 2^-9 or so.
+  for (int i = 0; i < 2; i++) {
+    const size_t n = (size_t)(tensors[i].rows * tensors[i].cols);
+    CUDA_CHECK(cudaMemset(tensors[i].master, 0x3b, n * 4));
+    CUDA_CHECK(cudaMemset(tensors[i].m, 0, n * 4));
+    CUDA_CHECK(cudaMemset(tensors[i].v, 0, n * 4));
+    CUDA_CHECK(cudaMemset(tensors[i].grad, 0x3b, n * grad));
+  }
+  const AdamW hyper = {1e-4, 0.9, 0.95, 1e-8, 0.1, 1};
+  unfused_write_hyper(&hyper, state, p->gpu.stream);
+  KERNEL(p, grads_fp32 ? "grads_finish, fp32" : "grads_finish, bf16",
+         (double)count * (4 + 2.0 * (double)grad),
+         unfused_grads_finish(&table, state, p->gpu.stream));
+  KERNEL(p, grads_fp32 ? "adamw, fp32 gradients" : "adamw, bf16 gradients",
+         (double)count * (26 + (double)grad), unfused_adamw(&table, state, p->gpu.stream));
+  StepState result;
+  CUDA_CHECK(cudaMemcpy(&result, state, sizeof result, cudaMemcpyDeviceToHost));
+  if (!result.applied) printf("  (the update was skipped: this is no measurement of it)\n");
+  CUDA_CHECK(cudaFree(table.tensors));
+  CUDA_CHECK(cudaFree(table.update_owner));
+  CUDA_CHECK(cudaFree(table.tile_owner));
+  CUDA_CHECK(cudaFree(table.column_owner));
+  CUDA_CHECK(cudaFree(table.sumsq));
+  CUDA_CHECK(cudaFree(state));
+  free(owners);
+}
+
+static void products(Pool *p, const Sizes *z) {
+  const int64_t M = z->M, D = z->D, F = z->F, V = z->V, R = (z->H + 2 * z->KV) * z->d,
+                Hd = z->H * z->d;
+  const struct {
+    const char *name;
+    GemmProblem problem;
+  } list[] = {
+      {"qkv", {M, R, D, GEMM_NT, false, false, 16}},
+      {"out + residual", {M, D, Hd, GEMM_NT, false, true, 16}},
+      {"gate_up", {M, 2 * F, D, GEMM_NT, false, false, 16}},
+      {"down + residual", {M, D, F, GEMM_NT, false, true, 16}},
+      {"lm_head", {M, V, D, GEMM_NT, false, false, 16}},
+      {"lm_head dgrad", {M, D, V, GEMM_NN, false, false, 16}},
+      {"down dgrad", {M, F, D, GEMM_NN, false, false, 16}},
+      {"gate_up dgrad + residual", {M, D, 2 * F, GEMM_NN, false, true, 16}},
+      {"out dgrad", {M, Hd, D, GEMM_NN, false, false, 16}},
+      {"qkv dgrad + residual", {M, D, R, GEMM_NN, false, true, 16}},
+      {"lm_head wgrad", {V, D, M, GEMM_TN, false, false, 16}},
+      {"down wgrad", {D, F, M, GEMM_TN, false, false, 16}},
+      {"gate_up wgrad", {2 * F, D, M, GEMM_TN, false, false, 16}},
+      {"out wgrad", {D, Hd, M, GEMM_TN, false, false, 16}},
+      {"qkv wgrad", {R, D, M, GEMM_TN, false, false, 16}},
+      {"gate_up wgrad, fp32 added", {2 * F, D, M, GEMM_TN, true, true, 16}},
+  };
+  Gemm gemm;
+  Error err;
+  if (gemm_open(&gemm, &p->gpu, "", &err)) exit(1);
+  for (size_t i = 0; i < sizeof list / sizeof *list; i++) {
+    const GemmProblem *q = &list[i].problem;
+    if (gemm_prepare(&gemm, q, 1, &err)) {
+      fprintf(stderr, "%s\n", err.text);
+      exit(1);
+    }
+    const GemmPlan *plan = gemm_find(&gemm, q);
+    const double flops = 2.0 * (double)q->M * (double)q->N * (double)q->K;
+    printf("  %-26s %9.1f us %8.1f TFLOP/s   %d algorithms, %.2f x the heuristics' first\n",
+           list[i].name, (double)plan->microseconds, flops / (double)plan->microseconds * 1e-6,
+           plan->candidates, (double)(plan->first_microseconds / plan->microseconds));
+    fflush(stdout);
+  }
+  gemm_close(&gemm);
+}
+
+int main(int argc, char **argv) {
+  const int64_t M = argc > 1 ? atoll(argv[1]) : 32768;
+  const Sizes all[] = {
+      {"1B, V 128256", M, 2048, 8192, 32, 8, 64, 128256, 4096},
+      {"350M", M, 1024, 2816, 16, 16, 64, 32000, 2048},
+      {"110M", M, 768, 2048, 12, 12, 64, 32000, 1024},
+      {"15M", M, 288, 768, 6, 6, 48, 32000, 256},
+  };
+  Pool p = {0};
+  Error err;
+  if (gpu_open(&p.gpu, &err)) {
+    fprintf(stderr, "%s\n", err.text);
+    return 1;
+  }
+  p.bytes = (size_t)20 << 30;
+  p.memory = allocate(p.bytes);
+  CUDA_CHECK(cudaEventCreate(&p.start));
+  CUDA_CHECK(cudaEventCreate(&p.stop));
+  fill_random(&p);
+  printf("%s\n", p.gpu.name);
+  copy_rate(&p);
+  for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
+    printf("%s: M %lld, D %lld, F %lld, V %lld\n", all[i].name, (long long)M, (long long)all[i].D,
+           (long long)all[i].F, (long long)all[i].V);
+    activations(&p, &all[i]);
+  }
+  printf("update of %d M parameters\n", 1 << 9);
+  update(&p, false);
+  update(&p, true);
+  CUDA_CHECK(cudaFree(p.memory));
+  printf("products of %s\n", all[0].name);
+  products(&p, &all[0]);
+  printf("products of %s\n", all[3].name);
+  products(&p, &all[3]);
+  gpu_close(&p.gpu);
+  return 0;
+}

@@ -1,0 +1,202 @@
+// What the tests of GPU operations share: device buffers between guard bands, outputs filled with
+// NaN, every operation run twice for equal bits, and errors measured against a twin that rounds
+// where the operation stores.
+#pragma once
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "base/memory.h"
+#include "base/rng.h"
+#include "kernels/ops.h"
+
+enum { GUARD = 1024, MAX_BUFFERS = 64 };
+
+static inline uint16_t to_bf16(float value) {
+  uint32_t bits;
+  memcpy(&bits, &value, sizeof bits);
+  if ((bits & 0x7fffffffu) > 0x7f800000u) return 0x7fff;
+  return (uint16_t)((bits + 0x7fffu + (bits >> 16 & 1)) >> 16); // nearest even
+}
+static inline float from_bf16(uint16_t half) {
+  const uint32_t bits = (uint32_t)half << 16;
+  float value;
+  memcpy(&value, &bits, sizeof value);
+  return value;
+}
+static inline float rounded(float value) {
+  return from_bf16(to_bf16(value));
+}
+static inline void round_all(float *x, int64_t n) {
+  for (int64_t i = 0; i < n; i++) x[i] = rounded(x[i]);
+}
+
+// Normal values that bf16 holds exactly.
+static inline float *random_bf16(int64_t n, double scale, const char *name) {
+  float *x = xmalloc((size_t)n * sizeof *x);
+  const uint64_t key = rng_key(42, name);
+#pragma omp parallel for
+  for (int64_t i = 0; i < n; i++) x[i] = rounded((float)(scale * rng_normal(key, (uint64_t)i)));
+  return x;
+}
+
+// A tensor on the device. bytes an element: 2 = bf16, 4 = fp32 or int32.
+typedef struct Buffer {
+  char *base;    // of the allocation: GUARD bytes, the tensor, GUARD bytes
+  void *data;    // on the device
+  char *initial; // host copy that every run starts from
+  size_t bytes;
+  int width;
+  int64_t count;
+} Buffer;
+
+typedef struct Bench {
+  Backend *be;
+  Buffer buffers[MAX_BUFFERS];
+  int count;
+} Bench;
+
+static inline Buffer *buffer_new(Bench *b, int64_t count, int width, const void *initial) {
+  assert_true(b->count < MAX_BUFFERS);
+  Buffer *t = &b->buffers[b->count++];
+  t->width = width;
+  t->count = count;
+  t->bytes = (size_t)count * (size_t)width;
+  t->initial = xmalloc(t->bytes);
+  if (initial)
+    memcpy(t->initial, initial, t->bytes);
+  else
+    memset(t->initial, 0xff, t->bytes); // NaN in both types
+  t->base = b->be->alloc(b->be, t->bytes + 2 * GUARD);
+  assert_non_null(t->base);
+  t->data = t->base + GUARD;
+  return t;
+}
+// In: values as fp32. Out: values = NULL, filled with NaN before each run.
+static inline void *bf16_buffer(Bench *b, int64_t count, const float *values) {
+  if (!values) return buffer_new(b, count, 2, NULL)->data;
+  uint16_t *bits = xmalloc((size_t)count * sizeof *bits);
+  for (int64_t i = 0; i < count; i++) bits[i] = to_bf16(values[i]);
+  void *data = buffer_new(b, count, 2, bits)->data;
+  free(bits);
+  return data;
+}
+static inline void *fp32_buffer(Bench *b, int64_t count, const float *values) {
+  return buffer_new(b, count, 4, values)->data;
+}
+static inline void *int32_buffer(Bench *b, int64_t count, const int32_t *values) {
+  return buffer_new(b, count, 4, values)->data;
+}
+static inline void bench_free(Bench *b) {
+  for (int i = 0; i < b->count; i++) {
+    b->be->release(b->be, b->buffers[i].base);
+    free(b->buffers[i].initial);
+  }
+  b->count = 0;
+}
+
+static inline void bench_reset(Bench *b) {
+  for (int i = 0; i < b->count; i++) {
+    const Buffer *t = &b->buffers[i];
+    char *whole = xmalloc(t->bytes + 2 * GUARD);
+    memset(whole, 0xff, t->bytes + 2 * GUARD);
+    memcpy(whole + GUARD, t->initial, t->bytes);
+    b->be->write(b->be, t->base, whole, t->bytes + 2 * GUARD);
+    free(whole);
+  }
+}
+
+// Everything on the device, guards included, in fresh memory.
+static inline char **bench_snapshot(Bench *b) {
+  char **s = xmalloc(MAX_BUFFERS * sizeof *s);
+  for (int i = 0; i < b->count; i++) {
+    const Buffer *t = &b->buffers[i];
+    s[i] = xmalloc(t->bytes + 2 * GUARD);
+    b->be->read(b->be, s[i], t->base, t->bytes + 2 * GUARD);
+    for (int g = 0; g < GUARD; g++)
+      if (s[i][g] != (char)0xff || s[i][GUARD + t->bytes + (size_t)g] != (char)0xff)
+        fail_msg("buffer %d: something wrote outside of it", i);
+  }
+  return s;
+}
+
+static inline void bench_compare(Bench *b, char **first, char **second) {
+  for (int i = 0; i < b->count; i++) {
+    if (memcmp(first[i], second[i], b->buffers[i].bytes + 2 * GUARD) != 0)
+      fail_msg("buffer %d: two runs gave different bits", i);
+    free(first[i]);
+    free(second[i]);
+  }
+  free(first);
+  free(second);
+}
+
+// Runs `call` twice from the same state; what the second run left stays on the device.
+#define RUN_TWICE(b, call)                                                                         \
+  do {                                                                                             \
+    bench_reset(b);                                                                                \
+    call;                                                                                          \
+    char **first_ = bench_snapshot(b);                                                             \
+    bench_reset(b);                                                                                \
+    call;                                                                                          \
+    bench_compare(b, first_, bench_snapshot(b));                                                   \
+  } while (0)
+
+// A buffer's contents as fp32, in fresh memory.
+static inline float *bench_read(Bench *b, const void *data) {
+  for (int i = 0; i < b->count; i++) {
+    const Buffer *t = &b->buffers[i];
+    if (t->data != data) continue;
+    float *values = xmalloc((size_t)t->count * sizeof *values);
+    if (t->width == 2)
+      b->be->read_act(b->be, values, data, t->count);
+    else
+      b->be->read(b->be, values, data, t->bytes);
+    return values;
+  }
+  fail_msg("not a buffer of this test");
+  return NULL;
+}
+
+// Errors relative to the reference: of the whole in the L2 norm, and the largest against its
+// largest value.
+typedef struct Deviation {
+  double l2, largest;
+} Deviation;
+
+static inline Deviation deviation(const float *x, const float *reference, int64_t n) {
+  double square = 0, norm = 0, worst = 0, top = 0;
+  for (int64_t i = 0; i < n; i++) {
+    const double d = fabs((double)x[i] - (double)reference[i]);
+    square += d * d;
+    norm += (double)reference[i] * (double)reference[i];
+    if (!(d <= worst)) worst = d; // a NaN stays
+    if (fabs((double)reference[i]) > top) top = fabs((double)reference[i]);
+  }
+  return (Deviation){sqrt(square / (norm > 0 ? norm : 1)), worst / (top > 0 ? top : 1)};
+}
+
+// x may deviate from the reference by twice what the twin does, and `floor` more (fp32 sums in
+// another order).
+static inline void expect_near(const char *what, const float *x, const float *twin,
+                               const float *reference, int64_t n, double floor) {
+  const Deviation d = deviation(x, reference, n), t = deviation(twin, reference, n);
+  const double l2 = 2 * t.l2 + floor, largest = 2 * t.largest + floor;
+  printf("# %-34s L2 %.2e (bound %.2e)  largest %.2e (bound %.2e)\n", what, d.l2, l2, d.largest,
+         largest);
+  fflush(stdout);
+  if (!(d.l2 <= l2 && d.largest <= largest)) fail_msg("%s is outside of its bound", what);
+}
+
+static inline void expect_same(const char *what, const float *x, const float *expected, int64_t n) {
+  for (int64_t i = 0; i < n; i++)
+    if (memcmp(&x[i], &expected[i], sizeof *x) != 0)
+      fail_msg("%s[%lld] is %.9g, not %.9g", what, (long long)i, (double)x[i], (double)expected[i]);
+}

@@ -1,0 +1,352 @@
+// The end of a step on the GPU: folded gradients, the norm, AdamW, the compute copies; and a step
+// captured in a graph.
+#include "tests/gpu/gpu_test.h"
+
+#include "kernels/unfused/state.h"
+
+// A norm weight with the matrix that it is folded into, another with a tied embedding, and a matrix
+// used plain.
+enum { TENSORS = 5 };
+
+typedef struct Host { // one tensor's arrays, fp32
+  float *master, *m, *v, *grad, *grad_folded, *compute, *folded;
+} Host;
+
+typedef struct Update {
+  int64_t D, rows, V;
+  bool grads_fp32;
+  Backend *cpu, *gpu;
+  Bench bench;
+  ParamTensor on_gpu[TENSORS], on_cpu[TENSORS], twin[TENSORS];
+  Host start[TENSORS], cpu_host[TENSORS], twin_host[TENSORS];
+} Update;
+
+static const AdamW hyper = {.learning_rate = 1e-2,
+                            .beta1 = 0.9,
+                            .beta2 = 0.95,
+                            .eps = 1e-8,
+                            .weight_decay = 0.1,
+                            .clip_norm = 1};
+
+static float *copy_of(const float *x, int64_t n) {
+  float *copy = xmalloc((size_t)n * sizeof *copy);
+  memcpy(copy, x, (size_t)n * sizeof *copy);
+  return copy;
+}
+
+static int64_t elements(const ParamTensor *t) {
+  return t->rows * t->cols;
+}
+
+static float *named(int64_t n, double scale, const char *what, int tensor) {
+  char name[32];
+  snprintf(name, sizeof name, "%s %d", what, tensor);
+  return random_bf16(n, scale, name);
+}
+
+static void set_shapes(Update *u, ParamTensor *list) {
+  const ParamTensor shapes[TENSORS] = {
+      {.rows = 1, .cols = u->D, .norm = -1},
+      {.rows = u->rows, .cols = u->D, .norm = 0, .decay = true},
+      {.rows = 1, .cols = u->D, .norm = -1},
+      {.rows = u->V, .cols = u->D, .norm = 2, .decay = true},
+      {.rows = u->D, .cols = u->rows + 3, .norm = -1, .decay = true},
+  };
+  memcpy(list, shapes, sizeof shapes);
+}
+
+static bool is_folded(int i) {
+  return i == 1 || i == 3;
+}
+
+static void host_list(Update *u, ParamTensor *list, Host *to) {
+  set_shapes(u, list);
+  for (int i = 0; i < TENSORS; i++) {
+    const Host *from = &u->start[i];
+    const int64_t n = elements(&list[i]);
+    to[i] = (Host){.master = copy_of(from->master, n),
+                   .m = copy_of(from->m, n),
+                   .v = copy_of(from->v, n),
+                   .grad = copy_of(from->grad, n)};
+    if (is_folded(i)) to[i].folded = copy_of(from->master, n);
+    if (i == 3) to[i].grad_folded = copy_of(from->grad_folded, n);
+    if (i >= 3) to[i].compute = copy_of(from->master, n);
+    list[i].master = to[i].master;
+    list[i].m = to[i].m;
+    list[i].v = to[i].v;
+    list[i].grad = to[i].grad;
+    list[i].grad_folded = i == 3 ? to[i].grad_folded : is_folded(i) ? to[i].grad : NULL;
+    list[i].compute = to[i].compute;
+    list[i].folded = to[i].folded;
+  }
+}
+
+static void host_free(Host *h) {
+  free(h->master), free(h->m), free(h->v), free(h->grad), free(h->grad_folded);
+  free(h->compute), free(h->folded);
+}
+
+static void *gradient(Update *u, int64_t n, const float *values) {
+  return u->grads_fp32 ? fp32_buffer(&u->bench, n, values) : bf16_buffer(&u->bench, n, values);
+}
+
+static void gpu_list(Update *u) {
+  set_shapes(u, u->on_gpu);
+  for (int i = 0; i < TENSORS; i++) {
+    ParamTensor *t = &u->on_gpu[i];
+    const Host *from = &u->start[i];
+    const int64_t n = elements(t);
+    t->master = fp32_buffer(&u->bench, n, from->master);
+    t->m = fp32_buffer(&u->bench, n, from->m);
+    t->v = fp32_buffer(&u->bench, n, from->v);
+    // The gradient of a norm weight is written, not added to.
+    t->grad = gradient(u, n, i == 0 || i == 2 ? NULL : from->grad);
+    t->grad_folded = i == 3 ? gradient(u, n, from->grad_folded) : is_folded(i) ? t->grad : NULL;
+    t->compute = i >= 3 ? bf16_buffer(&u->bench, n, NULL) : NULL;
+    t->folded = is_folded(i) ? bf16_buffer(&u->bench, n, NULL) : NULL;
+  }
+}
+
+static void update_open(Update *u, int64_t D, int64_t rows, int64_t V, bool grads_fp32) {
+  static const double inv_freq[8] = {1};
+  const OpsConfig config = {.D = D,
+                            .F = 16,
+                            .H = 1,
+                            .KV = 1,
+                            .d = 16,
+                            .V = V,
+                            .max_tokens = 64,
+                            .max_positions = 64,
+                            .rms_norm_eps = 1e-5f,
+                            .inv_freq = inv_freq};
+  const UnfusedOptions options = {.train = true, .grads_fp32 = grads_fp32, .gemm_cache = ""};
+  Error err;
+  *u = (Update){.D = D, .rows = rows, .V = V, .grads_fp32 = grads_fp32};
+  u->cpu = backend_cpu_create(&config);
+  u->gpu = backend_unfused_create(&config, &options, &err);
+  if (!u->gpu) fail_msg("%s", err.text);
+  u->bench.be = u->gpu;
+  set_shapes(u, u->on_gpu);
+  for (int i = 0; i < TENSORS; i++) {
+    const int64_t n = elements(&u->on_gpu[i]);
+    u->start[i] = (Host){.master = named(n, 1, "W", i),
+                         .m = named(n, 1e-3, "m", i),
+                         .v = named(n, 1e-2, "v", i),
+                         .grad = named(n, 0.1, "g", i),
+                         .grad_folded = named(n, 0.1, "f", i)};
+    for (int64_t j = 0; j < n; j++) u->start[i].v[j] *= u->start[i].v[j];
+  }
+}
+
+static void update_close(Update *u) {
+  bench_free(&u->bench);
+  for (int i = 0; i < TENSORS; i++) {
+    host_free(&u->start[i]);
+    host_free(&u->cpu_host[i]);
+    host_free(&u->twin_host[i]);
+  }
+  u->cpu->destroy(u->cpu);
+  u->gpu->destroy(u->gpu);
+}
+
+static StepResult step(Backend *be, ParamTensor *list) {
+  be->set_updates(be, 5);
+  be->step_begin(be);
+  be->grads_finish(be, list, TENSORS);
+  be->adamw(be, list, TENSORS, &hyper);
+  return be->step_result(be);
+}
+
+static void compare(Update *u, int i, const char *what, const void *got_at, const float *twin,
+                    const float *reference, const float *start, double floor) {
+  char name[64];
+  snprintf(name, sizeof name, "%s of tensor %d, D %lld", what, i, (long long)u->D);
+  const int64_t n = elements(&u->on_gpu[i]);
+  float *got = bench_read(&u->bench, got_at), *t = copy_of(twin, n), *r = copy_of(reference, n);
+  for (int64_t j = 0; j < n && start; j++) {
+    got[j] -= start[j];
+    t[j] -= start[j];
+    r[j] -= start[j];
+  }
+  expect_near(name, got, t, r, n, floor);
+  free(got), free(t), free(r);
+}
+
+static void check_copies(Update *u, int i) {
+  const ParamTensor *t = &u->on_gpu[i];
+  const int64_t n = elements(t);
+  float *master = bench_read(&u->bench, t->master);
+  if (t->compute) {
+    float *copy = bench_read(&u->bench, t->compute), *expected = copy_of(master, n);
+    round_all(expected, n);
+    expect_same("compute", copy, expected, n);
+    free(copy), free(expected);
+  }
+  if (t->folded) {
+    float *copy = bench_read(&u->bench, t->folded), *expected = copy_of(master, n);
+    float *norm = bench_read(&u->bench, u->on_gpu[t->norm].master);
+    for (int64_t j = 0; j < n; j++) expected[j] = rounded(master[j] * norm[j % t->cols]);
+    expect_same("folded", copy, expected, n);
+    free(copy), free(expected), free(norm);
+  }
+  free(master);
+}
+
+static void check_update(int64_t D, int64_t rows, int64_t V, bool grads_fp32) {
+  Update u;
+  update_open(&u, D, rows, V, grads_fp32);
+  gpu_list(&u);
+  host_list(&u, u.on_cpu, u.cpu_host);
+  host_list(&u, u.twin, u.twin_host);
+  const StepResult expected = step(u.cpu, u.on_cpu);
+  u.cpu->set_updates(u.cpu, 5);
+  u.cpu->step_begin(u.cpu);
+  u.cpu->grads_finish(u.cpu, u.twin, TENSORS);
+  for (int i = 0; i < TENSORS && !grads_fp32; i++) round_all(u.twin[i].grad, elements(&u.twin[i]));
+  u.cpu->adamw(u.cpu, u.twin, TENSORS, &hyper);
+
+  StepResult got;
+  RUN_TWICE(&u.bench, got = step(u.gpu, u.on_gpu));
+  printf("# norm %.9g, not %.9g on the CPU\n", got.grad_norm, expected.grad_norm);
+  if (!(fabs(got.grad_norm / expected.grad_norm - 1) < (grads_fp32 ? 1e-5 : 1e-3)))
+    fail_msg("the gradient norm is off");
+  assert_true(got.applied);
+  assert_int_equal(got.updates, 6);
+  for (int i = 0; i < TENSORS; i++) {
+    const ParamTensor *g = &u.on_gpu[i], *c = &u.on_cpu[i], *t = &u.twin[i];
+    compare(&u, i, "dW", g->grad, t->grad, c->grad, NULL, 2e-6);
+    // The norm that clips is that of the rounded gradients on the GPU: 1e-4 or so of a difference.
+    const double floor = grads_fp32 ? 1e-5 : 1e-3;
+    compare(&u, i, "m", g->m, t->m, c->m, NULL, floor);
+    compare(&u, i, "v", g->v, t->v, c->v, NULL, 2 * floor);
+    // W is about 1 and its step 0.01: the step has 1e-5 of rounding.
+    compare(&u, i, "step of W", g->master, t->master, c->master, u.start[i].master, 2e-4 + floor);
+    check_copies(&u, i);
+  }
+  update_close(&u);
+}
+
+static void test_update(void **state) {
+  (void)state;
+  check_update(200, 300, 1003, false);
+  check_update(200, 300, 1003, true);
+  check_update(37, 129, 65, false);
+  check_update(37, 129, 65, true);
+  check_update(1024, 513, 4097, false);
+}
+
+static void test_not_finite(void **state) {
+  (void)state;
+  Update u;
+  update_open(&u, 64, 100, 65, false);
+  u.start[4].grad[17] = NAN;
+  gpu_list(&u);
+  host_list(&u, u.on_cpu, u.cpu_host);
+  host_list(&u, u.twin, u.twin_host);
+  bench_reset(&u.bench);
+  const StepResult got = step(u.gpu, u.on_gpu);
+  assert_false(got.applied);
+  assert_int_equal(got.updates, 5);
+  for (int i = 0; i < TENSORS; i++) {
+    float *master = bench_read(&u.bench, u.on_gpu[i].master);
+    expect_same("master", master, u.start[i].master, elements(&u.on_gpu[i]));
+    free(master);
+  }
+  update_close(&u);
+}
+
+static void test_refresh(void **state) {
+  (void)state;
+  Update u;
+  update_open(&u, 37, 100, 65, false);
+  gpu_list(&u);
+  RUN_TWICE(&u.bench, u.gpu->refresh(u.gpu, u.on_gpu, TENSORS));
+  for (int i = 0; i < TENSORS; i++) check_copies(&u, i);
+  update_close(&u);
+}
+
+// ---- Capture
+
+static void captured_part(Backend *be, ParamTensor *list, const int32_t *tokens, float *sumsq,
+                          uint16_t *x, uint16_t *logits, float *s, int64_t M) {
+  const ParamTensor *E = &list[3];
+  be->step_begin(be);
+  be->embed(be, M, tokens, E->compute, x, sumsq);
+  unfused_head_loss(be, M, x, sumsq, E->folded, tokens, logits, 1.0 / (double)M, s);
+  be->wgrad(be, M, E->rows, E->cols, logits, x, E->grad_folded, false);
+  be->embed_backward(be, M, tokens, x, E->grad, false);
+  be->grads_finish(be, list, TENSORS);
+  be->adamw(be, list, TENSORS, NULL);
+}
+
+static void test_graph(void **state) {
+  (void)state;
+  enum { M = 64 };
+  Update u;
+  update_open(&u, 64, 100, 1003, false);
+  gpu_list(&u);
+  int32_t tokens[M];
+  for (int m = 0; m < M; m++) tokens[m] = m * m % 1003;
+  int32_t *tokens_gpu = int32_buffer(&u.bench, M, tokens);
+  uint16_t *x = bf16_buffer(&u.bench, M * 64, NULL),
+           *logits = bf16_buffer(&u.bench, M * 1003, NULL);
+  float *sumsq = fp32_buffer(&u.bench, M, NULL), *s = fp32_buffer(&u.bench, M, NULL);
+  Backend *be = u.gpu;
+  const cudaStream_t stream = unfused_of(be)->gpu.stream;
+
+  bench_reset(&u.bench);
+  be->set_updates(be, 0);
+  unfused_set_hyper(be, &hyper);
+  be->refresh(be, u.on_gpu, TENSORS);
+  captured_part(be, u.on_gpu, tokens_gpu, sumsq, x, logits, s, M);
+  const StepResult first = be->step_result(be);
+  char **direct = bench_snapshot(&u.bench);
+
+  cudaGraph_t graph;
+  cudaGraphExec_t program;
+  assert_int_equal(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), cudaSuccess);
+  captured_part(be, u.on_gpu, tokens_gpu, sumsq, x, logits, s, M);
+  assert_int_equal(cudaStreamEndCapture(stream, &graph), cudaSuccess);
+  assert_int_equal(cudaGraphInstantiate(&program, graph, 0), cudaSuccess);
+  bench_reset(&u.bench);
+  be->set_updates(be, 0);
+  be->refresh(be, u.on_gpu, TENSORS);
+  assert_int_equal(cudaGraphLaunch(program, stream), cudaSuccess);
+  const StepResult second = be->step_result(be);
+  bench_compare(&u.bench, direct, bench_snapshot(&u.bench));
+  printf("# loss %.6f directly, %.6f from the graph\n", first.loss, second.loss);
+  assert_memory_equal(&first.loss, &second.loss, sizeof first.loss);
+  assert_int_equal(second.updates, 1);
+  assert_true(second.applied);
+  cudaGraphExecDestroy(program);
+  cudaGraphDestroy(graph);
+  update_close(&u);
+}
+
+// ---- Results that are read a step late
+
+static void test_results_in_order(void **state) {
+  (void)state;
+  Update u;
+  update_open(&u, 64, 100, 65, false);
+  gpu_list(&u);
+  bench_reset(&u.bench);
+  for (int i = 0; i < 3; i++) {
+    u.gpu->step_begin(u.gpu);
+    u.gpu->grads_finish(u.gpu, u.on_gpu, TENSORS);
+    u.gpu->adamw(u.gpu, u.on_gpu, TENSORS, &hyper);
+  }
+  for (int i = 0; i < 3; i++) assert_int_equal(u.gpu->step_result(u.gpu).updates, i + 1);
+  update_close(&u);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      {"gradients_are_unfolded_and_adamw_updates_every_tensor", test_update, NULL, NULL, NULL},
+      {"a_gradient_that_is_not_finite_changes_nothing", test_not_finite, NULL, NULL, NULL},
+      {"refresh_writes_the_compute_copies", test_refresh, NULL, NULL, NULL},
+      {"a_captured_step_gives_the_same_bits", test_graph, NULL, NULL, NULL},
+      {"results_come_in_the_order_of_their_steps", test_results_in_order, NULL, NULL, NULL},
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}
