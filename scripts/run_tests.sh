@@ -29,6 +29,7 @@ for program in "$@"; do
     ;;
   esac
   seconds=$(awk -v a="$start" -v b="$(date +%s.%N)" 'BEGIN { printf "%.1f", b - a }')
+  sed -i -E 's/^not ok ([0-9]+ # SKIP\b)/ok \1/' "$logs/$name" # cmocka 1.1.5 calls a skipped test so
   ok=$(grep -cE '^ok\b' "$logs/$name")
   not_ok=$(grep -cE '^not ok\b' "$logs/$name")
   skip=$(grep -ciE '^ok\b.*# skip' "$logs/$name")
