@@ -1,7 +1,5 @@
 #include "kernels/cuda/attention_graph.h"
 
-#include <assert.h>
-
 int attention_shape_check(const AttentionShape *s, Error *err) {
   if (s->B < 1 || s->T < 1 || s->H < 1 || s->KV < 1 || s->d < 1)
     return error_set(err,
@@ -138,40 +136,39 @@ int attention_graph_forward(CudnnGraph *g, const CudnnApi *api, CudnnHandle hand
 
 // The gradient of k or v, id ATTENTION_DK or _DV: x^T y for each query head, then the sum over each
 // group of heads, which is a reduction from H heads to KV.
-static void head_gradient(Builder b, AttentionForm form, int64_t id, CudnnDescriptor x_transposed,
-                          CudnnDescriptor y) {
+static void head_gradient(Builder b, int64_t id, CudnnDescriptor x_transposed, CudnnDescriptor y) {
   const AttentionShape *s = b.s;
-  if (form.heads || s->H == s->KV) {
-    const int64_t row = form.heads ? s->H * s->d : attention_row(s);
-    graph_matmul(b.g, x_transposed, y, graph_tensor(b.g, id, DATA_BFLOAT16, in_rows(s, s->H, row)));
+  CudnnDescriptor gradient =
+      graph_tensor(b.g, id, DATA_BFLOAT16, in_rows(s, s->KV, attention_row(s)));
+  if (s->H == s->KV) {
+    graph_matmul(b.g, x_transposed, y, gradient);
     return;
   }
   CudnnDescriptor heads = graph_virtual(b.g, DATA_BFLOAT16, packed_heads(s));
   graph_matmul(b.g, x_transposed, y, heads);
-  graph_reduce(b.g, REDUCE_TENSOR_ADD, heads,
-               graph_tensor(b.g, id, DATA_BFLOAT16, in_rows(s, s->KV, attention_row(s))));
+  graph_reduce(b.g, REDUCE_TENSOR_ADD, heads, gradient);
 }
 
-// dq = ds k. That the product is fp32 is what asks for the sum in no fixed order; written as bf16
-// it asks for the deterministic kernel.
-static void query_gradient(Builder b, AttentionForm form, CudnnDescriptor ds, CudnnDescriptor k) {
+// dq = ds k. A product in fp32, converted afterwards, asks for the sum in no fixed order; one in
+// bf16 asks for the deterministic kernel. (The conversion cannot be left out: cuDNN then accepts
+// the graph and fails when it runs.)
+static void query_gradient(Builder b, bool deterministic, CudnnDescriptor ds, CudnnDescriptor k) {
   const AttentionShape *s = b.s;
-  CudnnDescriptor dq = NULL, sum = NULL;
-  if (!form.dq_fp32)
-    dq = graph_tensor(b.g, ATTENTION_DQ, DATA_BFLOAT16, in_rows(s, s->H, attention_row(s)));
-  if (form.deterministic) {
+  CudnnDescriptor dq =
+      graph_tensor(b.g, ATTENTION_DQ, DATA_BFLOAT16, in_rows(s, s->H, attention_row(s)));
+  if (deterministic) {
     graph_matmul(b.g, ds, k, dq);
     return;
   }
-  sum = graph_tensor(b.g, ATTENTION_DQ_SUM, DATA_FLOAT, in_rows(s, s->H, s->H * s->d));
+  CudnnDescriptor sum =
+      graph_tensor(b.g, ATTENTION_DQ_SUM, DATA_FLOAT, in_rows(s, s->H, s->H * s->d));
   graph_matmul(b.g, ds, k, sum);
-  if (dq) graph_unary(b.g, POINTWISE_IDENTITY, sum, dq);
+  graph_unary(b.g, POINTWISE_IDENTITY, sum, dq);
 }
 
 int attention_graph_backward(CudnnGraph *g, const CudnnApi *api, CudnnHandle handle,
-                             const AttentionShape *s, AttentionForm form, Error *err) {
+                             const AttentionShape *s, bool deterministic, Error *err) {
   if (attention_shape_check(s, err)) return -1;
-  assert(!(form.deterministic && form.dq_fp32));
   graph_begin(g, api);
   const Builder b = {g, s};
   const Inputs in = inputs(b);
@@ -194,17 +191,17 @@ int attention_graph_backward(CudnnGraph *g, const CudnnApi *api, CudnnHandle han
   x = binary_scores(b, POINTWISE_MUL, x, in.scale);
   x = causal_mask(b, binary_scores(b, POINTWISE_SUB, x, lse));
   CudnnDescriptor p = exp_scores(b, x);
-  head_gradient(b, form, ATTENTION_DV, transpose_scores(b, p), d_o);
+  head_gradient(b, ATTENTION_DV, transpose_scores(b, p), d_o);
 
   // ds = scale p (do v^T - row sum)
   x = matmul_scores(b, d_o, v_transposed);
   x = binary_scores(b, POINTWISE_SUB, x, row_sum);
   x = binary_scores(b, POINTWISE_MUL, x, p);
   CudnnDescriptor ds = binary_scores(b, POINTWISE_MUL, x, in.scale);
-  head_gradient(b, form, ATTENTION_DK, transpose_scores(b, ds), in.q);
+  head_gradient(b, ATTENTION_DK, transpose_scores(b, ds), in.q);
 
   CudnnDescriptor k = graph_virtual(g, DATA_BFLOAT16, in_rows(s, s->KV, R));
   graph_reshape(g, in.k_transposed, k);
-  query_gradient(b, form, ds, k);
+  query_gradient(b, deterministic, ds, k);
   return finish(g, handle, err);
 }

@@ -17,26 +17,18 @@ static inline int64_t attention_row(const AttentionShape *s) {
   return (s->H + 2 * s->KV) * s->d;
 }
 
-// What the backward writes. All false: dq, dk, dv inside dqkv, dq from an fp32 sum in no fixed
-// order.
-typedef struct AttentionForm {
-  bool deterministic; // the same bits in every run, for B H T^2 2 bytes of workspace
-  bool dq_fp32;       // dq is left as the fp32 sum, [B, T, H, d]; not with deterministic
-  bool heads;         // dk and dv are left per query head, bf16 [B, T, H, d], groups not added up
-} AttentionForm;
-
 // Ids of the tensors in a variant pack; ATTENTION_K is the k columns of qkv, and so on.
 enum {
-  ATTENTION_Q = 1, // bf16 [B, T, H, d] with rows of R
-  ATTENTION_K,     // bf16 [B, T, KV, d] with rows of R
-  ATTENTION_V,     // like K
-  ATTENTION_O,     // bf16 [B, T, H, d]
-  ATTENTION_LSE,   // fp32 [B, H, T], natural log-sum-exp of the scaled scores
-  ATTENTION_DO,    // bf16 [B, T, H, d]
-  ATTENTION_DQ,    // like Q, or not there (dq_fp32)
-  ATTENTION_DK,    // like K, or bf16 [B, T, H, d] (heads)
-  ATTENTION_DV,
-  ATTENTION_DQ_SUM,     // fp32 [B, T, H, d] scratch or result; not there in the deterministic form
+  ATTENTION_Q = 1,      // bf16 [B, T, H, d] with rows of R
+  ATTENTION_K,          // bf16 [B, T, KV, d] with rows of R
+  ATTENTION_V,          // like K
+  ATTENTION_O,          // bf16 [B, T, H, d]
+  ATTENTION_LSE,        // fp32 [B, H, T], natural log-sum-exp of the scaled scores
+  ATTENTION_DO,         // bf16 [B, T, H, d]
+  ATTENTION_DQ,         // like Q
+  ATTENTION_DK,         // like K
+  ATTENTION_DV,         // like V
+  ATTENTION_DQ_SUM,     // fp32 [B, T, H, d] scratch; not there in the deterministic form
   ATTENTION_ROW_SUM,    // fp32 [B, H, T] scratch
   ATTENTION_SCALE,      // host float, 1 / sqrt(d)
   ATTENTION_MASK_VALUE, // host float, -INFINITY
@@ -49,5 +41,7 @@ int attention_shape_check(const AttentionShape *s, Error *err);
 // Builds the graph. handle as for graph_finish. On failure the graph is destroyed.
 int attention_graph_forward(CudnnGraph *g, const CudnnApi *api, CudnnHandle handle,
                             const AttentionShape *s, Error *err);
+// dq is added up in fp32 in no fixed order, so that its last bits may differ between runs; dk and
+// dv are not. deterministic: nothing differs, for B H T^2 2 bytes of workspace.
 int attention_graph_backward(CudnnGraph *g, const CudnnApi *api, CudnnHandle handle,
-                             const AttentionShape *s, AttentionForm form, Error *err);
+                             const AttentionShape *s, bool deterministic, Error *err);

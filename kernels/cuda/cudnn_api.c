@@ -23,16 +23,22 @@ static const struct {
     {"cudnnBackendExecute", offsetof(CudnnApi, execute)},
 };
 
+CudnnVersionText cudnn_version_text(size_t version) {
+  CudnnVersionText v;
+  snprintf(v.text, sizeof v.text, "%zu.%zu.%zu", version / 10000, version / 100 % 100,
+           version % 100);
+  return v;
+}
+
 // 9.10.0 and 9.10.1 have no working backward, and before 9.11 the mask value and the reduction's
 // attributes differ (cudnn-frontend, scaled_dot_product_flash_attention.h).
 int cudnn_version_supported(size_t version, Error *err) {
   if (version >= 91100 && version < 100000) return 0;
-  return error_set(
-      err,
-      "cuDNN %zu.%zu.%zu is installed, and attention on the GPU needs 9.11 or later of "
-      "major version 9: install a newer one (apt install cudnn9-cuda-13, or pip "
-      "install nvidia-cudnn-cu13)",
-      version / 10000, version / 100 % 100, version % 100);
+  return error_set(err,
+                   "cuDNN %s is installed, and attention on the GPU needs 9.11 or later of major "
+                   "version 9: install a newer one (apt install cudnn9-cuda-13, or pip install "
+                   "nvidia-cudnn-cu13)",
+                   cudnn_version_text(version).text);
 }
 
 // cuDNN loads its compiler (NVRTC, 110 MB) and unloads it again for every configuration it looks
@@ -70,7 +76,6 @@ int cudnn_check(const CudnnApi *api, int status, const char *doing, Error *err) 
   char detail[1024] = "";
   api->last_error_string(detail, sizeof detail);
   detail[sizeof detail - 1] = 0;
-  return error_set(err, "cuDNN %zu.%zu.%zu, %s: %s%s%s", api->version / 10000,
-                   api->version / 100 % 100, api->version % 100, doing, api->error_string(status),
-                   *detail ? ": " : "", detail);
+  return error_set(err, "cuDNN %s, %s: %s%s%s", cudnn_version_text(api->version).text, doing,
+                   api->error_string(status), *detail ? ": " : "", detail);
 }

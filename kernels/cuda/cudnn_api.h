@@ -31,8 +31,8 @@
   X(ATTR_ENGINEHEUR_MODE, 200) X(ATTR_ENGINEHEUR_OPERATION_GRAPH, 201) \
   X(ATTR_ENGINEHEUR_RESULTS, 202) X(ATTR_ENGINEHEUR_DEVICEPROP, 204) \
   X(ATTR_ENGINECFG_ENGINE, 300) X(ATTR_ENGINECFG_KNOB_CHOICES, 302) \
-  X(ATTR_EXECUTION_PLAN_HANDLE, 400) X(ATTR_EXECUTION_PLAN_ENGINE_CONFIG, 401) \
-  X(ATTR_EXECUTION_PLAN_WORKSPACE_SIZE, 402) X(ATTR_EXECUTION_PLAN_JSON_REPRESENTATION, 405) \
+  X(ATTR_EXECUTION_PLAN_ENGINE_CONFIG, 401) \
+  X(ATTR_EXECUTION_PLAN_WORKSPACE_SIZE, 402) \
   X(ATTR_KNOB_CHOICE_KNOB_TYPE, 600) X(ATTR_KNOB_CHOICE_KNOB_VALUE, 601) \
   X(ATTR_OPERATION_POINTWISE_PW_DESCRIPTOR, 750) X(ATTR_OPERATION_POINTWISE_XDESC, 751) \
   X(ATTR_OPERATION_POINTWISE_BDESC, 752) X(ATTR_OPERATION_POINTWISE_YDESC, 753) \
@@ -87,6 +87,11 @@ int cudnn_open(CudnnApi *api, Error *err);
 
 // 0 if this cuDNN can run our attention. Fails with a sentence where it cannot.
 int cudnn_version_supported(size_t version, Error *err);
+
+typedef struct CudnnVersionText {
+  char text[32]; // "9.19.0"
+} CudnnVersionText;
+CudnnVersionText cudnn_version_text(size_t version);
 
 // 0 if status is success; else fails with `doing`, the status and cuDNN's own last words.
 int cudnn_check(const CudnnApi *api, int status, const char *doing, Error *err);

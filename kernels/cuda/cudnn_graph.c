@@ -318,34 +318,3 @@ int plan_create(const CudnnApi *api, CudnnDescriptor config, CudnnDescriptor *pl
   if (!failed(&g)) plan_workspace(api, d, workspace, &g.error);
   return descriptor_finish(&g, d, plan, err);
 }
-
-int plan_to_json(const CudnnApi *api, CudnnDescriptor plan, char **json, Error *err) {
-  int64_t bytes = 0, got = 0;
-  if (cudnn_check(api,
-                  api->get_attribute(plan, ATTR_EXECUTION_PLAN_JSON_REPRESENTATION, TYPE_CHAR, 0,
-                                     &bytes, NULL),
-                  "measuring a plan", err))
-    return -1;
-  char *text = xcalloc((size_t)bytes + 1, 1);
-  if (cudnn_check(api,
-                  api->get_attribute(plan, ATTR_EXECUTION_PLAN_JSON_REPRESENTATION, TYPE_CHAR,
-                                     bytes, &got, text),
-                  "writing a plan", err)) {
-    free(text);
-    return -1;
-  }
-  *json = text;
-  return 0;
-}
-
-int plan_from_json(const CudnnApi *api, CudnnHandle handle, const char *json, CudnnDescriptor *plan,
-                   size_t *workspace, Error *err) {
-  CudnnGraph g;
-  graph_begin(&g, api);
-  CudnnDescriptor d = descriptor_new(&g, BACKEND_EXECUTION_PLAN_DESCRIPTOR);
-  set(&g, d, ATTR_EXECUTION_PLAN_HANDLE, TYPE_HANDLE, 1, &handle);
-  set(&g, d, ATTR_EXECUTION_PLAN_JSON_REPRESENTATION, TYPE_CHAR, (int64_t)strlen(json), json);
-  finalize(&g, d, "loading a plan");
-  if (!failed(&g)) plan_workspace(api, d, workspace, &g.error);
-  return descriptor_finish(&g, d, plan, err);
-}

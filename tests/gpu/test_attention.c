@@ -1,0 +1,538 @@
+// Attention through cuDNN against the CPU backend: odd shapes, every configuration that cuDNN
+// offers, the deterministic backward.
+//
+// Bounds: twice the error of a twin in plain C that rounds to bf16 where a flash-attention kernel
+// does (the probabilities, ds, the outputs, and dk and dv of each query head) and computes in fp32
+// otherwise.
+#include <cuda_runtime_api.h>
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <cmocka.h>
+#include "base/memory.h"
+#include "base/rng.h"
+#include "kernels/cuda/attention_cudnn.h"
+#include "kernels/ops.h"
+
+// ---- The GPU
+
+typedef struct Gpu {
+  CudnnApi api;
+  CudnnHandle handle;
+  cudaStream_t stream;
+} Gpu;
+
+static void cuda_ok(cudaError_t status) {
+  if (status != cudaSuccess) fail_msg("CUDA: %s", cudaGetErrorString(status));
+}
+static void ok(int status, const Error *err) {
+  if (status) fail_msg("%s", err->text);
+}
+
+static int open_gpu(void **state) {
+  static Gpu gpu;
+  Error err;
+  *state = &gpu;
+  if (cudaStreamCreateWithFlags(&gpu.stream, cudaStreamNonBlocking) != cudaSuccess ||
+      cudnn_open(&gpu.api, &err) ||
+      cudnn_check(&gpu.api, gpu.api.create(&gpu.handle), "opening cuDNN", &err) ||
+      cudnn_check(&gpu.api, gpu.api.set_stream(gpu.handle, gpu.stream), "opening cuDNN", &err)) {
+    printf("# no GPU or no cuDNN: %s\n", err.text);
+    return -1;
+  }
+  printf("# cuDNN %s\n", cudnn_version_text(gpu.api.version).text);
+  return 0;
+}
+
+static int close_gpu(void **state) {
+  Gpu *gpu = *state;
+  gpu->api.destroy(gpu->handle);
+  return cudaStreamDestroy(gpu->stream) == cudaSuccess ? 0 : -1;
+}
+
+// Device memory between two fences, all of it poisoned: 0xff bytes are NaN in bf16 and in fp32.
+enum { FENCE = 4096, POISON = 0xff };
+typedef struct Fenced {
+  char *base, *data;
+  size_t bytes;
+} Fenced;
+
+static Fenced fenced_new(size_t bytes) {
+  Fenced f = {.bytes = bytes};
+  cuda_ok(cudaMalloc((void **)&f.base, bytes + 2 * FENCE));
+  cuda_ok(cudaMemset(f.base, POISON, bytes + 2 * FENCE));
+  f.data = f.base + FENCE;
+  return f;
+}
+static void fenced_poison(const Fenced *f) {
+  cuda_ok(cudaMemset(f->data, POISON, f->bytes));
+}
+static void fenced_write(const Fenced *f, const void *from) {
+  cuda_ok(cudaMemcpy(f->data, from, f->bytes, cudaMemcpyHostToDevice));
+}
+static void *fenced_read(const Fenced *f) {
+  void *to = xmalloc(f->bytes);
+  cuda_ok(cudaMemcpy(to, f->data, f->bytes, cudaMemcpyDeviceToHost));
+  return to;
+}
+static void fenced_free(Fenced *f, const char *name) {
+  unsigned char fence[FENCE];
+  for (int side = 0; side < 2; side++) {
+    cuda_ok(cudaMemcpy(fence, side ? f->data + f->bytes : f->base, FENCE, cudaMemcpyDeviceToHost));
+    for (int i = 0; i < FENCE; i++)
+      if (fence[i] != POISON)
+        fail_msg("%s: byte %d %s the buffer was written", name, i, side ? "after" : "before");
+  }
+  cuda_ok(cudaFree(f->base));
+}
+static void expect_unchanged(const Fenced *f, const void *was, const char *name) {
+  void *is = fenced_read(f);
+  if (memcmp(is, was, f->bytes) != 0) fail_msg("the input %s was written", name);
+  free(is);
+}
+
+// ---- bf16 on the host
+
+static uint16_t bf16_from(float x) {
+  uint32_t bits;
+  memcpy(&bits, &x, sizeof bits);
+  return (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16); // to nearest even; no NaN comes here
+}
+static float bf16_to(uint16_t b) {
+  const uint32_t bits = (uint32_t)b << 16;
+  float x;
+  memcpy(&x, &bits, sizeof x);
+  return x;
+}
+static float rounded(float x) {
+  return bf16_to(bf16_from(x));
+}
+static float *widened(const uint16_t *from, size_t n) {
+  float *to = xmalloc(n * sizeof *to);
+  for (size_t i = 0; i < n; i++) to[i] = bf16_to(from[i]);
+  return to;
+}
+
+// ---- One problem: inputs, the reference's results and the twin's
+
+typedef struct Sizes {
+  size_t rows, qkv, o, lse; // elements
+} Sizes;
+static Sizes sizes_of(const AttentionShape *s) {
+  const size_t rows = (size_t)(s->B * s->T);
+  return (Sizes){rows, rows * (size_t)attention_row(s), rows * (size_t)(s->H * s->d),
+                 rows * (size_t)s->H};
+}
+
+typedef struct Results {
+  float *o, *lse, *dqkv;
+} Results;
+static Results results_new(Sizes n) {
+  return (Results){xcalloc(n.o, sizeof(float)), xcalloc(n.lse, sizeof(float)),
+                   xcalloc(n.qkv, sizeof(float))};
+}
+static void results_free(Results *r) {
+  free(r->o), free(r->lse), free(r->dqkv);
+}
+
+typedef struct Problem {
+  AttentionShape s;
+  Sizes n;
+  uint16_t *qkv, *d_o;     // as the GPU gets them
+  float *qkv_f, *d_o_f;    // the same values
+  Results reference, twin; // the CPU backend, and the rounding twin
+} Problem;
+
+static void reference_run(const Problem *p, Results *r) {
+  const AttentionShape *s = &p->s;
+  double inv_freq[128] = {0}; // attention itself rotates nothing
+  const OpsConfig config = {.D = s->H * s->d,
+                            .F = 8,
+                            .H = s->H,
+                            .KV = s->KV,
+                            .d = s->d,
+                            .V = 8,
+                            .max_tokens = s->B * s->T,
+                            .max_positions = s->T,
+                            .rms_norm_eps = 1e-5f,
+                            .inv_freq = inv_freq};
+  Backend *cpu = backend_cpu_create(&config);
+  cpu->attention(cpu, s->B, s->T, p->qkv_f, r->o, r->lse);
+  cpu->attention_backward(cpu, s->B, s->T, p->qkv_f, r->o, r->lse, p->d_o_f, r->dqkv);
+  cpu->destroy(cpu);
+}
+
+static float dot(const float *x, const float *y, int64_t n) {
+  float sum = 0;
+  for (int64_t i = 0; i < n; i++) sum += x[i] * y[i];
+  return sum;
+}
+static void add_scaled(float *to, float factor, const float *x, int64_t n) {
+  for (int64_t i = 0; i < n; i++) to[i] += factor * x[i];
+}
+
+// Query row t of a head; q, k, v point at the head's columns of position 0 (stride R).
+static void twin_forward_row(const AttentionShape *s, int64_t t, const float *q, const float *k,
+                             const float *v, float *p, float *o, float *lse) {
+  const int64_t R = attention_row(s);
+  const float scale = (float)(1 / sqrt((double)s->d));
+  float largest = -INFINITY, sum = 0;
+  for (int64_t j = 0; j <= t; j++) {
+    p[j] = scale * dot(q + t * R, k + j * R, s->d);
+    largest = fmaxf(largest, p[j]);
+  }
+  for (int64_t j = 0; j <= t; j++) {
+    p[j] = expf(p[j] - largest);
+    sum += p[j];
+    add_scaled(o, rounded(p[j]), v + j * R, s->d);
+  }
+  for (int64_t e = 0; e < s->d; e++) o[e] = rounded(o[e] / sum);
+  *lse = largest + logf(sum);
+}
+
+// Adds the row's share to this query head's dk and dv [T, d]; dq has its final value.
+static void twin_backward_row(const AttentionShape *s, int64_t t, const float *q, const float *k,
+                              const float *v, const float *o, float lse, const float *d_o,
+                              float *dq, float *dk, float *dv) {
+  const int64_t R = attention_row(s);
+  const float scale = (float)(1 / sqrt((double)s->d)), row_sum = dot(d_o, o, s->d);
+  for (int64_t j = 0; j <= t; j++) {
+    const float probability = expf(scale * dot(q + t * R, k + j * R, s->d) - lse);
+    const float ds = rounded(scale * (probability * (dot(d_o, v + j * R, s->d) - row_sum)));
+    add_scaled(dv + j * s->d, rounded(probability), d_o, s->d);
+    add_scaled(dk + j * s->d, ds, q + t * R, s->d);
+    add_scaled(dq, ds, k + j * R, s->d);
+  }
+  for (int64_t e = 0; e < s->d; e++) dq[e] = rounded(dq[e]);
+}
+
+static void twin_head(const Problem *problem, Results *r, int64_t b, int64_t h) {
+  const AttentionShape *s = &problem->s;
+  const int64_t T = s->T, d = s->d, R = attention_row(s), group = s->H / s->KV;
+  const int64_t k_column = (s->H + h / group) * d, v_column = k_column + s->KV * d;
+  const float *row = problem->qkv_f + b * T * R, *q = row + h * d;
+  const float *k = row + k_column, *v = row + v_column;
+  float *drow = r->dqkv + b * T * R, *p = xcalloc((size_t)T, sizeof *p);
+  float *dk = xcalloc((size_t)(T * d), sizeof *dk), *dv = xcalloc((size_t)(T * d), sizeof *dv);
+  for (int64_t t = 0; t < T; t++) {
+    const int64_t at = ((b * T + t) * s->H + h) * d;
+    float *lse = r->lse + (b * s->H + h) * T + t;
+    twin_forward_row(s, t, q, k, v, p, r->o + at, lse);
+    twin_backward_row(s, t, q, k, v, r->o + at, *lse, problem->d_o_f + at, drow + t * R + h * d, dk,
+                      dv);
+  }
+  for (int64_t t = 0; t < T; t++) // each head's share is rounded, then the group is added up
+    for (int64_t e = 0; e < d; e++) {
+      drow[t * R + k_column + e] += rounded(dk[t * d + e]);
+      drow[t * R + v_column + e] += rounded(dv[t * d + e]);
+    }
+  free(p), free(dk), free(dv);
+}
+
+static void twin_run(const Problem *p, Results *r) {
+  const AttentionShape *s = &p->s;
+#pragma omp parallel for collapse(2)
+  for (int64_t b = 0; b < s->B; b++)
+    for (int64_t g = 0; g < s->KV; g++)
+      for (int64_t h = g * (s->H / s->KV); h < (g + 1) * (s->H / s->KV); h++) twin_head(p, r, b, h);
+  for (size_t i = 0; i < p->n.qkv; i++) r->dqkv[i] = rounded(r->dqkv[i]);
+}
+
+static Problem problem_new(AttentionShape s) {
+  Problem p = {.s = s, .n = sizes_of(&s)};
+  p.qkv = xmalloc(p.n.qkv * sizeof *p.qkv);
+  p.d_o = xmalloc(p.n.o * sizeof *p.d_o);
+  for (size_t i = 0; i < p.n.qkv; i++) p.qkv[i] = bf16_from((float)rng_normal(1, i));
+  for (size_t i = 0; i < p.n.o; i++) p.d_o[i] = bf16_from((float)rng_normal(2, i));
+  p.qkv_f = widened(p.qkv, p.n.qkv);
+  p.d_o_f = widened(p.d_o, p.n.o);
+  p.reference = results_new(p.n);
+  p.twin = results_new(p.n);
+  reference_run(&p, &p.reference);
+  twin_run(&p, &p.twin);
+  return p;
+}
+static void problem_free(Problem *p) {
+  free(p->qkv), free(p->d_o), free(p->qkv_f), free(p->d_o_f);
+  results_free(&p->reference), results_free(&p->twin);
+}
+
+// ---- Running it
+
+typedef struct Device {
+  Fenced qkv, o, lse, d_o, dqkv, workspace;
+} Device;
+
+static size_t larger(size_t a, size_t b) {
+  return a > b ? a : b;
+}
+
+static Device device_new(const Problem *p, const AttentionCudnn *a) {
+  Device d = {fenced_new(p->n.qkv * 2),
+              fenced_new(p->n.o * 2),
+              fenced_new(p->n.lse * 4),
+              fenced_new(p->n.o * 2),
+              fenced_new(p->n.qkv * 2),
+              fenced_new(larger(attention_cudnn_workspace(a, ATTENTION_FORWARD),
+                                attention_cudnn_workspace(a, ATTENTION_BACKWARD)))};
+  fenced_write(&d.qkv, p->qkv);
+  fenced_write(&d.d_o, p->d_o);
+  return d;
+}
+static void device_free(Device *d) {
+  fenced_free(&d->qkv, "qkv"), fenced_free(&d->o, "o"), fenced_free(&d->lse, "lse");
+  fenced_free(&d->d_o, "do"), fenced_free(&d->dqkv, "dqkv");
+  fenced_free(&d->workspace, "workspace");
+}
+
+static void launch(AttentionCudnn *a, const Device *d) {
+  Error err;
+  float *lse = (float *)(void *)d->lse.data;
+  ok(attention_cudnn_forward(a, d->qkv.data, d->o.data, lse, d->workspace.data, &err), &err);
+  ok(attention_cudnn_backward(a, d->qkv.data, d->o.data, lse, d->d_o.data, d->dqkv.data,
+                              d->workspace.data, &err),
+     &err);
+}
+
+typedef struct Outputs {
+  uint16_t *o, *dqkv;
+  float *lse;
+  char *workspace;
+} Outputs;
+
+static Outputs read_outputs(const Device *d) {
+  return (Outputs){fenced_read(&d->o), fenced_read(&d->dqkv), fenced_read(&d->lse),
+                   fenced_read(&d->workspace)};
+}
+static void outputs_free(Outputs *out) {
+  free(out->o), free(out->dqkv), free(out->lse), free(out->workspace);
+}
+
+static Outputs run_poisoned(const Gpu *gpu, AttentionCudnn *a, const Device *d) {
+  fenced_poison(&d->o), fenced_poison(&d->lse), fenced_poison(&d->dqkv);
+  fenced_poison(&d->workspace);
+  cuda_ok(cudaDeviceSynchronize());
+  launch(a, d);
+  cuda_ok(cudaStreamSynchronize(gpu->stream));
+  return read_outputs(d);
+}
+
+// ---- Comparing
+
+// Relative L2 distance over columns [first, first + count) of rows of `row`. Where the truth is
+// next to nothing (dq and dk at T = 1), relative to a hundredth of the inputs' size.
+static double distance(const float *x, const float *truth, size_t rows, int64_t row, int64_t first,
+                       int64_t count) {
+  double difference = 0, norm = 0;
+  for (size_t m = 0; m < rows; m++)
+    for (int64_t c = first; c < first + count; c++) {
+      const double e = (double)x[(int64_t)m * row + c] - (double)truth[(int64_t)m * row + c];
+      difference += e * e;
+      norm += (double)truth[(int64_t)m * row + c] * (double)truth[(int64_t)m * row + c];
+    }
+  return sqrt(difference / fmax(norm, 1e-4 * (double)rows * (double)count));
+}
+
+static void expect_close(const char *name, const float *x, const float *truth, const float *twin,
+                         size_t rows, int64_t row, int64_t first, int64_t count, char *report,
+                         size_t bytes) {
+  const double error = distance(x, truth, rows, row, first, count);
+  const double bound = 2 * distance(twin, truth, rows, row, first, count) + 1e-4;
+  const size_t used = strlen(report);
+  snprintf(report + used, bytes - used, "  %s %.1e/%.1e", name, error, bound);
+  if (!(error <= bound)) {
+    printf("# %s\n", report);
+    fail_msg("%s: error %g is above its bound %g", name, error, bound);
+  }
+}
+
+static void compare_all(const Problem *p, const Outputs *out, const char *label) {
+  const AttentionShape *s = &p->s;
+  const int64_t R = attention_row(s), d = s->d;
+  const float *truth = p->reference.dqkv, *twin = p->twin.dqkv;
+  char report[512];
+  snprintf(report, sizeof report, "B%lld T%lld H%lld KV%lld d%lld %s:", (long long)s->B,
+           (long long)s->T, (long long)s->H, (long long)s->KV, (long long)d, label);
+  float *o = widened(out->o, p->n.o), *dqkv = widened(out->dqkv, p->n.qkv);
+  expect_close("o", o, p->reference.o, p->twin.o, p->n.rows, s->H * d, 0, s->H * d, report,
+               sizeof report);
+  expect_close("dq", dqkv, truth, twin, p->n.rows, R, 0, s->H * d, report, sizeof report);
+  expect_close("dk", dqkv, truth, twin, p->n.rows, R, s->H * d, s->KV * d, report, sizeof report);
+  expect_close("dv", dqkv, truth, twin, p->n.rows, R, (s->H + s->KV) * d, s->KV * d, report,
+               sizeof report);
+  double worst = 0;
+  for (size_t i = 0; i < p->n.lse; i++) {
+    const double e = fabs((double)out->lse[i] - (double)p->reference.lse[i]);
+    if (!(e <= worst)) worst = e; // a NaN stays
+  }
+  printf("# %s  lse %.1e/1e-05 (absolute)\n", report, worst);
+  assert_true(worst <= 1e-5);
+  free(o), free(dqkv);
+}
+
+// Equal bits; of dqkv only the k and v columns where dq's order of summation is free.
+static void expect_equal_bits(const Problem *p, bool deterministic, const Outputs *x,
+                              const Outputs *y) {
+  const int64_t R = attention_row(&p->s), q = p->s.H * p->s.d;
+  assert_memory_equal(x->o, y->o, p->n.o * 2);
+  assert_memory_equal(x->lse, y->lse, p->n.lse * 4);
+  size_t differ = 0;
+  for (size_t m = 0; m < p->n.rows; m++) {
+    const int64_t at = (int64_t)m * R;
+    for (int64_t c = 0; c < q; c++) differ += x->dqkv[at + c] != y->dqkv[at + c];
+    assert_memory_equal(x->dqkv + at + q, y->dqkv + at + q, (size_t)(R - q) * 2);
+  }
+  if (deterministic) assert_int_equal(differ, 0);
+}
+
+static AttentionCudnn *create(const Gpu *gpu, const AttentionShape *s, bool deterministic,
+                              int forward_config, int backward_config) {
+  Error err;
+  const AttentionOptions options = {.deterministic = deterministic,
+                                    .forward_config = forward_config,
+                                    .backward_config = backward_config};
+  AttentionCudnn *a =
+      attention_cudnn_create(&gpu->api, gpu->handle, gpu->stream, s, &options, &err);
+  if (!a) fail_msg("%s", err.text);
+  return a;
+}
+
+static void check(const Gpu *gpu, const Problem *p, bool deterministic, int forward_config,
+                  int backward_config, const char *label) {
+  AttentionCudnn *a = create(gpu, &p->s, deterministic, forward_config, backward_config);
+  Device d = device_new(p, a);
+  Outputs first = run_poisoned(gpu, a, &d), second = run_poisoned(gpu, a, &d);
+  compare_all(p, &first, label);
+  expect_equal_bits(p, deterministic, &first, &second);
+  expect_unchanged(&d.qkv, p->qkv, "qkv");
+  expect_unchanged(&d.d_o, p->d_o, "do");
+  outputs_free(&first), outputs_free(&second);
+  device_free(&d);
+  attention_cudnn_destroy(a);
+}
+
+// ---- Tests
+
+enum { PLAIN = false, DETERMINISTIC = true };
+
+static const AttentionShape shapes[] = {
+    {1, 1, 4, 4, 64},    {3, 1, 3, 1, 48},   {2, 77, 4, 4, 64},   {3, 77, 3, 1, 80},
+    {1, 77, 8, 2, 128},  {2, 128, 8, 1, 48}, {1, 128, 6, 6, 48},  {2, 256, 8, 2, 64},
+    {1, 256, 3, 1, 128}, {1, 256, 8, 1, 80}, {1, 333, 8, 1, 128}, {2, 333, 4, 4, 80},
+    {1, 333, 8, 2, 64},  {1, 333, 3, 1, 48},
+};
+enum { SHAPES = sizeof shapes / sizeof *shapes };
+
+static void every_shape_agrees_with_the_cpu(void **state) {
+  for (size_t i = 0; i < SHAPES; i++) {
+    Problem p = problem_new(shapes[i]);
+    check(*state, &p, PLAIN, ATTENTION_FIRST, ATTENTION_FIRST, "plain");
+    problem_free(&p);
+  }
+}
+
+static void the_deterministic_backward_gives_equal_bits(void **state) {
+  for (size_t i = 0; i < SHAPES; i++) {
+    Problem p = problem_new(shapes[i]);
+    check(*state, &p, DETERMINISTIC, ATTENTION_FIRST, ATTENTION_FIRST, "deterministic");
+    problem_free(&p);
+  }
+}
+
+static void every_configuration_that_is_offered_agrees(void **state) {
+  static const AttentionShape tried[] = {{1, 333, 8, 2, 64}, {2, 200, 4, 1, 128}};
+  for (size_t i = 0; i < 2; i++) {
+    Problem p = problem_new(tried[i]);
+    AttentionCudnn *a = create(*state, &tried[i], PLAIN, ATTENTION_FASTEST, ATTENTION_FASTEST);
+    const AttentionConfig *list[2];
+    const int forward = attention_cudnn_configs(a, ATTENTION_FORWARD, &list[0]);
+    const int backward = attention_cudnn_configs(a, ATTENTION_BACKWARD, &list[1]);
+    for (int k = 0; k < forward || k < backward; k++) {
+      const int f = k < forward ? k : forward - 1, b = k < backward ? k : backward - 1;
+      char label[96];
+      snprintf(label, sizeof label, "%lld/%lld, %lld/%lld", (long long)list[0][f].engine,
+               (long long)list[0][f].kernel, (long long)list[1][b].engine,
+               (long long)list[1][b].kernel);
+      check(*state, &p, PLAIN, f, b, label);
+    }
+    attention_cudnn_destroy(a);
+    problem_free(&p);
+  }
+}
+
+static void timing_chooses_the_fastest(void **state) {
+  const AttentionShape s = {4, 1024, 12, 4, 64};
+  AttentionCudnn *a = create(*state, &s, PLAIN, ATTENTION_FASTEST, ATTENTION_FASTEST);
+  for (int direction = 0; direction < 2; direction++) {
+    const AttentionConfig *list;
+    const int count = attention_cudnn_configs(a, (AttentionDirection)direction, &list);
+    int chosen = 0;
+    double best = INFINITY, of_chosen = INFINITY;
+    for (int i = 0; i < count; i++) {
+      assert_true(list[i].milliseconds > 0);
+      best = fmin(best, list[i].milliseconds);
+      chosen += list[i].chosen;
+      if (list[i].chosen) of_chosen = list[i].milliseconds;
+    }
+    assert_int_equal(chosen, 1);
+    assert_true(of_chosen <= best);
+  }
+  attention_cudnn_destroy(a);
+}
+
+static void a_captured_graph_replays_the_same_bits(void **state) {
+  const Gpu *gpu = *state;
+  Problem p = problem_new(shapes[7]);
+  AttentionCudnn *a = create(gpu, &p.s, DETERMINISTIC, ATTENTION_FIRST, ATTENTION_FIRST);
+  Device d = device_new(&p, a);
+  Outputs eager = run_poisoned(gpu, a, &d);
+  cudaGraph_t graph;
+  cudaGraphExec_t exec;
+  size_t nodes = 0;
+  cuda_ok(cudaStreamBeginCapture(gpu->stream, cudaStreamCaptureModeGlobal));
+  launch(a, &d);
+  cuda_ok(cudaStreamEndCapture(gpu->stream, &graph));
+  cuda_ok(cudaGraphGetNodes(graph, NULL, &nodes));
+  cuda_ok(cudaGraphInstantiate(&exec, graph, 0));
+  fenced_poison(&d.o), fenced_poison(&d.lse), fenced_poison(&d.dqkv);
+  fenced_poison(&d.workspace);
+  cuda_ok(cudaDeviceSynchronize());
+  cuda_ok(cudaGraphLaunch(exec, gpu->stream));
+  cuda_ok(cudaStreamSynchronize(gpu->stream));
+  Outputs replayed = read_outputs(&d);
+  printf("# %zu nodes\n", nodes);
+  expect_equal_bits(&p, DETERMINISTIC, &eager, &replayed);
+  cuda_ok(cudaGraphExecDestroy(exec));
+  cuda_ok(cudaGraphDestroy(graph));
+  outputs_free(&eager), outputs_free(&replayed);
+  device_free(&d);
+  attention_cudnn_destroy(a);
+  problem_free(&p);
+}
+
+static void a_configuration_that_is_not_offered_is_refused(void **state) {
+  const Gpu *gpu = *state;
+  const AttentionShape s = {1, 128, 4, 4, 64};
+  const AttentionOptions options = {.forward_config = 99};
+  Error err = {""};
+  assert_null(attention_cudnn_create(&gpu->api, gpu->handle, gpu->stream, &s, &options, &err));
+  printf("# %s\n", err.text);
+  assert_non_null(strstr(err.text, "number 99 was asked for"));
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(every_shape_agrees_with_the_cpu),
+      cmocka_unit_test(the_deterministic_backward_gives_equal_bits),
+      cmocka_unit_test(every_configuration_that_is_offered_agrees),
+      cmocka_unit_test(timing_chooses_the_fastest),
+      cmocka_unit_test(a_captured_graph_replays_the_same_bits),
+      cmocka_unit_test(a_configuration_that_is_not_offered_is_refused),
+  };
+  return cmocka_run_group_tests(tests, open_gpu, close_gpu);
+}
