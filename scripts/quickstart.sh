@@ -32,7 +32,11 @@ parse_arguments() {
       case $1 in
       --text) text=$2 ;;
       --out) out=$2 ;;
-      --steps) overrides+=("train.steps=$2") ;;
+      --steps)
+        overrides+=("train.steps=$2")
+        # The config's share of warm-up, so that few steps are allowed, too.
+        [[ ! $2 =~ ^[1-9][0-9]{0,7}$ ]] || overrides+=("optimizer.warmup_steps=$(($2 / 20))")
+        ;;
       esac
       shift
       ;;
@@ -129,19 +133,20 @@ prepare_text
 announce 4 "training, into $run (Ctrl-C saves and ends; the same command goes on)"
 ./train configs/quickstart.json "data.train=$data/train-*.bin" "data.val=$data/val-*.bin" "output.dir=$run" \
   train.resume=auto ${overrides[@]+"${overrides[@]}"} || exit 1
+shown=$(printf '%q' "$run")
 if ! finished "$run"; then
-  echo "The same command goes on, too. What it writes so far: ./train --generate $run --prompt ''"
+  echo "The same command goes on, too. What it writes so far: ./train --generate $shown --prompt ''"
   exit 0
 fi
 
 announce 5 'what it writes'
-prompt='static int '
-[ -z "$text" ] || prompt=$'\n'
+prompt='static int ' begin='static int '
+[ -z "$text" ] || prompt=$'\n' begin='Once upon a time'
 ./train --generate "$run" --prompt "$prompt" --tokens 600 --temperature 0.6
 cat <<END
 
 It took $((SECONDS - start)) s in all. To go on from here:
-  ./train --generate $run --prompt 'static int '          let it write
+  ./train --generate $shown --prompt '$begin'  let it write
   ./scripts/quickstart.sh --text my.txt                   train on a text of yours
   ./scripts/quickstart.sh --steps 2000 --out runs/longer  train longer
   ./train --help                                          everything else; larger models are in configs/
