@@ -20,6 +20,7 @@ train_into() { # RUN ARGUMENTS...
 said() { echo "it said: $(tail -n 3 "$folder/said" | tr -d '\0') $(cat "$folder/said.err")"; }
 ends_with() { [[ $1 == *"$2" ]]; }
 grep_said() { grep -qF -- "$1" "$folder/said" "$folder/said.err"; }
+sample_chars() { grep '"kind":"sample"' "$folder/$1/log.jsonl" | head -n 1 | wc -c; }
 at_step() { grep -q "\"step\": $2\\b" "$folder/$1/latest/state.json"; }
 
 # ---- The same seed
@@ -48,6 +49,12 @@ goes_on() {
   check "a_signal_${name}_is_answered_with_how_to_go_on" "$(said)" grep_said 'train.resume=auto'
   [ "$step" = any ] ||
     check "a_signal_${name}_ends_it_there" "$(cat "$folder/$run/latest/state.json")" at_step "$run" "$step"
+  case $name in
+  *validation) check "a_signal_${name}_cuts_it_short" 'it was finished' \
+    test -z "$(grep "\"kind\":\"val\",\"step\":$step," "$folder/$run/log.jsonl")" ;;
+  *sample) check "a_signal_${name}_cuts_it_short" "it has $(sample_chars "$run") characters" \
+    test "$(sample_chars "$run")" -lt "$(sample_chars first)" ;;
+  esac
   train_into "$run" "$@" train.resume=auto
   check "a_run_interrupted_${name}_goes_on_from_its_step" "$(said)" grep -q '^resumed ' "$folder/said"
   check "a_run_interrupted_${name}_ends_with_the_same_bits" "$(same_bits "$folder/first" "$folder/$run" 2>&1)" \
