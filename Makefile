@@ -92,7 +92,7 @@ asan: build/asan/train build/asan/prepare $(ASAN_PROGRAMS) ## programs and scrip
 	TRAIN=build/asan/train PREPARE=build/asan/prepare scripts/run_tests.sh $(ASAN_PROGRAMS) $(SCRIPT_TESTS)
 
 HAVE_FUZZER := $(shell echo 'int LLVMFuzzerTestOneInput(const char*d,long n);int LLVMFuzzerTestOneInput(const char*d,long n){return d==(char*)n;}' | \
-  $(FUZZ_CC) -fsanitize=fuzzer,address -x c - -o /dev/null 2>/dev/null && echo yes)
+  $(FUZZ_CC) -fopenmp -include omp.h -fsanitize=fuzzer,address,undefined -x c - -o /dev/null 2>/dev/null && echo yes)
 .PHONY: fuzz-programs test-programs
 fuzz-programs: $(if $(HAVE_FUZZER),$(addprefix build/fuzz/tests/,$(FUZZERS)))
 fuzz: fuzz-programs ## run the libFuzzer targets, FUZZ_SECONDS (60) each
