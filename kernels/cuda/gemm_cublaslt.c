@@ -97,14 +97,12 @@ static GemmPlan *append(Gemm *gemm, const GemmPlan *plan) {
   return &gemm->plans[gemm->count++];
 }
 
-int gemm_open(Gemm *gemm, Gpu *gpu, const char *cache_path, Error *err) {
-  (void)err;
+void gemm_open(Gemm *gemm, Gpu *gpu, const char *cache_path) {
   *gemm = (Gemm){.gpu = gpu};
   if (!cache_path)
     gemm->cache_path = gemm_cache_default_path(gpu);
   else if (*cache_path)
     gemm->cache_path = xstrdup(cache_path);
-  return 0;
 }
 
 void gemm_close(Gemm *gemm) {
@@ -119,7 +117,7 @@ void gemm_close(Gemm *gemm) {
 // Operands for timing: random values like those of a model, since the clock a GPU holds depends on
 // the data.
 typedef struct Trial {
-  void *A, *B, *D;
+  void *A, *B, *C, *D; // C is D where the run's will be: see gemm_run
   cudaEvent_t start, stop;
 } Trial;
 
@@ -155,7 +153,7 @@ static float time_once(const Gpu *gpu, const GemmPlan *plan, const cublasLtMatmu
   const float alpha = 1, beta = plan->problem.add ? 1.0f : 0.0f;
   CUDA_CHECK(cudaEventRecord(trial->start, gpu->stream));
   const cublasStatus_t status = cublasLtMatmul(
-      gpu->blas, plan->operation, &alpha, trial->B, plan->a, trial->A, plan->b, &beta, trial->D,
+      gpu->blas, plan->operation, &alpha, trial->B, plan->a, trial->A, plan->b, &beta, trial->C,
       plan->d, trial->D, plan->d, algorithm, gpu->workspace, gpu->workspace_bytes, gpu->stream);
   CUDA_CHECK(cudaEventRecord(trial->stop, gpu->stream));
   CUDA_CHECK(cudaEventSynchronize(trial->stop));
@@ -204,10 +202,16 @@ static int time_algorithms(const Gpu *gpu, GemmPlan *plan,
                            const uint16_t *pattern) {
   const GemmProblem *p = &plan->problem;
   Trial trial = {0};
+  const bool apart = p->add && !p->out_fp32;
   const bool fits = cudaMalloc(&trial.A, operand_bytes(p, 'A')) == cudaSuccess &&
                     cudaMalloc(&trial.B, operand_bytes(p, 'B')) == cudaSuccess &&
-                    cudaMalloc(&trial.D, operand_bytes(p, 'D')) == cudaSuccess;
+                    cudaMalloc(&trial.D, operand_bytes(p, 'D')) == cudaSuccess &&
+                    (!apart || cudaMalloc(&trial.C, operand_bytes(p, 'D')) == cudaSuccess);
   if (fits) {
+    if (apart)
+      fill(trial.C, operand_bytes(p, 'D'), pattern, gpu->stream);
+    else
+      trial.C = trial.D;
     CUDA_CHECK(cudaEventCreate(&trial.start));
     CUDA_CHECK(cudaEventCreate(&trial.stop));
     fill(trial.A, operand_bytes(p, 'A'), pattern, gpu->stream);
@@ -222,6 +226,7 @@ static int time_algorithms(const Gpu *gpu, GemmPlan *plan,
   CUDA_CHECK(cudaFree(trial.A));
   CUDA_CHECK(cudaFree(trial.B));
   CUDA_CHECK(cudaFree(trial.D));
+  if (apart) CUDA_CHECK(cudaFree(trial.C));
   return fits ? 0 : -1;
 }
 

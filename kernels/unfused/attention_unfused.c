@@ -19,10 +19,12 @@ static int make_workspace(Unfused *u, size_t bytes, Error *err) {
 static int plan_shape(Unfused *u, int64_t B, int64_t T, bool train, Error *err) {
   const OpsConfig *c = &u->config;
   const AttentionShape shape = {.B = B, .T = T, .H = c->H, .KV = c->KV, .d = c->d};
-  const AttentionOptions options = {.form = {.deterministic = u->options.deterministic},
+  const bool deterministic = u->options.deterministic;
+  const int config = deterministic ? ATTENTION_FIRST : ATTENTION_FASTEST;
+  const AttentionOptions options = {.deterministic = deterministic,
                                     .forward_only = !train,
-                                    .forward_config = ATTENTION_FASTEST,
-                                    .backward_config = ATTENTION_FASTEST};
+                                    .forward_config = config,
+                                    .backward_config = config};
   if (u->attention_count == MAX_ATTENTION_SHAPES)
     return error_set(err, "attention was asked for in more than %d shapes", MAX_ATTENTION_SHAPES);
   AttentionCudnn *plan =

@@ -20,15 +20,18 @@ void unfused_op_norm_dgrad(Backend *be, int64_t M, int64_t N, const act_t *dz, c
                            const act_t *residual, act_t *dx) {
   Unfused *u = unfused_of(be);
   (void)parts_s; // always 1 here
-  product_nn(u, M, u->config.D, N, dz, W, residual, dx);
-  unfused_norm_backward(M, row_scale(u, sumsq), x, s, dx, u->gpu.stream);
+  // Not in place: where its result lies on what it adds to, cuBLASLt rounds the product to bf16
+  // before the addition.
+  product_nn(u, M, u->config.D, N, dz, W, residual, u->product);
+  unfused_norm_backward(M, row_scale(u, sumsq), x, s, u->product, dx, u->gpu.stream);
 }
 
 void unfused_op_down_dgrad(Backend *be, int64_t M, const act_t *dx, const act_t *W, const act_t *z,
                            const stat_t *sumsq, act_t *dz, stat_t *s, act_t *y) {
   Unfused *u = unfused_of(be);
-  product_nn(u, M, u->config.F, u->config.D, dx, W, NULL, u->dy);
-  unfused_swiglu_backward(M, u->config.F, row_scale(u, sumsq), z, u->dy, dz, s, y, u->gpu.stream);
+  product_nn(u, M, u->config.F, u->config.D, dx, W, NULL, u->product);
+  unfused_swiglu_backward(M, u->config.F, row_scale(u, sumsq), z, u->product, dz, s, y,
+                          u->gpu.stream);
 }
 
 void unfused_op_dgrad(Backend *be, int64_t M, int64_t K, const act_t *dy, const act_t *W,

@@ -8,6 +8,13 @@
 
 #define LAUNCHED() CUDA_CHECK(cudaGetLastError())
 
+// Threads that a multiprocessor holds at once.
+#if defined(__CUDA_ARCH__) && (__CUDA_ARCH__ == 860 || __CUDA_ARCH__ == 890)
+#define THREADS_AN_SM 1536
+#else
+#define THREADS_AN_SM 2048
+#endif
+
 static inline unsigned blocks_for(int64_t items, int64_t per_block) {
   return (unsigned)((items + per_block - 1) / per_block);
 }
@@ -62,6 +69,21 @@ static __device__ __forceinline__ float warp_sum(float value) {
   for (int offset = 16; offset > 0; offset /= 2)
     value += __shfl_xor_sync(0xffffffffu, value, offset);
   return value;
+}
+
+// Over groups of `lanes` neighbours, a power of two.
+static __device__ __forceinline__ float group_sum(float value, int lanes) {
+  for (int offset = lanes / 2; offset > 0; offset /= 2)
+    value += __shfl_xor_sync(0xffffffffu, value, offset);
+  return value;
+}
+
+// How many lanes share a row of `packs` accesses: as many as possible with at most an eighth of
+// them idle at its end, but no fewer than cover 64 bytes at once.
+static inline int lanes_a_row(int64_t packs) {
+  int lanes = 32;
+  while (lanes > 4 && (packs + lanes - 1) / lanes * lanes * 8 > packs * 9) lanes /= 2;
+  return lanes;
 }
 
 // Over a block of whole warps, at most 32; every thread gets it. Ends with all threads past their

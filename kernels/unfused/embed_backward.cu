@@ -1,27 +1,48 @@
 // dE[v] (+)= sum of dx[m] over the tokens m that are v, in ascending m: the same bits every time,
 // without atomics on floats.
 //
-// First the tokens' positions are grouped by token. Integer atomics give every token a bucket and a
-// place in it; which bucket and which place differ from run to run, but then each position counts
-// the smaller ones in its bucket, and that rank does not. Nothing is proportional to V but the
-// zeroing. Then each bucket is summed in pieces of PIECE rows, in rank order: a bucket of one piece
-// goes straight to dE, the pieces of a longer one to scratch in fp32, and one more kernel adds
-// those up in order. So a token that fills the batch is shared out over the whole GPU like any
-// other.
+// First the tokens' positions are grouped by token. Integer atomics give every token a bucket;
+// which one differs from run to run, but the order inside does not: a position's rank is the number
+// of equal tokens before it in its stretch of STRETCH positions, found by comparing with each, and
+// of those in earlier stretches, found in the token's list of (stretch, count), which has one entry
+// a stretch however frequent the token is. Nothing is proportional to V but the zeroing.
+//
+// Then each bucket is summed in pieces of PIECE rows, in rank order: a bucket of one piece goes
+// straight to dE, the pieces of a longer one to scratch in fp32, and one more kernel adds those up
+// in order. So a token that fills the batch is shared out over the whole GPU like any other.
 #include "kernels/unfused/common.cuh"
 
-enum { PIECE = 32, THREADS = 256 };
+enum { PIECE = 32, THREADS = 256, STRETCH = THREADS, AHEAD = 4, COUNTERS = 4 };
+// Blocks of sum_pieces_kernel: four on each multiprocessor of an H200. Others take them in turns.
+static const int64_t resident_blocks = 4 * 132;
+
+struct Entry { // of a token's list
+  int32_t stretch, count;
+};
+
+struct __align__(16) Piece {
+  int32_t token, first, rows; // slots [first, first + rows) of its bucket
+  int32_t partial;            // row of `pieces` for its sum, or -1: the bucket's only piece
+};
 
 struct Buckets {
-  int32_t *count;       // [V] tokens in v's bucket
-  int32_t *start;       // [V] its first slot
-  int32_t *cursor;      // [1] slots given out
-  int32_t *long_count;  // [1] buckets of more than PIECE
-  int32_t *long_tokens; // [M / PIECE] their tokens, in any order
-  int32_t *place;       // [M] order of arrival inside the bucket
-  int32_t *slot;        // [M] positions by bucket, unordered
-  int32_t *sorted;      // [M] positions by bucket, ascending in it
-  float *pieces;        // [M / 16 + 1, D] sums of the pieces of long buckets
+  // Zeroed together before each call:
+  int32_t *count;        // [V] tokens in v's bucket
+  int32_t *entries;      // [V] stretches that have v
+  int32_t *cursor;       // [1] slots given out
+  int32_t *entry_cursor; // [1] list entries given out
+  int32_t *piece_count;  // [1]
+  int32_t *long_count;   // [1] buckets of more than PIECE
+  int32_t *start;        // [V] the bucket's first slot
+  int32_t *entry_start;  // [V] the list's first entry
+  int32_t *long_tokens;  // [M / PIECE] tokens of the long buckets, in any order
+  int32_t *rank;         // [M] equal tokens before it in its stretch
+  int32_t *arrival;      // [M] of a stretch's first occurrence: place in the list; otherwise -1
+  int32_t *in_stretch;   // [M] of a stretch's first occurrence: how often it occurs there
+  Entry *lists;          // [M]
+  Piece *work;           // [M] the pieces, in any order
+  int32_t *sorted;       // [M] positions by bucket, ascending in it
+  float *pieces;         // [M / 16 + 1, D] sums of the pieces of long buckets
 };
 
 static size_t aligned(size_t bytes) {
@@ -35,14 +56,22 @@ static size_t lay_out(Buckets *b, char *scratch, int64_t M, int64_t V, int64_t D
     used += aligned(bytes);
     return p;
   };
-  b->count = (int32_t *)take((size_t)(V + 2) * 4); // and the two counters, zeroed with it
-  b->cursor = b->count + V;
-  b->long_count = b->count + V + 1;
-  b->long_tokens = (int32_t *)take((size_t)(M / PIECE + 1) * 4);
-  b->start = (int32_t *)take((size_t)V * 4);
-  b->place = (int32_t *)take((size_t)M * 4);
-  b->slot = (int32_t *)take((size_t)M * 4);
-  b->sorted = (int32_t *)take((size_t)M * 4);
+  const auto take_ints = [&](int64_t n) { return (int32_t *)take((size_t)n * 4); };
+  b->count = take_ints(2 * V + COUNTERS);
+  b->entries = b->count + V;
+  b->cursor = b->count + 2 * V;
+  b->entry_cursor = b->cursor + 1;
+  b->long_count = b->cursor + 2;
+  b->piece_count = b->cursor + 3;
+  b->start = take_ints(V);
+  b->entry_start = take_ints(V);
+  b->long_tokens = take_ints(M / PIECE + 1);
+  b->rank = take_ints(M);
+  b->arrival = take_ints(M);
+  b->in_stretch = take_ints(M);
+  b->lists = (Entry *)take((size_t)M * sizeof(Entry));
+  b->work = (Piece *)take((size_t)M * sizeof(Piece));
+  b->sorted = take_ints(M);
   b->pieces = (float *)take((size_t)((M / 16 + 1) * D) * 4);
   return used;
 }
@@ -52,37 +81,87 @@ size_t unfused_embed_backward_scratch(int64_t max_tokens, int64_t V, int64_t D) 
   return lay_out(&b, nullptr, max_tokens, V, D);
 }
 
-// ---- Grouping. Launch of each: a thread a token.
+// ---- Grouping. Launch of each: a thread a position.
 static __device__ __forceinline__ int64_t thread_index(void) {
   return (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
 }
 
-static __global__ void count_kernel(int64_t M, const int32_t *tokens, Buckets b) {
+// Launch: a block a stretch.
+static __global__ __launch_bounds__(STRETCH) void rank_kernel(int64_t M, const int32_t *tokens,
+                                                              Buckets b) {
+  __shared__ int32_t stretch[STRETCH];
   const int64_t m = thread_index();
-  if (m < M) b.place[m] = atomicAdd(&b.count[tokens[m]], 1);
+  const int32_t token = m < M ? tokens[m] : -1;
+  stretch[threadIdx.x] = token;
+  __syncthreads();
+  if (m >= M) return;
+  int before = 0, all = 0;
+#pragma unroll 16
+  for (int j = 0; j < STRETCH; j++) {
+    const bool equal = stretch[j] == token;
+    all += equal;
+    before += equal && j < (int)threadIdx.x;
+  }
+  b.rank[m] = before;
+  b.arrival[m] = -1;
+  if (before > 0) return;
+  b.in_stretch[m] = all;
+  b.arrival[m] = atomicAdd(&b.entries[token], 1);
+  atomicAdd(&b.count[token], all);
 }
 
+// Places in a list for a warp's lanes, `n` each, with one atomic.
+static __device__ __forceinline__ int32_t reserve(int32_t *cursor, int32_t n) {
+  const int lane = (int)threadIdx.x % 32;
+  int32_t sum = n;
+#pragma unroll
+  for (int offset = 1; offset < 32; offset *= 2) {
+    const int32_t other = __shfl_up_sync(0xffffffffu, sum, offset);
+    if (lane >= offset) sum += other;
+  }
+  int32_t base = 0;
+  if (lane == 31) base = atomicAdd(cursor, sum);
+  return __shfl_sync(0xffffffffu, base, 31) + sum - n;
+}
+
+// A token's bucket, its list's place, and its pieces: by the thread of the token's first arrival.
 static __global__ void start_kernel(int64_t M, const int32_t *tokens, Buckets b) {
   const int64_t m = thread_index();
-  if (m >= M || b.place[m] != 0) return;
-  const int32_t token = tokens[m], count = b.count[token];
-  b.start[token] = atomicAdd(b.cursor, count);
-  if (count > PIECE) b.long_tokens[atomicAdd(b.long_count, 1)] = token;
+  const bool first = m < M && b.arrival[m] == 0; // others reserve nothing, with their warp
+  const int32_t token = first ? tokens[m] : 0, count = first ? b.count[token] : 0;
+  const int32_t pieces = (count + PIECE - 1) / PIECE;
+  const int32_t start = reserve(b.cursor, count);
+  const int32_t entry = reserve(b.entry_cursor, first ? b.entries[token] : 0);
+  const int32_t piece = reserve(b.piece_count, pieces);
+  if (!first) return;
+  b.start[token] = start;
+  b.entry_start[token] = entry;
+  // A bucket of more than PIECE has at most count / 16 pieces, so the rows of `pieces` from start /
+  // 16 on are its own.
+  for (int k = 0; k < pieces; k++)
+    b.work[piece + k] = {token, start + k * PIECE, min((int)PIECE, count - k * PIECE),
+                         pieces > 1 ? start / 16 + k : -1};
+  if (pieces > 1) b.long_tokens[atomicAdd(b.long_count, 1)] = token;
 }
 
-static __global__ void fill_kernel(int64_t M, const int32_t *tokens, Buckets b) {
+static __global__ void list_kernel(int64_t M, const int32_t *tokens, Buckets b) {
   const int64_t m = thread_index();
-  if (m < M) b.slot[b.start[tokens[m]] + b.place[m]] = (int32_t)m;
+  if (m >= M || b.arrival[m] < 0) return;
+  b.lists[b.entry_start[tokens[m]] + b.arrival[m]] = {(int32_t)(m / STRETCH), b.in_stretch[m]};
 }
 
-static __global__ void rank_kernel(int64_t M, const int32_t *tokens, Buckets b) {
-  const int64_t i = thread_index();
-  if (i >= M) return;
-  const int32_t m = b.slot[i], start = b.start[tokens[m]], count = b.count[tokens[m]];
-  int rank = 0;
+static __global__ void sort_kernel(int64_t M, const int32_t *tokens, Buckets b) {
+  const int64_t m = thread_index();
+  if (m >= M) return;
+  const int32_t token = tokens[m], mine = (int32_t)(m / STRETCH), entries = b.entries[token];
+  const Entry *list = b.lists + b.entry_start[token];
+  int rank = b.rank[m];
 #pragma unroll 8
-  for (int j = 0; j < count; j++) rank += b.slot[start + j] < m;
-  b.sorted[start + rank] = m;
+  for (int j = 0; j < entries; j++) {
+    const Entry e = list[j];
+    if (e.stretch < mine) rank += e.count;
+  }
+  b.sorted[b.start[token] + rank] = (int32_t)m;
 }
 
 // ---- Summing
@@ -107,33 +186,39 @@ static __device__ __forceinline__ void add_pack(bf16_bits *to, const float *sum,
   store_pack(to, p);
 }
 
-// Launch: a warp a slot; it works where a piece begins.
+// Launch: as many warps as fit on the GPU; each takes pieces, or strips of 32 N columns of pieces,
+// in turn.
 template <int N, typename Grad>
-static __global__ void sum_pieces_kernel(int64_t M, int D, const int32_t *tokens,
-                                         const bf16_bits *dx, Buckets b, Grad *dE,
-                                         bool accumulate) {
-  const int64_t i = thread_index() / 32;
-  if (i >= M) return;
-  const int32_t token = tokens[b.sorted[i]], start = b.start[token], count = b.count[token];
-  const int rank = (int)(i - start);
-  if (rank % PIECE != 0) return;
-  const int rows = min(PIECE, count - rank);
-  for (int k = (int)threadIdx.x % 32 * N; k < D; k += 32 * N) {
+static __global__ __launch_bounds__(THREADS) void sum_pieces_kernel(int D, const bf16_bits *dx,
+                                                                    Buckets b, Grad *dE,
+                                                                    bool accumulate) {
+  const int lane = (int)threadIdx.x % 32, strips = (D + 32 * N - 1) / (32 * N);
+  const int64_t items = (int64_t)*b.piece_count * strips,
+                warps = (int64_t)gridDim.x * (THREADS / 32);
+  for (int64_t item = thread_index() / 32; item < items; item += warps) {
+    const Piece piece = b.work[item / strips];
+    const int k = (int)(item % strips) * 32 * N + lane * N;
+    const int32_t mine = lane < piece.rows ? b.sorted[piece.first + lane] : 0;
     float sum[N] = {};
-#pragma unroll 4
-    for (int j = 0; j < rows; j++) {
-      const Pack<N> p = load_pack<N>(dx + (int64_t)b.sorted[i + j] * D + k);
+    for (int j0 = 0; j0 < piece.rows; j0 += AHEAD) {
+      Pack<N> p[AHEAD];
 #pragma unroll
-      for (int e = 0; e < N; e++) sum[e] += p.v[e];
-    }
-    if (count <= PIECE) {
-      add_pack<N>(dE + (int64_t)token * D + k, sum, accumulate);
-    } else {
-      // A bucket of more than PIECE has at most count / 16 pieces, so these rows are its own.
-      float *to = b.pieces + (start / 16 + rank / PIECE) * (int64_t)D + k;
+      for (int j = 0; j < AHEAD; j++) {
+        const int64_t row = __shfl_sync(0xffffffffu, mine, (j0 + j) % 32);
+        if (j0 + j < piece.rows && k < D) p[j] = load_pack<N>(dx + row * D + k);
+      }
 #pragma unroll
-      for (int e = 0; e < N; e++) to[e] = sum[e];
+      for (int j = 0; j < AHEAD; j++)
+        if (j0 + j < piece.rows && k < D) {
+#pragma unroll
+          for (int e = 0; e < N; e++) sum[e] += p[j].v[e];
+        }
     }
+    if (k >= D) continue;
+    if (piece.partial < 0)
+      add_pack<N>(dE + (int64_t)piece.token * D + k, sum, accumulate);
+    else
+      add_pack<N>(b.pieces + (int64_t)piece.partial * D + k, sum, false);
   }
 }
 
@@ -153,13 +238,14 @@ static __global__ void join_pieces_kernel(int D, Buckets b, Grad *dE, bool accum
 }
 
 template <typename Grad>
-static void sum_buckets(int64_t M, int64_t D, const int32_t *tokens, const bf16_bits *dx,
-                        const Buckets &b, Grad *dE, bool accumulate, cudaStream_t stream) {
-  const unsigned blocks = blocks_for(M, THREADS / 32);
+static void sum_buckets(int64_t M, int64_t D, const bf16_bits *dx, const Buckets &b, Grad *dE,
+                        bool accumulate, cudaStream_t stream) {
+  const int64_t most = M * ((D + 255) / 256) / (THREADS / 32) + 1; // blocks, if all tokens differ
+  const unsigned blocks = (unsigned)(most < resident_blocks ? most : resident_blocks);
   if (D % 8 == 0)
-    sum_pieces_kernel<8><<<blocks, THREADS, 0, stream>>>(M, (int)D, tokens, dx, b, dE, accumulate);
+    sum_pieces_kernel<8><<<blocks, THREADS, 0, stream>>>((int)D, dx, b, dE, accumulate);
   else
-    sum_pieces_kernel<1><<<blocks, THREADS, 0, stream>>>(M, (int)D, tokens, dx, b, dE, accumulate);
+    sum_pieces_kernel<1><<<blocks, THREADS, 0, stream>>>((int)D, dx, b, dE, accumulate);
   LAUNCHED();
   const int64_t most_long = M / (PIECE + 1);
   if (most_long == 0) return;
@@ -176,17 +262,17 @@ void unfused_embed_backward(int64_t M, int64_t V, int64_t D, const int32_t *toke
   const unsigned blocks = blocks_for(M, THREADS);
   if (!accumulate)
     CUDA_CHECK(cudaMemsetAsync(dE, 0, (size_t)(V * D) * (grads_fp32 ? 4 : 2), stream));
-  CUDA_CHECK(cudaMemsetAsync(b.count, 0, (size_t)(V + 2) * 4, stream));
-  count_kernel<<<blocks, THREADS, 0, stream>>>(M, tokens, b);
+  CUDA_CHECK(cudaMemsetAsync(b.count, 0, (size_t)(2 * V + COUNTERS) * 4, stream));
+  rank_kernel<<<blocks, STRETCH, 0, stream>>>(M, tokens, b);
   LAUNCHED();
   start_kernel<<<blocks, THREADS, 0, stream>>>(M, tokens, b);
   LAUNCHED();
-  fill_kernel<<<blocks, THREADS, 0, stream>>>(M, tokens, b);
+  list_kernel<<<blocks, THREADS, 0, stream>>>(M, tokens, b);
   LAUNCHED();
-  rank_kernel<<<blocks, THREADS, 0, stream>>>(M, tokens, b);
+  sort_kernel<<<blocks, THREADS, 0, stream>>>(M, tokens, b);
   LAUNCHED();
   if (grads_fp32)
-    sum_buckets(M, D, tokens, dx, b, (float *)dE, accumulate, stream);
+    sum_buckets(M, D, dx, b, (float *)dE, accumulate, stream);
   else
-    sum_buckets(M, D, tokens, dx, b, (bf16_bits *)dE, accumulate, stream);
+    sum_buckets(M, D, dx, b, (bf16_bits *)dE, accumulate, stream);
 }

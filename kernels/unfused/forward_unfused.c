@@ -57,7 +57,8 @@ static CrossEntropy cross_entropy_args(const Unfused *u, int64_t M, act_t *logit
                         .logits = logits,
                         .targets = targets,
                         .r = row_scale(u, sumsq),
-                        .clusters = u->gpu.major >= 9};
+                        .clusters = u->gpu.major >= 9,
+                        .multiprocessors = u->gpu.sm_count};
 }
 
 void unfused_op_lm_head(Backend *be, int64_t M, const act_t *x, const stat_t *sumsq, const act_t *W,

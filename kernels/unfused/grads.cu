@@ -92,7 +92,7 @@ static __device__ float unfold_tile_any(const DeviceTensor &t, int64_t row0, int
 }
 
 template <typename Grad>
-static __global__ __launch_bounds__(THREADS) void unfold_kernel(ParamTable table) {
+static __global__ __launch_bounds__(THREADS, 3) void unfold_kernel(ParamTable table) {
   __shared__ float4 sums[WARPS][64];
   __shared__ float scratch[32];
   const DeviceTensor t = table.tensors[table.tile_owner[blockIdx.x]];

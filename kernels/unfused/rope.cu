@@ -3,12 +3,12 @@
 //   forward    q, k = rotate(r z), v = r z                               in place
 //   backward   s = r sum of dqkv qkv; dq, dk = rotate^-1(r dqkv)        in place
 // The sum may be taken before rotating back, against qkv after rotation: a rotation keeps the
-// product. Launch: one warp a row, 8 warps a block. A lane's 8 values are 4 pairs, whose 4 cosines
-// and sines are 32 bytes of the table; the rows of one position read them for each head, from the
-// first-level cache.
+// product. Launch: blocks of 256 threads, a thread for each of the 4 to 32 lanes that share a row.
+// A lane's 8 values are 4 pairs, whose 4 cosines and sines are 32 bytes of the table; the rows of
+// one position read them for each head, from the first-level cache.
 #include "kernels/unfused/common.cuh"
 
-enum { WARPS = 8 };
+enum { THREADS = 256 };
 
 // direction: 1 forward, -1 back.
 static __device__ __forceinline__ void rotate_pack(Pack<8> &p, const float4 *angles,
@@ -20,62 +20,85 @@ static __device__ __forceinline__ void rotate_pack(Pack<8> &p, const float4 *ang
   rope_rotate(&p.v[6], &p.v[7], b.z, direction * b.w);
 }
 
-// Where the angles of the head columns at `column` lie, row `position` of the table.
-static __device__ __forceinline__ const float4 *angles_at(const RopeShape &s, int64_t m,
-                                                          int column_in_head) {
+// The angles of row m, two a float4.
+static __device__ __forceinline__ const float4 *angles_at(const RopeShape &s, int64_t m) {
   const int64_t position = s.first + m % s.T;
-  return reinterpret_cast<const float4 *>(s.table + position * s.d + column_in_head);
+  return reinterpret_cast<const float4 *>(s.table + position * s.d);
 }
 
-static __global__ void rope_kernel(int64_t M, RopeShape shape, RowScale r, bf16_bits *qkv) {
-  const int64_t m = (int64_t)blockIdx.x * WARPS + threadIdx.x / 32;
+// A lane's walk over a row: column c, and its place in its head. No division by d: the step's is
+// known.
+struct Walk {
+  int c, in_head, step, step_in_head;
+};
+static __device__ __forceinline__ Walk walk_start(int lane, int lanes, int d) {
+  return {lane * 8, lane * 8 % d, lanes * 8, lanes * 8 % d};
+}
+static __device__ __forceinline__ void walk_on(Walk &w, int d) {
+  w.c += w.step;
+  w.in_head += w.step_in_head;
+  if (w.in_head >= d) w.in_head -= d;
+}
+
+static __global__ __launch_bounds__(THREADS, THREADS_AN_SM / THREADS) void rope_kernel(
+    int64_t M, int lanes, RopeShape shape, RowScale r, bf16_bits *qkv) {
+  const int64_t m = ((int64_t)blockIdx.x * THREADS + threadIdx.x) >> (31 - __clz(lanes));
   if (m >= M) return;
   const float scale = row_rstd(r, m);
   const int R = (int)shape.R, rotated = (int)shape.rotated, d = (int)shape.d;
-  const float4 *angles = angles_at(shape, m, 0);
+  const float4 *angles = angles_at(shape, m);
   bf16_bits *row = qkv + m * R;
+  Walk w = walk_start((int)(threadIdx.x & (unsigned)(lanes - 1)), lanes, d);
 #pragma unroll 4
-  for (int c = threadIdx.x % 32 * 8; c < R; c += 256) {
-    Pack<8> p = load_pack<8>(row + c);
+  for (; w.c < R; walk_on(w, d)) {
+    Pack<8> p = load_pack<8>(row + w.c);
 #pragma unroll
     for (int i = 0; i < 8; i++) p.v[i] *= scale;
-    if (c < rotated) rotate_pack(p, angles + c % d / 4, 1);
-    store_pack(row + c, p);
+    if (w.c < rotated) rotate_pack(p, angles + w.in_head / 4, 1);
+    store_pack(row + w.c, p);
   }
 }
 
-static __global__ void rope_backward_kernel(int64_t M, RopeShape shape, RowScale r,
-                                            const bf16_bits *qkv, bf16_bits *dqkv, float *s) {
-  const int64_t m = (int64_t)blockIdx.x * WARPS + threadIdx.x / 32;
-  if (m >= M) return;
-  const float scale = row_rstd(r, m);
-  const int R = (int)shape.R, rotated = (int)shape.rotated, d = (int)shape.d;
-  const float4 *angles = angles_at(shape, m, 0);
-  bf16_bits *row = dqkv + m * R;
+static __global__ void rope_backward_kernel(int64_t M, int lanes, RopeShape shape, RowScale r,
+                                            const bf16_bits *__restrict__ qkv,
+                                            bf16_bits *__restrict__ dqkv, float *s) {
+  const int64_t m = ((int64_t)blockIdx.x * THREADS + threadIdx.x) >> (31 - __clz(lanes));
+  const int lane = (int)(threadIdx.x & (unsigned)(lanes - 1));
   float sum = 0;
+  if (m < M) { // the other lanes of the last warp stay for its sums
+    const float scale = row_rstd(r, m);
+    const int R = (int)shape.R, rotated = (int)shape.rotated, d = (int)shape.d;
+    const float4 *angles = angles_at(shape, m);
+    const bf16_bits *z_row = qkv + m * R;
+    bf16_bits *row = dqkv + m * R;
+    Walk w = walk_start(lane, lanes, d);
 #pragma unroll 4
-  for (int c = threadIdx.x % 32 * 8; c < R; c += 256) {
-    const Pack<8> z = load_pack<8>(qkv + m * R + c);
-    Pack<8> p = load_pack<8>(row + c);
+    for (; w.c < R; walk_on(w, d)) {
+      const Pack<8> z = load_pack<8>(z_row + w.c);
+      Pack<8> p = load_pack<8>(row + w.c);
 #pragma unroll
-    for (int i = 0; i < 8; i++) {
-      p.v[i] *= scale;
-      sum += p.v[i] * z.v[i];
+      for (int i = 0; i < 8; i++) {
+        p.v[i] *= scale;
+        sum += p.v[i] * z.v[i];
+      }
+      if (w.c < rotated) rotate_pack(p, angles + w.in_head / 4, -1);
+      store_pack(row + w.c, p);
     }
-    if (c < rotated) rotate_pack(p, angles + c % d / 4, -1);
-    store_pack(row + c, p);
   }
-  sum = warp_sum(sum);
-  if (threadIdx.x % 32 == 0) s[m] = sum;
+  sum = group_sum(sum, lanes);
+  if (lane == 0 && m < M) s[m] = sum;
 }
 
 void unfused_rope(int64_t M, RopeShape shape, RowScale r, bf16_bits *qkv, cudaStream_t stream) {
-  rope_kernel<<<blocks_for(M, WARPS), WARPS * 32, 0, stream>>>(M, shape, r, qkv);
+  const int lanes = lanes_a_row(shape.R / 8);
+  rope_kernel<<<blocks_for(M * lanes, THREADS), THREADS, 0, stream>>>(M, lanes, shape, r, qkv);
   LAUNCHED();
 }
 
 void unfused_rope_backward(int64_t M, RopeShape shape, RowScale r, const bf16_bits *qkv,
                            bf16_bits *dqkv, float *s, cudaStream_t stream) {
-  rope_backward_kernel<<<blocks_for(M, WARPS), WARPS * 32, 0, stream>>>(M, shape, r, qkv, dqkv, s);
+  const int lanes = lanes_a_row(shape.R / 8);
+  rope_backward_kernel<<<blocks_for(M * lanes, THREADS), THREADS, 0, stream>>>(M, lanes, shape, r,
+                                                                               qkv, dqkv, s);
   LAUNCHED();
 }

@@ -19,9 +19,9 @@ typedef struct Unfused {
   UnfusedOptions options;
   Gpu gpu;
   Gemm gemm;
-  float *rope;     // [max_positions, d/2, 2]
-  bf16_bits *dy;   // [max_tokens, F] down_dgrad's GEMM result
-  float *row_loss; // [max_tokens]
+  float *rope;        // [max_positions, d/2, 2]
+  bf16_bits *product; // [max_tokens, max(D, F)] results of down_dgrad's and norm_dgrad's GEMMs
+  float *row_loss;    // [max_tokens]
   void *embed_scratch;
   StepState *state; // on the device
   // Results of steps on their way to the host: published by adamw, read in the same order.

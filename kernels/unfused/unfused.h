@@ -50,9 +50,9 @@ void unfused_embed(int64_t M, int64_t D, const int32_t *tokens, const bf16_bits 
                    float *sumsq, cudaStream_t stream);
 // sumsq[m] = sum of squares of x's row.   x [M, D] in, sumsq [M] out
 void unfused_row_sumsq(int64_t M, int64_t D, const bf16_bits *x, float *sumsq, cudaStream_t stream);
-// dx[m] -= (r / D) s[m] x[m].   x [M, D], s [M] in; dx [M, D] in, out
-void unfused_norm_backward(int64_t M, RowScale r, const bf16_bits *x, const float *s, bf16_bits *dx,
-                           cudaStream_t stream);
+// dx[m] = from[m] - (r / D) s[m] x[m].   x, from [M, D], s [M] in; dx [M, D] out, not from
+void unfused_norm_backward(int64_t M, RowScale r, const bf16_bits *x, const float *s,
+                           const bf16_bits *from, bf16_bits *dx, cudaStream_t stream);
 // x[m] *= r.   x [M, N] in, out
 void unfused_scale_rows(int64_t M, int64_t N, RowScale r, bf16_bits *x, cudaStream_t stream);
 
@@ -81,8 +81,9 @@ typedef struct CrossEntropy {
   bf16_bits *logits;      // [M, V]; dlogits' take their place where s is not NULL
   const int32_t *targets; // [M]
   RowScale r;
-  bool scaled;       // the logits have been multiplied by r already
-  bool clusters;     // the GPU has thread block clusters: compute capability 9.0 and later
+  bool scaled;   // the logits have been multiplied by r already
+  bool clusters; // the GPU has thread block clusters: compute capability 9.0 and later
+  int multiprocessors;
   float grad_scale;  // dlogits' = r * grad_scale * (softmax - onehot)
   float *row_loss;   // [M] out: log-sum-exp - target logit
   float *row_lse;    // [M] out or NULL: log-sum-exp

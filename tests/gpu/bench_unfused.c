@@ -1,5 +1,6 @@
 // Bandwidth of every kernel of the unfused backend at real sizes, as a share of a device-to-device
-// copy's, and the rate of its matrix products. Usage: bench_unfused [M] (default 32768 tokens).
+// copy's, and the rate of its matrix products. Usage: bench_unfused [M [NAME]]: M tokens (default
+// 32768), only kernels with NAME in their name.
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -25,6 +26,7 @@ typedef struct Pool {
   char *memory;
   size_t bytes, used;
   double copy_rate; // bytes read + written a second
+  const char *only; // NULL: all kernels, otherwise those whose name has this in it
   cudaEvent_t start, stop;
 } Pool;
 
@@ -73,6 +75,7 @@ static int calls_for(double bytes) {
 
 #define KERNEL(pool, name, bytes, call)                                                            \
   do {                                                                                             \
+    if ((pool)->only && !strstr(name, (pool)->only)) break;                                        \
     double seconds_;                                                                               \
     TIME(pool, calls_for(bytes), seconds_, call);                                                  \
     report(pool, name, bytes, seconds_);                                                           \
@@ -169,6 +172,7 @@ static void cross_entropy(Pool *p, const Sizes *z, const Vectors *v, RowScale r,
                              .targets = v->tokens,
                              .r = r,
                              .clusters = p->gpu.major >= 9,
+                             .multiprocessors = p->gpu.sm_count,
                              .grad_scale = 1,
                              .row_loss = v->row_loss,
                              .s = s};
@@ -188,7 +192,7 @@ static void activations(Pool *p, const Sizes *z) {
   KERNEL(p, "embed", 2 * MD, unfused_embed(M, D, v.tokens, take(p, vd), take(p, md), v.s, stream));
   KERNEL(p, "row_sumsq", MD, unfused_row_sumsq(M, D, take(p, md), v.s, stream));
   KERNEL(p, "norm_backward", 3 * MD,
-         unfused_norm_backward(M, r, take(p, md), v.s, take(p, md), stream));
+         unfused_norm_backward(M, r, take(p, md), v.s, take(p, md), take(p, md), stream));
   KERNEL(p, "rope", 2 * MR, unfused_rope(M, rope, r, take(p, mr), stream));
   KERNEL(p, "rope_backward", 3 * MR,
          unfused_rope_backward(M, rope, r, take(p, mr), take(p, mr), v.s, stream));
@@ -318,7 +322,7 @@ static void products(Pool *p, const Sizes *z) {
   };
   Gemm gemm;
   Error err;
-  if (gemm_open(&gemm, &p->gpu, "", &err)) exit(1);
+  gemm_open(&gemm, &p->gpu, "");
   for (size_t i = 0; i < sizeof list / sizeof *list; i++) {
     const GemmProblem *q = &list[i].problem;
     if (gemm_prepare(&gemm, q, 1, &err)) {
@@ -343,7 +347,7 @@ int main(int argc, char **argv) {
       {"110M", M, 768, 2048, 12, 12, 64, 32000, 1024},
       {"15M", M, 288, 768, 6, 6, 48, 32000, 256},
   };
-  Pool p = {0};
+  Pool p = {.only = argc > 2 ? argv[2] : NULL};
   Error err;
   if (gpu_open(&p.gpu, &err)) {
     fprintf(stderr, "%s\n", err.text);
@@ -365,6 +369,7 @@ int main(int argc, char **argv) {
   update(&p, false);
   update(&p, true);
   CUDA_CHECK(cudaFree(p.memory));
+  if (p.only) return 0;
   printf("products of %s\n", all[0].name);
   products(&p, &all[0]);
   printf("products of %s\n", all[3].name);

@@ -17,6 +17,7 @@ static const Shape shapes[] = {
     {"odd", 200, 136, 3, 1, 48, 1003, 2, 77},
     {"one token", 64, 100, 4, 4, 64, 256, 3, 1},
     {"unaligned", 36, 44, 2, 1, 32, 65, 5, 7},
+    {"many tokens", 48, 40, 1, 1, 16, 70, 10, 300},
     {"wide heads", 512, 1408, 8, 2, 80, 50257, 1, 333},
     {"llama-3 vocabulary", 256, 768, 12, 4, 128, 128256, 1, 100},
     {"odd large vocabulary", 64, 64, 8, 1, 16, 151937, 1, 9},
@@ -365,9 +366,10 @@ static void norm_dgrad(const Subject *t, bool with_residual) {
   t->cpu->norm_dgrad(t->cpu, M, N, dz, W, x, sumsq, s, 1, with_residual ? dx : NULL, reference);
   if (with_residual) memcpy(twin, dx, (size_t)(M * D) * sizeof *twin);
   gemm_nn(M, D, N, 1, dz, N, W, D, with_residual ? 1 : 0, twin, D);
-  for (int64_t i = 0; i < M * D; i++)
-    twin[i] =
-        rounded(rounded(twin[i]) - rms_rstd(sumsq[i / D], D, eps) / (float)D * s[i / D] * x[i]);
+  for (int64_t i = 0; i < M * D; i++) {
+    const float factor = rms_rstd(sumsq[i / D], D, eps) / (float)D * s[i / D];
+    twin[i] = rounded(rounded(twin[i]) - factor * x[i]);
+  }
   void *dz_gpu = bf16_buffer(&b, M * N, dz), *W_gpu = bf16_buffer(&b, N * D, W),
        *x_gpu = bf16_buffer(&b, M * D, x), *sumsq_gpu = fp32_buffer(&b, M, sumsq),
        *s_gpu = fp32_buffer(&b, M, s), *dx_gpu = bf16_buffer(&b, M * D, with_residual ? dx : NULL);
