@@ -195,8 +195,9 @@ Backend *backend_unfused_create(const OpsConfig *config, const UnfusedOptions *o
     return NULL;
   }
   set_operations(&u->base, options->grads_fp32);
-  if (gpu_open(&u->gpu, err)) {
-    op_destroy(&u->base);
+  if (gpu_open(&u->gpu, err)) { // without a GPU not even freeing nothing works
+    gpu_close(&u->gpu);
+    free(u);
     return NULL;
   }
   gemm_open(&u->gemm, &u->gpu, options->gemm_cache);
