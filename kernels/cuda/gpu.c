@@ -49,14 +49,17 @@ static int read_properties(Gpu *gpu, Error *err) {
 
 int gpu_open(Gpu *gpu, Error *err) {
   memset(gpu, 0, sizeof *gpu);
-  int count = 0;
+  int count = 0, driver = 0;
+  CUDA_TRY(err, cudaDriverGetVersion(&driver)); // 0 without a driver, which is no failure
+  if (driver == 0)
+    return error_set(err, "no NVIDIA driver was found: install one, or use backend.device cpu");
   const cudaError_t status = cudaGetDeviceCount(&count);
   if (status == cudaErrorInsufficientDriver)
-    return error_set(
-        err,
-        "the NVIDIA driver is older than this program's CUDA %d.%d: update the driver, or use "
-        "backend.device cpu",
-        CUDART_VERSION / 1000, CUDART_VERSION % 1000 / 10);
+    return error_set(err,
+                     "the NVIDIA driver supports CUDA %d.%d, but this program was built with CUDA "
+                     "%d.%d: update the driver, or use backend.device cpu",
+                     driver / 1000, driver % 1000 / 10, CUDART_VERSION / 1000,
+                     CUDART_VERSION % 1000 / 10);
   if (status != cudaSuccess || count == 0)
     return error_set(err, "no NVIDIA GPU was found (%s): use backend.device cpu",
                      status == cudaSuccess ? "the driver lists none" : cudaGetErrorString(status));
