@@ -25,7 +25,28 @@ GIT_REVISION := $(shell git describe --always --dirty 2>/dev/null || echo unknow
 
 # ---- Sources: everything in the library folders but the two main programs.
 LIBRARY := $(filter-out data/prepare.c,$(wildcard base/*.c data/*.c model/*.c kernels/*.c kernels/cpu/*.c)) \
-  $(addprefix kernels/cuda/,cudnn_api.c cudnn_graph.c attention_graph.c) # need no CUDA to build
+  $(addprefix kernels/cuda/,cudnn_api.c cudnn_graph.c attention_graph.c) # these need no CUDA to build
+# The GPU backends where a CUDA toolkit is found (nvcc on the PATH, CUDA_HOME, or the usual places), and only in what
+# users run: the other flavours, and machines without a toolkit, get a few functions that say so.
+CUDA_HOME ?= $(firstword $(patsubst %/bin/nvcc,%,$(shell command -v nvcc)) $(wildcard /usr/local/cuda /opt/cuda /usr/local/cuda-*))
+NVCC ?= $(wildcard $(CUDA_HOME)/bin/nvcc)
+CUDA_INCLUDE := $(firstword $(dir $(wildcard $(CUDA_HOME)/include/cublasLt.h /usr/include/cublasLt.h)))
+CUDA_LIB := $(firstword $(dir $(wildcard $(CUDA_HOME)/lib64/libcublasLt.so $(CUDA_HOME)/targets/x86_64-linux/lib/libcublasLt.so \
+  /usr/lib/x86_64-linux-gnu/libcublasLt.so)))
+NO_CUDA := kernels/no_cuda.c
+LIBRARY := $(filter-out $(NO_CUDA),$(LIBRARY))
+ifneq ($(and $(NVCC),$(CUDA_INCLUDE),$(CUDA_LIB)),)
+HAVE_CUDA := yes
+CUDA_C := $(filter-out $(LIBRARY),$(wildcard kernels/cuda/*.c kernels/unfused/*.c))
+CUDA_CU := $(wildcard kernels/cuda/*.cu kernels/unfused/*.cu)
+CUDA_LIBS := -L$(CUDA_LIB) -Wl,-rpath,$(CUDA_LIB) -lcublasLt -lcudart_static -lstdc++ -ldl -lrt -lpthread
+endif
+# For the GPU that is here, or for all that the backend serves: CUDA_ARCHS="80 90a" chooses.
+CUDA_ARCHS ?= $(or $(subst 90,90a,$(sort $(subst .,,$(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null)))),80 86 89 90a)
+NVCC_FLAGS := -std=c++17 -O3 -lineinfo -I. -Werror all-warnings -Xcompiler -Wall,-Wextra \
+  $(foreach a,$(CUDA_ARCHS),-gencode arch=compute_$(a),code=sm_$(a))
+GPU_TESTS := $(basename $(notdir $(wildcard tests/gpu/test_*.c)))
+GPU_BENCHES := $(basename $(notdir $(wildcard tests/gpu/bench_*.c)))
 TESTS := $(basename $(notdir $(wildcard tests/test_*.c)))
 FUZZERS := $(basename $(notdir $(wildcard tests/fuzz_*.c)))
 GRADCHECKS := $(basename $(notdir $(wildcard tests/gradcheck_*.c)))
@@ -37,6 +58,9 @@ EXTRA_test_attention_graph := -idirafter /usr/local/cuda/include
 LDFLAGS_test_checkpoint_faults := $(foreach call,write open fsync rename renameat2 symlink mkdir unlink rmdir,-Wl,--wrap=$(call))
 
 objects = $(patsubst %.c,build/$(1)/%.o,$(2))
+cuda_objects = $(if $(and $(HAVE_CUDA),$(filter release,$(1))),$(call objects,$(1),$(CUDA_C)) $(patsubst %.cu,build/$(1)/%.o,$(CUDA_CU)),\
+  $(call objects,$(1),$(NO_CUDA)))
+cuda_libs = $(if $(filter release,$(1)),$(CUDA_LIBS))
 
 # ---- Flavours
 FLAGS_release := $(CFLAGS)
@@ -48,19 +72,27 @@ define flavour
 build/$(1)/%.o: %.c Makefile
 	@mkdir -p $$(@D)
 	$(2) $$(BASE_CFLAGS) $$(FLAGS_$(1)) $$(EXTRA_$$(notdir $$*)) -c $$< -o $$@
-build/$(1)/train: $$(call objects,$(1),train.c $$(LIBRARY))
+build/$(1)/train: $$(call objects,$(1),train.c $$(LIBRARY)) $$(call cuda_objects,$(1))
+	$(2) $$(BASE_CFLAGS) $$(FLAGS_$(1)) $$^ -o $$@ $$(LIBS) $$(call cuda_libs,$(1))
+build/$(1)/prepare: $$(call objects,$(1),data/prepare.c $$(wildcard base/*.c data/[!p]*.c))
 	$(2) $$(BASE_CFLAGS) $$(FLAGS_$(1)) $$^ -o $$@ $$(LIBS)
-build/$(1)/prepare: $$(call objects,$(1),data/prepare.c $$(LIBRARY))
-	$(2) $$(BASE_CFLAGS) $$(FLAGS_$(1)) $$^ -o $$@ $$(LIBS)
-build/$(1)/tests/%: build/$(1)/tests/%.o $$(call objects,$(1),$$(TEST_SUPPORT) $$(LIBRARY))
+build/$(1)/tests/%: build/$(1)/tests/%.o $$(call objects,$(1),$$(TEST_SUPPORT) $$(LIBRARY) $$(NO_CUDA))
 	$(2) $$(BASE_CFLAGS) $$(FLAGS_$(1)) $$^ -o $$@ $$(LDFLAGS_$$*) -lcmocka $$(LIBS)
+build/$(1)/tests/gpu/%: build/$(1)/tests/gpu/%.o $$(call objects,$(1),$$(TEST_SUPPORT) $$(LIBRARY)) $$(call cuda_objects,$(1))
+	$(2) $$(BASE_CFLAGS) $$(FLAGS_$(1)) $$^ -o $$@ -lcmocka $$(LIBS) $$(call cuda_libs,$(1))
 endef
 $(eval $(call flavour,release,$(CC)))
 $(eval $(call flavour,asan,$(CC)))
 $(eval $(call flavour,double,$(CC)))
 $(eval $(call flavour,fuzz,$(FUZZ_CC)))
 
-build/fuzz/tests/fuzz_%: build/fuzz/tests/fuzz_%.o $(call objects,fuzz,$(LIBRARY))
+# The host's half of the GPU backends sees CUDA's headers, which are not ours to warn about.
+$(call objects,release,$(CUDA_C)) $(patsubst %,build/release/tests/gpu/%.o,$(GPU_TESTS) $(GPU_BENCHES)): BASE_CFLAGS += -isystem $(CUDA_INCLUDE)
+build/release/%.o: %.cu Makefile
+	@mkdir -p $(@D)
+	$(NVCC) $(NVCC_FLAGS) -MMD -MP -c $< -o $@
+
+build/fuzz/tests/fuzz_%: build/fuzz/tests/fuzz_%.o $(call objects,fuzz,$(LIBRARY) $(NO_CUDA))
 	$(FUZZ_CC) $(FLAGS_fuzz) -fsanitize=fuzzer -fopenmp $^ -o $@ $(LIBS)
 
 .SECONDARY:
@@ -83,17 +115,26 @@ all: train prepare ## build ./train and ./prepare
 
 TEST_PROGRAMS := $(addprefix build/release/tests/,$(TESTS)) $(addprefix build/double/tests/,$(GRADCHECKS))
 ASAN_PROGRAMS := $(addprefix build/asan/tests/,$(TESTS))
-test-programs: all $(TEST_PROGRAMS) $(ASAN_PROGRAMS)
+test-programs: all $(TEST_PROGRAMS) $(ASAN_PROGRAMS) $(if $(HAVE_CUDA),gpu-programs)
 test: test-programs fuzz-programs ## build and run every test that needs no GPU, under ASan and UBSan and fuzzed, too
 	FUZZ_SECONDS=$(FUZZ_SECONDS) scripts/run_tests.sh $(TEST_PROGRAMS) $(SCRIPT_TESTS) $(ASAN_PROGRAMS) \
 	  $(addprefix build/fuzz/tests/,$(if $(HAVE_FUZZER),$(FUZZERS)))
+
+GPU_PROGRAMS := $(addprefix build/release/tests/gpu/,$(GPU_TESTS))
+gpu-programs: all $(GPU_PROGRAMS) $(addprefix build/release/tests/gpu/,$(GPU_BENCHES))
+test-gpu: $(if $(HAVE_CUDA),gpu-programs) ## build and run the tests that need a GPU
+ifdef HAVE_CUDA
+	scripts/run_tests.sh $(GPU_PROGRAMS) $(wildcard tests/gpu/test_*.sh)
+else
+	@echo 'make: no CUDA toolkit (nvcc, cuBLASLt) was found; install one, or name its folder: make test-gpu CUDA_HOME=...' >&2; exit 1
+endif
 
 asan: build/asan/train build/asan/prepare $(ASAN_PROGRAMS) ## programs and scripts under ASan and UBSan
 	TRAIN=build/asan/train PREPARE=build/asan/prepare scripts/run_tests.sh $(ASAN_PROGRAMS) $(SCRIPT_TESTS)
 
 HAVE_FUZZER := $(shell echo 'int LLVMFuzzerTestOneInput(const char*d,long n);int LLVMFuzzerTestOneInput(const char*d,long n){return d==(char*)n;}' | \
   $(FUZZ_CC) -fopenmp -include omp.h -fsanitize=fuzzer,address,undefined -x c - -o /dev/null 2>/dev/null && echo yes)
-.PHONY: fuzz-programs test-programs
+.PHONY: fuzz-programs test-programs gpu-programs
 fuzz-programs: $(if $(HAVE_FUZZER),$(addprefix build/fuzz/tests/,$(FUZZERS)))
 fuzz: fuzz-programs ## run the libFuzzer targets, FUZZ_SECONDS (60) each
 	FUZZ_SECONDS=$(FUZZ_SECONDS) scripts/run_tests.sh $(addprefix build/fuzz/tests/,$(FUZZERS))

@@ -10,6 +10,7 @@
 #include "base/memory.h"
 #include "build/version.h"
 #include "data/tokenizer.h"
+#include "model/doctor.h"
 #include "model/trainer.h"
 
 static const char usage[] =
@@ -18,6 +19,8 @@ static const char usage[] =
     "memory plan\n"
     "       train --generate DIR [--prompt TEXT] [options]     write with a trained model (no "
     "--prompt: stdin)\n"
+    "       train --doctor                                     what this machine can train on, "
+    "tried out\n"
     "       train --help-config                                every config key, its default and "
     "meaning\n"
     "       train --help | --version\n"
@@ -61,24 +64,35 @@ static bool due(int64_t step, int64_t interval, int64_t steps) {
   return step == steps || (interval > 0 && step % interval == 0);
 }
 
-// Steps until the end, a signal or an error. At each step boundary: validate, sample, save, where
-// due.
-static int training_loop(Trainer *t, Error *err) {
+static bool boundary(const TrainConfig *c, int64_t step) {
+  return step == 0 || due(step, c->eval_interval, c->steps) ||
+         due(step, c->sample_interval, c->steps) || due(step, c->save_interval, c->steps);
+}
+
+// Validates, samples and saves, where due after `step` steps. *last: the run ends here.
+static int at_boundary(Trainer *t, int64_t step, bool *last, Error *err) {
   const TrainConfig *c = &t->config.train;
+  if (!stop_requested() && (step == 0 || due(step, c->eval_interval, c->steps)))
+    trainer_validate(t, stop_requested);
+  if (!stop_requested() && step > 0 && due(step, c->sample_interval, c->steps))
+    trainer_sample(t, stop_requested);
+  *last = step >= c->steps || stop_requested();
+  if (!*last && (step == 0 || !due(step, c->save_interval, c->steps))) return 0;
+  if (trainer_save(t, err) == 0) return 0;
+  if (*last) return -1;
+  fprintf(stderr, "train: %s; training goes on\n", err->text);
+  return 0;
+}
+
+// Steps until the end, a signal or an error.
+static int training_loop(Trainer *t, Error *err) {
   for (;;) {
-    const int64_t step = t->state.step;
-    if (!stop_requested() && (step == 0 || due(step, c->eval_interval, c->steps)))
-      trainer_validate(t, stop_requested);
-    if (!stop_requested() && step > 0 && due(step, c->sample_interval, c->steps))
-      trainer_sample(t, stop_requested);
-    const bool last = step >= c->steps || stop_requested();
-    if (last || (step > 0 && due(step, c->save_interval, c->steps))) {
-      if (trainer_save(t, err) != 0) {
-        if (last) return -1;
-        fprintf(stderr, "train: %s; training goes on\n", err->text);
-      }
+    const int64_t step = trainer_step_asked(t);
+    if (stop_requested() || boundary(&t->config.train, step)) {
+      bool last = false;
+      if (trainer_settle(t, err) != 0 || at_boundary(t, step, &last, err) != 0) return -1;
+      if (last) return 0;
     }
-    if (last) return 0;
     if (trainer_step(t, err) != 0) return -1;
   }
 }
@@ -89,8 +103,8 @@ static int command_train(const char *path, int override_count, char **overrides)
   Trainer trainer;
   if (config_load(&config, path, override_count, overrides, &err) != 0) return fail(&err);
   config_print(&config);
+  catch_signals(); // from here on a signal means: stop at the next step boundary and save
   if (trainer_open(&trainer, &config, &err) != 0) return fail(&err);
-  catch_signals();
   const int status = training_loop(&trainer, &err);
   const int64_t step = trainer.state.step;
   const char *dir = config.output.dir;
@@ -115,7 +129,7 @@ static int command_plan(const char *path, int override_count, char **overrides) 
   Error err;
   Config config;
   if (config_load(&config, path, override_count, overrides, &err) != 0) return fail(&err);
-  const RunShape shape = run_shape(&config);
+  RunShape shape = run_shape(&config);
   Backend *be = backend_create(&config, &shape, config.train.sequence_length, &err);
   if (!be) return fail(&err);
   char *json = config_json(&config);
@@ -236,7 +250,7 @@ static int command_generate(const GenerateArgs *args) {
   free(config_path);
   if (status != 0) return fail(&err);
 
-  const RunShape shape = {.batch = 1, .seq = ROWS, .loss_chunks = 1, .train = false};
+  RunShape shape = {.batch = 1, .seq = ROWS, .loss_chunks = 1, .train = false};
   const int64_t context = context_of(path, &config.model);
   Llama llama = {0};
   Backend *be = backend_create(&config, &shape, context > ROWS ? context : ROWS, &err);
@@ -330,6 +344,7 @@ int main(int argc, char **argv) {
     config_print_keys();
     return 0;
   }
+  if (strcmp(first, "--doctor") == 0) return doctor();
   if (strcmp(first, "--generate") == 0) {
     GenerateArgs args;
     if (parse_generate(&args, argc - 2, argv + 2, &err) != 0) return fail(&err);
@@ -337,9 +352,9 @@ int main(int argc, char **argv) {
   }
   if (strcmp(first, "--plan") == 0 && argc > 2) return command_plan(argv[2], argc - 3, argv + 3);
   if (argc < 2 || first[0] == '-') {
-    static const char *const names[] = {"--plan", "--generate", "--help-config", "--help",
-                                        "--version"};
-    const char *near = nearest_name(first, names, 5);
+    static const char *const names[] = {"--plan",        "--generate", "--doctor",
+                                        "--help-config", "--help",     "--version"};
+    const char *near = nearest_name(first, names, (int)(sizeof names / sizeof *names));
     if (argc < 2 || strcmp(first, "--plan") == 0)
       error_set(&err, "no config given; see ./train --help");
     else

@@ -28,7 +28,7 @@
 // Storage classes. Opaque to the model, which only passes pointers on.
 typedef void act_t;    // activations and compute weights: bf16 on a GPU, real (fp32; fp64 in test
                        // builds) on the CPU
-typedef void stat_t;   // row statistics, log-sum-exp, losses: fp32 on a GPU, real on the CPU
+typedef void stat_t;   // row statistics, log-sum-exp: fp32 on a GPU, real on the CPU
 typedef void grad_t;   // gradients of parameters: real on the CPU
 typedef void master_t; // master weights and AdamW moments: fp32 on a GPU, real on the CPU
 
@@ -71,11 +71,22 @@ typedef struct StepResult {
   int64_t updates;  // updates applied since the start of the run; AdamW's t for bias correction
 } StepResult;
 
+enum { MAX_RESULTS = 4 };
+
+// Parts of a step that are the same at every step.
+typedef enum ReplaySlot {
+  REPLAY_FIRST_MICRO_BATCH, // forward and backward that start the gradients
+  REPLAY_NEXT_MICRO_BATCH,  // that add to them
+  REPLAY_UPDATE,
+  REPLAY_VALIDATION,
+  REPLAY_SLOTS
+} ReplaySlot;
+
 typedef struct Backend Backend;
 
 struct Backend {
   const char *name;      // "cpu", ...
-  char description[256]; // hardware and libraries, for the start-up table
+  char description[512]; // hardware and libraries, for the start-up table
   size_t act_bytes, stat_bytes, grad_bytes, master_bytes; // size of one element of each class
   // A row statistic of kind k is [parts_k, max_tokens]: the producer leaves that many partial
   // results a row, and the consumer adds them up. Row m of a call is element m of each part, so a
@@ -84,8 +95,7 @@ struct Backend {
     int64_t sumsq;   // sums of squares of a residual stream's row [D]
     int64_t gate_up; // s at z [2F]
     int64_t qkv;     // s at qkv [R]
-    int64_t logits;  // s at the logits [V]; and for lse, [2, parts, max_tokens]: maxima, then sums
-                     // of exp
+    int64_t logits;  // s at the logits [V]
   } parts;
   int64_t max_tokens;     // of OpsConfig
   size_t workspace_bytes; // what the backend holds for itself
@@ -96,6 +106,8 @@ struct Backend {
 
   // ---- Memory of the backend. alloc returns NULL when there is not enough.
   void *(*alloc)(Backend *be, size_t bytes);
+  // Bytes taken on the GPU since the backend was opened, by the driver's count; 0 on the CPU.
+  size_t (*memory_taken)(Backend *be);
   void (*release)(Backend *be, void *memory);
   void (*zero)(Backend *be, void *memory, size_t bytes);
   void (*write)(Backend *be, void *to, const void *from_host, size_t bytes);
@@ -127,27 +139,25 @@ struct Backend {
   //   max_tokens] out
   void (*residual)(Backend *be, int64_t M, int64_t K, const act_t *a, const act_t *W,
                    const act_t *x, act_t *out, stat_t *sumsq);
-  // z = r * (x W'^T); y = silu(gate) * up over the column pairs of z.
+  // z = r * (x W'^T); y = silu(gate) * up over the column pairs of z. z is for down_dgrad alone,
+  // which knows whether this backend stored it with or without r.
   //   x [M, D] in, sumsq in, W [2F, D] in (folded), z [M, 2F] out, y [M, F] out
   void (*gate_up)(Backend *be, int64_t M, const act_t *x, const stat_t *sumsq, const act_t *W,
                   act_t *z, act_t *y);
-  // logits = r * (x W'^T); where lse is not NULL also the row's partial (max, sum-exp) and the
-  // target's logit.
-  //   x [M, D] in, sumsq in, W [V, D] in (folded), targets [M] int32 in,
-  //   logits [M, V] out, lse [2, parts.logits, max_tokens] out or NULL, target_logit [M] out or
-  //   NULL
+  // logits = r * (x W'^T), for generation.
+  //   x [M, D] in, sumsq in, W [V, D] in (folded), logits [M, V] out
   void (*lm_head)(Backend *be, int64_t M, const act_t *x, const stat_t *sumsq, const act_t *W,
-                  const int32_t *targets, act_t *logits, stat_t *lse, stat_t *target_logit);
-  // Adds scale * sum over m of (log-sum-exp - target logit) to the loss of the running step. Reads
-  // what lm_head left.
-  void (*loss)(Backend *be, int64_t M, const stat_t *lse, const stat_t *target_logit, double scale);
+                  act_t *logits);
+  // The same for training and validation, with the loss: adds scale * sum over m of (log-sum-exp -
+  // target's logit) to the loss of the running step. Where s is not NULL the gradient follows at
+  // once, since the logits pass by only once: logits become dlogits' = r * scale * (softmax -
+  // onehot(target)), and s their row sums.
+  //   x [M, D] in, sumsq in, W [V, D] in (folded), targets [M] int32 in,
+  //   logits [M, V] out: dlogits', without s scratch; s [parts.logits, max_tokens] out or NULL
+  void (*head_loss)(Backend *be, int64_t M, const act_t *x, const stat_t *sumsq, const act_t *W,
+                    const int32_t *targets, act_t *logits, double scale, stat_t *s);
 
   // ---- Backward
-  // dlogits' = r * scale * (softmax(logits) - onehot(target)), in place; s.
-  //   logits [M, V] in, out; lse as lm_head left it; sumsq of lm_head's x; s [parts.logits,
-  //   max_tokens] out
-  void (*loss_backward)(Backend *be, int64_t M, act_t *logits, const stat_t *lse,
-                        const int32_t *targets, const stat_t *sumsq, double scale, stat_t *s);
   // dx = dz' W' - (r / D) s x + residual. Serves lm_head, gate_up and qkv.
   //   dz [M, N] in, W [N, D] in (folded), x [M, D] in, sumsq of x in, s [parts_s, max_tokens] in,
   //   residual [M, D] in or NULL (none), dx [M, D] out (may be residual itself)
@@ -182,18 +192,30 @@ struct Backend {
   void (*embed_backward)(Backend *be, int64_t M, const int32_t *tokens, const act_t *dx, grad_t *dE,
                          bool accumulate);
 
-  // ---- The update. A step: step_begin, then loss for every micro-batch, then grads_finish and
-  // adamw.
+  // ---- The update. A step: set_hyper, step_begin, head_loss for every micro-batch, grads_finish,
+  // adamw, step_end. A validation: step_begin, head_loss, step_end. Results are taken in the order
+  // of the step_ends.
+  void (*set_hyper)(Backend *be, const AdamW *hyper);
   void (*step_begin)(Backend *be);
   // Folded gradients become true ones (dW and dwn above), and the norm over all gradients is taken.
   void (*grads_finish)(Backend *be, const ParamTensor *list, int count);
-  // Decoupled AdamW on all tensors, norm weights first, then the compute copies. Where the loss or
-  // the gradient norm is not finite it changes nothing and says so in the result.
-  void (*adamw)(Backend *be, const ParamTensor *list, int count, const AdamW *hyper);
+  // Decoupled AdamW on all tensors with the parameters of the last set_hyper, norm weights first,
+  // then the compute copies. Where the loss or the gradient norm is not finite it changes nothing
+  // and says so in the result.
+  void (*adamw)(Backend *be, const ParamTensor *list, int count);
+  void (*step_end)(Backend *be); // puts the result on its way; at most MAX_RESULTS may be untaken
+  StepResult (*step_result)(Backend *be); // waits for the oldest result and takes it
   // Writes the compute copies from the masters (after init or load).
   void (*refresh)(Backend *be, const ParamTensor *list, int count);
-  StepResult (*step_result)(Backend *be);            // waits for the step
   void (*set_updates)(Backend *be, int64_t updates); // after load
+
+  // Calls issue(context), which may do nothing but call operations above (from embed to adamw),
+  // with the same pointers, shapes and flags at every call with this slot. A GPU backend records
+  // what it launches the second time, and from then on replays the record, so that the host's share
+  // of a step is one call.
+  void (*replay)(Backend *be, ReplaySlot slot, void (*issue)(void *context), void *context);
+  int steps_ahead; // steps worth asking for before the first one's result is taken: 1 on a GPU, 0
+                   // on the CPU
 };
 
 // The CPU reference. NULL never: memory failure exits.

@@ -43,40 +43,63 @@ static int64_t max64(int64_t a, int64_t b) {
   return a > b ? a : b;
 }
 
+// The sizes a layer's buffers are made of.
+typedef struct LayerSizes {
+  int64_t M, D, F, H, Hd, R, stats; // stats: elements of a row statistic
+} LayerSizes;
+
+// Between layers, and into backward: x.
+static void take_input(LayerActs *y, const LayerSizes *n, const Backend *be, Arena *a) {
+  y->x = take(a, "x", "L x [M, D]", n->M * n->D, be->act_bytes);
+  y->x_sumsq = take(a, "row sums of squares", "2L x [parts, M]", n->stats, be->stat_bytes);
+}
+
+static void take_attention(LayerActs *y, const LayerSizes *n, const Backend *be, Arena *a) {
+  y->qkv = take(a, "qkv", "L x [M, (H + 2 KV) d]", n->M * n->R, be->act_bytes);
+  y->o = take(a, "attention output", "L x [M, H d]", n->M * n->Hd, be->act_bytes);
+  y->lse = take(a, "attention log-sum-exp", "L x [B, H, T]", n->M * n->H, be->stat_bytes);
+  y->x1 = take(a, "x1", "L x [M, D]", n->M * n->D, be->act_bytes);
+  y->x1_sumsq = take(a, "row sums of squares", "2L x [parts, M]", n->stats, be->stat_bytes);
+}
+
+static void take_mlp(LayerActs *y, const LayerSizes *n, const Backend *be, Arena *a) {
+  y->z = take(a, "z (gate, up)", "L x [M, 2F]", n->M * 2 * n->F, be->act_bytes);
+  y->y = take(a, "y (SwiGLU)", "L x [M, F]", n->M * n->F, be->act_bytes);
+}
+
+// What no backward waits for, or what it makes again, all layers keep in the first one's buffers.
+static void take_layers(LayerActs *layers, int64_t L, const LayerSizes *n, const RunShape *shape,
+                        const Backend *be, Arena *a) {
+  const bool keep = shape->train;
+  for (int64_t l = 0; l < L; l++) {
+    LayerActs *y = &layers[l];
+    *y = layers[0];
+    if (l == 0 || keep) take_input(y, n, be, a);
+    if (l == 0 || (keep && shape->recompute != RECOMPUTE_LAYER)) take_attention(y, n, be, a);
+    if (l == 0 || (keep && shape->recompute == RECOMPUTE_NONE)) take_mlp(y, n, be, a);
+  }
+}
+
 size_t acts_layout(Acts *acts, const ModelConfig *c, const RunShape *shape, const Backend *be,
                    char *block, MemoryPlan *plan) {
   const int64_t M = shape->batch * shape->seq, chunk = M / shape->loss_chunks,
                 stride = be->max_tokens;
-  const int64_t D = c->hidden_size, F = c->intermediate_size, V = c->vocab_size,
-                L = c->num_hidden_layers;
+  const int64_t D = c->hidden_size, F = c->intermediate_size, V = c->vocab_size;
   const int64_t Hd = c->num_attention_heads * c->head_dim,
                 R = Hd + 2 * c->num_key_value_heads * c->head_dim;
   const size_t act = be->act_bytes, stat = be->stat_bytes;
+  const LayerSizes sizes = {.M = M,
+                            .D = D,
+                            .F = F,
+                            .H = c->num_attention_heads,
+                            .Hd = Hd,
+                            .R = R,
+                            .stats = be->parts.sumsq * stride};
   Arena a = {block, 0, plan};
-  for (int64_t l = 0; l < L; l++) {
-    LayerActs *y = &acts->layers[l];
-    if (l > 0 &&
-        !shape->train) { // nothing waits for a backward: all layers work in the first one's buffers
-      *y = acts->layers[0];
-      continue;
-    }
-    y->x = take(&a, "x", "L x [M, D]", M * D, act);
-    y->x_sumsq = take(&a, "row sums of squares", "2L x [parts, M]", be->parts.sumsq * stride, stat);
-    y->qkv = take(&a, "qkv", "L x [M, (H + 2 KV) d]", M * R, act);
-    y->o = take(&a, "attention output", "L x [M, H d]", M * Hd, act);
-    y->lse = take(&a, "attention log-sum-exp", "L x [B, H, T]", M * c->num_attention_heads, stat);
-    y->x1 = take(&a, "x1", "L x [M, D]", M * D, act);
-    y->x1_sumsq =
-        take(&a, "row sums of squares", "2L x [parts, M]", be->parts.sumsq * stride, stat);
-    y->z = take(&a, "z (gate, up)", "L x [M, 2F]", M * 2 * F, act);
-    y->y = take(&a, "y (SwiGLU)", "L x [M, F]", M * F, act);
-  }
+  take_layers(acts->layers, c->num_hidden_layers, &sizes, shape, be, &a);
   acts->x_final = take(&a, "final x", "[M, D]", M * D, act);
   acts->final_sumsq = take(&a, "final row sums", "[parts, M]", be->parts.sumsq * stride, stat);
   acts->logits = take(&a, "logits", "[M / chunks, V]", chunk * V, act);
-  acts->logits_lse =
-      take(&a, "logits log-sum-exp", "[2, parts, M]", 2 * be->parts.logits * stride, stat);
-  acts->target_logit = take(&a, "target logits", "[M / chunks]", chunk, stat);
   if (shape->train) {
     const int64_t parts = max64(be->parts.gate_up, max64(be->parts.qkv, be->parts.logits));
     acts->dx = take(&a, "dx", "[M, D]", M * D, act);

@@ -19,12 +19,10 @@ typedef struct LayerActs {
 } LayerActs;
 
 typedef struct Acts {
-  LayerActs *layers;    // [L]
-  act_t *x_final;       // [M, D]
-  stat_t *final_sumsq;  // [parts.sumsq, max_tokens]
-  act_t *logits;        // [M / chunks, V], dlogits in place
-  stat_t *logits_lse;   // [2, parts.logits, max_tokens]
-  stat_t *target_logit; // [M / chunks]
+  LayerActs *layers;   // [L]
+  act_t *x_final;      // [M, D]
+  stat_t *final_sumsq; // [parts.sumsq, max_tokens]
+  act_t *logits;       // [M / chunks, V], dlogits in place
   // Backward, shared by all layers. The gradient of z takes z's place.
   act_t *dx;   // [M, D]  gradient of the residual stream
   act_t *da;   // [M, H d] gradient of the attention output
@@ -57,6 +55,7 @@ typedef struct RunShape {
   int64_t batch;       // B, sequences in a micro-batch
   int64_t seq;         // T
   int64_t loss_chunks; // divides batch * seq
+  Recompute recompute; // what the backward makes again instead of keeping
   bool train;          // false: forward only, nothing kept for a backward
 } RunShape;
 

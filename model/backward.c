@@ -3,6 +3,22 @@
 #include "model/llama.h"
 #include "model/step.h"
 
+// Makes what the layer did not keep, from what it did: the same calls as in forward.c, so the same
+// values.
+static void layer_again(Llama *llama, int l) {
+  Backend *be = llama->be;
+  const int64_t B = llama->shape.batch, T = llama->shape.seq, M = B * T;
+  const int64_t Hd = llama->config.num_attention_heads * llama->config.head_dim;
+  const LayerWeights w = layer_weights(llama, l);
+  const LayerActs *a = &llama->acts.layers[l];
+  if (llama->shape.recompute == RECOMPUTE_LAYER) {
+    be->qkv(be, M, T, 0, a->x, a->x_sumsq, w.qkv->folded, a->qkv);
+    be->attention(be, B, T, a->qkv, a->o, a->lse);
+    be->residual(be, M, Hd, a->o, w.out->compute, a->x, a->x1, a->x1_sumsq);
+  }
+  be->gate_up(be, M, a->x1, a->x1_sumsq, w.gate_up->folded, a->z, a->y);
+}
+
 static void layer_backward(Llama *llama, int l, bool accumulate) {
   Backend *be = llama->be;
   const int64_t B = llama->shape.batch, T = llama->shape.seq, M = B * T;
@@ -29,12 +45,13 @@ static void layer_backward(Llama *llama, int l, bool accumulate) {
   be->norm_dgrad(be, M, R, dqkv, w.qkv->folded, a->x, a->x_sumsq, s, be->parts.qkv, dx, dx);
 }
 
-// The chunk's dlogits take the place of its logits; its rows of dx start the backward.
+// The loss of a chunk; its dlogits take the place of its logits, and its rows of dx start the
+// backward.
 static void head_backward(Llama *llama, const HeadChunk *h, double scale, bool accumulate) {
   Backend *be = llama->be;
   Acts *a = &llama->acts;
   const int64_t D = llama->config.hidden_size, V = llama->config.vocab_size;
-  be->loss_backward(be, h->M, a->logits, a->logits_lse, h->targets, h->sumsq, scale, a->s);
+  be->head_loss(be, h->M, h->x, h->sumsq, h->weight->folded, h->targets, a->logits, scale, a->s);
   be->wgrad(be, h->M, V, D, a->logits, h->x, h->weight->grad_folded, accumulate);
   be->norm_dgrad(be, h->M, V, a->logits, h->weight->folded, h->x, h->sumsq, a->s, be->parts.logits,
                  NULL, h->dx);
@@ -43,14 +60,17 @@ static void head_backward(Llama *llama, const HeadChunk *h, double scale, bool a
 void llama_loss_backward(Llama *llama, double scale, bool accumulate) {
   Backend *be = llama->be;
   const int64_t M = llama->shape.batch * llama->shape.seq;
+  const int L = (int)llama->config.num_hidden_layers;
   const double per_token = scale / (double)M;
   for (int64_t c = 0; c < llama->shape.loss_chunks; c++) {
     const HeadChunk h = head_chunk(llama, c);
-    head_forward(llama, &h, per_token);
     head_backward(llama, &h, per_token, accumulate || c > 0);
   }
-  for (int l = (int)llama->config.num_hidden_layers - 1; l >= 0; l--)
+  for (int l = L - 1; l >= 0; l--) {
+    // The last layer's activations are still there.
+    if (llama->shape.recompute != RECOMPUTE_NONE && l + 1 < L) layer_again(llama, l);
     layer_backward(llama, l, accumulate);
+  }
   const ParamTensor *embed = &llama->tensors[param_index(&llama->config, PARAM_EMBED, -1)];
   be->embed_backward(be, M, llama->acts.tokens, llama->acts.dx, embed->grad, accumulate);
 }

@@ -181,7 +181,7 @@ static int check_shape(const Config *c, const char *where, Error *err) {
                      "%s: train.batch_size %lld x train.sequence_length %lld is more than %d "
                      "tokens; use a smaller batch and train.gradient_accumulation",
                      where, B, T, MAX_TOKENS);
-  if (B * T % chunks != 0)
+  if (chunks > 0 && B * T % chunks != 0)
     return error_set(err,
                      "%s: train.loss_chunks is %lld, but it must divide train.batch_size x "
                      "train.sequence_length, which is %lld",

@@ -37,12 +37,18 @@ typedef struct DataConfig {
   bool shuffle;           // windows in a new random order each epoch
 } DataConfig;
 
+// Activations that the backward makes again instead of keeping them: the MLP's z and y (one more
+// gate_up GEMM a layer), or all of a layer but its input (one more forward).
+typedef enum Recompute { RECOMPUTE_NONE, RECOMPUTE_MLP, RECOMPUTE_LAYER } Recompute;
+
 typedef struct TrainConfig {
   int64_t steps;                 // optimizer steps in all
   int64_t batch_size;            // sequences in a micro-batch, B
   int64_t sequence_length;       // T
   int64_t gradient_accumulation; // micro-batches a step
-  int64_t loss_chunks;           // the logits of a micro-batch are made in this many pieces
+  int64_t
+      loss_chunks; // the logits of a micro-batch are made in this many pieces; 0 = as few as fit
+  Recompute recompute;
   uint64_t seed;
   int64_t eval_interval; // steps between validations; 0 = only at the start and the end
   int64_t eval_batches;  // micro-batches a validation reads; 0 = the whole split
@@ -76,8 +82,10 @@ typedef enum Kernels { KERNELS_FUSED, KERNELS_UNFUSED } Kernels;
 
 typedef struct BackendConfig {
   Device device;
-  Kernels kernels; // GPU only
-  int64_t threads; // CPU threads; 0 = all
+  Kernels kernels;    // GPU only
+  bool deterministic; // GPU: equal bits in every run
+  bool graphs;        // GPU: a step is recorded once and replayed
+  int64_t threads;    // CPU threads; 0 = all
 } BackendConfig;
 
 typedef struct OutputConfig {

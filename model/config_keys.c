@@ -8,6 +8,7 @@
 
 static const char *const rope_types[] = {"default", "llama3", NULL};
 static const char *const schedules[] = {"constant", "cosine", "wsd", NULL};
+static const char *const recomputes[] = {"none", "mlp", "layer", NULL};
 static const char *const devices[] = {"auto", "cuda", "cpu", NULL};
 static const char *const kernel_kinds[] = {"fused", "unfused", NULL};
 
@@ -74,9 +75,13 @@ const Key config_keys[] = {
     INTEGER(train, batch_size, "8", 1, 16777216, SHAPES, "sequences in a micro-batch"),
     INTEGER(train, sequence_length, REQUIRED, 1, 16777216, SHAPES, "tokens in a sequence"),
     INTEGER(train, gradient_accumulation, "1", 1, 65536, SHAPES, "micro-batches a step"),
-    INTEGER(train, loss_chunks, "1", 1, 16777216, 0,
+    INTEGER(train, loss_chunks, "0", 0, 16777216, 0,
             "the logits are made in this many pieces, which saves memory; divides batch_size x "
-            "sequence_length"),
+            "sequence_length; 0: as few as fit the memory"),
+    CHOICE(train, recompute, recomputes, "\"none\"", 0,
+           "what the backward makes again to save memory: mlp, z and y (about 10 % slower); layer, "
+           "all but a layer's input "
+           "(about 30 % slower)"),
     INTEGER(train, seed, "1337", 0, JSON_MAX_INTEGER, SHAPES,
             "of the initial weights and the order of the data"),
     INTEGER(train, eval_interval, "500", 0, 99999999, 0,
@@ -118,7 +123,11 @@ const Key config_keys[] = {
            "largest norm of the whole gradient; 0: no clipping"),
 
     CHOICE(backend, device, devices, "\"auto\"", 0, "auto: the GPU if there is one"),
-    CHOICE(backend, kernels, kernel_kinds, "\"fused\"", SHAPES, "which GPU kernels"),
+    CHOICE(backend, kernels, kernel_kinds, "\"unfused\"", SHAPES, "which GPU kernels"),
+    BOOL(backend, deterministic, "false", SHAPES,
+         "on the GPU: the same bits in every run, at a cost"),
+    BOOL(backend, graphs, "true", 0,
+         "on the GPU: a step is recorded once and replayed; false for profilers"),
     INTEGER(backend, threads, "0", 0, 4096, 0, "CPU threads; 0: all"),
 
     TEXT(output, dir, REQUIRED, 1, 0, "the run's folder: log, configuration, checkpoints"),

@@ -48,18 +48,11 @@ HeadChunk head_chunk(const Llama *llama, int64_t chunk) {
   };
 }
 
-void head_forward(Llama *llama, const HeadChunk *h, double scale) {
-  Backend *be = llama->be;
-  Acts *a = &llama->acts;
-  be->lm_head(be, h->M, h->x, h->sumsq, h->weight->folded, h->targets, a->logits, a->logits_lse,
-              a->target_logit);
-  be->loss(be, h->M, a->logits_lse, a->target_logit, scale);
-}
-
 void llama_loss(Llama *llama, double scale) {
   const double per_token = scale / (double)(llama->shape.batch * llama->shape.seq);
   for (int64_t c = 0; c < llama->shape.loss_chunks; c++) {
     const HeadChunk h = head_chunk(llama, c);
-    head_forward(llama, &h, per_token);
+    llama->be->head_loss(llama->be, h.M, h.x, h.sumsq, h.weight->folded, h.targets,
+                         llama->acts.logits, per_token, NULL);
   }
 }

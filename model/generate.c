@@ -116,8 +116,7 @@ static void feed_rows(Generator *g, const int32_t *ids, int64_t count) {
   g->length = T;
   be->lm_head(be, 1, (char *)g->x + (size_t)(last * D) * be->act_bytes,
               (char *)g->sumsq + (size_t)last * be->stat_bytes,
-              llama->tensors[param_index(c, PARAM_LM_HEAD, -1)].folded, NULL, g->logits, NULL,
-              NULL);
+              llama->tensors[param_index(c, PARAM_LM_HEAD, -1)].folded, g->logits);
   be->read_act(be, g->logits_host, g->logits, c->vocab_size);
 }
 

@@ -28,6 +28,3 @@ typedef struct HeadChunk {
 } HeadChunk;
 
 HeadChunk head_chunk(const Llama *llama, int64_t chunk);
-
-// Logits of the chunk, and scale times the sum of its losses added to the step's loss.
-void head_forward(Llama *llama, const HeadChunk *h, double scale);

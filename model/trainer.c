@@ -10,25 +10,6 @@
 #include "data/tokenizer.h"
 #include "model/optimizer.h"
 
-RunShape run_shape(const Config *c) {
-  return (RunShape){.batch = c->train.batch_size,
-                    .seq = c->train.sequence_length,
-                    .loss_chunks = c->train.loss_chunks,
-                    .train = true};
-}
-
-Backend *backend_create(const Config *c, const RunShape *shape, int64_t max_positions, Error *err) {
-  if (c->backend.device == DEVICE_CUDA) {
-    error_set(err, "backend.device is \"cuda\", but this build has the CPU backend only; use "
-                   "\"auto\" or \"cpu\"");
-    return NULL;
-  }
-  const OpsConfig ops = llama_ops_config(&c->model, shape, max_positions, (int)c->backend.threads);
-  Backend *be = backend_cpu_create(&ops);
-  free((void *)(uintptr_t)ops.inv_freq);
-  return be;
-}
-
 static double now_ms(void) {
   struct timespec t;
   clock_gettime(CLOCK_MONOTONIC, &t);
@@ -120,7 +101,7 @@ static bool samples_wanted(const Config *c) {
 
 static int open_parts(Trainer *t, Error *err) {
   const Config *c = &t->config;
-  const RunShape shape = run_shape(c);
+  RunShape shape = run_shape(c);
   const size_t M = (size_t)(c->train.batch_size * c->train.sequence_length);
   t->train_data = open_data(c, c->data.train, c->data.shuffle, err);
   if (!t->train_data) return error_prefix(err, "data.train");
@@ -133,6 +114,7 @@ static int open_parts(Trainer *t, Error *err) {
   MemoryPlan plan;
   memory_plan(&plan, &c->model, &shape, t->be);
   memory_plan_print(&plan);
+  t->planned_bytes = plan.total_bytes;
   if (llama_create(&t->llama, &c->model, &shape, t->be, err) != 0) return -1;
   t->tokens = xmalloc(2 * M * sizeof *t->tokens);
   t->targets = t->tokens + M;
@@ -179,20 +161,41 @@ void trainer_close(Trainer *t) {
   *t = (Trainer){0};
 }
 
-// Books what the step did in the state; an error when too many updates in a row were refused.
-static int book_step(Trainer *t, const StepResult *result, Error *err) {
+// Books the oldest step that was asked for in the state and the log; an error when too many updates
+// in a row were refused.
+static int book_step(Trainer *t, Error *err) {
   const Config *c = &t->config;
   TrainState *s = &t->state;
+  PendingStep *pending = &t->pending[t->booked++ % MAX_RESULTS];
+  const StepResult result = t->be->step_result(t->be);
+  const double now = now_ms(), began = fmax(pending->asked_ms, t->booked_ms);
+  t->booked_ms = now;
   s->step++;
-  s->updates = result->updates;
-  s->sequences = loader_cursor(t->train_data);
-  if (result->applied) {
-    s->nonfinite_row = 0;
-    return 0;
-  }
-  s->nonfinite++;
-  s->nonfinite_row++;
-  if (s->nonfinite_row < c->train.max_nonfinite) return 0;
+  s->updates = result.updates;
+  s->sequences = pending->cursor;
+  s->nonfinite += !result.applied;
+  s->nonfinite_row = result.applied ? 0 : s->nonfinite_row + 1;
+
+  const double ms = now - began, peak = t->be->peak_flops;
+  const int64_t sequences = c->train.batch_size * c->train.gradient_accumulation;
+  const StepLine line = {
+      .step = s->step,
+      .loss = result.loss,
+      .lr = pending->learning_rate,
+      .grad_norm = result.grad_norm,
+      .ms = ms,
+      .tokens = tokens_per_step(c),
+      .mfu = peak > 0 ? model_step_flops(&c->model, sequences, c->train.sequence_length) /
+                            (ms * 1e-3 * peak)
+                      : NAN,
+      .applied = result.applied};
+  log_train(&t->log, &line, s->step % c->output.log_interval == 0 || s->step == c->train.steps);
+  const size_t taken = t->booked == 1 ? t->be->memory_taken(t->be) : 0;
+  if (taken > 0) // after the first step: libraries load their code when it is first called
+    printf("memory     %s taken on the GPU by the driver's count, %s planned (%+.1f %%)\n",
+           size_text(taken).text, size_text(t->planned_bytes).text,
+           100 * ((double)taken / (double)t->planned_bytes - 1));
+  if (result.applied || s->nonfinite_row < c->train.max_nonfinite) return 0;
   error_set(err,
             "stopped at step %lld: %lld updates in a row had a loss or gradient norm that is not "
             "finite, and "
@@ -202,37 +205,62 @@ static int book_step(Trainer *t, const StepResult *result, Error *err) {
   return -1;
 }
 
+int trainer_settle(Trainer *t, Error *err) {
+  while (t->booked < t->asked)
+    if (book_step(t, err) != 0) return -1;
+  return 0;
+}
+
+int64_t trainer_step_asked(const Trainer *t) {
+  return t->state.step + (t->asked - t->booked);
+}
+
+// What replay records: calls of operations alone.
+static void issue_first_micro_batch(void *trainer) {
+  Trainer *t = trainer;
+  t->be->step_begin(t->be);
+  llama_forward(&t->llama);
+  llama_loss_backward(&t->llama, 1 / (double)t->config.train.gradient_accumulation, false);
+}
+
+static void issue_next_micro_batch(void *trainer) {
+  Trainer *t = trainer;
+  llama_forward(&t->llama);
+  llama_loss_backward(&t->llama, 1 / (double)t->config.train.gradient_accumulation, true);
+}
+
+static void issue_update(void *trainer) {
+  Trainer *t = trainer;
+  t->be->grads_finish(t->be, t->llama.tensors, t->llama.param_count);
+  t->be->adamw(t->be, t->llama.tensors, t->llama.param_count);
+}
+
 int trainer_step(Trainer *t, Error *err) {
   const Config *c = &t->config;
   Backend *be = t->be;
-  const int64_t micro_batches = c->train.gradient_accumulation;
-  const AdamW hyper = adamw_at(&c->optimizer, t->state.step, c->train.steps);
-  const double start = now_ms();
-  be->step_begin(be);
-  for (int64_t i = 0; i < micro_batches; i++) {
+  const AdamW hyper = adamw_at(&c->optimizer, trainer_step_asked(t), c->train.steps);
+  PendingStep *pending = &t->pending[t->asked % MAX_RESULTS];
+  *pending = (PendingStep){.learning_rate = hyper.learning_rate, .asked_ms = now_ms()};
+  be->set_hyper(be, &hyper);
+  for (int64_t i = 0; i < c->train.gradient_accumulation; i++) {
     loader_next(t->train_data, t->tokens, t->targets);
     llama_load_batch(&t->llama, t->tokens, t->targets);
-    llama_forward(&t->llama);
-    llama_loss_backward(&t->llama, 1 / (double)micro_batches, i > 0);
+    if (i == 0)
+      be->replay(be, REPLAY_FIRST_MICRO_BATCH, issue_first_micro_batch, t);
+    else
+      be->replay(be, REPLAY_NEXT_MICRO_BATCH, issue_next_micro_batch, t);
   }
-  be->grads_finish(be, t->llama.tensors, t->llama.param_count);
-  be->adamw(be, t->llama.tensors, t->llama.param_count, &hyper);
-  const StepResult result = be->step_result(be);
-  const double ms = now_ms() - start;
-  const int status = book_step(t, &result, err);
-  const double flops =
-      model_step_flops(&c->model, c->train.batch_size * micro_batches, c->train.sequence_length);
-  const StepLine line = {.step = t->state.step,
-                         .loss = result.loss,
-                         .lr = hyper.learning_rate,
-                         .grad_norm = result.grad_norm,
-                         .ms = ms,
-                         .tokens = tokens_per_step(c),
-                         .mfu = be->peak_flops > 0 ? flops / (ms * 1e-3 * be->peak_flops) : NAN,
-                         .applied = result.applied};
-  const bool print = t->state.step % c->output.log_interval == 0 || t->state.step == c->train.steps;
-  log_train(&t->log, &line, print);
-  return status;
+  be->replay(be, REPLAY_UPDATE, issue_update, t);
+  be->step_end(be);
+  pending->cursor = loader_cursor(t->train_data);
+  t->asked++;
+  return t->asked - t->booked > be->steps_ahead ? book_step(t, err) : 0;
+}
+
+static void issue_validation(void *trainer) {
+  Trainer *t = trainer;
+  llama_forward(&t->llama);
+  llama_loss(&t->llama, t->val_scale);
 }
 
 void trainer_validate(Trainer *t, StopRequested *stop) {
@@ -242,15 +270,16 @@ void trainer_validate(Trainer *t, StopRequested *stop) {
   const int64_t whole = loader_windows(t->val_data) / c->train.batch_size,
                 asked = c->train.eval_batches;
   const int64_t batches = asked > 0 && asked < whole ? asked : whole;
+  t->val_scale = 1 / (double)batches;
   be->step_begin(be);
   loader_seek(t->val_data, 0);
   for (int64_t i = 0; i < batches; i++) {
     if (stop()) return;
     loader_next(t->val_data, t->tokens, t->targets);
     llama_load_batch(&t->llama, t->tokens, t->targets);
-    llama_forward(&t->llama);
-    llama_loss(&t->llama, 1 / (double)batches);
+    be->replay(be, REPLAY_VALIDATION, issue_validation, t);
   }
+  be->step_end(be);
   const double loss = be->step_result(be).loss;
   const bool best = !(loss >= t->state.best_val_loss) && isfinite(loss);
   if (best) {

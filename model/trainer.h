@@ -2,10 +2,17 @@
 // in a run.
 #pragma once
 #include "data/loader.h"
+#include "model/backend.h"
 #include "model/checkpoint.h"
 #include "model/generate.h"
 #include "model/llama.h"
 #include "model/log.h"
+
+// A step that the backend was asked for and whose result was not taken yet.
+typedef struct PendingStep {
+  double learning_rate, asked_ms;
+  uint64_t cursor; // of the loader, after the step's batches
+} PendingStep;
 
 typedef struct Trainer {
   Config config;
@@ -15,7 +22,12 @@ typedef struct Trainer {
   Loader *val_data;     // NULL: no validation
   Generator *generator; // NULL: no samples
   RunLog log;
-  TrainState state;
+  TrainState state;                 // after the last booked step
+  PendingStep pending[MAX_RESULTS]; // a ring
+  int64_t asked, booked;            // steps since the start of this process
+  double booked_ms;                 // when the last one was booked
+  size_t planned_bytes;             // the memory plan's total
+  double val_scale;                 // 1 / batches of a validation
   bool resumed;
   int64_t saved_step;        // step of the newest checkpoint, -1 = none yet
   int32_t *tokens, *targets; // [B, T] each, host
@@ -30,17 +42,15 @@ typedef bool StopRequested(void);
 int trainer_open(Trainer *t, const Config *config, Error *err);
 void trainer_close(Trainer *t);
 
-// One optimizer step: gradient_accumulation micro-batches, update, log line. An error means: too
-// many refused updates in a row.
+// Asks for one optimizer step: gradient_accumulation micro-batches and the update. Its log line and
+// place in the state come when its result is there, be->steps_ahead steps later: the GPU never
+// waits for the host. An error means: too many refused updates in a row.
 int trainer_step(Trainer *t, Error *err);
+// Waits for all steps asked for and books them. Comes before validating, sampling and saving.
+int trainer_settle(Trainer *t, Error *err);
+// Steps done when all that were asked for are.
+int64_t trainer_step_asked(const Trainer *t);
 
 void trainer_validate(Trainer *t, StopRequested *stop);
 void trainer_sample(Trainer *t, StopRequested *stop);
 int trainer_save(Trainer *t, Error *err);
-
-// The backend that config asks for and this build and machine have.
-Backend *backend_create(const Config *config, const RunShape *shape, int64_t max_positions,
-                        Error *err);
-
-// The shapes of a training run.
-RunShape run_shape(const Config *config);

@@ -18,12 +18,12 @@
 
 enum { DIRECTIONS = 3, ELEMENTS = 8 };
 static const double STEP = 1e-5;
-static const double BOUND =
-    1e-6; // observed: below 7e-8, the differences' own error at this step
+static const double BOUND = 1e-6; // observed: below 7e-8, the differences' own error at this step
 
 typedef struct Case {
   ModelConfig model;
   int64_t B, T, chunks;
+  Recompute recompute;
 } Case;
 
 static void randomise(Llama *llama, uint64_t seed) {
@@ -42,6 +42,7 @@ static double loss_of(Llama *llama) {
   be->step_begin(be);
   llama_forward(llama);
   llama_loss(llama, 1);
+  be->step_end(be);
   return be->step_result(be).loss;
 }
 
@@ -88,7 +89,11 @@ static double tensor_error(Llama *llama, int index) {
 }
 
 static void check_case(const Case *c) {
-  const RunShape shape = {.batch = c->B, .seq = c->T, .loss_chunks = c->chunks, .train = true};
+  const RunShape shape = {.batch = c->B,
+                          .seq = c->T,
+                          .loss_chunks = c->chunks,
+                          .recompute = c->recompute,
+                          .train = true};
   const OpsConfig ops = llama_ops_config(&c->model, &shape, c->T, 2);
   Backend *be = backend_cpu_create(&ops);
   free((void *)(uintptr_t)ops.inv_freq);
@@ -141,15 +146,22 @@ static ModelConfig small_model(void) {
 
 static void grouped_queries_untied(void **state) {
   (void)state;
-  check_case(&(Case){small_model(), 2, 9, 1});
+  check_case(&(Case){small_model(), 2, 9, 1, RECOMPUTE_NONE});
 }
 
-static void one_kv_head_tied_in_three_loss_chunks(void **state) {
+static void one_kv_head_tied_in_three_loss_chunks_with_the_mlp_made_again(void **state) {
   (void)state;
   ModelConfig m = small_model();
   m.num_key_value_heads = 1;
   m.tie_word_embeddings = true;
-  check_case(&(Case){m, 3, 5, 3});
+  check_case(&(Case){m, 3, 5, 3, RECOMPUTE_MLP});
+}
+
+static void whole_layers_made_again(void **state) {
+  (void)state;
+  ModelConfig m = small_model();
+  m.num_hidden_layers = 3;
+  check_case(&(Case){m, 2, 6, 1, RECOMPUTE_LAYER});
 }
 
 static void odd_sizes(void **state) {
@@ -158,7 +170,7 @@ static void odd_sizes(void **state) {
   m.hidden_size = 15, m.intermediate_size = 21, m.num_attention_heads = 3,
   m.num_key_value_heads = 3, m.head_dim = 6;
   m.vocab_size = 13, m.num_hidden_layers = 1;
-  check_case(&(Case){m, 1, 7, 1});
+  check_case(&(Case){m, 1, 7, 1, RECOMPUTE_NONE});
 }
 
 static void llama3_scaling_over_several_attention_blocks(void **state) {
@@ -169,14 +181,15 @@ static void llama3_scaling_over_several_attention_blocks(void **state) {
   m.rope_scaling.factor = 8, m.rope_scaling.low_freq_factor = 1,
   m.rope_scaling.high_freq_factor = 4;
   m.rope_scaling.original_max_position_embeddings = 16;
-  check_case(&(Case){m, 1, 131, 1});
+  check_case(&(Case){m, 1, 131, 1, RECOMPUTE_NONE});
 }
 
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(grouped_queries_untied),
-      cmocka_unit_test(one_kv_head_tied_in_three_loss_chunks),
+      cmocka_unit_test(one_kv_head_tied_in_three_loss_chunks_with_the_mlp_made_again),
       cmocka_unit_test(odd_sizes),
+      cmocka_unit_test(whole_layers_made_again),
       cmocka_unit_test(llama3_scaling_over_several_attention_blocks),
   };
   return cmocka_run_group_tests_name("gradcheck_model", tests, NULL, NULL);

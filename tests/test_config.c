@@ -98,7 +98,7 @@ static void the_resolved_configuration_reads_back_as_the_same_bytes(void **state
                        "optimizer.weight_decay=0.1000000000000000055",
                        "optimizer.schedule=wsd",
                        "optimizer.decay_steps=3",
-                       "backend.kernels=unfused",
+                       "backend.kernels=fused",
                        "model.rope_scaling={\"rope_type\": \"llama3\", " LLAMA3 "}"};
   const Config c = parse_with(MINIMAL, sizeof overrides / sizeof *overrides, overrides);
   assert_true(c.optimizer.learning_rate == 0.12345678901234567);
@@ -467,7 +467,7 @@ static void only_keys_that_shape_the_run_must_be_equal_on_resume(void **state) {
                            "data.shuffle=false",
                            "model.rope_theta=7",
                            "optimizer.beta2=0.5",
-                           "backend.kernels=unfused",
+                           "backend.kernels=fused",
                            "train.sequence_length=16",
                            "train.gradient_accumulation=2",
                            "model.rope_scaling={\"rope_type\": \"llama3\", " LLAMA3 "}"};

@@ -31,9 +31,11 @@ static int32_t next_by_training_forward(TinyRun *run, const int32_t *ids, int64_
   int32_t tokens[8] = {0}, targets[8] = {0};
   memcpy(tokens, ids, (size_t)count * sizeof *ids);
   llama_load_batch(&run->llama, tokens, targets);
-  run->be->step_begin(run->be);
   llama_forward(&run->llama);
-  llama_loss(&run->llama, 1);
+  const Acts *a = &run->llama.acts;
+  run->be->lm_head(run->be, 8, a->x_final, a->final_sumsq,
+                   run->llama.tensors[param_index(&run->llama.config, PARAM_LM_HEAD, -1)].folded,
+                   a->logits);
   float logits[8 * 11];
   run->be->read_act(run->be, logits, run->llama.acts.logits, 8 * 11);
   const float *row = logits + (count - 1) * 11;

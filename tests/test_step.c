@@ -36,10 +36,16 @@ static void gradients(TinyRun *run, uint64_t seed, double scale) {
   be->grads_finish(be, run->llama.tensors, run->llama.param_count);
 }
 
+static StepResult update(TinyRun *run, const AdamW *hyper) {
+  run->be->set_hyper(run->be, hyper);
+  run->be->adamw(run->be, run->llama.tensors, run->llama.param_count);
+  run->be->step_end(run->be);
+  return run->be->step_result(run->be);
+}
+
 static StepResult step(TinyRun *run, uint64_t seed, const AdamW *hyper) {
   gradients(run, seed, 1);
-  run->be->adamw(run->be, run->llama.tensors, run->llama.param_count, hyper);
-  return run->be->step_result(run->be);
+  return update(run, hyper);
 }
 
 // All masters and moments, to compare bit for bit.
@@ -112,8 +118,7 @@ static void an_update_that_is_not_finite_changes_nothing(void **state) {
   step(&run, 1, &adamw);
   step(&twin, 1, &adamw);
   gradients(&run, 2, (double)NAN); // the loss and every gradient become NaN
-  run.be->adamw(run.be, run.llama.tensors, run.llama.param_count, &adamw);
-  const StepResult refused = run.be->step_result(run.be);
+  const StepResult refused = update(&run, &adamw);
   assert_false(refused.applied);
   assert_true(isnan(refused.loss));
   assert_int_equal(refused.updates, 1);
@@ -140,7 +145,7 @@ static void decay_moves_matrices_only(void **state) {
                             .eps = 1e-8,
                             .weight_decay = 0.5,
                             .clip_norm = 1};
-  run.be->adamw(run.be, run.llama.tensors, run.llama.param_count, &decay_only);
+  update(&run, &decay_only);
   float *after = snapshot(&run, &bytes);
   const float *a = before, *b = after;
   for (int i = 0; i < run.llama.param_count; i++) {
@@ -195,6 +200,7 @@ static void the_gradient_norm_is_that_of_all_gradients(void **state) {
     for (int64_t k = 0; k < n; k++) sum += (double)g[k] * (double)g[k];
     free(g);
   }
+  run.be->step_end(run.be);
   const double norm = run.be->step_result(run.be).grad_norm, error = fabs(norm - sqrt(sum)) / norm;
   printf("# relative error %.1e, bound 1e-12 (observed 1.6e-15)\n", error);
   assert_true(error <= 1e-12);
@@ -277,6 +283,72 @@ static void the_memory_plan_books_every_byte(void **state) {
   tiny_run_close(&run);
 }
 
+// A tiny run's state after three steps of two micro-batches each, made with these memory savings.
+static float *state_with(Recompute recompute, int64_t loss_chunks, size_t *bytes) {
+  TinyRun run;
+  Error err;
+  tiny_run_open(&run, "");
+  llama_destroy(&run.llama);
+  const RunShape shape = {
+      .batch = 1, .seq = TOKENS, .loss_chunks = loss_chunks, .recompute = recompute, .train = true};
+  must(llama_create(&run.llama, &run.config.model, &shape, run.be, &err), &err);
+  llama_init_weights(&run.llama, 7);
+  for (uint64_t i = 0; i < 3; i++) {
+    run.be->step_begin(run.be);
+    for (int micro = 0; micro < 2; micro++) {
+      load_batch(&run, 2 * i + (uint64_t)micro);
+      llama_forward(&run.llama);
+      llama_loss_backward(&run.llama, 0.5, micro > 0);
+    }
+    run.be->grads_finish(run.be, run.llama.tensors, run.llama.param_count);
+    update(&run, &adamw);
+  }
+  float *all = snapshot(&run, bytes);
+  tiny_run_close(&run);
+  return all;
+}
+
+static void saving_memory_does_not_change_the_bits(void **state) {
+  (void)state;
+  size_t bytes, same_bytes;
+  float *kept = state_with(RECOMPUTE_NONE, 1, &bytes);
+  for (Recompute r = RECOMPUTE_MLP; r <= RECOMPUTE_LAYER; r++) {
+    float *again = state_with(r, 1, &same_bytes);
+    assert_int_equal(same_bytes, bytes);
+    assert_memory_equal(again, kept, bytes);
+    free(again);
+  }
+  free(kept);
+}
+
+static void saving_memory_saves_what_the_plan_says(void **state) {
+  (void)state;
+  TinyRun run;
+  tiny_run_open(&run, "");
+  ModelConfig model = run.llama.config;
+  model.num_hidden_layers = 5;
+  RunShape shape = {.batch = 3, .seq = 8, .loss_chunks = 1, .train = true};
+  MemoryPlan none, mlp, layer, chunked;
+  memory_plan(&none, &model, &shape, run.be);
+  shape.recompute = RECOMPUTE_MLP;
+  memory_plan(&mlp, &model, &shape, run.be);
+  shape.recompute = RECOMPUTE_LAYER;
+  memory_plan(&layer, &model, &shape, run.be);
+  shape.loss_chunks = 4;
+  memory_plan(&chunked, &model, &shape, run.be);
+  const size_t M = 24, F = 20, D = 16, R = 32, H = 4, Hd = 16, V = 11, real = sizeof(float),
+               round = 256;
+  const size_t saved_mlp = none.total_bytes - mlp.total_bytes,
+               saved_layer = mlp.total_bytes - layer.total_bytes;
+  // Four of five layers; every buffer is rounded up to 256 bytes.
+  assert_in_range(saved_mlp, 4 * 3 * M * F * real, 4 * (3 * M * F * real + 2 * round));
+  const size_t kept = (R + Hd + D + H + 1) * M * real; // qkv, o, x1, lse, x1_sumsq
+  assert_in_range(saved_layer, 4 * kept - 4 * 5 * round, 4 * (kept + 5 * round));
+  assert_in_range(layer.total_bytes - chunked.total_bytes, (M - M / 4) * V * real - round,
+                  (M - M / 4) * V * real + round);
+  tiny_run_close(&run);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(the_same_seed_gives_the_same_bits),
@@ -288,6 +360,8 @@ int main(void) {
       cmocka_unit_test(initial_weights_have_the_asked_spread),
       cmocka_unit_test(packed_rows_are_a_permutation),
       cmocka_unit_test(the_memory_plan_books_every_byte),
+      cmocka_unit_test(saving_memory_does_not_change_the_bits),
+      cmocka_unit_test(saving_memory_saves_what_the_plan_says),
   };
   return cmocka_run_group_tests_name("test_step", tests, NULL, NULL);
 }

@@ -151,7 +151,9 @@ static void step_backward(Rig *rig) {
 }
 
 static StepResult step_update(Rig *rig) {
-  rig->be->adamw(rig->be, rig->llama.tensors, rig->llama.param_count, &adamw);
+  rig->be->set_hyper(rig->be, &adamw);
+  rig->be->adamw(rig->be, rig->llama.tensors, rig->llama.param_count);
+  rig->be->step_end(rig->be);
   return rig->be->step_result(rig->be);
 }
 
@@ -163,6 +165,13 @@ static float *batch_logits(Rig *rig) {
   llama_load_batch(&rig->llama, rig->input_ids, rig->targets);
   llama_forward(&rig->llama);
   llama_loss(&rig->llama, 1.0);
+  rig->be->step_end(rig->be);
+  const Acts *a =
+      &rig->llama
+           .acts; // the loss may leave anything in the logits' place: make them as generation does
+  rig->be->lm_head(rig->be, rig->tokens_count, a->x_final, a->final_sumsq,
+                   rig->llama.tensors[param_index(&rig->model, PARAM_LM_HEAD, -1)].folded,
+                   a->logits);
   rig->be->read_act(rig->be, logits, rig->llama.acts.logits, count);
   return logits;
 }

@@ -23,6 +23,11 @@ static void *cpu_alloc(Backend *be, size_t bytes) {
   return posix_memalign(&p, 64, bytes ? bytes : 64) == 0 ? p : NULL;
 }
 
+static size_t cpu_memory_taken(Backend *be) {
+  (void)be;
+  return 0;
+}
+
 static void cpu_release(Backend *be, void *memory) {
   (void)be;
   free(memory);
@@ -91,6 +96,7 @@ Backend *backend_cpu_create(const OpsConfig *config) {
   be->memory_bytes = (size_t)sysconf(_SC_PHYS_PAGES) * (size_t)sysconf(_SC_PAGESIZE);
   be->destroy = cpu_destroy;
   be->alloc = cpu_alloc;
+  be->memory_taken = cpu_memory_taken;
   be->release = cpu_release;
   be->zero = cpu_zero;
   be->write = cpu_copy;
@@ -104,8 +110,7 @@ Backend *backend_cpu_create(const OpsConfig *config) {
   be->residual = cpu_residual;
   be->gate_up = cpu_gate_up;
   be->lm_head = cpu_lm_head;
-  be->loss = cpu_loss;
-  be->loss_backward = cpu_loss_backward;
+  be->head_loss = cpu_head_loss;
   be->norm_dgrad = cpu_norm_dgrad;
   be->down_dgrad = cpu_down_dgrad;
   be->dgrad = cpu_dgrad;
@@ -115,7 +120,10 @@ Backend *backend_cpu_create(const OpsConfig *config) {
   be->embed_backward = cpu_embed_backward;
   be->step_begin = cpu_step_begin;
   be->grads_finish = cpu_grads_finish;
+  be->set_hyper = cpu_set_hyper;
   be->adamw = cpu_adamw;
+  be->step_end = cpu_step_end;
+  be->replay = cpu_replay;
   be->refresh = cpu_refresh;
   be->step_result = cpu_step_result;
   be->set_updates = cpu_set_updates;

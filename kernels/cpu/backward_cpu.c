@@ -9,28 +9,6 @@ static real dot(const real *a, const real *b, int64_t n) {
   return sum;
 }
 
-void cpu_loss_backward(Backend *be, int64_t M, act_t *logits_, const stat_t *lse_,
-                       const int32_t *targets, const stat_t *sumsq, double scale, stat_t *s_) {
-  const OpsConfig *c = &cpu_of(be)->config;
-  const int64_t V = c->V;
-  real *logits = logits_, *s = s_;
-  const real *lse = lse_;
-#pragma omp parallel for schedule(static)
-  for (int64_t m = 0; m < M; m++) {
-    const real factor = row_rstd(c, sumsq, m) * (real)scale;
-    const real largest = lse[m], per_sum = 1 / lse[c->max_tokens + m];
-    real *row = logits + m * V;
-    real product = 0;
-    for (int64_t v = 0; v < V; v++) {
-      const real z = row[v];
-      const real p = real_exp(z - largest) * per_sum;
-      row[v] = factor * (v == targets[m] ? p - 1 : p);
-      product += row[v] * z;
-    }
-    s[m] = product;
-  }
-}
-
 void cpu_norm_dgrad(Backend *be, int64_t M, int64_t N, const act_t *dz, const act_t *W,
                     const act_t *x_, const stat_t *sumsq, const stat_t *s_, int64_t parts_s,
                     const act_t *residual, act_t *dx_) {

@@ -13,7 +13,10 @@ typedef struct Cpu {
   real *scratch; // [threads, scratch_per_thread] attention's score blocks
   size_t scratch_per_thread;
   real *dy; // [max_tokens, F] down_dgrad's GEMM result
-  StepResult step;
+  AdamW hyper;
+  StepResult step;                 // the running one
+  StepResult results[MAX_RESULTS]; // ended and not yet taken, a ring
+  int64_t ended, taken;
 } Cpu;
 
 static inline Cpu *cpu_of(Backend *be) {
@@ -45,9 +48,9 @@ void cpu_residual(Backend *, int64_t, int64_t, const act_t *, const act_t *, con
                   stat_t *);
 void cpu_gate_up(Backend *, int64_t, const act_t *, const stat_t *, const act_t *, act_t *,
                  act_t *);
-void cpu_lm_head(Backend *, int64_t, const act_t *, const stat_t *, const act_t *, const int32_t *,
-                 act_t *, stat_t *, stat_t *);
-void cpu_loss(Backend *, int64_t, const stat_t *, const stat_t *, double);
+void cpu_lm_head(Backend *, int64_t, const act_t *, const stat_t *, const act_t *, act_t *);
+void cpu_head_loss(Backend *, int64_t, const act_t *, const stat_t *, const act_t *,
+                   const int32_t *, act_t *, double, stat_t *);
 
 void cpu_attention(Backend *, int64_t, int64_t, const act_t *, act_t *, stat_t *);
 void cpu_attention_decode(Backend *, int64_t, int64_t, const act_t *, act_t *);
@@ -56,8 +59,6 @@ void cpu_attention_backward(Backend *, int64_t, int64_t, const act_t *, const ac
 // Elements of scratch a thread needs for sequences of T.
 size_t cpu_attention_scratch(int64_t T);
 
-void cpu_loss_backward(Backend *, int64_t, act_t *, const stat_t *, const int32_t *, const stat_t *,
-                       double, stat_t *);
 void cpu_norm_dgrad(Backend *, int64_t, int64_t, const act_t *, const act_t *, const act_t *,
                     const stat_t *, const stat_t *, int64_t, const act_t *, act_t *);
 void cpu_down_dgrad(Backend *, int64_t, const act_t *, const act_t *, const act_t *, const stat_t *,
@@ -70,7 +71,10 @@ void cpu_embed_backward(Backend *, int64_t, const int32_t *, const act_t *, grad
 
 void cpu_step_begin(Backend *);
 void cpu_grads_finish(Backend *, const ParamTensor *, int);
-void cpu_adamw(Backend *, const ParamTensor *, int, const AdamW *);
+void cpu_set_hyper(Backend *, const AdamW *);
+void cpu_adamw(Backend *, const ParamTensor *, int);
+void cpu_step_end(Backend *);
+void cpu_replay(Backend *, ReplaySlot, void (*)(void *), void *);
 void cpu_refresh(Backend *, const ParamTensor *, int);
 StepResult cpu_step_result(Backend *);
 void cpu_set_updates(Backend *, int64_t);

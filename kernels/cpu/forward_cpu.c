@@ -1,6 +1,5 @@
 #include "kernels/cpu/cpu.h"
 
-#include <math.h>
 #include <string.h>
 
 static real row_sum_of_squares(const real *x, int64_t n) {
@@ -67,38 +66,4 @@ void cpu_gate_up(Backend *be, int64_t M, const act_t *x, const stat_t *sumsq, co
       y[m * F + feature_of_pair(p, F)] = swiglu(row[2 * p], row[2 * p + 1]);
     }
   }
-}
-
-void cpu_lm_head(Backend *be, int64_t M, const act_t *x, const stat_t *sumsq, const act_t *W,
-                 const int32_t *targets, act_t *logits_, stat_t *lse_, stat_t *target_logit_) {
-  const OpsConfig *c = &cpu_of(be)->config;
-  const int64_t V = c->V;
-  real *logits = logits_, *lse = lse_, *target_logit = target_logit_;
-  gemm_nt(M, V, c->D, 1, x, c->D, W, c->D, 0, logits, V);
-#pragma omp parallel for schedule(static)
-  for (int64_t m = 0; m < M; m++) {
-    const real r = row_rstd(c, sumsq, m);
-    real *row = logits + m * V;
-    real largest = -INFINITY;
-    for (int64_t v = 0; v < V; v++) {
-      row[v] *= r;
-      if (row[v] > largest) largest = row[v];
-    }
-    if (!lse) continue;
-    real sum = 0;
-    for (int64_t v = 0; v < V; v++) sum += real_exp(row[v] - largest);
-    lse[m] = largest;
-    lse[c->max_tokens + m] = sum;
-    target_logit[m] = row[targets[m]];
-  }
-}
-
-void cpu_loss(Backend *be, int64_t M, const stat_t *lse_, const stat_t *target_logit_,
-              double scale) {
-  Cpu *cpu = cpu_of(be);
-  const real *lse = lse_, *target_logit = target_logit_;
-  double sum = 0;
-  for (int64_t m = 0; m < M; m++)
-    sum += (double)lse[m] + log((double)lse[cpu->config.max_tokens + m]) - (double)target_logit[m];
-  cpu->step.loss += scale * sum;
 }

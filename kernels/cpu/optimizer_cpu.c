@@ -1,5 +1,6 @@
 #include "kernels/cpu/cpu.h"
 
+#include <assert.h>
 #include <math.h>
 #include <stdlib.h>
 
@@ -93,8 +94,13 @@ static void adamw_tensor(const ParamTensor *t, const AdamW *a, double clip, int6
   }
 }
 
-void cpu_adamw(Backend *be, const ParamTensor *list, int count, const AdamW *hyper) {
+void cpu_set_hyper(Backend *be, const AdamW *hyper) {
+  cpu_of(be)->hyper = *hyper;
+}
+
+void cpu_adamw(Backend *be, const ParamTensor *list, int count) {
   StepResult *step = &cpu_of(be)->step;
+  const AdamW *hyper = &cpu_of(be)->hyper;
   step->applied = isfinite(step->loss) && isfinite(step->grad_norm);
   if (!step->applied) return;
   step->updates++;
@@ -104,8 +110,22 @@ void cpu_adamw(Backend *be, const ParamTensor *list, int count, const AdamW *hyp
   cpu_refresh(be, list, count); // after all masters: a folded copy reads its norm weight too
 }
 
+void cpu_step_end(Backend *be) {
+  Cpu *cpu = cpu_of(be);
+  assert(cpu->ended - cpu->taken < MAX_RESULTS);
+  cpu->results[cpu->ended++ % MAX_RESULTS] = cpu->step;
+}
+
 StepResult cpu_step_result(Backend *be) {
-  return cpu_of(be)->step;
+  Cpu *cpu = cpu_of(be);
+  assert(cpu->taken < cpu->ended);
+  return cpu->results[cpu->taken++ % MAX_RESULTS];
+}
+
+void cpu_replay(Backend *be, ReplaySlot slot, void (*issue)(void *context), void *context) {
+  (void)be;
+  (void)slot;
+  issue(context);
 }
 
 void cpu_set_updates(Backend *be, int64_t updates) {

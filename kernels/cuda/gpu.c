@@ -66,6 +66,9 @@ int gpu_open(Gpu *gpu, Error *err) {
   if (read_properties(gpu, err)) return -1;
   CUDA_TRY(err, cudaStreamCreateWithFlags(&gpu->stream, cudaStreamNonBlocking));
   CUBLAS_TRY(err, cublasLtCreate(&gpu->blas));
+  size_t free_bytes, total;
+  CUDA_TRY(err, cudaMemGetInfo(&free_bytes, &total));
+  gpu->used_before = total - free_bytes;
   gpu->workspace_bytes = WORKSPACE_BYTES;
   CUDA_TRY(err, cudaMalloc(&gpu->workspace, gpu->workspace_bytes));
   return 0;

@@ -12,6 +12,7 @@ typedef struct Gpu {
   int major, minor; // compute capability
   int sm_count;
   size_t memory_bytes; // of the card
+  size_t used_before;  // of them, when the GPU was opened: the context, other programs
   size_t l2_bytes;
   int driver, runtime; // CUDA versions, 13000 = 13.0
   size_t cublaslt;     // cuBLASLt's version, 130200 = 13.2.0

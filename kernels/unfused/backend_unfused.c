@@ -19,6 +19,12 @@ static void *op_alloc(Backend *be, size_t bytes) {
   return NULL;
 }
 
+static size_t op_memory_taken(Backend *be) {
+  size_t free_bytes, total;
+  CUDA_CHECK(cudaMemGetInfo(&free_bytes, &total));
+  return total - free_bytes - unfused_of(be)->gpu.used_before;
+}
+
 static void op_release(Backend *be, void *memory) {
   CUDA_CHECK(cudaStreamSynchronize(unfused_of(be)->gpu.stream));
   CUDA_CHECK(cudaFree(memory));
@@ -28,12 +34,6 @@ static void op_zero(Backend *be, void *memory, size_t bytes) {
   CUDA_CHECK(cudaMemsetAsync(memory, 0, bytes, unfused_of(be)->gpu.stream));
 }
 
-// From memory that is not pinned: the driver has taken the bytes when the call returns.
-static void op_write(Backend *be, void *to, const void *from_host, size_t bytes) {
-  CUDA_CHECK(
-      cudaMemcpyAsync(to, from_host, bytes, cudaMemcpyHostToDevice, unfused_of(be)->gpu.stream));
-}
-
 static void op_read(Backend *be, void *to_host, const void *from, size_t bytes) {
   const cudaStream_t stream = unfused_of(be)->gpu.stream;
   CUDA_CHECK(cudaMemcpyAsync(to_host, from, bytes, cudaMemcpyDeviceToHost, stream));
@@ -41,7 +41,7 @@ static void op_read(Backend *be, void *to_host, const void *from, size_t bytes) 
 }
 
 static void op_write_master(Backend *be, master_t *to, const float *from_host, int64_t count) {
-  op_write(be, to, from_host, (size_t)count * sizeof(float));
+  unfused_op_write(be, to, from_host, (size_t)count * sizeof(float));
 }
 
 static void op_read_fp32(Backend *be, float *to_host, const void *from, int64_t count) {
@@ -105,9 +105,9 @@ static int make_workspace(Unfused *u, Error *err) {
       (take(u, (void **)&u->product, product_bytes, err) ||
        take(u, &u->embed_scratch, unfused_embed_backward_scratch(c->max_tokens, c->V, c->D), err)))
     return -1;
-  CUDA_TRY(err, cudaHostAlloc((void **)&u->results, RESULT_SLOTS * sizeof *u->results,
+  CUDA_TRY(err, cudaHostAlloc((void **)&u->results, MAX_RESULTS * sizeof *u->results,
                               cudaHostAllocDefault));
-  for (int i = 0; i < RESULT_SLOTS; i++)
+  for (int i = 0; i < MAX_RESULTS; i++)
     CUDA_TRY(err, cudaEventCreateWithFlags(&u->result_ready[i], cudaEventDisableTiming));
   return 0;
 }
@@ -117,7 +117,8 @@ static void op_destroy(Backend *be) {
   if (u->gpu.stream) CUDA_CHECK(cudaStreamSynchronize(u->gpu.stream));
   unfused_attention_close(u);
   unfused_table_free(u);
-  for (int i = 0; i < RESULT_SLOTS; i++)
+  unfused_replay_close(u);
+  for (int i = 0; i < MAX_RESULTS; i++)
     if (u->result_ready[i]) CUDA_CHECK(cudaEventDestroy(u->result_ready[i]));
   CUDA_CHECK(cudaFreeHost(u->results));
   CUDA_CHECK(cudaFree(u->rope));
@@ -133,9 +134,10 @@ static void op_destroy(Backend *be) {
 static void set_operations(Backend *be, bool grads_fp32) {
   be->destroy = op_destroy;
   be->alloc = op_alloc;
+  be->memory_taken = op_memory_taken;
   be->release = op_release;
   be->zero = op_zero;
-  be->write = op_write;
+  be->write = unfused_op_write;
   be->read = op_read;
   be->write_master = op_write_master;
   be->read_master = op_read_fp32;
@@ -148,8 +150,7 @@ static void set_operations(Backend *be, bool grads_fp32) {
   be->residual = unfused_op_residual;
   be->gate_up = unfused_op_gate_up;
   be->lm_head = unfused_op_lm_head;
-  be->loss = unfused_op_loss;
-  be->loss_backward = unfused_op_loss_backward;
+  be->head_loss = unfused_op_head_loss;
   be->norm_dgrad = unfused_op_norm_dgrad;
   be->down_dgrad = unfused_op_down_dgrad;
   be->dgrad = unfused_op_dgrad;
@@ -159,7 +160,10 @@ static void set_operations(Backend *be, bool grads_fp32) {
   be->embed_backward = unfused_op_embed_backward;
   be->step_begin = unfused_op_step_begin;
   be->grads_finish = unfused_op_grads_finish;
+  be->set_hyper = unfused_op_set_hyper;
   be->adamw = unfused_op_adamw;
+  be->step_end = unfused_op_step_end;
+  be->replay = unfused_op_replay;
   be->refresh = unfused_op_refresh;
   be->step_result = unfused_op_step_result;
   be->set_updates = unfused_op_set_updates;
@@ -181,6 +185,7 @@ static void describe(Unfused *u) {
   be->workspace_bytes += gpu->workspace_bytes + u->attention_workspace_bytes;
   be->memory_bytes = gpu->memory_bytes;
   be->peak_flops = gpu->peak_flops;
+  be->steps_ahead = 1;
 }
 
 Backend *backend_unfused_create(const OpsConfig *config, const UnfusedOptions *options,
@@ -202,7 +207,7 @@ Backend *backend_unfused_create(const OpsConfig *config, const UnfusedOptions *o
   }
   gemm_open(&u->gemm, &u->gpu, options->gemm_cache);
   if (unfused_prepare_gemms(u, err) || unfused_attention_open(u, err) || make_rope_table(u, err) ||
-      make_workspace(u, err)) {
+      make_workspace(u, err) || unfused_staging_open(u, err)) {
     op_destroy(&u->base);
     return NULL;
   }

@@ -62,41 +62,17 @@ static CrossEntropy cross_entropy_args(const Unfused *u, int64_t M, act_t *logit
 }
 
 void unfused_op_lm_head(Backend *be, int64_t M, const act_t *x, const stat_t *sumsq, const act_t *W,
-                        const int32_t *targets, act_t *logits, stat_t *lse, stat_t *target_logit) {
+                        act_t *logits) {
   Unfused *u = unfused_of(be);
   const int64_t V = u->config.V;
   product_nt(u, M, V, u->config.D, x, W, NULL, logits);
   unfused_scale_rows(M, V, row_scale(u, sumsq), logits, u->gpu.stream);
-  if (!lse) return;
-  // The one part of the maxima holds the whole log-sum-exp; loss reads that alone.
-  CrossEntropy args = cross_entropy_args(u, M, logits, targets, sumsq);
-  args.scaled = true;
-  args.row_lse = lse;
-  args.row_target = target_logit;
-  unfused_cross_entropy(&args, u->gpu.stream);
 }
 
-void unfused_op_loss(Backend *be, int64_t M, const stat_t *lse, const stat_t *target_logit,
-                     double scale) {
-  const Unfused *u = unfused_of(be);
-  unfused_add_loss(M, lse, target_logit, scale, u->state, u->gpu.stream);
-}
-
-// Takes the log-sum-exp again rather than read it: the row has to come in anyway.
-void unfused_op_loss_backward(Backend *be, int64_t M, act_t *logits, const stat_t *lse,
-                              const int32_t *targets, const stat_t *sumsq, double scale,
-                              stat_t *s) {
-  const Unfused *u = unfused_of(be);
-  (void)lse;
-  CrossEntropy args = cross_entropy_args(u, M, logits, targets, sumsq);
-  args.scaled = true;
-  args.grad_scale = (float)scale;
-  args.s = s;
-  unfused_cross_entropy(&args, u->gpu.stream);
-}
-
-void unfused_head_loss(Backend *be, int64_t M, const act_t *x, const stat_t *sumsq, const act_t *W,
-                       const int32_t *targets, act_t *logits, double scale, stat_t *s) {
+// The logits stay the plain product; cross entropy applies r as it reads them.
+void unfused_op_head_loss(Backend *be, int64_t M, const act_t *x, const stat_t *sumsq,
+                          const act_t *W, const int32_t *targets, act_t *logits, double scale,
+                          stat_t *s) {
   Unfused *u = unfused_of(be);
   product_nt(u, M, u->config.V, u->config.D, x, W, NULL, logits);
   CrossEntropy args = cross_entropy_args(u, M, logits, targets, sumsq);

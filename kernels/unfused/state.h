@@ -5,7 +5,20 @@
 #include "kernels/unfused/backend_unfused.h"
 #include "kernels/unfused/unfused.h"
 
-enum { RESULT_SLOTS = 4, MAX_ATTENTION_SHAPES = 8 };
+enum { MAX_ATTENTION_SHAPES = 8, STAGES = 4, STAGE_BYTES = 1 << 20 };
+
+// A part of a step on its way from launches to a graph.
+typedef struct Recording {
+  int64_t calls;
+  cudaGraphExec_t graph; // from the second call on
+} Recording;
+
+// Pinned memory that writes go through, so that they wait neither for the GPU nor for the driver.
+typedef struct Staging {
+  char *memory; // [STAGES, STAGE_BYTES]
+  cudaEvent_t taken[STAGES];
+  int64_t used;
+} Staging;
 
 // Attention as planned for one shape; a run has one, validation may add another.
 typedef struct PlannedAttention {
@@ -24,10 +37,12 @@ typedef struct Unfused {
   float *row_loss;    // [max_tokens]
   void *embed_scratch;
   StepState *state; // on the device
-  // Results of steps on their way to the host: published by adamw, read in the same order.
-  StepState *results; // [RESULT_SLOTS] pinned
-  cudaEvent_t result_ready[RESULT_SLOTS];
+  // Results of steps on their way to the host: put there by step_end, taken in the same order.
+  StepState *results; // [MAX_RESULTS] pinned
+  cudaEvent_t result_ready[MAX_RESULTS];
   int64_t published, taken;
+  Staging staging;
+  Recording recordings[REPLAY_SLOTS];
   // The parameters' tables, rebuilt when the list changes
   ParamTable table;
   char *table_memory;
@@ -61,11 +76,9 @@ void unfused_op_residual(Backend *, int64_t, int64_t, const act_t *, const act_t
                          act_t *, stat_t *);
 void unfused_op_gate_up(Backend *, int64_t, const act_t *, const stat_t *, const act_t *, act_t *,
                         act_t *);
-void unfused_op_lm_head(Backend *, int64_t, const act_t *, const stat_t *, const act_t *,
-                        const int32_t *, act_t *, stat_t *, stat_t *);
-void unfused_op_loss(Backend *, int64_t, const stat_t *, const stat_t *, double);
-void unfused_op_loss_backward(Backend *, int64_t, act_t *, const stat_t *, const int32_t *,
-                              const stat_t *, double, stat_t *);
+void unfused_op_lm_head(Backend *, int64_t, const act_t *, const stat_t *, const act_t *, act_t *);
+void unfused_op_head_loss(Backend *, int64_t, const act_t *, const stat_t *, const act_t *,
+                          const int32_t *, act_t *, double, stat_t *);
 void unfused_op_norm_dgrad(Backend *, int64_t, int64_t, const act_t *, const act_t *, const act_t *,
                            const stat_t *, const stat_t *, int64_t, const act_t *, act_t *);
 void unfused_op_down_dgrad(Backend *, int64_t, const act_t *, const act_t *, const act_t *,
@@ -89,8 +102,16 @@ void unfused_op_attention_backward(Backend *, int64_t, int64_t, const act_t *, c
 // update_unfused.c
 void unfused_op_step_begin(Backend *);
 void unfused_op_grads_finish(Backend *, const ParamTensor *, int);
-void unfused_op_adamw(Backend *, const ParamTensor *, int, const AdamW *);
+void unfused_op_set_hyper(Backend *, const AdamW *);
+void unfused_op_adamw(Backend *, const ParamTensor *, int);
+void unfused_op_step_end(Backend *);
 void unfused_op_refresh(Backend *, const ParamTensor *, int);
 StepResult unfused_op_step_result(Backend *);
 void unfused_op_set_updates(Backend *, int64_t);
 void unfused_table_free(Unfused *u);
+
+// replay_unfused.c
+int unfused_staging_open(Unfused *u, Error *err);
+void unfused_replay_close(Unfused *u);
+void unfused_op_write(Backend *, void *, const void *, size_t);
+void unfused_op_replay(Backend *, ReplaySlot, void (*)(void *), void *);

@@ -1,5 +1,6 @@
 // The update: tables of the parameters on the device, built from the model's list once, and the
 // launches over them.
+#include <assert.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -166,33 +167,23 @@ void unfused_op_grads_finish(Backend *be, const ParamTensor *list, int count) {
   unfused_grads_finish(table_of(u, list, count), u->state, u->gpu.stream);
 }
 
-static bool capturing(const Unfused *u) {
-  enum cudaStreamCaptureStatus status;
-  CUDA_CHECK(cudaStreamIsCapturing(u->gpu.stream, &status));
-  return status != cudaStreamCaptureStatusNone;
-}
-
-// Sends the running step's state to the host, for step_result to wait for. A result that nobody
-// read is dropped when its slot is needed.
-static void publish(Unfused *u) {
-  const int slot = (int)(u->published % RESULT_SLOTS);
-  CUDA_CHECK(cudaMemcpyAsync(&u->results[slot], u->state, sizeof *u->state, cudaMemcpyDeviceToHost,
-                             u->gpu.stream));
-  CUDA_CHECK(cudaEventRecord(u->result_ready[slot], u->gpu.stream));
-  u->published++;
-  if (u->published - u->taken > RESULT_SLOTS) u->taken = u->published - RESULT_SLOTS;
-}
-
-void unfused_set_hyper(Backend *be, const AdamW *hyper) {
+void unfused_op_set_hyper(Backend *be, const AdamW *hyper) {
   const Unfused *u = unfused_of(be);
   unfused_write_hyper(hyper, u->state, u->gpu.stream);
 }
 
-void unfused_op_adamw(Backend *be, const ParamTensor *list, int count, const AdamW *hyper) {
+void unfused_op_adamw(Backend *be, const ParamTensor *list, int count) {
   Unfused *u = unfused_of(be);
-  if (hyper) unfused_set_hyper(be, hyper);
   unfused_adamw(table_of(u, list, count), u->state, u->gpu.stream);
-  if (!capturing(u)) publish(u);
+}
+
+void unfused_op_step_end(Backend *be) {
+  Unfused *u = unfused_of(be);
+  assert(u->published - u->taken < MAX_RESULTS);
+  const int slot = (int)(u->published++ % MAX_RESULTS);
+  CUDA_CHECK(cudaMemcpyAsync(&u->results[slot], u->state, sizeof *u->state, cudaMemcpyDeviceToHost,
+                             u->gpu.stream));
+  CUDA_CHECK(cudaEventRecord(u->result_ready[slot], u->gpu.stream));
 }
 
 void unfused_op_refresh(Backend *be, const ParamTensor *list, int count) {
@@ -202,8 +193,8 @@ void unfused_op_refresh(Backend *be, const ParamTensor *list, int count) {
 
 StepResult unfused_op_step_result(Backend *be) {
   Unfused *u = unfused_of(be);
-  if (u->taken == u->published) publish(u);
-  const int slot = (int)(u->taken++ % RESULT_SLOTS);
+  assert(u->taken < u->published);
+  const int slot = (int)(u->taken++ % MAX_RESULTS);
   CUDA_CHECK(cudaEventSynchronize(u->result_ready[slot]));
   const StepState *s = &u->results[slot];
   return (StepResult){.loss = s->loss,

@@ -47,7 +47,9 @@ static void train(const Case *c, Backend *be, double *losses) {
       llama_loss_backward(&llama, 1.0 / c->micro_batches, i > 0);
     }
     be->grads_finish(be, llama.tensors, llama.param_count);
-    be->adamw(be, llama.tensors, llama.param_count, &hyper);
+    be->set_hyper(be, &hyper);
+    be->adamw(be, llama.tensors, llama.param_count);
+    be->step_end(be);
     const StepResult result = be->step_result(be);
     assert_true(result.applied);
     losses[step] = result.loss;

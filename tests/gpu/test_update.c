@@ -153,7 +153,9 @@ static StepResult step(Backend *be, ParamTensor *list) {
   be->set_updates(be, 5);
   be->step_begin(be);
   be->grads_finish(be, list, TENSORS);
-  be->adamw(be, list, TENSORS, &hyper);
+  be->set_hyper(be, &hyper);
+  be->adamw(be, list, TENSORS);
+  be->step_end(be);
   return be->step_result(be);
 }
 
@@ -203,7 +205,7 @@ static void check_update(int64_t D, int64_t rows, int64_t V, bool grads_fp32) {
   u.cpu->step_begin(u.cpu);
   u.cpu->grads_finish(u.cpu, u.twin, TENSORS);
   for (int i = 0; i < TENSORS && !grads_fp32; i++) round_all(u.twin[i].grad, elements(&u.twin[i]));
-  u.cpu->adamw(u.cpu, u.twin, TENSORS, &hyper);
+  u.cpu->adamw(u.cpu, u.twin, TENSORS);
 
   StepResult got;
   RUN_TWICE(&u.bench, got = step(u.gpu, u.on_gpu));
@@ -272,11 +274,11 @@ static void captured_part(Backend *be, ParamTensor *list, const int32_t *tokens,
   const ParamTensor *E = &list[3];
   be->step_begin(be);
   be->embed(be, M, tokens, E->compute, x, sumsq);
-  unfused_head_loss(be, M, x, sumsq, E->folded, tokens, logits, 1.0 / (double)M, s);
+  be->head_loss(be, M, x, sumsq, E->folded, tokens, logits, 1.0 / (double)M, s);
   be->wgrad(be, M, E->rows, E->cols, logits, x, E->grad_folded, false);
   be->embed_backward(be, M, tokens, x, E->grad, false);
   be->grads_finish(be, list, TENSORS);
-  be->adamw(be, list, TENSORS, NULL);
+  be->adamw(be, list, TENSORS);
 }
 
 static void test_graph(void **state) {
@@ -296,9 +298,10 @@ static void test_graph(void **state) {
 
   bench_reset(&u.bench);
   be->set_updates(be, 0);
-  unfused_set_hyper(be, &hyper);
+  be->set_hyper(be, &hyper);
   be->refresh(be, u.on_gpu, TENSORS);
   captured_part(be, u.on_gpu, tokens_gpu, sumsq, x, logits, s, M);
+  be->step_end(be);
   const StepResult first = be->step_result(be);
   char **direct = bench_snapshot(&u.bench);
 
@@ -312,6 +315,7 @@ static void test_graph(void **state) {
   be->set_updates(be, 0);
   be->refresh(be, u.on_gpu, TENSORS);
   assert_int_equal(cudaGraphLaunch(program, stream), cudaSuccess);
+  be->step_end(be);
   const StepResult second = be->step_result(be);
   bench_compare(&u.bench, direct, bench_snapshot(&u.bench));
   printf("# loss %.6f directly, %.6f from the graph\n", first.loss, second.loss);
@@ -331,10 +335,12 @@ static void test_results_in_order(void **state) {
   update_open(&u, 64, 100, 65, false);
   gpu_list(&u);
   bench_reset(&u.bench);
+  u.gpu->set_hyper(u.gpu, &hyper);
   for (int i = 0; i < 3; i++) {
     u.gpu->step_begin(u.gpu);
     u.gpu->grads_finish(u.gpu, u.on_gpu, TENSORS);
-    u.gpu->adamw(u.gpu, u.on_gpu, TENSORS, &hyper);
+    u.gpu->adamw(u.gpu, u.on_gpu, TENSORS);
+    u.gpu->step_end(u.gpu);
   }
   for (int i = 0; i < 3; i++) assert_int_equal(u.gpu->step_result(u.gpu).updates, i + 1);
   update_close(&u);

@@ -1,0 +1,15 @@
+#include "kernels/cuda/check.h"
+#include "kernels/cuda/cudnn_api.h"
+#include "kernels/cuda/gpu.h"
+#include "kernels/gpu_backends.h"
+
+int gpu_usable(size_t *free_bytes, Error *err) {
+  Gpu gpu;
+  CudnnApi cudnn;
+  size_t total;
+  *free_bytes = 0;
+  if (gpu_open(&gpu, err) != 0) return -1;
+  CUDA_CHECK(cudaMemGetInfo(free_bytes, &total));
+  gpu_close(&gpu);
+  return cudnn_open(&cudnn, err);
+}

@@ -1,0 +1,88 @@
+#include "model/backend.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "kernels/gpu_backends.h"
+#include "model/llama.h"
+
+RunShape run_shape(const Config *c) {
+  return (RunShape){.batch = c->train.batch_size,
+                    .seq = c->train.sequence_length,
+                    .loss_chunks = c->train.loss_chunks,
+                    .recompute = c->train.recompute,
+                    .train = true};
+}
+
+static Backend *gpu_create(const Config *c, const OpsConfig *ops, const RunShape *shape,
+                           Error *err) {
+  if (c->backend.kernels == KERNELS_FUSED) {
+    error_set(
+        err, "backend.kernels is \"fused\", which this version does not have yet; use \"unfused\"");
+    return NULL;
+  }
+  const UnfusedOptions options = {.train = shape->train,
+                                  .grads_fp32 = c->train.gradient_accumulation > 1,
+                                  .deterministic = c->backend.deterministic,
+                                  .graphs = c->backend.graphs,
+                                  .batch = shape->train ? shape->batch : 0,
+                                  .seq = shape->seq,
+                                  .loss_tokens = shape->batch * shape->seq / shape->loss_chunks};
+  return backend_unfused_create(ops, &options, err);
+}
+
+// Bytes that a run on the GPU will take, known before there is a backend: its element sizes, and
+// the part of its workspace that grows with the run (see backend_unfused.c and attention_cudnn.h).
+static size_t estimate_bytes(const Config *c, const RunShape *shape) {
+  const ModelConfig *m = &c->model;
+  const size_t M = (size_t)(shape->batch * shape->seq),
+               Hd = (size_t)(m->num_attention_heads * m->head_dim);
+  const Backend sizes = {.act_bytes = 2,
+                         .stat_bytes = 4,
+                         .master_bytes = 4,
+                         .grad_bytes = c->train.gradient_accumulation > 1 ? 4 : 2,
+                         .parts = {1, 1, 1, 1},
+                         .max_tokens = (int64_t)M,
+                         .workspace_bytes = M * (2 * (size_t)m->intermediate_size + 8 * Hd)};
+  MemoryPlan plan;
+  memory_plan(&plan, m, shape, &sizes);
+  return plan.total_bytes;
+}
+
+// As few loss chunks as leave the run 95 % of the memory. Where nothing fits, as few as keep the
+// logits below a tenth of it: llama_create then says what is missing.
+static int64_t choose_loss_chunks(const Config *c, RunShape shape, size_t memory) {
+  const int64_t M = shape.batch * shape.seq;
+  int64_t chunks = 1;
+  for (int64_t next = 1; next <= 256 && M % next == 0; next *= 2) {
+    shape.loss_chunks = chunks = next;
+    if ((double)estimate_bytes(c, &shape) <= 0.95 * (double)memory) break;
+    if ((double)(M / next * c->model.vocab_size) * 2 < 0.1 * (double)memory && next > 1) break;
+  }
+  return chunks;
+}
+
+Backend *backend_create(const Config *c, RunShape *shape, int64_t max_positions, Error *err) {
+  Error why_not = {""};
+  size_t gpu_bytes = 0;
+  bool gpu = c->backend.device != DEVICE_CPU;
+  if (gpu && gpu_usable(&gpu_bytes, &why_not) != 0) {
+    gpu = false;
+    if (c->backend.device == DEVICE_CUDA) {
+      *err = why_not;
+      return NULL;
+    }
+  }
+  if (shape->loss_chunks == 0)
+    shape->loss_chunks = gpu ? choose_loss_chunks(c, *shape, gpu_bytes) : 1;
+  const OpsConfig ops = llama_ops_config(&c->model, shape, max_positions, (int)c->backend.threads);
+  Backend *be = gpu ? gpu_create(c, &ops, shape, err) : backend_cpu_create(&ops);
+  free((void *)(uintptr_t)ops.inv_freq);
+  if (be && why_not.text[0] != '\0') {
+    const size_t used = strlen(be->description);
+    snprintf(be->description + used, sizeof be->description - used, "; not the GPU, because %.300s",
+             why_not.text);
+  }
+  return be;
+}

@@ -1,0 +1,13 @@
+// Which backend a run gets.
+#pragma once
+#include "kernels/ops.h"
+#include "model/acts.h"
+#include "model/config.h"
+
+// The shapes of a training run; loss_chunks as configured, 0 = backend_create chooses.
+RunShape run_shape(const Config *config);
+
+// The backend that backend.device asks for, for runs of this shape and RoPE positions below
+// max_positions. "auto" takes the GPU where one is usable, else the CPU, whose description then says
+// what a GPU would have needed. loss_chunks of 0 become as few as fit the memory.
+Backend *backend_create(const Config *config, RunShape *shape, int64_t max_positions, Error *err);

@@ -1,0 +1,74 @@
+#!/usr/bin/env bash
+# Whole runs on the GPU: against the CPU's losses, interrupted and resumed, recorded and not, with memory saved, and with
+# the memory that was planned.
+# shellcheck source=tests/lib.sh
+. "$(dirname "$0")/../lib.sh"
+prepare_data 4000
+config=$folder/config.json
+cat >"$config" <<END
+{
+  "model": {"hidden_size": 128, "intermediate_size": 352, "num_hidden_layers": 4, "num_attention_heads": 4,
+            "num_key_value_heads": 2, "vocab_size": 258, "max_position_embeddings": 128},
+  "data": {"train": "$folder/data/train-*.bin", "val": "$folder/data/val-*.bin"},
+  "train": {"steps": 50, "batch_size": 8, "sequence_length": 128, "eval_interval": 25, "eval_batches": 4,
+            "save_interval": 0, "sample_interval": -1},
+  "optimizer": {"learning_rate": 0.002, "warmup_steps": 10},
+  "backend": {"device": "cuda", "deterministic": true},
+  "output": {"dir": "$folder/run"}
+}
+END
+run() { # NAME OVERRIDES...
+  local name=$1
+  shift
+  must "$TRAIN" "$config" "output.dir=$folder/$name" "$@"
+}
+value() { sed -E "s/.*\"$1\":([^,}]*).*/\1/"; }
+loss_at() { grep "\"kind\":\"$1\",\"step\":$2," "$folder/$3/log.jsonl" | tail -n 1 | value loss; } # KIND STEP RUN
+
+run cpu backend.device=cpu
+run plain
+
+# bf16 keeps 8 bits: a loss of some nats may differ by a few thousandths, and training must not make it drift.
+echo '# step   loss on the CPU   on the GPU   difference'
+worst=0
+for step in 1 10 20 30 40 50; do
+  a=$(loss_at train $step cpu) b=$(loss_at train $step plain)
+  difference=$(awk -v a="$a" -v b="$b" 'BEGIN { d = (b - a) / a; print d < 0 ? -d : d }')
+  printf '# %4d   %15.5f   %10.5f   %.2e\n' $step "$a" "$b" "$difference"
+  worst=$(awk -v a="$worst" -v b="$difference" 'BEGIN { print a > b ? a : b }')
+done
+a=$(loss_at val 50 cpu) b=$(loss_at val 50 plain)
+echo "# validation: $a on the CPU, $b on the GPU; worst relative difference of a training loss $worst, bound 1e-2"
+check cpu_and_gpu_agree_over_50_steps "they differ by $worst" awk -v w="$worst" 'BEGIN { exit !(w <= 0.01 && w > 0) }'
+check cpu_and_gpu_agree_on_validation "$a and $b" \
+  awk -v a="$a" -v b="$b" 'BEGIN { d = (a - b) / a; exit !(d <= 0.01 && d >= -0.01) }'
+
+run again
+check the_same_run_twice_has_equal_bits 'they differ' same_bits "$folder/plain" "$folder/again"
+run ungraphed backend.graphs=false
+check recorded_steps_have_the_bits_of_launched_ones 'they differ' same_bits "$folder/plain" "$folder/ungraphed"
+for recompute in mlp layer; do
+  run "$recompute" train.recompute=$recompute
+  check "recompute_${recompute}_has_equal_bits" 'they differ' same_bits "$folder/plain" "$folder/$recompute"
+done
+
+# Interrupted in the middle, at a moment of the machine's choosing, and resumed.
+"$TRAIN" "$config" "output.dir=$folder/cut" >"$folder/said" 2>"$folder/said.err" &
+process=$!
+wait_for '"kind":"train","step":20,' "$folder/cut/log.jsonl" $process
+kill -TERM $process
+wait $process
+check an_interrupted_run_ends_well "status $?" test $? = 0
+run cut train.resume=auto
+check a_resumed_run_has_the_bits_of_the_uninterrupted_one 'they differ' same_bits "$folder/plain" "$folder/cut"
+
+run accumulated train.gradient_accumulation=2 train.batch_size=4
+a=$(loss_at train 50 accumulated) b=$(loss_at train 50 cpu)
+check accumulated_micro_batches_train_the_same "$a and $b" \
+  awk -v a="$a" -v b="$b" 'BEGIN { d = (a - b) / a; exit !(d <= 0.01 && d >= -0.01) }'
+
+check the_model_writes 'it did not' "$TRAIN" --generate "$folder/plain" --prompt 'line 1' --tokens 40 >/dev/null
+
+"$TRAIN" --doctor >"$folder/said" 2>&1
+check the_doctor_finds_nothing_wrong "$(cat "$folder/said")" grep -q '^PASS  cuda' "$folder/said"
+exit "$failed"
