@@ -292,8 +292,10 @@ static void head_loss(const Subject *t) {
   void *x_gpu = bf16_buffer(&b, M * D, h.x), *W_gpu = bf16_buffer(&b, V * D, h.W),
        *sumsq_gpu = fp32_buffer(&b, M, h.sumsq), *targets_gpu = int32_buffer(&b, M, h.targets),
        *logits_gpu = bf16_buffer(&b, M * V, NULL), *s_gpu = fp32_buffer(&b, M, NULL);
-  RUN_TWICE(&b, (b.be->step_begin(b.be), b.be->head_loss(b.be, M, x_gpu, sumsq_gpu, W_gpu,
-                                                         targets_gpu, logits_gpu, scale, s_gpu)));
+  RUN_TWICE(
+      &b, (b.be->step_begin(b.be),
+           b.be->head_loss(b.be, M, x_gpu, sumsq_gpu, W_gpu, targets_gpu, logits_gpu, scale, s_gpu),
+           b.be->step_end(b.be)));
   float *got = bench_read(&b, logits_gpu), *got_s = bench_read(&b, s_gpu);
   b.be->step_result(b.be); // of the first of the two
   const float got_loss = (float)b.be->step_result(b.be).loss, loss_reference = (float)loss,

@@ -35,7 +35,7 @@ for step in 1 10 20 30 40 50; do
   a=$(loss_at train $step cpu) b=$(loss_at train $step plain)
   difference=$(awk -v a="$a" -v b="$b" 'BEGIN { d = (b - a) / a; print d < 0 ? -d : d }')
   printf '# %4d   %15.5f   %10.5f   %.2e\n' $step "$a" "$b" "$difference"
-  worst=$(awk -v a="$worst" -v b="$difference" 'BEGIN { print a > b ? a : b }')
+  worst=$(awk -v a="$worst" -v b="$difference" 'BEGIN { print (a > b ? a : b) }')
 done
 a=$(loss_at val 50 cpu) b=$(loss_at val 50 plain)
 echo "# validation: $a on the CPU, $b on the GPU; worst relative difference of a training loss $worst, bound 1e-2"
