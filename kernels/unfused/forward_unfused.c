@@ -50,17 +50,6 @@ void unfused_op_gate_up(Backend *be, int64_t M, const act_t *x, const stat_t *su
   unfused_swiglu(M, F, row_scale(u, sumsq), z, y, u->gpu.stream);
 }
 
-static CrossEntropy cross_entropy_args(const Unfused *u, int64_t M, act_t *logits,
-                                       const int32_t *targets, const stat_t *sumsq) {
-  return (CrossEntropy){.M = M,
-                        .V = u->config.V,
-                        .logits = logits,
-                        .targets = targets,
-                        .r = row_scale(u, sumsq),
-                        .clusters = u->gpu.major >= 9,
-                        .multiprocessors = u->gpu.sm_count};
-}
-
 void unfused_op_lm_head(Backend *be, int64_t M, const act_t *x, const stat_t *sumsq, const act_t *W,
                         act_t *logits) {
   Unfused *u = unfused_of(be);
@@ -75,10 +64,16 @@ void unfused_op_head_loss(Backend *be, int64_t M, const act_t *x, const stat_t *
                           stat_t *s) {
   Unfused *u = unfused_of(be);
   product_nt(u, M, u->config.V, u->config.D, x, W, NULL, logits);
-  CrossEntropy args = cross_entropy_args(u, M, logits, targets, sumsq);
-  args.grad_scale = (float)scale;
-  args.row_loss = u->row_loss;
-  args.s = s;
+  const CrossEntropy args = {.M = M,
+                             .V = u->config.V,
+                             .logits = logits,
+                             .targets = targets,
+                             .r = row_scale(u, sumsq),
+                             .clusters = u->gpu.major >= 9,
+                             .multiprocessors = u->gpu.sm_count,
+                             .grad_scale = (float)scale,
+                             .row_loss = u->row_loss,
+                             .s = s};
   unfused_cross_entropy(&args, u->gpu.stream);
-  unfused_add_loss(M, u->row_loss, NULL, scale, u->state, u->gpu.stream);
+  unfused_add_loss(M, u->row_loss, scale, u->state, u->gpu.stream);
 }

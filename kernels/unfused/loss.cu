@@ -161,9 +161,7 @@ static __device__ __forceinline__ void store_row(const CrossEntropy &args, int64
                                                  const Sweep &row, float target,
                                                  const RowGradient &g) {
   const float scale = LN_2 * g.c; // z = scale * stored logit
-  if (args.row_loss) args.row_loss[m] = LN_2 * g.lse - scale * target;
-  if (args.row_lse) args.row_lse[m] = LN_2 * g.lse;
-  if (args.row_target) args.row_target[m] = scale * target;
+  args.row_loss[m] = LN_2 * g.lse - scale * target;
   if (args.s) args.s[m] = g.factor * scale * (row.dot / row.sum - target);
 }
 
@@ -217,7 +215,7 @@ static __global__ __launch_bounds__(MAX_THREADS,
 
   for (int turn = 0; m < args.M; turn ^= 1) {
     const int target = args.targets[m];
-    const float c = (args.scaled ? 1.0f : r) * LOG2_E;
+    const float c = r * LOG2_E;
     const bool has_edge = rank == 0 && (int)threadIdx.x < p.head + p.tail;
     const int edge = has_edge ? edge_column(p, (int)threadIdx.x) : 0;
     const float edge_logit = has_edge ? bf16_to_float(p.row[edge]) : 0.0f;
@@ -272,7 +270,7 @@ static __global__ __launch_bounds__(1024) void cross_entropy_loop_kernel(CrossEn
   const int64_t m = blockIdx.x;
   const RowParts p = row_parts(args.logits, m, args.V);
   const int target = args.targets[m];
-  const float r = row_rstd(args.r, m), c = (args.scaled ? 1.0f : r) * LOG2_E;
+  const float r = row_rstd(args.r, m), c = r * LOG2_E;
   const bool has_edge = (int)threadIdx.x < p.head + p.tail;
   const int edge = has_edge ? edge_column(p, (int)threadIdx.x) : 0;
   const float edge_logit = has_edge ? bf16_to_float(p.row[edge]) : 0.0f;
@@ -340,13 +338,12 @@ void unfused_cross_entropy(const CrossEntropy *args, cudaStream_t stream) {
 }
 
 // ---- The sum over rows. Launch: one block.
-static __global__ void add_loss_kernel(int64_t M, const float *lse, const float *target,
-                                       double scale, StepState *state) {
+static __global__ void add_loss_kernel(int64_t M, const float *row_loss, double scale,
+                                       StepState *state) {
   __shared__ double part[1024];
   double sum = 0;
 #pragma unroll 8
-  for (int64_t m = threadIdx.x; m < M; m += blockDim.x)
-    sum += (double)lse[m] - (target ? (double)target[m] : 0.0);
+  for (int64_t m = threadIdx.x; m < M; m += blockDim.x) sum += (double)row_loss[m];
   part[threadIdx.x] = sum;
   __syncthreads();
   for (unsigned half = blockDim.x / 2; half > 0; half /= 2) {
@@ -356,8 +353,8 @@ static __global__ void add_loss_kernel(int64_t M, const float *lse, const float 
   if (threadIdx.x == 0) state->loss += scale * part[0];
 }
 
-void unfused_add_loss(int64_t M, const float *lse, const float *target, double scale,
-                      StepState *state, cudaStream_t stream) {
-  add_loss_kernel<<<1, 1024, 0, stream>>>(M, lse, target, scale, state);
+void unfused_add_loss(int64_t M, const float *row_loss, double scale, StepState *state,
+                      cudaStream_t stream) {
+  add_loss_kernel<<<1, 1024, 0, stream>>>(M, row_loss, scale, state);
   LAUNCHED();
 }

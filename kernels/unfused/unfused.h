@@ -81,19 +81,16 @@ typedef struct CrossEntropy {
   bf16_bits *logits;      // [M, V]; dlogits' take their place where s is not NULL
   const int32_t *targets; // [M]
   RowScale r;
-  bool scaled;   // the logits have been multiplied by r already
   bool clusters; // the GPU has thread block clusters: compute capability 9.0 and later
   int multiprocessors;
-  float grad_scale;  // dlogits' = r * grad_scale * (softmax - onehot)
-  float *row_loss;   // [M] out: log-sum-exp - target logit
-  float *row_lse;    // [M] out or NULL: log-sum-exp
-  float *row_target; // [M] out or NULL: the target's logit
-  float *s;          // [M] out: row sum of dlogits' * logits, or NULL: the loss only
+  float grad_scale; // dlogits' = r * grad_scale * (softmax - onehot)
+  float *row_loss;  // [M] out: log-sum-exp - target logit
+  float *s;         // [M] out: row sum of dlogits' * logits, or NULL: the loss only
 } CrossEntropy;
 void unfused_cross_entropy(const CrossEntropy *args, cudaStream_t stream);
-// state->loss += scale * sum of (lse[m] - target[m]), target NULL = 0.
-void unfused_add_loss(int64_t M, const float *lse, const float *target, double scale,
-                      StepState *state, cudaStream_t stream);
+// state->loss += scale * sum of row_loss.   row_loss [M] in
+void unfused_add_loss(int64_t M, const float *row_loss, double scale, StepState *state,
+                      cudaStream_t stream);
 
 // ---- embed_backward.cu
 // Scratch of unfused_embed_backward, in bytes.

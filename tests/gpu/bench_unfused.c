@@ -207,7 +207,7 @@ static void activations(Pool *p, const Sizes *z) {
   });
   KERNEL(p, "cross_entropy", 2 * MV, cross_entropy(p, z, &v, r, v.s));
   KERNEL(p, "cross_entropy, loss only", MV, cross_entropy(p, z, &v, r, NULL));
-  KERNEL(p, "add_loss", 4.0 * (double)M, unfused_add_loss(M, v.row_loss, NULL, 1, v.state, stream));
+  KERNEL(p, "add_loss", 4.0 * (double)M, unfused_add_loss(M, v.row_loss, 1, v.state, stream));
   // As the bytes that must move: dx in, dE out.
   KERNEL(p, "embed_backward", MD + VD,
          unfused_embed_backward(M, V, D, v.tokens, take(p, md), take(p, vd), false, false,
