@@ -1,0 +1,253 @@
+#include "tests/support/fixtures.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "tests/support/cmocka_all.h"
+
+#include "base/memory.h"
+#include "model/checkpoint.h"
+#include "tests/support/tiny_run.h"
+
+const char *const fixtures[FIXTURES] = {"gqa_untied", "mha_tied", "llama3_rope", "wide_heads"};
+
+// What make_fixtures.py trains with.
+static const AdamW adamw = {.learning_rate = 1e-3,
+                            .beta1 = 0.9,
+                            .beta2 = 0.95,
+                            .eps = 1e-4,
+                            .weight_decay = 0.1,
+                            .clip_norm = 1};
+
+static const SafeTensor *find(const SafeFile *file, const char *prefix, const char *name) {
+  char *full = xasprintf("%s%s", prefix, name);
+  const SafeTensor *t = safetensors_find(file, full);
+  if (!t) fail_msg("the fixture lacks %s", full);
+  free(full);
+  return t;
+}
+
+const SafeTensor *rig_expected(const Rig *rig, const char *prefix, const char *name) {
+  return find(&rig->expected, prefix, name);
+}
+
+static int64_t elements(const SafeTensor *t) {
+  int64_t count = 1;
+  for (int i = 0; i < t->rank; i++) count *= t->shape[i];
+  return count;
+}
+
+// The whole tensor in fresh memory.
+static float *read_floats(const SafeFile *file, const SafeTensor *t) {
+  Error err = {0};
+  float *values = xmalloc((size_t)elements(t) * sizeof *values);
+  must(safetensors_read_f32(file, t, 0, elements(t), values, &err), &err);
+  return values;
+}
+
+static const int32_t *read_ids(const SafeFile *file, const char *name) {
+  const SafeTensor *t = find(file, name, "");
+  assert_int_equal(t->dtype, SAFE_I32);
+  return (const int32_t *)(const void *)(file->data + t->begin);
+}
+
+static char *fixture_file(const Rig *rig, const char *name) {
+  return xasprintf("%s/%s", rig->folder, name);
+}
+
+Backend *rig_cpu(const OpsConfig *ops, const RunShape *shape, int64_t micro_batches) {
+  (void)shape;
+  (void)micro_batches;
+  return backend_cpu_create(ops);
+}
+
+void rig_open(Rig *rig, const char *fixture, int64_t micro_batches, int64_t loss_chunks,
+              RigBackend *create) {
+  Error err = {0};
+  *rig = (Rig){.fixture = fixture, .micro_batches = micro_batches};
+  rig->folder = xasprintf("tests/fixtures/%s", fixture);
+
+  char *path = fixture_file(rig, "config.json"), *json = NULL;
+  size_t bytes = 0;
+  must(file_read(path, 1 << 20, &json, &bytes, &err), &err);
+  must(model_config_parse(&rig->model, path, json, &err), &err);
+  free(json);
+  free(path);
+  path = fixture_file(rig, "model.safetensors");
+  must(safetensors_open(&rig->initial, path, &err), &err);
+  free(path);
+  path = fixture_file(rig, "expected.safetensors");
+  must(safetensors_open(&rig->expected, path, &err), &err);
+  free(path);
+
+  rig->hf_count = hf_tensor_count(&rig->model);
+  rig->hf = xcalloc((size_t)rig->hf_count, sizeof *rig->hf);
+  hf_tensor_list(&rig->model, rig->hf);
+  const SafeTensor *ids = find(&rig->expected, "input_ids", "");
+  rig->tokens_count = elements(ids);
+  rig->input_ids = read_ids(&rig->expected, "input_ids");
+  rig->targets = read_ids(&rig->expected, "targets");
+
+  const RunShape shape = {.batch = ids->shape[0] / micro_batches,
+                          .seq = ids->shape[1],
+                          .loss_chunks = loss_chunks,
+                          .train = true};
+  const OpsConfig ops = llama_ops_config(&rig->model, &shape, shape.seq, 2);
+  rig->be = create(&ops, &shape, micro_batches);
+  free((void *)(uintptr_t)ops.inv_freq);
+  must(llama_create(&rig->llama, &rig->model, &shape, rig->be, &err), &err);
+  llama_init_weights(&rig->llama, 0); // the moments; the load overwrites the weights
+  must(checkpoint_load(rig->folder, &rig->llama, false, &err), &err);
+}
+
+void rig_close(Rig *rig) {
+  llama_destroy(&rig->llama);
+  rig->be->destroy(rig->be);
+  safetensors_close(&rig->initial);
+  safetensors_close(&rig->expected);
+  free(rig->hf);
+  free(rig->folder);
+}
+
+// ---- Running
+
+void rig_backward(Rig *rig) {
+  const int64_t size = rig->tokens_count / rig->micro_batches;
+  rig->be->step_begin(rig->be);
+  for (int64_t i = 0; i < rig->micro_batches; i++) {
+    llama_load_batch(&rig->llama, rig->input_ids + i * size, rig->targets + i * size);
+    llama_forward(&rig->llama);
+    llama_loss_backward(&rig->llama, 1.0 / (double)rig->micro_batches, i > 0);
+  }
+  rig->be->grads_finish(rig->be, rig->llama.tensors, rig->llama.param_count);
+}
+
+StepResult rig_update(Rig *rig) {
+  rig->be->set_hyper(rig->be, &adamw);
+  rig->be->adamw(rig->be, rig->llama.tensors, rig->llama.param_count);
+  rig->be->step_end(rig->be);
+  return rig->be->step_result(rig->be);
+}
+
+float *rig_logits(Rig *rig, double *loss) {
+  const int64_t count = rig->tokens_count * rig->model.vocab_size;
+  float *logits = xmalloc((size_t)count * sizeof *logits);
+  rig->be->step_begin(rig->be);
+  llama_load_batch(&rig->llama, rig->input_ids, rig->targets);
+  llama_forward(&rig->llama);
+  llama_loss(&rig->llama, 1.0);
+  rig->be->step_end(rig->be);
+  *loss = rig->be->step_result(rig->be).loss;
+  const Acts *a =
+      &rig->llama
+           .acts; // the loss may leave anything in the logits' place: make them as generation does
+  rig->be->lm_head(rig->be, rig->tokens_count, a->x_final, a->final_sumsq,
+                   rig->llama.tensors[param_index(&rig->model, PARAM_LM_HEAD, -1)].folded,
+                   a->logits);
+  rig->be->read_act(rig->be, logits, rig->llama.acts.logits, count);
+  return logits;
+}
+
+// A Hugging Face tensor out of the packed one, whose values are in `packed`.
+static float *unpack(const Rig *rig, const HfTensor *t, float *packed) {
+  float *values = xmalloc((size_t)(t->rows * t->cols) * sizeof *values);
+  for (int64_t row = 0; row < t->rows; row++)
+    memcpy(values + row * t->cols, packed + layout_packed_row(&rig->model, t, row) * t->cols,
+           (size_t)t->cols * sizeof *values);
+  free(packed);
+  return values;
+}
+
+static float *packed_buffer(const ParamTensor *p) {
+  return xmalloc((size_t)(p->rows * p->cols) * sizeof(float));
+}
+
+static float *read_gradient(const Rig *rig, const HfTensor *t) {
+  const ParamTensor *p = &rig->llama.tensors[t->param];
+  float *packed = packed_buffer(p);
+  rig->be->read_grad(rig->be, packed, p->grad, p->rows * p->cols);
+  return unpack(rig, t, packed);
+}
+
+static float *read_weight(const Rig *rig, const HfTensor *t) {
+  const ParamTensor *p = &rig->llama.tensors[t->param];
+  float *packed = packed_buffer(p);
+  rig->be->read_master(rig->be, packed, p->master, p->rows * p->cols);
+  return unpack(rig, t, packed);
+}
+
+// ---- Comparing
+
+static double difference(const float *got, const float *want, int64_t count) {
+  double diff2 = 0, want2 = 0, diff_max = 0, want_max = 0;
+  for (int64_t i = 0; i < count; i++) {
+    const double diff = fabs((double)got[i] - (double)want[i]), size = fabs((double)want[i]);
+    diff2 += diff * diff;
+    want2 += size * size;
+    if (diff > diff_max) diff_max = diff;
+    if (size > want_max) want_max = size;
+  }
+  const double l2 = sqrt(diff2 / want2), max = diff_max / want_max;
+  return isnan(l2) || isnan(max) ? INFINITY : fmax(l2, max);
+}
+
+static void worst_of(Worst *worst, double error, const char *name) {
+  if (error > worst->error) *worst = (Worst){error, name};
+}
+
+void check_worst(const Rig *rig, const char *what, Worst worst, double bound) {
+  printf("# %s, %s: worst is %s, observed %.1e, bound %.1e\n", rig->fixture, what, worst.name,
+         worst.error, bound);
+  if (!(worst.error >= 0 && worst.error <= bound))
+    fail_msg("%s of %s differs by %.2e (bound %.2e)", what, worst.name, worst.error, bound);
+}
+
+void worst_scalar(const Rig *rig, const char *name, int64_t index, double got, Worst *worst) {
+  float *want = read_floats(&rig->expected, find(&rig->expected, name, ""));
+  const double error = fabs(got - want[index]) / fabs(want[index]);
+  worst_of(worst, isnan(error) ? INFINITY : error, name);
+  free(want);
+}
+
+void worst_logits(const Rig *rig, const float *logits, Worst *worst) {
+  const SafeTensor *t = find(&rig->expected, "logits", "");
+  float *want = read_floats(&rig->expected, t);
+  assert_int_equal(elements(t), rig->tokens_count * rig->model.vocab_size);
+  worst_of(worst, difference(logits, want, elements(t)), "logits");
+  free(want);
+}
+
+void worst_gradient(const Rig *rig, Worst *worst) {
+  for (int i = 0; i < rig->hf_count; i++) {
+    const HfTensor *t = &rig->hf[i];
+    const SafeTensor *expected = find(&rig->expected, "grad.", t->name);
+    assert_int_equal(elements(expected), t->rows * t->cols);
+    float *got = read_gradient(rig, t), *want = read_floats(&rig->expected, expected);
+    worst_of(worst, difference(got, want, t->rows * t->cols), t->name);
+    free(got);
+    free(want);
+  }
+}
+
+static double update_difference(const Rig *rig, const HfTensor *t) {
+  const int64_t count = t->rows * t->cols;
+  float *got = read_weight(rig, t);
+  float *want = read_floats(&rig->expected, find(&rig->expected, "step5.", t->name));
+  float *start = read_floats(&rig->initial, find(&rig->initial, "", t->name));
+  for (int64_t i = 0; i < count; i++) {
+    got[i] -= start[i];
+    want[i] -= start[i];
+  }
+  const double error = difference(got, want, count);
+  free(got);
+  free(want);
+  free(start);
+  return error;
+}
+
+void worst_update(const Rig *rig, Worst *worst) {
+  for (int i = 0; i < rig->hf_count; i++)
+    worst_of(worst, update_difference(rig, &rig->hf[i]), rig->hf[i].name);
+}

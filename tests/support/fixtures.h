@@ -1,0 +1,60 @@
+// Small LLaMA models and what Hugging Face transformers computes with them: the fixtures that
+// scripts/make_fixtures.py wrote (expected values computed in fp64), loaded into our model on any
+// backend. A failure of any function here fails the test.
+#pragma once
+#include "model/layout.h"
+#include "model/llama.h"
+#include "model/safetensors.h"
+
+enum { FIXTURES = 4, FIXTURE_STEPS = 5 };
+extern const char *const fixtures[FIXTURES];
+
+// A fixture in our model, its batch cut into `micro_batches` of equal size.
+typedef struct Rig {
+  const char *fixture;
+  char *folder;
+  ModelConfig model;
+  SafeFile initial, expected;
+  int hf_count;
+  HfTensor *hf;
+  int64_t tokens_count;               // B T
+  const int32_t *input_ids, *targets; // [B, T], in the mapped file
+  int64_t micro_batches;
+  Backend *be;
+  Llama llama;
+} Rig;
+
+// The backend that a rig runs on.
+typedef Backend *RigBackend(const OpsConfig *ops, const RunShape *shape, int64_t micro_batches);
+Backend *rig_cpu(const OpsConfig *ops, const RunShape *shape, int64_t micro_batches);
+
+void rig_open(Rig *rig, const char *fixture, int64_t micro_batches, int64_t loss_chunks,
+              RigBackend *create);
+void rig_close(Rig *rig);
+
+// Loss and gradients of the whole batch, ready for AdamW.
+void rig_backward(Rig *rig);
+// The AdamW update that make_fixtures.py makes.
+StepResult rig_update(Rig *rig);
+// Logits [B, T, V] of the whole batch, in fresh memory, and their loss. One micro-batch, one chunk.
+float *rig_logits(Rig *rig, double *loss);
+
+// What transformers expects: its tensor of this name, prefix first.
+const SafeTensor *rig_expected(const Rig *rig, const char *prefix, const char *name);
+
+// Errors relative to it: the worse of |got - want| / |want| over a tensor (L2) and of the largest
+// element's difference over the largest element. Infinite where it is not a number.
+typedef struct Worst {
+  double error; // -1: of nothing
+  const char *name;
+} Worst;
+#define WORST_OF_NOTHING ((Worst){-1, "nothing"})
+
+void worst_logits(const Rig *rig, const float *logits, Worst *worst);
+void worst_scalar(const Rig *rig, const char *name, int64_t index, double got, Worst *worst);
+void worst_gradient(const Rig *rig, Worst *worst);
+// Of the weights after FIXTURE_STEPS updates, against the way they have gone: their size would hide
+// it.
+void worst_update(const Rig *rig, Worst *worst);
+// Prints the error beside its bound, and fails where it is larger or nothing was compared.
+void check_worst(const Rig *rig, const char *what, Worst worst, double bound);
