@@ -37,8 +37,8 @@ static void test_logits(void **state) {
   Worst logits = WORST_OF_NOTHING, loss = WORST_OF_NOTHING;
   worst_logits(&rig, got, &logits);
   worst_scalar(&rig, "loss", 0, value, &loss);
-  check_worst(&rig, "logits", logits, logits_bound);
-  check_worst(&rig, "loss", loss, scalar_bound);
+  check_worst(rig.fixture, "logits", logits, logits_bound);
+  check_worst(rig.fixture, "loss", loss, scalar_bound);
   free(got);
   rig_close(&rig);
 }
@@ -51,9 +51,9 @@ static void gradients_with(const char *fixture, int64_t micro_batches, int64_t l
   rig_backward(&rig);
   Worst gradients = WORST_OF_NOTHING, loss = WORST_OF_NOTHING;
   worst_gradient(&rig, &gradients);
-  check_worst(&rig, what, gradients, gradient_bound);
+  check_worst(rig.fixture, what, gradients, gradient_bound);
   worst_scalar(&rig, "loss", 0, rig_update(&rig).loss, &loss);
-  check_worst(&rig, "loss", loss, scalar_bound);
+  check_worst(rig.fixture, "loss", loss, scalar_bound);
   rig_close(&rig);
 }
 
@@ -82,8 +82,8 @@ static void test_adamw(void **state) {
     worst_scalar(&rig, "grad_norms5", step, result.grad_norm, &losses);
   }
   worst_update(&rig, &updates);
-  check_worst(&rig, "losses and gradient norms of 5 steps", losses, scalar_bound);
-  check_worst(&rig, "weight updates of 5 steps", updates, update_bound);
+  check_worst(rig.fixture, "losses and gradient norms of 5 steps", losses, scalar_bound);
+  check_worst(rig.fixture, "weight updates of 5 steps", updates, update_bound);
   rig_close(&rig);
 }
 

@@ -51,6 +51,8 @@ void cpu_gate_up(Backend *, int64_t, const act_t *, const stat_t *, const act_t 
 void cpu_lm_head(Backend *, int64_t, const act_t *, const stat_t *, const act_t *, act_t *);
 void cpu_head_loss(Backend *, int64_t, const act_t *, const stat_t *, const act_t *,
                    const int32_t *, act_t *, double, stat_t *);
+// head_loss from the logits on.
+void cpu_loss(Backend *, int64_t, const stat_t *, const int32_t *, act_t *, double, stat_t *);
 
 void cpu_attention(Backend *, int64_t, int64_t, const act_t *, act_t *, stat_t *);
 void cpu_attention_decode(Backend *, int64_t, int64_t, const act_t *, act_t *);

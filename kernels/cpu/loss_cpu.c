@@ -32,14 +32,13 @@ static real row_gradient(real *z, int64_t V, int32_t target, real largest, real 
   return product;
 }
 
-void cpu_head_loss(Backend *be, int64_t M, const act_t *x, const stat_t *sumsq, const act_t *W,
-                   const int32_t *targets, act_t *logits_, double scale, stat_t *s_) {
+void cpu_loss(Backend *be, int64_t M, const stat_t *sumsq, const int32_t *targets, act_t *logits_,
+              double scale, stat_t *s_) {
   Cpu *cpu = cpu_of(be);
   const OpsConfig *c = &cpu->config;
   const int64_t V = c->V;
   real *logits = logits_, *s = s_;
   double *row_loss = xmalloc((size_t)M * sizeof *row_loss);
-  cpu_lm_head(be, M, x, sumsq, W, logits);
 #pragma omp parallel for schedule(static)
   for (int64_t m = 0; m < M; m++) {
     real *row = logits + m * V;
@@ -55,4 +54,10 @@ void cpu_head_loss(Backend *be, int64_t M, const act_t *x, const stat_t *sumsq, 
   for (int64_t m = 0; m < M; m++) total += row_loss[m];
   cpu->step.loss += scale * total;
   free(row_loss);
+}
+
+void cpu_head_loss(Backend *be, int64_t M, const act_t *x, const stat_t *sumsq, const act_t *W,
+                   const int32_t *targets, act_t *logits, double scale, stat_t *s) {
+  cpu_lm_head(be, M, x, sumsq, W, logits);
+  cpu_loss(be, M, sumsq, targets, logits, scale, s);
 }

@@ -16,24 +16,10 @@
 #include "base/memory.h"
 #include "base/rng.h"
 #include "kernels/ops.h"
+#include "tests/support/bf16.h"
 
 enum { GUARD = 1024, MAX_BUFFERS = 64 };
 
-static inline uint16_t to_bf16(float value) {
-  uint32_t bits;
-  memcpy(&bits, &value, sizeof bits);
-  if ((bits & 0x7fffffffu) > 0x7f800000u) return 0x7fff;
-  return (uint16_t)((bits + 0x7fffu + (bits >> 16 & 1)) >> 16); // nearest even
-}
-static inline float from_bf16(uint16_t half) {
-  const uint32_t bits = (uint32_t)half << 16;
-  float value;
-  memcpy(&value, &bits, sizeof value);
-  return value;
-}
-static inline float rounded(float value) {
-  return from_bf16(to_bf16(value));
-}
 static inline void round_all(float *x, int64_t n) {
   for (int64_t i = 0; i < n; i++) x[i] = rounded(x[i]);
 }

@@ -20,6 +20,7 @@ typedef struct Rig {
   int64_t tokens_count;               // B T
   const int32_t *input_ids, *targets; // [B, T], in the mapped file
   int64_t micro_batches;
+  bool l2_alone; // how errors are measured, see Worst; false where nothing sets it
   Backend *be;
   Llama llama;
 } Rig;
@@ -43,7 +44,8 @@ float *rig_logits(Rig *rig, double *loss);
 const SafeTensor *rig_expected(const Rig *rig, const char *prefix, const char *name);
 
 // Errors relative to it: the worse of |got - want| / |want| over a tensor (L2) and of the largest
-// element's difference over the largest element. Infinite where it is not a number.
+// element's difference over the largest element; the former alone where rig.l2_alone. Infinite
+// where it is not a number.
 typedef struct Worst {
   double error; // -1: of nothing
   const char *name;
@@ -57,4 +59,4 @@ void worst_gradient(const Rig *rig, Worst *worst);
 // it.
 void worst_update(const Rig *rig, Worst *worst);
 // Prints the error beside its bound, and fails where it is larger or nothing was compared.
-void check_worst(const Rig *rig, const char *what, Worst worst, double bound);
+void check_worst(const char *fixture, const char *what, Worst worst, double bound);

@@ -1,0 +1,124 @@
+// The whole model on the GPU against Hugging Face transformers, on the fixtures of
+// scripts/make_fixtures.py: logits, losses, every gradient, and the weights after 5 steps of AdamW.
+//
+// The bound of every error is twice that of a twin, the CPU backend rounding to bf16 wherever the
+// GPU stores it (tests/support/bf16_twin.h), of the same quantity and fixture: the factor is for
+// what the twin leaves out (the roundings inside of attention, and of products on their way to the
+// kernel that finishes them) and for the luck of single roundings. Where a quantity is a few
+// numbers (losses, norms) the twin may be lucky, so that the bound is at least one rounding of a
+// logit, 2^-9.
+#include "tests/gpu/gpu_test.h"
+
+#include "kernels/unfused/backend_unfused.h"
+#include "tests/support/bf16_twin.h"
+#include "tests/support/fixtures.h"
+
+// Bounds above this would say nothing.
+static const double widest_bound = 0.2;
+
+static Backend *twin(const OpsConfig *ops, const RunShape *shape, int64_t micro_batches) {
+  (void)shape;
+  Backend *be = backend_cpu_create(ops);
+  bf16_twin(be, micro_batches > 1);
+  return be;
+}
+
+static Backend *gpu(const OpsConfig *ops, const RunShape *shape, int64_t micro_batches) {
+  const UnfusedOptions options = {.train = true,
+                                  .grads_fp32 = micro_batches > 1,
+                                  .deterministic = true,
+                                  .batch = shape->batch,
+                                  .seq = shape->seq,
+                                  .loss_tokens = shape->batch * shape->seq / shape->loss_chunks,
+                                  .gemm_cache = ""};
+  Error err;
+  Backend *be = backend_unfused_create(ops, &options, &err);
+  if (!be) fail_msg("%s", err.text);
+  return be;
+}
+
+typedef struct Errors {
+  Worst logits, loss, gradients, scalars, updates;
+} Errors;
+
+// micro_batches, chunks: 1, 1 for the logits; any for the rest.
+static Errors measure(const char *fixture, int64_t micro_batches, int64_t chunks,
+                      RigBackend *backend) {
+  Rig rig;
+  Errors e = {WORST_OF_NOTHING, WORST_OF_NOTHING, WORST_OF_NOTHING, WORST_OF_NOTHING,
+              WORST_OF_NOTHING};
+  rig_open(&rig, fixture, micro_batches, chunks, backend);
+  rig.l2_alone =
+      true; // AdamW turns the sign of a gradient near 0 into a whole step, rightly or not
+  if (micro_batches == 1 && chunks == 1) {
+    double loss;
+    float *logits = rig_logits(&rig, &loss);
+    worst_logits(&rig, logits, &e.logits);
+    worst_scalar(&rig, "loss", 0, loss, &e.loss);
+    free(logits);
+  }
+  for (int64_t step = 0; step < FIXTURE_STEPS; step++) {
+    rig_backward(&rig);
+    if (step == 0) worst_gradient(&rig, &e.gradients);
+    const StepResult result = rig_update(&rig);
+    assert_true(result.applied);
+    assert_int_equal(result.updates, step + 1);
+    worst_scalar(&rig, "losses5", step, result.loss, &e.scalars);
+    worst_scalar(&rig, "grad_norms5", step, result.grad_norm, &e.scalars);
+  }
+  worst_update(&rig, &e.updates);
+  rig_close(&rig);
+  return e;
+}
+
+static void check(const char *fixture, const char *what, Worst got, Worst of_twin, double floor) {
+  const double bound = fmax(2 * of_twin.error, floor);
+  if (!(of_twin.error > 0 && bound <= widest_bound))
+    fail_msg("%s: the twin's error is %g, no measure", what, of_twin.error);
+  check_worst(fixture, what, got, bound);
+}
+
+static void compare(const char *fixture, int64_t micro_batches, int64_t chunks) {
+  const Errors t = measure(fixture, micro_batches, chunks, twin),
+               e = measure(fixture, micro_batches, chunks, gpu);
+  if (micro_batches == 1 && chunks == 1) {
+    check(fixture, "logits", e.logits, t.logits, 0);
+    check(fixture, "loss", e.loss, t.loss, 0x1p-9);
+  }
+  check(fixture, "gradients", e.gradients, t.gradients, 0);
+  check(fixture, "losses and gradient norms of 5 steps", e.scalars, t.scalars, 0x1p-9);
+  check(fixture, "weight updates of 5 steps", e.updates, t.updates, 0);
+}
+
+static void test_whole(void **state) {
+  compare(*state, 1, 1);
+}
+static void test_micro_batches(void **state) {
+  compare(*state, 2, 1);
+}
+static void test_chunks(void **state) {
+  compare(*state, 1, 2);
+}
+
+static const struct {
+  const char *sentence; // %s: the fixture
+  CMUnitTestFunction run;
+} kinds[] = {
+    {"%s_matches_transformers", test_whole},
+    {"%s_matches_transformers_over_two_micro_batches_with_fp32_gradients", test_micro_batches},
+    {"%s_matches_transformers_with_the_loss_in_two_chunks", test_chunks},
+};
+enum { KINDS = sizeof kinds / sizeof *kinds };
+
+int main(void) {
+  struct CMUnitTest tests[KINDS * FIXTURES] = {0};
+  char names[KINDS * FIXTURES][96];
+  size_t count = 0;
+  for (size_t f = 0; f < FIXTURES; f++)
+    for (size_t k = 0; k < KINDS; k++, count++) {
+      snprintf(names[count], sizeof names[count], kinds[k].sentence, fixtures[f]);
+      tests[count] = (struct CMUnitTest){names[count], kinds[k].run, NULL, NULL,
+                                         (void *)(uintptr_t)fixtures[f]};
+    }
+  return _cmocka_run_group_tests("transformers on the GPU", tests, count, NULL, NULL);
+}

@@ -1,0 +1,172 @@
+#include "tests/support/bf16_twin.h"
+
+#include <stdlib.h>
+
+#include "base/memory.h"
+#include "kernels/cpu/cpu.h"
+#include "tests/support/bf16.h"
+
+static void round_in_place(void *values, int64_t count) {
+  real *x = values;
+  for (int64_t i = 0; i < count; i++) x[i] = (real)rounded((float)x[i]);
+}
+
+// ---- Forward. Of the embedding nothing is new: it copies what is rounded.
+
+static void twin_qkv(Backend *be, int64_t M, int64_t T, int64_t first, const act_t *x,
+                     const stat_t *sumsq, const act_t *W, act_t *qkv) {
+  cpu_qkv(be, M, T, first, x, sumsq, W, qkv);
+  round_in_place(qkv, M * packed_width(&cpu_of(be)->config));
+}
+
+static void twin_attention(Backend *be, int64_t B, int64_t T, const act_t *qkv, act_t *o,
+                           stat_t *lse) {
+  const OpsConfig *c = &cpu_of(be)->config;
+  cpu_attention(be, B, T, qkv, o, lse);
+  round_in_place(o, B * T * c->H * c->d);
+}
+
+static void twin_residual(Backend *be, int64_t M, int64_t K, const act_t *a, const act_t *W,
+                          const act_t *x, act_t *out_, stat_t *sumsq_) {
+  const int64_t D = cpu_of(be)->config.D;
+  real *out = out_, *sumsq = sumsq_;
+  cpu_residual(be, M, K, a, W, x, out, sumsq);
+  round_in_place(out, M * D);
+  for (int64_t m = 0; m < M; m++) {
+    sumsq[m] = 0;
+    for (int64_t k = 0; k < D; k++) sumsq[m] += out[m * D + k] * out[m * D + k];
+  }
+}
+
+static void twin_gate_up(Backend *be, int64_t M, const act_t *x, const stat_t *sumsq,
+                         const act_t *W, act_t *z_, act_t *y_) {
+  const int64_t F = cpu_of(be)->config.F;
+  real *z = z_, *y = y_;
+  cpu_gate_up(be, M, x, sumsq, W, z, y);
+  round_in_place(z, M * 2 * F);
+  for (int64_t m = 0; m < M; m++)
+    for (int64_t p = 0; p < F; p++) {
+      const real *pair = z + (m * F + p) * 2;
+      y[m * F + feature_of_pair(p, F)] = swiglu(pair[0], pair[1]);
+    }
+  round_in_place(y, M * F);
+}
+
+static void twin_lm_head(Backend *be, int64_t M, const act_t *x, const stat_t *sumsq,
+                         const act_t *W, act_t *logits) {
+  cpu_lm_head(be, M, x, sumsq, W, logits);
+  round_in_place(logits, M * cpu_of(be)->config.V);
+}
+
+static void twin_head_loss(Backend *be, int64_t M, const act_t *x, const stat_t *sumsq,
+                           const act_t *W, const int32_t *targets, act_t *logits, double scale,
+                           stat_t *s) {
+  twin_lm_head(be, M, x, sumsq, W, logits);
+  cpu_loss(be, M, sumsq, targets, logits, scale, s);
+  if (s) round_in_place(logits, M * cpu_of(be)->config.V);
+}
+
+// ---- Backward
+
+// Where it goes through memory twice: the product with the residual, then all of it.
+static void twin_norm_dgrad(Backend *be, int64_t M, int64_t N, const act_t *dz, const act_t *W,
+                            const act_t *x_, const stat_t *sumsq, const stat_t *s_, int64_t parts_s,
+                            const act_t *residual, act_t *dx_) {
+  const OpsConfig *c = &cpu_of(be)->config;
+  const int64_t D = c->D;
+  const real *x = x_, *s = s_;
+  real *dx = dx_, *none = xcalloc((size_t)M, sizeof *none);
+  cpu_norm_dgrad(be, M, N, dz, W, x, sumsq, none, parts_s, residual, dx);
+  free(none);
+  round_in_place(dx, M * D);
+  for (int64_t m = 0; m < M; m++) {
+    const real factor = row_rstd(c, sumsq, m) / (real)D * s[m];
+    for (int64_t k = 0; k < D; k++) dx[m * D + k] -= factor * x[m * D + k];
+  }
+  round_in_place(dx, M * D);
+}
+
+static void twin_down_dgrad(Backend *be, int64_t M, const act_t *dx, const act_t *W, const act_t *z,
+                            const stat_t *sumsq, act_t *dz, stat_t *s, act_t *y) {
+  const int64_t F = cpu_of(be)->config.F;
+  cpu_down_dgrad(be, M, dx, W, z, sumsq, dz, s, y);
+  round_in_place(dz, M * 2 * F);
+  if (y) round_in_place(y, M * F);
+}
+
+static void twin_dgrad(Backend *be, int64_t M, int64_t K, const act_t *dy, const act_t *W,
+                       act_t *da) {
+  cpu_dgrad(be, M, K, dy, W, da);
+  round_in_place(da, M * K);
+}
+
+static void twin_attention_backward(Backend *be, int64_t B, int64_t T, const act_t *qkv,
+                                    const act_t *o, const stat_t *lse, const act_t *do_,
+                                    act_t *dqkv) {
+  cpu_attention_backward(be, B, T, qkv, o, lse, do_, dqkv);
+  round_in_place(dqkv, B * T * packed_width(&cpu_of(be)->config));
+}
+
+static void twin_rope_backward(Backend *be, int64_t M, int64_t T, act_t *dqkv, const act_t *qkv,
+                               const stat_t *sumsq, stat_t *s) {
+  cpu_rope_backward(be, M, T, dqkv, qkv, sumsq, s);
+  round_in_place(dqkv, M * packed_width(&cpu_of(be)->config));
+}
+
+static void twin_wgrad(Backend *be, int64_t M, int64_t N, int64_t K, const act_t *dz,
+                       const act_t *x, grad_t *dW, bool accumulate) {
+  cpu_wgrad(be, M, N, K, dz, x, dW, accumulate);
+  round_in_place(dW, N * K);
+}
+
+static void twin_embed_backward(Backend *be, int64_t M, const int32_t *tokens, const act_t *dx,
+                                grad_t *dE, bool accumulate) {
+  const OpsConfig *c = &cpu_of(be)->config;
+  cpu_embed_backward(be, M, tokens, dx, dE, accumulate);
+  round_in_place(dE, c->V * c->D);
+}
+
+// ---- The update
+
+static void twin_grads_finish(Backend *be, const ParamTensor *list, int count) {
+  cpu_grads_finish(be, list, count);
+  for (int i = 0; i < count; i++) round_in_place(list[i].grad, list[i].rows * list[i].cols);
+}
+
+static void round_copies(const ParamTensor *list, int count) {
+  for (int i = 0; i < count; i++) {
+    const int64_t n = list[i].rows * list[i].cols;
+    if (list[i].compute) round_in_place(list[i].compute, n);
+    if (list[i].folded) round_in_place(list[i].folded, n);
+  }
+}
+
+static void twin_adamw(Backend *be, const ParamTensor *list, int count) {
+  cpu_adamw(be, list, count);
+  round_copies(list, count);
+}
+
+static void twin_refresh(Backend *be, const ParamTensor *list, int count) {
+  cpu_refresh(be, list, count);
+  round_copies(list, count);
+}
+
+void bf16_twin(Backend *cpu, bool grads_fp32) {
+  cpu->qkv = twin_qkv;
+  cpu->attention = twin_attention;
+  cpu->residual = twin_residual;
+  cpu->gate_up = twin_gate_up;
+  cpu->lm_head = twin_lm_head;
+  cpu->head_loss = twin_head_loss;
+  cpu->norm_dgrad = twin_norm_dgrad;
+  cpu->down_dgrad = twin_down_dgrad;
+  cpu->dgrad = twin_dgrad;
+  cpu->attention_backward = twin_attention_backward;
+  cpu->rope_backward = twin_rope_backward;
+  cpu->adamw = twin_adamw;
+  cpu->refresh = twin_refresh;
+  if (grads_fp32) return;
+  cpu->wgrad = twin_wgrad;
+  cpu->embed_backward = twin_embed_backward;
+  cpu->grads_finish = twin_grads_finish;
+}
