@@ -97,6 +97,26 @@ static int training_loop(Trainer *t, Error *err) {
   }
 }
 
+static void print_end(const char *path, const Config *config, int64_t step, bool saved,
+                      int override_count, char **overrides) {
+  const char *dir = config->output.dir;
+  const bool done = step >= config->train.steps;
+  if (!saved) {
+    printf("ended after step %lld of %lld; nothing was saved, as train.save_interval asks\n",
+           (long long)step, (long long)config->train.steps);
+  } else if (done) {
+    printf(
+        "done: the model is in %s/latest; write with it: ./train --generate %s --prompt \"...\"\n",
+        dir, dir);
+  } else {
+    printf("stopped after step %lld of %lld; go on with: ./train %s train.resume=auto",
+           (long long)step, (long long)config->train.steps, path);
+    for (int i = 0; i < override_count; i++)
+      if (strncmp(overrides[i], "train.resume=", 13) != 0) printf(" '%s'", overrides[i]);
+    printf("\n");
+  }
+}
+
 static int command_train(const char *path, int override_count, char **overrides) {
   Error err;
   Config config;
@@ -107,19 +127,10 @@ static int command_train(const char *path, int override_count, char **overrides)
   if (trainer_open(&trainer, &config, &err) != 0) return fail(&err);
   const int status = training_loop(&trainer, &err);
   const int64_t step = trainer.state.step;
-  const char *dir = config.output.dir;
-  if (status == 0 && step < config.train.steps) {
-    log_stop(&trainer.log, step, "signal");
-    printf("stopped after step %lld of %lld; go on with: ./train %s train.resume=auto",
-           (long long)step, (long long)config.train.steps, path);
-    for (int i = 0; i < override_count; i++)
-      if (strncmp(overrides[i], "train.resume=", 13) != 0) printf(" '%s'", overrides[i]);
-    printf("\n");
-  } else if (status == 0) {
-    log_stop(&trainer.log, step, "done");
-    printf(
-        "done: the model is in %s/latest; write with it: ./train --generate %s --prompt \"...\"\n",
-        dir, dir);
+  if (status == 0) {
+    const bool saved = trainer.saved_step >= 0, done = step >= config.train.steps;
+    log_stop(&trainer.log, step, done ? "done" : "signal");
+    print_end(path, &config, step, saved, override_count, overrides);
   }
   trainer_close(&trainer);
   return status == 0 ? 0 : fail(&err);

@@ -8,6 +8,6 @@
 RunShape run_shape(const Config *config);
 
 // The backend that backend.device asks for, for runs of this shape and RoPE positions below
-// max_positions. "auto" takes the GPU where one is usable, else the CPU, whose description then says
-// what a GPU would have needed. loss_chunks of 0 become as few as fit the memory.
+// max_positions. "auto" takes the GPU where one is usable, else the CPU, whose description then
+// says what a GPU would have needed. loss_chunks of 0 become as few as fit the memory.
 Backend *backend_create(const Config *config, RunShape *shape, int64_t max_positions, Error *err);

@@ -334,7 +334,7 @@ void trainer_sample(Trainer *t, StopRequested *stop) {
 
 int trainer_save(Trainer *t, Error *err) {
   const Config *c = &t->config;
-  if (t->saved_step == t->state.step) return 0;
+  if (t->saved_step == t->state.step || c->train.save_interval < 0) return 0;
   if (checkpoint_save(c->output.dir, &t->llama, c, &t->state, c->train.keep_checkpoints, err) != 0)
     return -1;
   t->saved_step = t->state.step;

@@ -53,4 +53,5 @@ int64_t trainer_step_asked(const Trainer *t);
 
 void trainer_validate(Trainer *t, StopRequested *stop);
 void trainer_sample(Trainer *t, StopRequested *stop);
+// Nothing where the step is saved already or train.save_interval says never.
 int trainer_save(Trainer *t, Error *err);

@@ -100,6 +100,10 @@ for file in config.json model.safetensors optimizer.safetensors run.json state.j
 done
 refuses a_folder_that_holds_a_run_is_not_overwritten 'train.resume=auto' "$config"
 
+"$TRAIN" "$config" "output.dir=$folder/timed" train.save_interval=-1 >"$folder/said"
+check a_run_that_is_only_timed_saves_nothing "$(ls "$folder/timed")" \
+  test "$(ls "$folder/timed"; grep -c 'nothing was saved' "$folder/said")" = $'log.jsonl\nrun.json\n1'
+
 # ---- Writing
 refuses generating_from_nothing_is_refused '--generate needs' --generate
 refuses generating_from_a_missing_folder_names_it "$folder/absent" --generate "$folder/absent"
