@@ -42,7 +42,8 @@ CUDA_CU := $(wildcard kernels/cuda/*.cu kernels/unfused/*.cu)
 CUDA_LIBS := -L$(CUDA_LIB) -Wl,-rpath,$(CUDA_LIB) -lcublasLt -lcudart_static -lstdc++ -ldl -lrt -lpthread
 endif
 # For the GPU that is here, or for all that the backend serves: CUDA_ARCHS="80 90a" chooses.
-CUDA_ARCHS ?= $(or $(subst 90,90a,$(sort $(subst .,,$(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null)))),80 86 89 90a)
+GPU_HERE := $(sort $(subst .,,$(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | grep -xE '([89]|1[0-9])\.[0-9]')))
+CUDA_ARCHS ?= $(or $(subst 90,90a,$(GPU_HERE)),80 86 89 90a)
 NVCC_FLAGS := -std=c++17 -O3 -lineinfo -I. -Werror all-warnings -Xcompiler -Wall,-Wextra \
   $(foreach a,$(CUDA_ARCHS),-gencode arch=compute_$(a),code=sm_$(a))
 GPU_TESTS := $(basename $(notdir $(wildcard tests/gpu/test_*.c)))
