@@ -3,20 +3,10 @@
 #include "model/llama.h"
 #include "model/step.h"
 
-// Makes what the layer did not keep, from what it did: the same calls as in forward.c, so the same
-// values.
+// Makes what the layer did not keep from what it did, by the forward's own calls: the same values.
 static void layer_again(Llama *llama, int l) {
-  Backend *be = llama->be;
-  const int64_t B = llama->shape.batch, T = llama->shape.seq, M = B * T;
-  const int64_t Hd = llama->config.num_attention_heads * llama->config.head_dim;
-  const LayerWeights w = layer_weights(llama, l);
-  const LayerActs *a = &llama->acts.layers[l];
-  if (llama->shape.recompute == RECOMPUTE_LAYER) {
-    be->qkv(be, M, T, 0, a->x, a->x_sumsq, w.qkv->folded, a->qkv);
-    be->attention(be, B, T, a->qkv, a->o, a->lse);
-    be->residual(be, M, Hd, a->o, w.out->compute, a->x, a->x1, a->x1_sumsq);
-  }
-  be->gate_up(be, M, a->x1, a->x1_sumsq, w.gate_up->folded, a->z, a->y);
+  if (llama->shape.recompute == RECOMPUTE_LAYER) layer_attention(llama, l);
+  layer_gate_up(llama, l);
 }
 
 static void layer_backward(Llama *llama, int l, bool accumulate) {

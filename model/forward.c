@@ -2,19 +2,29 @@
 #include "model/llama.h"
 #include "model/step.h"
 
-static void layer_forward(Llama *llama, int l, act_t *x_next, stat_t *x_next_sumsq) {
+void layer_attention(Llama *llama, int l) {
   Backend *be = llama->be;
   const int64_t B = llama->shape.batch, T = llama->shape.seq, M = B * T;
-  const int64_t F = llama->config.intermediate_size,
-                Hd = llama->config.num_attention_heads * llama->config.head_dim;
+  const int64_t Hd = llama->config.num_attention_heads * llama->config.head_dim;
   const LayerWeights w = layer_weights(llama, l);
   const LayerActs *a = &llama->acts.layers[l];
-
   be->qkv(be, M, T, 0, a->x, a->x_sumsq, w.qkv->folded, a->qkv);
   be->attention(be, B, T, a->qkv, a->o, a->lse);
   be->residual(be, M, Hd, a->o, w.out->compute, a->x, a->x1, a->x1_sumsq);
-  be->gate_up(be, M, a->x1, a->x1_sumsq, w.gate_up->folded, a->z, a->y);
-  be->residual(be, M, F, a->y, w.down->compute, a->x1, x_next, x_next_sumsq);
+}
+
+void layer_gate_up(Llama *llama, int l) {
+  Backend *be = llama->be;
+  const int64_t M = llama->shape.batch * llama->shape.seq;
+  const LayerActs *a = &llama->acts.layers[l];
+  be->gate_up(be, M, a->x1, a->x1_sumsq, layer_weights(llama, l).gate_up->folded, a->z, a->y);
+}
+
+static void layer_down(Llama *llama, int l, act_t *x_next, stat_t *x_next_sumsq) {
+  Backend *be = llama->be;
+  const int64_t M = llama->shape.batch * llama->shape.seq, F = llama->config.intermediate_size;
+  const LayerActs *a = &llama->acts.layers[l];
+  be->residual(be, M, F, a->y, layer_weights(llama, l).down->compute, a->x1, x_next, x_next_sumsq);
 }
 
 void llama_forward(Llama *llama) {
@@ -27,8 +37,10 @@ void llama_forward(Llama *llama) {
   be->embed(be, M, a->tokens, embed->compute, a->layers[0].x, a->layers[0].x_sumsq);
   for (int l = 0; l < L; l++) {
     const bool last = l + 1 == L;
-    layer_forward(llama, l, last ? a->x_final : a->layers[l + 1].x,
-                  last ? a->final_sumsq : a->layers[l + 1].x_sumsq);
+    layer_attention(llama, l);
+    layer_gate_up(llama, l);
+    layer_down(llama, l, last ? a->x_final : a->layers[l + 1].x,
+               last ? a->final_sumsq : a->layers[l + 1].x_sumsq);
   }
 }
 

@@ -28,3 +28,8 @@ typedef struct HeadChunk {
 } HeadChunk;
 
 HeadChunk head_chunk(const Llama *llama, int64_t chunk);
+
+// The parts of a layer's forward that a backward may have to make again: x -> qkv, o, x1; and x1 ->
+// z, y.
+void layer_attention(Llama *llama, int l);
+void layer_gate_up(Llama *llama, int l);
