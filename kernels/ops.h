@@ -104,6 +104,10 @@ struct Backend {
 
   void (*destroy)(Backend *be);
 
+  // Bytes that the backend takes besides when it first sees this list of parameters (in refresh,
+  // for one), of which rows, cols and norm are set. NULL: none.
+  size_t (*list_bytes)(const ParamTensor *list, int count);
+
   // ---- Memory of the backend. alloc returns NULL when there is not enough.
   void *(*alloc)(Backend *be, size_t bytes);
   // Bytes taken on the GPU since the backend was opened, by the driver's count; 0 on the CPU.

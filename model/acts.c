@@ -117,12 +117,13 @@ void memory_plan(MemoryPlan *plan, const ModelConfig *c, const RunShape *shape, 
   ParamTensor *tensors = xcalloc((size_t)params_count(c), sizeof *tensors);
   plan->params_bytes = params_layout(tensors, c, shape, be, NULL, plan);
   plan->grads_bytes = grads_layout(tensors, c, shape, be, NULL, plan);
+  plan->workspace_bytes = be->workspace_bytes;
+  if (be->list_bytes) plan->workspace_bytes += be->list_bytes(tensors, params_count(c));
   free(tensors);
   Acts acts = {.layers = xcalloc((size_t)c->num_hidden_layers, sizeof(LayerActs))};
   plan->acts_bytes = acts_layout(&acts, c, shape, be, NULL, plan);
   free(acts.layers);
-  plan->workspace_bytes = be->workspace_bytes;
-  book(plan, "backend workspace", "", be->workspace_bytes);
+  book(plan, "backend workspace", "", plan->workspace_bytes);
   plan->total_bytes =
       plan->params_bytes + plan->grads_bytes + plan->acts_bytes + plan->workspace_bytes;
 }

@@ -133,6 +133,7 @@ static void op_destroy(Backend *be) {
 
 static void set_operations(Backend *be, bool grads_fp32) {
   be->destroy = op_destroy;
+  be->list_bytes = unfused_op_list_bytes;
   be->alloc = op_alloc;
   be->memory_taken = op_memory_taken;
   be->release = op_release;

@@ -109,6 +109,7 @@ void unfused_op_refresh(Backend *, const ParamTensor *, int);
 StepResult unfused_op_step_result(Backend *);
 void unfused_op_set_updates(Backend *, int64_t);
 void unfused_table_free(Unfused *u);
+size_t unfused_op_list_bytes(const ParamTensor *, int);
 
 // replay_unfused.c
 int unfused_staging_open(Unfused *u, Error *err);

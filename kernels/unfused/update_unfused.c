@@ -99,18 +99,36 @@ void unfused_table_free(Unfused *u) {
   u->table_count = 0;
 }
 
+// Describes the list's tensors, in the order of the update, and counts what they need. Fresh
+// memory; partials [count + 1]: where each one's column partials begin.
+static DeviceTensor *describe_list(ParamTable *table, const ParamTensor *list, int count,
+                                   int64_t **partials) {
+  DeviceTensor *tensors = xmalloc((size_t)count * sizeof *tensors);
+  int *order = update_order(list, count);
+  *partials = xcalloc((size_t)(count + 1), sizeof **partials);
+  for (int i = 0; i < count; i++)
+    (*partials)[i + 1] = (*partials)[i] + describe(&tensors[i], table, list, count, order[i]);
+  free(order);
+  return tensors;
+}
+
+size_t unfused_op_list_bytes(const ParamTensor *list, int count) {
+  ParamTable table = {0};
+  int64_t *partials;
+  float *column_partials;
+  free(describe_list(&table, list, count, &partials));
+  const size_t bytes = place(&table, count, partials[count], &column_partials, NULL);
+  free(partials);
+  return bytes;
+}
+
 static void build_table(Unfused *u, const ParamTensor *list, int count) {
   CUDA_CHECK(cudaStreamSynchronize(u->gpu.stream));
   unfused_table_free(u);
   ParamTable *table = &u->table;
   *table = (ParamTable){.grads_fp32 = u->options.grads_fp32};
-  DeviceTensor *tensors = xmalloc((size_t)count * sizeof *tensors);
-  int64_t *partials = xmalloc((size_t)(count + 1) * sizeof *partials);
-  int *order = update_order(list, count);
-  partials[0] = 0;
-  for (int i = 0; i < count; i++)
-    partials[i + 1] = partials[i] + describe(&tensors[i], table, list, count, order[i]);
-
+  int64_t *partials;
+  DeviceTensor *tensors = describe_list(table, list, count, &partials);
   float *column_partials;
   const size_t bytes = place(table, count, partials[count], &column_partials, NULL);
   CUDA_CHECK(cudaMalloc((void **)&u->table_memory, bytes));
@@ -135,7 +153,6 @@ static void build_table(Unfused *u, const ParamTensor *list, int count) {
   u->table_count = count;
   free(tensors);
   free(partials);
-  free(order);
   free(updates);
   free(tiles);
   free(columns);
