@@ -342,8 +342,8 @@ static __global__ void add_loss_kernel(int64_t M, const float *row_loss, double 
                                        StepState *state) {
   __shared__ double part[1024];
   double sum = 0;
-#pragma unroll 8
-  for (int64_t m = threadIdx.x; m < M; m += blockDim.x) sum += (double)row_loss[m];
+#pragma unroll 32 // loads under way at once: one block alone has little else to hide them
+  for (int64_t m = threadIdx.x; m < M; m += 1024) sum += (double)row_loss[m];
   part[threadIdx.x] = sum;
   __syncthreads();
   for (unsigned half = blockDim.x / 2; half > 0; half /= 2) {
