@@ -187,6 +187,9 @@ struct Backend {
   void (*rope_backward)(Backend *be, int64_t M, int64_t T, act_t *dqkv, const act_t *qkv,
                         const stat_t *sumsq, stat_t *s);
   // dW = dz^T x, or += where accumulate.
+  // Where gradients are bf16 every addition rounds: C chunks of the loss leave lm_head's with an L2
+  // error of 0.25 % (C = 2), 0.4 % (8), 1 % (64) where one chunk leaves 0.17 % (simulated, parts
+  // independent). In fixtures bf16 activations alone cost gradients 1 to 5 %.
   //   dz [M, N] in, x [M, K] in, dW [N, K] out or in, out
   void (*wgrad)(Backend *be, int64_t M, int64_t N, int64_t K, const act_t *dz, const act_t *x,
                 grad_t *dW, bool accumulate);
