@@ -111,7 +111,7 @@ train: build/release/train
 prepare: build/release/prepare
 	ln -sfn $< $@
 
-.PHONY: all help test test-gpu asan fuzz format clean FORCE
+.PHONY: all help test test-gpu sanitize asan fuzz format clean FORCE
 all: train prepare ## build ./train and ./prepare
 
 TEST_PROGRAMS := $(addprefix build/release/tests/,$(TESTS)) $(addprefix build/double/tests/,$(GRADCHECKS))
@@ -129,6 +129,9 @@ ifdef HAVE_CUDA
 else
 	@echo 'make: no CUDA toolkit (nvcc, cuBLASLt) was found; install one, or name its folder: make test-gpu CUDA_HOME=...' >&2; exit 1
 endif
+
+sanitize: $(if $(HAVE_CUDA),all) ## compute-sanitizer: memcheck, racecheck, initcheck, synccheck on a small model
+	scripts/run_tests.sh tests/gpu/sanitize.sh
 
 asan: build/asan/train build/asan/prepare $(ASAN_PROGRAMS) ## programs and scripts under ASan and UBSan
 	TRAIN=build/asan/train PREPARE=build/asan/prepare scripts/run_tests.sh $(ASAN_PROGRAMS) $(SCRIPT_TESTS)
