@@ -54,6 +54,7 @@ static void init_packed(const ModelConfig *c, uint64_t seed, const HfTensor *lis
   for (int i = 0; i < count; i++) {
     const HfTensor *t = &list[i];
     if (t->param != param) continue;
+#pragma omp parallel for schedule(static)
     for (int64_t n = 0; n < t->rows; n++)
       param_init(c, seed, t->name, t->rank == 1, n * t->cols, t->cols,
                  packed + layout_packed_row(c, t, n) * t->cols);

@@ -78,7 +78,6 @@ void params_table(const ModelConfig *model, ParamInfo *table) {
 void param_init(const ModelConfig *model, uint64_t seed, const char *hf_name, bool norm,
                 int64_t first, int64_t count, float *values) {
   const uint64_t key = rng_key(seed, hf_name);
-#pragma omp parallel for schedule(static) if (count > 4096)
   for (int64_t i = 0; i < count; i++)
     values[i] =
         norm ? 1 : (float)(model->initializer_range * rng_normal(key, (uint64_t)(first + i)));
