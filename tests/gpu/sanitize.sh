@@ -2,13 +2,13 @@
 # Short runs of tiny models under compute-sanitizer's tools: steps launched one by one, and steps recorded and replayed.
 # What is reported in kernels of cuBLASLt and cuDNN is counted apart, for they are not ours to mend; anything else fails.
 #
-# racecheck and synccheck watch our kernels alone: they end a run in the libraries' (cuDNN 9.19's attention backward on an
-# H200: "divergent threads", and the launch fails). That their filter finds our kernels is seen from initcheck, which
-# under the same filter must report reads of products, whose stores it then does not see.
+# synccheck leaves cuDNN's kernels out: it reports divergent threads in 9.19's attention backward on an H200 and ends it.
+# racecheck leaves none out: with a filter on kernels' names it failed itself there ("Internal Sanitizer Error").
 #
-# initcheck proper watches all kernels. It sees a store only where it is an instruction of a thread, and on Hopper and
-# later libraries store through the copy engine (TMA) where rows are multiples of 16 bytes. So it gets a model whose rows
-# are not: hidden 36, ffn 20. The others get sizes for which our kernels take their wide accesses.
+# initcheck sees a store only where it is an instruction of a thread, and on Hopper and later libraries store through the
+# copy engine (TMA) where rows are multiples of 16 bytes. So it gets a model whose rows are not: hidden 36, ffn 20. The
+# attention's output is still stored so, and only libraries read it: a short sequence keeps their reports few enough for
+# the tool's buffer. The other tools get sizes for which our kernels take their wide accesses.
 # shellcheck source=tests/lib.sh
 . "$(dirname "$0")/../lib.sh"
 SANITIZER=${SANITIZER:-$(command -v compute-sanitizer || ls /usr/local/cuda/bin/compute-sanitizer 2>/dev/null)}
@@ -16,13 +16,14 @@ if [ -z "$SANITIZER" ]; then
   fails sanitizer_runs 'compute-sanitizer was not found: install the CUDA toolkit, or name it in SANITIZER'
   exit 1
 fi
+libraries='nvjet|cutlass|cudnn|cublas|xmma|splitK|fmha|sdpa'
 ours=$(grep -ohE '\b[a-z_]+_kernel\(' kernels/*/*.cu | tr -d '(' | sort -u | paste -sd '|')
 prepare_data 200
 write_config "$folder/config.json"
 common=(backend.device=cuda backend.deterministic=true model.head_dim=16 train.steps=3 optimizer.warmup_steps=1
   train.sample_interval=3 train.sample_tokens=3 train.eval_interval=3 train.eval_batches=1)
 aligned=(model.hidden_size=64 model.intermediate_size=96)
-unaligned=(model.hidden_size=36 model.intermediate_size=20)
+unaligned=(model.hidden_size=36 model.intermediate_size=20 train.batch_size=1 train.sequence_length=8)
 launched=(backend.graphs=false)
 replayed=(backend.graphs=true train.gradient_accumulation=2 train.loss_chunks=2)
 
@@ -31,20 +32,21 @@ run() { # NAME COMMAND... -- OVERRIDES...: the run's log is $folder/NAME.log
   shift
   while [ "$1" != -- ]; do command+=("$1") && shift; done
   shift
-  timeout "${LIMIT:-300}" "${command[@]}" "$TRAIN" "$folder/config.json" "output.dir=$folder/$name" "${common[@]}" "$@" \
-    >"$folder/$name.log" 2>&1
+  command+=("$TRAIN" "$folder/config.json" "output.dir=$folder/$name")
+  timeout "${LIMIT:-300}" "${command[@]}" "${common[@]}" "$@" >"$folder/$name.log" 2>&1
   echo $? >"$folder/$name.status"
 }
 
 # Reports in our code and in libraries' kernels, "OURS LIBRARIES"; then what the first few of ours say.
 count() { # LOG
-  awk -v ours="($ours)" '
+  awk -v ours="($ours)" -v libraries="($libraries)" '
     function close_report() {
       if (report == "") return
-      if (report ~ ours || report !~ kernel) { mine++; if (mine <= 3) said = said report } else theirs++
+      if (report ~ libraries && report !~ ours) theirs++
+      else if (++mine <= 3) said = said report
       report = ""
     }
-    BEGIN { kernel = "\n=+ +(at|Device Frame:|in|by thread) "; mine = theirs = 0 }
+    BEGIN { mine = theirs = 0 }
     /^========= [^ ]/ {
       close_report()
       if (!/SUMMARY|COMPUTE-SANITIZER|Target application|LEAK/) report = $0 "\n"
@@ -78,25 +80,23 @@ for name in warm_{aligned,unaligned}_{launched,replayed}; do
 done
 
 names=()
-only_ours=(--kernel-name "regex=.*($ours).*")
 for mode in launched replayed; do
   declare -n steps=$mode
   for tool in memcheck racecheck synccheck initcheck; do
     declare -n shape=aligned
-    options=(--print-limit 100000 --show-backtrace no)
+    options=(--print-limit 100000 --show-backtrace device)
     case $tool in
-    racecheck | synccheck) options+=("${only_ours[@]}") ;;
-    initcheck) declare -n shape=unaligned ;;
+    synccheck) options+=(--kernel-name-exclude kns=cudnn) ;;
+    initcheck)
+      declare -n shape=unaligned
+      options+=(--force-blocking-launches)
+      ;;
     esac
     name=${tool}_finds_nothing_in_${mode}_steps
     names+=("$name")
     run "$name" "$SANITIZER" --tool $tool "${options[@]}" -- "${shape[@]}" "${steps[@]}" &
   done
 done
-run filtered "$SANITIZER" --tool initcheck --show-backtrace no "${only_ours[@]}" -- "${unaligned[@]}" "${launched[@]}" &
 wait
 for name in "${names[@]}"; do judge "$name"; done
-read -r mine theirs < <(count "$folder/filtered.log")
-check the_filter_finds_our_kernels "with it, initcheck reported $mine reads in ours and $theirs in others" \
-  test "$mine" -gt 0 -a "$theirs" = 0
 exit "$failed"
