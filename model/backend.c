@@ -71,6 +71,7 @@ Backend *backend_create(const Config *c, RunShape *shape, int64_t max_positions,
     gpu = false;
     if (c->backend.device == DEVICE_CUDA) {
       *err = why_not;
+      error_prefix(err, "backend.device is \"cuda\"");
       return NULL;
     }
   }
