@@ -30,12 +30,17 @@ killed=0 in_saves=0 rounds=0
 problem=''
 while [ $killed -lt $kills ] && [ -z "$problem" ]; do
   rounds=$((rounds + 1))
-  run=$folder/killed-$rounds
+  run=$folder/killed-$rounds starts=0
   while :; do
     "$TRAIN" "$config" "${options[@]}" "output.dir=$run" train.resume=auto >"$folder/said" 2>"$folder/said.err" &
     process=$!
     if [ $killed -lt $kills ]; then
-      sleep "0.$(printf '%03d' $((RANDOM % 120 + 1)))"
+      # From the first step on: how long a start takes depends on the libraries that are linked.
+      starts=$((starts + 1))
+      until [ "$(grep -c '"kind":"start"' "$run/log.jsonl" 2>/dev/null)" = $starts ]; do
+        kill -0 $process 2>/dev/null || break
+      done
+      sleep "0.$(printf '%03d' $((RANDOM % 120)))"
       kill -KILL $process 2>/dev/null
     fi
     wait $process 2>/dev/null
