@@ -26,10 +26,11 @@
 #include "base/error.h"
 
 // Storage classes. Opaque to the model, which only passes pointers on.
-typedef void act_t;    // activations and compute weights: bf16 on a GPU, real (fp32; fp64 in test
-                       // builds) on the CPU
-typedef void stat_t;   // row statistics, log-sum-exp: fp32 on a GPU, real on the CPU
-typedef void grad_t;   // gradients of parameters: real on the CPU
+typedef void act_t;  // activations and compute weights: bf16 on a GPU, real (fp32; fp64 in test
+                     // builds) on the CPU
+typedef void stat_t; // row statistics, log-sum-exp: fp32 on a GPU, real on the CPU
+typedef void grad_t; // gradients of parameters: bf16 on a GPU, fp32 when micro-batches add up; real
+                     // on the CPU
 typedef void master_t; // master weights and AdamW moments: fp32 on a GPU, real on the CPU
 
 // What a backend must know before any memory is allocated. All sizes are final for its life.
