@@ -1,6 +1,7 @@
 // The training step as a whole on the CPU backend: equal bits, refused updates, clipping, decay,
 // the memory plan.
 #include <math.h>
+#include <omp.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -92,6 +93,21 @@ static void the_same_seed_gives_the_same_bits(void **state) {
   assert_false(same_state(&a, &b));
   tiny_run_close(&a);
   tiny_run_close(&b);
+}
+
+static void initial_weights_do_not_depend_on_the_threads(void **state) {
+  (void)state;
+  TinyRun one, four;
+  tiny_run_open(&one, "");
+  tiny_run_open(&four, "");
+  omp_set_num_threads(1);
+  llama_init_weights(&one.llama, 7);
+  omp_set_num_threads(4);
+  llama_init_weights(&four.llama, 7);
+  omp_set_num_threads(1);
+  assert_true(same_state(&one, &four));
+  tiny_run_close(&one);
+  tiny_run_close(&four);
 }
 
 static void one_batch_is_learnt_by_heart(void **state) {
@@ -352,6 +368,7 @@ static void saving_memory_saves_what_the_plan_says(void **state) {
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(the_same_seed_gives_the_same_bits),
+      cmocka_unit_test(initial_weights_do_not_depend_on_the_threads),
       cmocka_unit_test(one_batch_is_learnt_by_heart),
       cmocka_unit_test(an_update_that_is_not_finite_changes_nothing),
       cmocka_unit_test(decay_moves_matrices_only),
