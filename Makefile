@@ -37,8 +37,9 @@ NO_CUDA := kernels/no_cuda.c
 LIBRARY := $(filter-out $(NO_CUDA),$(LIBRARY))
 ifneq ($(and $(NVCC),$(CUDA_INCLUDE),$(CUDA_LIB)),)
 HAVE_CUDA := yes
-CUDA_C := $(filter-out $(LIBRARY),$(wildcard kernels/cuda/*.c kernels/unfused/*.c))
-CUDA_CU := $(wildcard kernels/cuda/*.cu kernels/unfused/*.cu)
+CUDA_C := $(filter-out $(LIBRARY),$(wildcard kernels/cuda/*.c kernels/unfused/*.c kernels/fused/*.c))
+FUSED_CU := $(wildcard kernels/fused/*.cu kernels/fused/programs/*.cu)
+CUDA_CU := $(wildcard kernels/cuda/*.cu kernels/unfused/*.cu) $(FUSED_CU)
 CUDA_LIBS := -L$(CUDA_LIB) -Wl,-rpath,$(CUDA_LIB) -lcublasLt -lcudart_static -lstdc++ -ldl -lrt -lpthread
 endif
 # For the GPU that is here, or for all that the backend serves: CUDA_ARCHS="80 90a" chooses.
@@ -46,6 +47,8 @@ GPU_HERE := $(sort $(subst .,,$(shell nvidia-smi --query-gpu=compute_cap --forma
 CUDA_ARCHS ?= $(or $(subst 90,90a,$(GPU_HERE)),80 86 89 90a)
 NVCC_FLAGS := -std=c++17 -O3 -lineinfo -I. -Werror all-warnings -Xcompiler -Wall,-Wextra \
   $(foreach a,$(CUDA_ARCHS),-gencode arch=compute_$(a),code=sm_$(a))
+# The fused kernels are Hopper's alone, whatever else is built for; one that spills registers fails the build.
+FUSED_FLAGS := $(filter-out -gencode arch=%,$(NVCC_FLAGS)) -gencode arch=compute_90a,code=sm_90a -Xptxas -v,--warn-on-spills
 GPU_TESTS := $(basename $(notdir $(wildcard tests/gpu/test_*.c)))
 GPU_BENCHES := $(basename $(notdir $(wildcard tests/gpu/bench_*.c)))
 TESTS := $(basename $(notdir $(wildcard tests/test_*.c)))
@@ -92,6 +95,10 @@ $(call objects,release,$(CUDA_C)) $(patsubst %,build/release/tests/gpu/%.o,$(GPU
 build/release/%.o: %.cu Makefile
 	@mkdir -p $(@D)
 	$(NVCC) $(NVCC_FLAGS) -MMD -MP -c $< -o $@
+$(patsubst %.cu,build/release/%.o,$(FUSED_CU)): build/release/%.o: %.cu Makefile
+	@mkdir -p $(@D)
+	$(NVCC) $(FUSED_FLAGS) -MMD -MP -c $< -o $@ 2> $(@:.o=.ptxas) || { cat $(@:.o=.ptxas) >&2; exit 1; }
+	@! grep -E -B 1 '[1-9][0-9]* bytes spill' $(@:.o=.ptxas) || { rm $@; echo '$<: a kernel spills registers' >&2; exit 1; }
 
 build/fuzz/tests/fuzz_%: build/fuzz/tests/fuzz_%.o $(call objects,fuzz,$(LIBRARY) $(NO_CUDA))
 	$(FUZZ_CC) $(FLAGS_fuzz) -fsanitize=fuzzer -fopenmp $^ -o $@ $(LIBS)

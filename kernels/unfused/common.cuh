@@ -1,7 +1,7 @@
 // What the kernels of this folder share: packs of bf16 values, sums over warps and blocks.
 #pragma once
-#include <cuda_bf16.h>
 #include <stdint.h>
+#include "kernels/cuda/bf16.cuh"
 #include "kernels/cuda/check.h"
 #include "kernels/program_math.h"
 #include "kernels/unfused/unfused.h"
@@ -17,24 +17,6 @@
 
 static inline unsigned blocks_for(int64_t items, int64_t per_block) {
   return (unsigned)((items + per_block - 1) / per_block);
-}
-
-// ---- bf16 <-> fp32
-static __device__ __forceinline__ float bf16_low(uint32_t two) {
-  return __uint_as_float(two << 16);
-}
-static __device__ __forceinline__ float bf16_high(uint32_t two) {
-  return __uint_as_float(two & 0xffff0000u);
-}
-static __device__ __forceinline__ uint32_t bf16_two(float low, float high) {
-  const __nv_bfloat162 two = __floats2bfloat162_rn(low, high);
-  return *reinterpret_cast<const uint32_t *>(&two);
-}
-static __device__ __forceinline__ float bf16_to_float(bf16_bits bits) {
-  return __uint_as_float((uint32_t)bits << 16);
-}
-static __device__ __forceinline__ bf16_bits bf16_from_float(float value) {
-  return __bfloat16_as_ushort(__float2bfloat16_rn(value));
 }
 
 // N consecutive values: 8 in one 16-byte access, or 1 where rows do not start at such boundaries.
@@ -97,5 +79,7 @@ static __device__ __forceinline__ float block_sum(float value, float *scratch /*
 }
 
 static __device__ __forceinline__ float row_rstd(const RowScale &r, int64_t m) {
-  return rms_rstd(r.sumsq[m], r.D, r.eps);
+  float sumsq = r.sumsq[m];
+  for (int part = 1; part < r.parts; part++) sumsq += r.sumsq[part * r.stride + m];
+  return rms_rstd(sumsq, r.D, r.eps);
 }

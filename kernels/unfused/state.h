@@ -64,7 +64,11 @@ static inline int64_t packed_width(const OpsConfig *c) {
   return (c->H + 2 * c->KV) * c->d;
 }
 static inline RowScale row_scale(const Unfused *u, const stat_t *sumsq) {
-  return (RowScale){.sumsq = sumsq, .D = u->config.D, .eps = u->config.rms_norm_eps};
+  return (RowScale){.sumsq = sumsq,
+                    .D = u->config.D,
+                    .eps = (float)u->config.rms_norm_eps,
+                    .parts = (int32_t)u->base.parts.sumsq,
+                    .stride = u->config.max_tokens};
 }
 
 // forward_unfused.c, backward_unfused.c: kernels/ops.h's operations

@@ -32,15 +32,10 @@ static __device__ __forceinline__ Pairs load_pairs(const bf16_bits *z, float r) 
   return q;
 }
 
-// With a faster division than the reference's: 2 units in the last place of fp32.
-static __device__ __forceinline__ float sigmoid(float x) {
-  return __fdividef(1.0f, 1.0f + __expf(-x));
-}
-
 static __device__ __forceinline__ uint2 swiglu_four(const Pairs &q) {
   float y[4];
 #pragma unroll
-  for (int i = 0; i < 4; i++) y[i] = q.gate[i] * sigmoid(q.gate[i]) * q.up[i];
+  for (int i = 0; i < 4; i++) y[i] = swiglu(q.gate[i], q.up[i]);
   return {bf16_two(y[0], y[1]), bf16_two(y[2], y[3])};
 }
 

@@ -4,8 +4,8 @@
 //
 // Names as in kernels/ops.h. All matrices are row-major and start at 16-byte boundaries; where a
 // row's bytes are a multiple of 16 too, accesses are 16 bytes wide, otherwise slower kernels do the
-// same. bf16 is rounded to nearest even; arithmetic and row statistics are fp32. Row statistics
-// have one part. Sums run in a fixed order.
+// same. bf16 is rounded to nearest even; arithmetic and row statistics are fp32. The row statistics
+// that kernels write have one part. Sums run in a fixed order.
 #pragma once
 #include <cuda_runtime_api.h>
 #include <stdbool.h>
@@ -18,11 +18,13 @@ extern "C" {
 
 typedef uint16_t bf16_bits;
 
-// RMSNorm's row scale r = rsqrt(sumsq[m] / D + eps).
+// RMSNorm's row scale r = rsqrt(sum over the parts of sumsq[m] / D + eps).
 typedef struct RowScale {
-  const float *sumsq; // [M]
+  const float *sumsq; // [parts, stride]
   int64_t D;
   float eps;
+  int32_t parts;
+  int64_t stride; // at least M
 } RowScale;
 
 // The packed row: H + KV heads of d that RoPE rotates, then KV that it does not.

@@ -1,0 +1,31 @@
+// DEFINE_PROGRAM(Struct, name): all tile shapes of a program, and its entry for program.c. Comes
+// last in its file.
+#pragma once
+#include "kernels/fused/mainloop.cuh"
+
+// As many stages as leave room for the epilogue's tiles; see kernels/README.md for what was
+// measured.
+using Tile128x256 = Tile<128, 256, 4, COOPERATIVE>;
+using Tile128x192 = Tile<128, 192, 4, PING_PONG>;
+using Tile128x128 = Tile<128, 128, 5, PING_PONG>;
+
+template <class T, class P> ProgramKernel program_kernel() {
+  constexpr Major A = P::FORM == GEMM_TN ? MAJOR_MN : MAJOR_K;
+  constexpr Major B = P::FORM == GEMM_NT ? MAJOR_K : MAJOR_MN;
+  return {(const void *)fused_kernel<T, P, A, B>,
+          T::ROWS,
+          T::COLS,
+          T::STAGES,
+          Shared<T, P>::SLOTS,
+          Shared<T, P>::BYTES};
+}
+
+#define DEFINE_PROGRAM(Struct, name_)                                                              \
+  extern "C" const Program fused_program_##name_;                                                  \
+  const Program fused_program_##name_ = {#name_,                                                   \
+                                         Struct::FORM,                                             \
+                                         {Struct::Loads::width(0), Struct::Loads::width(1)},       \
+                                         {Struct::Stores::width(0), Struct::Stores::width(1)},     \
+                                         {program_kernel<Tile128x256, Struct>(),                   \
+                                          program_kernel<Tile128x192, Struct>(),                   \
+                                          program_kernel<Tile128x128, Struct>()}};

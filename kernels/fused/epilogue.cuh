@@ -1,0 +1,210 @@
+// What programs are written with: the five primitives, and the one place that says which thread
+// holds what.
+//
+// A warpgroup's tile of the product (64 or 128 rows) is worked off in steps of 64 rows x
+// Program::COLUMNS columns. In a step a thread holds 16 pairs of neighbouring columns (8 where
+// COLUMNS is 32): see Step::row and Step::column. Tile operands come and go as chunks of the same
+// 64 rows in shared memory, brought and taken by the copy engine; a chunk of 64 columns gives a
+// thread 16 bf16 pairs, which lie as the product's do, one of 32 columns 8.
+#pragma once
+#include "kernels/cuda/bf16.cuh"
+#include "kernels/fused/program.h"
+#include "kernels/fused/ptx.cuh"
+#include "kernels/program_math.h"
+
+// What the kernel gets beside A, B and the product's size: the descriptors of a call's tiles, and
+// the rest.
+struct EpilogueOperands {
+  CUtensorMap loads[MAX_TILES], stores[MAX_TILES];
+  ProgramArgs args;
+};
+
+// Columns of the chunks of a program's tile operands: Chunks<>, Chunks<64>, Chunks<64, 32>.
+template <int FIRST = 0, int SECOND = 0> struct Chunks {
+  static constexpr int COUNT = (FIRST > 0) + (SECOND > 0);
+  static __host__ __device__ constexpr int width(int i) {
+    return i == 0 ? FIRST : SECOND;
+  }
+  static __host__ __device__ constexpr int offset(int i) { // in the step's slot, bytes
+    return i == 0 ? 0 : 64 * FIRST * 2;
+  }
+  static constexpr int BYTES = 64 * (FIRST + SECOND) * 2;
+};
+
+// What a program starts from, and may redefine.
+struct ProgramDefaults {
+  static constexpr GemmForm FORM = GEMM_NT;
+  static constexpr int COLUMNS = 64;
+  using Loads = Chunks<>; // tile operands in; they are under way while the product is computed
+  using Stores =
+      Chunks<>; // tile operands out; chunk i takes the place of the chunk i that was loaded
+  // Rows have a value, row_value(args, row), computed a tile ahead by a warp that has nothing else
+  // to do.
+  static constexpr bool ROW_VALUE = false;
+  static __device__ __forceinline__ float row_value(const ProgramArgs &, int64_t) {
+    return 0;
+  }
+  // Where in the matrix of load i the chunk for the step at (row, column) starts.
+  static __device__ __forceinline__ void load_position(const ProgramArgs &, int, int &, int &) {}
+  // Called before a tile's first step and after its last.
+  template <class T> __device__ __forceinline__ void begin(const T &) {}
+  template <class T> __device__ __forceinline__ void end(const T &) {}
+};
+
+// Adds up a row's parts in their order.
+static __device__ __forceinline__ float sum_of_parts(const RowParts &p, int64_t row) {
+  float sum = 0;
+#pragma unroll 8
+  for (int i = 0; i < p.parts; i++) sum += __ldg(p.data + i * p.stride + row);
+  return sum;
+}
+// RMSNorm's r of a row of A.
+static __device__ __forceinline__ float rstd_of_row(const ProgramArgs &args, int64_t row) {
+  return rsqrtf(sum_of_parts(args.sumsq, row) * args.inverse_D + args.eps);
+}
+
+// Over the four neighbouring threads that share a row.
+static __device__ __forceinline__ float quad_sum(float v) {
+  v += __shfl_xor_sync(0xffffffffu, v, 1);
+  return v + __shfl_xor_sync(0xffffffffu, v, 2);
+}
+
+// Running maximum and sum of exp(value - maximum).
+struct OnlineSoftmax {
+  float max = -INFINITY, sum = 0;
+
+  static __device__ __forceinline__ float scale(float from, float to) { // exp(from - to)
+    return from == -INFINITY ? 0.0f : __expf(from - to);
+  }
+  // A step's bf16 pairs first, first + 2, ...: those of one of a thread's rows.
+  __device__ __forceinline__ void add_every_second(const uint32_t (&pairs)[16], int first) {
+    float top = max;
+#pragma unroll
+    for (int i = 0; i < 16; i += 2)
+      top = fmaxf(top, fmaxf(bf16_low(pairs[i + first]), bf16_high(pairs[i + first])));
+    sum *= scale(max, top);
+    max = top;
+    if (top == -INFINITY) return;
+#pragma unroll
+    for (int i = 0; i < 16; i += 2)
+      sum += __expf(bf16_low(pairs[i + first]) - top) + __expf(bf16_high(pairs[i + first]) - top);
+  }
+  __device__ __forceinline__ void merge(const OnlineSoftmax &other) {
+    const float top = fmaxf(max, other.max);
+    sum = sum * scale(max, top) + other.sum * scale(other.max, top);
+    max = top;
+  }
+  __device__ __forceinline__ OnlineSoftmax across_quad() const {
+    OnlineSoftmax all = *this;
+#pragma unroll
+    for (int lanes = 1; lanes <= 2; lanes *= 2) {
+      OnlineSoftmax other;
+      other.max = __shfl_xor_sync(0xffffffffu, all.max, lanes);
+      other.sum = __shfl_xor_sync(0xffffffffu, all.sum, lanes);
+      all.merge(other);
+    }
+    return all;
+  }
+};
+
+// Rows of a warpgroup's tile that a thread holds pairs of: 2 for every 64.
+enum { MAX_THREAD_ROWS = 4 };
+
+// A warpgroup's tile, as begin and end see it.
+struct WarpgroupTile {
+  const ProgramArgs &args;
+  int thread; // 0 .. 127
+  int first_row, column_tile, column_tiles, thread_rows;
+  int64_t M, N;
+
+  // Thread row t: 64-row block t / 2, and of it
+  __device__ __forceinline__ int64_t row(int t) const {
+    return first_row + (t >> 1) * 64 + (thread >> 5) * 16 + ((thread & 31) >> 2) + (t & 1) * 8;
+  }
+  // Of the four threads that share each of their rows, the one that writes for them.
+  __device__ __forceinline__ bool leads() const {
+    return (thread & 3) == 0;
+  }
+  // Block reduction: this tile's part of a sum over each row; `sums` holds this thread's shares.
+  __device__ __forceinline__ void store_row_sums(const RowParts &to,
+                                                 const float (&sums)[MAX_THREAD_ROWS]) const {
+#pragma unroll
+    for (int t = 0; t < MAX_THREAD_ROWS; t++) {
+      if (t >= thread_rows) break;
+      const float sum = quad_sum(sums[t]);
+      if (!leads() || row(t) >= M) continue;
+      to.data[column_tile * to.stride + row(t)] = sum;
+      if (column_tile == column_tiles - 1)
+        for (int part = column_tiles; part < to.parts; part++)
+          to.data[part * to.stride + row(t)] = 0;
+    }
+  }
+};
+
+// A step, as Program::step sees it.
+template <class Program> struct Step {
+  const WarpgroupTile &tile;
+  const float *accumulators; // of this thread, in this step
+  uint32_t row_values;       // of the tile's rows, in shared memory
+  int block, first_column;   // which 64 rows of the tile; column of the product
+  uint32_t slot;             // the step's chunks in shared memory
+
+  static constexpr int PAIRS = Program::COLUMNS / 4;
+
+  // ---- The mapping of pairs to rows and columns
+  // Pair i lies in thread row thread_row(i), at columns column(i) and the next.
+  __device__ __forceinline__ int thread_row(int i) const {
+    return 2 * block + (i & 1);
+  }
+  __device__ __forceinline__ int column(int i) const {
+    return first_column + 8 * (i >> 1) + 2 * (tile.thread & 3);
+  }
+  // Whether pair i lies inside of the product; a multiple of 8 columns does or does not.
+  __device__ __forceinline__ bool inside(int i) const {
+    return first_column + 8 * (i >> 1) < tile.N;
+  }
+
+  // ---- The product, and the row's value
+  __device__ __forceinline__ float2 product(int i) const {
+    return {accumulators[2 * i], accumulators[2 * i + 1]};
+  }
+  // Pair i's row has value[i & 1].
+  __device__ __forceinline__ void load_row_values(float (&value)[2]) const {
+    const uint32_t first = row_values + (uint32_t)(tile.row(2 * block) - tile.first_row) * 4;
+    value[0] = shared_load(first);
+    value[1] = shared_load(first + 8 * 4);
+  }
+
+  // ---- Tiles. All of a step's loads come before its stores.
+  // A warp's chunk rows: 16; a 16-byte column c of row `row` lies at c ^ swizzle(row), as the copy
+  // engine puts it with CU_TENSOR_MAP_SWIZZLE_128B (rows of 128 bytes) and _64B (of 64): no bank
+  // conflicts.
+  template <int OPERAND> __device__ __forceinline__ void load(uint32_t (&pairs)[16]) const {
+    static_assert(Program::Loads::width(OPERAND) == 64, "16 pairs are a chunk of 64 columns");
+    const uint32_t chunk = slot + Program::Loads::offset(OPERAND);
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+      load_matrices(address<64>(chunk, i), pairs[4 * i], pairs[4 * i + 1], pairs[4 * i + 2],
+                    pairs[4 * i + 3]);
+  }
+  // Pairs first to first + N - 1 of the chunk; `first` a multiple of 4, known where this is
+  // expanded.
+  template <int OPERAND, int N>
+  __device__ __forceinline__ void store(const uint32_t (&pairs)[N], int first = 0) const {
+    constexpr int WIDTH = Program::Stores::width(OPERAND);
+    static_assert(N % 4 == 0 && N <= WIDTH / 4, "whole matrices, inside of the chunk");
+    const uint32_t chunk = slot + Program::Stores::offset(OPERAND);
+#pragma unroll
+    for (int i = 0; i < N / 4; i++)
+      store_matrices(address<WIDTH>(chunk, first / 4 + i), pairs[4 * i], pairs[4 * i + 1],
+                     pairs[4 * i + 2], pairs[4 * i + 3]);
+  }
+
+private:
+  // Where this lane's row of matrices 4i to 4i + 3 of the chunk lies.
+  template <int WIDTH> __device__ __forceinline__ uint32_t address(uint32_t chunk, int i) const {
+    const int lane = tile.thread & 31, row = (tile.thread >> 5) * 16 + (lane & 15);
+    const int swizzle = WIDTH == 64 ? row & 7 : (row >> 1) & 3;
+    return chunk + row * (WIDTH * 2) + (((2 * i + (lane >> 4)) ^ swizzle) << 4);
+  }
+};

@@ -1,0 +1,431 @@
+// The GEMM that all programs share, for sm_90a:  product[M, N] = sum over k of A(m, k) B(n, k),
+// bf16 in, fp32 out. It knows no program: it calls the five functions of ProgramDefaults
+// (epilogue.cuh) and moves the tiles that the program names.
+//
+// A block is 3 warpgroups and stays on its multiprocessor until all tiles are done. Warpgroup 0
+// only moves data:
+//     warp 0  loads operands             warps 2, 3  move the epilogue tiles of consumers 0 and 1
+//     warp 1  computes row values        (one thread each but in warp 1)
+// Warpgroups 1 and 2, the consumers, multiply and run the program. Either each takes half of the
+// rows of every tile (cooperative), or they take whole tiles in turns (ping-pong): then one's
+// epilogue hides behind the other's products. A cluster of 2 blocks takes neighbouring tiles of a
+// column and shares B, each loading half of it for both.
+//
+// Who waits for whom (mbarriers; a ring's phase bit flips each time round):
+//     full[stage]        operands are there: 1 arrival, and the bytes, whichever block sends them
+//     empty[stage]       they have been read: 1 arrival a consumer of each of the cluster's blocks
+//     turn[consumer]     ping-pong: the other consumer has issued all its products
+//     row_full[i]        row values of a tile are there (32 arrivals)    row_empty[i]  a consuming
+//     warp each ready[consumer][slot]  a step's tiles are loaded done[consumer][slot]  a warp each:
+//     written
+#pragma once
+#include "kernels/fused/epilogue.cuh"
+#include "kernels/fused/wgmma.cuh"
+
+enum Schedule { COOPERATIVE, PING_PONG };
+
+enum {
+  CLUSTER = 2,
+  DEPTH = 64,                // k elements a stage: one 128-byte swizzle atom
+  BLOCK_OF_64 = 64 * 128,    // bytes of 64 rows or columns of an operand's stage
+  SHARED_LIMIT = 227 * 1024, // a block can have
+  MAX_SLOTS = 4,
+  TILE_GROUP = 8, // rows of cluster tiles walked together, column by column, so that they share
+                  // operands in L2
+};
+
+template <int ROWS_, int COLS_, int STAGES_, Schedule SCHEDULE> struct Tile {
+  static constexpr int ROWS = ROWS_, COLS = COLS_, STAGES = STAGES_;
+  static constexpr bool PINGPONG = SCHEDULE == PING_PONG;
+  static constexpr int CONSUMER_ROWS = PINGPONG ? ROWS : ROWS / 2;
+  static constexpr int BLOCKS = CONSUMER_ROWS / 64; // wgmma has 64 rows
+  static constexpr int A_BYTES = ROWS * DEPTH * 2, B_BYTES = COLS * DEPTH * 2;
+  static constexpr int STAGE_BYTES = A_BYTES + B_BYTES;
+  // 128 threads of PRODUCER and 256 of CONSUMER registers share 64 K.
+  static constexpr int PRODUCER_REGISTERS = 32, CONSUMER_REGISTERS = 240;
+};
+
+// Shared memory, from a multiple of 1024 on: stages, both consumers' slots, two tiles' row values,
+// barriers.
+template <class T, class Program> struct Shared {
+  static constexpr int SLOT_BYTES = Program::Loads::BYTES > Program::Stores::BYTES
+                                        ? Program::Loads::BYTES
+                                        : Program::Stores::BYTES;
+  static constexpr int ROW_VALUE_BYTES = Program::ROW_VALUE ? 2 * T::ROWS * 4 : 0;
+  static constexpr int BARRIERS = 2 * T::STAGES + 2 + 4 + 4 * MAX_SLOTS;
+  static constexpr int FIXED = T::STAGES * T::STAGE_BYTES + ROW_VALUE_BYTES + BARRIERS * 8 + 1024;
+  static constexpr int FITTING = (SHARED_LIMIT - FIXED) / (2 * SLOT_BYTES);
+  static constexpr int SLOTS = FITTING < MAX_SLOTS ? FITTING : MAX_SLOTS;
+  static_assert(SLOTS >= 1, "no room for the program's tiles beside the operands");
+  static constexpr int BYTES = FIXED + 2 * SLOTS * SLOT_BYTES;
+
+  uint32_t base;
+
+  __device__ __forceinline__ uint32_t stage(int s) const {
+    return base + s * T::STAGE_BYTES;
+  }
+  __device__ __forceinline__ uint32_t slot(int consumer, int i) const {
+    return base + T::STAGES * T::STAGE_BYTES + (consumer * SLOTS + i) * SLOT_BYTES;
+  }
+  __device__ __forceinline__ uint32_t row_values(int i) const {
+    return base + T::STAGES * T::STAGE_BYTES + 2 * SLOTS * SLOT_BYTES + i * T::ROWS * 4;
+  }
+  __device__ __forceinline__ uint32_t barrier(int i) const {
+    return row_values(0) + ROW_VALUE_BYTES + i * 8;
+  }
+  __device__ __forceinline__ uint32_t full(int s) const {
+    return barrier(s);
+  }
+  __device__ __forceinline__ uint32_t empty(int s) const {
+    return barrier(T::STAGES + s);
+  }
+  __device__ __forceinline__ uint32_t turn(int consumer) const {
+    return barrier(2 * T::STAGES + consumer);
+  }
+  __device__ __forceinline__ uint32_t row_full(int i) const {
+    return barrier(2 * T::STAGES + 2 + i);
+  }
+  __device__ __forceinline__ uint32_t row_empty(int i) const {
+    return barrier(2 * T::STAGES + 4 + i);
+  }
+  __device__ __forceinline__ uint32_t ready(int consumer, int slot) const {
+    return barrier(2 * T::STAGES + 6 + consumer * MAX_SLOTS + slot);
+  }
+  __device__ __forceinline__ uint32_t done(int consumer, int slot) const {
+    return barrier(2 * T::STAGES + 6 + (2 + consumer) * MAX_SLOTS + slot);
+  }
+
+  __device__ __forceinline__ void init_barriers() const {
+    for (int s = 0; s < T::STAGES; s++) {
+      mbarrier_init(full(s), 1);
+      mbarrier_init(empty(s), CLUSTER * (T::PINGPONG ? 1 : 2));
+    }
+    for (int i = 0; i < 2; i++) {
+      mbarrier_init(turn(i), 1);
+      mbarrier_init(row_full(i), 32);
+      mbarrier_init(row_empty(i), T::PINGPONG ? 4 : 8);
+      for (int slot = 0; slot < SLOTS; slot++) {
+        mbarrier_init(ready(i, slot), 1);
+        mbarrier_init(done(i, slot), 4);
+      }
+    }
+    fence_mbarrier_init();
+  }
+};
+
+// A position in a ring of SIZE, with the parity of the phase that a reader waits for.
+template <int SIZE> struct Ring {
+  int at = 0;
+  uint32_t parity = 0;
+  __device__ __forceinline__ void next() {
+    if (++at == SIZE) at = 0, parity ^= 1;
+  }
+  __device__ __forceinline__ void skip(int steps) {
+    at += steps;
+    parity ^= (at / SIZE) & 1;
+    at %= SIZE;
+  }
+};
+
+// The product's size, and in which order this cluster takes its tiles.
+template <class T> struct Work {
+  int M, N, K, rank;           // of this block in its cluster
+  int tiles_m, tiles_n, total; // of clusters
+  int first, stride;
+
+  __device__ __forceinline__ Work(int m, int n, int k) : M(m), N(n), K(k) {
+    rank = (int)cluster_rank();
+    tiles_m = (M + T::ROWS * CLUSTER - 1) / (T::ROWS * CLUSTER);
+    tiles_n = (N + T::COLS - 1) / T::COLS;
+    total = tiles_m * tiles_n;
+    first = blockIdx.x / CLUSTER;
+    stride = gridDim.x / CLUSTER;
+  }
+  __device__ __forceinline__ int k_stages() const {
+    return (K + DEPTH - 1) / DEPTH;
+  }
+  // This block's rows and columns of tile t start here.
+  __device__ __forceinline__ void locate(int t, int &row, int &column_tile) const {
+    const int a_group = TILE_GROUP * tiles_n, group = t / a_group, in_group = t - group * a_group;
+    const int first_row = group * TILE_GROUP, rows = min(TILE_GROUP, tiles_m - first_row);
+    column_tile = in_group / rows;
+    row = ((first_row + in_group - column_tile * rows) * CLUSTER + rank) * T::ROWS;
+  }
+};
+
+// ---- Warp 0: operands
+
+template <class T, class Program, Major A_MAJOR, Major B_MAJOR>
+__device__ __forceinline__ void load_operands(const Shared<T, Program> &shared, const Work<T> &work,
+                                              const CUtensorMap *map_a, const CUtensorMap *map_b) {
+  constexpr uint16_t BOTH = 3;
+  Ring<T::STAGES> ring;
+  ring.parity = 1;
+  for (int t = work.first; t < work.total; t += work.stride) {
+    int row, column;
+    work.locate(t, row, column);
+    column *= T::COLS;
+    for (int k = 0; k < work.K; k += DEPTH, ring.next()) {
+      const uint32_t full = shared.full(ring.at), a = shared.stage(ring.at), b = a + T::A_BYTES;
+      mbarrier_wait(shared.empty(ring.at), ring.parity);
+      mbarrier_expect(full, T::STAGE_BYTES);
+      if constexpr (A_MAJOR == MAJOR_K) {
+        tensor_load(map_a, full, a, k, row);
+      } else {
+#pragma unroll
+        for (int i = 0; i < T::ROWS / 64; i++)
+          tensor_load(map_a, full, a + i * BLOCK_OF_64, row + i * 64, k);
+      }
+      if constexpr (B_MAJOR == MAJOR_K) {
+        const int half = work.rank * (T::COLS / CLUSTER);
+        tensor_load_multicast(map_b, full, b + half * 128, k, column + half, BOTH);
+      } else {
+#pragma unroll
+        for (int i = 0; i < T::COLS / 64; i++)
+          if (i % CLUSTER == work.rank)
+            tensor_load_multicast(map_b, full, b + i * BLOCK_OF_64, column + i * 64, k, BOTH);
+      }
+    }
+  }
+}
+
+// ---- Warp 1: row values, a tile ahead
+
+template <class T, class Program>
+__device__ __forceinline__ void compute_row_values(const Shared<T, Program> &shared,
+                                                   const Work<T> &work, const ProgramArgs &args) {
+  Ring<2> ring;
+  ring.parity = 1;
+  for (int t = work.first; t < work.total; t += work.stride, ring.next()) {
+    int row, column_tile;
+    work.locate(t, row, column_tile);
+    mbarrier_wait(shared.row_empty(ring.at), ring.parity);
+    for (int i = threadIdx.x % 32; i < T::ROWS; i += 32)
+      shared_store(shared.row_values(ring.at) + i * 4,
+                   row + i < work.M ? Program::row_value(args, row + i) : 0.0f);
+    mbarrier_arrive(shared.row_full(ring.at));
+  }
+}
+
+// ---- Warps 2 and 3: tiles of the epilogue
+
+// The steps of a consumer's tiles, one after the other.
+template <class T, class Program> struct Steps {
+  static constexpr int A_BLOCK = T::COLS / Program::COLUMNS, A_TILE = A_BLOCK * T::BLOCKS;
+  const Work<T> &work;
+  int consumer, tile, step, row, column;
+
+  __device__ __forceinline__ Steps(const Work<T> &w, int which)
+      : work(w), consumer(which), tile(w.first + (T::PINGPONG ? which * w.stride : 0)), step(0) {
+    locate();
+  }
+  __device__ __forceinline__ bool left() const {
+    return tile < work.total;
+  }
+  __device__ __forceinline__ void next() {
+    if (++step < A_TILE) return;
+    step = 0;
+    tile += T::PINGPONG ? 2 * work.stride : work.stride;
+    locate();
+  }
+  __device__ __forceinline__ int step_row() const {
+    return row + step / A_BLOCK * 64;
+  }
+  __device__ __forceinline__ int step_column() const {
+    return column + step % A_BLOCK * Program::COLUMNS;
+  }
+
+private:
+  __device__ __forceinline__ void locate() {
+    if (!left()) return;
+    work.locate(tile, row, column);
+    column *= T::COLS;
+    if (!T::PINGPONG) row += consumer * T::CONSUMER_ROWS;
+  }
+};
+
+template <class T, class Program>
+__device__ __forceinline__ void load_chunks(const Shared<T, Program> &shared, int consumer,
+                                            int slot, Steps<T, Program> &steps,
+                                            const EpilogueOperands &operands) {
+  using Loads = typename Program::Loads;
+  if (!steps.left()) return;
+  const uint32_t ready = shared.ready(consumer, slot);
+  if constexpr (Loads::COUNT == 0) {
+    mbarrier_arrive(ready);
+  } else {
+    mbarrier_expect(ready, Loads::BYTES);
+#pragma unroll
+    for (int i = 0; i < Loads::COUNT; i++) {
+      int row = steps.step_row(), column = steps.step_column() * Loads::width(i) / Program::COLUMNS;
+      Program::load_position(operands.args, i, row, column);
+      tensor_load(&operands.loads[i], ready, shared.slot(consumer, slot) + Loads::offset(i), column,
+                  row);
+    }
+  }
+  steps.next();
+}
+
+template <class T, class Program>
+__device__ __forceinline__ void move_chunks(const Shared<T, Program> &shared, const Work<T> &work,
+                                            int consumer, const EpilogueOperands &operands) {
+  using Stores = typename Program::Stores;
+  constexpr int SLOTS = Shared<T, Program>::SLOTS;
+  // A slot is filled again when its store has been read; of many slots, one store later.
+  constexpr int LAG = SLOTS > 2 ? 1 : 0;
+  Steps<T, Program> loading(work, consumer), storing(work, consumer);
+  for (int slot = 0; slot < SLOTS; slot++)
+    load_chunks<T, Program>(shared, consumer, slot, loading, operands);
+  Ring<SLOTS> ring;
+  int refill = -LAG;
+  for (; storing.left(); storing.next(), ring.next()) {
+    mbarrier_wait(shared.done(consumer, ring.at), ring.parity);
+#pragma unroll
+    for (int i = 0; i < Stores::COUNT; i++)
+      tensor_store(&operands.stores[i], shared.slot(consumer, ring.at) + Stores::offset(i),
+                   storing.step_column() * Stores::width(i) / Program::COLUMNS, storing.step_row());
+    bulk_commit();
+    bulk_wait_read<LAG>();
+    if (refill >= 0) load_chunks<T, Program>(shared, consumer, refill, loading, operands);
+    if (++refill == SLOTS) refill = 0;
+  }
+  bulk_wait_read<0>();
+}
+
+// ---- Warpgroups 1 and 2: products and epilogue
+
+// The products of one tile into `accumulators`. Gives each stage back as soon as it has been read.
+template <class T, class Program, Major A_MAJOR, Major B_MAJOR>
+__device__ __forceinline__ void multiply(const Shared<T, Program> &shared, const Work<T> &work,
+                                         int consumer, int thread, Ring<T::STAGES> &ring,
+                                         float (&accumulators)[T::BLOCKS][T::COLS / 2]) {
+  // 16 along k: 32 bytes of a row, or 16 rows of 128 bytes
+  constexpr int K_STEP_A = (A_MAJOR == MAJOR_K ? 32 : 16 * 128) >> 4;
+  constexpr int K_STEP_B = (B_MAJOR == MAJOR_K ? 32 : 16 * 128) >> 4;
+  const uint32_t first_a =
+      shared.stage(0) + (T::PINGPONG ? 0 : consumer * T::CONSUMER_ROWS / 64 * BLOCK_OF_64);
+  const uint64_t a0 = wgmma_descriptor(first_a, A_MAJOR);
+  const uint64_t b0 = wgmma_descriptor(shared.stage(0) + T::A_BYTES, B_MAJOR);
+  const int stages = work.k_stages();
+  int previous = 0;
+  for (int s = 0; s < stages; s++, ring.next()) {
+    mbarrier_wait(shared.full(ring.at), ring.parity);
+    wgmma_fence();
+    const uint64_t offset = (uint64_t)(ring.at * (T::STAGE_BYTES >> 4));
+#pragma unroll
+    for (int k = 0; k < DEPTH / 16; k++)
+#pragma unroll
+      for (int block = 0; block < T::BLOCKS; block++)
+        Wgmma<T::COLS, A_MAJOR, B_MAJOR>::mma(
+            accumulators[block], a0 + offset + block * (BLOCK_OF_64 >> 4) + k * K_STEP_A,
+            b0 + offset + k * K_STEP_B, (s | k) != 0);
+    wgmma_commit();
+    if (s > 0) {
+      wgmma_wait<1>();
+      if (thread < CLUSTER) mbarrier_arrive_at(shared.empty(previous), thread);
+    }
+    previous = ring.at;
+  }
+  if (T::PINGPONG && thread == 0) mbarrier_arrive(shared.turn(consumer ^ 1));
+  wgmma_wait<0>();
+  if (thread < CLUSTER) mbarrier_arrive_at(shared.empty(previous), thread);
+}
+
+template <class T, class Program>
+__device__ __forceinline__ void run_program(const Shared<T, Program> &shared, int consumer,
+                                            Ring<Shared<T, Program>::SLOTS> &ring, Ring<2> rows,
+                                            const WarpgroupTile &tile,
+                                            const float (&accumulators)[T::BLOCKS][T::COLS / 2]) {
+  using S = Steps<T, Program>;
+  const int lane = tile.thread & 31;
+  const int first_row = T::PINGPONG ? 0 : consumer * T::CONSUMER_ROWS; // in the block's tile
+  if (Program::ROW_VALUE) mbarrier_wait(shared.row_full(rows.at), rows.parity);
+  Program program;
+  program.begin(tile);
+#pragma unroll
+  for (int i = 0; i < S::A_TILE; i++, ring.next()) {
+    mbarrier_wait(shared.ready(consumer, ring.at), ring.parity);
+    const Step<Program> step = {tile,
+                                accumulators[i / S::A_BLOCK] +
+                                    i % S::A_BLOCK * (Program::COLUMNS / 2),
+                                shared.row_values(rows.at) + first_row * 4,
+                                i / S::A_BLOCK,
+                                tile.column_tile * T::COLS + i % S::A_BLOCK * Program::COLUMNS,
+                                shared.slot(consumer, ring.at)};
+    program.step(step);
+    fence_copy_engine();
+    __syncwarp();
+    if (lane == 0) mbarrier_arrive(shared.done(consumer, ring.at));
+  }
+  if (Program::ROW_VALUE && lane == 0) mbarrier_arrive(shared.row_empty(rows.at));
+  program.end(tile);
+}
+
+template <class T, class Program, Major A_MAJOR, Major B_MAJOR>
+__device__ __forceinline__ void consume(const Shared<T, Program> &shared, const Work<T> &work,
+                                        int consumer, const ProgramArgs &args) {
+  const int thread = threadIdx.x % 128;
+  Ring<T::STAGES> stages;
+  Ring<Shared<T, Program>::SLOTS> slots;
+  Ring<2> rows;
+  uint32_t turn_parity = 0;
+  bool first = true; // of the block's tiles
+  for (int t = work.first, sequence = 0; t < work.total; t += work.stride, sequence++) {
+    if (!T::PINGPONG || (sequence & 1) == consumer) {
+      WarpgroupTile tile = {args, thread, 0, 0, work.tiles_n, 2 * T::BLOCKS, work.M, work.N};
+      work.locate(t, tile.first_row, tile.column_tile);
+      if (!T::PINGPONG) tile.first_row += consumer * T::CONSUMER_ROWS;
+      if (T::PINGPONG && (consumer == 1 || !first)) {
+        mbarrier_wait(shared.turn(consumer), turn_parity);
+        turn_parity ^= 1;
+      }
+      float accumulators[T::BLOCKS][T::COLS / 2];
+      multiply<T, Program, A_MAJOR, B_MAJOR>(shared, work, consumer, thread, stages, accumulators);
+      run_program<T, Program>(shared, consumer, slots, rows, tile, accumulators);
+    } else {
+      stages.skip(work.k_stages());
+    }
+    first = false;
+    rows.next();
+  }
+}
+
+// ---- The kernel
+
+enum { THREADS = 3 * 128 };
+
+template <class T, class Program, Major A_MAJOR, Major B_MAJOR>
+__global__ void __launch_bounds__(THREADS, 1)
+    fused_kernel(const __grid_constant__ CUtensorMap map_a,
+                 const __grid_constant__ CUtensorMap map_b,
+                 const __grid_constant__ EpilogueOperands operands, int M, int N, int K) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  extern __shared__ uint8_t memory[];
+  const Shared<T, Program> shared = {(shared_address(memory) + 1023u) & ~1023u};
+  if (threadIdx.x == 0) {
+    shared.init_barriers();
+    tensor_map_prefetch(&map_a);
+    tensor_map_prefetch(&map_b);
+  }
+  cluster_sync();
+
+  const Work<T> work(M, N, K);
+  // The same in all threads of a warpgroup, and the compiler is to know.
+  const int warpgroup = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0);
+  if (warpgroup == 0) {
+    registers_shrink<T::PRODUCER_REGISTERS>();
+    const int warp = threadIdx.x / 32;
+    if (threadIdx.x == 0)
+      load_operands<T, Program, A_MAJOR, B_MAJOR>(shared, work, &map_a, &map_b);
+    else if (warp == 1 && Program::ROW_VALUE)
+      compute_row_values<T, Program>(shared, work, operands.args);
+    else if (threadIdx.x == 64 || threadIdx.x == 96)
+      move_chunks<T, Program>(shared, work, warp - 2, operands);
+    __syncwarp();
+  } else {
+    registers_grow<T::CONSUMER_REGISTERS>();
+    consume<T, Program, A_MAJOR, B_MAJOR>(shared, work, warpgroup - 1, operands.args);
+  }
+  cluster_sync(); // no block ends while another may still write into its shared memory
+#endif
+}

@@ -1,0 +1,145 @@
+// Launching programs: tensor maps, clusters, shared memory.
+#include "kernels/fused/program.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "kernels/cuda/check.h"
+
+enum { CLUSTER_BLOCKS = 2, BLOCK_THREADS = 384, K_DEPTH = 64 }; // as in mainloop.cuh
+
+#define ROW(NAME, file) extern const Program fused_program_##file;
+FUSED_PROGRAMS(ROW)
+#undef ROW
+
+const Program *fused_program(ProgramName name) {
+  static const Program *const programs[PROGRAMS] = {
+#define ROW(NAME, file) [PROGRAM_##NAME] = &fused_program_##file,
+      FUSED_PROGRAMS(ROW)
+#undef ROW
+  };
+  return programs[name];
+}
+
+// ---- Set-up
+
+static int open_program(FusedKernels *kernels, ProgramName name, const Gpu *gpu, Error *err) {
+  const Program *program = fused_program(name);
+  for (int tile = 0; tile < TILE_SHAPES; tile++) {
+    const ProgramKernel *k = &program->kernels[tile];
+    CUDA_TRY(err, cudaFuncSetAttribute(k->kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                       k->shared_bytes));
+    cudaLaunchAttribute cluster = {.id = cudaLaunchAttributeClusterDimension,
+                                   .val.clusterDim = {.x = CLUSTER_BLOCKS, .y = 1, .z = 1}};
+    const cudaLaunchConfig_t config = {
+        .gridDim = {.x = (unsigned)gpu->sm_count & ~1u, .y = 1, .z = 1},
+        .blockDim = {.x = BLOCK_THREADS, .y = 1, .z = 1},
+        .dynamicSmemBytes = (size_t)k->shared_bytes,
+        .attrs = &cluster,
+        .numAttrs = 1};
+    int clusters = 0;
+    CUDA_TRY(err, cudaOccupancyMaxActiveClusters(&clusters, k->kernel, &config));
+    if (clusters < 1)
+      return error_set(err, "the GPU cannot run the fused kernel \"%s\" (%d x %d)", program->name,
+                       (int)k->rows, (int)k->cols);
+    kernels->clusters[name][tile] = clusters;
+  }
+  return 0;
+}
+
+int fused_kernels_open(FusedKernels *kernels, const Gpu *gpu, Error *err) {
+  if (gpu->major != 9 || gpu->minor != 0)
+    return error_set(
+        err,
+        "fused kernels are made for GPUs of compute capability 9.0 (Hopper), and this one "
+        "has %d.%d; use backend.kernels \"unfused\"",
+        gpu->major, gpu->minor);
+  void *encode = NULL;
+  enum cudaDriverEntryPointQueryResult found;
+  CUDA_TRY(err, cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &encode, 12000,
+                                                 cudaEnableDefault, &found));
+  if (found != cudaDriverEntryPointSuccess)
+    return error_set(err, "the driver has no cuTensorMapEncodeTiled; update it to 525 or later");
+  memcpy(&kernels->encode, &encode, sizeof encode);
+  for (int name = 0; name < PROGRAMS; name++)
+    if (open_program(kernels, (ProgramName)name, gpu, err)) return -1;
+  return 0;
+}
+
+// ---- Launching
+
+static void fail_call(const Program *program, const char *why) {
+  fprintf(stderr, "fused kernel \"%s\": %s\n", program->name, why);
+  exit(EXIT_FAILURE);
+}
+
+// Boxes of box_rows x box_cols elements of a 16-bit matrix; box_cols 64 or 32.
+static CUtensorMap tensor_map(const FusedKernels *kernels, const Program *program, Matrix matrix,
+                              int32_t box_rows, int32_t box_cols) {
+  const cuuint64_t dims[2] = {(cuuint64_t)matrix.cols, (cuuint64_t)matrix.rows};
+  const cuuint64_t strides[1] = {(cuuint64_t)matrix.cols * 2};
+  const cuuint32_t box[2] = {(cuuint32_t)box_cols, (cuuint32_t)box_rows}, steps[2] = {1, 1};
+  CUtensorMap map;
+  const CUresult status =
+      kernels->encode(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 2, (void *)(uintptr_t)matrix.data,
+                      dims, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
+                      box_cols == 64 ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_64B,
+                      CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  if (status != CUDA_SUCCESS)
+    fail_call(program,
+              "a matrix is not as the copy engine takes it: pointer or rows not at 16-byte "
+              "boundaries, or a size of 2^32");
+  return map;
+}
+
+// The kernels' parameter, declared in epilogue.cuh.
+typedef struct EpilogueOperands {
+  CUtensorMap loads[MAX_TILES], stores[MAX_TILES];
+  ProgramArgs args;
+} EpilogueOperands;
+
+void fused_launch(const FusedKernels *kernels, ProgramName name, TileShape tile,
+                  const ProgramCall *call, cudaStream_t stream) {
+  const Program *program = fused_program(name);
+  const ProgramKernel *k = &program->kernels[tile];
+  if (call->M <= 0 || call->N <= 0 || call->K <= 0) return;
+  if (call->M > INT32_MAX - 512 || call->N > INT32_MAX - 512 || call->K > INT32_MAX - 512)
+    fail_call(program, "a side of the product is 2^31 or more");
+
+  // K-major operands come in one box a stage (B in two halves), others in boxes of 64 x 64.
+  const CUtensorMap a =
+      program->form == GEMM_TN
+          ? tensor_map(kernels, program, (Matrix){call->A, call->K, call->M}, K_DEPTH, 64)
+          : tensor_map(kernels, program, (Matrix){call->A, call->M, call->K}, k->rows, K_DEPTH);
+  const CUtensorMap b =
+      program->form == GEMM_NT
+          ? tensor_map(kernels, program, (Matrix){call->B, call->N, call->K},
+                       k->cols / CLUSTER_BLOCKS, K_DEPTH)
+          : tensor_map(kernels, program, (Matrix){call->B, call->K, call->N}, K_DEPTH, 64);
+  EpilogueOperands operands = {.args = call->args};
+  for (int i = 0; i < MAX_TILES; i++) {
+    if (program->load_cols[i])
+      operands.loads[i] = tensor_map(kernels, program, call->loads[i], 64, program->load_cols[i]);
+    if (program->store_cols[i])
+      operands.stores[i] =
+          tensor_map(kernels, program, call->stores[i], 64, program->store_cols[i]);
+  }
+
+  const int64_t tiles = (call->M + k->rows * CLUSTER_BLOCKS - 1) / (k->rows * CLUSTER_BLOCKS) *
+                        tile_parts(tile, call->N);
+  const int64_t clusters =
+      tiles < kernels->clusters[name][tile] ? tiles : kernels->clusters[name][tile];
+  cudaLaunchAttribute cluster = {.id = cudaLaunchAttributeClusterDimension,
+                                 .val.clusterDim = {.x = CLUSTER_BLOCKS, .y = 1, .z = 1}};
+  const cudaLaunchConfig_t config = {
+      .gridDim = {.x = (unsigned)clusters * CLUSTER_BLOCKS, .y = 1, .z = 1},
+      .blockDim = {.x = BLOCK_THREADS, .y = 1, .z = 1},
+      .dynamicSmemBytes = (size_t)k->shared_bytes,
+      .stream = stream,
+      .attrs = &cluster,
+      .numAttrs = 1};
+  int M = (int)call->M, N = (int)call->N, K = (int)call->K;
+  void *parameters[] = {(void *)(uintptr_t)&a, (void *)(uintptr_t)&b, &operands, &M, &N, &K};
+  CUDA_CHECK(cudaLaunchKernelExC(&config, k->kernel, parameters));
+}

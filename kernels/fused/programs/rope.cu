@@ -1,0 +1,40 @@
+// qkv = r (A B^T), then the pairs of the q and k heads rotated by their row's position: arXiv
+// 2104.09864.
+//   args.sumsq, inverse_D, eps, first, period, head_dim, rotated   stores[0] qkv [M, N]
+//   loads[0] cosines and sines of pairs as fp16, [positions, columns]: row p holds, at columns c
+//   and c + 1, those of position p and of the pair at c % head_dim. Rows up to first + period + 62
+//   and columns up to head_dim + 63 are read (in the order of args.first and period), so that 64 x
+//   64 of it are what a step needs; beyond may lie anything.
+#include <cuda_fp16.h>
+#include "kernels/fused/define.cuh"
+
+struct Rope : ProgramDefaults {
+  using Loads = Chunks<64>;
+  using Stores = Chunks<64>;
+  static constexpr bool ROW_VALUE = true;
+  static __device__ __forceinline__ float row_value(const ProgramArgs &args, int64_t row) {
+    return rstd_of_row(args, row);
+  }
+  static __device__ __forceinline__ void load_position(const ProgramArgs &args, int, int &row,
+                                                       int &column) {
+    row = args.first + row % args.period;
+    column = column % args.head_dim;
+  }
+
+  template <class S> __device__ __forceinline__ void step(const S &s) const {
+    float r[2];
+    s.load_row_values(r);
+    uint32_t pairs[16];
+    s.template load<0>(pairs);
+#pragma unroll
+    for (int i = 0; i < 16; i++) {
+      float2 v = s.product(i);
+      v.x *= r[i & 1], v.y *= r[i & 1];
+      const float2 angle = __half22float2(*reinterpret_cast<const __half2 *>(&pairs[i]));
+      if (s.column(i) < s.tile.args.rotated) rope_rotate(&v.x, &v.y, angle.x, angle.y);
+      pairs[i] = bf16_two(v.x, v.y);
+    }
+    s.template store<0>(pairs);
+  }
+};
+DEFINE_PROGRAM(Rope, rope)

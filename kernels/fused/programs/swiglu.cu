@@ -1,0 +1,36 @@
+// z = r (A B^T), y = silu(gate) up of z's column pairs as stored: arXiv 2002.05202.
+//   args.sumsq, inverse_D, eps   stores[0] z [M, N]   stores[1] y [M, N / 2]
+#include "kernels/fused/define.cuh"
+
+struct Swiglu : ProgramDefaults {
+  using Stores = Chunks<64, 32>;
+  static constexpr bool ROW_VALUE = true;
+  static __device__ __forceinline__ float row_value(const ProgramArgs &args, int64_t row) {
+    return rstd_of_row(args, row);
+  }
+
+  // 16 columns of z at a time. The order of features in a group of 8 pairs (pair_of_feature) makes
+  // the pairs that a thread holds of two neighbouring blocks of 8 columns the features of one pair
+  // of y.
+  template <class S> __device__ __forceinline__ void step(const S &s) const {
+    float r[2];
+    s.load_row_values(r);
+    uint32_t y[8];
+#pragma unroll
+    for (int first = 0; first < 16; first += 4) {
+      uint32_t z[4];
+      float features[4];
+#pragma unroll
+      for (int j = 0; j < 4; j++) {
+        const float2 v = s.product(first + j);
+        z[j] = bf16_two(v.x * r[j & 1], v.y * r[j & 1]);
+        features[j] = swiglu(bf16_low(z[j]), bf16_high(z[j]));
+      }
+      y[first / 2] = bf16_two(features[0], features[2]);
+      y[first / 2 + 1] = bf16_two(features[1], features[3]);
+      s.template store<0>(z, first);
+    }
+    s.template store<1>(y);
+  }
+};
+DEFINE_PROGRAM(Swiglu, swiglu)
