@@ -15,7 +15,7 @@ struct Swiglu : ProgramDefaults {
   template <class S> __device__ __forceinline__ void step(const S &s) const {
     float r[2];
     s.load_row_values(r);
-    uint32_t y[8];
+    uint32_t y[4];
 #pragma unroll
     for (int first = 0; first < 16; first += 4) {
       uint32_t z[4];
@@ -26,11 +26,11 @@ struct Swiglu : ProgramDefaults {
         z[j] = bf16_two(v.x * r[j & 1], v.y * r[j & 1]);
         features[j] = swiglu(bf16_low(z[j]), bf16_high(z[j]));
       }
-      y[first / 2] = bf16_two(features[0], features[2]);
-      y[first / 2 + 1] = bf16_two(features[1], features[3]);
       s.template store<0>(z, first);
+      y[first / 2 % 4] = bf16_two(features[0], features[2]);
+      y[first / 2 % 4 + 1] = bf16_two(features[1], features[3]);
+      if (first % 8 == 4) s.template store<1>(y, first / 2 - 2);
     }
-    s.template store<1>(y);
   }
 };
 DEFINE_PROGRAM(Swiglu, swiglu)
