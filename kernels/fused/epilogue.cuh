@@ -175,17 +175,20 @@ template <class Program> struct Step {
     value[1] = shared_load(first + 8 * 4);
   }
 
-  // ---- Tiles. All of a step's loads come before its stores.
+  // ---- Tiles. What a chunk's pairs are stored over has been loaded before.
   // A warp's chunk rows: 16; a 16-byte column c of row `row` lies at c ^ swizzle(row), as the copy
   // engine puts it with CU_TENSOR_MAP_SWIZZLE_128B (rows of 128 bytes) and _64B (of 64): no bank
   // conflicts.
-  template <int OPERAND> __device__ __forceinline__ void load(uint32_t (&pairs)[16]) const {
-    static_assert(Program::Loads::width(OPERAND) == 64, "16 pairs are a chunk of 64 columns");
+  // Pairs first to first + N - 1 of a chunk; `first` a multiple of 4, known where this is expanded.
+  template <int OPERAND, int N>
+  __device__ __forceinline__ void load(uint32_t (&pairs)[N], int first = 0) const {
+    constexpr int WIDTH = Program::Loads::width(OPERAND);
+    static_assert(N % 4 == 0 && N <= WIDTH / 4, "whole matrices, inside of the chunk");
     const uint32_t chunk = slot + Program::Loads::offset(OPERAND);
 #pragma unroll
-    for (int i = 0; i < 4; i++)
-      load_matrices(address<64>(chunk, i), pairs[4 * i], pairs[4 * i + 1], pairs[4 * i + 2],
-                    pairs[4 * i + 3]);
+    for (int i = 0; i < N / 4; i++)
+      load_matrices(address<WIDTH>(chunk, first / 4 + i), pairs[4 * i], pairs[4 * i + 1],
+                    pairs[4 * i + 2], pairs[4 * i + 3]);
   }
   // Pairs first to first + N - 1 of the chunk; `first` a multiple of 4, known where this is
   // expanded.

@@ -42,7 +42,9 @@ template <int ROWS_, int COLS_, int STAGES_, Schedule SCHEDULE> struct Tile {
   static constexpr int A_BYTES = ROWS * DEPTH * 2, B_BYTES = COLS * DEPTH * 2;
   static constexpr int STAGE_BYTES = A_BYTES + B_BYTES;
   // 128 threads of PRODUCER and 256 of CONSUMER registers share 64 K.
-  static constexpr int PRODUCER_REGISTERS = 32, CONSUMER_REGISTERS = 240;
+  static constexpr int ACCUMULATORS = BLOCKS * COLS / 2;
+  static constexpr int PRODUCER_REGISTERS = ACCUMULATORS > 128 ? 32 : 56;
+  static constexpr int CONSUMER_REGISTERS = ACCUMULATORS > 128 ? 240 : 224;
 };
 
 // Shared memory, from a multiple of 1024 on: stages, both consumers' slots, two tiles' row values,
@@ -274,10 +276,12 @@ __device__ __forceinline__ void move_chunks(const Shared<T, Program> &shared, co
   // A slot is filled again when its store has been read; of many slots, one store later.
   constexpr int LAG = SLOTS > 2 ? 1 : 0;
   Steps<T, Program> loading(work, consumer), storing(work, consumer);
+#pragma unroll 1 // few registers here
   for (int slot = 0; slot < SLOTS; slot++)
     load_chunks<T, Program>(shared, consumer, slot, loading, operands);
   Ring<SLOTS> ring;
   int refill = -LAG;
+#pragma unroll 1
   for (; storing.left(); storing.next(), ring.next()) {
     mbarrier_wait(shared.done(consumer, ring.at), ring.parity);
 #pragma unroll
@@ -345,13 +349,15 @@ __device__ __forceinline__ void run_program(const Shared<T, Program> &shared, in
 #pragma unroll
   for (int i = 0; i < S::A_TILE; i++, ring.next()) {
     mbarrier_wait(shared.ready(consumer, ring.at), ring.parity);
+    uint32_t slot = shared.slot(consumer, ring.at);
+    asm volatile("" : "+r"(slot)); // else the compiler keeps the addresses of all slots in registers
     const Step<Program> step = {tile,
                                 accumulators[i / S::A_BLOCK] +
                                     i % S::A_BLOCK * (Program::COLUMNS / 2),
                                 shared.row_values(rows.at) + first_row * 4,
                                 i / S::A_BLOCK,
                                 tile.column_tile * T::COLS + i % S::A_BLOCK * Program::COLUMNS,
-                                shared.slot(consumer, ring.at)};
+                                slot};
     program.step(step);
     fence_copy_engine();
     __syncwarp();

@@ -17,13 +17,17 @@ extern "C" {
 // The table of programs: PROGRAM_NAME, programs/name.cu, and the operation of kernels/ops.h that it
 // serves.
 #define FUSED_PROGRAMS(ROW)                                                                        \
-  ROW(PLAIN_NT, plain_nt) /* the bare product, for benchmarks */                                   \
-  ROW(PLAIN_NN, plain_nn) /* dgrad */                                                              \
-  ROW(PLAIN_TN, plain_tn) /* the bare product of wgrad's operands, for benchmarks */               \
-  ROW(RESIDUAL, residual) /* residual */                                                           \
-  ROW(ROPE, rope)         /* qkv */                                                                \
-  ROW(SWIGLU, swiglu)     /* gate_up */                                                            \
-  ROW(LOGITS, logits)     /* lm_head, head_loss */
+  ROW(PLAIN_NT, plain_nt)               /* the bare product, for benchmarks */                     \
+  ROW(PLAIN_NN, plain_nn)               /* dgrad */                                                \
+  ROW(PLAIN_TN, plain_tn)               /* the bare product of wgrad's operands, for benchmarks */ \
+  ROW(RESIDUAL, residual)               /* residual */                                             \
+  ROW(ROPE, rope)                       /* qkv */                                                  \
+  ROW(SWIGLU, swiglu)                   /* gate_up */                                              \
+  ROW(LOGITS, logits)                   /* lm_head, head_loss */                                   \
+  ROW(SWIGLU_BACKWARD, swiglu_backward) /* down_dgrad */                                           \
+  ROW(SWIGLU_BACKWARD_Y, swiglu_backward_y)     /* down_dgrad that makes y again */                \
+  ROW(NORM_DGRAD, norm_dgrad)                   /* norm_dgrad without a residual */                \
+  ROW(NORM_DGRAD_RESIDUAL, norm_dgrad_residual) /* norm_dgrad */
 
 typedef enum ProgramName {
 #define ROW(NAME, file) PROGRAM_##NAME,
@@ -57,6 +61,7 @@ typedef struct MaxSum {
 typedef struct ProgramArgs {
   RowParts sumsq; // in: of the rows of A; r = rsqrt(sum of parts / D + eps)
   float inverse_D, eps;
+  RowParts s;    // in: sums over the rows of dz' z, for RMSNorm's backward
   RowParts sums; // out: a part a tile of columns; parts beyond the last tile become 0
   // rope: row m is at position first + m % period; columns below rotated are heads of head_dim
   int32_t first, period, head_dim, rotated;

@@ -1,0 +1,50 @@
+// dy = A B; dz' = r (dy d(silu(gate) up)) over the column pairs of z; s = row sums of dz' z; y =
+// silu(gate) up again.
+#pragma once
+#include "kernels/fused/epilogue.cuh"
+
+template <bool STORE_Y> struct SwigluBackwardOf : ProgramDefaults {
+  static constexpr GemmForm FORM = GEMM_NN;
+  static constexpr int COLUMNS = 32; // of dy: 64 of z
+  using Loads = Chunks<64>;
+  using Stores = Chunks<64, STORE_Y ? 32 : 0>;
+  static constexpr bool ROW_VALUE = true;
+  static __device__ __forceinline__ float row_value(const ProgramArgs &args, int64_t row) {
+    return rstd_of_row(args, row);
+  }
+  float sums[MAX_THREAD_ROWS] = {};
+
+  // 16 columns of z at a time. Pair 4 J + 2 e + h of z is in row h of the step's two and belongs,
+  // by the order of features (pair_of_feature), to element e of pair 2 J + h of dy, and of y.
+  template <class S> __device__ __forceinline__ void step(const S &s) {
+    float r[2];
+    s.load_row_values(r);
+    uint32_t y[4];
+#pragma unroll
+    for (int first = 0; first < 16; first += 4) {
+      uint32_t z[4];
+      float features[4];
+      s.template load<0>(z, first);
+#pragma unroll
+      for (int j = 0; j < 4; j++) {
+        const int h = j & 1, e = j >> 1;
+        const float2 both = s.product(first / 2 + h);
+        const float gate = bf16_low(z[j]), up = bf16_high(z[j]);
+        float dgate, dup;
+        swiglu_backward(gate, up, r[h] * (e ? both.y : both.x), &dgate, &dup);
+        z[j] = bf16_two(dgate, dup);
+        sums[s.thread_row(h)] = fmaf(dup, up, fmaf(dgate, gate, sums[s.thread_row(h)]));
+        features[j] = swiglu(gate, up);
+      }
+      s.template store<0>(z, first);
+      if constexpr (STORE_Y) {
+        y[first / 2 % 4] = bf16_two(features[0], features[2]);
+        y[first / 2 % 4 + 1] = bf16_two(features[1], features[3]);
+        if (first % 8 == 4) s.template store<1>(y, first / 2 - 2);
+      }
+    }
+  }
+  template <class T> __device__ __forceinline__ void end(const T &tile) const {
+    tile.store_row_sums(tile.args.sums, sums);
+  }
+};
