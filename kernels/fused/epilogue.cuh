@@ -31,26 +31,6 @@ template <int FIRST = 0, int SECOND = 0> struct Chunks {
   static constexpr int BYTES = 64 * (FIRST + SECOND) * 2;
 };
 
-// What a program starts from, and may redefine.
-struct ProgramDefaults {
-  static constexpr GemmForm FORM = GEMM_NT;
-  static constexpr int COLUMNS = 64;
-  using Loads = Chunks<>; // tile operands in; they are under way while the product is computed
-  using Stores =
-      Chunks<>; // tile operands out; chunk i takes the place of the chunk i that was loaded
-  // Rows have a value, row_value(args, row), computed a tile ahead by a warp that has nothing else
-  // to do.
-  static constexpr bool ROW_VALUE = false;
-  static __device__ __forceinline__ float row_value(const ProgramArgs &, int64_t) {
-    return 0;
-  }
-  // Where in the matrix of load i the chunk for the step at (row, column) starts.
-  static __device__ __forceinline__ void load_position(const ProgramArgs &, int, int &, int &) {}
-  // Called before a tile's first step and after its last.
-  template <class T> __device__ __forceinline__ void begin(const T &) {}
-  template <class T> __device__ __forceinline__ void end(const T &) {}
-};
-
 // Adds up a row's parts in their order.
 static __device__ __forceinline__ float sum_of_parts(const RowParts &p, int64_t row) {
   float sum = 0;
@@ -76,17 +56,18 @@ struct OnlineSoftmax {
   static __device__ __forceinline__ float scale(float from, float to) { // exp(from - to)
     return from == -INFINITY ? 0.0f : __expf(from - to);
   }
-  // A step's bf16 pairs first, first + 2, ...: those of one of a thread's rows.
-  __device__ __forceinline__ void add_every_second(const uint32_t (&pairs)[16], int first) {
+  // bf16 pairs first, first + 2, ...: of a step's, those of one of a thread's rows.
+  template <int N>
+  __device__ __forceinline__ void add_every_second(const uint32_t (&pairs)[N], int first) {
     float top = max;
 #pragma unroll
-    for (int i = 0; i < 16; i += 2)
+    for (int i = 0; i < N; i += 2)
       top = fmaxf(top, fmaxf(bf16_low(pairs[i + first]), bf16_high(pairs[i + first])));
     sum *= scale(max, top);
     max = top;
     if (top == -INFINITY) return;
 #pragma unroll
-    for (int i = 0; i < 16; i += 2)
+    for (int i = 0; i < N; i += 2)
       sum += __expf(bf16_low(pairs[i + first]) - top) + __expf(bf16_high(pairs[i + first]) - top);
   }
   __device__ __forceinline__ void merge(const OnlineSoftmax &other) {
@@ -107,72 +88,80 @@ struct OnlineSoftmax {
   }
 };
 
-// Rows of a warpgroup's tile that a thread holds pairs of: 2 for every 64.
-enum { MAX_THREAD_ROWS = 4 };
-
-// A warpgroup's tile, as begin and end see it.
-struct WarpgroupTile {
+// A block of 64 rows of a warpgroup's tile, as end sees it. A thread holds pairs of two of its
+// rows, 0 and 1.
+struct RowBlock {
   const ProgramArgs &args;
   int thread; // 0 .. 127
-  int first_row, column_tile, column_tiles, thread_rows;
+  int first_row, column_tile, column_tiles;
   int64_t M, N;
 
-  // Thread row t: 64-row block t / 2, and of it
-  __device__ __forceinline__ int64_t row(int t) const {
-    return first_row + (t >> 1) * 64 + (thread >> 5) * 16 + ((thread & 31) >> 2) + (t & 1) * 8;
+  __device__ __forceinline__ int64_t row(int h) const {
+    return first_row + (thread >> 5) * 16 + ((thread & 31) >> 2) + h * 8;
   }
-  // Of the four threads that share each of their rows, the one that writes for them.
+  // Of the four threads that share their rows, the one that writes for them.
   __device__ __forceinline__ bool leads() const {
     return (thread & 3) == 0;
   }
   // Block reduction: this tile's part of a sum over each row; `sums` holds this thread's shares.
-  __device__ __forceinline__ void store_row_sums(const RowParts &to,
-                                                 const float (&sums)[MAX_THREAD_ROWS]) const {
+  __device__ __forceinline__ void store_row_sums(const RowParts &to, const float (&sums)[2]) const {
 #pragma unroll
-    for (int t = 0; t < MAX_THREAD_ROWS; t++) {
-      if (t >= thread_rows) break;
-      const float sum = quad_sum(sums[t]);
-      if (!leads() || row(t) >= M) continue;
-      to.data[column_tile * to.stride + row(t)] = sum;
+    for (int h = 0; h < 2; h++) {
+      const float sum = quad_sum(sums[h]);
+      if (!leads() || row(h) >= M) continue;
+      to.data[column_tile * to.stride + row(h)] = sum;
       if (column_tile == column_tiles - 1)
         for (int part = column_tiles; part < to.parts; part++)
-          to.data[part * to.stride + row(t)] = 0;
+          to.data[part * to.stride + row(h)] = 0;
     }
   }
 };
 
+// What a program starts from, and may redefine.
+struct ProgramDefaults {
+  static constexpr GemmForm FORM = GEMM_NT;
+  static constexpr int COLUMNS = 64;
+  using Loads = Chunks<>; // tile operands in; they are under way while the product is computed
+  using Stores =
+      Chunks<>; // tile operands out; chunk i takes the place of the chunk i that was loaded
+  // Rows have a value, row_value(args, row), computed a tile ahead by a warp that has nothing else
+  // to do.
+  static constexpr bool ROW_VALUE = false;
+  static __device__ __forceinline__ float row_value(const ProgramArgs &, int64_t) {
+    return 0;
+  }
+  // Where in the matrix of load i the chunk for the step at (row, column) starts.
+  static __device__ __forceinline__ void load_position(const ProgramArgs &, int, int &, int &) {}
+  // Called after the last step of 64 rows of a tile; the program starts anew for the next 64.
+  __device__ __forceinline__ void end(const RowBlock &) {}
+};
+
 // A step, as Program::step sees it.
 template <class Program> struct Step {
-  const WarpgroupTile &tile;
-  const float *accumulators; // of this thread, in this step
-  uint32_t row_values;       // of the tile's rows, in shared memory
-  int block, first_column;   // which 64 rows of the tile; column of the product
-  uint32_t slot;             // the step's chunks in shared memory
+  const RowBlock &block;
+  const float *accumulators;    // of this thread, in this step
+  const float (&row_values)[2]; // of its two rows
+  int first_column;             // of the product
+  uint32_t slot;                // the step's chunks in shared memory
 
   static constexpr int PAIRS = Program::COLUMNS / 4;
 
   // ---- The mapping of pairs to rows and columns
-  // Pair i lies in thread row thread_row(i), at columns column(i) and the next.
-  __device__ __forceinline__ int thread_row(int i) const {
-    return 2 * block + (i & 1);
-  }
+  // Pair i lies in the thread's row i & 1, at columns column(i) and the next.
   __device__ __forceinline__ int column(int i) const {
-    return first_column + 8 * (i >> 1) + 2 * (tile.thread & 3);
+    return first_column + 8 * (i >> 1) + 2 * (block.thread & 3);
   }
   // Whether pair i lies inside of the product; a multiple of 8 columns does or does not.
   __device__ __forceinline__ bool inside(int i) const {
-    return first_column + 8 * (i >> 1) < tile.N;
+    return first_column + 8 * (i >> 1) < block.N;
   }
 
   // ---- The product, and the row's value
   __device__ __forceinline__ float2 product(int i) const {
     return {accumulators[2 * i], accumulators[2 * i + 1]};
   }
-  // Pair i's row has value[i & 1].
-  __device__ __forceinline__ void load_row_values(float (&value)[2]) const {
-    const uint32_t first = row_values + (uint32_t)(tile.row(2 * block) - tile.first_row) * 4;
-    value[0] = shared_load(first);
-    value[1] = shared_load(first + 8 * 4);
+  __device__ __forceinline__ float row_value(int i) const {
+    return row_values[i & 1];
   }
 
   // ---- Tiles. What a chunk's pairs are stored over has been loaded before.
@@ -206,7 +195,7 @@ template <class Program> struct Step {
 private:
   // Where this lane's row of matrices 4i to 4i + 3 of the chunk lies.
   template <int WIDTH> __device__ __forceinline__ uint32_t address(uint32_t chunk, int i) const {
-    const int lane = tile.thread & 31, row = (tile.thread >> 5) * 16 + (lane & 15);
+    const int lane = block.thread & 31, row = (block.thread >> 5) * 16 + (lane & 15);
     const int swizzle = WIDTH == 64 ? row & 7 : (row >> 1) & 3;
     return chunk + row * (WIDTH * 2) + (((2 * i + (lane >> 4)) ^ swizzle) << 4);
   }

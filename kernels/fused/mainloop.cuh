@@ -41,10 +41,11 @@ template <int ROWS_, int COLS_, int STAGES_, Schedule SCHEDULE> struct Tile {
   static constexpr int BLOCKS = CONSUMER_ROWS / 64; // wgmma has 64 rows
   static constexpr int A_BYTES = ROWS * DEPTH * 2, B_BYTES = COLS * DEPTH * 2;
   static constexpr int STAGE_BYTES = A_BYTES + B_BYTES;
-  // 128 threads of PRODUCER and 256 of CONSUMER registers share 64 K.
-  static constexpr int ACCUMULATORS = BLOCKS * COLS / 2;
-  static constexpr int PRODUCER_REGISTERS = ACCUMULATORS > 128 ? 32 : 56;
-  static constexpr int CONSUMER_REGISTERS = ACCUMULATORS > 128 ? 240 : 224;
+  // What 3 warpgroups start with, 168 a thread, is dealt out anew. More than that waits for ever.
+  // This deal leaves no program spilling.
+  static constexpr int PRODUCER_REGISTERS = PINGPONG ? 40 : 56;
+  static constexpr int CONSUMER_REGISTERS = PINGPONG ? 232 : 224;
+  static_assert(PRODUCER_REGISTERS + 2 * CONSUMER_REGISTERS <= 3 * 168, "more than were launched");
 };
 
 // Shared memory, from a multiple of 1024 on: stages, both consumers' slots, two tiles' row values,
@@ -115,17 +116,15 @@ template <class T, class Program> struct Shared {
   }
 };
 
-// A position in a ring of SIZE, with the parity of the phase that a reader waits for.
+// A place in a ring of SIZE after a number of steps, with the parity of the phase that a reader
+// waits for.
 template <int SIZE> struct Ring {
-  int at = 0;
-  uint32_t parity = 0;
+  int at;
+  uint32_t parity;
+  __device__ __forceinline__ explicit Ring(uint32_t steps)
+      : at((int)(steps % SIZE)), parity(steps / SIZE & 1) {}
   __device__ __forceinline__ void next() {
     if (++at == SIZE) at = 0, parity ^= 1;
-  }
-  __device__ __forceinline__ void skip(int steps) {
-    at += steps;
-    parity ^= (at / SIZE) & 1;
-    at %= SIZE;
   }
 };
 
@@ -161,15 +160,14 @@ template <class T, class Program, Major A_MAJOR, Major B_MAJOR>
 __device__ __forceinline__ void load_operands(const Shared<T, Program> &shared, const Work<T> &work,
                                               const CUtensorMap *map_a, const CUtensorMap *map_b) {
   constexpr uint16_t BOTH = 3;
-  Ring<T::STAGES> ring;
-  ring.parity = 1;
+  Ring<T::STAGES> ring(0);
   for (int t = work.first; t < work.total; t += work.stride) {
     int row, column;
     work.locate(t, row, column);
     column *= T::COLS;
     for (int k = 0; k < work.K; k += DEPTH, ring.next()) {
       const uint32_t full = shared.full(ring.at), a = shared.stage(ring.at), b = a + T::A_BYTES;
-      mbarrier_wait(shared.empty(ring.at), ring.parity);
+      mbarrier_wait(shared.empty(ring.at), ring.parity ^ 1);
       mbarrier_expect(full, T::STAGE_BYTES);
       if constexpr (A_MAJOR == MAJOR_K) {
         tensor_load(map_a, full, a, k, row);
@@ -196,12 +194,11 @@ __device__ __forceinline__ void load_operands(const Shared<T, Program> &shared, 
 template <class T, class Program>
 __device__ __forceinline__ void compute_row_values(const Shared<T, Program> &shared,
                                                    const Work<T> &work, const ProgramArgs &args) {
-  Ring<2> ring;
-  ring.parity = 1;
+  Ring<2> ring(0);
   for (int t = work.first; t < work.total; t += work.stride, ring.next()) {
     int row, column_tile;
     work.locate(t, row, column_tile);
-    mbarrier_wait(shared.row_empty(ring.at), ring.parity);
+    mbarrier_wait(shared.row_empty(ring.at), ring.parity ^ 1);
     for (int i = threadIdx.x % 32; i < T::ROWS; i += 32)
       shared_store(shared.row_values(ring.at) + i * 4,
                    row + i < work.M ? Program::row_value(args, row + i) : 0.0f);
@@ -279,7 +276,7 @@ __device__ __forceinline__ void move_chunks(const Shared<T, Program> &shared, co
 #pragma unroll 1 // few registers here
   for (int slot = 0; slot < SLOTS; slot++)
     load_chunks<T, Program>(shared, consumer, slot, loading, operands);
-  Ring<SLOTS> ring;
+  Ring<SLOTS> ring(0);
   int refill = -LAG;
 #pragma unroll 1
   for (; storing.left(); storing.next(), ring.next()) {
@@ -301,7 +298,7 @@ __device__ __forceinline__ void move_chunks(const Shared<T, Program> &shared, co
 // The products of one tile into `accumulators`. Gives each stage back as soon as it has been read.
 template <class T, class Program, Major A_MAJOR, Major B_MAJOR>
 __device__ __forceinline__ void multiply(const Shared<T, Program> &shared, const Work<T> &work,
-                                         int consumer, int thread, Ring<T::STAGES> &ring,
+                                         int consumer, int thread, Ring<T::STAGES> ring,
                                          float (&accumulators)[T::BLOCKS][T::COLS / 2]) {
   // 16 along k: 32 bytes of a row, or 16 rows of 128 bytes
   constexpr int K_STEP_A = (A_MAJOR == MAJOR_K ? 32 : 16 * 128) >> 4;
@@ -337,62 +334,62 @@ __device__ __forceinline__ void multiply(const Shared<T, Program> &shared, const
 
 template <class T, class Program>
 __device__ __forceinline__ void run_program(const Shared<T, Program> &shared, int consumer,
-                                            Ring<Shared<T, Program>::SLOTS> &ring, Ring<2> rows,
-                                            const WarpgroupTile &tile,
+                                            Ring<Shared<T, Program>::SLOTS> ring, Ring<2> rows,
+                                            const RowBlock &tile /* its first block */,
                                             const float (&accumulators)[T::BLOCKS][T::COLS / 2]) {
   using S = Steps<T, Program>;
   const int lane = tile.thread & 31;
   const int first_row = T::PINGPONG ? 0 : consumer * T::CONSUMER_ROWS; // in the block's tile
   if (Program::ROW_VALUE) mbarrier_wait(shared.row_full(rows.at), rows.parity);
-  Program program;
-  program.begin(tile);
 #pragma unroll
-  for (int i = 0; i < S::A_TILE; i++, ring.next()) {
-    mbarrier_wait(shared.ready(consumer, ring.at), ring.parity);
-    uint32_t slot = shared.slot(consumer, ring.at);
-    asm volatile("" : "+r"(slot)); // else the compiler keeps the addresses of all slots in registers
-    const Step<Program> step = {tile,
-                                accumulators[i / S::A_BLOCK] +
-                                    i % S::A_BLOCK * (Program::COLUMNS / 2),
-                                shared.row_values(rows.at) + first_row * 4,
-                                i / S::A_BLOCK,
-                                tile.column_tile * T::COLS + i % S::A_BLOCK * Program::COLUMNS,
-                                slot};
-    program.step(step);
-    fence_copy_engine();
-    __syncwarp();
-    if (lane == 0) mbarrier_arrive(shared.done(consumer, ring.at));
+  for (int b = 0; b < T::BLOCKS; b++) {
+    RowBlock block = tile;
+    block.first_row += b * 64;
+    float row_values[2] = {};
+    if constexpr (Program::ROW_VALUE)
+#pragma unroll
+      for (int h = 0; h < 2; h++)
+        row_values[h] = shared_load(shared.row_values(rows.at) +
+                                    (first_row + (uint32_t)(block.row(h) - tile.first_row)) * 4);
+    Program program;
+#pragma unroll
+    for (int i = 0; i < S::A_BLOCK; i++, ring.next()) {
+      mbarrier_wait(shared.ready(consumer, ring.at), ring.parity);
+      uint32_t slot = shared.slot(consumer, ring.at);
+      asm volatile(""
+                   : "+r"(slot)); // else the compiler keeps the addresses of all slots in registers
+      const Step<Program> step = {block, accumulators[b] + i * (Program::COLUMNS / 2), row_values,
+                                  tile.column_tile * T::COLS + i * Program::COLUMNS, slot};
+      program.step(step);
+      fence_copy_engine();
+      __syncwarp();
+      if (lane == 0) mbarrier_arrive(shared.done(consumer, ring.at));
+    }
+    program.end(block);
   }
   if (Program::ROW_VALUE && lane == 0) mbarrier_arrive(shared.row_empty(rows.at));
-  program.end(tile);
 }
 
 template <class T, class Program, Major A_MAJOR, Major B_MAJOR>
 __device__ __forceinline__ void consume(const Shared<T, Program> &shared, const Work<T> &work,
                                         int consumer, const ProgramArgs &args) {
+  using Slots = Ring<Shared<T, Program>::SLOTS>;
+  constexpr int TURNS = T::PINGPONG ? 2 : 1;
   const int thread = threadIdx.x % 128;
-  Ring<T::STAGES> stages;
-  Ring<Shared<T, Program>::SLOTS> slots;
-  Ring<2> rows;
-  uint32_t turn_parity = 0;
-  bool first = true; // of the block's tiles
-  for (int t = work.first, sequence = 0; t < work.total; t += work.stride, sequence++) {
-    if (!T::PINGPONG || (sequence & 1) == consumer) {
-      WarpgroupTile tile = {args, thread, 0, 0, work.tiles_n, 2 * T::BLOCKS, work.M, work.N};
-      work.locate(t, tile.first_row, tile.column_tile);
-      if (!T::PINGPONG) tile.first_row += consumer * T::CONSUMER_ROWS;
-      if (T::PINGPONG && (consumer == 1 || !first)) {
-        mbarrier_wait(shared.turn(consumer), turn_parity);
-        turn_parity ^= 1;
-      }
-      float accumulators[T::BLOCKS][T::COLS / 2];
-      multiply<T, Program, A_MAJOR, B_MAJOR>(shared, work, consumer, thread, stages, accumulators);
-      run_program<T, Program>(shared, consumer, slots, rows, tile, accumulators);
-    } else {
-      stages.skip(work.k_stages());
-    }
-    first = false;
-    rows.next();
+  // All rings' places follow from the tile's number in the block: fewer registers than to keep
+  // them.
+#pragma unroll 1
+  for (uint32_t i = T::PINGPONG ? consumer : 0; work.first + (int)i * work.stride < work.total;
+       i += TURNS) {
+    RowBlock tile = {args, thread, 0, 0, work.tiles_n, work.M, work.N};
+    work.locate(work.first + (int)i * work.stride, tile.first_row, tile.column_tile);
+    if (!T::PINGPONG) tile.first_row += consumer * T::CONSUMER_ROWS;
+    if (T::PINGPONG && i > 0) mbarrier_wait(shared.turn(consumer), (i - 1) / 2 & 1);
+    float accumulators[T::BLOCKS][T::COLS / 2];
+    multiply<T, Program, A_MAJOR, B_MAJOR>(shared, work, consumer, thread,
+                                           Ring<T::STAGES>(i * work.k_stages()), accumulators);
+    run_program<T, Program>(shared, consumer, Slots(i / TURNS * Steps<T, Program>::A_TILE),
+                            Ring<2>(i), tile, accumulators);
   }
 }
 

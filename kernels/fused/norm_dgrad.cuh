@@ -12,8 +12,6 @@ template <bool RESIDUAL> struct NormDgradOf : ProgramDefaults {
   }
 
   template <class S> __device__ __forceinline__ void step(const S &s) const {
-    float factor[2];
-    s.load_row_values(factor);
 #pragma unroll
     for (int first = 0; first < 16; first += 4) {
       uint32_t x[4], residual[4] = {};
@@ -22,7 +20,7 @@ template <bool RESIDUAL> struct NormDgradOf : ProgramDefaults {
 #pragma unroll
       for (int j = 0; j < 4; j++) {
         const float2 v = s.product(first + j);
-        const float f = factor[j & 1];
+        const float f = s.row_value(j);
         x[j] = bf16_two(fmaf(f, bf16_low(x[j]), v.x + bf16_low(residual[j])),
                         fmaf(f, bf16_high(x[j]), v.y + bf16_high(residual[j])));
       }

@@ -48,13 +48,17 @@ static int open_program(FusedKernels *kernels, ProgramName name, const Gpu *gpu,
   return 0;
 }
 
+int fused_kernels_check(int major, int minor, Error *err) {
+  if (major == 9 && minor == 0) return 0;
+  return error_set(
+      err,
+      "fused kernels are made for GPUs of compute capability 9.0 (Hopper), and this one "
+      "has %d.%d; use backend.kernels \"unfused\"",
+      major, minor);
+}
+
 int fused_kernels_open(FusedKernels *kernels, const Gpu *gpu, Error *err) {
-  if (gpu->major != 9 || gpu->minor != 0)
-    return error_set(
-        err,
-        "fused kernels are made for GPUs of compute capability 9.0 (Hopper), and this one "
-        "has %d.%d; use backend.kernels \"unfused\"",
-        gpu->major, gpu->minor);
+  if (fused_kernels_check(gpu->major, gpu->minor, err)) return -1;
   void *encode = NULL;
   enum cudaDriverEntryPointQueryResult found;
   CUDA_TRY(err, cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &encode, 12000,

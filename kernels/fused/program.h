@@ -113,7 +113,9 @@ typedef struct FusedKernels {
 
 const Program *fused_program(ProgramName name);
 
-// 0, or -1 and why this GPU or driver cannot run them: they need compute capability 9.0.
+// 0, or -1 and a sentence: the kernels need compute capability 9.0.
+int fused_kernels_check(int major, int minor, Error *err);
+// 0, or -1 and why this GPU or driver cannot run them.
 int fused_kernels_open(FusedKernels *kernels, const Gpu *gpu, Error *err);
 
 // Only launches. `tile` as tile_choose says, or another.

@@ -12,13 +12,11 @@ template <bool STORE_Y> struct SwigluBackwardOf : ProgramDefaults {
   static __device__ __forceinline__ float row_value(const ProgramArgs &args, int64_t row) {
     return rstd_of_row(args, row);
   }
-  float sums[MAX_THREAD_ROWS] = {};
+  float sums[2] = {};
 
   // 16 columns of z at a time. Pair 4 J + 2 e + h of z is in row h of the step's two and belongs,
   // by the order of features (pair_of_feature), to element e of pair 2 J + h of dy, and of y.
   template <class S> __device__ __forceinline__ void step(const S &s) {
-    float r[2];
-    s.load_row_values(r);
     uint32_t y[4];
 #pragma unroll
     for (int first = 0; first < 16; first += 4) {
@@ -31,9 +29,9 @@ template <bool STORE_Y> struct SwigluBackwardOf : ProgramDefaults {
         const float2 both = s.product(first / 2 + h);
         const float gate = bf16_low(z[j]), up = bf16_high(z[j]);
         float dgate, dup;
-        swiglu_backward(gate, up, r[h] * (e ? both.y : both.x), &dgate, &dup);
+        swiglu_backward(gate, up, s.row_value(h) * (e ? both.y : both.x), &dgate, &dup);
         z[j] = bf16_two(dgate, dup);
-        sums[s.thread_row(h)] = fmaf(dup, up, fmaf(dgate, gate, sums[s.thread_row(h)]));
+        sums[h] = fmaf(dup, up, fmaf(dgate, gate, sums[h]));
         features[j] = swiglu(gate, up);
       }
       s.template store<0>(z, first);
@@ -44,7 +42,7 @@ template <bool STORE_Y> struct SwigluBackwardOf : ProgramDefaults {
       }
     }
   }
-  template <class T> __device__ __forceinline__ void end(const T &tile) const {
-    tile.store_row_sums(tile.args.sums, sums);
+  __device__ __forceinline__ void end(const RowBlock &block) const {
+    block.store_row_sums(block.args.sums, sums);
   }
 };

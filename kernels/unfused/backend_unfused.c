@@ -99,8 +99,7 @@ static int make_workspace(Unfused *u, Error *err) {
   if (take(u, (void **)&u->state, sizeof *u->state, err) ||
       take(u, (void **)&u->row_loss, (size_t)c->max_tokens * sizeof(float), err))
     return -1;
-  const size_t product_bytes =
-      (size_t)(c->max_tokens * (c->D > c->F ? c->D : c->F)) * sizeof(bf16_bits);
+  const size_t product_bytes = (size_t)(c->max_tokens * u->product_cols) * sizeof(bf16_bits);
   if (u->options.train &&
       (take(u, (void **)&u->product, product_bytes, err) ||
        take(u, &u->embed_scratch, unfused_embed_backward_scratch(c->max_tokens, c->V, c->D), err)))
@@ -112,8 +111,7 @@ static int make_workspace(Unfused *u, Error *err) {
   return 0;
 }
 
-static void op_destroy(Backend *be) {
-  Unfused *u = unfused_of(be);
+void unfused_close(Unfused *u) {
   if (u->gpu.stream) CUDA_CHECK(cudaStreamSynchronize(u->gpu.stream));
   unfused_attention_close(u);
   unfused_table_free(u);
@@ -128,7 +126,11 @@ static void op_destroy(Backend *be) {
   CUDA_CHECK(cudaFree(u->state));
   gemm_close(&u->gemm);
   gpu_close(&u->gpu);
-  free(u);
+}
+
+static void op_destroy(Backend *be) {
+  unfused_close(unfused_of(be));
+  free(be);
 }
 
 static void set_operations(Backend *be, bool grads_fp32) {
@@ -189,31 +191,38 @@ static void describe(Unfused *u) {
   be->steps_ahead = 1;
 }
 
-Backend *backend_unfused_create(const OpsConfig *config, const UnfusedOptions *options,
-                                Error *err) {
-  Unfused *u = xcalloc(1, sizeof *u);
+int unfused_open(Unfused *u, const OpsConfig *config, const UnfusedOptions *options, Error *err) {
   u->config = *config;
   u->options = *options;
-  if (config->d % 8 != 0 || config->d > 256) {
-    error_set(err, "head_dim is %lld, but attention on the GPU takes multiples of 8 up to 256",
-              (long long)config->d);
-    free(u);
-    return NULL;
-  }
+  if (config->d % 8 != 0 || config->d > 256)
+    return error_set(err,
+                     "head_dim is %lld, but attention on the GPU takes multiples of 8 up to 256",
+                     (long long)config->d);
   set_operations(&u->base, options->grads_fp32);
   if (gpu_open(&u->gpu, err)) { // without a GPU not even freeing nothing works
     gpu_close(&u->gpu);
-    free(u);
-    return NULL;
+    return -1;
   }
   gemm_open(&u->gemm, &u->gpu, options->gemm_cache);
+  u->product_cols = options->head_fused ? 0 : config->D;
+  if (!options->layers_fused && config->F > config->D) u->product_cols = config->F;
   if (unfused_prepare_gemms(u, err) || unfused_attention_open(u, err) || make_rope_table(u, err) ||
       make_workspace(u, err) || unfused_staging_open(u, err)) {
-    op_destroy(&u->base);
-    return NULL;
+    unfused_close(u);
+    return -1;
   }
   u->config.inv_freq = NULL; // the caller's; the table has what is needed
   u->options.gemm_cache = NULL;
   describe(u);
+  return 0;
+}
+
+Backend *backend_unfused_create(const OpsConfig *config, const UnfusedOptions *options,
+                                Error *err) {
+  Unfused *u = xcalloc(1, sizeof *u);
+  if (unfused_open(u, config, options, err)) {
+    free(u);
+    return NULL;
+  }
   return &u->base;
 }

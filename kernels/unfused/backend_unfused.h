@@ -14,6 +14,9 @@ typedef struct UnfusedOptions {
   int64_t batch, seq;
   int64_t loss_tokens;    // rows of the logits at a time; divides batch x seq
   const char *gemm_cache; // as for gemm_open; NULL = the usual place
+  // What kernels/fused has programs for, the layers' operations and the head's, gets neither
+  // scratch nor timed products here.
+  bool layers_fused, head_fused;
 } UnfusedOptions;
 
 // NULL and a sentence on failure: no GPU, too old a driver, no cuDNN, a head size it cannot do, no

@@ -65,44 +65,54 @@ void unfused_op_embed_backward(Backend *be, int64_t M, const int32_t *tokens, co
                          accumulate, u->embed_scratch, u->gpu.stream);
 }
 
+// Whose product it is decides whether it is needed here.
+typedef enum Owner { LAYER, LAYER_PLAIN, HEAD, HEAD_PLAIN } Owner;
+
+typedef struct OwnedProblem {
+  Owner owner; // plain: nothing is around it, and cuBLASLt does it for the fused backend, too
+  bool backward;
+  GemmProblem problem;
+} OwnedProblem;
+
+static bool needed(const UnfusedOptions *o, const OwnedProblem *p) {
+  if (p->backward && !o->train) return false;
+  if (p->owner == LAYER) return !o->layers_fused;
+  if (p->owner == HEAD) return !o->head_fused;
+  return true;
+}
+
 int unfused_prepare_gemms(Unfused *u, Error *err) {
   const OpsConfig *c = &u->config;
   const int64_t M = u->options.batch * u->options.seq, D = c->D, F = c->F, R = packed_width(c),
                 Hd = c->H * c->d, V = c->V, head = u->options.loss_tokens;
   const bool fp32 = u->options.grads_fp32;
-  const GemmProblem forward[] = {
-      {.M = M, .N = R, .K = D, .form = GEMM_NT},
-      {.M = M, .N = D, .K = Hd, .form = GEMM_NT, .add = true},
-      {.M = M, .N = 2 * F, .K = D, .form = GEMM_NT},
-      {.M = M, .N = D, .K = F, .form = GEMM_NT, .add = true},
-      {.M = head, .N = V, .K = D, .form = GEMM_NT},
+  const OwnedProblem all[] = {
+      {LAYER, false, {.M = M, .N = R, .K = D, .form = GEMM_NT}},
+      {LAYER, false, {.M = M, .N = D, .K = Hd, .form = GEMM_NT, .add = true}},
+      {LAYER, false, {.M = M, .N = 2 * F, .K = D, .form = GEMM_NT}},
+      {LAYER, false, {.M = M, .N = D, .K = F, .form = GEMM_NT, .add = true}},
+      {HEAD, false, {.M = head, .N = V, .K = D, .form = GEMM_NT}},
+      {HEAD, true, {.M = head, .N = D, .K = V, .form = GEMM_NN}},
+      {LAYER, true, {.M = M, .N = F, .K = D, .form = GEMM_NN}},
+      {LAYER, true, {.M = M, .N = D, .K = 2 * F, .form = GEMM_NN, .add = true}},
+      {LAYER_PLAIN, true, {.M = M, .N = Hd, .K = D, .form = GEMM_NN}},
+      {LAYER, true, {.M = M, .N = D, .K = R, .form = GEMM_NN, .add = true}},
+      {HEAD_PLAIN, true, {.M = V, .N = D, .K = head, .form = GEMM_TN, .out_fp32 = fp32}},
+      {LAYER_PLAIN, true, {.M = D, .N = F, .K = M, .form = GEMM_TN, .out_fp32 = fp32}},
+      {LAYER_PLAIN, true, {.M = 2 * F, .N = D, .K = M, .form = GEMM_TN, .out_fp32 = fp32}},
+      {LAYER_PLAIN, true, {.M = D, .N = Hd, .K = M, .form = GEMM_TN, .out_fp32 = fp32}},
+      {LAYER_PLAIN, true, {.M = R, .N = D, .K = M, .form = GEMM_TN, .out_fp32 = fp32}},
   };
-  const GemmProblem backward[] = {
-      {.M = head, .N = D, .K = V, .form = GEMM_NN},
-      {.M = M, .N = F, .K = D, .form = GEMM_NN},
-      {.M = M, .N = D, .K = 2 * F, .form = GEMM_NN, .add = true},
-      {.M = M, .N = Hd, .K = D, .form = GEMM_NN},
-      {.M = M, .N = D, .K = R, .form = GEMM_NN, .add = true},
-      {.M = V, .N = D, .K = head, .form = GEMM_TN, .out_fp32 = fp32},
-      {.M = D, .N = F, .K = M, .form = GEMM_TN, .out_fp32 = fp32},
-      {.M = 2 * F, .N = D, .K = M, .form = GEMM_TN, .out_fp32 = fp32},
-      {.M = D, .N = Hd, .K = M, .form = GEMM_TN, .out_fp32 = fp32},
-      {.M = R, .N = D, .K = M, .form = GEMM_TN, .out_fp32 = fp32},
-  };
-  enum {
-    FORWARD = sizeof forward / sizeof *forward,
-    BACKWARD = sizeof backward / sizeof *backward
-  };
-  GemmProblem list[FORWARD + 2 * BACKWARD];
+  enum { ALL = sizeof all / sizeof *all };
+  GemmProblem list[2 * ALL];
   int count = 0;
-  for (int i = 0; i < FORWARD; i++) list[count++] = forward[i];
-  for (int i = 0; i < BACKWARD && u->options.train; i++) {
-    list[count++] = backward[i];
+  for (int i = 0; i < ALL; i++) {
+    if (!needed(&u->options, &all[i])) continue;
+    list[count++] = all[i].problem;
     // Weight gradients are added to where there are several micro-batches, and lm_head's over the
     // chunks of the loss.
-    const bool weight = backward[i].form == GEMM_TN;
-    if (weight && (fp32 || (backward[i].M == V && head < M))) {
-      list[count] = backward[i];
+    if (all[i].problem.form == GEMM_TN && (fp32 || (all[i].owner == HEAD_PLAIN && head < M))) {
+      list[count] = all[i].problem;
       list[count++].add = true;
     }
   }

@@ -32,9 +32,11 @@ typedef struct Unfused {
   UnfusedOptions options;
   Gpu gpu;
   Gemm gemm;
-  float *rope;        // [max_positions, d/2, 2]
-  bf16_bits *product; // [max_tokens, max(D, F)] results of down_dgrad's and norm_dgrad's GEMMs
-  float *row_loss;    // [max_tokens]
+  float *rope; // [max_positions, d/2, 2]
+  // [max_tokens, product_cols] results of down_dgrad's and norm_dgrad's GEMMs
+  bf16_bits *product;
+  int64_t product_cols;
+  float *row_loss; // [max_tokens]
   void *embed_scratch;
   StepState *state; // on the device
   // Results of steps on their way to the host: put there by step_end, taken in the same order.
@@ -70,6 +72,11 @@ static inline RowScale row_scale(const Unfused *u, const stat_t *sumsq) {
                     .parts = (int32_t)u->base.parts.sumsq,
                     .stride = u->config.max_tokens};
 }
+
+// backend_unfused.c: opens into zeroed memory; on failure nothing is left open. The fused backend
+// embeds an Unfused and replaces operations in u->base.
+int unfused_open(Unfused *u, const OpsConfig *config, const UnfusedOptions *options, Error *err);
+void unfused_close(Unfused *u);
 
 // forward_unfused.c, backward_unfused.c: kernels/ops.h's operations
 void unfused_op_embed(Backend *, int64_t, const int32_t *, const act_t *, act_t *, stat_t *);

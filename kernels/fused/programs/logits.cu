@@ -11,30 +11,31 @@ struct Logits : ProgramDefaults {
     return rstd_of_row(args, row);
   }
   static constexpr uint32_t MINUS_INFINITIES = 0xff80ff80; // two bf16
-  OnlineSoftmax rows[MAX_THREAD_ROWS];
+  OnlineSoftmax rows[2];
 
   template <class S> __device__ __forceinline__ void step(const S &s) {
-    float r[2];
-    s.load_row_values(r);
-    uint32_t out[16];
 #pragma unroll
-    for (int i = 0; i < 16; i++) {
-      const float2 v = s.product(i);
-      out[i] = s.inside(i) ? bf16_two(v.x * r[i & 1], v.y * r[i & 1]) : MINUS_INFINITIES;
+    for (int first = 0; first < 16; first += 8) {
+      uint32_t out[8];
+#pragma unroll
+      for (int j = 0; j < 8; j++) {
+        const float2 v = s.product(first + j);
+        out[j] = s.inside(first + j) ? bf16_two(v.x * s.row_value(j), v.y * s.row_value(j))
+                                     : MINUS_INFINITIES;
+      }
+      s.template store<0>(out, first);
+#pragma unroll
+      for (int h = 0; h < 2; h++) rows[h].add_every_second(out, h);
     }
-    s.template store<0>(out);
-    rows[s.thread_row(0)].add_every_second(out, 0);
-    rows[s.thread_row(1)].add_every_second(out, 1);
   }
-  template <class T> __device__ __forceinline__ void end(const T &tile) const {
-    if (!tile.args.softmax) return;
+  __device__ __forceinline__ void end(const RowBlock &block) const {
+    if (!block.args.softmax) return;
 #pragma unroll
-    for (int t = 0; t < MAX_THREAD_ROWS; t++) {
-      if (t >= tile.thread_rows) break;
-      const OnlineSoftmax all = rows[t].across_quad();
-      if (tile.leads() && tile.row(t) < tile.M)
-        tile.args.softmax[tile.column_tile * tile.args.softmax_stride + tile.row(t)] = {all.max,
-                                                                                        all.sum};
+    for (int h = 0; h < 2; h++) {
+      const OnlineSoftmax all = rows[h].across_quad();
+      if (block.leads() && block.row(h) < block.M)
+        block.args.softmax[block.column_tile * block.args.softmax_stride + block.row(h)] = {
+            all.max, all.sum};
     }
   }
 };

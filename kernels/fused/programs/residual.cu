@@ -6,22 +6,25 @@
 struct Residual : ProgramDefaults {
   using Loads = Chunks<64>;
   using Stores = Chunks<64>;
-  float sums[MAX_THREAD_ROWS] = {};
+  float sums[2] = {};
 
   template <class S> __device__ __forceinline__ void step(const S &s) {
-    uint32_t pairs[16];
-    s.template load<0>(pairs);
 #pragma unroll
-    for (int i = 0; i < 16; i++) {
-      const float2 v = s.product(i);
-      pairs[i] = bf16_two(v.x + bf16_low(pairs[i]), v.y + bf16_high(pairs[i]));
-      const float a = bf16_low(pairs[i]), b = bf16_high(pairs[i]);
-      sums[s.thread_row(i)] += a * a + b * b;
+    for (int first = 0; first < 16; first += 4) { // few values at a time need few registers
+      uint32_t pairs[4];
+      s.template load<0>(pairs, first);
+#pragma unroll
+      for (int j = 0; j < 4; j++) {
+        const float2 v = s.product(first + j);
+        pairs[j] = bf16_two(v.x + bf16_low(pairs[j]), v.y + bf16_high(pairs[j]));
+        const float a = bf16_low(pairs[j]), b = bf16_high(pairs[j]);
+        sums[j & 1] += a * a + b * b;
+      }
+      s.template store<0>(pairs, first);
     }
-    s.template store<0>(pairs);
   }
-  template <class T> __device__ __forceinline__ void end(const T &tile) const {
-    tile.store_row_sums(tile.args.sums, sums);
+  __device__ __forceinline__ void end(const RowBlock &block) const {
+    block.store_row_sums(block.args.sums, sums);
   }
 };
 DEFINE_PROGRAM(Residual, residual)

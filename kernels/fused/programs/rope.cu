@@ -22,19 +22,20 @@ struct Rope : ProgramDefaults {
   }
 
   template <class S> __device__ __forceinline__ void step(const S &s) const {
-    float r[2];
-    s.load_row_values(r);
-    uint32_t pairs[16];
-    s.template load<0>(pairs);
 #pragma unroll
-    for (int i = 0; i < 16; i++) {
-      float2 v = s.product(i);
-      v.x *= r[i & 1], v.y *= r[i & 1];
-      const float2 angle = __half22float2(*reinterpret_cast<const __half2 *>(&pairs[i]));
-      if (s.column(i) < s.tile.args.rotated) rope_rotate(&v.x, &v.y, angle.x, angle.y);
-      pairs[i] = bf16_two(v.x, v.y);
+    for (int first = 0; first < 16; first += 4) {
+      uint32_t pairs[4];
+      s.template load<0>(pairs, first);
+#pragma unroll
+      for (int j = 0; j < 4; j++) {
+        float2 v = s.product(first + j);
+        v.x *= s.row_value(j), v.y *= s.row_value(j);
+        const float2 angle = __half22float2(*reinterpret_cast<const __half2 *>(&pairs[j]));
+        if (s.column(first + j) < s.block.args.rotated) rope_rotate(&v.x, &v.y, angle.x, angle.y);
+        pairs[j] = bf16_two(v.x, v.y);
+      }
+      s.template store<0>(pairs, first);
     }
-    s.template store<0>(pairs);
   }
 };
 DEFINE_PROGRAM(Rope, rope)

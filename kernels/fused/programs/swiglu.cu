@@ -13,8 +13,6 @@ struct Swiglu : ProgramDefaults {
   // the pairs that a thread holds of two neighbouring blocks of 8 columns the features of one pair
   // of y.
   template <class S> __device__ __forceinline__ void step(const S &s) const {
-    float r[2];
-    s.load_row_values(r);
     uint32_t y[4];
 #pragma unroll
     for (int first = 0; first < 16; first += 4) {
@@ -23,7 +21,7 @@ struct Swiglu : ProgramDefaults {
 #pragma unroll
       for (int j = 0; j < 4; j++) {
         const float2 v = s.product(first + j);
-        z[j] = bf16_two(v.x * r[j & 1], v.y * r[j & 1]);
+        z[j] = bf16_two(v.x * s.row_value(j), v.y * s.row_value(j));
         features[j] = swiglu(bf16_low(z[j]), bf16_high(z[j]));
       }
       s.template store<0>(z, first);

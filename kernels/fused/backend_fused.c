@@ -1,0 +1,117 @@
+#include "kernels/fused/backend_fused.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/memory.h"
+#include "kernels/cuda/check.h"
+#include "kernels/fused/state.h"
+
+enum { NARROWEST_TILE = 128 }; // columns: no tile shape leaves more parts a row
+
+static int check_model(const OpsConfig *c, Error *err) {
+  const struct {
+    const char *name;
+    int64_t value;
+  } sizes[] = {{"hidden_size", c->D}, {"intermediate_size", c->F}, {"head_dim", c->d}};
+  for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
+    if (sizes[i].value % 8 != 0)
+      return error_set(err,
+                       "model.%s is %lld, but fused kernels take multiples of 8; change it, or use "
+                       "backend.kernels \"unfused\"",
+                       sizes[i].name, (long long)sizes[i].value);
+  return 0;
+}
+
+int backend_fused_fits(const OpsConfig *config, int major, int minor, Error *err) {
+  if (check_model(config, err)) return -1;
+  return fused_kernels_check(major, minor, err);
+}
+
+static int take(Fused *f, void *memory_out, size_t bytes, Error *err) {
+  void *memory = NULL;
+  if (cudaMalloc(&memory, bytes) != cudaSuccess) {
+    (void)cudaGetLastError();
+    return error_set(err, "the GPU has no %s left for the backend's workspace",
+                     size_text(bytes).text);
+  }
+  memcpy(memory_out, &memory, sizeof memory);
+  CUDA_TRY(err, cudaMemset(memory, 0, bytes)); // as in backend_unfused.c, for compute-sanitizer
+  f->twin.base.workspace_bytes += bytes;
+  return 0;
+}
+
+static int make_workspace(Fused *f, Error *err) {
+  const OpsConfig *c = &f->twin.config;
+  const size_t rope_row = (size_t)rope_table_cols(c->d) * sizeof(uint16_t);
+  if (take(f, &f->rope, (size_t)c->max_positions * rope_row, err) ||
+      take(f, &f->rope_periodic, (size_t)(c->max_positions + 63) * rope_row, err))
+    return -1;
+  fused_rope_table(c->max_positions, c->d, c->max_positions, f->twin.rope, f->rope,
+                   f->twin.gpu.stream);
+  if (!f->twin.options.head_fused) return 0;
+  f->softmax_stride = f->twin.options.loss_tokens > 0 ? f->twin.options.loss_tokens : c->max_tokens;
+  f->head_tile = tile_choose(PROGRAM_LOGITS, f->softmax_stride, c->V, c->D);
+  return take(f, &f->softmax,
+              (size_t)(tile_parts(f->head_tile, c->V) * f->softmax_stride) * sizeof(MaxSum), err);
+}
+
+static void fused_close(Fused *f) {
+  if (f->twin.gpu.stream) CUDA_CHECK(cudaStreamSynchronize(f->twin.gpu.stream));
+  CUDA_CHECK(cudaFree(f->rope));
+  CUDA_CHECK(cudaFree(f->rope_periodic));
+  CUDA_CHECK(cudaFree(f->softmax));
+  unfused_close(&f->twin);
+}
+
+static void op_destroy(Backend *be) {
+  fused_close(fused_of(be));
+  free(be);
+}
+
+static void set_operations(Backend *be, bool head_fused) {
+  be->destroy = op_destroy;
+  be->embed = fused_op_embed;
+  be->qkv = fused_op_qkv;
+  be->residual = fused_op_residual;
+  be->gate_up = fused_op_gate_up;
+  be->norm_dgrad = fused_op_norm_dgrad;
+  be->down_dgrad = fused_op_down_dgrad;
+  if (!head_fused) return;
+  be->lm_head = fused_op_lm_head;
+  be->head_loss = fused_op_head_loss;
+}
+
+static void describe(Fused *f) {
+  Backend *be = &f->twin.base;
+  const OpsConfig *c = &f->twin.config;
+  be->name = "cuda, fused";
+  be->parts.sumsq = (c->D + NARROWEST_TILE - 1) / NARROWEST_TILE;
+  be->parts.gate_up = (c->F + NARROWEST_TILE - 1) / NARROWEST_TILE;
+  if (f->twin.options.head_fused) return;
+  const size_t used = strlen(be->description);
+  snprintf(be->description + used, sizeof be->description - used,
+           "; the output layer unfused, because vocab_size %lld is not a multiple of 8",
+           (long long)c->V);
+}
+
+Backend *backend_fused_create(const OpsConfig *config, const UnfusedOptions *options, Error *err) {
+  if (check_model(config, err)) return NULL;
+  Fused *f = xcalloc(1, sizeof *f);
+  UnfusedOptions twin = *options;
+  twin.layers_fused = true;
+  twin.head_fused = config->V % 8 == 0;
+  if (unfused_open(&f->twin, config, &twin, err)) {
+    free(f);
+    return NULL;
+  }
+  if (fused_kernels_open(&f->kernels, &f->twin.gpu, err) || make_workspace(f, err)) {
+    fused_close(f);
+    free(f);
+    return NULL;
+  }
+  set_operations(&f->twin.base, twin.head_fused);
+  describe(f);
+  return &f->twin.base;
+}

@@ -1,0 +1,39 @@
+// The backward operations that are a product with something around it: a program each.
+#include "kernels/fused/state.h"
+
+void fused_op_norm_dgrad(Backend *be, int64_t M, int64_t N, const act_t *dz, const act_t *W,
+                         const act_t *x, const stat_t *sumsq, const stat_t *s, int64_t parts_s,
+                         const act_t *residual, act_t *dx) {
+  const Fused *f = fused_of(be);
+  const OpsConfig *c = &f->twin.config;
+  if (N % 8 != 0) { // the output layer of such a vocabulary
+    unfused_op_norm_dgrad(be, M, N, dz, W, x, sumsq, s, parts_s, residual, dx);
+    return;
+  }
+  ProgramCall call = {.M = M,
+                      .N = c->D,
+                      .K = N,
+                      .A = dz,
+                      .B = W,
+                      .loads = {{x, M, c->D}, {residual, M, c->D}},
+                      .stores = {{dx, M, c->D}},
+                      .args = norm_args(f, sumsq)};
+  call.args.s = (RowParts){(float *)(uintptr_t)s, c->max_tokens, (int32_t)parts_s};
+  run_program(f, residual ? PROGRAM_NORM_DGRAD_RESIDUAL : PROGRAM_NORM_DGRAD, &call);
+}
+
+void fused_op_down_dgrad(Backend *be, int64_t M, const act_t *dx, const act_t *W, const act_t *z,
+                         const stat_t *sumsq, act_t *dz, stat_t *s, act_t *y) {
+  const Fused *f = fused_of(be);
+  const OpsConfig *c = &f->twin.config;
+  ProgramCall call = {.M = M,
+                      .N = c->F,
+                      .K = c->D,
+                      .A = dx,
+                      .B = W,
+                      .loads = {{z, M, 2 * c->F}},
+                      .stores = {{dz, M, 2 * c->F}, {y, M, c->F}},
+                      .args = norm_args(f, sumsq)};
+  call.args.sums = (RowParts){s, c->max_tokens, (int32_t)be->parts.gate_up};
+  run_program(f, y ? PROGRAM_SWIGLU_BACKWARD_Y : PROGRAM_SWIGLU_BACKWARD, &call);
+}

@@ -1,0 +1,113 @@
+// The forward operations: a program each.
+#include "kernels/cuda/check.h"
+#include "kernels/fused/state.h"
+
+// The embedding's row sums are whole: their other parts are 0.
+void fused_op_embed(Backend *be, int64_t M, const int32_t *tokens, const act_t *E, act_t *x,
+                    stat_t *sumsq) {
+  const Fused *f = fused_of(be);
+  const OpsConfig *c = &f->twin.config;
+  unfused_embed(M, c->D, tokens, E, x, sumsq, f->twin.gpu.stream);
+  for (int64_t part = 1; part < be->parts.sumsq; part++)
+    CUDA_CHECK(cudaMemsetAsync((float *)sumsq + part * c->max_tokens, 0, (size_t)M * sizeof(float),
+                               f->twin.gpu.stream));
+}
+
+// Row m's position is first + m % T. A step takes 64 consecutive rows of the table: of a single
+// sequence, and of sequences of whole steps, those are there; for others they are laid out first.
+static Matrix rope_angles(const Fused *f, int64_t M, int64_t T, int64_t first, ProgramArgs *args) {
+  const OpsConfig *c = &f->twin.config;
+  const int64_t cols = rope_table_cols(c->d);
+  if (M <= T || T % 64 == 0) {
+    args->first = (int32_t)first;
+    args->period = (int32_t)T;
+    return (Matrix){f->rope, c->max_positions, cols};
+  }
+  args->first = 0;
+  args->period = (int32_t)T;
+  fused_rope_table(T + 63, c->d, T, f->twin.rope + first * c->d, f->rope_periodic,
+                   f->twin.gpu.stream);
+  return (Matrix){f->rope_periodic, T + 63, cols};
+}
+
+void fused_op_qkv(Backend *be, int64_t M, int64_t T, int64_t first, const act_t *x,
+                  const stat_t *sumsq, const act_t *W, act_t *qkv) {
+  const Fused *f = fused_of(be);
+  const OpsConfig *c = &f->twin.config;
+  const int64_t R = packed_width(c);
+  ProgramCall call = {.M = M,
+                      .N = R,
+                      .K = c->D,
+                      .A = x,
+                      .B = W,
+                      .stores = {{qkv, M, R}},
+                      .args = norm_args(f, sumsq)};
+  call.args.head_dim = (int32_t)c->d;
+  call.args.rotated = (int32_t)((c->H + c->KV) * c->d);
+  call.loads[0] = rope_angles(f, M, T, first, &call.args);
+  run_program(f, PROGRAM_ROPE, &call);
+}
+
+void fused_op_residual(Backend *be, int64_t M, int64_t K, const act_t *a, const act_t *W,
+                       const act_t *x, act_t *out, stat_t *sumsq) {
+  const Fused *f = fused_of(be);
+  const OpsConfig *c = &f->twin.config;
+  const ProgramCall call = {
+      .M = M,
+      .N = c->D,
+      .K = K,
+      .A = a,
+      .B = W,
+      .loads = {{x, M, c->D}},
+      .stores = {{out, M, c->D}},
+      .args.sums = {sumsq, c->max_tokens, (int32_t)be->parts.sumsq},
+  };
+  run_program(f, PROGRAM_RESIDUAL, &call);
+}
+
+void fused_op_gate_up(Backend *be, int64_t M, const act_t *x, const stat_t *sumsq, const act_t *W,
+                      act_t *z, act_t *y) {
+  const Fused *f = fused_of(be);
+  const OpsConfig *c = &f->twin.config;
+  const ProgramCall call = {.M = M,
+                            .N = 2 * c->F,
+                            .K = c->D,
+                            .A = x,
+                            .B = W,
+                            .stores = {{z, M, 2 * c->F}, {y, M, c->F}},
+                            .args = norm_args(f, sumsq)};
+  run_program(f, PROGRAM_SWIGLU, &call);
+}
+
+static ProgramCall logits_call(const Fused *f, int64_t M, const act_t *x, const stat_t *sumsq,
+                               const act_t *W, act_t *logits) {
+  const OpsConfig *c = &f->twin.config;
+  return (ProgramCall){.M = M,
+                       .N = c->V,
+                       .K = c->D,
+                       .A = x,
+                       .B = W,
+                       .stores = {{logits, M, c->V}},
+                       .args = norm_args(f, sumsq)};
+}
+
+void fused_op_lm_head(Backend *be, int64_t M, const act_t *x, const stat_t *sumsq, const act_t *W,
+                      act_t *logits) {
+  const Fused *f = fused_of(be);
+  const ProgramCall call = logits_call(f, M, x, sumsq, W, logits);
+  fused_launch(&f->kernels, PROGRAM_LOGITS, f->head_tile, &call, f->twin.gpu.stream);
+}
+
+void fused_op_head_loss(Backend *be, int64_t M, const act_t *x, const stat_t *sumsq, const act_t *W,
+                        const int32_t *targets, act_t *logits, double scale, stat_t *s) {
+  Fused *f = fused_of(be);
+  const Unfused *u = &f->twin;
+  ProgramCall call = logits_call(f, M, x, sumsq, W, logits);
+  call.args.softmax = f->softmax;
+  call.args.softmax_stride = f->softmax_stride;
+  fused_launch(&f->kernels, PROGRAM_LOGITS, f->head_tile, &call, u->gpu.stream);
+  const SoftmaxParts parts = {f->softmax, tile_parts(f->head_tile, u->config.V), f->softmax_stride};
+  fused_cross_entropy(M, u->config.V, parts, row_scale(u, sumsq), (float)scale, logits, targets,
+                      u->row_loss, s, u->gpu.stream);
+  unfused_add_loss(M, u->row_loss, scale, u->state, u->gpu.stream);
+}

@@ -1,0 +1,50 @@
+// The state of the fused backend, and its operations by file.
+#pragma once
+#include "kernels/fused/fused.h"
+#include "kernels/unfused/state.h"
+
+typedef struct Fused {
+  Unfused twin; // first: a Backend * of this backend is a Fused *, and for the twin's operations an
+                // Unfused *
+  FusedKernels kernels;
+  // Angles for programs/rope.cu: of all positions, and scratch for batches of sequences that are
+  // not whole steps.
+  uint16_t *rope;          // [max_positions, rope_table_cols(d)]
+  uint16_t *rope_periodic; // [max_positions + 63, rope_table_cols(d)]
+  MaxSum *softmax;         // [tiles of V, softmax_stride]
+  int64_t softmax_stride;  // the largest M of head_loss
+  TileShape head_tile;
+} Fused;
+
+static inline Fused *fused_of(Backend *be) {
+  return (Fused *)be;
+}
+
+// What every program with r gets.
+static inline ProgramArgs norm_args(const Fused *f, const stat_t *sumsq) {
+  const OpsConfig *c = &f->twin.config;
+  return (ProgramArgs){
+      .sumsq = {(float *)(uintptr_t)sumsq, c->max_tokens, (int32_t)f->twin.base.parts.sumsq},
+      .inverse_D = (float)(1 / (double)c->D),
+      .eps = (float)c->rms_norm_eps};
+}
+static inline void run_program(const Fused *f, ProgramName name, const ProgramCall *call) {
+  fused_launch(&f->kernels, name, tile_choose(name, call->M, call->N, call->K), call,
+               f->twin.gpu.stream);
+}
+
+// forward_fused.c, backward_fused.c: kernels/ops.h's operations
+void fused_op_embed(Backend *, int64_t, const int32_t *, const act_t *, act_t *, stat_t *);
+void fused_op_qkv(Backend *, int64_t, int64_t, int64_t, const act_t *, const stat_t *,
+                  const act_t *, act_t *);
+void fused_op_residual(Backend *, int64_t, int64_t, const act_t *, const act_t *, const act_t *,
+                       act_t *, stat_t *);
+void fused_op_gate_up(Backend *, int64_t, const act_t *, const stat_t *, const act_t *, act_t *,
+                      act_t *);
+void fused_op_lm_head(Backend *, int64_t, const act_t *, const stat_t *, const act_t *, act_t *);
+void fused_op_head_loss(Backend *, int64_t, const act_t *, const stat_t *, const act_t *,
+                        const int32_t *, act_t *, double, stat_t *);
+void fused_op_norm_dgrad(Backend *, int64_t, int64_t, const act_t *, const act_t *, const act_t *,
+                         const stat_t *, const stat_t *, int64_t, const act_t *, act_t *);
+void fused_op_down_dgrad(Backend *, int64_t, const act_t *, const act_t *, const act_t *,
+                         const stat_t *, act_t *, stat_t *, act_t *);
