@@ -252,7 +252,7 @@ static int command_generate(const GenerateArgs *args) {
   size_t json_bytes;
   if (checkpoint_find(args->dir, args->dir, path, &err) != 0) return fail(&err);
   char *config_path = xasprintf("%s/config.json", path);
-  Config config = {.backend = {.device = DEVICE_AUTO, .kernels = KERNELS_UNFUSED}};
+  Config config = {.backend = {.device = DEVICE_AUTO, .kernels = KERNELS_AUTO}};
   int status = file_read(config_path, MAX_CONFIG_BYTES, &json, &json_bytes, &err);
   if (status == 0) {
     status = model_config_parse(&config.model, config_path, json, &err);

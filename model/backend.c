@@ -15,13 +15,13 @@ RunShape run_shape(const Config *c) {
                     .train = true};
 }
 
+static void describe_more(Backend *be, const char *lead, const Error *why) {
+  const size_t used = strlen(be->description);
+  snprintf(be->description + used, sizeof be->description - used, "; %s%.300s", lead, why->text);
+}
+
 static Backend *gpu_create(const Config *c, const OpsConfig *ops, const RunShape *shape,
                            Error *err) {
-  if (c->backend.kernels == KERNELS_FUSED) {
-    error_set(
-        err, "backend.kernels is \"fused\", which this version does not have yet; use \"unfused\"");
-    return NULL;
-  }
   const UnfusedOptions options = {.train = shape->train,
                                   .grads_fp32 = c->train.gradient_accumulation > 1,
                                   .deterministic = c->backend.deterministic,
@@ -29,11 +29,22 @@ static Backend *gpu_create(const Config *c, const OpsConfig *ops, const RunShape
                                   .batch = shape->train ? shape->batch : 0,
                                   .seq = shape->seq,
                                   .loss_tokens = shape->batch * shape->seq / shape->loss_chunks};
-  return backend_unfused_create(ops, &options, err);
+  Error why_not = {""};
+  if (c->backend.kernels == KERNELS_UNFUSED) return backend_unfused_create(ops, &options, err);
+  if (backend_fused_supported(ops, &why_not) == 0) return backend_fused_create(ops, &options, err);
+  if (c->backend.kernels == KERNELS_FUSED) {
+    *err = why_not;
+    error_prefix(err, "backend.kernels is \"fused\"");
+    return NULL;
+  }
+  Backend *be = backend_unfused_create(ops, &options, err);
+  if (be) describe_more(be, "not fused, because ", &why_not);
+  return be;
 }
 
 // Bytes that a run on the GPU will take, known before there is a backend: its element sizes, and
-// the part of its workspace that grows with the run (see backend_unfused.c and attention_cudnn.h).
+// the parts of its workspace that grow with the run (see backend_unfused.c, backend_fused.c and
+// attention_cudnn.h).
 static size_t estimate_bytes(const Config *c, const RunShape *shape) {
   const ModelConfig *m = &c->model;
   const size_t M = (size_t)(shape->batch * shape->seq),
@@ -42,9 +53,11 @@ static size_t estimate_bytes(const Config *c, const RunShape *shape) {
                          .stat_bytes = 4,
                          .master_bytes = 4,
                          .grad_bytes = c->train.gradient_accumulation > 1 ? 4 : 2,
-                         .parts = {1, 1, 1, 1},
+                         .parts = {m->hidden_size / 128 + 1, m->intermediate_size / 128 + 1, 1, 1},
                          .max_tokens = (int64_t)M,
-                         .workspace_bytes = M * (2 * (size_t)m->intermediate_size + 8 * Hd)};
+                         .workspace_bytes = M * (2 * (size_t)m->intermediate_size + 8 * Hd) +
+                                            M / (size_t)shape->loss_chunks *
+                                                (size_t)(m->vocab_size / 128 + 1) * 8};
   MemoryPlan plan;
   memory_plan(&plan, m, shape, &sizes);
   return plan.total_bytes;
@@ -80,10 +93,6 @@ Backend *backend_create(const Config *c, RunShape *shape, int64_t max_positions,
   const OpsConfig ops = llama_ops_config(&c->model, shape, max_positions, (int)c->backend.threads);
   Backend *be = gpu ? gpu_create(c, &ops, shape, err) : backend_cpu_create(&ops);
   free((void *)(uintptr_t)ops.inv_freq);
-  if (be && why_not.text[0] != '\0') {
-    const size_t used = strlen(be->description);
-    snprintf(be->description + used, sizeof be->description - used, "; not the GPU, because %.300s",
-             why_not.text);
-  }
+  if (be && why_not.text[0] != '\0') describe_more(be, "not the GPU, because ", &why_not);
   return be;
 }

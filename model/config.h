@@ -78,7 +78,7 @@ typedef struct OptimizerConfig {
 } OptimizerConfig;
 
 typedef enum Device { DEVICE_AUTO, DEVICE_CUDA, DEVICE_CPU } Device;
-typedef enum Kernels { KERNELS_FUSED, KERNELS_UNFUSED } Kernels;
+typedef enum Kernels { KERNELS_AUTO, KERNELS_FUSED, KERNELS_UNFUSED } Kernels;
 
 typedef struct BackendConfig {
   Device device;

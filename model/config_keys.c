@@ -10,7 +10,7 @@ static const char *const rope_types[] = {"default", "llama3", NULL};
 static const char *const schedules[] = {"constant", "cosine", "wsd", NULL};
 static const char *const recomputes[] = {"none", "mlp", "layer", NULL};
 static const char *const devices[] = {"auto", "cuda", "cpu", NULL};
-static const char *const kernel_kinds[] = {"fused", "unfused", NULL};
+static const char *const kernel_kinds[] = {"auto", "fused", "unfused", NULL};
 
 _Static_assert(sizeof(Schedule) == sizeof(int) && sizeof(RopeType) == sizeof(int) &&
                    sizeof(Device) == sizeof(int) && sizeof(Kernels) == sizeof(int),
@@ -123,7 +123,8 @@ const Key config_keys[] = {
            "largest norm of the whole gradient; 0: no clipping"),
 
     CHOICE(backend, device, devices, "\"auto\"", 0, "auto: the GPU if there is one"),
-    CHOICE(backend, kernels, kernel_kinds, "\"unfused\"", SHAPES, "which GPU kernels"),
+    CHOICE(backend, kernels, kernel_kinds, "\"auto\"", SHAPES,
+           "which GPU kernels; auto: fused where the GPU and the model allow"),
     BOOL(backend, deterministic, "false", SHAPES,
          "on the GPU: the same bits in every run, at a cost"),
     BOOL(backend, graphs, "true", 0,

@@ -24,9 +24,12 @@ static int check_model(const OpsConfig *c, Error *err) {
   return 0;
 }
 
-int backend_fused_fits(const OpsConfig *config, int major, int minor, Error *err) {
-  if (check_model(config, err)) return -1;
-  return fused_kernels_check(major, minor, err);
+int backend_fused_supported(const OpsConfig *config, Error *err) {
+  int device, major, minor;
+  CUDA_TRY(err, cudaGetDevice(&device));
+  CUDA_TRY(err, cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device));
+  CUDA_TRY(err, cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device));
+  return fused_kernels_check(major, minor, err) || check_model(config, err) ? -1 : 0;
 }
 
 static int take(Fused *f, void *memory_out, size_t bytes, Error *err) {

@@ -10,6 +10,5 @@
 // vocab_size is not one, the output layer runs unfused, which the description says.
 Backend *backend_fused_create(const OpsConfig *config, const UnfusedOptions *options, Error *err);
 
-// 0 if this GPU (already opened elsewhere or not) could run it with such a model, else -1 and why
-// not.
-int backend_fused_fits(const OpsConfig *config, int major, int minor, Error *err);
+// 0 if the current GPU and this model are such, else -1 and why not.
+int backend_fused_supported(const OpsConfig *config, Error *err);
