@@ -137,7 +137,7 @@ else
 	@echo 'make: no CUDA toolkit (nvcc, cuBLASLt) was found; install one, or name its folder: make test-gpu CUDA_HOME=...' >&2; exit 1
 endif
 
-sanitize: $(if $(HAVE_CUDA),all) ## compute-sanitizer: memcheck, racecheck, initcheck, synccheck on a small model
+sanitize: $(if $(HAVE_CUDA),all build/release/tests/gpu/planted_faults) ## compute-sanitizer: memcheck, racecheck, initcheck, synccheck on a small model
 	scripts/run_tests.sh tests/gpu/sanitize.sh
 
 asan: build/asan/train build/asan/prepare $(ASAN_PROGRAMS) ## programs and scripts under ASan and UBSan

@@ -1,9 +1,11 @@
 #!/usr/bin/env bash
 # Short runs of tiny models under compute-sanitizer's tools: steps launched one by one, and steps recorded and replayed.
 # What is reported in kernels of cuBLASLt and cuDNN is counted apart, for they are not ours to mend; anything else fails.
+# That a tool would report a fault of ours is seen from a program that has one (planted_faults.cu).
 #
 # synccheck leaves cuDNN's kernels out: it reports divergent threads in 9.19's attention backward on an H200 and ends it.
-# racecheck leaves none out: with a filter on kernels' names it failed itself there ("Internal Sanitizer Error").
+# racecheck leaves none out: with a filter on kernels' names it failed itself there ("Internal Sanitizer Error"), without
+# one it runs to the end.
 #
 # initcheck sees a store only where it is an instruction of a thread, and on Hopper and later libraries store through the
 # copy engine (TMA) where rows are multiples of 16 bytes. So it gets a model whose rows are not: hidden 36, ffn 20. The
@@ -11,6 +13,7 @@
 # the tool's buffer. The other tools get sizes for which our kernels take their wide accesses.
 # shellcheck source=tests/lib.sh
 . "$(dirname "$0")/../lib.sh"
+PLANTED=build/release/tests/gpu/planted_faults
 SANITIZER=${SANITIZER:-$(command -v compute-sanitizer || ls /usr/local/cuda/bin/compute-sanitizer 2>/dev/null)}
 if [ -z "$SANITIZER" ]; then
   fails sanitizer_runs 'compute-sanitizer was not found: install the CUDA toolkit, or name it in SANITIZER'
@@ -26,6 +29,15 @@ aligned=(model.hidden_size=64 model.intermediate_size=96)
 unaligned=(model.hidden_size=36 model.intermediate_size=20 train.batch_size=1 train.sequence_length=8)
 launched=(backend.graphs=false)
 replayed=(backend.graphs=true train.gradient_accumulation=2 train.loss_chunks=2)
+
+# How a tool is called: sets `options`.
+tool_options() { # TOOL
+  options=(--tool "$1" --print-limit 100000 --show-backtrace device)
+  case $1 in
+  synccheck) options+=(--kernel-name-exclude kns=cudnn) ;;
+  initcheck) options+=(--force-blocking-launches) ;;
+  esac
+}
 
 run() { # NAME COMMAND... -- OVERRIDES...: the run's log is $folder/NAME.log
   local name=$1 command=()
@@ -70,6 +82,16 @@ judge() { # NAME
   [ -z "${LOGS:-}" ] || cp "$log" "$LOGS/"
 }
 
+is_reported() { [ "$1" -gt 0 ] && grep -q "$2" "$3"; } # COUNT KERNEL LOG
+for tool in memcheck racecheck synccheck initcheck; do
+  name=${tool}_reports_a_planted_fault
+  tool_options $tool
+  timeout "${LIMIT:-300}" "$SANITIZER" "${options[@]}" "$PLANTED" $tool >"$folder/$name.log" 2>&1
+  read -r mine _ < <(count "$folder/$name.log")
+  echo "# $name: $mine reports"
+  check "$name" "$(tail -n 3 "$folder/$name.log")" is_reported "$mine" "planted_${tool}_kernel" "$folder/$name.log"
+done
+
 # Once without a tool, so that choosing algorithms is not what is watched.
 run warm_aligned_launched env -- "${aligned[@]}" "${launched[@]}"
 run warm_aligned_replayed env -- "${aligned[@]}" "${replayed[@]}"
@@ -84,17 +106,11 @@ for mode in launched replayed; do
   declare -n steps=$mode
   for tool in memcheck racecheck synccheck initcheck; do
     declare -n shape=aligned
-    options=(--print-limit 100000 --show-backtrace device)
-    case $tool in
-    synccheck) options+=(--kernel-name-exclude kns=cudnn) ;;
-    initcheck)
-      declare -n shape=unaligned
-      options+=(--force-blocking-launches)
-      ;;
-    esac
+    [ $tool != initcheck ] || declare -n shape=unaligned
+    tool_options $tool
     name=${tool}_finds_nothing_in_${mode}_steps
     names+=("$name")
-    run "$name" "$SANITIZER" --tool $tool "${options[@]}" -- "${shape[@]}" "${steps[@]}" &
+    run "$name" "$SANITIZER" "${options[@]}" -- "${shape[@]}" "${steps[@]}" &
   done
 done
 wait
