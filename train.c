@@ -261,8 +261,8 @@ static int command_generate(const GenerateArgs *args) {
   free(config_path);
   if (status != 0) return fail(&err);
 
-  RunShape shape = {.batch = 1, .seq = ROWS, .loss_chunks = 1, .train = false};
   const int64_t context = context_of(path, &config.model);
+  RunShape shape = {.batch = 1, .seq = ROWS, .loss_chunks = 1, .context = context};
   Llama llama = {0};
   Backend *be = backend_create(&config, &shape, context > ROWS ? context : ROWS, &err);
   if (!be) return fail(&err);

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 
 #include "base/memory.h"
+#include "model/generate.h"
 #include "model/params.h"
 
 enum { ALIGNMENT = 256 }; // bytes; what a GPU's vector loads and copy engine like
@@ -123,9 +124,13 @@ void memory_plan(MemoryPlan *plan, const ModelConfig *c, const RunShape *shape, 
   Acts acts = {.layers = xcalloc((size_t)c->num_hidden_layers, sizeof(LayerActs))};
   plan->acts_bytes = acts_layout(&acts, c, shape, be, NULL, plan);
   free(acts.layers);
+  if (shape->context > 0) {
+    plan->sampler_bytes = generator_bytes(c, be, shape->context);
+    book(plan, "sampler", "L x [context, R] and rows", plan->sampler_bytes);
+  }
   book(plan, "backend workspace", "", plan->workspace_bytes);
-  plan->total_bytes =
-      plan->params_bytes + plan->grads_bytes + plan->acts_bytes + plan->workspace_bytes;
+  plan->total_bytes = plan->params_bytes + plan->grads_bytes + plan->acts_bytes +
+                      plan->sampler_bytes + plan->workspace_bytes;
 }
 
 size_t params_layout(ParamTensor *tensors, const ModelConfig *c, const RunShape *shape,

@@ -46,6 +46,7 @@ typedef struct MemoryPlan {
   int count;
   PlanItem items[PLAN_MAX_ITEMS];
   size_t params_bytes, grads_bytes, acts_bytes; // the three allocations
+  size_t sampler_bytes;                         // the generator's
   size_t workspace_bytes;                       // what the backend holds for itself
   size_t total_bytes;
 } MemoryPlan;
@@ -57,6 +58,7 @@ typedef struct RunShape {
   int64_t loss_chunks; // divides batch * seq
   Recompute recompute; // what the backward makes again instead of keeping
   bool train;          // false: forward only, nothing kept for a backward
+  int64_t context;     // positions that a generator beside it holds, 0 = there is none
 } RunShape;
 
 // Bytes of everything a run allocates on this backend.

@@ -36,9 +36,7 @@ static void *take(const Generator *g, size_t *used, size_t bytes) {
 }
 
 // Lays the buffers out; with g->block NULL only counts.
-static size_t generator_layout(Generator *g) {
-  const ModelConfig *c = &g->llama->config;
-  const Backend *be = g->llama->be;
+static size_t generator_layout(Generator *g, const ModelConfig *c, const Backend *be) {
   const size_t act = be->act_bytes, rows = (size_t)g->rows, D = (size_t)c->hidden_size;
   const size_t F = (size_t)c->intermediate_size,
                Hd = (size_t)(c->num_attention_heads * c->head_dim);
@@ -59,16 +57,28 @@ static size_t generator_layout(Generator *g) {
   return used;
 }
 
+static int64_t feed_size(const Backend *be) {
+  return be->max_tokens < FEED_ROWS ? be->max_tokens : FEED_ROWS;
+}
+
+size_t generator_bytes(const ModelConfig *model, const Backend *be, int64_t max_positions) {
+  Generator g = {.context = max_positions, .rows = feed_size(be)};
+  g.qkv = xcalloc((size_t)model->num_hidden_layers, sizeof *g.qkv);
+  const size_t bytes = generator_layout(&g, model, be);
+  free(g.qkv);
+  return bytes;
+}
+
 Generator *generator_create(Llama *llama, int64_t max_positions, Error *err) {
   Generator *g = xcalloc(1, sizeof *g);
   Backend *be = llama->be;
   g->llama = llama;
   g->context = max_positions;
-  g->rows = be->max_tokens < FEED_ROWS ? be->max_tokens : FEED_ROWS;
+  g->rows = feed_size(be);
   g->qkv = xcalloc((size_t)llama->config.num_hidden_layers, sizeof *g->qkv);
   g->history = xcalloc((size_t)max_positions, sizeof *g->history);
   g->logits_host = xcalloc((size_t)llama->config.vocab_size, sizeof *g->logits_host);
-  const size_t bytes = generator_layout(g);
+  const size_t bytes = generator_layout(g, &llama->config, be);
   g->block = be->alloc(be, bytes);
   if (!g->block) {
     error_set(err, "not enough memory for a context of %lld tokens (%s); use a shorter one",
@@ -76,7 +86,7 @@ Generator *generator_create(Llama *llama, int64_t max_positions, Error *err) {
     generator_destroy(g);
     return NULL;
   }
-  generator_layout(g);
+  generator_layout(g, &llama->config, be);
   return g;
 }
 

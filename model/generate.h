@@ -14,6 +14,8 @@ typedef struct SampleOptions {
 
 typedef struct Generator Generator;
 
+// What generator_create will take on the backend.
+size_t generator_bytes(const ModelConfig *model, const Backend *be, int64_t max_positions);
 // Buffers for up to max_positions tokens (prompt included), apart from the model's own activations.
 // max_positions may not exceed the backend's.
 Generator *generator_create(Llama *llama, int64_t max_positions, Error *err);

@@ -94,11 +94,6 @@ static void print_start(const Trainer *t) {
   fflush(stdout);
 }
 
-static bool samples_wanted(const Config *c) {
-  return c->train.sample_interval >= 0 && c->train.sample_tokens > 0 &&
-         c->model.vocab_size == BYTE_VOCAB;
-}
-
 static int open_parts(Trainer *t, Error *err) {
   const Config *c = &t->config;
   RunShape shape = run_shape(c);
@@ -119,8 +114,8 @@ static int open_parts(Trainer *t, Error *err) {
   t->tokens = xmalloc(2 * M * sizeof *t->tokens);
   t->targets = t->tokens + M;
   if (set_weights(t, err) != 0) return -1;
-  if (samples_wanted(c)) {
-    t->generator = generator_create(&t->llama, c->train.sequence_length, err);
+  if (shape.context > 0) {
+    t->generator = generator_create(&t->llama, shape.context, err);
     if (!t->generator) return -1;
   }
   return 0;

@@ -127,6 +127,39 @@ static void the_same_seed_writes_the_same_text_and_a_sink_can_stop_it(void **sta
   tiny_run_close(&run);
 }
 
+static void *(*real_alloc)(Backend *be, size_t bytes);
+static size_t allocated;
+
+static void *counting_alloc(Backend *be, size_t bytes) {
+  allocated += bytes;
+  return real_alloc(be, bytes);
+}
+
+static void the_memory_plan_books_the_generator(void **state) {
+  (void)state;
+  TinyRun run;
+  Error err;
+  tiny_run_open(&run, "");
+  MemoryPlan without, with;
+  RunShape shape = run.llama.shape;
+  memory_plan(&without, &run.llama.config, &shape, run.be);
+  shape.context = 8;
+  memory_plan(&with, &run.llama.config, &shape, run.be);
+  size_t sum = 0;
+  for (int i = 0; i < with.count; i++) sum += with.items[i].bytes;
+  assert_int_equal(sum, with.total_bytes);
+
+  real_alloc = run.be->alloc;
+  run.be->alloc = counting_alloc;
+  allocated = 0;
+  Generator *g = generator_create(&run.llama, 8, &err);
+  assert_non_null(g);
+  assert_true(allocated > 0);
+  assert_int_equal(with.total_bytes - without.total_bytes, allocated);
+  generator_destroy(g);
+  tiny_run_close(&run);
+}
+
 static void prompts_that_do_not_fit_the_vocabulary_are_refused(void **state) {
   (void)state;
   TinyRun run;
@@ -189,6 +222,7 @@ int main(void) {
       cmocka_unit_test(cached_generation_agrees_with_the_training_forward),
       cmocka_unit_test(a_full_context_moves_on_from_its_newer_half),
       cmocka_unit_test(the_same_seed_writes_the_same_text_and_a_sink_can_stop_it),
+      cmocka_unit_test(the_memory_plan_books_the_generator),
       cmocka_unit_test(prompts_that_do_not_fit_the_vocabulary_are_refused),
       cmocka_unit_test(samples_follow_the_distribution),
       cmocka_unit_test(ties_go_to_the_lower_id),
