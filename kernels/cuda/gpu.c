@@ -47,7 +47,7 @@ static int read_properties(Gpu *gpu, Error *err) {
   return 0;
 }
 
-int gpu_open(Gpu *gpu, Error *err) {
+int gpu_probe(Gpu *gpu, Error *err) {
   memset(gpu, 0, sizeof *gpu);
   int count = 0, driver = 0;
   CUDA_TRY(err, cudaDriverGetVersion(&driver)); // 0 without a driver, which is no failure
@@ -63,7 +63,11 @@ int gpu_open(Gpu *gpu, Error *err) {
   if (status != cudaSuccess || count == 0)
     return error_set(err, "no NVIDIA GPU was found (%s): use backend.device cpu",
                      status == cudaSuccess ? "the driver lists none" : cudaGetErrorString(status));
-  if (read_properties(gpu, err)) return -1;
+  return read_properties(gpu, err);
+}
+
+int gpu_open(Gpu *gpu, Error *err) {
+  if (gpu_probe(gpu, err)) return -1;
   CUDA_TRY(err, cudaStreamCreateWithFlags(&gpu->stream, cudaStreamNonBlocking));
   CUBLAS_TRY(err, cublasLtCreate(&gpu->blas));
   size_t free_bytes, total;

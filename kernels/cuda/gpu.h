@@ -23,6 +23,9 @@ typedef struct Gpu {
   size_t workspace_bytes;
 } Gpu;
 
+// What the current device is, without opening anything on it: the fields up to stream. Fails as
+// gpu_open does.
+int gpu_probe(Gpu *gpu, Error *err);
 // The current device (CUDA_VISIBLE_DEVICES chooses). Fails with what to install or change when
 // there is none, or when it is older than compute capability 8.0.
 int gpu_open(Gpu *gpu, Error *err);

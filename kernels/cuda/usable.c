@@ -8,8 +8,7 @@ int gpu_usable(size_t *free_bytes, Error *err) {
   CudnnApi cudnn;
   size_t total;
   *free_bytes = 0;
-  if (gpu_open(&gpu, err) != 0) return -1;
-  CUDA_CHECK(cudaMemGetInfo(free_bytes, &total));
-  gpu_close(&gpu);
+  if (gpu_probe(&gpu, err) != 0) return -1;
+  CUDA_TRY(err, cudaMemGetInfo(free_bytes, &total));
   return cudnn_open(&cudnn, err);
 }
