@@ -88,6 +88,7 @@ typedef struct Backend Backend;
 struct Backend {
   const char *name;      // "cpu", ...
   char description[512]; // hardware and libraries, for the start-up table
+  char costs[128];       // what a choice in the configuration costs, for the same; empty: nothing
   size_t act_bytes, stat_bytes, grad_bytes, master_bytes; // size of one element of each class
   // A row statistic of kind k is [parts_k, max_tokens]: the producer leaves that many partial
   // results a row, and the consumer adds them up. Row m of a call is element m of each part, so a

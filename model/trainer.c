@@ -73,6 +73,7 @@ static void print_start(const Trainer *t) {
          (long long)m->num_attention_heads, (long long)m->num_key_value_heads,
          (long long)m->head_dim, (long long)m->vocab_size, m->tie_word_embeddings ? ", tied" : "");
   printf("backend    %s: %s\n", t->be->name, t->be->description);
+  if (t->be->costs[0] != '\0') printf("           %s\n", t->be->costs);
   printf("data       %s training tokens in %d file%s",
          count_text((double)loader_tokens(t->train_data)).text, loader_files(t->train_data),
          loader_files(t->train_data) == 1 ? "" : "s");

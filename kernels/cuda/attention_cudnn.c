@@ -11,11 +11,13 @@
 #include "base/rng.h"
 #include "kernels/cuda/check.h"
 
-enum { MAX_CONFIGS = 8, MAX_POINTERS = 16 };
+// A graph is offered fewer configurations than FORM_CONFIGS; the backward may have two graphs.
+enum { FORM_CONFIGS = 8, MAX_CONFIGS = 2 * FORM_CONFIGS, MAX_POINTERS = 16 };
 
 typedef struct Direction {
   CudnnDescriptor plan; // NULL: not there
   size_t plan_workspace;
+  bool deterministic; // the plan's form of the backward
   AttentionConfig configs[MAX_CONFIGS];
   int config_count;
 } Direction;
@@ -25,7 +27,6 @@ struct AttentionCudnn {
   CudnnHandle handle;
   cudaStream_t stream;
   AttentionShape shape;
-  bool deterministic;
   Direction direction[2];       // by AttentionDirection
   float scale, mask_value, one; // read by cuDNN at every call
   size_t row_sum, dq_sum, plan; // offsets into the backward's workspace
@@ -73,7 +74,8 @@ static void bind_backward(const AttentionCudnn *a, Binding *b, const void *do_, 
   bind(b, ATTENTION_DO, do_);
   bind(b, ATTENTION_ONE, &a->one);
   bind(b, ATTENTION_ROW_SUM, workspace + a->row_sum);
-  if (!a->deterministic) bind(b, ATTENTION_DQ_SUM, workspace + a->dq_sum);
+  if (!a->direction[ATTENTION_BACKWARD].deterministic)
+    bind(b, ATTENTION_DQ_SUM, workspace + a->dq_sum);
   bind(b, ATTENTION_DQ, columns(a, dqkv, 0));
   bind(b, ATTENTION_DK, columns(a, dqkv, a->shape.H));
   bind(b, ATTENTION_DV, columns(a, dqkv, a->shape.H + a->shape.KV));
@@ -128,11 +130,12 @@ static size_t aligned(size_t bytes) {
 // Lays out the backward's workspace: the graph's scratch tensors, then the plan's own.
 static void lay_out(AttentionCudnn *a) {
   const AttentionShape *s = &a->shape;
+  const Direction *backward = &a->direction[ATTENTION_BACKWARD];
   const size_t rows = (size_t)(s->B * s->T * s->H), elements = rows * (size_t)s->d;
   size_t at = 0;
   a->row_sum = at, at += aligned(rows * sizeof(float));
-  a->dq_sum = at, at += a->deterministic ? 0 : aligned(elements * sizeof(float));
-  a->plan = at, at += aligned(a->direction[ATTENTION_BACKWARD].plan_workspace);
+  a->dq_sum = at, at += backward->deterministic ? 0 : aligned(elements * sizeof(float));
+  a->plan = at, at += aligned(backward->plan_workspace);
   a->workspace = at;
 }
 
@@ -250,32 +253,78 @@ static int time_plan(const AttentionCudnn *a, AttentionDirection direction, cons
 
 // ---- Plans
 
+// In step with the direction's configs.
 typedef struct Plans {
-  CudnnConfig offered[MAX_CONFIGS];
   CudnnDescriptor plan[MAX_CONFIGS]; // NULL: not asked for, or failed to compile
-  int count;
-  Error error; // why the latest one failed
+  Error error;                       // why the latest one failed
 } Plans;
 
 static void plans_destroy(const CudnnApi *api, Plans *p) {
-  for (int i = 0; i < p->count; i++)
+  for (int i = 0; i < MAX_CONFIGS; i++)
     if (p->plan[i]) api->destroy_descriptor(p->plan[i]);
-  configs_destroy(api, p->offered, p->count);
-  p->count = 0;
 }
 
-// Compiles those that `wanted` needs, an index or ATTENTION_FASTEST or _FIRST.
-static void plans_compile(const CudnnApi *api, Plans *p, int wanted, AttentionConfig *configs) {
+static const char *direction_name(AttentionDirection direction) {
+  return direction == ATTENTION_FORWARD ? "forward" : "backward";
+}
+
+// Adds what is offered to the direction's configs, and compiles those that `wanted` needs, an index
+// or ATTENTION_FASTEST or _FIRST.
+static void compile_offered(const CudnnApi *api, const CudnnConfig *offered, int count, int wanted,
+                            bool deterministic, Direction *d, Plans *p) {
   bool done = false;
-  for (int i = 0; i < p->count; i++) {
-    configs[i] = (AttentionConfig){.engine = p->offered[i].engine, .kernel = p->offered[i].kernel};
+  for (int i = 0; i < count; i++) {
+    AttentionConfig *config = &d->configs[d->config_count];
+    CudnnDescriptor *plan = &p->plan[d->config_count++];
+    *config = (AttentionConfig){
+        .engine = offered[i].engine, .kernel = offered[i].kernel, .deterministic = deterministic};
     if (done || (wanted >= 0 && i != wanted)) continue;
     const double start = seconds_now();
-    if (plan_create(api, p->offered[i].descriptor, &p->plan[i], &configs[i].workspace, &p->error))
-      p->plan[i] = NULL;
-    configs[i].plan_seconds = seconds_now() - start;
-    done = wanted == ATTENTION_FIRST && p->plan[i];
+    if (plan_create(api, offered[i].descriptor, plan, &config->workspace, &p->error)) *plan = NULL;
+    config->plan_seconds = seconds_now() - start;
+    done = wanted == ATTENTION_FIRST && *plan;
   }
+}
+
+// That what cuDNN offers for the graph is enough for `wanted`.
+static int check_offered(const AttentionCudnn *a, AttentionDirection direction, int count,
+                         int wanted, Error *err) {
+  const AttentionShape *s = &a->shape;
+  if (count == 0)
+    return error_set(
+        err,
+        "cuDNN %s has nothing to run attention's %s with on this GPU for %lld x %lld "
+        "tokens, %lld query and %lld key/value heads and head_dim %lld: choose head_dim "
+        "64 or 128, or backend.device cpu",
+        cudnn_version_text(a->api->version).text, direction_name(direction), (long long)s->B,
+        (long long)s->T, (long long)s->H, (long long)s->KV, (long long)s->d);
+  if (wanted < count) return 0;
+  return error_set(err, "cuDNN %s offers %d ways to run attention's %s, number %d was asked for",
+                   cudnn_version_text(a->api->version).text, count, direction_name(direction),
+                   wanted);
+}
+
+static int make_graph(const AttentionCudnn *a, AttentionDirection direction, bool deterministic,
+                      CudnnGraph *g, Error *err) {
+  if (direction == ATTENTION_FORWARD)
+    return attention_graph_forward(g, a->api, a->handle, &a->shape, err);
+  return attention_graph_backward(g, a->api, a->handle, &a->shape, deterministic, err);
+}
+
+// Compiles one form of the direction, as `wanted` asks.
+static int compile_form(AttentionCudnn *a, AttentionDirection direction, bool deterministic,
+                        int wanted, Plans *p, Error *err) {
+  CudnnGraph g;
+  CudnnConfig offered[FORM_CONFIGS];
+  int count = 0;
+  if (make_graph(a, direction, deterministic, &g, err)) return -1;
+  int status = graph_configs(&g, NULL, offered, FORM_CONFIGS, &count, err);
+  if (status == 0) status = check_offered(a, direction, count, wanted, err);
+  if (status == 0)
+    compile_offered(a->api, offered, count, wanted, deterministic, &a->direction[direction], p);
+  configs_destroy(a->api, offered, count);
+  graph_destroy(&g);
+  return status;
 }
 
 // Makes configuration i the direction's plan, for a trial or for good.
@@ -283,6 +332,7 @@ static void plan_use(AttentionCudnn *a, AttentionDirection direction, const Plan
   Direction *d = &a->direction[direction];
   d->plan = p->plan[i];
   d->plan_workspace = d->configs[i].workspace;
+  d->deterministic = d->configs[i].deterministic;
   lay_out(a);
 }
 
@@ -291,7 +341,7 @@ static int plans_time(AttentionCudnn *a, AttentionDirection direction, const Pla
   Direction *d = &a->direction[direction];
   Scratch scratch;
   size_t workspace = attention_cudnn_workspace(a, ATTENTION_FORWARD);
-  for (int i = 0; i < p->count; i++) {
+  for (int i = 0; i < d->config_count; i++) {
     if (!p->plan[i]) continue;
     plan_use(a, direction, p, i);
     const size_t bytes = attention_cudnn_workspace(a, direction);
@@ -300,7 +350,7 @@ static int plans_time(AttentionCudnn *a, AttentionDirection direction, const Pla
   int status = scratch_create(a, workspace, &scratch, err);
   if (scratch.memory && status == 0 && direction == ATTENTION_BACKWARD) // o and lse
     status = call(a, ATTENTION_FORWARD, &scratch, err);
-  for (int i = 0; scratch.memory && i < p->count && status == 0; i++) {
+  for (int i = 0; scratch.memory && i < d->config_count && status == 0; i++) {
     if (!p->plan[i]) continue;
     plan_use(a, direction, p, i);
     status = time_plan(a, direction, &scratch, &d->configs[i].milliseconds, err);
@@ -312,68 +362,53 @@ static int plans_time(AttentionCudnn *a, AttentionDirection direction, const Pla
   return status;
 }
 
-static const char *direction_name(AttentionDirection direction) {
-  return direction == ATTENTION_FORWARD ? "forward" : "backward";
-}
-
-// Asks what cuDNN offers for the graph, and that it is enough for `wanted`.
-static int plans_offered(const AttentionCudnn *a, AttentionDirection direction, const CudnnGraph *g,
-                         int wanted, Plans *p, Error *err) {
-  const AttentionShape *s = &a->shape;
-  if (graph_configs(g, NULL, p->offered, MAX_CONFIGS, &p->count, err)) return -1;
-  if (p->count == 0)
-    return error_set(
-        err,
-        "cuDNN %s has nothing to run attention's %s with on this GPU for %lld x %lld "
-        "tokens, %lld query and %lld key/value heads and head_dim %lld: choose head_dim "
-        "64 or 128, or backend.device cpu",
-        cudnn_version_text(a->api->version).text, direction_name(direction), (long long)s->B,
-        (long long)s->T, (long long)s->H, (long long)s->KV, (long long)s->d);
-  if (wanted < p->count) return 0;
-  const int count = p->count;
-  plans_destroy(a->api, p);
-  return error_set(err, "cuDNN %s offers %d ways to run attention's %s, number %d was asked for",
-                   cudnn_version_text(a->api->version).text, count, direction_name(direction),
-                   wanted);
-}
-
-// Keeps the plan that `wanted` asks for.
-static int direction_plan(AttentionCudnn *a, AttentionDirection direction, const CudnnGraph *g,
-                          int wanted, Error *err) {
-  Direction *d = &a->direction[direction];
-  Plans p = {.count = 0};
-  if (plans_offered(a, direction, g, wanted, &p, err)) return -1;
-  d->config_count = p.count;
-  plans_compile(a->api, &p, wanted, d->configs);
-  int compiled = 0, chosen = -1, status = 0;
-  for (int i = 0; i < p.count; i++) compiled += p.plan[i] != NULL;
-  if (compiled > 1) status = plans_time(a, direction, &p, err);
-  for (int i = 0; i < p.count; i++)
-    if (p.plan[i] && (chosen < 0 || d->configs[i].milliseconds < d->configs[chosen].milliseconds))
-      chosen = i;
-  if (status == 0 && chosen < 0)
-    status = error_set(err, "none of %d ways to run attention's %s compiled: %s", p.count,
-                       direction_name(direction), p.error.text);
-  if (status == 0) {
-    plan_use(a, direction, &p, chosen);
-    d->configs[chosen].chosen = true;
-    p.plan[chosen] = NULL; // the direction's now
-  } else {
-    d->plan = NULL; // one of p's
+// The fastest of the compiled ones, the first where none was timed; -1: none compiled.
+static int fastest(const Direction *d, const Plans *p, bool deterministic_only) {
+  int chosen = -1;
+  for (int i = 0; i < d->config_count; i++) {
+    if (!p->plan[i] || (deterministic_only && !d->configs[i].deterministic)) continue;
+    if (chosen < 0 || d->configs[i].milliseconds < d->configs[chosen].milliseconds) chosen = i;
   }
+  return chosen;
+}
+
+// Times what was compiled and keeps the plan to run with.
+static int keep_fastest(AttentionCudnn *a, AttentionDirection direction, bool deterministic_only,
+                        Plans *p, Error *err) {
+  Direction *d = &a->direction[direction];
+  int compiled = 0, status = 0;
+  for (int i = 0; i < d->config_count; i++) compiled += p->plan[i] != NULL;
+  if (compiled > 1) status = plans_time(a, direction, p, err);
+  d->plan = NULL; // one of p's, for a trial
+  if (status) return -1;
+  const int chosen = fastest(d, p, deterministic_only);
+  if (chosen < 0)
+    return error_set(err, "none of %d ways to run attention's %s compiled: %s", d->config_count,
+                     direction_name(direction), p->error.text);
+  plan_use(a, direction, p, chosen);
+  d->configs[chosen].chosen = true;
+  p->plan[chosen] = NULL; // the direction's now
+  return 0;
+}
+
+static int plan_forward(AttentionCudnn *a, const AttentionOptions *options, Error *err) {
+  Plans p = {{NULL}, {""}};
+  int status = compile_form(a, ATTENTION_FORWARD, false, options->forward_config, &p, err);
+  if (status == 0) status = keep_fastest(a, ATTENTION_FORWARD, false, &p, err);
   plans_destroy(a->api, &p);
   return status;
 }
 
-static int plan_all(AttentionCudnn *a, const AttentionOptions *options, Error *err) {
-  CudnnGraph g;
-  if (attention_graph_forward(&g, a->api, a->handle, &a->shape, err)) return -1;
-  int status = direction_plan(a, ATTENTION_FORWARD, &g, options->forward_config, err);
-  graph_destroy(&g);
-  if (status || options->forward_only) return status;
-  if (attention_graph_backward(&g, a->api, a->handle, &a->shape, a->deterministic, err)) return -1;
-  status = direction_plan(a, ATTENTION_BACKWARD, &g, options->backward_config, err);
-  graph_destroy(&g);
+static int plan_backward(AttentionCudnn *a, const AttentionOptions *options, Error *err) {
+  Plans p = {{NULL}, {""}};
+  int status = compile_form(a, ATTENTION_BACKWARD, options->deterministic, options->backward_config,
+                            &p, err);
+  Error not_offered; // the other form is a choice, no need
+  if (status == 0 && options->both_forms)
+    (void)compile_form(a, ATTENTION_BACKWARD, !options->deterministic, ATTENTION_FASTEST, &p,
+                       &not_offered);
+  if (status == 0) status = keep_fastest(a, ATTENTION_BACKWARD, options->deterministic, &p, err);
+  plans_destroy(a->api, &p);
   return status;
 }
 
@@ -385,11 +420,12 @@ AttentionCudnn *attention_cudnn_create(const CudnnApi *api, CudnnHandle handle,
   a->handle = handle;
   a->stream = stream;
   a->shape = *shape;
-  a->deterministic = options->deterministic;
   a->scale = (float)(1 / sqrt((double)shape->d));
   a->mask_value = -INFINITY;
   a->one = 1;
-  if (plan_all(a, options, err) == 0) return a;
+  if (plan_forward(a, options, err) == 0 &&
+      (options->forward_only || plan_backward(a, options, err) == 0))
+    return a;
   attention_cudnn_destroy(a);
   return NULL;
 }

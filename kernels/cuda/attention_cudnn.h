@@ -12,6 +12,9 @@ typedef enum AttentionDirection { ATTENTION_FORWARD, ATTENTION_BACKWARD } Attent
 typedef struct AttentionOptions {
   bool deterministic; // the backward gives the same bits in every run
   bool forward_only;  // no backward: for validation and generation
+  // The backward's other form is compiled and timed, too: kept where it is faster and allowed, else
+  // there for comparison.
+  bool both_forms;
   // Which of the configurations that cuDNN offers: the k-th, or one of the values below.
   int forward_config, backward_config;
 } AttentionOptions;
@@ -26,6 +29,7 @@ enum {
 // What cuDNN offered for one direction, for the start-up table.
 typedef struct AttentionConfig {
   int64_t engine, kernel; // cuDNN's ids
+  bool deterministic;     // of a backward: its form
   size_t workspace;
   double plan_seconds; // time to compile, 0 = not tried
   double milliseconds; // median of one call, 0 = not timed

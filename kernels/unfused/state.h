@@ -24,6 +24,7 @@ typedef struct Staging {
 typedef struct PlannedAttention {
   int64_t B, T;
   AttentionCudnn *plan;
+  void *workspace; // its own: a recorded step goes on using it when another shape comes
 } PlannedAttention;
 
 typedef struct Unfused {
@@ -55,8 +56,7 @@ typedef struct Unfused {
   CudnnHandle cudnn_handle;
   PlannedAttention attention[MAX_ATTENTION_SHAPES];
   int attention_count;
-  void *attention_workspace;
-  size_t attention_workspace_bytes;
+  size_t attention_workspace_bytes; // of all shapes
 } Unfused;
 
 static inline Unfused *unfused_of(Backend *be) {

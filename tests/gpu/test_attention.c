@@ -390,25 +390,21 @@ static void expect_equal_bits(const Problem *p, bool deterministic, const Output
   if (deterministic) assert_int_equal(differ, 0);
 }
 
-static AttentionCudnn *create(const Gpu *gpu, const AttentionShape *s, bool deterministic,
-                              int forward_config, int backward_config) {
+static AttentionCudnn *create(const Gpu *gpu, const AttentionShape *s,
+                              const AttentionOptions *options) {
   Error err;
-  const AttentionOptions options = {.deterministic = deterministic,
-                                    .forward_config = forward_config,
-                                    .backward_config = backward_config};
-  AttentionCudnn *a =
-      attention_cudnn_create(&gpu->api, gpu->handle, gpu->stream, s, &options, &err);
+  AttentionCudnn *a = attention_cudnn_create(&gpu->api, gpu->handle, gpu->stream, s, options, &err);
   if (!a) fail_msg("%s", err.text);
   return a;
 }
 
-static void check(const Gpu *gpu, const Problem *p, bool deterministic, int forward_config,
-                  int backward_config, const char *label) {
-  AttentionCudnn *a = create(gpu, &p->s, deterministic, forward_config, backward_config);
+static void check(const Gpu *gpu, const Problem *p, const AttentionOptions *options,
+                  const char *label) {
+  AttentionCudnn *a = create(gpu, &p->s, options);
   Device d = device_new(p, a);
   Outputs first = run_poisoned(gpu, a, &d), second = run_poisoned(gpu, a, &d);
   compare_all(p, &first, label);
-  expect_equal_bits(p, deterministic, &first, &second);
+  expect_equal_bits(p, options->deterministic, &first, &second);
   expect_unchanged(&d.qkv, p->qkv, "qkv");
   expect_unchanged(&d.d_o, p->d_o, "do");
   outputs_free(&first), outputs_free(&second);
@@ -418,7 +414,12 @@ static void check(const Gpu *gpu, const Problem *p, bool deterministic, int forw
 
 // ---- Tests
 
-enum { PLAIN = false, DETERMINISTIC = true };
+static const AttentionOptions plain = {.forward_config = ATTENTION_FIRST,
+                                       .backward_config = ATTENTION_FIRST};
+static const AttentionOptions deterministic = {
+    .deterministic = true, .forward_config = ATTENTION_FIRST, .backward_config = ATTENTION_FIRST};
+static const AttentionOptions timed = {.forward_config = ATTENTION_FASTEST,
+                                       .backward_config = ATTENTION_FASTEST};
 
 static const AttentionShape shapes[] = {
     {1, 1, 4, 4, 64},    {3, 1, 3, 1, 48},   {2, 77, 4, 4, 64},   {3, 77, 3, 1, 80},
@@ -431,7 +432,7 @@ enum { SHAPES = sizeof shapes / sizeof *shapes };
 static void every_shape_agrees_with_the_cpu(void **state) {
   for (size_t i = 0; i < SHAPES; i++) {
     Problem p = problem_new(shapes[i]);
-    check(*state, &p, PLAIN, ATTENTION_FIRST, ATTENTION_FIRST, "plain");
+    check(*state, &p, &plain, "plain");
     problem_free(&p);
   }
 }
@@ -439,7 +440,7 @@ static void every_shape_agrees_with_the_cpu(void **state) {
 static void the_deterministic_backward_gives_equal_bits(void **state) {
   for (size_t i = 0; i < SHAPES; i++) {
     Problem p = problem_new(shapes[i]);
-    check(*state, &p, DETERMINISTIC, ATTENTION_FIRST, ATTENTION_FIRST, "deterministic");
+    check(*state, &p, &deterministic, "deterministic");
     problem_free(&p);
   }
 }
@@ -448,7 +449,7 @@ static void every_configuration_that_is_offered_agrees(void **state) {
   static const AttentionShape tried[] = {{1, 333, 8, 2, 64}, {2, 200, 4, 1, 128}};
   for (size_t i = 0; i < 2; i++) {
     Problem p = problem_new(tried[i]);
-    AttentionCudnn *a = create(*state, &tried[i], PLAIN, ATTENTION_FASTEST, ATTENTION_FASTEST);
+    AttentionCudnn *a = create(*state, &tried[i], &timed);
     const AttentionConfig *list[2];
     const int forward = attention_cudnn_configs(a, ATTENTION_FORWARD, &list[0]);
     const int backward = attention_cudnn_configs(a, ATTENTION_BACKWARD, &list[1]);
@@ -458,7 +459,8 @@ static void every_configuration_that_is_offered_agrees(void **state) {
       snprintf(label, sizeof label, "%lld/%lld, %lld/%lld", (long long)list[0][f].engine,
                (long long)list[0][f].kernel, (long long)list[1][b].engine,
                (long long)list[1][b].kernel);
-      check(*state, &p, PLAIN, f, b, label);
+      const AttentionOptions options = {.forward_config = f, .backward_config = b};
+      check(*state, &p, &options, label);
     }
     attention_cudnn_destroy(a);
     problem_free(&p);
@@ -467,7 +469,7 @@ static void every_configuration_that_is_offered_agrees(void **state) {
 
 static void timing_chooses_the_fastest(void **state) {
   const AttentionShape s = {4, 1024, 12, 4, 64};
-  AttentionCudnn *a = create(*state, &s, PLAIN, ATTENTION_FASTEST, ATTENTION_FASTEST);
+  AttentionCudnn *a = create(*state, &s, &timed);
   for (int direction = 0; direction < 2; direction++) {
     const AttentionConfig *list;
     const int count = attention_cudnn_configs(a, (AttentionDirection)direction, &list);
@@ -485,10 +487,40 @@ static void timing_chooses_the_fastest(void **state) {
   attention_cudnn_destroy(a);
 }
 
+// The fastest of both where any may be chosen, the fastest deterministic one where equal bits are
+// asked for; and the forward before it and the scratch fit what was chosen.
+static void both_forms_of_the_backward_are_timed(void **state) {
+  Problem p = problem_new((AttentionShape){2, 256, 6, 6, 48});
+  for (int equal_bits = 0; equal_bits < 2; equal_bits++) {
+    const AttentionOptions options = {.deterministic = equal_bits,
+                                      .both_forms = true,
+                                      .forward_config = ATTENTION_FIRST,
+                                      .backward_config = ATTENTION_FASTEST};
+    AttentionCudnn *a = create(*state, &p.s, &options);
+    const AttentionConfig *list, *chosen = NULL;
+    const int count = attention_cudnn_configs(a, ATTENTION_BACKWARD, &list);
+    double best = INFINITY;
+    int forms[2] = {0, 0};
+    for (int i = 0; i < count; i++) {
+      assert_true(list[i].milliseconds > 0);
+      forms[list[i].deterministic]++;
+      if (!equal_bits || list[i].deterministic) best = fmin(best, list[i].milliseconds);
+      if (list[i].chosen) chosen = &list[i];
+    }
+    assert_true(forms[0] > 0 && forms[1] > 0);
+    assert_non_null(chosen);
+    assert_true(chosen->milliseconds <= best);
+    if (equal_bits) assert_true(chosen->deterministic);
+    attention_cudnn_destroy(a);
+    check(*state, &p, &options, equal_bits ? "both, equal bits" : "both");
+  }
+  problem_free(&p);
+}
+
 static void a_captured_graph_replays_the_same_bits(void **state) {
   const Gpu *gpu = *state;
   Problem p = problem_new(shapes[7]);
-  AttentionCudnn *a = create(gpu, &p.s, DETERMINISTIC, ATTENTION_FIRST, ATTENTION_FIRST);
+  AttentionCudnn *a = create(gpu, &p.s, &deterministic);
   Device d = device_new(&p, a);
   Outputs eager = run_poisoned(gpu, a, &d);
   cudaGraph_t graph;
@@ -506,7 +538,7 @@ static void a_captured_graph_replays_the_same_bits(void **state) {
   cuda_ok(cudaStreamSynchronize(gpu->stream));
   Outputs replayed = read_outputs(&d);
   printf("# %zu nodes\n", nodes);
-  expect_equal_bits(&p, DETERMINISTIC, &eager, &replayed);
+  expect_equal_bits(&p, true, &eager, &replayed);
   cuda_ok(cudaGraphExecDestroy(exec));
   cuda_ok(cudaGraphDestroy(graph));
   outputs_free(&eager), outputs_free(&replayed);
@@ -531,6 +563,7 @@ int main(void) {
       cmocka_unit_test(the_deterministic_backward_gives_equal_bits),
       cmocka_unit_test(every_configuration_that_is_offered_agrees),
       cmocka_unit_test(timing_chooses_the_fastest),
+      cmocka_unit_test(both_forms_of_the_backward_are_timed),
       cmocka_unit_test(a_captured_graph_replays_the_same_bits),
       cmocka_unit_test(a_configuration_that_is_not_offered_is_refused),
   };

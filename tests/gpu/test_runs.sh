@@ -43,6 +43,20 @@ check cpu_and_gpu_agree_over_50_steps "they differ by $worst" awk -v w="$worst" 
 check cpu_and_gpu_agree_on_validation "$a and $b" \
   awk -v a="$a" -v b="$b" 'BEGIN { d = (a - b) / a; exit !(d <= 0.01 && d >= -0.01) }'
 
+"$TRAIN" "$config" "output.dir=$folder/cost" train.steps=1 optimizer.warmup_steps=0 >"$folder/said" 2>&1
+check the_start_says_what_equal_bits_cost "$(cat "$folder/said")" \
+  grep -qE "attention's backward: deterministic [0-9.]+ ms a layer, otherwise [0-9.]+ ms" "$folder/said"
+
+# Other programs on the GPU would be counted, too. shakespeare has a sampler, llama-15m has none.
+for model in shakespeare llama-15m; do
+  "$TRAIN" configs/$model.json "data.train=$folder/data/train-*.bin" data.val= train.steps=1 optimizer.warmup_steps=0 \
+    train.save_interval=-1 backend.device=cuda "output.dir=$folder/memory-$model" >"$folder/said" 2>&1
+  percent=$(sed -nE 's/^memory  .* planned \(([-+][0-9.]+) %\)$/\1/p' "$folder/said")
+  echo "# $model: $(grep '^memory  ' "$folder/said"), bound 1 %"
+  check "${model}_takes_the_memory_that_was_planned" "$(tail -n 3 "$folder/said")" \
+    awk -v p="$percent" 'BEGIN { exit !(p != "" && p <= 1 && p >= -1) }'
+done
+
 run again
 check the_same_run_twice_has_equal_bits 'they differ' same_bits "$folder/plain" "$folder/again"
 run ungraphed backend.graphs=false

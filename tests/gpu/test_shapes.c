@@ -1,0 +1,80 @@
+// Attention of another shape beside a recorded one: the recorded calls keep their scratch.
+#include "tests/gpu/gpu_test.h"
+
+#include "kernels/unfused/backend_unfused.h"
+
+enum { H = 6, D_HEAD = 48, R = 3 * H * D_HEAD, B = 2, T = 64, LONGER = 512 };
+
+typedef struct Part {
+  Backend *be;
+  void *qkv, *o, *lse, *da, *dqkv;
+} Part;
+
+static void issue(void *context) {
+  const Part *p = context;
+  p->be->attention(p->be, B, T, p->qkv, p->o, p->lse);
+  p->be->attention_backward(p->be, B, T, p->qkv, p->o, p->lse, p->da, p->dqkv);
+}
+
+static void replay(Part *p) {
+  p->be->replay(p->be, REPLAY_FIRST_MICRO_BATCH, issue, p);
+}
+
+static void a_recorded_step_outlives_a_larger_shape(void **state) {
+  (void)state;
+  enum { ROWS = B * T, LONG_ROWS = B * LONGER, PIECES = 64, PIECE = 1 << 20 };
+  const double inv_freq[D_HEAD / 2] = {0}; // attention itself rotates nothing
+  const OpsConfig config = {.D = H * D_HEAD,
+                            .F = 64,
+                            .H = H,
+                            .KV = H,
+                            .d = D_HEAD,
+                            .V = 64,
+                            .max_tokens = LONG_ROWS,
+                            .max_positions = LONGER,
+                            .rms_norm_eps = 1e-5,
+                            .inv_freq = inv_freq};
+  const UnfusedOptions options = {
+      .train = true, .graphs = true, .deterministic = true, .gemm_cache = ""};
+  Error err;
+  Backend *be = backend_unfused_create(&config, &options, &err);
+  if (!be) fail_msg("%s", err.text);
+  float *qkv = random_bf16(LONG_ROWS * R, 1, "qkv"), *da = random_bf16(ROWS * H * D_HEAD, 1, "da");
+  Bench b = {.be = be};
+  Part p = {.be = be,
+            .qkv = bf16_buffer(&b, LONG_ROWS * R, qkv),
+            .o = bf16_buffer(&b, LONG_ROWS * H * D_HEAD, NULL),
+            .lse = fp32_buffer(&b, LONG_ROWS * H, NULL),
+            .da = bf16_buffer(&b, ROWS * H * D_HEAD, da),
+            .dqkv = bf16_buffer(&b, ROWS * R, NULL)};
+  bench_reset(&b);
+  replay(&p); // launched, then recorded
+  replay(&p);
+  float *first = bench_read(&b, p.dqkv);
+  be->attention(be, B, LONGER, p.qkv, p.o, p.lse); // needs more scratch
+
+  // Whoever takes memory now takes none that the recorded calls write to.
+  char *pieces[PIECES], *poison = xmalloc(PIECE), *found = xmalloc(PIECE);
+  memset(poison, 0x5a, PIECE);
+  for (int i = 0; i < PIECES; i++) {
+    pieces[i] = be->alloc(be, PIECE);
+    assert_non_null(pieces[i]);
+    be->write(be, pieces[i], poison, PIECE);
+  }
+  replay(&p);
+  float *again = bench_read(&b, p.dqkv);
+  expect_same("dqkv", again, first, ROWS * R);
+  for (int i = 0; i < PIECES; i++) {
+    be->read(be, found, pieces[i], PIECE);
+    assert_memory_equal(found, poison, PIECE);
+    be->release(be, pieces[i]);
+  }
+  free(poison), free(found), free(first), free(again), free(qkv), free(da);
+  bench_free(&b);
+  be->destroy(be);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {cmocka_unit_test(a_recorded_step_outlives_a_larger_shape)};
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}
