@@ -100,7 +100,8 @@ struct Backend {
     int64_t logits;  // s at the logits [V]
   } parts;
   int64_t max_tokens;     // of OpsConfig
-  size_t workspace_bytes; // what the backend holds for itself
+  size_t workspace_bytes; // what the backend holds for itself, its libraries' code included
+  size_t granule;         // allocations take multiples of so many bytes; 0: what they ask for
   size_t memory_bytes;    // memory the machine or GPU has for all of it
   double peak_flops;      // dense matrix FLOP/s of the hardware at its best, 0 = not known
 

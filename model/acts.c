@@ -113,6 +113,11 @@ size_t acts_layout(Acts *acts, const ModelConfig *c, const RunShape *shape, cons
   return a.used;
 }
 
+// What an allocation takes beyond the bytes that it asks for.
+static size_t rounding(const Backend *be, size_t bytes) {
+  return be->granule > 0 ? (be->granule - bytes % be->granule) % be->granule : 0;
+}
+
 void memory_plan(MemoryPlan *plan, const ModelConfig *c, const RunShape *shape, const Backend *be) {
   *plan = (MemoryPlan){0};
   ParamTensor *tensors = xcalloc((size_t)params_count(c), sizeof *tensors);
@@ -128,6 +133,8 @@ void memory_plan(MemoryPlan *plan, const ModelConfig *c, const RunShape *shape, 
     plan->sampler_bytes = generator_bytes(c, be, shape->context);
     book(plan, "sampler", "L x [context, R] and rows", plan->sampler_bytes);
   }
+  plan->workspace_bytes += rounding(be, plan->params_bytes) + rounding(be, plan->grads_bytes) +
+                           rounding(be, plan->acts_bytes) + rounding(be, plan->sampler_bytes);
   book(plan, "backend workspace", "", plan->workspace_bytes);
   plan->total_bytes = plan->params_bytes + plan->grads_bytes + plan->acts_bytes +
                       plan->sampler_bytes + plan->workspace_bytes;

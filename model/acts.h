@@ -47,7 +47,7 @@ typedef struct MemoryPlan {
   PlanItem items[PLAN_MAX_ITEMS];
   size_t params_bytes, grads_bytes, acts_bytes; // the three allocations
   size_t sampler_bytes;                         // the generator's
-  size_t workspace_bytes;                       // what the backend holds for itself
+  size_t workspace_bytes; // what the backend holds for itself, and what allocations are rounded by
   size_t total_bytes;
 } MemoryPlan;
 

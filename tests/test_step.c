@@ -290,6 +290,17 @@ static void the_memory_plan_books_every_byte(void **state) {
   assert_int_equal(sum, plan.total_bytes);
   assert_int_equal(plan.total_bytes,
                    plan.params_bytes + plan.grads_bytes + plan.acts_bytes + plan.workspace_bytes);
+  // Each of the three blocks is rounded up.
+  Backend coarse = *run.be;
+  coarse.granule = 4096;
+  MemoryPlan rounded_up;
+  memory_plan(&rounded_up, &run.llama.config, &shape, &coarse);
+  const size_t blocks[] = {plan.params_bytes, plan.grads_bytes, plan.acts_bytes};
+  size_t expected = plan.workspace_bytes;
+  for (int i = 0; i < 3; i++) expected += (blocks[i] + 4095) / 4096 * 4096;
+  assert_int_equal(rounded_up.total_bytes, expected);
+  assert_true(rounded_up.total_bytes > plan.total_bytes);
+
   RunShape twice = shape;
   twice.batch = 6;
   MemoryPlan larger;

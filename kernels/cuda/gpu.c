@@ -85,3 +85,10 @@ void gpu_close(Gpu *gpu) {
   if (gpu->stream) CUDA_CHECK(cudaStreamDestroy(gpu->stream));
   memset(gpu, 0, sizeof *gpu);
 }
+
+size_t gpu_memory_taken(const Gpu *gpu) {
+  size_t free_bytes, total;
+  CUDA_CHECK(cudaMemGetInfo(&free_bytes, &total));
+  const size_t used = total - free_bytes;
+  return used > gpu->used_before ? used - gpu->used_before : 0; // another program may have ended
+}

@@ -30,3 +30,7 @@ int gpu_probe(Gpu *gpu, Error *err);
 // there is none, or when it is older than compute capability 8.0.
 int gpu_open(Gpu *gpu, Error *err);
 void gpu_close(Gpu *gpu);
+
+// Bytes of the card's memory that are in use beyond those at its opening, by the driver's count:
+// other programs' are counted, too.
+size_t gpu_memory_taken(const Gpu *gpu);

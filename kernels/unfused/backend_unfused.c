@@ -20,9 +20,7 @@ static void *op_alloc(Backend *be, size_t bytes) {
 }
 
 static size_t op_memory_taken(Backend *be) {
-  size_t free_bytes, total;
-  CUDA_CHECK(cudaMemGetInfo(&free_bytes, &total));
-  return total - free_bytes - unfused_of(be)->gpu.used_before;
+  return gpu_memory_taken(&unfused_of(be)->gpu);
 }
 
 static void op_release(Backend *be, void *memory) {
@@ -172,6 +170,23 @@ static void set_operations(Backend *be, bool grads_fp32) {
   be->set_updates = unfused_op_set_updates;
 }
 
+// What the driver has handed out so far is more than was asked for: the libraries' code is in it.
+// Where another program took memory meanwhile, what was asked for has to do.
+static void count_workspace(Unfused *u) {
+  enum {
+    GRANULE = 2 << 20,              // the driver's; smaller blocks share one
+    MOST_CODE = 512 << 20,          // more is not ours
+    LOADED_BY_FIRST_STEP = 4 << 20, // kernels and the recorded step, measured on one H200
+  };
+  Backend *be = &u->base;
+  be->workspace_bytes += u->gpu.workspace_bytes + u->attention_workspace_bytes;
+  const size_t taken = gpu_memory_taken(&u->gpu);
+  if (taken > be->workspace_bytes && taken - be->workspace_bytes < MOST_CODE)
+    be->workspace_bytes = taken;
+  be->workspace_bytes += LOADED_BY_FIRST_STEP;
+  be->granule = GRANULE;
+}
+
 static void describe(Unfused *u) {
   Backend *be = &u->base;
   const Gpu *gpu = &u->gpu;
@@ -185,7 +200,7 @@ static void describe(Unfused *u) {
   be->grad_bytes = u->options.grads_fp32 ? sizeof(float) : sizeof(bf16_bits);
   be->parts.sumsq = be->parts.gate_up = be->parts.qkv = be->parts.logits = 1;
   be->max_tokens = u->config.max_tokens;
-  be->workspace_bytes += gpu->workspace_bytes + u->attention_workspace_bytes;
+  count_workspace(u);
   be->memory_bytes = gpu->memory_bytes;
   be->peak_flops = gpu->peak_flops;
   be->steps_ahead = 1;
