@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Short runs of tiny models under compute-sanitizer's tools: steps launched one by one, and steps recorded and replayed.
 # What is reported in kernels of cuBLASLt and cuDNN is counted apart, for they are not ours to mend; anything else fails.
-# That a tool would report a fault of ours is seen from a program that has one (planted_faults.cu).
+# That a tool would report a fault of ours is seen from a program that has one (planted_faults.cu). KERNELS=fused chooses
+# the other kernels.
 #
 # synccheck leaves cuDNN's kernels out: it reports divergent threads in 9.19's attention backward on an H200 and ends it.
 # racecheck leaves none out: with a filter on kernels' names it failed itself there ("Internal Sanitizer Error"), without
@@ -23,7 +24,7 @@ libraries='nvjet|cutlass|cudnn|cublas|xmma|splitK|fmha|sdpa'
 ours=$(grep -ohE '\b[a-z_]+_kernel\(' kernels/*/*.cu | tr -d '(' | sort -u | paste -sd '|')
 prepare_data 200
 write_config "$folder/config.json"
-common=(backend.device=cuda backend.deterministic=true model.head_dim=16 train.steps=3 optimizer.warmup_steps=1
+common=(backend.device=cuda "backend.kernels=${KERNELS:-unfused}" backend.deterministic=true model.head_dim=16 train.steps=3 optimizer.warmup_steps=1
   train.sample_interval=3 train.sample_tokens=3 train.eval_interval=3 train.eval_batches=1)
 aligned=(model.hidden_size=64 model.intermediate_size=96)
 unaligned=(model.hidden_size=36 model.intermediate_size=20 train.batch_size=1 train.sequence_length=8)
