@@ -9,6 +9,7 @@
 // logit, 2^-9.
 #include "tests/gpu/gpu_test.h"
 
+#include "kernels/fused/backend_fused.h"
 #include "kernels/unfused/backend_unfused.h"
 #include "tests/support/bf16_twin.h"
 #include "tests/support/fixtures.h"
@@ -23,7 +24,8 @@ static Backend *twin(const OpsConfig *ops, const RunShape *shape, int64_t micro_
   return be;
 }
 
-static Backend *gpu(const OpsConfig *ops, const RunShape *shape, int64_t micro_batches) {
+static Backend *gpu(const OpsConfig *ops, const RunShape *shape, int64_t micro_batches,
+                    bool fused) {
   const UnfusedOptions options = {.train = true,
                                   .grads_fp32 = micro_batches > 1,
                                   .deterministic = true,
@@ -32,10 +34,23 @@ static Backend *gpu(const OpsConfig *ops, const RunShape *shape, int64_t micro_b
                                   .loss_tokens = shape->batch * shape->seq / shape->loss_chunks,
                                   .gemm_cache = ""};
   Error err;
-  Backend *be = backend_unfused_create(ops, &options, &err);
+  Backend *be = fused ? backend_fused_create(ops, &options, &err)
+                      : backend_unfused_create(ops, &options, &err);
   if (!be) fail_msg("%s", err.text);
   return be;
 }
+static Backend *unfused(const OpsConfig *ops, const RunShape *shape, int64_t micro_batches) {
+  return gpu(ops, shape, micro_batches, false);
+}
+static Backend *fused(const OpsConfig *ops, const RunShape *shape, int64_t micro_batches) {
+  return gpu(ops, shape, micro_batches, true);
+}
+
+// What a test is about.
+typedef struct Subject {
+  const char *fixture;
+  RigBackend *backend;
+} Subject;
 
 typedef struct Errors {
   Worst logits, loss, gradients, scalars, updates;
@@ -78,9 +93,10 @@ static void check(const char *fixture, const char *what, Worst got, Worst of_twi
   check_worst(fixture, what, got, bound);
 }
 
-static void compare(const char *fixture, int64_t micro_batches, int64_t chunks) {
+static void compare(const Subject *subject, int64_t micro_batches, int64_t chunks) {
+  const char *fixture = subject->fixture;
   const Errors t = measure(fixture, micro_batches, chunks, twin),
-               e = measure(fixture, micro_batches, chunks, gpu);
+               e = measure(fixture, micro_batches, chunks, subject->backend);
   if (micro_batches == 1 && chunks == 1) {
     check(fixture, "logits", e.logits, t.logits, 0);
     check(fixture, "loss", e.loss, t.loss, 0x1p-9);
@@ -101,24 +117,35 @@ static void test_chunks(void **state) {
 }
 
 static const struct {
-  const char *sentence; // %s: the fixture
+  const char *sentence; // %s: kernels, fixture
   CMUnitTestFunction run;
 } kinds[] = {
-    {"%s_matches_transformers", test_whole},
-    {"%s_matches_transformers_over_two_micro_batches_with_fp32_gradients", test_micro_batches},
-    {"%s_matches_transformers_with_the_loss_in_two_chunks", test_chunks},
+    {"%s_%s_matches_transformers", test_whole},
+    {"%s_%s_matches_transformers_over_two_micro_batches_with_fp32_gradients", test_micro_batches},
+    {"%s_%s_matches_transformers_with_the_loss_in_two_chunks", test_chunks},
 };
-enum { KINDS = sizeof kinds / sizeof *kinds };
+enum { KINDS = sizeof kinds / sizeof *kinds, MAX_TESTS = 2 * KINDS * FIXTURES };
 
 int main(void) {
-  struct CMUnitTest tests[KINDS * FIXTURES] = {0};
-  char names[KINDS * FIXTURES][96];
+  const OpsConfig multiples_of_8 = {.D = 8, .F = 8, .d = 8};
+  Error err;
+  const int backends = backend_fused_supported(&multiples_of_8, &err) == 0 ? 2 : 1;
+  if (backends == 1) printf("# %s\n", err.text);
+  struct CMUnitTest tests[MAX_TESTS] = {0};
+  char names[MAX_TESTS][96];
+  Subject subjects[2 * FIXTURES];
   size_t count = 0;
-  for (size_t f = 0; f < FIXTURES; f++)
-    for (size_t k = 0; k < KINDS; k++, count++) {
-      snprintf(names[count], sizeof names[count], kinds[k].sentence, fixtures[f]);
-      tests[count] = (struct CMUnitTest){names[count], kinds[k].run, NULL, NULL,
-                                         (void *)(uintptr_t)fixtures[f]};
+  for (size_t b = 0; b < (size_t)backends; b++)
+    for (size_t f = 0; f < FIXTURES; f++) {
+      // Its intermediate_size, 20, is not for the fused kernels.
+      if (b == 1 && strcmp(fixtures[f], "wide_heads") == 0) continue;
+      Subject *subject = &subjects[b * FIXTURES + f];
+      *subject = (Subject){fixtures[f], b == 1 ? fused : unfused};
+      for (size_t k = 0; k < KINDS; k++, count++) {
+        snprintf(names[count], sizeof names[count], kinds[k].sentence, b == 1 ? "fused" : "unfused",
+                 fixtures[f]);
+        tests[count] = (struct CMUnitTest){names[count], kinds[k].run, NULL, NULL, subject};
+      }
     }
   return _cmocka_run_group_tests("transformers on the GPU", tests, count, NULL, NULL);
 }

@@ -1,7 +1,8 @@
-// The whole model on the unfused CUDA backend against the CPU: the same weights, the same batches,
+// The whole model on the CUDA backends against the CPU: the same weights, the same batches,
 // 30 steps of AdamW.
 #include "tests/gpu/gpu_test.h"
 
+#include "kernels/fused/backend_fused.h"
 #include "kernels/unfused/backend_unfused.h"
 #include "model/llama.h"
 
@@ -59,8 +60,22 @@ static void train(const Case *c, Backend *be, double *losses) {
   free(targets);
 }
 
+static void compare_losses(const Case *c, const char *name, const double *cpu, const double *gpu) {
+  double worst = 0;
+  for (int step = 0; step < STEPS; step++) {
+    const double difference = fabs(cpu[step] - gpu[step]);
+    if (!(difference <= worst)) worst = difference;
+    if (step % 5 == 0 || step == STEPS - 1)
+      printf("# %s, step %2d: cpu %.5f, %s %.5f\n", c->name, step, cpu[step], name, gpu[step]);
+  }
+  const double bound = 0.05; // bf16 rounding, over 30 updates that take the loss from 5.5 to 1.2
+  printf("# %s: largest difference %.5f (bound %.5f)\n", c->name, worst, bound);
+  fflush(stdout);
+  if (!(worst <= bound)) fail_msg("the losses of cpu and %s differ by %g", name, worst);
+}
+
 static void compare(const Case *c) {
-  double cpu[STEPS], gpu[STEPS], worst = 0;
+  double cpu[STEPS], gpu[STEPS];
   const RunShape shape = {.batch = c->B, .seq = c->T, .loss_chunks = c->chunks, .train = true};
   const OpsConfig config = llama_ops_config(&c->model, &shape, c->T, 0);
   const UnfusedOptions options = {.train = true,
@@ -73,22 +88,20 @@ static void compare(const Case *c) {
   Backend *be = backend_cpu_create(&config);
   train(c, be, cpu);
   be->destroy(be);
-  be = backend_unfused_create(&config, &options, &err);
-  if (!be) fail_msg("%s", err.text);
-  train(c, be, gpu);
-  be->destroy(be);
-  free((void *)config.inv_freq);
-  for (int step = 0; step < STEPS; step++) {
-    const double difference = fabs(cpu[step] - gpu[step]);
-    if (!(difference <= worst)) worst = difference;
-    if (step % 5 == 0 || step == STEPS - 1)
-      printf("# %s, step %2d: cpu %.5f, cuda %.5f\n", c->name, step, cpu[step], gpu[step]);
-  }
-  const double bound = 0.05; // bf16 rounding, over 30 updates that take the loss from 5.5 to 1.2
-  printf("# %s: largest difference %.5f (bound %.5f)\n", c->name, worst, bound);
-  fflush(stdout);
-  if (!(worst <= bound)) fail_msg("the losses of cpu and cuda differ by %g", worst);
   assert_true(cpu[STEPS - 1] < cpu[0] - 0.3); // it learned something, so the update was tested too
+  for (int fused = 0; fused < 2; fused++) {
+    if (fused && backend_fused_supported(&config, &err) != 0) {
+      printf("# %s: %s\n", c->name, err.text);
+      continue;
+    }
+    be = fused ? backend_fused_create(&config, &options, &err)
+               : backend_unfused_create(&config, &options, &err);
+    if (!be) fail_msg("%s", err.text);
+    train(c, be, gpu);
+    compare_losses(c, be->name, cpu, gpu);
+    be->destroy(be);
+  }
+  free((void *)config.inv_freq);
 }
 
 static void test_untied(void **state) {
@@ -116,7 +129,7 @@ static void test_tied(void **state) {
   (void)state;
   const Case c = {.name = "tied, chunks, micro-batches",
                   .model = {.hidden_size = 128,
-                            .intermediate_size = 340,
+                            .intermediate_size = 344,
                             .num_hidden_layers = 2,
                             .num_attention_heads = 2,
                             .num_key_value_heads = 2,
