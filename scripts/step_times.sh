@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
 # Times whole training steps of the configs on this machine's GPU and prints a table: median (least to most) of steps 11 to STEPS.
-# usage: scripts/step_times.sh [MODEL...]      15m 110m 350m 1b 1b-8k; all of them by default. STEPS=40
+# usage: scripts/step_times.sh [MODEL...]      15m 110m 350m 1b 1b-8k; all of them by default. STEPS=40 KERNELS='unfused fused'
+# With several KERNELS each model is run with each of them in turn.
 # Untied embeddings, no validation, text of this repository as tokens. Everything is written below a temporary folder.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-steps=${STEPS:-40}
+steps=${STEPS:-40} all_kernels=${KERNELS:-auto}
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
 
@@ -18,7 +19,7 @@ time_model() {
   shift 4
   local command=(./train "configs/$config.json" "data.train=$folder/tokens/train-*.bin" data.val= backend.device=cuda
     "train.batch_size=$batch" "train.sequence_length=$length" train.save_interval=-1 train.sample_interval=-1
-    optimizer.warmup_steps=0 model.tie_word_embeddings=false "output.dir=$folder/$name" "$@")
+    optimizer.warmup_steps=0 model.tie_word_embeddings=false "backend.kernels=$kernels" "output.dir=$folder/$name" "$@")
   "${command[@]}" train.steps=1 >/dev/null # the first start ever also times the algorithms, and remembers them
   began=${EPOCHREALTIME/[.,]/}
   while IFS= read -r line; do
@@ -29,18 +30,18 @@ time_model() {
     esac
   done < <("${command[@]}" "train.steps=$steps" 2>&1)
   grep '"kind":"train"' "$folder/$name/log.jsonl" | tail -n +11 | sed -E 's/.*"ms":([^,]*),"tokens_per_s":([^,]*),"mfu":([^,]*),.*/\1 \2 \3/' |
-    sort -n | awk -v name="$name" -v shape="$batch x $length" -v memory="$(cat "$folder/memory")" -v first="$first" '
+    sort -n | awk -v name="$name" -v kernels="$kernels" -v shape="$batch x $length" -v memory="$(cat "$folder/memory")" -v first="$first" '
       { ms[NR] = $1; tokens[NR] = $2; mfu[NR] = $3 }
       END { m = int((NR + 1) / 2)
-            printf "| %s | %s | %.1f (%.1f to %.1f) | %.0fk | %.1f %% | %s | %.1f s |\n", name, shape, ms[m], ms[1], ms[NR],
+            printf "| %s | %s | %s | %.1f (%.1f to %.1f) | %.0fk | %.1f %% | %s | %.1f s |\n", name, kernels, shape, ms[m], ms[1], ms[NR],
               tokens[m] / 1000, 100 * mfu[m], memory, first / 1e6 }'
   rm -rf "${folder:?}/$name"
 }
 
-echo '| model | batch | ms a step | tokens/s | MFU | memory | command to first step |'
-echo '|---|---|---|---|---|---|---|'
+echo '| model | kernels | batch | ms a step | tokens/s | MFU | memory | command to first step |'
+echo '|---|---|---|---|---|---|---|---|'
 for model in "${@:-15m 110m 350m 1b 1b-8k}"; do
-  for one in $model; do
+  for one in $model; do for kernels in $all_kernels; do
     case $one in
     15m) time_model 15m llama-15m 128 256 ;;
     110m) time_model 110m llama-110m 32 1024 ;;
@@ -49,5 +50,5 @@ for model in "${@:-15m 110m 350m 1b 1b-8k}"; do
     1b-8k) time_model 1b-8k llama-3.2-1b 4 8192 train.loss_chunks=0 ;;
     *) echo "step_times.sh: unknown model '$one'; there are 15m 110m 350m 1b 1b-8k" >&2 && exit 1 ;;
     esac
-  done
+  done; done
 done

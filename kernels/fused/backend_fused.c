@@ -89,6 +89,7 @@ static void set_operations(Backend *be, bool head_fused) {
 static void describe(Fused *f) {
   Backend *be = &f->twin.base;
   const OpsConfig *c = &f->twin.config;
+  unfused_describe(&f->twin);
   be->name = "cuda, fused";
   be->parts.sumsq = (c->D + NARROWEST_TILE - 1) / NARROWEST_TILE;
   be->parts.gate_up = (c->F + NARROWEST_TILE - 1) / NARROWEST_TILE;

@@ -187,7 +187,7 @@ static void count_workspace(Unfused *u) {
   be->granule = GRANULE;
 }
 
-static void describe(Unfused *u) {
+void unfused_describe(Unfused *u) {
   Backend *be = &u->base;
   const Gpu *gpu = &u->gpu;
   be->name = "cuda, unfused";
@@ -228,7 +228,6 @@ int unfused_open(Unfused *u, const OpsConfig *config, const UnfusedOptions *opti
   }
   u->config.inv_freq = NULL; // the caller's; the table has what is needed
   u->options.gemm_cache = NULL;
-  describe(u);
   return 0;
 }
 
@@ -239,5 +238,6 @@ Backend *backend_unfused_create(const OpsConfig *config, const UnfusedOptions *o
     free(u);
     return NULL;
   }
+  unfused_describe(u);
   return &u->base;
 }

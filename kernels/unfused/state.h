@@ -77,6 +77,9 @@ static inline RowScale row_scale(const Unfused *u, const stat_t *sumsq) {
 // embeds an Unfused and replaces operations in u->base.
 int unfused_open(Unfused *u, const OpsConfig *config, const UnfusedOptions *options, Error *err);
 void unfused_close(Unfused *u);
+// Last, when all memory is taken and all kernels are loaded: fills in what the backend says of
+// itself.
+void unfused_describe(Unfused *u);
 
 // forward_unfused.c, backward_unfused.c: kernels/ops.h's operations
 void unfused_op_embed(Backend *, int64_t, const int32_t *, const act_t *, act_t *, stat_t *);

@@ -26,64 +26,93 @@ value() { sed -E "s/.*\"$1\":([^,}]*).*/\1/"; }
 loss_at() { grep "\"kind\":\"$1\",\"step\":$2," "$folder/$3/log.jsonl" | tail -n 1 | value loss; } # KIND STEP RUN
 
 run cpu backend.device=cpu
-run plain
+all_kernels=unfused
+"$TRAIN" --doctor >"$folder/said" 2>&1
+check the_doctor_finds_nothing_wrong "$(cat "$folder/said")" grep -q '^PASS  cuda, unfused' "$folder/said"
+if grep -q '^PASS  cuda, fused' "$folder/said"; then
+  all_kernels='unfused fused'
+else
+  grep 'cuda, fused' "$folder/said" | sed 's/^/# /'
+fi
+
+relative() { awk -v a="$1" -v b="$2" 'BEGIN { d = (b - a) / a; print d < 0 ? -d : d }'; }
 
 # bf16 keeps 8 bits: a loss of some nats may differ by a few thousandths, and training must not make it drift.
-echo '# step   loss on the CPU   on the GPU   difference'
-worst=0
-for step in 1 10 20 30 40 50; do
-  a=$(loss_at train $step cpu) b=$(loss_at train $step plain)
-  difference=$(awk -v a="$a" -v b="$b" 'BEGIN { d = (b - a) / a; print d < 0 ? -d : d }')
-  printf '# %4d   %15.5f   %10.5f   %.2e\n' $step "$a" "$b" "$difference"
-  worst=$(awk -v a="$worst" -v b="$difference" 'BEGIN { print (a > b ? a : b) }')
-done
-a=$(loss_at val 50 cpu) b=$(loss_at val 50 plain)
-echo "# validation: $a on the CPU, $b on the GPU; worst relative difference of a training loss $worst, bound 1e-2"
-check cpu_and_gpu_agree_over_50_steps "they differ by $worst" awk -v w="$worst" 'BEGIN { exit !(w <= 0.01 && w > 0) }'
-check cpu_and_gpu_agree_on_validation "$a and $b" \
-  awk -v a="$a" -v b="$b" 'BEGIN { d = (a - b) / a; exit !(d <= 0.01 && d >= -0.01) }'
+agree() { # NAME: the runs cpu and NAME
+  local worst=0 step a b difference
+  echo "# step   loss on the CPU   $1   difference"
+  for step in 1 10 20 30 40 50; do
+    a=$(loss_at train $step cpu) b=$(loss_at train $step "$1")
+    difference=$(relative "$a" "$b")
+    printf '# %4d   %15.5f   %10.5f   %.2e\n' $step "$a" "$b" "$difference"
+    worst=$(awk -v a="$worst" -v b="$difference" 'BEGIN { print (a > b ? a : b) }')
+  done
+  a=$(loss_at val 50 cpu) b=$(loss_at val 50 "$1")
+  echo "# validation: $a on the CPU, $b on the GPU; worst relative difference of a training loss $worst, bound 1e-2"
+  check "cpu_and_$1_agree_over_50_steps" "they differ by $worst" awk -v w="$worst" 'BEGIN { exit !(w <= 0.01 && w > 0) }'
+  check "cpu_and_$1_agree_on_validation" "$a and $b" awk -v d="$(relative "$a" "$b")" 'BEGIN { exit !(d <= 0.01) }'
+}
 
 "$TRAIN" "$config" "output.dir=$folder/cost" train.steps=1 optimizer.warmup_steps=0 >"$folder/said" 2>&1
 check the_start_says_what_equal_bits_cost "$(cat "$folder/said")" \
   grep -qE "attention's backward: deterministic [0-9.]+ ms a layer, otherwise [0-9.]+ ms" "$folder/said"
 
 # Other programs on the GPU would be counted, too. shakespeare has a sampler, llama-15m has none.
-for model in shakespeare llama-15m; do
-  "$TRAIN" configs/$model.json "data.train=$folder/data/train-*.bin" data.val= train.steps=1 optimizer.warmup_steps=0 \
-    train.save_interval=-1 backend.device=cuda backend.kernels=unfused "output.dir=$folder/memory-$model" >"$folder/said" 2>&1
-  percent=$(sed -nE 's/^memory  .* planned \(([-+][0-9.]+) %\)$/\1/p' "$folder/said")
-  echo "# $model: $(grep '^memory  ' "$folder/said"), bound 1 %"
-  check "${model}_takes_the_memory_that_was_planned" "$(tail -n 3 "$folder/said")" \
-    awk -v p="$percent" 'BEGIN { exit !(p != "" && p <= 1 && p >= -1) }'
+for kernels in $all_kernels; do
+  for model in shakespeare llama-15m; do
+    "$TRAIN" configs/$model.json "data.train=$folder/data/train-*.bin" data.val= train.steps=1 optimizer.warmup_steps=0 \
+      train.save_interval=-1 backend.device=cuda backend.kernels="$kernels" "output.dir=$folder/memory-$kernels-$model" >"$folder/said" 2>&1
+    percent=$(sed -nE 's/^memory  .* planned \(([-+][0-9.]+) %\)$/\1/p' "$folder/said")
+    echo "# $kernels $model: $(grep '^memory  ' "$folder/said"), bound 1 %"
+    check "${kernels}_${model}_takes_the_memory_that_was_planned" "$(tail -n 3 "$folder/said")" \
+      awk -v p="$percent" 'BEGIN { exit !(p != "" && p <= 1 && p >= -1) }'
+  done
 done
 
-run again
-check the_same_run_twice_has_equal_bits 'they differ' same_bits "$folder/plain" "$folder/again"
-run ungraphed backend.graphs=false
-check recorded_steps_have_the_bits_of_launched_ones 'they differ' same_bits "$folder/plain" "$folder/ungraphed"
-for recompute in mlp layer; do
-  run "$recompute" train.recompute=$recompute
-  check "recompute_${recompute}_has_equal_bits" 'they differ' same_bits "$folder/plain" "$folder/$recompute"
+# same NAME WHAT OVERRIDES...: the run has the bits of the kernels' first.
+same() {
+  local name=$1 what=$2
+  shift 2
+  run "$name" backend.kernels="$kernels" "$@"
+  check "${kernels}_$what" 'they differ' same_bits "$folder/$kernels" "$folder/$name"
+}
+
+for kernels in $all_kernels; do
+  run "$kernels" backend.kernels="$kernels"
+  agree "$kernels"
+  same "$kernels"-again the_same_run_twice_has_equal_bits
+  same "$kernels"-launched recorded_steps_have_the_bits_of_launched_ones backend.graphs=false
+  for recompute in mlp layer; do
+    same "$kernels"-$recompute "recompute_${recompute}_has_equal_bits" train.recompute=$recompute
+  done
+
+  # Interrupted in the middle, at a moment of the machine's choosing, and resumed.
+  "$TRAIN" "$config" backend.kernels="$kernels" "output.dir=$folder/$kernels-cut" >"$folder/said" 2>"$folder/said.err" &
+  process=$!
+  wait_for '"kind":"train","step":20,' "$folder/$kernels-cut/log.jsonl" $process
+  kill -TERM $process
+  wait $process
+  check "${kernels}_an_interrupted_run_ends_well" "status $?" test $? = 0
+  same "$kernels"-cut a_resumed_run_has_the_bits_of_the_uninterrupted_one train.resume=auto
+
+  run "$kernels"-accumulated backend.kernels="$kernels" train.gradient_accumulation=2 train.batch_size=4
+  a=$(loss_at train 50 cpu) b=$(loss_at train 50 $kernels-accumulated)
+  check "${kernels}_accumulated_micro_batches_train_the_same" "$a and $b" \
+    awk -v d="$(relative "$a" "$b")" 'BEGIN { exit !(d <= 0.01) }'
+
+  "$TRAIN" --generate "$folder/$kernels" --prompt 'line 1' --tokens 40 >"$folder/said" 2>&1
+  check "${kernels}_model_writes" "$(cat "$folder/said")" grep -q '^line 1' "$folder/said"
 done
 
-# Interrupted in the middle, at a moment of the machine's choosing, and resumed.
-"$TRAIN" "$config" "output.dir=$folder/cut" >"$folder/said" 2>"$folder/said.err" &
-process=$!
-wait_for '"kind":"train","step":20,' "$folder/cut/log.jsonl" $process
-kill -TERM $process
-wait $process
-check an_interrupted_run_ends_well "status $?" test $? = 0
-run cut train.resume=auto
-check a_resumed_run_has_the_bits_of_the_uninterrupted_one 'they differ' same_bits "$folder/plain" "$folder/cut"
-
-run accumulated train.gradient_accumulation=2 train.batch_size=4
-a=$(loss_at train 50 accumulated) b=$(loss_at train 50 cpu)
-check accumulated_micro_batches_train_the_same "$a and $b" \
-  awk -v a="$a" -v b="$b" 'BEGIN { d = (a - b) / a; exit !(d <= 0.01 && d >= -0.01) }'
-
-"$TRAIN" --generate "$folder/plain" --prompt 'line 1' --tokens 40 >"$folder/said" 2>&1
-check the_model_writes "$(cat "$folder/said")" grep -q '^line 1' "$folder/said"
-
-"$TRAIN" --doctor >"$folder/said" 2>&1
-check the_doctor_finds_nothing_wrong "$(cat "$folder/said")" grep -q '^PASS  cuda' "$folder/said"
+# The fused kernels' output layer takes vocabularies of a multiple of 8, which the bytes' is not.
+for kernels in $all_kernels; do
+  run "$kernels"-264 backend.kernels="$kernels" model.vocab_size=264 train.loss_chunks=2
+done
+if [ "$all_kernels" != unfused ]; then
+  a=$(loss_at train 50 unfused-264) b=$(loss_at train 50 fused-264)
+  difference=$(relative "$a" "$b")
+  echo "# vocab_size 264, 2 loss chunks, step 50: unfused $a, fused $b, relative difference $difference, bound 1e-2"
+  check fused_and_unfused_agree_with_a_fused_output_layer "$a and $b" \
+    awk -v d="$difference" 'BEGIN { exit !(d <= 0.01 && d > 0) }'
+fi
 exit "$failed"
