@@ -31,16 +31,38 @@ template <int FIRST = 0, int SECOND = 0> struct Chunks {
   static constexpr int BYTES = 64 * (FIRST + SECOND) * 2;
 };
 
-// Adds up a row's parts in their order.
-static __device__ __forceinline__ float sum_of_parts(const RowParts &p, int64_t row) {
-  float sum = 0;
-#pragma unroll 8
-  for (int i = 0; i < p.parts; i++) sum += __ldg(p.data + i * p.stride + row);
-  return sum;
+// Values of four rows, 32 apart, as a lane of the warp that computes row values has them.
+typedef float FourRows[4];
+
+// Adds up the rows' parts in their order. AHEAD parts of all four rows are under way together: with
+// fewer, the warp falls behind the tensor cores.
+template <int AHEAD = 4>
+static __device__ __forceinline__ void sum_of_parts(const RowParts &p, int row, int M,
+                                                    FourRows &sums) {
+  const float *from = p.data + row;
+#pragma unroll
+  for (int i = 0; i < 4; i++) sums[i] = 0;
+#pragma unroll 1
+  for (int part = 0; part < p.parts; part += AHEAD) {
+    FourRows next[AHEAD];
+#pragma unroll
+    for (int j = 0; j < AHEAD; j++, from += p.stride)
+#pragma unroll
+      for (int i = 0; i < 4; i++)
+        next[j][i] = part + j < p.parts && row + 32 * i < M ? __ldg(from + 32 * i) : 0.0f;
+#pragma unroll
+    for (int j = 0; j < AHEAD; j++)
+#pragma unroll
+      for (int i = 0; i < 4; i++) sums[i] += next[j][i];
+  }
 }
-// RMSNorm's r of a row of A.
-static __device__ __forceinline__ float rstd_of_row(const ProgramArgs &args, int64_t row) {
-  return rsqrtf(sum_of_parts(args.sumsq, row) * args.inverse_D + args.eps);
+// RMSNorm's r of rows of A.
+template <int AHEAD = 4>
+static __device__ __forceinline__ void rstd_of_rows(const ProgramArgs &args, int row, int M,
+                                                    FourRows &r) {
+  sum_of_parts<AHEAD>(args.sumsq, row, M, r);
+#pragma unroll
+  for (int i = 0; i < 4; i++) r[i] = rsqrtf(r[i] * args.inverse_D + args.eps);
 }
 
 // Over the four neighbouring threads that share a row.
@@ -124,12 +146,10 @@ struct ProgramDefaults {
   using Loads = Chunks<>; // tile operands in; they are under way while the product is computed
   using Stores =
       Chunks<>; // tile operands out; chunk i takes the place of the chunk i that was loaded
-  // Rows have a value, row_value(args, row), computed a tile ahead by a warp that has nothing else
-  // to do.
+  // Rows have a value, computed a tile ahead by a warp that has nothing else to do: row_values
+  // gives those of rows row, row + 32, row + 64 and row + 96 of M.
   static constexpr bool ROW_VALUE = false;
-  static __device__ __forceinline__ float row_value(const ProgramArgs &, int64_t) {
-    return 0;
-  }
+  static __device__ __forceinline__ void row_values(const ProgramArgs &, int, int, FourRows &) {}
   // Where in the matrix of load i the chunk for the step at (row, column) starts.
   static __device__ __forceinline__ void load_position(const ProgramArgs &, int, int &, int &) {}
   // Called after the last step of 64 rows of a tile; the program starts anew for the next 64.

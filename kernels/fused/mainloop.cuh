@@ -199,9 +199,13 @@ __device__ __forceinline__ void compute_row_values(const Shared<T, Program> &sha
     int row, column_tile;
     work.locate(t, row, column_tile);
     mbarrier_wait(shared.row_empty(ring.at), ring.parity ^ 1);
-    for (int i = threadIdx.x % 32; i < T::ROWS; i += 32)
-      shared_store(shared.row_values(ring.at) + i * 4,
-                   row + i < work.M ? Program::row_value(args, row + i) : 0.0f);
+    static_assert(T::ROWS == 4 * 32, "four rows a lane");
+    const int lane = threadIdx.x % 32;
+    FourRows values;
+    Program::row_values(args, row + lane, work.M, values);
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+      shared_store(shared.row_values(ring.at) + (lane + 32 * i) * 4, values[i]);
     mbarrier_arrive(shared.row_full(ring.at));
   }
 }

@@ -7,8 +7,13 @@ template <bool RESIDUAL> struct NormDgradOf : ProgramDefaults {
   using Loads = Chunks<64, RESIDUAL ? 64 : 0>; // x, residual
   using Stores = Chunks<64>;
   static constexpr bool ROW_VALUE = true;
-  static __device__ __forceinline__ float row_value(const ProgramArgs &args, int64_t row) {
-    return -rstd_of_row(args, row) * args.inverse_D * sum_of_parts(args.s, row);
+  static __device__ __forceinline__ void row_values(const ProgramArgs &args, int row, int M,
+                                                    FourRows &factor) {
+    FourRows s;
+    sum_of_parts<2>(args.s, row, M, s); // with more ahead the warp runs out of registers
+    rstd_of_rows<2>(args, row, M, factor);
+#pragma unroll
+    for (int i = 0; i < 4; i++) factor[i] *= -args.inverse_D * s[i];
   }
 
   template <class S> __device__ __forceinline__ void step(const S &s) const {

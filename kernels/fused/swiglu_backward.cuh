@@ -9,8 +9,9 @@ template <bool STORE_Y> struct SwigluBackwardOf : ProgramDefaults {
   using Loads = Chunks<64>;
   using Stores = Chunks<64, STORE_Y ? 32 : 0>;
   static constexpr bool ROW_VALUE = true;
-  static __device__ __forceinline__ float row_value(const ProgramArgs &args, int64_t row) {
-    return rstd_of_row(args, row);
+  static __device__ __forceinline__ void row_values(const ProgramArgs &args, int row, int M,
+                                                    FourRows &r) {
+    rstd_of_rows(args, row, M, r);
   }
   float sums[2] = {};
 

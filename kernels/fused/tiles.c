@@ -1,13 +1,57 @@
 // Which tile shape a product gets.
+//
+// Time is roughly rounds x columns x (1 + exposed): the clusters take their tiles in rounds, the
+// last of which may be almost empty, and a tile costs its columns. `exposed` is what of a shape's
+// epilogue nothing hides: 128x192, in which two warpgroups take turns, hides it best and is the
+// measure; 128x256 stops multiplying while it stores, a cost that does not grow with K; 128x128
+// loads half again as many operands for a product. The figures are fitted to
+// tests/gpu/bench_fused.c on one H200 (kernels/PERFORMANCE.md): they predict its ratios to 1 to 2
+// %.
 #include "kernels/fused/program.h"
 
-int32_t tile_parts(TileShape tile, int64_t N) {
+enum { CLUSTERS = 66, CLUSTER_ROWS = 256 }; // of a GPU with 132 multiprocessors
+
+typedef struct Exposed {
+  double of_256;           // divided by K
+  double of_128, of_128_k; // the first as it is, the second divided by K
+} Exposed;
+
+static const Exposed exposed[PROGRAMS] = {
+    [PROGRAM_PLAIN_NT] = {85, 0.008, 20},
+    [PROGRAM_PLAIN_NN] = {85, 0.008, 20},
+    [PROGRAM_PLAIN_TN] = {85, 0.008, 20},
+    [PROGRAM_RESIDUAL] = {150, 0.008, 60},
+    [PROGRAM_ROPE] = {180, 0.008, 100},
+    [PROGRAM_SWIGLU] = {270, 0.008, 100},
+    [PROGRAM_LOGITS] = {390, 0.008, 100},
+    [PROGRAM_SWIGLU_BACKWARD] = {500, 0.008, 200},
+    [PROGRAM_SWIGLU_BACKWARD_Y] = {900, 0.008, 200},
+    [PROGRAM_NORM_DGRAD] = {300, 0.008, 100},
+    [PROGRAM_NORM_DGRAD_RESIDUAL] = {300, 0.008, 100},
+};
+
+static int64_t tile_cols(TileShape tile) {
   static const int64_t cols[TILE_SHAPES] = {
       [TILE_128x256] = 256, [TILE_128x192] = 192, [TILE_128x128] = 128};
-  return (int32_t)((N + cols[tile] - 1) / cols[tile]);
+  return cols[tile];
+}
+
+int32_t tile_parts(TileShape tile, int64_t N) {
+  return (int32_t)((N + tile_cols(tile) - 1) / tile_cols(tile));
 }
 
 TileShape tile_choose(ProgramName name, int64_t M, int64_t N, int64_t K) {
-  (void)name, (void)M, (void)N;
-  return K <= 4096 ? TILE_128x192 : TILE_128x256;
+  const Exposed *e = &exposed[name];
+  const double extra[TILE_SHAPES] = {[TILE_128x256] = e->of_256 / (double)K,
+                                     [TILE_128x192] = 0,
+                                     [TILE_128x128] = e->of_128 + e->of_128_k / (double)K};
+  TileShape best = TILE_128x192;
+  double least = 0;
+  for (int tile = 0; tile < TILE_SHAPES; tile++) {
+    const int64_t tiles = (M + CLUSTER_ROWS - 1) / CLUSTER_ROWS * tile_parts((TileShape)tile, N);
+    const int64_t rounds = (tiles + CLUSTERS - 1) / CLUSTERS;
+    const double time = (double)(rounds * tile_cols((TileShape)tile)) * (1 + extra[tile]);
+    if (least == 0 || time < least) least = time, best = (TileShape)tile;
+  }
+  return best;
 }

@@ -80,6 +80,7 @@ static __device__ __forceinline__ float block_sum(float value, float *scratch /*
 
 static __device__ __forceinline__ float row_rstd(const RowScale &r, int64_t m) {
   float sumsq = r.sumsq[m];
+#pragma unroll 8 // their loads are under way together
   for (int part = 1; part < r.parts; part++) sumsq += r.sumsq[part * r.stride + m];
   return rms_rstd(sumsq, r.D, r.eps);
 }

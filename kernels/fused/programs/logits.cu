@@ -7,8 +7,9 @@
 struct Logits : ProgramDefaults {
   using Stores = Chunks<64>;
   static constexpr bool ROW_VALUE = true;
-  static __device__ __forceinline__ float row_value(const ProgramArgs &args, int64_t row) {
-    return rstd_of_row(args, row);
+  static __device__ __forceinline__ void row_values(const ProgramArgs &args, int row, int M,
+                                                    FourRows &r) {
+    rstd_of_rows(args, row, M, r);
   }
   static constexpr uint32_t MINUS_INFINITIES = 0xff80ff80; // two bf16
   OnlineSoftmax rows[2];

@@ -12,8 +12,9 @@ struct Rope : ProgramDefaults {
   using Loads = Chunks<64>;
   using Stores = Chunks<64>;
   static constexpr bool ROW_VALUE = true;
-  static __device__ __forceinline__ float row_value(const ProgramArgs &args, int64_t row) {
-    return rstd_of_row(args, row);
+  static __device__ __forceinline__ void row_values(const ProgramArgs &args, int row, int M,
+                                                    FourRows &r) {
+    rstd_of_rows(args, row, M, r);
   }
   static __device__ __forceinline__ void load_position(const ProgramArgs &args, int, int &row,
                                                        int &column) {

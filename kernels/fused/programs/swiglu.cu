@@ -5,8 +5,9 @@
 struct Swiglu : ProgramDefaults {
   using Stores = Chunks<64, 32>;
   static constexpr bool ROW_VALUE = true;
-  static __device__ __forceinline__ float row_value(const ProgramArgs &args, int64_t row) {
-    return rstd_of_row(args, row);
+  static __device__ __forceinline__ void row_values(const ProgramArgs &args, int row, int M,
+                                                    FourRows &r) {
+    rstd_of_rows(args, row, M, r);
   }
 
   // 16 columns of z at a time. The order of features in a group of 8 pairs (pair_of_feature) makes
