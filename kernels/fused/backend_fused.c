@@ -8,7 +8,10 @@
 #include "kernels/cuda/check.h"
 #include "kernels/fused/state.h"
 
-enum { NARROWEST_TILE = 128 }; // columns: no tile shape leaves more parts a row
+enum {
+  NARROWEST_TILE = 128, // columns: no tile shape leaves more parts a row
+  LONG_HEAD = 2048,     // hidden_size from which the logits' epilogue hides behind their product
+};
 
 static int check_model(const OpsConfig *c, Error *err) {
   const struct {
@@ -53,7 +56,10 @@ static int make_workspace(Fused *f, Error *err) {
     return -1;
   fused_rope_table(c->max_positions, c->d, c->max_positions, f->twin.rope, f->rope,
                    f->twin.gpu.stream);
-  if (!f->twin.options.head_fused) return 0;
+  f->head = fused_takes(f, PROGRAM_LOGITS, c->V, c->D) &&
+            (f->twin.options.every_program || c->D >= LONG_HEAD);
+  f->head_gradient = f->head && f->twin.options.every_program;
+  if (!f->head) return 0;
   f->softmax_stride = f->twin.options.loss_tokens > 0 ? f->twin.options.loss_tokens : c->max_tokens;
   f->head_tile = tile_choose(PROGRAM_LOGITS, f->softmax_stride, c->V, c->D);
   return take(f, &f->softmax,
@@ -73,7 +79,7 @@ static void op_destroy(Backend *be) {
   free(be);
 }
 
-static void set_operations(Backend *be, bool head_fused) {
+static void set_operations(Backend *be) {
   be->destroy = op_destroy;
   be->embed = fused_op_embed;
   be->qkv = fused_op_qkv;
@@ -81,31 +87,54 @@ static void set_operations(Backend *be, bool head_fused) {
   be->gate_up = fused_op_gate_up;
   be->norm_dgrad = fused_op_norm_dgrad;
   be->down_dgrad = fused_op_down_dgrad;
-  if (!head_fused) return;
   be->lm_head = fused_op_lm_head;
   be->head_loss = fused_op_head_loss;
+}
+
+static Elsewhere taken_from_twin(const OpsConfig *c, const UnfusedOptions *o) {
+  const int64_t R = packed_width(c);
+  return (Elsewhere){.qkv = fused_does(c, o, PROGRAM_ROPE, R, c->D),
+                     .out = fused_does(c, o, PROGRAM_RESIDUAL, c->D, c->H * c->d),
+                     .mlp = fused_does(c, o, PROGRAM_SWIGLU, 2 * c->F, c->D),
+                     .down = fused_does(c, o, PROGRAM_RESIDUAL, c->D, c->F),
+                     .qkv_dgrad = fused_does(c, o, PROGRAM_NORM_DGRAD_RESIDUAL, c->D, R),
+                     .gate_up_dgrad = fused_does(c, o, PROGRAM_NORM_DGRAD_RESIDUAL, c->D, 2 * c->F),
+                     .head_dgrad = fused_does(c, o, PROGRAM_NORM_DGRAD, c->D, c->V)};
 }
 
 static void describe(Fused *f) {
   Backend *be = &f->twin.base;
   const OpsConfig *c = &f->twin.config;
+  const Elsewhere *e = &f->twin.options.elsewhere;
+  const struct {
+    const char *name;
+    bool fused;
+  } operations[] = {{"qkv", e->qkv},
+                    {"out", e->out},
+                    {"gate_up", e->mlp},
+                    {"down", e->down},
+                    {"qkv_dgrad", e->qkv_dgrad},
+                    {"gate_up_dgrad", e->gate_up_dgrad},
+                    {"lm_head_dgrad", e->head_dgrad}};
   unfused_describe(&f->twin);
   be->name = "cuda, fused";
   be->parts.sumsq = (c->D + NARROWEST_TILE - 1) / NARROWEST_TILE;
   be->parts.gate_up = (c->F + NARROWEST_TILE - 1) / NARROWEST_TILE;
-  if (f->twin.options.head_fused) return;
-  const size_t used = strlen(be->description);
-  snprintf(be->description + used, sizeof be->description - used,
-           "; the output layer unfused, because vocab_size %lld is not a multiple of 8",
-           (long long)c->V);
+  const char *lead = "; unfused where that is faster:";
+  for (size_t i = 0; i < sizeof operations / sizeof *operations; i++) {
+    if (operations[i].fused) continue;
+    const size_t used = strlen(be->description);
+    snprintf(be->description + used, sizeof be->description - used, "%s %s", lead,
+             operations[i].name);
+    lead = ",";
+  }
 }
 
 Backend *backend_fused_create(const OpsConfig *config, const UnfusedOptions *options, Error *err) {
   if (check_model(config, err)) return NULL;
   Fused *f = xcalloc(1, sizeof *f);
   UnfusedOptions twin = *options;
-  twin.layers_fused = true;
-  twin.head_fused = config->V % 8 == 0;
+  twin.elsewhere = taken_from_twin(config, options);
   if (unfused_open(&f->twin, config, &twin, err)) {
     free(f);
     return NULL;
@@ -115,7 +144,7 @@ Backend *backend_fused_create(const OpsConfig *config, const UnfusedOptions *opt
     free(f);
     return NULL;
   }
-  set_operations(&f->twin.base, twin.head_fused);
+  set_operations(&f->twin.base);
   describe(f);
   return &f->twin.base;
 }

@@ -5,7 +5,7 @@
 #pragma once
 #include "kernels/unfused/backend_unfused.h"
 
-// As backend_unfused_create (layers_fused and head_fused are not read). Needs compute
+// As backend_unfused_create (elsewhere is not read). Needs compute
 // capability 9.0, and hidden_size, intermediate_size and head_dim in multiples of 8; where
 // vocab_size is not one, the output layer runs unfused, which the description says.
 Backend *backend_fused_create(const OpsConfig *config, const UnfusedOptions *options, Error *err);

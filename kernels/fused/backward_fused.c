@@ -1,4 +1,5 @@
 // The backward operations that are a product with something around it: a program each.
+#include "kernels/cuda/check.h"
 #include "kernels/fused/state.h"
 
 void fused_op_norm_dgrad(Backend *be, int64_t M, int64_t N, const act_t *dz, const act_t *W,
@@ -6,7 +7,7 @@ void fused_op_norm_dgrad(Backend *be, int64_t M, int64_t N, const act_t *dz, con
                          const act_t *residual, act_t *dx) {
   const Fused *f = fused_of(be);
   const OpsConfig *c = &f->twin.config;
-  if (N % 8 != 0) { // the output layer of such a vocabulary
+  if (!fused_takes(f, residual ? PROGRAM_NORM_DGRAD_RESIDUAL : PROGRAM_NORM_DGRAD, c->D, N)) {
     unfused_op_norm_dgrad(be, M, N, dz, W, x, sumsq, s, parts_s, residual, dx);
     return;
   }
@@ -22,10 +23,24 @@ void fused_op_norm_dgrad(Backend *be, int64_t M, int64_t N, const act_t *dz, con
   run_program(f, residual ? PROGRAM_NORM_DGRAD_RESIDUAL : PROGRAM_NORM_DGRAD, &call);
 }
 
+// The twin's row sums are whole: their other parts are 0.
+static void clear_parts_of_s(Backend *be, int64_t M, stat_t *s) {
+  const Fused *f = fused_of(be);
+  const int64_t stride = f->twin.config.max_tokens;
+  for (int64_t part = 1; part < be->parts.gate_up; part++)
+    CUDA_CHECK(cudaMemsetAsync((float *)s + part * stride, 0, (size_t)M * sizeof(float),
+                               f->twin.gpu.stream));
+}
+
 void fused_op_down_dgrad(Backend *be, int64_t M, const act_t *dx, const act_t *W, const act_t *z,
                          const stat_t *sumsq, act_t *dz, stat_t *s, act_t *y) {
   const Fused *f = fused_of(be);
   const OpsConfig *c = &f->twin.config;
+  if (!fused_takes(f, PROGRAM_SWIGLU, 2 * c->F, c->D)) { // as the forward pass left z
+    unfused_op_down_dgrad(be, M, dx, W, z, sumsq, dz, s, y);
+    clear_parts_of_s(be, M, s);
+    return;
+  }
   ProgramCall call = {.M = M,
                       .N = c->F,
                       .K = c->D,

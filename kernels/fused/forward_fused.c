@@ -2,15 +2,19 @@
 #include "kernels/cuda/check.h"
 #include "kernels/fused/state.h"
 
-// The embedding's row sums are whole: their other parts are 0.
-void fused_op_embed(Backend *be, int64_t M, const int32_t *tokens, const act_t *E, act_t *x,
-                    stat_t *sumsq) {
+// The twin's row sums are whole: their other parts are 0.
+static void clear_other_parts(Backend *be, int64_t M, stat_t *sumsq) {
   const Fused *f = fused_of(be);
   const OpsConfig *c = &f->twin.config;
-  unfused_embed(M, c->D, tokens, E, x, sumsq, f->twin.gpu.stream);
   for (int64_t part = 1; part < be->parts.sumsq; part++)
     CUDA_CHECK(cudaMemsetAsync((float *)sumsq + part * c->max_tokens, 0, (size_t)M * sizeof(float),
                                f->twin.gpu.stream));
+}
+
+void fused_op_embed(Backend *be, int64_t M, const int32_t *tokens, const act_t *E, act_t *x,
+                    stat_t *sumsq) {
+  unfused_op_embed(be, M, tokens, E, x, sumsq);
+  clear_other_parts(be, M, sumsq);
 }
 
 // Row m's position is first + m % T. A step takes 64 consecutive rows of the table: of a single
@@ -35,6 +39,10 @@ void fused_op_qkv(Backend *be, int64_t M, int64_t T, int64_t first, const act_t 
   const Fused *f = fused_of(be);
   const OpsConfig *c = &f->twin.config;
   const int64_t R = packed_width(c);
+  if (!fused_takes(f, PROGRAM_ROPE, R, c->D)) {
+    unfused_op_qkv(be, M, T, first, x, sumsq, W, qkv);
+    return;
+  }
   ProgramCall call = {.M = M,
                       .N = R,
                       .K = c->D,
@@ -52,6 +60,11 @@ void fused_op_residual(Backend *be, int64_t M, int64_t K, const act_t *a, const 
                        const act_t *x, act_t *out, stat_t *sumsq) {
   const Fused *f = fused_of(be);
   const OpsConfig *c = &f->twin.config;
+  if (!fused_takes(f, PROGRAM_RESIDUAL, c->D, K)) {
+    unfused_op_residual(be, M, K, a, W, x, out, sumsq);
+    clear_other_parts(be, M, sumsq);
+    return;
+  }
   const ProgramCall call = {
       .M = M,
       .N = c->D,
@@ -69,6 +82,10 @@ void fused_op_gate_up(Backend *be, int64_t M, const act_t *x, const stat_t *sums
                       act_t *z, act_t *y) {
   const Fused *f = fused_of(be);
   const OpsConfig *c = &f->twin.config;
+  if (!fused_takes(f, PROGRAM_SWIGLU, 2 * c->F, c->D)) {
+    unfused_op_gate_up(be, M, x, sumsq, W, z, y);
+    return;
+  }
   const ProgramCall call = {.M = M,
                             .N = 2 * c->F,
                             .K = c->D,
@@ -94,14 +111,25 @@ static ProgramCall logits_call(const Fused *f, int64_t M, const act_t *x, const 
 void fused_op_lm_head(Backend *be, int64_t M, const act_t *x, const stat_t *sumsq, const act_t *W,
                       act_t *logits) {
   const Fused *f = fused_of(be);
+  if (!f->head) {
+    unfused_op_lm_head(be, M, x, sumsq, W, logits);
+    return;
+  }
   const ProgramCall call = logits_call(f, M, x, sumsq, W, logits);
   fused_launch(&f->kernels, PROGRAM_LOGITS, f->head_tile, &call, f->twin.gpu.stream);
 }
 
+// For a loss alone the program saves the pass over the logits. With a gradient there is a pass
+// anyway, and it finds the maxima and sums on its way: the twin is as fast with much of K, and
+// faster with little.
 void fused_op_head_loss(Backend *be, int64_t M, const act_t *x, const stat_t *sumsq, const act_t *W,
                         const int32_t *targets, act_t *logits, double scale, stat_t *s) {
   Fused *f = fused_of(be);
   const Unfused *u = &f->twin;
+  if (!(s ? f->head_gradient : f->head)) {
+    unfused_op_head_loss(be, M, x, sumsq, W, targets, logits, scale, s);
+    return;
+  }
   ProgramCall call = logits_call(f, M, x, sumsq, W, logits);
   call.args.softmax = f->softmax;
   call.args.softmax_stride = f->softmax_stride;

@@ -6,6 +6,7 @@
 #pragma once
 #include <cuda.h>
 #include <cuda_runtime_api.h>
+#include <stdbool.h>
 #include <stdint.h>
 #include "base/error.h"
 #include "kernels/cuda/gemm_cublaslt.h"
@@ -125,6 +126,10 @@ void fused_launch(const FusedKernels *kernels, ProgramName name, TileShape tile,
 // ---- tiles.c
 // The tile shape for a product, by the table of measurements there.
 TileShape tile_choose(ProgramName name, int64_t M, int64_t N, int64_t K);
+// Whether a program is worth its while beside cuBLASLt's product and the unfused kernels: not where
+// more than a fifth of what its tiles compute lies outside of the product (hidden_size 288: 384
+// columns).
+bool tile_pays(ProgramName name, int64_t M, int64_t N, int64_t K);
 // Tiles of columns, that is, parts of a row's statistics.
 int32_t tile_parts(TileShape tile, int64_t N);
 

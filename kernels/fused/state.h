@@ -14,10 +14,20 @@ typedef struct Fused {
   MaxSum *softmax;         // [tiles of V, softmax_stride]
   int64_t softmax_stride;  // the largest M of head_loss
   TileShape head_tile;
+  bool head, head_gradient; // logits are the program's; in training, too
 } Fused;
 
 static inline Fused *fused_of(Backend *be) {
   return (Fused *)be;
+}
+
+// Whether the fused kernel does a product, or the twin. The same at every call: M is the run's.
+static inline bool fused_does(const OpsConfig *c, const UnfusedOptions *o, ProgramName name,
+                              int64_t N, int64_t K) {
+  return N % 8 == 0 && K % 8 == 0 && (o->every_program || tile_pays(name, c->max_tokens, N, K));
+}
+static inline bool fused_takes(const Fused *f, ProgramName name, int64_t N, int64_t K) {
+  return fused_does(&f->twin.config, &f->twin.options, name, N, K);
 }
 
 // What every program with r gets.

@@ -17,17 +17,17 @@ typedef struct Exposed {
 } Exposed;
 
 static const Exposed exposed[PROGRAMS] = {
-    [PROGRAM_PLAIN_NT] = {85, 0.008, 20},
-    [PROGRAM_PLAIN_NN] = {85, 0.008, 20},
-    [PROGRAM_PLAIN_TN] = {85, 0.008, 20},
-    [PROGRAM_RESIDUAL] = {150, 0.008, 60},
-    [PROGRAM_ROPE] = {180, 0.008, 100},
-    [PROGRAM_SWIGLU] = {270, 0.008, 100},
-    [PROGRAM_LOGITS] = {390, 0.008, 100},
-    [PROGRAM_SWIGLU_BACKWARD] = {500, 0.008, 200},
-    [PROGRAM_SWIGLU_BACKWARD_Y] = {900, 0.008, 200},
-    [PROGRAM_NORM_DGRAD] = {300, 0.008, 100},
-    [PROGRAM_NORM_DGRAD_RESIDUAL] = {300, 0.008, 100},
+    [PROGRAM_PLAIN_NT] = {85, 0.04, 20},
+    [PROGRAM_PLAIN_NN] = {85, 0.04, 20},
+    [PROGRAM_PLAIN_TN] = {85, 0.04, 20},
+    [PROGRAM_RESIDUAL] = {150, 0.04, 60},
+    [PROGRAM_ROPE] = {180, 0.04, 100},
+    [PROGRAM_SWIGLU] = {270, 0.04, 100},
+    [PROGRAM_LOGITS] = {390, 0.04, 100},
+    [PROGRAM_SWIGLU_BACKWARD] = {500, 0.04, 200},
+    [PROGRAM_SWIGLU_BACKWARD_Y] = {900, 0.04, 200},
+    [PROGRAM_NORM_DGRAD] = {300, 0.04, 100},
+    [PROGRAM_NORM_DGRAD_RESIDUAL] = {300, 0.04, 100},
 };
 
 static int64_t tile_cols(TileShape tile) {
@@ -38,6 +38,11 @@ static int64_t tile_cols(TileShape tile) {
 
 int32_t tile_parts(TileShape tile, int64_t N) {
   return (int32_t)((N + tile_cols(tile) - 1) / tile_cols(tile));
+}
+
+bool tile_pays(ProgramName name, int64_t M, int64_t N, int64_t K) {
+  const TileShape tile = tile_choose(name, M, N, K);
+  return (double)(tile_parts(tile, N) * tile_cols(tile)) <= 1.25 * (double)N;
 }
 
 TileShape tile_choose(ProgramName name, int64_t M, int64_t N, int64_t K) {

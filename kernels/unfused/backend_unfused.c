@@ -219,8 +219,9 @@ int unfused_open(Unfused *u, const OpsConfig *config, const UnfusedOptions *opti
     return -1;
   }
   gemm_open(&u->gemm, &u->gpu, options->gemm_cache);
-  u->product_cols = options->head_fused ? 0 : config->D;
-  if (!options->layers_fused && config->F > config->D) u->product_cols = config->F;
+  const Elsewhere *e = &options->elsewhere;
+  u->product_cols = e->qkv_dgrad && e->gate_up_dgrad && e->head_dgrad ? 0 : config->D;
+  if (!e->mlp && config->F > u->product_cols) u->product_cols = config->F;
   if (unfused_prepare_gemms(u, err) || unfused_attention_open(u, err) || make_rope_table(u, err) ||
       make_workspace(u, err) || unfused_staging_open(u, err)) {
     unfused_close(u);

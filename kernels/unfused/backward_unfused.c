@@ -19,11 +19,11 @@ void unfused_op_norm_dgrad(Backend *be, int64_t M, int64_t N, const act_t *dz, c
                            const act_t *x, const stat_t *sumsq, const stat_t *s, int64_t parts_s,
                            const act_t *residual, act_t *dx) {
   Unfused *u = unfused_of(be);
-  (void)parts_s; // always 1 here
   // Not in place: where its result lies on what it adds to, cuBLASLt rounds the product to bf16
   // before the addition.
   product_nn(u, M, u->config.D, N, dz, W, residual, u->product);
-  unfused_norm_backward(M, row_scale(u, sumsq), x, s, u->product, dx, u->gpu.stream);
+  const RowSums sums = {s, (int32_t)parts_s, u->config.max_tokens};
+  unfused_norm_backward(M, row_scale(u, sumsq), x, sums, u->product, dx, u->gpu.stream);
 }
 
 void unfused_op_down_dgrad(Backend *be, int64_t M, const act_t *dx, const act_t *W, const act_t *z,
@@ -65,53 +65,43 @@ void unfused_op_embed_backward(Backend *be, int64_t M, const int32_t *tokens, co
                          accumulate, u->embed_scratch, u->gpu.stream);
 }
 
-// Whose product it is decides whether it is needed here.
-typedef enum Owner { LAYER, LAYER_PLAIN, HEAD, HEAD_PLAIN } Owner;
-
-typedef struct OwnedProblem {
-  Owner owner; // plain: nothing is around it, and cuBLASLt does it for the fused backend, too
-  bool backward;
+typedef struct RunProduct {
+  bool elsewhere, backward, of_head;
   GemmProblem problem;
-} OwnedProblem;
-
-static bool needed(const UnfusedOptions *o, const OwnedProblem *p) {
-  if (p->backward && !o->train) return false;
-  if (p->owner == LAYER) return !o->layers_fused;
-  if (p->owner == HEAD) return !o->head_fused;
-  return true;
-}
+} RunProduct;
 
 int unfused_prepare_gemms(Unfused *u, Error *err) {
   const OpsConfig *c = &u->config;
   const int64_t M = u->options.batch * u->options.seq, D = c->D, F = c->F, R = packed_width(c),
                 Hd = c->H * c->d, V = c->V, head = u->options.loss_tokens;
   const bool fp32 = u->options.grads_fp32;
-  const OwnedProblem all[] = {
-      {LAYER, false, {.M = M, .N = R, .K = D, .form = GEMM_NT}},
-      {LAYER, false, {.M = M, .N = D, .K = Hd, .form = GEMM_NT, .add = true}},
-      {LAYER, false, {.M = M, .N = 2 * F, .K = D, .form = GEMM_NT}},
-      {LAYER, false, {.M = M, .N = D, .K = F, .form = GEMM_NT, .add = true}},
-      {HEAD, false, {.M = head, .N = V, .K = D, .form = GEMM_NT}},
-      {HEAD, true, {.M = head, .N = D, .K = V, .form = GEMM_NN}},
-      {LAYER, true, {.M = M, .N = F, .K = D, .form = GEMM_NN}},
-      {LAYER, true, {.M = M, .N = D, .K = 2 * F, .form = GEMM_NN, .add = true}},
-      {LAYER_PLAIN, true, {.M = M, .N = Hd, .K = D, .form = GEMM_NN}},
-      {LAYER, true, {.M = M, .N = D, .K = R, .form = GEMM_NN, .add = true}},
-      {HEAD_PLAIN, true, {.M = V, .N = D, .K = head, .form = GEMM_TN, .out_fp32 = fp32}},
-      {LAYER_PLAIN, true, {.M = D, .N = F, .K = M, .form = GEMM_TN, .out_fp32 = fp32}},
-      {LAYER_PLAIN, true, {.M = 2 * F, .N = D, .K = M, .form = GEMM_TN, .out_fp32 = fp32}},
-      {LAYER_PLAIN, true, {.M = D, .N = Hd, .K = M, .form = GEMM_TN, .out_fp32 = fp32}},
-      {LAYER_PLAIN, true, {.M = R, .N = D, .K = M, .form = GEMM_TN, .out_fp32 = fp32}},
+  const Elsewhere *e = &u->options.elsewhere;
+  const RunProduct all[] = {
+      {e->qkv, false, false, {.M = M, .N = R, .K = D, .form = GEMM_NT}},
+      {e->out, false, false, {.M = M, .N = D, .K = Hd, .form = GEMM_NT, .add = true}},
+      {e->mlp, false, false, {.M = M, .N = 2 * F, .K = D, .form = GEMM_NT}},
+      {e->down, false, false, {.M = M, .N = D, .K = F, .form = GEMM_NT, .add = true}},
+      {false, false, true, {.M = head, .N = V, .K = D, .form = GEMM_NT}},
+      {e->head_dgrad, true, true, {.M = head, .N = D, .K = V, .form = GEMM_NN}},
+      {e->mlp, true, false, {.M = M, .N = F, .K = D, .form = GEMM_NN}},
+      {e->gate_up_dgrad, true, false, {.M = M, .N = D, .K = 2 * F, .form = GEMM_NN, .add = true}},
+      {false, true, false, {.M = M, .N = Hd, .K = D, .form = GEMM_NN}},
+      {e->qkv_dgrad, true, false, {.M = M, .N = D, .K = R, .form = GEMM_NN, .add = true}},
+      {false, true, true, {.M = V, .N = D, .K = head, .form = GEMM_TN, .out_fp32 = fp32}},
+      {false, true, false, {.M = D, .N = F, .K = M, .form = GEMM_TN, .out_fp32 = fp32}},
+      {false, true, false, {.M = 2 * F, .N = D, .K = M, .form = GEMM_TN, .out_fp32 = fp32}},
+      {false, true, false, {.M = D, .N = Hd, .K = M, .form = GEMM_TN, .out_fp32 = fp32}},
+      {false, true, false, {.M = R, .N = D, .K = M, .form = GEMM_TN, .out_fp32 = fp32}},
   };
   enum { ALL = sizeof all / sizeof *all };
   GemmProblem list[2 * ALL];
   int count = 0;
   for (int i = 0; i < ALL; i++) {
-    if (!needed(&u->options, &all[i])) continue;
+    if (all[i].elsewhere || (all[i].backward && !u->options.train)) continue;
     list[count++] = all[i].problem;
     // Weight gradients are added to where there are several micro-batches, and lm_head's over the
     // chunks of the loss.
-    if (all[i].problem.form == GEMM_TN && (fp32 || (all[i].owner == HEAD_PLAIN && head < M))) {
+    if (all[i].problem.form == GEMM_TN && (fp32 || (all[i].of_head && head < M))) {
       list[count] = all[i].problem;
       list[count++].add = true;
     }

@@ -78,9 +78,12 @@ static __device__ __forceinline__ float block_sum(float value, float *scratch /*
   return warp_sum(lane < warps ? scratch[lane] : 0.0f);
 }
 
-static __device__ __forceinline__ float row_rstd(const RowScale &r, int64_t m) {
-  float sumsq = r.sumsq[m];
+static __device__ __forceinline__ float row_sum(const RowSums &s, int64_t m) {
+  float sum = s.data[m];
 #pragma unroll 8 // their loads are under way together
-  for (int part = 1; part < r.parts; part++) sumsq += r.sumsq[part * r.stride + m];
-  return rms_rstd(sumsq, r.D, r.eps);
+  for (int part = 1; part < s.parts; part++) sum += s.data[part * s.stride + m];
+  return sum;
+}
+static __device__ __forceinline__ float row_rstd(const RowScale &r, int64_t m) {
+  return rms_rstd(row_sum({r.sumsq, r.parts, r.stride}, m), r.D, r.eps);
 }

@@ -63,14 +63,13 @@ static __global__ void row_sumsq_kernel(int64_t M, int D, int lanes, const bf16_
 }
 
 template <int N>
-static __global__ void norm_backward_kernel(int64_t M, int lanes, RowScale r,
-                                            const bf16_bits *__restrict__ x, const float *s,
-                                            const bf16_bits *__restrict__ from,
-                                            bf16_bits *__restrict__ dx) {
+static __global__ void
+norm_backward_kernel(int64_t M, int lanes, RowScale r, const bf16_bits *__restrict__ x, RowSums s,
+                     const bf16_bits *__restrict__ from, bf16_bits *__restrict__ dx) {
   const Lane l = my_lane(M, lanes);
   if (!l.exists) return;
   const int D = (int)r.D;
-  const float factor = row_rstd(r, l.m) / (float)D * s[l.m];
+  const float factor = row_rstd(r, l.m) / (float)D * row_sum(s, l.m);
 #pragma unroll 4
   for (int k = l.lane * N; k < D; k += lanes * N) {
     const Pack<N> a = load_pack<N>(x + l.m * D + k);
@@ -119,7 +118,7 @@ void unfused_row_sumsq(int64_t M, int64_t D, const bf16_bits *x, float *sumsq,
   LAUNCHED();
 }
 
-void unfused_norm_backward(int64_t M, RowScale r, const bf16_bits *x, const float *s,
+void unfused_norm_backward(int64_t M, RowScale r, const bf16_bits *x, RowSums s,
                            const bf16_bits *from, bf16_bits *dx, cudaStream_t stream) {
   const int64_t D = r.D;
   if (D % 8 == 0) {

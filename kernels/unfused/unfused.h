@@ -27,6 +27,13 @@ typedef struct RowScale {
   int64_t stride; // at least M
 } RowScale;
 
+// A statistic of rows that was left in parts.
+typedef struct RowSums {
+  const float *data; // [parts, stride]
+  int32_t parts;
+  int64_t stride; // at least M
+} RowSums;
+
 // The packed row: H + KV heads of d that RoPE rotates, then KV that it does not.
 typedef struct RopeShape {
   int64_t rotated;    // (H + KV) d
@@ -52,8 +59,8 @@ void unfused_embed(int64_t M, int64_t D, const int32_t *tokens, const bf16_bits 
                    float *sumsq, cudaStream_t stream);
 // sumsq[m] = sum of squares of x's row.   x [M, D] in, sumsq [M] out
 void unfused_row_sumsq(int64_t M, int64_t D, const bf16_bits *x, float *sumsq, cudaStream_t stream);
-// dx[m] = from[m] - (r / D) s[m] x[m].   x, from [M, D], s [M] in; dx [M, D] out, not from
-void unfused_norm_backward(int64_t M, RowScale r, const bf16_bits *x, const float *s,
+// dx[m] = from[m] - (r / D) s[m] x[m].   x, from [M, D], s in; dx [M, D] out, not from
+void unfused_norm_backward(int64_t M, RowScale r, const bf16_bits *x, RowSums s,
                            const bf16_bits *from, bf16_bits *dx, cudaStream_t stream);
 // x[m] *= r.   x [M, N] in, out
 void unfused_scale_rows(int64_t M, int64_t N, RowScale r, bf16_bits *x, cudaStream_t stream);

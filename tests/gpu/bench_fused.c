@@ -284,8 +284,8 @@ static void run_twin(Bench *b, const Problem *p) {
   case PROGRAM_NORM_DGRAD:
   case PROGRAM_NORM_DGRAD_RESIDUAL:
     run_product(b, p, p->program == PROGRAM_NORM_DGRAD_RESIDUAL, c->loads[1].data, p->scratch);
-    unfused_norm_backward(M, p->r, c->loads[0].data, c->args.s.data, p->scratch, p->out,
-                          b->gpu.stream);
+    unfused_norm_backward(M, p->r, c->loads[0].data, (RowSums){.data = c->args.s.data}, p->scratch,
+                          p->out, b->gpu.stream);
     break;
   default:
     break;

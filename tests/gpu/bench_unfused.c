@@ -192,7 +192,8 @@ static void activations(Pool *p, const Sizes *z) {
   KERNEL(p, "embed", 2 * MD, unfused_embed(M, D, v.tokens, take(p, vd), take(p, md), v.s, stream));
   KERNEL(p, "row_sumsq", MD, unfused_row_sumsq(M, D, take(p, md), v.s, stream));
   KERNEL(p, "norm_backward", 3 * MD,
-         unfused_norm_backward(M, r, take(p, md), v.s, take(p, md), take(p, md), stream));
+         unfused_norm_backward(M, r, take(p, md), (RowSums){.data = v.s}, take(p, md), take(p, md),
+                               stream));
   KERNEL(p, "rope", 2 * MR, unfused_rope(M, rope, r, take(p, mr), stream));
   KERNEL(p, "rope_backward", 3 * MR,
          unfused_rope_backward(M, rope, r, take(p, mr), take(p, mr), v.s, stream));

@@ -32,6 +32,7 @@ static Backend *gpu(const OpsConfig *ops, const RunShape *shape, int64_t micro_b
                                   .batch = shape->batch,
                                   .seq = shape->seq,
                                   .loss_tokens = shape->batch * shape->seq / shape->loss_chunks,
+                                  .every_program = true,
                                   .gemm_cache = ""};
   Error err;
   Backend *be = fused ? backend_fused_create(ops, &options, &err)

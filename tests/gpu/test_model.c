@@ -83,6 +83,7 @@ static void compare(const Case *c) {
                                   .batch = c->B,
                                   .seq = c->T,
                                   .loss_tokens = c->B * c->T / c->chunks,
+                                  .every_program = true,
                                   .gemm_cache = ""};
   Error err;
   Backend *be = backend_cpu_create(&config);

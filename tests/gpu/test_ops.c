@@ -66,7 +66,7 @@ static int set_up(void **state, bool fused) {
                               .max_positions = s.T + 5,
                               .rms_norm_eps = eps,
                               .inv_freq = t->inv_freq};
-    UnfusedOptions options = {.train = true, .gemm_cache = ""};
+    UnfusedOptions options = {.train = true, .every_program = true, .gemm_cache = ""};
     Error err;
     t->cpu = backend_cpu_create(&config);
     t->bf16 = create(&config, &options, &err);
