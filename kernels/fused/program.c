@@ -61,8 +61,13 @@ int fused_kernels_open(FusedKernels *kernels, const Gpu *gpu, Error *err) {
   if (fused_kernels_check(gpu->major, gpu->minor, err)) return -1;
   void *encode = NULL;
   enum cudaDriverEntryPointQueryResult found;
+#if CUDART_VERSION >= 12050
   CUDA_TRY(err, cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &encode, 12000,
                                                  cudaEnableDefault, &found));
+#else
+  CUDA_TRY(err,
+           cudaGetDriverEntryPoint("cuTensorMapEncodeTiled", &encode, cudaEnableDefault, &found));
+#endif
   if (found != cudaDriverEntryPointSuccess)
     return error_set(err, "the driver has no cuTensorMapEncodeTiled; update it to 525 or later");
   memcpy(&kernels->encode, &encode, sizeof encode);

@@ -46,7 +46,7 @@ bool tile_pays(ProgramName name, int64_t M, int64_t N, int64_t K) {
 }
 
 TileShape tile_choose(ProgramName name, int64_t M, int64_t N, int64_t K) {
-  const Exposed *e = &exposed[name];
+  const Exposed *e = &exposed[exposed[name].of_256 > 0 ? name : PROGRAM_PLAIN_NT];
   const double extra[TILE_SHAPES] = {[TILE_128x256] = e->of_256 / (double)K,
                                      [TILE_128x192] = 0,
                                      [TILE_128x128] = e->of_128 + e->of_128_k / (double)K};

@@ -293,7 +293,19 @@ static void run_twin(Bench *b, const Problem *p) {
 }
 
 static bool has_twin(ProgramName name) {
-  return name != PROGRAM_PLAIN_NT && name != PROGRAM_PLAIN_NN && name != PROGRAM_PLAIN_TN;
+  switch (name) {
+  case PROGRAM_RESIDUAL:
+  case PROGRAM_ROPE:
+  case PROGRAM_SWIGLU:
+  case PROGRAM_LOGITS:
+  case PROGRAM_SWIGLU_BACKWARD:
+  case PROGRAM_SWIGLU_BACKWARD_Y:
+  case PROGRAM_NORM_DGRAD:
+  case PROGRAM_NORM_DGRAD_RESIDUAL:
+    return true;
+  default: // of run_twin
+    return false;
+  }
 }
 
 static void run_variant(Bench *b, const Problem *p, int variant) {

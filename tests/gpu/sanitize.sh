@@ -1,8 +1,7 @@
 #!/usr/bin/env bash
 # Short runs of tiny models under compute-sanitizer's tools: steps launched one by one, and steps recorded and replayed.
 # What is reported in kernels of cuBLASLt and cuDNN is counted apart, for they are not ours to mend; anything else fails.
-# That a tool would report a fault of ours is seen from a program that has one (planted_faults.cu). KERNELS=fused chooses
-# the other kernels.
+# That a tool would report a fault of ours is seen from a program that has one (planted_faults.cu).
 #
 # synccheck leaves cuDNN's kernels out: it reports divergent threads in 9.19's attention backward on an H200 and ends it.
 # racecheck leaves none out: with a filter on kernels' names it failed itself there ("Internal Sanitizer Error"), without
@@ -11,7 +10,8 @@
 # initcheck sees a store only where it is an instruction of a thread, and on Hopper and later libraries store through the
 # copy engine (TMA) where rows are multiples of 16 bytes. So it gets a model whose rows are not: hidden 36, ffn 20. The
 # attention's output is still stored so, and only libraries read it: a short sequence keeps their reports few enough for
-# the tool's buffer. The other tools get sizes for which our kernels take their wide accesses.
+# the tool's buffer. The other tools get sizes for which our kernels take their wide accesses. The fused kernels store
+# through the copy engine only, so initcheck is not for them; their model has sizes for which every program is chosen.
 # shellcheck source=tests/lib.sh
 . "$(dirname "$0")/../lib.sh"
 PLANTED=build/release/tests/gpu/planted_faults
@@ -21,13 +21,15 @@ if [ -z "$SANITIZER" ]; then
   exit 1
 fi
 libraries='nvjet|cutlass|cudnn|cublas|xmma|splitK|fmha|sdpa'
-ours=$(grep -ohE '\b[a-z_]+_kernel\(' kernels/*/*.cu | tr -d '(' | sort -u | paste -sd '|')
+ours=$(grep -ohE '\b[a-z_]+_kernel\(' kernels/*/*.cu kernels/*/*.cuh | tr -d '(' | sort -u | paste -sd '|')
 prepare_data 200
 write_config "$folder/config.json"
-common=(backend.device=cuda "backend.kernels=${KERNELS:-unfused}" backend.deterministic=true model.head_dim=16 train.steps=3 optimizer.warmup_steps=1
-  train.sample_interval=3 train.sample_tokens=3 train.eval_interval=3 train.eval_batches=1)
-aligned=(model.hidden_size=64 model.intermediate_size=96)
-unaligned=(model.hidden_size=36 model.intermediate_size=20 train.batch_size=1 train.sequence_length=8)
+common=(backend.device=cuda backend.deterministic=true model.head_dim=16 train.steps=3 optimizer.warmup_steps=1
+  train.eval_interval=3 train.eval_batches=1)
+sampled=(backend.kernels=unfused train.sample_interval=3 train.sample_tokens=3)
+aligned=("${sampled[@]}" model.hidden_size=64 model.intermediate_size=96)
+unaligned=("${sampled[@]}" model.hidden_size=36 model.intermediate_size=20 train.batch_size=1 train.sequence_length=8)
+fused=(backend.kernels=fused model.num_hidden_layers=1 model.hidden_size=2048 model.intermediate_size=384 model.vocab_size=384)
 launched=(backend.graphs=false)
 replayed=(backend.graphs=true train.gradient_accumulation=2 train.loss_chunks=2)
 
@@ -98,21 +100,35 @@ run warm_aligned_launched env -- "${aligned[@]}" "${launched[@]}"
 run warm_aligned_replayed env -- "${aligned[@]}" "${replayed[@]}"
 run warm_unaligned_launched env -- "${unaligned[@]}" "${launched[@]}"
 run warm_unaligned_replayed env -- "${unaligned[@]}" "${replayed[@]}"
-for name in warm_{aligned,unaligned}_{launched,replayed}; do
+warm=(warm_{aligned,unaligned}_{launched,replayed})
+if "$TRAIN" --doctor | grep -q '^PASS  cuda, fused'; then
+  run warm_fused_launched env -- "${fused[@]}" "${launched[@]}"
+  run warm_fused_replayed env -- "${fused[@]}" "${replayed[@]}"
+  warm+=(warm_fused_{launched,replayed})
+else
+  echo '# the fused kernels do not run on this GPU'
+fi
+for name in "${warm[@]}"; do
   check "${name}_runs" "$(tail -n 3 "$folder/$name.log")" test "$(cat "$folder/$name.status")" = 0
 done
 
 names=()
+sanitize() { # TOOL NAME OVERRIDES...: in the background; its name is added to `names`
+  local tool=$1 name=$2
+  shift 2
+  tool_options "$tool"
+  names+=("$name")
+  run "$name" "$SANITIZER" "${options[@]}" -- "$@" &
+}
 for mode in launched replayed; do
   declare -n steps=$mode
-  for tool in memcheck racecheck synccheck initcheck; do
-    declare -n shape=aligned
-    [ $tool != initcheck ] || declare -n shape=unaligned
-    tool_options $tool
-    name=${tool}_finds_nothing_in_${mode}_steps
-    names+=("$name")
-    run "$name" "$SANITIZER" "${options[@]}" -- "${shape[@]}" "${steps[@]}" &
+  for tool in memcheck racecheck synccheck; do
+    sanitize $tool ${tool}_finds_nothing_in_${mode}_steps "${aligned[@]}" "${steps[@]}"
+    case ${warm[*]} in *warm_fused*)
+      sanitize $tool ${tool}_finds_nothing_in_${mode}_fused_steps "${fused[@]}" "${steps[@]}" ;;
+    esac
   done
+  sanitize initcheck initcheck_finds_nothing_in_${mode}_steps "${unaligned[@]}" "${steps[@]}"
 done
 wait
 for name in "${names[@]}"; do judge "$name"; done
