@@ -91,7 +91,7 @@ $(eval $(call flavour,double,$(CC)))
 $(eval $(call flavour,fuzz,$(FUZZ_CC)))
 
 # The host's half of the GPU backends sees CUDA's headers, which are not ours to warn about.
-$(call objects,release,$(CUDA_C)) $(patsubst %,build/release/tests/gpu/%.o,$(GPU_TESTS) $(GPU_BENCHES)): BASE_CFLAGS += -isystem $(CUDA_INCLUDE)
+$(call objects,release,$(CUDA_C)) $(patsubst %,build/release/tests/gpu/%.o,$(GPU_TESTS) $(GPU_BENCHES) list_kernels): BASE_CFLAGS += -isystem $(CUDA_INCLUDE)
 build/release/%.o: %.cu Makefile
 	@mkdir -p $(@D)
 	$(NVCC) $(NVCC_FLAGS) -MMD -MP -c $< -o $@
@@ -118,7 +118,7 @@ train: build/release/train
 prepare: build/release/prepare
 	ln -sfn $< $@
 
-.PHONY: all help test test-gpu sanitize asan fuzz format clean FORCE
+.PHONY: all help test test-gpu bench kernels sanitize asan fuzz format clean FORCE
 all: train prepare ## build ./train and ./prepare
 
 TEST_PROGRAMS := $(addprefix build/release/tests/,$(TESTS)) $(addprefix build/double/tests/,$(GRADCHECKS))
@@ -129,12 +129,28 @@ test: test-programs fuzz-programs ## build and run every test that needs no GPU,
 	  $(addprefix build/fuzz/tests/,$(if $(HAVE_FUZZER),$(FUZZERS)))
 
 GPU_PROGRAMS := $(addprefix build/release/tests/gpu/,$(GPU_TESTS))
-gpu-programs: all $(GPU_PROGRAMS) $(addprefix build/release/tests/gpu/,$(GPU_BENCHES))
+gpu-programs: all $(GPU_PROGRAMS) $(addprefix build/release/tests/gpu/,$(GPU_BENCHES) list_kernels)
+NO_TOOLKIT = @echo 'make: no CUDA toolkit (nvcc, cuBLASLt) was found; install one, or name its folder: make $@ CUDA_HOME=...' >&2; exit 1
 test-gpu: $(if $(HAVE_CUDA),gpu-programs) ## build and run the tests that need a GPU
 ifdef HAVE_CUDA
 	scripts/run_tests.sh $(GPU_PROGRAMS) $(wildcard tests/gpu/test_*.sh)
 else
-	@echo 'make: no CUDA toolkit (nvcc, cuBLASLt) was found; install one, or name its folder: make test-gpu CUDA_HOME=...' >&2; exit 1
+	$(NO_TOOLKIT)
+endif
+
+bench: $(if $(HAVE_CUDA),$(addprefix build/release/tests/gpu/,bench_fused bench_layer)) ## time each fused kernel and whole layers against cuBLASLt and the unfused backend, on a GPU
+ifdef HAVE_CUDA
+	build/release/tests/gpu/bench_fused all
+	build/release/tests/gpu/bench_layer all
+else
+	$(NO_TOOLKIT)
+endif
+
+kernels: $(if $(HAVE_CUDA),build/release/tests/gpu/list_kernels) ## list the fused kernels: tile, stages, slots, shared memory, registers, spills
+ifdef HAVE_CUDA
+	@scripts/list_kernels.sh $< build/release/kernels/fused/programs
+else
+	$(NO_TOOLKIT)
 endif
 
 sanitize: $(if $(HAVE_CUDA),all build/release/tests/gpu/planted_faults) ## compute-sanitizer: memcheck, racecheck, initcheck, synccheck on a small model
