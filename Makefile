@@ -47,8 +47,10 @@ GPU_HERE := $(sort $(subst .,,$(shell nvidia-smi --query-gpu=compute_cap --forma
 CUDA_ARCHS ?= $(or $(subst 90,90a,$(GPU_HERE)),80 86 89 90a)
 NVCC_FLAGS := -std=c++17 -O3 -lineinfo -I. -Werror all-warnings -Xcompiler -Wall,-Wextra \
   $(foreach a,$(CUDA_ARCHS),-gencode arch=compute_$(a),code=sm_$(a))
-# The fused kernels are Hopper's alone, whatever else is built for; one that spills registers fails the build.
-FUSED_FLAGS := $(filter-out -gencode arch=%,$(NVCC_FLAGS)) -gencode arch=compute_90a,code=sm_90a -Xptxas -v,--warn-on-spills
+# The fused kernels are Hopper's alone, whatever else is built for. One that spills registers fails the build with the
+# compilers that they were written with; with another, which may deal registers out worse, it is only said.
+FUSED_FLAGS := $(filter-out -gencode arch=%,$(NVCC_FLAGS)) -gencode arch=compute_90a,code=sm_90a -Xptxas -v
+SPILLS_FAIL = $(NVCC) --version | grep -q 'release 13\.'
 GPU_TESTS := $(basename $(notdir $(wildcard tests/gpu/test_*.c)))
 GPU_BENCHES := $(basename $(notdir $(wildcard tests/gpu/bench_*.c)))
 TESTS := $(basename $(notdir $(wildcard tests/test_*.c)))
@@ -98,7 +100,7 @@ build/release/%.o: %.cu Makefile
 $(patsubst %.cu,build/release/%.o,$(FUSED_CU)): build/release/%.o: %.cu Makefile
 	@mkdir -p $(@D)
 	$(NVCC) $(FUSED_FLAGS) -MMD -MP -c $< -o $@ 2> $(@:.o=.ptxas) || { cat $(@:.o=.ptxas) >&2; exit 1; }
-	@! grep -E -B 1 '[1-9][0-9]* bytes spill' $(@:.o=.ptxas) || { rm $@; echo '$<: a kernel spills registers' >&2; exit 1; }
+	@! grep -E -B 1 '[1-9][0-9]* bytes spill' $(@:.o=.ptxas) || { echo '$<: a kernel spills registers' >&2; ! { $(SPILLS_FAIL); } || { rm $@; exit 1; }; }
 
 build/fuzz/tests/fuzz_%: build/fuzz/tests/fuzz_%.o $(call objects,fuzz,$(LIBRARY) $(NO_CUDA))
 	$(FUZZ_CC) $(FLAGS_fuzz) -fsanitize=fuzzer -fopenmp $^ -o $@ $(LIBS)

@@ -20,7 +20,7 @@ done)
 
 awk '
   BEGIN {
-    format = "%-20s %-8s %6s %6s %14s %10s %13s %12s\n"
+    format = "%-20s %-8s %6s %6s %14s %15s %13s %12s\n"
     printf format, "program", "tile", "stages", "slots", "shared memory", "registers", "spill stores", "spill loads"
   }
   FNR == NR { made[$1, $2, $3] = $4 " " $5 " " $6; next }
@@ -31,11 +31,12 @@ awk '
       exit
     }
     split(made[$1, $2, $3], of, " ")
-    printf format, $1, $2 "x" $3, $4, $5, $6 " B", of[1], of[2] " B", of[3] " B"
+    registers = of[1] ": " $7 ", " $8
+    printf format, $1, $2 "x" $3, $4, $5, $6 " B", registers, of[2] " B", of[3] " B"
     count++
   }
   END {
     if (missing) exit 1
     printf "%d kernels. stages: operand tiles under way; slots: epilogue chunks under way, of each warpgroup; registers: of a\n", count
-    print "thread at the launch, dealt out anew among the warpgroups (Tile in kernels/fused/mainloop.cuh)."
+    print "thread at the launch, then of the threads that move data, and of those that multiply."
   }' <(echo "$assembled") <(echo "$kernels")

@@ -17,7 +17,9 @@ template <class T, class P> ProgramKernel program_kernel() {
           T::COLS,
           T::STAGES,
           Shared<T, P>::SLOTS,
-          Shared<T, P>::BYTES};
+          Shared<T, P>::BYTES,
+          T::PRODUCER_REGISTERS,
+          T::CONSUMER_REGISTERS};
 }
 
 #define DEFINE_PROGRAM(Struct, name_)                                                              \

@@ -90,10 +90,11 @@ typedef enum TileShape {
 // A program in one tile shape.
 typedef struct ProgramKernel {
   const void *kernel;
-  int32_t rows, cols;   // of the tile
-  int32_t stages;       // operand tiles under way
-  int32_t slots;        // epilogue chunks under way, of each warpgroup
-  int32_t shared_bytes; // dynamic
+  int32_t rows, cols;                             // of the tile
+  int32_t stages;                                 // operand tiles under way
+  int32_t slots;                                  // epilogue chunks under way, of each warpgroup
+  int32_t shared_bytes;                           // dynamic
+  int32_t producer_registers, consumer_registers; // a thread, after they were dealt out
 } ProgramKernel;
 
 typedef struct Program {

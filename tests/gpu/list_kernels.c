@@ -1,5 +1,6 @@
 // The fused kernels, one a line, for scripts/list_kernels.sh: program, rows and columns of the
-// tile, stages, slots, bytes of shared memory. Needs no GPU.
+// tile, stages, slots, bytes of shared memory, registers of a moving and of a multiplying thread.
+// Needs no GPU.
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -10,8 +11,9 @@ int main(void) {
     const Program *program = fused_program((ProgramName)name);
     for (int tile = 0; tile < TILE_SHAPES; tile++) {
       const ProgramKernel *k = &program->kernels[tile];
-      printf("%s %d %d %d %d %d\n", program->name, (int)k->rows, (int)k->cols, (int)k->stages,
-             (int)k->slots, (int)k->shared_bytes);
+      printf("%s %d %d %d %d %d %d %d\n", program->name, (int)k->rows, (int)k->cols, (int)k->stages,
+             (int)k->slots, (int)k->shared_bytes, (int)k->producer_registers,
+             (int)k->consumer_registers);
     }
   }
   return ferror(stdout) || fflush(stdout) ? EXIT_FAILURE : EXIT_SUCCESS;
