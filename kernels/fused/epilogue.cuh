@@ -3,7 +3,7 @@
 //
 // A warpgroup's tile of the product (64 or 128 rows) is worked off in steps of 64 rows x
 // Program::COLUMNS columns. In a step a thread holds 16 pairs of neighbouring columns (8 where
-// COLUMNS is 32): see Step::row and Step::column. Tile operands come and go as chunks of the same
+// COLUMNS is 32): see Step::column. Tile operands come and go as chunks of the same
 // 64 rows in shared memory, brought and taken by the copy engine; a chunk of 64 columns gives a
 // thread 16 bf16 pairs, which lie as the product's do, one of 32 columns 8.
 #pragma once
@@ -11,13 +11,6 @@
 #include "kernels/fused/program.h"
 #include "kernels/fused/ptx.cuh"
 #include "kernels/program_math.h"
-
-// What the kernel gets beside A, B and the product's size: the descriptors of a call's tiles, and
-// the rest.
-struct EpilogueOperands {
-  CUtensorMap loads[MAX_TILES], stores[MAX_TILES];
-  ProgramArgs args;
-};
 
 // Columns of the chunks of a program's tile operands: Chunks<>, Chunks<64>, Chunks<64, 32>.
 template <int FIRST = 0, int SECOND = 0> struct Chunks {
@@ -184,10 +177,7 @@ template <class Program> struct Step {
     return row_values[i & 1];
   }
 
-  // ---- Tiles. What a chunk's pairs are stored over has been loaded before.
-  // A warp's chunk rows: 16; a 16-byte column c of row `row` lies at c ^ swizzle(row), as the copy
-  // engine puts it with CU_TENSOR_MAP_SWIZZLE_128B (rows of 128 bytes) and _64B (of 64): no bank
-  // conflicts.
+  // ---- Tiles. What a chunk's pairs are stored over has to be loaded before.
   // Pairs first to first + N - 1 of a chunk; `first` a multiple of 4, known where this is expanded.
   template <int OPERAND, int N>
   __device__ __forceinline__ void load(uint32_t (&pairs)[N], int first = 0) const {
@@ -213,7 +203,9 @@ template <class Program> struct Step {
   }
 
 private:
-  // Where this lane's row of matrices 4i to 4i + 3 of the chunk lies.
+  // Where this lane's row of matrices 4i to 4i + 3 of the chunk lies: a 16-byte column c of row
+  // `row` is at c ^ swizzle, as the copy engine puts it with CU_TENSOR_MAP_SWIZZLE_128B (rows of
+  // 128 bytes) and _64B (of 64). No bank conflicts.
   template <int WIDTH> __device__ __forceinline__ uint32_t address(uint32_t chunk, int i) const {
     const int lane = block.thread & 31, row = (block.thread >> 5) * 16 + (lane & 15);
     const int swizzle = WIDTH == 64 ? row & 7 : (row >> 1) & 3;

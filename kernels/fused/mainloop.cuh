@@ -1,23 +1,26 @@
-// The GEMM that all programs share, for sm_90a:  product[M, N] = sum over k of A(m, k) B(n, k),
-// bf16 in, fp32 out. It knows no program: it calls the five functions of ProgramDefaults
-// (epilogue.cuh) and moves the tiles that the program names.
+// The GEMM that all programs share, for sm_90a: product[M, N] = sum over k of A(m, k) B(n, k), bf16
+// in, fp32 out. It knows no program: it calls the functions of ProgramDefaults (epilogue.cuh) and
+// moves the tiles that the program names.
 //
 // A block is 3 warpgroups and stays on its multiprocessor until all tiles are done. Warpgroup 0
 // only moves data:
-//     warp 0  loads operands             warps 2, 3  move the epilogue tiles of consumers 0 and 1
-//     warp 1  computes row values        (one thread each but in warp 1)
+//     warp 0  operands               warps 2, 3  the epilogue tiles of consumers 0 and 1
+//     warp 1  row values             (one thread of each, but all of warp 1)
 // Warpgroups 1 and 2, the consumers, multiply and run the program. Either each takes half of the
 // rows of every tile (cooperative), or they take whole tiles in turns (ping-pong): then one's
 // epilogue hides behind the other's products. A cluster of 2 blocks takes neighbouring tiles of a
 // column and shares B, each loading half of it for both.
 //
 // Who waits for whom (mbarriers; a ring's phase bit flips each time round):
-//     full[stage]        operands are there: 1 arrival, and the bytes, whichever block sends them
-//     empty[stage]       they have been read: 1 arrival a consumer of each of the cluster's blocks
-//     turn[consumer]     ping-pong: the other consumer has issued all its products
-//     row_full[i]        row values of a tile are there (32 arrivals)    row_empty[i]  a consuming
-//     warp each ready[consumer][slot]  a step's tiles are loaded done[consumer][slot]  a warp each:
-//     written
+//     full[stage]            operands are there: 1 arrival, and the bytes, whichever block sends
+//                            them
+//     empty[stage]           they have been read: 1 arrival a consumer of each of the cluster's
+//                            blocks
+//     turn[consumer]         ping-pong: the other consumer has issued all its products
+//     row_full[i]            the row values of a tile are there: 32 arrivals
+//     row_empty[i]           they are not needed any more: 1 arrival a consuming warp
+//     ready[consumer][slot]  a step's tiles are loaded: 1 arrival, and the bytes
+//     done[consumer][slot]   its results are in the slot: 1 arrival a warp
 #pragma once
 #include "kernels/fused/epilogue.cuh"
 #include "kernels/fused/wgmma.cuh"
@@ -25,8 +28,6 @@
 enum Schedule { COOPERATIVE, PING_PONG };
 
 enum {
-  CLUSTER = 2,
-  DEPTH = 64,                // k elements a stage: one 128-byte swizzle atom
   BLOCK_OF_64 = 64 * 128,    // bytes of 64 rows or columns of an operand's stage
   SHARED_LIMIT = 227 * 1024, // a block can have
   MAX_SLOTS = 4,
@@ -399,10 +400,8 @@ __device__ __forceinline__ void consume(const Shared<T, Program> &shared, const 
 
 // ---- The kernel
 
-enum { THREADS = 3 * 128 };
-
 template <class T, class Program, Major A_MAJOR, Major B_MAJOR>
-__global__ void __launch_bounds__(THREADS, 1)
+__global__ void __launch_bounds__(BLOCK_THREADS, 1)
     fused_kernel(const __grid_constant__ CUtensorMap map_a,
                  const __grid_constant__ CUtensorMap map_b,
                  const __grid_constant__ EpilogueOperands operands, int M, int N, int K) {

@@ -7,8 +7,6 @@
 
 #include "kernels/cuda/check.h"
 
-enum { CLUSTER_BLOCKS = 2, BLOCK_THREADS = 384, K_DEPTH = 64 }; // as in mainloop.cuh
-
 #define ROW(NAME, file) extern const Program fused_program_##file;
 FUSED_PROGRAMS(ROW)
 #undef ROW
@@ -31,7 +29,7 @@ static int open_program(FusedKernels *kernels, ProgramName name, const Gpu *gpu,
     CUDA_TRY(err, cudaFuncSetAttribute(k->kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                        k->shared_bytes));
     cudaLaunchAttribute cluster = {.id = cudaLaunchAttributeClusterDimension,
-                                   .val.clusterDim = {.x = CLUSTER_BLOCKS, .y = 1, .z = 1}};
+                                   .val.clusterDim = {.x = CLUSTER, .y = 1, .z = 1}};
     const cudaLaunchConfig_t config = {
         .gridDim = {.x = (unsigned)gpu->sm_count & ~1u, .y = 1, .z = 1},
         .blockDim = {.x = BLOCK_THREADS, .y = 1, .z = 1},
@@ -102,12 +100,6 @@ static CUtensorMap tensor_map(const FusedKernels *kernels, const Program *progra
   return map;
 }
 
-// The kernels' parameter, declared in epilogue.cuh.
-typedef struct EpilogueOperands {
-  CUtensorMap loads[MAX_TILES], stores[MAX_TILES];
-  ProgramArgs args;
-} EpilogueOperands;
-
 void fused_launch(const FusedKernels *kernels, ProgramName name, TileShape tile,
                   const ProgramCall *call, cudaStream_t stream) {
   const Program *program = fused_program(name);
@@ -119,13 +111,13 @@ void fused_launch(const FusedKernels *kernels, ProgramName name, TileShape tile,
   // K-major operands come in one box a stage (B in two halves), others in boxes of 64 x 64.
   const CUtensorMap a =
       program->form == GEMM_TN
-          ? tensor_map(kernels, program, (Matrix){call->A, call->K, call->M}, K_DEPTH, 64)
-          : tensor_map(kernels, program, (Matrix){call->A, call->M, call->K}, k->rows, K_DEPTH);
+          ? tensor_map(kernels, program, (Matrix){call->A, call->K, call->M}, DEPTH, 64)
+          : tensor_map(kernels, program, (Matrix){call->A, call->M, call->K}, k->rows, DEPTH);
   const CUtensorMap b =
       program->form == GEMM_NT
-          ? tensor_map(kernels, program, (Matrix){call->B, call->N, call->K},
-                       k->cols / CLUSTER_BLOCKS, K_DEPTH)
-          : tensor_map(kernels, program, (Matrix){call->B, call->K, call->N}, K_DEPTH, 64);
+          ? tensor_map(kernels, program, (Matrix){call->B, call->N, call->K}, k->cols / CLUSTER,
+                       DEPTH)
+          : tensor_map(kernels, program, (Matrix){call->B, call->K, call->N}, DEPTH, 64);
   EpilogueOperands operands = {.args = call->args};
   for (int i = 0; i < MAX_TILES; i++) {
     if (program->load_cols[i])
@@ -135,19 +127,18 @@ void fused_launch(const FusedKernels *kernels, ProgramName name, TileShape tile,
           tensor_map(kernels, program, call->stores[i], 64, program->store_cols[i]);
   }
 
-  const int64_t tiles = (call->M + k->rows * CLUSTER_BLOCKS - 1) / (k->rows * CLUSTER_BLOCKS) *
-                        tile_parts(tile, call->N);
+  const int64_t tiles =
+      (call->M + k->rows * CLUSTER - 1) / (k->rows * CLUSTER) * tile_parts(tile, call->N);
   const int64_t clusters =
       tiles < kernels->clusters[name][tile] ? tiles : kernels->clusters[name][tile];
   cudaLaunchAttribute cluster = {.id = cudaLaunchAttributeClusterDimension,
-                                 .val.clusterDim = {.x = CLUSTER_BLOCKS, .y = 1, .z = 1}};
-  const cudaLaunchConfig_t config = {
-      .gridDim = {.x = (unsigned)clusters * CLUSTER_BLOCKS, .y = 1, .z = 1},
-      .blockDim = {.x = BLOCK_THREADS, .y = 1, .z = 1},
-      .dynamicSmemBytes = (size_t)k->shared_bytes,
-      .stream = stream,
-      .attrs = &cluster,
-      .numAttrs = 1};
+                                 .val.clusterDim = {.x = CLUSTER, .y = 1, .z = 1}};
+  const cudaLaunchConfig_t config = {.gridDim = {.x = (unsigned)clusters * CLUSTER, .y = 1, .z = 1},
+                                     .blockDim = {.x = BLOCK_THREADS, .y = 1, .z = 1},
+                                     .dynamicSmemBytes = (size_t)k->shared_bytes,
+                                     .stream = stream,
+                                     .attrs = &cluster,
+                                     .numAttrs = 1};
   int M = (int)call->M, N = (int)call->N, K = (int)call->K;
   void *parameters[] = {(void *)(uintptr_t)&a, (void *)(uintptr_t)&b, &operands, &M, &N, &K};
   CUDA_CHECK(cudaLaunchKernelExC(&config, k->kernel, parameters));

@@ -37,7 +37,12 @@ typedef enum ProgramName {
       PROGRAMS
 } ProgramName;
 
-enum { MAX_TILES = 2 }; // operands that a program reads, or writes, tile by tile
+enum {
+  MAX_TILES = 2, // operands that a program reads, or writes, tile by tile
+  CLUSTER = 2,   // thread blocks that share B
+  DEPTH = 64,    // elements of K that A and B come in at a time: one 128-byte swizzle atom
+  BLOCK_THREADS = 3 * 128,
+};
 
 // A bf16 matrix, row-major. A program says which part of it goes with a tile of the product.
 typedef struct Matrix {
@@ -70,6 +75,13 @@ typedef struct ProgramArgs {
   MaxSum *softmax;        // [tiles of columns, stride] out, or NULL
   int64_t softmax_stride; // at least M
 } ProgramArgs;
+
+// What a kernel gets beside A, B and the product's size: the descriptors of the call's tiles, and
+// the rest.
+typedef struct EpilogueOperands {
+  CUtensorMap loads[MAX_TILES], stores[MAX_TILES];
+  ProgramArgs args;
+} EpilogueOperands;
 
 typedef struct ProgramCall {
   int64_t M, N, K;   // each below 2^31
