@@ -24,6 +24,21 @@ template <int FIRST = 0, int SECOND = 0> struct Chunks {
   static constexpr int BYTES = 64 * (FIRST + SECOND) * 2;
 };
 
+// Chunks that are stored take the place of chunks that were loaded: a warp rewrites only what it
+// has read itself, if the two are the same bytes.
+template <class Loads, class Stores> constexpr bool chunks_match() {
+  for (int l = 0; l < Loads::COUNT; l++)
+    for (int t = 0; t < Stores::COUNT; t++) {
+      const int load_end = Loads::offset(l) + 128 * Loads::width(l),
+                store_end = Stores::offset(t) + 128 * Stores::width(t);
+      const bool apart = load_end <= Stores::offset(t) || store_end <= Loads::offset(l);
+      const bool same =
+          Loads::offset(l) == Stores::offset(t) && Loads::width(l) == Stores::width(t);
+      if (!apart && !same) return false;
+    }
+  return true;
+}
+
 // Values of four rows, 32 apart, as a lane of the warp that computes row values has them.
 typedef float FourRows[4];
 
@@ -174,6 +189,7 @@ template <class Program> struct Step {
     return {accumulators[2 * i], accumulators[2 * i + 1]};
   }
   __device__ __forceinline__ float row_value(int i) const {
+    static_assert(Program::ROW_VALUE, "the program has to say ROW_VALUE = true");
     return row_values[i & 1];
   }
 

@@ -60,6 +60,8 @@ template <class T, class Program> struct Shared {
   static constexpr int FIXED = T::STAGES * T::STAGE_BYTES + ROW_VALUE_BYTES + BARRIERS * 8 + 1024;
   static constexpr int FITTING = (SHARED_LIMIT - FIXED) / (2 * SLOT_BYTES);
   static constexpr int SLOTS = FITTING < MAX_SLOTS ? FITTING : MAX_SLOTS;
+  static_assert(chunks_match<typename Program::Loads, typename Program::Stores>(),
+                "a chunk that is stored overlaps one that is loaded");
   static_assert(SLOTS >= 1, "no room for the program's tiles beside the operands");
   static constexpr int BYTES = FIXED + 2 * SLOTS * SLOT_BYTES;
 
