@@ -1,7 +1,7 @@
 // Epilogue programs as C sees them. A program is a GEMM with everything around it in one kernel:
 //     product = A B^T (fp32)  ->  epilogue, tile by tile, in registers  ->  bf16 tiles, row
 //     statistics
-// programs/NAME.cu holds a program, the table below names it, program.c launches it.
+// programs/NAME.cu holds a program, the table in programs.h names it, program.c launches it.
 // kernels/README.md explains.
 #pragma once
 #include <cuda.h>
@@ -10,32 +10,11 @@
 #include <stdint.h>
 #include "base/error.h"
 #include "kernels/cuda/gemm_cublaslt.h"
+#include "kernels/fused/programs.h"
 
 #ifdef __cplusplus
 extern "C" {
 #endif
-
-// The table of programs: PROGRAM_NAME, programs/name.cu, and the operation of kernels/ops.h that it
-// serves.
-#define FUSED_PROGRAMS(ROW)                                                                        \
-  ROW(PLAIN_NT, plain_nt)               /* the bare product, for benchmarks */                     \
-  ROW(PLAIN_NN, plain_nn)               /* dgrad */                                                \
-  ROW(PLAIN_TN, plain_tn)               /* the bare product of wgrad's operands, for benchmarks */ \
-  ROW(RESIDUAL, residual)               /* residual */                                             \
-  ROW(ROPE, rope)                       /* qkv */                                                  \
-  ROW(SWIGLU, swiglu)                   /* gate_up */                                              \
-  ROW(LOGITS, logits)                   /* lm_head, head_loss */                                   \
-  ROW(SWIGLU_BACKWARD, swiglu_backward) /* down_dgrad */                                           \
-  ROW(SWIGLU_BACKWARD_Y, swiglu_backward_y)     /* down_dgrad that makes y again */                \
-  ROW(NORM_DGRAD, norm_dgrad)                   /* norm_dgrad without a residual */                \
-  ROW(NORM_DGRAD_RESIDUAL, norm_dgrad_residual) /* norm_dgrad */
-
-typedef enum ProgramName {
-#define ROW(NAME, file) PROGRAM_##NAME,
-  FUSED_PROGRAMS(ROW)
-#undef ROW
-      PROGRAMS
-} ProgramName;
 
 enum {
   MAX_TILES = 2, // operands that a program reads, or writes, tile by tile
@@ -90,15 +69,6 @@ typedef struct ProgramCall {
   ProgramArgs args;
 } ProgramCall;
 
-// The shapes of a block's tile of the product, rows x columns. Two blocks, a cluster, take
-// neighbouring tiles of a column and share B.
-typedef enum TileShape {
-  TILE_128x256, // two warpgroups, 64 rows each, compute and then store together
-  TILE_128x192, // two warpgroups in turns: one stores while the other computes
-  TILE_128x128, // the same
-  TILE_SHAPES
-} TileShape;
-
 // A program in one tile shape.
 typedef struct ProgramKernel {
   const void *kernel;
@@ -135,16 +105,6 @@ int fused_kernels_open(FusedKernels *kernels, const Gpu *gpu, Error *err);
 // Only launches. `tile` as tile_choose says, or another.
 void fused_launch(const FusedKernels *kernels, ProgramName name, TileShape tile,
                   const ProgramCall *call, cudaStream_t stream);
-
-// ---- tiles.c
-// The tile shape for a product, by the table of measurements there.
-TileShape tile_choose(ProgramName name, int64_t M, int64_t N, int64_t K);
-// Whether a program is worth its while beside cuBLASLt's product and the unfused kernels: not where
-// more than a fifth of what its tiles compute lies outside of the product (hidden_size 288: 384
-// columns).
-bool tile_pays(ProgramName name, int64_t M, int64_t N, int64_t K);
-// Tiles of columns, that is, parts of a row's statistics.
-int32_t tile_parts(TileShape tile, int64_t N);
 
 #ifdef __cplusplus
 }

@@ -7,7 +7,7 @@
 // loads half again as many operands for a product. The figures are fitted to
 // tests/gpu/bench_fused.c on one H200 (kernels/PERFORMANCE.md): they predict its ratios to 1 to 2
 // %.
-#include "kernels/fused/program.h"
+#include "kernels/fused/programs.h"
 
 enum { CLUSTERS = 66, CLUSTER_ROWS = 256 }; // of a GPU with 132 multiprocessors
 
