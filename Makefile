@@ -59,6 +59,10 @@ GRADCHECKS := $(basename $(notdir $(wildcard tests/gradcheck_*.c)))
 SCRIPT_TESTS := $(sort $(wildcard tests/test_*.sh))
 TEST_SUPPORT := $(wildcard tests/support/*.c)
 
+# NVTX is headers alone: every flavour has the ranges of base/range.c where they are found.
+NVTX := $(firstword $(wildcard $(CUDA_HOME)/include/nvtx3/nvToolsExt.h $(CUDA_HOME)/targets/x86_64-linux/include/nvtx3/nvToolsExt.h \
+  /usr/include/nvtx3/nvToolsExt.h))
+EXTRA_range := $(patsubst %/nvtx3/nvToolsExt.h,-idirafter %,$(NVTX))
 # Calls that change files, for faults to be injected into.
 EXTRA_test_attention_graph := -idirafter /usr/local/cuda/include
 LDFLAGS_test_checkpoint_faults := $(foreach call,write open fsync rename renameat2 symlink mkdir unlink rmdir,-Wl,--wrap=$(call))
@@ -123,15 +127,21 @@ prepare: build/release/prepare
 .PHONY: all help test test-gpu bench kernels sanitize asan fuzz format clean FORCE
 all: train prepare ## build ./train and ./prepare
 
+# What the tests of ranges have NVTX load.
+RECORDER := $(if $(NVTX),build/release/tests/nvtx_recorder.so)
+build/release/tests/nvtx_recorder.so: tests/nvtx_recorder.c Makefile
+	@mkdir -p $(@D)
+	$(CC) $(BASE_CFLAGS) $(FLAGS_release) $(EXTRA_range) -fPIC -shared $< -o $@
+
 TEST_PROGRAMS := $(addprefix build/release/tests/,$(TESTS)) $(addprefix build/double/tests/,$(GRADCHECKS))
 ASAN_PROGRAMS := $(addprefix build/asan/tests/,$(TESTS))
-test-programs: all $(TEST_PROGRAMS) $(ASAN_PROGRAMS) $(if $(HAVE_CUDA),gpu-programs)
+test-programs: all $(RECORDER) $(TEST_PROGRAMS) $(ASAN_PROGRAMS) $(if $(HAVE_CUDA),gpu-programs)
 test: test-programs fuzz-programs ## build and run every test that needs no GPU, under ASan and UBSan and fuzzed, too
 	FUZZ_SECONDS=$(FUZZ_SECONDS) scripts/run_tests.sh $(TEST_PROGRAMS) $(SCRIPT_TESTS) $(ASAN_PROGRAMS) \
 	  $(addprefix build/fuzz/tests/,$(if $(HAVE_FUZZER),$(FUZZERS)))
 
 GPU_PROGRAMS := $(addprefix build/release/tests/gpu/,$(GPU_TESTS))
-gpu-programs: all $(GPU_PROGRAMS) $(addprefix build/release/tests/gpu/,$(GPU_BENCHES) list_kernels)
+gpu-programs: all $(RECORDER) $(GPU_PROGRAMS) $(addprefix build/release/tests/gpu/,$(GPU_BENCHES) list_kernels)
 NO_TOOLKIT = @echo 'make: no CUDA toolkit (nvcc, cuBLASLt) was found; install one, or name its folder: make $@ CUDA_HOME=...' >&2; exit 1
 test-gpu: $(if $(HAVE_CUDA),gpu-programs) ## build and run the tests that need a GPU
 ifdef HAVE_CUDA
@@ -158,7 +168,7 @@ endif
 sanitize: $(if $(HAVE_CUDA),all build/release/tests/gpu/planted_faults) ## compute-sanitizer: memcheck, racecheck, initcheck, synccheck on a small model
 	scripts/run_tests.sh tests/gpu/sanitize.sh
 
-asan: build/asan/train build/asan/prepare $(ASAN_PROGRAMS) ## programs and scripts under ASan and UBSan
+asan: build/asan/train build/asan/prepare $(RECORDER) $(ASAN_PROGRAMS) ## programs and scripts under ASan and UBSan
 	TRAIN=build/asan/train PREPARE=build/asan/prepare scripts/run_tests.sh $(ASAN_PROGRAMS) $(SCRIPT_TESTS)
 
 HAVE_FUZZER := $(shell echo 'int LLVMFuzzerTestOneInput(const char*d,long n);int LLVMFuzzerTestOneInput(const char*d,long n){return d==(char*)n;}' | \

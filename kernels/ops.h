@@ -24,6 +24,7 @@
 #include <stddef.h>
 #include <stdint.h>
 #include "base/error.h"
+#include "kernels/operations.h"
 
 // Storage classes. Opaque to the model, which only passes pointers on.
 typedef void act_t;  // activations and compute weights: bf16 on a GPU, real (fp32; fp64 in test
@@ -99,7 +100,8 @@ struct Backend {
     int64_t qkv;     // s at qkv [R]
     int64_t logits;  // s at the logits [V]
   } parts;
-  int64_t max_tokens;     // of OpsConfig
+  KernelKind kinds[OPERATION_COUNT]; // what runs each operation: for profilers
+  int64_t max_tokens;                // of OpsConfig
   size_t workspace_bytes; // what the backend holds for itself, its libraries' code included
   size_t granule;         // allocations take multiples of so many bytes; 0: what they ask for
   size_t memory_bytes;    // memory the machine or GPU has for all of it
@@ -226,6 +228,9 @@ struct Backend {
   void (*replay)(Backend *be, ReplaySlot slot, void (*issue)(void *context), void *context);
   int steps_ahead; // steps worth asking for before the first one's result is taken: 1 on a GPU, 0
                    // on the CPU
+  // Opens or closes the window that profilers record (cudaProfilerStart, cudaProfilerStop), once
+  // the GPU has done all that it was asked for. Nothing on the CPU.
+  void (*profile)(Backend *be, bool open);
 };
 
 // The CPU reference. NULL never: memory failure exits.

@@ -9,6 +9,7 @@
 #include "base/memory.h"
 #include "data/tokenizer.h"
 #include "model/optimizer.h"
+#include "model/ranges.h"
 
 static double now_ms(void) {
   struct timespec t;
@@ -227,8 +228,12 @@ static void issue_next_micro_batch(void *trainer) {
 
 static void issue_update(void *trainer) {
   Trainer *t = trainer;
-  t->be->grads_finish(t->be, t->llama.tensors, t->llama.param_count);
-  t->be->adamw(t->be, t->llama.tensors, t->llama.param_count);
+  Backend *be = t->be;
+  const Llama *l = &t->llama;
+  range_push("optimizer");
+  RANGED(be, OP_GRADS_FINISH, be->grads_finish(be, l->tensors, l->param_count));
+  RANGED(be, OP_ADAMW, be->adamw(be, l->tensors, l->param_count));
+  range_pop();
 }
 
 int trainer_step(Trainer *t, Error *err) {
@@ -237,6 +242,7 @@ int trainer_step(Trainer *t, Error *err) {
   const AdamW hyper = adamw_at(&c->optimizer, trainer_step_asked(t), c->train.steps);
   PendingStep *pending = &t->pending[t->asked % MAX_RESULTS];
   *pending = (PendingStep){.learning_rate = hyper.learning_rate, .asked_ms = now_ms()};
+  range_push("step");
   be->set_hyper(be, &hyper);
   for (int64_t i = 0; i < c->train.gradient_accumulation; i++) {
     loader_next(t->train_data, t->tokens, t->targets);
@@ -248,6 +254,7 @@ int trainer_step(Trainer *t, Error *err) {
   }
   be->replay(be, REPLAY_UPDATE, issue_update, t);
   be->step_end(be);
+  range_pop();
   pending->cursor = loader_cursor(t->train_data);
   t->asked++;
   return t->asked - t->booked > be->steps_ahead ? book_step(t, err) : 0;
@@ -259,24 +266,34 @@ static void issue_validation(void *trainer) {
   llama_loss(&t->llama, t->val_scale);
 }
 
-void trainer_validate(Trainer *t, StopRequested *stop) {
-  if (!t->val_data) return;
-  const Config *c = &t->config;
+// The mean loss of the first `batches` batches; false where it was asked to stop.
+static bool validation_loss(Trainer *t, int64_t batches, StopRequested *stop, double *loss) {
   Backend *be = t->be;
-  const int64_t whole = loader_windows(t->val_data) / c->train.batch_size,
-                asked = c->train.eval_batches;
-  const int64_t batches = asked > 0 && asked < whole ? asked : whole;
   t->val_scale = 1 / (double)batches;
   be->step_begin(be);
   loader_seek(t->val_data, 0);
   for (int64_t i = 0; i < batches; i++) {
-    if (stop()) return;
+    if (stop()) return false;
     loader_next(t->val_data, t->tokens, t->targets);
     llama_load_batch(&t->llama, t->tokens, t->targets);
     be->replay(be, REPLAY_VALIDATION, issue_validation, t);
   }
   be->step_end(be);
-  const double loss = be->step_result(be).loss;
+  *loss = be->step_result(be).loss;
+  return true;
+}
+
+void trainer_validate(Trainer *t, StopRequested *stop) {
+  if (!t->val_data) return;
+  const Config *c = &t->config;
+  const int64_t whole = loader_windows(t->val_data) / c->train.batch_size,
+                asked = c->train.eval_batches;
+  const int64_t batches = asked > 0 && asked < whole ? asked : whole;
+  double loss = NAN;
+  range_push("evaluation");
+  const bool finished = validation_loss(t, batches, stop, &loss);
+  range_pop();
+  if (!finished) return;
   const bool best = !(loss >= t->state.best_val_loss) && isfinite(loss);
   if (best) {
     t->state.best_val_loss = loss;
@@ -315,8 +332,11 @@ void trainer_sample(Trainer *t, StopRequested *stop) {
                                  .seed = c->seed,
                                  .max_tokens = c->sample_tokens};
   Error err;
-  if (generate(t->generator, prompt, (int64_t)prompt_bytes + 1, &options, collect, &text, &err) <
-      0) {
+  range_push("sample");
+  const int64_t written =
+      generate(t->generator, prompt, (int64_t)prompt_bytes + 1, &options, collect, &text, &err);
+  range_pop();
+  if (written < 0) {
     fprintf(stderr, "no sample: %s\n", err.text);
   } else {
     printf("step %lld | sample\n----\n%.*s\n----\n", (long long)t->state.step, (int)text.count,
@@ -331,8 +351,11 @@ void trainer_sample(Trainer *t, StopRequested *stop) {
 int trainer_save(Trainer *t, Error *err) {
   const Config *c = &t->config;
   if (t->saved_step == t->state.step || c->train.save_interval < 0) return 0;
-  if (checkpoint_save(c->output.dir, &t->llama, c, &t->state, c->train.keep_checkpoints, err) != 0)
-    return -1;
+  range_push("save");
+  const int status =
+      checkpoint_save(c->output.dir, &t->llama, c, &t->state, c->train.keep_checkpoints, err);
+  range_pop();
+  if (status != 0) return -1;
   t->saved_step = t->state.step;
   char *path = xasprintf("%s/step-%08lld", c->output.dir, (long long)t->state.step);
   log_save(&t->log, t->state.step, path);

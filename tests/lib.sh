@@ -100,3 +100,26 @@ wait_for() {
     sleep 0.005
   done
 }
+
+# For tests of ranges: the library that writes them down, built where NVTX's headers are.
+RECORDER=$PWD/build/release/tests/nvtx_recorder.so
+
+# recorded NAME OVERRIDES...: trains $folder/config.json with every range written to $folder/NAME.ranges.
+recorded() {
+  local name=$1
+  shift
+  must env "NVTX_INJECTION64_PATH=$RECORDER" "NVTX_RECORD=$folder/$name.ranges" \
+    "$TRAIN" "$folder/config.json" "output.dir=$folder/$name" "$@"
+}
+
+# range_paths FILE: every range as it was opened, with those around it ("step > forward > layer 0"). Fails where one is
+# closed that was not opened, or left open.
+range_paths() {
+  awk '
+    /^push / { name[++depth] = substr($0, 6); line = name[1]
+               for (i = 2; i <= depth; i++) line = line " > " name[i]
+               print line; next }
+    $0 == "pop" && depth > 0 { depth--; next }
+    { bad = 1 }
+    END { exit bad || depth || !NR }' "$1"
+}

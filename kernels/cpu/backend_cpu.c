@@ -55,6 +55,11 @@ static void cpu_read_real(Backend *be, float *to, const void *from_, int64_t cou
   for (int64_t i = 0; i < count; i++) to[i] = (float)from[i];
 }
 
+static void cpu_profile(Backend *be, bool open) {
+  (void)be;
+  (void)open;
+}
+
 // cosine and sine of position * inv_freq, in double before rounding: exact at large positions too.
 static real *rope_table(const OpsConfig *c) {
   const int64_t half = c->d / 2;
@@ -90,6 +95,7 @@ Backend *backend_cpu_create(const OpsConfig *config) {
            (int)sizeof(real) * 8);
   be->act_bytes = be->stat_bytes = be->grad_bytes = be->master_bytes = sizeof(real);
   be->parts.sumsq = be->parts.gate_up = be->parts.qkv = be->parts.logits = 1;
+  for (int i = 0; i < OPERATION_COUNT; i++) be->kinds[i] = KERNEL_CPU;
   be->max_tokens = config->max_tokens;
   be->workspace_bytes =
       scratch_bytes + dy_bytes + (size_t)(config->max_positions * config->d) * sizeof(real);
@@ -127,5 +133,6 @@ Backend *backend_cpu_create(const OpsConfig *config) {
   be->refresh = cpu_refresh;
   be->step_result = cpu_step_result;
   be->set_updates = cpu_set_updates;
+  be->profile = cpu_profile;
   return be;
 }

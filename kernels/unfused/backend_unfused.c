@@ -1,5 +1,6 @@
 #include "kernels/unfused/backend_unfused.h"
 
+#include <cuda_profiler_api.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -54,6 +55,11 @@ static void op_read_bf16(Backend *be, float *to_host, const void *from, int64_t 
     memcpy(&to_host[i], &widened, sizeof widened);
   }
   free(bits);
+}
+
+static void op_profile(Backend *be, bool open) {
+  CUDA_CHECK(cudaStreamSynchronize(unfused_of(be)->gpu.stream));
+  CUDA_CHECK(open ? cudaProfilerStart() : cudaProfilerStop());
 }
 
 // ---- Set-up
@@ -168,6 +174,7 @@ static void set_operations(Backend *be, bool grads_fp32) {
   be->refresh = unfused_op_refresh;
   be->step_result = unfused_op_step_result;
   be->set_updates = unfused_op_set_updates;
+  be->profile = op_profile;
 }
 
 // What the driver has handed out so far is more than was asked for: the libraries' code is in it.
@@ -187,6 +194,23 @@ static void count_workspace(Unfused *u) {
   be->granule = GRANULE;
 }
 
+static void set_kinds(Backend *be, const Elsewhere *e) {
+  const struct {
+    Operation operation;
+    bool elsewhere;
+  } fused[] = {{OP_QKV, e->qkv},
+               {OP_OUT, e->out},
+               {OP_GATE_UP, e->mlp},
+               {OP_DOWN_DGRAD, e->mlp},
+               {OP_DOWN, e->down},
+               {OP_QKV_DGRAD, e->qkv_dgrad},
+               {OP_GATE_UP_DGRAD, e->gate_up_dgrad},
+               {OP_LM_HEAD_DGRAD, e->head_dgrad}};
+  for (int i = 0; i < OPERATION_COUNT; i++) be->kinds[i] = KERNEL_UNFUSED;
+  for (size_t i = 0; i < sizeof fused / sizeof *fused; i++)
+    if (fused[i].elsewhere) be->kinds[fused[i].operation] = KERNEL_FUSED;
+}
+
 void unfused_describe(Unfused *u) {
   Backend *be = &u->base;
   const Gpu *gpu = &u->gpu;
@@ -204,6 +228,7 @@ void unfused_describe(Unfused *u) {
   be->memory_bytes = gpu->memory_bytes;
   be->peak_flops = gpu->peak_flops;
   be->steps_ahead = 1;
+  set_kinds(be, &u->options.elsewhere);
 }
 
 int unfused_open(Unfused *u, const OpsConfig *config, const UnfusedOptions *options, Error *err) {

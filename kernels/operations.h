@@ -1,0 +1,37 @@
+// The operations of a training step by name. A function of ops.h that serves several products of
+// the model has a name for each.
+#pragma once
+
+// X(enumerator, name)
+#define OPERATIONS(X)                                                                              \
+  X(EMBED, "embed")                                                                                \
+  X(QKV, "qkv")                                                                                    \
+  X(ATTENTION, "attention")                                                                        \
+  X(OUT, "out")                                                                                    \
+  X(GATE_UP, "gate_up")                                                                            \
+  X(DOWN, "down")                                                                                  \
+  X(VALIDATION_LOSS, "validation_loss")                                                            \
+  X(HEAD_LOSS, "head_loss")                                                                        \
+  X(LM_HEAD_WGRAD, "lm_head_wgrad")                                                                \
+  X(LM_HEAD_DGRAD, "lm_head_dgrad")                                                                \
+  X(DOWN_WGRAD, "down_wgrad")                                                                      \
+  X(DOWN_DGRAD, "down_dgrad")                                                                      \
+  X(GATE_UP_WGRAD, "gate_up_wgrad")                                                                \
+  X(GATE_UP_DGRAD, "gate_up_dgrad")                                                                \
+  X(OUT_WGRAD, "out_wgrad")                                                                        \
+  X(OUT_DGRAD, "out_dgrad")                                                                        \
+  X(ATTENTION_BACKWARD, "attention_backward")                                                      \
+  X(ROPE_BACKWARD, "rope_backward")                                                                \
+  X(QKV_WGRAD, "qkv_wgrad")                                                                        \
+  X(QKV_DGRAD, "qkv_dgrad")                                                                        \
+  X(EMBED_BACKWARD, "embed_backward")                                                              \
+  X(GRADS_FINISH, "grads_finish")                                                                  \
+  X(ADAMW, "adamw")
+
+#define OPERATION_ENUMERATOR(enumerator, name) OP_##enumerator,
+typedef enum Operation { OPERATIONS(OPERATION_ENUMERATOR) OPERATION_COUNT } Operation;
+#undef OPERATION_ENUMERATOR
+
+// What runs an operation. A fused backend leaves to the unfused kernels what has nothing to fuse,
+// and what they do faster.
+typedef enum KernelKind { KERNEL_CPU, KERNEL_UNFUSED, KERNEL_FUSED } KernelKind;
