@@ -60,9 +60,8 @@ SCRIPT_TESTS := $(sort $(wildcard tests/test_*.sh))
 TEST_SUPPORT := $(wildcard tests/support/*.c)
 
 # NVTX is headers alone: every flavour has the ranges of base/range.c where they are found.
-NVTX := $(firstword $(wildcard $(CUDA_HOME)/include/nvtx3/nvToolsExt.h $(CUDA_HOME)/targets/x86_64-linux/include/nvtx3/nvToolsExt.h \
-  /usr/include/nvtx3/nvToolsExt.h))
-EXTRA_range := $(patsubst %/nvtx3/nvToolsExt.h,-idirafter %,$(NVTX))
+EXTRA_range := $(addprefix -idirafter ,$(wildcard $(CUDA_HOME)/include))
+HAVE_NVTX := $(shell $(CC) $(EXTRA_range) -E -include nvtx3/nvToolsExt.h -x c /dev/null >/dev/null 2>&1 && echo yes)
 # Calls that change files, for faults to be injected into.
 EXTRA_test_attention_graph := -idirafter /usr/local/cuda/include
 LDFLAGS_test_checkpoint_faults := $(foreach call,write open fsync rename renameat2 symlink mkdir unlink rmdir,-Wl,--wrap=$(call))
@@ -128,7 +127,7 @@ prepare: build/release/prepare
 all: train prepare ## build ./train and ./prepare
 
 # What the tests of ranges have NVTX load.
-RECORDER := $(if $(NVTX),build/release/tests/nvtx_recorder.so)
+RECORDER := $(if $(HAVE_NVTX),build/release/tests/nvtx_recorder.so)
 build/release/tests/nvtx_recorder.so: tests/nvtx_recorder.c Makefile
 	@mkdir -p $(@D)
 	$(CC) $(BASE_CFLAGS) $(FLAGS_release) $(EXTRA_range) -fPIC -shared $< -o $@
