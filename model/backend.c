@@ -23,6 +23,10 @@ RunShape run_shape(const Config *c) {
                     .context = samples_wanted(c) ? c->train.sequence_length : 0};
 }
 
+bool run_graphs(const Config *c) {
+  return c->backend.graphs && (c->output.profile_steps == 0 || c->output.profile_graphs);
+}
+
 static void describe_more(Backend *be, const char *lead, const Error *why) {
   const size_t used = strlen(be->description);
   snprintf(be->description + used, sizeof be->description - used, "; %s%.300s", lead, why->text);
@@ -33,7 +37,7 @@ static Backend *gpu_create(const Config *c, const OpsConfig *ops, const RunShape
   const UnfusedOptions options = {.train = shape->train,
                                   .grads_fp32 = c->train.gradient_accumulation > 1,
                                   .deterministic = c->backend.deterministic,
-                                  .graphs = c->backend.graphs,
+                                  .graphs = run_graphs(c),
                                   .batch = shape->train ? shape->batch : 0,
                                   .seq = shape->seq,
                                   .loss_tokens = shape->batch * shape->seq / shape->loss_chunks};

@@ -223,6 +223,15 @@ static int check_schedule(const Config *c, const char *where, Error *err) {
   return 0;
 }
 
+static int check_profile(const Config *c, const char *where, Error *err) {
+  const long long start = c->output.profile_start, steps = c->output.profile_steps;
+  if (steps == 0 || start + steps - 1 <= c->train.steps) return 0;
+  return error_set(err,
+                   "%s: output.profile_start %lld and output.profile_steps %lld end with step "
+                   "%lld, but it must be at most train.steps, which is %lld",
+                   where, start, steps, start + steps - 1, (long long)c->train.steps);
+}
+
 // ---- The interface
 
 static int parse_bytes(Config *config, const char *name, const char *json, size_t bytes,
@@ -240,7 +249,10 @@ static int parse_bytes(Config *config, const char *name, const char *json, size_
   for (int i = 0; i < override_count; i++)
     if (apply_override(&r, name, overrides[i])) return -1;
   if (keys_fill_defaults(&r, false) || model_resolve(&config->model, name, err)) return -1;
-  return check_shape(config, name, err) || check_schedule(config, name, err) ? -1 : 0;
+  return check_shape(config, name, err) || check_schedule(config, name, err) ||
+                 check_profile(config, name, err)
+             ? -1
+             : 0;
 }
 
 int config_parse(Config *config, const char *name, const char *json, int override_count,

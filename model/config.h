@@ -89,8 +89,11 @@ typedef struct BackendConfig {
 } BackendConfig;
 
 typedef struct OutputConfig {
-  char dir[PATH_CHARS]; // the run's folder: log.jsonl, run.json, checkpoints
-  int64_t log_interval; // steps between progress lines
+  char dir[PATH_CHARS];  // the run's folder: log.jsonl, run.json, checkpoints
+  int64_t log_interval;  // steps between progress lines
+  int64_t profile_start; // first step of the profilers' window, counted from the process' first
+  int64_t profile_steps; // steps in it; 0 = no window
+  bool profile_graphs;   // GPU: with a window, too, a step is recorded and replayed
 } OutputConfig;
 
 typedef struct Config {

@@ -133,6 +133,15 @@ const Key config_keys[] = {
 
     TEXT(output, dir, REQUIRED, 1, 0, "the run's folder: log, configuration, checkpoints"),
     INTEGER(output, log_interval, "1", 1, 99999999, 0, "steps between progress lines"),
+    INTEGER(output, profile_start, "10", 1, 99999999, 0,
+            "first step that a profiler records, counted from where the process starts or resumes; "
+            "those before it warm up"),
+    INTEGER(output, profile_steps, "0", 0, 99999999, 0,
+            "steps that a profiler records, between cudaProfilerStart and cudaProfilerStop; 0: "
+            "none"),
+    BOOL(output, profile_graphs, "false", 0,
+         "on the GPU, with profile_steps: false: no step is recorded and replayed, so that NVTX "
+         "ranges hold their kernels; true: as backend.graphs says"),
 };
 const int config_key_count = (int)(sizeof config_keys / sizeof *config_keys);
 _Static_assert(sizeof config_keys / sizeof *config_keys <= MAX_KEYS, "raise MAX_KEYS");

@@ -90,6 +90,11 @@ static void print_start(const Trainer *t) {
          (long long)c->train.sequence_length,
          model_step_flops(m, c->train.batch_size * c->train.gradient_accumulation,
                           c->train.sequence_length));
+  const int64_t first = t->state.step + c->output.profile_start,
+                last = first + c->output.profile_steps - 1;
+  if (c->output.profile_steps > 0)
+    printf("profile    steps %lld to %lld%s\n", (long long)first, (long long)last,
+           first > c->train.steps ? ", which this run does not reach" : "");
   if (t->resumed)
     printf("resumed    at step %lld of %lld\n", (long long)t->state.step,
            (long long)c->train.steps);
@@ -147,7 +152,13 @@ int trainer_open(Trainer *t, const Config *config, Error *err) {
   return 0;
 }
 
+static void profile(Trainer *t, bool open) {
+  t->be->profile(t->be, open);
+  t->profiling = open;
+}
+
 void trainer_close(Trainer *t) {
+  if (t->profiling) profile(t, false);
   log_close(&t->log);
   generator_destroy(t->generator);
   if (t->train_data) loader_close(t->train_data);
@@ -242,6 +253,7 @@ int trainer_step(Trainer *t, Error *err) {
   const AdamW hyper = adamw_at(&c->optimizer, trainer_step_asked(t), c->train.steps);
   PendingStep *pending = &t->pending[t->asked % MAX_RESULTS];
   *pending = (PendingStep){.learning_rate = hyper.learning_rate, .asked_ms = now_ms()};
+  if (c->output.profile_steps > 0 && t->asked + 1 == c->output.profile_start) profile(t, true);
   range_push("step");
   be->set_hyper(be, &hyper);
   for (int64_t i = 0; i < c->train.gradient_accumulation; i++) {
@@ -257,6 +269,8 @@ int trainer_step(Trainer *t, Error *err) {
   range_pop();
   pending->cursor = loader_cursor(t->train_data);
   t->asked++;
+  if (t->profiling && t->asked + 1 == c->output.profile_start + c->output.profile_steps)
+    profile(t, false);
   return t->asked - t->booked > be->steps_ahead ? book_step(t, err) : 0;
 }
 

@@ -29,6 +29,7 @@ typedef struct Trainer {
   size_t planned_bytes;             // the memory plan's total
   double val_scale;                 // 1 / batches of a validation
   bool resumed;
+  bool profiling;            // the profilers' window is open
   int64_t saved_step;        // step of the newest checkpoint, -1 = none yet
   int32_t *tokens, *targets; // [B, T] each, host
 } Trainer;
