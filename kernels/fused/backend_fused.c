@@ -117,6 +117,8 @@ static void describe(Fused *f) {
                     {"gate_up_dgrad", e->gate_up_dgrad},
                     {"lm_head_dgrad", e->head_dgrad}};
   unfused_describe(&f->twin);
+  if (f->head) be->kinds[OP_VALIDATION_LOSS] = KERNEL_FUSED;
+  if (f->head_gradient) be->kinds[OP_HEAD_LOSS] = KERNEL_FUSED;
   be->name = "cuda, fused";
   be->parts.sumsq = (c->D + NARROWEST_TILE - 1) / NARROWEST_TILE;
   be->parts.gate_up = (c->F + NARROWEST_TILE - 1) / NARROWEST_TILE;
