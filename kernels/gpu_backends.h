@@ -4,6 +4,7 @@
 #include "kernels/fused/backend_fused.h"
 #include "kernels/unfused/backend_unfused.h"
 
-// 0 if there is a GPU that a backend can use, with all that it needs, and the bytes of its memory
-// that are free; else -1 and what is missing.
-int gpu_usable(size_t *free_bytes, Error *err);
+// 0 if there is a GPU that a backend can use, with all that it needs, and the bytes of its memory;
+// else -1 and what is missing. Of the whole card, not of what is free just now: what a run derives
+// from it has to be the same when it is resumed.
+int gpu_usable(size_t *memory_bytes, Error *err);

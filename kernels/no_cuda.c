@@ -1,8 +1,8 @@
 // Stands in for the GPU backends in a build without CUDA.
 #include "kernels/gpu_backends.h"
 
-int gpu_usable(size_t *free_bytes, Error *err) {
-  *free_bytes = 0;
+int gpu_usable(size_t *memory_bytes, Error *err) {
+  *memory_bytes = 0;
   return error_set(
       err, "this build has no CUDA: install the CUDA toolkit (nvcc, cuBLASLt) and run make again");
 }

@@ -43,7 +43,10 @@ static Backend *gpu_create(const Config *c, const OpsConfig *ops, const RunShape
                                   .loss_tokens = shape->batch * shape->seq / shape->loss_chunks};
   Error why_not = {""};
   if (c->backend.kernels == KERNELS_UNFUSED) return backend_unfused_create(ops, &options, err);
-  if (backend_fused_supported(ops, &why_not) == 0) return backend_fused_create(ops, &options, err);
+  if (backend_fused_supported(ops, &why_not) == 0) {
+    Backend *fused = backend_fused_create(ops, &options, &why_not);
+    if (fused) return fused;
+  }
   if (c->backend.kernels == KERNELS_FUSED) {
     *err = why_not;
     error_prefix(err, "backend.kernels is \"fused\"");

@@ -82,7 +82,7 @@ static int check_gpu(const char *name, Kernels kernels, double expected) {
 
 int doctor(void) {
   Error err;
-  size_t free_bytes;
+  size_t memory_bytes;
   int failed = 0;
   const double expected = try_device(DEVICE_CPU, KERNELS_AUTO, &err);
   if (isfinite(expected))
@@ -90,7 +90,7 @@ int doctor(void) {
   else
     failed = 1, printf("FAIL  cpu: %s\n", err.text);
 
-  if (gpu_usable(&free_bytes, &err) != 0) {
+  if (gpu_usable(&memory_bytes, &err) != 0) {
     printf("----  cuda: %s\n", err.text);
     return failed;
   }

@@ -21,6 +21,7 @@ time_model() {
     "train.batch_size=$batch" "train.sequence_length=$length" train.save_interval=-1 train.sample_interval=-1
     optimizer.warmup_steps=0 model.tie_word_embeddings=false "backend.kernels=$kernels" "output.dir=$folder/$name" "$@")
   "${command[@]}" train.steps=1 >/dev/null # the first start ever also times the algorithms, and remembers them
+  rm -rf "${folder:?}/$name" "$folder/memory"
   began=${EPOCHREALTIME/[.,]/}
   while IFS= read -r line; do
     case $line in
@@ -29,6 +30,7 @@ time_model() {
     "train: "*) echo "$name: $line" >&2 ;;
     esac
   done < <("${command[@]}" "train.steps=$steps" 2>&1)
+  wait $! || { echo "step_times.sh: $name with $kernels kernels did not run to its end" >&2 && exit 1; }
   grep '"kind":"train"' "$folder/$name/log.jsonl" | tail -n +11 | sed -E 's/.*"ms":([^,]*),"tokens_per_s":([^,]*),"mfu":([^,]*),.*/\1 \2 \3/' |
     sort -n | awk -v name="$name" -v kernels="$kernels" -v shape="$batch x $length" -v memory="$(cat "$folder/memory")" -v first="$first" '
       { ms[NR] = $1; tokens[NR] = $2; mfu[NR] = $3 }

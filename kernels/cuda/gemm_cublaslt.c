@@ -274,7 +274,8 @@ int gemm_prepare(Gemm *gemm, const GemmProblem *problems, int count, Error *err)
     else
       append(gemm, &plan);
   }
-  // A cache that cannot be written (a read-only home) costs the next start time, nothing else.
+  // A cache that cannot be written (a read-only home) is no failure, but the next start times anew,
+  // and may find another algorithm the faster: then its sums round in another order.
   Error ignored;
   if (timed && gemm->cache_path)
     (void)gemm_cache_write(gemm->cache_path, gpu, gemm->plans, gemm->count, remembered,

@@ -43,7 +43,8 @@ static int take(Fused *f, void *memory_out, size_t bytes, Error *err) {
                      size_text(bytes).text);
   }
   memcpy(memory_out, &memory, sizeof memory);
-  CUDA_TRY(err, cudaMemset(memory, 0, bytes)); // as in backend_unfused.c, for compute-sanitizer
+  // As in backend_unfused.c, for compute-sanitizer.
+  CUDA_TRY(err, cudaMemsetAsync(memory, 0, bytes, f->twin.gpu.stream));
   f->twin.base.workspace_bytes += bytes;
   return 0;
 }
@@ -54,6 +55,7 @@ static int make_workspace(Fused *f, Error *err) {
   if (take(f, &f->rope, (size_t)c->max_positions * rope_row, err) ||
       take(f, &f->rope_periodic, (size_t)(c->max_positions + 63) * rope_row, err))
     return -1;
+  CUDA_TRY(err, cudaDeviceSynchronize()); // the twin's table came by another stream
   fused_rope_table(c->max_positions, c->d, c->max_positions, f->twin.rope, f->rope,
                    f->twin.gpu.stream);
   f->head = fused_takes(f, PROGRAM_LOGITS, c->V, c->D) &&
@@ -122,7 +124,7 @@ static void describe(Fused *f) {
   be->name = "cuda, fused";
   be->parts.sumsq = (c->D + NARROWEST_TILE - 1) / NARROWEST_TILE;
   be->parts.gate_up = (c->F + NARROWEST_TILE - 1) / NARROWEST_TILE;
-  const char *lead = "; unfused where that is faster:";
+  const char *lead = "; unfused, for their width:";
   for (size_t i = 0; i < sizeof operations / sizeof *operations; i++) {
     if (operations[i].fused) continue;
     const size_t used = strlen(be->description);

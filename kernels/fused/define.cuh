@@ -3,8 +3,7 @@
 #pragma once
 #include "kernels/fused/mainloop.cuh"
 
-// As many stages as leave room for the epilogue's tiles; see kernels/README.md for what was
-// measured.
+// As many stages as leave room for the epilogue's tiles.
 using Tile128x256 = Tile<128, 256, 4, COOPERATIVE>;
 using Tile128x192 = Tile<128, 192, 4, PING_PONG>;
 using Tile128x128 = Tile<128, 128, 5, PING_PONG>;

@@ -126,7 +126,7 @@ void fused_op_head_loss(Backend *be, int64_t M, const act_t *x, const stat_t *su
                         const int32_t *targets, act_t *logits, double scale, stat_t *s) {
   Fused *f = fused_of(be);
   const Unfused *u = &f->twin;
-  if (!(s ? f->head_gradient : f->head)) {
+  if (!(s ? f->head_gradient : f->head) || M > f->softmax_stride) {
     unfused_op_head_loss(be, M, x, sumsq, W, targets, logits, scale, s);
     return;
   }

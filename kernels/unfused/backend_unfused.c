@@ -252,6 +252,12 @@ int unfused_open(Unfused *u, const OpsConfig *config, const UnfusedOptions *opti
     unfused_close(u);
     return -1;
   }
+  // The copies and memsets above are of a stream that this backend's does not wait for.
+  const cudaError_t status = cudaDeviceSynchronize();
+  if (status != cudaSuccess) {
+    unfused_close(u);
+    return error_set(err, "setting up failed on the GPU: %s", cudaGetErrorString(status));
+  }
   u->config.inv_freq = NULL; // the caller's; the table has what is needed
   u->options.gemm_cache = NULL;
   return 0;

@@ -1,4 +1,4 @@
-// The bare product of A [M, K] and B [K, N], rounded to bf16: dgrad, da = dy W.
+// The bare product of A [M, K] and B [K, N], rounded to bf16: dgrad's, da = dy W.
 //   stores[0] [M, N]
 #include "kernels/fused/define.cuh"
 #include "kernels/fused/plain.cuh"
