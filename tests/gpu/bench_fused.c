@@ -14,6 +14,7 @@
 #include "kernels/fused/program.h"
 #include "kernels/unfused/unfused.h"
 #include "tests/gpu/fused_support.h"
+#include "tests/gpu/random_fill.h"
 
 enum {
   WARM_UP = 2,
@@ -91,17 +92,10 @@ static void *take_copy(Problem *p, const void *from, size_t bytes) {
   return memory;
 }
 
-// Copies of a pattern of random bf16 values: the clock that a GPU holds depends on the data.
 static void *take_random(Problem *p, const uint16_t *pattern, int64_t count) {
   const size_t bytes = (size_t)count * 2;
-  char *memory = take(p, bytes);
-  size_t done = bytes < PATTERN * 2 ? bytes : PATTERN * 2;
-  CUDA_CHECK(cudaMemcpy(memory, pattern, done, cudaMemcpyHostToDevice));
-  while (done < bytes) {
-    const size_t next = bytes - done < done ? bytes - done : done;
-    CUDA_CHECK(cudaMemcpy(memory + done, memory, next, cudaMemcpyDeviceToDevice));
-    done += next;
-  }
+  void *memory = take(p, bytes);
+  fill_with_copies(memory, bytes, pattern, PATTERN * sizeof *pattern);
   return memory;
 }
 

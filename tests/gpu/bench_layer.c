@@ -12,6 +12,7 @@
 #include "kernels/cuda/check.h"
 #include "kernels/fused/backend_fused.h"
 #include "kernels/unfused/state.h"
+#include "tests/gpu/random_fill.h"
 
 enum {
   BATCH = 4,
@@ -142,14 +143,8 @@ static act_t *take_random(Bench *b, int64_t rows, int64_t cols, double deviation
     memcpy(&bits, &value, sizeof bits);
     pattern[i] = (bf16_bits)(bits >> 16);
   }
-  size_t done = PATTERN * sizeof *pattern < bytes ? PATTERN * sizeof *pattern : bytes;
-  CUDA_CHECK(cudaMemcpy(memory, pattern, done, cudaMemcpyHostToDevice));
+  fill_with_copies(memory, bytes, pattern, PATTERN * sizeof *pattern);
   free(pattern);
-  while (done < bytes) {
-    const size_t next = bytes - done < done ? bytes - done : done;
-    CUDA_CHECK(cudaMemcpy(memory + done, memory, next, cudaMemcpyDeviceToDevice));
-    done += next;
-  }
   return memory;
 }
 
