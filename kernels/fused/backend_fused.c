@@ -35,27 +35,13 @@ int backend_fused_supported(const OpsConfig *config, Error *err) {
   return fused_kernels_check(major, minor, err) || check_model(config, err) ? -1 : 0;
 }
 
-static int take(Fused *f, void *memory_out, size_t bytes, Error *err) {
-  void *memory = NULL;
-  if (cudaMalloc(&memory, bytes) != cudaSuccess) {
-    (void)cudaGetLastError();
-    return error_set(err, "the GPU has no %s left for the backend's workspace",
-                     size_text(bytes).text);
-  }
-  memcpy(memory_out, &memory, sizeof memory);
-  // As in backend_unfused.c, for compute-sanitizer.
-  CUDA_TRY(err, cudaMemsetAsync(memory, 0, bytes, f->twin.gpu.stream));
-  f->twin.base.workspace_bytes += bytes;
-  return 0;
-}
-
 static int make_workspace(Fused *f, Error *err) {
   const OpsConfig *c = &f->twin.config;
   const size_t rope_row = (size_t)rope_table_cols(c->d) * sizeof(uint16_t);
-  if (take(f, &f->rope, (size_t)c->max_positions * rope_row, err) ||
-      take(f, &f->rope_periodic, (size_t)(c->max_positions + 63) * rope_row, err))
+  Unfused *u = &f->twin;
+  if (unfused_take(u, (void **)&f->rope, (size_t)c->max_positions * rope_row, err) ||
+      unfused_take(u, (void **)&f->rope_periodic, (size_t)(c->max_positions + 63) * rope_row, err))
     return -1;
-  CUDA_TRY(err, cudaDeviceSynchronize()); // the twin's table came by another stream
   fused_rope_table(c->max_positions, c->d, c->max_positions, f->twin.rope, f->rope,
                    f->twin.gpu.stream);
   f->head = fused_takes(f, PROGRAM_LOGITS, c->V, c->D) &&
@@ -64,8 +50,9 @@ static int make_workspace(Fused *f, Error *err) {
   if (!f->head) return 0;
   f->softmax_stride = f->twin.options.loss_tokens > 0 ? f->twin.options.loss_tokens : c->max_tokens;
   f->head_tile = tile_choose(PROGRAM_LOGITS, f->softmax_stride, c->V, c->D);
-  return take(f, &f->softmax,
-              (size_t)(tile_parts(f->head_tile, c->V) * f->softmax_stride) * sizeof(MaxSum), err);
+  return unfused_take(u, (void **)&f->softmax,
+                      (size_t)(tile_parts(f->head_tile, c->V) * f->softmax_stride) * sizeof(MaxSum),
+                      err);
 }
 
 static void fused_close(Fused *f) {

@@ -1,5 +1,4 @@
 // The backward operations that are a product with something around it: a program each.
-#include "kernels/cuda/check.h"
 #include "kernels/fused/state.h"
 
 void fused_op_norm_dgrad(Backend *be, int64_t M, int64_t N, const act_t *dz, const act_t *W,
@@ -23,22 +22,13 @@ void fused_op_norm_dgrad(Backend *be, int64_t M, int64_t N, const act_t *dz, con
   run_program(f, residual ? PROGRAM_NORM_DGRAD_RESIDUAL : PROGRAM_NORM_DGRAD, &call);
 }
 
-// The twin's row sums are whole: their other parts are 0.
-static void clear_parts_of_s(Backend *be, int64_t M, stat_t *s) {
-  const Fused *f = fused_of(be);
-  const int64_t stride = f->twin.config.max_tokens;
-  for (int64_t part = 1; part < be->parts.gate_up; part++)
-    CUDA_CHECK(cudaMemsetAsync((float *)s + part * stride, 0, (size_t)M * sizeof(float),
-                               f->twin.gpu.stream));
-}
-
 void fused_op_down_dgrad(Backend *be, int64_t M, const act_t *dx, const act_t *W, const act_t *z,
                          const stat_t *sumsq, act_t *dz, stat_t *s, act_t *y) {
   const Fused *f = fused_of(be);
   const OpsConfig *c = &f->twin.config;
   if (!fused_takes(f, PROGRAM_SWIGLU, 2 * c->F, c->D)) { // as the forward pass left z
     unfused_op_down_dgrad(be, M, dx, W, z, sumsq, dz, s, y);
-    clear_parts_of_s(be, M, s);
+    fused_clear_other_parts(f, M, be->parts.gate_up, s);
     return;
   }
   ProgramCall call = {.M = M,

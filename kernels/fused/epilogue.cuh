@@ -172,8 +172,6 @@ template <class Program> struct Step {
   int first_column;             // of the product
   uint32_t slot;                // the step's chunks in shared memory
 
-  static constexpr int PAIRS = Program::COLUMNS / 4;
-
   // ---- The mapping of pairs to rows and columns
   // Pair i lies in the thread's row i & 1, at columns column(i) and the next.
   __device__ __forceinline__ int column(int i) const {

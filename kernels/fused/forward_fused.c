@@ -2,19 +2,16 @@
 #include "kernels/cuda/check.h"
 #include "kernels/fused/state.h"
 
-// The twin's row sums are whole: their other parts are 0.
-static void clear_other_parts(Backend *be, int64_t M, stat_t *sumsq) {
-  const Fused *f = fused_of(be);
-  const OpsConfig *c = &f->twin.config;
-  for (int64_t part = 1; part < be->parts.sumsq; part++)
-    CUDA_CHECK(cudaMemsetAsync((float *)sumsq + part * c->max_tokens, 0, (size_t)M * sizeof(float),
-                               f->twin.gpu.stream));
+void fused_clear_other_parts(const Fused *f, int64_t M, int64_t parts, stat_t *statistic) {
+  for (int64_t part = 1; part < parts; part++)
+    CUDA_CHECK(cudaMemsetAsync((float *)statistic + part * f->twin.config.max_tokens, 0,
+                               (size_t)M * sizeof(float), f->twin.gpu.stream));
 }
 
 void fused_op_embed(Backend *be, int64_t M, const int32_t *tokens, const act_t *E, act_t *x,
                     stat_t *sumsq) {
   unfused_op_embed(be, M, tokens, E, x, sumsq);
-  clear_other_parts(be, M, sumsq);
+  fused_clear_other_parts(fused_of(be), M, be->parts.sumsq, sumsq);
 }
 
 // Row m's position is first + m % T. A step takes 64 consecutive rows of the table: of a single
@@ -62,7 +59,7 @@ void fused_op_residual(Backend *be, int64_t M, int64_t K, const act_t *a, const 
   const OpsConfig *c = &f->twin.config;
   if (!fused_takes(f, PROGRAM_RESIDUAL, c->D, K)) {
     unfused_op_residual(be, M, K, a, W, x, out, sumsq);
-    clear_other_parts(be, M, sumsq);
+    fused_clear_other_parts(f, M, be->parts.sumsq, sumsq);
     return;
   }
   const ProgramCall call = {

@@ -63,7 +63,7 @@ typedef struct EpilogueOperands {
 } EpilogueOperands;
 
 typedef struct ProgramCall {
-  int64_t M, N, K;   // each below 2^31
+  int64_t M, N, K;   // each at most 2^31 - 512
   const void *A, *B; // bf16, stored as the program's form says, rows of whole 16 bytes
   Matrix loads[MAX_TILES], stores[MAX_TILES]; // as many as the program has
   ProgramArgs args;

@@ -43,6 +43,10 @@ static inline void run_program(const Fused *f, ProgramName name, const ProgramCa
                f->twin.gpu.stream);
 }
 
+// What a twin's operation left in the first of a statistic's parts is the whole: the others become
+// 0.
+void fused_clear_other_parts(const Fused *f, int64_t M, int64_t parts, stat_t *statistic);
+
 // forward_fused.c, backward_fused.c: kernels/ops.h's operations
 void fused_op_embed(Backend *, int64_t, const int32_t *, const act_t *, act_t *, stat_t *);
 void fused_op_qkv(Backend *, int64_t, int64_t, int64_t, const act_t *, const stat_t *,

@@ -85,7 +85,8 @@ static int make_rope_table(Unfused *u, Error *err) {
   return 0;
 }
 
-static int take(Unfused *u, void **memory, size_t bytes, Error *err) {
+int unfused_take(Unfused *u, void **memory, size_t bytes, Error *err) {
+  if (bytes == 0) return 0; // everything that it is for is done elsewhere
   if (cudaMalloc(memory, bytes) != cudaSuccess) {
     (void)cudaGetLastError();
     return error_set(err, "the GPU has no %s left for the backend's workspace",
@@ -93,20 +94,21 @@ static int take(Unfused *u, void **memory, size_t bytes, Error *err) {
   }
   // Zero also where it is written first: compute-sanitizer does not see what cuBLASLt stores
   // through the copy engine, and would report every read of it.
-  CUDA_TRY(err, cudaMemset(*memory, 0, bytes));
+  CUDA_TRY(err, cudaMemsetAsync(*memory, 0, bytes, u->gpu.stream));
   u->base.workspace_bytes += bytes;
   return 0;
 }
 
 static int make_workspace(Unfused *u, Error *err) {
   const OpsConfig *c = &u->config;
-  if (take(u, (void **)&u->state, sizeof *u->state, err) ||
-      take(u, (void **)&u->row_loss, (size_t)c->max_tokens * sizeof(float), err))
+  if (unfused_take(u, (void **)&u->state, sizeof *u->state, err) ||
+      unfused_take(u, (void **)&u->row_loss, (size_t)c->max_tokens * sizeof(float), err))
     return -1;
   const size_t product_bytes = (size_t)(c->max_tokens * u->product_cols) * sizeof(bf16_bits);
   if (u->options.train &&
-      (take(u, (void **)&u->product, product_bytes, err) ||
-       take(u, &u->embed_scratch, unfused_embed_backward_scratch(c->max_tokens, c->V, c->D), err)))
+      (unfused_take(u, (void **)&u->product, product_bytes, err) ||
+       unfused_take(u, &u->embed_scratch, unfused_embed_backward_scratch(c->max_tokens, c->V, c->D),
+                    err)))
     return -1;
   CUDA_TRY(err, cudaHostAlloc((void **)&u->results, MAX_RESULTS * sizeof *u->results,
                               cudaHostAllocDefault));

@@ -77,6 +77,8 @@ static inline RowScale row_scale(const Unfused *u, const stat_t *sumsq) {
 // embeds an Unfused and replaces operations in u->base.
 int unfused_open(Unfused *u, const OpsConfig *config, const UnfusedOptions *options, Error *err);
 void unfused_close(Unfused *u);
+// Workspace, counted and cleared on the backend's stream.
+int unfused_take(Unfused *u, void **memory, size_t bytes, Error *err);
 // Last, when all memory is taken and all kernels are loaded: fills in what the backend says of
 // itself.
 void unfused_describe(Unfused *u);
