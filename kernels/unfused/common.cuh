@@ -87,3 +87,22 @@ static __device__ __forceinline__ float row_sum(const RowSums &s, int64_t m) {
 static __device__ __forceinline__ float row_rstd(const RowScale &r, int64_t m) {
   return rms_rstd(row_sum({r.sumsq, r.parts, r.stride}, m), r.D, r.eps);
 }
+
+// The same where `lanes` neighbours, a power of two, work on one row: each reads every lanes-th
+// part, so that many parts take the time of one load and not the issue slots of all. All lanes of
+// the warp call these, those whose row does not exist with `exists` false.
+static __device__ __forceinline__ float row_share(const RowSums &s, int64_t m, bool exists,
+                                                  int lane, int lanes) {
+  float sum = 0;
+  for (int part = exists ? lane : s.parts; part < s.parts; part += lanes)
+    sum += s.data[part * s.stride + m];
+  return sum;
+}
+static __device__ __forceinline__ float rstd_from_shares(const RowScale &r, float share,
+                                                         int lanes) {
+  return rms_rstd(group_sum(share, lanes), r.D, r.eps);
+}
+static __device__ __forceinline__ float rstd_share(const RowScale &r, int64_t m, bool exists,
+                                                   int lane, int lanes) {
+  return row_share({r.sumsq, r.parts, r.stride}, m, exists, lane, lanes);
+}

@@ -211,7 +211,8 @@ static __global__ __launch_bounds__(MAX_THREADS,
 #pragma unroll
   for (int j = 0; j < VECTORS; j++)
     if (first + j * step < p.vectors) held[j] = *vector_at(p, first + j * step);
-  float r = row_rstd(args.r, m);
+  const int lane = (int)(threadIdx.x % 32);
+  float r = rstd_from_shares(args.r, rstd_share(args.r, m, m < args.M, lane, 32), 32);
 
   for (int turn = 0; m < args.M; turn ^= 1) {
     const int target = args.targets[m];
@@ -221,6 +222,9 @@ static __global__ __launch_bounds__(MAX_THREADS,
     const float edge_logit = has_edge ? bf16_to_float(p.row[edge]) : 0.0f;
     // Read before any block overwrites it.
     const float target_logit = first == 0 ? bf16_to_float(p.row[target]) : 0.0f;
+
+    const int64_t next = m + clusters;
+    const float next_share = rstd_share(args.r, next, next < args.M, lane, 32);
 
     Sweep a = sweep_empty();
     uint32_t largest = 0xff80ff80u; // two times -infinity
@@ -235,7 +239,6 @@ static __global__ __launch_bounds__(MAX_THREADS,
 #pragma unroll
     for (int j = 0; j < VECTORS; j++)
       if (first + j * step < p.vectors) sweep_vector(a, held[j], c);
-    const int64_t next = m + clusters;
     const RowParts q = row_parts(args.logits, next, args.V);
     const int next_vectors = next < args.M ? q.vectors : 0;
     if (!GRADIENT) {
@@ -243,7 +246,7 @@ static __global__ __launch_bounds__(MAX_THREADS,
       for (int j = 0; j < VECTORS; j++)
         if (first + j * step < next_vectors) held[j] = *vector_at(q, first + j * step);
     }
-    const float next_r = next < args.M ? row_rstd(args.r, next) : 0.0f;
+    const float next_r = rstd_from_shares(args.r, next_share, 32);
 
     const Sweep row = sweep_cluster(sweep_block(a, scratch), of_block[turn], rank, cluster_size);
     const RowGradient g = {c, row.largest + log2f(row.sum), r * args.grad_scale};

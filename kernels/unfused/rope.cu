@@ -43,12 +43,13 @@ static __device__ __forceinline__ void walk_on(Walk &w, int d) {
 static __global__ __launch_bounds__(THREADS, THREADS_AN_SM / THREADS) void rope_kernel(
     int64_t M, int lanes, RopeShape shape, RowScale r, bf16_bits *qkv) {
   const int64_t m = ((int64_t)blockIdx.x * THREADS + threadIdx.x) >> (31 - __clz(lanes));
+  const int lane = (int)(threadIdx.x & (unsigned)(lanes - 1));
+  const float scale = rstd_from_shares(r, rstd_share(r, m, m < M, lane, lanes), lanes);
   if (m >= M) return;
-  const float scale = row_rstd(r, m);
   const int R = (int)shape.R, rotated = (int)shape.rotated, d = (int)shape.d;
   const float4 *angles = angles_at(shape, m);
   bf16_bits *row = qkv + m * R;
-  Walk w = walk_start((int)(threadIdx.x & (unsigned)(lanes - 1)), lanes, d);
+  Walk w = walk_start(lane, lanes, d);
 #pragma unroll 4
   for (; w.c < R; walk_on(w, d)) {
     Pack<8> p = load_pack<8>(row + w.c);
@@ -64,9 +65,10 @@ static __global__ void rope_backward_kernel(int64_t M, int lanes, RopeShape shap
                                             bf16_bits *__restrict__ dqkv, float *s) {
   const int64_t m = ((int64_t)blockIdx.x * THREADS + threadIdx.x) >> (31 - __clz(lanes));
   const int lane = (int)(threadIdx.x & (unsigned)(lanes - 1));
+  // The other lanes of the last warp stay for its sums.
+  const float scale = rstd_from_shares(r, rstd_share(r, m, m < M, lane, lanes), lanes);
   float sum = 0;
-  if (m < M) { // the other lanes of the last warp stay for its sums
-    const float scale = row_rstd(r, m);
+  if (m < M) {
     const int R = (int)shape.R, rotated = (int)shape.rotated, d = (int)shape.d;
     const float4 *angles = angles_at(shape, m);
     const bf16_bits *z_row = qkv + m * R;

@@ -67,9 +67,11 @@ static __global__ void
 norm_backward_kernel(int64_t M, int lanes, RowScale r, const bf16_bits *__restrict__ x, RowSums s,
                      const bf16_bits *__restrict__ from, bf16_bits *__restrict__ dx) {
   const Lane l = my_lane(M, lanes);
-  if (!l.exists) return;
   const int D = (int)r.D;
-  const float factor = row_rstd(r, l.m) / (float)D * row_sum(s, l.m);
+  const float of_s = row_share(s, l.m, l.exists, l.lane, lanes),
+              of_r = rstd_share(r, l.m, l.exists, l.lane, lanes);
+  const float factor = rstd_from_shares(r, of_r, lanes) / (float)D * group_sum(of_s, lanes);
+  if (!l.exists) return;
 #pragma unroll 4
   for (int k = l.lane * N; k < D; k += lanes * N) {
     const Pack<N> a = load_pack<N>(x + l.m * D + k);
