@@ -25,7 +25,7 @@ GIT_REVISION := $(shell git describe --always --dirty 2>/dev/null || echo unknow
 
 # ---- Sources: everything in the library folders but the two main programs.
 LIBRARY := $(filter-out data/prepare.c,$(wildcard base/*.c data/*.c model/*.c kernels/*.c kernels/cpu/*.c)) \
-  $(addprefix kernels/,cuda/cudnn_api.c cuda/cudnn_graph.c cuda/attention_graph.c fused/tiles.c) # these need no CUDA to build
+  $(addprefix kernels/,cuda/cudnn_api.c cuda/cudnn_graph.c cuda/attention_graph.c cuda/cupti_api.c cuda/trace.c fused/tiles.c) # these need no CUDA to build
 # The GPU backends where a CUDA toolkit is found (nvcc on the PATH, CUDA_HOME, or the usual places), and only in what
 # users run: the other flavours, and machines without a toolkit, get a few functions that say so.
 CUDA_HOME ?= $(firstword $(patsubst %/bin/nvcc,%,$(shell command -v nvcc)) $(wildcard /usr/local/cuda /opt/cuda /usr/local/cuda-*))
@@ -62,6 +62,7 @@ TEST_SUPPORT := $(wildcard tests/support/*.c)
 # NVTX is headers alone: every flavour has the ranges of base/range.c where they are found.
 EXTRA_range := $(addprefix -idirafter ,$(wildcard $(CUDA_HOME)/include))
 HAVE_NVTX := $(shell $(CC) $(EXTRA_range) -E -include nvtx3/nvToolsExt.h -x c /dev/null >/dev/null 2>&1 && echo yes)
+EXTRA_test_trace := $(EXTRA_range) # compares our records with CUPTI's header
 # Calls that change files, for faults to be injected into.
 EXTRA_test_attention_graph := -idirafter /usr/local/cuda/include
 LDFLAGS_test_checkpoint_faults := $(foreach call,write open fsync rename renameat2 symlink mkdir unlink rmdir,-Wl,--wrap=$(call))
@@ -132,9 +133,16 @@ build/release/tests/nvtx_recorder.so: tests/nvtx_recorder.c Makefile
 	@mkdir -p $(@D)
 	$(CC) $(BASE_CFLAGS) $(FLAGS_release) $(EXTRA_range) -fPIC -shared $< -o $@
 
+# What the tests of tracing load for CUPTI.
+CUPTI_STUB := build/release/tests/cupti_stub.so
+$(CUPTI_STUB): tests/cupti_stub.c Makefile
+	@mkdir -p $(@D)
+	$(CC) $(BASE_CFLAGS) $(FLAGS_release) -fPIC -shared $< -o $@
+build/release/tests/test_trace build/asan/tests/test_trace: | $(CUPTI_STUB)
+
 TEST_PROGRAMS := $(addprefix build/release/tests/,$(TESTS)) $(addprefix build/double/tests/,$(GRADCHECKS))
 ASAN_PROGRAMS := $(addprefix build/asan/tests/,$(TESTS))
-test-programs: all $(RECORDER) $(TEST_PROGRAMS) $(ASAN_PROGRAMS) $(if $(HAVE_CUDA),gpu-programs)
+test-programs: all $(RECORDER) $(CUPTI_STUB) $(TEST_PROGRAMS) $(ASAN_PROGRAMS) $(if $(HAVE_CUDA),gpu-programs)
 test: test-programs fuzz-programs ## build and run every test that needs no GPU, under ASan and UBSan and fuzzed, too
 	FUZZ_SECONDS=$(FUZZ_SECONDS) scripts/run_tests.sh $(TEST_PROGRAMS) $(SCRIPT_TESTS) $(ASAN_PROGRAMS) \
 	  $(addprefix build/fuzz/tests/,$(if $(HAVE_FUZZER),$(FUZZERS)))
@@ -167,7 +175,7 @@ endif
 sanitize: $(if $(HAVE_CUDA),all build/release/tests/gpu/planted_faults) ## compute-sanitizer: memcheck, racecheck, initcheck, synccheck on a small model
 	scripts/run_tests.sh tests/gpu/sanitize.sh
 
-asan: build/asan/train build/asan/prepare $(RECORDER) $(ASAN_PROGRAMS) ## programs and scripts under ASan and UBSan
+asan: build/asan/train build/asan/prepare $(RECORDER) $(CUPTI_STUB) $(ASAN_PROGRAMS) ## programs and scripts under ASan and UBSan
 	TRAIN=build/asan/train PREPARE=build/asan/prepare scripts/run_tests.sh $(ASAN_PROGRAMS) $(SCRIPT_TESTS)
 
 HAVE_FUZZER := $(shell echo 'int LLVMFuzzerTestOneInput(const char*d,long n);int LLVMFuzzerTestOneInput(const char*d,long n){return d==(char*)n;}' | \

@@ -24,6 +24,7 @@
 #include <stddef.h>
 #include <stdint.h>
 #include "base/error.h"
+#include "kernels/activity.h"
 #include "kernels/operations.h"
 
 // Storage classes. Opaque to the model, which only passes pointers on.
@@ -231,6 +232,13 @@ struct Backend {
   // Opens or closes the window that profilers record (cudaProfilerStart, cudaProfilerStop), once
   // the GPU has done all that it was asked for. Nothing on the CPU.
   void (*profile)(Backend *be, bool open);
+  // Tracing of single steps: what is asked for between trace_begin and trace_end, both of which
+  // wait until the GPU has done all that it was asked for. The activities are valid until the next
+  // trace_begin. trace_open, which comes once and before them, fails where something is missing;
+  // NULL, all three: there is no GPU to trace.
+  int (*trace_open)(Backend *be, Error *err);
+  int (*trace_begin)(Backend *be, Error *err);
+  int (*trace_end)(Backend *be, Activities *activities, Error *err);
 };
 
 // The CPU reference. NULL never: memory failure exits.

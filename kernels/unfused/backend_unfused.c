@@ -62,6 +62,22 @@ static void op_profile(Backend *be, bool open) {
   CUDA_CHECK(open ? cudaProfilerStart() : cudaProfilerStop());
 }
 
+static int op_trace_open(Backend *be, Error *err) {
+  Unfused *u = unfused_of(be);
+  u->trace = trace_open(NULL, u->gpu.runtime / 1000, err);
+  return u->trace ? 0 : -1;
+}
+
+static int op_trace_begin(Backend *be, Error *err) {
+  CUDA_CHECK(cudaStreamSynchronize(unfused_of(be)->gpu.stream));
+  return trace_begin(unfused_of(be)->trace, err);
+}
+
+static int op_trace_end(Backend *be, Activities *activities, Error *err) {
+  CUDA_CHECK(cudaStreamSynchronize(unfused_of(be)->gpu.stream));
+  return trace_end(unfused_of(be)->trace, activities, err);
+}
+
 // ---- Set-up
 
 // cosine and sine of position * inv_freq, in double before rounding: exact at large positions too.
@@ -119,6 +135,7 @@ static int make_workspace(Unfused *u, Error *err) {
 
 void unfused_close(Unfused *u) {
   if (u->gpu.stream) CUDA_CHECK(cudaStreamSynchronize(u->gpu.stream));
+  trace_close(u->trace);
   unfused_attention_close(u);
   unfused_table_free(u);
   unfused_replay_close(u);
@@ -177,6 +194,9 @@ static void set_operations(Backend *be, bool grads_fp32) {
   be->step_result = unfused_op_step_result;
   be->set_updates = unfused_op_set_updates;
   be->profile = op_profile;
+  be->trace_open = op_trace_open;
+  be->trace_begin = op_trace_begin;
+  be->trace_end = op_trace_end;
 }
 
 // What the driver has handed out so far is more than was asked for: the libraries' code is in it.

@@ -2,6 +2,7 @@
 #pragma once
 #include "kernels/cuda/attention_cudnn.h"
 #include "kernels/cuda/gemm_cublaslt.h"
+#include "kernels/cuda/trace.h"
 #include "kernels/unfused/backend_unfused.h"
 #include "kernels/unfused/unfused.h"
 
@@ -57,6 +58,7 @@ typedef struct Unfused {
   PlannedAttention attention[MAX_ATTENTION_SHAPES];
   int attention_count;
   size_t attention_workspace_bytes; // of all shapes
+  Trace *trace;                     // NULL: nothing is traced
 } Unfused;
 
 static inline Unfused *unfused_of(Backend *be) {
