@@ -94,6 +94,8 @@ typedef struct OutputConfig {
   int64_t profile_start; // first step of the profilers' window, counted from the process' first
   int64_t profile_steps; // steps in it; 0 = no window
   bool profile_graphs;   // GPU: with a window, too, a step is recorded and replayed
+  bool breakdown;        // GPU: single steps are traced and split up
+  int64_t breakdown_interval; // steps between them
 } OutputConfig;
 
 typedef struct Config {

@@ -142,6 +142,12 @@ const Key config_keys[] = {
     BOOL(output, profile_graphs, "false", 0,
          "on the GPU, with profile_steps: false: no step is recorded and replayed, so that NVTX "
          "ranges hold their kernels; true: as backend.graphs says"),
+    BOOL(output, breakdown, "false", 0,
+         "on the GPU: traces a step now and then, by CUPTI, and prints where its time went"),
+    INTEGER(
+        output, breakdown_interval, "100", 1, 99999999, 0,
+        "with breakdown: steps between those that are traced, besides the last; a process' first "
+        "three never are"),
 };
 const int config_key_count = (int)(sizeof config_keys / sizeof *config_keys);
 _Static_assert(sizeof config_keys / sizeof *config_keys <= MAX_KEYS, "raise MAX_KEYS");

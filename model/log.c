@@ -175,6 +175,36 @@ void log_save(RunLog *log, int64_t step, const char *path) {
   end_record(log);
 }
 
+void log_breakdown(RunLog *log, int64_t step, const Breakdown *b) {
+#define GROUP_KEY(enumerator, key, name) key,
+  static const char *const keys[] = {ACTIVITY_GROUPS(GROUP_KEY)};
+#undef GROUP_KEY
+  breakdown_print(b, step, log->steps, stdout);
+  begin_record(log, "breakdown", step);
+  put_number(log, "step_ms", b->step_ms);
+  put_number(log, "other_steps_ms", b->other_steps_ms);
+  put_number(log, "gpu_ms", b->gpu_ms);
+  put_number(log, "gaps_ms", b->gaps_ms);
+  fprintf(log->file, ",\"lost\":%lld,\"groups\":{", (long long)b->lost);
+  for (int i = 0; i < GROUP_COUNT; i++) {
+    fprintf(log->file, "%s\"%s\":{\"count\":%lld", i > 0 ? "," : "", keys[i],
+            (long long)b->groups[i].count);
+    put_number(log, "ms", b->groups[i].ms);
+    fputc('}', log->file);
+  }
+  fputs("},\"kernels\":[", log->file);
+  for (int i = 0; i < b->kernel_count; i++) {
+    const BreakdownKernel *k = &b->kernels[i];
+    fprintf(log->file, "%s{\"count\":%lld", i > 0 ? "," : "", (long long)k->part.count);
+    put_number(log, "ms", k->part.ms);
+    put_string(log, "name", k->label.text, strlen(k->label.text));
+    put_string(log, "group", keys[k->group], strlen(keys[k->group]));
+    fputc('}', log->file);
+  }
+  fputc(']', log->file);
+  end_record(log);
+}
+
 void log_stop(RunLog *log, int64_t step, const char *reason) {
   begin_record(log, "stop", step);
   put_string(log, "reason", reason, strlen(reason));

@@ -2,8 +2,15 @@
 // record has a "kind":
 //   start  step, steps, parameters, tokens_per_step, backend, resumed
 //   train  step, loss, lr, grad_norm, ms, tokens_per_s, mfu (null where the peak is not known),
-//   applied val    step, loss, tokens           sample  step, text save   step, path stop    step,
-//   reason
+//   applied
+//   val    step, loss, tokens
+//   sample step, text
+//   save   step, path
+//   stop   step, reason
+//   breakdown  step, and as in model/breakdown.h: step_ms, other_steps_ms, gpu_ms, gaps_ms, lost,
+//          groups (an object of {ms, count} by kernels/activity.h's names), kernels (a list of
+//          {name, group, ms, count}, the longest first). The train record of a traced step has the
+//          time that it took with the trace.
 // Numbers that are not finite are null. A resumed run appends; a step that is repeated has its
 // later record count.
 #pragma once
@@ -11,6 +18,7 @@
 #include <stdint.h>
 #include <stdio.h>
 #include "base/error.h"
+#include "model/breakdown.h"
 
 typedef struct RunLog {
   FILE *file;
@@ -36,6 +44,7 @@ void log_train(RunLog *log, const StepLine *line, bool print); // print: the pro
 void log_val(RunLog *log, int64_t step, double loss, int64_t tokens, bool best);
 void log_sample(RunLog *log, int64_t step, const char *text, size_t bytes);
 void log_save(RunLog *log, int64_t step, const char *path);
+void log_breakdown(RunLog *log, int64_t step, const Breakdown *b); // printed, too
 void log_stop(RunLog *log, int64_t step, const char *reason);
 
 // "3.2 s", "1 min 10 s", "2 h 05 min", "3 d 04 h".

@@ -95,10 +95,22 @@ static void print_start(const Trainer *t) {
   if (c->output.profile_steps > 0)
     printf("profile    steps %lld to %lld%s\n", (long long)first, (long long)last,
            first > c->train.steps ? ", which this run does not reach" : "");
+  if (t->tracing)
+    printf("breakdown  every %lld steps and at the last one\n",
+           (long long)c->output.breakdown_interval);
   if (t->resumed)
     printf("resumed    at step %lld of %lld\n", (long long)t->state.step,
            (long long)c->train.steps);
   fflush(stdout);
+}
+
+static int open_trace(Trainer *t, Error *err) {
+  if (!t->be->trace_open)
+    return error_set(err, "output.breakdown is true, but only a GPU's steps can be split up, and "
+                          "this run is on the CPU: leave it false");
+  if (t->be->trace_open(t->be, err) != 0) return error_prefix(err, "output.breakdown is true");
+  t->tracing = true;
+  return 0;
 }
 
 static int open_parts(Trainer *t, Error *err) {
@@ -112,7 +124,7 @@ static int open_parts(Trainer *t, Error *err) {
     if (!t->val_data) return error_prefix(err, "data.val");
   }
   t->be = backend_create(c, &shape, c->train.sequence_length, err);
-  if (!t->be) return -1;
+  if (!t->be || (c->output.breakdown && open_trace(t, err) != 0)) return -1;
   MemoryPlan plan;
   memory_plan(&plan, &c->model, &shape, t->be);
   memory_plan_print(&plan);
@@ -169,6 +181,9 @@ void trainer_close(Trainer *t) {
   *t = (Trainer){0};
 }
 
+// A process' first step launches what its second one records; from the third on steps are alike.
+enum { WARM_UP_STEPS = 2 };
+
 // Books the oldest step that was asked for in the state and the log; an error when too many updates
 // in a row were refused.
 static int book_step(Trainer *t, Error *err) {
@@ -185,6 +200,10 @@ static int book_step(Trainer *t, Error *err) {
   s->nonfinite_row = result.applied ? 0 : s->nonfinite_row + 1;
 
   const double ms = now - began, peak = t->be->peak_flops;
+  if (!pending->traced && t->booked > WARM_UP_STEPS) {
+    t->untraced++;
+    t->untraced_ms += ms;
+  }
   const int64_t sequences = c->train.batch_size * c->train.gradient_accumulation;
   const StepLine line = {
       .step = s->step,
@@ -247,12 +266,65 @@ static void issue_update(void *trainer) {
   range_pop();
 }
 
+// A trace that fails ends the traces, not the training.
+static void stop_tracing(Trainer *t, int64_t step, const Error *why) {
+  fflush(stdout);
+  fprintf(stderr, "no breakdown of step %lld: %s; training goes on without them\n", (long long)step,
+          why->text);
+  t->tracing = false;
+}
+
+// Where the next step is one to trace: waits for those before it, and traces from here on. The
+// first trace of a process is thrown away: in it CUPTI prepares the recorded graphs, which shows as
+// about 1 ms of gaps.
+static int begin_trace(Trainer *t, bool *traced, Error *err) {
+  const int64_t step = trainer_step_asked(t) + 1;
+  const bool due = step % t->config.output.breakdown_interval == 0 || step == t->config.train.steps;
+  *traced = t->tracing && (t->asked == WARM_UP_STEPS || (t->asked > WARM_UP_STEPS && due));
+  if (!*traced) return 0;
+  if (trainer_settle(t, err) != 0) return -1;
+  Error why;
+  if (t->be->trace_begin(t->be, &why) == 0) return 0;
+  stop_tracing(t, step, &why);
+  *traced = false;
+  return 0;
+}
+
+static int tell_breakdown(Trainer *t, double step_ms, const Activities *activities, Error *err) {
+  Breakdown b = {.step_ms = step_ms,
+                 .other_steps_ms = t->untraced > 0 ? t->untraced_ms / (double)t->untraced : NAN};
+  t->untraced = 0;
+  t->untraced_ms = 0;
+  breakdown_make(&b, activities);
+  const bool seen = b.groups[GROUP_PRODUCTS].count > 0;
+  if (seen) log_breakdown(&t->log, t->state.step, &b);
+  breakdown_free(&b);
+  return seen ? 0
+              : error_set(err, "CUPTI recorded none of its matrix products, as happens beside "
+                               "another profiler");
+}
+
+static int end_trace(Trainer *t, double asked_ms, Error *err) {
+  Activities activities;
+  Error why;
+  const int status = trainer_settle(t, err);
+  const double step_ms = t->booked_ms - asked_ms;
+  if (t->be->trace_end(t->be, &activities, &why) != 0 ||
+      (status == 0 && t->booked > WARM_UP_STEPS + 1 &&
+       tell_breakdown(t, step_ms, &activities, &why) != 0))
+    stop_tracing(t, t->state.step, &why);
+  return status;
+}
+
 int trainer_step(Trainer *t, Error *err) {
   const Config *c = &t->config;
   Backend *be = t->be;
+  bool traced;
+  if (begin_trace(t, &traced, err) != 0) return -1;
   const AdamW hyper = adamw_at(&c->optimizer, trainer_step_asked(t), c->train.steps);
   PendingStep *pending = &t->pending[t->asked % MAX_RESULTS];
-  *pending = (PendingStep){.learning_rate = hyper.learning_rate, .asked_ms = now_ms()};
+  *pending =
+      (PendingStep){.learning_rate = hyper.learning_rate, .asked_ms = now_ms(), .traced = traced};
   if (c->output.profile_steps > 0 && t->asked + 1 == c->output.profile_start) profile(t, true);
   range_push("step");
   be->set_hyper(be, &hyper);
@@ -271,6 +343,7 @@ int trainer_step(Trainer *t, Error *err) {
   t->asked++;
   if (t->profiling && t->asked + 1 == c->output.profile_start + c->output.profile_steps)
     profile(t, false);
+  if (traced) return end_trace(t, pending->asked_ms, err);
   return t->asked - t->booked > be->steps_ahead ? book_step(t, err) : 0;
 }
 

@@ -11,6 +11,7 @@
 // A step that the backend was asked for and whose result was not taken yet.
 typedef struct PendingStep {
   double learning_rate, asked_ms;
+  bool traced;
   uint64_t cursor; // of the loader, after the step's batches
 } PendingStep;
 
@@ -29,7 +30,11 @@ typedef struct Trainer {
   size_t planned_bytes;             // the memory plan's total
   double val_scale;                 // 1 / batches of a validation
   bool resumed;
-  bool profiling;            // the profilers' window is open
+  bool profiling; // the profilers' window is open
+  bool tracing;   // output.breakdown, until tracing fails
+  // Steps since the last traced one, without a process' first two: how many, and their time
+  int64_t untraced;
+  double untraced_ms;
   int64_t saved_step;        // step of the newest checkpoint, -1 = none yet
   int32_t *tokens, *targets; // [B, T] each, host
 } Trainer;
