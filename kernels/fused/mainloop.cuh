@@ -416,6 +416,10 @@ __global__ void __launch_bounds__(BLOCK_THREADS, 1)
     tensor_map_prefetch(&map_b);
   }
   cluster_sync();
+  // From here on blocks of the next kernel may wait beside those of this one that are not done, and
+  // this one's operands have to be there.
+  later_kernel_launch();
+  earlier_kernels_wait();
 
   const Work<T> work(M, N, K);
   // The same in all threads of a warpgroup, and the compiler is to know.

@@ -131,14 +131,18 @@ void fused_launch(const FusedKernels *kernels, ProgramName name, TileShape tile,
       (call->M + k->rows * CLUSTER - 1) / (k->rows * CLUSTER) * tile_parts(tile, call->N);
   const int64_t clusters =
       tiles < kernels->clusters[name][tile] ? tiles : kernels->clusters[name][tile];
-  cudaLaunchAttribute cluster = {.id = cudaLaunchAttributeClusterDimension,
-                                 .val.clusterDim = {.x = CLUSTER, .y = 1, .z = 1}};
+  // Programmatic dependent launch: a block is set up while the last ones of the kernel before still
+  // run, and waits for that kernel's end before it reads anything (mainloop.cuh).
+  cudaLaunchAttribute attributes[] = {
+      {.id = cudaLaunchAttributeClusterDimension, .val.clusterDim = {.x = CLUSTER, .y = 1, .z = 1}},
+      {.id = cudaLaunchAttributeProgrammaticStreamSerialization,
+       .val.programmaticStreamSerializationAllowed = 1}};
   const cudaLaunchConfig_t config = {.gridDim = {.x = (unsigned)clusters * CLUSTER, .y = 1, .z = 1},
                                      .blockDim = {.x = BLOCK_THREADS, .y = 1, .z = 1},
                                      .dynamicSmemBytes = (size_t)k->shared_bytes,
                                      .stream = stream,
-                                     .attrs = &cluster,
-                                     .numAttrs = 1};
+                                     .attrs = attributes,
+                                     .numAttrs = 2};
   int M = (int)call->M, N = (int)call->N, K = (int)call->K;
   void *parameters[] = {(void *)(uintptr_t)&a, (void *)(uintptr_t)&b, &operands, &M, &N, &K};
   CUDA_CHECK(cudaLaunchKernelExC(&config, k->kernel, parameters));
