@@ -4,15 +4,14 @@
 #include "model/ranges.h"
 #include "model/step.h"
 
-// Makes what the layer did not keep from what it did, by the forward's own calls: the same values.
-static void layer_again(Llama *llama, int l) {
+void layer_again(Llama *llama, int l) {
   range_push("recompute");
   if (llama->shape.recompute == RECOMPUTE_LAYER) layer_attention(llama, l);
   layer_gate_up(llama, l);
   range_pop();
 }
 
-static void layer_backward(Llama *llama, int l, bool accumulate) {
+void layer_backward(Llama *llama, int l, bool accumulate) {
   Backend *be = llama->be;
   const int64_t B = llama->shape.batch, T = llama->shape.seq, M = B * T;
   const int64_t D = llama->config.hidden_size, F = llama->config.intermediate_size,

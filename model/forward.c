@@ -30,6 +30,15 @@ static void layer_down(Llama *llama, int l, act_t *x_next, stat_t *x_next_sumsq)
   RANGED(be, OP_DOWN, be->residual(be, M, F, a->y, W->compute, a->x1, x_next, x_next_sumsq));
 }
 
+void layer_forward(Llama *llama, int l) {
+  Acts *a = &llama->acts;
+  const bool last = l + 1 == (int)llama->config.num_hidden_layers;
+  layer_attention(llama, l);
+  layer_gate_up(llama, l);
+  layer_down(llama, l, last ? a->x_final : a->layers[l + 1].x,
+             last ? a->final_sumsq : a->layers[l + 1].x_sumsq);
+}
+
 void llama_forward(Llama *llama) {
   Backend *be = llama->be;
   Acts *a = &llama->acts;
@@ -41,12 +50,8 @@ void llama_forward(Llama *llama) {
   RANGED(be, OP_EMBED,
          be->embed(be, M, a->tokens, embed->compute, a->layers[0].x, a->layers[0].x_sumsq));
   for (int l = 0; l < L; l++) {
-    const bool last = l + 1 == L;
     range_push_number("layer", l);
-    layer_attention(llama, l);
-    layer_gate_up(llama, l);
-    layer_down(llama, l, last ? a->x_final : a->layers[l + 1].x,
-               last ? a->final_sumsq : a->layers[l + 1].x_sumsq);
+    layer_forward(llama, l);
     range_pop();
   }
   range_pop();

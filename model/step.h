@@ -1,5 +1,5 @@
-// Shared by forward.c, backward.c and generate.c: the weights of a layer by name, and a piece of
-// the loss.
+// The parts of a step, for those that put it together: forward.c, backward.c, generate.c, trainer.c
+// and the bench.
 #pragma once
 #include "model/llama.h"
 
@@ -33,3 +33,21 @@ HeadChunk head_chunk(const Llama *llama, int64_t chunk);
 // z, y.
 void layer_attention(Llama *llama, int l);
 void layer_gate_up(Llama *llama, int l);
+// All of a layer's forward: x of layer l -> x of the next, or x_final.
+void layer_forward(Llama *llama, int l);
+// Makes what the layer did not keep (shape.recompute) from what it did, by the forward's own calls:
+// the same values.
+void layer_again(Llama *llama, int l);
+// From dx of the layer's output to dx of its input.
+void layer_backward(Llama *llama, int l, bool accumulate);
+
+// An optimizer step. next_batch loads a micro-batch into the model (llama_load_batch).
+typedef struct StepRequest {
+  Llama *llama;
+  int64_t accumulation; // micro-batches
+  void (*next_batch)(void *context);
+  void *context;
+} StepRequest;
+
+// Asks the backend for a step; its result is there for step_result when the GPU is done with it.
+void step_ask(StepRequest *request, const AdamW *hyper);

@@ -10,6 +10,7 @@
 #include "data/tokenizer.h"
 #include "model/optimizer.h"
 #include "model/ranges.h"
+#include "model/step.h"
 
 static double now_ms(void) {
   struct timespec t;
@@ -242,28 +243,10 @@ int64_t trainer_step_asked(const Trainer *t) {
   return t->state.step + (t->asked - t->booked);
 }
 
-// What replay records: calls of operations alone.
-static void issue_first_micro_batch(void *trainer) {
+static void next_batch(void *trainer) {
   Trainer *t = trainer;
-  t->be->step_begin(t->be);
-  llama_forward(&t->llama);
-  llama_loss_backward(&t->llama, 1 / (double)t->config.train.gradient_accumulation, false);
-}
-
-static void issue_next_micro_batch(void *trainer) {
-  Trainer *t = trainer;
-  llama_forward(&t->llama);
-  llama_loss_backward(&t->llama, 1 / (double)t->config.train.gradient_accumulation, true);
-}
-
-static void issue_update(void *trainer) {
-  Trainer *t = trainer;
-  Backend *be = t->be;
-  const Llama *l = &t->llama;
-  range_push("optimizer");
-  RANGED(be, OP_GRADS_FINISH, be->grads_finish(be, l->tensors, l->param_count));
-  RANGED(be, OP_ADAMW, be->adamw(be, l->tensors, l->param_count));
-  range_pop();
+  loader_next(t->train_data, t->tokens, t->targets);
+  llama_load_batch(&t->llama, t->tokens, t->targets);
 }
 
 // A trace that fails ends the traces, not the training.
@@ -318,7 +301,6 @@ static int end_trace(Trainer *t, double asked_ms, Error *err) {
 
 int trainer_step(Trainer *t, Error *err) {
   const Config *c = &t->config;
-  Backend *be = t->be;
   bool traced;
   if (begin_trace(t, &traced, err) != 0) return -1;
   const AdamW hyper = adamw_at(&c->optimizer, trainer_step_asked(t), c->train.steps);
@@ -327,24 +309,18 @@ int trainer_step(Trainer *t, Error *err) {
       (PendingStep){.learning_rate = hyper.learning_rate, .asked_ms = now_ms(), .traced = traced};
   if (c->output.profile_steps > 0 && t->asked + 1 == c->output.profile_start) profile(t, true);
   range_push("step");
-  be->set_hyper(be, &hyper);
-  for (int64_t i = 0; i < c->train.gradient_accumulation; i++) {
-    loader_next(t->train_data, t->tokens, t->targets);
-    llama_load_batch(&t->llama, t->tokens, t->targets);
-    if (i == 0)
-      be->replay(be, REPLAY_FIRST_MICRO_BATCH, issue_first_micro_batch, t);
-    else
-      be->replay(be, REPLAY_NEXT_MICRO_BATCH, issue_next_micro_batch, t);
-  }
-  be->replay(be, REPLAY_UPDATE, issue_update, t);
-  be->step_end(be);
+  step_ask(&(StepRequest){.llama = &t->llama,
+                          .accumulation = c->train.gradient_accumulation,
+                          .next_batch = next_batch,
+                          .context = t},
+           &hyper);
   range_pop();
   pending->cursor = loader_cursor(t->train_data);
   t->asked++;
   if (t->profiling && t->asked + 1 == c->output.profile_start + c->output.profile_steps)
     profile(t, false);
   if (traced) return end_trace(t, pending->asked_ms, err);
-  return t->asked - t->booked > be->steps_ahead ? book_step(t, err) : 0;
+  return t->asked - t->booked > t->be->steps_ahead ? book_step(t, err) : 0;
 }
 
 static void issue_validation(void *trainer) {
