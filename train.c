@@ -10,6 +10,7 @@
 #include "base/memory.h"
 #include "build/version.h"
 #include "data/tokenizer.h"
+#include "model/bench.h"
 #include "model/doctor.h"
 #include "model/trainer.h"
 
@@ -19,6 +20,8 @@ static const char usage[] =
     "memory plan\n"
     "       train --generate DIR [--prompt TEXT] [options]     write with a trained model (no "
     "--prompt: stdin)\n"
+    "       train --bench CONFIG.json [--op NAME] [--json FILE] [section.key=value ...]\n"
+    "                                                          what fusing buys on this GPU\n"
     "       train --doctor                                     what this machine can train on, "
     "tried out\n"
     "       train --help-config                                every config key, its default and "
@@ -361,9 +364,14 @@ int main(int argc, char **argv) {
     if (parse_generate(&args, argc - 2, argv + 2, &err) != 0) return fail(&err);
     return command_generate(&args);
   }
+  if (strcmp(first, "--bench") == 0) {
+    BenchArgs args;
+    if (bench_parse(&args, argc - 2, argv + 2, &err) != 0) return fail(&err);
+    return bench_run(&args, &err) == 0 ? 0 : fail(&err);
+  }
   if (strcmp(first, "--plan") == 0 && argc > 2) return command_plan(argv[2], argc - 3, argv + 3);
   if (argc < 2 || first[0] == '-') {
-    static const char *const names[] = {"--plan",        "--generate", "--doctor",
+    static const char *const names[] = {"--plan",        "--generate", "--bench",  "--doctor",
                                         "--help-config", "--help",     "--version"};
     const char *near = nearest_name(first, names, (int)(sizeof names / sizeof *names));
     if (argc < 2 || strcmp(first, "--plan") == 0)
