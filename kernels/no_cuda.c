@@ -86,7 +86,7 @@ double bench_gpu_copy(BenchGpu *g) {
   return 0;
 }
 
-void bench_gpu_load(BenchGpu *g, Backend *be) {
+void bench_gpu_flush(BenchGpu *g, Backend *be) {
   (void)g;
   (void)be;
 }

@@ -20,12 +20,12 @@ enum {
   FIRST_STEPS = 3, // launched, recorded, replayed
   WARM_UP_ROUNDS = 1,
   LEAST_ROUNDS = 4,
-  MOST_ROUNDS = 24,
-  LEAST_OP_ROUNDS = 12, // of one operation alone
+  MOST_ROUNDS = 200,
   LEAST_TIMED_STEPS = 2,
   MOST_TIMED_STEPS = 16,
-  MOST_REPEATS = 2, // of an operation that a step calls more than once, in a round
-  MOST_TRIALS = 2 * OPERATION_COUNT * 3 + 2,
+  LEAST_REPEATS = 2, // of an operation in a round: as many as a step calls it, in these limits,
+  MOST_REPEATS = 8,  // so that the load is about a step's
+  MOST_TRIALS = MOST_REPEATS * OPERATION_COUNT * 3 + 2 * MOST_REPEATS,
   LAYER_TRIALS = BENCH_KINDS * BENCH_PASSES,
 };
 static const double most_seconds = 12, most_op_seconds = 3, timed_steps_ms = 200,
@@ -364,7 +364,7 @@ static void run_trial(Bench *b, Trial *t, bool layer) {
     layer_forward(llama, l); // z is the kind's own, and the backward overwrites it
   else if (op && t->run < BENCH_KINDS)
     bench_op_prepare(llama, op->operation, t->index);
-  bench_gpu_load(b->gpu, be);
+  bench_gpu_flush(b->gpu, be);
   t->from = bench_gpu_mark(b->gpu, be);
   if (layer)
     issue_layer(llama, (BenchPass)t->what, l, b->config.train.gradient_accumulation > 1);
@@ -410,15 +410,19 @@ static int operations_round(Bench *b, int round, bool keep, Error *err) {
   int count = 0;
   for (int i = 0; i < b->result.op_count; i++) {
     const BenchOp *op = &b->result.ops[i];
-    const int repeats = op->calls > 1 ? MOST_REPEATS : 1;
+    const int repeats = op->calls < LEAST_REPEATS  ? LEAST_REPEATS
+                        : op->calls > MOST_REPEATS ? MOST_REPEATS
+                                                   : (int)op->calls;
     for (int repeat = 0; repeat < repeats; repeat++) {
       const int index = (int)(rng_u64(11, (uint64_t)(round * MOST_REPEATS + repeat)) >> 40);
       for (int run = 0; run <= (op->class == CLASS_PRODUCT ? RUN_BARE : BENCH_UNFUSED); run++)
         trials[count++] = (Trial){.run = run, .what = i, .index = index};
     }
   }
-  trials[count++] = (Trial){.run = RUN_PEAK};
-  trials[count++] = (Trial){.run = RUN_COPY};
+  for (int repeat = 0; repeat < LEAST_REPEATS; repeat++) {
+    trials[count++] = (Trial){.run = RUN_PEAK};
+    trials[count++] = (Trial){.run = RUN_COPY};
+  }
   run_trials(b, trials, count, round, false, keep);
   // AdamW does nothing where the loss or the gradients are not finite.
   int status = 0;
@@ -482,9 +486,8 @@ static int measure(Bench *b, Error *err) {
   if (steps > MOST_TIMED_STEPS) steps = MOST_TIMED_STEPS;
   memset(r->busy, 0, sizeof r->busy);
   const double began = now_ms(), most_ms = 1e3 * (r->whole ? most_seconds : most_op_seconds);
-  const int least = r->whole ? LEAST_ROUNDS : LEAST_OP_ROUNDS;
   for (int round = -WARM_UP_ROUNDS; round < MOST_ROUNDS; round++) {
-    if (round >= least && now_ms() - began > most_ms) break;
+    if (round >= LEAST_ROUNDS && now_ms() - began > most_ms) break;
     const bool keep = round >= 0;
     const int number = round + WARM_UP_ROUNDS;
     if (r->whole && steps_round(b, number, steps, keep, err) != 0) return -1;

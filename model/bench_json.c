@@ -44,7 +44,7 @@ static cJSON *op_json(const BenchResult *r, const BenchOp *op) {
   number(o, "bare_back_to_back", op->alone > 0 ? op->alone : NAN);
   const double flops = rate(op->flops, fused, 1e-9), bytes = rate(op->bytes, fused, 1e-6);
   number(o, "tflops", flops);
-  number(o, "of_peak", flops / rate(r->peak_flops, r->peak.median, 1e-9));
+  number(o, "of_peak", flops / bench_peak(r));
   number(o, "gigabytes_per_s", bytes);
   number(o, "of_copy", bytes / rate(r->copy_bytes, r->copy.median, 1e-6));
   cJSON *d = cJSON_AddObjectToObject(o, "largest_difference");
@@ -108,7 +108,8 @@ static void add_method(cJSON *root, const BenchResult *r) {
   number(m, "warm_up_rounds", r->warm_up_rounds);
   number(m, "seconds", r->seconds);
   number(m, "compared_rows", r->compared_rows);
-  number(m, "peak_tflops", rate(r->peak_flops, r->peak.median, 1e-9));
+  number(m, "peak_tflops", bench_peak(r));
+  number(m, "tflops_of_8192", rate(r->peak_flops, r->peak.median, 1e-9));
   number(m, "copy_gigabytes_per_s", rate(r->copy_bytes, r->copy.median, 1e-6));
   number(m, "same_kernels_ratio", same_kernels_ratio(r));
   cJSON *busy = cJSON_AddObjectToObject(m, "busy_with");

@@ -307,6 +307,7 @@ static void compare_update(Numbers *n, Differences *finish, Differences *adamw) 
   for (int side = 0; side < SIDES; side++) taken = open_update(n, side, &updates[side]) && taken;
   for (int side = 0; taken && side < SIDES; side++) {
     Backend *be = n->side[side].be;
+    be->set_updates(be, 0);
     be->step_begin(be);
     be->set_hyper(be, &hyper);
     be->grads_finish(be, updates[side].list, 2);

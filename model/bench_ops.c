@@ -172,12 +172,35 @@ static int64_t count_calls(BenchOp *op, const Llama *llama) {
   return L + (op->in_backward ? L - 1 : 0); // the last layer's activations are still there
 }
 
+// Whether both kinds do the very same: the fused backend's row statistics come in more parts, so
+// that what reads or clears them does not.
+static bool is_alike(const Llama *llama, Operation operation) {
+  switch (operation) {
+  case OP_ATTENTION:
+  case OP_LM_HEAD_WGRAD:
+  case OP_DOWN_WGRAD:
+  case OP_GATE_UP_WGRAD:
+  case OP_OUT_WGRAD:
+  case OP_OUT_DGRAD:
+  case OP_ATTENTION_BACKWARD:
+  case OP_QKV_WGRAD:
+  case OP_EMBED_BACKWARD:
+  case OP_GRADS_FINISH:
+  case OP_ADAMW:
+    return llama->be->kinds[operation] == KERNEL_UNFUSED;
+  default:
+    return false;
+  }
+}
+
 void bench_ops_list(BenchResult *result, const Llama *llama, int64_t accumulation, Operation only) {
   result->op_count = 0;
   for (int i = 0; i < OPERATION_COUNT; i++) {
     if (i == OP_VALIDATION_LOSS || (only != OPERATION_COUNT && i != (int)only)) continue;
     BenchOp *op = &result->ops[result->op_count++];
-    *op = (BenchOp){.operation = (Operation)i, .runs = llama->be->kinds[i]};
+    *op = (BenchOp){.operation = (Operation)i,
+                    .runs = llama->be->kinds[i],
+                    .alike = is_alike(llama, (Operation)i)};
     describe(op, llama);
     const bool update = i == OP_GRADS_FINISH || i == OP_ADAMW;
     op->calls = update ? 1 : accumulation * count_calls(op, llama);

@@ -28,6 +28,7 @@ typedef struct BenchOp {
   Operation operation;
   OpClass class;
   KernelKind runs;             // what the fused backend runs it with
+  bool alike;                  // both kinds do the very same: not even row statistics differ
   int64_t calls;               // in a step
   int in_forward, in_backward; // calls in a layer's pass
   char shape[64];
@@ -68,7 +69,9 @@ typedef struct BenchResult {
 
 // ---- What follows
 
-double bench_copy_rate(const BenchResult *r);             // bytes a ms
+double bench_copy_rate(const BenchResult *r); // bytes a ms
+// TFLOP/s: of the fastest bare product, or of 8192 x 8192 x 8192.
+double bench_peak(const BenchResult *r);
 double op_floor(const BenchResult *r, const BenchOp *op); // ms a call
 double layer_floor(const BenchResult *r, BenchPass pass);
 double step_floor(const BenchResult *r);
@@ -82,8 +85,8 @@ typedef struct StepSplit {
 StepSplit step_split(const BenchResult *r, BenchKind kind);
 StepSplit floor_split(const BenchResult *r);
 
-// The operations that both kinds run with the same kernels: their times in the one over those in
-// the other. Off 1 by as much as the measurement is off. NAN where there are none.
+// The operations that are alike: their times in the one kind over those in the other. Off 1 by as
+// much as the measurement is off. NAN where there are none.
 double same_kernels_ratio(const BenchResult *r);
 
 typedef enum Conclusion { CONCLUSIVE, UNDECIDED, TOO_NOISY } Conclusion;

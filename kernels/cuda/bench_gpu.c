@@ -12,7 +12,7 @@
 
 enum {
   PEAK = 8192,            // rows and columns of the product that is the measure
-  LOAD_ROWS = 2048,       // of the load: a third of a millisecond, and 200 MB through the cache
+  FLUSHED = 3,            // times the second-level cache's size
   PATTERN = (1 << 22) - 3 // a prime: in a matrix filled with copies of it no two rows are alike
 };
 static const size_t operand_bytes = (size_t)PEAK * PEAK * sizeof(bf16_bits);
@@ -154,7 +154,6 @@ static int fill_operands(char *operands, Error *err) {
 }
 
 static const BareProduct peak_product = {.M = PEAK, .N = PEAK, .K = PEAK, .form = BARE_NT};
-static const BareProduct load_product = {.M = LOAD_ROWS, .N = PEAK, .K = PEAK, .form = BARE_NT};
 
 static GemmProblem problem_of(const BareProduct *p) {
   return (GemmProblem){.M = p->M,
@@ -170,11 +169,8 @@ static int open_parts(BenchGpu *g, Error *err) {
   CUDA_TRY(err, cudaMalloc((void **)&g->scratch, g->scratch_bytes));
   CUDA_TRY(err, cudaEventCreateWithFlags(&g->handover, cudaEventDisableTiming));
   if (fill_operands(g->operands, err)) return -1;
-  const GemmProblem peak = problem_of(&peak_product), load = problem_of(&load_product);
-  if (gemm_prepare(&unfused_of(g->unfused)->gemm, &peak, 1, err) ||
-      gemm_prepare(&unfused_of(g->unfused)->gemm, &load, 1, err))
-    return -1;
-  return g->fused == g->unfused ? 0 : gemm_prepare(&unfused_of(g->fused)->gemm, &load, 1, err);
+  const GemmProblem peak = problem_of(&peak_product);
+  return gemm_prepare(&unfused_of(g->unfused)->gemm, &peak, 1, err);
 }
 
 BenchGpu *bench_gpu_open(Backend *fused, Backend *unfused, size_t scratch_bytes, Error *err) {
@@ -231,9 +227,11 @@ double bench_gpu_copy(BenchGpu *g) {
   return 4 * (double)operand_bytes;
 }
 
-void bench_gpu_load(BenchGpu *g, Backend *be) {
-  gemm_run(&unfused_of(be)->gemm, problem_of(&load_product), g->operands,
-           g->operands + operand_bytes, NULL, g->scratch);
+void bench_gpu_flush(BenchGpu *g, Backend *be) {
+  const Gpu *gpu = &unfused_of(be)->gpu;
+  const size_t bytes = FLUSHED * gpu->l2_bytes;
+  CUDA_CHECK(cudaMemsetAsync(g->scratch, g->mark_count & 0xff,
+                             bytes < g->scratch_bytes ? bytes : g->scratch_bytes, gpu->stream));
 }
 
 void bench_gpu_turn(BenchGpu *g, Backend *be) {

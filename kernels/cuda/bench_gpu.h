@@ -1,5 +1,5 @@
-// What a benchmark needs of the GPU beside the operations of kernels/ops.h: bare products, a load
-// that empties the cache, time stamps, clocks and power. Where the build has no CUDA,
+// What a benchmark needs of the GPU beside the operations of kernels/ops.h: bare products, an
+// emptied cache, time stamps, clocks and power. Where the build has no CUDA,
 // kernels/no_cuda.c stands in and says so. Needs no CUDA header.
 #pragma once
 #include "kernels/ops.h"
@@ -45,9 +45,9 @@ void bench_gpu_product(BenchGpu *g, const BareProduct *product, const void *A, c
 BareProduct bench_gpu_peak(BenchGpu *g);
 double bench_gpu_copy(BenchGpu *g); // bytes read and written
 
-// A product on the backend's stream that keeps the GPU under the load that a step is, while the
-// host launches what is timed, and leaves nothing of its operands in the second-level cache.
-void bench_gpu_load(BenchGpu *g, Backend *be);
+// Writes on the backend's stream that leave nothing else in the second-level cache. Also long
+// enough for the host to launch what is timed before its turn comes.
+void bench_gpu_flush(BenchGpu *g, Backend *be);
 
 // What is asked of `be` from here on waits for all that was asked of either backend.
 void bench_gpu_turn(BenchGpu *g, Backend *be);

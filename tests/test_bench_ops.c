@@ -1,0 +1,181 @@
+// The bench's operations are the step's: one by one in a step's order they leave what the step
+// leaves, and each one's inputs for comparing are set the same for all that are compared.
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "tests/support/cmocka_all.h"
+
+#include "base/memory.h"
+#include "base/rng.h"
+#include "kernels/program_math.h"
+#include "model/bench_numbers.h"
+
+typedef struct Model {
+  Backend *be;
+  Llama llama;
+} Model;
+
+static const ModelConfig config = {.hidden_size = 32,
+                                   .intermediate_size = 48,
+                                   .num_hidden_layers = 3,
+                                   .num_attention_heads = 4,
+                                   .num_key_value_heads = 2,
+                                   .head_dim = 8,
+                                   .vocab_size = 70,
+                                   .max_position_embeddings = 16,
+                                   .rms_norm_eps = 1e-5,
+                                   .rope_theta = 10000,
+                                   .initializer_range = 0.05};
+
+static void open_model(Model *m, const ModelConfig *c, int64_t chunks) {
+  const RunShape shape = {.batch = 2, .seq = 16, .loss_chunks = chunks, .train = true};
+  const OpsConfig ops = llama_ops_config(c, &shape, shape.seq, 1);
+  Error err;
+  m->be = backend_cpu_create(&ops);
+  free((void *)(uintptr_t)ops.inv_freq);
+  if (llama_create(&m->llama, c, &shape, m->be, &err) != 0) fail_msg("%s", err.text);
+  llama_init_weights(&m->llama, 5);
+  int32_t tokens[32], targets[32];
+  for (int i = 0; i < 32; i++) {
+    tokens[i] = (int32_t)(rng_u64(1, (uint64_t)i) % (uint64_t)c->vocab_size);
+    targets[i] = (int32_t)(rng_u64(2, (uint64_t)i) % (uint64_t)c->vocab_size);
+  }
+  llama_load_batch(&m->llama, tokens, targets);
+}
+
+static void close_model(Model *m) {
+  llama_destroy(&m->llama);
+  m->be->destroy(m->be);
+}
+
+static void issue(Model *m, Operation operation, int index, bool accumulate) {
+  bench_op_issue(&m->llama, operation, index, accumulate);
+}
+
+static void step_by_operations(Model *m) {
+  static const Operation forward[] = {OP_QKV, OP_ATTENTION, OP_OUT, OP_GATE_UP, OP_DOWN},
+                         backward[] = {OP_DOWN_WGRAD,         OP_DOWN_DGRAD,    OP_GATE_UP_WGRAD,
+                                       OP_GATE_UP_DGRAD,      OP_OUT_WGRAD,     OP_OUT_DGRAD,
+                                       OP_ATTENTION_BACKWARD, OP_ROPE_BACKWARD, OP_QKV_WGRAD,
+                                       OP_QKV_DGRAD};
+  const int L = (int)m->llama.config.num_hidden_layers, chunks = (int)m->llama.shape.loss_chunks;
+  issue(m, OP_EMBED, 0, false);
+  for (int l = 0; l < L; l++)
+    for (size_t i = 0; i < sizeof forward / sizeof *forward; i++) issue(m, forward[i], l, false);
+  for (int chunk = 0; chunk < chunks; chunk++) {
+    issue(m, OP_HEAD_LOSS, chunk, false);
+    issue(m, OP_LM_HEAD_WGRAD, chunk, chunk > 0);
+    issue(m, OP_LM_HEAD_DGRAD, chunk, false);
+  }
+  for (int l = L - 1; l >= 0; l--)
+    for (size_t i = 0; i < sizeof backward / sizeof *backward; i++) issue(m, backward[i], l, false);
+  issue(m, OP_EMBED_BACKWARD, 0, false);
+  issue(m, OP_GRADS_FINISH, 0, false);
+  issue(m, OP_ADAMW, 0, false);
+}
+
+static void one_by_one_they_are_a_step(bool tied, int64_t chunks) {
+  const AdamW hyper = {
+      .learning_rate = 0.01, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .clip_norm = 1};
+  Model whole, parts;
+  ModelConfig c = config;
+  c.tie_word_embeddings = tied;
+  open_model(&whole, &c, chunks);
+  open_model(&parts, &c, chunks);
+  Model *const models[] = {&whole, &parts};
+  for (int i = 0; i < 2; i++) {
+    models[i]->be->set_hyper(models[i]->be, &hyper);
+    models[i]->be->step_begin(models[i]->be);
+  }
+  llama_forward(&whole.llama);
+  llama_loss_backward(&whole.llama, 1, false);
+  whole.be->grads_finish(whole.be, whole.llama.tensors, whole.llama.param_count);
+  whole.be->adamw(whole.be, whole.llama.tensors, whole.llama.param_count);
+  step_by_operations(&parts);
+  for (int i = 0; i < whole.llama.param_count; i++) {
+    const ParamTensor *a = &whole.llama.tensors[i], *b = &parts.llama.tensors[i];
+    const size_t bytes = (size_t)(a->rows * a->cols) * sizeof(real);
+    assert_memory_equal(a->grad, b->grad, bytes);
+    assert_memory_equal(a->master, b->master, bytes);
+  }
+  close_model(&whole);
+  close_model(&parts);
+}
+
+static void one_by_one_the_operations_are_a_step(void **state) {
+  (void)state;
+  one_by_one_they_are_a_step(false, 1);
+  one_by_one_they_are_a_step(true, 4);
+}
+
+// The CPU backend as both kinds: no difference is left.
+static void the_same_backend_thrice_differs_in_nothing(void **state) {
+  (void)state;
+  for (int tied = 0; tied < 2; tied++) {
+    Model m;
+    ModelConfig c = config;
+    c.tie_word_embeddings = tied;
+    open_model(&m, &c, 2);
+    const OpsConfig ops = llama_ops_config(&c, &m.llama.shape, m.llama.shape.seq, 1);
+    Llama twin = m.llama;
+    twin.be = backend_cpu_create(&ops);
+    free((void *)(uintptr_t)ops.inv_freq);
+    Llama *const kinds[BENCH_KINDS] = {&m.llama, &twin};
+    BenchResult r = {.whole = true};
+    bench_ops_list(&r, &m.llama, 1, OPERATION_COUNT);
+    assert_int_equal(r.op_count, OPERATION_COUNT - 1);
+    bench_numbers(&r, kinds, 1);
+    for (int i = 0; i < r.op_count; i++) {
+      const Differences *d = &r.ops[i].differences;
+      if (d->fused_unfused != 0 || d->fused_reference != 0 || d->unfused_reference != 0)
+        fail_msg("%s: %g %g %g", operation_name(r.ops[i].operation), d->fused_unfused,
+                 d->fused_reference, d->unfused_reference);
+    }
+    twin.be->destroy(twin.be);
+    close_model(&m);
+  }
+}
+
+// Every product's FLOPs, as often as it is called, are the model's.
+static void flops_and_calls_are_those_of_a_step(void **state) {
+  (void)state;
+  Model m;
+  open_model(&m, &config, 2);
+  BenchResult r = {.whole = true};
+  bench_ops_list(&r, &m.llama, 3, OPERATION_COUNT);
+  double flops = 0, attention = 0;
+  for (int i = 0; i < r.op_count; i++) {
+    const BenchOp *op = &r.ops[i];
+    if (op->class == CLASS_PRODUCT) flops += (double)op->calls * op->flops;
+    if (op->class == CLASS_ATTENTION) attention += (double)op->calls * op->flops;
+    assert_true(op->calls == 1 || op->calls % 3 == 0);
+  }
+  // The model's count has 2 + 4 products of T^2 d in attention's passes; its kernels do 2 + 5.
+  const double expected = model_step_flops(&config, 2 * 3, 16);
+  assert_true(fabs(flops + attention * 6 / 7 - expected) < 1e-9 * expected);
+  close_model(&m);
+}
+
+static void one_operation_can_be_listed_alone(void **state) {
+  (void)state;
+  Model m;
+  open_model(&m, &config, 1);
+  BenchResult r = {.whole = false};
+  bench_ops_list(&r, &m.llama, 1, OP_GATE_UP);
+  assert_int_equal(r.op_count, 1);
+  assert_string_equal(operation_name(r.ops[0].operation), "gate_up");
+  assert_string_equal(r.ops[0].shape, "32 x 96 x 32");
+  assert_int_equal(r.ops[0].calls, 3);
+  close_model(&m);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(one_by_one_the_operations_are_a_step),
+      cmocka_unit_test(the_same_backend_thrice_differs_in_nothing),
+      cmocka_unit_test(flops_and_calls_are_those_of_a_step),
+      cmocka_unit_test(one_operation_can_be_listed_alone),
+  };
+  return cmocka_run_group_tests_name("test_bench_ops", tests, NULL, NULL);
+}
