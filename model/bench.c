@@ -18,7 +18,6 @@
 
 enum {
   FIRST_STEPS = 3, // launched, recorded, replayed
-  WARM_UP_ROUNDS = 1,
   LEAST_ROUNDS = 4,
   MOST_ROUNDS = 200,
   LEAST_TIMED_STEPS = 2,
@@ -28,7 +27,7 @@ enum {
   MOST_TRIALS = MOST_REPEATS * OPERATION_COUNT * 3 + 2 * MOST_REPEATS,
   LAYER_TRIALS = BENCH_KINDS * BENCH_PASSES,
 };
-static const double most_seconds = 12, most_op_seconds = 3, timed_steps_ms = 200,
+static const double most_seconds = 12, most_op_seconds = 3, warm_up_ms = 600, timed_steps_ms = 200,
                     sample_interval_ms = 50;
 
 // What is timed: an operation or a layer's pass in a kind, or one of three things that are neither
@@ -484,18 +483,24 @@ static int measure(Bench *b, Error *err) {
   int steps = (int)(timed_steps_ms / first[BENCH_FUSED]);
   if (steps < LEAST_TIMED_STEPS) steps = LEAST_TIMED_STEPS;
   if (steps > MOST_TIMED_STEPS) steps = MOST_TIMED_STEPS;
-  memset(r->busy, 0, sizeof r->busy);
-  const double began = now_ms(), most_ms = 1e3 * (r->whole ? most_seconds : most_op_seconds);
-  for (int round = -WARM_UP_ROUNDS; round < MOST_ROUNDS; round++) {
-    if (round >= LEAST_ROUNDS && now_ms() - began > most_ms) break;
-    const bool keep = round >= 0;
-    const int number = round + WARM_UP_ROUNDS;
-    if (r->whole && steps_round(b, number, steps, keep, err) != 0) return -1;
-    if (operations_round(b, number, keep, err) != 0) return -1;
-    if (r->whole) layers_round(b, number, keep);
-    r->rounds = round + 1;
+  const double opened = now_ms(), most_ms = 1e3 * (r->whole ? most_seconds : most_op_seconds);
+  double began = opened;
+  while (r->rounds < MOST_ROUNDS) {
+    const bool keep = r->warm_up_rounds > 0 && now_ms() - opened > warm_up_ms;
+    if (keep && r->rounds == 0) {
+      began = now_ms();
+      memset(r->busy, 0, sizeof r->busy);
+    }
+    if (r->rounds >= LEAST_ROUNDS && now_ms() - began > most_ms) break;
+    const int round = r->warm_up_rounds + r->rounds;
+    if (r->whole && steps_round(b, round, steps, keep, err) != 0) return -1;
+    if (operations_round(b, round, keep, err) != 0) return -1;
+    if (r->whole) layers_round(b, round, keep);
+    if (keep)
+      r->rounds++;
+    else
+      r->warm_up_rounds++;
   }
-  r->warm_up_rounds = WARM_UP_ROUNDS;
   r->seconds = (now_ms() - began) * 1e-3;
   return 0;
 }
