@@ -91,6 +91,13 @@ void bench_gpu_flush(BenchGpu *g, Backend *be) {
   (void)be;
 }
 
+void bench_gpu_fill(BenchGpu *g, Backend *be, void *to, size_t bytes) {
+  (void)g;
+  (void)be;
+  (void)to;
+  (void)bytes;
+}
+
 void bench_gpu_turn(BenchGpu *g, Backend *be) {
   (void)g;
   (void)be;

@@ -27,7 +27,7 @@ enum {
   MOST_TRIALS = MOST_REPEATS * OPERATION_COUNT * 3 + 2 * MOST_REPEATS,
   LAYER_TRIALS = BENCH_KINDS * BENCH_PASSES,
 };
-static const double most_seconds = 12, most_op_seconds = 3, warm_up_ms = 600, timed_steps_ms = 200,
+static const double most_seconds = 8, most_op_seconds = 3, warm_up_ms = 600, timed_steps_ms = 200,
                     sample_interval_ms = 50;
 
 // What is timed: an operation or a layer's pass in a kind, or one of three things that are neither
@@ -49,7 +49,8 @@ typedef struct Samples {
 typedef struct Bench {
   Config config;
   Backend *be[BENCH_KINDS];
-  Llama llama[BENCH_KINDS]; // the same memory: only the backend differs
+  Llama llama[BENCH_KINDS]; // the same memory, but for the row statistics
+  char *statistics;         // the unfused kind's
   BenchGpu *gpu;
   BenchResult result;
   AdamW hyper;
@@ -189,6 +190,35 @@ static void describe(Bench *b, const BenchArgs *args) {
   snprintf(r->gpu, sizeof r->gpu, "%s", b->be[BENCH_FUSED]->description);
 }
 
+// The unfused kind's model: all memory is the fused one's but the statistics of rows, which are
+// left in other numbers of parts. Each kind's stay what its own steps left, so that operations out
+// of order find a sound r.
+static int share_model(Bench *b, Error *err) {
+  const Llama *fused = &b->llama[BENCH_FUSED];
+  Llama *u = &b->llama[BENCH_UNFUSED];
+  Backend *be = b->be[BENCH_UNFUSED];
+  const int L = (int)fused->config.num_hidden_layers;
+  const size_t one = (size_t)be->max_tokens * be->stat_bytes;
+  if (be->parts.sumsq != 1 || be->parts.gate_up != 1 || be->parts.qkv != 1 || be->parts.logits != 1)
+    return error_set(err, "the unfused backend leaves row statistics in several parts, which the "
+                          "bench does not know how to lay out");
+  b->statistics = be->alloc(be, (size_t)(2 * L + 2) * one);
+  if (!b->statistics)
+    return error_set(err, "the GPU has no %s left for the bench's row statistics",
+                     size_text((size_t)(2 * L + 2) * one).text);
+  *u = *fused;
+  u->be = be;
+  u->acts.layers = xmalloc((size_t)L * sizeof *u->acts.layers);
+  for (int l = 0; l < L; l++) {
+    u->acts.layers[l] = fused->acts.layers[l];
+    u->acts.layers[l].x_sumsq = b->statistics + (size_t)(2 * l) * one;
+    u->acts.layers[l].x1_sumsq = b->statistics + (size_t)(2 * l + 1) * one;
+  }
+  u->acts.final_sumsq = b->statistics + (size_t)(2 * L) * one;
+  u->acts.s = b->statistics + (size_t)(2 * L + 1) * one;
+  return 0;
+}
+
 static int open_bench(Bench *b, const BenchArgs *args, Error *err) {
   const Config *c = &b->config;
   RunShape shape = run_shape(c);
@@ -196,8 +226,7 @@ static int open_bench(Bench *b, const BenchArgs *args, Error *err) {
   if (open_backends(b, &shape, err) != 0) return -1;
   Llama *fused = &b->llama[BENCH_FUSED];
   if (llama_create(fused, &c->model, &shape, b->be[BENCH_FUSED], err) != 0) return -1;
-  b->llama[BENCH_UNFUSED] = *fused; // the unfused statistics have fewer parts
-  b->llama[BENCH_UNFUSED].be = b->be[BENCH_UNFUSED];
+  if (share_model(b, err) != 0) return -1;
   bench_ops_list(&b->result, fused, c->train.gradient_accumulation, args->only);
   describe(b, args);
   printf("model      %s\nstep       %s\nbackend    %s\n", b->result.model, b->result.step_shape,
@@ -227,6 +256,8 @@ static int open_bench(Bench *b, const BenchArgs *args, Error *err) {
 
 static void close_bench(Bench *b) {
   bench_gpu_close(b->gpu);
+  if (b->statistics) b->be[BENCH_UNFUSED]->release(b->be[BENCH_UNFUSED], b->statistics);
+  free(b->llama[BENCH_UNFUSED].acts.layers);
   if (b->llama[BENCH_FUSED].be) llama_destroy(&b->llama[BENCH_FUSED]);
   for (int kind = 0; kind < BENCH_KINDS; kind++)
     if (b->be[kind]) b->be[kind]->destroy(b->be[kind]);
@@ -289,11 +320,11 @@ static void load_random(void *context) {
 static int take_result(Bench *b, BenchKind kind, Error *err) {
   const StepResult result = b->be[kind]->step_result(b->be[kind]);
   if (result.applied) return 0;
-  return error_set(err,
-                   "the loss (%g) or gradient norm (%g) of a %s step of random weights is not "
-                   "finite, so its update was skipped and its time says nothing: run "
-                   "./train --doctor",
-                   result.loss, result.grad_norm, kind == BENCH_FUSED ? "fused" : "unfused");
+  return error_set(
+      err,
+      "the loss (%g) or gradient norm (%g) of %s kernels on random weights is not finite, "
+      "so that their AdamW was skipped and its time says nothing: run ./train --doctor",
+      result.loss, result.grad_norm, kind == BENCH_FUSED ? "fused" : "unfused");
 }
 
 // `count` steps in a row; the times of all but the first go into `samples`. Returns their median.
@@ -359,6 +390,10 @@ static void run_trial(Bench *b, Trial *t, bool layer) {
   BenchOp *op = layer || t->run > RUN_BARE ? NULL : &r->ops[t->what];
   const int l = t->index % (int)b->config.model.num_hidden_layers;
   bench_gpu_turn(b->gpu, be);
+  // Out of order dx goes round in a circle, through dz or attention and back, and would grow.
+  bench_gpu_fill(b->gpu, be, llama->acts.dx,
+                 (size_t)(llama->shape.batch * llama->shape.seq * llama->config.hidden_size) *
+                     be->act_bytes);
   if (layer && t->what == PASS_BACKWARD)
     layer_forward(llama, l); // z is the kind's own, and the backward overwrites it
   else if (op && t->run < BENCH_KINDS)
@@ -432,7 +467,6 @@ static int operations_round(Bench *b, int round, bool keep, Error *err) {
   return status;
 }
 
-// After the operations: backward passes on top of one another let gradients grow.
 static void layers_round(Bench *b, int round, bool keep) {
   Trial trials[LAYER_TRIALS];
   int count = 0;

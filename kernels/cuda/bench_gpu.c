@@ -234,6 +234,15 @@ void bench_gpu_flush(BenchGpu *g, Backend *be) {
                              bytes < g->scratch_bytes ? bytes : g->scratch_bytes, gpu->stream));
 }
 
+void bench_gpu_fill(BenchGpu *g, Backend *be, void *to, size_t bytes) {
+  for (size_t done = 0; done < bytes;) {
+    const size_t more = bytes - done < 2 * operand_bytes ? bytes - done : 2 * operand_bytes;
+    CUDA_CHECK(cudaMemcpyAsync((char *)to + done, g->operands, more, cudaMemcpyDeviceToDevice,
+                               stream_of(be)));
+    done += more;
+  }
+}
+
 void bench_gpu_turn(BenchGpu *g, Backend *be) {
   Backend *other = be == g->fused ? g->unfused : g->fused;
   if (other == be) return;

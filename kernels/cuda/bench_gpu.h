@@ -49,6 +49,9 @@ double bench_gpu_copy(BenchGpu *g); // bytes read and written
 // enough for the host to launch what is timed before its turn comes.
 void bench_gpu_flush(BenchGpu *g, Backend *be);
 
+// Random normal values in bf16, on the backend's stream.
+void bench_gpu_fill(BenchGpu *g, Backend *be, void *to, size_t bytes);
+
 // What is asked of `be` from here on waits for all that was asked of either backend.
 void bench_gpu_turn(BenchGpu *g, Backend *be);
 // A time stamp behind all that `be` was asked for. bench_gpu_ms waits for the second of two;
