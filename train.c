@@ -20,8 +20,7 @@ static const char usage[] =
     "memory plan\n"
     "       train --generate DIR [--prompt TEXT] [options]     write with a trained model (no "
     "--prompt: stdin)\n"
-    "       train --bench CONFIG.json [--op NAME] [--json FILE] [section.key=value ...]\n"
-    "                                                          what fusing buys on this GPU\n"
+    "       train --bench CONFIG.json [section.key=value ...]  what fusing buys on this GPU\n"
     "       train --doctor                                     what this machine can train on, "
     "tried out\n"
     "       train --help-config                                every config key, its default and "
@@ -32,6 +31,9 @@ static const char usage[] =
     "all)\n"
     "  --top-p X (1)  --seed N (1337). DIR is a run's folder, one of its checkpoints, or a Hugging "
     "Face LLaMA folder.\n"
+    "Options of --bench: --op NAME (one operation alone)  --json FILE  --seconds S (8; with --op: "
+    "3). "
+    "No data are needed.\n"
     "Ctrl-C finishes the step, saves and ends; train.resume=auto goes on from there.\n"
     "Configs to start from are in configs/, and ./prepare turns text into training data.\n";
 

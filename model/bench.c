@@ -12,6 +12,7 @@
 #include "base/rng.h"
 #include "kernels/gpu_backends.h"
 #include "model/backend.h"
+#include "model/bench_model.h"
 #include "model/bench_numbers.h"
 #include "model/log.h"
 #include "model/step.h"
@@ -19,7 +20,7 @@
 enum {
   FIRST_STEPS = 3, // launched, recorded, replayed
   LEAST_ROUNDS = 4,
-  MOST_ROUNDS = 200,
+  MOST_ROUNDS = 1000,
   LEAST_TIMED_STEPS = 2,
   MOST_TIMED_STEPS = 16,
   LEAST_REPEATS = 2, // of an operation in a round: as many as a step calls it, in these limits,
@@ -27,8 +28,8 @@ enum {
   MOST_TRIALS = MOST_REPEATS * OPERATION_COUNT * 3 + 2 * MOST_REPEATS,
   LAYER_TRIALS = BENCH_KINDS * BENCH_PASSES,
 };
-static const double most_seconds = 8, most_op_seconds = 3, warm_up_ms = 600, timed_steps_ms = 200,
-                    sample_interval_ms = 50;
+static const double usual_seconds = 8, usual_op_seconds = 3, // without --seconds
+    most_warm_up_ms = 600, timed_steps_ms = 200, sample_interval_ms = 50;
 
 // What is timed: an operation or a layer's pass in a kind, or one of three things that are neither
 // kind's.
@@ -50,7 +51,6 @@ typedef struct Bench {
   Config config;
   Backend *be[BENCH_KINDS];
   Llama llama[BENCH_KINDS]; // the same memory, but for the row statistics
-  char *statistics;         // the unfused kind's
   BenchGpu *gpu;
   BenchResult result;
   AdamW hyper;
@@ -58,6 +58,7 @@ typedef struct Bench {
   int64_t batches;                               // loaded so far: the next one's random key
   Samples ops[OPERATION_COUNT][BENCH_KINDS + 1]; // RUN_BARE's last
   Samples layers[BENCH_PASSES][BENCH_KINDS], steps[BENCH_KINDS], gains, peak, copy;
+  double seconds;    // of measuring; 0: as many as usual
   double sampled_ms; // when clocks and power were last read
 } Bench;
 
@@ -84,6 +85,14 @@ static int parse_operation(const char *name, Operation *operation, Error *err) {
                    name ? name : "", name ? "' is none" : "", all);
 }
 
+static int parse_seconds(const char *text, double *seconds, Error *err) {
+  char *end = NULL;
+  *seconds = text ? strtod(text, &end) : 0;
+  if (text && end != text && *end == '\0' && *seconds >= 0.1 && *seconds <= 3600) return 0;
+  return error_set(err, "--seconds needs a number from 0.1 to 3600, not '%.100s'",
+                   text ? text : "");
+}
+
 int bench_parse(BenchArgs *args, int argc, char **argv, Error *err) {
   *args = (BenchArgs){.only = OPERATION_COUNT, .overrides = argv};
   for (int i = 0; i < argc; i++) {
@@ -95,8 +104,12 @@ int bench_parse(BenchArgs *args, int argc, char **argv, Error *err) {
     } else if (strcmp(argv[i], "--op") == 0) {
       if (parse_operation(next, &args->only, err) != 0) return -1;
       i++;
+    } else if (strcmp(argv[i], "--seconds") == 0) {
+      if (parse_seconds(next, &args->seconds, err) != 0) return -1;
+      i++;
     } else if (argv[i][0] == '-') {
-      return error_set(err, "unknown option '%s' of --bench; there are --op and --json", argv[i]);
+      return error_set(err, "unknown option '%s' of --bench; there are --op, --json and --seconds",
+                       argv[i]);
     } else if (!args->config) {
       args->config = argv[i];
     } else {
@@ -190,35 +203,6 @@ static void describe(Bench *b, const BenchArgs *args) {
   snprintf(r->gpu, sizeof r->gpu, "%s", b->be[BENCH_FUSED]->description);
 }
 
-// The unfused kind's model: all memory is the fused one's but the statistics of rows, which are
-// left in other numbers of parts. Each kind's stay what its own steps left, so that operations out
-// of order find a sound r.
-static int share_model(Bench *b, Error *err) {
-  const Llama *fused = &b->llama[BENCH_FUSED];
-  Llama *u = &b->llama[BENCH_UNFUSED];
-  Backend *be = b->be[BENCH_UNFUSED];
-  const int L = (int)fused->config.num_hidden_layers;
-  const size_t one = (size_t)be->max_tokens * be->stat_bytes;
-  if (be->parts.sumsq != 1 || be->parts.gate_up != 1 || be->parts.qkv != 1 || be->parts.logits != 1)
-    return error_set(err, "the unfused backend leaves row statistics in several parts, which the "
-                          "bench does not know how to lay out");
-  b->statistics = be->alloc(be, (size_t)(2 * L + 2) * one);
-  if (!b->statistics)
-    return error_set(err, "the GPU has no %s left for the bench's row statistics",
-                     size_text((size_t)(2 * L + 2) * one).text);
-  *u = *fused;
-  u->be = be;
-  u->acts.layers = xmalloc((size_t)L * sizeof *u->acts.layers);
-  for (int l = 0; l < L; l++) {
-    u->acts.layers[l] = fused->acts.layers[l];
-    u->acts.layers[l].x_sumsq = b->statistics + (size_t)(2 * l) * one;
-    u->acts.layers[l].x1_sumsq = b->statistics + (size_t)(2 * l + 1) * one;
-  }
-  u->acts.final_sumsq = b->statistics + (size_t)(2 * L) * one;
-  u->acts.s = b->statistics + (size_t)(2 * L + 1) * one;
-  return 0;
-}
-
 static int open_bench(Bench *b, const BenchArgs *args, Error *err) {
   const Config *c = &b->config;
   RunShape shape = run_shape(c);
@@ -226,7 +210,7 @@ static int open_bench(Bench *b, const BenchArgs *args, Error *err) {
   if (open_backends(b, &shape, err) != 0) return -1;
   Llama *fused = &b->llama[BENCH_FUSED];
   if (llama_create(fused, &c->model, &shape, b->be[BENCH_FUSED], err) != 0) return -1;
-  if (share_model(b, err) != 0) return -1;
+  if (bench_share(&b->llama[BENCH_UNFUSED], fused, b->be[BENCH_UNFUSED], err) != 0) return -1;
   bench_ops_list(&b->result, fused, c->train.gradient_accumulation, args->only);
   describe(b, args);
   printf("model      %s\nstep       %s\nbackend    %s\n", b->result.model, b->result.step_shape,
@@ -249,15 +233,14 @@ static int open_bench(Bench *b, const BenchArgs *args, Error *err) {
   const size_t M = (size_t)(shape.batch * shape.seq);
   b->tokens = xmalloc(2 * M * sizeof *b->tokens);
   b->targets = b->tokens + M;
-  llama_init_weights(fused, c->train.seed);
+  bench_weights(fused, c->train.seed);
   bench_gpu_turn(b->gpu, b->be[BENCH_UNFUSED]);
   return 0;
 }
 
 static void close_bench(Bench *b) {
   bench_gpu_close(b->gpu);
-  if (b->statistics) b->be[BENCH_UNFUSED]->release(b->be[BENCH_UNFUSED], b->statistics);
-  free(b->llama[BENCH_UNFUSED].acts.layers);
+  bench_unshare(&b->llama[BENCH_UNFUSED]);
   if (b->llama[BENCH_FUSED].be) llama_destroy(&b->llama[BENCH_FUSED]);
   for (int kind = 0; kind < BENCH_KINDS; kind++)
     if (b->be[kind]) b->be[kind]->destroy(b->be[kind]);
@@ -517,7 +500,9 @@ static int measure(Bench *b, Error *err) {
   int steps = (int)(timed_steps_ms / first[BENCH_FUSED]);
   if (steps < LEAST_TIMED_STEPS) steps = LEAST_TIMED_STEPS;
   if (steps > MOST_TIMED_STEPS) steps = MOST_TIMED_STEPS;
-  const double opened = now_ms(), most_ms = 1e3 * (r->whole ? most_seconds : most_op_seconds);
+  const double usual = r->whole ? usual_seconds : usual_op_seconds,
+               most_ms = 1e3 * (b->seconds > 0 ? b->seconds : usual),
+               warm_up_ms = fmin(most_warm_up_ms, most_ms / 4), opened = now_ms();
   double began = opened;
   while (r->rounds < MOST_ROUNDS) {
     const bool keep = r->warm_up_rounds > 0 && now_ms() - opened > warm_up_ms;
@@ -574,6 +559,7 @@ int bench_run(const BenchArgs *args, Error *err) {
   int status = config_load(&b->config, args->config, args->override_count, args->overrides, err);
   b->config.backend.device = DEVICE_CUDA;
   b->config.output.profile_steps = 0;
+  b->seconds = args->seconds;
   b->result.whole = args->only == OPERATION_COUNT;
   if (status == 0 && args->json) status = check_writable(args->json, err);
   if (status == 0) status = open_bench(b, args, err);

@@ -8,6 +8,7 @@ typedef struct BenchArgs {
   const char *config;
   const char *json; // NULL: the tables alone
   Operation only;   // OPERATION_COUNT: all, and layers and steps
+  double seconds;   // of measuring; 0: as many as usual
   int override_count;
   char **overrides;
 } BenchArgs;

@@ -37,22 +37,32 @@ static bool is_reference(const Numbers *n, const Llama *llama) {
   return llama == &n->side[REFERENCE];
 }
 
-// Values that bf16 holds exactly, into an array of activations or gradients of `element_bytes`.
-static void write_values(const Numbers *n, const Llama *llama, void *to, const float *values,
-                         int64_t count, size_t element_bytes) {
-  Backend *be = llama->be;
-  if (is_reference(n, llama) || element_bytes == sizeof(float)) {
-    be->write_master(be, to, values, count);
-    return;
-  }
+static uint16_t *bf16_bits_of(const float *values, int64_t count) {
   uint16_t *bits = xmalloc((size_t)count * sizeof *bits);
+#pragma omp parallel for schedule(static)
   for (int64_t i = 0; i < count; i++) {
     uint32_t word;
     memcpy(&word, &values[i], sizeof word);
     bits[i] = (uint16_t)(word >> 16);
   }
-  be->write(be, to, bits, (size_t)count * sizeof *bits);
-  free(bits);
+  return bits;
+}
+
+// Values that bf16 holds exactly, as fp32 and as bf16.
+typedef struct Values {
+  float *wide;
+  uint16_t *bits;
+  int64_t count;
+} Values;
+
+// Into an array of elements of so many bytes: bf16 or the backend's wide type.
+static void write_values(const Numbers *n, const Llama *llama, void *to, const Values *values,
+                         size_t element_bytes) {
+  Backend *be = llama->be;
+  if (is_reference(n, llama) || element_bytes == sizeof(float))
+    be->write_master(be, to, values->wide, values->count);
+  else
+    be->write(be, to, values->bits, (size_t)values->count * sizeof *values->bits);
 }
 
 static float *random_values(uint64_t key, int64_t count, double mean, double deviation) {
@@ -63,7 +73,19 @@ static float *random_values(uint64_t key, int64_t count, double mean, double dev
   return values;
 }
 
+static Values values_new(uint64_t key, int64_t count, double deviation) {
+  float *wide = random_values(key, count, 0, deviation);
+  return (Values){wide, bf16_bits_of(wide, count), count};
+}
+
+static void values_free(Values *v) {
+  free(v->wide);
+  free(v->bits);
+}
+
 // ---- Inputs: every activation of a layer and of the output layer
+
+enum { X = 0, X1 = 3, Z = 4, X_FINAL = 6, LOGITS = 7 }; // in the list below
 
 typedef struct Input {
   act_t *data;
@@ -128,13 +150,21 @@ static void write_tokens(Llama *l) {
   free(tokens);
 }
 
-static void write_inputs(const Numbers *n, Llama *l, float *const values[MAX_INPUTS]) {
-  enum { X = 0, X1 = 3, X_FINAL = 6 };
+// The large ones only where they are read: z as it stands is nobody's input but the products' with
+// dz', logits those' with dlogits'.
+static bool is_read(int input, Operation operation) {
+  if (input == Z) return operation == OP_GATE_UP_WGRAD || operation == OP_GATE_UP_DGRAD;
+  if (input == LOGITS) return operation == OP_LM_HEAD_WGRAD || operation == OP_LM_HEAD_DGRAD;
+  return true;
+}
+
+static void write_inputs(const Numbers *n, Llama *l, Operation operation,
+                         const Values values[MAX_INPUTS]) {
   Input inputs[MAX_INPUTS];
   const int count = list_inputs(l, inputs);
   for (int i = 0; i < count; i++)
-    write_values(n, l, inputs[i].data, values[i], inputs[i].count, l->be->act_bytes);
-  write_statistics(l, values[X], values[X1], values[X_FINAL]);
+    if (is_read(i, operation)) write_values(n, l, inputs[i].data, &values[i], l->be->act_bytes);
+  write_statistics(l, values[X].wide, values[X1].wide, values[X_FINAL].wide);
   write_tokens(l);
 }
 
@@ -205,6 +235,7 @@ static double largest_apart(const float *a, const float *b, int64_t count, doubl
 
 static Differences compare(float *const results[SIDES], int64_t count) {
   double scale = 0;
+#pragma omp parallel for schedule(static) reduction(max : scale)
   for (int64_t i = 0; i < count; i++) scale = fmax(scale, fabs((double)results[REFERENCE][i]));
   const float *fused = results[BENCH_FUSED], *unfused = results[BENCH_UNFUSED];
   return (Differences){largest_apart(fused, unfused, count, scale),
@@ -223,14 +254,14 @@ static float *read_output(Backend *be, const OpOutput *from, int64_t *count) {
 // The kinds share their buffers: each one's result is read before the next one's inputs are
 // written.
 static Differences compare_operation(Numbers *n, Operation operation,
-                                     float *const values[MAX_INPUTS]) {
+                                     const Values values[MAX_INPUTS]) {
   Differences d = {NAN, NAN, NAN};
   if (take_params(n, operation)) {
     float *results[SIDES];
     int64_t count = 0;
     for (int side = 0; side < SIDES; side++) {
       Llama *l = &n->side[side];
-      write_inputs(n, l, values);
+      write_inputs(n, l, operation, values);
       bench_op_prepare(l, operation, 0);
       bench_op_issue(l, operation, 0, false);
       const OpOutput output = bench_op_output(l, operation, 0);
@@ -277,11 +308,12 @@ static bool open_update(Numbers *n, int side, Update *u) {
       t->folded = take(u, be, count, be->act_bytes);
       taken = taken && t->folded;
     }
-    float *weights = random_values(103 + (uint64_t)i, count, i ? 0 : 1, i ? 0.02 : 0.1),
-          *gradients = random_values(105 + (uint64_t)i, count, 0, 0.01);
+    float *weights = random_values(103 + (uint64_t)i, count, i ? 0 : 1, i ? 0.02 : 0.1);
+    Values gradients = values_new(105 + (uint64_t)i, count, 0.01);
     if (taken) be->write_master(be, t->master, weights, count);
-    if (taken) write_values(n, l, t->grad, gradients, count, be->grad_bytes);
-    free(weights), free(gradients);
+    if (taken) write_values(n, l, t->grad, &gradients, be->grad_bytes);
+    free(weights);
+    values_free(&gradients);
   }
   return taken;
 }
@@ -374,9 +406,9 @@ void bench_numbers(BenchResult *result, Llama *const gpu[BENCH_KINDS], int threa
   open_reference(&n, &shape, threads);
   result->compared_rows = (int)(shape.batch * shape.seq);
   Input inputs[MAX_INPUTS];
-  float *values[MAX_INPUTS];
+  Values values[MAX_INPUTS];
   const int count = list_inputs(&n.side[REFERENCE], inputs);
-  for (int i = 0; i < count; i++) values[i] = random_values((uint64_t)i + 1, inputs[i].count, 0, 1);
+  for (int i = 0; i < count; i++) values[i] = values_new((uint64_t)i + 1, inputs[i].count, 1);
   Differences finish = {NAN, NAN, NAN}, adamw = finish;
   compare_update(&n, &finish, &adamw);
   for (int i = 0; i < result->op_count; i++) {
@@ -387,6 +419,6 @@ void bench_numbers(BenchResult *result, Llama *const gpu[BENCH_KINDS], int threa
     }
     op->differences = compare_operation(&n, op->operation, values);
   }
-  for (int i = 0; i < count; i++) free(values[i]);
+  for (int i = 0; i < count; i++) values_free(&values[i]);
   close_reference(&n);
 }

@@ -143,10 +143,12 @@ Verdict bench_verdict(const BenchResult *r) {
   if (!r->whole) return op_verdict(r);
   const double width =
       fmax(spread_width(&r->step[BENCH_FUSED]), spread_width(&r->step[BENCH_UNFUSED]));
+  const bool steady = spread_width(&r->step[BENCH_FUSED]) <= most_spread &&
+                      spread_width(&r->step[BENCH_UNFUSED]) <= most_spread; // false of NAN
   const double apart = fabs(same_kernels_ratio(r) - 1); // NAN: no such operation, no objection
   Verdict v = {.conclusion = CONCLUSIVE};
   const char *lead = "quiet enough";
-  if (!(width <= most_spread) || apart > most_apart) {
+  if (!steady || apart > most_apart) {
     v.conclusion = TOO_NOISY;
     lead = "too noisy to conclude";
   } else if (!(r->gain.tenth > 1 || r->gain.ninetieth < 1)) {

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Draws the loss curves of one or more runs to a PNG.
+"""Draws the loss curves of one or more runs to a PNG. (plot.py bench --help: what ./train --bench measured.)
 
 A run is the folder that ./train wrote (its log.jsonl is read), or a log file itself. Training loss is drawn thin as it
 is and thick smoothed, validation loss with markers; x is the optimizer step. --all adds panels for the learning rate
@@ -111,7 +111,7 @@ def draw_panel(axes, runs, key, label):
     axes.set_ylabel(label)
 
 
-def draw(runs, options):
+def load_pyplot():
     try:
         import matplotlib
     except ImportError:
@@ -119,7 +119,18 @@ def draw(runs, options):
              "python3-matplotlib)")
     matplotlib.use("Agg")
     from matplotlib import pyplot
+    return pyplot
 
+
+def save(figure, path):
+    try:
+        figure.savefig(path, dpi=150)
+    except (OSError, ValueError) as error:
+        fail(f"{path} cannot be written: {error}")
+
+
+def draw(runs, options):
+    pyplot = load_pyplot()
     rows = 3 if options.all else 1
     figure, axes = pyplot.subplots(rows, 1, sharex=True, squeeze=False, layout="constrained",
                                    figsize=(10, 8 if options.all else 5.6),
@@ -137,14 +148,110 @@ def draw(runs, options):
         panel.spines[["top", "right"]].set_visible(False)
         panel.margins(x=0.01)
     panels[-1].set_xlabel("step")
-    try:
-        figure.savefig(options.output, dpi=150)
-    except (OSError, ValueError) as error:
-        fail(f"{options.output} cannot be written: {error}")
+    save(figure, options.output)
     print(f"{options.output}: {', '.join(run.name for run in runs)}")
 
 
+# ---- What ./train --bench measured
+
+def read_bench(path):
+    try:
+        result = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        fail(f"{path} cannot be read: {error.strerror}; ./train --bench CONFIG.json --json {path} writes it")
+    except ValueError as error:
+        fail(f"{path} is not JSON: {error}")
+    if not isinstance(result, dict) or result.get("kind") != "bench" or not result.get("operations"):
+        fail(f"{path} is no bench; ./train --bench CONFIG.json --json FILE writes one")
+    return result
+
+
+def median(operation, what):
+    value = operation[what]["median"]
+    return value if isinstance(value, (int, float)) else math.nan
+
+
+def draw_operations(axes, bench):
+    """A bar an operation and kind, of all its calls in a step; a tick where the bare products alone would end."""
+    operations = bench["operations"]
+    for i, operation in enumerate(operations):
+        fused, unfused, bare = (median(operation, what) * operation["calls"] for what in ("fused", "unfused", "bare"))
+        first = i == 0
+        axes.barh(i - 0.19, fused, 0.36, color=COLOURS[0], label="fused" if first else None)
+        axes.barh(i + 0.19, unfused, 0.36, color=COLOURS[1], label="unfused" if first else None)
+        if math.isfinite(bare):
+            axes.plot([bare, bare], [i - 0.42, i + 0.42], color="black", linewidth=1.6)
+        axes.text(max(fused, unfused), i, f" {unfused / fused:.2f}", va="center", fontsize=7, color="#555555")
+    axes.plot([], [], color="black", linewidth=1.6, label="bare product")
+    axes.set_yticks(range(len(operations)),
+                    [f"{o['name']} x {o['calls']}" if o["calls"] > 1 else o["name"] for o in operations], fontsize=8)
+    axes.invert_yaxis()
+    axes.margins(x=0.08, y=0.01)
+    axes.set_xlabel("ms of a step (number: unfused / fused)")
+    axes.set_title(pathlib.Path(bench["config"]).stem + ", " + bench["model"].split(",")[0], loc="left",
+                   fontweight="bold", fontsize=9)
+    axes.legend(frameon=False, loc="lower right", fontsize=8)
+
+
+def draw_step(axes, bench):
+    """The step in parts: bare products, attention, the rest; beside it, what the parts are at their least."""
+    if "step" not in bench:
+        axes.axis("off")
+        return
+    kinds = ["fused", "unfused", "floor"]
+    bottoms = [0.0] * len(kinds)
+    for part, colour in (("products", COLOURS[2]), ("attention", COLOURS[3]), ("rest", COLOURS[4])):
+        heights = [bench["step_parts"][kind][part] for kind in kinds]
+        axes.bar(kinds, heights, 0.62, bottom=bottoms, color=colour, label=part)
+        for i, height in enumerate(heights):
+            if height > 0.03 * sum(bench["step_parts"]["unfused"].values()):
+                axes.text(i, bottoms[i] + height / 2, f"{height:.1f}", ha="center", va="center", color="white", fontsize=8)
+        bottoms = [bottom + height for bottom, height in zip(bottoms, heights)]
+    for i, total in enumerate(bottoms):
+        axes.text(i, total, f"{total:.1f}", ha="center", va="bottom", fontsize=8)
+    step = bench["step"]
+    axes.set_ylabel("ms a step")
+    axes.set_title(f"fused / floor {step['fused_over_floor']:.3f}\nunfused / fused {step['unfused_over_fused']:.3f}",
+                   loc="left", fontsize=9)
+    axes.margins(y=0.1)
+    axes.legend(frameon=False, fontsize=8, ncols=3, loc="upper center", bbox_to_anchor=(0.5, -0.06))
+
+
+def draw_bench(benches, output):
+    pyplot = load_pyplot()
+    heights = [max(2.6, 0.27 * len(bench["operations"]) + 1) for bench in benches]
+    figure, axes = pyplot.subplots(len(benches), 2, squeeze=False, layout="constrained", figsize=(11, sum(heights)),
+                                   gridspec_kw={"width_ratios": [2.4, 1], "height_ratios": heights})
+    for bench, (left, right) in zip(benches, axes):
+        draw_operations(left, bench)
+        draw_step(right, bench)
+        for panel in (left, right):
+            panel.spines[["top", "right"]].set_visible(False)
+        left.grid(True, axis="x", alpha=0.25, linewidth=0.6)
+    gpu = benches[0]["measured"]["gpu"].split(",")[0]
+    figure.suptitle("; ".join([gpu] + [f"{pathlib.Path(bench['config']).stem}: {bench['measured']['verdict']}"
+                                       for bench in benches]), fontsize=8, x=0.99, ha="right")
+    save(figure, output)
+    print(f"{output}: {', '.join(pathlib.Path(bench['config']).stem for bench in benches)}")
+
+
+def main_bench(arguments):
+    parser = argparse.ArgumentParser(prog="plot.py bench", description="Draws what ./train --bench CONFIG.json --json "
+                                     "FILE measured: a bar an operation, and the step in parts.")
+    parser.add_argument("files", nargs="+", type=pathlib.Path, metavar="FILE", help="what --json wrote")
+    parser.add_argument("-o", "--output", default="bench.svg", help="the picture to write (default: bench.svg)")
+    options = parser.parse_args(arguments)
+    benches = [read_bench(path) for path in options.files]
+    try:
+        draw_bench(benches, options.output)
+    except (KeyError, TypeError) as error:
+        fail(f"a bench lacks {error}; it is of another version, or was changed")
+
+
 def main():
+    if sys.argv[1:2] == ["bench"]:
+        main_bench(sys.argv[2:])
+        return
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", nargs="+", type=pathlib.Path, metavar="RUN_OR_LOG",
                         help="a run's folder, or its log.jsonl")
