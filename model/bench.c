@@ -133,9 +133,20 @@ static int check_writable(const char *path, Error *err) {
 
 // ---- Opening
 
-static int open_backends(Bench *b, RunShape *shape, Error *err) {
+// Why there is no GPU, without the advice to train on the CPU, which is none here.
+static int check_gpu(Error *err) {
   size_t memory;
-  if (gpu_usable(&memory, err) != 0) return error_prefix(err, "the bench needs a GPU");
+  if (gpu_usable(&memory, err) == 0) return 0;
+  static const char *const advice[] = {", or use backend.device cpu", ": use backend.device cpu"};
+  for (size_t i = 0; i < sizeof advice / sizeof *advice; i++) {
+    char *at = strstr(err->text, advice[i]);
+    if (at) *at = '\0';
+  }
+  return error_prefix(err, "the bench times an NVIDIA GPU's kernels");
+}
+
+static int open_backends(Bench *b, RunShape *shape, Error *err) {
+  if (check_gpu(err) != 0) return -1;
   Config c = b->config;
   const Kernels kernels[BENCH_KINDS] = {KERNELS_FUSED, KERNELS_UNFUSED};
   for (int kind = 0; kind < BENCH_KINDS; kind++) {

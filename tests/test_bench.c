@@ -234,8 +234,8 @@ static void one_operation_is_measured_alone(void **state) {
 static void what_does_not_fit_is_refused(void **state) {
   (void)state;
   Files f = files_new();
-  char *argv[] = {f.config, (char *)"model.num_hidden_layers=4000",
-                  (char *)"model.hidden_size=65536", (char *)"model.num_attention_heads=64",
+  char *argv[] = {f.config, (char *)"model.num_hidden_layers=2000",
+                  (char *)"model.hidden_size=8192", (char *)"model.num_attention_heads=64",
                   (char *)"model.num_key_value_heads=64"};
   BenchArgs args;
   Error err;

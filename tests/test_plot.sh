@@ -60,6 +60,27 @@ refuses a_run_that_does_not_exist_is_named "$folder/absent" "$folder/absent"
 refuses a_log_without_losses_is_refused 'no training or validation record yet' "$folder/empty.jsonl"
 refuses a_file_that_is_no_log_is_refused "is not a run's log" "$folder/other.txt"
 
+# What ./train --bench --json writes, in short.
+operation() { # NAME CLASS BARE
+  echo '{"name":"'"$1"'","class":"'"$2"'","runs":"fused","shape":"8 x 8 x 8","calls":2,"fused":{"median":1.5},
+    "unfused":{"median":2.25},"bare":{"median":'"$3"'}}'
+}
+parts='{"products":3,"attention":1,"rest":1.5}'
+cat >"$folder/bench.json" <<END
+{"kind":"bench","version":1,"config":"configs/tiny.json","model":"1M parameters: 2 layers, hidden 8",
+ "operations":[$(operation gate_up product 1.25),$(operation adamw memory null)],
+ "step":{"fused_over_floor":1.1,"unfused_over_fused":1.2},
+ "step_parts":{"fused":$parts,"unfused":$parts,"floor":$parts},
+ "measured":{"gpu":"NVIDIA H200, compute capability 9.0","verdict":"conclusive"}}
+END
+sed 's/"step":/"other":/' "$folder/bench.json" >"$folder/one.json"
+sed 's/"bare"/"nude"/' "$folder/bench.json" >"$folder/lacking.json"
+echo '{"kind":"train","step":1}' >"$folder/train.json"
+
+refuses a_bench_that_does_not_exist_is_named "$folder/absent.json" bench "$folder/absent.json"
+refuses a_file_that_is_not_json_is_no_bench 'is not JSON' bench "$folder/other.txt"
+refuses json_of_another_kind_is_no_bench 'is no bench' bench "$folder/train.json"
+
 if ! "$python" -c 'import matplotlib' 2>/dev/null; then
   refuses without_matplotlib_it_says_what_to_install 'pip install matplotlib' "$folder/first"
   echo "ok - loss curves are drawn # SKIP matplotlib is not installed (pip install -r scripts/requirements.txt)"
@@ -74,4 +95,11 @@ sed -i '/"step":39,"loss":4/d' "$folder/first/log.jsonl"
 "$python" scripts/plot.py "$folder/first" --title same -o "$folder/later.png" >/dev/null 2>&1
 if cmp -s "$folder/all.png" "$folder/later.png"; then passes a_repeated_step_is_drawn_as_it_was_last
 else fails a_repeated_step_is_drawn_as_it_was_last "the pictures differ"; fi
+
+draws a_bench_is_drawn bench "$folder/bench.json"
+draws benches_of_a_step_and_of_one_operation_are_drawn_together bench "$folder/bench.json" "$folder/one.json"
+refuses a_bench_that_lacks_something_is_refused "lacks 'bare'" bench "$folder/lacking.json"
+if "$python" scripts/plot.py bench "$folder/bench.json" -o "$folder/out.svg" >/dev/null 2>&1 &&
+  grep -q '<svg' "$folder/out.svg"; then passes a_bench_is_drawn_as_svg
+else fails a_bench_is_drawn_as_svg "no SVG came out"; fi
 exit $failed
