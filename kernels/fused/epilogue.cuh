@@ -145,6 +145,20 @@ struct RowBlock {
           to.data[part * to.stride + row(h)] = 0;
     }
   }
+  // The 16 rows of this warp are one part of sums over columns, and of sums over everything.
+  __device__ __forceinline__ int64_t part() const {
+    return first_row / 16 + (thread >> 5);
+  }
+  __device__ __forceinline__ bool has_part() const {
+    return first_row + (thread >> 5) * 16 < M;
+  }
+  // Block reduction: this warp's part of a sum over the whole product; `sum` holds this thread's
+  // share.
+  __device__ __forceinline__ void store_sum(float *to, float sum) const {
+#pragma unroll
+    for (int lanes = 16; lanes > 0; lanes /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, lanes);
+    if ((thread & 31) == 0 && has_part()) to[part() * column_tiles + column_tile] = sum;
+  }
 };
 
 // What a program starts from, and may redefine.
@@ -189,6 +203,31 @@ template <class Program> struct Step {
   __device__ __forceinline__ float row_value(int i) const {
     static_assert(Program::ROW_VALUE, "the program has to say ROW_VALUE = true");
     return row_values[i & 1];
+  }
+
+  // ---- Column vectors
+  // Those of pair i's two columns.
+  __device__ __forceinline__ float2 column_values(const float *of, int i) const {
+    return inside(i) ? __ldg(reinterpret_cast<const float2 *>(of + column(i))) : float2{0, 0};
+  }
+  // Block reduction: this warp's part of sums over columns, those of pairs `first` and first + 2
+  // (a multiple of 4), of which `sums` holds this thread's shares.
+  //
+  // The 8 lanes whose columns are the same halve what they hold at every exchange: lane bits 4 and
+  // 3 say which pair and which of its columns a lane goes on with.
+  __device__ __forceinline__ void store_column_sums(float *to, int first,
+                                                    const float2 (&sums)[2]) const {
+    const int lane = block.thread & 31;
+    const bool second = lane & 16, high = lane & 8;
+    const float2 give = second ? sums[0] : sums[1];
+    float2 pair = second ? sums[1] : sums[0];
+    pair.x += __shfl_xor_sync(0xffffffffu, give.x, 16);
+    pair.y += __shfl_xor_sync(0xffffffffu, give.y, 16);
+    float sum = high ? pair.y : pair.x;
+    sum += __shfl_xor_sync(0xffffffffu, high ? pair.x : pair.y, 8);
+    sum += __shfl_xor_sync(0xffffffffu, sum, 4);
+    const int of = column(first) + (second ? 8 : 0) + (high ? 1 : 0);
+    if ((lane & 4) == 0 && of < block.N && block.has_part()) to[block.part() * block.N + of] = sum;
   }
 
   // ---- Tiles. What a chunk's pairs are stored over has to be loaded before.

@@ -53,6 +53,10 @@ typedef struct ProgramArgs {
   // logits
   MaxSum *softmax;        // [tiles of columns, stride] out, or NULL
   int64_t softmax_stride; // at least M
+  // wgrad
+  const float *norm;  // [N] in: norm weight of each column
+  float *column_sums; // [M / 16, N] out, both rounded up: a part 16 rows
+  float *squares;     // [M / 16, tiles of columns] out: a part 16 rows of a tile
 } ProgramArgs;
 
 // What a kernel gets beside A, B and the product's size: the descriptors of the call's tiles, and

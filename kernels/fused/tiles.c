@@ -28,6 +28,8 @@ static const Exposed exposed[PROGRAMS] = {
     [PROGRAM_SWIGLU_BACKWARD_Y] = {900, 0.04, 200},
     [PROGRAM_NORM_DGRAD] = {300, 0.04, 100},
     [PROGRAM_NORM_DGRAD_RESIDUAL] = {300, 0.04, 100},
+    [PROGRAM_WGRAD] = {150, 0.04, 60},
+    [PROGRAM_WGRAD_FOLDED] = {300, 0.04, 100},
 };
 
 static int64_t tile_cols(TileShape tile) {
@@ -45,6 +47,20 @@ bool tile_pays(ProgramName name, int64_t M, int64_t N, int64_t K) {
   return (double)(tile_parts(tile, N) * tile_cols(tile)) <= 1.25 * (double)N;
 }
 
+static int64_t rounds_of(TileShape tile, int64_t M, int64_t N) {
+  const int64_t tiles = (M + CLUSTER_ROWS - 1) / CLUSTER_ROWS * tile_parts(tile, N);
+  return (tiles + CLUSTERS - 1) / CLUSTERS;
+}
+
+// The bare product of wgrad's operands takes 0.99 to 1.01 of cuBLASLt's time where it fills its
+// rounds (1B, 8B: kernels/PERFORMANCE.md), and the pass over the gradient that the program saves
+// takes 2.4 % of it at 32768 tokens.
+bool tile_pays_wgrad(ProgramName name, int64_t M, int64_t N, int64_t K) {
+  const TileShape tile = tile_choose(name, M, N, K);
+  const int64_t computed = rounds_of(tile, M, N) * CLUSTERS * CLUSTER_ROWS * tile_cols(tile);
+  return (double)M * (double)N >= 0.94 * (double)computed;
+}
+
 TileShape tile_choose(ProgramName name, int64_t M, int64_t N, int64_t K) {
   const Exposed *e = &exposed[exposed[name].of_256 > 0 ? name : PROGRAM_PLAIN_NT];
   const double extra[TILE_SHAPES] = {[TILE_128x256] = e->of_256 / (double)K,
@@ -53,9 +69,8 @@ TileShape tile_choose(ProgramName name, int64_t M, int64_t N, int64_t K) {
   TileShape best = TILE_128x192;
   double least = 0;
   for (int tile = 0; tile < TILE_SHAPES; tile++) {
-    const int64_t tiles = (M + CLUSTER_ROWS - 1) / CLUSTER_ROWS * tile_parts((TileShape)tile, N);
-    const int64_t rounds = (tiles + CLUSTERS - 1) / CLUSTERS;
-    const double time = (double)(rounds * tile_cols((TileShape)tile)) * (1 + extra[tile]);
+    const double time =
+        (double)(rounds_of((TileShape)tile, M, N) * tile_cols((TileShape)tile)) * (1 + extra[tile]);
     if (least == 0 || time < least) least = time, best = (TileShape)tile;
   }
   return best;
