@@ -146,8 +146,8 @@ struct RowBlock {
     }
   }
   // The 16 rows of this warp are one part of sums over columns, and of sums over everything.
-  __device__ __forceinline__ int64_t part() const {
-    return first_row / 16 + (thread >> 5);
+  __device__ __forceinline__ uint32_t part() const {
+    return (uint32_t)first_row / 16 + (thread >> 5);
   }
   __device__ __forceinline__ bool has_part() const {
     return first_row + (thread >> 5) * 16 < M;
@@ -208,26 +208,22 @@ template <class Program> struct Step {
   // ---- Column vectors
   // Those of pair i's two columns.
   __device__ __forceinline__ float2 column_values(const float *of, int i) const {
-    return inside(i) ? __ldg(reinterpret_cast<const float2 *>(of + column(i))) : float2{0, 0};
+    const int at = hidden(column(i));
+    return at < (int)block.N ? global_load_two(of + at) : float2{0, 0};
   }
-  // Block reduction: this warp's part of sums over columns, those of pairs `first` and first + 2
-  // (a multiple of 4), of which `sums` holds this thread's shares.
-  //
-  // The 8 lanes whose columns are the same halve what they hold at every exchange: lane bits 4 and
-  // 3 say which pair and which of its columns a lane goes on with.
-  __device__ __forceinline__ void store_column_sums(float *to, int first,
-                                                    const float2 (&sums)[2]) const {
+  // Block reduction: this warp's part of sums over pair i's two columns, of which `sum` holds this
+  // thread's shares. Of the 8 lanes whose columns are the same half go on with the one column after
+  // the first exchange, half with the other.
+  __device__ __forceinline__ void store_column_sums(float *to, int i, float2 sum) const {
     const int lane = block.thread & 31;
-    const bool second = lane & 16, high = lane & 8;
-    const float2 give = second ? sums[0] : sums[1];
-    float2 pair = second ? sums[1] : sums[0];
-    pair.x += __shfl_xor_sync(0xffffffffu, give.x, 16);
-    pair.y += __shfl_xor_sync(0xffffffffu, give.y, 16);
-    float sum = high ? pair.y : pair.x;
-    sum += __shfl_xor_sync(0xffffffffu, high ? pair.x : pair.y, 8);
-    sum += __shfl_xor_sync(0xffffffffu, sum, 4);
-    const int of = column(first) + (second ? 8 : 0) + (high ? 1 : 0);
-    if ((lane & 4) == 0 && of < block.N && block.has_part()) to[block.part() * block.N + of] = sum;
+    const bool second = lane & 16;
+    float one = second ? sum.y : sum.x;
+    one += __shfl_xor_sync(0xffffffffu, second ? sum.x : sum.y, 16);
+    one += __shfl_xor_sync(0xffffffffu, one, 8);
+    one += __shfl_xor_sync(0xffffffffu, one, 4);
+    const int of = hidden(column(i)) + (second ? 1 : 0);
+    if ((lane & 12) == 0 && of < (int)block.N && block.has_part())
+      to[(uint32_t)hidden((int)block.part()) * (uint32_t)block.N + of] = one;
   }
 
   // ---- Tiles. What a chunk's pairs are stored over has to be loaded before.
@@ -256,6 +252,12 @@ template <class Program> struct Step {
   }
 
 private:
+  // Keeps the compiler from computing the addresses of all columns beforehand, in registers that
+  // there are not.
+  static __device__ __forceinline__ int hidden(int column) {
+    asm volatile("" : "+r"(column));
+    return column;
+  }
   // Where this lane's row of matrices 4i to 4i + 3 of the chunk lies: a 16-byte column c of row
   // `row` is at c ^ swizzle, as the copy engine puts it with CU_TENSOR_MAP_SWIZZLE_128B (rows of
   // 128 bytes) and _64B (of 64). No bank conflicts.

@@ -127,15 +127,18 @@ static __global__ __launch_bounds__(THREADS, 3) void unfold_kernel(ParamTable ta
   if (threadIdx.x == 0) table.sumsq[blockIdx.x] = squares;
 }
 
-// Where wn is too small to divide by, a finished tensor holds dW': a share of its rows, rare.
+// Where wn is too small to divide by, a finished tensor holds dW', and its squares are those of dW':
+// a share of the rows, rare. What the sum of squares has to change by is added to `squares`.
 template <typename Grad>
-static __device__ float finish_weak_column(const DeviceTensor &t, int64_t c, int share) {
+static __device__ float finish_weak_column(const DeviceTensor &t, int64_t c, int share,
+                                           float &squares) {
   Grad *grad = (Grad *)t.grad;
   float sum = 0;
   for (int64_t n = share; n < t.rows; n += WARPS) {
     const float g = grad_load(grad + n * t.cols + c);
     sum += g * t.master[n * t.cols + c];
-    grad_store(grad + n * t.cols + c, g * t.norm[c]);
+    const float d = grad_store(grad + n * t.cols + c, g * t.norm[c]);
+    squares += d * d - g * g;
   }
   return sum;
 }
@@ -148,9 +151,9 @@ static __global__ __launch_bounds__(THREADS) void columns_kernel(ParamTable tabl
   const int share = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int64_t c = (blockIdx.x - t.first_column) * COLUMN_BLOCK + lane;
   const bool weak = t.finished && c < t.cols && norm_weight_is_weak(t.norm[c]);
-  float sum = 0;
+  float sum = 0, change = 0;
   if (weak) {
-    sum = finish_weak_column<Grad>(t, c, share);
+    sum = finish_weak_column<Grad>(t, c, share, change);
   } else if (c < t.cols) {
 #pragma unroll 8
     for (int64_t n = share; n < t.partial_rows; n += WARPS)
