@@ -165,6 +165,8 @@ struct RowBlock {
 struct ProgramDefaults {
   static constexpr GemmForm FORM = GEMM_NT;
   static constexpr int COLUMNS = 64;
+  // Tile shapes in which a thread has more are not built: 192 in 128x192, 128 in the others.
+  static constexpr int MOST_ACCUMULATORS = 192;
   using Loads = Chunks<>; // tile operands in; they are under way while the product is computed
   using Stores =
       Chunks<>; // tile operands out; chunk i takes the place of the chunk i that was loaded

@@ -26,6 +26,7 @@ static int open_program(FusedKernels *kernels, ProgramName name, const Gpu *gpu,
   const Program *program = fused_program(name);
   for (int tile = 0; tile < TILE_SHAPES; tile++) {
     const ProgramKernel *k = &program->kernels[tile];
+    if (!k->kernel) continue;
     CUDA_TRY(err, cudaFuncSetAttribute(k->kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                        k->shared_bytes));
     cudaLaunchAttribute cluster = {.id = cudaLaunchAttributeClusterDimension,

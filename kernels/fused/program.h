@@ -75,7 +75,7 @@ typedef struct ProgramCall {
 
 // A program in one tile shape.
 typedef struct ProgramKernel {
-  const void *kernel;
+  const void *kernel;                             // NULL: the program is not built in this shape
   int32_t rows, cols;                             // of the tile
   int32_t stages;                                 // operand tiles under way
   int32_t slots;                                  // epilogue chunks under way, of each warpgroup

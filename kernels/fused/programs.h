@@ -42,6 +42,8 @@ typedef enum TileShape {
 } TileShape;
 
 // ---- tiles.c
+// Whether a program is built in a shape.
+bool tile_offered(ProgramName name, TileShape tile);
 // The tile shape for a product, by the table of measurements there.
 TileShape tile_choose(ProgramName name, int64_t M, int64_t N, int64_t K);
 // Whether a program is worth its while beside cuBLASLt's product and the unfused kernels: not where

@@ -32,6 +32,10 @@ static const Exposed exposed[PROGRAMS] = {
     [PROGRAM_WGRAD_FOLDED] = {300, 0.04, 100},
 };
 
+bool tile_offered(ProgramName name, TileShape tile) {
+  return name != PROGRAM_WGRAD_FOLDED || tile != TILE_128x192; // too few registers
+}
+
 static int64_t tile_cols(TileShape tile) {
   static const int64_t cols[TILE_SHAPES] = {
       [TILE_128x256] = 256, [TILE_128x192] = 192, [TILE_128x128] = 128};
@@ -66,9 +70,10 @@ TileShape tile_choose(ProgramName name, int64_t M, int64_t N, int64_t K) {
   const double extra[TILE_SHAPES] = {[TILE_128x256] = e->of_256 / (double)K,
                                      [TILE_128x192] = 0,
                                      [TILE_128x128] = e->of_128 + e->of_128_k / (double)K};
-  TileShape best = TILE_128x192;
+  TileShape best = TILE_128x256;
   double least = 0;
   for (int tile = 0; tile < TILE_SHAPES; tile++) {
+    if (!tile_offered(name, (TileShape)tile)) continue;
     const double time =
         (double)(rounds_of((TileShape)tile, M, N) * tile_cols((TileShape)tile)) * (1 + extra[tile]);
     if (least == 0 || time < least) least = time, best = (TileShape)tile;

@@ -9,6 +9,7 @@
 
 template <bool FOLDED> struct WgradOf : ProgramDefaults {
   static constexpr GemmForm FORM = GEMM_TN;
+  static constexpr int MOST_ACCUMULATORS = FOLDED ? 128 : 192;
   using Loads = Chunks<FOLDED ? 64 : 0>; // W'
   using Stores = Chunks<64>;
   float squares = 0;
@@ -36,8 +37,7 @@ template <bool FOLDED> struct WgradOf : ProgramDefaults {
           const float x = bf16_low(pairs[j]), y = bf16_high(pairs[j]);
           squares += x * x + y * y;
         }
-        if constexpr (FOLDED)
-          s.store_column_sums(s.block.args.column_sums, first + 2 * group, sum);
+        if constexpr (FOLDED) s.store_column_sums(s.block.args.column_sums, first + 2 * group, sum);
       }
       s.template store<0>(pairs, first);
     }

@@ -127,8 +127,8 @@ static __global__ __launch_bounds__(THREADS, 3) void unfold_kernel(ParamTable ta
   if (threadIdx.x == 0) table.sumsq[blockIdx.x] = squares;
 }
 
-// Where wn is too small to divide by, a finished tensor holds dW', and its squares are those of dW':
-// a share of the rows, rare. What the sum of squares has to change by is added to `squares`.
+// Where wn is too small to divide by, a finished tensor holds dW', and its squares are those of
+// dW': a share of the rows, rare. What the sum of squares has to change by is added to `squares`.
 template <typename Grad>
 static __device__ float finish_weak_column(const DeviceTensor &t, int64_t c, int share,
                                            float &squares) {
