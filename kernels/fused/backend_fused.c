@@ -77,6 +77,7 @@ static void set_operations(Backend *be) {
   be->norm_dgrad = fused_op_norm_dgrad;
   be->down_dgrad = fused_op_down_dgrad;
   be->wgrad = fused_op_wgrad;
+  be->refresh = fused_op_refresh;
   be->lm_head = fused_op_lm_head;
   be->head_loss = fused_op_head_loss;
 }

@@ -56,10 +56,27 @@ int64_t fused_finished_tiles(const Unfused *u, const ParamTensor *t) {
   const UnfusedOptions *o = &u->options;
   const int64_t tokens = o->batch * o->seq;
   const ProgramName name = wgrad_program(t);
-  const bool takes = o->train && !o->grads_fp32 && t->one_wgrad && tokens > 0 && t->rows % 8 == 0 &&
-                     t->cols % 8 == 0 &&
+  const bool takes = o->finish_gradients && o->train && !o->grads_fp32 && t->one_wgrad &&
+                     tokens > 0 && t->rows % 8 == 0 && t->cols % 8 == 0 &&
                      (o->every_program || tile_pays_wgrad(name, t->rows, t->cols, tokens));
   return takes ? tile_parts(tile_choose(name, t->rows, t->cols, tokens), t->cols) : 0;
+}
+
+// The names of what runs the operations, which hang on the list.
+void fused_op_refresh(Backend *be, const ParamTensor *list, int count) {
+  const Unfused *u = unfused_of(be);
+  const OpsConfig *c = &u->config;
+  unfused_op_refresh(be, list, count);
+  for (int i = 0; i < count; i++) {
+    if (!u->finished[i].squares) continue;
+    const int64_t rows = list[i].rows, cols = list[i].cols;
+    if (list[i].norm < 0)
+      be->kinds[cols == c->F ? OP_DOWN_WGRAD : OP_OUT_WGRAD] = KERNEL_FUSED;
+    else
+      be->kinds[rows == c->V       ? OP_LM_HEAD_WGRAD
+                : rows == 2 * c->F ? OP_GATE_UP_WGRAD
+                                   : OP_QKV_WGRAD] = KERNEL_FUSED;
+  }
 }
 
 // The index in the parameters' list of a gradient that its product finishes; -1: none.

@@ -64,5 +64,6 @@ void fused_op_down_dgrad(Backend *, int64_t, const act_t *, const act_t *, const
                          const stat_t *, act_t *, stat_t *, act_t *);
 void fused_op_wgrad(Backend *, int64_t, int64_t, int64_t, const act_t *, const act_t *, grad_t *,
                     bool);
+void fused_op_refresh(Backend *, const ParamTensor *, int);
 // For Unfused.finished_tiles.
 int64_t fused_finished_tiles(const Unfused *u, const ParamTensor *t);

@@ -5,7 +5,8 @@
 #include <unistd.h>
 
 #include "kernels/fused/backend_fused.h"
-#include "kernels/unfused/state.h"
+#include "kernels/unfused/backend_unfused.h"
+#include "kernels/unfused/unfused.h"
 
 // ---- The programs
 
@@ -138,7 +139,8 @@ static Backend *open_backend(bool fused) {
                                   .batch = TOKENS / 64,
                                   .seq = 64,
                                   .loss_tokens = TOKENS,
-                                  .every_program = true};
+                                  .every_program = true,
+                                  .finish_gradients = true};
   Error err;
   Backend *be = fused ? backend_fused_create(&config, &options, &err)
                       : backend_unfused_create(&config, &options, &err);
