@@ -146,7 +146,7 @@ static __device__ float finish_weak_column(const DeviceTensor &t, int64_t c, int
 // Launch: a block COLUMN_BLOCK columns; 8 threads a column share out the rows.
 template <typename Grad>
 static __global__ __launch_bounds__(THREADS) void columns_kernel(ParamTable table) {
-  __shared__ float part[WARPS][COLUMN_BLOCK];
+  __shared__ float part[WARPS][COLUMN_BLOCK], changes[WARPS];
   const DeviceTensor t = table.tensors[table.column_owner[blockIdx.x]];
   const int share = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int64_t c = (blockIdx.x - t.first_column) * COLUMN_BLOCK + lane;
@@ -161,13 +161,17 @@ static __global__ __launch_bounds__(THREADS) void columns_kernel(ParamTable tabl
     if (t.finished) sum /= t.norm[c];
   }
   part[share][lane] = sum;
+  change = warp_sum(change);
+  if (lane == 0) changes[share] = change;
   __syncthreads();
   if (share > 0) return;
   sum = 0;
 #pragma unroll
   for (int i = 0; i < WARPS; i++) sum += part[i][lane];
   if (c < t.cols) sum = grad_store((Grad *)t.norm_grad + c, sum);
-  const float squares = warp_sum(c < t.cols ? sum * sum : 0.0f);
+  float squares = warp_sum(c < t.cols ? sum * sum : 0.0f);
+#pragma unroll
+  for (int i = 0; i < WARPS; i++) squares += changes[i];
   if (lane == 0) table.sumsq[table.tiles + blockIdx.x] = squares;
 }
 
