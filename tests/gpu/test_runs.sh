@@ -25,7 +25,7 @@ run() { # NAME OVERRIDES...
 value() { sed -E "s/.*\"$1\":([^,}]*).*/\1/"; }
 loss_at() { grep "\"kind\":\"$1\",\"step\":$2," "$folder/$3/log.jsonl" | tail -n 1 | value loss; } # KIND STEP RUN
 
-run cpu backend.device=cpu
+run cpu backend.device=cpu train.steps=200
 all_kernels='unfused fused'
 "$TRAIN" --doctor >"$folder/said" 2>&1
 status=$?
@@ -36,20 +36,24 @@ if grep '^----  cuda, fused' "$folder/said" | sed 's/^/# /' | grep .; then all_k
 
 relative() { awk -v a="$1" -v b="$2" 'BEGIN { d = (b - a) / a; print d < 0 ? -d : d }'; }
 
-# bf16 keeps 8 bits: a loss of some nats may differ by a few thousandths, and training must not make it drift.
-agree() { # NAME: the runs cpu and NAME
-  local worst=0 step a b difference
+# bf16 keeps 8 bits: a loss of some nats may differ by a few thousandths, and training must not make it drift. Losses
+# below one nat, of a text nearly known by heart, are compared in nats: a learning rate 0.2 % off moves them by 4 %. The
+# unfused kernels set the bound of the fused ones: both round to bf16 in the same places.
+apart() { awk -v a="$1" -v b="$2" 'BEGIN { d = (b - a) / (a > 1 ? a : 1); print d < 0 ? -d : d }'; }
+agree() { # NAME BOUND: the runs cpu and NAME; sets `worst`
+  local step a b difference
+  worst=0
   echo "# step   loss on the CPU   $1   difference"
-  for step in 1 10 20 30 40 50; do
+  for step in 1 10 20 30 40 50 75 100 125 150 175 200; do
     a=$(loss_at train $step cpu) b=$(loss_at train $step "$1")
-    difference=$(relative "$a" "$b")
+    difference=$(apart "$a" "$b")
     printf '# %4d   %15.5f   %10.5f   %.2e\n' $step "$a" "$b" "$difference"
     worst=$(awk -v a="$worst" -v b="$difference" 'BEGIN { print (a > b ? a : b) }')
   done
-  a=$(loss_at val 50 cpu) b=$(loss_at val 50 "$1")
-  echo "# validation: $a on the CPU, $b on the GPU; worst relative difference of a training loss $worst, bound 1e-2"
-  check "cpu_and_$1_agree_over_50_steps" "they differ by $worst" awk -v w="$worst" 'BEGIN { exit !(w <= 0.01 && w > 0) }'
-  check "cpu_and_$1_agree_on_validation" "$a and $b" awk -v d="$(relative "$a" "$b")" 'BEGIN { exit !(d <= 0.01) }'
+  a=$(loss_at val 200 cpu) b=$(loss_at val 200 "$1")
+  echo "# validation: $a on the CPU, $b on the GPU; worst difference of a training loss $worst, bound $2"
+  check "cpu_and_$1_agree_over_200_steps" "they differ by $worst" awk -v w="$worst" -v b="$2" 'BEGIN { exit !(w <= b && w > 0) }'
+  check "cpu_and_$1_agree_on_validation" "$a and $b" awk -v d="$(apart "$a" "$b")" -v b="$2" 'BEGIN { exit !(d <= b) }'
 }
 
 "$TRAIN" "$config" "output.dir=$folder/cost" train.steps=1 optimizer.warmup_steps=0 >"$folder/said" 2>&1
@@ -76,9 +80,12 @@ same() {
   check "${kernels}_$what" 'they differ' same_bits "$folder/$kernels" "$folder/$name"
 }
 
+bound=1e-2
 for kernels in $all_kernels; do
+  run "$kernels"-long backend.kernels="$kernels" train.steps=200
+  agree "$kernels"-long "$bound"
+  bound=$(awk -v w="$worst" 'BEGIN { print 2 * w }')
   run "$kernels" backend.kernels="$kernels"
-  agree "$kernels"
   same "$kernels"-again the_same_run_twice_has_equal_bits
   same "$kernels"-launched recorded_steps_have_the_bits_of_launched_ones backend.graphs=false
   for recompute in mlp layer; do
@@ -95,7 +102,7 @@ for kernels in $all_kernels; do
   same "$kernels"-cut a_resumed_run_has_the_bits_of_the_uninterrupted_one train.resume=auto
 
   run "$kernels"-accumulated backend.kernels="$kernels" train.gradient_accumulation=2 train.batch_size=4
-  a=$(loss_at train 50 cpu) b=$(loss_at train 50 $kernels-accumulated)
+  a=$(loss_at train 50 "$kernels") b=$(loss_at train 50 "$kernels"-accumulated)
   check "${kernels}_accumulated_micro_batches_train_the_same" "$a and $b" \
     awk -v d="$(relative "$a" "$b")" 'BEGIN { exit !(d <= 0.01) }'
 
@@ -117,6 +124,15 @@ both_agree() { # NAME OVERRIDES...
   done
 }
 if [ "$all_kernels" != unfused ]; then
+  # The size of a run that people make.
+  for kernels in fused fused-again; do
+    must "$TRAIN" configs/llama-110m.json "data.train=$folder/data/train-*.bin" data.val= train.steps=3 train.batch_size=32 \
+      train.sequence_length=1024 optimizer.warmup_steps=0 train.sample_interval=-1 backend.device=cuda backend.kernels=fused \
+      backend.deterministic=true "output.dir=$folder/110m-$kernels"
+  done
+  check the_same_run_of_110m_twice_has_equal_bits 'they differ' same_bits "$folder/110m-fused" "$folder/110m-fused-again"
+  rm -rf "$folder"/110m-*
+
   both_agree two_loss_chunks_and_a_fused_lm_head_dgrad model.vocab_size=384 train.loss_chunks=2
   # Some products of this width are left to the unfused kernels, between fused ones: row statistics of several parts.
   both_agree hidden_288 model.hidden_size=288 model.num_attention_heads=6 model.num_key_value_heads=6 model.intermediate_size=768
