@@ -2,6 +2,7 @@
 // and, later, the same functions on the device. `real` is fp32; a test build makes it fp64.
 #pragma once
 #include <math.h>
+#include <stdbool.h>
 #include <stdint.h>
 
 #ifdef __CUDACC__
