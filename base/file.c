@@ -205,6 +205,26 @@ int file_write_atomic(const char *path, const void *data, size_t bytes, Error *e
   return status;
 }
 
+int file_check_writable(const char *path, Error *err) {
+  struct stat st;
+  if (stat(path, &st) == 0 && !S_ISREG(st.st_mode)) // a rename would replace /dev/null
+    return error_set(err, "'%s' is not a regular file: name one, or one that is not there yet",
+                     path);
+  char *temporary = xasprintf("%s.tmp", path);
+  const int fd = open(temporary, O_WRONLY | O_CREAT | O_CLOEXEC, 0644);
+  const int status = fd >= 0 ? 0
+                             : error_set(err,
+                                         "cannot write to '%s': %s; name a file in a folder "
+                                         "that is there and may be written to",
+                                         path, strerror(errno));
+  if (fd >= 0) {
+    close(fd);
+    unlink(temporary);
+  }
+  free(temporary);
+  return status;
+}
+
 int directory_create(const char *path, Error *err) {
   char *partial = xstrdup(path);
   int status = 0;

@@ -37,6 +37,8 @@ void writer_abandon(FileWriter *w); // closes without syncing; safe after finish
 
 // Writes a small file whole: path.tmp, fsync, rename onto path, fsync of the parent.
 int file_write_atomic(const char *path, const void *data, size_t bytes, Error *err);
+// Tries whether it could be written so, for results that take long to make; leaves what is there.
+int file_check_writable(const char *path, Error *err);
 
 int directory_create(const char *path, Error *err); // with parents; fine if it exists
 int directory_sync(const char *path, Error *err);   // fsync of a directory's entries

@@ -98,8 +98,8 @@ Backend *backend_create(const Config *c, RunShape *shape, int64_t max_positions,
   if (gpu && gpu_usable(&gpu_bytes, &why_not) != 0) {
     gpu = false;
     if (c->backend.device == DEVICE_CUDA) {
-      *err = why_not;
-      error_prefix(err, "backend.device is \"cuda\"");
+      error_set(err, "backend.device is \"cuda\", but %s; backend.device=cpu needs no GPU",
+                why_not.text);
       return NULL;
     }
   }

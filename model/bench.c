@@ -5,7 +5,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
-#include <unistd.h>
 
 #include "base/file.h"
 #include "base/memory.h"
@@ -119,34 +118,12 @@ int bench_parse(BenchArgs *args, int argc, char **argv, Error *err) {
   return args->config ? 0 : error_set(err, "--bench: no config given; see ./train --help");
 }
 
-// Before minutes of measuring, not after.
-static int check_writable(const char *path, Error *err) {
-  const int was_there = path_exists(path);
-  FILE *file = fopen(path, "a");
-  if (!file)
-    return error_set(err, "the bench cannot write to '%s': name a file in a folder that is there",
-                     path);
-  fclose(file);
-  if (!was_there) unlink(path);
-  return 0;
-}
-
 // ---- Opening
 
-// Why there is no GPU, without the advice to train on the CPU, which is none here.
-static int check_gpu(Error *err) {
-  size_t memory;
-  if (gpu_usable(&memory, err) == 0) return 0;
-  static const char *const advice[] = {", or use backend.device cpu", ": use backend.device cpu"};
-  for (size_t i = 0; i < sizeof advice / sizeof *advice; i++) {
-    char *at = strstr(err->text, advice[i]);
-    if (at) *at = '\0';
-  }
-  return error_prefix(err, "the bench times an NVIDIA GPU's kernels");
-}
-
 static int open_backends(Bench *b, RunShape *shape, Error *err) {
-  if (check_gpu(err) != 0) return -1;
+  size_t memory;
+  if (gpu_usable(&memory, err) != 0)
+    return error_prefix(err, "the bench times an NVIDIA GPU's kernels");
   Config c = b->config;
   const Kernels kernels[BENCH_KINDS] = {KERNELS_FUSED, KERNELS_UNFUSED};
   for (int kind = 0; kind < BENCH_KINDS; kind++) {
@@ -572,13 +549,14 @@ int bench_run(const BenchArgs *args, Error *err) {
   b->config.output.profile_steps = 0;
   b->seconds = args->seconds;
   b->result.whole = args->only == OPERATION_COUNT;
-  if (status == 0 && args->json) status = check_writable(args->json, err);
+  if (status == 0 && args->json && file_check_writable(args->json, err) != 0)
+    status = error_prefix(err, "--json"); // before minutes of measuring, not after
   if (status == 0) status = open_bench(b, args, err);
   if (status == 0) {
     Llama *const llamas[BENCH_KINDS] = {&b->llama[BENCH_FUSED], &b->llama[BENCH_UNFUSED]};
-    bench_numbers(&b->result, llamas, (int)b->config.backend.threads);
-    status = measure(b, err);
+    status = bench_numbers(&b->result, llamas, (int)b->config.backend.threads, err);
   }
+  if (status == 0) status = measure(b, err);
   if (status == 0) {
     summarize(b);
     products_alone(b);

@@ -16,6 +16,9 @@ enum {
   MAX_INPUTS = 11
 };
 
+// Of bf16 results, of their largest value: rounding leaves below 0.01.
+static const double most_difference = 0.05;
+
 // The two kinds and the reference.
 enum { REFERENCE = BENCH_KINDS, SIDES };
 
@@ -251,6 +254,11 @@ static float *read_output(Backend *be, const OpOutput *from, int64_t *count) {
   return values;
 }
 
+// Attention's backward, which also prepares RoPE's, reads the log-sum-exp that the forward left.
+static bool needs_attention(Operation operation) {
+  return operation == OP_ATTENTION_BACKWARD || operation == OP_ROPE_BACKWARD;
+}
+
 // The kinds share their buffers: each one's result is read before the next one's inputs are
 // written.
 static Differences compare_operation(Numbers *n, Operation operation,
@@ -262,6 +270,10 @@ static Differences compare_operation(Numbers *n, Operation operation,
     for (int side = 0; side < SIDES; side++) {
       Llama *l = &n->side[side];
       write_inputs(n, l, operation, values);
+      if (needs_attention(operation)) {
+        bench_op_issue(l, OP_ATTENTION, 0, false);
+        write_inputs(n, l, operation, values); // o, the same for all again
+      }
       bench_op_prepare(l, operation, 0);
       bench_op_issue(l, operation, 0, false);
       const OpOutput output = bench_op_output(l, operation, 0);
@@ -395,7 +407,16 @@ static void close_reference(Numbers *n) {
   cpu->be->destroy(cpu->be);
 }
 
-void bench_numbers(BenchResult *result, Llama *const gpu[BENCH_KINDS], int threads) {
+static int check_difference(const BenchOp *op, BenchKind kind, double difference, Error *err) {
+  if (!(difference > most_difference)) return 0; // NAN: not compared
+  return error_set(err,
+                   "%s of %s kernels is off the fp32 reference by %g of its largest value, and "
+                   "rounding explains %g at most: their times say nothing; run ./train --doctor",
+                   operation_name(op->operation), kind == BENCH_FUSED ? "fused" : "unfused",
+                   difference, most_difference);
+}
+
+int bench_numbers(BenchResult *result, Llama *const gpu[BENCH_KINDS], int threads, Error *err) {
   const RunShape shape = small_shape(&gpu[BENCH_FUSED]->shape);
   Numbers n = {.one_layer = gpu[BENCH_FUSED]->config};
   n.one_layer.num_hidden_layers = 1;
@@ -411,14 +432,17 @@ void bench_numbers(BenchResult *result, Llama *const gpu[BENCH_KINDS], int threa
   for (int i = 0; i < count; i++) values[i] = values_new((uint64_t)i + 1, inputs[i].count, 1);
   Differences finish = {NAN, NAN, NAN}, adamw = finish;
   compare_update(&n, &finish, &adamw);
-  for (int i = 0; i < result->op_count; i++) {
+  int status = 0;
+  for (int i = 0; status == 0 && i < result->op_count; i++) {
     BenchOp *op = &result->ops[i];
-    if (op->operation == OP_GRADS_FINISH || op->operation == OP_ADAMW) {
-      op->differences = op->operation == OP_ADAMW ? adamw : finish;
-      continue;
-    }
-    op->differences = compare_operation(&n, op->operation, values);
+    op->differences = op->operation == OP_GRADS_FINISH ? finish
+                      : op->operation == OP_ADAMW      ? adamw
+                                                  : compare_operation(&n, op->operation, values);
+    status = check_difference(op, BENCH_FUSED, op->differences.fused_reference, err);
+    if (status == 0)
+      status = check_difference(op, BENCH_UNFUSED, op->differences.unfused_reference, err);
   }
   for (int i = 0; i < count; i++) values_free(&values[i]);
   close_reference(&n);
+  return status;
 }

@@ -18,11 +18,16 @@ refuses json_without_a_file_is_refused '--json needs a file' --bench "$config" -
 refuses an_option_is_no_file_for_json '--json needs a file' --bench "$config" --json --op qkv
 refuses a_file_that_cannot_be_written_is_refused "$folder/absent/x.json" --bench "$config" --json "$folder/absent/x.json"
 refuses a_folder_is_no_file_for_json "$folder" --bench "$config" --json "$folder"
+refuses a_device_is_no_file_for_json 'not a regular file' --bench "$config" --json /dev/null
 refuses no_time_to_measure_is_refused '--seconds needs a number from 0.1' --bench "$config" --seconds 0
 refuses without_a_gpu_bench_says_so 'NVIDIA' --bench "$config"
 refuses without_a_gpu_bench_writes_no_file 'NVIDIA' --bench "$config" --json "$folder/out.json"
+check without_a_gpu_bench_leaves_nothing_beside_it "$(ls "$folder")" test -z "$(find "$folder" -name 'out.json*')"
+echo before >"$folder/there.json"
+refuses without_a_gpu_bench_leaves_a_file_that_is_there 'NVIDIA' --bench "$config" --json "$folder/there.json"
+check it_says_what_it_said "$(cat "$folder/there.json")" test "$(cat "$folder/there.json")" = before
 refuses without_a_gpu_one_operation_is_not_benched_either 'NVIDIA' --bench "$config" --op gate_up
-check it_gives_no_advice_that_does_not_help "$(cat "$folder/said.err")" test "$(grep -c 'device cpu' "$folder/said.err")" = 0
+check it_gives_no_advice_that_does_not_help "$(cat "$folder/said.err")" test "$(grep -c 'device.cpu' "$folder/said.err")" = 0
 
 # ---- scripts/compare.sh
 export TRAIN OUT=$folder/compare

@@ -109,31 +109,84 @@ static void one_by_one_the_operations_are_a_step(void **state) {
   one_by_one_they_are_a_step(true, 4);
 }
 
-// The CPU backend as both kinds: no difference is left.
+// The CPU backend as both kinds; the fused one's results are read with `read` (NULL: as they are).
+typedef void ReadResult(Backend *be, float *to, const void *from, int64_t count);
+
+static int compare(BenchResult *r, bool tied, Operation only, ReadResult *read, Error *err) {
+  Model m;
+  ModelConfig c = config;
+  c.tie_word_embeddings = tied;
+  open_model(&m, &c, 2);
+  const OpsConfig ops = llama_ops_config(&c, &m.llama.shape, m.llama.shape.seq, 1);
+  Llama twin = m.llama;
+  twin.be = backend_cpu_create(&ops);
+  free((void *)(uintptr_t)ops.inv_freq);
+  Llama *const kinds[BENCH_KINDS] = {&m.llama, &twin};
+  bench_ops_list(r, &m.llama, 1, only);
+  if (read) m.be->read_act = m.be->read_grad = read;
+  const int status = bench_numbers(r, kinds, 1, err);
+  twin.be->destroy(twin.be);
+  close_model(&m);
+  return status;
+}
+
 static void the_same_backend_thrice_differs_in_nothing(void **state) {
   (void)state;
   for (int tied = 0; tied < 2; tied++) {
-    Model m;
-    ModelConfig c = config;
-    c.tie_word_embeddings = tied;
-    open_model(&m, &c, 2);
-    const OpsConfig ops = llama_ops_config(&c, &m.llama.shape, m.llama.shape.seq, 1);
-    Llama twin = m.llama;
-    twin.be = backend_cpu_create(&ops);
-    free((void *)(uintptr_t)ops.inv_freq);
-    Llama *const kinds[BENCH_KINDS] = {&m.llama, &twin};
     BenchResult r = {.whole = true};
-    bench_ops_list(&r, &m.llama, 1, OPERATION_COUNT);
+    Error err;
+    assert_int_equal(compare(&r, tied, OPERATION_COUNT, NULL, &err), 0);
     assert_int_equal(r.op_count, OPERATION_COUNT - 1);
-    bench_numbers(&r, kinds, 1);
     for (int i = 0; i < r.op_count; i++) {
       const Differences *d = &r.ops[i].differences;
       if (d->fused_unfused != 0 || d->fused_reference != 0 || d->unfused_reference != 0)
         fail_msg("%s: %g %g %g", operation_name(r.ops[i].operation), d->fused_unfused,
                  d->fused_reference, d->unfused_reference);
     }
-    twin.be->destroy(twin.be);
-    close_model(&m);
+  }
+}
+
+// One element is off by this part of the largest, or not a number.
+static void read_changed(float *to, const void *from, int64_t count, double part) {
+  const real *values = from;
+  double most = 0;
+  for (int64_t i = 0; i < count; i++) {
+    to[i] = (float)values[i];
+    most = fmax(most, fabs((double)values[i]));
+  }
+  to[count / 2] += (float)(part * most);
+}
+static void read_rounded(Backend *be, float *to, const void *from, int64_t count) {
+  (void)be;
+  read_changed(to, from, count, 0.01);
+}
+static void read_wrong(Backend *be, float *to, const void *from, int64_t count) {
+  (void)be;
+  read_changed(to, from, count, -0.1);
+}
+static void read_nan(Backend *be, float *to, const void *from, int64_t count) {
+  (void)be;
+  read_changed(to, from, count, NAN);
+}
+
+static void what_differs_is_found_and_refused(void **state) {
+  (void)state;
+  for (int i = 0; i < OPERATION_COUNT; i++) {
+    if (i == OP_VALIDATION_LOSS) continue;
+    BenchResult r = {.whole = false};
+    Error err;
+    if (compare(&r, false, (Operation)i, read_rounded, &err) != 0) fail_msg("%s", err.text);
+    const Differences *d = &r.ops[0].differences;
+    if (d->unfused_reference != 0 || fabs(d->fused_reference - 0.01) > 1e-6 ||
+        fabs(d->fused_unfused - 0.01) > 1e-6)
+      fail_msg("%s: %g %g %g", operation_name((Operation)i), d->fused_unfused, d->fused_reference,
+               d->unfused_reference);
+    ReadResult *const readers[] = {read_wrong, read_nan};
+    for (int k = 0; k < 2; k++) {
+      assert_int_equal(compare(&r, false, (Operation)i, readers[k], &err), -1);
+      if (!strstr(err.text, operation_name((Operation)i)) || !strstr(err.text, "of fused kernels"))
+        fail_msg("%s", err.text);
+    }
   }
 }
 
@@ -174,6 +227,7 @@ int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(one_by_one_the_operations_are_a_step),
       cmocka_unit_test(the_same_backend_thrice_differs_in_nothing),
+      cmocka_unit_test(what_differs_is_found_and_refused),
       cmocka_unit_test(flops_and_calls_are_those_of_a_step),
       cmocka_unit_test(one_operation_can_be_listed_alone),
   };

@@ -42,7 +42,7 @@ static int read_properties(Gpu *gpu, Error *err) {
     return error_set(
         err,
         "the GPU (%s) has compute capability %d.%d, but bf16 needs 8.0 or later (A100, RTX 30 and "
-        "newer): use backend.device cpu",
+        "newer)",
         gpu->name, gpu->major, gpu->minor);
   return 0;
 }
@@ -51,17 +51,16 @@ int gpu_probe(Gpu *gpu, Error *err) {
   memset(gpu, 0, sizeof *gpu);
   int count = 0, driver = 0;
   CUDA_TRY(err, cudaDriverGetVersion(&driver)); // 0 without a driver, which is no failure
-  if (driver == 0)
-    return error_set(err, "no NVIDIA driver was found: install one, or use backend.device cpu");
+  if (driver == 0) return error_set(err, "no NVIDIA driver was found: install one");
   const cudaError_t status = cudaGetDeviceCount(&count);
   if (status == cudaErrorInsufficientDriver)
     return error_set(err,
                      "the NVIDIA driver supports CUDA %d.%d, but this program was built with CUDA "
-                     "%d.%d: update the driver, or use backend.device cpu",
+                     "%d.%d: update the driver",
                      driver / 1000, driver % 1000 / 10, CUDART_VERSION / 1000,
                      CUDART_VERSION % 1000 / 10);
   if (status != cudaSuccess || count == 0)
-    return error_set(err, "no NVIDIA GPU was found (%s): use backend.device cpu",
+    return error_set(err, "no NVIDIA GPU was found (%s)",
                      status == cudaSuccess ? "the driver lists none" : cudaGetErrorString(status));
   return read_properties(gpu, err);
 }
