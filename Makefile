@@ -159,10 +159,10 @@ else
 	$(NO_TOOLKIT)
 endif
 
-bench: $(if $(HAVE_CUDA),$(addprefix build/release/tests/gpu/,bench_fused bench_layer)) ## time each fused kernel and whole layers against cuBLASLt and the unfused backend, on a GPU
+bench: $(if $(HAVE_CUDA),train build/release/tests/gpu/bench_fused) ## time each fused kernel, then layers and steps (scripts/compare.sh), against cuBLASLt and the unfused backend, on a GPU
 ifdef HAVE_CUDA
 	build/release/tests/gpu/bench_fused all
-	build/release/tests/gpu/bench_layer all
+	scripts/compare.sh
 else
 	$(NO_TOOLKIT)
 endif
