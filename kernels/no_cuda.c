@@ -60,10 +60,9 @@ GpuSample bench_gpu_sample(const BenchGpu *g) {
   return (GpuSample){0};
 }
 
-int bench_gpu_prepare(BenchGpu *g, const BareProduct *products, int count, Error *err) {
+int bench_gpu_prepare(BenchGpu *g, const BareProduct *product, Error *err) {
   (void)g;
-  (void)products;
-  (void)count;
+  (void)product;
   return no_gpu(err);
 }
 

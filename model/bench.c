@@ -4,8 +4,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
+#include "base/clock.h"
 #include "base/file.h"
 #include "base/memory.h"
 #include "base/rng.h"
@@ -171,18 +171,10 @@ static int check_memory(const Bench *b, const RunShape *shape, Error *err) {
 
 static void describe(Bench *b, const BenchArgs *args) {
   BenchResult *r = &b->result;
-  const ModelConfig *m = &b->config.model;
   const RunShape *s = &b->llama[BENCH_FUSED].shape;
   static const char *const recompute[] = {"none", "mlp", "layer"};
   snprintf(r->config, sizeof r->config, "%s", args->config);
-  snprintf(r->model, sizeof r->model,
-           "%s parameters: %lld layer%s, hidden %lld, ffn %lld, heads %lld/%lld of %lld, "
-           "vocabulary %lld%s",
-           count_text((double)model_parameters(m, true)).text, (long long)m->num_hidden_layers,
-           m->num_hidden_layers == 1 ? "" : "s", (long long)m->hidden_size,
-           (long long)m->intermediate_size, (long long)m->num_attention_heads,
-           (long long)m->num_key_value_heads, (long long)m->head_dim, (long long)m->vocab_size,
-           m->tie_word_embeddings ? ", tied" : "");
+  snprintf(r->model, sizeof r->model, "%s", model_text(&b->config.model).text);
   snprintf(r->step_shape, sizeof r->step_shape,
            "%lld x %lld x %lld tokens (accumulation x sequences x length), loss in %lld piece%s, "
            "recompute %s",
@@ -209,7 +201,7 @@ static int open_bench(Bench *b, const BenchArgs *args, Error *err) {
   b->result.facts = bench_gpu_facts(b->gpu);
   for (int i = 0; i < b->result.op_count; i++)
     if (b->result.ops[i].class == CLASS_PRODUCT &&
-        bench_gpu_prepare(b->gpu, &b->result.ops[i].product, 1, err) != 0)
+        bench_gpu_prepare(b->gpu, &b->result.ops[i].product, err) != 0)
       return -1;
   const OptimizerConfig *o = &c->optimizer;
   b->hyper = (AdamW){.learning_rate = 1e-6, // the weights stay what they are
@@ -251,12 +243,6 @@ static void add_sample(Samples *s, double value) {
     s->ms = xrealloc(s->ms, (size_t)s->capacity * sizeof *s->ms);
   }
   s->ms[s->count++] = value;
-}
-
-static double now_ms(void) {
-  struct timespec t;
-  clock_gettime(CLOCK_MONOTONIC, &t);
-  return (double)t.tv_sec * 1e3 + (double)t.tv_nsec * 1e-6;
 }
 
 // Clocks and power, at times, while the GPU has work.

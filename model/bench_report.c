@@ -250,11 +250,11 @@ static void print_whole(const BenchResult *r) {
   print_split("floor", floor_split(r));
 }
 
+// Dashes where nothing was read.
 static void print_busy(const char *what, const Busy *b) {
-  if (b->count == 0) return;
-  printf("%s %s MHz, %s W, %s C (%d readings)", what,
+  printf("%s %s MHz, %s W, %s C (%d reading%s)", what,
          cell("%.0f", b->sum.clock_mhz / b->count).text, cell("%.0f", b->sum.watts / b->count).text,
-         cell("%.0f", b->sum.celsius / b->count).text, b->count);
+         cell("%.0f", b->sum.celsius / b->count).text, b->count, b->count == 1 ? "" : "s");
 }
 
 // Bare products as the table has them, over the same called back to back.

@@ -33,6 +33,19 @@ CountText count_text(double count) {
   return t;
 }
 
+ModelText model_text(const ModelConfig *m) {
+  ModelText t;
+  snprintf(t.text, sizeof t.text,
+           "%s parameters: %lld layer%s, hidden %lld, ffn %lld, heads %lld/%lld of %lld, "
+           "vocabulary %lld%s",
+           count_text((double)model_parameters(m, true)).text, (long long)m->num_hidden_layers,
+           m->num_hidden_layers == 1 ? "" : "s", (long long)m->hidden_size,
+           (long long)m->intermediate_size, (long long)m->num_attention_heads,
+           (long long)m->num_key_value_heads, (long long)m->head_dim, (long long)m->vocab_size,
+           m->tie_word_embeddings ? ", tied" : "");
+  return t;
+}
+
 static void check_written(RunLog *log) {
   if (fflush(log->file) == 0 || log->failed) return;
   fprintf(stderr, "cannot write to '%s': %s; training goes on without it\n", log->path,

@@ -19,6 +19,7 @@
 #include <stdio.h>
 #include "base/error.h"
 #include "model/breakdown.h"
+#include "model/config.h"
 
 typedef struct RunLog {
   FILE *file;
@@ -57,3 +58,8 @@ typedef struct CountText {
   char text[32];
 } CountText;
 CountText count_text(double count);
+// "2.75M parameters: 4 layers, hidden 192, ...".
+typedef struct ModelText {
+  char text[256];
+} ModelText;
+ModelText model_text(const ModelConfig *model);

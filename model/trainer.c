@@ -4,19 +4,13 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
+#include "base/clock.h"
 #include "base/memory.h"
 #include "data/tokenizer.h"
 #include "model/optimizer.h"
 #include "model/ranges.h"
 #include "model/step.h"
-
-static double now_ms(void) {
-  struct timespec t;
-  clock_gettime(CLOCK_MONOTONIC, &t);
-  return (double)t.tv_sec * 1e3 + (double)t.tv_nsec * 1e-6;
-}
 
 static Loader *open_data(const Config *c, const char *pattern, bool shuffle, Error *err) {
   const LoaderConfig loader = {.pattern = pattern,
@@ -68,12 +62,7 @@ static int set_weights(Trainer *t, Error *err) {
 static void print_start(const Trainer *t) {
   const Config *c = &t->config;
   const ModelConfig *m = &c->model;
-  printf("model      %s parameters: %lld layers, hidden %lld, ffn %lld, heads %lld/%lld of %lld, "
-         "vocabulary %lld%s\n",
-         count_text((double)model_parameters(m, true)).text, (long long)m->num_hidden_layers,
-         (long long)m->hidden_size, (long long)m->intermediate_size,
-         (long long)m->num_attention_heads, (long long)m->num_key_value_heads,
-         (long long)m->head_dim, (long long)m->vocab_size, m->tie_word_embeddings ? ", tied" : "");
+  printf("model      %s\n", model_text(m).text);
   printf("backend    %s: %s\n", t->be->name, t->be->description);
   if (t->be->costs[0] != '\0') printf("           %s\n", t->be->costs);
   printf("data       %s training tokens in %d file%s",

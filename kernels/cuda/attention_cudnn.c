@@ -5,8 +5,8 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
+#include "base/clock.h"
 #include "base/memory.h"
 #include "base/rng.h"
 #include "kernels/cuda/check.h"
@@ -32,12 +32,6 @@ struct AttentionCudnn {
   size_t row_sum, dq_sum, plan; // offsets into the backward's workspace
   size_t workspace;             // of the backward
 };
-
-static double seconds_now(void) {
-  struct timespec t;
-  clock_gettime(CLOCK_MONOTONIC, &t);
-  return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
-}
 
 // ---- Calls
 
@@ -279,9 +273,9 @@ static void compile_offered(const CudnnApi *api, const CudnnConfig *offered, int
     *config = (AttentionConfig){
         .engine = offered[i].engine, .kernel = offered[i].kernel, .deterministic = deterministic};
     if (done || (wanted >= 0 && i != wanted)) continue;
-    const double start = seconds_now();
+    const double start = now_ms();
     if (plan_create(api, offered[i].descriptor, plan, &config->workspace, &p->error)) *plan = NULL;
-    config->plan_seconds = seconds_now() - start;
+    config->plan_seconds = (now_ms() - start) * 1e-3;
     done = wanted == ATTENTION_FIRST && *plan;
   }
 }

@@ -169,8 +169,7 @@ static int open_parts(BenchGpu *g, Error *err) {
   CUDA_TRY(err, cudaMalloc((void **)&g->scratch, g->scratch_bytes));
   CUDA_TRY(err, cudaEventCreateWithFlags(&g->handover, cudaEventDisableTiming));
   if (fill_operands(g->operands, err)) return -1;
-  const GemmProblem peak = problem_of(&peak_product);
-  return gemm_prepare(&unfused_of(g->unfused)->gemm, &peak, 1, err);
+  return bench_gpu_prepare(g, &peak_product, err);
 }
 
 BenchGpu *bench_gpu_open(Backend *fused, Backend *unfused, size_t scratch_bytes, Error *err) {
@@ -204,12 +203,9 @@ static cudaStream_t stream_of(Backend *be) {
   return unfused_of(be)->gpu.stream;
 }
 
-int bench_gpu_prepare(BenchGpu *g, const BareProduct *products, int count, Error *err) {
-  for (int i = 0; i < count; i++) {
-    const GemmProblem problem = problem_of(&products[i]);
-    if (gemm_prepare(&unfused_of(g->unfused)->gemm, &problem, 1, err)) return -1;
-  }
-  return 0;
+int bench_gpu_prepare(BenchGpu *g, const BareProduct *product, Error *err) {
+  const GemmProblem problem = problem_of(product);
+  return gemm_prepare(&unfused_of(g->unfused)->gemm, &problem, 1, err);
 }
 
 void bench_gpu_product(BenchGpu *g, const BareProduct *p, const void *A, const void *B, void *D) {

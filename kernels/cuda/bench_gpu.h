@@ -37,7 +37,7 @@ GpuFacts bench_gpu_facts(const BenchGpu *g);
 GpuSample bench_gpu_sample(const BenchGpu *g); // a call takes up to a millisecond of the host
 
 // Has cuBLASLt's algorithm chosen as the backends have it chosen: the fastest.
-int bench_gpu_prepare(BenchGpu *g, const BareProduct *products, int count, Error *err);
+int bench_gpu_prepare(BenchGpu *g, const BareProduct *product, Error *err);
 // On the unfused backend's stream, as are the next two. D NULL: into scratch.
 void bench_gpu_product(BenchGpu *g, const BareProduct *product, const void *A, const void *B,
                        void *D);
