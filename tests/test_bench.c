@@ -17,11 +17,11 @@
 #include "model/bench_report.h"
 #include "model/llama.h"
 
-enum { MOST_MARKS = 4096, NO_ROOM = 77 /* a seed */ };
+enum { MOST_MARKS = 4096, NO_ROOM = 77, NOT_FINITE = 78 /* seeds */ };
 
 // Milliseconds that things take: to a time stamp of each kind, and the rest besides.
-static const double kind_ms[BENCH_KINDS] = {1, 3}, gate_up_ms = 10, product_ms = 0.5, peak_ms = 4,
-                    copy_ms = 2;
+static const double kind_ms[BENCH_KINDS] = {1, 3}, gate_up_ms[BENCH_KINDS] = {10, 20},
+                    product_ms = 0.5, peak_ms = 4, copy_ms = 2;
 
 struct BenchGpu {
   Backend *fused;
@@ -36,7 +36,12 @@ static void (*cpu_gate_up)(Backend *be, int64_t M, const act_t *x, const stat_t 
 static void slow_gate_up(Backend *be, int64_t M, const act_t *x, const stat_t *sumsq,
                          const act_t *W, act_t *z, act_t *y) {
   cpu_gate_up(be, M, x, sumsq, W, z, y);
-  clock_ms += gate_up_ms;
+  clock_ms += gate_up_ms[be->kinds[OP_GATE_UP] == KERNEL_FUSED ? BENCH_FUSED : BENCH_UNFUSED];
+}
+
+static StepResult result_not_finite(Backend *be) {
+  (void)be;
+  return (StepResult){.loss = NAN, .grad_norm = NAN};
 }
 
 int __wrap_gpu_usable(size_t *memory_bytes, Error *err);
@@ -59,6 +64,7 @@ Backend *__wrap_backend_create(const Config *c, RunShape *shape, int64_t positio
     memory_plan(&plan, &c->model, shape, be);
     be->memory_bytes = plan.total_bytes;
   }
+  if (c->train.seed == NOT_FINITE) be->step_result = result_not_finite;
   cpu_gate_up = be->gate_up;
   be->gate_up = slow_gate_up;
   const bool fused = c->backend.kernels == KERNELS_FUSED;
@@ -232,7 +238,7 @@ static double check_operations(const cJSON *json, int expected) {
     const bool gate_up =
         strcmp(cJSON_GetObjectItemCaseSensitive(op, "name")->valuestring, "gate_up") == 0;
     for (int kind = 0; kind < BENCH_KINDS; kind++)
-      near(at(op, kind_names[kind], "median"), kind_ms[kind] + (gate_up ? gate_up_ms : 0));
+      near(at(op, kind_names[kind], "median"), kind_ms[kind] + (gate_up ? gate_up_ms[kind] : 0));
     assert_true(at(op, "fused", "count") >= 8); // at least twice in each of at least four rounds
     assert_true(at(op, "largest_difference", "fused_reference") == 0); // they are one backend
     calls += at(op, "calls", NULL);
@@ -254,20 +260,23 @@ static double check_operations(const cJSON *json, int expected) {
 static void check_whole(const cJSON *json, double calls, bool recompute) {
   const cJSON *layer = cJSON_GetObjectItemCaseSensitive(json, "layer"),
               *sums = cJSON_GetObjectItemCaseSensitive(json, "sum_of_operations");
-  const double gate_ups = calls_of(json, "gate_up") * gate_up_ms;
   double step[BENCH_KINDS];
   for (int kind = 0; kind < BENCH_KINDS; kind++) {
     const char *name = kind_names[kind];
+    const double gate_ups = calls_of(json, "gate_up") * gate_up_ms[kind];
     step[kind] = kind_ms[kind] + gate_ups;
     near(at(cJSON_GetObjectItemCaseSensitive(json, "step"), name, "median"), step[kind]);
     near(at(sums, name, "ms"), calls * kind_ms[kind] + gate_ups);
     near(at(cJSON_GetObjectItemCaseSensitive(layer, "forward"), name, "median"),
-         kind_ms[kind] + gate_up_ms);
+         kind_ms[kind] + gate_up_ms[kind]);
     near(at(cJSON_GetObjectItemCaseSensitive(layer, "backward"), name, "median"),
-         kind_ms[kind] + (recompute ? gate_up_ms : 0));
+         kind_ms[kind] + (recompute ? gate_up_ms[kind] : 0));
     near(at(cJSON_GetObjectItemCaseSensitive(layer, "both"), name, "median"),
-         kind_ms[kind] + (recompute ? 2 : 1) * gate_up_ms);
+         kind_ms[kind] + (recompute ? 2 : 1) * gate_up_ms[kind]);
   }
+  const double steps = fmin(fmax(floor(200 / step[BENCH_FUSED]), 2), 16); // 200 ms, 2 to 16
+  near(at(cJSON_GetObjectItemCaseSensitive(json, "step"), "unfused", "count"),
+       steps * at(json, "measured", "rounds"));
   near(at(json, "gain_by_rounds", "median"), step[BENCH_UNFUSED] / step[BENCH_FUSED]);
 }
 
@@ -326,11 +335,18 @@ static void what_does_not_fit_is_refused(void **state) {
   refused((char *[]){(char *)"train.seed=77"}, 1, "the bench needs");
 }
 
+static void a_step_that_is_not_finite_is_refused(void **state) {
+  (void)state;
+  refused((char *[]){(char *)"train.seed=78"}, 1,
+          "of fused kernels on random weights is not finite");
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(everything_is_measured),
       cmocka_unit_test(one_operation_is_measured_alone),
       cmocka_unit_test(what_does_not_fit_is_refused),
+      cmocka_unit_test(a_step_that_is_not_finite_is_refused),
   };
   return cmocka_run_group_tests_name("test_bench", tests, NULL, NULL);
 }

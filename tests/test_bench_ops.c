@@ -9,6 +9,7 @@
 #include "base/memory.h"
 #include "base/rng.h"
 #include "kernels/program_math.h"
+#include "model/bench_model.h"
 #include "model/bench_numbers.h"
 
 typedef struct Model {
@@ -112,7 +113,12 @@ static void one_by_one_the_operations_are_a_step(void **state) {
 // The CPU backend as both kinds; the fused one's results are read with `read` (NULL: as they are).
 typedef void ReadResult(Backend *be, float *to, const void *from, int64_t count);
 
-static int compare(BenchResult *r, bool tied, Operation only, ReadResult *read, Error *err) {
+static void leave_undone(Backend *be, const ParamTensor *list, int count) {
+  (void)be, (void)list, (void)count;
+}
+
+static int compare(BenchResult *r, bool tied, Operation only, ReadResult *read, bool update,
+                   Error *err) {
   Model m;
   ModelConfig c = config;
   c.tie_word_embeddings = tied;
@@ -124,6 +130,7 @@ static int compare(BenchResult *r, bool tied, Operation only, ReadResult *read, 
   Llama *const kinds[BENCH_KINDS] = {&m.llama, &twin};
   bench_ops_list(r, &m.llama, 1, only);
   if (read) m.be->read_act = m.be->read_grad = read;
+  if (!update) m.be->grads_finish = m.be->adamw = leave_undone;
   const int status = bench_numbers(r, kinds, 1, err);
   twin.be->destroy(twin.be);
   close_model(&m);
@@ -135,7 +142,7 @@ static void the_same_backend_thrice_differs_in_nothing(void **state) {
   for (int tied = 0; tied < 2; tied++) {
     BenchResult r = {.whole = true};
     Error err;
-    assert_int_equal(compare(&r, tied, OPERATION_COUNT, NULL, &err), 0);
+    assert_int_equal(compare(&r, tied, OPERATION_COUNT, NULL, true, &err), 0);
     assert_int_equal(r.op_count, OPERATION_COUNT - 1);
     for (int i = 0; i < r.op_count; i++) {
       const Differences *d = &r.ops[i].differences;
@@ -175,7 +182,7 @@ static void what_differs_is_found_and_refused(void **state) {
     if (i == OP_VALIDATION_LOSS) continue;
     BenchResult r = {.whole = false};
     Error err;
-    if (compare(&r, false, (Operation)i, read_rounded, &err) != 0) fail_msg("%s", err.text);
+    if (compare(&r, false, (Operation)i, read_rounded, true, &err) != 0) fail_msg("%s", err.text);
     const Differences *d = &r.ops[0].differences;
     if (d->unfused_reference != 0 || fabs(d->fused_reference - 0.01) > 1e-6 ||
         fabs(d->fused_unfused - 0.01) > 1e-6)
@@ -183,10 +190,20 @@ static void what_differs_is_found_and_refused(void **state) {
                d->unfused_reference);
     ReadResult *const readers[] = {read_wrong, read_nan};
     for (int k = 0; k < 2; k++) {
-      assert_int_equal(compare(&r, false, (Operation)i, readers[k], &err), -1);
+      assert_int_equal(compare(&r, false, (Operation)i, readers[k], true, &err), -1);
       if (!strstr(err.text, operation_name((Operation)i)) || !strstr(err.text, "of fused kernels"))
         fail_msg("%s", err.text);
     }
+  }
+}
+
+static void an_update_left_undone_is_refused(void **state) {
+  (void)state;
+  for (int i = OP_GRADS_FINISH; i <= OP_ADAMW; i++) {
+    BenchResult r = {.whole = false};
+    Error err = {""};
+    assert_int_equal(compare(&r, false, (Operation)i, NULL, false, &err), -1);
+    if (!strstr(err.text, operation_name((Operation)i))) fail_msg("%s", err.text);
   }
 }
 
@@ -210,6 +227,170 @@ static void flops_and_calls_are_those_of_a_step(void **state) {
   close_model(&m);
 }
 
+// ---- Bare products are those of the operations: a backend that only notes what it multiplies.
+
+static struct Noted {
+  BareProduct product;
+  BareOperands operands;
+} noted;
+
+static void note(int64_t M, int64_t N, int64_t K, BareForm form, const void *A, const void *B,
+                 void *D) {
+  noted = (struct Noted){{.M = M, .N = N, .K = K, .form = form}, {A, B, D}};
+}
+
+enum { D = 32, F = 48, HD = 32, R = 64, V = 70 }; // of config
+
+static void note_qkv(Backend *be, int64_t M, int64_t T, int64_t pos0, const act_t *x,
+                     const stat_t *sumsq, const act_t *W, act_t *qkv) {
+  (void)be, (void)T, (void)pos0, (void)sumsq, (void)qkv;
+  note(M, R, D, BARE_NT, x, W, NULL);
+}
+static void note_residual(Backend *be, int64_t M, int64_t K, const act_t *a, const act_t *W,
+                          const act_t *x, act_t *out, stat_t *sumsq) {
+  (void)be, (void)x, (void)out, (void)sumsq;
+  note(M, D, K, BARE_NT, a, W, NULL);
+}
+static void note_gate_up(Backend *be, int64_t M, const act_t *x, const stat_t *sumsq,
+                         const act_t *W, act_t *z, act_t *y) {
+  (void)be, (void)sumsq, (void)z, (void)y;
+  note(M, 2 * F, D, BARE_NT, x, W, NULL);
+}
+static void note_head_loss(Backend *be, int64_t M, const act_t *x, const stat_t *sumsq,
+                           const act_t *W, const int32_t *targets, act_t *logits, double scale,
+                           stat_t *s) {
+  (void)be, (void)sumsq, (void)targets, (void)scale, (void)s;
+  note(M, V, D, BARE_NT, x, W, logits);
+}
+static void note_norm_dgrad(Backend *be, int64_t M, int64_t N, const act_t *dz, const act_t *W,
+                            const act_t *x, const stat_t *sumsq, const stat_t *s, int64_t parts_s,
+                            const act_t *residual, act_t *dx) {
+  (void)be, (void)x, (void)sumsq, (void)s, (void)parts_s, (void)residual, (void)dx;
+  note(M, D, N, BARE_NN, dz, W, NULL);
+}
+static void note_down_dgrad(Backend *be, int64_t M, const act_t *dx, const act_t *W, const act_t *z,
+                            const stat_t *sumsq, act_t *dz, stat_t *s, act_t *y) {
+  (void)be, (void)z, (void)sumsq, (void)dz, (void)s, (void)y;
+  note(M, F, D, BARE_NN, dx, W, NULL);
+}
+static void note_dgrad(Backend *be, int64_t M, int64_t K, const act_t *dy, const act_t *W,
+                       act_t *da) {
+  (void)be, (void)da;
+  note(M, K, D, BARE_NN, dy, W, NULL);
+}
+static void note_wgrad(Backend *be, int64_t M, int64_t N, int64_t K, const act_t *dz,
+                       const act_t *x, grad_t *dW, bool accumulate) {
+  (void)be, (void)accumulate;
+  note(N, K, M, BARE_TN, dz, x, dW);
+}
+
+static void bare_products_are_those_of_the_operations(void **state) {
+  (void)state;
+  Model m;
+  open_model(&m, &config, 2);
+  Backend *be = m.be;
+  be->qkv = note_qkv;
+  be->residual = note_residual;
+  be->gate_up = note_gate_up;
+  be->head_loss = note_head_loss;
+  be->norm_dgrad = note_norm_dgrad;
+  be->down_dgrad = note_down_dgrad;
+  be->dgrad = note_dgrad;
+  be->wgrad = note_wgrad;
+  BenchResult r = {.whole = true};
+  bench_ops_list(&r, &m.llama, 1, OPERATION_COUNT);
+  int products = 0;
+  for (int i = 0; i < r.op_count; i++) {
+    const BareProduct *p = &r.ops[i].product;
+    for (int index = 0; r.ops[i].class == CLASS_PRODUCT && index < 3; index++) {
+      issue(&m, r.ops[i].operation, index, false);
+      const BareProduct *q = &noted.product;
+      const BareOperands o = bench_op_operands(&m.llama, r.ops[i].operation, index);
+      if (p->M != q->M || p->N != q->N || p->K != q->K || p->form != q->form ||
+          o.A != noted.operands.A || o.B != noted.operands.B || (o.D && o.D != noted.operands.D))
+        fail_msg("%s", operation_name(r.ops[i].operation));
+      products += index == 0;
+    }
+  }
+  assert_int_equal(products, 15);
+  close_model(&m);
+}
+
+static const BenchOp *op_of(const BenchResult *r, Operation operation) {
+  for (int i = 0; i < r->op_count; i++)
+    if (r->ops[i].operation == operation) return &r->ops[i];
+  fail_msg("there is no %s", operation_name(operation));
+  return NULL;
+}
+
+// On the CPU every element has sizeof(real) bytes.
+static void bytes_are_those_of_the_arrays(void **state) {
+  (void)state;
+  enum { M = 32, LAYERS = 3, LAYER = R * D + D * HD + 2 * F * D + D * F, NORMS = 2 * LAYERS + 1 };
+  const double all = 2 * V * D + LAYERS * LAYER + NORMS * D, matrices = all - NORMS * D,
+               folded = V * D + LAYERS * (R * D + 2 * F * D), e = sizeof(real);
+  Model m;
+  open_model(&m, &config, 2);
+  BenchResult r = {.whole = true};
+  bench_ops_list(&r, &m.llama, 1, OPERATION_COUNT);
+  const struct {
+    Operation operation;
+    double bytes, floor;
+  } expected[] = {
+      {OP_EMBED, 2 * M * D * e, 2 * M * D * e},
+      {OP_ROPE_BACKWARD, 3 * M * R * e, 0},
+      {OP_EMBED_BACKWARD, (M * D + V * D) * e, (M * D + V * D) * e},
+      {OP_HEAD_LOSS, 0, 2 * M / 2 * V * e}, // a chunk's logits in and out
+      {OP_GATE_UP, 0, 0},
+      // weight, two moments in and out, gradient in; the compute copy out
+      {OP_ADAMW, (7 * all + matrices) * e, (7 * all + matrices) * e},
+      // gradients for the norm of all; where folded, the weight in and the gradient out besides
+      {OP_GRADS_FINISH, (all + 2 * folded) * e, 0},
+  };
+  for (size_t i = 0; i < sizeof expected / sizeof *expected; i++) {
+    const BenchOp *op = op_of(&r, expected[i].operation);
+    if (op->bytes != expected[i].bytes || op->floor_bytes != expected[i].floor)
+      fail_msg("%s: %g %g", operation_name(op->operation), op->bytes, op->floor_bytes);
+  }
+  close_model(&m);
+}
+
+static void recomputed_operations_are_in_the_backward(void **state) {
+  (void)state;
+  for (Recompute again = RECOMPUTE_NONE; again <= RECOMPUTE_LAYER; again++) {
+    Model m;
+    open_model(&m, &config, 1);
+    m.llama.shape.recompute = again;
+    BenchResult r = {.whole = true};
+    bench_ops_list(&r, &m.llama, 1, OPERATION_COUNT);
+    assert_int_equal(op_of(&r, OP_GATE_UP)->in_backward, again != RECOMPUTE_NONE);
+    assert_int_equal(op_of(&r, OP_QKV)->in_backward, again == RECOMPUTE_LAYER);
+    assert_int_equal(op_of(&r, OP_QKV)->calls, again == RECOMPUTE_LAYER ? 5 : 3);
+    assert_int_equal(op_of(&r, OP_DOWN)->in_backward, 0);
+    close_model(&m);
+  }
+}
+
+static void a_twin_shares_all_but_the_row_statistics(void **state) {
+  (void)state;
+  Model m;
+  Llama twin = {0};
+  Error err;
+  open_model(&m, &config, 1);
+  if (bench_share(&twin, &m.llama, m.be, &err) != 0) fail_msg("%s", err.text);
+  const Acts *a = &m.llama.acts, *b = &twin.acts;
+  assert_ptr_equal(a->dx, b->dx);
+  assert_ptr_not_equal(a->s, b->s);
+  assert_ptr_not_equal(a->final_sumsq, b->final_sumsq);
+  for (int l = 0; l < 3; l++) {
+    assert_ptr_equal(a->layers[l].x, b->layers[l].x);
+    assert_ptr_not_equal(a->layers[l].x_sumsq, b->layers[l].x_sumsq);
+    assert_ptr_not_equal(a->layers[l].x1_sumsq, b->layers[l].x1_sumsq);
+  }
+  bench_unshare(&twin);
+  close_model(&m);
+}
+
 static void one_operation_can_be_listed_alone(void **state) {
   (void)state;
   Model m;
@@ -228,7 +409,12 @@ int main(void) {
       cmocka_unit_test(one_by_one_the_operations_are_a_step),
       cmocka_unit_test(the_same_backend_thrice_differs_in_nothing),
       cmocka_unit_test(what_differs_is_found_and_refused),
+      cmocka_unit_test(an_update_left_undone_is_refused),
       cmocka_unit_test(flops_and_calls_are_those_of_a_step),
+      cmocka_unit_test(bare_products_are_those_of_the_operations),
+      cmocka_unit_test(bytes_are_those_of_the_arrays),
+      cmocka_unit_test(recomputed_operations_are_in_the_backward),
+      cmocka_unit_test(a_twin_shares_all_but_the_row_statistics),
       cmocka_unit_test(one_operation_can_be_listed_alone),
   };
   return cmocka_run_group_tests_name("test_bench_ops", tests, NULL, NULL);
