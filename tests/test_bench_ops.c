@@ -22,7 +22,7 @@ static const ModelConfig config = {.hidden_size = 32,
                                    .num_hidden_layers = 3,
                                    .num_attention_heads = 4,
                                    .num_key_value_heads = 2,
-                                   .head_dim = 8,
+                                   .head_dim = 10, // no two widths are alike
                                    .vocab_size = 70,
                                    .max_position_embeddings = 16,
                                    .rms_norm_eps = 1e-5,
@@ -239,7 +239,7 @@ static void note(int64_t M, int64_t N, int64_t K, BareForm form, const void *A, 
   noted = (struct Noted){{.M = M, .N = N, .K = K, .form = form}, {A, B, D}};
 }
 
-enum { D = 32, F = 48, HD = 32, R = 64, V = 70 }; // of config
+enum { D = 32, F = 48, HD = 40, R = 80, V = 70 }; // of config
 
 static void note_qkv(Backend *be, int64_t M, int64_t T, int64_t pos0, const act_t *x,
                      const stat_t *sumsq, const act_t *W, act_t *qkv) {
