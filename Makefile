@@ -108,6 +108,20 @@ $(patsubst %.cu,build/release/%.o,$(FUSED_CU)): build/release/%.o: %.cu Makefile
 	$(NVCC) $(FUSED_FLAGS) -MMD -MP -c $< -o $@ 2> $(@:.o=.ptxas) || { cat $(@:.o=.ptxas) >&2; exit 1; }
 	@! grep -E -B 1 '[1-9][0-9]* bytes spill' $(@:.o=.ptxas) || { echo '$<: a kernel spills registers' >&2; ! { $(SPILLS_FAIL); } || { rm $@; exit 1; }; }
 
+# The tests of programs on the CPU: the same tests, the same programs, and tests/emulated for CUDA and the mainloop.
+# CUDA's headers are C++ that g++ takes; its pragmas and attributes mean nothing to it.
+CXX ?= g++
+EMULATED_FLAGS := -std=c++17 -O2 -Wall -Wextra -Werror -Wno-attributes -Wno-unknown-pragmas -fno-strict-aliasing -MMD -MP \
+  -Itests/emulated -I. -isystem $(CUDA_INCLUDE) $(shell pkg-config --cflags openblas 2>/dev/null) -include tests/emulated/warp.h
+EMULATED := $(patsubst %,build/release/emulated/%.o,$(wildcard tests/emulated/*.cpp kernels/fused/programs/*.cu))
+$(EMULATED): build/release/emulated/%.o: % Makefile
+	@mkdir -p $(@D)
+	$(CXX) $(EMULATED_FLAGS) -x c++ -c $< -o $@
+build/release/tests/emulated/%: build/release/tests/gpu/%.o $(EMULATED) build/release/kernels/fused/program.o \
+  $(call objects,release,$(TEST_SUPPORT) $(LIBRARY) $(NO_CUDA))
+	@mkdir -p $(@D)
+	$(CXX) -fopenmp $^ -o $@ -lcmocka $(LIBS)
+
 build/fuzz/tests/fuzz_%: build/fuzz/tests/fuzz_%.o $(call objects,fuzz,$(LIBRARY) $(NO_CUDA))
 	$(FUZZ_CC) $(FLAGS_fuzz) -fsanitize=fuzzer -fopenmp $^ -o $@ $(LIBS)
 
@@ -144,9 +158,10 @@ build/release/tests/test_trace build/asan/tests/test_trace: | $(CUPTI_STUB)
 
 TEST_PROGRAMS := $(addprefix build/release/tests/,$(TESTS)) $(addprefix build/double/tests/,$(GRADCHECKS))
 ASAN_PROGRAMS := $(addprefix build/asan/tests/,$(TESTS))
+EMULATED_TESTS := $(if $(HAVE_CUDA),$(addprefix build/release/tests/emulated/,test_programs test_wgrad))
 test-programs: all $(RECORDER) $(CUPTI_STUB) $(TEST_PROGRAMS) $(ASAN_PROGRAMS) $(if $(HAVE_CUDA),gpu-programs)
 test: test-programs fuzz-programs ## build and run every test that needs no GPU, under ASan and UBSan and fuzzed, too
-	FUZZ_SECONDS=$(FUZZ_SECONDS) scripts/run_tests.sh $(TEST_PROGRAMS) $(SCRIPT_TESTS) $(ASAN_PROGRAMS) \
+	FUZZ_SECONDS=$(FUZZ_SECONDS) scripts/run_tests.sh $(TEST_PROGRAMS) $(EMULATED_TESTS) $(SCRIPT_TESTS) $(ASAN_PROGRAMS) \
 	  $(addprefix build/fuzz/tests/,$(if $(HAVE_FUZZER),$(FUZZERS)))
 
 GPU_PROGRAMS := $(addprefix build/release/tests/gpu/,$(GPU_TESTS))
@@ -188,7 +203,7 @@ fuzz: fuzz-programs ## run the libFuzzer targets, FUZZ_SECONDS (60) each
 	FUZZ_SECONDS=$(FUZZ_SECONDS) scripts/run_tests.sh $(addprefix build/fuzz/tests/,$(FUZZERS))
 
 format: ## clang-format over the tree
-	clang-format -i $(shell git ls-files '*.c' '*.h' '*.cu' '*.cuh')
+	clang-format -i $(shell git ls-files '*.c' '*.h' '*.cu' '*.cuh' '*.cpp')
 
 clean: ## remove everything that was built
 	rm -rf build train prepare

@@ -22,7 +22,7 @@ typedef struct UnfusedOptions {
   // For kernels/fused, whose options these are, too.
   bool every_program; // also where its measurements say that the twin is faster; for tests
   // Weight gradients are finished by the products that make them where that pays, not by a pass
-  // over them. Nothing but tests/gpu/test_wgrad.c sets it until it is measured
+  // over them. Nothing but tests/gpu/test_gradients.c sets it until it is measured
   // (kernels/PERFORMANCE.md).
   bool finish_gradients;
   Elsewhere elsewhere;

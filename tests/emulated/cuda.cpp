@@ -1,0 +1,138 @@
+// CUDA as far as the tests of programs call it, for machines without a GPU: memory is the host's,
+// kernels are the functions of tests/emulated/kernels/fused/define.cuh and run when they are
+// launched.
+#include <cublasLt.h>
+#include <cuda.h>
+#include <cuda_runtime_api.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "kernels/fused/programs.h"
+
+extern "C" {
+#include "kernels/cuda/gpu.h"
+}
+
+#include "tests/emulated/kernels/fused/define.cuh"
+
+namespace {
+// A capture counts launches and runs none.
+struct Capture {
+  bool open;
+  size_t launches;
+};
+Capture capture;
+
+CUresult encode(CUtensorMap *map, CUtensorMapDataType, cuuint32_t, void *data,
+                const cuuint64_t *dims, const cuuint64_t *strides, const cuuint32_t *box,
+                const cuuint32_t *, CUtensorMapInterleave, CUtensorMapSwizzle swizzle,
+                CUtensorMapL2promotion, CUtensorMapFloatOOBfill) {
+  if ((uintptr_t)data % 16 || strides[0] % 16 || dims[0] > UINT32_MAX || dims[1] > UINT32_MAX ||
+      swizzle != (box[0] == 64 ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_64B))
+    return CUDA_ERROR_INVALID_VALUE;
+  const EmulatedMap m = {(uint16_t *)data,        (int64_t)dims[1], (int64_t)dims[0],
+                         (int64_t)strides[0] / 2, box[1],           box[0]};
+  memset(map, 0, sizeof *map);
+  memcpy(map, &m, sizeof m);
+  return CUDA_SUCCESS;
+}
+} // namespace
+
+extern "C" {
+
+int gpu_open(Gpu *gpu, Error *) {
+  memset(gpu, 0, sizeof *gpu);
+  snprintf(gpu->name, sizeof gpu->name, "programs on the CPU, no GPU");
+  gpu->major = 9;
+  gpu->sm_count = 132;
+  return 0;
+}
+void gpu_close(Gpu *) {}
+
+cudaError_t cudaMalloc(void **memory, size_t bytes) {
+  *memory = aligned_alloc(256, (bytes + 255) / 256 * 256);
+  return *memory ? cudaSuccess : cudaErrorMemoryAllocation;
+}
+cudaError_t cudaFree(void *memory) {
+  free(memory);
+  return cudaSuccess;
+}
+cudaError_t cudaMemcpy(void *to, const void *from, size_t bytes, cudaMemcpyKind) {
+  memcpy(to, from, bytes);
+  return cudaSuccess;
+}
+cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, cudaMemcpyKind,
+                            cudaStream_t) {
+  memcpy(to, from, bytes);
+  return cudaSuccess;
+}
+cudaError_t cudaStreamSynchronize(cudaStream_t) {
+  return cudaSuccess;
+}
+const char *cudaGetErrorString(cudaError_t) {
+  return "an error of the emulation";
+}
+const char *cudaGetErrorName(cudaError_t) {
+  return "error";
+}
+cudaError_t cudaFuncSetAttribute(const void *, cudaFuncAttribute, int) {
+  return cudaSuccess;
+}
+cudaError_t cudaOccupancyMaxActiveClusters(int *clusters, const void *,
+                                           const cudaLaunchConfig_t *) {
+  *clusters = 66;
+  return cudaSuccess;
+}
+static cudaError_t driver_entry(void **entry, cudaDriverEntryPointQueryResult *found) {
+  *entry = (void *)encode;
+  *found = cudaDriverEntryPointSuccess;
+  return cudaSuccess;
+}
+#if CUDART_VERSION >= 12050
+cudaError_t cudaGetDriverEntryPointByVersion(const char *, void **entry, unsigned,
+                                             unsigned long long,
+                                             cudaDriverEntryPointQueryResult *found) {
+  return driver_entry(entry, found);
+}
+#else
+cudaError_t cudaGetDriverEntryPoint(const char *, void **entry, unsigned long long,
+                                    cudaDriverEntryPointQueryResult *found) {
+  return driver_entry(entry, found);
+}
+#endif
+cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t *config, const void *kernel, void **p) {
+  if (config->gridDim.x == 0 || config->gridDim.x % CLUSTER) return cudaErrorInvalidConfiguration;
+  if (capture.open) {
+    capture.launches++;
+    return cudaSuccess;
+  }
+  ((void (*)(const CUtensorMap &, const CUtensorMap &, const EpilogueOperands &, int, int,
+             int))kernel)(*(CUtensorMap *)p[0], *(CUtensorMap *)p[1], *(EpilogueOperands *)p[2],
+                          *(int *)p[3], *(int *)p[4], *(int *)p[5]);
+  return cudaSuccess;
+}
+
+cudaError_t cudaStreamBeginCapture(cudaStream_t, cudaStreamCaptureMode) {
+  capture = {true, 0};
+  return cudaSuccess;
+}
+cudaError_t cudaStreamEndCapture(cudaStream_t, cudaGraph_t *graph) {
+  capture.open = false;
+  *graph = NULL;
+  return cudaSuccess;
+}
+cudaError_t cudaGraphGetNodes(cudaGraph_t, cudaGraphNode_t *nodes, size_t *count) {
+  if (nodes) *nodes = NULL;
+  *count = capture.launches;
+  return cudaSuccess;
+}
+cudaError_t cudaGraphNodeGetType(cudaGraphNode_t, cudaGraphNodeType *type) {
+  *type = cudaGraphNodeTypeKernel;
+  return cudaSuccess;
+}
+cudaError_t cudaGraphDestroy(cudaGraph_t) {
+  return cudaSuccess;
+}
+}

@@ -1,0 +1,173 @@
+// What programs/*.cu include instead of kernels/fused/define.cuh when they are built for the CPU:
+// the same programs and the same epilogue.cuh, under a mainloop that is a plain matrix product.
+//
+// A warp is 32 fibers. Each runs until it exchanges a value with its neighbours, so that a shuffle
+// finds what all lanes put there; a shuffle that some lanes do not reach is an error here, as it is
+// on a GPU. Tiles go in and out as the copy engine would move them: through the call's tensor maps,
+// zeros where there is no matrix, nothing written there.
+#pragma once
+#include "kernels/fused/epilogue.cuh"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+#include <vector>
+
+extern "C" {
+#include "kernels/cpu/cpu.h"
+}
+
+// What the stand-in for cuTensorMapEncodeTiled puts into a CUtensorMap.
+struct EmulatedMap {
+  uint16_t *data;
+  int64_t rows, cols, stride; // in elements
+  int64_t box_rows, box_cols;
+
+  static const EmulatedMap &of(const CUtensorMap &map) {
+    return reinterpret_cast<const EmulatedMap &>(map);
+  }
+  // The kernels lay out shared memory for boxes of this shape.
+  const EmulatedMap &in_boxes(int64_t of_rows, int64_t of_cols) const {
+    if (box_rows == of_rows && box_cols == of_cols) return *this;
+    fprintf(stderr, "a tensor map has boxes of %d x %d, and the kernel moves %d x %d\n",
+            (int)box_rows, (int)box_cols, (int)of_rows, (int)of_cols);
+    abort();
+  }
+  bool has(int64_t row, int64_t col) const {
+    return row >= 0 && row < rows && col >= 0 && col < cols;
+  }
+  uint32_t pair(int64_t row, int64_t col) const {
+    return has(row, col) ? data[row * stride + col] | (uint32_t)data[row * stride + col + 1] << 16
+                         : 0;
+  }
+  void write_pair(int64_t row, int64_t col, uint32_t pair) const {
+    if (!has(row, col)) return;
+    data[row * stride + col] = (uint16_t)pair;
+    data[row * stride + col + 1] = (uint16_t)(pair >> 16);
+  }
+  std::vector<float> floats() const {
+    std::vector<float> all((size_t)(rows * cols));
+    for (int64_t i = 0; i < rows * cols; i++)
+      all[(size_t)i] = bf16_to_float(data[i / cols * stride + i % cols]);
+    return all;
+  }
+};
+static_assert(sizeof(EmulatedMap) <= sizeof(CUtensorMap), "it stands in for one");
+
+template <class Program> struct EmulatedStep : Step<Program> {
+  const EpilogueOperands &operands;
+  const float *values; // [M, N] the product
+
+  int64_t row_of(int i) const {
+    return this->block.row(i & 1);
+  }
+  float2 product(int i) const {
+    const int64_t row = row_of(i), col = this->column(i);
+    if (row >= this->block.M || col >= this->block.N) return {0, 0};
+    return {values[row * this->block.N + col], values[row * this->block.N + col + 1]};
+  }
+  float2 column_values(const float *of, int i) const {
+    return this->inside(i) ? float2{of[this->column(i)], of[this->column(i) + 1]} : float2{0, 0};
+  }
+  // A chunk's pairs lie as the product's do; it starts where the step does, scaled to its width.
+  int64_t column_in(int first_column, int i) const {
+    return first_column + 8 * (i >> 1) + 2 * (this->block.thread & 3);
+  }
+  template <int OPERAND, int N> void load(uint32_t (&pairs)[N], int first = 0) const {
+    constexpr int WIDTH = Program::Loads::width(OPERAND);
+    const EmulatedMap &map = EmulatedMap::of(operands.loads[OPERAND]).in_boxes(64, WIDTH);
+    int row = this->block.first_row, column = this->first_column * WIDTH / Program::COLUMNS;
+    Program::load_position(operands.args, OPERAND, row, column);
+    for (int i = 0; i < N; i++)
+      pairs[i] =
+          map.pair(row_of(first + i) - this->block.first_row + row, column_in(column, first + i));
+  }
+  template <int OPERAND, int N> void store(const uint32_t (&pairs)[N], int first = 0) const {
+    constexpr int WIDTH = Program::Stores::width(OPERAND);
+    const int column = this->first_column * WIDTH / Program::COLUMNS;
+    for (int i = 0; i < N; i++)
+      EmulatedMap::of(operands.stores[OPERAND])
+          .in_boxes(64, WIDTH)
+          .write_pair(row_of(first + i), column_in(column, first + i), pairs[i]);
+  }
+};
+
+enum { EMULATED_ROWS = 128 };
+
+template <class Program>
+std::vector<float> emulated_product(const EmulatedMap &a, const EmulatedMap &b, int M, int N,
+                                    int K) {
+  const std::vector<float> A = a.floats(), B = b.floats();
+  std::vector<float> values((size_t)M * (size_t)N);
+  if (Program::FORM == GEMM_NT)
+    gemm_nt(M, N, K, 1, A.data(), K, B.data(), K, 0, values.data(), N);
+  else if (Program::FORM == GEMM_NN)
+    gemm_nn(M, N, K, 1, A.data(), K, B.data(), N, 0, values.data(), N);
+  else
+    gemm_tn(M, N, K, 1, A.data(), M, B.data(), N, 0, values.data(), N);
+  return values;
+}
+
+// A warp's rows of one tile: two blocks of 64 rows, as ping-pong has them.
+template <int COLS, class Program>
+void emulated_rows(const EpilogueOperands &operands, const RowBlock &tile, const float *values,
+                   const float *row_values) {
+  for (int first = 0; first < EMULATED_ROWS; first += 64) {
+    RowBlock block = tile;
+    block.first_row += first;
+    float mine[2] = {};
+    for (int h = 0; h < 2; h++) mine[h] = row_values[block.row(h) - tile.first_row];
+    Program program;
+    for (int column = 0; column < COLS; column += Program::COLUMNS) {
+      const Step<Program> step = {block, nullptr, mine, tile.column_tile * COLS + column, 0};
+      program.step(EmulatedStep<Program>{step, operands, values});
+    }
+    program.end(block);
+  }
+}
+
+// Stands in for fused_kernel, with its parameters.
+template <int COLS, class Program>
+void emulated_kernel(const CUtensorMap &map_a, const CUtensorMap &map_b,
+                     const EpilogueOperands &operands, int M, int N, int K) {
+  // K-major operands come in one box a stage, B's in two halves, others in boxes of 64 x 64.
+  const EmulatedMap &a = EmulatedMap::of(map_a).in_boxes(
+                        Program::FORM == GEMM_TN ? (int)DEPTH : (int)EMULATED_ROWS, DEPTH),
+                    &b = EmulatedMap::of(map_b).in_boxes(
+                        Program::FORM == GEMM_NT ? COLS / (int)CLUSTER : (int)DEPTH, DEPTH);
+  const std::vector<float> values = emulated_product<Program>(a, b, M, N, K);
+  const int tiles = (N + COLS - 1) / COLS;
+  for (int row = 0; row < M; row += EMULATED_ROWS) {
+    float row_values[EMULATED_ROWS] = {};
+    warp_run([&](int lane) {
+      FourRows four = {};
+      Program::row_values(operands.args, row + lane, M, four);
+      for (int i = 0; i < 4; i++) row_values[lane + 32 * i] = four[i];
+    });
+    for (int tile = 0; tile < tiles; tile++)
+      for (int warp = 0; warp < 4; warp++)
+        warp_run([&](int lane) {
+          const RowBlock block = {operands.args, warp * 32 + lane, row, tile, tiles, M, N};
+          emulated_rows<COLS, Program>(operands, block, values.data(), row_values);
+        });
+  }
+}
+
+template <int COLS, class Program> ProgramKernel emulated_program_kernel() {
+  constexpr int ACCUMULATORS = COLS == 256 ? 128 : COLS; // of a thread
+  if (Program::MOST_ACCUMULATORS < ACCUMULATORS) return {};
+  ProgramKernel k = {};
+  k.kernel = (const void *)emulated_kernel<COLS, Program>;
+  k.rows = EMULATED_ROWS, k.cols = COLS;
+  return k;
+}
+
+#define DEFINE_PROGRAM(Struct, name_)                                                              \
+  extern "C" const Program fused_program_##name_;                                                  \
+  const Program fused_program_##name_ = {#name_,                                                   \
+                                         Struct::FORM,                                             \
+                                         {Struct::Loads::width(0), Struct::Loads::width(1)},       \
+                                         {Struct::Stores::width(0), Struct::Stores::width(1)},     \
+                                         {emulated_program_kernel<256, Struct>(),                  \
+                                          emulated_program_kernel<192, Struct>(),                  \
+                                          emulated_program_kernel<128, Struct>()}};
