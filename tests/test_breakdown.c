@@ -15,6 +15,7 @@
 #include "model/trainer.h"
 #include "tests/support/data_test.h"
 #include "tests/support/tiny_run.h"
+#include "tests/support/tiny_trainer.h"
 
 static void near(double a, double b) {
   if (!(fabs(a - b) <= 1e-9)) fail_msg("%.17g is not %.17g", a, b);
@@ -215,34 +216,6 @@ static int note_end(Backend *be, Activities *activities, Error *err) {
   return 0;
 }
 
-enum { TOKENS = 200, VOCAB = 11 };
-
-static Config config_of(const char *folder, const char *output) {
-  Error err = {""};
-  Config config;
-  char *json = xasprintf(
-      "{\"model\": {\"hidden_size\": 16, \"intermediate_size\": 20, \"num_hidden_layers\": 1,"
-      " \"num_attention_heads\": 4, \"vocab_size\": %d, \"max_position_embeddings\": 8},"
-      " \"data\": {\"train\": \"%s/tokens.bin\"},"
-      " \"train\": {\"steps\": 9, \"sequence_length\": 8, \"batch_size\": 1},"
-      " \"backend\": {\"device\": \"cpu\", \"threads\": 1},"
-      " \"output\": {\"dir\": \"%s/run\", \"log_interval\": 100%s}}",
-      VOCAB, folder, folder, output);
-  must(config_parse(&config, "test", json, 0, NULL, &err), &err);
-  free(json);
-  return config;
-}
-
-static int make_tokens(void **state) {
-  int32_t tokens[TOKENS];
-  if (make_folder(state) != 0) return -1;
-  char *path = xasprintf("%s/tokens.bin", (const char *)*state);
-  for (int i = 0; i < TOKENS; i++) tokens[i] = i * i % VOCAB;
-  write_tokens(path, tokens, TOKENS, VOCAB);
-  free(path);
-  return 0;
-}
-
 // Trains as a run on a GPU whose trace is planted, and saves. What it traced is in `traced`.
 static void train(const Config *config, int steps, bool fails) {
   Error err = {""};
@@ -300,7 +273,7 @@ static void expect_told(const char *folder, int times, int64_t last_step) {
 }
 
 static void every_nth_step_is_traced_from_the_fourth_on(void **state) {
-  const Config third = config_of(*state, ", \"breakdown_interval\": 3");
+  const Config third = tiny_trainer_config(*state, 9, ", \"breakdown_interval\": 3");
   train(&third, 4, false);
   assert_int_equal(traced.count, 1); // the third, which is thrown away
   assert_int_equal(traced.begun[0], 3);
@@ -316,7 +289,7 @@ static void every_nth_step_is_traced_from_the_fourth_on(void **state) {
 }
 
 static void every_step_can_be_traced(void **state) {
-  const Config each = config_of(*state, ", \"breakdown_interval\": 1");
+  const Config each = tiny_trainer_config(*state, 9, ", \"breakdown_interval\": 1");
   train(&each, 6, false);
   assert_int_equal(traced.count, 4);
   for (int i = 0; i < 4; i++) assert_int_equal(traced.begun[i], i + 3);
@@ -324,7 +297,7 @@ static void every_step_can_be_traced(void **state) {
 }
 
 static void a_trace_that_fails_ends_the_traces_alone(void **state) {
-  const Config config = config_of(*state, ", \"breakdown_interval\": 3");
+  const Config config = tiny_trainer_config(*state, 9, ", \"breakdown_interval\": 3");
   train(&config, 9, true);
   assert_int_equal(traced.begun[0], 3);
   assert_int_equal(traced.count, 0); // never ended, never begun again
@@ -332,7 +305,7 @@ static void a_trace_that_fails_ends_the_traces_alone(void **state) {
 }
 
 static void a_trace_without_products_is_not_believed(void **state) {
-  const Config config = config_of(*state, ", \"breakdown_interval\": 3");
+  const Config config = tiny_trainer_config(*state, 9, ", \"breakdown_interval\": 3");
   traced_nothing = true;
   train(&config, 9, false);
   traced_nothing = false;
@@ -344,7 +317,7 @@ static void a_trace_changes_no_bit(void **state) {
   char *files[2];
   size_t bytes[2];
   for (int i = 0; i < 2; i++) {
-    const Config config = config_of(*state, ", \"breakdown_interval\": 1");
+    const Config config = tiny_trainer_config(*state, 9, ", \"breakdown_interval\": 1");
     Error err;
     train(&config, 9, i == 0);
     char *run = xasprintf("%s/run", (const char *)*state), *path;
@@ -361,7 +334,7 @@ static void a_trace_changes_no_bit(void **state) {
 }
 
 static void the_log_has_a_record_of_it(void **state) {
-  const Config config = config_of(*state, ", \"breakdown_interval\": 5");
+  const Config config = tiny_trainer_config(*state, 9, ", \"breakdown_interval\": 5");
   train(&config, 9, false);
   int count;
   cJSON *json = last_breakdown(*state, &count);
@@ -388,14 +361,15 @@ static void the_log_has_a_record_of_it(void **state) {
 }
 
 static void a_run_on_the_cpu_says_that_it_has_none(void **state) {
-  Config config = config_of(*state, ", \"breakdown\": true, \"breakdown_interval\": 9");
+  Config config =
+      tiny_trainer_config(*state, 9, ", \"breakdown\": true, \"breakdown_interval\": 9");
   Error err = {""};
   Trainer trainer;
   expect_error(trainer_open(&trainer, &config, &err), &err, "this run is on the CPU");
 }
 
 int main(void) {
-#define ON_TOKENS(test) cmocka_unit_test_setup_teardown(test, make_tokens, remove_folder)
+#define ON_TOKENS(test) cmocka_unit_test_setup_teardown(test, make_tokens_folder, remove_folder)
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(kernels_are_known_by_name),
       cmocka_unit_test(every_kernel_of_ours_has_a_group),

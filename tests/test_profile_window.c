@@ -9,8 +9,7 @@
 #include "model/trainer.h"
 #include "tests/support/data_test.h"
 #include "tests/support/tiny_run.h"
-
-enum { TOKENS = 200, VOCAB = 11 };
+#include "tests/support/tiny_trainer.h"
 
 // What a backend was asked for. It gets no context to keep this in.
 static struct Window {
@@ -23,32 +22,6 @@ static void note(Backend *be, bool open) {
   (void)be;
   *(open ? &window.before : &window.after) = trainer_step_asked(window.trainer);
   *(open ? &window.opened : &window.closed) += 1;
-}
-
-static Config config_of(const char *folder, const char *output) {
-  Error err = {""};
-  Config config;
-  char *json = xasprintf(
-      "{\"model\": {\"hidden_size\": 16, \"intermediate_size\": 20, \"num_hidden_layers\": 1,"
-      " \"num_attention_heads\": 4, \"vocab_size\": %d, \"max_position_embeddings\": 8},"
-      " \"data\": {\"train\": \"%s/tokens.bin\"},"
-      " \"train\": {\"steps\": 6, \"sequence_length\": 8, \"batch_size\": 1},"
-      " \"backend\": {\"device\": \"cpu\", \"threads\": 1},"
-      " \"output\": {\"dir\": \"%s/run\", \"log_interval\": 100%s}}",
-      VOCAB, folder, folder, output);
-  must(config_parse(&config, "test", json, 0, NULL, &err), &err);
-  free(json);
-  return config;
-}
-
-static int make_tokens(void **state) {
-  int32_t tokens[TOKENS];
-  if (make_folder(state) != 0) return -1;
-  char *path = xasprintf("%s/tokens.bin", (const char *)*state);
-  for (int i = 0; i < TOKENS; i++) tokens[i] = i * i % VOCAB;
-  write_tokens(path, tokens, TOKENS, VOCAB);
-  free(path);
-  return 0;
 }
 
 // Trains for so many steps, saves where asked, and leaves what happened in `window`.
@@ -72,31 +45,34 @@ static void expect_window(int64_t before, int64_t after) {
 }
 
 static void it_holds_the_steps_asked_for(void **state) {
-  const Config middle = config_of(*state, ", \"profile_start\": 3, \"profile_steps\": 2");
+  const Config middle =
+      tiny_trainer_config(*state, 6, ", \"profile_start\": 3, \"profile_steps\": 2");
   train(&middle, 6, false);
   expect_window(2, 4);
-  const Config first = config_of(*state, ", \"profile_start\": 1, \"profile_steps\": 1");
+  const Config first =
+      tiny_trainer_config(*state, 6, ", \"profile_start\": 1, \"profile_steps\": 1");
   train(&first, 6, false);
   expect_window(0, 1);
-  const Config all = config_of(*state, ", \"profile_start\": 1, \"profile_steps\": 6");
+  const Config all = tiny_trainer_config(*state, 6, ", \"profile_start\": 1, \"profile_steps\": 6");
   train(&all, 6, false);
   expect_window(0, 6);
 }
 
 static void it_stays_closed_where_none_is_asked_for(void **state) {
-  const Config none = config_of(*state, ", \"profile_start\": 3");
+  const Config none = tiny_trainer_config(*state, 6, ", \"profile_start\": 3");
   train(&none, 6, false);
   expect_window(-1, -1);
 }
 
 static void it_is_closed_when_a_run_is_interrupted_inside(void **state) {
-  const Config config = config_of(*state, ", \"profile_start\": 3, \"profile_steps\": 4");
+  const Config config =
+      tiny_trainer_config(*state, 6, ", \"profile_start\": 3, \"profile_steps\": 4");
   train(&config, 4, false);
   expect_window(2, 4);
 }
 
 static void a_resumed_run_warms_up_again(void **state) {
-  Config config = config_of(*state, ", \"profile_start\": 2, \"profile_steps\": 1");
+  Config config = tiny_trainer_config(*state, 6, ", \"profile_start\": 2, \"profile_steps\": 1");
   train(&config, 3, true);
   expect_window(1, 2);
   strcpy(config.train.resume, "auto");
@@ -122,9 +98,9 @@ static void a_window_beyond_the_run_is_refused(void **state) {
 }
 
 static void steps_are_not_recorded_beside_a_window(void **state) {
-  const Config plain = config_of(*state, "");
+  const Config plain = tiny_trainer_config(*state, 6, "");
   assert_true(run_graphs(&plain));
-  Config config = config_of(*state, ", \"profile_start\": 1, \"profile_steps\": 1");
+  Config config = tiny_trainer_config(*state, 6, ", \"profile_start\": 1, \"profile_steps\": 1");
   assert_false(run_graphs(&config));
   config.output.profile_graphs = true;
   assert_true(run_graphs(&config));
@@ -134,14 +110,16 @@ static void steps_are_not_recorded_beside_a_window(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test_setup_teardown(it_holds_the_steps_asked_for, make_tokens, remove_folder),
-      cmocka_unit_test_setup_teardown(it_stays_closed_where_none_is_asked_for, make_tokens,
+      cmocka_unit_test_setup_teardown(it_holds_the_steps_asked_for, make_tokens_folder,
                                       remove_folder),
-      cmocka_unit_test_setup_teardown(it_is_closed_when_a_run_is_interrupted_inside, make_tokens,
+      cmocka_unit_test_setup_teardown(it_stays_closed_where_none_is_asked_for, make_tokens_folder,
                                       remove_folder),
-      cmocka_unit_test_setup_teardown(a_resumed_run_warms_up_again, make_tokens, remove_folder),
+      cmocka_unit_test_setup_teardown(it_is_closed_when_a_run_is_interrupted_inside,
+                                      make_tokens_folder, remove_folder),
+      cmocka_unit_test_setup_teardown(a_resumed_run_warms_up_again, make_tokens_folder,
+                                      remove_folder),
       cmocka_unit_test(a_window_beyond_the_run_is_refused),
-      cmocka_unit_test_setup_teardown(steps_are_not_recorded_beside_a_window, make_tokens,
+      cmocka_unit_test_setup_teardown(steps_are_not_recorded_beside_a_window, make_tokens_folder,
                                       remove_folder),
   };
   return cmocka_run_group_tests_name("test_profile_window", tests, NULL, NULL);

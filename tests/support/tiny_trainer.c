@@ -1,0 +1,36 @@
+#include "tests/support/tiny_trainer.h"
+
+#include <stdint.h>
+#include <stdlib.h>
+
+#include "base/memory.h"
+#include "tests/support/data_test.h"
+#include "tests/support/tiny_run.h"
+
+enum { TOKENS = 200, VOCAB = 11 };
+
+int make_tokens_folder(void **state) {
+  int32_t tokens[TOKENS];
+  if (make_folder(state) != 0) return -1;
+  char *path = xasprintf("%s/tokens.bin", (const char *)*state);
+  for (int i = 0; i < TOKENS; i++) tokens[i] = i * i % VOCAB;
+  write_tokens(path, tokens, TOKENS, VOCAB);
+  free(path);
+  return 0;
+}
+
+Config tiny_trainer_config(const char *folder, int steps, const char *output) {
+  Error err = {""};
+  Config config;
+  char *json = xasprintf(
+      "{\"model\": {\"hidden_size\": 16, \"intermediate_size\": 20, \"num_hidden_layers\": 1,"
+      " \"num_attention_heads\": 4, \"vocab_size\": %d, \"max_position_embeddings\": 8},"
+      " \"data\": {\"train\": \"%s/tokens.bin\"},"
+      " \"train\": {\"steps\": %d, \"sequence_length\": 8, \"batch_size\": 1},"
+      " \"backend\": {\"device\": \"cpu\", \"threads\": 1},"
+      " \"output\": {\"dir\": \"%s/run\", \"log_interval\": 100%s}}",
+      VOCAB, folder, steps, folder, output);
+  must(config_parse(&config, "test", json, 0, NULL, &err), &err);
+  free(json);
+  return config;
+}
