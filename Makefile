@@ -109,10 +109,11 @@ $(patsubst %.cu,build/release/%.o,$(FUSED_CU)): build/release/%.o: %.cu Makefile
 	@! grep -E -B 1 '[1-9][0-9]* bytes spill' $(@:.o=.ptxas) || { echo '$<: a kernel spills registers' >&2; ! { $(SPILLS_FAIL); } || { rm $@; exit 1; }; }
 
 # The tests of programs on the CPU: the same tests, the same programs, and tests/emulated for CUDA and the mainloop.
-# CUDA's headers are C++ that g++ takes; its pragmas and attributes mean nothing to it.
+# CUDA's headers are C++ that g++ takes; its pragmas and attributes mean nothing to it. g++ does not find its own headers
+# where /usr/include is named to it.
 CXX ?= g++
 EMULATED_FLAGS := -std=c++17 -O2 -Wall -Wextra -Werror -Wno-attributes -Wno-unknown-pragmas -fno-strict-aliasing -MMD -MP \
-  -Itests/emulated -I. -isystem $(CUDA_INCLUDE) $(shell pkg-config --cflags openblas 2>/dev/null) -include tests/emulated/warp.h
+  -Itests/emulated -I. $(addprefix -isystem ,$(filter-out /usr/include/,$(CUDA_INCLUDE))) $(shell pkg-config --cflags openblas 2>/dev/null) -include tests/emulated/warp.h
 EMULATED := $(patsubst %,build/release/emulated/%.o,$(wildcard tests/emulated/*.cpp kernels/fused/programs/*.cu))
 $(EMULATED): build/release/emulated/%.o: % Makefile
 	@mkdir -p $(@D)
