@@ -25,7 +25,7 @@ GIT_REVISION := $(shell git describe --always --dirty 2>/dev/null || echo unknow
 
 # ---- Sources: everything in the library folders but the two main programs.
 LIBRARY := $(filter-out data/prepare.c,$(wildcard base/*.c data/*.c model/*.c kernels/*.c kernels/cpu/*.c)) \
-  $(addprefix kernels/,cuda/cudnn_api.c cuda/cudnn_graph.c cuda/attention_graph.c cuda/cupti_api.c cuda/trace.c fused/tiles.c) # these need no CUDA to build
+  $(addprefix kernels/,cuda/cudnn_api.c cuda/cudnn_graph.c cuda/attention_graph.c cuda/cupti_api.c cuda/library.c cuda/trace.c fused/tiles.c) # these need no CUDA to build
 # The GPU backends where a CUDA toolkit is found (nvcc on the PATH, CUDA_HOME, or the usual places), and only in what
 # users run: the other flavours, and machines without a toolkit, get a few functions that say so.
 CUDA_HOME ?= $(firstword $(patsubst %/bin/nvcc,%,$(shell command -v nvcc)) $(wildcard /usr/local/cuda /opt/cuda /usr/local/cuda-*))

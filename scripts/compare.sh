@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Fused against unfused kernels at three widths on this machine's GPU: ./train --bench of each, in under two minutes together.
+# Fused against unfused kernels at three widths on this machine's GPU: ./train --bench of each.
 # usage: scripts/compare.sh [1b|7b|70b ...] [section.key=value ...]      all three by default
 # Each is configs/WIDTH-width.json with few layers (1b: 8, 7b: 4, 70b: 2), so that it starts fast and fits one GPU: operations
 # and layers are the same with more; of the step, the output layer and its loss are a larger part than they would be.

@@ -8,6 +8,7 @@
 #include "base/memory.h"
 #include "base/rng.h"
 #include "kernels/cuda/check.h"
+#include "kernels/cuda/library.h"
 #include "kernels/unfused/state.h"
 
 enum {
@@ -51,10 +52,7 @@ struct BenchGpu {
 // ---- The management library
 
 static void nvml_open(Nvml *n, int device) {
-  const struct {
-    const char *name;
-    size_t offset;
-  } functions[] = {
+  static const LibraryFunction functions[] = {
       {"nvmlInit_v2", offsetof(Nvml, init)},
       {"nvmlShutdown", offsetof(Nvml, shutdown)},
       {"nvmlSystemGetDriverVersion", offsetof(Nvml, driver_version)},
@@ -69,13 +67,8 @@ static void nvml_open(Nvml *n, int device) {
   if (cudaDeviceGetPCIBusId(bus, sizeof bus, device) != cudaSuccess) return;
   n->library = dlopen("libnvidia-ml.so.1", RTLD_NOW | RTLD_LOCAL);
   if (!n->library) return;
-  bool usable = true;
-  for (size_t i = 0; i < sizeof functions / sizeof *functions; i++) {
-    void *address = dlsym(n->library, functions[i].name);
-    usable = usable && address;
-    memcpy((char *)n + functions[i].offset, &address, sizeof address);
-  }
-  if (!usable || n->init() != 0) {
+  if (library_functions(n->library, functions, sizeof functions / sizeof *functions, n) ||
+      n->init() != 0) {
     dlclose(n->library);
     *n = (Nvml){0};
   } else if (n->device_by_bus(bus, &n->device) != 0) {

@@ -4,10 +4,9 @@
 #include <stdio.h>
 #include <string.h>
 
-static const struct {
-  const char *name;
-  size_t offset;
-} functions[] = {
+#include "kernels/cuda/library.h"
+
+static const LibraryFunction functions[] = {
     {"cudnnGetVersion", offsetof(CudnnApi, get_version)},
     {"cudnnGetCudartVersion", offsetof(CudnnApi, get_cudart_version)},
     {"cudnnGetErrorString", offsetof(CudnnApi, error_string)},
@@ -58,13 +57,11 @@ int cudnn_open(CudnnApi *api, Error *err) {
                      "cuDNN 9 is missing (%s): install it (apt install cudnn9-cuda-13), or put the "
                      "folder that holds libcudnn.so.9 into LD_LIBRARY_PATH",
                      dlerror());
-  for (size_t i = 0; i < sizeof functions / sizeof *functions; i++) {
-    void *address = dlsym(library, functions[i].name);
-    if (!address)
-      return error_set(err, "libcudnn.so.9 has no function %s: reinstall cuDNN 9.11 or later",
-                       functions[i].name);
-    memcpy((char *)api + functions[i].offset, &address, sizeof address);
-  }
+  const char *missing =
+      library_functions(library, functions, sizeof functions / sizeof *functions, api);
+  if (missing)
+    return error_set(err, "libcudnn.so.9 has no function %s: reinstall cuDNN 9.11 or later",
+                     missing);
   api->version = api->get_version();
   if (cudnn_version_supported(api->version, err)) return -1;
   hold_compiler(api);

@@ -4,10 +4,9 @@
 #include <stdio.h>
 #include <string.h>
 
-static const struct {
-  const char *name;
-  size_t offset;
-} functions[] = {
+#include "kernels/cuda/library.h"
+
+static const LibraryFunction functions[] = {
     {"cuptiGetVersion", offsetof(CuptiApi, get_version)},
     {"cuptiGetResultString", offsetof(CuptiApi, result_string)},
     {"cuptiActivityRegisterCallbacks", offsetof(CuptiApi, register_callbacks)},
@@ -43,13 +42,11 @@ int cupti_open(CuptiApi *api, const char *library, int cuda_major, Error *err) {
                      "version of the CUDA that is here), or put the folder that holds "
                      "libcupti.so.%d into LD_LIBRARY_PATH",
                      why, cuda_major, cuda_major);
-  for (size_t i = 0; i < sizeof functions / sizeof *functions; i++) {
-    void *address = dlsym(handle, functions[i].name);
-    if (!address)
-      return error_set(err, "the CUPTI that is here has no function %s: install CUDA %d's",
-                       functions[i].name, cuda_major);
-    memcpy((char *)api + functions[i].offset, &address, sizeof address);
-  }
+  const char *missing =
+      library_functions(handle, functions, sizeof functions / sizeof *functions, api);
+  if (missing)
+    return error_set(err, "the CUPTI that is here has no function %s: install CUDA %d's", missing,
+                     cuda_major);
   if (cupti_check(api, api->get_version(&api->version), "asking for its version", err)) return -1;
   if (api->version < CUPTI_OLDEST_VERSION)
     return error_set(err,

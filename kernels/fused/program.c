@@ -106,6 +106,7 @@ void fused_launch(const FusedKernels *kernels, ProgramName name, TileShape tile,
   const Program *program = fused_program(name);
   const ProgramKernel *k = &program->kernels[tile];
   if (call->M <= 0 || call->N <= 0 || call->K <= 0) return;
+  if (!k->kernel) fail_call(program, "it is not built in this tile shape (tile_offered)");
   if (call->M > INT32_MAX - 512 || call->N > INT32_MAX - 512 || call->K > INT32_MAX - 512)
     fail_call(program, "a side of the product is above 2^31 - 512");
 

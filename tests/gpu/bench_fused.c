@@ -339,7 +339,9 @@ static void time_problem(Bench *b, const Problem *p, int rounds, Times *t) {
   double samples[VARIANTS][MAX_ROUNDS];
   int order[VARIANTS], count = 0;
   for (int v = 0; v < VARIANTS; v++)
-    if (v != TWIN || has_twin(p->program)) order[count++] = v;
+    if (v >= PROGRAM_TILES ? tile_offered(p->program, (TileShape)(v - PROGRAM_TILES))
+                           : v != TWIN || has_twin(p->program))
+      order[count++] = v;
   for (int round = -WARM_UP; round < rounds; round++) {
     for (int i = count - 1; i > 0; i--) {
       const int j =
@@ -397,7 +399,7 @@ static void print_row(const Problem *p, const Times *t, Rows *all) {
   double best = t->median[chosen];
   for (int v = PROGRAM_TILES; v < VARIANTS; v++) {
     printf(" %8.4f %5.3f%c", t->median[v], t->median[v] / bare, v == chosen ? '*' : ' ');
-    if (t->median[v] < best) best = t->median[v];
+    if (t->median[v] > 0 && t->median[v] < best) best = t->median[v];
   }
   printf(" %5.1f%%", 100 * (t->ninetieth[chosen] - t->tenth[chosen]) / t->median[chosen]);
   if (has_twin(p->program))
@@ -441,8 +443,7 @@ static void print_summary(const Rows *all, const char *name, Kind kind) {
   for (int i = 0; i < all->count; i++) {
     const Row *r = &all->rows[i];
     if (kind_of(r->program) != kind) continue;
-    chosen[n] = r->chosen, best[n] = r->best, gain[n] = r->twin / r->chosen;
-    n++;
+    chosen[n] = r->chosen, best[n] = r->best, gain[n++] = r->twin / r->chosen;
   }
   if (n == 0) return;
   qsort(chosen, (size_t)n, sizeof *chosen, by_value);
@@ -589,7 +590,6 @@ int main(int argc, char **argv) {
   print_summary(&all, "plain", PLAIN);
   print_summary(&all, "forward", FORWARD);
   print_summary(&all, "backward", BACKWARD);
-
   free(b.normal), free(b.weights);
   CUDA_CHECK(cudaFree(b.flush));
   CUDA_CHECK(cudaEventDestroy(b.start));
