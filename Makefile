@@ -159,7 +159,7 @@ build/release/tests/test_trace build/asan/tests/test_trace: | $(CUPTI_STUB)
 
 TEST_PROGRAMS := $(addprefix build/release/tests/,$(TESTS)) $(addprefix build/double/tests/,$(GRADCHECKS))
 ASAN_PROGRAMS := $(addprefix build/asan/tests/,$(TESTS))
-EMULATED_TESTS := $(if $(HAVE_CUDA),$(addprefix build/release/tests/emulated/,test_programs test_wgrad))
+EMULATED_TESTS := $(if $(HAVE_CUDA),$(addprefix build/release/tests/emulated/,test_programs))
 test-programs: all $(RECORDER) $(CUPTI_STUB) $(TEST_PROGRAMS) $(ASAN_PROGRAMS) $(EMULATED_TESTS) $(if $(HAVE_CUDA),gpu-programs)
 test: test-programs fuzz-programs ## build and run every test that needs no GPU, under ASan and UBSan and fuzzed, too
 	FUZZ_SECONDS=$(FUZZ_SECONDS) scripts/run_tests.sh $(TEST_PROGRAMS) $(EMULATED_TESTS) $(SCRIPT_TESTS) $(ASAN_PROGRAMS) \

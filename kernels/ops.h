@@ -59,7 +59,6 @@ typedef struct ParamTensor {
   act_t *folded;            // W * wn, wn = list[norm].master [cols]
   int norm;                 // index in the list, -1 = folded with nothing
   bool decay;               // AdamW's weight decay applies
-  bool one_wgrad;           // a micro-batch's gradient is one call of wgrad, with all of its tokens
 } ParamTensor;
 
 typedef struct AdamW {
@@ -112,8 +111,8 @@ struct Backend {
   void (*destroy)(Backend *be);
 
   // Bytes that the backend takes besides when it first sees this list of parameters (in refresh,
-  // for one), of which rows, cols, norm and one_wgrad are set. NULL: none.
-  size_t (*list_bytes)(const Backend *be, const ParamTensor *list, int count);
+  // for one), of which rows, cols and norm are set. NULL: none.
+  size_t (*list_bytes)(const ParamTensor *list, int count);
 
   // ---- Memory of the backend. alloc returns NULL when there is not enough.
   void *(*alloc)(Backend *be, size_t bytes);
@@ -212,8 +211,6 @@ struct Backend {
   void (*set_hyper)(Backend *be, const AdamW *hyper);
   void (*step_begin)(Backend *be);
   // Folded gradients become true ones (dW and dwn above), and the norm over all gradients is taken.
-  // A backend may do that for a tensor with one_wgrad in wgrad already, where the list was seen
-  // before (refresh).
   void (*grads_finish)(Backend *be, const ParamTensor *list, int count);
   // Decoupled AdamW on all tensors with the parameters of the last set_hyper, norm weights first,
   // then the compute copies. Where the loss or the gradient norm is not finite it changes nothing

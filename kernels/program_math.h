@@ -23,11 +23,6 @@ typedef float real;
 #define real_sqrt sqrtf
 #endif
 
-// Whether a norm weight is too small for W w / w to give W back.
-static inline HOST_DEVICE bool norm_weight_is_weak(float w) {
-  return !(w >= 1e-20f || w <= -1e-20f);
-}
-
 // r of RMSNorm from the row's sum of squares: 1 / sqrt(sumsq / D + eps). arXiv 1910.07467.
 static inline HOST_DEVICE real rms_rstd(real sumsq, int64_t D, real eps) {
   return 1 / real_sqrt(sumsq / (real)D + eps);

@@ -124,7 +124,7 @@ void memory_plan(MemoryPlan *plan, const ModelConfig *c, const RunShape *shape, 
   plan->params_bytes = params_layout(tensors, c, shape, be, NULL, plan);
   plan->grads_bytes = grads_layout(tensors, c, shape, be, NULL, plan);
   plan->workspace_bytes = be->workspace_bytes;
-  if (be->list_bytes) plan->workspace_bytes += be->list_bytes(be, tensors, params_count(c));
+  if (be->list_bytes) plan->workspace_bytes += be->list_bytes(tensors, params_count(c));
   free(tensors);
   Acts acts = {.layers = xcalloc((size_t)c->num_hidden_layers, sizeof(LayerActs))};
   plan->acts_bytes = acts_layout(&acts, c, shape, be, NULL, plan);
@@ -152,8 +152,6 @@ size_t params_layout(ParamTensor *tensors, const ModelConfig *c, const RunShape 
     t->cols = info[i].cols;
     t->norm = info[i].norm;
     t->decay = info[i].decay;
-    t->one_wgrad = info[i].kind == PARAM_LM_HEAD ? shape->loss_chunks == 1
-                                                 : t->rows > 1 && info[i].kind != PARAM_EMBED;
     t->master = take(&a, "master weights", "all parameters", n, be->master_bytes);
     if (shape->train) {
       t->m = take(&a, "AdamW m", "all parameters", n, be->master_bytes);

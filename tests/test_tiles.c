@@ -86,46 +86,11 @@ static void wide_products_pay_and_odd_narrow_ones_do_not(void **state) {
       fail_msg("%lld columns were said to pay", (long long)wasteful[i]);
 }
 
-// Those of the 1B model and wider fill their rounds of tiles; at 288 to 1024 columns few do.
-static void weight_gradients_pay_where_they_fill_their_rounds(void **state) {
-  (void)state;
-  static const struct {
-    ProgramName program;
-    int64_t rows, cols;
-    bool pays;
-  } cases[] = {
-      {PROGRAM_WGRAD_FOLDED, 16384, 2048, true},  // 1B gate_up
-      {PROGRAM_WGRAD_FOLDED, 128256, 2048, true}, // lm_head
-      {PROGRAM_WGRAD_FOLDED, 3072, 2048, false},  // qkv, which 128x192 alone fits
-      {PROGRAM_WGRAD, 2048, 8192, true},          // down
-      {PROGRAM_WGRAD, 2048, 2048, true},          // out
-      {PROGRAM_WGRAD_FOLDED, 28672, 4096, true},  // 8B gate_up
-      {PROGRAM_WGRAD_FOLDED, 5632, 1024, false},  // 350M gate_up
-      {PROGRAM_WGRAD_FOLDED, 864, 288, false},    // 15M qkv
-      {PROGRAM_WGRAD, 288, 288, false},           // out
-  };
-  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
-    if (tile_pays_wgrad(cases[i].program, cases[i].rows, cases[i].cols, 32768) != cases[i].pays)
-      fail_msg("%lld x %lld: expected %s", (long long)cases[i].rows, (long long)cases[i].cols,
-               cases[i].pays ? "to pay" : "not to pay");
-}
-
-static void shapes_that_a_program_lacks_are_not_chosen(void **state) {
-  (void)state;
-  for (int name = 0; name < PROGRAMS; name++)
-    for (int64_t N = 8; N <= 4096; N += 8) {
-      const TileShape tile = tile_choose((ProgramName)name, 16384, N, 32768);
-      assert_true(tile_offered((ProgramName)name, tile));
-    }
-}
-
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(choice_is_near_the_best_measured),
       cmocka_unit_test(every_size_gets_a_shape_with_its_parts),
       cmocka_unit_test(wide_products_pay_and_odd_narrow_ones_do_not),
-      cmocka_unit_test(weight_gradients_pay_where_they_fill_their_rounds),
-      cmocka_unit_test(shapes_that_a_program_lacks_are_not_chosen),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -76,8 +76,6 @@ static void set_operations(Backend *be) {
   be->gate_up = fused_op_gate_up;
   be->norm_dgrad = fused_op_norm_dgrad;
   be->down_dgrad = fused_op_down_dgrad;
-  be->wgrad = fused_op_wgrad;
-  be->refresh = fused_op_refresh;
   be->lm_head = fused_op_lm_head;
   be->head_loss = fused_op_head_loss;
 }
@@ -137,7 +135,6 @@ Backend *backend_fused_create(const OpsConfig *config, const UnfusedOptions *opt
     free(f);
     return NULL;
   }
-  f->twin.finished_tiles = fused_finished_tiles;
   set_operations(&f->twin.base);
   describe(f);
   return &f->twin.base;

@@ -21,20 +21,12 @@ template <class T, class P> ProgramKernel program_kernel() {
           T::CONSUMER_REGISTERS};
 }
 
-// None where the program says that it has no registers for the shape.
-template <class T, class P> ProgramKernel program_kernel_that_fits() {
-  if constexpr (P::MOST_ACCUMULATORS >= T::BLOCKS * T::COLS / 2)
-    return program_kernel<T, P>();
-  else
-    return {};
-}
-
 #define DEFINE_PROGRAM(Struct, name_)                                                              \
   extern "C" const Program fused_program_##name_;                                                  \
   const Program fused_program_##name_ = {#name_,                                                   \
                                          Struct::FORM,                                             \
                                          {Struct::Loads::width(0), Struct::Loads::width(1)},       \
                                          {Struct::Stores::width(0), Struct::Stores::width(1)},     \
-                                         {program_kernel_that_fits<Tile128x256, Struct>(),         \
-                                          program_kernel_that_fits<Tile128x192, Struct>(),         \
-                                          program_kernel_that_fits<Tile128x128, Struct>()}};
+                                         {program_kernel<Tile128x256, Struct>(),                   \
+                                          program_kernel<Tile128x192, Struct>(),                   \
+                                          program_kernel<Tile128x128, Struct>()}};

@@ -145,28 +145,12 @@ struct RowBlock {
           to.data[part * to.stride + row(h)] = 0;
     }
   }
-  // The 16 rows of this warp are one part of sums over columns, and of sums over everything.
-  __device__ __forceinline__ uint32_t part() const {
-    return (uint32_t)first_row / 16 + (thread >> 5);
-  }
-  __device__ __forceinline__ bool has_part() const {
-    return first_row + (thread >> 5) * 16 < M;
-  }
-  // Block reduction: this warp's part of a sum over the whole product; `sum` holds this thread's
-  // share.
-  __device__ __forceinline__ void store_sum(float *to, float sum) const {
-#pragma unroll
-    for (int lanes = 16; lanes > 0; lanes /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, lanes);
-    if ((thread & 31) == 0 && has_part()) to[part() * column_tiles + column_tile] = sum;
-  }
 };
 
 // What a program starts from, and may redefine.
 struct ProgramDefaults {
   static constexpr GemmForm FORM = GEMM_NT;
   static constexpr int COLUMNS = 64;
-  // Tile shapes in which a thread has more are not built: 192 in 128x192, 128 in the others.
-  static constexpr int MOST_ACCUMULATORS = 192;
   using Loads = Chunks<>; // tile operands in; they are under way while the product is computed
   using Stores =
       Chunks<>; // tile operands out; chunk i takes the place of the chunk i that was loaded
@@ -207,27 +191,6 @@ template <class Program> struct Step {
     return row_values[i & 1];
   }
 
-  // ---- Column vectors
-  // Those of pair i's two columns.
-  __device__ __forceinline__ float2 column_values(const float *of, int i) const {
-    const int at = hidden(column(i));
-    return at < (int)block.N ? global_load_two(of + at) : float2{0, 0};
-  }
-  // Block reduction: this warp's part of sums over pair i's two columns, of which `sum` holds this
-  // thread's shares. Of the 8 lanes whose columns are the same half go on with the one column after
-  // the first exchange, half with the other.
-  __device__ __forceinline__ void store_column_sums(float *to, int i, float2 sum) const {
-    const int lane = block.thread & 31;
-    const bool second = lane & 16;
-    float one = second ? sum.y : sum.x;
-    one += __shfl_xor_sync(0xffffffffu, second ? sum.x : sum.y, 16);
-    one += __shfl_xor_sync(0xffffffffu, one, 8);
-    one += __shfl_xor_sync(0xffffffffu, one, 4);
-    const int of = hidden(column(i)) + (second ? 1 : 0);
-    if ((lane & 12) == 0 && of < (int)block.N && block.has_part())
-      to[(uint32_t)hidden((int)block.part()) * (uint32_t)block.N + of] = one;
-  }
-
   // ---- Tiles. What a chunk's pairs are stored over has to be loaded before.
   // Pairs first to first + N - 1 of a chunk; `first` a multiple of 4, known where this is expanded.
   template <int OPERAND, int N>
@@ -254,12 +217,6 @@ template <class Program> struct Step {
   }
 
 private:
-  // Keeps the compiler from computing the addresses of all columns beforehand, in registers that
-  // there are not.
-  static __device__ __forceinline__ int hidden(int column) {
-    asm volatile("" : "+r"(column));
-    return column;
-  }
   // Where this lane's row of matrices 4i to 4i + 3 of the chunk lies: a 16-byte column c of row
   // `row` is at c ^ swizzle, as the copy engine puts it with CU_TENSOR_MAP_SWIZZLE_128B (rows of
   // 128 bytes) and _64B (of 64). No bank conflicts.

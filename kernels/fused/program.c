@@ -26,7 +26,6 @@ static int open_program(FusedKernels *kernels, ProgramName name, const Gpu *gpu,
   const Program *program = fused_program(name);
   for (int tile = 0; tile < TILE_SHAPES; tile++) {
     const ProgramKernel *k = &program->kernels[tile];
-    if (!k->kernel) continue;
     CUDA_TRY(err, cudaFuncSetAttribute(k->kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                        k->shared_bytes));
     cudaLaunchAttribute cluster = {.id = cudaLaunchAttributeClusterDimension,
@@ -106,7 +105,6 @@ void fused_launch(const FusedKernels *kernels, ProgramName name, TileShape tile,
   const Program *program = fused_program(name);
   const ProgramKernel *k = &program->kernels[tile];
   if (call->M <= 0 || call->N <= 0 || call->K <= 0) return;
-  if (!k->kernel) fail_call(program, "it is not built in this tile shape (tile_offered)");
   if (call->M > INT32_MAX - 512 || call->N > INT32_MAX - 512 || call->K > INT32_MAX - 512)
     fail_call(program, "a side of the product is above 2^31 - 512");
 

@@ -53,10 +53,6 @@ typedef struct ProgramArgs {
   // logits
   MaxSum *softmax;        // [tiles of columns, stride] out, or NULL
   int64_t softmax_stride; // at least M
-  // wgrad
-  const float *norm;  // [N] in: norm weight of each column
-  float *column_sums; // [M / 16, N] out, both rounded up: a part 16 rows
-  float *squares;     // [M / 16, tiles of columns] out: a part 16 rows of a tile
 } ProgramArgs;
 
 // What a kernel gets beside A, B and the product's size: the descriptors of the call's tiles, and
@@ -75,7 +71,7 @@ typedef struct ProgramCall {
 
 // A program in one tile shape.
 typedef struct ProgramKernel {
-  const void *kernel;                             // NULL: the program is not built in this shape
+  const void *kernel;
   int32_t rows, cols;                             // of the tile
   int32_t stages;                                 // operand tiles under way
   int32_t slots;                                  // epilogue chunks under way, of each warpgroup

@@ -21,9 +21,7 @@ extern "C" {
   ROW(SWIGLU_BACKWARD, swiglu_backward) /* down_dgrad */                                           \
   ROW(SWIGLU_BACKWARD_Y, swiglu_backward_y)     /* down_dgrad that makes y again */                \
   ROW(NORM_DGRAD, norm_dgrad)                   /* norm_dgrad without a residual */                \
-  ROW(NORM_DGRAD_RESIDUAL, norm_dgrad_residual) /* norm_dgrad */                                   \
-  ROW(WGRAD, wgrad)                             /* wgrad of a whole step's tokens */               \
-  ROW(WGRAD_FOLDED, wgrad_folded)               /* the same, of a weight with a norm folded in */
+  ROW(NORM_DGRAD_RESIDUAL, norm_dgrad_residual) /* norm_dgrad */
 
 typedef enum ProgramName {
 #define ROW(NAME, file) PROGRAM_##NAME,
@@ -42,17 +40,12 @@ typedef enum TileShape {
 } TileShape;
 
 // ---- tiles.c
-// Whether a program is built in a shape.
-bool tile_offered(ProgramName name, TileShape tile);
 // The tile shape for a product, by the table of measurements there.
 TileShape tile_choose(ProgramName name, int64_t M, int64_t N, int64_t K);
 // Whether a program is worth its while beside cuBLASLt's product and the unfused kernels: not where
 // more than a fifth of what its tiles compute lies outside of the product (hidden_size 288: 384
 // columns).
 bool tile_pays(ProgramName name, int64_t M, int64_t N, int64_t K);
-// The same for a weight gradient dW [M, N], which has few tiles: not where more than 6 % of what
-// its clusters could compute lies outside of dW or is nothing at all.
-bool tile_pays_wgrad(ProgramName name, int64_t M, int64_t N, int64_t K);
 // Tiles of columns, that is, parts of a row's statistics.
 int32_t tile_parts(TileShape tile, int64_t N);
 

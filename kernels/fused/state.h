@@ -62,8 +62,3 @@ void fused_op_norm_dgrad(Backend *, int64_t, int64_t, const act_t *, const act_t
                          const stat_t *, const stat_t *, int64_t, const act_t *, act_t *);
 void fused_op_down_dgrad(Backend *, int64_t, const act_t *, const act_t *, const act_t *,
                          const stat_t *, act_t *, stat_t *, act_t *);
-void fused_op_wgrad(Backend *, int64_t, int64_t, int64_t, const act_t *, const act_t *, grad_t *,
-                    bool);
-void fused_op_refresh(Backend *, const ParamTensor *, int);
-// For Unfused.finished_tiles.
-int64_t fused_finished_tiles(const Unfused *u, const ParamTensor *t);

@@ -28,13 +28,7 @@ static const Exposed exposed[PROGRAMS] = {
     [PROGRAM_SWIGLU_BACKWARD_Y] = {900, 0.04, 200},
     [PROGRAM_NORM_DGRAD] = {300, 0.04, 100},
     [PROGRAM_NORM_DGRAD_RESIDUAL] = {300, 0.04, 100},
-    [PROGRAM_WGRAD] = {150, 0.04, 60},
-    [PROGRAM_WGRAD_FOLDED] = {300, 0.04, 100},
 };
-
-bool tile_offered(ProgramName name, TileShape tile) {
-  return name != PROGRAM_WGRAD_FOLDED || tile != TILE_128x192; // too few registers
-}
 
 static int64_t tile_cols(TileShape tile) {
   static const int64_t cols[TILE_SHAPES] = {
@@ -51,35 +45,18 @@ bool tile_pays(ProgramName name, int64_t M, int64_t N, int64_t K) {
   return (double)(tile_parts(tile, N) * tile_cols(tile)) <= 1.25 * (double)N;
 }
 
-static int64_t rounds_of(TileShape tile, int64_t M, int64_t N) {
-  const int64_t tiles = (M + CLUSTER_ROWS - 1) / CLUSTER_ROWS * tile_parts(tile, N);
-  return (tiles + CLUSTERS - 1) / CLUSTERS;
-}
-
-// In columns of a round of all clusters.
-static double time_of(ProgramName name, TileShape tile, int64_t M, int64_t N, int64_t K) {
+TileShape tile_choose(ProgramName name, int64_t M, int64_t N, int64_t K) {
   const Exposed *e = &exposed[exposed[name].of_256 > 0 ? name : PROGRAM_PLAIN_NT];
   const double extra[TILE_SHAPES] = {[TILE_128x256] = e->of_256 / (double)K,
                                      [TILE_128x192] = 0,
                                      [TILE_128x128] = e->of_128 + e->of_128_k / (double)K};
-  return (double)(rounds_of(tile, M, N) * tile_cols(tile)) * (1 + extra[tile]);
-}
-
-TileShape tile_choose(ProgramName name, int64_t M, int64_t N, int64_t K) {
-  TileShape best = TILE_128x256;
-  double least = time_of(name, best, M, N, K);
-  for (int tile = TILE_128x256 + 1; tile < TILE_SHAPES; tile++) {
-    if (!tile_offered(name, (TileShape)tile)) continue;
-    const double time = time_of(name, (TileShape)tile, M, N, K);
-    if (time < least) least = time, best = (TileShape)tile;
+  TileShape best = TILE_128x192;
+  double least = 0;
+  for (int tile = 0; tile < TILE_SHAPES; tile++) {
+    const int64_t tiles = (M + CLUSTER_ROWS - 1) / CLUSTER_ROWS * tile_parts((TileShape)tile, N);
+    const int64_t rounds = (tiles + CLUSTERS - 1) / CLUSTERS;
+    const double time = (double)(rounds * tile_cols((TileShape)tile)) * (1 + extra[tile]);
+    if (least == 0 || time < least) least = time, best = (TileShape)tile;
   }
   return best;
-}
-
-// The bare product of wgrad's operands takes 0.99 to 1.01 of cuBLASLt's time where it fills its
-// rounds (1B, 8B: kernels/PERFORMANCE.md), and the pass over the gradient that the program saves
-// takes 2.4 % of it at 32768 tokens.
-bool tile_pays_wgrad(ProgramName name, int64_t M, int64_t N, int64_t K) {
-  const double filled = (double)M * (double)N / (CLUSTERS * CLUSTER_ROWS);
-  return filled >= 0.94 * time_of(name, tile_choose(name, M, N, K), M, N, K);
 }

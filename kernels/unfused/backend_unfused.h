@@ -21,10 +21,6 @@ typedef struct UnfusedOptions {
   const char *gemm_cache; // as for gemm_open; NULL = the usual place
   // For kernels/fused, whose options these are, too.
   bool every_program; // also where its measurements say that the twin is faster; for tests
-  // Weight gradients are finished by the products that make them where that pays, not by a pass
-  // over them. Nothing but tests/gpu/test_gradients.c sets it until it is measured
-  // (kernels/PERFORMANCE.md).
-  bool finish_gradients;
   Elsewhere elsewhere;
 } UnfusedOptions;
 

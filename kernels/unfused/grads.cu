@@ -4,7 +4,7 @@
 //        dW = dW' wn (+ dW where the matrix is used plain too); partial column sums of dW' W;
 //        partial sum of squares of dW
 //   2. columns: dwn[k] = sum of the partial column sums of column k, over ascending rows; sum of
-//   squares of dwn. Of tensors that are finished without unfold (DeviceTensor) the sums are wn dwn.
+//   squares of dwn
 //   3. norm: one block adds all partial sums of squares in order, in double.
 // Norm weights are reached through the matrix that they are folded into; everything else has its
 // own tiles. Bytes: a folded matrix reads dW' and the fp32 master and writes dW; others read dW.
@@ -127,51 +127,27 @@ static __global__ __launch_bounds__(THREADS, 3) void unfold_kernel(ParamTable ta
   if (threadIdx.x == 0) table.sumsq[blockIdx.x] = squares;
 }
 
-// Where wn is too small to divide by, a finished tensor holds dW', and its squares are those of
-// dW': a share of the rows, rare. What the sum of squares has to change by is added to `squares`.
-template <typename Grad>
-static __device__ float finish_weak_column(const DeviceTensor &t, int64_t c, int share,
-                                           float &squares) {
-  Grad *grad = (Grad *)t.grad;
-  float sum = 0;
-  for (int64_t n = share; n < t.rows; n += WARPS) {
-    const float g = grad_load(grad + n * t.cols + c);
-    sum += g * t.master[n * t.cols + c];
-    const float d = grad_store(grad + n * t.cols + c, g * t.norm[c]);
-    squares += d * d - g * g;
-  }
-  return sum;
-}
-
 // Launch: a block COLUMN_BLOCK columns; 8 threads a column share out the rows.
 template <typename Grad>
 static __global__ __launch_bounds__(THREADS) void columns_kernel(ParamTable table) {
-  __shared__ float part[WARPS][COLUMN_BLOCK], changes[WARPS];
+  __shared__ float part[WARPS][COLUMN_BLOCK];
   const DeviceTensor t = table.tensors[table.column_owner[blockIdx.x]];
   const int share = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int64_t c = (blockIdx.x - t.first_column) * COLUMN_BLOCK + lane;
-  const bool weak = t.finished && c < t.cols && norm_weight_is_weak(t.norm[c]);
-  float sum = 0, change = 0;
-  if (weak) {
-    sum = finish_weak_column<Grad>(t, c, share, change);
-  } else if (c < t.cols) {
+  const int64_t rows = (t.rows + TILE_ROWS - 1) / TILE_ROWS;
+  float sum = 0;
+  if (c < t.cols) {
 #pragma unroll 8
-    for (int64_t n = share; n < t.partial_rows; n += WARPS)
-      sum += t.column_partials[n * t.cols + c];
-    if (t.finished) sum /= t.norm[c];
+    for (int64_t n = share; n < rows; n += WARPS) sum += t.column_partials[n * t.cols + c];
   }
   part[share][lane] = sum;
-  change = warp_sum(change);
-  if (lane == 0) changes[share] = change;
   __syncthreads();
   if (share > 0) return;
   sum = 0;
 #pragma unroll
   for (int i = 0; i < WARPS; i++) sum += part[i][lane];
   if (c < t.cols) sum = grad_store((Grad *)t.norm_grad + c, sum);
-  float squares = warp_sum(c < t.cols ? sum * sum : 0.0f);
-#pragma unroll
-  for (int i = 0; i < WARPS; i++) squares += changes[i];
+  const float squares = warp_sum(c < t.cols ? sum * sum : 0.0f);
   if (lane == 0) table.sumsq[table.tiles + blockIdx.x] = squares;
 }
 
@@ -191,16 +167,13 @@ static __global__ void norm_kernel(int64_t count, const float *sumsq, StepState 
 
 template <typename Grad>
 static void finish(const ParamTable *table, StepState *state, cudaStream_t stream) {
-  if (table->tiles > 0) {
-    unfold_kernel<Grad><<<(unsigned)table->tiles, THREADS, 0, stream>>>(*table);
-    LAUNCHED();
-  }
+  unfold_kernel<Grad><<<(unsigned)table->tiles, THREADS, 0, stream>>>(*table);
+  LAUNCHED();
   if (table->columns > 0) {
     columns_kernel<Grad><<<(unsigned)table->columns, THREADS, 0, stream>>>(*table);
     LAUNCHED();
   }
-  norm_kernel<<<1, 1024, 0, stream>>>(table->tiles + table->columns + table->squares, table->sumsq,
-                                      state);
+  norm_kernel<<<1, 1024, 0, stream>>>(table->tiles + table->columns, table->sumsq, state);
   LAUNCHED();
 }
 

@@ -28,12 +28,6 @@ typedef struct PlannedAttention {
   void *workspace; // its own: a recorded step goes on using it when another shape comes
 } PlannedAttention;
 
-// Where the product that makes a gradient leaves what a pass over it would, as DeviceTensor says.
-typedef struct FinishedGradient {
-  float *column_sums; // NULL where no norm weight is folded in
-  float *squares;     // NULL: the gradient is not finished by its product
-} FinishedGradient;
-
 typedef struct Unfused {
   Backend base; // first: a Backend * of this backend is an Unfused *
   OpsConfig config;
@@ -58,10 +52,6 @@ typedef struct Unfused {
   char *table_memory;
   ParamTensor *table_list; // the list that they were built from
   int table_count;
-  FinishedGradient *finished; // [table_count]
-  // Whether the product that makes a tensor's gradient finishes it, by the columns of tiles that it
-  // leaves sums of squares of; 0: not. NULL: none is, this backend's products do not.
-  int64_t (*finished_tiles)(const struct Unfused *u, const ParamTensor *t);
   // cuDNN
   CudnnApi cudnn;
   CudnnHandle cudnn_handle;
@@ -137,7 +127,7 @@ void unfused_op_refresh(Backend *, const ParamTensor *, int);
 StepResult unfused_op_step_result(Backend *);
 void unfused_op_set_updates(Backend *, int64_t);
 void unfused_table_free(Unfused *u);
-size_t unfused_op_list_bytes(const Backend *, const ParamTensor *, int);
+size_t unfused_op_list_bytes(const ParamTensor *, int);
 
 // replay_unfused.c
 int unfused_staging_open(Unfused *u, Error *err);

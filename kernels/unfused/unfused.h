@@ -123,14 +123,10 @@ typedef struct DeviceTensor {
   bf16_bits *compute, *folded;
   const float *norm;      // [cols] master of the norm weight folded in, or NULL
   void *norm_grad;        // [cols] its gradient, or NULL
-  float *column_partials; // [partial_rows, cols] of dW' * W, or NULL
-  int64_t partial_rows;   // tiles of TILE_ROWS
-  // The gradient is what kernels/fused's wgrad left: dW, the sums of its squares, and where a norm
-  // weight wn is folded in partial column sums of dW' W wn, over FINISHED_ROWS each.
-  int32_t finished;
-  int64_t first_update; // this tensor's first block in the update's launch
-  int64_t first_tile;   // in the unfold's launch
-  int64_t first_column; // in the column sums' launch
+  float *column_partials; // [row tiles, cols] of dW' * W, or NULL
+  int64_t first_update;   // this tensor's first block in the update's launch
+  int64_t first_tile;     // in the unfold's launch
+  int64_t first_column;   // in the column sums' launch
   int32_t decay;
 } DeviceTensor;
 
@@ -138,9 +134,8 @@ typedef struct ParamTable {
   DeviceTensor *tensors;                             // [count], norm weights first
   int32_t *update_owner, *tile_owner, *column_owner; // tensor of each block
   int64_t norm_blocks, update_blocks; // norm weights' blocks are the first norm_blocks
-  int64_t tiles, columns, squares;
-  float *sumsq; // [tiles + columns + squares] partial sums of squares of the gradients; the last
-                // are those of tensors that are finished
+  int64_t tiles, columns;
+  float *sumsq; // [tiles + columns] partial sums of squares of the gradients
   bool grads_fp32;
 } ParamTable;
 
@@ -149,8 +144,7 @@ enum {
   TILE_ROWS = 128,     // a block's share of a folded matrix ...
   TILE_COLS = 256,
   TILE_ELEMENTS = TILE_ROWS * TILE_COLS, // ... or of any other tensor
-  COLUMN_BLOCK = 32,                     // columns whose partial sums a block adds up
-  FINISHED_ROWS = 16 // of a part of the sums that a finished gradient comes with
+  COLUMN_BLOCK = 32                      // columns whose partial sums a block adds up
 };
 
 // ---- grads.cu

@@ -29,14 +29,9 @@ static int *update_order(const ParamTensor *list, int count) {
   return order;
 }
 
-// What a tensor takes of the tables' memory besides its blocks, in floats.
-typedef struct Parts {
-  int64_t columns, squares;
-} Parts;
-
-// Everything of t but the places of its parts; returns how many it needs.
-static Parts describe(const Unfused *u, DeviceTensor *t, ParamTable *table, const ParamTensor *list,
-                      int count, int i) {
+// Everything of t but the place of its column partials; returns how many floats of those it needs.
+static int64_t describe(DeviceTensor *t, ParamTable *table, const ParamTensor *list, int count,
+                        int i) {
   const ParamTensor *p = &list[i];
   const ParamTensor *norm = p->norm >= 0 ? &list[p->norm] : NULL;
   const bool is_norm = is_norm_of_another(list, count, i);
@@ -58,22 +53,15 @@ static Parts describe(const Unfused *u, DeviceTensor *t, ParamTable *table, cons
   table->update_blocks += ceil_div(p->rows * p->cols, UPDATE_BLOCK);
   if (is_norm) {
     table->norm_blocks = table->update_blocks;
-    return (Parts){0};
+    return 0;
   }
-  const int64_t tiles = u->finished_tiles ? u->finished_tiles(u, p) : 0;
-  Parts parts = {0};
-  t->finished = tiles > 0;
-  t->partial_rows = ceil_div(p->rows, tiles > 0 ? FINISHED_ROWS : TILE_ROWS);
-  parts.squares = tiles > 0 ? t->partial_rows * tiles : 0;
-  table->squares += parts.squares;
-  if (norm) {
-    parts.columns = t->partial_rows * p->cols;
-    table->columns += ceil_div(p->cols, COLUMN_BLOCK);
+  if (!norm) {
+    table->tiles += ceil_div(p->rows * p->cols, TILE_ELEMENTS);
+    return 0;
   }
-  if (tiles == 0)
-    table->tiles += norm ? ceil_div(p->rows, TILE_ROWS) * ceil_div(p->cols, TILE_COLS)
-                         : ceil_div(p->rows * p->cols, TILE_ELEMENTS);
-  return parts;
+  table->tiles += ceil_div(p->rows, TILE_ROWS) * ceil_div(p->cols, TILE_COLS);
+  table->columns += ceil_div(p->cols, COLUMN_BLOCK);
+  return ceil_div(p->rows, TILE_ROWS) * p->cols;
 }
 
 static void own(int32_t *owner, int64_t from, int64_t to, int32_t tensor) {
@@ -94,8 +82,7 @@ static size_t place(ParamTable *table, int count, int64_t partials, float **colu
   table->update_owner = (void *)piece(base, &used, (size_t)table->update_blocks * 4);
   table->tile_owner = (void *)piece(base, &used, (size_t)table->tiles * 4);
   table->column_owner = (void *)piece(base, &used, (size_t)table->columns * 4);
-  table->sumsq =
-      (void *)piece(base, &used, (size_t)(table->tiles + table->columns + table->squares) * 4);
+  table->sumsq = (void *)piece(base, &used, (size_t)(table->tiles + table->columns) * 4);
   *column_partials = (void *)piece(base, &used, (size_t)partials * 4);
   return used;
 }
@@ -107,35 +94,31 @@ static void upload(void *to, const void *from, int64_t bytes) {
 void unfused_table_free(Unfused *u) {
   CUDA_CHECK(cudaFree(u->table_memory));
   free(u->table_list);
-  free(u->finished);
   u->table_memory = NULL;
   u->table_list = NULL;
-  u->finished = NULL;
   u->table_count = 0;
 }
 
-// Describes the list's tensors in the order of the update, and counts what they need. Fresh memory;
-// parts [count + 1]: where each one's begin.
-static DeviceTensor *describe_list(const Unfused *u, ParamTable *table, const ParamTensor *list,
-                                   int count, const int *order, Parts **parts) {
+// Describes the list's tensors, in the order of the update, and counts what they need. Fresh
+// memory; partials [count + 1]: where each one's column partials begin.
+static DeviceTensor *describe_list(ParamTable *table, const ParamTensor *list, int count,
+                                   int64_t **partials) {
   DeviceTensor *tensors = xmalloc((size_t)count * sizeof *tensors);
-  *parts = xcalloc((size_t)(count + 1), sizeof **parts);
-  for (int i = 0; i < count; i++) {
-    const Parts needs = describe(u, &tensors[i], table, list, count, order[i]), *at = &(*parts)[i];
-    (*parts)[i + 1] = (Parts){at->columns + needs.columns, at->squares + needs.squares};
-  }
+  int *order = update_order(list, count);
+  *partials = xcalloc((size_t)(count + 1), sizeof **partials);
+  for (int i = 0; i < count; i++)
+    (*partials)[i + 1] = (*partials)[i] + describe(&tensors[i], table, list, count, order[i]);
+  free(order);
   return tensors;
 }
 
-size_t unfused_op_list_bytes(const Backend *be, const ParamTensor *list, int count) {
+size_t unfused_op_list_bytes(const ParamTensor *list, int count) {
   ParamTable table = {0};
-  Parts *parts;
+  int64_t *partials;
   float *column_partials;
-  int *order = update_order(list, count);
-  free(describe_list((const Unfused *)be, &table, list, count, order, &parts));
-  const size_t bytes = place(&table, count, parts[count].columns, &column_partials, NULL);
-  free(order);
-  free(parts);
+  free(describe_list(&table, list, count, &partials));
+  const size_t bytes = place(&table, count, partials[count], &column_partials, NULL);
+  free(partials);
   return bytes;
 }
 
@@ -144,29 +127,22 @@ static void build_table(Unfused *u, const ParamTensor *list, int count) {
   unfused_table_free(u);
   ParamTable *table = &u->table;
   *table = (ParamTable){.grads_fp32 = u->options.grads_fp32};
-  Parts *parts;
-  int *order = update_order(list, count);
-  DeviceTensor *tensors = describe_list(u, table, list, count, order, &parts);
+  int64_t *partials;
+  DeviceTensor *tensors = describe_list(table, list, count, &partials);
   float *column_partials;
-  const size_t bytes = place(table, count, parts[count].columns, &column_partials, NULL);
+  const size_t bytes = place(table, count, partials[count], &column_partials, NULL);
   CUDA_CHECK(cudaMalloc((void **)&u->table_memory, bytes));
-  place(table, count, parts[count].columns, &column_partials, u->table_memory);
+  place(table, count, partials[count], &column_partials, u->table_memory);
   int32_t *updates = xmalloc((size_t)table->update_blocks * 4),
           *tiles = xmalloc((size_t)(table->tiles + 1) * 4),
           *columns = xmalloc((size_t)(table->columns + 1) * 4);
-  u->finished = xcalloc((size_t)count, sizeof *u->finished);
   for (int i = 0; i < count; i++) {
     const bool last = i + 1 == count;
     own(updates, tensors[i].first_update, last ? table->update_blocks : tensors[i + 1].first_update,
         i);
     own(tiles, tensors[i].first_tile, last ? table->tiles : tensors[i + 1].first_tile, i);
     own(columns, tensors[i].first_column, last ? table->columns : tensors[i + 1].first_column, i);
-    if (parts[i + 1].columns > parts[i].columns)
-      tensors[i].column_partials = column_partials + parts[i].columns;
-    if (tensors[i].finished)
-      u->finished[order[i]] = (FinishedGradient){.column_sums = tensors[i].column_partials,
-                                                 .squares = table->sumsq + table->tiles +
-                                                            table->columns + parts[i].squares};
+    if (partials[i + 1] > partials[i]) tensors[i].column_partials = column_partials + partials[i];
   }
   upload(table->tensors, tensors, count * (int64_t)sizeof *tensors);
   upload(table->update_owner, updates, table->update_blocks * 4);
@@ -175,9 +151,8 @@ static void build_table(Unfused *u, const ParamTensor *list, int count) {
   u->table_list = xmalloc((size_t)count * sizeof *list);
   memcpy(u->table_list, list, (size_t)count * sizeof *list);
   u->table_count = count;
-  free(order);
   free(tensors);
-  free(parts);
+  free(partials);
   free(updates);
   free(tiles);
   free(columns);
@@ -187,7 +162,7 @@ static bool same_tensor(const ParamTensor *a, const ParamTensor *b) {
   return a->rows == b->rows && a->cols == b->cols && a->master == b->master && a->m == b->m &&
          a->v == b->v && a->grad == b->grad && a->grad_folded == b->grad_folded &&
          a->compute == b->compute && a->folded == b->folded && a->norm == b->norm &&
-         a->decay == b->decay && a->one_wgrad == b->one_wgrad;
+         a->decay == b->decay;
 }
 
 static const ParamTable *table_of(Unfused *u, const ParamTensor *list, int count) {

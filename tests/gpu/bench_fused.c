@@ -339,9 +339,7 @@ static void time_problem(Bench *b, const Problem *p, int rounds, Times *t) {
   double samples[VARIANTS][MAX_ROUNDS];
   int order[VARIANTS], count = 0;
   for (int v = 0; v < VARIANTS; v++)
-    if (v >= PROGRAM_TILES ? tile_offered(p->program, (TileShape)(v - PROGRAM_TILES))
-                           : v != TWIN || has_twin(p->program))
-      order[count++] = v;
+    if (v != TWIN || has_twin(p->program)) order[count++] = v;
   for (int round = -WARM_UP; round < rounds; round++) {
     for (int i = count - 1; i > 0; i--) {
       const int j =
@@ -399,7 +397,7 @@ static void print_row(const Problem *p, const Times *t, Rows *all) {
   double best = t->median[chosen];
   for (int v = PROGRAM_TILES; v < VARIANTS; v++) {
     printf(" %8.4f %5.3f%c", t->median[v], t->median[v] / bare, v == chosen ? '*' : ' ');
-    if (t->median[v] > 0 && t->median[v] < best) best = t->median[v];
+    if (t->median[v] < best) best = t->median[v];
   }
   printf(" %5.1f%%", 100 * (t->ninetieth[chosen] - t->tenth[chosen]) / t->median[chosen]);
   if (has_twin(p->program))

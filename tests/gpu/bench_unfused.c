@@ -245,7 +245,6 @@ static void update(Pool *p, bool grads_fp32) {
                               .grad = take(p, (size_t)count * grad),
                               .folded = take(p, (size_t)count * 2),
                               .column_partials = take(p, (size_t)(rows / TILE_ROWS * cols) * 4),
-                              .partial_rows = rows / TILE_ROWS,
                               .first_update = 1,
                               .decay = 1}};
   tensors[1].grad_folded = tensors[1].grad;

@@ -66,9 +66,6 @@ template <class Program> struct EmulatedStep : Step<Program> {
     if (row >= this->block.M || col >= this->block.N) return {0, 0};
     return {values[row * this->block.N + col], values[row * this->block.N + col + 1]};
   }
-  float2 column_values(const float *of, int i) const {
-    return this->inside(i) ? float2{of[this->column(i)], of[this->column(i) + 1]} : float2{0, 0};
-  }
   // A chunk's pairs lie as the product's do; it starts where the step does, scaled to its width.
   int64_t column_in(int first_column, int i) const {
     return first_column + 8 * (i >> 1) + 2 * (this->block.thread & 3);
@@ -154,8 +151,6 @@ void emulated_kernel(const CUtensorMap &map_a, const CUtensorMap &map_b,
 }
 
 template <int COLS, class Program> ProgramKernel emulated_program_kernel() {
-  constexpr int ACCUMULATORS = COLS == 256 ? 128 : COLS; // of a thread
-  if (Program::MOST_ACCUMULATORS < ACCUMULATORS) return {};
   ProgramKernel k = {};
   k.kernel = (const void *)emulated_kernel<COLS, Program>;
   k.rows = EMULATED_ROWS, k.cols = COLS;
