@@ -32,7 +32,10 @@ static inline HOST_DEVICE real rms_rstd(real sumsq, int64_t D, real eps) {
 // of fp32: rounding to bf16 hides that, and epilogues have no time for more.
 static inline HOST_DEVICE real sigmoid(real x) {
 #ifdef __CUDA_ARCH__
-  return __fdividef(1.0f, 1.0f + __expf(-x));
+  float power, reciprocal;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(x * -1.44269504f)); // log2(e)
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(reciprocal) : "f"(1 + power));
+  return reciprocal;
 #else
   return 1 / (1 + real_exp(-x));
 #endif
@@ -48,7 +51,7 @@ static inline HOST_DEVICE void swiglu_backward(real gate, real up, real dy, real
                                                real *dup) {
   const real s = sigmoid(gate);
   const real silu = gate * s;
-  *dgate = dy * up * (s + silu * (1 - s));
+  *dgate = dy * up * (s + silu - silu * s);
   *dup = dy * silu;
 }
 

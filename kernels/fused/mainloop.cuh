@@ -43,9 +43,9 @@ template <int ROWS_, int COLS_, int STAGES_, Schedule SCHEDULE> struct Tile {
   static constexpr int A_BYTES = ROWS * DEPTH * 2, B_BYTES = COLS * DEPTH * 2;
   static constexpr int STAGE_BYTES = A_BYTES + B_BYTES;
   // What 3 warpgroups start with, 168 a thread, is dealt out anew. More than that waits for ever.
-  // This deal leaves no program spilling.
-  static constexpr int PRODUCER_REGISTERS = PINGPONG ? 40 : 56;
-  static constexpr int CONSUMER_REGISTERS = PINGPONG ? 232 : 224;
+  // This deal leaves no program spilling: a thread has 192 sums of 192 columns, else 128.
+  static constexpr int PRODUCER_REGISTERS = COLS == 192 ? 40 : 56;
+  static constexpr int CONSUMER_REGISTERS = COLS == 192 ? 232 : 224;
   static_assert(PRODUCER_REGISTERS + 2 * CONSUMER_REGISTERS <= 3 * 168, "more than were launched");
 };
 
@@ -421,11 +421,11 @@ __global__ void __launch_bounds__(BLOCK_THREADS, 1)
   later_kernel_launch();
   earlier_kernels_wait();
 
-  const Work<T> work(M, N, K);
   // The same in all threads of a warpgroup, and the compiler is to know.
   const int warpgroup = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0);
   if (warpgroup == 0) {
     registers_shrink<T::PRODUCER_REGISTERS>();
+    const Work<T> work(M, N, K);
     const int warp = threadIdx.x / 32;
     if (threadIdx.x == 0)
       load_operands<T, Program, A_MAJOR, B_MAJOR>(shared, work, &map_a, &map_b);
@@ -436,7 +436,7 @@ __global__ void __launch_bounds__(BLOCK_THREADS, 1)
     __syncwarp();
   } else {
     registers_grow<T::CONSUMER_REGISTERS>();
-    consume<T, Program, A_MAJOR, B_MAJOR>(shared, work, warpgroup - 1, operands.args);
+    consume<T, Program, A_MAJOR, B_MAJOR>(shared, Work<T>(M, N, K), warpgroup - 1, operands.args);
   }
   cluster_sync(); // no block ends while another may still write into its shared memory
 #endif

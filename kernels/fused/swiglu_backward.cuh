@@ -15,19 +15,21 @@ template <bool STORE_Y> struct SwigluBackwardOf : ProgramDefaults {
   }
   float sums[2] = {};
 
-  // 16 columns of z at a time. Pair 4 J + 2 e + h of z is in row h of the step's two and belongs,
-  // by the order of features (pair_of_feature), to element e of pair 2 J + h of dy, and of y.
+  // Pair 4 J + 2 e + h of z is in row h of the step's two and belongs, by the order of features
+  // (pair_of_feature), to element e of pair 2 J + h of dy, and of y.
   template <class S> __device__ __forceinline__ void step(const S &s) {
+    // Of z at a time: the more, the more of the arithmetic is under way, and the more registers.
+    constexpr int PAIRS = STORE_Y ? 4 : 8;
     uint32_t y[4];
 #pragma unroll
-    for (int first = 0; first < 16; first += 4) {
-      uint32_t z[4];
-      float features[4];
+    for (int first = 0; first < 16; first += PAIRS) {
+      uint32_t z[PAIRS];
+      float features[PAIRS];
       s.template load<0>(z, first);
 #pragma unroll
-      for (int j = 0; j < 4; j++) {
-        const int h = j & 1, e = j >> 1;
-        const float2 both = s.product(first / 2 + h);
+      for (int j = 0; j < PAIRS; j++) {
+        const int h = j & 1, e = j >> 1 & 1;
+        const float2 both = s.product((first + j) / 4 * 2 + h);
         const float gate = bf16_low(z[j]), up = bf16_high(z[j]);
         float dgate, dup;
         swiglu_backward(gate, up, s.row_value(h) * (e ? both.y : both.x), &dgate, &dup);

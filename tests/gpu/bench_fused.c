@@ -1,6 +1,6 @@
 // The programs against cuBLASLt's best product of the same shape, which does nothing around it, and
 // against their unfused twins: the product and the kernels that the unfused backend runs after it.
-// Usage: bench_fused [1b|8b|70b|all] [PROGRAM] [--sustain]
+// Usage: bench_fused [110m|350m|1b|8b|70b|all] [PROGRAM] [--sustain]
 //   --sustain  also a second of each variant back to back: the ranking under the power limit
 #include <cuda_runtime_api.h>
 #include <stdio.h>
@@ -32,6 +32,8 @@ typedef struct Width {
 } Width;
 
 static const Width widths[] = {
+    {"110m", 768, 2048, 12, 12, 64, 32000, MAX_ROUNDS},
+    {"350m", 1024, 2816, 16, 16, 64, 32000, MAX_ROUNDS},
     {"1b", 2048, 8192, 32, 8, 64, 128256, MAX_ROUNDS},
     {"8b", 4096, 14336, 32, 8, 128, 128256, MAX_ROUNDS},
     {"70b", 8192, 28672, 64, 8, 128, 128256, 12},
@@ -560,7 +562,7 @@ int main(int argc, char **argv) {
     else if (is_program(argv[i]))
       b.only = argv[i];
     else
-      end_with("usage: bench_fused [1b|8b|70b|all] [PROGRAM] [--sustain]");
+      end_with("usage: bench_fused [110m|350m|1b|8b|70b|all] [PROGRAM] [--sustain]");
   }
   Error err;
   if (gpu_open(&b.gpu, &err) || fused_kernels_open(&b.kernels, &b.gpu, &err)) end_with(err.text);
@@ -579,7 +581,7 @@ int main(int argc, char **argv) {
          "cuBLASLt: the fastest of its heuristics' algorithms, bf16 out, nothing around it. twin: "
          "its product and the unfused kernels. For logits: the product and a pass over it for the "
          "loss.\n",
-         FLUSH_BYTES >> 20, MAX_ROUNDS, widths[2].rounds, WARM_UP);
+         FLUSH_BYTES >> 20, MAX_ROUNDS, widths[sizeof widths / sizeof *widths - 1].rounds, WARM_UP);
   Rows all = {.count = 0};
   for (size_t i = 0; i < sizeof widths / sizeof *widths; i++)
     if (strcmp(which, "all") == 0 || strcmp(which, widths[i].name) == 0)
