@@ -190,7 +190,7 @@ def draw_operations(axes, bench):
     axes.set_xlabel("ms of a step (number: unfused / fused)")
     axes.set_title(pathlib.Path(bench["config"]).stem + ", " + bench["model"].split(",")[0], loc="left",
                    fontweight="bold", fontsize=9)
-    axes.legend(frameon=False, loc="lower right", fontsize=8)
+    axes.legend(frameon=False, fontsize=8, ncols=3, loc="lower right", bbox_to_anchor=(1, 1))
 
 
 def draw_step(axes, bench):

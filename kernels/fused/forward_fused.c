@@ -3,9 +3,10 @@
 #include "kernels/fused/state.h"
 
 void fused_clear_other_parts(const Fused *f, int64_t M, int64_t parts, stat_t *statistic) {
-  for (int64_t part = 1; part < parts; part++)
-    CUDA_CHECK(cudaMemsetAsync((float *)statistic + part * f->twin.config.max_tokens, 0,
-                               (size_t)M * sizeof(float), f->twin.gpu.stream));
+  const size_t stride = (size_t)f->twin.config.max_tokens * sizeof(float);
+  if (parts > 1)
+    CUDA_CHECK(cudaMemset2DAsync((char *)statistic + stride, stride, 0, (size_t)M * sizeof(float),
+                                 (size_t)parts - 1, f->twin.gpu.stream));
 }
 
 void fused_op_embed(Backend *be, int64_t M, const int32_t *tokens, const act_t *E, act_t *x,
