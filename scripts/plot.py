@@ -118,6 +118,7 @@ def load_pyplot():
         fail("matplotlib is not installed; install it with: pip install matplotlib  (Debian, Ubuntu: apt install "
              "python3-matplotlib)")
     matplotlib.use("Agg")
+    matplotlib.rcParams["svg.fonttype"] = "none"  # text stays text, half the size
     from matplotlib import pyplot
     return pyplot
 
