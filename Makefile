@@ -63,8 +63,8 @@ TEST_SUPPORT := $(wildcard tests/support/*.c)
 EXTRA_range := $(addprefix -idirafter ,$(wildcard $(CUDA_HOME)/include))
 HAVE_NVTX := $(shell $(CC) $(EXTRA_range) -E -include nvtx3/nvToolsExt.h -x c /dev/null >/dev/null 2>&1 && echo yes)
 EXTRA_test_trace := $(EXTRA_range) # compares our records with CUPTI's header
+EXTRA_test_attention_graph := $(EXTRA_range) # and our graphs with cuDNN's
 # Calls that change files, for faults to be injected into; and those that need a GPU, for the CPU to stand in.
-EXTRA_test_attention_graph := -idirafter /usr/local/cuda/include
 LDFLAGS_test_checkpoint_faults := $(foreach call,write open fsync rename renameat2 symlink mkdir unlink rmdir,-Wl,--wrap=$(call))
 LDFLAGS_test_bench := $(foreach call,gpu_usable backend_create $(addprefix bench_gpu_,open close sample prepare product peak \
   copy fill mark ms forget),-Wl,--wrap=$(call))

@@ -335,8 +335,8 @@ static int parse_generate(GenerateArgs *args, int argc, char **argv, Error *err)
 }
 
 // OpenMP's threads wait for work by spinning. Asleep they are better on two cores (41 ms for 58,
-// configs/shakespeare-cpu.json alone on the machine) and much better on a shared machine (94 ms for
-// 1900, two compilers running beside it). The library reads its policy before main, so it is set by
+// configs/shakespeare-cpu.json alone on the machine) and much better beside other programs (94 ms
+// for 1900 beside two compilers). The library reads its policy before main, so it is set by
 // starting over once; whoever sets it himself has the last word.
 static void let_idle_threads_sleep(char **argv) {
   if (getenv("OMP_WAIT_POLICY") || getenv("GOMP_SPINCOUNT")) return;

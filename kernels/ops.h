@@ -1,20 +1,19 @@
-// The interface between the model and what runs it: one function per row of the design's tables,
-// that is, one per GEMM with everything around it. The model (model/forward.c, model/backward.c) is
+// The interface between the model and what runs it: a function for each GEMM with everything around
+// it. The model (model/forward.c, model/backward.c) is
 // written once, over this; kernels/cpu implements it in plain C as the reference.
 //
 // Dimensions, everywhere in this tree:
 //   M  tokens in a call (batch x sequence)      D  hidden_size          V  vocab_size
 //   F  intermediate_size                        H  query heads          KV key/value heads
-//   d  head_dim                                 R  (H + 2 KV) d, a packed row of q heads, k heads,
-//   v heads
+//   d  head_dim                                 R  (H + 2 KV) d: a row of q, k and v heads
 //
 // RMSNorm is not an operation here. h = r * x * wn with r = rsqrt(mean(x^2) + eps), so in z = h W^T
 // the column scale wn is folded into the compute copy of the weight, W' = W * wn (AdamW writes it),
 // and the row scale r is applied where the GEMM's result is stored. Its only trace is the sum of
 // squares of each row of x, left by the operation that made x. Backward, with dz' = r dz and s =
 // sum over a row of dz' * z:
-//     dx = dz' W' - (r / D) s x        dW' = dz'^T x        dW = dW' * wn        dwn[k] = sum_n
-//     dW'[n,k] W[n,k]
+//     dx = dz' W' - (r / D) s x
+//     dW' = dz'^T x        dW = dW' * wn        dwn[k] = sum_n dW'[n,k] W[n,k]
 //
 // Element order: columns 2p and 2p+1 of z are gate and up of one feature (layout_packed_row in
 // model/layout.h says which), and q and k are stored so that RoPE rotates columns (2j, 2j+1) of a

@@ -1,8 +1,7 @@
-// The arithmetic of the epilogue programs, one definition for every implementation: C on the host
-// and, later, the same functions on the device. `real` is fp32; a test build makes it fp64.
+// The arithmetic of the epilogue programs, one definition for every implementation, on the host and
+// on the GPU. `real` is fp32; a test build makes it fp64.
 #pragma once
 #include <math.h>
-#include <stdbool.h>
 #include <stdint.h>
 
 #ifdef __CUDACC__

@@ -1,6 +1,5 @@
 // A bench's result as JSON: scripts/plot.py bench draws it.
 #include <math.h>
-#include <string.h>
 
 #include "model/bench_report.h"
 

@@ -5,7 +5,7 @@
 #include "model/step.h"
 
 typedef struct Sizes {
-  int64_t B, T, M, D, F, H, KV, d, Hd, R, V, L;
+  int64_t B, T, M, D, F, H, KV, d, Hd, R, V;
   int64_t head_rows; // of a chunk of the loss
 } Sizes;
 
@@ -25,7 +25,6 @@ static Sizes sizes_of(const Llama *llama) {
                  .Hd = H * d,
                  .R = (H + 2 * KV) * d,
                  .V = c->vocab_size,
-                 .L = c->num_hidden_layers,
                  .head_rows = M / s->loss_chunks};
 }
 
@@ -102,7 +101,7 @@ static void describe_memory(BenchOp *op, const Llama *llama, const Sizes *z) {
   case OP_EMBED_BACKWARD: // dx in, dE out
     op->bytes = op->floor_bytes = M * D * act + V * D * (double)llama->be->grad_bytes;
     break;
-  case OP_GRADS_FINISH: // could be the weight gradients' epilogues: not in the floor
+  case OP_GRADS_FINISH: // part of it could be AdamW's: not in the floor
     op->bytes = finish;
     break;
   default:

@@ -1,10 +1,8 @@
 #include "model/config_keys.h"
 
-#include <assert.h>
 #include <float.h>
 #include <stdlib.h>
 #include <string.h>
-#include "base/memory.h"
 
 static const char *const rope_types[] = {"default", "llama3", NULL};
 static const char *const schedules[] = {"constant", "cosine", "wsd", NULL};

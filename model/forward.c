@@ -1,4 +1,4 @@
-// The forward pass: one call per row of the design's table. model/backward.c is this list reversed.
+// The forward pass: a call for each operation of kernels/ops.h. model/backward.c is this list reversed.
 #include "model/llama.h"
 #include "model/ranges.h"
 #include "model/step.h"

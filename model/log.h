@@ -2,7 +2,7 @@
 // record has a "kind":
 //   start  step, steps, parameters, tokens_per_step, backend, resumed
 //   train  step, loss, lr, grad_norm, ms, tokens_per_s, mfu (null where the peak is not known),
-//   applied
+//          applied
 //   val    step, loss, tokens
 //   sample step, text
 //   save   step, path

@@ -1,7 +1,5 @@
 #include "model/params.h"
 
-#include <assert.h>
-
 #include "base/rng.h"
 
 enum { GLOBALS_BEFORE = 1, PER_LAYER = 6 }; // embed; then attn_norm qkv out mlp_norm gate_up down

@@ -2,7 +2,6 @@
 
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 
 static int element_bytes(const SafeTensor *t, uint64_t *bytes, Error *err) {
   switch (t->dtype) {

@@ -27,6 +27,10 @@ find_missing() {
   packages=() words=()
   main_line='int main(void) { return 0; }' compiles "$cc" -fopenmp ||
     { packages+=(gcc libc6-dev) && words+=('a C compiler with OpenMP'); }
+  # Kernels are compiled by nvcc, which needs a C++ compiler.
+  if command -v nvcc >/dev/null || [ -n "$(compgen -G '/usr/local/cuda*/bin/nvcc')" ] || [ -x /opt/cuda/bin/nvcc ]; then
+    command -v "${CXX:-g++}" >/dev/null || { packages+=(g++) && words+=('a C++ compiler'); }
+  fi
   command -v make >/dev/null || { packages+=(make) && words+=('GNU make'); }
   command -v pkg-config >/dev/null || { packages+=(pkg-config) && words+=('pkg-config'); }
   module libcjson || { packages+=(libcjson-dev) && words+=('cJSON'); }

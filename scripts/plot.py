@@ -191,7 +191,7 @@ def draw_operations(axes, bench):
     axes.set_xlabel("ms of a step (number: unfused / fused)")
     axes.set_title(pathlib.Path(bench["config"]).stem + ", " + bench["model"].split(",")[0], loc="left",
                    fontweight="bold", fontsize=9)
-    axes.legend(frameon=False, fontsize=8, ncols=3, loc="lower right", bbox_to_anchor=(1, 1))
+    axes.legend(frameon=False, fontsize=8, ncol=3, loc="lower right", bbox_to_anchor=(1, 1))
 
 
 def draw_step(axes, bench):
@@ -215,7 +215,7 @@ def draw_step(axes, bench):
     axes.set_title(f"fused / floor {step['fused_over_floor']:.3f}\nunfused / fused {step['unfused_over_fused']:.3f}",
                    loc="left", fontsize=9)
     axes.margins(y=0.1)
-    axes.legend(frameon=False, fontsize=8, ncols=3, loc="upper center", bbox_to_anchor=(0.5, -0.06))
+    axes.legend(frameon=False, fontsize=8, ncol=3, loc="upper center", bbox_to_anchor=(0.5, -0.06))
 
 
 def draw_bench(benches, output):

@@ -4,7 +4,15 @@
 # With several KERNELS each model is run with each of them in turn.
 # Untied embeddings, no validation, text of this repository as tokens. Everything is written below a temporary folder.
 set -euo pipefail
+case ${1:-} in -h | --help)
+  sed -n '2,5s/^# //p' "$0"
+  exit 0
+  ;;
+esac
 cd "$(dirname "$0")/.."
+for program in ./train ./prepare; do
+  [ -x $program ] || { echo "step_times.sh: there is no program '$program'; build it: make all" >&2 && exit 1; }
+done
 steps=${STEPS:-40} all_kernels=${KERNELS:-auto}
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT

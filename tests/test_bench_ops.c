@@ -6,7 +6,6 @@
 
 #include "tests/support/cmocka_all.h"
 
-#include "base/memory.h"
 #include "base/rng.h"
 #include "kernels/program_math.h"
 #include "model/bench_model.h"

@@ -9,7 +9,6 @@
 #include <unistd.h>
 #include <cmocka.h>
 
-#include "base/file.h"
 #include "base/memory.h"
 #include "model/safetensors.h"
 #include "tests/support/tiny_run.h"

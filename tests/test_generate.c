@@ -6,7 +6,6 @@
 
 #include "tests/support/cmocka_all.h"
 
-#include "base/memory.h"
 #include "base/rng.h"
 #include "model/generate.h"
 #include "tests/support/tiny_run.h"

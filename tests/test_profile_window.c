@@ -5,7 +5,6 @@
 
 #include "tests/support/cmocka_all.h"
 
-#include "base/memory.h"
 #include "model/trainer.h"
 #include "tests/support/data_test.h"
 #include "tests/support/tiny_run.h"

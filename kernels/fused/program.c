@@ -106,7 +106,7 @@ void fused_launch(const FusedKernels *kernels, ProgramName name, TileShape tile,
   const ProgramKernel *k = &program->kernels[tile];
   if (call->M <= 0 || call->N <= 0 || call->K <= 0) return;
   if (call->M > INT32_MAX - 512 || call->N > INT32_MAX - 512 || call->K > INT32_MAX - 512)
-    fail_call(program, "a side of the product is above 2^31 - 512");
+    fail_call(program, "a side of the product is not below 2^31 - 512");
 
   // K-major operands come in one box a stage (B in two halves), others in boxes of 64 x 64.
   const CUtensorMap a =

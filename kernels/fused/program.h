@@ -1,12 +1,10 @@
 // Epilogue programs as C sees them. A program is a GEMM with everything around it in one kernel:
-//     product = A B^T (fp32)  ->  epilogue, tile by tile, in registers  ->  bf16 tiles, row
-//     statistics
+//     product = A B^T (fp32)  ->  epilogue, tile by tile, in registers  ->  bf16 tiles, row sums
 // programs/NAME.cu holds a program, the table in programs.h names it, program.c launches it.
 // kernels/README.md explains.
 #pragma once
 #include <cuda.h>
 #include <cuda_runtime_api.h>
-#include <stdbool.h>
 #include <stdint.h>
 #include "base/error.h"
 #include "kernels/cuda/gemm_cublaslt.h"
@@ -63,7 +61,7 @@ typedef struct EpilogueOperands {
 } EpilogueOperands;
 
 typedef struct ProgramCall {
-  int64_t M, N, K;   // each at most 2^31 - 512
+  int64_t M, N, K;   // each below 2^31 - 512
   const void *A, *B; // bf16, stored as the program's form says, rows of whole 16 bytes
   Matrix loads[MAX_TILES], stores[MAX_TILES]; // as many as the program has
   ProgramArgs args;

@@ -1,5 +1,4 @@
-// Which programs there are, in which tile shapes each is built, and which one a product gets. Needs
-// no CUDA.
+// Which programs there are, and which tile shape a product gets. Needs no CUDA.
 #pragma once
 #include <stdbool.h>
 #include <stdint.h>

@@ -22,7 +22,7 @@ enum {
   FLUSH_BYTES = 160 << 20, // the second-level cache has 60 MB at most
   PATTERN = 1 << 22,
   MAX_MEMORY = 16,
-  MAX_ROWS = 64
+  MAX_ROWS = 128
 };
 
 typedef struct Width {
@@ -75,6 +75,11 @@ typedef struct Times {
   double median[VARIANTS], tenth[VARIANTS], ninetieth[VARIANTS]; // ms
   double sustained[VARIANTS];
 } Times;
+
+static void end_with(const char *why) {
+  fprintf(stderr, "%s\n", why);
+  exit(EXIT_FAILURE);
+}
 
 // ---- Memory
 
@@ -416,11 +421,11 @@ static void print_row(const Problem *p, const Times *t, Rows *all) {
     printf("\n");
   }
   fflush(stdout);
-  if (all->count < MAX_ROWS)
-    all->rows[all->count++] = (Row){.program = p->program,
-                                    .chosen = t->median[chosen] / bare,
-                                    .best = best / bare,
-                                    .twin = t->median[TWIN] / bare};
+  if (all->count == MAX_ROWS) end_with("MAX_ROWS is too small");
+  all->rows[all->count++] = (Row){.program = p->program,
+                                  .chosen = t->median[chosen] / bare,
+                                  .best = best / bare,
+                                  .twin = t->median[TWIN] / bare};
 }
 
 typedef enum Kind { PLAIN, FORWARD, BACKWARD } Kind;
@@ -533,11 +538,6 @@ static void bench_width(Bench *b, const Width *w, Rows *all) {
 }
 
 // ---- main
-
-static void end_with(const char *why) {
-  fprintf(stderr, "%s\n", why);
-  exit(EXIT_FAILURE);
-}
 
 // Whether `text` names a width (or all), or else a program.
 static bool is_width(const char *text) {

@@ -11,6 +11,7 @@
 #include "kernels/cuda/check.h"
 #include "kernels/cuda/gemm_cublaslt.h"
 #include "kernels/unfused/unfused.h"
+#include "tests/gpu/random_fill.h"
 
 enum { BATCHES = 7 };
 
@@ -90,14 +91,8 @@ static void fill_random(Pool *p) {
     memcpy(&bits, &value, sizeof bits);
     pattern[i] = (uint16_t)(bits >> 16);
   }
-  size_t done = PATTERN * sizeof *pattern;
-  CUDA_CHECK(cudaMemcpy(p->memory, pattern, done, cudaMemcpyHostToDevice));
+  fill_with_copies(p->memory, p->bytes, pattern, PATTERN * sizeof *pattern);
   free(pattern);
-  while (done < p->bytes) {
-    const size_t next = p->bytes - done < done ? p->bytes - done : done;
-    CUDA_CHECK(cudaMemcpy(p->memory + done, p->memory, next, cudaMemcpyDeviceToDevice));
-    done += next;
-  }
 }
 
 static void copy_rate(Pool *p) {

@@ -1,4 +1,4 @@
-// What the tests of programs share: the GPU with the fused kernels, operands with their product on
+// What a test of programs needs: the GPU with the fused kernels, operands with their product on
 // the CPU, row statistics in parts.
 #pragma once
 #include "kernels/cpu/cpu.h"

@@ -38,7 +38,7 @@ relative() { awk -v a="$1" -v b="$2" 'BEGIN { d = (b - a) / a; print d < 0 ? -d 
 
 # bf16 keeps 8 bits, so single losses of two runs part by some hundredths where the loss falls fast, and come together again
 # below. What tells a fault from rounding is the mean over all steps: the unfused kernels' sets the bound of the fused ones',
-# which round to bf16 in the same places. Losses below one nat, of a text nearly known by heart, are compared in nats.
+# which round to bf16 in no more places. Losses below one nat, of a text nearly known by heart, are compared in nats.
 apart() { awk -v a="$1" -v b="$2" 'BEGIN { d = (b - a) / (a > 1 ? a : 1); print d < 0 ? -d : d }'; }
 train_losses() { sed -nE 's/.*"kind":"train","step":([0-9]+),"loss":([^,}]*).*/\1 \2/p' "$folder/$1/log.jsonl"; }
 agree() { # RUN_ON_THE_CPU RUN BOUND: sets `mean`, of the differences of their training losses

@@ -1,6 +1,5 @@
 #include "tests/support/tiny_run.h"
 
-#include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
