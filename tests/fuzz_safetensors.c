@@ -1,8 +1,6 @@
 // Any bytes: the parser either refuses them with a sentence or gives tensors that can all be read.
 #include <assert.h>
-#include <string.h>
 
-#include "base/memory.h"
 #include "model/safetensors.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t count);
