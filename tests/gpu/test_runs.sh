@@ -149,9 +149,9 @@ if [ "$all_kernels" != unfused ]; then
   for kind in train val; do
     a=$(loss_at $kind 50 unfused-2048) b=$(loss_at $kind 50 fused-2048)
     difference=$(apart "$a" "$b")
-    echo "# hidden_size 2048, $kind: unfused $a, fused $b, difference $difference, bound 1e-2"
+    echo "# hidden_size 2048, $kind: unfused $a, fused $b, difference $difference, bound 5e-3"
     check "fused_and_unfused_agree_in_${kind}_losses_with_hidden_2048" "$a and $b" \
-      awk -v d="$difference" 'BEGIN { exit !(d <= 0.01 && d > 0) }'
+      awk -v d="$difference" 'BEGIN { exit !(d <= 0.005 && d > 0) }'
   done
 fi
 exit "$failed"
