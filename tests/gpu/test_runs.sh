@@ -3,7 +3,22 @@
 # the memory that was planned.
 # shellcheck source=tests/lib.sh
 . "$(dirname "$0")/../lib.sh"
-prepare_data 4000
+# Words in no order: how well they can be known has an end. A text that a model comes to know by heart makes runs that differ
+# in the last bits part by hundredths while its loss falls, and then no bound can tell a fault from rounding.
+awk 'BEGIN {
+  x = 1
+  for (line = 0; line < 6000; line++) {
+    text = ""
+    for (i = 0; i < 10; i++) {
+      x = (x * 1103 + 12345) % 1048573
+      word = x % 97
+      text = text (i ? " " : "")
+      for (k = 0; k < 2 + word % 4; k++) text = text sprintf("%c", 97 + (word * 7 + k * 11) % 26)
+    }
+    print text "."
+  }
+}' >"$folder/text.txt"
+must "$PREPARE" --out "$folder/data" "$folder/text.txt"
 config=$folder/config.json
 cat >"$config" <<END
 {
@@ -12,7 +27,7 @@ cat >"$config" <<END
   "data": {"train": "$folder/data/train-*.bin", "val": "$folder/data/val-*.bin"},
   "train": {"steps": 50, "batch_size": 8, "sequence_length": 128, "eval_interval": 25, "eval_batches": 4,
             "save_interval": 0, "sample_interval": -1},
-  "optimizer": {"learning_rate": 0.002, "warmup_steps": 10},
+  "optimizer": {"learning_rate": 0.0005, "warmup_steps": 10},
   "backend": {"device": "cuda", "deterministic": true},
   "output": {"dir": "$folder/run"}
 }
@@ -36,36 +51,46 @@ if grep '^----  cuda, fused' "$folder/said" | sed 's/^/# /' | grep .; then all_k
 
 relative() { awk -v a="$1" -v b="$2" 'BEGIN { d = (b - a) / a; print d < 0 ? -d : d }'; }
 
-# bf16 keeps 8 bits, so single losses of two runs part by some hundredths where the loss falls fast, and come together again
-# below. What tells a fault from rounding is the mean over all steps: the unfused kernels' sets the bound of the fused ones',
-# which round to bf16 in no more places. Losses below one nat, of a text nearly known by heart, are compared in nats.
-apart() { awk -v a="$1" -v b="$2" 'BEGIN { d = (b - a) / (a > 1 ? a : 1); print d < 0 ? -d : d }'; }
+# bf16 keeps 8 bits: a loss may differ by a few thousandths, and training must not make it drift. The CPU backend, rounding
+# to bf16 where the GPU stores (tests/support/bf16_twin.h), differs by 1.7e-3 at most in these runs, by 1.2e-4 to 2.6e-4 in the
+# mean of all steps; a learning rate that is 1 % off, by 9.3e-3 and 4.7e-3. The unfused kernels set the fused ones' mean.
 train_losses() { sed -nE 's/.*"kind":"train","step":([0-9]+),"loss":([^,}]*).*/\1 \2/p' "$folder/$1/log.jsonl"; }
-agree() { # RUN_ON_THE_CPU RUN BOUND: sets `mean`, of the differences of their training losses
+agree() { # RUN_ON_THE_CPU RUN BOUND_OF_MEAN: sets `mean`, of the relative differences of their training losses
   local of_cpu=$1 name=$2 bound=$3 steps worst at a b difference
   read -r steps mean worst at < <(paste -d ' ' <(train_losses "$of_cpu") <(train_losses "$name") | awk '
     NF == 4 && $1 == $3 {
-      d = ($4 - $2) / ($2 > 1 ? $2 : 1)
+      d = ($4 - $2) / $2
       if (d < 0) d = -d
       if (d > worst) { worst = d; at = $1 }
       sum += d; n++
     }
-    END { print n + 0, n ? sum / n : 1, worst + 0, at + 0 }')
+    END { print n + 0, n ? sum / n : 1, n ? worst + 0 : 1, at + 0 }')
   a=$(loss_at val 200 "$of_cpu") b=$(loss_at val 200 "$name")
-  difference=$(apart "$a" "$b")
-  echo "# $name: $steps steps, mean difference of the training losses from the CPU's $mean (bound $bound), worst $worst at step $at;"
-  echo "# validation $b, the CPU's $a, difference $difference (bound 1e-2)"
-  check "${name}_has_the_losses_of_the_cpu_over_200_steps" "$steps steps, $mean" \
-    awk -v m="$mean" -v b="$bound" -v n="$steps" 'BEGIN { exit !(n == 200 && m > 0 && m <= b) }'
-  check "${name}_has_the_validation_loss_of_the_cpu" "$a and $b" awk -v d="$difference" 'BEGIN { exit !(d <= 0.01) }'
+  difference=$(relative "$a" "$b")
+  echo "# $name against the CPU, $steps steps: worst difference of a training loss $worst at step $at (bound 1e-2), mean $mean"
+  echo "# (bound $bound); validation $b, the CPU's $a, difference $difference (bound 1e-2)"
+  check "${name}_agrees_with_the_cpu_in_each_of_200_steps" "$steps steps, $worst" \
+    awk -v w="$worst" -v n="$steps" 'BEGIN { exit !(n == 200 && w > 0 && w <= 0.01) }'
+  check "${name}_agrees_with_the_cpu_in_the_mean" "$mean" awk -v m="$mean" -v b="$bound" 'BEGIN { exit !(m > 0 && m <= b) }'
+  check "${name}_agrees_with_the_cpu_on_validation" "$a and $b" awk -v d="$difference" 'BEGIN { exit !(d <= 0.01) }'
 }
 all_agree() { # RUN_ON_THE_CPU SHAPE OVERRIDES...: the runs KERNELS-SHAPE
-  local of_cpu=$1 shape=$2 bound=2e-2
+  local of_cpu=$1 shape=$2 bound=2e-3
   shift 2
   for kernels in $all_kernels; do
     run "$kernels-$shape" backend.kernels="$kernels" train.steps=200 "$@"
     agree "$of_cpu" "$kernels-$shape" "$bound"
     bound=$(awk -v m="$mean" 'BEGIN { print 2 * m }')
+  done
+}
+both_agree() { # SHAPE: the losses of step 50, and of the validation there, of the runs KERNELS-SHAPE
+  local shape=$1 kind a b difference
+  for kind in train val; do
+    a=$(loss_at $kind 50 "unfused-$shape") b=$(loss_at $kind 50 "fused-$shape")
+    difference=$(relative "$a" "$b")
+    echo "# $shape, $kind: unfused $a, fused $b, relative difference $difference, bound 1e-2"
+    check "fused_and_unfused_agree_in_${kind}_losses_with_$shape" "$a and $b" \
+      awk -v d="$difference" 'BEGIN { exit !(d <= 0.01 && d > 0) }'
   done
 }
 
@@ -125,6 +150,7 @@ shape_agrees() { # SHAPE OVERRIDES...
   shift
   run "cpu-$shape" backend.device=cpu train.steps=200 "$@"
   all_agree "cpu-$shape" "$shape" "$@"
+  both_agree "$shape"
 }
 if [ "$all_kernels" != unfused ]; then
   # The size of a run that people make.
@@ -138,20 +164,15 @@ if [ "$all_kernels" != unfused ]; then
 
   shape_agrees two_loss_chunks_and_a_fused_lm_head_dgrad model.vocab_size=384 train.loss_chunks=2
   # Some products of this width are left to the unfused kernels, between fused ones: row statistics of several parts.
-  shape_agrees hidden_288 model.hidden_size=288 model.num_attention_heads=6 model.num_key_value_heads=6 model.intermediate_size=768
+  shape_agrees hidden_288 model.hidden_size=288 model.num_attention_heads=6 model.num_key_value_heads=6 model.intermediate_size=768 \
+    optimizer.learning_rate=0.0002
   shape_agrees intermediate_200 model.intermediate_size=200
 
-  # Wide enough for a fused validation loss, and too wide for the CPU.
+  # Too wide for the CPU.
   for kernels in unfused fused; do
-    run "$kernels-2048" backend.kernels="$kernels" model.hidden_size=2048 model.num_hidden_layers=1 model.num_attention_heads=16 \
-      model.vocab_size=384 optimizer.learning_rate=0.0005
+    run "$kernels-a_fused_validation_loss" backend.kernels="$kernels" model.hidden_size=2048 model.num_hidden_layers=1 \
+      model.num_attention_heads=16 model.vocab_size=384 optimizer.learning_rate=0.0001
   done
-  for kind in train val; do
-    a=$(loss_at $kind 50 unfused-2048) b=$(loss_at $kind 50 fused-2048)
-    difference=$(apart "$a" "$b")
-    echo "# hidden_size 2048, $kind: unfused $a, fused $b, difference $difference, bound 5e-3"
-    check "fused_and_unfused_agree_in_${kind}_losses_with_hidden_2048" "$a and $b" \
-      awk -v d="$difference" 'BEGIN { exit !(d <= 0.005 && d > 0) }'
-  done
+  both_agree a_fused_validation_loss
 fi
 exit "$failed"
