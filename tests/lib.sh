@@ -101,6 +101,17 @@ wait_for() {
   done
 }
 
+# For tests on the GPU: has --doctor look at it, and sets `all_kernels`. Only a GPU that they are not made for is spared the
+# fused kernels.
+ask_doctor() {
+  "$TRAIN" --doctor >"$folder/said" 2>&1
+  local status=$?
+  check the_doctor_finds_nothing_wrong "$(cat "$folder/said")" test $status = 0
+  check the_doctor_tried_the_gpu "$(cat "$folder/said")" grep -q '^PASS  cuda, unfused' "$folder/said"
+  all_kernels='unfused fused'
+  if grep '^----  cuda, fused' "$folder/said" | sed 's/^/# /' | grep .; then all_kernels=unfused; fi
+}
+
 # For tests of ranges: the library that writes them down, built where NVTX's headers are.
 RECORDER=$PWD/build/release/tests/nvtx_recorder.so
 

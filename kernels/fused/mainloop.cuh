@@ -421,7 +421,8 @@ __global__ void __launch_bounds__(BLOCK_THREADS, 1)
   later_kernel_launch();
   earlier_kernels_wait();
 
-  // The same in all threads of a warpgroup, and the compiler is to know.
+  // The same in all threads of a warpgroup, and the compiler is to know. Either branch makes its own
+  // Work: one that lives through the deal of registers is spilled in some programs.
   const int warpgroup = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0);
   if (warpgroup == 0) {
     registers_shrink<T::PRODUCER_REGISTERS>();

@@ -16,12 +16,7 @@ cat >"$folder/config.json" <<END_OF_CONFIG
 }
 END_OF_CONFIG
 
-"$TRAIN" --doctor >"$folder/said" 2>&1
-status=$?
-check the_doctor_finds_nothing_wrong "$(cat "$folder/said")" test $status = 0
-all_kernels='unfused fused'
-# Only a GPU that they are not made for is spared the fused kernels.
-if grep '^----  cuda, fused' "$folder/said" | sed 's/^/# /' | grep .; then all_kernels=unfused; fi
+ask_doctor
 
 run() { # NAME OVERRIDES...
   local name=$1

@@ -21,12 +21,7 @@ cat >"$folder/config.json" <<END_OF_CONFIG
 END_OF_CONFIG
 window=(output.profile_start=4 output.profile_steps=2)
 
-"$TRAIN" --doctor >"$folder/said" 2>&1
-status=$?
-check the_doctor_finds_nothing_wrong "$(cat "$folder/said")" test $status = 0
-all_kernels='unfused fused'
-# Only a GPU that they are not made for is spared the fused kernels.
-if grep '^----  cuda, fused' "$folder/said" | sed 's/^/# /' | grep .; then all_kernels=unfused; fi
+ask_doctor
 
 times() { grep -c "^step > forward > layer 1 > gate_up ($1)\$" "$paths"; } # KIND
 for kernels in $all_kernels; do

@@ -41,13 +41,7 @@ value() { sed -E "s/.*\"$1\":([^,}]*).*/\1/"; }
 loss_at() { grep "\"kind\":\"$1\",\"step\":$2," "$folder/$3/log.jsonl" | tail -n 1 | value loss; } # KIND STEP RUN
 
 run cpu backend.device=cpu train.steps=200
-all_kernels='unfused fused'
-"$TRAIN" --doctor >"$folder/said" 2>&1
-status=$?
-check the_doctor_finds_nothing_wrong "$(cat "$folder/said")" test $status = 0
-check the_doctor_tried_the_gpu "$(cat "$folder/said")" grep -q '^PASS  cuda, unfused' "$folder/said"
-# Only a GPU that they are not made for is spared the fused kernels.
-if grep '^----  cuda, fused' "$folder/said" | sed 's/^/# /' | grep .; then all_kernels=unfused; fi
+ask_doctor
 
 relative() { awk -v a="$1" -v b="$2" 'BEGIN { d = (b - a) / a; print d < 0 ? -d : d }'; }
 
