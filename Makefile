@@ -24,7 +24,7 @@ VERSION := 0.1.0
 GIT_REVISION := $(shell git describe --always --dirty 2>/dev/null || echo unknown)
 
 # ---- Sources: everything in the library folders but the two main programs.
-LIBRARY := $(filter-out data/prepare.c,$(wildcard base/*.c data/*.c model/*.c kernels/*.c kernels/cpu/*.c)) \
+LIBRARY := $(filter-out data/prepare.c,$(wildcard base/*.c data/*.c model/*.c model/*/*.c kernels/*.c kernels/cpu/*.c)) \
   $(addprefix kernels/,cuda/cudnn_api.c cuda/cudnn_graph.c cuda/attention_graph.c cuda/cupti_api.c cuda/library.c cuda/trace.c fused/tiles.c) # these need no CUDA to build
 # The GPU backends where a CUDA toolkit is found (nvcc on the PATH, CUDA_HOME, or the usual places), and only in what
 # users run: the other flavours, and machines without a toolkit, get a few functions that say so.
@@ -52,12 +52,12 @@ NVCC_FLAGS := -std=c++17 -O3 -lineinfo -I. -Werror all-warnings -Xcompiler -Wall
 FUSED_FLAGS := $(filter-out -gencode arch=%,$(NVCC_FLAGS)) -gencode arch=compute_90a,code=sm_90a -Xptxas -v
 SPILLS_FAIL = $(NVCC) --version | grep -q 'release 13\.'
 GPU_TESTS := $(basename $(notdir $(wildcard tests/gpu/test_*.c)))
-GPU_BENCHES := $(basename $(notdir $(wildcard tests/gpu/bench_*.c)))
-TESTS := $(basename $(notdir $(wildcard tests/test_*.c)))
-FUZZERS := $(basename $(notdir $(wildcard tests/fuzz_*.c)))
-GRADCHECKS := $(basename $(notdir $(wildcard tests/gradcheck_*.c)))
-SCRIPT_TESTS := $(sort $(wildcard tests/test_*.sh))
-TEST_SUPPORT := $(wildcard tests/support/*.c)
+GPU_BENCHES := $(basename $(notdir $(wildcard tests/bench/bench_*.c)))
+TESTS := $(basename $(notdir $(wildcard tests/unit/test_*.c)))
+FUZZERS := $(basename $(notdir $(wildcard tests/fuzz/fuzz_*.c)))
+GRADCHECKS := $(basename $(notdir $(wildcard tests/unit/gradcheck_*.c)))
+SCRIPT_TESTS := $(sort $(wildcard tests/cli/test_*.sh))
+TEST_SUPPORT := $(filter-out %/cupti_stub.c %/nvtx_recorder.c,$(wildcard tests/support/*.c))
 
 # NVTX is headers alone: every flavour has the ranges of base/range.c where they are found.
 EXTRA_range := $(addprefix -idirafter ,$(wildcard $(CUDA_HOME)/include))
@@ -88,9 +88,11 @@ build/$(1)/train: $$(call objects,$(1),train.c $$(LIBRARY)) $$(call cuda_objects
 	$(2) $$(BASE_CFLAGS) $$(FLAGS_$(1)) $$^ -o $$@ $$(LIBS) $$(call cuda_libs,$(1))
 build/$(1)/prepare: $$(call objects,$(1),data/prepare.c $$(wildcard base/*.c data/[!p]*.c))
 	$(2) $$(BASE_CFLAGS) $$(FLAGS_$(1)) $$^ -o $$@ $$(LIBS)
-build/$(1)/tests/%: build/$(1)/tests/%.o $$(call objects,$(1),$$(TEST_SUPPORT) $$(LIBRARY) $$(NO_CUDA))
+build/$(1)/tests/unit/%: build/$(1)/tests/unit/%.o $$(call objects,$(1),$$(TEST_SUPPORT) $$(LIBRARY) $$(NO_CUDA))
 	$(2) $$(BASE_CFLAGS) $$(FLAGS_$(1)) $$^ -o $$@ $$(LDFLAGS_$$*) -lcmocka $$(LIBS)
 build/$(1)/tests/gpu/%: build/$(1)/tests/gpu/%.o $$(call objects,$(1),$$(TEST_SUPPORT) $$(LIBRARY)) $$(call cuda_objects,$(1))
+	$(2) $$(BASE_CFLAGS) $$(FLAGS_$(1)) $$^ -o $$@ -lcmocka $$(LIBS) $$(call cuda_libs,$(1))
+build/$(1)/tests/bench/%: build/$(1)/tests/bench/%.o $$(call objects,$(1),$$(TEST_SUPPORT) $$(LIBRARY)) $$(call cuda_objects,$(1))
 	$(2) $$(BASE_CFLAGS) $$(FLAGS_$(1)) $$^ -o $$@ -lcmocka $$(LIBS) $$(call cuda_libs,$(1))
 endef
 $(eval $(call flavour,release,$(CC)))
@@ -99,7 +101,7 @@ $(eval $(call flavour,double,$(CC)))
 $(eval $(call flavour,fuzz,$(FUZZ_CC)))
 
 # The host's half of the GPU backends sees CUDA's headers, which are not ours to warn about.
-$(call objects,release,$(CUDA_C)) $(patsubst %,build/release/tests/gpu/%.o,$(GPU_TESTS) $(GPU_BENCHES) list_kernels): BASE_CFLAGS += -isystem $(CUDA_INCLUDE)
+$(call objects,release,$(CUDA_C)) $(patsubst %,build/release/tests/gpu/%.o,$(GPU_TESTS) list_kernels) $(patsubst %,build/release/tests/bench/%.o,$(GPU_BENCHES)): BASE_CFLAGS += -isystem $(CUDA_INCLUDE)
 build/release/%.o: %.cu Makefile
 	@mkdir -p $(@D)
 	$(NVCC) $(NVCC_FLAGS) -MMD -MP -c $< -o $@
@@ -123,7 +125,7 @@ build/release/tests/emulated/%: build/release/tests/gpu/%.o $(EMULATED) build/re
 	@mkdir -p $(@D)
 	$(CXX) -fopenmp $^ -o $@ -lcmocka $(LIBS)
 
-build/fuzz/tests/fuzz_%: build/fuzz/tests/fuzz_%.o $(call objects,fuzz,$(LIBRARY) $(NO_CUDA))
+build/fuzz/tests/fuzz/fuzz_%: build/fuzz/tests/fuzz/fuzz_%.o $(call objects,fuzz,$(LIBRARY) $(NO_CUDA))
 	$(FUZZ_CC) $(FLAGS_fuzz) -fsanitize=fuzzer -fopenmp $^ -o $@ $(LIBS)
 
 .SECONDARY:
@@ -146,27 +148,27 @@ all: train prepare ## build ./train and ./prepare
 
 # What the tests of ranges have NVTX load.
 RECORDER := $(if $(HAVE_NVTX),build/release/tests/nvtx_recorder.so)
-build/release/tests/nvtx_recorder.so: tests/nvtx_recorder.c Makefile
+build/release/tests/nvtx_recorder.so: tests/support/nvtx_recorder.c Makefile
 	@mkdir -p $(@D)
 	$(CC) $(BASE_CFLAGS) $(FLAGS_release) $(EXTRA_range) -fPIC -shared $< -o $@
 
 # What the tests of tracing load for CUPTI.
 CUPTI_STUB := build/release/tests/cupti_stub.so
-$(CUPTI_STUB): tests/cupti_stub.c Makefile
+$(CUPTI_STUB): tests/support/cupti_stub.c Makefile
 	@mkdir -p $(@D)
 	$(CC) $(BASE_CFLAGS) $(FLAGS_release) -fPIC -shared $< -o $@
-build/release/tests/test_trace build/asan/tests/test_trace: | $(CUPTI_STUB)
+build/release/tests/unit/test_trace build/asan/tests/unit/test_trace: | $(CUPTI_STUB)
 
-TEST_PROGRAMS := $(addprefix build/release/tests/,$(TESTS)) $(addprefix build/double/tests/,$(GRADCHECKS))
-ASAN_PROGRAMS := $(addprefix build/asan/tests/,$(TESTS))
+TEST_PROGRAMS := $(addprefix build/release/tests/unit/,$(TESTS)) $(addprefix build/double/tests/unit/,$(GRADCHECKS))
+ASAN_PROGRAMS := $(addprefix build/asan/tests/unit/,$(TESTS))
 EMULATED_TESTS := $(if $(HAVE_CUDA),$(addprefix build/release/tests/emulated/,test_programs))
 test-programs: all $(RECORDER) $(CUPTI_STUB) $(TEST_PROGRAMS) $(ASAN_PROGRAMS) $(EMULATED_TESTS) $(if $(HAVE_CUDA),gpu-programs)
 test: test-programs fuzz-programs ## build and run every test that needs no GPU, under ASan and UBSan and fuzzed, too
 	FUZZ_SECONDS=$(FUZZ_SECONDS) scripts/run_tests.sh $(TEST_PROGRAMS) $(EMULATED_TESTS) $(SCRIPT_TESTS) $(ASAN_PROGRAMS) \
-	  $(addprefix build/fuzz/tests/,$(if $(HAVE_FUZZER),$(FUZZERS)))
+	  $(addprefix build/fuzz/tests/fuzz/,$(if $(HAVE_FUZZER),$(FUZZERS)))
 
 GPU_PROGRAMS := $(addprefix build/release/tests/gpu/,$(GPU_TESTS))
-gpu-programs: all $(RECORDER) $(GPU_PROGRAMS) $(addprefix build/release/tests/gpu/,$(GPU_BENCHES) list_kernels)
+gpu-programs: all $(RECORDER) $(GPU_PROGRAMS) build/release/tests/gpu/list_kernels $(addprefix build/release/tests/bench/,$(GPU_BENCHES))
 NO_TOOLKIT = @echo 'make: no CUDA toolkit (nvcc, cuBLASLt) was found; install one, or name its folder: make $@ CUDA_HOME=...' >&2; exit 1
 test-gpu: $(if $(HAVE_CUDA),gpu-programs) ## build and run the tests that need a GPU
 ifdef HAVE_CUDA
@@ -175,9 +177,9 @@ else
 	$(NO_TOOLKIT)
 endif
 
-bench: $(if $(HAVE_CUDA),train build/release/tests/gpu/bench_fused) ## time each fused kernel, then layers and steps (scripts/compare.sh), against cuBLASLt and the unfused backend, on a GPU
+bench: $(if $(HAVE_CUDA),train build/release/tests/bench/bench_fused) ## time each fused kernel, then layers and steps (scripts/compare.sh), against cuBLASLt and the unfused backend, on a GPU
 ifdef HAVE_CUDA
-	build/release/tests/gpu/bench_fused all
+	build/release/tests/bench/bench_fused all
 	scripts/compare.sh
 else
 	$(NO_TOOLKIT)
@@ -199,9 +201,9 @@ asan: build/asan/train build/asan/prepare $(RECORDER) $(CUPTI_STUB) $(ASAN_PROGR
 HAVE_FUZZER := $(shell echo 'int LLVMFuzzerTestOneInput(const char*d,long n);int LLVMFuzzerTestOneInput(const char*d,long n){return d==(char*)n;}' | \
   $(FUZZ_CC) -fopenmp -include omp.h -fsanitize=fuzzer,address,undefined -x c - -o /dev/null 2>/dev/null && echo yes)
 .PHONY: fuzz-programs test-programs gpu-programs
-fuzz-programs: $(if $(HAVE_FUZZER),$(addprefix build/fuzz/tests/,$(FUZZERS)))
+fuzz-programs: $(if $(HAVE_FUZZER),$(addprefix build/fuzz/tests/fuzz/,$(FUZZERS)))
 fuzz: fuzz-programs ## run the libFuzzer targets, FUZZ_SECONDS (60) each
-	FUZZ_SECONDS=$(FUZZ_SECONDS) scripts/run_tests.sh $(addprefix build/fuzz/tests/,$(FUZZERS))
+	FUZZ_SECONDS=$(FUZZ_SECONDS) scripts/run_tests.sh $(addprefix build/fuzz/tests/fuzz/,$(FUZZERS))
 
 format: ## clang-format over the tree
 	clang-format -i $(shell git ls-files '*.c' '*.h' '*.cu' '*.cuh' '*.cpp')

@@ -10,9 +10,9 @@
 #include "base/memory.h"
 #include "build/version.h"
 #include "data/tokenizer.h"
-#include "model/bench.h"
-#include "model/doctor.h"
-#include "model/trainer.h"
+#include "model/bench/bench.h"
+#include "model/bench/doctor.h"
+#include "model/run/trainer.h"
 
 static const char usage[] =
     "usage: train CONFIG.json [section.key=value ...]          train\n"

@@ -4,7 +4,7 @@
 #include <stdlib.h>
 
 #include "base/memory.h"
-#include "model/layout.h"
+#include "model/packing.h"
 
 int llama_create(Llama *llama, const ModelConfig *config, const RunShape *shape, Backend *be,
                  Error *err) {

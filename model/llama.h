@@ -2,7 +2,7 @@
 // activations. Dimension names as in kernels/ops.h.
 #pragma once
 #include "kernels/ops.h"
-#include "model/acts.h"
+#include "model/activations.h"
 #include "model/params.h"
 
 typedef struct Llama {

@@ -1,7 +1,7 @@
 // The learning-rate schedule. AdamW itself is an operation of the backend (kernels/ops.h).
 #pragma once
 #include "kernels/ops.h"
-#include "model/config.h"
+#include "model/config/config.h"
 
 // Rate of optimizer step `step` (0-based) of a run of `steps`. Warm-up rises linearly to the peak
 // over warmup_steps steps (step 0 gets peak / warmup_steps); then

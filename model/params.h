@@ -1,7 +1,7 @@
 // The one table of parameter tensors. Gradients, optimizer state, the memory plan, initialisation
 // and files all derive from it.
 #pragma once
-#include "model/config.h"
+#include "model/config/config.h"
 
 typedef enum ParamKind {
   PARAM_EMBED,      // [V, D]   plain; tied: folded with the final norm too

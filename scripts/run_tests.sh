@@ -15,7 +15,7 @@ for program in "$@"; do
   case $name in
   fuzz_*)
     mkdir -p "$logs/corpus-$name"
-    cp tests/corpus/"$name"/* "$logs/corpus-$name/" 2>/dev/null
+    cp tests/fuzz/corpus/"$name"/* "$logs/corpus-$name/" 2>/dev/null
     "$program" -max_total_time="${FUZZ_SECONDS:-60}" -verbosity=0 -print_final_stats=1 \
       -artifact_prefix="$PWD/build/$name-" "$logs/corpus-$name" >"$logs/$name" 2>&1
     status=$?

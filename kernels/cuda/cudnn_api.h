@@ -3,7 +3,7 @@
 //
 // The constants below are cuDNN's binary interface (cudnn_graph.h of 9.19), under cuDNN's names
 // without the leading CUDNN_. They do not change within major version 9;
-// tests/test_attention_graph.c compares all of them with the installed header.
+// tests/unit/test_attention_graph.c compares all of them with the installed header.
 #pragma once
 #include <stddef.h>
 #include <stdint.h>

@@ -3,7 +3,7 @@
 //
 // The constants and records below are CUPTI's binary interface. Newer versions append fields to a
 // record, and its beginning has been the same since CUDA 9 (CUpti_ActivityKernel4) up to CUDA 13.0
-// (CUpti_ActivityKernel10); tests/test_trace.c compares it with the installed header.
+// (CUpti_ActivityKernel10); tests/unit/test_trace.c compares it with the installed header.
 #pragma once
 #include <stddef.h>
 #include <stdint.h>

@@ -5,7 +5,7 @@
 // epilogue nothing hides: 128x192, in which two warpgroups take turns, hides it best and is the
 // measure; 128x256 stops multiplying while it stores, a cost that does not grow with K; 128x128
 // loads half again as many operands for a product. The figures are fitted to
-// tests/gpu/bench_fused.c on one H200 (kernels/PERFORMANCE.md): they predict its ratios to
+// tests/bench/bench_fused.c on one H200 (kernels/PERFORMANCE.md): they predict its ratios to
 // within 2 %.
 #include "kernels/fused/programs.h"
 

@@ -12,8 +12,8 @@
 # attention's output is still stored so, and only libraries read it: a short sequence keeps their reports few enough for
 # the tool's buffer. The other tools get sizes for which our kernels take their wide accesses. The fused kernels store
 # through the copy engine only, so initcheck is not for them; their model has sizes for which every program is chosen.
-# shellcheck source=tests/lib.sh
-. "$(dirname "$0")/../lib.sh"
+# shellcheck source=tests/support/lib.sh
+. "$(dirname "$0")/../support/lib.sh"
 PLANTED=build/release/tests/gpu/planted_faults
 SANITIZER=${SANITIZER:-$(command -v compute-sanitizer || ls /usr/local/cuda/bin/compute-sanitizer 2>/dev/null)}
 if [ -z "$SANITIZER" ]; then

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Traced steps on the GPU: every kernel of a recorded step is seen and known, with both kinds of kernels, and the numbers
 # stay the same.
-# shellcheck source=tests/lib.sh
-. "$(dirname "$0")/../lib.sh"
+# shellcheck source=tests/support/lib.sh
+. "$(dirname "$0")/../support/lib.sh"
 prepare_data 4000
 cat >"$folder/config.json" <<END_OF_CONFIG
 {

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # What a profiler sees of steps on the GPU: operations in their layers, by the kernels that run them, in every step of a run
 # with a window, and only where steps are recorded in one without; and that the numbers stay the same.
-# shellcheck source=tests/lib.sh
-. "$(dirname "$0")/../lib.sh"
+# shellcheck source=tests/support/lib.sh
+. "$(dirname "$0")/../support/lib.sh"
 if [ ! -e "$RECORDER" ]; then
   echo "ok - ranges on the GPU # SKIP no $RECORDER: NVTX's headers were not found (make gpu-programs builds it)"
   exit 0

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Whole runs on the GPU: against the CPU's losses, interrupted and resumed, recorded and not, with memory saved, and with
 # the memory that was planned.
-# shellcheck source=tests/lib.sh
-. "$(dirname "$0")/../lib.sh"
+# shellcheck source=tests/support/lib.sh
+. "$(dirname "$0")/../support/lib.sh"
 # Words in no order: how well they can be known has an end. A text that a model comes to know by heart makes runs that differ
 # in the last bits part by hundredths while its loss falls, and then no bound can tell a fault from rounding.
 awk 'BEGIN {

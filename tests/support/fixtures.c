@@ -8,7 +8,7 @@
 #include "tests/support/cmocka_all.h"
 
 #include "base/memory.h"
-#include "model/checkpoint.h"
+#include "model/checkpoint/checkpoint.h"
 #include "tests/support/tiny_run.h"
 
 const char *const fixtures[FIXTURES] = {"gqa_untied", "mha_tied", "llama3_rope", "wide_heads"};

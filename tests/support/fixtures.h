@@ -2,9 +2,9 @@
 // scripts/make_fixtures.py wrote (expected values computed in fp64), loaded into our model on any
 // backend. A failure of any function here fails the test.
 #pragma once
-#include "model/layout.h"
+#include "model/packing.h"
 #include "model/llama.h"
-#include "model/safetensors.h"
+#include "data/safetensors.h"
 
 enum { FIXTURES = 4, FIXTURE_STEPS = 5 };
 extern const char *const fixtures[FIXTURES];

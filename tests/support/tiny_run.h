@@ -1,7 +1,7 @@
 // A LLaMA of a few hundred weights on the CPU backend, with values by number, for tests of files.
 #pragma once
-#include "model/checkpoint.h"
-#include "model/config.h"
+#include "model/checkpoint/checkpoint.h"
+#include "model/config/config.h"
 #include "model/llama.h"
 
 typedef struct TinyRun {

@@ -1,6 +1,6 @@
 // A trainer's run of a few steps on the CPU, for tests of what happens around steps.
 #pragma once
-#include "model/config.h"
+#include "model/config/config.h"
 
 // A folder with tokens.bin in *state. For cmocka's set-up; remove_folder (data_test.h) takes it
 // away.

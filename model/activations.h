@@ -1,0 +1,79 @@
+// One table of activations: what each buffer is, its shape, and how long it lives. The memory plan
+// is the sum of this table and of the parameters' table, and it is printed before anything is
+// allocated.
+#pragma once
+#include "kernels/ops.h"
+#include "model/config/config.h"
+
+// What one layer leaves for its backward.
+typedef struct LayerActs {
+  act_t *x;        // [M, D]  residual stream into the layer
+  stat_t *x_sumsq; // [parts.sumsq, max_tokens]
+  act_t *qkv;      // [M, R]  after RoPE
+  act_t *o;        // [M, H d]
+  stat_t *lse;     // [B, H, T]
+  act_t *x1;       // [M, D]  after attention
+  stat_t *x1_sumsq;
+  act_t *z; // [M, 2F] gate and up pairs
+  act_t *y; // [M, F]
+} LayerActs;
+
+typedef struct Acts {
+  LayerActs *layers;   // [L]
+  act_t *x_final;      // [M, D]
+  stat_t *final_sumsq; // [parts.sumsq, max_tokens]
+  act_t *logits;       // [M / chunks, V], dlogits in place
+  // Backward, shared by all layers. The gradient of z takes z's place.
+  act_t *dx;   // [M, D]  gradient of the residual stream
+  act_t *da;   // [M, H d] gradient of the attention output
+  act_t *dqkv; // [M, R]
+  stat_t *s;   // [largest parts, max_tokens]
+  // The micro-batch
+  int32_t *tokens;  // [M]
+  int32_t *targets; // [M]
+} Acts;
+
+enum { PLAN_MAX_ITEMS = 32 };
+
+// One line of the memory plan.
+typedef struct PlanItem {
+  const char *name;  // "z"
+  const char *shape; // "L x [M, 2F]"
+  size_t bytes;      // all layers together
+} PlanItem;
+
+typedef struct MemoryPlan {
+  int count;
+  PlanItem items[PLAN_MAX_ITEMS];
+  size_t params_bytes, grads_bytes, acts_bytes; // the three allocations
+  size_t sampler_bytes;                         // the generator's
+  size_t workspace_bytes; // what the backend holds for itself, and what allocations are rounded by
+  size_t total_bytes;
+} MemoryPlan;
+
+// Shapes of a run: what the tables need besides the model.
+typedef struct RunShape {
+  int64_t batch;       // B, sequences in a micro-batch
+  int64_t seq;         // T
+  int64_t loss_chunks; // divides batch * seq
+  Recompute recompute; // what the backward makes again instead of keeping
+  bool train;          // false: forward only, nothing kept for a backward
+  int64_t context;     // positions that a generator beside it holds, 0 = there is none
+} RunShape;
+
+// Bytes of everything a run allocates on this backend.
+void memory_plan(MemoryPlan *plan, const ModelConfig *model, const RunShape *shape,
+                 const Backend *be);
+void memory_plan_print(const MemoryPlan *plan);
+
+// Each lays one class of buffers out in a block, sets the pointers, and books them in the plan
+// (NULL: nowhere). With block = NULL they only count. They return the bytes used. Gradients exist
+// in a training run only.
+size_t params_layout(ParamTensor *tensors, const ModelConfig *model, const RunShape *shape,
+                     const Backend *be, char *block, MemoryPlan *plan);
+// tensors: as params_layout left them.
+size_t grads_layout(ParamTensor *tensors, const ModelConfig *model, const RunShape *shape,
+                    const Backend *be, char *block, MemoryPlan *plan);
+// acts->layers: [num_hidden_layers], the caller's.
+size_t acts_layout(Acts *acts, const ModelConfig *model, const RunShape *shape, const Backend *be,
+                   char *block, MemoryPlan *plan);

@@ -1,0 +1,104 @@
+#include "model/bench/doctor.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "base/rng.h"
+#include "kernels/gpu_backends.h"
+#include "model/run/backend.h"
+#include "model/llama.h"
+#include "model/optimizer.h"
+
+static const char tiny_run[] =
+    "{\"model\": {\"hidden_size\": 128, \"intermediate_size\": 256, \"num_hidden_layers\": 2, "
+    "\"num_attention_heads\": 4, \"num_key_value_heads\": 2, \"vocab_size\": 320, "
+    "\"initializer_range\": 0.1},"
+    " \"data\": {\"train\": \"none\"}, \"output\": {\"dir\": \"none\"},"
+    " \"train\": {\"steps\": 3, \"sequence_length\": 64, \"batch_size\": 2},"
+    " \"optimizer\": {\"learning_rate\": 0.01, \"schedule\": \"constant\"}}";
+
+enum { TINY_TOKENS = 128 };
+
+// Steps of the tiny run on random tokens; the last step's loss.
+static double tiny_loss(Llama *llama, const Config *c) {
+  Backend *be = llama->be;
+  int32_t ids[2 * TINY_TOKENS];
+  for (int i = 0; i < 2 * TINY_TOKENS; i++)
+    ids[i] = (int32_t)(rng_u64(1, (uint64_t)i) % (uint64_t)c->model.vocab_size);
+  llama_init_weights(llama, 1);
+  double loss = NAN;
+  for (int64_t step = 0; step < c->train.steps; step++) {
+    const AdamW hyper = adamw_at(&c->optimizer, step, c->train.steps);
+    llama_load_batch(llama, ids, ids + TINY_TOKENS);
+    be->set_hyper(be, &hyper);
+    be->step_begin(be);
+    llama_forward(llama);
+    llama_loss_backward(llama, 1, false);
+    be->grads_finish(be, llama->tensors, llama->param_count);
+    be->adamw(be, llama->tensors, llama->param_count);
+    be->step_end(be);
+    loss = be->step_result(be).loss;
+  }
+  return loss;
+}
+
+// The loss of the tiny run on `device` with these kernels, NAN with a sentence where it cannot run.
+// Prints what the backend says of itself.
+static double try_device(Device device, Kernels kernels, Error *err) {
+  Config config;
+  if (config_parse(&config, "the doctor's run", tiny_run, 0, NULL, err) != 0) return NAN;
+  config.backend.device = device;
+  config.backend.kernels = kernels;
+  RunShape shape = run_shape(&config);
+  Backend *be = backend_create(&config, &shape, config.train.sequence_length, err);
+  if (!be) return NAN;
+  printf("%-14s %s\n", be->name, be->description);
+  Llama llama = {0};
+  double loss = NAN;
+  if (llama_create(&llama, &config.model, &shape, be, err) == 0) {
+    loss = tiny_loss(&llama, &config);
+    llama_destroy(&llama);
+    if (!isfinite(loss)) error_set(err, "the loss after three steps is not finite");
+  }
+  be->destroy(be);
+  return loss;
+}
+
+// 1 if these kernels cannot run or disagree with the CPU's loss.
+static int check_gpu(const char *name, Kernels kernels, double expected) {
+  enum { BF16_AGREEMENT_PER_CENT = 2 }; // three steps in bf16 stay well below this
+  Error err;
+  const double loss = try_device(DEVICE_CUDA, kernels, &err);
+  const double difference = 100 * fabs(loss - expected) / expected;
+  if (difference <= BF16_AGREEMENT_PER_CENT) {
+    printf("PASS  %s: the same, loss %.4f, %.2f %% from the CPU's\n", name, loss, difference);
+    return 0;
+  }
+  if (isfinite(loss)) error_set(&err, "loss %.4f where the CPU has %.4f", loss, expected);
+  printf("FAIL  %s: %s\n", name, err.text);
+  return 1;
+}
+
+int doctor(void) {
+  Error err;
+  size_t memory_bytes;
+  int failed = 0;
+  const double expected = try_device(DEVICE_CPU, KERNELS_AUTO, &err);
+  if (isfinite(expected))
+    printf("PASS  cpu: three steps of a tiny model, loss %.4f\n", expected);
+  else
+    failed = 1, printf("FAIL  cpu: %s\n", err.text);
+
+  if (gpu_usable(&memory_bytes, &err) != 0) {
+    printf("----  cuda: %s\n", err.text);
+    return failed;
+  }
+  failed |= check_gpu("cuda, unfused", KERNELS_UNFUSED, expected);
+  const OpsConfig any_that_fits = {.D = 8, .F = 8, .d = 8};
+  if (backend_fused_supported(&any_that_fits, &err) == 0)
+    failed |= check_gpu("cuda, fused", KERNELS_FUSED, expected);
+  else
+    printf("----  cuda, fused: %s\n", err.text);
+  return failed;
+}

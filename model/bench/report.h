@@ -1,0 +1,101 @@
+// What a bench measured, what follows from it, and how it is shown: a table and JSON. Arithmetic
+// and text alone; model/bench/bench.c measures.
+#pragma once
+#include <cjson/cJSON.h>
+#include "kernels/cuda/bench_gpu.h"
+
+typedef enum BenchKind { BENCH_FUSED, BENCH_UNFUSED, BENCH_KINDS } BenchKind;
+typedef enum BenchPass { PASS_FORWARD, PASS_BACKWARD, PASS_BOTH, BENCH_PASSES } BenchPass;
+
+// Of repeated measurements, in ms.
+typedef struct Spread {
+  int count;
+  double median, tenth, ninetieth;
+} Spread;
+
+Spread spread_of(double *samples, int count); // sorts them; all NAN where there are none
+double spread_width(const Spread *s);         // (ninetieth - tenth) / median
+
+// What an operation is at its least: a product, attention, or bytes through memory.
+typedef enum OpClass { CLASS_PRODUCT, CLASS_ATTENTION, CLASS_MEMORY } OpClass;
+
+// Largest difference between two results, as a part of the reference's largest value.
+typedef struct Differences {
+  double fused_unfused, fused_reference, unfused_reference; // NAN: not compared
+} Differences;
+
+typedef struct BenchOp {
+  Operation operation;
+  OpClass class;
+  KernelKind runs;             // what the fused backend runs it with
+  bool alike;                  // both kinds do the very same: not even row statistics differ
+  int64_t calls;               // in a step
+  int in_forward, in_backward; // calls in a layer's pass
+  char shape[64];
+  BareProduct product; // of CLASS_PRODUCT
+  double flops;        // of products and attention
+  double bytes;        // that a CLASS_MEMORY operation must move
+  double floor_bytes;  // that the floor counts beside product and attention
+  Spread time[BENCH_KINDS], bare;
+  double alone; // ms of the bare product called back to back, cache as it finds it
+  Differences differences;
+} BenchOp;
+
+enum { MAX_NAME = 512 };
+
+// The means of what was read while the GPU was busy with one thing.
+typedef struct Busy {
+  GpuSample sum;
+  int count;
+} Busy;
+typedef enum BusyWith { BUSY_FUSED, BUSY_UNFUSED, BUSY_OPS, BUSY_COUNT } BusyWith;
+
+typedef struct BenchResult {
+  char config[MAX_NAME], model[MAX_NAME], step_shape[MAX_NAME], gpu[MAX_NAME];
+  GpuFacts facts;
+  int op_count;
+  BenchOp ops[OPERATION_COUNT];
+  bool whole; // layers and steps were measured, too
+  Spread layer[BENCH_PASSES][BENCH_KINDS];
+  Spread step[BENCH_KINDS];
+  Spread gain; // unfused / fused of the steps of one round
+  Spread peak, copy;
+  double peak_flops, copy_bytes; // of a call
+  Busy busy[BUSY_COUNT];
+  int rounds, warm_up_rounds;
+  double seconds; // of measuring
+  int compared_rows;
+} BenchResult;
+
+// ---- What follows
+
+double bench_copy_rate(const BenchResult *r); // bytes a ms
+// TFLOP/s: of the fastest bare product, or of 8192 x 8192 x 8192.
+double bench_peak(const BenchResult *r);
+double op_floor(const BenchResult *r, const BenchOp *op); // ms a call
+double layer_floor(const BenchResult *r, BenchPass pass);
+double step_floor(const BenchResult *r);
+// Sum over the operations of calls in a step x median.
+double ops_sum(const BenchResult *r, BenchKind kind);
+
+// Of a step: its bare products, its attention, and the rest of its time.
+typedef struct StepSplit {
+  double products, attention, rest;
+} StepSplit;
+StepSplit step_split(const BenchResult *r, BenchKind kind);
+StepSplit floor_split(const BenchResult *r);
+
+// The operations that are alike: their times in the one kind over those in the other. Off 1 by as
+// much as the measurement is off. NAN where there are none.
+double same_kernels_ratio(const BenchResult *r);
+
+typedef enum Conclusion { CONCLUSIVE, UNDECIDED, TOO_NOISY } Conclusion;
+typedef struct Verdict {
+  Conclusion conclusion;
+  char text[400];
+} Verdict;
+Verdict bench_verdict(const BenchResult *r);
+
+const char *operation_name(Operation operation);
+void bench_print(const BenchResult *r);
+cJSON *bench_json(const BenchResult *r); // the caller's to delete

@@ -1,0 +1,56 @@
+// Checkpoints. RUN/step-00000100/ holds
+//   model.safetensors      master weights, F32, Hugging Face names and layout
+//   config.json            Hugging Face LlamaForCausalLM config: transformers loads the folder as
+//   is optimizer.safetensors  exp_avg.NAME and exp_avg_sq.NAME for every NAME of model.safetensors
+//   run.json               the resolved configuration
+//   state.json             step, loader cursor, counters
+// A save writes RUN/step-00000100.tmp/, syncs every file and the folder, renames it, syncs RUN,
+// then swings the symbolic link RUN/latest by rename, syncs RUN again, and only then removes old
+// checkpoints. Whatever fails, the previous checkpoint and `latest` stay as they were.
+//
+// A folder of the same step that is there already (a run that went back and came here again) is
+// exchanged for the new one in one atomic step; where the file system has no exchange it is renamed
+// to step-00000100.old first, and a crash right then leaves `latest` dangling until checkpoint_find
+// falls back to the .old folder.
+#pragma once
+#include "model/config/config.h"
+#include "model/llama.h"
+
+// What a run needs besides weights, moments and configuration to go on bit for bit.
+typedef struct TrainState {
+  int64_t step;          // optimizer steps done (refused ones included)
+  int64_t updates;       // updates applied: AdamW's t
+  uint64_t sequences;    // sequences drawn from the training set: the loader's cursor
+  int64_t nonfinite;     // refused updates so far
+  int64_t nonfinite_row; // refused updates in a row
+  double best_val_loss;  // NAN before the first validation
+  int64_t best_val_step;
+} TrainState;
+
+// Saves RUN/step-%08d. Then, of the complete checkpoints of this and earlier steps, the newest
+// `keep` (at least 1) stay and the others are removed; those of later steps (left by a run that
+// went further and was then taken back) stay until this run reaches them. Removing is no part of
+// success: what cannot be removed now is tried again at the next save. Folders with other names and
+// incomplete ones are never touched, but for step-*.tmp and step-*.old, which a crash may leave.
+// config->train.resume is stored as "". A sentence of failure ends with the checkpoint that a run
+// can still go on from.
+int checkpoint_save(const char *run_dir, const Llama *llama, const Config *config,
+                    const TrainState *state, int64_t keep, Error *err);
+
+// Which folder to read. `resume` is "auto" (what RUN/latest points at; if that is broken the newest
+// complete step folder; *path = "" if the run has no checkpoint yet), or a folder: with weights in
+// it (a checkpoint, or any Hugging Face folder), or a run's folder (then as "auto", but one without
+// a checkpoint is an error). path has PATH_CHARS bytes.
+int checkpoint_find(const char *resume, const char *run_dir, char *path, Error *err);
+
+// Reads run.json / state.json of a checkpoint folder.
+int checkpoint_read_config(const char *path, Config *config, Error *err);
+int checkpoint_read_state(const char *path, TrainState *state, Error *err);
+
+// Weights, from model.safetensors or from the shards that model.safetensors.index.json lists; F32,
+// BF16 or F16, ours or any Hugging Face LLaMA folder. with_optimizer also the moments; without it
+// they become zero. Shapes are checked against llama->config; a missing or unknown tensor is an
+// error that names it (but old files' rotary_emb.inv_freq, and a tied model's lm_head.weight that
+// equals its embedding, are passed over). Nothing is written before everything is checked, then the
+// masters and the compute copies. AdamW's t is the caller's: be->set_updates(state.updates).
+int checkpoint_load(const char *path, Llama *llama, bool with_optimizer, Error *err);

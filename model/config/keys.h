@@ -1,0 +1,71 @@
+// The table of configuration keys and what can be done with one key. Internal to config*.c: the
+// rest of the program sees config.h.
+#pragma once
+#include <stdbool.h>
+#include <stddef.h>
+#include "model/config/config.h"
+#include "base/json.h"
+
+typedef enum KeyType { KEY_BOOL, KEY_INTEGER, KEY_NUMBER, KEY_TEXT, KEY_CHOICE } KeyType;
+
+enum {
+  KEY_SHAPES_RUN = 1, // a resumed run must have the same value
+  KEY_ABOVE_MIN = 2,  // min itself is not allowed
+  KEY_BELOW_MAX = 4,  // max itself is not allowed
+};
+
+typedef struct Key {
+  const char *section; // "train"; "model.rope_scaling" for the nested object
+  const char *name;
+  KeyType type;
+  size_t offset, size;        // of the field in Config, bytes
+  double min, max;            // numbers: the range; KEY_TEXT: bytes without the NUL
+  const char *const *choices; // KEY_CHOICE: names by enum value, NULL at the end
+  const char *fallback;       // the default as JSON; "null" = from other keys; NULL = required
+  unsigned flags;
+  const char *meaning;
+} Key;
+
+enum { MAX_KEYS = 80 };
+extern const Key config_keys[];
+extern const int config_key_count; // at most MAX_KEYS
+extern const char *const config_sections[];
+extern const int config_section_count;
+
+// Values on their way into a Config, with what the sentences need to say where they came from.
+typedef struct KeyReader {
+  Config *config;
+  bool given[MAX_KEYS]; // by the file or an override
+  const char *where;    // a file's path, or "override 'train.steps=5'"
+  bool hugging_face;    // a config.json: keys are named without "model."
+  Error *err;
+} KeyReader;
+
+const Key *key_find(const char *section, const char *name);
+bool key_in_model(const Key *key);
+
+// Checks type and range and stores the value.
+int key_set(KeyReader *r, const Key *key, const cJSON *value);
+int key_set_json(KeyReader *r, const Key *key, const char *json);
+// "WHERE: SECTION.NAME is not a key; did you mean ...?" Returns -1.
+int key_unknown(KeyReader *r, const char *section, const char *name);
+// -1 and a sentence if the object, called `name` in it, has a key twice.
+int keys_unique(KeyReader *r, const cJSON *object, const char *name);
+// Gives every key that was not given its default; a missing required key is an error.
+int keys_fill_defaults(KeyReader *r, bool model_only);
+
+bool key_equal(const Key *key, const Config *a, const Config *b);
+void key_append_value(JsonText *out, const Key *key, const Config *config);
+void key_append_allowed(JsonText *out, const Key *key); // "a whole number from 1 to 8"
+// The lines `"name": value` of a section, indented, with commas between them and no newline after
+// the last; "model" includes rope_scaling.
+void keys_append_section(JsonText *out, const char *section, const Config *config, int indent);
+
+// ---- config_model.c
+// Reads a model object: ours, where an unknown key is an error, or (r->hugging_face) a config.json,
+// where keys that do not concern the shape are passed over and what cannot be honoured is an error.
+int model_read(KeyReader *r, const cJSON *object);
+// Reads the value of rope_scaling (or rope_parameters), forgetting what was read before.
+int model_read_rope(KeyReader *r, const cJSON *value, const char *name);
+// Fills in what follows from other keys, then checks them against each other.
+int model_resolve(ModelConfig *model, const char *where, Error *err);

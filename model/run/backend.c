@@ -1,0 +1,113 @@
+#include "model/run/backend.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "data/tokenizer.h"
+#include "kernels/gpu_backends.h"
+#include "model/llama.h"
+
+// Text can be shown of the built-in tokenizer's tokens only.
+static bool samples_wanted(const Config *c) {
+  return c->train.sample_interval >= 0 && c->train.sample_tokens > 0 &&
+         c->model.vocab_size == BYTE_VOCAB;
+}
+
+RunShape run_shape(const Config *c) {
+  return (RunShape){.batch = c->train.batch_size,
+                    .seq = c->train.sequence_length,
+                    .loss_chunks = c->train.loss_chunks,
+                    .recompute = c->train.recompute,
+                    .train = true,
+                    .context = samples_wanted(c) ? c->train.sequence_length : 0};
+}
+
+bool run_graphs(const Config *c) {
+  return c->backend.graphs && (c->output.profile_steps == 0 || c->output.profile_graphs);
+}
+
+static void describe_more(Backend *be, const char *lead, const Error *why) {
+  const size_t used = strlen(be->description);
+  snprintf(be->description + used, sizeof be->description - used, "; %s%.300s", lead, why->text);
+}
+
+static Backend *gpu_create(const Config *c, const OpsConfig *ops, const RunShape *shape,
+                           Error *err) {
+  const UnfusedOptions options = {.train = shape->train,
+                                  .grads_fp32 = c->train.gradient_accumulation > 1,
+                                  .deterministic = c->backend.deterministic,
+                                  .graphs = run_graphs(c),
+                                  .batch = shape->train ? shape->batch : 0,
+                                  .seq = shape->seq,
+                                  .loss_tokens = shape->batch * shape->seq / shape->loss_chunks};
+  Error why_not = {""};
+  if (c->backend.kernels == KERNELS_UNFUSED) return backend_unfused_create(ops, &options, err);
+  if (backend_fused_supported(ops, &why_not) == 0) {
+    Backend *fused = backend_fused_create(ops, &options, &why_not);
+    if (fused) return fused;
+  }
+  if (c->backend.kernels == KERNELS_FUSED) {
+    *err = why_not;
+    error_prefix(err, "backend.kernels is \"fused\"");
+    return NULL;
+  }
+  Backend *be = backend_unfused_create(ops, &options, err);
+  if (be) describe_more(be, "not fused, because ", &why_not);
+  return be;
+}
+
+// Bytes that a run on the GPU will take, known before there is a backend: its element sizes, and
+// the parts of its workspace that grow with the run (see backend_unfused.c, backend_fused.c and
+// attention_cudnn.h).
+static size_t estimate_bytes(const Config *c, const RunShape *shape) {
+  const ModelConfig *m = &c->model;
+  const size_t M = (size_t)(shape->batch * shape->seq),
+               Hd = (size_t)(m->num_attention_heads * m->head_dim);
+  const Backend sizes = {.act_bytes = 2,
+                         .stat_bytes = 4,
+                         .master_bytes = 4,
+                         .grad_bytes = c->train.gradient_accumulation > 1 ? 4 : 2,
+                         .parts = {m->hidden_size / 128 + 1, m->intermediate_size / 128 + 1, 1, 1},
+                         .max_tokens = (int64_t)M,
+                         .workspace_bytes = M * (2 * (size_t)m->intermediate_size + 8 * Hd) +
+                                            M / (size_t)shape->loss_chunks *
+                                                (size_t)(m->vocab_size / 128 + 1) * 8};
+  MemoryPlan plan;
+  memory_plan(&plan, m, shape, &sizes);
+  return plan.total_bytes;
+}
+
+// As few loss chunks as leave the run 95 % of the memory. Where nothing fits, as few as keep the
+// logits below a tenth of it: llama_create then says what is missing.
+static int64_t choose_loss_chunks(const Config *c, RunShape shape, size_t memory) {
+  const int64_t M = shape.batch * shape.seq;
+  int64_t chunks = 1;
+  for (int64_t next = 1; next <= 256 && M % next == 0; next *= 2) {
+    shape.loss_chunks = chunks = next;
+    if ((double)estimate_bytes(c, &shape) <= 0.95 * (double)memory) break;
+    if ((double)(M / next * c->model.vocab_size) * 2 < 0.1 * (double)memory && next > 1) break;
+  }
+  return chunks;
+}
+
+Backend *backend_create(const Config *c, RunShape *shape, int64_t max_positions, Error *err) {
+  Error why_not = {""};
+  size_t gpu_bytes = 0;
+  bool gpu = c->backend.device != DEVICE_CPU;
+  if (gpu && gpu_usable(&gpu_bytes, &why_not) != 0) {
+    gpu = false;
+    if (c->backend.device == DEVICE_CUDA) {
+      error_set(err, "backend.device is \"cuda\", but %s; backend.device=cpu needs no GPU",
+                why_not.text);
+      return NULL;
+    }
+  }
+  if (shape->loss_chunks == 0)
+    shape->loss_chunks = gpu ? choose_loss_chunks(c, *shape, gpu_bytes) : 1;
+  const OpsConfig ops = llama_ops_config(&c->model, shape, max_positions, (int)c->backend.threads);
+  Backend *be = gpu ? gpu_create(c, &ops, shape, err) : backend_cpu_create(&ops);
+  free((void *)(uintptr_t)ops.inv_freq);
+  if (be && why_not.text[0] != '\0') describe_more(be, "not the GPU, because ", &why_not);
+  return be;
+}

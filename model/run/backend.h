@@ -1,0 +1,17 @@
+// Which backend a run gets.
+#pragma once
+#include "kernels/ops.h"
+#include "model/activations.h"
+#include "model/config/config.h"
+
+// The shapes of a training run; loss_chunks as configured, 0 = backend_create chooses.
+RunShape run_shape(const Config *config);
+
+// Whether steps are to be recorded as CUDA graphs: ranges on a profiler's time line hold the
+// kernels that are launched inside them, and a recorded step is one launch.
+bool run_graphs(const Config *config);
+
+// The backend that backend.device asks for, for runs of this shape and RoPE positions below
+// max_positions. "auto" takes the GPU where one is usable, else the CPU, whose description then
+// says what a GPU would have needed. loss_chunks of 0 become as few as fit the memory.
+Backend *backend_create(const Config *config, RunShape *shape, int64_t max_positions, Error *err);

@@ -1,0 +1,224 @@
+#include "model/run/log.h"
+
+#include <errno.h>
+#include <math.h>
+#include <string.h>
+
+TimeText time_text(double seconds) {
+  TimeText t;
+  if (!(seconds > 0)) seconds = 0; // NAN too
+  const long long s = seconds < 1e12 ? llround(seconds) : 0;
+  if (seconds < 59.95)
+    snprintf(t.text, sizeof t.text, "%.1f s", seconds);
+  else if (s < 3600)
+    snprintf(t.text, sizeof t.text, "%lld min %02lld s", s / 60, s % 60);
+  else if (s < 86400)
+    snprintf(t.text, sizeof t.text, "%lld h %02lld min", s / 3600, s / 60 % 60);
+  else
+    snprintf(t.text, sizeof t.text, "%lld d %02lld h", s / 86400, s / 3600 % 24);
+  return t;
+}
+
+CountText count_text(double count) {
+  CountText t;
+  if (count < 1000)
+    snprintf(t.text, sizeof t.text, "%.0f", count);
+  else if (count < 999500)
+    snprintf(t.text, sizeof t.text, "%.1fk", count / 1e3);
+  else if (count < 999.5e6)
+    snprintf(t.text, sizeof t.text, "%.2fM", count / 1e6);
+  else
+    snprintf(t.text, sizeof t.text, "%.2fB", count / 1e9);
+  return t;
+}
+
+ModelText model_text(const ModelConfig *m) {
+  ModelText t;
+  snprintf(t.text, sizeof t.text,
+           "%s parameters: %lld layer%s, hidden %lld, ffn %lld, heads %lld/%lld of %lld, "
+           "vocabulary %lld%s",
+           count_text((double)model_parameters(m, true)).text, (long long)m->num_hidden_layers,
+           m->num_hidden_layers == 1 ? "" : "s", (long long)m->hidden_size,
+           (long long)m->intermediate_size, (long long)m->num_attention_heads,
+           (long long)m->num_key_value_heads, (long long)m->head_dim, (long long)m->vocab_size,
+           m->tie_word_embeddings ? ", tied" : "");
+  return t;
+}
+
+static void check_written(RunLog *log) {
+  if (fflush(log->file) == 0 || log->failed) return;
+  fprintf(stderr, "cannot write to '%s': %s; training goes on without it\n", log->path,
+          strerror(errno));
+  log->failed = true;
+}
+
+int log_open(RunLog *log, const char *run_dir, int64_t steps, Error *err) {
+  *log = (RunLog){.steps = steps};
+  snprintf(log->path, sizeof log->path, "%s/log.jsonl", run_dir);
+  log->file = fopen(log->path, "a+");
+  if (!log->file) return error_set(err, "cannot open '%s': %s", log->path, strerror(errno));
+  // A run that was killed may have left half a line: end it, so that records stay one a line.
+  if (fseek(log->file, -1, SEEK_END) == 0) {
+    const int last = fgetc(log->file);
+    fseek(log->file, 0, SEEK_END);
+    if (last != '\n') fputc('\n', log->file);
+  }
+  return 0;
+}
+
+void log_close(RunLog *log) {
+  if (log->file) fclose(log->file);
+  log->file = NULL;
+}
+
+// ,"name":value with null for what JSON has no number for
+static void put_number(RunLog *log, const char *name, double value) {
+  if (isfinite(value))
+    fprintf(log->file, ",\"%s\":%.9g", name, value);
+  else
+    fprintf(log->file, ",\"%s\":null", name);
+}
+
+// Length of the valid UTF-8 sequence at text (RFC 3629), 0 if there is none.
+static int utf8_length(const unsigned char *text, size_t bytes) {
+  const unsigned char c = text[0];
+  const int n = c < 0x80                ? 1
+                : c >= 0xc2 && c < 0xe0 ? 2
+                : (c & 0xf0) == 0xe0    ? 3
+                : c >= 0xf0 && c < 0xf5 ? 4
+                                        : 0;
+  if (n == 0 || (size_t)n > bytes) return 0;
+  for (int i = 1; i < n; i++)
+    if ((text[i] & 0xc0) != 0x80) return 0;
+  if (n > 2) { // overlong forms, surrogates, beyond U+10FFFF
+    const unsigned char d = text[1];
+    if ((c == 0xe0 && d < 0xa0) || (c == 0xed && d >= 0xa0) || (c == 0xf0 && d < 0x90) ||
+        (c == 0xf4 && d >= 0x90))
+      return 0;
+  }
+  return n;
+}
+
+// A JSON string of text that a model wrote: bytes that are not UTF-8 become U+FFFD.
+static void put_string(RunLog *log, const char *name, const char *text, size_t bytes) {
+  fprintf(log->file, ",\"%s\":\"", name);
+  for (size_t i = 0; i < bytes;) {
+    const unsigned char *at = (const unsigned char *)text + i;
+    const int n = utf8_length(at, bytes - i);
+    if (n == 0)
+      fputs("\\ufffd", log->file);
+    else if (*at == '"' || *at == '\\')
+      fprintf(log->file, "\\%c", *at);
+    else if (*at < 0x20 || *at == 0x7f)
+      fprintf(log->file, "\\u%04x", *at);
+    else
+      fwrite(at, 1, (size_t)n, log->file);
+    i += n ? (size_t)n : 1;
+  }
+  fputc('"', log->file);
+}
+
+static void begin_record(RunLog *log, const char *kind, int64_t step) {
+  fprintf(log->file, "{\"kind\":\"%s\",\"step\":%lld", kind, (long long)step);
+}
+
+static void end_record(RunLog *log) {
+  fputs("}\n", log->file);
+  check_written(log);
+}
+
+void log_start(RunLog *log, int64_t step, int64_t parameters, int64_t tokens_per_step,
+               const char *backend, bool resumed) {
+  begin_record(log, "start", step);
+  fprintf(log->file, ",\"steps\":%lld,\"parameters\":%lld,\"tokens_per_step\":%lld",
+          (long long)log->steps, (long long)parameters, (long long)tokens_per_step);
+  put_string(log, "backend", backend, strlen(backend));
+  fprintf(log->file, ",\"resumed\":%s", resumed ? "true" : "false");
+  end_record(log);
+}
+
+static void print_step(const RunLog *log, const StepLine *s, double tokens_per_s) {
+  char mfu[32] = "";
+  if (isfinite(s->mfu)) snprintf(mfu, sizeof mfu, " | %4.1f%% of peak", 100 * s->mfu);
+  printf("step %*lld/%lld | loss %.4f | lr %.2e | norm %.3f | %.1f ms | %s tok/s%s | %s left%s\n",
+         snprintf(NULL, 0, "%lld", (long long)log->steps), (long long)s->step,
+         (long long)log->steps, s->loss, s->lr, s->grad_norm, s->ms, count_text(tokens_per_s).text,
+         mfu, time_text((double)(log->steps - s->step) * log->ms_mean / 1000).text,
+         s->applied ? "" : " | REFUSED: not finite, weights unchanged");
+  fflush(stdout);
+}
+
+void log_train(RunLog *log, const StepLine *s, bool print) {
+  log->ms_mean = log->ms_mean > 0 ? 0.95 * log->ms_mean + 0.05 * s->ms : s->ms;
+  const double tokens_per_s = s->ms > 0 ? 1000 * (double)s->tokens / s->ms : 0;
+  if (print || !s->applied) print_step(log, s, tokens_per_s);
+  begin_record(log, "train", s->step);
+  put_number(log, "loss", s->loss);
+  put_number(log, "lr", s->lr);
+  put_number(log, "grad_norm", s->grad_norm);
+  put_number(log, "ms", s->ms);
+  put_number(log, "tokens_per_s", tokens_per_s);
+  put_number(log, "mfu", s->mfu);
+  fprintf(log->file, ",\"applied\":%s", s->applied ? "true" : "false");
+  end_record(log);
+}
+
+void log_val(RunLog *log, int64_t step, double loss, int64_t tokens, bool best) {
+  printf("step %lld | validation loss %.4f over %s tokens%s\n", (long long)step, loss,
+         count_text((double)tokens).text, best ? " (best so far)" : "");
+  fflush(stdout);
+  begin_record(log, "val", step);
+  put_number(log, "loss", loss);
+  fprintf(log->file, ",\"tokens\":%lld", (long long)tokens);
+  end_record(log);
+}
+
+void log_sample(RunLog *log, int64_t step, const char *text, size_t bytes) {
+  begin_record(log, "sample", step);
+  put_string(log, "text", text, bytes);
+  end_record(log);
+}
+
+void log_save(RunLog *log, int64_t step, const char *path) {
+  printf("step %lld | saved %s\n", (long long)step, path);
+  fflush(stdout);
+  begin_record(log, "save", step);
+  put_string(log, "path", path, strlen(path));
+  end_record(log);
+}
+
+void log_breakdown(RunLog *log, int64_t step, const Breakdown *b) {
+#define GROUP_KEY(enumerator, key, name) key,
+  static const char *const keys[] = {ACTIVITY_GROUPS(GROUP_KEY)};
+#undef GROUP_KEY
+  breakdown_print(b, step, log->steps, stdout);
+  begin_record(log, "breakdown", step);
+  put_number(log, "step_ms", b->step_ms);
+  put_number(log, "other_steps_ms", b->other_steps_ms);
+  put_number(log, "gpu_ms", b->gpu_ms);
+  put_number(log, "gaps_ms", b->gaps_ms);
+  fprintf(log->file, ",\"lost\":%lld,\"groups\":{", (long long)b->lost);
+  for (int i = 0; i < GROUP_COUNT; i++) {
+    fprintf(log->file, "%s\"%s\":{\"count\":%lld", i > 0 ? "," : "", keys[i],
+            (long long)b->groups[i].count);
+    put_number(log, "ms", b->groups[i].ms);
+    fputc('}', log->file);
+  }
+  fputs("},\"kernels\":[", log->file);
+  for (int i = 0; i < b->kernel_count; i++) {
+    const BreakdownKernel *k = &b->kernels[i];
+    fprintf(log->file, "%s{\"count\":%lld", i > 0 ? "," : "", (long long)k->part.count);
+    put_number(log, "ms", k->part.ms);
+    put_string(log, "name", k->label.text, strlen(k->label.text));
+    put_string(log, "group", keys[k->group], strlen(keys[k->group]));
+    fputc('}', log->file);
+  }
+  fputc(']', log->file);
+  end_record(log);
+}
+
+void log_stop(RunLog *log, int64_t step, const char *reason) {
+  begin_record(log, "stop", step);
+  put_string(log, "reason", reason, strlen(reason));
+  end_record(log);
+}

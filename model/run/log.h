@@ -1,0 +1,65 @@
+// What a run tells: progress lines on stdout, and the same as JSON lines in RUN/log.jsonl. Each
+// record has a "kind":
+//   start  step, steps, parameters, tokens_per_step, backend, resumed
+//   train  step, loss, lr, grad_norm, ms, tokens_per_s, mfu (null where the peak is not known),
+//          applied
+//   val    step, loss, tokens
+//   sample step, text
+//   save   step, path
+//   stop   step, reason
+//   breakdown  step, and as in model/run/breakdown.h: step_ms, other_steps_ms, gpu_ms, gaps_ms, lost,
+//          groups (an object of {ms, count} by kernels/activity.h's names), kernels (a list of
+//          {name, group, ms, count}, the longest first). The train record of a traced step has the
+//          time that it took with the trace.
+// Numbers that are not finite are null. A resumed run appends; a step that is repeated has its
+// later record count.
+#pragma once
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdio.h>
+#include "base/error.h"
+#include "model/run/breakdown.h"
+#include "model/config/config.h"
+
+typedef struct RunLog {
+  FILE *file;
+  char path[1100];
+  bool failed;    // a write failed; said once
+  int64_t steps;  // of the whole run, for "step/total"
+  double ms_mean; // running mean of a step's time, for the time left
+} RunLog;
+
+typedef struct StepLine {
+  int64_t step; // 1-based: steps done
+  double loss, lr, grad_norm, ms;
+  int64_t tokens; // in the step
+  double mfu;     // fraction of peak, NAN where not known
+  bool applied;   // false: the update was refused
+} StepLine;
+
+int log_open(RunLog *log, const char *run_dir, int64_t steps, Error *err);
+void log_close(RunLog *log);
+void log_start(RunLog *log, int64_t step, int64_t parameters, int64_t tokens_per_step,
+               const char *backend, bool resumed);
+void log_train(RunLog *log, const StepLine *line, bool print); // print: the progress line, too
+void log_val(RunLog *log, int64_t step, double loss, int64_t tokens, bool best);
+void log_sample(RunLog *log, int64_t step, const char *text, size_t bytes);
+void log_save(RunLog *log, int64_t step, const char *path);
+void log_breakdown(RunLog *log, int64_t step, const Breakdown *b); // printed, too
+void log_stop(RunLog *log, int64_t step, const char *reason);
+
+// "3.2 s", "1 min 10 s", "2 h 05 min", "3 d 04 h".
+typedef struct TimeText {
+  char text[32];
+} TimeText;
+TimeText time_text(double seconds);
+// "950", "21.8k", "2.75M", "1.24B".
+typedef struct CountText {
+  char text[32];
+} CountText;
+CountText count_text(double count);
+// "2.75M parameters: 4 layers, hidden 192, ...".
+typedef struct ModelText {
+  char text[256];
+} ModelText;
+ModelText model_text(const ModelConfig *model);

@@ -1,0 +1,128 @@
+#!/usr/bin/env bash
+# The command line of ./train as a user meets it: what it answers, what it refuses and how, what a short run leaves.
+# shellcheck source=tests/support/lib.sh
+. "$(dirname "$0")/../support/lib.sh"
+prepare_data 400
+config=$folder/config.json
+write_config "$config"
+
+# says NAME WORDS ARGUMENTS...: exit status 0, the words on standard output, nothing on standard error, nothing written.
+says() {
+  local name=$1 words=$2 status
+  shift 2
+  before=$(listing)
+  "$TRAIN" "$@" >"$folder/said" 2>"$folder/said.err" </dev/null
+  status=$?
+  if [ $status != 0 ]; then fails "$name" "exit status $status: $(cat "$folder/said.err")"
+  elif [ -s "$folder/said.err" ]; then fails "$name" "said on standard error: $(cat "$folder/said.err")"
+  elif ! grep -qF -- "$words" "$folder/said"; then fails "$name" "'$words' is not in: $(head -c 300 "$folder/said")"
+  elif [ "$(listing)" != "$before" ]; then fails "$name" 'it wrote something'
+  else passes "$name"; fi
+}
+
+# ---- Options
+says help_shows_how_to_call_it 'usage: train CONFIG.json' --help
+says version_names_the_program 'coda.c train ' --version
+says help_config_lists_the_keys 'train.sequence_length' --help-config
+refuses no_arguments_is_an_error_that_points_to_help '--help'
+refuses an_unknown_option_names_the_nearest_one 'did you mean --generate' --genrate x
+refuses plan_without_a_config_is_refused 'no config' --plan
+
+# ---- The config file
+refuses a_missing_config_is_named "$folder/absent.json" "$folder/absent.json"
+refuses a_folder_as_config_is_refused "$folder/data" "$folder/data"
+echo '{"model": {"hidden_size": 32,' >"$folder/broken.json"
+refuses json_that_breaks_off_is_refused "$folder/broken.json" "$folder/broken.json"
+sed 's/"hidden_size"/"hiden_size"/' "$config" >"$folder/typo.json"
+refuses an_unknown_key_names_the_nearest_one 'did you mean model.hidden_size' "$folder/typo.json"
+sed 's/"batch_size": 2/"batch_size": 2, "batch_size": 4/' "$config" >"$folder/twice.json"
+refuses a_key_that_is_there_twice_is_refused 'batch_size is there twice' "$folder/twice.json"
+
+# ---- Overrides
+refuses an_override_of_an_unknown_key_names_the_nearest_one 'did you mean train.batch_size' "$config" train.batchsize=4
+refuses an_override_without_a_value_is_refused 'steps' "$config" train.steps
+refuses an_override_that_is_no_number_names_the_key_and_the_value 'train.steps is "many"' "$config" train.steps=many
+refuses a_fraction_of_a_step_is_refused 'train.steps is 2.5' "$config" train.steps=2.5
+
+# ---- Values
+refuses no_sequences_are_refused 'train.batch_size is 0' "$config" train.batch_size=0
+refuses an_absurd_width_is_refused 'model.hidden_size is 1' "$config" model.hidden_size=1000000000000000000
+refuses an_infinite_learning_rate_is_refused 'optimizer.learning_rate' "$config" optimizer.learning_rate=1e999
+refuses a_sequence_longer_than_the_positions_is_refused 'max_position_embeddings' "$config" train.sequence_length=33
+refuses heads_that_do_not_divide_the_width_are_refused 'num_attention_heads' "$config" model.num_attention_heads=5 \
+  model.num_key_value_heads=5
+refuses key_value_heads_that_do_not_divide_the_heads_are_refused 'num_key_value_heads' "$config" \
+  model.num_key_value_heads=3
+refuses a_breakdown_on_the_cpu_is_refused 'this run is on the CPU' "$config" output.breakdown=true
+refuses a_gpu_that_is_not_there_is_refused 'backend.device' "$config" backend.device=cuda
+refuses a_model_too_large_for_any_memory_is_refused 'memory' "$config" model.hidden_size=131072 \
+  model.num_attention_heads=1024 model.intermediate_size=1048576 model.num_hidden_layers=4096
+
+# ---- Data
+refuses a_missing_token_file_is_named "$folder/absent" "$config" "data.train=$folder/absent-*.bin"
+refuses a_missing_validation_file_is_named 'data.val' "$config" "data.val=$folder/absent.bin"
+refuses a_file_that_holds_no_tokens_is_refused "$folder/text.txt" "$config" "data.train=$folder/text.txt"
+refuses token_ids_beyond_the_vocabulary_are_refused 'vocab_size' "$config" model.vocab_size=100
+refuses data_smaller_than_a_batch_says_how_many_tokens_are_needed 'tokens' "$config" train.batch_size=4096
+size=$(stat -c %s "$folder/data/train-00000.bin")
+head -c $((size - 1)) "$folder/data/train-00000.bin" >"$folder/cut.bin"
+refuses a_token_file_that_was_cut_is_refused "$folder/cut.bin" "$config" "data.train=$folder/cut.bin"
+
+# ---- The run's folder
+refuses a_file_as_output_folder_is_refused "$folder/text.txt" "$config" "output.dir=$folder/text.txt"
+refuses an_output_folder_below_a_file_is_refused "$folder/text.txt" "$config" "output.dir=$folder/text.txt/run"
+[ ! -e /proc/self ] || \
+  refuses an_output_folder_that_cannot_be_made_is_refused '/proc/absent' "$config" output.dir=/proc/absent/run
+refuses resuming_from_a_folder_that_is_not_there_names_it "$folder/absent" "$config" "train.resume=$folder/absent"
+
+# ---- The plan
+says plan_shows_the_resolved_config '"sequence_length": 32' --plan "$config"
+says plan_shows_the_memory '  total' --plan "$config"
+says plan_needs_no_data_and_takes_overrides '"num_hidden_layers": 3' --plan "$config" model.num_hidden_layers=3 \
+  data.train=absent.bin
+
+# ---- A run and what it leaves
+must "$TRAIN" "$config" train.sample_interval=0 train.sample_tokens=20 train.eval_interval=10
+log=$folder/run/log.jsonl
+check validation_is_logged_at_step_0_at_intervals_and_at_the_end "$(grep '"val"' "$log")" \
+  test "$(grep '"kind":"val"' "$log" | grep -oE '"step":[0-9]+' | tr '\n' ' ')" = '"step":0 "step":10 "step":20 '
+check every_step_is_logged "$(grep -c '"train"' "$log") of 20" test "$(grep -c '"kind":"train"' "$log")" = 20
+check the_sample_is_logged "$(cat "$log")" grep -q '"kind":"sample","step":20' "$log"
+check the_end_is_logged "$(tail -n 1 "$log")" grep -q '"kind":"stop","step":20,"reason":"done"' "$log"
+if command -v python3 >/dev/null; then
+  check every_line_of_the_log_is_a_json_object 'python3 says no' python3 -c \
+    'import json, sys; assert all("kind" in json.loads(line) for line in open(sys.argv[1]))' "$log"
+else
+  check every_line_of_the_log_looks_like_a_json_object "$(cat "$log")" \
+    test "$(grep -cvE '^\{"kind":"[a-z]+","step":[0-9]+.*\}$' "$log")" = 0
+fi
+for file in config.json model.safetensors optimizer.safetensors run.json state.json; do
+  check "the_checkpoint_has_$file" "it is not in $(ls "$folder/run/latest/")" test -s "$folder/run/latest/$file"
+done
+refuses a_folder_that_holds_a_run_is_not_overwritten 'train.resume=auto' "$config"
+
+"$TRAIN" "$config" "output.dir=$folder/timed" train.save_interval=-1 >"$folder/said"
+check a_run_that_is_only_timed_saves_nothing "$(ls "$folder/timed")" \
+  test "$(ls "$folder/timed"; grep -c 'nothing was saved' "$folder/said")" = $'log.jsonl\nrun.json\n1'
+
+# ---- Writing
+refuses generating_from_nothing_is_refused '--generate needs' --generate
+refuses generating_from_a_missing_folder_names_it "$folder/absent" --generate "$folder/absent"
+refuses generating_from_a_folder_without_a_model_is_refused "$folder/data" --generate "$folder/data"
+refuses an_unknown_option_of_generate_names_the_nearest_one 'did you mean --temperature' --generate "$folder/run" \
+  --temprature 1
+refuses a_temperature_below_0_is_refused '--temperature needs a number from 0' --generate "$folder/run" --temperature -1
+refuses a_temperature_that_is_no_number_is_refused "not 'warm'" --generate "$folder/run" --temperature warm
+refuses a_temperature_of_nan_is_refused "not 'nan'" --generate "$folder/run" --temperature nan
+refuses a_top_p_above_1_is_refused '--top-p needs' --generate "$folder/run" --top-p 1.5
+refuses an_option_without_its_value_is_refused '--tokens needs' --generate "$folder/run" --tokens
+says a_prompt_is_gone_on_from 'line 1' --generate "$folder/run" --prompt 'line 1' --tokens 10
+says an_empty_prompt_starts_a_document '' --generate "$folder/run" --prompt '' --tokens 10
+check a_prompt_is_read_from_standard_input 'it does not begin with the prompt' \
+  test "$(printf 'hello' | "$TRAIN" --generate "$folder/run" --tokens 5 | head -c 5)" = hello
+first=$("$TRAIN" --generate "$folder/run" --prompt a --seed 7 --tokens 40 | od -c)
+check the_same_seed_writes_the_same_text 'the texts differ' \
+  test "$first" = "$("$TRAIN" --generate "$folder/run" --prompt a --seed 7 --tokens 40 | od -c)"
+check another_seed_writes_another_text 'the texts are equal' \
+  test "$first" != "$("$TRAIN" --generate "$folder/run" --prompt a --seed 8 --tokens 40 | od -c)"
+exit $failed

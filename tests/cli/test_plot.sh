@@ -1,0 +1,105 @@
+#!/usr/bin/env bash
+# scripts/plot.py on logs written here: a picture comes out, and what cannot be drawn is said in a sentence.
+cd "$(dirname "$0")/../.." || exit 1
+folder=$(mktemp -d)
+trap 'rm -rf "$folder"' EXIT
+failed=0
+
+passes() { echo "ok - $1"; }
+fails() { echo "not ok - $1: $2" && failed=1; }
+
+# refuses NAME EXPECTED_WORDS ARGUMENTS...: plot.py must exit with 1, say the words, and draw nothing.
+refuses() {
+  local name=$1 words=$2
+  shift 2
+  said=$("$python" scripts/plot.py "$@" -o "$folder/refused.png" 2>&1)
+  local status=$?
+  if [ $status != 1 ]; then fails "$name" "exit status $status instead of 1"
+  elif [[ $said != *"$words"* ]]; then fails "$name" "said: $said"
+  elif [ -e "$folder/refused.png" ]; then fails "$name" "it drew a picture"
+  else passes "$name"; fi
+}
+
+is_png() { [ "$(head -c 8 "$1" 2>/dev/null | od -An -tx1 | tr -d ' \n')" = 89504e470d0a1a0a ]; }
+
+# draws NAME ARGUMENTS...
+draws() {
+  local name=$1
+  shift
+  rm -f "$folder/out.png"
+  if ! said=$("$python" scripts/plot.py "$@" -o "$folder/out.png" 2>&1); then fails "$name" "$said"
+  elif ! is_png "$folder/out.png"; then fails "$name" "what it wrote is not a PNG"
+  else passes "$name"; fi
+}
+
+python=${PYTHON:-}
+for candidate in .venv/bin/python python3; do
+  [ -n "$python" ] || ! command -v "$candidate" >/dev/null || python=$candidate
+done
+if [ -z "$python" ]; then
+  echo "ok - loss curves are drawn # SKIP python3 is not installed"
+  exit 0
+fi
+
+mkdir "$folder/first" "$folder/second"
+{
+  echo '{"kind":"start","step":0,"steps":40}'
+  echo '{"kind":"val","step":0,"loss":5.5}'
+  for step in $(seq 1 40); do
+    echo '{"kind":"train","step":'"$step"',"loss":'"$((100 / step + 2))"'.25,"lr":0.001,"grad_norm":1.5,"ms":3}'
+  done
+  echo '{"kind":"train","step":39,"loss":null,"lr":0.001,"grad_norm":null,"ms":3}'
+  echo '{"kind":"val","step":40,"loss":4.5}'
+  printf '{"kind":"train","st'
+} >"$folder/first/log.jsonl"
+grep -v '"val"' "$folder/first/log.jsonl" >"$folder/second/log.jsonl"
+echo '{"kind":"start","step":0}' >"$folder/empty.jsonl"
+echo 'hello' >"$folder/other.txt"
+
+refuses a_run_that_does_not_exist_is_named "$folder/absent" "$folder/absent"
+refuses a_log_without_losses_is_refused 'no training or validation record yet' "$folder/empty.jsonl"
+refuses a_file_that_is_no_log_is_refused "is not a run's log" "$folder/other.txt"
+
+# What ./train --bench --json writes, in short.
+operation() { # NAME CLASS BARE
+  echo '{"name":"'"$1"'","class":"'"$2"'","runs":"fused","shape":"8 x 8 x 8","calls":2,"fused":{"median":1.5},
+    "unfused":{"median":2.25},"bare":{"median":'"$3"'}}'
+}
+parts='{"products":3,"attention":1,"rest":1.5}'
+cat >"$folder/bench.json" <<END
+{"kind":"bench","version":1,"config":"configs/tiny.json","model":"1M parameters: 2 layers, hidden 8",
+ "operations":[$(operation gate_up product 1.25),$(operation adamw memory null)],
+ "step":{"fused_over_floor":1.1,"unfused_over_fused":1.2},
+ "step_parts":{"fused":$parts,"unfused":$parts,"floor":$parts},
+ "measured":{"gpu":"NVIDIA H200, compute capability 9.0","verdict":"conclusive"}}
+END
+sed 's/"step":/"other":/' "$folder/bench.json" >"$folder/one.json"
+sed 's/"bare"/"nude"/' "$folder/bench.json" >"$folder/lacking.json"
+echo '{"kind":"train","step":1}' >"$folder/train.json"
+
+refuses a_bench_that_does_not_exist_is_named "$folder/absent.json" bench "$folder/absent.json"
+refuses a_file_that_is_not_json_is_no_bench 'is not JSON' bench "$folder/other.txt"
+refuses json_of_another_kind_is_no_bench 'is no bench' bench "$folder/train.json"
+
+if ! "$python" -c 'import matplotlib' 2>/dev/null; then
+  refuses without_matplotlib_it_says_what_to_install 'pip install matplotlib' "$folder/first"
+  echo "ok - loss curves are drawn # SKIP matplotlib is not installed (pip install -r scripts/requirements.txt)"
+  exit $failed
+fi
+draws a_run_with_a_cut_last_line_and_a_null_loss_is_drawn "$folder/first"
+draws two_runs_are_drawn_with_every_panel_on_a_logarithmic_axis "$folder/first" "$folder/second/log.jsonl" --all --log
+
+# The later record of a repeated step counts: leaving out the one before it draws the same picture.
+"$python" scripts/plot.py "$folder/first" --title same -o "$folder/all.png" >/dev/null 2>&1
+sed -i '/"step":39,"loss":4/d' "$folder/first/log.jsonl"
+"$python" scripts/plot.py "$folder/first" --title same -o "$folder/later.png" >/dev/null 2>&1
+if cmp -s "$folder/all.png" "$folder/later.png"; then passes a_repeated_step_is_drawn_as_it_was_last
+else fails a_repeated_step_is_drawn_as_it_was_last "the pictures differ"; fi
+
+draws a_bench_is_drawn bench "$folder/bench.json"
+draws benches_of_a_step_and_of_one_operation_are_drawn_together bench "$folder/bench.json" "$folder/one.json"
+refuses a_bench_that_lacks_something_is_refused "lacks 'bare'" bench "$folder/lacking.json"
+if "$python" scripts/plot.py bench "$folder/bench.json" -o "$folder/out.svg" >/dev/null 2>&1 &&
+  grep -q '<svg' "$folder/out.svg"; then passes a_bench_is_drawn_as_svg
+else fails a_bench_is_drawn_as_svg "no SVG came out"; fi
+exit $failed

@@ -1,0 +1,30 @@
+// Any bytes: the parser either refuses them with a sentence or gives tensors that can all be read.
+#include <assert.h>
+
+#include "data/safetensors.h"
+
+int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t count);
+
+int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t count) {
+  Error err = {""};
+  SafeFile file;
+  if (safetensors_parse(&file, "fuzzed", bytes, count, &err) != 0) {
+    assert(err.text[0] != '\0' && file.tensors == NULL && file.count == 0);
+    return 0;
+  }
+  uint64_t total = 0;
+  for (int i = 0; i < file.count; i++) {
+    const SafeTensor *t = &file.tensors[i];
+    assert(safetensors_find(&file, t->name) == t);
+    assert(t->begin == total && file.data + t->end <= bytes + count);
+    total = t->end;
+    float value;
+    int64_t elements = 1;
+    for (int j = 0; j < t->rank; j++) elements *= t->shape[j];
+    if (elements > 0 && t->dtype != SAFE_OTHER)
+      (void)!safetensors_read_f32(&file, t, elements - 1, 1, &value, &err);
+  }
+  assert(file.data + total == bytes + count);
+  safetensors_close(&file);
+  return 0;
+}

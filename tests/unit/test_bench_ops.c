@@ -1,0 +1,420 @@
+// The bench's operations are the step's: one by one in a step's order they leave what the step
+// leaves, and each one's inputs for comparing are set the same for all that are compared.
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "tests/support/cmocka_all.h"
+
+#include "base/rng.h"
+#include "kernels/program_math.h"
+#include "model/bench/model.h"
+#include "model/bench/numbers.h"
+
+typedef struct Model {
+  Backend *be;
+  Llama llama;
+} Model;
+
+static const ModelConfig config = {.hidden_size = 32,
+                                   .intermediate_size = 48,
+                                   .num_hidden_layers = 3,
+                                   .num_attention_heads = 4,
+                                   .num_key_value_heads = 2,
+                                   .head_dim = 10, // no two widths are alike
+                                   .vocab_size = 70,
+                                   .max_position_embeddings = 16,
+                                   .rms_norm_eps = 1e-5,
+                                   .rope_theta = 10000,
+                                   .initializer_range = 0.05};
+
+static void open_model(Model *m, const ModelConfig *c, int64_t chunks) {
+  const RunShape shape = {.batch = 2, .seq = 16, .loss_chunks = chunks, .train = true};
+  const OpsConfig ops = llama_ops_config(c, &shape, shape.seq, 1);
+  Error err;
+  m->be = backend_cpu_create(&ops);
+  free((void *)(uintptr_t)ops.inv_freq);
+  if (llama_create(&m->llama, c, &shape, m->be, &err) != 0) fail_msg("%s", err.text);
+  llama_init_weights(&m->llama, 5);
+  int32_t tokens[32], targets[32];
+  for (int i = 0; i < 32; i++) {
+    tokens[i] = (int32_t)(rng_u64(1, (uint64_t)i) % (uint64_t)c->vocab_size);
+    targets[i] = (int32_t)(rng_u64(2, (uint64_t)i) % (uint64_t)c->vocab_size);
+  }
+  llama_load_batch(&m->llama, tokens, targets);
+}
+
+static void close_model(Model *m) {
+  llama_destroy(&m->llama);
+  m->be->destroy(m->be);
+}
+
+static void issue(Model *m, Operation operation, int index, bool accumulate) {
+  bench_op_issue(&m->llama, operation, index, accumulate);
+}
+
+static void step_by_operations(Model *m) {
+  static const Operation forward[] = {OP_QKV, OP_ATTENTION, OP_OUT, OP_GATE_UP, OP_DOWN},
+                         backward[] = {OP_DOWN_WGRAD,         OP_DOWN_DGRAD,    OP_GATE_UP_WGRAD,
+                                       OP_GATE_UP_DGRAD,      OP_OUT_WGRAD,     OP_OUT_DGRAD,
+                                       OP_ATTENTION_BACKWARD, OP_ROPE_BACKWARD, OP_QKV_WGRAD,
+                                       OP_QKV_DGRAD};
+  const int L = (int)m->llama.config.num_hidden_layers, chunks = (int)m->llama.shape.loss_chunks;
+  issue(m, OP_EMBED, 0, false);
+  for (int l = 0; l < L; l++)
+    for (size_t i = 0; i < sizeof forward / sizeof *forward; i++) issue(m, forward[i], l, false);
+  for (int chunk = 0; chunk < chunks; chunk++) {
+    issue(m, OP_HEAD_LOSS, chunk, false);
+    issue(m, OP_LM_HEAD_WGRAD, chunk, chunk > 0);
+    issue(m, OP_LM_HEAD_DGRAD, chunk, false);
+  }
+  for (int l = L - 1; l >= 0; l--)
+    for (size_t i = 0; i < sizeof backward / sizeof *backward; i++) issue(m, backward[i], l, false);
+  issue(m, OP_EMBED_BACKWARD, 0, false);
+  issue(m, OP_GRADS_FINISH, 0, false);
+  issue(m, OP_ADAMW, 0, false);
+}
+
+static void one_by_one_they_are_a_step(bool tied, int64_t chunks) {
+  const AdamW hyper = {
+      .learning_rate = 0.01, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .clip_norm = 1};
+  Model whole, parts;
+  ModelConfig c = config;
+  c.tie_word_embeddings = tied;
+  open_model(&whole, &c, chunks);
+  open_model(&parts, &c, chunks);
+  Model *const models[] = {&whole, &parts};
+  for (int i = 0; i < 2; i++) {
+    models[i]->be->set_hyper(models[i]->be, &hyper);
+    models[i]->be->step_begin(models[i]->be);
+  }
+  llama_forward(&whole.llama);
+  llama_loss_backward(&whole.llama, 1, false);
+  whole.be->grads_finish(whole.be, whole.llama.tensors, whole.llama.param_count);
+  whole.be->adamw(whole.be, whole.llama.tensors, whole.llama.param_count);
+  step_by_operations(&parts);
+  for (int i = 0; i < whole.llama.param_count; i++) {
+    const ParamTensor *a = &whole.llama.tensors[i], *b = &parts.llama.tensors[i];
+    const size_t bytes = (size_t)(a->rows * a->cols) * sizeof(real);
+    assert_memory_equal(a->grad, b->grad, bytes);
+    assert_memory_equal(a->master, b->master, bytes);
+  }
+  close_model(&whole);
+  close_model(&parts);
+}
+
+static void one_by_one_the_operations_are_a_step(void **state) {
+  (void)state;
+  one_by_one_they_are_a_step(false, 1);
+  one_by_one_they_are_a_step(true, 4);
+}
+
+// The CPU backend as both kinds; the fused one's results are read with `read` (NULL: as they are).
+typedef void ReadResult(Backend *be, float *to, const void *from, int64_t count);
+
+static void leave_undone(Backend *be, const ParamTensor *list, int count) {
+  (void)be, (void)list, (void)count;
+}
+
+static int compare(BenchResult *r, bool tied, Operation only, ReadResult *read, bool update,
+                   Error *err) {
+  Model m;
+  ModelConfig c = config;
+  c.tie_word_embeddings = tied;
+  open_model(&m, &c, 2);
+  const OpsConfig ops = llama_ops_config(&c, &m.llama.shape, m.llama.shape.seq, 1);
+  Llama twin = m.llama;
+  twin.be = backend_cpu_create(&ops);
+  free((void *)(uintptr_t)ops.inv_freq);
+  Llama *const kinds[BENCH_KINDS] = {&m.llama, &twin};
+  bench_ops_list(r, &m.llama, 1, only);
+  if (read) m.be->read_act = m.be->read_grad = read;
+  if (!update) m.be->grads_finish = m.be->adamw = leave_undone;
+  const int status = bench_numbers(r, kinds, 1, err);
+  twin.be->destroy(twin.be);
+  close_model(&m);
+  return status;
+}
+
+static void the_same_backend_thrice_differs_in_nothing(void **state) {
+  (void)state;
+  for (int tied = 0; tied < 2; tied++) {
+    BenchResult r = {.whole = true};
+    Error err;
+    assert_int_equal(compare(&r, tied, OPERATION_COUNT, NULL, true, &err), 0);
+    assert_int_equal(r.op_count, OPERATION_COUNT - 1);
+    for (int i = 0; i < r.op_count; i++) {
+      const Differences *d = &r.ops[i].differences;
+      if (d->fused_unfused != 0 || d->fused_reference != 0 || d->unfused_reference != 0)
+        fail_msg("%s: %g %g %g", operation_name(r.ops[i].operation), d->fused_unfused,
+                 d->fused_reference, d->unfused_reference);
+    }
+  }
+}
+
+// One element is off by this part of the largest, or not a number.
+static void read_changed(float *to, const void *from, int64_t count, double part) {
+  const real *values = from;
+  double most = 0;
+  for (int64_t i = 0; i < count; i++) {
+    to[i] = (float)values[i];
+    most = fmax(most, fabs((double)values[i]));
+  }
+  to[count / 2] += (float)(part * most);
+}
+static void read_rounded(Backend *be, float *to, const void *from, int64_t count) {
+  (void)be;
+  read_changed(to, from, count, 0.01);
+}
+static void read_wrong(Backend *be, float *to, const void *from, int64_t count) {
+  (void)be;
+  read_changed(to, from, count, -0.1);
+}
+static void read_nan(Backend *be, float *to, const void *from, int64_t count) {
+  (void)be;
+  read_changed(to, from, count, NAN);
+}
+
+static void what_differs_is_found_and_refused(void **state) {
+  (void)state;
+  for (int i = 0; i < OPERATION_COUNT; i++) {
+    if (i == OP_VALIDATION_LOSS) continue;
+    BenchResult r = {.whole = false};
+    Error err;
+    if (compare(&r, false, (Operation)i, read_rounded, true, &err) != 0) fail_msg("%s", err.text);
+    const Differences *d = &r.ops[0].differences;
+    if (d->unfused_reference != 0 || fabs(d->fused_reference - 0.01) > 1e-6 ||
+        fabs(d->fused_unfused - 0.01) > 1e-6)
+      fail_msg("%s: %g %g %g", operation_name((Operation)i), d->fused_unfused, d->fused_reference,
+               d->unfused_reference);
+    ReadResult *const readers[] = {read_wrong, read_nan};
+    for (int k = 0; k < 2; k++) {
+      assert_int_equal(compare(&r, false, (Operation)i, readers[k], true, &err), -1);
+      if (!strstr(err.text, operation_name((Operation)i)) || !strstr(err.text, "of fused kernels"))
+        fail_msg("%s", err.text);
+    }
+  }
+}
+
+static void an_update_left_undone_is_refused(void **state) {
+  (void)state;
+  for (int i = OP_GRADS_FINISH; i <= OP_ADAMW; i++) {
+    BenchResult r = {.whole = false};
+    Error err = {""};
+    assert_int_equal(compare(&r, false, (Operation)i, NULL, false, &err), -1);
+    if (!strstr(err.text, operation_name((Operation)i))) fail_msg("%s", err.text);
+  }
+}
+
+// Every product's FLOPs, as often as it is called, are the model's.
+static void flops_and_calls_are_those_of_a_step(void **state) {
+  (void)state;
+  Model m;
+  open_model(&m, &config, 2);
+  BenchResult r = {.whole = true};
+  bench_ops_list(&r, &m.llama, 3, OPERATION_COUNT);
+  double flops = 0, attention = 0;
+  for (int i = 0; i < r.op_count; i++) {
+    const BenchOp *op = &r.ops[i];
+    if (op->class == CLASS_PRODUCT) flops += (double)op->calls * op->flops;
+    if (op->class == CLASS_ATTENTION) attention += (double)op->calls * op->flops;
+    assert_true(op->calls == 1 || op->calls % 3 == 0);
+  }
+  // The model's count has 2 + 4 products of T^2 d in attention's passes; its kernels do 2 + 5.
+  const double expected = model_step_flops(&config, 2 * 3, 16);
+  assert_true(fabs(flops + attention * 6 / 7 - expected) < 1e-9 * expected);
+  close_model(&m);
+}
+
+// ---- Bare products are those of the operations: a backend that only notes what it multiplies.
+
+static struct Noted {
+  BareProduct product;
+  BareOperands operands;
+} noted;
+
+static void note(int64_t M, int64_t N, int64_t K, BareForm form, const void *A, const void *B,
+                 void *D) {
+  noted = (struct Noted){{.M = M, .N = N, .K = K, .form = form}, {A, B, D}};
+}
+
+enum { D = 32, F = 48, HD = 40, R = 80, V = 70 }; // of config
+
+static void note_qkv(Backend *be, int64_t M, int64_t T, int64_t pos0, const act_t *x,
+                     const stat_t *sumsq, const act_t *W, act_t *qkv) {
+  (void)be, (void)T, (void)pos0, (void)sumsq, (void)qkv;
+  note(M, R, D, BARE_NT, x, W, NULL);
+}
+static void note_residual(Backend *be, int64_t M, int64_t K, const act_t *a, const act_t *W,
+                          const act_t *x, act_t *out, stat_t *sumsq) {
+  (void)be, (void)x, (void)out, (void)sumsq;
+  note(M, D, K, BARE_NT, a, W, NULL);
+}
+static void note_gate_up(Backend *be, int64_t M, const act_t *x, const stat_t *sumsq,
+                         const act_t *W, act_t *z, act_t *y) {
+  (void)be, (void)sumsq, (void)z, (void)y;
+  note(M, 2 * F, D, BARE_NT, x, W, NULL);
+}
+static void note_head_loss(Backend *be, int64_t M, const act_t *x, const stat_t *sumsq,
+                           const act_t *W, const int32_t *targets, act_t *logits, double scale,
+                           stat_t *s) {
+  (void)be, (void)sumsq, (void)targets, (void)scale, (void)s;
+  note(M, V, D, BARE_NT, x, W, logits);
+}
+static void note_norm_dgrad(Backend *be, int64_t M, int64_t N, const act_t *dz, const act_t *W,
+                            const act_t *x, const stat_t *sumsq, const stat_t *s, int64_t parts_s,
+                            const act_t *residual, act_t *dx) {
+  (void)be, (void)x, (void)sumsq, (void)s, (void)parts_s, (void)residual, (void)dx;
+  note(M, D, N, BARE_NN, dz, W, NULL);
+}
+static void note_down_dgrad(Backend *be, int64_t M, const act_t *dx, const act_t *W, const act_t *z,
+                            const stat_t *sumsq, act_t *dz, stat_t *s, act_t *y) {
+  (void)be, (void)z, (void)sumsq, (void)dz, (void)s, (void)y;
+  note(M, F, D, BARE_NN, dx, W, NULL);
+}
+static void note_dgrad(Backend *be, int64_t M, int64_t K, const act_t *dy, const act_t *W,
+                       act_t *da) {
+  (void)be, (void)da;
+  note(M, K, D, BARE_NN, dy, W, NULL);
+}
+static void note_wgrad(Backend *be, int64_t M, int64_t N, int64_t K, const act_t *dz,
+                       const act_t *x, grad_t *dW, bool accumulate) {
+  (void)be, (void)accumulate;
+  note(N, K, M, BARE_TN, dz, x, dW);
+}
+
+static void bare_products_are_those_of_the_operations(void **state) {
+  (void)state;
+  Model m;
+  open_model(&m, &config, 2);
+  Backend *be = m.be;
+  be->qkv = note_qkv;
+  be->residual = note_residual;
+  be->gate_up = note_gate_up;
+  be->head_loss = note_head_loss;
+  be->norm_dgrad = note_norm_dgrad;
+  be->down_dgrad = note_down_dgrad;
+  be->dgrad = note_dgrad;
+  be->wgrad = note_wgrad;
+  BenchResult r = {.whole = true};
+  bench_ops_list(&r, &m.llama, 1, OPERATION_COUNT);
+  int products = 0;
+  for (int i = 0; i < r.op_count; i++) {
+    const BareProduct *p = &r.ops[i].product;
+    for (int index = 0; r.ops[i].class == CLASS_PRODUCT && index < 3; index++) {
+      issue(&m, r.ops[i].operation, index, false);
+      const BareProduct *q = &noted.product;
+      const BareOperands o = bench_op_operands(&m.llama, r.ops[i].operation, index);
+      if (p->M != q->M || p->N != q->N || p->K != q->K || p->form != q->form ||
+          o.A != noted.operands.A || o.B != noted.operands.B || (o.D && o.D != noted.operands.D))
+        fail_msg("%s", operation_name(r.ops[i].operation));
+      products += index == 0;
+    }
+  }
+  assert_int_equal(products, 15);
+  close_model(&m);
+}
+
+static const BenchOp *op_of(const BenchResult *r, Operation operation) {
+  for (int i = 0; i < r->op_count; i++)
+    if (r->ops[i].operation == operation) return &r->ops[i];
+  fail_msg("there is no %s", operation_name(operation));
+  return NULL;
+}
+
+// On the CPU every element has sizeof(real) bytes.
+static void bytes_are_those_of_the_arrays(void **state) {
+  (void)state;
+  enum { M = 32, LAYERS = 3, LAYER = R * D + D * HD + 2 * F * D + D * F, NORMS = 2 * LAYERS + 1 };
+  const double all = 2 * V * D + LAYERS * LAYER + NORMS * D, matrices = all - NORMS * D,
+               folded = V * D + LAYERS * (R * D + 2 * F * D), e = sizeof(real);
+  Model m;
+  open_model(&m, &config, 2);
+  BenchResult r = {.whole = true};
+  bench_ops_list(&r, &m.llama, 1, OPERATION_COUNT);
+  const struct {
+    Operation operation;
+    double bytes, floor;
+  } expected[] = {
+      {OP_EMBED, 2 * M * D * e, 2 * M * D * e},
+      {OP_ROPE_BACKWARD, 3 * M * R * e, 0},
+      {OP_EMBED_BACKWARD, (M * D + V * D) * e, (M * D + V * D) * e},
+      {OP_HEAD_LOSS, 0, 2 * M / 2 * V * e}, // a chunk's logits in and out
+      {OP_GATE_UP, 0, 0},
+      // weight, two moments in and out, gradient in; the compute copy out
+      {OP_ADAMW, (7 * all + matrices) * e, (7 * all + matrices) * e},
+      // gradients for the norm of all; where folded, the weight in and the gradient out besides
+      {OP_GRADS_FINISH, (all + 2 * folded) * e, 0},
+  };
+  for (size_t i = 0; i < sizeof expected / sizeof *expected; i++) {
+    const BenchOp *op = op_of(&r, expected[i].operation);
+    if (op->bytes != expected[i].bytes || op->floor_bytes != expected[i].floor)
+      fail_msg("%s: %g %g", operation_name(op->operation), op->bytes, op->floor_bytes);
+  }
+  close_model(&m);
+}
+
+static void recomputed_operations_are_in_the_backward(void **state) {
+  (void)state;
+  for (Recompute again = RECOMPUTE_NONE; again <= RECOMPUTE_LAYER; again++) {
+    Model m;
+    open_model(&m, &config, 1);
+    m.llama.shape.recompute = again;
+    BenchResult r = {.whole = true};
+    bench_ops_list(&r, &m.llama, 1, OPERATION_COUNT);
+    assert_int_equal(op_of(&r, OP_GATE_UP)->in_backward, again != RECOMPUTE_NONE);
+    assert_int_equal(op_of(&r, OP_QKV)->in_backward, again == RECOMPUTE_LAYER);
+    assert_int_equal(op_of(&r, OP_QKV)->calls, again == RECOMPUTE_LAYER ? 5 : 3);
+    assert_int_equal(op_of(&r, OP_DOWN)->in_backward, 0);
+    close_model(&m);
+  }
+}
+
+static void a_twin_shares_all_but_the_row_statistics(void **state) {
+  (void)state;
+  Model m;
+  Llama twin = {0};
+  Error err;
+  open_model(&m, &config, 1);
+  if (bench_share(&twin, &m.llama, m.be, &err) != 0) fail_msg("%s", err.text);
+  const Acts *a = &m.llama.acts, *b = &twin.acts;
+  assert_ptr_equal(a->dx, b->dx);
+  assert_ptr_not_equal(a->s, b->s);
+  assert_ptr_not_equal(a->final_sumsq, b->final_sumsq);
+  for (int l = 0; l < 3; l++) {
+    assert_ptr_equal(a->layers[l].x, b->layers[l].x);
+    assert_ptr_not_equal(a->layers[l].x_sumsq, b->layers[l].x_sumsq);
+    assert_ptr_not_equal(a->layers[l].x1_sumsq, b->layers[l].x1_sumsq);
+  }
+  bench_unshare(&twin);
+  close_model(&m);
+}
+
+static void one_operation_can_be_listed_alone(void **state) {
+  (void)state;
+  Model m;
+  open_model(&m, &config, 1);
+  BenchResult r = {.whole = false};
+  bench_ops_list(&r, &m.llama, 1, OP_GATE_UP);
+  assert_int_equal(r.op_count, 1);
+  assert_string_equal(operation_name(r.ops[0].operation), "gate_up");
+  assert_string_equal(r.ops[0].shape, "32 x 96 x 32");
+  assert_int_equal(r.ops[0].calls, 3);
+  close_model(&m);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(one_by_one_the_operations_are_a_step),
+      cmocka_unit_test(the_same_backend_thrice_differs_in_nothing),
+      cmocka_unit_test(what_differs_is_found_and_refused),
+      cmocka_unit_test(an_update_left_undone_is_refused),
+      cmocka_unit_test(flops_and_calls_are_those_of_a_step),
+      cmocka_unit_test(bare_products_are_those_of_the_operations),
+      cmocka_unit_test(bytes_are_those_of_the_arrays),
+      cmocka_unit_test(recomputed_operations_are_in_the_backward),
+      cmocka_unit_test(a_twin_shares_all_but_the_row_statistics),
+      cmocka_unit_test(one_operation_can_be_listed_alone),
+  };
+  return cmocka_run_group_tests_name("test_bench_ops", tests, NULL, NULL);
+}

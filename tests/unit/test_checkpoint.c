@@ -1,0 +1,314 @@
+// Checkpoints: what is saved is loaded bit for bit, which folders are found, kept and removed.
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdlib.h>
+#include <string.h>
+#include <cmocka.h>
+
+#include "base/file.h"
+#include "base/memory.h"
+#include "model/packing.h"
+#include "data/safetensors.h"
+#include "tests/support/tiny_run.h"
+
+static const char tied[] = "\"tie_word_embeddings\": true";
+static const char untied[] = "\"tie_word_embeddings\": false";
+
+// ---- Saved and loaded
+
+static void check_round_trip(const char *model) {
+  Error err = {""};
+  TinyTest t = tiny_test_open(model);
+  strcpy(t.run.config.train.resume, "auto");
+  tiny_test_save(&t, 7, 1, 1);
+  char path[PATH_CHARS];
+  must(checkpoint_find("auto", t.dir, path, &err), &err);
+  must(checkpoint_load(path, &t.loaded.llama, true, &err), &err);
+  assert_int_equal(tiny_run_differs(&t.loaded, 1), 0);
+  Config saved;
+  must(checkpoint_read_config(path, &saved, &err), &err);
+  assert_string_equal(saved.train.resume, "");
+  must(config_compare(&saved, &t.run.config, &err), &err);
+
+  char *text, *name = xasprintf("%s/config.json", path);
+  size_t bytes;
+  ModelConfig hf;
+  must(file_read(name, 1 << 16, &text, &bytes, &err), &err);
+  must(model_config_parse(&hf, name, text, &err), &err);
+  assert_int_equal(hf.tie_word_embeddings, t.run.config.model.tie_word_embeddings);
+  assert_int_equal(hf.num_key_value_heads, 2);
+  free(text);
+  free(name);
+  tiny_test_close(&t);
+}
+
+static void a_tied_model_is_loaded_bit_for_bit(void **state) {
+  (void)state;
+  check_round_trip(tied);
+}
+
+static void an_untied_model_is_loaded_bit_for_bit(void **state) {
+  (void)state;
+  check_round_trip(untied);
+}
+
+// Initial weights are drawn by Hugging Face's name and element: the file must have them in order.
+static void weights_stand_in_hugging_faces_order(void **state) {
+  (void)state;
+  Error err = {""};
+  TinyTest t = tiny_test_open(untied);
+  const ModelConfig *c = &t.run.config.model;
+  llama_init_weights(&t.run.llama, 5);
+  const TrainState start = tiny_state(3, 1);
+  must(checkpoint_save(t.dir, &t.run.llama, &t.run.config, &start, 1, &err), &err);
+  SafeFile file;
+  char *path = xasprintf("%s/latest/model.safetensors", t.dir);
+  must(safetensors_open(&file, path, &err), &err);
+  const int count = hf_tensor_count(c);
+  HfTensor *list = xcalloc((size_t)count, sizeof *list);
+  hf_tensor_list(c, list);
+  assert_int_equal(file.count, count);
+  for (int i = 0; i < count; i++) {
+    const int64_t n = list[i].rows * list[i].cols;
+    float *expected = xmalloc((size_t)n * sizeof *expected);
+    param_init(c, 5, list[i].name, list[i].rank == 1, 0, n, expected);
+    const SafeTensor *found = safetensors_find(&file, list[i].name);
+    if (!found) fail_msg("the file lacks %s", list[i].name);
+    assert_memory_equal(file.data + found->begin, expected, (size_t)n * sizeof *expected);
+    free(expected);
+  }
+  free(list);
+  safetensors_close(&file);
+  free(path);
+  tiny_test_close(&t);
+}
+
+static void without_the_optimizer_moments_become_zero(void **state) {
+  (void)state;
+  Error err = {""};
+  TinyTest t = tiny_test_open(tied);
+  tiny_test_save(&t, 7, 1, 1);
+  tiny_run_fill(&t.loaded, 2);
+  char *path = xasprintf("%s/latest", t.dir);
+  must(checkpoint_load(path, &t.loaded.llama, false, &err), &err);
+  const ParamTensor *p = &t.loaded.llama.tensors[2];
+  float values[16], weights[16];
+  t.loaded.be->read_master(t.loaded.be, weights, p->master, 16);
+  t.run.be->read_master(t.run.be, values, t.run.llama.tensors[2].master, 16);
+  assert_memory_equal(weights, values, sizeof values);
+  const float zeros[16] = {0};
+  t.loaded.be->read_master(t.loaded.be, values, p->m, 16);
+  assert_memory_equal(values, zeros, sizeof zeros);
+  t.loaded.be->read_master(t.loaded.be, values, p->v, 16);
+  assert_memory_equal(values, zeros, sizeof zeros);
+  free(path);
+  tiny_test_close(&t);
+}
+
+// ---- Which folders
+
+static void expect_found(const TinyTest *t, const char *resume, const char *name) {
+  Error err = {""};
+  char path[PATH_CHARS];
+  must(checkpoint_find(resume, t->dir, path, &err), &err);
+  char *expected = name[0] ? xasprintf("%s/%s", t->dir, name) : xstrdup("");
+  assert_string_equal(path, expected);
+  free(expected);
+}
+
+static void the_latest_checkpoint_is_found(void **state) {
+  (void)state;
+  Error err = {""};
+  char path[PATH_CHARS];
+  TinyTest t = tiny_test_open(tied);
+  must(checkpoint_find("auto", "/tmp/no/such/run", path, &err), &err);
+  assert_string_equal(path, "");
+  expect_found(&t, "auto", "");
+  expect_error(checkpoint_find(t.dir, t.dir, path, &err), &err, "neither a checkpoint");
+  expect_error(checkpoint_find("/tmp/no/such/run", t.dir, path, &err), &err, "there is no folder");
+  tiny_test_save(&t, 9, 1, 9);
+  tiny_test_save(&t, 10, 2, 9);
+  tiny_test_save(&t, 123456789, 3, 9);
+  expect_found(&t, "auto", "step-123456789");
+  expect_found(&t, t.dir, "step-123456789");
+  char *given = xasprintf("%s/step-00000009", t.dir);
+  expect_found(&t, given, "step-00000009");
+  char *file = xasprintf("%s/state.json", given);
+  expect_error(checkpoint_find(file, t.dir, path, &err), &err, "not a folder");
+  free(file);
+  free(given);
+  tiny_test_remove(&t, "step-123456789/optimizer.safetensors");
+  expect_found(&t, "auto", "step-00000010"); // latest points at something incomplete
+  tiny_test_remove(&t, "latest");
+  expect_found(&t, "auto", "step-00000010");
+  tiny_test_write(&t, "step-00000010/state.json", "{");
+  expect_found(&t, "auto", "step-00000009");
+  tiny_test_close(&t);
+}
+
+static void an_older_checkpoint_that_latest_points_at_wins(void **state) {
+  (void)state;
+  TinyTest t = tiny_test_open(tied);
+  tiny_test_save(&t, 20, 1, 3);
+  tiny_test_save(&t, 10, 2, 3); // the run was taken back
+  assert_true(tiny_test_has(&t, "step-00000020"));
+  expect_found(&t, "auto", "step-00000010");
+  tiny_test_close(&t);
+}
+
+static void the_newest_are_kept_and_foreign_folders_left_alone(void **state) {
+  (void)state;
+  Error err = {""};
+  TinyTest t = tiny_test_open(tied);
+  static const char *const foreign[] = {"samples", "step-1", "step-00000001x", "step-00000002",
+                                        "my.tmp"};
+  enum { FOREIGN = sizeof foreign / sizeof *foreign };
+  for (int i = 0; i < FOREIGN; i++) {
+    char *path = xasprintf("%s/%s", t.dir, foreign[i]);
+    must(directory_create(path, &err), &err);
+    free(path);
+  }
+  char *stale = xasprintf("%s/step-00000004.tmp", t.dir);
+  must(directory_create(stale, &err), &err);
+  free(stale);
+  tiny_test_write(&t, "step-00000004.tmp/model.safetensors", "half");
+  for (int step = 10; step <= 14; step++) tiny_test_save(&t, step, (uint64_t)step, 2);
+  for (int i = 0; i < FOREIGN; i++)
+    if (!tiny_test_has(&t, foreign[i])) fail_msg("the folder %s was removed", foreign[i]);
+  assert_false(tiny_test_has(&t, "step-00000004.tmp"));
+  assert_false(tiny_test_has(&t, "step-00000012"));
+  assert_true(tiny_test_has(&t, "step-00000013"));
+  assert_true(tiny_test_has(&t, "step-00000014"));
+  tiny_test_close(&t);
+}
+
+static void saving_a_step_again_replaces_it(void **state) {
+  (void)state;
+  Error err = {""};
+  TinyTest t = tiny_test_open(tied);
+  tiny_test_save(&t, 10, 1, 1);
+  tiny_test_save(&t, 10, 2, 1);
+  expect_found(&t, "auto", "step-00000010");
+  char *path = xasprintf("%s/latest", t.dir);
+  must(checkpoint_load(path, &t.loaded.llama, true, &err), &err);
+  assert_int_equal(tiny_run_differs(&t.loaded, 2), 0);
+  assert_false(tiny_test_has(&t, "step-00000010.tmp"));
+  free(path);
+  tiny_test_close(&t);
+}
+
+static void a_run_folder_that_cannot_be_made_is_an_error(void **state) {
+  (void)state;
+  Error err = {""};
+  TinyTest t = tiny_test_open(tied);
+  tiny_test_write(&t, "file", "");
+  char *path = xasprintf("%s/file/run", t.dir);
+  const TrainState start = tiny_state(1, 1);
+  expect_error(checkpoint_save(path, &t.run.llama, &t.run.config, &start, 1, &err), &err,
+               "no earlier checkpoint");
+  free(path);
+  tiny_test_close(&t);
+}
+
+// ---- state.json
+
+static void every_state_is_read_back(void **state) {
+  (void)state;
+  Error err = {""};
+  TinyTest t = tiny_test_open(tied);
+  const TrainState states[] = {
+      {.step = 0, .best_val_loss = NAN},
+      {.step = INT64_C(1) << 52,
+       .updates = 5,
+       .sequences = UINT64_MAX,
+       .nonfinite = 3,
+       .nonfinite_row = 2,
+       .best_val_loss = 0.1,
+       .best_val_step = 77},
+      {.step = 1, .best_val_loss = 0x1.fffffffffffffp-1},
+      {.step = 1, .best_val_loss = 0x1p-1074},
+  };
+  for (size_t i = 0; i < sizeof states / sizeof *states; i++) {
+    TrainState back;
+    char path[PATH_CHARS];
+    must(checkpoint_save(t.dir, &t.run.llama, &t.run.config, &states[i], 9, &err), &err);
+    must(checkpoint_find("auto", t.dir, path, &err), &err);
+    must(checkpoint_read_state(path, &back, &err), &err);
+    if (isnan(states[i].best_val_loss)) {
+      assert_true(isnan(back.best_val_loss));
+      back.best_val_loss = states[i].best_val_loss; // the bits of a NaN may differ
+    }
+    assert_memory_equal(&back, &states[i], sizeof back);
+  }
+  tiny_test_close(&t);
+}
+
+static void a_malformed_state_is_refused_with_the_reason(void **state) {
+  (void)state;
+#define COUNTS                                                                                     \
+  "\"version\":1,\"updates\":1,\"nonfinite\":0,\"nonfinite_row\":0,\"best_val_step\":0,"
+  static const struct {
+    const char *json, *word;
+  } malformed[] = {
+      {"", "JSON"},
+      {"{", "JSON"},
+      {"[]", "not an object"},
+      {"{}", "only 0 of its 8 keys"},
+      {"{" COUNTS "\"sequences\":\"1\",\"best_val_loss\":null}", "only 7 of its 8 keys"},
+      {"{" COUNTS "\"step\":1,\"sequences\":\"1\",\"best_val_loss\":null,\"x\":1}",
+       "'x' is unknown"},
+      {"{" COUNTS "\"step\":1,\"step\":1,\"best_val_loss\":null}", "'step' is there twice"},
+      {"{" COUNTS "\"step\":-1,\"sequences\":\"1\",\"best_val_loss\":null}",
+       "'step' is not a whole"},
+      {"{" COUNTS "\"step\":1.5,\"sequences\":\"1\",\"best_val_loss\":null}",
+       "'step' is not a whole"},
+      {"{" COUNTS "\"step\":9007199254740992,\"sequences\":\"1\",\"best_val_loss\":null}",
+       "'step' is not a whole"},
+      {"{" COUNTS "\"step\":\"1\",\"sequences\":\"1\",\"best_val_loss\":null}",
+       "'step' is not a whole"},
+      {"{" COUNTS "\"step\":0,\"sequences\":\"1\",\"best_val_loss\":null}", "cannot be"},
+      {"{" COUNTS "\"step\":1,\"sequences\":1,\"best_val_loss\":null}", "string of digits"},
+      {"{" COUNTS "\"step\":1,\"sequences\":\"\",\"best_val_loss\":null}", "string of digits"},
+      {"{" COUNTS "\"step\":1,\"sequences\":\"-1\",\"best_val_loss\":null}", "string of digits"},
+      {"{" COUNTS "\"step\":1,\"sequences\":\"18446744073709551616\",\"best_val_loss\":null}",
+       "string of digits"},
+      {"{" COUNTS "\"step\":1,\"sequences\":\"1\",\"best_val_loss\":\"1\"}",
+       "not a number or null"},
+      {"{" COUNTS "\"step\":1,\"sequences\":\"1\",\"best_val_loss\":1e999}",
+       "not a number or null"},
+      {"{\"version\":2}", "'version' is not 1"},
+  };
+  TinyTest t = tiny_test_open(tied);
+  for (size_t i = 0; i < sizeof malformed / sizeof *malformed; i++) {
+    Error err = {""};
+    TrainState back;
+    tiny_test_write(&t, "state.json", malformed[i].json);
+    expect_error(checkpoint_read_state(t.dir, &back, &err), &err, malformed[i].word);
+    expect_error(-1, &err, "state.json");
+  }
+  tiny_test_remove(&t, "state.json");
+  Error err = {""};
+  TrainState back;
+  expect_error(checkpoint_read_state(t.dir, &back, &err), &err, "train.init_from");
+  tiny_test_close(&t);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(a_tied_model_is_loaded_bit_for_bit),
+      cmocka_unit_test(an_untied_model_is_loaded_bit_for_bit),
+      cmocka_unit_test(weights_stand_in_hugging_faces_order),
+      cmocka_unit_test(without_the_optimizer_moments_become_zero),
+      cmocka_unit_test(the_latest_checkpoint_is_found),
+      cmocka_unit_test(an_older_checkpoint_that_latest_points_at_wins),
+      cmocka_unit_test(the_newest_are_kept_and_foreign_folders_left_alone),
+      cmocka_unit_test(saving_a_step_again_replaces_it),
+      cmocka_unit_test(a_run_folder_that_cannot_be_made_is_an_error),
+      cmocka_unit_test(every_state_is_read_back),
+      cmocka_unit_test(a_malformed_state_is_refused_with_the_reason),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}

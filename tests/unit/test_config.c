@@ -1,0 +1,584 @@
+// The configuration: what is accepted, what is refused and in which words, that the resolved form
+// reads back as the same bytes, and that every file in configs/ is valid.
+#include <dirent.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+#include <cmocka.h>
+
+#include "base/file.h"
+#include "base/memory.h"
+#include "model/config/config.h"
+
+#define SIZES                                                                                      \
+  "\"hidden_size\": 64, \"intermediate_size\": 128, \"num_hidden_layers\": 2, "                    \
+  "\"num_attention_heads\": 4, \"vocab_size\": 258"
+#define REST                                                                                       \
+  "\"data\": {\"train\": \"t.bin\"}, \"output\": {\"dir\": \"runs/x\"}, "                          \
+  "\"train\": {\"steps\": 10, \"sequence_length\": 32}"
+#define MINIMAL "{\"model\": {" SIZES "}, " REST "}"
+#define WITH_MODEL(extra) "{\"model\": {" SIZES ", " extra "}, " REST "}"
+#define LLAMA3                                                                                     \
+  "\"factor\": 8, \"low_freq_factor\": 1, \"high_freq_factor\": 4, "                               \
+  "\"original_max_position_embeddings\": 1024"
+
+static Config parse_with(const char *json, int count, char *const *overrides) {
+  Config config;
+  Error err = {""};
+  if (config_parse(&config, "c.json", json, count, overrides, &err)) fail_msg("%s", err.text);
+  return config;
+}
+
+static Config parse(const char *json) {
+  return parse_with(json, 0, NULL);
+}
+
+// The sentence must hold every one of the words, which end with NULL.
+static void expect_words(const Error *err, const char *const *words) {
+  for (; *words; words++)
+    if (!strstr(err->text, *words)) fail_msg("'%s' lacks '%s'", err->text, *words);
+}
+
+#define REFUSED(json, ...)                                                                         \
+  expect_refusal(json, NULL, (const char *const[]){"c.json", __VA_ARGS__, NULL})
+#define OVERRIDE_REFUSED(text, ...)                                                                \
+  expect_refusal(MINIMAL, text, (const char *const[]){text, __VA_ARGS__, NULL})
+
+static void expect_refusal(const char *json, const char *override, const char *const *words) {
+  Config config;
+  Error err = {""};
+  char *copy = xstrdup(override ? override : "");
+  if (config_parse(&config, "c.json", json, override ? 1 : 0, &copy, &err) == 0)
+    fail_msg("accepted: %s %s", json, copy);
+  free(copy);
+  expect_words(&err, words);
+}
+
+static void expect_round_trip(const Config *config) {
+  char *json = config_json(config);
+  Config again;
+  Error err = {""};
+  memset(&again, 0xff, sizeof again);
+  if (config_parse(&again, "resolved.json", json, 0, NULL, &err)) fail_msg("%s", err.text);
+  assert_memory_equal(config, &again, sizeof again);
+  free(json);
+}
+
+// ---- Accepted
+
+static void a_minimal_file_gets_the_defaults(void **state) {
+  (void)state;
+  const Config c = parse(MINIMAL);
+  assert_int_equal(c.model.num_key_value_heads, 4);
+  assert_int_equal(c.model.head_dim, 16);
+  assert_int_equal(c.model.max_position_embeddings, 2048);
+  assert_true(c.model.rope_theta == 500000 && c.model.rms_norm_eps == 1e-5);
+  assert_int_equal(c.model.rope_scaling.type, ROPE_DEFAULT);
+  assert_int_equal(c.train.batch_size, 8);
+  assert_int_equal(c.train.seed, 1337);
+  assert_int_equal(c.optimizer.schedule, SCHEDULE_COSINE);
+  assert_true(c.optimizer.beta1 == 0.9 && c.optimizer.beta2 == 0.95 && c.optimizer.eps == 1e-8);
+  assert_true(c.data.shuffle);
+  assert_string_equal(c.data.val, "");
+  assert_string_equal(c.output.dir, "runs/x");
+}
+
+static void the_resolved_configuration_reads_back_as_the_same_bytes(void **state) {
+  (void)state;
+  char *overrides[] = {"optimizer.learning_rate=0.12345678901234567",
+                       "optimizer.eps=1e-300",
+                       "optimizer.min_learning_rate=4.9e-324",
+                       "train.seed=9007199254740991",
+                       "model.rope_theta=1234567.0000000002",
+                       "train.sample_prompt=\"a\\\"\\\\\\n\\t\\u00e9/\"",
+                       "optimizer.weight_decay=0.1000000000000000055",
+                       "optimizer.schedule=wsd",
+                       "optimizer.decay_steps=3",
+                       "backend.kernels=fused",
+                       "model.rope_scaling={\"rope_type\": \"llama3\", " LLAMA3 "}"};
+  const Config c = parse_with(MINIMAL, sizeof overrides / sizeof *overrides, overrides);
+  assert_true(c.optimizer.learning_rate == 0.12345678901234567);
+  assert_int_equal(c.train.seed, 9007199254740991);
+  assert_string_equal(c.train.sample_prompt, "a\"\\\n\t\xc3\xa9/");
+  expect_round_trip(&c);
+  const Config plain = parse(MINIMAL);
+  expect_round_trip(&plain);
+}
+
+static void every_file_in_configs_is_valid(void **state) {
+  (void)state;
+  DIR *folder = opendir("configs");
+  assert_non_null(folder);
+  int count = 0;
+  for (struct dirent *entry = readdir(folder); entry; entry = readdir(folder)) {
+    if (!strstr(entry->d_name, ".json")) continue;
+    char *path = xasprintf("configs/%s", entry->d_name);
+    Config c;
+    Error err = {""};
+    if (config_load(&c, path, 0, NULL, &err)) fail_msg("%s", err.text);
+    expect_round_trip(&c);
+    printf("# %s: %.1fM parameters, %.3g TFLOP a step\n", path,
+           (double)model_parameters(&c.model, true) / 1e6,
+           model_step_flops(&c.model, c.train.batch_size * c.train.gradient_accumulation,
+                            c.train.sequence_length) /
+               1e12);
+    free(path);
+    count++;
+  }
+  closedir(folder);
+  assert_true(count >= 10);
+}
+
+static void a_file_on_disk_is_read_with_its_model_beside_it(void **state) {
+  (void)state;
+  char folder[] = "/tmp/test-config-XXXXXX";
+  assert_non_null(mkdtemp(folder));
+  Error err = {""};
+  char *model = xasprintf("%s/hf.json", folder), *path = xasprintf("%s/run.json", folder);
+  const char *hf = "{\"model_type\": \"llama\", " SIZES "}";
+  const char *run = "{\"model\": \"hf.json\", " REST "}";
+  assert_int_equal(file_write_atomic(model, hf, strlen(hf), &err), 0);
+  assert_int_equal(file_write_atomic(path, run, strlen(run), &err), 0);
+  char *overrides[] = {"model.hidden_size=96"};
+  Config c;
+  if (config_load(&c, path, 1, overrides, &err)) fail_msg("%s", err.text);
+  assert_int_equal(c.model.hidden_size, 96);
+  assert_int_equal(c.model.head_dim, 24);
+  assert_true(c.model.rms_norm_eps == 1e-6 && c.model.rope_theta == 10000); // LlamaConfig's
+  assert_int_equal(file_write_atomic(model, "{\"hidden_size\": \"x\"}", 20, &err), 0);
+  assert_int_equal(config_load(&c, path, 0, NULL, &err), -1);
+  expect_words(&err, (const char *const[]){model, "hidden_size is \"x\"", NULL});
+  assert_int_equal(file_write_atomic(model, "{\"num_attention_heads\": 1}", 26, &err), 0);
+  assert_int_equal(config_load(&c, path, 0, NULL, &err), -1);
+  expect_words(&err, (const char *const[]){"hidden_size is missing", NULL});
+  assert_int_equal(file_write_atomic(path, "{}\0{}", 5, &err), 0);
+  assert_int_equal(config_load(&c, path, 0, NULL, &err), -1);
+  expect_words(&err, (const char *const[]){path, "NUL", "column 3", NULL});
+  assert_int_equal(directory_remove(folder, &err), 0);
+  free(model);
+  free(path);
+}
+
+// ---- Refused
+
+static void text_that_is_not_json_is_refused_with_line_and_column(void **state) {
+  (void)state;
+  REFUSED("", "line 1, column 1", "the end of the file");
+  REFUSED("{\n  \"train\": {\n    \"steps\": x\n}}", "line 3, column 14", "'x'");
+  REFUSED("{\"train\": {\"steps\": 10,}}", "line 1, column 24", "'}'");
+  REFUSED("{\"train\": {\"steps\": 10,\n  seed: 5}}", "line 2, column 3", "'s'");
+  REFUSED("{\"train\": {\"steps\": [{}, {}x]}}", "line 1, column 28", "'x'");
+  REFUSED(MINIMAL " \n x", "line 2, column 2", "'x'");
+  REFUSED(MINIMAL "{}", "text after the JSON value");
+  REFUSED("{\"train\\u0000x\": {}}", "NUL");
+  REFUSED("[]", "JSON object");
+  REFUSED("{\"train\": {\"steps\": NaN}}", "line 1, column 21", "'N'");
+  char *deep = xmalloc(200001);
+  memset(deep, '[', 200000);
+  deep[200000] = '\0';
+  REFUSED(deep, "not valid JSON");
+  free(deep);
+}
+
+static void unknown_keys_are_refused_with_the_nearest(void **state) {
+  (void)state;
+  REFUSED("{\"trian\": {}}", "trian", "did you mean train?");
+  REFUSED("{\"nonsense\": {}}", "nonsense", "optimizer");
+  REFUSED("{\"train\": {\"step\": 1}}", "train.step ", "did you mean train.steps?");
+  REFUSED("{\"train\": {\"learning_rate\": 1}}", "did you mean optimizer.learning_rate?");
+  REFUSED("{\"train\": {\"qqqqqq\": 1}}", "train.qqqqqq", "steps, batch_size");
+  REFUSED(WITH_MODEL("\"n_head\": 1"), "model.n_head");
+  REFUSED(WITH_MODEL("\"architectures\": []"), "model.architectures");
+  REFUSED(WITH_MODEL("\"rope_scaling\": {\"factr\": 1}"), "model.rope_scaling.factor");
+}
+
+static void duplicate_keys_are_refused(void **state) {
+  (void)state;
+  REFUSED("{\"train\": {}, \"train\": {}}", "train is there twice");
+  REFUSED("{\"train\": {\"steps\": 1, \"seed\": 2, \"steps\": 1}}", "train.steps is there twice");
+  REFUSED(WITH_MODEL("\"hidden_size\": 64"), "model.hidden_size is there twice");
+  REFUSED(WITH_MODEL("\"rope_scaling\": {\"factor\": 1, \"factor\": 1}"), "factor is there twice");
+}
+
+static void missing_keys_are_refused_by_name(void **state) {
+  (void)state;
+  REFUSED("{" REST "}", "model.hidden_size is missing");
+  REFUSED("{\"model\": {" SIZES "}}", "data.train is missing");
+  REFUSED("{\"model\": {" SIZES "}, \"data\": {\"train\": \"t\"}}", "train.steps is missing");
+}
+
+static void values_of_the_wrong_type_or_out_of_range_are_refused(void **state) {
+  (void)state;
+  REFUSED("{\"train\": 5}", "train must be an object");
+  REFUSED("{\"model\": 5}", "model is 5", "config.json");
+  REFUSED("{\"train\": {\"steps\": \"10\"}}", "train.steps is \"10\"", "a whole number from 1");
+  REFUSED("{\"train\": {\"steps\": 1.5}}", "train.steps is 1.5", "a whole number");
+  REFUSED("{\"train\": {\"steps\": 0}}", "train.steps is 0");
+  REFUSED("{\"train\": {\"steps\": null}}", "train.steps is null");
+  REFUSED("{\"train\": {\"steps\": 3000000000}}", "train.steps is 3000000000"); // > int
+  REFUSED("{\"train\": {\"seed\": 9007199254740993}}", "train.seed", "at least 0");
+  REFUSED("{\"train\": {\"seed\": 1e999}}", "train.seed is inf");
+  REFUSED("{\"train\": {\"seed\": -1}}", "train.seed is -1");
+  REFUSED("{\"optimizer\": {\"beta1\": 1}}", "optimizer.beta1 is 1", "at least 0 and below 1");
+  REFUSED("{\"optimizer\": {\"eps\": 0}}", "optimizer.eps is 0", "above 0");
+  REFUSED("{\"optimizer\": {\"clip_norm\": 1e999}}", "optimizer.clip_norm is inf");
+  REFUSED("{\"optimizer\": {\"schedule\": \"cos\"}}", "\"constant\", \"cosine\" or \"wsd\"");
+  REFUSED("{\"data\": {\"shuffle\": 1}}", "data.shuffle is 1", "true or false");
+  REFUSED("{\"data\": {\"train\": \"\"}}", "data.train is \"\"", "1 to 1023 bytes");
+  char *json = xasprintf("{\"output\": {\"dir\": \"%01024d\"}}", 0);
+  REFUSED(json, "output.dir", "1 to 1023 bytes");
+  free(json);
+  json = xasprintf("{\"output\": {\"dir\": \"%01023d\"}, \"train\": {\"steps\": 0}}", 0);
+  REFUSED(json, "train.steps is 0"); // 1023 bytes were accepted
+  free(json);
+}
+
+static void expect_contradiction(const char *override, const char *words) {
+  Config config;
+  Error err = {""};
+  char *copy = xstrdup(override);
+  if (config_parse(&config, "c.json", MINIMAL, 1, &copy, &err) == 0)
+    fail_msg("%s was accepted", override);
+  free(copy);
+  expect_words(&err, (const char *const[]){"c.json", words, NULL});
+}
+
+static void keys_that_contradict_each_other_are_refused(void **state) {
+  (void)state;
+  REFUSED(WITH_MODEL("\"num_key_value_heads\": 3"), "num_key_value_heads is 3", "which is 4");
+  REFUSED(WITH_MODEL("\"head_dim\": 15"), "head_dim is 15", "even");
+  expect_contradiction("model.hidden_size=62", "hidden_size is 62");
+  expect_contradiction("model.hidden_size=60", "head_dim is 15");
+  expect_contradiction("train.sequence_length=4096", "max_position_embeddings, which is 2048");
+  expect_contradiction("train.loss_chunks=3", "train.loss_chunks is 3");
+  expect_contradiction("train.batch_size=16777216", "gradient_accumulation");
+  expect_contradiction("optimizer.min_learning_rate=1", "min_learning_rate is 1");
+  expect_contradiction("optimizer.warmup_steps=11", "warmup_steps is 11");
+  expect_contradiction("optimizer.schedule=wsd", "decay_steps is 0");
+  expect_contradiction("model.rope_scaling.rope_type=llama3", "rope_scaling.factor is missing");
+  expect_contradiction("model.rope_scaling={\"rope_type\": \"llama3\", \"factor\": 8, "
+                       "\"low_freq_factor\": 4, \"high_freq_factor\": 4, "
+                       "\"original_max_position_embeddings\": 8}",
+                       "high_freq_factor is 4");
+}
+
+// ---- Overrides
+
+static void overrides_apply_in_order(void **state) {
+  (void)state;
+  char *overrides[] = {"train.steps=20",         "train.steps=30",
+                       "output.dir=123",         "data.val=a b*.bin",
+                       "train.resume=\"auto\"",  "optimizer.schedule=constant",
+                       "data.shuffle=false",     "model.tie_word_embeddings=true",
+                       "train.sample_prompt=x=y"};
+  const Config c = parse_with(MINIMAL, sizeof overrides / sizeof *overrides, overrides);
+  assert_int_equal(c.train.steps, 30);
+  assert_string_equal(c.output.dir, "123");
+  assert_string_equal(c.data.val, "a b*.bin");
+  assert_string_equal(c.train.resume, "auto");
+  assert_int_equal(c.optimizer.schedule, SCHEDULE_CONSTANT);
+  assert_true(!c.data.shuffle && c.model.tie_word_embeddings);
+  assert_string_equal(c.train.sample_prompt, "x=y");
+}
+
+static void a_shorter_text_leaves_nothing_of_a_longer_one(void **state) {
+  (void)state;
+  char *twice[] = {"output.dir=a-much-longer-name", "output.dir=b"}, *once[] = {"output.dir=b"};
+  const Config a = parse_with(MINIMAL, 2, twice), b = parse_with(MINIMAL, 1, once);
+  assert_memory_equal(&a, &b, sizeof a);
+}
+
+static void a_bad_override_is_refused_by_name(void **state) {
+  (void)state;
+  OVERRIDE_REFUSED("train.steps", "has no '='");
+  OVERRIDE_REFUSED("train.stesp=5", "did you mean train.steps?");
+  OVERRIDE_REFUSED("trian.steps=5", "did you mean train.steps?");
+  OVERRIDE_REFUSED("steps=5", "is not a section");
+  OVERRIDE_REFUSED("train=5", "train.KEY=VALUE");
+  OVERRIDE_REFUSED("train.steps=abc", "train.steps is \"abc\"", "a whole number");
+  OVERRIDE_REFUSED("train.steps=", "train.steps is \"\"");
+  OVERRIDE_REFUSED("optimizer.eps=nan", "optimizer.eps is \"nan\"");
+  OVERRIDE_REFUSED("data.shuffle=yes", "true or false");
+  OVERRIDE_REFUSED("backend.device=gpu", "\"auto\", \"cuda\" or \"cpu\"");
+  OVERRIDE_REFUSED("=", "is not a section");
+  OVERRIDE_REFUSED("model=/nowhere/config.json", "/nowhere/config.json");
+}
+
+static void a_model_override_replaces_a_model_file_that_is_not_there(void **state) {
+  (void)state;
+  char *overrides[] = {"model={" SIZES "}", "model.hidden_size=128"};
+  const Config c = parse_with("{\"model\": \"/nowhere/config.json\", " REST "}", 2, overrides);
+  assert_int_equal(c.model.hidden_size, 128);
+}
+
+// ---- Hugging Face
+
+static ModelConfig parse_model(const char *json) {
+  ModelConfig model;
+  Error err = {""};
+  if (model_config_parse(&model, "config.json", json, &err)) fail_msg("%s", err.text);
+  return model;
+}
+
+static void expect_llama3(const char *json) {
+  const ModelConfig m = parse_model(json);
+  assert_int_equal(m.rope_scaling.type, ROPE_LLAMA3);
+  assert_true(m.rope_scaling.factor == 8 && m.rope_scaling.low_freq_factor == 1 &&
+              m.rope_scaling.high_freq_factor == 4 && m.rope_theta == 500000);
+  assert_int_equal(m.rope_scaling.original_max_position_embeddings, 1024);
+}
+
+#define HF "{\"model_type\": \"llama\", " SIZES ", "
+
+static void all_spellings_of_rope_scaling_are_understood(void **state) {
+  (void)state;
+  expect_llama3(HF "\"rope_theta\": 500000.0, \"rope_scaling\": {\"rope_type\": \"llama3\", " LLAMA3
+                   "}}");
+  expect_llama3(HF "\"rope_theta\": 500000.0, \"rope_scaling\": {\"type\": \"llama3\", " LLAMA3
+                   "}}");
+  expect_llama3(HF "\"rope_scaling\": {\"type\": \"llama3\", \"rope_type\": \"llama3\", " LLAMA3
+                   "}, \"rope_theta\": 500000.0}");
+  expect_llama3(HF "\"rope_parameters\": {\"rope_theta\": 500000.0, \"rope_type\": \"llama3\", "
+                   "\"partial_rotary_factor\": 1.0, " LLAMA3 "}}");
+  expect_llama3(HF "\"rope_scaling\": null, \"rope_parameters\": {\"rope_theta\": 500000.0, "
+                   "\"rope_type\": \"llama3\", " LLAMA3 "}, \"rope_theta\": 500000.0}");
+  const char *const defaults[] = {
+      HF "\"rope_scaling\": null}", HF "\"rope_scaling\": {\"rope_type\": \"default\"}}",
+      HF "\"rope_scaling\": {\"type\": \"default\", \"factor\": 2}}",
+      HF "\"rope_parameters\": {\"rope_theta\": 10000.0, \"rope_type\": \"default\"}}",
+      HF "\"rope_parameters\": {\"rope_theta\": 10000.0}}"};
+  for (int i = 0; i < 5; i++) {
+    const ModelConfig m = parse_model(defaults[i]);
+    assert_int_equal(m.rope_scaling.type, ROPE_DEFAULT);
+    assert_true(m.rope_theta == 10000 && m.rope_scaling.factor == 0);
+  }
+  const Config ours = parse(WITH_MODEL(
+      "\"rope_parameters\": {\"rope_theta\": 1e4, \"rope_type\": \"llama3\", " LLAMA3 "}"));
+  assert_true(ours.model.rope_theta == 10000 && ours.model.rope_scaling.factor == 8);
+}
+
+// As transformers 4.57 writes it for Llama-3.2-1B, and with keys that do not concern the shape.
+static const char llama_32_1b[] =
+    "{\"architectures\": [\"LlamaForCausalLM\"], \"attention_bias\": false, "
+    "\"attention_dropout\": 0.0, \"bos_token_id\": 128000, \"dtype\": \"bfloat16\", "
+    "\"eos_token_id\": [128001, 128008], \"head_dim\": 64, \"hidden_act\": \"silu\", "
+    "\"hidden_size\": 2048, \"initializer_range\": 0.02, \"intermediate_size\": 8192, "
+    "\"max_position_embeddings\": 131072, \"mlp_bias\": false, \"model_type\": \"llama\", "
+    "\"num_attention_heads\": 32, \"num_hidden_layers\": 16, \"num_key_value_heads\": 8, "
+    "\"pretraining_tp\": 1, \"rms_norm_eps\": 1e-05, \"rope_scaling\": {\"factor\": 32.0, "
+    "\"high_freq_factor\": 4.0, \"low_freq_factor\": 1.0, "
+    "\"original_max_position_embeddings\": 8192, \"rope_type\": \"llama3\"}, "
+    "\"rope_theta\": 500000.0, \"tie_word_embeddings\": true, "
+    "\"transformers_version\": \"4.57.0\", \"use_cache\": true, \"vocab_size\": 128256}";
+
+static void the_config_of_llama_32_1b_equals_ours(void **state) {
+  (void)state;
+  const ModelConfig hf = parse_model(llama_32_1b);
+  Config ours;
+  Error err = {""};
+  assert_int_equal(config_load(&ours, "configs/llama-3.2-1b.json", 0, NULL, &err), 0);
+  assert_memory_equal(&hf, &ours.model, sizeof hf);
+}
+
+static void our_config_json_reads_back_as_the_same_model(void **state) {
+  (void)state;
+  const char *const models[] = {llama_32_1b, HF "\"head_dim\": 32, \"rms_norm_eps\": 3.3e-7}"};
+  for (int i = 0; i < 2; i++) {
+    const ModelConfig m = parse_model(models[i]);
+    char *json = model_config_json(&m, "float32");
+    const ModelConfig again = parse_model(json);
+    assert_memory_equal(&m, &again, sizeof m);
+    const bool bytes = m.vocab_size == 258;
+    assert_true((strstr(json, "\"eos_token_id\": 257") != NULL) == bytes);
+    assert_non_null(strstr(json, "\"architectures\": [\"LlamaForCausalLM\"]"));
+    assert_true((strstr(json, "\"factor\": 32.0,") != NULL) == !bytes);
+    assert_non_null(strstr(json, "\"torch_dtype\": \"float32\""));
+    free(json);
+  }
+}
+
+static void a_hugging_face_model_that_is_not_ours_is_refused(void **state) {
+  (void)state;
+  const struct {
+    const char *extra, *word;
+  } cases[] = {
+      {"\"hidden_act\": \"gelu\"", "hidden_act is \"gelu\", but only \"silu\""},
+      {"\"attention_bias\": true", "attention_bias is true"},
+      {"\"mlp_bias\": true", "mlp_bias is true"},
+      {"\"attention_dropout\": 0.1", "attention_dropout is 0.1"},
+      {"\"quantization_config\": {\"bits\": 4}", "quantization_config"},
+      {"\"rope_scaling\": {\"type\": \"linear\", \"factor\": 2}", "rope_type is \"linear\""},
+      {"\"rope_scaling\": {\"factor\": 2}", "no rope_type"},
+      {"\"rope_scaling\": {\"rope_type\": \"llama3\", \"type\": \"default\"}", "differ"},
+      {"\"rope_scaling\": {\"rope_type\": \"llama3\", \"factor\": 2}",
+       "low_freq_factor is missing"},
+      {"\"rope_scaling\": {\"rope_type\": \"default\", \"partial_rotary_factor\": 0.5}",
+       "partial_rotary_factor is 0.5"},
+      {"\"rope_scaling\": [2]", "rope_scaling must be null or an object"},
+      {"\"rope_scaling\": {\"type\": \"default\"}, \"rope_parameters\": {\"rope_type\": "
+       "\"default\"}",
+       "keep one"},
+      {"\"rope_theta\": 10, \"rope_parameters\": {\"rope_theta\": 20}", "rope_theta is 10"},
+      {"\"head_dim\": 2.5", "head_dim is 2.5"},
+  };
+  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    char *json = xasprintf("{" SIZES ", %s}", cases[i].extra);
+    ModelConfig m;
+    Error err = {""};
+    if (model_config_parse(&m, "config.json", json, &err) == 0) fail_msg("accepted: %s", json);
+    expect_words(&err, (const char *const[]){"config.json: ", cases[i].word, NULL});
+    if (strstr(err.text, "model.")) fail_msg("'%s' names a section of ours", err.text);
+    free(json);
+  }
+  ModelConfig m;
+  Error err = {""};
+  assert_int_equal(model_config_parse(&m, "x", "{\"model_type\": \"mistral\"}", &err), -1);
+  expect_words(&err, (const char *const[]){"model_type is \"mistral\"", NULL});
+  assert_int_equal(model_config_parse(&m, "x", "[]", &err), -1);
+}
+
+// ---- Resume
+
+static Config with(char *override) {
+  return parse_with(MINIMAL, 1, &override);
+}
+
+static void only_keys_that_shape_the_run_must_be_equal_on_resume(void **state) {
+  (void)state;
+  const Config saved = parse(MINIMAL);
+  char *const free_keys[] = {"train.save_interval=7", "train.eval_interval=7",
+                             "train.resume=auto",     "train.keep_checkpoints=9",
+                             "output.dir=elsewhere",  "backend.threads=3",
+                             "backend.device=cpu",    "train.resume_allow_changes=true",
+                             "train.init_from=x",     "train.sample_prompt=hello"};
+  Error err = {""};
+  for (size_t i = 0; i < sizeof free_keys / sizeof *free_keys; i++) {
+    const Config now = with(free_keys[i]);
+    if (config_compare(&saved, &now, &err)) fail_msg("%s: %s", free_keys[i], err.text);
+  }
+  char *const shaping[] = {"train.steps=11",
+                           "train.batch_size=2",
+                           "train.seed=1",
+                           "data.train=u.bin",
+                           "data.shuffle=false",
+                           "model.rope_theta=7",
+                           "optimizer.beta2=0.5",
+                           "backend.kernels=fused",
+                           "train.sequence_length=16",
+                           "train.gradient_accumulation=2",
+                           "model.rope_scaling={\"rope_type\": \"llama3\", " LLAMA3 "}"};
+  for (size_t i = 0; i < sizeof shaping / sizeof *shaping; i++) {
+    const Config now = with(shaping[i]);
+    if (config_compare(&saved, &now, &err) == 0) fail_msg("%s was let through", shaping[i]);
+  }
+  char *both[] = {"train.steps=11", "data.train=u.bin"};
+  const Config now = parse_with(MINIMAL, 2, both);
+  assert_int_equal(config_compare(&saved, &now, &err), -1);
+  expect_words(&err, (const char *const[]){"train.steps was 10 and is 11", "resume_allow_changes",
+                                           "data.train was \"t.bin\" and is \"u.bin\"", NULL});
+}
+
+// ---- Counts
+
+static ModelConfig llama3_shape(int64_t D, int64_t F, int64_t L, int64_t H) {
+  return (ModelConfig){.hidden_size = D,
+                       .intermediate_size = F,
+                       .num_hidden_layers = L,
+                       .num_attention_heads = H,
+                       .num_key_value_heads = 8,
+                       .head_dim = D / H,
+                       .vocab_size = 128256};
+}
+
+// Totals from the model cards' safetensors indexes (total_size / 2 for the bf16 files).
+static void parameter_counts_equal_the_published_ones(void **state) {
+  (void)state;
+  const ModelConfig big = llama3_shape(4096, 14336, 32, 32);
+  const ModelConfig huge = llama3_shape(8192, 28672, 80, 64);
+  ModelConfig small = llama3_shape(2048, 8192, 16, 32);
+  small.tie_word_embeddings = true;
+  assert_int_equal(model_parameters(&big, true), 8030261248);
+  assert_int_equal(model_parameters(&big, false), 8030261248 - 128256 * 4096LL);
+  assert_int_equal(model_parameters(&huge, true), 70553706496);
+  assert_int_equal(model_parameters(&small, true), 1235814400);
+  assert_int_equal(model_parameters(&small, false), 1235814400);
+}
+
+static void flops_of_a_step_count_matrices_and_half_of_attention(void **state) {
+  (void)state;
+  // By hand: D 2, H 1, d 2, F 3, L 1, V 5. Matrices: 4 x 2x2 + 3 x 2x3 + 5x2 = 44.
+  const ModelConfig m = {.hidden_size = 2,
+                         .intermediate_size = 3,
+                         .num_hidden_layers = 1,
+                         .num_attention_heads = 1,
+                         .num_key_value_heads = 1,
+                         .head_dim = 2,
+                         .vocab_size = 5};
+  const double flops = model_step_flops(&m, 7, 4);
+  assert_true(flops == 6.0 * 28 * 44 + 6.0 * 1 * 7 * 1 * 16 * 2);
+}
+
+static void the_printed_table_names_every_key_of_a_resolved_configuration(void **state) {
+  (void)state;
+  char path[] = "/tmp/test-config-keys-XXXXXX";
+  const int file = mkstemp(path), saved = dup(STDOUT_FILENO);
+  assert_true(file >= 0 && saved >= 0);
+  fflush(stdout);
+  dup2(file, STDOUT_FILENO);
+  config_print_keys();
+  fflush(stdout);
+  dup2(saved, STDOUT_FILENO);
+  close(saved);
+  close(file);
+  char *table;
+  size_t bytes;
+  Error err = {""};
+  assert_int_equal(file_read(path, 1 << 20, &table, &bytes, &err), 0);
+  unlink(path);
+  const Config c = parse(WITH_MODEL("\"rope_scaling\": {\"rope_type\": \"llama3\", " LLAMA3 "}"));
+  char *json = config_json(&c);
+  int keys = 0;
+  for (char *line = strtok(json, "\n"); line; line = strtok(NULL, "\n")) {
+    char name[64], wanted[80];
+    if (sscanf(line, " \"%63[a-z0-9_]\": %*[^{]", name) != 1 || strchr(line, '{')) continue;
+    snprintf(wanted, sizeof wanted, ".%s`", name);
+    if (!strstr(table, wanted)) fail_msg("%s is not in the table", name);
+    keys++;
+  }
+  free(json);
+  free(table);
+  printf("# %d keys\n", keys);
+  assert_true(keys > 50);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(a_minimal_file_gets_the_defaults),
+      cmocka_unit_test(the_resolved_configuration_reads_back_as_the_same_bytes),
+      cmocka_unit_test(every_file_in_configs_is_valid),
+      cmocka_unit_test(a_file_on_disk_is_read_with_its_model_beside_it),
+      cmocka_unit_test(text_that_is_not_json_is_refused_with_line_and_column),
+      cmocka_unit_test(unknown_keys_are_refused_with_the_nearest),
+      cmocka_unit_test(duplicate_keys_are_refused),
+      cmocka_unit_test(missing_keys_are_refused_by_name),
+      cmocka_unit_test(values_of_the_wrong_type_or_out_of_range_are_refused),
+      cmocka_unit_test(keys_that_contradict_each_other_are_refused),
+      cmocka_unit_test(overrides_apply_in_order),
+      cmocka_unit_test(a_shorter_text_leaves_nothing_of_a_longer_one),
+      cmocka_unit_test(a_bad_override_is_refused_by_name),
+      cmocka_unit_test(a_model_override_replaces_a_model_file_that_is_not_there),
+      cmocka_unit_test(all_spellings_of_rope_scaling_are_understood),
+      cmocka_unit_test(the_config_of_llama_32_1b_equals_ours),
+      cmocka_unit_test(our_config_json_reads_back_as_the_same_model),
+      cmocka_unit_test(a_hugging_face_model_that_is_not_ours_is_refused),
+      cmocka_unit_test(only_keys_that_shape_the_run_must_be_equal_on_resume),
+      cmocka_unit_test(parameter_counts_equal_the_published_ones),
+      cmocka_unit_test(flops_of_a_step_count_matrices_and_half_of_attention),
+      cmocka_unit_test(the_printed_table_names_every_key_of_a_resolved_configuration),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}

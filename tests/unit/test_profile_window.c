@@ -1,0 +1,125 @@
+// The window that profilers record: which steps it holds, that it is closed however a run ends, and
+// what it does to recorded steps.
+#include <stdlib.h>
+#include <string.h>
+
+#include "tests/support/cmocka_all.h"
+
+#include "model/run/trainer.h"
+#include "tests/support/data_test.h"
+#include "tests/support/tiny_run.h"
+#include "tests/support/tiny_trainer.h"
+
+// What a backend was asked for. It gets no context to keep this in.
+static struct Window {
+  const Trainer *trainer;
+  int64_t before, after; // steps asked for when it was opened and closed, -1: it was not
+  int opened, closed;
+} window;
+
+static void note(Backend *be, bool open) {
+  (void)be;
+  *(open ? &window.before : &window.after) = trainer_step_asked(window.trainer);
+  *(open ? &window.opened : &window.closed) += 1;
+}
+
+// Trains for so many steps, saves where asked, and leaves what happened in `window`.
+static void train(const Config *config, int steps, bool save) {
+  Error err = {""};
+  Trainer trainer;
+  must(trainer_open(&trainer, config, &err), &err);
+  trainer.be->profile = note;
+  window = (struct Window){.trainer = &trainer, .before = -1, .after = -1};
+  for (int i = 0; i < steps; i++) must(trainer_step(&trainer, &err), &err);
+  must(trainer_settle(&trainer, &err), &err);
+  if (save) must(trainer_save(&trainer, &err), &err);
+  trainer_close(&trainer);
+}
+
+static void expect_window(int64_t before, int64_t after) {
+  assert_int_equal(window.before, before);
+  assert_int_equal(window.after, after);
+  assert_int_equal(window.opened, before >= 0);
+  assert_int_equal(window.closed, after >= 0);
+}
+
+static void it_holds_the_steps_asked_for(void **state) {
+  const Config middle =
+      tiny_trainer_config(*state, 6, ", \"profile_start\": 3, \"profile_steps\": 2");
+  train(&middle, 6, false);
+  expect_window(2, 4);
+  const Config first =
+      tiny_trainer_config(*state, 6, ", \"profile_start\": 1, \"profile_steps\": 1");
+  train(&first, 6, false);
+  expect_window(0, 1);
+  const Config all = tiny_trainer_config(*state, 6, ", \"profile_start\": 1, \"profile_steps\": 6");
+  train(&all, 6, false);
+  expect_window(0, 6);
+}
+
+static void it_stays_closed_where_none_is_asked_for(void **state) {
+  const Config none = tiny_trainer_config(*state, 6, ", \"profile_start\": 3");
+  train(&none, 6, false);
+  expect_window(-1, -1);
+}
+
+static void it_is_closed_when_a_run_is_interrupted_inside(void **state) {
+  const Config config =
+      tiny_trainer_config(*state, 6, ", \"profile_start\": 3, \"profile_steps\": 4");
+  train(&config, 4, false);
+  expect_window(2, 4);
+}
+
+static void a_resumed_run_warms_up_again(void **state) {
+  Config config = tiny_trainer_config(*state, 6, ", \"profile_start\": 2, \"profile_steps\": 1");
+  train(&config, 3, true);
+  expect_window(1, 2);
+  strcpy(config.train.resume, "auto");
+  train(&config, 3, false);
+  expect_window(4, 5);
+}
+
+static void a_window_beyond_the_run_is_refused(void **state) {
+  static const char json[] =
+      "{\"model\": {\"hidden_size\": 16, \"intermediate_size\": 20, \"num_hidden_layers\": 1,"
+      " \"num_attention_heads\": 4, \"vocab_size\": 11}, \"data\": {\"train\": \"t.bin\"},"
+      " \"train\": {\"steps\": 12, \"sequence_length\": 8}, \"output\": {\"dir\": \"d\","
+      " \"profile_start\": 11}}";
+  (void)state;
+  Config config;
+  Error err = {""};
+  char fits[] = "output.profile_steps=2", beyond[] = "output.profile_steps=3";
+  char *overrides[] = {fits};
+  must(config_parse(&config, "test", json, 1, overrides, &err), &err);
+  overrides[0] = beyond;
+  expect_error(config_parse(&config, "test", json, 1, overrides, &err), &err,
+               "output.profile_start 11 and output.profile_steps 3 end with step 13");
+}
+
+static void steps_are_not_recorded_beside_a_window(void **state) {
+  const Config plain = tiny_trainer_config(*state, 6, "");
+  assert_true(run_graphs(&plain));
+  Config config = tiny_trainer_config(*state, 6, ", \"profile_start\": 1, \"profile_steps\": 1");
+  assert_false(run_graphs(&config));
+  config.output.profile_graphs = true;
+  assert_true(run_graphs(&config));
+  config.backend.graphs = false;
+  assert_false(run_graphs(&config));
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test_setup_teardown(it_holds_the_steps_asked_for, make_tokens_folder,
+                                      remove_folder),
+      cmocka_unit_test_setup_teardown(it_stays_closed_where_none_is_asked_for, make_tokens_folder,
+                                      remove_folder),
+      cmocka_unit_test_setup_teardown(it_is_closed_when_a_run_is_interrupted_inside,
+                                      make_tokens_folder, remove_folder),
+      cmocka_unit_test_setup_teardown(a_resumed_run_warms_up_again, make_tokens_folder,
+                                      remove_folder),
+      cmocka_unit_test(a_window_beyond_the_run_is_refused),
+      cmocka_unit_test_setup_teardown(steps_are_not_recorded_beside_a_window, make_tokens_folder,
+                                      remove_folder),
+  };
+  return cmocka_run_group_tests_name("test_profile_window", tests, NULL, NULL);
+}

@@ -1,0 +1,137 @@
+// Learning-rate schedules, and what a run writes to its log.
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cjson/cJSON.h>
+
+#include "tests/support/cmocka_all.h"
+
+#include "base/file.h"
+#include "base/memory.h"
+#include "model/run/log.h"
+#include "model/optimizer.h"
+#include "tests/support/tiny_run.h"
+
+static OptimizerConfig schedule(Schedule kind, int64_t warmup, int64_t decay) {
+  return (OptimizerConfig){.schedule = kind,
+                           .learning_rate = 1,
+                           .min_learning_rate = 0.1,
+                           .warmup_steps = warmup,
+                           .decay_steps = decay};
+}
+
+static void near(double a, double b) {
+  if (!(fabs(a - b) <= 1e-12)) fail_msg("%.17g is not %.17g", a, b);
+}
+
+static void warmup_rises_linearly_to_the_peak(void **state) {
+  (void)state;
+  for (Schedule kind = SCHEDULE_CONSTANT; kind <= SCHEDULE_WSD; kind++) {
+    const OptimizerConfig o = schedule(kind, 4, 10);
+    near(learning_rate(&o, 0, 100), 0.25);
+    near(learning_rate(&o, 2, 100), 0.75);
+    near(learning_rate(&o, 3, 100), 1);
+    near(learning_rate(&o, 4, 100), 1);
+  }
+}
+
+static void cosine_ends_at_the_minimum(void **state) {
+  (void)state;
+  const OptimizerConfig o = schedule(SCHEDULE_COSINE, 1, 0);
+  near(learning_rate(&o, 1, 102), 1);
+  near(learning_rate(&o, 51, 102), 0.55);
+  near(learning_rate(&o, 26, 102), 0.1 + 0.9 * 0.5 * (1 + cos(3.14159265358979323846 / 4)));
+  near(learning_rate(&o, 101, 102), 0.1);
+  const OptimizerConfig none = schedule(SCHEDULE_COSINE, 0, 0);
+  near(learning_rate(&none, 0, 1), 0.1); // a run of one step is at its end
+}
+
+static void wsd_is_flat_and_then_falls_linearly(void **state) {
+  (void)state;
+  const OptimizerConfig o = schedule(SCHEDULE_WSD, 0, 10);
+  near(learning_rate(&o, 0, 100), 1);
+  near(learning_rate(&o, 89, 100), 1);
+  near(learning_rate(&o, 94, 100), 0.1 + 0.9 * 0.5);
+  near(learning_rate(&o, 99, 100), 0.1);
+}
+
+static void counts_and_times_read_well(void **state) {
+  (void)state;
+  assert_string_equal(count_text(950).text, "950");
+  assert_string_equal(count_text(21800).text, "21.8k");
+  assert_string_equal(count_text(999600).text, "1.00M");
+  assert_string_equal(count_text(1.2358e9).text, "1.24B");
+  assert_string_equal(time_text(3.21).text, "3.2 s");
+  assert_string_equal(time_text(70).text, "1 min 10 s");
+  assert_string_equal(time_text(7500).text, "2 h 05 min");
+  assert_string_equal(time_text(273600).text, "3 d 04 h");
+  assert_string_equal(time_text(NAN).text, "0.0 s");
+}
+
+static cJSON *record(const char *text, int index) {
+  for (; index > 0; index--) text = strchr(text, '\n') + 1;
+  char *line = xstrdup(text);
+  line[strcspn(line, "\n")] = '\0';
+  cJSON *json = cJSON_Parse(line);
+  free(line);
+  assert_non_null(json);
+  return json;
+}
+
+static void the_log_is_one_json_object_a_line(void **state) {
+  (void)state;
+  char *dir = temporary_folder(), *path = xasprintf("%s/log.jsonl", dir), *text;
+  size_t bytes;
+  Error err;
+  must(file_write_atomic(path, "{\"kind\":\"tr", 11, &err), &err); // a killed run's half line
+  RunLog log;
+  must(log_open(&log, dir, 10, &err), &err);
+  log_start(&log, 0, 1000, 64, "cpu", false);
+  log_train(&log,
+            &(StepLine){.step = 1,
+                        .loss = NAN,
+                        .lr = 0.5,
+                        .grad_norm = INFINITY,
+                        .ms = 2,
+                        .tokens = 64,
+                        .mfu = NAN},
+            false);
+  const char sample[] = "a\"\\\n\x01\xff\xe2\x82\xac\xe2\x82\xed\xa0\x80";
+  log_sample(&log, 1, sample, sizeof sample - 1);
+  log_stop(&log, 1, "done");
+  log_close(&log);
+  must(file_read(path, 1 << 20, &text, &bytes, &err), &err);
+
+  cJSON *start = record(text, 1), *train = record(text, 2), *said = record(text, 3),
+        *stop = record(text, 4);
+  assert_string_equal(cJSON_GetObjectItemCaseSensitive(start, "kind")->valuestring, "start");
+  assert_true(cJSON_IsNull(cJSON_GetObjectItemCaseSensitive(train, "loss")));
+  assert_true(cJSON_IsNull(cJSON_GetObjectItemCaseSensitive(train, "grad_norm")));
+  near(cJSON_GetObjectItemCaseSensitive(train, "tokens_per_s")->valuedouble, 32000);
+  assert_true(cJSON_IsFalse(cJSON_GetObjectItemCaseSensitive(train, "applied")));
+  assert_string_equal(cJSON_GetObjectItemCaseSensitive(said, "text")->valuestring,
+                      "a\"\\\n\x01\xef\xbf\xbd\xe2\x82\xac\xef\xbf\xbd\xef\xbf\xbd\xef\xbf\xbd\xef"
+                      "\xbf\xbd\xef\xbf\xbd");
+  assert_string_equal(cJSON_GetObjectItemCaseSensitive(stop, "reason")->valuestring, "done");
+  cJSON_Delete(start);
+  cJSON_Delete(train);
+  cJSON_Delete(said);
+  cJSON_Delete(stop);
+  free(text);
+  must(directory_remove(dir, &err), &err);
+  free(path);
+  free(dir);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(warmup_rises_linearly_to_the_peak),
+      cmocka_unit_test(cosine_ends_at_the_minimum),
+      cmocka_unit_test(wsd_is_flat_and_then_falls_linearly),
+      cmocka_unit_test(counts_and_times_read_well),
+      cmocka_unit_test(the_log_is_one_json_object_a_line),
+  };
+  return cmocka_run_group_tests_name("test_report", tests, NULL, NULL);
+}

@@ -1,0 +1,395 @@
+// The training step as a whole on the CPU backend: equal bits, refused updates, clipping, decay,
+// the memory plan.
+#include <math.h>
+#include <omp.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "tests/support/cmocka_all.h"
+
+#include "base/memory.h"
+#include "base/rng.h"
+#include "model/packing.h"
+#include "tests/support/tiny_run.h"
+
+enum { TOKENS = 8 };
+
+static const AdamW adamw = {.learning_rate = 1e-2,
+                            .beta1 = 0.9,
+                            .beta2 = 0.95,
+                            .eps = 1e-8,
+                            .weight_decay = 0.1,
+                            .clip_norm = 1};
+
+static void load_batch(TinyRun *run, uint64_t seed) {
+  int32_t ids[2 * TOKENS];
+  for (int i = 0; i < 2 * TOKENS; i++) ids[i] = (int32_t)(rng_u64(seed, (uint64_t)i) % 11);
+  llama_load_batch(&run->llama, ids, ids + TOKENS);
+}
+
+static void gradients(TinyRun *run, uint64_t seed, double scale) {
+  Backend *be = run->be;
+  load_batch(run, seed);
+  be->step_begin(be);
+  llama_forward(&run->llama);
+  llama_loss_backward(&run->llama, scale, false);
+  be->grads_finish(be, run->llama.tensors, run->llama.param_count);
+}
+
+static StepResult update(TinyRun *run, const AdamW *hyper) {
+  run->be->set_hyper(run->be, hyper);
+  run->be->adamw(run->be, run->llama.tensors, run->llama.param_count);
+  run->be->step_end(run->be);
+  return run->be->step_result(run->be);
+}
+
+static StepResult step(TinyRun *run, uint64_t seed, const AdamW *hyper) {
+  gradients(run, seed, 1);
+  return update(run, hyper);
+}
+
+// All masters and moments, to compare bit for bit.
+static float *snapshot(const TinyRun *run, size_t *bytes) {
+  size_t count = 0;
+  for (int i = 0; i < run->llama.param_count; i++)
+    count += (size_t)(run->llama.tensors[i].rows * run->llama.tensors[i].cols);
+  float *all = xmalloc(3 * count * sizeof *all), *at = all;
+  for (int i = 0; i < run->llama.param_count; i++) {
+    const ParamTensor *p = &run->llama.tensors[i];
+    const int64_t n = p->rows * p->cols;
+    run->be->read_master(run->be, at, p->master, n);
+    run->be->read_master(run->be, at + n, p->m, n);
+    run->be->read_master(run->be, at + 2 * n, p->v, n);
+    at += 3 * n;
+  }
+  *bytes = 3 * count * sizeof *all;
+  return all;
+}
+
+static bool same_state(const TinyRun *a, const TinyRun *b) {
+  size_t bytes_a, bytes_b;
+  float *state_a = snapshot(a, &bytes_a), *state_b = snapshot(b, &bytes_b);
+  const bool same = bytes_a == bytes_b && memcmp(state_a, state_b, bytes_a) == 0;
+  free(state_a);
+  free(state_b);
+  return same;
+}
+
+static void the_same_seed_gives_the_same_bits(void **state) {
+  (void)state;
+  TinyRun a, b;
+  tiny_run_open(&a, "");
+  tiny_run_open(&b, "");
+  llama_init_weights(&a.llama, 7);
+  llama_init_weights(&b.llama, 7);
+  assert_true(same_state(&a, &b));
+  for (uint64_t i = 0; i < 5; i++) {
+    const StepResult ra = step(&a, i, &adamw), rb = step(&b, i, &adamw);
+    assert_memory_equal(&ra.loss, &rb.loss, sizeof ra.loss);
+  }
+  assert_true(same_state(&a, &b));
+  llama_init_weights(&b.llama, 8);
+  assert_false(same_state(&a, &b));
+  tiny_run_close(&a);
+  tiny_run_close(&b);
+}
+
+static void initial_weights_do_not_depend_on_the_threads(void **state) {
+  (void)state;
+  TinyRun one, four;
+  tiny_run_open(&one, "");
+  tiny_run_open(&four, "");
+  omp_set_num_threads(1);
+  llama_init_weights(&one.llama, 7);
+  omp_set_num_threads(4);
+  llama_init_weights(&four.llama, 7);
+  omp_set_num_threads(1);
+  assert_true(same_state(&one, &four));
+  tiny_run_close(&one);
+  tiny_run_close(&four);
+}
+
+static void one_batch_is_learnt_by_heart(void **state) {
+  (void)state;
+  TinyRun run;
+  tiny_run_open(&run, "\"initializer_range\": 0.2");
+  llama_init_weights(&run.llama, 1);
+  const double first = step(&run, 3, &adamw).loss;
+  double last = first;
+  for (int i = 0; i < 300; i++) last = step(&run, 3, &adamw).loss;
+  printf("# loss of one batch: %.3f, after 300 steps %.5f\n", first, last);
+  assert_true(first > 2.0 && first < 3.0); // near log(11) = 2.4
+  assert_true(last < 0.01);
+  tiny_run_close(&run);
+}
+
+static void an_update_that_is_not_finite_changes_nothing(void **state) {
+  (void)state;
+  TinyRun run, twin;
+  tiny_run_open(&run, "");
+  tiny_run_open(&twin, "");
+  llama_init_weights(&run.llama, 7);
+  llama_init_weights(&twin.llama, 7);
+  step(&run, 1, &adamw);
+  step(&twin, 1, &adamw);
+  gradients(&run, 2, (double)NAN); // the loss and every gradient become NaN
+  const StepResult refused = update(&run, &adamw);
+  assert_false(refused.applied);
+  assert_true(isnan(refused.loss));
+  assert_int_equal(refused.updates, 1);
+  assert_true(same_state(&run, &twin));
+  const StepResult after = step(&run, 4, &adamw), expected = step(&twin, 4, &adamw);
+  assert_true(after.applied);
+  assert_memory_equal(&after.loss, &expected.loss, sizeof after.loss);
+  assert_true(same_state(&run, &twin));
+  tiny_run_close(&run);
+  tiny_run_close(&twin);
+}
+
+static void decay_moves_matrices_only(void **state) {
+  (void)state;
+  TinyRun run;
+  tiny_run_open(&run, "");
+  llama_init_weights(&run.llama, 7);
+  size_t bytes;
+  float *before = snapshot(&run, &bytes);
+  gradients(&run, 1, 0); // gradients of exactly 0: what moves is decay
+  const AdamW decay_only = {.learning_rate = 0.5,
+                            .beta1 = 0.9,
+                            .beta2 = 0.95,
+                            .eps = 1e-8,
+                            .weight_decay = 0.5,
+                            .clip_norm = 1};
+  update(&run, &decay_only);
+  float *after = snapshot(&run, &bytes);
+  const float *a = before, *b = after;
+  for (int i = 0; i < run.llama.param_count; i++) {
+    const ParamTensor *p = &run.llama.tensors[i];
+    const int64_t n = p->rows * p->cols;
+    for (int64_t k = 0; k < n; k++) assert_true(b[k] == (p->rows == 1 ? a[k] : 0.75f * a[k]));
+    a += 3 * n;
+    b += 3 * n;
+  }
+  free(before);
+  free(after);
+  tiny_run_close(&run);
+}
+
+static void clipping_scales_the_gradient_to_the_norm(void **state) {
+  (void)state;
+  TinyRun run;
+  tiny_run_open(&run, "\"initializer_range\": 0.3");
+  llama_init_weights(&run.llama, 7);
+  AdamW hyper = adamw;
+  hyper.clip_norm = 0.01;
+  const StepResult result = step(&run, 1, &hyper);
+  assert_true(result.grad_norm > 0.1);
+  double sum = 0; // after the first update m = (1 - beta1) g clip
+  for (int i = 0; i < run.llama.param_count; i++) {
+    const ParamTensor *p = &run.llama.tensors[i];
+    const int64_t n = p->rows * p->cols;
+    float *m = xmalloc((size_t)n * sizeof *m);
+    run.be->read_master(run.be, m, p->m, n);
+    for (int64_t k = 0; k < n; k++) sum += (double)m[k] * (double)m[k];
+    free(m);
+  }
+  const double clipped = sqrt(sum) / 0.1, error = fabs(clipped - 0.01) / 0.01;
+  printf("# norm %.4f clipped to %.8f, relative error %.1e, bound 1e-6 (observed 2.3e-7)\n",
+         result.grad_norm, clipped, error);
+  assert_true(error <= 1e-6);
+  tiny_run_close(&run);
+}
+
+static void the_gradient_norm_is_that_of_all_gradients(void **state) {
+  (void)state;
+  TinyRun run;
+  tiny_run_open(&run, "\"tie_word_embeddings\": true");
+  llama_init_weights(&run.llama, 7);
+  gradients(&run, 1, 1);
+  double sum = 0;
+  for (int i = 0; i < run.llama.param_count; i++) {
+    const ParamTensor *p = &run.llama.tensors[i];
+    const int64_t n = p->rows * p->cols;
+    float *g = xmalloc((size_t)n * sizeof *g);
+    run.be->read_grad(run.be, g, p->grad, n);
+    for (int64_t k = 0; k < n; k++) sum += (double)g[k] * (double)g[k];
+    free(g);
+  }
+  run.be->step_end(run.be);
+  const double norm = run.be->step_result(run.be).grad_norm, error = fabs(norm - sqrt(sum)) / norm;
+  printf("# relative error %.1e, bound 1e-12 (observed 1.6e-15)\n", error);
+  assert_true(error <= 1e-12);
+  tiny_run_close(&run);
+}
+
+static void initial_weights_have_the_asked_spread(void **state) {
+  (void)state;
+  TinyRun run;
+  tiny_run_open(&run, "\"initializer_range\": 0.5");
+  llama_init_weights(&run.llama, 3);
+  double sum = 0, squares = 0;
+  int64_t count = 0;
+  for (int i = 0; i < run.llama.param_count; i++) {
+    const ParamTensor *p = &run.llama.tensors[i];
+    const int64_t n = p->rows * p->cols;
+    float *w = xmalloc((size_t)n * sizeof *w);
+    run.be->read_master(run.be, w, p->master, n);
+    for (int64_t k = 0; k < n; k++) {
+      if (p->rows == 1)
+        assert_true(w[k] == 1.0f);
+      else
+        sum += (double)w[k], squares += (double)w[k] * (double)w[k], count++;
+    }
+    free(w);
+  }
+  const double mean = sum / (double)count, deviation = sqrt(squares / (double)count - mean * mean);
+  const double sigma = 0.5 / sqrt((double)count);
+  printf("# %lld weights: mean %.4f, deviation %.4f of 0.5; bounds 4 sigma\n", (long long)count,
+         mean, deviation);
+  assert_true(fabs(mean) <= 4 * sigma);
+  assert_true(fabs(deviation - 0.5) <= 4 * sigma / sqrt(2));
+  tiny_run_close(&run);
+}
+
+static void packed_rows_are_a_permutation(void **state) {
+  (void)state;
+  static const int64_t ffn[] = {8, 16, 20, 21, 5};
+  for (size_t f = 0; f < sizeof ffn / sizeof ffn[0]; f++) {
+    ModelConfig c = {.hidden_size = 6,
+                     .intermediate_size = ffn[f],
+                     .num_hidden_layers = 2,
+                     .num_attention_heads = 6,
+                     .num_key_value_heads = 3,
+                     .head_dim = 10,
+                     .vocab_size = 7};
+    HfTensor list[32];
+    assert_true(hf_tensor_count(&c) <= 32);
+    hf_tensor_list(&c, list);
+    ParamInfo table[32];
+    params_table(&c, table);
+    for (int p = 0; p < params_count(&c); p++) {
+      int seen[128] = {0};
+      for (int i = 0; i < hf_tensor_count(&c); i++)
+        for (int64_t n = 0; list[i].param == p && n < list[i].rows; n++)
+          seen[layout_packed_row(&c, &list[i], n)]++;
+      for (int64_t n = 0; n < 128; n++) assert_int_equal(seen[n], n < table[p].rows);
+    }
+  }
+}
+
+static void the_memory_plan_books_every_byte(void **state) {
+  (void)state;
+  TinyRun run;
+  tiny_run_open(&run, "");
+  const RunShape shape = {.batch = 3, .seq = 8, .loss_chunks = 2, .train = true};
+  MemoryPlan plan;
+  memory_plan(&plan, &run.llama.config, &shape, run.be);
+  size_t sum = 0;
+  for (int i = 0; i < plan.count; i++) sum += plan.items[i].bytes;
+  assert_int_equal(sum, plan.total_bytes);
+  assert_int_equal(plan.total_bytes,
+                   plan.params_bytes + plan.grads_bytes + plan.acts_bytes + plan.workspace_bytes);
+  // Each of the three blocks is rounded up.
+  Backend coarse = *run.be;
+  coarse.granule = 4096;
+  MemoryPlan rounded_up;
+  memory_plan(&rounded_up, &run.llama.config, &shape, &coarse);
+  const size_t blocks[] = {plan.params_bytes, plan.grads_bytes, plan.acts_bytes};
+  size_t expected = plan.workspace_bytes;
+  for (int i = 0; i < 3; i++) expected += (blocks[i] + 4095) / 4096 * 4096;
+  assert_int_equal(rounded_up.total_bytes, expected);
+  assert_true(rounded_up.total_bytes > plan.total_bytes);
+
+  RunShape twice = shape;
+  twice.batch = 6;
+  MemoryPlan larger;
+  memory_plan(&larger, &run.llama.config, &twice, run.be);
+  assert_int_equal(larger.params_bytes, plan.params_bytes);
+  assert_true(larger.acts_bytes > plan.acts_bytes);
+  tiny_run_close(&run);
+}
+
+// A tiny run's state after three steps of two micro-batches each, made with these memory savings.
+static float *state_with(Recompute recompute, int64_t loss_chunks, size_t *bytes) {
+  TinyRun run;
+  Error err;
+  tiny_run_open(&run, "");
+  llama_destroy(&run.llama);
+  const RunShape shape = {
+      .batch = 1, .seq = TOKENS, .loss_chunks = loss_chunks, .recompute = recompute, .train = true};
+  must(llama_create(&run.llama, &run.config.model, &shape, run.be, &err), &err);
+  llama_init_weights(&run.llama, 7);
+  for (uint64_t i = 0; i < 3; i++) {
+    run.be->step_begin(run.be);
+    for (int micro = 0; micro < 2; micro++) {
+      load_batch(&run, 2 * i + (uint64_t)micro);
+      llama_forward(&run.llama);
+      llama_loss_backward(&run.llama, 0.5, micro > 0);
+    }
+    run.be->grads_finish(run.be, run.llama.tensors, run.llama.param_count);
+    update(&run, &adamw);
+  }
+  float *all = snapshot(&run, bytes);
+  tiny_run_close(&run);
+  return all;
+}
+
+static void saving_memory_does_not_change_the_bits(void **state) {
+  (void)state;
+  size_t bytes, same_bytes;
+  float *kept = state_with(RECOMPUTE_NONE, 1, &bytes);
+  for (Recompute r = RECOMPUTE_MLP; r <= RECOMPUTE_LAYER; r++) {
+    float *again = state_with(r, 1, &same_bytes);
+    assert_int_equal(same_bytes, bytes);
+    assert_memory_equal(again, kept, bytes);
+    free(again);
+  }
+  free(kept);
+}
+
+static void saving_memory_saves_what_the_plan_says(void **state) {
+  (void)state;
+  TinyRun run;
+  tiny_run_open(&run, "");
+  ModelConfig model = run.llama.config;
+  model.num_hidden_layers = 5;
+  RunShape shape = {.batch = 3, .seq = 8, .loss_chunks = 1, .train = true};
+  MemoryPlan none, mlp, layer, chunked;
+  memory_plan(&none, &model, &shape, run.be);
+  shape.recompute = RECOMPUTE_MLP;
+  memory_plan(&mlp, &model, &shape, run.be);
+  shape.recompute = RECOMPUTE_LAYER;
+  memory_plan(&layer, &model, &shape, run.be);
+  shape.loss_chunks = 4;
+  memory_plan(&chunked, &model, &shape, run.be);
+  const size_t M = 24, F = 20, D = 16, R = 32, H = 4, Hd = 16, V = 11, real = sizeof(float),
+               round = 256;
+  const size_t saved_mlp = none.total_bytes - mlp.total_bytes,
+               saved_layer = mlp.total_bytes - layer.total_bytes;
+  // Four of five layers; every buffer is rounded up to 256 bytes.
+  assert_in_range(saved_mlp, 4 * 3 * M * F * real, 4 * (3 * M * F * real + 2 * round));
+  const size_t kept = (R + Hd + D + H + 1) * M * real; // qkv, o, x1, lse, x1_sumsq
+  assert_in_range(saved_layer, 4 * kept - 4 * 5 * round, 4 * (kept + 5 * round));
+  assert_in_range(layer.total_bytes - chunked.total_bytes, (M - M / 4) * V * real - round,
+                  (M - M / 4) * V * real + round);
+  tiny_run_close(&run);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(the_same_seed_gives_the_same_bits),
+      cmocka_unit_test(initial_weights_do_not_depend_on_the_threads),
+      cmocka_unit_test(one_batch_is_learnt_by_heart),
+      cmocka_unit_test(an_update_that_is_not_finite_changes_nothing),
+      cmocka_unit_test(decay_moves_matrices_only),
+      cmocka_unit_test(clipping_scales_the_gradient_to_the_norm),
+      cmocka_unit_test(the_gradient_norm_is_that_of_all_gradients),
+      cmocka_unit_test(initial_weights_have_the_asked_spread),
+      cmocka_unit_test(packed_rows_are_a_permutation),
+      cmocka_unit_test(the_memory_plan_books_every_byte),
+      cmocka_unit_test(saving_memory_does_not_change_the_bits),
+      cmocka_unit_test(saving_memory_saves_what_the_plan_says),
+  };
+  return cmocka_run_group_tests_name("test_step", tests, NULL, NULL);
+}
