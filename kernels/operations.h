@@ -35,3 +35,11 @@ typedef enum Operation { OPERATIONS(OPERATION_ENUMERATOR) OPERATION_COUNT } Oper
 // What runs an operation. A fused backend leaves to the unfused kernels what has nothing to fuse,
 // and what they do faster.
 typedef enum KernelKind { KERNEL_CPU, KERNEL_UNFUSED, KERNEL_FUSED } KernelKind;
+
+// Which kernels a run on a GPU asks for: auto takes the programs that pay and leaves the others to
+// the unfused kernels, fused takes every program that can run.
+typedef enum KernelChoice { KERNELS_AUTO, KERNELS_FUSED, KERNELS_UNFUSED } KernelChoice;
+
+// Row-major GEMMs, by how A and B are stored; the result is [M, N].
+//   GEMM_NT: A [M, K], B [N, K]     GEMM_NN: A [M, K], B [K, N]     GEMM_TN: A [K, M], B [K, N]
+typedef enum GemmForm { GEMM_NT, GEMM_NN, GEMM_TN } GemmForm;
