@@ -66,8 +66,7 @@ EXTRA_test_trace := $(EXTRA_range) # compares our records with CUPTI's header
 EXTRA_test_attention_graph := $(EXTRA_range) # and our graphs with cuDNN's
 # Calls that change files, for faults to be injected into; and those that need a GPU, for the CPU to stand in.
 LDFLAGS_test_checkpoint_faults := $(foreach call,write open fsync rename renameat2 symlink mkdir unlink rmdir,-Wl,--wrap=$(call))
-LDFLAGS_test_bench := $(foreach call,gpu_usable backend_create $(addprefix bench_gpu_,open close sample prepare product peak \
-  copy fill mark ms forget),-Wl,--wrap=$(call))
+LDFLAGS_test_bench := $(foreach call,gpu_usable backend_create bench_gpu_open bench_gpu_bytes,-Wl,--wrap=$(call))
 
 objects = $(patsubst %.c,build/$(1)/%.o,$(2))
 cuda_objects = $(if $(and $(HAVE_CUDA),$(filter release,$(1))),$(call objects,$(1),$(CUDA_C)) $(patsubst %.cu,build/$(1)/%.o,$(CUDA_CU)),\

@@ -12,7 +12,7 @@
 #include "data/tokenizer.h"
 #include "model/bench/bench.h"
 #include "model/bench/doctor.h"
-#include "model/run/trainer.h"
+#include "model/run/run.h"
 
 static const char usage[] =
     "usage: train CONFIG.json [section.key=value ...]          train\n"
@@ -38,18 +38,14 @@ static const char usage[] =
     "Configs to start from are in configs/, and ./prepare turns text into training data.\n";
 
 // The one mutable global: a signal handler can reach nothing else.
-static volatile sig_atomic_t signals_seen = 0;
+static volatile sig_atomic_t stop_requested = 0;
 
 static void on_signal(int number) {
-  if (signals_seen) { // the second one ends at once
+  if (stop_requested) { // the second one ends at once
     signal(number, SIG_DFL);
     raise(number);
   }
-  signals_seen = 1;
-}
-
-static bool stop_requested(void) {
-  return signals_seen != 0;
+  stop_requested = 1;
 }
 
 static void catch_signals(void) {
@@ -65,40 +61,47 @@ static int fail(const Error *err) {
   return 1;
 }
 
+// ---- Training
+
 static bool due(int64_t step, int64_t interval, int64_t steps) {
   return step == steps || (interval > 0 && step % interval == 0);
 }
 
-static bool boundary(const TrainConfig *c, int64_t step) {
-  return step == 0 || due(step, c->eval_interval, c->steps) ||
-         due(step, c->sample_interval, c->steps) || due(step, c->save_interval, c->steps);
-}
-
-// Validates, samples and saves, where due after `step` steps. *last: the run ends here.
-static int at_boundary(Trainer *t, int64_t step, bool *last, Error *err) {
-  const TrainConfig *c = &t->config.train;
-  if (!stop_requested() && (step == 0 || due(step, c->eval_interval, c->steps)))
-    trainer_validate(t, stop_requested);
-  if (!stop_requested() && step > 0 && due(step, c->sample_interval, c->steps))
-    trainer_sample(t, stop_requested);
-  *last = step >= c->steps || stop_requested();
-  if (!*last && (step == 0 || !due(step, c->save_interval, c->steps))) return 0;
-  if (trainer_save(t, err) == 0) return 0;
-  if (*last) return -1;
+// Saves after `step` steps. A failed save ends a run only where it was the last.
+static int save(Run *run, bool last, Error *err) {
+  if (run_save(run, err) == 0) return 0;
+  if (last) return -1;
   fprintf(stderr, "train: %s; training goes on\n", err->text);
   return 0;
 }
 
-// Steps until the end, a signal or an error.
-static int training_loop(Trainer *t, Error *err) {
+// Trains until the last step, a signal or an error.
+static int training_loop(Run *run, Error *err) {
+  Llama *llama = &run->llama;
+  const TrainConfig *c = &run->config.train;
   for (;;) {
-    const int64_t step = trainer_step_asked(t);
-    if (stop_requested() || boundary(&t->config.train, step)) {
-      bool last = false;
-      if (trainer_settle(t, err) != 0 || at_boundary(t, step, &last, err) != 0) return -1;
+    const int64_t step = run_steps_asked(run); // the GPU may still be busy with the last one
+    const bool validate = step == 0 || due(step, c->eval_interval, c->steps),
+               sample = step > 0 && due(step, c->sample_interval, c->steps),
+               checkpoint = step > 0 && due(step, c->save_interval, c->steps);
+    if (validate || sample || checkpoint || stop_requested) {
+      if (run_settle(run, err) != 0) return -1;
+      if (validate && !stop_requested) run_validate(run);
+      if (sample && !stop_requested) run_sample(run);
+      const bool last = step >= c->steps || stop_requested;
+      if ((checkpoint || last) && save(run, last, err) != 0) return -1;
       if (last) return 0;
     }
-    if (trainer_step(t, err) != 0) return -1;
+
+    AdamW hyper;
+    if (run_step_begin(run, &hyper, err) != 0) return -1;
+    for (int64_t i = 0; i < c->gradient_accumulation; i++) {
+      run_load_batch(run);
+      llama_forward(llama);
+      llama_backward(llama, 1 / (double)c->gradient_accumulation, i > 0);
+    }
+    llama_update(llama, &hyper);
+    if (run_step_end(run, err) != 0) return -1;
   }
 }
 
@@ -125,19 +128,18 @@ static void print_end(const char *path, const Config *config, int64_t step, bool
 static int command_train(const char *path, int override_count, char **overrides) {
   Error err;
   Config config;
-  Trainer trainer;
+  Run run;
   if (config_load(&config, path, override_count, overrides, &err) != 0) return fail(&err);
   config_print(&config);
   catch_signals(); // from here on a signal means: stop at the next step boundary and save
-  if (trainer_open(&trainer, &config, &err) != 0) return fail(&err);
-  const int status = training_loop(&trainer, &err);
-  const int64_t step = trainer.state.step;
+  if (run_open(&run, &config, &stop_requested, &err) != 0) return fail(&err);
+  const int status = training_loop(&run, &err);
   if (status == 0) {
-    const bool saved = trainer.saved_step >= 0, done = step >= config.train.steps;
-    log_stop(&trainer.log, step, done ? "done" : "signal");
-    print_end(path, &config, step, saved, override_count, overrides);
+    const int64_t step = run.state.step;
+    log_stop(&run.log, step, step >= config.train.steps ? "done" : "signal");
+    print_end(path, &config, step, run.saved_step >= 0, override_count, overrides);
   }
-  trainer_close(&trainer);
+  run_close(&run);
   return status == 0 ? 0 : fail(&err);
 }
 
@@ -172,20 +174,6 @@ typedef struct GenerateArgs {
   SampleOptions options;
 } GenerateArgs;
 
-static bool print_byte(void *context, int32_t token) {
-  (void)context;
-  if (token < 256) putchar(token);
-  fflush(stdout);
-  return !stop_requested();
-}
-
-static bool print_id(void *context, int32_t token) {
-  (void)context;
-  printf(" %d", token);
-  fflush(stdout);
-  return !stop_requested();
-}
-
 static char *read_stdin(void) {
   size_t used = 0, room = 4096;
   char *text = xmalloc(room);
@@ -216,11 +204,12 @@ static int parse_ids(const char *text, int32_t *ids, int64_t *count, Error *err)
   return 0;
 }
 
-static int write_text(Llama *llama, int64_t context, const GenerateArgs *args, const char *prompt,
+static int write_text(Llama *llama, int64_t context, GenerateArgs *args, const char *prompt,
                       Error *err) {
   const bool bytes = llama->config.vocab_size == BYTE_VOCAB;
   int32_t *ids = xmalloc((strlen(prompt) + 1) * sizeof *ids);
-  int64_t count = 0, status = 0;
+  int64_t count = 0;
+  int status = 0;
   if (bytes) {
     ids[0] = TOKEN_BEGIN;
     bytes_encode(prompt, strlen(prompt), ids + 1);
@@ -228,15 +217,23 @@ static int write_text(Llama *llama, int64_t context, const GenerateArgs *args, c
   } else {
     status = parse_ids(prompt, ids, &count, err);
   }
+  args->options.end = bytes ? TOKEN_END : -1;
   Generator *g = status == 0 ? generator_create(llama, context, err) : NULL;
   if (g) {
     fputs(prompt, stdout);
-    status = generate(g, ids, count, &args->options, bytes ? print_byte : print_id, NULL, err);
+    status = generator_start(g, ids, count, &args->options, err);
+    for (int32_t id; status == 0 && !stop_requested && (id = generator_next(g)) >= 0;) {
+      if (!bytes)
+        printf(" %d", id);
+      else if (id < 256)
+        putchar(id);
+      fflush(stdout);
+    }
     putchar('\n');
-    generator_destroy(g);
   }
+  generator_destroy(g);
   free(ids);
-  return g && status >= 0 ? 0 : -1;
+  return g ? status : -1;
 }
 
 // The context a checkpoint of ours was trained with; for other folders what the model allows,
@@ -250,7 +247,7 @@ static int64_t context_of(const char *path, const ModelConfig *model) {
                                                           : FOREIGN_CONTEXT;
 }
 
-static int command_generate(const GenerateArgs *args) {
+static int command_generate(GenerateArgs *args) {
   enum { MAX_CONFIG_BYTES = 1 << 20, ROWS = 64 };
   Error err;
   char path[PATH_CHARS], *json;

@@ -32,6 +32,11 @@
 typedef enum Operation { OPERATIONS(OPERATION_ENUMERATOR) OPERATION_COUNT } Operation;
 #undef OPERATION_ENUMERATOR
 
+// Those of a training step: a validation has a loss of its own.
+static inline int operation_trains(Operation operation) {
+  return operation != OP_VALIDATION_LOSS;
+}
+
 // What runs an operation. A fused backend leaves to the unfused kernels what has nothing to fuse,
 // and what they do faster.
 typedef enum KernelKind { KERNEL_CPU, KERNEL_UNFUSED, KERNEL_FUSED } KernelKind;

@@ -16,7 +16,7 @@
 //     dx = dz' W' - (r / D) s x
 //     dW' = dz'^T x        dW = dW' * wn        dwn[k] = sum_n dW'[n,k] W[n,k]
 //
-// Element order: columns 2p and 2p+1 of z are gate and up of one feature (packed_row in
+// Element order: columns 2p and 2p+1 of z are gate and up of one feature (layout_packed_row in
 // model/packing.h says which), and q and k are stored so that RoPE rotates columns (2j, 2j+1) of a
 // head. y and v are in natural order.
 #pragma once
@@ -287,6 +287,17 @@ struct Backend {
   int (*trace_begin)(Backend *be, Error *err);
   int (*trace_end)(Backend *be, Activities *activities, Error *err);
 };
+
+// Element `index` of an array of activations. NULL stays NULL.
+static inline act_t *act_at(const Backend *be, const act_t *p, int64_t index) {
+  return p ? (act_t *)((uintptr_t)p + (size_t)index * be->act_bytes) : NULL;
+}
+
+// The statistic of the rows from `row` on.
+static inline RowStat row_stat_from(const Backend *be, RowStat s, int64_t row) {
+  if (s.data) s.data = (stat_t *)((uintptr_t)s.data + (size_t)row * be->stat_bytes);
+  return s;
+}
 
 // The CPU reference. NULL never: memory failure exits.
 Backend *backend_cpu_create(const OpsConfig *config);

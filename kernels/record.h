@@ -1,39 +1,42 @@
-// A backend that computes nothing: it keeps a list of the calls that the model makes, so that
-// whoever has to know the operations of a step, their GEMMs, operands and costs, reads them off
-// model/forward.c and model/backward.c.
+// A backend that computes nothing: it keeps a list of the calls that the model makes. Whoever has to
+// know the operations of a step, their GEMMs, operands and costs, reads them off model/forward.c and
+// model/backward.c this way.
 #pragma once
 #include "kernels/ops.h"
 
-typedef enum OperationClass { CLASS_PRODUCT, CLASS_ATTENTION, CLASS_MEMORY } OperationClass;
+// What an operation is at its least: a GEMM, attention, or bytes through memory.
+typedef enum OperationClass { CLASS_GEMM, CLASS_ATTENTION, CLASS_MEMORY } OperationClass;
 
 struct OperationCall {
   Operation operation;
-  OperationClass class; // what it is at its least: a GEMM, attention, or bytes through memory
-  // Its GEMM (of CLASS_PRODUCT)
+  OperationClass class;
+  // Its GEMM (of CLASS_GEMM): the result is [M, N]
   int64_t M, N, K;
   GemmForm form;
   bool add; // to a residual, or to gradients that are there
-  // What it reads of the parameters, and what it leaves. Where the recorded model has no memory the
-  // pointers mean nothing.
-  const act_t *weight;   // a compute or folded copy; NULL: none
-  const void *out;       // the largest of its results; NULL: the update's
-  int64_t out_count;     // elements
-  bool out_is_gradient;  // grad_t, else act_t
-  bool in_place;         // out was its input, and a second call would not find it
-  char shape[64];        // for people: "32768 x 2048 x 8192"
-  double flops;          // of a GEMM or attention (causal: half of the scores)
-  double bytes;          // that a CLASS_MEMORY operation must move
-  double floor_bytes;    // that a floor counts beside GEMM and attention
+  // What it reads of the parameters, and the largest of its results. NULL where there is none, or
+  // where the recorded model has no memory.
+  const act_t *weight; // a compute or folded copy
+  const void *out;
+  const void *beside;   // another result
+  int64_t out_count;    // elements
+  bool out_is_gradient; // grad_t, else act_t
+  bool in_place;        // its result takes the place of an input, so that it cannot be called twice
+  bool statistics;      // reads or leaves statistics of rows
+  char shape[64];       // for people: "32768 x 2048 x 8192"
+  double flops;         // of the GEMM or attention (causal: half of the scores)
+  double bytes;         // that must move (of CLASS_MEMORY)
+  double floor_bytes;   // that a floor counts beside GEMM and attention
 };
 
 typedef struct Recorder {
   Backend base; // first: a Backend * of a recorder is a Recorder *
   OpsConfig config;
-  OperationCall *calls;
+  OperationCall *calls; // [count]
   int count, capacity;
 } Recorder;
 
-// Element sizes and statistics as those of `like`, a backend, or of a GPU's with bf16 gradients or
-// fp32 ones.
-Recorder *recorder_create(const OpsConfig *config, bool grads_fp32);
-void recorder_destroy(Recorder *recorder);
+// Bytes are counted in element sizes of `like`. Pointers of the config are not kept. Memory failure
+// exits.
+Recorder *recorder_create(const OpsConfig *config, const Backend *like);
+void recorder_destroy(Recorder *recorder); // NULL is fine

@@ -3,22 +3,23 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "base/arena.h"
 #include "base/memory.h"
-#include "model/generate.h"
 #include "model/params.h"
 
-enum { ALIGNMENT = 256 }; // bytes; what a GPU's vector loads and copy engine like
-
-// A cursor over the block that counts where there is no memory yet, and books each buffer in the
-// plan.
-typedef struct Arena {
-  char *block;
-  size_t used;
-  MemoryPlan *plan;
-} Arena;
-
-static size_t aligned(size_t bytes) {
-  return (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
+Sizes model_sizes(const ModelConfig *c, const RunShape *shape) {
+  const int64_t M = shape->batch * shape->seq, Hd = c->num_attention_heads * c->head_dim;
+  return (Sizes){.B = shape->batch,
+                 .T = shape->seq,
+                 .M = M,
+                 .D = c->hidden_size,
+                 .F = c->intermediate_size,
+                 .H = c->num_attention_heads,
+                 .Hd = Hd,
+                 .R = Hd + 2 * c->num_key_value_heads * c->head_dim,
+                 .V = c->vocab_size,
+                 .L = c->num_hidden_layers,
+                 .head_rows = shape->loss_chunks > 0 ? M / shape->loss_chunks : M};
 }
 
 static void book(MemoryPlan *plan, const char *name, const char *shape, size_t bytes) {
@@ -31,86 +32,102 @@ static void book(MemoryPlan *plan, const char *name, const char *shape, size_t b
   plan->items[plan->count++] = (PlanItem){name, shape, bytes};
 }
 
-static void *take(Arena *arena, const char *name, const char *shape, int64_t elements,
+// Buffers laid out in a block, each booked in the plan.
+typedef struct Layout {
+  Arena arena;
+  MemoryPlan *plan;
+  const Backend *be;
+} Layout;
+
+static void *take(Layout *l, const char *name, const char *shape, int64_t elements,
                   size_t element_bytes) {
-  const size_t bytes = aligned((size_t)elements * element_bytes);
-  void *p = arena->block ? arena->block + arena->used : NULL;
-  arena->used += bytes;
-  book(arena->plan, name, shape, bytes);
+  const size_t before = l->arena.used;
+  void *p = arena_take(&l->arena, (size_t)elements * element_bytes);
+  book(l->plan, name, shape, l->arena.used - before);
   return p;
 }
 
-static int64_t max64(int64_t a, int64_t b) {
-  return a > b ? a : b;
+static act_t *take_act(Layout *l, const char *name, const char *shape, int64_t elements) {
+  return take(l, name, shape, elements, l->be->act_bytes);
 }
 
-// The sizes a layer's buffers are made of.
-typedef struct LayerSizes {
-  int64_t M, D, F, H, Hd, R, stats; // stats: elements of a row statistic
-} LayerSizes;
+static RowStat take_stat(Layout *l, const char *name, const char *shape, int64_t most_parts) {
+  const int64_t stride = l->be->max_tokens;
+  return (RowStat){take(l, name, shape, most_parts * stride, l->be->stat_bytes), stride, 0};
+}
+
+static RowStat take_sumsq(Layout *l) {
+  return take_stat(l, "row sums of squares", "2L x [parts, M]", l->be->most_parts.sumsq);
+}
 
 // Between layers, and into backward: x.
-static void take_input(LayerActs *y, const LayerSizes *n, const Backend *be, Arena *a) {
-  y->x = take(a, "x", "L x [M, D]", n->M * n->D, be->act_bytes);
-  y->x_sumsq = take(a, "row sums of squares", "2L x [parts, M]", n->stats, be->stat_bytes);
+static void take_input(LayerActs *y, const Sizes *n, Layout *l) {
+  y->x = take_act(l, "x", "L x [M, D]", n->M * n->D);
+  y->x_sumsq = take_sumsq(l);
 }
 
-static void take_attention(LayerActs *y, const LayerSizes *n, const Backend *be, Arena *a) {
-  y->qkv = take(a, "qkv", "L x [M, (H + 2 KV) d]", n->M * n->R, be->act_bytes);
-  y->o = take(a, "attention output", "L x [M, H d]", n->M * n->Hd, be->act_bytes);
-  y->lse = take(a, "attention log-sum-exp", "L x [B, H, T]", n->M * n->H, be->stat_bytes);
-  y->x1 = take(a, "x1", "L x [M, D]", n->M * n->D, be->act_bytes);
-  y->x1_sumsq = take(a, "row sums of squares", "2L x [parts, M]", n->stats, be->stat_bytes);
+static void take_attention(LayerActs *y, const Sizes *n, Layout *l) {
+  y->qkv = take_act(l, "qkv", "L x [M, (H + 2 KV) d]", n->M * n->R);
+  y->o = take_act(l, "attention output", "L x [M, H d]", n->M * n->Hd);
+  y->lse = take(l, "attention log-sum-exp", "L x [B, H, T]", n->M * n->H, l->be->stat_bytes);
+  y->x1 = take_act(l, "x1", "L x [M, D]", n->M * n->D);
+  y->x1_sumsq = take_sumsq(l);
 }
 
-static void take_mlp(LayerActs *y, const LayerSizes *n, const Backend *be, Arena *a) {
-  y->z = take(a, "z (gate, up)", "L x [M, 2F]", n->M * 2 * n->F, be->act_bytes);
-  y->y = take(a, "y (SwiGLU)", "L x [M, F]", n->M * n->F, be->act_bytes);
+static void take_mlp(LayerActs *y, const Sizes *n, Layout *l) {
+  y->z = take_act(l, "z (gate, up)", "L x [M, 2F]", n->M * 2 * n->F);
+  y->y = take_act(l, "y (SwiGLU)", "L x [M, F]", n->M * n->F);
 }
 
 // What no backward waits for, or what it makes again, all layers keep in the first one's buffers.
-static void take_layers(LayerActs *layers, int64_t L, const LayerSizes *n, const RunShape *shape,
-                        const Backend *be, Arena *a) {
+static void take_layers(LayerActs *layers, const Sizes *n, const RunShape *shape, Layout *l) {
   const bool keep = shape->train;
-  for (int64_t l = 0; l < L; l++) {
-    LayerActs *y = &layers[l];
+  for (int64_t i = 0; i < n->L; i++) {
+    LayerActs *y = &layers[i];
     *y = layers[0];
-    if (l == 0 || keep) take_input(y, n, be, a);
-    if (l == 0 || (keep && shape->recompute != RECOMPUTE_LAYER)) take_attention(y, n, be, a);
-    if (l == 0 || (keep && shape->recompute == RECOMPUTE_NONE)) take_mlp(y, n, be, a);
+    if (i == 0 || keep) take_input(y, n, l);
+    if (i == 0 || (keep && shape->recompute != RECOMPUTE_LAYER)) take_attention(y, n, l);
+    if (i == 0 || (keep && shape->recompute == RECOMPUTE_NONE)) take_mlp(y, n, l);
   }
+}
+
+static void take_acts(Acts *acts, const Sizes *n, const RunShape *shape, Layout *l) {
+  take_layers(acts->layers, n, shape, l);
+  acts->x_final = take_act(l, "final x", "[M, D]", n->M * n->D);
+  acts->final_sumsq = take_stat(l, "final row sums", "[parts, M]", l->be->most_parts.sumsq);
+  acts->logits = take_act(l, "logits", "[M / chunks, V]", n->head_rows * n->V);
+  if (shape->train) {
+    acts->dx = take_act(l, "dx", "[M, D]", n->M * n->D);
+    acts->da = take_act(l, "d attention output", "[M, H d]", n->M * n->Hd);
+    acts->dqkv = take_act(l, "dqkv", "[M, (H + 2 KV) d]", n->M * n->R);
+    acts->s = take_stat(l, "norm backward row sums", "[parts, M]", l->be->most_parts.s);
+  }
+  acts->tokens = take(l, "tokens and targets", "2 x [M]", n->M, sizeof(int32_t));
+  acts->targets = take(l, "tokens and targets", "2 x [M]", n->M, sizeof(int32_t));
 }
 
 size_t acts_layout(Acts *acts, const ModelConfig *c, const RunShape *shape, const Backend *be,
                    char *block, MemoryPlan *plan) {
-  const int64_t M = shape->batch * shape->seq, chunk = M / shape->loss_chunks,
-                stride = be->max_tokens;
-  const int64_t D = c->hidden_size, F = c->intermediate_size, V = c->vocab_size;
-  const int64_t Hd = c->num_attention_heads * c->head_dim,
-                R = Hd + 2 * c->num_key_value_heads * c->head_dim;
-  const size_t act = be->act_bytes, stat = be->stat_bytes;
-  const LayerSizes sizes = {.M = M,
-                            .D = D,
-                            .F = F,
-                            .H = c->num_attention_heads,
-                            .Hd = Hd,
-                            .R = R,
-                            .stats = be->parts.sumsq * stride};
-  Arena a = {block, 0, plan};
-  take_layers(acts->layers, c->num_hidden_layers, &sizes, shape, be, &a);
-  acts->x_final = take(&a, "final x", "[M, D]", M * D, act);
-  acts->final_sumsq = take(&a, "final row sums", "[parts, M]", be->parts.sumsq * stride, stat);
-  acts->logits = take(&a, "logits", "[M / chunks, V]", chunk * V, act);
-  if (shape->train) {
-    const int64_t parts = max64(be->parts.gate_up, max64(be->parts.qkv, be->parts.logits));
-    acts->dx = take(&a, "dx", "[M, D]", M * D, act);
-    acts->da = take(&a, "d attention output", "[M, H d]", M * Hd, act);
-    acts->dqkv = take(&a, "dqkv", "[M, (H + 2 KV) d]", M * R, act);
-    acts->s = take(&a, "norm backward row sums", "[parts, M]", parts * stride, stat);
-  }
-  acts->tokens = take(&a, "tokens and targets", "2 x [M]", M, sizeof(int32_t));
-  acts->targets = take(&a, "tokens and targets", "2 x [M]", M, sizeof(int32_t));
-  return a.used;
+  const Sizes n = model_sizes(c, shape);
+  Layout l = {{block, 0}, plan, be};
+  take_acts(acts, &n, shape, &l);
+  return l.arena.used;
+}
+
+RunShape sampler_shape(int64_t context, const Backend *be) {
+  enum { FEED_ROWS = 64 }; // tokens of a prompt that go through the layers together
+  const int64_t rows = be->max_tokens < FEED_ROWS ? be->max_tokens : FEED_ROWS;
+  return (RunShape){.batch = 1, .seq = rows, .loss_chunks = rows, .context = context};
+}
+
+size_t sampler_layout(Acts *acts, const ModelConfig *c, const RunShape *shape, const Backend *be,
+                      char *block) {
+  const Sizes n = model_sizes(c, shape);
+  Layout l = {{block, 0}, NULL, be};
+  take_acts(acts, &n, shape, &l);
+  for (int64_t i = 0; i < n.L; i++)
+    acts->layers[i].cache = take_act(&l, "", "", shape->context * n.R);
+  return l.arena.used;
 }
 
 // What an allocation takes beyond the bytes that it asks for.
@@ -121,28 +138,29 @@ static size_t rounding(const Backend *be, size_t bytes) {
 void memory_plan(MemoryPlan *plan, const ModelConfig *c, const RunShape *shape, const Backend *be) {
   *plan = (MemoryPlan){0};
   ParamTensor *tensors = xcalloc((size_t)params_count(c), sizeof *tensors);
+  Acts acts = {.layers = xcalloc((size_t)c->num_hidden_layers, sizeof(LayerActs))};
   plan->params_bytes = params_layout(tensors, c, shape, be, NULL, plan);
   plan->grads_bytes = grads_layout(tensors, c, shape, be, NULL, plan);
-  plan->workspace_bytes = be->workspace_bytes;
-  if (be->list_bytes) plan->workspace_bytes += be->list_bytes(tensors, params_count(c));
-  free(tensors);
-  Acts acts = {.layers = xcalloc((size_t)c->num_hidden_layers, sizeof(LayerActs))};
   plan->acts_bytes = acts_layout(&acts, c, shape, be, NULL, plan);
-  free(acts.layers);
   if (shape->context > 0) {
-    plan->sampler_bytes = generator_bytes(c, be, shape->context);
+    const RunShape sampler = sampler_shape(shape->context, be);
+    plan->sampler_bytes = sampler_layout(&acts, c, &sampler, be, NULL);
     book(plan, "sampler", "L x [context, R] and rows", plan->sampler_bytes);
   }
-  plan->workspace_bytes += rounding(be, plan->params_bytes) + rounding(be, plan->grads_bytes) +
-                           rounding(be, plan->acts_bytes) + rounding(be, plan->sampler_bytes);
+  plan->workspace_bytes = be->workspace_bytes + rounding(be, plan->params_bytes) +
+                          rounding(be, plan->grads_bytes) + rounding(be, plan->acts_bytes) +
+                          rounding(be, plan->sampler_bytes);
+  if (be->list_bytes) plan->workspace_bytes += be->list_bytes(tensors, params_count(c));
   book(plan, "backend workspace", "", plan->workspace_bytes);
   plan->total_bytes = plan->params_bytes + plan->grads_bytes + plan->acts_bytes +
                       plan->sampler_bytes + plan->workspace_bytes;
+  free(acts.layers);
+  free(tensors);
 }
 
 size_t params_layout(ParamTensor *tensors, const ModelConfig *c, const RunShape *shape,
                      const Backend *be, char *block, MemoryPlan *plan) {
-  Arena a = {block, 0, plan};
+  Layout l = {{block, 0}, plan, be};
   ParamInfo *info = xcalloc((size_t)params_count(c), sizeof *info);
   params_table(c, info);
   for (int i = 0; i < params_count(c); i++) {
@@ -152,31 +170,30 @@ size_t params_layout(ParamTensor *tensors, const ModelConfig *c, const RunShape 
     t->cols = info[i].cols;
     t->norm = info[i].norm;
     t->decay = info[i].decay;
-    t->master = take(&a, "master weights", "all parameters", n, be->master_bytes);
+    t->master = take(&l, "master weights", "all parameters", n, be->master_bytes);
     if (shape->train) {
-      t->m = take(&a, "AdamW m", "all parameters", n, be->master_bytes);
-      t->v = take(&a, "AdamW v", "all parameters", n, be->master_bytes);
+      t->m = take(&l, "AdamW m", "all parameters", n, be->master_bytes);
+      t->v = take(&l, "AdamW v", "all parameters", n, be->master_bytes);
     }
-    if (info[i].plain) t->compute = take(&a, "compute weights", "all matrices", n, be->act_bytes);
-    if (info[i].norm >= 0)
-      t->folded = take(&a, "compute weights", "all matrices", n, be->act_bytes);
+    if (info[i].plain) t->compute = take_act(&l, "compute weights", "all matrices", n);
+    if (info[i].norm >= 0) t->folded = take_act(&l, "compute weights", "all matrices", n);
   }
   free(info);
-  return a.used;
+  return l.arena.used;
 }
 
 size_t grads_layout(ParamTensor *tensors, const ModelConfig *c, const RunShape *shape,
                     const Backend *be, char *block, MemoryPlan *plan) {
-  Arena a = {block, 0, plan};
+  Layout l = {{block, 0}, plan, be};
   for (int i = 0; shape->train && i < params_count(c); i++) {
     ParamTensor *t = &tensors[i];
+    const int64_t n = t->rows * t->cols;
     const bool both = t->norm >= 0 && i == param_index(c, PARAM_EMBED, -1); // a tied embedding
-    t->grad = take(&a, "gradients", "all parameters", t->rows * t->cols, be->grad_bytes);
+    t->grad = take(&l, "gradients", "all parameters", n, be->grad_bytes);
     if (t->norm >= 0) t->grad_folded = t->grad;
-    if (both)
-      t->grad_folded = take(&a, "gradients", "all parameters", t->rows * t->cols, be->grad_bytes);
+    if (both) t->grad_folded = take(&l, "gradients", "all parameters", n, be->grad_bytes);
   }
-  return a.used;
+  return l.arena.used;
 }
 
 void memory_plan_print(const MemoryPlan *plan) {

@@ -1,33 +1,50 @@
-// One table of activations: what each buffer is, its shape, and how long it lives. The memory plan
-// is the sum of this table and of the parameters' table, and it is printed before anything is
-// allocated.
+// The activations of a run: what each buffer is, its shape, and how long it lives. The memory plan is
+// the sum of this table and of the parameters' table; it is printed before anything is allocated.
 #pragma once
 #include "kernels/ops.h"
 #include "model/config/config.h"
 
+// Shapes of a run: what the tables need besides the model.
+typedef struct RunShape {
+  int64_t batch;       // B, sequences in a micro-batch
+  int64_t seq;         // T
+  int64_t loss_chunks; // divides batch * seq
+  Recompute recompute; // what the backward makes again instead of keeping
+  bool train;          // false: forward only, nothing kept for a backward
+  int64_t context;     // positions that a generator beside it holds, 0 = there is none
+} RunShape;
+
+// The dimensions of kernels/ops.h, of a micro-batch.
+typedef struct Sizes {
+  int64_t B, T, M, D, F, H, Hd, R, V, L;
+  int64_t head_rows; // rows of logits that exist together: M / loss_chunks
+} Sizes;
+Sizes model_sizes(const ModelConfig *model, const RunShape *shape);
+
 // What one layer leaves for its backward.
 typedef struct LayerActs {
-  act_t *x;        // [M, D]  residual stream into the layer
-  stat_t *x_sumsq; // [parts.sumsq, max_tokens]
-  act_t *qkv;      // [M, R]  after RoPE
-  act_t *o;        // [M, H d]
-  stat_t *lse;     // [B, H, T]
-  act_t *x1;       // [M, D]  after attention
-  stat_t *x1_sumsq;
-  act_t *z; // [M, 2F] gate and up pairs
-  act_t *y; // [M, F]
+  act_t *x;         // [M, D]  residual stream into the layer
+  RowStat x_sumsq;  // its rows' sums of squares
+  act_t *qkv;       // [M, R]  after RoPE
+  act_t *cache;     // [context, R] generation: qkv of all positions so far; NULL in training
+  act_t *o;         // [M, H d]
+  stat_t *lse;      // [B, H, T]
+  act_t *x1;        // [M, D]  after attention
+  RowStat x1_sumsq; // its rows' sums of squares
+  act_t *z;         // [M, 2F] gate and up pairs
+  act_t *y;         // [M, F]
 } LayerActs;
 
 typedef struct Acts {
   LayerActs *layers;   // [L]
   act_t *x_final;      // [M, D]
-  stat_t *final_sumsq; // [parts.sumsq, max_tokens]
+  RowStat final_sumsq; // its rows' sums of squares
   act_t *logits;       // [M / chunks, V], dlogits in place
   // Backward, shared by all layers. The gradient of z takes z's place.
   act_t *dx;   // [M, D]  gradient of the residual stream
   act_t *da;   // [M, H d] gradient of the attention output
   act_t *dqkv; // [M, R]
-  stat_t *s;   // [largest parts, max_tokens]
+  RowStat s;   // row sums for RMSNorm's backward
   // The micro-batch
   int32_t *tokens;  // [M]
   int32_t *targets; // [M]
@@ -51,16 +68,6 @@ typedef struct MemoryPlan {
   size_t total_bytes;
 } MemoryPlan;
 
-// Shapes of a run: what the tables need besides the model.
-typedef struct RunShape {
-  int64_t batch;       // B, sequences in a micro-batch
-  int64_t seq;         // T
-  int64_t loss_chunks; // divides batch * seq
-  Recompute recompute; // what the backward makes again instead of keeping
-  bool train;          // false: forward only, nothing kept for a backward
-  int64_t context;     // positions that a generator beside it holds, 0 = there is none
-} RunShape;
-
 // Bytes of everything a run allocates on this backend.
 void memory_plan(MemoryPlan *plan, const ModelConfig *model, const RunShape *shape,
                  const Backend *be);
@@ -77,3 +84,9 @@ size_t grads_layout(ParamTensor *tensors, const ModelConfig *model, const RunSha
 // acts->layers: [num_hidden_layers], the caller's.
 size_t acts_layout(Acts *acts, const ModelConfig *model, const RunShape *shape, const Backend *be,
                    char *block, MemoryPlan *plan);
+// The buffers of a generator with shape->context positions: acts_layout's for shape->seq rows, and
+// a cache of qkv in each layer.
+size_t sampler_layout(Acts *acts, const ModelConfig *model, const RunShape *shape,
+                      const Backend *be, char *block);
+// The shape of a generator beside a run of `shape`.
+RunShape sampler_shape(int64_t context, const Backend *be);

@@ -1,85 +1,99 @@
 // The forward pass: a call for each operation of kernels/ops.h. model/backward.c is this list reversed.
-#include "model/llama.h"
 #include "model/ranges.h"
-#include "model/step.h"
 
-void layer_attention(Llama *llama, int l) {
-  Backend *be = llama->be;
-  const int64_t B = llama->shape.batch, T = llama->shape.seq, M = B * T;
-  const int64_t Hd = llama->config.num_attention_heads * llama->config.head_dim;
-  const LayerWeights w = layer_weights(llama, l);
-  const LayerActs *a = &llama->acts.layers[l];
-  RANGED(be, OP_QKV, be->qkv(be, M, T, 0, a->x, a->x_sumsq, w.qkv->folded, a->qkv));
-  RANGED(be, OP_ATTENTION, be->attention(be, B, T, a->qkv, a->o, a->lse));
-  RANGED(be, OP_OUT, be->residual(be, M, Hd, a->o, w.out->compute, a->x, a->x1, a->x1_sumsq));
+static Sizes sizes_of(const Llama *llama) {
+  return model_sizes(&llama->config, &llama->shape);
 }
 
-void layer_gate_up(Llama *llama, int l) {
+void embed_forward(Llama *llama) {
   Backend *be = llama->be;
-  const int64_t M = llama->shape.batch * llama->shape.seq;
-  const LayerActs *a = &llama->acts.layers[l];
-  const ParamTensor *W = layer_weights(llama, l).gate_up;
-  RANGED(be, OP_GATE_UP, be->gate_up(be, M, a->x1, a->x1_sumsq, W->folded, a->z, a->y));
+  const Acts *acts = &llama->acts;
+  LayerActs *a = &acts->layers[0];
+  RUN(llama, OP_EMBED,
+      be->embed(be, sizes_of(llama).M, acts->tokens, llama->embed->compute, a->x, &a->x_sumsq));
 }
 
-static void layer_down(Llama *llama, int l, act_t *x_next, stat_t *x_next_sumsq) {
+void layer_attention(Llama *llama, int64_t l) {
   Backend *be = llama->be;
-  const int64_t M = llama->shape.batch * llama->shape.seq, F = llama->config.intermediate_size;
-  const LayerActs *a = &llama->acts.layers[l];
-  const ParamTensor *W = layer_weights(llama, l).down;
-  RANGED(be, OP_DOWN, be->residual(be, M, F, a->y, W->compute, a->x1, x_next, x_next_sumsq));
+  const Sizes n = sizes_of(llama);
+  const LayerParams *w = &llama->layers[l];
+  LayerActs *a = &llama->acts.layers[l];
+  RUN(llama, OP_QKV, be->qkv(be, n.M, n.T, llama->first, a->x, a->x_sumsq, w->qkv->folded, a->qkv));
+  if (a->cache)
+    be->attention_decode(be, llama->first + n.T, n.T, a->cache, a->o);
+  else
+    RUN(llama, OP_ATTENTION, be->attention(be, n.B, n.T, a->qkv, a->o, a->lse));
+  RUN(llama, OP_OUT, be->residual(be, n.M, n.Hd, a->o, w->out->compute, a->x, a->x1, &a->x1_sumsq));
 }
 
-void layer_forward(Llama *llama, int l) {
-  Acts *a = &llama->acts;
-  const bool last = l + 1 == (int)llama->config.num_hidden_layers;
+void layer_gate_up(Llama *llama, int64_t l) {
+  Backend *be = llama->be;
+  LayerActs *a = &llama->acts.layers[l];
+  RUN(llama, OP_GATE_UP,
+      be->gate_up(be, sizes_of(llama).M, a->x1, a->x1_sumsq, llama->layers[l].gate_up->folded, a->z,
+                  a->y));
+}
+
+static void layer_down(Llama *llama, int64_t l) {
+  Backend *be = llama->be;
+  const Sizes n = sizes_of(llama);
+  Acts *acts = &llama->acts;
+  const LayerActs *a = &acts->layers[l];
+  const bool last = l + 1 == n.L;
+  act_t *x_next = last ? acts->x_final : acts->layers[l + 1].x;
+  RowStat *sumsq = last ? &acts->final_sumsq : &acts->layers[l + 1].x_sumsq;
+  RUN(llama, OP_DOWN,
+      be->residual(be, n.M, n.F, a->y, llama->layers[l].down->compute, a->x1, x_next, sumsq));
+}
+
+void layer_forward(Llama *llama, int64_t l) {
   layer_attention(llama, l);
   layer_gate_up(llama, l);
-  layer_down(llama, l, last ? a->x_final : a->layers[l + 1].x,
-             last ? a->final_sumsq : a->layers[l + 1].x_sumsq);
+  layer_down(llama, l);
 }
 
 void llama_forward(Llama *llama) {
   Backend *be = llama->be;
-  Acts *a = &llama->acts;
-  const int L = (int)llama->config.num_hidden_layers;
-  const int64_t M = llama->shape.batch * llama->shape.seq;
-  const ParamTensor *embed = &llama->tensors[param_index(&llama->config, PARAM_EMBED, -1)];
-
+  if (!be->replay_begin(be, REPLAY_FORWARD)) return;
   range_push("forward");
-  RANGED(be, OP_EMBED,
-         be->embed(be, M, a->tokens, embed->compute, a->layers[0].x, a->layers[0].x_sumsq));
-  for (int l = 0; l < L; l++) {
+  embed_forward(llama);
+  for (int64_t l = 0; l < llama->config.num_hidden_layers; l++) {
     range_push_number("layer", l);
     layer_forward(llama, l);
     range_pop();
   }
   range_pop();
+  be->replay_end(be, REPLAY_FORWARD);
 }
 
 HeadChunk head_chunk(const Llama *llama, int64_t chunk) {
   const Backend *be = llama->be;
   const Acts *a = &llama->acts;
-  const int64_t M = llama->shape.batch * llama->shape.seq / llama->shape.loss_chunks,
-                m0 = chunk * M;
-  const int64_t D = llama->config.hidden_size;
-  return (HeadChunk){
-      .M = M,
-      .x = (char *)a->x_final + (size_t)(m0 * D) * be->act_bytes,
-      .sumsq = (char *)a->final_sumsq + (size_t)m0 * be->stat_bytes,
-      .targets = a->targets + m0,
-      .dx = a->dx ? (char *)a->dx + (size_t)(m0 * D) * be->act_bytes : NULL,
-      .weight = &llama->tensors[param_index(&llama->config, PARAM_LM_HEAD, -1)],
-  };
+  const Sizes n = sizes_of(llama);
+  const int64_t row = chunk * n.head_rows;
+  return (HeadChunk){.M = n.head_rows,
+                     .x = act_at(be, a->x_final, row * n.D),
+                     .sumsq = row_stat_from(be, a->final_sumsq, row),
+                     .targets = a->targets ? a->targets + row : NULL,
+                     .dx = act_at(be, a->dx, row * n.D)};
 }
 
 void llama_loss(Llama *llama, double scale) {
   Backend *be = llama->be;
-  const double per_token = scale / (double)(llama->shape.batch * llama->shape.seq);
+  const double per_token = scale / (double)sizes_of(llama).M;
+  if (!be->replay_begin(be, REPLAY_LOSS)) return;
   for (int64_t c = 0; c < llama->shape.loss_chunks; c++) {
     const HeadChunk h = head_chunk(llama, c);
-    RANGED(be, OP_VALIDATION_LOSS,
-           be->head_loss(be, h.M, h.x, h.sumsq, h.weight->folded, h.targets, llama->acts.logits,
-                         per_token, NULL));
+    RUN(llama, OP_VALIDATION_LOSS,
+        be->head_loss(be, h.M, h.x, h.sumsq, llama->lm_head->folded, h.targets, llama->acts.logits,
+                      per_token, NULL));
   }
+  be->replay_end(be, REPLAY_LOSS);
+}
+
+void row_logits(Llama *llama, int64_t row) {
+  Backend *be = llama->be;
+  const Acts *a = &llama->acts;
+  be->lm_head(be, 1, act_at(be, a->x_final, row * llama->config.hidden_size),
+              row_stat_from(be, a->final_sumsq, row), llama->lm_head->folded, a->logits);
 }

@@ -1,7 +1,6 @@
 // Writing text with a trained model: one sequence, the packed qkv rows of each layer as the KV
 // cache.
 #pragma once
-#include <stdio.h>
 #include "model/llama.h"
 
 typedef struct SampleOptions {
@@ -10,25 +9,22 @@ typedef struct SampleOptions {
   double top_p;       // 1 = all
   uint64_t seed;
   int64_t max_tokens; // tokens to write
+  int32_t end;        // the token that ends a text, -1 = there is none
 } SampleOptions;
 
 typedef struct Generator Generator;
 
-// What generator_create will take on the backend.
-size_t generator_bytes(const ModelConfig *model, const Backend *be, int64_t max_positions);
 // Buffers for up to max_positions tokens (prompt included), apart from the model's own activations.
 // max_positions may not exceed the backend's.
 Generator *generator_create(Llama *llama, int64_t max_positions, Error *err);
 void generator_destroy(Generator *g);
 
-// Called for each new token; returns false to stop.
-typedef bool TokenSink(void *context, int32_t token);
-
-// Feeds the prompt (count >= 1 token ids), then samples until max_tokens, end of document (which is
-// not passed to sink), a full cache, or sink says stop. Returns the number of tokens written, or
-// -1.
-int64_t generate(Generator *g, const int32_t *prompt, int64_t count, const SampleOptions *options,
-                 TokenSink *sink, void *context, Error *err);
+// Feeds the prompt (count >= 1 token ids). Text longer than the cache goes on with the newer half of
+// what is in it.
+int generator_start(Generator *g, const int32_t *prompt, int64_t count,
+                    const SampleOptions *options, Error *err);
+// The next token, or -1 at the end: after max_tokens, or where `end` was sampled.
+int32_t generator_next(Generator *g);
 
 // Picks a token id from logits[V] (overwritten): temperature, then top-k, then top-p, then the
 // uniform draw u in [0, 1). Ties are broken by the lower id, so equal inputs give equal tokens.

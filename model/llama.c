@@ -6,15 +6,32 @@
 #include "base/memory.h"
 #include "model/packing.h"
 
-int llama_create(Llama *llama, const ModelConfig *config, const RunShape *shape, Backend *be,
-                 Error *err) {
+static int find(const ModelConfig *config, ParamKind kind, int64_t layer) {
+  return param_index(config, kind, (int)layer);
+}
+
+void llama_outline(Llama *llama, const ModelConfig *config, const RunShape *shape, Backend *be) {
+  const int64_t L = config->num_hidden_layers;
   *llama =
       (Llama){.config = *config, .shape = *shape, .be = be, .param_count = params_count(config)};
-  llama->info = xcalloc((size_t)llama->param_count, sizeof *llama->info);
-  llama->tensors = xcalloc((size_t)llama->param_count, sizeof *llama->tensors);
-  llama->acts.layers = xcalloc((size_t)config->num_hidden_layers, sizeof *llama->acts.layers);
-  params_table(config, llama->info);
+  ParamTensor *all = llama->tensors = xcalloc((size_t)llama->param_count, sizeof *all);
+  llama->acts.layers = xcalloc((size_t)L, sizeof *llama->acts.layers);
+  llama->layers = xcalloc((size_t)L, sizeof *llama->layers);
+  for (int64_t l = 0; l < L; l++)
+    llama->layers[l] = (LayerParams){.qkv = all + find(config, PARAM_QKV, l),
+                                     .out = all + find(config, PARAM_OUT, l),
+                                     .gate_up = all + find(config, PARAM_GATE_UP, l),
+                                     .down = all + find(config, PARAM_DOWN, l)};
+  llama->embed = all + find(config, PARAM_EMBED, -1);
+  llama->lm_head = all + find(config, PARAM_LM_HEAD, -1);
+  params_layout(all, config, shape, be, NULL, NULL);
+  grads_layout(all, config, shape, be, NULL, NULL);
+  acts_layout(&llama->acts, config, shape, be, NULL, NULL);
+}
 
+int llama_create(Llama *llama, const ModelConfig *config, const RunShape *shape, Backend *be,
+                 Error *err) {
+  llama_outline(llama, config, shape, be);
   MemoryPlan plan;
   memory_plan(&plan, config, shape, be);
   const bool fits = plan.total_bytes <= be->memory_bytes;
@@ -41,10 +58,25 @@ void llama_destroy(Llama *llama) {
   if (llama->params_block) be->release(be, llama->params_block);
   if (llama->grads_block) be->release(be, llama->grads_block);
   if (llama->acts_block) be->release(be, llama->acts_block);
-  free(llama->info);
   free(llama->tensors);
+  free(llama->layers);
   free(llama->acts.layers);
   *llama = (Llama){0};
+}
+
+Recorder *llama_record(const Llama *llama, int micro_batches) {
+  const AdamW hyper = {0};
+  const OpsConfig ops = llama_ops_config(&llama->config, &llama->shape, 1, 0);
+  Recorder *recorder = recorder_create(&ops, llama->be);
+  free((void *)(uintptr_t)ops.inv_freq);
+  Llama recorded = *llama;
+  recorded.be = &recorder->base;
+  llama_forward(&recorded);
+  llama_loss(&recorded, 1);
+  if (!llama->shape.train) return recorder;
+  for (int i = 0; i < micro_batches; i++) llama_backward(&recorded, 1, i > 0);
+  llama_update(&recorded, &hyper);
+  return recorder;
 }
 
 // Packed values of parameter `param` on the host: its HF tensors' initial values, rows in our

@@ -1,18 +1,27 @@
 // One struct owns the model: its config, its parameters with gradients and optimizer state, its
 // activations. Dimension names as in kernels/ops.h.
 #pragma once
-#include "kernels/ops.h"
+#include "kernels/record.h"
 #include "model/activations.h"
 #include "model/params.h"
+
+// The matrices of a layer, in Llama.tensors.
+typedef struct LayerParams {
+  ParamTensor *qkv, *out, *gate_up, *down;
+} LayerParams;
 
 typedef struct Llama {
   ModelConfig config;
   RunShape shape;
   Backend *be; // not owned
   int param_count;
-  ParamInfo *info;      // [param_count] model/params.c's table
-  ParamTensor *tensors; // [param_count] the same order: pointers into the two blocks below
+  ParamTensor *tensors;         // [param_count] in the order of model/params.h
+  LayerParams *layers;          // [num_hidden_layers]
+  ParamTensor *embed, *lm_head; // the same tensor where they are tied
   Acts acts;
+  int64_t first; // generation: position of the first row; in training 0
+  // For timing operations one by one (model/bench): those that are left out, a bit for each.
+  uint32_t left_out;
   char *params_block; // masters, moments, compute copies
   char *grads_block;
   char *acts_block;
@@ -22,7 +31,9 @@ typedef struct Llama {
 // are not set.
 int llama_create(Llama *llama, const ModelConfig *config, const RunShape *shape, Backend *be,
                  Error *err);
-void llama_destroy(Llama *llama);
+// The same without memory: shapes alone, all pointers to tensors NULL.
+void llama_outline(Llama *llama, const ModelConfig *config, const RunShape *shape, Backend *be);
+void llama_destroy(Llama *llama); // either; zeros are fine
 
 // Random weights (params.h), moments zero, compute copies written.
 void llama_init_weights(Llama *llama, uint64_t seed);
@@ -32,16 +43,60 @@ void llama_init_weights(Llama *llama, uint64_t seed);
 double *rope_inv_freq(const ModelConfig *config);
 
 // The backend configuration that serves this model: OpsConfig with inv_freq from rope_inv_freq
-// (freed by the caller).
+// (freed by the caller) and no calls.
 OpsConfig llama_ops_config(const ModelConfig *config, const RunShape *shape, int64_t max_positions,
                            int threads);
 
+// The calls of a step: a forward, a validation's loss, and where shape.train `micro_batches`
+// backwards, the second and later ones onto gradients that are there, and the update. Pointers are
+// llama's. The caller destroys it.
+Recorder *llama_record(const Llama *llama, int micro_batches);
+
+// ---- A step: load_batch, forward and backward for each micro-batch, then update. The backend
+// records what is the same in every step and replays it (kernels/ops.h).
+
 // A micro-batch. tokens and targets: [B, T] int32 on the host, row-major.
 void llama_load_batch(Llama *llama, const int32_t *tokens, const int32_t *targets);
-// Forward through the layers: x_final and its sum of squares.
+// The layers: x_final and its sum of squares.
 void llama_forward(Llama *llama);
 // The loss of the loaded micro-batch is added to the running step's, times scale / tokens:
 // validation.
 void llama_loss(Llama *llama, double scale);
-// lm_head, loss and the whole backward; gradients are added to those there where accumulate.
-void llama_loss_backward(Llama *llama, double scale, bool accumulate);
+// lm_head, loss and the whole backward. Where not accumulate, a step begins: gradients are
+// overwritten. scale: 1 / micro-batches.
+void llama_backward(Llama *llama, double scale, bool accumulate);
+// AdamW on all parameters. The step's result is there for step_result when the GPU is done with it.
+void llama_update(Llama *llama, const AdamW *hyper);
+
+// ---- Parts of a step, never recorded: for backward.c, generate.c and model/bench.
+
+void embed_forward(Llama *llama);
+// The parts of a layer's forward that a backward may have to make again: x -> qkv, o, x1; and x1 ->
+// z, y.
+void layer_attention(Llama *llama, int64_t l);
+void layer_gate_up(Llama *llama, int64_t l);
+// All of a layer's forward: x of layer l -> x of the next, or x_final.
+void layer_forward(Llama *llama, int64_t l);
+// Logits of row `row` of x_final, for generation.
+void row_logits(Llama *llama, int64_t row);
+
+// Rows of one loss chunk: M = tokens / loss_chunks of them, whose logits exist together.
+typedef struct HeadChunk {
+  int64_t M;
+  const act_t *x;         // [M, D] of x_final
+  RowStat sumsq;          // of these rows
+  const int32_t *targets; // [M]
+  act_t *dx;              // [M, D] of dx, NULL where nothing is trained
+} HeadChunk;
+HeadChunk head_chunk(const Llama *llama, int64_t chunk);
+
+// The loss of a chunk; its dlogits take the place of its logits, and its rows of dx start the
+// backward. per_token: the loss' weight of a row.
+void head_backward(Llama *llama, int64_t chunk, double per_token, bool accumulate);
+// Makes what the layer did not keep (shape.recompute) from what it did, by the forward's own calls:
+// the same values.
+void layer_again(Llama *llama, int64_t l);
+// From dx of the layer's output to dx of its input.
+void layer_backward(Llama *llama, int64_t l, bool accumulate);
+void embed_backward(Llama *llama, bool accumulate);
+void params_update(Llama *llama);

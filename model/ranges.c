@@ -1,12 +1,27 @@
 #include "model/ranges.h"
 
-// By operation and kind, so that a step makes no text.
-#define NAMES(enumerator, name)                                                                    \
-  [OP_##enumerator] = {[KERNEL_CPU] = name " (cpu)",                                               \
-                       [KERNEL_UNFUSED] = name " (unfused)",                                       \
-                       [KERNEL_FUSED] = name " (fused)"},
-static const char *const names[OPERATION_COUNT][KERNEL_FUSED + 1] = {OPERATIONS(NAMES)};
+const char *operation_name(Operation operation) {
+#define NAME(enumerator, name) name,
+  static const char *const names[OPERATION_COUNT] = {OPERATIONS(NAME)};
+#undef NAME
+  return names[operation];
+}
 
-const char *operation_range(const Backend *be, Operation operation) {
-  return names[operation][be->kinds[operation]];
+// By operation and kind, so that a step makes no text.
+static const char *range_name(Operation operation, KernelKind kind) {
+#define RANGES(enumerator, name)                                                                   \
+  {[KERNEL_CPU] = name " (cpu)",                                                                   \
+   [KERNEL_UNFUSED] = name " (unfused)",                                                           \
+   [KERNEL_FUSED] = name " (fused)"},
+  static const char *const names[OPERATION_COUNT][KERNEL_FUSED + 1] = {OPERATIONS(RANGES)};
+#undef RANGES
+  return names[operation][kind];
+}
+
+bool operation_begin(const Llama *llama, Operation operation) {
+  Backend *be = llama->be;
+  if (llama->left_out >> operation & 1) return false;
+  be->operation = operation;
+  range_push(range_name(operation, be->kinds[operation]));
+  return true;
 }

@@ -1,15 +1,17 @@
-// The ranges of operations on a profiler's time line: their names say what runs them, "gate_up
-// (fused)". forward.c, backward.c and trainer.c open the ranges around them.
+// How forward.c and backward.c call an operation: by name, inside its range on a profiler's time
+// line. The range says what runs it: "gate_up (fused)".
 #pragma once
 #include "base/range.h"
-#include "kernels/ops.h"
+#include "model/llama.h"
 
-const char *operation_range(const Backend *be, Operation operation);
+const char *operation_name(Operation operation);
 
-// Calls an operation of `be` inside its range.
-#define RANGED(be, operation, call)                                                                \
+// False where the operation is left out. Else tells the backend which one it is and opens its range.
+bool operation_begin(const Llama *llama, Operation operation);
+
+#define RUN(llama, operation, call)                                                                \
   do {                                                                                             \
-    range_push(operation_range(be, operation));                                                    \
+    if (!operation_begin((llama), (operation))) break;                                             \
     call;                                                                                          \
     range_pop();                                                                                   \
   } while (0)

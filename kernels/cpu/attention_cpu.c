@@ -57,8 +57,8 @@ void cpu_attention(Backend *be, int64_t B, int64_t T, const act_t *qkv_, act_t *
   const Cpu *cpu = cpu_of(be);
   const OpsConfig *c = &cpu->config;
   const int64_t R = packed_width(c), group = c->H / c->KV;
-  const real *qkv = qkv_;
-  real *o = o_, *lse = lse_;
+  const real *qkv = reals(qkv_);
+  real *o = reals(o_), *lse = reals(lse_);
 #pragma omp parallel for collapse(2) schedule(static)
   for (int64_t b = 0; b < B; b++)
     for (int64_t h = 0; h < c->H; h++) {
@@ -73,8 +73,8 @@ void cpu_attention_decode(Backend *be, int64_t T, int64_t rows, const act_t *qkv
   const Cpu *cpu = cpu_of(be);
   const OpsConfig *c = &cpu->config;
   const int64_t group = c->H / c->KV;
-  const real *qkv = qkv_;
-  real *o = o_;
+  const real *qkv = reals(qkv_);
+  real *o = reals(o_);
 #pragma omp parallel for schedule(static)
   for (int64_t h = 0; h < c->H; h++)
     head_forward(cpu, T, T - rows, qkv + h * c->d, qkv + (c->H + h / group) * c->d,
@@ -117,8 +117,8 @@ void cpu_attention_backward(Backend *be, int64_t B, int64_t T, const act_t *qkv_
   const Cpu *cpu = cpu_of(be);
   const OpsConfig *c = &cpu->config;
   const int64_t R = packed_width(c), group = c->H / c->KV, d = c->d;
-  const real *qkv = qkv_, *o = o_, *lse = lse_, *do_ = do_out;
-  real *dqkv = dqkv_;
+  const real *qkv = reals(qkv_), *o = reals(o_), *lse = reals(lse_), *do_ = reals(do_out);
+  real *dqkv = reals(dqkv_);
   // A key/value head and its group of query heads belong to one thread, which adds up dk and dv in
   // head order.
 #pragma omp parallel for collapse(2) schedule(static)

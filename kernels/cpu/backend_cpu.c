@@ -43,21 +43,45 @@ static void cpu_copy(Backend *be, void *to, const void *from, size_t bytes) {
   memcpy(to, from, bytes);
 }
 
-static void cpu_write_real(Backend *be, void *to_, const float *from, int64_t count) {
+static void cpu_write_master(Backend *be, master_t *to, const float *from, int64_t count) {
   (void)be;
-  real *to = to_;
-  for (int64_t i = 0; i < count; i++) to[i] = (real)from[i];
+  for (int64_t i = 0; i < count; i++) reals(to)[i] = (real)from[i];
 }
 
-static void cpu_read_real(Backend *be, float *to, const void *from_, int64_t count) {
-  (void)be;
-  const real *from = from_;
+static void read_reals(float *to, const real *from, int64_t count) {
   for (int64_t i = 0; i < count; i++) to[i] = (float)from[i];
+}
+
+static void cpu_read_master(Backend *be, float *to, const master_t *from, int64_t count) {
+  (void)be;
+  read_reals(to, reals(from), count);
+}
+
+static void cpu_read_act(Backend *be, float *to, const act_t *from, int64_t count) {
+  (void)be;
+  read_reals(to, reals(from), count);
+}
+
+static void cpu_read_grad(Backend *be, float *to, const grad_t *from, int64_t count) {
+  (void)be;
+  read_reals(to, reals(from), count);
 }
 
 static void cpu_profile(Backend *be, bool open) {
   (void)be;
   (void)open;
+}
+
+// There is nothing to record: every part of a step is issued.
+static bool cpu_replay_begin(Backend *be, ReplaySlot slot) {
+  (void)be;
+  (void)slot;
+  return true;
+}
+
+static void cpu_replay_end(Backend *be, ReplaySlot slot) {
+  (void)be;
+  (void)slot;
 }
 
 // cosine and sine of position * inv_freq, in double before rounding: exact at large positions too.
@@ -74,8 +98,55 @@ static real *rope_table(const OpsConfig *c) {
   return table;
 }
 
+static const Backend cpu_functions = {
+    .name = "cpu",
+    .act_bytes = sizeof(real),
+    .stat_bytes = sizeof(real),
+    .grad_bytes = sizeof(real),
+    .master_bytes = sizeof(real),
+    .most_parts = {.sumsq = 1, .s = 1},
+    .destroy = cpu_destroy,
+    .alloc = cpu_alloc,
+    .memory_taken = cpu_memory_taken,
+    .release = cpu_release,
+    .zero = cpu_zero,
+    .write = cpu_copy,
+    .read = cpu_copy,
+    .write_master = cpu_write_master,
+    .read_master = cpu_read_master,
+    .read_act = cpu_read_act,
+    .read_grad = cpu_read_grad,
+    .embed = cpu_embed,
+    .qkv = cpu_qkv,
+    .attention = cpu_attention,
+    .attention_decode = cpu_attention_decode,
+    .residual = cpu_residual,
+    .gate_up = cpu_gate_up,
+    .lm_head = cpu_lm_head,
+    .head_loss = cpu_head_loss,
+    .norm_dgrad = cpu_norm_dgrad,
+    .down_dgrad = cpu_down_dgrad,
+    .dgrad = cpu_dgrad,
+    .attention_backward = cpu_attention_backward,
+    .rope_backward = cpu_rope_backward,
+    .wgrad = cpu_wgrad,
+    .embed_backward = cpu_embed_backward,
+    .grads_finish = cpu_grads_finish,
+    .adamw = cpu_adamw,
+    .set_hyper = cpu_set_hyper,
+    .step_begin = cpu_step_begin,
+    .step_end = cpu_step_end,
+    .step_result = cpu_step_result,
+    .refresh = cpu_refresh,
+    .set_updates = cpu_set_updates,
+    .replay_begin = cpu_replay_begin,
+    .replay_end = cpu_replay_end,
+    .profile = cpu_profile,
+};
+
 Backend *backend_cpu_create(const OpsConfig *config) {
   Cpu *cpu = xcalloc(1, sizeof *cpu);
+  cpu->base = cpu_functions;
   cpu->config = *config;
   cpu->threads = config->threads > 0 ? config->threads : omp_get_num_procs();
   omp_set_num_threads(cpu->threads);
@@ -89,50 +160,13 @@ Backend *backend_cpu_create(const OpsConfig *config) {
   cpu->config.inv_freq = NULL; // the caller's; the table has what is needed
 
   Backend *be = &cpu->base;
-  be->name = "cpu";
   snprintf(be->description, sizeof be->description, "%d thread%s, OpenBLAS (%s), fp%d",
            cpu->threads, cpu->threads == 1 ? "" : "s", openblas_get_corename(),
            (int)sizeof(real) * 8);
-  be->act_bytes = be->stat_bytes = be->grad_bytes = be->master_bytes = sizeof(real);
-  be->parts.sumsq = be->parts.gate_up = be->parts.qkv = be->parts.logits = 1;
   for (int i = 0; i < OPERATION_COUNT; i++) be->kinds[i] = KERNEL_CPU;
   be->max_tokens = config->max_tokens;
   be->workspace_bytes =
       scratch_bytes + dy_bytes + (size_t)(config->max_positions * config->d) * sizeof(real);
   be->memory_bytes = (size_t)sysconf(_SC_PHYS_PAGES) * (size_t)sysconf(_SC_PAGESIZE);
-  be->destroy = cpu_destroy;
-  be->alloc = cpu_alloc;
-  be->memory_taken = cpu_memory_taken;
-  be->release = cpu_release;
-  be->zero = cpu_zero;
-  be->write = cpu_copy;
-  be->read = cpu_copy;
-  be->write_master = cpu_write_real;
-  be->read_master = be->read_act = be->read_grad = cpu_read_real;
-  be->embed = cpu_embed;
-  be->qkv = cpu_qkv;
-  be->attention = cpu_attention;
-  be->attention_decode = cpu_attention_decode;
-  be->residual = cpu_residual;
-  be->gate_up = cpu_gate_up;
-  be->lm_head = cpu_lm_head;
-  be->head_loss = cpu_head_loss;
-  be->norm_dgrad = cpu_norm_dgrad;
-  be->down_dgrad = cpu_down_dgrad;
-  be->dgrad = cpu_dgrad;
-  be->attention_backward = cpu_attention_backward;
-  be->rope_backward = cpu_rope_backward;
-  be->wgrad = cpu_wgrad;
-  be->embed_backward = cpu_embed_backward;
-  be->step_begin = cpu_step_begin;
-  be->grads_finish = cpu_grads_finish;
-  be->set_hyper = cpu_set_hyper;
-  be->adamw = cpu_adamw;
-  be->step_end = cpu_step_end;
-  be->replay = cpu_replay;
-  be->refresh = cpu_refresh;
-  be->step_result = cpu_step_result;
-  be->set_updates = cpu_set_updates;
-  be->profile = cpu_profile;
   return be;
 }

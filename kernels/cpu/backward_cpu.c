@@ -10,15 +10,13 @@ static real dot(const real *a, const real *b, int64_t n) {
 }
 
 void cpu_norm_dgrad(Backend *be, int64_t M, int64_t N, const act_t *dz, const act_t *W,
-                    const act_t *x_, const stat_t *sumsq, const stat_t *s_, int64_t parts_s,
-                    const act_t *residual, act_t *dx_) {
+                    const act_t *x_, RowStat sumsq, RowStat s_, const act_t *residual, act_t *dx_) {
   const OpsConfig *c = &cpu_of(be)->config;
   const int64_t D = c->D;
-  const real *x = x_, *s = s_;
-  real *dx = dx_;
-  (void)parts_s; // always 1 here
+  const real *x = reals(x_), *s = reals(s_.data);
+  real *dx = reals(dx_);
   if (residual && residual != dx_) memcpy(dx, residual, (size_t)(M * D) * sizeof(real));
-  gemm_nn(M, D, N, 1, dz, N, W, D, residual ? 1 : 0, dx, D);
+  gemm_nn(M, D, N, 1, reals(dz), N, reals(W), D, residual ? 1 : 0, dx, D);
 #pragma omp parallel for schedule(static)
   for (int64_t m = 0; m < M; m++) {
     const real factor = row_rstd(c, sumsq, m) / (real)D * s[m];
@@ -27,13 +25,13 @@ void cpu_norm_dgrad(Backend *be, int64_t M, int64_t N, const act_t *dz, const ac
 }
 
 void cpu_down_dgrad(Backend *be, int64_t M, const act_t *dx, const act_t *W, const act_t *z_,
-                    const stat_t *sumsq, act_t *dz_, stat_t *s_, act_t *y_) {
+                    RowStat sumsq, act_t *dz_, RowStat *s_) {
   Cpu *cpu = cpu_of(be);
   const OpsConfig *c = &cpu->config;
   const int64_t F = c->F;
-  const real *z = z_;
-  real *dz = dz_, *s = s_, *y = y_, *dy = cpu->dy;
-  gemm_nn(M, F, c->D, 1, dx, c->D, W, F, 0, dy, F);
+  const real *z = reals(z_);
+  real *dz = reals(dz_), *s = sums_of(s_), *dy = cpu->dy;
+  gemm_nn(M, F, c->D, 1, reals(dx), c->D, reals(W), F, 0, dy, F);
 #pragma omp parallel for schedule(static)
   for (int64_t m = 0; m < M; m++) {
     const real r = row_rstd(c, sumsq, m);
@@ -46,7 +44,6 @@ void cpu_down_dgrad(Backend *be, int64_t M, const act_t *dx, const act_t *W, con
       dz[at] = r * dgate;
       dz[at + 1] = r * dup;
       product += dz[at] * gate + dz[at + 1] * up;
-      if (y) y[m * F + f] = swiglu(gate, up);
     }
     s[m] = product;
   }
@@ -54,16 +51,16 @@ void cpu_down_dgrad(Backend *be, int64_t M, const act_t *dx, const act_t *W, con
 
 void cpu_dgrad(Backend *be, int64_t M, int64_t K, const act_t *dy, const act_t *W, act_t *da) {
   const int64_t D = cpu_of(be)->config.D;
-  gemm_nn(M, K, D, 1, dy, D, W, K, 0, da, K);
+  gemm_nn(M, K, D, 1, reals(dy), D, reals(W), K, 0, reals(da), K);
 }
 
 void cpu_rope_backward(Backend *be, int64_t M, int64_t T, act_t *dqkv_, const act_t *qkv_,
-                       const stat_t *sumsq, stat_t *s_) {
+                       RowStat sumsq, RowStat *s_) {
   const Cpu *cpu = cpu_of(be);
   const OpsConfig *c = &cpu->config;
   const int64_t R = packed_width(c), rotated = (c->H + c->KV) * c->d, half = c->d / 2;
-  real *dqkv = dqkv_, *s = s_;
-  const real *qkv = qkv_;
+  real *dqkv = reals(dqkv_), *s = sums_of(s_);
+  const real *qkv = reals(qkv_);
 #pragma omp parallel for schedule(static)
   for (int64_t m = 0; m < M; m++) {
     const real r = row_rstd(c, sumsq, m);
@@ -80,18 +77,18 @@ void cpu_rope_backward(Backend *be, int64_t M, int64_t T, act_t *dqkv_, const ac
 void cpu_wgrad(Backend *be, int64_t M, int64_t N, int64_t K, const act_t *dz, const act_t *x,
                grad_t *dW, bool accumulate) {
   (void)be;
-  gemm_tn(N, K, M, 1, dz, N, x, K, accumulate ? 1 : 0, dW, K);
+  gemm_tn(N, K, M, 1, reals(dz), N, reals(x), K, accumulate ? 1 : 0, reals(dW), K);
 }
 
 void cpu_embed_backward(Backend *be, int64_t M, const int32_t *tokens, const act_t *dx_,
                         grad_t *dE_, bool accumulate) {
   const OpsConfig *c = &cpu_of(be)->config;
   const int64_t D = c->D, slice = 64;
-  const real *dx = dx_;
-  real *dE = dE_;
+  const real *dx = reals(dx_);
+  real *dE = reals(dE_);
   if (!accumulate) memset(dE, 0, (size_t)(c->V * D) * sizeof(real));
-    // Threads share out the columns, so that each sum runs over the tokens in order, whatever the
-    // number of threads.
+// Threads share out the columns, so that each sum runs over the tokens in order, whatever the
+// number of threads.
 #pragma omp parallel for schedule(static)
   for (int64_t k0 = 0; k0 < D; k0 += slice) {
     const int64_t k1 = k0 + slice < D ? k0 + slice : D;

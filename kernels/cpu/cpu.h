@@ -26,8 +26,18 @@ static inline Cpu *cpu_of(Backend *be) {
 static inline int64_t packed_width(const OpsConfig *c) {
   return (c->H + 2 * c->KV) * c->d;
 }
-static inline real row_rstd(const OpsConfig *c, const real *sumsq, int64_t m) {
-  return rms_rstd(sumsq[m], c->D, (real)c->rms_norm_eps);
+
+// All storage classes are arrays of real here.
+static inline real *reals(const void *tensor) {
+  return (real *)(uintptr_t)tensor;
+}
+// Where a statistic's sums go: one part.
+static inline real *sums_of(RowStat *statistic) {
+  statistic->parts = 1;
+  return reals(statistic->data);
+}
+static inline real row_rstd(const OpsConfig *c, RowStat sumsq, int64_t m) {
+  return rms_rstd(reals(sumsq.data)[m], c->D, (real)c->rms_norm_eps);
 }
 
 // Row-major GEMMs through CBLAS, named by how A and B are stored; C = A B + beta C, C [M, N] with
@@ -41,42 +51,33 @@ void gemm_tn(int64_t M, int64_t N, int64_t K, real alpha, const real *A, int64_t
              int64_t ldb, real beta, real *C, int64_t ldc);
 
 // The operations of kernels/ops.h, documented there.
-void cpu_embed(Backend *, int64_t, const int32_t *, const act_t *, act_t *, stat_t *);
-void cpu_qkv(Backend *, int64_t, int64_t, int64_t, const act_t *, const stat_t *, const act_t *,
-             act_t *);
-void cpu_residual(Backend *, int64_t, int64_t, const act_t *, const act_t *, const act_t *, act_t *,
-                  stat_t *);
-void cpu_gate_up(Backend *, int64_t, const act_t *, const stat_t *, const act_t *, act_t *,
-                 act_t *);
-void cpu_lm_head(Backend *, int64_t, const act_t *, const stat_t *, const act_t *, act_t *);
-void cpu_head_loss(Backend *, int64_t, const act_t *, const stat_t *, const act_t *,
-                   const int32_t *, act_t *, double, stat_t *);
-// head_loss from the logits on.
-void cpu_loss(Backend *, int64_t, const stat_t *, const int32_t *, act_t *, double, stat_t *);
+EmbedOp cpu_embed;
+QkvOp cpu_qkv;
+ResidualOp cpu_residual;
+GateUpOp cpu_gate_up;
+LmHeadOp cpu_lm_head;
+HeadLossOp cpu_head_loss;
+AttentionOp cpu_attention;
+AttentionDecodeOp cpu_attention_decode;
+AttentionBackwardOp cpu_attention_backward;
+NormDgradOp cpu_norm_dgrad;
+DownDgradOp cpu_down_dgrad;
+DgradOp cpu_dgrad;
+RopeBackwardOp cpu_rope_backward;
+WgradOp cpu_wgrad;
+EmbedBackwardOp cpu_embed_backward;
+GradsFinishOp cpu_grads_finish;
+AdamwOp cpu_adamw;
 
-void cpu_attention(Backend *, int64_t, int64_t, const act_t *, act_t *, stat_t *);
-void cpu_attention_decode(Backend *, int64_t, int64_t, const act_t *, act_t *);
-void cpu_attention_backward(Backend *, int64_t, int64_t, const act_t *, const act_t *,
-                            const stat_t *, const act_t *, act_t *);
-// Elements of scratch a thread needs for sequences of T.
+// head_loss from the logits [M, V] on.
+void cpu_loss(Backend *be, int64_t M, RowStat sumsq, const int32_t *targets, act_t *logits,
+              double scale, RowStat *s);
+// Elements of scratch that a thread's attention needs for sequences of T.
 size_t cpu_attention_scratch(int64_t T);
 
-void cpu_norm_dgrad(Backend *, int64_t, int64_t, const act_t *, const act_t *, const act_t *,
-                    const stat_t *, const stat_t *, int64_t, const act_t *, act_t *);
-void cpu_down_dgrad(Backend *, int64_t, const act_t *, const act_t *, const act_t *, const stat_t *,
-                    act_t *, stat_t *, act_t *);
-void cpu_dgrad(Backend *, int64_t, int64_t, const act_t *, const act_t *, act_t *);
-void cpu_rope_backward(Backend *, int64_t, int64_t, act_t *, const act_t *, const stat_t *,
-                       stat_t *);
-void cpu_wgrad(Backend *, int64_t, int64_t, int64_t, const act_t *, const act_t *, grad_t *, bool);
-void cpu_embed_backward(Backend *, int64_t, const int32_t *, const act_t *, grad_t *, bool);
-
-void cpu_step_begin(Backend *);
-void cpu_grads_finish(Backend *, const ParamTensor *, int);
-void cpu_set_hyper(Backend *, const AdamW *);
-void cpu_adamw(Backend *, const ParamTensor *, int);
-void cpu_step_end(Backend *);
-void cpu_replay(Backend *, ReplaySlot, void (*)(void *), void *);
-void cpu_refresh(Backend *, const ParamTensor *, int);
-StepResult cpu_step_result(Backend *);
-void cpu_set_updates(Backend *, int64_t);
+void cpu_set_hyper(Backend *be, const AdamW *hyper);
+void cpu_step_begin(Backend *be);
+void cpu_step_end(Backend *be);
+StepResult cpu_step_result(Backend *be);
+void cpu_refresh(Backend *be, const ParamTensor *list, int count);
+void cpu_set_updates(Backend *be, int64_t updates);

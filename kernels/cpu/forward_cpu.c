@@ -10,10 +10,10 @@ static real row_sum_of_squares(const real *x, int64_t n) {
 }
 
 void cpu_embed(Backend *be, int64_t M, const int32_t *tokens, const act_t *E_, act_t *x_,
-               stat_t *sumsq_) {
+               RowStat *sumsq_) {
   const int64_t D = cpu_of(be)->config.D;
-  const real *E = E_;
-  real *x = x_, *sumsq = sumsq_;
+  const real *E = reals(E_);
+  real *x = reals(x_), *sumsq = sums_of(sumsq_);
 #pragma omp parallel for schedule(static)
   for (int64_t m = 0; m < M; m++) {
     memcpy(x + m * D, E + tokens[m] * D, (size_t)D * sizeof(real));
@@ -21,13 +21,13 @@ void cpu_embed(Backend *be, int64_t M, const int32_t *tokens, const act_t *E_, a
   }
 }
 
-void cpu_qkv(Backend *be, int64_t M, int64_t T, int64_t first, const act_t *x, const stat_t *sumsq,
+void cpu_qkv(Backend *be, int64_t M, int64_t T, int64_t first, const act_t *x, RowStat sumsq,
              const act_t *W, act_t *qkv_) {
   const Cpu *cpu = cpu_of(be);
   const OpsConfig *c = &cpu->config;
   const int64_t R = packed_width(c), rotated = (c->H + c->KV) * c->d, half = c->d / 2;
-  real *qkv = qkv_;
-  gemm_nt(M, R, c->D, 1, x, c->D, W, c->D, 0, qkv, R);
+  real *qkv = reals(qkv_);
+  gemm_nt(M, R, c->D, 1, reals(x), c->D, reals(W), c->D, 0, qkv, R);
 #pragma omp parallel for schedule(static)
   for (int64_t m = 0; m < M; m++) {
     const real r = row_rstd(c, sumsq, m);
@@ -41,21 +41,21 @@ void cpu_qkv(Backend *be, int64_t M, int64_t T, int64_t first, const act_t *x, c
 }
 
 void cpu_residual(Backend *be, int64_t M, int64_t K, const act_t *a, const act_t *W, const act_t *x,
-                  act_t *out_, stat_t *sumsq_) {
+                  act_t *out_, RowStat *sumsq_) {
   const int64_t D = cpu_of(be)->config.D;
-  real *out = out_, *sumsq = sumsq_;
+  real *out = reals(out_), *sumsq = sums_of(sumsq_);
   memcpy(out, x, (size_t)(M * D) * sizeof(real));
-  gemm_nt(M, D, K, 1, a, K, W, K, 1, out, D);
+  gemm_nt(M, D, K, 1, reals(a), K, reals(W), K, 1, out, D);
 #pragma omp parallel for schedule(static)
   for (int64_t m = 0; m < M; m++) sumsq[m] = row_sum_of_squares(out + m * D, D);
 }
 
-void cpu_gate_up(Backend *be, int64_t M, const act_t *x, const stat_t *sumsq, const act_t *W,
-                 act_t *z_, act_t *y_) {
+void cpu_gate_up(Backend *be, int64_t M, const act_t *x, RowStat sumsq, const act_t *W, act_t *z_,
+                 act_t *y_) {
   const OpsConfig *c = &cpu_of(be)->config;
   const int64_t F = c->F;
-  real *z = z_, *y = y_;
-  gemm_nt(M, 2 * F, c->D, 1, x, c->D, W, c->D, 0, z, 2 * F);
+  real *z = reals(z_), *y = reals(y_);
+  gemm_nt(M, 2 * F, c->D, 1, reals(x), c->D, reals(W), c->D, 0, z, 2 * F);
 #pragma omp parallel for schedule(static)
   for (int64_t m = 0; m < M; m++) {
     const real r = row_rstd(c, sumsq, m);

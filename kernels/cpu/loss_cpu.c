@@ -5,12 +5,12 @@
 
 #include "base/memory.h"
 
-void cpu_lm_head(Backend *be, int64_t M, const act_t *x, const stat_t *sumsq, const act_t *W,
+void cpu_lm_head(Backend *be, int64_t M, const act_t *x, RowStat sumsq, const act_t *W,
                  act_t *logits_) {
   const OpsConfig *c = &cpu_of(be)->config;
   const int64_t V = c->V;
-  real *logits = logits_;
-  gemm_nt(M, V, c->D, 1, x, c->D, W, c->D, 0, logits, V);
+  real *logits = reals(logits_);
+  gemm_nt(M, V, c->D, 1, reals(x), c->D, reals(W), c->D, 0, logits, V);
 #pragma omp parallel for schedule(static)
   for (int64_t m = 0; m < M; m++) {
     const real r = row_rstd(c, sumsq, m);
@@ -32,12 +32,12 @@ static real row_gradient(real *z, int64_t V, int32_t target, real largest, real 
   return product;
 }
 
-void cpu_loss(Backend *be, int64_t M, const stat_t *sumsq, const int32_t *targets, act_t *logits_,
-              double scale, stat_t *s_) {
+void cpu_loss(Backend *be, int64_t M, RowStat sumsq, const int32_t *targets, act_t *logits_,
+              double scale, RowStat *s_) {
   Cpu *cpu = cpu_of(be);
   const OpsConfig *c = &cpu->config;
   const int64_t V = c->V;
-  real *logits = logits_, *s = s_;
+  real *logits = reals(logits_), *s = s_ ? sums_of(s_) : NULL;
   double *row_loss = xmalloc((size_t)M * sizeof *row_loss);
 #pragma omp parallel for schedule(static)
   for (int64_t m = 0; m < M; m++) {
@@ -56,8 +56,8 @@ void cpu_loss(Backend *be, int64_t M, const stat_t *sumsq, const int32_t *target
   free(row_loss);
 }
 
-void cpu_head_loss(Backend *be, int64_t M, const act_t *x, const stat_t *sumsq, const act_t *W,
-                   const int32_t *targets, act_t *logits, double scale, stat_t *s) {
+void cpu_head_loss(Backend *be, int64_t M, const act_t *x, RowStat sumsq, const act_t *W,
+                   const int32_t *targets, act_t *logits, double scale, RowStat *s) {
   cpu_lm_head(be, M, x, sumsq, W, logits);
   cpu_loss(be, M, sumsq, targets, logits, scale, s);
 }

@@ -16,8 +16,8 @@ void cpu_step_begin(Backend *be) {
 // shared out, so that each sum runs over the rows in order, whatever the number of threads.
 static void unfold(const ParamTensor *t, const ParamTensor *norm) {
   const int64_t slice = 64;
-  const real *W = t->master, *wn = norm->master, *folded = t->grad_folded;
-  real *dW = t->grad, *dwn = norm->grad;
+  const real *W = reals(t->master), *wn = reals(norm->master), *folded = reals(t->grad_folded);
+  real *dW = reals(t->grad), *dwn = reals(norm->grad);
   const bool plain_too = t->grad != t->grad_folded;
 #pragma omp parallel for schedule(static)
   for (int64_t k0 = 0; k0 < t->cols; k0 += slice) {
@@ -35,7 +35,7 @@ static void unfold(const ParamTensor *t, const ParamTensor *norm) {
 
 // Rows are summed one by one and then added up in order: the same bits for any number of threads.
 static double sum_of_squares(const ParamTensor *t) {
-  const real *g = t->grad;
+  const real *g = reals(t->grad);
   double *row_sum = xmalloc((size_t)t->rows * sizeof *row_sum);
 #pragma omp parallel for schedule(static)
   for (int64_t n = 0; n < t->rows; n++) {
@@ -59,8 +59,8 @@ void cpu_grads_finish(Backend *be, const ParamTensor *list, int count) {
 }
 
 static void refresh_tensor(const ParamTensor *list, const ParamTensor *t) {
-  const real *W = t->master, *wn = t->norm >= 0 ? list[t->norm].master : NULL;
-  real *plain = t->compute, *folded = t->folded;
+  const real *W = reals(t->master), *wn = t->norm >= 0 ? reals(list[t->norm].master) : NULL;
+  real *plain = reals(t->compute), *folded = reals(t->folded);
   if (!plain && !folded) return;
 #pragma omp parallel for schedule(static)
   for (int64_t n = 0; n < t->rows; n++)
@@ -83,8 +83,8 @@ static void adamw_tensor(const ParamTensor *t, const AdamW *a, double clip, int6
   const real step_size = (real)(a->learning_rate / (1 - pow(a->beta1, (double)update)));
   const real per_root = (real)(1 / sqrt(1 - pow(a->beta2, (double)update)));
   const real keep = (real)(1 - a->learning_rate * (t->decay ? a->weight_decay : 0));
-  real *W = t->master, *m = t->m, *v = t->v;
-  const real *grad = t->grad;
+  real *W = reals(t->master), *m = reals(t->m), *v = reals(t->v);
+  const real *grad = reals(t->grad);
 #pragma omp parallel for simd schedule(static)
   for (int64_t i = 0; i < t->rows * t->cols; i++) {
     const real g = grad[i] * scale;
@@ -120,12 +120,6 @@ StepResult cpu_step_result(Backend *be) {
   Cpu *cpu = cpu_of(be);
   assert(cpu->taken < cpu->ended);
   return cpu->results[cpu->taken++ % MAX_RESULTS];
-}
-
-void cpu_replay(Backend *be, ReplaySlot slot, void (*issue)(void *context), void *context) {
-  (void)be;
-  (void)slot;
-  issue(context);
 }
 
 void cpu_set_updates(Backend *be, int64_t updates) {

@@ -31,13 +31,9 @@ static double tiny_loss(Llama *llama, const Config *c) {
   for (int64_t step = 0; step < c->train.steps; step++) {
     const AdamW hyper = adamw_at(&c->optimizer, step, c->train.steps);
     llama_load_batch(llama, ids, ids + TINY_TOKENS);
-    be->set_hyper(be, &hyper);
-    be->step_begin(be);
     llama_forward(llama);
-    llama_loss_backward(llama, 1, false);
-    be->grads_finish(be, llama->tensors, llama->param_count);
-    be->adamw(be, llama->tensors, llama->param_count);
-    be->step_end(be);
+    llama_backward(llama, 1, false);
+    llama_update(llama, &hyper);
     loss = be->step_result(be).loss;
   }
   return loss;
@@ -45,7 +41,7 @@ static double tiny_loss(Llama *llama, const Config *c) {
 
 // The loss of the tiny run on `device` with these kernels, NAN with a sentence where it cannot run.
 // Prints what the backend says of itself.
-static double try_device(Device device, Kernels kernels, Error *err) {
+static double try_device(Device device, KernelChoice kernels, Error *err) {
   Config config;
   if (config_parse(&config, "the doctor's run", tiny_run, 0, NULL, err) != 0) return NAN;
   config.backend.device = device;
@@ -66,7 +62,7 @@ static double try_device(Device device, Kernels kernels, Error *err) {
 }
 
 // 1 if these kernels cannot run or disagree with the CPU's loss.
-static int check_gpu(const char *name, Kernels kernels, double expected) {
+static int check_gpu(const char *name, KernelChoice kernels, double expected) {
   enum { BF16_AGREEMENT_PER_CENT = 2 }; // three steps in bf16 stay well below this
   Error err;
   const double loss = try_device(DEVICE_CUDA, kernels, &err);

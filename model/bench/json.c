@@ -2,6 +2,7 @@
 #include <math.h>
 
 #include "model/bench/report.h"
+#include "model/ranges.h"
 
 // Numbers that are not known become null.
 static void number(cJSON *to, const char *name, double value) {
@@ -29,10 +30,10 @@ static double rate(double work, double ms, double unit) {
 
 static cJSON *op_json(const BenchResult *r, const BenchOp *op) {
   cJSON *o = cJSON_CreateObject();
-  text(o, "name", operation_name(op->operation));
-  text(o, "class", class_names[op->class]);
+  text(o, "name", operation_name(op->call.operation));
+  text(o, "class", class_names[op->call.class]);
   text(o, "runs", kernel_names[op->runs]);
-  text(o, "shape", op->shape);
+  text(o, "shape", op->call.shape);
   number(o, "calls", (double)op->calls);
   for (int kind = 0; kind < BENCH_KINDS; kind++) spread(o, kind_names[kind], &op->time[kind]);
   spread(o, "bare", &op->bare);
@@ -41,7 +42,7 @@ static cJSON *op_json(const BenchResult *r, const BenchOp *op) {
   number(o, "unfused_over_fused", unfused / fused);
   number(o, "floor", op_floor(r, op));
   number(o, "bare_back_to_back", op->alone > 0 ? op->alone : NAN);
-  const double flops = rate(op->flops, fused, 1e-9), bytes = rate(op->bytes, fused, 1e-6);
+  const double flops = rate(op->call.flops, fused, 1e-9), bytes = rate(op->call.bytes, fused, 1e-6);
   number(o, "tflops", flops);
   number(o, "of_peak", flops / bench_peak(r));
   number(o, "gigabytes_per_s", bytes);

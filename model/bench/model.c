@@ -2,6 +2,7 @@
 
 #include <stdlib.h>
 
+#include "base/arena.h"
 #include "base/memory.h"
 #include "base/rng.h"
 
@@ -15,9 +16,10 @@ static void fill_tensor(Llama *llama, const ParamTensor *t, uint64_t key, float 
   for (int64_t i = 0; i < most; i++)
     pattern[i] =
         t->rows == 1 ? 1 : (float)(deviation * rng_normal(key, (uint64_t)i)); // norms are 1
-  for (int64_t i = 0; i < n; i += PATTERN)
-    be->write_master(be, (char *)t->master + (size_t)i * be->master_bytes, pattern,
-                     n - i < PATTERN ? n - i : PATTERN);
+  for (int64_t i = 0; i < n; i += PATTERN) {
+    master_t *to = (master_t *)((uintptr_t)t->master + (size_t)i * be->master_bytes);
+    be->write_master(be, to, pattern, n - i < PATTERN ? n - i : PATTERN);
+  }
   be->zero(be, t->m, (size_t)n * be->master_bytes);
   be->zero(be, t->v, (size_t)n * be->master_bytes);
 }
@@ -30,37 +32,77 @@ void bench_weights(Llama *llama, uint64_t seed) {
   llama->be->refresh(llama->be, llama->tensors, llama->param_count);
 }
 
-static int64_t max64(int64_t a, int64_t b) {
-  return a > b ? a : b;
+static void take_stat(Arena *arena, const Backend *be, int64_t most_parts, RowStat *s) {
+  s->stride = be->max_tokens;
+  s->data = arena_take(arena, (size_t)(most_parts * s->stride) * be->stat_bytes);
 }
 
-int bench_share(Llama *twin, const Llama *llama, Backend *be, Error *err) {
-  const int L = (int)llama->config.num_hidden_layers;
-  const size_t row = (size_t)be->max_tokens * be->stat_bytes, sumsq = (size_t)be->parts.sumsq * row,
-               s = (size_t)max64(be->parts.gate_up, max64(be->parts.qkv, be->parts.logits)) * row,
-               bytes = (size_t)(2 * L + 1) * sumsq + s;
-  char *block = be->alloc(be, bytes);
-  if (!block)
+static size_t lay_out_statistics(Acts *acts, int64_t L, const Backend *be, char *block) {
+  Arena arena = {block, 0};
+  for (int64_t l = 0; l < L; l++) {
+    take_stat(&arena, be, be->most_parts.sumsq, &acts->layers[l].x_sumsq);
+    take_stat(&arena, be, be->most_parts.sumsq, &acts->layers[l].x1_sumsq);
+  }
+  take_stat(&arena, be, be->most_parts.sumsq, &acts->final_sumsq);
+  take_stat(&arena, be, be->most_parts.s, &acts->s);
+  return arena.used;
+}
+
+int bench_share(Llama *to, const Llama *llama, Backend *be, Error *err) {
+  const int64_t L = llama->config.num_hidden_layers;
+  *to = *llama;
+  to->be = be;
+  to->acts.layers = xmalloc((size_t)L * sizeof *to->acts.layers);
+  for (int64_t l = 0; l < L; l++) to->acts.layers[l] = llama->acts.layers[l];
+  const size_t bytes = lay_out_statistics(&to->acts, L, be, NULL);
+  to->acts_block = be->alloc(be, bytes);
+  if (!to->acts_block) {
+    bench_unshare(to);
     return error_set(err, "the GPU has no %s left for the row statistics of the second kind",
                      size_text(bytes).text);
-  be->zero(be, block, bytes);
-  *twin = *llama;
-  twin->be = be;
-  twin->acts.layers = xmalloc((size_t)L * sizeof *twin->acts.layers);
-  for (int l = 0; l < L; l++) {
-    LayerActs *a = &twin->acts.layers[l];
-    *a = llama->acts.layers[l];
-    a->x_sumsq = block + (size_t)(2 * l) * sumsq;
-    a->x1_sumsq = block + (size_t)(2 * l + 1) * sumsq;
   }
-  twin->acts.final_sumsq = block + (size_t)(2 * L) * sumsq;
-  twin->acts.s = block + (size_t)(2 * L + 1) * sumsq;
+  be->zero(be, to->acts_block, bytes);
+  lay_out_statistics(&to->acts, L, be, to->acts_block);
   return 0;
 }
 
-void bench_unshare(Llama *twin) {
-  if (!twin->be) return;
-  twin->be->release(twin->be, twin->acts.layers[0].x_sumsq); // where the block begins
-  free(twin->acts.layers);
-  *twin = (Llama){0};
+void bench_unshare(Llama *to) {
+  if (!to->be) return;
+  if (to->acts_block) to->be->release(to->be, to->acts_block);
+  free(to->acts.layers);
+  *to = (Llama){0};
+}
+
+void issue_slice(Llama *llama, int index, bool accumulate) {
+  const int64_t l = index % llama->config.num_hidden_layers,
+                chunk = index % llama->shape.loss_chunks;
+  const double per_token = 1 / (double)(llama->shape.batch * llama->shape.seq);
+  embed_forward(llama);
+  layer_forward(llama, l);
+  head_backward(llama, chunk, per_token, accumulate || chunk > 0);
+  layer_backward(llama, l, accumulate);
+  embed_backward(llama, accumulate);
+  params_update(llama);
+}
+
+void issue_alone(Llama *llama, Operation operation, int index, bool accumulate) {
+  llama->left_out = ~(1u << operation);
+  issue_slice(llama, index, accumulate);
+  llama->left_out = 0;
+}
+
+Recorder *record_slice(const Llama *llama) {
+  const OpsConfig ops = llama_ops_config(&llama->config, &llama->shape, 1, 0);
+  Recorder *recorder = recorder_create(&ops, llama->be);
+  free((void *)(uintptr_t)ops.inv_freq);
+  Llama recorded = *llama;
+  recorded.be = &recorder->base;
+  issue_slice(&recorded, 0, false);
+  return recorder;
+}
+
+int prepared_by(const OperationCall *calls, int i) {
+  int j = calls[i].in_place ? i - 1 : -1;
+  while (j >= 0 && calls[j].out != calls[i].out && calls[j].beside != calls[i].out) j--;
+  return j;
 }

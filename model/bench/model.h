@@ -1,4 +1,5 @@
-// The model of a bench: random weights fast, and one set of memory for both kinds of kernels.
+// The model of a bench: random weights fast, one set of memory for both kinds of kernels, and one
+// operation at a time.
 #pragma once
 #include "model/llama.h"
 
@@ -6,8 +7,21 @@
 // pattern of four million values, each tensor its own, so that billions are there in seconds.
 void bench_weights(Llama *llama, uint64_t seed);
 
-// twin becomes the same model on another backend of the same GPU: all memory is shared but the
+// `to` becomes the same model on another backend of the same GPU: all memory is shared but the
 // statistics of rows, which backends leave in different numbers of parts, so that each one's stay
 // what its own operations left. bench_unshare gives those back; the rest is `llama`'s.
-int bench_share(Llama *twin, const Llama *llama, Backend *be, Error *err);
-void bench_unshare(Llama *twin);
+int bench_share(Llama *to, const Llama *llama, Backend *be, Error *err);
+void bench_unshare(Llama *to);
+
+// A micro-batch and its update by the model's own functions, but of one layer and one chunk of the
+// loss, which `index` runs through: every operation of a step once. accumulate: onto gradients that
+// are there.
+void issue_slice(Llama *llama, int index, bool accumulate);
+// The same with all operations but one left out.
+void issue_alone(Llama *llama, Operation operation, int index, bool accumulate);
+// The calls of issue_slice, one for each operation, in their order. The caller destroys it.
+Recorder *record_slice(const Llama *llama);
+
+// The call that leaves what call i finds and overwrites, so that it must come first each time; -1:
+// none.
+int prepared_by(const OperationCall *calls, int i);

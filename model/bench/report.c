@@ -5,16 +5,11 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "model/ranges.h"
+
 // From here on a machine is too noisy: between the 10th and the 90th percentile of a step, and
 // between two measurements of the same kernels.
 static const double most_spread = 0.05, most_apart = 0.02;
-
-const char *operation_name(Operation operation) {
-#define OPERATION_NAME(enumerator, name) name,
-  static const char *const names[OPERATION_COUNT] = {OPERATIONS(OPERATION_NAME)};
-#undef OPERATION_NAME
-  return names[operation];
-}
 
 // ---- What follows
 
@@ -47,16 +42,16 @@ static double tflops(double flops, double ms) {
 double bench_peak(const BenchResult *r) {
   double most = tflops(r->peak_flops, r->peak.median);
   for (int i = 0; i < r->op_count; i++)
-    if (r->ops[i].class == CLASS_PRODUCT)
-      most = fmax(most, tflops(r->ops[i].flops, r->ops[i].bare.median));
+    if (r->ops[i].call.class == CLASS_GEMM)
+      most = fmax(most, tflops(r->ops[i].call.flops, r->ops[i].bare.median));
   return most;
 }
 
 // Attention is the same in both kinds: the smaller figure is the one with less of the noise.
 double op_floor(const BenchResult *r, const BenchOp *op) {
-  const double moved = op->floor_bytes > 0 ? op->floor_bytes / bench_copy_rate(r) : 0;
-  switch (op->class) {
-  case CLASS_PRODUCT:
+  const double moved = op->call.floor_bytes > 0 ? op->call.floor_bytes / bench_copy_rate(r) : 0;
+  switch (op->call.class) {
+  case CLASS_GEMM:
     return op->bare.median + moved;
   case CLASS_ATTENTION:
     return fmin(op->time[BENCH_FUSED].median, op->time[BENCH_UNFUSED].median);
@@ -94,8 +89,8 @@ StepSplit step_split(const BenchResult *r, BenchKind kind) {
   for (int i = 0; i < r->op_count; i++) {
     const BenchOp *op = &r->ops[i];
     const double calls = (double)op->calls;
-    if (op->class == CLASS_PRODUCT) split.products += calls * op->bare.median;
-    if (op->class == CLASS_ATTENTION) split.attention += calls * op->time[kind].median;
+    if (op->call.class == CLASS_GEMM) split.products += calls * op->bare.median;
+    if (op->call.class == CLASS_ATTENTION) split.attention += calls * op->time[kind].median;
   }
   split.rest = r->step[kind].median - split.products - split.attention;
   return split;
@@ -106,8 +101,8 @@ StepSplit floor_split(const BenchResult *r) {
   for (int i = 0; i < r->op_count; i++) {
     const BenchOp *op = &r->ops[i];
     const double calls = (double)op->calls;
-    if (op->class == CLASS_PRODUCT) split.products += calls * op->bare.median;
-    if (op->class == CLASS_ATTENTION) split.attention += calls * op_floor(r, op);
+    if (op->call.class == CLASS_GEMM) split.products += calls * op->bare.median;
+    if (op->call.class == CLASS_ATTENTION) split.attention += calls * op_floor(r, op);
   }
   split.rest = step_floor(r) - split.products - split.attention;
   return split;
@@ -185,7 +180,7 @@ static double gigabytes(double bytes, double ms) {
   return bytes > 0 ? bytes / ms * 1e-6 : NAN;
 }
 static const char *kind_text(const BenchOp *op) {
-  if (op->class == CLASS_ATTENTION) return "cuDNN";
+  if (op->call.class == CLASS_ATTENTION) return "cuDNN";
   return op->runs == KERNEL_FUSED ? "fused" : "unfused";
 }
 
@@ -201,14 +196,16 @@ static void print_ops(const BenchResult *r) {
   for (int i = 0; i < r->op_count; i++) {
     const BenchOp *op = &r->ops[i];
     const double fused = op->time[BENCH_FUSED].median, unfused = op->time[BENCH_UNFUSED].median;
-    const double rate = tflops(op->flops, fused), moved = gigabytes(op->bytes, fused);
+    const double rate = tflops(op->call.flops, fused), moved = gigabytes(op->call.bytes, fused);
     const Differences *d = &op->differences;
     printf("%-19s %-8s %-26s %5lld %8.4f %8.4f %8s %7s %8.3f %8s %6s %6s %6s  %8s %8s %8s\n",
-           operation_name(op->operation), kind_text(op), op->shape, (long long)op->calls, fused,
-           unfused, cell("%.4f", op->bare.median).text, cell("%.3f", fused / op->bare.median).text,
-           unfused / fused, cell("%.1f", rate).text,
+           operation_name(op->call.operation), kind_text(op), op->call.shape, (long long)op->calls,
+           fused, unfused, cell("%.4f", op->bare.median).text,
+           cell("%.3f", fused / op->bare.median).text, unfused / fused, cell("%.1f", rate).text,
            cell("%.1f", percent(rate / bench_peak(r))).text, cell("%.0f", moved).text,
-           cell("%.1f", percent(op->bytes > 0 ? op->bytes / fused / bench_copy_rate(r) : NAN)).text,
+           cell("%.1f",
+                percent(op->call.bytes > 0 ? op->call.bytes / fused / bench_copy_rate(r) : NAN))
+               .text,
            cell("%.1e", d->fused_unfused).text, cell("%.1e", d->fused_reference).text,
            cell("%.1e", d->unfused_reference).text);
   }
@@ -262,7 +259,7 @@ static double alone_ratio(const BenchResult *r) {
   double bare = 0, alone = 0;
   for (int i = 0; i < r->op_count; i++) {
     const BenchOp *op = &r->ops[i];
-    if (op->class != CLASS_PRODUCT) continue;
+    if (op->call.class != CLASS_GEMM) continue;
     bare += (double)op->calls * op->bare.median;
     alone += (double)op->calls * op->alone;
   }

@@ -2,7 +2,7 @@
 // and text alone; model/bench/bench.c measures.
 #pragma once
 #include <cjson/cJSON.h>
-#include "kernels/cuda/bench_gpu.h"
+#include "kernels/bench/bench_gpu.h"
 
 typedef enum BenchKind { BENCH_FUSED, BENCH_UNFUSED, BENCH_KINDS } BenchKind;
 typedef enum BenchPass { PASS_FORWARD, PASS_BACKWARD, PASS_BOTH, BENCH_PASSES } BenchPass;
@@ -16,28 +16,19 @@ typedef struct Spread {
 Spread spread_of(double *samples, int count); // sorts them; all NAN where there are none
 double spread_width(const Spread *s);         // (ninetieth - tenth) / median
 
-// What an operation is at its least: a product, attention, or bytes through memory.
-typedef enum OpClass { CLASS_PRODUCT, CLASS_ATTENTION, CLASS_MEMORY } OpClass;
-
 // Largest difference between two results, as a part of the reference's largest value.
 typedef struct Differences {
   double fused_unfused, fused_reference, unfused_reference; // NAN: not compared
 } Differences;
 
 typedef struct BenchOp {
-  Operation operation;
-  OpClass class;
+  OperationCall call;          // the first one of a step
   KernelKind runs;             // what the fused backend runs it with
   bool alike;                  // both kinds do the very same: not even row statistics differ
   int64_t calls;               // in a step
   int in_forward, in_backward; // calls in a layer's pass
-  char shape[64];
-  BareProduct product; // of CLASS_PRODUCT
-  double flops;        // of products and attention
-  double bytes;        // that a CLASS_MEMORY operation must move
-  double floor_bytes;  // that the floor counts beside product and attention
   Spread time[BENCH_KINDS], bare;
-  double alone; // ms of the bare product called back to back, cache as it finds it
+  double alone; // ms of the bare GEMM called back to back, cache as it finds it
   Differences differences;
 } BenchOp;
 
@@ -96,6 +87,5 @@ typedef struct Verdict {
 } Verdict;
 Verdict bench_verdict(const BenchResult *r);
 
-const char *operation_name(Operation operation);
 void bench_print(const BenchResult *r);
 cJSON *bench_json(const BenchResult *r); // the caller's to delete

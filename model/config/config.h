@@ -5,6 +5,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 #include "base/error.h"
+#include "kernels/operations.h"
 
 typedef enum RopeType { ROPE_DEFAULT, ROPE_LLAMA3 } RopeType;
 
@@ -78,14 +79,13 @@ typedef struct OptimizerConfig {
 } OptimizerConfig;
 
 typedef enum Device { DEVICE_AUTO, DEVICE_CUDA, DEVICE_CPU } Device;
-typedef enum Kernels { KERNELS_AUTO, KERNELS_FUSED, KERNELS_UNFUSED } Kernels;
 
 typedef struct BackendConfig {
   Device device;
-  Kernels kernels;    // GPU only
-  bool deterministic; // GPU: equal bits in every run
-  bool graphs;        // GPU: a step is recorded once and replayed
-  int64_t threads;    // CPU threads; 0 = all
+  KernelChoice kernels; // GPU only
+  bool deterministic;   // GPU: equal bits in every run
+  bool graphs;          // GPU: a step is recorded once and replayed
+  int64_t threads;      // CPU threads; 0 = all
 } BackendConfig;
 
 typedef struct OutputConfig {

@@ -11,7 +11,7 @@ static const char *const devices[] = {"auto", "cuda", "cpu", NULL};
 static const char *const kernel_kinds[] = {"auto", "fused", "unfused", NULL};
 
 _Static_assert(sizeof(Schedule) == sizeof(int) && sizeof(RopeType) == sizeof(int) &&
-                   sizeof(Device) == sizeof(int) && sizeof(Kernels) == sizeof(int),
+                   sizeof(Device) == sizeof(int) && sizeof(KernelChoice) == sizeof(int),
                "choices are stored as int");
 
 #define REQUIRED NULL

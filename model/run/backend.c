@@ -23,43 +23,42 @@ RunShape run_shape(const Config *c) {
                     .context = samples_wanted(c) ? c->train.sequence_length : 0};
 }
 
+int64_t tokens_per_step(const Config *c) {
+  return c->train.batch_size * c->train.sequence_length * c->train.gradient_accumulation;
+}
+
 bool run_graphs(const Config *c) {
   return c->backend.graphs && (c->output.profile_steps == 0 || c->output.profile_graphs);
 }
 
-static void describe_more(Backend *be, const char *lead, const Error *why) {
-  const size_t used = strlen(be->description);
-  snprintf(be->description + used, sizeof be->description - used, "; %s%.300s", lead, why->text);
+static GpuOptions gpu_options(const Config *c, const RunShape *shape) {
+  return (GpuOptions){.kernels = c->backend.kernels,
+                      .train = shape->train,
+                      .grads_fp32 = c->train.gradient_accumulation > 1,
+                      .deterministic = c->backend.deterministic,
+                      .graphs = run_graphs(c),
+                      .batch = shape->train ? shape->batch : 0,
+                      .seq = shape->seq,
+                      .loss_tokens = shape->batch * shape->seq / shape->loss_chunks};
 }
 
-static Backend *gpu_create(const Config *c, const OpsConfig *ops, const RunShape *shape,
-                           Error *err) {
-  const UnfusedOptions options = {.train = shape->train,
-                                  .grads_fp32 = c->train.gradient_accumulation > 1,
-                                  .deterministic = c->backend.deterministic,
-                                  .graphs = run_graphs(c),
-                                  .batch = shape->train ? shape->batch : 0,
-                                  .seq = shape->seq,
-                                  .loss_tokens = shape->batch * shape->seq / shape->loss_chunks};
-  Error why_not = {""};
-  if (c->backend.kernels == KERNELS_UNFUSED) return backend_unfused_create(ops, &options, err);
-  if (backend_fused_supported(ops, &why_not) == 0) {
-    Backend *fused = backend_fused_create(ops, &options, &why_not);
-    if (fused) return fused;
-  }
-  if (c->backend.kernels == KERNELS_FUSED) {
-    *err = why_not;
-    error_prefix(err, "backend.kernels is \"fused\"");
-    return NULL;
-  }
-  Backend *be = backend_unfused_create(ops, &options, err);
-  if (be) describe_more(be, "not fused, because ", &why_not);
+// The backend is created for the calls that such a run makes.
+static Backend *gpu_create(const Config *c, OpsConfig ops, const RunShape *shape, Error *err) {
+  const GpuOptions options = gpu_options(c, shape);
+  Backend no_memory = {.name = ""};
+  Llama outline;
+  llama_outline(&outline, &c->model, shape, &no_memory);
+  Recorder *recorder = llama_record(&outline, options.grads_fp32 ? 2 : 1);
+  ops.calls = recorder->calls;
+  ops.call_count = recorder->count;
+  Backend *be = backend_gpu_create(&ops, &options, err);
+  recorder_destroy(recorder);
+  llama_destroy(&outline);
   return be;
 }
 
 // Bytes that a run on the GPU will take, known before there is a backend: its element sizes, and
-// the parts of its workspace that grow with the run (see backend_unfused.c, backend_fused.c and
-// attention_cudnn.h).
+// the parts of its workspace that grow with the run (kernels/cuda, kernels/fused).
 static size_t estimate_bytes(const Config *c, const RunShape *shape) {
   const ModelConfig *m = &c->model;
   const size_t M = (size_t)(shape->batch * shape->seq),
@@ -68,7 +67,7 @@ static size_t estimate_bytes(const Config *c, const RunShape *shape) {
                          .stat_bytes = 4,
                          .master_bytes = 4,
                          .grad_bytes = c->train.gradient_accumulation > 1 ? 4 : 2,
-                         .parts = {m->hidden_size / 128 + 1, m->intermediate_size / 128 + 1, 1, 1},
+                         .most_parts = {m->hidden_size / 128 + 1, m->intermediate_size / 128 + 1},
                          .max_tokens = (int64_t)M,
                          .workspace_bytes = M * (2 * (size_t)m->intermediate_size + 8 * Hd) +
                                             M / (size_t)shape->loss_chunks *
@@ -106,8 +105,11 @@ Backend *backend_create(const Config *c, RunShape *shape, int64_t max_positions,
   if (shape->loss_chunks == 0)
     shape->loss_chunks = gpu ? choose_loss_chunks(c, *shape, gpu_bytes) : 1;
   const OpsConfig ops = llama_ops_config(&c->model, shape, max_positions, (int)c->backend.threads);
-  Backend *be = gpu ? gpu_create(c, &ops, shape, err) : backend_cpu_create(&ops);
+  Backend *be = gpu ? gpu_create(c, ops, shape, err) : backend_cpu_create(&ops);
   free((void *)(uintptr_t)ops.inv_freq);
-  if (be && why_not.text[0] != '\0') describe_more(be, "not the GPU, because ", &why_not);
+  if (!be || why_not.text[0] == '\0') return be;
+  const size_t used = strlen(be->description);
+  snprintf(be->description + used, sizeof be->description - used, "; not the GPU, because %.300s",
+           why_not.text);
   return be;
 }

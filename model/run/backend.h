@@ -1,11 +1,12 @@
 // Which backend a run gets.
 #pragma once
-#include "kernels/ops.h"
 #include "model/activations.h"
-#include "model/config/config.h"
 
 // The shapes of a training run; loss_chunks as configured, 0 = backend_create chooses.
 RunShape run_shape(const Config *config);
+
+// Tokens of an optimizer step.
+int64_t tokens_per_step(const Config *config);
 
 // Whether steps are to be recorded as CUDA graphs: ranges on a profiler's time line hold the
 // kernels that are launched inside them, and a recorded step is one launch.

@@ -1,11 +1,10 @@
-// A training run as an object: everything train.c's loop calls, one function per thing that happens
-// in a run.
+// A training run: everything train.c's loop needs around the model's own steps.
 #pragma once
+#include <signal.h>
 #include "data/loader.h"
-#include "model/run/backend.h"
 #include "model/checkpoint/checkpoint.h"
 #include "model/generate.h"
-#include "model/llama.h"
+#include "model/run/backend.h"
 #include "model/run/log.h"
 
 // A step that the backend was asked for and whose result was not taken yet.
@@ -15,7 +14,7 @@ typedef struct PendingStep {
   uint64_t cursor; // of the loader, after the step's batches
 } PendingStep;
 
-typedef struct Trainer {
+typedef struct Run {
   Config config;
   Backend *be;
   Llama llama;
@@ -28,7 +27,6 @@ typedef struct Trainer {
   int64_t asked, booked;            // steps since the start of this process
   double booked_ms;                 // when the last one was booked
   size_t planned_bytes;             // the memory plan's total
-  double val_scale;                 // 1 / batches of a validation
   bool resumed;
   bool profiling; // the profilers' window is open
   bool tracing;   // output.breakdown, until tracing fails
@@ -37,27 +35,32 @@ typedef struct Trainer {
   double untraced_ms;
   int64_t saved_step;        // step of the newest checkpoint, -1 = none yet
   int32_t *tokens, *targets; // [B, T] each, host
-} Trainer;
-
-// True once the user asked the run to stop. Validation and sampling look at it between batches and
-// tokens.
-typedef bool StopRequested(void);
+  // Not 0 once the user asked the run to stop. Validation and sampling look at it between batches
+  // and tokens.
+  const volatile sig_atomic_t *stop;
+} Run;
 
 // Checks and opens everything: data, backend, memory, weights (random, from init_from, or resumed),
 // log. Prints the start-up table. On an error nothing is left open, and nothing was written.
-int trainer_open(Trainer *t, const Config *config, Error *err);
-void trainer_close(Trainer *t);
+int run_open(Run *run, const Config *config, const volatile sig_atomic_t *stop, Error *err);
+void run_close(Run *run);
 
-// Asks for one optimizer step: gradient_accumulation micro-batches and the update. Its log line and
-// place in the state come when its result is there, be->steps_ahead steps later: the GPU never
-// waits for the host. An error means: too many refused updates in a row.
-int trainer_step(Trainer *t, Error *err);
-// Waits for all steps asked for and books them. Comes before validating, sampling and saving.
-int trainer_settle(Trainer *t, Error *err);
+// ---- Around a step, in this order. Its log line and its place in the state come when its result
+// is there, be->steps_ahead steps later: the GPU never waits for the host.
+
+// What AdamW does in the next step. Opens the profilers' window or a trace where one is due.
+int run_step_begin(Run *run, AdamW *hyper, Error *err);
+// Loads the next micro-batch into the model.
+void run_load_batch(Run *run);
+// An error means: too many skipped updates in a row.
+int run_step_end(Run *run, Error *err);
+
 // Steps done when all that were asked for are.
-int64_t trainer_step_asked(const Trainer *t);
+int64_t run_steps_asked(const Run *run);
+// Waits for all steps asked for and books them. Comes before validating, sampling and saving.
+int run_settle(Run *run, Error *err);
 
-void trainer_validate(Trainer *t, StopRequested *stop);
-void trainer_sample(Trainer *t, StopRequested *stop);
+void run_validate(Run *run);
+void run_sample(Run *run);
 // Nothing where the step is saved already or train.save_interval says never.
-int trainer_save(Trainer *t, Error *err);
+int run_save(Run *run, Error *err);

@@ -1,0 +1,261 @@
+#include "kernels/record.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "base/memory.h"
+
+static Recorder *recorder_of(Backend *be) {
+  return (Recorder *)be;
+}
+
+static OperationCall *add(Backend *be, OperationCall call) {
+  Recorder *r = recorder_of(be);
+  if (r->count == r->capacity) {
+    r->capacity = 2 * r->capacity + 64;
+    r->calls = xrealloc(r->calls, (size_t)r->capacity * sizeof *r->calls);
+  }
+  call.operation = be->operation;
+  r->calls[r->count] = call;
+  return &r->calls[r->count++];
+}
+
+// A GEMM whose result, with everything around it, has out_count elements.
+static OperationCall *add_gemm(Backend *be, GemmForm form, int64_t M, int64_t N, int64_t K,
+                               const act_t *weight, const void *out, int64_t out_count) {
+  OperationCall *call = add(be, (OperationCall){.class = CLASS_GEMM,
+                                                .M = M,
+                                                .N = N,
+                                                .K = K,
+                                                .form = form,
+                                                .weight = weight,
+                                                .out = out,
+                                                .out_count = out_count,
+                                                .statistics = true,
+                                                .flops = 2 * (double)M * (double)N * (double)K});
+  snprintf(call->shape, sizeof call->shape, "%lld x %lld x %lld", (long long)M, (long long)N,
+           (long long)K);
+  return call;
+}
+
+static OperationCall *add_memory(Backend *be, int64_t rows, int64_t cols, const void *out,
+                                 double bytes) {
+  OperationCall *call = add(be, (OperationCall){.class = CLASS_MEMORY,
+                                                .out = out,
+                                                .out_count = rows * cols,
+                                                .statistics = true,
+                                                .bytes = bytes,
+                                                .floor_bytes = bytes});
+  snprintf(call->shape, sizeof call->shape, "%lld x %lld", (long long)rows, (long long)cols);
+  return call;
+}
+
+// forward: 2 GEMMs over the scores, backward: 5.
+static void add_attention(Backend *be, int64_t B, int64_t T, const act_t *out, int64_t width,
+                          double gemms) {
+  const OpsConfig *c = &recorder_of(be)->config;
+  OperationCall *call =
+      add(be, (OperationCall){.class = CLASS_ATTENTION,
+                              .out = out,
+                              .out_count = B * T * width,
+                              .flops = gemms * (double)(B * c->H * c->d) * (double)T * (double)T});
+  snprintf(call->shape, sizeof call->shape, "%lld x %lld, %lld/%lld of %lld", (long long)B,
+           (long long)T, (long long)c->H, (long long)c->KV, (long long)c->d);
+}
+
+static int64_t width_of_qkv(const OpsConfig *c) {
+  return (c->H + 2 * c->KV) * c->d;
+}
+
+static void record_embed(Backend *be, int64_t M, const int32_t *tokens, const act_t *E, act_t *x,
+                         RowStat *sumsq) {
+  (void)tokens, (void)sumsq;
+  const int64_t D = recorder_of(be)->config.D;
+  add_memory(be, M, D, x, 2 * (double)(M * D) * (double)be->act_bytes)->weight = E;
+}
+
+static void record_qkv(Backend *be, int64_t M, int64_t T, int64_t first, const act_t *x,
+                       RowStat sumsq, const act_t *W, act_t *qkv) {
+  (void)T, (void)first, (void)x, (void)sumsq;
+  const OpsConfig *c = &recorder_of(be)->config;
+  add_gemm(be, GEMM_NT, M, width_of_qkv(c), c->D, W, qkv, M * width_of_qkv(c));
+}
+
+static void record_attention(Backend *be, int64_t B, int64_t T, const act_t *qkv, act_t *o,
+                             stat_t *lse) {
+  (void)qkv, (void)lse;
+  const OpsConfig *c = &recorder_of(be)->config;
+  add_attention(be, B, T, o, c->H * c->d, 2);
+}
+
+static void record_residual(Backend *be, int64_t M, int64_t K, const act_t *a, const act_t *W,
+                            const act_t *x, act_t *out, RowStat *sumsq) {
+  (void)a, (void)x, (void)sumsq;
+  const int64_t D = recorder_of(be)->config.D;
+  add_gemm(be, GEMM_NT, M, D, K, W, out, M * D)->add = true;
+}
+
+static void record_gate_up(Backend *be, int64_t M, const act_t *x, RowStat sumsq, const act_t *W,
+                           act_t *z, act_t *y) {
+  (void)x, (void)sumsq;
+  const OpsConfig *c = &recorder_of(be)->config;
+  // To compare is y: each backend stores z in its own way.
+  add_gemm(be, GEMM_NT, M, 2 * c->F, c->D, W, y, M * c->F)->beside = z;
+}
+
+// Beside the GEMM the pass that makes dlogits of the logits.
+static void record_head_loss(Backend *be, int64_t M, const act_t *x, RowStat sumsq, const act_t *W,
+                             const int32_t *targets, act_t *logits, double scale, RowStat *s) {
+  (void)x, (void)sumsq, (void)targets, (void)scale, (void)s;
+  const OpsConfig *c = &recorder_of(be)->config;
+  add_gemm(be, GEMM_NT, M, c->V, c->D, W, logits, M * c->V)->floor_bytes =
+      2 * (double)(M * c->V) * (double)be->act_bytes;
+}
+
+static void record_norm_dgrad(Backend *be, int64_t M, int64_t N, const act_t *dz, const act_t *W,
+                              const act_t *x, RowStat sumsq, RowStat s, const act_t *residual,
+                              act_t *dx) {
+  (void)dz, (void)x, (void)sumsq, (void)s;
+  const int64_t D = recorder_of(be)->config.D;
+  add_gemm(be, GEMM_NN, M, D, N, W, dx, M * D)->add = residual != NULL;
+}
+
+static void record_down_dgrad(Backend *be, int64_t M, const act_t *dx, const act_t *W,
+                              const act_t *z, RowStat sumsq, act_t *dz, RowStat *s) {
+  (void)dx, (void)sumsq, (void)s;
+  const OpsConfig *c = &recorder_of(be)->config;
+  add_gemm(be, GEMM_NN, M, c->F, c->D, W, dz, M * 2 * c->F)->in_place = z == dz;
+}
+
+static void record_dgrad(Backend *be, int64_t M, int64_t K, const act_t *dy, const act_t *W,
+                         act_t *da) {
+  (void)dy;
+  add_gemm(be, GEMM_NN, M, K, recorder_of(be)->config.D, W, da, M * K)->statistics = false;
+}
+
+static void record_attention_backward(Backend *be, int64_t B, int64_t T, const act_t *qkv,
+                                      const act_t *o, const stat_t *lse, const act_t *do_,
+                                      act_t *dqkv) {
+  (void)qkv, (void)o, (void)lse, (void)do_;
+  add_attention(be, B, T, dqkv, width_of_qkv(&recorder_of(be)->config), 5);
+}
+
+// An attention of another kind has it in its epilogue: a floor does not count it.
+static void record_rope_backward(Backend *be, int64_t M, int64_t T, act_t *dqkv, const act_t *qkv,
+                                 RowStat sumsq, RowStat *s) {
+  (void)T, (void)qkv, (void)sumsq, (void)s;
+  const int64_t R = width_of_qkv(&recorder_of(be)->config);
+  OperationCall *call = add_memory(be, M, R, dqkv, 3 * (double)(M * R) * (double)be->act_bytes);
+  call->in_place = true;
+  call->floor_bytes = 0;
+}
+
+static void record_wgrad(Backend *be, int64_t M, int64_t N, int64_t K, const act_t *dz,
+                         const act_t *x, grad_t *dW, bool accumulate) {
+  (void)dz, (void)x;
+  OperationCall *call = add_gemm(be, GEMM_TN, N, K, M, NULL, dW, N * K);
+  call->add = accumulate;
+  call->out_is_gradient = true;
+  call->statistics = false;
+}
+
+static void record_embed_backward(Backend *be, int64_t M, const int32_t *tokens, const act_t *dx,
+                                  grad_t *dE, bool accumulate) {
+  (void)tokens, (void)dx, (void)accumulate;
+  const OpsConfig *c = &recorder_of(be)->config;
+  OperationCall *call = add_memory(be, M, c->D, dE,
+                                   (double)(M * c->D) * (double)be->act_bytes +
+                                       (double)(c->V * c->D) * (double)be->grad_bytes);
+  call->out_count = c->V * c->D;
+  call->out_is_gradient = true;
+  call->statistics = false;
+}
+
+// Every parameter once: what the pass over the gradients, or AdamW, reads and writes of it.
+static OperationCall *add_update(Backend *be, const ParamTensor *list, int count, bool adamw) {
+  const double grad = (double)be->grad_bytes, master = (double)be->master_bytes,
+               act = (double)be->act_bytes;
+  double bytes = 0, parameters = 0;
+  for (int i = 0; i < count; i++) {
+    const ParamTensor *t = &list[i];
+    const double n = (double)(t->rows * t->cols);
+    const int copies = (t->compute != NULL) + (t->folded != NULL),
+              gradients = t->grad_folded && t->grad_folded != t->grad ? 3 : 2;
+    parameters += n;
+    if (adamw)
+      bytes += n * (6 * master + grad + copies * act);
+    else
+      bytes += n * (t->norm >= 0 ? master + gradients * grad : grad);
+  }
+  OperationCall *call = add_memory(be, 0, 0, NULL, bytes);
+  call->statistics = false;
+  snprintf(call->shape, sizeof call->shape, "%.4gM parameters", parameters * 1e-6);
+  return call;
+}
+
+// Part of it could be AdamW's: a floor does not count it.
+static void record_grads_finish(Backend *be, const ParamTensor *list, int count) {
+  add_update(be, list, count, false)->floor_bytes = 0;
+}
+
+static void record_adamw(Backend *be, const ParamTensor *list, int count) {
+  add_update(be, list, count, true);
+}
+
+static void ignore_hyper(Backend *be, const AdamW *hyper) {
+  (void)be, (void)hyper;
+}
+
+static void ignore(Backend *be) {
+  (void)be;
+}
+
+static bool issue_always(Backend *be, ReplaySlot slot) {
+  (void)be, (void)slot;
+  return true;
+}
+
+static void ignore_end(Backend *be, ReplaySlot slot) {
+  (void)be, (void)slot;
+}
+
+static const Backend recorder_functions = {
+    .name = "recorder",
+    .embed = record_embed,
+    .qkv = record_qkv,
+    .attention = record_attention,
+    .residual = record_residual,
+    .gate_up = record_gate_up,
+    .head_loss = record_head_loss,
+    .norm_dgrad = record_norm_dgrad,
+    .down_dgrad = record_down_dgrad,
+    .dgrad = record_dgrad,
+    .attention_backward = record_attention_backward,
+    .rope_backward = record_rope_backward,
+    .wgrad = record_wgrad,
+    .embed_backward = record_embed_backward,
+    .grads_finish = record_grads_finish,
+    .adamw = record_adamw,
+    .set_hyper = ignore_hyper,
+    .step_begin = ignore,
+    .step_end = ignore,
+    .replay_begin = issue_always,
+    .replay_end = ignore_end,
+};
+
+Recorder *recorder_create(const OpsConfig *config, const Backend *like) {
+  Recorder *r = xcalloc(1, sizeof *r);
+  r->base = recorder_functions;
+  r->base.act_bytes = like->act_bytes;
+  r->base.stat_bytes = like->stat_bytes;
+  r->base.grad_bytes = like->grad_bytes;
+  r->base.master_bytes = like->master_bytes;
+  r->config = *config;
+  return r;
+}
+
+void recorder_destroy(Recorder *r) {
+  if (!r) return;
+  free(r->calls);
+  free(r);
+}

@@ -1,0 +1,283 @@
+#include <math.h>
+#include <string.h>
+
+#include "base/clock.h"
+#include "base/memory.h"
+#include "base/rng.h"
+#include "model/bench/state.h"
+
+enum {
+  FIRST_STEPS = 3, // launched, recorded, replayed
+  LEAST_ROUNDS = 4,
+  MOST_ROUNDS = 1000,
+  LEAST_TIMED_STEPS = 2,
+  MOST_TIMED_STEPS = 16,
+  LEAST_REPEATS = 2, // of an operation in a round: as many as a step calls it, in these limits,
+  MOST_REPEATS = 8,  // so that the load is about a step's
+  MOST_TRIALS = MOST_REPEATS * OPERATION_COUNT * 3 + 2 * MOST_REPEATS,
+  LAYER_TRIALS = BENCH_KINDS * BENCH_PASSES,
+};
+static const double usual_seconds = 8, usual_op_seconds = 3, // without --seconds
+    most_warm_up_ms = 600, timed_steps_ms = 200, sample_interval_ms = 50;
+
+typedef struct Trial {
+  int run;      // a BenchKind, or RUN_BARE and the like
+  int what;     // index of the operation, or a BenchPass
+  int index;    // which layer, which chunk of the loss
+  int from, to; // time stamps
+} Trial;
+
+// ---- Samples
+
+static void add_sample(Samples *s, double value) {
+  if (s->count == s->capacity) {
+    s->capacity = 2 * s->capacity + 16;
+    s->ms = xrealloc(s->ms, (size_t)s->capacity * sizeof *s->ms);
+  }
+  s->ms[s->count++] = value;
+}
+
+// Clocks and power, at times, while the GPU has work.
+static void read_clocks(Bench *b, BusyWith with) {
+  if (now_ms() - b->sampled_ms < sample_interval_ms) return;
+  const GpuSample s = b->gpu->sample(b->gpu);
+  Busy *busy = &b->result.busy[with];
+  busy->sum.clock_mhz += s.clock_mhz;
+  busy->sum.watts += s.watts;
+  busy->sum.celsius += s.celsius;
+  busy->count++;
+  b->sampled_ms = now_ms();
+}
+
+// ---- Steps, as train.c makes them
+
+static void load_random(Bench *b, Llama *llama) {
+  const int64_t M = llama->shape.batch * llama->shape.seq;
+  const uint64_t key = (uint64_t)b->batches++, V = (uint64_t)b->config.model.vocab_size;
+#pragma omp parallel for schedule(static)
+  for (int64_t m = 0; m < 2 * M; m++) b->tokens[m] = (int32_t)(rng_u64(key, (uint64_t)m) % V);
+  llama_load_batch(llama, b->tokens, b->targets);
+}
+
+static void issue_step(Bench *b, Llama *llama) {
+  const int64_t micro_batches = b->config.train.gradient_accumulation;
+  for (int64_t i = 0; i < micro_batches; i++) {
+    load_random(b, llama);
+    llama_forward(llama);
+    llama_backward(llama, 1 / (double)micro_batches, i > 0);
+  }
+  llama_update(llama, &b->hyper);
+}
+
+static int take_result(Bench *b, BenchKind kind, Error *err) {
+  const StepResult result = b->be[kind]->step_result(b->be[kind]);
+  if (result.applied) return 0;
+  return error_set(
+      err,
+      "the loss (%g) or gradient norm (%g) of %s kernels on random weights is not finite, "
+      "so that their AdamW was skipped and its time says nothing: run ./train --doctor",
+      result.loss, result.grad_norm, kind == BENCH_FUSED ? "fused" : "unfused");
+}
+
+// `count` steps in a row; the times of all but the first go into `samples`. Returns their median.
+static int run_steps(Bench *b, BenchKind kind, int count, Samples *samples, double *median,
+                     Error *err) {
+  Backend *be = b->be[kind];
+  BenchGpu *g = b->gpu;
+  int marks[MOST_TIMED_STEPS + 1], status = 0, taken = 0;
+  double times[MOST_TIMED_STEPS];
+  g->turn(g, be);
+  for (int i = 0; i < count; i++) {
+    issue_step(b, &b->llama[kind]);
+    marks[i] = g->mark(g, be);
+    read_clocks(b, kind == BENCH_FUSED ? BUSY_FUSED : BUSY_UNFUSED);
+    if (i - taken < be->steps_ahead) continue;
+    if (take_result(b, kind, err) != 0) status = -1;
+    taken++;
+  }
+  for (; taken < count; taken++)
+    if (take_result(b, kind, err) != 0) status = -1;
+  for (int i = 1; i < count; i++) {
+    times[i - 1] = g->ms(g, marks[i - 1], marks[i]);
+    if (samples) add_sample(samples, times[i - 1]);
+  }
+  *median = spread_of(times, count - 1).median;
+  g->forget(g);
+  return status;
+}
+
+// ---- Operations and layers
+
+static bool accumulates(const Bench *b) {
+  return b->config.train.gradient_accumulation > 1;
+}
+
+static void issue_layer(Llama *llama, BenchPass pass, int64_t l, bool accumulate) {
+  if (pass != PASS_BACKWARD) layer_forward(llama, l);
+  if (pass == PASS_FORWARD) return;
+  layer_again(llama, l);
+  layer_backward(llama, l, accumulate);
+}
+
+static void issue_trial(Bench *b, const Trial *t, Llama *llama, bool layer) {
+  BenchGpu *g = b->gpu;
+  BenchResult *r = &b->result;
+  if (layer)
+    issue_layer(llama, (BenchPass)t->what, t->index % b->config.model.num_hidden_layers,
+                accumulates(b));
+  else if (t->run == RUN_PEAK)
+    r->peak_flops = g->peak(g);
+  else if (t->run == RUN_COPY)
+    r->copy_bytes = g->copy(g);
+  else
+    issue_alone(llama, r->ops[t->what].call.operation, t->index, accumulates(b));
+}
+
+// The other GEMMs of a trial are the unfused kind's neighbours: on its stream.
+static void run_trial(Bench *b, Trial *t, bool layer) {
+  BenchGpu *g = b->gpu;
+  Backend *be = b->be[t->run == BENCH_FUSED ? BENCH_FUSED : BENCH_UNFUSED];
+  Llama *llama = &b->llama[t->run < RUN_PEAK ? t->run : BENCH_UNFUSED];
+  const int preparation = layer || t->run > RUN_BARE ? -1 : b->prepared_by[t->what];
+  g->turn(g, be);
+  // Out of order dx goes round in a circle, through dz or attention and back, and would grow.
+  g->fill(g, be, llama->acts.dx, llama->shape.batch * llama->shape.seq * llama->config.hidden_size);
+  if (layer && t->what == PASS_BACKWARD) // z is the kind's own, and the backward overwrites it
+    layer_forward(llama, t->index % b->config.model.num_hidden_layers);
+  else if (preparation >= 0 && t->run != RUN_BARE)
+    issue_alone(llama, (Operation)preparation, t->index, false);
+  g->flush(g, be);
+  t->from = g->mark(g, be);
+  issue_trial(b, t, llama, layer);
+  t->to = g->mark(g, be);
+}
+
+static Samples *samples_of(Bench *b, const Trial *t, bool layer) {
+  if (layer) return &b->layers[t->what][t->run];
+  if (t->run == RUN_PEAK) return &b->peak;
+  if (t->run == RUN_COPY) return &b->copy;
+  return &b->ops[t->what][t->run];
+}
+
+// In a random order, all asked for before the first is waited for.
+static void run_trials(Bench *b, Trial *trials, int count, int round, bool layer, bool keep) {
+  for (int i = count - 1; i > 0; i--) {
+    const int j = (int)(rng_u64(13 + (uint64_t)layer, (uint64_t)(round * MOST_TRIALS + i)) %
+                        (uint64_t)(i + 1));
+    const Trial swap = trials[i];
+    trials[i] = trials[j], trials[j] = swap;
+  }
+  for (int i = 0; i < count; i++) {
+    run_trial(b, &trials[i], layer);
+    read_clocks(b, BUSY_OPS);
+  }
+  for (int i = 0; i < count; i++) {
+    const double ms = b->gpu->ms(b->gpu, trials[i].from, trials[i].to);
+    if (keep) add_sample(samples_of(b, &trials[i], layer), ms);
+  }
+  b->gpu->forget(b->gpu);
+}
+
+static int operations_round(Bench *b, int round, bool keep, Error *err) {
+  Trial trials[MOST_TRIALS];
+  int count = 0;
+  for (int i = 0; i < b->result.op_count; i++) {
+    const BenchOp *op = &b->result.ops[i];
+    const int repeats = op->calls < LEAST_REPEATS  ? LEAST_REPEATS
+                        : op->calls > MOST_REPEATS ? MOST_REPEATS
+                                                   : (int)op->calls;
+    for (int repeat = 0; repeat < repeats; repeat++) {
+      const int index = (int)(rng_u64(11, (uint64_t)(round * MOST_REPEATS + repeat)) >> 40);
+      for (int run = 0; run <= (op->call.class == CLASS_GEMM ? RUN_BARE : BENCH_UNFUSED); run++)
+        trials[count++] = (Trial){.run = run, .what = i, .index = index};
+    }
+  }
+  for (int repeat = 0; repeat < LEAST_REPEATS; repeat++) {
+    trials[count++] = (Trial){.run = RUN_PEAK};
+    trials[count++] = (Trial){.run = RUN_COPY};
+  }
+  run_trials(b, trials, count, round, false, keep);
+  // AdamW does nothing where the loss or the gradients are not finite.
+  int status = 0;
+  for (int kind = 0; kind < BENCH_KINDS; kind++) {
+    b->be[kind]->step_end(b->be[kind]);
+    if (take_result(b, (BenchKind)kind, err) != 0) status = -1;
+  }
+  return status;
+}
+
+static void layers_round(Bench *b, int round, bool keep) {
+  Trial trials[LAYER_TRIALS];
+  int count = 0;
+  const int index = (int)(rng_u64(12, (uint64_t)round) >> 40);
+  for (int kind = 0; kind < BENCH_KINDS; kind++)
+    for (int pass = 0; pass < BENCH_PASSES; pass++)
+      trials[count++] = (Trial){.run = kind, .what = pass, .index = index};
+  run_trials(b, trials, count, round, true, keep);
+}
+
+void bench_gemms_alone(Bench *b) {
+  enum { MOST_CALLS = 50, LEAST_CALLS = 3 };
+  BenchGpu *g = b->gpu;
+  Backend *be = b->be[BENCH_UNFUSED];
+  Llama *bare = &b->llama[RUN_BARE];
+  for (int i = 0; i < b->result.op_count; i++) {
+    BenchOp *op = &b->result.ops[i];
+    if (op->call.class != CLASS_GEMM) continue;
+    int calls = (int)(5 / op->bare.median) + 1;
+    calls = calls < LEAST_CALLS ? LEAST_CALLS : calls > MOST_CALLS ? MOST_CALLS : calls;
+    g->turn(g, be);
+    issue_alone(bare, op->call.operation, 0, false);
+    const int from = g->mark(g, be);
+    for (int call = 0; call < calls; call++) issue_alone(bare, op->call.operation, 0, false);
+    const int to = g->mark(g, be);
+    op->alone = g->ms(g, from, to) / calls;
+    g->forget(g);
+  }
+}
+
+// ---- The whole
+
+static int steps_round(Bench *b, int round, int count, bool keep, Error *err) {
+  double median[BENCH_KINDS];
+  for (int i = 0; i < BENCH_KINDS; i++) {
+    const int kind = (i + round) % BENCH_KINDS; // each kind is the first in half of the rounds
+    if (run_steps(b, (BenchKind)kind, count + 1, keep ? &b->steps[kind] : NULL, &median[kind],
+                  err) != 0)
+      return -1;
+  }
+  if (keep) add_sample(&b->gains, median[BENCH_UNFUSED] / median[BENCH_FUSED]);
+  return 0;
+}
+
+int bench_measure(Bench *b, Error *err) {
+  BenchResult *r = &b->result;
+  double first[BENCH_KINDS];
+  for (int kind = 0; kind < BENCH_KINDS; kind++)
+    if (run_steps(b, (BenchKind)kind, FIRST_STEPS, NULL, &first[kind], err) != 0) return -1;
+  int steps = (int)(timed_steps_ms / first[BENCH_FUSED]);
+  if (steps < LEAST_TIMED_STEPS) steps = LEAST_TIMED_STEPS;
+  if (steps > MOST_TIMED_STEPS) steps = MOST_TIMED_STEPS;
+  const double usual = r->whole ? usual_seconds : usual_op_seconds,
+               most_ms = 1e3 * (b->seconds > 0 ? b->seconds : usual),
+               warm_up_ms = fmin(most_warm_up_ms, most_ms / 4), opened = now_ms();
+  double began = opened;
+  while (r->rounds < MOST_ROUNDS) {
+    const bool keep = r->warm_up_rounds > 0 && now_ms() - opened > warm_up_ms;
+    if (keep && r->rounds == 0) {
+      began = now_ms();
+      memset(r->busy, 0, sizeof r->busy);
+    }
+    if (r->rounds >= LEAST_ROUNDS && now_ms() - began > most_ms) break;
+    const int round = r->warm_up_rounds + r->rounds;
+    if (r->whole && steps_round(b, round, steps, keep, err) != 0) return -1;
+    if (operations_round(b, round, keep, err) != 0) return -1;
+    if (r->whole) layers_round(b, round, keep);
+    if (keep)
+      r->rounds++;
+    else
+      r->warm_up_rounds++;
+  }
+  r->seconds = (now_ms() - began) * 1e-3;
+  return 0;
+}

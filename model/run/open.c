@@ -1,0 +1,156 @@
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/memory.h"
+#include "model/run/run.h"
+
+static Loader *open_data(const Config *c, const char *pattern, bool shuffle, Error *err) {
+  const LoaderConfig loader = {.pattern = pattern,
+                               .batch = c->train.batch_size,
+                               .seq = c->train.sequence_length,
+                               .vocab_size = c->model.vocab_size,
+                               .seed = c->train.seed,
+                               .shuffle = shuffle};
+  return loader_open(&loader, err);
+}
+
+// Weights and state from `from`, a checkpoint folder.
+static int resume(Run *run, const char *from, Error *err) {
+  Config saved;
+  if (checkpoint_read_config(from, &saved, err) != 0) return -1;
+  if (!run->config.train.resume_allow_changes && config_compare(&saved, &run->config, err) != 0)
+    return error_prefix(err, "cannot resume from '%s'", from);
+  if (checkpoint_read_state(from, &run->state, err) != 0) return -1;
+  if (checkpoint_load(from, &run->llama, true, err) != 0) return -1;
+  run->be->set_updates(run->be, run->state.updates);
+  loader_seek(run->train_data, run->state.sequences);
+  run->saved_step = run->state.step;
+  run->resumed = true;
+  return 0;
+}
+
+static int set_weights(Run *run, Error *err) {
+  const Config *c = &run->config;
+  char existing[PATH_CHARS], from[PATH_CHARS] = "";
+  if (checkpoint_find("auto", c->output.dir, existing, err) != 0) return -1;
+  if (c->train.resume[0] == '\0' && existing[0] != '\0')
+    return error_set(err,
+                     "output.dir '%s' already holds the checkpoints of a run; go on with it by "
+                     "train.resume=auto, or choose another output.dir",
+                     c->output.dir);
+  if (c->train.resume[0] != '\0' && checkpoint_find(c->train.resume, c->output.dir, from, err) != 0)
+    return -1;
+  if (from[0] != '\0') return resume(run, from, err);
+  llama_init_weights(&run->llama, c->train.seed);
+  if (c->train.init_from[0] == '\0') return 0;
+  if (checkpoint_find(c->train.init_from, c->output.dir, from, err) != 0) return -1;
+  return checkpoint_load(from, &run->llama, false, err);
+}
+
+static void print_step(const Run *run) {
+  const Config *c = &run->config;
+  const TrainConfig *t = &c->train;
+  const long long accumulation = t->gradient_accumulation, batch = t->batch_size,
+                  length = t->sequence_length;
+  printf("step       %lld x %lld x %lld tokens (accumulation x sequences x length), %.3g model "
+         "FLOPs\n",
+         accumulation, batch, length, model_step_flops(&c->model, batch * accumulation, length));
+  const long long first = run->state.step + c->output.profile_start,
+                  last = first + c->output.profile_steps - 1;
+  if (c->output.profile_steps > 0)
+    printf("profile    steps %lld to %lld%s\n", first, last,
+           first > t->steps ? ", which this run does not reach" : "");
+  if (run->tracing)
+    printf("breakdown  every %lld steps and at the last one\n",
+           (long long)c->output.breakdown_interval);
+  if (run->resumed)
+    printf("resumed    at step %lld of %lld\n", (long long)run->state.step, (long long)t->steps);
+}
+
+static void print_start(const Run *run) {
+  const TrainConfig *t = &run->config.train;
+  const double windows = (double)(t->steps * t->batch_size * t->gradient_accumulation);
+  printf("model      %s\n", model_text(&run->config.model).text);
+  printf("backend    %s: %s\n", run->be->name, run->be->description);
+  if (run->be->costs[0] != '\0') printf("           %s\n", run->be->costs);
+  printf("data       %s training tokens in %d file%s",
+         count_text((double)loader_tokens(run->train_data)).text, loader_files(run->train_data),
+         loader_files(run->train_data) == 1 ? "" : "s");
+  if (run->val_data)
+    printf(", %s validation tokens", count_text((double)loader_tokens(run->val_data)).text);
+  printf("; the run reads %.2f epochs\n", windows / (double)loader_windows(run->train_data));
+  print_step(run);
+  fflush(stdout);
+}
+
+static int open_trace(Run *run, Error *err) {
+  if (!run->be->trace_open)
+    return error_set(err, "output.breakdown is true, but only a GPU's steps can be split up, and "
+                          "this run is on the CPU: leave it false");
+  if (run->be->trace_open(run->be, err) != 0) return error_prefix(err, "output.breakdown is true");
+  run->tracing = true;
+  return 0;
+}
+
+static int open_parts(Run *run, Error *err) {
+  const Config *c = &run->config;
+  RunShape shape = run_shape(c);
+  const size_t M = (size_t)(c->train.batch_size * c->train.sequence_length);
+  run->train_data = open_data(c, c->data.train, c->data.shuffle, err);
+  if (!run->train_data) return error_prefix(err, "data.train");
+  if (c->data.val[0] != '\0') {
+    run->val_data = open_data(c, c->data.val, false, err);
+    if (!run->val_data) return error_prefix(err, "data.val");
+  }
+  run->be = backend_create(c, &shape, c->train.sequence_length, err);
+  if (!run->be || (c->output.breakdown && open_trace(run, err) != 0)) return -1;
+  MemoryPlan plan;
+  memory_plan(&plan, &c->model, &shape, run->be);
+  memory_plan_print(&plan);
+  run->planned_bytes = plan.total_bytes;
+  if (llama_create(&run->llama, &c->model, &shape, run->be, err) != 0) return -1;
+  run->tokens = xmalloc(2 * M * sizeof *run->tokens);
+  run->targets = run->tokens + M;
+  if (set_weights(run, err) != 0) return -1;
+  if (shape.context == 0) return 0;
+  run->generator = generator_create(&run->llama, shape.context, err);
+  return run->generator ? 0 : -1;
+}
+
+// The run's folder comes last, so that a mistake found above leaves nothing behind.
+static int open_output(Run *run, Error *err) {
+  const Config *c = &run->config;
+  if (directory_create(c->output.dir, err) != 0) return -1;
+  if (log_open(&run->log, c->output.dir, c->train.steps, err) != 0) return -1;
+  char *json = config_json(c), *path = xasprintf("%s/run.json", c->output.dir);
+  const int status = file_write_atomic(path, json, strlen(json), err);
+  free(path);
+  free(json);
+  return status;
+}
+
+int run_open(Run *run, const Config *config, const volatile sig_atomic_t *stop, Error *err) {
+  *run = (Run){.config = *config, .saved_step = -1, .state = {.best_val_loss = NAN}, .stop = stop};
+  if (open_parts(run, err) != 0 || open_output(run, err) != 0) {
+    run_close(run);
+    return -1;
+  }
+  print_start(run);
+  log_start(&run->log, run->state.step, model_parameters(&config->model, true),
+            tokens_per_step(config), run->be->name, run->resumed);
+  return 0;
+}
+
+void run_close(Run *run) {
+  if (run->profiling) run->be->profile(run->be, false);
+  log_close(&run->log);
+  generator_destroy(run->generator);
+  if (run->train_data) loader_close(run->train_data);
+  if (run->val_data) loader_close(run->val_data);
+  free(run->tokens);
+  if (run->llama.be) llama_destroy(&run->llama);
+  if (run->be) run->be->destroy(run->be);
+  *run = (Run){0};
+}

@@ -1,0 +1,163 @@
+// What happens around the steps of a run: batches in, results out, traces and the profilers' window.
+#include <math.h>
+#include <stdio.h>
+
+#include "base/clock.h"
+#include "base/memory.h"
+#include "base/range.h"
+#include "model/optimizer.h"
+#include "model/run/run.h"
+
+// A process' first step launches what its second one records; from the third on steps are alike.
+enum { WARM_UP_STEPS = 2 };
+
+static void profile(Run *run, bool open) {
+  run->be->profile(run->be, open);
+  run->profiling = open;
+}
+
+// The line of the oldest step that was asked for, and its place in the state.
+static StepLine take_result(Run *run) {
+  const Config *c = &run->config;
+  TrainState *s = &run->state;
+  const PendingStep *pending = &run->pending[run->booked++ % MAX_RESULTS];
+  const StepResult result = run->be->step_result(run->be);
+  const double now = now_ms(), ms = now - fmax(pending->asked_ms, run->booked_ms);
+  run->booked_ms = now;
+  s->step++;
+  s->updates = result.updates;
+  s->sequences = pending->cursor;
+  s->nonfinite += !result.applied;
+  s->nonfinite_row = result.applied ? 0 : s->nonfinite_row + 1;
+  if (!pending->traced && run->booked > WARM_UP_STEPS) {
+    run->untraced++;
+    run->untraced_ms += ms;
+  }
+  const double flops = model_step_flops(
+      &c->model, c->train.batch_size * c->train.gradient_accumulation, c->train.sequence_length);
+  return (StepLine){.step = s->step,
+                    .loss = result.loss,
+                    .lr = pending->learning_rate,
+                    .grad_norm = result.grad_norm,
+                    .ms = ms,
+                    .tokens = tokens_per_step(c),
+                    .mfu =
+                        run->be->peak_flops > 0 ? flops / (ms * 1e-3 * run->be->peak_flops) : NAN,
+                    .applied = result.applied};
+}
+
+// Books the oldest step that was asked for in the state and the log; an error when too many updates
+// in a row were skipped.
+static int book_step(Run *run, Error *err) {
+  const Config *c = &run->config;
+  const StepLine line = take_result(run);
+  log_train(&run->log, &line,
+            line.step % c->output.log_interval == 0 || line.step == c->train.steps);
+  // After the first step: libraries load their code when it is first called.
+  const size_t taken = run->booked == 1 ? run->be->memory_taken(run->be) : 0;
+  if (taken > 0)
+    printf("memory     %s taken on the GPU by the driver's count, %s planned (%+.1f %%)\n",
+           size_text(taken).text, size_text(run->planned_bytes).text,
+           100 * ((double)taken / (double)run->planned_bytes - 1));
+  if (line.applied || run->state.nonfinite_row < c->train.max_nonfinite) return 0;
+  error_set(err,
+            "stopped at step %lld: %lld updates in a row had a loss or gradient norm that is not "
+            "finite, and none of them was applied; lower optimizer.learning_rate or look at the "
+            "data",
+            (long long)line.step, (long long)run->state.nonfinite_row);
+  log_stop(&run->log, line.step, err->text);
+  return -1;
+}
+
+int run_settle(Run *run, Error *err) {
+  while (run->booked < run->asked)
+    if (book_step(run, err) != 0) return -1;
+  return 0;
+}
+
+int64_t run_steps_asked(const Run *run) {
+  return run->state.step + (run->asked - run->booked);
+}
+
+// ---- Traces
+
+// A trace that fails ends the traces, not the training.
+static void stop_tracing(Run *run, int64_t step, const Error *why) {
+  fflush(stdout);
+  fprintf(stderr, "no breakdown of step %lld: %s; training goes on without them\n", (long long)step,
+          why->text);
+  run->tracing = false;
+}
+
+// Where the next step is one to trace: waits for those before it, and traces from here on. The
+// first trace of a process is thrown away: in it CUPTI prepares the recorded graphs, which shows as
+// about 1 ms of gaps.
+static int begin_trace(Run *run, bool *traced, Error *err) {
+  const int64_t step = run_steps_asked(run) + 1;
+  const bool due =
+      step % run->config.output.breakdown_interval == 0 || step == run->config.train.steps;
+  *traced = run->tracing && (run->asked == WARM_UP_STEPS || (run->asked > WARM_UP_STEPS && due));
+  if (!*traced) return 0;
+  if (run_settle(run, err) != 0) return -1;
+  Error why;
+  if (run->be->trace_begin(run->be, &why) == 0) return 0;
+  stop_tracing(run, step, &why);
+  *traced = false;
+  return 0;
+}
+
+static int tell_breakdown(Run *run, double step_ms, const Activities *activities, Error *err) {
+  Breakdown b = {.step_ms = step_ms,
+                 .other_steps_ms =
+                     run->untraced > 0 ? run->untraced_ms / (double)run->untraced : NAN};
+  run->untraced = 0;
+  run->untraced_ms = 0;
+  breakdown_make(&b, activities);
+  const bool seen = b.groups[GROUP_PRODUCTS].count > 0;
+  if (seen) log_breakdown(&run->log, run->state.step, &b);
+  breakdown_free(&b);
+  return seen ? 0
+              : error_set(err, "CUPTI recorded none of its matrix products, as happens beside "
+                               "another profiler");
+}
+
+static int end_trace(Run *run, double asked_ms, Error *err) {
+  Activities activities;
+  Error why;
+  const int status = run_settle(run, err);
+  const double step_ms = run->booked_ms - asked_ms;
+  if (run->be->trace_end(run->be, &activities, &why) != 0 ||
+      (status == 0 && run->booked > WARM_UP_STEPS + 1 &&
+       tell_breakdown(run, step_ms, &activities, &why) != 0))
+    stop_tracing(run, run->state.step, &why);
+  return status;
+}
+
+// ---- A step
+
+int run_step_begin(Run *run, AdamW *hyper, Error *err) {
+  const OutputConfig *o = &run->config.output;
+  bool traced;
+  if (begin_trace(run, &traced, err) != 0) return -1;
+  *hyper = adamw_at(&run->config.optimizer, run_steps_asked(run), run->config.train.steps);
+  run->pending[run->asked % MAX_RESULTS] =
+      (PendingStep){.learning_rate = hyper->learning_rate, .asked_ms = now_ms(), .traced = traced};
+  if (o->profile_steps > 0 && run->asked + 1 == o->profile_start) profile(run, true);
+  range_push("step");
+  return 0;
+}
+
+void run_load_batch(Run *run) {
+  loader_next(run->train_data, run->tokens, run->targets);
+  llama_load_batch(&run->llama, run->tokens, run->targets);
+}
+
+int run_step_end(Run *run, Error *err) {
+  const OutputConfig *o = &run->config.output;
+  PendingStep *pending = &run->pending[run->asked++ % MAX_RESULTS];
+  range_pop();
+  pending->cursor = loader_cursor(run->train_data);
+  if (run->profiling && run->asked + 1 == o->profile_start + o->profile_steps) profile(run, false);
+  if (pending->traced) return end_trace(run, pending->asked_ms, err);
+  return run->asked - run->booked > run->be->steps_ahead ? book_step(run, err) : 0;
+}
