@@ -257,6 +257,8 @@ static Differences compare_operation(Comparison *c, int i) {
   const int preparation = prepared_by(calls, i);
   Differences d = {NAN, NAN, NAN};
   if (take_params(c, &calls[i]) && (preparation < 0 || take_params(c, &calls[preparation]))) {
+    recorder_destroy(c->recorder[REFERENCE]); // its parameters have memory only now
+    c->recorder[REFERENCE] = record_slice(&c->side[REFERENCE]);
     float *results[SIDES];
     int64_t count = 0;
     for (int side = 0; side < SIDES; side++)
@@ -397,16 +399,14 @@ static void open_comparison(Comparison *c, Llama *const gpu[BENCH_KINDS], int th
 }
 
 // Attention's backward reads the log-sum-exp that its forward left: no input of the list.
-static void start_side(const Comparison *c, Llama *llama) {
+static void start_side(Comparison *c, int side) {
+  Llama *llama = &c->side[side];
+  const OperationCall *call = c->recorder[side]->calls;
+  while (call->class != CLASS_ATTENTION) call++;
   write_tokens(llama);
   write_inputs(c, llama, NULL);
-  for (int i = 0; i < c->recorder[REFERENCE]->count; i++) {
-    const OperationCall *call = &c->recorder[REFERENCE]->calls[i];
-    if (call->class != CLASS_ATTENTION) continue;
-    issue_alone(llama, call->operation, 0, false);
-    write_inputs(c, llama, call);
-    break;
-  }
+  issue_alone(llama, call->operation, 0, false);
+  write_inputs(c, llama, call);
   wait_for(llama);
 }
 
@@ -434,7 +434,7 @@ int bench_compare(BenchResult *result, Llama *const gpu[BENCH_KINDS], int thread
   result->compared_rows = (int)(c.side[REFERENCE].shape.batch * c.side[REFERENCE].shape.seq);
   Differences update[2];
   compare_update(&c, update);
-  for (int side = 0; side < SIDES; side++) start_side(&c, &c.side[side]);
+  for (int side = 0; side < SIDES; side++) start_side(&c, side);
   const Recorder *all = c.recorder[BENCH_UNFUSED];
   int status = 0, updates = 0;
   for (int i = 0; status == 0 && i < all->count; i++) {

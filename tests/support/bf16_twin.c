@@ -14,7 +14,7 @@ static void round_in_place(void *values, int64_t count) {
 // ---- Forward. Of the embedding nothing is new: it copies what is rounded.
 
 static void twin_qkv(Backend *be, int64_t M, int64_t T, int64_t first, const act_t *x,
-                     const stat_t *sumsq, const act_t *W, act_t *qkv) {
+                     RowStat sumsq, const act_t *W, act_t *qkv) {
   cpu_qkv(be, M, T, first, x, sumsq, W, qkv);
   round_in_place(qkv, M * packed_width(&cpu_of(be)->config));
 }
@@ -27,40 +27,39 @@ static void twin_attention(Backend *be, int64_t B, int64_t T, const act_t *qkv, 
 }
 
 static void twin_residual(Backend *be, int64_t M, int64_t K, const act_t *a, const act_t *W,
-                          const act_t *x, act_t *out_, stat_t *sumsq_) {
+                          const act_t *x, act_t *out, RowStat *sumsq) {
   const int64_t D = cpu_of(be)->config.D;
-  real *out = out_, *sumsq = sumsq_;
   cpu_residual(be, M, K, a, W, x, out, sumsq);
   round_in_place(out, M * D);
+  real *sums = sums_of(sumsq);
+  const real *rounded_out = reals(out);
   for (int64_t m = 0; m < M; m++) {
-    sumsq[m] = 0;
-    for (int64_t k = 0; k < D; k++) sumsq[m] += out[m * D + k] * out[m * D + k];
+    sums[m] = 0;
+    for (int64_t k = m * D; k < (m + 1) * D; k++) sums[m] += rounded_out[k] * rounded_out[k];
   }
 }
 
-static void twin_gate_up(Backend *be, int64_t M, const act_t *x, const stat_t *sumsq,
-                         const act_t *W, act_t *z_, act_t *y_) {
+static void twin_gate_up(Backend *be, int64_t M, const act_t *x, RowStat sumsq, const act_t *W,
+                         act_t *z, act_t *y) {
   const int64_t F = cpu_of(be)->config.F;
-  real *z = z_, *y = y_;
   cpu_gate_up(be, M, x, sumsq, W, z, y);
   round_in_place(z, M * 2 * F);
   for (int64_t m = 0; m < M; m++)
     for (int64_t p = 0; p < F; p++) {
-      const real *pair = z + (m * F + p) * 2;
-      y[m * F + feature_of_pair(p, F)] = swiglu(pair[0], pair[1]);
+      const real *pair = reals(z) + (m * F + p) * 2;
+      reals(y)[m * F + feature_of_pair(p, F)] = swiglu(pair[0], pair[1]);
     }
   round_in_place(y, M * F);
 }
 
-static void twin_lm_head(Backend *be, int64_t M, const act_t *x, const stat_t *sumsq,
-                         const act_t *W, act_t *logits) {
+static void twin_lm_head(Backend *be, int64_t M, const act_t *x, RowStat sumsq, const act_t *W,
+                         act_t *logits) {
   cpu_lm_head(be, M, x, sumsq, W, logits);
   round_in_place(logits, M * cpu_of(be)->config.V);
 }
 
-static void twin_head_loss(Backend *be, int64_t M, const act_t *x, const stat_t *sumsq,
-                           const act_t *W, const int32_t *targets, act_t *logits, double scale,
-                           stat_t *s) {
+static void twin_head_loss(Backend *be, int64_t M, const act_t *x, RowStat sumsq, const act_t *W,
+                           const int32_t *targets, act_t *logits, double scale, RowStat *s) {
   twin_lm_head(be, M, x, sumsq, W, logits);
   cpu_loss(be, M, sumsq, targets, logits, scale, s);
   if (s) round_in_place(logits, M * cpu_of(be)->config.V);
@@ -70,14 +69,15 @@ static void twin_head_loss(Backend *be, int64_t M, const act_t *x, const stat_t 
 
 // Where it goes through memory twice: the product with the residual, then all of it.
 static void twin_norm_dgrad(Backend *be, int64_t M, int64_t N, const act_t *dz, const act_t *W,
-                            const act_t *x_, const stat_t *sumsq, const stat_t *s_, int64_t parts_s,
-                            const act_t *residual, act_t *dx_) {
+                            const act_t *x_, RowStat sumsq, RowStat s_, const act_t *residual,
+                            act_t *dx_) {
   const OpsConfig *c = &cpu_of(be)->config;
   const int64_t D = c->D;
-  const real *x = x_, *s = s_;
-  real *dx = dx_, *none = xcalloc((size_t)M, sizeof *none);
-  cpu_norm_dgrad(be, M, N, dz, W, x, sumsq, none, parts_s, residual, dx);
-  free(none);
+  const real *x = reals(x_), *s = reals(s_.data);
+  real *dx = reals(dx_), *zeros = xcalloc((size_t)M, sizeof *zeros);
+  const RowStat none = {.data = (stat_t *)zeros, .stride = M, .parts = 1};
+  cpu_norm_dgrad(be, M, N, dz, W, x_, sumsq, none, residual, dx_);
+  free(zeros);
   round_in_place(dx, M * D);
   for (int64_t m = 0; m < M; m++) {
     const real factor = row_rstd(c, sumsq, m) / (real)D * s[m];
@@ -87,11 +87,10 @@ static void twin_norm_dgrad(Backend *be, int64_t M, int64_t N, const act_t *dz, 
 }
 
 static void twin_down_dgrad(Backend *be, int64_t M, const act_t *dx, const act_t *W, const act_t *z,
-                            const stat_t *sumsq, act_t *dz, stat_t *s, act_t *y) {
+                            RowStat sumsq, act_t *dz, RowStat *s) {
   const int64_t F = cpu_of(be)->config.F;
-  cpu_down_dgrad(be, M, dx, W, z, sumsq, dz, s, y);
+  cpu_down_dgrad(be, M, dx, W, z, sumsq, dz, s);
   round_in_place(dz, M * 2 * F);
-  if (y) round_in_place(y, M * F);
 }
 
 static void twin_dgrad(Backend *be, int64_t M, int64_t K, const act_t *dy, const act_t *W,
@@ -108,7 +107,7 @@ static void twin_attention_backward(Backend *be, int64_t B, int64_t T, const act
 }
 
 static void twin_rope_backward(Backend *be, int64_t M, int64_t T, act_t *dqkv, const act_t *qkv,
-                               const stat_t *sumsq, stat_t *s) {
+                               RowStat sumsq, RowStat *s) {
   cpu_rope_backward(be, M, T, dqkv, qkv, sumsq, s);
   round_in_place(dqkv, M * packed_width(&cpu_of(be)->config));
 }

@@ -119,7 +119,7 @@ void rig_backward(Rig *rig) {
   for (int64_t i = 0; i < rig->micro_batches; i++) {
     llama_load_batch(&rig->llama, rig->input_ids + i * size, rig->targets + i * size);
     llama_forward(&rig->llama);
-    llama_loss_backward(&rig->llama, 1.0 / (double)rig->micro_batches, i > 0);
+    llama_backward(&rig->llama, 1.0 / (double)rig->micro_batches, i > 0);
   }
   rig->be->grads_finish(rig->be, rig->llama.tensors, rig->llama.param_count);
 }

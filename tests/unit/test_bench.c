@@ -12,29 +12,31 @@
 #include "base/memory.h"
 #include "base/rng.h"
 #include "kernels/program_math.h"
-#include "model/run/backend.h"
 #include "model/bench/bench.h"
 #include "model/bench/report.h"
 #include "model/llama.h"
+#include "model/run/backend.h"
 
 enum { MOST_MARKS = 4096, NO_ROOM = 77, NOT_FINITE = 78 /* seeds */ };
+enum { D = 32, F = 64, HD = 32, R = 64, V = 90 }; // of the config below
 
 // Milliseconds that things take: to a time stamp of each kind, and the rest besides.
 static const double kind_ms[BENCH_KINDS] = {1, 3}, gate_up_ms[BENCH_KINDS] = {10, 20},
-                    product_ms = 0.5, peak_ms = 4, copy_ms = 2;
+                    gemm_ms = 0.5, peak_ms = 4, copy_ms = 2;
 
-struct BenchGpu {
+typedef struct Clock {
+  BenchGpu base; // first: a BenchGpu * of this one is a Clock *
+  Backend bare;
   Backend *fused;
   double marks[MOST_MARKS];
-  int count, products;
-};
+  int count;
+} Clock;
 
 static double clock_ms;
-static void (*cpu_gate_up)(Backend *be, int64_t M, const act_t *x, const stat_t *sumsq,
-                           const act_t *W, act_t *z, act_t *y);
+static GateUpOp *cpu_gate_up;
 
-static void slow_gate_up(Backend *be, int64_t M, const act_t *x, const stat_t *sumsq,
-                         const act_t *W, act_t *z, act_t *y) {
+static void slow_gate_up(Backend *be, int64_t M, const act_t *x, RowStat sumsq, const act_t *W,
+                         act_t *z, act_t *y) {
   cpu_gate_up(be, M, x, sumsq, W, z, y);
   clock_ms += gate_up_ms[be->kinds[OP_GATE_UP] == KERNEL_FUSED ? BENCH_FUSED : BENCH_UNFUSED];
 }
@@ -67,93 +69,156 @@ Backend *__wrap_backend_create(const Config *c, RunShape *shape, int64_t positio
   if (c->train.seed == NOT_FINITE) be->step_result = result_not_finite;
   cpu_gate_up = be->gate_up;
   be->gate_up = slow_gate_up;
-  const bool fused = c->backend.kernels == KERNELS_FUSED;
+  const bool fused = c->backend.kernels == KERNELS_AUTO;
   for (int i = 0; i < OPERATION_COUNT; i++)
     be->kinds[i] = fused && i == OP_GATE_UP ? KERNEL_FUSED : KERNEL_UNFUSED;
   return be;
 }
 
-BenchGpu *__wrap_bench_gpu_open(Backend *fused, Backend *unfused, size_t scratch, Error *err);
-BenchGpu *__wrap_bench_gpu_open(Backend *fused, Backend *unfused, size_t scratch, Error *err) {
-  (void)err;
-  assert_ptr_not_equal(fused, unfused);
-  assert_true(scratch > 0);
-  BenchGpu *g = xcalloc(1, sizeof *g);
-  g->fused = fused;
-  return g;
+// ---- GEMMs alone: every element of both operands is there
+
+static void touch(const act_t *A, int64_t a, const act_t *B, int64_t b) {
+  assert_non_null(A);
+  assert_non_null(B);
+  volatile const real *of_a = (const real *)A, *of_b = (const real *)B;
+  (void)(of_a[a - 1] + of_b[b - 1]);
+  clock_ms += gemm_ms;
 }
 
-void __wrap_bench_gpu_close(BenchGpu *g);
-void __wrap_bench_gpu_close(BenchGpu *g) {
+static void bare_qkv(Backend *be, int64_t M, int64_t T, int64_t first, const act_t *x,
+                     RowStat sumsq, const act_t *W, act_t *qkv) {
+  (void)be, (void)T, (void)first, (void)sumsq, (void)qkv;
+  touch(x, M * D, W, R * D);
+}
+static void bare_residual(Backend *be, int64_t M, int64_t K, const act_t *a, const act_t *W,
+                          const act_t *x, act_t *out, RowStat *sumsq) {
+  (void)be, (void)x, (void)out, (void)sumsq;
+  touch(a, M * K, W, D * K);
+}
+static void bare_gate_up(Backend *be, int64_t M, const act_t *x, RowStat sumsq, const act_t *W,
+                         act_t *z, act_t *y) {
+  (void)be, (void)sumsq, (void)z, (void)y;
+  touch(x, M * D, W, 2 * F * D);
+}
+static void bare_head_loss(Backend *be, int64_t M, const act_t *x, RowStat sumsq, const act_t *W,
+                           const int32_t *targets, act_t *logits, double scale, RowStat *s) {
+  (void)be, (void)sumsq, (void)targets, (void)logits, (void)scale, (void)s;
+  touch(x, M * D, W, V * D);
+}
+static void bare_norm_dgrad(Backend *be, int64_t M, int64_t N, const act_t *dz, const act_t *W,
+                            const act_t *x, RowStat sumsq, RowStat s, const act_t *residual,
+                            act_t *dx) {
+  (void)be, (void)x, (void)sumsq, (void)s, (void)residual, (void)dx;
+  touch(dz, M * N, W, N * D);
+}
+static void bare_down_dgrad(Backend *be, int64_t M, const act_t *dx, const act_t *W, const act_t *z,
+                            RowStat sumsq, act_t *dz, RowStat *s) {
+  (void)be, (void)z, (void)sumsq, (void)dz, (void)s;
+  touch(dx, M * D, W, D * F);
+}
+static void bare_dgrad(Backend *be, int64_t M, int64_t K, const act_t *dy, const act_t *W,
+                       act_t *da) {
+  (void)be, (void)da;
+  touch(dy, M * D, W, D * K);
+}
+static void bare_wgrad(Backend *be, int64_t M, int64_t N, int64_t K, const act_t *dz,
+                       const act_t *x, grad_t *dW, bool accumulate) {
+  (void)be, (void)accumulate;
+  assert_non_null(dW);
+  touch(dz, M * N, x, M * K);
+}
+
+static const Backend bare_functions = {.qkv = bare_qkv,
+                                       .residual = bare_residual,
+                                       .gate_up = bare_gate_up,
+                                       .head_loss = bare_head_loss,
+                                       .norm_dgrad = bare_norm_dgrad,
+                                       .down_dgrad = bare_down_dgrad,
+                                       .dgrad = bare_dgrad,
+                                       .wgrad = bare_wgrad};
+
+// ---- The clock
+
+static void close_clock(BenchGpu *g) {
   free(g);
 }
 
-GpuSample __wrap_bench_gpu_sample(const BenchGpu *g);
-GpuSample __wrap_bench_gpu_sample(const BenchGpu *g) {
+static GpuSample sample(BenchGpu *g) {
   (void)g;
   return (GpuSample){1500, 600, NAN};
 }
 
-int __wrap_bench_gpu_prepare(BenchGpu *g, const BareProduct *p, Error *err);
-int __wrap_bench_gpu_prepare(BenchGpu *g, const BareProduct *p, Error *err) {
-  (void)err;
-  assert_true(p->M > 0 && p->N > 0 && p->K > 0);
-  g->products++;
-  return 0;
-}
-
-void __wrap_bench_gpu_product(BenchGpu *g, const BareProduct *p, const void *A, const void *B,
-                              void *D);
-void __wrap_bench_gpu_product(BenchGpu *g, const BareProduct *p, const void *A, const void *B,
-                              void *D) {
-  (void)D;
-  assert_true(p->M > 0 && g->products > 0);
-  assert_non_null(A);
-  assert_non_null(B);
-  volatile const real *a = A, *b = B; // every element of both is there
-  (void)(a[p->M * p->K - 1] + b[p->K * p->N - 1]);
-  clock_ms += product_ms;
-}
-
-BareProduct __wrap_bench_gpu_peak(BenchGpu *g);
-BareProduct __wrap_bench_gpu_peak(BenchGpu *g) {
+static double peak(BenchGpu *g) {
   (void)g;
   clock_ms += peak_ms;
-  return (BareProduct){.M = 8, .N = 8, .K = 8};
+  return 2 * 8 * 8 * 8;
 }
 
-double __wrap_bench_gpu_copy(BenchGpu *g);
-double __wrap_bench_gpu_copy(BenchGpu *g) {
+static double copy(BenchGpu *g) {
   (void)g;
   clock_ms += copy_ms;
   return 1000;
 }
 
-void __wrap_bench_gpu_fill(BenchGpu *g, Backend *be, void *to, size_t bytes);
-void __wrap_bench_gpu_fill(BenchGpu *g, Backend *be, void *to, size_t bytes) {
-  (void)g;
-  (void)be;
-  real *values = to;
-  for (size_t i = 0; i < bytes / sizeof *values; i++) values[i] = (real)rng_normal(3, i);
+static void ignore(BenchGpu *g, Backend *be) {
+  (void)g, (void)be;
 }
 
-int __wrap_bench_gpu_mark(BenchGpu *g, Backend *be);
-int __wrap_bench_gpu_mark(BenchGpu *g, Backend *be) {
-  assert_true(g->count < MOST_MARKS);
-  clock_ms += kind_ms[be == g->fused ? BENCH_FUSED : BENCH_UNFUSED];
-  g->marks[g->count] = clock_ms;
-  return g->count++;
+static void fill(BenchGpu *g, Backend *be, act_t *to, int64_t count) {
+  (void)g, (void)be;
+  for (int64_t i = 0; i < count; i++) ((real *)to)[i] = (real)rng_normal(3, (uint64_t)i);
 }
 
-double __wrap_bench_gpu_ms(const BenchGpu *g, int from, int to);
-double __wrap_bench_gpu_ms(const BenchGpu *g, int from, int to) {
-  assert_true(from < to && to < g->count);
-  return g->marks[to] - g->marks[from];
+static int mark(BenchGpu *g, Backend *be) {
+  Clock *c = (Clock *)g;
+  assert_true(c->count < MOST_MARKS);
+  clock_ms += kind_ms[be == c->fused ? BENCH_FUSED : BENCH_UNFUSED];
+  c->marks[c->count] = clock_ms;
+  return c->count++;
 }
 
-void __wrap_bench_gpu_forget(BenchGpu *g);
-void __wrap_bench_gpu_forget(BenchGpu *g) {
-  g->count = 0;
+static double ms(BenchGpu *g, int from, int to) {
+  const Clock *c = (const Clock *)g;
+  assert_true(from < to && to < c->count);
+  return c->marks[to] - c->marks[from];
+}
+
+static void forget(BenchGpu *g) {
+  ((Clock *)g)->count = 0;
+}
+
+size_t __wrap_bench_gpu_bytes(const OperationCall *calls, int count);
+size_t __wrap_bench_gpu_bytes(const OperationCall *calls, int count) {
+  assert_non_null(calls);
+  assert_int_equal(count, OPERATION_COUNT - 1);
+  return 1 << 10;
+}
+
+BenchGpu *__wrap_bench_gpu_open(Backend *fused, Backend *unfused, const OperationCall *calls,
+                                int count, Error *err);
+BenchGpu *__wrap_bench_gpu_open(Backend *fused, Backend *unfused, const OperationCall *calls,
+                                int count, Error *err) {
+  (void)err;
+  assert_ptr_not_equal(fused, unfused);
+  int gemms = 0;
+  for (int i = 0; i < count; i++)
+    gemms += calls[i].class == CLASS_GEMM && calls[i].M > 0 && calls[i].N > 0 && calls[i].K > 0;
+  assert_int_equal(gemms, 15);
+  Clock *c = xcalloc(1, sizeof *c);
+  c->fused = fused;
+  c->bare = bare_functions;
+  c->base = (BenchGpu){.bare = &c->bare,
+                       .close = close_clock,
+                       .sample = sample,
+                       .peak = peak,
+                       .copy = copy,
+                       .flush = ignore,
+                       .fill = fill,
+                       .turn = ignore,
+                       .mark = mark,
+                       .ms = ms,
+                       .forget = forget};
+  return &c->base;
 }
 
 // ---- The tests
@@ -228,7 +293,7 @@ static double calls_of(const cJSON *json, const char *operation) {
 
 static const char *const kind_names[BENCH_KINDS] = {"fused", "unfused"};
 
-// Every operation takes its kind's time, and gate_up more; bare products are timed on the unfused
+// Every operation takes its kind's time, and gate_up more; bare GEMMs are timed on the unfused
 // kind's stream. Returns the calls of all.
 static double check_operations(const cJSON *json, int expected) {
   const cJSON *ops = cJSON_GetObjectItemCaseSensitive(json, "operations"), *op;
@@ -246,8 +311,8 @@ static double check_operations(const cJSON *json, int expected) {
       assert_true(cJSON_IsNull(cJSON_GetObjectItemCaseSensitive(op, "fused_over_bare")));
       continue;
     }
-    near(at(op, "bare", "median"), kind_ms[BENCH_UNFUSED] + product_ms);
-    near(at(op, "bare_back_to_back", NULL), kind_ms[BENCH_UNFUSED] / 3 + product_ms); // 3 calls
+    near(at(op, "bare", "median"), kind_ms[BENCH_UNFUSED] + gemm_ms);
+    near(at(op, "bare_back_to_back", NULL), kind_ms[BENCH_UNFUSED] / 3 + gemm_ms); // 3 calls
   }
   near(at(json, "measured", "copy_gigabytes_per_s"),
        1000 / (kind_ms[BENCH_UNFUSED] + copy_ms) * 1e-6);

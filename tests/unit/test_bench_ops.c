@@ -8,8 +8,9 @@
 
 #include "base/rng.h"
 #include "kernels/program_math.h"
-#include "model/bench/model.h"
-#include "model/bench/numbers.h"
+#include "model/bench/compare.h"
+#include "model/bench/state.h"
+#include "model/ranges.h"
 
 typedef struct Model {
   Backend *be;
@@ -50,7 +51,7 @@ static void close_model(Model *m) {
 }
 
 static void issue(Model *m, Operation operation, int index, bool accumulate) {
-  bench_op_issue(&m->llama, operation, index, accumulate);
+  issue_alone(&m->llama, operation, index, accumulate);
 }
 
 static void step_by_operations(Model *m) {
@@ -89,7 +90,7 @@ static void one_by_one_they_are_a_step(bool tied, int64_t chunks) {
     models[i]->be->step_begin(models[i]->be);
   }
   llama_forward(&whole.llama);
-  llama_loss_backward(&whole.llama, 1, false);
+  llama_backward(&whole.llama, 1, false);
   whole.be->grads_finish(whole.be, whole.llama.tensors, whole.llama.param_count);
   whole.be->adamw(whole.be, whole.llama.tensors, whole.llama.param_count);
   step_by_operations(&parts);
@@ -109,14 +110,37 @@ static void one_by_one_the_operations_are_a_step(void **state) {
   one_by_one_they_are_a_step(true, 4);
 }
 
-// The CPU backend as both kinds; the fused one's results are read with `read` (NULL: as they are).
-typedef void ReadResult(Backend *be, float *to, const void *from, int64_t count);
+static void list(BenchResult *r, const Llama *llama, int64_t accumulation, Operation only) {
+  int prepared[OPERATION_COUNT];
+  bench_list(r, prepared, llama, accumulation, only);
+}
+
+// The CPU backend as both kinds; the fused one's results are off by this part of the largest in one
+// element.
+static double wrong_by;
+
+static void read_wrong(float *to, const real *values, int64_t count) {
+  double most = 0;
+  for (int64_t i = 0; i < count; i++) {
+    to[i] = (float)values[i];
+    most = fmax(most, fabs((double)values[i]));
+  }
+  to[count / 2] += (float)(wrong_by * most);
+}
+static void read_wrong_act(Backend *be, float *to, const act_t *from, int64_t count) {
+  (void)be;
+  read_wrong(to, (const real *)from, count);
+}
+static void read_wrong_grad(Backend *be, float *to, const grad_t *from, int64_t count) {
+  (void)be;
+  read_wrong(to, (const real *)from, count);
+}
 
 static void leave_undone(Backend *be, const ParamTensor *list, int count) {
   (void)be, (void)list, (void)count;
 }
 
-static int compare(BenchResult *r, bool tied, Operation only, ReadResult *read, bool update,
+static int compare(BenchResult *r, bool tied, Operation only, double wrong, bool update,
                    Error *err) {
   Model m;
   ModelConfig c = config;
@@ -127,10 +151,12 @@ static int compare(BenchResult *r, bool tied, Operation only, ReadResult *read, 
   twin.be = backend_cpu_create(&ops);
   free((void *)(uintptr_t)ops.inv_freq);
   Llama *const kinds[BENCH_KINDS] = {&m.llama, &twin};
-  bench_ops_list(r, &m.llama, 1, only);
-  if (read) m.be->read_act = m.be->read_grad = read;
+  list(r, &m.llama, 1, only);
+  wrong_by = wrong;
+  m.be->read_act = read_wrong_act;
+  m.be->read_grad = read_wrong_grad;
   if (!update) m.be->grads_finish = m.be->adamw = leave_undone;
-  const int status = bench_numbers(r, kinds, 1, err);
+  const int status = bench_compare(r, kinds, 1, err);
   twin.be->destroy(twin.be);
   close_model(&m);
   return status;
@@ -141,55 +167,32 @@ static void the_same_backend_thrice_differs_in_nothing(void **state) {
   for (int tied = 0; tied < 2; tied++) {
     BenchResult r = {.whole = true};
     Error err;
-    assert_int_equal(compare(&r, tied, OPERATION_COUNT, NULL, true, &err), 0);
+    assert_int_equal(compare(&r, tied, OPERATION_COUNT, 0, true, &err), 0);
     assert_int_equal(r.op_count, OPERATION_COUNT - 1);
     for (int i = 0; i < r.op_count; i++) {
       const Differences *d = &r.ops[i].differences;
       if (d->fused_unfused != 0 || d->fused_reference != 0 || d->unfused_reference != 0)
-        fail_msg("%s: %g %g %g", operation_name(r.ops[i].operation), d->fused_unfused,
+        fail_msg("%s: %g %g %g", operation_name(r.ops[i].call.operation), d->fused_unfused,
                  d->fused_reference, d->unfused_reference);
     }
   }
 }
 
-// One element is off by this part of the largest, or not a number.
-static void read_changed(float *to, const void *from, int64_t count, double part) {
-  const real *values = from;
-  double most = 0;
-  for (int64_t i = 0; i < count; i++) {
-    to[i] = (float)values[i];
-    most = fmax(most, fabs((double)values[i]));
-  }
-  to[count / 2] += (float)(part * most);
-}
-static void read_rounded(Backend *be, float *to, const void *from, int64_t count) {
-  (void)be;
-  read_changed(to, from, count, 0.01);
-}
-static void read_wrong(Backend *be, float *to, const void *from, int64_t count) {
-  (void)be;
-  read_changed(to, from, count, -0.1);
-}
-static void read_nan(Backend *be, float *to, const void *from, int64_t count) {
-  (void)be;
-  read_changed(to, from, count, NAN);
-}
-
 static void what_differs_is_found_and_refused(void **state) {
   (void)state;
   for (int i = 0; i < OPERATION_COUNT; i++) {
-    if (i == OP_VALIDATION_LOSS) continue;
+    if (!operation_trains((Operation)i)) continue;
     BenchResult r = {.whole = false};
     Error err;
-    if (compare(&r, false, (Operation)i, read_rounded, true, &err) != 0) fail_msg("%s", err.text);
+    if (compare(&r, false, (Operation)i, 0.01, true, &err) != 0) fail_msg("%s", err.text);
     const Differences *d = &r.ops[0].differences;
     if (d->unfused_reference != 0 || fabs(d->fused_reference - 0.01) > 1e-6 ||
         fabs(d->fused_unfused - 0.01) > 1e-6)
       fail_msg("%s: %g %g %g", operation_name((Operation)i), d->fused_unfused, d->fused_reference,
                d->unfused_reference);
-    ReadResult *const readers[] = {read_wrong, read_nan};
+    const double too_much[] = {-0.1, NAN};
     for (int k = 0; k < 2; k++) {
-      assert_int_equal(compare(&r, false, (Operation)i, readers[k], true, &err), -1);
+      assert_int_equal(compare(&r, false, (Operation)i, too_much[k], true, &err), -1);
       if (!strstr(err.text, operation_name((Operation)i)) || !strstr(err.text, "of fused kernels"))
         fail_msg("%s", err.text);
     }
@@ -201,7 +204,7 @@ static void an_update_left_undone_is_refused(void **state) {
   for (int i = OP_GRADS_FINISH; i <= OP_ADAMW; i++) {
     BenchResult r = {.whole = false};
     Error err = {""};
-    assert_int_equal(compare(&r, false, (Operation)i, NULL, false, &err), -1);
+    assert_int_equal(compare(&r, false, (Operation)i, 0, false, &err), -1);
     if (!strstr(err.text, operation_name((Operation)i))) fail_msg("%s", err.text);
   }
 }
@@ -212,12 +215,12 @@ static void flops_and_calls_are_those_of_a_step(void **state) {
   Model m;
   open_model(&m, &config, 2);
   BenchResult r = {.whole = true};
-  bench_ops_list(&r, &m.llama, 3, OPERATION_COUNT);
+  list(&r, &m.llama, 3, OPERATION_COUNT);
   double flops = 0, attention = 0;
   for (int i = 0; i < r.op_count; i++) {
     const BenchOp *op = &r.ops[i];
-    if (op->class == CLASS_PRODUCT) flops += (double)op->calls * op->flops;
-    if (op->class == CLASS_ATTENTION) attention += (double)op->calls * op->flops;
+    if (op->call.class == CLASS_GEMM) flops += (double)op->calls * op->call.flops;
+    if (op->call.class == CLASS_ATTENTION) attention += (double)op->calls * op->call.flops;
     assert_true(op->calls == 1 || op->calls % 3 == 0);
   }
   // The model's count has 2 + 4 products of T^2 d in attention's passes; its kernels do 2 + 5.
@@ -226,98 +229,11 @@ static void flops_and_calls_are_those_of_a_step(void **state) {
   close_model(&m);
 }
 
-// ---- Bare products are those of the operations: a backend that only notes what it multiplies.
-
-static struct Noted {
-  BareProduct product;
-  BareOperands operands;
-} noted;
-
-static void note(int64_t M, int64_t N, int64_t K, BareForm form, const void *A, const void *B,
-                 void *D) {
-  noted = (struct Noted){{.M = M, .N = N, .K = K, .form = form}, {A, B, D}};
-}
-
 enum { D = 32, F = 48, HD = 40, R = 80, V = 70 }; // of config
-
-static void note_qkv(Backend *be, int64_t M, int64_t T, int64_t pos0, const act_t *x,
-                     const stat_t *sumsq, const act_t *W, act_t *qkv) {
-  (void)be, (void)T, (void)pos0, (void)sumsq, (void)qkv;
-  note(M, R, D, BARE_NT, x, W, NULL);
-}
-static void note_residual(Backend *be, int64_t M, int64_t K, const act_t *a, const act_t *W,
-                          const act_t *x, act_t *out, stat_t *sumsq) {
-  (void)be, (void)x, (void)out, (void)sumsq;
-  note(M, D, K, BARE_NT, a, W, NULL);
-}
-static void note_gate_up(Backend *be, int64_t M, const act_t *x, const stat_t *sumsq,
-                         const act_t *W, act_t *z, act_t *y) {
-  (void)be, (void)sumsq, (void)z, (void)y;
-  note(M, 2 * F, D, BARE_NT, x, W, NULL);
-}
-static void note_head_loss(Backend *be, int64_t M, const act_t *x, const stat_t *sumsq,
-                           const act_t *W, const int32_t *targets, act_t *logits, double scale,
-                           stat_t *s) {
-  (void)be, (void)sumsq, (void)targets, (void)scale, (void)s;
-  note(M, V, D, BARE_NT, x, W, logits);
-}
-static void note_norm_dgrad(Backend *be, int64_t M, int64_t N, const act_t *dz, const act_t *W,
-                            const act_t *x, const stat_t *sumsq, const stat_t *s, int64_t parts_s,
-                            const act_t *residual, act_t *dx) {
-  (void)be, (void)x, (void)sumsq, (void)s, (void)parts_s, (void)residual, (void)dx;
-  note(M, D, N, BARE_NN, dz, W, NULL);
-}
-static void note_down_dgrad(Backend *be, int64_t M, const act_t *dx, const act_t *W, const act_t *z,
-                            const stat_t *sumsq, act_t *dz, stat_t *s, act_t *y) {
-  (void)be, (void)z, (void)sumsq, (void)dz, (void)s, (void)y;
-  note(M, F, D, BARE_NN, dx, W, NULL);
-}
-static void note_dgrad(Backend *be, int64_t M, int64_t K, const act_t *dy, const act_t *W,
-                       act_t *da) {
-  (void)be, (void)da;
-  note(M, K, D, BARE_NN, dy, W, NULL);
-}
-static void note_wgrad(Backend *be, int64_t M, int64_t N, int64_t K, const act_t *dz,
-                       const act_t *x, grad_t *dW, bool accumulate) {
-  (void)be, (void)accumulate;
-  note(N, K, M, BARE_TN, dz, x, dW);
-}
-
-static void bare_products_are_those_of_the_operations(void **state) {
-  (void)state;
-  Model m;
-  open_model(&m, &config, 2);
-  Backend *be = m.be;
-  be->qkv = note_qkv;
-  be->residual = note_residual;
-  be->gate_up = note_gate_up;
-  be->head_loss = note_head_loss;
-  be->norm_dgrad = note_norm_dgrad;
-  be->down_dgrad = note_down_dgrad;
-  be->dgrad = note_dgrad;
-  be->wgrad = note_wgrad;
-  BenchResult r = {.whole = true};
-  bench_ops_list(&r, &m.llama, 1, OPERATION_COUNT);
-  int products = 0;
-  for (int i = 0; i < r.op_count; i++) {
-    const BareProduct *p = &r.ops[i].product;
-    for (int index = 0; r.ops[i].class == CLASS_PRODUCT && index < 3; index++) {
-      issue(&m, r.ops[i].operation, index, false);
-      const BareProduct *q = &noted.product;
-      const BareOperands o = bench_op_operands(&m.llama, r.ops[i].operation, index);
-      if (p->M != q->M || p->N != q->N || p->K != q->K || p->form != q->form ||
-          o.A != noted.operands.A || o.B != noted.operands.B || (o.D && o.D != noted.operands.D))
-        fail_msg("%s", operation_name(r.ops[i].operation));
-      products += index == 0;
-    }
-  }
-  assert_int_equal(products, 15);
-  close_model(&m);
-}
 
 static const BenchOp *op_of(const BenchResult *r, Operation operation) {
   for (int i = 0; i < r->op_count; i++)
-    if (r->ops[i].operation == operation) return &r->ops[i];
+    if (r->ops[i].call.operation == operation) return &r->ops[i];
   fail_msg("there is no %s", operation_name(operation));
   return NULL;
 }
@@ -331,7 +247,7 @@ static void bytes_are_those_of_the_arrays(void **state) {
   Model m;
   open_model(&m, &config, 2);
   BenchResult r = {.whole = true};
-  bench_ops_list(&r, &m.llama, 1, OPERATION_COUNT);
+  list(&r, &m.llama, 1, OPERATION_COUNT);
   const struct {
     Operation operation;
     double bytes, floor;
@@ -348,8 +264,9 @@ static void bytes_are_those_of_the_arrays(void **state) {
   };
   for (size_t i = 0; i < sizeof expected / sizeof *expected; i++) {
     const BenchOp *op = op_of(&r, expected[i].operation);
-    if (op->bytes != expected[i].bytes || op->floor_bytes != expected[i].floor)
-      fail_msg("%s: %g %g", operation_name(op->operation), op->bytes, op->floor_bytes);
+    if (op->call.bytes != expected[i].bytes || op->call.floor_bytes != expected[i].floor)
+      fail_msg("%s: %g %g", operation_name(op->call.operation), op->call.bytes,
+               op->call.floor_bytes);
   }
   close_model(&m);
 }
@@ -361,7 +278,7 @@ static void recomputed_operations_are_in_the_backward(void **state) {
     open_model(&m, &config, 1);
     m.llama.shape.recompute = again;
     BenchResult r = {.whole = true};
-    bench_ops_list(&r, &m.llama, 1, OPERATION_COUNT);
+    list(&r, &m.llama, 1, OPERATION_COUNT);
     assert_int_equal(op_of(&r, OP_GATE_UP)->in_backward, again != RECOMPUTE_NONE);
     assert_int_equal(op_of(&r, OP_QKV)->in_backward, again == RECOMPUTE_LAYER);
     assert_int_equal(op_of(&r, OP_QKV)->calls, again == RECOMPUTE_LAYER ? 5 : 3);
@@ -379,12 +296,12 @@ static void a_twin_shares_all_but_the_row_statistics(void **state) {
   if (bench_share(&twin, &m.llama, m.be, &err) != 0) fail_msg("%s", err.text);
   const Acts *a = &m.llama.acts, *b = &twin.acts;
   assert_ptr_equal(a->dx, b->dx);
-  assert_ptr_not_equal(a->s, b->s);
-  assert_ptr_not_equal(a->final_sumsq, b->final_sumsq);
+  assert_ptr_not_equal(a->s.data, b->s.data);
+  assert_ptr_not_equal(a->final_sumsq.data, b->final_sumsq.data);
   for (int l = 0; l < 3; l++) {
     assert_ptr_equal(a->layers[l].x, b->layers[l].x);
-    assert_ptr_not_equal(a->layers[l].x_sumsq, b->layers[l].x_sumsq);
-    assert_ptr_not_equal(a->layers[l].x1_sumsq, b->layers[l].x1_sumsq);
+    assert_ptr_not_equal(a->layers[l].x_sumsq.data, b->layers[l].x_sumsq.data);
+    assert_ptr_not_equal(a->layers[l].x1_sumsq.data, b->layers[l].x1_sumsq.data);
   }
   bench_unshare(&twin);
   close_model(&m);
@@ -395,11 +312,33 @@ static void one_operation_can_be_listed_alone(void **state) {
   Model m;
   open_model(&m, &config, 1);
   BenchResult r = {.whole = false};
-  bench_ops_list(&r, &m.llama, 1, OP_GATE_UP);
+  list(&r, &m.llama, 1, OP_GATE_UP);
   assert_int_equal(r.op_count, 1);
-  assert_string_equal(operation_name(r.ops[0].operation), "gate_up");
-  assert_string_equal(r.ops[0].shape, "32 x 96 x 32");
+  assert_string_equal(operation_name(r.ops[0].call.operation), "gate_up");
+  assert_string_equal(r.ops[0].call.shape, "32 x 96 x 32");
   assert_int_equal(r.ops[0].calls, 3);
+  close_model(&m);
+}
+
+// What a call overwrites is there again before it: by the step's own order, nobody lists it.
+static void what_works_in_place_is_prepared(void **state) {
+  (void)state;
+  Model m;
+  open_model(&m, &config, 1);
+  Recorder *slice = record_slice(&m.llama);
+  int prepared = 0;
+  for (int i = 0; i < slice->count; i++) {
+    const int by = prepared_by(slice->calls, i);
+    if (by < 0) continue;
+    const Operation operation = slice->calls[i].operation;
+    prepared++;
+    assert_true(operation == OP_DOWN_DGRAD || operation == OP_ROPE_BACKWARD);
+    assert_int_equal(slice->calls[by].operation,
+                     operation == OP_DOWN_DGRAD ? OP_GATE_UP : OP_ATTENTION_BACKWARD);
+  }
+  assert_int_equal(prepared, 2);
+  assert_int_equal(slice->count, OPERATION_COUNT - 1);
+  recorder_destroy(slice);
   close_model(&m);
 }
 
@@ -410,8 +349,8 @@ int main(void) {
       cmocka_unit_test(what_differs_is_found_and_refused),
       cmocka_unit_test(an_update_left_undone_is_refused),
       cmocka_unit_test(flops_and_calls_are_those_of_a_step),
-      cmocka_unit_test(bare_products_are_those_of_the_operations),
       cmocka_unit_test(bytes_are_those_of_the_arrays),
+      cmocka_unit_test(what_works_in_place_is_prepared),
       cmocka_unit_test(recomputed_operations_are_in_the_backward),
       cmocka_unit_test(a_twin_shares_all_but_the_row_statistics),
       cmocka_unit_test(one_operation_can_be_listed_alone),

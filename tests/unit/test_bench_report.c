@@ -29,49 +29,43 @@ static BenchResult example(void) {
                    .copy = at(2),
                    .copy_bytes = 2e9,
                    .rounds = 4};
-  r.ops[0] = (BenchOp){.operation = OP_GATE_UP,
-                       .class = CLASS_PRODUCT,
+  r.ops[0] = (BenchOp){.call = {.operation = OP_GATE_UP, .class = CLASS_GEMM, .flops = 900e9},
                        .runs = KERNEL_FUSED,
                        .calls = 3,
                        .in_forward = 1,
-                       .flops = 900e9,
                        .time = {at(2.2), at(3)},
                        .bare = at(2),
                        .alone = 2};
-  r.ops[1] = (BenchOp){.operation = OP_HEAD_LOSS,
-                       .class = CLASS_PRODUCT,
+  r.ops[1] = (BenchOp){.call = {.operation = OP_HEAD_LOSS,
+                                .class = CLASS_GEMM,
+                                .flops = 300e9,
+                                .floor_bytes = 0.5e9},
                        .runs = KERNEL_UNFUSED,
                        .calls = 1,
-                       .flops = 300e9,
-                       .floor_bytes = 0.5e9,
                        .time = {at(1.8), at(1.7)},
                        .bare = at(1),
                        .alone = 1};
-  r.ops[2] = (BenchOp){.operation = OP_ATTENTION,
-                       .class = CLASS_ATTENTION,
+  r.ops[2] = (BenchOp){.call = {.operation = OP_ATTENTION, .class = CLASS_ATTENTION},
                        .runs = KERNEL_UNFUSED,
                        .alike = true,
                        .calls = 3,
                        .in_forward = 1,
                        .time = {at(1.01), at(1)},
                        .bare = spread_of(NULL, 0)};
-  r.ops[3] = (BenchOp){.operation = OP_ADAMW,
-                       .class = CLASS_MEMORY,
-                       .runs = KERNEL_UNFUSED,
-                       .alike = true,
-                       .calls = 1,
-                       .bytes = 0.6e9,
-                       .floor_bytes = 0.6e9,
-                       .time = {at(0.97), at(1)},
-                       .bare = spread_of(NULL, 0)};
-  r.ops[4] = (BenchOp){.operation = OP_ROPE_BACKWARD,
-                       .class = CLASS_MEMORY,
-                       .runs = KERNEL_UNFUSED,
-                       .calls = 3,
-                       .in_backward = 1,
-                       .bytes = 0.1e9,
-                       .time = {at(0.2), at(0.2)},
-                       .bare = spread_of(NULL, 0)};
+  r.ops[3] = (BenchOp){
+      .call = {.operation = OP_ADAMW, .class = CLASS_MEMORY, .bytes = 0.6e9, .floor_bytes = 0.6e9},
+      .runs = KERNEL_UNFUSED,
+      .alike = true,
+      .calls = 1,
+      .time = {at(0.97), at(1)},
+      .bare = spread_of(NULL, 0)};
+  r.ops[4] =
+      (BenchOp){.call = {.operation = OP_ROPE_BACKWARD, .class = CLASS_MEMORY, .bytes = 0.1e9},
+                .runs = KERNEL_UNFUSED,
+                .calls = 3,
+                .in_backward = 1,
+                .time = {at(0.2), at(0.2)},
+                .bare = spread_of(NULL, 0)};
   for (int i = 0; i < r.op_count; i++) r.ops[i].differences = (Differences){1e-3, 2e-3, NAN};
   for (int pass = 0; pass < BENCH_PASSES; pass++)
     for (int kind = 0; kind < BENCH_KINDS; kind++) r.layer[pass][kind] = at(4 + kind);
@@ -132,7 +126,7 @@ static void the_peak_is_that_of_the_fastest_product(void **state) {
   (void)state;
   BenchResult r = example();
   near(bench_peak(&r), 600);
-  r.ops[0].flops = 1400e9; // in 2 ms
+  r.ops[0].call.flops = 1400e9; // in 2 ms
   near(bench_peak(&r), 700);
 }
 

@@ -12,10 +12,10 @@
 #include "base/file.h"
 #include "base/memory.h"
 #include "model/run/breakdown.h"
-#include "model/run/trainer.h"
+#include "model/run/run.h"
 #include "tests/support/data_test.h"
 #include "tests/support/tiny_run.h"
-#include "tests/support/tiny_trainer.h"
+#include "tests/support/tiny_training.h"
 
 static void near(double a, double b) {
   if (!(fabs(a - b) <= 1e-9)) fail_msg("%.17g is not %.17g", a, b);
@@ -185,7 +185,7 @@ static void it_prints_a_line_for_each_group(void **state) {
 // ---- A run with a backend that has planted activities. It gets no context to keep this in.
 
 static struct Traced {
-  const Trainer *trainer;
+  const Run *run;
   int64_t begun[16], asked_at_end[16], count;
   int opened;
   bool fails;
@@ -201,17 +201,17 @@ static int note_open(Backend *be, Error *err) {
 
 static int note_begin(Backend *be, Error *err) {
   (void)be;
-  const Trainer *t = traced.trainer;
+  const Run *t = traced.run;
   assert_int_equal(t->asked, t->booked); // nothing of an earlier step is in the trace
-  traced.begun[traced.count] = trainer_step_asked(t) + 1;
+  traced.begun[traced.count] = run_steps_asked(t) + 1;
   return traced.fails ? error_set(err, "planted") : 0;
 }
 
 static int note_end(Backend *be, Activities *activities, Error *err) {
   (void)be;
   (void)err;
-  assert_int_equal(traced.trainer->asked, traced.trainer->booked);
-  traced.asked_at_end[traced.count++] = trainer_step_asked(traced.trainer);
+  assert_int_equal(traced.run->asked, traced.run->booked);
+  traced.asked_at_end[traced.count++] = run_steps_asked(traced.run);
   *activities = traced_nothing ? (Activities){planted, 1, 0} : all_planted;
   return 0;
 }
@@ -219,19 +219,19 @@ static int note_end(Backend *be, Activities *activities, Error *err) {
 // Trains as a run on a GPU whose trace is planted, and saves. What it traced is in `traced`.
 static void train(const Config *config, int steps, bool fails) {
   Error err = {""};
-  Trainer trainer;
-  must(trainer_open(&trainer, config, &err), &err);
-  traced = (struct Traced){.trainer = &trainer, .fails = fails};
-  trainer.be->trace_open = note_open;
-  trainer.be->trace_begin = note_begin;
-  trainer.be->trace_end = note_end;
-  trainer.be->steps_ahead = 1;
-  trainer.config.output.breakdown = true; // the CPU would have refused it
-  trainer.tracing = true;
-  for (int i = 0; i < steps; i++) must(trainer_step(&trainer, &err), &err);
-  must(trainer_settle(&trainer, &err), &err);
-  must(trainer_save(&trainer, &err), &err);
-  trainer_close(&trainer);
+  Run run;
+  tiny_training_open(&run, config);
+  traced = (struct Traced){.run = &run, .fails = fails};
+  run.be->trace_open = note_open;
+  run.be->trace_begin = note_begin;
+  run.be->trace_end = note_end;
+  run.be->steps_ahead = 1;
+  run.config.output.breakdown = true; // the CPU would have refused it
+  run.tracing = true;
+  for (int i = 0; i < steps; i++) tiny_training_step(&run);
+  must(run_settle(&run, &err), &err);
+  must(run_save(&run, &err), &err);
+  run_close(&run);
 }
 
 // The run's last record of a breakdown, NULL where there is none, and how many there are.
@@ -273,7 +273,7 @@ static void expect_told(const char *folder, int times, int64_t last_step) {
 }
 
 static void every_nth_step_is_traced_from_the_fourth_on(void **state) {
-  const Config third = tiny_trainer_config(*state, 9, ", \"breakdown_interval\": 3");
+  const Config third = tiny_training_config(*state, 9, ", \"breakdown_interval\": 3");
   train(&third, 4, false);
   assert_int_equal(traced.count, 1); // the third, which is thrown away
   assert_int_equal(traced.begun[0], 3);
@@ -289,7 +289,7 @@ static void every_nth_step_is_traced_from_the_fourth_on(void **state) {
 }
 
 static void every_step_can_be_traced(void **state) {
-  const Config each = tiny_trainer_config(*state, 9, ", \"breakdown_interval\": 1");
+  const Config each = tiny_training_config(*state, 9, ", \"breakdown_interval\": 1");
   train(&each, 6, false);
   assert_int_equal(traced.count, 4);
   for (int i = 0; i < 4; i++) assert_int_equal(traced.begun[i], i + 3);
@@ -297,7 +297,7 @@ static void every_step_can_be_traced(void **state) {
 }
 
 static void a_trace_that_fails_ends_the_traces_alone(void **state) {
-  const Config config = tiny_trainer_config(*state, 9, ", \"breakdown_interval\": 3");
+  const Config config = tiny_training_config(*state, 9, ", \"breakdown_interval\": 3");
   train(&config, 9, true);
   assert_int_equal(traced.begun[0], 3);
   assert_int_equal(traced.count, 0); // never ended, never begun again
@@ -305,7 +305,7 @@ static void a_trace_that_fails_ends_the_traces_alone(void **state) {
 }
 
 static void a_trace_without_products_is_not_believed(void **state) {
-  const Config config = tiny_trainer_config(*state, 9, ", \"breakdown_interval\": 3");
+  const Config config = tiny_training_config(*state, 9, ", \"breakdown_interval\": 3");
   traced_nothing = true;
   train(&config, 9, false);
   traced_nothing = false;
@@ -317,7 +317,7 @@ static void a_trace_changes_no_bit(void **state) {
   char *files[2];
   size_t bytes[2];
   for (int i = 0; i < 2; i++) {
-    const Config config = tiny_trainer_config(*state, 9, ", \"breakdown_interval\": 1");
+    const Config config = tiny_training_config(*state, 9, ", \"breakdown_interval\": 1");
     Error err;
     train(&config, 9, i == 0);
     char *run = xasprintf("%s/run", (const char *)*state), *path;
@@ -334,7 +334,7 @@ static void a_trace_changes_no_bit(void **state) {
 }
 
 static void the_log_has_a_record_of_it(void **state) {
-  const Config config = tiny_trainer_config(*state, 9, ", \"breakdown_interval\": 5");
+  const Config config = tiny_training_config(*state, 9, ", \"breakdown_interval\": 5");
   train(&config, 9, false);
   int count;
   cJSON *json = last_breakdown(*state, &count);
@@ -362,10 +362,11 @@ static void the_log_has_a_record_of_it(void **state) {
 
 static void a_run_on_the_cpu_says_that_it_has_none(void **state) {
   Config config =
-      tiny_trainer_config(*state, 9, ", \"breakdown\": true, \"breakdown_interval\": 9");
+      tiny_training_config(*state, 9, ", \"breakdown\": true, \"breakdown_interval\": 9");
   Error err = {""};
-  Trainer trainer;
-  expect_error(trainer_open(&trainer, &config, &err), &err, "this run is on the CPU");
+  static const volatile sig_atomic_t never = 0;
+  Run run;
+  expect_error(run_open(&run, &config, &never, &err), &err, "this run is on the CPU");
 }
 
 int main(void) {

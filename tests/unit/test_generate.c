@@ -10,17 +10,21 @@
 #include "model/generate.h"
 #include "tests/support/tiny_run.h"
 
-static const SampleOptions greedy = {.temperature = 0, .top_p = 1, .max_tokens = 1};
+static const SampleOptions greedy = {.temperature = 0, .top_p = 1, .max_tokens = 1, .end = -1};
 
 typedef struct Written {
   int32_t ids[64];
   int count, stop_after; // stop_after 0 = never
 } Written;
 
-static bool keep(void *context, int32_t token) {
-  Written *w = context;
-  w->ids[w->count++] = token;
-  return w->count != w->stop_after;
+// Returns how many tokens were written, -1 for an error.
+static int generate(Generator *g, const int32_t *prompt, int64_t count,
+                    const SampleOptions *options, Written *w, Error *err) {
+  if (generator_start(g, prompt, count, options, err) != 0) return -1;
+  for (int32_t id;
+       (w->stop_after == 0 || w->count < w->stop_after) && (id = generator_next(g)) >= 0;)
+    w->ids[w->count++] = id;
+  return w->count;
 }
 
 // The likeliest next token after ids[0 .. count) according to the training forward, and its lead
@@ -64,7 +68,7 @@ static void cached_generation_agrees_with_the_training_forward(void **state) {
       SampleOptions two = greedy;
       two.max_tokens = 2;
       Written w = {.count = 0};
-      assert_int_equal(generate(g, ids, prompt, &two, keep, &w, &err), 2);
+      assert_int_equal(generate(g, ids, prompt, &two, &w, &err), 2);
       float lead;
       int32_t longer[8];
       memcpy(longer, ids, sizeof longer);
@@ -92,7 +96,7 @@ static void a_full_context_moves_on_from_its_newer_half(void **state) {
   SampleOptions many = greedy;
   many.max_tokens = 40;
   Written w = {.count = 0};
-  assert_int_equal(generate(g, prompt, 1, &many, keep, &w, &err), 40);
+  assert_int_equal(generate(g, prompt, 1, &many, &w, &err), 40);
   // Token 9 was written after the cache (prompt + 7 tokens) was full: it follows the last 4 of
   // those and token 8.
   int32_t window[5];
@@ -105,7 +109,7 @@ static void a_full_context_moves_on_from_its_newer_half(void **state) {
   tiny_run_close(&run);
 }
 
-static void the_same_seed_writes_the_same_text_and_a_sink_can_stop_it(void **state) {
+static void the_same_seed_writes_the_same_text_and_can_be_stopped(void **state) {
   (void)state;
   TinyRun run;
   Error err;
@@ -113,14 +117,14 @@ static void the_same_seed_writes_the_same_text_and_a_sink_can_stop_it(void **sta
   llama_init_weights(&run.llama, 2);
   Generator *g = generator_create(&run.llama, 8, &err);
   const int32_t prompt[] = {1, 2, 3};
-  SampleOptions options = {.temperature = 1, .top_p = 1, .seed = 5, .max_tokens = 30};
+  SampleOptions options = {.temperature = 1, .top_p = 1, .seed = 5, .max_tokens = 30, .end = -1};
   Written a = {.count = 0}, b = {.count = 0}, c = {.count = 0}, stopped = {.stop_after = 4};
-  assert_int_equal(generate(g, prompt, 3, &options, keep, &a, &err), 30);
-  assert_int_equal(generate(g, prompt, 3, &options, keep, &b, &err), 30);
+  assert_int_equal(generate(g, prompt, 3, &options, &a, &err), 30);
+  assert_int_equal(generate(g, prompt, 3, &options, &b, &err), 30);
   assert_memory_equal(a.ids, b.ids, sizeof a.ids);
-  assert_int_equal(generate(g, prompt, 3, &options, keep, &stopped, &err), 4);
+  assert_int_equal(generate(g, prompt, 3, &options, &stopped, &err), 4);
   options.seed = 6;
-  generate(g, prompt, 3, &options, keep, &c, &err);
+  generate(g, prompt, 3, &options, &c, &err);
   assert_memory_not_equal(a.ids, c.ids, sizeof a.ids);
   generator_destroy(g);
   tiny_run_close(&run);
@@ -168,9 +172,9 @@ static void prompts_that_do_not_fit_the_vocabulary_are_refused(void **state) {
   Generator *g = generator_create(&run.llama, 8, &err);
   const int32_t prompt[] = {1, 11};
   Written w = {.count = 0};
-  assert_int_equal(generate(g, prompt, 2, &greedy, keep, &w, &err), -1);
+  assert_int_equal(generate(g, prompt, 2, &greedy, &w, &err), -1);
   assert_non_null(strstr(err.text, "11"));
-  assert_int_equal(generate(g, prompt, 0, &greedy, keep, &w, &err), -1);
+  assert_int_equal(generate(g, prompt, 0, &greedy, &w, &err), -1);
   assert_int_equal(w.count, 0);
   generator_destroy(g);
   tiny_run_close(&run);
@@ -220,7 +224,7 @@ int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(cached_generation_agrees_with_the_training_forward),
       cmocka_unit_test(a_full_context_moves_on_from_its_newer_half),
-      cmocka_unit_test(the_same_seed_writes_the_same_text_and_a_sink_can_stop_it),
+      cmocka_unit_test(the_same_seed_writes_the_same_text_and_can_be_stopped),
       cmocka_unit_test(the_memory_plan_books_the_generator),
       cmocka_unit_test(prompts_that_do_not_fit_the_vocabulary_are_refused),
       cmocka_unit_test(samples_follow_the_distribution),

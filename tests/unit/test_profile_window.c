@@ -5,35 +5,35 @@
 
 #include "tests/support/cmocka_all.h"
 
-#include "model/run/trainer.h"
+#include "model/run/run.h"
 #include "tests/support/data_test.h"
 #include "tests/support/tiny_run.h"
-#include "tests/support/tiny_trainer.h"
+#include "tests/support/tiny_training.h"
 
 // What a backend was asked for. It gets no context to keep this in.
 static struct Window {
-  const Trainer *trainer;
+  const Run *run;
   int64_t before, after; // steps asked for when it was opened and closed, -1: it was not
   int opened, closed;
 } window;
 
 static void note(Backend *be, bool open) {
   (void)be;
-  *(open ? &window.before : &window.after) = trainer_step_asked(window.trainer);
+  *(open ? &window.before : &window.after) = run_steps_asked(window.run);
   *(open ? &window.opened : &window.closed) += 1;
 }
 
 // Trains for so many steps, saves where asked, and leaves what happened in `window`.
 static void train(const Config *config, int steps, bool save) {
   Error err = {""};
-  Trainer trainer;
-  must(trainer_open(&trainer, config, &err), &err);
-  trainer.be->profile = note;
-  window = (struct Window){.trainer = &trainer, .before = -1, .after = -1};
-  for (int i = 0; i < steps; i++) must(trainer_step(&trainer, &err), &err);
-  must(trainer_settle(&trainer, &err), &err);
-  if (save) must(trainer_save(&trainer, &err), &err);
-  trainer_close(&trainer);
+  Run run;
+  tiny_training_open(&run, config);
+  run.be->profile = note;
+  window = (struct Window){.run = &run, .before = -1, .after = -1};
+  for (int i = 0; i < steps; i++) tiny_training_step(&run);
+  must(run_settle(&run, &err), &err);
+  if (save) must(run_save(&run, &err), &err);
+  run_close(&run);
 }
 
 static void expect_window(int64_t before, int64_t after) {
@@ -45,33 +45,33 @@ static void expect_window(int64_t before, int64_t after) {
 
 static void it_holds_the_steps_asked_for(void **state) {
   const Config middle =
-      tiny_trainer_config(*state, 6, ", \"profile_start\": 3, \"profile_steps\": 2");
+      tiny_training_config(*state, 6, ", \"profile_start\": 3, \"profile_steps\": 2");
   train(&middle, 6, false);
   expect_window(2, 4);
   const Config first =
-      tiny_trainer_config(*state, 6, ", \"profile_start\": 1, \"profile_steps\": 1");
+      tiny_training_config(*state, 6, ", \"profile_start\": 1, \"profile_steps\": 1");
   train(&first, 6, false);
   expect_window(0, 1);
-  const Config all = tiny_trainer_config(*state, 6, ", \"profile_start\": 1, \"profile_steps\": 6");
+  const Config all = tiny_training_config(*state, 6, ", \"profile_start\": 1, \"profile_steps\": 6");
   train(&all, 6, false);
   expect_window(0, 6);
 }
 
 static void it_stays_closed_where_none_is_asked_for(void **state) {
-  const Config none = tiny_trainer_config(*state, 6, ", \"profile_start\": 3");
+  const Config none = tiny_training_config(*state, 6, ", \"profile_start\": 3");
   train(&none, 6, false);
   expect_window(-1, -1);
 }
 
 static void it_is_closed_when_a_run_is_interrupted_inside(void **state) {
   const Config config =
-      tiny_trainer_config(*state, 6, ", \"profile_start\": 3, \"profile_steps\": 4");
+      tiny_training_config(*state, 6, ", \"profile_start\": 3, \"profile_steps\": 4");
   train(&config, 4, false);
   expect_window(2, 4);
 }
 
 static void a_resumed_run_warms_up_again(void **state) {
-  Config config = tiny_trainer_config(*state, 6, ", \"profile_start\": 2, \"profile_steps\": 1");
+  Config config = tiny_training_config(*state, 6, ", \"profile_start\": 2, \"profile_steps\": 1");
   train(&config, 3, true);
   expect_window(1, 2);
   strcpy(config.train.resume, "auto");
@@ -97,9 +97,9 @@ static void a_window_beyond_the_run_is_refused(void **state) {
 }
 
 static void steps_are_not_recorded_beside_a_window(void **state) {
-  const Config plain = tiny_trainer_config(*state, 6, "");
+  const Config plain = tiny_training_config(*state, 6, "");
   assert_true(run_graphs(&plain));
-  Config config = tiny_trainer_config(*state, 6, ", \"profile_start\": 1, \"profile_steps\": 1");
+  Config config = tiny_training_config(*state, 6, ", \"profile_start\": 1, \"profile_steps\": 1");
   assert_false(run_graphs(&config));
   config.output.profile_graphs = true;
   assert_true(run_graphs(&config));

@@ -33,7 +33,7 @@ static void gradients(TinyRun *run, uint64_t seed, double scale) {
   load_batch(run, seed);
   be->step_begin(be);
   llama_forward(&run->llama);
-  llama_loss_backward(&run->llama, scale, false);
+  llama_backward(&run->llama, scale, false);
   be->grads_finish(be, run->llama.tensors, run->llama.param_count);
 }
 
@@ -325,7 +325,7 @@ static float *state_with(Recompute recompute, int64_t loss_chunks, size_t *bytes
     for (int micro = 0; micro < 2; micro++) {
       load_batch(&run, 2 * i + (uint64_t)micro);
       llama_forward(&run.llama);
-      llama_loss_backward(&run.llama, 0.5, micro > 0);
+      llama_backward(&run.llama, 0.5, micro > 0);
     }
     run.be->grads_finish(run.be, run.llama.tensors, run.llama.param_count);
     update(&run, &adamw);

@@ -1,4 +1,4 @@
-#include "tests/support/tiny_trainer.h"
+#include "tests/support/tiny_training.h"
 
 #include <stdint.h>
 #include <stdlib.h>
@@ -19,7 +19,7 @@ int make_tokens_folder(void **state) {
   return 0;
 }
 
-Config tiny_trainer_config(const char *folder, int steps, const char *output) {
+Config tiny_training_config(const char *folder, int steps, const char *output) {
   Error err = {""};
   Config config;
   char *json = xasprintf(
@@ -33,4 +33,21 @@ Config tiny_trainer_config(const char *folder, int steps, const char *output) {
   must(config_parse(&config, "test", json, 0, NULL, &err), &err);
   free(json);
   return config;
+}
+
+void tiny_training_open(Run *run, const Config *config) {
+  static const volatile sig_atomic_t never = 0;
+  Error err = {""};
+  must(run_open(run, config, &never, &err), &err);
+}
+
+void tiny_training_step(Run *run) {
+  Error err = {""};
+  AdamW hyper;
+  must(run_step_begin(run, &hyper, &err), &err);
+  run_load_batch(run);
+  llama_forward(&run->llama);
+  llama_backward(&run->llama, 1, false);
+  llama_update(&run->llama, &hyper);
+  must(run_step_end(run, &err), &err);
 }
