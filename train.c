@@ -1,6 +1,5 @@
 // train: trains a LLaMA from a JSON config, and writes with it. `./train --help` says how to call
 // it.
-#include <errno.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -9,10 +8,10 @@
 
 #include "base/memory.h"
 #include "build/version.h"
-#include "data/tokenizer.h"
 #include "model/bench/bench.h"
 #include "model/bench/doctor.h"
 #include "model/run/run.h"
+#include "model/run/write.h"
 
 static const char usage[] =
     "usage: train CONFIG.json [section.key=value ...]          train\n"
@@ -167,169 +166,22 @@ static int command_plan(const char *path, int override_count, char **overrides) 
   return 0;
 }
 
-// ---- --generate
-
-typedef struct GenerateArgs {
-  const char *dir, *prompt; // prompt NULL: stdin
-  SampleOptions options;
-} GenerateArgs;
-
-static char *read_stdin(void) {
-  size_t used = 0, room = 4096;
-  char *text = xmalloc(room);
-  for (size_t n; (n = fread(text + used, 1, room - used - 1, stdin)) > 0;) {
-    used += n;
-    if (used + 1 == room) text = xrealloc(text, room *= 2);
-  }
-  text[used] = '\0';
-  return text;
-}
-
-// Token ids separated by white space, for models of another tokenizer.
-static int parse_ids(const char *text, int32_t *ids, int64_t *count, Error *err) {
-  *count = 0;
-  for (const char *at = text; *(at += strspn(at, " \t\n")) != '\0';) {
-    char *end;
-    errno = 0;
-    const long id = strtol(at, &end, 10);
-    if (end == at || errno || id < 0 || id > INT32_MAX || (*end && !strchr(" \t\n", *end)))
-      return error_set(err,
-                       "this model does not use the byte tokenizer, so the prompt must be token "
-                       "ids separated by "
-                       "spaces, and '%.20s' is none",
-                       at);
-    ids[(*count)++] = (int32_t)id;
-    at = end;
-  }
-  return 0;
-}
-
-static int write_text(Llama *llama, int64_t context, GenerateArgs *args, const char *prompt,
-                      Error *err) {
-  const bool bytes = llama->config.vocab_size == BYTE_VOCAB;
-  int32_t *ids = xmalloc((strlen(prompt) + 1) * sizeof *ids);
-  int64_t count = 0;
-  int status = 0;
-  if (bytes) {
-    ids[0] = TOKEN_BEGIN;
-    bytes_encode(prompt, strlen(prompt), ids + 1);
-    count = (int64_t)strlen(prompt) + 1;
-  } else {
-    status = parse_ids(prompt, ids, &count, err);
-  }
-  args->options.end = bytes ? TOKEN_END : -1;
-  Generator *g = status == 0 ? generator_create(llama, context, err) : NULL;
-  if (g) {
-    fputs(prompt, stdout);
-    status = generator_start(g, ids, count, &args->options, err);
-    for (int32_t id; status == 0 && !stop_requested && (id = generator_next(g)) >= 0;) {
-      if (!bytes)
-        printf(" %d", id);
-      else if (id < 256)
-        putchar(id);
-      fflush(stdout);
-    }
-    putchar('\n');
-  }
-  generator_destroy(g);
-  free(ids);
-  return g ? status : -1;
-}
-
-// The context a checkpoint of ours was trained with; for other folders what the model allows,
-// within reason.
-static int64_t context_of(const char *path, const ModelConfig *model) {
-  enum { FOREIGN_CONTEXT = 2048 };
-  Config config;
-  Error ignored; // a foreign folder has no run.json
-  if (checkpoint_read_config(path, &config, &ignored) == 0) return config.train.sequence_length;
-  return model->max_position_embeddings < FOREIGN_CONTEXT ? model->max_position_embeddings
-                                                          : FOREIGN_CONTEXT;
-}
-
-static int command_generate(GenerateArgs *args) {
-  enum { MAX_CONFIG_BYTES = 1 << 20, ROWS = 64 };
+static int command_generate(int argc, char **argv) {
   Error err;
-  char path[PATH_CHARS], *json;
-  size_t json_bytes;
-  if (checkpoint_find(args->dir, args->dir, path, &err) != 0) return fail(&err);
-  char *config_path = xasprintf("%s/config.json", path);
-  Config config = {.backend = {.device = DEVICE_AUTO, .kernels = KERNELS_AUTO}};
-  int status = file_read(config_path, MAX_CONFIG_BYTES, &json, &json_bytes, &err);
-  if (status == 0) {
-    status = model_config_parse(&config.model, config_path, json, &err);
-    free(json);
-  }
-  free(config_path);
-  if (status != 0) return fail(&err);
+  WriteArgs args;
+  if (write_parse(&args, argc, argv, &err) != 0) return fail(&err);
+  catch_signals();
+  return write_run(&args, &stop_requested, &err) == 0 ? 0 : fail(&err);
+}
 
-  const int64_t context = context_of(path, &config.model);
-  RunShape shape = {.batch = 1, .seq = ROWS, .loss_chunks = 1, .context = context};
-  Llama llama = {0};
-  Backend *be = backend_create(&config, &shape, context > ROWS ? context : ROWS, &err);
-  if (!be) return fail(&err);
-  status = llama_create(&llama, &config.model, &shape, be, &err);
-  if (status == 0) status = checkpoint_load(path, &llama, false, &err);
-  if (status == 0) {
-    catch_signals();
-    char *prompt = args->prompt ? xstrdup(args->prompt) : read_stdin();
-    status = write_text(&llama, context, args, prompt, &err);
-    free(prompt);
-  }
-  if (llama.be) llama_destroy(&llama);
-  be->destroy(be);
-  return status == 0 ? 0 : fail(&err);
+static int command_bench(int argc, char **argv) {
+  Error err;
+  BenchArgs args;
+  if (bench_parse(&args, argc, argv, &err) != 0) return fail(&err);
+  return bench_run(&args, &err) == 0 ? 0 : fail(&err);
 }
 
 // ---- The command line
-
-static int parse_number(const char *option, const char *text, double low, double high,
-                        double *value, Error *err) {
-  char *end;
-  const double x = text ? strtod(text, &end) : 0;
-  if (!text || end == text || *end != '\0' || !(x >= low && x <= high))
-    return error_set(err, "%s needs a number from %g to %g, not '%s'", option, low, high,
-                     text ? text : "");
-  *value = x;
-  return 0;
-}
-
-static int parse_generate(GenerateArgs *args, int argc, char **argv, Error *err) {
-  *args =
-      (GenerateArgs){.options = {.temperature = 0.8, .top_p = 1, .seed = 1337, .max_tokens = 400}};
-  if (argc < 1) return error_set(err, "--generate needs the folder of a run or checkpoint");
-  args->dir = argv[0];
-  static const char *const names[] = {"--prompt", "--tokens", "--temperature",
-                                      "--top-k",  "--top-p",  "--seed"};
-  for (int i = 1; i < argc; i += 2) {
-    const char *option = argv[i], *text = i + 1 < argc ? argv[i + 1] : NULL;
-    double x = 0;
-    int status = 0;
-    if (strcmp(option, "--prompt") == 0) {
-      args->prompt = text;
-      if (!text) status = error_set(err, "--prompt needs a text");
-    } else if (strcmp(option, "--tokens") == 0) {
-      status = parse_number(option, text, 1, 1e9, &x, err);
-      args->options.max_tokens = (int64_t)x;
-    } else if (strcmp(option, "--temperature") == 0) {
-      status = parse_number(option, text, 0, 100, &args->options.temperature, err);
-    } else if (strcmp(option, "--top-k") == 0) {
-      status = parse_number(option, text, 0, 1e9, &x, err);
-      args->options.top_k = (int64_t)x;
-    } else if (strcmp(option, "--top-p") == 0) {
-      status = parse_number(option, text, 0, 1, &args->options.top_p, err);
-    } else if (strcmp(option, "--seed") == 0) {
-      status = parse_number(option, text, 0, 9e15, &x, err);
-      args->options.seed = (uint64_t)x;
-    } else {
-      const char *near = nearest_name(option, names, (int)(sizeof names / sizeof names[0]));
-      status = error_set(err, "unknown option '%s' of --generate%s%s%s", option,
-                         near ? "; did you mean " : "", near ? near : "", near ? "?" : "");
-    }
-    if (status != 0) return -1;
-  }
-  return 0;
-}
 
 // OpenMP's threads wait for work by spinning. Asleep they are better on two cores (41 ms for 58,
 // configs/shakespeare-cpu.json alone on the machine) and much better beside other programs (94 ms
@@ -358,16 +210,8 @@ int main(int argc, char **argv) {
     return 0;
   }
   if (strcmp(first, "--doctor") == 0) return doctor();
-  if (strcmp(first, "--generate") == 0) {
-    GenerateArgs args;
-    if (parse_generate(&args, argc - 2, argv + 2, &err) != 0) return fail(&err);
-    return command_generate(&args);
-  }
-  if (strcmp(first, "--bench") == 0) {
-    BenchArgs args;
-    if (bench_parse(&args, argc - 2, argv + 2, &err) != 0) return fail(&err);
-    return bench_run(&args, &err) == 0 ? 0 : fail(&err);
-  }
+  if (strcmp(first, "--generate") == 0) return command_generate(argc - 2, argv + 2);
+  if (strcmp(first, "--bench") == 0) return command_bench(argc - 2, argv + 2);
   if (strcmp(first, "--plan") == 0 && argc > 2) return command_plan(argv[2], argc - 3, argv + 3);
   if (argc < 2 || first[0] == '-') {
     static const char *const names[] = {"--plan",        "--generate", "--bench",  "--doctor",

@@ -5,6 +5,9 @@
 
 #include "base/memory.h"
 
+// Functions of ops.h read few of their arguments here.
+#pragma GCC diagnostic ignored "-Wunused-parameter"
+
 static Recorder *recorder_of(Backend *be) {
   return (Recorder *)be;
 }
@@ -69,35 +72,30 @@ static int64_t width_of_qkv(const OpsConfig *c) {
 
 static void record_embed(Backend *be, int64_t M, const int32_t *tokens, const act_t *E, act_t *x,
                          RowStat *sumsq) {
-  (void)tokens, (void)sumsq;
   const int64_t D = recorder_of(be)->config.D;
   add_memory(be, M, D, x, 2 * (double)(M * D) * (double)be->act_bytes)->weight = E;
 }
 
 static void record_qkv(Backend *be, int64_t M, int64_t T, int64_t first, const act_t *x,
                        RowStat sumsq, const act_t *W, act_t *qkv) {
-  (void)T, (void)first, (void)x, (void)sumsq;
   const OpsConfig *c = &recorder_of(be)->config;
   add_gemm(be, GEMM_NT, M, width_of_qkv(c), c->D, W, qkv, M * width_of_qkv(c));
 }
 
 static void record_attention(Backend *be, int64_t B, int64_t T, const act_t *qkv, act_t *o,
                              stat_t *lse) {
-  (void)qkv, (void)lse;
   const OpsConfig *c = &recorder_of(be)->config;
   add_attention(be, B, T, o, c->H * c->d, 2);
 }
 
 static void record_residual(Backend *be, int64_t M, int64_t K, const act_t *a, const act_t *W,
                             const act_t *x, act_t *out, RowStat *sumsq) {
-  (void)a, (void)x, (void)sumsq;
   const int64_t D = recorder_of(be)->config.D;
   add_gemm(be, GEMM_NT, M, D, K, W, out, M * D)->add = true;
 }
 
 static void record_gate_up(Backend *be, int64_t M, const act_t *x, RowStat sumsq, const act_t *W,
                            act_t *z, act_t *y) {
-  (void)x, (void)sumsq;
   const OpsConfig *c = &recorder_of(be)->config;
   // To compare is y: each backend stores z in its own way.
   add_gemm(be, GEMM_NT, M, 2 * c->F, c->D, W, y, M * c->F)->beside = z;
@@ -106,7 +104,6 @@ static void record_gate_up(Backend *be, int64_t M, const act_t *x, RowStat sumsq
 // Beside the GEMM the pass that makes dlogits of the logits.
 static void record_head_loss(Backend *be, int64_t M, const act_t *x, RowStat sumsq, const act_t *W,
                              const int32_t *targets, act_t *logits, double scale, RowStat *s) {
-  (void)x, (void)sumsq, (void)targets, (void)scale, (void)s;
   const OpsConfig *c = &recorder_of(be)->config;
   add_gemm(be, GEMM_NT, M, c->V, c->D, W, logits, M * c->V)->floor_bytes =
       2 * (double)(M * c->V) * (double)be->act_bytes;
@@ -115,35 +112,30 @@ static void record_head_loss(Backend *be, int64_t M, const act_t *x, RowStat sum
 static void record_norm_dgrad(Backend *be, int64_t M, int64_t N, const act_t *dz, const act_t *W,
                               const act_t *x, RowStat sumsq, RowStat s, const act_t *residual,
                               act_t *dx) {
-  (void)dz, (void)x, (void)sumsq, (void)s;
   const int64_t D = recorder_of(be)->config.D;
   add_gemm(be, GEMM_NN, M, D, N, W, dx, M * D)->add = residual != NULL;
 }
 
 static void record_down_dgrad(Backend *be, int64_t M, const act_t *dx, const act_t *W,
                               const act_t *z, RowStat sumsq, act_t *dz, RowStat *s) {
-  (void)dx, (void)sumsq, (void)s;
   const OpsConfig *c = &recorder_of(be)->config;
   add_gemm(be, GEMM_NN, M, c->F, c->D, W, dz, M * 2 * c->F)->in_place = z == dz;
 }
 
 static void record_dgrad(Backend *be, int64_t M, int64_t K, const act_t *dy, const act_t *W,
                          act_t *da) {
-  (void)dy;
   add_gemm(be, GEMM_NN, M, K, recorder_of(be)->config.D, W, da, M * K)->statistics = false;
 }
 
 static void record_attention_backward(Backend *be, int64_t B, int64_t T, const act_t *qkv,
                                       const act_t *o, const stat_t *lse, const act_t *do_,
                                       act_t *dqkv) {
-  (void)qkv, (void)o, (void)lse, (void)do_;
   add_attention(be, B, T, dqkv, width_of_qkv(&recorder_of(be)->config), 5);
 }
 
 // An attention of another kind has it in its epilogue: a floor does not count it.
 static void record_rope_backward(Backend *be, int64_t M, int64_t T, act_t *dqkv, const act_t *qkv,
                                  RowStat sumsq, RowStat *s) {
-  (void)T, (void)qkv, (void)sumsq, (void)s;
   const int64_t R = width_of_qkv(&recorder_of(be)->config);
   OperationCall *call = add_memory(be, M, R, dqkv, 3 * (double)(M * R) * (double)be->act_bytes);
   call->in_place = true;
@@ -152,7 +144,6 @@ static void record_rope_backward(Backend *be, int64_t M, int64_t T, act_t *dqkv,
 
 static void record_wgrad(Backend *be, int64_t M, int64_t N, int64_t K, const act_t *dz,
                          const act_t *x, grad_t *dW, bool accumulate) {
-  (void)dz, (void)x;
   OperationCall *call = add_gemm(be, GEMM_TN, N, K, M, NULL, dW, N * K);
   call->add = accumulate;
   call->out_is_gradient = true;
@@ -161,7 +152,6 @@ static void record_wgrad(Backend *be, int64_t M, int64_t N, int64_t K, const act
 
 static void record_embed_backward(Backend *be, int64_t M, const int32_t *tokens, const act_t *dx,
                                   grad_t *dE, bool accumulate) {
-  (void)tokens, (void)dx, (void)accumulate;
   const OpsConfig *c = &recorder_of(be)->config;
   OperationCall *call = add_memory(be, M, c->D, dE,
                                    (double)(M * c->D) * (double)be->act_bytes +
@@ -202,22 +192,15 @@ static void record_adamw(Backend *be, const ParamTensor *list, int count) {
   add_update(be, list, count, true);
 }
 
-static void ignore_hyper(Backend *be, const AdamW *hyper) {
-  (void)be, (void)hyper;
-}
+static void ignore_hyper(Backend *be, const AdamW *hyper) {}
 
-static void ignore(Backend *be) {
-  (void)be;
-}
+static void ignore(Backend *be) {}
 
 static bool issue_always(Backend *be, ReplaySlot slot) {
-  (void)be, (void)slot;
   return true;
 }
 
-static void ignore_end(Backend *be, ReplaySlot slot) {
-  (void)be, (void)slot;
-}
+static void ignore_end(Backend *be, ReplaySlot slot) {}
 
 static const Backend recorder_functions = {
     .name = "recorder",

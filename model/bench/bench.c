@@ -6,6 +6,7 @@
 
 #include "base/file.h"
 #include "base/memory.h"
+#include "base/options.h"
 #include "kernels/gpu_backends.h"
 #include "model/bench/compare.h"
 #include "model/bench/state.h"
@@ -15,58 +16,42 @@
 
 // ---- The command line
 
-static void list_operations(char *text, size_t bytes) {
-  text[0] = '\0';
-  for (int i = 0; i < OPERATION_COUNT; i++) {
-    const size_t used = strlen(text);
-    if (operation_trains((Operation)i))
-      snprintf(text + used, bytes - used, "%s%s", used ? " " : "", operation_name((Operation)i));
-  }
-}
-
-static int parse_operation(const char *name, Operation *operation, Error *err) {
-  for (int i = 0; name && i < OPERATION_COUNT; i++)
+static int parse_operation(const char *name, Operation *operation, const char *all, Error *err) {
+  for (int i = 0; i < OPERATION_COUNT; i++)
     if (operation_trains((Operation)i) && strcmp(name, operation_name((Operation)i)) == 0) {
       *operation = (Operation)i;
       return 0;
     }
-  char all[1024];
-  list_operations(all, sizeof all);
-  return error_set(err, "--op needs an operation%s%.100s%s; there are %s", name ? ", and '" : "",
-                   name ? name : "", name ? "' is none" : "", all);
-}
-
-static int parse_seconds(const char *text, double *seconds, Error *err) {
-  char *end = NULL;
-  *seconds = text ? strtod(text, &end) : 0;
-  if (text && end != text && *end == '\0' && *seconds >= 0.1 && *seconds <= 3600) return 0;
-  return error_set(err, "--seconds needs a number from 0.1 to 3600, not '%.100s'",
-                   text ? text : "");
+  return error_set(err, "--op needs %s, and '%.100s' is none", all, name);
 }
 
 int bench_parse(BenchArgs *args, int argc, char **argv, Error *err) {
+  const char *only = NULL;
+  char operations[1024] = "an operation of";
+  for (int i = 0; i < OPERATION_COUNT; i++)
+    if (operation_trains((Operation)i)) {
+      strcat(operations, " ");
+      strcat(operations, operation_name((Operation)i));
+    }
   *args = (BenchArgs){.only = OPERATION_COUNT, .overrides = argv};
+  const Option options[] = {
+      {.name = "--op", .needs = operations, .text = &only},
+      {.name = "--json", .needs = "a file to write to", .text = &args->json},
+      {.name = "--seconds", .low = 0.1, .high = 3600, .number = &args->seconds}};
   for (int i = 0; i < argc; i++) {
-    const char *next = i + 1 < argc ? argv[i + 1] : NULL;
-    if (strcmp(argv[i], "--json") == 0) {
-      if (!next || next[0] == '\0' || next[0] == '-')
-        return error_set(err, "--json needs a file to write to");
-      args->json = argv[++i];
-    } else if (strcmp(argv[i], "--op") == 0) {
-      if (parse_operation(next, &args->only, err) != 0) return -1;
-      i++;
-    } else if (strcmp(argv[i], "--seconds") == 0) {
-      if (parse_seconds(next, &args->seconds, err) != 0) return -1;
-      i++;
-    } else if (argv[i][0] == '-') {
-      return error_set(err, "unknown option '%s' of --bench; there are --op, --json and --seconds",
-                       argv[i]);
+    const char *const option = argv[i];
+    if (option[0] == '-') {
+      if (option_read(options, 3, "--bench", argc, argv, &i, err) != 0) return -1;
+      if (strcmp(option, "--op") == 0 && parse_operation(only, &args->only, operations, err) != 0)
+        return -1;
     } else if (!args->config) {
-      args->config = argv[i];
+      args->config = option;
     } else {
       args->overrides[args->override_count++] = argv[i];
     }
   }
+  if (args->json && (args->json[0] == '\0' || args->json[0] == '-'))
+    return error_set(err, "--json needs a file to write to");
   return args->config ? 0 : error_set(err, "--bench: no config given; see ./train --help");
 }
 

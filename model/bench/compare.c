@@ -26,53 +26,42 @@ static const double most_difference = 0.05;
 // The two kinds and the reference.
 enum { REFERENCE = BENCH_KINDS, SIDES };
 
-// Values that bf16 holds exactly, as fp32 and as bf16.
-typedef struct Values {
-  float *wide;
-  uint16_t *bits;
-  int64_t count;
-} Values;
-
 typedef struct Comparison {
   Llama side[SIDES];         // the reference's last, with one layer; few rows
   Recorder *recorder[SIDES]; // each side's operations
-  Values inputs[INPUTS];     // of list_inputs
-  Values row_sums;           // [M] of the backward
+  float *inputs[INPUTS];     // values of list_inputs
+  float *row_sums;           // [M] of the backward
 } Comparison;
 
-static float bf16_of(float value) {
+static uint32_t bits_of(float value) {
   uint32_t bits;
   memcpy(&bits, &value, sizeof bits);
-  bits = (bits + 0x7fff + (bits >> 16 & 1)) & 0xffff0000u; // to nearest even
-  memcpy(&value, &bits, sizeof bits);
-  return value;
+  return bits;
 }
 
-static Values values_new(uint64_t key, int64_t count, double mean, double deviation) {
-  Values v = {.wide = xmalloc((size_t)count * sizeof *v.wide),
-              .bits = xmalloc((size_t)count * sizeof *v.bits),
-              .count = count};
+// Random values that bf16 holds exactly.
+static float *values_new(uint64_t key, int64_t count, double mean, double deviation) {
+  float *values = xmalloc((size_t)count * sizeof *values);
 #pragma omp parallel for schedule(static)
   for (int64_t i = 0; i < count; i++) {
-    uint32_t word;
-    v.wide[i] = bf16_of((float)(mean + deviation * rng_normal(key, (uint64_t)i)));
-    memcpy(&word, &v.wide[i], sizeof word);
-    v.bits[i] = (uint16_t)(word >> 16);
+    uint32_t bits = bits_of((float)(mean + deviation * rng_normal(key, (uint64_t)i)));
+    bits = (bits + 0x7fff + (bits >> 16 & 1)) & 0xffff0000u; // to nearest even
+    memcpy(&values[i], &bits, sizeof bits);
   }
-  return v;
-}
-
-static void values_free(Values *v) {
-  free(v->wide);
-  free(v->bits);
+  return values;
 }
 
 // Into an array of elements of so many bytes: bf16, or fp32 as masters are.
-static void write_values(Backend *be, void *to, const Values *values, size_t element_bytes) {
-  if (element_bytes == sizeof *values->bits)
-    be->write(be, to, values->bits, (size_t)values->count * sizeof *values->bits);
+static void write_values(Backend *be, void *to, const float *values, int64_t count,
+                         size_t element_bytes) {
+  uint16_t *bf16 = xmalloc((size_t)count * sizeof *bf16);
+#pragma omp parallel for schedule(static)
+  for (int64_t i = 0; i < count; i++) bf16[i] = (uint16_t)(bits_of(values[i]) >> 16);
+  if (element_bytes == sizeof *bf16)
+    be->write(be, to, bf16, (size_t)count * sizeof *bf16);
   else
-    be->write_master(be, to, values->wide, values->count);
+    be->write_master(be, to, values, count);
+  free(bf16);
 }
 
 // ---- Inputs: every activation of a layer and of the output layer
@@ -100,12 +89,12 @@ static void write_statistic(const Llama *llama, RowStat *s, const float *sums, i
   be->write_master(be, (master_t *)s->data, sums, M); // statistics are fp32 as masters are
 }
 
-static void write_sumsq(const Llama *llama, RowStat *s, const Values *x, int64_t M) {
-  const int64_t D = x->count / M;
+static void write_sumsq(const Llama *llama, RowStat *s, const float *x, int64_t M) {
+  const int64_t D = llama->config.hidden_size;
   float *sums = xmalloc((size_t)M * sizeof *sums);
   for (int64_t m = 0; m < M; m++) {
     double sum = 0;
-    for (int64_t k = m * D; k < (m + 1) * D; k++) sum += (double)x->wide[k] * (double)x->wide[k];
+    for (int64_t k = m * D; k < (m + 1) * D; k++) sum += (double)x[k] * (double)x[k];
     sums[m] = (float)sum;
   }
   write_statistic(llama, s, sums, M);
@@ -115,10 +104,10 @@ static void write_sumsq(const Llama *llama, RowStat *s, const Values *x, int64_t
 static void write_statistics(const Comparison *c, Llama *llama) {
   const int64_t M = llama->shape.batch * llama->shape.seq;
   LayerActs *a = &llama->acts.layers[0];
-  write_sumsq(llama, &a->x_sumsq, &c->inputs[X], M);
-  write_sumsq(llama, &a->x1_sumsq, &c->inputs[X1], M);
-  write_sumsq(llama, &llama->acts.final_sumsq, &c->inputs[X_FINAL], M);
-  write_statistic(llama, &llama->acts.s, c->row_sums.wide, M);
+  write_sumsq(llama, &a->x_sumsq, c->inputs[X], M);
+  write_sumsq(llama, &a->x1_sumsq, c->inputs[X1], M);
+  write_sumsq(llama, &llama->acts.final_sumsq, c->inputs[X_FINAL], M);
+  write_statistic(llama, &llama->acts.s, c->row_sums, M);
 }
 
 // Those that this call overwrote, or all of them (NULL).
@@ -127,7 +116,7 @@ static void write_inputs(const Comparison *c, Llama *llama, const OperationCall 
   list_inputs(llama, inputs);
   for (int i = 0; i < INPUTS; i++)
     if (!changed_by || inputs[i].data == changed_by->out || inputs[i].data == changed_by->beside)
-      write_values(llama->be, inputs[i].data, &c->inputs[i], llama->be->act_bytes);
+      write_values(llama->be, inputs[i].data, c->inputs[i], inputs[i].count, llama->be->act_bytes);
   write_statistics(c, llama);
 }
 
@@ -305,12 +294,12 @@ static bool open_update(const Llama *llama, Update *u) {
   for (int i = 0; i < 2; i++) {
     const ParamTensor *t = &u->list[i];
     const int64_t count = t->rows * t->cols;
-    Values weights = values_new(103 + (uint64_t)i, count, i ? 0 : 1, i ? 0.02 : 0.1),
-           gradients = values_new(105 + (uint64_t)i, count, 0, 0.01);
-    be->write_master(be, t->master, weights.wide, count);
-    write_values(be, t->grad, &gradients, be->grad_bytes);
-    values_free(&weights);
-    values_free(&gradients);
+    float *weights = values_new(103 + (uint64_t)i, count, i ? 0 : 1, i ? 0.02 : 0.1),
+          *gradients = values_new(105 + (uint64_t)i, count, 0, 0.01);
+    be->write_master(be, t->master, weights, count);
+    write_values(be, t->grad, gradients, count, be->grad_bytes);
+    free(weights);
+    free(gradients);
   }
   return true;
 }
@@ -413,8 +402,8 @@ static void start_side(Comparison *c, int side) {
 static void close_comparison(Comparison *c) {
   Backend *cpu = c->side[REFERENCE].be;
   for (int side = 0; side < SIDES; side++) recorder_destroy(c->recorder[side]);
-  for (int i = 0; i < INPUTS; i++) values_free(&c->inputs[i]);
-  values_free(&c->row_sums);
+  for (int i = 0; i < INPUTS; i++) free(c->inputs[i]);
+  free(c->row_sums);
   llama_destroy(&c->side[REFERENCE]);
   cpu->destroy(cpu);
 }

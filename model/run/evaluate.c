@@ -8,6 +8,7 @@
 #include "base/range.h"
 #include "data/tokenizer.h"
 #include "model/run/run.h"
+#include "model/run/write.h"
 
 // The mean loss of the first `batches` batches; false where the run was asked to stop.
 static bool validation_loss(Run *run, int64_t batches, double *loss) {
@@ -61,18 +62,16 @@ void run_sample(Run *run) {
                                  .seed = c->seed,
                                  .max_tokens = c->sample_tokens,
                                  .end = TOKEN_END};
-  const size_t prompt_bytes = strlen(c->sample_prompt);
-  int32_t *prompt = xmalloc((prompt_bytes + 1) * sizeof *prompt);
-  char *text = xmalloc(prompt_bytes + (size_t)c->sample_tokens);
-  prompt[0] = TOKEN_BEGIN;
-  bytes_encode(c->sample_prompt, prompt_bytes, prompt + 1);
+  int64_t count;
+  int32_t *prompt = byte_prompt(c->sample_prompt, &count);
+  char *text = xmalloc((size_t)(count + c->sample_tokens));
   Error err;
   range_push("sample");
-  if (generator_start(run->generator, prompt, (int64_t)prompt_bytes + 1, &options, &err) == 0) {
-    const size_t count = write_sample(run, text);
-    printf("step %lld | sample\n----\n%.*s\n----\n", (long long)run->state.step, (int)count, text);
+  if (generator_start(run->generator, prompt, count, &options, &err) == 0) {
+    const size_t bytes = write_sample(run, text);
+    printf("step %lld | sample\n----\n%.*s\n----\n", (long long)run->state.step, (int)bytes, text);
     fflush(stdout);
-    log_sample(&run->log, run->state.step, text, count);
+    log_sample(&run->log, run->state.step, text, bytes);
   } else {
     fprintf(stderr, "no sample: %s\n", err.text);
   }

@@ -10,9 +10,10 @@ write_config "$config"
 refuses a_bench_without_a_config_is_refused 'no config given' --bench
 refuses a_missing_config_of_a_bench_is_named "$folder/absent.json" --bench "$folder/absent.json"
 refuses a_wrong_override_of_a_bench_is_refused 'train.batch_size is 0' --bench "$config" train.batch_size=0
-refuses an_unknown_option_of_bench_lists_those_there_are '--op, --json and --seconds' --bench "$config" --jsn x
-refuses an_unknown_operation_lists_those_there_are "'gate' is none; there are embed qkv attention" --bench "$config" --op gate
-refuses an_option_without_an_operation_lists_those_there_are 'there are embed' --bench "$config" --op
+refuses an_unknown_option_of_bench_names_the_nearest_one 'did you mean --json' --bench "$config" --jsn x
+refuses an_option_like_no_other_lists_those_there_are 'there are --op, --json, --seconds' --bench "$config" --breakdown y
+refuses an_unknown_operation_lists_those_there_are "embed qkv attention" --bench "$config" --op gate
+refuses an_option_without_an_operation_lists_those_there_are 'an operation of embed' --bench "$config" --op
 refuses an_operation_that_no_step_has_is_refused "'validation_loss' is none" --bench "$config" --op validation_loss
 refuses json_without_a_file_is_refused '--json needs a file' --bench "$config" --json
 refuses an_option_is_no_file_for_json '--json needs a file' --bench "$config" --json --op qkv
