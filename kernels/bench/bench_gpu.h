@@ -18,7 +18,7 @@ typedef struct GpuFacts {
 typedef struct BenchGpu BenchGpu;
 struct BenchGpu {
   // Runs the GEMM of an operation and nothing around it, in cuBLASLt, on the unfused backend's
-  // stream; what is no GEMM does nothing. Results go to a place of their own where they fit.
+  // stream; other operations it has not. Results go to a place of their own where they fit.
   Backend *bare;
   GpuFacts facts;
 

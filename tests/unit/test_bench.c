@@ -207,6 +207,8 @@ BenchGpu *__wrap_bench_gpu_open(Backend *fused, Backend *unfused, const Operatio
   Clock *c = xcalloc(1, sizeof *c);
   c->fused = fused;
   c->bare = bare_functions;
+  c->bare.act_bytes = unfused->act_bytes;
+  c->bare.stat_bytes = unfused->stat_bytes;
   c->base = (BenchGpu){.bare = &c->bare,
                        .close = close_clock,
                        .sample = sample,

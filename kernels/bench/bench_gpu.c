@@ -1,0 +1,383 @@
+#include "kernels/bench/bench_gpu.h"
+
+#include <dlfcn.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/memory.h"
+#include "base/rng.h"
+#include "kernels/cuda/check.h"
+#include "kernels/cuda/cuda.h"
+#include "kernels/cuda/library.h"
+
+enum {
+  PEAK = 8192,            // rows and columns of the GEMM that is the measure
+  FLUSHED = 3,            // times the second-level cache's size
+  PATTERN = (1 << 22) - 3 // a prime: in a matrix filled with copies of it no two rows are alike
+};
+static const size_t operand_bytes = (size_t)PEAK * PEAK * sizeof(bf16_bits);
+static const GemmProblem peak_problem = {
+    .M = PEAK, .N = PEAK, .K = PEAK, .form = GEMM_NT, .alignment = 16};
+
+// The driver's management library, as far as it is called: loaded at run time, since a machine
+// without a driver has none. Statuses are 0 for success; the numbers are those of its nvml.h.
+typedef struct Nvml {
+  int (*init)(void);
+  int (*shutdown)(void);
+  int (*driver_version)(char *text, unsigned bytes);
+  int (*device_by_bus)(const char *bus, void **device);
+  int (*clock)(void *device, int type, unsigned *mhz);
+  int (*most_clock)(void *device, int type, unsigned *mhz);
+  int (*power)(void *device, unsigned *milliwatts);
+  int (*power_limit)(void *device, unsigned *milliwatts);
+  int (*temperature)(void *device, int sensor, unsigned *celsius);
+  void *library, *device; // NULL: nothing is known
+} Nvml;
+enum { NVML_CLOCK_SM = 1, NVML_TEMPERATURE_GPU = 0 };
+
+typedef struct Probe {
+  BenchGpu base; // first: a BenchGpu * is a Probe *
+  Cuda *fused, *unfused;
+  struct Bare {
+    Backend base; // first: a Backend * of the bare backend is a Bare *
+    struct Probe *probe;
+  } bare;
+  char *operands; // [2, PEAK, PEAK] random
+  char *scratch;
+  size_t scratch_bytes;
+  cudaEvent_t handover;
+  cudaEvent_t *marks;
+  int mark_count, mark_capacity;
+  Nvml nvml;
+} Probe;
+
+static Probe *probe_of(BenchGpu *bench) {
+  return (Probe *)bench;
+}
+
+// ---- The management library
+
+static void nvml_open(Nvml *n, int device) {
+  static const LibraryFunction functions[] = {
+      {"nvmlInit_v2", offsetof(Nvml, init)},
+      {"nvmlShutdown", offsetof(Nvml, shutdown)},
+      {"nvmlSystemGetDriverVersion", offsetof(Nvml, driver_version)},
+      {"nvmlDeviceGetHandleByPciBusId_v2", offsetof(Nvml, device_by_bus)},
+      {"nvmlDeviceGetClockInfo", offsetof(Nvml, clock)},
+      {"nvmlDeviceGetMaxClockInfo", offsetof(Nvml, most_clock)},
+      {"nvmlDeviceGetPowerUsage", offsetof(Nvml, power)},
+      {"nvmlDeviceGetEnforcedPowerLimit", offsetof(Nvml, power_limit)},
+      {"nvmlDeviceGetTemperature", offsetof(Nvml, temperature)},
+  };
+  char bus[32];
+  if (cudaDeviceGetPCIBusId(bus, sizeof bus, device) != cudaSuccess) return;
+  n->library = dlopen("libnvidia-ml.so.1", RTLD_NOW | RTLD_LOCAL);
+  if (!n->library) return;
+  if (library_functions(n->library, functions, sizeof functions / sizeof *functions, n) ||
+      n->init() != 0) {
+    dlclose(n->library);
+    *n = (Nvml){0};
+  } else if (n->device_by_bus(bus, &n->device) != 0) {
+    n->device = NULL;
+  }
+}
+
+static void nvml_close(Nvml *n) {
+  if (!n->library) return;
+  (void)n->shutdown(); // nothing can be done about a failure, and nothing depends on it
+  dlclose(n->library);
+}
+
+static double number_or_nan(int status, unsigned value, double unit) {
+  return status == 0 ? (double)value * unit : NAN;
+}
+
+static GpuSample op_sample(BenchGpu *bench) {
+  const Nvml *n = &probe_of(bench)->nvml;
+  if (!n->device) return (GpuSample){NAN, NAN, NAN};
+  unsigned mhz = 0, milliwatts = 0, celsius = 0;
+  const int clock = n->clock(n->device, NVML_CLOCK_SM, &mhz),
+            power = n->power(n->device, &milliwatts),
+            heat = n->temperature(n->device, NVML_TEMPERATURE_GPU, &celsius);
+  return (GpuSample){.clock_mhz = number_or_nan(clock, mhz, 1),
+                     .watts = number_or_nan(power, milliwatts, 1e-3),
+                     .celsius = number_or_nan(heat, celsius, 1)};
+}
+
+static GpuFacts read_facts(const Probe *p) {
+  const Nvml *n = &p->nvml;
+  GpuFacts facts = {
+      .most_clock_mhz = NAN, .limit_watts = NAN, .l2_bytes = p->unfused->gpu.l2_bytes};
+  if (!n->device) return facts;
+  if (n->driver_version(facts.driver, sizeof facts.driver) != 0) facts.driver[0] = '\0';
+  unsigned mhz = 0, milliwatts = 0;
+  const int clock = n->most_clock(n->device, NVML_CLOCK_SM, &mhz),
+            limit = n->power_limit(n->device, &milliwatts);
+  facts.most_clock_mhz = number_or_nan(clock, mhz, 1);
+  facts.limit_watts = number_or_nan(limit, milliwatts, 1e-3);
+  return facts;
+}
+
+// ---- GEMMs alone: the operations' own operands, nothing around
+
+// The result goes to scratch, or, where it is too large for a place of its own, to `out`.
+static void run_gemm(Backend *be, GemmForm form, int64_t M, int64_t N, int64_t K, const void *A,
+                     const void *B, void *out, size_t element_bytes) {
+  Probe *p = ((struct Bare *)be)->probe;
+  const GemmProblem problem = {.M = M,
+                               .N = N,
+                               .K = K,
+                               .form = form,
+                               .out_fp32 = element_bytes == sizeof(float),
+                               .alignment = 16};
+  if (!gemm_find(&p->unfused->gemm, &problem)) {
+    fprintf(stderr, "the bench's GEMM %lld x %lld x %lld was not prepared\n", (long long)M,
+            (long long)N, (long long)K);
+    exit(EXIT_FAILURE);
+  }
+  const bool fits = (size_t)(M * N) * element_bytes <= p->scratch_bytes;
+  gemm_run(&p->unfused->gemm, problem, A, B, NULL, fits ? p->scratch : out);
+}
+
+static void run_bf16(Backend *be, GemmForm form, int64_t M, int64_t N, int64_t K, const act_t *A,
+                     const act_t *B, act_t *out) {
+  run_gemm(be, form, M, N, K, A, B, out, sizeof(bf16_bits));
+}
+
+static const OpsConfig *config_of(Backend *be) {
+  return &((struct Bare *)be)->probe->unfused->config;
+}
+
+static void bare_qkv(Backend *be, int64_t M, int64_t T, int64_t first, const act_t *x,
+                     RowStat sumsq, const act_t *W, act_t *qkv) {
+  (void)T, (void)first, (void)sumsq;
+  run_bf16(be, GEMM_NT, M, packed_width(config_of(be)), config_of(be)->D, x, W, qkv);
+}
+static void bare_residual(Backend *be, int64_t M, int64_t K, const act_t *a, const act_t *W,
+                          const act_t *x, act_t *out, RowStat *sumsq) {
+  (void)x, (void)sumsq;
+  run_bf16(be, GEMM_NT, M, config_of(be)->D, K, a, W, out);
+}
+static void bare_gate_up(Backend *be, int64_t M, const act_t *x, RowStat sumsq, const act_t *W,
+                         act_t *z, act_t *y) {
+  (void)sumsq, (void)y;
+  run_bf16(be, GEMM_NT, M, 2 * config_of(be)->F, config_of(be)->D, x, W, z);
+}
+static void bare_head_loss(Backend *be, int64_t M, const act_t *x, RowStat sumsq, const act_t *W,
+                           const int32_t *targets, act_t *logits, double scale, RowStat *s) {
+  (void)sumsq, (void)targets, (void)scale, (void)s;
+  run_bf16(be, GEMM_NT, M, config_of(be)->V, config_of(be)->D, x, W, logits);
+}
+static void bare_norm_dgrad(Backend *be, int64_t M, int64_t N, const act_t *dz, const act_t *W,
+                            const act_t *x, RowStat sumsq, RowStat s, const act_t *residual,
+                            act_t *dx) {
+  (void)x, (void)sumsq, (void)s, (void)residual;
+  run_bf16(be, GEMM_NN, M, config_of(be)->D, N, dz, W, dx);
+}
+static void bare_down_dgrad(Backend *be, int64_t M, const act_t *dx, const act_t *W, const act_t *z,
+                            RowStat sumsq, act_t *dz, RowStat *s) {
+  (void)z, (void)sumsq, (void)s;
+  run_bf16(be, GEMM_NN, M, config_of(be)->F, config_of(be)->D, dx, W, dz);
+}
+static void bare_dgrad(Backend *be, int64_t M, int64_t K, const act_t *dy, const act_t *W,
+                       act_t *da) {
+  run_bf16(be, GEMM_NN, M, K, config_of(be)->D, dy, W, da);
+}
+static void bare_wgrad(Backend *be, int64_t M, int64_t N, int64_t K, const act_t *dz,
+                       const act_t *x, grad_t *dW, bool accumulate) {
+  (void)accumulate;
+  run_gemm(be, GEMM_TN, N, K, M, dz, x, dW, be->grad_bytes);
+}
+
+// ---- Work
+
+static Cuda *side_of(const Probe *p, Backend *be) {
+  return be == &p->fused->base ? p->fused : p->unfused;
+}
+
+static double op_peak(BenchGpu *bench) {
+  Probe *p = probe_of(bench);
+  gemm_run(&p->unfused->gemm, peak_problem, p->operands, p->operands + operand_bytes, NULL,
+           p->scratch);
+  return 2.0 * PEAK * PEAK * PEAK;
+}
+
+static double op_copy(BenchGpu *bench) {
+  Probe *p = probe_of(bench);
+  CUDA_CHECK(cudaMemcpyAsync(p->scratch, p->operands, 2 * operand_bytes, cudaMemcpyDeviceToDevice,
+                             p->unfused->gpu.stream));
+  return 4 * (double)operand_bytes;
+}
+
+static void op_flush(BenchGpu *bench, Backend *be) {
+  Probe *p = probe_of(bench);
+  const Gpu *gpu = &side_of(p, be)->gpu;
+  const size_t bytes = FLUSHED * gpu->l2_bytes;
+  CUDA_CHECK(cudaMemsetAsync(p->scratch, p->mark_count & 0xff,
+                             bytes < p->scratch_bytes ? bytes : p->scratch_bytes, gpu->stream));
+}
+
+static void op_fill(BenchGpu *bench, Backend *be, act_t *to, int64_t count) {
+  Probe *p = probe_of(bench);
+  const size_t bytes = (size_t)count * sizeof(bf16_bits);
+  for (size_t done = 0; done < bytes;) {
+    const size_t more = bytes - done < 2 * operand_bytes ? bytes - done : 2 * operand_bytes;
+    CUDA_CHECK(cudaMemcpyAsync((char *)to + done, p->operands, more, cudaMemcpyDeviceToDevice,
+                               side_of(p, be)->gpu.stream));
+    done += more;
+  }
+}
+
+static void op_turn(BenchGpu *bench, Backend *be) {
+  Probe *p = probe_of(bench);
+  Cuda *mine = side_of(p, be), *other = mine == p->fused ? p->unfused : p->fused;
+  if (other == mine) return;
+  CUDA_CHECK(cudaEventRecord(p->handover, other->gpu.stream));
+  CUDA_CHECK(cudaStreamWaitEvent(mine->gpu.stream, p->handover, 0));
+}
+
+// ---- Time stamps
+
+static int op_mark(BenchGpu *bench, Backend *be) {
+  Probe *p = probe_of(bench);
+  if (p->mark_count == p->mark_capacity) {
+    const int more = p->mark_capacity + 256;
+    p->marks = xrealloc(p->marks, (size_t)more * sizeof *p->marks);
+    for (; p->mark_capacity < more; p->mark_capacity++)
+      CUDA_CHECK(cudaEventCreate(&p->marks[p->mark_capacity]));
+  }
+  CUDA_CHECK(cudaEventRecord(p->marks[p->mark_count], side_of(p, be)->gpu.stream));
+  return p->mark_count++;
+}
+
+static double op_ms(BenchGpu *bench, int from, int to) {
+  const Probe *p = probe_of(bench);
+  float ms = 0;
+  CUDA_CHECK(cudaEventSynchronize(p->marks[to]));
+  CUDA_CHECK(cudaEventElapsedTime(&ms, p->marks[from], p->marks[to]));
+  return (double)ms;
+}
+
+static void op_forget(BenchGpu *bench) {
+  probe_of(bench)->mark_count = 0;
+}
+
+// ---- Opening
+
+// Large enough for every result that has no place of its own size.
+static size_t scratch_for(const OperationCall *calls, int count) {
+  size_t most = 2 * operand_bytes;
+  for (int i = 0; i < count; i++) {
+    const size_t bytes = (size_t)(calls[i].M * calls[i].N) * sizeof(bf16_bits);
+    if (calls[i].M * calls[i].N != calls[i].out_count && bytes > most) most = bytes;
+  }
+  return most;
+}
+
+size_t bench_gpu_bytes(const OperationCall *calls, int count) {
+  return 2 * operand_bytes + scratch_for(calls, count);
+}
+
+// Random normal values: the clock that a GPU holds depends on the data.
+static int fill_operands(char *operands, Error *err) {
+  const size_t bytes = 2 * operand_bytes;
+  size_t done = PATTERN * sizeof(bf16_bits);
+  bf16_bits *pattern = xmalloc(done);
+#pragma omp parallel for schedule(static)
+  for (int64_t i = 0; i < PATTERN; i++) {
+    const float value = (float)rng_normal(17, (uint64_t)i);
+    uint32_t bits;
+    memcpy(&bits, &value, sizeof bits);
+    pattern[i] = (bf16_bits)(bits >> 16);
+  }
+  cudaError_t status = cudaMemcpy(operands, pattern, done, cudaMemcpyHostToDevice);
+  free(pattern);
+  while (status == cudaSuccess && done < bytes) {
+    const size_t next = bytes - done < done ? bytes - done : done;
+    status = cudaMemcpy(operands + done, operands, next, cudaMemcpyDeviceToDevice);
+    done += next;
+  }
+  CUDA_TRY(err, status);
+  CUDA_TRY(err, cudaDeviceSynchronize());
+  return 0;
+}
+
+static int prepare(Probe *p, const OperationCall *calls, int count, Error *err) {
+  GemmProblem problems[OPERATION_COUNT + 1] = {peak_problem};
+  int used = 1;
+  for (int i = 0; i < count && used <= OPERATION_COUNT; i++) {
+    const OperationCall *call = &calls[i];
+    if (call->class != CLASS_GEMM) continue;
+    const bool fp32 = call->out_is_gradient && p->unfused->base.grad_bytes == sizeof(float);
+    problems[used++] = (GemmProblem){.M = call->M,
+                                     .N = call->N,
+                                     .K = call->K,
+                                     .form = call->form,
+                                     .out_fp32 = fp32,
+                                     .alignment = 16};
+  }
+  return gemm_prepare(&p->unfused->gemm, problems, used, err);
+}
+
+static int open_parts(Probe *p, const OperationCall *calls, int count, Error *err) {
+  p->scratch_bytes = scratch_for(calls, count);
+  CUDA_TRY(err, cudaMalloc((void **)&p->operands, 2 * operand_bytes));
+  CUDA_TRY(err, cudaMalloc((void **)&p->scratch, p->scratch_bytes));
+  CUDA_TRY(err, cudaEventCreateWithFlags(&p->handover, cudaEventDisableTiming));
+  return fill_operands(p->operands, err) || prepare(p, calls, count, err) ? -1 : 0;
+}
+
+static void op_close(BenchGpu *bench) {
+  Probe *p = probe_of(bench);
+  CUDA_CHECK(cudaDeviceSynchronize());
+  nvml_close(&p->nvml);
+  for (int i = 0; i < p->mark_capacity; i++) CUDA_CHECK(cudaEventDestroy(p->marks[i]));
+  free(p->marks);
+  if (p->handover) CUDA_CHECK(cudaEventDestroy(p->handover));
+  CUDA_CHECK(cudaFree(p->operands));
+  CUDA_CHECK(cudaFree(p->scratch));
+  free(p);
+}
+
+// What is no GEMM is left out by the caller.
+static const Backend bare_functions = {.qkv = bare_qkv,
+                                       .residual = bare_residual,
+                                       .gate_up = bare_gate_up,
+                                       .head_loss = bare_head_loss,
+                                       .norm_dgrad = bare_norm_dgrad,
+                                       .down_dgrad = bare_down_dgrad,
+                                       .dgrad = bare_dgrad,
+                                       .wgrad = bare_wgrad};
+
+BenchGpu *bench_gpu_open(Backend *fused, Backend *unfused, const OperationCall *calls, int count,
+                         Error *err) {
+  Probe *p = xcalloc(1, sizeof *p);
+  p->fused = cuda_of(fused);
+  p->unfused = cuda_of(unfused);
+  p->bare.base = bare_functions;
+  p->bare.base.act_bytes = unfused->act_bytes;
+  p->bare.base.stat_bytes = unfused->stat_bytes;
+  p->bare.base.grad_bytes = unfused->grad_bytes;
+  memcpy(p->bare.base.kinds, unfused->kinds, sizeof unfused->kinds);
+  p->bare.probe = p;
+  if (open_parts(p, calls, count, err) != 0) {
+    op_close(&p->base);
+    return NULL;
+  }
+  nvml_open(&p->nvml, p->unfused->gpu.device);
+  p->base = (BenchGpu){.bare = &p->bare.base,
+                       .facts = read_facts(p),
+                       .close = op_close,
+                       .sample = op_sample,
+                       .peak = op_peak,
+                       .copy = op_copy,
+                       .flush = op_flush,
+                       .fill = op_fill,
+                       .turn = op_turn,
+                       .mark = op_mark,
+                       .ms = op_ms,
+                       .forget = op_forget};
+  return &p->base;
+}
