@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Fused against unfused kernels at three widths on this machine's GPU: ./train --bench of each.
+# Compares fused and unfused kernels at three widths on this machine's GPU: ./train --bench of each.
 # usage: scripts/compare.sh [1b|7b|70b ...] [section.key=value ...]      all three by default
-# Each is configs/WIDTH-width.json with few layers (1b: 8, 7b: 4, 70b: 2), so that it starts fast and fits one GPU: operations
-# and layers are the same with more; of the step, the output layer and its loss are a larger part than they would be.
-# The tables are printed, and go with the JSON into OUT (runs/compare); where Python has matplotlib, a drawing goes there, too.
+# Each is configs/WIDTH-width.json with few layers (1b: 8, 7b: 4, 70b: 2), so that it starts fast
+# and fits one GPU. More layers change no operation and no layer; in the step, the output layer and
+# its loss weigh more than they would. Tables, JSON and a picture go into OUT (runs/compare).
 set -euo pipefail
 root=$(dirname "$0")/..
 train=${TRAIN:-$root/train} out=${OUT:-runs/compare}
@@ -44,8 +44,8 @@ for width in "${widths[@]}"; do
   files+=("$out/$width.json")
 done
 echo "== $((SECONDS - began)) s in all; JSON: ${files[*]}"
-if python3 -c 'import matplotlib' 2>/dev/null; then
+if command -v python3 >/dev/null; then
   python3 "$root/scripts/plot.py" bench "${files[@]}" -o "$out/compare.svg"
 else
-  echo "for a drawing: pip install matplotlib, then scripts/plot.py bench ${files[*]} -o $out/compare.svg"
+  echo "for a picture, where there is Python: scripts/plot.py bench ${files[*]} -o $out/compare.svg"
 fi

@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
 # Profiles a few training steps with Nsight Systems, or the kernels of one operation with Nsight Compute; on a GPU.
-# usage: scripts/profile.sh CONFIG.json [fused|unfused|both] [section.key=value ...]
-#        scripts/profile.sh --ncu OPERATION CONFIG.json [fused|unfused|both] [section.key=value ...]
-# Both kinds of kernels by default. Without --ncu: steps 10 to 12 on a time line (output.profile_start=10
-# output.profile_steps=3), and Nsight Systems' own tables of kernels and NVTX ranges. With it: LAUNCHES (12) kernels of the
+# usage: scripts/profile.sh CONFIG.json [KERNELS] [section.key=value ...]
+#        scripts/profile.sh --ncu OPERATION CONFIG.json [KERNELS] [section.key=value ...]
+# KERNELS: auto, fused or unfused, as backend.kernels; or both (the default): auto, then unfused.
+# Without --ncu: steps 10 to 12 on a time line (output.profile_start=10 output.profile_steps=3), and
+# Nsight Systems' own tables of kernels and NVTX ranges. With it: LAUNCHES (12) kernels of the
 # operation in step 10, each run many times for its counters. Reports go to OUT (runs/profile).
 set -euo pipefail
 root=$(dirname "$0")/..
@@ -28,7 +29,7 @@ cuda-$3-13-0, where 13-0 is the CUDA toolkit's version; or from https://develope
 operation=
 case ${1:-} in
 -h | --help)
-  sed -n '2,7s/^# //p' "$0"
+  sed -n '2,8s/^# //p' "$0"
   exit 0
   ;;
 --ncu)
@@ -38,12 +39,12 @@ case ${1:-} in
   ;;
 -*) die "unknown option '$1'; there are --ncu and --help" ;;
 esac
-[ $# -gt 0 ] || die 'no config given; usage: scripts/profile.sh CONFIG.json [fused|unfused|both] [section.key=value ...]'
+[ $# -gt 0 ] || die 'no config given; usage: scripts/profile.sh CONFIG.json [KERNELS] [section.key=value ...]'
 config=$1
 shift
-kinds='fused unfused'
+kinds='auto unfused'
 case ${1:-} in
-fused | unfused) kinds=$1 && shift ;;
+auto | fused | unfused) kinds=$1 && shift ;;
 both) shift ;;
 esac
 
@@ -54,7 +55,7 @@ for override in "$@"; do
   output.profile_start=*) start=${override#*=} ;;
   output.profile_steps=*) steps=${override#*=} ;;
   *.*=*) ;;
-  *) die "'$override' is neither fused, unfused or both nor an override section.key=value" ;;
+  *) die "'$override' is none of auto, fused, unfused and both, and no override section.key=value" ;;
   esac
 done
 for number in "$start" "$steps" "$launches"; do

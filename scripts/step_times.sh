@@ -1,11 +1,13 @@
 #!/usr/bin/env bash
-# Times whole training steps of the configs on this machine's GPU and prints a table: median (least to most) of steps 11 to STEPS.
-# usage: scripts/step_times.sh [MODEL...]      15m 110m 350m 1b 1b-8k; all of them by default. STEPS=40 KERNELS='unfused fused'
-# With several KERNELS each model is run with each of them in turn.
-# Untied embeddings, no validation, text of this repository as tokens. Everything is written below a temporary folder.
+# Times whole training steps on this machine's GPU and prints a table: of steps 11 to STEPS (40) the
+# median, and the least to the most.
+# usage: scripts/step_times.sh [MODEL...]      15m 110m 350m 1b 1b-8k; all of them by default
+# Each model runs with each of KERNELS ('auto unfused') in turn; auto are the fused kernels, where
+# they pay. Embeddings are untied, nothing is validated, the tokens are this repository's sources.
+# Everything is written below a temporary folder.
 set -euo pipefail
 case ${1:-} in -h | --help)
-  sed -n '2,5s/^# //p' "$0"
+  sed -n '2,7s/^# //p' "$0"
   exit 0
   ;;
 esac
@@ -13,7 +15,7 @@ cd "$(dirname "$0")/.."
 for program in ./train ./prepare; do
   [ -x $program ] || { echo "step_times.sh: there is no program '$program'; build it: make all" >&2 && exit 1; }
 done
-steps=${STEPS:-40} all_kernels=${KERNELS:-auto}
+steps=${STEPS:-40} all_kernels=${KERNELS:-auto unfused}
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
 
@@ -48,6 +50,9 @@ time_model() {
   rm -rf "${folder:?}/$name"
 }
 
+card=$(nvidia-smi --query-gpu=name --format=csv,noheader 2>/dev/null | head -n 1) || card=''
+echo "${card:-an unknown GPU}, $(./train --version), steps 11 to $steps:"
+echo
 echo '| model | kernels | batch | ms a step | tokens/s | MFU | memory | command to first step |'
 echo '|---|---|---|---|---|---|---|---|'
 for model in "${@:-15m 110m 350m 1b 1b-8k}"; do

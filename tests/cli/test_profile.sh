@@ -59,7 +59,7 @@ declines() {
 declines no_config_is_refused 'usage: scripts/profile.sh CONFIG.json'
 declines a_missing_config_is_named "$folder/absent.json" "$folder/absent.json"
 declines an_unknown_option_is_named "'--nuc'" --nuc gate_up "$config"
-declines an_unknown_kind_of_kernels_is_refused "'fast' is neither fused, unfused or both" "$config" fast
+declines an_unknown_kind_of_kernels_is_refused "'fast' is none of auto, fused, unfused and both" "$config" fast
 declines a_window_of_no_steps_is_refused "not '0'" "$config" output.profile_steps=0
 declines a_window_that_starts_nowhere_is_refused "not 'soon'" "$config" both output.profile_start=soon
 declines ncu_without_an_operation_is_refused "'' is none; there are embed qkv attention" --ncu
@@ -86,8 +86,8 @@ logged() { grep -c '"kind":"train"' "$folder/out/$1/log.jsonl"; }
 profile "$config" both "${here[@]}"
 status=$?
 check it_profiles "status $status, $(said) $(cat "$folder"/out/*.said)" test $status = 0
-check it_runs_both_kinds_of_kernels "$(runs)" test "$(runs)" = 'backend.kernels=fused backend.kernels=unfused '
-for kind in fused unfused; do
+check it_runs_both_kinds_of_kernels "$(runs)" test "$(runs)" = 'backend.kernels=auto backend.kernels=unfused '
+for kind in auto unfused; do
   check "the_${kind}_run_is_recorded_between_start_and_stop" "$(cat "$calls")" called "nsys profile" \
     --capture-range=cudaProfilerApi --capture-range-end=stop "backend.kernels=$kind"
   check "the_${kind}_run_is_recorded_with_ranges_and_kernels" "$(cat "$calls")" called "backend.kernels=$kind" \
@@ -103,7 +103,7 @@ done
 check it_leaves_no_checkpoint "$(listing)" test -z "$(find "$folder/out" -name 'step-*')"
 
 profile "$config" "${here[@]}"
-check both_kinds_are_the_default "$(runs)" test "$(runs)" = 'backend.kernels=fused backend.kernels=unfused '
+check both_kinds_are_the_default "$(runs)" test "$(runs)" = 'backend.kernels=auto backend.kernels=unfused '
 profile "$config" unfused "${here[@]}" output.profile_start=2 output.profile_steps=5
 check one_kind_alone_is_run "$(runs)" test "$(runs)" = 'backend.kernels=unfused '
 check the_run_ends_with_the_window_that_was_asked_for "$(cat "$calls")" called train.steps=6
@@ -122,7 +122,7 @@ check a_missing_report_is_said "$(said)" grep -q "nsys wrote no $folder/out/fuse
 LAUNCHES=5 profile --ncu gate_up "$config" "${here[@]}"
 status=$?
 check it_counts "status $status, $(said)" test $status = 0
-check ncu_runs_both_kinds_of_kernels "$(runs)" test "$(runs)" = 'backend.kernels=fused backend.kernels=unfused '
+check ncu_runs_both_kinds_of_kernels "$(runs)" test "$(runs)" = 'backend.kernels=auto backend.kernels=unfused '
 check ncu_looks_at_the_range_of_the_operation_in_either_kind "$(cat "$calls")" called --nvtx '--nvtx-include gate_up (fused)/' \
   '--nvtx-include gate_up (unfused)/' '--launch-count 5'
 check ncu_waits_for_the_window_of_one_step "$(cat "$calls")" called '--profile-from-start off' "$TRAIN $config" train.steps=10 \
