@@ -57,7 +57,8 @@ $(GPU_PROGRAMS:=.o) $(TEST_O): EXTRA_FLAGS = -isystem $(CUDA_INCLUDE)
 $(GPU_PROGRAMS): %: %.o build/release/gpu_tests.a build/release/gpu.a
 	$(LINK) -lcmocka $(CUDA_LIBS)
 # `make program NAME=residual` compiles this one.
-PROGRAM := $(addprefix build/release/,$(filter %/$(NAME).cu,$(CUDA_CU) $(TEST_CU)))
+PROGRAM := $(filter kernels/fused/programs/$(NAME).cu tests/%/$(NAME).cu,$(CUDA_CU) $(TEST_CU))
+PROGRAM := $(PROGRAM:%=build/release/%)
 
 # ---- tests/emulated: the tests and the programs of the GPU, with a CPU's stand-ins for CUDA and
 # the mainloop. CUDA's headers are C++ that g++ takes; its pragmas and attributes mean nothing to
