@@ -1,8 +1,7 @@
 #!/usr/bin/env bash
 # Installs what is missing from the distribution's packages, and only that.
-# usage: scripts/install_packages.sh build|test     test: what building needs, and what the tests need
-# Whether something is missing is found by using it, not by a package's name: a compiler or library that was
-# installed another way counts, too.
+# usage: scripts/install_packages.sh build|test     test: what the build needs, and the tests
+# It tries whether a compiler or library works, so one that was installed another way counts, too.
 set -u
 
 say() { echo "packages: $*"; }
@@ -16,7 +15,8 @@ cc=${CC:-gcc} fuzz_cc=${FUZZ_CC:-clang}
 compiles() { # COMPILER FLAGS...: a program that includes what ours do
   printf '%s\n' '#include <omp.h>' '#include <stdio.h>' \
     'int LLVMFuzzerTestOneInput(const char *d, long n);' \
-    'int LLVMFuzzerTestOneInput(const char *d, long n) { return d == (const char *)n + omp_get_max_threads(); }' \
+    'int LLVMFuzzerTestOneInput(const char *d, long n)' \
+    '{ return d == (const char *)n + omp_get_max_threads(); }' \
     "${main_line:-}" | "$@" -x c - -lm -o /dev/null >/dev/null 2>&1
 }
 
@@ -28,17 +28,17 @@ find_missing() {
   main_line='int main(void) { return 0; }' compiles "$cc" -fopenmp ||
     { packages+=(gcc libc6-dev) && words+=('a C compiler with OpenMP'); }
   # Kernels are compiled by nvcc, which needs a C++ compiler.
-  if command -v nvcc >/dev/null || [ -n "$(compgen -G '/usr/local/cuda*/bin/nvcc')" ] || [ -x /opt/cuda/bin/nvcc ]; then
-    command -v "${CXX:-g++}" >/dev/null || { packages+=(g++) && words+=('a C++ compiler'); }
-  fi
+  if command -v nvcc || compgen -G '/usr/local/cuda*/bin/nvcc' || [ -x /opt/cuda/bin/nvcc ]; then
+    command -v "${CXX:-g++}" || { packages+=(g++) && words+=('a C++ compiler'); }
+  fi >/dev/null
   command -v make >/dev/null || { packages+=(make) && words+=('GNU make'); }
   command -v pkg-config >/dev/null || { packages+=(pkg-config) && words+=('pkg-config'); }
   module libcjson || { packages+=(libcjson-dev) && words+=('cJSON'); }
-  # OpenBLAS in the build that uses OpenMP: it then shares its threads with our own loops.
+  # OpenBLAS built with OpenMP shares its threads with our own loops.
   module openblas || { packages+=(libopenblas-openmp-dev) && words+=('OpenBLAS'); }
   [ "$1" = test ] || return 0
   module cmocka || { packages+=(libcmocka-dev) && words+=('cmocka'); }
-  # Some releases have libFuzzer's run-time library in a package of its own, others in one that clang brings.
+  # Some releases have libFuzzer's run-time library in a package of its own.
   compiles "$fuzz_cc" -fopenmp -fsanitize=fuzzer,address,undefined ||
     { packages+=(clang libomp-dev libclang-rt-dev) && words+=('clang with libFuzzer and OpenMP'); }
 }
@@ -86,9 +86,11 @@ if [ ${#packages[@]} = 0 ]; then
   exit 0
 fi
 command -v apt-get >/dev/null ||
-  fail "this system has no apt-get; install with its own package manager, headers included: $(missing_words)"
+  fail "this system has no apt-get; install with its own package manager, headers included:" \
+    "$(missing_words)"
 if [ "$(id -u)" != 0 ] && ! command -v sudo >/dev/null; then
-  fail "packages are missing, and installing them needs root or sudo; as root run: apt-get install ${packages[*]}"
+  fail "packages are missing, and installing them needs root or sudo; as root run:" \
+    "apt-get install ${packages[*]}"
 fi
 install_missing
 find_missing "$what"

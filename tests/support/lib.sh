@@ -1,5 +1,5 @@
 # shellcheck shell=bash disable=SC2034 # a test that sources this ends with "exit $failed"
-# For the shell tests, which source it: TAP lines, a temporary folder, and a tiny model on a small prepared text.
+# The shell tests source this: TAP lines, a temporary folder, and a tiny model on a small text.
 cd "$(dirname "${BASH_SOURCE[0]}")/../.." || exit 1
 TRAIN=$(realpath "${TRAIN:-./train}")
 PREPARE=$(realpath "${PREPARE:-./prepare}")
@@ -20,7 +20,7 @@ check() {
   if "$@"; then passes "$name"; else fails "$name" "$why"; fi
 }
 
-# "train: ..." of a run that was to succeed and did not ends the test.
+# must COMMAND...: ends the test if the command fails, with what it said.
 must() {
   local said
   if ! said=$("$@" 2>&1); then
@@ -29,18 +29,19 @@ must() {
   fi
 }
 
-# A text of lines that differ, so that there is something to learn and to shuffle.
+# write_text LINES: the lines differ, so that there is something to learn and to shuffle.
 write_text() { seq -f 'line %g is a line of a small text, and so is the next one.' "$1"; }
 
 # write_config FILE: a model of a step in about a millisecond, on the tokens in $folder/data.
 write_config() {
   cat >"$1" <<END
 {
-  "model": {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
-            "num_key_value_heads": 2, "vocab_size": 258, "max_position_embeddings": 32},
+  "model": {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2,
+            "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 258,
+            "max_position_embeddings": 32},
   "data": {"train": "$folder/data/train-*.bin", "val": "$folder/data/val-*.bin"},
-  "train": {"steps": 20, "batch_size": 2, "sequence_length": 32, "eval_interval": 0, "eval_batches": 4,
-            "save_interval": 0, "sample_interval": -1},
+  "train": {"steps": 20, "batch_size": 2, "sequence_length": 32, "eval_interval": 0,
+            "eval_batches": 4, "save_interval": 0, "sample_interval": -1},
   "optimizer": {"learning_rate": 0.003, "warmup_steps": 5},
   "backend": {"device": "cpu", "threads": 1},
   "output": {"dir": "$folder/run"}
@@ -53,11 +54,11 @@ prepare_data() { # LINES
   must "$PREPARE" --out "$folder/data" "$folder/text.txt"
 }
 
-# Every name under $folder, to see whether anything was written.
+# Every name under $folder, which shows whether anything was written.
 listing() { (cd "$folder" && find . ! -name 'said*' | LC_ALL=C sort); }
 
-# one_line_error STATUS WORDS: why what was said on standard error ($folder/said.err) is not one line with these
-# words and the status 1; nothing if it is.
+# why_no_clear_error STATUS WORDS: a clear error is the status 1, one line on standard error
+# ($folder/said.err) with these words, and no file written. Prints what is wrong, or nothing.
 why_no_clear_error() {
   local status=$1 words=$2 said lines
   said=$(cat "$folder/said.err")
@@ -70,7 +71,7 @@ why_no_clear_error() {
   fi
 }
 
-# refuses NAME WORDS ARGUMENTS...: train must exit with 1, say one line with the words, and write nothing.
+# refuses NAME WORDS ARGUMENTS...: passes if train ends with a clear error that has the words.
 refuses() {
   local name=$1 words=$2 why
   shift 2
@@ -80,12 +81,13 @@ refuses() {
   if [ -z "$why" ]; then passes "$name"; else fails "$name" "$why"; fi
 }
 
-# The part of log.jsonl's training and validation records that does not depend on the clock, one per step.
-losses() { # KIND LOG
-  grep "\"kind\":\"$1\".*}\$" "$2" | sed -E 's/,"(ms|tokens_per_s|mfu)":[^,}]*//g' | awk '!seen[$0]++'
+# losses KIND LOG: the log's train or val records, one a step, without what depends on the clock.
+losses() {
+  grep "\"kind\":\"$1\".*}\$" "$2" | sed -E 's/,"(ms|tokens_per_s|mfu)":[^,}]*//g' |
+    awk '!seen[$0]++'
 }
 
-# same_bits A B: the checkpoints that two runs ended with are equal in every bit.
+# same_bits A B: two runs ended with checkpoints that are equal in every bit.
 same_bits() {
   local file
   for file in model.safetensors optimizer.safetensors state.json; do
@@ -93,7 +95,7 @@ same_bits() {
   done
 }
 
-# wait_for WORDS LOG PROCESS: until the log has the words; fails when the process has ended without them.
+# wait_for WORDS LOG PROCESS: waits until the log has the words. Fails if the process ends first.
 wait_for() {
   until grep -q -- "$1" "$2" 2>/dev/null; do
     kill -0 "$3" 2>/dev/null || { grep -q -- "$1" "$2" 2>/dev/null; return; }
@@ -101,21 +103,22 @@ wait_for() {
   done
 }
 
-# For tests on the GPU: has --doctor look at it, and sets `all_kernels`. Only a GPU that they are not made for is spared the
-# fused kernels.
+# For tests on the GPU: has --doctor look at it, and sets `all_kernels`. The fused kernels are left
+# out only on a GPU that they are not made for.
 ask_doctor() {
   "$TRAIN" --doctor >"$folder/said" 2>&1
   local status=$?
   check the_doctor_finds_nothing_wrong "$(cat "$folder/said")" test $status = 0
-  check the_doctor_tried_the_gpu "$(cat "$folder/said")" grep -q '^PASS  cuda, unfused' "$folder/said"
+  check the_doctor_tried_the_gpu "$(cat "$folder/said")" \
+    grep -q '^PASS  cuda, unfused' "$folder/said"
   all_kernels='unfused fused'
   if grep '^----  cuda, fused' "$folder/said" | sed 's/^/# /' | grep .; then all_kernels=unfused; fi
 }
 
-# For tests of ranges: the library that writes them down, built where NVTX's headers are.
+# For tests of ranges: the library that writes them down. It is built where NVTX's headers are.
 RECORDER=$PWD/build/release/tests/nvtx_recorder.so
 
-# recorded NAME OVERRIDES...: trains $folder/config.json with every range written to $folder/NAME.ranges.
+# recorded NAME OVERRIDES...: trains $folder/config.json, with its ranges in $folder/NAME.ranges.
 recorded() {
   local name=$1
   shift
@@ -123,8 +126,8 @@ recorded() {
     "$TRAIN" "$folder/config.json" "output.dir=$folder/$name" "$@"
 }
 
-# range_paths FILE: every range as it was opened, with those around it ("step > forward > layer 0"). Fails where one is
-# closed that was not opened, or left open.
+# range_paths FILE: every range as it was opened, with those around it: "step > forward > layer 0".
+# Fails if a range is left open, or closed without having been opened.
 range_paths() {
   awk '
     /^push / { name[++depth] = substr($0, 6); line = name[1]

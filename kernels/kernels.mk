@@ -1,0 +1,66 @@
+# What the library and the two programs are made of, and how kernels are compiled.
+
+# Of the GPU backends these files need no CUDA: every flavour has them, and CPU tests try them.
+CUDA_FREE := kernels/cuda/attention_graph.c kernels/cuda/cudnn_api.c kernels/cuda/cudnn_graph.c \
+  kernels/cuda/cupti_api.c kernels/cuda/library.c kernels/cuda/trace.c kernels/fused/tiles.c
+LIBRARY := $(wildcard base/*.c data/*.c model/*.c model/*/*.c kernels/*.c kernels/cpu/*.c)
+LIBRARY := $(filter-out data/prepare.c %/gpu_backends.c %/no_cuda.c,$(LIBRARY)) $(CUDA_FREE)
+
+# The stem of these rules is the flavour. coda.a is the library without a GPU. The linker takes
+# from an archive only the files that a program needs.
+build/%/coda.a: $(addprefix build/%/,$(LIBRARY:.c=.o) kernels/no_cuda.o); $(ARCHIVE)
+build/%/train: build/%/train.o build/%/coda.a; $(LINK)
+build/%/prepare: build/%/data/prepare.o build/%/coda.a; $(LINK)
+
+# The revision reaches train.c through a file that is rewritten only when it changes.
+build/version.h: FORCE
+	@mkdir -p $(@D); echo '#define CODA_VERSION "$(VERSION) ($(REVISION))"' > $@.new
+	@cmp -s $@.new $@ && rm $@.new || mv $@.new $@
+$(addsuffix /train.o,build/release build/asan build/double build/fuzz): build/version.h
+
+# ---- Where CUDA is: CUDA_HOME, nvcc on the PATH, or the usual places. Debian has it in /usr.
+CUDA_HOME ?= $(firstword $(patsubst %/bin/nvcc,%,$(shell command -v nvcc)) \
+  $(wildcard /usr/local/cuda /opt/cuda /usr/local/cuda-*))
+NVCC ?= $(wildcard $(CUDA_HOME)/bin/nvcc)
+CUBLASLT_H := $(firstword $(wildcard $(addsuffix /include/cublasLt.h,$(CUDA_HOME) /usr)))
+CUBLASLT := $(firstword $(wildcard $(addsuffix /libcublasLt.so,$(CUDA_HOME)/lib64 \
+  $(CUDA_HOME)/targets/x86_64-linux/lib /usr/lib/x86_64-linux-gnu)))
+
+# NVTX is headers alone: where they are found, every flavour has the ranges of base/range.c.
+NVTX_FLAGS := $(addprefix -idirafter ,$(wildcard $(CUDA_HOME)/include))
+HAVE_NVTX := $(shell $(CC) $(NVTX_FLAGS) -E -include nvtx3/nvToolsExt.h -x c /dev/null \
+  >/dev/null 2>&1 && echo yes)
+build/%/base/range.o: EXTRA_FLAGS = $(NVTX_FLAGS)
+
+# ---- The GPU backends, in the release flavour alone, and only where a toolkit is found. Without
+# them kernels/no_cuda.c says that they are missing.
+ifneq ($(and $(NVCC),$(CUBLASLT_H),$(CUBLASLT)),)
+HAVE_CUDA := yes
+CUDA_FOLDERS := kernels/cuda kernels/unfused kernels/fused kernels/fused/programs kernels/bench
+CUDA_C := $(filter-out $(LIBRARY),$(wildcard kernels/gpu_backends.c $(CUDA_FOLDERS:%=%/*.c)))
+CUDA_CU := $(wildcard $(CUDA_FOLDERS:%=%/*.cu))
+CUDA_O := $(addprefix build/release/,$(CUDA_C:.c=.o) $(CUDA_CU:.cu=.o))
+CUDA_LIBS := -L$(dir $(CUBLASLT)) -Wl,-rpath,$(dir $(CUBLASLT)) \
+  -lcublasLt -lcudart_static -lstdc++ -lrt -lpthread
+build/release/gpu.a: $(addprefix build/release/,$(LIBRARY:.c=.o)) $(CUDA_O); $(ARCHIVE)
+build/release/train: build/release/train.o build/release/gpu.a; $(LINK) $(CUDA_LIBS)
+
+# CUDA's headers are not ours to warn about.
+CUDA_INCLUDE := $(dir $(CUBLASLT_H))
+$(CUDA_O): EXTRA_FLAGS = -isystem $(CUDA_INCLUDE)
+
+# For the GPU that is here, or for all that the backends serve: CUDA_ARCHS="80 90a" chooses.
+GPU_HERE := $(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | \
+  grep -xE '([89]|1[0-9])\.[0-9]' | tr -d . | sort -u)
+CUDA_ARCHS ?= $(or $(GPU_HERE:90=90a),80 86 89 90a)
+NVCC_FLAGS := -std=c++17 -O3 -lineinfo -I. -Werror all-warnings -Xcompiler -Wall,-Wextra -MMD -MP
+COMPILE_CU = mkdir -p $(@D) && $(NVCC) $(NVCC_FLAGS) -c $< -o $@ \
+  $(foreach arch,$(CUDA_ARCHS),-gencode arch=compute_$(arch),code=sm_$(arch))
+build/release/%.o: %.cu $(RULES); $(COMPILE_CU)
+
+# The fused kernels are Hopper's alone, whatever else is built for. One that uses local memory
+# fails the build.
+COMPILE_FUSED = mkdir -p $(@D) && scripts/compile_fused.sh $(@:.o=.ptxas) \
+  $(NVCC) $(NVCC_FLAGS) -gencode arch=compute_90a,code=sm_90a -Xptxas -v -c $< -o $@
+build/release/kernels/fused/%.o: kernels/fused/%.cu $(RULES); $(COMPILE_FUSED)
+endif

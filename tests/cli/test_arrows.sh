@@ -1,0 +1,161 @@
+#!/usr/bin/env bash
+# Includes point down only: a file may know the rooms in its room's line, and no other.
+# shellcheck disable=SC2016 # the program for awk
+# shellcheck source=tests/support/lib.sh
+. "$(dirname "$0")/../support/lib.sh"
+
+# A room is a folder without its subfolders, or a single file, whose own line then counts alone.
+# The files of a folder may include each other. After `no` stand headers that are refused all the
+# same. A room may have several lines. no_cuda.c stands in for the functions of kernels/bench.
+export rooms='
+base                   |
+data                   | base
+kernels                | base
+kernels/gpu_backends.c | kernels/fused kernels/unfused kernels/cuda kernels base
+kernels/no_cuda.c      | kernels/bench kernels base
+kernels/cpu            | kernels base
+kernels/cuda           | kernels base
+kernels/unfused        | kernels/cuda kernels base
+kernels/fused          | kernels/unfused kernels/cuda kernels base
+kernels/fused/programs | kernels/fused kernels base
+kernels/bench          | kernels/fused kernels/unfused kernels/cuda kernels base
+model/config           | kernels/operations.h base
+model                  | model/config kernels base
+model                  | no base/clock.h base/file.h <time.h> <sys/time.h> <signal.h>
+model                  | no <fcntl.h> <unistd.h> <dirent.h> <sys/stat.h> <sys/mman.h>
+model/checkpoint       | model model/config data base
+model/run              | model/checkpoint model model/config data kernels base
+model/bench            | model/run model model/config data kernels kernels/bench base
+train.c                | model/bench model/run model/checkpoint model model/config data base
+train.c                | build/version.h
+'
+
+sources() { # every C and CUDA file below this folder, but for tests and what is built
+  find . -name '.?*' -prune -o \( -path ./build -o -path ./tests \) -prune -o -type f \
+    \( -name '*.[ch]' -o -name '*.cu' -o -name '*.cuh' -o -name '*.cpp' \) -print |
+    sed 's|^\./||' | LC_ALL=C sort
+}
+
+wrong_arrows() { # every include below this folder that no rule allows, as "FILE:LINE: why"
+  sources | xargs awk '
+    function folder(path) { return sub(/\/[^\/]*$/, "", path) ? path : "" }
+    function room_of(path) { return path in may ? path : folder(path) }
+    function listed(name, list) { return name != "" && index(list " ", " " name " ") > 0 }
+    function wrong(why) { print FILENAME ":" FNR ": " why }
+    BEGIN {
+      lines = split(ENVIRON["rooms"], line, "\n")
+      for (i = 1; i <= lines; i++) {
+        if (split(line[i], part, "|") != 2) continue
+        gsub(/ /, "", part[1])
+        split(part[2], list, " no ")
+        may[part[1]] = may[part[1]] " " list[1]
+        never[part[1]] = never[part[1]] " " list[2]
+      }
+    }
+    FNR == 1 {
+      room = room_of(FILENAME)
+      known = room in may
+      if (!known) wrong("no rule names a room for this file")
+    }
+    known && /^[ \t]*#[ \t]*include/ {
+      path = $0
+      sub(/^[ \t]*#[ \t]*include[ \t]*/, "", path)
+      sub(/[ \t]*(\/[\/*].*)?$/, "", path)
+      ours = path ~ /^".*"$/
+      gsub(/"/, "", path)
+      allowed = folder(path) == room || listed(path, may[room]) ||
+                (room_of(path) == folder(path) && listed(folder(path), may[room]))
+      if (listed(path, never[room]) || (ours && !allowed)) wrong(room " may not include " path)
+      if (!ours && path !~ /^</) wrong("an include is a path in quotes or in <>")
+    }'
+}
+
+arrows=$(wrong_arrows)
+check every_include_points_down "$arrows" test -z "$arrows"
+
+# ---- The check itself, on a copy: what is planted there must be found, with its file and line.
+mkdir "$folder/copy"
+sources | xargs cp --parents -t "$folder/copy"
+cd "$folder/copy" || exit 1
+before=$(wrong_arrows)
+
+found() { # FILE INCLUDE WHY: the lines that come with a file that has this include in its line 2
+  local kept=''
+  mkdir -p "$(dirname "$1")"
+  [ ! -e "$1" ] || kept=$(cat "$1"; echo .)
+  printf '// planted\n#include %s\n' "$2" >"$1"
+  diff <(echo "$before") <(wrong_arrows) | sed -n 's/^> //p'
+  rm "$1"
+  [ -z "$kept" ] || printf '%s' "${kept%.}" >"$1"
+}
+
+planted() { # FILE INCLUDE: is refused
+  local path=${2//\"/} room=$1
+  case $1 in
+  train.c | kernels/gpu_backends.c | kernels/no_cuda.c) ;;
+  *) room=$(dirname "$1") ;;
+  esac
+  local expected="$1:2: $room may not include $path" said
+  said=$(found "$1" "$2")
+  check "${1}_may_not_include_$path" "it said '$said'" grep -qxF "$expected" <(echo "$said")
+}
+
+allowed() { # FILE INCLUDE
+  local said
+  said=$(found "$1" "$2")
+  check "${1}_may_include_${2//\"/}" "it said '$said'" test -z "$said"
+}
+
+planted base/planted.h '"data/tokens.h"'
+planted base/planted.h '"kernels/ops.h"'
+planted data/planted.c '"model/config/config.h"'
+planted kernels/planted.h '"kernels/cpu/cpu.h"'
+planted kernels/planted.h '"kernels/cuda/gpu.h"'
+planted kernels/cpu/planted.c '"kernels/cuda/gpu.h"'
+planted kernels/cpu/planted.c '"model/llama.h"'
+planted kernels/cuda/planted.cu '"kernels/unfused/unfused.h"'
+planted kernels/cuda/planted.cu '"kernels/fused/fused.h"'
+planted kernels/unfused/planted.cuh '"kernels/fused/fused.h"'
+planted kernels/unfused/planted.cuh '"kernels/bench/bench_gpu.h"'
+planted kernels/fused/planted.c '"kernels/gpu_backends.c"'
+planted kernels/fused/programs/planted.cu '"kernels/unfused/unfused.h"'
+planted kernels/gpu_backends.c '"kernels/bench/bench_gpu.h"'
+planted kernels/no_cuda.c '"kernels/cuda/gpu.h"'
+planted kernels/bench/planted.c '"model/bench/bench.h"'
+planted model/config/planted.c '"model/llama.h"'
+planted model/config/planted.c '"kernels/ops.h"'
+planted model/config/planted.c '"data/tokenizer.h"'
+planted model/forward.c '"model/run/trainer.h"'
+planted model/forward.c '"data/loader.h"'
+planted model/planted.c '"kernels/cuda/gpu.h"'
+planted model/planted.c '"base/clock.h"'
+planted model/planted.c '"base/file.h"'
+planted model/planted.c '<signal.h>'
+planted model/planted.c '<time.h>'
+planted model/checkpoint/planted.c '"model/run/log.h"'
+planted model/checkpoint/planted.c '"kernels/ops.h"'
+planted model/run/planted.c '"model/bench/bench.h"'
+planted model/run/planted.c '"kernels/cuda/trace.h"'
+planted model/bench/planted.c '"kernels/cuda/bench_gpu.h"'
+planted train.c '"kernels/ops.h"'
+planted train.c '"kernels/fused/fused.h"'
+planted kernels/planted.h '"ops.h"'
+planted data/planted.c '"tests/support/tiny_run.h"'
+planted data/planted.c '"nowhere/planted.h"'
+allowed train.c '"build/version.h" // made by the build'
+allowed kernels/gpu_backends.c '"kernels/fused/fused.h"'
+allowed kernels/fused/programs/planted.cu '"kernels/fused/define.cuh"'
+allowed model/config/planted.c '"kernels/operations.h"'
+allowed model/planted.c '<math.h>'
+allowed model/bench/planted.c '"kernels/bench/bench_gpu.h"'
+allowed tests/unit/planted.c '"kernels/fused/fused.h"'
+
+for file in stray.c model/attic/planted.c kernels/cuda/attic/planted.cu scripts/planted.h; do
+  said=$(found "$file" '<math.h>')
+  check "${file}_is_in_no_room" "it said '$said'" \
+    test "$said" = "$file:1: no rule names a room for this file"
+done
+said=$(found model/planted.c HEADER)
+check an_include_by_macro_is_refused "it said '$said'" \
+  test "$said" = 'model/planted.c:2: an include is a path in quotes or in <>'
+exit "$failed"

@@ -1,0 +1,83 @@
+# The tests, in folders by what they need: unit and cli nothing, emulated CUDA's headers, fuzz
+# clang, gpu and bench a GPU.
+UNIT_TESTS := $(patsubst %.c,build/release/%,$(wildcard tests/unit/test_*.c))
+ASAN_TESTS := $(UNIT_TESTS:build/release/%=build/asan/%)
+GRADCHECKS := $(patsubst %.c,build/double/%,$(wildcard tests/unit/gradcheck_*.c))
+# These send signals at moments that a busy machine would shift, so they run alone.
+TIMED_SCRIPTS := tests/cli/test_kill.sh tests/cli/test_resume.sh
+SCRIPT_TESTS := $(filter-out $(TIMED_SCRIPTS),$(sort $(wildcard tests/cli/test_*.sh))) \
+  --alone $(TIMED_SCRIPTS)
+
+# ---- tests/unit. tests.a is what tests share, and the library without a GPU.
+SUPPORT := $(filter-out %/cupti_stub.c %/nvtx_recorder.c,$(wildcard tests/support/*.c))
+SUPPORT := $(SUPPORT:.c=.o)
+build/%/tests.a: $(addprefix build/%/,$(SUPPORT) $(LIBRARY:.c=.o) kernels/no_cuda.o); $(ARCHIVE)
+build/release/tests/unit/%: build/release/tests/unit/%.o build/release/tests.a; $(LINK) -lcmocka
+build/asan/tests/unit/%: build/asan/tests/unit/%.o build/asan/tests.a; $(LINK) -lcmocka
+build/double/tests/unit/%: build/double/tests/unit/%.o build/double/tests.a; $(LINK) -lcmocka
+
+# Two tests compare our declarations with CUPTI's and cuDNN's headers.
+build/%/test_trace.o build/%/test_attention_graph.o: EXTRA_FLAGS = $(NVTX_FLAGS)
+# Calls that a test replaces: those that change files, to inject faults; those that need a GPU.
+WRAP_FILES := write open fsync rename renameat2 symlink mkdir unlink rmdir
+WRAP_GPU := gpu_usable backend_create bench_gpu_open bench_gpu_bytes
+build/%/test_checkpoint_faults: EXTRA_LIBS = $(WRAP_FILES:%=-Wl,--wrap=%)
+build/%/test_bench: EXTRA_LIBS = $(WRAP_GPU:%=-Wl,--wrap=%)
+
+# Libraries that tests have loaded: one in CUPTI's place, one for NVTX that writes ranges down.
+LOADED := $(addprefix build/release/tests/,cupti_stub.so $(if $(HAVE_NVTX),nvtx_recorder.so))
+build/release/tests/%.so: tests/support/%.c $(RULES)
+	mkdir -p $(@D) && $(CC) $(C_FLAGS) $(CFLAGS) $(NVTX_FLAGS) -fPIC -shared $< -o $@
+
+# ---- tests/fuzz, where clang has libFuzzer
+FUZZ_PROBE := -fopenmp -include omp.h -fsanitize=fuzzer,$(SANITIZERS) -x c - -o /dev/null
+HAVE_FUZZER := $(shell echo 'int LLVMFuzzerTestOneInput(const char *d) { return !d; }' | \
+  $(FUZZ_CC) $(FUZZ_PROBE) 2>/dev/null && echo yes)
+FUZZERS := $(if $(HAVE_FUZZER),$(patsubst %.c,build/fuzz/%,$(wildcard tests/fuzz/fuzz_*.c)))
+build/fuzz/tests/fuzz/%: build/fuzz/tests/fuzz/%.o build/fuzz/coda.a; $(LINK) -fsanitize=fuzzer
+
+ifdef HAVE_CUDA
+# ---- tests/gpu and tests/bench. gpu_tests.a is what they share. Fused programs that only tests
+# launch are in it; planted_faults has plain kernels, and a main of its own.
+GPU_TESTS := $(patsubst %.c,build/release/%,$(wildcard tests/gpu/test_*.c))
+BENCHES := $(patsubst %.c,build/release/%,$(wildcard tests/bench/bench_*.c))
+BENCH_FUSED := build/release/tests/bench/bench_fused
+LIST_KERNELS := build/release/tests/gpu/list_kernels
+PLANTED_FAULTS := build/release/tests/gpu/planted_faults
+GPU_PROGRAMS := $(GPU_TESTS) $(BENCHES) $(LIST_KERNELS) $(PLANTED_FAULTS)
+TEST_CU := $(filter-out %/planted_faults.cu,$(wildcard tests/*/*.cu))
+build/release/tests/%.o: tests/%.cu $(RULES); $(COMPILE_FUSED)
+$(PLANTED_FAULTS).o: tests/gpu/planted_faults.cu $(RULES); $(COMPILE_CU)
+TEST_C := $(wildcard tests/gpu/*.c tests/bench/*.c)
+TEST_C := $(filter-out $(GPU_PROGRAMS:build/release/%=%.c),$(TEST_C))
+TEST_O := $(addprefix build/release/,$(SUPPORT) $(TEST_C:.c=.o) $(TEST_CU:.cu=.o))
+build/release/gpu_tests.a: $(TEST_O); $(ARCHIVE)
+$(GPU_PROGRAMS:=.o) $(TEST_O): EXTRA_FLAGS = -isystem $(CUDA_INCLUDE)
+$(GPU_PROGRAMS): %: %.o build/release/gpu_tests.a build/release/gpu.a
+	$(LINK) -lcmocka $(CUDA_LIBS)
+# `make program NAME=residual` compiles this one.
+PROGRAM := $(filter kernels/fused/programs/$(NAME).cu tests/%/$(NAME).cu,$(CUDA_CU) $(TEST_CU))
+PROGRAM := $(PROGRAM:%=build/release/%)
+
+# ---- tests/emulated: the tests and the programs of the GPU, with a CPU's stand-ins for CUDA and
+# the mainloop. CUDA's headers are C++ that g++ takes; its pragmas and attributes mean nothing to
+# it. g++ does not find its own headers where /usr/include is named to it.
+EMULATED_TESTS := build/release/tests/emulated/test_programs
+EMULATED_FLAGS := -std=c++17 -O2 -Wall -Wextra -Werror -Wno-attributes -Wno-unknown-pragmas \
+  -fno-strict-aliasing -MMD -MP -Itests/emulated -I. -include tests/emulated/warp.h \
+  $(addprefix -isystem ,$(filter-out /usr/include/,$(CUDA_INCLUDE))) $(PACKAGE_FLAGS)
+EMULATED := $(wildcard tests/emulated/*.cpp kernels/fused/programs/*.cu) $(TEST_CU)
+EMULATED := $(EMULATED:%=build/release/emulated/%.o)
+$(EMULATED): build/release/emulated/%.o: % $(RULES) tests/tests.mk
+	mkdir -p $(@D) && $(CXX) $(EMULATED_FLAGS) -x c++ -c $< -o $@
+build/release/tests/emulated/%: build/release/tests/gpu/%.o $(EMULATED) \
+  build/release/kernels/fused/program.o build/release/gpu_tests.a build/release/tests.a
+	mkdir -p $(@D) && $(CXX) -fopenmp $(filter %.o %.a,$^) -o $@ -lcmocka $(LIBS)
+endif
+
+# ---- What the Makefile's targets ask for
+CPU_TESTS := $(UNIT_TESTS) $(GRADCHECKS) $(EMULATED_TESTS) $(ASAN_TESTS)
+test-programs: all $(LOADED) $(CPU_TESTS) $(GPU_PROGRAMS)
+asan-programs: build/asan/train build/asan/prepare $(LOADED) $(ASAN_TESTS)
+fuzz-programs: $(FUZZERS)
+gpu-programs: all $(LOADED) $(GPU_PROGRAMS)
