@@ -8,5 +8,6 @@ typedef struct Arena {
   size_t used;
 } Arena;
 
-// The next `bytes`, at a multiple of 256 bytes from the block's start; NULL where there is no block.
+// The next `bytes`, at a multiple of 256 bytes from the block's start; NULL where there is no
+// block.
 void *arena_take(Arena *arena, size_t bytes);

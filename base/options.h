@@ -10,7 +10,7 @@ typedef struct Option {
   const char **text;
 } Option;
 
-// Reads the option argv[*at] of `command` ("--bench") and its value, and moves *at to the value. The
-// sentence for a name that is not in the list says which one may be meant.
+// Reads the option argv[*at] of `command` ("--bench") and its value, and moves *at to the value.
+// The sentence for a name that is not in the list says which one may be meant.
 int option_read(const Option *list, int count, const char *command, int argc, char *const *argv,
                 int *at, Error *err);

@@ -9,8 +9,8 @@
 int gpu_usable(size_t *memory_bytes, Error *err);
 
 // The backend that options->kernels asks for; with KERNELS_AUTO the unfused one where the fused
-// kernels cannot run, and then its description says why. NULL and a sentence on failure: no GPU, too
-// old a driver, no cuDNN, a head size it cannot do, no memory.
+// kernels cannot run, and then its description says why. NULL and a sentence on failure: no GPU,
+// too old a driver, no cuDNN, a head size it cannot do, no memory.
 Backend *backend_gpu_create(const OpsConfig *config, const GpuOptions *options, Error *err);
 
 // 0 if the fused kernels run on the current GPU and with this model, else -1 and why not.

@@ -39,9 +39,9 @@ typedef struct Gradient grad_t;  // gradients of parameters: bf16 on a GPU, fp32
                                  // micro-batches add up; real on the CPU
 typedef struct Master master_t;  // master weights and AdamW moments: fp32 on a GPU, real on the CPU
 
-// A statistic of rows: for each row `parts` partial sums, which its consumer adds up in their order.
-// A producer leaves one part a tile of columns and fills in how many; stride and memory are the
-// model's.
+// A statistic of rows: for each row `parts` partial sums, which its consumer adds up in their
+// order. A producer leaves one part a tile of columns and fills in how many; stride and memory are
+// the model's.
 typedef struct RowStat {
   stat_t *data;   // [parts, stride], room for Backend.most_parts
   int64_t stride; // rows from one part to the next, at least M
@@ -54,7 +54,7 @@ typedef struct OpsConfig {
   int64_t max_tokens;    // largest M of any call
   int64_t max_positions; // RoPE positions 0 .. max_positions - 1 occur
   double rms_norm_eps;
-  const double *inv_freq; // [d/2], RoPE angle per position and pair, llama3 scaling included; copied
+  const double *inv_freq; // [d/2], RoPE angle per position and pair, with llama3 scaling; copied
   int threads;            // CPU threads; 0 = all
   // The calls of a run in their order (kernels/record.h): a GPU backend chooses kernels and
   // cuBLASLt's algorithms by them. Read while it is created; none is fine.

@@ -1,6 +1,6 @@
-// A backend that computes nothing: it keeps a list of the calls that the model makes. Whoever has to
-// know the operations of a step, their GEMMs, operands and costs, reads them off model/forward.c and
-// model/backward.c this way.
+// A backend that computes nothing: it keeps a list of the calls that the model makes. Whoever has
+// to know the operations of a step, their GEMMs, operands and costs, reads them off model/forward.c
+// and model/backward.c this way.
 #pragma once
 #include "kernels/ops.h"
 

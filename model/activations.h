@@ -1,5 +1,6 @@
-// The activations of a run: what each buffer is, its shape, and how long it lives. The memory plan is
-// the sum of this table and of the parameters' table; it is printed before anything is allocated.
+// The activations of a run: what each buffer is, its shape, and how long it lives. The memory plan
+// is the sum of this table and of the parameters' table; it is printed before anything is
+// allocated.
 #pragma once
 #include "kernels/ops.h"
 #include "model/config/config.h"

@@ -1,4 +1,5 @@
-// The forward pass: a call for each operation of kernels/ops.h. model/backward.c is this list reversed.
+// The forward pass: a call for each operation of kernels/ops.h. model/backward.c is this list
+// reversed.
 #include "model/ranges.h"
 
 static Sizes sizes_of(const Llama *llama) {

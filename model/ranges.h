@@ -6,7 +6,8 @@
 
 const char *operation_name(Operation operation);
 
-// False where the operation is left out. Else tells the backend which one it is and opens its range.
+// False where the operation is left out. Else tells the backend which one it is, and opens its
+// range.
 bool operation_begin(const Llama *llama, Operation operation);
 
 #define RUN(llama, operation, call)                                                                \

@@ -226,7 +226,8 @@ static float *read_output(Backend *be, const void *from, int64_t count, bool gra
 }
 
 // Operation i of the slice on one side, after the one that prepares it (-1: none). The kinds share
-// their buffers: the result is read, and the inputs are what they were, before the next side begins.
+// their buffers: the result is read, and the inputs are what they were, before the next side
+// begins.
 static float *run_operation(Comparison *c, int side, int i, int preparation, int64_t *count) {
   Llama *llama = &c->side[side];
   Backend *be = llama->be;

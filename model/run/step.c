@@ -1,4 +1,4 @@
-// What happens around the steps of a run: batches in, results out, traces and the profilers' window.
+// What happens around a step: a batch goes in, a result comes out, traces and profilers watch.
 #include <math.h>
 #include <stdio.h>
 

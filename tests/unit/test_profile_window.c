@@ -52,7 +52,8 @@ static void it_holds_the_steps_asked_for(void **state) {
       tiny_training_config(*state, 6, ", \"profile_start\": 1, \"profile_steps\": 1");
   train(&first, 6, false);
   expect_window(0, 1);
-  const Config all = tiny_training_config(*state, 6, ", \"profile_start\": 1, \"profile_steps\": 6");
+  const Config all =
+      tiny_training_config(*state, 6, ", \"profile_start\": 1, \"profile_steps\": 6");
   train(&all, 6, false);
   expect_window(0, 6);
 }
