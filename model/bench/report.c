@@ -84,28 +84,26 @@ double ops_sum(const BenchResult *r, BenchKind kind) {
   return sum;
 }
 
-StepSplit step_split(const BenchResult *r, BenchKind kind) {
+// What is left of `whole` besides GEMMs and attention; kind BENCH_KINDS: of the floor.
+static StepSplit split(const BenchResult *r, BenchKind kind, double whole) {
   StepSplit split = {0};
   for (int i = 0; i < r->op_count; i++) {
     const BenchOp *op = &r->ops[i];
     const double calls = (double)op->calls;
     if (op->call.class == CLASS_GEMM) split.products += calls * op->bare.median;
-    if (op->call.class == CLASS_ATTENTION) split.attention += calls * op->time[kind].median;
+    if (op->call.class == CLASS_ATTENTION)
+      split.attention += calls * (kind < BENCH_KINDS ? op->time[kind].median : op_floor(r, op));
   }
-  split.rest = r->step[kind].median - split.products - split.attention;
+  split.rest = whole - split.products - split.attention;
   return split;
 }
 
+StepSplit step_split(const BenchResult *r, BenchKind kind) {
+  return split(r, kind, r->step[kind].median);
+}
+
 StepSplit floor_split(const BenchResult *r) {
-  StepSplit split = {0};
-  for (int i = 0; i < r->op_count; i++) {
-    const BenchOp *op = &r->ops[i];
-    const double calls = (double)op->calls;
-    if (op->call.class == CLASS_GEMM) split.products += calls * op->bare.median;
-    if (op->call.class == CLASS_ATTENTION) split.attention += calls * op_floor(r, op);
-  }
-  split.rest = step_floor(r) - split.products - split.attention;
-  return split;
+  return split(r, BENCH_KINDS, step_floor(r));
 }
 
 double same_kernels_ratio(const BenchResult *r) {

@@ -144,7 +144,7 @@ static void print_step(const RunLog *log, const StepLine *s, double tokens_per_s
          snprintf(NULL, 0, "%lld", (long long)log->steps), (long long)s->step,
          (long long)log->steps, s->loss, s->lr, s->grad_norm, s->ms, count_text(tokens_per_s).text,
          mfu, time_text((double)(log->steps - s->step) * log->ms_mean / 1000).text,
-         s->applied ? "" : " | REFUSED: not finite, weights unchanged");
+         s->applied ? "" : " | SKIPPED: not finite, weights unchanged");
   fflush(stdout);
 }
 

@@ -34,7 +34,7 @@ typedef struct StepLine {
   double loss, lr, grad_norm, ms;
   int64_t tokens; // in the step
   double mfu;     // fraction of peak, NAN where not known
-  bool applied;   // false: the update was refused
+  bool applied;   // false: the update was skipped
 } StepLine;
 
 int log_open(RunLog *log, const char *run_dir, int64_t steps, Error *err);

@@ -108,12 +108,12 @@ status=$?
 log=$folder/overflow/log.jsonl
 refused=$(grep '"applied":false' "$log" | grep -oE '"step":[0-9]+' | grep -oE '[0-9]+' | tr '\n' ' ')
 last=$(grep -c '"kind":"train"' "$log")
-echo "# refused updates: steps $refused"
+echo "# skipped updates: steps $refused"
 check updates_that_are_not_finite_stop_the_run_with_status_1 "status $status, $(said)" test $status = 1
 check it_says_why_it_stopped "$(cat "$folder/said.err")" grep -q 'not finite' "$folder/said.err"
-check it_stops_after_max_nonfinite_refused_updates_in_a_row "refused: $refused" \
+check it_stops_after_max_nonfinite_skipped_updates_in_a_row "skipped: $refused" \
   ends_with "$refused" "$((last - 2)) $((last - 1)) $last "
-check a_refused_update_is_seen_on_the_progress_line "$(tail -n 4 "$folder/said")" grep -q REFUSED "$folder/said"
+check a_skipped_update_is_seen_on_the_progress_line "$(tail -n 4 "$folder/said")" grep -q SKIPPED "$folder/said"
 good=$(printf '%s/overflow/step-%08d' "$folder" $((last - 3))) later=$(printf '%s/overflow/step-%08d' "$folder" $((last - 1)))
 for file in model.safetensors optimizer.safetensors; do
   check "a_refused_update_leaves_${file}_intact" "$(cmp "$good/$file" "$later/$file" 2>&1)" \
