@@ -12,15 +12,22 @@ int error_set(Error *err, const char *format, ...) {
   return -1;
 }
 
-int error_prefix(Error *err, const char *format, ...) {
-  char prefix[1024];
+int error_append(Error *err, const char *format, ...) {
+  const size_t used = strlen(err->text);
   va_list args;
   va_start(args, format);
-  vsnprintf(prefix, sizeof prefix, format, args);
+  vsnprintf(err->text + used, sizeof err->text - used, format, args);
   va_end(args);
-  const Error inner = *err;
-  snprintf(err->text, sizeof err->text, "%s: %.1000s", prefix, inner.text);
   return -1;
+}
+
+int error_prefix(Error *err, const char *format, ...) {
+  const Error inner = *err;
+  va_list args;
+  va_start(args, format);
+  vsnprintf(err->text, sizeof err->text / 2, format, args);
+  va_end(args);
+  return error_append(err, ": %.1000s", inner.text);
 }
 
 // Levenshtein distance, one row at a time; names longer than the row are taken as far apart.

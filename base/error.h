@@ -7,12 +7,13 @@ typedef struct Error {
   char text[2048]; // NUL-terminated sentence without a trailing newline; empty when nothing failed
 } Error;
 
-// Writes the sentence, printf style, and returns -1, so that callers write `return error_set(err,
-// ...)`. A sentence too long for the buffer is cut. err may not be NULL.
+// These write printf style, cut a sentence that is too long for the buffer, and return -1, so that
+// callers write `return error_set(err, ...)`. err may not be NULL.
 int error_set(Error *err, const char *format, ...) __attribute__((format(printf, 2, 3)));
-
-// Puts "prefix: " in front of the sentence that is there and returns -1.
+// Puts "prefix: " in front of the sentence that is there.
 int error_prefix(Error *err, const char *format, ...) __attribute__((format(printf, 2, 3)));
+// Puts more behind the sentence that is there.
+int error_append(Error *err, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
 // The name in names[count] nearest to `name` by edit distance, or NULL if none is near enough to be
 // what the user meant (more than a third of its letters differ).

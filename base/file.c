@@ -4,6 +4,8 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <stdarg.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
 #include <stdlib.h>
@@ -19,45 +21,37 @@ static int open_for_reading(const char *path, size_t *bytes, Error *err) {
   const int fd = open(path, O_RDONLY | O_CLOEXEC);
   if (fd < 0) return error_set(err, "cannot open '%s': %s", path, strerror(errno));
   struct stat st;
-  if (fstat(fd, &st) != 0) {
-    error_set(err, "cannot look at '%s': %s", path, strerror(errno));
-  } else if (!S_ISREG(st.st_mode)) {
-    error_set(err, "'%s' is not a regular file", path);
-  } else {
-    *bytes = (size_t)st.st_size;
-    return fd;
-  }
+  const bool known = fstat(fd, &st) == 0;
+  *bytes = known ? (size_t)st.st_size : 0;
+  if (known && S_ISREG(st.st_mode)) return fd;
+  error_set(err, "cannot read '%s': %s", path,
+            known ? "it is not a regular file" : strerror(errno));
   close(fd);
   return -1;
 }
 
 int file_read(const char *path, size_t max_bytes, char **data, size_t *bytes, Error *err) {
-  size_t size = 0;
-  const int fd = open_for_reading(path, &size, err);
+  const int fd = open_for_reading(path, bytes, err);
   if (fd < 0) return -1;
-  if (size > max_bytes) {
+  if (*bytes > max_bytes) {
     close(fd);
-    return error_set(err, "'%s' has %s, more than the %s allowed here", path, size_text(size).text,
-                     size_text(max_bytes).text);
+    return error_set(err, "'%s' has %s, more than the %s allowed here", path,
+                     size_text(*bytes).text, size_text(max_bytes).text);
   }
-  char *buffer = xmalloc(size + 1);
+  *data = xcalloc(*bytes + 1, 1);
   size_t done = 0;
-  while (done < size) {
-    const ssize_t n = read(fd, buffer + done, size - done);
-    if (n < 0 && errno == EINTR) continue;
-    if (n <= 0) {
-      error_set(err, "cannot read '%s': %s", path, n < 0 ? strerror(errno) : "it became shorter");
-      free(buffer);
-      close(fd);
-      return -1;
-    }
-    done += (size_t)n;
+  ssize_t n = 1;
+  while (done < *bytes && n > 0) {
+    n = read(fd, *data + done, *bytes - done);
+    if (n > 0) done += (size_t)n;
+    if (n < 0 && errno == EINTR) n = 1; // once more
+  }
+  if (n <= 0) {
+    error_set(err, "cannot read '%s': %s", path, n < 0 ? strerror(errno) : "it became shorter");
+    free(*data);
   }
   close(fd);
-  buffer[size] = '\0';
-  *data = buffer;
-  *bytes = size;
-  return 0;
+  return n > 0 ? 0 : -1;
 }
 
 int file_map(MappedFile *map, const char *path, Error *err) {
@@ -65,16 +59,11 @@ int file_map(MappedFile *map, const char *path, Error *err) {
   size_t size = 0;
   const int fd = open_for_reading(path, &size, err);
   if (fd < 0) return -1;
-  if (size > 0) {
-    void *p = mmap(NULL, size, PROT_READ, MAP_PRIVATE, fd, 0);
-    if (p == MAP_FAILED) {
-      error_set(err, "cannot map '%s': %s", path, strerror(errno));
-      close(fd);
-      return -1;
-    }
-    *map = (MappedFile){p, size};
-  }
+  void *p = size > 0 ? mmap(NULL, size, PROT_READ, MAP_PRIVATE, fd, 0) : NULL;
+  const int why = errno;
   close(fd);
+  if (p == MAP_FAILED) return error_set(err, "cannot map '%s': %s", path, strerror(why));
+  *map = (MappedFile){p, size};
   return 0;
 }
 
@@ -83,27 +72,22 @@ void file_unmap(MappedFile *map) {
   *map = (MappedFile){NULL, 0};
 }
 
+// The first failure closes the file and stays; after it there is no path.
 static int writer_fail(FileWriter *w, const char *what, Error *err) {
-  error_set(&w->error, "cannot %s '%s': %s", what, w->path ? w->path : "?", strerror(errno));
+  if (w->path) error_set(&w->error, "cannot %s '%s': %s", what, w->path, strerror(errno));
   *err = w->error;
-  if (w->fd >= 0) close(w->fd);
-  w->fd = -1;
+  writer_abandon(w);
   return -1;
 }
 
 int writer_open(FileWriter *w, const char *path, Error *err) {
-  *w = (FileWriter){.fd = -1, .path = xstrdup(path)};
+  *w = (FileWriter){.path = xstrdup(path), .buffer = xmalloc(WRITER_BUFFER_BYTES)};
   w->fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
-  if (w->fd < 0) {
-    writer_fail(w, "create", err);
-    writer_abandon(w);
-    return -1;
-  }
-  w->buffer = xmalloc(WRITER_BUFFER_BYTES);
-  return 0;
+  return w->fd < 0 ? writer_fail(w, "create", err) : 0;
 }
 
 static int write_all(FileWriter *w, const unsigned char *data, size_t bytes, Error *err) {
+  if (w->fd < 0) return writer_fail(w, "write to", err);
   while (bytes > 0) {
     const ssize_t n = write(w->fd, data, bytes);
     if (n < 0 && errno == EINTR) continue;
@@ -124,12 +108,8 @@ static int writer_flush(FileWriter *w, Error *err) {
 }
 
 int writer_append(FileWriter *w, const void *data, size_t bytes, Error *err) {
-  if (w->fd < 0) {
-    *err = w->error;
-    return -1;
-  }
   w->total += bytes;
-  if (w->used + bytes > WRITER_BUFFER_BYTES && writer_flush(w, err) != 0) return -1;
+  if ((w->fd < 0 || w->used + bytes > WRITER_BUFFER_BYTES) && writer_flush(w, err) != 0) return -1;
   if (bytes >= WRITER_BUFFER_BYTES) return write_all(w, data, bytes, err);
   memcpy(w->buffer + w->used, data, bytes);
   w->used += bytes;
@@ -137,72 +117,57 @@ int writer_append(FileWriter *w, const void *data, size_t bytes, Error *err) {
 }
 
 int writer_patch(FileWriter *w, uint64_t offset, const void *data, size_t bytes, Error *err) {
-  if (w->fd < 0) {
-    *err = w->error;
-    return -1;
-  }
   if (writer_flush(w, err) != 0) return -1;
   if (lseek(w->fd, (off_t)offset, SEEK_SET) < 0) return writer_fail(w, "seek in", err);
   if (write_all(w, data, bytes, err) != 0) return -1;
-  if (lseek(w->fd, 0, SEEK_END) < 0) return writer_fail(w, "seek in", err);
-  return 0;
+  return lseek(w->fd, 0, SEEK_END) < 0 ? writer_fail(w, "seek in", err) : 0;
 }
 
 int writer_finish(FileWriter *w, Error *err) {
-  int status = 0;
-  if (w->fd < 0) {
-    *err = w->error;
-    status = -1;
-  } else if (writer_flush(w, err) != 0) {
-    status = -1;
-  } else if (fsync(w->fd) != 0) {
-    status = writer_fail(w, "sync", err);
-  } else if (close(w->fd) != 0) {
-    w->fd = -1;
-    status = writer_fail(w, "close", err);
-  }
-  if (status == 0) w->fd = -1;
+  if (writer_flush(w, err) != 0) return -1;
+  if (fsync(w->fd) != 0) return writer_fail(w, "sync", err);
+  const int fd = w->fd;
+  w->fd = -1; // closed, whatever close says
+  if (close(fd) != 0) return writer_fail(w, "close", err);
   writer_abandon(w);
-  return status;
+  return 0;
 }
 
 void writer_abandon(FileWriter *w) {
   if (w->fd >= 0) close(w->fd);
   free(w->buffer);
   free(w->path);
-  const Error error = w->error;
-  *w = (FileWriter){.fd = -1, .error = error};
+  *w = (FileWriter){.fd = -1, .error = w->error};
 }
 
-static char *parent_of(const char *path) {
+int file_write(const char *path, const void *data, size_t bytes, Error *err) {
+  FileWriter w;
+  if (writer_open(&w, path, err) != 0 || writer_append(&w, data, bytes, err) != 0) return -1;
+  return writer_finish(&w, err);
+}
+
+PathText path_text(const char *format, ...) {
+  PathText path;
+  va_list args;
+  va_start(args, format);
+  vsnprintf(path.text, sizeof path.text, format, args);
+  va_end(args);
+  return path;
+}
+
+PathText path_parent(const char *path) {
   const char *slash = strrchr(path, '/');
-  if (!slash) return xstrdup(".");
-  if (slash == path) return xstrdup("/");
-  char *parent = xstrdup(path);
-  parent[slash - path] = '\0';
-  return parent;
+  if (!slash) return path_text(".");
+  return slash == path ? path_text("/") : path_text("%.*s", (int)(slash - path), path);
 }
 
 int file_write_atomic(const char *path, const void *data, size_t bytes, Error *err) {
-  char *temporary = xasprintf("%s.tmp", path);
-  char *parent = parent_of(path);
-  FileWriter w;
-  int status = writer_open(&w, temporary, err);
-  if (status == 0) {
-    status = writer_append(&w, data, bytes, err);
-    if (status == 0)
-      status = writer_finish(&w, err);
-    else
-      writer_abandon(&w);
-    if (status == 0) status = path_rename(temporary, path, err);
-    if (status != 0)
-      unlink(temporary);
-    else
-      status = directory_sync(parent, err);
-  }
-  free(parent);
-  free(temporary);
-  return status;
+  const PathText temporary = path_text("%s.tmp", path);
+  if (file_write(temporary.text, data, bytes, err) == 0 &&
+      path_rename(temporary.text, path, err) == 0)
+    return directory_sync(path_parent(path).text, err);
+  unlink(temporary.text);
+  return -1;
 }
 
 int file_check_writable(const char *path, Error *err) {
@@ -210,35 +175,29 @@ int file_check_writable(const char *path, Error *err) {
   if (stat(path, &st) == 0 && !S_ISREG(st.st_mode)) // a rename would replace /dev/null
     return error_set(err, "'%s' is not a regular file: name one, or one that is not there yet",
                      path);
-  char *temporary = xasprintf("%s.tmp", path);
-  const int fd = open(temporary, O_WRONLY | O_CREAT | O_CLOEXEC, 0644);
-  const int status = fd >= 0 ? 0
-                             : error_set(err,
-                                         "cannot write to '%s': %s; name a file in a folder "
-                                         "that is there and may be written to",
-                                         path, strerror(errno));
-  if (fd >= 0) {
-    close(fd);
-    unlink(temporary);
-  }
-  free(temporary);
-  return status;
+  const PathText temporary = path_text("%s.tmp", path);
+  const int fd = open(temporary.text, O_WRONLY | O_CREAT | O_CLOEXEC, 0644);
+  if (fd < 0)
+    return error_set(err,
+                     "cannot write to '%s': %s; name a file in a folder that is there and may be "
+                     "written to",
+                     path, strerror(errno));
+  close(fd);
+  unlink(temporary.text);
+  return 0;
 }
 
 int directory_create(const char *path, Error *err) {
-  char *partial = xstrdup(path);
-  int status = 0;
-  for (char *p = partial + 1; status == 0; p++) {
+  PathText partial = path_text("%s", path);
+  for (char *p = partial.text + 1;; p++) {
     if (*p != '/' && *p != '\0') continue;
     const char end = *p;
     *p = '\0';
-    if (mkdir(partial, 0755) != 0 && !(errno == EEXIST && path_is_directory(partial)))
-      status = error_set(err, "cannot create the folder '%s': %s", partial, strerror(errno));
+    if (mkdir(partial.text, 0755) != 0 && !(errno == EEXIST && path_is_directory(partial.text)))
+      return error_set(err, "cannot create the folder '%s': %s", partial.text, strerror(errno));
+    if (end == '\0') return 0;
     *p = end;
-    if (end == '\0') break;
   }
-  free(partial);
-  return status;
 }
 
 int directory_sync(const char *path, Error *err) {
@@ -252,10 +211,8 @@ int directory_sync(const char *path, Error *err) {
 
 int directory_remove(const char *path, Error *err) {
   DIR *dir = opendir(path);
-  if (!dir)
-    return errno == ENOENT
-               ? 0
-               : error_set(err, "cannot open the folder '%s': %s", path, strerror(errno));
+  if (!dir && errno == ENOENT) return 0;
+  if (!dir) return error_set(err, "cannot open the folder '%s': %s", path, strerror(errno));
   int status = 0;
   for (struct dirent *entry; status == 0 && (entry = readdir(dir));) {
     if (strcmp(entry->d_name, ".") == 0 || strcmp(entry->d_name, "..") == 0) continue;

@@ -17,9 +17,9 @@ typedef struct MappedFile {
 int file_map(MappedFile *map, const char *path, Error *err);
 void file_unmap(MappedFile *map);
 
-// Buffered writer: create (or truncate), append, then finish = flush + fsync + close. After any
-// failure the writer is closed, later calls fail again with the first error, and the partial file
-// is left to the caller.
+// Buffered writer: create (or truncate), append, then finish = flush + fsync + close. The first
+// failure closes the writer and frees what it holds: every later call but open fails with the same
+// error, and the partial file is left to the caller.
 typedef struct FileWriter {
   int fd;
   char *path; // owned
@@ -33,12 +33,22 @@ int writer_append(FileWriter *w, const void *data, size_t bytes, Error *err);
 // Overwrites bytes accepted earlier: [offset, offset + bytes) lies below w->total.
 int writer_patch(FileWriter *w, uint64_t offset, const void *data, size_t bytes, Error *err);
 int writer_finish(FileWriter *w, Error *err);
-void writer_abandon(FileWriter *w); // closes without syncing; safe after finish
+void writer_abandon(FileWriter *w); // closes without syncing; safe after a failure and after finish
 
-// Writes a small file whole: path.tmp, fsync, rename onto path, fsync of the parent.
+// Writes a small file whole and syncs it.
+int file_write(const char *path, const void *data, size_t bytes, Error *err);
+// The same by path.tmp, which takes the name when it is complete; syncs the folder, too.
 int file_write_atomic(const char *path, const void *data, size_t bytes, Error *err);
 // Tries whether it could be written so, for results that take long to make; leaves what is there.
 int file_check_writable(const char *path, Error *err);
+
+// A path put together printf style. One that is too long for the system is cut, but stays too long
+// for it, so that what is done with it fails.
+typedef struct PathText {
+  char text[4096 + 1]; // Linux takes 4095 bytes
+} PathText;
+PathText path_text(const char *format, ...) __attribute__((format(printf, 1, 2)));
+PathText path_parent(const char *path); // "." or "/" at the end
 
 int directory_create(const char *path, Error *err); // with parents; fine if it exists
 int directory_sync(const char *path, Error *err);   // fsync of a directory's entries

@@ -1,12 +1,15 @@
 #include "base/json.h"
 
+#include <inttypes.h>
 #include <math.h>
-#include <stdbool.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include "base/file.h"
 #include "base/memory.h"
+#include "base/utf8.h"
+
+// ---- Reading
 
 // Says where text[at] is, in lines and columns from 1, and what stands there.
 static int syntax_error(const char *name, const char *text, size_t bytes, size_t at,
@@ -57,44 +60,63 @@ static size_t failure_position(const char *text, size_t bytes, size_t at) {
   return at;
 }
 
-cJSON *json_parse(const char *name, const char *text, size_t bytes, Error *err) {
-  const char *nul = memchr(text, '\0', bytes);
-  if (!nul) nul = find_escaped_nul(text, bytes);
-  if (nul) {
-    syntax_error(name, text, bytes, (size_t)(nul - text), "a NUL character is not allowed", err);
-    return NULL;
-  }
-  const char *end = text;
-  cJSON *tree = cJSON_ParseWithLengthOpts(text, bytes, &end, 0);
-  size_t at = (size_t)(end - text);
-  if (tree) {
-    while (at < bytes && is_space(text[at])) at++;
-    if (at == bytes) return tree;
-  } else {
-    at = failure_position(text, bytes, at);
-  }
-  syntax_error(name, text, bytes, at,
-               tree ? "there is text after the JSON value" : "a value, comma or bracket is wrong",
-               err);
-  cJSON_Delete(tree);
-  return NULL;
-}
-
 static int compare_names(const void *a, const void *b) {
   return strcmp(*(const char *const *)a, *(const char *const *)b);
 }
 
-const char *json_duplicate_key(const cJSON *object) {
+// A key that the object has more than once, or NULL.
+static const char *duplicate_key(const cJSON *object) {
   const size_t count = (size_t)cJSON_GetArraySize(object);
-  const char **names = xmalloc(count * sizeof *names);
+  const char **names = xmalloc(count * sizeof *names), *duplicate = NULL;
   size_t n = 0;
   for (const cJSON *item = object->child; item; item = item->next) names[n++] = item->string;
   qsort(names, count, sizeof *names, compare_names);
-  const char *duplicate = NULL;
   for (size_t i = 1; i < count && !duplicate; i++)
     if (strcmp(names[i - 1], names[i]) == 0) duplicate = names[i];
   free(names);
   return duplicate;
+}
+
+// The sentence names the key with those of the objects around it, as in "model.hidden_size".
+static int check_unique(const cJSON *value, Error *err) {
+  const char *twice = cJSON_IsObject(value) ? duplicate_key(value) : NULL;
+  if (twice) return error_set(err, "%.200s is there twice; keep one of them", twice);
+  for (const cJSON *item = value->child; item; item = item->next) {
+    if (check_unique(item, err) == 0) continue;
+    const Error inner = *err;
+    return item->string ? error_set(err, "%.200s.%.1000s", item->string, inner.text) : -1;
+  }
+  return 0;
+}
+
+cJSON *json_parse(const char *name, const char *text, size_t bytes, Error *err) {
+  const char *nul = memchr(text, '\0', bytes), *end = text;
+  if (!nul) nul = find_escaped_nul(text, bytes);
+  cJSON *tree = nul ? NULL : cJSON_ParseWithLengthOpts(text, bytes, &end, 0);
+  size_t at = (size_t)((nul ? nul : end) - text);
+  while (tree && at < bytes && is_space(text[at])) at++;
+  if (tree && at == bytes) {
+    if (check_unique(tree, err) == 0) return tree;
+    error_prefix(err, "%s", name);
+  } else {
+    if (!tree && !nul) at = failure_position(text, bytes, at);
+    syntax_error(name, text, bytes, at,
+                 nul    ? "a NUL character is not allowed"
+                 : tree ? "there is text after the JSON value"
+                        : "a value, comma or bracket is wrong",
+                 err);
+  }
+  cJSON_Delete(tree);
+  return NULL;
+}
+
+cJSON *json_read(const char *path, size_t max_bytes, Error *err) {
+  char *text;
+  size_t bytes;
+  if (file_read(path, max_bytes, &text, &bytes, err) != 0) return NULL;
+  cJSON *tree = json_parse(path, text, bytes, err);
+  free(text);
+  return tree;
 }
 
 int json_integer(const cJSON *item, int64_t *value) {
@@ -105,58 +127,141 @@ int json_integer(const cJSON *item, int64_t *value) {
   return 0;
 }
 
-void json_append(JsonText *out, const char *format, ...) {
-  va_list args;
-  va_start(args, format);
-  const int length = vsnprintf(NULL, 0, format, args);
-  va_end(args);
-  const size_t needed = out->used + (size_t)length + 1;
-  if (needed > out->capacity) {
-    out->capacity = 2 * needed;
-    out->text = xrealloc(out->text, out->capacity);
+int json_fields(const cJSON *object, const char *const *names, int count, const cJSON **fields,
+                Error *err) {
+  if (!cJSON_IsObject(object)) return error_set(err, "it is not an object");
+  for (int i = 0; i < count; i++) fields[i] = NULL;
+  for (const cJSON *item = object->child; item; item = item->next) {
+    int i = 0;
+    while (i < count && strcmp(names[i], item->string) != 0) i++;
+    if (i == count) return error_set(err, "the key '%.100s' is unknown", item->string);
+    fields[i] = item;
   }
-  va_start(args, format);
-  vsnprintf(out->text + out->used, out->capacity - out->used, format, args);
-  va_end(args);
-  out->used += (size_t)length;
+  for (int i = 0; i < count; i++)
+    if (!fields[i]) return error_set(err, "the key '%s' is missing", names[i]);
+  return 0;
 }
 
-void json_append_string(JsonText *out, const char *string) {
-  json_append(out, "\"");
-  for (const char *p = string; *p; p++) {
-    const unsigned char c = (unsigned char)*p;
-    if (c == '"' || c == '\\')
-      json_append(out, "\\%c", c);
-    else if (c == '\n')
-      json_append(out, "\\n");
-    else if (c < 0x20)
-      json_append(out, "\\u%04x", c);
-    else
-      json_append(out, "%c", c);
-  }
-  json_append(out, "\"");
-}
-
-void json_append_number(JsonText *out, double value) {
-  if (value == floor(value) && fabs(value) < 1e15) { // 500000 rather than 5e+05
-    json_append(out, "%.0f", value);
-    return;
-  }
-  char text[32];
-  for (int digits = 1; digits <= 17; digits++) { // 17 are always enough for a double
-    snprintf(text, sizeof text, "%.*g", digits, value);
-    if (strtod(text, NULL) == value) break;
-  }
-  json_append(out, "%s", text);
-}
-
-void json_append_value(JsonText *out, const cJSON *item) {
+ShownText json_shown(const cJSON *item) {
+  ShownText shown;
   if (cJSON_IsNumber(item)) { // cJSON would write infinity as null
-    json_append_number(out, item->valuedouble);
-    return;
+    snprintf(shown.text, sizeof shown.text, "%s", number_text(item->valuedouble).text);
+    return shown;
   }
   char *text = cJSON_PrintUnformatted(item);
-  const int length = text ? (int)strlen(text) : 0;
-  json_append(out, "%.80s%s", text ? text : "?", length > 80 ? "..." : "");
+  const bool cut = text && strlen(text) > 80;
+  snprintf(shown.text, sizeof shown.text, "%.80s%s", text ? text : "?", cut ? "..." : "");
   cJSON_free(text);
+  return shown;
+}
+
+// ---- Writing
+
+static void put(JsonWriter *w, const char *text, size_t bytes) {
+  const size_t needed = w->used + bytes + 1;
+  if (needed > w->capacity) w->text = xrealloc(w->text, w->capacity = 2 * needed);
+  memcpy(w->text + w->used, text, bytes);
+  w->used += bytes;
+  w->text[w->used] = '\0';
+}
+
+static void put_text(JsonWriter *w, const char *text) {
+  put(w, text, strlen(text));
+}
+
+static void put_line(JsonWriter *w) {
+  if (w->indent == 0) return;
+  put(w, "\n", 1);
+  for (int i = 0; i < w->depth * w->indent; i++) put(w, " ", 1);
+}
+
+static void put_name(JsonWriter *w, const char *name) {
+  if (w->comma) put(w, ",", 1);
+  w->comma = true;
+  if (w->depth > 0) put_line(w);
+  if (!name) return;
+  put(w, "\"", 1);
+  put_text(w, name);
+  put_text(w, w->indent > 0 ? "\": " : "\":");
+}
+
+void json_raw(JsonWriter *w, const char *name, const char *json) {
+  put_name(w, name);
+  put_text(w, json);
+}
+
+void json_open(JsonWriter *w, const char *name, char bracket) {
+  put_name(w, name);
+  put(w, &bracket, 1);
+  w->depth++;
+  w->comma = false;
+}
+
+void json_close(JsonWriter *w, char bracket) {
+  w->depth--;
+  put_line(w);
+  put(w, &bracket, 1);
+  w->comma = w->depth > 0;
+  if (w->depth == 0) put_line(w);
+}
+
+// The two ways of escaping differ in line feed and DEL because files that are there have them so.
+static void put_string(JsonWriter *w, const char *name, const char *text, size_t bytes,
+                       bool foreign) {
+  put_name(w, name);
+  put(w, "\"", 1);
+  for (size_t i = 0, n; i < bytes; i += n ? n : 1) {
+    const unsigned char c = (unsigned char)text[i];
+    char escape[8] = "\\ufffd";
+    n = foreign ? utf8_length(text + i, bytes - i) : 1;
+    if (c == '"' || c == '\\')
+      snprintf(escape, sizeof escape, "\\%c", c);
+    else if (c == '\n' && !foreign)
+      strcpy(escape, "\\n");
+    else if (c < 0x20 || (c == 0x7f && foreign))
+      snprintf(escape, sizeof escape, "\\u%04x", c);
+    else if (n > 0) {
+      put(w, text + i, n);
+      continue;
+    }
+    put_text(w, escape);
+  }
+  put(w, "\"", 1);
+}
+
+void json_string(JsonWriter *w, const char *name, const char *text) {
+  put_string(w, name, text, strlen(text), false);
+}
+
+void json_bytes(JsonWriter *w, const char *name, const char *text, size_t bytes) {
+  put_string(w, name, text, bytes, true);
+}
+
+NumberText number_text(double value) {
+  NumberText t;
+  if (value == floor(value) && fabs(value) < 1e15) { // 500000 rather than 5e+05
+    snprintf(t.text, sizeof t.text, "%.0f", value);
+    return t;
+  }
+  for (int digits = 1; digits <= 17; digits++) { // 17 are always enough for a double
+    snprintf(t.text, sizeof t.text, "%.*g", digits, value);
+    if (strtod(t.text, NULL) == value) break;
+  }
+  return t;
+}
+
+void json_number(JsonWriter *w, const char *name, double value, int digits) {
+  NumberText t = number_text(value);
+  if (digits != JSON_EXACT) snprintf(t.text, sizeof t.text, "%.*g", digits, value);
+  json_raw(w, name, isfinite(value) ? t.text : "null");
+}
+
+void json_whole(JsonWriter *w, const char *name, int64_t value) {
+  NumberText t;
+  snprintf(t.text, sizeof t.text, "%" PRId64, value);
+  json_raw(w, name, t.text);
+}
+
+void json_bool(JsonWriter *w, const char *name, bool value) {
+  json_raw(w, name, value ? "true" : "false");
 }

@@ -1,31 +1,68 @@
-// Strict JSON over cJSON, which by itself takes duplicate keys, text after the value, a NUL hidden
-// in a string and numbers that saturate; and a writer whose numbers read back as the same bits.
+// JSON. The reader is strict, over cJSON, which by itself takes duplicate keys, text after the
+// value, a NUL hidden in a string and numbers that saturate. The writer makes text in memory; its
+// numbers read back as the same bits unless they are rounded on purpose.
 #pragma once
 #include <cjson/cJSON.h>
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 #include "base/error.h"
 
+// ---- Reading
+
 // Every whole number up to here is exact as a double, and so in JSON: 2^53 - 1.
 #define JSON_MAX_INTEGER 9007199254740991
 
-// text[bytes] must be one JSON value with nothing after it. NULL and a sentence with `name`, line
-// and column when it is not; the caller frees the tree with cJSON_Delete.
+// text[bytes], with a NUL behind it, must be one JSON value with nothing after it, and no object in
+// it may have a key twice. If not: NULL and a sentence with `name` and the line and column, or the
+// key. The caller frees the tree with cJSON_Delete.
 cJSON *json_parse(const char *name, const char *text, size_t bytes, Error *err);
-
-// A key that the object has more than once, or NULL.
-const char *json_duplicate_key(const cJSON *object);
+// The same of a file of at most max_bytes.
+cJSON *json_read(const char *path, size_t max_bytes, Error *err);
 
 // -1 unless the item is a number, whole, and exact (at most JSON_MAX_INTEGER either way).
 int json_integer(const cJSON *item, int64_t *value);
 
-// Text that grows. Start from zeros; `text` is NUL-terminated, owned, and freed by the caller.
-typedef struct JsonText {
-  char *text;
-  size_t used, capacity;
-} JsonText;
+// An object that has exactly the keys names[count]: fields[i] becomes the value of names[i]. The
+// sentence says what is missing or unknown.
+int json_fields(const cJSON *object, const char *const *names, int count, const cJSON **fields,
+                Error *err);
 
-void json_append(JsonText *out, const char *format, ...) __attribute__((format(printf, 2, 3)));
-void json_append_string(JsonText *out, const char *string); // quoted and escaped
-void json_append_number(JsonText *out, double value);       // the shortest that reads back equal
-void json_append_value(JsonText *out, const cJSON *item);   // on one line, cut to 80 characters
+// A value for sentences, on one line and cut to 80 characters.
+typedef struct ShownText {
+  char text[88];
+} ShownText;
+ShownText json_shown(const cJSON *item);
+
+// ---- Writing
+
+// Start from zeros, but for `indent`. The text is the caller's to free, or to write out and begin
+// again by `used = 0`.
+typedef struct JsonWriter {
+  char *text; // NUL-terminated
+  size_t used, capacity;
+  int indent; // spaces a level: a value a line, and a newline at the end; 0: all on one line
+  int depth;  // open objects and lists
+  bool comma; // the next value needs one in front
+} JsonWriter;
+
+// Every value takes the name that it has in its object, which must need no escapes; NULL in a list
+// and for the outermost value.
+void json_open(JsonWriter *w, const char *name, char bracket); // '{' or '['
+void json_close(JsonWriter *w, char bracket);                  // '}' or ']'
+void json_string(JsonWriter *w, const char *name, const char *text);
+// Text that a model wrote: what is not UTF-8 becomes U+FFFD, every control character \u00xx.
+void json_bytes(JsonWriter *w, const char *name, const char *text, size_t bytes);
+// With so many significant digits at most, or JSON_EXACT: as few as read back as the same bits.
+// null if the value is not finite.
+enum { JSON_EXACT = 0 };
+void json_number(JsonWriter *w, const char *name, double value, int digits);
+void json_whole(JsonWriter *w, const char *name, int64_t value);
+void json_bool(JsonWriter *w, const char *name, bool value);
+void json_raw(JsonWriter *w, const char *name, const char *json); // JSON already
+
+// A number with as few digits as read back as the same bits: "500000", "0.1", "1e-05", "inf".
+typedef struct NumberText {
+  char text[32];
+} NumberText;
+NumberText number_text(double value);

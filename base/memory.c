@@ -1,3 +1,4 @@
+#define _GNU_SOURCE // vasprintf
 #include "base/memory.h"
 
 #include <stdarg.h>
@@ -5,7 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-static _Noreturn void out_of_memory(size_t bytes) {
+static void *checked(void *memory, size_t bytes) {
+  if (memory) return memory;
   fprintf(stderr,
           "out of memory: the system refused %zu bytes; use a smaller model, batch or file\n",
           bytes);
@@ -13,21 +15,15 @@ static _Noreturn void out_of_memory(size_t bytes) {
 }
 
 void *xmalloc(size_t bytes) {
-  void *p = malloc(bytes ? bytes : 1);
-  if (!p) out_of_memory(bytes);
-  return p;
+  return checked(malloc(bytes ? bytes : 1), bytes);
 }
 
 void *xcalloc(size_t count, size_t size) {
-  void *p = calloc(count ? count : 1, size ? size : 1);
-  if (!p) out_of_memory(count * size);
-  return p;
+  return checked(calloc(count ? count : 1, size ? size : 1), count * size);
 }
 
 void *xrealloc(void *old, size_t bytes) {
-  void *p = realloc(old, bytes ? bytes : 1);
-  if (!p) out_of_memory(bytes);
-  return p;
+  return checked(realloc(old, bytes ? bytes : 1), bytes);
 }
 
 char *xstrdup(const char *text) {
@@ -36,27 +32,20 @@ char *xstrdup(const char *text) {
 }
 
 char *xasprintf(const char *format, ...) {
+  char *text = NULL;
   va_list args;
   va_start(args, format);
-  const int length = vsnprintf(NULL, 0, format, args);
+  const int length = vasprintf(&text, format, args);
   va_end(args);
-  char *text = xmalloc((size_t)length + 1);
-  va_start(args, format);
-  vsnprintf(text, (size_t)length + 1, format, args);
-  va_end(args);
-  return text;
+  return checked(length < 0 ? NULL : text, strlen(format));
 }
 
 SizeText size_text(size_t bytes) {
-  static const char *const unit[] = {"KiB", "MiB", "GiB", "TiB", "PiB", "EiB"};
-  SizeText s;
-  if (bytes < 1024) {
-    snprintf(s.text, sizeof s.text, "%zu B", bytes);
-    return s;
-  }
-  double value = (double)bytes / 1024;
+  static const char *const unit[] = {"B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"};
+  double value = (double)bytes;
   int u = 0;
-  while (value >= 1024 && u < 5) value /= 1024, u++;
-  snprintf(s.text, sizeof s.text, "%.2f %s", value, unit[u]);
+  while (value >= 1024 && u < 6) value /= 1024, u++;
+  SizeText s;
+  snprintf(s.text, sizeof s.text, "%.*f %s", u > 0 ? 2 : 0, value, unit[u]);
   return s;
 }

@@ -1,8 +1,13 @@
 #include "base/range.h"
 
+#include <stdio.h>
+
 #if __has_include(<nvtx3/nvToolsExt.h>)
 #include <nvtx3/nvToolsExt.h>
-#include <stdio.h>
+#else
+#define nvtxRangePushA(name) (name)
+#define nvtxRangePop() 0
+#endif
 
 // What they return is the depth, or that no profiler is there: nothing to act on.
 void range_push(const char *name) {
@@ -18,18 +23,3 @@ void range_push_number(const char *name, int64_t number) {
 void range_pop(void) {
   (void)nvtxRangePop();
 }
-
-#else
-
-void range_push(const char *name) {
-  (void)name;
-}
-
-void range_push_number(const char *name, int64_t number) {
-  (void)name;
-  (void)number;
-}
-
-void range_pop(void) {}
-
-#endif

@@ -1,6 +1,6 @@
 // Named ranges on a profiler's time line, by NVTX: Nsight Systems, Nsight Compute and others have
-// it load their library. Without one a range costs a look at a pointer; where NVTX's headers, which
-// come with CUDA, were not there when this was built, it is nothing.
+// it load their library. Without a profiler, or built where NVTX's headers (they come with CUDA)
+// are not there, a range does nothing.
 #pragma once
 #include <stdint.h>
 

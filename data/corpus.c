@@ -9,6 +9,7 @@
 #include <sys/stat.h>
 
 #include "base/memory.h"
+#include "base/utf8.h"
 
 enum { BLOCK_BYTES = 1 << 18, PROBE_BYTES = 1 << 16, MAX_FOREIGN_PERCENT = 10 };
 
@@ -19,61 +20,45 @@ static bool is_jsonl(const char *path) {
   return length > 6 && strcmp(path + length - 6, ".jsonl") == 0;
 }
 
-// Length of the UTF-8 sequence at p (RFC 3629, overlong forms and surrogates not told apart), or 0.
-static size_t utf8_length(const unsigned char *p, size_t bytes) {
-  const size_t length = p[0] < 0x80                   ? 1
-                        : p[0] >= 0xc2 && p[0] < 0xe0 ? 2
-                        : p[0] >= 0xe0 && p[0] < 0xf0 ? 3
-                        : p[0] >= 0xf0 && p[0] < 0xf5 ? 4
-                                                      : 0;
-  if (length > bytes) return 0;
-  for (size_t i = 1; i < length; i++)
-    if ((p[i] & 0xc0) != 0x80) return 0;
-  return length;
-}
-
 // Percent of the bytes that are neither UTF-8 nor the control characters of text: tab to carriage
 // return, backspace, and the escape of terminal colours.
-static int foreign_percent(const unsigned char *p, size_t bytes) {
+static int foreign_percent(const char *text, size_t bytes) {
   size_t foreign = 0;
-  for (size_t i = 0; i < bytes;) {
-    const size_t length = utf8_length(p + i, bytes - i);
-    const bool control = p[i] == 0x7f || (p[i] < 0x20 && !(p[i] >= 8 && p[i] <= 13) && p[i] != 27);
-    foreign += length == 0 || control;
-    i += length ? length : 1;
+  for (size_t i = 0, length; i < bytes; i += length ? length : 1) {
+    const unsigned char c = (unsigned char)text[i];
+    length = utf8_length(text + i, bytes - i);
+    foreign += length == 0 || c == 0x7f || (c < 0x20 && !(c >= 8 && c <= 13) && c != 27);
   }
   return bytes ? (int)(foreign * 100 / bytes) : 0;
 }
 
-typedef enum Kind { KIND_TEXT, KIND_BINARY, KIND_EMPTY, KIND_UNREADABLE } Kind;
-
 // Opens the file to learn what it is; the sentence says why it is not text.
-static Kind probe(const char *path, Error *err) {
+static FileKind probe(const char *path, Error *err) {
   FILE *file = fopen(path, "rb");
   if (!file) {
     error_set(err, "cannot open '%s': %s", path, strerror(errno));
-    return KIND_UNREADABLE;
+    return FILE_UNREADABLE;
   }
-  unsigned char *start = xmalloc(PROBE_BYTES);
+  char *start = xmalloc(PROBE_BYTES);
   const size_t bytes = fread(start, 1, PROBE_BYTES, file);
-  Kind kind = KIND_TEXT;
+  const int foreign = foreign_percent(start, bytes);
+  FileKind kind = FILE_TEXT;
   if (ferror(file)) {
     error_set(err, "cannot read '%s': %s", path, strerror(errno));
-    kind = KIND_UNREADABLE;
+    kind = FILE_UNREADABLE;
   } else if (bytes == 0) {
     error_set(err, "'%s' is empty", path);
-    kind = KIND_EMPTY;
+    kind = FILE_EMPTY;
   } else if (memchr(start, 0, bytes)) {
-    error_set(err,
-              "'%s' is not text: it holds NUL bytes; text in UTF-16 can be made UTF-8 by iconv",
+    error_set(err, "'%s' is not text: it holds NUL bytes; convert UTF-16 to UTF-8 with iconv",
               path);
-    kind = KIND_BINARY;
-  } else if (foreign_percent(start, bytes) > MAX_FOREIGN_PERCENT) {
+    kind = FILE_BINARY;
+  } else if (foreign > MAX_FOREIGN_PERCENT) {
     error_set(err,
-              "'%s' is not text: %d %% of its first %zu bytes are not UTF-8; text in another "
-              "encoding can be made UTF-8 by iconv",
-              path, foreign_percent(start, bytes), bytes);
-    kind = KIND_BINARY;
+              "'%s' is not text: %d %% of its first %zu bytes are not UTF-8; convert another "
+              "encoding to UTF-8 with iconv",
+              path, foreign, bytes);
+    kind = FILE_BINARY;
   }
   free(start);
   fclose(file);
@@ -91,71 +76,53 @@ static void add_file(Corpus *c, const char *path, uint64_t bytes) {
   if (!jsonl) c->text_bytes += bytes;
 }
 
-static int add_folder(Corpus *c, const char *path, bool named, Error *err);
+static int add_folder(Corpus *c, const char *path);
 
-// A file or folder inside a folder: what cannot be used is counted.
-static int add_entry(Corpus *c, const char *path, Error *err) {
-  struct stat st;
-  if (stat(path, &st) != 0) {
-    c->unreadable++;
-  } else if (S_ISDIR(st.st_mode)) {
-    struct stat link;
-    if (lstat(path, &link) == 0 && !S_ISLNK(link.st_mode)) return add_folder(c, path, false, err);
-    c->special++;
-  } else if (!S_ISREG(st.st_mode)) {
-    c->special++;
-  } else {
-    Error reason;
-    switch (probe(path, &reason)) {
-    case KIND_TEXT:
-      add_file(c, path, (uint64_t)st.st_size);
-      break;
-    case KIND_BINARY:
-      c->binary++;
-      break;
-    case KIND_EMPTY:
-      c->empty++;
-      break;
-    case KIND_UNREADABLE:
-      c->unreadable++;
-      break;
-    }
-  }
-  return 0;
+// A file or folder inside a folder.
+static void add_entry(Corpus *c, const char *path) {
+  Error ignored;
+  struct stat st, link;
+  FileKind kind = FILE_SPECIAL;
+  if (stat(path, &st) != 0)
+    kind = FILE_UNREADABLE;
+  else if (S_ISREG(st.st_mode))
+    kind = probe(path, &ignored);
+  else if (S_ISDIR(st.st_mode) && lstat(path, &link) == 0 && !S_ISLNK(link.st_mode))
+    kind = add_folder(c, path) == 0 ? FILE_TEXT : FILE_UNREADABLE;
+  if (kind != FILE_TEXT)
+    c->skipped[kind]++;
+  else if (S_ISREG(st.st_mode))
+    add_file(c, path, (uint64_t)st.st_size);
 }
 
-static int add_folder(Corpus *c, const char *path, bool named, Error *err) {
+// -1 and errno if the folder cannot be listed.
+static int add_folder(Corpus *c, const char *path) {
   struct dirent **entries;
   const int count = scandir(path, &entries, NULL, alphasort);
-  if (count < 0 && named)
-    return error_set(err, "cannot read the folder '%s': %s", path, strerror(errno));
-  if (count < 0) {
-    c->unreadable++;
-    return 0;
-  }
+  if (count < 0) return -1;
   const char *slash = path[strlen(path) - 1] == '/' ? "" : "/";
-  int status = 0;
   for (int i = 0; i < count; i++) {
     const char *name = entries[i]->d_name;
-    if (name[0] != '.') {
-      char *child = xasprintf("%s%s%s", path, slash, name);
-      if (status == 0) status = add_entry(c, child, err);
-      free(child);
-    } else if (strcmp(name, ".") != 0 && strcmp(name, "..") != 0) {
-      c->hidden++;
-    }
+    char *child = xasprintf("%s%s%s", path, slash, name);
+    if (name[0] != '.')
+      add_entry(c, child);
+    else if (strcmp(name, ".") != 0 && strcmp(name, "..") != 0)
+      c->skipped[FILE_HIDDEN]++;
+    free(child);
     free(entries[i]);
   }
   free(entries);
-  return status;
+  return 0;
 }
 
 int corpus_add(Corpus *corpus, const char *path, Error *err) {
   struct stat st;
   if (stat(path, &st) != 0) return error_set(err, "cannot open '%s': %s", path, strerror(errno));
-  if (S_ISDIR(st.st_mode)) return add_folder(corpus, path, true, err);
+  if (S_ISDIR(st.st_mode) && add_folder(corpus, path) != 0)
+    return error_set(err, "cannot read the folder '%s': %s", path, strerror(errno));
+  if (S_ISDIR(st.st_mode)) return 0;
   if (!S_ISREG(st.st_mode)) return error_set(err, "'%s' is not a regular file or a folder", path);
-  if (probe(path, err) != KIND_TEXT) return -1;
+  if (probe(path, err) != FILE_TEXT) return -1;
   add_file(corpus, path, (uint64_t)st.st_size);
   return 0;
 }
@@ -198,17 +165,9 @@ static int next_file(CorpusReader *r, Error *err) {
   return 0;
 }
 
-static void end_file(CorpusReader *r) {
-  fclose(r->file);
-  r->file = NULL;
-}
-
 // The size is the one at the start, so that the end of the document is known before it is read.
 static int next_text(CorpusReader *r, CorpusBlock *block, Error *err) {
-  if (r->offset == r->size) {
-    end_file(r);
-    return 0;
-  }
+  if (r->offset == r->size) return 0;
   const int64_t left = r->size - r->offset;
   const size_t wanted = left < BLOCK_BYTES ? (size_t)left : BLOCK_BYTES;
   if (fread(r->buffer, 1, wanted, r->file) != wanted)
@@ -256,10 +215,7 @@ static int next_line(CorpusReader *r, CorpusBlock *block, Error *err) {
     const ssize_t bytes = getline(&r->buffer, &r->buffer_bytes, r->file);
     if (bytes < 0 && !feof(r->file))
       return error_set(err, "cannot read '%s': %s", open_file(r)->path, strerror(errno));
-    if (bytes < 0) {
-      end_file(r);
-      return 0;
-    }
+    if (bytes < 0) return 0;
     r->line++;
     r->bytes_read += (uint64_t)bytes;
     if (strspn(r->buffer, " \t\r\n") == (size_t)bytes) continue;
@@ -274,12 +230,14 @@ static int next_line(CorpusReader *r, CorpusBlock *block, Error *err) {
 
 int corpus_next(CorpusReader *r, CorpusBlock *block, Error *err) {
   for (;;) {
-    if (!r->file) {
-      if (r->next_file == r->corpus->count) return 0;
-      if (next_file(r, err) != 0) return -1;
+    if (r->file) {
+      const int got = open_file(r)->jsonl ? next_line(r, block, err) : next_text(r, block, err);
+      if (got != 0) return got;
+      fclose(r->file);
+      r->file = NULL;
     }
-    const int got = open_file(r)->jsonl ? next_line(r, block, err) : next_text(r, block, err);
-    if (got != 0) return got;
+    if (r->next_file == r->corpus->count) return 0;
+    if (next_file(r, err) != 0) return -1;
   }
 }
 

@@ -8,6 +8,16 @@
 #include <stdio.h>
 #include "base/error.h"
 
+// What a file in a folder is. All but text is passed over; FILE_SPECIAL: devices, links to folders.
+typedef enum FileKind {
+  FILE_HIDDEN,
+  FILE_BINARY,
+  FILE_EMPTY,
+  FILE_UNREADABLE,
+  FILE_SPECIAL,
+  FILE_TEXT
+} FileKind;
+
 typedef struct CorpusFile {
   char *path; // owned
   bool jsonl;
@@ -16,10 +26,9 @@ typedef struct CorpusFile {
 typedef struct Corpus {
   CorpusFile *files; // [count]
   size_t count, capacity;
-  uint64_t bytes;      // of all files
-  uint64_t text_bytes; // of the files that are not .jsonl
-  // Files (and hidden folders) in folders that were passed over, by reason.
-  int64_t hidden, binary, empty, unreadable, special; // special: devices, links to folders
+  uint64_t bytes;             // of all files
+  uint64_t text_bytes;        // of the files that are not .jsonl
+  int64_t skipped[FILE_TEXT]; // files and hidden folders that were passed over, by kind
 } Corpus;
 
 // Adds a file, or what is in a folder, in name order: symbolic links to folders are not followed;

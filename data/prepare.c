@@ -7,9 +7,10 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/statvfs.h>
-#include <time.h>
 #include <unistd.h>
 
+#include "base/clock.h"
+#include "base/file.h"
 #include "base/memory.h"
 #include "base/rng.h"
 #include "data/corpus.h"
@@ -49,24 +50,26 @@ static int parse_integer(const char *name, const char *text, int64_t min, int64_
                          int64_t *value, Error *err) {
   char *end;
   errno = 0;
-  const long long parsed = strtoll(text, &end, 10);
-  if (end == text || *end || errno != 0 || parsed < min || parsed > max)
-    return error_set(err, "%s must be a whole number from %" PRId64 " to %" PRId64 ", not '%s'",
-                     name, min, max, text);
-  *value = parsed;
-  return 0;
+  *value = strtoll(text, &end, 10);
+  if (end != text && !*end && errno == 0 && *value >= min && *value <= max) return 0;
+  return error_set(err, "%s must be a whole number from %" PRId64 " to %" PRId64 ", not '%s'", name,
+                   min, max, text);
 }
 
-static int set_option(Options *o, const char *name, const char *value, Error *err) {
-  if (strcmp(name, "--seed") == 0) return parse_integer(name, value, 0, INT64_MAX, &o->seed, err);
-  if (strcmp(name, "--shard-tokens") == 0)
+typedef enum OptionName { OUT, VAL_FRACTION, SEED, SHARD_TOKENS, HELP_OPTION, OPTIONS } OptionName;
+static const char *const option_names[OPTIONS] = {"--out", "--val-fraction", "--seed",
+                                                  "--shard-tokens", "--help"};
+
+static int set_option(Options *o, OptionName option, const char *value, Error *err) {
+  const char *name = option_names[option];
+  if (option == SEED) return parse_integer(name, value, 0, INT64_MAX, &o->seed, err);
+  if (option == SHARD_TOKENS)
     return parse_integer(name, value, 1, TOKENS_MAX_COUNT, &o->shard_tokens, err);
-  if (strcmp(name, "--val-fraction") == 0) {
+  if (option == VAL_FRACTION) {
     char *end;
     o->val_fraction = strtod(value, &end);
-    if (end == value || *end || !(o->val_fraction > 0 && o->val_fraction < 1))
-      return error_set(err, "%s must be a number above 0 and below 1, not '%s'", name, value);
-    return 0;
+    if (end != value && !*end && o->val_fraction > 0 && o->val_fraction < 1) return 0;
+    return error_set(err, "%s must be a number above 0 and below 1, not '%s'", name, value);
   }
   if (*value == '\0') return error_set(err, "--out needs a folder, not an empty name");
   free(o->out);
@@ -77,29 +80,21 @@ static int set_option(Options *o, const char *name, const char *value, Error *er
 
 // argv[*i] is an option, alone, as --name=value, or with its value in the next argument.
 static int parse_option(Options *o, int argc, char **argv, int *i, Error *err) {
-  static const char *const names[] = {"--out", "--val-fraction", "--seed", "--shard-tokens",
-                                      "--help"};
-  enum { VALUE_COUNT = 4, NAME_COUNT = 5 };
-  char *name = xstrdup(argv[*i]);
-  char *value = strchr(name, '=');
+  char *name = argv[*i], *value = strchr(name, '=');
   if (value) *value++ = '\0';
-  int status = -1, which = 0;
-  while (which < NAME_COUNT && strcmp(name, names[which]) != 0) which++;
-  if (strcmp(name, "-h") == 0 || which == VALUE_COUNT) {
+  OptionName option = OUT;
+  while (option < OPTIONS && strcmp(name, option_names[option]) != 0) option++;
+  if (option == HELP_OPTION || strcmp(name, "-h") == 0) {
     o->help = true;
-    status = 0;
-  } else if (which == NAME_COUNT) {
-    const char *near = nearest_name(name, names, NAME_COUNT);
-    error_set(err, "unknown option '%s': %s%s", name, near ? "did you mean " : "--help lists them",
-              near ? near : "");
-  } else if (!value && *i + 1 >= argc) {
-    error_set(err, "%s needs a value: --help says more", name);
-  } else {
-    if (!value) value = argv[++*i];
-    status = set_option(o, name, value, err);
+    return 0;
   }
-  free(name);
-  return status;
+  if (option == OPTIONS) {
+    const char *near = nearest_name(name, option_names, OPTIONS);
+    return error_set(err, "unknown option '%s': %s%s", name,
+                     near ? "did you mean " : "--help lists them", near ? near : "");
+  }
+  if (!value && *i + 1 >= argc) return error_set(err, "%s needs a value: --help says more", name);
+  return set_option(o, option, value ? value : argv[++*i], err);
 }
 
 static int parse_options(Options *o, int argc, char **argv, Error *err) {
@@ -130,14 +125,8 @@ typedef struct Progress {
   bool terminal;
 } Progress;
 
-static double seconds(void) {
-  struct timespec t;
-  clock_gettime(CLOCK_MONOTONIC, &t);
-  return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
-
 static void progress_show(Progress *p, uint64_t done) {
-  const double now = seconds(), elapsed = now - p->start;
+  const double now = now_ms() / 1000, elapsed = now - p->start;
   if (elapsed < 1 || now - p->shown < (p->terminal ? 0.1 : 10)) return;
   p->shown = now;
   const double part = p->total > 0 && done < p->total ? (double)done / (double)p->total : 1;
@@ -179,30 +168,18 @@ static bool signals_came(void) {
 
 // ---- The output folder
 
-// The outermost folder of the path that is not there, or NULL; the caller frees it.
-static char *first_missing(const char *path) {
-  char *partial = xstrdup(path);
-  for (char *p = partial + 1;; p++) {
-    if (*p != '/' && *p != '\0') continue;
-    const char end = *p;
-    *p = '\0';
-    if (!path_exists(partial)) return partial;
-    *p = end;
-    if (end == '\0') break;
-  }
-  free(partial);
-  return NULL;
+// How many folders of the path are not there.
+static int count_missing(const char *path) {
+  int missing = 0;
+  for (PathText at = path_text("%s", path); !path_exists(at.text); missing++)
+    at = path_parent(at.text);
+  return missing;
 }
 
-// Removes the folders from `path` out to `outermost`, as far as they are empty.
-static void remove_created(const char *path, const char *outermost) {
-  char *partial = xstrdup(path);
-  while (strlen(partial) >= strlen(outermost) && rmdir(partial) == 0) {
-    char *slash = strrchr(partial, '/');
-    if (!slash || slash == partial) break;
-    *slash = '\0';
-  }
-  free(partial);
+// Removes those folders again, from the innermost out, as far as they are empty.
+static void remove_created(const char *path, int missing) {
+  PathText at = path_text("%s", path);
+  for (; missing > 0 && rmdir(at.text) == 0; missing--) at = path_parent(at.text);
 }
 
 // Says so before hours of work when the disk cannot hold the tokens of the text files, or their
@@ -277,7 +254,7 @@ static int write_part(Shards *s, const CorpusBlock *block, int64_t first, int64_
 static int write_documents(Job *job, const Corpus *corpus, Error *err) {
   enum { CHECK_BYTES = 1 << 20 };
   Progress progress = {
-      .start = seconds(), .total = corpus->bytes, .terminal = isatty(STDERR_FILENO) == 1};
+      .start = now_ms() / 1000, .total = corpus->bytes, .terminal = isatty(STDERR_FILENO) == 1};
   uint64_t checked = 0;
   CorpusReader reader;
   CorpusBlock block;
@@ -315,7 +292,7 @@ static int check_split(const Job *job, Error *err) {
 
 static int write_all(Job *job, const Corpus *corpus, Error *err) {
   const char *out = job->options->out;
-  char *created = first_missing(out);
+  const int missing = count_missing(out);
   int status = directory_create(out, err);
   if (status == 0) status = check_room(job->options, corpus->text_bytes, err);
   if (status == 0) status = write_documents(job, corpus, err);
@@ -327,9 +304,8 @@ static int write_all(Job *job, const Corpus *corpus, Error *err) {
   if (status != 0) {
     shards_discard(&job->train);
     shards_discard(&job->val);
-    if (created) remove_created(out, created);
+    remove_created(out, missing);
   }
-  free(created);
   return status;
 }
 
@@ -337,19 +313,16 @@ static int write_all(Job *job, const Corpus *corpus, Error *err) {
 
 // "3 hidden, 2 binary"; empty when nothing was passed over.
 static char *skipped_text(const Corpus *c) {
-  const struct {
-    int64_t count;
-    const char *reason;
-  } kind[] = {{c->hidden, "hidden"},
-              {c->binary, "binary"},
-              {c->empty, "empty"},
-              {c->unreadable, "unreadable"},
-              {c->special, "links to folders or devices"}};
+  static const char *const reasons[FILE_TEXT] = {[FILE_HIDDEN] = "hidden",
+                                                 [FILE_BINARY] = "binary",
+                                                 [FILE_EMPTY] = "empty",
+                                                 [FILE_UNREADABLE] = "unreadable",
+                                                 [FILE_SPECIAL] = "links to folders or devices"};
   char *text = xstrdup("");
-  for (size_t i = 0; i < sizeof kind / sizeof *kind; i++) {
-    if (kind[i].count == 0) continue;
+  for (int i = 0; i < FILE_TEXT; i++) {
+    if (c->skipped[i] == 0) continue;
     char *longer =
-        xasprintf("%s%s%" PRId64 " %s", text, *text ? ", " : "", kind[i].count, kind[i].reason);
+        xasprintf("%s%s%" PRId64 " %s", text, *text ? ", " : "", c->skipped[i], reasons[i]);
     free(text);
     text = longer;
   }

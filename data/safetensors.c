@@ -1,6 +1,7 @@
 #include "data/safetensors.h"
 
 #include <assert.h>
+#include <inttypes.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -10,7 +11,7 @@
 #include "base/json.h"
 
 #if __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
-#error "tensor data is little-endian and is read here without swapping bytes"
+#error "the format is little-endian, and no bytes are swapped here"
 #endif
 
 enum {
@@ -19,25 +20,10 @@ enum {
   HEADER_MAX_DEPTH = 3, // the file, a tensor, its shape
 };
 
-static const struct {
-  const char *name;
-  SafeDtype dtype;
-  uint64_t bytes; // of one element
-} dtypes[] = {
-    {"F32", SAFE_F32, 4},   {"F64", SAFE_F64, 8},       {"BF16", SAFE_BF16, 2},
-    {"F16", SAFE_F16, 2},   {"I32", SAFE_I32, 4},       {"I64", SAFE_I64, 8},
-    {"U8", SAFE_U8, 1},     {"BOOL", SAFE_OTHER, 1},    {"I8", SAFE_OTHER, 1},
-    {"I16", SAFE_OTHER, 2}, {"U16", SAFE_OTHER, 2},     {"U32", SAFE_OTHER, 4},
-    {"U64", SAFE_OTHER, 8}, {"F8_E5M2", SAFE_OTHER, 1}, {"F8_E4M3", SAFE_OTHER, 1},
-};
-enum { DTYPE_COUNT = sizeof dtypes / sizeof dtypes[0] };
-
-const char *safetensors_dtype_name(SafeDtype dtype) {
-  if (dtype == SAFE_OTHER) return NULL;
-  for (int i = 0; i < DTYPE_COUNT; i++)
-    if (dtypes[i].dtype == dtype) return dtypes[i].name;
-  return NULL;
-}
+#define NAME(name, bytes) #name,
+#define BYTES(name, bytes) bytes,
+static const char *const dtype_names[] = {SAFE_DTYPES(NAME)};
+static const uint8_t dtype_bytes[] = {SAFE_DTYPES(BYTES)};
 
 ShapeText safetensors_shape_text(const SafeTensor *t) {
   ShapeText s = {"["};
@@ -67,9 +53,6 @@ static int scan_header(const char *name, const char *header, size_t count, Error
     if ((unsigned char)c < 0x20 && c != '\t' && c != '\n' && c != '\r')
       return error_set(err, "'%s': the header has a control byte %d at byte %zu", name, c, at);
     if (in_string) {
-      if (c == '\\' && count - i > 5 && memcmp(header + i, "\\u0000", 6) == 0)
-        return error_set(err, "'%s': a string in the header has a NUL character at byte %zu", name,
-                         at);
       if (c == '\\') i++;
       if (c == '"') in_string = false;
     } else if (c == '"') {
@@ -108,132 +91,84 @@ static cJSON *parse_header(const char *name, const unsigned char *bytes, size_t 
   }
   // A copy with NULs behind it: cJSON before 1.7.18 reads a byte past a text that ends too early.
   enum { SLACK = 8 };
-  char *text = xcalloc(count + SLACK, 1);
+  char *text = xcalloc(count + SLACK, 1), *header = xasprintf("'%s': the header", name);
   memcpy(text, bytes, count);
-  cJSON *root = NULL;
-  if (scan_header(name, text, count, err) == 0) {
-    const char *end = NULL;
-    root = cJSON_ParseWithLengthOpts(text, count, &end, 0);
-    if (!root) {
-      error_set(err, "'%s': the header is not valid JSON at byte %zu", name,
-                LENGTH_BYTES + (size_t)(end - text));
-    } else {
-      while (end < text + count && strchr(" \t\r\n", *end)) end++;
-      if (end < text + count) {
-        error_set(err, "'%s': the header goes on after its object at byte %zu", name,
-                  LENGTH_BYTES + (size_t)(end - text));
-        cJSON_Delete(root);
-        root = NULL;
-      }
-    }
-  }
+  cJSON *root =
+      scan_header(name, text, count, err) == 0 ? json_parse(header, text, count, err) : NULL;
+  free(header);
   free(text);
   return root;
 }
 
 // ---- One tensor of the header
 
-static int whole_number(const cJSON *item, uint64_t *value) {
-  int64_t number;
-  if (json_integer(item, &number) != 0 || number < 0) return -1;
-  *value = (uint64_t)number;
-  return 0;
-}
-
-static int parse_shape(SafeTensor *t, const cJSON *shape, Error *err) {
-  if (!cJSON_IsArray(shape)) return error_set(err, "shape is not an array");
-  const cJSON *item;
-  cJSON_ArrayForEach(item, shape) {
-    uint64_t size;
-    if (t->rank == SAFE_MAX_RANK)
-      return error_set(err, "shape has more than %d dimensions", SAFE_MAX_RANK);
-    if (whole_number(item, &size) != 0)
-      return error_set(err, "dimension %d of shape is not a whole number below 2^53", t->rank);
-    t->shape[t->rank++] = (int64_t)size;
+// Whole numbers below 2^53, at most `most` of them, into values[*count].
+static int parse_numbers(const char *field, const cJSON *array, int most, int64_t *values,
+                         int *count, Error *err) {
+  *count = 0;
+  if (!cJSON_IsArray(array)) return error_set(err, "%s is not an array", field);
+  for (const cJSON *item = array->child; item; item = item->next) {
+    if (*count == most) return error_set(err, "%s has more than %d numbers", field, most);
+    if (json_integer(item, &values[*count]) != 0 || values[*count] < 0)
+      return error_set(err, "number %d of %s is not a whole number below 2^53", *count, field);
+    ++*count;
   }
   return 0;
 }
 
 static int parse_offsets(SafeTensor *t, const cJSON *offsets, uint64_t data_bytes, Error *err) {
-  const cJSON *begin = cJSON_IsArray(offsets) ? offsets->child : NULL;
-  const cJSON *end = begin ? begin->next : NULL;
-  if (!end || end->next) return error_set(err, "data_offsets is not an array of two numbers");
-  if (whole_number(begin, &t->begin) != 0 || whole_number(end, &t->end) != 0)
-    return error_set(err, "data_offsets has an entry that is not a whole number below 2^53");
-  if (t->begin > t->end || t->end > data_bytes)
-    return error_set(err,
-                     "data_offsets [%llu, %llu] do not lie in order within the %llu bytes of "
-                     "data in the file",
-                     (unsigned long long)t->begin, (unsigned long long)t->end,
-                     (unsigned long long)data_bytes);
-  return 0;
+  int64_t ends[2];
+  int count;
+  if (parse_numbers("data_offsets", offsets, 2, ends, &count, err) != 0) return -1;
+  if (count != 2) return error_set(err, "data_offsets has only %d of its two numbers", count);
+  t->begin = (uint64_t)ends[0];
+  t->end = (uint64_t)ends[1];
+  if (t->begin <= t->end && t->end <= data_bytes) return 0;
+  return error_set(err,
+                   "data_offsets [%" PRIu64 ", %" PRIu64 "] do not lie in order within the %" PRIu64
+                   " bytes of data in the file",
+                   t->begin, t->end, data_bytes);
 }
 
-static int check_size(const SafeTensor *t, uint64_t element_bytes, const char *dtype, Error *err) {
-  uint64_t bytes = element_bytes;
+int safetensors_bytes(const SafeTensor *t, uint64_t *bytes, Error *err) {
+  *bytes = dtype_bytes[t->dtype];
   for (int i = 0; i < t->rank; i++)
-    if (__builtin_mul_overflow(bytes, (uint64_t)t->shape[i], &bytes))
-      return error_set(err, "the size of shape %s overflows 64 bits",
+    if (t->shape[i] < 0 || __builtin_mul_overflow(*bytes, (uint64_t)t->shape[i], bytes))
+      return error_set(err, "the size of shape %s is negative or overflows 64 bits",
                        safetensors_shape_text(t).text);
-  if (bytes != t->end - t->begin)
-    return error_set(err,
-                     "dtype %s and shape %s need %llu bytes, but data_offsets [%llu, %llu] "
-                     "hold %llu",
-                     dtype, safetensors_shape_text(t).text, (unsigned long long)bytes,
-                     (unsigned long long)t->begin, (unsigned long long)t->end,
-                     (unsigned long long)(t->end - t->begin));
   return 0;
 }
 
 // Fills all of t but its name.
 static int parse_tensor(SafeTensor *t, const cJSON *entry, uint64_t data_bytes, Error *err) {
-  if (!cJSON_IsObject(entry)) return error_set(err, "it is not an object");
-  const char *twice = json_duplicate_key(entry);
-  if (twice) return error_set(err, "the field '%.100s' is there twice", twice);
-  const cJSON *dtype = NULL, *shape = NULL, *offsets = NULL, *field;
-  cJSON_ArrayForEach(field, entry) {
-    if (strcmp(field->string, "dtype") == 0)
-      dtype = field;
-    else if (strcmp(field->string, "shape") == 0)
-      shape = field;
-    else if (strcmp(field->string, "data_offsets") == 0)
-      offsets = field;
-    else
-      return error_set(err,
-                       "the field '%.100s' is unknown (a tensor has dtype, shape and data_offsets)",
-                       field->string);
-  }
-  const char *missing = !dtype ? "dtype" : !shape ? "shape" : !offsets ? "data_offsets" : NULL;
-  if (missing) return error_set(err, "the field '%s' is missing", missing);
-  if (!cJSON_IsString(dtype)) return error_set(err, "dtype is not a string");
-  int kind = 0;
-  while (kind < DTYPE_COUNT && strcmp(dtypes[kind].name, dtype->valuestring) != 0) kind++;
-  if (kind == DTYPE_COUNT)
-    return error_set(err, "the dtype '%.100s' is unknown", dtype->valuestring);
-  t->dtype = dtypes[kind].dtype;
-  if (parse_shape(t, shape, err) != 0 || parse_offsets(t, offsets, data_bytes, err) != 0) return -1;
-  return check_size(t, dtypes[kind].bytes, dtypes[kind].name, err);
+  static const char *const names[] = {"dtype", "shape", "data_offsets"};
+  const cJSON *fields[3];
+  if (json_fields(entry, names, 3, fields, err) != 0) return -1;
+  const char *dtype = cJSON_GetStringValue(fields[0]);
+  if (!dtype) return error_set(err, "dtype is not a string");
+  while (t->dtype < SAFE_DTYPE_COUNT && strcmp(dtype_names[t->dtype], dtype) != 0) t->dtype++;
+  if (t->dtype == SAFE_DTYPE_COUNT) return error_set(err, "the dtype '%.100s' is unknown", dtype);
+  uint64_t bytes = 0;
+  if (parse_numbers("shape", fields[1], SAFE_MAX_RANK, t->shape, &t->rank, err) != 0 ||
+      parse_offsets(t, fields[2], data_bytes, err) != 0 || safetensors_bytes(t, &bytes, err) != 0)
+    return -1;
+  if (bytes == t->end - t->begin) return 0;
+  return error_set(err,
+                   "dtype %s and shape %s need %" PRIu64 " bytes, but data_offsets [%" PRIu64
+                   ", %" PRIu64 "] hold %" PRIu64,
+                   dtype, safetensors_shape_text(t).text, bytes, t->begin, t->end,
+                   t->end - t->begin);
 }
 
 // ---- The whole header
 
-static bool printable(const char *name) {
-  for (; *name; name++)
-    if ((unsigned char)*name < 0x20) return false;
-  return true;
-}
-
 static int check_metadata(const char *name, const cJSON *metadata, Error *err) {
   if (!cJSON_IsObject(metadata))
     return error_set(err, "'%s': __metadata__ in the header is not an object", name);
-  const char *twice = json_duplicate_key(metadata);
-  if (twice) return error_set(err, "'%s': __metadata__ has the key '%.200s' twice", name, twice);
-  const cJSON *item;
-  cJSON_ArrayForEach(item, metadata) {
+  for (const cJSON *item = metadata->child; item; item = item->next)
     if (!cJSON_IsString(item))
       return error_set(err, "'%s': the value of '%.200s' in __metadata__ is not a string", name,
                        item->string);
-  }
   return 0;
 }
 
@@ -244,32 +179,24 @@ static int compare_offsets(const void *a, const void *b) {
   return strcmp(s->name, t->name);
 }
 
-static int compare_tensor_names(const void *a, const void *b) {
-  return strcmp((*(const SafeTensor *const *)a)->name, (*(const SafeTensor *const *)b)->name);
-}
-
 static int read_tensors(SafeFile *file, const char *name, const cJSON *root, uint64_t data_bytes,
                         Error *err) {
-  const char *twice = json_duplicate_key(root);
-  if (twice) return error_set(err, "'%s': the header has the name '%.200s' twice", name, twice);
-  size_t entries = 0;
-  const cJSON *entry;
-  cJSON_ArrayForEach(entry, root) entries++;
-  file->tensors = xcalloc(entries + 1, sizeof *file->tensors);
-  file->by_name = xcalloc(entries + 1, sizeof *file->by_name);
-  cJSON_ArrayForEach(entry, root) {
+  file->tensors = xcalloc((size_t)cJSON_GetArraySize(root) + 1, sizeof *file->tensors);
+  for (const cJSON *entry = root->child; entry; entry = entry->next) {
     if (strcmp(entry->string, "__metadata__") == 0) {
       if (check_metadata(name, entry, err) != 0) return -1;
       continue;
     }
-    if (!printable(entry->string))
-      return error_set(err, "'%s': the name of a tensor has a control character", name);
+    for (const char *c = entry->string; *c; c++)
+      if ((unsigned char)*c < 0x20)
+        return error_set(err, "'%s': the name of a tensor has a control character", name);
     SafeTensor *t = &file->tensors[file->count];
     if (parse_tensor(t, entry, data_bytes, err) != 0)
       return error_prefix(err, "'%s': tensor '%.200s'", name, entry->string);
     t->name = xstrdup(entry->string);
     file->count++;
   }
+  qsort(file->tensors, (size_t)file->count, sizeof *file->tensors, compare_offsets);
   return 0;
 }
 
@@ -278,19 +205,19 @@ static int check_contiguous(SafeFile *file, const char *name, uint64_t data_byte
   for (int i = 0; i < file->count; i++) {
     const SafeTensor *t = &file->tensors[i];
     if (t->begin != at)
-      return error_set(err,
-                       "'%s': tensor '%.200s' begins at byte %llu of the data, %s byte %llu "
-                       "where the tensor before it ends",
-                       name, t->name, (unsigned long long)t->begin,
-                       t->begin < at ? "which overlaps others: before"
-                                     : "which leaves a hole after",
-                       (unsigned long long)at);
+      return error_set(
+          err,
+          "'%s': tensor '%.200s' begins at byte %" PRIu64 " of the data, %s byte %" PRIu64
+          ", where the tensor before it ends",
+          name, t->name, t->begin,
+          t->begin < at ? "which overlaps others: before" : "which leaves a hole after", at);
     at = t->end;
   }
   if (at != data_bytes)
     return error_set(err,
-                     "'%s': the tensors end at byte %llu of the data, but the file has %llu bytes",
-                     name, (unsigned long long)at, (unsigned long long)data_bytes);
+                     "'%s': the tensors end at byte %" PRIu64
+                     " of the data, but the file has %" PRIu64 " bytes",
+                     name, at, data_bytes);
   return 0;
 }
 
@@ -302,27 +229,23 @@ int safetensors_parse(SafeFile *file, const char *name, const unsigned char *byt
                      "'%s' is not a safetensors file: it has %zu bytes, not even the %d that "
                      "tell the length of its header",
                      name, count, LENGTH_BYTES);
-  uint64_t length = 0;
-  for (int i = LENGTH_BYTES - 1; i >= 0; i--) length = length << 8 | bytes[i];
+  uint64_t length;
+  memcpy(&length, bytes, LENGTH_BYTES);
   if (length > HEADER_MAX_BYTES)
     return error_set(err,
-                     "'%s' is not a safetensors file: its header would have %llu bytes, more "
-                     "than the %d allowed",
-                     name, (unsigned long long)length, HEADER_MAX_BYTES);
+                     "'%s' is not a safetensors file: its header would have %" PRIu64
+                     " bytes, more than the %d allowed",
+                     name, length, HEADER_MAX_BYTES);
   if (length > count - LENGTH_BYTES)
-    return error_set(err, "'%s' is cut off: its header should have %llu bytes, but only %zu follow",
-                     name, (unsigned long long)length, count - LENGTH_BYTES);
+    return error_set(
+        err, "'%s' is cut off: its header should have %" PRIu64 " bytes, but only %zu follow", name,
+        length, count - LENGTH_BYTES);
   cJSON *root = parse_header(name, bytes + LENGTH_BYTES, (size_t)length, err);
   if (!root) return -1;
   const uint64_t data_bytes = count - LENGTH_BYTES - length;
   int status = read_tensors(file, name, root, data_bytes, err);
   cJSON_Delete(root);
-  if (status == 0) {
-    qsort(file->tensors, (size_t)file->count, sizeof *file->tensors, compare_offsets);
-    for (int i = 0; i < file->count; i++) file->by_name[i] = &file->tensors[i];
-    qsort(file->by_name, (size_t)file->count, sizeof *file->by_name, compare_tensor_names);
-    status = check_contiguous(file, name, data_bytes, err);
-  }
+  if (status == 0) status = check_contiguous(file, name, data_bytes, err);
   file->data = bytes + LENGTH_BYTES + length;
   if (status != 0) safetensors_close(file);
   return status;
@@ -333,32 +256,21 @@ int safetensors_open(SafeFile *file, const char *path, Error *err) {
   MappedFile map;
   if (file_map(&map, path, err) != 0) return -1;
   const int status = safetensors_parse(file, path, map.data, map.bytes, err);
-  if (status != 0)
-    file_unmap(&map);
-  else
-    file->map = map;
+  file->map = map;
+  if (status != 0) safetensors_close(file);
   return status;
 }
 
 void safetensors_close(SafeFile *file) {
   for (int i = 0; i < file->count; i++) free(file->tensors[i].name);
   free(file->tensors);
-  free(file->by_name);
   file_unmap(&file->map);
   *file = (SafeFile){0};
 }
 
 const SafeTensor *safetensors_find(const SafeFile *file, const char *name) {
-  int low = 0, high = file->count; // the name is in by_name[low, high) if anywhere
-  while (low < high) {
-    const int middle = low + (high - low) / 2;
-    const int order = strcmp(name, file->by_name[middle]->name);
-    if (order == 0) return file->by_name[middle];
-    if (order < 0)
-      high = middle;
-    else
-      low = middle + 1;
-  }
+  for (int i = 0; i < file->count; i++)
+    if (strcmp(file->tensors[i].name, name) == 0) return &file->tensors[i];
   return NULL;
 }
 
@@ -397,4 +309,67 @@ int safetensors_read_f32(const SafeFile *file, const SafeTensor *t, int64_t firs
     values[i] = t->dtype == SAFE_BF16 ? float_of_bits((uint32_t)bits << 16) : float_of_half(bits);
   }
   return 0;
+}
+
+// ---- Writing
+
+// Adds a tensor to the header, and its bytes to *end, where the one before it ended.
+static int write_tensor(JsonWriter *w, const SafeTensor *t, uint64_t *end, Error *err) {
+  for (const char *c = t->name; *c; c++)
+    if ((unsigned char)*c < 0x20 || *c == '"' || *c == '\\')
+      return error_set(err, "the tensor name '%.200s' has a character that a file may not have",
+                       t->name);
+  const uint64_t begin = *end;
+  uint64_t bytes = 0;
+  if (safetensors_bytes(t, &bytes, err) != 0) return error_prefix(err, "tensor '%.200s'", t->name);
+  if (__builtin_add_overflow(begin, bytes, end) || *end > JSON_MAX_INTEGER)
+    return error_set(err, "the tensors up to '%.200s' have more than 2^53 bytes", t->name);
+  json_open(w, t->name, '{');
+  json_string(w, "dtype", dtype_names[t->dtype]);
+  json_open(w, "shape", '[');
+  for (int i = 0; i < t->rank; i++) json_whole(w, NULL, t->shape[i]);
+  json_close(w, ']');
+  json_open(w, "data_offsets", '[');
+  json_whole(w, NULL, (int64_t)begin);
+  json_whole(w, NULL, (int64_t)*end);
+  json_close(w, ']');
+  json_close(w, '}');
+  return 0;
+}
+
+int safetensors_create(SafeWriter *w, const char *path, int count, const SafeTensor *tensors,
+                       Error *err) {
+  *w = (SafeWriter){.file.fd = -1};
+  JsonWriter header = {0};
+  json_open(&header, NULL, '{');
+  json_raw(&header, "__metadata__", "{\"format\":\"pt\"}");
+  int status = 0;
+  for (int i = 0; i < count && status == 0; i++)
+    status = write_tensor(&header, &tensors[i], &w->expected, err);
+  json_close(&header, '}');
+  if (status == 0) status = writer_open(&w->file, path, err);
+  if (status == 0) {
+    // Spaces up to a multiple of 8 bytes, so that mapped data is aligned.
+    const size_t padding = (8 - header.used % 8) % 8;
+    const uint64_t length = header.used + padding;
+    if (writer_append(&w->file, &length, sizeof length, err) != 0 ||
+        writer_append(&w->file, header.text, header.used, err) != 0 ||
+        writer_append(&w->file, "       ", padding, err) != 0)
+      status = -1;
+  }
+  w->file.total = 0; // from here on bytes of data
+  free(header.text);
+  return status;
+}
+
+int safetensors_append(SafeWriter *w, const void *data, size_t bytes, Error *err) {
+  return writer_append(&w->file, data, bytes, err);
+}
+
+int safetensors_finish(SafeWriter *w, Error *err) {
+  if (w->file.fd < 0 || w->file.total == w->expected) return writer_finish(&w->file, err);
+  error_set(err, "'%s' got %" PRIu64 " bytes of data, but its tensors have %" PRIu64, w->file.path,
+            w->file.total, w->expected);
+  writer_abandon(&w->file);
+  return -1;
 }

@@ -8,22 +8,20 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "base/memory.h"
+#include "base/file.h"
 
 static const char TEMPORARY[] = ".tmp";
 
-static char *shard_path(const Shards *s, int index, const char *suffix) {
-  return xasprintf("%s/%s-%05d.bin%s", s->dir, s->name, index, suffix);
+static PathText shard_path(const Shards *s, int index, const char *suffix) {
+  return path_text("%s/%s-%05d.bin%s", s->dir, s->name, index, suffix);
 }
 
 static int begin_shard(Shards *s, Error *err) {
   if (s->count == SHARDS_MAX)
     return error_set(err, "'%s' would hold more than %d %s files: use a larger --shard-tokens",
                      s->dir, SHARDS_MAX, s->name);
-  char *path = shard_path(s, s->count, TEMPORARY);
-  const int status = token_writer_open(&s->writer, path, s->vocab_size, err);
-  free(path);
-  if (status != 0) return -1;
+  const PathText path = shard_path(s, s->count, TEMPORARY);
+  if (token_writer_open(&s->writer, path.text, s->vocab_size, err) != 0) return -1;
   s->open = true;
   s->count++;
   return 0;
@@ -68,33 +66,24 @@ static int remove_stale(const Shards *s, Error *err) {
   int status = 0;
   for (struct dirent *entry; status == 0 && (entry = readdir(dir));) {
     if (shard_index(s, entry->d_name) < s->count) continue;
-    char *path = xasprintf("%s/%s", s->dir, entry->d_name);
-    if (unlink(path) != 0)
-      status = error_set(err, "cannot remove '%s' of an earlier run: %s", path, strerror(errno));
-    free(path);
+    const PathText path = path_text("%s/%s", s->dir, entry->d_name);
+    if (unlink(path.text) != 0)
+      status =
+          error_set(err, "cannot remove '%s' of an earlier run: %s", path.text, strerror(errno));
   }
   closedir(dir);
   return status;
 }
 
 int shards_commit(Shards *s, Error *err) {
-  int status = 0;
-  for (int i = 0; status == 0 && i < s->count; i++) {
-    char *from = shard_path(s, i, TEMPORARY), *to = shard_path(s, i, "");
-    status = path_rename(from, to, err);
-    free(from);
-    free(to);
-  }
-  if (status == 0) status = remove_stale(s, err);
-  return status == 0 ? directory_sync(s->dir, err) : -1;
+  for (int i = 0; i < s->count; i++)
+    if (path_rename(shard_path(s, i, TEMPORARY).text, shard_path(s, i, "").text, err) != 0)
+      return -1;
+  return remove_stale(s, err) == 0 ? directory_sync(s->dir, err) : -1;
 }
 
 void shards_discard(Shards *s) {
   if (s->open) token_writer_abandon(&s->writer);
   s->open = false;
-  for (int i = 0; i < s->count; i++) {
-    char *path = shard_path(s, i, TEMPORARY);
-    unlink(path);
-    free(path);
-  }
+  for (int i = 0; i < s->count; i++) unlink(shard_path(s, i, TEMPORARY).text);
 }

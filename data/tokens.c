@@ -53,10 +53,10 @@ int tokens_parse(TokenFile *file, const char *name, const unsigned char *bytes, 
                      "'%s' is %s: its header promises %" PRId32
                      " tokens, which make %zu bytes, but it has %zu; make or copy it again",
                      name, size < expected ? "cut short" : "too long", h.count, expected, size);
-  file->map = (MappedFile){bytes, size};
-  file->path = xstrdup(name);
-  file->count = h.count;
-  file->token_bytes = token_bytes;
+  *file = (TokenFile){.tokens = bytes + TOKENS_HEADER_BYTES,
+                      .path = xstrdup(name),
+                      .count = h.count,
+                      .token_bytes = token_bytes};
   return 0;
 }
 
@@ -64,78 +64,61 @@ int tokens_open(TokenFile *file, const char *path, Error *err) {
   *file = (TokenFile){0};
   MappedFile map;
   if (file_map(&map, path, err) != 0) return -1;
-  if (tokens_parse(file, path, map.data, map.bytes, err) != 0) {
-    file_unmap(&map);
-    return -1;
-  }
-  file->mapped = true;
-  return 0;
+  const int status = tokens_parse(file, path, map.data, map.bytes, err);
+  file->map = map;
+  if (status != 0) tokens_close(file);
+  return status;
 }
 
 void tokens_close(TokenFile *file) {
-  if (file->mapped) file_unmap(&file->map);
+  file_unmap(&file->map);
   free(file->path);
   *file = (TokenFile){0};
 }
 
-// The token at [first], unaligned when the file lies in a caller's memory.
-static const unsigned char *token_address(const TokenFile *file, int64_t first) {
-  return file->map.data + TOKENS_HEADER_BYTES + (size_t)first * (size_t)file->token_bytes;
-}
-
-static uint32_t token_at(const unsigned char *tokens, int token_bytes, size_t i) {
-  if (token_bytes == 2) {
-    uint16_t id;
-    memcpy(&id, tokens + 2 * i, 2);
-    return id;
-  }
-  uint32_t id;
-  memcpy(&id, tokens + 4 * i, 4);
-  return id;
-}
-
 void tokens_read(const TokenFile *file, int64_t first, int64_t count, int32_t *tokens) {
   assert(first >= 0 && count >= 0 && first <= file->count - count);
-  const unsigned char *source = token_address(file, first);
-  const int token_bytes = file->token_bytes;
-  for (int64_t i = 0; i < count; i++) tokens[i] = (int32_t)token_at(source, token_bytes, (size_t)i);
+  const unsigned char *source = file->tokens + (size_t)first * (size_t)file->token_bytes;
+  if (file->token_bytes == 4) {
+    memcpy(tokens, source, (size_t)count * 4);
+    return;
+  }
+  for (int64_t i = 0; i < count; i++) {
+    uint16_t id;
+    memcpy(&id, source + 2 * i, 2);
+    tokens[i] = id;
+  }
 }
 
 // Two loops of one type each, without a branch on the width, so that the compiler vectorises them.
-static uint32_t max_uint16(const unsigned char *tokens, size_t count) {
-  uint16_t max = 0;
-  for (size_t i = 0; i < count; i++) {
+static uint32_t largest_token(const unsigned char *tokens, size_t count, int token_bytes) {
+  uint16_t max16 = 0;
+  uint32_t max32 = 0;
+  for (size_t i = 0; token_bytes == 2 && i < count; i++) {
     uint16_t id;
     memcpy(&id, tokens + 2 * i, 2);
-    max = id > max ? id : max;
+    max16 = id > max16 ? id : max16;
   }
-  return max;
-}
-
-static uint32_t max_uint32(const unsigned char *tokens, size_t count) {
-  uint32_t max = 0;
-  for (size_t i = 0; i < count; i++) {
+  for (size_t i = 0; token_bytes == 4 && i < count; i++) {
     uint32_t id;
     memcpy(&id, tokens + 4 * i, 4);
-    max = id > max ? id : max;
+    max32 = id > max32 ? id : max32;
   }
-  return max;
+  return max16 > max32 ? max16 : max32;
 }
 
 int tokens_check(const TokenFile *file, int64_t vocab_size, Error *err) {
-  const size_t count = (size_t)file->count;
-  const int token_bytes = file->token_bytes;
-  const unsigned char *tokens = token_address(file, 0);
-  const uint32_t max = token_bytes == 2 ? max_uint16(tokens, count) : max_uint32(tokens, count);
-  if (count == 0 || (int64_t)max < vocab_size) return 0;
-  size_t i = 0;
-  while ((int64_t)token_at(tokens, token_bytes, i) < vocab_size) i++;
-  const uint32_t first_bad = token_at(tokens, token_bytes, i);
+  const uint32_t max = largest_token(file->tokens, (size_t)file->count, file->token_bytes);
+  if (file->count == 0 || (int64_t)max < vocab_size) return 0;
+  int64_t at = 0;
+  int32_t id; // of uint32 tokens the upper half is negative
+  while (tokens_read(file, at, 1, &id), (int64_t)(uint32_t)id < vocab_size) at++;
   return error_set(err,
-                   "'%s' has the token id %" PRIu32 " at position %zu, but the model knows only 0 "
-                   "to %" PRId64 ": set model.vocab_size to at least %" PRIu64
+                   "'%s' has the token id %" PRIu32 " at position %" PRId64
+                   ", but the model knows only 0 to %" PRId64
+                   ": set model.vocab_size to at least %" PRIu64
                    " or use token files made with the model's tokenizer",
-                   file->path, first_bad, i, vocab_size - 1, (uint64_t)max + 1);
+                   file->path, (uint32_t)id, at, vocab_size - 1, (uint64_t)max + 1);
 }
 
 int token_writer_open(TokenWriter *w, const char *path, int64_t vocab_size, Error *err) {
@@ -175,9 +158,8 @@ int token_writer_finish(TokenWriter *w, Error *err) {
   const Header h = {.magic = wide ? MAGIC_UINT32 : MAGIC_UINT16,
                     .version = wide ? VERSION_UINT32 : VERSION_UINT16,
                     .count = (int32_t)w->count};
-  if (writer_patch(&w->file, 0, &h, sizeof h, err) == 0) return writer_finish(&w->file, err);
-  token_writer_abandon(w);
-  return -1;
+  if (writer_patch(&w->file, 0, &h, sizeof h, err) != 0) return -1;
+  return writer_finish(&w->file, err);
 }
 
 void token_writer_abandon(TokenWriter *w) {

@@ -1,7 +1,7 @@
-// Token files in llm.c's format: a header of 256 int32 (little-endian), then the tokens.
-//   [0] 20240520, [1] 1: uint16 tokens        [0] 20240801, [1] 7: uint32 tokens        [2] number
-//   of tokens
-// Source of the format: karpathy/llm.c, dev/data/data_common.py and llmc/dataloader.h.
+// Token files in llm.c's format: a header of 256 int32 (little-endian), then the tokens. The header
+// begins with 20240520, 1 where tokens are uint16, with 20240801, 7 where they are uint32; then
+// comes the number of tokens. Source of the format: karpathy/llm.c, dev/data/data_common.py and
+// llmc/dataloader.h.
 #pragma once
 #include <stdbool.h>
 #include <stdint.h>
@@ -9,11 +9,11 @@
 #include "base/file.h"
 
 typedef struct TokenFile {
-  MappedFile map;
-  char *path;      // owned
-  int64_t count;   // tokens
-  int token_bytes; // 2 or 4
-  bool mapped;     // map is ours to unmap; false over a caller's memory
+  MappedFile map;              // empty over a caller's memory
+  const unsigned char *tokens; // the first one, perhaps unaligned
+  char *path;                  // owned
+  int64_t count;               // tokens
+  int token_bytes;             // 2 or 4
 } TokenFile;
 
 // Maps and validates header and size. The tokens themselves are checked by tokens_check.

@@ -1,9 +1,13 @@
 // Checkpoints. RUN/step-00000100/ holds
+//
 //   model.safetensors      master weights, F32, Hugging Face names and layout
-//   config.json            Hugging Face LlamaForCausalLM config: transformers loads the folder as
-//   is optimizer.safetensors  exp_avg.NAME and exp_avg_sq.NAME for every NAME of model.safetensors
+//   config.json            Hugging Face's LlamaForCausalLM config
+//   optimizer.safetensors  exp_avg.NAME and exp_avg_sq.NAME for every NAME of model.safetensors
 //   run.json               the resolved configuration
 //   state.json             step, loader cursor, counters
+//
+// so that transformers loads the folder as it is.
+//
 // A save writes RUN/step-00000100.tmp/, syncs every file and the folder, renames it, syncs RUN,
 // then swings the symbolic link RUN/latest by rename, syncs RUN again, and only then removes old
 // checkpoints. Whatever fails, the previous checkpoint and `latest` stay as they were.

@@ -1,6 +1,7 @@
-// What lies where in a run's folder. Internal to checkpoint*.c: the rest of the program sees
+// What lies where in a run's folder. Internal to model/checkpoint: the rest of the program sees
 // checkpoint.h.
 #pragma once
+#include "data/safetensors.h"
 #include "model/checkpoint/checkpoint.h"
 #include "model/packing.h"
 
@@ -12,21 +13,27 @@
 #define STATE_FILE "state.json"
 #define LATEST_LINK "latest"
 
-// ---- checkpoint_find.c
-// RUN/step-00000100SUFFIX, in fresh memory.
-char *step_path(const char *run_dir, int64_t step, const char *suffix);
+// ---- find.c
+// RUN/step-00000100SUFFIX
+PathText step_path(const char *run_dir, int64_t step, const char *suffix);
 // 0 if the folder has all five files and its state can be read, else -1 and the reason.
 int checkpoint_complete(const char *path, Error *err);
-// The steps of all RUN/step-*SUFFIX, descending, in fresh memory (also after a failure). A run_dir
-// that does not exist has none.
+// The steps of all RUN/step-*SUFFIX, descending, in fresh memory (also after a failure, then none).
+// A run_dir that does not exist has none.
 int step_list(const char *run_dir, const char *suffix, int64_t **steps, int *count, Error *err);
 
-// ---- checkpoint_state.c
+// ---- state.c
 // The text of state.json, in fresh memory.
 char *state_json(const TrainState *state);
 
-// ---- checkpoint_load.c
-// The three values of every parameter that files hold, each under its own prefix.
-typedef enum ValueKind { VALUE_WEIGHT, VALUE_EXP_AVG, VALUE_EXP_AVG_SQ, VALUE_KINDS } ValueKind;
-master_t *value_of(const ParamTensor *p, ValueKind kind);
-char *value_name(const HfTensor *t, ValueKind kind); // "exp_avg.model.norm.weight", fresh memory
+// ---- load.c
+// The tensors of a file of ours: the weights, or exp_avg.NAME and then exp_avg_sq.NAME of each.
+typedef struct TensorList {
+  int count, each;     // each: weights of the model
+  SafeTensor *tensors; // [count] name, shape and F32
+  HfTensor *hf;        // [count] the same as the model knows them
+} TensorList;
+void tensor_list_make(TensorList *list, const ModelConfig *model, bool moments);
+void tensor_list_free(TensorList *list);
+// The packed values that tensor i is a part of.
+master_t *tensor_values(const TensorList *list, const Llama *llama, int i);

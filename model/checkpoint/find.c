@@ -3,6 +3,7 @@
 #include <errno.h>
 #include <inttypes.h>
 #include <limits.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -12,26 +13,13 @@
 #include "base/memory.h"
 #include "model/checkpoint/files.h"
 
-static char *step_name(int64_t step, const char *suffix) {
-  return xasprintf("step-%08" PRId64 "%s", step, suffix);
+PathText step_path(const char *run_dir, int64_t step, const char *suffix) {
+  return path_text("%s/step-%08" PRId64 "%s", run_dir, step, suffix);
 }
 
-char *step_path(const char *run_dir, int64_t step, const char *suffix) {
-  char *name = step_name(step, suffix);
-  char *path = xasprintf("%s/%s", run_dir, name);
-  free(name);
-  return path;
-}
-
-static int has_file(const char *path, const char *file) {
-  char *name = xasprintf("%s/%s", path, file);
-  const int there = path_exists(name) && !path_is_directory(name);
-  free(name);
-  return there;
-}
-
-static int has_weights(const char *path) {
-  return has_file(path, WEIGHTS_FILE) || has_file(path, WEIGHTS_INDEX_FILE);
+static bool has_file(const char *path, const char *file) {
+  const PathText name = path_text("%s/%s", path, file);
+  return path_exists(name.text) && !path_is_directory(name.text);
 }
 
 int checkpoint_complete(const char *path, Error *err) {
@@ -43,16 +31,13 @@ int checkpoint_complete(const char *path, Error *err) {
   return checkpoint_read_state(path, &state, err);
 }
 
-// The step in "step-00000100SUFFIX", or -1 if the name is not exactly one that step_name gives.
+// The step in "step-00000100SUFFIX", or -1 if the name is not exactly one that step_path gives.
 static int64_t step_in_name(const char *name, const char *suffix) {
   if (strncmp(name, "step-", 5) != 0) return -1;
   errno = 0;
   const int64_t step = strtoll(name + 5, NULL, 10);
   if (errno != 0 || step < 0) return -1;
-  char *expected = step_name(step, suffix);
-  const int same = strcmp(name, expected) == 0;
-  free(expected);
-  return same ? step : -1;
+  return strcmp(name, step_path(".", step, suffix).text + 2) == 0 ? step : -1;
 }
 
 static int descending(const void *a, const void *b) {
@@ -77,40 +62,23 @@ int step_list(const char *run_dir, const char *suffix, int64_t **steps, int *cou
   }
   const int why = errno;
   closedir(dir);
-  if (why != 0) return error_set(err, "cannot list the folder '%s': %s", run_dir, strerror(why));
   if (*count > 0) qsort(*steps, (size_t)*count, sizeof **steps, descending);
-  return 0;
+  if (why == 0) return 0;
+  *count = 0; // a part of the list would mislead
+  return error_set(err, "cannot list the folder '%s': %s", run_dir, strerror(why));
 }
 
-// The newest complete step-*SUFFIX, or -1 where there is none.
+// The newest complete step-*SUFFIX; *newest = -1 where there is none.
 static int newest_complete(const char *run_dir, const char *suffix, int64_t *newest, Error *err) {
   int64_t *steps;
-  int count;
-  int status = step_list(run_dir, suffix, &steps, &count, err);
-  *newest = -1;
-  for (int i = 0; status == 0 && i < count && *newest < 0; i++) {
-    char *path = step_path(run_dir, steps[i], suffix);
-    Error ignored;
-    if (checkpoint_complete(path, &ignored) == 0) *newest = steps[i];
-    free(path);
-  }
+  int count, i = 0;
+  Error ignored;
+  const int status = step_list(run_dir, suffix, &steps, &count, err);
+  while (i < count && checkpoint_complete(step_path(run_dir, steps[i], suffix).text, &ignored) != 0)
+    i++;
+  *newest = i < count ? steps[i] : -1;
   free(steps);
   return status;
-}
-
-// What RUN/latest points at, in fresh memory, or NULL if that is no complete checkpoint.
-static char *follow_latest(const char *run_dir) {
-  char *link = xasprintf("%s/%s", run_dir, LATEST_LINK);
-  char target[PATH_MAX];
-  const ssize_t length = readlink(link, target, sizeof target - 1);
-  free(link);
-  if (length <= 0) return NULL;
-  target[length] = '\0';
-  char *path = target[0] == '/' ? xstrdup(target) : xasprintf("%s/%s", run_dir, target);
-  Error ignored;
-  if (checkpoint_complete(path, &ignored) == 0) return path;
-  free(path);
-  return NULL;
 }
 
 static int give_path(char *path, const char *found, Error *err) {
@@ -122,20 +90,23 @@ static int give_path(char *path, const char *found, Error *err) {
 }
 
 static int find_in_run(const char *run_dir, char *path, Error *err) {
-  char *found = follow_latest(run_dir);
-  if (!found) {
-    // An .old folder is newer than all others only after a crash in the middle of replacing it.
-    int64_t step, old;
-    if (newest_complete(run_dir, "", &step, err) != 0 ||
-        newest_complete(run_dir, ".old", &old, err) != 0)
-      return -1;
-    found = old > step  ? step_path(run_dir, old, ".old")
-            : step >= 0 ? step_path(run_dir, step, "")
-                        : xstrdup("");
-  }
-  const int status = give_path(path, found, err);
-  free(found);
-  return status;
+  char target[PATH_MAX];
+  const ssize_t length =
+      readlink(path_text("%s/%s", run_dir, LATEST_LINK).text, target, sizeof target - 1);
+  target[length > 0 ? length : 0] = '\0';
+  const PathText latest =
+      target[0] == '/' ? path_text("%s", target) : path_text("%s/%s", run_dir, target);
+  Error ignored;
+  if (length > 0 && checkpoint_complete(latest.text, &ignored) == 0)
+    return give_path(path, latest.text, err);
+  // An .old folder is newer than all others only after a crash in the middle of replacing it.
+  int64_t step, old;
+  if (newest_complete(run_dir, "", &step, err) != 0 ||
+      newest_complete(run_dir, ".old", &old, err) != 0)
+    return -1;
+  path[0] = '\0';
+  if (old > step) return give_path(path, step_path(run_dir, old, ".old").text, err);
+  return step >= 0 ? give_path(path, step_path(run_dir, step, "").text, err) : 0;
 }
 
 int checkpoint_find(const char *resume, const char *run_dir, char *path, Error *err) {
@@ -143,7 +114,8 @@ int checkpoint_find(const char *resume, const char *run_dir, char *path, Error *
   if (!path_exists(resume)) return error_set(err, "there is no folder '%s'", resume);
   if (!path_is_directory(resume))
     return error_set(err, "'%s' is not a folder; give a checkpoint's folder or a run's", resume);
-  if (has_weights(resume)) return give_path(path, resume, err);
+  if (has_file(resume, WEIGHTS_FILE) || has_file(resume, WEIGHTS_INDEX_FILE))
+    return give_path(path, resume, err);
   if (find_in_run(resume, path, err) != 0) return -1;
   if (path[0] != '\0') return 0;
   return error_set(err,

@@ -3,245 +3,225 @@
 #include <string.h>
 
 #include "base/file.h"
+#include "base/json.h"
 #include "base/memory.h"
 #include "model/checkpoint/files.h"
-#include "base/json.h"
-#include "data/safetensors.h"
 
 enum { INDEX_MAX_BYTES = 100 * 1000 * 1000 };
 
-master_t *value_of(const ParamTensor *p, ValueKind kind) {
-  return kind == VALUE_WEIGHT ? p->master : kind == VALUE_EXP_AVG ? p->m : p->v;
+// ---- What stands in our files
+
+void tensor_list_make(TensorList *list, const ModelConfig *model, bool moments) {
+  const int each = hf_tensor_count(model), count = moments ? 2 * each : each;
+  *list = (TensorList){.count = count,
+                       .each = each,
+                       .tensors = xcalloc((size_t)count, sizeof *list->tensors),
+                       .hf = xcalloc((size_t)count, sizeof *list->hf)};
+  hf_tensor_list(model, list->hf);
+  if (moments) hf_tensor_list(model, list->hf + each);
+  for (int i = 0; i < count; i++) {
+    const HfTensor *t = &list->hf[i];
+    const char *prefix = !moments ? "" : i < each ? "exp_avg." : "exp_avg_sq.";
+    list->tensors[i] = (SafeTensor){.name = xasprintf("%s%s", prefix, t->name),
+                                    .dtype = SAFE_F32,
+                                    .rank = t->rank,
+                                    .shape = {t->rank == 1 ? t->cols : t->rows}};
+    if (t->rank == 2) list->tensors[i].shape[1] = t->cols;
+  }
 }
 
-char *value_name(const HfTensor *t, ValueKind kind) {
-  static const char *const prefix[VALUE_KINDS] = {"", "exp_avg.", "exp_avg_sq."};
-  return xasprintf("%s%s", prefix[kind], t->name);
+void tensor_list_free(TensorList *list) {
+  for (int i = 0; i < list->count; i++) free(list->tensors[i].name);
+  free(list->tensors);
+  free(list->hf);
+}
+
+master_t *tensor_values(const TensorList *list, const Llama *llama, int i) {
+  const ParamTensor *p = &llama->tensors[list->hf[i].param];
+  return list->count == list->each ? p->master : i < list->each ? p->m : p->v;
 }
 
 // ---- One file, or the shards of one
 
-typedef struct TensorFiles {
-  char *name; // of the file, or of the index of the shards
+// The tensors of a list, and where each of them was found.
+typedef struct Wanted {
+  const ModelConfig *model;
+  bool moments;
+  TensorList list;
+  struct Source {
+    const SafeFile *file;
+    const SafeTensor *tensor;
+  } * sources;     // [list.count]
+  PathText name;   // of the file, or of the index of the shards
+  SafeFile *files; // [count]
   int count;
-  SafeFile *files;
-} TensorFiles;
+} Wanted;
 
-static void close_files(TensorFiles *f) {
-  for (int i = 0; i < f->count; i++) safetensors_close(&f->files[i]);
-  free(f->files);
-  free(f->name);
-  *f = (TensorFiles){0};
-}
-
-// The tensor, with the file that has it in *file; NULL if none has.
-static const SafeTensor *find_tensor(const TensorFiles *f, const char *name,
-                                     const SafeFile **file) {
-  for (int i = 0; i < f->count; i++) {
-    const SafeTensor *t = safetensors_find(&f->files[i], name);
-    if (t) {
-      *file = &f->files[i];
-      return t;
-    }
+// The tensor, with the file that has it; both NULL if none has.
+static struct Source find_tensor(const Wanted *w, const char *name) {
+  for (int i = 0; i < w->count; i++) {
+    const SafeTensor *t = safetensors_find(&w->files[i], name);
+    if (t) return (struct Source){&w->files[i], t};
   }
-  return NULL;
+  return (struct Source){NULL, NULL};
 }
 
-static int compare_strings(const void *a, const void *b) {
-  return strcmp(*(const char *const *)a, *(const char *const *)b);
+static int open_file(Wanted *w, const char *path, Error *err) {
+  w->files = xrealloc(w->files, (size_t)(w->count + 1) * sizeof *w->files);
+  if (safetensors_open(&w->files[w->count], path, err) != 0) return -1;
+  w->count++;
+  return 0;
 }
 
 // Opens every file that weight_map names. The map itself is not needed: the names in the files are.
-static int open_shards(TensorFiles *f, const char *folder, const cJSON *weight_map, Error *err) {
-  const int entries = cJSON_GetArraySize(weight_map);
-  const char **names = xcalloc((size_t)entries + 1, sizeof *names);
-  int count = 0, status = 0;
-  const cJSON *item;
-  cJSON_ArrayForEach(item, weight_map) {
-    if (!cJSON_IsString(item) || strchr(item->valuestring, '/') || item->valuestring[0] == '\0')
+static int open_shards(Wanted *w, const char *folder, const cJSON *weight_map, Error *err) {
+  const char **names = xcalloc((size_t)cJSON_GetArraySize(weight_map) + 1, sizeof *names);
+  int status = 0; // names: of the open files
+  for (const cJSON *item = weight_map->child; item && status == 0; item = item->next) {
+    const char *name = cJSON_GetStringValue(item);
+    int i = 0;
+    if (!name || strchr(name, '/') || name[0] == '\0') {
       status = error_set(err, "'%s': weight_map gives '%.200s' something that is not a file's name",
-                         f->name, item->string);
-    else
-      names[count++] = item->valuestring;
-  }
-  qsort(names, (size_t)count, sizeof *names, compare_strings);
-  f->files = xcalloc((size_t)count + 1, sizeof *f->files);
-  for (int i = 0; i < count && status == 0; i++) {
-    if (i > 0 && strcmp(names[i - 1], names[i]) == 0) continue;
-    char *path = xasprintf("%s/%s", folder, names[i]);
-    status = safetensors_open(&f->files[f->count], path, err);
-    if (status == 0) f->count++;
-    free(path);
+                         w->name.text, item->string);
+      break;
+    }
+    while (i < w->count && strcmp(names[i], name) != 0) i++;
+    if (i < w->count) continue;
+    names[i] = name;
+    status = open_file(w, path_text("%s/%s", folder, name).text, err);
   }
   free(names);
   return status;
 }
 
-static int open_index(TensorFiles *f, const char *folder, Error *err) {
-  char *text;
-  size_t bytes;
-  if (file_read(f->name, INDEX_MAX_BYTES, &text, &bytes, err) != 0) return -1;
-  cJSON *root = json_parse(f->name, text, bytes, err);
-  int status = root ? 0 : -1;
-  if (root) {
-    const cJSON *weight_map = cJSON_GetObjectItemCaseSensitive(root, "weight_map");
-    status = cJSON_IsObject(weight_map)
-                 ? open_shards(f, folder, weight_map, err)
-                 : error_set(err, "'%s' has no object 'weight_map'", f->name);
-  }
+static int open_index(Wanted *w, const char *folder, Error *err) {
+  cJSON *root = json_read(w->name.text, INDEX_MAX_BYTES, err);
+  const cJSON *weight_map = cJSON_GetObjectItemCaseSensitive(root, "weight_map");
+  int status = -1;
+  if (cJSON_IsObject(weight_map))
+    status = open_shards(w, folder, weight_map, err);
+  else if (root)
+    error_set(err, "'%s' has no object 'weight_map'", w->name.text);
   cJSON_Delete(root);
-  free(text);
   return status;
 }
 
-static int open_single(TensorFiles *f, Error *err) {
-  f->files = xcalloc(1, sizeof *f->files);
-  if (safetensors_open(&f->files[0], f->name, err) != 0) return -1;
-  f->count = 1;
-  return 0;
-}
-
-static int open_weights(TensorFiles *f, const char *folder, Error *err) {
-  *f = (TensorFiles){.name = xasprintf("%s/%s", folder, WEIGHTS_FILE)};
-  if (path_exists(f->name)) return open_single(f, err);
-  char *index = xasprintf("%s/%s", folder, WEIGHTS_INDEX_FILE);
-  if (!path_exists(index)) {
-    free(index);
-    return error_set(err, "'%s' has no weights: neither %s nor %s is there", folder, WEIGHTS_FILE,
-                     WEIGHTS_INDEX_FILE);
-  }
-  free(f->name);
-  f->name = index;
-  return open_index(f, folder, err);
-}
-
-static int open_optimizer(TensorFiles *f, const char *folder, Error *err) {
-  *f = (TensorFiles){.name = xasprintf("%s/%s", folder, OPTIMIZER_FILE)};
-  return open_single(f, err);
+static int open_files(Wanted *w, const char *folder, Error *err) {
+  w->name = path_text("%s/%s", folder, w->moments ? OPTIMIZER_FILE : WEIGHTS_FILE);
+  if (w->moments || path_exists(w->name.text)) return open_file(w, w->name.text, err);
+  w->name = path_text("%s/%s", folder, WEIGHTS_INDEX_FILE);
+  if (path_exists(w->name.text)) return open_index(w, folder, err);
+  return error_set(err, "'%s' has no weights: neither %s nor %s is there", folder, WEIGHTS_FILE,
+                   WEIGHTS_INDEX_FILE);
 }
 
 // ---- What must be there, and nothing else
 
-// What the files are read into: kinds [first, last] of every tensor of the list.
-typedef struct Wanted {
-  const ModelConfig *model;
-  const HfTensor *list;
-  int count;
-  ValueKind first, last;
-} Wanted;
-
-static int check_tensor(const TensorFiles *f, const Wanted *w, const HfTensor *t, ValueKind kind,
-                        Error *err) {
-  SafeTensor expected = {.rank = t->rank, .shape = {t->rows, t->cols}};
-  if (t->rank == 1) expected.shape[0] = t->cols;
-  const ShapeText shape = safetensors_shape_text(&expected);
-  char *name = value_name(t, kind);
-  const SafeFile *file = NULL;
-  const SafeTensor *found = find_tensor(f, name, &file);
-  int status = 0;
-  if (!found)
-    status = error_set(err, "'%s' lacks the tensor '%s' of shape %s%s", f->name, name, shape.text,
-                       strcmp(name, "lm_head.weight") == 0 && !w->model->tie_word_embeddings
-                           ? "; if the model shares it with its embedding, tie_word_embeddings "
-                             "must be true"
-                           : "");
-  else if (strcmp(safetensors_shape_text(found).text, shape.text) != 0)
-    status = error_set(err, "'%s': the tensor '%s' has the shape %s, but this model's has %s",
-                       f->name, name, safetensors_shape_text(found).text, shape.text);
-  else if (kind == VALUE_WEIGHT
-               ? found->dtype != SAFE_F32 && found->dtype != SAFE_BF16 && found->dtype != SAFE_F16
-               : found->dtype != SAFE_F32)
-    status = error_set(err, "'%s': the dtype of the tensor '%s' is not %s", f->name, name,
-                       kind == VALUE_WEIGHT ? "F32, BF16 or F16" : "F32");
-  free(name);
-  return status;
+static int check_tensor(const Wanted *w, int i, Error *err) {
+  const SafeTensor *wanted = &w->list.tensors[i], *found = w->sources[i].tensor;
+  const char *file = w->name.text, *name = wanted->name;
+  const ShapeText shape = safetensors_shape_text(wanted);
+  if (!found) {
+    error_set(err, "'%s' lacks the tensor '%s' of shape %s", file, name, shape.text);
+    if (strcmp(name, "lm_head.weight") == 0)
+      error_append(err, "; if the model shares it with its embedding, tie_word_embeddings must be "
+                        "true");
+    return -1;
+  }
+  if (strcmp(safetensors_shape_text(found).text, shape.text) != 0)
+    return error_set(err, "'%s': the tensor '%s' has the shape %s, but this model's has %s", file,
+                     name, safetensors_shape_text(found).text, shape.text);
+  const bool half = found->dtype == SAFE_BF16 || found->dtype == SAFE_F16;
+  if (found->dtype == SAFE_F32 || (half && !w->moments)) return 0;
+  return error_set(err, "'%s': the dtype of the tensor '%s' is not %s", file, name,
+                   w->moments ? "F32" : "F32, BF16 or F16");
 }
 
-static int ends_with(const char *name, const char *end) {
+static bool ends_with(const char *name, const char *end) {
   const size_t n = strlen(name), m = strlen(end);
   return n >= m && strcmp(name + n - m, end) == 0;
 }
 
-// A tensor that the model has no parameter for: -1 unless it says nothing new.
-static int check_extra(const TensorFiles *f, const Wanted *w, const SafeFile *file,
-                       const SafeTensor *t, Error *err) {
+// A tensor of a file that is no wanted one's source: -1 unless it says nothing new.
+static int check_extra(const Wanted *w, const SafeFile *file, const SafeTensor *t, Error *err) {
   // Buffers that older versions of transformers saved; they follow from rope_theta.
   if (ends_with(t->name, ".rotary_emb.inv_freq")) return 0;
-  if (w->first != VALUE_WEIGHT || !w->model->tie_word_embeddings ||
-      strcmp(t->name, "lm_head.weight") != 0)
+  if (find_tensor(w, t->name).tensor != t)
+    return error_set(err, "'%s': two shards have the tensor '%.200s'", w->name.text, t->name);
+  if (w->moments || !w->model->tie_word_embeddings || strcmp(t->name, "lm_head.weight") != 0)
     return error_set(err,
                      "'%s' has the tensor '%.200s', for which this model of %lld layers has no "
                      "place",
-                     f->name, t->name, (long long)w->model->num_hidden_layers);
-  const SafeFile *embedding_file = NULL;
-  const SafeTensor *embedding = find_tensor(f, "model.embed_tokens.weight", &embedding_file);
+                     w->name.text, t->name, (long long)w->model->num_hidden_layers);
+  const struct Source embedding = find_tensor(w, "model.embed_tokens.weight");
+  const SafeTensor *e = embedding.tensor;
   const uint64_t bytes = t->end - t->begin;
-  if (embedding && t->dtype == embedding->dtype && bytes == embedding->end - embedding->begin &&
-      memcmp(file->data + t->begin, embedding_file->data + embedding->begin, bytes) == 0)
+  if (t->dtype == e->dtype && bytes == e->end - e->begin &&
+      memcmp(file->data + t->begin, embedding.file->data + e->begin, bytes) == 0)
     return 0;
   return error_set(err,
                    "'%s': lm_head.weight differs from model.embed_tokens.weight, but "
                    "tie_word_embeddings is true",
-                   f->name);
+                   w->name.text);
 }
 
-static int check_files(const TensorFiles *f, const Wanted *w, Error *err) {
-  const int total = (int)(w->last - w->first + 1) * w->count;
-  char **names = xcalloc((size_t)total, sizeof *names);
-  int n = 0, status = 0;
-  for (ValueKind kind = w->first; kind <= w->last; kind++)
-    for (int i = 0; i < w->count; i++) {
-      names[n++] = value_name(&w->list[i], kind);
-      if (status == 0) status = check_tensor(f, w, &w->list[i], kind, err);
+static int check_files(const Wanted *w, Error *err) {
+  for (int i = 0; i < w->list.count; i++) {
+    w->sources[i] = find_tensor(w, w->list.tensors[i].name);
+    if (check_tensor(w, i, err) != 0) return -1;
+  }
+  for (const SafeFile *file = w->files; file < w->files + w->count; file++)
+    for (int i = 0; i < file->count; i++) {
+      int k = 0;
+      while (k < w->list.count && w->sources[k].tensor != &file->tensors[i]) k++;
+      if (k == w->list.count && check_extra(w, file, &file->tensors[i], err) != 0) return -1;
     }
-  qsort(names, (size_t)total, sizeof *names, compare_strings);
-  for (int i = 0; i < f->count; i++)
-    for (int j = 0; j < f->files[i].count && status == 0; j++) {
-      const SafeTensor *t = &f->files[i].tensors[j];
-      const SafeFile *file = NULL;
-      if (find_tensor(f, t->name, &file) != t)
-        status = error_set(err, "'%s': two shards have the tensor '%.200s'", f->name, t->name);
-      else if (!bsearch(&t->name, names, (size_t)total, sizeof *names, compare_strings))
-        status = check_extra(f, w, &f->files[i], t, err);
-    }
-  for (int i = 0; i < total; i++) free(names[i]);
-  free(names);
-  return status;
+  return 0;
+}
+
+// Opens what the folder has and checks it; wanted_close afterwards, whatever came of it.
+static int wanted_open(Wanted *w, const char *folder, const ModelConfig *model, bool moments,
+                       Error *err) {
+  *w = (Wanted){.model = model, .moments = moments};
+  tensor_list_make(&w->list, model, moments);
+  w->sources = xcalloc((size_t)w->list.count, sizeof *w->sources);
+  return open_files(w, folder, err) == 0 ? check_files(w, err) : -1;
+}
+
+static void wanted_close(Wanted *w) {
+  for (int i = 0; i < w->count; i++) safetensors_close(&w->files[i]);
+  free(w->files);
+  free(w->sources);
+  tensor_list_free(&w->list);
 }
 
 // ---- Into the model
 
-// Rows of one packed tensor from the HF tensors that it is made of.
-static int gather(const TensorFiles *f, const Wanted *w, int param, ValueKind kind, float *packed,
-                  Error *err) {
+// The packed tensor that tensor `first` of the list is the first part of, from all of its parts.
+static int load_packed(const Wanted *w, const Llama *llama, int first, Error *err) {
+  master_t *values = tensor_values(&w->list, llama, first);
+  for (int i = 0; i < first; i++)
+    if (tensor_values(&w->list, llama, i) == values) return 0; // loaded with its first part
+  const ParamTensor *p = &llama->tensors[w->list.hf[first].param];
+  float *packed = xmalloc((size_t)(p->rows * p->cols) * sizeof *packed);
   int status = 0;
-  for (int i = 0; i < w->count && status == 0; i++) {
-    const HfTensor *t = &w->list[i];
-    if (t->param != param) continue;
-    char *name = value_name(t, kind);
-    const SafeFile *file = NULL;
-    const SafeTensor *from = find_tensor(f, name, &file);
+  for (int i = first; i < w->list.count && status == 0; i++) {
+    if (tensor_values(&w->list, llama, i) != values) continue;
+    const HfTensor *t = &w->list.hf[i];
     for (int64_t row = 0; row < t->rows && status == 0; row++)
-      status = safetensors_read_f32(file, from, row * t->cols, t->cols,
-                                    packed + layout_packed_row(w->model, t, row) * t->cols, err);
-    free(name);
+      status =
+          safetensors_read_f32(w->sources[i].file, w->sources[i].tensor, row * t->cols, t->cols,
+                               packed + layout_packed_row(w->model, t, row) * t->cols, err);
   }
+  if (status == 0) llama->be->write_master(llama->be, values, packed, p->rows * p->cols);
+  free(packed);
   return status;
 }
 
-static int load_values(const TensorFiles *f, const Wanted *w, Llama *llama, Error *err) {
-  Backend *be = llama->be;
-  int status = 0;
-  for (ValueKind kind = w->first; kind <= w->last; kind++)
-    for (int i = 0; i < llama->param_count && status == 0; i++) {
-      const ParamTensor *p = &llama->tensors[i];
-      const int64_t elements = p->rows * p->cols;
-      float *packed = xmalloc((size_t)elements * sizeof *packed);
-      status = gather(f, w, i, kind, packed, err);
-      if (status == 0) be->write_master(be, value_of(p, kind), packed, elements);
-      free(packed);
-    }
-  return status;
+static int load_values(const Wanted *w, const Llama *llama, Error *err) {
+  for (int i = 0; i < w->list.count; i++)
+    if (load_packed(w, llama, i, err) != 0) return -1;
+  return 0;
 }
 
 static void zero_moments(Llama *llama) {
@@ -254,26 +234,17 @@ static void zero_moments(Llama *llama) {
 }
 
 int checkpoint_load(const char *path, Llama *llama, bool with_optimizer, Error *err) {
-  const int count = hf_tensor_count(&llama->config);
-  HfTensor *list = xcalloc((size_t)count, sizeof *list);
-  hf_tensor_list(&llama->config, list);
-  const Wanted weights = {&llama->config, list, count, VALUE_WEIGHT, VALUE_WEIGHT};
-  const Wanted moments = {&llama->config, list, count, VALUE_EXP_AVG, VALUE_EXP_AVG_SQ};
-  TensorFiles weight_files = {0}, moment_files = {0};
-  int status = open_weights(&weight_files, path, err);
-  if (status == 0) status = check_files(&weight_files, &weights, err);
-  if (status == 0 && with_optimizer) {
-    status = open_optimizer(&moment_files, path, err);
-    if (status == 0) status = check_files(&moment_files, &moments, err);
-  }
-  if (status == 0) status = load_values(&weight_files, &weights, llama, err);
-  if (status == 0 && with_optimizer) status = load_values(&moment_files, &moments, llama, err);
+  Wanted weights, moments = {0};
+  int status = wanted_open(&weights, path, &llama->config, false, err);
+  if (status == 0 && with_optimizer)
+    status = wanted_open(&moments, path, &llama->config, true, err);
+  if (status == 0) status = load_values(&weights, llama, err);
+  if (status == 0 && with_optimizer) status = load_values(&moments, llama, err);
   if (status == 0) {
     if (!with_optimizer && llama->shape.train) zero_moments(llama);
     llama->be->refresh(llama->be, llama->tensors, llama->param_count);
   }
-  close_files(&moment_files);
-  close_files(&weight_files);
-  free(list);
+  wanted_close(&moments);
+  wanted_close(&weights);
   return status;
 }

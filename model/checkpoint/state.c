@@ -3,46 +3,35 @@
 #include <errno.h>
 #include <inttypes.h>
 #include <math.h>
-#include <stddef.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/file.h"
+#include "base/json.h"
 #include "base/memory.h"
 #include "model/checkpoint/files.h"
-#include "base/json.h"
 
-enum { STATE_VERSION = 1, STATE_MAX_BYTES = 1 << 16, RUN_CONFIG_MAX_BYTES = 1 << 20 };
+enum { STATE_VERSION = 1, STATE_MAX_BYTES = 1 << 16 };
 
-static const struct {
-  const char *name;
-  size_t offset; // of an int64_t in TrainState
-} counters[] = {
-    {"step", offsetof(TrainState, step)},
-    {"updates", offsetof(TrainState, updates)},
-    {"nonfinite", offsetof(TrainState, nonfinite)},
-    {"nonfinite_row", offsetof(TrainState, nonfinite_row)},
-    {"best_val_step", offsetof(TrainState, best_val_step)},
-};
-enum { COUNTERS = sizeof counters / sizeof *counters };
+// The keys of state.json in their order.
+enum { VERSION, FIRST_COUNTER, SEQUENCES = FIRST_COUNTER + 5, BEST_VAL_LOSS, KEYS };
+static const char *const names[KEYS] = {"version",   "step",          "updates",
+                                        "nonfinite", "nonfinite_row", "best_val_step",
+                                        "sequences", "best_val_loss"};
 
-static int64_t *counter(TrainState *state, int i) {
-  return (int64_t *)((char *)state + counters[i].offset);
-}
-
-char *state_json(const TrainState *state) {
-  TrainState copy = *state;
-  JsonText out = {0};
-  json_append(&out, "{\n  \"version\": %d,\n", STATE_VERSION);
-  for (int i = 0; i < COUNTERS; i++)
-    json_append(&out, "  \"%s\": %" PRId64 ",\n", counters[i].name, *counter(&copy, i));
-  json_append(&out, "  \"sequences\": \"%" PRIu64 "\",\n  \"best_val_loss\": ", state->sequences);
-  if (isfinite(state->best_val_loss))
-    json_append_number(&out, state->best_val_loss);
-  else
-    json_append(&out, "null");
-  json_append(&out, "\n}\n");
-  return out.text;
+char *state_json(const TrainState *s) {
+  const int64_t numbers[SEQUENCES] = {STATE_VERSION, s->step,          s->updates,
+                                      s->nonfinite,  s->nonfinite_row, s->best_val_step};
+  char digits[24];
+  snprintf(digits, sizeof digits, "%" PRIu64, s->sequences);
+  JsonWriter w = {.indent = 2};
+  json_open(&w, NULL, '{');
+  for (int i = 0; i < SEQUENCES; i++) json_whole(&w, names[i], numbers[i]);
+  json_string(&w, names[SEQUENCES], digits);
+  json_number(&w, names[BEST_VAL_LOSS], s->best_val_loss, JSON_EXACT);
+  json_close(&w, '}');
+  return w.text;
 }
 
 // "0", "17", at most 2^64 - 1; no sign, space or leading zero.
@@ -56,85 +45,52 @@ static int parse_digits(const char *text, uint64_t *value) {
   return errno == 0 ? 0 : -1;
 }
 
-// Stores one key; *seen counts the keys of state.json that were met.
-static int read_key(TrainState *state, const cJSON *item, int *seen, Error *err) {
-  const char *key = item->string;
-  ++*seen;
-  for (int i = 0; i < COUNTERS; i++) {
-    if (strcmp(key, counters[i].name) != 0) continue;
-    if (json_integer(item, counter(state, i)) == 0 && *counter(state, i) >= 0) return 0;
-    return error_set(err, "the value of '%s' is not a whole number from 0 to 2^53 - 1", key);
-  }
-  if (strcmp(key, "version") == 0) {
-    int64_t version;
-    if (json_integer(item, &version) == 0 && version == STATE_VERSION) return 0;
+static int read_state(TrainState *s, const cJSON *root, Error *err) {
+  int64_t number, *const counters[] = {&s->step, &s->updates, &s->nonfinite, &s->nonfinite_row,
+                                       &s->best_val_step};
+  const cJSON *fields[KEYS], *best;
+  const cJSON *version = cJSON_GetObjectItemCaseSensitive(root, names[VERSION]);
+  if (version && (json_integer(version, &number) != 0 || number != STATE_VERSION))
     return error_set(err, "'version' is not %d, the one that this program reads", STATE_VERSION);
+  if (json_fields(root, names, KEYS, fields, err) != 0) return -1;
+  for (int i = FIRST_COUNTER; i < SEQUENCES; i++) {
+    int64_t *counter = counters[i - FIRST_COUNTER];
+    if (json_integer(fields[i], counter) != 0 || *counter < 0)
+      return error_set(err, "the value of '%s' is not a whole number from 0 to 2^53 - 1", names[i]);
   }
-  if (strcmp(key, "sequences") == 0) {
-    if (cJSON_IsString(item) && parse_digits(item->valuestring, &state->sequences) == 0) return 0;
+  if (!cJSON_IsString(fields[SEQUENCES]) ||
+      parse_digits(fields[SEQUENCES]->valuestring, &s->sequences) != 0)
     return error_set(err, "the value of 'sequences' is not a string of digits below 2^64");
-  }
-  if (strcmp(key, "best_val_loss") == 0) {
-    state->best_val_loss = cJSON_IsNull(item) ? NAN : item->valuedouble;
-    if (cJSON_IsNull(item) || (cJSON_IsNumber(item) && isfinite(item->valuedouble))) return 0;
+  best = fields[BEST_VAL_LOSS];
+  s->best_val_loss = cJSON_IsNull(best) ? NAN : best->valuedouble;
+  if (!cJSON_IsNull(best) && !(cJSON_IsNumber(best) && isfinite(best->valuedouble)))
     return error_set(err, "the value of 'best_val_loss' is not a number or null");
-  }
-  return error_set(err, "the key '%.100s' is unknown", key);
+  if (s->updates <= s->step) return 0;
+  return error_set(err, "%" PRId64 " updates in %" PRId64 " steps cannot be", s->updates, s->step);
 }
 
-static int read_state(TrainState *state, const cJSON *root, Error *err) {
-  enum { KEYS = COUNTERS + 3 };
-  if (!cJSON_IsObject(root)) return error_set(err, "it is not an object");
-  const char *twice = json_duplicate_key(root);
-  if (twice) return error_set(err, "the key '%.100s' is there twice", twice);
-  int seen = 0;
-  const cJSON *item;
-  cJSON_ArrayForEach(item, root) {
-    if (read_key(state, item, &seen, err) != 0) return -1;
-  }
-  if (seen != KEYS) return error_set(err, "only %d of its %d keys are there", seen, KEYS);
-  if (state->updates > state->step)
-    return error_set(err, "%" PRId64 " updates in %" PRId64 " steps cannot be", state->updates,
-                     state->step);
-  return 0;
-}
-
-// The text of PATH/FILE, with its full name in *name; both in fresh memory.
-static int read_file(const char *path, const char *file, size_t max_bytes, char **name, char **text,
-                     size_t *bytes, Error *err) {
-  *name = xasprintf("%s/%s", path, file);
-  int status = -1;
-  if (!path_exists(*name))
-    error_set(err,
-              "'%s' is not a checkpoint that a run can go on from: it has no %s (weights alone can "
-              "be started from with train.init_from)",
-              path, file);
-  else
-    status = file_read(*name, max_bytes, text, bytes, err);
-  if (status != 0) free(*name);
-  return status;
+// PATH/FILE, which must be there.
+static int find_file(const char *path, const char *file, PathText *found, Error *err) {
+  *found = path_text("%s/%s", path, file);
+  if (path_exists(found->text)) return 0;
+  return error_set(err,
+                   "'%s' is not a checkpoint that a run can go on from: it has no %s (weights "
+                   "alone can be started from with train.init_from)",
+                   path, file);
 }
 
 int checkpoint_read_state(const char *path, TrainState *state, Error *err) {
-  char *name, *text;
-  size_t bytes;
-  if (read_file(path, STATE_FILE, STATE_MAX_BYTES, &name, &text, &bytes, err) != 0) return -1;
-  cJSON *root = json_parse(name, text, bytes, err);
+  PathText name;
+  if (find_file(path, STATE_FILE, &name, err) != 0) return -1;
+  cJSON *root = json_read(name.text, STATE_MAX_BYTES, err);
   int status = root ? 0 : -1;
-  if (root && read_state(state, root, err) != 0) status = error_prefix(err, "'%s'", name);
+  if (root && read_state(state, root, err) != 0) status = error_prefix(err, "'%s'", name.text);
   cJSON_Delete(root);
-  free(text);
-  free(name);
   return status;
 }
 
 int checkpoint_read_config(const char *path, Config *config, Error *err) {
-  char *name, *text;
-  size_t bytes;
-  if (read_file(path, RUN_CONFIG_FILE, RUN_CONFIG_MAX_BYTES, &name, &text, &bytes, err) != 0)
-    return -1;
-  const int status = config_parse(config, name, text, 0, NULL, err);
-  free(text);
-  free(name);
-  return status;
+  PathText name;
+  if (find_file(path, RUN_CONFIG_FILE, &name, err) != 0) return -1;
+  return config_load(config, name.text, 0, NULL, err);
 }

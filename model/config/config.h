@@ -1,5 +1,5 @@
-// The run's configuration: JSON file + "section.key=value" overrides -> checked structs. One table
-// in config_keys.c names every key with its type, range and default; parsing, overrides, the
+// The run's configuration: a JSON file and "section.key=value" overrides become checked structs.
+// One table in keys.c names every key with its type, range and default; parsing, overrides, the
 // resolved print-out, the resume check and `train --help-config` all derive from it.
 #pragma once
 #include <stdbool.h>
@@ -47,8 +47,7 @@ typedef struct TrainConfig {
   int64_t batch_size;            // sequences in a micro-batch, B
   int64_t sequence_length;       // T
   int64_t gradient_accumulation; // micro-batches a step
-  int64_t
-      loss_chunks; // the logits of a micro-batch are made in this many pieces; 0 = as few as fit
+  int64_t loss_chunks;           // pieces in which a micro-batch's logits are made; 0 = few as fit
   Recompute recompute;
   uint64_t seed;
   int64_t eval_interval; // steps between validations; 0 = only at the start and the end
@@ -59,10 +58,9 @@ typedef struct TrainConfig {
   int64_t sample_tokens;
   char sample_prompt[TEXT_CHARS];
   double sample_temperature;
-  int64_t max_nonfinite;     // refused updates in a row before the run stops
-  char resume[PATH_CHARS];   // "" = start anew, "auto" = latest of output.dir if there is one, or a
-                             // folder
-  bool resume_allow_changes; // resume although keys that shape the run differ
+  int64_t max_nonfinite;      // refused updates in a row before the run stops
+  char resume[PATH_CHARS];    // "" = start anew, "auto" = latest of output.dir if any, or a folder
+  bool resume_allow_changes;  // resume although keys that shape the run differ
   char init_from[PATH_CHARS]; // folder with a model.safetensors to start from; "" = random
 } TrainConfig;
 
@@ -130,8 +128,7 @@ void config_print(const Config *config);
 // intervals, ...) may differ.
 int config_compare(const Config *saved, const Config *now, Error *err);
 
-// Prints the table of keys (name, type, default, allowed, meaning) for --help-config and the
-// README.
+// Prints the table of keys (name, default, allowed, meaning) in Markdown, for --help-config.
 void config_print_keys(void);
 
 // A Hugging Face config.json (LlamaForCausalLM) -> ModelConfig, and back; the text is the caller's

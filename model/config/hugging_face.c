@@ -1,6 +1,6 @@
 // Hugging Face LlamaConfig: reading every spelling that transformers 4 and 5 write, writing one
 // that both read, and what follows from a model's sizes.
-#include <stdlib.h>
+#include <math.h>
 #include <string.h>
 #include "model/config/keys.h"
 #include "data/tokenizer.h"
@@ -17,19 +17,15 @@ static const struct {
 };
 enum { FIXED_KEYS = sizeof fixed_keys / sizeof *fixed_keys };
 
-static int check_fixed(KeyReader *r, const cJSON *item, const char *prefix) {
+static int check_fixed(KeyReader *r, const cJSON *item) {
   for (int i = 0; i < FIXED_KEYS; i++) {
     if (strcmp(fixed_keys[i].name, item->string) != 0 || cJSON_IsNull(item)) continue;
     cJSON *only = cJSON_Parse(fixed_keys[i].value);
     const bool same = cJSON_Compare(item, only, true);
     cJSON_Delete(only);
     if (same) return 0;
-    JsonText shown = {0};
-    json_append_value(&shown, item);
-    error_set(r->err, "%s: %s%s is %s, but only %s is supported", r->where, prefix, item->string,
-              shown.text, fixed_keys[i].value);
-    free(shown.text);
-    return -1;
+    return error_set(r->err, "%s: %s is %s, but only %s is supported", r->where, item->string,
+                     json_shown(item).text, fixed_keys[i].value);
   }
   return 0;
 }
@@ -37,7 +33,7 @@ static int check_fixed(KeyReader *r, const cJSON *item, const char *prefix) {
 // transformers 5 keeps rope_theta inside rope_parameters; a file may have it in both places.
 static int read_inner_theta(KeyReader *r, const cJSON *value, const char *name) {
   const Key *key = key_find("model", "rope_theta");
-  const bool given = r->given[key - config_keys];
+  const bool given = key_given(r, "model", "rope_theta");
   const double outer = r->config->model.rope_theta;
   if (key_set(r, key, value)) return -1;
   if (given && outer != r->config->model.rope_theta)
@@ -49,8 +45,8 @@ static int read_inner_theta(KeyReader *r, const cJSON *value, const char *name) 
 static int read_rope_key(KeyReader *r, const cJSON *item, const char *name) {
   const Key *type = key_find("model.rope_scaling", "rope_type");
   const Key *key = key_find("model.rope_scaling", item->string);
-  if (strcmp(item->string, "type") == 0) key = type; // transformers before 4.43
-  if (key == type && r->given[type - config_keys]) { // both spellings
+  if (strcmp(item->string, "type") == 0) key = type;            // transformers before 4.43
+  if (key == type && key_given(r, type->section, type->name)) { // both spellings
     const RopeType first = r->config->model.rope_scaling.type;
     if (key_set(r, type, item)) return -1;
     if (first == r->config->model.rope_scaling.type) return 0;
@@ -59,23 +55,20 @@ static int read_rope_key(KeyReader *r, const cJSON *item, const char *name) {
   }
   if (key) return key_set(r, key, item);
   if (strcmp(item->string, "rope_theta") == 0) return read_inner_theta(r, item, name);
-  if (strcmp(item->string, "partial_rotary_factor") == 0) return check_fixed(r, item, "");
+  if (strcmp(item->string, "partial_rotary_factor") == 0) return check_fixed(r, item);
   return key_unknown(r, "model.rope_scaling", item->string);
 }
 
 int model_read_rope(KeyReader *r, const cJSON *value, const char *name) {
-  for (int i = 0; i < config_key_count; i++)
-    if (strcmp(config_keys[i].section, "model.rope_scaling") == 0) r->given[i] = false;
-  memset(&r->config->model.rope_scaling, 0, sizeof r->config->model.rope_scaling);
+  keys_forget(r, "model.rope_scaling");
   if (cJSON_IsNull(value)) return 0;
   if (!cJSON_IsObject(value))
     return error_set(r->err, "%s: %s must be null or an object with rope_type and factor", r->where,
                      name);
-  if (keys_unique(r, value, name)) return -1;
   for (const cJSON *item = value->child; item; item = item->next)
     if (read_rope_key(r, item, name)) return -1;
-  const bool has_type = r->given[key_find("model.rope_scaling", "rope_type") - config_keys];
-  if (!has_type && r->given[key_find("model.rope_scaling", "factor") - config_keys])
+  if (key_given(r, "model.rope_scaling", "factor") &&
+      !key_given(r, "model.rope_scaling", "rope_type"))
     return error_set(r->err,
                      "%s: %s has a factor but no rope_type; it must be \"default\" or \"llama3\"",
                      r->where, name);
@@ -90,15 +83,14 @@ static bool is_rope(const char *name) {
 static int fill_hugging_face_defaults(KeyReader *r) {
   static const char *const defaults[][2] = {{"rms_norm_eps", "1e-06"}, {"rope_theta", "10000"}};
   for (int i = 0; i < 2; i++) {
-    const Key *key = key_find("model", defaults[i][0]);
-    if (!r->given[key - config_keys] && key_set_json(r, key, defaults[i][1])) return -1;
+    const char *name = defaults[i][0];
+    if (!key_given(r, "model", name) && key_set_json(r, key_find("model", name), defaults[i][1]))
+      return -1;
   }
   return 0;
 }
 
 int model_read(KeyReader *r, const cJSON *object) {
-  const char *name = r->hugging_face ? "" : "model";
-  if (keys_unique(r, object, name)) return -1;
   const cJSON *rope = NULL;
   for (const cJSON *item = object->child; item; item = item->next) {
     const Key *key = key_find("model", item->string);
@@ -114,85 +106,32 @@ int model_read(KeyReader *r, const cJSON *object) {
       continue;
     }
     if (!r->hugging_face) return key_unknown(r, "model", item->string);
-    if (check_fixed(r, item, "")) return -1;
+    if (check_fixed(r, item)) return -1;
   }
   // Last, so that an outer rope_theta is known.
   if (rope && model_read_rope(r, rope, rope->string)) return -1;
   return r->hugging_face ? fill_hugging_face_defaults(r) : 0;
 }
 
-// ---- Consistency
-
-static int check_llama3(const ModelConfig *model, const char *where, Error *err) {
-  const struct {
-    const char *name;
-    double value;
-  } needed[] = {
-      {"factor", model->rope_scaling.factor},
-      {"low_freq_factor", model->rope_scaling.low_freq_factor},
-      {"high_freq_factor", model->rope_scaling.high_freq_factor},
-      {"original_max_position_embeddings",
-       (double)model->rope_scaling.original_max_position_embeddings},
-  };
-  for (int i = 0; i < 4; i++)
-    if (needed[i].value == 0) // no valid value is 0
-      return error_set(err, "%s: rope_scaling.%s is missing; llama3 scaling needs it", where,
-                       needed[i].name);
-  if (!(model->rope_scaling.high_freq_factor > model->rope_scaling.low_freq_factor))
-    return error_set(err,
-                     "%s: rope_scaling.high_freq_factor is %g, but it must be above "
-                     "low_freq_factor, which is %g",
-                     where, model->rope_scaling.high_freq_factor,
-                     model->rope_scaling.low_freq_factor);
-  return 0;
-}
-
-static int resolve_heads(ModelConfig *model, const char *where, Error *err) {
-  const long long D = model->hidden_size, H = model->num_attention_heads;
-  if (model->num_key_value_heads == 0) model->num_key_value_heads = H;
-  if (H % model->num_key_value_heads != 0)
-    return error_set(err,
-                     "%s: num_key_value_heads is %lld, but it must divide num_attention_heads, "
-                     "which is %lld",
-                     where, (long long)model->num_key_value_heads, H);
-  if (model->head_dim == 0) {
-    if (D % H != 0)
-      return error_set(err,
-                       "%s: hidden_size is %lld, but it must be a multiple of "
-                       "num_attention_heads, which is %lld, unless head_dim is given",
-                       where, D, H);
-    model->head_dim = D / H;
-  }
-  if (model->head_dim % 2 != 0 || model->head_dim > 1024)
-    return error_set(err,
-                     "%s: head_dim is %lld, but it must be even and at most 1024, because RoPE "
-                     "turns pairs (hidden_size %lld, num_attention_heads %lld)",
-                     where, (long long)model->head_dim, D, H);
-  return 0;
-}
-
-int model_resolve(ModelConfig *model, const char *where, Error *err) {
-  if (resolve_heads(model, where, err)) return -1;
-  if (model->rope_scaling.type == ROPE_LLAMA3) return check_llama3(model, where, err);
-  memset(&model->rope_scaling, 0, sizeof model->rope_scaling);
-  return 0;
-}
-
 // ---- config.json
+
+int model_read_tree(KeyReader *r, cJSON *tree) {
+  if (!tree) return -1;
+  int failed = -1;
+  if (cJSON_IsObject(tree))
+    failed = model_read(r, tree);
+  else
+    error_set(r->err, "%s: a Hugging Face config.json must be a JSON object", r->where);
+  cJSON_Delete(tree);
+  return failed;
+}
 
 int model_config_parse(ModelConfig *model, const char *name, const char *json, Error *err) {
   Config config;
   memset(&config, 0, sizeof config);
   KeyReader r = {.config = &config, .where = name, .hugging_face = true, .err = err};
-  cJSON *tree = json_parse(name, json, strlen(json), err);
-  if (!tree) return -1;
-  int failed = -1;
-  if (!cJSON_IsObject(tree))
-    error_set(err, "%s: a config.json must be a JSON object", name);
-  else
-    failed = model_read(&r, tree);
-  cJSON_Delete(tree);
-  if (failed || keys_fill_defaults(&r, true) || model_resolve(&config.model, name, err)) return -1;
+  if (model_read_tree(&r, json_parse(name, json, strlen(json), err))) return -1;
+  if (keys_fill_defaults(&r, true) || model_resolve(&config.model, name, err)) return -1;
   *model = config.model;
   return 0;
 }
@@ -202,20 +141,20 @@ char *model_config_json(const ModelConfig *model, const char *torch_dtype) {
   Config config;
   memset(&config, 0, sizeof config);
   config.model = *model;
-  JsonText out = {0};
-  json_append(&out, "{\n  \"architectures\": [\"LlamaForCausalLM\"],\n");
+  const bool bytes = model->vocab_size == BYTE_VOCAB;
+  JsonWriter w = {.indent = 2};
+  json_open(&w, NULL, '{');
+  json_raw(&w, "architectures", "[\"LlamaForCausalLM\"]");
   for (int i = 0; i < FIXED_KEYS; i++)
-    if (fixed_keys[i].written)
-      json_append(&out, "  \"%s\": %s,\n", fixed_keys[i].name, fixed_keys[i].value);
+    if (fixed_keys[i].written) json_raw(&w, fixed_keys[i].name, fixed_keys[i].value);
   // Without a null here, transformers would take 1 and 2 for the begin and the end.
-  if (model->vocab_size == BYTE_VOCAB)
-    json_append(&out, "  \"bos_token_id\": %d,\n  \"eos_token_id\": %d,\n", TOKEN_BEGIN, TOKEN_END);
-  else
-    json_append(&out, "  \"bos_token_id\": null,\n  \"eos_token_id\": null,\n");
-  json_append(&out, "  \"torch_dtype\": \"%s\",\n  \"use_cache\": true,\n", torch_dtype);
-  keys_append_section(&out, "model", &config, 2);
-  json_append(&out, "\n}\n");
-  return out.text;
+  json_number(&w, "bos_token_id", bytes ? TOKEN_BEGIN : NAN, JSON_EXACT);
+  json_number(&w, "eos_token_id", bytes ? TOKEN_END : NAN, JSON_EXACT);
+  json_string(&w, "torch_dtype", torch_dtype);
+  json_bool(&w, "use_cache", true);
+  keys_write_section(&w, "model", &config);
+  json_close(&w, '}');
+  return w.text;
 }
 
 // ---- Counts

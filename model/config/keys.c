@@ -1,6 +1,7 @@
 #include "model/config/keys.h"
 
 #include <float.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -36,12 +37,12 @@ _Static_assert(sizeof(Schedule) == sizeof(int) && sizeof(RopeType) == sizeof(int
 const Key config_keys[] = {
     INTEGER(model, hidden_size, REQUIRED, 1, 131072, SHAPES, "width of the residual stream"),
     INTEGER(model, intermediate_size, REQUIRED, 1, 1048576, SHAPES, "width of the SwiGLU layer"),
-    INTEGER(model, num_hidden_layers, REQUIRED, 1, 4096, SHAPES, "layers"),
-    INTEGER(model, num_attention_heads, REQUIRED, 1, 4096, SHAPES, "query heads"),
+    INTEGER(model, num_hidden_layers, REQUIRED, 1, 4096, SHAPES, "number of layers"),
+    INTEGER(model, num_attention_heads, REQUIRED, 1, 4096, SHAPES, "number of query heads"),
     INTEGER(model, num_key_value_heads, DERIVED, 1, 4096, SHAPES,
-            "key and value heads; divides num_attention_heads, which is the default"),
+            "number of key and value heads; divides num_attention_heads, the default"),
     INTEGER(model, head_dim, DERIVED, 2, 1024, SHAPES,
-            "width of a head, even; hidden_size / num_attention_heads by default"),
+            "width of a head, even; by default hidden_size / num_attention_heads"),
     INTEGER(model, vocab_size, REQUIRED, 2, 16777216, SHAPES,
             "tokens in the vocabulary; 258 for the built-in byte tokenizer"),
     INTEGER(model, max_position_embeddings, "2048", 1, 2147483647, SHAPES,
@@ -59,99 +60,118 @@ const Key config_keys[] = {
     NUMBER(model.rope_scaling, factor, DERIVED, 0, DBL_MAX, SHAPES | KEY_ABOVE_MIN,
            "how much the long wavelengths are stretched"),
     NUMBER(model.rope_scaling, low_freq_factor, DERIVED, 0, DBL_MAX, SHAPES | KEY_ABOVE_MIN,
-           "wavelengths above original length / this are stretched in full"),
+           "wavelengths above the original length / this are stretched in full"),
     NUMBER(model.rope_scaling, high_freq_factor, DERIVED, 0, DBL_MAX, SHAPES | KEY_ABOVE_MIN,
-           "wavelengths below original length / this are kept"),
+           "wavelengths below the original length / this stay as they are"),
     INTEGER(model.rope_scaling, original_max_position_embeddings, DERIVED, 1, 2147483647, SHAPES,
-            "sequence length before the stretch"),
+            "sequence length that the model had before the stretch"),
 
     TEXT(data, train, REQUIRED, 1, SHAPES, "token files to train on: a path or a glob"),
     TEXT(data, val, "\"\"", 0, SHAPES, "token files to validate on; empty: no validation"),
-    BOOL(data, shuffle, "true", SHAPES, "windows in a new random order each epoch"),
+    BOOL(data, shuffle, "true", SHAPES, "each epoch takes the windows in a new random order"),
 
     INTEGER(train, steps, REQUIRED, 1, 99999999, SHAPES, "optimizer steps in all"),
     INTEGER(train, batch_size, "8", 1, 16777216, SHAPES, "sequences in a micro-batch"),
     INTEGER(train, sequence_length, REQUIRED, 1, 16777216, SHAPES, "tokens in a sequence"),
-    INTEGER(train, gradient_accumulation, "1", 1, 65536, SHAPES, "micro-batches a step"),
+    INTEGER(train, gradient_accumulation, "1", 1, 65536, SHAPES, "micro-batches in a step"),
     INTEGER(train, loss_chunks, "0", 0, 16777216, 0,
-            "the logits are made in this many pieces, which saves memory; divides batch_size x "
-            "sequence_length; 0: as few as fit the memory"),
-    CHOICE(train, recompute, recomputes, "\"none\"", 0,
-           "what the backward makes again to save memory: mlp, z and y (about 10 % slower); layer, "
-           "all but a layer's input "
-           "(about 30 % slower)"),
+            "pieces in which the logits are made, to save memory; divides batch_size x "
+            "sequence_length; 0: as few as fit"),
+    CHOICE(
+        train, recompute, recomputes, "\"none\"", 0,
+        "what the backward pass computes again to save memory; mlp: z and y (about 10 % slower); "
+        "layer: all but a layer's input (about 30 % slower)"),
     INTEGER(train, seed, "1337", 0, JSON_MAX_INTEGER, SHAPES,
-            "of the initial weights and the order of the data"),
+            "seed of the initial weights and of the data's order"),
     INTEGER(train, eval_interval, "500", 0, 99999999, 0,
             "steps between validations; 0: only at the start and the end"),
     INTEGER(train, eval_batches, "20", 0, 2147483647, 0,
-            "micro-batches a validation reads; 0: the whole split"),
+            "micro-batches that a validation reads; 0: the whole split"),
     INTEGER(train, save_interval, "500", -1, 99999999, 0,
-            "steps between checkpoints; 0: only at the end, -1: never, to time a run"),
-    INTEGER(train, keep_checkpoints, "3", 1, 99999999, 0, "newest checkpoints that are kept"),
+            "steps between checkpoints; 0: only at the end; -1: never, to time a run"),
+    INTEGER(train, keep_checkpoints, "3", 1, 99999999, 0,
+            "how many of the newest checkpoints are kept"),
     INTEGER(train, sample_interval, "0", -1, 99999999, 0,
-            "steps between samples; 0: only at the end, -1: never"),
-    INTEGER(train, sample_tokens, "200", 1, 16777216, 0, "longest sample"),
-    TEXT(train, sample_prompt, "\"\"", 0, 0, "what a sample begins with"),
-    NUMBER(train, sample_temperature, "0.8", 0, 100, 0, "0: always the likeliest token"),
+            "steps between samples; 0: only at the end; -1: never"),
+    INTEGER(train, sample_tokens, "200", 1, 16777216, 0, "tokens in a sample at most"),
+    TEXT(train, sample_prompt, "\"\"", 0, 0, "text that a sample begins with"),
+    NUMBER(train, sample_temperature, "0.8", 0, 100, 0,
+           "sampling temperature; 0: always the likeliest token"),
     INTEGER(train, max_nonfinite, "10", 1, 99999999, 0,
-            "refused updates (loss or gradient not finite) in a row before the run stops"),
+            "the run stops when so many updates in a row are refused, because the loss or the "
+            "gradient norm is not finite"),
     TEXT(train, resume, "\"\"", 0, 0,
          "empty: start anew; \"auto\": go on from the newest checkpoint in output.dir, if any; "
-         "or a checkpoint's folder"),
+         "else the folder of a checkpoint to go on from"),
     BOOL(train, resume_allow_changes, "false", 0,
-         "resume although keys that shape the run have changed"),
+         "resume even if keys that shape the run have changed"),
     TEXT(train, init_from, "\"\"", 0, 0,
          "folder with a model.safetensors to start from; empty: random weights"),
 
-    CHOICE(optimizer, schedule, schedules, "\"cosine\"", SHAPES, "of the learning rate"),
-    NUMBER(optimizer, learning_rate, "0.0003", 0, 100, SHAPES, "at its peak"),
-    NUMBER(optimizer, min_learning_rate, "0", 0, 100, SHAPES, "at the end of cosine and wsd"),
+    CHOICE(optimizer, schedule, schedules, "\"cosine\"", SHAPES,
+           "learning-rate schedule: constant, cosine or wsd"),
+    NUMBER(optimizer, learning_rate, "0.0003", 0, 100, SHAPES, "peak learning rate"),
+    NUMBER(optimizer, min_learning_rate, "0", 0, 100, SHAPES,
+           "learning rate at the end of cosine and wsd"),
     INTEGER(optimizer, warmup_steps, "0", 0, 99999999, SHAPES,
-            "first steps, in which the rate rises linearly"),
+            "first steps, in which the learning rate rises linearly"),
     INTEGER(optimizer, decay_steps, "0", 0, 99999999, SHAPES,
-            "wsd: last steps, in which the rate falls linearly"),
-    NUMBER(optimizer, beta1, "0.9", 0, 1, SHAPES | KEY_BELOW_MAX, "AdamW: decay of the mean"),
+            "wsd: last steps, in which the learning rate falls linearly"),
+    NUMBER(optimizer, beta1, "0.9", 0, 1, SHAPES | KEY_BELOW_MAX,
+           "AdamW: decay of the gradient's running mean"),
     NUMBER(optimizer, beta2, "0.95", 0, 1, SHAPES | KEY_BELOW_MAX,
-           "AdamW: decay of the mean square"),
+           "AdamW: decay of the gradient's running mean square"),
     NUMBER(optimizer, eps, "1e-08", 0, 1, SHAPES | KEY_ABOVE_MIN,
            "AdamW: added to the root mean square"),
-    NUMBER(optimizer, weight_decay, "0.1", 0, 100, SHAPES, "AdamW: of matrices, not of norms"),
+    NUMBER(optimizer, weight_decay, "0.1", 0, 100, SHAPES,
+           "AdamW: weight decay of matrices; norms have none"),
     NUMBER(optimizer, clip_norm, "1", 0, DBL_MAX, SHAPES,
-           "largest norm of the whole gradient; 0: no clipping"),
+           "largest norm that the whole gradient may have; 0: no clipping"),
 
-    CHOICE(backend, device, devices, "\"auto\"", 0, "auto: the GPU if there is one"),
+    CHOICE(backend, device, devices, "\"auto\"", 0,
+           "where to train; auto: the GPU if there is one"),
     CHOICE(backend, kernels, kernel_kinds, "\"auto\"", SHAPES,
-           "which GPU kernels; auto: fused where the GPU and the model allow"),
+           "GPU kernels; auto: the programs that pay; fused: every program that can run, at any "
+           "width; "
+           "unfused: a kernel of its own for everything around a GEMM"),
     BOOL(backend, deterministic, "false", SHAPES,
-         "on the GPU: the same bits in every run, at a cost"),
+         "GPU: every run gives the same bits, at a cost in speed"),
     BOOL(backend, graphs, "true", 0,
-         "on the GPU: a step is recorded once and replayed; false for profilers"),
+         "GPU: a step is recorded once and replayed; false for profilers"),
     INTEGER(backend, threads, "0", 0, 4096, 0, "CPU threads; 0: all"),
 
     TEXT(output, dir, REQUIRED, 1, 0, "the run's folder: log, configuration, checkpoints"),
     INTEGER(output, log_interval, "1", 1, 99999999, 0, "steps between progress lines"),
     INTEGER(output, profile_start, "10", 1, 99999999, 0,
             "first step that a profiler records, counted from where the process starts or resumes; "
-            "those before it warm up"),
+            "the steps before it warm up"),
     INTEGER(output, profile_steps, "0", 0, 99999999, 0,
             "steps that a profiler records, between cudaProfilerStart and cudaProfilerStop; 0: "
             "none"),
     BOOL(output, profile_graphs, "false", 0,
-         "on the GPU, with profile_steps: false: no step is recorded and replayed, so that NVTX "
-         "ranges hold their kernels; true: as backend.graphs says"),
+         "GPU, with profile_steps; true: steps are replayed as backend.graphs says; false: none "
+         "is, so "
+         "that NVTX ranges hold their kernels"),
     BOOL(output, breakdown, "false", 0,
-         "on the GPU: traces a step now and then, by CUPTI, and prints where its time went"),
+         "GPU: traces a step now and then with CUPTI and prints where its time went"),
     INTEGER(
         output, breakdown_interval, "100", 1, 99999999, 0,
-        "with breakdown: steps between those that are traced, besides the last; a process' first "
-        "three never are"),
+        "with breakdown: steps between traced ones; the last is traced, too, the first three of a "
+        "process never"),
 };
 const int config_key_count = (int)(sizeof config_keys / sizeof *config_keys);
 _Static_assert(sizeof config_keys / sizeof *config_keys <= MAX_KEYS, "raise MAX_KEYS");
 
-const char *const config_sections[] = {"model", "data", "train", "optimizer", "backend", "output"};
-const int config_section_count = (int)(sizeof config_sections / sizeof *config_sections);
+const char *const config_sections[SECTION_COUNT] = {"model",     "data",    "train",
+                                                    "optimizer", "backend", "output"};
+
+// ---- Finding keys
+
+bool section_find(const char *name) {
+  for (int i = 0; i < SECTION_COUNT; i++)
+    if (strcmp(config_sections[i], name) == 0) return true;
+  return false;
+}
 
 const Key *key_find(const char *section, const char *name) {
   for (int i = 0; i < config_key_count; i++)
@@ -160,164 +180,76 @@ const Key *key_find(const char *section, const char *name) {
   return NULL;
 }
 
-bool key_in_model(const Key *key) {
-  return strncmp(key->section, "model", 5) == 0;
+static bool key_inside(const Key *key, const char *section) {
+  return strncmp(key->section, section, strlen(section)) == 0;
 }
 
-// A config.json has no section "model", so its sentences leave it out.
-static const char *shown_section(const KeyReader *r, const char *section) {
-  if (!r->hugging_face || strncmp(section, "model", 5) != 0) return section;
-  return section[5] == '.' ? section + 6 : section + 5;
+bool key_given(const KeyReader *r, const char *section, const char *name) {
+  return r->given[key_find(section, name) - config_keys];
 }
 
-// ---- Allowed values, in words
-
-static void append_range(JsonText *out, const Key *key) {
-  const bool no_max = key->max >= (double)JSON_MAX_INTEGER;
-  if (key->type == KEY_INTEGER && !no_max) {
-    json_append(out, "a whole number from ");
-    json_append_number(out, key->min);
-    json_append(out, " to ");
-    json_append_number(out, key->max);
-    return;
-  }
-  json_append(out, key->type == KEY_INTEGER ? "a whole number, " : "a number, ");
-  json_append(out, key->flags & KEY_ABOVE_MIN ? "above " : "at least ");
-  json_append_number(out, key->min);
-  if (no_max) return;
-  json_append(out, key->flags & KEY_BELOW_MAX ? " and below " : " and at most ");
-  json_append_number(out, key->max);
-}
-
-static void append_choices(JsonText *out, const Key *key) {
-  for (int i = 0; key->choices[i]; i++) {
-    if (i > 0) json_append(out, key->choices[i + 1] ? ", " : " or ");
-    json_append(out, "\"%s\"", key->choices[i]);
-  }
-}
-
-void key_append_allowed(JsonText *out, const Key *key) {
-  switch (key->type) {
-  case KEY_BOOL:
-    json_append(out, "true or false");
-    break;
-  case KEY_INTEGER:
-  case KEY_NUMBER:
-    append_range(out, key);
-    break;
-  case KEY_TEXT:
-    json_append(out, "a string of %s%.0f bytes", key->min > 0 ? "1 to " : "at most ", key->max);
-    break;
-  case KEY_CHOICE:
-    append_choices(out, key);
-    break;
-  }
-}
-
-// ---- JSON -> field
-
-static int store_number(const Key *key, void *field, const cJSON *value) {
-  int64_t whole = 0;
-  if (!cJSON_IsNumber(value)) return -1;
-  if (key->type == KEY_INTEGER && json_integer(value, &whole)) return -1;
-  const double d = value->valuedouble;
-  // Written so that a NaN fails.
-  if (!(key->flags & KEY_ABOVE_MIN ? d > key->min : d >= key->min)) return -1;
-  if (!(key->flags & KEY_BELOW_MAX ? d < key->max : d <= key->max)) return -1;
-  if (key->type == KEY_INTEGER)
-    memcpy(field, &whole, key->size);
-  else
-    memcpy(field, &d, key->size);
-  return 0;
-}
-
-static int store_text(const Key *key, void *field, const cJSON *value) {
-  if (!cJSON_IsString(value)) return -1;
-  const size_t length = strlen(value->valuestring);
-  if ((double)length < key->min || (double)length > key->max) return -1;
-  memset(field, 0, key->size); // configurations are compared as bytes
-  memcpy(field, value->valuestring, length);
-  return 0;
-}
-
-static int store_choice(const Key *key, void *field, const cJSON *value) {
-  if (!cJSON_IsString(value)) return -1;
-  for (int i = 0; key->choices[i]; i++) {
-    if (strcmp(key->choices[i], value->valuestring) != 0) continue;
-    memcpy(field, &i, key->size);
-    return 0;
-  }
-  return -1;
-}
-
-static int store(const Key *key, Config *config, const cJSON *value) {
-  void *field = (char *)config + key->offset;
-  if (cJSON_IsNull(value) && key->fallback && strcmp(key->fallback, DERIVED) == 0) {
-    memset(field, 0, key->size); // to be derived
-    return 0;
-  }
-  switch (key->type) {
-  case KEY_BOOL:
-    if (!cJSON_IsBool(value)) return -1;
-    *(bool *)field = cJSON_IsTrue(value);
-    return 0;
-  case KEY_INTEGER:
-  case KEY_NUMBER:
-    return store_number(key, field, value);
-  case KEY_TEXT:
-    return store_text(key, field, value);
-  case KEY_CHOICE:
-    return store_choice(key, field, value);
-  }
-  return -1;
-}
-
-static int wrong_value(KeyReader *r, const Key *key, const cJSON *value) {
-  JsonText shown = {0}, allowed = {0};
-  json_append_value(&shown, value);
-  key_append_allowed(&allowed, key);
-  const char *section = shown_section(r, key->section);
-  error_set(r->err, "%s: %s%s%s is %s, but it must be %s", r->where, section, *section ? "." : "",
-            key->name, shown.text, allowed.text);
-  free(shown.text);
-  free(allowed.text);
-  return -1;
-}
-
-int key_set(KeyReader *r, const Key *key, const cJSON *value) {
-  if (store(key, r->config, value)) return wrong_value(r, key, value);
-  r->given[key - config_keys] = true;
-  return 0;
-}
-
-int key_set_json(KeyReader *r, const Key *key, const char *json) {
-  cJSON *value = json_parse(key->name, json, strlen(json), r->err);
-  const int failed = value ? key_set(r, key, value) : -1;
-  cJSON_Delete(value);
-  return failed;
-}
-
-static int missing(KeyReader *r, const Key *key) {
-  JsonText allowed = {0};
-  key_append_allowed(&allowed, key);
-  const char *section = shown_section(r, key->section);
-  error_set(r->err, "%s: %s%s%s is missing: %s; it must be %s", r->where, section,
-            *section ? "." : "", key->name, key->meaning, allowed.text);
-  free(allowed.text);
-  return -1;
-}
-
-int keys_fill_defaults(KeyReader *r, bool model_only) {
+void keys_forget(KeyReader *r, const char *section) {
   for (int i = 0; i < config_key_count; i++) {
     const Key *key = &config_keys[i];
-    if (r->given[i] || (model_only && !key_in_model(key))) continue;
-    if (!key->fallback) return missing(r, key);
-    if (key_set_json(r, key, key->fallback)) return -1;
+    if (!key_inside(key, section)) continue;
+    r->given[i] = false;
+    memset((char *)r->config + key->offset, 0, key->size);
   }
-  return 0;
 }
 
-// ---- Unknown and duplicate keys
+// ---- Sentences
+
+typedef struct KeyName {
+  char text[176];
+} KeyName;
+
+// "train.steps". A config.json has no section "model", so its sentences leave it out.
+static KeyName key_name(const KeyReader *r, const char *section, const char *name) {
+  KeyName n;
+  if (r->hugging_face && strncmp(section, "model", 5) == 0) section += section[5] == '.' ? 6 : 5;
+  snprintf(n.text, sizeof n.text, "%.80s%s%.80s", section, *section ? "." : "", name);
+  return n;
+}
+
+static void range_text(AllowedText *t, const Key *key) {
+  const NumberText min = number_text(key->min), max = number_text(key->max);
+  const bool no_max = key->max >= (double)JSON_MAX_INTEGER, whole = key->type == KEY_INTEGER;
+  if (whole && !no_max)
+    snprintf(t->text, sizeof t->text, "a whole number from %s to %s", min.text, max.text);
+  else
+    snprintf(t->text, sizeof t->text, "%s, %s %s%s%s", whole ? "a whole number" : "a number",
+             key->flags & KEY_ABOVE_MIN ? "above" : "at least", min.text,
+             no_max                       ? ""
+             : key->flags & KEY_BELOW_MAX ? " and below "
+                                          : " and at most ",
+             no_max ? "" : max.text);
+}
+
+AllowedText key_allowed(const Key *key) {
+  AllowedText t = {"true or false"};
+  size_t used = 0;
+  switch (key->type) {
+  case KEY_BOOL:
+    break;
+  case KEY_INTEGER:
+  case KEY_NUMBER:
+    range_text(&t, key);
+    break;
+  case KEY_TEXT:
+    snprintf(t.text, sizeof t.text, "a string of %s%.0f bytes", key->min > 0 ? "1 to " : "at most ",
+             key->max);
+    break;
+  case KEY_CHOICE:
+    for (int i = 0; key->choices[i]; i++)
+      used += (size_t)snprintf(t.text + used, sizeof t.text - used, "%s\"%s\"",
+                               i == 0                ? ""
+                               : key->choices[i + 1] ? ", "
+                                                     : " or ",
+                               key->choices[i]);
+    break;
+  }
+  return t;
+}
 
 // A key of this very name in another section, or the name in this section that looks most like it.
 static const Key *suggest(const char *section, const char *name) {
@@ -337,34 +269,107 @@ static const Key *suggest(const char *section, const char *name) {
 static const char *known_section(const char *name) {
   for (int i = 0; i < config_key_count; i++)
     if (strcmp(config_keys[i].section, name) == 0) return config_keys[i].section;
-  return nearest_name(name, config_sections, config_section_count);
+  return nearest_name(name, config_sections, SECTION_COUNT);
 }
 
 int key_unknown(KeyReader *r, const char *section, const char *name) {
-  const char *known = known_section(section), *shown = shown_section(r, section);
+  const char *known = known_section(section), *separator = "";
   const Key *near = suggest(known ? known : section, name);
-  if (near) {
-    const char *near_section = shown_section(r, near->section);
-    return error_set(r->err, "%s: %.80s.%.80s is not a key; did you mean %s%s%s?", r->where, shown,
-                     name, near_section, *near_section ? "." : "", near->name);
+  error_set(r->err, "%s: %s is not a key", r->where, key_name(r, section, name).text);
+  if (near)
+    return error_append(r->err, "; did you mean %s?", key_name(r, near->section, near->name).text);
+  if (!known) return error_append(r->err, "; the sections are " SECTIONS);
+  error_append(r->err, "; the keys of %s are ", known);
+  for (int i = 0; i < config_key_count; i++) {
+    if (strcmp(config_keys[i].section, known) != 0) continue;
+    error_append(r->err, "%s%s", separator, config_keys[i].name);
+    separator = ", ";
   }
-  JsonText all = {0};
-  for (int i = 0; known && i < config_key_count; i++)
-    if (strcmp(config_keys[i].section, known) == 0)
-      json_append(&all, "%s%s", all.used ? ", " : "", config_keys[i].name);
-  for (int i = 0; !known && i < config_section_count; i++)
-    json_append(&all, "%s%s", all.used ? ", " : "", config_sections[i]);
-  error_set(r->err, "%s: %.80s.%.80s is not a key; the %s%s are %s", r->where, shown, name,
-            known ? "keys of " : "sections", known ? known : "", all.text);
-  free(all.text);
   return -1;
 }
 
-int keys_unique(KeyReader *r, const cJSON *object, const char *name) {
-  const char *twice = json_duplicate_key(object);
-  if (!twice) return 0;
-  return error_set(r->err, "%s: %s%s%.80s is there twice; keep one of them", r->where, name,
-                   *name ? "." : "", twice);
+int section_unknown(KeyReader *r, const char *name) {
+  const char *near = nearest_name(name, config_sections, SECTION_COUNT);
+  error_set(r->err, "%s: %.80s is not a section; ", r->where, name);
+  if (near) return error_append(r->err, "did you mean %s?", near);
+  return error_append(r->err, "the sections are " SECTIONS);
+}
+
+// ---- JSON -> field
+
+static int store_number(const Key *key, void *field, const cJSON *value) {
+  int64_t whole = 0;
+  if (!cJSON_IsNumber(value)) return -1;
+  if (key->type == KEY_INTEGER && json_integer(value, &whole)) return -1;
+  const double d = value->valuedouble;
+  // Written so that a NaN fails.
+  if (!(key->flags & KEY_ABOVE_MIN ? d > key->min : d >= key->min)) return -1;
+  if (!(key->flags & KEY_BELOW_MAX ? d < key->max : d <= key->max)) return -1;
+  memcpy(field, key->type == KEY_INTEGER ? (const void *)&whole : &d, key->size);
+  return 0;
+}
+
+static int store_text(const Key *key, void *field, const char *text) {
+  const size_t length = strlen(text);
+  if ((double)length < key->min || (double)length > key->max) return -1;
+  memset(field, 0, key->size); // configurations are compared as bytes
+  memcpy(field, text, length);
+  return 0;
+}
+
+static int store(const Key *key, Config *config, const cJSON *value) {
+  void *field = (char *)config + key->offset;
+  const char *text = cJSON_GetStringValue(value);
+  if (cJSON_IsNull(value) && key->fallback && strcmp(key->fallback, DERIVED) == 0) {
+    memset(field, 0, key->size); // to be derived
+    return 0;
+  }
+  switch (key->type) {
+  case KEY_BOOL:
+    *(bool *)field = cJSON_IsTrue(value);
+    return cJSON_IsBool(value) ? 0 : -1;
+  case KEY_INTEGER:
+  case KEY_NUMBER:
+    return store_number(key, field, value);
+  case KEY_TEXT:
+    return text ? store_text(key, field, text) : -1;
+  case KEY_CHOICE:
+    for (int i = 0; text && key->choices[i]; i++)
+      if (strcmp(key->choices[i], text) == 0) {
+        memcpy(field, &i, key->size);
+        return 0;
+      }
+  }
+  return -1;
+}
+
+int key_set(KeyReader *r, const Key *key, const cJSON *value) {
+  if (store(key, r->config, value))
+    return error_set(r->err, "%s: %s is %s, but it must be %s", r->where,
+                     key_name(r, key->section, key->name).text, json_shown(value).text,
+                     key_allowed(key).text);
+  r->given[key - config_keys] = true;
+  return 0;
+}
+
+int key_set_json(KeyReader *r, const Key *key, const char *json) {
+  cJSON *value = json_parse(key->name, json, strlen(json), r->err);
+  const int failed = value ? key_set(r, key, value) : -1;
+  cJSON_Delete(value);
+  return failed;
+}
+
+int keys_fill_defaults(KeyReader *r, bool model_only) {
+  for (int i = 0; i < config_key_count; i++) {
+    const Key *key = &config_keys[i];
+    if (r->given[i] || (model_only && !key_inside(key, "model"))) continue;
+    if (!key->fallback)
+      return error_set(r->err, "%s: %s is missing: %s; it must be %s", r->where,
+                       key_name(r, key->section, key->name).text, key->meaning,
+                       key_allowed(key).text);
+    if (key_set_json(r, key, key->fallback)) return -1;
+  }
+  return 0;
 }
 
 // ---- Field -> JSON
@@ -373,55 +378,51 @@ bool key_equal(const Key *key, const Config *a, const Config *b) {
   return memcmp((const char *)a + key->offset, (const char *)b + key->offset, key->size) == 0;
 }
 
-void key_append_value(JsonText *out, const Key *key, const Config *config) {
+static void write_value(JsonWriter *w, const char *name, const Key *key, const Config *config) {
   const void *field = (const char *)config + key->offset;
-  const size_t start = out->used;
   int64_t whole;
   double number;
   int choice;
   switch (key->type) {
   case KEY_BOOL:
-    json_append(out, *(const bool *)field ? "true" : "false");
+    json_bool(w, name, *(const bool *)field);
     break;
   case KEY_INTEGER:
     memcpy(&whole, field, sizeof whole);
-    json_append(out, "%lld", (long long)whole);
+    json_whole(w, name, whole);
     break;
-  case KEY_NUMBER:
+  case KEY_NUMBER: // transformers 4 warns about a factor that is written as an integer
     memcpy(&number, field, sizeof number);
-    json_append_number(out, number);
-    // transformers 4 warns about a factor that is written as an integer
-    if (!strpbrk(out->text + start, ".e")) json_append(out, ".0");
+    NumberText text = number_text(number);
+    if (!strpbrk(text.text, ".e")) strcat(text.text, ".0");
+    json_raw(w, name, text.text);
     break;
   case KEY_TEXT:
-    json_append_string(out, field);
+    json_string(w, name, field);
     break;
   case KEY_CHOICE:
     memcpy(&choice, field, sizeof choice);
-    json_append_string(out, key->choices[choice]);
+    json_string(w, name, key->choices[choice]);
     break;
   }
 }
 
-static void append_rope(JsonText *out, const Config *config, int indent) {
-  json_append(out, ",\n%*s\"rope_scaling\": ", indent, "");
-  if (config->model.rope_scaling.type == ROPE_DEFAULT) {
-    json_append(out, "null");
-    return;
-  }
-  json_append(out, "{\n");
-  keys_append_section(out, "model.rope_scaling", config, indent + 2);
-  json_append(out, "\n%*s}", indent, "");
+char *key_text(const Key *key, const Config *config) {
+  JsonWriter w = {0};
+  write_value(&w, NULL, key, config);
+  return w.text;
 }
 
-void keys_append_section(JsonText *out, const char *section, const Config *config, int indent) {
-  const char *separator = "";
-  for (int i = 0; i < config_key_count; i++) {
-    const Key *key = &config_keys[i];
-    if (strcmp(key->section, section) != 0) continue;
-    json_append(out, "%s%*s\"%s\": ", separator, indent, "", key->name);
-    key_append_value(out, key, config);
-    separator = ",\n";
+void keys_write_section(JsonWriter *w, const char *section, const Config *config) {
+  for (int i = 0; i < config_key_count; i++)
+    if (strcmp(config_keys[i].section, section) == 0)
+      write_value(w, config_keys[i].name, &config_keys[i], config);
+  if (strcmp(section, "model") != 0) return;
+  if (config->model.rope_scaling.type == ROPE_DEFAULT) {
+    json_raw(w, "rope_scaling", "null");
+    return;
   }
-  if (strcmp(section, "model") == 0) append_rope(out, config, indent);
+  json_open(w, "rope_scaling", '{');
+  keys_write_section(w, "model.rope_scaling", config);
+  json_close(w, '}');
 }

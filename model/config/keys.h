@@ -1,4 +1,4 @@
-// The table of configuration keys and what can be done with one key. Internal to config*.c: the
+// The table of configuration keys and what can be done with one key. Internal to model/config: the
 // rest of the program sees config.h.
 #pragma once
 #include <stdbool.h>
@@ -26,11 +26,11 @@ typedef struct Key {
   const char *meaning;
 } Key;
 
-enum { MAX_KEYS = 80 };
+enum { MAX_KEYS = 80, SECTION_COUNT = 6, CONFIG_MAX_BYTES = 1 << 20 };
 extern const Key config_keys[];
 extern const int config_key_count; // at most MAX_KEYS
-extern const char *const config_sections[];
-extern const int config_section_count;
+extern const char *const config_sections[SECTION_COUNT];
+#define SECTIONS "model, data, train, optimizer, backend, output"
 
 // Values on their way into a Config, with what the sentences need to say where they came from.
 typedef struct KeyReader {
@@ -42,30 +42,42 @@ typedef struct KeyReader {
 } KeyReader;
 
 const Key *key_find(const char *section, const char *name);
-bool key_in_model(const Key *key);
+bool section_find(const char *name);
+bool key_given(const KeyReader *r, const char *section, const char *name);
+// Sets the section and those inside it back to what they were before anything was read.
+void keys_forget(KeyReader *r, const char *section);
 
 // Checks type and range and stores the value.
 int key_set(KeyReader *r, const Key *key, const cJSON *value);
 int key_set_json(KeyReader *r, const Key *key, const char *json);
-// "WHERE: SECTION.NAME is not a key; did you mean ...?" Returns -1.
+// Both return -1 and a sentence with what the user may have meant.
 int key_unknown(KeyReader *r, const char *section, const char *name);
-// -1 and a sentence if the object, called `name` in it, has a key twice.
-int keys_unique(KeyReader *r, const cJSON *object, const char *name);
+int section_unknown(KeyReader *r, const char *name);
 // Gives every key that was not given its default; a missing required key is an error.
 int keys_fill_defaults(KeyReader *r, bool model_only);
 
 bool key_equal(const Key *key, const Config *a, const Config *b);
-void key_append_value(JsonText *out, const Key *key, const Config *config);
-void key_append_allowed(JsonText *out, const Key *key); // "a whole number from 1 to 8"
-// The lines `"name": value` of a section, indented, with commas between them and no newline after
-// the last; "model" includes rope_scaling.
-void keys_append_section(JsonText *out, const char *section, const Config *config, int indent);
+// The value as JSON on one line, in fresh memory.
+char *key_text(const Key *key, const Config *config);
+// "a whole number from 1 to 8"
+typedef struct AllowedText {
+  char text[128];
+} AllowedText;
+AllowedText key_allowed(const Key *key);
+// The keys of a section with their values; "model" includes rope_scaling.
+void keys_write_section(JsonWriter *w, const char *section, const Config *config);
 
-// ---- config_model.c
+// ---- hugging_face.c
 // Reads a model object: ours, where an unknown key is an error, or (r->hugging_face) a config.json,
 // where keys that do not concern the shape are passed over and what cannot be honoured is an error.
 int model_read(KeyReader *r, const cJSON *object);
+// The same of a whole config.json (r->hugging_face); frees the tree. NULL fails: its maker said
+// why.
+int model_read_tree(KeyReader *r, cJSON *tree);
 // Reads the value of rope_scaling (or rope_parameters), forgetting what was read before.
 int model_read_rope(KeyReader *r, const cJSON *value, const char *name);
+
+// ---- consistency.c
 // Fills in what follows from other keys, then checks them against each other.
 int model_resolve(ModelConfig *model, const char *where, Error *err);
+int config_resolve(Config *config, const char *where, Error *err);

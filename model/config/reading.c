@@ -7,89 +7,46 @@
 #include "base/memory.h"
 #include "model/config/keys.h"
 
-enum { MAX_FILE_BYTES = 1 << 20 };
-
 // ---- The model: an object, or the path of a config.json
 
-// `path` in the folder of the config file if it is there, else as it stands; the caller frees it.
-static char *find_model_file(const char *config_name, const char *path) {
+// `path` in the folder of the config file if it is there, else as it stands.
+static PathText find_model_file(const char *config_name, const char *path) {
   const char *slash = strrchr(config_name, '/');
-  if (path[0] == '/' || !slash) return xstrdup(path);
-  char *beside = xasprintf("%.*s/%s", (int)(slash - config_name), config_name, path);
-  if (path_exists(beside)) return beside;
-  free(beside);
-  return xstrdup(path);
-}
-
-static int read_model_text(KeyReader *r, const char *json, size_t bytes) {
-  cJSON *tree = json_parse(r->where, json, bytes, r->err);
-  if (!tree) return -1;
-  int failed = -1;
-  if (!cJSON_IsObject(tree))
-    error_set(r->err, "%s: a Hugging Face config.json must be a JSON object", r->where);
-  else
-    failed = model_read(r, tree);
-  cJSON_Delete(tree);
-  return failed;
+  if (!slash || path[0] == '/') return path_text("%s", path);
+  const PathText beside = path_text("%.*s/%s", (int)(slash - config_name), config_name, path);
+  return path_exists(beside.text) ? beside : path_text("%s", path);
 }
 
 static int read_model_file(KeyReader *r, const char *config_name, const char *path) {
-  char *found = find_model_file(config_name, path);
-  char *json;
-  size_t bytes;
-  if (file_read(found, MAX_FILE_BYTES, &json, &bytes, r->err)) {
-    free(found);
-    return error_prefix(r->err, "%s: model", r->where);
-  }
   const char *where = r->where;
-  r->where = found;
+  const PathText found = find_model_file(config_name, path);
+  cJSON *tree = json_read(found.text, CONFIG_MAX_BYTES, r->err);
+  if (!tree) error_prefix(r->err, "%s: model", where);
+  r->where = found.text;
   r->hugging_face = true;
-  const int failed = read_model_text(r, json, bytes);
+  const int failed = model_read_tree(r, tree);
   r->where = where;
   r->hugging_face = false;
-  free(json);
-  free(found);
   return failed;
 }
 
 // Replaces whatever was said about the model before.
 static int read_model(KeyReader *r, const char *config_name, const cJSON *value) {
-  for (int i = 0; i < config_key_count; i++)
-    if (key_in_model(&config_keys[i])) r->given[i] = false;
-  memset(&r->config->model, 0, sizeof r->config->model);
+  keys_forget(r, "model");
   if (cJSON_IsString(value)) return read_model_file(r, config_name, value->valuestring);
   if (cJSON_IsObject(value)) return model_read(r, value);
-  JsonText shown = {0};
-  json_append_value(&shown, value);
-  error_set(r->err,
-            "%s: model is %s, but it must be an object or the path of a Hugging Face config.json",
-            r->where, shown.text);
-  free(shown.text);
-  return -1;
+  return error_set(
+      r->err, "%s: model is %s, but it must be an object or the path of a Hugging Face config.json",
+      r->where, json_shown(value).text);
 }
 
 // ---- The file
-
-static bool is_section(const char *name) {
-  for (int i = 0; i < config_section_count; i++)
-    if (strcmp(config_sections[i], name) == 0) return true;
-  return false;
-}
-
-static int unknown_section(KeyReader *r, const char *name) {
-  const char *near = nearest_name(name, config_sections, config_section_count);
-  return error_set(r->err, "%s: %.80s is not a section; %s%s%s", r->where, name,
-                   near ? "did you mean "
-                        : "there are model, data, train, optimizer, backend, output",
-                   near ? near : "", near ? "?" : "");
-}
 
 static int read_section(KeyReader *r, const cJSON *section) {
   const char *name = section->string;
   if (!cJSON_IsObject(section))
     return error_set(r->err, "%s: %s must be an object with keys, like {\"%s\": {...}}", r->where,
                      name, name);
-  if (keys_unique(r, section, name)) return -1;
   for (const cJSON *item = section->child; item; item = item->next) {
     const Key *key = key_find(name, item->string);
     if (!key) return key_unknown(r, name, item->string);
@@ -100,13 +57,10 @@ static int read_section(KeyReader *r, const cJSON *section) {
 
 static int read_tree(KeyReader *r, const cJSON *tree, bool skip_model) {
   if (!cJSON_IsObject(tree))
-    return error_set(r->err,
-                     "%s: a configuration must be a JSON object with the sections model, "
-                     "data, train, optimizer, backend, output",
-                     r->where);
-  if (keys_unique(r, tree, "")) return -1;
+    return error_set(
+        r->err, "%s: a configuration must be a JSON object with the sections " SECTIONS, r->where);
   for (const cJSON *section = tree->child; section; section = section->next) {
-    if (!is_section(section->string)) return unknown_section(r, section->string);
+    if (!section_find(section->string)) return section_unknown(r, section->string);
     const bool model = strcmp(section->string, "model") == 0;
     if (model && skip_model) continue;
     if (model ? read_model(r, r->where, section) : read_section(r, section)) return -1;
@@ -116,37 +70,33 @@ static int read_tree(KeyReader *r, const cJSON *tree, bool skip_model) {
 
 // ---- Overrides
 
-// The value as JSON where it is JSON of a type that the key takes, else as a bare string.
-static cJSON *override_value(const char *text, bool want_string) {
-  Error not_json;
-  cJSON *value = json_parse("value", text, strlen(text), &not_json);
-  if (value && (!want_string || cJSON_IsString(value))) return value;
+// The value as JSON where it is JSON of a type that the key takes, else as a bare string. What
+// begins with a brace is meant as JSON.
+static cJSON *override_value(KeyReader *r, const char *text, const Key *key) {
+  const bool string = key && (key->type == KEY_TEXT || key->type == KEY_CHOICE);
+  cJSON *value = json_parse(r->where, text, strlen(text), r->err);
+  if (value ? !string || cJSON_IsString(value) : !string && text[0] == '{') return value;
   cJSON_Delete(value);
-  return cJSON_CreateString(text);
+  value = cJSON_CreateString(text);
+  if (!value) error_set(r->err, "%s: out of memory", r->where);
+  return value;
 }
 
 static int set_override(KeyReader *r, const char *config_name, char *name, const char *text) {
   char *dot = strrchr(name, '.');
   const bool model = strcmp(name, "model") == 0, rope = strcmp(name, "model.rope_scaling") == 0;
-  const Key *key = NULL;
-  if (dot) {
-    *dot = '\0';
-    key = key_find(name, dot + 1);
-  }
+  if (dot && !rope) *dot = '\0';
+  const Key *key = dot && !rope ? key_find(name, dot + 1) : NULL;
   if (!key && !model && !rope) {
     if (dot) return key_unknown(r, name, dot + 1);
-    if (!is_section(name)) return unknown_section(r, name);
+    if (!section_find(name)) return section_unknown(r, name);
     return error_set(r->err, "%s: %s is a section; write %s.KEY=VALUE", r->where, name, name);
   }
-  cJSON *value = override_value(text, key && (key->type == KEY_TEXT || key->type == KEY_CHOICE));
-  if (!value) return error_set(r->err, "%s: out of memory", r->where);
-  int failed;
-  if (model)
-    failed = read_model(r, config_name, value);
-  else if (rope)
-    failed = model_read_rope(r, value, "model.rope_scaling");
-  else
-    failed = key_set(r, key, value);
+  cJSON *value = override_value(r, text, key);
+  if (!value) return -1;
+  const int failed = model  ? read_model(r, config_name, value)
+                     : rope ? model_read_rope(r, value, "model.rope_scaling")
+                            : key_set(r, key, value);
   cJSON_Delete(value);
   return failed;
 }
@@ -165,142 +115,65 @@ static int apply_override(KeyReader *r, const char *config_name, const char *ove
   return failed;
 }
 
-// ---- Keys against each other
-
-static int check_shape(const Config *c, const char *where, Error *err) {
-  const long long B = c->train.batch_size, T = c->train.sequence_length;
-  const long long positions = c->model.max_position_embeddings, chunks = c->train.loss_chunks;
-  enum { MAX_TOKENS = 1 << 24 }; // keeps every activation's size inside 63 bits
-  if (T > positions)
-    return error_set(err,
-                     "%s: train.sequence_length is %lld, but it must be at most "
-                     "model.max_position_embeddings, which is %lld",
-                     where, T, positions);
-  if (B > MAX_TOKENS / T)
-    return error_set(err,
-                     "%s: train.batch_size %lld x train.sequence_length %lld is more than %d "
-                     "tokens; use a smaller batch and train.gradient_accumulation",
-                     where, B, T, MAX_TOKENS);
-  if (chunks > 0 && B * T % chunks != 0)
-    return error_set(err,
-                     "%s: train.loss_chunks is %lld, but it must divide train.batch_size x "
-                     "train.sequence_length, which is %lld",
-                     where, chunks, B * T);
-  const double tokens =
-      (double)c->train.steps * (double)c->train.gradient_accumulation * (double)B * (double)T;
-  if (tokens > (double)JSON_MAX_INTEGER)
-    return error_set(err,
-                     "%s: train.steps x gradient_accumulation x batch_size x sequence_length is "
-                     "%g tokens, but the most is %g",
-                     where, tokens, (double)JSON_MAX_INTEGER);
-  return 0;
-}
-
-static int check_schedule(const Config *c, const char *where, Error *err) {
-  const OptimizerConfig *o = &c->optimizer;
-  const long long steps = c->train.steps, warmup = o->warmup_steps, decay = o->decay_steps;
-  if (o->min_learning_rate > o->learning_rate)
-    return error_set(err,
-                     "%s: optimizer.min_learning_rate is %g, but it must be at most "
-                     "optimizer.learning_rate, which is %g",
-                     where, o->min_learning_rate, o->learning_rate);
-  if (warmup > steps)
-    return error_set(err,
-                     "%s: optimizer.warmup_steps is %lld, but it must be at most train.steps, "
-                     "which is %lld",
-                     where, warmup, steps);
-  if (o->schedule != SCHEDULE_WSD) return 0;
-  if (decay == 0)
-    return error_set(err,
-                     "%s: optimizer.decay_steps is 0, but the schedule wsd needs it: the last "
-                     "steps, in which the rate falls",
-                     where);
-  if (warmup + decay > steps)
-    return error_set(err,
-                     "%s: optimizer.warmup_steps %lld + optimizer.decay_steps %lld must be at "
-                     "most train.steps, which is %lld",
-                     where, warmup, decay, steps);
-  return 0;
-}
-
-static int check_profile(const Config *c, const char *where, Error *err) {
-  const long long start = c->output.profile_start, steps = c->output.profile_steps;
-  if (steps == 0 || start + steps - 1 <= c->train.steps) return 0;
-  return error_set(err,
-                   "%s: output.profile_start %lld and output.profile_steps %lld end with step "
-                   "%lld, but it must be at most train.steps, which is %lld",
-                   where, start, steps, start + steps - 1, (long long)c->train.steps);
-}
-
 // ---- The interface
 
-static int parse_bytes(Config *config, const char *name, const char *json, size_t bytes,
-                       int override_count, char *const *overrides, Error *err) {
+// Takes the tree over; NULL fails: its maker said why.
+static int read_config(Config *config, const char *name, cJSON *tree, int override_count,
+                       char *const *overrides, Error *err) {
+  if (!tree) return -1;
   memset(config, 0, sizeof *config); // padding too: configurations are compared as bytes
   KeyReader r = {.config = config, .where = name, .err = err};
-  cJSON *tree = json_parse(name, json, bytes, err);
-  if (!tree) return -1;
   bool model_replaced = false;
   for (int i = 0; i < override_count; i++)
     if (strncmp(overrides[i], "model=", 6) == 0) model_replaced = true;
-  const int failed = read_tree(&r, tree, model_replaced);
+  int failed = read_tree(&r, tree, model_replaced);
   cJSON_Delete(tree);
-  if (failed) return -1;
-  for (int i = 0; i < override_count; i++)
-    if (apply_override(&r, name, overrides[i])) return -1;
-  if (keys_fill_defaults(&r, false) || model_resolve(&config->model, name, err)) return -1;
-  return check_shape(config, name, err) || check_schedule(config, name, err) ||
-                 check_profile(config, name, err)
-             ? -1
-             : 0;
+  for (int i = 0; i < override_count && !failed; i++)
+    failed = apply_override(&r, name, overrides[i]);
+  if (failed || keys_fill_defaults(&r, false)) return -1;
+  return config_resolve(config, name, err);
 }
 
 int config_parse(Config *config, const char *name, const char *json, int override_count,
                  char *const *overrides, Error *err) {
-  return parse_bytes(config, name, json, strlen(json), override_count, overrides, err);
+  return read_config(config, name, json_parse(name, json, strlen(json), err), override_count,
+                     overrides, err);
 }
 
 int config_load(Config *config, const char *path, int override_count, char *const *overrides,
                 Error *err) {
-  char *json;
-  size_t bytes;
-  if (file_read(path, MAX_FILE_BYTES, &json, &bytes, err)) return -1;
-  const int failed = parse_bytes(config, path, json, bytes, override_count, overrides, err);
-  free(json);
-  return failed;
+  return read_config(config, path, json_read(path, CONFIG_MAX_BYTES, err), override_count,
+                     overrides, err);
 }
 
 char *config_json(const Config *config) {
-  JsonText out = {0};
-  json_append(&out, "{\n");
-  for (int i = 0; i < config_section_count; i++) {
-    json_append(&out, "  \"%s\": {\n", config_sections[i]);
-    keys_append_section(&out, config_sections[i], config, 4);
-    json_append(&out, "\n  }%s\n", i + 1 < config_section_count ? "," : "");
+  JsonWriter w = {.indent = 2};
+  json_open(&w, NULL, '{');
+  for (int i = 0; i < SECTION_COUNT; i++) {
+    json_open(&w, config_sections[i], '{');
+    keys_write_section(&w, config_sections[i], config);
+    json_close(&w, '}');
   }
-  json_append(&out, "}\n");
-  return out.text;
+  json_close(&w, '}');
+  return w.text;
 }
 
 int config_compare(const Config *saved, const Config *now, Error *err) {
-  JsonText differences = {0};
+  int differences = 0;
   for (int i = 0; i < config_key_count; i++) {
     const Key *key = &config_keys[i];
     if (!(key->flags & KEY_SHAPES_RUN) || key_equal(key, saved, now)) continue;
-    json_append(&differences, "%s%s.%s was ", differences.used ? "; " : "", key->section,
-                key->name);
-    key_append_value(&differences, key, saved);
-    json_append(&differences, " and is ");
-    key_append_value(&differences, key, now);
+    if (differences++ == 0) // what to do comes first, because a long list is cut
+      error_set(err, "the configuration is not the one of the saved run (restore it, or set "
+                     "train.resume_allow_changes=true): ");
+    else
+      error_append(err, "; ");
+    char *was = key_text(key, saved), *is = key_text(key, now);
+    error_append(err, "%s.%s was %s and is %s", key->section, key->name, was, is);
+    free(was);
+    free(is);
   }
-  if (!differences.used) return 0;
-  // What to do comes first, because a long list is cut.
-  error_set(err,
-            "the configuration is not the one of the saved run (restore it, or set "
-            "train.resume_allow_changes=true): %s",
-            differences.text);
-  free(differences.text);
-  return -1;
+  return differences ? -1 : 0;
 }
 
 void config_print(const Config *config) {
@@ -313,16 +186,14 @@ void config_print(const Config *config) {
     if (strcmp(key->section, "model.rope_scaling") == 0 &&
         config->model.rope_scaling.type == ROPE_DEFAULT)
       continue;
-    JsonText value = {0};
-    key_append_value(&value, key, config);
-    const size_t length = strlen(key->name) + value.used + 2;
+    char *value = key_text(key, config);
     if (strcmp(section, key->section) != 0)
       column = (size_t)printf("\n  %s:", key->section);
-    else if (column + length > WIDTH)
+    else if (column + strlen(key->name) + strlen(value) + 2 > WIDTH)
       column = (size_t)printf("\n%*s", INDENT, "");
-    column += (size_t)printf(" %s=%s", key->name, value.text);
+    column += (size_t)printf(" %s=%s", key->name, value);
     section = key->section;
-    free(value.text);
+    free(value);
   }
   printf("\n");
 }
@@ -331,15 +202,12 @@ void config_print_keys(void) {
   printf("| key | default | allowed | meaning |\n|---|---|---|---|\n");
   for (int i = 0; i < config_key_count; i++) {
     const Key *key = &config_keys[i];
-    JsonText allowed = {0};
-    key_append_allowed(&allowed, key);
     printf("| `%s.%s`%s | ", key->section, key->name, key->flags & KEY_SHAPES_RUN ? " *" : "");
     if (!key->fallback)
       printf("required");
     else if (strcmp(key->fallback, "null") != 0)
       printf("`%s`", key->fallback);
-    printf(" | %s | %s |\n", allowed.text, key->meaning);
-    free(allowed.text);
+    printf(" | %s | %s |\n", key_allowed(key).text, key->meaning);
   }
   printf("\nA run can be resumed only with the same value of a key marked *, unless "
          "train.resume_allow_changes is true.\n");

@@ -1,0 +1,22 @@
+// UTF-8 as RFC 3629 has it.
+#pragma once
+#include <stddef.h>
+
+// Bytes of the character at text[0], of which bytes > 0 are there; 0 if it is none: overlong forms,
+// surrogates and what lies beyond U+10FFFF are none.
+static inline size_t utf8_length(const char *text, size_t bytes) {
+  const unsigned char *p = (const unsigned char *)text, c = p[0];
+  const size_t length = c < 0x80   ? 1
+                        : c < 0xc2 ? 0
+                        : c < 0xe0 ? 2
+                        : c < 0xf0 ? 3
+                        : c < 0xf5 ? 4
+                                   : 0;
+  if (length < 2 || length > bytes) return length > bytes ? 0 : length;
+  const unsigned char least = c == 0xe0 ? 0xa0 : c == 0xf0 ? 0x90 : 0x80;
+  const unsigned char most = c == 0xed ? 0x9f : c == 0xf4 ? 0x8f : 0xbf;
+  if (p[1] < least || p[1] > most) return 0;
+  for (size_t i = 2; i < length; i++)
+    if ((p[i] & 0xc0) != 0x80) return 0;
+  return length;
+}

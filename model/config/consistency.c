@@ -1,0 +1,112 @@
+// What follows from other keys, and keys that contradict each other.
+#include <string.h>
+#include "model/config/keys.h"
+
+// "KEY is VALUE, but it must be at most OTHER, which is LIMIT."
+static int refuse(const char *where, const char *key, double value, const char *must,
+                  const char *other, double limit, Error *err) {
+  return error_set(err, "%s: %s is %s, but it must %s %s, which is %s", where, key,
+                   number_text(value).text, must, other, number_text(limit).text);
+}
+
+// ---- The model
+
+static int check_llama3(const ModelConfig *model, const char *where, Error *err) {
+  const struct {
+    const char *name;
+    double value;
+  } needed[] = {
+      {"factor", model->rope_scaling.factor},
+      {"low_freq_factor", model->rope_scaling.low_freq_factor},
+      {"high_freq_factor", model->rope_scaling.high_freq_factor},
+      {"original_max_position_embeddings",
+       (double)model->rope_scaling.original_max_position_embeddings},
+  };
+  for (int i = 0; i < 4; i++)
+    if (needed[i].value == 0) // no valid value is 0
+      return error_set(err, "%s: rope_scaling.%s is missing; llama3 scaling needs it", where,
+                       needed[i].name);
+  if (needed[2].value > needed[1].value) return 0;
+  return refuse(where, "rope_scaling.high_freq_factor", needed[2].value, "be above",
+                "low_freq_factor", needed[1].value, err);
+}
+
+static int resolve_heads(ModelConfig *model, const char *where, Error *err) {
+  const int64_t D = model->hidden_size, H = model->num_attention_heads;
+  int64_t *KV = &model->num_key_value_heads, *d = &model->head_dim;
+  if (*KV == 0) *KV = H;
+  if (H % *KV != 0)
+    return refuse(where, "num_key_value_heads", *KV, "divide", "num_attention_heads", H, err);
+  if (*d == 0 && D % H != 0) {
+    refuse(where, "hidden_size", D, "be a multiple of", "num_attention_heads", H, err);
+    return error_append(err, ", unless head_dim is given");
+  }
+  if (*d == 0) *d = D / H;
+  if (*d % 2 == 0 && *d <= 1024) return 0;
+  return error_set(err,
+                   "%s: head_dim is %lld, but it must be even and at most 1024, because RoPE "
+                   "turns pairs (hidden_size %lld, num_attention_heads %lld)",
+                   where, (long long)*d, (long long)D, (long long)H);
+}
+
+int model_resolve(ModelConfig *model, const char *where, Error *err) {
+  if (resolve_heads(model, where, err)) return -1;
+  if (model->rope_scaling.type == ROPE_LLAMA3) return check_llama3(model, where, err);
+  memset(&model->rope_scaling, 0, sizeof model->rope_scaling);
+  return 0;
+}
+
+// ---- The run
+
+static int check_shape(const Config *c, const char *where, Error *err) {
+  const int64_t B = c->train.batch_size, T = c->train.sequence_length;
+  const int64_t positions = c->model.max_position_embeddings, chunks = c->train.loss_chunks;
+  enum { MAX_TOKENS = 1 << 24 }; // keeps every activation's size inside 63 bits
+  if (T > positions)
+    return refuse(where, "train.sequence_length", T, "be at most", "model.max_position_embeddings",
+                  positions, err);
+  if (B > MAX_TOKENS / T)
+    return error_set(err,
+                     "%s: train.batch_size %lld x train.sequence_length %lld is more than %d "
+                     "tokens; use a smaller batch and train.gradient_accumulation",
+                     where, (long long)B, (long long)T, MAX_TOKENS);
+  if (chunks > 0 && B * T % chunks != 0)
+    return refuse(where, "train.loss_chunks", chunks, "divide",
+                  "train.batch_size x train.sequence_length", B * T, err);
+  const double tokens =
+      (double)c->train.steps * (double)c->train.gradient_accumulation * (double)B * (double)T;
+  if (tokens <= (double)JSON_MAX_INTEGER) return 0;
+  return error_set(err,
+                   "%s: train.steps x gradient_accumulation x batch_size x sequence_length is %g "
+                   "tokens, but the most is %g",
+                   where, tokens, (double)JSON_MAX_INTEGER);
+}
+
+static int check_steps(const Config *c, const char *where, Error *err) {
+  const OptimizerConfig *o = &c->optimizer;
+  const int64_t steps = c->train.steps, warmup = o->warmup_steps, decay = o->decay_steps;
+  const int64_t profile_end = c->output.profile_start + c->output.profile_steps - 1;
+  const char *at_most = "be at most";
+  if (o->min_learning_rate > o->learning_rate)
+    return refuse(where, "optimizer.min_learning_rate", o->min_learning_rate, at_most,
+                  "optimizer.learning_rate", o->learning_rate, err);
+  if (warmup > steps)
+    return refuse(where, "optimizer.warmup_steps", warmup, at_most, "train.steps", steps, err);
+  if (o->schedule == SCHEDULE_WSD && decay == 0)
+    return error_set(err,
+                     "%s: optimizer.decay_steps is 0, but the schedule wsd needs it: the last "
+                     "steps, in which the rate falls",
+                     where);
+  if (o->schedule == SCHEDULE_WSD && warmup + decay > steps)
+    return refuse(where, "optimizer.warmup_steps + optimizer.decay_steps", warmup + decay, at_most,
+                  "train.steps", steps, err);
+  if (c->output.profile_steps > 0 && profile_end > steps)
+    return refuse(where, "the last profiled step (output.profile_start + output.profile_steps - 1)",
+                  profile_end, at_most, "train.steps", steps, err);
+  return 0;
+}
+
+int config_resolve(Config *config, const char *where, Error *err) {
+  if (model_resolve(&config->model, where, err) || check_shape(config, where, err)) return -1;
+  return check_steps(config, where, err);
+}

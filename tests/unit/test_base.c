@@ -1,0 +1,175 @@
+// What everything stands on: JSON both ways, memory in pieces, sentences, paths.
+#include <errno.h>
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+#include <cmocka.h>
+
+#include "base/arena.h"
+#include "base/file.h"
+#include "base/json.h"
+#include "base/memory.h"
+#include "base/utf8.h"
+#include "tests/support/data_test.h"
+
+static void write_all_kinds(JsonWriter *w) {
+  json_open(w, NULL, '{');
+  json_string(w, "s", "a\"\\\n\t\x7f\xff");
+  json_bytes(w, "b", "\n\x7f\xc3\xa9\xff\0", 6);
+  json_number(w, "third", 1.0 / 3, JSON_EXACT);
+  json_number(w, "rounded", 1.0 / 3, 9);
+  json_number(w, "none", NAN, 9);
+  json_whole(w, "whole", INT64_MIN);
+  json_open(w, "list", '[');
+  json_bool(w, NULL, true);
+  json_raw(w, NULL, "{}");
+  json_close(w, ']');
+  json_close(w, '}');
+}
+
+static void a_line_of_json_is_written_with_its_escapes(void **state) {
+  (void)state;
+  JsonWriter w = {0};
+  for (int i = 0; i < 2; i++) { // the second time in the same memory
+    w.used = 0;
+    write_all_kinds(&w);
+    assert_string_equal(w.text, "{\"s\":\"a\\\"\\\\\\n\\u0009\x7f\xff\","
+                                "\"b\":\"\\u000a\\u007f\xc3\xa9\\ufffd\\u0000\","
+                                "\"third\":0.3333333333333333,\"rounded\":0.333333333,"
+                                "\"none\":null,\"whole\":-9223372036854775808,"
+                                "\"list\":[true,{}]}");
+  }
+  free(w.text);
+}
+
+static void indented_json_has_a_value_a_line(void **state) {
+  (void)state;
+  JsonWriter w = {.indent = 2};
+  json_open(&w, NULL, '{');
+  json_whole(&w, "a", 1);
+  json_open(&w, "b", '[');
+  json_whole(&w, NULL, 2);
+  json_whole(&w, NULL, 3);
+  json_close(&w, ']');
+  json_close(&w, '}');
+  assert_string_equal(w.text, "{\n  \"a\": 1,\n  \"b\": [\n    2,\n    3\n  ]\n}\n");
+  free(w.text);
+}
+
+static void numbers_are_as_short_as_their_bits_allow(void **state) {
+  (void)state;
+  const struct {
+    double value;
+    const char *text;
+  } cases[] = {{500000, "500000"}, {0.1, "0.1"},      {1e-5, "1e-05"},
+               {-0.0, "-0"},       {1e15, "1e+15"},   {0x1p-1074, "5e-324"},
+               {INFINITY, "inf"},  {1e300, "1e+300"}, {0.1 + 0.2, "0.30000000000000004"}};
+  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
+    assert_string_equal(number_text(cases[i].value).text, cases[i].text);
+}
+
+static void a_duplicate_key_is_named_with_where_it_is(void **state) {
+  (void)state;
+  Error err = {""};
+  const char *text = "{\"a\": [1, {\"b\": {\"k\": 1, \"\\u006b\": 2}}]}";
+  assert_null(json_parse("x.json", text, strlen(text), &err));
+  assert_string_equal(err.text, "x.json: a.b.k is there twice; keep one of them");
+}
+
+static void characters_are_those_of_rfc_3629(void **state) {
+  (void)state;
+  const struct {
+    const char *text;
+    size_t bytes, length;
+  } cases[] = {{"a", 1, 1},
+               {"\xc3\xa9", 2, 2},
+               {"\xe2\x82\xac", 3, 3},
+               {"\xf0\x9f\x8e\xad", 4, 4},
+               {"\xf4\x8f\xbf\xbf", 4, 4},
+               {"\xe2\x82\xac", 2, 0},     // cut
+               {"\x80", 1, 0},             // no first byte
+               {"\xc0\x80", 2, 0},         // overlong
+               {"\xe0\x9f\xbf", 3, 0},     // overlong
+               {"\xf0\x8f\xbf\xbf", 4, 0}, // overlong
+               {"\xed\xa0\x80", 3, 0},     // a surrogate
+               {"\xf4\x90\x80\x80", 4, 0}, // beyond U+10FFFF
+               {"\xe2\x82\x28", 3, 0}};
+  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
+    assert_int_equal(utf8_length(cases[i].text, cases[i].bytes), cases[i].length);
+}
+
+static void an_arena_counts_first_and_gives_aligned_pieces_then(void **state) {
+  (void)state;
+  Arena count = {0};
+  assert_null(arena_take(&count, 1));
+  assert_null(arena_take(&count, 256));
+  assert_null(arena_take(&count, 0));
+  assert_null(arena_take(&count, 257));
+  assert_int_equal(count.used, 256 + 256 + 512);
+  char block[1];
+  Arena a = {.block = block};
+  assert_ptr_equal(arena_take(&a, 0), block);
+  assert_ptr_equal(arena_take(&a, 1), block);
+  assert_int_equal(a.used, 256);
+}
+
+static void a_path_that_is_too_long_is_refused_and_not_cut_to_another(void **state) {
+  (void)state;
+  char *tail = xmalloc(5001);
+  memset(tail, 'a', 5000);
+  for (int i = 1; i < 5000; i += 2) tail[i] = '/';
+  tail[5000] = '\0';
+  const PathText path = path_text("/tmp/%s", tail);
+  assert_int_equal(strlen(path.text), 4096);
+  assert_int_equal(access(path.text, F_OK), -1);
+  assert_int_equal(errno, ENAMETOOLONG);
+  free(tail);
+  assert_string_equal(path_parent("a/b/c").text, "a/b");
+  assert_string_equal(path_parent("a").text, ".");
+  assert_string_equal(path_parent("/a").text, "/");
+}
+
+static void a_writer_keeps_its_first_error(void **state) {
+  (void)state;
+  Error first = {""}, later = {""};
+  FileWriter w;
+  assert_int_equal(writer_open(&w, "/tmp/no/such/folder/x", &first), -1);
+  assert_says(&first, "cannot create '/tmp/no/such/folder/x'");
+  assert_int_equal(writer_append(&w, "x", 1, &later), -1);
+  assert_string_equal(later.text, first.text);
+  assert_int_equal(writer_finish(&w, &later), -1);
+  assert_string_equal(later.text, first.text);
+  writer_abandon(&w);
+}
+
+static void sentences_grow_at_both_ends_and_are_cut(void **state) {
+  (void)state;
+  Error err;
+  assert_int_equal(error_set(&err, "%d", 1), -1);
+  assert_int_equal(error_append(&err, ", %s", "two"), -1);
+  assert_int_equal(error_prefix(&err, "x"), -1);
+  assert_string_equal(err.text, "x: 1, two");
+  for (int i = 0; i < 1000; i++) error_append(&err, "12345");
+  assert_int_equal(strlen(err.text), sizeof err.text - 1);
+  assert_string_equal(size_text(1023).text, "1023 B");
+  assert_string_equal(size_text(3 << 19).text, "1.50 MiB");
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(a_line_of_json_is_written_with_its_escapes),
+      cmocka_unit_test(indented_json_has_a_value_a_line),
+      cmocka_unit_test(numbers_are_as_short_as_their_bits_allow),
+      cmocka_unit_test(a_duplicate_key_is_named_with_where_it_is),
+      cmocka_unit_test(characters_are_those_of_rfc_3629),
+      cmocka_unit_test(an_arena_counts_first_and_gives_aligned_pieces_then),
+      cmocka_unit_test(a_path_that_is_too_long_is_refused_and_not_cut_to_another),
+      cmocka_unit_test(a_writer_keeps_its_first_error),
+      cmocka_unit_test(sentences_grow_at_both_ends_and_are_cut),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}
