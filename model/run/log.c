@@ -2,6 +2,7 @@
 
 #include <errno.h>
 #include <math.h>
+#include <stdlib.h>
 #include <string.h>
 
 TimeText time_text(double seconds) {
@@ -69,71 +70,38 @@ int log_open(RunLog *log, const char *run_dir, int64_t steps, Error *err) {
 void log_close(RunLog *log) {
   if (log->file) fclose(log->file);
   log->file = NULL;
+  free(log->record.text);
+  log->record = (JsonWriter){0};
 }
 
-// ,"name":value with null for what JSON has no number for
+// Fractions have nine digits, which is more than a float's.
 static void put_number(RunLog *log, const char *name, double value) {
-  if (isfinite(value))
-    fprintf(log->file, ",\"%s\":%.9g", name, value);
-  else
-    fprintf(log->file, ",\"%s\":null", name);
+  json_number(&log->record, name, value, 9);
 }
 
-// Length of the valid UTF-8 sequence at text (RFC 3629), 0 if there is none.
-static int utf8_length(const unsigned char *text, size_t bytes) {
-  const unsigned char c = text[0];
-  const int n = c < 0x80                ? 1
-                : c >= 0xc2 && c < 0xe0 ? 2
-                : (c & 0xf0) == 0xe0    ? 3
-                : c >= 0xf0 && c < 0xf5 ? 4
-                                        : 0;
-  if (n == 0 || (size_t)n > bytes) return 0;
-  for (int i = 1; i < n; i++)
-    if ((text[i] & 0xc0) != 0x80) return 0;
-  if (n > 2) { // overlong forms, surrogates, beyond U+10FFFF
-    const unsigned char d = text[1];
-    if ((c == 0xe0 && d < 0xa0) || (c == 0xed && d >= 0xa0) || (c == 0xf0 && d < 0x90) ||
-        (c == 0xf4 && d >= 0x90))
-      return 0;
-  }
-  return n;
-}
-
-// A JSON string of text that a model wrote: bytes that are not UTF-8 become U+FFFD.
-static void put_string(RunLog *log, const char *name, const char *text, size_t bytes) {
-  fprintf(log->file, ",\"%s\":\"", name);
-  for (size_t i = 0; i < bytes;) {
-    const unsigned char *at = (const unsigned char *)text + i;
-    const int n = utf8_length(at, bytes - i);
-    if (n == 0)
-      fputs("\\ufffd", log->file);
-    else if (*at == '"' || *at == '\\')
-      fprintf(log->file, "\\%c", *at);
-    else if (*at < 0x20 || *at == 0x7f)
-      fprintf(log->file, "\\u%04x", *at);
-    else
-      fwrite(at, 1, (size_t)n, log->file);
-    i += n ? (size_t)n : 1;
-  }
-  fputc('"', log->file);
-}
-
-static void begin_record(RunLog *log, const char *kind, int64_t step) {
-  fprintf(log->file, "{\"kind\":\"%s\",\"step\":%lld", kind, (long long)step);
+static JsonWriter *begin_record(RunLog *log, const char *kind, int64_t step) {
+  JsonWriter *w = &log->record;
+  w->used = 0;
+  json_open(w, NULL, '{');
+  json_string(w, "kind", kind);
+  json_whole(w, "step", step);
+  return w;
 }
 
 static void end_record(RunLog *log) {
-  fputs("}\n", log->file);
+  json_close(&log->record, '}');
+  fprintf(log->file, "%s\n", log->record.text);
   check_written(log);
 }
 
 void log_start(RunLog *log, int64_t step, int64_t parameters, int64_t tokens_per_step,
                const char *backend, bool resumed) {
-  begin_record(log, "start", step);
-  fprintf(log->file, ",\"steps\":%lld,\"parameters\":%lld,\"tokens_per_step\":%lld",
-          (long long)log->steps, (long long)parameters, (long long)tokens_per_step);
-  put_string(log, "backend", backend, strlen(backend));
-  fprintf(log->file, ",\"resumed\":%s", resumed ? "true" : "false");
+  JsonWriter *w = begin_record(log, "start", step);
+  json_whole(w, "steps", log->steps);
+  json_whole(w, "parameters", parameters);
+  json_whole(w, "tokens_per_step", tokens_per_step);
+  json_bytes(w, "backend", backend, strlen(backend));
+  json_bool(w, "resumed", resumed);
   end_record(log);
 }
 
@@ -159,7 +127,7 @@ void log_train(RunLog *log, const StepLine *s, bool print) {
   put_number(log, "ms", s->ms);
   put_number(log, "tokens_per_s", tokens_per_s);
   put_number(log, "mfu", s->mfu);
-  fprintf(log->file, ",\"applied\":%s", s->applied ? "true" : "false");
+  json_bool(&log->record, "applied", s->applied);
   end_record(log);
 }
 
@@ -169,13 +137,13 @@ void log_val(RunLog *log, int64_t step, double loss, int64_t tokens, bool best) 
   fflush(stdout);
   begin_record(log, "val", step);
   put_number(log, "loss", loss);
-  fprintf(log->file, ",\"tokens\":%lld", (long long)tokens);
+  json_whole(&log->record, "tokens", tokens);
   end_record(log);
 }
 
 void log_sample(RunLog *log, int64_t step, const char *text, size_t bytes) {
   begin_record(log, "sample", step);
-  put_string(log, "text", text, bytes);
+  json_bytes(&log->record, "text", text, bytes);
   end_record(log);
 }
 
@@ -183,7 +151,7 @@ void log_save(RunLog *log, int64_t step, const char *path) {
   printf("step %lld | saved %s\n", (long long)step, path);
   fflush(stdout);
   begin_record(log, "save", step);
-  put_string(log, "path", path, strlen(path));
+  json_bytes(&log->record, "path", path, strlen(path));
   end_record(log);
 }
 
@@ -197,28 +165,32 @@ void log_breakdown(RunLog *log, int64_t step, const Breakdown *b) {
   put_number(log, "other_steps_ms", b->other_steps_ms);
   put_number(log, "gpu_ms", b->gpu_ms);
   put_number(log, "gaps_ms", b->gaps_ms);
-  fprintf(log->file, ",\"lost\":%lld,\"groups\":{", (long long)b->lost);
+  JsonWriter *w = &log->record;
+  json_whole(w, "lost", b->lost);
+  json_open(w, "groups", '{');
   for (int i = 0; i < GROUP_COUNT; i++) {
-    fprintf(log->file, "%s\"%s\":{\"count\":%lld", i > 0 ? "," : "", keys[i],
-            (long long)b->groups[i].count);
+    json_open(w, keys[i], '{');
+    json_whole(w, "count", b->groups[i].count);
     put_number(log, "ms", b->groups[i].ms);
-    fputc('}', log->file);
+    json_close(w, '}');
   }
-  fputs("},\"kernels\":[", log->file);
+  json_close(w, '}');
+  json_open(w, "kernels", '[');
   for (int i = 0; i < b->kernel_count; i++) {
     const BreakdownKernel *k = &b->kernels[i];
-    fprintf(log->file, "%s{\"count\":%lld", i > 0 ? "," : "", (long long)k->part.count);
+    json_open(w, NULL, '{');
+    json_whole(w, "count", k->part.count);
     put_number(log, "ms", k->part.ms);
-    put_string(log, "name", k->label.text, strlen(k->label.text));
-    put_string(log, "group", keys[k->group], strlen(keys[k->group]));
-    fputc('}', log->file);
+    json_bytes(w, "name", k->label.text, strlen(k->label.text));
+    json_string(w, "group", keys[k->group]);
+    json_close(w, '}');
   }
-  fputc(']', log->file);
+  json_close(w, ']');
   end_record(log);
 }
 
 void log_stop(RunLog *log, int64_t step, const char *reason) {
   begin_record(log, "stop", step);
-  put_string(log, "reason", reason, strlen(reason));
+  json_bytes(&log->record, "reason", reason, strlen(reason));
   end_record(log);
 }

@@ -18,15 +18,17 @@
 #include <stdint.h>
 #include <stdio.h>
 #include "base/error.h"
+#include "base/json.h"
 #include "model/run/breakdown.h"
 #include "model/config/config.h"
 
 typedef struct RunLog {
   FILE *file;
   char path[1100];
-  bool failed;    // a write failed; said once
-  int64_t steps;  // of the whole run, for "step/total"
-  double ms_mean; // running mean of a step's time, for the time left
+  JsonWriter record; // the last one
+  bool failed;       // a write failed; said once
+  int64_t steps;     // of the whole run, for "step/total"
+  double ms_mean;    // running mean of a step's time, for the time left
 } RunLog;
 
 typedef struct StepLine {
