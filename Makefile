@@ -34,10 +34,10 @@ CUDA_INCLUDE := $(firstword $(dir $(wildcard $(CUDA_HOME)/include/cublasLt.h /us
 CUDA_LIB := $(firstword $(dir $(wildcard $(CUDA_HOME)/lib64/libcublasLt.so $(CUDA_HOME)/targets/x86_64-linux/lib/libcublasLt.so \
   /usr/lib/x86_64-linux-gnu/libcublasLt.so)))
 NO_CUDA := kernels/no_cuda.c
-LIBRARY := $(filter-out $(NO_CUDA),$(LIBRARY))
+LIBRARY := $(filter-out $(NO_CUDA) kernels/gpu_backends.c,$(LIBRARY))
 ifneq ($(and $(NVCC),$(CUDA_INCLUDE),$(CUDA_LIB)),)
 HAVE_CUDA := yes
-CUDA_C := $(filter-out $(LIBRARY),$(wildcard kernels/cuda/*.c kernels/unfused/*.c kernels/fused/*.c))
+CUDA_C := $(filter-out $(LIBRARY),$(wildcard kernels/gpu_backends.c kernels/cuda/*.c kernels/unfused/*.c kernels/fused/*.c))
 FUSED_CU := $(wildcard kernels/fused/*.cu kernels/fused/programs/*.cu)
 CUDA_CU := $(wildcard kernels/cuda/*.cu kernels/unfused/*.cu) $(FUSED_CU)
 CUDA_LIBS := -L$(CUDA_LIB) -Wl,-rpath,$(CUDA_LIB) -lcublasLt -lcudart_static -lstdc++ -ldl -lrt -lpthread

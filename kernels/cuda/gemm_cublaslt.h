@@ -9,10 +9,7 @@
 // (generation's shapes) gets the heuristics' first choice when it first occurs.
 #pragma once
 #include "kernels/cuda/gpu.h"
-
-// Row-major. How A and B are stored, in the order of the CPU backend's names:
-//   GEMM_NT: A [M, K], B [N, K]     GEMM_NN: A [M, K], B [K, N]     GEMM_TN: A [K, M], B [K, N]
-typedef enum GemmForm { GEMM_NT, GEMM_NN, GEMM_TN } GemmForm;
+#include "kernels/operations.h"
 
 // D = A B + (add ? C : 0), D and C [M, N].
 typedef struct GemmProblem {

@@ -7,7 +7,7 @@
 // it, and prepares its factors: so nothing has to come back to the host within a step. Bytes an
 // element: 12 + 12 of fp32 state, a gradient of 2 or 4, a copy of 2 (4 for a tied embedding).
 // Launch: a block UPDATE_BLOCK elements of one tensor, 4 a thread at a time.
-#include "kernels/unfused/tensors.cuh"
+#include "kernels/cuda/tensors.cuh"
 
 enum { THREADS = 256 };
 
@@ -131,30 +131,29 @@ static void launch(const ParamTable *table, const StepState *state, cudaStream_t
   }
 }
 
-void unfused_step_begin(StepState *state, cudaStream_t stream) {
+void launch_step_begin(StepState *state, cudaStream_t stream) {
   step_begin_kernel<<<1, 1, 0, stream>>>(state);
   LAUNCHED();
 }
 
-void unfused_set_updates(int64_t updates, StepState *state, cudaStream_t stream) {
+void launch_set_updates(int64_t updates, StepState *state, cudaStream_t stream) {
   set_updates_kernel<<<1, 1, 0, stream>>>(updates, state);
   LAUNCHED();
 }
 
-void unfused_write_hyper(const AdamW *hyper, StepState *state, cudaStream_t stream) {
+void launch_write_hyper(const AdamW *hyper, StepState *state, cudaStream_t stream) {
   write_hyper_kernel<<<1, 1, 0, stream>>>(*hyper, state);
   LAUNCHED();
 }
 
-void unfused_adamw(const ParamTable *table, StepState *state, cudaStream_t stream) {
+void launch_adamw(const ParamTable *table, StepState *state, cudaStream_t stream) {
   factors_kernel<<<1, 1, 0, stream>>>(state);
   LAUNCHED();
-  if (table->grads_fp32)
-    launch<float, true>(table, state, stream);
-  else
-    launch<bf16_bits, true>(table, state, stream);
+  by_gradient(table->grads_fp32, [&](auto *grad) {
+    launch<std::remove_pointer_t<decltype(grad)>, true>(table, state, stream);
+  });
 }
 
-void unfused_refresh(const ParamTable *table, StepState *state, cudaStream_t stream) {
+void launch_refresh(const ParamTable *table, StepState *state, cudaStream_t stream) {
   launch<float, false>(table, state, stream);
 }

@@ -8,7 +8,7 @@
 //   3. norm: one block adds all partial sums of squares in order, in double.
 // Norm weights are reached through the matrix that they are folded into; everything else has its
 // own tiles. Bytes: a folded matrix reads dW' and the fp32 master and writes dW; others read dW.
-#include "kernels/unfused/tensors.cuh"
+#include "kernels/cuda/tensors.cuh"
 
 enum { THREADS = 256, WARPS = THREADS / 32 };
 
@@ -165,21 +165,15 @@ static __global__ void norm_kernel(int64_t count, const float *sumsq, StepState 
   if (threadIdx.x == 0) state->grad_norm = sqrt(part[0]);
 }
 
-template <typename Grad>
-static void finish(const ParamTable *table, StepState *state, cudaStream_t stream) {
-  unfold_kernel<Grad><<<(unsigned)table->tiles, THREADS, 0, stream>>>(*table);
-  LAUNCHED();
-  if (table->columns > 0) {
-    columns_kernel<Grad><<<(unsigned)table->columns, THREADS, 0, stream>>>(*table);
+void launch_grads_finish(const ParamTable *table, StepState *state, cudaStream_t stream) {
+  by_gradient(table->grads_fp32, [&](auto *grad) {
+    using Grad = std::remove_pointer_t<decltype(grad)>;
+    unfold_kernel<Grad><<<(unsigned)table->tiles, THREADS, 0, stream>>>(*table);
     LAUNCHED();
-  }
+    if (table->columns > 0)
+      columns_kernel<Grad><<<(unsigned)table->columns, THREADS, 0, stream>>>(*table);
+    LAUNCHED();
+  });
   norm_kernel<<<1, 1024, 0, stream>>>(table->tiles + table->columns, table->sumsq, state);
   LAUNCHED();
-}
-
-void unfused_grads_finish(const ParamTable *table, StepState *state, cudaStream_t stream) {
-  if (table->grads_fp32)
-    finish<float>(table, state, stream);
-  else
-    finish<bf16_bits>(table, state, stream);
 }

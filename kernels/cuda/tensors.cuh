@@ -1,6 +1,14 @@
-// Gradients as bf16 or fp32, for the kernels that walk over the tables of parameters.
+// Gradients as bf16 or fp32.
 #pragma once
-#include "kernels/unfused/common.cuh"
+#include "kernels/cuda/common.cuh"
+
+// Calls launch with a null pointer to the gradients' type.
+template <class Launch> static void by_gradient(bool fp32, Launch launch) {
+  if (fp32)
+    launch((float *)nullptr);
+  else
+    launch((bf16_bits *)nullptr);
+}
 
 static __device__ __forceinline__ float grad_load(const float *g) {
   return *g;

@@ -1,0 +1,53 @@
+// Operations that are one kernel, or one bare GEMM.
+#include "kernels/cuda/cuda.h"
+
+void cuda_product_nt(Cuda *c, int64_t M, int64_t N, int64_t K, const act_t *a, const act_t *W,
+                     const act_t *x, act_t *out) {
+  const GemmProblem p = {.M = M, .N = N, .K = K, .form = GEMM_NT, .add = x != NULL};
+  gemm_run(&c->gemm, p, a, W, x, out);
+}
+
+void cuda_product_nn(Cuda *c, int64_t M, int64_t N, int64_t K, const act_t *dz, const act_t *W,
+                     const act_t *x, act_t *out) {
+  const GemmProblem p = {.M = M, .N = N, .K = K, .form = GEMM_NN, .add = x != NULL};
+  gemm_run(&c->gemm, p, dz, W, x, out);
+}
+
+void cuda_embed(Backend *be, int64_t M, const int32_t *tokens, const act_t *E, act_t *x,
+                RowStat *sumsq) {
+  const Cuda *c = cuda_of(be);
+  launch_embed(M, c->config.D, tokens, E, x, sumsq, c->gpu.stream);
+}
+
+void cuda_attention_decode(Backend *be, int64_t T, int64_t rows, const act_t *qkv, act_t *o) {
+  const Cuda *c = cuda_of(be);
+  launch_attention_decode(T, rows, c->config.H, c->config.KV, c->config.d, qkv, o, c->gpu.stream);
+}
+
+void cuda_dgrad(Backend *be, int64_t M, int64_t K, const act_t *dy, const act_t *W, act_t *da) {
+  Cuda *c = cuda_of(be);
+  cuda_product_nn(c, M, K, c->config.D, dy, W, NULL, da);
+}
+
+void cuda_wgrad(Backend *be, int64_t M, int64_t N, int64_t K, const act_t *dz, const act_t *x,
+                grad_t *dW, bool accumulate) {
+  Cuda *c = cuda_of(be);
+  const GemmProblem p = {.M = N,
+                         .N = K,
+                         .K = M,
+                         .form = GEMM_TN,
+                         .out_fp32 = c->options.grads_fp32,
+                         .add = accumulate};
+  gemm_run(&c->gemm, p, dz, x, dW, dW);
+}
+
+void cuda_embed_backward(Backend *be, int64_t M, const int32_t *tokens, const act_t *dx, grad_t *dE,
+                         bool accumulate) {
+  const Cuda *c = cuda_of(be);
+  launch_embed_backward(M, c->config.V, c->config.D, tokens, dx, dE, c->options.grads_fp32,
+                        accumulate, c->embed_scratch, c->gpu.stream);
+}
+
+void cuda_add_loss(Cuda *c, int64_t M, double scale) {
+  launch_add_loss(M, c->row_loss, scale, c->state, c->gpu.stream);
+}

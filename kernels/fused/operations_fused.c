@@ -1,0 +1,188 @@
+// The operations: a program each, or the unfused kernels where Backend.kinds says so.
+#include "kernels/fused/fused.h"
+
+static bool is_fused(const Backend *be, Operation operation) {
+  return be->kinds[operation] == KERNEL_FUSED;
+}
+
+static RowParts parts_of(RowStat s) {
+  return (RowParts){(float *)s.data, s.stride, s.parts};
+}
+
+// What every program with r gets.
+static ProgramArgs norm_args(const Fused *f, RowStat sumsq) {
+  const OpsConfig *c = &f->unfused.cuda.config;
+  return (ProgramArgs){.sumsq = parts_of(sumsq),
+                       .inverse_D = (float)(1 / (double)c->D),
+                       .eps = (float)c->rms_norm_eps};
+}
+
+// sums: the row statistic that the program leaves, a part a tile of columns; NULL: none.
+static void run(const Fused *f, ProgramName name, ProgramCall *call, RowStat *sums) {
+  const TileShape tile = tile_choose(name, call->M, call->N, call->K);
+  if (sums) {
+    sums->parts = tile_parts(tile, call->N);
+    call->args.sums = parts_of(*sums);
+  }
+  fused_launch(&f->kernels, name, tile, call, f->unfused.cuda.gpu.stream);
+}
+
+// ---- Forward
+
+// Row m's position is first + m % T. A step takes 64 consecutive rows of the table: of a single
+// sequence, and of sequences of whole steps, those are there; for others they are laid out first.
+static Matrix rope_angles(const Fused *f, int64_t M, int64_t T, int64_t first, ProgramArgs *args) {
+  const Cuda *u = &f->unfused.cuda;
+  const int64_t d = u->config.d, cols = rope_table_cols(d);
+  args->period = (int32_t)T;
+  if (M <= T || T % 64 == 0) {
+    args->first = (int32_t)first;
+    return (Matrix){f->rope, u->config.max_positions, cols};
+  }
+  launch_rope_table(T + 63, d, T, u->rope + first * d, f->rope_periodic, u->gpu.stream);
+  return (Matrix){f->rope_periodic, T + 63, cols};
+}
+
+void fused_qkv(Backend *be, int64_t M, int64_t T, int64_t first, const act_t *x, RowStat sumsq,
+               const act_t *W, act_t *qkv) {
+  const Fused *f = fused_of(be);
+  const OpsConfig *c = &f->unfused.cuda.config;
+  if (!is_fused(be, OP_QKV)) {
+    unfused_qkv(be, M, T, first, x, sumsq, W, qkv);
+    return;
+  }
+  const int64_t R = packed_width(c);
+  ProgramCall call = {.M = M,
+                      .N = R,
+                      .K = c->D,
+                      .A = x,
+                      .B = W,
+                      .stores = {{qkv, M, R}},
+                      .args = norm_args(f, sumsq)};
+  call.args.head_dim = (int32_t)c->d;
+  call.args.rotated = (int32_t)((c->H + c->KV) * c->d);
+  call.loads[0] = rope_angles(f, M, T, first, &call.args);
+  run(f, PROGRAM_ROPE, &call, NULL);
+}
+
+void fused_residual(Backend *be, int64_t M, int64_t K, const act_t *a, const act_t *W,
+                    const act_t *x, act_t *out, RowStat *sumsq) {
+  const Fused *f = fused_of(be);
+  const OpsConfig *c = &f->unfused.cuda.config;
+  if (!is_fused(be, K == c->F ? OP_DOWN : OP_OUT)) {
+    unfused_residual(be, M, K, a, W, x, out, sumsq);
+    return;
+  }
+  ProgramCall call = {.M = M,
+                      .N = c->D,
+                      .K = K,
+                      .A = a,
+                      .B = W,
+                      .loads = {{x, M, c->D}},
+                      .stores = {{out, M, c->D}}};
+  run(f, PROGRAM_RESIDUAL, &call, sumsq);
+}
+
+void fused_gate_up(Backend *be, int64_t M, const act_t *x, RowStat sumsq, const act_t *W, act_t *z,
+                   act_t *y) {
+  const Fused *f = fused_of(be);
+  const OpsConfig *c = &f->unfused.cuda.config;
+  if (!is_fused(be, OP_GATE_UP)) {
+    unfused_gate_up(be, M, x, sumsq, W, z, y);
+    return;
+  }
+  ProgramCall call = {.M = M,
+                      .N = 2 * c->F,
+                      .K = c->D,
+                      .A = x,
+                      .B = W,
+                      .stores = {{z, M, 2 * c->F}, {y, M, c->F}},
+                      .args = norm_args(f, sumsq)};
+  run(f, PROGRAM_SWIGLU, &call, NULL);
+}
+
+// softmax: where the rows' maxima and sums go, or NULL.
+static void run_logits(const Fused *f, int64_t M, const act_t *x, RowStat sumsq, const act_t *W,
+                       act_t *logits, MaxSum *softmax) {
+  const OpsConfig *c = &f->unfused.cuda.config;
+  ProgramCall call = {.M = M,
+                      .N = c->V,
+                      .K = c->D,
+                      .A = x,
+                      .B = W,
+                      .stores = {{logits, M, c->V}},
+                      .args = norm_args(f, sumsq)};
+  call.args.softmax = softmax;
+  call.args.softmax_stride = f->softmax_stride;
+  fused_launch(&f->kernels, PROGRAM_LOGITS, f->head_tile, &call, f->unfused.cuda.gpu.stream);
+}
+
+void fused_lm_head(Backend *be, int64_t M, const act_t *x, RowStat sumsq, const act_t *W,
+                   act_t *logits) {
+  const Fused *f = fused_of(be);
+  if (f->softmax)
+    run_logits(f, M, x, sumsq, W, logits, NULL);
+  else
+    unfused_lm_head(be, M, x, sumsq, W, logits);
+}
+
+void fused_head_loss(Backend *be, int64_t M, const act_t *x, RowStat sumsq, const act_t *W,
+                     const int32_t *targets, act_t *logits, double scale, RowStat *s) {
+  Fused *f = fused_of(be);
+  Cuda *c = &f->unfused.cuda;
+  if (!is_fused(be, s ? OP_HEAD_LOSS : OP_VALIDATION_LOSS) || M > f->softmax_stride) {
+    unfused_head_loss(be, M, x, sumsq, W, targets, logits, scale, s);
+    return;
+  }
+  run_logits(f, M, x, sumsq, W, logits, f->softmax);
+  const SoftmaxParts parts = {f->softmax, tile_parts(f->head_tile, c->config.V), f->softmax_stride};
+  launch_fused_cross_entropy(M, c->config.V, parts, row_scale(c, sumsq), (float)scale, logits,
+                             targets, c->row_loss, s, c->gpu.stream);
+  cuda_add_loss(c, M, scale);
+}
+
+// ---- Backward
+
+// The width tells which of the model's GEMMs it is.
+static Operation norm_dgrad_operation(const OpsConfig *c, int64_t N) {
+  return N == packed_width(c) ? OP_QKV_DGRAD : N == 2 * c->F ? OP_GATE_UP_DGRAD : OP_LM_HEAD_DGRAD;
+}
+
+void fused_norm_dgrad(Backend *be, int64_t M, int64_t N, const act_t *dz, const act_t *W,
+                      const act_t *x, RowStat sumsq, RowStat s, const act_t *residual, act_t *dx) {
+  const Fused *f = fused_of(be);
+  const OpsConfig *c = &f->unfused.cuda.config;
+  if (!is_fused(be, norm_dgrad_operation(c, N))) {
+    unfused_norm_dgrad(be, M, N, dz, W, x, sumsq, s, residual, dx);
+    return;
+  }
+  ProgramCall call = {.M = M,
+                      .N = c->D,
+                      .K = N,
+                      .A = dz,
+                      .B = W,
+                      .loads = {{x, M, c->D}, {residual, M, c->D}},
+                      .stores = {{dx, M, c->D}},
+                      .args = norm_args(f, sumsq)};
+  call.args.s = parts_of(s);
+  run(f, residual ? PROGRAM_NORM_DGRAD_RESIDUAL : PROGRAM_NORM_DGRAD, &call, NULL);
+}
+
+void fused_down_dgrad(Backend *be, int64_t M, const act_t *dx, const act_t *W, const act_t *z,
+                      RowStat sumsq, act_t *dz, RowStat *s) {
+  const Fused *f = fused_of(be);
+  const OpsConfig *c = &f->unfused.cuda.config;
+  if (!is_fused(be, OP_DOWN_DGRAD)) {
+    unfused_down_dgrad(be, M, dx, W, z, sumsq, dz, s);
+    return;
+  }
+  ProgramCall call = {.M = M,
+                      .N = c->F,
+                      .K = c->D,
+                      .A = dx,
+                      .B = W,
+                      .loads = {{z, M, 2 * c->F}},
+                      .stores = {{dz, M, 2 * c->F}},
+                      .args = norm_args(f, sumsq)};
+  run(f, PROGRAM_SWIGLU_BACKWARD, &call, s);
+}
