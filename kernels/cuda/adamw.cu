@@ -11,19 +11,6 @@
 
 enum { THREADS = 256 };
 
-static __global__ void step_begin_kernel(StepState *state) {
-  state->loss = state->grad_norm = 0;
-  state->applied = 0;
-}
-
-static __global__ void set_updates_kernel(int64_t updates, StepState *state) {
-  state->updates = updates;
-}
-
-static __global__ void write_hyper_kernel(AdamW hyper, StepState *state) {
-  state->hyper = hyper;
-}
-
 static __global__ void factors_kernel(StepState *state) {
   state->applied = isfinite(state->loss) && isfinite(state->grad_norm);
   if (!state->applied) return;
@@ -121,28 +108,9 @@ static __global__ __launch_bounds__(THREADS) void adamw_kernel(ParamTable table,
 template <typename Grad, bool UPDATE>
 static void launch(const ParamTable *table, const StepState *state, cudaStream_t stream) {
   const int64_t norms = table->norm_blocks, rest = table->update_blocks - norms;
-  if (norms > 0) {
-    adamw_kernel<Grad, UPDATE><<<(unsigned)norms, THREADS, 0, stream>>>(*table, 0, state);
-    LAUNCHED();
-  }
-  if (rest > 0) {
-    adamw_kernel<Grad, UPDATE><<<(unsigned)rest, THREADS, 0, stream>>>(*table, norms, state);
-    LAUNCHED();
-  }
-}
-
-void launch_step_begin(StepState *state, cudaStream_t stream) {
-  step_begin_kernel<<<1, 1, 0, stream>>>(state);
-  LAUNCHED();
-}
-
-void launch_set_updates(int64_t updates, StepState *state, cudaStream_t stream) {
-  set_updates_kernel<<<1, 1, 0, stream>>>(updates, state);
-  LAUNCHED();
-}
-
-void launch_write_hyper(const AdamW *hyper, StepState *state, cudaStream_t stream) {
-  write_hyper_kernel<<<1, 1, 0, stream>>>(*hyper, state);
+  const auto kernel = adamw_kernel<Grad, UPDATE>;
+  if (norms > 0) kernel<<<(unsigned)norms, THREADS, 0, stream>>>(*table, 0, state);
+  if (rest > 0) kernel<<<(unsigned)rest, THREADS, 0, stream>>>(*table, norms, state);
   LAUNCHED();
 }
 

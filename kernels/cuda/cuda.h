@@ -95,11 +95,9 @@ AttentionOp cuda_attention;
 AttentionBackwardOp cuda_attention_backward;
 
 // ---- operations_cuda.c
-// out = a W^T (+ x, or NULL) and out = dz W (+ x, or NULL); out is not x.
-void cuda_product_nt(Cuda *c, int64_t M, int64_t N, int64_t K, const act_t *a, const act_t *W,
-                     const act_t *x, act_t *out);
-void cuda_product_nn(Cuda *c, int64_t M, int64_t N, int64_t K, const act_t *dz, const act_t *W,
-                     const act_t *x, act_t *out);
+// out = A B (+ add, or NULL), A [M, K] and B [K, N] stored as the form says; out is not add.
+void cuda_gemm(Cuda *c, GemmForm form, int64_t M, int64_t N, int64_t K, const act_t *A,
+               const act_t *B, const act_t *add, act_t *out);
 EmbedOp cuda_embed;
 AttentionDecodeOp cuda_attention_decode;
 DgradOp cuda_dgrad;

@@ -25,10 +25,9 @@ typedef struct RowScale {
 
 // What a step leaves on the device.
 typedef struct StepState {
-  double loss;
-  double grad_norm;
-  int64_t updates;
-  int32_t applied;
+  double loss, grad_norm;
+  int64_t applied; // 0 or 1
+  int64_t updates; // this and what follows outlive the step, what is before begins as 0
   AdamW hyper;
   float clip, step_size, per_root; // factors of the running update, see adamw.cu
 } StepState;
@@ -103,10 +102,7 @@ enum {
 void launch_grads_finish(const ParamTable *table, StepState *state, cudaStream_t stream);
 
 // ---- adamw.cu
-void launch_step_begin(StepState *state, cudaStream_t stream);
-void launch_set_updates(int64_t updates, StepState *state, cudaStream_t stream);
-// For the updates that follow. Outside of a captured graph, which would freeze the values.
-void launch_write_hyper(const AdamW *hyper, StepState *state, cudaStream_t stream);
+// Decides whether the update happens, and makes it.
 void launch_adamw(const ParamTable *table, StepState *state, cudaStream_t stream);
 // Only the compute copies.
 void launch_refresh(const ParamTable *table, StepState *state, cudaStream_t stream);

@@ -78,28 +78,23 @@ static __device__ __forceinline__ void sweep_vector(Sweep &a, const uint4 &v, fl
   }
 }
 
+static __device__ __forceinline__ Sweep sweep_warp(Sweep a) {
+#pragma unroll
+  for (int offset = 16; offset > 0; offset /= 2)
+    a = sweep_join(a, {__shfl_xor_sync(0xffffffffu, a.largest, offset),
+                       __shfl_xor_sync(0xffffffffu, a.sum, offset),
+                       __shfl_xor_sync(0xffffffffu, a.dot, offset)});
+  return a;
+}
+
 // Over a block; thread 0's warp has it.
 static __device__ __forceinline__ Sweep sweep_block(Sweep a, Sweep *scratch /* [32] */) {
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, warps = blockDim.x / 32;
-#pragma unroll
-  for (int offset = 16; offset > 0; offset /= 2) {
-    const Sweep b = {__shfl_xor_sync(0xffffffffu, a.largest, offset),
-                     __shfl_xor_sync(0xffffffffu, a.sum, offset),
-                     __shfl_xor_sync(0xffffffffu, a.dot, offset)};
-    a = sweep_join(a, b);
-  }
+  a = sweep_warp(a);
   if (lane == 0) scratch[warp] = a;
   __syncthreads();
   if (warp > 0) return a;
-  a = lane < warps ? scratch[lane] : sweep_empty();
-#pragma unroll
-  for (int offset = 16; offset > 0; offset /= 2) {
-    const Sweep b = {__shfl_xor_sync(0xffffffffu, a.largest, offset),
-                     __shfl_xor_sync(0xffffffffu, a.sum, offset),
-                     __shfl_xor_sync(0xffffffffu, a.dot, offset)};
-    a = sweep_join(a, b);
-  }
-  return a;
+  return sweep_warp(lane < warps ? scratch[lane] : sweep_empty());
 }
 
 // A row: `head` single elements, `vectors` aligned vectors, `tail` single elements.

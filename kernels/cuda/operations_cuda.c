@@ -1,16 +1,10 @@
 // Operations that are one kernel, or one bare GEMM.
 #include "kernels/cuda/cuda.h"
 
-void cuda_product_nt(Cuda *c, int64_t M, int64_t N, int64_t K, const act_t *a, const act_t *W,
-                     const act_t *x, act_t *out) {
-  const GemmProblem p = {.M = M, .N = N, .K = K, .form = GEMM_NT, .add = x != NULL};
-  gemm_run(&c->gemm, p, a, W, x, out);
-}
-
-void cuda_product_nn(Cuda *c, int64_t M, int64_t N, int64_t K, const act_t *dz, const act_t *W,
-                     const act_t *x, act_t *out) {
-  const GemmProblem p = {.M = M, .N = N, .K = K, .form = GEMM_NN, .add = x != NULL};
-  gemm_run(&c->gemm, p, dz, W, x, out);
+void cuda_gemm(Cuda *c, GemmForm form, int64_t M, int64_t N, int64_t K, const act_t *A,
+               const act_t *B, const act_t *add, act_t *out) {
+  const GemmProblem p = {.M = M, .N = N, .K = K, .form = form, .add = add != NULL};
+  gemm_run(&c->gemm, p, A, B, add, out);
 }
 
 void cuda_embed(Backend *be, int64_t M, const int32_t *tokens, const act_t *E, act_t *x,
@@ -26,7 +20,7 @@ void cuda_attention_decode(Backend *be, int64_t T, int64_t rows, const act_t *qk
 
 void cuda_dgrad(Backend *be, int64_t M, int64_t K, const act_t *dy, const act_t *W, act_t *da) {
   Cuda *c = cuda_of(be);
-  cuda_product_nn(c, M, K, c->config.D, dy, W, NULL, da);
+  cuda_gemm(c, GEMM_NN, M, K, c->config.D, dy, W, NULL, da);
 }
 
 void cuda_wgrad(Backend *be, int64_t M, int64_t N, int64_t K, const act_t *dz, const act_t *x,

@@ -1,6 +1,7 @@
 // The update: tables of the parameters on the device, built from the model's list once, and the
 // launches over them.
 #include <assert.h>
+#include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -163,7 +164,7 @@ static const ParamTable *table_of(Cuda *c, const ParamTensor *list, int count) {
 // ---- The operations
 
 static void op_step_begin(Backend *be) {
-  launch_step_begin(cuda_of(be)->state, cuda_of(be)->gpu.stream);
+  be->zero(be, cuda_of(be)->state, offsetof(StepState, updates));
 }
 
 static void op_grads_finish(Backend *be, const ParamTensor *list, int count) {
@@ -171,8 +172,9 @@ static void op_grads_finish(Backend *be, const ParamTensor *list, int count) {
   launch_grads_finish(table_of(c, list, count), c->state, c->gpu.stream);
 }
 
+// Not in a recording, which would freeze the values.
 static void op_set_hyper(Backend *be, const AdamW *hyper) {
-  launch_write_hyper(hyper, cuda_of(be)->state, cuda_of(be)->gpu.stream);
+  be->write(be, &cuda_of(be)->state->hyper, hyper, sizeof *hyper);
 }
 
 static void op_adamw(Backend *be, const ParamTensor *list, int count) {
@@ -207,7 +209,7 @@ static void op_refresh(Backend *be, const ParamTensor *list, int count) {
 }
 
 static void op_set_updates(Backend *be, int64_t updates) {
-  launch_set_updates(updates, cuda_of(be)->state, cuda_of(be)->gpu.stream);
+  be->write(be, &cuda_of(be)->state->updates, &updates, sizeof updates);
 }
 
 void cuda_set_update(Cuda *c) {

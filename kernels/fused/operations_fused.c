@@ -9,12 +9,20 @@ static RowParts parts_of(RowStat s) {
   return (RowParts){(float *)s.data, s.stride, s.parts};
 }
 
-// What every program with r gets.
-static ProgramArgs norm_args(const Fused *f, RowStat sumsq) {
+// A B^T or A B, as the program takes them.
+static ProgramCall gemm(int64_t M, int64_t N, int64_t K, const act_t *A, const act_t *B) {
+  return (ProgramCall){.M = M, .N = N, .K = K, .A = A, .B = B};
+}
+
+// The same with what a program gets that needs r.
+static ProgramCall norm_gemm(const Fused *f, RowStat sumsq, int64_t M, int64_t N, int64_t K,
+                             const act_t *A, const act_t *B) {
   const OpsConfig *c = &f->unfused.cuda.config;
-  return (ProgramArgs){.sumsq = parts_of(sumsq),
-                       .inverse_D = (float)(1 / (double)c->D),
-                       .eps = (float)c->rms_norm_eps};
+  ProgramCall call = gemm(M, N, K, A, B);
+  call.args.sumsq = parts_of(sumsq);
+  call.args.inverse_D = (float)(1 / (double)c->D);
+  call.args.eps = (float)c->rms_norm_eps;
+  return call;
 }
 
 // sums: the row statistic that the program leaves, a part a tile of columns; NULL: none.
@@ -52,13 +60,8 @@ void fused_qkv(Backend *be, int64_t M, int64_t T, int64_t first, const act_t *x,
     return;
   }
   const int64_t R = packed_width(c);
-  ProgramCall call = {.M = M,
-                      .N = R,
-                      .K = c->D,
-                      .A = x,
-                      .B = W,
-                      .stores = {{qkv, M, R}},
-                      .args = norm_args(f, sumsq)};
+  ProgramCall call = norm_gemm(f, sumsq, M, R, c->D, x, W);
+  call.stores[0] = (Matrix){qkv, M, R};
   call.args.head_dim = (int32_t)c->d;
   call.args.rotated = (int32_t)((c->H + c->KV) * c->d);
   call.loads[0] = rope_angles(f, M, T, first, &call.args);
@@ -73,13 +76,9 @@ void fused_residual(Backend *be, int64_t M, int64_t K, const act_t *a, const act
     unfused_residual(be, M, K, a, W, x, out, sumsq);
     return;
   }
-  ProgramCall call = {.M = M,
-                      .N = c->D,
-                      .K = K,
-                      .A = a,
-                      .B = W,
-                      .loads = {{x, M, c->D}},
-                      .stores = {{out, M, c->D}}};
+  ProgramCall call = gemm(M, c->D, K, a, W);
+  call.loads[0] = (Matrix){x, M, c->D};
+  call.stores[0] = (Matrix){out, M, c->D};
   run(f, PROGRAM_RESIDUAL, &call, sumsq);
 }
 
@@ -91,13 +90,9 @@ void fused_gate_up(Backend *be, int64_t M, const act_t *x, RowStat sumsq, const 
     unfused_gate_up(be, M, x, sumsq, W, z, y);
     return;
   }
-  ProgramCall call = {.M = M,
-                      .N = 2 * c->F,
-                      .K = c->D,
-                      .A = x,
-                      .B = W,
-                      .stores = {{z, M, 2 * c->F}, {y, M, c->F}},
-                      .args = norm_args(f, sumsq)};
+  ProgramCall call = norm_gemm(f, sumsq, M, 2 * c->F, c->D, x, W);
+  call.stores[0] = (Matrix){z, M, 2 * c->F};
+  call.stores[1] = (Matrix){y, M, c->F};
   run(f, PROGRAM_SWIGLU, &call, NULL);
 }
 
@@ -105,13 +100,8 @@ void fused_gate_up(Backend *be, int64_t M, const act_t *x, RowStat sumsq, const 
 static void run_logits(const Fused *f, int64_t M, const act_t *x, RowStat sumsq, const act_t *W,
                        act_t *logits, MaxSum *softmax) {
   const OpsConfig *c = &f->unfused.cuda.config;
-  ProgramCall call = {.M = M,
-                      .N = c->V,
-                      .K = c->D,
-                      .A = x,
-                      .B = W,
-                      .stores = {{logits, M, c->V}},
-                      .args = norm_args(f, sumsq)};
+  ProgramCall call = norm_gemm(f, sumsq, M, c->V, c->D, x, W);
+  call.stores[0] = (Matrix){logits, M, c->V};
   call.args.softmax = softmax;
   call.args.softmax_stride = f->softmax_stride;
   fused_launch(&f->kernels, PROGRAM_LOGITS, f->head_tile, &call, f->unfused.cuda.gpu.stream);
@@ -156,14 +146,10 @@ void fused_norm_dgrad(Backend *be, int64_t M, int64_t N, const act_t *dz, const 
     unfused_norm_dgrad(be, M, N, dz, W, x, sumsq, s, residual, dx);
     return;
   }
-  ProgramCall call = {.M = M,
-                      .N = c->D,
-                      .K = N,
-                      .A = dz,
-                      .B = W,
-                      .loads = {{x, M, c->D}, {residual, M, c->D}},
-                      .stores = {{dx, M, c->D}},
-                      .args = norm_args(f, sumsq)};
+  ProgramCall call = norm_gemm(f, sumsq, M, c->D, N, dz, W);
+  call.loads[0] = (Matrix){x, M, c->D};
+  call.loads[1] = (Matrix){residual, M, c->D};
+  call.stores[0] = (Matrix){dx, M, c->D};
   call.args.s = parts_of(s);
   run(f, residual ? PROGRAM_NORM_DGRAD_RESIDUAL : PROGRAM_NORM_DGRAD, &call, NULL);
 }
@@ -176,13 +162,8 @@ void fused_down_dgrad(Backend *be, int64_t M, const act_t *dx, const act_t *W, c
     unfused_down_dgrad(be, M, dx, W, z, sumsq, dz, s);
     return;
   }
-  ProgramCall call = {.M = M,
-                      .N = c->F,
-                      .K = c->D,
-                      .A = dx,
-                      .B = W,
-                      .loads = {{z, M, 2 * c->F}},
-                      .stores = {{dz, M, 2 * c->F}},
-                      .args = norm_args(f, sumsq)};
+  ProgramCall call = norm_gemm(f, sumsq, M, c->F, c->D, dx, W);
+  call.loads[0] = (Matrix){z, M, 2 * c->F};
+  call.stores[0] = (Matrix){dz, M, 2 * c->F};
   run(f, PROGRAM_SWIGLU_BACKWARD, &call, s);
 }

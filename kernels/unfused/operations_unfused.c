@@ -14,14 +14,14 @@ static RopeShape rope_shape(const Cuda *c, int64_t T, int64_t first) {
 void unfused_qkv(Backend *be, int64_t M, int64_t T, int64_t first, const act_t *x, RowStat sumsq,
                  const act_t *W, act_t *qkv) {
   Cuda *c = cuda_of(be);
-  cuda_product_nt(c, M, packed_width(&c->config), c->config.D, x, W, NULL, qkv);
+  cuda_gemm(c, GEMM_NT, M, packed_width(&c->config), c->config.D, x, W, NULL, qkv);
   launch_rope(M, rope_shape(c, T, first), row_scale(c, sumsq), qkv, c->gpu.stream);
 }
 
 void unfused_residual(Backend *be, int64_t M, int64_t K, const act_t *a, const act_t *W,
                       const act_t *x, act_t *out, RowStat *sumsq) {
   Cuda *c = cuda_of(be);
-  cuda_product_nt(c, M, c->config.D, K, a, W, x, out);
+  cuda_gemm(c, GEMM_NT, M, c->config.D, K, a, W, x, out);
   launch_row_sumsq(M, c->config.D, out, sumsq, c->gpu.stream);
 }
 
@@ -29,14 +29,14 @@ void unfused_residual(Backend *be, int64_t M, int64_t K, const act_t *a, const a
 void unfused_gate_up(Backend *be, int64_t M, const act_t *x, RowStat sumsq, const act_t *W,
                      act_t *z, act_t *y) {
   Cuda *c = cuda_of(be);
-  cuda_product_nt(c, M, 2 * c->config.F, c->config.D, x, W, NULL, z);
+  cuda_gemm(c, GEMM_NT, M, 2 * c->config.F, c->config.D, x, W, NULL, z);
   launch_swiglu(M, c->config.F, row_scale(c, sumsq), z, y, c->gpu.stream);
 }
 
 void unfused_lm_head(Backend *be, int64_t M, const act_t *x, RowStat sumsq, const act_t *W,
                      act_t *logits) {
   Cuda *c = cuda_of(be);
-  cuda_product_nt(c, M, c->config.V, c->config.D, x, W, NULL, logits);
+  cuda_gemm(c, GEMM_NT, M, c->config.V, c->config.D, x, W, NULL, logits);
   launch_scale_rows(M, c->config.V, row_scale(c, sumsq), logits, c->gpu.stream);
 }
 
@@ -44,7 +44,7 @@ void unfused_lm_head(Backend *be, int64_t M, const act_t *x, RowStat sumsq, cons
 void unfused_head_loss(Backend *be, int64_t M, const act_t *x, RowStat sumsq, const act_t *W,
                        const int32_t *targets, act_t *logits, double scale, RowStat *s) {
   Cuda *c = cuda_of(be);
-  cuda_product_nt(c, M, c->config.V, c->config.D, x, W, NULL, logits);
+  cuda_gemm(c, GEMM_NT, M, c->config.V, c->config.D, x, W, NULL, logits);
   if (s) s->parts = 1;
   const CrossEntropy args = {.M = M,
                              .V = c->config.V,
@@ -67,7 +67,7 @@ void unfused_norm_dgrad(Backend *be, int64_t M, int64_t N, const act_t *dz, cons
   act_t *product = unfused_of(be)->product;
   // Not in place: where its result lies on what it adds to, cuBLASLt rounds the product to bf16
   // before the addition.
-  cuda_product_nn(c, M, c->config.D, N, dz, W, residual, product);
+  cuda_gemm(c, GEMM_NN, M, c->config.D, N, dz, W, residual, product);
   launch_norm_backward(M, row_scale(c, sumsq), x, s, product, dx, c->gpu.stream);
 }
 
@@ -75,7 +75,7 @@ void unfused_down_dgrad(Backend *be, int64_t M, const act_t *dx, const act_t *W,
                         RowStat sumsq, act_t *dz, RowStat *s) {
   Cuda *c = cuda_of(be);
   act_t *product = unfused_of(be)->product;
-  cuda_product_nn(c, M, c->config.F, c->config.D, dx, W, NULL, product);
+  cuda_gemm(c, GEMM_NN, M, c->config.F, c->config.D, dx, W, NULL, product);
   launch_swiglu_backward(M, c->config.F, row_scale(c, sumsq), z, product, dz, s, c->gpu.stream);
 }
 

@@ -238,7 +238,7 @@ static void update(Pool *p, bool grads_fp32) {
     CUDA_CHECK(cudaMemset(tensors[i].grad, 0x3b, n * grad));
   }
   const AdamW hyper = {1e-4, 0.9, 0.95, 1e-8, 0.1, 1};
-  launch_write_hyper(&hyper, state, p->gpu.stream);
+  CUDA_CHECK(cudaMemcpy(&state->hyper, &hyper, sizeof hyper, cudaMemcpyHostToDevice));
   KERNEL(p, grads_fp32 ? "grads_finish, fp32" : "grads_finish, bf16",
          (double)count * (4 + 2.0 * (double)grad),
          launch_grads_finish(&table, state, p->gpu.stream));
