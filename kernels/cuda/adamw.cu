@@ -40,11 +40,11 @@ static __device__ __forceinline__ float4 update_four(const DeviceTensor &t, int6
   float4 w = __ldcs(reinterpret_cast<const float4 *>(t.master + i));
   float4 m = __ldcs(reinterpret_cast<const float4 *>(t.m + i));
   float4 v = __ldcs(reinterpret_cast<const float4 *>(t.v + i));
-  const float4 g = grad_load_four((const Grad *)t.grad + i);
-  w.x = update(w.x, m.x, v.x, g.x, f);
-  w.y = update(w.y, m.y, v.y, g.y, f);
-  w.z = update(w.z, m.z, v.z, g.z, f);
-  w.w = update(w.w, m.w, v.w, g.w, f);
+  const Pack<4> g = load_values<4>((const Grad *)t.grad + i);
+  w.x = update(w.x, m.x, v.x, g.v[0], f);
+  w.y = update(w.y, m.y, v.y, g.v[1], f);
+  w.z = update(w.z, m.z, v.z, g.v[2], f);
+  w.w = update(w.w, m.w, v.w, g.v[3], f);
   __stcs(reinterpret_cast<float4 *>(t.master + i), w);
   __stcs(reinterpret_cast<float4 *>(t.m + i), m);
   __stcs(reinterpret_cast<float4 *>(t.v + i), v);
@@ -99,7 +99,8 @@ static __global__ __launch_bounds__(THREADS) void adamw_kernel(ParamTable table,
   const int64_t i = end - end % 4 + threadIdx.x; // the last one to three elements of a tensor
   if (i >= end) return;
   if (UPDATE)
-    t.master[i] = update(t.master[i], t.m[i], t.v[i], grad_load((const Grad *)t.grad + i), f);
+    t.master[i] =
+        update(t.master[i], t.m[i], t.v[i], load_values<1>((const Grad *)t.grad + i).v[0], f);
   const float wn = t.norm ? t.norm[i % t.cols] : 1.0f;
   if (t.compute) t.compute[i] = bf16_from_float(t.master[i]);
   if (t.folded) t.folded[i] = bf16_from_float(t.master[i] * wn);

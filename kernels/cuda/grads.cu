@@ -12,88 +12,54 @@
 
 enum { THREADS = 256, WARPS = THREADS / 32 };
 
-// Four neighbouring elements, loaded and then worked on, so that a thread's loads are all under way
-// before its first store.
-struct Four {
-  float4 g, w;
-};
-
-template <typename Grad>
-static __device__ __forceinline__ void unfold_four(const DeviceTensor &t, int64_t at, const Four &f,
-                                                   float4 wn, float4 &column_sum, float &squares) {
-  column_sum.x += f.g.x * f.w.x;
-  column_sum.y += f.g.y * f.w.y;
-  column_sum.z += f.g.z * f.w.z;
-  column_sum.w += f.g.w * f.w.w;
-  float4 d = {f.g.x * wn.x, f.g.y * wn.y, f.g.z * wn.z, f.g.w * wn.w};
-  if (t.grad != t.grad_folded) {
-    const float4 plain = grad_load_four((const Grad *)t.grad + at);
-    d = {d.x + plain.x, d.y + plain.y, d.z + plain.z, d.w + plain.w};
-  }
-  d = grad_store_four((Grad *)t.grad + at, d);
-  squares += d.x * d.x + d.y * d.y + d.z * d.z + d.w * d.w;
-}
-
-// Columns c0 + 4 lane and c0 + 128 + 4 lane; warps take rows in turn, four of them at a time. cols
-// is a multiple of 4.
-template <typename Grad>
-static __device__ float unfold_tile(const DeviceTensor &t, int64_t row0, int64_t c0,
-                                    float4 (&sums)[WARPS][64]) {
+// N columns a lane, warps take rows in turn, four of them at a time: a thread's loads are all under
+// way before its first store. Leaves the column sums of each warp; returns the thread's part of the
+// sum of squares.
+template <typename Grad, int N>
+static __device__ __forceinline__ float unfold_tile(const DeviceTensor &t, int64_t row0, int64_t c0,
+                                                    float (&sums)[WARPS][TILE_COLS]) {
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int rows = (int)min((int64_t)TILE_ROWS, t.rows - row0);
-  float squares = 0;
-  for (int half = 0; half < 2; half++) {
-    const int64_t c = c0 + half * 128 + lane * 4;
-    float4 column_sum = {};
-    if (c < t.cols) {
-      const float4 wn = *reinterpret_cast<const float4 *>(t.norm + c);
-      for (int n0 = warp; n0 < rows; n0 += 4 * WARPS) {
-        const int64_t at = (row0 + n0) * t.cols + c, step = WARPS * t.cols;
-        Four f[4];
-#pragma unroll
-        for (int j = 0; j < 4; j++)
-          if (n0 + j * WARPS < rows)
-            f[j] = {grad_load_four((const Grad *)t.grad_folded + at + j * step),
-                    __ldcs(reinterpret_cast<const float4 *>(t.master + at + j * step))};
-#pragma unroll
-        for (int j = 0; j < 4; j++)
-          if (n0 + j * WARPS < rows)
-            unfold_four<Grad>(t, at + j * step, f[j], wn, column_sum, squares);
-      }
-    }
-    sums[warp][half * 32 + lane] = column_sum;
-  }
-  return squares;
-}
-
-// The same for any number of columns, singly.
-template <typename Grad>
-static __device__ float unfold_tile_any(const DeviceTensor &t, int64_t row0, int64_t c0,
-                                        float4 (&sums)[WARPS][64]) {
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  const int64_t rows = min((int64_t)TILE_ROWS, t.rows - row0);
   Grad *grad = (Grad *)t.grad;
   const Grad *folded = (const Grad *)t.grad_folded;
   float squares = 0;
-  for (int j = lane; j < TILE_COLS; j += 32) {
+  for (int j = lane * N; j < TILE_COLS; j += 32 * N) {
     const int64_t c = c0 + j;
-    float column_sum = 0;
-    for (int64_t n = warp; n < rows && c < t.cols; n += WARPS) {
-      const int64_t at = (row0 + n) * t.cols + c;
-      const float g = grad_load(folded + at);
-      column_sum += g * t.master[at];
-      const float d =
-          grad_store(grad + at, g * t.norm[c] + (grad != folded ? grad_load(grad + at) : 0.0f));
-      squares += d * d;
+    Pack<N> column_sum = {};
+    if (c < t.cols) {
+      const Pack<N> wn = load_values<N>(t.norm + c);
+      for (int n0 = warp; n0 < rows; n0 += 4 * WARPS) {
+        const int64_t first = (row0 + n0) * t.cols + c, step = WARPS * t.cols;
+        Pack<N> g[4], w[4];
+#pragma unroll
+        for (int k = 0; k < 4; k++)
+          if (n0 + k * WARPS < rows) {
+            g[k] = load_values<N>(folded + first + k * step);
+            w[k] = load_once<N>(t.master + first + k * step);
+          }
+#pragma unroll
+        for (int k = 0; k < 4; k++)
+          if (n0 + k * WARPS < rows) {
+            Pack<N> d = {};
+            if (grad != folded) d = load_values<N>(grad + first + k * step);
+#pragma unroll
+            for (int i = 0; i < N; i++) {
+              column_sum.v[i] += g[k].v[i] * w[k].v[i];
+              d.v[i] += g[k].v[i] * wn.v[i];
+            }
+            store_values<N>(grad + first + k * step, d);
+            squares += square_sum(d);
+          }
+      }
     }
-    reinterpret_cast<float *>(sums[warp])[j] = column_sum;
+    store_values<N>(&sums[warp][j], column_sum);
   }
   return squares;
 }
 
 template <typename Grad>
 static __global__ __launch_bounds__(THREADS, 3) void unfold_kernel(ParamTable table) {
-  __shared__ float4 sums[WARPS][64];
+  __shared__ __align__(16) float sums[WARPS][TILE_COLS];
   __shared__ float scratch[32];
   const DeviceTensor t = table.tensors[table.tile_owner[blockIdx.x]];
   const int64_t tile = blockIdx.x - t.first_tile;
@@ -102,26 +68,24 @@ static __global__ __launch_bounds__(THREADS, 3) void unfold_kernel(ParamTable ta
     const int64_t across = (t.cols + TILE_COLS - 1) / TILE_COLS;
     const int64_t row_tile = tile / across, c0 = tile % across * TILE_COLS;
     if (t.cols % 4 == 0)
-      squares = unfold_tile<Grad>(t, row_tile * TILE_ROWS, c0, sums);
+      squares = unfold_tile<Grad, 4>(t, row_tile * TILE_ROWS, c0, sums);
     else
-      squares = unfold_tile_any<Grad>(t, row_tile * TILE_ROWS, c0, sums);
+      squares = unfold_tile<Grad, 1>(t, row_tile * TILE_ROWS, c0, sums);
     __syncthreads();
     const int64_t c = c0 + threadIdx.x;
     float sum = 0;
 #pragma unroll
-    for (int w = 0; w < WARPS; w++) sum += reinterpret_cast<float *>(sums[w])[threadIdx.x];
+    for (int w = 0; w < WARPS; w++) sum += sums[w][threadIdx.x];
     if (c < t.cols) t.column_partials[row_tile * t.cols + c] = sum;
   } else {
     const Grad *grad = (const Grad *)t.grad;
     const int64_t begin = tile * TILE_ELEMENTS,
                   end = min(begin + (int64_t)TILE_ELEMENTS, t.rows * t.cols);
 #pragma unroll 8
-    for (int64_t i = begin + threadIdx.x * 4; i + 3 < end; i += THREADS * 4) {
-      const float4 g = grad_load_four(grad + i);
-      squares += g.x * g.x + g.y * g.y + g.z * g.z + g.w * g.w;
-    }
+    for (int64_t i = begin + threadIdx.x * 4; i + 3 < end; i += THREADS * 4)
+      squares += square_sum(load_values<4>(grad + i));
     const int64_t rest = end - end % 4 + threadIdx.x;
-    if (rest < end) squares += grad_load(grad + rest) * grad_load(grad + rest);
+    if (rest < end) squares += square_sum(load_values<1>(grad + rest));
   }
   squares = block_sum(squares, scratch);
   if (threadIdx.x == 0) table.sumsq[blockIdx.x] = squares;
@@ -146,8 +110,9 @@ static __global__ __launch_bounds__(THREADS) void columns_kernel(ParamTable tabl
   sum = 0;
 #pragma unroll
   for (int i = 0; i < WARPS; i++) sum += part[i][lane];
-  if (c < t.cols) sum = grad_store((Grad *)t.norm_grad + c, sum);
-  const float squares = warp_sum(c < t.cols ? sum * sum : 0.0f);
+  Pack<1> dwn = {sum};
+  if (c < t.cols) store_values<1>((Grad *)t.norm_grad + c, dwn);
+  const float squares = warp_sum(c < t.cols ? square_sum(dwn) : 0.0f);
   if (lane == 0) table.sumsq[table.tiles + blockIdx.x] = squares;
 }
 

@@ -10,33 +10,47 @@ template <class Launch> static void by_gradient(bool fp32, Launch launch) {
     launch((bf16_bits *)nullptr);
 }
 
-static __device__ __forceinline__ float grad_load(const float *g) {
-  return *g;
+// N neighbours, 4 in one access or 1. Four start at a multiple of 4, and so do the tensors.
+static __device__ __forceinline__ Pack<4> four(float4 f) {
+  return {f.x, f.y, f.z, f.w};
 }
-static __device__ __forceinline__ float grad_load(const bf16_bits *g) {
-  return bf16_to_float(*g);
+static __device__ __forceinline__ Pack<4> four(uint2 u) {
+  return {bf16_low(u.x), bf16_high(u.x), bf16_low(u.y), bf16_high(u.y)};
 }
-// Returns the value as stored.
-static __device__ __forceinline__ float grad_store(float *g, float value) {
-  return *g = value;
+template <int N> static __device__ __forceinline__ Pack<N> load_values(const float *from) {
+  if constexpr (N == 1)
+    return {*from};
+  else
+    return four(*reinterpret_cast<const float4 *>(from));
 }
-static __device__ __forceinline__ float grad_store(bf16_bits *g, float value) {
-  return bf16_to_float(*g = bf16_from_float(value));
+template <int N> static __device__ __forceinline__ Pack<N> load_values(const bf16_bits *from) {
+  if constexpr (N == 1)
+    return load_pack<1>(from);
+  else
+    return four(*reinterpret_cast<const uint2 *>(from));
 }
 
-// Four neighbours in one access; `at` is a multiple of 4 and so is the tensors' alignment.
-static __device__ __forceinline__ float4 grad_load_four(const float *g) {
-  return *reinterpret_cast<const float4 *>(g);
+// Leave in `p` what was stored.
+template <int N> static __device__ __forceinline__ void store_values(float *to, Pack<N> &p) {
+  if constexpr (N == 1)
+    *to = p.v[0];
+  else
+    *reinterpret_cast<float4 *>(to) = {p.v[0], p.v[1], p.v[2], p.v[3]};
 }
-static __device__ __forceinline__ float4 grad_load_four(const bf16_bits *g) {
-  const uint2 u = *reinterpret_cast<const uint2 *>(g);
-  return {bf16_low(u.x), bf16_high(u.x), bf16_low(u.y), bf16_high(u.y)};
+template <int N> static __device__ __forceinline__ void store_values(bf16_bits *to, Pack<N> &p) {
+  if constexpr (N == 1) {
+    store_pack(to, p);
+  } else {
+    const uint2 u = {bf16_two(p.v[0], p.v[1]), bf16_two(p.v[2], p.v[3])};
+    *reinterpret_cast<uint2 *>(to) = u;
+    p = four(u);
+  }
 }
-static __device__ __forceinline__ float4 grad_store_four(float *g, float4 v) {
-  return *reinterpret_cast<float4 *>(g) = v;
-}
-static __device__ __forceinline__ float4 grad_store_four(bf16_bits *g, float4 v) {
-  const uint2 u = {bf16_two(v.x, v.y), bf16_two(v.z, v.w)};
-  *reinterpret_cast<uint2 *>(g) = u;
-  return {bf16_low(u.x), bf16_high(u.x), bf16_low(u.y), bf16_high(u.y)};
+
+// Of what is read once a step: kept out of the caches.
+template <int N> static __device__ __forceinline__ Pack<N> load_once(const float *from) {
+  if constexpr (N == 1)
+    return {__ldcs(from)};
+  else
+    return four(__ldcs(reinterpret_cast<const float4 *>(from)));
 }
