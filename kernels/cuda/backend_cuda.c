@@ -120,17 +120,13 @@ static void set_operations(Cuda *c) {
 int cuda_open(Cuda *c, const OpsConfig *config, const GpuOptions *options, Error *err) {
   c->config = *config;
   c->options = *options;
-  if (config->d % 8 != 0 || config->d > 256)
-    return error_set(err,
-                     "head_dim is %lld, but attention on the GPU takes multiples of 8 up to 256",
-                     (long long)config->d);
-  if (gpu_open(&c->gpu, err)) return -1;
+  const AttentionShape any = {.B = 1, .T = 1, .H = config->H, .KV = config->KV, .d = config->d};
+  if (attention_shape_check(&any, err) || gpu_open(&c->gpu, err)) return -1;
   set_operations(c);
   gemm_open(&c->gemm, &c->gpu, options->gemm_cache);
-  return prepare_gemms(c, err) || cuda_attention_open(c, err) || cuda_memory_open(c, err) ||
-                 make_rope_table(c, err) || make_workspace(c, err)
-             ? -1
-             : 0;
+  const bool failed = prepare_gemms(c, err) || cuda_attention_open(c, err) ||
+                      cuda_memory_open(c, err) || make_rope_table(c, err) || make_workspace(c, err);
+  return failed ? -1 : 0;
 }
 
 void cuda_destroy(Backend *be) {

@@ -150,30 +150,25 @@ static int call(const void *context, Error *err) {
   return 0;
 }
 
-// Microseconds of one call, -1 where the algorithm does not run.
-static float time_once(Trial *t, const cublasLtMatmulHeuristicResult_t *result, int warm_up) {
+// Milliseconds of one call, -1 where the algorithm does not run.
+static double time_once(Trial *t, const cublasLtMatmulHeuristicResult_t *result, int warm_up) {
   double ms;
   Error ignored;
   t->algorithm = &result->algo;
-  return time_calls(call, t, warm_up, 1, t->gpu->stream, &ms, &ignored) ? -1 : (float)(ms * 1e3);
-}
-
-static int by_value(const void *a, const void *b) {
-  const float x = *(const float *)a, y = *(const float *)b;
-  return (x > y) - (x < y);
+  return time_calls(call, t, warm_up, 1, t->gpu->stream, &ms, &ignored) ? -1 : ms;
 }
 
 // The fastest of the candidates. After a first round only those within a fifth of the best go on.
 static void choose(GemmPlan *plan, const cublasLtMatmulHeuristicResult_t *results, int count,
                    Trial *trial) {
-  float times[MAX_ALGORITHMS][ROUNDS], best = -1;
+  double times[MAX_ALGORITHMS][ROUNDS], best = -1;
   for (int i = 0; i < count; i++) {
     times[i][0] = time_once(trial, &results[i], 1); // the first loads the kernel
     if (times[i][0] > 0 && (best < 0 || times[i][0] < best)) best = times[i][0];
   }
-  const float limit = best * 1.2f;
+  const double limit = best * 1.2;
   plan->candidates = count;
-  plan->first_microseconds = times[0][0];
+  plan->first_microseconds = (float)(times[0][0] * 1e3);
   for (int round = 1; round < ROUNDS; round++)
     for (int i = 0; i < count; i++)
       if (times[i][0] > 0 && times[i][0] <= limit)
@@ -181,14 +176,12 @@ static void choose(GemmPlan *plan, const cublasLtMatmulHeuristicResult_t *result
   best = -1;
   for (int i = 0; i < count; i++) {
     if (!(times[i][0] > 0 && times[i][0] <= limit)) continue;
-    qsort(times[i], ROUNDS, sizeof times[i][0], by_value);
-    const float median = times[i][ROUNDS / 2];
-    if (i == 0) plan->first_microseconds = median;
-    if (best < 0 || median < best) {
-      best = median;
-      plan->algorithm = results[i].algo;
-      plan->microseconds = median;
-    }
+    const double ms = median(times[i], ROUNDS);
+    if (i == 0) plan->first_microseconds = (float)(ms * 1e3);
+    if (best >= 0 && ms >= best) continue;
+    best = ms;
+    plan->algorithm = results[i].algo;
+    plan->microseconds = (float)(ms * 1e3);
   }
 }
 

@@ -13,6 +13,11 @@ static int compare_doubles(const void *x, const void *y) {
   return (a > b) - (a < b);
 }
 
+double median(double *times, int count) {
+  qsort(times, (size_t)count, sizeof *times, compare_doubles);
+  return times[count / 2];
+}
+
 int time_calls(TimedCall *call, const void *context, int warm_up, int runs, cudaStream_t stream,
                double *milliseconds, Error *err) {
   cudaEvent_t events[MAX_TIMED_RUNS + 1];
@@ -32,8 +37,7 @@ int time_calls(TimedCall *call, const void *context, int warm_up, int runs, cuda
     times[i] = ms;
   }
   for (int i = 0; i <= runs; i++) CUDA_CHECK(cudaEventDestroy(events[i]));
-  qsort(times, (size_t)runs, sizeof *times, compare_doubles);
-  *milliseconds = times[runs / 2];
+  *milliseconds = median(times, runs);
   return status;
 }
 

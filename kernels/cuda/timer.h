@@ -8,6 +8,9 @@ enum { MAX_TIMED_RUNS = 8 };
 // Launches; 0, or -1 and why not.
 typedef int TimedCall(const void *context, Error *err);
 
+// Sorts the times.
+double median(double *times, int count);
+
 // The median of `runs` calls, one behind the other after warm_up calls, in milliseconds. Fails where
 // a call does.
 int time_calls(TimedCall *call, const void *context, int warm_up, int runs, cudaStream_t stream,

@@ -73,20 +73,15 @@ static int64_t describe_list(DeviceTensor *tensors, ParamTable *table, const Par
   return used;
 }
 
-// The part of the tables that the host fills in; returns its size.
-static size_t place(ParamTable *table, int count, Arena *arena) {
-  table->tensors = arena_take(arena, (size_t)count * sizeof(DeviceTensor));
-  table->update_owner = arena_take(arena, (size_t)table->update_blocks * 4);
-  table->tile_owner = arena_take(arena, (size_t)table->tiles * 4);
-  table->column_owner = arena_take(arena, (size_t)table->columns * 4);
-  return arena->used;
-}
-
-// All tables in one block, sized where memory is NULL; returns the block's size.
-static size_t place_all(ParamTable *table, int count, int64_t partials, char *memory,
-                        float **column_partials) {
+// All tables in one block, sized where memory is NULL; returns the block's size. The host fills in
+// what is before sumsq.
+static size_t place(ParamTable *table, int count, int64_t partials, char *memory,
+                    float **column_partials) {
   Arena arena = {.block = memory};
-  place(table, count, &arena);
+  table->tensors = arena_take(&arena, (size_t)count * sizeof(DeviceTensor));
+  table->update_owner = arena_take(&arena, (size_t)table->update_blocks * 4);
+  table->tile_owner = arena_take(&arena, (size_t)table->tiles * 4);
+  table->column_owner = arena_take(&arena, (size_t)table->columns * 4);
   table->sumsq = arena_take(&arena, (size_t)(table->tiles + table->columns) * 4);
   *column_partials = arena_take(&arena, (size_t)partials * 4);
   return arena.used;
@@ -98,7 +93,7 @@ static size_t list_bytes(const ParamTensor *list, int count) {
   float *column_partials;
   const int64_t partials = describe_list(tensors, &table, list, count, NULL);
   free(tensors);
-  return place_all(&table, count, partials, NULL, &column_partials);
+  return place(&table, count, partials, NULL, &column_partials);
 }
 
 static void own(int32_t *owner, int64_t from, int64_t to, int32_t tensor) {
@@ -115,26 +110,26 @@ void cuda_table_free(Cuda *c) {
 static void build_table(Cuda *c, const ParamTensor *list, int count) {
   CUDA_CHECK(cudaStreamSynchronize(c->gpu.stream));
   cuda_table_free(c);
-  ParamTable *table = &c->table;
-  *table = (ParamTable){.grads_fp32 = c->options.grads_fp32};
-  CUDA_CHECK(cudaMalloc((void **)&c->table_memory, list_bytes(list, count)));
+  const size_t bytes = list_bytes(list, count);
+  CUDA_CHECK(cudaMalloc((void **)&c->table_memory, bytes));
   c->table_list = xmalloc((size_t)count * sizeof *list);
   memcpy(c->table_list, list, (size_t)count * sizeof *list);
   c->table_count = count;
 
+  ParamTable *table = &c->table;
+  *table = (ParamTable){.grads_fp32 = c->options.grads_fp32};
   DeviceTensor *tensors = xmalloc((size_t)(count + 1) * sizeof *tensors);
-  float *column_partials;
+  float *column_partials, *unused;
   const int64_t partials = describe_list(tensors, table, list, count, NULL);
-  place_all(table, count, partials, c->table_memory, &column_partials);
+  place(table, count, partials, c->table_memory, &column_partials);
   describe_list(tensors, table, list, count, column_partials);
   tensors[count] = (DeviceTensor){.first_update = table->update_blocks,
                                   .first_tile = table->tiles,
                                   .first_column = table->columns};
 
   ParamTable on_host = *table;
-  const size_t bytes = place(&on_host, count, &(Arena){0});
   char *block = xmalloc(bytes);
-  place(&on_host, count, &(Arena){.block = block});
+  place(&on_host, count, partials, block, &unused);
   memcpy(on_host.tensors, tensors, (size_t)count * sizeof *tensors);
   for (int i = 0; i < count; i++) {
     const DeviceTensor *t = &tensors[i], *next = t + 1;
@@ -142,7 +137,8 @@ static void build_table(Cuda *c, const ParamTensor *list, int count) {
     own(on_host.tile_owner, t->first_tile, next->first_tile, i);
     own(on_host.column_owner, t->first_column, next->first_column, i);
   }
-  CUDA_CHECK(cudaMemcpy(c->table_memory, block, bytes, cudaMemcpyHostToDevice));
+  const size_t made_here = (size_t)((char *)on_host.sumsq - block);
+  CUDA_CHECK(cudaMemcpy(c->table_memory, block, made_here, cudaMemcpyHostToDevice));
   free(block);
   free(tensors);
 }

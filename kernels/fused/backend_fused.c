@@ -2,7 +2,6 @@
 #include <string.h>
 
 #include "base/memory.h"
-#include "kernels/cuda/check.h"
 #include "kernels/fused/fused.h"
 #include "kernels/gpu_backends.h"
 #include "kernels/record.h"
@@ -91,11 +90,10 @@ static int check_model(const OpsConfig *c, Error *err) {
 }
 
 int backend_fused_supported(const OpsConfig *config, Error *err) {
-  int device, major, minor;
-  CUDA_TRY(err, cudaGetDevice(&device));
-  CUDA_TRY(err, cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device));
-  CUDA_TRY(err, cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device));
-  return fused_kernels_check(major, minor, err) || check_model(config, err) ? -1 : 0;
+  Gpu gpu;
+  const bool runs =
+      gpu_probe(&gpu, err) == 0 && fused_kernels_check(gpu.major, gpu.minor, err) == 0;
+  return runs ? check_model(config, err) : -1;
 }
 
 static int make_workspace(Fused *f, Error *err) {
@@ -116,13 +114,16 @@ static int make_workspace(Fused *f, Error *err) {
 }
 
 static void set_operations(Backend *be, const OpsConfig *c) {
-  be->qkv = fused_qkv;
+  const KernelKind *kinds = be->kinds;
+  if (kinds[OP_QKV] == KERNEL_FUSED) be->qkv = fused_qkv;
+  if (kinds[OP_GATE_UP] == KERNEL_FUSED) be->gate_up = fused_gate_up;
+  if (kinds[OP_DOWN_DGRAD] == KERNEL_FUSED) be->down_dgrad = fused_down_dgrad;
+  if (kinds[OP_VALIDATION_LOSS] == KERNEL_FUSED) {
+    be->lm_head = fused_lm_head;
+    be->head_loss = fused_head_loss;
+  }
   be->residual = fused_residual;
-  be->gate_up = fused_gate_up;
-  be->lm_head = fused_lm_head;
-  be->head_loss = fused_head_loss;
   be->norm_dgrad = fused_norm_dgrad;
-  be->down_dgrad = fused_down_dgrad;
   be->most_parts.sumsq = (c->D + NARROWEST_TILE - 1) / NARROWEST_TILE;
   be->most_parts.s = (c->F + NARROWEST_TILE - 1) / NARROWEST_TILE;
 }

@@ -1,4 +1,5 @@
-// The operations: a program each, or the unfused kernels where Backend.kinds says so.
+// The operations: a program each. Those that serve several GEMMs of the model leave some of them to
+// the unfused kernels, as Backend.kinds says.
 #include "kernels/fused/fused.h"
 
 static bool is_fused(const Backend *be, Operation operation) {
@@ -55,10 +56,6 @@ void fused_qkv(Backend *be, int64_t M, int64_t T, int64_t first, const act_t *x,
                const act_t *W, act_t *qkv) {
   const Fused *f = fused_of(be);
   const OpsConfig *c = &f->unfused.cuda.config;
-  if (!is_fused(be, OP_QKV)) {
-    unfused_qkv(be, M, T, first, x, sumsq, W, qkv);
-    return;
-  }
   const int64_t R = packed_width(c);
   ProgramCall call = norm_gemm(f, sumsq, M, R, c->D, x, W);
   call.stores[0] = (Matrix){qkv, M, R};
@@ -86,10 +83,6 @@ void fused_gate_up(Backend *be, int64_t M, const act_t *x, RowStat sumsq, const 
                    act_t *y) {
   const Fused *f = fused_of(be);
   const OpsConfig *c = &f->unfused.cuda.config;
-  if (!is_fused(be, OP_GATE_UP)) {
-    unfused_gate_up(be, M, x, sumsq, W, z, y);
-    return;
-  }
   ProgramCall call = norm_gemm(f, sumsq, M, 2 * c->F, c->D, x, W);
   call.stores[0] = (Matrix){z, M, 2 * c->F};
   call.stores[1] = (Matrix){y, M, c->F};
@@ -109,11 +102,7 @@ static void run_logits(const Fused *f, int64_t M, const act_t *x, RowStat sumsq,
 
 void fused_lm_head(Backend *be, int64_t M, const act_t *x, RowStat sumsq, const act_t *W,
                    act_t *logits) {
-  const Fused *f = fused_of(be);
-  if (f->softmax)
-    run_logits(f, M, x, sumsq, W, logits, NULL);
-  else
-    unfused_lm_head(be, M, x, sumsq, W, logits);
+  run_logits(fused_of(be), M, x, sumsq, W, logits, NULL);
 }
 
 void fused_head_loss(Backend *be, int64_t M, const act_t *x, RowStat sumsq, const act_t *W,
@@ -158,10 +147,6 @@ void fused_down_dgrad(Backend *be, int64_t M, const act_t *dx, const act_t *W, c
                       RowStat sumsq, act_t *dz, RowStat *s) {
   const Fused *f = fused_of(be);
   const OpsConfig *c = &f->unfused.cuda.config;
-  if (!is_fused(be, OP_DOWN_DGRAD)) {
-    unfused_down_dgrad(be, M, dx, W, z, sumsq, dz, s);
-    return;
-  }
   ProgramCall call = norm_gemm(f, sumsq, M, c->F, c->D, dx, W);
   call.loads[0] = (Matrix){z, M, 2 * c->F};
   call.stores[0] = (Matrix){dz, M, 2 * c->F};
