@@ -29,7 +29,7 @@ typedef struct Pool {
   size_t bytes, used;
   double copy_rate; // bytes read + written a second
   const char *only; // NULL: all kernels, otherwise those whose name has this in it
-  Timer timer;
+  GpuTimer timer;
 } Pool;
 
 static void *take(Pool *p, size_t bytes) {
@@ -41,7 +41,12 @@ static void *take(Pool *p, size_t bytes) {
 }
 
 // Median seconds of a call, over batches of back-to-back calls.
-#define TIME(pool, calls, seconds, call) TIME_CALLS(&(pool)->timer, BATCHES, calls, seconds, , call)
+#define TIME(pool, calls, seconds, call)                                                           \
+  do {                                                                                             \
+    double median_;                                                                                \
+    TIME_CALLS(&(pool)->timer, BATCHES, calls, median_, call);                                     \
+    seconds = median_ * 1e-3;                                                                      \
+  } while (0)
 
 static void report(const Pool *p, const char *name, double bytes, double seconds) {
   const double rate = bytes / seconds;
@@ -315,7 +320,7 @@ int main(int argc, char **argv) {
   }
   p.bytes = (size_t)20 << 30;
   p.memory = allocate(p.bytes);
-  p.timer = timer_open(p.gpu.stream);
+  p.timer = gpu_timer_open(p.gpu.stream, 0);
   fill_with_normals(p.memory, p.bytes);
   printf("%s\n", p.gpu.name);
   copy_rate(&p);
@@ -333,7 +338,7 @@ int main(int argc, char **argv) {
   products(&p, &all[0]);
   printf("products of %s\n", all[3].name);
   products(&p, &all[3]);
-  timer_close(&p.timer);
+  gpu_timer_close(&p.timer);
   gpu_close(&p.gpu);
   return 0;
 }
