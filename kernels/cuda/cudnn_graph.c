@@ -57,12 +57,14 @@ static void finalize(CudnnGraph *g, CudnnDescriptor d, const char *doing) {
   if (!failed(g)) cudnn_check(g->api, g->api->finalize(d), doing, &g->error);
 }
 
-static void finalize_op(CudnnGraph *g, CudnnDescriptor op) {
+// Returns the operation's result.
+static CudnnDescriptor finalize_op(CudnnGraph *g, CudnnDescriptor op, CudnnDescriptor result) {
   char doing[64];
   snprintf(doing, sizeof doing, "finalizing operation %d of the graph", g->op_count + 1);
   finalize(g, op, doing);
   assert(g->op_count < GRAPH_MAX_OPS);
   g->ops[g->op_count++] = op;
+  return result;
 }
 
 // ---- Tensors
@@ -102,7 +104,8 @@ CudnnDescriptor graph_scalar(CudnnGraph *g, int64_t id) {
 
 // ---- Operations
 
-void graph_matmul(CudnnGraph *g, CudnnDescriptor a, CudnnDescriptor b, CudnnDescriptor c) {
+CudnnDescriptor graph_matmul(CudnnGraph *g, CudnnDescriptor a, CudnnDescriptor b,
+                             CudnnDescriptor c) {
   CudnnDescriptor parameters = descriptor_new(g, BACKEND_MATMUL_DESCRIPTOR);
   set_enum(g, parameters, ATTR_MATMUL_COMP_TYPE, TYPE_DATA_TYPE, DATA_FLOAT);
   finalize(g, parameters, "finalizing a matrix product");
@@ -111,12 +114,12 @@ void graph_matmul(CudnnGraph *g, CudnnDescriptor a, CudnnDescriptor b, CudnnDesc
   set_descriptor(g, op, ATTR_OPERATION_MATMUL_BDESC, b);
   set_descriptor(g, op, ATTR_OPERATION_MATMUL_CDESC, c);
   set_descriptor(g, op, ATTR_OPERATION_MATMUL_DESC, parameters);
-  finalize_op(g, op);
+  return finalize_op(g, op, c);
 }
 
 // b and t are NULL where the mode takes none, axis is -1.
-static void pointwise(CudnnGraph *g, int mode, int64_t axis, CudnnDescriptor x, CudnnDescriptor b,
-                      CudnnDescriptor t, CudnnDescriptor y) {
+static CudnnDescriptor pointwise(CudnnGraph *g, int mode, int64_t axis, CudnnDescriptor x,
+                                 CudnnDescriptor b, CudnnDescriptor t, CudnnDescriptor y) {
   const float one = 1;
   CudnnDescriptor parameters = descriptor_new(g, BACKEND_POINTWISE_DESCRIPTOR);
   set_enum(g, parameters, ATTR_POINTWISE_MODE, TYPE_POINTWISE_MODE, mode);
@@ -132,28 +135,28 @@ static void pointwise(CudnnGraph *g, int mode, int64_t axis, CudnnDescriptor x, 
   set_descriptor(g, op, ATTR_OPERATION_POINTWISE_YDESC, y);
   set(g, op, ATTR_OPERATION_POINTWISE_ALPHA1, TYPE_FLOAT, 1, &one);
   set(g, op, ATTR_OPERATION_POINTWISE_ALPHA2, TYPE_FLOAT, 1, &one);
-  finalize_op(g, op);
+  return finalize_op(g, op, y);
 }
 
-void graph_unary(CudnnGraph *g, int mode, CudnnDescriptor x, CudnnDescriptor y) {
-  pointwise(g, mode, -1, x, NULL, NULL, y);
+CudnnDescriptor graph_unary(CudnnGraph *g, int mode, CudnnDescriptor x, CudnnDescriptor y) {
+  return pointwise(g, mode, -1, x, NULL, NULL, y);
 }
 
-void graph_binary(CudnnGraph *g, int mode, CudnnDescriptor x, CudnnDescriptor b,
-                  CudnnDescriptor y) {
-  pointwise(g, mode, -1, x, b, NULL, y);
+CudnnDescriptor graph_binary(CudnnGraph *g, int mode, CudnnDescriptor x, CudnnDescriptor b,
+                             CudnnDescriptor y) {
+  return pointwise(g, mode, -1, x, b, NULL, y);
 }
 
-void graph_index(CudnnGraph *g, int64_t axis, CudnnDescriptor x, CudnnDescriptor y) {
-  pointwise(g, POINTWISE_GEN_INDEX, axis, x, NULL, NULL, y);
+CudnnDescriptor graph_index(CudnnGraph *g, int64_t axis, CudnnDescriptor x, CudnnDescriptor y) {
+  return pointwise(g, POINTWISE_GEN_INDEX, axis, x, NULL, NULL, y);
 }
 
-void graph_select(CudnnGraph *g, CudnnDescriptor x, CudnnDescriptor b, CudnnDescriptor condition,
-                  CudnnDescriptor y) {
-  pointwise(g, POINTWISE_BINARY_SELECT, -1, x, b, condition, y);
+CudnnDescriptor graph_select(CudnnGraph *g, CudnnDescriptor x, CudnnDescriptor b,
+                             CudnnDescriptor condition, CudnnDescriptor y) {
+  return pointwise(g, POINTWISE_BINARY_SELECT, -1, x, b, condition, y);
 }
 
-void graph_reduce(CudnnGraph *g, int op_kind, CudnnDescriptor x, CudnnDescriptor y) {
+CudnnDescriptor graph_reduce(CudnnGraph *g, int op_kind, CudnnDescriptor x, CudnnDescriptor y) {
   CudnnDescriptor parameters = descriptor_new(g, BACKEND_REDUCTION_DESCRIPTOR);
   set_enum(g, parameters, ATTR_REDUCTION_COMP_TYPE, TYPE_DATA_TYPE, DATA_FLOAT);
   set_enum(g, parameters, ATTR_REDUCTION_OPERATOR, TYPE_REDUCTION_OPERATOR_TYPE, op_kind);
@@ -163,14 +166,14 @@ void graph_reduce(CudnnGraph *g, int op_kind, CudnnDescriptor x, CudnnDescriptor
   set_descriptor(g, op, ATTR_OPERATION_REDUCTION_DESC, parameters);
   set_descriptor(g, op, ATTR_OPERATION_REDUCTION_XDESC, x);
   set_descriptor(g, op, ATTR_OPERATION_REDUCTION_YDESC, y);
-  finalize_op(g, op);
+  return finalize_op(g, op, y);
 }
 
-void graph_reshape(CudnnGraph *g, CudnnDescriptor x, CudnnDescriptor y) {
+CudnnDescriptor graph_reshape(CudnnGraph *g, CudnnDescriptor x, CudnnDescriptor y) {
   CudnnDescriptor op = descriptor_new(g, BACKEND_OPERATION_RESHAPE_DESCRIPTOR);
   set_descriptor(g, op, ATTR_OPERATION_RESHAPE_XDESC, x);
   set_descriptor(g, op, ATTR_OPERATION_RESHAPE_YDESC, y);
-  finalize_op(g, op);
+  return finalize_op(g, op, y);
 }
 
 int graph_finish(CudnnGraph *g, CudnnHandle handle, Error *err) {
@@ -296,18 +299,6 @@ int cudnn_device(const CudnnApi *api, const char *json, CudnnDescriptor *device,
   return descriptor_finish(&g, d, device, err);
 }
 
-static int plan_workspace(const CudnnApi *api, CudnnDescriptor plan, size_t *workspace,
-                          Error *err) {
-  int64_t bytes = 0, got = 0;
-  if (cudnn_check(
-          api,
-          api->get_attribute(plan, ATTR_EXECUTION_PLAN_WORKSPACE_SIZE, TYPE_INT64, 1, &got, &bytes),
-          "reading a plan's workspace", err))
-    return -1;
-  *workspace = (size_t)bytes;
-  return 0;
-}
-
 int plan_create(const CudnnApi *api, CudnnDescriptor config, CudnnDescriptor *plan,
                 size_t *workspace, Error *err) {
   CudnnGraph g;
@@ -315,6 +306,11 @@ int plan_create(const CudnnApi *api, CudnnDescriptor config, CudnnDescriptor *pl
   CudnnDescriptor d = descriptor_new(&g, BACKEND_EXECUTION_PLAN_DESCRIPTOR);
   set_descriptor(&g, d, ATTR_EXECUTION_PLAN_ENGINE_CONFIG, config);
   finalize(&g, d, "compiling a plan");
-  if (!failed(&g)) plan_workspace(api, d, workspace, &g.error);
+  int64_t bytes = 0, got = 0;
+  int status = 0;
+  if (!failed(&g))
+    status = api->get_attribute(d, ATTR_EXECUTION_PLAN_WORKSPACE_SIZE, TYPE_INT64, 1, &got, &bytes);
+  if (status) cudnn_check(api, status, "reading a plan's workspace", &g.error);
+  *workspace = (size_t)bytes;
   return descriptor_finish(&g, d, plan, err);
 }

@@ -35,18 +35,20 @@ CudnnDescriptor graph_tensor(CudnnGraph *g, int64_t id, int type, TensorShape sh
 CudnnDescriptor graph_virtual(CudnnGraph *g, int type, TensorShape shape);
 CudnnDescriptor graph_scalar(CudnnGraph *g, int64_t id);
 
-// Operations, all computing in fp32.
-void graph_matmul(CudnnGraph *g, CudnnDescriptor a, CudnnDescriptor b, CudnnDescriptor c);
-void graph_unary(CudnnGraph *g, int mode, CudnnDescriptor x, CudnnDescriptor y);
-void graph_binary(CudnnGraph *g, int mode, CudnnDescriptor x, CudnnDescriptor b, CudnnDescriptor y);
+// Operations, all computing in fp32. They return their result, the last argument.
+CudnnDescriptor graph_matmul(CudnnGraph *g, CudnnDescriptor a, CudnnDescriptor b,
+                             CudnnDescriptor c);
+CudnnDescriptor graph_unary(CudnnGraph *g, int mode, CudnnDescriptor x, CudnnDescriptor y);
+CudnnDescriptor graph_binary(CudnnGraph *g, int mode, CudnnDescriptor x, CudnnDescriptor b,
+                             CudnnDescriptor y);
 // y = the index along `axis` of each element of x
-void graph_index(CudnnGraph *g, int64_t axis, CudnnDescriptor x, CudnnDescriptor y);
+CudnnDescriptor graph_index(CudnnGraph *g, int64_t axis, CudnnDescriptor x, CudnnDescriptor y);
 // y = condition ? x : b
-void graph_select(CudnnGraph *g, CudnnDescriptor x, CudnnDescriptor b, CudnnDescriptor condition,
-                  CudnnDescriptor y);
+CudnnDescriptor graph_select(CudnnGraph *g, CudnnDescriptor x, CudnnDescriptor b,
+                             CudnnDescriptor condition, CudnnDescriptor y);
 // Over the dimensions where y is smaller than x; op is REDUCE_TENSOR_*.
-void graph_reduce(CudnnGraph *g, int op, CudnnDescriptor x, CudnnDescriptor y);
-void graph_reshape(CudnnGraph *g, CudnnDescriptor x, CudnnDescriptor y);
+CudnnDescriptor graph_reduce(CudnnGraph *g, int op, CudnnDescriptor x, CudnnDescriptor y);
+CudnnDescriptor graph_reshape(CudnnGraph *g, CudnnDescriptor x, CudnnDescriptor y);
 
 // handle may be NULL: then only graph_configs with device properties works on it.
 int graph_finish(CudnnGraph *g, CudnnHandle handle, Error *err);
