@@ -61,13 +61,10 @@ typedef struct CudnnConfig {
 } CudnnConfig;
 
 // The configurations that passed cuDNN's support check, best guess first; *count can be 0. device:
-// a device's properties (cudnn_device), or NULL for the one of graph_finish's handle.
+// a descriptor of a GPU's properties, or NULL for the one of graph_finish's handle.
 int graph_configs(const CudnnGraph *g, CudnnDescriptor device, CudnnConfig *list, int max,
                   int *count, Error *err);
 void configs_destroy(const CudnnApi *api, CudnnConfig *list, int count);
-
-// Properties of a GPU that need not be here, from cuDNN's JSON form of them.
-int cudnn_device(const CudnnApi *api, const char *json, CudnnDescriptor *device, Error *err);
 
 // Compiles a configuration: 0.4 s of CPU the first time on a machine, 0.03 s where the CUDA driver
 // has it in its cache (~/.nv/ComputeCache). workspace: bytes that every execution needs.
