@@ -31,13 +31,6 @@ static int make_descriptors(GemmPlan *plan, Error *err) {
   return 0;
 }
 
-static void free_descriptors(GemmPlan *plan) {
-  if (plan->operation) CUBLAS_CHECK(cublasLtMatmulDescDestroy(plan->operation));
-  if (plan->a) CUBLAS_CHECK(cublasLtMatrixLayoutDestroy(plan->a));
-  if (plan->b) CUBLAS_CHECK(cublasLtMatrixLayoutDestroy(plan->b));
-  if (plan->d) CUBLAS_CHECK(cublasLtMatrixLayoutDestroy(plan->d));
-}
-
 static cublasStatus_t set_preferences(cublasLtMatmulPreference_t preference, const Gpu *gpu,
                                       int alignment) {
   // GEMMs split along K may add their parts up in fp32 only: in bf16 each part would be rounded.
@@ -90,20 +83,26 @@ static cublasStatus_t multiply(const Gpu *gpu, const GemmPlan *plan,
                         gpu->stream);
 }
 
-// ---- The list of plans
+// ---- The list of plans. Those that the cache remembers are there from the start, without
+// descriptors.
 
-const GemmPlan *gemm_find(const Gemm *gemm, const GemmProblem *problem) {
+static GemmPlan *find(const Gemm *gemm, const GemmProblem *problem) {
   for (int i = 0; i < gemm->count; i++)
     if (gemm_same_problem(&gemm->plans[i].problem, problem)) return &gemm->plans[i];
   return NULL;
 }
 
-static GemmPlan *append(Gemm *gemm, const GemmPlan *plan) {
-  if (gemm->count == gemm->capacity) {
-    gemm->capacity = gemm->capacity * 2 + 32;
+const GemmPlan *gemm_find(const Gemm *gemm, const GemmProblem *problem) {
+  const GemmPlan *plan = find(gemm, problem);
+  return plan && plan->operation ? plan : NULL;
+}
+
+static GemmPlan *append(Gemm *gemm, const GemmProblem *problem) {
+  if (gemm->count >= gemm->capacity) {
+    gemm->capacity = gemm->count * 2 + 32;
     gemm->plans = xrealloc(gemm->plans, (size_t)gemm->capacity * sizeof *gemm->plans);
   }
-  gemm->plans[gemm->count] = *plan;
+  gemm->plans[gemm->count] = (GemmPlan){.problem = *problem};
   return &gemm->plans[gemm->count++];
 }
 
@@ -113,10 +112,17 @@ void gemm_open(Gemm *gemm, Gpu *gpu, const char *cache_path) {
     gemm->cache_path = gemm_cache_default_path(gpu);
   else if (*cache_path)
     gemm->cache_path = xstrdup(cache_path);
+  if (gemm->cache_path) gemm->plans = gemm_cache_read(gemm->cache_path, gpu, &gemm->count);
 }
 
 void gemm_close(Gemm *gemm) {
-  for (int i = 0; i < gemm->count; i++) free_descriptors(&gemm->plans[i]);
+  for (int i = 0; i < gemm->count; i++) {
+    const GemmPlan *plan = &gemm->plans[i];
+    if (plan->operation) CUBLAS_CHECK(cublasLtMatmulDescDestroy(plan->operation));
+    if (plan->a) CUBLAS_CHECK(cublasLtMatrixLayoutDestroy(plan->a));
+    if (plan->b) CUBLAS_CHECK(cublasLtMatrixLayoutDestroy(plan->b));
+    if (plan->d) CUBLAS_CHECK(cublasLtMatrixLayoutDestroy(plan->d));
+  }
   free(gemm->plans);
   free(gemm->cache_path);
   *gemm = (Gemm){0};
@@ -204,67 +210,44 @@ static bool time_algorithms(const Gpu *gpu, GemmPlan *plan,
 
 // ---- Making plans
 
-// A remembered algorithm, if this library still takes it for this problem.
-static bool recall(const Gpu *gpu, GemmPlan *plan, const GemmPlan *remembered, int count) {
-  for (int i = 0; i < count; i++) {
-    if (!gemm_same_problem(&remembered[i].problem, &plan->problem)) continue;
-    cublasLtMatmulHeuristicResult_t result;
-    if (cublasLtMatmulAlgoCheck(gpu->blas, plan->operation, plan->a, plan->b, plan->d, plan->d,
-                                &remembered[i].algorithm, &result) != CUBLAS_STATUS_SUCCESS ||
-        result.workspaceSize > gpu->workspace_bytes)
-      return false;
-    plan->algorithm = remembered[i].algorithm;
-    plan->microseconds = remembered[i].microseconds;
-    return true;
-  }
-  return false;
+// Whether this library still takes the remembered algorithm for the problem.
+static bool still_runs(const Gpu *gpu, const GemmPlan *plan) {
+  cublasLtMatmulHeuristicResult_t result;
+  return cublasLtMatmulAlgoCheck(gpu->blas, plan->operation, plan->a, plan->b, plan->d, plan->d,
+                                 &plan->algorithm, &result) == CUBLAS_STATUS_SUCCESS &&
+         result.workspaceSize <= gpu->workspace_bytes;
+}
+
+// The problem's plan, made where there is none: with the remembered algorithm, or the fastest of
+// `most`, and then *timed is set. NULL on failure.
+static const GemmPlan *plan_for(Gemm *gemm, const GemmProblem *problem, int most, bool *timed,
+                                Error *err) {
+  cublasLtMatmulHeuristicResult_t results[MAX_ALGORITHMS];
+  GemmPlan *plan = find(gemm, problem);
+  int found = 0;
+  if (plan && plan->operation) return plan;
+  const bool remembered = plan != NULL;
+  if (!plan) plan = append(gemm, problem);
+  if (make_descriptors(plan, err)) return NULL;
+  if (remembered && still_runs(gemm->gpu, plan)) return plan;
+  if (ask_heuristics(gemm->gpu, plan, most, results, &found, err)) return NULL;
+  plan->algorithm = results[0].algo;
+  plan->microseconds = 0;
+  if (found > 1 && time_algorithms(gemm->gpu, plan, results, found)) *timed = true;
+  return plan;
 }
 
 int gemm_prepare(Gemm *gemm, const GemmProblem *problems, int count, Error *err) {
-  const Gpu *gpu = gemm->gpu;
-  int remembered_count = 0, timed = 0;
-  GemmPlan *remembered =
-      gemm->cache_path ? gemm_cache_read(gemm->cache_path, gpu, &remembered_count) : NULL;
   int status = 0;
-  for (int i = 0; i < count && !status; i++) {
-    if (gemm_find(gemm, &problems[i])) continue;
-    GemmPlan plan = {.problem = problems[i]};
-    cublasLtMatmulHeuristicResult_t results[MAX_ALGORITHMS];
-    int found = 0;
-    status = make_descriptors(&plan, err);
-    if (!status && !recall(gpu, &plan, remembered, remembered_count)) {
-      status = ask_heuristics(gpu, &plan, MAX_ALGORITHMS, results, &found, err);
-      if (!status) {
-        plan.algorithm = results[0].algo;
-        if (found > 1 && time_algorithms(gpu, &plan, results, found)) timed++;
-      }
-    }
-    if (status)
-      free_descriptors(&plan);
-    else
-      append(gemm, &plan);
-  }
+  bool timed = false;
+  for (int i = 0; i < count && !status; i++)
+    status = plan_for(gemm, &problems[i], MAX_ALGORITHMS, &timed, err) ? 0 : -1;
   // A cache that cannot be written (a read-only home) is no failure, but the next start times anew,
   // and may find another algorithm the faster: then its sums round in another order.
   Error ignored;
   if (timed && gemm->cache_path)
-    (void)gemm_cache_write(gemm->cache_path, gpu, gemm->plans, gemm->count, remembered,
-                           remembered_count, &ignored);
-  free(remembered);
+    (void)gemm_cache_write(gemm->cache_path, gemm->gpu, gemm->plans, gemm->count, &ignored);
   return status;
-}
-
-static const GemmPlan *plan_untimed(Gemm *gemm, const GemmProblem *problem) {
-  GemmPlan plan = {.problem = *problem};
-  cublasLtMatmulHeuristicResult_t result;
-  Error err;
-  int found = 0;
-  if (make_descriptors(&plan, &err) || ask_heuristics(gemm->gpu, &plan, 1, &result, &found, &err)) {
-    fprintf(stderr, "%s\n", err.text);
-    exit(EXIT_FAILURE);
-  }
-  plan.algorithm = result.algo;
-  return append(gemm, &plan);
 }
 
 static int common_alignment(const void *A, const void *B, const void *C, const void *D) {
@@ -276,7 +259,12 @@ void gemm_run(Gemm *gemm, GemmProblem problem, const void *A, const void *B, con
               void *D) {
   const Gpu *gpu = gemm->gpu;
   problem.alignment = common_alignment(A, B, problem.add ? C : NULL, D);
-  const GemmPlan *plan = gemm_find(gemm, &problem);
-  if (!plan) plan = plan_untimed(gemm, &problem);
+  Error err;
+  bool timed;
+  const GemmPlan *plan = plan_for(gemm, &problem, 1, &timed, &err);
+  if (!plan) {
+    fprintf(stderr, "%s\n", err.text);
+    exit(EXIT_FAILURE);
+  }
   CUBLAS_CHECK(multiply(gpu, plan, &plan->algorithm, A, B, problem.add ? C : D, D));
 }

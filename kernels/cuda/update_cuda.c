@@ -138,7 +138,7 @@ static void build_table(Cuda *c, const ParamTensor *list, int count) {
     own(on_host.column_owner, t->first_column, next->first_column, i);
   }
   const size_t made_here = (size_t)((char *)on_host.sumsq - block);
-  CUDA_CHECK(cudaMemcpy(c->table_memory, block, made_here, cudaMemcpyHostToDevice));
+  c->base.write(&c->base, c->table_memory, block, made_here);
   free(block);
   free(tensors);
 }
