@@ -123,33 +123,28 @@ static __global__ void swiglu_backward_kernel(int vectors, RowScale r, const bf1
   if (threadIdx.x == 0) s[m] = sum;
 }
 
-// ---- Any F. Launch: one block of 256 threads a row.
-static __global__ void swiglu_any_kernel(int64_t F, RowScale r, const bf16_bits *z, bf16_bits *y) {
-  const int64_t m = blockIdx.x;
-  const float scale = row_rstd(r, m);
-  for (int64_t p = threadIdx.x; p < F; p += blockDim.x) {
-    const float gate = scale * bf16_to_float(z[m * 2 * F + 2 * p]),
-                up = scale * bf16_to_float(z[m * 2 * F + 2 * p + 1]);
-    y[m * F + feature_of_pair(p, F)] = bf16_from_float(swiglu(gate, up));
-  }
-}
-
-static __global__ void swiglu_backward_any_kernel(int64_t F, RowScale r, const bf16_bits *z,
-                                                  const bf16_bits *dy, bf16_bits *dz, float *s) {
+// ---- Any F. Launch: one block of 256 threads a row. out: y, or BACK dz.
+template <bool BACK>
+static __global__ void swiglu_any_kernel(int64_t F, RowScale r, const bf16_bits *z,
+                                         const bf16_bits *dy, bf16_bits *out, float *s) {
   __shared__ float scratch[32];
   const int64_t m = blockIdx.x;
   const float scale = row_rstd(r, m);
   float sum = 0;
   for (int64_t p = threadIdx.x; p < F; p += blockDim.x) {
-    const int64_t at = m * 2 * F + 2 * p;
+    const int64_t at = m * 2 * F + 2 * p, feature = m * F + feature_of_pair(p, F);
     const float gate = scale * bf16_to_float(z[at]), up = scale * bf16_to_float(z[at + 1]);
+    if (!BACK) {
+      out[feature] = bf16_from_float(swiglu(gate, up));
+      continue;
+    }
     float dgate, dup;
-    swiglu_backward(gate, up, scale * bf16_to_float(dy[m * F + feature_of_pair(p, F)]), &dgate,
-                    &dup);
-    dz[at] = bf16_from_float(dgate);
-    dz[at + 1] = bf16_from_float(dup);
-    sum += bf16_to_float(dz[at]) * gate + bf16_to_float(dz[at + 1]) * up;
+    swiglu_backward(gate, up, scale * bf16_to_float(dy[feature]), &dgate, &dup);
+    out[at] = bf16_from_float(dgate);
+    out[at + 1] = bf16_from_float(dup);
+    sum += bf16_to_float(out[at]) * gate + bf16_to_float(out[at + 1]) * up;
   }
+  if (!BACK) return;
   sum = block_sum(sum, scratch);
   if (threadIdx.x == 0) s[m] = sum;
 }
@@ -165,7 +160,8 @@ void launch_swiglu(int64_t M, int64_t F, RowScale r, const act_t *z, act_t *y,
     swiglu_kernel<<<blocks_for(M * tiles_of(F), 8), 256, 0, stream>>>(M, (int)(F / 4), tiles_of(F),
                                                                       r, bits(z), bits(y));
   else
-    swiglu_any_kernel<<<(unsigned)M, 256, 0, stream>>>(F, r, bits(z), bits(y));
+    swiglu_any_kernel<false>
+        <<<(unsigned)M, 256, 0, stream>>>(F, r, bits(z), nullptr, bits(y), nullptr);
   LAUNCHED();
 }
 
@@ -175,7 +171,7 @@ void launch_swiglu_backward(int64_t M, int64_t F, RowScale r, const act_t *z, co
     swiglu_backward_kernel<<<(unsigned)M, 32 * min(tiles_of(F), 8), 0, stream>>>(
         (int)(F / 4), r, bits(z), bits(dy), bits(dz), one_part(s));
   else
-    swiglu_backward_any_kernel<<<(unsigned)M, 256, 0, stream>>>(F, r, bits(z), bits(dy), bits(dz),
-                                                                one_part(s));
+    swiglu_any_kernel<true>
+        <<<(unsigned)M, 256, 0, stream>>>(F, r, bits(z), bits(dy), bits(dz), one_part(s));
   LAUNCHED();
 }
