@@ -24,8 +24,8 @@ typedef struct PlannedAttention {
 
 typedef struct Cuda {
   Backend base;       // first: a Backend * of a GPU backend is a Cuda *
-  OpsConfig config;   // what its pointers pointed to is read while the backend is opened
-  GpuOptions options; // likewise
+  OpsConfig config;   // its pointers are read while the backend is opened, and NULL from then on
+  GpuOptions options; // the same
   Gpu gpu;
   Gemm gemm;
   void *workspaces[MAX_WORKSPACES]; // of cuda_take
@@ -69,17 +69,17 @@ static inline RowScale row_scale(const Cuda *c, RowStat sumsq) {
 }
 
 // ---- backend_cuda.c
-// Opens into zeroed memory, but for base.kinds, which say what runs each operation; prepares the
-// GEMMs of config->calls that no fused kernel runs; sets the operations that are named here. On
-// failure, too, cuda_destroy ends it.
+// Opens into zeroed memory in which base.kinds already says what runs each operation. Prepares the
+// GEMMs of config->calls that no fused kernel runs, and sets the operations that are declared here.
+// After a failure, too, the caller calls cuda_destroy.
 int cuda_open(Cuda *c, const OpsConfig *config, const GpuOptions *options, Error *err);
-// Last, when all memory is taken and all kernels are loaded: waits for it, and fills in what the
-// backend says of itself.
+// Comes last, when all memory is taken and all kernels are loaded: waits for that, and fills in what
+// the backend says of itself.
 int cuda_ready(Cuda *c, const char *name, Error *err);
-// Of what starts with a Cuda, in one piece of memory that is freed.
+// Closes the backend and frees it: it starts with a Cuda and was allocated in one piece.
 void cuda_destroy(Backend *be);
-// Workspace, counted, cleared on the backend's stream and freed with the backend. NULL: there is
-// none left.
+// Workspace: counted, cleared on the backend's stream, freed with the backend. NULL and a sentence
+// when there is none left.
 void *cuda_take(Cuda *c, size_t bytes, Error *err);
 
 // ---- memory_cuda.c: the functions of kernels/ops.h
@@ -103,8 +103,6 @@ AttentionDecodeOp cuda_attention_decode;
 DgradOp cuda_dgrad;
 WgradOp cuda_wgrad;
 EmbedBackwardOp cuda_embed_backward;
-// The running step's loss grows by scale * sum of c->row_loss.
-void cuda_add_loss(Cuda *c, int64_t M, double scale);
 
 // ---- update_cuda.c
 void cuda_set_update(Cuda *c);

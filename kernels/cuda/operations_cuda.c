@@ -41,7 +41,3 @@ void cuda_embed_backward(Backend *be, int64_t M, const int32_t *tokens, const ac
   launch_embed_backward(M, c->config.V, c->config.D, tokens, dx, dE, c->options.grads_fp32,
                         accumulate, c->embed_scratch, c->gpu.stream);
 }
-
-void cuda_add_loss(Cuda *c, int64_t M, double scale) {
-  launch_add_loss(M, c->row_loss, scale, c->state, c->gpu.stream);
-}

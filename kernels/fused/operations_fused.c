@@ -10,20 +10,18 @@ static RowParts parts_of(RowStat s) {
   return (RowParts){(float *)s.data, s.stride, s.parts};
 }
 
-// A B^T or A B, as the program takes them.
-static ProgramCall gemm(int64_t M, int64_t N, int64_t K, const act_t *A, const act_t *B) {
-  return (ProgramCall){.M = M, .N = N, .K = K, .A = A, .B = B};
-}
-
-// The same with what a program gets that needs r.
-static ProgramCall norm_gemm(const Fused *f, RowStat sumsq, int64_t M, int64_t N, int64_t K,
-                             const act_t *A, const act_t *B) {
+// The GEMM A B^T or A B, as the program has it. sumsq: of the rows of A, where the program needs r.
+static ProgramCall call_of(const Fused *f, int64_t M, int64_t N, int64_t K, const act_t *A,
+                           const act_t *B, RowStat sumsq) {
   const OpsConfig *c = &f->unfused.cuda.config;
-  ProgramCall call = gemm(M, N, K, A, B);
-  call.args.sumsq = parts_of(sumsq);
-  call.args.inverse_D = (float)(1 / (double)c->D);
-  call.args.eps = (float)c->rms_norm_eps;
-  return call;
+  return (ProgramCall){.M = M,
+                       .N = N,
+                       .K = K,
+                       .A = A,
+                       .B = B,
+                       .args = {.sumsq = parts_of(sumsq),
+                                .inverse_D = (float)(1 / (double)c->D),
+                                .eps = (float)c->rms_norm_eps}};
 }
 
 // sums: the row statistic that the program leaves, a part a tile of columns; NULL: none.
@@ -57,7 +55,7 @@ void fused_qkv(Backend *be, int64_t M, int64_t T, int64_t first, const act_t *x,
   const Fused *f = fused_of(be);
   const OpsConfig *c = &f->unfused.cuda.config;
   const int64_t R = packed_width(c);
-  ProgramCall call = norm_gemm(f, sumsq, M, R, c->D, x, W);
+  ProgramCall call = call_of(f, M, R, c->D, x, W, sumsq);
   call.stores[0] = (Matrix){qkv, M, R};
   call.args.head_dim = (int32_t)c->d;
   call.args.rotated = (int32_t)((c->H + c->KV) * c->d);
@@ -73,7 +71,7 @@ void fused_residual(Backend *be, int64_t M, int64_t K, const act_t *a, const act
     unfused_residual(be, M, K, a, W, x, out, sumsq);
     return;
   }
-  ProgramCall call = gemm(M, c->D, K, a, W);
+  ProgramCall call = call_of(f, M, c->D, K, a, W, (RowStat){0});
   call.loads[0] = (Matrix){x, M, c->D};
   call.stores[0] = (Matrix){out, M, c->D};
   run(f, PROGRAM_RESIDUAL, &call, sumsq);
@@ -83,7 +81,7 @@ void fused_gate_up(Backend *be, int64_t M, const act_t *x, RowStat sumsq, const 
                    act_t *y) {
   const Fused *f = fused_of(be);
   const OpsConfig *c = &f->unfused.cuda.config;
-  ProgramCall call = norm_gemm(f, sumsq, M, 2 * c->F, c->D, x, W);
+  ProgramCall call = call_of(f, M, 2 * c->F, c->D, x, W, sumsq);
   call.stores[0] = (Matrix){z, M, 2 * c->F};
   call.stores[1] = (Matrix){y, M, c->F};
   run(f, PROGRAM_SWIGLU, &call, NULL);
@@ -93,7 +91,7 @@ void fused_gate_up(Backend *be, int64_t M, const act_t *x, RowStat sumsq, const 
 static void run_logits(const Fused *f, int64_t M, const act_t *x, RowStat sumsq, const act_t *W,
                        act_t *logits, MaxSum *softmax) {
   const OpsConfig *c = &f->unfused.cuda.config;
-  ProgramCall call = norm_gemm(f, sumsq, M, c->V, c->D, x, W);
+  ProgramCall call = call_of(f, M, c->V, c->D, x, W, sumsq);
   call.stores[0] = (Matrix){logits, M, c->V};
   call.args.softmax = softmax;
   call.args.softmax_stride = f->softmax_stride;
@@ -117,7 +115,7 @@ void fused_head_loss(Backend *be, int64_t M, const act_t *x, RowStat sumsq, cons
   const SoftmaxParts parts = {f->softmax, tile_parts(f->head_tile, c->config.V), f->softmax_stride};
   launch_fused_cross_entropy(M, c->config.V, parts, row_scale(c, sumsq), (float)scale, logits,
                              targets, c->row_loss, s, c->gpu.stream);
-  cuda_add_loss(c, M, scale);
+  launch_add_loss(M, c->row_loss, scale, c->state, c->gpu.stream);
 }
 
 // ---- Backward
@@ -135,7 +133,7 @@ void fused_norm_dgrad(Backend *be, int64_t M, int64_t N, const act_t *dz, const 
     unfused_norm_dgrad(be, M, N, dz, W, x, sumsq, s, residual, dx);
     return;
   }
-  ProgramCall call = norm_gemm(f, sumsq, M, c->D, N, dz, W);
+  ProgramCall call = call_of(f, M, c->D, N, dz, W, sumsq);
   call.loads[0] = (Matrix){x, M, c->D};
   call.loads[1] = (Matrix){residual, M, c->D};
   call.stores[0] = (Matrix){dx, M, c->D};
@@ -147,7 +145,7 @@ void fused_down_dgrad(Backend *be, int64_t M, const act_t *dx, const act_t *W, c
                       RowStat sumsq, act_t *dz, RowStat *s) {
   const Fused *f = fused_of(be);
   const OpsConfig *c = &f->unfused.cuda.config;
-  ProgramCall call = norm_gemm(f, sumsq, M, c->F, c->D, dx, W);
+  ProgramCall call = call_of(f, M, c->F, c->D, dx, W, sumsq);
   call.loads[0] = (Matrix){z, M, 2 * c->F};
   call.stores[0] = (Matrix){dz, M, 2 * c->F};
   run(f, PROGRAM_SWIGLU_BACKWARD, &call, s);

@@ -57,7 +57,7 @@ void unfused_head_loss(Backend *be, int64_t M, const act_t *x, RowStat sumsq, co
                              .row_loss = c->row_loss,
                              .s = s ? (float *)s->data : NULL};
   launch_cross_entropy(&args, c->gpu.stream);
-  cuda_add_loss(c, M, scale);
+  launch_add_loss(M, c->row_loss, scale, c->state, c->gpu.stream);
 }
 
 void unfused_norm_dgrad(Backend *be, int64_t M, int64_t N, const act_t *dz, const act_t *W,
