@@ -69,7 +69,7 @@ static int make_rope_table(Cuda *c, Error *err) {
 
 static int make_workspace(Cuda *c, Error *err) {
   const OpsConfig *o = &c->config;
-  const size_t scratch = embed_backward_scratch(o->max_tokens, o->V, o->D);
+  const size_t scratch = cuda_embed_scratch(o->max_tokens, o->V, o->D);
   if (!(c->state = cuda_take(c, sizeof *c->state, err)) ||
       !(c->row_loss = cuda_take(c, (size_t)o->max_tokens * sizeof(float), err)))
     return -1;

@@ -7,6 +7,10 @@
 #include "kernels/cuda/kernels.h"
 #include "kernels/cuda/trace.h"
 
+#ifdef __cplusplus
+extern "C" {
+#endif
+
 enum { MAX_ATTENTION_SHAPES = 8, MAX_WORKSPACES = 24, STAGES = 4, STAGE_BYTES = 1 << 20 };
 
 // A part of a step on its way from launches to a graph.
@@ -94,15 +98,19 @@ void cuda_attention_close(Cuda *c);
 AttentionOp cuda_attention;
 AttentionBackwardOp cuda_attention_backward;
 
-// ---- operations_cuda.c
+// ---- products_cuda.c
 // out = A B (+ add, or NULL), A [M, K] and B [K, N] stored as the form says; out is not add.
 void cuda_gemm(Cuda *c, GemmForm form, int64_t M, int64_t N, int64_t K, const act_t *A,
                const act_t *B, const act_t *add, act_t *out);
-EmbedOp cuda_embed;
-AttentionDecodeOp cuda_attention_decode;
 DgradOp cuda_dgrad;
 WgradOp cuda_wgrad;
+
+// ---- embed.cu, decode.cu
+EmbedOp cuda_embed;
 EmbedBackwardOp cuda_embed_backward;
+// Bytes of the embedding's backward's scratch.
+size_t cuda_embed_scratch(int64_t max_tokens, int64_t V, int64_t D);
+AttentionDecodeOp cuda_attention_decode;
 
 // ---- update_cuda.c
 void cuda_set_update(Cuda *c);
@@ -112,3 +120,7 @@ void cuda_table_free(Cuda *c);
 bool cuda_replay_begin(Backend *be, ReplaySlot slot);
 void cuda_replay_end(Backend *be, ReplaySlot slot);
 void cuda_replay_close(Cuda *c);
+
+#ifdef __cplusplus
+}
+#endif

@@ -12,6 +12,7 @@
 // Then each bucket is summed in pieces of PIECE rows, in rank order: a bucket of one piece goes
 // straight to dE, the pieces of a longer one to scratch in fp32, and one more kernel adds those up
 // in order. So a token that fills the batch is shared out over the whole GPU like any other.
+#include "kernels/cuda/cuda.h"
 #include "kernels/cuda/tensors.cuh"
 
 extern "C" {
@@ -36,11 +37,12 @@ static __global__ void embed_kernel(int64_t M, int D, int lanes, const int32_t *
   if (l.lane == 0 && l.exists) sumsq[l.m] = sum;
 }
 
-void launch_embed(int64_t M, int64_t D, const int32_t *tokens, const act_t *E, act_t *x,
-                  RowStat *sumsq, cudaStream_t stream) {
-  by_width(D, [&](auto width, int lanes) {
-    embed_kernel<decltype(width)::value><<<row_blocks(M, lanes), ROW_THREADS, 0, stream>>>(
-        M, (int)D, lanes, tokens, bits(E), bits(x), one_part(sumsq));
+void cuda_embed(Backend *be, int64_t M, const int32_t *tokens, const act_t *E, act_t *x,
+                RowStat *sumsq) {
+  const Cuda *c = cuda_of(be);
+  by_width(c->config.D, [&](auto width, int lanes) {
+    embed_kernel<decltype(width)::value><<<row_blocks(M, lanes), ROW_THREADS, 0, c->gpu.stream>>>(
+        M, (int)c->config.D, lanes, tokens, bits(E), bits(x), one_part(sumsq));
   });
 }
 
@@ -101,7 +103,7 @@ static size_t lay_out(Buckets *b, char *scratch, int64_t M, int64_t V, int64_t D
   return arena.used;
 }
 
-size_t embed_backward_scratch(int64_t max_tokens, int64_t V, int64_t D) {
+size_t cuda_embed_scratch(int64_t max_tokens, int64_t V, int64_t D) {
   Buckets b;
   return lay_out(&b, nullptr, max_tokens, V, D);
 }
@@ -278,21 +280,23 @@ static void sum_buckets(int64_t M, int64_t D, const bf16_bits *dx, const Buckets
   LAUNCHED();
 }
 
-void launch_embed_backward(int64_t M, int64_t V, int64_t D, const int32_t *tokens, const act_t *dx,
-                           grad_t *dE, bool grads_fp32, bool accumulate, void *scratch,
-                           cudaStream_t stream) {
-  Buckets b;
-  lay_out(&b, (char *)scratch, M, V, D);
+void cuda_embed_backward(Backend *be, int64_t M, const int32_t *tokens, const act_t *dx, grad_t *dE,
+                         bool accumulate) {
+  const Cuda *c = cuda_of(be);
+  const int64_t V = c->config.V, D = c->config.D;
+  const bool fp32 = c->options.grads_fp32;
+  const cudaStream_t stream = c->gpu.stream;
   const unsigned blocks = blocks_for(M, THREADS);
-  if (!accumulate)
-    CUDA_CHECK(cudaMemsetAsync(dE, 0, (size_t)(V * D) * (grads_fp32 ? 4 : 2), stream));
+  Buckets b;
+  lay_out(&b, (char *)c->embed_scratch, M, V, D);
+  if (!accumulate) CUDA_CHECK(cudaMemsetAsync(dE, 0, (size_t)(V * D) * (fp32 ? 4 : 2), stream));
   CUDA_CHECK(cudaMemsetAsync(b.count, 0, (size_t)(2 * V + COUNTERS) * 4, stream));
   rank_kernel<<<blocks, STRETCH, 0, stream>>>(M, tokens, b);
   start_kernel<<<blocks, THREADS, 0, stream>>>(M, tokens, b);
   list_kernel<<<blocks, THREADS, 0, stream>>>(M, tokens, b);
   sort_kernel<<<blocks, THREADS, 0, stream>>>(M, tokens, b);
   LAUNCHED();
-  by_gradient(grads_fp32, [&](auto *type) {
+  by_gradient(fp32, [&](auto *type) {
     sum_buckets(M, D, bits(dx), b, (decltype(type))dE, accumulate, stream);
   });
 }

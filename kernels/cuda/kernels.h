@@ -32,22 +32,6 @@ typedef struct StepState {
   float clip, step_size, per_root; // factors of the running update, see adamw.cu
 } StepState;
 
-// ---- embed.cu
-// EmbedOp's kernel.
-void launch_embed(int64_t M, int64_t D, const int32_t *tokens, const act_t *E, act_t *x,
-                  RowStat *sumsq, cudaStream_t stream);
-// Bytes of launch_embed_backward's scratch.
-size_t embed_backward_scratch(int64_t max_tokens, int64_t V, int64_t D);
-// EmbedBackwardOp's kernels; dE is fp32 or bf16.
-void launch_embed_backward(int64_t M, int64_t V, int64_t D, const int32_t *tokens, const act_t *dx,
-                           grad_t *dE, bool grads_fp32, bool accumulate, void *scratch,
-                           cudaStream_t stream);
-
-// ---- decode.cu
-// AttentionDecodeOp's kernel.
-void launch_attention_decode(int64_t T, int64_t rows, int64_t H, int64_t KV, int64_t d,
-                             const act_t *qkv, act_t *o, cudaStream_t stream);
-
 // ---- loss.cu
 typedef struct CrossEntropy {
   int64_t M, V;

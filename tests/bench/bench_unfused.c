@@ -9,7 +9,7 @@
 #include "base/memory.h"
 #include "base/rng.h"
 #include "kernels/cuda/check.h"
-#include "kernels/cuda/gemm_cublaslt.h"
+#include "kernels/cuda/cuda.h"
 #include "kernels/unfused/kernels.h"
 #include "tests/bench/timing.h"
 #include "tests/gpu/random_fill.h"
@@ -108,7 +108,7 @@ static Vectors vectors_new(const Sizes *z) {
                .rope = allocate((size_t)(z->T * z->d) * 4),
                .tokens = allocate((size_t)z->M * 4),
                .state = allocate(sizeof(StepState)),
-               .scratch = allocate(embed_backward_scratch(z->M, z->V, z->D))};
+               .scratch = allocate(cuda_embed_scratch(z->M, z->V, z->D))};
   const size_t most = (size_t)(z->M > z->T * z->d ? z->M : z->T * z->d);
   float *ones = xmalloc(most * sizeof *ones);
   for (size_t i = 0; i < most; i++) ones[i] = 1;
@@ -155,10 +155,12 @@ static void activations(Pool *p, const Sizes *z) {
   const RopeShape rope = {
       .rotated = (z->H + z->KV) * z->d, .R = R, .d = z->d, .T = z->T, .table = v.rope};
   const cudaStream_t stream = p->gpu.stream;
+  Cuda cuda = {.config = {.D = D, .V = V}, .gpu = p->gpu, .embed_scratch = v.scratch};
+  Backend *be = &cuda.base; // as much of one as the embedding needs
   const double MD = 2.0 * (double)(M * D), MF = 2.0 * (double)(M * F), MR = 2.0 * (double)(M * R),
                MV = 2.0 * (double)(M * V), VD = 2.0 * (double)(V * D);
   const size_t md = (size_t)MD, mf = (size_t)MF, mr = (size_t)MR, vd = (size_t)VD;
-  KERNEL(p, "embed", 2 * MD, launch_embed(M, D, v.tokens, take(p, vd), take(p, md), &v.s, stream));
+  KERNEL(p, "embed", 2 * MD, cuda_embed(be, M, v.tokens, take(p, vd), take(p, md), &v.s));
   KERNEL(p, "row_sumsq", MD, launch_row_sumsq(M, D, take(p, md), &v.s, stream));
   KERNEL(p, "norm_backward", 3 * MD,
          launch_norm_backward(M, r, take(p, md), v.s, take(p, md), take(p, md), stream));
@@ -175,15 +177,12 @@ static void activations(Pool *p, const Sizes *z) {
   KERNEL(p, "add_loss", 4.0 * (double)M, launch_add_loss(M, v.row_loss, 1, v.state, stream));
   // As the bytes that must move: dx in, dE out.
   KERNEL(p, "embed_backward", MD + VD,
-         launch_embed_backward(M, V, D, v.tokens, take(p, md), take(p, vd), false, false, v.scratch,
-                               stream));
+         cuda_embed_backward(be, M, v.tokens, take(p, md), take(p, vd), false));
   KERNEL(p, "embed_backward, added", 3 * MD,
-         launch_embed_backward(M, V, D, v.tokens, take(p, md), take(p, vd), false, true, v.scratch,
-                               stream));
+         cuda_embed_backward(be, M, v.tokens, take(p, md), take(p, vd), true));
   CUDA_CHECK(cudaMemset(v.tokens, 0, (size_t)M * 4));
   KERNEL(p, "embed_backward, one token", MD + VD,
-         launch_embed_backward(M, V, D, v.tokens, take(p, md), take(p, vd), false, false, v.scratch,
-                               stream));
+         cuda_embed_backward(be, M, v.tokens, take(p, md), take(p, vd), false));
   vectors_free(&v);
 }
 

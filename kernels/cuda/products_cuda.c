@@ -1,21 +1,10 @@
-// Operations that are one kernel, or one bare GEMM.
+// GEMMs, and the operations that are nothing else.
 #include "kernels/cuda/cuda.h"
 
 void cuda_gemm(Cuda *c, GemmForm form, int64_t M, int64_t N, int64_t K, const act_t *A,
                const act_t *B, const act_t *add, act_t *out) {
   const GemmProblem p = {.M = M, .N = N, .K = K, .form = form, .add = add != NULL};
   gemm_run(&c->gemm, p, A, B, add, out);
-}
-
-void cuda_embed(Backend *be, int64_t M, const int32_t *tokens, const act_t *E, act_t *x,
-                RowStat *sumsq) {
-  const Cuda *c = cuda_of(be);
-  launch_embed(M, c->config.D, tokens, E, x, sumsq, c->gpu.stream);
-}
-
-void cuda_attention_decode(Backend *be, int64_t T, int64_t rows, const act_t *qkv, act_t *o) {
-  const Cuda *c = cuda_of(be);
-  launch_attention_decode(T, rows, c->config.H, c->config.KV, c->config.d, qkv, o, c->gpu.stream);
 }
 
 void cuda_dgrad(Backend *be, int64_t M, int64_t K, const act_t *dy, const act_t *W, act_t *da) {
@@ -33,11 +22,4 @@ void cuda_wgrad(Backend *be, int64_t M, int64_t N, int64_t K, const act_t *dz, c
                          .out_fp32 = c->options.grads_fp32,
                          .add = accumulate};
   gemm_run(&c->gemm, p, dz, x, dW, dW);
-}
-
-void cuda_embed_backward(Backend *be, int64_t M, const int32_t *tokens, const act_t *dx, grad_t *dE,
-                         bool accumulate) {
-  const Cuda *c = cuda_of(be);
-  launch_embed_backward(M, c->config.V, c->config.D, tokens, dx, dE, c->options.grads_fp32,
-                        accumulate, c->embed_scratch, c->gpu.stream);
 }
