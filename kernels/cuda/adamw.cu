@@ -7,6 +7,7 @@
 // it, and prepares its factors: so nothing has to come back to the host within a step. Bytes an
 // element: 12 + 12 of fp32 state, a gradient of 2 or 4, a copy of 2 (4 for a tied embedding).
 // Launch: a block UPDATE_BLOCK elements of one tensor, 4 a thread at a time.
+#include "kernels/cuda/cuda.h"
 #include "kernels/cuda/tensors.cuh"
 
 enum { THREADS = 256 };
@@ -106,23 +107,24 @@ static __global__ __launch_bounds__(THREADS) void adamw_kernel(ParamTable table,
   if (t.folded) t.folded[i] = bf16_from_float(t.master[i] * wn);
 }
 
-template <typename Grad, bool UPDATE>
-static void launch(const ParamTable *table, const StepState *state, cudaStream_t stream) {
-  const int64_t norms = table->norm_blocks, rest = table->update_blocks - norms;
+template <typename Grad, bool UPDATE> static void launch(const Cuda *c) {
+  const int64_t norms = c->table.norm_blocks, rest = c->table.update_blocks - norms;
   const auto kernel = adamw_kernel<Grad, UPDATE>;
-  if (norms > 0) kernel<<<(unsigned)norms, THREADS, 0, stream>>>(*table, 0, state);
-  if (rest > 0) kernel<<<(unsigned)rest, THREADS, 0, stream>>>(*table, norms, state);
+  if (norms > 0) kernel<<<(unsigned)norms, THREADS, 0, c->gpu.stream>>>(c->table, 0, c->state);
+  if (rest > 0) kernel<<<(unsigned)rest, THREADS, 0, c->gpu.stream>>>(c->table, norms, c->state);
   LAUNCHED();
 }
 
-void launch_adamw(const ParamTable *table, StepState *state, cudaStream_t stream) {
-  factors_kernel<<<1, 1, 0, stream>>>(state);
+void cuda_adamw(Backend *be, const ParamTensor *list, int count) {
+  Cuda *c = cuda_of(be);
+  cuda_table(c, list, count);
+  factors_kernel<<<1, 1, 0, c->gpu.stream>>>(c->state);
   LAUNCHED();
-  by_gradient(table->grads_fp32, [&](auto *grad) {
-    launch<std::remove_pointer_t<decltype(grad)>, true>(table, state, stream);
-  });
+  by_gradient(c->table.grads_fp32,
+              [&](auto *grad) { launch<std::remove_pointer_t<decltype(grad)>, true>(c); });
 }
 
-void launch_refresh(const ParamTable *table, StepState *state, cudaStream_t stream) {
-  launch<float, false>(table, state, stream);
+void cuda_refresh(Backend *be, const ParamTensor *list, int count) {
+  cuda_table(cuda_of(be), list, count);
+  launch<float, false>(cuda_of(be));
 }

@@ -114,7 +114,14 @@ AttentionDecodeOp cuda_attention_decode;
 
 // ---- update_cuda.c
 void cuda_set_update(Cuda *c);
+// The tables of the list, built where the last call was for another.
+const ParamTable *cuda_table(Cuda *c, const ParamTensor *list, int count);
 void cuda_table_free(Cuda *c);
+
+// ---- grads.cu, adamw.cu
+GradsFinishOp cuda_grads_finish;
+AdamwOp cuda_adamw;
+void cuda_refresh(Backend *be, const ParamTensor *list, int count); // only the compute copies
 
 // ---- replay_cuda.c
 bool cuda_replay_begin(Backend *be, ReplaySlot slot);

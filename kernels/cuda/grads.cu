@@ -8,6 +8,7 @@
 //   3. norm: one block adds all partial sums of squares in order, in double.
 // Norm weights are reached through the matrix that they are folded into; everything else has its
 // own tiles. Bytes: a folded matrix reads dW' and the fp32 master and writes dW; others read dW.
+#include "kernels/cuda/cuda.h"
 #include "kernels/cuda/tensors.cuh"
 
 enum { THREADS = 256, WARPS = THREADS / 32 };
@@ -130,7 +131,10 @@ static __global__ void norm_kernel(int64_t count, const float *sumsq, StepState 
   if (threadIdx.x == 0) state->grad_norm = sqrt(part[0]);
 }
 
-void launch_grads_finish(const ParamTable *table, StepState *state, cudaStream_t stream) {
+void cuda_grads_finish(Backend *be, const ParamTensor *list, int count) {
+  Cuda *c = cuda_of(be);
+  const ParamTable *table = cuda_table(c, list, count);
+  const cudaStream_t stream = c->gpu.stream;
   by_gradient(table->grads_fp32, [&](auto *grad) {
     using Grad = std::remove_pointer_t<decltype(grad)>;
     unfold_kernel<Grad><<<(unsigned)table->tiles, THREADS, 0, stream>>>(*table);
@@ -139,6 +143,6 @@ void launch_grads_finish(const ParamTable *table, StepState *state, cudaStream_t
       columns_kernel<Grad><<<(unsigned)table->columns, THREADS, 0, stream>>>(*table);
     LAUNCHED();
   });
-  norm_kernel<<<1, 1024, 0, stream>>>(table->tiles + table->columns, table->sumsq, state);
+  norm_kernel<<<1, 1024, 0, stream>>>(table->tiles + table->columns, table->sumsq, c->state);
   LAUNCHED();
 }

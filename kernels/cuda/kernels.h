@@ -81,16 +81,6 @@ enum {
   COLUMN_BLOCK = 32                      // columns whose partial sums a block adds up
 };
 
-// ---- grads.cu
-// dW' becomes dW, dwn is summed, and state->grad_norm taken.
-void launch_grads_finish(const ParamTable *table, StepState *state, cudaStream_t stream);
-
-// ---- adamw.cu
-// Decides whether the update happens, and makes it.
-void launch_adamw(const ParamTable *table, StepState *state, cudaStream_t stream);
-// Only the compute copies.
-void launch_refresh(const ParamTable *table, StepState *state, cudaStream_t stream);
-
 #ifdef __cplusplus
 }
 #endif

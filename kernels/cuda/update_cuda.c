@@ -150,7 +150,7 @@ static bool same_tensor(const ParamTensor *a, const ParamTensor *b) {
          a->decay == b->decay;
 }
 
-static const ParamTable *table_of(Cuda *c, const ParamTensor *list, int count) {
+const ParamTable *cuda_table(Cuda *c, const ParamTensor *list, int count) {
   bool same = c->table_list && c->table_count == count;
   for (int i = 0; i < count && same; i++) same = same_tensor(&list[i], &c->table_list[i]);
   if (!same) build_table(c, list, count);
@@ -163,19 +163,9 @@ static void op_step_begin(Backend *be) {
   be->zero(be, cuda_of(be)->state, offsetof(StepState, updates));
 }
 
-static void op_grads_finish(Backend *be, const ParamTensor *list, int count) {
-  Cuda *c = cuda_of(be);
-  launch_grads_finish(table_of(c, list, count), c->state, c->gpu.stream);
-}
-
 // Not in a recording, which would freeze the values.
 static void op_set_hyper(Backend *be, const AdamW *hyper) {
   be->write(be, &cuda_of(be)->state->hyper, hyper, sizeof *hyper);
-}
-
-static void op_adamw(Backend *be, const ParamTensor *list, int count) {
-  Cuda *c = cuda_of(be);
-  launch_adamw(table_of(c, list, count), c->state, c->gpu.stream);
 }
 
 static void op_step_end(Backend *be) {
@@ -199,11 +189,6 @@ static StepResult op_step_result(Backend *be) {
                       .updates = s->updates};
 }
 
-static void op_refresh(Backend *be, const ParamTensor *list, int count) {
-  Cuda *c = cuda_of(be);
-  launch_refresh(table_of(c, list, count), c->state, c->gpu.stream);
-}
-
 static void op_set_updates(Backend *be, int64_t updates) {
   be->write(be, &cuda_of(be)->state->updates, &updates, sizeof updates);
 }
@@ -212,11 +197,11 @@ void cuda_set_update(Cuda *c) {
   Backend *be = &c->base;
   be->list_bytes = list_bytes;
   be->step_begin = op_step_begin;
-  be->grads_finish = op_grads_finish;
+  be->grads_finish = cuda_grads_finish;
   be->set_hyper = op_set_hyper;
-  be->adamw = op_adamw;
+  be->adamw = cuda_adamw;
   be->step_end = op_step_end;
   be->step_result = op_step_result;
-  be->refresh = op_refresh;
+  be->refresh = cuda_refresh;
   be->set_updates = op_set_updates;
 }

@@ -10,6 +10,7 @@
 #include "base/rng.h"
 #include "kernels/cuda/check.h"
 #include "kernels/cuda/cuda.h"
+#include "kernels/gpu_backends.h"
 #include "kernels/unfused/kernels.h"
 #include "tests/bench/timing.h"
 #include "tests/gpu/random_fill.h"
@@ -188,76 +189,56 @@ static void activations(Pool *p, const Sizes *z) {
 
 // One folded matrix with its norm weight, as large as all of a 1B model's: the kernels do not see
 // the difference to a list of many, but for the look-up of a block's tensor.
-static void update(Pool *p, bool grads_fp32) {
+static void update(const Pool *all, bool grads_fp32) {
   const int64_t rows = (int64_t)1 << 18, cols = 2048, count = rows * cols;
-  const int64_t tiles = rows / TILE_ROWS * (cols / TILE_COLS), columns = cols / COLUMN_BLOCK,
-                blocks = count / UPDATE_BLOCK;
-  p->used = 0;
   const size_t grad = grads_fp32 ? 4 : 2;
-  DeviceTensor tensors[2] = {{.rows = 1,
-                              .cols = cols,
-                              .master = take(p, 8192),
-                              .m = take(p, 8192),
-                              .v = take(p, 8192),
-                              .grad = take(p, 8192)},
-                             {.rows = rows,
-                              .cols = cols,
-                              .master = take(p, (size_t)count * 4),
-                              .m = take(p, (size_t)count * 4),
-                              .v = take(p, (size_t)count * 4),
-                              .grad = take(p, (size_t)count * grad),
-                              .folded = take(p, (size_t)count * 2),
-                              .column_partials = take(p, (size_t)(rows / TILE_ROWS * cols) * 4),
-                              .first_update = 1,
-                              .decay = 1}};
-  tensors[1].grad_folded = tensors[1].grad;
-  tensors[1].norm = tensors[0].master;
-  tensors[1].norm_grad = tensors[0].grad;
-  ParamTable table = {.tensors = allocate(sizeof tensors),
-                      .update_owner = allocate((size_t)(blocks + 1) * 4),
-                      .tile_owner = allocate((size_t)tiles * 4),
-                      .column_owner = allocate((size_t)columns * 4),
-                      .sumsq = allocate((size_t)(tiles + columns) * 4),
-                      .norm_blocks = 1,
-                      .update_blocks = blocks + 1,
-                      .tiles = tiles,
-                      .columns = columns,
-                      .grads_fp32 = grads_fp32};
-  StepState *state = allocate(sizeof *state);
-  int32_t *owners = xmalloc((size_t)(blocks + 1) * 4);
-  for (int64_t i = 0; i <= blocks; i++) owners[i] = 1;
-  CUDA_CHECK(cudaMemset(state, 0, sizeof *state));
-  CUDA_CHECK(cudaMemcpy(table.tensors, tensors, sizeof tensors, cudaMemcpyHostToDevice));
-  CUDA_CHECK(cudaMemcpy(table.tile_owner, owners, (size_t)tiles * 4, cudaMemcpyHostToDevice));
-  CUDA_CHECK(cudaMemcpy(table.column_owner, owners, (size_t)columns * 4, cudaMemcpyHostToDevice));
-  owners[0] = 0;
-  CUDA_CHECK(
-      cudaMemcpy(table.update_owner, owners, (size_t)(blocks + 1) * 4, cudaMemcpyHostToDevice));
+  const double inv_freq[32] = {0};
+  const OpsConfig config = {.D = cols,
+                            .F = 8,
+                            .H = 1,
+                            .KV = 1,
+                            .d = 64,
+                            .V = 8,
+                            .max_tokens = 8,
+                            .max_positions = 8,
+                            .rms_norm_eps = 1e-5,
+                            .inv_freq = inv_freq};
+  const GpuOptions options = {
+      .kernels = KERNELS_UNFUSED, .train = true, .grads_fp32 = grads_fp32, .gemm_cache = ""};
+  Error err;
+  Backend *be = backend_gpu_create(&config, &options, &err);
+  if (!be) {
+    fprintf(stderr, "%s\n", err.text);
+    exit(1);
+  }
+  Pool pool = *all, *p = &pool;
+  p->used = 0;
+  p->timer = gpu_timer_open(cuda_of(be)->gpu.stream, 0);
+  ParamTensor list[2] = {{.rows = 1, .cols = cols, .norm = -1},
+                         {.rows = rows, .cols = cols, .norm = 0, .decay = true}};
   // Numbers that stay finite: zero state, gradients of 2^-9 or so.
   for (int i = 0; i < 2; i++) {
-    const size_t n = (size_t)(tensors[i].rows * tensors[i].cols);
-    CUDA_CHECK(cudaMemset(tensors[i].master, 0x3b, n * 4));
-    CUDA_CHECK(cudaMemset(tensors[i].m, 0, n * 4));
-    CUDA_CHECK(cudaMemset(tensors[i].v, 0, n * 4));
-    CUDA_CHECK(cudaMemset(tensors[i].grad, 0x3b, n * grad));
+    ParamTensor *t = &list[i];
+    const size_t n = (size_t)(t->rows * t->cols);
+    CUDA_CHECK(cudaMemset(t->master = take(p, n * 4), 0x3b, n * 4));
+    CUDA_CHECK(cudaMemset(t->m = take(p, n * 4), 0, n * 4));
+    CUDA_CHECK(cudaMemset(t->v = take(p, n * 4), 0, n * 4));
+    CUDA_CHECK(cudaMemset(t->grad = take(p, n * grad), 0x3b, n * grad));
   }
+  list[1].folded = take(p, (size_t)count * 2);
+  list[1].grad_folded = list[1].grad;
+  CUDA_CHECK(cudaDeviceSynchronize());
   const AdamW hyper = {1e-4, 0.9, 0.95, 1e-8, 0.1, 1};
-  CUDA_CHECK(cudaMemcpy(&state->hyper, &hyper, sizeof hyper, cudaMemcpyHostToDevice));
+  be->set_hyper(be, &hyper);
   KERNEL(p, grads_fp32 ? "grads_finish, fp32" : "grads_finish, bf16",
-         (double)count * (4 + 2.0 * (double)grad),
-         launch_grads_finish(&table, state, p->gpu.stream));
+         (double)count * (4 + 2.0 * (double)grad), be->grads_finish(be, list, 2));
   KERNEL(p, grads_fp32 ? "adamw, fp32 gradients" : "adamw, bf16 gradients",
-         (double)count * (26 + (double)grad), launch_adamw(&table, state, p->gpu.stream));
-  StepState result;
-  CUDA_CHECK(cudaMemcpy(&result, state, sizeof result, cudaMemcpyDeviceToHost));
-  if (!result.applied) printf("  (the update was skipped: this is no measurement of it)\n");
-  CUDA_CHECK(cudaFree(table.tensors));
-  CUDA_CHECK(cudaFree(table.update_owner));
-  CUDA_CHECK(cudaFree(table.tile_owner));
-  CUDA_CHECK(cudaFree(table.column_owner));
-  CUDA_CHECK(cudaFree(table.sumsq));
-  CUDA_CHECK(cudaFree(state));
-  free(owners);
+         (double)count * (26 + (double)grad), be->adamw(be, list, 2));
+  be->step_end(be);
+  if (!be->step_result(be).applied)
+    printf("  (the update was skipped: this is no measurement of it)\n");
+  gpu_timer_close(&p->timer);
+  be->destroy(be);
 }
 
 static void products(Pool *p, const Sizes *z) {
