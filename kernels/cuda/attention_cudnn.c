@@ -6,20 +6,20 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/arena.h"
 #include "base/clock.h"
 #include "base/memory.h"
-#include "base/rng.h"
 #include "kernels/cuda/check.h"
+#include "kernels/cuda/timer.h"
 
 // A graph is offered fewer configurations than FORM_CONFIGS; the backward may have two graphs.
-enum { FORM_CONFIGS = 8, MAX_CONFIGS = 2 * FORM_CONFIGS, MAX_POINTERS = 16 };
+enum { FORM_CONFIGS = 8, MAX_CONFIGS = 2 * FORM_CONFIGS };
 
 typedef struct Direction {
-  CudnnDescriptor plan; // NULL: not there
-  size_t plan_workspace;
-  bool deterministic; // the plan's form of the backward
   AttentionConfig configs[MAX_CONFIGS];
-  int config_count;
+  CudnnDescriptor plans[MAX_CONFIGS]; // NULL: not asked for, failed to compile, or not kept
+  int count;
+  int used; // the plan that calls run
 } Direction;
 
 struct AttentionCudnn {
@@ -29,252 +29,186 @@ struct AttentionCudnn {
   AttentionShape shape;
   Direction direction[2];       // by AttentionDirection
   float scale, mask_value, one; // read by cuDNN at every call
-  size_t row_sum, dq_sum, plan; // offsets into the backward's workspace
-  size_t workspace;             // of the backward
+  // The backward's workspace: row sums, then the sums of dq, then the plan's own
+  size_t dq_sum, plan, workspace; // two offsets, and the size
 };
+
+static const AttentionConfig *used_config(const AttentionCudnn *a, AttentionDirection direction) {
+  const Direction *d = &a->direction[direction];
+  return &d->configs[d->used];
+}
 
 // ---- Calls
 
-// Tensors of one call: ids and addresses in step.
-typedef struct Binding {
-  int64_t id[MAX_POINTERS];
-  const void *pointer[MAX_POINTERS];
-  int count;
-} Binding;
-
-static void bind(Binding *b, int64_t id, const void *pointer) {
-  assert(b->count < MAX_POINTERS);
-  b->id[b->count] = id;
-  b->pointer[b->count++] = pointer;
-}
-
-static const void *columns(const AttentionCudnn *a, const void *qkv, int64_t head) {
-  return (const char *)qkv + head * a->shape.d * 2;
-}
-
-static void bind_inputs(const AttentionCudnn *a, Binding *b, const void *qkv, const void *o,
-                        const float *lse) {
-  bind(b, ATTENTION_Q, columns(a, qkv, 0));
-  bind(b, ATTENTION_K, columns(a, qkv, a->shape.H));
-  bind(b, ATTENTION_V, columns(a, qkv, a->shape.H + a->shape.KV));
-  bind(b, ATTENTION_O, o);
-  bind(b, ATTENTION_LSE, lse);
-  bind(b, ATTENTION_SCALE, &a->scale);
-  bind(b, ATTENTION_MASK_VALUE, &a->mask_value);
-}
-
-static void bind_backward(const AttentionCudnn *a, Binding *b, const void *do_, void *dqkv,
-                          char *workspace) {
-  bind(b, ATTENTION_DO, do_);
-  bind(b, ATTENTION_ONE, &a->one);
-  bind(b, ATTENTION_ROW_SUM, workspace + a->row_sum);
-  if (!a->direction[ATTENTION_BACKWARD].deterministic)
-    bind(b, ATTENTION_DQ_SUM, workspace + a->dq_sum);
-  bind(b, ATTENTION_DQ, columns(a, dqkv, 0));
-  bind(b, ATTENTION_DK, columns(a, dqkv, a->shape.H));
-  bind(b, ATTENTION_DV, columns(a, dqkv, a->shape.H + a->shape.KV));
-}
-
 // cuDNN reads the addresses of a call from a variant pack. Making one takes 1 us of the 6 to 12
 // that a call takes on the host, too little to keep packs for.
-static int run(const AttentionCudnn *a, const Direction *d, const Binding *b, void *workspace,
-               Error *err) {
+static int execute(const AttentionCudnn *a, CudnnDescriptor plan, int count, const int64_t *ids,
+                   const void *const *pointers, void *workspace, Error *err) {
   const CudnnApi *api = a->api;
   CudnnDescriptor pack = NULL;
   if (cudnn_check(api, api->create_descriptor(BACKEND_VARIANT_PACK_DESCRIPTOR, &pack),
                   "creating a variant pack", err))
     return -1;
-  int status = api->set_attribute(pack, ATTR_VARIANT_PACK_UNIQUE_IDS, TYPE_INT64, b->count, b->id);
+  int status = api->set_attribute(pack, ATTR_VARIANT_PACK_UNIQUE_IDS, TYPE_INT64, count, ids);
   if (status == 0)
-    status = api->set_attribute(pack, ATTR_VARIANT_PACK_DATA_POINTERS, TYPE_VOID_PTR, b->count,
-                                b->pointer);
+    status =
+        api->set_attribute(pack, ATTR_VARIANT_PACK_DATA_POINTERS, TYPE_VOID_PTR, count, pointers);
   if (status == 0)
     status = api->set_attribute(pack, ATTR_VARIANT_PACK_WORKSPACE, TYPE_VOID_PTR, 1, &workspace);
   if (status == 0) status = api->finalize(pack);
-  if (status == 0) status = api->execute(a->handle, d->plan, pack);
+  if (status == 0) status = api->execute(a->handle, plan, pack);
   const int result = cudnn_check(api, status, "launching attention", err);
   api->destroy_descriptor(pack);
   return result;
 }
 
+// The forward takes the first seven tensors, and workspace is the plan's own; the deterministic
+// backward leaves out the last.
+static int run(const AttentionCudnn *a, AttentionDirection direction, const char *qkv,
+               const void *o, const float *lse, const void *do_, const char *dqkv, char *workspace,
+               Error *err) {
+  enum { OF_FORWARD = 7, ALL = 14 };
+  static const int64_t ids[ALL] = {
+      ATTENTION_Q,     ATTENTION_K,          ATTENTION_V,  ATTENTION_O,     ATTENTION_LSE,
+      ATTENTION_SCALE, ATTENTION_MASK_VALUE, ATTENTION_DO, ATTENTION_ONE,   ATTENTION_ROW_SUM,
+      ATTENTION_DQ,    ATTENTION_DK,         ATTENTION_DV, ATTENTION_DQ_SUM};
+  const Direction *d = &a->direction[direction];
+  const size_t head = (size_t)a->shape.d * 2, k = (size_t)a->shape.H * head,
+               v = k + (size_t)a->shape.KV * head;
+  const void *pointers[ALL] = {qkv, qkv + k, qkv + v, o, lse, &a->scale, &a->mask_value};
+  assert(d->plans[d->used]); // not the backward of an object made with forward_only
+  if (direction == ATTENTION_FORWARD)
+    return execute(a, d->plans[d->used], OF_FORWARD, ids, pointers, workspace, err);
+  const void *const of_backward[ALL - OF_FORWARD] = {
+      do_, &a->one, workspace, dqkv, dqkv + k, dqkv + v, workspace + a->dq_sum};
+  memcpy(pointers + OF_FORWARD, of_backward, sizeof of_backward);
+  return execute(a, d->plans[d->used], d->configs[d->used].deterministic ? ALL - 1 : ALL, ids,
+                 pointers, workspace + a->plan, err);
+}
+
 int attention_cudnn_forward(const AttentionCudnn *a, const void *qkv, void *o, float *lse,
                             void *workspace, Error *err) {
-  Binding b = {.count = 0};
-  bind_inputs(a, &b, qkv, o, lse);
-  return run(a, &a->direction[ATTENTION_FORWARD], &b, workspace, err);
+  return run(a, ATTENTION_FORWARD, qkv, o, lse, NULL, NULL, workspace, err);
 }
 
 int attention_cudnn_backward(const AttentionCudnn *a, const void *qkv, const void *o,
                              const float *lse, const void *do_, void *dqkv, void *workspace,
                              Error *err) {
-  const Direction *d = &a->direction[ATTENTION_BACKWARD];
-  assert(d->plan); // not of an object made with forward_only
-  Binding b = {.count = 0};
-  bind_inputs(a, &b, qkv, o, lse);
-  bind_backward(a, &b, do_, dqkv, workspace);
-  return run(a, d, &b, (char *)workspace + a->plan, err);
+  return run(a, ATTENTION_BACKWARD, qkv, o, lse, do_, dqkv, workspace, err);
 }
 
 // ---- Workspace
 
-static size_t aligned(size_t bytes) {
-  return (bytes + 255) / 256 * 256;
-}
-
-// Lays out the backward's workspace: the graph's scratch tensors, then the plan's own.
 static void lay_out(AttentionCudnn *a) {
-  const AttentionShape *s = &a->shape;
-  const Direction *backward = &a->direction[ATTENTION_BACKWARD];
-  const size_t rows = (size_t)(s->B * s->T * s->H), elements = rows * (size_t)s->d;
-  size_t at = 0;
-  a->row_sum = at, at += aligned(rows * sizeof(float));
-  a->dq_sum = at, at += backward->deterministic ? 0 : aligned(elements * sizeof(float));
-  a->plan = at, at += aligned(backward->plan_workspace);
-  a->workspace = at;
+  const AttentionConfig *backward = used_config(a, ATTENTION_BACKWARD);
+  const size_t rows = (size_t)(a->shape.B * a->shape.T * a->shape.H);
+  Arena arena = {.block = NULL};
+  arena_take(&arena, rows * sizeof(float));
+  a->dq_sum = arena.used;
+  if (!backward->deterministic) arena_take(&arena, rows * (size_t)a->shape.d * sizeof(float));
+  a->plan = arena.used;
+  arena_take(&arena, backward->workspace);
+  a->workspace = arena.used;
 }
 
 size_t attention_cudnn_workspace(const AttentionCudnn *a, AttentionDirection direction) {
-  return direction == ATTENTION_FORWARD ? a->direction[ATTENTION_FORWARD].plan_workspace
-                                        : a->workspace;
+  return direction == ATTENTION_FORWARD ? used_config(a, direction)->workspace : a->workspace;
 }
 
 int attention_cudnn_configs(const AttentionCudnn *a, AttentionDirection direction,
                             const AttentionConfig **list) {
   *list = a->direction[direction].configs;
-  return a->direction[direction].config_count;
+  return a->direction[direction].count;
 }
 
 // ---- Timing
 
 // Tensors to time on, one allocation.
 typedef struct Scratch {
-  char *memory; // NULL: there was no room
+  const AttentionCudnn *attention;
+  AttentionDirection direction;
   char *qkv, *o, *do_, *dqkv, *workspace;
   float *lse;
 } Scratch;
 
-// Uniform in [-1, 1): on zeros the chip draws less power and runs faster than on data. A block made
-// on the host is copied over the rest, each copy doubling what is filled.
-static int fill(char *to, size_t bytes, cudaStream_t stream, Error *err) {
-  enum { BLOCK = 1 << 19 };
-  size_t done = bytes < BLOCK ? bytes : BLOCK;
-  uint16_t *block = xmalloc(BLOCK);
-  for (size_t i = 0; i < BLOCK / 2; i++) {
-    const float x = (float)(2 * rng_uniform(1, i) - 1);
-    uint32_t bits;
-    memcpy(&bits, &x, sizeof bits);
-    block[i] = (uint16_t)(bits >> 16);
-  }
-  const cudaError_t copied = cudaMemcpy(to, block, done, cudaMemcpyHostToDevice);
-  free(block);
-  CUDA_TRY(err, copied);
-  while (done < bytes) {
-    const size_t more = bytes - done < done ? bytes - done : done;
-    CUDA_TRY(err, cudaMemcpyAsync(to + done, to, more, cudaMemcpyDeviceToDevice, stream));
-    done += more;
-  }
-  return 0;
+// Returns the bytes of all.
+static size_t place(Scratch *s, size_t workspace, char *memory) {
+  const AttentionShape *shape = &s->attention->shape;
+  const size_t rows = (size_t)(shape->B * shape->T), qkv = rows * (size_t)attention_row(shape) * 2,
+               o = rows * (size_t)(shape->H * shape->d) * 2;
+  Arena arena = {.block = memory};
+  s->qkv = arena_take(&arena, qkv);
+  s->do_ = arena_take(&arena, o);
+  s->o = arena_take(&arena, o);
+  s->lse = arena_take(&arena, rows * (size_t)shape->H * sizeof(float));
+  s->dqkv = arena_take(&arena, qkv);
+  s->workspace = arena_take(&arena, workspace);
+  return arena.used;
 }
 
-static int scratch_create(const AttentionCudnn *a, size_t workspace, Scratch *scratch, Error *err) {
-  const AttentionShape *s = &a->shape;
-  const size_t rows = (size_t)(s->B * s->T), qkv = aligned(rows * (size_t)attention_row(s) * 2);
-  const size_t o = aligned(rows * (size_t)(s->H * s->d) * 2);
-  const size_t lse = aligned(rows * (size_t)s->H * sizeof(float));
-  *scratch = (Scratch){.memory = NULL};
+static int call(const void *context, Error *err) {
+  const Scratch *s = context;
+  if (s->direction == ATTENTION_FORWARD)
+    return attention_cudnn_forward(s->attention, s->qkv, s->o, s->lse, s->workspace, err);
+  return attention_cudnn_backward(s->attention, s->qkv, s->o, s->lse, s->do_, s->dqkv, s->workspace,
+                                  err);
+}
+
+// Makes configuration i the one that calls run, for a trial or for good.
+static void use(AttentionCudnn *a, AttentionDirection direction, int i) {
+  a->direction[direction].used = i;
+  lay_out(a);
+}
+
+// Times every compiled plan; leaves the times in the direction's configs, 0 where there is no room.
+static int time_plans(AttentionCudnn *a, AttentionDirection direction, Error *err) {
+  enum { WARM_UP = 2, RUNS = 7 };
+  Direction *d = &a->direction[direction];
+  size_t workspace = attention_cudnn_workspace(a, ATTENTION_FORWARD);
+  for (int i = 0; i < d->count; i++) {
+    use(a, direction, i);
+    const size_t bytes = d->plans[i] ? attention_cudnn_workspace(a, direction) : 0;
+    if (bytes > workspace) workspace = bytes;
+  }
+  Scratch s = {.attention = a, .direction = ATTENTION_FORWARD};
   char *memory = NULL;
-  if (cudaMalloc((void **)&memory, 2 * qkv + 2 * o + lse + workspace) != cudaSuccess) {
+  if (cudaMalloc((void **)&memory, place(&s, workspace, NULL)) != cudaSuccess) {
     cudaGetLastError(); // that there is no room is no failure: the first configuration is taken
     return 0;
   }
-  scratch->memory = memory;
-  scratch->qkv = memory, memory += qkv;
-  scratch->do_ = memory, memory += o;
-  scratch->o = memory, memory += o;
-  scratch->lse = (float *)(void *)memory, memory += lse;
-  scratch->dqkv = memory, memory += qkv;
-  scratch->workspace = memory;
-  return fill(scratch->qkv, qkv + o, a->stream, err); // qkv and do, which lie side by side
-}
-
-static int call(const AttentionCudnn *a, AttentionDirection direction, const Scratch *s,
-                Error *err) {
-  if (direction == ATTENTION_FORWARD)
-    return attention_cudnn_forward(a, s->qkv, s->o, s->lse, s->workspace, err);
-  return attention_cudnn_backward(a, s->qkv, s->o, s->lse, s->do_, s->dqkv, s->workspace, err);
-}
-
-static int compare_doubles(const void *x, const void *y) {
-  const double a = *(const double *)x, b = *(const double *)y;
-  return (a > b) - (a < b);
-}
-
-enum { WARM_UP = 2, RUNS = 7 };
-
-static int record_runs(const AttentionCudnn *a, AttentionDirection direction,
-                       const Scratch *scratch, cudaEvent_t events[RUNS + 1], double times[RUNS],
-                       Error *err) {
-  for (int i = 0; i <= RUNS; i++) CUDA_TRY(err, cudaEventCreate(&events[i]));
-  for (int i = 0; i < WARM_UP; i++)
-    if (call(a, direction, scratch, err)) return -1;
-  CUDA_TRY(err, cudaEventRecord(events[0], a->stream));
-  for (int i = 0; i < RUNS; i++) {
-    if (call(a, direction, scratch, err)) return -1;
-    CUDA_TRY(err, cudaEventRecord(events[i + 1], a->stream));
+  place(&s, workspace, memory);
+  fill_random(s.qkv, (size_t)(s.o - s.qkv), 1, a->stream);          // and do, which lies behind it
+  int status = direction == ATTENTION_BACKWARD ? call(&s, err) : 0; // o and lse
+  s.direction = direction;
+  for (int i = 0; i < d->count && status == 0; i++) {
+    if (!d->plans[i]) continue;
+    use(a, direction, i);
+    status = time_calls(call, &s, WARM_UP, RUNS, a->stream, &d->configs[i].milliseconds, err);
   }
-  CUDA_TRY(err, cudaStreamSynchronize(a->stream));
-  for (int i = 0; i < RUNS; i++) {
-    float ms = 0;
-    CUDA_TRY(err, cudaEventElapsedTime(&ms, events[i], events[i + 1]));
-    times[i] = ms;
-  }
-  return 0;
-}
-
-// Median time of the direction's present plan.
-static int time_plan(const AttentionCudnn *a, AttentionDirection direction, const Scratch *scratch,
-                     double *milliseconds, Error *err) {
-  cudaEvent_t events[RUNS + 1] = {NULL};
-  double times[RUNS];
-  const int status = record_runs(a, direction, scratch, events, times, err);
-  for (int i = 0; i <= RUNS; i++)
-    if (events[i]) cudaEventDestroy(events[i]);
-  if (status) return -1;
-  qsort(times, RUNS, sizeof *times, compare_doubles);
-  *milliseconds = times[RUNS / 2];
-  return 0;
+  const cudaError_t freed = cudaFree(memory); // waits for what runs on it
+  if (status == 0) CUDA_TRY(err, freed);
+  return status;
 }
 
 // ---- Plans
-
-// In step with the direction's configs.
-typedef struct Plans {
-  CudnnDescriptor plan[MAX_CONFIGS]; // NULL: not asked for, or failed to compile
-  Error error;                       // why the latest one failed
-} Plans;
-
-static void plans_destroy(const CudnnApi *api, Plans *p) {
-  for (int i = 0; i < MAX_CONFIGS; i++)
-    if (p->plan[i]) api->destroy_descriptor(p->plan[i]);
-}
 
 static const char *direction_name(AttentionDirection direction) {
   return direction == ATTENTION_FORWARD ? "forward" : "backward";
 }
 
 // Adds what is offered to the direction's configs, and compiles those that `wanted` needs, an index
-// or ATTENTION_FASTEST or _FIRST.
+// or ATTENTION_FASTEST or _FIRST. why_not: why the latest failed.
 static void compile_offered(const CudnnApi *api, const CudnnConfig *offered, int count, int wanted,
-                            bool deterministic, Direction *d, Plans *p) {
+                            bool deterministic, Direction *d, Error *why_not) {
   bool done = false;
   for (int i = 0; i < count; i++) {
-    AttentionConfig *config = &d->configs[d->config_count];
-    CudnnDescriptor *plan = &p->plan[d->config_count++];
+    AttentionConfig *config = &d->configs[d->count];
+    CudnnDescriptor *plan = &d->plans[d->count++];
     *config = (AttentionConfig){
         .engine = offered[i].engine, .kernel = offered[i].kernel, .deterministic = deterministic};
     if (done || (wanted >= 0 && i != wanted)) continue;
     const double start = now_ms();
-    if (plan_create(api, offered[i].descriptor, plan, &config->workspace, &p->error)) *plan = NULL;
+    if (plan_create(api, offered[i].descriptor, plan, &config->workspace, why_not)) *plan = NULL;
     config->plan_seconds = (now_ms() - start) * 1e-3;
     done = wanted == ATTENTION_FIRST && *plan;
   }
@@ -298,112 +232,58 @@ static int check_offered(const AttentionCudnn *a, AttentionDirection direction, 
                    wanted);
 }
 
-static int make_graph(const AttentionCudnn *a, AttentionDirection direction, bool deterministic,
-                      CudnnGraph *g, Error *err) {
-  if (direction == ATTENTION_FORWARD)
-    return attention_graph_forward(g, a->api, a->handle, &a->shape, err);
-  return attention_graph_backward(g, a->api, a->handle, &a->shape, deterministic, err);
-}
-
 // Compiles one form of the direction, as `wanted` asks.
 static int compile_form(AttentionCudnn *a, AttentionDirection direction, bool deterministic,
-                        int wanted, Plans *p, Error *err) {
+                        int wanted, Error *why_not, Error *err) {
   CudnnGraph g;
   CudnnConfig offered[FORM_CONFIGS];
   int count = 0;
-  if (make_graph(a, direction, deterministic, &g, err)) return -1;
-  int status = graph_configs(&g, NULL, offered, FORM_CONFIGS, &count, err);
+  int status = direction == ATTENTION_FORWARD
+                   ? attention_graph_forward(&g, a->api, a->handle, &a->shape, err)
+                   : attention_graph_backward(&g, a->api, a->handle, &a->shape, deterministic, err);
+  if (status) return -1;
+  status = graph_configs(&g, NULL, offered, FORM_CONFIGS, &count, err);
   if (status == 0) status = check_offered(a, direction, count, wanted, err);
   if (status == 0)
-    compile_offered(a->api, offered, count, wanted, deterministic, &a->direction[direction], p);
+    compile_offered(a->api, offered, count, wanted, deterministic, &a->direction[direction],
+                    why_not);
   configs_destroy(a->api, offered, count);
   graph_destroy(&g);
   return status;
 }
 
-// Makes configuration i the direction's plan, for a trial or for good.
-static void plan_use(AttentionCudnn *a, AttentionDirection direction, const Plans *p, int i) {
+// Keeps the fastest of the compiled plans, the first where none was timed, and no other.
+static int keep_fastest(AttentionCudnn *a, AttentionDirection direction, bool deterministic_only,
+                        const Error *why_not, Error *err) {
   Direction *d = &a->direction[direction];
-  d->plan = p->plan[i];
-  d->plan_workspace = d->configs[i].workspace;
-  d->deterministic = d->configs[i].deterministic;
-  lay_out(a);
-}
-
-// Times every compiled plan; leaves the times in the direction's configs, 0 where there is no room.
-static int plans_time(AttentionCudnn *a, AttentionDirection direction, const Plans *p, Error *err) {
-  Direction *d = &a->direction[direction];
-  Scratch scratch;
-  size_t workspace = attention_cudnn_workspace(a, ATTENTION_FORWARD);
-  for (int i = 0; i < d->config_count; i++) {
-    if (!p->plan[i]) continue;
-    plan_use(a, direction, p, i);
-    const size_t bytes = attention_cudnn_workspace(a, direction);
-    if (bytes > workspace) workspace = bytes;
-  }
-  int status = scratch_create(a, workspace, &scratch, err);
-  if (scratch.memory && status == 0 && direction == ATTENTION_BACKWARD) // o and lse
-    status = call(a, ATTENTION_FORWARD, &scratch, err);
-  for (int i = 0; scratch.memory && i < d->config_count && status == 0; i++) {
-    if (!p->plan[i]) continue;
-    plan_use(a, direction, p, i);
-    status = time_plan(a, direction, &scratch, &d->configs[i].milliseconds, err);
-  }
-  if (scratch.memory) {
-    const cudaError_t freed = cudaFree(scratch.memory); // waits for what runs on it
-    if (status == 0) CUDA_TRY(err, freed);
-  }
-  return status;
-}
-
-// The fastest of the compiled ones, the first where none was timed; -1: none compiled.
-static int fastest(const Direction *d, const Plans *p, bool deterministic_only) {
-  int chosen = -1;
-  for (int i = 0; i < d->config_count; i++) {
-    if (!p->plan[i] || (deterministic_only && !d->configs[i].deterministic)) continue;
+  int compiled = 0, chosen = -1;
+  for (int i = 0; i < d->count; i++) compiled += d->plans[i] != NULL;
+  if (compiled > 1 && time_plans(a, direction, err)) return -1;
+  for (int i = 0; i < d->count; i++) {
+    if (!d->plans[i] || (deterministic_only && !d->configs[i].deterministic)) continue;
     if (chosen < 0 || d->configs[i].milliseconds < d->configs[chosen].milliseconds) chosen = i;
   }
-  return chosen;
-}
-
-// Times what was compiled and keeps the plan to run with.
-static int keep_fastest(AttentionCudnn *a, AttentionDirection direction, bool deterministic_only,
-                        Plans *p, Error *err) {
-  Direction *d = &a->direction[direction];
-  int compiled = 0, status = 0;
-  for (int i = 0; i < d->config_count; i++) compiled += p->plan[i] != NULL;
-  if (compiled > 1) status = plans_time(a, direction, p, err);
-  d->plan = NULL; // one of p's, for a trial
-  if (status) return -1;
-  const int chosen = fastest(d, p, deterministic_only);
   if (chosen < 0)
-    return error_set(err, "none of %d ways to run attention's %s compiled: %s", d->config_count,
-                     direction_name(direction), p->error.text);
-  plan_use(a, direction, p, chosen);
+    return error_set(err, "none of %d ways to run attention's %s compiled: %s", d->count,
+                     direction_name(direction), why_not->text);
+  use(a, direction, chosen);
   d->configs[chosen].chosen = true;
-  p->plan[chosen] = NULL; // the direction's now
+  for (int i = 0; i < d->count; i++) {
+    if (i == chosen || !d->plans[i]) continue;
+    a->api->destroy_descriptor(d->plans[i]);
+    d->plans[i] = NULL;
+  }
   return 0;
 }
 
-static int plan_forward(AttentionCudnn *a, const AttentionOptions *options, Error *err) {
-  Plans p = {{NULL}, {""}};
-  int status = compile_form(a, ATTENTION_FORWARD, false, options->forward_config, &p, err);
-  if (status == 0) status = keep_fastest(a, ATTENTION_FORWARD, false, &p, err);
-  plans_destroy(a->api, &p);
-  return status;
-}
-
-static int plan_backward(AttentionCudnn *a, const AttentionOptions *options, Error *err) {
-  Plans p = {{NULL}, {""}};
-  int status = compile_form(a, ATTENTION_BACKWARD, options->deterministic, options->backward_config,
-                            &p, err);
-  Error not_offered; // the other form is a choice, no need
-  if (status == 0 && options->both_forms)
-    (void)compile_form(a, ATTENTION_BACKWARD, !options->deterministic, ATTENTION_FASTEST, &p,
-                       &not_offered);
-  if (status == 0) status = keep_fastest(a, ATTENTION_BACKWARD, options->deterministic, &p, err);
-  plans_destroy(a->api, &p);
-  return status;
+// both_forms: the other form of the backward is a choice, too, but no need.
+static int plan(AttentionCudnn *a, AttentionDirection direction, bool deterministic,
+                bool both_forms, int wanted, Error *err) {
+  Error why_not = {""}, not_offered;
+  if (compile_form(a, direction, deterministic, wanted, &why_not, err)) return -1;
+  if (both_forms)
+    (void)compile_form(a, direction, !deterministic, ATTENTION_FASTEST, &why_not, &not_offered);
+  return keep_fastest(a, direction, deterministic, &why_not, err);
 }
 
 AttentionCudnn *attention_cudnn_create(const CudnnApi *api, CudnnHandle handle,
@@ -417,8 +297,9 @@ AttentionCudnn *attention_cudnn_create(const CudnnApi *api, CudnnHandle handle,
   a->scale = (float)(1 / sqrt((double)shape->d));
   a->mask_value = -INFINITY;
   a->one = 1;
-  if (plan_forward(a, options, err) == 0 &&
-      (options->forward_only || plan_backward(a, options, err) == 0))
+  if (plan(a, ATTENTION_FORWARD, false, false, options->forward_config, err) == 0 &&
+      (options->forward_only || plan(a, ATTENTION_BACKWARD, options->deterministic,
+                                     options->both_forms, options->backward_config, err) == 0))
     return a;
   attention_cudnn_destroy(a);
   return NULL;
@@ -426,7 +307,9 @@ AttentionCudnn *attention_cudnn_create(const CudnnApi *api, CudnnHandle handle,
 
 void attention_cudnn_destroy(AttentionCudnn *a) {
   if (!a) return;
-  for (int i = 0; i < 2; i++)
-    if (a->direction[i].plan) a->api->destroy_descriptor(a->direction[i].plan);
+  for (int direction = 0; direction < 2; direction++)
+    for (int i = 0; i < a->direction[direction].count; i++)
+      if (a->direction[direction].plans[i])
+        a->api->destroy_descriptor(a->direction[direction].plans[i]);
   free(a);
 }

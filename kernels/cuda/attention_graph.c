@@ -41,50 +41,32 @@ static TensorShape column(const AttentionShape *s) {
   return (TensorShape){{s->B, s->H, s->T, 1}, {s->H * s->T, s->T, 1, 1}};
 }
 
-// ---- Pieces of both graphs. Each creates the virtual tensor it returns.
+// ---- Pieces of both graphs
 
 typedef struct Builder {
   CudnnGraph *g;
   const AttentionShape *s;
 } Builder;
 
-static CudnnDescriptor matmul_scores(Builder b, CudnnDescriptor x, CudnnDescriptor y) {
-  CudnnDescriptor z = graph_virtual(b.g, DATA_FLOAT, scores(b.s));
-  graph_matmul(b.g, x, y, z);
-  return z;
+// Virtual tensors.
+static CudnnDescriptor new_scores(Builder b, int type) {
+  return graph_virtual(b.g, type, scores(b.s));
 }
-static CudnnDescriptor binary_scores(Builder b, int mode, CudnnDescriptor x, CudnnDescriptor y) {
-  CudnnDescriptor z = graph_virtual(b.g, DATA_FLOAT, scores(b.s));
-  graph_binary(b.g, mode, x, y, z);
-  return z;
-}
-static CudnnDescriptor exp_scores(Builder b, CudnnDescriptor x) {
-  CudnnDescriptor z = graph_virtual(b.g, DATA_FLOAT, scores(b.s));
-  graph_unary(b.g, POINTWISE_EXP, x, z);
-  return z;
-}
-static CudnnDescriptor reduce_to_column(Builder b, int op, CudnnDescriptor x) {
-  CudnnDescriptor z = graph_virtual(b.g, DATA_FLOAT, column(b.s));
-  graph_reduce(b.g, op, x, z);
-  return z;
+static CudnnDescriptor new_column(Builder b) {
+  return graph_virtual(b.g, DATA_FLOAT, column(b.s));
 }
 static CudnnDescriptor transpose_scores(Builder b, CudnnDescriptor x) {
-  CudnnDescriptor z = graph_virtual(b.g, DATA_BFLOAT16, scores_transposed(b.s));
-  graph_reshape(b.g, x, z);
-  return z;
+  return graph_reshape(b.g, x, graph_virtual(b.g, DATA_BFLOAT16, scores_transposed(b.s)));
 }
 
 // x where key <= query, the mask's value elsewhere.
 static CudnnDescriptor causal_mask(Builder b, CudnnDescriptor x) {
-  CudnnDescriptor query = graph_virtual(b.g, DATA_INT32, scores(b.s));
-  CudnnDescriptor key = graph_virtual(b.g, DATA_INT32, scores(b.s));
-  CudnnDescriptor keep = graph_virtual(b.g, DATA_BOOLEAN, scores(b.s));
-  CudnnDescriptor masked = graph_virtual(b.g, DATA_FLOAT, scores(b.s));
-  graph_index(b.g, 2, x, query);
-  graph_index(b.g, 3, x, key);
-  graph_binary(b.g, POINTWISE_CMP_GE, query, key, keep);
-  graph_select(b.g, x, graph_scalar(b.g, ATTENTION_MASK_VALUE), keep, masked);
-  return masked;
+  CudnnDescriptor query = graph_index(b.g, 2, x, new_scores(b, DATA_INT32));
+  CudnnDescriptor key = graph_index(b.g, 3, x, new_scores(b, DATA_INT32));
+  CudnnDescriptor keep =
+      graph_binary(b.g, POINTWISE_CMP_GE, query, key, new_scores(b, DATA_BOOLEAN));
+  CudnnDescriptor otherwise = graph_scalar(b.g, ATTENTION_MASK_VALUE);
+  return graph_select(b.g, x, otherwise, keep, new_scores(b, DATA_FLOAT));
 }
 
 // Real tensors that both graphs read.
@@ -120,16 +102,17 @@ int attention_graph_forward(CudnnGraph *g, const CudnnApi *api, CudnnHandle hand
   CudnnDescriptor o = graph_tensor(g, ATTENTION_O, DATA_BFLOAT16, in_rows(s, s->H, s->H * s->d));
   CudnnDescriptor lse = graph_tensor(g, ATTENTION_LSE, DATA_FLOAT, column(s));
 
-  CudnnDescriptor x = matmul_scores(b, in.q, in.k_transposed);
-  x = causal_mask(b, binary_scores(b, POINTWISE_MUL, x, in.scale));
-  CudnnDescriptor largest = reduce_to_column(b, REDUCE_TENSOR_MAX, x);
-  CudnnDescriptor e = exp_scores(b, binary_scores(b, POINTWISE_SUB, x, largest));
-  CudnnDescriptor sum = reduce_to_column(b, REDUCE_TENSOR_ADD, e);
-  CudnnDescriptor log_sum = graph_virtual(g, DATA_FLOAT, column(s));
-  graph_unary(g, POINTWISE_LOG, sum, log_sum);
+  CudnnDescriptor x = graph_matmul(g, in.q, in.k_transposed, new_scores(b, DATA_FLOAT));
+  x = graph_binary(g, POINTWISE_MUL, x, in.scale, new_scores(b, DATA_FLOAT));
+  x = causal_mask(b, x);
+  CudnnDescriptor largest = graph_reduce(g, REDUCE_TENSOR_MAX, x, new_column(b));
+  x = graph_binary(g, POINTWISE_SUB, x, largest, new_scores(b, DATA_FLOAT));
+  CudnnDescriptor e = graph_unary(g, POINTWISE_EXP, x, new_scores(b, DATA_FLOAT));
+  CudnnDescriptor sum = graph_reduce(g, REDUCE_TENSOR_ADD, e, new_column(b));
+  CudnnDescriptor log_sum = graph_unary(g, POINTWISE_LOG, sum, new_column(b));
   graph_binary(g, POINTWISE_ADD, largest, log_sum, lse);
-  CudnnDescriptor p = graph_virtual(g, DATA_BFLOAT16, scores(s)); // fp32 here matches no engine
-  graph_binary(g, POINTWISE_DIV, e, sum, p);
+  // fp32 here matches no engine
+  CudnnDescriptor p = graph_binary(g, POINTWISE_DIV, e, sum, new_scores(b, DATA_BFLOAT16));
   graph_matmul(g, p, v, o);
   return finish(g, handle, err);
 }
@@ -144,8 +127,8 @@ static void head_gradient(Builder b, int64_t id, CudnnDescriptor x_transposed, C
     graph_matmul(b.g, x_transposed, y, gradient);
     return;
   }
-  CudnnDescriptor heads = graph_virtual(b.g, DATA_BFLOAT16, packed_heads(s));
-  graph_matmul(b.g, x_transposed, y, heads);
+  CudnnDescriptor heads =
+      graph_matmul(b.g, x_transposed, y, graph_virtual(b.g, DATA_BFLOAT16, packed_heads(s)));
   graph_reduce(b.g, REDUCE_TENSOR_ADD, heads, gradient);
 }
 
@@ -181,27 +164,28 @@ int attention_graph_backward(CudnnGraph *g, const CudnnApi *api, CudnnHandle han
   CudnnDescriptor row_sum = graph_tensor(g, ATTENTION_ROW_SUM, DATA_FLOAT, column(s));
 
   // Row sums of do * o. Without the product with one they cost B H T^2 4 bytes of workspace.
-  CudnnDescriptor product = graph_virtual(g, DATA_FLOAT, packed_heads(s));
-  graph_binary(g, POINTWISE_MUL, d_o, o, product);
-  graph_binary(g, POINTWISE_MUL, reduce_to_column(b, REDUCE_TENSOR_ADD, product),
-               graph_scalar(g, ATTENTION_ONE), row_sum);
+  CudnnDescriptor x =
+      graph_binary(g, POINTWISE_MUL, d_o, o, graph_virtual(g, DATA_FLOAT, packed_heads(s)));
+  x = graph_reduce(g, REDUCE_TENSOR_ADD, x, new_column(b));
+  graph_binary(g, POINTWISE_MUL, x, graph_scalar(g, ATTENTION_ONE), row_sum);
 
   // p = exp(scale q k^T - lse)
-  CudnnDescriptor x = matmul_scores(b, in.q, in.k_transposed);
-  x = binary_scores(b, POINTWISE_MUL, x, in.scale);
-  x = causal_mask(b, binary_scores(b, POINTWISE_SUB, x, lse));
-  CudnnDescriptor p = exp_scores(b, x);
+  x = graph_matmul(g, in.q, in.k_transposed, new_scores(b, DATA_FLOAT));
+  x = graph_binary(g, POINTWISE_MUL, x, in.scale, new_scores(b, DATA_FLOAT));
+  x = graph_binary(g, POINTWISE_SUB, x, lse, new_scores(b, DATA_FLOAT));
+  x = causal_mask(b, x);
+  CudnnDescriptor p = graph_unary(g, POINTWISE_EXP, x, new_scores(b, DATA_FLOAT));
   head_gradient(b, ATTENTION_DV, transpose_scores(b, p), d_o);
 
   // ds = scale p (do v^T - row sum)
-  x = matmul_scores(b, d_o, v_transposed);
-  x = binary_scores(b, POINTWISE_SUB, x, row_sum);
-  x = binary_scores(b, POINTWISE_MUL, x, p);
-  CudnnDescriptor ds = binary_scores(b, POINTWISE_MUL, x, in.scale);
+  x = graph_matmul(g, d_o, v_transposed, new_scores(b, DATA_FLOAT));
+  x = graph_binary(g, POINTWISE_SUB, x, row_sum, new_scores(b, DATA_FLOAT));
+  x = graph_binary(g, POINTWISE_MUL, x, p, new_scores(b, DATA_FLOAT));
+  CudnnDescriptor ds = graph_binary(g, POINTWISE_MUL, x, in.scale, new_scores(b, DATA_FLOAT));
   head_gradient(b, ATTENTION_DK, transpose_scores(b, ds), in.q);
 
-  CudnnDescriptor k = graph_virtual(g, DATA_BFLOAT16, in_rows(s, s->KV, R));
-  graph_reshape(g, in.k_transposed, k);
+  CudnnDescriptor k =
+      graph_reshape(g, in.k_transposed, graph_virtual(g, DATA_BFLOAT16, in_rows(s, s->KV, R)));
   query_gradient(b, deterministic, ds, k);
   return finish(g, handle, err);
 }

@@ -57,12 +57,14 @@ static void finalize(CudnnGraph *g, CudnnDescriptor d, const char *doing) {
   if (!failed(g)) cudnn_check(g->api, g->api->finalize(d), doing, &g->error);
 }
 
-static void finalize_op(CudnnGraph *g, CudnnDescriptor op) {
+// Returns the operation's result.
+static CudnnDescriptor finalize_op(CudnnGraph *g, CudnnDescriptor op, CudnnDescriptor result) {
   char doing[64];
   snprintf(doing, sizeof doing, "finalizing operation %d of the graph", g->op_count + 1);
   finalize(g, op, doing);
   assert(g->op_count < GRAPH_MAX_OPS);
   g->ops[g->op_count++] = op;
+  return result;
 }
 
 // ---- Tensors
@@ -102,7 +104,8 @@ CudnnDescriptor graph_scalar(CudnnGraph *g, int64_t id) {
 
 // ---- Operations
 
-void graph_matmul(CudnnGraph *g, CudnnDescriptor a, CudnnDescriptor b, CudnnDescriptor c) {
+CudnnDescriptor graph_matmul(CudnnGraph *g, CudnnDescriptor a, CudnnDescriptor b,
+                             CudnnDescriptor c) {
   CudnnDescriptor parameters = descriptor_new(g, BACKEND_MATMUL_DESCRIPTOR);
   set_enum(g, parameters, ATTR_MATMUL_COMP_TYPE, TYPE_DATA_TYPE, DATA_FLOAT);
   finalize(g, parameters, "finalizing a matrix product");
@@ -111,12 +114,12 @@ void graph_matmul(CudnnGraph *g, CudnnDescriptor a, CudnnDescriptor b, CudnnDesc
   set_descriptor(g, op, ATTR_OPERATION_MATMUL_BDESC, b);
   set_descriptor(g, op, ATTR_OPERATION_MATMUL_CDESC, c);
   set_descriptor(g, op, ATTR_OPERATION_MATMUL_DESC, parameters);
-  finalize_op(g, op);
+  return finalize_op(g, op, c);
 }
 
 // b and t are NULL where the mode takes none, axis is -1.
-static void pointwise(CudnnGraph *g, int mode, int64_t axis, CudnnDescriptor x, CudnnDescriptor b,
-                      CudnnDescriptor t, CudnnDescriptor y) {
+static CudnnDescriptor pointwise(CudnnGraph *g, int mode, int64_t axis, CudnnDescriptor x,
+                                 CudnnDescriptor b, CudnnDescriptor t, CudnnDescriptor y) {
   const float one = 1;
   CudnnDescriptor parameters = descriptor_new(g, BACKEND_POINTWISE_DESCRIPTOR);
   set_enum(g, parameters, ATTR_POINTWISE_MODE, TYPE_POINTWISE_MODE, mode);
@@ -132,28 +135,28 @@ static void pointwise(CudnnGraph *g, int mode, int64_t axis, CudnnDescriptor x, 
   set_descriptor(g, op, ATTR_OPERATION_POINTWISE_YDESC, y);
   set(g, op, ATTR_OPERATION_POINTWISE_ALPHA1, TYPE_FLOAT, 1, &one);
   set(g, op, ATTR_OPERATION_POINTWISE_ALPHA2, TYPE_FLOAT, 1, &one);
-  finalize_op(g, op);
+  return finalize_op(g, op, y);
 }
 
-void graph_unary(CudnnGraph *g, int mode, CudnnDescriptor x, CudnnDescriptor y) {
-  pointwise(g, mode, -1, x, NULL, NULL, y);
+CudnnDescriptor graph_unary(CudnnGraph *g, int mode, CudnnDescriptor x, CudnnDescriptor y) {
+  return pointwise(g, mode, -1, x, NULL, NULL, y);
 }
 
-void graph_binary(CudnnGraph *g, int mode, CudnnDescriptor x, CudnnDescriptor b,
-                  CudnnDescriptor y) {
-  pointwise(g, mode, -1, x, b, NULL, y);
+CudnnDescriptor graph_binary(CudnnGraph *g, int mode, CudnnDescriptor x, CudnnDescriptor b,
+                             CudnnDescriptor y) {
+  return pointwise(g, mode, -1, x, b, NULL, y);
 }
 
-void graph_index(CudnnGraph *g, int64_t axis, CudnnDescriptor x, CudnnDescriptor y) {
-  pointwise(g, POINTWISE_GEN_INDEX, axis, x, NULL, NULL, y);
+CudnnDescriptor graph_index(CudnnGraph *g, int64_t axis, CudnnDescriptor x, CudnnDescriptor y) {
+  return pointwise(g, POINTWISE_GEN_INDEX, axis, x, NULL, NULL, y);
 }
 
-void graph_select(CudnnGraph *g, CudnnDescriptor x, CudnnDescriptor b, CudnnDescriptor condition,
-                  CudnnDescriptor y) {
-  pointwise(g, POINTWISE_BINARY_SELECT, -1, x, b, condition, y);
+CudnnDescriptor graph_select(CudnnGraph *g, CudnnDescriptor x, CudnnDescriptor b,
+                             CudnnDescriptor condition, CudnnDescriptor y) {
+  return pointwise(g, POINTWISE_BINARY_SELECT, -1, x, b, condition, y);
 }
 
-void graph_reduce(CudnnGraph *g, int op_kind, CudnnDescriptor x, CudnnDescriptor y) {
+CudnnDescriptor graph_reduce(CudnnGraph *g, int op_kind, CudnnDescriptor x, CudnnDescriptor y) {
   CudnnDescriptor parameters = descriptor_new(g, BACKEND_REDUCTION_DESCRIPTOR);
   set_enum(g, parameters, ATTR_REDUCTION_COMP_TYPE, TYPE_DATA_TYPE, DATA_FLOAT);
   set_enum(g, parameters, ATTR_REDUCTION_OPERATOR, TYPE_REDUCTION_OPERATOR_TYPE, op_kind);
@@ -163,14 +166,14 @@ void graph_reduce(CudnnGraph *g, int op_kind, CudnnDescriptor x, CudnnDescriptor
   set_descriptor(g, op, ATTR_OPERATION_REDUCTION_DESC, parameters);
   set_descriptor(g, op, ATTR_OPERATION_REDUCTION_XDESC, x);
   set_descriptor(g, op, ATTR_OPERATION_REDUCTION_YDESC, y);
-  finalize_op(g, op);
+  return finalize_op(g, op, y);
 }
 
-void graph_reshape(CudnnGraph *g, CudnnDescriptor x, CudnnDescriptor y) {
+CudnnDescriptor graph_reshape(CudnnGraph *g, CudnnDescriptor x, CudnnDescriptor y) {
   CudnnDescriptor op = descriptor_new(g, BACKEND_OPERATION_RESHAPE_DESCRIPTOR);
   set_descriptor(g, op, ATTR_OPERATION_RESHAPE_XDESC, x);
   set_descriptor(g, op, ATTR_OPERATION_RESHAPE_YDESC, y);
-  finalize_op(g, op);
+  return finalize_op(g, op, y);
 }
 
 int graph_finish(CudnnGraph *g, CudnnHandle handle, Error *err) {
@@ -201,6 +204,12 @@ void configs_destroy(const CudnnApi *api, CudnnConfig *list, int count) {
   }
 }
 
+// Reads one value of a finished descriptor; false: cuDNN does not tell.
+static bool tells(const CudnnApi *api, CudnnDescriptor d, int name, int type, void *value) {
+  int64_t got = 0;
+  return api->get_attribute(d, name, type, 1, &got, value) == 0;
+}
+
 // Reads the engine's id and its choice of kernel, -1 where cuDNN does not tell: they only name a
 // configuration to people.
 static void config_describe(const CudnnApi *api, CudnnConfig *config) {
@@ -208,43 +217,27 @@ static void config_describe(const CudnnApi *api, CudnnConfig *config) {
   CudnnDescriptor engine = NULL, knobs[KNOBS] = {NULL};
   int64_t got = 0;
   config->engine = config->kernel = -1;
-  if (api->create_descriptor(BACKEND_ENGINE_DESCRIPTOR, &engine) == 0 &&
-      api->get_attribute(config->descriptor, ATTR_ENGINECFG_ENGINE, TYPE_BACKEND_DESCRIPTOR, 1,
-                         &got, &engine) == 0 &&
-      api->get_attribute(engine, ATTR_ENGINE_GLOBAL_INDEX, TYPE_INT64, 1, &got, &config->engine))
-    config->engine = -1;
-  if (engine) api->destroy_descriptor(engine);
+  if (api->create_descriptor(BACKEND_ENGINE_DESCRIPTOR, &engine) == 0) {
+    if (!tells(api, config->descriptor, ATTR_ENGINECFG_ENGINE, TYPE_BACKEND_DESCRIPTOR, &engine) ||
+        !tells(api, engine, ATTR_ENGINE_GLOBAL_INDEX, TYPE_INT64, &config->engine))
+      config->engine = -1;
+    api->destroy_descriptor(engine);
+  }
   int made = 0;
   while (made < KNOBS && api->create_descriptor(BACKEND_KNOB_CHOICE_DESCRIPTOR, &knobs[made]) == 0)
     made++;
-  got = 0;
   if (api->get_attribute(config->descriptor, ATTR_ENGINECFG_KNOB_CHOICES, TYPE_BACKEND_DESCRIPTOR,
                          made, &got, knobs))
     got = 0;
-  for (int64_t i = 0; i < got && i < made; i++) {
+  for (int64_t i = 0; i < made; i++) {
     int type = -1;
-    int64_t value = -1, n = 0;
-    if (api->get_attribute(knobs[i], ATTR_KNOB_CHOICE_KNOB_TYPE, TYPE_KNOB_TYPE, 1, &n, &type) ==
-            0 &&
+    int64_t value = -1;
+    if (i < got && tells(api, knobs[i], ATTR_KNOB_CHOICE_KNOB_TYPE, TYPE_KNOB_TYPE, &type) &&
         type == KNOB_TYPE_KERNEL_CFG &&
-        api->get_attribute(knobs[i], ATTR_KNOB_CHOICE_KNOB_VALUE, TYPE_INT64, 1, &n, &value) == 0)
+        tells(api, knobs[i], ATTR_KNOB_CHOICE_KNOB_VALUE, TYPE_INT64, &value))
       config->kernel = value;
+    api->destroy_descriptor(knobs[i]);
   }
-  for (int i = 0; i < made; i++) api->destroy_descriptor(knobs[i]);
-}
-
-// Asks for at most `max` results into list, whose descriptors exist.
-static int heuristic_results(const CudnnApi *api, CudnnDescriptor heuristic, CudnnConfig *list,
-                             int max, int *count, Error *err) {
-  CudnnDescriptor *results = xcalloc((size_t)max, sizeof *results);
-  int64_t got = 0;
-  for (int i = 0; i < max; i++) results[i] = list[i].descriptor;
-  const int status = api->get_attribute(heuristic, ATTR_ENGINEHEUR_RESULTS, TYPE_BACKEND_DESCRIPTOR,
-                                        max, &got, results);
-  free(results);
-  if (cudnn_check(api, status, "asking for engine configurations", err)) return -1;
-  *count = got < max ? (int)got : max;
-  return 0;
 }
 
 int graph_configs(const CudnnGraph *g, CudnnDescriptor device, CudnnConfig *list, int max,
@@ -263,7 +256,17 @@ int graph_configs(const CudnnGraph *g, CudnnDescriptor device, CudnnConfig *list
   for (int i = 0; i < max && !failed(&h); i++)
     cudnn_check(api, api->create_descriptor(BACKEND_ENGINECFG_DESCRIPTOR, &list[i].descriptor),
                 "creating an engine configuration", &h.error);
-  if (!failed(&h)) heuristic_results(api, heuristic, list, max, count, &h.error);
+  if (!failed(&h)) {
+    CudnnDescriptor *results = xcalloc((size_t)max, sizeof *results);
+    int64_t got = 0;
+    for (int i = 0; i < max; i++) results[i] = list[i].descriptor;
+    cudnn_check(api,
+                api->get_attribute(heuristic, ATTR_ENGINEHEUR_RESULTS, TYPE_BACKEND_DESCRIPTOR, max,
+                                   &got, results),
+                "asking for engine configurations", &h.error);
+    free(results);
+    if (!failed(&h)) *count = got < max ? (int)got : max;
+  }
   graph_destroy(&h);
   configs_destroy(api, list + *count, max - *count);
   if (failed(&h)) {
@@ -274,47 +277,26 @@ int graph_configs(const CudnnGraph *g, CudnnDescriptor device, CudnnConfig *list
   return 0;
 }
 
-// ---- Devices and plans
-
-// A descriptor for the caller, made of one attribute or two.
-static int descriptor_finish(CudnnGraph *g, CudnnDescriptor d, CudnnDescriptor *out, Error *err) {
-  if (failed(g)) {
-    *err = g->error;
-    graph_destroy(g);
-    return -1;
-  }
-  *out = d; // the only descriptor that g owned
-  return 0;
-}
-
-int cudnn_device(const CudnnApi *api, const char *json, CudnnDescriptor *device, Error *err) {
-  CudnnGraph g;
-  graph_begin(&g, api);
-  CudnnDescriptor d = descriptor_new(&g, BACKEND_DEVICEPROP_DESCRIPTOR);
-  set(&g, d, ATTR_DEVICEPROP_JSON_REPRESENTATION, TYPE_CHAR, (int64_t)strlen(json) + 1, json);
-  finalize(&g, d, "reading device properties");
-  return descriptor_finish(&g, d, device, err);
-}
-
-static int plan_workspace(const CudnnApi *api, CudnnDescriptor plan, size_t *workspace,
-                          Error *err) {
-  int64_t bytes = 0, got = 0;
-  if (cudnn_check(
-          api,
-          api->get_attribute(plan, ATTR_EXECUTION_PLAN_WORKSPACE_SIZE, TYPE_INT64, 1, &got, &bytes),
-          "reading a plan's workspace", err))
-    return -1;
-  *workspace = (size_t)bytes;
-  return 0;
-}
+// ---- Plans
 
 int plan_create(const CudnnApi *api, CudnnDescriptor config, CudnnDescriptor *plan,
                 size_t *workspace, Error *err) {
-  CudnnGraph g;
+  CudnnGraph g; // keeps the first failure
+  int64_t bytes = 0, got = 0;
   graph_begin(&g, api);
   CudnnDescriptor d = descriptor_new(&g, BACKEND_EXECUTION_PLAN_DESCRIPTOR);
   set_descriptor(&g, d, ATTR_EXECUTION_PLAN_ENGINE_CONFIG, config);
   finalize(&g, d, "compiling a plan");
-  if (!failed(&g)) plan_workspace(api, d, workspace, &g.error);
-  return descriptor_finish(&g, d, plan, err);
+  if (!failed(&g))
+    cudnn_check(
+        api, api->get_attribute(d, ATTR_EXECUTION_PLAN_WORKSPACE_SIZE, TYPE_INT64, 1, &got, &bytes),
+        "reading a plan's workspace", &g.error);
+  if (failed(&g)) {
+    *err = g.error;
+    graph_destroy(&g);
+    return -1;
+  }
+  *plan = d; // the only descriptor that g owned
+  *workspace = (size_t)bytes;
+  return 0;
 }

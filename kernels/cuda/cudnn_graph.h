@@ -35,18 +35,20 @@ CudnnDescriptor graph_tensor(CudnnGraph *g, int64_t id, int type, TensorShape sh
 CudnnDescriptor graph_virtual(CudnnGraph *g, int type, TensorShape shape);
 CudnnDescriptor graph_scalar(CudnnGraph *g, int64_t id);
 
-// Operations, all computing in fp32.
-void graph_matmul(CudnnGraph *g, CudnnDescriptor a, CudnnDescriptor b, CudnnDescriptor c);
-void graph_unary(CudnnGraph *g, int mode, CudnnDescriptor x, CudnnDescriptor y);
-void graph_binary(CudnnGraph *g, int mode, CudnnDescriptor x, CudnnDescriptor b, CudnnDescriptor y);
+// Operations, all computing in fp32. They return their result, the last argument.
+CudnnDescriptor graph_matmul(CudnnGraph *g, CudnnDescriptor a, CudnnDescriptor b,
+                             CudnnDescriptor c);
+CudnnDescriptor graph_unary(CudnnGraph *g, int mode, CudnnDescriptor x, CudnnDescriptor y);
+CudnnDescriptor graph_binary(CudnnGraph *g, int mode, CudnnDescriptor x, CudnnDescriptor b,
+                             CudnnDescriptor y);
 // y = the index along `axis` of each element of x
-void graph_index(CudnnGraph *g, int64_t axis, CudnnDescriptor x, CudnnDescriptor y);
+CudnnDescriptor graph_index(CudnnGraph *g, int64_t axis, CudnnDescriptor x, CudnnDescriptor y);
 // y = condition ? x : b
-void graph_select(CudnnGraph *g, CudnnDescriptor x, CudnnDescriptor b, CudnnDescriptor condition,
-                  CudnnDescriptor y);
+CudnnDescriptor graph_select(CudnnGraph *g, CudnnDescriptor x, CudnnDescriptor b,
+                             CudnnDescriptor condition, CudnnDescriptor y);
 // Over the dimensions where y is smaller than x; op is REDUCE_TENSOR_*.
-void graph_reduce(CudnnGraph *g, int op, CudnnDescriptor x, CudnnDescriptor y);
-void graph_reshape(CudnnGraph *g, CudnnDescriptor x, CudnnDescriptor y);
+CudnnDescriptor graph_reduce(CudnnGraph *g, int op, CudnnDescriptor x, CudnnDescriptor y);
+CudnnDescriptor graph_reshape(CudnnGraph *g, CudnnDescriptor x, CudnnDescriptor y);
 
 // handle may be NULL: then only graph_configs with device properties works on it.
 int graph_finish(CudnnGraph *g, CudnnHandle handle, Error *err);
@@ -59,13 +61,10 @@ typedef struct CudnnConfig {
 } CudnnConfig;
 
 // The configurations that passed cuDNN's support check, best guess first; *count can be 0. device:
-// a device's properties (cudnn_device), or NULL for the one of graph_finish's handle.
+// a descriptor of a GPU's properties, or NULL for the one of graph_finish's handle.
 int graph_configs(const CudnnGraph *g, CudnnDescriptor device, CudnnConfig *list, int max,
                   int *count, Error *err);
 void configs_destroy(const CudnnApi *api, CudnnConfig *list, int count);
-
-// Properties of a GPU that need not be here, from cuDNN's JSON form of them.
-int cudnn_device(const CudnnApi *api, const char *json, CudnnDescriptor *device, Error *err);
 
 // Compiles a configuration: 0.4 s of CPU the first time on a machine, 0.03 s where the CUDA driver
 // has it in its cache (~/.nv/ComputeCache). workspace: bytes that every execution needs.

@@ -116,14 +116,8 @@ static size_t print_line(char *to, const GemmPlan *plan) {
       w[0], w[1], w[2], w[3], w[4], w[5], w[6], w[7]);
 }
 
-static bool listed(const GemmPlan *plans, int count, const GemmProblem *problem) {
-  for (int i = 0; i < count; i++)
-    if (plans[i].microseconds > 0 && gemm_same_problem(&plans[i].problem, problem)) return true;
-  return false;
-}
-
 int gemm_cache_write(const char *path, const Gpu *gpu, const GemmPlan *plans, int count,
-                     const GemmPlan *old, int old_count, Error *err) {
+                     Error *err) {
   char *directory = xstrdup(path);
   char *slash = strrchr(directory, '/');
   if (slash) *slash = '\0';
@@ -131,13 +125,11 @@ int gemm_cache_write(const char *path, const Gpu *gpu, const GemmPlan *plans, in
   free(directory);
   if (status) return -1;
   char *first = identity(gpu);
-  char *text = xmalloc(strlen(first) + (size_t)(count + old_count + 1) * MAX_LINE);
+  char *text = xmalloc(strlen(first) + (size_t)(count + 1) * MAX_LINE);
   size_t used = (size_t)sprintf(text, "%s", first);
   free(first);
   for (int i = 0; i < count; i++)
     if (plans[i].microseconds > 0) used += print_line(text + used, &plans[i]);
-  for (int i = 0; i < old_count; i++)
-    if (!listed(plans, count, &old[i].problem)) used += print_line(text + used, &old[i]);
   used += (size_t)sprintf(text + used, "checksum %" PRIx64 "\n", checksum(text, used));
   status = file_write_atomic(path, text, used, err);
   free(text);

@@ -12,8 +12,8 @@ char *gemm_cache_default_path(const Gpu *gpu);
 // memory; NULL and *count = 0 where there is nothing to be had, which is never an error.
 GemmPlan *gemm_cache_read(const char *path, const Gpu *gpu, int *count);
 
-// Writes all timed plans of `plans` and those of `old` that are not among them, atomically.
+// Writes all plans that have been timed, atomically.
 int gemm_cache_write(const char *path, const Gpu *gpu, const GemmPlan *plans, int count,
-                     const GemmPlan *old, int old_count, Error *err);
+                     Error *err);
 
 bool gemm_same_problem(const GemmProblem *a, const GemmProblem *b);

@@ -1,13 +1,12 @@
 #include "kernels/cuda/gemm_cublaslt.h"
 
-#include <string.h>
-
+#include "base/arena.h"
 #include "base/memory.h"
-#include "base/rng.h"
 #include "kernels/cuda/check.h"
 #include "kernels/cuda/gemm_cache.h"
+#include "kernels/cuda/timer.h"
 
-enum { MAX_ALGORITHMS = 16, ROUNDS = 5, PATTERN = 1 << 20 };
+enum { MAX_ALGORITHMS = 16, ROUNDS = 5 };
 
 // ---- Descriptors. cuBLASLt is column-major: a row-major D = A B is computed as D^T = B^T A^T, so
 // its A is our B and its M our N.
@@ -15,31 +14,44 @@ enum { MAX_ALGORITHMS = 16, ROUNDS = 5, PATTERN = 1 << 20 };
 static int make_descriptors(GemmPlan *plan, Error *err) {
   const GemmProblem *p = &plan->problem;
   const cudaDataType_t out = p->out_fp32 ? CUDA_R_32F : CUDA_R_16BF;
-  const bool a_stored_km = p->form == GEMM_TN, b_stored_nk = p->form == GEMM_NT;
-  const cublasOperation_t first = b_stored_nk ? CUBLAS_OP_T : CUBLAS_OP_N,
-                          second = a_stored_km ? CUBLAS_OP_T : CUBLAS_OP_N;
+  const cublasOperation_t of_b = p->form == GEMM_NT ? CUBLAS_OP_T : CUBLAS_OP_N,
+                          of_a = p->form == GEMM_TN ? CUBLAS_OP_T : CUBLAS_OP_N;
+  const int64_t b_cols = p->form == GEMM_NT ? p->K : p->N, b_rows = p->N + p->K - b_cols,
+                a_cols = p->form == GEMM_TN ? p->M : p->K, a_rows = p->M + p->K - a_cols;
   CUBLAS_TRY(err, cublasLtMatmulDescCreate(&plan->operation, CUBLAS_COMPUTE_32F, CUDA_R_32F));
   CUBLAS_TRY(err, cublasLtMatmulDescSetAttribute(plan->operation, CUBLASLT_MATMUL_DESC_TRANSA,
-                                                 &first, sizeof first));
+                                                 &of_b, sizeof of_b));
   CUBLAS_TRY(err, cublasLtMatmulDescSetAttribute(plan->operation, CUBLASLT_MATMUL_DESC_TRANSB,
-                                                 &second, sizeof second));
-  const uint64_t b_rows = (uint64_t)(b_stored_nk ? p->K : p->N),
-                 b_cols = (uint64_t)(b_stored_nk ? p->N : p->K);
-  const uint64_t a_rows = (uint64_t)(a_stored_km ? p->M : p->K),
-                 a_cols = (uint64_t)(a_stored_km ? p->K : p->M);
-  CUBLAS_TRY(err, cublasLtMatrixLayoutCreate(&plan->a, CUDA_R_16BF, b_rows, b_cols,
-                                             b_stored_nk ? p->K : p->N));
-  CUBLAS_TRY(err, cublasLtMatrixLayoutCreate(&plan->b, CUDA_R_16BF, a_rows, a_cols,
-                                             a_stored_km ? p->M : p->K));
+                                                 &of_a, sizeof of_a));
+  CUBLAS_TRY(err, cublasLtMatrixLayoutCreate(&plan->a, CUDA_R_16BF, (uint64_t)b_cols,
+                                             (uint64_t)b_rows, b_cols));
+  CUBLAS_TRY(err, cublasLtMatrixLayoutCreate(&plan->b, CUDA_R_16BF, (uint64_t)a_cols,
+                                             (uint64_t)a_rows, a_cols));
   CUBLAS_TRY(err, cublasLtMatrixLayoutCreate(&plan->d, out, (uint64_t)p->N, (uint64_t)p->M, p->N));
   return 0;
 }
 
-static void free_descriptors(GemmPlan *plan) {
-  if (plan->operation) CUBLAS_CHECK(cublasLtMatmulDescDestroy(plan->operation));
-  if (plan->a) CUBLAS_CHECK(cublasLtMatrixLayoutDestroy(plan->a));
-  if (plan->b) CUBLAS_CHECK(cublasLtMatrixLayoutDestroy(plan->b));
-  if (plan->d) CUBLAS_CHECK(cublasLtMatrixLayoutDestroy(plan->d));
+static cublasStatus_t set_preferences(cublasLtMatmulPreference_t preference, const Gpu *gpu,
+                                      int alignment) {
+  // GEMMs split along K may add their parts up in fp32 only: in bf16 each part would be rounded.
+  const uint32_t reductions = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE, bytes = (uint32_t)alignment;
+  const struct {
+    cublasLtMatmulPreferenceAttributes_t name;
+    const void *value;
+    size_t size;
+  } list[] = {
+      {CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &gpu->workspace_bytes, sizeof(size_t)},
+      {CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &reductions, sizeof reductions},
+      {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, &bytes, sizeof bytes},
+      {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, &bytes, sizeof bytes},
+      {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, &bytes, sizeof bytes},
+      {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, &bytes, sizeof bytes},
+  };
+  cublasStatus_t status = CUBLAS_STATUS_SUCCESS;
+  for (size_t i = 0; i < sizeof list / sizeof *list && status == CUBLAS_STATUS_SUCCESS; i++)
+    status =
+        cublasLtMatmulPreferenceSetAttribute(preference, list[i].name, list[i].value, list[i].size);
+  return status;
 }
 
 static int ask_heuristics(const Gpu *gpu, const GemmPlan *plan, int most,
@@ -47,21 +59,7 @@ static int ask_heuristics(const Gpu *gpu, const GemmPlan *plan, int most,
   const GemmProblem *p = &plan->problem;
   cublasLtMatmulPreference_t preference;
   CUBLAS_TRY(err, cublasLtMatmulPreferenceCreate(&preference));
-  const cublasLtMatmulPreferenceAttributes_t alignments[] = {
-      CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
-      CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES};
-  const uint32_t alignment = (uint32_t)p->alignment;
-  cublasStatus_t status =
-      cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
-                                           &gpu->workspace_bytes, sizeof gpu->workspace_bytes);
-  // Products split along K may add their parts up in fp32 only: in bf16 each part would be rounded.
-  const uint32_t reductions = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
-  if (status == CUBLAS_STATUS_SUCCESS)
-    status = cublasLtMatmulPreferenceSetAttribute(
-        preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &reductions, sizeof reductions);
-  for (int i = 0; i < 4 && status == CUBLAS_STATUS_SUCCESS; i++)
-    status = cublasLtMatmulPreferenceSetAttribute(preference, alignments[i], &alignment,
-                                                  sizeof alignment);
+  cublasStatus_t status = set_preferences(preference, gpu, p->alignment);
   *count = 0;
   if (status == CUBLAS_STATUS_SUCCESS)
     status = cublasLtMatmulAlgoGetHeuristic(gpu->blas, plan->operation, plan->a, plan->b, plan->d,
@@ -76,7 +74,17 @@ static int ask_heuristics(const Gpu *gpu, const GemmPlan *plan, int most,
   return 0;
 }
 
-// ---- The list of plans
+static cublasStatus_t multiply(const Gpu *gpu, const GemmPlan *plan,
+                               const cublasLtMatmulAlgo_t *algorithm, const void *A, const void *B,
+                               const void *C, void *D) {
+  const float alpha = 1, beta = plan->problem.add ? 1.0f : 0.0f;
+  return cublasLtMatmul(gpu->blas, plan->operation, &alpha, B, plan->a, A, plan->b, &beta, C,
+                        plan->d, D, plan->d, algorithm, gpu->workspace, gpu->workspace_bytes,
+                        gpu->stream);
+}
+
+// ---- The list of plans. Those that the cache remembers are there from the start, without
+// descriptors.
 
 static GemmPlan *find(const Gemm *gemm, const GemmProblem *problem) {
   for (int i = 0; i < gemm->count; i++)
@@ -85,15 +93,16 @@ static GemmPlan *find(const Gemm *gemm, const GemmProblem *problem) {
 }
 
 const GemmPlan *gemm_find(const Gemm *gemm, const GemmProblem *problem) {
-  return find(gemm, problem);
+  const GemmPlan *plan = find(gemm, problem);
+  return plan && plan->operation ? plan : NULL;
 }
 
-static GemmPlan *append(Gemm *gemm, const GemmPlan *plan) {
-  if (gemm->count == gemm->capacity) {
-    gemm->capacity = gemm->capacity * 2 + 32;
+static GemmPlan *append(Gemm *gemm, const GemmProblem *problem) {
+  if (gemm->count >= gemm->capacity) {
+    gemm->capacity = gemm->count * 2 + 32;
     gemm->plans = xrealloc(gemm->plans, (size_t)gemm->capacity * sizeof *gemm->plans);
   }
-  gemm->plans[gemm->count] = *plan;
+  gemm->plans[gemm->count] = (GemmPlan){.problem = *problem};
   return &gemm->plans[gemm->count++];
 }
 
@@ -103,10 +112,17 @@ void gemm_open(Gemm *gemm, Gpu *gpu, const char *cache_path) {
     gemm->cache_path = gemm_cache_default_path(gpu);
   else if (*cache_path)
     gemm->cache_path = xstrdup(cache_path);
+  if (gemm->cache_path) gemm->plans = gemm_cache_read(gemm->cache_path, gpu, &gemm->count);
 }
 
 void gemm_close(Gemm *gemm) {
-  for (int i = 0; i < gemm->count; i++) free_descriptors(&gemm->plans[i]);
+  for (int i = 0; i < gemm->count; i++) {
+    const GemmPlan *plan = &gemm->plans[i];
+    if (plan->operation) CUBLAS_CHECK(cublasLtMatmulDescDestroy(plan->operation));
+    if (plan->a) CUBLAS_CHECK(cublasLtMatrixLayoutDestroy(plan->a));
+    if (plan->b) CUBLAS_CHECK(cublasLtMatrixLayoutDestroy(plan->b));
+    if (plan->d) CUBLAS_CHECK(cublasLtMatrixLayoutDestroy(plan->d));
+  }
   free(gemm->plans);
   free(gemm->cache_path);
   *gemm = (Gemm){0};
@@ -114,188 +130,124 @@ void gemm_close(Gemm *gemm) {
 
 // ---- Timing
 
-// Operands for timing: random values like those of a model, since the clock a GPU holds depends on
-// the data.
+// A candidate and operands to time it on, in one piece of memory.
 typedef struct Trial {
+  const Gpu *gpu;
+  const GemmPlan *plan;
+  const cublasLtMatmulAlgo_t *algorithm;
   void *A, *B, *C, *D; // C is D where the run's will be: see gemm_run
-  cudaEvent_t start, stop;
 } Trial;
 
-static size_t operand_bytes(const GemmProblem *p, char which) {
-  const size_t M = (size_t)p->M, N = (size_t)p->N, K = (size_t)p->K;
-  return which == 'A' ? M * K * 2 : which == 'B' ? N * K * 2 : M * N * (p->out_fp32 ? 4 : 2);
+// Returns the bytes of all.
+static size_t place(Trial *t, char *memory) {
+  const GemmProblem *p = &t->plan->problem;
+  const size_t M = (size_t)p->M, N = (size_t)p->N, K = (size_t)p->K, out = p->out_fp32 ? 4 : 2;
+  Arena arena = {.block = memory};
+  t->A = arena_take(&arena, M * K * 2);
+  t->B = arena_take(&arena, N * K * 2);
+  t->C = t->D = arena_take(&arena, M * N * out);
+  if (p->add && !p->out_fp32) t->D = arena_take(&arena, M * N * out);
+  return arena.used;
 }
 
-// Fills with copies of one random pattern, each as long as all before it.
-static void fill(void *to, size_t bytes, const uint16_t *pattern, cudaStream_t stream) {
-  size_t done = bytes < PATTERN * 2 ? bytes : PATTERN * 2;
-  CUDA_CHECK(cudaMemcpyAsync(to, pattern, done, cudaMemcpyHostToDevice, stream));
-  while (done < bytes) {
-    const size_t next = bytes - done < done ? bytes - done : done;
-    CUDA_CHECK(cudaMemcpyAsync((char *)to + done, to, next, cudaMemcpyDeviceToDevice, stream));
-    done += next;
-  }
+static int call(const void *context, Error *err) {
+  const Trial *t = context;
+  CUBLAS_TRY(err, multiply(t->gpu, t->plan, t->algorithm, t->A, t->B, t->C, t->D));
+  return 0;
 }
 
-static uint16_t *random_pattern(void) {
-  uint16_t *pattern = xmalloc(PATTERN * sizeof *pattern);
-  for (uint64_t i = 0; i < PATTERN; i++) {
-    const float value = (float)(0.05 * rng_normal(1, i));
-    uint32_t bits;
-    memcpy(&bits, &value, sizeof bits);
-    pattern[i] = (uint16_t)(bits >> 16);
-  }
-  return pattern;
-}
-
-static float time_once(const Gpu *gpu, const GemmPlan *plan, const cublasLtMatmulAlgo_t *algorithm,
-                       const Trial *trial) {
-  const float alpha = 1, beta = plan->problem.add ? 1.0f : 0.0f;
-  CUDA_CHECK(cudaEventRecord(trial->start, gpu->stream));
-  const cublasStatus_t status = cublasLtMatmul(
-      gpu->blas, plan->operation, &alpha, trial->B, plan->a, trial->A, plan->b, &beta, trial->C,
-      plan->d, trial->D, plan->d, algorithm, gpu->workspace, gpu->workspace_bytes, gpu->stream);
-  CUDA_CHECK(cudaEventRecord(trial->stop, gpu->stream));
-  CUDA_CHECK(cudaEventSynchronize(trial->stop));
-  float ms = 0;
-  CUDA_CHECK(cudaEventElapsedTime(&ms, trial->start, trial->stop));
-  return status == CUBLAS_STATUS_SUCCESS ? ms * 1e3f : -1;
-}
-
-static int by_value(const void *a, const void *b) {
-  const float x = *(const float *)a, y = *(const float *)b;
-  return (x > y) - (x < y);
+// Milliseconds of one call, -1 where the algorithm does not run.
+static double time_once(Trial *t, const cublasLtMatmulHeuristicResult_t *result, int warm_up) {
+  double ms;
+  Error ignored;
+  t->algorithm = &result->algo;
+  return time_calls(call, t, warm_up, 1, t->gpu->stream, &ms, &ignored) ? -1 : ms;
 }
 
 // The fastest of the candidates. After a first round only those within a fifth of the best go on.
-static void choose(const Gpu *gpu, GemmPlan *plan, const cublasLtMatmulHeuristicResult_t *results,
-                   int count, const Trial *trial) {
-  float times[MAX_ALGORITHMS][ROUNDS], best = -1;
+static void choose(GemmPlan *plan, const cublasLtMatmulHeuristicResult_t *results, int count,
+                   Trial *trial) {
+  double times[MAX_ALGORITHMS][ROUNDS], best = -1;
   for (int i = 0; i < count; i++) {
-    time_once(gpu, plan, &results[i].algo, trial); // loads the kernel
-    times[i][0] = time_once(gpu, plan, &results[i].algo, trial);
+    times[i][0] = time_once(trial, &results[i], 1); // the first loads the kernel
     if (times[i][0] > 0 && (best < 0 || times[i][0] < best)) best = times[i][0];
   }
-  const float limit = best * 1.2f;
+  const double limit = best * 1.2;
   plan->candidates = count;
-  plan->first_microseconds = times[0][0];
+  plan->first_microseconds = (float)(times[0][0] * 1e3);
   for (int round = 1; round < ROUNDS; round++)
     for (int i = 0; i < count; i++)
       if (times[i][0] > 0 && times[i][0] <= limit)
-        times[i][round] = time_once(gpu, plan, &results[i].algo, trial);
+        times[i][round] = time_once(trial, &results[i], 0);
   best = -1;
   for (int i = 0; i < count; i++) {
     if (!(times[i][0] > 0 && times[i][0] <= limit)) continue;
-    qsort(times[i], ROUNDS, sizeof times[i][0], by_value);
-    const float median = times[i][ROUNDS / 2];
-    if (i == 0) plan->first_microseconds = median;
-    if (best < 0 || median < best) {
-      best = median;
-      plan->algorithm = results[i].algo;
-      plan->microseconds = median;
-    }
+    const double ms = median(times[i], ROUNDS);
+    if (i == 0) plan->first_microseconds = (float)(ms * 1e3);
+    if (best >= 0 && ms >= best) continue;
+    best = ms;
+    plan->algorithm = results[i].algo;
+    plan->microseconds = (float)(ms * 1e3);
   }
 }
 
-static int time_algorithms(const Gpu *gpu, GemmPlan *plan,
-                           const cublasLtMatmulHeuristicResult_t *results, int count,
-                           const uint16_t *pattern) {
-  const GemmProblem *p = &plan->problem;
-  Trial trial = {0};
-  const bool apart = p->add && !p->out_fp32;
-  const bool fits = cudaMalloc(&trial.A, operand_bytes(p, 'A')) == cudaSuccess &&
-                    cudaMalloc(&trial.B, operand_bytes(p, 'B')) == cudaSuccess &&
-                    cudaMalloc(&trial.D, operand_bytes(p, 'D')) == cudaSuccess &&
-                    (!apart || cudaMalloc(&trial.C, operand_bytes(p, 'D')) == cudaSuccess);
-  if (fits) {
-    if (apart)
-      fill(trial.C, operand_bytes(p, 'D'), pattern, gpu->stream);
-    else
-      trial.C = trial.D;
-    CUDA_CHECK(cudaEventCreate(&trial.start));
-    CUDA_CHECK(cudaEventCreate(&trial.stop));
-    fill(trial.A, operand_bytes(p, 'A'), pattern, gpu->stream);
-    fill(trial.B, operand_bytes(p, 'B'), pattern, gpu->stream);
-    CUDA_CHECK(cudaMemsetAsync(trial.D, 0, operand_bytes(p, 'D'), gpu->stream));
-    choose(gpu, plan, results, count, &trial);
-    CUDA_CHECK(cudaEventDestroy(trial.start));
-    CUDA_CHECK(cudaEventDestroy(trial.stop));
-  } else {
-    (void)cudaGetLastError(); // out of memory: the heuristics' first choice stays
+// False where there is no memory for it: the heuristics' first choice stays.
+static bool time_algorithms(const Gpu *gpu, GemmPlan *plan,
+                            const cublasLtMatmulHeuristicResult_t *results, int count) {
+  Trial trial = {.gpu = gpu, .plan = plan};
+  char *memory = NULL;
+  const size_t bytes = place(&trial, NULL);
+  if (cudaMalloc((void **)&memory, bytes) != cudaSuccess) {
+    (void)cudaGetLastError();
+    return false;
   }
-  CUDA_CHECK(cudaFree(trial.A));
-  CUDA_CHECK(cudaFree(trial.B));
-  CUDA_CHECK(cudaFree(trial.D));
-  if (apart) CUDA_CHECK(cudaFree(trial.C));
-  return fits ? 0 : -1;
+  place(&trial, memory);
+  fill_random(memory, bytes, 0.05, gpu->stream); // like a model's
+  choose(plan, results, count, &trial);
+  CUDA_CHECK(cudaFree(memory));
+  return true;
 }
 
 // ---- Making plans
 
-// A remembered algorithm, if this library still takes it for this problem.
-static bool recall(const Gpu *gpu, GemmPlan *plan, const GemmPlan *remembered, int count) {
-  for (int i = 0; i < count; i++) {
-    if (!gemm_same_problem(&remembered[i].problem, &plan->problem)) continue;
-    cublasLtMatmulHeuristicResult_t result;
-    if (cublasLtMatmulAlgoCheck(gpu->blas, plan->operation, plan->a, plan->b, plan->d, plan->d,
-                                &remembered[i].algorithm, &result) != CUBLAS_STATUS_SUCCESS ||
-        result.workspaceSize > gpu->workspace_bytes)
-      return false;
-    plan->algorithm = remembered[i].algorithm;
-    plan->microseconds = remembered[i].microseconds;
-    return true;
-  }
-  return false;
+// Whether this library still takes the remembered algorithm for the problem.
+static bool still_runs(const Gpu *gpu, const GemmPlan *plan) {
+  cublasLtMatmulHeuristicResult_t result;
+  return cublasLtMatmulAlgoCheck(gpu->blas, plan->operation, plan->a, plan->b, plan->d, plan->d,
+                                 &plan->algorithm, &result) == CUBLAS_STATUS_SUCCESS &&
+         result.workspaceSize <= gpu->workspace_bytes;
+}
+
+// The problem's plan, made where there is none: with the remembered algorithm, or the fastest of
+// `most`, and then *timed is set. NULL on failure.
+static const GemmPlan *plan_for(Gemm *gemm, const GemmProblem *problem, int most, bool *timed,
+                                Error *err) {
+  cublasLtMatmulHeuristicResult_t results[MAX_ALGORITHMS];
+  GemmPlan *plan = find(gemm, problem);
+  int found = 0;
+  if (plan && plan->operation) return plan;
+  const bool remembered = plan != NULL;
+  if (!plan) plan = append(gemm, problem);
+  if (make_descriptors(plan, err)) return NULL;
+  if (remembered && still_runs(gemm->gpu, plan)) return plan;
+  if (ask_heuristics(gemm->gpu, plan, most, results, &found, err)) return NULL;
+  plan->algorithm = results[0].algo;
+  plan->microseconds = 0;
+  if (found > 1 && time_algorithms(gemm->gpu, plan, results, found)) *timed = true;
+  return plan;
 }
 
 int gemm_prepare(Gemm *gemm, const GemmProblem *problems, int count, Error *err) {
-  const Gpu *gpu = gemm->gpu;
-  int remembered_count = 0, timed = 0;
-  GemmPlan *remembered =
-      gemm->cache_path ? gemm_cache_read(gemm->cache_path, gpu, &remembered_count) : NULL;
-  uint16_t *pattern = NULL;
   int status = 0;
-  for (int i = 0; i < count && !status; i++) {
-    if (find(gemm, &problems[i])) continue;
-    GemmPlan plan = {.problem = problems[i]};
-    cublasLtMatmulHeuristicResult_t results[MAX_ALGORITHMS];
-    int found = 0;
-    status = make_descriptors(&plan, err);
-    if (!status && !recall(gpu, &plan, remembered, remembered_count)) {
-      status = ask_heuristics(gpu, &plan, MAX_ALGORITHMS, results, &found, err);
-      if (!status) {
-        plan.algorithm = results[0].algo;
-        if (!pattern) pattern = random_pattern();
-        if (found > 1 && time_algorithms(gpu, &plan, results, found, pattern) == 0) timed++;
-      }
-    }
-    if (status)
-      free_descriptors(&plan);
-    else
-      append(gemm, &plan);
-  }
+  bool timed = false;
+  for (int i = 0; i < count && !status; i++)
+    status = plan_for(gemm, &problems[i], MAX_ALGORITHMS, &timed, err) ? 0 : -1;
   // A cache that cannot be written (a read-only home) is no failure, but the next start times anew,
   // and may find another algorithm the faster: then its sums round in another order.
   Error ignored;
   if (timed && gemm->cache_path)
-    (void)gemm_cache_write(gemm->cache_path, gpu, gemm->plans, gemm->count, remembered,
-                           remembered_count, &ignored);
-  free(remembered);
-  free(pattern);
+    (void)gemm_cache_write(gemm->cache_path, gemm->gpu, gemm->plans, gemm->count, &ignored);
   return status;
-}
-
-static const GemmPlan *plan_untimed(Gemm *gemm, const GemmProblem *problem) {
-  GemmPlan plan = {.problem = *problem};
-  cublasLtMatmulHeuristicResult_t result;
-  Error err;
-  int found = 0;
-  if (make_descriptors(&plan, &err) || ask_heuristics(gemm->gpu, &plan, 1, &result, &found, &err)) {
-    fprintf(stderr, "%s\n", err.text);
-    exit(EXIT_FAILURE);
-  }
-  plan.algorithm = result.algo;
-  return append(gemm, &plan);
 }
 
 static int common_alignment(const void *A, const void *B, const void *C, const void *D) {
@@ -307,10 +259,12 @@ void gemm_run(Gemm *gemm, GemmProblem problem, const void *A, const void *B, con
               void *D) {
   const Gpu *gpu = gemm->gpu;
   problem.alignment = common_alignment(A, B, problem.add ? C : NULL, D);
-  const GemmPlan *plan = find(gemm, &problem);
-  if (!plan) plan = plan_untimed(gemm, &problem);
-  const float alpha = 1, beta = problem.add ? 1.0f : 0.0f;
-  CUBLAS_CHECK(cublasLtMatmul(gpu->blas, plan->operation, &alpha, B, plan->a, A, plan->b, &beta,
-                              problem.add ? C : D, plan->d, D, plan->d, &plan->algorithm,
-                              gpu->workspace, gpu->workspace_bytes, gpu->stream));
+  Error err;
+  bool timed;
+  const GemmPlan *plan = plan_for(gemm, &problem, 1, &timed, &err);
+  if (!plan) {
+    fprintf(stderr, "%s\n", err.text);
+    exit(EXIT_FAILURE);
+  }
+  CUBLAS_CHECK(multiply(gpu, plan, &plan->algorithm, A, B, problem.add ? C : D, D));
 }

@@ -1,18 +1,16 @@
-// Matrix products through cuBLASLt. One plan per problem: its descriptors and its algorithm, made
-// before the first step, so that a step does nothing on the host but one cublasLtMatmul a product.
+// GEMMs through cuBLASLt. A problem has one plan: its descriptors and its algorithm, made before the
+// first step, so that a step does nothing on the host but one cublasLtMatmul a GEMM.
 // bf16 operands, fp32 accumulation.
 //
 // gemm_prepare times every algorithm that the heuristics return, on random data of the real shape,
 // and keeps the fastest; the choice is remembered in
 // ${XDG_CACHE_HOME:-~/.cache}/coda/gemm-<GPU>-<versions>.txt. A cache that is damaged, or of
-// another GPU, driver or library, is ignored and written anew. A problem nobody prepared
-// (generation's shapes) gets the heuristics' first choice when it first occurs.
+// another GPU, driver or library, is ignored and written anew. A problem that was not prepared
+// (generation's shapes) gets what is remembered, or the heuristics' first choice, when it first
+// occurs.
 #pragma once
 #include "kernels/cuda/gpu.h"
-
-// Row-major. How A and B are stored, in the order of the CPU backend's names:
-//   GEMM_NT: A [M, K], B [N, K]     GEMM_NN: A [M, K], B [K, N]     GEMM_TN: A [K, M], B [K, N]
-typedef enum GemmForm { GEMM_NT, GEMM_NN, GEMM_TN } GemmForm;
+#include "kernels/operations.h"
 
 // D = A B + (add ? C : 0), D and C [M, N].
 typedef struct GemmProblem {
@@ -25,7 +23,7 @@ typedef struct GemmProblem {
 
 typedef struct GemmPlan {
   GemmProblem problem;
-  cublasLtMatmulDesc_t operation;
+  cublasLtMatmulDesc_t operation; // NULL: not made yet, only remembered
   cublasLtMatrixLayout_t a, b, d; // of cuBLASLt's column-major operands
   cublasLtMatmulAlgo_t algorithm;
   float microseconds; // as timed, 0 = never timed
@@ -42,7 +40,8 @@ typedef struct Gemm {
   char *cache_path; // NULL = no cache
 } Gemm;
 
-// cache_path: the file, or NULL for the place named above; "" = keep no cache. Makes no plan yet.
+// cache_path: the file, or NULL for the place named above; "" = keep no cache. Reads it and
+// makes no plan yet.
 void gemm_open(Gemm *gemm, Gpu *gpu, const char *cache_path);
 void gemm_close(Gemm *gemm);
 

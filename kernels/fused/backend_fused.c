@@ -1,17 +1,79 @@
-#include "kernels/fused/backend_fused.h"
-
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "base/memory.h"
-#include "kernels/cuda/check.h"
-#include "kernels/fused/state.h"
+#include "kernels/fused/fused.h"
+#include "kernels/gpu_backends.h"
+#include "kernels/record.h"
 
 enum {
   NARROWEST_TILE = 128, // columns: no tile shape leaves more parts a row
-  LONG_HEAD = 2048,     // hidden_size from which the logits' epilogue hides behind their product
+  LONG_HEAD = 2048,     // hidden_size from which the logits' epilogue hides behind their GEMM
 };
+
+// ---- Who runs what
+
+// The table of fused operations. Those that are left to the unfused kernels are named in this order.
+static const struct {
+  Operation operation;
+  ProgramName program;
+  bool of_head; // its GEMM has a side of vocab_size
+} fused_operations[] = {
+    {OP_QKV, PROGRAM_ROPE, false},
+    {OP_OUT, PROGRAM_RESIDUAL, false},
+    {OP_GATE_UP, PROGRAM_SWIGLU, false},
+    {OP_DOWN, PROGRAM_RESIDUAL, false},
+    {OP_QKV_DGRAD, PROGRAM_NORM_DGRAD_RESIDUAL, false},
+    {OP_GATE_UP_DGRAD, PROGRAM_NORM_DGRAD_RESIDUAL, false},
+    {OP_DOWN_DGRAD, PROGRAM_SWIGLU_BACKWARD, false},
+    {OP_LM_HEAD_DGRAD, PROGRAM_NORM_DGRAD, true},
+    {OP_VALIDATION_LOSS, PROGRAM_LOGITS, true},
+    {OP_HEAD_LOSS, PROGRAM_LOGITS, true},
+};
+enum { FUSED_OPERATIONS = sizeof fused_operations / sizeof *fused_operations };
+
+// For a loss alone the program saves the pass over the logits. With a gradient there is a pass
+// anyway, and it finds the maxima and sums on its way: the unfused kernels are as fast with much of
+// K, and faster with little.
+static bool pays(const OpsConfig *c, Operation operation, ProgramName program) {
+  if (operation == OP_HEAD_LOSS || (operation == OP_VALIDATION_LOSS && c->D < LONG_HEAD))
+    return false;
+  for (int i = 0; i < c->call_count; i++) {
+    const OperationCall *call = &c->calls[i];
+    if (call->operation == operation && !tile_pays(program, call->M, call->N, call->K))
+      return false;
+  }
+  return true;
+}
+
+static void settle_kinds(Backend *be, const OpsConfig *c, KernelChoice choice) {
+  for (int i = 0; i < OPERATION_COUNT; i++) be->kinds[i] = KERNEL_UNFUSED;
+  for (int i = 0; i < FUSED_OPERATIONS; i++) {
+    const Operation operation = fused_operations[i].operation;
+    if ((!fused_operations[i].of_head || c->V % 8 == 0) &&
+        (choice == KERNELS_FUSED || pays(c, operation, fused_operations[i].program)))
+      be->kinds[operation] = KERNEL_FUSED;
+  }
+  be->kinds[OP_DOWN_DGRAD] = be->kinds[OP_GATE_UP]; // which left z with or without r
+}
+
+static void describe(Backend *be) {
+#define NAME(enumerator, name) name,
+  static const char *const names[] = {OPERATIONS(NAME)};
+#undef NAME
+  const char *lead = "; unfused, for their width:";
+  for (int i = 0; i < FUSED_OPERATIONS; i++) {
+    const Operation operation = fused_operations[i].operation;
+    if (be->kinds[operation] == KERNEL_FUSED || fused_operations[i].program == PROGRAM_LOGITS)
+      continue;
+    const size_t used = strlen(be->description);
+    snprintf(be->description + used, sizeof be->description - used, "%s %s", lead,
+             names[operation]);
+    lead = ",";
+  }
+}
+
+// ---- Opening
 
 static int check_model(const OpsConfig *c, Error *err) {
   const struct {
@@ -28,114 +90,56 @@ static int check_model(const OpsConfig *c, Error *err) {
 }
 
 int backend_fused_supported(const OpsConfig *config, Error *err) {
-  int device, major, minor;
-  CUDA_TRY(err, cudaGetDevice(&device));
-  CUDA_TRY(err, cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device));
-  CUDA_TRY(err, cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device));
-  return fused_kernels_check(major, minor, err) || check_model(config, err) ? -1 : 0;
+  Gpu gpu;
+  const bool runs =
+      gpu_probe(&gpu, err) == 0 && fused_kernels_check(gpu.major, gpu.minor, err) == 0;
+  return runs ? check_model(config, err) : -1;
 }
 
 static int make_workspace(Fused *f, Error *err) {
-  const OpsConfig *c = &f->twin.config;
+  Cuda *u = &f->unfused.cuda;
+  const OpsConfig *c = &u->config;
   const size_t rope_row = (size_t)rope_table_cols(c->d) * sizeof(uint16_t);
-  Unfused *u = &f->twin;
-  if (unfused_take(u, (void **)&f->rope, (size_t)c->max_positions * rope_row, err) ||
-      unfused_take(u, (void **)&f->rope_periodic, (size_t)(c->max_positions + 63) * rope_row, err))
-    return -1;
-  fused_rope_table(c->max_positions, c->d, c->max_positions, f->twin.rope, f->rope,
-                   f->twin.gpu.stream);
-  f->head = fused_takes(f, PROGRAM_LOGITS, c->V, c->D) &&
-            (f->twin.options.every_program || c->D >= LONG_HEAD);
-  f->head_gradient = f->head && f->twin.options.every_program;
-  if (!f->head) return 0;
-  f->softmax_stride = f->twin.options.loss_tokens > 0 ? f->twin.options.loss_tokens : c->max_tokens;
+  f->rope = cuda_take(u, (size_t)c->max_positions * rope_row, err);
+  if (!f->rope) return -1;
+  f->rope_periodic = cuda_take(u, (size_t)(c->max_positions + 63) * rope_row, err);
+  if (!f->rope_periodic) return -1;
+  launch_rope_table(c->max_positions, c->d, c->max_positions, u->rope, f->rope, u->gpu.stream);
+  if (u->base.kinds[OP_VALIDATION_LOSS] != KERNEL_FUSED) return 0;
+  f->softmax_stride = u->options.loss_tokens > 0 ? u->options.loss_tokens : c->max_tokens;
   f->head_tile = tile_choose(PROGRAM_LOGITS, f->softmax_stride, c->V, c->D);
-  return unfused_take(u, (void **)&f->softmax,
-                      (size_t)(tile_parts(f->head_tile, c->V) * f->softmax_stride) * sizeof(MaxSum),
-                      err);
+  const int64_t parts = tile_parts(f->head_tile, c->V) * f->softmax_stride;
+  f->softmax = cuda_take(u, (size_t)parts * sizeof(MaxSum), err);
+  return f->softmax ? 0 : -1;
 }
 
-static void fused_close(Fused *f) {
-  if (f->twin.gpu.stream) CUDA_CHECK(cudaStreamSynchronize(f->twin.gpu.stream));
-  CUDA_CHECK(cudaFree(f->rope));
-  CUDA_CHECK(cudaFree(f->rope_periodic));
-  CUDA_CHECK(cudaFree(f->softmax));
-  unfused_close(&f->twin);
-}
-
-static void op_destroy(Backend *be) {
-  fused_close(fused_of(be));
-  free(be);
-}
-
-static void set_operations(Backend *be) {
-  be->destroy = op_destroy;
-  be->embed = fused_op_embed;
-  be->qkv = fused_op_qkv;
-  be->residual = fused_op_residual;
-  be->gate_up = fused_op_gate_up;
-  be->norm_dgrad = fused_op_norm_dgrad;
-  be->down_dgrad = fused_op_down_dgrad;
-  be->lm_head = fused_op_lm_head;
-  be->head_loss = fused_op_head_loss;
-}
-
-static Elsewhere taken_from_twin(const OpsConfig *c, const UnfusedOptions *o) {
-  const int64_t R = packed_width(c);
-  return (Elsewhere){.qkv = fused_does(c, o, PROGRAM_ROPE, R, c->D),
-                     .out = fused_does(c, o, PROGRAM_RESIDUAL, c->D, c->H * c->d),
-                     .mlp = fused_does(c, o, PROGRAM_SWIGLU, 2 * c->F, c->D),
-                     .down = fused_does(c, o, PROGRAM_RESIDUAL, c->D, c->F),
-                     .qkv_dgrad = fused_does(c, o, PROGRAM_NORM_DGRAD_RESIDUAL, c->D, R),
-                     .gate_up_dgrad = fused_does(c, o, PROGRAM_NORM_DGRAD_RESIDUAL, c->D, 2 * c->F),
-                     .head_dgrad = fused_does(c, o, PROGRAM_NORM_DGRAD, c->D, c->V)};
-}
-
-static void describe(Fused *f) {
-  Backend *be = &f->twin.base;
-  const OpsConfig *c = &f->twin.config;
-  const Elsewhere *e = &f->twin.options.elsewhere;
-  const struct {
-    const char *name;
-    bool fused;
-  } operations[] = {{"qkv", e->qkv},
-                    {"out", e->out},
-                    {"gate_up", e->mlp},
-                    {"down", e->down},
-                    {"qkv_dgrad", e->qkv_dgrad},
-                    {"gate_up_dgrad", e->gate_up_dgrad},
-                    {"lm_head_dgrad", e->head_dgrad}};
-  unfused_describe(&f->twin);
-  if (f->head) be->kinds[OP_VALIDATION_LOSS] = KERNEL_FUSED;
-  if (f->head_gradient) be->kinds[OP_HEAD_LOSS] = KERNEL_FUSED;
-  be->name = "cuda, fused";
-  be->parts.sumsq = (c->D + NARROWEST_TILE - 1) / NARROWEST_TILE;
-  be->parts.gate_up = (c->F + NARROWEST_TILE - 1) / NARROWEST_TILE;
-  const char *lead = "; unfused, for their width:";
-  for (size_t i = 0; i < sizeof operations / sizeof *operations; i++) {
-    if (operations[i].fused) continue;
-    const size_t used = strlen(be->description);
-    snprintf(be->description + used, sizeof be->description - used, "%s %s", lead,
-             operations[i].name);
-    lead = ",";
+static void set_operations(Backend *be, const OpsConfig *c) {
+  const KernelKind *kinds = be->kinds;
+  if (kinds[OP_QKV] == KERNEL_FUSED) be->qkv = fused_qkv;
+  if (kinds[OP_GATE_UP] == KERNEL_FUSED) be->gate_up = fused_gate_up;
+  if (kinds[OP_DOWN_DGRAD] == KERNEL_FUSED) be->down_dgrad = fused_down_dgrad;
+  if (kinds[OP_VALIDATION_LOSS] == KERNEL_FUSED) {
+    be->lm_head = fused_lm_head;
+    be->head_loss = fused_head_loss;
   }
+  be->residual = fused_residual;
+  be->norm_dgrad = fused_norm_dgrad;
+  be->most_parts.sumsq = (c->D + NARROWEST_TILE - 1) / NARROWEST_TILE;
+  be->most_parts.s = (c->F + NARROWEST_TILE - 1) / NARROWEST_TILE;
 }
 
-Backend *backend_fused_create(const OpsConfig *config, const UnfusedOptions *options, Error *err) {
+Backend *backend_fused_create(const OpsConfig *config, const GpuOptions *options, Error *err) {
   if (check_model(config, err)) return NULL;
   Fused *f = xcalloc(1, sizeof *f);
-  UnfusedOptions twin = *options;
-  twin.elsewhere = taken_from_twin(config, options);
-  if (unfused_open(&f->twin, config, &twin, err)) {
-    free(f);
+  Cuda *c = &f->unfused.cuda;
+  settle_kinds(&c->base, config, options->kernels);
+  if (unfused_open(&f->unfused, config, options, err) ||
+      fused_kernels_open(&f->kernels, &c->gpu, err) || make_workspace(f, err) ||
+      cuda_ready(c, "cuda, fused", err)) {
+    cuda_destroy(&c->base);
     return NULL;
   }
-  if (fused_kernels_open(&f->kernels, &f->twin.gpu, err) || make_workspace(f, err)) {
-    fused_close(f);
-    free(f);
-    return NULL;
-  }
-  set_operations(&f->twin.base);
-  describe(f);
-  return &f->twin.base;
+  set_operations(&c->base, config);
+  describe(&c->base);
+  return &c->base;
 }

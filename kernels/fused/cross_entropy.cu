@@ -3,9 +3,9 @@
 //     loss = lse - logit[target]      dlogits' = r scale (exp(logit - lse) - onehot(target))
 // Launch: a block a row. The row's parts are joined in a fixed order; then, for the gradient, one
 // pass over it.
+#include "kernels/cuda/common.cuh"
 #include "kernels/fused/epilogue.cuh"
-#include "kernels/fused/fused.h"
-#include "kernels/unfused/common.cuh"
+#include "kernels/fused/kernels.h"
 
 enum { THREADS = 512 };
 
@@ -69,14 +69,11 @@ static __global__ __launch_bounds__(THREADS) void cross_entropy_kernel(
   if (threadIdx.x == 0) s[m] = sum;
 }
 
-void fused_cross_entropy(int64_t M, int64_t V, SoftmaxParts softmax, RowScale r, float grad_scale,
-                         uint16_t *logits, const int32_t *targets, float *row_loss, float *s,
-                         cudaStream_t stream) {
-  if (s)
-    cross_entropy_kernel<true><<<(unsigned)M, THREADS, 0, stream>>>(V, softmax, r, grad_scale,
-                                                                    logits, targets, row_loss, s);
-  else
-    cross_entropy_kernel<false><<<(unsigned)M, THREADS, 0, stream>>>(V, softmax, r, grad_scale,
-                                                                     logits, targets, row_loss, s);
+void launch_fused_cross_entropy(int64_t M, int64_t V, SoftmaxParts softmax, RowScale r,
+                                float grad_scale, act_t *logits, const int32_t *targets,
+                                float *row_loss, RowStat *s, cudaStream_t stream) {
+  const auto kernel = s ? cross_entropy_kernel<true> : cross_entropy_kernel<false>;
+  kernel<<<(unsigned)M, THREADS, 0, stream>>>(V, softmax, r, grad_scale, bits(logits), targets,
+                                              row_loss, s ? one_part(s) : nullptr);
   LAUNCHED();
 }

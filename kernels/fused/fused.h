@@ -1,38 +1,38 @@
-// The fused backend's kernels that are not programs. Each only launches.
+// The fused GPU backend: GEMMs of the layers' forward and backward pass with something around them
+// are one kernel each, a program (program.h), and so are lm_head's dgrad and, where it pays, the
+// loss. Backend.kinds says which operations these are in a run; the others are the unfused
+// backend's, on whose state this one is built.
 #pragma once
-#include "kernels/fused/program.h"
+#include "kernels/fused/kernels.h"
 #include "kernels/unfused/unfused.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+typedef struct Fused {
+  Unfused unfused; // first: a Backend * of this backend is a Fused *
+  FusedKernels kernels;
+  // Angles for programs/rope.cu: of all positions, and scratch for batches of sequences that are
+  // not whole steps.
+  uint16_t *rope;          // [max_positions, rope_table_cols(d)]
+  uint16_t *rope_periodic; // [max_positions + 63, rope_table_cols(d)]
+  MaxSum *softmax;         // [tiles of V, softmax_stride]; NULL: the logits are not a program's
+  int64_t softmax_stride;  // the largest M of head_loss
+  TileShape head_tile;
+} Fused;
 
-// Elements of a row of the table that programs/rope.cu reads, for heads of d: a step's 64 columns
-// from any of a head's first d, which are multiples of 8.
-static inline int64_t rope_table_cols(int64_t d) {
-  return d + 56;
+static inline Fused *fused_of(Backend *be) {
+  return (Fused *)be;
 }
 
-// ---- rope_table.cu
-// to[i, c] = from[i % period, c % d] as fp16.
-//   from [positions, d] fp32, cosines and sines of pairs in turns; to [rows, rope_table_cols(d)]
-void fused_rope_table(int64_t rows, int64_t d, int64_t period, const float *from, uint16_t *to,
-                      cudaStream_t stream);
+// ---- backend_fused.c
+// NULL and a sentence on failure. Needs what backend_fused_supported checks; where vocab_size is no
+// multiple of 8, the whole output layer is the unfused kernels'. The description names the
+// operations that are left to them.
+Backend *backend_fused_create(const OpsConfig *config, const GpuOptions *options, Error *err);
 
-// ---- cross_entropy.cu
-typedef struct SoftmaxParts {
-  const MaxSum *parts; // [count, stride], as programs/logits.cu leaves them
-  int32_t count;
-  int64_t stride;
-} SoftmaxParts;
-// row_loss[m] = log-sum-exp of row m - its target's logit; and where s is not NULL the logits
-// become dlogits' = r grad_scale (softmax - onehot(target)), and s[m] the row sum of dlogits'
-// logits. One pass over the logits, or none.
-//   logits [M, V] bf16, V a multiple of 8; targets [M]; row_loss, s [M] out
-void fused_cross_entropy(int64_t M, int64_t V, SoftmaxParts softmax, RowScale r, float grad_scale,
-                         uint16_t *logits, const int32_t *targets, float *row_loss, float *s,
-                         cudaStream_t stream);
-
-#ifdef __cplusplus
-}
-#endif
+// ---- operations_fused.c
+QkvOp fused_qkv;
+ResidualOp fused_residual;
+GateUpOp fused_gate_up;
+LmHeadOp fused_lm_head;
+HeadLossOp fused_head_loss;
+NormDgradOp fused_norm_dgrad;
+DownDgradOp fused_down_dgrad;

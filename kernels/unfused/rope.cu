@@ -3,12 +3,10 @@
 //   forward    q, k = rotate(r z), v = r z                               in place
 //   backward   s = r sum of dqkv qkv; dq, dk = rotate^-1(r dqkv)        in place
 // The sum may be taken before rotating back, against qkv after rotation: a rotation keeps the
-// product. Launch: blocks of 256 threads, a thread for each of the 4 to 32 lanes that share a row.
-// A lane's 8 values are 4 pairs, whose 4 cosines and sines are 32 bytes of the table; the rows of
+// product. A lane's 8 values are 4 pairs, whose 4 cosines and sines are 32 bytes of the table; the rows of
 // one position read them for each head, from the first-level cache.
-#include "kernels/unfused/common.cuh"
-
-enum { THREADS = 256 };
+#include "kernels/cuda/common.cuh"
+#include "kernels/unfused/kernels.h"
 
 // direction: 1 forward, -1 back.
 static __device__ __forceinline__ void rotate_pack(Pack<8> &p, const float4 *angles,
@@ -40,67 +38,51 @@ static __device__ __forceinline__ void walk_on(Walk &w, int d) {
   if (w.in_head >= d) w.in_head -= d;
 }
 
-static __global__ __launch_bounds__(THREADS, THREADS_AN_SM / THREADS) void rope_kernel(
-    int64_t M, int lanes, RopeShape shape, RowScale r, bf16_bits *qkv) {
-  const int64_t m = ((int64_t)blockIdx.x * THREADS + threadIdx.x) >> (31 - __clz(lanes));
-  const int lane = (int)(threadIdx.x & (unsigned)(lanes - 1));
-  const float scale = rstd_from_shares(r, rstd_share(r, m, m < M, lane, lanes), lanes);
-  if (m >= M) return;
-  const int R = (int)shape.R, rotated = (int)shape.rotated, d = (int)shape.d;
-  const float4 *angles = angles_at(shape, m);
-  bf16_bits *row = qkv + m * R;
-  Walk w = walk_start(lane, lanes, d);
-#pragma unroll 4
-  for (; w.c < R; walk_on(w, d)) {
-    Pack<8> p = load_pack<8>(row + w.c);
-#pragma unroll
-    for (int i = 0; i < 8; i++) p.v[i] *= scale;
-    if (w.c < rotated) rotate_pack(p, angles + w.in_head / 4, 1);
-    store_pack(row + w.c, p);
-  }
-}
-
-static __global__ void rope_backward_kernel(int64_t M, int lanes, RopeShape shape, RowScale r,
-                                            const bf16_bits *__restrict__ qkv,
-                                            bf16_bits *__restrict__ dqkv, float *s) {
-  const int64_t m = ((int64_t)blockIdx.x * THREADS + threadIdx.x) >> (31 - __clz(lanes));
-  const int lane = (int)(threadIdx.x & (unsigned)(lanes - 1));
-  // The other lanes of the last warp stay for its sums.
-  const float scale = rstd_from_shares(r, rstd_share(r, m, m < M, lane, lanes), lanes);
+// BACK: x is dqkv, and z is qkv; s its result. Otherwise x is qkv.
+template <bool BACK>
+static __global__
+__launch_bounds__(ROW_THREADS, BACK ? 4 : THREADS_AN_SM / ROW_THREADS) void rope_kernel(
+    int64_t M, int lanes, RopeShape shape, RowScale r, const bf16_bits *__restrict__ z,
+    bf16_bits *__restrict__ x, float *s) {
+  const Lane l = my_lane(M, lanes); // lanes of rows past the end stay for the sums of their warp
+  const float scale = rstd_from_shares(r, row_share(r.sumsq, l.m, l.exists, l.lane, lanes), lanes);
   float sum = 0;
-  if (m < M) {
+  if (l.exists) {
     const int R = (int)shape.R, rotated = (int)shape.rotated, d = (int)shape.d;
-    const float4 *angles = angles_at(shape, m);
-    const bf16_bits *z_row = qkv + m * R;
-    bf16_bits *row = dqkv + m * R;
-    Walk w = walk_start(lane, lanes, d);
+    const float4 *angles = angles_at(shape, l.m);
+    const bf16_bits *z_row = z + l.m * R;
+    bf16_bits *row = x + l.m * R;
+    Walk w = walk_start(l.lane, lanes, d);
 #pragma unroll 4
     for (; w.c < R; walk_on(w, d)) {
-      const Pack<8> z = load_pack<8>(z_row + w.c);
+      Pack<8> of_z;
+      if (BACK) of_z = load_pack<8>(z_row + w.c);
       Pack<8> p = load_pack<8>(row + w.c);
 #pragma unroll
       for (int i = 0; i < 8; i++) {
         p.v[i] *= scale;
-        sum += p.v[i] * z.v[i];
+        if (BACK) sum += p.v[i] * of_z.v[i];
       }
-      if (w.c < rotated) rotate_pack(p, angles + w.in_head / 4, -1);
+      if (w.c < rotated) rotate_pack(p, angles + w.in_head / 4, BACK ? -1 : 1);
       store_pack(row + w.c, p);
     }
   }
+  if (!BACK) return;
   sum = group_sum(sum, lanes);
-  if (lane == 0 && m < M) s[m] = sum;
+  if (l.lane == 0 && l.exists) s[l.m] = sum;
 }
 
-void unfused_rope(int64_t M, RopeShape shape, RowScale r, bf16_bits *qkv, cudaStream_t stream) {
+void launch_rope(int64_t M, RopeShape shape, RowScale r, act_t *qkv, cudaStream_t stream) {
   const int lanes = lanes_a_row(shape.R / 8);
-  rope_kernel<<<blocks_for(M * lanes, THREADS), THREADS, 0, stream>>>(M, lanes, shape, r, qkv);
+  rope_kernel<false><<<row_blocks(M, lanes), ROW_THREADS, 0, stream>>>(M, lanes, shape, r, nullptr,
+                                                                       bits(qkv), nullptr);
   LAUNCHED();
 }
 
-void unfused_rope_backward(int64_t M, RopeShape shape, RowScale r, const bf16_bits *qkv,
-                           bf16_bits *dqkv, float *s, cudaStream_t stream) {
+void launch_rope_backward(int64_t M, RopeShape shape, RowScale r, const act_t *qkv, act_t *dqkv,
+                          RowStat *s, cudaStream_t stream) {
   const int lanes = lanes_a_row(shape.R / 8);
-  rope_backward_kernel<<<blocks_for(M * lanes, THREADS), THREADS, 0, stream>>>(M, lanes, shape, r,
-                                                                               qkv, dqkv, s);
+  rope_kernel<true><<<row_blocks(M, lanes), ROW_THREADS, 0, stream>>>(M, lanes, shape, r, bits(qkv),
+                                                                      bits(dqkv), one_part(s));
   LAUNCHED();
 }

@@ -1,8 +1,7 @@
 // SwiGLU over the column pairs of z, forward and backward. With gate = r z[2p], up = r z[2p + 1]
 // (kernels/program_math.h):
 //   forward    y = silu(gate) up
-//   backward   dz' = r (dgate, dup) for dy, s = row sum of dz' (gate, up), and y again where asked
-//   for
+//   backward   dz' = r (dgate, dup) for dy, s = row sum of dz' (gate, up)
 // z holds the plain product x W'^T: r is applied here, so the forward pass reads z and writes y
 // only.
 //
@@ -13,7 +12,8 @@
 // group, the odd lane of its second.
 //
 // F that is no multiple of 8 takes the plain kernels at the end, a thread a pair.
-#include "kernels/unfused/common.cuh"
+#include "kernels/cuda/common.cuh"
+#include "kernels/unfused/kernels.h"
 
 enum { TILE = 64 }; // 16-byte vectors of z that a warp takes at a time, two a lane
 
@@ -85,11 +85,8 @@ static __device__ __forceinline__ float backward_four(const Pairs &q, uint2 dy_b
                        bf16_high(dy_bits.y)};
   Pack<8> g;
 #pragma unroll
-  for (int i = 0; i < 4; i++) {
-    const float sig = sigmoid(q.gate[i]), silu = q.gate[i] * sig, scaled = r * dy[i];
-    g.v[2 * i] = scaled * q.up[i] * (sig + silu * (1 - sig));
-    g.v[2 * i + 1] = scaled * silu;
-  }
+  for (int i = 0; i < 4; i++)
+    swiglu_backward(q.gate[i], q.up[i], r * dy[i], &g.v[2 * i], &g.v[2 * i + 1]);
   store_pack(dz, g);
   float sum = 0;
 #pragma unroll
@@ -98,10 +95,8 @@ static __device__ __forceinline__ float backward_four(const Pairs &q, uint2 dy_b
 }
 
 // Launch: one block a row, at most 8 warps.
-template <bool STORE_Y>
 static __global__ void swiglu_backward_kernel(int vectors, RowScale r, const bf16_bits *z,
-                                              const bf16_bits *dy, bf16_bits *dz, float *s,
-                                              bf16_bits *y) {
+                                              const bf16_bits *dy, bf16_bits *dz, float *s) {
   __shared__ float scratch[32];
   const int64_t m = blockIdx.x;
   const float scale = row_rstd(r, m);
@@ -123,68 +118,60 @@ static __global__ void swiglu_backward_kernel(int vectors, RowScale r, const bf1
     const uint2 got = trade(evens, odds, odd); // an odd lane gives the even features of its group
     if (vector < vectors) sum += backward_four(a, odd ? got : evens, scale, dz_row + vector * 8);
     if (next < vectors) sum += backward_four(b, odd ? odds : got, scale, dz_row + next * 8);
-    if (STORE_Y) store_y(y + m * vectors * 4, vector, vectors, swiglu_four(a), swiglu_four(b));
   }
   sum = block_sum(sum, scratch);
   if (threadIdx.x == 0) s[m] = sum;
 }
 
-// ---- Any F. Launch: one block of 256 threads a row.
-static __global__ void swiglu_any_kernel(int64_t F, RowScale r, const bf16_bits *z, bf16_bits *y) {
-  const int64_t m = blockIdx.x;
-  const float scale = row_rstd(r, m);
-  for (int64_t p = threadIdx.x; p < F; p += blockDim.x) {
-    const float gate = scale * bf16_to_float(z[m * 2 * F + 2 * p]),
-                up = scale * bf16_to_float(z[m * 2 * F + 2 * p + 1]);
-    y[m * F + feature_of_pair(p, F)] = bf16_from_float(swiglu(gate, up));
-  }
-}
-
-static __global__ void swiglu_backward_any_kernel(int64_t F, RowScale r, const bf16_bits *z,
-                                                  const bf16_bits *dy, bf16_bits *dz, float *s,
-                                                  bf16_bits *y) {
+// ---- Any F. Launch: one block of 256 threads a row. out: y, or BACK dz.
+template <bool BACK>
+static __global__ void swiglu_any_kernel(int64_t F, RowScale r, const bf16_bits *z,
+                                         const bf16_bits *dy, bf16_bits *out, float *s) {
   __shared__ float scratch[32];
   const int64_t m = blockIdx.x;
   const float scale = row_rstd(r, m);
   float sum = 0;
   for (int64_t p = threadIdx.x; p < F; p += blockDim.x) {
-    const int64_t at = m * 2 * F + 2 * p, f = m * F + feature_of_pair(p, F);
+    const int64_t at = m * 2 * F + 2 * p, feature = m * F + feature_of_pair(p, F);
     const float gate = scale * bf16_to_float(z[at]), up = scale * bf16_to_float(z[at + 1]);
+    if (!BACK) {
+      out[feature] = bf16_from_float(swiglu(gate, up));
+      continue;
+    }
     float dgate, dup;
-    swiglu_backward(gate, up, bf16_to_float(dy[f]), &dgate, &dup);
-    dz[at] = bf16_from_float(scale * dgate);
-    dz[at + 1] = bf16_from_float(scale * dup);
-    sum += bf16_to_float(dz[at]) * gate + bf16_to_float(dz[at + 1]) * up;
-    if (y) y[f] = bf16_from_float(swiglu(gate, up));
+    swiglu_backward(gate, up, scale * bf16_to_float(dy[feature]), &dgate, &dup);
+    out[at] = bf16_from_float(dgate);
+    out[at + 1] = bf16_from_float(dup);
+    sum += bf16_to_float(out[at]) * gate + bf16_to_float(out[at + 1]) * up;
   }
+  if (!BACK) return;
   sum = block_sum(sum, scratch);
   if (threadIdx.x == 0) s[m] = sum;
 }
 
-void unfused_swiglu(int64_t M, int64_t F, RowScale r, const bf16_bits *z, bf16_bits *y,
-                    cudaStream_t stream) {
-  if (F % 8 == 0) {
-    const int vectors = (int)(F / 4), tiles = (vectors + TILE - 1) / TILE;
-    swiglu_kernel<<<blocks_for(M * tiles, 8), 256, 0, stream>>>(M, vectors, tiles, r, z, y);
-  } else {
-    swiglu_any_kernel<<<(unsigned)M, 256, 0, stream>>>(F, r, z, y);
-  }
+// Tiles of a row of z.
+static int tiles_of(int64_t F) {
+  return (int)((F / 4 + TILE - 1) / TILE);
+}
+
+void launch_swiglu(int64_t M, int64_t F, RowScale r, const act_t *z, act_t *y,
+                   cudaStream_t stream) {
+  if (F % 8 == 0)
+    swiglu_kernel<<<blocks_for(M * tiles_of(F), 8), 256, 0, stream>>>(M, (int)(F / 4), tiles_of(F),
+                                                                      r, bits(z), bits(y));
+  else
+    swiglu_any_kernel<false>
+        <<<(unsigned)M, 256, 0, stream>>>(F, r, bits(z), nullptr, bits(y), nullptr);
   LAUNCHED();
 }
 
-void unfused_swiglu_backward(int64_t M, int64_t F, RowScale r, const bf16_bits *z,
-                             const bf16_bits *dy, bf16_bits *dz, float *s, bf16_bits *y,
-                             cudaStream_t stream) {
-  const unsigned rows = (unsigned)M;
-  if (F % 8 == 0) {
-    const int vectors = (int)(F / 4), tiles = (vectors + TILE - 1) / TILE;
-    const unsigned threads = 32u * (unsigned)(tiles < 8 ? tiles : 8);
-    if (y)
-      swiglu_backward_kernel<true><<<rows, threads, 0, stream>>>(vectors, r, z, dy, dz, s, y);
-    else
-      swiglu_backward_kernel<false><<<rows, threads, 0, stream>>>(vectors, r, z, dy, dz, s, y);
-  } else {
-    swiglu_backward_any_kernel<<<rows, 256, 0, stream>>>(F, r, z, dy, dz, s, y);
-  }
+void launch_swiglu_backward(int64_t M, int64_t F, RowScale r, const act_t *z, const act_t *dy,
+                            act_t *dz, RowStat *s, cudaStream_t stream) {
+  if (F % 8 == 0)
+    swiglu_backward_kernel<<<(unsigned)M, 32 * min(tiles_of(F), 8), 0, stream>>>(
+        (int)(F / 4), r, bits(z), bits(dy), bits(dz), one_part(s));
+  else
+    swiglu_any_kernel<true>
+        <<<(unsigned)M, 256, 0, stream>>>(F, r, bits(z), bits(dy), bits(dz), one_part(s));
   LAUNCHED();
 }

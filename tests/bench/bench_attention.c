@@ -8,19 +8,18 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
+#include "base/clock.h"
 #include "base/memory.h"
-#include "base/rng.h"
 #include "kernels/cuda/attention_cudnn.h"
-#include "kernels/cuda/check.h"
+#include "tests/bench/timing.h"
 
-enum { WARM_UP = 3, RUNS = 20, FLUSH_BYTES = 256 << 20, NORMALS = 1 << 16 };
+enum { WARM_UP = 3, RUNS = 20, FLUSH_BYTES = 256 << 20 };
 
 typedef struct Bench {
   CudnnApi api;
   CudnnHandle handle;
   cudaStream_t stream;
-  char *flush;
+  GpuTimer timer;
 } Bench;
 
 static void ok(int status, const Error *err) {
@@ -30,9 +29,7 @@ static void ok(int status, const Error *err) {
 }
 
 static double now(void) {
-  struct timespec t;
-  clock_gettime(CLOCK_MONOTONIC, &t);
-  return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
+  return now_ms() * 1e-3;
 }
 
 // ---- Tensors of one shape
@@ -52,16 +49,7 @@ static Tensors tensors_new(const AttentionShape *s, size_t workspace) {
   t.qkv = t.memory, t.do_ = t.qkv + qkv, t.o = t.do_ + o, t.dqkv = t.o + o;
   t.workspace = t.dqkv + qkv;
   t.lse = (float *)(void *)(t.workspace + workspace);
-  uint16_t *host = xmalloc(qkv + o);
-  for (size_t i = 0; i < NORMALS; i++) {
-    const float x = (float)rng_normal(1, i);
-    uint32_t bits;
-    memcpy(&bits, &x, sizeof bits);
-    host[i] = (uint16_t)(bits >> 16);
-  }
-  for (size_t i = NORMALS; i < (qkv + o) / 2; i++) host[i] = host[i - NORMALS];
-  CUDA_CHECK(cudaMemcpy(t.qkv, host, qkv + o, cudaMemcpyHostToDevice));
-  free(host);
+  fill_with_normals(t.qkv, qkv + o);
   return t;
 }
 
@@ -74,30 +62,12 @@ static void call(const AttentionCudnn *a, AttentionDirection direction, const Te
        &err);
 }
 
-static int compare_floats(const void *x, const void *y) {
-  const float a = *(const float *)x, b = *(const float *)y;
-  return (a > b) - (a < b);
-}
-
 // Median milliseconds.
 static double time_calls(const Bench *b, const AttentionCudnn *a, AttentionDirection direction,
                          const Tensors *t) {
-  cudaEvent_t start, stop;
-  float ms[RUNS];
-  CUDA_CHECK(cudaEventCreate(&start));
-  CUDA_CHECK(cudaEventCreate(&stop));
-  for (int i = -WARM_UP; i < RUNS; i++) {
-    CUDA_CHECK(cudaMemsetAsync(b->flush, i & 0xff, FLUSH_BYTES, b->stream));
-    CUDA_CHECK(cudaEventRecord(start, b->stream));
-    call(a, direction, t);
-    CUDA_CHECK(cudaEventRecord(stop, b->stream));
-    CUDA_CHECK(cudaEventSynchronize(stop));
-    if (i >= 0) CUDA_CHECK(cudaEventElapsedTime(&ms[i], start, stop));
-  }
-  CUDA_CHECK(cudaEventDestroy(start));
-  CUDA_CHECK(cudaEventDestroy(stop));
-  qsort(ms, RUNS, sizeof *ms, compare_floats);
-  return (ms[RUNS / 2 - 1] + ms[RUNS / 2]) / 2;
+  double ms;
+  TIME_CALLS(&b->timer, RUNS, 1, ms, call(a, direction, t));
+  return ms;
 }
 
 // ---- Tables
@@ -180,7 +150,7 @@ static void start_up(Bench *b) {
   Error err;
   double t = now();
   CUDA_CHECK(cudaStreamCreateWithFlags(&b->stream, cudaStreamNonBlocking));
-  CUDA_CHECK(cudaMalloc((void **)&b->flush, FLUSH_BYTES));
+  b->timer = gpu_timer_open(b->stream, FLUSH_BYTES);
   printf("CUDA context %.3f s, ", now() - t), t = now();
   ok(cudnn_open(&b->api, &err), &err);
   printf("loading cuDNN %s %.3f s, ", cudnn_version_text(b->api.version).text, now() - t),

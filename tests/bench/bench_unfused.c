@@ -9,8 +9,10 @@
 #include "base/memory.h"
 #include "base/rng.h"
 #include "kernels/cuda/check.h"
-#include "kernels/cuda/gemm_cublaslt.h"
-#include "kernels/unfused/unfused.h"
+#include "kernels/cuda/cuda.h"
+#include "kernels/gpu_backends.h"
+#include "kernels/unfused/kernels.h"
+#include "tests/bench/timing.h"
 #include "tests/gpu/random_fill.h"
 
 enum { BATCHES = 7 };
@@ -28,7 +30,7 @@ typedef struct Pool {
   size_t bytes, used;
   double copy_rate; // bytes read + written a second
   const char *only; // NULL: all kernels, otherwise those whose name has this in it
-  cudaEvent_t start, stop;
+  GpuTimer timer;
 } Pool;
 
 static void *take(Pool *p, size_t bytes) {
@@ -39,27 +41,12 @@ static void *take(Pool *p, size_t bytes) {
   return memory;
 }
 
-static int by_value(const void *a, const void *b) {
-  const double x = *(const double *)a, y = *(const double *)b;
-  return (x > y) - (x < y);
-}
-
 // Median seconds of a call, over batches of back-to-back calls.
 #define TIME(pool, calls, seconds, call)                                                           \
   do {                                                                                             \
-    double times_[BATCHES];                                                                        \
-    call;                                                                                          \
-    for (int batch_ = 0; batch_ < BATCHES; batch_++) {                                             \
-      CUDA_CHECK(cudaEventRecord((pool)->start, (pool)->gpu.stream));                              \
-      for (int i_ = 0; i_ < (calls); i_++) call;                                                   \
-      CUDA_CHECK(cudaEventRecord((pool)->stop, (pool)->gpu.stream));                               \
-      CUDA_CHECK(cudaEventSynchronize((pool)->stop));                                              \
-      float ms_ = 0;                                                                               \
-      CUDA_CHECK(cudaEventElapsedTime(&ms_, (pool)->start, (pool)->stop));                         \
-      times_[batch_] = ms_ * 1e-3 / (calls);                                                       \
-    }                                                                                              \
-    qsort(times_, BATCHES, sizeof *times_, by_value);                                              \
-    seconds = times_[BATCHES / 2];                                                                 \
+    double median_;                                                                                \
+    TIME_CALLS(&(pool)->timer, BATCHES, calls, median_, call);                                     \
+    seconds = median_ * 1e-3;                                                                      \
   } while (0)
 
 static void report(const Pool *p, const char *name, double bytes, double seconds) {
@@ -82,19 +69,6 @@ static int calls_for(double bytes) {
     report(pool, name, bytes, seconds_);                                                           \
   } while (0)
 
-static void fill_random(Pool *p) {
-  enum { PATTERN = 1 << 20 };
-  uint16_t *pattern = xmalloc(PATTERN * sizeof *pattern);
-  for (uint64_t i = 0; i < PATTERN; i++) {
-    const float value = (float)rng_normal(3, i);
-    uint32_t bits;
-    memcpy(&bits, &value, sizeof bits);
-    pattern[i] = (uint16_t)(bits >> 16);
-  }
-  fill_with_copies(p->memory, p->bytes, pattern, PATTERN * sizeof *pattern);
-  free(pattern);
-}
-
 static void copy_rate(Pool *p) {
   const size_t bytes = (size_t)2 << 30;
   double seconds;
@@ -107,7 +81,8 @@ static void copy_rate(Pool *p) {
 
 // Small vectors that every call may share.
 typedef struct Vectors {
-  float *sumsq, *s, *row_loss, *rope;
+  RowStat sumsq, s;
+  float *row_loss, *rope;
   int32_t *tokens;
   StepState *state;
   void *scratch;
@@ -128,20 +103,20 @@ static int32_t *zipf_tokens(int64_t M, int64_t V) {
 }
 
 static Vectors vectors_new(const Sizes *z) {
-  Vectors v = {.sumsq = allocate((size_t)z->M * 4),
-               .s = allocate((size_t)z->M * 4),
+  Vectors v = {.sumsq = {allocate((size_t)z->M * 4), z->M, 1},
+               .s = {allocate((size_t)z->M * 4), z->M, 1},
                .row_loss = allocate((size_t)z->M * 4),
                .rope = allocate((size_t)(z->T * z->d) * 4),
                .tokens = allocate((size_t)z->M * 4),
                .state = allocate(sizeof(StepState)),
-               .scratch = allocate(unfused_embed_backward_scratch(z->M, z->V, z->D))};
+               .scratch = allocate(cuda_embed_scratch(z->M, z->V, z->D))};
   const size_t most = (size_t)(z->M > z->T * z->d ? z->M : z->T * z->d);
   float *ones = xmalloc(most * sizeof *ones);
   for (size_t i = 0; i < most; i++) ones[i] = 1;
   CUDA_CHECK(cudaMemcpy(v.rope, ones, (size_t)(z->T * z->d) * 4, cudaMemcpyHostToDevice));
   for (size_t i = 0; i < most; i++) ones[i] = (float)z->D;
-  CUDA_CHECK(cudaMemcpy(v.sumsq, ones, (size_t)z->M * 4, cudaMemcpyHostToDevice));
-  CUDA_CHECK(cudaMemset(v.s, 0, (size_t)z->M * 4));
+  CUDA_CHECK(cudaMemcpy(v.sumsq.data, ones, (size_t)z->M * 4, cudaMemcpyHostToDevice));
+  CUDA_CHECK(cudaMemset(v.s.data, 0, (size_t)z->M * 4));
   CUDA_CHECK(cudaMemset(v.state, 0, sizeof(StepState)));
   int32_t *tokens = zipf_tokens(z->M, z->V);
   CUDA_CHECK(cudaMemcpy(v.tokens, tokens, (size_t)z->M * 4, cudaMemcpyHostToDevice));
@@ -151,8 +126,8 @@ static Vectors vectors_new(const Sizes *z) {
 }
 
 static void vectors_free(const Vectors *v) {
-  CUDA_CHECK(cudaFree(v->sumsq));
-  CUDA_CHECK(cudaFree(v->s));
+  CUDA_CHECK(cudaFree(v->sumsq.data));
+  CUDA_CHECK(cudaFree(v->s.data));
   CUDA_CHECK(cudaFree(v->row_loss));
   CUDA_CHECK(cudaFree(v->rope));
   CUDA_CHECK(cudaFree(v->tokens));
@@ -171,125 +146,99 @@ static void cross_entropy(Pool *p, const Sizes *z, const Vectors *v, RowScale r,
                              .grad_scale = 1,
                              .row_loss = v->row_loss,
                              .s = s};
-  unfused_cross_entropy(&args, p->gpu.stream);
+  launch_cross_entropy(&args, p->gpu.stream);
 }
 
 static void activations(Pool *p, const Sizes *z) {
-  const Vectors v = vectors_new(z);
+  Vectors v = vectors_new(z);
   const int64_t M = z->M, D = z->D, F = z->F, V = z->V, R = (z->H + 2 * z->KV) * z->d;
   const RowScale r = {.sumsq = v.sumsq, .D = D, .eps = 1e-5f};
   const RopeShape rope = {
       .rotated = (z->H + z->KV) * z->d, .R = R, .d = z->d, .T = z->T, .table = v.rope};
   const cudaStream_t stream = p->gpu.stream;
+  Cuda cuda = {.config = {.D = D, .V = V}, .gpu = p->gpu, .embed_scratch = v.scratch};
+  Backend *be = &cuda.base; // as much of one as the embedding needs
   const double MD = 2.0 * (double)(M * D), MF = 2.0 * (double)(M * F), MR = 2.0 * (double)(M * R),
                MV = 2.0 * (double)(M * V), VD = 2.0 * (double)(V * D);
   const size_t md = (size_t)MD, mf = (size_t)MF, mr = (size_t)MR, vd = (size_t)VD;
-  KERNEL(p, "embed", 2 * MD, unfused_embed(M, D, v.tokens, take(p, vd), take(p, md), v.s, stream));
-  KERNEL(p, "row_sumsq", MD, unfused_row_sumsq(M, D, take(p, md), v.s, stream));
+  KERNEL(p, "embed", 2 * MD, cuda_embed(be, M, v.tokens, take(p, vd), take(p, md), &v.s));
+  KERNEL(p, "row_sumsq", MD, launch_row_sumsq(M, D, take(p, md), &v.s, stream));
   KERNEL(p, "norm_backward", 3 * MD,
-         unfused_norm_backward(M, r, take(p, md), (RowSums){.data = v.s}, take(p, md), take(p, md),
-                               stream));
-  KERNEL(p, "rope", 2 * MR, unfused_rope(M, rope, r, take(p, mr), stream));
+         launch_norm_backward(M, r, take(p, md), v.s, take(p, md), take(p, md), stream));
+  KERNEL(p, "rope", 2 * MR, launch_rope(M, rope, r, take(p, mr), stream));
   KERNEL(p, "rope_backward", 3 * MR,
-         unfused_rope_backward(M, rope, r, take(p, mr), take(p, mr), v.s, stream));
-  KERNEL(p, "swiglu", 3 * MF, unfused_swiglu(M, F, r, take(p, 2 * mf), take(p, mf), stream));
+         launch_rope_backward(M, rope, r, take(p, mr), take(p, mr), &v.s, stream));
+  KERNEL(p, "swiglu", 3 * MF, launch_swiglu(M, F, r, take(p, 2 * mf), take(p, mf), stream));
   KERNEL(p, "swiglu_backward", 5 * MF, {
-    bf16_bits *zz = take(p, 2 * mf);
-    unfused_swiglu_backward(M, F, r, zz, take(p, mf), zz, v.s, NULL, stream);
+    act_t *zz = take(p, 2 * mf);
+    launch_swiglu_backward(M, F, r, zz, take(p, mf), zz, &v.s, stream);
   });
-  KERNEL(p, "swiglu_backward with y", 6 * MF, {
-    bf16_bits *zz = take(p, 2 * mf);
-    unfused_swiglu_backward(M, F, r, zz, take(p, mf), zz, v.s, take(p, mf), stream);
-  });
-  KERNEL(p, "cross_entropy", 2 * MV, cross_entropy(p, z, &v, r, v.s));
+  KERNEL(p, "cross_entropy", 2 * MV, cross_entropy(p, z, &v, r, (float *)v.s.data));
   KERNEL(p, "cross_entropy, loss only", MV, cross_entropy(p, z, &v, r, NULL));
-  KERNEL(p, "add_loss", 4.0 * (double)M, unfused_add_loss(M, v.row_loss, 1, v.state, stream));
+  KERNEL(p, "add_loss", 4.0 * (double)M, launch_add_loss(M, v.row_loss, 1, v.state, stream));
   // As the bytes that must move: dx in, dE out.
   KERNEL(p, "embed_backward", MD + VD,
-         unfused_embed_backward(M, V, D, v.tokens, take(p, md), take(p, vd), false, false,
-                                v.scratch, stream));
+         cuda_embed_backward(be, M, v.tokens, take(p, md), take(p, vd), false));
   KERNEL(p, "embed_backward, added", 3 * MD,
-         unfused_embed_backward(M, V, D, v.tokens, take(p, md), take(p, vd), false, true, v.scratch,
-                                stream));
+         cuda_embed_backward(be, M, v.tokens, take(p, md), take(p, vd), true));
   CUDA_CHECK(cudaMemset(v.tokens, 0, (size_t)M * 4));
   KERNEL(p, "embed_backward, one token", MD + VD,
-         unfused_embed_backward(M, V, D, v.tokens, take(p, md), take(p, vd), false, false,
-                                v.scratch, stream));
+         cuda_embed_backward(be, M, v.tokens, take(p, md), take(p, vd), false));
   vectors_free(&v);
 }
 
 // One folded matrix with its norm weight, as large as all of a 1B model's: the kernels do not see
 // the difference to a list of many, but for the look-up of a block's tensor.
-static void update(Pool *p, bool grads_fp32) {
+static void update(const Pool *all, bool grads_fp32) {
   const int64_t rows = (int64_t)1 << 18, cols = 2048, count = rows * cols;
-  const int64_t tiles = rows / TILE_ROWS * (cols / TILE_COLS), columns = cols / COLUMN_BLOCK,
-                blocks = count / UPDATE_BLOCK;
-  p->used = 0;
   const size_t grad = grads_fp32 ? 4 : 2;
-  DeviceTensor tensors[2] = {{.rows = 1,
-                              .cols = cols,
-                              .master = take(p, 8192),
-                              .m = take(p, 8192),
-                              .v = take(p, 8192),
-                              .grad = take(p, 8192)},
-                             {.rows = rows,
-                              .cols = cols,
-                              .master = take(p, (size_t)count * 4),
-                              .m = take(p, (size_t)count * 4),
-                              .v = take(p, (size_t)count * 4),
-                              .grad = take(p, (size_t)count * grad),
-                              .folded = take(p, (size_t)count * 2),
-                              .column_partials = take(p, (size_t)(rows / TILE_ROWS * cols) * 4),
-                              .first_update = 1,
-                              .decay = 1}};
-  tensors[1].grad_folded = tensors[1].grad;
-  tensors[1].norm = tensors[0].master;
-  tensors[1].norm_grad = tensors[0].grad;
-  ParamTable table = {.tensors = allocate(sizeof tensors),
-                      .update_owner = allocate((size_t)(blocks + 1) * 4),
-                      .tile_owner = allocate((size_t)tiles * 4),
-                      .column_owner = allocate((size_t)columns * 4),
-                      .sumsq = allocate((size_t)(tiles + columns) * 4),
-                      .norm_blocks = 1,
-                      .update_blocks = blocks + 1,
-                      .tiles = tiles,
-                      .columns = columns,
-                      .grads_fp32 = grads_fp32};
-  StepState *state = allocate(sizeof *state);
-  int32_t *owners = xmalloc((size_t)(blocks + 1) * 4);
-  for (int64_t i = 0; i <= blocks; i++) owners[i] = 1;
-  CUDA_CHECK(cudaMemset(state, 0, sizeof *state));
-  CUDA_CHECK(cudaMemcpy(table.tensors, tensors, sizeof tensors, cudaMemcpyHostToDevice));
-  CUDA_CHECK(cudaMemcpy(table.tile_owner, owners, (size_t)tiles * 4, cudaMemcpyHostToDevice));
-  CUDA_CHECK(cudaMemcpy(table.column_owner, owners, (size_t)columns * 4, cudaMemcpyHostToDevice));
-  owners[0] = 0;
-  CUDA_CHECK(
-      cudaMemcpy(table.update_owner, owners, (size_t)(blocks + 1) * 4, cudaMemcpyHostToDevice));
+  const double inv_freq[32] = {0};
+  const OpsConfig config = {.D = cols,
+                            .F = 8,
+                            .H = 1,
+                            .KV = 1,
+                            .d = 64,
+                            .V = 8,
+                            .max_tokens = 8,
+                            .max_positions = 8,
+                            .rms_norm_eps = 1e-5,
+                            .inv_freq = inv_freq};
+  const GpuOptions options = {
+      .kernels = KERNELS_UNFUSED, .train = true, .grads_fp32 = grads_fp32, .gemm_cache = ""};
+  Error err;
+  Backend *be = backend_gpu_create(&config, &options, &err);
+  if (!be) {
+    fprintf(stderr, "%s\n", err.text);
+    exit(1);
+  }
+  Pool pool = *all, *p = &pool;
+  p->used = 0;
+  p->timer = gpu_timer_open(cuda_of(be)->gpu.stream, 0);
+  ParamTensor list[2] = {{.rows = 1, .cols = cols, .norm = -1},
+                         {.rows = rows, .cols = cols, .norm = 0, .decay = true}};
   // Numbers that stay finite: zero state, gradients of 2^-9 or so.
   for (int i = 0; i < 2; i++) {
-    const size_t n = (size_t)(tensors[i].rows * tensors[i].cols);
-    CUDA_CHECK(cudaMemset(tensors[i].master, 0x3b, n * 4));
-    CUDA_CHECK(cudaMemset(tensors[i].m, 0, n * 4));
-    CUDA_CHECK(cudaMemset(tensors[i].v, 0, n * 4));
-    CUDA_CHECK(cudaMemset(tensors[i].grad, 0x3b, n * grad));
+    ParamTensor *t = &list[i];
+    const size_t n = (size_t)(t->rows * t->cols);
+    CUDA_CHECK(cudaMemset(t->master = take(p, n * 4), 0x3b, n * 4));
+    CUDA_CHECK(cudaMemset(t->m = take(p, n * 4), 0, n * 4));
+    CUDA_CHECK(cudaMemset(t->v = take(p, n * 4), 0, n * 4));
+    CUDA_CHECK(cudaMemset(t->grad = take(p, n * grad), 0x3b, n * grad));
   }
+  list[1].folded = take(p, (size_t)count * 2);
+  list[1].grad_folded = list[1].grad;
+  CUDA_CHECK(cudaDeviceSynchronize());
   const AdamW hyper = {1e-4, 0.9, 0.95, 1e-8, 0.1, 1};
-  unfused_write_hyper(&hyper, state, p->gpu.stream);
+  be->set_hyper(be, &hyper);
   KERNEL(p, grads_fp32 ? "grads_finish, fp32" : "grads_finish, bf16",
-         (double)count * (4 + 2.0 * (double)grad),
-         unfused_grads_finish(&table, state, p->gpu.stream));
+         (double)count * (4 + 2.0 * (double)grad), be->grads_finish(be, list, 2));
   KERNEL(p, grads_fp32 ? "adamw, fp32 gradients" : "adamw, bf16 gradients",
-         (double)count * (26 + (double)grad), unfused_adamw(&table, state, p->gpu.stream));
-  StepState result;
-  CUDA_CHECK(cudaMemcpy(&result, state, sizeof result, cudaMemcpyDeviceToHost));
-  if (!result.applied) printf("  (the update was skipped: this is no measurement of it)\n");
-  CUDA_CHECK(cudaFree(table.tensors));
-  CUDA_CHECK(cudaFree(table.update_owner));
-  CUDA_CHECK(cudaFree(table.tile_owner));
-  CUDA_CHECK(cudaFree(table.column_owner));
-  CUDA_CHECK(cudaFree(table.sumsq));
-  CUDA_CHECK(cudaFree(state));
-  free(owners);
+         (double)count * (26 + (double)grad), be->adamw(be, list, 2));
+  be->step_end(be);
+  if (!be->step_result(be).applied)
+    printf("  (the update was skipped: this is no measurement of it)\n");
+  gpu_timer_close(&p->timer);
+  be->destroy(be);
 }
 
 static void products(Pool *p, const Sizes *z) {
@@ -351,9 +300,8 @@ int main(int argc, char **argv) {
   }
   p.bytes = (size_t)20 << 30;
   p.memory = allocate(p.bytes);
-  CUDA_CHECK(cudaEventCreate(&p.start));
-  CUDA_CHECK(cudaEventCreate(&p.stop));
-  fill_random(&p);
+  p.timer = gpu_timer_open(p.gpu.stream, 0);
+  fill_with_normals(p.memory, p.bytes);
   printf("%s\n", p.gpu.name);
   copy_rate(&p);
   for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
@@ -370,6 +318,7 @@ int main(int argc, char **argv) {
   products(&p, &all[0]);
   printf("products of %s\n", all[3].name);
   products(&p, &all[3]);
+  gpu_timer_close(&p.timer);
   gpu_close(&p.gpu);
   return 0;
 }

@@ -11,7 +11,7 @@
 # copy engine (TMA) where rows are multiples of 16 bytes. So it gets a model whose rows are not: hidden 36, ffn 20. The
 # attention's output is still stored so, and only libraries read it: a short sequence keeps their reports few enough for
 # the tool's buffer. The other tools get sizes for which our kernels take their wide accesses. The fused kernels store
-# through the copy engine only, so initcheck is not for them; their model has sizes for which every program is chosen.
+# through the copy engine only, so initcheck is not for them; every program runs at any width.
 # shellcheck source=tests/support/lib.sh
 . "$(dirname "$0")/../support/lib.sh"
 PLANTED=build/release/tests/gpu/planted_faults

@@ -162,8 +162,10 @@ static void reference_run(const Problem *p, Results *r) {
                             .rms_norm_eps = 1e-5f,
                             .inv_freq = inv_freq};
   Backend *cpu = backend_cpu_create(&config);
-  cpu->attention(cpu, s->B, s->T, p->qkv_f, r->o, r->lse);
-  cpu->attention_backward(cpu, s->B, s->T, p->qkv_f, r->o, r->lse, p->d_o_f, r->dqkv);
+  act_t *qkv = (act_t *)p->qkv_f, *o = (act_t *)r->o, *d_o = (act_t *)p->d_o_f;
+  stat_t *lse = (stat_t *)r->lse;
+  cpu->attention(cpu, s->B, s->T, qkv, o, lse);
+  cpu->attention_backward(cpu, s->B, s->T, qkv, o, lse, d_o, (act_t *)r->dqkv);
   cpu->destroy(cpu);
 }
 

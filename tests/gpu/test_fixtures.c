@@ -9,8 +9,7 @@
 // logit, 2^-9.
 #include "tests/gpu/gpu_test.h"
 
-#include "kernels/fused/backend_fused.h"
-#include "kernels/unfused/backend_unfused.h"
+#include "kernels/gpu_backends.h"
 #include "tests/support/bf16_twin.h"
 #include "tests/support/fixtures.h"
 
@@ -25,26 +24,25 @@ static Backend *twin(const OpsConfig *ops, const RunShape *shape, int64_t micro_
 }
 
 static Backend *gpu(const OpsConfig *ops, const RunShape *shape, int64_t micro_batches,
-                    bool fused) {
-  const UnfusedOptions options = {.train = true,
-                                  .grads_fp32 = micro_batches > 1,
-                                  .deterministic = true,
-                                  .batch = shape->batch,
-                                  .seq = shape->seq,
-                                  .loss_tokens = shape->batch * shape->seq / shape->loss_chunks,
-                                  .every_program = true,
-                                  .gemm_cache = ""};
+                    KernelChoice kernels) {
+  const GpuOptions options = {.kernels = kernels,
+                              .train = true,
+                              .grads_fp32 = micro_batches > 1,
+                              .deterministic = true,
+                              .batch = shape->batch,
+                              .seq = shape->seq,
+                              .loss_tokens = shape->batch * shape->seq / shape->loss_chunks,
+                              .gemm_cache = ""};
   Error err;
-  Backend *be = fused ? backend_fused_create(ops, &options, &err)
-                      : backend_unfused_create(ops, &options, &err);
+  Backend *be = backend_gpu_create(ops, &options, &err);
   if (!be) fail_msg("%s", err.text);
   return be;
 }
 static Backend *unfused(const OpsConfig *ops, const RunShape *shape, int64_t micro_batches) {
-  return gpu(ops, shape, micro_batches, false);
+  return gpu(ops, shape, micro_batches, KERNELS_UNFUSED);
 }
 static Backend *fused(const OpsConfig *ops, const RunShape *shape, int64_t micro_batches) {
-  return gpu(ops, shape, micro_batches, true);
+  return gpu(ops, shape, micro_batches, KERNELS_FUSED);
 }
 
 // What a test is about.

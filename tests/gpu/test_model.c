@@ -2,8 +2,7 @@
 // 30 steps of AdamW.
 #include "tests/gpu/gpu_test.h"
 
-#include "kernels/fused/backend_fused.h"
-#include "kernels/unfused/backend_unfused.h"
+#include "kernels/gpu_backends.h"
 #include "model/llama.h"
 
 enum { STEPS = 30 };
@@ -78,13 +77,12 @@ static void compare(const Case *c) {
   double cpu[STEPS], gpu[STEPS];
   const RunShape shape = {.batch = c->B, .seq = c->T, .loss_chunks = c->chunks, .train = true};
   const OpsConfig config = llama_ops_config(&c->model, &shape, c->T, 0);
-  const UnfusedOptions options = {.train = true,
-                                  .grads_fp32 = c->micro_batches > 1,
-                                  .batch = c->B,
-                                  .seq = c->T,
-                                  .loss_tokens = c->B * c->T / c->chunks,
-                                  .every_program = true,
-                                  .gemm_cache = ""};
+  GpuOptions options = {.train = true,
+                        .grads_fp32 = c->micro_batches > 1,
+                        .batch = c->B,
+                        .seq = c->T,
+                        .loss_tokens = c->B * c->T / c->chunks,
+                        .gemm_cache = ""};
   Error err;
   Backend *be = backend_cpu_create(&config);
   train(c, be, cpu);
@@ -95,8 +93,8 @@ static void compare(const Case *c) {
       printf("# %s: %s\n", c->name, err.text);
       continue;
     }
-    be = fused ? backend_fused_create(&config, &options, &err)
-               : backend_unfused_create(&config, &options, &err);
+    options.kernels = fused ? KERNELS_FUSED : KERNELS_UNFUSED;
+    be = backend_gpu_create(&config, &options, &err);
     if (!be) fail_msg("%s", err.text);
     train(c, be, gpu);
     compare_losses(c, be->name, cpu, gpu);

@@ -2,7 +2,8 @@
 // captured in a graph.
 #include "tests/gpu/gpu_test.h"
 
-#include "kernels/unfused/state.h"
+#include "kernels/cuda/cuda.h"
+#include "kernels/gpu_backends.h"
 
 // A norm weight with the matrix that it is folded into, another with a tied embedding, and a matrix
 // used plain.
@@ -71,13 +72,14 @@ static void host_list(Update *u, ParamTensor *list, Host *to) {
     if (is_folded(i)) to[i].folded = copy_of(from->master, n);
     if (i == 3) to[i].grad_folded = copy_of(from->grad_folded, n);
     if (i >= 3) to[i].compute = copy_of(from->master, n);
-    list[i].master = to[i].master;
-    list[i].m = to[i].m;
-    list[i].v = to[i].v;
-    list[i].grad = to[i].grad;
-    list[i].grad_folded = i == 3 ? to[i].grad_folded : is_folded(i) ? to[i].grad : NULL;
-    list[i].compute = to[i].compute;
-    list[i].folded = to[i].folded;
+    list[i].master = (master_t *)to[i].master;
+    list[i].m = (master_t *)to[i].m;
+    list[i].v = (master_t *)to[i].v;
+    list[i].grad = (grad_t *)to[i].grad;
+    list[i].grad_folded = is_folded(i) ? list[i].grad : NULL;
+    if (i == 3) list[i].grad_folded = (grad_t *)to[i].grad_folded;
+    list[i].compute = (act_t *)to[i].compute;
+    list[i].folded = (act_t *)to[i].folded;
   }
 }
 
@@ -119,11 +121,12 @@ static void update_open(Update *u, int64_t D, int64_t rows, int64_t V, bool grad
                             .max_positions = 64,
                             .rms_norm_eps = 1e-5f,
                             .inv_freq = inv_freq};
-  const UnfusedOptions options = {.train = true, .grads_fp32 = grads_fp32, .gemm_cache = ""};
+  const GpuOptions options = {
+      .kernels = KERNELS_UNFUSED, .train = true, .grads_fp32 = grads_fp32, .gemm_cache = ""};
   Error err;
   *u = (Update){.D = D, .rows = rows, .V = V, .grads_fp32 = grads_fp32};
   u->cpu = backend_cpu_create(&config);
-  u->gpu = backend_unfused_create(&config, &options, &err);
+  u->gpu = backend_gpu_create(&config, &options, &err);
   if (!u->gpu) fail_msg("%s", err.text);
   u->bench.be = u->gpu;
   set_shapes(u, u->on_gpu);
@@ -204,7 +207,8 @@ static void check_update(int64_t D, int64_t rows, int64_t V, bool grads_fp32) {
   u.cpu->set_updates(u.cpu, 5);
   u.cpu->step_begin(u.cpu);
   u.cpu->grads_finish(u.cpu, u.twin, TENSORS);
-  for (int i = 0; i < TENSORS && !grads_fp32; i++) round_all(u.twin[i].grad, elements(&u.twin[i]));
+  for (int i = 0; i < TENSORS && !grads_fp32; i++)
+    round_all(u.twin_host[i].grad, elements(&u.twin[i]));
   u.cpu->adamw(u.cpu, u.twin, TENSORS);
 
   StepResult got;
@@ -215,7 +219,8 @@ static void check_update(int64_t D, int64_t rows, int64_t V, bool grads_fp32) {
   assert_true(got.applied);
   assert_int_equal(got.updates, 6);
   for (int i = 0; i < TENSORS; i++) {
-    const ParamTensor *g = &u.on_gpu[i], *c = &u.on_cpu[i], *t = &u.twin[i];
+    const ParamTensor *g = &u.on_gpu[i];
+    const Host *c = &u.cpu_host[i], *t = &u.twin_host[i];
     compare(&u, i, "dW", g->grad, t->grad, c->grad, NULL, 2e-6);
     // The norm that clips is that of the rounded gradients on the GPU: 1e-4 or so of a difference.
     const double floor = grads_fp32 ? 1e-5 : 1e-3;
@@ -269,12 +274,13 @@ static void test_refresh(void **state) {
 
 // ---- Capture
 
-static void captured_part(Backend *be, ParamTensor *list, const int32_t *tokens, float *sumsq,
-                          uint16_t *x, uint16_t *logits, float *s, int64_t M) {
+static void captured_part(Backend *be, ParamTensor *list, const int32_t *tokens, stat_t *sumsq_,
+                          act_t *x, act_t *logits, stat_t *s_, int64_t M) {
   const ParamTensor *E = &list[3];
+  RowStat sumsq = {.data = sumsq_, .stride = M}, s = {.data = s_, .stride = M};
   be->step_begin(be);
-  be->embed(be, M, tokens, E->compute, x, sumsq);
-  be->head_loss(be, M, x, sumsq, E->folded, tokens, logits, 1.0 / (double)M, s);
+  be->embed(be, M, tokens, E->compute, x, &sumsq);
+  be->head_loss(be, M, x, sumsq, E->folded, tokens, logits, 1.0 / (double)M, &s);
   be->wgrad(be, M, E->rows, E->cols, logits, x, E->grad_folded, false);
   be->embed_backward(be, M, tokens, x, E->grad, false);
   be->grads_finish(be, list, TENSORS);
@@ -290,11 +296,10 @@ static void test_graph(void **state) {
   int32_t tokens[M];
   for (int m = 0; m < M; m++) tokens[m] = m * m % 1003;
   int32_t *tokens_gpu = int32_buffer(&u.bench, M, tokens);
-  uint16_t *x = bf16_buffer(&u.bench, M * 64, NULL),
-           *logits = bf16_buffer(&u.bench, M * 1003, NULL);
-  float *sumsq = fp32_buffer(&u.bench, M, NULL), *s = fp32_buffer(&u.bench, M, NULL);
+  act_t *x = bf16_buffer(&u.bench, M * 64, NULL), *logits = bf16_buffer(&u.bench, M * 1003, NULL);
+  stat_t *sumsq = fp32_buffer(&u.bench, M, NULL), *s = fp32_buffer(&u.bench, M, NULL);
   Backend *be = u.gpu;
-  const cudaStream_t stream = unfused_of(be)->gpu.stream;
+  const cudaStream_t stream = cuda_of(be)->gpu.stream;
 
   bench_reset(&u.bench);
   be->set_updates(be, 0);

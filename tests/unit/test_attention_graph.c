@@ -101,7 +101,6 @@ static const Device rtx4090 = {"NVIDIA GeForce RTX 4090", 890, 128, 101376, 1536
 
 static CudnnDescriptor device_open(const CudnnApi *api, const Device *d) {
   char json[2048];
-  Error err;
   CudnnDescriptor device = NULL;
   snprintf(json, sizeof json,
            "{\"maxGridSize\":[2147483647,65535,65535],\"maxBlockSize\":[1024,1024,64],"
@@ -115,7 +114,11 @@ static CudnnDescriptor device_open(const CudnnApi *api, const Device *d) {
            "\"totalGlobalMem\":25000000000}",
            d->processors, d->shared_optin, d->max_blocks, d->threads_per_processor,
            d->l2_MiB * 1048576, d->name, d->compute);
-  if (cudnn_device(api, json, &device, &err)) fail_msg("%s", err.text);
+  if (api->create_descriptor(BACKEND_DEVICEPROP_DESCRIPTOR, &device) ||
+      api->set_attribute(device, ATTR_DEVICEPROP_JSON_REPRESENTATION, TYPE_CHAR,
+                         (int64_t)strlen(json) + 1, json) ||
+      api->finalize(device))
+    fail_msg("cuDNN does not read a device's properties");
   return device;
 }
 

@@ -3,7 +3,8 @@
 // a (row, head); its 8 warps share out the keys, and a warp's lanes the head's columns, 8 at most
 // each (d <= 256). A kernel for correctness: at generation's sizes the weights' reads are what
 // costs.
-#include "kernels/unfused/common.cuh"
+#include "kernels/cuda/common.cuh"
+#include "kernels/cuda/cuda.h"
 
 enum { WARPS = 8, PER_LANE = 8, MAX_HEAD = 32 * PER_LANE };
 
@@ -69,9 +70,10 @@ static __global__ void decode_kernel(int64_t T, int64_t rows, int H, int KV, int
       o[(row * H + head) * d + lane + 32 * i] = bf16_from_float(a.o[i] / a.sum);
 }
 
-void unfused_attention_decode(int64_t T, int64_t rows, int64_t H, int64_t KV, int64_t d,
-                              const bf16_bits *qkv, bf16_bits *o, cudaStream_t stream) {
-  decode_kernel<<<(unsigned)(rows * H), WARPS * 32, 0, stream>>>(T, rows, (int)H, (int)KV, (int)d,
-                                                                 qkv, o);
+void cuda_attention_decode(Backend *be, int64_t T, int64_t rows, const act_t *qkv, act_t *o) {
+  const Cuda *c = cuda_of(be);
+  const OpsConfig *s = &c->config;
+  decode_kernel<<<(unsigned)(rows * s->H), WARPS * 32, 0, c->gpu.stream>>>(
+      T, rows, (int)s->H, (int)s->KV, (int)s->d, bits(qkv), bits(o));
   LAUNCHED();
 }

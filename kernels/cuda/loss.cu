@@ -19,7 +19,7 @@
 // exp is ex2.approx of z log2(e), about 2 units in the last place. A NaN or infinite logit makes
 // the loss NaN.
 #include <cooperative_groups.h>
-#include "kernels/unfused/common.cuh"
+#include "kernels/cuda/common.cuh"
 
 namespace cg = cooperative_groups;
 
@@ -78,39 +78,35 @@ static __device__ __forceinline__ void sweep_vector(Sweep &a, const uint4 &v, fl
   }
 }
 
-// Over a block; thread 0's warp has it.
-static __device__ __forceinline__ Sweep sweep_block(Sweep a, Sweep *scratch /* [32] */) {
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, warps = blockDim.x / 32;
+static __device__ __forceinline__ Sweep sweep_warp(Sweep a) {
 #pragma unroll
-  for (int offset = 16; offset > 0; offset /= 2) {
-    const Sweep b = {__shfl_xor_sync(0xffffffffu, a.largest, offset),
-                     __shfl_xor_sync(0xffffffffu, a.sum, offset),
-                     __shfl_xor_sync(0xffffffffu, a.dot, offset)};
-    a = sweep_join(a, b);
-  }
-  if (lane == 0) scratch[warp] = a;
-  __syncthreads();
-  if (warp > 0) return a;
-  a = lane < warps ? scratch[lane] : sweep_empty();
-#pragma unroll
-  for (int offset = 16; offset > 0; offset /= 2) {
-    const Sweep b = {__shfl_xor_sync(0xffffffffu, a.largest, offset),
-                     __shfl_xor_sync(0xffffffffu, a.sum, offset),
-                     __shfl_xor_sync(0xffffffffu, a.dot, offset)};
-    a = sweep_join(a, b);
-  }
+  for (int offset = 16; offset > 0; offset /= 2)
+    a = sweep_join(a, {__shfl_xor_sync(0xffffffffu, a.largest, offset),
+                       __shfl_xor_sync(0xffffffffu, a.sum, offset),
+                       __shfl_xor_sync(0xffffffffu, a.dot, offset)});
   return a;
 }
 
+// Over a block; thread 0's warp has it.
+static __device__ __forceinline__ Sweep sweep_block(Sweep a, Sweep *scratch /* [32] */) {
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, warps = blockDim.x / 32;
+  a = sweep_warp(a);
+  if (lane == 0) scratch[warp] = a;
+  __syncthreads();
+  if (warp > 0) return a;
+  return sweep_warp(lane < warps ? scratch[lane] : sweep_empty());
+}
+
 // A row: `head` single elements, `vectors` aligned vectors, `tail` single elements.
-struct RowParts {
+struct RowSpan {
   bf16_bits *row;
   int head, vectors, tail;
 };
 
-static __device__ __forceinline__ RowParts row_parts(bf16_bits *logits, int64_t m, int64_t V) {
-  RowParts p;
-  p.row = logits + m * V;
+static __device__ __forceinline__ RowSpan row_span(const CrossEntropy &args, int64_t m) {
+  const int64_t V = args.V;
+  RowSpan p;
+  p.row = reinterpret_cast<bf16_bits *>(args.logits) + m * V;
   const int until_aligned = (int)(-(m * V) & 7);
   p.head = until_aligned < V ? until_aligned : (int)V;
   p.vectors = (int)((V - p.head) / 8);
@@ -118,10 +114,10 @@ static __device__ __forceinline__ RowParts row_parts(bf16_bits *logits, int64_t 
   return p;
 }
 // Column of the edge-th single element.
-static __device__ __forceinline__ int edge_column(const RowParts &p, int edge) {
+static __device__ __forceinline__ int edge_column(const RowSpan &p, int edge) {
   return edge < p.head ? edge : p.vectors * 8 + edge;
 }
-static __device__ __forceinline__ uint4 *vector_at(const RowParts &p, int i) {
+static __device__ __forceinline__ uint4 *vector_at(const RowSpan &p, int i) {
   return reinterpret_cast<uint4 *>(p.row + p.head) + i;
 }
 
@@ -206,13 +202,13 @@ static __global__ __launch_bounds__(MAX_THREADS,
     cg::this_cluster().sync(); // all blocks run: their shared memory may be written
 #endif
   int64_t m = blockIdx.x / (unsigned)cluster_size;
-  RowParts p = row_parts(args.logits, m, args.V);
+  RowSpan p = row_span(args, m);
   uint4 held[VECTORS];
 #pragma unroll
   for (int j = 0; j < VECTORS; j++)
     if (first + j * step < p.vectors) held[j] = *vector_at(p, first + j * step);
   const int lane = (int)(threadIdx.x % 32);
-  float r = rstd_from_shares(args.r, rstd_share(args.r, m, m < args.M, lane, 32), 32);
+  float r = rstd_from_shares(args.r, row_share(args.r.sumsq, m, m < args.M, lane, 32), 32);
 
   for (int turn = 0; m < args.M; turn ^= 1) {
     const int target = args.targets[m];
@@ -224,7 +220,7 @@ static __global__ __launch_bounds__(MAX_THREADS,
     const float target_logit = first == 0 ? bf16_to_float(p.row[target]) : 0.0f;
 
     const int64_t next = m + clusters;
-    const float next_share = rstd_share(args.r, next, next < args.M, lane, 32);
+    const float next_share = row_share(args.r.sumsq, next, next < args.M, lane, 32);
 
     Sweep a = sweep_empty();
     uint32_t largest = 0xff80ff80u; // two times -infinity
@@ -239,7 +235,7 @@ static __global__ __launch_bounds__(MAX_THREADS,
 #pragma unroll
     for (int j = 0; j < VECTORS; j++)
       if (first + j * step < p.vectors) sweep_vector(a, held[j], c);
-    const RowParts q = row_parts(args.logits, next, args.V);
+    const RowSpan q = row_span(args, next);
     const int next_vectors = next < args.M ? q.vectors : 0;
     if (!GRADIENT) {
 #pragma unroll
@@ -271,7 +267,7 @@ static __global__ __launch_bounds__(1024) void cross_entropy_loop_kernel(CrossEn
   __shared__ Sweep scratch[32];
   __shared__ Sweep of_row;
   const int64_t m = blockIdx.x;
-  const RowParts p = row_parts(args.logits, m, args.V);
+  const RowSpan p = row_span(args, m);
   const int target = args.targets[m];
   const float r = row_rstd(args.r, m), c = r * LOG2_E;
   const bool has_edge = (int)threadIdx.x < p.head + p.tail;
@@ -328,7 +324,7 @@ static void launch_clusters(const CrossEntropy *args, int64_t cluster, cudaStrea
                                 *args, (int)cluster));
 }
 
-void unfused_cross_entropy(const CrossEntropy *args, cudaStream_t stream) {
+void launch_cross_entropy(const CrossEntropy *args, cudaStream_t stream) {
   const int64_t vectors = (args->V + 7) / 8, most = args->clusters ? MAX_CLUSTER : 1;
   int64_t cluster = 1;
   while (cluster < most && vectors > cluster * MAX_THREADS * VECTORS) cluster *= 2;
@@ -356,8 +352,8 @@ static __global__ void add_loss_kernel(int64_t M, const float *row_loss, double 
   if (threadIdx.x == 0) state->loss += scale * part[0];
 }
 
-void unfused_add_loss(int64_t M, const float *row_loss, double scale, StepState *state,
-                      cudaStream_t stream) {
+void launch_add_loss(int64_t M, const float *row_loss, double scale, StepState *state,
+                     cudaStream_t stream) {
   add_loss_kernel<<<1, 1024, 0, stream>>>(M, row_loss, scale, state);
   LAUNCHED();
 }

@@ -7,22 +7,10 @@
 // it, and prepares its factors: so nothing has to come back to the host within a step. Bytes an
 // element: 12 + 12 of fp32 state, a gradient of 2 or 4, a copy of 2 (4 for a tied embedding).
 // Launch: a block UPDATE_BLOCK elements of one tensor, 4 a thread at a time.
-#include "kernels/unfused/tensors.cuh"
+#include "kernels/cuda/cuda.h"
+#include "kernels/cuda/tensors.cuh"
 
 enum { THREADS = 256 };
-
-static __global__ void step_begin_kernel(StepState *state) {
-  state->loss = state->grad_norm = 0;
-  state->applied = 0;
-}
-
-static __global__ void set_updates_kernel(int64_t updates, StepState *state) {
-  state->updates = updates;
-}
-
-static __global__ void write_hyper_kernel(AdamW hyper, StepState *state) {
-  state->hyper = hyper;
-}
 
 static __global__ void factors_kernel(StepState *state) {
   state->applied = isfinite(state->loss) && isfinite(state->grad_norm);
@@ -53,11 +41,11 @@ static __device__ __forceinline__ float4 update_four(const DeviceTensor &t, int6
   float4 w = __ldcs(reinterpret_cast<const float4 *>(t.master + i));
   float4 m = __ldcs(reinterpret_cast<const float4 *>(t.m + i));
   float4 v = __ldcs(reinterpret_cast<const float4 *>(t.v + i));
-  const float4 g = grad_load_four((const Grad *)t.grad + i);
-  w.x = update(w.x, m.x, v.x, g.x, f);
-  w.y = update(w.y, m.y, v.y, g.y, f);
-  w.z = update(w.z, m.z, v.z, g.z, f);
-  w.w = update(w.w, m.w, v.w, g.w, f);
+  const Pack<4> g = load_values<4>((const Grad *)t.grad + i);
+  w.x = update(w.x, m.x, v.x, g.v[0], f);
+  w.y = update(w.y, m.y, v.y, g.v[1], f);
+  w.z = update(w.z, m.z, v.z, g.v[2], f);
+  w.w = update(w.w, m.w, v.w, g.v[3], f);
   __stcs(reinterpret_cast<float4 *>(t.master + i), w);
   __stcs(reinterpret_cast<float4 *>(t.m + i), m);
   __stcs(reinterpret_cast<float4 *>(t.v + i), v);
@@ -112,49 +100,31 @@ static __global__ __launch_bounds__(THREADS) void adamw_kernel(ParamTable table,
   const int64_t i = end - end % 4 + threadIdx.x; // the last one to three elements of a tensor
   if (i >= end) return;
   if (UPDATE)
-    t.master[i] = update(t.master[i], t.m[i], t.v[i], grad_load((const Grad *)t.grad + i), f);
+    t.master[i] =
+        update(t.master[i], t.m[i], t.v[i], load_values<1>((const Grad *)t.grad + i).v[0], f);
   const float wn = t.norm ? t.norm[i % t.cols] : 1.0f;
   if (t.compute) t.compute[i] = bf16_from_float(t.master[i]);
   if (t.folded) t.folded[i] = bf16_from_float(t.master[i] * wn);
 }
 
-template <typename Grad, bool UPDATE>
-static void launch(const ParamTable *table, const StepState *state, cudaStream_t stream) {
-  const int64_t norms = table->norm_blocks, rest = table->update_blocks - norms;
-  if (norms > 0) {
-    adamw_kernel<Grad, UPDATE><<<(unsigned)norms, THREADS, 0, stream>>>(*table, 0, state);
-    LAUNCHED();
-  }
-  if (rest > 0) {
-    adamw_kernel<Grad, UPDATE><<<(unsigned)rest, THREADS, 0, stream>>>(*table, norms, state);
-    LAUNCHED();
-  }
-}
-
-void unfused_step_begin(StepState *state, cudaStream_t stream) {
-  step_begin_kernel<<<1, 1, 0, stream>>>(state);
+template <typename Grad, bool UPDATE> static void launch(const Cuda *c) {
+  const int64_t norms = c->table.norm_blocks, rest = c->table.update_blocks - norms;
+  const auto kernel = adamw_kernel<Grad, UPDATE>;
+  if (norms > 0) kernel<<<(unsigned)norms, THREADS, 0, c->gpu.stream>>>(c->table, 0, c->state);
+  if (rest > 0) kernel<<<(unsigned)rest, THREADS, 0, c->gpu.stream>>>(c->table, norms, c->state);
   LAUNCHED();
 }
 
-void unfused_set_updates(int64_t updates, StepState *state, cudaStream_t stream) {
-  set_updates_kernel<<<1, 1, 0, stream>>>(updates, state);
+void cuda_adamw(Backend *be, const ParamTensor *list, int count) {
+  Cuda *c = cuda_of(be);
+  cuda_table(c, list, count);
+  factors_kernel<<<1, 1, 0, c->gpu.stream>>>(c->state);
   LAUNCHED();
+  by_gradient(c->table.grads_fp32,
+              [&](auto *grad) { launch<std::remove_pointer_t<decltype(grad)>, true>(c); });
 }
 
-void unfused_write_hyper(const AdamW *hyper, StepState *state, cudaStream_t stream) {
-  write_hyper_kernel<<<1, 1, 0, stream>>>(*hyper, state);
-  LAUNCHED();
-}
-
-void unfused_adamw(const ParamTable *table, StepState *state, cudaStream_t stream) {
-  factors_kernel<<<1, 1, 0, stream>>>(state);
-  LAUNCHED();
-  if (table->grads_fp32)
-    launch<float, true>(table, state, stream);
-  else
-    launch<bf16_bits, true>(table, state, stream);
-}
-
-void unfused_refresh(const ParamTable *table, StepState *state, cudaStream_t stream) {
-  launch<float, false>(table, state, stream);
+void cuda_refresh(Backend *be, const ParamTensor *list, int count) {
+  cuda_table(cuda_of(be), list, count);
+  launch<float, false>(cuda_of(be));
 }

@@ -1,4 +1,6 @@
-// dE[v] (+)= sum of dx[m] over the tokens m that are v, in ascending m: the same bits every time,
+// The embedding: rows gathered, with their sums of squares, and their gradient.
+//
+// Backward, dE[v] (+)= sum of dx[m] over the tokens m that are v, in ascending m: the same bits every time,
 // without atomics on floats.
 //
 // First the tokens' positions are grouped by token. Integer atomics give every token a bucket;
@@ -10,11 +12,44 @@
 // Then each bucket is summed in pieces of PIECE rows, in rank order: a bucket of one piece goes
 // straight to dE, the pieces of a longer one to scratch in fp32, and one more kernel adds those up
 // in order. So a token that fills the batch is shared out over the whole GPU like any other.
-#include "kernels/unfused/common.cuh"
+#include "kernels/cuda/cuda.h"
+#include "kernels/cuda/tensors.cuh"
 
+extern "C" {
+#include "base/arena.h"
+}
+
+// The vocabulary row is read and written once; sumsq as a by-product.
+template <int N>
+static __global__ void embed_kernel(int64_t M, int D, int lanes, const int32_t *tokens,
+                                    const bf16_bits *__restrict__ E, bf16_bits *__restrict__ x,
+                                    float *sumsq) {
+  const Lane l = my_lane(M, lanes);
+  const bf16_bits *from = E + (l.exists ? (int64_t)tokens[l.m] * D : 0);
+  float sum = 0;
+#pragma unroll 4
+  for (int k = l.lane * N; k < D && l.exists; k += lanes * N) {
+    Pack<N> p = load_pack<N>(from + k);
+    sum += square_sum(p);
+    store_pack(x + l.m * D + k, p);
+  }
+  sum = group_sum(sum, lanes);
+  if (l.lane == 0 && l.exists) sumsq[l.m] = sum;
+}
+
+void cuda_embed(Backend *be, int64_t M, const int32_t *tokens, const act_t *E, act_t *x,
+                RowStat *sumsq) {
+  const Cuda *c = cuda_of(be);
+  by_width(c->config.D, [&](auto width, int lanes) {
+    embed_kernel<decltype(width)::value><<<row_blocks(M, lanes), ROW_THREADS, 0, c->gpu.stream>>>(
+        M, (int)c->config.D, lanes, tokens, bits(E), bits(x), one_part(sumsq));
+  });
+}
+
+// ---- Backward
 enum { PIECE = 32, THREADS = 256, STRETCH = THREADS, AHEAD = 4, COUNTERS = 4 };
 // Blocks of sum_pieces_kernel: four on each multiprocessor of an H200. Others take them in turns.
-static const int64_t resident_blocks = 4 * 132;
+static const int64_t RESIDENT_BLOCKS = 4 * 132;
 
 struct Entry { // of a token's list
   int32_t stretch, count;
@@ -45,38 +80,30 @@ struct Buckets {
   float *pieces;         // [M / 16 + 1, D] sums of the pieces of long buckets
 };
 
-static size_t aligned(size_t bytes) {
-  return (bytes + 255) / 256 * 256;
-}
-
+// Lays the buckets out in an arena; returns its size.
 static size_t lay_out(Buckets *b, char *scratch, int64_t M, int64_t V, int64_t D) {
-  size_t used = 0;
-  const auto take = [&](size_t bytes) {
-    char *p = scratch + used;
-    used += aligned(bytes);
-    return p;
-  };
-  const auto take_ints = [&](int64_t n) { return (int32_t *)take((size_t)n * 4); };
-  b->count = take_ints(2 * V + COUNTERS);
+  Arena arena = {scratch, 0};
+  const auto ints = [&](int64_t n) { return (int32_t *)arena_take(&arena, (size_t)n * 4); };
+  b->count = ints(2 * V + COUNTERS);
   b->entries = b->count + V;
   b->cursor = b->count + 2 * V;
   b->entry_cursor = b->cursor + 1;
   b->long_count = b->cursor + 2;
   b->piece_count = b->cursor + 3;
-  b->start = take_ints(V);
-  b->entry_start = take_ints(V);
-  b->long_tokens = take_ints(M / PIECE + 1);
-  b->rank = take_ints(M);
-  b->arrival = take_ints(M);
-  b->in_stretch = take_ints(M);
-  b->lists = (Entry *)take((size_t)M * sizeof(Entry));
-  b->work = (Piece *)take((size_t)M * sizeof(Piece));
-  b->sorted = take_ints(M);
-  b->pieces = (float *)take((size_t)((M / 16 + 1) * D) * 4);
-  return used;
+  b->start = ints(V);
+  b->entry_start = ints(V);
+  b->long_tokens = ints(M / PIECE + 1);
+  b->rank = ints(M);
+  b->arrival = ints(M);
+  b->in_stretch = ints(M);
+  b->lists = (Entry *)arena_take(&arena, (size_t)M * sizeof(Entry));
+  b->work = (Piece *)arena_take(&arena, (size_t)M * sizeof(Piece));
+  b->sorted = ints(M);
+  b->pieces = (float *)ints((M / 16 + 1) * D);
+  return arena.used;
 }
 
-size_t unfused_embed_backward_scratch(int64_t max_tokens, int64_t V, int64_t D) {
+size_t cuda_embed_scratch(int64_t max_tokens, int64_t V, int64_t D) {
   Buckets b;
   return lay_out(&b, nullptr, max_tokens, V, D);
 }
@@ -241,12 +268,11 @@ template <typename Grad>
 static void sum_buckets(int64_t M, int64_t D, const bf16_bits *dx, const Buckets &b, Grad *dE,
                         bool accumulate, cudaStream_t stream) {
   const int64_t most = M * ((D + 255) / 256) / (THREADS / 32) + 1; // blocks, if all tokens differ
-  const unsigned blocks = (unsigned)(most < resident_blocks ? most : resident_blocks);
-  if (D % 8 == 0)
-    sum_pieces_kernel<8><<<blocks, THREADS, 0, stream>>>((int)D, dx, b, dE, accumulate);
-  else
-    sum_pieces_kernel<1><<<blocks, THREADS, 0, stream>>>((int)D, dx, b, dE, accumulate);
-  LAUNCHED();
+  by_width(D, [&](auto width, int) {
+    sum_pieces_kernel<decltype(width)::value>
+        <<<(unsigned)min(most, RESIDENT_BLOCKS), THREADS, 0, stream>>>((int)D, dx, b, dE,
+                                                                       accumulate);
+  });
   const int64_t most_long = M / (PIECE + 1);
   if (most_long == 0) return;
   const dim3 grid((unsigned)most_long, blocks_for(D, THREADS));
@@ -254,25 +280,23 @@ static void sum_buckets(int64_t M, int64_t D, const bf16_bits *dx, const Buckets
   LAUNCHED();
 }
 
-void unfused_embed_backward(int64_t M, int64_t V, int64_t D, const int32_t *tokens,
-                            const bf16_bits *dx, void *dE, bool grads_fp32, bool accumulate,
-                            void *scratch, cudaStream_t stream) {
-  Buckets b;
-  lay_out(&b, (char *)scratch, M, V, D);
+void cuda_embed_backward(Backend *be, int64_t M, const int32_t *tokens, const act_t *dx, grad_t *dE,
+                         bool accumulate) {
+  const Cuda *c = cuda_of(be);
+  const int64_t V = c->config.V, D = c->config.D;
+  const bool fp32 = c->options.grads_fp32;
+  const cudaStream_t stream = c->gpu.stream;
   const unsigned blocks = blocks_for(M, THREADS);
-  if (!accumulate)
-    CUDA_CHECK(cudaMemsetAsync(dE, 0, (size_t)(V * D) * (grads_fp32 ? 4 : 2), stream));
+  Buckets b;
+  lay_out(&b, (char *)c->embed_scratch, M, V, D);
+  if (!accumulate) CUDA_CHECK(cudaMemsetAsync(dE, 0, (size_t)(V * D) * (fp32 ? 4 : 2), stream));
   CUDA_CHECK(cudaMemsetAsync(b.count, 0, (size_t)(2 * V + COUNTERS) * 4, stream));
   rank_kernel<<<blocks, STRETCH, 0, stream>>>(M, tokens, b);
-  LAUNCHED();
   start_kernel<<<blocks, THREADS, 0, stream>>>(M, tokens, b);
-  LAUNCHED();
   list_kernel<<<blocks, THREADS, 0, stream>>>(M, tokens, b);
-  LAUNCHED();
   sort_kernel<<<blocks, THREADS, 0, stream>>>(M, tokens, b);
   LAUNCHED();
-  if (grads_fp32)
-    sum_buckets(M, D, dx, b, (float *)dE, accumulate, stream);
-  else
-    sum_buckets(M, D, dx, b, (bf16_bits *)dE, accumulate, stream);
+  by_gradient(fp32, [&](auto *type) {
+    sum_buckets(M, D, bits(dx), b, (decltype(type))dE, accumulate, stream);
+  });
 }

@@ -1,10 +1,12 @@
-// What the kernels of this folder share: packs of bf16 values, sums over warps and blocks.
+// What kernels share: the storage classes as arrays, packs of bf16 values, rows that lanes work on
+// together, sums over warps and blocks.
 #pragma once
 #include <stdint.h>
+#include <type_traits>
 #include "kernels/cuda/bf16.cuh"
 #include "kernels/cuda/check.h"
+#include "kernels/cuda/kernels.h"
 #include "kernels/program_math.h"
-#include "kernels/unfused/unfused.h"
 
 #define LAUNCHED() CUDA_CHECK(cudaGetLastError())
 
@@ -14,6 +16,19 @@
 #else
 #define THREADS_AN_SM 2048
 #endif
+
+// The classes of kernels/ops.h, as they lie in a GPU's memory.
+static inline bf16_bits *bits(act_t *x) {
+  return reinterpret_cast<bf16_bits *>(x);
+}
+static inline const bf16_bits *bits(const act_t *x) {
+  return reinterpret_cast<const bf16_bits *>(x);
+}
+// Of a statistic that its producer leaves whole, in one part.
+static inline float *one_part(RowStat *s) {
+  s->parts = 1;
+  return reinterpret_cast<float *>(s->data);
+}
 
 static inline unsigned blocks_for(int64_t items, int64_t per_block) {
   return (unsigned)((items + per_block - 1) / per_block);
@@ -60,14 +75,6 @@ static __device__ __forceinline__ float group_sum(float value, int lanes) {
   return value;
 }
 
-// How many lanes share a row of `packs` accesses: as many as possible with at most an eighth of
-// them idle at its end, but no fewer than cover 64 bytes at once.
-static inline int lanes_a_row(int64_t packs) {
-  int lanes = 32;
-  while (lanes > 4 && (packs + lanes - 1) / lanes * lanes * 8 > packs * 9) lanes /= 2;
-  return lanes;
-}
-
 // Over a block of whole warps, at most 32; every thread gets it. Ends with all threads past their
 // reads of `scratch` only after the caller's next barrier: use one scratch a call.
 static __device__ __forceinline__ float block_sum(float value, float *scratch /* [32] */) {
@@ -78,31 +85,77 @@ static __device__ __forceinline__ float block_sum(float value, float *scratch /*
   return warp_sum(lane < warps ? scratch[lane] : 0.0f);
 }
 
-static __device__ __forceinline__ float row_sum(const RowSums &s, int64_t m) {
-  float sum = s.data[m];
+template <int N> static __device__ __forceinline__ float square_sum(const Pack<N> &p) {
+  float sum = 0;
+#pragma unroll
+  for (int i = 0; i < N; i++) sum += p.v[i] * p.v[i];
+  return sum;
+}
+
+// ---- Row statistics
+static __device__ __forceinline__ float stat_part(const RowStat &s, int part, int64_t m) {
+  return reinterpret_cast<const float *>(s.data)[part * s.stride + m];
+}
+static __device__ __forceinline__ float row_sum(const RowStat &s, int64_t m) {
+  float sum = stat_part(s, 0, m);
 #pragma unroll 8 // their loads are under way together
-  for (int part = 1; part < s.parts; part++) sum += s.data[part * s.stride + m];
+  for (int part = 1; part < s.parts; part++) sum += stat_part(s, part, m);
   return sum;
 }
 static __device__ __forceinline__ float row_rstd(const RowScale &r, int64_t m) {
-  return rms_rstd(row_sum({r.sumsq, r.parts, r.stride}, m), r.D, r.eps);
+  return rms_rstd(row_sum(r.sumsq, m), r.D, r.eps);
 }
 
 // The same where `lanes` neighbours, a power of two, work on one row: each reads every lanes-th
 // part, so that many parts take the time of one load and not the issue slots of all. All lanes of
 // the warp call these, those whose row does not exist with `exists` false.
-static __device__ __forceinline__ float row_share(const RowSums &s, int64_t m, bool exists,
+static __device__ __forceinline__ float row_share(const RowStat &s, int64_t m, bool exists,
                                                   int lane, int lanes) {
   float sum = 0;
   for (int part = exists ? lane : s.parts; part < s.parts; part += lanes)
-    sum += s.data[part * s.stride + m];
+    sum += stat_part(s, part, m);
   return sum;
 }
 static __device__ __forceinline__ float rstd_from_shares(const RowScale &r, float share,
                                                          int lanes) {
   return rms_rstd(group_sum(share, lanes), r.D, r.eps);
 }
-static __device__ __forceinline__ float rstd_share(const RowScale &r, int64_t m, bool exists,
-                                                   int lane, int lanes) {
-  return row_share({r.sumsq, r.parts, r.stride}, m, exists, lane, lanes);
+
+// ---- Kernels that walk over rows, each row shared by a group of 4 to 32 lanes, so that narrow rows
+// leave few lanes idle. Launch: row_blocks blocks of ROW_THREADS, a thread for each lane of each row.
+enum { ROW_THREADS = 256 };
+
+// How many lanes share a row of `packs` accesses: as many as possible with at most an eighth of
+// them idle at its end, but no fewer than cover 64 bytes at once.
+static inline int lanes_a_row(int64_t packs) {
+  int lanes = 32;
+  while (lanes > 4 && (packs + lanes - 1) / lanes * lanes * 8 > packs * 9) lanes /= 2;
+  return lanes;
+}
+
+static inline unsigned row_blocks(int64_t M, int lanes) {
+  return blocks_for(M * lanes, ROW_THREADS);
+}
+
+// The lane's place: row m, and which of the row's lanes. Lanes of rows past the end stay for the
+// sums of their warp.
+struct Lane {
+  int64_t m;
+  int lane;
+  bool exists;
+};
+static __device__ __forceinline__ Lane my_lane(int64_t M, int lanes) {
+  const int64_t thread = (int64_t)blockIdx.x * ROW_THREADS + threadIdx.x;
+  const int64_t m = thread >> (31 - __clz(lanes));
+  return {m, (int)(threadIdx.x & (unsigned)(lanes - 1)), m < M};
+}
+
+// Calls launch(width, lanes): width is 8 values where rows are whole 16-byte accesses, else 1.
+template <int N> using Width = std::integral_constant<int, N>;
+template <class Launch> static void by_width(int64_t cols, Launch launch) {
+  if (cols % 8 == 0)
+    launch(Width<8>(), lanes_a_row(cols / 8));
+  else
+    launch(Width<1>(), 32);
+  LAUNCHED();
 }

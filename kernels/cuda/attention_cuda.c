@@ -1,0 +1,106 @@
+// cuDNN's attention behind kernels/ops.h: a plan for each shape (B, T), the run's made at the
+// start, another one (of validation) when it first occurs.
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "base/memory.h"
+#include "kernels/cuda/cuda.h"
+
+static int plan_shape(Cuda *c, int64_t B, int64_t T, bool both_forms, Error *err) {
+  const OpsConfig *o = &c->config;
+  const AttentionShape shape = {.B = B, .T = T, .H = o->H, .KV = o->KV, .d = o->d};
+  const bool deterministic = c->options.deterministic, train = c->options.train;
+  const int config = deterministic ? ATTENTION_FIRST : ATTENTION_FASTEST;
+  const AttentionOptions options = {.deterministic = deterministic,
+                                    .forward_only = !train,
+                                    .both_forms = both_forms,
+                                    .forward_config = config,
+                                    .backward_config = config};
+  if (c->attention_count == MAX_ATTENTION_SHAPES)
+    return error_set(err, "attention was asked for in more than %d shapes", MAX_ATTENTION_SHAPES);
+  PlannedAttention planned = {.B = B, .T = T};
+  planned.plan =
+      attention_cudnn_create(&c->cudnn, c->cudnn_handle, c->gpu.stream, &shape, &options, err);
+  if (!planned.plan) return -1;
+  size_t bytes = attention_cudnn_workspace(planned.plan, ATTENTION_FORWARD);
+  const size_t backward = train ? attention_cudnn_workspace(planned.plan, ATTENTION_BACKWARD) : 0;
+  if (backward > bytes) bytes = backward;
+  planned.workspace = cuda_take(c, bytes, err);
+  if (!planned.workspace) {
+    attention_cudnn_destroy(planned.plan);
+    return error_set(err,
+                     "the GPU has no %s left for attention's workspace at %lld x %lld tokens; use "
+                     "a smaller train.batch_size",
+                     size_text(bytes).text, (long long)B, (long long)T);
+  }
+  c->attention[c->attention_count++] = planned;
+  return 0;
+}
+
+// What equal bits cost, for the start-up table.
+static void describe_cost(Cuda *c) {
+  const AttentionConfig *list;
+  const int count = attention_cudnn_configs(c->attention[0].plan, ATTENTION_BACKWARD, &list);
+  double chosen = 0, plain = 0;
+  for (int i = 0; i < count; i++) {
+    const double ms = list[i].milliseconds;
+    if (list[i].chosen) chosen = ms;
+    if (!list[i].deterministic && ms > 0 && (plain == 0 || ms < plain)) plain = ms;
+  }
+  if (chosen > 0 && plain > 0)
+    snprintf(c->base.costs, sizeof c->base.costs,
+             "attention's backward: deterministic %.3f ms a layer, otherwise %.3f ms", chosen,
+             plain);
+  else
+    snprintf(c->base.costs, sizeof c->base.costs,
+             "attention's backward: deterministic; there was no memory to time its cost");
+}
+
+// The deterministic backward's scratch grows with T^2, the plain one's with T. A run that does not
+// ask for it may have it where it is faster and its scratch no more than four times as large; one
+// that does learns what it costs.
+int cuda_attention_open(Cuda *c, Error *err) {
+  if (cudnn_open(&c->cudnn, err) ||
+      cudnn_check(&c->cudnn, c->cudnn.create(&c->cudnn_handle), "making a handle", err) ||
+      cudnn_check(&c->cudnn, c->cudnn.set_stream(c->cudnn_handle, c->gpu.stream),
+                  "setting the stream", err))
+    return -1;
+  if (c->options.batch == 0) return 0;
+  const bool deterministic = c->options.deterministic,
+             both_forms = deterministic || c->options.seq <= 8 * c->config.d;
+  if (plan_shape(c, c->options.batch, c->options.seq, both_forms, err)) return -1;
+  if (deterministic && c->options.train) describe_cost(c);
+  return 0;
+}
+
+void cuda_attention_close(Cuda *c) {
+  for (int i = 0; i < c->attention_count; i++) attention_cudnn_destroy(c->attention[i].plan);
+  if (c->cudnn_handle) c->cudnn.destroy(c->cudnn_handle);
+}
+
+static void fail(const Error *err) {
+  fprintf(stderr, "%s\n", err->text);
+  exit(EXIT_FAILURE);
+}
+
+static const PlannedAttention *planned(Cuda *c, int64_t B, int64_t T) {
+  for (int i = 0; i < c->attention_count; i++)
+    if (c->attention[i].B == B && c->attention[i].T == T) return &c->attention[i];
+  Error err;
+  if (plan_shape(c, B, T, false, &err)) fail(&err);
+  return &c->attention[c->attention_count - 1];
+}
+
+void cuda_attention(Backend *be, int64_t B, int64_t T, const act_t *qkv, act_t *o, stat_t *lse) {
+  const PlannedAttention *p = planned(cuda_of(be), B, T);
+  Error err;
+  if (attention_cudnn_forward(p->plan, qkv, o, (float *)lse, p->workspace, &err)) fail(&err);
+}
+
+void cuda_attention_backward(Backend *be, int64_t B, int64_t T, const act_t *qkv, const act_t *o,
+                             const stat_t *lse, const act_t *do_, act_t *dqkv) {
+  const PlannedAttention *p = planned(cuda_of(be), B, T);
+  Error err;
+  if (attention_cudnn_backward(p->plan, qkv, o, (const float *)lse, do_, dqkv, p->workspace, &err))
+    fail(&err);
+}

@@ -1,0 +1,186 @@
+#include <cuda_profiler_api.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "base/memory.h"
+#include "kernels/cuda/check.h"
+#include "kernels/cuda/cuda.h"
+#include "kernels/record.h"
+
+// ---- Profilers
+
+static void op_profile(Backend *be, bool open) {
+  CUDA_CHECK(cudaStreamSynchronize(cuda_of(be)->gpu.stream));
+  CUDA_CHECK(open ? cudaProfilerStart() : cudaProfilerStop());
+}
+
+static int op_trace_open(Backend *be, Error *err) {
+  Cuda *c = cuda_of(be);
+  c->trace = trace_open(NULL, c->gpu.runtime / 1000, err);
+  return c->trace ? 0 : -1;
+}
+
+static int op_trace_begin(Backend *be, Error *err) {
+  CUDA_CHECK(cudaStreamSynchronize(cuda_of(be)->gpu.stream));
+  return trace_begin(cuda_of(be)->trace, err);
+}
+
+static int op_trace_end(Backend *be, Activities *activities, Error *err) {
+  CUDA_CHECK(cudaStreamSynchronize(cuda_of(be)->gpu.stream));
+  return trace_end(cuda_of(be)->trace, activities, err);
+}
+
+// ---- Set-up
+
+void *cuda_take(Cuda *c, size_t bytes, Error *err) {
+  void *memory = NULL;
+  if (c->workspace_count == MAX_WORKSPACES ||
+      cudaMalloc(&memory, bytes ? bytes : 1) != cudaSuccess) {
+    (void)cudaGetLastError();
+    error_set(err, "the GPU has no %s left for the backend's workspace", size_text(bytes).text);
+    return NULL;
+  }
+  c->workspaces[c->workspace_count++] = memory;
+  c->base.workspace_bytes += bytes;
+  // Zero also where it is written first: compute-sanitizer does not see what cuBLASLt stores
+  // through the copy engine, and would report every read of it.
+  CUDA_CHECK(cudaMemsetAsync(memory, 0, bytes, c->gpu.stream));
+  return memory;
+}
+
+// cosine and sine of position * inv_freq, in double before rounding: exact at large positions too.
+static int make_rope_table(Cuda *c, Error *err) {
+  const int64_t half = c->config.d / 2, positions = c->config.max_positions;
+  const size_t bytes = (size_t)(positions * c->config.d) * sizeof(float);
+  if (!(c->rope = cuda_take(c, bytes, err))) return -1;
+  float *table = xmalloc(bytes);
+#pragma omp parallel for schedule(static)
+  for (int64_t t = 0; t < positions; t++)
+    for (int64_t j = 0; j < half; j++) {
+      const double angle = (double)t * c->config.inv_freq[j];
+      table[(t * half + j) * 2] = (float)cos(angle);
+      table[(t * half + j) * 2 + 1] = (float)sin(angle);
+    }
+  c->base.write(&c->base, c->rope, table, bytes);
+  free(table);
+  return 0;
+}
+
+static int make_workspace(Cuda *c, Error *err) {
+  const OpsConfig *o = &c->config;
+  const size_t scratch = cuda_embed_scratch(o->max_tokens, o->V, o->D);
+  if (!(c->state = cuda_take(c, sizeof *c->state, err)) ||
+      !(c->row_loss = cuda_take(c, (size_t)o->max_tokens * sizeof(float), err)))
+    return -1;
+  return c->options.train && !(c->embed_scratch = cuda_take(c, scratch, err)) ? -1 : 0;
+}
+
+// The algorithms of the run's GEMMs are chosen before it starts.
+static int prepare_gemms(Cuda *c, Error *err) {
+  const OpsConfig *o = &c->config;
+  GemmProblem *list = xmalloc(((size_t)o->call_count + 1) * sizeof *list);
+  int count = 0;
+  for (int i = 0; i < o->call_count && c->options.batch > 0; i++) {
+    const OperationCall *call = &o->calls[i];
+    if (call->class != CLASS_GEMM || c->base.kinds[call->operation] == KERNEL_FUSED) continue;
+    list[count++] = (GemmProblem){.M = call->M,
+                                  .N = call->N,
+                                  .K = call->K,
+                                  .form = call->form,
+                                  .out_fp32 = call->out_is_gradient && c->options.grads_fp32,
+                                  .add = call->add,
+                                  .alignment = 16};
+  }
+  const int status = gemm_prepare(&c->gemm, list, count, err);
+  free(list);
+  return status;
+}
+
+static void set_operations(Cuda *c) {
+  Backend *be = &c->base;
+  be->destroy = cuda_destroy;
+  cuda_set_memory(c);
+  cuda_set_update(c);
+  be->embed = cuda_embed;
+  be->attention = cuda_attention;
+  be->attention_decode = cuda_attention_decode;
+  be->dgrad = cuda_dgrad;
+  be->attention_backward = cuda_attention_backward;
+  be->wgrad = cuda_wgrad;
+  be->embed_backward = cuda_embed_backward;
+  be->replay_begin = cuda_replay_begin;
+  be->replay_end = cuda_replay_end;
+  be->profile = op_profile;
+  be->trace_open = op_trace_open;
+  be->trace_begin = op_trace_begin;
+  be->trace_end = op_trace_end;
+}
+
+int cuda_open(Cuda *c, const OpsConfig *config, const GpuOptions *options, Error *err) {
+  c->config = *config;
+  c->options = *options;
+  const AttentionShape any = {.B = 1, .T = 1, .H = config->H, .KV = config->KV, .d = config->d};
+  if (attention_shape_check(&any, err) || gpu_open(&c->gpu, err)) return -1;
+  set_operations(c);
+  gemm_open(&c->gemm, &c->gpu, options->gemm_cache);
+  const bool failed = prepare_gemms(c, err) || cuda_attention_open(c, err) ||
+                      cuda_memory_open(c, err) || make_rope_table(c, err) || make_workspace(c, err);
+  return failed ? -1 : 0;
+}
+
+void cuda_destroy(Backend *be) {
+  Cuda *c = cuda_of(be);
+  if (c->gpu.stream) CUDA_CHECK(cudaStreamSynchronize(c->gpu.stream));
+  trace_close(c->trace);
+  cuda_attention_close(c);
+  cuda_table_free(c);
+  cuda_replay_close(c);
+  cuda_memory_close(c);
+  gemm_close(&c->gemm);
+  gpu_close(&c->gpu);
+  free(c);
+}
+
+// What the driver has handed out so far is more than was asked for: the libraries' code is in it.
+// Where another program took memory meanwhile, what was asked for has to do.
+static void count_workspace(Cuda *c) {
+  enum {
+    GRANULE = 2 << 20,              // the driver's; smaller blocks share one
+    MOST_CODE = 512 << 20,          // more is not ours
+    LOADED_BY_FIRST_STEP = 4 << 20, // kernels and the recorded step, measured on one H200
+  };
+  Backend *be = &c->base;
+  be->workspace_bytes += c->gpu.workspace_bytes;
+  const size_t taken = gpu_memory_taken(&c->gpu);
+  if (taken > be->workspace_bytes && taken - be->workspace_bytes < MOST_CODE)
+    be->workspace_bytes = taken;
+  be->workspace_bytes += LOADED_BY_FIRST_STEP;
+  be->granule = GRANULE;
+}
+
+int cuda_ready(Cuda *c, const char *name, Error *err) {
+  Backend *be = &c->base;
+  const Gpu *gpu = &c->gpu;
+  // The copies of preparations are of a stream that this backend's does not wait for.
+  const cudaError_t status = cudaDeviceSynchronize();
+  if (status != cudaSuccess)
+    return error_set(err, "setting up failed on the GPU: %s", cudaGetErrorString(status));
+  c->config.inv_freq = NULL;
+  c->config.calls = NULL;
+  c->options.gemm_cache = NULL;
+  be->name = name;
+  snprintf(be->description, sizeof be->description,
+           "%.100s, compute capability %d.%d, CUDA %d.%d, driver %d.%d, cuBLASLt %zu, cuDNN %zu",
+           gpu->name, gpu->major, gpu->minor, gpu->runtime / 1000, gpu->runtime % 1000 / 10,
+           gpu->driver / 1000, gpu->driver % 1000 / 10, gpu->cublaslt, c->cudnn.version);
+  be->act_bytes = sizeof(bf16_bits);
+  be->stat_bytes = be->master_bytes = sizeof(float);
+  be->grad_bytes = c->options.grads_fp32 ? sizeof(float) : sizeof(bf16_bits);
+  be->max_tokens = c->config.max_tokens;
+  be->memory_bytes = gpu->memory_bytes;
+  be->peak_flops = gpu->peak_flops;
+  be->steps_ahead = 1;
+  count_workspace(c);
+  return 0;
+}

@@ -1,0 +1,148 @@
+// From what the weight-gradient GEMMs left to true gradients and their norm, in three launches for
+// all tensors:
+//   1. unfold: a block a tile of 128 x 256 (or 32768 elements of a tensor that is not folded).
+//        dW = dW' wn (+ dW where the matrix is used plain too); partial column sums of dW' W;
+//        partial sum of squares of dW
+//   2. columns: dwn[k] = sum of the partial column sums of column k, over ascending rows; sum of
+//   squares of dwn
+//   3. norm: one block adds all partial sums of squares in order, in double.
+// Norm weights are reached through the matrix that they are folded into; everything else has its
+// own tiles. Bytes: a folded matrix reads dW' and the fp32 master and writes dW; others read dW.
+#include "kernels/cuda/cuda.h"
+#include "kernels/cuda/tensors.cuh"
+
+enum { THREADS = 256, WARPS = THREADS / 32 };
+
+// N columns a lane, warps take rows in turn, four of them at a time: a thread's loads are all under
+// way before its first store. Leaves the column sums of each warp; returns the thread's part of the
+// sum of squares.
+template <typename Grad, int N>
+static __device__ __forceinline__ float unfold_tile(const DeviceTensor &t, int64_t row0, int64_t c0,
+                                                    float (&sums)[WARPS][TILE_COLS]) {
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const int rows = (int)min((int64_t)TILE_ROWS, t.rows - row0);
+  Grad *grad = (Grad *)t.grad;
+  const Grad *folded = (const Grad *)t.grad_folded;
+  float squares = 0;
+  for (int j = lane * N; j < TILE_COLS; j += 32 * N) {
+    const int64_t c = c0 + j;
+    Pack<N> column_sum = {};
+    if (c < t.cols) {
+      const Pack<N> wn = load_values<N>(t.norm + c);
+      for (int n0 = warp; n0 < rows; n0 += 4 * WARPS) {
+        const int64_t first = (row0 + n0) * t.cols + c, step = WARPS * t.cols;
+        Pack<N> g[4], w[4];
+#pragma unroll
+        for (int k = 0; k < 4; k++)
+          if (n0 + k * WARPS < rows) {
+            g[k] = load_values<N>(folded + first + k * step);
+            w[k] = load_once<N>(t.master + first + k * step);
+          }
+#pragma unroll
+        for (int k = 0; k < 4; k++)
+          if (n0 + k * WARPS < rows) {
+            Pack<N> d = {};
+            if (grad != folded) d = load_values<N>(grad + first + k * step);
+#pragma unroll
+            for (int i = 0; i < N; i++) {
+              column_sum.v[i] += g[k].v[i] * w[k].v[i];
+              d.v[i] += g[k].v[i] * wn.v[i];
+            }
+            store_values<N>(grad + first + k * step, d);
+            squares += square_sum(d);
+          }
+      }
+    }
+    store_values<N>(&sums[warp][j], column_sum);
+  }
+  return squares;
+}
+
+template <typename Grad>
+static __global__ __launch_bounds__(THREADS, 3) void unfold_kernel(ParamTable table) {
+  __shared__ __align__(16) float sums[WARPS][TILE_COLS];
+  __shared__ float scratch[32];
+  const DeviceTensor t = table.tensors[table.tile_owner[blockIdx.x]];
+  const int64_t tile = blockIdx.x - t.first_tile;
+  float squares = 0;
+  if (t.norm) {
+    const int64_t across = (t.cols + TILE_COLS - 1) / TILE_COLS;
+    const int64_t row_tile = tile / across, c0 = tile % across * TILE_COLS;
+    if (t.cols % 4 == 0)
+      squares = unfold_tile<Grad, 4>(t, row_tile * TILE_ROWS, c0, sums);
+    else
+      squares = unfold_tile<Grad, 1>(t, row_tile * TILE_ROWS, c0, sums);
+    __syncthreads();
+    const int64_t c = c0 + threadIdx.x;
+    float sum = 0;
+#pragma unroll
+    for (int w = 0; w < WARPS; w++) sum += sums[w][threadIdx.x];
+    if (c < t.cols) t.column_partials[row_tile * t.cols + c] = sum;
+  } else {
+    const Grad *grad = (const Grad *)t.grad;
+    const int64_t begin = tile * TILE_ELEMENTS,
+                  end = min(begin + (int64_t)TILE_ELEMENTS, t.rows * t.cols);
+#pragma unroll 8
+    for (int64_t i = begin + threadIdx.x * 4; i + 3 < end; i += THREADS * 4)
+      squares += square_sum(load_values<4>(grad + i));
+    const int64_t rest = end - end % 4 + threadIdx.x;
+    if (rest < end) squares += square_sum(load_values<1>(grad + rest));
+  }
+  squares = block_sum(squares, scratch);
+  if (threadIdx.x == 0) table.sumsq[blockIdx.x] = squares;
+}
+
+// Launch: a block COLUMN_BLOCK columns; 8 threads a column share out the rows.
+template <typename Grad>
+static __global__ __launch_bounds__(THREADS) void columns_kernel(ParamTable table) {
+  __shared__ float part[WARPS][COLUMN_BLOCK];
+  const DeviceTensor t = table.tensors[table.column_owner[blockIdx.x]];
+  const int share = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const int64_t c = (blockIdx.x - t.first_column) * COLUMN_BLOCK + lane;
+  const int64_t rows = (t.rows + TILE_ROWS - 1) / TILE_ROWS;
+  float sum = 0;
+  if (c < t.cols) {
+#pragma unroll 8
+    for (int64_t n = share; n < rows; n += WARPS) sum += t.column_partials[n * t.cols + c];
+  }
+  part[share][lane] = sum;
+  __syncthreads();
+  if (share > 0) return;
+  sum = 0;
+#pragma unroll
+  for (int i = 0; i < WARPS; i++) sum += part[i][lane];
+  Pack<1> dwn = {sum};
+  if (c < t.cols) store_values<1>((Grad *)t.norm_grad + c, dwn);
+  const float squares = warp_sum(c < t.cols ? square_sum(dwn) : 0.0f);
+  if (lane == 0) table.sumsq[table.tiles + blockIdx.x] = squares;
+}
+
+static __global__ void norm_kernel(int64_t count, const float *sumsq, StepState *state) {
+  __shared__ double part[1024];
+  double sum = 0;
+#pragma unroll 8
+  for (int64_t i = threadIdx.x; i < count; i += 1024) sum += (double)sumsq[i];
+  part[threadIdx.x] = sum;
+  __syncthreads();
+  for (unsigned half = 512; half > 0; half /= 2) {
+    if (threadIdx.x < half) part[threadIdx.x] += part[threadIdx.x + half];
+    __syncthreads();
+  }
+  if (threadIdx.x == 0) state->grad_norm = sqrt(part[0]);
+}
+
+void cuda_grads_finish(Backend *be, const ParamTensor *list, int count) {
+  Cuda *c = cuda_of(be);
+  const ParamTable *table = cuda_table(c, list, count);
+  const cudaStream_t stream = c->gpu.stream;
+  by_gradient(table->grads_fp32, [&](auto *grad) {
+    using Grad = std::remove_pointer_t<decltype(grad)>;
+    unfold_kernel<Grad><<<(unsigned)table->tiles, THREADS, 0, stream>>>(*table);
+    LAUNCHED();
+    if (table->columns > 0)
+      columns_kernel<Grad><<<(unsigned)table->columns, THREADS, 0, stream>>>(*table);
+    LAUNCHED();
+  });
+  norm_kernel<<<1, 1024, 0, stream>>>(table->tiles + table->columns, table->sumsq, c->state);
+  LAUNCHED();
+}

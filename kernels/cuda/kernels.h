@@ -1,0 +1,86 @@
+// The kernels that both GPU backends launch, as C sees them. Each launch_ function only launches:
+// on `stream`, without waiting, allocating or reading anything back, so that all of them can be
+// captured in a CUDA graph. The backends' own (kernels/unfused, kernels/fused) keep to this, too.
+//
+// Names as in kernels/ops.h; activations are bf16, rounded to nearest even, arithmetic and row
+// statistics fp32. All matrices are row-major and start at 16-byte boundaries; where a row's bytes
+// are a multiple of 16 too, accesses are 16 bytes wide, otherwise slower kernels do the same. Sums
+// run in a fixed order.
+#pragma once
+#include <cuda_runtime_api.h>
+#include "kernels/ops.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef uint16_t bf16_bits;
+
+// RMSNorm's row scale r = rsqrt(sumsq of the row / D + eps).
+typedef struct RowScale {
+  RowStat sumsq;
+  int64_t D;
+  float eps;
+} RowScale;
+
+// What a step leaves on the device.
+typedef struct StepState {
+  double loss, grad_norm;
+  int64_t applied; // 0 or 1
+  int64_t updates; // this and what follows outlive the step, what is before begins as 0
+  AdamW hyper;
+  float clip, step_size, per_root; // factors of the running update, see adamw.cu
+} StepState;
+
+// ---- loss.cu
+typedef struct CrossEntropy {
+  int64_t M, V;
+  act_t *logits;          // [M, V], before r; dlogits' take their place where s is not NULL
+  const int32_t *targets; // [M]
+  RowScale r;
+  bool clusters; // the GPU has thread block clusters: compute capability 9.0 and later
+  int multiprocessors;
+  float grad_scale; // dlogits' = r * grad_scale * (softmax - onehot)
+  float *row_loss;  // [M] out: log-sum-exp - target logit
+  float *s;         // [M] out: row sum of dlogits' * logits, or NULL: the loss only
+} CrossEntropy;
+void launch_cross_entropy(const CrossEntropy *args, cudaStream_t stream);
+// state->loss += scale * sum of row_loss.   row_loss [M] in
+void launch_add_loss(int64_t M, const float *row_loss, double scale, StepState *state,
+                     cudaStream_t stream);
+
+// ---- The parameters' tables, for grads.cu and adamw.cu: one launch serves all tensors.
+typedef struct DeviceTensor {
+  int64_t rows, cols;
+  float *master, *m, *v;
+  grad_t *grad, *grad_folded;
+  bf16_bits *compute, *folded;
+  const float *norm;      // [cols] master of the norm weight folded in, or NULL
+  grad_t *norm_grad;      // [cols] its gradient, or NULL
+  float *column_partials; // [row tiles, cols] of dW' * W, or NULL
+  int64_t first_update;   // this tensor's first block in the update's launch
+  int64_t first_tile;     // in the unfold's launch
+  int64_t first_column;   // in the column sums' launch
+  int32_t decay;
+} DeviceTensor;
+
+typedef struct ParamTable {
+  DeviceTensor *tensors;                             // [count], norm weights first
+  int32_t *update_owner, *tile_owner, *column_owner; // tensor of each block
+  int64_t norm_blocks, update_blocks; // norm weights' blocks are the first norm_blocks
+  int64_t tiles, columns;
+  float *sumsq; // [tiles + columns] partial sums of squares of the gradients
+  bool grads_fp32;
+} ParamTable;
+
+enum {
+  UPDATE_BLOCK = 8192, // elements of a tensor that a block updates
+  TILE_ROWS = 128,     // a block's share of a folded matrix ...
+  TILE_COLS = 256,
+  TILE_ELEMENTS = TILE_ROWS * TILE_COLS, // ... or of any other tensor
+  COLUMN_BLOCK = 32                      // columns whose partial sums a block adds up
+};
+
+#ifdef __cplusplus
+}
+#endif

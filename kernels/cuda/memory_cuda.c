@@ -1,0 +1,115 @@
+// Memory of a GPU backend, and copies to and from it.
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/memory.h"
+#include "kernels/cuda/check.h"
+#include "kernels/cuda/cuda.h"
+
+int cuda_memory_open(Cuda *c, Error *err) {
+  CUDA_TRY(err,
+           cudaHostAlloc((void **)&c->stages, (size_t)STAGES * STAGE_BYTES, cudaHostAllocDefault));
+  CUDA_TRY(err, cudaHostAlloc((void **)&c->results, MAX_RESULTS * sizeof *c->results,
+                              cudaHostAllocDefault));
+  for (int i = 0; i < STAGES; i++)
+    CUDA_TRY(err, cudaEventCreateWithFlags(&c->stage_free[i], cudaEventDisableTiming));
+  for (int i = 0; i < MAX_RESULTS; i++)
+    CUDA_TRY(err, cudaEventCreateWithFlags(&c->result_ready[i], cudaEventDisableTiming));
+  return 0;
+}
+
+void cuda_memory_close(Cuda *c) {
+  for (int i = 0; i < STAGES; i++)
+    if (c->stage_free[i]) CUDA_CHECK(cudaEventDestroy(c->stage_free[i]));
+  for (int i = 0; i < MAX_RESULTS; i++)
+    if (c->result_ready[i]) CUDA_CHECK(cudaEventDestroy(c->result_ready[i]));
+  if (c->stages) CUDA_CHECK(cudaFreeHost(c->stages));
+  if (c->results) CUDA_CHECK(cudaFreeHost(c->results));
+  for (int i = 0; i < c->workspace_count; i++) CUDA_CHECK(cudaFree(c->workspaces[i]));
+}
+
+static void *op_alloc(Backend *be, size_t bytes) {
+  (void)be;
+  void *memory = NULL;
+  if (cudaMalloc(&memory, bytes ? bytes : 256) == cudaSuccess) return memory;
+  (void)cudaGetLastError(); // not enough memory is the caller's to report
+  return NULL;
+}
+
+static size_t op_memory_taken(Backend *be) {
+  return gpu_memory_taken(&cuda_of(be)->gpu);
+}
+
+static void op_release(Backend *be, void *memory) {
+  CUDA_CHECK(cudaStreamSynchronize(cuda_of(be)->gpu.stream));
+  CUDA_CHECK(cudaFree(memory));
+}
+
+static void op_zero(Backend *be, void *memory, size_t bytes) {
+  CUDA_CHECK(cudaMemsetAsync(memory, 0, bytes, cuda_of(be)->gpu.stream));
+}
+
+// A stage is free again when the copy out of it is done; a run's batches never find one busy.
+static void op_write(Backend *be, void *to, const void *from_host, size_t bytes) {
+  Cuda *c = cuda_of(be);
+  for (size_t done = 0; done < bytes;) {
+    const int stage = (int)(c->staged++ % STAGES);
+    char *pinned = c->stages + (size_t)stage * STAGE_BYTES;
+    const size_t piece = bytes - done < STAGE_BYTES ? bytes - done : STAGE_BYTES;
+    CUDA_CHECK(cudaEventSynchronize(c->stage_free[stage]));
+    memcpy(pinned, (const char *)from_host + done, piece);
+    CUDA_CHECK(
+        cudaMemcpyAsync((char *)to + done, pinned, piece, cudaMemcpyHostToDevice, c->gpu.stream));
+    CUDA_CHECK(cudaEventRecord(c->stage_free[stage], c->gpu.stream));
+    done += piece;
+  }
+}
+
+static void op_read(Backend *be, void *to_host, const void *from, size_t bytes) {
+  const cudaStream_t stream = cuda_of(be)->gpu.stream;
+  CUDA_CHECK(cudaMemcpyAsync(to_host, from, bytes, cudaMemcpyDeviceToHost, stream));
+  CUDA_CHECK(cudaStreamSynchronize(stream));
+}
+
+static void op_write_master(Backend *be, master_t *to, const float *from_host, int64_t count) {
+  op_write(be, to, from_host, (size_t)count * sizeof(float));
+}
+
+static void op_read_master(Backend *be, float *to_host, const master_t *from, int64_t count) {
+  op_read(be, to_host, from, (size_t)count * sizeof(float));
+}
+
+static void read_bf16(Backend *be, float *to_host, const void *from, int64_t count) {
+  bf16_bits *bits = xmalloc((size_t)count * sizeof *bits);
+  op_read(be, bits, from, (size_t)count * sizeof *bits);
+  for (int64_t i = 0; i < count; i++) {
+    const uint32_t widened = (uint32_t)bits[i] << 16;
+    memcpy(&to_host[i], &widened, sizeof widened);
+  }
+  free(bits);
+}
+
+static void op_read_act(Backend *be, float *to_host, const act_t *from, int64_t count) {
+  read_bf16(be, to_host, from, count);
+}
+
+static void op_read_grad(Backend *be, float *to_host, const grad_t *from, int64_t count) {
+  if (cuda_of(be)->options.grads_fp32)
+    op_read(be, to_host, from, (size_t)count * sizeof(float));
+  else
+    read_bf16(be, to_host, from, count);
+}
+
+void cuda_set_memory(Cuda *c) {
+  Backend *be = &c->base;
+  be->alloc = op_alloc;
+  be->memory_taken = op_memory_taken;
+  be->release = op_release;
+  be->zero = op_zero;
+  be->write = op_write;
+  be->read = op_read;
+  be->write_master = op_write_master;
+  be->read_master = op_read_master;
+  be->read_act = op_read_act;
+  be->read_grad = op_read_grad;
+}

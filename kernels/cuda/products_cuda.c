@@ -1,0 +1,25 @@
+// GEMMs, and the operations that are nothing else.
+#include "kernels/cuda/cuda.h"
+
+void cuda_gemm(Cuda *c, GemmForm form, int64_t M, int64_t N, int64_t K, const act_t *A,
+               const act_t *B, const act_t *add, act_t *out) {
+  const GemmProblem p = {.M = M, .N = N, .K = K, .form = form, .add = add != NULL};
+  gemm_run(&c->gemm, p, A, B, add, out);
+}
+
+void cuda_dgrad(Backend *be, int64_t M, int64_t K, const act_t *dy, const act_t *W, act_t *da) {
+  Cuda *c = cuda_of(be);
+  cuda_gemm(c, GEMM_NN, M, K, c->config.D, dy, W, NULL, da);
+}
+
+void cuda_wgrad(Backend *be, int64_t M, int64_t N, int64_t K, const act_t *dz, const act_t *x,
+                grad_t *dW, bool accumulate) {
+  Cuda *c = cuda_of(be);
+  const GemmProblem p = {.M = N,
+                         .N = K,
+                         .K = M,
+                         .form = GEMM_TN,
+                         .out_fp32 = c->options.grads_fp32,
+                         .add = accumulate};
+  gemm_run(&c->gemm, p, dz, x, dW, dW);
+}

@@ -1,0 +1,39 @@
+// The fused backend's kernels that are not programs, as C sees them. What kernels/cuda/kernels.h
+// says of launches holds.
+#pragma once
+#include "kernels/cuda/kernels.h"
+#include "kernels/fused/program.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+// Elements of a row of the table that programs/rope.cu reads, for heads of d: a step's 64 columns
+// from any of a head's first d, which are multiples of 8.
+static inline int64_t rope_table_cols(int64_t d) {
+  return d + 56;
+}
+
+// ---- rope_table.cu
+// to[i, c] = from[i % period, c % d] as fp16.
+//   from [positions, d] fp32, cosines and sines of pairs in turns; to [rows, rope_table_cols(d)]
+void launch_rope_table(int64_t rows, int64_t d, int64_t period, const float *from, uint16_t *to,
+                       cudaStream_t stream);
+
+// ---- cross_entropy.cu
+typedef struct SoftmaxParts {
+  const MaxSum *parts; // [count, stride], as programs/logits.cu leaves them
+  int32_t count;
+  int64_t stride;
+} SoftmaxParts;
+// row_loss[m] = log-sum-exp of row m - its target's logit; and where s is not NULL the logits
+// become dlogits' = r grad_scale (softmax - onehot(target)), and s the row sums of dlogits' logits.
+// One pass over the logits, or none.
+//   logits [M, V], V a multiple of 8, with r; targets [M]; row_loss [M] out, s out or NULL
+void launch_fused_cross_entropy(int64_t M, int64_t V, SoftmaxParts softmax, RowScale r,
+                                float grad_scale, act_t *logits, const int32_t *targets,
+                                float *row_loss, RowStat *s, cudaStream_t stream);
+
+#ifdef __cplusplus
+}
+#endif

@@ -1,0 +1,152 @@
+// The operations: a program each. Those that serve several GEMMs of the model leave some of them to
+// the unfused kernels, as Backend.kinds says.
+#include "kernels/fused/fused.h"
+
+static bool is_fused(const Backend *be, Operation operation) {
+  return be->kinds[operation] == KERNEL_FUSED;
+}
+
+static RowParts parts_of(RowStat s) {
+  return (RowParts){(float *)s.data, s.stride, s.parts};
+}
+
+// The GEMM A B^T or A B, as the program has it. sumsq: of the rows of A, where the program needs r.
+static ProgramCall call_of(const Fused *f, int64_t M, int64_t N, int64_t K, const act_t *A,
+                           const act_t *B, RowStat sumsq) {
+  const OpsConfig *c = &f->unfused.cuda.config;
+  return (ProgramCall){.M = M,
+                       .N = N,
+                       .K = K,
+                       .A = A,
+                       .B = B,
+                       .args = {.sumsq = parts_of(sumsq),
+                                .inverse_D = (float)(1 / (double)c->D),
+                                .eps = (float)c->rms_norm_eps}};
+}
+
+// sums: the row statistic that the program leaves, a part a tile of columns; NULL: none.
+static void run(const Fused *f, ProgramName name, ProgramCall *call, RowStat *sums) {
+  const TileShape tile = tile_choose(name, call->M, call->N, call->K);
+  if (sums) {
+    sums->parts = tile_parts(tile, call->N);
+    call->args.sums = parts_of(*sums);
+  }
+  fused_launch(&f->kernels, name, tile, call, f->unfused.cuda.gpu.stream);
+}
+
+// ---- Forward
+
+// Row m's position is first + m % T. A step takes 64 consecutive rows of the table: of a single
+// sequence, and of sequences of whole steps, those are there; for others they are laid out first.
+static Matrix rope_angles(const Fused *f, int64_t M, int64_t T, int64_t first, ProgramArgs *args) {
+  const Cuda *u = &f->unfused.cuda;
+  const int64_t d = u->config.d, cols = rope_table_cols(d);
+  args->period = (int32_t)T;
+  if (M <= T || T % 64 == 0) {
+    args->first = (int32_t)first;
+    return (Matrix){f->rope, u->config.max_positions, cols};
+  }
+  launch_rope_table(T + 63, d, T, u->rope + first * d, f->rope_periodic, u->gpu.stream);
+  return (Matrix){f->rope_periodic, T + 63, cols};
+}
+
+void fused_qkv(Backend *be, int64_t M, int64_t T, int64_t first, const act_t *x, RowStat sumsq,
+               const act_t *W, act_t *qkv) {
+  const Fused *f = fused_of(be);
+  const OpsConfig *c = &f->unfused.cuda.config;
+  const int64_t R = packed_width(c);
+  ProgramCall call = call_of(f, M, R, c->D, x, W, sumsq);
+  call.stores[0] = (Matrix){qkv, M, R};
+  call.args.head_dim = (int32_t)c->d;
+  call.args.rotated = (int32_t)((c->H + c->KV) * c->d);
+  call.loads[0] = rope_angles(f, M, T, first, &call.args);
+  run(f, PROGRAM_ROPE, &call, NULL);
+}
+
+void fused_residual(Backend *be, int64_t M, int64_t K, const act_t *a, const act_t *W,
+                    const act_t *x, act_t *out, RowStat *sumsq) {
+  const Fused *f = fused_of(be);
+  const OpsConfig *c = &f->unfused.cuda.config;
+  if (!is_fused(be, K == c->F ? OP_DOWN : OP_OUT)) {
+    unfused_residual(be, M, K, a, W, x, out, sumsq);
+    return;
+  }
+  ProgramCall call = call_of(f, M, c->D, K, a, W, (RowStat){0});
+  call.loads[0] = (Matrix){x, M, c->D};
+  call.stores[0] = (Matrix){out, M, c->D};
+  run(f, PROGRAM_RESIDUAL, &call, sumsq);
+}
+
+void fused_gate_up(Backend *be, int64_t M, const act_t *x, RowStat sumsq, const act_t *W, act_t *z,
+                   act_t *y) {
+  const Fused *f = fused_of(be);
+  const OpsConfig *c = &f->unfused.cuda.config;
+  ProgramCall call = call_of(f, M, 2 * c->F, c->D, x, W, sumsq);
+  call.stores[0] = (Matrix){z, M, 2 * c->F};
+  call.stores[1] = (Matrix){y, M, c->F};
+  run(f, PROGRAM_SWIGLU, &call, NULL);
+}
+
+// softmax: where the rows' maxima and sums go, or NULL.
+static void run_logits(const Fused *f, int64_t M, const act_t *x, RowStat sumsq, const act_t *W,
+                       act_t *logits, MaxSum *softmax) {
+  const OpsConfig *c = &f->unfused.cuda.config;
+  ProgramCall call = call_of(f, M, c->V, c->D, x, W, sumsq);
+  call.stores[0] = (Matrix){logits, M, c->V};
+  call.args.softmax = softmax;
+  call.args.softmax_stride = f->softmax_stride;
+  fused_launch(&f->kernels, PROGRAM_LOGITS, f->head_tile, &call, f->unfused.cuda.gpu.stream);
+}
+
+void fused_lm_head(Backend *be, int64_t M, const act_t *x, RowStat sumsq, const act_t *W,
+                   act_t *logits) {
+  run_logits(fused_of(be), M, x, sumsq, W, logits, NULL);
+}
+
+void fused_head_loss(Backend *be, int64_t M, const act_t *x, RowStat sumsq, const act_t *W,
+                     const int32_t *targets, act_t *logits, double scale, RowStat *s) {
+  Fused *f = fused_of(be);
+  Cuda *c = &f->unfused.cuda;
+  if (!is_fused(be, s ? OP_HEAD_LOSS : OP_VALIDATION_LOSS) || M > f->softmax_stride) {
+    unfused_head_loss(be, M, x, sumsq, W, targets, logits, scale, s);
+    return;
+  }
+  run_logits(f, M, x, sumsq, W, logits, f->softmax);
+  const SoftmaxParts parts = {f->softmax, tile_parts(f->head_tile, c->config.V), f->softmax_stride};
+  launch_fused_cross_entropy(M, c->config.V, parts, row_scale(c, sumsq), (float)scale, logits,
+                             targets, c->row_loss, s, c->gpu.stream);
+  launch_add_loss(M, c->row_loss, scale, c->state, c->gpu.stream);
+}
+
+// ---- Backward
+
+// The width tells which of the model's GEMMs it is.
+static Operation norm_dgrad_operation(const OpsConfig *c, int64_t N) {
+  return N == packed_width(c) ? OP_QKV_DGRAD : N == 2 * c->F ? OP_GATE_UP_DGRAD : OP_LM_HEAD_DGRAD;
+}
+
+void fused_norm_dgrad(Backend *be, int64_t M, int64_t N, const act_t *dz, const act_t *W,
+                      const act_t *x, RowStat sumsq, RowStat s, const act_t *residual, act_t *dx) {
+  const Fused *f = fused_of(be);
+  const OpsConfig *c = &f->unfused.cuda.config;
+  if (!is_fused(be, norm_dgrad_operation(c, N))) {
+    unfused_norm_dgrad(be, M, N, dz, W, x, sumsq, s, residual, dx);
+    return;
+  }
+  ProgramCall call = call_of(f, M, c->D, N, dz, W, sumsq);
+  call.loads[0] = (Matrix){x, M, c->D};
+  call.loads[1] = (Matrix){residual, M, c->D};
+  call.stores[0] = (Matrix){dx, M, c->D};
+  call.args.s = parts_of(s);
+  run(f, residual ? PROGRAM_NORM_DGRAD_RESIDUAL : PROGRAM_NORM_DGRAD, &call, NULL);
+}
+
+void fused_down_dgrad(Backend *be, int64_t M, const act_t *dx, const act_t *W, const act_t *z,
+                      RowStat sumsq, act_t *dz, RowStat *s) {
+  const Fused *f = fused_of(be);
+  const OpsConfig *c = &f->unfused.cuda.config;
+  ProgramCall call = call_of(f, M, c->F, c->D, dx, W, sumsq);
+  call.loads[0] = (Matrix){z, M, 2 * c->F};
+  call.stores[0] = (Matrix){dz, M, 2 * c->F};
+  run(f, PROGRAM_SWIGLU_BACKWARD, &call, s);
+}

@@ -1,0 +1,40 @@
+#include "kernels/gpu_backends.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "kernels/cuda/check.h"
+#include "kernels/cuda/cudnn_api.h"
+#include "kernels/cuda/gpu.h"
+#include "kernels/fused/fused.h"
+#include "kernels/unfused/unfused.h"
+
+int gpu_usable(size_t *memory_bytes, Error *err) {
+  Gpu gpu;
+  CudnnApi cudnn;
+  size_t free_bytes;
+  *memory_bytes = 0;
+  if (gpu_probe(&gpu, err) != 0) return -1;
+  CUDA_TRY(err, cudaMemGetInfo(&free_bytes, memory_bytes));
+  return cudnn_open(&cudnn, err);
+}
+
+Backend *backend_gpu_create(const OpsConfig *config, const GpuOptions *options, Error *err) {
+  if (options->kernels == KERNELS_UNFUSED) return backend_unfused_create(config, options, err);
+  Error why_not;
+  if (backend_fused_supported(config, &why_not) == 0) {
+    Backend *fused = backend_fused_create(config, options, &why_not);
+    if (fused) return fused;
+  }
+  if (options->kernels == KERNELS_FUSED) {
+    *err = why_not;
+    error_prefix(err, "backend.kernels is \"fused\"");
+    return NULL;
+  }
+  Backend *be = backend_unfused_create(config, options, err);
+  if (!be) return NULL;
+  const size_t used = strlen(be->description);
+  snprintf(be->description + used, sizeof be->description - used, "; not fused, because %.300s",
+           why_not.text);
+  return be;
+}

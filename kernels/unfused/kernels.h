@@ -1,0 +1,45 @@
+// The kernels around each GEMM, as C sees them. What kernels/cuda/kernels.h says of launches holds.
+#pragma once
+#include "kernels/cuda/kernels.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+// The packed row: H + KV heads of d that RoPE rotates, then KV that it does not.
+typedef struct RopeShape {
+  int64_t rotated;    // (H + KV) d
+  int64_t R;          // (H + 2 KV) d
+  int64_t d;          // a multiple of 8
+  int64_t T, first;   // row m is at position first + m % T
+  const float *table; // [max_positions, d/2, 2] cosine and sine
+} RopeShape;
+
+// ---- rows.cu
+// x [M, D] in, sumsq out
+void launch_row_sumsq(int64_t M, int64_t D, const act_t *x, RowStat *sumsq, cudaStream_t stream);
+// dx[m] = from[m] - (r / D) s[m] x[m].   x, from [M, D], s in; dx [M, D] out, not from
+void launch_norm_backward(int64_t M, RowScale r, const act_t *x, RowStat s, const act_t *from,
+                          act_t *dx, cudaStream_t stream);
+// x[m] *= r.   x [M, N] in, out
+void launch_scale_rows(int64_t M, int64_t N, RowScale r, act_t *x, cudaStream_t stream);
+
+// ---- rope.cu
+// qkv[m] *= r, then q and k heads rotated.   qkv [M, R] in, out
+void launch_rope(int64_t M, RopeShape shape, RowScale r, act_t *qkv, cudaStream_t stream);
+// RopeBackwardOp's kernel.
+void launch_rope_backward(int64_t M, RopeShape shape, RowScale r, const act_t *qkv, act_t *dqkv,
+                          RowStat *s, cudaStream_t stream);
+
+// ---- swiglu.cu. z here is the product x W'^T before the row scale r, which these kernels apply as
+// they read it: so the forward pass need not write z again.
+// y = silu(r gate) * r up, in natural order.   z [M, 2F] in, y [M, F] out
+void launch_swiglu(int64_t M, int64_t F, RowScale r, const act_t *z, act_t *y, cudaStream_t stream);
+// dz' = r d(silu(gate) up) dy; s = row sum of dz' (r z).
+//   z [M, 2F], dy [M, F] in; dz [M, 2F] out, may be z; s out
+void launch_swiglu_backward(int64_t M, int64_t F, RowScale r, const act_t *z, const act_t *dy,
+                            act_t *dz, RowStat *s, cudaStream_t stream);
+
+#ifdef __cplusplus
+}
+#endif
