@@ -44,7 +44,7 @@ static void train(const Case *c, Backend *be, double *losses) {
       make_batch(c, step * c->micro_batches + i, tokens, targets);
       llama_load_batch(&llama, tokens, targets);
       llama_forward(&llama);
-      llama_loss_backward(&llama, 1.0 / c->micro_batches, i > 0);
+      llama_backward(&llama, 1.0 / c->micro_batches, i > 0);
     }
     be->grads_finish(be, llama.tensors, llama.param_count);
     be->set_hyper(be, &hyper);

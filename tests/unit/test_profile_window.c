@@ -94,7 +94,7 @@ static void a_window_beyond_the_run_is_refused(void **state) {
   must(config_parse(&config, "test", json, 1, overrides, &err), &err);
   overrides[0] = beyond;
   expect_error(config_parse(&config, "test", json, 1, overrides, &err), &err,
-               "output.profile_start 11 and output.profile_steps 3 end with step 13");
+               "output.profile_steps - 1) is 13, but it must be at most train.steps, which is 12");
 }
 
 static void steps_are_not_recorded_beside_a_window(void **state) {
