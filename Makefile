@@ -40,6 +40,8 @@ HAVE_CUDA := yes
 CUDA_C := $(filter-out $(LIBRARY),$(wildcard kernels/cuda/*.c kernels/unfused/*.c kernels/fused/*.c))
 FUSED_CU := $(wildcard kernels/fused/*.cu kernels/fused/programs/*.cu)
 CUDA_CU := $(wildcard kernels/cuda/*.cu kernels/unfused/*.cu) $(FUSED_CU)
+# Programs that only tests and benchmarks launch.
+TEST_PROGRAM_CU := $(wildcard tests/gpu/programs/*.cu tests/bench/programs/*.cu)
 CUDA_LIBS := -L$(CUDA_LIB) -Wl,-rpath,$(CUDA_LIB) -lcublasLt -lcudart_static -lstdc++ -ldl -lrt -lpthread
 endif
 # For the GPU that is here, or for all that the backend serves: CUDA_ARCHS="80 90a" chooses.
@@ -47,10 +49,10 @@ GPU_HERE := $(sort $(subst .,,$(shell nvidia-smi --query-gpu=compute_cap --forma
 CUDA_ARCHS ?= $(or $(subst 90,90a,$(GPU_HERE)),80 86 89 90a)
 NVCC_FLAGS := -std=c++17 -O3 -lineinfo -I. -Werror all-warnings -Xcompiler -Wall,-Wextra \
   $(foreach a,$(CUDA_ARCHS),-gencode arch=compute_$(a),code=sm_$(a))
-# The fused kernels are Hopper's alone, whatever else is built for. One that spills registers fails the build with the
-# compilers that they were written with; with another, which may deal registers out worse, it is only said.
+# The fused kernels are Hopper's alone, whatever else is built for. One that uses local memory (spilled registers, or a stack
+# frame) fails the build with the compilers that they were written with; with another, which may deal registers out worse, it is only said.
 FUSED_FLAGS := $(filter-out -gencode arch=%,$(NVCC_FLAGS)) -gencode arch=compute_90a,code=sm_90a -Xptxas -v
-SPILLS_FAIL = $(NVCC) --version | grep -q 'release 13\.'
+LOCAL_MEMORY_FAILS = $(NVCC) --version | grep -q 'release 13\.'
 GPU_TESTS := $(basename $(notdir $(wildcard tests/gpu/test_*.c)))
 GPU_BENCHES := $(basename $(notdir $(wildcard tests/bench/bench_*.c)))
 TESTS := $(basename $(notdir $(wildcard tests/unit/test_*.c)))
@@ -105,10 +107,12 @@ $(call objects,release,$(CUDA_C)) $(patsubst %,build/release/tests/gpu/%.o,$(GPU
 build/release/%.o: %.cu Makefile
 	@mkdir -p $(@D)
 	$(NVCC) $(NVCC_FLAGS) -MMD -MP -c $< -o $@
-$(patsubst %.cu,build/release/%.o,$(FUSED_CU)): build/release/%.o: %.cu Makefile
+$(patsubst %.cu,build/release/%.o,$(FUSED_CU) $(TEST_PROGRAM_CU)): build/release/%.o: %.cu Makefile
 	@mkdir -p $(@D)
 	$(NVCC) $(FUSED_FLAGS) -MMD -MP -c $< -o $@ 2> $(@:.o=.ptxas) || { cat $(@:.o=.ptxas) >&2; exit 1; }
-	@! grep -E -B 1 '[1-9][0-9]* bytes spill' $(@:.o=.ptxas) || { echo '$<: a kernel spills registers' >&2; ! { $(SPILLS_FAIL); } || { rm $@; exit 1; }; }
+	@! grep -E -B 1 '[1-9][0-9]* bytes (stack frame|spill)' $(@:.o=.ptxas) || { echo '$<: a kernel uses local memory' >&2; \
+	  ! { $(LOCAL_MEMORY_FAILS); } || { rm $@; exit 1; }; }
+build/release/tests/gpu/test_programs build/release/tests/bench/bench_fused: $(patsubst %.cu,build/release/%.o,$(TEST_PROGRAM_CU))
 
 # The tests of programs on the CPU: the same tests, the same programs, and tests/emulated for CUDA and the mainloop.
 # CUDA's headers are C++ that g++ takes; its pragmas and attributes mean nothing to it. g++ does not find its own headers
@@ -116,7 +120,7 @@ $(patsubst %.cu,build/release/%.o,$(FUSED_CU)): build/release/%.o: %.cu Makefile
 CXX ?= g++
 EMULATED_FLAGS := -std=c++17 -O2 -Wall -Wextra -Werror -Wno-attributes -Wno-unknown-pragmas -fno-strict-aliasing -MMD -MP \
   -Itests/emulated -I. $(addprefix -isystem ,$(filter-out /usr/include/,$(CUDA_INCLUDE))) $(shell pkg-config --cflags openblas 2>/dev/null) -include tests/emulated/warp.h
-EMULATED := $(patsubst %,build/release/emulated/%.o,$(wildcard tests/emulated/*.cpp kernels/fused/programs/*.cu))
+EMULATED := $(patsubst %,build/release/emulated/%.o,$(wildcard tests/emulated/*.cpp kernels/fused/programs/*.cu) $(TEST_PROGRAM_CU))
 $(EMULATED): build/release/emulated/%.o: % Makefile
 	@mkdir -p $(@D)
 	$(CXX) $(EMULATED_FLAGS) -x c++ -c $< -o $@
@@ -143,7 +147,7 @@ train: build/release/train
 prepare: build/release/prepare
 	ln -sfn $< $@
 
-.PHONY: all help test test-gpu bench kernels sanitize asan fuzz format clean FORCE
+.PHONY: all help test test-gpu bench kernels program test-program sanitize asan fuzz format clean FORCE
 all: train prepare ## build ./train and ./prepare
 
 # What the tests of ranges have NVTX load.
@@ -191,6 +195,13 @@ ifdef HAVE_CUDA
 else
 	$(NO_TOOLKIT)
 endif
+
+program: $(if $(HAVE_CUDA),$(if $(NAME),$(patsubst %.cu,build/release/%.o,$(filter %/$(NAME).cu,$(FUSED_CU) $(TEST_PROGRAM_CU))))) ## compile one fused program, NAME=residual, and say what each tile shape takes
+	@: $(or $(NAME),$(error which one? make program NAME=residual)) $(or $^,$(error there is no program file $(NAME).cu))
+	@sed -nE "s/.*entry function '.*TileILi([0-9]+)ELi([0-9]+)E.*/\1x\2/p; s/^ +(.*stack frame.*)/    \1/p; s/.*(Used .*)/    \1/p" $(^:.o=.ptxas)
+
+test-program: build/release/tests/emulated/test_programs ## test one fused program without a GPU, NAME=residual, and SHAPE=77x136x72 if in one shape
+	$< $(or $(NAME),$(error which one? make test-program NAME=residual)) $(SHAPE)
 
 sanitize: $(if $(HAVE_CUDA),all build/release/tests/gpu/planted_faults) ## compute-sanitizer: memcheck, racecheck, initcheck, synccheck on a small model
 	scripts/run_tests.sh tests/gpu/sanitize.sh

@@ -18,7 +18,7 @@ void fused_op_norm_dgrad(Backend *be, int64_t M, int64_t N, const act_t *dz, con
                       .loads = {{x, M, c->D}, {residual, M, c->D}},
                       .stores = {{dx, M, c->D}},
                       .args = norm_args(f, sumsq)};
-  call.args.s = (RowParts){(float *)(uintptr_t)s, c->max_tokens, (int32_t)parts_s};
+  call.args.in[1] = (RowParts){(float *)(uintptr_t)s, c->max_tokens, (int32_t)parts_s};
   run_program(f, residual ? PROGRAM_NORM_DGRAD_RESIDUAL : PROGRAM_NORM_DGRAD, &call);
 }
 
@@ -37,8 +37,8 @@ void fused_op_down_dgrad(Backend *be, int64_t M, const act_t *dx, const act_t *W
                       .A = dx,
                       .B = W,
                       .loads = {{z, M, 2 * c->F}},
-                      .stores = {{dz, M, 2 * c->F}, {y, M, c->F}},
+                      .stores = {{dz, M, 2 * c->F}},
                       .args = norm_args(f, sumsq)};
-  call.args.sums = (RowParts){s, c->max_tokens, (int32_t)be->parts.gate_up};
-  run_program(f, y ? PROGRAM_SWIGLU_BACKWARD_Y : PROGRAM_SWIGLU_BACKWARD, &call);
+  call.args.out[0] = (RowParts){s, c->max_tokens, (int32_t)be->parts.gate_up};
+  run_program(f, PROGRAM_SWIGLU_BACKWARD, &call);
 }

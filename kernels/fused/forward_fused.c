@@ -1,5 +1,6 @@
 // The forward operations: a program each.
 #include "kernels/cuda/check.h"
+#include "kernels/fused/programs/rope.h"
 #include "kernels/fused/state.h"
 
 void fused_clear_other_parts(const Fused *f, int64_t M, int64_t parts, stat_t *statistic) {
@@ -21,12 +22,12 @@ static Matrix rope_angles(const Fused *f, int64_t M, int64_t T, int64_t first, P
   const OpsConfig *c = &f->twin.config;
   const int64_t cols = rope_table_cols(c->d);
   if (M <= T || T % 64 == 0) {
-    args->first = (int32_t)first;
-    args->period = (int32_t)T;
+    args->params[ROPE_FIRST].i = (int32_t)first;
+    args->params[ROPE_PERIOD].i = (int32_t)T;
     return (Matrix){f->rope, c->max_positions, cols};
   }
-  args->first = 0;
-  args->period = (int32_t)T;
+  args->params[ROPE_FIRST].i = 0;
+  args->params[ROPE_PERIOD].i = (int32_t)T;
   fused_rope_table(T + 63, c->d, T, f->twin.rope + first * c->d, f->rope_periodic,
                    f->twin.gpu.stream);
   return (Matrix){f->rope_periodic, T + 63, cols};
@@ -48,8 +49,8 @@ void fused_op_qkv(Backend *be, int64_t M, int64_t T, int64_t first, const act_t 
                       .B = W,
                       .stores = {{qkv, M, R}},
                       .args = norm_args(f, sumsq)};
-  call.args.head_dim = (int32_t)c->d;
-  call.args.rotated = (int32_t)((c->H + c->KV) * c->d);
+  call.args.params[ROPE_HEAD_DIM].i = (int32_t)c->d;
+  call.args.params[ROPE_ROTATED].i = (int32_t)((c->H + c->KV) * c->d);
   call.loads[0] = rope_angles(f, M, T, first, &call.args);
   run_program(f, PROGRAM_ROPE, &call);
 }
@@ -71,7 +72,7 @@ void fused_op_residual(Backend *be, int64_t M, int64_t K, const act_t *a, const 
       .B = W,
       .loads = {{x, M, c->D}},
       .stores = {{out, M, c->D}},
-      .args.sums = {sumsq, c->max_tokens, (int32_t)be->parts.sumsq},
+      .args.out = {{sumsq, c->max_tokens, (int32_t)be->parts.sumsq}},
   };
   run_program(f, PROGRAM_RESIDUAL, &call);
 }
@@ -114,7 +115,7 @@ void fused_op_lm_head(Backend *be, int64_t M, const act_t *x, const stat_t *sums
     return;
   }
   const ProgramCall call = logits_call(f, M, x, sumsq, W, logits);
-  fused_launch(&f->kernels, PROGRAM_LOGITS, f->head_tile, &call, f->twin.gpu.stream);
+  fused_launch(&f->kernels.programs[PROGRAM_LOGITS], f->head_tile, &call, f->twin.gpu.stream);
 }
 
 // For a loss alone the program saves the pass over the logits. With a gradient there is a pass
@@ -129,9 +130,9 @@ void fused_op_head_loss(Backend *be, int64_t M, const act_t *x, const stat_t *su
     return;
   }
   ProgramCall call = logits_call(f, M, x, sumsq, W, logits);
-  call.args.softmax = f->softmax;
-  call.args.softmax_stride = f->softmax_stride;
-  fused_launch(&f->kernels, PROGRAM_LOGITS, f->head_tile, &call, u->gpu.stream);
+  call.args.out[0] =
+      (RowParts){(float *)f->softmax, f->softmax_stride, tile_parts(f->head_tile, u->config.V)};
+  fused_launch(&f->kernels.programs[PROGRAM_LOGITS], f->head_tile, &call, u->gpu.stream);
   const SoftmaxParts parts = {f->softmax, tile_parts(f->head_tile, u->config.V), f->softmax_stride};
   fused_cross_entropy(M, u->config.V, parts, row_scale(u, sumsq), (float)scale, logits, targets,
                       u->row_loss, s, u->gpu.stream);

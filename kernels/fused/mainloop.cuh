@@ -22,7 +22,7 @@
 //     ready[consumer][slot]  a step's tiles are loaded: 1 arrival, and the bytes
 //     done[consumer][slot]   its results are in the slot: 1 arrival a warp
 #pragma once
-#include "kernels/fused/epilogue.cuh"
+#include "kernels/fused/bases.cuh"
 #include "kernels/fused/wgmma.cuh"
 
 enum Schedule { COOPERATIVE, PING_PONG };
@@ -55,9 +55,10 @@ template <class T, class Program> struct Shared {
   static constexpr int SLOT_BYTES = Program::Loads::BYTES > Program::Stores::BYTES
                                         ? Program::Loads::BYTES
                                         : Program::Stores::BYTES;
-  static constexpr int ROW_VALUE_BYTES = Program::ROW_VALUE ? 2 * T::ROWS * 4 : 0;
+  static constexpr int A_ROW_VALUES = Program::RowValues::COUNT * T::ROWS * 4; // of a tile
+
   static constexpr int BARRIERS = 2 * T::STAGES + 2 + 4 + 4 * MAX_SLOTS;
-  static constexpr int FIXED = T::STAGES * T::STAGE_BYTES + ROW_VALUE_BYTES + BARRIERS * 8 + 1024;
+  static constexpr int FIXED = T::STAGES * T::STAGE_BYTES + 2 * A_ROW_VALUES + BARRIERS * 8 + 1024;
   static constexpr int FITTING = (SHARED_LIMIT - FIXED) / (2 * SLOT_BYTES);
   static constexpr int SLOTS = FITTING < MAX_SLOTS ? FITTING : MAX_SLOTS;
   static_assert(chunks_match<typename Program::Loads, typename Program::Stores>(),
@@ -67,41 +68,41 @@ template <class T, class Program> struct Shared {
 
   uint32_t base;
 
-  __device__ __forceinline__ uint32_t stage(int s) const {
+  DEVICE uint32_t stage(int s) const {
     return base + s * T::STAGE_BYTES;
   }
-  __device__ __forceinline__ uint32_t slot(int consumer, int i) const {
+  DEVICE uint32_t slot(int consumer, int i) const {
     return base + T::STAGES * T::STAGE_BYTES + (consumer * SLOTS + i) * SLOT_BYTES;
   }
-  __device__ __forceinline__ uint32_t row_values(int i) const {
-    return base + T::STAGES * T::STAGE_BYTES + 2 * SLOTS * SLOT_BYTES + i * T::ROWS * 4;
+  DEVICE uint32_t row_values(int i) const {
+    return base + T::STAGES * T::STAGE_BYTES + 2 * SLOTS * SLOT_BYTES + i * A_ROW_VALUES;
   }
-  __device__ __forceinline__ uint32_t barrier(int i) const {
-    return row_values(0) + ROW_VALUE_BYTES + i * 8;
+  DEVICE uint32_t barrier(int i) const {
+    return row_values(2) + i * 8;
   }
-  __device__ __forceinline__ uint32_t full(int s) const {
+  DEVICE uint32_t full(int s) const {
     return barrier(s);
   }
-  __device__ __forceinline__ uint32_t empty(int s) const {
+  DEVICE uint32_t empty(int s) const {
     return barrier(T::STAGES + s);
   }
-  __device__ __forceinline__ uint32_t turn(int consumer) const {
+  DEVICE uint32_t turn(int consumer) const {
     return barrier(2 * T::STAGES + consumer);
   }
-  __device__ __forceinline__ uint32_t row_full(int i) const {
+  DEVICE uint32_t row_full(int i) const {
     return barrier(2 * T::STAGES + 2 + i);
   }
-  __device__ __forceinline__ uint32_t row_empty(int i) const {
+  DEVICE uint32_t row_empty(int i) const {
     return barrier(2 * T::STAGES + 4 + i);
   }
-  __device__ __forceinline__ uint32_t ready(int consumer, int slot) const {
+  DEVICE uint32_t ready(int consumer, int slot) const {
     return barrier(2 * T::STAGES + 6 + consumer * MAX_SLOTS + slot);
   }
-  __device__ __forceinline__ uint32_t done(int consumer, int slot) const {
+  DEVICE uint32_t done(int consumer, int slot) const {
     return barrier(2 * T::STAGES + 6 + (2 + consumer) * MAX_SLOTS + slot);
   }
 
-  __device__ __forceinline__ void init_barriers() const {
+  DEVICE void init_barriers() const {
     for (int s = 0; s < T::STAGES; s++) {
       mbarrier_init(full(s), 1);
       mbarrier_init(empty(s), CLUSTER * (T::PINGPONG ? 1 : 2));
@@ -124,9 +125,8 @@ template <class T, class Program> struct Shared {
 template <int SIZE> struct Ring {
   int at;
   uint32_t parity;
-  __device__ __forceinline__ explicit Ring(uint32_t steps)
-      : at((int)(steps % SIZE)), parity(steps / SIZE & 1) {}
-  __device__ __forceinline__ void next() {
+  DEVICE explicit Ring(uint32_t steps) : at((int)(steps % SIZE)), parity(steps / SIZE & 1) {}
+  DEVICE void next() {
     if (++at == SIZE) at = 0, parity ^= 1;
   }
 };
@@ -137,7 +137,7 @@ template <class T> struct Work {
   int tiles_m, tiles_n, total; // of clusters
   int first, stride;
 
-  __device__ __forceinline__ Work(int m, int n, int k) : M(m), N(n), K(k) {
+  DEVICE Work(int m, int n, int k) : M(m), N(n), K(k) {
     rank = (int)cluster_rank();
     tiles_m = (M + T::ROWS * CLUSTER - 1) / (T::ROWS * CLUSTER);
     tiles_n = (N + T::COLS - 1) / T::COLS;
@@ -145,11 +145,11 @@ template <class T> struct Work {
     first = blockIdx.x / CLUSTER;
     stride = gridDim.x / CLUSTER;
   }
-  __device__ __forceinline__ int k_stages() const {
+  DEVICE int k_stages() const {
     return (K + DEPTH - 1) / DEPTH;
   }
   // This block's rows and columns of tile t start here.
-  __device__ __forceinline__ void locate(int t, int &row, int &column_tile) const {
+  DEVICE void locate(int t, int &row, int &column_tile) const {
     const int a_group = TILE_GROUP * tiles_n, group = t / a_group, in_group = t - group * a_group;
     const int first_row = group * TILE_GROUP, rows = min(TILE_GROUP, tiles_m - first_row);
     column_tile = in_group / rows;
@@ -160,8 +160,8 @@ template <class T> struct Work {
 // ---- Warp 0: operands
 
 template <class T, class Program, Major A_MAJOR, Major B_MAJOR>
-__device__ __forceinline__ void load_operands(const Shared<T, Program> &shared, const Work<T> &work,
-                                              const CUtensorMap *map_a, const CUtensorMap *map_b) {
+DEVICE void load_operands(const Shared<T, Program> &shared, const Work<T> &work,
+                          const CUtensorMap *map_a, const CUtensorMap *map_b) {
   constexpr uint16_t BOTH = 3;
   Ring<T::STAGES> ring(0);
   for (int t = work.first; t < work.total; t += work.stride) {
@@ -195,8 +195,8 @@ __device__ __forceinline__ void load_operands(const Shared<T, Program> &shared, 
 // ---- Warp 1: row values, a tile ahead
 
 template <class T, class Program>
-__device__ __forceinline__ void compute_row_values(const Shared<T, Program> &shared,
-                                                   const Work<T> &work, const ProgramArgs &args) {
+DEVICE void compute_row_values(const Shared<T, Program> &shared, const Work<T> &work,
+                               const ProgramArgs &args) {
   Ring<2> ring(0);
   for (int t = work.first; t < work.total; t += work.stride, ring.next()) {
     int row, column_tile;
@@ -204,11 +204,13 @@ __device__ __forceinline__ void compute_row_values(const Shared<T, Program> &sha
     mbarrier_wait(shared.row_empty(ring.at), ring.parity ^ 1);
     static_assert(T::ROWS == 4 * 32, "four rows a lane");
     const int lane = threadIdx.x % 32;
-    FourRows values;
-    Program::row_values(args, row + lane, work.M, values);
+    FourRows values[Program::RowValues::COUNT];
+    Program::RowValues::compute(args, row + lane, work.M, values);
 #pragma unroll
-    for (int i = 0; i < 4; i++)
-      shared_store(shared.row_values(ring.at) + (lane + 32 * i) * 4, values[i]);
+    for (int v = 0; v < Program::RowValues::COUNT; v++)
+#pragma unroll
+      for (int i = 0; i < 4; i++)
+        shared_store(shared.row_values(ring.at) + (v * T::ROWS + lane + 32 * i) * 4, values[v][i]);
     mbarrier_arrive(shared.row_full(ring.at));
   }
 }
@@ -221,28 +223,28 @@ template <class T, class Program> struct Steps {
   const Work<T> &work;
   int consumer, tile, step, row, column;
 
-  __device__ __forceinline__ Steps(const Work<T> &w, int which)
+  DEVICE Steps(const Work<T> &w, int which)
       : work(w), consumer(which), tile(w.first + (T::PINGPONG ? which * w.stride : 0)), step(0) {
     locate();
   }
-  __device__ __forceinline__ bool left() const {
+  DEVICE bool left() const {
     return tile < work.total;
   }
-  __device__ __forceinline__ void next() {
+  DEVICE void next() {
     if (++step < A_TILE) return;
     step = 0;
     tile += T::PINGPONG ? 2 * work.stride : work.stride;
     locate();
   }
-  __device__ __forceinline__ int step_row() const {
+  DEVICE int step_row() const {
     return row + step / A_BLOCK * 64;
   }
-  __device__ __forceinline__ int step_column() const {
+  DEVICE int step_column() const {
     return column + step % A_BLOCK * Program::COLUMNS;
   }
 
 private:
-  __device__ __forceinline__ void locate() {
+  DEVICE void locate() {
     if (!left()) return;
     work.locate(tile, row, column);
     column *= T::COLS;
@@ -251,9 +253,8 @@ private:
 };
 
 template <class T, class Program>
-__device__ __forceinline__ void load_chunks(const Shared<T, Program> &shared, int consumer,
-                                            int slot, Steps<T, Program> &steps,
-                                            const EpilogueOperands &operands) {
+DEVICE void load_chunks(const Shared<T, Program> &shared, int consumer, int slot,
+                        Steps<T, Program> &steps, const EpilogueOperands &operands) {
   using Loads = typename Program::Loads;
   if (!steps.left()) return;
   const uint32_t ready = shared.ready(consumer, slot);
@@ -273,8 +274,8 @@ __device__ __forceinline__ void load_chunks(const Shared<T, Program> &shared, in
 }
 
 template <class T, class Program>
-__device__ __forceinline__ void move_chunks(const Shared<T, Program> &shared, const Work<T> &work,
-                                            int consumer, const EpilogueOperands &operands) {
+DEVICE void move_chunks(const Shared<T, Program> &shared, const Work<T> &work, int consumer,
+                        const EpilogueOperands &operands) {
   using Stores = typename Program::Stores;
   constexpr int SLOTS = Shared<T, Program>::SLOTS;
   // A slot is filled again when its store has been read; of many slots, one store later.
@@ -304,9 +305,9 @@ __device__ __forceinline__ void move_chunks(const Shared<T, Program> &shared, co
 
 // The products of one tile into `accumulators`. Gives each stage back as soon as it has been read.
 template <class T, class Program, Major A_MAJOR, Major B_MAJOR>
-__device__ __forceinline__ void multiply(const Shared<T, Program> &shared, const Work<T> &work,
-                                         int consumer, int thread, Ring<T::STAGES> ring,
-                                         float (&accumulators)[T::BLOCKS][T::COLS / 2]) {
+DEVICE void multiply(const Shared<T, Program> &shared, const Work<T> &work, int consumer,
+                     int thread, Ring<T::STAGES> ring,
+                     float (&accumulators)[T::BLOCKS][T::COLS / 2]) {
   // 16 along k: 32 bytes of a row, or 16 rows of 128 bytes
   constexpr int K_STEP_A = (A_MAJOR == MAJOR_K ? 32 : 16 * 128) >> 4;
   constexpr int K_STEP_B = (B_MAJOR == MAJOR_K ? 32 : 16 * 128) >> 4;
@@ -340,24 +341,27 @@ __device__ __forceinline__ void multiply(const Shared<T, Program> &shared, const
 }
 
 template <class T, class Program>
-__device__ __forceinline__ void run_program(const Shared<T, Program> &shared, int consumer,
-                                            Ring<Shared<T, Program>::SLOTS> ring, Ring<2> rows,
-                                            const RowBlock &tile /* its first block */,
-                                            const float (&accumulators)[T::BLOCKS][T::COLS / 2]) {
+DEVICE void run_program(const Shared<T, Program> &shared, int consumer,
+                        Ring<Shared<T, Program>::SLOTS> ring, Ring<2> rows,
+                        const RowBlock &tile /* its first block */,
+                        const float (&accumulators)[T::BLOCKS][T::COLS / 2]) {
   using S = Steps<T, Program>;
   const int lane = tile.thread & 31;
   const int first_row = T::PINGPONG ? 0 : consumer * T::CONSUMER_ROWS; // in the block's tile
-  if (Program::ROW_VALUE) mbarrier_wait(shared.row_full(rows.at), rows.parity);
+  constexpr bool ROW_VALUES = Program::RowValues::COUNT > 0;
+  if (ROW_VALUES) mbarrier_wait(shared.row_full(rows.at), rows.parity);
 #pragma unroll
   for (int b = 0; b < T::BLOCKS; b++) {
     RowBlock block = tile;
     block.first_row += b * 64;
-    float row_values[2] = {};
-    if constexpr (Program::ROW_VALUE)
+    TwoRows<Program> values = {};
 #pragma unroll
-      for (int h = 0; h < 2; h++)
-        row_values[h] = shared_load(shared.row_values(rows.at) +
-                                    (first_row + (uint32_t)(block.row(h) - tile.first_row)) * 4);
+    for (int v = 0; v < Program::RowValues::COUNT; v++)
+#pragma unroll
+      for (int h = 0; h < 2; h++) {
+        const int row = v * T::ROWS + first_row + (int)(block.row(h) - tile.first_row);
+        values.values[v][h] = shared_load(shared.row_values(rows.at) + row * 4);
+      }
     Program program;
 #pragma unroll
     for (int i = 0; i < S::A_BLOCK; i++, ring.next()) {
@@ -365,7 +369,7 @@ __device__ __forceinline__ void run_program(const Shared<T, Program> &shared, in
       uint32_t slot = shared.slot(consumer, ring.at);
       asm volatile(""
                    : "+r"(slot)); // else the compiler keeps the addresses of all slots in registers
-      const Step<Program> step = {block, accumulators[b] + i * (Program::COLUMNS / 2), row_values,
+      const Step<Program> step = {block, accumulators[b] + i * (Program::COLUMNS / 2), values,
                                   tile.column_tile * T::COLS + i * Program::COLUMNS, slot};
       program.step(step);
       fence_copy_engine();
@@ -374,12 +378,12 @@ __device__ __forceinline__ void run_program(const Shared<T, Program> &shared, in
     }
     program.end(block);
   }
-  if (Program::ROW_VALUE && lane == 0) mbarrier_arrive(shared.row_empty(rows.at));
+  if (ROW_VALUES && lane == 0) mbarrier_arrive(shared.row_empty(rows.at));
 }
 
 template <class T, class Program, Major A_MAJOR, Major B_MAJOR>
-__device__ __forceinline__ void consume(const Shared<T, Program> &shared, const Work<T> &work,
-                                        int consumer, const ProgramArgs &args) {
+DEVICE void consume(const Shared<T, Program> &shared, const Work<T> &work, int consumer,
+                    const ProgramArgs &args) {
   using Slots = Ring<Shared<T, Program>::SLOTS>;
   constexpr int TURNS = T::PINGPONG ? 2 : 1;
   const int thread = threadIdx.x % 128;
@@ -428,12 +432,14 @@ __global__ void __launch_bounds__(BLOCK_THREADS, 1)
     registers_shrink<T::PRODUCER_REGISTERS>();
     const Work<T> work(M, N, K);
     const int warp = threadIdx.x / 32;
-    if (threadIdx.x == 0)
+    if (threadIdx.x == 0) {
       load_operands<T, Program, A_MAJOR, B_MAJOR>(shared, work, &map_a, &map_b);
-    else if (warp == 1 && Program::ROW_VALUE)
-      compute_row_values<T, Program>(shared, work, operands.args);
-    else if (threadIdx.x == 64 || threadIdx.x == 96)
+    } else if (warp == 1) {
+      if constexpr (Program::RowValues::COUNT > 0)
+        compute_row_values<T, Program>(shared, work, operands.args);
+    } else if (threadIdx.x == 64 || threadIdx.x == 96) {
       move_chunks<T, Program>(shared, work, warp - 2, operands);
+    }
     __syncwarp();
   } else {
     registers_grow<T::CONSUMER_REGISTERS>();

@@ -27,11 +27,11 @@ typedef struct Matrix {
   int64_t rows, cols; // cols a multiple of 8
 } Matrix;
 
-// One float a row and part, [parts, stride]: the producer of a statistic leaves parts, its consumer
-// adds them up.
+// A statistic of rows, [parts, stride]: the program that makes it leaves a part for each tile of
+// columns, and the one that needs it joins the parts.
 typedef struct RowParts {
-  float *data;
-  int64_t stride; // at least M
+  float *data;    // or of pairs of floats: MaxSum
+  int64_t stride; // of a part, in values; at least M
   int32_t parts;
 } RowParts;
 
@@ -40,17 +40,17 @@ typedef struct MaxSum {
   float max, sum;
 } MaxSum;
 
-// What programs read and write besides tiles. Each program's file says which of these it uses.
+// What programs read and write besides tiles. Each program's file says which of these it uses, and
+// names its params.
 typedef struct ProgramArgs {
-  RowParts sumsq; // in: of the rows of A; r = rsqrt(sum of parts / D + eps)
-  float inverse_D, eps;
-  RowParts s;    // in: sums over the rows of dz' z, for RMSNorm's backward
-  RowParts sums; // out: a part a tile of columns; parts beyond the last tile become 0
-  // rope: row m is at position first + m % period; columns below rotated are heads of head_dim
-  int32_t first, period, head_dim, rotated;
-  // logits
-  MaxSum *softmax;        // [tiles of columns, stride] out, or NULL
-  int64_t softmax_stride; // at least M
+  RowParts in[2];       // where RMSNorm's r is needed, in[0] has the sums of squares
+  RowParts out[2];      // parts >= tile_parts(tile, N); those beyond become neutral, as 0 of a sum
+  float inverse_D, eps; // r = rsqrt(sum of squares * inverse_D + eps)
+  const float *columns; // a vector over the product's columns, [N], at an 8-byte boundary
+  union {
+    int32_t i;
+    float f;
+  } params[4];
 } ProgramArgs;
 
 // What a kernel gets beside A, B and the product's size: the descriptors of the call's tiles, and
@@ -80,29 +80,42 @@ typedef struct ProgramKernel {
 typedef struct Program {
   const char *name;
   GemmForm form;
-  int32_t load_cols[MAX_TILES], store_cols[MAX_TILES]; // of a chunk of 64 rows: 64, 32 or 0 = none
+  int32_t columns; // of the product in a step
+  // Of a chunk of 64 rows, which goes with a step: 64, 32 or 0 = none.
+  int32_t load_cols[MAX_TILES], store_cols[MAX_TILES];
   ProgramKernel kernels[TILE_SHAPES];
 } Program;
 
-// The kernels made ready for one GPU.
+// cuTensorMapEncodeTiled
+typedef CUresult EncodeTensorMap(CUtensorMap *, CUtensorMapDataType, cuuint32_t, void *,
+                                 const cuuint64_t *, const cuuint64_t *, const cuuint32_t *,
+                                 const cuuint32_t *, CUtensorMapInterleave, CUtensorMapSwizzle,
+                                 CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
+
+// A program made ready for one GPU.
+typedef struct OpenProgram {
+  const Program *program;
+  EncodeTensorMap *encode;
+  int32_t clusters[TILE_SHAPES]; // that the GPU runs at once
+} OpenProgram;
+
+// Those of the table in programs.h.
 typedef struct FusedKernels {
-  CUresult (*encode)(CUtensorMap *, CUtensorMapDataType, cuuint32_t, void *, const cuuint64_t *,
-                     const cuuint64_t *, const cuuint32_t *, const cuuint32_t *,
-                     CUtensorMapInterleave, CUtensorMapSwizzle, CUtensorMapL2promotion,
-                     CUtensorMapFloatOOBfill);
-  int32_t clusters[PROGRAMS][TILE_SHAPES]; // that the GPU runs at once
+  OpenProgram programs[PROGRAMS];
 } FusedKernels;
 
 const Program *fused_program(ProgramName name);
 
 // 0, or -1 and a sentence: the kernels need compute capability 9.0.
 int fused_kernels_check(int major, int minor, Error *err);
-// 0, or -1 and why this GPU or driver cannot run them.
+// 0, or -1 and why this GPU or driver cannot run them. There is nothing to close.
 int fused_kernels_open(FusedKernels *kernels, const Gpu *gpu, Error *err);
+int fused_program_open(OpenProgram *open, const Program *program, const Gpu *gpu, Error *err);
 
-// Only launches. `tile` as tile_choose says, or another.
-void fused_launch(const FusedKernels *kernels, ProgramName name, TileShape tile,
-                  const ProgramCall *call, cudaStream_t stream);
+// Only launches. `tile` as tile_choose says, or another. A call that no program can serve (a size
+// of 2^31, a matrix that the copy engine does not take) ends the process with a sentence.
+void fused_launch(const OpenProgram *open, TileShape tile, const ProgramCall *call,
+                  cudaStream_t stream);
 
 #ifdef __cplusplus
 }

@@ -34,12 +34,12 @@ static inline bool fused_takes(const Fused *f, ProgramName name, int64_t N, int6
 static inline ProgramArgs norm_args(const Fused *f, const stat_t *sumsq) {
   const OpsConfig *c = &f->twin.config;
   return (ProgramArgs){
-      .sumsq = {(float *)(uintptr_t)sumsq, c->max_tokens, (int32_t)f->twin.base.parts.sumsq},
+      .in = {{(float *)(uintptr_t)sumsq, c->max_tokens, (int32_t)f->twin.base.parts.sumsq}},
       .inverse_D = (float)(1 / (double)c->D),
       .eps = (float)c->rms_norm_eps};
 }
 static inline void run_program(const Fused *f, ProgramName name, const ProgramCall *call) {
-  fused_launch(&f->kernels, name, tile_choose(name, call->M, call->N, call->K), call,
+  fused_launch(&f->kernels.programs[name], tile_choose(name, call->M, call->N, call->K), call,
                f->twin.gpu.stream);
 }
 
