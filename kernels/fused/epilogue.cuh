@@ -106,6 +106,10 @@ struct RowSum : RowStatistic<RowSum> {
   DEVICE void add_product(int i, float a, float b) {
     rows[i & 1] = fmaf(a, b, rows[i & 1]);
   }
+  DEVICE void add_squares(int i, uint32_t pair) { // of packed bf16
+    add_product(i, bf16_low(pair), bf16_low(pair));
+    add_product(i, bf16_high(pair), bf16_high(pair));
+  }
 };
 
 struct RowMax : RowStatistic<RowMax> {

@@ -9,8 +9,7 @@ struct Residual : Pairs<Residual> {
 
   template <class S> DEVICE uint32_t pair(const S &, int i, float2 v, uint32_t x) {
     const uint32_t out = bf16_two(v.x + bf16_low(x), v.y + bf16_high(x));
-    squares.add_product(i, bf16_low(out), bf16_low(out));
-    squares.add_product(i, bf16_high(out), bf16_high(out));
+    squares.add_squares(i, out);
     return out;
   }
   DEVICE void end(const RowBlock &block) const {

@@ -27,10 +27,8 @@ struct LayerNorm : Pairs<LayerNorm> {
     const float2 w = s.column_values(s.block.args.columns, i);
     const float mean = s.row_value(i, 0), r = s.row_value(i, 1);
     const uint32_t out = bf16_two(r * (v.x - mean * w.x), r * (v.y - mean * w.y));
-    const float a = bf16_low(out), b = bf16_high(out);
-    squares.add_product(i, a, a);
-    squares.add_product(i, b, b);
-    sums.add(i, a + b);
+    squares.add_squares(i, out);
+    sums.add(i, bf16_low(out) + bf16_high(out));
     return out;
   }
   DEVICE void end(const RowBlock &block) const {
