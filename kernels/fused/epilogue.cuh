@@ -27,16 +27,9 @@ template <int FIRST = 0, int SECOND = 0> struct Chunks {
 // Chunks that are stored take the place of chunks that were loaded: a warp rewrites only what it
 // has read itself, if the two are the same bytes.
 template <class Loads, class Stores> constexpr bool chunks_match() {
-  for (int l = 0; l < Loads::COUNT; l++)
-    for (int t = 0; t < Stores::COUNT; t++) {
-      const int load_end = Loads::offset(l) + 128 * Loads::width(l),
-                store_end = Stores::offset(t) + 128 * Stores::width(t);
-      const bool apart = load_end <= Stores::offset(t) || store_end <= Loads::offset(l);
-      const bool same =
-          Loads::offset(l) == Stores::offset(t) && Loads::width(l) == Stores::width(t);
-      if (!apart && !same) return false;
-    }
-  return true;
+  if (Loads::COUNT == 0 || Stores::COUNT == 0) return true;
+  const bool both = Loads::COUNT == 2 && Stores::COUNT == 2;
+  return Loads::width(0) == Stores::width(0) && (!both || Loads::width(1) == Stores::width(1));
 }
 
 // A block of 64 rows of a warpgroup's tile, as end sees it. A thread holds pairs of two of its
@@ -282,31 +275,26 @@ template <class Program> struct Step {
   // ---- Tiles. What a chunk's pairs are stored over has to be loaded before.
   // Pairs first to first + N - 1 of a chunk; `first` a multiple of 4, known to the compiler.
   template <int OPERAND, int N> DEVICE void load(uint32_t (&pairs)[N], int first = 0) const {
-    constexpr int WIDTH = Program::Loads::width(OPERAND);
-    static_assert(N % 4 == 0 && N <= WIDTH / 4, "whole matrices, inside of the chunk");
-    const uint32_t chunk = slot + Program::Loads::offset(OPERAND);
 #pragma unroll
     for (int i = 0; i < N; i += 4)
-      load_matrices(address<WIDTH>(chunk, (first + i) / 4), pairs[i], pairs[i + 1], pairs[i + 2],
-                    pairs[i + 3]);
+      load_matrices(address<typename Program::Loads, OPERAND, N>(first + i), &pairs[i]);
   }
   template <int OPERAND, int N> DEVICE void store(const uint32_t (&pairs)[N], int first = 0) const {
-    constexpr int WIDTH = Program::Stores::width(OPERAND);
-    static_assert(N % 4 == 0 && N <= WIDTH / 4, "whole matrices, inside of the chunk");
-    const uint32_t chunk = slot + Program::Stores::offset(OPERAND);
 #pragma unroll
     for (int i = 0; i < N; i += 4)
-      store_matrices(address<WIDTH>(chunk, (first + i) / 4), pairs[i], pairs[i + 1], pairs[i + 2],
-                     pairs[i + 3]);
+      store_matrices(address<typename Program::Stores, OPERAND, N>(first + i), &pairs[i]);
   }
 
 private:
-  // Where this lane's row of matrices 4i to 4i + 3 of the chunk lies: a 16-byte column c of row
+  // Where this lane's row of the four matrices from pair `first` on lies: a 16-byte column c of row
   // `row` is at c ^ swizzle, as the copy engine puts it with CU_TENSOR_MAP_SWIZZLE_128B (rows of
   // 128 bytes) and _64B (of 64). No bank conflicts.
-  template <int WIDTH> DEVICE uint32_t address(uint32_t chunk, int i) const {
+  template <class Chunks, int OPERAND, int N> DEVICE uint32_t address(int first) const {
+    constexpr int WIDTH = Chunks::width(OPERAND);
+    static_assert(N % 4 == 0 && N <= WIDTH / 4, "whole matrices, inside of the chunk");
     const int lane = block.thread & 31, row = (block.thread >> 5) * 16 + (lane & 15);
     const int swizzle = WIDTH == 64 ? row & 7 : (row >> 1) & 3;
-    return chunk + row * (WIDTH * 2) + (((2 * i + (lane >> 4)) ^ swizzle) << 4);
+    return slot + Chunks::offset(OPERAND) + row * (WIDTH * 2) +
+           (((first / 2 + (lane >> 4)) ^ swizzle) << 4);
   }
 };

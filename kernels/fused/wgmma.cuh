@@ -34,9 +34,6 @@ static DEVICE uint64_t wgmma_descriptor(uint32_t address, Major major) {
          1ull << 62;
 }
 
-// wgmma.mma_async. `accumulate` = 0: D is overwritten.
-template <int N, int TRANSPOSE_A, int TRANSPOSE_B> struct Wgmma;
-
 #define D_8(i)                                                                                     \
   "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]),      \
       "+f"(d[i + 6]), "+f"(d[i + 7])
@@ -59,17 +56,17 @@ template <int N, int TRANSPOSE_A, int TRANSPOSE_B> struct Wgmma;
   "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, "     \
   "%127"
 
-// The operands after the accumulators: descriptors of A and B, the predicate, the transpositions.
+// wgmma.mma_async: N follows from the accumulators. `accumulate` = 0: D is overwritten. The operands
+// after the accumulators: descriptors of A and B, the predicate, the transpositions.
 #define WGMMA(N, ACCUMULATORS, NAMES, OPERANDS, A, B, P, TA, TB)                                   \
-  template <int TRANSPOSE_A, int TRANSPOSE_B> struct Wgmma<N, TRANSPOSE_A, TRANSPOSE_B> {          \
-    static DEVICE void mma(float (&d)[ACCUMULATORS], uint64_t a, uint64_t b, int accumulate) {     \
-      asm volatile("{\n\t.reg .pred p;\n\tsetp.ne.b32 p, " P ", 0;\n\t"                            \
-                   "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32.bf16.bf16 {" NAMES "}, " A      \
-                   ", " B ", p, 1, 1, " TA ", " TB ";\n\t}"                                        \
-                   : OPERANDS                                                                      \
-                   : "l"(a), "l"(b), "r"(accumulate), "n"(TRANSPOSE_A), "n"(TRANSPOSE_B));         \
-    }                                                                                              \
-  };
+  template <int TRANSPOSE_A, int TRANSPOSE_B>                                                      \
+  static DEVICE void wgmma(float(&d)[ACCUMULATORS], uint64_t a, uint64_t b, int accumulate) {      \
+    asm volatile("{\n\t.reg .pred p;\n\tsetp.ne.b32 p, " P ", 0;\n\t"                              \
+                 "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32.bf16.bf16 {" NAMES "}, " A ", " B \
+                 ", p, 1, 1, " TA ", " TB ";\n\t}"                                                 \
+                 : OPERANDS                                                                        \
+                 : "l"(a), "l"(b), "r"(accumulate), "n"(TRANSPOSE_A), "n"(TRANSPOSE_B));           \
+  }
 WGMMA(128, 64, NAMES_64, D_64, "%64", "%65", "%66", "%67", "%68")
 WGMMA(192, 96, NAMES_96, D_96, "%96", "%97", "%98", "%99", "%100")
 WGMMA(256, 128, NAMES_128, D_128, "%128", "%129", "%130", "%131", "%132")
