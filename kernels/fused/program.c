@@ -31,7 +31,7 @@ int fused_kernels_check(int major, int minor, Error *err) {
       major, minor);
 }
 
-static int find_encode(EncodeTensorMap **encode, Error *err) {
+static int find_encode(PFN_cuTensorMapEncodeTiled_v12000 *encode, Error *err) {
   void *entry = NULL;
   enum cudaDriverEntryPointQueryResult found;
 #if CUDART_VERSION >= 12050
@@ -47,6 +47,21 @@ static int find_encode(EncodeTensorMap **encode, Error *err) {
   return 0;
 }
 
+// The second is programmatic dependent launch: a block is set up while the last ones of the kernel
+// before still run, and waits for that kernel's end before it reads anything (mainloop.cuh).
+static const cudaLaunchAttribute attributes[] = {
+    {.id = cudaLaunchAttributeClusterDimension, .val.clusterDim = {.x = CLUSTER, .y = 1, .z = 1}},
+    {.id = cudaLaunchAttributeProgrammaticStreamSerialization,
+     .val.programmaticStreamSerializationAllowed = 1}};
+
+static cudaLaunchConfig_t launch_config(const ProgramKernel *k, int64_t clusters) {
+  return (cudaLaunchConfig_t){.gridDim = {.x = (unsigned)clusters * CLUSTER, .y = 1, .z = 1},
+                              .blockDim = {.x = BLOCK_THREADS, .y = 1, .z = 1},
+                              .dynamicSmemBytes = (size_t)k->shared_bytes,
+                              .attrs = (cudaLaunchAttribute *)(uintptr_t)attributes,
+                              .numAttrs = sizeof attributes / sizeof *attributes};
+}
+
 int fused_program_open(OpenProgram *open, const Program *program, const Gpu *gpu, Error *err) {
   open->program = program;
   if (fused_kernels_check(gpu->major, gpu->minor, err) || find_encode(&open->encode, err))
@@ -55,20 +70,12 @@ int fused_program_open(OpenProgram *open, const Program *program, const Gpu *gpu
     const ProgramKernel *k = &program->kernels[tile];
     CUDA_TRY(err, cudaFuncSetAttribute(k->kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                        k->shared_bytes));
-    cudaLaunchAttribute cluster = {.id = cudaLaunchAttributeClusterDimension,
-                                   .val.clusterDim = {.x = CLUSTER, .y = 1, .z = 1}};
-    const cudaLaunchConfig_t config = {
-        .gridDim = {.x = (unsigned)gpu->sm_count & ~1u, .y = 1, .z = 1},
-        .blockDim = {.x = BLOCK_THREADS, .y = 1, .z = 1},
-        .dynamicSmemBytes = (size_t)k->shared_bytes,
-        .attrs = &cluster,
-        .numAttrs = 1};
-    int clusters = 0;
-    CUDA_TRY(err, cudaOccupancyMaxActiveClusters(&clusters, k->kernel, &config));
-    if (clusters < 1)
+    cudaLaunchConfig_t config = launch_config(k, gpu->sm_count / CLUSTER);
+    config.numAttrs = 1; // the cluster's size
+    CUDA_TRY(err, cudaOccupancyMaxActiveClusters(&open->clusters[tile], k->kernel, &config));
+    if (open->clusters[tile] < 1)
       return error_set(err, "the GPU cannot run the fused kernel \"%s\" (%d x %d)", program->name,
                        (int)k->rows, (int)k->cols);
-    open->clusters[tile] = clusters;
   }
   return 0;
 }
@@ -133,18 +140,8 @@ void fused_launch(const OpenProgram *open, TileShape tile, const ProgramCall *ca
   const int64_t tiles =
       (call->M + k->rows * CLUSTER - 1) / (k->rows * CLUSTER) * tile_parts(tile, call->N);
   const int64_t clusters = tiles < open->clusters[tile] ? tiles : open->clusters[tile];
-  // Programmatic dependent launch: a block is set up while the last ones of the kernel before still
-  // run, and waits for that kernel's end before it reads anything (mainloop.cuh).
-  cudaLaunchAttribute attributes[] = {
-      {.id = cudaLaunchAttributeClusterDimension, .val.clusterDim = {.x = CLUSTER, .y = 1, .z = 1}},
-      {.id = cudaLaunchAttributeProgrammaticStreamSerialization,
-       .val.programmaticStreamSerializationAllowed = 1}};
-  const cudaLaunchConfig_t config = {.gridDim = {.x = (unsigned)clusters * CLUSTER, .y = 1, .z = 1},
-                                     .blockDim = {.x = BLOCK_THREADS, .y = 1, .z = 1},
-                                     .dynamicSmemBytes = (size_t)k->shared_bytes,
-                                     .stream = stream,
-                                     .attrs = attributes,
-                                     .numAttrs = 2};
+  cudaLaunchConfig_t config = launch_config(k, clusters);
+  config.stream = stream;
   int M = (int)call->M, N = (int)call->N, K = (int)call->K;
   void *parameters[] = {(void *)(uintptr_t)&a, (void *)(uintptr_t)&b, &operands, &M, &N, &K};
   CUDA_CHECK(cudaLaunchKernelExC(&config, k->kernel, parameters));

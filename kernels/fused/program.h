@@ -4,6 +4,7 @@
 // kernels/README.md explains.
 #pragma once
 #include <cuda.h>
+#include <cudaTypedefs.h>
 #include <cuda_runtime_api.h>
 #include <stdint.h>
 #include "base/error.h"
@@ -86,16 +87,10 @@ typedef struct Program {
   ProgramKernel kernels[TILE_SHAPES];
 } Program;
 
-// cuTensorMapEncodeTiled
-typedef CUresult EncodeTensorMap(CUtensorMap *, CUtensorMapDataType, cuuint32_t, void *,
-                                 const cuuint64_t *, const cuuint64_t *, const cuuint32_t *,
-                                 const cuuint32_t *, CUtensorMapInterleave, CUtensorMapSwizzle,
-                                 CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
-
 // A program made ready for one GPU.
 typedef struct OpenProgram {
   const Program *program;
-  EncodeTensorMap *encode;
+  PFN_cuTensorMapEncodeTiled_v12000 encode;
   int32_t clusters[TILE_SHAPES]; // that the GPU runs at once
 } OpenProgram;
 
