@@ -28,8 +28,8 @@ static inline HOST_DEVICE real rms_rstd(real sumsq, int64_t D, real eps) {
 }
 
 // 1 / (1 + exp(-x)). On a GPU with its approximate exponential and reciprocal, each right to 2 ulp
-// of fp32: rounding to bf16 hides that, and epilogues have no time for more. They flush denormals: an
-// exp below 2^-126 adds nothing to 1, and a result below it becomes 0.
+// of fp32: rounding to bf16 hides that, and epilogues have no time for more. They flush denormals:
+// an exp below 2^-126 adds nothing to 1, and a result below it becomes 0.
 static inline HOST_DEVICE real sigmoid(real x) {
 #ifdef __CUDA_ARCH__
   float power, reciprocal;

@@ -1,5 +1,4 @@
-// What every program's file includes: the bases, and the tile shapes that DEFINE_PROGRAM compiles it
-// for.
+// What every program's file includes: the bases, and the tile shapes it is compiled for.
 #pragma once
 #include "kernels/fused/mainloop.cuh"
 

@@ -47,8 +47,8 @@ template <int ROWS_, int COLS_, int STAGES_, Schedule SCHEDULE> struct Tile {
   static_assert(PRODUCER_REGISTERS + 2 * CONSUMER_REGISTERS <= 3 * 168, "more than were launched");
 };
 
-// Shared memory, from a multiple of 1024 on: stages, both consumers' slots, two tiles' row values,
-// barriers.
+// Shared memory, from a multiple of 1024 on: the stages, both consumers' slots, the row values of
+// two tiles, the barriers.
 template <class T, class Program> struct Shared {
   static constexpr int SLOT_BYTES = Program::Loads::BYTES > Program::Stores::BYTES
                                         ? Program::Loads::BYTES
@@ -118,8 +118,8 @@ template <class T, class Program> struct Shared {
   }
 };
 
-// A place in a ring of SIZE after a number of steps, with the parity of the phase that a reader
-// waits for.
+// The place in a ring of SIZE after so many steps, and the parity of the phase that a reader waits
+// for there.
 template <int SIZE> struct Ring {
   int at;
   uint32_t parity;
@@ -301,7 +301,7 @@ template <class T, class Program, Major A_MAJOR, Major B_MAJOR> struct Block {
 
   // ---- Warpgroups 1 and 2: products and epilogue
 
-  // The products of one tile into `accumulators`. Gives each stage back as soon as it has been read.
+  // The products of one tile into `accumulators`. A stage is given back as soon as it was read.
   DEVICE void multiply(int consumer, int thread, Ring<T::STAGES> ring,
                        float (&accumulators)[T::BLOCKS][T::COLS / 2]) const {
     // 16 along k: 32 bytes of a row, or 16 rows of 128 bytes
@@ -416,7 +416,7 @@ __global__ void __launch_bounds__(BLOCK_THREADS, 1)
   later_kernel_launch();
   earlier_kernels_wait();
 
-  // The same in all threads of a warpgroup, and the compiler is to know. Either branch makes its own
+  // The same in all threads of a warpgroup, and the compiler is to know. Each branch makes its own
   // Work: one that lives through the deal of registers is spilled in some programs.
   const int warpgroup = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0);
   if (warpgroup == 0) {

@@ -1,7 +1,7 @@
 // Epilogue programs as C sees them. A program is a GEMM with everything around it in one kernel:
 //     product = A B^T (fp32)  ->  epilogue, tile by tile, in registers  ->  bf16 tiles, row sums
-// programs/NAME.cu holds a program, the table in programs.h names it, program.c launches it.
-// kernels/README.md explains.
+// programs/NAME.cu holds a program, the table in programs.h names it, program.c launches it;
+// kernels/README.md explains how to write one.
 #pragma once
 #include <cuda.h>
 #include <cudaTypedefs.h>
@@ -54,8 +54,7 @@ typedef struct ProgramArgs {
   } params[4];
 } ProgramArgs;
 
-// What a kernel gets beside A, B and the product's size: the descriptors of the call's tiles, and
-// the rest.
+// What a kernel gets beside A, B and the product's size.
 typedef struct EpilogueOperands {
   CUtensorMap loads[MAX_TILES], stores[MAX_TILES];
   ProgramArgs args;

@@ -38,9 +38,8 @@ typedef enum TileShape {
 // The tile shape for a product, by the table of measurements there. A program that has no figures
 // there, or is PROGRAMS, is taken to only store its product.
 TileShape tile_choose(ProgramName name, int64_t M, int64_t N, int64_t K);
-// Whether a program is worth its while beside cuBLASLt's product and the unfused kernels: not where
-// more than a fifth of what its tiles compute lies outside of the product (hidden_size 288: 384
-// columns).
+// Whether a program pays, beside cuBLASLt's product and the unfused kernels: not where more than a
+// fifth of what its tiles compute lies outside of the product (288 columns take 384).
 bool tile_pays(ProgramName name, int64_t M, int64_t N, int64_t K);
 // Tiles of columns, that is, parts of a row's statistics.
 int32_t tile_parts(TileShape tile, int64_t N);

@@ -56,8 +56,8 @@ static DEVICE uint64_t wgmma_descriptor(uint32_t address, Major major) {
   "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, "     \
   "%127"
 
-// wgmma.mma_async: N follows from the accumulators. `accumulate` = 0: D is overwritten. The operands
-// after the accumulators: descriptors of A and B, the predicate, the transpositions.
+// wgmma.mma_async; the number of accumulators says which N. `accumulate` = 0: D is overwritten. The
+// operands after the accumulators: descriptors of A and B, the predicate, the transpositions.
 #define WGMMA(N, ACCUMULATORS, NAMES, OPERANDS, A, B, P, TA, TB)                                   \
   template <int TRANSPOSE_A, int TRANSPOSE_B>                                                      \
   static DEVICE void wgmma(float(&d)[ACCUMULATORS], uint64_t a, uint64_t b, int accumulate) {      \

@@ -1,4 +1,4 @@
-// Runs a Case: in every tile shape, twice for equal bits, with poison in and around what is written,
+// Runs a Case in every tile shape, twice for equal bits, with poison in and around what is written,
 // and compares what it left with the formula.
 #pragma once
 #include "tests/gpu/program_case.h"
@@ -88,8 +88,7 @@ static inline void expect_parts(const Rig *r, TileShape tile, int which, const f
   free(expected), free(parts), free(beyond);
 }
 
-// Each part against the terms of the tile's columns, and all parts of a row together against its
-// log-sum-exp.
+// Each part against the terms of the tile's columns, and all of a row's against its log-sum-exp.
 static inline void expect_softmax(const Rig *r, TileShape tile, const float *got) {
   const int64_t M = r->s.M, N = r->s.N, cols = r->c->program->kernels[tile].cols;
   const int64_t tiles = (N + cols - 1) / cols, stride = r->call.args.out[0].stride;

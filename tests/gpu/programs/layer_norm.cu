@@ -1,4 +1,4 @@
-// out = LayerNorm(x) W^T with A = x, B = W: r (A B^T - mean w), where w[n] is the sum of row n of W.
+// out = LayerNorm(x) W^T with A = x, B = W: r (A B^T - mean w), where w[n] is the sum of W's row n.
 // The norm's gain is folded into W. And of out's rows, as stored, the sums and the sums of squares
 // for the next norm. arXiv 1607.06450.
 //   args.in[0] sums of squares of A's rows, in[1] their sums, inverse_D, eps, columns w [N]
