@@ -196,12 +196,20 @@ else
 	$(NO_TOOLKIT)
 endif
 
-program: $(if $(HAVE_CUDA),$(if $(NAME),$(patsubst %.cu,build/release/%.o,$(filter %/$(NAME).cu,$(FUSED_CU) $(TEST_PROGRAM_CU))))) ## compile one fused program, NAME=residual, and say what each tile shape takes
-	@: $(or $(NAME),$(error which one? make program NAME=residual)) $(or $^,$(error there is no program file $(NAME).cu))
+program: $(patsubst %.cu,build/release/%.o,$(if $(NAME),$(filter %/$(NAME).cu,$(FUSED_CU) $(TEST_PROGRAM_CU)))) ## compile one fused program, NAME=residual, and say what each tile shape takes
+ifdef HAVE_CUDA
+	@: $(or $^,$(error no file of programs has this name; make program NAME=residual))
 	@sed -nE "s/.*entry function '.*TileILi([0-9]+)ELi([0-9]+)E.*/\1x\2/p; s/^ +(.*stack frame.*)/    \1/p; s/.*(Used .*)/    \1/p" $(^:.o=.ptxas)
+else
+	$(NO_TOOLKIT)
+endif
 
-test-program: build/release/tests/emulated/test_programs ## test one fused program without a GPU, NAME=residual, and SHAPE=77x136x72 if in one shape
+test-program: $(if $(HAVE_CUDA),build/release/tests/emulated/test_programs) ## test one fused program without a GPU, NAME=residual, and SHAPE=77x136x72 if in one shape
+ifdef HAVE_CUDA
 	$< $(or $(NAME),$(error which one? make test-program NAME=residual)) $(SHAPE)
+else
+	$(NO_TOOLKIT)
+endif
 
 sanitize: $(if $(HAVE_CUDA),all build/release/tests/gpu/planted_faults) ## compute-sanitizer: memcheck, racecheck, initcheck, synccheck on a small model
 	scripts/run_tests.sh tests/gpu/sanitize.sh
