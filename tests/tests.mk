@@ -45,7 +45,7 @@ BENCH_FUSED := build/release/tests/bench/bench_fused
 LIST_KERNELS := build/release/tests/gpu/list_kernels
 PLANTED_FAULTS := build/release/tests/gpu/planted_faults
 GPU_PROGRAMS := $(GPU_TESTS) $(BENCHES) $(LIST_KERNELS) $(PLANTED_FAULTS)
-TEST_CU := $(filter-out %/planted_faults.cu,$(wildcard tests/*/*.cu))
+TEST_CU := $(wildcard tests/*/programs/*.cu)
 build/release/tests/%.o: tests/%.cu $(RULES); $(COMPILE_FUSED)
 $(PLANTED_FAULTS).o: tests/gpu/planted_faults.cu $(RULES); $(COMPILE_CU)
 TEST_C := $(wildcard tests/gpu/*.c tests/bench/*.c)

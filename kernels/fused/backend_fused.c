@@ -106,11 +106,12 @@ static int make_workspace(Fused *f, Error *err) {
   if (!f->rope_periodic) return -1;
   launch_rope_table(c->max_positions, c->d, c->max_positions, u->rope, f->rope, u->gpu.stream);
   if (u->base.kinds[OP_VALIDATION_LOSS] != KERNEL_FUSED) return 0;
-  f->softmax_stride = u->options.loss_tokens > 0 ? u->options.loss_tokens : c->max_tokens;
-  f->head_tile = tile_choose(PROGRAM_LOGITS, f->softmax_stride, c->V, c->D);
-  const int64_t parts = tile_parts(f->head_tile, c->V) * f->softmax_stride;
-  f->softmax = cuda_take(u, (size_t)parts * sizeof(MaxSum), err);
-  return f->softmax ? 0 : -1;
+  RowStat *s = &f->softmax;
+  s->stride = u->options.loss_tokens > 0 ? u->options.loss_tokens : c->max_tokens;
+  f->head_tile = tile_choose(PROGRAM_LOGITS, s->stride, c->V, c->D);
+  s->parts = tile_parts(f->head_tile, c->V);
+  s->data = cuda_take(u, (size_t)(s->parts * s->stride) * sizeof(MaxSum), err);
+  return s->data ? 0 : -1;
 }
 
 static void set_operations(Backend *be, const OpsConfig *c) {

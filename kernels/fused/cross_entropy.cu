@@ -21,12 +21,13 @@ static __device__ __forceinline__ OnlineSoftmax join_warp(OnlineSoftmax a) {
 }
 
 // Log-sum-exp of row m, in every thread.
-static __device__ float row_lse(const SoftmaxParts &p, int64_t m, float2 *scratch /* [32] */) {
+static __device__ float row_lse(const RowStat &p, int64_t m, float2 *scratch /* [32] */) {
+  const MaxSum *parts = reinterpret_cast<const MaxSum *>(p.data);
   OnlineSoftmax all;
-  for (int i = (int)threadIdx.x; i < p.count; i += THREADS) {
+  for (int i = (int)threadIdx.x; i < p.parts; i += THREADS) {
     OnlineSoftmax part;
-    part.max = p.parts[i * p.stride + m].max;
-    part.sum = p.parts[i * p.stride + m].sum;
+    part.max = parts[i * p.stride + m].max;
+    part.sum = parts[i * p.stride + m].sum;
     all.merge(part);
   }
   all = join_warp(all);
@@ -41,7 +42,7 @@ static __device__ float row_lse(const SoftmaxParts &p, int64_t m, float2 *scratc
 
 template <bool GRADIENT>
 static __global__ __launch_bounds__(THREADS) void cross_entropy_kernel(
-    int64_t V, SoftmaxParts softmax, RowScale r, float grad_scale, bf16_bits *logits,
+    int64_t V, RowStat softmax, RowScale r, float grad_scale, bf16_bits *logits,
     const int32_t *targets, float *row_loss, float *s) {
   __shared__ float2 of_warps[32];
   __shared__ float sums[32];
@@ -69,7 +70,7 @@ static __global__ __launch_bounds__(THREADS) void cross_entropy_kernel(
   if (threadIdx.x == 0) s[m] = sum;
 }
 
-void launch_fused_cross_entropy(int64_t M, int64_t V, SoftmaxParts softmax, RowScale r,
+void launch_fused_cross_entropy(int64_t M, int64_t V, RowStat softmax, RowScale r,
                                 float grad_scale, act_t *logits, const int32_t *targets,
                                 float *row_loss, RowStat *s, cudaStream_t stream) {
   const auto kernel = s ? cross_entropy_kernel<true> : cross_entropy_kernel<false>;

@@ -1,5 +1,4 @@
-// DEFINE_PROGRAM(Struct, name): all tile shapes of a program, and its entry for program.c. Comes
-// last in its file.
+// What every program's file includes: the bases, and the tile shapes it is compiled for.
 #pragma once
 #include "kernels/fused/mainloop.cuh"
 
@@ -20,13 +19,3 @@ template <class T, class P> ProgramKernel program_kernel() {
           T::PRODUCER_REGISTERS,
           T::CONSUMER_REGISTERS};
 }
-
-#define DEFINE_PROGRAM(Struct, name_)                                                              \
-  extern "C" const Program fused_program_##name_;                                                  \
-  const Program fused_program_##name_ = {#name_,                                                   \
-                                         Struct::FORM,                                             \
-                                         {Struct::Loads::width(0), Struct::Loads::width(1)},       \
-                                         {Struct::Stores::width(0), Struct::Stores::width(1)},     \
-                                         {program_kernel<Tile128x256, Struct>(),                   \
-                                          program_kernel<Tile128x192, Struct>(),                   \
-                                          program_kernel<Tile128x128, Struct>()}};

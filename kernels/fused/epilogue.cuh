@@ -1,11 +1,11 @@
 // What programs are written with: the five primitives, and the one place that says which thread
-// holds what.
+// holds what. bases.cuh has the loops that most programs share.
 //
 // A warpgroup's tile of the product (64 or 128 rows) is worked off in steps of 64 rows x
-// Program::COLUMNS columns. In a step a thread holds 16 pairs of neighbouring columns (8 where
-// COLUMNS is 32): see Step::column. Tile operands come and go as chunks of the same
-// 64 rows in shared memory, brought and taken by the copy engine; a chunk of 64 columns gives a
-// thread 16 bf16 pairs, which lie as the product's do, one of 32 columns 8.
+// Program::COLUMNS columns. In a step a thread holds 16 pairs of neighbouring columns, 8 where
+// COLUMNS is 32: see Step::column. Tile operands come and go as chunks of the same 64 rows in
+// shared memory, brought and taken by the copy engine. A chunk of 64 columns gives a thread 16
+// bf16 pairs, which lie as the product's do; a chunk of 32 columns gives it 8.
 #pragma once
 #include "kernels/cuda/bf16.cuh"
 #include "kernels/fused/program.h"
@@ -27,68 +27,95 @@ template <int FIRST = 0, int SECOND = 0> struct Chunks {
 // Chunks that are stored take the place of chunks that were loaded: a warp rewrites only what it
 // has read itself, if the two are the same bytes.
 template <class Loads, class Stores> constexpr bool chunks_match() {
-  for (int l = 0; l < Loads::COUNT; l++)
-    for (int t = 0; t < Stores::COUNT; t++) {
-      const int load_end = Loads::offset(l) + 128 * Loads::width(l),
-                store_end = Stores::offset(t) + 128 * Stores::width(t);
-      const bool apart = load_end <= Stores::offset(t) || store_end <= Loads::offset(l);
-      const bool same =
-          Loads::offset(l) == Stores::offset(t) && Loads::width(l) == Stores::width(t);
-      if (!apart && !same) return false;
-    }
-  return true;
+  if (Loads::COUNT == 0 || Stores::COUNT == 0) return true;
+  const bool both = Loads::COUNT == 2 && Stores::COUNT == 2;
+  return Loads::width(0) == Stores::width(0) && (!both || Loads::width(1) == Stores::width(1));
 }
 
-// Values of four rows, 32 apart, as a lane of the warp that computes row values has them.
-typedef float FourRows[4];
+// A block of 64 rows of a warpgroup's tile, as end sees it. A thread holds pairs of two of its
+// rows, 0 and 1.
+struct RowBlock {
+  const ProgramArgs &args;
+  int thread; // 0 .. 127
+  int first_row, column_tile, column_tiles;
+  int64_t M, N;
 
-// Adds up the rows' parts in their order. AHEAD parts of all four rows are under way together: with
-// fewer, the warp falls behind the tensor cores.
-template <int AHEAD = 4>
-static __device__ __forceinline__ void sum_of_parts(const RowParts &p, int row, int M,
-                                                    FourRows &sums) {
-  const float *from = p.data + row;
-#pragma unroll
-  for (int i = 0; i < 4; i++) sums[i] = 0;
-#pragma unroll 1
-  for (int part = 0; part < p.parts; part += AHEAD) {
-    FourRows next[AHEAD];
-#pragma unroll
-    for (int j = 0; j < AHEAD; j++, from += p.stride)
-#pragma unroll
-      for (int i = 0; i < 4; i++)
-        next[j][i] = part + j < p.parts && row + 32 * i < M ? __ldg(from + 32 * i) : 0.0f;
-#pragma unroll
-    for (int j = 0; j < AHEAD; j++)
-#pragma unroll
-      for (int i = 0; i < 4; i++) sums[i] += next[j][i];
+  DEVICE int64_t row(int h) const {
+    return first_row + (thread >> 5) * 16 + ((thread & 31) >> 2) + h * 8;
   }
-}
-// RMSNorm's r of rows of A.
-template <int AHEAD = 4>
-static __device__ __forceinline__ void rstd_of_rows(const ProgramArgs &args, int row, int M,
-                                                    FourRows &r) {
-  sum_of_parts<AHEAD>(args.sumsq, row, M, r);
-#pragma unroll
-  for (int i = 0; i < 4; i++) r[i] = rsqrtf(r[i] * args.inverse_D + args.eps);
+  // Of the four threads that share their rows, one writes what belongs to row h.
+  DEVICE bool writes(int h) const {
+    return (thread & 3) == 0 && row(h) < M;
+  }
+  // Where it writes this tile's part of a statistic.
+  template <class V> DEVICE V &part(const RowStat &to, int h) const {
+    return reinterpret_cast<V *>(to.data)[column_tile * to.stride + row(h)];
+  }
+};
+
+// ---- Statistics of rows. As a member of a program, one collects what `add` is given of the
+// thread's two rows: i is the pair's number. `store` is for the program's end: it joins the four
+// threads of a row and leaves the tile's part.
+
+// The larger, or NaN if either is: fmaxf drops a NaN.
+static DEVICE float max_with_nan(float a, float b) {
+#ifdef __CUDA_ARCH__
+  float larger;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(larger) : "f"(a), "f"(b));
+  return larger;
+#else
+  return a > b || a != a ? a : b;
+#endif
 }
 
-// Over the four neighbouring threads that share a row.
-static __device__ __forceinline__ float quad_sum(float v) {
-  v += __shfl_xor_sync(0xffffffffu, v, 1);
-  return v + __shfl_xor_sync(0xffffffffu, v, 2);
-}
+template <class Statistic> struct RowStatistic {
+  float rows[2] = {Statistic::NEUTRAL, Statistic::NEUTRAL};
+
+  DEVICE void add(int i, float value) {
+    rows[i & 1] = Statistic::join(rows[i & 1], value);
+  }
+  DEVICE void store(const RowBlock &block, const RowStat &to) const {
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+      float all = rows[h];
+#pragma unroll
+      for (int lanes = 1; lanes <= 2; lanes *= 2)
+        all = Statistic::join(all, __shfl_xor_sync(0xffffffffu, all, lanes));
+      if (block.writes(h)) block.part<float>(to, h) = all;
+    }
+  }
+};
+
+struct RowSum : RowStatistic<RowSum> {
+  static constexpr float NEUTRAL = 0;
+  static DEVICE float join(float a, float b) {
+    return a + b;
+  }
+  DEVICE void add_product(int i, float a, float b) {
+    rows[i & 1] = fmaf(a, b, rows[i & 1]);
+  }
+  DEVICE void add_squares(int i, uint32_t pair) { // of packed bf16
+    add_product(i, bf16_low(pair), bf16_low(pair));
+    add_product(i, bf16_high(pair), bf16_high(pair));
+  }
+};
+
+struct RowMax : RowStatistic<RowMax> {
+  static constexpr float NEUTRAL = -INFINITY;
+  static DEVICE float join(float a, float b) {
+    return max_with_nan(a, b);
+  }
+};
 
 // Running maximum and sum of exp(value - maximum).
 struct OnlineSoftmax {
   float max = -INFINITY, sum = 0;
 
-  static __device__ __forceinline__ float scale(float from, float to) { // exp(from - to)
+  static DEVICE float scale(float from, float to) { // exp(from - to)
     return from == -INFINITY ? 0.0f : __expf(from - to);
   }
   // bf16 pairs first, first + 2, ...: of a step's, those of one of a thread's rows.
-  template <int N>
-  __device__ __forceinline__ void add_every_second(const uint32_t (&pairs)[N], int first) {
+  template <int N> DEVICE void add_every_second(const uint32_t (&pairs)[N], int first) {
     float top = max;
 #pragma unroll
     for (int i = 0; i < N; i += 2)
@@ -100,12 +127,12 @@ struct OnlineSoftmax {
     for (int i = 0; i < N; i += 2)
       sum += __expf(bf16_low(pairs[i + first]) - top) + __expf(bf16_high(pairs[i + first]) - top);
   }
-  __device__ __forceinline__ void merge(const OnlineSoftmax &other) {
+  DEVICE void merge(const OnlineSoftmax &other) {
     const float top = fmaxf(max, other.max);
     sum = sum * scale(max, top) + other.sum * scale(other.max, top);
     max = top;
   }
-  __device__ __forceinline__ OnlineSoftmax across_quad() const {
+  DEVICE OnlineSoftmax across_quad() const {
     OnlineSoftmax all = *this;
 #pragma unroll
     for (int lanes = 1; lanes <= 2; lanes *= 2) {
@@ -118,32 +145,71 @@ struct OnlineSoftmax {
   }
 };
 
-// A block of 64 rows of a warpgroup's tile, as end sees it. A thread holds pairs of two of its
-// rows, 0 and 1.
-struct RowBlock {
-  const ProgramArgs &args;
-  int thread; // 0 .. 127
-  int first_row, column_tile, column_tiles;
-  int64_t M, N;
+// The parts of a row's log-sum-exp, each a MaxSum. Takes many pairs at a time: its sum is scaled to
+// a new maximum once for all of them.
+struct RowSoftmax {
+  OnlineSoftmax rows[2];
 
-  __device__ __forceinline__ int64_t row(int h) const {
-    return first_row + (thread >> 5) * 16 + ((thread & 31) >> 2) + h * 8;
+  // Pairs as stored. Those outside of the product have to be MINUS_INFINITIES.
+  static constexpr uint32_t MINUS_INFINITIES = 0xff80ff80;
+  template <int N> DEVICE void add(const uint32_t (&pairs)[N]) {
+#pragma unroll
+    for (int h = 0; h < 2; h++) rows[h].add_every_second(pairs, h);
   }
-  // Of the four threads that share their rows, the one that writes for them.
-  __device__ __forceinline__ bool leads() const {
-    return (thread & 3) == 0;
-  }
-  // Block reduction: this tile's part of a sum over each row; `sums` holds this thread's shares.
-  __device__ __forceinline__ void store_row_sums(const RowParts &to, const float (&sums)[2]) const {
+  DEVICE void store(const RowBlock &block, const RowStat &to) const {
 #pragma unroll
     for (int h = 0; h < 2; h++) {
-      const float sum = quad_sum(sums[h]);
-      if (!leads() || row(h) >= M) continue;
-      to.data[column_tile * to.stride + row(h)] = sum;
-      if (column_tile == column_tiles - 1)
-        for (int part = column_tiles; part < to.parts; part++)
-          to.data[part * to.stride + row(h)] = 0;
+      const OnlineSoftmax all = rows[h].across_quad();
+      if (block.writes(h)) block.part<MaxSum>(to, h) = {all.max, all.sum};
     }
+  }
+};
+
+// ---- Values of rows: what `using RowValues = ...` may name. A warp that has nothing else to do
+// computes them a tile ahead; a step asks for them with row_value.
+
+// Values of four rows, 32 apart, as a lane of that warp has them.
+typedef float FourRows[4];
+
+// Joins the rows' parts in their order: row_totals<RowSum>, row_totals<RowMax>. Rows are row,
+// row + 32, row + 64 and row + 96; those past M come out neutral. AHEAD parts of all four rows are
+// under way together: with fewer, the warp falls behind the tensor cores.
+template <class Statistic, int AHEAD = 4>
+static DEVICE void row_totals(const RowStat &p, int row, int M, FourRows &totals) {
+  const float *from = reinterpret_cast<const float *>(p.data) + row;
+#pragma unroll
+  for (int i = 0; i < 4; i++) totals[i] = Statistic::NEUTRAL;
+#pragma unroll 1
+  for (int part = 0; part < p.parts; part += AHEAD) {
+    FourRows next[AHEAD];
+#pragma unroll
+    for (int j = 0; j < AHEAD; j++, from += p.stride)
+#pragma unroll
+      for (int i = 0; i < 4; i++)
+        next[j][i] =
+            part + j < p.parts && row + 32 * i < M ? __ldg(from + 32 * i) : Statistic::NEUTRAL;
+#pragma unroll
+    for (int j = 0; j < AHEAD; j++)
+#pragma unroll
+      for (int i = 0; i < 4; i++) totals[i] = Statistic::join(totals[i], next[j][i]);
+  }
+}
+
+struct NoRowValues {
+  static constexpr int COUNT = 0;
+};
+
+// RMSNorm's r of the rows of A, from their sums of squares in args.in[0].
+struct Rstd {
+  static constexpr int COUNT = 1; // values a row
+  template <int AHEAD = 4>
+  static DEVICE void of_rows(const ProgramArgs &args, int row, int M, FourRows &r) {
+    row_totals<RowSum, AHEAD>(args.in[0], row, M, r);
+#pragma unroll
+    for (int i = 0; i < 4; i++) r[i] = rsqrtf(r[i] * args.inverse_D + args.eps);
+  }
+  static DEVICE void compute(const ProgramArgs &args, int row, int M, FourRows (&values)[COUNT]) {
+    of_rows(args, row, M, values[0]);
   }
 };
 
@@ -151,78 +217,79 @@ struct RowBlock {
 struct ProgramDefaults {
   static constexpr GemmForm FORM = GEMM_NT;
   static constexpr int COLUMNS = 64;
-  using Loads = Chunks<>; // tile operands in; they are under way while the product is computed
-  using Stores =
-      Chunks<>; // tile operands out; chunk i takes the place of the chunk i that was loaded
-  // Rows have a value, computed a tile ahead by a warp that has nothing else to do: row_values
-  // gives those of rows row, row + 32, row + 64 and row + 96 of M.
-  static constexpr bool ROW_VALUE = false;
-  static __device__ __forceinline__ void row_values(const ProgramArgs &, int, int, FourRows &) {}
+  // Tile operands in; they are under way while the product is computed.
+  using Loads = Chunks<>;
+  // Tile operands out; chunk i takes the place of the chunk i that was loaded.
+  using Stores = Chunks<>;
+  using RowValues = NoRowValues;
   // Where in the matrix of load i the chunk for the step at (row, column) starts.
-  static __device__ __forceinline__ void load_position(const ProgramArgs &, int, int &, int &) {}
+  static DEVICE void load_position(const ProgramArgs &, int, int &, int &) {}
   // Called after the last step of 64 rows of a tile; the program starts anew for the next 64.
-  __device__ __forceinline__ void end(const RowBlock &) {}
+  DEVICE void end(const RowBlock &) {}
+};
+
+// The values of a thread's two rows.
+template <class Program> struct TwoRows {
+  static constexpr int COUNT = Program::RowValues::COUNT;
+  float values[COUNT > 0 ? COUNT : 1][2];
 };
 
 // A step, as Program::step sees it.
 template <class Program> struct Step {
   const RowBlock &block;
-  const float *accumulators;    // of this thread, in this step
-  const float (&row_values)[2]; // of its two rows
-  int first_column;             // of the product
-  uint32_t slot;                // the step's chunks in shared memory
+  const float *accumulators; // of this thread, in this step
+  const TwoRows<Program> &rows;
+  int first_column; // of the product
+  uint32_t slot;    // the step's chunks in shared memory
 
   // ---- The mapping of pairs to rows and columns
   // Pair i lies in the thread's row i & 1, at columns column(i) and the next.
-  __device__ __forceinline__ int column(int i) const {
+  DEVICE int column(int i) const {
     return first_column + 8 * (i >> 1) + 2 * (block.thread & 3);
   }
   // Whether pair i lies inside of the product; a multiple of 8 columns does or does not.
-  __device__ __forceinline__ bool inside(int i) const {
+  DEVICE bool inside(int i) const {
     return first_column + 8 * (i >> 1) < block.N;
   }
 
-  // ---- The product, and the row's value
-  __device__ __forceinline__ float2 product(int i) const {
+  // ---- The product, and what belongs to its rows and columns
+  DEVICE float2 product(int i) const {
     return {accumulators[2 * i], accumulators[2 * i + 1]};
   }
-  __device__ __forceinline__ float row_value(int i) const {
-    static_assert(Program::ROW_VALUE, "the program has to say ROW_VALUE = true");
-    return row_values[i & 1];
+  // A value of pair i's row, of those that RowValues computes.
+  DEVICE float row_value(int i, int which = 0) const {
+    static_assert(Program::RowValues::COUNT > 0, "the program has to name its RowValues");
+    return rows.values[which][i & 1];
+  }
+  // Pair i's columns of a vector over the product's columns; 0 past N.
+  DEVICE float2 column_values(const float *vector, int i) const {
+    if (!inside(i)) return {0, 0};
+    return *reinterpret_cast<const float2 *>(vector + column(i)); // __ldg would be moved, and spill
   }
 
   // ---- Tiles. What a chunk's pairs are stored over has to be loaded before.
-  // Pairs first to first + N - 1 of a chunk; `first` a multiple of 4, known where this is expanded.
-  template <int OPERAND, int N>
-  __device__ __forceinline__ void load(uint32_t (&pairs)[N], int first = 0) const {
-    constexpr int WIDTH = Program::Loads::width(OPERAND);
-    static_assert(N % 4 == 0 && N <= WIDTH / 4, "whole matrices, inside of the chunk");
-    const uint32_t chunk = slot + Program::Loads::offset(OPERAND);
+  // Pairs first to first + N - 1 of a chunk; `first` a multiple of 4, known to the compiler.
+  template <int OPERAND, int N> DEVICE void load(uint32_t (&pairs)[N], int first = 0) const {
 #pragma unroll
-    for (int i = 0; i < N / 4; i++)
-      load_matrices(address<WIDTH>(chunk, first / 4 + i), pairs[4 * i], pairs[4 * i + 1],
-                    pairs[4 * i + 2], pairs[4 * i + 3]);
+    for (int i = 0; i < N; i += 4)
+      load_matrices(address<typename Program::Loads, OPERAND, N>(first + i), &pairs[i]);
   }
-  // Pairs first to first + N - 1 of the chunk; `first` a multiple of 4, known where this is
-  // expanded.
-  template <int OPERAND, int N>
-  __device__ __forceinline__ void store(const uint32_t (&pairs)[N], int first = 0) const {
-    constexpr int WIDTH = Program::Stores::width(OPERAND);
-    static_assert(N % 4 == 0 && N <= WIDTH / 4, "whole matrices, inside of the chunk");
-    const uint32_t chunk = slot + Program::Stores::offset(OPERAND);
+  template <int OPERAND, int N> DEVICE void store(const uint32_t (&pairs)[N], int first = 0) const {
 #pragma unroll
-    for (int i = 0; i < N / 4; i++)
-      store_matrices(address<WIDTH>(chunk, first / 4 + i), pairs[4 * i], pairs[4 * i + 1],
-                     pairs[4 * i + 2], pairs[4 * i + 3]);
+    for (int i = 0; i < N; i += 4)
+      store_matrices(address<typename Program::Stores, OPERAND, N>(first + i), &pairs[i]);
   }
 
 private:
-  // Where this lane's row of matrices 4i to 4i + 3 of the chunk lies: a 16-byte column c of row
+  // Where this lane's row of the four matrices from pair `first` on lies: a 16-byte column c of row
   // `row` is at c ^ swizzle, as the copy engine puts it with CU_TENSOR_MAP_SWIZZLE_128B (rows of
   // 128 bytes) and _64B (of 64). No bank conflicts.
-  template <int WIDTH> __device__ __forceinline__ uint32_t address(uint32_t chunk, int i) const {
+  template <class Chunks, int OPERAND, int N> DEVICE uint32_t address(int first) const {
+    constexpr int WIDTH = Chunks::width(OPERAND);
+    static_assert(N % 4 == 0 && N <= WIDTH / 4, "whole matrices, inside of the chunk");
     const int lane = block.thread & 31, row = (block.thread >> 5) * 16 + (lane & 15);
     const int swizzle = WIDTH == 64 ? row & 7 : (row >> 1) & 3;
-    return chunk + row * (WIDTH * 2) + (((2 * i + (lane >> 4)) ^ swizzle) << 4);
+    return slot + Chunks::offset(OPERAND) + row * (WIDTH * 2) +
+           (((first / 2 + (lane >> 4)) ^ swizzle) << 4);
   }
 };

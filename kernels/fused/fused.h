@@ -13,8 +13,8 @@ typedef struct Fused {
   // not whole steps.
   uint16_t *rope;          // [max_positions, rope_table_cols(d)]
   uint16_t *rope_periodic; // [max_positions + 63, rope_table_cols(d)]
-  MaxSum *softmax;         // [tiles of V, softmax_stride]; NULL: the logits are not a program's
-  int64_t softmax_stride;  // the largest M of head_loss
+  RowStat
+      softmax; // of MaxSum, for the largest M of head_loss; no data: the logits are no program's
   TileShape head_tile;
 } Fused;
 

@@ -21,18 +21,14 @@ void launch_rope_table(int64_t rows, int64_t d, int64_t period, const float *fro
                        cudaStream_t stream);
 
 // ---- cross_entropy.cu
-typedef struct SoftmaxParts {
-  const MaxSum *parts; // [count, stride], as programs/logits.cu leaves them
-  int32_t count;
-  int64_t stride;
-} SoftmaxParts;
 // row_loss[m] = log-sum-exp of row m - its target's logit; and where s is not NULL the logits
 // become dlogits' = r grad_scale (softmax - onehot(target)), and s the row sums of dlogits' logits.
 // One pass over the logits, or none.
+//   softmax: of MaxSum, as programs/logits.cu leaves them
 //   logits [M, V], V a multiple of 8, with r; targets [M]; row_loss [M] out, s out or NULL
-void launch_fused_cross_entropy(int64_t M, int64_t V, SoftmaxParts softmax, RowScale r,
-                                float grad_scale, act_t *logits, const int32_t *targets,
-                                float *row_loss, RowStat *s, cudaStream_t stream);
+void launch_fused_cross_entropy(int64_t M, int64_t V, RowStat softmax, RowScale r, float grad_scale,
+                                act_t *logits, const int32_t *targets, float *row_loss, RowStat *s,
+                                cudaStream_t stream);
 
 #ifdef __cplusplus
 }

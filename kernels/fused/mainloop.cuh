@@ -1,6 +1,6 @@
 // The GEMM that all programs share, for sm_90a: product[M, N] = sum over k of A(m, k) B(n, k), bf16
-// in, fp32 out. It knows no program: it calls the functions of ProgramDefaults (epilogue.cuh) and
-// moves the tiles that the program names.
+// in, fp32 out. It knows no program: it calls what ProgramDefaults (epilogue.cuh) lists, and moves
+// the tiles that the program names.
 //
 // A block is 3 warpgroups and stays on its multiprocessor until all tiles are done. Warpgroup 0
 // only moves data:
@@ -11,18 +11,16 @@
 // epilogue hides behind the other's products. A cluster of 2 blocks takes neighbouring tiles of a
 // column and shares B, each loading half of it for both.
 //
-// Who waits for whom (mbarriers; a ring's phase bit flips each time round):
-//     full[stage]            operands are there: 1 arrival, and the bytes, whichever block sends
-//                            them
-//     empty[stage]           they have been read: 1 arrival a consumer of each of the cluster's
-//                            blocks
+// Who waits for whom (mbarriers; a ring's phase bit flips each time round), and how many arrive:
+//     full[stage]            operands are there: 1, and the bytes, whichever block sends them
+//     empty[stage]           they have been read: 1 for each consumer of the cluster's blocks
 //     turn[consumer]         ping-pong: the other consumer has issued all its products
-//     row_full[i]            the row values of a tile are there: 32 arrivals
-//     row_empty[i]           they are not needed any more: 1 arrival a consuming warp
-//     ready[consumer][slot]  a step's tiles are loaded: 1 arrival, and the bytes
-//     done[consumer][slot]   its results are in the slot: 1 arrival a warp
+//     row_full[i]            the row values of a tile are there: 32
+//     row_empty[i]           they are not needed any more: 1 for each consuming warp
+//     ready[consumer][slot]  a step's tiles are loaded: 1, and the bytes
+//     done[consumer][slot]   its results are in the slot: 1 for each warp
 #pragma once
-#include "kernels/fused/epilogue.cuh"
+#include "kernels/fused/bases.cuh"
 #include "kernels/fused/wgmma.cuh"
 
 enum Schedule { COOPERATIVE, PING_PONG };
@@ -31,8 +29,8 @@ enum {
   BLOCK_OF_64 = 64 * 128,    // bytes of 64 rows or columns of an operand's stage
   SHARED_LIMIT = 227 * 1024, // a block can have
   MAX_SLOTS = 4,
-  TILE_GROUP = 8, // rows of cluster tiles walked together, column by column, so that they share
-                  // operands in L2
+  // Rows of cluster tiles walked together, column by column, so that they share operands in L2.
+  TILE_GROUP = 8,
 };
 
 template <int ROWS_, int COLS_, int STAGES_, Schedule SCHEDULE> struct Tile {
@@ -49,15 +47,16 @@ template <int ROWS_, int COLS_, int STAGES_, Schedule SCHEDULE> struct Tile {
   static_assert(PRODUCER_REGISTERS + 2 * CONSUMER_REGISTERS <= 3 * 168, "more than were launched");
 };
 
-// Shared memory, from a multiple of 1024 on: stages, both consumers' slots, two tiles' row values,
-// barriers.
+// Shared memory, from a multiple of 1024 on: the stages, both consumers' slots, the row values of
+// two tiles, the barriers.
 template <class T, class Program> struct Shared {
   static constexpr int SLOT_BYTES = Program::Loads::BYTES > Program::Stores::BYTES
                                         ? Program::Loads::BYTES
                                         : Program::Stores::BYTES;
-  static constexpr int ROW_VALUE_BYTES = Program::ROW_VALUE ? 2 * T::ROWS * 4 : 0;
+  static constexpr int A_ROW_VALUES = Program::RowValues::COUNT * T::ROWS * 4; // of a tile
+
   static constexpr int BARRIERS = 2 * T::STAGES + 2 + 4 + 4 * MAX_SLOTS;
-  static constexpr int FIXED = T::STAGES * T::STAGE_BYTES + ROW_VALUE_BYTES + BARRIERS * 8 + 1024;
+  static constexpr int FIXED = T::STAGES * T::STAGE_BYTES + 2 * A_ROW_VALUES + BARRIERS * 8 + 1024;
   static constexpr int FITTING = (SHARED_LIMIT - FIXED) / (2 * SLOT_BYTES);
   static constexpr int SLOTS = FITTING < MAX_SLOTS ? FITTING : MAX_SLOTS;
   static_assert(chunks_match<typename Program::Loads, typename Program::Stores>(),
@@ -67,41 +66,41 @@ template <class T, class Program> struct Shared {
 
   uint32_t base;
 
-  __device__ __forceinline__ uint32_t stage(int s) const {
+  DEVICE uint32_t stage(int s) const {
     return base + s * T::STAGE_BYTES;
   }
-  __device__ __forceinline__ uint32_t slot(int consumer, int i) const {
+  DEVICE uint32_t slot(int consumer, int i) const {
     return base + T::STAGES * T::STAGE_BYTES + (consumer * SLOTS + i) * SLOT_BYTES;
   }
-  __device__ __forceinline__ uint32_t row_values(int i) const {
-    return base + T::STAGES * T::STAGE_BYTES + 2 * SLOTS * SLOT_BYTES + i * T::ROWS * 4;
+  DEVICE uint32_t row_values(int i) const {
+    return base + T::STAGES * T::STAGE_BYTES + 2 * SLOTS * SLOT_BYTES + i * A_ROW_VALUES;
   }
-  __device__ __forceinline__ uint32_t barrier(int i) const {
-    return row_values(0) + ROW_VALUE_BYTES + i * 8;
+  DEVICE uint32_t barrier(int i) const {
+    return row_values(2) + i * 8;
   }
-  __device__ __forceinline__ uint32_t full(int s) const {
+  DEVICE uint32_t full(int s) const {
     return barrier(s);
   }
-  __device__ __forceinline__ uint32_t empty(int s) const {
+  DEVICE uint32_t empty(int s) const {
     return barrier(T::STAGES + s);
   }
-  __device__ __forceinline__ uint32_t turn(int consumer) const {
+  DEVICE uint32_t turn(int consumer) const {
     return barrier(2 * T::STAGES + consumer);
   }
-  __device__ __forceinline__ uint32_t row_full(int i) const {
+  DEVICE uint32_t row_full(int i) const {
     return barrier(2 * T::STAGES + 2 + i);
   }
-  __device__ __forceinline__ uint32_t row_empty(int i) const {
+  DEVICE uint32_t row_empty(int i) const {
     return barrier(2 * T::STAGES + 4 + i);
   }
-  __device__ __forceinline__ uint32_t ready(int consumer, int slot) const {
+  DEVICE uint32_t ready(int consumer, int slot) const {
     return barrier(2 * T::STAGES + 6 + consumer * MAX_SLOTS + slot);
   }
-  __device__ __forceinline__ uint32_t done(int consumer, int slot) const {
+  DEVICE uint32_t done(int consumer, int slot) const {
     return barrier(2 * T::STAGES + 6 + (2 + consumer) * MAX_SLOTS + slot);
   }
 
-  __device__ __forceinline__ void init_barriers() const {
+  DEVICE void init_barriers() const {
     for (int s = 0; s < T::STAGES; s++) {
       mbarrier_init(full(s), 1);
       mbarrier_init(empty(s), CLUSTER * (T::PINGPONG ? 1 : 2));
@@ -119,14 +118,13 @@ template <class T, class Program> struct Shared {
   }
 };
 
-// A place in a ring of SIZE after a number of steps, with the parity of the phase that a reader
-// waits for.
+// The place in a ring of SIZE after so many steps, and the parity of the phase that a reader waits
+// for there.
 template <int SIZE> struct Ring {
   int at;
   uint32_t parity;
-  __device__ __forceinline__ explicit Ring(uint32_t steps)
-      : at((int)(steps % SIZE)), parity(steps / SIZE & 1) {}
-  __device__ __forceinline__ void next() {
+  DEVICE explicit Ring(uint32_t steps) : at((int)(steps % SIZE)), parity(steps / SIZE & 1) {}
+  DEVICE void next() {
     if (++at == SIZE) at = 0, parity ^= 1;
   }
 };
@@ -137,7 +135,7 @@ template <class T> struct Work {
   int tiles_m, tiles_n, total; // of clusters
   int first, stride;
 
-  __device__ __forceinline__ Work(int m, int n, int k) : M(m), N(n), K(k) {
+  DEVICE Work(int m, int n, int k) : M(m), N(n), K(k) {
     rank = (int)cluster_rank();
     tiles_m = (M + T::ROWS * CLUSTER - 1) / (T::ROWS * CLUSTER);
     tiles_n = (N + T::COLS - 1) / T::COLS;
@@ -145,11 +143,11 @@ template <class T> struct Work {
     first = blockIdx.x / CLUSTER;
     stride = gridDim.x / CLUSTER;
   }
-  __device__ __forceinline__ int k_stages() const {
+  DEVICE int k_stages() const {
     return (K + DEPTH - 1) / DEPTH;
   }
   // This block's rows and columns of tile t start here.
-  __device__ __forceinline__ void locate(int t, int &row, int &column_tile) const {
+  DEVICE void locate(int t, int &row, int &column_tile) const {
     const int a_group = TILE_GROUP * tiles_n, group = t / a_group, in_group = t - group * a_group;
     const int first_row = group * TILE_GROUP, rows = min(TILE_GROUP, tiles_m - first_row);
     column_tile = in_group / rows;
@@ -157,92 +155,34 @@ template <class T> struct Work {
   }
 };
 
-// ---- Warp 0: operands
-
-template <class T, class Program, Major A_MAJOR, Major B_MAJOR>
-__device__ __forceinline__ void load_operands(const Shared<T, Program> &shared, const Work<T> &work,
-                                              const CUtensorMap *map_a, const CUtensorMap *map_b) {
-  constexpr uint16_t BOTH = 3;
-  Ring<T::STAGES> ring(0);
-  for (int t = work.first; t < work.total; t += work.stride) {
-    int row, column;
-    work.locate(t, row, column);
-    column *= T::COLS;
-    for (int k = 0; k < work.K; k += DEPTH, ring.next()) {
-      const uint32_t full = shared.full(ring.at), a = shared.stage(ring.at), b = a + T::A_BYTES;
-      mbarrier_wait(shared.empty(ring.at), ring.parity ^ 1);
-      mbarrier_expect(full, T::STAGE_BYTES);
-      if constexpr (A_MAJOR == MAJOR_K) {
-        tensor_load(map_a, full, a, k, row);
-      } else {
-#pragma unroll
-        for (int i = 0; i < T::ROWS / 64; i++)
-          tensor_load(map_a, full, a + i * BLOCK_OF_64, row + i * 64, k);
-      }
-      if constexpr (B_MAJOR == MAJOR_K) {
-        const int half = work.rank * (T::COLS / CLUSTER);
-        tensor_load_multicast(map_b, full, b + half * 128, k, column + half, BOTH);
-      } else {
-#pragma unroll
-        for (int i = 0; i < T::COLS / 64; i++)
-          if (i % CLUSTER == work.rank)
-            tensor_load_multicast(map_b, full, b + i * BLOCK_OF_64, column + i * 64, k, BOTH);
-      }
-    }
-  }
-}
-
-// ---- Warp 1: row values, a tile ahead
-
-template <class T, class Program>
-__device__ __forceinline__ void compute_row_values(const Shared<T, Program> &shared,
-                                                   const Work<T> &work, const ProgramArgs &args) {
-  Ring<2> ring(0);
-  for (int t = work.first; t < work.total; t += work.stride, ring.next()) {
-    int row, column_tile;
-    work.locate(t, row, column_tile);
-    mbarrier_wait(shared.row_empty(ring.at), ring.parity ^ 1);
-    static_assert(T::ROWS == 4 * 32, "four rows a lane");
-    const int lane = threadIdx.x % 32;
-    FourRows values;
-    Program::row_values(args, row + lane, work.M, values);
-#pragma unroll
-    for (int i = 0; i < 4; i++)
-      shared_store(shared.row_values(ring.at) + (lane + 32 * i) * 4, values[i]);
-    mbarrier_arrive(shared.row_full(ring.at));
-  }
-}
-
-// ---- Warps 2 and 3: tiles of the epilogue
-
 // The steps of a consumer's tiles, one after the other.
 template <class T, class Program> struct Steps {
   static constexpr int A_BLOCK = T::COLS / Program::COLUMNS, A_TILE = A_BLOCK * T::BLOCKS;
   const Work<T> &work;
   int consumer, tile, step, row, column;
 
-  __device__ __forceinline__ Steps(const Work<T> &w, int which)
+  DEVICE Steps(const Work<T> &w, int which)
       : work(w), consumer(which), tile(w.first + (T::PINGPONG ? which * w.stride : 0)), step(0) {
     locate();
   }
-  __device__ __forceinline__ bool left() const {
+  DEVICE bool left() const {
     return tile < work.total;
   }
-  __device__ __forceinline__ void next() {
+  DEVICE void next() {
     if (++step < A_TILE) return;
     step = 0;
     tile += T::PINGPONG ? 2 * work.stride : work.stride;
     locate();
   }
-  __device__ __forceinline__ int step_row() const {
+  DEVICE int step_row() const {
     return row + step / A_BLOCK * 64;
   }
-  __device__ __forceinline__ int step_column() const {
+  DEVICE int step_column() const {
     return column + step % A_BLOCK * Program::COLUMNS;
   }
 
 private:
-  __device__ __forceinline__ void locate() {
+  DEVICE void locate() {
     if (!left()) return;
     work.locate(tile, row, column);
     column *= T::COLS;
@@ -250,155 +190,210 @@ private:
   }
 };
 
-template <class T, class Program>
-__device__ __forceinline__ void load_chunks(const Shared<T, Program> &shared, int consumer,
-                                            int slot, Steps<T, Program> &steps,
-                                            const EpilogueOperands &operands) {
+// What a block's warps do. Each warpgroup has one of its own.
+template <class T, class Program, Major A_MAJOR, Major B_MAJOR> struct Block {
   using Loads = typename Program::Loads;
-  if (!steps.left()) return;
-  const uint32_t ready = shared.ready(consumer, slot);
-  if constexpr (Loads::COUNT == 0) {
-    mbarrier_arrive(ready);
-  } else {
-    mbarrier_expect(ready, Loads::BYTES);
-#pragma unroll
-    for (int i = 0; i < Loads::COUNT; i++) {
-      int row = steps.step_row(), column = steps.step_column() * Loads::width(i) / Program::COLUMNS;
-      Program::load_position(operands.args, i, row, column);
-      tensor_load(&operands.loads[i], ready, shared.slot(consumer, slot) + Loads::offset(i), column,
-                  row);
-    }
-  }
-  steps.next();
-}
-
-template <class T, class Program>
-__device__ __forceinline__ void move_chunks(const Shared<T, Program> &shared, const Work<T> &work,
-                                            int consumer, const EpilogueOperands &operands) {
   using Stores = typename Program::Stores;
-  constexpr int SLOTS = Shared<T, Program>::SLOTS;
-  // A slot is filled again when its store has been read; of many slots, one store later.
-  constexpr int LAG = SLOTS > 2 ? 1 : 0;
-  Steps<T, Program> loading(work, consumer), storing(work, consumer);
+  Shared<T, Program> shared;
+  Work<T> work;
+
+  // ---- Warp 0: operands
+
+  DEVICE void load_operands(const CUtensorMap *map_a, const CUtensorMap *map_b) const {
+    constexpr uint16_t BOTH = 3;
+    Ring<T::STAGES> ring(0);
+    for (int t = work.first; t < work.total; t += work.stride) {
+      int row, column;
+      work.locate(t, row, column);
+      column *= T::COLS;
+      for (int k = 0; k < work.K; k += DEPTH, ring.next()) {
+        const uint32_t full = shared.full(ring.at), a = shared.stage(ring.at), b = a + T::A_BYTES;
+        mbarrier_wait(shared.empty(ring.at), ring.parity ^ 1);
+        mbarrier_expect(full, T::STAGE_BYTES);
+        if constexpr (A_MAJOR == MAJOR_K) {
+          tensor_load(map_a, full, a, k, row);
+        } else {
+#pragma unroll
+          for (int i = 0; i < T::ROWS / 64; i++)
+            tensor_load(map_a, full, a + i * BLOCK_OF_64, row + i * 64, k);
+        }
+        if constexpr (B_MAJOR == MAJOR_K) {
+          const int half = work.rank * (T::COLS / CLUSTER);
+          tensor_load_multicast(map_b, full, b + half * 128, k, column + half, BOTH);
+        } else {
+#pragma unroll
+          for (int i = 0; i < T::COLS / 64; i++)
+            if (i % CLUSTER == work.rank)
+              tensor_load_multicast(map_b, full, b + i * BLOCK_OF_64, column + i * 64, k, BOTH);
+        }
+      }
+    }
+  }
+
+  // ---- Warp 1: row values, a tile ahead
+
+  DEVICE void compute_row_values(const ProgramArgs &args) const {
+    Ring<2> ring(0);
+    for (int t = work.first; t < work.total; t += work.stride, ring.next()) {
+      int row, column_tile;
+      work.locate(t, row, column_tile);
+      mbarrier_wait(shared.row_empty(ring.at), ring.parity ^ 1);
+      static_assert(T::ROWS == 4 * 32, "four rows a lane");
+      const int lane = threadIdx.x % 32;
+      FourRows values[Program::RowValues::COUNT];
+      Program::RowValues::compute(args, row + lane, work.M, values);
+#pragma unroll
+      for (int v = 0; v < Program::RowValues::COUNT; v++)
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+          shared_store(shared.row_values(ring.at) + (v * T::ROWS + lane + 32 * i) * 4,
+                       values[v][i]);
+      mbarrier_arrive(shared.row_full(ring.at));
+    }
+  }
+
+  // ---- Warps 2 and 3: tiles of the epilogue
+
+  DEVICE void load_chunks(int consumer, int slot, Steps<T, Program> &steps,
+                          const EpilogueOperands &operands) const {
+    if (!steps.left()) return;
+    const uint32_t ready = shared.ready(consumer, slot);
+    if constexpr (Loads::COUNT == 0) {
+      mbarrier_arrive(ready);
+    } else {
+      mbarrier_expect(ready, Loads::BYTES);
+#pragma unroll
+      for (int i = 0; i < Loads::COUNT; i++) {
+        int row = steps.step_row(),
+            column = steps.step_column() * Loads::width(i) / Program::COLUMNS;
+        Program::load_position(operands.args, i, row, column);
+        tensor_load(&operands.loads[i], ready, shared.slot(consumer, slot) + Loads::offset(i),
+                    column, row);
+      }
+    }
+    steps.next();
+  }
+
+  DEVICE void move_chunks(int consumer, const EpilogueOperands &operands) const {
+    constexpr int SLOTS = Shared<T, Program>::SLOTS;
+    // A slot is filled again when its store has been read; of many slots, one store later.
+    constexpr int LAG = SLOTS > 2 ? 1 : 0;
+    Steps<T, Program> loading(work, consumer), storing(work, consumer);
 #pragma unroll 1 // few registers here
-  for (int slot = 0; slot < SLOTS; slot++)
-    load_chunks<T, Program>(shared, consumer, slot, loading, operands);
-  Ring<SLOTS> ring(0);
-  int refill = -LAG;
+    for (int slot = 0; slot < SLOTS; slot++) load_chunks(consumer, slot, loading, operands);
+    Ring<SLOTS> ring(0);
+    int refill = -LAG;
 #pragma unroll 1
-  for (; storing.left(); storing.next(), ring.next()) {
-    mbarrier_wait(shared.done(consumer, ring.at), ring.parity);
+    for (; storing.left(); storing.next(), ring.next()) {
+      mbarrier_wait(shared.done(consumer, ring.at), ring.parity);
 #pragma unroll
-    for (int i = 0; i < Stores::COUNT; i++)
-      tensor_store(&operands.stores[i], shared.slot(consumer, ring.at) + Stores::offset(i),
-                   storing.step_column() * Stores::width(i) / Program::COLUMNS, storing.step_row());
-    bulk_commit();
-    bulk_wait_read<LAG>();
-    if (refill >= 0) load_chunks<T, Program>(shared, consumer, refill, loading, operands);
-    if (++refill == SLOTS) refill = 0;
-  }
-  bulk_wait_read<0>();
-}
-
-// ---- Warpgroups 1 and 2: products and epilogue
-
-// The products of one tile into `accumulators`. Gives each stage back as soon as it has been read.
-template <class T, class Program, Major A_MAJOR, Major B_MAJOR>
-__device__ __forceinline__ void multiply(const Shared<T, Program> &shared, const Work<T> &work,
-                                         int consumer, int thread, Ring<T::STAGES> ring,
-                                         float (&accumulators)[T::BLOCKS][T::COLS / 2]) {
-  // 16 along k: 32 bytes of a row, or 16 rows of 128 bytes
-  constexpr int K_STEP_A = (A_MAJOR == MAJOR_K ? 32 : 16 * 128) >> 4;
-  constexpr int K_STEP_B = (B_MAJOR == MAJOR_K ? 32 : 16 * 128) >> 4;
-  const uint32_t first_a =
-      shared.stage(0) + (T::PINGPONG ? 0 : consumer * T::CONSUMER_ROWS / 64 * BLOCK_OF_64);
-  const uint64_t a0 = wgmma_descriptor(first_a, A_MAJOR);
-  const uint64_t b0 = wgmma_descriptor(shared.stage(0) + T::A_BYTES, B_MAJOR);
-  const int stages = work.k_stages();
-  int previous = 0;
-  for (int s = 0; s < stages; s++, ring.next()) {
-    mbarrier_wait(shared.full(ring.at), ring.parity);
-    wgmma_fence();
-    const uint64_t offset = (uint64_t)(ring.at * (T::STAGE_BYTES >> 4));
-#pragma unroll
-    for (int k = 0; k < DEPTH / 16; k++)
-#pragma unroll
-      for (int block = 0; block < T::BLOCKS; block++)
-        Wgmma<T::COLS, A_MAJOR, B_MAJOR>::mma(
-            accumulators[block], a0 + offset + block * (BLOCK_OF_64 >> 4) + k * K_STEP_A,
-            b0 + offset + k * K_STEP_B, (s | k) != 0);
-    wgmma_commit();
-    if (s > 0) {
-      wgmma_wait<1>();
-      if (thread < CLUSTER) mbarrier_arrive_at(shared.empty(previous), thread);
+      for (int i = 0; i < Stores::COUNT; i++)
+        tensor_store(&operands.stores[i], shared.slot(consumer, ring.at) + Stores::offset(i),
+                     storing.step_column() * Stores::width(i) / Program::COLUMNS,
+                     storing.step_row());
+      bulk_commit();
+      bulk_wait_read<LAG>();
+      if (refill >= 0) load_chunks(consumer, refill, loading, operands);
+      if (++refill == SLOTS) refill = 0;
     }
-    previous = ring.at;
+    bulk_wait_read<0>();
   }
-  if (T::PINGPONG && thread == 0) mbarrier_arrive(shared.turn(consumer ^ 1));
-  wgmma_wait<0>();
-  if (thread < CLUSTER) mbarrier_arrive_at(shared.empty(previous), thread);
-}
 
-template <class T, class Program>
-__device__ __forceinline__ void run_program(const Shared<T, Program> &shared, int consumer,
-                                            Ring<Shared<T, Program>::SLOTS> ring, Ring<2> rows,
-                                            const RowBlock &tile /* its first block */,
-                                            const float (&accumulators)[T::BLOCKS][T::COLS / 2]) {
-  using S = Steps<T, Program>;
-  const int lane = tile.thread & 31;
-  const int first_row = T::PINGPONG ? 0 : consumer * T::CONSUMER_ROWS; // in the block's tile
-  if (Program::ROW_VALUE) mbarrier_wait(shared.row_full(rows.at), rows.parity);
+  // ---- Warpgroups 1 and 2: products and epilogue
+
+  // The products of one tile into `accumulators`. A stage is given back as soon as it was read.
+  DEVICE void multiply(int consumer, int thread, Ring<T::STAGES> ring,
+                       float (&accumulators)[T::BLOCKS][T::COLS / 2]) const {
+    // 16 along k: 32 bytes of a row, or 16 rows of 128 bytes
+    constexpr int K_STEP_A = (A_MAJOR == MAJOR_K ? 32 : 16 * 128) >> 4;
+    constexpr int K_STEP_B = (B_MAJOR == MAJOR_K ? 32 : 16 * 128) >> 4;
+    const uint32_t first_a =
+        shared.stage(0) + (T::PINGPONG ? 0 : consumer * T::CONSUMER_ROWS / 64 * BLOCK_OF_64);
+    const uint64_t a0 = wgmma_descriptor(first_a, A_MAJOR);
+    const uint64_t b0 = wgmma_descriptor(shared.stage(0) + T::A_BYTES, B_MAJOR);
+    const int stages = work.k_stages();
+    int previous = 0;
+    for (int s = 0; s < stages; s++, ring.next()) {
+      mbarrier_wait(shared.full(ring.at), ring.parity);
+      wgmma_fence();
+      const uint64_t offset = (uint64_t)(ring.at * (T::STAGE_BYTES >> 4));
 #pragma unroll
-  for (int b = 0; b < T::BLOCKS; b++) {
-    RowBlock block = tile;
-    block.first_row += b * 64;
-    float row_values[2] = {};
-    if constexpr (Program::ROW_VALUE)
+      for (int k = 0; k < DEPTH / 16; k++)
 #pragma unroll
-      for (int h = 0; h < 2; h++)
-        row_values[h] = shared_load(shared.row_values(rows.at) +
-                                    (first_row + (uint32_t)(block.row(h) - tile.first_row)) * 4);
-    Program program;
-#pragma unroll
-    for (int i = 0; i < S::A_BLOCK; i++, ring.next()) {
-      mbarrier_wait(shared.ready(consumer, ring.at), ring.parity);
-      uint32_t slot = shared.slot(consumer, ring.at);
-      asm volatile(""
-                   : "+r"(slot)); // else the compiler keeps the addresses of all slots in registers
-      const Step<Program> step = {block, accumulators[b] + i * (Program::COLUMNS / 2), row_values,
-                                  tile.column_tile * T::COLS + i * Program::COLUMNS, slot};
-      program.step(step);
-      fence_copy_engine();
-      __syncwarp();
-      if (lane == 0) mbarrier_arrive(shared.done(consumer, ring.at));
+        for (int block = 0; block < T::BLOCKS; block++)
+          wgmma<A_MAJOR, B_MAJOR>(accumulators[block],
+                                  a0 + offset + block * (BLOCK_OF_64 >> 4) + k * K_STEP_A,
+                                  b0 + offset + k * K_STEP_B, (s | k) != 0);
+      wgmma_commit();
+      if (s > 0) {
+        wgmma_wait<1>();
+        if (thread < CLUSTER) mbarrier_arrive_at(shared.empty(previous), thread);
+      }
+      previous = ring.at;
     }
-    program.end(block);
+    if (T::PINGPONG && thread == 0) mbarrier_arrive(shared.turn(consumer ^ 1));
+    wgmma_wait<0>();
+    if (thread < CLUSTER) mbarrier_arrive_at(shared.empty(previous), thread);
   }
-  if (Program::ROW_VALUE && lane == 0) mbarrier_arrive(shared.row_empty(rows.at));
-}
 
-template <class T, class Program, Major A_MAJOR, Major B_MAJOR>
-__device__ __forceinline__ void consume(const Shared<T, Program> &shared, const Work<T> &work,
-                                        int consumer, const ProgramArgs &args) {
-  using Slots = Ring<Shared<T, Program>::SLOTS>;
-  constexpr int TURNS = T::PINGPONG ? 2 : 1;
-  const int thread = threadIdx.x % 128;
-  // All rings' places follow from the tile's number in the block: fewer registers than to keep
-  // them.
+  DEVICE void run_program(int consumer, Ring<Shared<T, Program>::SLOTS> ring, Ring<2> rows,
+                          const RowBlock &tile /* its first block */,
+                          const float (&accumulators)[T::BLOCKS][T::COLS / 2]) const {
+    using S = Steps<T, Program>;
+    const int lane = tile.thread & 31;
+    const int first_row = T::PINGPONG ? 0 : consumer * T::CONSUMER_ROWS; // in the block's tile
+    constexpr bool ROW_VALUES = Program::RowValues::COUNT > 0;
+    if (ROW_VALUES) mbarrier_wait(shared.row_full(rows.at), rows.parity);
+#pragma unroll
+    for (int b = 0; b < T::BLOCKS; b++) {
+      RowBlock block = tile;
+      block.first_row += b * 64;
+      TwoRows<Program> values = {};
+#pragma unroll
+      for (int v = 0; v < Program::RowValues::COUNT; v++)
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+          const int row = v * T::ROWS + first_row + (int)(block.row(h) - tile.first_row);
+          values.values[v][h] = shared_load(shared.row_values(rows.at) + row * 4);
+        }
+      Program program;
+#pragma unroll
+      for (int i = 0; i < S::A_BLOCK; i++, ring.next()) {
+        mbarrier_wait(shared.ready(consumer, ring.at), ring.parity);
+        uint32_t slot = shared.slot(consumer, ring.at);
+        // Else the compiler keeps the addresses of all slots in registers.
+        asm volatile("" : "+r"(slot));
+        const Step<Program> step = {block, accumulators[b] + i * (Program::COLUMNS / 2), values,
+                                    tile.column_tile * T::COLS + i * Program::COLUMNS, slot};
+        program.step(step);
+        fence_copy_engine();
+        __syncwarp();
+        if (lane == 0) mbarrier_arrive(shared.done(consumer, ring.at));
+      }
+      program.end(block);
+    }
+    if (ROW_VALUES && lane == 0) mbarrier_arrive(shared.row_empty(rows.at));
+  }
+
+  DEVICE void consume(int consumer, const ProgramArgs &args) const {
+    using Slots = Ring<Shared<T, Program>::SLOTS>;
+    constexpr int TURNS = T::PINGPONG ? 2 : 1;
+    const int thread = threadIdx.x % 128;
+    // All rings' places follow from the tile's number in the block, which takes fewer registers.
 #pragma unroll 1
-  for (uint32_t i = T::PINGPONG ? consumer : 0; work.first + (int)i * work.stride < work.total;
-       i += TURNS) {
-    RowBlock tile = {args, thread, 0, 0, work.tiles_n, work.M, work.N};
-    work.locate(work.first + (int)i * work.stride, tile.first_row, tile.column_tile);
-    if (!T::PINGPONG) tile.first_row += consumer * T::CONSUMER_ROWS;
-    if (T::PINGPONG && i > 0) mbarrier_wait(shared.turn(consumer), (i - 1) / 2 & 1);
-    float accumulators[T::BLOCKS][T::COLS / 2];
-    multiply<T, Program, A_MAJOR, B_MAJOR>(shared, work, consumer, thread,
-                                           Ring<T::STAGES>(i * work.k_stages()), accumulators);
-    run_program<T, Program>(shared, consumer, Slots(i / TURNS * Steps<T, Program>::A_TILE),
-                            Ring<2>(i), tile, accumulators);
+    for (uint32_t i = T::PINGPONG ? consumer : 0; work.first + (int)i * work.stride < work.total;
+         i += TURNS) {
+      RowBlock tile = {args, thread, 0, 0, work.tiles_n, work.M, work.N};
+      work.locate(work.first + (int)i * work.stride, tile.first_row, tile.column_tile);
+      if (!T::PINGPONG) tile.first_row += consumer * T::CONSUMER_ROWS;
+      if (T::PINGPONG && i > 0) mbarrier_wait(shared.turn(consumer), (i - 1) / 2 & 1);
+      float accumulators[T::BLOCKS][T::COLS / 2];
+      multiply(consumer, thread, Ring<T::STAGES>(i * work.k_stages()), accumulators);
+      run_program(consumer, Slots(i / TURNS * Steps<T, Program>::A_TILE), Ring<2>(i), tile,
+                  accumulators);
+    }
   }
-}
+};
 
 // ---- The kernel
 
@@ -421,23 +416,25 @@ __global__ void __launch_bounds__(BLOCK_THREADS, 1)
   later_kernel_launch();
   earlier_kernels_wait();
 
-  // The same in all threads of a warpgroup, and the compiler is to know. Either branch makes its own
+  // The same in all threads of a warpgroup, and the compiler is to know. Each branch makes its own
   // Work: one that lives through the deal of registers is spilled in some programs.
   const int warpgroup = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0);
   if (warpgroup == 0) {
     registers_shrink<T::PRODUCER_REGISTERS>();
-    const Work<T> work(M, N, K);
+    const Block<T, Program, A_MAJOR, B_MAJOR> block = {shared, Work<T>(M, N, K)};
     const int warp = threadIdx.x / 32;
-    if (threadIdx.x == 0)
-      load_operands<T, Program, A_MAJOR, B_MAJOR>(shared, work, &map_a, &map_b);
-    else if (warp == 1 && Program::ROW_VALUE)
-      compute_row_values<T, Program>(shared, work, operands.args);
-    else if (threadIdx.x == 64 || threadIdx.x == 96)
-      move_chunks<T, Program>(shared, work, warp - 2, operands);
+    if (threadIdx.x == 0) {
+      block.load_operands(&map_a, &map_b);
+    } else if (warp == 1) {
+      if constexpr (Program::RowValues::COUNT > 0) block.compute_row_values(operands.args);
+    } else if (threadIdx.x == 64 || threadIdx.x == 96) {
+      block.move_chunks(warp - 2, operands);
+    }
     __syncwarp();
   } else {
     registers_grow<T::CONSUMER_REGISTERS>();
-    consume<T, Program, A_MAJOR, B_MAJOR>(shared, Work<T>(M, N, K), warpgroup - 1, operands.args);
+    const Block<T, Program, A_MAJOR, B_MAJOR> block = {shared, Work<T>(M, N, K)};
+    block.consume(warpgroup - 1, operands.args);
   }
   cluster_sync(); // no block ends while another may still write into its shared memory
 #endif

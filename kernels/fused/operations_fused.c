@@ -1,13 +1,10 @@
 // The operations: a program each. Those that serve several GEMMs of the model leave some of them to
 // the unfused kernels, as Backend.kinds says.
 #include "kernels/fused/fused.h"
+#include "kernels/fused/programs/rope.h"
 
 static bool is_fused(const Backend *be, Operation operation) {
   return be->kinds[operation] == KERNEL_FUSED;
-}
-
-static RowParts parts_of(RowStat s) {
-  return (RowParts){(float *)s.data, s.stride, s.parts};
 }
 
 // The GEMM A B^T or A B, as the program has it. sumsq: of the rows of A, where the program needs r.
@@ -19,7 +16,7 @@ static ProgramCall call_of(const Fused *f, int64_t M, int64_t N, int64_t K, cons
                        .K = K,
                        .A = A,
                        .B = B,
-                       .args = {.sumsq = parts_of(sumsq),
+                       .args = {.in = {sumsq},
                                 .inverse_D = (float)(1 / (double)c->D),
                                 .eps = (float)c->rms_norm_eps}};
 }
@@ -29,9 +26,9 @@ static void run(const Fused *f, ProgramName name, ProgramCall *call, RowStat *su
   const TileShape tile = tile_choose(name, call->M, call->N, call->K);
   if (sums) {
     sums->parts = tile_parts(tile, call->N);
-    call->args.sums = parts_of(*sums);
+    call->args.out[0] = *sums;
   }
-  fused_launch(&f->kernels, name, tile, call, f->unfused.cuda.gpu.stream);
+  fused_launch(&f->kernels.programs[name], tile, call, f->unfused.cuda.gpu.stream);
 }
 
 // ---- Forward
@@ -41,9 +38,9 @@ static void run(const Fused *f, ProgramName name, ProgramCall *call, RowStat *su
 static Matrix rope_angles(const Fused *f, int64_t M, int64_t T, int64_t first, ProgramArgs *args) {
   const Cuda *u = &f->unfused.cuda;
   const int64_t d = u->config.d, cols = rope_table_cols(d);
-  args->period = (int32_t)T;
+  args->params[ROPE_PERIOD].i = (int32_t)T;
   if (M <= T || T % 64 == 0) {
-    args->first = (int32_t)first;
+    args->params[ROPE_FIRST].i = (int32_t)first;
     return (Matrix){f->rope, u->config.max_positions, cols};
   }
   launch_rope_table(T + 63, d, T, u->rope + first * d, f->rope_periodic, u->gpu.stream);
@@ -57,8 +54,8 @@ void fused_qkv(Backend *be, int64_t M, int64_t T, int64_t first, const act_t *x,
   const int64_t R = packed_width(c);
   ProgramCall call = call_of(f, M, R, c->D, x, W, sumsq);
   call.stores[0] = (Matrix){qkv, M, R};
-  call.args.head_dim = (int32_t)c->d;
-  call.args.rotated = (int32_t)((c->H + c->KV) * c->d);
+  call.args.params[ROPE_HEAD_DIM].i = (int32_t)c->d;
+  call.args.params[ROPE_ROTATED].i = (int32_t)((c->H + c->KV) * c->d);
   call.loads[0] = rope_angles(f, M, T, first, &call.args);
   run(f, PROGRAM_ROPE, &call, NULL);
 }
@@ -87,33 +84,32 @@ void fused_gate_up(Backend *be, int64_t M, const act_t *x, RowStat sumsq, const 
   run(f, PROGRAM_SWIGLU, &call, NULL);
 }
 
-// softmax: where the rows' maxima and sums go, or NULL.
+// softmax: where the rows' maxima and sums go, or nowhere.
 static void run_logits(const Fused *f, int64_t M, const act_t *x, RowStat sumsq, const act_t *W,
-                       act_t *logits, MaxSum *softmax) {
+                       act_t *logits, RowStat softmax) {
   const OpsConfig *c = &f->unfused.cuda.config;
   ProgramCall call = call_of(f, M, c->V, c->D, x, W, sumsq);
   call.stores[0] = (Matrix){logits, M, c->V};
-  call.args.softmax = softmax;
-  call.args.softmax_stride = f->softmax_stride;
-  fused_launch(&f->kernels, PROGRAM_LOGITS, f->head_tile, &call, f->unfused.cuda.gpu.stream);
+  call.args.out[0] = softmax;
+  fused_launch(&f->kernels.programs[PROGRAM_LOGITS], f->head_tile, &call,
+               f->unfused.cuda.gpu.stream);
 }
 
 void fused_lm_head(Backend *be, int64_t M, const act_t *x, RowStat sumsq, const act_t *W,
                    act_t *logits) {
-  run_logits(fused_of(be), M, x, sumsq, W, logits, NULL);
+  run_logits(fused_of(be), M, x, sumsq, W, logits, (RowStat){.data = NULL});
 }
 
 void fused_head_loss(Backend *be, int64_t M, const act_t *x, RowStat sumsq, const act_t *W,
                      const int32_t *targets, act_t *logits, double scale, RowStat *s) {
   Fused *f = fused_of(be);
   Cuda *c = &f->unfused.cuda;
-  if (!is_fused(be, s ? OP_HEAD_LOSS : OP_VALIDATION_LOSS) || M > f->softmax_stride) {
+  if (!is_fused(be, s ? OP_HEAD_LOSS : OP_VALIDATION_LOSS) || M > f->softmax.stride) {
     unfused_head_loss(be, M, x, sumsq, W, targets, logits, scale, s);
     return;
   }
   run_logits(f, M, x, sumsq, W, logits, f->softmax);
-  const SoftmaxParts parts = {f->softmax, tile_parts(f->head_tile, c->config.V), f->softmax_stride};
-  launch_fused_cross_entropy(M, c->config.V, parts, row_scale(c, sumsq), (float)scale, logits,
+  launch_fused_cross_entropy(M, c->config.V, f->softmax, row_scale(c, sumsq), (float)scale, logits,
                              targets, c->row_loss, s, c->gpu.stream);
   launch_add_loss(M, c->row_loss, scale, c->state, c->gpu.stream);
 }
@@ -137,7 +133,7 @@ void fused_norm_dgrad(Backend *be, int64_t M, int64_t N, const act_t *dz, const 
   call.loads[0] = (Matrix){x, M, c->D};
   call.loads[1] = (Matrix){residual, M, c->D};
   call.stores[0] = (Matrix){dx, M, c->D};
-  call.args.s = parts_of(s);
+  call.args.in[1] = s;
   run(f, residual ? PROGRAM_NORM_DGRAD_RESIDUAL : PROGRAM_NORM_DGRAD, &call, NULL);
 }
 

@@ -22,30 +22,6 @@ const Program *fused_program(ProgramName name) {
 
 // ---- Set-up
 
-static int open_program(FusedKernels *kernels, ProgramName name, const Gpu *gpu, Error *err) {
-  const Program *program = fused_program(name);
-  for (int tile = 0; tile < TILE_SHAPES; tile++) {
-    const ProgramKernel *k = &program->kernels[tile];
-    CUDA_TRY(err, cudaFuncSetAttribute(k->kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                       k->shared_bytes));
-    cudaLaunchAttribute cluster = {.id = cudaLaunchAttributeClusterDimension,
-                                   .val.clusterDim = {.x = CLUSTER, .y = 1, .z = 1}};
-    const cudaLaunchConfig_t config = {
-        .gridDim = {.x = (unsigned)gpu->sm_count & ~1u, .y = 1, .z = 1},
-        .blockDim = {.x = BLOCK_THREADS, .y = 1, .z = 1},
-        .dynamicSmemBytes = (size_t)k->shared_bytes,
-        .attrs = &cluster,
-        .numAttrs = 1};
-    int clusters = 0;
-    CUDA_TRY(err, cudaOccupancyMaxActiveClusters(&clusters, k->kernel, &config));
-    if (clusters < 1)
-      return error_set(err, "the GPU cannot run the fused kernel \"%s\" (%d x %d)", program->name,
-                       (int)k->rows, (int)k->cols);
-    kernels->clusters[name][tile] = clusters;
-  }
-  return 0;
-}
-
 int fused_kernels_check(int major, int minor, Error *err) {
   if (major == 9 && minor == 0) return 0;
   return error_set(
@@ -55,22 +31,59 @@ int fused_kernels_check(int major, int minor, Error *err) {
       major, minor);
 }
 
-int fused_kernels_open(FusedKernels *kernels, const Gpu *gpu, Error *err) {
-  if (fused_kernels_check(gpu->major, gpu->minor, err)) return -1;
-  void *encode = NULL;
+static int find_encode(PFN_cuTensorMapEncodeTiled_v12000 *encode, Error *err) {
+  void *entry = NULL;
   enum cudaDriverEntryPointQueryResult found;
 #if CUDART_VERSION >= 12050
-  CUDA_TRY(err, cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &encode, 12000,
+  CUDA_TRY(err, cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &entry, 12000,
                                                  cudaEnableDefault, &found));
 #else
   CUDA_TRY(err,
-           cudaGetDriverEntryPoint("cuTensorMapEncodeTiled", &encode, cudaEnableDefault, &found));
+           cudaGetDriverEntryPoint("cuTensorMapEncodeTiled", &entry, cudaEnableDefault, &found));
 #endif
   if (found != cudaDriverEntryPointSuccess)
     return error_set(err, "the driver has no cuTensorMapEncodeTiled; update it to 525 or later");
-  memcpy(&kernels->encode, &encode, sizeof encode);
+  memcpy(encode, &entry, sizeof entry);
+  return 0;
+}
+
+// The second is programmatic dependent launch: a block is set up while the last ones of the kernel
+// before still run, and waits for that kernel's end before it reads anything (mainloop.cuh).
+static const cudaLaunchAttribute attributes[] = {
+    {.id = cudaLaunchAttributeClusterDimension, .val.clusterDim = {.x = CLUSTER, .y = 1, .z = 1}},
+    {.id = cudaLaunchAttributeProgrammaticStreamSerialization,
+     .val.programmaticStreamSerializationAllowed = 1}};
+
+static cudaLaunchConfig_t launch_config(const ProgramKernel *k, int64_t clusters) {
+  return (cudaLaunchConfig_t){.gridDim = {.x = (unsigned)clusters * CLUSTER, .y = 1, .z = 1},
+                              .blockDim = {.x = BLOCK_THREADS, .y = 1, .z = 1},
+                              .dynamicSmemBytes = (size_t)k->shared_bytes,
+                              .attrs = (cudaLaunchAttribute *)(uintptr_t)attributes,
+                              .numAttrs = sizeof attributes / sizeof *attributes};
+}
+
+int fused_program_open(OpenProgram *open, const Program *program, const Gpu *gpu, Error *err) {
+  open->program = program;
+  if (fused_kernels_check(gpu->major, gpu->minor, err) || find_encode(&open->encode, err))
+    return -1;
+  for (int tile = 0; tile < TILE_SHAPES; tile++) {
+    const ProgramKernel *k = &program->kernels[tile];
+    CUDA_TRY(err, cudaFuncSetAttribute(k->kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                       k->shared_bytes));
+    cudaLaunchConfig_t config = launch_config(k, gpu->sm_count / CLUSTER);
+    config.numAttrs = 1; // the cluster's size
+    CUDA_TRY(err, cudaOccupancyMaxActiveClusters(&open->clusters[tile], k->kernel, &config));
+    if (open->clusters[tile] < 1)
+      return error_set(err, "the GPU cannot run the fused kernel \"%s\" (%d x %d)", program->name,
+                       (int)k->rows, (int)k->cols);
+  }
+  return 0;
+}
+
+int fused_kernels_open(FusedKernels *kernels, const Gpu *gpu, Error *err) {
   for (int name = 0; name < PROGRAMS; name++)
-    if (open_program(kernels, (ProgramName)name, gpu, err)) return -1;
+    if (fused_program_open(&kernels->programs[name], fused_program((ProgramName)name), gpu, err))
+      return -1;
   return 0;
 }
 
@@ -82,67 +95,53 @@ static void fail_call(const Program *program, const char *why) {
 }
 
 // Boxes of box_rows x box_cols elements of a 16-bit matrix; box_cols 64 or 32.
-static CUtensorMap tensor_map(const FusedKernels *kernels, const Program *program, Matrix matrix,
-                              int32_t box_rows, int32_t box_cols) {
+static CUtensorMap tensor_map(const OpenProgram *open, Matrix matrix, int32_t box_rows,
+                              int32_t box_cols) {
   const cuuint64_t dims[2] = {(cuuint64_t)matrix.cols, (cuuint64_t)matrix.rows};
   const cuuint64_t strides[1] = {(cuuint64_t)matrix.cols * 2};
   const cuuint32_t box[2] = {(cuuint32_t)box_cols, (cuuint32_t)box_rows}, steps[2] = {1, 1};
   CUtensorMap map;
   const CUresult status =
-      kernels->encode(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 2, (void *)(uintptr_t)matrix.data,
-                      dims, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
-                      box_cols == 64 ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_64B,
-                      CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+      open->encode(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 2, (void *)(uintptr_t)matrix.data, dims,
+                   strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
+                   box_cols == 64 ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_64B,
+                   CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (status != CUDA_SUCCESS)
-    fail_call(program,
+    fail_call(open->program,
               "a matrix is not as the copy engine takes it: pointer or rows not at 16-byte "
               "boundaries, or a size of 2^32");
   return map;
 }
 
-void fused_launch(const FusedKernels *kernels, ProgramName name, TileShape tile,
-                  const ProgramCall *call, cudaStream_t stream) {
-  const Program *program = fused_program(name);
+void fused_launch(const OpenProgram *open, TileShape tile, const ProgramCall *call,
+                  cudaStream_t stream) {
+  const Program *program = open->program;
   const ProgramKernel *k = &program->kernels[tile];
   if (call->M <= 0 || call->N <= 0 || call->K <= 0) return;
   if (call->M > INT32_MAX - 512 || call->N > INT32_MAX - 512 || call->K > INT32_MAX - 512)
     fail_call(program, "a side of the product is not below 2^31 - 512");
 
   // K-major operands come in one box a stage (B in two halves), others in boxes of 64 x 64.
-  const CUtensorMap a =
-      program->form == GEMM_TN
-          ? tensor_map(kernels, program, (Matrix){call->A, call->K, call->M}, DEPTH, 64)
-          : tensor_map(kernels, program, (Matrix){call->A, call->M, call->K}, k->rows, DEPTH);
+  const CUtensorMap a = program->form == GEMM_TN
+                            ? tensor_map(open, (Matrix){call->A, call->K, call->M}, DEPTH, 64)
+                            : tensor_map(open, (Matrix){call->A, call->M, call->K}, k->rows, DEPTH);
   const CUtensorMap b =
       program->form == GEMM_NT
-          ? tensor_map(kernels, program, (Matrix){call->B, call->N, call->K}, k->cols / CLUSTER,
-                       DEPTH)
-          : tensor_map(kernels, program, (Matrix){call->B, call->K, call->N}, DEPTH, 64);
+          ? tensor_map(open, (Matrix){call->B, call->N, call->K}, k->cols / CLUSTER, DEPTH)
+          : tensor_map(open, (Matrix){call->B, call->K, call->N}, DEPTH, 64);
   EpilogueOperands operands = {.args = call->args};
   for (int i = 0; i < MAX_TILES; i++) {
     if (program->load_cols[i])
-      operands.loads[i] = tensor_map(kernels, program, call->loads[i], 64, program->load_cols[i]);
+      operands.loads[i] = tensor_map(open, call->loads[i], 64, program->load_cols[i]);
     if (program->store_cols[i])
-      operands.stores[i] =
-          tensor_map(kernels, program, call->stores[i], 64, program->store_cols[i]);
+      operands.stores[i] = tensor_map(open, call->stores[i], 64, program->store_cols[i]);
   }
 
   const int64_t tiles =
       (call->M + k->rows * CLUSTER - 1) / (k->rows * CLUSTER) * tile_parts(tile, call->N);
-  const int64_t clusters =
-      tiles < kernels->clusters[name][tile] ? tiles : kernels->clusters[name][tile];
-  // Programmatic dependent launch: a block is set up while the last ones of the kernel before still
-  // run, and waits for that kernel's end before it reads anything (mainloop.cuh).
-  cudaLaunchAttribute attributes[] = {
-      {.id = cudaLaunchAttributeClusterDimension, .val.clusterDim = {.x = CLUSTER, .y = 1, .z = 1}},
-      {.id = cudaLaunchAttributeProgrammaticStreamSerialization,
-       .val.programmaticStreamSerializationAllowed = 1}};
-  const cudaLaunchConfig_t config = {.gridDim = {.x = (unsigned)clusters * CLUSTER, .y = 1, .z = 1},
-                                     .blockDim = {.x = BLOCK_THREADS, .y = 1, .z = 1},
-                                     .dynamicSmemBytes = (size_t)k->shared_bytes,
-                                     .stream = stream,
-                                     .attrs = attributes,
-                                     .numAttrs = 2};
+  const int64_t clusters = tiles < open->clusters[tile] ? tiles : open->clusters[tile];
+  cudaLaunchConfig_t config = launch_config(k, clusters);
+  config.stream = stream;
   int M = (int)call->M, N = (int)call->N, K = (int)call->K;
   void *parameters[] = {(void *)(uintptr_t)&a, (void *)(uintptr_t)&b, &operands, &M, &N, &K};
   CUDA_CHECK(cudaLaunchKernelExC(&config, k->kernel, parameters));

@@ -1,14 +1,16 @@
 // Epilogue programs as C sees them. A program is a GEMM with everything around it in one kernel:
 //     product = A B^T (fp32)  ->  epilogue, tile by tile, in registers  ->  bf16 tiles, row sums
-// programs/NAME.cu holds a program, the table in programs.h names it, program.c launches it.
-// kernels/README.md explains.
+// programs/NAME.cu holds a program, the table in programs.h names it, program.c launches it;
+// kernels/README.md explains how to write one.
 #pragma once
 #include <cuda.h>
+#include <cudaTypedefs.h>
 #include <cuda_runtime_api.h>
 #include <stdint.h>
 #include "base/error.h"
 #include "kernels/cuda/gemm_cublaslt.h"
 #include "kernels/fused/programs.h"
+#include "kernels/ops.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -27,34 +29,25 @@ typedef struct Matrix {
   int64_t rows, cols; // cols a multiple of 8
 } Matrix;
 
-// One float a row and part, [parts, stride]: the producer of a statistic leaves parts, its consumer
-// adds them up.
-typedef struct RowParts {
-  float *data;
-  int64_t stride; // at least M
-  int32_t parts;
-} RowParts;
-
 // Of a row's values in one tile of columns: the largest, and the sum of exp(value - largest).
 typedef struct MaxSum {
   float max, sum;
 } MaxSum;
 
-// What programs read and write besides tiles. Each program's file says which of these it uses.
+// What programs read and write besides tiles. Each program's file says which of these it uses, and
+// names its params.
 typedef struct ProgramArgs {
-  RowParts sumsq; // in: of the rows of A; r = rsqrt(sum of parts / D + eps)
-  float inverse_D, eps;
-  RowParts s;    // in: sums over the rows of dz' z, for RMSNorm's backward
-  RowParts sums; // out: a part a tile of columns; parts beyond the last tile become 0
-  // rope: row m is at position first + m % period; columns below rotated are heads of head_dim
-  int32_t first, period, head_dim, rotated;
-  // logits
-  MaxSum *softmax;        // [tiles of columns, stride] out, or NULL
-  int64_t softmax_stride; // at least M
+  RowStat in[2];        // where RMSNorm's r is needed, in[0] has the sums of squares
+  RowStat out[2];       // tile_parts(tile, N) parts; their values are floats or MaxSum
+  float inverse_D, eps; // r = rsqrt(sum of squares * inverse_D + eps)
+  const float *columns; // a vector over the product's columns, [N], at an 8-byte boundary
+  union {
+    int32_t i;
+    float f;
+  } params[4];
 } ProgramArgs;
 
-// What a kernel gets beside A, B and the product's size: the descriptors of the call's tiles, and
-// the rest.
+// What a kernel gets beside A, B and the product's size.
 typedef struct EpilogueOperands {
   CUtensorMap loads[MAX_TILES], stores[MAX_TILES];
   ProgramArgs args;
@@ -80,29 +73,36 @@ typedef struct ProgramKernel {
 typedef struct Program {
   const char *name;
   GemmForm form;
-  int32_t load_cols[MAX_TILES], store_cols[MAX_TILES]; // of a chunk of 64 rows: 64, 32 or 0 = none
+  int32_t columns; // of the product in a step
+  // Of a chunk of 64 rows, which goes with a step: 64, 32 or 0 = none.
+  int32_t load_cols[MAX_TILES], store_cols[MAX_TILES];
   ProgramKernel kernels[TILE_SHAPES];
 } Program;
 
-// The kernels made ready for one GPU.
+// A program made ready for one GPU.
+typedef struct OpenProgram {
+  const Program *program;
+  PFN_cuTensorMapEncodeTiled_v12000 encode;
+  int32_t clusters[TILE_SHAPES]; // that the GPU runs at once
+} OpenProgram;
+
+// Those of the table in programs.h.
 typedef struct FusedKernels {
-  CUresult (*encode)(CUtensorMap *, CUtensorMapDataType, cuuint32_t, void *, const cuuint64_t *,
-                     const cuuint64_t *, const cuuint32_t *, const cuuint32_t *,
-                     CUtensorMapInterleave, CUtensorMapSwizzle, CUtensorMapL2promotion,
-                     CUtensorMapFloatOOBfill);
-  int32_t clusters[PROGRAMS][TILE_SHAPES]; // that the GPU runs at once
+  OpenProgram programs[PROGRAMS];
 } FusedKernels;
 
 const Program *fused_program(ProgramName name);
 
 // 0, or -1 and a sentence: the kernels need compute capability 9.0.
 int fused_kernels_check(int major, int minor, Error *err);
-// 0, or -1 and why this GPU or driver cannot run them.
+// 0, or -1 and why this GPU or driver cannot run them. There is nothing to close.
 int fused_kernels_open(FusedKernels *kernels, const Gpu *gpu, Error *err);
+int fused_program_open(OpenProgram *open, const Program *program, const Gpu *gpu, Error *err);
 
-// Only launches. `tile` as tile_choose says, or another.
-void fused_launch(const FusedKernels *kernels, ProgramName name, TileShape tile,
-                  const ProgramCall *call, cudaStream_t stream);
+// Only launches. `tile` as tile_choose says, or another. A call that no program can serve (a size
+// of 2^31, a matrix that the copy engine does not take) ends the process with a sentence.
+void fused_launch(const OpenProgram *open, TileShape tile, const ProgramCall *call,
+                  cudaStream_t stream);
 
 #ifdef __cplusplus
 }

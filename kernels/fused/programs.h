@@ -7,18 +7,14 @@
 extern "C" {
 #endif
 
-// The table of programs: PROGRAM_NAME, programs/name.cu, and the operation of kernels/ops.h that it
-// serves.
+// The table of programs that train runs: PROGRAM_NAME, programs/name.cu, and the operation of
+// kernels/ops.h that it serves.
 #define FUSED_PROGRAMS(ROW)                                                                        \
-  ROW(PLAIN_NT, plain_nt)               /* the bare product, for benchmarks */                     \
-  ROW(PLAIN_NN, plain_nn)               /* of dgrad's operands */                                  \
-  ROW(PLAIN_TN, plain_tn)               /* the bare product of wgrad's operands, for benchmarks */ \
-  ROW(RESIDUAL, residual)               /* residual */                                             \
-  ROW(ROPE, rope)                       /* qkv */                                                  \
-  ROW(SWIGLU, swiglu)                   /* gate_up */                                              \
-  ROW(LOGITS, logits)                   /* lm_head, head_loss */                                   \
-  ROW(SWIGLU_BACKWARD, swiglu_backward) /* down_dgrad */                                           \
-  ROW(SWIGLU_BACKWARD_Y, swiglu_backward_y)     /* down_dgrad that makes y again */                \
+  ROW(RESIDUAL, residual)                       /* residual */                                     \
+  ROW(ROPE, rope)                               /* qkv */                                          \
+  ROW(SWIGLU, swiglu)                           /* gate_up */                                      \
+  ROW(LOGITS, logits)                           /* lm_head, head_loss */                           \
+  ROW(SWIGLU_BACKWARD, swiglu_backward)         /* down_dgrad */                                   \
   ROW(NORM_DGRAD, norm_dgrad)                   /* norm_dgrad without a residual */                \
   ROW(NORM_DGRAD_RESIDUAL, norm_dgrad_residual) /* norm_dgrad */
 
@@ -26,7 +22,7 @@ typedef enum ProgramName {
 #define ROW(NAME, file) PROGRAM_##NAME,
   FUSED_PROGRAMS(ROW)
 #undef ROW
-      PROGRAMS
+      PROGRAMS // also means: a program that is not in the table
 } ProgramName;
 
 // The shapes of a block's tile of the product, rows x columns. Two blocks, a cluster, take
@@ -39,11 +35,11 @@ typedef enum TileShape {
 } TileShape;
 
 // ---- tiles.c
-// The tile shape for a product, by the table of measurements there.
+// The tile shape for a product, by the table of measurements there. A program that has no figures
+// there, or is PROGRAMS, is taken to only store its product.
 TileShape tile_choose(ProgramName name, int64_t M, int64_t N, int64_t K);
-// Whether a program is worth its while beside cuBLASLt's product and the unfused kernels: not where
-// more than a fifth of what its tiles compute lies outside of the product (hidden_size 288: 384
-// columns).
+// Whether a program pays, beside cuBLASLt's product and the unfused kernels: not where more than a
+// fifth of what its tiles compute lies outside of the product (288 columns take 384).
 bool tile_pays(ProgramName name, int64_t M, int64_t N, int64_t K);
 // Tiles of columns, that is, parts of a row's statistics.
 int32_t tile_parts(TileShape tile, int64_t N);

@@ -5,22 +5,22 @@
 // Thread t of the warpgroup (warp w = t / 32, lane l = t % 32) holds in d[4j + 2h + e] the element
 //     row 16 w + l / 4 + 8 h,  column 8 j + 2 (l % 4) + e.
 #pragma once
-#include <stdint.h>
+#include "kernels/fused/ptx.cuh"
 
 // How an operand lies in shared memory: rows of 128 bytes = 64 elements along K, as a matrix stored
 // [rows, K] has them, or along the rows, for one stored [K, rows].
 enum Major { MAJOR_K, MAJOR_MN };
 
 // wgmma.fence: before the first wgmma, and after registers of accumulators were touched
-static __device__ __forceinline__ void wgmma_fence() {
+static DEVICE void wgmma_fence() {
   asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 }
 // wgmma.commit_group
-static __device__ __forceinline__ void wgmma_commit() {
+static DEVICE void wgmma_commit() {
   asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
 }
 // wgmma.wait_group: all but the newest GROUPS are complete
-template <int GROUPS> __device__ __forceinline__ void wgmma_wait() {
+template <int GROUPS> DEVICE void wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(GROUPS) : "memory");
 }
 
@@ -28,14 +28,11 @@ template <int GROUPS> __device__ __forceinline__ void wgmma_wait() {
 // and in bits 62-63 the 128-byte swizzle (1). The stride offset is the step of 8 rows (MAJOR_K) or
 // of 8 along K (MAJOR_MN), 1024 bytes. The leading offset, the step of 64 rows, counts for MAJOR_MN
 // alone: with MAJOR_K an operand is one swizzle atom wide.
-static __device__ __forceinline__ uint64_t wgmma_descriptor(uint32_t address, Major major) {
+static DEVICE uint64_t wgmma_descriptor(uint32_t address, Major major) {
   const uint64_t leading = major == MAJOR_MN ? 8192 >> 4 : 1;
   return (uint64_t)((address & 0x3ffff) >> 4) | leading << 16 | (uint64_t)(1024 >> 4) << 32 |
          1ull << 62;
 }
-
-// wgmma.mma_async. `accumulate` = 0: D is overwritten.
-template <int N, int TRANSPOSE_A, int TRANSPOSE_B> struct Wgmma;
 
 #define D_8(i)                                                                                     \
   "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]),      \
@@ -59,18 +56,17 @@ template <int N, int TRANSPOSE_A, int TRANSPOSE_B> struct Wgmma;
   "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, "     \
   "%127"
 
-// The operands after the accumulators: descriptors of A and B, the predicate, the transpositions.
+// wgmma.mma_async; the number of accumulators says which N. `accumulate` = 0: D is overwritten. The
+// operands after the accumulators: descriptors of A and B, the predicate, the transpositions.
 #define WGMMA(N, ACCUMULATORS, NAMES, OPERANDS, A, B, P, TA, TB)                                   \
-  template <int TRANSPOSE_A, int TRANSPOSE_B> struct Wgmma<N, TRANSPOSE_A, TRANSPOSE_B> {          \
-    static __device__ __forceinline__ void mma(float (&d)[ACCUMULATORS], uint64_t a, uint64_t b,   \
-                                               int accumulate) {                                   \
-      asm volatile("{\n\t.reg .pred p;\n\tsetp.ne.b32 p, " P ", 0;\n\t"                            \
-                   "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32.bf16.bf16 {" NAMES "}, " A      \
-                   ", " B ", p, 1, 1, " TA ", " TB ";\n\t}"                                        \
-                   : OPERANDS                                                                      \
-                   : "l"(a), "l"(b), "r"(accumulate), "n"(TRANSPOSE_A), "n"(TRANSPOSE_B));         \
-    }                                                                                              \
-  };
+  template <int TRANSPOSE_A, int TRANSPOSE_B>                                                      \
+  static DEVICE void wgmma(float(&d)[ACCUMULATORS], uint64_t a, uint64_t b, int accumulate) {      \
+    asm volatile("{\n\t.reg .pred p;\n\tsetp.ne.b32 p, " P ", 0;\n\t"                              \
+                 "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32.bf16.bf16 {" NAMES "}, " A ", " B \
+                 ", p, 1, 1, " TA ", " TB ";\n\t}"                                                 \
+                 : OPERANDS                                                                        \
+                 : "l"(a), "l"(b), "r"(accumulate), "n"(TRANSPOSE_A), "n"(TRANSPOSE_B));           \
+  }
 WGMMA(128, 64, NAMES_64, D_64, "%64", "%65", "%66", "%67", "%68")
 WGMMA(192, 96, NAMES_96, D_96, "%96", "%97", "%98", "%99", "%100")
 WGMMA(256, 128, NAMES_128, D_128, "%128", "%129", "%130", "%131", "%132")

@@ -1,197 +1,19 @@
-// What a test of programs needs: the GPU with the fused kernels, operands with their product on
-// the CPU, row statistics in parts.
+// Runs a Case in every tile shape, twice for equal bits, with poison in and around what is written,
+// and compares what it left with the formula.
 #pragma once
-#include "kernels/cpu/cpu.h"
-#include "kernels/cuda/check.h"
-#include "kernels/fused/program.h"
-#include "tests/gpu/gpu_test.h"
+#include "tests/gpu/program_case.h"
 
-static const float eps = 1e-5f;
-
-typedef struct Shape {
-  int64_t M, N, K;
-} Shape;
-
-// ---- The GPU
-
-typedef struct Machine {
-  Backend memory; // first; what the buffers of gpu_test.h call, and nothing else
-  Gpu gpu;
-  FusedKernels kernels;
-  bool usable; // the programs run on some GPUs only
-} Machine;
-
-static inline void *memory_alloc(Backend *be, size_t bytes) {
-  (void)be;
-  void *memory;
-  CUDA_CHECK(cudaMalloc(&memory, bytes));
-  return memory;
-}
-static inline void memory_release(Backend *be, void *memory) {
-  (void)be;
-  CUDA_CHECK(cudaFree(memory));
-}
-// On the stream of the programs, which waits for no other: a cudaMemcpy may return before it ends.
-static inline void memory_write(Backend *be, void *to, const void *from, size_t bytes) {
-  const cudaStream_t stream = ((const Machine *)be)->gpu.stream;
-  CUDA_CHECK(cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, stream));
-  CUDA_CHECK(cudaStreamSynchronize(stream));
-}
-static inline void memory_read(Backend *be, void *to, const void *from, size_t bytes) {
-  (void)be;
-  CUDA_CHECK(cudaMemcpy(to, from, bytes, cudaMemcpyDeviceToHost));
-}
-static inline void memory_read_act(Backend *be, float *to, const act_t *from, int64_t count) {
-  uint16_t *bits = xmalloc((size_t)count * sizeof *bits);
-  memory_read(be, bits, from, (size_t)count * sizeof *bits);
-#pragma omp parallel for
-  for (int64_t i = 0; i < count; i++) to[i] = from_bf16(bits[i]);
-  free(bits);
-}
-
-static inline int set_up(void **state) {
-  Machine *m = xcalloc(1, sizeof *m);
-  m->memory = (Backend){.alloc = memory_alloc,
-                        .release = memory_release,
-                        .write = memory_write,
-                        .read = memory_read,
-                        .read_act = memory_read_act};
-  Error err;
-  if (gpu_open(&m->gpu, &err)) fail_msg("%s", err.text);
-  m->usable = fused_kernels_check(m->gpu.major, m->gpu.minor, &err) == 0;
-  if (m->usable && fused_kernels_open(&m->kernels, &m->gpu, &err)) fail_msg("%s", err.text);
-  printf("# %s\n", m->gpu.name);
-  *state = m;
-  return 0;
-}
-
-static inline int tear_down(void **state) {
-  Machine *m = *state;
-  gpu_close(&m->gpu);
-  free(m);
-  return 0;
-}
-
-static inline Machine *machine(void **state) {
-  Machine *m = *state;
-  if (!m->usable) skip();
-  return m;
-}
-
-// The large shapes are there for the mainloop's rings. Programs on the CPU (tests/emulated), which
-// has no mainloop, would take minutes for them.
-static inline bool shape_pays(const Machine *m, Shape s) {
-  return m->gpu.memory_bytes > 0 || s.M * s.N <= 4 << 20;
-}
-
-static inline void launch(const Machine *m, ProgramName name, TileShape tile,
-                          const ProgramCall *call) {
-  fused_launch(&m->kernels, name, tile, call, m->gpu.stream);
-  CUDA_CHECK(cudaStreamSynchronize(m->gpu.stream));
-}
-
-// ---- Operands
-
-static inline float *floats(int64_t n) {
-  return xcalloc((size_t)n, sizeof(float));
-}
-
-static inline float *rounded_copy(const float *x, int64_t n) {
-  float *copy = floats(n);
-  memcpy(copy, x, (size_t)n * sizeof *copy);
-  round_all(copy, n);
-  return copy;
-}
-
-// The CPU's product, and a call with the same operands.
-typedef struct Product {
-  Shape s;
-  float *values; // [M, N]
-  ProgramCall call;
-} Product;
-
-static inline Product product_new(Bench *b, GemmForm form, Shape s, double scale) {
-  float *A = random_bf16(s.M * s.K, 1, "A"),
-        *B = random_bf16(s.N * s.K, scale / sqrt((double)s.K), "B");
-  Product p = {.s = s, .values = floats(s.M * s.N)};
-  if (form == GEMM_NT)
-    gemm_nt(s.M, s.N, s.K, 1, A, s.K, B, s.K, 0, p.values, s.N);
-  else if (form == GEMM_NN)
-    gemm_nn(s.M, s.N, s.K, 1, A, s.K, B, s.N, 0, p.values, s.N);
-  else
-    gemm_tn(s.M, s.N, s.K, 1, A, s.M, B, s.N, 0, p.values, s.N);
-  p.call = (ProgramCall){.M = s.M,
-                         .N = s.N,
-                         .K = s.K,
-                         .A = bf16_buffer(b, s.M * s.K, A),
-                         .B = bf16_buffer(b, s.N * s.K, B)};
-  free(A), free(B);
-  return p;
-}
-
-static inline Matrix matrix_in(Bench *b, int64_t rows, int64_t cols, const float *values) {
-  return (Matrix){bf16_buffer(b, rows * cols, values), rows, cols};
-}
-static inline Matrix matrix_out(Bench *b, int64_t rows, int64_t cols) {
-  return matrix_in(b, rows, cols, NULL);
-}
-
-// Row sums in `parts` parts, with NaN between them: part i of row m is value(i, m).
-static inline RowParts row_parts(Bench *b, int64_t M, int32_t parts, const float *values) {
-  const int64_t stride = M + 5;
-  float *sparse = xmalloc((size_t)(parts * stride) * sizeof *sparse);
-  memset(sparse, 0xff, (size_t)(parts * stride) * sizeof *sparse);
-  for (int64_t i = 0; i < parts; i++)
-    memcpy(sparse + i * stride, values + i * M, (size_t)M * sizeof *sparse);
-  const RowParts p = {fp32_buffer(b, parts * stride, sparse), stride, parts};
-  free(sparse);
-  return p;
-}
-
-// Random parts, each lowest + range * uniform, and their sums over the parts.
-static inline RowParts random_parts(Bench *b, int64_t M, int32_t parts, double lowest, double range,
-                                    const char *name, double *sums) {
-  float *values = floats(parts * M);
-  const uint64_t key = rng_key(42, name);
-  for (int64_t m = 0; m < M; m++) sums[m] = 0;
-  for (int64_t i = 0; i < parts * M; i++) {
-    values[i] = (float)(lowest + range * rng_uniform(key, (uint64_t)i));
-    sums[i % M] += (double)values[i];
-  }
-  const RowParts p = row_parts(b, M, parts, values);
-  free(values);
-  return p;
-}
-
-// Gives the call sums of squares of rows of D, and returns the scales that follow. The sums are
-// made up, so that a row's scale differs from its neighbours'.
-static inline double *row_scales(Bench *b, Product *p, int64_t D, int32_t parts) {
-  double *r = xcalloc((size_t)p->s.M, sizeof *r);
-  p->call.args.sumsq =
-      random_parts(b, p->s.M, parts, 0.2 * (double)D / parts, 2 * (double)D / parts, "sumsq", r);
-  p->call.args.inverse_D = 1 / (float)D;
-  p->call.args.eps = eps;
-  for (int64_t m = 0; m < p->s.M; m++) r[m] = 1 / sqrt(r[m] / (double)D + (double)eps);
-  return r;
-}
-
-static inline void scale_rows(Bench *b, Product *p, int32_t parts) {
-  double *r = row_scales(b, p, p->s.K, parts);
-  for (int64_t i = 0; i < p->s.M * p->s.N; i++)
-    p->values[i] = (float)(r[i / p->s.N] * (double)p->values[i]);
-  free(r);
-}
+// ---- Comparing
 
 typedef struct Label {
-  char text[64];
+  char text[80];
 } Label;
 
-static inline Label label(ProgramName name, TileShape tile, Shape s, const char *what) {
-  const ProgramKernel *k = &fused_program(name)->kernels[tile];
+static inline Label label(const Rig *r, TileShape tile, const char *what) {
+  const ProgramKernel *k = &r->c->program->kernels[tile];
   Label l;
-  snprintf(l.text, sizeof l.text, "%s%s%s %dx%d, %lldx%lldx%lld", fused_program(name)->name,
-           *what ? " " : "", what, (int)k->rows, (int)k->cols, (long long)s.M, (long long)s.N,
-           (long long)s.K);
+  snprintf(l.text, sizeof l.text, "%s%s %dx%d, %lldx%lldx%lld", r->c->program->name, what,
+           (int)k->rows, (int)k->cols, (long long)r->s.M, (long long)r->s.N, (long long)r->s.K);
   return l;
 }
 
@@ -201,4 +23,169 @@ static inline void expect_unwritten(const char *what, const float *values, int64
     memcpy(&bits, &values[i], sizeof bits);
     if (bits != 0xffffffffu) fail_msg("%s: element %lld was written", what, (long long)i);
   }
+}
+
+// Columns first to end - 1 of [M, cols], in fresh memory.
+static inline float *columns_of(const float *x, int64_t M, int64_t cols, int64_t first,
+                                int64_t end) {
+  float *part = floats(M * (end - first));
+  for (int64_t m = 0; m < M; m++)
+    memcpy(part + m * (end - first), x + m * cols + first, (size_t)(end - first) * sizeof *part);
+  return part;
+}
+
+static inline void expect_store(const Rig *r, TileShape tile, int i, const float *got) {
+  const int64_t M = r->s.M, cols = r->store_cols[i], split = i == 0 && r->split ? r->split : cols;
+  const int64_t ends[] = {0, split, cols};
+  for (int range = 0; range < 2; range++) {
+    const int64_t first = ends[range], end = ends[range + 1];
+    if (first == end) continue;
+    float *x = columns_of(got, M, cols, first, end),
+          *twin = columns_of(r->twin[i], M, cols, first, end),
+          *reference = columns_of(r->reference[i], M, cols, first, end);
+    expect_near(label(r, tile,
+                      range ? " right"
+                      : i   ? " second"
+                            : "")
+                    .text,
+                x, twin, reference, M * (end - first), 1e-6);
+    free(x), free(twin), free(reference);
+  }
+}
+
+// Parts of sums or maxima, against the terms of the tile's columns.
+static inline void expect_parts(const Rig *r, TileShape tile, int which, const float *got) {
+  const RowStat *p = &r->call.args.out[which];
+  const int64_t M = r->s.M, N = r->s.N, cols = r->c->program->kernels[tile].cols;
+  const int64_t tiles = (N + cols - 1) / cols;
+  const bool max = r->c->out[which] == ROW_MAX;
+  const float neutral = max ? -INFINITY : 0;
+  float *expected = floats(tiles * M), *parts = floats(tiles * M);
+#pragma omp parallel for
+  for (int64_t m = 0; m < M; m++)
+    for (int64_t t = 0; t < tiles; t++) {
+      double all = (double)neutral;
+      for (int64_t n = t * cols; n < N && n < (t + 1) * cols; n++) {
+        const double term = (double)r->terms[which][m * N + n];
+        all = max ? fmax(all, term) : all + term;
+      }
+      expected[t * M + m] = (float)all;
+      parts[t * M + m] = got[t * p->stride + m];
+    }
+  const Label what = label(r, tile, which ? " second statistic" : " statistic");
+  if (max)
+    expect_same(what.text, parts, expected, tiles * M);
+  else
+    expect_near(what.text, parts, expected, expected, tiles * M,
+                r->c->out_floor ? r->c->out_floor : 1e-6);
+  for (int64_t t = 0; t < p->parts; t++)
+    expect_unwritten("between parts", got + t * p->stride + M, p->stride - M);
+  expect_unwritten("beyond the parts", got + p->parts * p->stride,
+                   r->out_elements - p->parts * p->stride);
+  free(expected), free(parts);
+}
+
+// Each part against the terms of the tile's columns, and all of a row's against its log-sum-exp.
+static inline void expect_softmax(const Rig *r, TileShape tile, const float *got) {
+  const int64_t M = r->s.M, N = r->s.N, cols = r->c->program->kernels[tile].cols;
+  const int64_t tiles = (N + cols - 1) / cols, stride = r->call.args.out[0].stride;
+  const MaxSum *parts = (const MaxSum *)(const void *)got;
+  float *max = floats(tiles * M), *got_max = floats(tiles * M), *sum = floats(tiles * M),
+        *got_sum = floats(tiles * M), *lse = floats(M), *got_lse = floats(M);
+#pragma omp parallel for
+  for (int64_t m = 0; m < M; m++) {
+    const float *row = r->terms[0] + m * N;
+    double top = -INFINITY, whole = 0, combined = 0;
+    for (int64_t n = 0; n < N; n++) top = fmax(top, (double)row[n]);
+    for (int64_t t = 0; t < tiles; t++) {
+      const int64_t i = t * M + m, end = (t + 1) * cols < N ? (t + 1) * cols : N;
+      const MaxSum part = parts[t * stride + m];
+      double tile_sum = 0;
+      max[i] = -INFINITY;
+      for (int64_t n = t * cols; n < end; n++) max[i] = fmaxf(max[i], row[n]);
+      for (int64_t n = t * cols; n < end; n++) tile_sum += exp((double)row[n] - (double)max[i]);
+      sum[i] = (float)tile_sum;
+      got_max[i] = part.max;
+      got_sum[i] = part.sum;
+      whole += tile_sum * exp((double)max[i] - top);
+      combined += (double)part.sum * exp((double)part.max - top);
+    }
+    lse[m] = (float)(top + log(whole));
+    got_lse[m] = (float)(top + log(combined));
+  }
+  expect_same(label(r, tile, " max").text, got_max, max, tiles * M);
+  expect_near(label(r, tile, " sum").text, got_sum, sum, sum, tiles * M, 1e-6);
+  expect_near(label(r, tile, " lse").text, got_lse, lse, lse, M, 1e-6);
+  for (int64_t t = 0; t < tiles; t++)
+    expect_unwritten("between parts", &parts[t * stride + M].max, 2 * (stride - M));
+  expect_unwritten("beyond the parts", &parts[tiles * stride].max,
+                   r->out_elements - 2 * tiles * stride);
+  free(max), free(got_max), free(sum), free(got_sum), free(lse), free(got_lse);
+}
+
+// ---- Running
+
+static inline void launch(const Rig *r, TileShape tile) {
+  fused_launch(&r->open, tile, &r->call, r->stream);
+  CUDA_CHECK(cudaStreamSynchronize(r->stream));
+}
+
+// Without statistics out: the same tiles.
+static inline void expect_same_without_out(Rig *r, TileShape tile, const float *got) {
+  const RowStat out = r->call.args.out[0];
+  r->call.args.out[0] = (RowStat){.data = NULL};
+  RUN_TWICE(&r->b, launch(r, tile));
+  float *alone = bench_read(&r->b, r->call.stores[0].data);
+  expect_same("tiles without the statistic", alone, got, r->s.M * r->store_cols[0]);
+  free(alone);
+  r->call.args.out[0] = out;
+}
+
+// stores[0] in memory of its own: the same tiles, and the load left alone.
+static inline void expect_same_apart(Rig *r, TileShape tile, const float *got) {
+  const int load = r->c->in_place_of - 1;
+  const Matrix in_place = r->call.stores[0];
+  Bench other = {.be = r->b.be};
+  r->call.stores[0] = matrix_out(&other, r->s.M, r->store_cols[0]);
+  bench_reset(&r->b);
+  RUN_TWICE(&other, launch(r, tile));
+  float *apart = bench_read(&other, r->call.stores[0].data),
+        *after = bench_read(&r->b, r->call.loads[load].data);
+  expect_same("tiles apart", apart, got, r->s.M * r->store_cols[0]);
+  expect_same("what was loaded", after, r->loads[load], r->s.M * r->load_cols[load]);
+  free(apart), free(after);
+  bench_free(&other);
+  r->call.stores[0] = in_place;
+}
+
+static inline void check_tile(Rig *r, TileShape tile) {
+  float *got[MAX_TILES] = {NULL};
+  for (int i = 0; i < 2; i++) r->call.args.out[i].parts = tile_parts(tile, r->s.N);
+  RUN_TWICE(&r->b, launch(r, tile));
+  for (int i = 0; i < MAX_TILES; i++) {
+    if (r->store_cols[i] == 0) continue;
+    got[i] = bench_read(&r->b, r->call.stores[i].data);
+    expect_store(r, tile, i, got[i]);
+  }
+  run_formula(r, STORED, got);
+  for (int i = 0; i < 2; i++) {
+    if (r->c->out[i] == NO_STATISTIC) continue;
+    float *parts = bench_read(&r->b, r->call.args.out[i].data);
+    if (r->c->out[i] == ROW_SOFTMAX)
+      expect_softmax(r, tile, parts);
+    else
+      expect_parts(r, tile, i, parts);
+    free(parts);
+  }
+  if (r->c->without_out) expect_same_without_out(r, tile, got[0]);
+  if (r->c->in_place_of) expect_same_apart(r, tile, got[0]);
+  for (int i = 0; i < MAX_TILES; i++) free(got[i]);
+}
+
+// A case in one shape, in every tile shape. `user` is for its formula.
+static inline void check_case(Machine *m, const Case *c, Shape s, const void *user) {
+  Rig r;
+  rig_open(&r, m, c, s, user);
+  for (int tile = 0; tile < TILE_SHAPES; tile++) check_tile(&r, (TileShape)tile);
+  rig_close(&r);
 }

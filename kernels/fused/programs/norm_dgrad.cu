@@ -1,5 +1,6 @@
 // A dgrad through RMSNorm: dx = A B - (r / D) s x. lm_head's.
-//   args.sumsq, inverse_D, eps, s   loads[0] x [M, N]   stores[0] dx [M, N]
+//   args.in[0] sums of squares of x's rows, in[1] s, inverse_D, eps
+//   loads[0] x [M, N]   stores[0] dx [M, N]
 #include "kernels/fused/define.cuh"
 #include "kernels/fused/norm_dgrad.cuh"
 

@@ -1,7 +1,7 @@
 // A dgrad through RMSNorm into the residual stream: dx = A B - (r / D) s x + residual. gate_up's
 // and qkv's.
-//   args.sumsq, inverse_D, eps, s   loads[0] x [M, N]   loads[1] residual [M, N]   stores[0] dx [M,
-//   N], may be residual
+//   args.in[0] sums of squares of x's rows, in[1] s, inverse_D, eps
+//   loads[0] x [M, N]   loads[1] residual [M, N]   stores[0] dx [M, N], may be residual
 #include "kernels/fused/define.cuh"
 #include "kernels/fused/norm_dgrad.cuh"
 

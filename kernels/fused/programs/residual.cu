@@ -1,30 +1,19 @@
 // out = x + A B^T; the sum of squares of out's rows, as stored. Attention's output and the MLP's
 // down projection.
-//   loads[0] x [M, N]   stores[0] out [M, N]   args.sums
+//   loads[0] x [M, N]   stores[0] out [M, N]   args.out[0] sums of squares
 #include "kernels/fused/define.cuh"
 
-struct Residual : ProgramDefaults {
+struct Residual : Pairs<Residual> {
   using Loads = Chunks<64>;
-  using Stores = Chunks<64>;
-  float sums[2] = {};
+  RowSum squares;
 
-  template <class S> __device__ __forceinline__ void step(const S &s) {
-#pragma unroll
-    for (int first = 0; first < 16; first += 4) { // few values at a time need few registers
-      uint32_t pairs[4];
-      s.template load<0>(pairs, first);
-#pragma unroll
-      for (int j = 0; j < 4; j++) {
-        const float2 v = s.product(first + j);
-        pairs[j] = bf16_two(v.x + bf16_low(pairs[j]), v.y + bf16_high(pairs[j]));
-        const float a = bf16_low(pairs[j]), b = bf16_high(pairs[j]);
-        sums[j & 1] += a * a + b * b;
-      }
-      s.template store<0>(pairs, first);
-    }
+  template <class S> DEVICE uint32_t pair(const S &, int i, float2 v, uint32_t x) {
+    const uint32_t out = bf16_two(v.x + bf16_low(x), v.y + bf16_high(x));
+    squares.add_squares(i, out);
+    return out;
   }
-  __device__ __forceinline__ void end(const RowBlock &block) const {
-    block.store_row_sums(block.args.sums, sums);
+  DEVICE void end(const RowBlock &block) const {
+    squares.store(block, block.args.out[0]);
   }
 };
 DEFINE_PROGRAM(Residual, residual)

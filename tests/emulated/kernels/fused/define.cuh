@@ -1,12 +1,12 @@
 // What programs/*.cu include instead of kernels/fused/define.cuh when they are built for the CPU:
-// the same programs and the same epilogue.cuh, under a mainloop that is a plain matrix product.
+// the same programs, bases and epilogue.cuh, under a mainloop that is a plain matrix product.
 //
 // A warp is 32 fibers. Each runs until it exchanges a value with its neighbours, so that a shuffle
 // finds what all lanes put there; a shuffle that some lanes do not reach is an error here, as it is
 // on a GPU. Tiles go in and out as the copy engine would move them: through the call's tensor maps,
 // zeros where there is no matrix, nothing written there.
 #pragma once
-#include "kernels/fused/epilogue.cuh"
+#include "kernels/fused/bases.cuh"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -105,18 +105,39 @@ std::vector<float> emulated_product(const EmulatedMap &a, const EmulatedMap &b, 
   return values;
 }
 
+// The values of a tile's rows, as a step finds them in shared memory.
+template <class Program> struct EmulatedRowValues {
+  static constexpr int COUNT = Program::RowValues::COUNT;
+  float values[COUNT > 0 ? COUNT : 1][EMULATED_ROWS];
+
+  EmulatedRowValues(const ProgramArgs &args, int first_row, int M) {
+    if constexpr (COUNT > 0)
+      warp_run([&](int lane) {
+        FourRows four[COUNT];
+        Program::RowValues::compute(args, first_row + lane, M, four);
+        for (int v = 0; v < COUNT; v++)
+          for (int i = 0; i < 4; i++) values[v][lane + 32 * i] = four[v][i];
+      });
+  }
+  TwoRows<Program> of(const RowBlock &block, int first_row) const {
+    TwoRows<Program> two = {};
+    for (int v = 0; v < COUNT; v++)
+      for (int h = 0; h < 2; h++) two.values[v][h] = values[v][block.row(h) - first_row];
+    return two;
+  }
+};
+
 // A warp's rows of one tile: two blocks of 64 rows, as ping-pong has them.
 template <int COLS, class Program>
 void emulated_rows(const EpilogueOperands &operands, const RowBlock &tile, const float *values,
-                   const float *row_values) {
+                   const EmulatedRowValues<Program> &row_values) {
   for (int first = 0; first < EMULATED_ROWS; first += 64) {
     RowBlock block = tile;
     block.first_row += first;
-    float mine[2] = {};
-    for (int h = 0; h < 2; h++) mine[h] = row_values[block.row(h) - tile.first_row];
+    const TwoRows<Program> rows = row_values.of(block, tile.first_row);
     Program program;
     for (int column = 0; column < COLS; column += Program::COLUMNS) {
-      const Step<Program> step = {block, nullptr, mine, tile.column_tile * COLS + column, 0};
+      const Step<Program> step = {block, nullptr, rows, tile.column_tile * COLS + column, 0};
       program.step(EmulatedStep<Program>{step, operands, values});
     }
     program.end(block);
@@ -135,12 +156,7 @@ void emulated_kernel(const CUtensorMap &map_a, const CUtensorMap &map_b,
   const std::vector<float> values = emulated_product<Program>(a, b, M, N, K);
   const int tiles = (N + COLS - 1) / COLS;
   for (int row = 0; row < M; row += EMULATED_ROWS) {
-    float row_values[EMULATED_ROWS] = {};
-    warp_run([&](int lane) {
-      FourRows four = {};
-      Program::row_values(operands.args, row + lane, M, four);
-      for (int i = 0; i < 4; i++) row_values[lane + 32 * i] = four[i];
-    });
+    const EmulatedRowValues<Program> row_values(operands.args, row, M);
     for (int tile = 0; tile < tiles; tile++)
       for (int warp = 0; warp < 4; warp++)
         warp_run([&](int lane) {
@@ -150,19 +166,14 @@ void emulated_kernel(const CUtensorMap &map_a, const CUtensorMap &map_b,
   }
 }
 
-template <int COLS, class Program> ProgramKernel emulated_program_kernel() {
+template <int COLUMNS> struct EmulatedTile { static constexpr int COLS = COLUMNS; };
+using Tile128x256 = EmulatedTile<256>;
+using Tile128x192 = EmulatedTile<192>;
+using Tile128x128 = EmulatedTile<128>;
+
+template <class T, class Program> ProgramKernel program_kernel() {
   ProgramKernel k = {};
-  k.kernel = (const void *)emulated_kernel<COLS, Program>;
-  k.rows = EMULATED_ROWS, k.cols = COLS;
+  k.kernel = (const void *)emulated_kernel<T::COLS, Program>;
+  k.rows = EMULATED_ROWS, k.cols = T::COLS;
   return k;
 }
-
-#define DEFINE_PROGRAM(Struct, name_)                                                              \
-  extern "C" const Program fused_program_##name_;                                                  \
-  const Program fused_program_##name_ = {#name_,                                                   \
-                                         Struct::FORM,                                             \
-                                         {Struct::Loads::width(0), Struct::Loads::width(1)},       \
-                                         {Struct::Stores::width(0), Struct::Stores::width(1)},     \
-                                         {emulated_program_kernel<256, Struct>(),                  \
-                                          emulated_program_kernel<192, Struct>(),                  \
-                                          emulated_program_kernel<128, Struct>()}};
