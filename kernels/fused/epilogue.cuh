@@ -81,7 +81,12 @@ template <class Statistic> struct RowStatistic {
 #pragma unroll
       for (int lanes = 1; lanes <= 2; lanes *= 2)
         all = Statistic::join(all, __shfl_xor_sync(0xffffffffu, all, lanes));
-      if (block.writes(h)) block.part<float>(to, h) = all;
+      if (!block.writes(h)) continue;
+      block.part<float>(to, h) = all;
+      // Parts that no tile has become neutral: a consumer joins all that the call has.
+      if (block.column_tile == block.column_tiles - 1)
+        for (int part = block.column_tiles; part < to.parts; part++)
+          reinterpret_cast<float *>(to.data)[part * to.stride + block.row(h)] = Statistic::NEUTRAL;
     }
   }
 };

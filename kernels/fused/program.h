@@ -38,7 +38,7 @@ typedef struct MaxSum {
 // names its params.
 typedef struct ProgramArgs {
   RowStat in[2];        // where RMSNorm's r is needed, in[0] has the sums of squares
-  RowStat out[2];       // tile_parts(tile, N) parts; their values are floats or MaxSum
+  RowStat out[2];       // parts >= tile_parts(tile, N): those beyond become neutral, 0 of a sum
   float inverse_D, eps; // r = rsqrt(sum of squares * inverse_D + eps)
   const float *columns; // a vector over the product's columns, [N], at an 8-byte boundary
   union {

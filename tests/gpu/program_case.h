@@ -39,7 +39,7 @@ static inline double rstd_of(const Row *row) {
   return 1 / sqrt(row->in[0] / row->D + (double)eps);
 }
 
-typedef enum Statistic { NO_STATISTIC, ROW_SUM, ROW_MAX, ROW_SOFTMAX } Statistic;
+typedef enum StatisticKind { NO_STATISTIC, ROW_SUM, ROW_MAX, ROW_SOFTMAX } StatisticKind;
 
 struct Rig;
 
@@ -51,10 +51,10 @@ typedef struct Case {
   double load_scale[MAX_TILES];
   // Statistics in: of sums, the total over D; of maxima, a part. Left out: a sum of squares, a sum.
   struct {
-    Statistic joined;
+    StatisticKind joined;
     double lowest, highest;
   } in[2];
-  Statistic out[2];
+  StatisticKind out[2];
   double out_floor; // of the error of sums; 0 = 1e-6
   bool without_out; // out[0].data may be NULL
   int in_place_of;  // stores[0] may lie where load in_place_of - 1 does; 0 = nowhere

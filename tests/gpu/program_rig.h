@@ -60,7 +60,7 @@ static inline void expect_parts(const Rig *r, TileShape tile, int which, const f
   const int64_t tiles = (N + cols - 1) / cols;
   const bool max = r->c->out[which] == ROW_MAX;
   const float neutral = max ? -INFINITY : 0;
-  float *expected = floats(tiles * M), *parts = floats(tiles * M);
+  float *expected = floats(tiles * M), *parts = floats(tiles * M), *beyond = floats(M);
 #pragma omp parallel for
   for (int64_t m = 0; m < M; m++)
     for (int64_t t = 0; t < tiles; t++) {
@@ -78,11 +78,14 @@ static inline void expect_parts(const Rig *r, TileShape tile, int which, const f
   else
     expect_near(what.text, parts, expected, expected, tiles * M,
                 r->c->out_floor ? r->c->out_floor : 1e-6);
+  for (int64_t m = 0; m < M; m++) beyond[m] = neutral;
+  for (int64_t t = tiles; t < p->parts; t++)
+    expect_same("part beyond the tiles", got + t * p->stride, beyond, M);
   for (int64_t t = 0; t < p->parts; t++)
     expect_unwritten("between parts", got + t * p->stride + M, p->stride - M);
   expect_unwritten("beyond the parts", got + p->parts * p->stride,
                    r->out_elements - p->parts * p->stride);
-  free(expected), free(parts);
+  free(expected), free(parts), free(beyond);
 }
 
 // Each part against the terms of the tile's columns, and all of a row's against its log-sum-exp.
@@ -160,7 +163,8 @@ static inline void expect_same_apart(Rig *r, TileShape tile, const float *got) {
 
 static inline void check_tile(Rig *r, TileShape tile) {
   float *got[MAX_TILES] = {NULL};
-  for (int i = 0; i < 2; i++) r->call.args.out[i].parts = tile_parts(tile, r->s.N);
+  for (int i = 0; i < 2; i++) // as many parts as tiles, one and two more
+    r->call.args.out[i].parts = tile_parts(tile, r->s.N) + (int32_t)tile;
   RUN_TWICE(&r->b, launch(r, tile));
   for (int i = 0; i < MAX_TILES; i++) {
     if (r->store_cols[i] == 0) continue;
