@@ -61,7 +61,7 @@ kernels: $(LIST_KERNELS) ## list the fused kernels: tile, stages, slots, shared 
 program: $(PROGRAM:.cu=.o) ## compile one fused program alone: make program NAME=residual
 	@scripts/show_ptxas.sh '$(NAME)' $(PROGRAM:.cu=.ptxas)
 test-program: $(EMULATED_TESTS) ## test one fused program on the CPU: NAME=residual
-	$(EMULATED_TESTS) $(NAME)
+	$(EMULATED_TESTS) $(NAME) $(SHAPE)
 sanitize: all $(PLANTED_FAULTS) ## memcheck, racecheck, initcheck, synccheck of a small model
 	scripts/run_tests.sh --alone tests/gpu/sanitize.sh
 else

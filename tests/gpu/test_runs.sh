@@ -47,10 +47,12 @@ relative() { awk -v a="$1" -v b="$2" 'BEGIN { d = (b - a) / a; print d < 0 ? -d 
 
 # bf16 keeps 8 bits: a loss may differ by a few thousandths, and training must not make it drift. The CPU backend, rounding
 # to bf16 where the GPU stores (tests/support/bf16_twin.h), differs by 1.7e-3 at most in these runs, by 1.2e-4 to 2.6e-4 in the
-# mean of all steps; a learning rate that is 1 % off, by 9.3e-3 and 4.7e-3. The unfused kernels set the fused ones' mean.
+# mean of all steps; a learning rate that is 1 % off, by 9.3e-3 and 4.7e-3. The unfused kernels set the fused ones' mean, over
+# all runs: the mean of one run lies anywhere from 1.0e-4 to 6.6e-4 by its seed (fused; unfused 1.1e-4 to 3.2e-4; five seeds
+# of the first run here, measured on one H200), since runs that differ in the last bits part.
 train_losses() { sed -nE 's/.*"kind":"train","step":([0-9]+),"loss":([^,}]*).*/\1 \2/p' "$folder/$1/log.jsonl"; }
-agree() { # RUN_ON_THE_CPU RUN BOUND_OF_MEAN: sets `mean`, of the relative differences of their training losses
-  local of_cpu=$1 name=$2 bound=$3 steps worst at a b difference
+agree() { # RUN_ON_THE_CPU RUN KERNELS: writes the mean of the relative differences of their training losses down
+  local of_cpu=$1 name=$2 kernels=$3 bound=2e-3 steps mean worst at a b difference
   read -r steps mean worst at < <(paste -d ' ' <(train_losses "$of_cpu") <(train_losses "$name") | awk '
     NF == 4 && $1 == $3 {
       d = ($4 - $2) / $2
@@ -65,18 +67,19 @@ agree() { # RUN_ON_THE_CPU RUN BOUND_OF_MEAN: sets `mean`, of the relative diffe
   echo "# (bound $bound); validation $b, the CPU's $a, difference $difference (bound 1e-2)"
   check "${name}_agrees_with_the_cpu_in_each_of_200_steps" "$steps steps, $worst" \
     awk -v w="$worst" -v n="$steps" 'BEGIN { exit !(n == 200 && w > 0 && w <= 0.01) }'
+  echo "$mean" >>"$folder/means-$kernels"
   check "${name}_agrees_with_the_cpu_in_the_mean" "$mean" awk -v m="$mean" -v b="$bound" 'BEGIN { exit !(m > 0 && m <= b) }'
   check "${name}_agrees_with_the_cpu_on_validation" "$a and $b" awk -v d="$difference" 'BEGIN { exit !(d <= 0.01) }'
 }
 all_agree() { # RUN_ON_THE_CPU SHAPE OVERRIDES...: the runs KERNELS-SHAPE
-  local of_cpu=$1 shape=$2 bound=2e-3
+  local of_cpu=$1 shape=$2
   shift 2
   for kernels in $all_kernels; do
     run "$kernels-$shape" backend.kernels="$kernels" train.steps=200 "$@"
-    agree "$of_cpu" "$kernels-$shape" "$bound"
-    bound=$(awk -v m="$mean" 'BEGIN { print 2 * m }')
+    agree "$of_cpu" "$kernels-$shape" "$kernels"
   done
 }
+mean_of() { awk '{ sum += $1 } END { print sum / NR, NR }' "$folder/means-$1"; }
 both_agree() { # SHAPE: the losses of step 50, and of the validation there, of the runs KERNELS-SHAPE
   local shape=$1 kind a b difference
   for kind in train val; do
@@ -139,6 +142,11 @@ for kernels in $all_kernels; do
   check "${kernels}_model_writes" "$(cat "$folder/said")" grep -q '^line 1' "$folder/said"
 done
 
+for seed in 1 2; do
+  run cpu-seed-$seed backend.device=cpu train.steps=200 train.seed=$seed
+  all_agree cpu-seed-$seed seed-$seed train.seed=$seed
+done
+
 shape_agrees() { # SHAPE OVERRIDES...
   local shape=$1
   shift
@@ -161,6 +169,12 @@ if [ "$all_kernels" != unfused ]; then
   all_kernels="$all_kernels auto" shape_agrees hidden_288 model.hidden_size=288 model.num_attention_heads=6 model.num_key_value_heads=6 model.intermediate_size=768 \
     optimizer.learning_rate=0.0002
   shape_agrees intermediate_200 model.intermediate_size=200
+
+  read -r unfused runs < <(mean_of unfused)
+  read -r fused _ < <(mean_of fused)
+  echo "# mean of $runs runs: unfused $unfused, fused $fused, bound twice unfused"
+  check fused_agrees_with_the_cpu_as_unfused_does "$fused and $unfused of $runs runs" \
+    awk -v f="$fused" -v u="$unfused" -v n="$runs" 'BEGIN { exit !(n == 6 && u > 0 && f > 0 && f <= 2 * u) }'
 
   # Too wide for the CPU.
   for kernels in unfused fused; do
