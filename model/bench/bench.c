@@ -119,15 +119,12 @@ static int open_bench(Bench *b, const BenchArgs *args, Error *err) {
   describe(b, args);
   printf("model      %s\nstep       %s\nbackend    %s\n", b->result.model, b->result.step_shape,
          b->result.gpu);
-  Recorder *slice = record_slice(unfused);
-  int status = check_memory(b, &shape, bench_gpu_bytes(slice->calls, slice->count), err);
-  if (status == 0)
-    b->gpu =
-        bench_gpu_open(b->be[BENCH_FUSED], b->be[BENCH_UNFUSED], slice->calls, slice->count, err);
-  recorder_destroy(slice);
+  b->recorder = record_slice(unfused);
+  const OperationCall *calls = b->recorder->calls;
+  const int count = b->recorder->count;
+  if (check_memory(b, &shape, bench_gpu_bytes(calls, count), err) != 0) return -1;
+  b->gpu = bench_gpu_open(b->be[BENCH_FUSED], b->be[BENCH_UNFUSED], calls, count, err);
   if (!b->gpu) return -1;
-  b->llama[RUN_BARE] = *unfused;
-  b->llama[RUN_BARE].be = b->gpu->bare;
   b->result.facts = b->gpu->facts;
   const OptimizerConfig *o = &c->optimizer;
   b->hyper = (AdamW){.learning_rate = 1e-6, // the weights stay what they are
@@ -146,42 +143,16 @@ static int open_bench(Bench *b, const BenchArgs *args, Error *err) {
 
 static void close_bench(Bench *b) {
   if (b->gpu) b->gpu->close(b->gpu);
+  recorder_destroy(b->recorder);
   bench_unshare(&b->llama[BENCH_UNFUSED]);
   if (b->llama[BENCH_FUSED].be) llama_destroy(&b->llama[BENCH_FUSED]);
   for (int kind = 0; kind < BENCH_KINDS; kind++)
     if (b->be[kind]) b->be[kind]->destroy(b->be[kind]);
-  Samples *const all[] = {&b->gains, &b->peak, &b->copy};
-  for (size_t i = 0; i < sizeof all / sizeof *all; i++) free(all[i]->ms);
-  for (int kind = 0; kind <= BENCH_KINDS; kind++)
-    for (int i = 0; i < OPERATION_COUNT; i++) free(b->ops[i][kind].ms);
-  for (int kind = 0; kind < BENCH_KINDS; kind++) {
-    for (int pass = 0; pass < BENCH_PASSES; pass++) free(b->layers[pass][kind].ms);
-    free(b->steps[kind].ms);
-  }
+  free(b->samples);
   free(b->tokens);
 }
 
 // ---- The whole
-
-static void summarize(Bench *b) {
-  BenchResult *r = &b->result;
-  const Spread none = spread_of(NULL, 0);
-  for (int i = 0; i < r->op_count; i++) {
-    BenchOp *op = &r->ops[i];
-    for (int kind = 0; kind < BENCH_KINDS; kind++)
-      op->time[kind] = spread_of(b->ops[i][kind].ms, b->ops[i][kind].count);
-    const Samples *bare = &b->ops[i][RUN_BARE];
-    op->bare = op->call.class == CLASS_GEMM ? spread_of(bare->ms, bare->count) : none;
-  }
-  r->peak = spread_of(b->peak.ms, b->peak.count);
-  r->copy = spread_of(b->copy.ms, b->copy.count);
-  r->gain = spread_of(b->gains.ms, b->gains.count);
-  for (int kind = 0; kind < BENCH_KINDS; kind++) {
-    r->step[kind] = spread_of(b->steps[kind].ms, b->steps[kind].count);
-    for (int pass = 0; pass < BENCH_PASSES; pass++)
-      r->layer[pass][kind] = spread_of(b->layers[pass][kind].ms, b->layers[pass][kind].count);
-  }
-}
 
 static int write_json(const char *path, const BenchResult *r, Error *err) {
   cJSON *root = bench_json(r);
@@ -209,8 +180,6 @@ int bench_run(const BenchArgs *args, Error *err) {
   }
   if (status == 0) status = bench_measure(b, err);
   if (status == 0) {
-    summarize(b);
-    bench_gemms_alone(b);
     bench_print(&b->result);
     if (args->json) status = write_json(args->json, &b->result, err);
   }

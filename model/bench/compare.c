@@ -165,9 +165,9 @@ static bool take_params(Comparison *c, const OperationCall *call) {
     const ParamTensor *from = there[i];
     ParamTensor *to = here[i];
     const int64_t count = to->rows * to->cols;
-    if (call->weight && call->weight == from->compute)
+    if (call->B && call->B == from->compute)
       return to->compute || (to->compute = copy_of(c, from->compute, count));
-    if (call->weight && call->weight == from->folded)
+    if (call->B && call->B == from->folded)
       return to->folded || (to->folded = copy_of(c, from->folded, count));
     if (call->out_is_gradient && (call->out == from->grad || call->out == from->grad_folded))
       return (to->grad = to->grad_folded = cpu->alloc(cpu, (size_t)count * cpu->grad_bytes));
