@@ -97,14 +97,14 @@ static void describe(Bench *b, const BenchArgs *args) {
   BenchResult *r = &b->result;
   const RunShape *s = &b->llama[BENCH_FUSED].shape;
   static const char *const recompute[] = {"none", "mlp", "layer"};
-  snprintf(r->config, sizeof r->config, "%s", args->config);
-  snprintf(r->model, sizeof r->model, "%s", model_text(&b->config.model).text);
+  r->config = args->config;
+  r->model = model_text(&b->config.model);
+  r->gpu = b->be[BENCH_FUSED]->description;
   snprintf(r->step_shape, sizeof r->step_shape,
            "%lld x %lld x %lld tokens (accumulation x sequences x length), loss in %lld piece%s, "
            "recompute %s",
            (long long)b->config.train.gradient_accumulation, (long long)s->batch, (long long)s->seq,
            (long long)s->loss_chunks, s->loss_chunks == 1 ? "" : "s", recompute[s->recompute]);
-  snprintf(r->gpu, sizeof r->gpu, "%s", b->be[BENCH_FUSED]->description);
 }
 
 static int open_bench(Bench *b, const BenchArgs *args, Error *err) {
@@ -117,8 +117,8 @@ static int open_bench(Bench *b, const BenchArgs *args, Error *err) {
   if (bench_share(unfused, fused, b->be[BENCH_UNFUSED], err) != 0) return -1;
   bench_list(&b->result, b->prepared_by, fused, c->train.gradient_accumulation, args->only);
   describe(b, args);
-  printf("model      %s\nstep       %s\nbackend    %s\n", b->result.model, b->result.step_shape,
-         b->result.gpu);
+  printf("model      %s\nstep       %s\nbackend    %s\n", b->result.model.text,
+         b->result.step_shape, b->result.gpu);
   b->recorder = record_slice(unfused);
   const OperationCall *calls = b->recorder->calls;
   const int count = b->recorder->count;
@@ -155,12 +155,9 @@ static void close_bench(Bench *b) {
 // ---- The whole
 
 static int write_json(const char *path, const BenchResult *r, Error *err) {
-  cJSON *root = bench_json(r);
-  char *text = cJSON_Print(root);
-  const int status = text ? file_write_atomic(path, text, strlen(text), err)
-                          : error_set(err, "there is no memory left for the bench's JSON");
-  cJSON_free(text);
-  cJSON_Delete(root);
+  char *text = bench_json(r);
+  const int status = file_write_atomic(path, text, strlen(text), err);
+  free(text);
   return status;
 }
 

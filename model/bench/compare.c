@@ -414,8 +414,8 @@ static int check_difference(const BenchOp *op, BenchKind kind, double difference
   return error_set(err,
                    "%s of %s kernels is off the fp32 reference by %g of its largest value, and "
                    "rounding explains %g at most: their times say nothing; run ./train --doctor",
-                   operation_name(op->call.operation), kind == BENCH_FUSED ? "fused" : "unfused",
-                   difference, most_difference);
+                   operation_name(op->call.operation), bench_kind_names[kind], difference,
+                   most_difference);
 }
 
 int bench_compare(BenchResult *result, Llama *const gpu[BENCH_KINDS], int threads, Error *err) {

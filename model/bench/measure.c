@@ -102,7 +102,7 @@ static int take_result(Bench *b, BenchKind kind, Error *err) {
       err,
       "the loss (%g) or gradient norm (%g) of %s kernels on random weights is not finite, "
       "so that their AdamW was skipped and its time says nothing: run ./train --doctor",
-      result.loss, result.grad_norm, kind == BENCH_FUSED ? "fused" : "unfused");
+      result.loss, result.grad_norm, bench_kind_names[kind]);
 }
 
 // `count` steps in a row, of which all but the first are timed. Returns their median.
@@ -290,7 +290,10 @@ int bench_measure(Bench *b, Error *err) {
     if (r->whole && steps_round(b, round, steps, keep, err) != 0) return -1;
     if (operations_round(b, round, keep, err) != 0) return -1;
     if (r->whole) layers_round(b, round, keep);
-    ++*(keep ? &r->rounds : &r->warm_up_rounds);
+    if (keep)
+      r->rounds++;
+    else
+      r->warm_up_rounds++;
   }
   r->seconds = (now_ms() - began) * 1e-3;
   sum_up(b);
