@@ -10,6 +10,7 @@
 #include "kernels/gpu_backends.h"
 #include "model/bench/compare.h"
 #include "model/bench/state.h"
+#include "model/optimizer.h"
 #include "model/ranges.h"
 #include "model/run/backend.h"
 #include "model/run/log.h"
@@ -62,10 +63,10 @@ static int open_backends(Bench *b, RunShape *shape, Error *err) {
   if (gpu_usable(&memory, err) != 0)
     return error_prefix(err, "the bench times an NVIDIA GPU's kernels");
   Config c = b->config;
-  const KernelChoice kernels[BENCH_KINDS] = {KERNELS_AUTO, KERNELS_UNFUSED};
+  const bool all_fused = c.backend.kernels == KERNELS_FUSED;
+  const KernelChoice kernels[] = {all_fused ? KERNELS_FUSED : KERNELS_AUTO, KERNELS_UNFUSED};
   for (int kind = 0; kind < BENCH_KINDS; kind++) {
-    c.backend.kernels =
-        kind == BENCH_FUSED && c.backend.kernels == KERNELS_FUSED ? KERNELS_FUSED : kernels[kind];
+    c.backend.kernels = kernels[kind];
     b->be[kind] = backend_create(&c, shape, c.train.sequence_length, err);
     if (!b->be[kind]) return -1;
   }
@@ -126,13 +127,8 @@ static int open_bench(Bench *b, const BenchArgs *args, Error *err) {
   b->gpu = bench_gpu_open(b->be[BENCH_FUSED], b->be[BENCH_UNFUSED], calls, count, err);
   if (!b->gpu) return -1;
   b->result.facts = b->gpu->facts;
-  const OptimizerConfig *o = &c->optimizer;
-  b->hyper = (AdamW){.learning_rate = 1e-6, // the weights stay what they are
-                     .beta1 = o->beta1,
-                     .beta2 = o->beta2,
-                     .eps = o->eps,
-                     .weight_decay = o->weight_decay,
-                     .clip_norm = o->clip_norm};
+  b->hyper = adamw_at(&c->optimizer, 0, 1);
+  b->hyper.learning_rate = 1e-6; // the weights stay what they are
   const size_t M = (size_t)(shape.batch * shape.seq);
   b->tokens = xmalloc(2 * M * sizeof *b->tokens);
   b->targets = b->tokens + M;

@@ -27,10 +27,9 @@ static const double most_difference = 0.05;
 enum { REFERENCE = BENCH_KINDS, SIDES };
 
 typedef struct Comparison {
-  Llama side[SIDES];         // the reference's last, with one layer; few rows
-  Recorder *recorder[SIDES]; // each side's operations
-  float *inputs[INPUTS];     // values of list_inputs
-  float *row_sums;           // [M] of the backward
+  Llama side[SIDES]; // the reference's last, with one layer; few rows
+  Recorder *slice;   // the operations that are compared
+  Recorder *one;     // of one of them, on one side
 } Comparison;
 
 static uint32_t bits_of(float value) {
@@ -40,11 +39,16 @@ static uint32_t bits_of(float value) {
 }
 
 // Random values that bf16 holds exactly.
-static float *values_new(uint64_t key, int64_t count, double mean, double deviation) {
+typedef struct Values {
+  uint64_t key;
+  double mean, deviation;
+} Values;
+
+static float *values_new(Values v, int64_t count) {
   float *values = xmalloc((size_t)count * sizeof *values);
 #pragma omp parallel for schedule(static)
   for (int64_t i = 0; i < count; i++) {
-    uint32_t bits = bits_of((float)(mean + deviation * rng_normal(key, (uint64_t)i)));
+    uint32_t bits = bits_of((float)(v.mean + v.deviation * rng_normal(v.key, (uint64_t)i)));
     bits = (bits + 0x7fff + (bits >> 16 & 1)) & 0xffff0000u; // to nearest even
     memcpy(&values[i], &bits, sizeof bits);
   }
@@ -52,8 +56,8 @@ static float *values_new(uint64_t key, int64_t count, double mean, double deviat
 }
 
 // Into an array of elements of so many bytes: bf16, or fp32 as masters are.
-static void write_values(Backend *be, void *to, const float *values, int64_t count,
-                         size_t element_bytes) {
+static void write_values(Backend *be, void *to, Values v, int64_t count, size_t element_bytes) {
+  float *values = values_new(v, count);
   uint16_t *bf16 = xmalloc((size_t)count * sizeof *bf16);
 #pragma omp parallel for schedule(static)
   for (int64_t i = 0; i < count; i++) bf16[i] = (uint16_t)(bits_of(values[i]) >> 16);
@@ -62,6 +66,7 @@ static void write_values(Backend *be, void *to, const float *values, int64_t cou
   else
     be->write_master(be, to, values, count);
   free(bf16);
+  free(values);
 }
 
 // ---- Inputs: every activation of a layer and of the output layer
@@ -83,41 +88,43 @@ static void list_inputs(const Llama *llama, Input inputs[INPUTS]) {
   memcpy(inputs, all, sizeof all);
 }
 
-static void write_statistic(const Llama *llama, RowStat *s, const float *sums, int64_t M) {
-  Backend *be = llama->be;
-  s->parts = 1;
-  be->write_master(be, (master_t *)s->data, sums, M); // statistics are fp32 as masters are
+static Values values_of(int input) {
+  return (Values){.key = (uint64_t)input + 1, .deviation = 1};
 }
 
-static void write_sumsq(const Llama *llama, RowStat *s, const float *x, int64_t M) {
-  const int64_t D = llama->config.hidden_size;
-  float *sums = xmalloc((size_t)M * sizeof *sums);
+// Statistics are fp32 as masters are.
+static void write_sumsq(const Llama *llama, RowStat *s, int input) {
+  const int64_t M = llama->shape.batch * llama->shape.seq, D = llama->config.hidden_size;
+  float *x = values_new(values_of(input), M * D), *sums = xmalloc((size_t)M * sizeof *sums);
   for (int64_t m = 0; m < M; m++) {
     double sum = 0;
     for (int64_t k = m * D; k < (m + 1) * D; k++) sum += (double)x[k] * (double)x[k];
     sums[m] = (float)sum;
   }
-  write_statistic(llama, s, sums, M);
+  s->parts = 1;
+  llama->be->write_master(llama->be, (master_t *)s->data, sums, M);
   free(sums);
+  free(x);
 }
 
-static void write_statistics(const Comparison *c, Llama *llama) {
-  const int64_t M = llama->shape.batch * llama->shape.seq;
-  LayerActs *a = &llama->acts.layers[0];
-  write_sumsq(llama, &a->x_sumsq, c->inputs[X], M);
-  write_sumsq(llama, &a->x1_sumsq, c->inputs[X1], M);
-  write_sumsq(llama, &llama->acts.final_sumsq, c->inputs[X_FINAL], M);
-  write_statistic(llama, &llama->acts.s, c->row_sums, M);
+static void write_statistics(Llama *llama) {
+  Acts *acts = &llama->acts;
+  write_sumsq(llama, &acts->layers[0].x_sumsq, X);
+  write_sumsq(llama, &acts->layers[0].x1_sumsq, X1);
+  write_sumsq(llama, &acts->final_sumsq, X_FINAL);
+  acts->s.parts = 1;
+  write_values(llama->be, acts->s.data, (Values){.key = 101, .deviation = 1},
+               llama->shape.batch * llama->shape.seq, sizeof(float));
 }
 
 // Those that this call overwrote, or all of them (NULL).
-static void write_inputs(const Comparison *c, Llama *llama, const OperationCall *changed_by) {
+static void write_inputs(Llama *llama, const OperationCall *changed_by) {
   Input inputs[INPUTS];
   list_inputs(llama, inputs);
   for (int i = 0; i < INPUTS; i++)
     if (!changed_by || inputs[i].data == changed_by->out || inputs[i].data == changed_by->beside)
-      write_values(llama->be, inputs[i].data, c->inputs[i], inputs[i].count, llama->be->act_bytes);
-  write_statistics(c, llama);
+      write_values(llama->be, inputs[i].data, values_of(i), inputs[i].count, llama->be->act_bytes);
+  write_statistics(llama);
 }
 
 // Tokens whose rows of dE are among those that are compared.
@@ -199,14 +206,17 @@ static double largest_apart(const float *a, const float *b, int64_t count, doubl
   return most / scale;
 }
 
+// Frees the results.
 static Differences compare(float *const results[SIDES], int64_t count) {
   double scale = 0;
 #pragma omp parallel for schedule(static) reduction(max : scale)
   for (int64_t i = 0; i < count; i++) scale = fmax(scale, fabs((double)results[REFERENCE][i]));
   const float *fused = results[BENCH_FUSED], *unfused = results[BENCH_UNFUSED];
-  return (Differences){largest_apart(fused, unfused, count, scale),
-                       largest_apart(fused, results[REFERENCE], count, scale),
-                       largest_apart(unfused, results[REFERENCE], count, scale)};
+  const Differences d = {largest_apart(fused, unfused, count, scale),
+                         largest_apart(fused, results[REFERENCE], count, scale),
+                         largest_apart(unfused, results[REFERENCE], count, scale)};
+  for (int side = 0; side < SIDES; side++) free(results[side]);
+  return d;
 }
 
 // Each kind's backend has a stream of its own, and reading waits for it.
@@ -225,36 +235,35 @@ static float *read_output(Backend *be, const void *from, int64_t count, bool gra
   return values;
 }
 
-// Operation i of the slice on one side, after the one that prepares it (-1: none). The kinds share
-// their buffers: the result is read, and the inputs are what they were, before the next side
-// begins.
-static float *run_operation(Comparison *c, int side, int i, int preparation, int64_t *count) {
-  Llama *llama = &c->side[side];
-  Backend *be = llama->be;
-  const OperationCall *calls = c->recorder[side]->calls, *call = &calls[i];
-  if (preparation >= 0) issue_alone(llama, calls[preparation].operation, 0, false);
-  issue_alone(llama, call->operation, 0, false);
-  *count = call->out_count < MOST_COMPARED ? call->out_count : MOST_COMPARED;
-  float *values = read_output(be, call->out, *count, call->out_is_gradient);
-  write_inputs(c, llama, call);
-  if (preparation >= 0) write_inputs(c, llama, &calls[preparation]);
-  wait_for(llama);
-  return values;
+// The call on one side, and afterwards the inputs that it overwrote. Its result goes into *result,
+// if that is asked for.
+static int64_t run_call(Comparison *c, Llama *llama, Operation operation, float **result) {
+  const OperationCall *call = record_alone(c->one, llama, operation, 0);
+  const int64_t count = call->out_count < MOST_COMPARED ? call->out_count : MOST_COMPARED;
+  issue_alone(llama, operation, 0, false);
+  if (result) *result = read_output(llama->be, call->out, count, call->out_is_gradient);
+  write_inputs(llama, call);
+  return count;
 }
 
+// Operation i of the slice on all sides, after the one that prepares it. The kinds share their
+// buffers: the result is read, and the inputs are what they were, before the next side begins.
 static Differences compare_operation(Comparison *c, int i) {
-  const OperationCall *calls = c->recorder[BENCH_UNFUSED]->calls;
+  const OperationCall *calls = c->slice->calls;
   const int preparation = prepared_by(calls, i);
   Differences d = {NAN, NAN, NAN};
   if (take_params(c, &calls[i]) && (preparation < 0 || take_params(c, &calls[preparation]))) {
-    recorder_destroy(c->recorder[REFERENCE]); // its parameters have memory only now
-    c->recorder[REFERENCE] = record_slice(&c->side[REFERENCE]);
     float *results[SIDES];
     int64_t count = 0;
-    for (int side = 0; side < SIDES; side++)
-      results[side] = run_operation(c, side, i, preparation, &count);
+    for (int side = 0; side < SIDES; side++) {
+      Llama *llama = &c->side[side];
+      if (preparation >= 0) issue_alone(llama, calls[preparation].operation, 0, false);
+      count = run_call(c, llama, calls[i].operation, &results[side]);
+      if (preparation >= 0)
+        write_inputs(llama, record_alone(c->one, llama, calls[preparation].operation, 0));
+      wait_for(llama);
+    }
     d = compare(results, count);
-    for (int side = 0; side < SIDES; side++) free(results[side]);
   }
   release_params(c);
   return d;
@@ -295,12 +304,10 @@ static bool open_update(const Llama *llama, Update *u) {
   for (int i = 0; i < 2; i++) {
     const ParamTensor *t = &u->list[i];
     const int64_t count = t->rows * t->cols;
-    float *weights = values_new(103 + (uint64_t)i, count, i ? 0 : 1, i ? 0.02 : 0.1),
-          *gradients = values_new(105 + (uint64_t)i, count, 0, 0.01);
-    be->write_master(be, t->master, weights, count);
+    const Values weights[] = {{103, 1, 0.1}, {104, 0, 0.02}},
+                 gradients = {105 + (uint64_t)i, 0, 0.01};
+    write_values(be, t->master, weights[i], count, be->master_bytes);
     write_values(be, t->grad, gradients, count, be->grad_bytes);
-    free(weights);
-    free(gradients);
   }
   return true;
 }
@@ -315,9 +322,7 @@ static Differences compare_matrices(const Comparison *c, const Update updates[SI
     const void *from = gradients ? (const void *)W->grad : (const void *)W->folded;
     results[side] = read_output(c->side[side].be, from, count, gradients);
   }
-  const Differences d = compare(results, count);
-  for (int side = 0; side < SIDES; side++) free(results[side]);
-  return d;
+  return compare(results, count);
 }
 
 // What the pass over the gradients leaves, and AdamW.
@@ -380,31 +385,23 @@ static void open_comparison(Comparison *c, Llama *const gpu[BENCH_KINDS], int th
     c->side[kind].shape = shape;
   }
   open_reference(c, &gpu[BENCH_FUSED]->config, &shape, threads);
-  Input inputs[INPUTS];
-  list_inputs(&c->side[REFERENCE], inputs);
-  for (int i = 0; i < INPUTS; i++)
-    c->inputs[i] = values_new((uint64_t)i + 1, inputs[i].count, 0, 1);
-  c->row_sums = values_new(101, shape.batch * shape.seq, 0, 1);
-  for (int side = 0; side < SIDES; side++) c->recorder[side] = record_slice(&c->side[side]);
+  c->slice = record_slice(&c->side[BENCH_UNFUSED]);
+  c->one = record_slice(&c->side[BENCH_UNFUSED]);
 }
 
 // Attention's backward reads the log-sum-exp that its forward left: no input of the list.
 static void start_side(Comparison *c, int side) {
   Llama *llama = &c->side[side];
-  const OperationCall *call = c->recorder[side]->calls;
-  while (call->class != CLASS_ATTENTION) call++;
   write_tokens(llama);
-  write_inputs(c, llama, NULL);
-  issue_alone(llama, call->operation, 0, false);
-  write_inputs(c, llama, call);
+  write_inputs(llama, NULL);
+  run_call(c, llama, OP_ATTENTION, NULL);
   wait_for(llama);
 }
 
 static void close_comparison(Comparison *c) {
   Backend *cpu = c->side[REFERENCE].be;
-  for (int side = 0; side < SIDES; side++) recorder_destroy(c->recorder[side]);
-  for (int i = 0; i < INPUTS; i++) free(c->inputs[i]);
-  free(c->row_sums);
+  recorder_destroy(c->slice);
+  recorder_destroy(c->one);
   llama_destroy(&c->side[REFERENCE]);
   cpu->destroy(cpu);
 }
@@ -425,10 +422,9 @@ int bench_compare(BenchResult *result, Llama *const gpu[BENCH_KINDS], int thread
   Differences update[2];
   compare_update(&c, update);
   for (int side = 0; side < SIDES; side++) start_side(&c, side);
-  const Recorder *all = c.recorder[BENCH_UNFUSED];
   int status = 0, updates = 0;
-  for (int i = 0; status == 0 && i < all->count; i++) {
-    const OperationCall *call = &all->calls[i];
+  for (int i = 0; status == 0 && i < c.slice->count; i++) {
+    const OperationCall *call = &c.slice->calls[i];
     const Differences *of_update = call->out ? NULL : &update[updates++];
     for (int j = 0; j < result->op_count; j++) {
       BenchOp *op = &result->ops[j];

@@ -76,7 +76,7 @@ static void put_whole(JsonWriter *w, const BenchResult *r) {
   json_close(w, '}');
   json_open(w, "sum_of_operations", '{');
   for (BenchKind kind = BENCH_FUSED; kind < BENCH_KINDS; kind++) {
-    const double ms = ops_sum(r, kind);
+    const double ms = ops_sums(r).all[kind];
     object(w, bench_kind_names[kind], sums, (double[]){ms, ms / step_ms(r, kind)});
   }
   json_close(w, '}');

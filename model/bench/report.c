@@ -81,14 +81,26 @@ double layer_floor(const BenchResult *r, BenchPass pass) {
   return sum;
 }
 
-double ops_sum(const BenchResult *r, BenchKind kind) {
-  double sum = 0;
-  for (int i = 0; i < r->op_count; i++) sum += (double)r->ops[i].calls * op_ms(r, &r->ops[i], kind);
-  return sum;
+OpsSums ops_sums(const BenchResult *r) {
+  OpsSums s = {.bare = 0};
+  for (int i = 0; i < r->op_count; i++) {
+    const BenchOp *op = &r->ops[i];
+    const double calls = (double)op->calls;
+    for (BenchKind kind = BENCH_FUSED; kind <= BENCH_FLOOR; kind++) {
+      const double ms = calls * op_ms(r, op, kind);
+      s.all[kind] += ms;
+      if (op->call.class == CLASS_ATTENTION) s.attention[kind] += ms;
+      if (op->alike && kind < BENCH_KINDS) s.alike[kind] += ms;
+    }
+    if (op->call.class != CLASS_GEMM) continue;
+    s.bare += calls * op->bare.median;
+    s.alone += calls * op->alone;
+  }
+  return s;
 }
 
 double step_ms(const BenchResult *r, BenchKind kind) {
-  return kind == BENCH_FLOOR ? ops_sum(r, kind) : r->step[kind].median;
+  return kind == BENCH_FLOOR ? ops_sums(r).all[kind] : r->step[kind].median;
 }
 
 OpRates op_rates(const BenchResult *r, const BenchOp *op) {
@@ -103,23 +115,13 @@ OpRates op_rates(const BenchResult *r, const BenchOp *op) {
 }
 
 StepSplit step_split(const BenchResult *r, BenchKind kind) {
-  StepSplit split = {0};
-  for (int i = 0; i < r->op_count; i++) {
-    const BenchOp *op = &r->ops[i];
-    const double calls = (double)op->calls;
-    if (op->call.class == CLASS_GEMM) split.products += calls * op->bare.median;
-    if (op->call.class == CLASS_ATTENTION) split.attention += calls * op_ms(r, op, kind);
-  }
-  split.rest = step_ms(r, kind) - split.products - split.attention;
-  return split;
+  const OpsSums s = ops_sums(r);
+  return (StepSplit){s.bare, s.attention[kind], step_ms(r, kind) - s.bare - s.attention[kind]};
 }
 
 double same_kernels_ratio(const BenchResult *r) {
-  double sums[BENCH_KINDS] = {0};
-  for (int i = 0; i < r->op_count; i++)
-    for (int kind = 0; kind < BENCH_KINDS; kind++)
-      if (r->ops[i].alike) sums[kind] += (double)r->ops[i].calls * r->ops[i].time[kind].median;
-  return sums[BENCH_FUSED] > 0 ? sums[BENCH_FUSED] / sums[BENCH_UNFUSED] : NAN;
+  const OpsSums s = ops_sums(r);
+  return s.alike[BENCH_FUSED] > 0 ? s.alike[BENCH_FUSED] / s.alike[BENCH_UNFUSED] : NAN;
 }
 
 static double percent(double part) {
@@ -247,18 +249,6 @@ static void print_busy(const char *what, const Busy *b) {
          cell("%.0f", b->sum.celsius / b->count).text, b->count, b->count == 1 ? "" : "s");
 }
 
-// Bare products as the table has them, over the same called back to back.
-static double alone_ratio(const BenchResult *r) {
-  double bare = 0, alone = 0;
-  for (int i = 0; i < r->op_count; i++) {
-    const BenchOp *op = &r->ops[i];
-    if (op->call.class != CLASS_GEMM) continue;
-    bare += (double)op->calls * op->bare.median;
-    alone += (double)op->calls * op->alone;
-  }
-  return bare / alone;
-}
-
 static void print_method(const BenchResult *r) {
   printf("\nHow it was measured\n  %s\n", r->gpu);
   printf("  NVIDIA driver %s, clock at most %s MHz, power limit %s W, second-level cache %.0f MB\n",
@@ -283,14 +273,13 @@ static void print_method(const BenchResult *r) {
          "copy, "
          "read and written, %.0f GB/s\n",
          bench_peak(r), bench_square_rate(r), bench_copy_rate(r) * 1e-6);
-  const double ratio = alone_ratio(r);
-  if (isfinite(ratio))
+  const OpsSums s = ops_sums(r);
+  if (isfinite(s.bare / s.alone))
     printf("  bare products take %.3f times what cuBLASLt takes for them called back to back\n",
-           ratio);
+           s.bare / s.alone);
   for (BenchKind kind = BENCH_FUSED; r->whole && kind < BENCH_KINDS; kind++)
     printf("  %s: operations add up to %.3f ms, the step takes %.3f ms: %.3f of it\n",
-           bench_kind_names[kind], ops_sum(r, kind), step_ms(r, kind),
-           ops_sum(r, kind) / step_ms(r, kind));
+           bench_kind_names[kind], s.all[kind], step_ms(r, kind), s.all[kind] / step_ms(r, kind));
   printf("  %s\n", bench_verdict(r).text);
 }
 

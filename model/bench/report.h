@@ -75,8 +75,14 @@ double bench_peak(const BenchResult *r);
 double op_ms(const BenchResult *r, const BenchOp *op, BenchKind kind); // a call
 double layer_floor(const BenchResult *r, BenchPass pass);
 double step_ms(const BenchResult *r, BenchKind kind);
-// Sum over the operations of calls in a step x median.
-double ops_sum(const BenchResult *r, BenchKind kind);
+
+// Sums over the operations of calls in a step x time.
+typedef struct OpsSums {
+  double all[BENCH_FLOOR + 1], attention[BENCH_FLOOR + 1];
+  double alike[BENCH_KINDS];
+  double bare, alone; // of the products
+} OpsSums;
+OpsSums ops_sums(const BenchResult *r);
 
 // Of an operation's fused kernel. NAN: has none, or not known.
 typedef struct OpRates {

@@ -106,8 +106,8 @@ static void a_floor_is_products_attention_and_bytes(void **state) {
 static void operations_add_up_by_their_calls(void **state) {
   (void)state;
   const BenchResult r = example();
-  near(ops_sum(&r, BENCH_FUSED), 3 * 2.2 + 1.8 + 3 * 1.01 + 0.97 + 0.6);
-  near(ops_sum(&r, BENCH_UNFUSED), 9 + 1.7 + 3 + 1 + 0.6);
+  near(ops_sums(&r).all[BENCH_FUSED], 3 * 2.2 + 1.8 + 3 * 1.01 + 0.97 + 0.6);
+  near(ops_sums(&r).all[BENCH_UNFUSED], 9 + 1.7 + 3 + 1 + 0.6);
   near(same_kernels_ratio(&r), (3 * 1.01 + 0.97) / 4);
 }
 
@@ -174,7 +174,7 @@ static void the_json_says_the_same(void **state) {
   near(get(j, "step", "fused_over_floor", NULL), 13.2 / 11.1);
   near(get(j, "step", "unfused_over_fused", NULL), 1.2);
   near(get(j, "step_parts", "fused", "attention"), 3.03);
-  near(get(j, "sum_of_operations", "fused", "of_step"), ops_sum(&r, BENCH_FUSED) / 13.2);
+  near(get(j, "sum_of_operations", "fused", "of_step"), ops_sums(&r).all[BENCH_FUSED] / 13.2);
   near(get(j, "layer", "both", "floor"), 3);
   const cJSON *ops = cJSON_GetObjectItemCaseSensitive(j, "operations");
   assert_int_equal(cJSON_GetArraySize(ops), 5);
