@@ -84,20 +84,19 @@ static void nvml_close(Nvml *n) {
   dlclose(n->library);
 }
 
-static double number_or_nan(int status, unsigned value, double unit) {
-  return status == 0 ? (double)value * unit : NAN;
+// The value that a call with this status has left, in units of a sample; NAN where it failed.
+static double reading(int status, const unsigned *value, double unit) {
+  return status == 0 ? (double)*value * unit : NAN;
 }
 
 static GpuSample op_sample(BenchGpu *bench) {
   const Nvml *n = &probe_of(bench)->nvml;
   if (!n->device) return (GpuSample){NAN, NAN, NAN};
-  unsigned mhz = 0, milliwatts = 0, celsius = 0;
-  const int clock = n->clock(n->device, NVML_CLOCK_SM, &mhz),
-            power = n->power(n->device, &milliwatts),
-            heat = n->temperature(n->device, NVML_TEMPERATURE_GPU, &celsius);
-  return (GpuSample){.clock_mhz = number_or_nan(clock, mhz, 1),
-                     .watts = number_or_nan(power, milliwatts, 1e-3),
-                     .celsius = number_or_nan(heat, celsius, 1)};
+  unsigned mhz, milliwatts, celsius;
+  return (GpuSample){
+      .clock_mhz = reading(n->clock(n->device, NVML_CLOCK_SM, &mhz), &mhz, 1),
+      .watts = reading(n->power(n->device, &milliwatts), &milliwatts, 1e-3),
+      .celsius = reading(n->temperature(n->device, NVML_TEMPERATURE_GPU, &celsius), &celsius, 1)};
 }
 
 static GpuFacts read_facts(const Probe *p) {
@@ -105,12 +104,10 @@ static GpuFacts read_facts(const Probe *p) {
   GpuFacts facts = {
       .most_clock_mhz = NAN, .limit_watts = NAN, .l2_bytes = p->unfused->gpu.l2_bytes};
   if (!n->device) return facts;
+  unsigned mhz, milliwatts;
   if (n->driver_version(facts.driver, sizeof facts.driver) != 0) facts.driver[0] = '\0';
-  unsigned mhz = 0, milliwatts = 0;
-  const int clock = n->most_clock(n->device, NVML_CLOCK_SM, &mhz),
-            limit = n->power_limit(n->device, &milliwatts);
-  facts.most_clock_mhz = number_or_nan(clock, mhz, 1);
-  facts.limit_watts = number_or_nan(limit, milliwatts, 1e-3);
+  facts.most_clock_mhz = reading(n->most_clock(n->device, NVML_CLOCK_SM, &mhz), &mhz, 1);
+  facts.limit_watts = reading(n->power_limit(n->device, &milliwatts), &milliwatts, 1e-3);
   return facts;
 }
 

@@ -271,82 +271,71 @@ static Differences compare_operation(Comparison *c, int i) {
 
 // ---- The update, of a matrix folded with a norm weight
 
-typedef struct Update {
-  ParamTensor list[2]; // norm weight, matrix
-  char *block;
-} Update;
+enum { NORM, MATRIX, UPDATED };
 
-static size_t lay_out_update(Update *u, const Backend *be, int64_t D) {
-  Arena arena = {u->block, 0};
-  for (int i = 0; i < 2; i++) {
-    ParamTensor *t = &u->list[i];
-    *t = (ParamTensor){.rows = i ? UPDATED_ROWS : 1, .cols = D, .norm = i - 1, .decay = i == 1};
+// The norm's master begins the block.
+static size_t lay_out_update(ParamTensor list[UPDATED], const Backend *be, int64_t D, char *block) {
+  Arena arena = {block, 0};
+  for (int i = 0; i < UPDATED; i++) {
+    ParamTensor *t = &list[i];
+    *t = (ParamTensor){.rows = i == MATRIX ? UPDATED_ROWS : 1, .cols = D, .norm = i - 1};
+    t->decay = i == MATRIX;
     const size_t count = (size_t)(t->rows * t->cols);
     t->master = arena_take(&arena, count * be->master_bytes);
     t->m = arena_take(&arena, count * be->master_bytes);
     t->v = arena_take(&arena, count * be->master_bytes);
     t->grad = arena_take(&arena, count * be->grad_bytes);
-    if (i == 0) continue;
+    if (i == NORM) continue;
     t->grad_folded = t->grad;
     t->folded = arena_take(&arena, count * be->act_bytes);
   }
   return arena.used;
 }
 
-static bool open_update(const Llama *llama, Update *u) {
+static bool open_update(const Llama *llama, ParamTensor list[UPDATED]) {
+  static const Values weights[UPDATED] = {{103, 1, 0.1}, {104, 0, 0.02}},
+                      gradients[UPDATED] = {{105, 0, 0.01}, {106, 0, 0.01}};
   Backend *be = llama->be;
   const int64_t D = llama->config.hidden_size;
-  *u = (Update){.block = NULL};
-  const size_t bytes = lay_out_update(u, be, D);
-  if (!(u->block = be->alloc(be, bytes))) return false;
-  be->zero(be, u->block, bytes);
-  lay_out_update(u, be, D);
-  for (int i = 0; i < 2; i++) {
-    const ParamTensor *t = &u->list[i];
-    const int64_t count = t->rows * t->cols;
-    const Values weights[] = {{103, 1, 0.1}, {104, 0, 0.02}},
-                 gradients = {105 + (uint64_t)i, 0, 0.01};
-    write_values(be, t->master, weights[i], count, be->master_bytes);
-    write_values(be, t->grad, gradients, count, be->grad_bytes);
+  const size_t bytes = lay_out_update(list, be, D, NULL);
+  char *block = be->alloc(be, bytes);
+  lay_out_update(list, be, D, block);
+  if (!block) return false;
+  be->zero(be, block, bytes);
+  for (int i = 0; i < UPDATED; i++) {
+    const int64_t count = list[i].rows * D;
+    write_values(be, list[i].master, weights[i], count, be->master_bytes);
+    write_values(be, list[i].grad, gradients[i], count, be->grad_bytes);
   }
   return true;
-}
-
-static Differences compare_matrices(const Comparison *c, const Update updates[SIDES],
-                                    bool gradients) {
-  float *results[SIDES];
-  const ParamTensor *W = &updates[REFERENCE].list[1];
-  const int64_t count = W->rows * W->cols;
-  for (int side = 0; side < SIDES; side++) {
-    W = &updates[side].list[1];
-    const void *from = gradients ? (const void *)W->grad : (const void *)W->folded;
-    results[side] = read_output(c->side[side].be, from, count, gradients);
-  }
-  return compare(results, count);
 }
 
 // What the pass over the gradients leaves, and AdamW.
 static void compare_update(const Comparison *c, Differences differences[2]) {
   const AdamW hyper = {
       .learning_rate = 1e-3, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.1};
-  Update updates[SIDES];
+  const int64_t count = UPDATED_ROWS * c->side[REFERENCE].config.hidden_size;
+  ParamTensor lists[SIDES][UPDATED];
+  float *results[2][SIDES] = {{NULL}};
   bool taken = true;
   for (int side = 0; side < SIDES; side++)
-    taken = open_update(&c->side[side], &updates[side]) && taken;
-  differences[0] = differences[1] = (Differences){NAN, NAN, NAN};
+    taken = open_update(&c->side[side], lists[side]) && taken;
   for (int side = 0; taken && side < SIDES; side++) {
     Backend *be = c->side[side].be;
     be->set_updates(be, 0);
     be->step_begin(be);
     be->set_hyper(be, &hyper);
-    be->grads_finish(be, updates[side].list, 2);
+    be->grads_finish(be, lists[side], UPDATED);
+    results[0][side] = read_output(be, lists[side][MATRIX].grad, count, true);
+    be->adamw(be, lists[side], UPDATED);
+    results[1][side] = read_output(be, lists[side][MATRIX].folded, count, false);
   }
-  if (taken) differences[0] = compare_matrices(c, updates, true);
-  for (int side = 0; taken && side < SIDES; side++)
-    c->side[side].be->adamw(c->side[side].be, updates[side].list, 2);
-  if (taken) differences[1] = compare_matrices(c, updates, false);
-  for (int side = 0; side < SIDES; side++)
-    if (updates[side].block) c->side[side].be->release(c->side[side].be, updates[side].block);
+  for (int i = 0; i < 2; i++)
+    differences[i] = taken ? compare(results[i], count) : (Differences){NAN, NAN, NAN};
+  for (int side = 0; side < SIDES; side++) {
+    Backend *be = c->side[side].be;
+    if (lists[side][NORM].master) be->release(be, lists[side][NORM].master);
+  }
 }
 
 // ---- All of it
