@@ -17,40 +17,29 @@
 
 // ---- The command line
 
-static int parse_operation(const char *name, Operation *operation, const char *all, Error *err) {
-  for (int i = 0; i < OPERATION_COUNT; i++)
-    if (operation_trains((Operation)i) && strcmp(name, operation_name((Operation)i)) == 0) {
-      *operation = (Operation)i;
-      return 0;
-    }
-  return error_set(err, "--op needs %s, and '%.100s' is none", all, name);
-}
-
 int bench_parse(BenchArgs *args, int argc, char **argv, Error *err) {
   const char *only = NULL;
   char operations[1024] = "an operation of";
-  for (int i = 0; i < OPERATION_COUNT; i++)
-    if (operation_trains((Operation)i)) {
-      strcat(operations, " ");
-      strcat(operations, operation_name((Operation)i));
-    }
+  for (Operation i = 0; i < OPERATION_COUNT; i++)
+    if (operation_trains(i)) strcat(strcat(operations, " "), operation_name(i));
   *args = (BenchArgs){.only = OPERATION_COUNT, .overrides = argv};
   const Option options[] = {
       {.name = "--op", .needs = operations, .text = &only},
       {.name = "--json", .needs = "a file to write to", .text = &args->json},
       {.name = "--seconds", .low = 0.1, .high = 3600, .number = &args->seconds}};
   for (int i = 0; i < argc; i++) {
-    const char *const option = argv[i];
-    if (option[0] == '-') {
+    if (argv[i][0] == '-') {
       if (option_read(options, 3, "--bench", argc, argv, &i, err) != 0) return -1;
-      if (strcmp(option, "--op") == 0 && parse_operation(only, &args->only, operations, err) != 0)
-        return -1;
     } else if (!args->config) {
-      args->config = option;
+      args->config = argv[i];
     } else {
       args->overrides[args->override_count++] = argv[i];
     }
   }
+  for (Operation i = 0; only && i < OPERATION_COUNT; i++)
+    if (operation_trains(i) && strcmp(only, operation_name(i)) == 0) args->only = i;
+  if (only && args->only == OPERATION_COUNT)
+    return error_set(err, "--op needs %s, and '%.100s' is none", operations, only);
   if (args->json && (args->json[0] == '\0' || args->json[0] == '-'))
     return error_set(err, "--json needs a file to write to");
   return args->config ? 0 : error_set(err, "--bench: no config given; see ./train --help");
@@ -131,7 +120,6 @@ static int open_bench(Bench *b, const BenchArgs *args, Error *err) {
   b->hyper.learning_rate = 1e-6; // the weights stay what they are
   const size_t M = (size_t)(shape.batch * shape.seq);
   b->tokens = xmalloc(2 * M * sizeof *b->tokens);
-  b->targets = b->tokens + M;
   bench_weights(fused, c->train.seed);
   b->gpu->turn(b->gpu, b->be[BENCH_UNFUSED]);
   return 0;

@@ -76,7 +76,6 @@ typedef struct Input {
   int64_t count;
 } Input;
 
-enum { X = 0, X1 = 3, X_FINAL = 6 }; // in this list
 static void list_inputs(const Llama *llama, Input inputs[INPUTS]) {
   const LayerActs *a = &llama->acts.layers[0];
   const Acts *s = &llama->acts;
@@ -88,33 +87,18 @@ static void list_inputs(const Llama *llama, Input inputs[INPUTS]) {
   memcpy(inputs, all, sizeof all);
 }
 
-static Values values_of(int input) {
-  return (Values){.key = (uint64_t)input + 1, .deviation = 1};
-}
-
-// Statistics are fp32 as masters are.
-static void write_sumsq(const Llama *llama, RowStat *s, int input) {
-  const int64_t M = llama->shape.batch * llama->shape.seq, D = llama->config.hidden_size;
-  float *x = values_new(values_of(input), M * D), *sums = xmalloc((size_t)M * sizeof *sums);
-  for (int64_t m = 0; m < M; m++) {
-    double sum = 0;
-    for (int64_t k = m * D; k < (m + 1) * D; k++) sum += (double)x[k] * (double)x[k];
-    sums[m] = (float)sum;
-  }
-  s->parts = 1;
-  llama->be->write_master(llama->be, (master_t *)s->data, sums, M);
-  free(sums);
-  free(x);
-}
-
+// Sums of squares as of rows of this size, but any will do: operations read them, not x.
 static void write_statistics(Llama *llama) {
+  const double D = (double)llama->config.hidden_size;
   Acts *acts = &llama->acts;
-  write_sumsq(llama, &acts->layers[0].x_sumsq, X);
-  write_sumsq(llama, &acts->layers[0].x1_sumsq, X1);
-  write_sumsq(llama, &acts->final_sumsq, X_FINAL);
-  acts->s.parts = 1;
-  write_values(llama->be, acts->s.data, (Values){.key = 101, .deviation = 1},
-               llama->shape.batch * llama->shape.seq, sizeof(float));
+  RowStat *const all[] = {&acts->layers[0].x_sumsq, &acts->layers[0].x1_sumsq, &acts->final_sumsq,
+                          &acts->s};
+  const Values values[] = {{107, D, D / 16}, {108, D, D / 16}, {109, D, D / 16}, {101, 0, 1}};
+  for (int i = 0; i < 4; i++) {
+    all[i]->parts = 1;
+    write_values(llama->be, all[i]->data, values[i], llama->shape.batch * llama->shape.seq,
+                 sizeof(float)); // fp32 as masters are
+  }
 }
 
 // Those that this call overwrote, or all of them (NULL).
@@ -123,7 +107,8 @@ static void write_inputs(Llama *llama, const OperationCall *changed_by) {
   list_inputs(llama, inputs);
   for (int i = 0; i < INPUTS; i++)
     if (!changed_by || inputs[i].data == changed_by->out || inputs[i].data == changed_by->beside)
-      write_values(llama->be, inputs[i].data, values_of(i), inputs[i].count, llama->be->act_bytes);
+      write_values(llama->be, inputs[i].data, (Values){(uint64_t)i + 1, 0, 1}, inputs[i].count,
+                   llama->be->act_bytes);
   write_statistics(llama);
 }
 

@@ -18,8 +18,8 @@ typedef struct Bench {
   BenchResult result;
   int prepared_by[OPERATION_COUNT]; // the operation to call before each of result's, -1 = none
   AdamW hyper;
-  int32_t *tokens, *targets; // [B, T] each
-  int64_t batches;           // loaded so far: the next one's random key
+  int32_t *tokens; // [2, B, T]: a batch and its targets
+  int64_t batches; // loaded so far: the next one's random key
   Sample *samples;
   int sample_count, sample_capacity;
   double seconds;    // of measuring; 0: as many as usual
