@@ -105,7 +105,7 @@ static int open_bench(Bench *b, const BenchArgs *args, Error *err) {
   Llama *fused = &b->llama[BENCH_FUSED], *unfused = &b->llama[BENCH_UNFUSED];
   if (llama_create(fused, &c->model, &shape, b->be[BENCH_FUSED], err) != 0) return -1;
   if (bench_share(unfused, fused, b->be[BENCH_UNFUSED], err) != 0) return -1;
-  bench_list(&b->result, b->prepared_by, fused, c->train.gradient_accumulation, args->only);
+  bench_list(&b->result, fused, c->train.gradient_accumulation, args->only);
   describe(b, args);
   printf("model      %s\nstep       %s\nbackend    %s\n", b->result.model.text,
          b->result.step_shape, b->result.gpu);

@@ -156,6 +156,7 @@ static void issue_trial(Bench *b, const Trial *t, Llama *llama) {
 
 // What is neither kind's is the unfused one's neighbour: on its stream.
 static void run_trial(Bench *b, Trial *t) {
+  const int preparation = b->result.ops[t->what].prepared_by;
   const BenchKind kind = t->run == BENCH_FUSED ? BENCH_FUSED : BENCH_UNFUSED;
   BenchGpu *g = b->gpu;
   Backend *be = b->be[kind];
@@ -165,8 +166,8 @@ static void run_trial(Bench *b, Trial *t) {
   g->fill(g, be, llama->acts.dx, llama->shape.batch * llama->shape.seq * llama->config.hidden_size);
   if (t->layer && t->what == PASS_BACKWARD) // z is the kind's own, and the backward overwrites it
     layer_forward(llama, t->index % llama->config.num_hidden_layers);
-  else if (!t->layer && t->run < BENCH_KINDS && b->prepared_by[t->what] >= 0)
-    issue_alone(llama, (Operation)b->prepared_by[t->what], t->index, false);
+  else if (!t->layer && t->run < BENCH_KINDS && preparation >= 0)
+    issue_alone(llama, (Operation)preparation, t->index, false);
   g->flush(g, be);
   t->from = g->mark(g, be);
   issue_trial(b, t, llama);

@@ -16,7 +16,6 @@ typedef struct Bench {
   Recorder *recorder;       // of the unfused kind's operations: their GEMMs for BenchGpu.gemm
   BenchGpu *gpu;
   BenchResult result;
-  int prepared_by[OPERATION_COUNT]; // the operation to call before each of result's, -1 = none
   AdamW hyper;
   int32_t *tokens; // [2, B, T]: a batch and its targets
   int64_t batches; // loaded so far: the next one's random key
@@ -28,9 +27,8 @@ typedef struct Bench {
 
 // Fills in what is known before measuring: the operations of a step (only: of that one), what each
 // is and how often it is called, from a recording of the model's own step. `runs` follows from the
-// fused backend, llama's. prepared_by: as in Bench.
-void bench_list(BenchResult *result, int prepared_by[OPERATION_COUNT], const Llama *llama,
-                int64_t accumulation, Operation only);
+// fused backend, llama's.
+void bench_list(BenchResult *result, const Llama *llama, int64_t accumulation, Operation only);
 
 // measure.c: takes the samples, for as long as asked, and sums them up in the result.
 int bench_measure(Bench *b, Error *err);
