@@ -14,9 +14,9 @@ struct OperationCall {
   int64_t M, N, K;
   GemmForm form;
   bool add; // to a residual, or to gradients that are there
-  // The GEMM's operands, and the largest of the operation's results. B is the compute or folded copy
-  // of a weight, as is the embedding's B; in a weight gradient it is an activation. NULL where there
-  // is none, or where the recorded model has no memory.
+  // The GEMM's operands, and the largest of the operation's results. B is the compute or folded
+  // copy of a weight, as is the embedding's B; in a weight gradient it is an activation. NULL where
+  // there is none, or where the recorded model has no memory.
   const void *A, *B;
   void *out;
   const void *beside;   // another result

@@ -101,8 +101,8 @@ static void write_statistics(Llama *llama) {
   }
 }
 
-// Those that this call overwrote, or all of them (NULL), and waits for them: each kind's backend has
-// a stream of its own.
+// Those that this call overwrote, or all of them (NULL), and waits for them: each backend has a
+// stream of its own.
 static void write_inputs(Llama *llama, const OperationCall *changed_by) {
   Input inputs[INPUTS];
   list_inputs(llama, inputs);

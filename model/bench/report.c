@@ -256,10 +256,9 @@ static void print_method(const BenchResult *r) {
          cell("%.0f", r->facts.most_clock_mhz).text, cell("%.0f", r->facts.limit_watts).text,
          (double)r->facts.l2_bytes * 1e-6);
   printf("  %d rounds after %d to warm up, %.1f s. A round: %severy operation in both kinds and "
-         "its bare "
-         "product, as often as a step calls it (2 to 8 times), in a new random order each round, "
-         "each after a write that empties the second-level cache, nothing waited for in between. "
-         "Random tokens and weights. CUDA events; medians.\n",
+         "its bare product, as often as a step calls it (2 to 8 times), in a new random order each "
+         "round, each after a write that empties the second-level cache, nothing waited for in "
+         "between. Random tokens and weights. CUDA events; medians.\n",
          r->rounds, r->warm_up_rounds, r->seconds,
          r->whole ? "steps of both kinds in turns, a layer's passes, " : "");
   printf("  busy with ");
@@ -270,8 +269,7 @@ static void print_method(const BenchResult *r) {
   }
   print_busy("operations:", &r->busy[BUSY_OPS]);
   printf("\n  peaks: %.1f TFLOP/s, the fastest of the bare products (8192 x 8192 x 8192: %.1f); a "
-         "copy, "
-         "read and written, %.0f GB/s\n",
+         "copy, read and written, %.0f GB/s\n",
          bench_peak(r), bench_square_rate(r), bench_copy_rate(r) * 1e-6);
   const OpsSums s = ops_sums(r);
   if (isfinite(s.bare / s.alone))

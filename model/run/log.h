@@ -8,9 +8,9 @@
 //   save   step, path
 //   stop   step, reason
 //   breakdown  step, and as in model/run/breakdown.h: step_ms, other_steps_ms, gpu_ms, gaps_ms,
-//          lost, groups (an object of {ms, count} by kernels/activity.h's names), kernels (a list of
-//          {name, group, ms, count}, the longest first). The train record of a traced step has the
-//          time that it took with the trace.
+//          lost, groups (an object of {ms, count} by kernels/activity.h's names), kernels (a list
+//          of {name, group, ms, count}, the longest first). The train record of a traced step has
+//          the time that it took with the trace.
 // Numbers that are not finite are null. A resumed run appends; a step that is repeated has its
 // later record count.
 #pragma once
