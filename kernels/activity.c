@@ -12,35 +12,31 @@
 enum { ANONYMOUS_CHARS = 9 };
 static const char anonymous[ANONYMOUS_CHARS + 1] = "_GLOBAL__";
 
-// The identifier that a mangled name has at `at` ("12adamw_kernel"), where it ends, and false where
-// there is none.
-static bool identifier(const char *at, const char **text, size_t *length, const char **end) {
+// The identifier that a mangled name has at `at` ("12adamw_kernel"): its length, 0 where there is
+// none, and where it ends.
+static size_t identifier(const char *at, const char **end) {
   size_t n = 0;
   while (isdigit((unsigned char)*at) && n < 100000) n = 10 * n + (size_t)(*at++ - '0');
-  if (n == 0 || n > strlen(at)) return false;
-  *text = at;
-  *length = n;
+  if (n > strlen(at)) return 0;
   *end = at + n;
-  return true;
+  return n;
 }
 
 static void append(ActivityLabel *label, const char *text, size_t length) {
-  const size_t used = strlen(label->text), room = sizeof label->text - 1 - used;
-  if (length > room) length = room;
-  memcpy(label->text + used, text, length);
-  label->text[used + length] = '\0';
+  const size_t used = strlen(label->text);
+  snprintf(label->text + used, sizeof label->text - used, "%.*s", (int)length, text);
 }
 
 // Appends the function's name without its arguments, and leaves where they begin; NULL where the
 // name is not mangled, or in a way that is not read here.
 static const char *append_function(ActivityLabel *label, const char *mangled) {
   if (strncmp(mangled, "_Z", 2) != 0) return NULL;
-  const char *at = mangled + 2, *text;
-  size_t length;
+  const char *at = mangled + 2;
   const bool nested = *at == 'N';
   if (nested || *at == 'L') at++; // L: local to its file
   int parts = 0;
-  while (identifier(at, &text, &length, &at)) {
+  for (size_t length; (length = identifier(at, &at)) > 0;) {
+    const char *text = at - length;
     const bool named = length < ANONYMOUS_CHARS || strncmp(text, anonymous, ANONYMOUS_CHARS) != 0;
     if (named && parts++ > 0) append(label, "::", 2);
     if (named) append(label, text, length);
@@ -53,16 +49,15 @@ static const char *append_function(ActivityLabel *label, const char *mangled) {
 // (kernels/fused/mainloop.cuh). Nothing where the arguments read otherwise.
 static void append_program(ActivityLabel *label, const char *arguments) {
   int m, n, stages, schedule, read = 0;
-  const char *text, *end;
-  size_t length;
   if (sscanf(arguments, "I4TileILi%dELi%dELi%dEL8Schedule%dEE%n", &m, &n, &stages, &schedule,
              &read) != 4 ||
-      read == 0 || !identifier(arguments + read, &text, &length, &end))
+      read == 0)
     return;
-  char tile[32];
-  append(label, " ", 1);
-  append(label, text, length);
-  append(label, tile, (size_t)snprintf(tile, sizeof tile, " %dx%d", m, n));
+  const char *end;
+  const size_t length = identifier(arguments + read, &end), used = strlen(label->text);
+  if (length > 0)
+    snprintf(label->text + used, sizeof label->text - used, " %.*s %dx%d", (int)length,
+             end - length, m, n);
 }
 
 ActivityLabel activity_label(const Activity *a) {
@@ -83,41 +78,37 @@ ActivityLabel activity_label(const Activity *a) {
 
 // ---- Groups
 
-// Ours: the names in kernels/unfused and kernels/fused, by the beginning.
-static const struct {
-  const char *begins;
+typedef struct Rule {
+  const char *text;
   ActivityGroup group;
-} ours[] = {{"fused_kernel", GROUP_PRODUCTS},
-            {"decode_kernel", GROUP_ATTENTION},
-            {"cross_entropy_", GROUP_LOSS},
-            {"add_loss_kernel", GROUP_LOSS},
-            {"embed_kernel", GROUP_ROWS},
-            {"row_sumsq_kernel", GROUP_ROWS},
-            {"scale_rows_kernel", GROUP_ROWS},
-            {"norm_backward_kernel", GROUP_ROWS},
-            {"rope_", GROUP_ROWS},
-            {"swiglu_", GROUP_ROWS},
-            {"rank_kernel", GROUP_ROWS}, // from here: the embedding's backward
-            {"start_kernel", GROUP_ROWS},
-            {"list_kernel", GROUP_ROWS},
-            {"sort_kernel", GROUP_ROWS},
-            {"sum_pieces_kernel", GROUP_ROWS},
-            {"join_pieces_kernel", GROUP_ROWS},
-            {"adamw_kernel", GROUP_UPDATE},
-            {"norm_kernel", GROUP_UPDATE}, // of all gradients
-            {"columns_kernel", GROUP_UPDATE},
-            {"unfold_kernel", GROUP_UPDATE},
-            {"factors_kernel", GROUP_UPDATE},
-            {"write_hyper_kernel", GROUP_UPDATE},
-            {"set_updates_kernel", GROUP_UPDATE},
-            {"step_begin_kernel", GROUP_UPDATE}};
+} Rule;
+
+// Ours: the names in kernels/cuda, kernels/unfused and kernels/fused, by the beginning.
+static const Rule ours[] = {{"fused_kernel", GROUP_PRODUCTS},
+                            {"decode_kernel", GROUP_ATTENTION},
+                            {"cross_entropy_", GROUP_LOSS},
+                            {"add_loss_kernel", GROUP_LOSS},
+                            {"embed_kernel", GROUP_ROWS},
+                            {"row_sumsq_kernel", GROUP_ROWS},
+                            {"scale_rows_kernel", GROUP_ROWS},
+                            {"norm_backward_kernel", GROUP_ROWS},
+                            {"rope_", GROUP_ROWS},
+                            {"swiglu_", GROUP_ROWS},
+                            {"rank_kernel", GROUP_ROWS}, // from here: the embedding's backward
+                            {"start_kernel", GROUP_ROWS},
+                            {"list_kernel", GROUP_ROWS},
+                            {"sort_kernel", GROUP_ROWS},
+                            {"sum_pieces_kernel", GROUP_ROWS},
+                            {"join_pieces_kernel", GROUP_ROWS},
+                            {"adamw_kernel", GROUP_UPDATE},
+                            {"norm_kernel", GROUP_UPDATE}, // of all gradients
+                            {"columns_kernel", GROUP_UPDATE},
+                            {"unfold_kernel", GROUP_UPDATE},
+                            {"factors_kernel", GROUP_UPDATE}};
 
 // The libraries', by a word anywhere in the name as it is, mangled or not. Attention comes first:
 // its kernels may be called after the products in them.
-static const struct {
-  const char *word;
-  ActivityGroup group;
-} libraries[] = {
+static const Rule libraries[] = {
     {"cudnn", GROUP_ATTENTION}, {"fmha", GROUP_ATTENTION},  {"sdpa", GROUP_ATTENTION},
     {"flash", GROUP_ATTENTION}, {"nvjet", GROUP_PRODUCTS},  {"gemm", GROUP_PRODUCTS},
     {"gemv", GROUP_PRODUCTS},   {"cublas", GROUP_PRODUCTS}, {"cutlass", GROUP_PRODUCTS},
@@ -127,8 +118,8 @@ ActivityGroup activity_group(const Activity *a) {
   if (a->kind != ACTIVITY_KERNEL) return GROUP_COPIES;
   const ActivityLabel label = activity_label(a);
   for (size_t i = 0; i < sizeof ours / sizeof *ours; i++)
-    if (strncmp(label.text, ours[i].begins, strlen(ours[i].begins)) == 0) return ours[i].group;
+    if (strncmp(label.text, ours[i].text, strlen(ours[i].text)) == 0) return ours[i].group;
   for (size_t i = 0; a->name && i < sizeof libraries / sizeof *libraries; i++)
-    if (strstr(a->name, libraries[i].word)) return libraries[i].group;
+    if (strstr(a->name, libraries[i].text)) return libraries[i].group;
   return GROUP_OTHER;
 }

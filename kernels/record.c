@@ -8,12 +8,12 @@
 // Functions of ops.h read few of their arguments here.
 #pragma GCC diagnostic ignored "-Wunused-parameter"
 
-static Recorder *recorder_of(Backend *be) {
-  return (Recorder *)be;
+static const OpsConfig *config_of(Backend *be) {
+  return &((Recorder *)be)->config;
 }
 
 static OperationCall *add(Backend *be, OperationCall call) {
-  Recorder *r = recorder_of(be);
+  Recorder *r = (Recorder *)be;
   if (r->count == r->capacity) {
     r->capacity = 2 * r->capacity + 64;
     r->calls = xrealloc(r->calls, (size_t)r->capacity * sizeof *r->calls);
@@ -23,17 +23,18 @@ static OperationCall *add(Backend *be, OperationCall call) {
   return &r->calls[r->count++];
 }
 
-// A GEMM whose result, with everything around it, has out_count elements.
+// An operation that leaves its GEMM's result, with what is around it.
 static OperationCall *add_gemm(Backend *be, GemmForm form, int64_t M, int64_t N, int64_t K,
-                               const act_t *weight, const void *out, int64_t out_count) {
+                               const void *A, const void *B, void *out) {
   OperationCall *call = add(be, (OperationCall){.class = CLASS_GEMM,
                                                 .M = M,
                                                 .N = N,
                                                 .K = K,
                                                 .form = form,
-                                                .weight = weight,
+                                                .A = A,
+                                                .B = B,
                                                 .out = out,
-                                                .out_count = out_count,
+                                                .out_count = M * N,
                                                 .statistics = true,
                                                 .flops = 2 * (double)M * (double)N * (double)K});
   snprintf(call->shape, sizeof call->shape, "%lld x %lld x %lld", (long long)M, (long long)N,
@@ -41,8 +42,7 @@ static OperationCall *add_gemm(Backend *be, GemmForm form, int64_t M, int64_t N,
   return call;
 }
 
-static OperationCall *add_memory(Backend *be, int64_t rows, int64_t cols, const void *out,
-                                 double bytes) {
+static OperationCall *add_memory(Backend *be, int64_t rows, int64_t cols, void *out, double bytes) {
   OperationCall *call = add(be, (OperationCall){.class = CLASS_MEMORY,
                                                 .out = out,
                                                 .out_count = rows * cols,
@@ -54,9 +54,9 @@ static OperationCall *add_memory(Backend *be, int64_t rows, int64_t cols, const 
 }
 
 // forward: 2 GEMMs over the scores, backward: 5.
-static void add_attention(Backend *be, int64_t B, int64_t T, const act_t *out, int64_t width,
+static void add_attention(Backend *be, int64_t B, int64_t T, void *out, int64_t width,
                           double gemms) {
-  const OpsConfig *c = &recorder_of(be)->config;
+  const OpsConfig *c = config_of(be);
   OperationCall *call =
       add(be, (OperationCall){.class = CLASS_ATTENTION,
                               .out = out,
@@ -66,77 +66,73 @@ static void add_attention(Backend *be, int64_t B, int64_t T, const act_t *out, i
            (long long)T, (long long)c->H, (long long)c->KV, (long long)c->d);
 }
 
-static int64_t width_of_qkv(const OpsConfig *c) {
-  return (c->H + 2 * c->KV) * c->d;
-}
-
 static void record_embed(Backend *be, int64_t M, const int32_t *tokens, const act_t *E, act_t *x,
                          RowStat *sumsq) {
-  const int64_t D = recorder_of(be)->config.D;
-  add_memory(be, M, D, x, 2 * (double)(M * D) * (double)be->act_bytes)->weight = E;
+  const int64_t D = config_of(be)->D;
+  add_memory(be, M, D, x, 2 * (double)(M * D) * (double)be->act_bytes)->B = E;
 }
 
 static void record_qkv(Backend *be, int64_t M, int64_t T, int64_t first, const act_t *x,
                        RowStat sumsq, const act_t *W, act_t *qkv) {
-  const OpsConfig *c = &recorder_of(be)->config;
-  add_gemm(be, GEMM_NT, M, width_of_qkv(c), c->D, W, qkv, M * width_of_qkv(c));
+  add_gemm(be, GEMM_NT, M, packed_width(config_of(be)), config_of(be)->D, x, W, qkv);
 }
 
 static void record_attention(Backend *be, int64_t B, int64_t T, const act_t *qkv, act_t *o,
                              stat_t *lse) {
-  const OpsConfig *c = &recorder_of(be)->config;
-  add_attention(be, B, T, o, c->H * c->d, 2);
+  add_attention(be, B, T, o, config_of(be)->H * config_of(be)->d, 2);
 }
 
 static void record_residual(Backend *be, int64_t M, int64_t K, const act_t *a, const act_t *W,
                             const act_t *x, act_t *out, RowStat *sumsq) {
-  const int64_t D = recorder_of(be)->config.D;
-  add_gemm(be, GEMM_NT, M, D, K, W, out, M * D)->add = true;
+  add_gemm(be, GEMM_NT, M, config_of(be)->D, K, a, W, out)->add = true;
 }
 
 static void record_gate_up(Backend *be, int64_t M, const act_t *x, RowStat sumsq, const act_t *W,
                            act_t *z, act_t *y) {
-  const OpsConfig *c = &recorder_of(be)->config;
+  const OpsConfig *c = config_of(be);
   // To compare is y: each backend stores z in its own way.
-  add_gemm(be, GEMM_NT, M, 2 * c->F, c->D, W, y, M * c->F)->beside = z;
+  OperationCall *call = add_gemm(be, GEMM_NT, M, 2 * c->F, c->D, x, W, y);
+  call->out_count = M * c->F;
+  call->beside = z;
 }
 
 // Beside the GEMM the pass that makes dlogits of the logits.
 static void record_head_loss(Backend *be, int64_t M, const act_t *x, RowStat sumsq, const act_t *W,
                              const int32_t *targets, act_t *logits, double scale, RowStat *s) {
-  const OpsConfig *c = &recorder_of(be)->config;
-  add_gemm(be, GEMM_NT, M, c->V, c->D, W, logits, M * c->V)->floor_bytes =
+  const OpsConfig *c = config_of(be);
+  add_gemm(be, GEMM_NT, M, c->V, c->D, x, W, logits)->floor_bytes =
       2 * (double)(M * c->V) * (double)be->act_bytes;
 }
 
 static void record_norm_dgrad(Backend *be, int64_t M, int64_t N, const act_t *dz, const act_t *W,
                               const act_t *x, RowStat sumsq, RowStat s, const act_t *residual,
                               act_t *dx) {
-  const int64_t D = recorder_of(be)->config.D;
-  add_gemm(be, GEMM_NN, M, D, N, W, dx, M * D)->add = residual != NULL;
+  add_gemm(be, GEMM_NN, M, config_of(be)->D, N, dz, W, dx)->add = residual != NULL;
 }
 
 static void record_down_dgrad(Backend *be, int64_t M, const act_t *dx, const act_t *W,
                               const act_t *z, RowStat sumsq, act_t *dz, RowStat *s) {
-  const OpsConfig *c = &recorder_of(be)->config;
-  add_gemm(be, GEMM_NN, M, c->F, c->D, W, dz, M * 2 * c->F)->in_place = z == dz;
+  const OpsConfig *c = config_of(be);
+  OperationCall *call = add_gemm(be, GEMM_NN, M, c->F, c->D, dx, W, dz);
+  call->out_count = M * 2 * c->F;
+  call->in_place = z == dz;
 }
 
 static void record_dgrad(Backend *be, int64_t M, int64_t K, const act_t *dy, const act_t *W,
                          act_t *da) {
-  add_gemm(be, GEMM_NN, M, K, recorder_of(be)->config.D, W, da, M * K)->statistics = false;
+  add_gemm(be, GEMM_NN, M, K, config_of(be)->D, dy, W, da)->statistics = false;
 }
 
 static void record_attention_backward(Backend *be, int64_t B, int64_t T, const act_t *qkv,
                                       const act_t *o, const stat_t *lse, const act_t *do_,
                                       act_t *dqkv) {
-  add_attention(be, B, T, dqkv, width_of_qkv(&recorder_of(be)->config), 5);
+  add_attention(be, B, T, dqkv, packed_width(config_of(be)), 5);
 }
 
 // An attention of another kind has it in its epilogue: a floor does not count it.
 static void record_rope_backward(Backend *be, int64_t M, int64_t T, act_t *dqkv, const act_t *qkv,
                                  RowStat sumsq, RowStat *s) {
-  const int64_t R = width_of_qkv(&recorder_of(be)->config);
+  const int64_t R = packed_width(config_of(be));
   OperationCall *call = add_memory(be, M, R, dqkv, 3 * (double)(M * R) * (double)be->act_bytes);
   call->in_place = true;
   call->floor_bytes = 0;
@@ -144,7 +140,7 @@ static void record_rope_backward(Backend *be, int64_t M, int64_t T, act_t *dqkv,
 
 static void record_wgrad(Backend *be, int64_t M, int64_t N, int64_t K, const act_t *dz,
                          const act_t *x, grad_t *dW, bool accumulate) {
-  OperationCall *call = add_gemm(be, GEMM_TN, N, K, M, NULL, dW, N * K);
+  OperationCall *call = add_gemm(be, GEMM_TN, N, K, M, dz, x, dW);
   call->add = accumulate;
   call->out_is_gradient = true;
   call->statistics = false;
@@ -152,7 +148,7 @@ static void record_wgrad(Backend *be, int64_t M, int64_t N, int64_t K, const act
 
 static void record_embed_backward(Backend *be, int64_t M, const int32_t *tokens, const act_t *dx,
                                   grad_t *dE, bool accumulate) {
-  const OpsConfig *c = &recorder_of(be)->config;
+  const OpsConfig *c = config_of(be);
   OperationCall *call = add_memory(be, M, c->D, dE,
                                    (double)(M * c->D) * (double)be->act_bytes +
                                        (double)(c->V * c->D) * (double)be->grad_bytes);
@@ -228,12 +224,11 @@ static const Backend recorder_functions = {
 
 Recorder *recorder_create(const OpsConfig *config, const Backend *like) {
   Recorder *r = xcalloc(1, sizeof *r);
-  r->base = recorder_functions;
+  *r = (Recorder){.base = recorder_functions, .config = *config};
   r->base.act_bytes = like->act_bytes;
   r->base.stat_bytes = like->stat_bytes;
   r->base.grad_bytes = like->grad_bytes;
   r->base.master_bytes = like->master_bytes;
-  r->config = *config;
   return r;
 }
 

@@ -10,14 +10,15 @@ typedef enum OperationClass { CLASS_GEMM, CLASS_ATTENTION, CLASS_MEMORY } Operat
 struct OperationCall {
   Operation operation;
   OperationClass class;
-  // Its GEMM (of CLASS_GEMM): the result is [M, N]
+  // Its GEMM (of CLASS_GEMM) of A and B: the result is [M, N]
   int64_t M, N, K;
   GemmForm form;
   bool add; // to a residual, or to gradients that are there
-  // What it reads of the parameters, and the largest of its results. NULL where there is none, or
-  // where the recorded model has no memory.
-  const act_t *weight; // a compute or folded copy
-  const void *out;
+  // The GEMM's operands, and the largest of the operation's results. B is the compute or folded
+  // copy of a weight, as is the embedding's B; in a weight gradient it is an activation. NULL where
+  // there is none, or where the recorded model has no memory.
+  const void *A, *B;
+  void *out;
   const void *beside;   // another result
   int64_t out_count;    // elements
   bool out_is_gradient; // grad_t, else act_t

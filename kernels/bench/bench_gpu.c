@@ -4,18 +4,16 @@
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 
 #include "base/memory.h"
-#include "base/rng.h"
 #include "kernels/cuda/check.h"
 #include "kernels/cuda/cuda.h"
 #include "kernels/cuda/library.h"
+#include "kernels/cuda/timer.h"
 
 enum {
-  PEAK = 8192,            // rows and columns of the GEMM that is the measure
-  FLUSHED = 3,            // times the second-level cache's size
-  PATTERN = (1 << 22) - 3 // a prime: in a matrix filled with copies of it no two rows are alike
+  PEAK = 8192, // rows and columns of the GEMM that is the measure
+  FLUSHED = 3  // times the second-level cache's size
 };
 static const size_t operand_bytes = (size_t)PEAK * PEAK * sizeof(bf16_bits);
 static const GemmProblem peak_problem = {
@@ -40,10 +38,6 @@ enum { NVML_CLOCK_SM = 1, NVML_TEMPERATURE_GPU = 0 };
 typedef struct Probe {
   BenchGpu base; // first: a BenchGpu * is a Probe *
   Cuda *fused, *unfused;
-  struct Bare {
-    Backend base; // first: a Backend * of the bare backend is a Bare *
-    struct Probe *probe;
-  } bare;
   char *operands; // [2, PEAK, PEAK] random
   char *scratch;
   size_t scratch_bytes;
@@ -90,20 +84,19 @@ static void nvml_close(Nvml *n) {
   dlclose(n->library);
 }
 
-static double number_or_nan(int status, unsigned value, double unit) {
-  return status == 0 ? (double)value * unit : NAN;
+// The value that a call with this status has left, in units of a sample; NAN where it failed.
+static double reading(int status, const unsigned *value, double unit) {
+  return status == 0 ? (double)*value * unit : NAN;
 }
 
 static GpuSample op_sample(BenchGpu *bench) {
   const Nvml *n = &probe_of(bench)->nvml;
   if (!n->device) return (GpuSample){NAN, NAN, NAN};
-  unsigned mhz = 0, milliwatts = 0, celsius = 0;
-  const int clock = n->clock(n->device, NVML_CLOCK_SM, &mhz),
-            power = n->power(n->device, &milliwatts),
-            heat = n->temperature(n->device, NVML_TEMPERATURE_GPU, &celsius);
-  return (GpuSample){.clock_mhz = number_or_nan(clock, mhz, 1),
-                     .watts = number_or_nan(power, milliwatts, 1e-3),
-                     .celsius = number_or_nan(heat, celsius, 1)};
+  unsigned mhz, milliwatts, celsius;
+  return (GpuSample){
+      .clock_mhz = reading(n->clock(n->device, NVML_CLOCK_SM, &mhz), &mhz, 1),
+      .watts = reading(n->power(n->device, &milliwatts), &milliwatts, 1e-3),
+      .celsius = reading(n->temperature(n->device, NVML_TEMPERATURE_GPU, &celsius), &celsius, 1)};
 }
 
 static GpuFacts read_facts(const Probe *p) {
@@ -111,87 +104,36 @@ static GpuFacts read_facts(const Probe *p) {
   GpuFacts facts = {
       .most_clock_mhz = NAN, .limit_watts = NAN, .l2_bytes = p->unfused->gpu.l2_bytes};
   if (!n->device) return facts;
+  unsigned mhz, milliwatts;
   if (n->driver_version(facts.driver, sizeof facts.driver) != 0) facts.driver[0] = '\0';
-  unsigned mhz = 0, milliwatts = 0;
-  const int clock = n->most_clock(n->device, NVML_CLOCK_SM, &mhz),
-            limit = n->power_limit(n->device, &milliwatts);
-  facts.most_clock_mhz = number_or_nan(clock, mhz, 1);
-  facts.limit_watts = number_or_nan(limit, milliwatts, 1e-3);
+  facts.most_clock_mhz = reading(n->most_clock(n->device, NVML_CLOCK_SM, &mhz), &mhz, 1);
+  facts.limit_watts = reading(n->power_limit(n->device, &milliwatts), &milliwatts, 1e-3);
   return facts;
 }
 
-// ---- GEMMs alone: the operations' own operands, nothing around
+// ---- Work
 
-// The result goes to scratch, or, where it is too large for a place of its own, to `out`.
-static void run_gemm(Backend *be, GemmForm form, int64_t M, int64_t N, int64_t K, const void *A,
-                     const void *B, void *out, size_t element_bytes) {
-  Probe *p = ((struct Bare *)be)->probe;
-  const GemmProblem problem = {.M = M,
-                               .N = N,
-                               .K = K,
-                               .form = form,
-                               .out_fp32 = element_bytes == sizeof(float),
-                               .alignment = 16};
+static GemmProblem problem_of(const Probe *p, const OperationCall *call) {
+  return (GemmProblem){.M = call->M,
+                       .N = call->N,
+                       .K = call->K,
+                       .form = call->form,
+                       .out_fp32 = call->out_is_gradient && p->unfused->options.grads_fp32,
+                       .alignment = 16};
+}
+
+static void op_gemm(BenchGpu *bench, const OperationCall *call) {
+  Probe *p = probe_of(bench);
+  const GemmProblem problem = problem_of(p, call);
   if (!gemm_find(&p->unfused->gemm, &problem)) {
-    fprintf(stderr, "the bench's GEMM %lld x %lld x %lld was not prepared\n", (long long)M,
-            (long long)N, (long long)K);
+    fprintf(stderr, "the bench's GEMM %s was not prepared\n", call->shape);
     exit(EXIT_FAILURE);
   }
-  const bool fits = (size_t)(M * N) * element_bytes <= p->scratch_bytes;
-  gemm_run(&p->unfused->gemm, problem, A, B, NULL, fits ? p->scratch : out);
+  const size_t bytes =
+      (size_t)(call->M * call->N) * (problem.out_fp32 ? sizeof(float) : sizeof(bf16_bits));
+  gemm_run(&p->unfused->gemm, problem, call->A, call->B, NULL,
+           bytes <= p->scratch_bytes ? p->scratch : call->out);
 }
-
-static void run_bf16(Backend *be, GemmForm form, int64_t M, int64_t N, int64_t K, const act_t *A,
-                     const act_t *B, act_t *out) {
-  run_gemm(be, form, M, N, K, A, B, out, sizeof(bf16_bits));
-}
-
-static const OpsConfig *config_of(Backend *be) {
-  return &((struct Bare *)be)->probe->unfused->config;
-}
-
-static void bare_qkv(Backend *be, int64_t M, int64_t T, int64_t first, const act_t *x,
-                     RowStat sumsq, const act_t *W, act_t *qkv) {
-  (void)T, (void)first, (void)sumsq;
-  run_bf16(be, GEMM_NT, M, packed_width(config_of(be)), config_of(be)->D, x, W, qkv);
-}
-static void bare_residual(Backend *be, int64_t M, int64_t K, const act_t *a, const act_t *W,
-                          const act_t *x, act_t *out, RowStat *sumsq) {
-  (void)x, (void)sumsq;
-  run_bf16(be, GEMM_NT, M, config_of(be)->D, K, a, W, out);
-}
-static void bare_gate_up(Backend *be, int64_t M, const act_t *x, RowStat sumsq, const act_t *W,
-                         act_t *z, act_t *y) {
-  (void)sumsq, (void)y;
-  run_bf16(be, GEMM_NT, M, 2 * config_of(be)->F, config_of(be)->D, x, W, z);
-}
-static void bare_head_loss(Backend *be, int64_t M, const act_t *x, RowStat sumsq, const act_t *W,
-                           const int32_t *targets, act_t *logits, double scale, RowStat *s) {
-  (void)sumsq, (void)targets, (void)scale, (void)s;
-  run_bf16(be, GEMM_NT, M, config_of(be)->V, config_of(be)->D, x, W, logits);
-}
-static void bare_norm_dgrad(Backend *be, int64_t M, int64_t N, const act_t *dz, const act_t *W,
-                            const act_t *x, RowStat sumsq, RowStat s, const act_t *residual,
-                            act_t *dx) {
-  (void)x, (void)sumsq, (void)s, (void)residual;
-  run_bf16(be, GEMM_NN, M, config_of(be)->D, N, dz, W, dx);
-}
-static void bare_down_dgrad(Backend *be, int64_t M, const act_t *dx, const act_t *W, const act_t *z,
-                            RowStat sumsq, act_t *dz, RowStat *s) {
-  (void)z, (void)sumsq, (void)s;
-  run_bf16(be, GEMM_NN, M, config_of(be)->F, config_of(be)->D, dx, W, dz);
-}
-static void bare_dgrad(Backend *be, int64_t M, int64_t K, const act_t *dy, const act_t *W,
-                       act_t *da) {
-  run_bf16(be, GEMM_NN, M, K, config_of(be)->D, dy, W, da);
-}
-static void bare_wgrad(Backend *be, int64_t M, int64_t N, int64_t K, const act_t *dz,
-                       const act_t *x, grad_t *dW, bool accumulate) {
-  (void)accumulate;
-  run_gemm(be, GEMM_TN, N, K, M, dz, x, dW, be->grad_bytes);
-}
-
-// ---- Work
 
 static Cuda *side_of(const Probe *p, Backend *be) {
   return be == &p->fused->base ? p->fused : p->unfused;
@@ -280,44 +222,11 @@ size_t bench_gpu_bytes(const OperationCall *calls, int count) {
   return 2 * operand_bytes + scratch_for(calls, count);
 }
 
-// Random normal values: the clock that a GPU holds depends on the data.
-static int fill_operands(char *operands, Error *err) {
-  const size_t bytes = 2 * operand_bytes;
-  size_t done = PATTERN * sizeof(bf16_bits);
-  bf16_bits *pattern = xmalloc(done);
-#pragma omp parallel for schedule(static)
-  for (int64_t i = 0; i < PATTERN; i++) {
-    const float value = (float)rng_normal(17, (uint64_t)i);
-    uint32_t bits;
-    memcpy(&bits, &value, sizeof bits);
-    pattern[i] = (bf16_bits)(bits >> 16);
-  }
-  cudaError_t status = cudaMemcpy(operands, pattern, done, cudaMemcpyHostToDevice);
-  free(pattern);
-  while (status == cudaSuccess && done < bytes) {
-    const size_t next = bytes - done < done ? bytes - done : done;
-    status = cudaMemcpy(operands + done, operands, next, cudaMemcpyDeviceToDevice);
-    done += next;
-  }
-  CUDA_TRY(err, status);
-  CUDA_TRY(err, cudaDeviceSynchronize());
-  return 0;
-}
-
 static int prepare(Probe *p, const OperationCall *calls, int count, Error *err) {
   GemmProblem problems[OPERATION_COUNT + 1] = {peak_problem};
   int used = 1;
-  for (int i = 0; i < count && used <= OPERATION_COUNT; i++) {
-    const OperationCall *call = &calls[i];
-    if (call->class != CLASS_GEMM) continue;
-    const bool fp32 = call->out_is_gradient && p->unfused->base.grad_bytes == sizeof(float);
-    problems[used++] = (GemmProblem){.M = call->M,
-                                     .N = call->N,
-                                     .K = call->K,
-                                     .form = call->form,
-                                     .out_fp32 = fp32,
-                                     .alignment = 16};
-  }
+  for (int i = 0; i < count && used <= OPERATION_COUNT; i++)
+    if (calls[i].class == CLASS_GEMM) problems[used++] = problem_of(p, &calls[i]);
   return gemm_prepare(&p->unfused->gemm, problems, used, err);
 }
 
@@ -326,7 +235,8 @@ static int open_parts(Probe *p, const OperationCall *calls, int count, Error *er
   CUDA_TRY(err, cudaMalloc((void **)&p->operands, 2 * operand_bytes));
   CUDA_TRY(err, cudaMalloc((void **)&p->scratch, p->scratch_bytes));
   CUDA_TRY(err, cudaEventCreateWithFlags(&p->handover, cudaEventDisableTiming));
-  return fill_operands(p->operands, err) || prepare(p, calls, count, err) ? -1 : 0;
+  fill_random(p->operands, 2 * operand_bytes, 1, p->unfused->gpu.stream);
+  return prepare(p, calls, count, err);
 }
 
 static void op_close(BenchGpu *bench) {
@@ -341,36 +251,20 @@ static void op_close(BenchGpu *bench) {
   free(p);
 }
 
-// What is no GEMM is left out by the caller.
-static const Backend bare_functions = {.qkv = bare_qkv,
-                                       .residual = bare_residual,
-                                       .gate_up = bare_gate_up,
-                                       .head_loss = bare_head_loss,
-                                       .norm_dgrad = bare_norm_dgrad,
-                                       .down_dgrad = bare_down_dgrad,
-                                       .dgrad = bare_dgrad,
-                                       .wgrad = bare_wgrad};
-
 BenchGpu *bench_gpu_open(Backend *fused, Backend *unfused, const OperationCall *calls, int count,
                          Error *err) {
   Probe *p = xcalloc(1, sizeof *p);
   p->fused = cuda_of(fused);
   p->unfused = cuda_of(unfused);
-  p->bare.base = bare_functions;
-  p->bare.base.act_bytes = unfused->act_bytes;
-  p->bare.base.stat_bytes = unfused->stat_bytes;
-  p->bare.base.grad_bytes = unfused->grad_bytes;
-  memcpy(p->bare.base.kinds, unfused->kinds, sizeof unfused->kinds);
-  p->bare.probe = p;
   if (open_parts(p, calls, count, err) != 0) {
     op_close(&p->base);
     return NULL;
   }
   nvml_open(&p->nvml, p->unfused->gpu.device);
-  p->base = (BenchGpu){.bare = &p->bare.base,
-                       .facts = read_facts(p),
+  p->base = (BenchGpu){.facts = read_facts(p),
                        .close = op_close,
                        .sample = op_sample,
+                       .gemm = op_gemm,
                        .peak = op_peak,
                        .copy = op_copy,
                        .flush = op_flush,

@@ -17,13 +17,13 @@ typedef struct GpuFacts {
 
 typedef struct BenchGpu BenchGpu;
 struct BenchGpu {
-  // Runs the GEMM of an operation and nothing around it, in cuBLASLt, on the unfused backend's
-  // stream; other operations it has not. Results go to a place of their own where they fit.
-  Backend *bare;
   GpuFacts facts;
 
   void (*close)(BenchGpu *g);
   GpuSample (*sample)(BenchGpu *g); // a call takes up to a millisecond of the host
+  // The GEMM of an operation and nothing around it, in cuBLASLt, on the unfused backend's stream.
+  // The result goes to a place of its own where it fits, else to call->out.
+  void (*gemm)(BenchGpu *g, const OperationCall *call);
   // On the unfused backend's stream: a GEMM of 8192 x 8192 x 8192, by whose rate the others are
   // measured, and a copy. Return FLOPs, and bytes read and written.
   double (*peak)(BenchGpu *g);
@@ -44,8 +44,7 @@ struct BenchGpu {
 
 // Both backends are of the same GPU, and may be the same one; nothing is owned. Has cuBLASLt's
 // algorithms chosen for the GEMMs of these calls as the backends have them chosen: the fastest.
-// NULL
-// and a sentence on failure.
+// NULL and a sentence on failure.
 BenchGpu *bench_gpu_open(Backend *fused, Backend *unfused, const OperationCall *calls, int count,
                          Error *err);
 // The bytes that it takes on the GPU beside the backends.

@@ -10,46 +10,36 @@
 #include "kernels/gpu_backends.h"
 #include "model/bench/compare.h"
 #include "model/bench/state.h"
+#include "model/optimizer.h"
 #include "model/ranges.h"
 #include "model/run/backend.h"
 #include "model/run/log.h"
 
 // ---- The command line
 
-static int parse_operation(const char *name, Operation *operation, const char *all, Error *err) {
-  for (int i = 0; i < OPERATION_COUNT; i++)
-    if (operation_trains((Operation)i) && strcmp(name, operation_name((Operation)i)) == 0) {
-      *operation = (Operation)i;
-      return 0;
-    }
-  return error_set(err, "--op needs %s, and '%.100s' is none", all, name);
-}
-
 int bench_parse(BenchArgs *args, int argc, char **argv, Error *err) {
   const char *only = NULL;
   char operations[1024] = "an operation of";
-  for (int i = 0; i < OPERATION_COUNT; i++)
-    if (operation_trains((Operation)i)) {
-      strcat(operations, " ");
-      strcat(operations, operation_name((Operation)i));
-    }
+  for (Operation i = 0; i < OPERATION_COUNT; i++)
+    if (operation_trains(i)) strcat(strcat(operations, " "), operation_name(i));
   *args = (BenchArgs){.only = OPERATION_COUNT, .overrides = argv};
   const Option options[] = {
       {.name = "--op", .needs = operations, .text = &only},
       {.name = "--json", .needs = "a file to write to", .text = &args->json},
       {.name = "--seconds", .low = 0.1, .high = 3600, .number = &args->seconds}};
   for (int i = 0; i < argc; i++) {
-    const char *const option = argv[i];
-    if (option[0] == '-') {
+    if (argv[i][0] == '-') {
       if (option_read(options, 3, "--bench", argc, argv, &i, err) != 0) return -1;
-      if (strcmp(option, "--op") == 0 && parse_operation(only, &args->only, operations, err) != 0)
-        return -1;
     } else if (!args->config) {
-      args->config = option;
+      args->config = argv[i];
     } else {
       args->overrides[args->override_count++] = argv[i];
     }
   }
+  for (Operation i = 0; only && i < OPERATION_COUNT; i++)
+    if (operation_trains(i) && strcmp(only, operation_name(i)) == 0) args->only = i;
+  if (only && args->only == OPERATION_COUNT)
+    return error_set(err, "--op needs %s, and '%.100s' is none", operations, only);
   if (args->json && (args->json[0] == '\0' || args->json[0] == '-'))
     return error_set(err, "--json needs a file to write to");
   return args->config ? 0 : error_set(err, "--bench: no config given; see ./train --help");
@@ -62,10 +52,10 @@ static int open_backends(Bench *b, RunShape *shape, Error *err) {
   if (gpu_usable(&memory, err) != 0)
     return error_prefix(err, "the bench times an NVIDIA GPU's kernels");
   Config c = b->config;
-  const KernelChoice kernels[BENCH_KINDS] = {KERNELS_AUTO, KERNELS_UNFUSED};
+  const bool all_fused = c.backend.kernels == KERNELS_FUSED;
+  const KernelChoice kernels[] = {all_fused ? KERNELS_FUSED : KERNELS_AUTO, KERNELS_UNFUSED};
   for (int kind = 0; kind < BENCH_KINDS; kind++) {
-    c.backend.kernels =
-        kind == BENCH_FUSED && c.backend.kernels == KERNELS_FUSED ? KERNELS_FUSED : kernels[kind];
+    c.backend.kernels = kernels[kind];
     b->be[kind] = backend_create(&c, shape, c.train.sequence_length, err);
     if (!b->be[kind]) return -1;
   }
@@ -97,14 +87,14 @@ static void describe(Bench *b, const BenchArgs *args) {
   BenchResult *r = &b->result;
   const RunShape *s = &b->llama[BENCH_FUSED].shape;
   static const char *const recompute[] = {"none", "mlp", "layer"};
-  snprintf(r->config, sizeof r->config, "%s", args->config);
-  snprintf(r->model, sizeof r->model, "%s", model_text(&b->config.model).text);
+  r->config = args->config;
+  r->model = model_text(&b->config.model);
+  r->gpu = b->be[BENCH_FUSED]->description;
   snprintf(r->step_shape, sizeof r->step_shape,
            "%lld x %lld x %lld tokens (accumulation x sequences x length), loss in %lld piece%s, "
            "recompute %s",
            (long long)b->config.train.gradient_accumulation, (long long)s->batch, (long long)s->seq,
            (long long)s->loss_chunks, s->loss_chunks == 1 ? "" : "s", recompute[s->recompute]);
-  snprintf(r->gpu, sizeof r->gpu, "%s", b->be[BENCH_FUSED]->description);
 }
 
 static int open_bench(Bench *b, const BenchArgs *args, Error *err) {
@@ -115,30 +105,21 @@ static int open_bench(Bench *b, const BenchArgs *args, Error *err) {
   Llama *fused = &b->llama[BENCH_FUSED], *unfused = &b->llama[BENCH_UNFUSED];
   if (llama_create(fused, &c->model, &shape, b->be[BENCH_FUSED], err) != 0) return -1;
   if (bench_share(unfused, fused, b->be[BENCH_UNFUSED], err) != 0) return -1;
-  bench_list(&b->result, b->prepared_by, fused, c->train.gradient_accumulation, args->only);
+  bench_list(&b->result, fused, c->train.gradient_accumulation, args->only);
   describe(b, args);
-  printf("model      %s\nstep       %s\nbackend    %s\n", b->result.model, b->result.step_shape,
-         b->result.gpu);
-  Recorder *slice = record_slice(unfused);
-  int status = check_memory(b, &shape, bench_gpu_bytes(slice->calls, slice->count), err);
-  if (status == 0)
-    b->gpu =
-        bench_gpu_open(b->be[BENCH_FUSED], b->be[BENCH_UNFUSED], slice->calls, slice->count, err);
-  recorder_destroy(slice);
+  printf("model      %s\nstep       %s\nbackend    %s\n", b->result.model.text,
+         b->result.step_shape, b->result.gpu);
+  b->recorder = record_slice(unfused);
+  const OperationCall *calls = b->recorder->calls;
+  const int count = b->recorder->count;
+  if (check_memory(b, &shape, bench_gpu_bytes(calls, count), err) != 0) return -1;
+  b->gpu = bench_gpu_open(b->be[BENCH_FUSED], b->be[BENCH_UNFUSED], calls, count, err);
   if (!b->gpu) return -1;
-  b->llama[RUN_BARE] = *unfused;
-  b->llama[RUN_BARE].be = b->gpu->bare;
   b->result.facts = b->gpu->facts;
-  const OptimizerConfig *o = &c->optimizer;
-  b->hyper = (AdamW){.learning_rate = 1e-6, // the weights stay what they are
-                     .beta1 = o->beta1,
-                     .beta2 = o->beta2,
-                     .eps = o->eps,
-                     .weight_decay = o->weight_decay,
-                     .clip_norm = o->clip_norm};
+  b->hyper = adamw_at(&c->optimizer, 0, 1);
+  b->hyper.learning_rate = 1e-6; // the weights stay what they are
   const size_t M = (size_t)(shape.batch * shape.seq);
   b->tokens = xmalloc(2 * M * sizeof *b->tokens);
-  b->targets = b->tokens + M;
   bench_weights(fused, c->train.seed);
   b->gpu->turn(b->gpu, b->be[BENCH_UNFUSED]);
   return 0;
@@ -146,50 +127,21 @@ static int open_bench(Bench *b, const BenchArgs *args, Error *err) {
 
 static void close_bench(Bench *b) {
   if (b->gpu) b->gpu->close(b->gpu);
+  recorder_destroy(b->recorder);
   bench_unshare(&b->llama[BENCH_UNFUSED]);
   if (b->llama[BENCH_FUSED].be) llama_destroy(&b->llama[BENCH_FUSED]);
   for (int kind = 0; kind < BENCH_KINDS; kind++)
     if (b->be[kind]) b->be[kind]->destroy(b->be[kind]);
-  Samples *const all[] = {&b->gains, &b->peak, &b->copy};
-  for (size_t i = 0; i < sizeof all / sizeof *all; i++) free(all[i]->ms);
-  for (int kind = 0; kind <= BENCH_KINDS; kind++)
-    for (int i = 0; i < OPERATION_COUNT; i++) free(b->ops[i][kind].ms);
-  for (int kind = 0; kind < BENCH_KINDS; kind++) {
-    for (int pass = 0; pass < BENCH_PASSES; pass++) free(b->layers[pass][kind].ms);
-    free(b->steps[kind].ms);
-  }
+  free(b->samples);
   free(b->tokens);
 }
 
 // ---- The whole
 
-static void summarize(Bench *b) {
-  BenchResult *r = &b->result;
-  const Spread none = spread_of(NULL, 0);
-  for (int i = 0; i < r->op_count; i++) {
-    BenchOp *op = &r->ops[i];
-    for (int kind = 0; kind < BENCH_KINDS; kind++)
-      op->time[kind] = spread_of(b->ops[i][kind].ms, b->ops[i][kind].count);
-    const Samples *bare = &b->ops[i][RUN_BARE];
-    op->bare = op->call.class == CLASS_GEMM ? spread_of(bare->ms, bare->count) : none;
-  }
-  r->peak = spread_of(b->peak.ms, b->peak.count);
-  r->copy = spread_of(b->copy.ms, b->copy.count);
-  r->gain = spread_of(b->gains.ms, b->gains.count);
-  for (int kind = 0; kind < BENCH_KINDS; kind++) {
-    r->step[kind] = spread_of(b->steps[kind].ms, b->steps[kind].count);
-    for (int pass = 0; pass < BENCH_PASSES; pass++)
-      r->layer[pass][kind] = spread_of(b->layers[pass][kind].ms, b->layers[pass][kind].count);
-  }
-}
-
 static int write_json(const char *path, const BenchResult *r, Error *err) {
-  cJSON *root = bench_json(r);
-  char *text = cJSON_Print(root);
-  const int status = text ? file_write_atomic(path, text, strlen(text), err)
-                          : error_set(err, "there is no memory left for the bench's JSON");
-  cJSON_free(text);
-  cJSON_Delete(root);
+  char *text = bench_json(r);
+  const int status = file_write_atomic(path, text, strlen(text), err);
+  free(text);
   return status;
 }
 
@@ -209,8 +161,6 @@ int bench_run(const BenchArgs *args, Error *err) {
   }
   if (status == 0) status = bench_measure(b, err);
   if (status == 0) {
-    summarize(b);
-    bench_gemms_alone(b);
     bench_print(&b->result);
     if (args->json) status = write_json(args->json, &b->result, err);
   }

@@ -27,10 +27,9 @@ static const double most_difference = 0.05;
 enum { REFERENCE = BENCH_KINDS, SIDES };
 
 typedef struct Comparison {
-  Llama side[SIDES];         // the reference's last, with one layer; few rows
-  Recorder *recorder[SIDES]; // each side's operations
-  float *inputs[INPUTS];     // values of list_inputs
-  float *row_sums;           // [M] of the backward
+  Llama side[SIDES]; // the reference's last, with one layer; few rows
+  Recorder *slice;   // the operations that are compared
+  Recorder *one;     // of one of them, on one side
 } Comparison;
 
 static uint32_t bits_of(float value) {
@@ -40,11 +39,16 @@ static uint32_t bits_of(float value) {
 }
 
 // Random values that bf16 holds exactly.
-static float *values_new(uint64_t key, int64_t count, double mean, double deviation) {
+typedef struct Values {
+  uint64_t key;
+  double mean, deviation;
+} Values;
+
+static float *values_new(Values v, int64_t count) {
   float *values = xmalloc((size_t)count * sizeof *values);
 #pragma omp parallel for schedule(static)
   for (int64_t i = 0; i < count; i++) {
-    uint32_t bits = bits_of((float)(mean + deviation * rng_normal(key, (uint64_t)i)));
+    uint32_t bits = bits_of((float)(v.mean + v.deviation * rng_normal(v.key, (uint64_t)i)));
     bits = (bits + 0x7fff + (bits >> 16 & 1)) & 0xffff0000u; // to nearest even
     memcpy(&values[i], &bits, sizeof bits);
   }
@@ -52,8 +56,8 @@ static float *values_new(uint64_t key, int64_t count, double mean, double deviat
 }
 
 // Into an array of elements of so many bytes: bf16, or fp32 as masters are.
-static void write_values(Backend *be, void *to, const float *values, int64_t count,
-                         size_t element_bytes) {
+static void write_values(Backend *be, void *to, Values v, int64_t count, size_t element_bytes) {
+  float *values = values_new(v, count);
   uint16_t *bf16 = xmalloc((size_t)count * sizeof *bf16);
 #pragma omp parallel for schedule(static)
   for (int64_t i = 0; i < count; i++) bf16[i] = (uint16_t)(bits_of(values[i]) >> 16);
@@ -62,6 +66,7 @@ static void write_values(Backend *be, void *to, const float *values, int64_t cou
   else
     be->write_master(be, to, values, count);
   free(bf16);
+  free(values);
 }
 
 // ---- Inputs: every activation of a layer and of the output layer
@@ -71,7 +76,6 @@ typedef struct Input {
   int64_t count;
 } Input;
 
-enum { X = 0, X1 = 3, X_FINAL = 6 }; // in this list
 static void list_inputs(const Llama *llama, Input inputs[INPUTS]) {
   const LayerActs *a = &llama->acts.layers[0];
   const Acts *s = &llama->acts;
@@ -83,41 +87,32 @@ static void list_inputs(const Llama *llama, Input inputs[INPUTS]) {
   memcpy(inputs, all, sizeof all);
 }
 
-static void write_statistic(const Llama *llama, RowStat *s, const float *sums, int64_t M) {
-  Backend *be = llama->be;
-  s->parts = 1;
-  be->write_master(be, (master_t *)s->data, sums, M); // statistics are fp32 as masters are
-}
-
-static void write_sumsq(const Llama *llama, RowStat *s, const float *x, int64_t M) {
-  const int64_t D = llama->config.hidden_size;
-  float *sums = xmalloc((size_t)M * sizeof *sums);
-  for (int64_t m = 0; m < M; m++) {
-    double sum = 0;
-    for (int64_t k = m * D; k < (m + 1) * D; k++) sum += (double)x[k] * (double)x[k];
-    sums[m] = (float)sum;
+// Sums of squares as of rows of this size, but any will do: operations read them, not x.
+static void write_statistics(Llama *llama) {
+  const double D = (double)llama->config.hidden_size;
+  Acts *acts = &llama->acts;
+  RowStat *const all[] = {&acts->layers[0].x_sumsq, &acts->layers[0].x1_sumsq, &acts->final_sumsq,
+                          &acts->s};
+  const Values values[] = {{107, D, D / 16}, {108, D, D / 16}, {109, D, D / 16}, {101, 0, 1}};
+  for (int i = 0; i < 4; i++) {
+    all[i]->parts = 1;
+    write_values(llama->be, all[i]->data, values[i], llama->shape.batch * llama->shape.seq,
+                 sizeof(float)); // fp32 as masters are
   }
-  write_statistic(llama, s, sums, M);
-  free(sums);
 }
 
-static void write_statistics(const Comparison *c, Llama *llama) {
-  const int64_t M = llama->shape.batch * llama->shape.seq;
-  LayerActs *a = &llama->acts.layers[0];
-  write_sumsq(llama, &a->x_sumsq, c->inputs[X], M);
-  write_sumsq(llama, &a->x1_sumsq, c->inputs[X1], M);
-  write_sumsq(llama, &llama->acts.final_sumsq, c->inputs[X_FINAL], M);
-  write_statistic(llama, &llama->acts.s, c->row_sums, M);
-}
-
-// Those that this call overwrote, or all of them (NULL).
-static void write_inputs(const Comparison *c, Llama *llama, const OperationCall *changed_by) {
+// Those that this call overwrote, or all of them (NULL), and waits for them: each backend has a
+// stream of its own.
+static void write_inputs(Llama *llama, const OperationCall *changed_by) {
   Input inputs[INPUTS];
   list_inputs(llama, inputs);
   for (int i = 0; i < INPUTS; i++)
     if (!changed_by || inputs[i].data == changed_by->out || inputs[i].data == changed_by->beside)
-      write_values(llama->be, inputs[i].data, c->inputs[i], inputs[i].count, llama->be->act_bytes);
-  write_statistics(c, llama);
+      write_values(llama->be, inputs[i].data, (Values){(uint64_t)i + 1, 0, 1}, inputs[i].count,
+                   llama->be->act_bytes);
+  write_statistics(llama);
+  int32_t token;
+  llama->be->read(llama->be, &token, llama->acts.tokens, sizeof token);
 }
 
 // Tokens whose rows of dE are among those that are compared.
@@ -165,9 +160,9 @@ static bool take_params(Comparison *c, const OperationCall *call) {
     const ParamTensor *from = there[i];
     ParamTensor *to = here[i];
     const int64_t count = to->rows * to->cols;
-    if (call->weight && call->weight == from->compute)
+    if (call->B && call->B == from->compute)
       return to->compute || (to->compute = copy_of(c, from->compute, count));
-    if (call->weight && call->weight == from->folded)
+    if (call->B && call->B == from->folded)
       return to->folded || (to->folded = copy_of(c, from->folded, count));
     if (call->out_is_gradient && (call->out == from->grad || call->out == from->grad_folded))
       return (to->grad = to->grad_folded = cpu->alloc(cpu, (size_t)count * cpu->grad_bytes));
@@ -199,20 +194,17 @@ static double largest_apart(const float *a, const float *b, int64_t count, doubl
   return most / scale;
 }
 
+// Frees the results.
 static Differences compare(float *const results[SIDES], int64_t count) {
   double scale = 0;
 #pragma omp parallel for schedule(static) reduction(max : scale)
   for (int64_t i = 0; i < count; i++) scale = fmax(scale, fabs((double)results[REFERENCE][i]));
   const float *fused = results[BENCH_FUSED], *unfused = results[BENCH_UNFUSED];
-  return (Differences){largest_apart(fused, unfused, count, scale),
-                       largest_apart(fused, results[REFERENCE], count, scale),
-                       largest_apart(unfused, results[REFERENCE], count, scale)};
-}
-
-// Each kind's backend has a stream of its own, and reading waits for it.
-static void wait_for(const Llama *llama) {
-  int32_t token;
-  llama->be->read(llama->be, &token, llama->acts.tokens, sizeof token);
+  const Differences d = {largest_apart(fused, unfused, count, scale),
+                         largest_apart(fused, results[REFERENCE], count, scale),
+                         largest_apart(unfused, results[REFERENCE], count, scale)};
+  for (int side = 0; side < SIDES; side++) free(results[side]);
+  return d;
 }
 
 // Fresh memory with the first of what is there.
@@ -225,36 +217,34 @@ static float *read_output(Backend *be, const void *from, int64_t count, bool gra
   return values;
 }
 
-// Operation i of the slice on one side, after the one that prepares it (-1: none). The kinds share
-// their buffers: the result is read, and the inputs are what they were, before the next side
-// begins.
-static float *run_operation(Comparison *c, int side, int i, int preparation, int64_t *count) {
-  Llama *llama = &c->side[side];
-  Backend *be = llama->be;
-  const OperationCall *calls = c->recorder[side]->calls, *call = &calls[i];
-  if (preparation >= 0) issue_alone(llama, calls[preparation].operation, 0, false);
-  issue_alone(llama, call->operation, 0, false);
-  *count = call->out_count < MOST_COMPARED ? call->out_count : MOST_COMPARED;
-  float *values = read_output(be, call->out, *count, call->out_is_gradient);
-  write_inputs(c, llama, call);
-  if (preparation >= 0) write_inputs(c, llama, &calls[preparation]);
-  wait_for(llama);
-  return values;
+// The call on one side, and afterwards the inputs that it overwrote. Its result goes into *result,
+// if that is asked for.
+static int64_t run_call(Comparison *c, Llama *llama, Operation operation, float **result) {
+  const OperationCall *call = record_alone(c->one, llama, operation, 0);
+  const int64_t count = call->out_count < MOST_COMPARED ? call->out_count : MOST_COMPARED;
+  issue_alone(llama, operation, 0, false);
+  if (result) *result = read_output(llama->be, call->out, count, call->out_is_gradient);
+  write_inputs(llama, call);
+  return count;
 }
 
+// Operation i of the slice on all sides, after the one that prepares it. The kinds share their
+// buffers: the result is read, and the inputs are what they were, before the next side begins.
 static Differences compare_operation(Comparison *c, int i) {
-  const OperationCall *calls = c->recorder[BENCH_UNFUSED]->calls;
+  const OperationCall *calls = c->slice->calls;
   const int preparation = prepared_by(calls, i);
   Differences d = {NAN, NAN, NAN};
   if (take_params(c, &calls[i]) && (preparation < 0 || take_params(c, &calls[preparation]))) {
-    recorder_destroy(c->recorder[REFERENCE]); // its parameters have memory only now
-    c->recorder[REFERENCE] = record_slice(&c->side[REFERENCE]);
     float *results[SIDES];
     int64_t count = 0;
-    for (int side = 0; side < SIDES; side++)
-      results[side] = run_operation(c, side, i, preparation, &count);
+    for (int side = 0; side < SIDES; side++) {
+      Llama *llama = &c->side[side];
+      if (preparation >= 0) issue_alone(llama, calls[preparation].operation, 0, false);
+      count = run_call(c, llama, calls[i].operation, &results[side]);
+      if (preparation >= 0)
+        write_inputs(llama, record_alone(c->one, llama, calls[preparation].operation, 0));
+    }
     d = compare(results, count);
-    for (int side = 0; side < SIDES; side++) free(results[side]);
   }
   release_params(c);
   return d;
@@ -262,86 +252,71 @@ static Differences compare_operation(Comparison *c, int i) {
 
 // ---- The update, of a matrix folded with a norm weight
 
-typedef struct Update {
-  ParamTensor list[2]; // norm weight, matrix
-  char *block;
-} Update;
+enum { NORM, MATRIX, UPDATED };
 
-static size_t lay_out_update(Update *u, const Backend *be, int64_t D) {
-  Arena arena = {u->block, 0};
-  for (int i = 0; i < 2; i++) {
-    ParamTensor *t = &u->list[i];
-    *t = (ParamTensor){.rows = i ? UPDATED_ROWS : 1, .cols = D, .norm = i - 1, .decay = i == 1};
+// The norm's master begins the block.
+static size_t lay_out_update(ParamTensor list[UPDATED], const Backend *be, int64_t D, char *block) {
+  Arena arena = {block, 0};
+  for (int i = 0; i < UPDATED; i++) {
+    ParamTensor *t = &list[i];
+    *t = (ParamTensor){.rows = i == MATRIX ? UPDATED_ROWS : 1, .cols = D, .norm = i - 1};
+    t->decay = i == MATRIX;
     const size_t count = (size_t)(t->rows * t->cols);
     t->master = arena_take(&arena, count * be->master_bytes);
     t->m = arena_take(&arena, count * be->master_bytes);
     t->v = arena_take(&arena, count * be->master_bytes);
     t->grad = arena_take(&arena, count * be->grad_bytes);
-    if (i == 0) continue;
+    if (i == NORM) continue;
     t->grad_folded = t->grad;
     t->folded = arena_take(&arena, count * be->act_bytes);
   }
   return arena.used;
 }
 
-static bool open_update(const Llama *llama, Update *u) {
+static bool open_update(const Llama *llama, ParamTensor list[UPDATED]) {
+  static const Values weights[UPDATED] = {{103, 1, 0.1}, {104, 0, 0.02}},
+                      gradients[UPDATED] = {{105, 0, 0.01}, {106, 0, 0.01}};
   Backend *be = llama->be;
   const int64_t D = llama->config.hidden_size;
-  *u = (Update){.block = NULL};
-  const size_t bytes = lay_out_update(u, be, D);
-  if (!(u->block = be->alloc(be, bytes))) return false;
-  be->zero(be, u->block, bytes);
-  lay_out_update(u, be, D);
-  for (int i = 0; i < 2; i++) {
-    const ParamTensor *t = &u->list[i];
-    const int64_t count = t->rows * t->cols;
-    float *weights = values_new(103 + (uint64_t)i, count, i ? 0 : 1, i ? 0.02 : 0.1),
-          *gradients = values_new(105 + (uint64_t)i, count, 0, 0.01);
-    be->write_master(be, t->master, weights, count);
-    write_values(be, t->grad, gradients, count, be->grad_bytes);
-    free(weights);
-    free(gradients);
+  const size_t bytes = lay_out_update(list, be, D, NULL);
+  char *block = be->alloc(be, bytes);
+  lay_out_update(list, be, D, block);
+  if (!block) return false;
+  be->zero(be, block, bytes);
+  for (int i = 0; i < UPDATED; i++) {
+    const int64_t count = list[i].rows * D;
+    write_values(be, list[i].master, weights[i], count, be->master_bytes);
+    write_values(be, list[i].grad, gradients[i], count, be->grad_bytes);
   }
   return true;
-}
-
-static Differences compare_matrices(const Comparison *c, const Update updates[SIDES],
-                                    bool gradients) {
-  float *results[SIDES];
-  const ParamTensor *W = &updates[REFERENCE].list[1];
-  const int64_t count = W->rows * W->cols;
-  for (int side = 0; side < SIDES; side++) {
-    W = &updates[side].list[1];
-    const void *from = gradients ? (const void *)W->grad : (const void *)W->folded;
-    results[side] = read_output(c->side[side].be, from, count, gradients);
-  }
-  const Differences d = compare(results, count);
-  for (int side = 0; side < SIDES; side++) free(results[side]);
-  return d;
 }
 
 // What the pass over the gradients leaves, and AdamW.
 static void compare_update(const Comparison *c, Differences differences[2]) {
   const AdamW hyper = {
       .learning_rate = 1e-3, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.1};
-  Update updates[SIDES];
+  const int64_t count = UPDATED_ROWS * c->side[REFERENCE].config.hidden_size;
+  ParamTensor lists[SIDES][UPDATED];
+  float *results[2][SIDES] = {{NULL}};
   bool taken = true;
   for (int side = 0; side < SIDES; side++)
-    taken = open_update(&c->side[side], &updates[side]) && taken;
-  differences[0] = differences[1] = (Differences){NAN, NAN, NAN};
+    taken = open_update(&c->side[side], lists[side]) && taken;
   for (int side = 0; taken && side < SIDES; side++) {
     Backend *be = c->side[side].be;
     be->set_updates(be, 0);
     be->step_begin(be);
     be->set_hyper(be, &hyper);
-    be->grads_finish(be, updates[side].list, 2);
+    be->grads_finish(be, lists[side], UPDATED);
+    results[0][side] = read_output(be, lists[side][MATRIX].grad, count, true);
+    be->adamw(be, lists[side], UPDATED);
+    results[1][side] = read_output(be, lists[side][MATRIX].folded, count, false);
   }
-  if (taken) differences[0] = compare_matrices(c, updates, true);
-  for (int side = 0; taken && side < SIDES; side++)
-    c->side[side].be->adamw(c->side[side].be, updates[side].list, 2);
-  if (taken) differences[1] = compare_matrices(c, updates, false);
-  for (int side = 0; side < SIDES; side++)
-    if (updates[side].block) c->side[side].be->release(c->side[side].be, updates[side].block);
+  for (int i = 0; i < 2; i++)
+    differences[i] = taken ? compare(results[i], count) : (Differences){NAN, NAN, NAN};
+  for (int side = 0; side < SIDES; side++) {
+    Backend *be = c->side[side].be;
+    if (lists[side][NORM].master) be->release(be, lists[side][NORM].master);
+  }
 }
 
 // ---- All of it
@@ -380,42 +355,37 @@ static void open_comparison(Comparison *c, Llama *const gpu[BENCH_KINDS], int th
     c->side[kind].shape = shape;
   }
   open_reference(c, &gpu[BENCH_FUSED]->config, &shape, threads);
-  Input inputs[INPUTS];
-  list_inputs(&c->side[REFERENCE], inputs);
-  for (int i = 0; i < INPUTS; i++)
-    c->inputs[i] = values_new((uint64_t)i + 1, inputs[i].count, 0, 1);
-  c->row_sums = values_new(101, shape.batch * shape.seq, 0, 1);
-  for (int side = 0; side < SIDES; side++) c->recorder[side] = record_slice(&c->side[side]);
+  c->slice = record_slice(&c->side[BENCH_UNFUSED]);
+  c->one = record_slice(&c->side[BENCH_UNFUSED]);
 }
 
 // Attention's backward reads the log-sum-exp that its forward left: no input of the list.
 static void start_side(Comparison *c, int side) {
   Llama *llama = &c->side[side];
-  const OperationCall *call = c->recorder[side]->calls;
-  while (call->class != CLASS_ATTENTION) call++;
   write_tokens(llama);
-  write_inputs(c, llama, NULL);
-  issue_alone(llama, call->operation, 0, false);
-  write_inputs(c, llama, call);
-  wait_for(llama);
+  write_inputs(llama, NULL);
+  run_call(c, llama, OP_ATTENTION, NULL);
 }
 
 static void close_comparison(Comparison *c) {
   Backend *cpu = c->side[REFERENCE].be;
-  for (int side = 0; side < SIDES; side++) recorder_destroy(c->recorder[side]);
-  for (int i = 0; i < INPUTS; i++) free(c->inputs[i]);
-  free(c->row_sums);
+  recorder_destroy(c->slice);
+  recorder_destroy(c->one);
   llama_destroy(&c->side[REFERENCE]);
   cpu->destroy(cpu);
 }
 
-static int check_difference(const BenchOp *op, BenchKind kind, double difference, Error *err) {
-  if (!(difference > most_difference)) return 0; // NAN: not compared
-  return error_set(err,
-                   "%s of %s kernels is off the fp32 reference by %g of its largest value, and "
-                   "rounding explains %g at most: their times say nothing; run ./train --doctor",
-                   operation_name(op->call.operation), kind == BENCH_FUSED ? "fused" : "unfused",
-                   difference, most_difference);
+static int check_differences(const BenchOp *op, Error *err) {
+  const double off[BENCH_KINDS] = {op->differences.fused_reference,
+                                   op->differences.unfused_reference};
+  for (int kind = 0; kind < BENCH_KINDS; kind++)
+    if (off[kind] > most_difference) // not of NAN: not compared
+      return error_set(
+          err,
+          "%s of %s kernels is off the fp32 reference by %g of its largest value, and "
+          "rounding explains %g at most: their times say nothing; run ./train --doctor",
+          operation_name(op->call.operation), bench_kind_names[kind], off[kind], most_difference);
+  return 0;
 }
 
 int bench_compare(BenchResult *result, Llama *const gpu[BENCH_KINDS], int threads, Error *err) {
@@ -425,18 +395,15 @@ int bench_compare(BenchResult *result, Llama *const gpu[BENCH_KINDS], int thread
   Differences update[2];
   compare_update(&c, update);
   for (int side = 0; side < SIDES; side++) start_side(&c, side);
-  const Recorder *all = c.recorder[BENCH_UNFUSED];
   int status = 0, updates = 0;
-  for (int i = 0; status == 0 && i < all->count; i++) {
-    const OperationCall *call = &all->calls[i];
+  for (int i = 0; status == 0 && i < c.slice->count; i++) {
+    const OperationCall *call = &c.slice->calls[i];
     const Differences *of_update = call->out ? NULL : &update[updates++];
     for (int j = 0; j < result->op_count; j++) {
       BenchOp *op = &result->ops[j];
       if (op->call.operation != call->operation) continue;
       op->differences = of_update ? *of_update : compare_operation(&c, i);
-      status = check_difference(op, BENCH_FUSED, op->differences.fused_reference, err);
-      if (status == 0)
-        status = check_difference(op, BENCH_UNFUSED, op->differences.unfused_reference, err);
+      status = check_differences(op, err);
     }
   }
   close_comparison(&c);

@@ -5,135 +5,134 @@
 #include "model/ranges.h"
 
 // Numbers that are not known become null.
-static void number(cJSON *to, const char *name, double value) {
-  cJSON_AddNumberToObject(to, name, value);
-}
-static void text(cJSON *to, const char *name, const char *value) {
-  cJSON_AddStringToObject(to, name, value);
+static void number(JsonWriter *w, const char *name, double value) {
+  json_number(w, name, value, JSON_EXACT);
 }
 
-static void spread(cJSON *to, const char *name, const Spread *s) {
-  cJSON *object = cJSON_AddObjectToObject(to, name);
-  number(object, "median", s->median);
-  number(object, "tenth", s->tenth);
-  number(object, "ninetieth", s->ninetieth);
-  number(object, "count", s->count);
+// An object of numbers; NULL ends their names.
+static void object(JsonWriter *w, const char *name, const char *const *names,
+                   const double *values) {
+  json_open(w, name, '{');
+  for (; *names; names++, values++) number(w, *names, *values);
+  json_close(w, '}');
 }
 
-static const char *const kind_names[BENCH_KINDS] = {"fused", "unfused"};
-static const char *const class_names[] = {"product", "attention", "memory"};
-static const char *const kernel_names[] = {"cpu", "unfused", "fused"};
-
-static double rate(double work, double ms, double unit) {
-  return work > 0 ? work / ms * unit : NAN;
+static void spread(JsonWriter *w, const char *name, const Spread *s) {
+  static const char *const names[] = {"median", "tenth", "ninetieth", "count", NULL};
+  object(w, name, names, (double[]){s->median, s->tenth, s->ninetieth, s->count});
 }
 
-static cJSON *op_json(const BenchResult *r, const BenchOp *op) {
-  cJSON *o = cJSON_CreateObject();
-  text(o, "name", operation_name(op->call.operation));
-  text(o, "class", class_names[op->call.class]);
-  text(o, "runs", kernel_names[op->runs]);
-  text(o, "shape", op->call.shape);
-  number(o, "calls", (double)op->calls);
-  for (int kind = 0; kind < BENCH_KINDS; kind++) spread(o, kind_names[kind], &op->time[kind]);
-  spread(o, "bare", &op->bare);
-  const double fused = op->time[BENCH_FUSED].median, unfused = op->time[BENCH_UNFUSED].median;
-  number(o, "fused_over_bare", fused / op->bare.median);
-  number(o, "unfused_over_fused", unfused / fused);
-  number(o, "floor", op_floor(r, op));
-  number(o, "bare_back_to_back", op->alone > 0 ? op->alone : NAN);
-  const double flops = rate(op->call.flops, fused, 1e-9), bytes = rate(op->call.bytes, fused, 1e-6);
-  number(o, "tflops", flops);
-  number(o, "of_peak", flops / bench_peak(r));
-  number(o, "gigabytes_per_s", bytes);
-  number(o, "of_copy", bytes / rate(r->copy_bytes, r->copy.median, 1e-6));
-  cJSON *d = cJSON_AddObjectToObject(o, "largest_difference");
-  number(d, "fused_unfused", op->differences.fused_unfused);
-  number(d, "fused_reference", op->differences.fused_reference);
-  number(d, "unfused_reference", op->differences.unfused_reference);
-  return o;
+static void put_op(JsonWriter *w, const BenchResult *r, const BenchOp *op) {
+  static const char *const classes[] = {"product", "attention", "memory"};
+  static const char *const kernels[] = {"cpu", "unfused", "fused"};
+  static const char *const differences[] = {"fused_unfused", "fused_reference", "unfused_reference",
+                                            NULL};
+  const OpRates rates = op_rates(r, op);
+  const Differences *d = &op->differences;
+  json_open(w, NULL, '{');
+  json_string(w, "name", operation_name(op->call.operation));
+  json_string(w, "class", classes[op->call.class]);
+  json_string(w, "runs", kernels[op->runs]);
+  json_string(w, "shape", op->call.shape);
+  json_whole(w, "calls", op->calls);
+  for (int kind = 0; kind < BENCH_KINDS; kind++) spread(w, bench_kind_names[kind], &op->time[kind]);
+  spread(w, "bare", &op->bare);
+  number(w, "fused_over_bare", rates.over_bare);
+  number(w, "unfused_over_fused", rates.unfused_over);
+  number(w, "floor", op_ms(r, op, BENCH_FLOOR));
+  number(w, "bare_back_to_back", op->alone > 0 ? op->alone : NAN);
+  number(w, "tflops", rates.tflops);
+  number(w, "of_peak", rates.of_peak);
+  number(w, "gigabytes_per_s", rates.gigabytes_per_second);
+  number(w, "of_copy", rates.of_copy);
+  object(w, "largest_difference", differences,
+         (double[]){d->fused_unfused, d->fused_reference, d->unfused_reference});
+  json_close(w, '}');
 }
 
-static void timed(cJSON *to, const char *name, const Spread *times, double least) {
-  cJSON *o = cJSON_AddObjectToObject(to, name);
-  for (int kind = 0; kind < BENCH_KINDS; kind++) spread(o, kind_names[kind], &times[kind]);
-  number(o, "floor", least);
-  number(o, "fused_over_floor", times[BENCH_FUSED].median / least);
-  number(o, "unfused_over_fused", times[BENCH_UNFUSED].median / times[BENCH_FUSED].median);
+static void put_timed(JsonWriter *w, const char *name, const Spread *times, double least) {
+  json_open(w, name, '{');
+  for (int kind = 0; kind < BENCH_KINDS; kind++) spread(w, bench_kind_names[kind], &times[kind]);
+  number(w, "floor", least);
+  number(w, "fused_over_floor", times[BENCH_FUSED].median / least);
+  number(w, "unfused_over_fused", times[BENCH_UNFUSED].median / times[BENCH_FUSED].median);
+  json_close(w, '}');
 }
 
-static void split(cJSON *to, const char *name, StepSplit s) {
-  cJSON *o = cJSON_AddObjectToObject(to, name);
-  number(o, "products", s.products);
-  number(o, "attention", s.attention);
-  number(o, "rest", s.rest);
-}
-
-static void add_whole(cJSON *root, const BenchResult *r) {
+static void put_whole(JsonWriter *w, const BenchResult *r) {
   static const char *const passes[BENCH_PASSES] = {"forward", "backward", "both"};
-  cJSON *layer = cJSON_AddObjectToObject(root, "layer");
-  for (int pass = 0; pass < BENCH_PASSES; pass++)
-    timed(layer, passes[pass], r->layer[pass], layer_floor(r, (BenchPass)pass));
-  timed(root, "step", r->step, step_floor(r));
-  cJSON *parts = cJSON_AddObjectToObject(root, "step_parts");
-  split(parts, "fused", step_split(r, BENCH_FUSED));
-  split(parts, "unfused", step_split(r, BENCH_UNFUSED));
-  split(parts, "floor", floor_split(r));
-  cJSON *sums = cJSON_AddObjectToObject(root, "sum_of_operations");
-  for (int kind = 0; kind < BENCH_KINDS; kind++) {
-    cJSON *o = cJSON_AddObjectToObject(sums, kind_names[kind]);
-    number(o, "ms", ops_sum(r, (BenchKind)kind));
-    number(o, "of_step", ops_sum(r, (BenchKind)kind) / r->step[kind].median);
+  static const char *const parts[] = {"products", "attention", "rest", NULL};
+  static const char *const sums[] = {"ms", "of_step", NULL};
+  json_open(w, "layer", '{');
+  for (BenchPass pass = PASS_FORWARD; pass < BENCH_PASSES; pass++)
+    put_timed(w, passes[pass], r->layer[pass], layer_floor(r, pass));
+  json_close(w, '}');
+  put_timed(w, "step", r->step, step_ms(r, BENCH_FLOOR));
+  json_open(w, "step_parts", '{');
+  for (BenchKind kind = BENCH_FUSED; kind <= BENCH_FLOOR; kind++) {
+    const StepSplit s = step_split(r, kind);
+    object(w, bench_kind_names[kind], parts, (double[]){s.products, s.attention, s.rest});
   }
-  spread(root, "gain_by_rounds", &r->gain);
+  json_close(w, '}');
+  json_open(w, "sum_of_operations", '{');
+  for (BenchKind kind = BENCH_FUSED; kind < BENCH_KINDS; kind++) {
+    const double ms = ops_sums(r).all[kind];
+    object(w, bench_kind_names[kind], sums, (double[]){ms, ms / step_ms(r, kind)});
+  }
+  json_close(w, '}');
+  spread(w, "gain_by_rounds", &r->gain);
 }
 
-static void add_busy(cJSON *to, const char *name, const Busy *b) {
-  cJSON *o = cJSON_AddObjectToObject(to, name);
-  number(o, "clock_mhz", b->sum.clock_mhz / b->count); // null where nothing was read
-  number(o, "watts", b->sum.watts / b->count);
-  number(o, "celsius", b->sum.celsius / b->count);
-  number(o, "readings", b->count);
+static void put_busy(JsonWriter *w, const BenchResult *r) {
+  static const char *const runs[BUSY_COUNT] = {"fused_steps", "unfused_steps", "operations"};
+  static const char *const names[] = {"clock_mhz", "watts", "celsius", "readings", NULL};
+  json_open(w, "busy_with", '{');
+  for (BusyWith with = r->whole ? BUSY_FUSED : BUSY_OPS; with < BUSY_COUNT; with++) {
+    const int count = r->busy[with].count; // 0: the means are null
+    const GpuSample *sum = &r->busy[with].sum;
+    object(w, runs[with], names,
+           (double[]){sum->clock_mhz / count, sum->watts / count, sum->celsius / count, count});
+  }
+  json_close(w, '}');
 }
 
-static void add_method(cJSON *root, const BenchResult *r) {
+static void put_method(JsonWriter *w, const BenchResult *r) {
   static const char *const conclusions[] = {"conclusive", "undecided", "too noisy"};
-  cJSON *m = cJSON_AddObjectToObject(root, "measured");
-  text(m, "gpu", r->gpu);
-  text(m, "driver", r->facts.driver);
-  number(m, "most_clock_mhz", r->facts.most_clock_mhz);
-  number(m, "power_limit_watts", r->facts.limit_watts);
-  number(m, "l2_bytes", (double)r->facts.l2_bytes);
-  number(m, "rounds", r->rounds);
-  number(m, "warm_up_rounds", r->warm_up_rounds);
-  number(m, "seconds", r->seconds);
-  number(m, "compared_rows", r->compared_rows);
-  number(m, "peak_tflops", bench_peak(r));
-  number(m, "tflops_of_8192", rate(r->peak_flops, r->peak.median, 1e-9));
-  number(m, "copy_gigabytes_per_s", rate(r->copy_bytes, r->copy.median, 1e-6));
-  number(m, "same_kernels_ratio", same_kernels_ratio(r));
-  cJSON *busy = cJSON_AddObjectToObject(m, "busy_with");
-  if (r->whole) {
-    add_busy(busy, "fused_steps", &r->busy[BUSY_FUSED]);
-    add_busy(busy, "unfused_steps", &r->busy[BUSY_UNFUSED]);
-  }
-  add_busy(busy, "operations", &r->busy[BUSY_OPS]);
   const Verdict verdict = bench_verdict(r);
-  text(m, "verdict", conclusions[verdict.conclusion]);
-  text(m, "verdict_text", verdict.text);
+  json_open(w, "measured", '{');
+  json_string(w, "gpu", r->gpu);
+  json_string(w, "driver", r->facts.driver);
+  number(w, "most_clock_mhz", r->facts.most_clock_mhz);
+  number(w, "power_limit_watts", r->facts.limit_watts);
+  number(w, "l2_bytes", (double)r->facts.l2_bytes);
+  number(w, "rounds", r->rounds);
+  number(w, "warm_up_rounds", r->warm_up_rounds);
+  number(w, "seconds", r->seconds);
+  number(w, "compared_rows", r->compared_rows);
+  number(w, "peak_tflops", bench_peak(r));
+  number(w, "tflops_of_8192", bench_square_rate(r));
+  number(w, "copy_gigabytes_per_s", bench_copy_rate(r) * 1e-6);
+  number(w, "same_kernels_ratio", same_kernels_ratio(r));
+  put_busy(w, r);
+  json_string(w, "verdict", conclusions[verdict.conclusion]);
+  json_string(w, "verdict_text", verdict.text);
+  json_close(w, '}');
 }
 
-cJSON *bench_json(const BenchResult *r) {
-  cJSON *root = cJSON_CreateObject();
-  text(root, "kind", "bench");
-  number(root, "version", 1);
-  text(root, "config", r->config);
-  text(root, "model", r->model);
-  text(root, "step_shape", r->step_shape);
-  text(root, "unit", "ms");
-  cJSON *ops = cJSON_AddArrayToObject(root, "operations");
-  for (int i = 0; i < r->op_count; i++) cJSON_AddItemToArray(ops, op_json(r, &r->ops[i]));
-  if (r->whole) add_whole(root, r);
-  add_method(root, r);
-  return root;
+char *bench_json(const BenchResult *r) {
+  JsonWriter w = {.indent = 2};
+  json_open(&w, NULL, '{');
+  json_string(&w, "kind", "bench");
+  json_whole(&w, "version", 1);
+  json_string(&w, "config", r->config);
+  json_string(&w, "model", r->model.text);
+  json_string(&w, "step_shape", r->step_shape);
+  json_string(&w, "unit", "ms");
+  json_open(&w, "operations", '[');
+  for (int i = 0; i < r->op_count; i++) put_op(&w, r, &r->ops[i]);
+  json_close(&w, ']');
+  if (r->whole) put_whole(&w, r);
+  put_method(&w, r);
+  json_close(&w, '}');
+  return w.text;
 }

@@ -9,22 +9,20 @@ static int64_t count_of(const Recorder *recorder, Operation operation, int from,
   return count;
 }
 
-static void add(BenchResult *r, const Llama *llama, const OperationCall *call) {
-  const KernelKind runs = llama->be->kinds[call->operation];
-  r->ops[r->op_count++] =
-      (BenchOp){.call = *call, .runs = runs, .alike = runs == KERNEL_UNFUSED && !call->statistics};
-}
-
-void bench_list(BenchResult *r, int prepared[OPERATION_COUNT], const Llama *llama,
-                int64_t accumulation, Operation only) {
+void bench_list(BenchResult *r, const Llama *llama, int64_t accumulation, Operation only) {
   Recorder *recorder = record_slice(llama); // each operation once, in a step's order
   r->op_count = 0;
   for (int i = 0; i < recorder->count; i++) {
     const OperationCall *call = &recorder->calls[i];
     if (only != OPERATION_COUNT && call->operation != only) continue;
     const int before = prepared_by(recorder->calls, i);
-    prepared[r->op_count] = before < 0 ? -1 : (int)recorder->calls[before].operation;
-    add(r, llama, call);
+    const KernelKind runs = llama->be->kinds[call->operation];
+    r->ops[r->op_count++] =
+        (BenchOp){.call = *call,
+                  .runs = runs,
+                  .prepared_by = before < 0 ? -1 : (int)recorder->calls[before].operation,
+                  .alike = runs == KERNEL_UNFUSED && !call->statistics,
+                  .bare = spread_of(NULL, 0)};
   }
   // A micro-batch, its update, and the passes of a layer, one after the other
   const AdamW hyper = {.learning_rate = 0};

@@ -1,4 +1,5 @@
 #include <math.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "base/clock.h"
@@ -15,26 +16,51 @@ enum {
   LEAST_REPEATS = 2, // of an operation in a round: as many as a step calls it, in these limits,
   MOST_REPEATS = 8,  // so that the load is about a step's
   MOST_TRIALS = MOST_REPEATS * OPERATION_COUNT * 3 + 2 * MOST_REPEATS,
-  LAYER_TRIALS = BENCH_KINDS * BENCH_PASSES,
 };
 static const double usual_seconds = 8, usual_op_seconds = 3, // without --seconds
     most_warm_up_ms = 600, timed_steps_ms = 200, sample_interval_ms = 50;
 
+// What runs: a BenchKind, a bare GEMM, or one of the two measures.
+enum { RUN_BARE = BENCH_KINDS, RUN_PEAK, RUN_COPY };
+
 typedef struct Trial {
-  int run;      // a BenchKind, or RUN_BARE and the like
-  int what;     // index of the operation, or a BenchPass
+  Spread *of; // in the result: what it is a measurement of
+  int run;
+  bool layer;   // a layer's pass, else an operation
+  int what;     // a BenchPass, or the operation's place in the result
   int index;    // which layer, which chunk of the loss
   int from, to; // time stamps
 } Trial;
 
+static int within(int value, int least, int most) {
+  return value < least ? least : value > most ? most : value;
+}
+
 // ---- Samples
 
-static void add_sample(Samples *s, double value) {
-  if (s->count == s->capacity) {
-    s->capacity = 2 * s->capacity + 16;
-    s->ms = xrealloc(s->ms, (size_t)s->capacity * sizeof *s->ms);
+static void add_sample(Bench *b, Spread *of, double value) {
+  if (b->sample_count == b->sample_capacity) {
+    b->sample_capacity = 2 * b->sample_capacity + 1024;
+    b->samples = xrealloc(b->samples, (size_t)b->sample_capacity * sizeof *b->samples);
   }
-  s->ms[s->count++] = value;
+  b->samples[b->sample_count++] = (Sample){of, value};
+}
+
+static int by_spread(const void *a, const void *b) {
+  const Spread *x = ((const Sample *)a)->of, *y = ((const Sample *)b)->of;
+  return (x > y) - (x < y);
+}
+
+static void sum_up(Bench *b) {
+  double *values = xmalloc((size_t)b->sample_count * sizeof *values);
+  qsort(b->samples, (size_t)b->sample_count, sizeof *b->samples, by_spread);
+  for (int i = 0, count; i < b->sample_count; i += count) {
+    Spread *of = b->samples[i].of;
+    for (count = 0; i + count < b->sample_count && b->samples[i + count].of == of; count++)
+      values[count] = b->samples[i + count].value;
+    *of = spread_of(values, count);
+  }
+  free(values);
 }
 
 // Clocks and power, at times, while the GPU has work.
@@ -56,7 +82,7 @@ static void load_random(Bench *b, Llama *llama) {
   const uint64_t key = (uint64_t)b->batches++, V = (uint64_t)b->config.model.vocab_size;
 #pragma omp parallel for schedule(static)
   for (int64_t m = 0; m < 2 * M; m++) b->tokens[m] = (int32_t)(rng_u64(key, (uint64_t)m) % V);
-  llama_load_batch(llama, b->tokens, b->targets);
+  llama_load_batch(llama, b->tokens, b->tokens + M);
 }
 
 static void issue_step(Bench *b, Llama *llama) {
@@ -76,12 +102,11 @@ static int take_result(Bench *b, BenchKind kind, Error *err) {
       err,
       "the loss (%g) or gradient norm (%g) of %s kernels on random weights is not finite, "
       "so that their AdamW was skipped and its time says nothing: run ./train --doctor",
-      result.loss, result.grad_norm, kind == BENCH_FUSED ? "fused" : "unfused");
+      result.loss, result.grad_norm, bench_kind_names[kind]);
 }
 
-// `count` steps in a row; the times of all but the first go into `samples`. Returns their median.
-static int run_steps(Bench *b, BenchKind kind, int count, Samples *samples, double *median,
-                     Error *err) {
+// `count` steps in a row, of which all but the first are timed. Returns their median.
+static int run_steps(Bench *b, BenchKind kind, int count, bool keep, double *median, Error *err) {
   Backend *be = b->be[kind];
   BenchGpu *g = b->gpu;
   int marks[MOST_TIMED_STEPS + 1], status = 0, taken = 0;
@@ -91,15 +116,12 @@ static int run_steps(Bench *b, BenchKind kind, int count, Samples *samples, doub
     issue_step(b, &b->llama[kind]);
     marks[i] = g->mark(g, be);
     read_clocks(b, kind == BENCH_FUSED ? BUSY_FUSED : BUSY_UNFUSED);
-    if (i - taken < be->steps_ahead) continue;
-    if (take_result(b, kind, err) != 0) status = -1;
-    taken++;
+    for (; taken <= i - be->steps_ahead; taken++) status |= take_result(b, kind, err);
   }
-  for (; taken < count; taken++)
-    if (take_result(b, kind, err) != 0) status = -1;
+  for (; taken < count; taken++) status |= take_result(b, kind, err);
   for (int i = 1; i < count; i++) {
     times[i - 1] = g->ms(g, marks[i - 1], marks[i]);
-    if (samples) add_sample(samples, times[i - 1]);
+    if (keep) add_sample(b, &b->result.step[kind], times[i - 1]);
   }
   *median = spread_of(times, count - 1).median;
   g->forget(g);
@@ -108,10 +130,6 @@ static int run_steps(Bench *b, BenchKind kind, int count, Samples *samples, doub
 
 // ---- Operations and layers
 
-static bool accumulates(const Bench *b) {
-  return b->config.train.gradient_accumulation > 1;
-}
-
 static void issue_layer(Llama *llama, BenchPass pass, int64_t l, bool accumulate) {
   if (pass != PASS_BACKWARD) layer_forward(llama, l);
   if (pass == PASS_FORWARD) return;
@@ -119,117 +137,120 @@ static void issue_layer(Llama *llama, BenchPass pass, int64_t l, bool accumulate
   layer_backward(llama, l, accumulate);
 }
 
-static void issue_trial(Bench *b, const Trial *t, Llama *llama, bool layer) {
+static void issue_trial(Bench *b, const Trial *t, Llama *llama) {
   BenchGpu *g = b->gpu;
   BenchResult *r = &b->result;
-  if (layer)
-    issue_layer(llama, (BenchPass)t->what, t->index % b->config.model.num_hidden_layers,
-                accumulates(b));
-  else if (t->run == RUN_PEAK)
+  const Operation operation = r->ops[t->what].call.operation;
+  const bool accumulate = b->config.train.gradient_accumulation > 1;
+  if (t->run == RUN_PEAK)
     r->peak_flops = g->peak(g);
   else if (t->run == RUN_COPY)
     r->copy_bytes = g->copy(g);
+  else if (t->run == RUN_BARE)
+    g->gemm(g, record_alone(b->recorder, llama, operation, t->index));
+  else if (t->layer)
+    issue_layer(llama, (BenchPass)t->what, t->index % llama->config.num_hidden_layers, accumulate);
   else
-    issue_alone(llama, r->ops[t->what].call.operation, t->index, accumulates(b));
+    issue_alone(llama, operation, t->index, accumulate);
 }
 
-// The other GEMMs of a trial are the unfused kind's neighbours: on its stream.
-static void run_trial(Bench *b, Trial *t, bool layer) {
+// What is neither kind's is the unfused one's neighbour: on its stream.
+static void run_trial(Bench *b, Trial *t) {
+  const int preparation = b->result.ops[t->what].prepared_by;
+  const BenchKind kind = t->run == BENCH_FUSED ? BENCH_FUSED : BENCH_UNFUSED;
   BenchGpu *g = b->gpu;
-  Backend *be = b->be[t->run == BENCH_FUSED ? BENCH_FUSED : BENCH_UNFUSED];
-  Llama *llama = &b->llama[t->run < RUN_PEAK ? t->run : BENCH_UNFUSED];
-  const int preparation = layer || t->run > RUN_BARE ? -1 : b->prepared_by[t->what];
+  Backend *be = b->be[kind];
+  Llama *llama = &b->llama[kind];
   g->turn(g, be);
   // Out of order dx goes round in a circle, through dz or attention and back, and would grow.
   g->fill(g, be, llama->acts.dx, llama->shape.batch * llama->shape.seq * llama->config.hidden_size);
-  if (layer && t->what == PASS_BACKWARD) // z is the kind's own, and the backward overwrites it
-    layer_forward(llama, t->index % b->config.model.num_hidden_layers);
-  else if (preparation >= 0 && t->run != RUN_BARE)
+  if (t->layer && t->what == PASS_BACKWARD) // z is the kind's own, and the backward overwrites it
+    layer_forward(llama, t->index % llama->config.num_hidden_layers);
+  else if (!t->layer && t->run < BENCH_KINDS && preparation >= 0)
     issue_alone(llama, (Operation)preparation, t->index, false);
   g->flush(g, be);
   t->from = g->mark(g, be);
-  issue_trial(b, t, llama, layer);
+  issue_trial(b, t, llama);
   t->to = g->mark(g, be);
 }
 
-static Samples *samples_of(Bench *b, const Trial *t, bool layer) {
-  if (layer) return &b->layers[t->what][t->run];
-  if (t->run == RUN_PEAK) return &b->peak;
-  if (t->run == RUN_COPY) return &b->copy;
-  return &b->ops[t->what][t->run];
-}
-
 // In a random order, all asked for before the first is waited for.
-static void run_trials(Bench *b, Trial *trials, int count, int round, bool layer, bool keep) {
+static void run_trials(Bench *b, Trial *trials, int count, int round, bool keep) {
   for (int i = count - 1; i > 0; i--) {
-    const int j = (int)(rng_u64(13 + (uint64_t)layer, (uint64_t)(round * MOST_TRIALS + i)) %
+    const int j = (int)(rng_u64(13 + (uint64_t)trials->layer, (uint64_t)(round * MOST_TRIALS + i)) %
                         (uint64_t)(i + 1));
     const Trial swap = trials[i];
     trials[i] = trials[j], trials[j] = swap;
   }
   for (int i = 0; i < count; i++) {
-    run_trial(b, &trials[i], layer);
+    run_trial(b, &trials[i]);
     read_clocks(b, BUSY_OPS);
   }
   for (int i = 0; i < count; i++) {
     const double ms = b->gpu->ms(b->gpu, trials[i].from, trials[i].to);
-    if (keep) add_sample(samples_of(b, &trials[i], layer), ms);
+    if (keep) add_sample(b, trials[i].of, ms);
   }
   b->gpu->forget(b->gpu);
 }
 
 static int operations_round(Bench *b, int round, bool keep, Error *err) {
+  BenchResult *r = &b->result;
   Trial trials[MOST_TRIALS];
   int count = 0;
-  for (int i = 0; i < b->result.op_count; i++) {
-    const BenchOp *op = &b->result.ops[i];
-    const int repeats = op->calls < LEAST_REPEATS  ? LEAST_REPEATS
-                        : op->calls > MOST_REPEATS ? MOST_REPEATS
-                                                   : (int)op->calls;
+  for (int i = 0; i < r->op_count; i++) {
+    BenchOp *op = &r->ops[i];
+    const int repeats = within((int)op->calls, LEAST_REPEATS, MOST_REPEATS);
     for (int repeat = 0; repeat < repeats; repeat++) {
       const int index = (int)(rng_u64(11, (uint64_t)(round * MOST_REPEATS + repeat)) >> 40);
-      for (int run = 0; run <= (op->call.class == CLASS_GEMM ? RUN_BARE : BENCH_UNFUSED); run++)
-        trials[count++] = (Trial){.run = run, .what = i, .index = index};
+      for (int kind = 0; kind < BENCH_KINDS; kind++)
+        trials[count++] = (Trial){.of = &op->time[kind], .run = kind, .what = i, .index = index};
+      if (op->call.class == CLASS_GEMM)
+        trials[count++] = (Trial){.of = &op->bare, .run = RUN_BARE, .what = i, .index = index};
     }
   }
   for (int repeat = 0; repeat < LEAST_REPEATS; repeat++) {
-    trials[count++] = (Trial){.run = RUN_PEAK};
-    trials[count++] = (Trial){.run = RUN_COPY};
+    trials[count++] = (Trial){.of = &r->peak, .run = RUN_PEAK};
+    trials[count++] = (Trial){.of = &r->copy, .run = RUN_COPY};
   }
-  run_trials(b, trials, count, round, false, keep);
+  run_trials(b, trials, count, round, keep);
   // AdamW does nothing where the loss or the gradients are not finite.
   int status = 0;
   for (int kind = 0; kind < BENCH_KINDS; kind++) {
     b->be[kind]->step_end(b->be[kind]);
-    if (take_result(b, (BenchKind)kind, err) != 0) status = -1;
+    status |= take_result(b, (BenchKind)kind, err);
   }
   return status;
 }
 
 static void layers_round(Bench *b, int round, bool keep) {
-  Trial trials[LAYER_TRIALS];
+  Trial trials[BENCH_KINDS * BENCH_PASSES];
   int count = 0;
   const int index = (int)(rng_u64(12, (uint64_t)round) >> 40);
   for (int kind = 0; kind < BENCH_KINDS; kind++)
     for (int pass = 0; pass < BENCH_PASSES; pass++)
-      trials[count++] = (Trial){.run = kind, .what = pass, .index = index};
-  run_trials(b, trials, count, round, true, keep);
+      trials[count++] = (Trial){.of = &b->result.layer[pass][kind],
+                                .run = kind,
+                                .layer = true,
+                                .what = pass,
+                                .index = index};
+  run_trials(b, trials, count, round, keep);
 }
 
-void bench_gemms_alone(Bench *b) {
+// As a program without this bench would time them.
+static void gemms_alone(Bench *b) {
   enum { MOST_CALLS = 50, LEAST_CALLS = 3 };
   BenchGpu *g = b->gpu;
   Backend *be = b->be[BENCH_UNFUSED];
-  Llama *bare = &b->llama[RUN_BARE];
   for (int i = 0; i < b->result.op_count; i++) {
     BenchOp *op = &b->result.ops[i];
     if (op->call.class != CLASS_GEMM) continue;
-    int calls = (int)(5 / op->bare.median) + 1;
-    calls = calls < LEAST_CALLS ? LEAST_CALLS : calls > MOST_CALLS ? MOST_CALLS : calls;
+    const int calls = within((int)(5 / op->bare.median) + 1, LEAST_CALLS, MOST_CALLS);
+    const OperationCall *gemm =
+        record_alone(b->recorder, &b->llama[BENCH_UNFUSED], op->call.operation, 0);
     g->turn(g, be);
-    issue_alone(bare, op->call.operation, 0, false);
+    g->gemm(g, gemm);
     const int from = g->mark(g, be);
-    for (int call = 0; call < calls; call++) issue_alone(bare, op->call.operation, 0, false);
+    for (int call = 0; call < calls; call++) g->gemm(g, gemm);
     const int to = g->mark(g, be);
     op->alone = g->ms(g, from, to) / calls;
     g->forget(g);
@@ -242,11 +263,9 @@ static int steps_round(Bench *b, int round, int count, bool keep, Error *err) {
   double median[BENCH_KINDS];
   for (int i = 0; i < BENCH_KINDS; i++) {
     const int kind = (i + round) % BENCH_KINDS; // each kind is the first in half of the rounds
-    if (run_steps(b, (BenchKind)kind, count + 1, keep ? &b->steps[kind] : NULL, &median[kind],
-                  err) != 0)
-      return -1;
+    if (run_steps(b, (BenchKind)kind, count + 1, keep, &median[kind], err) != 0) return -1;
   }
-  if (keep) add_sample(&b->gains, median[BENCH_UNFUSED] / median[BENCH_FUSED]);
+  if (keep) add_sample(b, &b->result.gain, median[BENCH_UNFUSED] / median[BENCH_FUSED]);
   return 0;
 }
 
@@ -254,10 +273,9 @@ int bench_measure(Bench *b, Error *err) {
   BenchResult *r = &b->result;
   double first[BENCH_KINDS];
   for (int kind = 0; kind < BENCH_KINDS; kind++)
-    if (run_steps(b, (BenchKind)kind, FIRST_STEPS, NULL, &first[kind], err) != 0) return -1;
-  int steps = (int)(timed_steps_ms / first[BENCH_FUSED]);
-  if (steps < LEAST_TIMED_STEPS) steps = LEAST_TIMED_STEPS;
-  if (steps > MOST_TIMED_STEPS) steps = MOST_TIMED_STEPS;
+    if (run_steps(b, (BenchKind)kind, FIRST_STEPS, false, &first[kind], err) != 0) return -1;
+  const int steps =
+      within((int)(timed_steps_ms / first[BENCH_FUSED]), LEAST_TIMED_STEPS, MOST_TIMED_STEPS);
   const double usual = r->whole ? usual_seconds : usual_op_seconds,
                most_ms = 1e3 * (b->seconds > 0 ? b->seconds : usual),
                warm_up_ms = fmin(most_warm_up_ms, most_ms / 4), opened = now_ms();
@@ -279,5 +297,7 @@ int bench_measure(Bench *b, Error *err) {
       r->warm_up_rounds++;
   }
   r->seconds = (now_ms() - began) * 1e-3;
+  sum_up(b);
+  gemms_alone(b);
   return 0;
 }

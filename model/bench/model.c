@@ -101,6 +101,15 @@ Recorder *record_slice(const Llama *llama) {
   return recorder;
 }
 
+const OperationCall *record_alone(Recorder *recorder, const Llama *llama, Operation operation,
+                                  int index) {
+  Llama recorded = *llama;
+  recorded.be = &recorder->base;
+  recorder->count = 0;
+  issue_alone(&recorded, operation, index, false);
+  return recorder->calls;
+}
+
 int prepared_by(const OperationCall *calls, int i) {
   int j = calls[i].in_place ? i - 1 : -1;
   while (j >= 0 && calls[j].out != calls[i].out && calls[j].beside != calls[i].out) j--;

@@ -21,6 +21,9 @@ void issue_slice(Llama *llama, int index, bool accumulate);
 void issue_alone(Llama *llama, Operation operation, int index, bool accumulate);
 // The calls of issue_slice, one for each operation, in their order. The caller destroys it.
 Recorder *record_slice(const Llama *llama);
+// One of those calls, recorded in their place.
+const OperationCall *record_alone(Recorder *recorder, const Llama *llama, Operation operation,
+                                  int index);
 
 // The call that leaves what call i finds and overwrites, so that it must come first each time; -1:
 // none.

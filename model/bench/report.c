@@ -11,6 +11,8 @@
 // between two measurements of the same kernels.
 static const double most_spread = 0.05, most_apart = 0.02;
 
+const char *const bench_kind_names[BENCH_FLOOR + 1] = {"fused", "unfused", "floor"};
+
 // ---- What follows
 
 static int by_value(const void *a, const void *b) {
@@ -35,20 +37,24 @@ double bench_copy_rate(const BenchResult *r) {
   return r->copy_bytes / r->copy.median;
 }
 
-static double tflops(double flops, double ms) {
-  return flops > 0 ? flops / ms * 1e-9 : NAN;
+static double rate(double work, double ms, double unit) {
+  return work > 0 ? work / ms * unit : NAN;
+}
+
+double bench_square_rate(const BenchResult *r) {
+  return rate(r->peak_flops, r->peak.median, 1e-9);
 }
 
 double bench_peak(const BenchResult *r) {
-  double most = tflops(r->peak_flops, r->peak.median);
+  double most = bench_square_rate(r);
   for (int i = 0; i < r->op_count; i++)
     if (r->ops[i].call.class == CLASS_GEMM)
-      most = fmax(most, tflops(r->ops[i].call.flops, r->ops[i].bare.median));
+      most = fmax(most, rate(r->ops[i].call.flops, r->ops[i].bare.median, 1e-9));
   return most;
 }
 
 // Attention is the same in both kinds: the smaller figure is the one with less of the noise.
-double op_floor(const BenchResult *r, const BenchOp *op) {
+static double op_floor(const BenchResult *r, const BenchOp *op) {
   const double moved = op->call.floor_bytes > 0 ? op->call.floor_bytes / bench_copy_rate(r) : 0;
   switch (op->call.class) {
   case CLASS_GEMM:
@@ -58,6 +64,10 @@ double op_floor(const BenchResult *r, const BenchOp *op) {
   default:
     return moved;
   }
+}
+
+double op_ms(const BenchResult *r, const BenchOp *op, BenchKind kind) {
+  return kind == BENCH_FLOOR ? op_floor(r, op) : op->time[kind].median;
 }
 
 double layer_floor(const BenchResult *r, BenchPass pass) {
@@ -71,89 +81,83 @@ double layer_floor(const BenchResult *r, BenchPass pass) {
   return sum;
 }
 
-double step_floor(const BenchResult *r) {
-  double sum = 0;
-  for (int i = 0; i < r->op_count; i++) sum += (double)r->ops[i].calls * op_floor(r, &r->ops[i]);
-  return sum;
-}
-
-double ops_sum(const BenchResult *r, BenchKind kind) {
-  double sum = 0;
-  for (int i = 0; i < r->op_count; i++)
-    sum += (double)r->ops[i].calls * r->ops[i].time[kind].median;
-  return sum;
-}
-
-// What is left of `whole` besides GEMMs and attention; kind BENCH_KINDS: of the floor.
-static StepSplit split(const BenchResult *r, BenchKind kind, double whole) {
-  StepSplit split = {0};
+OpsSums ops_sums(const BenchResult *r) {
+  OpsSums s = {.bare = 0};
   for (int i = 0; i < r->op_count; i++) {
     const BenchOp *op = &r->ops[i];
     const double calls = (double)op->calls;
-    if (op->call.class == CLASS_GEMM) split.products += calls * op->bare.median;
-    if (op->call.class == CLASS_ATTENTION)
-      split.attention += calls * (kind < BENCH_KINDS ? op->time[kind].median : op_floor(r, op));
+    for (BenchKind kind = BENCH_FUSED; kind <= BENCH_FLOOR; kind++) {
+      const double ms = calls * op_ms(r, op, kind);
+      s.all[kind] += ms;
+      if (op->call.class == CLASS_ATTENTION) s.attention[kind] += ms;
+      if (op->alike && kind < BENCH_KINDS) s.alike[kind] += ms;
+    }
+    if (op->call.class != CLASS_GEMM) continue;
+    s.bare += calls * op->bare.median;
+    s.alone += calls * op->alone;
   }
-  split.rest = whole - split.products - split.attention;
-  return split;
+  return s;
+}
+
+double step_ms(const BenchResult *r, BenchKind kind) {
+  return kind == BENCH_FLOOR ? ops_sums(r).all[kind] : r->step[kind].median;
+}
+
+OpRates op_rates(const BenchResult *r, const BenchOp *op) {
+  const double fused = op->time[BENCH_FUSED].median;
+  const double flops = rate(op->call.flops, fused, 1e-9), bytes = rate(op->call.bytes, fused, 1e-6);
+  return (OpRates){.over_bare = fused / op->bare.median,
+                   .unfused_over = op->time[BENCH_UNFUSED].median / fused,
+                   .tflops = flops,
+                   .of_peak = flops / bench_peak(r),
+                   .gigabytes_per_second = bytes,
+                   .of_copy = bytes / rate(r->copy_bytes, r->copy.median, 1e-6)};
 }
 
 StepSplit step_split(const BenchResult *r, BenchKind kind) {
-  return split(r, kind, r->step[kind].median);
-}
-
-StepSplit floor_split(const BenchResult *r) {
-  return split(r, BENCH_KINDS, step_floor(r));
+  const OpsSums s = ops_sums(r);
+  return (StepSplit){s.bare, s.attention[kind], step_ms(r, kind) - s.bare - s.attention[kind]};
 }
 
 double same_kernels_ratio(const BenchResult *r) {
-  double sums[BENCH_KINDS] = {0};
-  for (int i = 0; i < r->op_count; i++)
-    for (int kind = 0; kind < BENCH_KINDS; kind++)
-      if (r->ops[i].alike) sums[kind] += (double)r->ops[i].calls * r->ops[i].time[kind].median;
-  return sums[BENCH_FUSED] > 0 ? sums[BENCH_FUSED] / sums[BENCH_UNFUSED] : NAN;
+  const OpsSums s = ops_sums(r);
+  return s.alike[BENCH_FUSED] > 0 ? s.alike[BENCH_FUSED] / s.alike[BENCH_UNFUSED] : NAN;
 }
 
 static double percent(double part) {
   return 100 * part;
 }
 
-// Of a single operation there is no step: its own times say how quiet the machine was.
-static Verdict op_verdict(const BenchResult *r) {
-  const BenchOp *op = &r->ops[0];
-  const double width =
-      fmax(spread_width(&op->time[BENCH_FUSED]), spread_width(&op->time[BENCH_UNFUSED]));
-  Verdict v = {.conclusion = width <= most_spread ? CONCLUSIVE : TOO_NOISY};
-  snprintf(
-      v.text, sizeof v.text,
-      "%s: the operation's times spread by %.1f %% (10th to 90th percentile; %.0f %% is too much)",
-      v.conclusion == CONCLUSIVE ? "quiet enough" : "too noisy to conclude", percent(width),
-      percent(most_spread));
-  return v;
+// NAN where either is not known.
+static double wider(const Spread times[BENCH_KINDS]) {
+  const double a = spread_width(&times[BENCH_FUSED]), b = spread_width(&times[BENCH_UNFUSED]);
+  return a > b || isnan(a) ? a : b;
 }
 
+// Of a single operation there is no step: its own times say how quiet the machine was.
 Verdict bench_verdict(const BenchResult *r) {
-  if (!r->whole) return op_verdict(r);
-  const double width =
-      fmax(spread_width(&r->step[BENCH_FUSED]), spread_width(&r->step[BENCH_UNFUSED]));
-  const bool steady = spread_width(&r->step[BENCH_FUSED]) <= most_spread &&
-                      spread_width(&r->step[BENCH_UNFUSED]) <= most_spread; // false of NAN
+  static const char *const leads[] = {
+      [CONCLUSIVE] = "quiet enough",
+      [UNDECIDED] = "no conclusion, the rounds do not agree on which is faster",
+      [TOO_NOISY] = "too noisy to conclude"};
+  const double width = wider(r->whole ? r->step : r->ops[0].time);
   const double apart = fabs(same_kernels_ratio(r) - 1); // NAN: no such operation, no objection
   Verdict v = {.conclusion = CONCLUSIVE};
-  const char *lead = "quiet enough";
-  if (!steady || apart > most_apart) {
+  if (!(width <= most_spread) || (r->whole && apart > most_apart))
     v.conclusion = TOO_NOISY;
-    lead = "too noisy to conclude";
-  } else if (!(r->gain.tenth > 1 || r->gain.ninetieth < 1)) {
+  else if (r->whole && !(r->gain.tenth > 1 || r->gain.ninetieth < 1))
     v.conclusion = UNDECIDED;
-    lead = "no conclusion, the rounds do not agree on which is faster";
-  }
-  snprintf(v.text, sizeof v.text,
-           "%s: steps spread by %.1f %% (10th to 90th percentile; %.0f %% is too much), what both "
-           "kinds run with the same kernels differs by %.1f %% (%.0f %% is too much), unfused / "
-           "fused by rounds %.3f to %.3f",
-           lead, percent(width), percent(most_spread), percent(apart), percent(most_apart),
-           r->gain.tenth, r->gain.ninetieth);
+  const int used =
+      snprintf(v.text, sizeof v.text,
+               "%s: %s spread by %.1f %% (10th to 90th percentile; %.0f %% is too much)",
+               leads[v.conclusion], r->whole ? "steps" : "the operation's times", percent(width),
+               percent(most_spread));
+  if (r->whole)
+    snprintf(
+        v.text + used, sizeof v.text - (size_t)used,
+        ", what both kinds run with the same kernels differs by %.1f %% (%.0f %% is too much), "
+        "unfused / fused by rounds %.3f to %.3f",
+        percent(apart), percent(most_apart), r->gain.tenth, r->gain.ninetieth);
   return v;
 }
 
@@ -174,9 +178,6 @@ static Cell cell(const char *format, double value) {
   return c;
 }
 
-static double gigabytes(double bytes, double ms) {
-  return bytes > 0 ? bytes / ms * 1e-6 : NAN;
-}
 static const char *kind_text(const BenchOp *op) {
   if (op->call.class == CLASS_ATTENTION) return "cuDNN";
   return op->runs == KERNEL_FUSED ? "fused" : "unfused";
@@ -193,19 +194,16 @@ static void print_ops(const BenchResult *r) {
          "", "", "/ bare", "/ fused", "", "peak", "", "copy", "- unf., - fp32, - fp32");
   for (int i = 0; i < r->op_count; i++) {
     const BenchOp *op = &r->ops[i];
-    const double fused = op->time[BENCH_FUSED].median, unfused = op->time[BENCH_UNFUSED].median;
-    const double rate = tflops(op->call.flops, fused), moved = gigabytes(op->call.bytes, fused);
+    const OpRates rates = op_rates(r, op);
     const Differences *d = &op->differences;
     printf("%-19s %-8s %-26s %5lld %8.4f %8.4f %8s %7s %8.3f %8s %6s %6s %6s  %8s %8s %8s\n",
            operation_name(op->call.operation), kind_text(op), op->call.shape, (long long)op->calls,
-           fused, unfused, cell("%.4f", op->bare.median).text,
-           cell("%.3f", fused / op->bare.median).text, unfused / fused, cell("%.1f", rate).text,
-           cell("%.1f", percent(rate / bench_peak(r))).text, cell("%.0f", moved).text,
-           cell("%.1f",
-                percent(op->call.bytes > 0 ? op->call.bytes / fused / bench_copy_rate(r) : NAN))
-               .text,
-           cell("%.1e", d->fused_unfused).text, cell("%.1e", d->fused_reference).text,
-           cell("%.1e", d->unfused_reference).text);
+           op->time[BENCH_FUSED].median, op->time[BENCH_UNFUSED].median,
+           cell("%.4f", op->bare.median).text, cell("%.3f", rates.over_bare).text,
+           rates.unfused_over, cell("%.1f", rates.tflops).text,
+           cell("%.1f", percent(rates.of_peak)).text, cell("%.0f", rates.gigabytes_per_second).text,
+           cell("%.1f", percent(rates.of_copy)).text, cell("%.1e", d->fused_unfused).text,
+           cell("%.1e", d->fused_reference).text, cell("%.1e", d->unfused_reference).text);
   }
 }
 
@@ -238,11 +236,10 @@ static void print_whole(const BenchResult *r) {
          "/ fused");
   for (int pass = 0; pass < BENCH_PASSES; pass++)
     print_pass(names[pass], r->layer[pass], layer_floor(r, (BenchPass)pass));
-  print_pass("step", r->step, step_floor(r));
+  print_pass("step", r->step, step_ms(r, BENCH_FLOOR));
   printf("\nThe step in parts, ms: bare products, attention, the rest\n");
-  print_split("fused", step_split(r, BENCH_FUSED));
-  print_split("unfused", step_split(r, BENCH_UNFUSED));
-  print_split("floor", floor_split(r));
+  for (BenchKind kind = BENCH_FUSED; kind <= BENCH_FLOOR; kind++)
+    print_split(bench_kind_names[kind], step_split(r, kind));
 }
 
 // Dashes where nothing was read.
@@ -252,18 +249,6 @@ static void print_busy(const char *what, const Busy *b) {
          cell("%.0f", b->sum.celsius / b->count).text, b->count, b->count == 1 ? "" : "s");
 }
 
-// Bare products as the table has them, over the same called back to back.
-static double alone_ratio(const BenchResult *r) {
-  double bare = 0, alone = 0;
-  for (int i = 0; i < r->op_count; i++) {
-    const BenchOp *op = &r->ops[i];
-    if (op->call.class != CLASS_GEMM) continue;
-    bare += (double)op->calls * op->bare.median;
-    alone += (double)op->calls * op->alone;
-  }
-  return bare / alone;
-}
-
 static void print_method(const BenchResult *r) {
   printf("\nHow it was measured\n  %s\n", r->gpu);
   printf("  NVIDIA driver %s, clock at most %s MHz, power limit %s W, second-level cache %.0f MB\n",
@@ -271,10 +256,9 @@ static void print_method(const BenchResult *r) {
          cell("%.0f", r->facts.most_clock_mhz).text, cell("%.0f", r->facts.limit_watts).text,
          (double)r->facts.l2_bytes * 1e-6);
   printf("  %d rounds after %d to warm up, %.1f s. A round: %severy operation in both kinds and "
-         "its bare "
-         "product, as often as a step calls it (2 to 8 times), in a new random order each round, "
-         "each after a write that empties the second-level cache, nothing waited for in between. "
-         "Random tokens and weights. CUDA events; medians.\n",
+         "its bare product, as often as a step calls it (2 to 8 times), in a new random order each "
+         "round, each after a write that empties the second-level cache, nothing waited for in "
+         "between. Random tokens and weights. CUDA events; medians.\n",
          r->rounds, r->warm_up_rounds, r->seconds,
          r->whole ? "steps of both kinds in turns, a layer's passes, " : "");
   printf("  busy with ");
@@ -285,16 +269,15 @@ static void print_method(const BenchResult *r) {
   }
   print_busy("operations:", &r->busy[BUSY_OPS]);
   printf("\n  peaks: %.1f TFLOP/s, the fastest of the bare products (8192 x 8192 x 8192: %.1f); a "
-         "copy, "
-         "read and written, %.0f GB/s\n",
-         bench_peak(r), tflops(r->peak_flops, r->peak.median), bench_copy_rate(r) * 1e-6);
-  if (isfinite(alone_ratio(r)))
+         "copy, read and written, %.0f GB/s\n",
+         bench_peak(r), bench_square_rate(r), bench_copy_rate(r) * 1e-6);
+  const OpsSums s = ops_sums(r);
+  if (isfinite(s.bare / s.alone))
     printf("  bare products take %.3f times what cuBLASLt takes for them called back to back\n",
-           alone_ratio(r));
-  for (int kind = 0; r->whole && kind < BENCH_KINDS; kind++)
+           s.bare / s.alone);
+  for (BenchKind kind = BENCH_FUSED; r->whole && kind < BENCH_KINDS; kind++)
     printf("  %s: operations add up to %.3f ms, the step takes %.3f ms: %.3f of it\n",
-           kind == BENCH_FUSED ? "fused" : "unfused", ops_sum(r, (BenchKind)kind),
-           r->step[kind].median, ops_sum(r, (BenchKind)kind) / r->step[kind].median);
+           bench_kind_names[kind], s.all[kind], step_ms(r, kind), s.all[kind] / step_ms(r, kind));
   printf("  %s\n", bench_verdict(r).text);
 }
 

@@ -46,18 +46,11 @@ ModelText model_text(const ModelConfig *m) {
   return t;
 }
 
-static void check_written(RunLog *log) {
-  if (fflush(log->file) == 0 || log->failed) return;
-  fprintf(stderr, "cannot write to '%s': %s; training goes on without it\n", log->path,
-          strerror(errno));
-  log->failed = true;
-}
-
 int log_open(RunLog *log, const char *run_dir, int64_t steps, Error *err) {
   *log = (RunLog){.steps = steps};
-  snprintf(log->path, sizeof log->path, "%s/log.jsonl", run_dir);
-  log->file = fopen(log->path, "a+");
-  if (!log->file) return error_set(err, "cannot open '%s': %s", log->path, strerror(errno));
+  log->path = path_text("%s/log.jsonl", run_dir);
+  log->file = fopen(log->path.text, "a+");
+  if (!log->file) return error_set(err, "cannot open '%s': %s", log->path.text, strerror(errno));
   // A run that was killed may have left half a line: end it, so that records stay one a line.
   if (fseek(log->file, -1, SEEK_END) == 0) {
     const int last = fgetc(log->file);
@@ -69,14 +62,13 @@ int log_open(RunLog *log, const char *run_dir, int64_t steps, Error *err) {
 
 void log_close(RunLog *log) {
   if (log->file) fclose(log->file);
-  log->file = NULL;
   free(log->record.text);
-  log->record = (JsonWriter){0};
+  *log = (RunLog){.file = NULL};
 }
 
 // Fractions have nine digits, which is more than a float's.
-static void put_number(RunLog *log, const char *name, double value) {
-  json_number(&log->record, name, value, 9);
+static void put_number(JsonWriter *w, const char *name, double value) {
+  json_number(w, name, value, 9);
 }
 
 static JsonWriter *begin_record(RunLog *log, const char *kind, int64_t step) {
@@ -91,7 +83,17 @@ static JsonWriter *begin_record(RunLog *log, const char *kind, int64_t step) {
 static void end_record(RunLog *log) {
   json_close(&log->record, '}');
   fprintf(log->file, "%s\n", log->record.text);
-  check_written(log);
+  if (fflush(log->file) == 0 || log->failed) return;
+  fprintf(stderr, "cannot write to '%s': %s; training goes on without it\n", log->path.text,
+          strerror(errno));
+  log->failed = true;
+}
+
+// A record of one text, which may be a model's.
+static void put_record(RunLog *log, const char *kind, int64_t step, const char *name,
+                       const char *text, size_t bytes) {
+  json_bytes(begin_record(log, kind, step), name, text, bytes);
+  end_record(log);
 }
 
 void log_start(RunLog *log, int64_t step, int64_t parameters, int64_t tokens_per_step,
@@ -120,14 +122,14 @@ void log_train(RunLog *log, const StepLine *s, bool print) {
   log->ms_mean = log->ms_mean > 0 ? 0.95 * log->ms_mean + 0.05 * s->ms : s->ms;
   const double tokens_per_s = s->ms > 0 ? 1000 * (double)s->tokens / s->ms : 0;
   if (print || !s->applied) print_step(log, s, tokens_per_s);
-  begin_record(log, "train", s->step);
-  put_number(log, "loss", s->loss);
-  put_number(log, "lr", s->lr);
-  put_number(log, "grad_norm", s->grad_norm);
-  put_number(log, "ms", s->ms);
-  put_number(log, "tokens_per_s", tokens_per_s);
-  put_number(log, "mfu", s->mfu);
-  json_bool(&log->record, "applied", s->applied);
+  JsonWriter *w = begin_record(log, "train", s->step);
+  put_number(w, "loss", s->loss);
+  put_number(w, "lr", s->lr);
+  put_number(w, "grad_norm", s->grad_norm);
+  put_number(w, "ms", s->ms);
+  put_number(w, "tokens_per_s", tokens_per_s);
+  put_number(w, "mfu", s->mfu);
+  json_bool(w, "applied", s->applied);
   end_record(log);
 }
 
@@ -135,24 +137,20 @@ void log_val(RunLog *log, int64_t step, double loss, int64_t tokens, bool best) 
   printf("step %lld | validation loss %.4f over %s tokens%s\n", (long long)step, loss,
          count_text((double)tokens).text, best ? " (best so far)" : "");
   fflush(stdout);
-  begin_record(log, "val", step);
-  put_number(log, "loss", loss);
-  json_whole(&log->record, "tokens", tokens);
+  JsonWriter *w = begin_record(log, "val", step);
+  put_number(w, "loss", loss);
+  json_whole(w, "tokens", tokens);
   end_record(log);
 }
 
 void log_sample(RunLog *log, int64_t step, const char *text, size_t bytes) {
-  begin_record(log, "sample", step);
-  json_bytes(&log->record, "text", text, bytes);
-  end_record(log);
+  put_record(log, "sample", step, "text", text, bytes);
 }
 
 void log_save(RunLog *log, int64_t step, const char *path) {
   printf("step %lld | saved %s\n", (long long)step, path);
   fflush(stdout);
-  begin_record(log, "save", step);
-  json_bytes(&log->record, "path", path, strlen(path));
-  end_record(log);
+  put_record(log, "save", step, "path", path, strlen(path));
 }
 
 void log_breakdown(RunLog *log, int64_t step, const Breakdown *b) {
@@ -160,18 +158,17 @@ void log_breakdown(RunLog *log, int64_t step, const Breakdown *b) {
   static const char *const keys[] = {ACTIVITY_GROUPS(GROUP_KEY)};
 #undef GROUP_KEY
   breakdown_print(b, step, log->steps, stdout);
-  begin_record(log, "breakdown", step);
-  put_number(log, "step_ms", b->step_ms);
-  put_number(log, "other_steps_ms", b->other_steps_ms);
-  put_number(log, "gpu_ms", b->gpu_ms);
-  put_number(log, "gaps_ms", b->gaps_ms);
-  JsonWriter *w = &log->record;
+  JsonWriter *w = begin_record(log, "breakdown", step);
+  put_number(w, "step_ms", b->step_ms);
+  put_number(w, "other_steps_ms", b->other_steps_ms);
+  put_number(w, "gpu_ms", b->gpu_ms);
+  put_number(w, "gaps_ms", b->gaps_ms);
   json_whole(w, "lost", b->lost);
   json_open(w, "groups", '{');
   for (int i = 0; i < GROUP_COUNT; i++) {
     json_open(w, keys[i], '{');
     json_whole(w, "count", b->groups[i].count);
-    put_number(log, "ms", b->groups[i].ms);
+    put_number(w, "ms", b->groups[i].ms);
     json_close(w, '}');
   }
   json_close(w, '}');
@@ -180,7 +177,7 @@ void log_breakdown(RunLog *log, int64_t step, const Breakdown *b) {
     const BreakdownKernel *k = &b->kernels[i];
     json_open(w, NULL, '{');
     json_whole(w, "count", k->part.count);
-    put_number(log, "ms", k->part.ms);
+    put_number(w, "ms", k->part.ms);
     json_bytes(w, "name", k->label.text, strlen(k->label.text));
     json_string(w, "group", keys[k->group]);
     json_close(w, '}');
@@ -190,7 +187,5 @@ void log_breakdown(RunLog *log, int64_t step, const Breakdown *b) {
 }
 
 void log_stop(RunLog *log, int64_t step, const char *reason) {
-  begin_record(log, "stop", step);
-  json_bytes(&log->record, "reason", reason, strlen(reason));
-  end_record(log);
+  put_record(log, "stop", step, "reason", reason, strlen(reason));
 }

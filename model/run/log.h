@@ -7,10 +7,10 @@
 //   sample step, text
 //   save   step, path
 //   stop   step, reason
-//   breakdown  step, and as in model/run/breakdown.h: step_ms, other_steps_ms, gpu_ms, gaps_ms, lost,
-//          groups (an object of {ms, count} by kernels/activity.h's names), kernels (a list of
-//          {name, group, ms, count}, the longest first). The train record of a traced step has the
-//          time that it took with the trace.
+//   breakdown  step, and as in model/run/breakdown.h: step_ms, other_steps_ms, gpu_ms, gaps_ms,
+//          lost, groups (an object of {ms, count} by kernels/activity.h's names), kernels (a list
+//          of {name, group, ms, count}, the longest first). The train record of a traced step has
+//          the time that it took with the trace.
 // Numbers that are not finite are null. A resumed run appends; a step that is repeated has its
 // later record count.
 #pragma once
@@ -18,13 +18,14 @@
 #include <stdint.h>
 #include <stdio.h>
 #include "base/error.h"
+#include "base/file.h"
 #include "base/json.h"
 #include "model/run/breakdown.h"
 #include "model/config/config.h"
 
 typedef struct RunLog {
   FILE *file;
-  char path[1100];
+  PathText path;
   JsonWriter record; // the last one
   bool failed;       // a write failed; said once
   int64_t steps;     // of the whole run, for "step/total"

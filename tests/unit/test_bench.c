@@ -18,7 +18,6 @@
 #include "model/run/backend.h"
 
 enum { MOST_MARKS = 4096, NO_ROOM = 77, NOT_FINITE = 78 /* seeds */ };
-enum { D = 32, F = 64, HD = 32, R = 64, V = 90 }; // of the config below
 
 // Milliseconds that things take: to a time stamp of each kind, and the rest besides.
 static const double kind_ms[BENCH_KINDS] = {1, 3}, gate_up_ms[BENCH_KINDS] = {10, 20},
@@ -26,7 +25,6 @@ static const double kind_ms[BENCH_KINDS] = {1, 3}, gate_up_ms[BENCH_KINDS] = {10
 
 typedef struct Clock {
   BenchGpu base; // first: a BenchGpu * of this one is a Clock *
-  Backend bare;
   Backend *fused;
   double marks[MOST_MARKS];
   int count;
@@ -75,67 +73,21 @@ Backend *__wrap_backend_create(const Config *c, RunShape *shape, int64_t positio
   return be;
 }
 
-// ---- GEMMs alone: every element of both operands is there
-
-static void touch(const act_t *A, int64_t a, const act_t *B, int64_t b) {
-  assert_non_null(A);
-  assert_non_null(B);
-  volatile const real *of_a = (const real *)A, *of_b = (const real *)B;
-  (void)(of_a[a - 1] + of_b[b - 1]);
+// A GEMM alone: every element of its operands and its result is there.
+static void gemm(BenchGpu *g, const OperationCall *call) {
+  (void)g;
+  assert_int_equal(call->class, CLASS_GEMM);
+  const struct {
+    const void *data;
+    int64_t count;
+  } matrices[] = {
+      {call->A, call->M * call->K}, {call->B, call->N * call->K}, {call->out, call->out_count}};
+  for (int i = 0; i < 3; i++) {
+    assert_non_null(matrices[i].data);
+    (void)((volatile const real *)matrices[i].data)[matrices[i].count - 1];
+  }
   clock_ms += gemm_ms;
 }
-
-static void bare_qkv(Backend *be, int64_t M, int64_t T, int64_t first, const act_t *x,
-                     RowStat sumsq, const act_t *W, act_t *qkv) {
-  (void)be, (void)T, (void)first, (void)sumsq, (void)qkv;
-  touch(x, M * D, W, R * D);
-}
-static void bare_residual(Backend *be, int64_t M, int64_t K, const act_t *a, const act_t *W,
-                          const act_t *x, act_t *out, RowStat *sumsq) {
-  (void)be, (void)x, (void)out, (void)sumsq;
-  touch(a, M * K, W, D * K);
-}
-static void bare_gate_up(Backend *be, int64_t M, const act_t *x, RowStat sumsq, const act_t *W,
-                         act_t *z, act_t *y) {
-  (void)be, (void)sumsq, (void)z, (void)y;
-  touch(x, M * D, W, 2 * F * D);
-}
-static void bare_head_loss(Backend *be, int64_t M, const act_t *x, RowStat sumsq, const act_t *W,
-                           const int32_t *targets, act_t *logits, double scale, RowStat *s) {
-  (void)be, (void)sumsq, (void)targets, (void)logits, (void)scale, (void)s;
-  touch(x, M * D, W, V * D);
-}
-static void bare_norm_dgrad(Backend *be, int64_t M, int64_t N, const act_t *dz, const act_t *W,
-                            const act_t *x, RowStat sumsq, RowStat s, const act_t *residual,
-                            act_t *dx) {
-  (void)be, (void)x, (void)sumsq, (void)s, (void)residual, (void)dx;
-  touch(dz, M * N, W, N * D);
-}
-static void bare_down_dgrad(Backend *be, int64_t M, const act_t *dx, const act_t *W, const act_t *z,
-                            RowStat sumsq, act_t *dz, RowStat *s) {
-  (void)be, (void)z, (void)sumsq, (void)dz, (void)s;
-  touch(dx, M * D, W, D * F);
-}
-static void bare_dgrad(Backend *be, int64_t M, int64_t K, const act_t *dy, const act_t *W,
-                       act_t *da) {
-  (void)be, (void)da;
-  touch(dy, M * D, W, D * K);
-}
-static void bare_wgrad(Backend *be, int64_t M, int64_t N, int64_t K, const act_t *dz,
-                       const act_t *x, grad_t *dW, bool accumulate) {
-  (void)be, (void)accumulate;
-  assert_non_null(dW);
-  touch(dz, M * N, x, M * K);
-}
-
-static const Backend bare_functions = {.qkv = bare_qkv,
-                                       .residual = bare_residual,
-                                       .gate_up = bare_gate_up,
-                                       .head_loss = bare_head_loss,
-                                       .norm_dgrad = bare_norm_dgrad,
-                                       .down_dgrad = bare_down_dgrad,
-                                       .dgrad = bare_dgrad,
-                                       .wgrad = bare_wgrad};
 
 // ---- The clock
 
@@ -206,12 +158,9 @@ BenchGpu *__wrap_bench_gpu_open(Backend *fused, Backend *unfused, const Operatio
   assert_int_equal(gemms, 15);
   Clock *c = xcalloc(1, sizeof *c);
   c->fused = fused;
-  c->bare = bare_functions;
-  c->bare.act_bytes = unfused->act_bytes;
-  c->bare.stat_bytes = unfused->stat_bytes;
-  c->base = (BenchGpu){.bare = &c->bare,
-                       .close = close_clock,
+  c->base = (BenchGpu){.close = close_clock,
                        .sample = sample,
+                       .gemm = gemm,
                        .peak = peak,
                        .copy = copy,
                        .flush = ignore,

@@ -110,11 +110,6 @@ static void one_by_one_the_operations_are_a_step(void **state) {
   one_by_one_they_are_a_step(true, 4);
 }
 
-static void list(BenchResult *r, const Llama *llama, int64_t accumulation, Operation only) {
-  int prepared[OPERATION_COUNT];
-  bench_list(r, prepared, llama, accumulation, only);
-}
-
 // The CPU backend as both kinds; the fused one's results are off by this part of the largest in one
 // element.
 static double wrong_by;
@@ -151,7 +146,7 @@ static int compare(BenchResult *r, bool tied, Operation only, double wrong, bool
   twin.be = backend_cpu_create(&ops);
   free((void *)(uintptr_t)ops.inv_freq);
   Llama *const kinds[BENCH_KINDS] = {&m.llama, &twin};
-  list(r, &m.llama, 1, only);
+  bench_list(r, &m.llama, 1, only);
   wrong_by = wrong;
   m.be->read_act = read_wrong_act;
   m.be->read_grad = read_wrong_grad;
@@ -215,7 +210,7 @@ static void flops_and_calls_are_those_of_a_step(void **state) {
   Model m;
   open_model(&m, &config, 2);
   BenchResult r = {.whole = true};
-  list(&r, &m.llama, 3, OPERATION_COUNT);
+  bench_list(&r, &m.llama, 3, OPERATION_COUNT);
   double flops = 0, attention = 0;
   for (int i = 0; i < r.op_count; i++) {
     const BenchOp *op = &r.ops[i];
@@ -247,7 +242,7 @@ static void bytes_are_those_of_the_arrays(void **state) {
   Model m;
   open_model(&m, &config, 2);
   BenchResult r = {.whole = true};
-  list(&r, &m.llama, 1, OPERATION_COUNT);
+  bench_list(&r, &m.llama, 1, OPERATION_COUNT);
   const struct {
     Operation operation;
     double bytes, floor;
@@ -278,7 +273,7 @@ static void recomputed_operations_are_in_the_backward(void **state) {
     open_model(&m, &config, 1);
     m.llama.shape.recompute = again;
     BenchResult r = {.whole = true};
-    list(&r, &m.llama, 1, OPERATION_COUNT);
+    bench_list(&r, &m.llama, 1, OPERATION_COUNT);
     assert_int_equal(op_of(&r, OP_GATE_UP)->in_backward, again != RECOMPUTE_NONE);
     assert_int_equal(op_of(&r, OP_QKV)->in_backward, again == RECOMPUTE_LAYER);
     assert_int_equal(op_of(&r, OP_QKV)->calls, again == RECOMPUTE_LAYER ? 5 : 3);
@@ -312,7 +307,7 @@ static void one_operation_can_be_listed_alone(void **state) {
   Model m;
   open_model(&m, &config, 1);
   BenchResult r = {.whole = false};
-  list(&r, &m.llama, 1, OP_GATE_UP);
+  bench_list(&r, &m.llama, 1, OP_GATE_UP);
   assert_int_equal(r.op_count, 1);
   assert_string_equal(operation_name(r.ops[0].call.operation), "gate_up");
   assert_string_equal(r.ops[0].call.shape, "32 x 96 x 32");
