@@ -161,24 +161,20 @@ void memory_plan(MemoryPlan *plan, const ModelConfig *c, const RunShape *shape, 
 size_t params_layout(ParamTensor *tensors, const ModelConfig *c, const RunShape *shape,
                      const Backend *be, char *block, MemoryPlan *plan) {
   Layout l = {{block, 0}, plan, be};
-  ParamInfo *info = xcalloc((size_t)params_count(c), sizeof *info);
-  params_table(c, info);
+  params_table(c, tensors);
   for (int i = 0; i < params_count(c); i++) {
     ParamTensor *t = &tensors[i];
-    const int64_t n = info[i].rows * info[i].cols;
-    t->rows = info[i].rows;
-    t->cols = info[i].cols;
-    t->norm = info[i].norm;
-    t->decay = info[i].decay;
+    const int64_t n = t->rows * t->cols;
+    const bool embed = i == param_index(c, PARAM_EMBED, -1), matrix = t->decay;
     t->master = take(&l, "master weights", "all parameters", n, be->master_bytes);
     if (shape->train) {
       t->m = take(&l, "AdamW m", "all parameters", n, be->master_bytes);
       t->v = take(&l, "AdamW v", "all parameters", n, be->master_bytes);
     }
-    if (info[i].plain) t->compute = take_act(&l, "compute weights", "all matrices", n);
-    if (info[i].norm >= 0) t->folded = take_act(&l, "compute weights", "all matrices", n);
+    if (embed || (matrix && t->norm < 0))
+      t->compute = take_act(&l, "compute weights", "all matrices", n);
+    if (t->norm >= 0) t->folded = take_act(&l, "compute weights", "all matrices", n);
   }
-  free(info);
   return l.arena.used;
 }
 

@@ -124,9 +124,9 @@ static int open_output(Run *run, Error *err) {
   const Config *c = &run->config;
   if (directory_create(c->output.dir, err) != 0) return -1;
   if (log_open(&run->log, c->output.dir, c->train.steps, err) != 0) return -1;
-  char *json = config_json(c), *path = xasprintf("%s/run.json", c->output.dir);
-  const int status = file_write_atomic(path, json, strlen(json), err);
-  free(path);
+  char *json = config_json(c);
+  const PathText path = path_text("%s/run.json", c->output.dir);
+  const int status = file_write_atomic(path.text, json, strlen(json), err);
   free(json);
   return status;
 }
@@ -150,7 +150,7 @@ void run_close(Run *run) {
   if (run->train_data) loader_close(run->train_data);
   if (run->val_data) loader_close(run->val_data);
   free(run->tokens);
-  if (run->llama.be) llama_destroy(&run->llama);
+  llama_destroy(&run->llama);
   if (run->be) run->be->destroy(run->be);
   *run = (Run){0};
 }

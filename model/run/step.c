@@ -54,7 +54,8 @@ static int book_step(Run *run, Error *err) {
   log_train(&run->log, &line,
             line.step % c->output.log_interval == 0 || line.step == c->train.steps);
   // After the first step: libraries load their code when it is first called.
-  const size_t taken = run->booked == 1 ? run->be->memory_taken(run->be) : 0;
+  const size_t taken =
+      run->booked == 1 && run->be->memory_taken ? run->be->memory_taken(run->be) : 0;
   if (taken > 0)
     printf("memory     %s taken on the GPU by the driver's count, %s planned (%+.1f %%)\n",
            size_text(taken).text, size_text(run->planned_bytes).text,

@@ -114,12 +114,7 @@ static inline Product product_new(Bench *b, GemmForm form, Shape s, double scale
   float *A = random_bf16(s.M * s.K, 1, "A"),
         *B = random_bf16(s.N * s.K, scale / sqrt((double)s.K), "B");
   Product p = {.s = s, .values = floats(s.M * s.N)};
-  if (form == GEMM_NT)
-    gemm_nt(s.M, s.N, s.K, 1, A, s.K, B, s.K, 0, p.values, s.N);
-  else if (form == GEMM_NN)
-    gemm_nn(s.M, s.N, s.K, 1, A, s.K, B, s.N, 0, p.values, s.N);
-  else
-    gemm_tn(s.M, s.N, s.K, 1, A, s.M, B, s.N, 0, p.values, s.N);
+  gemm(form, s.M, s.N, s.K, A, B, 0, p.values);
   p.call = (ProgramCall){.M = s.M,
                          .N = s.N,
                          .K = s.K,
