@@ -64,6 +64,11 @@ typedef struct OpsConfig {
   int call_count;
 } OpsConfig;
 
+// R, the columns of a packed row.
+static inline int64_t packed_width(const OpsConfig *c) {
+  return (c->H + 2 * c->KV) * c->d;
+}
+
 // What a GPU backend must know besides.
 typedef struct GpuOptions {
   KernelChoice kernels;

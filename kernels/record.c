@@ -66,10 +66,6 @@ static void add_attention(Backend *be, int64_t B, int64_t T, const act_t *out, i
            (long long)T, (long long)c->H, (long long)c->KV, (long long)c->d);
 }
 
-static int64_t width_of_qkv(const OpsConfig *c) {
-  return (c->H + 2 * c->KV) * c->d;
-}
-
 static void record_embed(Backend *be, int64_t M, const int32_t *tokens, const act_t *E, act_t *x,
                          RowStat *sumsq) {
   const int64_t D = recorder_of(be)->config.D;
@@ -79,7 +75,7 @@ static void record_embed(Backend *be, int64_t M, const int32_t *tokens, const ac
 static void record_qkv(Backend *be, int64_t M, int64_t T, int64_t first, const act_t *x,
                        RowStat sumsq, const act_t *W, act_t *qkv) {
   const OpsConfig *c = &recorder_of(be)->config;
-  add_gemm(be, GEMM_NT, M, width_of_qkv(c), c->D, W, qkv, M * width_of_qkv(c));
+  add_gemm(be, GEMM_NT, M, packed_width(c), c->D, W, qkv, M * packed_width(c));
 }
 
 static void record_attention(Backend *be, int64_t B, int64_t T, const act_t *qkv, act_t *o,
@@ -130,13 +126,13 @@ static void record_dgrad(Backend *be, int64_t M, int64_t K, const act_t *dy, con
 static void record_attention_backward(Backend *be, int64_t B, int64_t T, const act_t *qkv,
                                       const act_t *o, const stat_t *lse, const act_t *do_,
                                       act_t *dqkv) {
-  add_attention(be, B, T, dqkv, width_of_qkv(&recorder_of(be)->config), 5);
+  add_attention(be, B, T, dqkv, packed_width(&recorder_of(be)->config), 5);
 }
 
 // An attention of another kind has it in its epilogue: a floor does not count it.
 static void record_rope_backward(Backend *be, int64_t M, int64_t T, act_t *dqkv, const act_t *qkv,
                                  RowStat sumsq, RowStat *s) {
-  const int64_t R = width_of_qkv(&recorder_of(be)->config);
+  const int64_t R = packed_width(&recorder_of(be)->config);
   OperationCall *call = add_memory(be, M, R, dqkv, 3 * (double)(M * R) * (double)be->act_bytes);
   call->in_place = true;
   call->floor_bytes = 0;

@@ -60,34 +60,23 @@ static RowStat take_sumsq(Layout *l) {
   return take_stat(l, "row sums of squares", "2L x [parts, M]", l->be->most_parts.sumsq);
 }
 
-// Between layers, and into backward: x.
-static void take_input(LayerActs *y, const Sizes *n, Layout *l) {
-  y->x = take_act(l, "x", "L x [M, D]", n->M * n->D);
-  y->x_sumsq = take_sumsq(l);
-}
-
-static void take_attention(LayerActs *y, const Sizes *n, Layout *l) {
-  y->qkv = take_act(l, "qkv", "L x [M, (H + 2 KV) d]", n->M * n->R);
-  y->o = take_act(l, "attention output", "L x [M, H d]", n->M * n->Hd);
-  y->lse = take(l, "attention log-sum-exp", "L x [B, H, T]", n->M * n->H, l->be->stat_bytes);
-  y->x1 = take_act(l, "x1", "L x [M, D]", n->M * n->D);
-  y->x1_sumsq = take_sumsq(l);
-}
-
-static void take_mlp(LayerActs *y, const Sizes *n, Layout *l) {
-  y->z = take_act(l, "z (gate, up)", "L x [M, 2F]", n->M * 2 * n->F);
-  y->y = take_act(l, "y (SwiGLU)", "L x [M, F]", n->M * n->F);
-}
-
 // What no backward waits for, or what it makes again, all layers keep in the first one's buffers.
 static void take_layers(LayerActs *layers, const Sizes *n, const RunShape *shape, Layout *l) {
-  const bool keep = shape->train;
   for (int64_t i = 0; i < n->L; i++) {
-    LayerActs *y = &layers[i];
-    *y = layers[0];
-    if (i == 0 || keep) take_input(y, n, l);
-    if (i == 0 || (keep && shape->recompute != RECOMPUTE_LAYER)) take_attention(y, n, l);
-    if (i == 0 || (keep && shape->recompute == RECOMPUTE_NONE)) take_mlp(y, n, l);
+    LayerActs *a = &layers[i];
+    *a = layers[0];
+    if (i > 0 && !shape->train) continue;
+    a->x = take_act(l, "x", "L x [M, D]", n->M * n->D);
+    a->x_sumsq = take_sumsq(l);
+    if (i > 0 && shape->recompute == RECOMPUTE_LAYER) continue;
+    a->qkv = take_act(l, "qkv", "L x [M, (H + 2 KV) d]", n->M * n->R);
+    a->o = take_act(l, "attention output", "L x [M, H d]", n->M * n->Hd);
+    a->lse = take(l, "attention log-sum-exp", "L x [B, H, T]", n->M * n->H, l->be->stat_bytes);
+    a->x1 = take_act(l, "x1", "L x [M, D]", n->M * n->D);
+    a->x1_sumsq = take_sumsq(l);
+    if (i > 0 && shape->recompute == RECOMPUTE_MLP) continue;
+    a->z = take_act(l, "z (gate, up)", "L x [M, 2F]", n->M * 2 * n->F);
+    a->y = take_act(l, "y (SwiGLU)", "L x [M, F]", n->M * n->F);
   }
 }
 
@@ -152,8 +141,7 @@ void memory_plan(MemoryPlan *plan, const ModelConfig *c, const RunShape *shape, 
                           rounding(be, plan->sampler_bytes);
   if (be->list_bytes) plan->workspace_bytes += be->list_bytes(tensors, params_count(c));
   book(plan, "backend workspace", "", plan->workspace_bytes);
-  plan->total_bytes = plan->params_bytes + plan->grads_bytes + plan->acts_bytes +
-                      plan->sampler_bytes + plan->workspace_bytes;
+  for (int i = 0; i < plan->count; i++) plan->total_bytes += plan->items[i].bytes;
   free(acts.layers);
   free(tensors);
 }

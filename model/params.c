@@ -11,16 +11,10 @@ int params_count(const ModelConfig *model) {
 
 int param_index(const ModelConfig *model, ParamKind kind, int64_t layer) {
   const int after = GLOBALS_BEFORE + PER_LAYER * (int)model->num_hidden_layers;
-  switch (kind) {
-  case PARAM_EMBED:
-    return 0;
-  case PARAM_FINAL_NORM:
-    return after;
-  case PARAM_LM_HEAD:
-    return model->tie_word_embeddings ? 0 : after + 1;
-  default:
-    return GLOBALS_BEFORE + PER_LAYER * (int)layer + (int)(kind - PARAM_ATTN_NORM);
-  }
+  if (kind == PARAM_FINAL_NORM) return after;
+  if (kind == PARAM_LM_HEAD && !model->tie_word_embeddings) return after + 1;
+  if (kind == PARAM_EMBED || kind == PARAM_LM_HEAD) return 0;
+  return GLOBALS_BEFORE + PER_LAYER * (int)layer + (int)(kind - PARAM_ATTN_NORM);
 }
 
 static ParamTensor matrix(int64_t rows, int64_t cols, int norm) {

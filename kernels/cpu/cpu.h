@@ -22,10 +22,6 @@ typedef struct Cpu {
 static inline Cpu *cpu_of(Backend *be) {
   return (Cpu *)be;
 }
-// R = (H + 2 KV) d
-static inline int64_t packed_width(const OpsConfig *c) {
-  return (c->H + 2 * c->KV) * c->d;
-}
 
 // All storage classes are arrays of real here.
 static inline real *reals(const void *tensor) {

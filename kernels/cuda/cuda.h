@@ -64,10 +64,6 @@ typedef struct Cuda {
 static inline Cuda *cuda_of(Backend *be) {
   return (Cuda *)be;
 }
-// R, the columns of a packed row.
-static inline int64_t packed_width(const OpsConfig *c) {
-  return (c->H + 2 * c->KV) * c->d;
-}
 static inline RowScale row_scale(const Cuda *c, RowStat sumsq) {
   return (RowScale){sumsq, c->config.D, (float)c->config.rms_norm_eps};
 }
