@@ -27,6 +27,11 @@ int64_t tokens_per_step(const Config *c) {
   return c->train.batch_size * c->train.sequence_length * c->train.gradient_accumulation;
 }
 
+double flops_per_step(const Config *c) {
+  return model_step_flops(&c->model, c->train.batch_size * c->train.gradient_accumulation,
+                          c->train.sequence_length);
+}
+
 bool run_graphs(const Config *c) {
   return c->backend.graphs && (c->output.profile_steps == 0 || c->output.profile_graphs);
 }

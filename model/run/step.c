@@ -33,16 +33,14 @@ static StepLine take_result(Run *run) {
     run->untraced++;
     run->untraced_ms += ms;
   }
-  const double flops = model_step_flops(
-      &c->model, c->train.batch_size * c->train.gradient_accumulation, c->train.sequence_length);
+  const double peak = run->be->peak_flops;
   return (StepLine){.step = s->step,
                     .loss = result.loss,
                     .lr = pending->learning_rate,
                     .grad_norm = result.grad_norm,
                     .ms = ms,
                     .tokens = tokens_per_step(c),
-                    .mfu =
-                        run->be->peak_flops > 0 ? flops / (ms * 1e-3 * run->be->peak_flops) : NAN,
+                    .mfu = peak > 0 ? flops_per_step(c) / (ms * 1e-3 * peak) : NAN,
                     .applied = result.applied};
 }
 
@@ -108,9 +106,8 @@ static int begin_trace(Run *run, bool *traced, Error *err) {
 }
 
 static int tell_breakdown(Run *run, double step_ms, const Activities *activities, Error *err) {
-  Breakdown b = {.step_ms = step_ms,
-                 .other_steps_ms =
-                     run->untraced > 0 ? run->untraced_ms / (double)run->untraced : NAN};
+  const double others_ms = run->untraced > 0 ? run->untraced_ms / (double)run->untraced : NAN;
+  Breakdown b = {.step_ms = step_ms, .other_steps_ms = others_ms};
   run->untraced = 0;
   run->untraced_ms = 0;
   breakdown_make(&b, activities);
