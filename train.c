@@ -155,13 +155,10 @@ static int command_plan(const char *path, int override_count, char **overrides) 
   MemoryPlan plan;
   memory_plan(&plan, &config.model, &shape, be);
   memory_plan_print(&plan);
-  const double flops =
-      model_step_flops(&config.model, config.train.batch_size * config.train.gradient_accumulation,
-                       config.train.sequence_length);
   printf("  this %s has %s: the run %s\n", be->name, size_text(be->memory_bytes).text,
          plan.total_bytes <= be->memory_bytes ? "fits" : "does not fit");
   printf("%s parameters, %.3g model FLOPs a step\n",
-         count_text((double)model_parameters(&config.model, true)).text, flops);
+         count_text((double)model_parameters(&config.model, true)).text, flops_per_step(&config));
   be->destroy(be);
   return 0;
 }
@@ -197,14 +194,8 @@ int main(int argc, char **argv) {
   Error err;
   let_idle_threads_sleep(argv);
   const char *first = argc > 1 ? argv[1] : "";
-  if (strcmp(first, "--help") == 0 || strcmp(first, "-h") == 0) {
-    fputs(usage, stdout);
-    return 0;
-  }
-  if (strcmp(first, "--version") == 0) {
-    printf("coda.c train %s\n", CODA_VERSION);
-    return 0;
-  }
+  if (strcmp(first, "--help") == 0 || strcmp(first, "-h") == 0) return fputs(usage, stdout) < 0;
+  if (strcmp(first, "--version") == 0) return printf("coda.c train %s\n", CODA_VERSION) < 0;
   if (strcmp(first, "--help-config") == 0) {
     config_print_keys();
     return 0;

@@ -16,7 +16,7 @@
 //     dx = dz' W' - (r / D) s x
 //     dW' = dz'^T x        dW = dW' * wn        dwn[k] = sum_n dW'[n,k] W[n,k]
 //
-// Element order: columns 2p and 2p+1 of z are gate and up of one feature (layout_packed_row in
+// Element order: columns 2p and 2p+1 of z are gate and up of one feature (packed_row in
 // model/packing.h says which), and q and k are stored so that RoPE rotates columns (2j, 2j+1) of a
 // head. y and v are in natural order.
 #pragma once
@@ -48,14 +48,16 @@ typedef struct RowStat {
   int32_t parts;
 } RowStat;
 
+enum { MAX_HEAD_DIM = 1024 };
+
 // What a backend must know before any memory is allocated. All sizes are final for its life.
 typedef struct OpsConfig {
   int64_t D, F, H, KV, d, V;
   int64_t max_tokens;    // largest M of any call
   int64_t max_positions; // RoPE positions 0 .. max_positions - 1 occur
   double rms_norm_eps;
-  const double *inv_freq; // [d/2], RoPE angle per position and pair, with llama3 scaling; copied
-  int threads;            // CPU threads; 0 = all
+  double inv_freq[MAX_HEAD_DIM / 2]; // RoPE: angle per position of each of the d/2 pairs
+  int threads;                       // CPU threads; 0 = all
   // The calls of a run in their order (kernels/record.h): a GPU backend chooses kernels and
   // cuBLASLt's algorithms by them. Read while it is created; none is fine.
   const OperationCall *calls;
@@ -121,7 +123,7 @@ typedef enum ReplaySlot {
   REPLAY_SLOTS
 } ReplaySlot;
 
-// ---- The operations' types. A backend declares a function of each: `EmbedOp cpu_embed;`.
+// ---- The operations' types. A backend declares a function of each: `QkvOp fused_qkv;`.
 
 // x[m] = E[tokens[m]]; sumsq of x.
 //   tokens [M] int32 in, E [V, D] in, x [M, D] out, sumsq out
@@ -204,6 +206,26 @@ typedef void GradsFinishOp(Backend *be, const ParamTensor *list, int count);
 // says so in the result.
 typedef void AdamwOp(Backend *be, const ParamTensor *list, int count);
 
+// X(type, name) of each.
+#define BACKEND_OPERATIONS(X)                                                                      \
+  X(EmbedOp, embed)                                                                                \
+  X(QkvOp, qkv)                                                                                    \
+  X(AttentionOp, attention)                                                                        \
+  X(AttentionDecodeOp, attention_decode)                                                           \
+  X(ResidualOp, residual)                                                                          \
+  X(GateUpOp, gate_up)                                                                             \
+  X(LmHeadOp, lm_head)                                                                             \
+  X(HeadLossOp, head_loss)                                                                         \
+  X(NormDgradOp, norm_dgrad)                                                                       \
+  X(DownDgradOp, down_dgrad)                                                                       \
+  X(DgradOp, dgrad)                                                                                \
+  X(AttentionBackwardOp, attention_backward)                                                       \
+  X(RopeBackwardOp, rope_backward)                                                                 \
+  X(WgradOp, wgrad)                                                                                \
+  X(EmbedBackwardOp, embed_backward)                                                               \
+  X(GradsFinishOp, grads_finish)                                                                   \
+  X(AdamwOp, adamw)
+#define BACKEND_OPERATION(type, name) type *name;
 
 struct Backend {
   const char *name;      // "cpu", ...
@@ -216,8 +238,8 @@ struct Backend {
     int64_t s;     // of the backward's row sums
   } most_parts;
   KernelKind kinds[OPERATION_COUNT]; // what runs each operation: for profilers
-  Operation operation; // the one under way in forward.c or backward.c: for kernels/record.c
-  int64_t max_tokens;                // of OpsConfig
+  Operation operation;    // the one under way in forward.c or backward.c: for kernels/record.c
+  int64_t max_tokens;     // of OpsConfig
   size_t workspace_bytes; // what the backend holds for itself, its libraries' code included
   size_t granule;         // allocations take multiples of so many bytes; 0: what they ask for
   size_t memory_bytes;    // memory the machine or GPU has for all of it
@@ -231,7 +253,7 @@ struct Backend {
 
   // ---- Memory of the backend. alloc returns NULL when there is not enough.
   void *(*alloc)(Backend *be, size_t bytes);
-  // Bytes taken on the GPU since the backend was opened, by the driver's count; 0 on the CPU.
+  // Bytes taken on the GPU since the backend was opened, by the driver's count. NULL on the CPU.
   size_t (*memory_taken)(Backend *be);
   void (*release)(Backend *be, void *memory);
   void (*zero)(Backend *be, void *memory, size_t bytes);
@@ -243,23 +265,9 @@ struct Backend {
   void (*read_act)(Backend *be, float *to_host, const act_t *from, int64_t count);
   void (*read_grad)(Backend *be, float *to_host, const grad_t *from, int64_t count);
 
-  EmbedOp *embed;
-  QkvOp *qkv;
-  AttentionOp *attention;
-  AttentionDecodeOp *attention_decode;
-  ResidualOp *residual;
-  GateUpOp *gate_up;
-  LmHeadOp *lm_head;
-  HeadLossOp *head_loss;
-  NormDgradOp *norm_dgrad;
-  DownDgradOp *down_dgrad;
-  DgradOp *dgrad;
-  AttentionBackwardOp *attention_backward;
-  RopeBackwardOp *rope_backward;
-  WgradOp *wgrad;
-  EmbedBackwardOp *embed_backward;
-  GradsFinishOp *grads_finish;
-  AdamwOp *adamw;
+  // ---- The operations
+  BACKEND_OPERATIONS(BACKEND_OPERATION)
+#undef BACKEND_OPERATION
 
   // ---- The update. A step: set_hyper, step_begin, head_loss for every micro-batch, grads_finish,
   // adamw, step_end. A validation: step_begin, head_loss, step_end. Results are taken in the order

@@ -60,34 +60,23 @@ static RowStat take_sumsq(Layout *l) {
   return take_stat(l, "row sums of squares", "2L x [parts, M]", l->be->most_parts.sumsq);
 }
 
-// Between layers, and into backward: x.
-static void take_input(LayerActs *y, const Sizes *n, Layout *l) {
-  y->x = take_act(l, "x", "L x [M, D]", n->M * n->D);
-  y->x_sumsq = take_sumsq(l);
-}
-
-static void take_attention(LayerActs *y, const Sizes *n, Layout *l) {
-  y->qkv = take_act(l, "qkv", "L x [M, (H + 2 KV) d]", n->M * n->R);
-  y->o = take_act(l, "attention output", "L x [M, H d]", n->M * n->Hd);
-  y->lse = take(l, "attention log-sum-exp", "L x [B, H, T]", n->M * n->H, l->be->stat_bytes);
-  y->x1 = take_act(l, "x1", "L x [M, D]", n->M * n->D);
-  y->x1_sumsq = take_sumsq(l);
-}
-
-static void take_mlp(LayerActs *y, const Sizes *n, Layout *l) {
-  y->z = take_act(l, "z (gate, up)", "L x [M, 2F]", n->M * 2 * n->F);
-  y->y = take_act(l, "y (SwiGLU)", "L x [M, F]", n->M * n->F);
-}
-
 // What no backward waits for, or what it makes again, all layers keep in the first one's buffers.
 static void take_layers(LayerActs *layers, const Sizes *n, const RunShape *shape, Layout *l) {
-  const bool keep = shape->train;
   for (int64_t i = 0; i < n->L; i++) {
-    LayerActs *y = &layers[i];
-    *y = layers[0];
-    if (i == 0 || keep) take_input(y, n, l);
-    if (i == 0 || (keep && shape->recompute != RECOMPUTE_LAYER)) take_attention(y, n, l);
-    if (i == 0 || (keep && shape->recompute == RECOMPUTE_NONE)) take_mlp(y, n, l);
+    LayerActs *a = &layers[i];
+    *a = layers[0];
+    if (i > 0 && !shape->train) continue;
+    a->x = take_act(l, "x", "L x [M, D]", n->M * n->D);
+    a->x_sumsq = take_sumsq(l);
+    if (i > 0 && shape->recompute == RECOMPUTE_LAYER) continue;
+    a->qkv = take_act(l, "qkv", "L x [M, (H + 2 KV) d]", n->M * n->R);
+    a->o = take_act(l, "attention output", "L x [M, H d]", n->M * n->Hd);
+    a->lse = take(l, "attention log-sum-exp", "L x [B, H, T]", n->M * n->H, l->be->stat_bytes);
+    a->x1 = take_act(l, "x1", "L x [M, D]", n->M * n->D);
+    a->x1_sumsq = take_sumsq(l);
+    if (i > 0 && shape->recompute == RECOMPUTE_MLP) continue;
+    a->z = take_act(l, "z (gate, up)", "L x [M, 2F]", n->M * 2 * n->F);
+    a->y = take_act(l, "y (SwiGLU)", "L x [M, F]", n->M * n->F);
   }
 }
 
@@ -152,8 +141,7 @@ void memory_plan(MemoryPlan *plan, const ModelConfig *c, const RunShape *shape, 
                           rounding(be, plan->sampler_bytes);
   if (be->list_bytes) plan->workspace_bytes += be->list_bytes(tensors, params_count(c));
   book(plan, "backend workspace", "", plan->workspace_bytes);
-  plan->total_bytes = plan->params_bytes + plan->grads_bytes + plan->acts_bytes +
-                      plan->sampler_bytes + plan->workspace_bytes;
+  for (int i = 0; i < plan->count; i++) plan->total_bytes += plan->items[i].bytes;
   free(acts.layers);
   free(tensors);
 }
@@ -161,24 +149,20 @@ void memory_plan(MemoryPlan *plan, const ModelConfig *c, const RunShape *shape, 
 size_t params_layout(ParamTensor *tensors, const ModelConfig *c, const RunShape *shape,
                      const Backend *be, char *block, MemoryPlan *plan) {
   Layout l = {{block, 0}, plan, be};
-  ParamInfo *info = xcalloc((size_t)params_count(c), sizeof *info);
-  params_table(c, info);
+  params_table(c, tensors);
   for (int i = 0; i < params_count(c); i++) {
     ParamTensor *t = &tensors[i];
-    const int64_t n = info[i].rows * info[i].cols;
-    t->rows = info[i].rows;
-    t->cols = info[i].cols;
-    t->norm = info[i].norm;
-    t->decay = info[i].decay;
+    const int64_t n = t->rows * t->cols;
+    const bool embed = i == param_index(c, PARAM_EMBED, -1), matrix = t->decay;
     t->master = take(&l, "master weights", "all parameters", n, be->master_bytes);
     if (shape->train) {
       t->m = take(&l, "AdamW m", "all parameters", n, be->master_bytes);
       t->v = take(&l, "AdamW v", "all parameters", n, be->master_bytes);
     }
-    if (info[i].plain) t->compute = take_act(&l, "compute weights", "all matrices", n);
-    if (info[i].norm >= 0) t->folded = take_act(&l, "compute weights", "all matrices", n);
+    if (embed || (matrix && t->norm < 0))
+      t->compute = take_act(&l, "compute weights", "all matrices", n);
+    if (t->norm >= 0) t->folded = take_act(&l, "compute weights", "all matrices", n);
   }
-  free(info);
   return l.arena.used;
 }
 

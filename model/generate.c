@@ -81,11 +81,9 @@ static void feed(Generator *g, const int32_t *ids, int64_t count) {
   while (count > 0) {
     if (g->length == g->llama.shape.context) {
       const int64_t kept = g->length / 2;
-      int32_t *tail = xmalloc((size_t)(kept + 1) * sizeof *tail);
-      memcpy(tail, g->history + g->length - kept, (size_t)kept * sizeof *tail);
+      const int32_t *newer = g->history + g->length - kept;
       g->length = 0;
-      feed(g, tail, kept);
-      free(tail);
+      feed(g, newer, kept); // what it overwrites lies before `newer`
     }
     int64_t now = count < g->rows ? count : g->rows;
     if (now > g->llama.shape.context - g->length) now = g->llama.shape.context - g->length;

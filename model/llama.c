@@ -1,14 +1,11 @@
 #include "model/llama.h"
 
+#include <assert.h>
 #include <math.h>
 #include <stdlib.h>
 
 #include "base/memory.h"
 #include "model/packing.h"
-
-static int find(const ModelConfig *config, ParamKind kind, int64_t layer) {
-  return param_index(config, kind, (int)layer);
-}
 
 void llama_outline(Llama *llama, const ModelConfig *config, const RunShape *shape, Backend *be) {
   const int64_t L = config->num_hidden_layers;
@@ -18,12 +15,12 @@ void llama_outline(Llama *llama, const ModelConfig *config, const RunShape *shap
   llama->acts.layers = xcalloc((size_t)L, sizeof *llama->acts.layers);
   llama->layers = xcalloc((size_t)L, sizeof *llama->layers);
   for (int64_t l = 0; l < L; l++)
-    llama->layers[l] = (LayerParams){.qkv = all + find(config, PARAM_QKV, l),
-                                     .out = all + find(config, PARAM_OUT, l),
-                                     .gate_up = all + find(config, PARAM_GATE_UP, l),
-                                     .down = all + find(config, PARAM_DOWN, l)};
-  llama->embed = all + find(config, PARAM_EMBED, -1);
-  llama->lm_head = all + find(config, PARAM_LM_HEAD, -1);
+    llama->layers[l] = (LayerParams){.qkv = all + param_index(config, PARAM_QKV, l),
+                                     .out = all + param_index(config, PARAM_OUT, l),
+                                     .gate_up = all + param_index(config, PARAM_GATE_UP, l),
+                                     .down = all + param_index(config, PARAM_DOWN, l)};
+  llama->embed = all + param_index(config, PARAM_EMBED, -1);
+  llama->lm_head = all + param_index(config, PARAM_LM_HEAD, -1);
   params_layout(all, config, shape, be, NULL, NULL);
   grads_layout(all, config, shape, be, NULL, NULL);
   acts_layout(&llama->acts, config, shape, be, NULL, NULL);
@@ -68,7 +65,6 @@ Recorder *llama_record(const Llama *llama, int micro_batches) {
   const AdamW hyper = {0};
   const OpsConfig ops = llama_ops_config(&llama->config, &llama->shape, 1, 0);
   Recorder *recorder = recorder_create(&ops, llama->be);
-  free((void *)(uintptr_t)ops.inv_freq);
   Llama recorded = *llama;
   recorded.be = &recorder->base;
   llama_forward(&recorded);
@@ -89,7 +85,7 @@ static void init_packed(const ModelConfig *c, uint64_t seed, const HfTensor *lis
 #pragma omp parallel for schedule(static)
     for (int64_t n = 0; n < t->rows; n++)
       param_init(c, seed, t->name, t->rank == 1, n * t->cols, t->cols,
-                 packed + layout_packed_row(c, t, n) * t->cols);
+                 packed + packed_row(c, t, n) * t->cols);
   }
 }
 
@@ -114,10 +110,13 @@ void llama_init_weights(Llama *llama, uint64_t seed) {
   be->refresh(be, llama->tensors, llama->param_count);
 }
 
-// llama3: frequencies whose wavelength is longer than original / low_freq_factor are divided by
-// factor, those shorter than original / high_freq_factor are kept, and between the two the blend is
-// linear in original / wavelength.
-static double llama3_scaled(const ModelConfig *c, double frequency) {
+// RoPE's angle per position of pair j. HF transformers, modeling_rope_utils.py,
+// _compute_llama3_parameters, LLaMA-3.1's own scaling: frequencies whose wavelength is longer than
+// original / low_freq_factor are divided by factor, those shorter than original / high_freq_factor
+// are kept, and between the two the blend is linear in original / wavelength.
+static double rope_frequency(const ModelConfig *c, int64_t j) {
+  const double frequency = pow(c->rope_theta, -2.0 * (double)j / (double)c->head_dim);
+  if (c->rope_scaling.type != ROPE_LLAMA3) return frequency;
   const double original = (double)c->rope_scaling.original_max_position_embeddings;
   const double low = c->rope_scaling.low_freq_factor, high = c->rope_scaling.high_freq_factor;
   const double wavelength = 2 * 3.14159265358979323846 / frequency;
@@ -127,19 +126,9 @@ static double llama3_scaled(const ModelConfig *c, double frequency) {
   return (1 - smooth) * frequency / c->rope_scaling.factor + smooth * frequency;
 }
 
-double *rope_inv_freq(const ModelConfig *c) {
-  const int64_t half = c->head_dim / 2;
-  double *inv_freq = xmalloc((size_t)half * sizeof *inv_freq);
-  for (int64_t j = 0; j < half; j++) {
-    const double frequency = pow(c->rope_theta, -2.0 * (double)j / (double)c->head_dim);
-    inv_freq[j] = c->rope_scaling.type == ROPE_LLAMA3 ? llama3_scaled(c, frequency) : frequency;
-  }
-  return inv_freq;
-}
-
 OpsConfig llama_ops_config(const ModelConfig *c, const RunShape *shape, int64_t max_positions,
                            int threads) {
-  return (OpsConfig){
+  OpsConfig ops = {
       .D = c->hidden_size,
       .F = c->intermediate_size,
       .H = c->num_attention_heads,
@@ -149,9 +138,11 @@ OpsConfig llama_ops_config(const ModelConfig *c, const RunShape *shape, int64_t 
       .max_tokens = shape->batch * shape->seq,
       .max_positions = max_positions,
       .rms_norm_eps = c->rms_norm_eps,
-      .inv_freq = rope_inv_freq(c),
       .threads = threads,
   };
+  assert(c->head_dim <= MAX_HEAD_DIM);
+  for (int64_t j = 0; j < c->head_dim / 2; j++) ops.inv_freq[j] = rope_frequency(c, j);
+  return ops;
 }
 
 void llama_load_batch(Llama *llama, const int32_t *tokens, const int32_t *targets) {

@@ -38,12 +38,7 @@ void llama_destroy(Llama *llama); // either; zeros are fine
 // Random weights (params.h), moments zero, compute copies written.
 void llama_init_weights(Llama *llama, uint64_t seed);
 
-// RoPE's angle per position for each of the d/2 pairs, llama3 scaling applied (fresh memory).
-// HF transformers, modeling_rope_utils.py, _compute_llama3_parameters; LLaMA-3.1's own scaling.
-double *rope_inv_freq(const ModelConfig *config);
-
-// The backend configuration that serves this model: OpsConfig with inv_freq from rope_inv_freq
-// (freed by the caller) and no calls.
+// The backend configuration that serves this model, without calls.
 OpsConfig llama_ops_config(const ModelConfig *config, const RunShape *shape, int64_t max_positions,
                            int threads);
 

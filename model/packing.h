@@ -6,7 +6,8 @@
 
 typedef struct HfTensor {
   char name[80];      // "model.layers.3.self_attn.q_proj.weight"
-  int param;          // index in the params table
+  ParamKind kind;     // what it is a part of
+  int param;          // that one's index in the list of parameters
   int part;           // 0, 1, 2: q k v, or gate up; 0 otherwise
   int rank;           // 1 for norms, 2 for matrices
   int64_t rows, cols; // in the file; rows = 1 for norms
@@ -22,4 +23,4 @@ void hf_tensor_list(const ModelConfig *model, HfTensor *list);
 //   gate, up: feature f of gate at 2p, of up at 2p + 1, where inside each whole group of 8 features
 //   pair i holds feature 0 2 4 6 1 3 5 7 (so that an epilogue's fragments of z and y match without
 //   shuffles); a last group of fewer than 8 is in natural order.
-int64_t layout_packed_row(const ModelConfig *model, const HfTensor *t, int64_t row);
+int64_t packed_row(const ModelConfig *model, const HfTensor *t, int64_t row);

@@ -9,68 +9,36 @@ int params_count(const ModelConfig *model) {
          (model->tie_word_embeddings ? 1 : 2);
 }
 
-int param_index(const ModelConfig *model, ParamKind kind, int layer) {
+int param_index(const ModelConfig *model, ParamKind kind, int64_t layer) {
   const int after = GLOBALS_BEFORE + PER_LAYER * (int)model->num_hidden_layers;
-  switch (kind) {
-  case PARAM_EMBED:
-    return 0;
-  case PARAM_FINAL_NORM:
-    return after;
-  case PARAM_LM_HEAD:
-    return model->tie_word_embeddings ? 0 : after + 1;
-  default:
-    return GLOBALS_BEFORE + PER_LAYER * layer + (int)(kind - PARAM_ATTN_NORM);
-  }
+  if (kind == PARAM_FINAL_NORM) return after;
+  if (kind == PARAM_LM_HEAD && !model->tie_word_embeddings) return after + 1;
+  if (kind == PARAM_EMBED || kind == PARAM_LM_HEAD) return 0;
+  return GLOBALS_BEFORE + PER_LAYER * (int)layer + (int)(kind - PARAM_ATTN_NORM);
 }
 
-static ParamInfo describe(const ModelConfig *c, ParamKind kind, int layer) {
+static ParamTensor matrix(int64_t rows, int64_t cols, int norm) {
+  return (ParamTensor){.rows = rows, .cols = cols, .norm = norm, .decay = true};
+}
+
+void params_table(const ModelConfig *c, ParamTensor *list) {
   const int64_t D = c->hidden_size, F = c->intermediate_size, V = c->vocab_size, d = c->head_dim;
   const int64_t H = c->num_attention_heads, KV = c->num_key_value_heads;
   const int final_norm = param_index(c, PARAM_FINAL_NORM, -1);
-  ParamInfo p = {.kind = kind, .layer = layer, .rows = 1, .cols = D, .norm = -1};
-  switch (kind) {
-  case PARAM_EMBED:
-    p.rows = V;
-    p.plain = true;
-    if (c->tie_word_embeddings) p.norm = final_norm;
-    break;
-  case PARAM_QKV:
-    p.rows = (H + 2 * KV) * d;
-    p.norm = param_index(c, PARAM_ATTN_NORM, layer);
-    break;
-  case PARAM_OUT:
-    p.rows = D, p.cols = H * d;
-    p.plain = true;
-    break;
-  case PARAM_GATE_UP:
-    p.rows = 2 * F;
-    p.norm = param_index(c, PARAM_MLP_NORM, layer);
-    break;
-  case PARAM_DOWN:
-    p.rows = D, p.cols = F;
-    p.plain = true;
-    break;
-  case PARAM_LM_HEAD:
-    p.rows = V;
-    p.norm = final_norm;
-    break;
-  case PARAM_ATTN_NORM:
-  case PARAM_MLP_NORM:
-  case PARAM_FINAL_NORM:
-    return p; // a vector: read through the folded copies only, never decayed
+  const ParamTensor vector = {.rows = 1, .cols = D, .norm = -1};
+  for (int64_t l = 0; l < c->num_hidden_layers; l++) {
+    const int attn_norm = param_index(c, PARAM_ATTN_NORM, l);
+    const int mlp_norm = param_index(c, PARAM_MLP_NORM, l);
+    ParamTensor *of_layer = list + attn_norm - PARAM_ATTN_NORM; // by kind
+    of_layer[PARAM_ATTN_NORM] = of_layer[PARAM_MLP_NORM] = vector;
+    of_layer[PARAM_QKV] = matrix((H + 2 * KV) * d, D, attn_norm);
+    of_layer[PARAM_OUT] = matrix(D, H * d, -1);
+    of_layer[PARAM_GATE_UP] = matrix(2 * F, D, mlp_norm);
+    of_layer[PARAM_DOWN] = matrix(D, F, -1);
   }
-  p.decay = true;
-  return p;
-}
-
-void params_table(const ModelConfig *model, ParamInfo *table) {
-  table[0] = describe(model, PARAM_EMBED, -1);
-  for (int l = 0; l < (int)model->num_hidden_layers; l++)
-    for (int k = PARAM_ATTN_NORM; k <= PARAM_DOWN; k++)
-      table[param_index(model, (ParamKind)k, l)] = describe(model, (ParamKind)k, l);
-  table[param_index(model, PARAM_FINAL_NORM, -1)] = describe(model, PARAM_FINAL_NORM, -1);
-  if (!model->tie_word_embeddings)
-    table[param_index(model, PARAM_LM_HEAD, -1)] = describe(model, PARAM_LM_HEAD, -1);
+  list[final_norm] = vector;
+  list[param_index(c, PARAM_LM_HEAD, -1)] = matrix(V, D, final_norm); // the embedding, if tied
+  if (!c->tie_word_embeddings) list[param_index(c, PARAM_EMBED, -1)] = matrix(V, D, -1);
 }
 
 void param_init(const ModelConfig *model, uint64_t seed, const char *hf_name, bool norm,

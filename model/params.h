@@ -1,6 +1,7 @@
 // The one table of parameter tensors. Gradients, optimizer state, the memory plan, initialisation
 // and files all derive from it.
 #pragma once
+#include "kernels/ops.h"
 #include "model/config/config.h"
 
 typedef enum ParamKind {
@@ -15,22 +16,14 @@ typedef enum ParamKind {
   PARAM_LM_HEAD,    // [V, D]   folded with final_norm; absent when tied
 } ParamKind;
 
-typedef struct ParamInfo {
-  ParamKind kind;
-  int layer; // -1 outside the layers
-  int64_t rows, cols;
-  int norm;   // index of the norm weight it is folded with, -1 = none
-  bool plain; // an unfolded compute copy is read
-  bool decay; // AdamW's weight decay applies: matrices only
-} ParamInfo;
-
 int params_count(const ModelConfig *model);
-// Fills table[params_count(model)]. Order: embed, per layer attn_norm qkv out mlp_norm gate_up
-// down, final_norm, lm_head.
-void params_table(const ModelConfig *model, ParamInfo *table);
+// Fills list[params_count(model)] with what is known without memory: rows, cols, norm and decay,
+// which is true of matrices alone. Order: embed, per layer attn_norm qkv out mlp_norm gate_up down,
+// final_norm, lm_head.
+void params_table(const ModelConfig *model, ParamTensor *list);
 
-// Indices into the table.
-int param_index(const ModelConfig *model, ParamKind kind, int layer);
+// Indices into the list; layer: -1 outside the layers.
+int param_index(const ModelConfig *model, ParamKind kind, int64_t layer);
 
 // Initial values of HF tensor `hf_name`, element range [first, first + count): 1 for norms, else
 // normal with standard deviation initializer_range. Depends on (seed, name, element) alone.

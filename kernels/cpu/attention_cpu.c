@@ -22,7 +22,7 @@ static void block_scores(const OpsConfig *c, int64_t rows, int64_t keys, const r
                          const real *k, real *scores) {
   const real scale = 1 / real_sqrt((real)c->d);
   const int64_t R = packed_width(c);
-  gemm_nt(rows, keys, c->d, scale, q, R, k, R, 0, scores, keys);
+  gemm_strided(GEMM_NT, rows, keys, c->d, scale, q, R, k, R, 0, scores, keys);
 }
 
 // Queries [first, T) of one head. q, k, v point at the head's columns of row 0 (stride R); o at its
@@ -49,36 +49,32 @@ static void head_forward(const Cpu *cpu, int64_t T, int64_t first, const real *q
       for (int64_t j = seen; j < keys; j++) row[j] = 0;
       if (lse) lse[q0 + i] = largest + real_log(sum);
     }
-    gemm_nn(rows, c->d, keys, 1, p, keys, v, R, 0, o + (q0 - first) * o_stride, o_stride);
+    gemm_strided(GEMM_NN, rows, c->d, keys, 1, p, keys, v, R, 0, o + (q0 - first) * o_stride,
+                 o_stride);
   }
 }
 
-void cpu_attention(Backend *be, int64_t B, int64_t T, const act_t *qkv_, act_t *o_, stat_t *lse_) {
-  const Cpu *cpu = cpu_of(be);
+// Queries [first, T) of every head and sequence; lse [B, H, T] or NULL.
+static void attend(const Cpu *cpu, int64_t B, int64_t T, int64_t first, const real *qkv, real *o,
+                   real *lse) {
   const OpsConfig *c = &cpu->config;
   const int64_t R = packed_width(c), group = c->H / c->KV;
-  const real *qkv = reals(qkv_);
-  real *o = reals(o_), *lse = reals(lse_);
 #pragma omp parallel for collapse(2) schedule(static)
   for (int64_t b = 0; b < B; b++)
     for (int64_t h = 0; h < c->H; h++) {
       const real *row = qkv + b * T * R;
-      head_forward(cpu, T, 0, row + h * c->d, row + (c->H + h / group) * c->d,
+      head_forward(cpu, T, first, row + h * c->d, row + (c->H + h / group) * c->d,
                    row + (c->H + c->KV + h / group) * c->d, o + b * T * c->H * c->d + h * c->d,
-                   lse + (b * c->H + h) * T);
+                   lse ? lse + (b * c->H + h) * T : NULL);
     }
 }
 
-void cpu_attention_decode(Backend *be, int64_t T, int64_t rows, const act_t *qkv_, act_t *o_) {
-  const Cpu *cpu = cpu_of(be);
-  const OpsConfig *c = &cpu->config;
-  const int64_t group = c->H / c->KV;
-  const real *qkv = reals(qkv_);
-  real *o = reals(o_);
-#pragma omp parallel for schedule(static)
-  for (int64_t h = 0; h < c->H; h++)
-    head_forward(cpu, T, T - rows, qkv + h * c->d, qkv + (c->H + h / group) * c->d,
-                 qkv + (c->H + c->KV + h / group) * c->d, o + h * c->d, NULL);
+void cpu_attention(Backend *be, int64_t B, int64_t T, const act_t *qkv, act_t *o, stat_t *lse) {
+  attend(cpu_of(be), B, T, 0, reals(qkv), reals(o), reals(lse));
+}
+
+void cpu_attention_decode(Backend *be, int64_t T, int64_t rows, const act_t *qkv, act_t *o) {
+  attend(cpu_of(be), 1, T, T - rows, reals(qkv), reals(o), NULL);
 }
 
 // One query head's share; dk and dv are added to.
@@ -93,7 +89,7 @@ static void head_backward(const Cpu *cpu, int64_t T, const real *q, const real *
     const int64_t rows = T - q0 < QUERY_BLOCK ? T - q0 : QUERY_BLOCK, keys = q0 + rows;
     const real *do_block = do_ + q0 * o_stride, *o_block = o + q0 * o_stride;
     block_scores(c, rows, keys, q + q0 * R, k, p);
-    gemm_nt(rows, keys, d, 1, do_block, o_stride, v, R, 0, ds, keys); // dP
+    gemm_strided(GEMM_NT, rows, keys, d, 1, do_block, o_stride, v, R, 0, ds, keys); // dP
     for (int64_t i = 0; i < rows; i++) {
       delta[i] = 0;
       for (int64_t e = 0; e < d; e++)
@@ -106,9 +102,9 @@ static void head_backward(const Cpu *cpu, int64_t T, const real *q, const real *
       }
       for (int64_t j = seen; j < keys; j++) p_row[j] = ds_row[j] = 0;
     }
-    gemm_tn(keys, d, rows, 1, p, keys, do_block, o_stride, 1, dv, R);
-    gemm_tn(keys, d, rows, scale, ds, keys, q + q0 * R, R, 1, dk, R);
-    gemm_nn(rows, d, keys, scale, ds, keys, k, R, 0, dq + q0 * R, R);
+    gemm_strided(GEMM_TN, keys, d, rows, 1, p, keys, do_block, o_stride, 1, dv, R);
+    gemm_strided(GEMM_TN, keys, d, rows, scale, ds, keys, q + q0 * R, R, 1, dk, R);
+    gemm_strided(GEMM_NN, rows, d, keys, scale, ds, keys, k, R, 0, dq + q0 * R, R);
   }
 }
 

@@ -9,6 +9,9 @@
 #include "base/memory.h"
 #include "kernels/cpu/cpu.h"
 
+// There is no device, and little to prepare: many arguments have no use here.
+#pragma GCC diagnostic ignored "-Wunused-parameter"
+
 static void cpu_destroy(Backend *be) {
   Cpu *cpu = cpu_of(be);
   free(cpu->rope);
@@ -18,33 +21,23 @@ static void cpu_destroy(Backend *be) {
 }
 
 static void *cpu_alloc(Backend *be, size_t bytes) {
-  (void)be;
   void *p = NULL;
   return posix_memalign(&p, 64, bytes ? bytes : 64) == 0 ? p : NULL;
 }
 
-static size_t cpu_memory_taken(Backend *be) {
-  (void)be;
-  return 0;
-}
-
 static void cpu_release(Backend *be, void *memory) {
-  (void)be;
   free(memory);
 }
 
 static void cpu_zero(Backend *be, void *memory, size_t bytes) {
-  (void)be;
   memset(memory, 0, bytes);
 }
 
 static void cpu_copy(Backend *be, void *to, const void *from, size_t bytes) {
-  (void)be;
   memcpy(to, from, bytes);
 }
 
 static void cpu_write_master(Backend *be, master_t *to, const float *from, int64_t count) {
-  (void)be;
   for (int64_t i = 0; i < count; i++) reals(to)[i] = (real)from[i];
 }
 
@@ -53,36 +46,25 @@ static void read_reals(float *to, const real *from, int64_t count) {
 }
 
 static void cpu_read_master(Backend *be, float *to, const master_t *from, int64_t count) {
-  (void)be;
   read_reals(to, reals(from), count);
 }
 
 static void cpu_read_act(Backend *be, float *to, const act_t *from, int64_t count) {
-  (void)be;
   read_reals(to, reals(from), count);
 }
 
 static void cpu_read_grad(Backend *be, float *to, const grad_t *from, int64_t count) {
-  (void)be;
   read_reals(to, reals(from), count);
 }
 
-static void cpu_profile(Backend *be, bool open) {
-  (void)be;
-  (void)open;
-}
+static void cpu_profile(Backend *be, bool open) {}
 
 // There is nothing to record: every part of a step is issued.
 static bool cpu_replay_begin(Backend *be, ReplaySlot slot) {
-  (void)be;
-  (void)slot;
   return true;
 }
 
-static void cpu_replay_end(Backend *be, ReplaySlot slot) {
-  (void)be;
-  (void)slot;
-}
+static void cpu_replay_end(Backend *be, ReplaySlot slot) {}
 
 // cosine and sine of position * inv_freq, in double before rounding: exact at large positions too.
 static real *rope_table(const OpsConfig *c) {
@@ -98,6 +80,7 @@ static real *rope_table(const OpsConfig *c) {
   return table;
 }
 
+#define FILL_IN(type, name) .name = cpu_##name,
 static const Backend cpu_functions = {
     .name = "cpu",
     .act_bytes = sizeof(real),
@@ -107,7 +90,6 @@ static const Backend cpu_functions = {
     .most_parts = {.sumsq = 1, .s = 1},
     .destroy = cpu_destroy,
     .alloc = cpu_alloc,
-    .memory_taken = cpu_memory_taken,
     .release = cpu_release,
     .zero = cpu_zero,
     .write = cpu_copy,
@@ -116,23 +98,6 @@ static const Backend cpu_functions = {
     .read_master = cpu_read_master,
     .read_act = cpu_read_act,
     .read_grad = cpu_read_grad,
-    .embed = cpu_embed,
-    .qkv = cpu_qkv,
-    .attention = cpu_attention,
-    .attention_decode = cpu_attention_decode,
-    .residual = cpu_residual,
-    .gate_up = cpu_gate_up,
-    .lm_head = cpu_lm_head,
-    .head_loss = cpu_head_loss,
-    .norm_dgrad = cpu_norm_dgrad,
-    .down_dgrad = cpu_down_dgrad,
-    .dgrad = cpu_dgrad,
-    .attention_backward = cpu_attention_backward,
-    .rope_backward = cpu_rope_backward,
-    .wgrad = cpu_wgrad,
-    .embed_backward = cpu_embed_backward,
-    .grads_finish = cpu_grads_finish,
-    .adamw = cpu_adamw,
     .set_hyper = cpu_set_hyper,
     .step_begin = cpu_step_begin,
     .step_end = cpu_step_end,
@@ -142,6 +107,7 @@ static const Backend cpu_functions = {
     .replay_begin = cpu_replay_begin,
     .replay_end = cpu_replay_end,
     .profile = cpu_profile,
+    BACKEND_OPERATIONS(FILL_IN) // .embed = cpu_embed and so on
 };
 
 Backend *backend_cpu_create(const OpsConfig *config) {
@@ -157,7 +123,6 @@ Backend *backend_cpu_create(const OpsConfig *config) {
   const size_t dy_bytes = (size_t)(config->max_tokens * config->F) * sizeof(real);
   cpu->scratch = xmalloc(scratch_bytes);
   cpu->dy = xmalloc(dy_bytes);
-  cpu->config.inv_freq = NULL; // the caller's; the table has what is needed
 
   Backend *be = &cpu->base;
   snprintf(be->description, sizeof be->description, "%d thread%s, OpenBLAS (%s), fp%d",

@@ -16,7 +16,7 @@ void cpu_norm_dgrad(Backend *be, int64_t M, int64_t N, const act_t *dz, const ac
   const real *x = reals(x_), *s = reals(s_.data);
   real *dx = reals(dx_);
   if (residual && residual != dx_) memcpy(dx, residual, (size_t)(M * D) * sizeof(real));
-  gemm_nn(M, D, N, 1, reals(dz), N, reals(W), D, residual ? 1 : 0, dx, D);
+  gemm(GEMM_NN, M, D, N, reals(dz), reals(W), residual ? 1 : 0, dx);
 #pragma omp parallel for schedule(static)
   for (int64_t m = 0; m < M; m++) {
     const real factor = row_rstd(c, sumsq, m) / (real)D * s[m];
@@ -31,7 +31,7 @@ void cpu_down_dgrad(Backend *be, int64_t M, const act_t *dx, const act_t *W, con
   const int64_t F = c->F;
   const real *z = reals(z_);
   real *dz = reals(dz_), *s = sums_of(s_), *dy = cpu->dy;
-  gemm_nn(M, F, c->D, 1, reals(dx), c->D, reals(W), F, 0, dy, F);
+  gemm(GEMM_NN, M, F, c->D, reals(dx), reals(W), 0, dy);
 #pragma omp parallel for schedule(static)
   for (int64_t m = 0; m < M; m++) {
     const real r = row_rstd(c, sumsq, m);
@@ -50,8 +50,7 @@ void cpu_down_dgrad(Backend *be, int64_t M, const act_t *dx, const act_t *W, con
 }
 
 void cpu_dgrad(Backend *be, int64_t M, int64_t K, const act_t *dy, const act_t *W, act_t *da) {
-  const int64_t D = cpu_of(be)->config.D;
-  gemm_nn(M, K, D, 1, reals(dy), D, reals(W), K, 0, reals(da), K);
+  gemm(GEMM_NN, M, K, cpu_of(be)->config.D, reals(dy), reals(W), 0, reals(da));
 }
 
 void cpu_rope_backward(Backend *be, int64_t M, int64_t T, act_t *dqkv_, const act_t *qkv_,
@@ -77,7 +76,7 @@ void cpu_rope_backward(Backend *be, int64_t M, int64_t T, act_t *dqkv_, const ac
 void cpu_wgrad(Backend *be, int64_t M, int64_t N, int64_t K, const act_t *dz, const act_t *x,
                grad_t *dW, bool accumulate) {
   (void)be;
-  gemm_tn(N, K, M, 1, reals(dz), N, reals(x), K, accumulate ? 1 : 0, reals(dW), K);
+  gemm(GEMM_TN, N, K, M, reals(dz), reals(x), accumulate ? 1 : 0, reals(dW));
 }
 
 void cpu_embed_backward(Backend *be, int64_t M, const int32_t *tokens, const act_t *dx_,

@@ -36,34 +36,18 @@ static inline real row_rstd(const OpsConfig *c, RowStat sumsq, int64_t m) {
   return rms_rstd(reals(sumsq.data)[m], c->D, (real)c->rms_norm_eps);
 }
 
-// Row-major GEMMs through CBLAS, named by how A and B are stored; C = A B + beta C, C [M, N] with
-// row stride ldc.
-//   gemm_nt: A [M, K], B [N, K]     gemm_nn: A [M, K], B [K, N]     gemm_tn: A [K, M], B [K, N]
-void gemm_nt(int64_t M, int64_t N, int64_t K, real alpha, const real *A, int64_t lda, const real *B,
-             int64_t ldb, real beta, real *C, int64_t ldc);
-void gemm_nn(int64_t M, int64_t N, int64_t K, real alpha, const real *A, int64_t lda, const real *B,
-             int64_t ldb, real beta, real *C, int64_t ldc);
-void gemm_tn(int64_t M, int64_t N, int64_t K, real alpha, const real *A, int64_t lda, const real *B,
-             int64_t ldb, real beta, real *C, int64_t ldc);
+// A row-major GEMM through CBLAS: C = alpha A B + beta C, C [M, N], A and B as the form says
+// (kernels/operations.h), with row strides lda, ldb and ldc.
+void gemm_strided(GemmForm form, int64_t M, int64_t N, int64_t K, real alpha, const real *A,
+                  int64_t lda, const real *B, int64_t ldb, real beta, real *C, int64_t ldc);
+// The same of whole matrices, C = A B + beta C.
+void gemm(GemmForm form, int64_t M, int64_t N, int64_t K, const real *A, const real *B, real beta,
+          real *C);
 
-// The operations of kernels/ops.h, documented there.
-EmbedOp cpu_embed;
-QkvOp cpu_qkv;
-ResidualOp cpu_residual;
-GateUpOp cpu_gate_up;
-LmHeadOp cpu_lm_head;
-HeadLossOp cpu_head_loss;
-AttentionOp cpu_attention;
-AttentionDecodeOp cpu_attention_decode;
-AttentionBackwardOp cpu_attention_backward;
-NormDgradOp cpu_norm_dgrad;
-DownDgradOp cpu_down_dgrad;
-DgradOp cpu_dgrad;
-RopeBackwardOp cpu_rope_backward;
-WgradOp cpu_wgrad;
-EmbedBackwardOp cpu_embed_backward;
-GradsFinishOp cpu_grads_finish;
-AdamwOp cpu_adamw;
+// The operations of kernels/ops.h, documented there: cpu_embed and so on.
+#define DECLARE_OPERATION(type, name) type cpu_##name;
+BACKEND_OPERATIONS(DECLARE_OPERATION)
+#undef DECLARE_OPERATION
 
 // head_loss from the logits [M, V] on.
 void cpu_loss(Backend *be, int64_t M, RowStat sumsq, const int32_t *targets, act_t *logits,

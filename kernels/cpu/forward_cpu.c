@@ -27,7 +27,7 @@ void cpu_qkv(Backend *be, int64_t M, int64_t T, int64_t first, const act_t *x, R
   const OpsConfig *c = &cpu->config;
   const int64_t R = packed_width(c), rotated = (c->H + c->KV) * c->d, half = c->d / 2;
   real *qkv = reals(qkv_);
-  gemm_nt(M, R, c->D, 1, reals(x), c->D, reals(W), c->D, 0, qkv, R);
+  gemm(GEMM_NT, M, R, c->D, reals(x), reals(W), 0, qkv);
 #pragma omp parallel for schedule(static)
   for (int64_t m = 0; m < M; m++) {
     const real r = row_rstd(c, sumsq, m);
@@ -45,7 +45,7 @@ void cpu_residual(Backend *be, int64_t M, int64_t K, const act_t *a, const act_t
   const int64_t D = cpu_of(be)->config.D;
   real *out = reals(out_), *sumsq = sums_of(sumsq_);
   memcpy(out, x, (size_t)(M * D) * sizeof(real));
-  gemm_nt(M, D, K, 1, reals(a), K, reals(W), K, 1, out, D);
+  gemm(GEMM_NT, M, D, K, reals(a), reals(W), 1, out);
 #pragma omp parallel for schedule(static)
   for (int64_t m = 0; m < M; m++) sumsq[m] = row_sum_of_squares(out + m * D, D);
 }
@@ -55,7 +55,7 @@ void cpu_gate_up(Backend *be, int64_t M, const act_t *x, RowStat sumsq, const ac
   const OpsConfig *c = &cpu_of(be)->config;
   const int64_t F = c->F;
   real *z = reals(z_), *y = reals(y_);
-  gemm_nt(M, 2 * F, c->D, 1, reals(x), c->D, reals(W), c->D, 0, z, 2 * F);
+  gemm(GEMM_NT, M, 2 * F, c->D, reals(x), reals(W), 0, z);
 #pragma omp parallel for schedule(static)
   for (int64_t m = 0; m < M; m++) {
     const real r = row_rstd(c, sumsq, m);

@@ -16,25 +16,20 @@ static blasint blas_int(int64_t n) {
   return (blasint)n;
 }
 
-void gemm_nt(int64_t M, int64_t N, int64_t K, real alpha, const real *A, int64_t lda, const real *B,
-             int64_t ldb, real beta, real *C, int64_t ldc) {
-  if (M == 1) { // generation: a matrix-vector product reads B once, at memory speed
+void gemm_strided(GemmForm form, int64_t M, int64_t N, int64_t K, real alpha, const real *A,
+                  int64_t lda, const real *B, int64_t ldb, real beta, real *C, int64_t ldc) {
+  if (M == 1 && form == GEMM_NT) { // generation: a matrix-vector product reads B at memory speed
     real_gemv(CblasRowMajor, CblasNoTrans, blas_int(N), blas_int(K), alpha, B, blas_int(ldb), A, 1,
               beta, C, 1);
     return;
   }
-  real_gemm(CblasRowMajor, CblasNoTrans, CblasTrans, blas_int(M), blas_int(N), blas_int(K), alpha,
-            A, blas_int(lda), B, blas_int(ldb), beta, C, blas_int(ldc));
+  real_gemm(CblasRowMajor, form == GEMM_TN ? CblasTrans : CblasNoTrans,
+            form == GEMM_NT ? CblasTrans : CblasNoTrans, blas_int(M), blas_int(N), blas_int(K),
+            alpha, A, blas_int(lda), B, blas_int(ldb), beta, C, blas_int(ldc));
 }
 
-void gemm_nn(int64_t M, int64_t N, int64_t K, real alpha, const real *A, int64_t lda, const real *B,
-             int64_t ldb, real beta, real *C, int64_t ldc) {
-  real_gemm(CblasRowMajor, CblasNoTrans, CblasNoTrans, blas_int(M), blas_int(N), blas_int(K), alpha,
-            A, blas_int(lda), B, blas_int(ldb), beta, C, blas_int(ldc));
-}
-
-void gemm_tn(int64_t M, int64_t N, int64_t K, real alpha, const real *A, int64_t lda, const real *B,
-             int64_t ldb, real beta, real *C, int64_t ldc) {
-  real_gemm(CblasRowMajor, CblasTrans, CblasNoTrans, blas_int(M), blas_int(N), blas_int(K), alpha,
-            A, blas_int(lda), B, blas_int(ldb), beta, C, blas_int(ldc));
+void gemm(GemmForm form, int64_t M, int64_t N, int64_t K, const real *A, const real *B, real beta,
+          real *C) {
+  gemm_strided(form, M, N, K, 1, A, form == GEMM_TN ? M : K, B, form == GEMM_NT ? K : N, beta, C,
+               N);
 }

@@ -10,7 +10,7 @@ void cpu_lm_head(Backend *be, int64_t M, const act_t *x, RowStat sumsq, const ac
   const OpsConfig *c = &cpu_of(be)->config;
   const int64_t V = c->V;
   real *logits = reals(logits_);
-  gemm_nt(M, V, c->D, 1, reals(x), c->D, reals(W), c->D, 0, logits, V);
+  gemm(GEMM_NT, M, V, c->D, reals(x), reals(W), 0, logits);
 #pragma omp parallel for schedule(static)
   for (int64_t m = 0; m < M; m++) {
     const real r = row_rstd(c, sumsq, m);

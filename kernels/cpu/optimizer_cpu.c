@@ -8,8 +8,7 @@
 
 void cpu_step_begin(Backend *be) {
   StepResult *step = &cpu_of(be)->step;
-  step->loss = step->grad_norm = 0;
-  step->applied = false;
+  *step = (StepResult){.updates = step->updates};
 }
 
 // dW' -> dW (+= where the matrix is used plain too), and dwn = column sums of dW' W. Columns are

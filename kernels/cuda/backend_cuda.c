@@ -166,7 +166,6 @@ int cuda_ready(Cuda *c, const char *name, Error *err) {
   const cudaError_t status = cudaDeviceSynchronize();
   if (status != cudaSuccess)
     return error_set(err, "setting up failed on the GPU: %s", cudaGetErrorString(status));
-  c->config.inv_freq = NULL;
   c->config.calls = NULL;
   c->options.gemm_cache = NULL;
   be->name = name;

@@ -341,7 +341,6 @@ static void open_reference(Comparison *c, const ModelConfig *config, const RunSh
   one_layer.num_hidden_layers = 1;
   const OpsConfig ops = llama_ops_config(&one_layer, shape, shape->seq, threads);
   Backend *be = backend_cpu_create(&ops);
-  free((void *)(uintptr_t)ops.inv_freq);
   Llama *cpu = &c->side[REFERENCE];
   llama_outline(cpu, &one_layer, shape, be);
   cpu->acts_block = be->alloc(be, acts_layout(&cpu->acts, &one_layer, shape, be, NULL, NULL));

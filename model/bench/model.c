@@ -94,7 +94,6 @@ void issue_alone(Llama *llama, Operation operation, int index, bool accumulate) 
 Recorder *record_slice(const Llama *llama) {
   const OpsConfig ops = llama_ops_config(&llama->config, &llama->shape, 1, 0);
   Recorder *recorder = recorder_create(&ops, llama->be);
-  free((void *)(uintptr_t)ops.inv_freq);
   Llama recorded = *llama;
   recorded.be = &recorder->base;
   issue_slice(&recorded, 0, false);

@@ -209,9 +209,8 @@ static int load_packed(const Wanted *w, const Llama *llama, int first, Error *er
     if (tensor_values(&w->list, llama, i) != values) continue;
     const HfTensor *t = &w->list.hf[i];
     for (int64_t row = 0; row < t->rows && status == 0; row++)
-      status =
-          safetensors_read_f32(w->sources[i].file, w->sources[i].tensor, row * t->cols, t->cols,
-                               packed + layout_packed_row(w->model, t, row) * t->cols, err);
+      status = safetensors_read_f32(w->sources[i].file, w->sources[i].tensor, row * t->cols,
+                                    t->cols, packed + packed_row(w->model, t, row) * t->cols, err);
   }
   if (status == 0) llama->be->write_master(llama->be, values, packed, p->rows * p->cols);
   free(packed);

@@ -32,7 +32,7 @@ static int append_values(SafeWriter *w, const Llama *llama, const TensorList *li
       in_packed = values;
     }
     for (int64_t row = 0; row < t->rows && status == 0; row++)
-      status = safetensors_append(w, packed + layout_packed_row(&llama->config, t, row) * p->cols,
+      status = safetensors_append(w, packed + packed_row(&llama->config, t, row) * p->cols,
                                   (size_t)p->cols * sizeof *packed, err);
   }
   free(packed);

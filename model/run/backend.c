@@ -27,24 +27,25 @@ int64_t tokens_per_step(const Config *c) {
   return c->train.batch_size * c->train.sequence_length * c->train.gradient_accumulation;
 }
 
+double flops_per_step(const Config *c) {
+  return model_step_flops(&c->model, c->train.batch_size * c->train.gradient_accumulation,
+                          c->train.sequence_length);
+}
+
 bool run_graphs(const Config *c) {
   return c->backend.graphs && (c->output.profile_steps == 0 || c->output.profile_graphs);
 }
 
-static GpuOptions gpu_options(const Config *c, const RunShape *shape) {
-  return (GpuOptions){.kernels = c->backend.kernels,
-                      .train = shape->train,
-                      .grads_fp32 = c->train.gradient_accumulation > 1,
-                      .deterministic = c->backend.deterministic,
-                      .graphs = run_graphs(c),
-                      .batch = shape->train ? shape->batch : 0,
-                      .seq = shape->seq,
-                      .loss_tokens = shape->batch * shape->seq / shape->loss_chunks};
-}
-
 // The backend is created for the calls that such a run makes.
 static Backend *gpu_create(const Config *c, OpsConfig ops, const RunShape *shape, Error *err) {
-  const GpuOptions options = gpu_options(c, shape);
+  const GpuOptions options = {.kernels = c->backend.kernels,
+                              .train = shape->train,
+                              .grads_fp32 = c->train.gradient_accumulation > 1,
+                              .deterministic = c->backend.deterministic,
+                              .graphs = run_graphs(c),
+                              .batch = shape->train ? shape->batch : 0,
+                              .seq = shape->seq,
+                              .loss_tokens = shape->batch * shape->seq / shape->loss_chunks};
   Backend no_memory = {.name = ""};
   Llama outline;
   llama_outline(&outline, &c->model, shape, &no_memory);
@@ -106,7 +107,6 @@ Backend *backend_create(const Config *c, RunShape *shape, int64_t max_positions,
     shape->loss_chunks = gpu ? choose_loss_chunks(c, *shape, gpu_bytes) : 1;
   const OpsConfig ops = llama_ops_config(&c->model, shape, max_positions, (int)c->backend.threads);
   Backend *be = gpu ? gpu_create(c, ops, shape, err) : backend_cpu_create(&ops);
-  free((void *)(uintptr_t)ops.inv_freq);
   if (!be || why_not.text[0] == '\0') return be;
   const size_t used = strlen(be->description);
   snprintf(be->description + used, sizeof be->description - used, "; not the GPU, because %.300s",

@@ -7,6 +7,8 @@ RunShape run_shape(const Config *config);
 
 // Tokens of an optimizer step.
 int64_t tokens_per_step(const Config *config);
+// Its model FLOPs (model/config/config.h).
+double flops_per_step(const Config *config);
 
 // Whether steps are to be recorded as CUDA graphs: ranges on a profiler's time line hold the
 // kernels that are launched inside them, and a recorded step is one launch.

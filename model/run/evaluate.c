@@ -89,8 +89,7 @@ int run_save(Run *run, Error *err) {
   range_pop();
   if (status != 0) return -1;
   run->saved_step = run->state.step;
-  char *path = xasprintf("%s/step-%08lld", c->output.dir, (long long)run->state.step);
-  log_save(&run->log, run->state.step, path);
-  free(path);
+  const long long step = run->state.step;
+  log_save(&run->log, step, path_text("%s/step-%08lld", c->output.dir, step).text);
   return 0;
 }

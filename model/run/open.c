@@ -6,14 +6,17 @@
 #include "base/memory.h"
 #include "model/run/run.h"
 
-static Loader *open_data(const Config *c, const char *pattern, bool shuffle, Error *err) {
+// key: whose pattern it is.
+static int open_data(Loader **data, const Config *c, const char *key, const char *pattern,
+                     bool shuffle, Error *err) {
   const LoaderConfig loader = {.pattern = pattern,
                                .batch = c->train.batch_size,
                                .seq = c->train.sequence_length,
                                .vocab_size = c->model.vocab_size,
                                .seed = c->train.seed,
                                .shuffle = shuffle};
-  return loader_open(&loader, err);
+  *data = loader_open(&loader, err);
+  return *data ? 0 : error_prefix(err, "%s", key);
 }
 
 // Weights and state from `from`, a checkpoint folder.
@@ -52,11 +55,10 @@ static int set_weights(Run *run, Error *err) {
 static void print_step(const Run *run) {
   const Config *c = &run->config;
   const TrainConfig *t = &c->train;
-  const long long accumulation = t->gradient_accumulation, batch = t->batch_size,
-                  length = t->sequence_length;
   printf("step       %lld x %lld x %lld tokens (accumulation x sequences x length), %.3g model "
          "FLOPs\n",
-         accumulation, batch, length, model_step_flops(&c->model, batch * accumulation, length));
+         (long long)t->gradient_accumulation, (long long)t->batch_size,
+         (long long)t->sequence_length, flops_per_step(c));
   const long long first = run->state.step + c->output.profile_start,
                   last = first + c->output.profile_steps - 1;
   if (c->output.profile_steps > 0)
@@ -98,12 +100,9 @@ static int open_parts(Run *run, Error *err) {
   const Config *c = &run->config;
   RunShape shape = run_shape(c);
   const size_t M = (size_t)(c->train.batch_size * c->train.sequence_length);
-  run->train_data = open_data(c, c->data.train, c->data.shuffle, err);
-  if (!run->train_data) return error_prefix(err, "data.train");
-  if (c->data.val[0] != '\0') {
-    run->val_data = open_data(c, c->data.val, false, err);
-    if (!run->val_data) return error_prefix(err, "data.val");
-  }
+  if (open_data(&run->train_data, c, "data.train", c->data.train, c->data.shuffle, err) != 0 ||
+      (c->data.val[0] && open_data(&run->val_data, c, "data.val", c->data.val, false, err) != 0))
+    return -1;
   run->be = backend_create(c, &shape, c->train.sequence_length, err);
   if (!run->be || (c->output.breakdown && open_trace(run, err) != 0)) return -1;
   MemoryPlan plan;
@@ -124,9 +123,9 @@ static int open_output(Run *run, Error *err) {
   const Config *c = &run->config;
   if (directory_create(c->output.dir, err) != 0) return -1;
   if (log_open(&run->log, c->output.dir, c->train.steps, err) != 0) return -1;
-  char *json = config_json(c), *path = xasprintf("%s/run.json", c->output.dir);
-  const int status = file_write_atomic(path, json, strlen(json), err);
-  free(path);
+  char *json = config_json(c);
+  const PathText path = path_text("%s/run.json", c->output.dir);
+  const int status = file_write_atomic(path.text, json, strlen(json), err);
   free(json);
   return status;
 }
@@ -150,7 +149,7 @@ void run_close(Run *run) {
   if (run->train_data) loader_close(run->train_data);
   if (run->val_data) loader_close(run->val_data);
   free(run->tokens);
-  if (run->llama.be) llama_destroy(&run->llama);
+  llama_destroy(&run->llama);
   if (run->be) run->be->destroy(run->be);
   *run = (Run){0};
 }

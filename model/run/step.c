@@ -33,16 +33,14 @@ static StepLine take_result(Run *run) {
     run->untraced++;
     run->untraced_ms += ms;
   }
-  const double flops = model_step_flops(
-      &c->model, c->train.batch_size * c->train.gradient_accumulation, c->train.sequence_length);
+  const double peak = run->be->peak_flops;
   return (StepLine){.step = s->step,
                     .loss = result.loss,
                     .lr = pending->learning_rate,
                     .grad_norm = result.grad_norm,
                     .ms = ms,
                     .tokens = tokens_per_step(c),
-                    .mfu =
-                        run->be->peak_flops > 0 ? flops / (ms * 1e-3 * run->be->peak_flops) : NAN,
+                    .mfu = peak > 0 ? flops_per_step(c) / (ms * 1e-3 * peak) : NAN,
                     .applied = result.applied};
 }
 
@@ -54,7 +52,8 @@ static int book_step(Run *run, Error *err) {
   log_train(&run->log, &line,
             line.step % c->output.log_interval == 0 || line.step == c->train.steps);
   // After the first step: libraries load their code when it is first called.
-  const size_t taken = run->booked == 1 ? run->be->memory_taken(run->be) : 0;
+  const size_t taken =
+      run->booked == 1 && run->be->memory_taken ? run->be->memory_taken(run->be) : 0;
   if (taken > 0)
     printf("memory     %s taken on the GPU by the driver's count, %s planned (%+.1f %%)\n",
            size_text(taken).text, size_text(run->planned_bytes).text,
@@ -107,9 +106,8 @@ static int begin_trace(Run *run, bool *traced, Error *err) {
 }
 
 static int tell_breakdown(Run *run, double step_ms, const Activities *activities, Error *err) {
-  Breakdown b = {.step_ms = step_ms,
-                 .other_steps_ms =
-                     run->untraced > 0 ? run->untraced_ms / (double)run->untraced : NAN};
+  const double others_ms = run->untraced > 0 ? run->untraced_ms / (double)run->untraced : NAN;
+  Breakdown b = {.step_ms = step_ms, .other_steps_ms = others_ms};
   run->untraced = 0;
   run->untraced_ms = 0;
   breakdown_make(&b, activities);

@@ -83,7 +83,7 @@ static int write_text(Llama *llama, int64_t context, const WriteArgs *args, cons
   int64_t count = 0;
   int32_t *ids = bytes ? byte_prompt(prompt, &count) : parse_ids(prompt, &count, err);
   Generator *g = ids ? generator_create(llama, context, err) : NULL;
-  int status = g ? 0 : -1;
+  int status = -1;
   if (g) {
     fputs(prompt, stdout);
     status = generator_start(g, ids, count, &options, err);
@@ -114,12 +114,12 @@ static int64_t context_of(const char *path, const ModelConfig *model) {
 
 static int read_model(ModelConfig *model, const char *folder, Error *err) {
   enum { MAX_CONFIG_BYTES = 1 << 20 };
-  char *path = xasprintf("%s/config.json", folder), *json = NULL;
+  const PathText path = path_text("%s/config.json", folder);
+  char *json;
   size_t bytes;
-  int status = file_read(path, MAX_CONFIG_BYTES, &json, &bytes, err);
-  if (status == 0) status = model_config_parse(model, path, json, err);
+  if (file_read(path.text, MAX_CONFIG_BYTES, &json, &bytes, err) != 0) return -1;
+  const int status = model_config_parse(model, path.text, json, err);
   free(json);
-  free(path);
   return status;
 }
 
@@ -141,7 +141,7 @@ int write_run(const WriteArgs *args, const volatile sig_atomic_t *stop, Error *e
     status = write_text(&llama, context, args, prompt, stop, err);
     free(prompt);
   }
-  if (llama.be) llama_destroy(&llama);
+  llama_destroy(&llama);
   be->destroy(be);
   return status;
 }

@@ -192,7 +192,6 @@ static void activations(Pool *p, const Sizes *z) {
 static void update(const Pool *all, bool grads_fp32) {
   const int64_t rows = (int64_t)1 << 18, cols = 2048, count = rows * cols;
   const size_t grad = grads_fp32 ? 4 : 2;
-  const double inv_freq[32] = {0};
   const OpsConfig config = {.D = cols,
                             .F = 8,
                             .H = 1,
@@ -201,8 +200,7 @@ static void update(const Pool *all, bool grads_fp32) {
                             .V = 8,
                             .max_tokens = 8,
                             .max_positions = 8,
-                            .rms_norm_eps = 1e-5,
-                            .inv_freq = inv_freq};
+                            .rms_norm_eps = 1e-5};
   const GpuOptions options = {
       .kernels = KERNELS_UNFUSED, .train = true, .grads_fp32 = grads_fp32, .gemm_cache = ""};
   Error err;

@@ -148,12 +148,7 @@ static inline void product_new(Rig *r, double scale) {
   float *A = random_bf16(s.M * s.K, 1, "A"),
         *B = random_bf16(s.N * s.K, scale / sqrt((double)s.K), "B");
   r->product = floats(s.M * s.N);
-  if (form == GEMM_NT)
-    gemm_nt(s.M, s.N, s.K, 1, A, s.K, B, s.K, 0, r->product, s.N);
-  else if (form == GEMM_NN)
-    gemm_nn(s.M, s.N, s.K, 1, A, s.K, B, s.N, 0, r->product, s.N);
-  else
-    gemm_tn(s.M, s.N, s.K, 1, A, s.M, B, s.N, 0, r->product, s.N);
+  gemm(form, s.M, s.N, s.K, A, B, 0, r->product);
   r->call.A = bf16_buffer(&r->b, s.M * s.K, A);
   r->call.B = bf16_buffer(&r->b, s.N * s.K, B);
   free(A), free(B);

@@ -100,7 +100,6 @@ static void compare(const Case *c) {
     compare_losses(c, be->name, cpu, gpu);
     be->destroy(be);
   }
-  free((void *)config.inv_freq);
 }
 
 static void test_untied(void **state) {

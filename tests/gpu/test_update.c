@@ -110,7 +110,6 @@ static void gpu_list(Update *u) {
 }
 
 static void update_open(Update *u, int64_t D, int64_t rows, int64_t V, bool grads_fp32) {
-  static const double inv_freq[8] = {1};
   const OpsConfig config = {.D = D,
                             .F = 16,
                             .H = 1,
@@ -120,7 +119,7 @@ static void update_open(Update *u, int64_t D, int64_t rows, int64_t V, bool grad
                             .max_tokens = 64,
                             .max_positions = 64,
                             .rms_norm_eps = 1e-5f,
-                            .inv_freq = inv_freq};
+                            .inv_freq = {1}};
   const GpuOptions options = {
       .kernels = KERNELS_UNFUSED, .train = true, .grads_fp32 = grads_fp32, .gemm_cache = ""};
   Error err;

@@ -96,7 +96,6 @@ void rig_open(Rig *rig, const char *fixture, int64_t micro_batches, int64_t loss
                           .train = true};
   const OpsConfig ops = llama_ops_config(&rig->model, &shape, shape.seq, 2);
   rig->be = create(&ops, &shape, micro_batches);
-  free((void *)(uintptr_t)ops.inv_freq);
   must(llama_create(&rig->llama, &rig->model, &shape, rig->be, &err), &err);
   llama_init_weights(&rig->llama, 0); // the moments; the load overwrites the weights
   must(checkpoint_load(rig->folder, &rig->llama, false, &err), &err);
@@ -154,7 +153,7 @@ float *rig_logits(Rig *rig, double *loss) {
 static float *unpack(const Rig *rig, const HfTensor *t, float *packed) {
   float *values = xmalloc((size_t)(t->rows * t->cols) * sizeof *values);
   for (int64_t row = 0; row < t->rows; row++)
-    memcpy(values + row * t->cols, packed + layout_packed_row(&rig->model, t, row) * t->cols,
+    memcpy(values + row * t->cols, packed + packed_row(&rig->model, t, row) * t->cols,
            (size_t)t->cols * sizeof *values);
   free(packed);
   return values;

@@ -28,7 +28,6 @@ void tiny_run_open(TinyRun *run, const char *text) {
   const RunShape shape = {.batch = 1, .seq = 8, .loss_chunks = 1, .train = true};
   const OpsConfig ops = llama_ops_config(&run->config.model, &shape, 8, 1);
   run->be = backend_cpu_create(&ops);
-  free((void *)(uintptr_t)ops.inv_freq);
   if (llama_create(&run->llama, &run->config.model, &shape, run->be, &err) != 0)
     fail_msg("%s", err.text);
 }

@@ -96,7 +96,6 @@ static void check_case(const Case *c) {
                           .train = true};
   const OpsConfig ops = llama_ops_config(&c->model, &shape, c->T, 2);
   Backend *be = backend_cpu_create(&ops);
-  free((void *)(uintptr_t)ops.inv_freq);
   Llama llama;
   Error err;
   assert_int_equal(be->act_bytes, 8);

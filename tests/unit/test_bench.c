@@ -58,7 +58,6 @@ Backend *__wrap_backend_create(const Config *c, RunShape *shape, int64_t positio
   if (shape->loss_chunks == 0) shape->loss_chunks = 1;
   const OpsConfig ops = llama_ops_config(&c->model, shape, positions, (int)c->backend.threads);
   Backend *be = backend_cpu_create(&ops);
-  free((void *)(uintptr_t)ops.inv_freq);
   if (c->train.seed == NO_ROOM) { // for a step, but not for the bench beside it
     MemoryPlan plan;
     memory_plan(&plan, &c->model, shape, be);

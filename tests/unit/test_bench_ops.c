@@ -34,7 +34,6 @@ static void open_model(Model *m, const ModelConfig *c, int64_t chunks) {
   const OpsConfig ops = llama_ops_config(c, &shape, shape.seq, 1);
   Error err;
   m->be = backend_cpu_create(&ops);
-  free((void *)(uintptr_t)ops.inv_freq);
   if (llama_create(&m->llama, c, &shape, m->be, &err) != 0) fail_msg("%s", err.text);
   llama_init_weights(&m->llama, 5);
   int32_t tokens[32], targets[32];
@@ -144,7 +143,6 @@ static int compare(BenchResult *r, bool tied, Operation only, double wrong, bool
   const OpsConfig ops = llama_ops_config(&c, &m.llama.shape, m.llama.shape.seq, 1);
   Llama twin = m.llama;
   twin.be = backend_cpu_create(&ops);
-  free((void *)(uintptr_t)ops.inv_freq);
   Llama *const kinds[BENCH_KINDS] = {&m.llama, &twin};
   bench_list(r, &m.llama, 1, only);
   wrong_by = wrong;

@@ -266,13 +266,13 @@ static void packed_rows_are_a_permutation(void **state) {
     HfTensor list[32];
     assert_true(hf_tensor_count(&c) <= 32);
     hf_tensor_list(&c, list);
-    ParamInfo table[32];
+    ParamTensor table[32];
     params_table(&c, table);
     for (int p = 0; p < params_count(&c); p++) {
       int seen[128] = {0};
       for (int i = 0; i < hf_tensor_count(&c); i++)
         for (int64_t n = 0; list[i].param == p && n < list[i].rows; n++)
-          seen[layout_packed_row(&c, &list[i], n)]++;
+          seen[packed_row(&c, &list[i], n)]++;
       for (int64_t n = 0; n < 128; n++) assert_int_equal(seen[n], n < table[p].rows);
     }
   }

@@ -96,12 +96,7 @@ std::vector<float> emulated_product(const EmulatedMap &a, const EmulatedMap &b, 
                                     int K) {
   const std::vector<float> A = a.floats(), B = b.floats();
   std::vector<float> values((size_t)M * (size_t)N);
-  if (Program::FORM == GEMM_NT)
-    gemm_nt(M, N, K, 1, A.data(), K, B.data(), K, 0, values.data(), N);
-  else if (Program::FORM == GEMM_NN)
-    gemm_nn(M, N, K, 1, A.data(), K, B.data(), N, 0, values.data(), N);
-  else
-    gemm_tn(M, N, K, 1, A.data(), M, B.data(), N, 0, values.data(), N);
+  gemm(Program::FORM, M, N, K, A.data(), B.data(), 0, values.data());
   return values;
 }
 

@@ -1,0 +1,184 @@
+// The model's part of the configuration: what is understood of Hugging Face's config.json and what
+// is refused, and what is counted of a model.
+#include <stdlib.h>
+
+#include "base/memory.h"
+#include "tests/support/config_test.h"
+
+// ---- Hugging Face
+
+static ModelConfig parse_model(const char *json) {
+  ModelConfig model;
+  Error err = {""};
+  if (model_config_parse(&model, "config.json", json, &err)) fail_msg("%s", err.text);
+  return model;
+}
+
+static void expect_llama3(const char *json) {
+  const ModelConfig m = parse_model(json);
+  assert_int_equal(m.rope_scaling.type, ROPE_LLAMA3);
+  assert_true(m.rope_scaling.factor == 8 && m.rope_scaling.low_freq_factor == 1 &&
+              m.rope_scaling.high_freq_factor == 4 && m.rope_theta == 500000);
+  assert_int_equal(m.rope_scaling.original_max_position_embeddings, 1024);
+}
+
+#define HF "{\"model_type\": \"llama\", " SIZES ", "
+
+static void all_spellings_of_rope_scaling_are_understood(void **state) {
+  (void)state;
+  expect_llama3(HF "\"rope_theta\": 500000.0, \"rope_scaling\": {\"rope_type\": \"llama3\", " LLAMA3
+                   "}}");
+  expect_llama3(HF "\"rope_theta\": 500000.0, \"rope_scaling\": {\"type\": \"llama3\", " LLAMA3
+                   "}}");
+  expect_llama3(HF "\"rope_scaling\": {\"type\": \"llama3\", \"rope_type\": \"llama3\", " LLAMA3
+                   "}, \"rope_theta\": 500000.0}");
+  expect_llama3(HF "\"rope_parameters\": {\"rope_theta\": 500000.0, \"rope_type\": \"llama3\", "
+                   "\"partial_rotary_factor\": 1.0, " LLAMA3 "}}");
+  expect_llama3(HF "\"rope_scaling\": null, \"rope_parameters\": {\"rope_theta\": 500000.0, "
+                   "\"rope_type\": \"llama3\", " LLAMA3 "}, \"rope_theta\": 500000.0}");
+  const char *const defaults[] = {
+      HF "\"rope_scaling\": null}", HF "\"rope_scaling\": {\"rope_type\": \"default\"}}",
+      HF "\"rope_scaling\": {\"type\": \"default\", \"factor\": 2}}",
+      HF "\"rope_parameters\": {\"rope_theta\": 10000.0, \"rope_type\": \"default\"}}",
+      HF "\"rope_parameters\": {\"rope_theta\": 10000.0}}"};
+  for (int i = 0; i < 5; i++) {
+    const ModelConfig m = parse_model(defaults[i]);
+    assert_int_equal(m.rope_scaling.type, ROPE_DEFAULT);
+    assert_true(m.rope_theta == 10000 && m.rope_scaling.factor == 0);
+  }
+  const Config ours = parse(WITH_MODEL(
+      "\"rope_parameters\": {\"rope_theta\": 1e4, \"rope_type\": \"llama3\", " LLAMA3 "}"));
+  assert_true(ours.model.rope_theta == 10000 && ours.model.rope_scaling.factor == 8);
+}
+
+// As transformers 4.57 writes it for Llama-3.2-1B, and with keys that do not concern the shape.
+static const char llama_32_1b[] =
+    "{\"architectures\": [\"LlamaForCausalLM\"], \"attention_bias\": false, "
+    "\"attention_dropout\": 0.0, \"bos_token_id\": 128000, \"dtype\": \"bfloat16\", "
+    "\"eos_token_id\": [128001, 128008], \"head_dim\": 64, \"hidden_act\": \"silu\", "
+    "\"hidden_size\": 2048, \"initializer_range\": 0.02, \"intermediate_size\": 8192, "
+    "\"max_position_embeddings\": 131072, \"mlp_bias\": false, \"model_type\": \"llama\", "
+    "\"num_attention_heads\": 32, \"num_hidden_layers\": 16, \"num_key_value_heads\": 8, "
+    "\"pretraining_tp\": 1, \"rms_norm_eps\": 1e-05, \"rope_scaling\": {\"factor\": 32.0, "
+    "\"high_freq_factor\": 4.0, \"low_freq_factor\": 1.0, "
+    "\"original_max_position_embeddings\": 8192, \"rope_type\": \"llama3\"}, "
+    "\"rope_theta\": 500000.0, \"tie_word_embeddings\": true, "
+    "\"transformers_version\": \"4.57.0\", \"use_cache\": true, \"vocab_size\": 128256}";
+
+static void the_config_of_llama_32_1b_equals_ours(void **state) {
+  (void)state;
+  const ModelConfig hf = parse_model(llama_32_1b);
+  Config ours;
+  Error err = {""};
+  assert_int_equal(config_load(&ours, "configs/llama-3.2-1b.json", 0, NULL, &err), 0);
+  assert_memory_equal(&hf, &ours.model, sizeof hf);
+}
+
+static void our_config_json_reads_back_as_the_same_model(void **state) {
+  (void)state;
+  const char *const models[] = {llama_32_1b, HF "\"head_dim\": 32, \"rms_norm_eps\": 3.3e-7}"};
+  for (int i = 0; i < 2; i++) {
+    const ModelConfig m = parse_model(models[i]);
+    char *json = model_config_json(&m, "float32");
+    const ModelConfig again = parse_model(json);
+    assert_memory_equal(&m, &again, sizeof m);
+    const bool bytes = m.vocab_size == 258;
+    assert_true((strstr(json, "\"eos_token_id\": 257") != NULL) == bytes);
+    assert_non_null(strstr(json, "\"architectures\": [\"LlamaForCausalLM\"]"));
+    assert_true((strstr(json, "\"factor\": 32.0,") != NULL) == !bytes);
+    assert_non_null(strstr(json, "\"torch_dtype\": \"float32\""));
+    free(json);
+  }
+}
+
+static void a_hugging_face_model_that_is_not_ours_is_refused(void **state) {
+  (void)state;
+  const struct {
+    const char *extra, *word;
+  } cases[] = {
+      {"\"hidden_act\": \"gelu\"", "hidden_act is \"gelu\", but only \"silu\""},
+      {"\"attention_bias\": true", "attention_bias is true"},
+      {"\"mlp_bias\": true", "mlp_bias is true"},
+      {"\"attention_dropout\": 0.1", "attention_dropout is 0.1"},
+      {"\"quantization_config\": {\"bits\": 4}", "quantization_config"},
+      {"\"rope_scaling\": {\"type\": \"linear\", \"factor\": 2}", "rope_type is \"linear\""},
+      {"\"rope_scaling\": {\"factor\": 2}", "no rope_type"},
+      {"\"rope_scaling\": {\"rope_type\": \"llama3\", \"type\": \"default\"}", "differ"},
+      {"\"rope_scaling\": {\"rope_type\": \"llama3\", \"factor\": 2}",
+       "low_freq_factor is missing"},
+      {"\"rope_scaling\": {\"rope_type\": \"default\", \"partial_rotary_factor\": 0.5}",
+       "partial_rotary_factor is 0.5"},
+      {"\"rope_scaling\": [2]", "rope_scaling must be null or an object"},
+      {"\"rope_scaling\": {\"type\": \"default\"}, \"rope_parameters\": {\"rope_type\": "
+       "\"default\"}",
+       "keep one"},
+      {"\"rope_theta\": 10, \"rope_parameters\": {\"rope_theta\": 20}", "rope_theta is 10"},
+      {"\"head_dim\": 2.5", "head_dim is 2.5"},
+  };
+  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    char *json = xasprintf("{" SIZES ", %s}", cases[i].extra);
+    ModelConfig m;
+    Error err = {""};
+    if (model_config_parse(&m, "config.json", json, &err) == 0) fail_msg("accepted: %s", json);
+    expect_words(&err, (const char *const[]){"config.json: ", cases[i].word, NULL});
+    if (strstr(err.text, "model.")) fail_msg("'%s' names a section of ours", err.text);
+    free(json);
+  }
+  ModelConfig m;
+  Error err = {""};
+  assert_int_equal(model_config_parse(&m, "x", "{\"model_type\": \"mistral\"}", &err), -1);
+  expect_words(&err, (const char *const[]){"model_type is \"mistral\"", NULL});
+  assert_int_equal(model_config_parse(&m, "x", "[]", &err), -1);
+}
+
+// ---- Counts
+
+static ModelConfig llama3_shape(int64_t D, int64_t F, int64_t L, int64_t H) {
+  return (ModelConfig){.hidden_size = D,
+                       .intermediate_size = F,
+                       .num_hidden_layers = L,
+                       .num_attention_heads = H,
+                       .num_key_value_heads = 8,
+                       .head_dim = D / H,
+                       .vocab_size = 128256};
+}
+
+// Totals from the model cards' safetensors indexes (total_size / 2 for the bf16 files).
+static void parameter_counts_equal_the_published_ones(void **state) {
+  (void)state;
+  const ModelConfig big = llama3_shape(4096, 14336, 32, 32);
+  const ModelConfig huge = llama3_shape(8192, 28672, 80, 64);
+  ModelConfig small = llama3_shape(2048, 8192, 16, 32);
+  small.tie_word_embeddings = true;
+  assert_int_equal(model_parameters(&big, true), 8030261248);
+  assert_int_equal(model_parameters(&big, false), 8030261248 - 128256 * 4096LL);
+  assert_int_equal(model_parameters(&huge, true), 70553706496);
+  assert_int_equal(model_parameters(&small, true), 1235814400);
+  assert_int_equal(model_parameters(&small, false), 1235814400);
+}
+
+static void flops_of_a_step_count_matrices_and_half_of_attention(void **state) {
+  (void)state;
+  // By hand: D 2, H 1, d 2, F 3, L 1, V 5. Matrices: 4 x 2x2 + 3 x 2x3 + 5x2 = 44.
+  const ModelConfig m = {.hidden_size = 2,
+                         .intermediate_size = 3,
+                         .num_hidden_layers = 1,
+                         .num_attention_heads = 1,
+                         .num_key_value_heads = 1,
+                         .head_dim = 2,
+                         .vocab_size = 5};
+  const double flops = model_step_flops(&m, 7, 4);
+  assert_true(flops == 6.0 * 28 * 44 + 6.0 * 1 * 7 * 1 * 16 * 2);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(all_spellings_of_rope_scaling_are_understood),
+      cmocka_unit_test(the_config_of_llama_32_1b_equals_ours),
+      cmocka_unit_test(our_config_json_reads_back_as_the_same_model),
+      cmocka_unit_test(a_hugging_face_model_that_is_not_ours_is_refused),
+      cmocka_unit_test(parameter_counts_equal_the_published_ones),
+      cmocka_unit_test(flops_of_a_step_count_matrices_and_half_of_attention),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}
