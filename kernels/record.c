@@ -200,6 +200,7 @@ static void ignore_end(Backend *be, ReplaySlot slot) {}
 
 static const Backend recorder_functions = {
     .name = "recorder",
+    .silent = true,
     .embed = record_embed,
     .qkv = record_qkv,
     .attention = record_attention,

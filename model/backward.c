@@ -18,10 +18,10 @@ void head_backward(Llama *llama, int64_t chunk, double per_token, bool accumulat
 
 void layer_again(Llama *llama, int64_t l) {
   if (llama->shape.recompute == RECOMPUTE_NONE) return;
-  range_push("recompute");
+  part_begin(llama, "recompute", -1);
   if (llama->shape.recompute == RECOMPUTE_LAYER) layer_attention(llama, l);
   layer_gate_up(llama, l);
-  range_pop();
+  part_end(llama);
 }
 
 void layer_backward(Llama *llama, int64_t l, bool accumulate) {
@@ -64,18 +64,18 @@ void llama_backward(Llama *llama, double scale, bool accumulate) {
   const int64_t L = llama->config.num_hidden_layers;
   const double per_token = scale / (double)(llama->shape.batch * llama->shape.seq);
   if (!be->replay_begin(be, slot)) return;
-  range_push("backward");
+  part_begin(llama, "backward", -1);
   if (!accumulate) be->step_begin(be);
   for (int64_t c = 0; c < llama->shape.loss_chunks; c++)
     head_backward(llama, c, per_token, accumulate || c > 0);
   for (int64_t l = L - 1; l >= 0; l--) {
-    range_push_number("layer", l);
+    part_begin(llama, "layer", l);
     if (l + 1 < L) layer_again(llama, l); // the last layer's activations are still there
     layer_backward(llama, l, accumulate);
-    range_pop();
+    part_end(llama);
   }
   embed_backward(llama, accumulate);
-  range_pop();
+  part_end(llama);
   be->replay_end(be, slot);
 }
 
@@ -89,9 +89,9 @@ void llama_update(Llama *llama, const AdamW *hyper) {
   Backend *be = llama->be;
   be->set_hyper(be, hyper);
   if (be->replay_begin(be, REPLAY_UPDATE)) {
-    range_push("optimizer");
+    part_begin(llama, "optimizer", -1);
     params_update(llama);
-    range_pop();
+    part_end(llama);
     be->replay_end(be, REPLAY_UPDATE);
   }
   be->step_end(be);

@@ -56,14 +56,14 @@ void layer_forward(Llama *llama, int64_t l) {
 void llama_forward(Llama *llama) {
   Backend *be = llama->be;
   if (!be->replay_begin(be, REPLAY_FORWARD)) return;
-  range_push("forward");
+  part_begin(llama, "forward", -1);
   embed_forward(llama);
   for (int64_t l = 0; l < llama->config.num_hidden_layers; l++) {
-    range_push_number("layer", l);
+    part_begin(llama, "layer", l);
     layer_forward(llama, l);
-    range_pop();
+    part_end(llama);
   }
-  range_pop();
+  part_end(llama);
   be->replay_end(be, REPLAY_FORWARD);
 }
 

@@ -1,5 +1,7 @@
 #include "model/ranges.h"
 
+#include "base/range.h"
+
 const char *operation_name(Operation operation) {
 #define NAME(enumerator, name) name,
   static const char *const names[OPERATION_COUNT] = {OPERATIONS(NAME)};
@@ -22,6 +24,18 @@ bool operation_begin(const Llama *llama, Operation operation) {
   Backend *be = llama->be;
   if (llama->left_out >> operation & 1) return false;
   be->operation = operation;
-  range_push(range_name(operation, be->kinds[operation]));
+  part_begin(llama, range_name(operation, be->kinds[operation]), -1);
   return true;
+}
+
+void part_begin(const Llama *llama, const char *name, int64_t number) {
+  if (llama->be->silent) return;
+  if (number < 0)
+    range_push(name);
+  else
+    range_push_number(name, number);
+}
+
+void part_end(const Llama *llama) {
+  if (!llama->be->silent) range_pop();
 }

@@ -1,7 +1,6 @@
 // How forward.c and backward.c call an operation: by name, inside its range on a profiler's time
 // line. The range says what runs it: "gate_up (fused)".
 #pragma once
-#include "base/range.h"
 #include "model/llama.h"
 
 const char *operation_name(Operation operation);
@@ -10,9 +9,14 @@ const char *operation_name(Operation operation);
 // range.
 bool operation_begin(const Llama *llama, Operation operation);
 
+// The ranges around operations: "forward", "layer 3" (a number below 0: none). Where the backend is
+// silent there are no ranges.
+void part_begin(const Llama *llama, const char *name, int64_t number);
+void part_end(const Llama *llama);
+
 #define RUN(llama, operation, call)                                                                \
   do {                                                                                             \
     if (!operation_begin((llama), (operation))) break;                                             \
     call;                                                                                          \
-    range_pop();                                                                                   \
+    part_end(llama);                                                                               \
   } while (0)
