@@ -238,7 +238,10 @@ struct Backend {
     int64_t s;     // of the backward's row sums
   } most_parts;
   KernelKind kinds[OPERATION_COUNT]; // what runs each operation: for profilers
-  Operation operation;    // the one under way in forward.c or backward.c: for kernels/record.c
+  // For kernels/record.c: the operation under way in model/forward.c or model/backward.c; and that
+  // profilers are told of none, since nothing runs.
+  Operation operation;
+  bool silent;
   int64_t max_tokens;     // of OpsConfig
   size_t workspace_bytes; // what the backend holds for itself, its libraries' code included
   size_t granule;         // allocations take multiples of so many bytes; 0: what they ask for
