@@ -11,6 +11,7 @@
 
 #include "base/file.h"
 #include "base/memory.h"
+#include "data/tokenizer.h"
 #include "model/checkpoint/files.h"
 
 // ---- The files of one checkpoint
@@ -64,12 +65,14 @@ static int write_folder(const char *folder, const Llama *llama, const Config *co
   Config *stored = xmalloc(sizeof *stored);
   *stored = *config;
   stored->train.resume[0] = '\0';
+  const bool bytes = llama->config.vocab_size == BYTE_VOCAB;
+  const int begin = bytes ? TOKEN_BEGIN : -1, end = bytes ? TOKEN_END : -1;
   int status = directory_create(folder, err);
   if (status == 0) status = write_tensors(folder, WEIGHTS_FILE, llama, false, err);
   if (status == 0) status = write_tensors(folder, OPTIMIZER_FILE, llama, true, err);
   if (status == 0)
     status =
-        write_text(folder, MODEL_CONFIG_FILE, model_config_json(&llama->config, "float32"), err);
+        write_text(folder, MODEL_CONFIG_FILE, model_config_json(&llama->config, begin, end), err);
   if (status == 0) status = write_text(folder, RUN_CONFIG_FILE, config_json(stored), err);
   if (status == 0) status = write_text(folder, STATE_FILE, state_json(state), err);
   if (status == 0) status = directory_sync(folder, err);

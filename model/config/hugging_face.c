@@ -3,7 +3,6 @@
 #include <math.h>
 #include <string.h>
 #include "model/config/keys.h"
-#include "data/tokenizer.h"
 
 // What LlamaConfig can say and this trainer does only in one way.
 static const struct {
@@ -131,26 +130,25 @@ int model_config_parse(ModelConfig *model, const char *name, const char *json, E
   memset(&config, 0, sizeof config);
   KeyReader r = {.config = &config, .where = name, .hugging_face = true, .err = err};
   if (model_read_tree(&r, json_parse(name, json, strlen(json), err))) return -1;
-  if (keys_fill_defaults(&r, true) || model_resolve(&config.model, name, err)) return -1;
+  if (keys_fill_defaults(&r, true) || model_resolve(&config, name, err)) return -1;
   *model = config.model;
   return 0;
 }
 
 // rope_theta beside rope_scaling is transformers 4's spelling, which version 5 still reads.
-char *model_config_json(const ModelConfig *model, const char *torch_dtype) {
+char *model_config_json(const ModelConfig *model, int begin, int end) {
   Config config;
   memset(&config, 0, sizeof config);
   config.model = *model;
-  const bool bytes = model->vocab_size == BYTE_VOCAB;
   JsonWriter w = {.indent = 2};
   json_open(&w, NULL, '{');
   json_raw(&w, "architectures", "[\"LlamaForCausalLM\"]");
   for (int i = 0; i < FIXED_KEYS; i++)
     if (fixed_keys[i].written) json_raw(&w, fixed_keys[i].name, fixed_keys[i].value);
   // Without a null here, transformers would take 1 and 2 for the begin and the end.
-  json_number(&w, "bos_token_id", bytes ? TOKEN_BEGIN : NAN, JSON_EXACT);
-  json_number(&w, "eos_token_id", bytes ? TOKEN_END : NAN, JSON_EXACT);
-  json_string(&w, "torch_dtype", torch_dtype);
+  json_number(&w, "bos_token_id", begin < 0 ? NAN : begin, JSON_EXACT);
+  json_number(&w, "eos_token_id", end < 0 ? NAN : end, JSON_EXACT);
+  json_string(&w, "torch_dtype", "float32");
   json_bool(&w, "use_cache", true);
   keys_write_section(&w, "model", &config);
   json_close(&w, '}');

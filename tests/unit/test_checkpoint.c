@@ -40,6 +40,7 @@ static void check_round_trip(const char *model) {
   must(model_config_parse(&hf, name, text, &err), &err);
   assert_int_equal(hf.tie_word_embeddings, t.run.config.model.tie_word_embeddings);
   assert_int_equal(hf.num_key_value_heads, 2);
+  assert_true((strstr(text, "\"eos_token_id\": 257") != NULL) == (hf.vocab_size == 258));
   free(text);
   free(name);
   tiny_test_close(&t);
