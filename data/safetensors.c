@@ -134,7 +134,7 @@ int safetensors_bytes(const SafeTensor *t, uint64_t *bytes, Error *err) {
   return 0;
 }
 
-// Fills all of t but its name.
+// Fills all of t but its name and data.
 static int parse_tensor(SafeTensor *t, const cJSON *entry, uint64_t data_bytes, Error *err) {
   static const char *const names[] = {"dtype", "shape", "data_offsets"};
   const cJSON *fields[3];
@@ -186,6 +186,7 @@ static int read_tensors(SafeFile *file, const cJSON *root, uint64_t data_bytes, 
     SafeTensor *t = &file->tensors[file->count];
     if (parse_tensor(t, entry, data_bytes, err) != 0)
       return error_prefix(err, "tensor '%.200s'", entry->string);
+    t->data = file->data + t->begin;
     t->name = xstrdup(entry->string);
     file->count++;
   }
@@ -285,13 +286,13 @@ static float float_of_half(uint16_t half) {
   return sign ? -subnormal : subnormal;
 }
 
-int safetensors_read_f32(const SafeFile *file, const SafeTensor *t, int64_t first, int64_t count,
-                         float *values, Error *err) {
+int safetensors_read_f32(const SafeTensor *t, int64_t first, int64_t count, float *values,
+                         Error *err) {
   const size_t size = t->dtype == SAFE_F32 ? 4 : 2;
   if (t->dtype != SAFE_F32 && t->dtype != SAFE_BF16 && t->dtype != SAFE_F16)
     return error_set(err, "tensor '%.200s' is not of dtype F32, BF16 or F16", t->name);
   assert(first >= 0 && count >= 0 && (uint64_t)(first + count) <= (t->end - t->begin) / size);
-  const unsigned char *from = file->data + t->begin + (uint64_t)first * size;
+  const unsigned char *from = t->data + (uint64_t)first * size;
   if (t->dtype == SAFE_F32) {
     if (count > 0) memcpy(values, from, (size_t)count * size);
     return 0;

@@ -80,7 +80,7 @@ int shards_commit(Shards *s, Error *err) {
 }
 
 void shards_discard(Shards *s) {
-  if (s->open) token_writer_abandon(&s->writer);
+  if (s->open) writer_abandon(&s->writer.file);
   s->open = false;
   for (int i = 0; i < s->count; i++) unlink(shard_path(s, i, TEMPORARY).text);
 }

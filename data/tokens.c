@@ -155,7 +155,3 @@ int token_writer_finish(TokenWriter *w, Error *err) {
   if (writer_patch(&w->file, 0, &h, sizeof h, err) != 0) return -1;
   return writer_finish(&w->file, err);
 }
-
-void token_writer_abandon(TokenWriter *w) {
-  writer_abandon(&w->file);
-}

@@ -74,19 +74,9 @@ int model_read_rope(KeyReader *r, const cJSON *value, const char *name) {
   return 0;
 }
 
-static bool is_rope(const char *name) {
-  return strcmp(name, "rope_scaling") == 0 || strcmp(name, "rope_parameters") == 0;
-}
-
-// LlamaConfig's defaults where they differ from ours, which are LLaMA-3's.
-static int fill_hugging_face_defaults(KeyReader *r) {
-  static const char *const defaults[][2] = {{"rms_norm_eps", "1e-06"}, {"rope_theta", "10000"}};
-  for (int i = 0; i < 2; i++) {
-    const char *name = defaults[i][0];
-    if (!key_given(r, "model", name) && key_set_json(r, key_find("model", name), defaults[i][1]))
-      return -1;
-  }
-  return 0;
+// LlamaConfig's default where it differs from ours, which is LLaMA-3's.
+static int set_default(KeyReader *r, const char *name, const char *json) {
+  return key_given(r, "model", name) ? 0 : key_set_json(r, key_find("model", name), json);
 }
 
 int model_read(KeyReader *r, const cJSON *object) {
@@ -95,7 +85,7 @@ int model_read(KeyReader *r, const cJSON *object) {
     const Key *key = key_find("model", item->string);
     if (key && key_set(r, key, item)) return -1;
     if (key) continue;
-    if (is_rope(item->string)) {
+    if (strcmp(item->string, "rope_scaling") == 0 || strcmp(item->string, "rope_parameters") == 0) {
       if (rope && !cJSON_IsNull(rope) && !cJSON_IsNull(item))
         return error_set(r->err,
                          "%s: rope_scaling and rope_parameters say the same thing; keep "
@@ -109,7 +99,8 @@ int model_read(KeyReader *r, const cJSON *object) {
   }
   // Last, so that an outer rope_theta is known.
   if (rope && model_read_rope(r, rope, rope->string)) return -1;
-  return r->hugging_face ? fill_hugging_face_defaults(r) : 0;
+  if (!r->hugging_face) return 0;
+  return set_default(r, "rms_norm_eps", "1e-06") || set_default(r, "rope_theta", "10000") ? -1 : 0;
 }
 
 // ---- config.json
