@@ -57,7 +57,7 @@ static int read_state(TrainState *s, const cJSON *root, Error *err) {
   }
   const char *digits = cJSON_GetStringValue(fields[SEQUENCES]);
   s->sequences = digits ? strtoull(digits, NULL, 10) : 0;
-  // Not so for a sign, a space, a leading zero, or more than 64 bits.
+  // A sign, a space, zeros in front or more than 64 bits would print as another text.
   if (!digits || strcmp(digits, digits_text(s->sequences).text) != 0)
     return error_set(err, "the value of 'sequences' is not a string of digits below 2^64");
   best = fields[BEST_VAL_LOSS];
