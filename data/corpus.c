@@ -34,46 +34,37 @@ static int foreign_percent(const char *text, size_t bytes) {
 
 // Opens the file to learn what it is; the sentence says why it is not text.
 static FileKind probe(const char *path, Error *err) {
-  FILE *file = fopen(path, "rb");
-  if (!file) {
-    error_set(err, "cannot open '%s': %s", path, strerror(errno));
-    return FILE_UNREADABLE;
-  }
   char *start = xmalloc(PROBE_BYTES);
-  const size_t bytes = fread(start, 1, PROBE_BYTES, file);
+  FILE *file = fopen(path, "rb");
+  const size_t bytes = file ? fread(start, 1, PROBE_BYTES, file) : 0;
+  const bool readable = file && !ferror(file);
   const int foreign = foreign_percent(start, bytes);
-  FileKind kind = FILE_TEXT;
-  if (ferror(file)) {
-    error_set(err, "cannot read '%s': %s", path, strerror(errno));
-    kind = FILE_UNREADABLE;
-  } else if (bytes == 0) {
+  const bool holds_nul = memchr(start, 0, bytes) != NULL;
+  if (!readable)
+    error_set(err, "cannot %s '%s': %s", file ? "read" : "open", path, strerror(errno));
+  else if (bytes == 0)
     error_set(err, "'%s' is empty", path);
-    kind = FILE_EMPTY;
-  } else if (memchr(start, 0, bytes)) {
+  else if (holds_nul)
     error_set(err, "'%s' is not text: it holds NUL bytes; convert UTF-16 to UTF-8 with iconv",
               path);
-    kind = FILE_BINARY;
-  } else if (foreign > MAX_FOREIGN_PERCENT) {
+  else if (foreign > MAX_FOREIGN_PERCENT)
     error_set(err,
               "'%s' is not text: %d %% of its first %zu bytes are not UTF-8; convert another "
               "encoding to UTF-8 with iconv",
               path, foreign, bytes);
-    kind = FILE_BINARY;
-  }
+  if (file) fclose(file);
   free(start);
-  fclose(file);
-  return kind;
+  return !readable                                    ? FILE_UNREADABLE
+         : bytes == 0                                 ? FILE_EMPTY
+         : holds_nul || foreign > MAX_FOREIGN_PERCENT ? FILE_BINARY
+                                                      : FILE_TEXT;
 }
 
 static void add_file(Corpus *c, const char *path, uint64_t bytes) {
-  if (c->count == c->capacity) {
-    c->capacity = c->capacity ? 2 * c->capacity : 64;
-    c->files = xrealloc(c->files, c->capacity * sizeof *c->files);
-  }
-  const bool jsonl = is_jsonl(path);
-  c->files[c->count++] = (CorpusFile){xstrdup(path), jsonl};
+  c->files = xrealloc(c->files, (c->count + 1) * sizeof *c->files);
+  c->files[c->count++] = xstrdup(path);
   c->bytes += bytes;
-  if (!jsonl) c->text_bytes += bytes;
+  if (!is_jsonl(path)) c->text_bytes += bytes;
 }
 
 static int add_folder(Corpus *c, const char *path);
@@ -128,7 +119,7 @@ int corpus_add(Corpus *corpus, const char *path, Error *err) {
 }
 
 void corpus_free(Corpus *corpus) {
-  for (size_t i = 0; i < corpus->count; i++) free(corpus->files[i].path);
+  for (size_t i = 0; i < corpus->count; i++) free(corpus->files[i]);
   free(corpus->files);
   *corpus = (Corpus){0};
 }
@@ -147,18 +138,18 @@ void corpus_close(CorpusReader *r) {
   *r = (CorpusReader){0};
 }
 
-static const CorpusFile *open_file(const CorpusReader *r) {
-  return &r->corpus->files[r->next_file - 1];
+static const char *open_path(const CorpusReader *r) {
+  return r->corpus->files[r->next_file - 1];
 }
 
 static int next_file(CorpusReader *r, Error *err) {
-  const CorpusFile *f = &r->corpus->files[r->next_file++];
-  r->file = fopen(f->path, "rb");
-  if (!r->file) return error_set(err, "cannot open '%s': %s", f->path, strerror(errno));
+  const char *path = r->corpus->files[r->next_file++];
+  r->file = fopen(path, "rb");
+  if (!r->file) return error_set(err, "cannot open '%s': %s", path, strerror(errno));
   setvbuf(r->file, NULL, _IOFBF, BLOCK_BYTES);
   struct stat st;
   if (fstat(fileno(r->file), &st) != 0)
-    return error_set(err, "cannot look at '%s': %s", f->path, strerror(errno));
+    return error_set(err, "cannot look at '%s': %s", path, strerror(errno));
   r->size = (int64_t)st.st_size;
   r->offset = 0;
   r->line = 0;
@@ -171,7 +162,7 @@ static int next_text(CorpusReader *r, CorpusBlock *block, Error *err) {
   const int64_t left = r->size - r->offset;
   const size_t wanted = left < BLOCK_BYTES ? (size_t)left : BLOCK_BYTES;
   if (fread(r->buffer, 1, wanted, r->file) != wanted)
-    return error_set(err, "cannot read '%s': %s", open_file(r)->path,
+    return error_set(err, "cannot read '%s': %s", open_path(r),
                      ferror(r->file) ? strerror(errno) : "it became shorter");
   if (r->offset == 0) r->documents++;
   *block = (CorpusBlock){r->buffer, (int64_t)wanted, r->offset, r->size, r->documents - 1};
@@ -190,7 +181,7 @@ static void replace_escaped_nul(char *line) {
 }
 
 static int parse_line(CorpusReader *r, size_t bytes, const char **text, Error *err) {
-  const char *path = open_file(r)->path;
+  const char *path = open_path(r);
   if (memchr(r->buffer, 0, bytes))
     return error_set(err, "'%s' line %" PRId64 " is not JSON: it holds a NUL byte", path, r->line);
   replace_escaped_nul(r->buffer);
@@ -214,7 +205,7 @@ static int next_line(CorpusReader *r, CorpusBlock *block, Error *err) {
     errno = 0;
     const ssize_t bytes = getline(&r->buffer, &r->buffer_bytes, r->file);
     if (bytes < 0 && !feof(r->file))
-      return error_set(err, "cannot read '%s': %s", open_file(r)->path, strerror(errno));
+      return error_set(err, "cannot read '%s': %s", open_path(r), strerror(errno));
     if (bytes < 0) return 0;
     r->line++;
     r->bytes_read += (uint64_t)bytes;
@@ -231,7 +222,7 @@ static int next_line(CorpusReader *r, CorpusBlock *block, Error *err) {
 int corpus_next(CorpusReader *r, CorpusBlock *block, Error *err) {
   for (;;) {
     if (r->file) {
-      const int got = open_file(r)->jsonl ? next_line(r, block, err) : next_text(r, block, err);
+      const int got = is_jsonl(open_path(r)) ? next_line(r, block, err) : next_text(r, block, err);
       if (got != 0) return got;
       fclose(r->file);
       r->file = NULL;
@@ -245,7 +236,7 @@ int corpus_count(const Corpus *corpus, int64_t limit, int64_t *documents, Error 
   *documents = 0;
   int status = 0;
   for (size_t i = 0; status == 0 && i < corpus->count && *documents < limit; i++) {
-    if (!corpus->files[i].jsonl) {
+    if (!is_jsonl(corpus->files[i])) {
       ++*documents;
       continue;
     }

@@ -18,14 +18,9 @@ typedef enum FileKind {
   FILE_TEXT
 } FileKind;
 
-typedef struct CorpusFile {
-  char *path; // owned
-  bool jsonl;
-} CorpusFile;
-
 typedef struct Corpus {
-  CorpusFile *files; // [count]
-  size_t count, capacity;
+  char **files; // [count] paths, owned
+  size_t count;
   uint64_t bytes;             // of all files
   uint64_t text_bytes;        // of the files that are not .jsonl
   int64_t skipped[FILE_TEXT]; // files and hidden folders that were passed over, by kind

@@ -8,18 +8,6 @@
 #include "base/memory.h"
 #include "base/rng.h"
 
-struct Loader {
-  TokenFile *files; // [file_count]
-  int file_count;
-  int64_t *first_window; // [file_count + 1] windows in the files before each; the last is the total
-  int64_t tokens;
-  int64_t batch, seq; // B, T
-  bool shuffle;
-  uint64_t order_key, offset_key; // streams of the windows' order and of the files' offsets
-  uint64_t cursor;
-  int32_t *window; // [T + 1]
-};
-
 // A Feistel network is a bijection for any round function (Luby & Rackoff, SIAM J. Comput. 1988).
 // Its domain is the power of 4 at or above n; positions that land outside [0, n) are mapped again
 // until they land inside (cycle walking: Black & Rogaway, CT-RSA 2002), fewer than 4 times on
@@ -42,17 +30,6 @@ uint64_t permute(uint64_t i, uint64_t n, uint64_t key) {
   return i;
 }
 
-// One window fewer than fit leaves T tokens or more for the offset that shuffling adds.
-static int64_t windows_in(int64_t tokens, int64_t T, bool shuffle) {
-  const int64_t fit = tokens > 0 ? (tokens - 1) / T : 0;
-  return shuffle && fit >= 2 ? fit - 1 : fit;
-}
-
-// The smallest file with that many windows.
-static int64_t tokens_for(int64_t windows, int64_t T, bool shuffle) {
-  return (shuffle && windows >= 2 ? windows + 1 : windows) * T + 1;
-}
-
 // GLOB_NOCHECK gives the pattern itself where nothing matches: a name with brackets, or nothing.
 static int find_files(const char *pattern, glob_t *found, Error *err) {
   if (path_is_directory(pattern))
@@ -70,7 +47,8 @@ static int find_files(const char *pattern, glob_t *found, Error *err) {
                    pattern);
 }
 
-static int open_files(Loader *loader, const glob_t *found, int64_t vocab_size, Error *err) {
+static int open_files(Loader *loader, const glob_t *found, Error *err) {
+  const LoaderConfig *c = &loader->config;
   const size_t count = found->gl_pathc;
   loader->files = xcalloc(count, sizeof *loader->files);
   loader->first_window = xcalloc(count + 1, sizeof *loader->first_window);
@@ -78,25 +56,29 @@ static int open_files(Loader *loader, const glob_t *found, int64_t vocab_size, E
     TokenFile *file = &loader->files[f];
     if (tokens_open(file, found->gl_pathv[f], err) != 0) return -1;
     loader->file_count = f + 1;
-    if (tokens_check(file, vocab_size, err) != 0) return -1;
+    if (tokens_check(file, c->vocab_size, err) != 0) return -1;
     loader->tokens += file->count;
-    loader->first_window[f + 1] =
-        loader->first_window[f] + windows_in(file->count, loader->seq, loader->shuffle);
+    // One window fewer than fit leaves T tokens or more for the offset that shuffling adds.
+    const int64_t fit = file->count > 0 ? (file->count - 1) / c->seq : 0;
+    loader->windows += c->shuffle && fit >= 2 ? fit - 1 : fit;
+    loader->first_window[f + 1] = loader->windows;
   }
   return 0;
 }
 
-static int check_size(const Loader *loader, const char *pattern, Error *err) {
-  const int64_t windows = loader_windows(loader), B = loader->batch, T = loader->seq;
+static int check_size(const Loader *loader, Error *err) {
+  const int64_t windows = loader->windows, B = loader->config.batch, T = loader->config.seq;
   if (windows >= B) return 0;
+  // The smallest file with so many windows.
+  const int64_t needed = (loader->config.shuffle && B >= 2 ? B + 1 : B) * T + 1;
   return error_set(err,
                    "'%s' has %" PRId64 " token%s in %d file%s, %" PRId64 " sequence%s of %" PRId64
                    ", but a batch of %" PRId64 " needs at least %" PRId64
                    " tokens in one file: add text, or lower train.batch_size or "
                    "train.sequence_length",
-                   pattern, loader->tokens, loader->tokens == 1 ? "" : "s", loader->file_count,
-                   loader->file_count == 1 ? "" : "s", windows, windows == 1 ? "" : "s", T, B,
-                   tokens_for(B, T, loader->shuffle));
+                   loader->config.pattern, loader->tokens, loader->tokens == 1 ? "" : "s",
+                   loader->file_count, loader->file_count == 1 ? "" : "s", windows,
+                   windows == 1 ? "" : "s", T, B, needed);
 }
 
 Loader *loader_open(const LoaderConfig *config, Error *err) {
@@ -104,14 +86,8 @@ Loader *loader_open(const LoaderConfig *config, Error *err) {
   glob_t found;
   if (find_files(config->pattern, &found, err) != 0) return NULL;
   Loader *loader = xcalloc(1, sizeof *loader);
-  *loader = (Loader){.batch = config->batch,
-                     .seq = config->seq,
-                     .shuffle = config->shuffle,
-                     .order_key = rng_key(config->seed, "data.order"),
-                     .offset_key = rng_key(config->seed, "data.offset"),
-                     .window = xmalloc((size_t)(config->seq + 1) * sizeof(int32_t))};
-  if (open_files(loader, &found, config->vocab_size, err) != 0 ||
-      check_size(loader, config->pattern, err) != 0) {
+  loader->config = *config;
+  if (open_files(loader, &found, err) != 0 || check_size(loader, err) != 0) {
     loader_close(loader);
     loader = NULL;
   }
@@ -124,28 +100,7 @@ void loader_close(Loader *loader) {
   for (int f = 0; f < loader->file_count; f++) tokens_close(&loader->files[f]);
   free(loader->files);
   free(loader->first_window);
-  free(loader->window);
   free(loader);
-}
-
-int64_t loader_tokens(const Loader *loader) {
-  return loader->tokens;
-}
-
-int64_t loader_windows(const Loader *loader) {
-  return loader->first_window[loader->file_count];
-}
-
-int loader_files(const Loader *loader) {
-  return loader->file_count;
-}
-
-uint64_t loader_cursor(const Loader *loader) {
-  return loader->cursor;
-}
-
-void loader_seek(Loader *loader, uint64_t cursor) {
-  loader->cursor = cursor;
 }
 
 // The file f with first_window[f] <= window < first_window[f + 1], by bisection.
@@ -163,32 +118,31 @@ static int file_of_window(const Loader *loader, int64_t window) {
 
 // How far the windows of file f are shifted in this epoch, in [0, T) as far as the file allows.
 static int64_t file_offset(const Loader *loader, int f, uint64_t epoch) {
-  if (!loader->shuffle) return 0;
+  const int64_t T = loader->config.seq;
+  if (!loader->config.shuffle) return 0;
   const int64_t windows = loader->first_window[f + 1] - loader->first_window[f];
-  const int64_t slack = loader->files[f].count - 1 - windows * loader->seq;
-  const int64_t most = slack < loader->seq - 1 ? slack : loader->seq - 1;
-  const uint64_t draw = rng_u64(rng_u64(loader->offset_key, epoch), (uint64_t)f);
+  const int64_t slack = loader->files[f].count - 1 - windows * T;
+  const int64_t most = slack < T - 1 ? slack : T - 1;
+  const uint64_t key = rng_key(loader->config.seed, "data.offset");
+  const uint64_t draw = rng_u64(rng_u64(key, epoch), (uint64_t)f);
   return (int64_t)(draw % ((uint64_t)most + 1));
 }
 
-static void read_window(Loader *loader, uint64_t cursor) {
-  const uint64_t windows = (uint64_t)loader_windows(loader);
-  const uint64_t epoch = cursor / windows;
+// The window of that cursor. tokens, targets: [T].
+static void read_window(const Loader *loader, uint64_t cursor, int32_t *tokens, int32_t *targets) {
+  const LoaderConfig *c = &loader->config;
+  const uint64_t windows = (uint64_t)loader->windows, epoch = cursor / windows;
   uint64_t window = cursor % windows;
-  if (loader->shuffle) window = permute(window, windows, rng_u64(loader->order_key, epoch));
+  if (c->shuffle) window = permute(window, windows, rng_u64(rng_key(c->seed, "data.order"), epoch));
   const int f = file_of_window(loader, (int64_t)window);
   const int64_t first =
-      file_offset(loader, f, epoch) + ((int64_t)window - loader->first_window[f]) * loader->seq;
-  tokens_read(&loader->files[f], first, loader->seq + 1, loader->window);
+      file_offset(loader, f, epoch) + ((int64_t)window - loader->first_window[f]) * c->seq;
+  tokens_read(&loader->files[f], first, c->seq, tokens);
+  tokens_read(&loader->files[f], first + 1, c->seq, targets);
 }
 
 void loader_next(Loader *loader, int32_t *tokens, int32_t *targets) {
-  const int64_t B = loader->batch, T = loader->seq;
-  for (int64_t b = 0; b < B; b++, loader->cursor++) {
-    read_window(loader, loader->cursor);
-    for (int64_t t = 0; t < T; t++) {
-      tokens[b * T + t] = loader->window[t];
-      targets[b * T + t] = loader->window[t + 1];
-    }
-  }
+  const int64_t B = loader->config.batch, T = loader->config.seq;
+  for (int64_t b = 0; b < B; b++)
+    read_window(loader, loader->cursor++, tokens + b * T, targets + b * T);
 }

@@ -9,10 +9,8 @@
 #include <stdbool.h>
 #include "data/tokens.h"
 
-typedef struct Loader Loader;
-
 typedef struct LoaderConfig {
-  const char *pattern; // a path or a glob(7) pattern; files in name order
+  const char *pattern; // a path or a glob(7) pattern; files in name order. Read by loader_open only
   int64_t batch;       // B
   int64_t seq;         // T
   int64_t vocab_size;
@@ -20,19 +18,23 @@ typedef struct LoaderConfig {
   bool shuffle;
 } LoaderConfig;
 
+typedef struct Loader {
+  LoaderConfig config;
+  uint64_t cursor;  // sequences drawn so far; to go on from elsewhere, set it
+  int64_t tokens;   // in all files
+  int64_t windows;  // sequences an epoch
+  TokenFile *files; // [file_count]
+  int file_count;
+  int64_t *first_window; // [file_count + 1] windows in the files before each; the last is the total
+} Loader;
+
 // Opens and checks all files, every token included. Fewer windows than one batch is an error that
 // says how many tokens are needed and how many there are.
 Loader *loader_open(const LoaderConfig *config, Error *err); // NULL on error
 void loader_close(Loader *loader);
 
-int64_t loader_tokens(const Loader *loader);  // in all files
-int64_t loader_windows(const Loader *loader); // sequences an epoch
-int loader_files(const Loader *loader);
-
 // The next B windows. tokens, targets: [B, T] int32. A batch may span two epochs.
 void loader_next(Loader *loader, int32_t *tokens, int32_t *targets);
-uint64_t loader_cursor(const Loader *loader);
-void loader_seek(Loader *loader, uint64_t cursor);
 
 // Bijection of [0, n): where position i goes in the order of `key`. Exposed for tests.
 uint64_t permute(uint64_t i, uint64_t n, uint64_t key);

@@ -36,11 +36,11 @@ static const char HELP[] =
 enum { MANY_DOCUMENTS = 100 };
 
 typedef struct Options {
-  char *out; // owned
+  PathText out;
   double val_fraction;
   int64_t seed, shard_tokens;
   bool help;
-  char **paths; // [path_count], owned; the paths are argv's
+  char **paths; // [path_count]
   int path_count;
 } Options;
 
@@ -56,61 +56,56 @@ static int parse_integer(const char *name, const char *text, int64_t min, int64_
                    min, max, text);
 }
 
-typedef enum OptionName { OUT, VAL_FRACTION, SEED, SHARD_TOKENS, HELP_OPTION, OPTIONS } OptionName;
-static const char *const option_names[OPTIONS] = {"--out", "--val-fraction", "--seed",
-                                                  "--shard-tokens", "--help"};
-
-static int set_option(Options *o, OptionName option, const char *value, Error *err) {
-  const char *name = option_names[option];
-  if (option == SEED) return parse_integer(name, value, 0, INT64_MAX, &o->seed, err);
-  if (option == SHARD_TOKENS)
+static int set_option(Options *o, const char *name, const char *value, Error *err) {
+  if (strcmp(name, "--seed") == 0) return parse_integer(name, value, 0, INT64_MAX, &o->seed, err);
+  if (strcmp(name, "--shard-tokens") == 0)
     return parse_integer(name, value, 1, TOKENS_MAX_COUNT, &o->shard_tokens, err);
-  if (option == VAL_FRACTION) {
+  if (strcmp(name, "--val-fraction") == 0) {
     char *end;
     o->val_fraction = strtod(value, &end);
     if (end != value && !*end && o->val_fraction > 0 && o->val_fraction < 1) return 0;
     return error_set(err, "%s must be a number above 0 and below 1, not '%s'", name, value);
   }
-  if (*value == '\0') return error_set(err, "--out needs a folder, not an empty name");
-  free(o->out);
-  o->out = xstrdup(value);
-  for (size_t n = strlen(o->out); n > 1 && o->out[n - 1] == '/'; n--) o->out[n - 1] = '\0';
+  size_t length = strlen(value);
+  if (length == 0) return error_set(err, "--out needs a folder, not an empty name");
+  while (length > 1 && value[length - 1] == '/') length--;
+  o->out = path_text("%.*s", (int)length, value);
   return 0;
 }
 
 // argv[*i] is an option, alone, as --name=value, or with its value in the next argument.
 static int parse_option(Options *o, int argc, char **argv, int *i, Error *err) {
+  static const char *const names[] = {"--out", "--val-fraction", "--seed", "--shard-tokens",
+                                      "--help"};
   char *name = argv[*i], *value = strchr(name, '=');
   if (value) *value++ = '\0';
-  OptionName option = OUT;
-  while (option < OPTIONS && strcmp(name, option_names[option]) != 0) option++;
-  if (option == HELP_OPTION || strcmp(name, "-h") == 0) {
+  const char *near = nearest_name(name, names, sizeof names / sizeof *names);
+  if (strcmp(name, "--help") == 0 || strcmp(name, "-h") == 0) {
     o->help = true;
     return 0;
   }
-  if (option == OPTIONS) {
-    const char *near = nearest_name(name, option_names, OPTIONS);
+  if (!near || strcmp(name, near) != 0)
     return error_set(err, "unknown option '%s': %s%s", name,
                      near ? "did you mean " : "--help lists them", near ? near : "");
-  }
   if (!value && *i + 1 >= argc) return error_set(err, "%s needs a value: --help says more", name);
-  return set_option(o, option, value ? value : argv[++*i], err);
+  return set_option(o, name, value ? value : argv[++*i], err);
 }
 
+// The paths move to the front of argv.
 static int parse_options(Options *o, int argc, char **argv, Error *err) {
-  *o = (Options){.out = xstrdup("data/text"),
+  *o = (Options){.out = path_text("data/text"),
                  .val_fraction = 0.1,
                  .shard_tokens = 1000000000,
-                 .paths = xcalloc((size_t)argc, sizeof *o->paths)};
+                 .paths = argv};
   bool only_paths = false;
   for (int i = 1; i < argc; i++) {
-    if (!only_paths && strcmp(argv[i], "--") == 0) {
-      only_paths = true;
-    } else if (!only_paths && argv[i][0] == '-' && argv[i][1]) {
-      if (parse_option(o, argc, argv, &i, err) != 0) return -1;
-    } else {
+    const bool option = !only_paths && argv[i][0] == '-' && argv[i][1];
+    if (!option)
       o->paths[o->path_count++] = argv[i];
-    }
+    else if (strcmp(argv[i], "--") == 0)
+      only_paths = true;
+    else if (parse_option(o, argc, argv, &i, err) != 0)
+      return -1;
   }
   if (o->path_count > 0 || o->help) return 0;
   return error_set(err, "name the text files, folders or .jsonl files to prepare, as in "
@@ -189,13 +184,13 @@ static int check_room(const Options *o, uint64_t text_bytes, Error *err) {
     return error_set(err, "%s of text would make more than %d files: use a larger --shard-tokens",
                      size_text(text_bytes).text, SHARDS_MAX);
   struct statvfs fs;
-  if (statvfs(o->out, &fs) != 0) return 0;
+  if (statvfs(o->out.text, &fs) != 0) return 0;
   const uint64_t needed = 2 * text_bytes, free_bytes = (uint64_t)fs.f_bavail * fs.f_frsize;
   if (needed <= free_bytes) return 0;
   return error_set(err,
                    "the token files need %s, but '%s' has %s free: make room, or choose another "
                    "disk with --out",
-                   size_text(needed).text, o->out, size_text(free_bytes).text);
+                   size_text(needed).text, o->out.text, size_text(free_bytes).text);
 }
 
 // ---- Splitting and writing
@@ -233,7 +228,6 @@ static int write_part(Shards *s, const CorpusBlock *block, int64_t first, int64_
   const int64_t begin = block->offset > first ? block->offset : first;
   const int64_t block_end = block->offset + block->bytes;
   const int64_t end = block_end < last ? block_end : last;
-  if (begin >= end) return 0;
   enum { CHUNK = 16384 };
   int32_t tokens[CHUNK + 2];
   for (int64_t at = begin; at < end; at += CHUNK) {
@@ -291,42 +285,40 @@ static int check_split(const Job *job, Error *err) {
 }
 
 static int write_all(Job *job, const Corpus *corpus, Error *err) {
-  const char *out = job->options->out;
+  const char *out = job->options->out.text;
   const int missing = count_missing(out);
-  int status = directory_create(out, err);
-  if (status == 0) status = check_room(job->options, corpus->text_bytes, err);
-  if (status == 0) status = write_documents(job, corpus, err);
-  if (status == 0) status = check_split(job, err);
-  if (status == 0) status = shards_finish(&job->train, err);
-  if (status == 0) status = shards_finish(&job->val, err);
-  if (status == 0) status = shards_commit(&job->train, err);
-  if (status == 0) status = shards_commit(&job->val, err);
-  if (status != 0) {
-    shards_discard(&job->train);
-    shards_discard(&job->val);
-    remove_created(out, missing);
-  }
-  return status;
+  const bool failed = directory_create(out, err) ||
+                      check_room(job->options, corpus->text_bytes, err) ||
+                      write_documents(job, corpus, err) || check_split(job, err) ||
+                      shards_finish(&job->train, err) || shards_finish(&job->val, err) ||
+                      shards_commit(&job->train, err) || shards_commit(&job->val, err);
+  if (!failed) return 0;
+  shards_discard(&job->train);
+  shards_discard(&job->val);
+  remove_created(out, missing);
+  return -1;
 }
 
 // ---- The input and the report
 
 // "3 hidden, 2 binary"; empty when nothing was passed over.
-static char *skipped_text(const Corpus *c) {
+typedef struct SkippedText {
+  char text[200];
+} SkippedText;
+
+static SkippedText skipped_text(const Corpus *c) {
   static const char *const reasons[FILE_TEXT] = {[FILE_HIDDEN] = "hidden",
                                                  [FILE_BINARY] = "binary",
                                                  [FILE_EMPTY] = "empty",
                                                  [FILE_UNREADABLE] = "unreadable",
                                                  [FILE_SPECIAL] = "links to folders or devices"};
-  char *text = xstrdup("");
-  for (int i = 0; i < FILE_TEXT; i++) {
-    if (c->skipped[i] == 0) continue;
-    char *longer =
-        xasprintf("%s%s%" PRId64 " %s", text, *text ? ", " : "", c->skipped[i], reasons[i]);
-    free(text);
-    text = longer;
-  }
-  return text;
+  SkippedText s = {""};
+  size_t used = 0;
+  for (int i = 0; i < FILE_TEXT; i++)
+    if (c->skipped[i] > 0)
+      used += (size_t)snprintf(s.text + used, sizeof s.text - used, "%s%" PRId64 " %s",
+                               used ? ", " : "", c->skipped[i], reasons[i]);
+  return s;
 }
 
 static int gather(Corpus *corpus, const Options *o, int64_t *documents, Error *err) {
@@ -334,12 +326,10 @@ static int gather(Corpus *corpus, const Options *o, int64_t *documents, Error *e
     if (corpus_add(corpus, o->paths[i], err) != 0) return -1;
   if (corpus_count(corpus, MANY_DOCUMENTS, documents, err) != 0) return -1;
   if (*documents > 0) return 0;
-  char *skipped = skipped_text(corpus);
-  error_set(err, "there is no text in '%s'%s%s%s%s", o->paths[0],
-            o->path_count > 1 ? " and the other paths" : "", *skipped ? " (skipped: " : "", skipped,
-            *skipped ? ")" : "");
-  free(skipped);
-  return -1;
+  const SkippedText skipped = skipped_text(corpus);
+  return error_set(err, "there is no text in '%s'%s%s%s%s", o->paths[0],
+                   o->path_count > 1 ? " and the other paths" : "",
+                   *skipped.text ? " (skipped: " : "", skipped.text, *skipped.text ? ")" : "");
 }
 
 static void print_set(const Shards *s) {
@@ -350,19 +340,18 @@ static void print_set(const Shards *s) {
 }
 
 static void print_report(const Job *job, const Corpus *corpus) {
-  const char *out = job->options->out;
-  char *skipped = skipped_text(corpus);
+  const char *out = job->options->out.text;
+  const SkippedText skipped = skipped_text(corpus);
   printf("documents  %" PRId64 " in %zu file%s, %s\n", job->documents, corpus->count,
          corpus->count == 1 ? "" : "s",
          job->many ? "whole ones for validation" : "the tail of each for validation");
   printf("bytes      %" PRIu64 "\n", job->bytes);
   print_set(&job->train);
   print_set(&job->val);
-  printf("skipped    %s\n", *skipped ? skipped : "nothing");
+  printf("skipped    %s\n", *skipped.text ? skipped.text : "nothing");
   printf("config     \"data\": {\"train\": \"%s/train-*.bin\", \"val\": \"%s/val-*.bin\"}, and "
          "\"vocab_size\": %d in \"model\"\n",
          out, out, BYTE_VOCAB);
-  free(skipped);
 }
 
 static int prepare(const Options *o, Error *err) {
@@ -371,7 +360,7 @@ static int prepare(const Options *o, Error *err) {
   int status = gather(&corpus, o, &documents, err);
   if (status == 0) {
     signals_hold();
-    const Shards set = {.dir = o->out, .limit = o->shard_tokens, .vocab_size = BYTE_VOCAB};
+    const Shards set = {.dir = o->out.text, .limit = o->shard_tokens, .vocab_size = BYTE_VOCAB};
     Job job = {.options = o, .train = set, .val = set, .many = documents >= MANY_DOCUMENTS};
     job.train.name = "train";
     job.val.name = "val";
@@ -395,8 +384,6 @@ int main(int argc, char **argv) {
   if (status == 0 && (fflush(stdout) != 0 || ferror(stdout)))
     status = error_set(&err, "cannot write to standard output: %s", strerror(errno));
   if (status != 0) fprintf(stderr, "prepare: %s\n", err.text);
-  free(options.out);
-  free(options.paths);
   sigprocmask(SIG_SETMASK, &before, NULL); // a signal that was held back ends the program here
   return status == 0 ? 0 : 1;
 }

@@ -44,14 +44,14 @@ ShapeText safetensors_shape_text(const SafeTensor *t) {
 // bytes and ends a name at \u0000. Outside its strings a legal header needs nothing but {}[]:, and
 // digits, so everything else is refused before cJSON sees it. The limits on nesting and on array
 // length also bound the memory that a hostile header can make cJSON take.
-static int scan_header(const char *name, const char *header, size_t count, Error *err) {
+static int scan_header(const char *header, size_t count, Error *err) {
   bool in_string = false, in_array = false;
   int depth = 0, commas = 0;
   for (size_t i = 0; i < count; i++) {
     const char c = header[i];
     const size_t at = LENGTH_BYTES + i;
     if ((unsigned char)c < 0x20 && c != '\t' && c != '\n' && c != '\r')
-      return error_set(err, "'%s': the header has a control byte %d at byte %zu", name, c, at);
+      return error_set(err, "the header has a control byte %d at byte %zu", c, at);
     if (in_string) {
       if (c == '\\') i++;
       if (c == '"') in_string = false;
@@ -61,41 +61,36 @@ static int scan_header(const char *name, const char *header, size_t count, Error
       in_array = c == '[';
       commas = 0;
       if (++depth > HEADER_MAX_DEPTH)
-        return error_set(err, "'%s': the header is nested too deeply at byte %zu", name, at);
+        return error_set(err, "the header is nested too deeply at byte %zu", at);
     } else if (c == '}' || c == ']') {
       in_array = false;
       depth--;
     } else if (c == ',') {
       if (in_array && ++commas >= SAFE_MAX_RANK)
-        return error_set(err, "'%s': the header has an array of more than %d numbers at byte %zu",
-                         name, SAFE_MAX_RANK, at);
+        return error_set(err, "the header has an array of more than %d numbers at byte %zu",
+                         SAFE_MAX_RANK, at);
     } else if (c >= '0' && c <= '9') {
       const bool begins = i == 0 || header[i - 1] < '0' || header[i - 1] > '9';
       if (begins && c == '0' && i + 1 < count && header[i + 1] >= '0' && header[i + 1] <= '9')
-        return error_set(err, "'%s': a number in the header begins with 0 at byte %zu", name, at);
+        return error_set(err, "a number in the header begins with 0 at byte %zu", at);
     } else if (!strchr(": \t\r\n", c)) {
       return error_set(err,
-                       "'%s': the header has a byte 0x%02x outside any string at byte %zu, where "
-                       "only objects, strings, arrays and whole numbers from 0 up are allowed",
-                       name, (unsigned char)c, at);
+                       "the header has a byte 0x%02x outside any string at byte %zu, where only "
+                       "objects, strings, arrays and whole numbers from 0 up are allowed",
+                       (unsigned char)c, at);
     }
   }
   return 0;
 }
 
 // The header as a cJSON object, or NULL and a sentence.
-static cJSON *parse_header(const char *name, const unsigned char *bytes, size_t count, Error *err) {
-  if (count == 0 || bytes[0] != '{') {
-    error_set(err, "'%s' is not a safetensors file: the header does not begin with '{'", name);
-    return NULL;
-  }
+static cJSON *parse_header(const unsigned char *bytes, size_t count, Error *err) {
   // A copy with NULs behind it: cJSON before 1.7.18 reads a byte past a text that ends too early.
   enum { SLACK = 8 };
-  char *text = xcalloc(count + SLACK, 1), *header = xasprintf("'%s': the header", name);
+  char *text = xcalloc(count + SLACK, 1);
   memcpy(text, bytes, count);
   cJSON *root =
-      scan_header(name, text, count, err) == 0 ? json_parse(header, text, count, err) : NULL;
-  free(header);
+      scan_header(text, count, err) == 0 ? json_parse("the header", text, count, err) : NULL;
   free(text);
   return root;
 }
@@ -139,7 +134,7 @@ int safetensors_bytes(const SafeTensor *t, uint64_t *bytes, Error *err) {
   return 0;
 }
 
-// Fills all of t but its name.
+// Fills all of t but its name and data.
 static int parse_tensor(SafeTensor *t, const cJSON *entry, uint64_t data_bytes, Error *err) {
   static const char *const names[] = {"dtype", "shape", "data_offsets"};
   const cJSON *fields[3];
@@ -162,13 +157,12 @@ static int parse_tensor(SafeTensor *t, const cJSON *entry, uint64_t data_bytes, 
 
 // ---- The whole header
 
-static int check_metadata(const char *name, const cJSON *metadata, Error *err) {
+static int check_metadata(const cJSON *metadata, Error *err) {
   if (!cJSON_IsObject(metadata))
-    return error_set(err, "'%s': __metadata__ in the header is not an object", name);
+    return error_set(err, "__metadata__ in the header is not an object");
   for (const cJSON *item = metadata->child; item; item = item->next)
     if (!cJSON_IsString(item))
-      return error_set(err, "'%s': the value of '%.200s' in __metadata__ is not a string", name,
-                       item->string);
+      return error_set(err, "the value of '%.200s' in __metadata__ is not a string", item->string);
   return 0;
 }
 
@@ -179,20 +173,20 @@ static int compare_offsets(const void *a, const void *b) {
   return strcmp(s->name, t->name);
 }
 
-static int read_tensors(SafeFile *file, const char *name, const cJSON *root, uint64_t data_bytes,
-                        Error *err) {
+static int read_tensors(SafeFile *file, const cJSON *root, uint64_t data_bytes, Error *err) {
   file->tensors = xcalloc((size_t)cJSON_GetArraySize(root) + 1, sizeof *file->tensors);
   for (const cJSON *entry = root->child; entry; entry = entry->next) {
     if (strcmp(entry->string, "__metadata__") == 0) {
-      if (check_metadata(name, entry, err) != 0) return -1;
+      if (check_metadata(entry, err) != 0) return -1;
       continue;
     }
     for (const char *c = entry->string; *c; c++)
       if ((unsigned char)*c < 0x20)
-        return error_set(err, "'%s': the name of a tensor has a control character", name);
+        return error_set(err, "the name of a tensor has a control character");
     SafeTensor *t = &file->tensors[file->count];
     if (parse_tensor(t, entry, data_bytes, err) != 0)
-      return error_prefix(err, "'%s': tensor '%.200s'", name, entry->string);
+      return error_prefix(err, "tensor '%.200s'", entry->string);
+    t->data = file->data + t->begin;
     t->name = xstrdup(entry->string);
     file->count++;
   }
@@ -200,25 +194,22 @@ static int read_tensors(SafeFile *file, const char *name, const cJSON *root, uin
   return 0;
 }
 
-static int check_contiguous(SafeFile *file, const char *name, uint64_t data_bytes, Error *err) {
+static int check_contiguous(const SafeFile *file, uint64_t data_bytes, Error *err) {
   uint64_t at = 0;
-  for (int i = 0; i < file->count; i++) {
-    const SafeTensor *t = &file->tensors[i];
+  for (const SafeTensor *t = file->tensors; t < file->tensors + file->count; t++) {
     if (t->begin != at)
       return error_set(
           err,
-          "'%s': tensor '%.200s' begins at byte %" PRIu64 " of the data, %s byte %" PRIu64
+          "tensor '%.200s' begins at byte %" PRIu64 " of the data, %s byte %" PRIu64
           ", where the tensor before it ends",
-          name, t->name, t->begin,
+          t->name, t->begin,
           t->begin < at ? "which overlaps others: before" : "which leaves a hole after", at);
     at = t->end;
   }
-  if (at != data_bytes)
-    return error_set(err,
-                     "'%s': the tensors end at byte %" PRIu64
-                     " of the data, but the file has %" PRIu64 " bytes",
-                     name, at, data_bytes);
-  return 0;
+  if (at == data_bytes) return 0;
+  return error_set(
+      err, "the tensors end at byte %" PRIu64 " of the data, but the file has %" PRIu64 " bytes",
+      at, data_bytes);
 }
 
 int safetensors_parse(SafeFile *file, const char *name, const unsigned char *bytes, size_t count,
@@ -240,15 +231,18 @@ int safetensors_parse(SafeFile *file, const char *name, const unsigned char *byt
     return error_set(
         err, "'%s' is cut off: its header should have %" PRIu64 " bytes, but only %zu follow", name,
         length, count - LENGTH_BYTES);
-  cJSON *root = parse_header(name, bytes + LENGTH_BYTES, (size_t)length, err);
-  if (!root) return -1;
-  const uint64_t data_bytes = count - LENGTH_BYTES - length;
-  int status = read_tensors(file, name, root, data_bytes, err);
-  cJSON_Delete(root);
-  if (status == 0) status = check_contiguous(file, name, data_bytes, err);
+  if (length == 0 || bytes[LENGTH_BYTES] != '{')
+    return error_set(err, "'%s' is not a safetensors file: the header does not begin with '{'",
+                     name);
   file->data = bytes + LENGTH_BYTES + length;
-  if (status != 0) safetensors_close(file);
-  return status;
+  const uint64_t data_bytes = count - LENGTH_BYTES - length;
+  cJSON *root = parse_header(bytes + LENGTH_BYTES, (size_t)length, err);
+  const bool failed = !root || read_tensors(file, root, data_bytes, err) != 0 ||
+                      check_contiguous(file, data_bytes, err) != 0;
+  cJSON_Delete(root);
+  if (!failed) return 0;
+  safetensors_close(file);
+  return error_prefix(err, "'%s'", name);
 }
 
 int safetensors_open(SafeFile *file, const char *path, Error *err) {
@@ -292,13 +286,13 @@ static float float_of_half(uint16_t half) {
   return sign ? -subnormal : subnormal;
 }
 
-int safetensors_read_f32(const SafeFile *file, const SafeTensor *t, int64_t first, int64_t count,
-                         float *values, Error *err) {
+int safetensors_read_f32(const SafeTensor *t, int64_t first, int64_t count, float *values,
+                         Error *err) {
   const size_t size = t->dtype == SAFE_F32 ? 4 : 2;
   if (t->dtype != SAFE_F32 && t->dtype != SAFE_BF16 && t->dtype != SAFE_F16)
     return error_set(err, "tensor '%.200s' is not of dtype F32, BF16 or F16", t->name);
   assert(first >= 0 && count >= 0 && (uint64_t)(first + count) <= (t->end - t->begin) / size);
-  const unsigned char *from = file->data + t->begin + (uint64_t)first * size;
+  const unsigned char *from = t->data + (uint64_t)first * size;
   if (t->dtype == SAFE_F32) {
     if (count > 0) memcpy(values, from, (size_t)count * size);
     return 0;
@@ -347,16 +341,13 @@ int safetensors_create(SafeWriter *w, const char *path, int count, const SafeTen
   for (int i = 0; i < count && status == 0; i++)
     status = write_tensor(&header, &tensors[i], &w->expected, err);
   json_close(&header, '}');
+  // Spaces up to a multiple of 8 bytes, so that mapped data is aligned.
+  const size_t padding = (8 - header.used % 8) % 8;
+  const uint64_t length = header.used + padding;
   if (status == 0) status = writer_open(&w->file, path, err);
-  if (status == 0) {
-    // Spaces up to a multiple of 8 bytes, so that mapped data is aligned.
-    const size_t padding = (8 - header.used % 8) % 8;
-    const uint64_t length = header.used + padding;
-    if (writer_append(&w->file, &length, sizeof length, err) != 0 ||
-        writer_append(&w->file, header.text, header.used, err) != 0 ||
-        writer_append(&w->file, "       ", padding, err) != 0)
-      status = -1;
-  }
+  if (status == 0) status = writer_append(&w->file, &length, sizeof length, err);
+  if (status == 0) status = writer_append(&w->file, header.text, header.used, err);
+  if (status == 0) status = writer_append(&w->file, "       ", padding, err);
   w->file.total = 0; // from here on bytes of data
   free(header.text);
   return status;

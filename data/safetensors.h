@@ -35,7 +35,8 @@ typedef struct SafeTensor {
   SafeDtype dtype;
   int rank;
   int64_t shape[SAFE_MAX_RANK];
-  uint64_t begin, end; // bytes from the start of the data
+  uint64_t begin, end;       // bytes from the start of the data
+  const unsigned char *data; // its first byte
 } SafeTensor;
 
 typedef struct SafeFile {
@@ -61,10 +62,10 @@ typedef struct ShapeText {
 ShapeText safetensors_shape_text(const SafeTensor *t);
 // Elements [first, first + count) of t as float; F32, BF16 and F16 are converted (exactly), other
 // dtypes are an error. The range must lie inside the tensor.
-int safetensors_read_f32(const SafeFile *file, const SafeTensor *t, int64_t first, int64_t count,
-                         float *values, Error *err);
+int safetensors_read_f32(const SafeTensor *t, int64_t first, int64_t count, float *values,
+                         Error *err);
 
-// Writing: names, shapes and dtypes first (begin and end are not read), then the data of each
+// Writing: names, shapes and dtypes first (begin, end and data are not read), then the data of each
 // tensor, in the same order, in pieces. Names must be unique and free of quotes, backslashes and
 // control characters. Every file carries the metadata {"format": "pt"}, without which transformers
 // refuses to load it. The first failure closes the writer and leaves the partial file to the

@@ -1,6 +1,5 @@
 #include "data/shards.h"
 
-#include <ctype.h>
 #include <dirent.h>
 #include <errno.h>
 #include <stdio.h>
@@ -50,14 +49,12 @@ int shards_append(Shards *s, const int32_t *tokens, int64_t count, Error *err) {
 // The number in NAME-ddddd.bin, with or without the temporary suffix; -1 for any other name.
 static int shard_index(const Shards *s, const char *file) {
   const size_t length = strlen(s->name);
-  if (strncmp(file, s->name, length) != 0 || file[length] != '-') return -1;
-  const char *digits = file + length + 1;
-  for (int i = 0; i < 5; i++)
-    if (!isdigit((unsigned char)digits[i])) return -1;
-  const char *suffix = digits + 5;
-  if (strncmp(suffix, ".bin", 4) != 0) return -1;
-  if (suffix[4] != '\0' && strcmp(suffix + 4, TEMPORARY) != 0) return -1;
-  return atoi(digits);
+  char digits[6];
+  int end = 0;
+  if (strncmp(file, s->name, length) != 0) return -1;
+  if (sscanf(file + length, "-%5[0-9].bin%n", digits, &end) != 1 || end != 10) return -1;
+  const char *suffix = file + length + end;
+  return suffix[0] == '\0' || strcmp(suffix, TEMPORARY) == 0 ? atoi(digits) : -1;
 }
 
 static int remove_stale(const Shards *s, Error *err) {
@@ -83,7 +80,7 @@ int shards_commit(Shards *s, Error *err) {
 }
 
 void shards_discard(Shards *s) {
-  if (s->open) token_writer_abandon(&s->writer);
+  if (s->open) writer_abandon(&s->writer.file);
   s->open = false;
   for (int i = 0; i < s->count; i++) unlink(shard_path(s, i, TEMPORARY).text);
 }

@@ -10,29 +10,30 @@
 _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__,
                "token files are little-endian and are read in place");
 
-enum { MAGIC_UINT16 = 20240520, VERSION_UINT16 = 1, MAGIC_UINT32 = 20240801, VERSION_UINT32 = 7 };
+// The magic numbers of files with tokens of 2 and of 4 bytes.
+enum { MAGIC_UINT16 = 20240520, MAGIC_UINT32 = 20240801 };
+static int32_t version_of(int32_t magic) {
+  return magic == MAGIC_UINT16 ? 1 : 7;
+}
 
 typedef struct Header {
   int32_t magic, version, count;
 } Header;
 
-static int check_header(const char *name, const Header *h, int *token_bytes, Error *err) {
+static int check_header(const char *name, const Header *h, Error *err) {
   if (h->magic != MAGIC_UINT16 && h->magic != MAGIC_UINT32)
     return error_set(err,
                      "'%s' is not a token file: its first number is %" PRId32
                      ", not %d (uint16 tokens) or %d (uint32 tokens); ./prepare makes token files",
                      name, h->magic, MAGIC_UINT16, MAGIC_UINT32);
-  *token_bytes = h->magic == MAGIC_UINT16 ? 2 : 4;
-  const int32_t version = h->magic == MAGIC_UINT16 ? VERSION_UINT16 : VERSION_UINT32;
-  if (h->version != version)
+  if (h->version != version_of(h->magic))
     return error_set(err,
                      "'%s' is a token file of version %" PRId32 ", but only version %" PRId32
                      " is known for its magic number %" PRId32,
-                     name, h->version, version, h->magic);
-  if (h->count < 0)
-    return error_set(err, "'%s' has a damaged header: its number of tokens is %" PRId32, name,
-                     h->count);
-  return 0;
+                     name, h->version, version_of(h->magic), h->magic);
+  if (h->count >= 0) return 0;
+  return error_set(err, "'%s' has a damaged header: its number of tokens is %" PRId32, name,
+                   h->count);
 }
 
 int tokens_parse(TokenFile *file, const char *name, const unsigned char *bytes, size_t size,
@@ -45,8 +46,8 @@ int tokens_parse(TokenFile *file, const char *name, const unsigned char *bytes, 
                      name, size, TOKENS_HEADER_BYTES);
   Header h;
   memcpy(&h, bytes, sizeof h);
-  int token_bytes = 0;
-  if (check_header(name, &h, &token_bytes, err) != 0) return -1;
+  if (check_header(name, &h, err) != 0) return -1;
+  const int token_bytes = h.magic == MAGIC_UINT16 ? 2 : 4;
   const size_t expected = TOKENS_HEADER_BYTES + (size_t)h.count * (size_t)token_bytes;
   if (size != expected)
     return error_set(err,
@@ -136,32 +137,21 @@ int token_writer_append(TokenWriter *w, const int32_t *tokens, int64_t count, Er
         w->file.path ? w->file.path : "?", TOKENS_MAX_COUNT);
   w->count += count;
   if (w->token_bytes == 4) return writer_append(&w->file, tokens, (size_t)count * 4, err);
-  enum { CHUNK = 8192 };
-  uint16_t narrow[CHUNK];
-  while (count > 0) {
-    const int64_t n = count < CHUNK ? count : CHUNK;
-    int32_t bits = 0;
-    for (int64_t i = 0; i < n; i++) {
-      bits |= tokens[i];
-      narrow[i] = (uint16_t)tokens[i];
-    }
-    assert((bits & ~0xffff) == 0);
-    if (writer_append(&w->file, narrow, (size_t)n * 2, err) != 0) return -1;
-    tokens += n;
-    count -= n;
+  uint16_t *narrow = xmalloc((size_t)count * sizeof *narrow);
+  int32_t bits = 0;
+  for (int64_t i = 0; i < count; i++) {
+    bits |= tokens[i];
+    narrow[i] = (uint16_t)tokens[i];
   }
-  return 0;
+  assert((bits & ~0xffff) == 0);
+  const int status = writer_append(&w->file, narrow, (size_t)count * sizeof *narrow, err);
+  free(narrow);
+  return status;
 }
 
 int token_writer_finish(TokenWriter *w, Error *err) {
-  const bool wide = w->token_bytes == 4;
-  const Header h = {.magic = wide ? MAGIC_UINT32 : MAGIC_UINT16,
-                    .version = wide ? VERSION_UINT32 : VERSION_UINT16,
-                    .count = (int32_t)w->count};
+  const int32_t magic = w->token_bytes == 2 ? MAGIC_UINT16 : MAGIC_UINT32;
+  const Header h = {.magic = magic, .version = version_of(magic), .count = (int32_t)w->count};
   if (writer_patch(&w->file, 0, &h, sizeof h, err) != 0) return -1;
   return writer_finish(&w->file, err);
-}
-
-void token_writer_abandon(TokenWriter *w) {
-  writer_abandon(&w->file);
 }

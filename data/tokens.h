@@ -30,7 +30,7 @@ int tokens_check(const TokenFile *file, int64_t vocab_size, Error *err);
 // Writing: uint16 tokens where vocab_size allows, else uint32. The count is filled in at finish;
 // the header's count is an int32, so a file holds at most TOKENS_MAX_COUNT tokens (one more is an
 // error) and the caller opens the next shard. After an error or an interruption:
-// token_writer_abandon, and the partial file is the caller's to remove.
+// writer_abandon(&w->file), and the partial file is the caller's to remove.
 enum { TOKENS_HEADER_BYTES = 1024 };
 #define TOKENS_MAX_COUNT INT32_MAX
 typedef struct TokenWriter {
@@ -41,4 +41,3 @@ typedef struct TokenWriter {
 int token_writer_open(TokenWriter *w, const char *path, int64_t vocab_size, Error *err);
 int token_writer_append(TokenWriter *w, const int32_t *tokens, int64_t count, Error *err);
 int token_writer_finish(TokenWriter *w, Error *err);
-void token_writer_abandon(TokenWriter *w); // safe after finish

@@ -31,12 +31,10 @@ int checkpoint_complete(const char *path, Error *err) {
   return checkpoint_read_state(path, &state, err);
 }
 
-// The step in "step-00000100SUFFIX", or -1 if the name is not exactly one that step_path gives.
+// The step in "step-00000100SUFFIX", or a negative number if the name is not exactly one that step_path gives.
 static int64_t step_in_name(const char *name, const char *suffix) {
   if (strncmp(name, "step-", 5) != 0) return -1;
-  errno = 0;
   const int64_t step = strtoll(name + 5, NULL, 10);
-  if (errno != 0 || step < 0) return -1;
   return strcmp(name, step_path(".", step, suffix).text + 2) == 0 ? step : -1;
 }
 

@@ -48,22 +48,17 @@ typedef struct Wanted {
   const ModelConfig *model;
   bool moments;
   TensorList list;
-  struct Source {
-    const SafeFile *file;
-    const SafeTensor *tensor;
-  } * sources;     // [list.count]
-  PathText name;   // of the file, or of the index of the shards
-  SafeFile *files; // [count]
+  const SafeTensor **sources; // [list.count]
+  PathText name;              // of the file, or of the index of the shards
+  SafeFile *files;            // [count]
   int count;
 } Wanted;
 
-// The tensor, with the file that has it; both NULL if none has.
-static struct Source find_tensor(const Wanted *w, const char *name) {
-  for (int i = 0; i < w->count; i++) {
-    const SafeTensor *t = safetensors_find(&w->files[i], name);
-    if (t) return (struct Source){&w->files[i], t};
-  }
-  return (struct Source){NULL, NULL};
+// NULL if no file has it.
+static const SafeTensor *find_tensor(const Wanted *w, const char *name) {
+  const SafeTensor *found = NULL;
+  for (int i = 0; i < w->count && !found; i++) found = safetensors_find(&w->files[i], name);
+  return found;
 }
 
 static int open_file(Wanted *w, const char *path, Error *err) {
@@ -118,7 +113,7 @@ static int open_files(Wanted *w, const char *folder, Error *err) {
 // ---- What must be there, and nothing else
 
 static int check_tensor(const Wanted *w, int i, Error *err) {
-  const SafeTensor *wanted = &w->list.tensors[i], *found = w->sources[i].tensor;
+  const SafeTensor *wanted = &w->list.tensors[i], *found = w->sources[i];
   const char *file = w->name.text, *name = wanted->name;
   const ShapeText shape = safetensors_shape_text(wanted);
   if (!found) {
@@ -143,21 +138,19 @@ static bool ends_with(const char *name, const char *end) {
 }
 
 // A tensor of a file that is no wanted one's source: -1 unless it says nothing new.
-static int check_extra(const Wanted *w, const SafeFile *file, const SafeTensor *t, Error *err) {
+static int check_extra(const Wanted *w, const SafeTensor *t, Error *err) {
   // Buffers that older versions of transformers saved; they follow from rope_theta.
   if (ends_with(t->name, ".rotary_emb.inv_freq")) return 0;
-  if (find_tensor(w, t->name).tensor != t)
+  if (find_tensor(w, t->name) != t)
     return error_set(err, "'%s': two shards have the tensor '%.200s'", w->name.text, t->name);
   if (w->moments || !w->model->tie_word_embeddings || strcmp(t->name, "lm_head.weight") != 0)
     return error_set(err,
                      "'%s' has the tensor '%.200s', for which this model of %lld layers has no "
                      "place",
                      w->name.text, t->name, (long long)w->model->num_hidden_layers);
-  const struct Source embedding = find_tensor(w, "model.embed_tokens.weight");
-  const SafeTensor *e = embedding.tensor;
+  const SafeTensor *e = find_tensor(w, "model.embed_tokens.weight");
   const uint64_t bytes = t->end - t->begin;
-  if (t->dtype == e->dtype && bytes == e->end - e->begin &&
-      memcmp(file->data + t->begin, embedding.file->data + e->begin, bytes) == 0)
+  if (t->dtype == e->dtype && bytes == e->end - e->begin && memcmp(t->data, e->data, bytes) == 0)
     return 0;
   return error_set(err,
                    "'%s': lm_head.weight differs from model.embed_tokens.weight, but "
@@ -171,10 +164,10 @@ static int check_files(const Wanted *w, Error *err) {
     if (check_tensor(w, i, err) != 0) return -1;
   }
   for (const SafeFile *file = w->files; file < w->files + w->count; file++)
-    for (int i = 0; i < file->count; i++) {
+    for (const SafeTensor *t = file->tensors; t < file->tensors + file->count; t++) {
       int k = 0;
-      while (k < w->list.count && w->sources[k].tensor != &file->tensors[i]) k++;
-      if (k == w->list.count && check_extra(w, file, &file->tensors[i], err) != 0) return -1;
+      while (k < w->list.count && w->sources[k] != t) k++;
+      if (k == w->list.count && check_extra(w, t, err) != 0) return -1;
     }
   return 0;
 }
@@ -209,8 +202,8 @@ static int load_packed(const Wanted *w, const Llama *llama, int first, Error *er
     if (tensor_values(&w->list, llama, i) != values) continue;
     const HfTensor *t = &w->list.hf[i];
     for (int64_t row = 0; row < t->rows && status == 0; row++)
-      status = safetensors_read_f32(w->sources[i].file, w->sources[i].tensor, row * t->cols,
-                                    t->cols, packed + packed_row(w->model, t, row) * t->cols, err);
+      status = safetensors_read_f32(w->sources[i], row * t->cols, t->cols,
+                                    packed + packed_row(w->model, t, row) * t->cols, err);
   }
   if (status == 0) llama->be->write_master(llama->be, values, packed, p->rows * p->cols);
   free(packed);

@@ -11,6 +11,7 @@
 
 #include "base/file.h"
 #include "base/memory.h"
+#include "data/tokenizer.h"
 #include "model/checkpoint/files.h"
 
 // ---- The files of one checkpoint
@@ -64,17 +65,16 @@ static int write_folder(const char *folder, const Llama *llama, const Config *co
   Config *stored = xmalloc(sizeof *stored);
   *stored = *config;
   stored->train.resume[0] = '\0';
-  int status = directory_create(folder, err);
-  if (status == 0) status = write_tensors(folder, WEIGHTS_FILE, llama, false, err);
-  if (status == 0) status = write_tensors(folder, OPTIMIZER_FILE, llama, true, err);
-  if (status == 0)
-    status =
-        write_text(folder, MODEL_CONFIG_FILE, model_config_json(&llama->config, "float32"), err);
-  if (status == 0) status = write_text(folder, RUN_CONFIG_FILE, config_json(stored), err);
-  if (status == 0) status = write_text(folder, STATE_FILE, state_json(state), err);
-  if (status == 0) status = directory_sync(folder, err);
+  const bool bytes = llama->config.vocab_size == BYTE_VOCAB;
+  const int begin = bytes ? TOKEN_BEGIN : -1, end = bytes ? TOKEN_END : -1;
+  const bool failed =
+      directory_create(folder, err) || write_tensors(folder, WEIGHTS_FILE, llama, false, err) ||
+      write_tensors(folder, OPTIMIZER_FILE, llama, true, err) ||
+      write_text(folder, MODEL_CONFIG_FILE, model_config_json(&llama->config, begin, end), err) ||
+      write_text(folder, RUN_CONFIG_FILE, config_json(stored), err) ||
+      write_text(folder, STATE_FILE, state_json(state), err) || directory_sync(folder, err);
   free(stored);
-  return status;
+  return failed ? -1 : 0;
 }
 
 // ---- Its place in the run's folder
@@ -142,16 +142,13 @@ int checkpoint_save(const char *run_dir, const Llama *llama, const Config *confi
   char previous[PATH_CHARS];
   if (checkpoint_find("auto", run_dir, previous, &ignored) != 0) previous[0] = '\0';
   const PathText temporary = step_path(run_dir, state->step, ".tmp");
-  int status = directory_create(run_dir, err);
-  if (status == 0) {
-    remove_leftovers(run_dir, ".tmp"); // before writing: they may be what fills the disk
-    status = write_folder(temporary.text, llama, config, state, err);
-    if (status == 0) status = put_in_place(run_dir, state->step, err);
-    if (status != 0) directory_remove(temporary.text, &ignored);
-  }
-  if (status == 0) status = directory_sync(run_dir, err);
-  if (status == 0) status = point_latest(run_dir, state->step, err);
-  if (status == 0) {
+  remove_leftovers(run_dir, ".tmp"); // before writing: they may be what fills the disk
+  bool failed = directory_create(run_dir, err) ||
+                write_folder(temporary.text, llama, config, state, err) ||
+                put_in_place(run_dir, state->step, err);
+  if (failed) directory_remove(temporary.text, &ignored);
+  failed = failed || directory_sync(run_dir, err) || point_latest(run_dir, state->step, err);
+  if (!failed) {
     prune(run_dir, state->step, keep);
     return 0;
   }

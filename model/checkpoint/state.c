@@ -1,6 +1,5 @@
 // state.json and run.json of a checkpoint. Counters are whole numbers; `sequences`, which may use
 // all 64 bits, is a string of digits; best_val_loss is null until there is one.
-#include <errno.h>
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
@@ -20,29 +19,27 @@ static const char *const names[KEYS] = {"version",   "step",          "updates",
                                         "nonfinite", "nonfinite_row", "best_val_step",
                                         "sequences", "best_val_loss"};
 
+typedef struct DigitsText {
+  char text[24];
+} DigitsText;
+
+static DigitsText digits_text(uint64_t value) {
+  DigitsText t;
+  snprintf(t.text, sizeof t.text, "%" PRIu64, value);
+  return t;
+}
+
 char *state_json(const TrainState *s) {
   const int64_t numbers[SEQUENCES] = {STATE_VERSION, s->step,          s->updates,
                                       s->nonfinite,  s->nonfinite_row, s->best_val_step};
-  char digits[24];
-  snprintf(digits, sizeof digits, "%" PRIu64, s->sequences);
+  const DigitsText digits = digits_text(s->sequences);
   JsonWriter w = {.indent = 2};
   json_open(&w, NULL, '{');
   for (int i = 0; i < SEQUENCES; i++) json_whole(&w, names[i], numbers[i]);
-  json_string(&w, names[SEQUENCES], digits);
+  json_string(&w, names[SEQUENCES], digits.text);
   json_number(&w, names[BEST_VAL_LOSS], s->best_val_loss, JSON_EXACT);
   json_close(&w, '}');
   return w.text;
-}
-
-// "0", "17", at most 2^64 - 1; no sign, space or leading zero.
-static int parse_digits(const char *text, uint64_t *value) {
-  const size_t length = strlen(text);
-  if (length == 0 || length != strspn(text, "0123456789") || (length > 1 && text[0] == '0'))
-    return -1;
-  errno = 0;
-  const unsigned long long parsed = strtoull(text, NULL, 10);
-  *value = parsed;
-  return errno == 0 ? 0 : -1;
 }
 
 static int read_state(TrainState *s, const cJSON *root, Error *err) {
@@ -58,8 +55,10 @@ static int read_state(TrainState *s, const cJSON *root, Error *err) {
     if (json_integer(fields[i], counter) != 0 || *counter < 0)
       return error_set(err, "the value of '%s' is not a whole number from 0 to 2^53 - 1", names[i]);
   }
-  if (!cJSON_IsString(fields[SEQUENCES]) ||
-      parse_digits(fields[SEQUENCES]->valuestring, &s->sequences) != 0)
+  const char *digits = cJSON_GetStringValue(fields[SEQUENCES]);
+  s->sequences = digits ? strtoull(digits, NULL, 10) : 0;
+  // A sign, a space, zeros in front or more than 64 bits would print as another text.
+  if (!digits || strcmp(digits, digits_text(s->sequences).text) != 0)
     return error_set(err, "the value of 'sequences' is not a string of digits below 2^64");
   best = fields[BEST_VAL_LOSS];
   s->best_val_loss = cJSON_IsNull(best) ? NAN : best->valuedouble;

@@ -132,9 +132,9 @@ int config_compare(const Config *saved, const Config *now, Error *err);
 void config_print_keys(void);
 
 // A Hugging Face config.json (LlamaForCausalLM) -> ModelConfig, and back; the text is the caller's
-// to free.
+// to free. begin, end: the tokens around a document, -1 where the tokenizer is not known.
 int model_config_parse(ModelConfig *model, const char *name, const char *json, Error *err);
-char *model_config_json(const ModelConfig *model, const char *torch_dtype);
+char *model_config_json(const ModelConfig *model, int begin, int end);
 
 // Number of parameters; with = false the embedding look-up is left out (a tied one counts as
 // lm_head).

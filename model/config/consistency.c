@@ -11,24 +11,17 @@ static int refuse(const char *where, const char *key, double value, const char *
 
 // ---- The model
 
-static int check_llama3(const ModelConfig *model, const char *where, Error *err) {
-  const struct {
-    const char *name;
-    double value;
-  } needed[] = {
-      {"factor", model->rope_scaling.factor},
-      {"low_freq_factor", model->rope_scaling.low_freq_factor},
-      {"high_freq_factor", model->rope_scaling.high_freq_factor},
-      {"original_max_position_embeddings",
-       (double)model->rope_scaling.original_max_position_embeddings},
-  };
-  for (int i = 0; i < 4; i++)
-    if (needed[i].value == 0) // no valid value is 0
+static int check_llama3(const Config *config, const char *where, Error *err) {
+  static const Config none; // no valid value of these keys is 0
+  for (const Key *key = config_keys; key->name; key++)
+    if (strcmp(key->section, "model.rope_scaling") == 0 && key_equal(key, config, &none))
       return error_set(err, "%s: rope_scaling.%s is missing; llama3 scaling needs it", where,
-                       needed[i].name);
-  if (needed[2].value > needed[1].value) return 0;
-  return refuse(where, "rope_scaling.high_freq_factor", needed[2].value, "be above",
-                "low_freq_factor", needed[1].value, err);
+                       key->name);
+  const double low = config->model.rope_scaling.low_freq_factor;
+  const double high = config->model.rope_scaling.high_freq_factor;
+  if (high > low) return 0;
+  return refuse(where, "rope_scaling.high_freq_factor", high, "be above", "low_freq_factor", low,
+                err);
 }
 
 static int resolve_heads(ModelConfig *model, const char *where, Error *err) {
@@ -49,9 +42,10 @@ static int resolve_heads(ModelConfig *model, const char *where, Error *err) {
                    where, (long long)*d, (long long)D, (long long)H);
 }
 
-int model_resolve(ModelConfig *model, const char *where, Error *err) {
+int model_resolve(Config *config, const char *where, Error *err) {
+  ModelConfig *model = &config->model;
   if (resolve_heads(model, where, err)) return -1;
-  if (model->rope_scaling.type == ROPE_LLAMA3) return check_llama3(model, where, err);
+  if (model->rope_scaling.type == ROPE_LLAMA3) return check_llama3(config, where, err);
   memset(&model->rope_scaling, 0, sizeof model->rope_scaling);
   return 0;
 }
@@ -107,6 +101,6 @@ static int check_steps(const Config *c, const char *where, Error *err) {
 }
 
 int config_resolve(Config *config, const char *where, Error *err) {
-  if (model_resolve(&config->model, where, err) || check_shape(config, where, err)) return -1;
+  if (model_resolve(config, where, err) || check_shape(config, where, err)) return -1;
   return check_steps(config, where, err);
 }

@@ -3,7 +3,6 @@
 #include <math.h>
 #include <string.h>
 #include "model/config/keys.h"
-#include "data/tokenizer.h"
 
 // What LlamaConfig can say and this trainer does only in one way.
 static const struct {
@@ -75,19 +74,9 @@ int model_read_rope(KeyReader *r, const cJSON *value, const char *name) {
   return 0;
 }
 
-static bool is_rope(const char *name) {
-  return strcmp(name, "rope_scaling") == 0 || strcmp(name, "rope_parameters") == 0;
-}
-
-// LlamaConfig's defaults where they differ from ours, which are LLaMA-3's.
-static int fill_hugging_face_defaults(KeyReader *r) {
-  static const char *const defaults[][2] = {{"rms_norm_eps", "1e-06"}, {"rope_theta", "10000"}};
-  for (int i = 0; i < 2; i++) {
-    const char *name = defaults[i][0];
-    if (!key_given(r, "model", name) && key_set_json(r, key_find("model", name), defaults[i][1]))
-      return -1;
-  }
-  return 0;
+// LlamaConfig's default where it differs from ours, which is LLaMA-3's.
+static int set_default(KeyReader *r, const char *name, const char *json) {
+  return key_given(r, "model", name) ? 0 : key_set_json(r, key_find("model", name), json);
 }
 
 int model_read(KeyReader *r, const cJSON *object) {
@@ -96,7 +85,7 @@ int model_read(KeyReader *r, const cJSON *object) {
     const Key *key = key_find("model", item->string);
     if (key && key_set(r, key, item)) return -1;
     if (key) continue;
-    if (is_rope(item->string)) {
+    if (strcmp(item->string, "rope_scaling") == 0 || strcmp(item->string, "rope_parameters") == 0) {
       if (rope && !cJSON_IsNull(rope) && !cJSON_IsNull(item))
         return error_set(r->err,
                          "%s: rope_scaling and rope_parameters say the same thing; keep "
@@ -110,7 +99,8 @@ int model_read(KeyReader *r, const cJSON *object) {
   }
   // Last, so that an outer rope_theta is known.
   if (rope && model_read_rope(r, rope, rope->string)) return -1;
-  return r->hugging_face ? fill_hugging_face_defaults(r) : 0;
+  if (!r->hugging_face) return 0;
+  return set_default(r, "rms_norm_eps", "1e-06") || set_default(r, "rope_theta", "10000") ? -1 : 0;
 }
 
 // ---- config.json
@@ -131,26 +121,25 @@ int model_config_parse(ModelConfig *model, const char *name, const char *json, E
   memset(&config, 0, sizeof config);
   KeyReader r = {.config = &config, .where = name, .hugging_face = true, .err = err};
   if (model_read_tree(&r, json_parse(name, json, strlen(json), err))) return -1;
-  if (keys_fill_defaults(&r, true) || model_resolve(&config.model, name, err)) return -1;
+  if (keys_fill_defaults(&r, true) || model_resolve(&config, name, err)) return -1;
   *model = config.model;
   return 0;
 }
 
 // rope_theta beside rope_scaling is transformers 4's spelling, which version 5 still reads.
-char *model_config_json(const ModelConfig *model, const char *torch_dtype) {
+char *model_config_json(const ModelConfig *model, int begin, int end) {
   Config config;
   memset(&config, 0, sizeof config);
   config.model = *model;
-  const bool bytes = model->vocab_size == BYTE_VOCAB;
   JsonWriter w = {.indent = 2};
   json_open(&w, NULL, '{');
   json_raw(&w, "architectures", "[\"LlamaForCausalLM\"]");
   for (int i = 0; i < FIXED_KEYS; i++)
     if (fixed_keys[i].written) json_raw(&w, fixed_keys[i].name, fixed_keys[i].value);
   // Without a null here, transformers would take 1 and 2 for the begin and the end.
-  json_number(&w, "bos_token_id", bytes ? TOKEN_BEGIN : NAN, JSON_EXACT);
-  json_number(&w, "eos_token_id", bytes ? TOKEN_END : NAN, JSON_EXACT);
-  json_string(&w, "torch_dtype", torch_dtype);
+  json_number(&w, "bos_token_id", begin < 0 ? NAN : begin, JSON_EXACT);
+  json_number(&w, "eos_token_id", end < 0 ? NAN : end, JSON_EXACT);
+  json_string(&w, "torch_dtype", "float32");
   json_bool(&w, "use_cache", true);
   keys_write_section(&w, "model", &config);
   json_close(&w, '}');

@@ -26,10 +26,7 @@ _Static_assert(sizeof(Schedule) == sizeof(int) && sizeof(RopeType) == sizeof(int
 #define BOOL(s, n, fallback, flags, meaning)                                                       \
   { #s, #n, KEY_BOOL, FIELD(s.n), 0, 1, NULL, fallback, flags, meaning }
 #define TEXT(s, n, fallback, min, flags, meaning)                                                  \
-  {                                                                                                \
-#s, #n, KEY_TEXT, FIELD(s.n), min, sizeof(((Config *)0)->s.n) - 1, NULL, fallback, flags,      \
-        meaning                                                                                    \
-  }
+  { #s, #n, KEY_TEXT, FIELD(s.n), min, 0, NULL, fallback, flags, meaning }
 #define CHOICE(s, n, names, fallback, flags, meaning)                                              \
   { #s, #n, KEY_CHOICE, FIELD(s.n), 0, 0, names, fallback, flags, meaning }
 
@@ -132,8 +129,7 @@ const Key config_keys[] = {
            "where to train; auto: the GPU if there is one"),
     CHOICE(backend, kernels, kernel_kinds, "\"auto\"", SHAPES,
            "GPU kernels; auto: the programs that pay; fused: every program that can run, at any "
-           "width; "
-           "unfused: a kernel of its own for everything around a GEMM"),
+           "width; unfused: a kernel of its own for everything around a GEMM"),
     BOOL(backend, deterministic, "false", SHAPES,
          "GPU: every run gives the same bits, at a cost in speed"),
     BOOL(backend, graphs, "true", 0,
@@ -150,16 +146,15 @@ const Key config_keys[] = {
             "none"),
     BOOL(output, profile_graphs, "false", 0,
          "GPU, with profile_steps; true: steps are replayed as backend.graphs says; false: none "
-         "is, so "
-         "that NVTX ranges hold their kernels"),
+         "is, so that NVTX ranges hold their kernels"),
     BOOL(output, breakdown, "false", 0,
          "GPU: traces a step now and then with CUPTI and prints where its time went"),
     INTEGER(
         output, breakdown_interval, "100", 1, 99999999, 0,
         "with breakdown: steps between traced ones; the last is traced, too, the first three of a "
         "process never"),
+    {.name = NULL},
 };
-const int config_key_count = (int)(sizeof config_keys / sizeof *config_keys);
 _Static_assert(sizeof config_keys / sizeof *config_keys <= MAX_KEYS, "raise MAX_KEYS");
 
 const char *const config_sections[SECTION_COUNT] = {"model",     "data",    "train",
@@ -167,16 +162,9 @@ const char *const config_sections[SECTION_COUNT] = {"model",     "data",    "tra
 
 // ---- Finding keys
 
-bool section_find(const char *name) {
-  for (int i = 0; i < SECTION_COUNT; i++)
-    if (strcmp(config_sections[i], name) == 0) return true;
-  return false;
-}
-
 const Key *key_find(const char *section, const char *name) {
-  for (int i = 0; i < config_key_count; i++)
-    if (strcmp(config_keys[i].section, section) == 0 && strcmp(config_keys[i].name, name) == 0)
-      return &config_keys[i];
+  for (const Key *key = config_keys; key->name; key++)
+    if (strcmp(key->section, section) == 0 && strcmp(key->name, name) == 0) return key;
   return NULL;
 }
 
@@ -189,10 +177,9 @@ bool key_given(const KeyReader *r, const char *section, const char *name) {
 }
 
 void keys_forget(KeyReader *r, const char *section) {
-  for (int i = 0; i < config_key_count; i++) {
-    const Key *key = &config_keys[i];
+  for (const Key *key = config_keys; key->name; key++) {
     if (!key_inside(key, section)) continue;
-    r->given[i] = false;
+    r->given[key - config_keys] = false;
     memset((char *)r->config + key->offset, 0, key->size);
   }
 }
@@ -211,42 +198,30 @@ static KeyName key_name(const KeyReader *r, const char *section, const char *nam
   return n;
 }
 
-static void range_text(AllowedText *t, const Key *key) {
-  const NumberText min = number_text(key->min), max = number_text(key->max);
-  const bool no_max = key->max >= (double)JSON_MAX_INTEGER, whole = key->type == KEY_INTEGER;
-  if (whole && !no_max)
-    snprintf(t->text, sizeof t->text, "a whole number from %s to %s", min.text, max.text);
-  else
-    snprintf(t->text, sizeof t->text, "%s, %s %s%s%s", whole ? "a whole number" : "a number",
-             key->flags & KEY_ABOVE_MIN ? "above" : "at least", min.text,
-             no_max                       ? ""
-             : key->flags & KEY_BELOW_MAX ? " and below "
-                                          : " and at most ",
-             no_max ? "" : max.text);
+// "a whole number from 1 to 8", "a number, above 0 and at most 1"
+static AllowedText range_text(const Key *key) {
+  AllowedText t;
+  const char *kind = key->type == KEY_INTEGER ? "a whole number" : "a number";
+  const char *least = key->flags & KEY_ABOVE_MIN ? ", above " : ", at least ";
+  const char *most = key->flags & KEY_BELOW_MAX ? " and below " : " and at most ";
+  const bool no_max = key->max >= (double)JSON_MAX_INTEGER;
+  if (key->type == KEY_INTEGER && !no_max) least = " from ", most = " to ";
+  snprintf(t.text, sizeof t.text, "%s%s%s%s%s", kind, least, number_text(key->min).text,
+           no_max ? "" : most, no_max ? "" : number_text(key->max).text);
+  return t;
 }
 
 AllowedText key_allowed(const Key *key) {
   AllowedText t = {"true or false"};
+  if (key->type == KEY_INTEGER || key->type == KEY_NUMBER) return range_text(key);
+  if (key->type == KEY_TEXT)
+    snprintf(t.text, sizeof t.text, "a string of %s%zu bytes", key->min > 0 ? "1 to " : "at most ",
+             key->size - 1);
   size_t used = 0;
-  switch (key->type) {
-  case KEY_BOOL:
-    break;
-  case KEY_INTEGER:
-  case KEY_NUMBER:
-    range_text(&t, key);
-    break;
-  case KEY_TEXT:
-    snprintf(t.text, sizeof t.text, "a string of %s%.0f bytes", key->min > 0 ? "1 to " : "at most ",
-             key->max);
-    break;
-  case KEY_CHOICE:
-    for (int i = 0; key->choices[i]; i++)
-      used += (size_t)snprintf(t.text + used, sizeof t.text - used, "%s\"%s\"",
-                               i == 0                ? ""
-                               : key->choices[i + 1] ? ", "
-                                                     : " or ",
-                               key->choices[i]);
-    break;
+  for (int i = 0; key->choices && key->choices[i]; i++) {
+    const char *separator = i == 0 ? "" : key->choices[i + 1] ? ", " : " or ";
+    used += (size_t)snprintf(t.text + used, sizeof t.text - used, "%s\"%s\"", separator,
+                             key->choices[i]);
   }
   return t;
 }
@@ -255,11 +230,11 @@ AllowedText key_allowed(const Key *key) {
 static const Key *suggest(const char *section, const char *name) {
   const char *names[MAX_KEYS];
   int count = 0;
-  for (int i = 0; i < config_key_count; i++) {
-    if (strcmp(config_keys[i].section, section) == 0)
-      names[count++] = config_keys[i].name;
-    else if (strcmp(config_keys[i].name, name) == 0)
-      return &config_keys[i];
+  for (const Key *key = config_keys; key->name; key++) {
+    if (strcmp(key->section, section) == 0)
+      names[count++] = key->name;
+    else if (strcmp(key->name, name) == 0)
+      return key;
   }
   const char *nearest = nearest_name(name, names, count);
   return nearest ? key_find(section, nearest) : NULL;
@@ -267,8 +242,8 @@ static const Key *suggest(const char *section, const char *name) {
 
 // The section of the table that `name` is or seems to mean, or NULL.
 static const char *known_section(const char *name) {
-  for (int i = 0; i < config_key_count; i++)
-    if (strcmp(config_keys[i].section, name) == 0) return config_keys[i].section;
+  for (const Key *key = config_keys; key->name; key++)
+    if (strcmp(key->section, name) == 0) return key->section;
   return nearest_name(name, config_sections, SECTION_COUNT);
 }
 
@@ -280,16 +255,17 @@ int key_unknown(KeyReader *r, const char *section, const char *name) {
     return error_append(r->err, "; did you mean %s?", key_name(r, near->section, near->name).text);
   if (!known) return error_append(r->err, "; the sections are " SECTIONS);
   error_append(r->err, "; the keys of %s are ", known);
-  for (int i = 0; i < config_key_count; i++) {
-    if (strcmp(config_keys[i].section, known) != 0) continue;
-    error_append(r->err, "%s%s", separator, config_keys[i].name);
+  for (const Key *key = config_keys; key->name; key++) {
+    if (strcmp(key->section, known) != 0) continue;
+    error_append(r->err, "%s%s", separator, key->name);
     separator = ", ";
   }
   return -1;
 }
 
-int section_unknown(KeyReader *r, const char *name) {
+int section_check(KeyReader *r, const char *name) {
   const char *near = nearest_name(name, config_sections, SECTION_COUNT);
+  if (near && strcmp(near, name) == 0) return 0;
   error_set(r->err, "%s: %.80s is not a section; ", r->where, name);
   if (near) return error_append(r->err, "did you mean %s?", near);
   return error_append(r->err, "the sections are " SECTIONS);
@@ -298,7 +274,7 @@ int section_unknown(KeyReader *r, const char *name) {
 // ---- JSON -> field
 
 static int store_number(const Key *key, void *field, const cJSON *value) {
-  int64_t whole = 0;
+  int64_t whole;
   if (!cJSON_IsNumber(value)) return -1;
   if (key->type == KEY_INTEGER && json_integer(value, &whole)) return -1;
   const double d = value->valuedouble;
@@ -311,7 +287,7 @@ static int store_number(const Key *key, void *field, const cJSON *value) {
 
 static int store_text(const Key *key, void *field, const char *text) {
   const size_t length = strlen(text);
-  if ((double)length < key->min || (double)length > key->max) return -1;
+  if ((double)length < key->min || length >= key->size) return -1;
   memset(field, 0, key->size); // configurations are compared as bytes
   memcpy(field, text, length);
   return 0;
@@ -324,23 +300,17 @@ static int store(const Key *key, Config *config, const cJSON *value) {
     memset(field, 0, key->size); // to be derived
     return 0;
   }
-  switch (key->type) {
-  case KEY_BOOL:
+  if (key->type == KEY_INTEGER || key->type == KEY_NUMBER) return store_number(key, field, value);
+  if (key->type == KEY_BOOL) {
     *(bool *)field = cJSON_IsTrue(value);
     return cJSON_IsBool(value) ? 0 : -1;
-  case KEY_INTEGER:
-  case KEY_NUMBER:
-    return store_number(key, field, value);
-  case KEY_TEXT:
-    return text ? store_text(key, field, text) : -1;
-  case KEY_CHOICE:
-    for (int i = 0; text && key->choices[i]; i++)
-      if (strcmp(key->choices[i], text) == 0) {
-        memcpy(field, &i, key->size);
-        return 0;
-      }
   }
-  return -1;
+  if (!text) return -1;
+  if (key->type == KEY_TEXT) return store_text(key, field, text);
+  int choice = 0;
+  while (key->choices[choice] && strcmp(key->choices[choice], text) != 0) choice++;
+  *(int *)field = choice;
+  return key->choices[choice] ? 0 : -1;
 }
 
 int key_set(KeyReader *r, const Key *key, const cJSON *value) {
@@ -360,9 +330,8 @@ int key_set_json(KeyReader *r, const Key *key, const char *json) {
 }
 
 int keys_fill_defaults(KeyReader *r, bool model_only) {
-  for (int i = 0; i < config_key_count; i++) {
-    const Key *key = &config_keys[i];
-    if (r->given[i] || (model_only && !key_inside(key, "model"))) continue;
+  for (const Key *key = config_keys; key->name; key++) {
+    if (r->given[key - config_keys] || (model_only && !key_inside(key, "model"))) continue;
     if (!key->fallback)
       return error_set(r->err, "%s: %s is missing: %s; it must be %s", r->where,
                        key_name(r, key->section, key->name).text, key->meaning,
@@ -380,31 +349,15 @@ bool key_equal(const Key *key, const Config *a, const Config *b) {
 
 static void write_value(JsonWriter *w, const char *name, const Key *key, const Config *config) {
   const void *field = (const char *)config + key->offset;
-  int64_t whole;
-  double number;
-  int choice;
-  switch (key->type) {
-  case KEY_BOOL:
-    json_bool(w, name, *(const bool *)field);
-    break;
-  case KEY_INTEGER:
-    memcpy(&whole, field, sizeof whole);
-    json_whole(w, name, whole);
-    break;
-  case KEY_NUMBER: // transformers 4 warns about a factor that is written as an integer
-    memcpy(&number, field, sizeof number);
-    NumberText text = number_text(number);
-    if (!strpbrk(text.text, ".e")) strcat(text.text, ".0");
-    json_raw(w, name, text.text);
-    break;
-  case KEY_TEXT:
-    json_string(w, name, field);
-    break;
-  case KEY_CHOICE:
-    memcpy(&choice, field, sizeof choice);
-    json_string(w, name, key->choices[choice]);
-    break;
-  }
+  if (key->type == KEY_BOOL) json_bool(w, name, *(const bool *)field);
+  if (key->type == KEY_INTEGER) json_whole(w, name, *(const int64_t *)field);
+  if (key->type == KEY_TEXT) json_string(w, name, field);
+  if (key->type == KEY_CHOICE) json_string(w, name, key->choices[*(const int *)field]);
+  if (key->type != KEY_NUMBER) return;
+  NumberText number = number_text(*(const double *)field);
+  // transformers 4 warns about a factor that is written as an integer.
+  if (!strpbrk(number.text, ".e")) strcat(number.text, ".0");
+  json_raw(w, name, number.text);
 }
 
 char *key_text(const Key *key, const Config *config) {
@@ -414,9 +367,8 @@ char *key_text(const Key *key, const Config *config) {
 }
 
 void keys_write_section(JsonWriter *w, const char *section, const Config *config) {
-  for (int i = 0; i < config_key_count; i++)
-    if (strcmp(config_keys[i].section, section) == 0)
-      write_value(w, config_keys[i].name, &config_keys[i], config);
+  for (const Key *key = config_keys; key->name; key++)
+    if (strcmp(key->section, section) == 0) write_value(w, key->name, key, config);
   if (strcmp(section, "model") != 0) return;
   if (config->model.rope_scaling.type == ROPE_DEFAULT) {
     json_raw(w, "rope_scaling", "null");

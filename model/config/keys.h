@@ -19,7 +19,7 @@ typedef struct Key {
   const char *name;
   KeyType type;
   size_t offset, size;        // of the field in Config, bytes
-  double min, max;            // numbers: the range; KEY_TEXT: bytes without the NUL
+  double min, max;            // numbers: the range; KEY_TEXT: the least number of bytes, and 0
   const char *const *choices; // KEY_CHOICE: names by enum value, NULL at the end
   const char *fallback;       // the default as JSON; "null" = from other keys; NULL = required
   unsigned flags;
@@ -27,8 +27,7 @@ typedef struct Key {
 } Key;
 
 enum { MAX_KEYS = 80, SECTION_COUNT = 6, CONFIG_MAX_BYTES = 1 << 20 };
-extern const Key config_keys[];
-extern const int config_key_count; // at most MAX_KEYS
+extern const Key config_keys[]; // at most MAX_KEYS; the last has no name
 extern const char *const config_sections[SECTION_COUNT];
 #define SECTIONS "model, data, train, optimizer, backend, output"
 
@@ -42,7 +41,6 @@ typedef struct KeyReader {
 } KeyReader;
 
 const Key *key_find(const char *section, const char *name);
-bool section_find(const char *name);
 bool key_given(const KeyReader *r, const char *section, const char *name);
 // Sets the section and those inside it back to what they were before anything was read.
 void keys_forget(KeyReader *r, const char *section);
@@ -50,9 +48,9 @@ void keys_forget(KeyReader *r, const char *section);
 // Checks type and range and stores the value.
 int key_set(KeyReader *r, const Key *key, const cJSON *value);
 int key_set_json(KeyReader *r, const Key *key, const char *json);
-// Both return -1 and a sentence with what the user may have meant.
+// -1 and a sentence with what the user may have meant; the second only if it is no section.
 int key_unknown(KeyReader *r, const char *section, const char *name);
-int section_unknown(KeyReader *r, const char *name);
+int section_check(KeyReader *r, const char *name);
 // Gives every key that was not given its default; a missing required key is an error.
 int keys_fill_defaults(KeyReader *r, bool model_only);
 
@@ -79,5 +77,5 @@ int model_read_rope(KeyReader *r, const cJSON *value, const char *name);
 
 // ---- consistency.c
 // Fills in what follows from other keys, then checks them against each other.
-int model_resolve(ModelConfig *model, const char *where, Error *err);
+int model_resolve(Config *config, const char *where, Error *err);
 int config_resolve(Config *config, const char *where, Error *err);

@@ -60,7 +60,7 @@ static int read_tree(KeyReader *r, const cJSON *tree, bool skip_model) {
     return error_set(
         r->err, "%s: a configuration must be a JSON object with the sections " SECTIONS, r->where);
   for (const cJSON *section = tree->child; section; section = section->next) {
-    if (!section_find(section->string)) return section_unknown(r, section->string);
+    if (section_check(r, section->string)) return -1;
     const bool model = strcmp(section->string, "model") == 0;
     if (model && skip_model) continue;
     if (model ? read_model(r, r->where, section) : read_section(r, section)) return -1;
@@ -89,7 +89,7 @@ static int set_override(KeyReader *r, const char *config_name, char *name, const
   const Key *key = dot && !rope ? key_find(name, dot + 1) : NULL;
   if (!key && !model && !rope) {
     if (dot) return key_unknown(r, name, dot + 1);
-    if (!section_find(name)) return section_unknown(r, name);
+    if (section_check(r, name)) return -1;
     return error_set(r->err, "%s: %s is a section; write %s.KEY=VALUE", r->where, name, name);
   }
   cJSON *value = override_value(r, text, key);
@@ -160,8 +160,7 @@ char *config_json(const Config *config) {
 
 int config_compare(const Config *saved, const Config *now, Error *err) {
   int differences = 0;
-  for (int i = 0; i < config_key_count; i++) {
-    const Key *key = &config_keys[i];
+  for (const Key *key = config_keys; key->name; key++) {
     if (!(key->flags & KEY_SHAPES_RUN) || key_equal(key, saved, now)) continue;
     if (differences++ == 0) // what to do comes first, because a long list is cut
       error_set(err, "the configuration is not the one of the saved run (restore it, or set "
@@ -181,8 +180,7 @@ void config_print(const Config *config) {
   const char *section = "";
   size_t column = 0;
   printf("config");
-  for (int i = 0; i < config_key_count; i++) {
-    const Key *key = &config_keys[i];
+  for (const Key *key = config_keys; key->name; key++) {
     if (strcmp(key->section, "model.rope_scaling") == 0 &&
         config->model.rope_scaling.type == ROPE_DEFAULT)
       continue;
@@ -200,8 +198,7 @@ void config_print(const Config *config) {
 
 void config_print_keys(void) {
   printf("| key | default | allowed | meaning |\n|---|---|---|---|\n");
-  for (int i = 0; i < config_key_count; i++) {
-    const Key *key = &config_keys[i];
+  for (const Key *key = config_keys; key->name; key++) {
     printf("| `%s.%s`%s | ", key->section, key->name, key->flags & KEY_SHAPES_RUN ? " *" : "");
     if (!key->fallback)
       printf("required");

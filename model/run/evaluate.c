@@ -14,7 +14,7 @@
 static bool validation_loss(Run *run, int64_t batches, double *loss) {
   Backend *be = run->be;
   be->step_begin(be);
-  loader_seek(run->val_data, 0);
+  run->val_data->cursor = 0;
   for (int64_t i = 0; i < batches; i++) {
     if (*run->stop) return false;
     loader_next(run->val_data, run->tokens, run->targets);
@@ -30,7 +30,7 @@ static bool validation_loss(Run *run, int64_t batches, double *loss) {
 void run_validate(Run *run) {
   if (!run->val_data) return;
   const TrainConfig *c = &run->config.train;
-  const int64_t whole = loader_windows(run->val_data) / c->batch_size, asked = c->eval_batches;
+  const int64_t whole = run->val_data->windows / c->batch_size, asked = c->eval_batches;
   const int64_t batches = asked > 0 && asked < whole ? asked : whole;
   double loss = NAN;
   range_push("evaluation");

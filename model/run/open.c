@@ -28,7 +28,7 @@ static int resume(Run *run, const char *from, Error *err) {
   if (checkpoint_read_state(from, &run->state, err) != 0) return -1;
   if (checkpoint_load(from, &run->llama, true, err) != 0) return -1;
   run->be->set_updates(run->be, run->state.updates);
-  loader_seek(run->train_data, run->state.sequences);
+  run->train_data->cursor = run->state.sequences;
   run->saved_step = run->state.step;
   run->resumed = true;
   return 0;
@@ -78,11 +78,11 @@ static void print_start(const Run *run) {
   printf("backend    %s: %s\n", run->be->name, run->be->description);
   if (run->be->costs[0] != '\0') printf("           %s\n", run->be->costs);
   printf("data       %s training tokens in %d file%s",
-         count_text((double)loader_tokens(run->train_data)).text, loader_files(run->train_data),
-         loader_files(run->train_data) == 1 ? "" : "s");
+         count_text((double)run->train_data->tokens).text, run->train_data->file_count,
+         run->train_data->file_count == 1 ? "" : "s");
   if (run->val_data)
-    printf(", %s validation tokens", count_text((double)loader_tokens(run->val_data)).text);
-  printf("; the run reads %.2f epochs\n", windows / (double)loader_windows(run->train_data));
+    printf(", %s validation tokens", count_text((double)run->val_data->tokens).text);
+  printf("; the run reads %.2f epochs\n", windows / (double)run->train_data->windows);
   print_step(run);
   fflush(stdout);
 }

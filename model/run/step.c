@@ -154,7 +154,7 @@ int run_step_end(Run *run, Error *err) {
   const OutputConfig *o = &run->config.output;
   PendingStep *pending = &run->pending[run->asked++ % MAX_RESULTS];
   range_pop();
-  pending->cursor = loader_cursor(run->train_data);
+  pending->cursor = run->train_data->cursor;
   if (run->profiling && run->asked + 1 == o->profile_start + o->profile_steps) profile(run, false);
   if (pending->traced) return end_trace(run, pending->asked_ms, err);
   return run->asked - run->booked > run->be->steps_ahead ? book_step(run, err) : 0;

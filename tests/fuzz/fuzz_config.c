@@ -34,7 +34,7 @@ static void try_model(const char *json) {
     check(err.text[0] != '\0');
     return;
   }
-  char *written = model_config_json(&model, "float32");
+  char *written = model_config_json(&model, 256, 257);
   check(model_config_parse(&again, "written", written, &err) == 0);
   check(memcmp(&model, &again, sizeof model) == 0);
   free(written);

@@ -40,17 +40,17 @@ static int64_t elements(const SafeTensor *t) {
 }
 
 // The whole tensor in fresh memory.
-static float *read_floats(const SafeFile *file, const SafeTensor *t) {
+static float *read_floats(const SafeTensor *t) {
   Error err = {0};
   float *values = xmalloc((size_t)elements(t) * sizeof *values);
-  must(safetensors_read_f32(file, t, 0, elements(t), values, &err), &err);
+  must(safetensors_read_f32(t, 0, elements(t), values, &err), &err);
   return values;
 }
 
 static const int32_t *read_ids(const SafeFile *file, const char *name) {
   const SafeTensor *t = find(file, name, "");
   assert_int_equal(t->dtype, SAFE_I32);
-  return (const int32_t *)(const void *)(file->data + t->begin);
+  return (const int32_t *)(const void *)t->data;
 }
 
 static char *fixture_file(const Rig *rig, const char *name) {
@@ -204,7 +204,7 @@ void check_worst(const char *fixture, const char *what, Worst worst, double boun
 }
 
 void worst_scalar(const Rig *rig, const char *name, int64_t index, double got, Worst *worst) {
-  float *want = read_floats(&rig->expected, find(&rig->expected, name, ""));
+  float *want = read_floats(find(&rig->expected, name, ""));
   const double error = fabs(got - want[index]) / fabs(want[index]);
   worst_of(worst, isnan(error) ? INFINITY : error, name);
   free(want);
@@ -212,7 +212,7 @@ void worst_scalar(const Rig *rig, const char *name, int64_t index, double got, W
 
 void worst_logits(const Rig *rig, const float *logits, Worst *worst) {
   const SafeTensor *t = find(&rig->expected, "logits", "");
-  float *want = read_floats(&rig->expected, t);
+  float *want = read_floats(t);
   assert_int_equal(elements(t), rig->tokens_count * rig->model.vocab_size);
   worst_of(worst, difference(rig, logits, want, elements(t)), "logits");
   free(want);
@@ -223,7 +223,7 @@ void worst_gradient(const Rig *rig, Worst *worst) {
     const HfTensor *t = &rig->hf[i];
     const SafeTensor *expected = find(&rig->expected, "grad.", t->name);
     assert_int_equal(elements(expected), t->rows * t->cols);
-    float *got = read_gradient(rig, t), *want = read_floats(&rig->expected, expected);
+    float *got = read_gradient(rig, t), *want = read_floats(expected);
     worst_of(worst, difference(rig, got, want, t->rows * t->cols), t->name);
     free(got);
     free(want);
@@ -233,8 +233,8 @@ void worst_gradient(const Rig *rig, Worst *worst) {
 static double update_difference(const Rig *rig, const HfTensor *t) {
   const int64_t count = t->rows * t->cols;
   float *got = read_weight(rig, t);
-  float *want = read_floats(&rig->expected, find(&rig->expected, "step5.", t->name));
-  float *start = read_floats(&rig->initial, find(&rig->initial, "", t->name));
+  float *want = read_floats(find(&rig->expected, "step5.", t->name));
+  float *start = read_floats(find(&rig->initial, "", t->name));
   for (int64_t i = 0; i < count; i++) {
     got[i] -= start[i];
     want[i] -= start[i];

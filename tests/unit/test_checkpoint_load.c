@@ -45,7 +45,7 @@ static Bag bag_read(const TinyTest *t, const char *name) {
   must(safetensors_open(&file, path, &err), &err);
   for (int i = 0; i < file.count; i++)
     bag_add(&bag, file.tensors[i].name, &file.tensors[i],
-            (const float *)(const void *)(file.data + file.tensors[i].begin));
+            (const float *)(const void *)(file.tensors[i].data));
   safetensors_close(&file);
   free(path);
   return bag;

@@ -105,8 +105,8 @@ static void permute_depends_on_the_key(void **state) {
 static void count_epoch(Loader *loader, int64_t B, int64_t T, int *inputs) {
   int32_t *tokens = xmalloc((size_t)(B * T) * sizeof *tokens);
   int32_t *targets = xmalloc((size_t)(B * T) * sizeof *targets);
-  assert_int_equal(loader_windows(loader) % B, 0);
-  for (int64_t drawn = 0; drawn < loader_windows(loader); drawn += B) {
+  assert_int_equal(loader->windows % B, 0);
+  for (int64_t drawn = 0; drawn < loader->windows; drawn += B) {
     loader_next(loader, tokens, targets);
     for (int64_t i = 0; i < B * T; i++) {
       assert_int_equal(targets[i], tokens[i] + 1);
@@ -136,16 +136,16 @@ static void a_shuffled_epoch_visits_every_window_once(void **state) {
   write_count(*state, "once-3.bin", 3000, 0);
   Loader *loader = open_or_fail(*state, "once-*.bin",
                                 (LoaderConfig){.batch = B, .seq = T, .seed = 3, .shuffle = true});
-  assert_int_equal(loader_files(loader), 4);
-  assert_int_equal(loader_tokens(loader), 7 * 31 + 4 + 7 * 16 + 1 + 7);
-  assert_int_equal(loader_windows(loader), 45);
+  assert_int_equal(loader->file_count, 4);
+  assert_int_equal(loader->tokens, 7 * 31 + 4 + 7 * 16 + 1 + 7);
+  assert_int_equal(loader->windows, 45);
   for (int epoch = 0; epoch < 20; epoch++) {
     int inputs[4000] = {0};
     count_epoch(loader, B, T, inputs);
     assert_int_equal(inputs_between(inputs, 0, 1000), 30 * T);
     assert_int_equal(inputs_between(inputs, 1000, 2000), 15 * T);
     assert_int_equal(inputs_between(inputs, 2000, 4000), 0);
-    assert_int_equal(loader_cursor(loader), 45 * (epoch + 1));
+    assert_int_equal(loader->cursor, 45 * (epoch + 1));
   }
   loader_close(loader);
 }
@@ -156,7 +156,7 @@ static void the_offset_of_an_epoch_covers_the_window(void **state) {
   write_count(*state, "offset.bin", 0, T * (WINDOWS + 1) + 1);
   Loader *loader = open_or_fail(*state, "offset.bin",
                                 (LoaderConfig){.batch = 1, .seq = T, .seed = 5, .shuffle = true});
-  assert_int_equal(loader_windows(loader), WINDOWS);
+  assert_int_equal(loader->windows, WINDOWS);
   int seen[T] = {0};
   int32_t tokens[T], targets[T];
   for (int epoch = 0; epoch < EPOCHS; epoch++) {
@@ -179,7 +179,7 @@ static void a_single_window_moves_within_its_file(void **state) {
     write_count(*state, "single.bin", 0, count);
     Loader *loader = open_or_fail(*state, "single.bin",
                                   (LoaderConfig){.batch = 1, .seq = T, .seed = 6, .shuffle = true});
-    assert_int_equal(loader_windows(loader), 1);
+    assert_int_equal(loader->windows, 1);
     int32_t tokens[T], targets[T], lowest = VOCAB, highest = 0;
     for (int epoch = 0; epoch < EPOCHS; epoch++) {
       loader_next(loader, tokens, targets);
@@ -226,16 +226,16 @@ static void a_sought_loader_gives_the_batches_of_one_that_ran(void **state) {
   const LoaderConfig config = {.batch = B, .seq = T, .seed = 9, .shuffle = true};
   int32_t tokens[BATCHES][B * T], targets[BATCHES][B * T];
   Loader *loader = open_or_fail(*state, "seek-*.bin", config);
-  assert_int_equal(loader_windows(loader), 10);
+  assert_int_equal(loader->windows, 10);
   for (int i = 0; i < BATCHES; i++) loader_next(loader, tokens[i], targets[i]);
   for (int i = BATCHES - 1; i >= 0; i--) {
     int32_t again[B * T], again_targets[B * T];
     Loader *fresh = open_or_fail(*state, "seek-*.bin", config);
-    loader_seek(fresh, (uint64_t)(i * B));
+    fresh->cursor = (uint64_t)(i * B);
     loader_next(fresh, again, again_targets);
     assert_memory_equal(tokens[i], again, sizeof again);
     assert_memory_equal(targets[i], again_targets, sizeof again);
-    assert_int_equal(loader_cursor(fresh), (i + 1) * B);
+    assert_int_equal(fresh->cursor, (i + 1) * B);
     loader_close(fresh);
   }
   loader_close(loader);
@@ -262,7 +262,7 @@ static void without_shuffle_windows_come_in_file_order(void **state) {
   write_count(*state, "plain-0.bin", 0, T * 4 + 4);   // 4 windows and 3 tokens too few for a fifth
   Loader *loader =
       open_or_fail(*state, "plain-*.bin", (LoaderConfig){.batch = B, .seq = T, .seed = 8});
-  assert_int_equal(loader_windows(loader), 6);
+  assert_int_equal(loader->windows, 6);
   const int32_t starts[6] = {0, 4, 8, 12, 100, 104};
   for (int epoch = 0; epoch < 3; epoch++)
     for (int batch = 0; batch < 2; batch++) {
@@ -290,7 +290,7 @@ static void check_least(const char *folder, int64_t B, int64_t T, bool shuffle, 
   free(has);
   write_count(folder, "least.bin", 0, least);
   Loader *loader = open_or_fail(folder, "least.bin", config);
-  assert_int_equal(loader_windows(loader), B);
+  assert_int_equal(loader->windows, B);
   loader_close(loader);
 }
 

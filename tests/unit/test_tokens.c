@@ -179,7 +179,7 @@ static void more_tokens_than_a_header_can_count_are_refused(void **state) {
   assert_int_equal(token_writer_append(&w, tokens, 2, &err), -1);
   assert_says(&err, "2147483647");
   assert_int_equal(token_writer_append(&w, tokens, 1, &err), 0);
-  token_writer_abandon(&w);
+  writer_abandon(&w.file);
   free(path);
 }
 
