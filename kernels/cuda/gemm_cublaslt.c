@@ -257,14 +257,10 @@ static int common_alignment(const void *A, const void *B, const void *C, const v
 
 void gemm_run(Gemm *gemm, GemmProblem problem, const void *A, const void *B, const void *C,
               void *D) {
-  const Gpu *gpu = gemm->gpu;
   problem.alignment = common_alignment(A, B, problem.add ? C : NULL, D);
   Error err;
   bool timed;
   const GemmPlan *plan = plan_for(gemm, &problem, 1, &timed, &err);
-  if (!plan) {
-    fprintf(stderr, "%s\n", err.text);
-    exit(EXIT_FAILURE);
-  }
-  CUBLAS_CHECK(multiply(gpu, plan, &plan->algorithm, A, B, problem.add ? C : D, D));
+  error_check(plan ? 0 : -1, &err);
+  CUBLAS_CHECK(multiply(gemm->gpu, plan, &plan->algorithm, A, B, problem.add ? C : D, D));
 }
