@@ -70,12 +70,9 @@ static __device__ __forceinline__ uint32_t max_vector(const uint4 &v) {
 }
 
 static __device__ __forceinline__ void sweep_vector(Sweep &a, const uint4 &v, float c) {
-  const uint32_t words[4] = {v.x, v.y, v.z, v.w};
+  const Pack<8> p = widen(v);
 #pragma unroll
-  for (int i = 0; i < 4; i++) {
-    sweep_add(a, bf16_low(words[i]), c);
-    sweep_add(a, bf16_high(words[i]), c);
-  }
+  for (int i = 0; i < 8; i++) sweep_add(a, p.v[i], c);
 }
 
 static __device__ __forceinline__ Sweep sweep_warp(Sweep a) {
@@ -131,19 +128,15 @@ struct RowGradient {
 // Gradients of a vector whose first column is `column`.
 static __device__ __forceinline__ uint4 gradient_vector(const uint4 &v, const RowGradient &g,
                                                         int column, int target) {
-  const uint32_t words[4] = {v.x, v.y, v.z, v.w};
-  float d[8];
+  Pack<8> d = widen(v);
 #pragma unroll
-  for (int i = 0; i < 4; i++) {
-    d[2 * i] = g.factor * exp2_fast(fmaf(bf16_low(words[i]), g.c, -g.lse));
-    d[2 * i + 1] = g.factor * exp2_fast(fmaf(bf16_high(words[i]), g.c, -g.lse));
-  }
+  for (int i = 0; i < 8; i++) d.v[i] = g.factor * exp2_fast(fmaf(d.v[i], g.c, -g.lse));
   if ((unsigned)(target - column) < 8u) {
 #pragma unroll
     for (int i = 0; i < 8; i++)
-      if (column + i == target) d[i] -= g.factor;
+      if (column + i == target) d.v[i] -= g.factor;
   }
-  return {bf16_two(d[0], d[1]), bf16_two(d[2], d[3]), bf16_two(d[4], d[5]), bf16_two(d[6], d[7])};
+  return narrow(d);
 }
 
 static __device__ __forceinline__ bf16_bits gradient_one(float logit, const RowGradient &g,
@@ -336,20 +329,11 @@ void launch_cross_entropy(const CrossEntropy *args, cudaStream_t stream) {
   }
 }
 
-// ---- The sum over rows. Launch: one block.
+// ---- The sum over rows. Launch: one block, which alone has little but its loads to hide them.
 static __global__ void add_loss_kernel(int64_t M, const float *row_loss, double scale,
                                        StepState *state) {
-  __shared__ double part[1024];
-  double sum = 0;
-#pragma unroll 32 // loads under way at once: one block alone has little else to hide them
-  for (int64_t m = threadIdx.x; m < M; m += 1024) sum += (double)row_loss[m];
-  part[threadIdx.x] = sum;
-  __syncthreads();
-  for (unsigned half = blockDim.x / 2; half > 0; half /= 2) {
-    if (threadIdx.x < half) part[threadIdx.x] += part[threadIdx.x + half];
-    __syncthreads();
-  }
-  if (threadIdx.x == 0) state->loss += scale * part[0];
+  const double sum = sum_by_block<32>(M, row_loss);
+  if (threadIdx.x == 0) state->loss += scale * sum;
 }
 
 void launch_add_loss(int64_t M, const float *row_loss, double scale, StepState *state,

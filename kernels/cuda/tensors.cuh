@@ -1,4 +1,4 @@
-// Gradients as bf16 or fp32.
+// Gradients as bf16 or fp32, and packs of fp32.
 #pragma once
 #include "kernels/cuda/common.cuh"
 
@@ -10,41 +10,21 @@ template <class Launch> static void by_gradient(bool fp32, Launch launch) {
     launch((bf16_bits *)nullptr);
 }
 
-// N neighbours, 4 in one access or 1. Four start at a multiple of 4, and so do the tensors.
+// Packs of fp32, as those of bf16 in common.cuh.
 static __device__ __forceinline__ Pack<4> four(float4 f) {
   return {f.x, f.y, f.z, f.w};
 }
-static __device__ __forceinline__ Pack<4> four(uint2 u) {
-  return {bf16_low(u.x), bf16_high(u.x), bf16_low(u.y), bf16_high(u.y)};
-}
-template <int N> static __device__ __forceinline__ Pack<N> load_values(const float *from) {
+template <int N> static __device__ __forceinline__ Pack<N> load_pack(const float *from) {
   if constexpr (N == 1)
     return {*from};
   else
     return four(*reinterpret_cast<const float4 *>(from));
 }
-template <int N> static __device__ __forceinline__ Pack<N> load_values(const bf16_bits *from) {
-  if constexpr (N == 1)
-    return load_pack<1>(from);
-  else
-    return four(*reinterpret_cast<const uint2 *>(from));
-}
-
-// Leave in `p` what was stored.
-template <int N> static __device__ __forceinline__ void store_values(float *to, Pack<N> &p) {
+template <int N> static __device__ __forceinline__ void store_pack(float *to, const Pack<N> &p) {
   if constexpr (N == 1)
     *to = p.v[0];
   else
     *reinterpret_cast<float4 *>(to) = {p.v[0], p.v[1], p.v[2], p.v[3]};
-}
-template <int N> static __device__ __forceinline__ void store_values(bf16_bits *to, Pack<N> &p) {
-  if constexpr (N == 1) {
-    store_pack(to, p);
-  } else {
-    const uint2 u = {bf16_two(p.v[0], p.v[1]), bf16_two(p.v[2], p.v[3])};
-    *reinterpret_cast<uint2 *>(to) = u;
-    p = four(u);
-  }
 }
 
 // Of what is read once a step: kept out of the caches.
