@@ -10,6 +10,7 @@
 #include "base/clock.h"
 #include "base/memory.h"
 #include "kernels/cuda/check.h"
+#include "kernels/cuda/gpu.h"
 #include "kernels/cuda/timer.h"
 
 // A graph is offered fewer configurations than FORM_CONFIGS; the backward may have two graphs.
@@ -137,11 +138,8 @@ static int time_plans(AttentionCudnn *a, AttentionDirection direction, Error *er
     if (bytes > workspace) workspace = bytes;
   }
   Scratch s = {.attention = a, .direction = ATTENTION_FORWARD};
-  char *memory = NULL;
-  if (cudaMalloc((void **)&memory, place(&s, workspace, NULL)) != cudaSuccess) {
-    cudaGetLastError(); // that there is no room is no failure: the first configuration is taken
-    return 0;
-  }
+  char *memory = gpu_alloc(place(&s, workspace, NULL));
+  if (!memory) return 0; // no room is no failure: the first configuration is taken
   place(&s, workspace, memory);
   // qkv, and do, which lies behind it
   fill_random(memory, (size_t)((char *)s.tensors.o - memory), 1, a->stream);

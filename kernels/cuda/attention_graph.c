@@ -24,21 +24,19 @@ int attention_shape_check(const AttentionShape *s, Error *err) {
 static TensorShape in_rows(const AttentionShape *s, int64_t heads, int64_t row) {
   return (TensorShape){{s->B, heads, s->T, s->d}, {s->T * row, s->d, row, 1}};
 }
-static TensorShape in_rows_transposed(const AttentionShape *s, int64_t heads, int64_t row) {
-  return (TensorShape){{s->B, heads, s->d, s->T}, {s->T * row, s->d, 1, row}};
-}
 static TensorShape packed_heads(const AttentionShape *s) {
   return (TensorShape){{s->B, s->H, s->T, s->d}, {s->H * s->T * s->d, s->T * s->d, s->d, 1}};
 }
 static TensorShape scores(const AttentionShape *s) {
   return (TensorShape){{s->B, s->H, s->T, s->T}, {s->H * s->T * s->T, s->T * s->T, s->T, 1}};
 }
-static TensorShape scores_transposed(const AttentionShape *s) {
-  return (TensorShape){{s->B, s->H, s->T, s->T}, {s->H * s->T * s->T, s->T * s->T, 1, s->T}};
-}
 // One number for each row of the scores.
 static TensorShape column(const AttentionShape *s) {
   return (TensorShape){{s->B, s->H, s->T, 1}, {s->H * s->T, s->T, 1, 1}};
+}
+static TensorShape transposed(TensorShape t) {
+  return (TensorShape){{t.size[0], t.size[1], t.size[3], t.size[2]},
+                       {t.stride[0], t.stride[1], t.stride[3], t.stride[2]}};
 }
 
 // ---- Pieces of both graphs
@@ -56,7 +54,7 @@ static CudnnDescriptor new_column(Builder b) {
   return graph_virtual(b.g, DATA_FLOAT, column(b.s));
 }
 static CudnnDescriptor transpose_scores(Builder b, CudnnDescriptor x) {
-  return graph_reshape(b.g, x, graph_virtual(b.g, DATA_BFLOAT16, scores_transposed(b.s)));
+  return graph_reshape(b.g, x, graph_virtual(b.g, DATA_BFLOAT16, transposed(scores(b.s))));
 }
 
 // x where key <= query, the mask's value elsewhere.
@@ -78,7 +76,7 @@ static Inputs inputs(Builder b) {
   const int64_t R = attention_row(b.s);
   return (Inputs){
       graph_tensor(b.g, ATTENTION_Q, DATA_BFLOAT16, in_rows(b.s, b.s->H, R)),
-      graph_tensor(b.g, ATTENTION_K, DATA_BFLOAT16, in_rows_transposed(b.s, b.s->KV, R)),
+      graph_tensor(b.g, ATTENTION_K, DATA_BFLOAT16, transposed(in_rows(b.s, b.s->KV, R))),
       graph_scalar(b.g, ATTENTION_SCALE),
   };
 }
@@ -157,7 +155,7 @@ int attention_graph_backward(CudnnGraph *g, const CudnnApi *api, CudnnHandle han
   const Inputs in = inputs(b);
   const int64_t R = attention_row(s), o_row = s->H * s->d;
   CudnnDescriptor v_transposed =
-      graph_tensor(g, ATTENTION_V, DATA_BFLOAT16, in_rows_transposed(s, s->KV, R));
+      graph_tensor(g, ATTENTION_V, DATA_BFLOAT16, transposed(in_rows(s, s->KV, R)));
   CudnnDescriptor o = graph_tensor(g, ATTENTION_O, DATA_BFLOAT16, in_rows(s, s->H, o_row));
   CudnnDescriptor d_o = graph_tensor(g, ATTENTION_DO, DATA_BFLOAT16, in_rows(s, s->H, o_row));
   CudnnDescriptor lse = graph_tensor(g, ATTENTION_LSE, DATA_FLOAT, column(s));

@@ -118,12 +118,7 @@ static size_t print_line(char *to, const GemmPlan *plan) {
 
 int gemm_cache_write(const char *path, const Gpu *gpu, const GemmPlan *plans, int count,
                      Error *err) {
-  char *directory = xstrdup(path);
-  char *slash = strrchr(directory, '/');
-  if (slash) *slash = '\0';
-  int status = slash ? directory_create(directory, err) : 0;
-  free(directory);
-  if (status) return -1;
+  if (directory_create(path_parent(path).text, err)) return -1;
   char *first = identity(gpu);
   char *text = xmalloc(strlen(first) + (size_t)(count + 1) * MAX_LINE);
   size_t used = (size_t)sprintf(text, "%s", first);
@@ -131,7 +126,7 @@ int gemm_cache_write(const char *path, const Gpu *gpu, const GemmPlan *plans, in
   for (int i = 0; i < count; i++)
     if (plans[i].microseconds > 0) used += print_line(text + used, &plans[i]);
   used += (size_t)sprintf(text + used, "checksum %" PRIx64 "\n", checksum(text, used));
-  status = file_write_atomic(path, text, used, err);
+  const int status = file_write_atomic(path, text, used, err);
   free(text);
   return status;
 }

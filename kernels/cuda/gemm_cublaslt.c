@@ -195,12 +195,9 @@ static void choose(GemmPlan *plan, const cublasLtMatmulHeuristicResult_t *result
 static bool time_algorithms(const Gpu *gpu, GemmPlan *plan,
                             const cublasLtMatmulHeuristicResult_t *results, int count) {
   Trial trial = {.gpu = gpu, .plan = plan};
-  char *memory = NULL;
   const size_t bytes = place(&trial, NULL);
-  if (cudaMalloc((void **)&memory, bytes) != cudaSuccess) {
-    (void)cudaGetLastError();
-    return false;
-  }
+  char *memory = gpu_alloc(bytes);
+  if (!memory) return false;
   place(&trial, memory);
   fill_random(memory, bytes, 0.05, gpu->stream); // like a model's
   choose(plan, results, count, &trial);

@@ -48,12 +48,12 @@ static __device__ __forceinline__ float unfold_tile(const DeviceTensor &t, int64
               column_sum.v[i] += g[k].v[i] * w[k].v[i];
               d.v[i] += g[k].v[i] * wn.v[i];
             }
-            store_pack<N>(grad + first + k * step, d);
+            store_pack(grad + first + k * step, d);
             squares += square_sum(d);
           }
       }
     }
-    store_pack<N>(&sums[warp][j], column_sum);
+    store_pack(&sums[warp][j], column_sum);
   }
   return squares;
 }
@@ -112,7 +112,7 @@ static __global__ __launch_bounds__(THREADS) void columns_kernel(ParamTable tabl
 #pragma unroll
   for (int i = 0; i < WARPS; i++) sum += part[i][lane];
   Pack<1> dwn = {sum};
-  if (c < t.cols) store_pack<1>((Grad *)t.norm_grad + c, dwn);
+  if (c < t.cols) store_pack((Grad *)t.norm_grad + c, dwn);
   const float squares = warp_sum(c < t.cols ? square_sum(dwn) : 0.0f);
   if (lane == 0) table.sumsq[table.tiles + blockIdx.x] = squares;
 }

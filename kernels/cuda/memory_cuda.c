@@ -30,10 +30,7 @@ void cuda_memory_close(Cuda *c) {
 
 static void *op_alloc(Backend *be, size_t bytes) {
   (void)be;
-  void *memory = NULL;
-  if (cudaMalloc(&memory, bytes ? bytes : 256) == cudaSuccess) return memory;
-  (void)cudaGetLastError(); // not enough memory is the caller's to report
-  return NULL;
+  return gpu_alloc(bytes);
 }
 
 static size_t op_memory_taken(Backend *be) {
@@ -79,7 +76,7 @@ static void op_read_master(Backend *be, float *to_host, const master_t *from, in
   op_read(be, to_host, from, (size_t)count * sizeof(float));
 }
 
-static void read_bf16(Backend *be, float *to_host, const void *from, int64_t count) {
+static void op_read_act(Backend *be, float *to_host, const act_t *from, int64_t count) {
   bf16_bits *bits = xmalloc((size_t)count * sizeof *bits);
   op_read(be, bits, from, (size_t)count * sizeof *bits);
   for (int64_t i = 0; i < count; i++) {
@@ -89,15 +86,11 @@ static void read_bf16(Backend *be, float *to_host, const void *from, int64_t cou
   free(bits);
 }
 
-static void op_read_act(Backend *be, float *to_host, const act_t *from, int64_t count) {
-  read_bf16(be, to_host, from, count);
-}
-
 static void op_read_grad(Backend *be, float *to_host, const grad_t *from, int64_t count) {
   if (cuda_of(be)->options.grads_fp32)
     op_read(be, to_host, from, (size_t)count * sizeof(float));
   else
-    read_bf16(be, to_host, from, count);
+    op_read_act(be, to_host, (const act_t *)from, count);
 }
 
 void cuda_set_memory(Cuda *c) {
