@@ -41,12 +41,12 @@ typedef struct Cuda {
   // Pinned memory. Results of steps lie there on their way to the host: put there by step_end, taken
   // in the same order. Writes go through the stages, so that they wait neither for the GPU nor for
   // the driver.
-  StepState *results; // [MAX_RESULTS]
-  cudaEvent_t result_ready[MAX_RESULTS];
-  int64_t published, taken;
-  char *stages; // [STAGES, STAGE_BYTES]
-  cudaEvent_t stage_free[STAGES];
-  int64_t staged;
+  struct {
+    char stages[STAGES][STAGE_BYTES];
+    StepState results[MAX_RESULTS];
+  } * pinned;
+  cudaEvent_t result_ready[MAX_RESULTS], stage_free[STAGES];
+  int64_t published, taken, staged;
   Recording recordings[REPLAY_SLOTS];
   // The parameters' tables, rebuilt when the list changes
   ParamTable table;

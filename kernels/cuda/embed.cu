@@ -253,22 +253,6 @@ static __global__ void join_pieces_kernel(int D, Buckets b, Grad *dE, bool accum
   add_pack(dE + (int64_t)token * D + k, sum, accumulate);
 }
 
-template <typename Grad>
-static void sum_buckets(int64_t M, int64_t D, const bf16_bits *dx, const Buckets &b, Grad *dE,
-                        bool accumulate, cudaStream_t stream) {
-  const int64_t most = M * ((D + 255) / 256) / (THREADS / 32) + 1; // blocks, if all tokens differ
-  by_width(D, [&](auto width, int) {
-    sum_pieces_kernel<decltype(width)::value>
-        <<<(unsigned)min(most, RESIDENT_BLOCKS), THREADS, 0, stream>>>((int)D, dx, b, dE,
-                                                                       accumulate);
-  });
-  const int64_t most_long = M / (PIECE + 1);
-  if (most_long == 0) return;
-  const dim3 grid((unsigned)most_long, blocks_for(D, THREADS));
-  join_pieces_kernel<<<grid, THREADS, 0, stream>>>((int)D, b, dE, accumulate);
-  LAUNCHED();
-}
-
 void cuda_embed_backward(Backend *be, int64_t M, const int32_t *tokens, const act_t *dx, grad_t *dE,
                          bool accumulate) {
   const Cuda *c = cuda_of(be);
@@ -285,7 +269,17 @@ void cuda_embed_backward(Backend *be, int64_t M, const int32_t *tokens, const ac
   list_kernel<<<blocks, THREADS, 0, stream>>>(M, tokens, b);
   sort_kernel<<<blocks, THREADS, 0, stream>>>(M, tokens, b);
   LAUNCHED();
+  const int64_t most = M * blocks_for(D, 256) / (THREADS / 32) + 1; // blocks, if all tokens differ
+  const int64_t most_long = M / (PIECE + 1);
   by_gradient(fp32, [&](auto *type) {
-    sum_buckets(M, D, bits(dx), b, (decltype(type))dE, accumulate, stream);
+    const auto to = (decltype(type))dE;
+    by_width(D, [&](auto width, int) {
+      sum_pieces_kernel<decltype(width)::value>
+          <<<(unsigned)min(most, RESIDENT_BLOCKS), THREADS, 0, stream>>>((int)D, bits(dx), b, to,
+                                                                         accumulate);
+    });
+    const dim3 grid((unsigned)most_long, blocks_for(D, THREADS));
+    if (most_long > 0) join_pieces_kernel<<<grid, THREADS, 0, stream>>>((int)D, b, to, accumulate);
+    LAUNCHED();
   });
 }

@@ -88,10 +88,8 @@ GemmPlan *gemm_cache_read(const char *path, const Gpu *gpu, int *count) {
   if (!path_exists(path) || file_read(path, MAX_CACHE_BYTES, &text, &bytes, &ignored)) return NULL;
   char *lines = strlen(text) == bytes ? verified_lines(text, gpu) : NULL;
   GemmPlan *plans = NULL;
-  int capacity = 0;
   while (lines && *lines) {
-    if (*count == capacity)
-      plans = xrealloc(plans, (size_t)(capacity = capacity * 2 + 16) * sizeof *plans);
+    plans = xrealloc(plans, ((size_t)*count + 1) * sizeof *plans);
     plans[*count] = (GemmPlan){0};
     if (!parse_line(lines, &plans[*count])) {
       *count = 0; // the checksum held, so another version wrote this: nothing of it is trusted

@@ -38,6 +38,7 @@ typedef struct Gemm {
   GemmPlan *plans;
   int count, capacity;
   char *cache_path; // NULL = no cache
+  bool timed;       // algorithms that the cache does not know yet
 } Gemm;
 
 // cache_path: the file, or NULL for the place named above; "" = keep no cache. Reads it and

@@ -306,22 +306,16 @@ static __global__ __launch_bounds__(1024) void cross_entropy_loop_kernel(CrossEn
 
 static void launch_clusters(const CrossEntropy *args, int64_t cluster, cudaStream_t stream) {
   const int64_t vectors = (args->V + 7) / 8;
-  const int64_t per_block = (vectors + cluster - 1) / cluster;
-  const int64_t warps = (per_block + VECTORS * 32 - 1) / (VECTORS * 32);
+  const unsigned warps = blocks_for(blocks_for(vectors, cluster), VECTORS * 32);
   // Rows a cluster: enough to hide its start, few enough for several clusters in turn on each
   // multiprocessor.
   const int64_t fair = args->M * cluster / (4 * BLOCKS_AN_SM * args->multiprocessors);
   const int64_t rows = fair < 1 ? 1 : fair > 16 ? 16 : fair;
   cudaLaunchAttribute attribute = {};
   attribute.id = cudaLaunchAttributeClusterDimension;
-  attribute.val.clusterDim.x = (unsigned)cluster;
-  attribute.val.clusterDim.y = attribute.val.clusterDim.z = 1;
-  cudaLaunchConfig_t config = {};
-  config.gridDim = dim3((unsigned)((args->M + rows - 1) / rows * cluster));
-  config.blockDim = dim3((unsigned)(warps * 32));
-  config.stream = stream;
-  config.attrs = &attribute;
-  config.numAttrs = cluster > 1 ? 1 : 0;
+  attribute.val.clusterDim = {(unsigned)cluster, 1, 1};
+  const dim3 grid(blocks_for(args->M, rows) * (unsigned)cluster), block(warps * 32);
+  const cudaLaunchConfig_t config = {grid, block, 0, stream, &attribute, cluster > 1 ? 1u : 0u};
   CUDA_CHECK(cudaLaunchKernelEx(&config,
                                 args->s ? cross_entropy_kernel<true> : cross_entropy_kernel<false>,
                                 *args, (int)cluster));

@@ -7,10 +7,7 @@
 #include "kernels/cuda/cuda.h"
 
 int cuda_memory_open(Cuda *c, Error *err) {
-  CUDA_TRY(err,
-           cudaHostAlloc((void **)&c->stages, (size_t)STAGES * STAGE_BYTES, cudaHostAllocDefault));
-  CUDA_TRY(err, cudaHostAlloc((void **)&c->results, MAX_RESULTS * sizeof *c->results,
-                              cudaHostAllocDefault));
+  CUDA_TRY(err, cudaHostAlloc((void **)&c->pinned, sizeof *c->pinned, cudaHostAllocDefault));
   for (int i = 0; i < STAGES; i++)
     CUDA_TRY(err, cudaEventCreateWithFlags(&c->stage_free[i], cudaEventDisableTiming));
   for (int i = 0; i < MAX_RESULTS; i++)
@@ -23,8 +20,7 @@ void cuda_memory_close(Cuda *c) {
     if (c->stage_free[i]) CUDA_CHECK(cudaEventDestroy(c->stage_free[i]));
   for (int i = 0; i < MAX_RESULTS; i++)
     if (c->result_ready[i]) CUDA_CHECK(cudaEventDestroy(c->result_ready[i]));
-  if (c->stages) CUDA_CHECK(cudaFreeHost(c->stages));
-  if (c->results) CUDA_CHECK(cudaFreeHost(c->results));
+  if (c->pinned) CUDA_CHECK(cudaFreeHost(c->pinned));
   for (int i = 0; i < c->workspace_count; i++) CUDA_CHECK(cudaFree(c->workspaces[i]));
 }
 
@@ -51,7 +47,7 @@ static void op_write(Backend *be, void *to, const void *from_host, size_t bytes)
   Cuda *c = cuda_of(be);
   for (size_t done = 0; done < bytes;) {
     const int stage = (int)(c->staged++ % STAGES);
-    char *pinned = c->stages + (size_t)stage * STAGE_BYTES;
+    char *pinned = c->pinned->stages[stage];
     const size_t piece = bytes - done < STAGE_BYTES ? bytes - done : STAGE_BYTES;
     CUDA_CHECK(cudaEventSynchronize(c->stage_free[stage]));
     memcpy(pinned, (const char *)from_host + done, piece);

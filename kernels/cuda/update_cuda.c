@@ -152,8 +152,8 @@ static void op_step_end(Backend *be) {
   Cuda *c = cuda_of(be);
   assert(c->published - c->taken < MAX_RESULTS);
   const int slot = (int)(c->published++ % MAX_RESULTS);
-  CUDA_CHECK(cudaMemcpyAsync(&c->results[slot], c->state, sizeof *c->state, cudaMemcpyDeviceToHost,
-                             c->gpu.stream));
+  CUDA_CHECK(cudaMemcpyAsync(&c->pinned->results[slot], c->state, sizeof *c->state,
+                             cudaMemcpyDeviceToHost, c->gpu.stream));
   CUDA_CHECK(cudaEventRecord(c->result_ready[slot], c->gpu.stream));
 }
 
@@ -162,7 +162,7 @@ static StepResult op_step_result(Backend *be) {
   assert(c->taken < c->published);
   const int slot = (int)(c->taken++ % MAX_RESULTS);
   CUDA_CHECK(cudaEventSynchronize(c->result_ready[slot]));
-  const StepState *s = &c->results[slot];
+  const StepState *s = &c->pinned->results[slot];
   return (StepResult){.loss = s->loss,
                       .grad_norm = s->grad_norm,
                       .applied = s->applied != 0,
