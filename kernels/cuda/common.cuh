@@ -149,8 +149,9 @@ static __device__ __forceinline__ float rstd_from_shares(const RowScale &r, floa
   return rms_rstd(group_sum(share, lanes), r.D, r.eps);
 }
 
-// ---- Kernels that walk over rows, each row shared by a group of 4 to 32 lanes, so that narrow rows
-// leave few lanes idle. Launch: row_blocks blocks of ROW_THREADS, a thread for each lane of each row.
+// ---- Kernels that walk over rows, each row shared by a group of 4 to 32 lanes, so that narrow
+// rows leave few lanes idle. Launch: row_blocks blocks of ROW_THREADS, a thread for each lane of
+// each row.
 enum { ROW_THREADS = 256 };
 
 // How many lanes share a row of `packs` accesses: as many as possible with at most an eighth of

@@ -1,7 +1,7 @@
 // The embedding: rows gathered, with their sums of squares, and their gradient.
 //
-// Backward, dE[v] (+)= sum of dx[m] over the tokens m that are v, in ascending m: the same bits every
-// time, without atomics on floats.
+// Backward, dE[v] (+)= sum of dx[m] over the tokens m that are v, in ascending m: the same bits
+// every time, without atomics on floats.
 //
 // First the tokens' positions are grouped by token. Integer atomics give every token a bucket;
 // which one differs from run to run, but the order inside does not: a position's rank is the number
