@@ -36,12 +36,12 @@ static __device__ __forceinline__ float update(float w, float &m, float &v, floa
 }
 
 template <typename Grad>
-static __device__ __forceinline__ float4 update_four(const DeviceTensor &t, int64_t i,
-                                                     const Factors &f) {
+static __device__ __forceinline__ Pack<4> update_four(const DeviceTensor &t, int64_t i,
+                                                      const Factors &f) {
   float4 w = __ldcs(reinterpret_cast<const float4 *>(t.master + i));
   float4 m = __ldcs(reinterpret_cast<const float4 *>(t.m + i));
   float4 v = __ldcs(reinterpret_cast<const float4 *>(t.v + i));
-  const Pack<4> g = load_values<4>((const Grad *)t.grad + i);
+  const Pack<4> g = load_pack<4>((const Grad *)t.grad + i);
   w.x = update(w.x, m.x, v.x, g.v[0], f);
   w.y = update(w.y, m.y, v.y, g.v[1], f);
   w.z = update(w.z, m.z, v.z, g.v[2], f);
@@ -49,27 +49,24 @@ static __device__ __forceinline__ float4 update_four(const DeviceTensor &t, int6
   __stcs(reinterpret_cast<float4 *>(t.master + i), w);
   __stcs(reinterpret_cast<float4 *>(t.m + i), m);
   __stcs(reinterpret_cast<float4 *>(t.v + i), v);
-  return w;
+  return four(w);
 }
 
 // column: of element i.
 static __device__ __forceinline__ void copy_four(const DeviceTensor &t, int64_t i, int column,
-                                                 float4 w) {
-  if (t.compute) {
-    const uint2 plain = {bf16_two(w.x, w.y), bf16_two(w.z, w.w)};
-    *reinterpret_cast<uint2 *>(t.compute + i) = plain;
-  }
+                                                 Pack<4> w) {
+  if (t.compute) *reinterpret_cast<uint2 *>(t.compute + i) = narrow(w);
   if (!t.folded) return;
-  float4 wn = {1, 1, 1, 1};
   const int cols = (int)t.cols;
-  if (t.norm && cols % 4 == 0) {
-    wn = *reinterpret_cast<const float4 *>(t.norm + column);
-  } else if (t.norm) {
+  Pack<4> wn = {1, 1, 1, 1};
+  if (t.norm && cols % 4 == 0)
+    wn = load_pack<4>(t.norm + column);
+  else if (t.norm)
     wn = {t.norm[column], t.norm[(column + 1) % cols], t.norm[(column + 2) % cols],
           t.norm[(column + 3) % cols]};
-  }
-  const uint2 folded = {bf16_two(w.x * wn.x, w.y * wn.y), bf16_two(w.z * wn.z, w.w * wn.w)};
-  *reinterpret_cast<uint2 *>(t.folded + i) = folded;
+#pragma unroll
+  for (int k = 0; k < 4; k++) w.v[k] *= wn.v[k];
+  *reinterpret_cast<uint2 *>(t.folded + i) = narrow(w);
 }
 
 // UPDATE: the update and the copies; otherwise the copies only.
@@ -93,15 +90,14 @@ static __global__ __launch_bounds__(THREADS) void adamw_kernel(ParamTable table,
   const int start_column = (int)(begin % t.cols), cols = (int)t.cols;
 #pragma unroll 2
   for (int64_t i = begin + threadIdx.x * 4; i + 3 < end; i += THREADS * 4) {
-    const float4 w =
-        UPDATE ? update_four<Grad>(t, i, f) : *reinterpret_cast<const float4 *>(t.master + i);
+    const Pack<4> w = UPDATE ? update_four<Grad>(t, i, f) : load_pack<4>(t.master + i);
     copy_four(t, i, (start_column + (int)(i - begin)) % cols, w);
   }
   const int64_t i = end - end % 4 + threadIdx.x; // the last one to three elements of a tensor
   if (i >= end) return;
   if (UPDATE)
     t.master[i] =
-        update(t.master[i], t.m[i], t.v[i], load_values<1>((const Grad *)t.grad + i).v[0], f);
+        update(t.master[i], t.m[i], t.v[i], load_pack<1>((const Grad *)t.grad + i).v[0], f);
   const float wn = t.norm ? t.norm[i % t.cols] : 1.0f;
   if (t.compute) t.compute[i] = bf16_from_float(t.master[i]);
   if (t.folded) t.folded[i] = bf16_from_float(t.master[i] * wn);

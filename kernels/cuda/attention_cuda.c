@@ -1,9 +1,9 @@
 // cuDNN's attention behind kernels/ops.h: a plan for each shape (B, T), the run's made at the
 // start, another one (of validation) when it first occurs.
 #include <stdio.h>
-#include <stdlib.h>
 
 #include "base/memory.h"
+#include "kernels/cuda/check.h"
 #include "kernels/cuda/cuda.h"
 
 static int plan_shape(Cuda *c, int64_t B, int64_t T, bool both_forms, Error *err) {
@@ -78,29 +78,24 @@ void cuda_attention_close(Cuda *c) {
   if (c->cudnn_handle) c->cudnn.destroy(c->cudnn_handle);
 }
 
-static void fail(const Error *err) {
-  fprintf(stderr, "%s\n", err->text);
-  exit(EXIT_FAILURE);
-}
-
-static const PlannedAttention *planned(Cuda *c, int64_t B, int64_t T) {
-  for (int i = 0; i < c->attention_count; i++)
-    if (c->attention[i].B == B && c->attention[i].T == T) return &c->attention[i];
+static void run(Backend *be, int64_t B, int64_t T, AttentionDirection direction,
+                AttentionTensors tensors) {
+  Cuda *c = cuda_of(be);
   Error err;
-  if (plan_shape(c, B, T, false, &err)) fail(&err);
-  return &c->attention[c->attention_count - 1];
+  int i = 0;
+  while (i < c->attention_count && (c->attention[i].B != B || c->attention[i].T != T)) i++;
+  if (i == c->attention_count) error_check(plan_shape(c, B, T, false, &err), &err);
+  tensors.workspace = c->attention[i].workspace;
+  error_check(attention_cudnn_run(c->attention[i].plan, direction, &tensors, &err), &err);
 }
 
 void cuda_attention(Backend *be, int64_t B, int64_t T, const act_t *qkv, act_t *o, stat_t *lse) {
-  const PlannedAttention *p = planned(cuda_of(be), B, T);
-  Error err;
-  if (attention_cudnn_forward(p->plan, qkv, o, (float *)lse, p->workspace, &err)) fail(&err);
+  run(be, B, T, ATTENTION_FORWARD, (AttentionTensors){.qkv = qkv, .o = o, .lse = (float *)lse});
 }
 
 void cuda_attention_backward(Backend *be, int64_t B, int64_t T, const act_t *qkv, const act_t *o,
                              const stat_t *lse, const act_t *do_, act_t *dqkv) {
-  const PlannedAttention *p = planned(cuda_of(be), B, T);
-  Error err;
-  if (attention_cudnn_backward(p->plan, qkv, o, (const float *)lse, do_, dqkv, p->workspace, &err))
-    fail(&err);
+  run(be, B, T, ATTENTION_BACKWARD,
+      (AttentionTensors){
+          .qkv = qkv, .o = (void *)o, .lse = (float *)lse, .do_ = do_, .dqkv = dqkv});
 }

@@ -10,6 +10,7 @@
 #include "base/clock.h"
 #include "base/memory.h"
 #include "kernels/cuda/check.h"
+#include "kernels/cuda/gpu.h"
 #include "kernels/cuda/timer.h"
 
 // A graph is offered fewer configurations than FORM_CONFIGS; the backward may have two graphs.
@@ -40,33 +41,10 @@ static const AttentionConfig *used_config(const AttentionCudnn *a, AttentionDire
 
 // ---- Calls
 
-// cuDNN reads the addresses of a call from a variant pack. Making one takes 1 us of the 6 to 12
-// that a call takes on the host, too little to keep packs for.
-static int execute(const AttentionCudnn *a, CudnnDescriptor plan, int count, const int64_t *ids,
-                   const void *const *pointers, void *workspace, Error *err) {
-  const CudnnApi *api = a->api;
-  CudnnDescriptor pack = NULL;
-  if (cudnn_check(api, api->create_descriptor(BACKEND_VARIANT_PACK_DESCRIPTOR, &pack),
-                  "creating a variant pack", err))
-    return -1;
-  int status = api->set_attribute(pack, ATTR_VARIANT_PACK_UNIQUE_IDS, TYPE_INT64, count, ids);
-  if (status == 0)
-    status =
-        api->set_attribute(pack, ATTR_VARIANT_PACK_DATA_POINTERS, TYPE_VOID_PTR, count, pointers);
-  if (status == 0)
-    status = api->set_attribute(pack, ATTR_VARIANT_PACK_WORKSPACE, TYPE_VOID_PTR, 1, &workspace);
-  if (status == 0) status = api->finalize(pack);
-  if (status == 0) status = api->execute(a->handle, plan, pack);
-  const int result = cudnn_check(api, status, "launching attention", err);
-  api->destroy_descriptor(pack);
-  return result;
-}
-
-// The forward takes the first seven tensors, and workspace is the plan's own; the deterministic
+// The forward takes the first seven tensors, and the workspace is the plan's own; the deterministic
 // backward leaves out the last.
-static int run(const AttentionCudnn *a, AttentionDirection direction, const char *qkv,
-               const void *o, const float *lse, const void *do_, const char *dqkv, char *workspace,
-               Error *err) {
+int attention_cudnn_run(const AttentionCudnn *a, AttentionDirection direction,
+                        const AttentionTensors *t, Error *err) {
   enum { OF_FORWARD = 7, ALL = 14 };
   static const int64_t ids[ALL] = {
       ATTENTION_Q,     ATTENTION_K,          ATTENTION_V,  ATTENTION_O,     ATTENTION_LSE,
@@ -75,26 +53,18 @@ static int run(const AttentionCudnn *a, AttentionDirection direction, const char
   const Direction *d = &a->direction[direction];
   const size_t head = (size_t)a->shape.d * 2, k = (size_t)a->shape.H * head,
                v = k + (size_t)a->shape.KV * head;
-  const void *pointers[ALL] = {qkv, qkv + k, qkv + v, o, lse, &a->scale, &a->mask_value};
+  const char *qkv = t->qkv, *dqkv = t->dqkv, *workspace = t->workspace;
+  const void *pointers[ALL] = {qkv, qkv + k, qkv + v, t->o, t->lse, &a->scale, &a->mask_value};
   assert(d->plans[d->used]); // not the backward of an object made with forward_only
   if (direction == ATTENTION_FORWARD)
-    return execute(a, d->plans[d->used], OF_FORWARD, ids, pointers, workspace, err);
+    return plan_execute(a->api, a->handle, d->plans[d->used], OF_FORWARD, ids, pointers, workspace,
+                        err);
   const void *const of_backward[ALL - OF_FORWARD] = {
-      do_, &a->one, workspace, dqkv, dqkv + k, dqkv + v, workspace + a->dq_sum};
+      t->do_, &a->one, workspace, dqkv, dqkv + k, dqkv + v, workspace + a->dq_sum};
   memcpy(pointers + OF_FORWARD, of_backward, sizeof of_backward);
-  return execute(a, d->plans[d->used], d->configs[d->used].deterministic ? ALL - 1 : ALL, ids,
-                 pointers, workspace + a->plan, err);
-}
-
-int attention_cudnn_forward(const AttentionCudnn *a, const void *qkv, void *o, float *lse,
-                            void *workspace, Error *err) {
-  return run(a, ATTENTION_FORWARD, qkv, o, lse, NULL, NULL, workspace, err);
-}
-
-int attention_cudnn_backward(const AttentionCudnn *a, const void *qkv, const void *o,
-                             const float *lse, const void *do_, void *dqkv, void *workspace,
-                             Error *err) {
-  return run(a, ATTENTION_BACKWARD, qkv, o, lse, do_, dqkv, workspace, err);
+  return plan_execute(a->api, a->handle, d->plans[d->used],
+                      d->configs[d->used].deterministic ? ALL - 1 : ALL, ids, pointers,
+                      workspace + a->plan, err);
 }
 
 // ---- Workspace
@@ -127,8 +97,7 @@ int attention_cudnn_configs(const AttentionCudnn *a, AttentionDirection directio
 typedef struct Scratch {
   const AttentionCudnn *attention;
   AttentionDirection direction;
-  char *qkv, *o, *do_, *dqkv, *workspace;
-  float *lse;
+  AttentionTensors tensors;
 } Scratch;
 
 // Returns the bytes of all.
@@ -136,22 +105,20 @@ static size_t place(Scratch *s, size_t workspace, char *memory) {
   const AttentionShape *shape = &s->attention->shape;
   const size_t rows = (size_t)(shape->B * shape->T), qkv = rows * (size_t)attention_row(shape) * 2,
                o = rows * (size_t)(shape->H * shape->d) * 2;
+  AttentionTensors *t = &s->tensors;
   Arena arena = {.block = memory};
-  s->qkv = arena_take(&arena, qkv);
-  s->do_ = arena_take(&arena, o);
-  s->o = arena_take(&arena, o);
-  s->lse = arena_take(&arena, rows * (size_t)shape->H * sizeof(float));
-  s->dqkv = arena_take(&arena, qkv);
-  s->workspace = arena_take(&arena, workspace);
+  t->qkv = arena_take(&arena, qkv);
+  t->do_ = arena_take(&arena, o);
+  t->o = arena_take(&arena, o);
+  t->lse = arena_take(&arena, rows * (size_t)shape->H * sizeof(float));
+  t->dqkv = arena_take(&arena, qkv);
+  t->workspace = arena_take(&arena, workspace);
   return arena.used;
 }
 
 static int call(const void *context, Error *err) {
   const Scratch *s = context;
-  if (s->direction == ATTENTION_FORWARD)
-    return attention_cudnn_forward(s->attention, s->qkv, s->o, s->lse, s->workspace, err);
-  return attention_cudnn_backward(s->attention, s->qkv, s->o, s->lse, s->do_, s->dqkv, s->workspace,
-                                  err);
+  return attention_cudnn_run(s->attention, s->direction, &s->tensors, err);
 }
 
 // Makes configuration i the one that calls run, for a trial or for good.
@@ -171,13 +138,11 @@ static int time_plans(AttentionCudnn *a, AttentionDirection direction, Error *er
     if (bytes > workspace) workspace = bytes;
   }
   Scratch s = {.attention = a, .direction = ATTENTION_FORWARD};
-  char *memory = NULL;
-  if (cudaMalloc((void **)&memory, place(&s, workspace, NULL)) != cudaSuccess) {
-    cudaGetLastError(); // that there is no room is no failure: the first configuration is taken
-    return 0;
-  }
+  char *memory = gpu_alloc(place(&s, workspace, NULL));
+  if (!memory) return 0; // no room is no failure: the first configuration is taken
   place(&s, workspace, memory);
-  fill_random(s.qkv, (size_t)(s.o - s.qkv), 1, a->stream);          // and do, which lies behind it
+  // qkv, and do, which lies behind it
+  fill_random(memory, (size_t)((char *)s.tensors.o - memory), 1, a->stream);
   int status = direction == ATTENTION_BACKWARD ? call(&s, err) : 0; // o and lse
   s.direction = direction;
   for (int i = 0; i < d->count && status == 0; i++) {

@@ -51,10 +51,14 @@ int attention_cudnn_configs(const AttentionCudnn *a, AttentionDirection directio
 // all layers share it.
 size_t attention_cudnn_workspace(const AttentionCudnn *a, AttentionDirection direction);
 
-// qkv bf16 [B, T, R] in; o bf16 [B, T, H, d], lse fp32 [B, H, T] out; all 16-byte aligned.
-int attention_cudnn_forward(const AttentionCudnn *a, const void *qkv, void *o, float *lse,
-                            void *workspace, Error *err);
-// do_ bf16 [B, T, H, d] in; dqkv bf16 [B, T, R] out.
-int attention_cudnn_backward(const AttentionCudnn *a, const void *qkv, const void *o,
-                             const float *lse, const void *do_, void *dqkv, void *workspace,
-                             Error *err);
+// What a call reads and writes, all of it 16-byte aligned; the forward knows the first three alone.
+typedef struct AttentionTensors {
+  const void *qkv; // bf16 [B, T, R]
+  void *o;         // bf16 [B, T, H, d], left by the forward
+  float *lse;      // fp32 [B, H, T], likewise
+  const void *do_; // bf16 [B, T, H, d]
+  void *dqkv;      // bf16 [B, T, R], left by the backward
+  void *workspace;
+} AttentionTensors;
+int attention_cudnn_run(const AttentionCudnn *a, AttentionDirection direction,
+                        const AttentionTensors *tensors, Error *err);

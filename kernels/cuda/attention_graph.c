@@ -24,21 +24,19 @@ int attention_shape_check(const AttentionShape *s, Error *err) {
 static TensorShape in_rows(const AttentionShape *s, int64_t heads, int64_t row) {
   return (TensorShape){{s->B, heads, s->T, s->d}, {s->T * row, s->d, row, 1}};
 }
-static TensorShape in_rows_transposed(const AttentionShape *s, int64_t heads, int64_t row) {
-  return (TensorShape){{s->B, heads, s->d, s->T}, {s->T * row, s->d, 1, row}};
-}
 static TensorShape packed_heads(const AttentionShape *s) {
   return (TensorShape){{s->B, s->H, s->T, s->d}, {s->H * s->T * s->d, s->T * s->d, s->d, 1}};
 }
 static TensorShape scores(const AttentionShape *s) {
   return (TensorShape){{s->B, s->H, s->T, s->T}, {s->H * s->T * s->T, s->T * s->T, s->T, 1}};
 }
-static TensorShape scores_transposed(const AttentionShape *s) {
-  return (TensorShape){{s->B, s->H, s->T, s->T}, {s->H * s->T * s->T, s->T * s->T, 1, s->T}};
-}
 // One number for each row of the scores.
 static TensorShape column(const AttentionShape *s) {
   return (TensorShape){{s->B, s->H, s->T, 1}, {s->H * s->T, s->T, 1, 1}};
+}
+static TensorShape transposed(TensorShape t) {
+  return (TensorShape){{t.size[0], t.size[1], t.size[3], t.size[2]},
+                       {t.stride[0], t.stride[1], t.stride[3], t.stride[2]}};
 }
 
 // ---- Pieces of both graphs
@@ -56,7 +54,7 @@ static CudnnDescriptor new_column(Builder b) {
   return graph_virtual(b.g, DATA_FLOAT, column(b.s));
 }
 static CudnnDescriptor transpose_scores(Builder b, CudnnDescriptor x) {
-  return graph_reshape(b.g, x, graph_virtual(b.g, DATA_BFLOAT16, scores_transposed(b.s)));
+  return graph_reshape(b.g, x, graph_virtual(b.g, DATA_BFLOAT16, transposed(scores(b.s))));
 }
 
 // x where key <= query, the mask's value elsewhere.
@@ -69,6 +67,11 @@ static CudnnDescriptor causal_mask(Builder b, CudnnDescriptor x) {
   return graph_select(b.g, x, otherwise, keep, new_scores(b, DATA_FLOAT));
 }
 
+// A real tensor: heads inside rows of `row` elements.
+static CudnnDescriptor heads_tensor(Builder b, int64_t id, int64_t heads, int64_t row) {
+  return graph_tensor(b.g, id, DATA_BFLOAT16, in_rows(b.s, heads, row));
+}
+
 // Real tensors that both graphs read.
 typedef struct Inputs {
   CudnnDescriptor q, k_transposed, scale;
@@ -77,8 +80,8 @@ typedef struct Inputs {
 static Inputs inputs(Builder b) {
   const int64_t R = attention_row(b.s);
   return (Inputs){
-      graph_tensor(b.g, ATTENTION_Q, DATA_BFLOAT16, in_rows(b.s, b.s->H, R)),
-      graph_tensor(b.g, ATTENTION_K, DATA_BFLOAT16, in_rows_transposed(b.s, b.s->KV, R)),
+      heads_tensor(b, ATTENTION_Q, b.s->H, R),
+      graph_tensor(b.g, ATTENTION_K, DATA_BFLOAT16, transposed(in_rows(b.s, b.s->KV, R))),
       graph_scalar(b.g, ATTENTION_SCALE),
   };
 }
@@ -97,9 +100,8 @@ int attention_graph_forward(CudnnGraph *g, const CudnnApi *api, CudnnHandle hand
   graph_begin(g, api);
   const Builder b = {g, s};
   const Inputs in = inputs(b);
-  CudnnDescriptor v =
-      graph_tensor(g, ATTENTION_V, DATA_BFLOAT16, in_rows(s, s->KV, attention_row(s)));
-  CudnnDescriptor o = graph_tensor(g, ATTENTION_O, DATA_BFLOAT16, in_rows(s, s->H, s->H * s->d));
+  CudnnDescriptor v = heads_tensor(b, ATTENTION_V, s->KV, attention_row(s));
+  CudnnDescriptor o = heads_tensor(b, ATTENTION_O, s->H, s->H * s->d);
   CudnnDescriptor lse = graph_tensor(g, ATTENTION_LSE, DATA_FLOAT, column(s));
 
   CudnnDescriptor x = graph_matmul(g, in.q, in.k_transposed, new_scores(b, DATA_FLOAT));
@@ -121,8 +123,7 @@ int attention_graph_forward(CudnnGraph *g, const CudnnApi *api, CudnnHandle hand
 // group of heads, which is a reduction from H heads to KV.
 static void head_gradient(Builder b, int64_t id, CudnnDescriptor x_transposed, CudnnDescriptor y) {
   const AttentionShape *s = b.s;
-  CudnnDescriptor gradient =
-      graph_tensor(b.g, id, DATA_BFLOAT16, in_rows(s, s->KV, attention_row(s)));
+  CudnnDescriptor gradient = heads_tensor(b, id, s->KV, attention_row(s));
   if (s->H == s->KV) {
     graph_matmul(b.g, x_transposed, y, gradient);
     return;
@@ -137,8 +138,7 @@ static void head_gradient(Builder b, int64_t id, CudnnDescriptor x_transposed, C
 // the graph and fails when it runs.)
 static void query_gradient(Builder b, bool deterministic, CudnnDescriptor ds, CudnnDescriptor k) {
   const AttentionShape *s = b.s;
-  CudnnDescriptor dq =
-      graph_tensor(b.g, ATTENTION_DQ, DATA_BFLOAT16, in_rows(s, s->H, attention_row(s)));
+  CudnnDescriptor dq = heads_tensor(b, ATTENTION_DQ, s->H, attention_row(s));
   if (deterministic) {
     graph_matmul(b.g, ds, k, dq);
     return;
@@ -157,9 +157,9 @@ int attention_graph_backward(CudnnGraph *g, const CudnnApi *api, CudnnHandle han
   const Inputs in = inputs(b);
   const int64_t R = attention_row(s), o_row = s->H * s->d;
   CudnnDescriptor v_transposed =
-      graph_tensor(g, ATTENTION_V, DATA_BFLOAT16, in_rows_transposed(s, s->KV, R));
-  CudnnDescriptor o = graph_tensor(g, ATTENTION_O, DATA_BFLOAT16, in_rows(s, s->H, o_row));
-  CudnnDescriptor d_o = graph_tensor(g, ATTENTION_DO, DATA_BFLOAT16, in_rows(s, s->H, o_row));
+      graph_tensor(g, ATTENTION_V, DATA_BFLOAT16, transposed(in_rows(s, s->KV, R)));
+  CudnnDescriptor o = heads_tensor(b, ATTENTION_O, s->H, o_row);
+  CudnnDescriptor d_o = heads_tensor(b, ATTENTION_DO, s->H, o_row);
   CudnnDescriptor lse = graph_tensor(g, ATTENTION_LSE, DATA_FLOAT, column(s));
   CudnnDescriptor row_sum = graph_tensor(g, ATTENTION_ROW_SUM, DATA_FLOAT, column(s));
 

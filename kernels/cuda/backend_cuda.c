@@ -34,10 +34,8 @@ static int op_trace_end(Backend *be, Activities *activities, Error *err) {
 // ---- Set-up
 
 void *cuda_take(Cuda *c, size_t bytes, Error *err) {
-  void *memory = NULL;
-  if (c->workspace_count == MAX_WORKSPACES ||
-      cudaMalloc(&memory, bytes ? bytes : 1) != cudaSuccess) {
-    (void)cudaGetLastError();
+  void *memory = c->workspace_count < MAX_WORKSPACES ? gpu_alloc(bytes) : NULL;
+  if (!memory) {
     error_set(err, "the GPU has no %s left for the backend's workspace", size_text(bytes).text);
     return NULL;
   }

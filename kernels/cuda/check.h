@@ -23,6 +23,13 @@ static inline void cublas_check(cublasStatus_t status, const char *call, const c
   exit(EXIT_FAILURE);
 }
 
+// The same for what is reported as an Error also inside a step.
+static inline void error_check(int status, const Error *err) {
+  if (status == 0) return;
+  fprintf(stderr, "%s\n", err->text);
+  exit(EXIT_FAILURE);
+}
+
 #define CUDA_CHECK(call) cuda_check((call), #call, __FILE__, __LINE__)
 #define CUBLAS_CHECK(call) cublas_check((call), #call, __FILE__, __LINE__)
 

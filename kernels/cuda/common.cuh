@@ -34,33 +34,61 @@ static inline unsigned blocks_for(int64_t items, int64_t per_block) {
   return (unsigned)((items + per_block - 1) / per_block);
 }
 
-// N consecutive values: 8 in one 16-byte access, or 1 where rows do not start at such boundaries.
+// N neighbours, in one access of up to 16 bytes: 8 or 4 where rows start at such boundaries, or 1.
 template <int N> struct Pack { float v[N]; };
 
-template <int N> __device__ __forceinline__ Pack<N> load_pack(const bf16_bits *from);
-template <> __device__ __forceinline__ Pack<8> load_pack<8>(const bf16_bits *from) {
-  const uint4 u = *reinterpret_cast<const uint4 *>(from);
+static __device__ __forceinline__ Pack<4> widen(uint2 u) {
+  return {bf16_low(u.x), bf16_high(u.x), bf16_low(u.y), bf16_high(u.y)};
+}
+static __device__ __forceinline__ Pack<8> widen(uint4 u) {
   return {bf16_low(u.x), bf16_high(u.x), bf16_low(u.y), bf16_high(u.y),
           bf16_low(u.z), bf16_high(u.z), bf16_low(u.w), bf16_high(u.w)};
 }
-template <> __device__ __forceinline__ Pack<1> load_pack<1>(const bf16_bits *from) {
-  return {bf16_to_float(*from)};
+static __device__ __forceinline__ uint2 narrow(const Pack<4> &p) {
+  return {bf16_two(p.v[0], p.v[1]), bf16_two(p.v[2], p.v[3])};
+}
+static __device__ __forceinline__ uint4 narrow(const Pack<8> &p) {
+  return {bf16_two(p.v[0], p.v[1]), bf16_two(p.v[2], p.v[3]), bf16_two(p.v[4], p.v[5]),
+          bf16_two(p.v[6], p.v[7])};
+}
+template <int N> using Bits = std::conditional_t<N == 8, uint4, uint2>; // of a Pack as bf16
+
+template <int N> static __device__ __forceinline__ Pack<N> load_pack(const bf16_bits *from) {
+  if constexpr (N == 1)
+    return {bf16_to_float(*from)};
+  else
+    return widen(*reinterpret_cast<const Bits<N> *>(from));
 }
 
 // Stores and leaves in `p` what was stored, that is, the rounded values.
-static __device__ __forceinline__ void store_pack(bf16_bits *to, Pack<8> &p) {
-  const uint4 u = {bf16_two(p.v[0], p.v[1]), bf16_two(p.v[2], p.v[3]), bf16_two(p.v[4], p.v[5]),
-                   bf16_two(p.v[6], p.v[7])};
-  *reinterpret_cast<uint4 *>(to) = u;
-  p = {bf16_low(u.x), bf16_high(u.x), bf16_low(u.y), bf16_high(u.y),
-       bf16_low(u.z), bf16_high(u.z), bf16_low(u.w), bf16_high(u.w)};
-}
-static __device__ __forceinline__ void store_pack(bf16_bits *to, Pack<1> &p) {
-  *to = bf16_from_float(p.v[0]);
-  p.v[0] = bf16_to_float(*to);
+template <int N> static __device__ __forceinline__ void store_pack(bf16_bits *to, Pack<N> &p) {
+  if constexpr (N == 1) {
+    *to = bf16_from_float(p.v[0]);
+    p.v[0] = bf16_to_float(*to);
+  } else {
+    const Bits<N> b = narrow(p);
+    *reinterpret_cast<Bits<N> *>(to) = b;
+    p = widen(b);
+  }
 }
 
 // ---- Sums in a fixed order
+// Of values[count] by a block of 1024 threads; thread 0 has it. UNROLL: loads under way at once.
+template <int UNROLL>
+static __device__ __forceinline__ double sum_by_block(int64_t count, const float *values) {
+  __shared__ double part[1024];
+  double sum = 0;
+#pragma unroll UNROLL
+  for (int64_t i = threadIdx.x; i < count; i += 1024) sum += (double)values[i];
+  part[threadIdx.x] = sum;
+  __syncthreads();
+  for (unsigned half = 512; half > 0; half /= 2) {
+    if (threadIdx.x < half) part[threadIdx.x] += part[threadIdx.x + half];
+    __syncthreads();
+  }
+  return part[0];
+}
+
 static __device__ __forceinline__ float warp_sum(float value) {
 #pragma unroll
   for (int offset = 16; offset > 0; offset /= 2)
@@ -121,8 +149,9 @@ static __device__ __forceinline__ float rstd_from_shares(const RowScale &r, floa
   return rms_rstd(group_sum(share, lanes), r.D, r.eps);
 }
 
-// ---- Kernels that walk over rows, each row shared by a group of 4 to 32 lanes, so that narrow rows
-// leave few lanes idle. Launch: row_blocks blocks of ROW_THREADS, a thread for each lane of each row.
+// ---- Kernels that walk over rows, each row shared by a group of 4 to 32 lanes, so that narrow
+// rows leave few lanes idle. Launch: row_blocks blocks of ROW_THREADS, a thread for each lane of
+// each row.
 enum { ROW_THREADS = 256 };
 
 // How many lanes share a row of `packs` accesses: as many as possible with at most an eighth of

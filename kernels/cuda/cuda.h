@@ -38,15 +38,15 @@ typedef struct Cuda {
   float *row_loss;     // [max_tokens]
   void *embed_scratch; // of the embedding's backward
   StepState *state;    // on the device
-  // Pinned memory. Results of steps lie there on their way to the host: put there by step_end, taken
-  // in the same order. Writes go through the stages, so that they wait neither for the GPU nor for
-  // the driver.
-  StepState *results; // [MAX_RESULTS]
-  cudaEvent_t result_ready[MAX_RESULTS];
-  int64_t published, taken;
-  char *stages; // [STAGES, STAGE_BYTES]
-  cudaEvent_t stage_free[STAGES];
-  int64_t staged;
+  // Pinned memory. Results of steps lie there on their way to the host: put there by step_end,
+  // taken in the same order. Writes go through the stages, so that they wait neither for the GPU
+  // nor for the driver.
+  struct {
+    char stages[STAGES][STAGE_BYTES];
+    StepState results[MAX_RESULTS];
+  } * pinned;
+  cudaEvent_t result_ready[MAX_RESULTS], stage_free[STAGES];
+  int64_t published, taken, staged;
   Recording recordings[REPLAY_SLOTS];
   // The parameters' tables, rebuilt when the list changes
   ParamTable table;
@@ -73,8 +73,8 @@ static inline RowScale row_scale(const Cuda *c, RowStat sumsq) {
 // GEMMs of config->calls that no fused kernel runs, and sets the operations that are declared here.
 // After a failure, too, the caller calls cuda_destroy.
 int cuda_open(Cuda *c, const OpsConfig *config, const GpuOptions *options, Error *err);
-// Comes last, when all memory is taken and all kernels are loaded: waits for that, and fills in what
-// the backend says of itself.
+// Comes last, when all memory is taken and all kernels are loaded: waits for that, and fills in
+// what the backend says of itself.
 int cuda_ready(Cuda *c, const char *name, Error *err);
 // Closes the backend and frees it: it starts with a Cuda and was allocated in one piece.
 void cuda_destroy(Backend *be);

@@ -28,114 +28,121 @@ static CudnnDescriptor descriptor_new(CudnnGraph *g, int type) {
   return g->owned[g->owned_count++] = d;
 }
 
-static void set(CudnnGraph *g, CudnnDescriptor d, int name, int type, int64_t count,
-                const void *values) {
+typedef struct Attribute {
+  int name, type; // ATTR_*, TYPE_*
+  int64_t count;
+  const void *values; // NULL: left as cuDNN has it
+} Attribute;
+#define LINK(name, descriptor)                                                                     \
+  { name, TYPE_BACKEND_DESCRIPTOR, 1, (descriptor) ? &(descriptor) : NULL }
+#define COUNTED(list) list, (int)(sizeof list / sizeof *list)
+
+static void set(CudnnGraph *g, CudnnDescriptor d, const Attribute *a) {
   char doing[64];
-  if (failed(g)) return;
-  snprintf(doing, sizeof doing, "setting attribute %d", name);
-  cudnn_check(g->api, g->api->set_attribute(d, name, type, count, values), doing, &g->error);
+  if (failed(g) || !a->values) return;
+  snprintf(doing, sizeof doing, "setting attribute %d", a->name);
+  cudnn_check(g->api, g->api->set_attribute(d, a->name, a->type, a->count, a->values), doing,
+              &g->error);
 }
 
-static void set_descriptor(CudnnGraph *g, CudnnDescriptor d, int name, CudnnDescriptor value) {
-  set(g, d, name, TYPE_BACKEND_DESCRIPTOR, 1, &value);
+// Reads up to `most` values of a finished descriptor and returns how many there were.
+static int64_t get(CudnnGraph *g, CudnnDescriptor d, int name, int type, int64_t most, void *values,
+                   const char *doing) {
+  int64_t got = 0;
+  if (failed(g)) return 0;
+  cudnn_check(g->api, g->api->get_attribute(d, name, type, most, &got, values), doing, &g->error);
+  return failed(g) ? 0 : got;
 }
 
-static void set_int64(CudnnGraph *g, CudnnDescriptor d, int name, int64_t value) {
-  set(g, d, name, TYPE_INT64, 1, &value);
-}
-
-static void set_bool(CudnnGraph *g, CudnnDescriptor d, int name, bool value) {
-  set(g, d, name, TYPE_BOOLEAN, 1, &value);
-}
-
-// For the attributes whose value is one of cuDNN's enumerations.
-static void set_enum(CudnnGraph *g, CudnnDescriptor d, int name, int type, int value) {
-  set(g, d, name, type, 1, &value);
-}
-
-static void finalize(CudnnGraph *g, CudnnDescriptor d, const char *doing) {
+// A finished descriptor with these attributes.
+static CudnnDescriptor make(CudnnGraph *g, int type, const Attribute *list, int count,
+                            const char *doing) {
+  CudnnDescriptor d = descriptor_new(g, type);
+  for (int i = 0; i < count; i++) set(g, d, &list[i]);
   if (!failed(g)) cudnn_check(g->api, g->api->finalize(d), doing, &g->error);
-}
-
-// Returns the operation's result.
-static CudnnDescriptor finalize_op(CudnnGraph *g, CudnnDescriptor op, CudnnDescriptor result) {
-  char doing[64];
-  snprintf(doing, sizeof doing, "finalizing operation %d of the graph", g->op_count + 1);
-  finalize(g, op, doing);
-  assert(g->op_count < GRAPH_MAX_OPS);
-  g->ops[g->op_count++] = op;
-  return result;
+  return d;
 }
 
 // ---- Tensors
 
-// A tensor that still lacks its last attribute and its finalization.
-static CudnnDescriptor tensor_begin(CudnnGraph *g, int64_t id, int type, const TensorShape *shape) {
-  CudnnDescriptor t = descriptor_new(g, BACKEND_TENSOR_DESCRIPTOR);
-  set_enum(g, t, ATTR_TENSOR_DATA_TYPE, TYPE_DATA_TYPE, type);
-  set(g, t, ATTR_TENSOR_DIMENSIONS, TYPE_INT64, 4, shape->size);
-  set(g, t, ATTR_TENSOR_STRIDES, TYPE_INT64, 4, shape->stride);
-  set_int64(g, t, ATTR_TENSOR_UNIQUE_ID, id);
-  set_int64(g, t, ATTR_TENSOR_BYTE_ALIGNMENT, 16);
-  return t;
+// is: an attribute that makes it a special one, or 0.
+static CudnnDescriptor tensor(CudnnGraph *g, int64_t id, int type, const TensorShape *shape, int is,
+                              const char *doing) {
+  static const int64_t alignment = 16;
+  static const bool yes = true;
+  const Attribute list[] = {
+      {ATTR_TENSOR_DATA_TYPE, TYPE_DATA_TYPE, 1, &type},
+      {ATTR_TENSOR_DIMENSIONS, TYPE_INT64, 4, shape->size},
+      {ATTR_TENSOR_STRIDES, TYPE_INT64, 4, shape->stride},
+      {ATTR_TENSOR_UNIQUE_ID, TYPE_INT64, 1, &id},
+      {ATTR_TENSOR_BYTE_ALIGNMENT, TYPE_INT64, 1, &alignment},
+      {is, TYPE_BOOLEAN, 1, is ? &yes : NULL},
+  };
+  return make(g, BACKEND_TENSOR_DESCRIPTOR, COUNTED(list), doing);
 }
 
 CudnnDescriptor graph_tensor(CudnnGraph *g, int64_t id, int type, TensorShape shape) {
   assert(id < GRAPH_FIRST_VIRTUAL);
-  CudnnDescriptor t = tensor_begin(g, id, type, &shape);
-  finalize(g, t, "finalizing a tensor");
-  return t;
+  return tensor(g, id, type, &shape, 0, "finalizing a tensor");
 }
 
 CudnnDescriptor graph_virtual(CudnnGraph *g, int type, TensorShape shape) {
-  CudnnDescriptor t = tensor_begin(g, ++g->virtual_id, type, &shape);
-  set_bool(g, t, ATTR_TENSOR_IS_VIRTUAL, true);
-  finalize(g, t, "finalizing a virtual tensor");
-  return t;
+  return tensor(g, ++g->virtual_id, type, &shape, ATTR_TENSOR_IS_VIRTUAL,
+                "finalizing a virtual tensor");
 }
 
 CudnnDescriptor graph_scalar(CudnnGraph *g, int64_t id) {
   const TensorShape one = {{1, 1, 1, 1}, {1, 1, 1, 1}};
-  CudnnDescriptor t = tensor_begin(g, id, DATA_FLOAT, &one);
-  set_bool(g, t, ATTR_TENSOR_IS_BY_VALUE, true);
-  finalize(g, t, "finalizing a scalar");
-  return t;
+  return tensor(g, id, DATA_FLOAT, &one, ATTR_TENSOR_IS_BY_VALUE, "finalizing a scalar");
 }
 
 // ---- Operations
 
+static const int fp32 = DATA_FLOAT;
+
+// Adds an operation and returns its result.
+static CudnnDescriptor operation(CudnnGraph *g, int type, const Attribute *list, int count,
+                                 CudnnDescriptor result) {
+  char doing[64];
+  snprintf(doing, sizeof doing, "finalizing operation %d of the graph", g->op_count + 1);
+  assert(g->op_count < GRAPH_MAX_OPS);
+  g->ops[g->op_count++] = make(g, type, list, count, doing);
+  return result;
+}
+
 CudnnDescriptor graph_matmul(CudnnGraph *g, CudnnDescriptor a, CudnnDescriptor b,
                              CudnnDescriptor c) {
-  CudnnDescriptor parameters = descriptor_new(g, BACKEND_MATMUL_DESCRIPTOR);
-  set_enum(g, parameters, ATTR_MATMUL_COMP_TYPE, TYPE_DATA_TYPE, DATA_FLOAT);
-  finalize(g, parameters, "finalizing a matrix product");
-  CudnnDescriptor op = descriptor_new(g, BACKEND_OPERATION_MATMUL_DESCRIPTOR);
-  set_descriptor(g, op, ATTR_OPERATION_MATMUL_ADESC, a);
-  set_descriptor(g, op, ATTR_OPERATION_MATMUL_BDESC, b);
-  set_descriptor(g, op, ATTR_OPERATION_MATMUL_CDESC, c);
-  set_descriptor(g, op, ATTR_OPERATION_MATMUL_DESC, parameters);
-  return finalize_op(g, op, c);
+  const Attribute product[] = {{ATTR_MATMUL_COMP_TYPE, TYPE_DATA_TYPE, 1, &fp32}};
+  CudnnDescriptor parameters =
+      make(g, BACKEND_MATMUL_DESCRIPTOR, COUNTED(product), "finalizing a matrix product");
+  const Attribute list[] = {
+      LINK(ATTR_OPERATION_MATMUL_ADESC, a), LINK(ATTR_OPERATION_MATMUL_BDESC, b),
+      LINK(ATTR_OPERATION_MATMUL_CDESC, c), LINK(ATTR_OPERATION_MATMUL_DESC, parameters)};
+  return operation(g, BACKEND_OPERATION_MATMUL_DESCRIPTOR, COUNTED(list), c);
 }
 
 // b and t are NULL where the mode takes none, axis is -1.
 static CudnnDescriptor pointwise(CudnnGraph *g, int mode, int64_t axis, CudnnDescriptor x,
                                  CudnnDescriptor b, CudnnDescriptor t, CudnnDescriptor y) {
-  const float one = 1;
-  CudnnDescriptor parameters = descriptor_new(g, BACKEND_POINTWISE_DESCRIPTOR);
-  set_enum(g, parameters, ATTR_POINTWISE_MODE, TYPE_POINTWISE_MODE, mode);
-  set_enum(g, parameters, ATTR_POINTWISE_MATH_PREC, TYPE_DATA_TYPE,
-           mode == POINTWISE_CMP_GE ? DATA_BOOLEAN : DATA_FLOAT);
-  if (axis >= 0) set_int64(g, parameters, ATTR_POINTWISE_AXIS, axis);
-  finalize(g, parameters, "finalizing a pointwise function");
-  CudnnDescriptor op = descriptor_new(g, BACKEND_OPERATION_POINTWISE_DESCRIPTOR);
-  set_descriptor(g, op, ATTR_OPERATION_POINTWISE_PW_DESCRIPTOR, parameters);
-  set_descriptor(g, op, ATTR_OPERATION_POINTWISE_XDESC, x);
-  if (b) set_descriptor(g, op, ATTR_OPERATION_POINTWISE_BDESC, b);
-  if (t) set_descriptor(g, op, ATTR_OPERATION_POINTWISE_TDESC, t);
-  set_descriptor(g, op, ATTR_OPERATION_POINTWISE_YDESC, y);
-  set(g, op, ATTR_OPERATION_POINTWISE_ALPHA1, TYPE_FLOAT, 1, &one);
-  set(g, op, ATTR_OPERATION_POINTWISE_ALPHA2, TYPE_FLOAT, 1, &one);
-  return finalize_op(g, op, y);
+  static const float one = 1;
+  const int precision = mode == POINTWISE_CMP_GE ? DATA_BOOLEAN : DATA_FLOAT;
+  const Attribute function[] = {
+      {ATTR_POINTWISE_MODE, TYPE_POINTWISE_MODE, 1, &mode},
+      {ATTR_POINTWISE_MATH_PREC, TYPE_DATA_TYPE, 1, &precision},
+      {ATTR_POINTWISE_AXIS, TYPE_INT64, 1, axis < 0 ? NULL : &axis},
+  };
+  CudnnDescriptor parameters =
+      make(g, BACKEND_POINTWISE_DESCRIPTOR, COUNTED(function), "finalizing a pointwise function");
+  const Attribute list[] = {
+      LINK(ATTR_OPERATION_POINTWISE_PW_DESCRIPTOR, parameters),
+      LINK(ATTR_OPERATION_POINTWISE_XDESC, x),
+      LINK(ATTR_OPERATION_POINTWISE_BDESC, b),
+      LINK(ATTR_OPERATION_POINTWISE_TDESC, t),
+      LINK(ATTR_OPERATION_POINTWISE_YDESC, y),
+      {ATTR_OPERATION_POINTWISE_ALPHA1, TYPE_FLOAT, 1, &one},
+      {ATTR_OPERATION_POINTWISE_ALPHA2, TYPE_FLOAT, 1, &one},
+  };
+  return operation(g, BACKEND_OPERATION_POINTWISE_DESCRIPTOR, COUNTED(list), y);
 }
 
 CudnnDescriptor graph_unary(CudnnGraph *g, int mode, CudnnDescriptor x, CudnnDescriptor y) {
@@ -157,42 +164,44 @@ CudnnDescriptor graph_select(CudnnGraph *g, CudnnDescriptor x, CudnnDescriptor b
 }
 
 CudnnDescriptor graph_reduce(CudnnGraph *g, int op_kind, CudnnDescriptor x, CudnnDescriptor y) {
-  CudnnDescriptor parameters = descriptor_new(g, BACKEND_REDUCTION_DESCRIPTOR);
-  set_enum(g, parameters, ATTR_REDUCTION_COMP_TYPE, TYPE_DATA_TYPE, DATA_FLOAT);
-  set_enum(g, parameters, ATTR_REDUCTION_OPERATOR, TYPE_REDUCTION_OPERATOR_TYPE, op_kind);
-  set_bool(g, parameters, ATTR_REDUCTION_IS_DETERMINISTIC, false);
-  finalize(g, parameters, "finalizing a reduction");
-  CudnnDescriptor op = descriptor_new(g, BACKEND_OPERATION_REDUCTION_DESCRIPTOR);
-  set_descriptor(g, op, ATTR_OPERATION_REDUCTION_DESC, parameters);
-  set_descriptor(g, op, ATTR_OPERATION_REDUCTION_XDESC, x);
-  set_descriptor(g, op, ATTR_OPERATION_REDUCTION_YDESC, y);
-  return finalize_op(g, op, y);
+  static const bool deterministic = false;
+  const Attribute reduction[] = {
+      {ATTR_REDUCTION_COMP_TYPE, TYPE_DATA_TYPE, 1, &fp32},
+      {ATTR_REDUCTION_OPERATOR, TYPE_REDUCTION_OPERATOR_TYPE, 1, &op_kind},
+      {ATTR_REDUCTION_IS_DETERMINISTIC, TYPE_BOOLEAN, 1, &deterministic},
+  };
+  CudnnDescriptor parameters =
+      make(g, BACKEND_REDUCTION_DESCRIPTOR, COUNTED(reduction), "finalizing a reduction");
+  const Attribute list[] = {LINK(ATTR_OPERATION_REDUCTION_DESC, parameters),
+                            LINK(ATTR_OPERATION_REDUCTION_XDESC, x),
+                            LINK(ATTR_OPERATION_REDUCTION_YDESC, y)};
+  return operation(g, BACKEND_OPERATION_REDUCTION_DESCRIPTOR, COUNTED(list), y);
 }
 
 CudnnDescriptor graph_reshape(CudnnGraph *g, CudnnDescriptor x, CudnnDescriptor y) {
-  CudnnDescriptor op = descriptor_new(g, BACKEND_OPERATION_RESHAPE_DESCRIPTOR);
-  set_descriptor(g, op, ATTR_OPERATION_RESHAPE_XDESC, x);
-  set_descriptor(g, op, ATTR_OPERATION_RESHAPE_YDESC, y);
-  return finalize_op(g, op, y);
+  const Attribute list[] = {LINK(ATTR_OPERATION_RESHAPE_XDESC, x),
+                            LINK(ATTR_OPERATION_RESHAPE_YDESC, y)};
+  return operation(g, BACKEND_OPERATION_RESHAPE_DESCRIPTOR, COUNTED(list), y);
+}
+
+static int report(const CudnnGraph *g, Error *err) {
+  if (!failed(g)) return 0;
+  *err = g->error;
+  return -1;
 }
 
 int graph_finish(CudnnGraph *g, CudnnHandle handle, Error *err) {
-  CudnnDescriptor graph = descriptor_new(g, BACKEND_OPERATIONGRAPH_DESCRIPTOR);
-  set(g, graph, ATTR_OPERATIONGRAPH_OPS, TYPE_BACKEND_DESCRIPTOR, g->op_count, g->ops);
-  if (handle) set(g, graph, ATTR_OPERATIONGRAPH_HANDLE, TYPE_HANDLE, 1, &handle);
-  finalize(g, graph, "finalizing the operation graph");
-  if (failed(g)) {
-    *err = g->error;
-    return -1;
-  }
-  g->graph = graph;
-  return 0;
+  const Attribute list[] = {
+      {ATTR_OPERATIONGRAPH_OPS, TYPE_BACKEND_DESCRIPTOR, g->op_count, g->ops},
+      {ATTR_OPERATIONGRAPH_HANDLE, TYPE_HANDLE, 1, handle ? &handle : NULL},
+  };
+  g->graph =
+      make(g, BACKEND_OPERATIONGRAPH_DESCRIPTOR, COUNTED(list), "finalizing the operation graph");
+  return report(g, err);
 }
 
 void graph_destroy(CudnnGraph *g) {
   while (g->owned_count > 0) g->api->destroy_descriptor(g->owned[--g->owned_count]);
-  g->op_count = 0;
-  g->graph = NULL;
 }
 
 // ---- Configurations
@@ -243,38 +252,29 @@ static void config_describe(const CudnnApi *api, CudnnConfig *config) {
 int graph_configs(const CudnnGraph *g, CudnnDescriptor device, CudnnConfig *list, int max,
                   int *count, Error *err) {
   const CudnnApi *api = g->api;
-  assert(g->graph);
+  const int mode = HEUR_MODE_A;
   CudnnGraph h; // owns the heuristic, and keeps the first failure
   graph_begin(&h, api);
-  *count = 0;
   memset(list, 0, (size_t)max * sizeof *list);
-  CudnnDescriptor heuristic = descriptor_new(&h, BACKEND_ENGINEHEUR_DESCRIPTOR);
-  set_descriptor(&h, heuristic, ATTR_ENGINEHEUR_OPERATION_GRAPH, g->graph);
-  set_enum(&h, heuristic, ATTR_ENGINEHEUR_MODE, TYPE_HEUR_MODE, HEUR_MODE_A);
-  if (device) set_descriptor(&h, heuristic, ATTR_ENGINEHEUR_DEVICEPROP, device);
-  finalize(&h, heuristic, "finalizing the engine heuristic");
-  for (int i = 0; i < max && !failed(&h); i++)
+  const Attribute attributes[] = {LINK(ATTR_ENGINEHEUR_OPERATION_GRAPH, g->graph),
+                                  {ATTR_ENGINEHEUR_MODE, TYPE_HEUR_MODE, 1, &mode},
+                                  LINK(ATTR_ENGINEHEUR_DEVICEPROP, device)};
+  CudnnDescriptor heuristic = make(&h, BACKEND_ENGINEHEUR_DESCRIPTOR, COUNTED(attributes),
+                                   "finalizing the engine heuristic");
+  CudnnDescriptor *results = xcalloc((size_t)max, sizeof *results);
+  for (int i = 0; i < max && !failed(&h); i++) {
     cudnn_check(api, api->create_descriptor(BACKEND_ENGINECFG_DESCRIPTOR, &list[i].descriptor),
                 "creating an engine configuration", &h.error);
-  if (!failed(&h)) {
-    CudnnDescriptor *results = xcalloc((size_t)max, sizeof *results);
-    int64_t got = 0;
-    for (int i = 0; i < max; i++) results[i] = list[i].descriptor;
-    cudnn_check(api,
-                api->get_attribute(heuristic, ATTR_ENGINEHEUR_RESULTS, TYPE_BACKEND_DESCRIPTOR, max,
-                                   &got, results),
-                "asking for engine configurations", &h.error);
-    free(results);
-    if (!failed(&h)) *count = got < max ? (int)got : max;
+    results[i] = list[i].descriptor;
   }
+  const int64_t got = get(&h, heuristic, ATTR_ENGINEHEUR_RESULTS, TYPE_BACKEND_DESCRIPTOR, max,
+                          results, "asking for engine configurations");
+  free(results);
   graph_destroy(&h);
+  *count = got < max ? (int)got : max;
   configs_destroy(api, list + *count, max - *count);
-  if (failed(&h)) {
-    *err = h.error;
-    return -1;
-  }
   for (int i = 0; i < *count; i++) config_describe(api, &list[i]);
-  return 0;
+  return report(&h, err);
 }
 
 // ---- Plans
@@ -282,21 +282,33 @@ int graph_configs(const CudnnGraph *g, CudnnDescriptor device, CudnnConfig *list
 int plan_create(const CudnnApi *api, CudnnDescriptor config, CudnnDescriptor *plan,
                 size_t *workspace, Error *err) {
   CudnnGraph g; // keeps the first failure
-  int64_t bytes = 0, got = 0;
+  int64_t bytes = 0;
   graph_begin(&g, api);
-  CudnnDescriptor d = descriptor_new(&g, BACKEND_EXECUTION_PLAN_DESCRIPTOR);
-  set_descriptor(&g, d, ATTR_EXECUTION_PLAN_ENGINE_CONFIG, config);
-  finalize(&g, d, "compiling a plan");
-  if (!failed(&g))
-    cudnn_check(
-        api, api->get_attribute(d, ATTR_EXECUTION_PLAN_WORKSPACE_SIZE, TYPE_INT64, 1, &got, &bytes),
-        "reading a plan's workspace", &g.error);
-  if (failed(&g)) {
-    *err = g.error;
-    graph_destroy(&g);
-    return -1;
-  }
-  *plan = d; // the only descriptor that g owned
+  const Attribute list[] = {LINK(ATTR_EXECUTION_PLAN_ENGINE_CONFIG, config)};
+  *plan = make(&g, BACKEND_EXECUTION_PLAN_DESCRIPTOR, COUNTED(list), "compiling a plan");
+  get(&g, *plan, ATTR_EXECUTION_PLAN_WORKSPACE_SIZE, TYPE_INT64, 1, &bytes,
+      "reading a plan's workspace");
   *workspace = (size_t)bytes;
-  return 0;
+  if (report(&g, err) == 0) return 0; // the plan, all that g owns, is the caller's
+  graph_destroy(&g);
+  *plan = NULL;
+  return -1;
+}
+
+int plan_execute(const CudnnApi *api, CudnnHandle handle, CudnnDescriptor plan, int count,
+                 const int64_t *ids, const void *const *pointers, const void *workspace,
+                 Error *err) {
+  CudnnGraph g; // owns the pack, and keeps the first failure
+  graph_begin(&g, api);
+  const Attribute list[] = {
+      {ATTR_VARIANT_PACK_UNIQUE_IDS, TYPE_INT64, count, ids},
+      {ATTR_VARIANT_PACK_DATA_POINTERS, TYPE_VOID_PTR, count, pointers},
+      {ATTR_VARIANT_PACK_WORKSPACE, TYPE_VOID_PTR, 1, &workspace},
+  };
+  CudnnDescriptor pack =
+      make(&g, BACKEND_VARIANT_PACK_DESCRIPTOR, COUNTED(list), "making a variant pack");
+  if (!failed(&g))
+    cudnn_check(api, api->execute(handle, plan, pack), "launching attention", &g.error);
+  graph_destroy(&g);
+  return report(&g, err);
 }

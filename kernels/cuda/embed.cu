@@ -1,7 +1,7 @@
 // The embedding: rows gathered, with their sums of squares, and their gradient.
 //
-// Backward, dE[v] (+)= sum of dx[m] over the tokens m that are v, in ascending m: the same bits every time,
-// without atomics on floats.
+// Backward, dE[v] (+)= sum of dx[m] over the tokens m that are v, in ascending m: the same bits
+// every time, without atomics on floats.
 //
 // First the tokens' positions are grouped by token. Integer atomics give every token a bucket;
 // which one differs from run to run, but the order inside does not: a position's rank is the number
@@ -192,25 +192,14 @@ static __global__ void sort_kernel(int64_t M, const int32_t *tokens, Buckets b) 
 }
 
 // ---- Summing
-static __device__ __forceinline__ void add_to(float *to, float value, bool accumulate) {
-  *to = accumulate ? *to + value : value;
-}
-static __device__ __forceinline__ void add_to(bf16_bits *to, float value, bool accumulate) {
-  *to = bf16_from_float(accumulate ? bf16_to_float(*to) + value : value);
-}
-
-template <int N>
-static __device__ __forceinline__ void add_pack(float *to, const float *sum, bool accumulate) {
+template <int N, typename T>
+static __device__ __forceinline__ void add_pack(T *to, Pack<N> sum, bool accumulate) {
+  if (accumulate) {
+    const Pack<N> before = load_pack<N>(to);
 #pragma unroll
-  for (int i = 0; i < N; i++) add_to(to + i, sum[i], accumulate);
-}
-template <int N>
-static __device__ __forceinline__ void add_pack(bf16_bits *to, const float *sum, bool accumulate) {
-  Pack<N> p;
-  if (accumulate) p = load_pack<N>(to);
-#pragma unroll
-  for (int i = 0; i < N; i++) p.v[i] = accumulate ? p.v[i] + sum[i] : sum[i];
-  store_pack(to, p);
+    for (int i = 0; i < N; i++) sum.v[i] += before.v[i];
+  }
+  store_pack(to, sum);
 }
 
 // Launch: as many warps as fit on the GPU; each takes pieces, or strips of 32 N columns of pieces,
@@ -226,7 +215,7 @@ static __global__ __launch_bounds__(THREADS) void sum_pieces_kernel(int D, const
     const Piece piece = b.work[item / strips];
     const int k = (int)(item % strips) * 32 * N + lane * N;
     const int32_t mine = lane < piece.rows ? b.sorted[piece.first + lane] : 0;
-    float sum[N] = {};
+    Pack<N> sum = {};
     for (int j0 = 0; j0 < piece.rows; j0 += AHEAD) {
       Pack<N> p[AHEAD];
 #pragma unroll
@@ -238,14 +227,14 @@ static __global__ __launch_bounds__(THREADS) void sum_pieces_kernel(int D, const
       for (int j = 0; j < AHEAD; j++)
         if (j0 + j < piece.rows && k < D) {
 #pragma unroll
-          for (int e = 0; e < N; e++) sum[e] += p[j].v[e];
+          for (int e = 0; e < N; e++) sum.v[e] += p[j].v[e];
         }
     }
     if (k >= D) continue;
     if (piece.partial < 0)
-      add_pack<N>(dE + (int64_t)piece.token * D + k, sum, accumulate);
+      add_pack(dE + (int64_t)piece.token * D + k, sum, accumulate);
     else
-      add_pack<N>(b.pieces + (int64_t)piece.partial * D + k, sum, false);
+      add_pack(b.pieces + (int64_t)piece.partial * D + k, sum, false);
   }
 }
 
@@ -258,26 +247,10 @@ static __global__ void join_pieces_kernel(int D, Buckets b, Grad *dE, bool accum
   const int k = (int)(blockIdx.y * blockDim.x + threadIdx.x);
   if (k >= D) return;
   const float *from = b.pieces + start / 16 * (int64_t)D + k;
-  float sum = 0;
+  Pack<1> sum = {};
 #pragma unroll 8
-  for (int j = 0; j < pieces; j++) sum += from[(int64_t)j * D];
-  add_to(dE + (int64_t)token * D + k, sum, accumulate);
-}
-
-template <typename Grad>
-static void sum_buckets(int64_t M, int64_t D, const bf16_bits *dx, const Buckets &b, Grad *dE,
-                        bool accumulate, cudaStream_t stream) {
-  const int64_t most = M * ((D + 255) / 256) / (THREADS / 32) + 1; // blocks, if all tokens differ
-  by_width(D, [&](auto width, int) {
-    sum_pieces_kernel<decltype(width)::value>
-        <<<(unsigned)min(most, RESIDENT_BLOCKS), THREADS, 0, stream>>>((int)D, dx, b, dE,
-                                                                       accumulate);
-  });
-  const int64_t most_long = M / (PIECE + 1);
-  if (most_long == 0) return;
-  const dim3 grid((unsigned)most_long, blocks_for(D, THREADS));
-  join_pieces_kernel<<<grid, THREADS, 0, stream>>>((int)D, b, dE, accumulate);
-  LAUNCHED();
+  for (int j = 0; j < pieces; j++) sum.v[0] += from[(int64_t)j * D];
+  add_pack(dE + (int64_t)token * D + k, sum, accumulate);
 }
 
 void cuda_embed_backward(Backend *be, int64_t M, const int32_t *tokens, const act_t *dx, grad_t *dE,
@@ -296,7 +269,17 @@ void cuda_embed_backward(Backend *be, int64_t M, const int32_t *tokens, const ac
   list_kernel<<<blocks, THREADS, 0, stream>>>(M, tokens, b);
   sort_kernel<<<blocks, THREADS, 0, stream>>>(M, tokens, b);
   LAUNCHED();
+  const int64_t most = M * blocks_for(D, 256) / (THREADS / 32) + 1; // blocks, if all tokens differ
+  const int64_t most_long = M / (PIECE + 1);
   by_gradient(fp32, [&](auto *type) {
-    sum_buckets(M, D, bits(dx), b, (decltype(type))dE, accumulate, stream);
+    const auto to = (decltype(type))dE;
+    by_width(D, [&](auto width, int) {
+      sum_pieces_kernel<decltype(width)::value>
+          <<<(unsigned)min(most, RESIDENT_BLOCKS), THREADS, 0, stream>>>((int)D, bits(dx), b, to,
+                                                                         accumulate);
+    });
+    const dim3 grid((unsigned)most_long, blocks_for(D, THREADS));
+    if (most_long > 0) join_pieces_kernel<<<grid, THREADS, 0, stream>>>((int)D, b, to, accumulate);
+    LAUNCHED();
   });
 }

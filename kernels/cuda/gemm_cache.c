@@ -88,10 +88,8 @@ GemmPlan *gemm_cache_read(const char *path, const Gpu *gpu, int *count) {
   if (!path_exists(path) || file_read(path, MAX_CACHE_BYTES, &text, &bytes, &ignored)) return NULL;
   char *lines = strlen(text) == bytes ? verified_lines(text, gpu) : NULL;
   GemmPlan *plans = NULL;
-  int capacity = 0;
   while (lines && *lines) {
-    if (*count == capacity)
-      plans = xrealloc(plans, (size_t)(capacity = capacity * 2 + 16) * sizeof *plans);
+    plans = xrealloc(plans, ((size_t)*count + 1) * sizeof *plans);
     plans[*count] = (GemmPlan){0};
     if (!parse_line(lines, &plans[*count])) {
       *count = 0; // the checksum held, so another version wrote this: nothing of it is trusted
@@ -118,12 +116,7 @@ static size_t print_line(char *to, const GemmPlan *plan) {
 
 int gemm_cache_write(const char *path, const Gpu *gpu, const GemmPlan *plans, int count,
                      Error *err) {
-  char *directory = xstrdup(path);
-  char *slash = strrchr(directory, '/');
-  if (slash) *slash = '\0';
-  int status = slash ? directory_create(directory, err) : 0;
-  free(directory);
-  if (status) return -1;
+  if (directory_create(path_parent(path).text, err)) return -1;
   char *first = identity(gpu);
   char *text = xmalloc(strlen(first) + (size_t)(count + 1) * MAX_LINE);
   size_t used = (size_t)sprintf(text, "%s", first);
@@ -131,7 +124,7 @@ int gemm_cache_write(const char *path, const Gpu *gpu, const GemmPlan *plans, in
   for (int i = 0; i < count; i++)
     if (plans[i].microseconds > 0) used += print_line(text + used, &plans[i]);
   used += (size_t)sprintf(text + used, "checksum %" PRIx64 "\n", checksum(text, used));
-  status = file_write_atomic(path, text, used, err);
+  const int status = file_write_atomic(path, text, used, err);
   free(text);
   return status;
 }

@@ -195,12 +195,9 @@ static void choose(GemmPlan *plan, const cublasLtMatmulHeuristicResult_t *result
 static bool time_algorithms(const Gpu *gpu, GemmPlan *plan,
                             const cublasLtMatmulHeuristicResult_t *results, int count) {
   Trial trial = {.gpu = gpu, .plan = plan};
-  char *memory = NULL;
   const size_t bytes = place(&trial, NULL);
-  if (cudaMalloc((void **)&memory, bytes) != cudaSuccess) {
-    (void)cudaGetLastError();
-    return false;
-  }
+  char *memory = gpu_alloc(bytes);
+  if (!memory) return false;
   place(&trial, memory);
   fill_random(memory, bytes, 0.05, gpu->stream); // like a model's
   choose(plan, results, count, &trial);
@@ -219,9 +216,8 @@ static bool still_runs(const Gpu *gpu, const GemmPlan *plan) {
 }
 
 // The problem's plan, made where there is none: with the remembered algorithm, or the fastest of
-// `most`, and then *timed is set. NULL on failure.
-static const GemmPlan *plan_for(Gemm *gemm, const GemmProblem *problem, int most, bool *timed,
-                                Error *err) {
+// `most`. NULL on failure.
+static const GemmPlan *plan_for(Gemm *gemm, const GemmProblem *problem, int most, Error *err) {
   cublasLtMatmulHeuristicResult_t results[MAX_ALGORITHMS];
   GemmPlan *plan = find(gemm, problem);
   int found = 0;
@@ -233,20 +229,20 @@ static const GemmPlan *plan_for(Gemm *gemm, const GemmProblem *problem, int most
   if (ask_heuristics(gemm->gpu, plan, most, results, &found, err)) return NULL;
   plan->algorithm = results[0].algo;
   plan->microseconds = 0;
-  if (found > 1 && time_algorithms(gemm->gpu, plan, results, found)) *timed = true;
+  if (found > 1 && time_algorithms(gemm->gpu, plan, results, found)) gemm->timed = true;
   return plan;
 }
 
 int gemm_prepare(Gemm *gemm, const GemmProblem *problems, int count, Error *err) {
   int status = 0;
-  bool timed = false;
   for (int i = 0; i < count && !status; i++)
-    status = plan_for(gemm, &problems[i], MAX_ALGORITHMS, &timed, err) ? 0 : -1;
+    status = plan_for(gemm, &problems[i], MAX_ALGORITHMS, err) ? 0 : -1;
   // A cache that cannot be written (a read-only home) is no failure, but the next start times anew,
   // and may find another algorithm the faster: then its sums round in another order.
   Error ignored;
-  if (timed && gemm->cache_path)
+  if (gemm->timed && gemm->cache_path)
     (void)gemm_cache_write(gemm->cache_path, gemm->gpu, gemm->plans, gemm->count, &ignored);
+  gemm->timed = false;
   return status;
 }
 
@@ -257,14 +253,9 @@ static int common_alignment(const void *A, const void *B, const void *C, const v
 
 void gemm_run(Gemm *gemm, GemmProblem problem, const void *A, const void *B, const void *C,
               void *D) {
-  const Gpu *gpu = gemm->gpu;
   problem.alignment = common_alignment(A, B, problem.add ? C : NULL, D);
   Error err;
-  bool timed;
-  const GemmPlan *plan = plan_for(gemm, &problem, 1, &timed, &err);
-  if (!plan) {
-    fprintf(stderr, "%s\n", err.text);
-    exit(EXIT_FAILURE);
-  }
-  CUBLAS_CHECK(multiply(gpu, plan, &plan->algorithm, A, B, problem.add ? C : D, D));
+  const GemmPlan *plan = plan_for(gemm, &problem, 1, &err);
+  error_check(plan ? 0 : -1, &err);
+  CUBLAS_CHECK(multiply(gemm->gpu, plan, &plan->algorithm, A, B, problem.add ? C : D, D));
 }

@@ -1,6 +1,6 @@
-// GEMMs through cuBLASLt. A problem has one plan: its descriptors and its algorithm, made before the
-// first step, so that a step does nothing on the host but one cublasLtMatmul a GEMM.
-// bf16 operands, fp32 accumulation.
+// GEMMs through cuBLASLt. A problem has one plan: its descriptors and its algorithm, made before
+// the first step, so that a step does nothing on the host but one cublasLtMatmul a GEMM. bf16
+// operands, fp32 accumulation.
 //
 // gemm_prepare times every algorithm that the heuristics return, on random data of the real shape,
 // and keeps the fastest; the choice is remembered in
@@ -38,6 +38,7 @@ typedef struct Gemm {
   GemmPlan *plans;
   int count, capacity;
   char *cache_path; // NULL = no cache
+  bool timed;       // algorithms that the cache does not know yet
 } Gemm;
 
 // cache_path: the file, or NULL for the place named above; "" = keep no cache. Reads it and

@@ -69,9 +69,7 @@ int gpu_open(Gpu *gpu, Error *err) {
   if (gpu_probe(gpu, err)) return -1;
   CUDA_TRY(err, cudaStreamCreateWithFlags(&gpu->stream, cudaStreamNonBlocking));
   CUBLAS_TRY(err, cublasLtCreate(&gpu->blas));
-  size_t free_bytes, total;
-  CUDA_TRY(err, cudaMemGetInfo(&free_bytes, &total));
-  gpu->used_before = total - free_bytes;
+  gpu->used_before = gpu_memory_taken(gpu);
   gpu->workspace_bytes = WORKSPACE_BYTES;
   CUDA_TRY(err, cudaMalloc(&gpu->workspace, gpu->workspace_bytes));
   return 0;
@@ -83,6 +81,13 @@ void gpu_close(Gpu *gpu) {
   if (gpu->blas) CUBLAS_CHECK(cublasLtDestroy(gpu->blas));
   if (gpu->stream) CUDA_CHECK(cudaStreamDestroy(gpu->stream));
   memset(gpu, 0, sizeof *gpu);
+}
+
+void *gpu_alloc(size_t bytes) {
+  void *memory = NULL;
+  if (cudaMalloc(&memory, bytes ? bytes : 1) == cudaSuccess) return memory;
+  (void)cudaGetLastError(); // else the next check of a launch would find it
+  return NULL;
 }
 
 size_t gpu_memory_taken(const Gpu *gpu) {

@@ -31,6 +31,8 @@ int gpu_probe(Gpu *gpu, Error *err);
 int gpu_open(Gpu *gpu, Error *err);
 void gpu_close(Gpu *gpu);
 
+// Memory of the GPU, NULL when there is not enough: what that means is the caller's to say.
+void *gpu_alloc(size_t bytes);
 // Bytes of the card's memory that are in use beyond those at its opening, by the driver's count:
 // other programs' are counted, too.
 size_t gpu_memory_taken(const Gpu *gpu);

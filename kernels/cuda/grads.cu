@@ -28,32 +28,32 @@ static __device__ __forceinline__ float unfold_tile(const DeviceTensor &t, int64
     const int64_t c = c0 + j;
     Pack<N> column_sum = {};
     if (c < t.cols) {
-      const Pack<N> wn = load_values<N>(t.norm + c);
+      const Pack<N> wn = load_pack<N>(t.norm + c);
       for (int n0 = warp; n0 < rows; n0 += 4 * WARPS) {
         const int64_t first = (row0 + n0) * t.cols + c, step = WARPS * t.cols;
         Pack<N> g[4], w[4];
 #pragma unroll
         for (int k = 0; k < 4; k++)
           if (n0 + k * WARPS < rows) {
-            g[k] = load_values<N>(folded + first + k * step);
+            g[k] = load_pack<N>(folded + first + k * step);
             w[k] = load_once<N>(t.master + first + k * step);
           }
 #pragma unroll
         for (int k = 0; k < 4; k++)
           if (n0 + k * WARPS < rows) {
             Pack<N> d = {};
-            if (grad != folded) d = load_values<N>(grad + first + k * step);
+            if (grad != folded) d = load_pack<N>(grad + first + k * step);
 #pragma unroll
             for (int i = 0; i < N; i++) {
               column_sum.v[i] += g[k].v[i] * w[k].v[i];
               d.v[i] += g[k].v[i] * wn.v[i];
             }
-            store_values<N>(grad + first + k * step, d);
+            store_pack(grad + first + k * step, d);
             squares += square_sum(d);
           }
       }
     }
-    store_values<N>(&sums[warp][j], column_sum);
+    store_pack(&sums[warp][j], column_sum);
   }
   return squares;
 }
@@ -84,9 +84,9 @@ static __global__ __launch_bounds__(THREADS, 3) void unfold_kernel(ParamTable ta
                   end = min(begin + (int64_t)TILE_ELEMENTS, t.rows * t.cols);
 #pragma unroll 8
     for (int64_t i = begin + threadIdx.x * 4; i + 3 < end; i += THREADS * 4)
-      squares += square_sum(load_values<4>(grad + i));
+      squares += square_sum(load_pack<4>(grad + i));
     const int64_t rest = end - end % 4 + threadIdx.x;
-    if (rest < end) squares += square_sum(load_values<1>(grad + rest));
+    if (rest < end) squares += square_sum(load_pack<1>(grad + rest));
   }
   squares = block_sum(squares, scratch);
   if (threadIdx.x == 0) table.sumsq[blockIdx.x] = squares;
@@ -112,23 +112,14 @@ static __global__ __launch_bounds__(THREADS) void columns_kernel(ParamTable tabl
 #pragma unroll
   for (int i = 0; i < WARPS; i++) sum += part[i][lane];
   Pack<1> dwn = {sum};
-  if (c < t.cols) store_values<1>((Grad *)t.norm_grad + c, dwn);
+  if (c < t.cols) store_pack((Grad *)t.norm_grad + c, dwn);
   const float squares = warp_sum(c < t.cols ? square_sum(dwn) : 0.0f);
   if (lane == 0) table.sumsq[table.tiles + blockIdx.x] = squares;
 }
 
 static __global__ void norm_kernel(int64_t count, const float *sumsq, StepState *state) {
-  __shared__ double part[1024];
-  double sum = 0;
-#pragma unroll 8
-  for (int64_t i = threadIdx.x; i < count; i += 1024) sum += (double)sumsq[i];
-  part[threadIdx.x] = sum;
-  __syncthreads();
-  for (unsigned half = 512; half > 0; half /= 2) {
-    if (threadIdx.x < half) part[threadIdx.x] += part[threadIdx.x + half];
-    __syncthreads();
-  }
-  if (threadIdx.x == 0) state->grad_norm = sqrt(part[0]);
+  const double sum = sum_by_block<8>(count, sumsq);
+  if (threadIdx.x == 0) state->grad_norm = sqrt(sum);
 }
 
 void cuda_grads_finish(Backend *be, const ParamTensor *list, int count) {

@@ -1,7 +1,8 @@
 // Cross entropy: one pass over the logits that takes the loss and writes the gradient in place.
 // With z = r logit,
-//   lse = log sum exp z        loss = lse - z_target        dlogits' = f (exp(z - lse) - onehot), f
-//   = r grad_scale s = row sum of dlogits' z = f (sum p z - z_target)
+//   lse = log sum exp z         loss = lse - z_target
+//   dlogits' = f (p - onehot)   with p = exp(z - lse), f = r grad_scale
+//   s = row sum of dlogits' z = f (sum p z - z_target)
 // so one sweep that keeps (largest z, sum of exp, sum of exp z) has all that the second sweep
 // needs.
 //
@@ -70,12 +71,9 @@ static __device__ __forceinline__ uint32_t max_vector(const uint4 &v) {
 }
 
 static __device__ __forceinline__ void sweep_vector(Sweep &a, const uint4 &v, float c) {
-  const uint32_t words[4] = {v.x, v.y, v.z, v.w};
+  const Pack<8> p = widen(v);
 #pragma unroll
-  for (int i = 0; i < 4; i++) {
-    sweep_add(a, bf16_low(words[i]), c);
-    sweep_add(a, bf16_high(words[i]), c);
-  }
+  for (int i = 0; i < 8; i++) sweep_add(a, p.v[i], c);
 }
 
 static __device__ __forceinline__ Sweep sweep_warp(Sweep a) {
@@ -113,12 +111,26 @@ static __device__ __forceinline__ RowSpan row_span(const CrossEntropy &args, int
   p.tail = (int)(V - p.head - (int64_t)p.vectors * 8);
   return p;
 }
-// Column of the edge-th single element.
-static __device__ __forceinline__ int edge_column(const RowSpan &p, int edge) {
-  return edge < p.head ? edge : p.vectors * 8 + edge;
-}
 static __device__ __forceinline__ uint4 *vector_at(const RowSpan &p, int i) {
   return reinterpret_cast<uint4 *>(p.row + p.head) + i;
+}
+
+// The single element that this thread of the row's first block takes, where there is one.
+struct Edge {
+  bool exists;
+  int column;
+  float logit;
+};
+static __device__ __forceinline__ Edge my_edge(const RowSpan &p, bool first_block) {
+  const int i = (int)threadIdx.x;
+  const bool exists = first_block && i < p.head + p.tail;
+  const int column = !exists ? 0 : i < p.head ? i : p.vectors * 8 + i;
+  return {exists, column, exists ? bf16_to_float(p.row[column]) : 0.0f};
+}
+static __device__ __forceinline__ void sweep_edge(Sweep &a, const Edge &edge, float c) {
+  if (!edge.exists) return;
+  a.largest = fmaxf(a.largest, c * edge.logit);
+  sweep_add(a, edge.logit, c);
 }
 
 // What the second sweep needs.
@@ -131,34 +143,33 @@ struct RowGradient {
 // Gradients of a vector whose first column is `column`.
 static __device__ __forceinline__ uint4 gradient_vector(const uint4 &v, const RowGradient &g,
                                                         int column, int target) {
-  const uint32_t words[4] = {v.x, v.y, v.z, v.w};
-  float d[8];
+  Pack<8> d = widen(v);
 #pragma unroll
-  for (int i = 0; i < 4; i++) {
-    d[2 * i] = g.factor * exp2_fast(fmaf(bf16_low(words[i]), g.c, -g.lse));
-    d[2 * i + 1] = g.factor * exp2_fast(fmaf(bf16_high(words[i]), g.c, -g.lse));
-  }
+  for (int i = 0; i < 8; i++) d.v[i] = g.factor * exp2_fast(fmaf(d.v[i], g.c, -g.lse));
   if ((unsigned)(target - column) < 8u) {
 #pragma unroll
     for (int i = 0; i < 8; i++)
-      if (column + i == target) d[i] -= g.factor;
+      if (column + i == target) d.v[i] -= g.factor;
   }
-  return {bf16_two(d[0], d[1]), bf16_two(d[2], d[3]), bf16_two(d[4], d[5]), bf16_two(d[6], d[7])};
+  return narrow(d);
 }
 
-static __device__ __forceinline__ bf16_bits gradient_one(float logit, const RowGradient &g,
-                                                         bool is_target) {
-  const float d = g.factor * exp2_fast(fmaf(logit, g.c, -g.lse));
-  return bf16_from_float(is_target ? d - g.factor : d);
+static __device__ __forceinline__ void store_edge(const RowSpan &p, const Edge &edge,
+                                                  const RowGradient &g, int target) {
+  if (!edge.exists) return;
+  const float d = g.factor * exp2_fast(fmaf(edge.logit, g.c, -g.lse));
+  p.row[edge.column] = bf16_from_float(edge.column == target ? d - g.factor : d);
 }
 
-// The row's results; target = its stored logit.
-static __device__ __forceinline__ void store_row(const CrossEntropy &args, int64_t m,
-                                                 const Sweep &row, float target,
-                                                 const RowGradient &g) {
+// Stores the row's results, by one thread; target = its stored logit.
+static __device__ __forceinline__ RowGradient finish_row(const CrossEntropy &args, int64_t m,
+                                                         const Sweep &row, float r, float target,
+                                                         bool stores) {
+  const RowGradient g = {r * LOG2_E, row.largest + log2f(row.sum), r * args.grad_scale};
   const float scale = LN_2 * g.c; // z = scale * stored logit
-  args.row_loss[m] = LN_2 * g.lse - scale * target;
-  if (args.s) args.s[m] = g.factor * scale * (row.dot / row.sum - target);
+  if (stores) args.row_loss[m] = LN_2 * g.lse - scale * target;
+  if (stores && args.s) args.s[m] = g.factor * scale * (row.dot / row.sum - target);
+  return g;
 }
 
 // ---- One read. Launch: a cluster takes every n-th row of n clusters; a block of it holds threads
@@ -187,6 +198,28 @@ static __device__ __forceinline__ Sweep sweep_cluster(Sweep a, Sweep *of_block, 
   return row;
 }
 
+// What a thread holds of a row: the vectors first, first + step, ...
+static __device__ __forceinline__ void load_held(uint4 (&held)[VECTORS], const RowSpan &p,
+                                                 int vectors, int first, int step) {
+#pragma unroll
+  for (int j = 0; j < VECTORS; j++)
+    if (first + j * step < vectors) held[j] = *vector_at(p, first + j * step);
+}
+static __device__ __forceinline__ Sweep sweep_held(const uint4 (&held)[VECTORS], int vectors,
+                                                   int first, int step, const Edge &edge, float c) {
+  Sweep a = sweep_empty();
+  uint32_t largest = 0xff80ff80u; // two times -infinity
+#pragma unroll
+  for (int j = 0; j < VECTORS; j++)
+    if (first + j * step < vectors) largest = max_two(largest, max_vector(held[j]));
+  a.largest = fmaxf(a.largest, c * fmaxf(bf16_low(largest), bf16_high(largest)));
+  sweep_edge(a, edge, c);
+#pragma unroll
+  for (int j = 0; j < VECTORS; j++)
+    if (first + j * step < vectors) sweep_vector(a, held[j], c);
+  return a;
+}
+
 template <bool GRADIENT>
 static __global__ __launch_bounds__(MAX_THREADS,
                                     BLOCKS_AN_SM) void cross_entropy_kernel(CrossEntropy args,
@@ -204,51 +237,28 @@ static __global__ __launch_bounds__(MAX_THREADS,
   int64_t m = blockIdx.x / (unsigned)cluster_size;
   RowSpan p = row_span(args, m);
   uint4 held[VECTORS];
-#pragma unroll
-  for (int j = 0; j < VECTORS; j++)
-    if (first + j * step < p.vectors) held[j] = *vector_at(p, first + j * step);
+  load_held(held, p, p.vectors, first, step);
   const int lane = (int)(threadIdx.x % 32);
   float r = rstd_from_shares(args.r, row_share(args.r.sumsq, m, m < args.M, lane, 32), 32);
 
   for (int turn = 0; m < args.M; turn ^= 1) {
     const int target = args.targets[m];
-    const float c = r * LOG2_E;
-    const bool has_edge = rank == 0 && (int)threadIdx.x < p.head + p.tail;
-    const int edge = has_edge ? edge_column(p, (int)threadIdx.x) : 0;
-    const float edge_logit = has_edge ? bf16_to_float(p.row[edge]) : 0.0f;
+    const Edge edge = my_edge(p, rank == 0);
     // Read before any block overwrites it.
     const float target_logit = first == 0 ? bf16_to_float(p.row[target]) : 0.0f;
-
     const int64_t next = m + clusters;
     const float next_share = row_share(args.r.sumsq, next, next < args.M, lane, 32);
 
-    Sweep a = sweep_empty();
-    uint32_t largest = 0xff80ff80u; // two times -infinity
-#pragma unroll
-    for (int j = 0; j < VECTORS; j++)
-      if (first + j * step < p.vectors) largest = max_two(largest, max_vector(held[j]));
-    a.largest = fmaxf(a.largest, c * fmaxf(bf16_low(largest), bf16_high(largest)));
-    if (has_edge) {
-      a.largest = fmaxf(a.largest, c * edge_logit);
-      sweep_add(a, edge_logit, c);
-    }
-#pragma unroll
-    for (int j = 0; j < VECTORS; j++)
-      if (first + j * step < p.vectors) sweep_vector(a, held[j], c);
+    const Sweep a = sweep_held(held, p.vectors, first, step, edge, r * LOG2_E);
     const RowSpan q = row_span(args, next);
     const int next_vectors = next < args.M ? q.vectors : 0;
-    if (!GRADIENT) {
-#pragma unroll
-      for (int j = 0; j < VECTORS; j++)
-        if (first + j * step < next_vectors) held[j] = *vector_at(q, first + j * step);
-    }
+    if (!GRADIENT) load_held(held, q, next_vectors, first, step);
     const float next_r = rstd_from_shares(args.r, next_share, 32);
 
     const Sweep row = sweep_cluster(sweep_block(a, scratch), of_block[turn], rank, cluster_size);
-    const RowGradient g = {c, row.largest + log2f(row.sum), r * args.grad_scale};
-    if (first == 0) store_row(args, m, row, target_logit, g);
+    const RowGradient g = finish_row(args, m, row, r, target_logit, first == 0);
     if (GRADIENT) {
-      if (has_edge) p.row[edge] = gradient_one(edge_logit, g, edge == target);
+      store_edge(p, edge, g, target);
 #pragma unroll
       for (int j = 0; j < VECTORS; j++) {
         const int i = first + j * step;
@@ -270,16 +280,11 @@ static __global__ __launch_bounds__(1024) void cross_entropy_loop_kernel(CrossEn
   const RowSpan p = row_span(args, m);
   const int target = args.targets[m];
   const float r = row_rstd(args.r, m), c = r * LOG2_E;
-  const bool has_edge = (int)threadIdx.x < p.head + p.tail;
-  const int edge = has_edge ? edge_column(p, (int)threadIdx.x) : 0;
-  const float edge_logit = has_edge ? bf16_to_float(p.row[edge]) : 0.0f;
+  const Edge edge = my_edge(p, true);
   const float target_logit = bf16_to_float(p.row[target]);
 
   Sweep a = sweep_empty();
-  if (has_edge) {
-    a.largest = fmaxf(a.largest, c * edge_logit);
-    sweep_add(a, edge_logit, c);
-  }
+  sweep_edge(a, edge, c);
 #pragma unroll 4
   for (int i = (int)threadIdx.x; i < p.vectors; i += (int)blockDim.x) {
     const uint4 v = *vector_at(p, i);
@@ -291,11 +296,9 @@ static __global__ __launch_bounds__(1024) void cross_entropy_loop_kernel(CrossEn
   a = sweep_block(a, scratch);
   if (threadIdx.x == 0) of_row = a;
   __syncthreads(); // also: every thread has read its single elements and the target
-  const Sweep row = of_row;
-  const RowGradient g = {c, row.largest + log2f(row.sum), r * args.grad_scale};
-  if (threadIdx.x == 0) store_row(args, m, row, target_logit, g);
+  const RowGradient g = finish_row(args, m, of_row, r, target_logit, threadIdx.x == 0);
   if (!args.s) return;
-  if (has_edge) p.row[edge] = gradient_one(edge_logit, g, edge == target);
+  store_edge(p, edge, g, target);
 #pragma unroll 4
   for (int i = (int)threadIdx.x; i < p.vectors; i += (int)blockDim.x)
     *vector_at(p, i) = gradient_vector(*vector_at(p, i), g, p.head + i * 8, target);
@@ -303,22 +306,16 @@ static __global__ __launch_bounds__(1024) void cross_entropy_loop_kernel(CrossEn
 
 static void launch_clusters(const CrossEntropy *args, int64_t cluster, cudaStream_t stream) {
   const int64_t vectors = (args->V + 7) / 8;
-  const int64_t per_block = (vectors + cluster - 1) / cluster;
-  const int64_t warps = (per_block + VECTORS * 32 - 1) / (VECTORS * 32);
+  const unsigned warps = blocks_for(blocks_for(vectors, cluster), VECTORS * 32);
   // Rows a cluster: enough to hide its start, few enough for several clusters in turn on each
   // multiprocessor.
   const int64_t fair = args->M * cluster / (4 * BLOCKS_AN_SM * args->multiprocessors);
   const int64_t rows = fair < 1 ? 1 : fair > 16 ? 16 : fair;
   cudaLaunchAttribute attribute = {};
   attribute.id = cudaLaunchAttributeClusterDimension;
-  attribute.val.clusterDim.x = (unsigned)cluster;
-  attribute.val.clusterDim.y = attribute.val.clusterDim.z = 1;
-  cudaLaunchConfig_t config = {};
-  config.gridDim = dim3((unsigned)((args->M + rows - 1) / rows * cluster));
-  config.blockDim = dim3((unsigned)(warps * 32));
-  config.stream = stream;
-  config.attrs = &attribute;
-  config.numAttrs = cluster > 1 ? 1 : 0;
+  attribute.val.clusterDim = {(unsigned)cluster, 1, 1};
+  const dim3 grid(blocks_for(args->M, rows) * (unsigned)cluster), block(warps * 32);
+  const cudaLaunchConfig_t config = {grid, block, 0, stream, &attribute, cluster > 1 ? 1u : 0u};
   CUDA_CHECK(cudaLaunchKernelEx(&config,
                                 args->s ? cross_entropy_kernel<true> : cross_entropy_kernel<false>,
                                 *args, (int)cluster));
@@ -336,20 +333,11 @@ void launch_cross_entropy(const CrossEntropy *args, cudaStream_t stream) {
   }
 }
 
-// ---- The sum over rows. Launch: one block.
+// ---- The sum over rows. Launch: one block, which alone has little but its loads to hide them.
 static __global__ void add_loss_kernel(int64_t M, const float *row_loss, double scale,
                                        StepState *state) {
-  __shared__ double part[1024];
-  double sum = 0;
-#pragma unroll 32 // loads under way at once: one block alone has little else to hide them
-  for (int64_t m = threadIdx.x; m < M; m += 1024) sum += (double)row_loss[m];
-  part[threadIdx.x] = sum;
-  __syncthreads();
-  for (unsigned half = blockDim.x / 2; half > 0; half /= 2) {
-    if (threadIdx.x < half) part[threadIdx.x] += part[threadIdx.x + half];
-    __syncthreads();
-  }
-  if (threadIdx.x == 0) state->loss += scale * part[0];
+  const double sum = sum_by_block<32>(M, row_loss);
+  if (threadIdx.x == 0) state->loss += scale * sum;
 }
 
 void launch_add_loss(int64_t M, const float *row_loss, double scale, StepState *state,

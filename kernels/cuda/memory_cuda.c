@@ -7,10 +7,7 @@
 #include "kernels/cuda/cuda.h"
 
 int cuda_memory_open(Cuda *c, Error *err) {
-  CUDA_TRY(err,
-           cudaHostAlloc((void **)&c->stages, (size_t)STAGES * STAGE_BYTES, cudaHostAllocDefault));
-  CUDA_TRY(err, cudaHostAlloc((void **)&c->results, MAX_RESULTS * sizeof *c->results,
-                              cudaHostAllocDefault));
+  CUDA_TRY(err, cudaHostAlloc((void **)&c->pinned, sizeof *c->pinned, cudaHostAllocDefault));
   for (int i = 0; i < STAGES; i++)
     CUDA_TRY(err, cudaEventCreateWithFlags(&c->stage_free[i], cudaEventDisableTiming));
   for (int i = 0; i < MAX_RESULTS; i++)
@@ -23,17 +20,13 @@ void cuda_memory_close(Cuda *c) {
     if (c->stage_free[i]) CUDA_CHECK(cudaEventDestroy(c->stage_free[i]));
   for (int i = 0; i < MAX_RESULTS; i++)
     if (c->result_ready[i]) CUDA_CHECK(cudaEventDestroy(c->result_ready[i]));
-  if (c->stages) CUDA_CHECK(cudaFreeHost(c->stages));
-  if (c->results) CUDA_CHECK(cudaFreeHost(c->results));
+  if (c->pinned) CUDA_CHECK(cudaFreeHost(c->pinned));
   for (int i = 0; i < c->workspace_count; i++) CUDA_CHECK(cudaFree(c->workspaces[i]));
 }
 
 static void *op_alloc(Backend *be, size_t bytes) {
   (void)be;
-  void *memory = NULL;
-  if (cudaMalloc(&memory, bytes ? bytes : 256) == cudaSuccess) return memory;
-  (void)cudaGetLastError(); // not enough memory is the caller's to report
-  return NULL;
+  return gpu_alloc(bytes);
 }
 
 static size_t op_memory_taken(Backend *be) {
@@ -54,7 +47,7 @@ static void op_write(Backend *be, void *to, const void *from_host, size_t bytes)
   Cuda *c = cuda_of(be);
   for (size_t done = 0; done < bytes;) {
     const int stage = (int)(c->staged++ % STAGES);
-    char *pinned = c->stages + (size_t)stage * STAGE_BYTES;
+    char *pinned = c->pinned->stages[stage];
     const size_t piece = bytes - done < STAGE_BYTES ? bytes - done : STAGE_BYTES;
     CUDA_CHECK(cudaEventSynchronize(c->stage_free[stage]));
     memcpy(pinned, (const char *)from_host + done, piece);
@@ -79,7 +72,7 @@ static void op_read_master(Backend *be, float *to_host, const master_t *from, in
   op_read(be, to_host, from, (size_t)count * sizeof(float));
 }
 
-static void read_bf16(Backend *be, float *to_host, const void *from, int64_t count) {
+static void op_read_act(Backend *be, float *to_host, const act_t *from, int64_t count) {
   bf16_bits *bits = xmalloc((size_t)count * sizeof *bits);
   op_read(be, bits, from, (size_t)count * sizeof *bits);
   for (int64_t i = 0; i < count; i++) {
@@ -89,15 +82,11 @@ static void read_bf16(Backend *be, float *to_host, const void *from, int64_t cou
   free(bits);
 }
 
-static void op_read_act(Backend *be, float *to_host, const act_t *from, int64_t count) {
-  read_bf16(be, to_host, from, count);
-}
-
 static void op_read_grad(Backend *be, float *to_host, const grad_t *from, int64_t count) {
   if (cuda_of(be)->options.grads_fp32)
     op_read(be, to_host, from, (size_t)count * sizeof(float));
   else
-    read_bf16(be, to_host, from, count);
+    op_read_act(be, to_host, (const act_t *)from, count);
 }
 
 void cuda_set_memory(Cuda *c) {

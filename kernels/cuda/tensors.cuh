@@ -1,4 +1,4 @@
-// Gradients as bf16 or fp32.
+// Gradients as bf16 or fp32, and packs of fp32.
 #pragma once
 #include "kernels/cuda/common.cuh"
 
@@ -10,41 +10,29 @@ template <class Launch> static void by_gradient(bool fp32, Launch launch) {
     launch((bf16_bits *)nullptr);
 }
 
-// N neighbours, 4 in one access or 1. Four start at a multiple of 4, and so do the tensors.
+// Packs of fp32, as those of bf16 in common.cuh; 8 are two accesses.
 static __device__ __forceinline__ Pack<4> four(float4 f) {
   return {f.x, f.y, f.z, f.w};
 }
-static __device__ __forceinline__ Pack<4> four(uint2 u) {
-  return {bf16_low(u.x), bf16_high(u.x), bf16_low(u.y), bf16_high(u.y)};
-}
-template <int N> static __device__ __forceinline__ Pack<N> load_values(const float *from) {
+template <int N> static __device__ __forceinline__ Pack<N> load_pack(const float *from) {
+  const float4 *fours = reinterpret_cast<const float4 *>(from);
   if constexpr (N == 1)
     return {*from};
+  else if constexpr (N == 4)
+    return four(*fours);
   else
-    return four(*reinterpret_cast<const float4 *>(from));
+    return {fours[0].x, fours[0].y, fours[0].z, fours[0].w,
+            fours[1].x, fours[1].y, fours[1].z, fours[1].w};
 }
-template <int N> static __device__ __forceinline__ Pack<N> load_values(const bf16_bits *from) {
-  if constexpr (N == 1)
-    return load_pack<1>(from);
-  else
-    return four(*reinterpret_cast<const uint2 *>(from));
+static __device__ __forceinline__ void store_pack(float *to, const Pack<1> &p) {
+  *to = p.v[0];
 }
-
-// Leave in `p` what was stored.
-template <int N> static __device__ __forceinline__ void store_values(float *to, Pack<N> &p) {
-  if constexpr (N == 1)
-    *to = p.v[0];
-  else
-    *reinterpret_cast<float4 *>(to) = {p.v[0], p.v[1], p.v[2], p.v[3]};
+static __device__ __forceinline__ void store_pack(float *to, const Pack<4> &p) {
+  *reinterpret_cast<float4 *>(to) = {p.v[0], p.v[1], p.v[2], p.v[3]};
 }
-template <int N> static __device__ __forceinline__ void store_values(bf16_bits *to, Pack<N> &p) {
-  if constexpr (N == 1) {
-    store_pack(to, p);
-  } else {
-    const uint2 u = {bf16_two(p.v[0], p.v[1]), bf16_two(p.v[2], p.v[3])};
-    *reinterpret_cast<uint2 *>(to) = u;
-    p = four(u);
-  }
+static __device__ __forceinline__ void store_pack(float *to, const Pack<8> &p) {
+  store_pack(to, Pack<4>{p.v[0], p.v[1], p.v[2], p.v[3]});
+  store_pack(to + 4, Pack<4>{p.v[4], p.v[5], p.v[6], p.v[7]});
 }
 
 // Of what is read once a step: kept out of the caches.

@@ -11,8 +11,8 @@ typedef int TimedCall(const void *context, Error *err);
 // Sorts the times.
 double median(double *times, int count);
 
-// The median of `runs` calls, one behind the other after warm_up calls, in milliseconds. Fails where
-// a call does.
+// The median of `runs` calls, one behind the other after warm_up calls, in milliseconds. Fails
+// where a call does.
 int time_calls(TimedCall *call, const void *context, int warm_up, int runs, cudaStream_t stream,
                double *milliseconds, Error *err);
 

@@ -13,7 +13,9 @@
 // micro-batches.
 enum { BUFFERS = 4, BUFFER_BYTES = 2 << 20, MAX_ACTIVITIES = 1 << 17 };
 
-static const int kinds[] = {CUPTI_KIND_CONCURRENT_KERNEL, CUPTI_KIND_MEMCPY, CUPTI_KIND_MEMSET};
+static const int kinds[] = {[ACTIVITY_KERNEL] = CUPTI_KIND_CONCURRENT_KERNEL,
+                            [ACTIVITY_COPY] = CUPTI_KIND_MEMCPY,
+                            [ACTIVITY_MEMSET] = CUPTI_KIND_MEMSET};
 enum { KINDS = sizeof kinds / sizeof *kinds };
 
 struct Trace {
@@ -48,17 +50,16 @@ static void requested(uint8_t **buffer, size_t *bytes, size_t *most_records) {
 
 // A record without times counts as lost: what is said of the step must not be thought complete.
 static void keep(Trace *t, const CuptiRecord *r) {
-  const bool kernel = r->kind == CUPTI_KIND_CONCURRENT_KERNEL;
-  if (!kernel && r->kind != CUPTI_KIND_MEMCPY && r->kind != CUPTI_KIND_MEMSET) return;
+  int kind = 0;
+  while (kind < KINDS && r->kind != (uint32_t)kinds[kind]) kind++;
+  if (kind == KINDS) return;
   if (t->count == MAX_ACTIVITIES || r->end < r->start || r->end == 0) {
     t->lost++;
     return;
   }
   t->list[t->count++] = (Activity){
-      .kind = kernel                         ? ACTIVITY_KERNEL
-              : r->kind == CUPTI_KIND_MEMCPY ? ACTIVITY_COPY
-                                             : ACTIVITY_MEMSET,
-      .name = kernel ? ((const CuptiKernel *)(const void *)r)->name : NULL,
+      .kind = (ActivityKind)kind,
+      .name = kind == ACTIVITY_KERNEL ? ((const CuptiKernel *)(const void *)r)->name : NULL,
       .began = r->start,
       .ended = r->end,
   };

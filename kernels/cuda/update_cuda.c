@@ -22,53 +22,53 @@ static bool is_norm_of_another(const ParamTensor *list, int count, int i) {
 
 // ---- Building the tables
 
-// Everything of t; returns how many floats of column partials it takes, from `partials` on.
-static int64_t describe(DeviceTensor *t, ParamTable *table, const ParamTensor *list, int i,
-                        bool is_norm, float *partials) {
-  const ParamTensor *p = &list[i];
-  const ParamTensor *norm = p->norm >= 0 ? &list[p->norm] : NULL;
-  *t = (DeviceTensor){.rows = p->rows,
-                      .cols = p->cols,
-                      .master = (float *)p->master,
-                      .m = (float *)p->m,
-                      .v = (float *)p->v,
-                      .grad = p->grad,
-                      .grad_folded = p->grad_folded,
-                      .compute = (bf16_bits *)p->compute,
-                      .folded = (bf16_bits *)p->folded,
-                      .norm = norm ? (const float *)norm->master : NULL,
-                      .norm_grad = norm ? norm->grad : NULL,
-                      .column_partials = norm ? partials : NULL,
-                      .first_update = table->update_blocks,
-                      .first_tile = table->tiles,
-                      .first_column = table->columns,
-                      .decay = p->decay};
-  table->update_blocks += ceil_div(p->rows * p->cols, UPDATE_BLOCK);
-  if (is_norm) {
-    table->norm_blocks = table->update_blocks;
-    return 0;
-  }
-  if (!norm) {
-    table->tiles += ceil_div(p->rows * p->cols, TILE_ELEMENTS);
-    return 0;
-  }
-  table->tiles += ceil_div(p->rows, TILE_ROWS) * ceil_div(p->cols, TILE_COLS);
-  table->columns += ceil_div(p->cols, COLUMN_BLOCK);
-  return ceil_div(p->rows, TILE_ROWS) * p->cols;
+// Gives the tensor the next `more` blocks of a launch, which has *blocks so far; returns its first.
+// owner: NULL where blocks are only counted.
+static int64_t own(int32_t *owner, int64_t *blocks, int64_t more, int32_t tensor) {
+  const int64_t first = *blocks;
+  *blocks += more;
+  for (int64_t i = first; owner && i < *blocks; i++) owner[i] = tensor;
+  return first;
 }
 
 // Describes the list's tensors, norm weights first: their blocks come first in the update, since
-// folded copies read the updated norm weights. Counts the blocks; returns the floats of all column
-// partials.
-static int64_t describe_list(DeviceTensor *tensors, ParamTable *table, const ParamTensor *list,
-                             int count, float *partials) {
+// folded copies read the updated norm weights. Counts the blocks, and fills the table where it has
+// memory; returns the floats of all column partials, which lie at `partials`.
+static int64_t describe(ParamTable *table, const ParamTensor *list, int count, float *partials) {
   int64_t used = 0;
+  int32_t at = 0;
   table->update_blocks = table->tiles = table->columns = 0;
   for (int pass = 0; pass < 2; pass++)
     for (int i = 0; i < count; i++) {
+      const ParamTensor *p = &list[i], *norm = p->norm >= 0 ? &list[p->norm] : NULL;
       const bool is_norm = is_norm_of_another(list, count, i);
-      if (is_norm == (pass == 0))
-        used += describe(tensors++, table, list, i, is_norm, partials ? partials + used : NULL);
+      if (is_norm != (pass == 0)) continue;
+      const int64_t elements = p->rows * p->cols, row_tiles = ceil_div(p->rows, TILE_ROWS),
+                    tiles = norm ? row_tiles * ceil_div(p->cols, TILE_COLS)
+                                 : ceil_div(elements, TILE_ELEMENTS);
+      const DeviceTensor t = {
+          .rows = p->rows,
+          .cols = p->cols,
+          .master = (float *)p->master,
+          .m = (float *)p->m,
+          .v = (float *)p->v,
+          .grad = p->grad,
+          .grad_folded = p->grad_folded,
+          .compute = (bf16_bits *)p->compute,
+          .folded = (bf16_bits *)p->folded,
+          .norm = norm ? (const float *)norm->master : NULL,
+          .norm_grad = norm ? norm->grad : NULL,
+          .column_partials = norm && partials ? partials + used : NULL,
+          .first_update =
+              own(table->update_owner, &table->update_blocks, ceil_div(elements, UPDATE_BLOCK), at),
+          .first_tile = own(table->tile_owner, &table->tiles, is_norm ? 0 : tiles, at),
+          .first_column = own(table->column_owner, &table->columns,
+                              norm ? ceil_div(p->cols, COLUMN_BLOCK) : 0, at),
+          .decay = p->decay};
+      if (is_norm) table->norm_blocks = table->update_blocks;
+      if (norm) used += row_tiles * p->cols;
+      if (table->tensors) table->tensors[at] = t;
+      at++;
     }
   return used;
 }
@@ -89,15 +89,9 @@ static size_t place(ParamTable *table, int count, int64_t partials, char *memory
 
 static size_t list_bytes(const ParamTensor *list, int count) {
   ParamTable table = {0};
-  DeviceTensor *tensors = xmalloc((size_t)count * sizeof *tensors);
   float *column_partials;
-  const int64_t partials = describe_list(tensors, &table, list, count, NULL);
-  free(tensors);
+  const int64_t partials = describe(&table, list, count, NULL);
   return place(&table, count, partials, NULL, &column_partials);
-}
-
-static void own(int32_t *owner, int64_t from, int64_t to, int32_t tensor) {
-  for (int64_t i = from; i < to; i++) owner[i] = tensor;
 }
 
 void cuda_table_free(Cuda *c) {
@@ -116,31 +110,17 @@ static void build_table(Cuda *c, const ParamTensor *list, int count) {
   memcpy(c->table_list, list, (size_t)count * sizeof *list);
   c->table_count = count;
 
-  ParamTable *table = &c->table;
-  *table = (ParamTable){.grads_fp32 = c->options.grads_fp32};
-  DeviceTensor *tensors = xmalloc((size_t)(count + 1) * sizeof *tensors);
+  c->table = (ParamTable){.grads_fp32 = c->options.grads_fp32};
   float *column_partials, *unused;
-  const int64_t partials = describe_list(tensors, table, list, count, NULL);
-  place(table, count, partials, c->table_memory, &column_partials);
-  describe_list(tensors, table, list, count, column_partials);
-  tensors[count] = (DeviceTensor){.first_update = table->update_blocks,
-                                  .first_tile = table->tiles,
-                                  .first_column = table->columns};
-
-  ParamTable on_host = *table;
+  const int64_t partials = describe(&c->table, list, count, NULL);
+  ParamTable on_host = c->table;
+  place(&c->table, count, partials, c->table_memory, &column_partials);
   char *block = xmalloc(bytes);
   place(&on_host, count, partials, block, &unused);
-  memcpy(on_host.tensors, tensors, (size_t)count * sizeof *tensors);
-  for (int i = 0; i < count; i++) {
-    const DeviceTensor *t = &tensors[i], *next = t + 1;
-    own(on_host.update_owner, t->first_update, next->first_update, i);
-    own(on_host.tile_owner, t->first_tile, next->first_tile, i);
-    own(on_host.column_owner, t->first_column, next->first_column, i);
-  }
+  describe(&on_host, list, count, column_partials);
   const size_t made_here = (size_t)((char *)on_host.sumsq - block);
   c->base.write(&c->base, c->table_memory, block, made_here);
   free(block);
-  free(tensors);
 }
 
 static bool same_tensor(const ParamTensor *a, const ParamTensor *b) {
@@ -172,8 +152,8 @@ static void op_step_end(Backend *be) {
   Cuda *c = cuda_of(be);
   assert(c->published - c->taken < MAX_RESULTS);
   const int slot = (int)(c->published++ % MAX_RESULTS);
-  CUDA_CHECK(cudaMemcpyAsync(&c->results[slot], c->state, sizeof *c->state, cudaMemcpyDeviceToHost,
-                             c->gpu.stream));
+  CUDA_CHECK(cudaMemcpyAsync(&c->pinned->results[slot], c->state, sizeof *c->state,
+                             cudaMemcpyDeviceToHost, c->gpu.stream));
   CUDA_CHECK(cudaEventRecord(c->result_ready[slot], c->gpu.stream));
 }
 
@@ -182,7 +162,7 @@ static StepResult op_step_result(Backend *be) {
   assert(c->taken < c->published);
   const int slot = (int)(c->taken++ % MAX_RESULTS);
   CUDA_CHECK(cudaEventSynchronize(c->result_ready[slot]));
-  const StepState *s = &c->results[slot];
+  const StepState *s = &c->pinned->results[slot];
   return (StepResult){.loss = s->loss,
                       .grad_norm = s->grad_norm,
                       .applied = s->applied != 0,

@@ -3,8 +3,8 @@
 //   forward    q, k = rotate(r z), v = r z                               in place
 //   backward   s = r sum of dqkv qkv; dq, dk = rotate^-1(r dqkv)        in place
 // The sum may be taken before rotating back, against qkv after rotation: a rotation keeps the
-// product. A lane's 8 values are 4 pairs, whose 4 cosines and sines are 32 bytes of the table; the rows of
-// one position read them for each head, from the first-level cache.
+// product. A lane's 8 values are 4 pairs, whose 4 cosines and sines are 32 bytes of the table; the
+// rows of one position read them for each head, from the first-level cache.
 #include "kernels/cuda/common.cuh"
 #include "kernels/unfused/kernels.h"
 

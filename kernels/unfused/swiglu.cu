@@ -33,10 +33,10 @@ static __device__ __forceinline__ Pairs load_pairs(const bf16_bits *z, float r) 
 }
 
 static __device__ __forceinline__ uint2 swiglu_four(const Pairs &q) {
-  float y[4];
+  Pack<4> y;
 #pragma unroll
-  for (int i = 0; i < 4; i++) y[i] = swiglu(q.gate[i], q.up[i]);
-  return {bf16_two(y[0], y[1]), bf16_two(y[2], y[3])};
+  for (int i = 0; i < 4; i++) y.v[i] = swiglu(q.gate[i], q.up[i]);
+  return narrow(y);
 }
 
 // The lanes of a pair trade: each gives away the half that the other one stores, and gets the half
@@ -81,12 +81,11 @@ static __global__ void swiglu_kernel(int64_t M, int vectors, int tiles, RowScale
 // Gradients of four pairs for their dy, stored to dz; returns their part of s.
 static __device__ __forceinline__ float backward_four(const Pairs &q, uint2 dy_bits, float r,
                                                       bf16_bits *dz) {
-  const float dy[4] = {bf16_low(dy_bits.x), bf16_high(dy_bits.x), bf16_low(dy_bits.y),
-                       bf16_high(dy_bits.y)};
+  const Pack<4> dy = widen(dy_bits);
   Pack<8> g;
 #pragma unroll
   for (int i = 0; i < 4; i++)
-    swiglu_backward(q.gate[i], q.up[i], r * dy[i], &g.v[2 * i], &g.v[2 * i + 1]);
+    swiglu_backward(q.gate[i], q.up[i], r * dy.v[i], &g.v[2 * i], &g.v[2 * i + 1]);
   store_pack(dz, g);
   float sum = 0;
 #pragma unroll

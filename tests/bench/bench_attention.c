@@ -55,11 +55,8 @@ static Tensors tensors_new(const AttentionShape *s, size_t workspace) {
 
 static void call(const AttentionCudnn *a, AttentionDirection direction, const Tensors *t) {
   Error err;
-  if (direction == ATTENTION_FORWARD)
-    ok(attention_cudnn_forward(a, t->qkv, t->o, t->lse, t->workspace, &err), &err);
-  else
-    ok(attention_cudnn_backward(a, t->qkv, t->o, t->lse, t->do_, t->dqkv, t->workspace, &err),
-       &err);
+  const AttentionTensors tensors = {t->qkv, t->o, t->lse, t->do_, t->dqkv, t->workspace};
+  ok(attention_cudnn_run(a, direction, &tensors, &err), &err);
 }
 
 // Median milliseconds.

@@ -119,11 +119,14 @@ static void device_free(Device *d) {
 
 static void launch(AttentionCudnn *a, const Device *d) {
   Error err;
-  float *lse = (float *)(void *)d->lse.data;
-  ok(attention_cudnn_forward(a, d->qkv.data, d->o.data, lse, d->workspace.data, &err), &err);
-  ok(attention_cudnn_backward(a, d->qkv.data, d->o.data, lse, d->d_o.data, d->dqkv.data,
-                              d->workspace.data, &err),
-     &err);
+  const AttentionTensors tensors = {.qkv = d->qkv.data,
+                                    .o = d->o.data,
+                                    .lse = (float *)(void *)d->lse.data,
+                                    .do_ = d->d_o.data,
+                                    .dqkv = d->dqkv.data,
+                                    .workspace = d->workspace.data};
+  ok(attention_cudnn_run(a, ATTENTION_FORWARD, &tensors, &err), &err);
+  ok(attention_cudnn_run(a, ATTENTION_BACKWARD, &tensors, &err), &err);
 }
 
 typedef struct Outputs {
