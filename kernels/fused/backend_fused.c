@@ -13,7 +13,8 @@ enum {
 
 // ---- Who runs what
 
-// The table of fused operations. Those that are left to the unfused kernels are named in this order.
+// The table of fused operations. Those that are left to the unfused kernels are named in this
+// order.
 static const struct {
   Operation operation;
   ProgramName program;

@@ -1,7 +1,7 @@
 // The operations: a program each. Those that serve several GEMMs of the model leave some of them to
 // the unfused kernels, as Backend.kinds says.
 #include "kernels/fused/fused.h"
-#include "kernels/fused/programs/rope.h"
+#include "kernels/fused/rope.h"
 
 static bool is_fused(const Backend *be, Operation operation) {
   return be->kinds[operation] == KERNEL_FUSED;

@@ -31,7 +31,8 @@ int checkpoint_complete(const char *path, Error *err) {
   return checkpoint_read_state(path, &state, err);
 }
 
-// The step in "step-00000100SUFFIX", or a negative number if the name is not exactly one that step_path gives.
+// The step in "step-00000100SUFFIX", or a negative number if the name is not exactly one that
+// step_path gives.
 static int64_t step_in_name(const char *name, const char *suffix) {
   if (strncmp(name, "step-", 5) != 0) return -1;
   const int64_t step = strtoll(name + 5, NULL, 10);

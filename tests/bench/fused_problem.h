@@ -8,7 +8,7 @@
 #include "base/memory.h"
 #include "base/rng.h"
 #include "kernels/cuda/gemm_cublaslt.h"
-#include "kernels/fused/programs/rope.h"
+#include "kernels/fused/rope.h"
 #include "kernels/unfused/unfused.h"
 #include "tests/bench/gpu_timer.h"
 #include "tests/gpu/fused_support.h"

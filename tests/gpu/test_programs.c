@@ -6,7 +6,7 @@
 
 #include <unistd.h>
 
-#include "kernels/fused/programs/rope.h"
+#include "kernels/fused/rope.h"
 #include "tests/gpu/fused_support.h"
 #include "tests/gpu/programs/absmax.h"
 

@@ -166,8 +166,8 @@ if [ "$all_kernels" != unfused ]; then
 
   shape_agrees two_loss_chunks_and_a_fused_lm_head_dgrad model.vocab_size=384 train.loss_chunks=2
   # At this width auto leaves some GEMMs to the unfused kernels, between fused ones: row statistics of one part and of several.
-  all_kernels="$all_kernels auto" shape_agrees hidden_288 model.hidden_size=288 model.num_attention_heads=6 model.num_key_value_heads=6 model.intermediate_size=768 \
-    optimizer.learning_rate=0.0002
+  all_kernels="$all_kernels auto" shape_agrees hidden_288 model.hidden_size=288 model.num_attention_heads=6 \
+    model.num_key_value_heads=6 model.intermediate_size=768 optimizer.learning_rate=0.0002
   shape_agrees intermediate_200 model.intermediate_size=200
 
   read -r unfused runs < <(mean_of unfused)

@@ -8,7 +8,7 @@
 //   anything.
 #include <cuda_fp16.h>
 #include "kernels/fused/define.cuh"
-#include "kernels/fused/programs/rope.h"
+#include "kernels/fused/rope.h"
 
 struct Rope : Pairs<Rope> {
   using Loads = Chunks<64>;
