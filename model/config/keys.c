@@ -95,7 +95,7 @@ const Key config_keys[] = {
     NUMBER(train, sample_temperature, "0.8", 0, 100, 0,
            "sampling temperature; 0: always the likeliest token"),
     INTEGER(train, max_nonfinite, "10", 1, 99999999, 0,
-            "the run stops when so many updates in a row are refused, because the loss or the "
+            "the run stops when so many updates in a row are skipped, because the loss or the "
             "gradient norm is not finite"),
     TEXT(train, resume, "\"\"", 0, 0,
          "empty: start anew; \"auto\": go on from the newest checkpoint in output.dir, if any; "
