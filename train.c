@@ -1,5 +1,6 @@
 // train: trains a LLaMA from a JSON config, and writes with it. `./train --help` says how to call
 // it.
+#include <errno.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -36,7 +37,7 @@ static const char usage[] =
     "Ctrl-C finishes the step, saves and ends; train.resume=auto goes on from there.\n"
     "Configs to start from are in configs/, and ./prepare turns text into training data.\n";
 
-// The one mutable global: a signal handler can reach nothing else.
+// A mutable global: a signal handler can reach nothing else.
 static volatile sig_atomic_t stop_requested = 0;
 
 static void on_signal(int number) {
@@ -58,6 +59,14 @@ static int fail(const Error *err) {
   fflush(stdout);
   fprintf(stderr, "train: %s\n", err->text);
   return 1;
+}
+
+// What was printed is the result: its last word is whether it could be written.
+static int printed(void) {
+  Error err;
+  if (fflush(stdout) == 0 && !ferror(stdout)) return 0;
+  error_set(&err, "cannot write to standard output: %s", strerror(errno));
+  return fail(&err);
 }
 
 // ---- Training
@@ -160,7 +169,7 @@ static int command_plan(const char *path, int override_count, char **overrides) 
   printf("%s parameters, %.3g model FLOPs a step\n",
          count_text((double)model_parameters(&config.model, true)).text, flops_per_step(&config));
   be->destroy(be);
-  return 0;
+  return printed();
 }
 
 static int command_generate(int argc, char **argv) {
@@ -194,12 +203,12 @@ int main(int argc, char **argv) {
   Error err;
   let_idle_threads_sleep(argv);
   const char *first = argc > 1 ? argv[1] : "";
-  if (strcmp(first, "--help") == 0 || strcmp(first, "-h") == 0) return fputs(usage, stdout) < 0;
-  if (strcmp(first, "--version") == 0) return printf("coda.c train %s\n", CODA_VERSION) < 0;
-  if (strcmp(first, "--help-config") == 0) {
-    config_print_keys();
-    return 0;
-  }
+  const bool help = strcmp(first, "--help") == 0 || strcmp(first, "-h") == 0,
+             version = strcmp(first, "--version") == 0, keys = strcmp(first, "--help-config") == 0;
+  if (help) fputs(usage, stdout);
+  if (version) printf("coda.c train %s\n", CODA_VERSION);
+  if (keys) config_print_keys();
+  if (help || version || keys) return printed();
   if (strcmp(first, "--doctor") == 0) return doctor();
   if (strcmp(first, "--generate") == 0) return command_generate(argc - 2, argv + 2);
   if (strcmp(first, "--bench") == 0) return command_bench(argc - 2, argv + 2);

@@ -24,6 +24,12 @@ says() {
 says help_shows_how_to_call_it 'usage: train CONFIG.json' --help
 says version_names_the_program 'coda.c train ' --version
 says help_config_lists_the_keys 'train.sequence_length' --help-config
+for option in --help --version --help-config; do
+  said=$("$TRAIN" $option 2>&1 >/dev/full)
+  status=$?
+  check "${option#--}_that_cannot_be_written_is_an_error" "exit status $status, it said '$said'" \
+    test "$status $said" = '1 train: cannot write to standard output: No space left on device'
+done
 refuses no_arguments_is_an_error_that_points_to_help '--help'
 refuses an_unknown_option_names_the_nearest_one 'did you mean --generate' --genrate x
 refuses plan_without_a_config_is_refused 'no config' --plan
