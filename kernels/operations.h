@@ -32,6 +32,13 @@
 typedef enum Operation { OPERATIONS(OPERATION_ENUMERATOR) OPERATION_COUNT } Operation;
 #undef OPERATION_ENUMERATOR
 
+static inline const char *operation_name(Operation operation) {
+#define OPERATION_NAME(enumerator, name) name,
+  static const char *const names[OPERATION_COUNT] = {OPERATIONS(OPERATION_NAME)};
+#undef OPERATION_NAME
+  return names[operation];
+}
+
 // Those of a training step: a validation has a loss of its own.
 static inline int operation_trains(Operation operation) {
   return operation != OP_VALIDATION_LOSS;

@@ -2,13 +2,6 @@
 
 #include "base/range.h"
 
-const char *operation_name(Operation operation) {
-#define NAME(enumerator, name) name,
-  static const char *const names[OPERATION_COUNT] = {OPERATIONS(NAME)};
-#undef NAME
-  return names[operation];
-}
-
 // By operation and kind, so that a step makes no text.
 static const char *range_name(Operation operation, KernelKind kind) {
 #define RANGES(enumerator, name)                                                                   \

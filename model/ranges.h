@@ -3,8 +3,6 @@
 #pragma once
 #include "model/llama.h"
 
-const char *operation_name(Operation operation);
-
 // False where the operation is left out. Else tells the backend which one it is, and opens its
 // range.
 bool operation_begin(const Llama *llama, Operation operation);

@@ -59,9 +59,6 @@ static void settle_kinds(Backend *be, const OpsConfig *c, KernelChoice choice) {
 }
 
 static void describe(Backend *be) {
-#define NAME(enumerator, name) name,
-  static const char *const names[] = {OPERATIONS(NAME)};
-#undef NAME
   const char *lead = "; unfused, for their width:";
   for (int i = 0; i < FUSED_OPERATIONS; i++) {
     const Operation operation = fused_operations[i].operation;
@@ -69,7 +66,7 @@ static void describe(Backend *be) {
       continue;
     const size_t used = strlen(be->description);
     snprintf(be->description + used, sizeof be->description - used, "%s %s", lead,
-             names[operation]);
+             operation_name(operation));
     lead = ",";
   }
 }
