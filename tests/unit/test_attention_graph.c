@@ -80,14 +80,15 @@ static const char *const driver_libraries[] = {
     "/usr/lib/x86_64-linux-gnu/stubs/libcuda.so",
 };
 
-// NULL, or why the support check cannot run here.
-static const char *library_open(CudnnApi *api) {
-  static Error err;
+// Skips the test where the support check cannot run, and says why.
+static void library_open(CudnnApi *api) {
+  Error err = {"neither a driver's libcuda.so.1 nor the CUDA toolkit's stub of it is here"};
   void *driver = NULL;
   for (size_t i = 0; i < sizeof driver_libraries / sizeof *driver_libraries && !driver; i++)
     driver = dlopen(driver_libraries[i], RTLD_NOW | RTLD_GLOBAL);
-  if (!driver) return "neither a driver's libcuda.so.1 nor the CUDA toolkit's stub of it is here";
-  return cudnn_open(api, &err) ? err.text : NULL;
+  if (driver && cudnn_open(api, &err) == 0) return;
+  printf("# skipped: %s\n", err.text);
+  skip();
 }
 
 typedef struct Device {
@@ -165,11 +166,7 @@ static const AttentionShape shapes[] = {
 };
 static void expect_engines(const Device *device_description, size_t shape_count) {
   CudnnApi api;
-  const char *missing = library_open(&api);
-  if (missing) {
-    printf("# skipped: %s\n", missing);
-    skip();
-  }
+  library_open(&api);
   printf("# cuDNN %s, %s: engine/kernel offered, best guess first\n",
          cudnn_version_text(api.version).text, device_description->name);
   CudnnDescriptor device = device_open(&api, device_description);
@@ -202,11 +199,7 @@ static void ampere_and_ada_have_engines(void **state) {
 static void a_graph_outside_the_pattern_is_offered_no_engine(void **state) {
   (void)state;
   CudnnApi api;
-  const char *missing = library_open(&api);
-  if (missing) {
-    printf("# skipped: %s\n", missing);
-    skip();
-  }
+  library_open(&api);
   CudnnDescriptor device = device_open(&api, &h200);
   CudnnGraph g;
   Error err;
@@ -225,11 +218,7 @@ static void a_graph_outside_the_pattern_is_offered_no_engine(void **state) {
 static void a_failure_of_cudnn_is_reported_in_a_sentence(void **state) {
   (void)state;
   CudnnApi api;
-  const char *missing = library_open(&api);
-  if (missing) {
-    printf("# skipped: %s\n", missing);
-    skip();
-  }
+  library_open(&api);
   CudnnGraph g;
   Error err = {""};
   graph_begin(&g, &api);
