@@ -28,7 +28,7 @@ struct Trace {
   int64_t count, lost;
 };
 
-// The one mutable global: CUPTI calls back with nothing of ours, so this is where it finds us. Set
+// A mutable global: CUPTI calls back with nothing of ours, so this is where it finds us. Set
 // once CUPTI is there and cleared when it can call no more; whoever finds it set may not open a
 // second trace.
 static _Atomic(Trace *) receiver;

@@ -22,11 +22,11 @@
 
 // What a run needs besides weights, moments and configuration to go on bit for bit.
 typedef struct TrainState {
-  int64_t step;          // optimizer steps done (refused ones included)
+  int64_t step;          // optimizer steps done (skipped updates included)
   int64_t updates;       // updates applied: AdamW's t
   uint64_t sequences;    // sequences drawn from the training set: the loader's cursor
-  int64_t nonfinite;     // refused updates so far
-  int64_t nonfinite_row; // refused updates in a row
+  int64_t nonfinite;     // skipped updates so far
+  int64_t nonfinite_row; // skipped updates in a row
   double best_val_loss;  // NAN before the first validation
   int64_t best_val_step;
 } TrainState;

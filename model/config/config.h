@@ -58,7 +58,7 @@ typedef struct TrainConfig {
   int64_t sample_tokens;
   char sample_prompt[TEXT_CHARS];
   double sample_temperature;
-  int64_t max_nonfinite;      // refused updates in a row before the run stops
+  int64_t max_nonfinite;      // skipped updates in a row before the run stops
   char resume[PATH_CHARS];    // "" = start anew, "auto" = latest of output.dir if any, or a folder
   bool resume_allow_changes;  // resume although keys that shape the run differ
   char init_from[PATH_CHARS]; // folder with a model.safetensors to start from; "" = random

@@ -1,4 +1,4 @@
-// The training step as a whole on the CPU backend: equal bits, refused updates, clipping, decay,
+// The training step as a whole on the CPU backend: equal bits, skipped updates, clipping, decay,
 // the memory plan.
 #include <math.h>
 #include <omp.h>
@@ -134,10 +134,10 @@ static void an_update_that_is_not_finite_changes_nothing(void **state) {
   step(&run, 1, &adamw);
   step(&twin, 1, &adamw);
   gradients(&run, 2, (double)NAN); // the loss and every gradient become NaN
-  const StepResult refused = update(&run, &adamw);
-  assert_false(refused.applied);
-  assert_true(isnan(refused.loss));
-  assert_int_equal(refused.updates, 1);
+  const StepResult skipped = update(&run, &adamw);
+  assert_false(skipped.applied);
+  assert_true(isnan(skipped.loss));
+  assert_int_equal(skipped.updates, 1);
   assert_true(same_state(&run, &twin));
   const StepResult after = step(&run, 4, &adamw), expected = step(&twin, 4, &adamw);
   assert_true(after.applied);
