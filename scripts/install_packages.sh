@@ -36,6 +36,11 @@ find_missing() {
   module libcjson || { packages+=(libcjson-dev) && words+=('cJSON'); }
   # OpenBLAS built with OpenMP shares its threads with our own loops.
   module openblas || { packages+=(libopenblas-openmp-dev) && words+=('OpenBLAS'); }
+  module libpcre2-8 || { packages+=(libpcre2-dev) && words+=('PCRE2'); }
+  module libutf8proc || { packages+=(libutf8proc-dev) && words+=('utf8proc'); }
+  module zlib || { packages+=(zlib1g-dev) && words+=('zlib'); }
+  module libzstd || { packages+=(libzstd-dev) && words+=('zstd'); }
+  module libxxhash || { packages+=(libxxhash-dev) && words+=('xxHash'); }
   [ "$1" = test ] || return 0
   module cmocka || { packages+=(libcmocka-dev) && words+=('cmocka'); }
   # Some releases have libFuzzer's run-time library in a package of its own.

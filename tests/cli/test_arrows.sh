@@ -9,7 +9,8 @@
 # same. A room may have several lines. no_cuda.c stands in for the functions of kernels/bench.
 export rooms='
 base                   |
-data                   | base
+data/tokenizer         | base
+data                   | data/tokenizer base
 kernels                | base
 kernels/gpu_backends.c | kernels/fused kernels/unfused kernels/cuda kernels base
 kernels/no_cuda.c      | kernels/bench kernels base
@@ -23,10 +24,11 @@ model/config           | kernels/operations.h base
 model                  | model/config kernels base
 model                  | no base/clock.h base/file.h <time.h> <sys/time.h> <signal.h>
 model                  | no <fcntl.h> <unistd.h> <dirent.h> <sys/stat.h> <sys/mman.h>
-model/checkpoint       | model model/config data base
-model/run              | model/checkpoint model model/config data kernels base
+model/checkpoint       | model model/config data data/tokenizer base
+model/run              | model/checkpoint model model/config data data/tokenizer kernels base
 model/bench            | model/run model model/config data kernels kernels/bench base
 train.c                | model/bench model/run model/checkpoint model model/config data base
+train.c                | data/tokenizer
 train.c                | build/version.h
 '
 
@@ -109,6 +111,7 @@ allowed() { # FILE INCLUDE
 planted base/planted.h '"data/tokens.h"'
 planted base/planted.h '"kernels/ops.h"'
 planted data/planted.c '"model/config/config.h"'
+planted data/tokenizer/planted.c '"data/corpus.h"'
 planted kernels/planted.h '"kernels/cpu/cpu.h"'
 planted kernels/planted.h '"kernels/cuda/gpu.h"'
 planted kernels/cpu/planted.c '"kernels/cuda/gpu.h"'
