@@ -17,7 +17,8 @@ static int32_t version_of(int32_t magic) {
 }
 
 typedef struct Header {
-  int32_t magic, version, count;
+  int32_t magic, version, count, mark;
+  uint64_t tokenizer, checksum;
 } Header;
 
 static int check_header(const char *name, const Header *h, Error *err) {
@@ -57,7 +58,9 @@ int tokens_parse(TokenFile *file, const char *name, const unsigned char *bytes, 
   *file = (TokenFile){.tokens = bytes + TOKENS_HEADER_BYTES,
                       .path = xstrdup(name),
                       .count = h.count,
-                      .token_bytes = token_bytes};
+                      .token_bytes = token_bytes,
+                      .tokenizer = h.mark == TOKENS_MARK ? h.tokenizer : 0,
+                      .checksum = h.mark == TOKENS_MARK ? h.checksum : 0};
   return 0;
 }
 

@@ -1,7 +1,9 @@
 // Token files in llm.c's format: a header of 256 int32 (little-endian), then the tokens. The header
 // begins with 20240520, 1 where tokens are uint16, with 20240801, 7 where they are uint32; then
 // comes the number of tokens. Source of the format: karpathy/llm.c, dev/data/data_common.py and
-// llmc/dataloader.h.
+// llmc/dataloader.h, which leave the rest of the header zero. Ours says there who made the tokens:
+// TOKENS_MARK, then two uint64 in two int32 each: the tokenizer's fingerprint
+// (data/tokenizer/tokenizer.h) and the XXH3-64 of the tokens' bytes.
 #pragma once
 #include <stdbool.h>
 #include <stdint.h>
@@ -14,6 +16,8 @@ typedef struct TokenFile {
   char *path;                  // owned
   int64_t count;               // tokens
   int token_bytes;             // 2 or 4
+  uint64_t tokenizer;          // fingerprint; 0: the file does not say
+  uint64_t checksum;           // of the tokens, where tokenizer is not 0
 } TokenFile;
 
 // Maps and validates header and size. The tokens themselves are checked by tokens_check.
@@ -31,7 +35,7 @@ int tokens_check(const TokenFile *file, int64_t vocab_size, Error *err);
 // the header's count is an int32, so a file holds at most TOKENS_MAX_COUNT tokens (one more is an
 // error) and the caller opens the next shard. After an error or an interruption:
 // writer_abandon(&w->file), and the partial file is the caller's to remove.
-enum { TOKENS_HEADER_BYTES = 1024 };
+enum { TOKENS_HEADER_BYTES = 1024, TOKENS_MARK = 0x61646f63 }; // "coda"
 #define TOKENS_MAX_COUNT INT32_MAX
 typedef struct TokenWriter {
   FileWriter file;
