@@ -35,6 +35,7 @@ static size_t op_memory_taken(Backend *be) {
 
 static void op_release(Backend *be, void *memory) {
   CUDA_CHECK(cudaStreamSynchronize(cuda_of(be)->gpu.stream));
+  cuda_replay_close(cuda_of(be));
   CUDA_CHECK(cudaFree(memory));
 }
 
