@@ -215,6 +215,7 @@ static int check_contiguous(const SafeFile *file, uint64_t data_bytes, Error *er
 int safetensors_parse(SafeFile *file, const char *name, const unsigned char *bytes, size_t count,
                       Error *err) {
   *file = (SafeFile){0};
+  if (file_refuse_pointer(name, bytes, count, err) != 0) return -1;
   if (count < LENGTH_BYTES)
     return error_set(err,
                      "'%s' is not a safetensors file: it has %zu bytes, not even the %d that "

@@ -111,14 +111,23 @@ int generator_start(Generator *g, const int32_t *prompt, int64_t count,
   return 0;
 }
 
-int32_t generator_next(Generator *g) {
-  if (g->written >= g->options.max_tokens) return -1;
+void sample_options_end(SampleOptions *options, int32_t id) {
+  assert(id < 0 || options->end_count < MAX_ENDS);
+  if (id >= 0) options->ends[options->end_count++] = id;
+}
+
+int generator_next(Generator *g, int32_t *id, Error *err) {
+  if (g->written >= g->options.max_tokens) return 0;
   if (g->written > 0) feed(g, &g->newest, 1);
   const double u = rng_uniform(g->options.seed, (uint64_t)g->written);
-  g->newest = sample_token(g->logits_host, g->llama.config.vocab_size, &g->options, u);
-  if (g->newest == g->options.end) return -1;
+  *id = g->newest = sample_token(g->logits_host, g->llama.config.vocab_size, &g->options, u);
+  if (*id < 0)
+    return error_set(err, "the model's logits are not finite: its weights are damaged, or it has "
+                          "diverged in training; take an earlier checkpoint");
+  for (int i = 0; i < g->options.end_count; i++)
+    if (*id == g->options.ends[i]) return 0;
   g->written++;
-  return g->newest;
+  return 1;
 }
 
 typedef struct Candidate {
@@ -134,8 +143,12 @@ static int by_falling_logit(const void *a_, const void *b_) {
 
 int32_t sample_token(float *logits, int64_t V, const SampleOptions *options, double u) {
   int32_t best = 0;
-  for (int64_t v = 1; v < V; v++)
+  bool nan = false;
+  for (int64_t v = 0; v < V; v++) {
+    nan |= isnan(logits[v]);
     if (logits[v] > logits[best]) best = (int32_t)v;
+  }
+  if (nan || !isfinite(logits[best])) return -1;
   if (!(options->temperature > 0)) return best;
 
   Candidate *list = xmalloc((size_t)V * sizeof *list);

@@ -7,7 +7,6 @@
 
 #define WEIGHTS_FILE "model.safetensors"
 #define WEIGHTS_INDEX_FILE "model.safetensors.index.json" // of sharded Hugging Face folders
-#define MODEL_CONFIG_FILE "config.json"
 #define OPTIMIZER_FILE "optimizer.safetensors"
 #define RUN_CONFIG_FILE "run.json"
 #define STATE_FILE "state.json"

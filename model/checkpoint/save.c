@@ -70,7 +70,7 @@ static int write_folder(const char *folder, const Llama *llama, const Config *co
   const bool failed =
       directory_create(folder, err) || write_tensors(folder, WEIGHTS_FILE, llama, false, err) ||
       write_tensors(folder, OPTIMIZER_FILE, llama, true, err) ||
-      write_text(folder, MODEL_CONFIG_FILE, model_config_json(&llama->config, begin, end), err) ||
+      write_text(folder, MODEL_CONFIG_FILE, model_config_json(&llama->config, &(ConfigExtras){.begin = begin, .end = end}), err) ||
       write_text(folder, RUN_CONFIG_FILE, config_json(stored), err) ||
       write_text(folder, STATE_FILE, state_json(state), err) || directory_sync(folder, err);
   free(stored);

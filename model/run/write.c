@@ -8,9 +8,9 @@
 #include "base/file.h"
 #include "base/memory.h"
 #include "base/options.h"
-#include "data/tokenizer.h"
 #include "model/checkpoint/checkpoint.h"
 #include "model/run/backend.h"
+#include "model/run/text.h"
 
 int write_parse(WriteArgs *args, int argc, char *const *argv, Error *err) {
   double tokens = 400, temperature = 0.8, top_k = 0, top_p = 1, seed = 1337;
@@ -44,60 +44,45 @@ static char *read_stdin(void) {
   return text;
 }
 
-// Token ids separated by white space, for models of another tokenizer (fresh memory).
-static int32_t *parse_ids(const char *text, int64_t *count, Error *err) {
-  int32_t *ids = xmalloc((strlen(text) + 1) * sizeof *ids);
-  *count = 0;
+// Token ids separated by white space, for models without a tokenizer.
+static int parse_ids(const char *text, TokenIds *ids, Error *err) {
   for (const char *at = text; *(at += strspn(at, " \t\n")) != '\0';) {
     char *end;
     errno = 0;
     const long id = strtol(at, &end, 10);
-    if (end == at || errno || id < 0 || id > INT32_MAX || (*end && !strchr(" \t\n", *end))) {
-      error_set(err,
-                "this model does not use the byte tokenizer, so the prompt must be token ids "
-                "separated by spaces, and '%.20s' is none",
-                at);
-      free(ids);
-      return NULL;
-    }
-    ids[(*count)++] = (int32_t)id;
+    if (end == at || errno || id < 0 || id > INT32_MAX || (*end && !strchr(" \t\n", *end)))
+      return error_set(err,
+                       "this model comes without a tokenizer, so the prompt must be token ids "
+                       "separated by spaces, and '%.20s' is none",
+                       at);
+    token_ids_push(ids, (int32_t)id);
     at = end;
   }
-  return ids;
+  return 0;
 }
 
-int32_t *byte_prompt(const char *text, int64_t *count) {
-  const size_t bytes = strlen(text);
-  int32_t *ids = xmalloc((bytes + 1) * sizeof *ids);
-  ids[0] = TOKEN_BEGIN;
-  bytes_encode(text, bytes, ids + 1);
-  *count = (int64_t)bytes + 1;
-  return ids;
+static int print(void *context, const char *text, size_t bytes, Error *err) {
+  (void)context;
+  if (fwrite(text, 1, bytes, stdout) == bytes && fflush(stdout) == 0) return 0;
+  return error_set(err, "cannot write to standard output: %s", strerror(errno));
 }
 
-static int write_text(Llama *llama, int64_t context, const WriteArgs *args, const char *prompt,
-                      const volatile sig_atomic_t *stop, Error *err) {
+static int write_prompt(Llama *llama, int64_t context, const WriteArgs *args, const char *prompt,
+                        const volatile sig_atomic_t *stop, Error *err) {
   const bool bytes = llama->config.vocab_size == BYTE_VOCAB;
-  SampleOptions options = args->options;
-  options.end = bytes ? TOKEN_END : -1;
-  int64_t count = 0;
-  int32_t *ids = bytes ? byte_prompt(prompt, &count) : parse_ids(prompt, &count, err);
-  Generator *g = ids ? generator_create(llama, context, err) : NULL;
-  int status = -1;
-  if (g) {
-    fputs(prompt, stdout);
-    status = generator_start(g, ids, count, &options, err);
-    for (int32_t id; status == 0 && !*stop && (id = generator_next(g)) >= 0;) {
-      if (!bytes)
-        printf(" %d", id);
-      else if (id < 256)
-        putchar(id);
-      fflush(stdout);
-    }
-    putchar('\n');
-  }
-  generator_destroy(g);
-  free(ids);
+  Tokenizer *tokenizer = bytes ? tokenizer_open(BYTES_NAME, err) : NULL;
+  Writing w = {.tokenizer = tokenizer, .options = args->options, .stop = stop, .show = print};
+  if (bytes) sample_options_end(&w.options, TOKEN_END);
+  TokenIds ids = {0};
+  int status = bytes ? prompt_ids(tokenizer, prompt, strlen(prompt), &ids, err)
+                     : parse_ids(prompt, &ids, err);
+  w.generator = status == 0 ? generator_create(llama, context, err) : NULL;
+  if (w.generator) status = text_write(&w, prompt, strlen(prompt), &ids, err);
+  if (w.generator && status == 0) putchar('\n');
+  status = w.generator ? status : -1;
+  generator_destroy(w.generator);
+  free(ids.ids);
+  tokenizer_close(tokenizer);
   return status;
 }
 
@@ -138,7 +123,7 @@ int write_run(const WriteArgs *args, const volatile sig_atomic_t *stop, Error *e
   if (status == 0) status = checkpoint_load(path, &llama, false, err);
   if (status == 0) {
     char *prompt = args->prompt ? xstrdup(args->prompt) : read_stdin();
-    status = write_text(&llama, context, args, prompt, stop, err);
+    status = write_prompt(&llama, context, args, prompt, stop, err);
     free(prompt);
   }
   llama_destroy(&llama);

@@ -10,7 +10,7 @@
 #include "model/generate.h"
 #include "tests/support/tiny_run.h"
 
-static const SampleOptions greedy = {.temperature = 0, .top_p = 1, .max_tokens = 1, .end = -1};
+static const SampleOptions greedy = {.temperature = 0, .top_p = 1, .max_tokens = 1};
 
 typedef struct Written {
   int32_t ids[64];
@@ -21,9 +21,9 @@ typedef struct Written {
 static int generate(Generator *g, const int32_t *prompt, int64_t count,
                     const SampleOptions *options, Written *w, Error *err) {
   if (generator_start(g, prompt, count, options, err) != 0) return -1;
-  for (int32_t id;
-       (w->stop_after == 0 || w->count < w->stop_after) && (id = generator_next(g)) >= 0;)
-    w->ids[w->count++] = id;
+  while ((w->stop_after == 0 || w->count < w->stop_after) &&
+         generator_next(g, &w->ids[w->count], err) == 1)
+    w->count++;
   return w->count;
 }
 
@@ -117,7 +117,7 @@ static void the_same_seed_writes_the_same_text_and_can_be_stopped(void **state) 
   llama_init_weights(&run.llama, 2);
   Generator *g = generator_create(&run.llama, 8, &err);
   const int32_t prompt[] = {1, 2, 3};
-  SampleOptions options = {.temperature = 1, .top_p = 1, .seed = 5, .max_tokens = 30, .end = -1};
+  SampleOptions options = {.temperature = 1, .top_p = 1, .seed = 5, .max_tokens = 30};
   Written a = {.count = 0}, b = {.count = 0}, c = {.count = 0}, stopped = {.stop_after = 4};
   assert_int_equal(generate(g, prompt, 3, &options, &a, &err), 30);
   assert_int_equal(generate(g, prompt, 3, &options, &b, &err), 30);
