@@ -154,7 +154,8 @@ typedef struct Test {
 static int save(Test *t, int64_t step, uint64_t version, Error *err) {
   tiny_run_fill(&t->run, version);
   const TrainState state = tiny_state(step, version);
-  return checkpoint_save(t->dir, &t->run.llama, &t->run.config, &state, t->scenario.keep, err);
+  return checkpoint_save(t->dir, &t->run.llama, &t->run.config, NULL, &state, t->scenario.keep,
+                         err);
 }
 
 // Loads what "auto" finds; fails unless all of it is of one version. Returns that, 0 for nothing.
