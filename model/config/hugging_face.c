@@ -150,9 +150,15 @@ static bool we_write(const ConfigExtras *x, const char *name) {
   return key_find("model", name) != NULL;
 }
 
+// Past what separates values: to cJSON every control byte is white space.
+static const char *skip(const char *at) {
+  while (*at == ',' || *at == ':' || (*at > '\0' && *at <= ' ')) at++;
+  return at;
+}
+
 // The next JSON value of the text, which is moved behind it.
 static cJSON *next_value(const char **at, const char *end) {
-  *at += strspn(*at, " \t\r\n,:");
+  *at = skip(*at);
   return cJSON_ParseWithLengthOpts(*at, (size_t)(end - *at), at, false);
 }
 
@@ -160,9 +166,8 @@ static cJSON *next_value(const char **at, const char *end) {
 static void write_carried(JsonWriter *w, const ConfigExtras *x) {
   const char *at = strchr(x->carried, '{') + 1, *end = at + strlen(at);
   for (cJSON *name; (name = next_value(&at, end)); cJSON_Delete(name)) {
-    const char *colon = at;
+    const char *value = skip(at);
     cJSON_Delete(next_value(&at, end));
-    const char *value = colon + strspn(colon, " \t\r\n:");
     if (we_write(x, name->valuestring)) continue;
     char *spelled = cJSON_PrintUnformatted(name),
          *json = xasprintf("%.*s", (int)(at - value), value);
