@@ -11,9 +11,8 @@
 
 // ---- Reading
 
-// Says where text[at] is, in lines and columns from 1, and what stands there.
-static int syntax_error(const char *name, const char *text, size_t bytes, size_t at,
-                        const char *problem, Error *err) {
+int json_syntax_error(const char *name, const char *text, size_t bytes, size_t at,
+                      const char *problem, Error *err) {
   size_t line = 1, start = 0;
   for (size_t i = 0; i < at; i++)
     if (text[i] == '\n') line++, start = i + 1;
@@ -100,11 +99,11 @@ cJSON *json_parse(const char *name, const char *text, size_t bytes, Error *err) 
     error_prefix(err, "%s", name);
   } else {
     if (!tree && !nul) at = failure_position(text, bytes, at);
-    syntax_error(name, text, bytes, at,
-                 nul    ? "a NUL character is not allowed"
-                 : tree ? "there is text after the JSON value"
-                        : "a value, comma or bracket is wrong",
-                 err);
+    json_syntax_error(name, text, bytes, at,
+                      nul    ? "a NUL character is not allowed"
+                      : tree ? "there is text after the JSON value"
+                             : "a value, comma or bracket is wrong",
+                      err);
   }
   cJSON_Delete(tree);
   return NULL;

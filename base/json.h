@@ -20,6 +20,11 @@ cJSON *json_parse(const char *name, const char *text, size_t bytes, Error *err);
 // The same of a file of at most max_bytes.
 cJSON *json_read(const char *path, size_t max_bytes, Error *err);
 
+// The sentence of both for text[at]: `name` is not valid JSON, its line and column from 1, the
+// problem, and what stands there.
+int json_syntax_error(const char *name, const char *text, size_t bytes, size_t at,
+                      const char *problem, Error *err);
+
 // -1 unless the item is a number, whole, and exact (at most JSON_MAX_INTEGER either way).
 int json_integer(const cJSON *item, int64_t *value);
 
