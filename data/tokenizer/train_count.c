@@ -1,0 +1,266 @@
+#include "data/tokenizer/train_count.h"
+
+#include <omp.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/memory.h"
+#include "base/utf8.h"
+#include "data/tokenizer/regex.h"
+
+enum {
+  BATCH_BYTES = 1 << 24, // counted at once, by all threads
+  PIECE_BYTES = 1 << 16, // by one, or a document if that is shorter
+  CHECK_BYTES = 1 << 26, // between two looks at how many words there are
+  // More words than these are not kept: 1 GB of noise has to fit into memory.
+  MAX_WORDS = 1 << 24,
+  MAX_WORD_BYTES = 1 << 27
+};
+
+typedef struct Piece {
+  size_t begin, end;
+} Piece;
+
+struct WordCounter {
+  Regex *regex;
+  size_t longest_word;
+  int threads;
+  RegexScan **scans; // [threads]
+  WordTable *tables; // [threads]
+
+  char *batch; // [BATCH_BYTES]
+  size_t used;
+  size_t *ends; // [end_count] of the documents in the batch but for the last, in order
+  size_t end_count, end_capacity;
+  Piece *pieces; // [piece_count] of the batch
+  size_t piece_count, piece_capacity;
+  int64_t bytes;    // that were added
+  size_t unchecked; // bytes counted since the last look
+};
+
+WordCounter *counter_open(const char *pattern, size_t longest_word, int threads, Error *err) {
+  Regex *regex = regex_open(pattern, err);
+  if (!regex) return NULL;
+  WordCounter *c = xcalloc(1, sizeof *c);
+  c->regex = regex;
+  c->longest_word = longest_word;
+  c->threads = threads > 0 ? threads : omp_get_max_threads();
+  c->scans = xcalloc((size_t)c->threads, sizeof(RegexScan *));
+  c->tables = xcalloc((size_t)c->threads, sizeof *c->tables);
+  for (int i = 0; i < c->threads; i++) c->scans[i] = regex_scan_open(regex);
+  c->batch = xmalloc(BATCH_BYTES);
+  return c;
+}
+
+void counter_close(WordCounter *c) {
+  if (!c) return;
+  for (int i = 0; i < c->threads; i++) {
+    regex_scan_close(c->scans[i]);
+    words_free(&c->tables[i]);
+  }
+  regex_close(c->regex);
+  free(c->scans);
+  free(c->tables);
+  free(c->batch);
+  free(c->ends);
+  free(c->pieces);
+  free(c);
+}
+
+int64_t counter_bytes(const WordCounter *c) {
+  return c->bytes;
+}
+
+// ---- One piece
+
+// The last place in text[bytes], at or before `at`, where a character begins. Bytes that are not
+// UTF-8 begin one, too.
+static size_t character_start(const char *text, size_t at) {
+  for (size_t back = 0; back < 4 && back < at; back++)
+    if (((unsigned char)text[at - back] & 0xc0) != 0x80) return at - back;
+  return at;
+}
+
+static void add_word(const WordCounter *c, WordTable *table, const char *word, size_t length) {
+  while (length > c->longest_word) {
+    const size_t cut = character_start(word, c->longest_word);
+    words_add(table, word, cut, 1);
+    word += cut;
+    length -= cut;
+  }
+  if (length > 0) words_add(table, word, length, 1);
+}
+
+// UTF-8: the matches are words, and so is what is between them.
+static int count_valid(const WordCounter *c, int thread, const char *text, size_t bytes,
+                       Error *err) {
+  WordTable *table = &c->tables[thread];
+  size_t start = 0, from = 0, begin, end;
+  while (from < bytes) {
+    const int found = regex_next(c->scans[thread], text, bytes, from, &begin, &end, err);
+    if (found < 0) return -1;
+    if (found == 0) break;
+    add_word(c, table, text + start, begin - start);
+    add_word(c, table, text + begin, end - begin);
+    start = from = end;
+    if (begin == end && end < bytes) from += utf8_length(text + end, bytes - end);
+    if (begin == end && end == bytes) break;
+  }
+  add_word(c, table, text + start, bytes - start);
+  return 0;
+}
+
+static int count_piece(const WordCounter *c, int thread, const char *text, size_t bytes,
+                       Error *err) {
+  while (bytes > 0) {
+    const size_t valid = utf8_valid(text, bytes);
+    if (valid > 0 && count_valid(c, thread, text, valid, err) != 0) return -1;
+    size_t broken = valid;
+    while (broken < bytes && utf8_length(text + broken, bytes - broken) == 0) broken++;
+    add_word(c, &c->tables[thread], text + valid, broken - valid);
+    text += broken;
+    bytes -= broken;
+  }
+  return 0;
+}
+
+// ---- A batch
+
+static bool is_space(char c) {
+  return c == ' ' || (c >= '\t' && c <= '\r');
+}
+
+// The first place after `from` and before `end` where text can be cut without changing its words:
+// behind a line feed that has no white space on either side. `end` if there is none.
+static size_t safe_cut(const char *text, size_t from, size_t end) {
+  for (size_t at = from; at + 1 < end; at++) {
+    const char *feed = memchr(text + at, '\n', end - at - 1);
+    if (!feed) return end;
+    at = (size_t)(feed - text);
+    if (at > from && !is_space(feed[-1]) && !is_space(feed[1])) return at + 1;
+  }
+  return end;
+}
+
+static void add_piece(WordCounter *c, size_t begin, size_t end) {
+  if (begin == end) return;
+  if (c->piece_count == c->piece_capacity) {
+    c->piece_capacity = 2 * c->piece_capacity + 1024;
+    c->pieces = xrealloc(c->pieces, c->piece_capacity * sizeof *c->pieces);
+  }
+  c->pieces[c->piece_count++] = (Piece){begin, end};
+}
+
+// Cuts [begin, end) of a document into pieces. Returns where the last one begins, which is left.
+static size_t cut_pieces(WordCounter *c, size_t begin, size_t end) {
+  while (end - begin > PIECE_BYTES) {
+    const size_t cut = safe_cut(c->batch, begin + PIECE_BYTES, end);
+    if (cut == end) break;
+    add_piece(c, begin, cut);
+    begin = cut;
+  }
+  return begin;
+}
+
+// Cuts the batch into pieces. Returns where what is left for the next batch begins: a document that
+// may go on. A word that fills the batch is cut where the batch ends.
+static size_t cut_batch(WordCounter *c, bool last) {
+  size_t begin = 0;
+  c->piece_count = 0;
+  for (size_t i = 0; i < c->end_count; i++) {
+    add_piece(c, cut_pieces(c, begin, c->ends[i]), c->ends[i]);
+    begin = c->ends[i];
+  }
+  const size_t left = cut_pieces(c, begin, c->used);
+  if (!last && left > 0) return left;
+  const size_t end = last ? c->used : character_start(c->batch, c->used - 1);
+  add_piece(c, left, end);
+  return end;
+}
+
+// The sentence is that of the first piece that fails, whatever the threads do.
+static int count_pieces(WordCounter *c, Error *err) {
+  size_t failed = SIZE_MAX;
+#pragma omp parallel for num_threads(c->threads) schedule(dynamic)
+  for (size_t i = 0; i < c->piece_count; i++) {
+    const Piece p = c->pieces[i];
+    Error why;
+    if (count_piece(c, omp_get_thread_num(), c->batch + p.begin, p.end - p.begin, &why) == 0)
+      continue;
+#pragma omp critical
+    if (i < failed) {
+      failed = i;
+      *err = why;
+    }
+  }
+  return failed == SIZE_MAX ? 0 : -1;
+}
+
+// ---- All of it
+
+static void gather(WordCounter *c) {
+  for (int i = 1; i < c->threads; i++) words_absorb(&c->tables[0], &c->tables[i]);
+}
+
+// Where there are too many different words, the rarest are forgotten. This depends on the text
+// alone: the threads' words are gathered if they could be too many, and then they are counted.
+static void bound_words(WordCounter *c) {
+  size_t words = 0, bytes = 0;
+  for (int i = 0; i < c->threads; i++) {
+    words += c->tables[i].count;
+    bytes += c->tables[i].bytes_used;
+  }
+  if (words <= MAX_WORDS && bytes <= MAX_WORD_BYTES) return;
+  gather(c);
+  WordTable *all = &c->tables[0];
+  if (all->count <= MAX_WORDS && all->bytes_used <= MAX_WORD_BYTES) return;
+  for (int64_t least = 2; all->count > MAX_WORDS / 2 || all->bytes_used > MAX_WORD_BYTES / 2;
+       least *= 2)
+    words_drop_rare(all, least);
+}
+
+static int count_batch(WordCounter *c, bool last, Error *err) {
+  if (c->unchecked >= CHECK_BYTES) {
+    bound_words(c);
+    c->unchecked = 0;
+  }
+  const size_t end = cut_batch(c, last);
+  if (count_pieces(c, err) != 0) return -1;
+  c->unchecked += end;
+  c->used -= end;
+  memmove(c->batch, c->batch + end, c->used);
+  c->end_count = 0;
+  return 0;
+}
+
+static void end_document(WordCounter *c) {
+  if (c->used == (c->end_count ? c->ends[c->end_count - 1] : 0)) return;
+  if (c->end_count == c->end_capacity) {
+    c->end_capacity = 2 * c->end_capacity + 1024;
+    c->ends = xrealloc(c->ends, c->end_capacity * sizeof *c->ends);
+  }
+  c->ends[c->end_count++] = c->used;
+}
+
+int counter_add(WordCounter *c, const char *text, size_t bytes, bool continues, Error *err) {
+  if (!continues) end_document(c);
+  c->bytes += (int64_t)bytes;
+  while (bytes > 0) {
+    if (c->used == BATCH_BYTES && count_batch(c, false, err) != 0) return -1;
+    const size_t room = BATCH_BYTES - c->used;
+    const size_t n = bytes < room ? bytes : room;
+    memcpy(c->batch + c->used, text, n);
+    c->used += n;
+    text += n;
+    bytes -= n;
+  }
+  return 0;
+}
+
+int counter_finish(WordCounter *c, WordTable *words, Error *err) {
+  if (count_batch(c, true, err) != 0) return -1;
+  gather(c);
+  *words = c->tables[0];
+  c->tables[0] = (WordTable){0};
+  return 0;
+}
