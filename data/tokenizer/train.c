@@ -46,8 +46,8 @@ void bpe_trainer_close(BpeTrainer *t) {
   free(t);
 }
 
-int bpe_trainer_add(BpeTrainer *t, const char *text, size_t bytes, bool continues, Error *err) {
-  return counter_add(t->counter, text, bytes, continues, err);
+int bpe_trainer_add(BpeTrainer *t, const char *text, size_t bytes, Error *err) {
+  return counter_add(t->counter, text, bytes, err);
 }
 
 static int64_t tokens_made(const BpeTrainer *t) {

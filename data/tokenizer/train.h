@@ -2,7 +2,7 @@
 //
 // Words are what the pattern cuts the text into, and what it leaves between its matches; bytes that
 // are not UTF-8 are words as they are. Words longer than BPE_LONGEST_WORD bytes are cut again. The
-// same text gives the same tokenizer, however many threads count and however the text is handed in.
+// same pieces of text give the same tokenizer, however many threads count.
 #pragma once
 #include <stdbool.h>
 #include <stddef.h>
@@ -25,10 +25,9 @@ typedef struct BpeTrainer BpeTrainer;
 BpeTrainer *bpe_trainer_open(const BpeOptions *options, Error *err);
 void bpe_trainer_close(BpeTrainer *trainer); // NULL is fine
 
-// Takes a document, or a piece of one: `continues` says that the text goes on from the piece
-// before. An error: the pattern ran into PCRE2's limits.
-int bpe_trainer_add(BpeTrainer *trainer, const char *text, size_t bytes, bool continues,
-                    Error *err);
+// Takes a document, or a piece of one that ends where a word does. Of more than 1 MiB at once every
+// MiB is cut off, wherever that is. An error: the pattern ran into PCRE2's limits.
+int bpe_trainer_add(BpeTrainer *trainer, const char *text, size_t bytes, Error *err);
 
 // Makes at most so many tokens more; no text can be added then. 1: there is more to do, 0: done,
 // -1: the text is too little for the vocabulary.

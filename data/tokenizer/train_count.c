@@ -9,8 +9,10 @@
 #include "data/tokenizer/regex.h"
 
 enum {
-  BATCH_BYTES = 1 << 24, // counted at once, by all threads
-  PIECE_BYTES = 1 << 16, // by one, or a document if that is shorter
+  BATCH_BYTES = 1 << 24, // that wait until all threads count
+  // What a thread matches at once, so that a run of spaces without end does not end in PCRE2's
+  // limits: a pattern may walk over it and back.
+  PIECE_BYTES = 1 << 20,
   CHECK_BYTES = 1 << 26, // between two looks at how many words there are
   // More words than these are not kept: 1 GB of noise has to fit into memory.
   MAX_WORDS = 1 << 24,
@@ -30,8 +32,6 @@ struct WordCounter {
 
   char *batch; // [BATCH_BYTES]
   size_t used;
-  size_t *ends; // [end_count] of the documents in the batch but for the last, in order
-  size_t end_count, end_capacity;
   Piece *pieces; // [piece_count] of the batch
   size_t piece_count, piece_capacity;
   int64_t bytes;    // that were added
@@ -62,7 +62,6 @@ void counter_close(WordCounter *c) {
   free(c->scans);
   free(c->tables);
   free(c->batch);
-  free(c->ends);
   free(c->pieces);
   free(c);
 }
@@ -126,58 +125,6 @@ static int count_piece(const WordCounter *c, int thread, const char *text, size_
 
 // ---- A batch
 
-static bool is_space(char c) {
-  return c == ' ' || (c >= '\t' && c <= '\r');
-}
-
-// The first place after `from` and before `end` where text can be cut without changing its words:
-// behind a line feed that has no white space on either side. `end` if there is none.
-static size_t safe_cut(const char *text, size_t from, size_t end) {
-  for (size_t at = from; at + 1 < end; at++) {
-    const char *feed = memchr(text + at, '\n', end - at - 1);
-    if (!feed) return end;
-    at = (size_t)(feed - text);
-    if (at > from && !is_space(feed[-1]) && !is_space(feed[1])) return at + 1;
-  }
-  return end;
-}
-
-static void add_piece(WordCounter *c, size_t begin, size_t end) {
-  if (begin == end) return;
-  if (c->piece_count == c->piece_capacity) {
-    c->piece_capacity = 2 * c->piece_capacity + 1024;
-    c->pieces = xrealloc(c->pieces, c->piece_capacity * sizeof *c->pieces);
-  }
-  c->pieces[c->piece_count++] = (Piece){begin, end};
-}
-
-// Cuts [begin, end) of a document into pieces. Returns where the last one begins, which is left.
-static size_t cut_pieces(WordCounter *c, size_t begin, size_t end) {
-  while (end - begin > PIECE_BYTES) {
-    const size_t cut = safe_cut(c->batch, begin + PIECE_BYTES, end);
-    if (cut == end) break;
-    add_piece(c, begin, cut);
-    begin = cut;
-  }
-  return begin;
-}
-
-// Cuts the batch into pieces. Returns where what is left for the next batch begins: a document that
-// may go on. A word that fills the batch is cut where the batch ends.
-static size_t cut_batch(WordCounter *c, bool last) {
-  size_t begin = 0;
-  c->piece_count = 0;
-  for (size_t i = 0; i < c->end_count; i++) {
-    add_piece(c, cut_pieces(c, begin, c->ends[i]), c->ends[i]);
-    begin = c->ends[i];
-  }
-  const size_t left = cut_pieces(c, begin, c->used);
-  if (!last && left > 0) return left;
-  const size_t end = last ? c->used : character_start(c->batch, c->used - 1);
-  add_piece(c, left, end);
-  return end;
-}
-
 // The sentence is that of the first piece that fails, whatever the threads do.
 static int count_pieces(WordCounter *c, Error *err) {
   size_t failed = SIZE_MAX;
@@ -219,46 +166,43 @@ static void bound_words(WordCounter *c) {
     words_drop_rare(all, least);
 }
 
-static int count_batch(WordCounter *c, bool last, Error *err) {
+static int count_batch(WordCounter *c, Error *err) {
   if (c->unchecked >= CHECK_BYTES) {
     bound_words(c);
     c->unchecked = 0;
   }
-  const size_t end = cut_batch(c, last);
   if (count_pieces(c, err) != 0) return -1;
-  c->unchecked += end;
-  c->used -= end;
-  memmove(c->batch, c->batch + end, c->used);
-  c->end_count = 0;
+  c->unchecked += c->used;
+  c->used = c->piece_count = 0;
   return 0;
 }
 
-static void end_document(WordCounter *c) {
-  if (c->used == (c->end_count ? c->ends[c->end_count - 1] : 0)) return;
-  if (c->end_count == c->end_capacity) {
-    c->end_capacity = 2 * c->end_capacity + 1024;
-    c->ends = xrealloc(c->ends, c->end_capacity * sizeof *c->ends);
+// Takes what can be matched at once.
+static int add_piece(WordCounter *c, const char *text, size_t bytes, Error *err) {
+  if (bytes > BATCH_BYTES - c->used && count_batch(c, err) != 0) return -1;
+  if (c->piece_count == c->piece_capacity) {
+    c->piece_capacity = 2 * c->piece_capacity + 1024;
+    c->pieces = xrealloc(c->pieces, c->piece_capacity * sizeof *c->pieces);
   }
-  c->ends[c->end_count++] = c->used;
-}
-
-int counter_add(WordCounter *c, const char *text, size_t bytes, bool continues, Error *err) {
-  if (!continues) end_document(c);
+  memcpy(c->batch + c->used, text, bytes);
+  c->pieces[c->piece_count++] = (Piece){c->used, c->used + bytes};
+  c->used += bytes;
   c->bytes += (int64_t)bytes;
-  while (bytes > 0) {
-    if (c->used == BATCH_BYTES && count_batch(c, false, err) != 0) return -1;
-    const size_t room = BATCH_BYTES - c->used;
-    const size_t n = bytes < room ? bytes : room;
-    memcpy(c->batch + c->used, text, n);
-    c->used += n;
-    text += n;
-    bytes -= n;
-  }
   return 0;
+}
+
+int counter_add(WordCounter *c, const char *text, size_t bytes, Error *err) {
+  while (bytes > PIECE_BYTES) {
+    const size_t cut = character_start(text, PIECE_BYTES);
+    if (add_piece(c, text, cut, err) != 0) return -1;
+    text += cut;
+    bytes -= cut;
+  }
+  return bytes > 0 ? add_piece(c, text, bytes, err) : 0;
 }
 
 int counter_finish(WordCounter *c, WordTable *words, Error *err) {
-  if (count_batch(c, true, err) != 0) return -1;
+  if (count_batch(c, err) != 0) return -1;
   gather(c);
   *words = c->tables[0];
   c->tables[0] = (WordTable){0};

@@ -13,7 +13,7 @@ WordCounter *counter_open(const char *pattern, size_t longest_word, int threads,
 void counter_close(WordCounter *counter); // NULL is fine
 
 // As bpe_trainer_add of train.h.
-int counter_add(WordCounter *counter, const char *text, size_t bytes, bool continues, Error *err);
+int counter_add(WordCounter *counter, const char *text, size_t bytes, Error *err);
 // Counts what waits and gives the words, in no order that is worth anything.
 int counter_finish(WordCounter *counter, WordTable *words, Error *err);
 int64_t counter_bytes(const WordCounter *counter); // that were added
