@@ -79,8 +79,11 @@ BpeProgress bpe_trainer_progress(const BpeTrainer *t) {
   return (BpeProgress){.bytes = counter_bytes(t->counter),
                        .words = t->words,
                        .tokens = tokens_made(t),
-                       .vocab_size = t->options.vocab_size,
-                       .text_tokens = t->merger ? merger_text_tokens(t->merger) : 0};
+                       .vocab_size = t->options.vocab_size};
+}
+
+int64_t bpe_trainer_text_tokens(const BpeTrainer *t) {
+  return merger_text_tokens(t->merger);
 }
 
 // ---- The files

@@ -34,13 +34,14 @@ int bpe_trainer_add(BpeTrainer *trainer, const char *text, size_t bytes, Error *
 int bpe_trainer_step(BpeTrainer *trainer, int64_t tokens, Error *err);
 
 typedef struct BpeProgress {
-  int64_t bytes;       // of text so far
-  int64_t words;       // different ones; known when the first step is done
-  int64_t tokens;      // made so far, bytes and special tokens among them
-  int64_t vocab_size;  // to be made
-  int64_t text_tokens; // that the text has with these tokens
+  int64_t bytes;      // of text so far
+  int64_t words;      // different ones; known when the first step is done
+  int64_t tokens;     // made so far, bytes and special tokens among them
+  int64_t vocab_size; // to be made
 } BpeProgress;
 BpeProgress bpe_trainer_progress(const BpeTrainer *trainer);
+// How many tokens the text has with those made so far, without begin and end. After a first step.
+int64_t bpe_trainer_text_tokens(const BpeTrainer *trainer);
 
 // When it is done: writes tokenizer.json and tokenizer_config.json into the folder, which must be
 // there. They are synced, and take their names when both are complete.
