@@ -15,6 +15,12 @@
 enum { SPECIAL_TOKENS = 2 };
 static const char *const special_tokens[SPECIAL_TOKENS] = {BPE_BEGIN, BPE_END};
 
+// 1 GB of noise, of which every word is another, must fit into 8 GB of memory.
+static const CountLimits limits = {.longest_word = BPE_LONGEST_WORD,
+                                   .batch_bytes = 1 << 24,
+                                   .max_words = 1 << 24,
+                                   .max_words_bytes = 1 << 27};
+
 struct BpeTrainer {
   BpeOptions options;
   WordCounter *counter;
@@ -31,7 +37,7 @@ BpeTrainer *bpe_trainer_open(const BpeOptions *options, Error *err) {
               BPE_MIN_VOCAB, BPE_MAX_VOCAB, BPE_BEGIN, BPE_END, size);
     return NULL;
   }
-  WordCounter *counter = counter_open(options->pattern, BPE_LONGEST_WORD, options->threads, err);
+  WordCounter *counter = counter_open(options->pattern, &limits, options->threads, err);
   if (!counter) return NULL;
   BpeTrainer *t = xcalloc(1, sizeof *t);
   t->options = *options;

@@ -8,16 +8,9 @@
 #include "base/utf8.h"
 #include "data/tokenizer/regex.h"
 
-enum {
-  BATCH_BYTES = 1 << 24, // that wait until all threads count
-  // What a thread matches at once, so that a run of spaces without end does not end in PCRE2's
-  // limits: a pattern may walk over it and back.
-  PIECE_BYTES = 1 << 20,
-  CHECK_BYTES = 1 << 26, // between two looks at how many words there are
-  // More words than these are not kept: 1 GB of noise has to fit into memory.
-  MAX_WORDS = 1 << 24,
-  MAX_WORD_BYTES = 1 << 27
-};
+// What a thread matches at once. A pattern may walk over a run of spaces and back, so one without
+// an end would come to PCRE2's limits.
+enum { PIECE_BYTES = 1 << 20 };
 
 typedef struct Piece {
   size_t begin, end;
@@ -25,30 +18,29 @@ typedef struct Piece {
 
 struct WordCounter {
   Regex *regex;
-  size_t longest_word;
+  CountLimits limits;
   int threads;
   RegexScan **scans; // [threads]
   WordTable *tables; // [threads]
 
-  char *batch; // [BATCH_BYTES]
+  char *batch; // [limits.batch_bytes]
   size_t used;
   Piece *pieces; // [piece_count] of the batch
   size_t piece_count, piece_capacity;
-  int64_t bytes;    // that were added
-  size_t unchecked; // bytes counted since the last look
+  int64_t bytes; // that were added
 };
 
-WordCounter *counter_open(const char *pattern, size_t longest_word, int threads, Error *err) {
+WordCounter *counter_open(const char *pattern, const CountLimits *limits, int threads, Error *err) {
   Regex *regex = regex_open(pattern, err);
   if (!regex) return NULL;
   WordCounter *c = xcalloc(1, sizeof *c);
   c->regex = regex;
-  c->longest_word = longest_word;
+  c->limits = *limits;
   c->threads = threads > 0 ? threads : omp_get_max_threads();
   c->scans = xcalloc((size_t)c->threads, sizeof(RegexScan *));
   c->tables = xcalloc((size_t)c->threads, sizeof *c->tables);
   for (int i = 0; i < c->threads; i++) c->scans[i] = regex_scan_open(regex);
-  c->batch = xmalloc(BATCH_BYTES);
+  c->batch = xmalloc(limits->batch_bytes);
   return c;
 }
 
@@ -81,8 +73,8 @@ static size_t character_start(const char *text, size_t at) {
 }
 
 static void add_word(const WordCounter *c, WordTable *table, const char *word, size_t length) {
-  while (length > c->longest_word) {
-    const size_t cut = character_start(word, c->longest_word);
+  while (length > c->limits.longest_word) {
+    const size_t cut = character_start(word, c->limits.longest_word);
     words_add(table, word, cut, 1);
     word += cut;
     length -= cut;
@@ -103,7 +95,6 @@ static int count_valid(const WordCounter *c, int thread, const char *text, size_
     add_word(c, table, text + begin, end - begin);
     start = from = end;
     if (begin == end && end < bytes) from += utf8_length(text + end, bytes - end);
-    if (begin == end && end == bytes) break;
   }
   add_word(c, table, text + start, bytes - start);
   return 0;
@@ -149,37 +140,34 @@ static void gather(WordCounter *c) {
   for (int i = 1; i < c->threads; i++) words_absorb(&c->tables[0], &c->tables[i]);
 }
 
-// Where there are too many different words, the rarest are forgotten. This depends on the text
-// alone: the threads' words are gathered if they could be too many, and then they are counted.
+// Depends on the text alone: the threads' words are gathered if they could be too many, and then
+// they are counted.
 static void bound_words(WordCounter *c) {
+  const size_t max_words = c->limits.max_words, max_bytes = c->limits.max_words_bytes;
   size_t words = 0, bytes = 0;
   for (int i = 0; i < c->threads; i++) {
     words += c->tables[i].count;
     bytes += c->tables[i].bytes_used;
   }
-  if (words <= MAX_WORDS && bytes <= MAX_WORD_BYTES) return;
+  if (words <= max_words && bytes <= max_bytes) return;
   gather(c);
   WordTable *all = &c->tables[0];
-  if (all->count <= MAX_WORDS && all->bytes_used <= MAX_WORD_BYTES) return;
-  for (int64_t least = 2; all->count > MAX_WORDS / 2 || all->bytes_used > MAX_WORD_BYTES / 2;
-       least *= 2)
+  if (all->count <= max_words && all->bytes_used <= max_bytes) return;
+  for (int64_t least = 2; all->count > max_words / 2 || all->bytes_used > max_bytes / 2; least *= 2)
     words_drop_rare(all, least);
 }
 
+// Counts what waits. The words are bounded before, so that those of the last batch all stay.
 static int count_batch(WordCounter *c, Error *err) {
-  if (c->unchecked >= CHECK_BYTES) {
-    bound_words(c);
-    c->unchecked = 0;
-  }
+  bound_words(c);
   if (count_pieces(c, err) != 0) return -1;
-  c->unchecked += c->used;
   c->used = c->piece_count = 0;
   return 0;
 }
 
 // Takes what can be matched at once.
 static int add_piece(WordCounter *c, const char *text, size_t bytes, Error *err) {
-  if (bytes > BATCH_BYTES - c->used && count_batch(c, err) != 0) return -1;
+  if (bytes > c->limits.batch_bytes - c->used && count_batch(c, err) != 0) return -1;
   if (c->piece_count == c->piece_capacity) {
     c->piece_capacity = 2 * c->piece_capacity + 1024;
     c->pieces = xrealloc(c->pieces, c->piece_capacity * sizeof *c->pieces);

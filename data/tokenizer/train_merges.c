@@ -14,7 +14,6 @@ typedef struct Pair {
   int64_t count;    // how often the pair comes in the text
   uint32_t *places; // [place_count] numbers of words that have or had it, some of them twice
   uint32_t place_count, place_capacity;
-  bool grew; // in this step
 } Pair;
 
 // How often a pair came when it was put there; it may have become less since.
@@ -38,10 +37,8 @@ struct Merger {
 
   Candidate *heap; // [heap_count] the best one first
   size_t heap_count, heap_capacity;
-  uint32_t *grown; // [grown_count] pairs that came to more in this step
-  size_t grown_count, grown_capacity;
   int32_t (*merges)[2]; // [merge_count]
-  int64_t merge_count, merge_capacity;
+  size_t merge_count, merge_capacity;
 };
 
 // Room for one more in a list of any kind.
@@ -101,11 +98,6 @@ static void forget_places(Pair *p) {
 static void pair_comes(Merger *m, int32_t left, int32_t right, uint32_t word) {
   Pair *p = find_or_add_pair(m, make_key(left, right));
   p->count += m->words[word].count;
-  if (!p->grew) {
-    p->grew = true;
-    m->grown = more_room(m->grown, m->grown_count, &m->grown_capacity, sizeof *m->grown);
-    m->grown[m->grown_count++] = (uint32_t)(p - m->pairs);
-  }
   if (p->place_count > 0 && p->places[p->place_count - 1] == word) return;
   if (p->place_count == p->place_capacity) {
     p->place_capacity += p->place_capacity / 2 + 2;
@@ -147,14 +139,11 @@ static Candidate heap_pop(Merger *m) {
   return best;
 }
 
-// What grew in this step has a candidate with its count, at least.
-static void push_grown(Merger *m) {
-  for (size_t i = 0; i < m->grown_count; i++) {
-    Pair *p = &m->pairs[m->grown[i]];
-    p->grew = false;
-    if (p->count > 1) heap_push(m, (Candidate){p->count, p->key});
-  }
-  m->grown_count = 0;
+// The pairs from `first` on become candidates. Older ones have not come to more: each pair that a
+// merge makes has the new token in it.
+static void push_pairs(Merger *m, size_t first) {
+  for (size_t i = first; i < m->pair_count; i++)
+    if (m->pairs[i].count > 1) heap_push(m, (Candidate){m->pairs[i].count, m->pairs[i].key});
 }
 
 // The most frequent pair, or NULL if none comes twice.
@@ -200,8 +189,9 @@ static bool is_reserved(const Merger *m, const char *token, size_t length) {
   return false;
 }
 
-// The id of the token that is the two of the pair joined: one that is there, or a new one; -1 if it
-// is reserved.
+// The new token's id, or -1 if it is reserved. No two merges make the same token: between tokens'
+// borders the same bytes are always cut the same way, so that once they are a token, they are one
+// everywhere.
 static int32_t joined_token(Merger *m, int32_t left, int32_t right) {
   const Word a = m->tokens.words[left], b = m->tokens.words[right];
   char *text = xmalloc(a.length + b.length);
@@ -224,7 +214,7 @@ bool merger_step(Merger *m) {
     joined = joined_token(m, left, right);
     if (joined < 0) best->count = INT64_MIN / 2; // for ever
   } while (joined < 0);
-  const size_t number = (size_t)(best - m->pairs); // the pairs move where they grow
+  const size_t number = (size_t)(best - m->pairs), old_pairs = m->pair_count; // pairs move
   uint32_t *places = best->places;
   const uint32_t place_count = best->place_count;
   best->places = NULL;
@@ -232,10 +222,8 @@ bool merger_step(Merger *m) {
   for (uint32_t i = 0; i < place_count; i++) join_in_word(m, places[i], left, right, joined);
   free(places);
   m->pairs[number].count = 0;
-  push_grown(m);
-  size_t capacity = (size_t)m->merge_capacity;
-  m->merges = more_room(m->merges, (size_t)m->merge_count, &capacity, sizeof *m->merges);
-  m->merge_capacity = (int64_t)capacity;
+  push_pairs(m, old_pairs);
+  m->merges = more_room(m->merges, m->merge_count, &m->merge_capacity, sizeof *m->merges);
   m->merges[m->merge_count][0] = left;
   m->merges[m->merge_count++][1] = right;
   return true;
@@ -281,7 +269,7 @@ Merger *merger_open(WordTable *words, const char *const *reserved, int reserved_
     const int32_t *s = m->symbols + m->words[w].start;
     for (size_t i = 1; i < m->words[w].length; i++) pair_comes(m, s[i - 1], s[i], (uint32_t)w);
   }
-  push_grown(m);
+  push_pairs(m, 0);
   return m;
 }
 
@@ -294,7 +282,6 @@ void merger_close(Merger *m) {
   free(m->pairs);
   free(m->slots);
   free(m->heap);
-  free(m->grown);
   free(m->merges);
   free(m);
 }
@@ -304,7 +291,7 @@ const WordTable *merger_tokens(const Merger *m) {
 }
 
 const int32_t (*merger_merges(const Merger *m, int64_t *count))[2] {
-  *count = m->merge_count;
+  *count = (int64_t)m->merge_count;
   return (const int32_t(*)[2])m->merges;
 }
 

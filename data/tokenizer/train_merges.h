@@ -13,12 +13,12 @@ typedef struct Merger Merger;
 Merger *merger_open(WordTable *words, const char *const *reserved, int reserved_count);
 void merger_close(Merger *merger); // NULL is fine
 
-// Joins the most frequent pair; of equally frequent ones that with the smaller left id, then right
-// id. If a token of the same bytes is there (by other merges), the pair becomes that one. False: no
-// pair is left that comes twice.
+// Joins the most frequent pair to a new token; of equally frequent ones that with the smaller left
+// id, then right id. False: no pair is left that comes twice.
 bool merger_step(Merger *merger);
 
-// The tokens in the order of their ids, as words without a count; and the merges in their order.
+// The tokens in the order of their ids, as words without a count; and the merges in their order, one for
+// each token from 256 on.
 // Valid until the next step.
 const WordTable *merger_tokens(const Merger *merger);
 const int32_t (*merger_merges(const Merger *merger, int64_t *count))[2];
