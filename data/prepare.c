@@ -12,6 +12,7 @@
 #include "base/options.h"
 #include "base/signals.h"
 #include "data/prepare_run.h"
+#include "data/prepare_tokenizer.h"
 #include "data/tokenizer/tokenizer.h"
 #include "data/tokens.h"
 
@@ -29,6 +30,7 @@ static const char HELP[] =
     "  --force              replace the dataset that is there\n"
     "  --tokenizer T        a tokenizer.json or a folder that holds one (bytes: a token a byte)\n"
     "  --train-tokenizer N  train one of N ids on the text, into FOLDER\n"
+    "  --pattern REGEX      cuts the text that a tokenizer is trained on (Llama 3's)\n"
     "  --field NAME         of a .jsonl line; a.b is b inside of a (text)\n"
     "  --jsonl              standard input is .jsonl; so it is with --field\n"
     "  --separator TEXT     stands between documents in a text file, as <|endoftext|> does\n"
@@ -46,6 +48,7 @@ enum { MAX_THREADS = 1024, MAX_NAME_BYTES = 256 };
 typedef struct Command {
   PrepareOptions prepare;
   PathText out;             // as given, without slashes at its end
+  const char *pattern;      // of the tokenizer to train; NULL: Llama 3's
   int64_t show, vocab_size; // 0: not asked for
   bool help;
 } Command;
@@ -58,6 +61,7 @@ static int parse_arguments(Command *c, int argc, char **argv, Error *err) {
       {.name = "--force", .flag = &p->force},
       {.name = "--tokenizer", .needs = "a tokenizer.json or a folder", .text = &p->tokenizer},
       {.name = "--train-tokenizer", .low = 1, .high = INT32_MAX, .whole = &c->vocab_size},
+      {.name = "--pattern", .needs = "a regular expression", .text = &c->pattern},
       {.name = "--field", .needs = "the name of a field", .text = &p->field},
       {.name = "--jsonl", .flag = &p->jsonl},
       {.name = "--separator", .needs = "a text, such as '<|endoftext|>'", .text = &p->separator},
@@ -111,6 +115,24 @@ static int check_arguments(Command *c, Error *err) {
   return 0;
 }
 
+static int train_tokenizer(const Command *c, Error *err) {
+  const PrepareOptions *p = &c->prepare;
+  const TokenizerJob job = {.out = p->out,
+                            .vocab_size = c->vocab_size,
+                            .pattern = c->pattern,
+                            .threads = (int)p->threads,
+                            .force = p->force};
+  Corpus corpus = {
+      .field = p->field, .separator = p->separator, .stdin_jsonl = p->jsonl || p->field};
+  int status = prepare_tokenizer_check(&job, err);
+  for (int i = 0; i < p->path_count && status == 0; i++)
+    status = corpus_add(&corpus, p->paths[i], err);
+  signals_hold();
+  if (status == 0) status = prepare_tokenizer(&corpus, &job, err);
+  corpus_free(&corpus);
+  return status;
+}
+
 static int run_command(Command *c, Error *err) {
   PrepareOptions *p = &c->prepare;
   if (c->help) {
@@ -119,6 +141,7 @@ static int run_command(Command *c, Error *err) {
   }
   if (check_arguments(c, err) != 0) return -1;
   if (c->show > 0) return prepare_show(p->paths[0], p->tokenizer, c->show, err);
+  if (c->vocab_size > 0) return train_tokenizer(c, err);
   if (!p->tokenizer) p->tokenizer = BYTES_NAME;
   return prepare_run(p, err);
 }

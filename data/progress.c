@@ -21,9 +21,10 @@ void progress_show(Progress *p, uint64_t done, uint64_t total, uint64_t text_byt
   if (p->terminal && total > 0) fprintf(stderr, "\r[%s] ", bar);
   if (p->terminal && total == 0) fputs("\r", stderr);
   if (total > 0) fprintf(stderr, "%3.0f %%, ", 100 * part);
-  fprintf(stderr, "%.0f MB, %.1f MB/s", (double)text_bytes / 1e6,
-          (double)text_bytes / elapsed / 1e6);
-  if (total > 0) fprintf(stderr, ", %.0f s left", part > 0 ? elapsed * (1 - part) / part : 0);
+  if (text_bytes > 0)
+    fprintf(stderr, "%.0f MB, %.1f MB/s%s", (double)text_bytes / 1e6,
+            (double)text_bytes / elapsed / 1e6, total > 0 ? ", " : "");
+  if (total > 0) fprintf(stderr, "%.0f s left", part > 0 ? elapsed * (1 - part) / part : 0);
   fputs(p->terminal ? "\033[K" : "\n", stderr);
 }
 

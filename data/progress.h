@@ -9,6 +9,6 @@ typedef struct Progress {
 } Progress;
 
 Progress progress_begin(void);
-// done of total; total = 0: nobody knows. text_bytes: what the MB/s are of.
+// done of total; total = 0: nobody knows. text_bytes: what the MB/s are of, or 0.
 void progress_show(Progress *progress, uint64_t done, uint64_t total, uint64_t text_bytes);
 void progress_end(const Progress *progress); // takes the line away
