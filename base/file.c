@@ -54,6 +54,15 @@ int file_read(const char *path, size_t max_bytes, char **data, size_t *bytes, Er
   return n > 0 ? 0 : -1;
 }
 
+int file_refuse_pointer(const char *path, const void *data, size_t bytes, Error *err) {
+  static const char first[] = "version https://git-lfs.github.com/spec/";
+  if (bytes < sizeof first - 1 || memcmp(data, first, sizeof first - 1) != 0) return 0;
+  return error_set(err,
+                   "'%s' is a git-lfs pointer, not the file that it stands for: run git lfs pull "
+                   "in its folder",
+                   path);
+}
+
 int file_map(MappedFile *map, const char *path, Error *err) {
   *map = (MappedFile){NULL, 0};
   size_t size = 0;

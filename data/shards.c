@@ -20,7 +20,7 @@ static int begin_shard(Shards *s, Error *err) {
     return error_set(err, "'%s' would hold more than %d %s files: use a larger --shard-tokens",
                      s->dir, SHARDS_MAX, s->name);
   const PathText path = shard_path(s, s->count, TEMPORARY);
-  if (token_writer_open(&s->writer, path.text, s->vocab_size, err) != 0) return -1;
+  if (token_writer_open(&s->writer, path.text, s->vocab_size, 0, err) != 0) return -1;
   s->open = true;
   s->count++;
   return 0;
@@ -80,7 +80,7 @@ int shards_commit(Shards *s, Error *err) {
 }
 
 void shards_discard(Shards *s) {
-  if (s->open) writer_abandon(&s->writer.file);
+  if (s->open) token_writer_abandon(&s->writer);
   s->open = false;
   for (int i = 0; i < s->count; i++) unlink(shard_path(s, i, TEMPORARY).text);
 }

@@ -52,26 +52,29 @@ void generator_destroy(Generator *g) {
 }
 
 // Runs `count` <= rows tokens at positions length .. through the layers; their keys and values stay
-// in the cache. The last token's logits are left in g->logits_host.
+// in the cache. The last token's logits are left in g->logits_host. A token alone goes through the
+// same calls every time, which a backend may record.
 static void feed_rows(Generator *g, const int32_t *ids, int64_t count) {
   Llama *llama = &g->llama;
   Backend *be = llama->be;
   Acts *acts = &llama->acts;
+  const int32_t position = (int32_t)g->length;
+  const bool alone = count == 1;
   llama->first = g->length;
+  llama->position = alone ? acts->targets : NULL; // a generator has no other use for them
   llama->shape.seq = llama->shape.loss_chunks = count;
-  const Sizes n = model_sizes(&llama->config, &llama->shape);
   assert(g->length + count <= llama->shape.context);
   memcpy(g->history + g->length, ids, (size_t)count * sizeof *ids);
   be->write(be, acts->tokens, ids, (size_t)count * sizeof *ids);
-  embed_forward(llama);
-  for (int64_t l = 0; l < n.L; l++) {
-    LayerActs *a = &acts->layers[l];
-    a->qkv = act_at(be, a->cache, g->length * n.R);
-    layer_forward(llama, l);
+  if (alone) be->write(be, acts->targets, &position, sizeof position);
+  if (!alone || be->replay_begin(be, REPLAY_TOKEN)) {
+    embed_forward(llama);
+    for (int64_t l = 0; l < llama->config.num_hidden_layers; l++) layer_forward(llama, l);
+    row_logits(llama, count - 1);
+    if (alone) be->replay_end(be, REPLAY_TOKEN);
   }
   g->length += count;
-  row_logits(llama, count - 1);
-  be->read_act(be, g->logits_host, acts->logits, n.V);
+  be->read_act(be, g->logits_host, acts->logits, llama->config.vocab_size);
 }
 
 // A full cache is emptied and its newer half fed again from position 0, so that text can go on for

@@ -20,6 +20,8 @@ typedef struct Llama {
   ParamTensor *embed, *lm_head; // the same tensor where they are tied
   Acts acts;
   int64_t first; // generation: position of the first row; in training 0
+  // Generation: where not NULL, there is one row, at the position that the backend finds here.
+  const int32_t *position;
   // For timing operations one by one (model/bench): those that are left out, a bit for each.
   uint32_t left_out;
   char *params_block; // masters, moments, compute copies

@@ -29,6 +29,10 @@ LOADED := $(addprefix build/release/tests/,cupti_stub.so $(if $(HAVE_NVTX),nvtx_
 build/release/tests/%.so: tests/support/%.c $(RULES)
 	mkdir -p $(@D) && $(CC) $(C_FLAGS) $(CFLAGS) $(NVTX_FLAGS) -fPIC -shared $< -o $@
 
+# Drives the tokenizer for scripts/check_tokenizers.py and scripts/compare_tokenizers.py.
+TOKENIZE := build/release/tests/bench/tokenize
+$(TOKENIZE): %: %.o build/release/tests.a; $(LINK)
+
 # ---- tests/fuzz, where clang has libFuzzer
 FUZZ_PROBE := -fopenmp -include omp.h -fsanitize=fuzzer,$(SANITIZERS) -x c - -o /dev/null
 HAVE_FUZZER := $(shell echo 'int LLVMFuzzerTestOneInput(const char *d) { return !d; }' | \
@@ -49,7 +53,7 @@ TEST_CU := $(wildcard tests/*/programs/*.cu)
 build/release/tests/%.o: tests/%.cu $(RULES); $(COMPILE_FUSED)
 $(PLANTED_FAULTS).o: tests/gpu/planted_faults.cu $(RULES); $(COMPILE_CU)
 TEST_C := $(wildcard tests/gpu/*.c tests/bench/*.c)
-TEST_C := $(filter-out $(GPU_PROGRAMS:build/release/%=%.c),$(TEST_C))
+TEST_C := $(filter-out $(GPU_PROGRAMS:build/release/%=%.c) tests/bench/tokenize.c,$(TEST_C))
 TEST_O := $(addprefix build/release/,$(SUPPORT) $(TEST_C:.c=.o) $(TEST_CU:.cu=.o))
 build/release/gpu_tests.a: $(TEST_O); $(ARCHIVE)
 $(GPU_PROGRAMS:=.o) $(TEST_O): EXTRA_FLAGS = -isystem $(CUDA_INCLUDE)

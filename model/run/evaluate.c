@@ -59,14 +59,22 @@ static int append(void *sample_, const char *text, size_t bytes, Error *err) {
   return 0;
 }
 
+// Where no token begins a text, an empty prompt is the end of the document before.
+static int sample_ids(const Run *run, const char *prompt, TokenIds *ids, Error *err) {
+  const TokenizerFacts *facts = tokenizer_facts(run->tokenizer);
+  if (prompt[0] != '\0' || facts->begin != NO_TOKEN || facts->end == NO_TOKEN)
+    return prompt_ids(run->tokenizer, prompt, strlen(prompt), ids, err);
+  token_ids_push(ids, facts->end);
+  return 0;
+}
+
 void run_sample(Run *run) {
   if (!run->generator) return;
   const TrainConfig *c = &run->config.train;
   Error err;
-  Tokenizer *tokenizer = tokenizer_open(BYTES_NAME, &err);
   SampleText sample = {0};
   Writing writing = {.generator = run->generator,
-                     .tokenizer = tokenizer,
+                     .tokenizer = run->tokenizer,
                      .options = {.temperature = c->sample_temperature,
                                  .top_p = 1,
                                  .seed = c->seed,
@@ -74,11 +82,11 @@ void run_sample(Run *run) {
                      .stop = run->stop,
                      .show = append,
                      .context = &sample};
-  sample_options_end(&writing.options, tokenizer_facts(tokenizer)->end);
+  sample_options_end(&writing.options, tokenizer_facts(run->tokenizer)->end);
   const char *prompt = c->sample_prompt;
   TokenIds ids = {0};
   range_push("sample");
-  if (prompt_ids(tokenizer, prompt, strlen(prompt), &ids, &err) == 0 &&
+  if (sample_ids(run, prompt, &ids, &err) == 0 &&
       text_write(&writing, prompt, strlen(prompt), &ids, &err) == 0) {
     printf("step %lld | sample\n----\n%.*s\n----\n", (long long)run->state.step, (int)sample.bytes,
            sample.text);
@@ -90,15 +98,14 @@ void run_sample(Run *run) {
   range_pop();
   free(ids.ids);
   free(sample.text);
-  tokenizer_close(tokenizer);
 }
 
 int run_save(Run *run, Error *err) {
   const Config *c = &run->config;
   if (run->saved_step == run->state.step || c->train.save_interval < 0) return 0;
   range_push("save");
-  const int status =
-      checkpoint_save(c->output.dir, &run->llama, c, &run->state, c->train.keep_checkpoints, err);
+  const int status = checkpoint_save(c->output.dir, &run->llama, c, &run->export, &run->state,
+                                     c->train.keep_checkpoints, err);
   range_pop();
   if (status != 0) return -1;
   run->saved_step = run->state.step;

@@ -111,7 +111,7 @@ static int read_model(ModelConfig *model, const char *folder, Error *err) {
 int write_run(const WriteArgs *args, const volatile sig_atomic_t *stop, Error *err) {
   enum { ROWS = 64 };
   char path[PATH_CHARS];
-  Config config = {.backend = {.device = DEVICE_AUTO, .kernels = KERNELS_AUTO}};
+  Config config = {.backend = {.device = DEVICE_AUTO, .kernels = KERNELS_AUTO, .graphs = true}};
   if (checkpoint_find(args->dir, args->dir, path, err) != 0) return -1;
   if (read_model(&config.model, path, err) != 0) return -1;
   const int64_t context = context_of(path, &config.model);

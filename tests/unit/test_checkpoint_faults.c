@@ -143,18 +143,35 @@ typedef struct Scenario {
   int64_t during; // step of the save that is struck
   int64_t keep;
   bool no_exchange;
+  bool extras; // weights in bf16 and shards, a tokenizer, files that are carried over
 } Scenario;
 
 typedef struct Test {
   TinyRun run, loaded;
   char *dir;
   Scenario scenario;
+  Tokenizer *tokenizer;
+  Export export;
 } Test;
+
+// What checkpoints have besides where the scenario has extras.
+static void open_extras(Test *t) {
+  static char config[] = "{\"pad_token_id\": 3}", carried[] = "carried";
+  Error err = {""};
+  t->tokenizer = tokenizer_open(BYTES_NAME, &err);
+  if (!t->tokenizer) fail_msg("%s", err.text);
+  t->export = (Export){.tokenizer = t->tokenizer, .config = config, .count = 1};
+  t->export.files = xcalloc(1, sizeof *t->export.files);
+  *t->export.files = (CarriedFile){"tokenizer.model", carried, strlen(carried)};
+  t->export.shard_bytes = 4000;
+  t->run.config.output.save_dtype = SAVE_BF16;
+}
 
 static int save(Test *t, int64_t step, uint64_t version, Error *err) {
   tiny_run_fill(&t->run, version);
   const TrainState state = tiny_state(step, version);
-  return checkpoint_save(t->dir, &t->run.llama, &t->run.config, &state, t->scenario.keep, err);
+  return checkpoint_save(t->dir, &t->run.llama, &t->run.config, &t->export, &state,
+                         t->scenario.keep, err);
 }
 
 // Loads what "auto" finds; fails unless all of it is of one version. Returns that, 0 for nothing.
@@ -261,6 +278,7 @@ static void run_scenario(const Scenario *scenario) {
   Test t = {.scenario = *scenario};
   tiny_run_open(&t.run, "");
   tiny_run_open(&t.loaded, "");
+  if (scenario->extras) open_extras(&t);
   memset(&injected, 0, sizeof injected);
   injected.no_exchange = scenario->no_exchange;
   int faults = 0;
@@ -272,6 +290,8 @@ static void run_scenario(const Scenario *scenario) {
   }
   printf("# %s: %d faults\n", scenario->name, faults);
   injected.no_exchange = false;
+  free(t.export.files);
+  tokenizer_close(t.tokenizer);
   tiny_run_close(&t.loaded);
   tiny_run_close(&t.run);
 }
@@ -284,6 +304,12 @@ static void a_struck_first_save_leaves_nothing_or_a_checkpoint(void **state) {
 static void a_struck_save_leaves_the_previous_checkpoint(void **state) {
   (void)state;
   run_scenario(&(Scenario){.name = "second save", .before = 100, .during = 200, .keep = 2});
+}
+
+static void a_struck_save_of_shards_and_a_tokenizer_leaves_the_previous_one(void **state) {
+  (void)state;
+  run_scenario(
+      &(Scenario){.name = "with extras", .before = 100, .during = 200, .keep = 2, .extras = true});
 }
 
 static void a_struck_save_that_keeps_one_leaves_one(void **state) {
@@ -311,13 +337,18 @@ static void everything_is_synced_before_it_gets_its_name(void **state) {
   Error err = {""};
   Test t = {.scenario = {.keep = 1}, .dir = temporary_folder()};
   tiny_run_open(&t.run, "");
+  open_extras(&t);
   injected.log = true;
   const int status = save(&t, 200, DURING, &err);
   injected.log = false;
   if (status != 0) fail_msg("%s", err.text);
-  char *expected = xasprintf("sync model.safetensors\n"
+  char *expected = xasprintf("sync model-00001-of-00002.safetensors\n"
+                             "sync model-00002-of-00002.safetensors\n"
+                             "sync model.safetensors.index.json\n"
                              "sync optimizer.safetensors\n"
                              "sync config.json\n"
+                             "sync tokenizer.model\n"
+                             "sync generation_config.json\n"
                              "sync run.json\n"
                              "sync state.json\n"
                              "sync step-00000200.tmp\n"
@@ -328,6 +359,8 @@ static void everything_is_synced_before_it_gets_its_name(void **state) {
                              basename(t.dir), basename(t.dir));
   assert_string_equal(injected.events, expected);
   free(expected);
+  free(t.export.files);
+  tokenizer_close(t.tokenizer);
   assert_int_equal(directory_remove(t.dir, &err), 0);
   free(t.dir);
   tiny_run_close(&t.run);
@@ -355,6 +388,7 @@ int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(a_struck_first_save_leaves_nothing_or_a_checkpoint),
       cmocka_unit_test(a_struck_save_leaves_the_previous_checkpoint),
+      cmocka_unit_test(a_struck_save_of_shards_and_a_tokenizer_leaves_the_previous_one),
       cmocka_unit_test(a_struck_save_that_keeps_one_leaves_one),
       cmocka_unit_test(a_struck_save_of_the_same_step_leaves_the_old_or_the_new_one),
       cmocka_unit_test(the_same_holds_on_file_systems_without_exchange),

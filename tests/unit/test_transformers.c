@@ -133,7 +133,7 @@ static void write_checkpoint(void **state) {
   char *logits_path = xasprintf("%s/logits.safetensors", run_dir);
   const TrainState done = {.step = FIXTURE_STEPS, .updates = FIXTURE_STEPS, .best_val_loss = NAN};
   must(directory_create(run_dir, &err), &err);
-  must(checkpoint_save(run_dir, &rig.llama, &config, &done, 1, &err), &err);
+  must(checkpoint_save(run_dir, &rig.llama, &config, NULL, &done, 1, &err), &err);
   double loss;
   float *logits = rig_logits(&rig, &loss);
   write_logits(&rig, logits_path, logits);
