@@ -15,6 +15,6 @@ void generator_destroy(Generator *g);
 // is fed again, so that text can go on for ever.
 int generator_start(Generator *g, const int32_t *prompt, int64_t count,
                     const SampleOptions *options, Error *err);
-// The next token: 1. At the end, after max_tokens or where one of `ends` was sampled: 0. Logits that
-// are not finite: -1.
+// The next token: 1. At the end, after max_tokens or where one of `ends` was sampled: 0. Logits
+// that are not finite: -1.
 int generator_next(Generator *g, int32_t *id, Error *err);

@@ -96,8 +96,8 @@ static int32_t ranking_take(Ranking *r) {
 
 // ---- The draw
 
-// exp(x) for -80 <= x <= 0 to 1e-7 of it, as 2^n 2^f with |f| <= 1/2: vectorized, and on every machine the
-// same bits. Coefficients: Taylor's.
+// exp(x) for -80 <= x <= 0 to 1e-7 of it, as 2^n 2^f with |f| <= 1/2: vectorized, and the same bits
+// on every machine. Coefficients: Taylor's.
 static float fast_exp(float x) {
   const float y = x * 1.44269504f;
   const int32_t n = (int32_t)(y - 0.5f);
