@@ -36,7 +36,7 @@ holds a_link_to_a_folder_stays_one '[0123456789]' set/train-00000.bin
 name=a_folder_of_the_same_tokenizer_alone_is_filled
 mkdir tokenizer && cp set/tokenizer*.json tokenizer
 if runs --out tokenizer text; then passes $name; else fails $name "$(cat stderr)"; fi
-mkdir other && sed 's/<|begin|>/<|other|>/g' set/tokenizer.json >other/tokenizer.json
+mkdir other && sed 's/begin_of_text/start_of_text/g' set/tokenizer.json >other/tokenizer.json
 cmp -s set/tokenizer.json other/tokenizer.json && fails a_file_that_says_something_else 'it says the same'
 untouched another_tokenizer_is_not_replaced "the folder 'other' holds another tokenizer" --out other text
 
