@@ -11,6 +11,7 @@
 #include "build/version.h"
 #include "model/bench/bench.h"
 #include "model/bench/doctor.h"
+#include "model/run/eval.h"
 #include "model/run/run.h"
 #include "model/run/write.h"
 
@@ -180,6 +181,14 @@ static int command_generate(int argc, char **argv) {
   return write_run(&args, &stop_requested, &err) == 0 ? 0 : fail(&err);
 }
 
+static int command_eval(int argc, char **argv) {
+  Error err;
+  EvalArgs args;
+  if (eval_parse(&args, argc, argv, &err) != 0) return fail(&err);
+  catch_signals();
+  return eval_run(&args, &stop_requested, &err) == 0 ? printed() : fail(&err);
+}
+
 static int command_bench(int argc, char **argv) {
   Error err;
   BenchArgs args;
@@ -211,11 +220,12 @@ int main(int argc, char **argv) {
   if (help || version || keys) return printed();
   if (strcmp(first, "--doctor") == 0) return doctor();
   if (strcmp(first, "--generate") == 0) return command_generate(argc - 2, argv + 2);
+  if (strcmp(first, "--eval") == 0) return command_eval(argc - 2, argv + 2);
   if (strcmp(first, "--bench") == 0) return command_bench(argc - 2, argv + 2);
   if (strcmp(first, "--plan") == 0 && argc > 2) return command_plan(argv[2], argc - 3, argv + 3);
   if (argc < 2 || first[0] == '-') {
-    static const char *const names[] = {"--plan",        "--generate", "--bench",  "--doctor",
-                                        "--help-config", "--help",     "--version"};
+    static const char *const names[] = {"--plan",   "--generate",    "--eval", "--bench",
+                                        "--doctor", "--help-config", "--help", "--version"};
     const char *near = nearest_name(first, names, (int)(sizeof names / sizeof *names));
     if (argc < 2 || strcmp(first, "--plan") == 0)
       error_set(&err, "no config given; see ./train --help");
