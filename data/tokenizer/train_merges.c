@@ -206,22 +206,20 @@ static int32_t joined_token(Merger *m, int32_t left, int32_t right) {
 bool merger_step(Merger *m) {
   Pair *best;
   int32_t left, right, joined;
-  do {
+  do { // a pair that would make a reserved token stays as it is, and is no candidate any more
     best = best_pair(m);
     if (!best) return false;
     left = (int32_t)(best->key >> 32);
     right = (int32_t)(uint32_t)best->key;
     joined = joined_token(m, left, right);
-    if (joined < 0) best->count = INT64_MIN / 2; // for ever
   } while (joined < 0);
-  const size_t number = (size_t)(best - m->pairs), old_pairs = m->pair_count; // pairs move
-  uint32_t *places = best->places;
+  const size_t old_pairs = m->pair_count;
+  uint32_t *places = best->places; // the pairs move when new ones come
   const uint32_t place_count = best->place_count;
   best->places = NULL;
   forget_places(best);
   for (uint32_t i = 0; i < place_count; i++) join_in_word(m, places[i], left, right, joined);
   free(places);
-  m->pairs[number].count = 0;
   push_pairs(m, old_pairs);
   m->merges = more_room(m->merges, m->merge_count, &m->merge_capacity, sizeof *m->merges);
   m->merges[m->merge_count][0] = left;

@@ -74,7 +74,15 @@ touch "$folder/pickled/pytorch_model.bin"
 refuses pytorch_model_bin_alone_is_named 'pytorch_model.bin only' "$folder/go_on.json" "model=$folder/pickled"
 printf 'version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n' >"$folder/pickled/model.safetensors"
 refuses a_git_lfs_pointer_is_named 'git lfs pull' "$folder/go_on.json" "model=$folder/pickled"
+cp "$base/tokenizer.json" "$folder/data" # the token files' own
 refuses bytes_in_a_vocabulary_of_32000_are_refused "model.vocab_size is 32000, but the tokenizer '" "$config" \
   model.vocab_size=32000
+cp -r "$folder/whole" "$folder/other"
+sed -i 's/"tokenizer": "[0-9]*"/"tokenizer": "5"/' "$folder/other/latest/state.json"
+resume=("$folder/other/run.json" "output.dir=$folder/other" train.resume=auto)
+refuses another_tokenizer_than_the_checkpoints_is_refused 'trained with another tokenizer than' "${resume[@]}"
+must "$TRAIN" "${resume[@]}" train.resume_allow_changes=true train.steps=9
+check another_tokenizer_may_be_allowed "$(cat "$folder/other/latest/state.json")" \
+  cmp -s <(grep tokenizer "$folder/whole/latest/state.json") <(grep tokenizer "$folder/other/latest/state.json")
 refuses a_tokenizer_that_is_not_there_is_named 'data.tokenizer' "$config" data.tokenizer=/no/such/folder
 exit "$failed"

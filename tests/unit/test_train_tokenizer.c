@@ -13,6 +13,7 @@
 #include "base/memory.h"
 #include "base/rng.h"
 #include "data/tokenizer/regex.h"
+#include "data/tokenizer/tokenizer.h"
 #include "data/tokenizer/train.h"
 #include "data/tokenizer/train_count.h"
 #include "tests/support/data_test.h"
@@ -218,6 +219,46 @@ static void any_number_of_threads_gives_the_same_file(void **state) {
     free(other);
   }
   free(one);
+}
+
+// What the trainer made of its text is what the encoder makes of it, broken UTF-8 included.
+static void the_saved_tokenizer_encodes_as_it_was_trained(void **state) {
+  enum { DOCUMENTS = 50, ROOM = 4096 };
+  Error err;
+  char text[ROOM];
+  BpeTrainer *trainer = trainer_for(LLAMA3_PATTERN, 500, 1);
+  for (uint64_t d = 0; d < DOCUMENTS; d++) add(trainer, text, make_document(d, text, ROOM));
+  train(trainer);
+  const int64_t expected = bpe_trainer_text_tokens(trainer);
+  free(trained(trainer, *state));
+  Tokenizer *tokenizer = tokenizer_open(*state, &err);
+  if (!tokenizer) fail_msg("%s", err.text);
+  const TokenizerFacts *facts = tokenizer_facts(tokenizer);
+  assert_int_equal(facts->vocab_size, 500);
+  assert_int_equal(facts->begin, 498);
+  assert_int_equal(facts->end, 499);
+  Encoder *encoder = encoder_open(tokenizer);
+  Decoder *decoder = decoder_open(tokenizer);
+  int64_t count = 0;
+  for (uint64_t d = 0; d < DOCUMENTS; d++) {
+    const size_t bytes = make_document(d, text, ROOM);
+    TokenIds ids = {0};
+    assert_int_equal(encoder_append(encoder, text, bytes, false, &ids, &err), 0);
+    count += ids.count;
+    size_t at = 0, n;
+    const char *back;
+    for (int64_t i = 0; i <= ids.count; i++, at += n) {
+      n = i < ids.count ? decoder_next(decoder, ids.ids[i], &back) : decoder_end(decoder, &back);
+      assert_true(at + n <= bytes);
+      assert_memory_equal(back, text + at, n);
+    }
+    assert_int_equal(at, bytes);
+    free(ids.ids);
+  }
+  assert_int_equal(count, expected);
+  decoder_close(decoder);
+  encoder_close(encoder);
+  tokenizer_close(tokenizer);
 }
 
 static void progress_is_told(void **state) {
@@ -452,6 +493,7 @@ int main(void) {
       cmocka_unit_test(merges_are_those_of_an_obvious_trainer),
       cmocka_unit_test(bytes_and_special_tokens_have_llama_3s_places),
       cmocka_unit_test(any_number_of_threads_gives_the_same_file),
+      cmocka_unit_test(the_saved_tokenizer_encodes_as_it_was_trained),
       cmocka_unit_test(progress_is_told),
       cmocka_unit_test(no_merge_makes_a_special_token),
       cmocka_unit_test(broken_utf8_counts_as_bytes),
