@@ -5,13 +5,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/clock.h"
 #include "base/file.h"
-#include "base/json.h"
 #include "base/memory.h"
 #include "base/options.h"
 #include "data/loader.h"
-#include "model/run/log.h"
+#include "data/progress.h"
 #include "model/run/text.h"
 #include "model/run/trained.h"
 
@@ -47,7 +45,7 @@ typedef struct Evaluation {
   int64_t targets, done; // tokens with a loss: all, so far
   int64_t bytes;         // of text, of those so far
   double nats;           // the sum of their losses
-  double started_ms, shown_ms;
+  Progress progress;
 } Evaluation;
 
 // ---- The data
@@ -186,17 +184,6 @@ static void count_bytes(Evaluation *e, const int32_t *ids, int64_t count) {
   }
 }
 
-static void show_progress(Evaluation *e, bool last) {
-  enum { EVERY_MS = 1000 };
-  const double now = now_ms();
-  if (e->shown_ms == 0 && now - e->started_ms < EVERY_MS) return;
-  if (!last && now - e->shown_ms < EVERY_MS) return;
-  e->shown_ms = now;
-  fprintf(stderr, "\r%.1f %% of %s tokens, %s a second%s",
-          100. * (double)e->done / (double)e->targets, count_text((double)e->targets).text,
-          count_text(1e3 * (double)e->done / (now - e->started_ms)).text, last ? "\n" : "");
-}
-
 // Windows of `length` tokens from token `first` of the file on.
 static int evaluate_batch(Evaluation *e, const TokenFile *file, int64_t first, int64_t batch,
                           int64_t length, Error *err) {
@@ -207,7 +194,7 @@ static int evaluate_batch(Evaluation *e, const TokenFile *file, int64_t first, i
   count_bytes(e, targets, count);
   e->nats += sum_of_losses(e, batch, length);
   e->done += count;
-  show_progress(e, e->done == e->targets);
+  progress_show(&e->progress, (uint64_t)e->done, (uint64_t)e->targets, (uint64_t)e->bytes);
   if (*e->stop)
     return error_set(err, "stopped after %lld of %lld tokens", (long long)e->done,
                      (long long)e->targets);
@@ -236,13 +223,7 @@ static int evaluate_file(Evaluation *e, const TokenFile *file, Error *err) {
 
 // ---- All of it
 
-static int evaluate(Evaluation *e, Error *err) {
-  if (trained_open(&e->trained, e->args->dir, err) != 0 || open_data(e, err) != 0 ||
-      open_model(e, err) != 0)
-    return -1;
-  e->started_ms = now_ms();
-  for (int f = 0; f < e->count; f++)
-    if (evaluate_file(e, &e->files[f], err) != 0) return -1;
+static void report(const Evaluation *e) {
   const double loss = e->nats / (double)e->targets;
   printf("data           %lld tokens with a loss, of %d file%s, in windows of %lld\n",
          (long long)e->targets, e->count, e->count == 1 ? "" : "s", (long long)e->T);
@@ -254,7 +235,18 @@ static int evaluate(Evaluation *e, Error *err) {
   else
     printf("bits per byte  not known: %s\n",
            e->decoder ? "these tokens are no text" : "the model comes without a tokenizer");
-  return 0;
+}
+
+static int evaluate(Evaluation *e, Error *err) {
+  if (trained_open(&e->trained, e->args->dir, err) != 0 || open_data(e, err) != 0 ||
+      open_model(e, err) != 0)
+    return -1;
+  e->progress = progress_begin();
+  int status = 0;
+  for (int f = 0; f < e->count && status == 0; f++) status = evaluate_file(e, &e->files[f], err);
+  progress_end(&e->progress);
+  if (status == 0) report(e);
+  return status;
 }
 
 int eval_run(const EvalArgs *args, const volatile sig_atomic_t *stop, Error *err) {
