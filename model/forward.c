@@ -88,8 +88,8 @@ HeadChunk head_chunk(const Llama *llama, int64_t chunk) {
   const Backend *be = llama->be;
   const Acts *a = &llama->acts;
   const Sizes n = sizes_of(llama);
-  const int64_t row = chunk * n.head_rows;
-  return (HeadChunk){.M = n.head_rows,
+  const int64_t row = chunk * n.head_rows, left = n.M - row;
+  return (HeadChunk){.M = left < n.head_rows ? left : n.head_rows,
                      .x = act_at(be, a->x_final, row * n.D),
                      .sumsq = row_stat_from(be, a->final_sumsq, row),
                      .targets = a->targets ? a->targets + row : NULL,

@@ -77,7 +77,8 @@ void layer_forward(Llama *llama, int64_t l);
 // Logits of row `row` of x_final, for generation.
 void row_logits(Llama *llama, int64_t row);
 
-// Rows of one loss chunk: M = tokens / loss_chunks of them, whose logits exist together.
+// Rows of one loss chunk, whose logits exist together: tokens / loss_chunks, in the last one fewer
+// where that is no whole number.
 typedef struct HeadChunk {
   int64_t M;
   const act_t *x;         // [M, D] of x_final

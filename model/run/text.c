@@ -41,6 +41,7 @@ static int show(Stream *s, const char *text, size_t bytes, Error *err) {
   const bool comes_again = bytes >= s->again_bytes && memcmp(text, s->again, s->again_bytes) == 0;
   const size_t skipped = comes_again ? s->again_bytes : 0;
   s->again_bytes = 0;
+  if (bytes == skipped) return 0;
   return s->w->show(s->w->context, text + skipped, bytes - skipped, err);
 }
 
@@ -67,11 +68,12 @@ int text_write(const Writing *w, const char *prompt, size_t bytes, const TokenId
                Error *err) {
   if (generator_start(w->generator, ids->ids, ids->count, &w->options, err) != 0) return -1;
   Stream s = {.w = w, .decoder = w->tokenizer ? decoder_open(w->tokenizer) : NULL};
-  const char *text = "";
+  const char *text = prompt;
+  s.again = prompt;
   for (int64_t i = 0; s.decoder && i < ids->count; i++) decoder_next(s.decoder, ids->ids[i], &text);
   int status = show(&s, prompt, bytes, err);
   s.again_bytes = s.decoder ? utf8_begun(prompt, bytes) : 0;
-  s.again = prompt + bytes - s.again_bytes;
+  s.again += bytes - s.again_bytes;
   if (status == 0) status = show_what_follows(&s, err);
   const size_t waiting = s.decoder ? decoder_end(s.decoder, &text) : 0;
   if (status == 0) status = show(&s, text, waiting, err);

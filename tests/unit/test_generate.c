@@ -8,6 +8,7 @@
 
 #include "base/rng.h"
 #include "model/generate.h"
+#include "tests/support/fixtures.h"
 #include "tests/support/tiny_run.h"
 
 static const SampleOptions greedy = {.temperature = 0, .top_p = 1, .max_tokens = 1};
@@ -83,6 +84,40 @@ static void cached_generation_agrees_with_the_training_forward(void **state) {
   printf("# %d of 280 tokens compared (the rest had no clear winner)\n", checked);
   assert_true(checked > 250);
   tiny_run_close(&run);
+}
+
+// The likeliest token after every beginning of every fixture's text, by transformers.
+static void greedy_tokens_are_those_of_transformers(void **state) {
+  (void)state;
+  for (int f = 0; f < FIXTURES; f++) {
+    Rig rig;
+    Error err;
+    rig_open(&rig, fixtures[f], 1, 1, rig_cpu);
+    const int64_t V = rig.model.vocab_size, T = rig.llama.shape.seq;
+    const SafeTensor *expected = rig_expected(&rig, "logits", "");
+    Generator *g = generator_create(&rig.llama, T, &err);
+    int close = 0;
+    for (int64_t m = 0; m < rig.tokens_count; m++) {
+      float row[256], second = -INFINITY;
+      int32_t best = 0, id;
+      assert_true(V <= 256);
+      must(safetensors_read_f32(expected, m * V, V, row, &err), &err);
+      for (int32_t v = 1; v < V; v++)
+        if (row[v] > row[best]) best = v;
+      for (int32_t v = 0; v < V; v++)
+        if (v != best && row[v] > second) second = row[v];
+      must(generator_start(g, rig.input_ids + m / T * T, m % T + 1, &greedy, &err), &err);
+      assert_int_equal(generator_next(g, &id, &err), 1);
+      if (row[best] - second < 1e-4f)
+        close++; // logits of ours differ by less than 1e-5
+      else
+        assert_int_equal(id, best);
+    }
+    printf("# %s: %d of %d had no clear winner\n", rig.fixture, close, (int)rig.tokens_count);
+    assert_true(close < rig.tokens_count / 10);
+    generator_destroy(g);
+    rig_close(&rig);
+  }
 }
 
 static void a_full_context_moves_on_from_its_newer_half(void **state) {
@@ -360,6 +395,7 @@ static void a_model_with_nan_ends_in_a_sentence(void **state) {
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(cached_generation_agrees_with_the_training_forward),
+      cmocka_unit_test(greedy_tokens_are_those_of_transformers),
       cmocka_unit_test(a_full_context_moves_on_from_its_newer_half),
       cmocka_unit_test(the_same_seed_writes_the_same_text_and_can_be_stopped),
       cmocka_unit_test(the_memory_plan_books_the_generator),
