@@ -218,7 +218,7 @@ int jsonl_text(char *line, size_t bytes, const char *field, char **text, size_t 
   Line l = {.at = line, .end = line + bytes};
   skip_space(&l);
   bool ok = next_is(&l, '{') ? read_object(&l, field) : skip_value(&l);
-  skip_space(&l);
+  if (ok) skip_space(&l);
   if (ok && l.at < l.end) ok = fault(&l, "there is text behind the value");
   if (!ok)
     return error_set(err, "is not JSON: it goes wrong at column %zu: %s", (size_t)(l.at - line) + 1,
