@@ -1,252 +1,249 @@
+#define _GNU_SOURCE // memmem
 #include "data/corpus.h"
 
-#include <cjson/cJSON.h>
-#include <dirent.h>
-#include <errno.h>
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 
 #include "base/memory.h"
-#include "base/utf8.h"
+#include "base/signals.h"
+#include "data/corpus_files.h"
+#include "data/cut.h"
+#include "data/jsonl.h"
 
-enum { BLOCK_BYTES = 1 << 18, PROBE_BYTES = 1 << 16, MAX_FOREIGN_PERCENT = 10 };
-
-// ---- Finding the files
-
-static bool is_jsonl(const char *path) {
-  const size_t length = strlen(path);
-  return length > 6 && strcmp(path + length - 6, ".jsonl") == 0;
-}
-
-// Percent of the bytes that are neither UTF-8 nor the control characters of text: tab to carriage
-// return, backspace, and the escape of terminal colours.
-static int foreign_percent(const char *text, size_t bytes) {
-  size_t foreign = 0;
-  for (size_t i = 0, length; i < bytes; i += length ? length : 1) {
-    const unsigned char c = (unsigned char)text[i];
-    length = utf8_length(text + i, bytes - i);
-    foreign += length == 0 || c == 0x7f || (c < 0x20 && !(c >= 8 && c <= 13) && c != 27);
-  }
-  return bytes ? (int)(foreign * 100 / bytes) : 0;
-}
-
-// Opens the file to learn what it is; the sentence says why it is not text.
-static FileKind probe(const char *path, Error *err) {
-  char *start = xmalloc(PROBE_BYTES);
-  FILE *file = fopen(path, "rb");
-  const size_t bytes = file ? fread(start, 1, PROBE_BYTES, file) : 0;
-  const bool readable = file && !ferror(file);
-  const int foreign = foreign_percent(start, bytes);
-  const bool holds_nul = memchr(start, 0, bytes) != NULL;
-  if (!readable)
-    error_set(err, "cannot %s '%s': %s", file ? "read" : "open", path, strerror(errno));
-  else if (bytes == 0)
-    error_set(err, "'%s' is empty", path);
-  else if (holds_nul)
-    error_set(err, "'%s' is not text: it holds NUL bytes; convert UTF-16 to UTF-8 with iconv",
-              path);
-  else if (foreign > MAX_FOREIGN_PERCENT)
-    error_set(err,
-              "'%s' is not text: %d %% of its first %zu bytes are not UTF-8; convert another "
-              "encoding to UTF-8 with iconv",
-              path, foreign, bytes);
-  if (file) fclose(file);
-  free(start);
-  return !readable                                    ? FILE_UNREADABLE
-         : bytes == 0                                 ? FILE_EMPTY
-         : holds_nul || foreign > MAX_FOREIGN_PERCENT ? FILE_BINARY
-                                                      : FILE_TEXT;
-}
-
-static void add_file(Corpus *c, const char *path, uint64_t bytes) {
-  c->files = xrealloc(c->files, (c->count + 1) * sizeof *c->files);
-  c->files[c->count++] = xstrdup(path);
-  c->bytes += bytes;
-  if (!is_jsonl(path)) c->text_bytes += bytes;
-}
-
-static int add_folder(Corpus *c, const char *path);
-
-// A file or folder inside a folder.
-static void add_entry(Corpus *c, const char *path) {
-  Error ignored;
-  struct stat st, link;
-  FileKind kind = FILE_SPECIAL;
-  if (stat(path, &st) != 0)
-    kind = FILE_UNREADABLE;
-  else if (S_ISREG(st.st_mode))
-    kind = probe(path, &ignored);
-  else if (S_ISDIR(st.st_mode) && lstat(path, &link) == 0 && !S_ISLNK(link.st_mode))
-    kind = add_folder(c, path) == 0 ? FILE_TEXT : FILE_UNREADABLE;
-  if (kind != FILE_TEXT)
-    c->skipped[kind]++;
-  else if (S_ISREG(st.st_mode))
-    add_file(c, path, (uint64_t)st.st_size);
-}
-
-// -1 and errno if the folder cannot be listed.
-static int add_folder(Corpus *c, const char *path) {
-  struct dirent **entries;
-  const int count = scandir(path, &entries, NULL, alphasort);
-  if (count < 0) return -1;
-  const char *slash = path[strlen(path) - 1] == '/' ? "" : "/";
-  for (int i = 0; i < count; i++) {
-    const char *name = entries[i]->d_name;
-    char *child = xasprintf("%s%s%s", path, slash, name);
-    if (name[0] != '.')
-      add_entry(c, child);
-    else if (strcmp(name, ".") != 0 && strcmp(name, "..") != 0)
-      c->skipped[FILE_HIDDEN]++;
-    free(child);
-    free(entries[i]);
-  }
-  free(entries);
-  return 0;
-}
-
-int corpus_add(Corpus *corpus, const char *path, Error *err) {
-  struct stat st;
-  if (stat(path, &st) != 0) return error_set(err, "cannot open '%s': %s", path, strerror(errno));
-  if (S_ISDIR(st.st_mode) && add_folder(corpus, path) != 0)
-    return error_set(err, "cannot read the folder '%s': %s", path, strerror(errno));
-  if (S_ISDIR(st.st_mode)) return 0;
-  if (!S_ISREG(st.st_mode)) return error_set(err, "'%s' is not a regular file or a folder", path);
-  if (probe(path, err) != FILE_TEXT) return -1;
-  add_file(corpus, path, (uint64_t)st.st_size);
-  return 0;
-}
-
-void corpus_free(Corpus *corpus) {
-  for (size_t i = 0; i < corpus->count; i++) free(corpus->files[i]);
-  free(corpus->files);
-  *corpus = (Corpus){0};
-}
-
-// ---- Reading the documents
+enum { BLOCK_BYTES = 1 << 20, LINE_MAX_BYTES = 1 << 30 };
 
 void corpus_open(CorpusReader *r, const Corpus *corpus) {
-  *r =
-      (CorpusReader){.corpus = corpus, .buffer = xmalloc(BLOCK_BYTES), .buffer_bytes = BLOCK_BYTES};
+  *r = (CorpusReader){
+      .corpus = corpus, .buffer = xmalloc(2 * BLOCK_BYTES), .capacity = 2 * BLOCK_BYTES};
 }
 
 void corpus_close(CorpusReader *r) {
-  if (r->file) fclose(r->file);
+  stream_close(r->stream);
   free(r->buffer);
-  cJSON_Delete(r->json);
   *r = (CorpusReader){0};
 }
 
-static const char *open_path(const CorpusReader *r) {
-  return r->corpus->files[r->next_file - 1];
+uint64_t corpus_position(const CorpusReader *r) {
+  return r->bytes_read + (r->stream ? stream_position(r->stream) : 0);
 }
 
-static int next_file(CorpusReader *r, Error *err) {
-  const char *path = r->corpus->files[r->next_file++];
-  r->file = fopen(path, "rb");
-  if (!r->file) return error_set(err, "cannot open '%s': %s", path, strerror(errno));
-  setvbuf(r->file, NULL, _IOFBF, BLOCK_BYTES);
-  struct stat st;
-  if (fstat(fileno(r->file), &st) != 0)
-    return error_set(err, "cannot look at '%s': %s", path, strerror(errno));
-  r->size = (int64_t)st.st_size;
-  r->offset = 0;
-  r->line = 0;
+static const char *open_name(const CorpusReader *r) {
+  const char *path = r->corpus->files[r->next_file - 1].path;
+  return file_is_stdin(path) ? "standard input" : path;
+}
+
+// Reads a block behind what waits.
+static int fill(CorpusReader *r, Error *err) {
+  memmove(r->buffer, r->buffer + r->start, r->end - r->start);
+  r->end -= r->start;
+  r->start = 0;
+  if (r->capacity - r->end < BLOCK_BYTES) r->buffer = xrealloc(r->buffer, r->capacity *= 2);
+  const ssize_t n = stream_read(r->stream, r->buffer + r->end, BLOCK_BYTES, err);
+  if (n < 0) return -1;
+  r->ended = n == 0;
+  r->end += (size_t)n;
   return 0;
 }
 
-// The size is the one at the start, so that the end of the document is known before it is read.
-static int next_text(CorpusReader *r, CorpusBlock *block, Error *err) {
-  if (r->offset == r->size) return 0;
-  const int64_t left = r->size - r->offset;
-  const size_t wanted = left < BLOCK_BYTES ? (size_t)left : BLOCK_BYTES;
-  if (fread(r->buffer, 1, wanted, r->file) != wanted)
-    return error_set(err, "cannot read '%s': %s", open_path(r),
-                     ferror(r->file) ? strerror(errno) : "it became shorter");
-  if (r->offset == 0) r->documents++;
-  *block = (CorpusBlock){r->buffer, (int64_t)wanted, r->offset, r->size, r->documents - 1};
-  r->offset += (int64_t)wanted;
-  r->bytes_read += wanted;
+// Nobody has looked yet at what standard input is.
+static int check_stdin(CorpusReader *r, Error *err) {
+  while (r->end < FILE_PROBE_BYTES && !r->ended)
+    if (fill(r, err) != 0) return -1;
+  const size_t seen = r->end < FILE_PROBE_BYTES ? r->end : FILE_PROBE_BYTES;
+  return file_kind(open_name(r), r->buffer, seen, err) == FILE_TEXT ? 0 : -1;
+}
+
+static int next_file(CorpusReader *r, Error *err) {
+  const char *path = r->corpus->files[r->next_file++].path;
+  r->stream = stream_open(path, r->corpus->spool, r->recording, err);
+  if (!r->stream) return -1;
+  r->jsonl = file_is_jsonl(r->corpus, path);
+  r->ended = false;
+  r->start = r->end = r->looked = 0;
+  r->line = 0;
+  return file_is_stdin(path) ? check_stdin(r, err) : 0;
+}
+
+static void close_file(CorpusReader *r) {
+  r->bytes_read = corpus_position(r);
+  stream_close(r->stream);
+  r->stream = NULL;
+}
+
+// ---- Where a document begins. 1 if one waits in the buffer, 0 at the end of the file, -1 on error
+
+// The next line of the file, with its end: it waits at `start`.
+static int next_line(CorpusReader *r, size_t *bytes, Error *err) {
+  for (;;) {
+    const char *line = r->buffer + r->start;
+    const size_t waiting = r->end - r->start;
+    const char *newline = memchr(line + r->looked, '\n', waiting - r->looked);
+    if (newline || r->ended) {
+      *bytes = newline ? (size_t)(newline - line) + 1 : waiting;
+      r->looked = 0;
+      r->line++;
+      return *bytes > 0;
+    }
+    r->looked = waiting;
+    if (waiting >= LINE_MAX_BYTES)
+      return error_set(err, "'%s' line %" PRId64 " is longer than %s: is it a .jsonl file?",
+                       open_name(r), r->line + 1, size_text(LINE_MAX_BYTES).text);
+    if (fill(r, err) != 0) return -1;
+  }
+}
+
+static bool is_blank(const char *line, size_t bytes) {
+  size_t i = 0;
+  while (i < bytes && (line[i] == ' ' || line[i] == '\t' || line[i] == '\r' || line[i] == '\n'))
+    i++;
+  return i == bytes;
+}
+
+static int begin_line(CorpusReader *r, Error *err) {
+  const char *field = r->corpus->field ? r->corpus->field : "text";
+  size_t bytes = 0;
+  int got;
+  while ((got = next_line(r, &bytes, err)) > 0) {
+    char *line = r->buffer + r->start, *text = line;
+    const size_t mark = r->line == 1 && bytes >= 3 && memcmp(line, "\xef\xbb\xbf", 3) == 0 ? 3 : 0;
+    size_t length = 0;
+    if (!is_blank(line + mark, bytes - mark) &&
+        jsonl_text(line + mark, bytes - mark, field, &text, &length, err) != 0) {
+      const Error why = *err;
+      return error_set(err, "'%s' line %" PRId64 " %.1500s", open_name(r), r->line, why.text);
+    }
+    const size_t before = length > 0 ? (size_t)(text - line) : bytes;
+    r->start += before;
+    if (length == 0) continue;
+    r->known = length;
+    r->behind = bytes - before - length;
+    r->complete = true;
+    return 1;
+  }
+  return got;
+}
+
+static bool is_newline(char c) {
+  return c == '\n' || c == '\r';
+}
+
+// How much of what waits is the document's: up to a separator, or to where one may begin.
+static void look_for_end(CorpusReader *r) {
+  const char *text = r->buffer + r->start, *separator = r->corpus->separator;
+  const size_t waiting = r->end - r->start, length = separator ? strlen(separator) : 1;
+  const char *found =
+      separator ? memmem(text + r->looked, waiting - r->looked, separator, length) : NULL;
+  r->complete = found || r->ended;
+  r->known = found               ? (size_t)(found - text)
+             : r->ended          ? waiting
+             : waiting >= length ? waiting - (length - 1)
+                                 : 0;
+  r->looked = r->known;
+  r->behind = 0;
+  if (!found) return;
+  r->behind = length;
+  for (; r->known > 0 && is_newline(text[r->known - 1]); r->known--) r->behind++;
+}
+
+static int begin_text(CorpusReader *r, Error *err) {
+  for (;;) {
+    const bool skips = r->corpus->separator;
+    while (skips && r->start < r->end && is_newline(r->buffer[r->start])) r->start++;
+    look_for_end(r);
+    if (r->known > 0) return 1;
+    if (r->complete) {
+      r->start += r->behind;
+      r->looked = 0;
+      if (r->start == r->end && r->ended) return 0;
+    } else if (fill(r, err) != 0) {
+      return -1;
+    }
+  }
+}
+
+// ---- Pieces
+
+static int begin_document(CorpusReader *r, Error *err) {
+  const int got = r->jsonl ? begin_line(r, err) : begin_text(r, err);
+  if (got <= 0) return got;
+  r->in_document = true;
+  r->documents++;
+  r->offset = 0;
+  r->searched = 0;
   return 1;
 }
 
-// cJSON's strings end at a NUL, so an escaped one would cut the document short without a word. It
-// becomes U+FFFD, the replacement character, whose escape is as long.
-static void replace_escaped_nul(char *line) {
-  for (char *p = strchr(line, '\\'); p; p = strchr(p, '\\')) {
-    if (strncmp(p + 1, "u0000", 5) == 0) memcpy(p + 1, "ufffd", 5);
-    p += p[1] ? 2 : 1; // past the escape, so that of "\\u0000" the second backslash is not one
-  }
-}
-
-static int parse_line(CorpusReader *r, size_t bytes, const char **text, Error *err) {
-  const char *path = open_path(r);
-  if (memchr(r->buffer, 0, bytes))
-    return error_set(err, "'%s' line %" PRId64 " is not JSON: it holds a NUL byte", path, r->line);
-  replace_escaped_nul(r->buffer);
-  const char *stop = r->buffer;
-  r->json = cJSON_ParseWithLengthOpts(r->buffer, bytes + 1, &stop, true);
-  if (!r->json)
-    return error_set(err, "'%s' line %" PRId64 " is not JSON: it goes wrong at column %zu", path,
-                     r->line, (size_t)(stop - r->buffer) + 1);
-  *text = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(r->json, "text"));
-  if (*text) return 0;
-  return error_set(err,
-                   "'%s' line %" PRId64 " has no \"text\" string: each line of a .jsonl file must "
-                   "be an object such as {\"text\": \"...\"}",
-                   path, r->line);
-}
-
-static int next_line(CorpusReader *r, CorpusBlock *block, Error *err) {
-  for (;;) {
-    cJSON_Delete(r->json);
-    r->json = NULL;
-    errno = 0;
-    const ssize_t bytes = getline(&r->buffer, &r->buffer_bytes, r->file);
-    if (bytes < 0 && !feof(r->file))
-      return error_set(err, "cannot read '%s': %s", open_path(r), strerror(errno));
-    if (bytes < 0) return 0;
-    r->line++;
-    r->bytes_read += (uint64_t)bytes;
-    if (strspn(r->buffer, " \t\r\n") == (size_t)bytes) continue;
-    const char *text = NULL;
-    if (parse_line(r, (size_t)bytes, &text, err) != 0) return -1;
-    const int64_t length = (int64_t)strlen(text);
-    if (length == 0) continue;
-    *block = (CorpusBlock){text, length, 0, length, r->documents++};
-    return 1;
-  }
+static void give_piece(CorpusReader *r, size_t bytes, CorpusBlock *block) {
+  const bool last = r->complete && bytes == r->known;
+  *block = (CorpusBlock){.text = r->buffer + r->start,
+                         .bytes = (int64_t)bytes,
+                         .offset = r->offset,
+                         .last = last,
+                         .document = r->documents - 1,
+                         .file = open_name(r),
+                         .line = r->line};
+  const size_t used = bytes + (last ? r->behind : 0);
+  r->start += used;
+  r->looked = r->looked > used ? r->looked - used : 0;
+  r->known -= bytes;
+  r->offset += (int64_t)bytes;
+  r->searched = 0;
+  r->in_document = !last;
 }
 
 int corpus_next(CorpusReader *r, CorpusBlock *block, Error *err) {
   for (;;) {
-    if (r->file) {
-      const int got = is_jsonl(open_path(r)) ? next_line(r, block, err) : next_text(r, block, err);
-      if (got != 0) return got;
-      fclose(r->file);
-      r->file = NULL;
+    if (!r->stream && r->next_file == r->corpus->count) return 0;
+    if (!r->stream && next_file(r, err) != 0) return -1;
+    if (!r->in_document) {
+      const int got = begin_document(r, err);
+      if (got < 0) return -1;
+      if (got == 0) close_file(r);
+      if (got == 0) continue;
     }
-    if (r->next_file == r->corpus->count) return 0;
-    if (next_file(r, err) != 0) return -1;
+    const size_t bytes = cut_piece(r->buffer + r->start, r->known, r->complete, &r->searched);
+    if (bytes > 0 || r->complete) {
+      give_piece(r, bytes, block);
+      return 1;
+    }
+    if (fill(r, err) != 0) return -1;
+    look_for_end(r);
   }
 }
 
-int corpus_count(const Corpus *corpus, int64_t limit, int64_t *documents, Error *err) {
-  *documents = 0;
+// ---- Counting
+
+static int measure_file(const Corpus *corpus, size_t index, int64_t limit, int64_t *sizes,
+                        int64_t *documents, Error *err) {
+  Corpus one = *corpus;
+  one.files = &corpus->files[index];
+  one.count = 1;
+  CorpusReader reader;
+  CorpusBlock block;
+  corpus_open(&reader, &one);
+  reader.recording = true;
   int status = 0;
-  for (size_t i = 0; status == 0 && i < corpus->count && *documents < limit; i++) {
-    if (!is_jsonl(corpus->files[i])) {
-      ++*documents;
-      continue;
+  while (*documents < limit && (status = corpus_next(&reader, &block, err)) > 0) {
+    sizes[*documents] = block.offset + block.bytes;
+    *documents += block.last;
+    if (signals_came()) {
+      status = error_set(err, "interrupted: nothing was written");
+      break;
     }
-    const Corpus one = {.files = &corpus->files[i], .count = 1};
-    CorpusReader reader;
-    CorpusBlock block;
-    corpus_open(&reader, &one);
-    while (*documents < limit && (status = corpus_next(&reader, &block, err)) > 0) ++*documents;
-    if (status > 0) status = 0;
-    corpus_close(&reader);
   }
-  return status;
+  corpus_close(&reader);
+  return status < 0 ? -1 : 0;
+}
+
+int corpus_measure(const Corpus *corpus, int64_t limit, int64_t *sizes, int64_t *documents,
+                   Error *err) {
+  *documents = 0;
+  for (size_t i = 0; i < corpus->count && *documents < limit; i++) {
+    if (corpus->files[i].size >= 0)
+      sizes[(*documents)++] = corpus->files[i].size;
+    else if (measure_file(corpus, i, limit, sizes, documents, err) != 0)
+      return -1;
+  }
+  return 0;
 }

@@ -1,9 +1,7 @@
-#define _GNU_SOURCE // renameat2
 #include "model/checkpoint/checkpoint.h"
 
 #include <assert.h>
 #include <errno.h>
-#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -111,15 +109,7 @@ static int write_folder(const char *folder, const Llama *llama, const Config *co
 static int put_in_place(const char *run_dir, int64_t step, Error *err) {
   const PathText from = step_path(run_dir, step, ".tmp"), to = step_path(run_dir, step, "");
   const PathText old = step_path(run_dir, step, ".old");
-  Error ignored;
-  if (!path_exists(to.text)) return path_rename(from.text, to.text, err);
-  if (renameat2(AT_FDCWD, from.text, AT_FDCWD, to.text, RENAME_EXCHANGE) == 0) return 0;
-  if (errno != EINVAL && errno != ENOSYS)
-    return error_set(err, "cannot exchange '%s' and '%s': %s", from.text, to.text, strerror(errno));
-  if (directory_remove(old.text, err) != 0 || path_rename(to.text, old.text, err) != 0) return -1;
-  if (path_rename(from.text, to.text, err) == 0) return 0;
-  path_rename(old.text, to.text, &ignored);
-  return -1;
+  return path_exchange(from.text, to.text, old.text, err);
 }
 
 // Swings RUN/latest to the step's folder.
