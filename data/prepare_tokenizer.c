@@ -3,10 +3,12 @@
 #include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
 #include "base/file.h"
+#include "base/shell.h"
 #include "base/signals.h"
 #include "data/progress.h"
 #include "data/tokenizer/regex.h"
@@ -88,9 +90,11 @@ static void print_report(const BpeTrainer *trainer, const Corpus *corpus, const 
   printf("text       %.3f bytes a token\n",
          (double)p.bytes / (double)bpe_trainer_text_tokens(trainer));
   printf("tokenizer  %s/tokenizer.json\n", out);
+  char *word = shell_word(out);
   printf("go on      ./prepare --tokenizer %s --out FOLDER TEXT..., and \"vocab_size\": %" PRId64
          " in \"model\"\n",
-         out, p.vocab_size);
+         word, p.vocab_size);
+  free(word);
 }
 
 int prepare_tokenizer(const Corpus *corpus, const TokenizerJob *job, Error *err) {

@@ -2,21 +2,7 @@
 // cache.
 #pragma once
 #include "model/llama.h"
-
-enum { MAX_ENDS = 16 };
-
-typedef struct SampleOptions {
-  double temperature; // 0 = always the likeliest token
-  int64_t top_k;      // 0 = all
-  double top_p;       // 1 = all
-  uint64_t seed;
-  int64_t max_tokens;     // tokens to write
-  int32_t ends[MAX_ENDS]; // the tokens that end a text
-  int end_count;
-} SampleOptions;
-
-// One more token that ends a text; a negative one is none. At most MAX_ENDS.
-void sample_options_end(SampleOptions *options, int32_t id);
+#include "model/sample.h"
 
 typedef struct Generator Generator;
 
@@ -29,11 +15,6 @@ void generator_destroy(Generator *g);
 // is fed again, so that text can go on for ever.
 int generator_start(Generator *g, const int32_t *prompt, int64_t count,
                     const SampleOptions *options, Error *err);
-// The next token: 1. At the end, after max_tokens or where one of `ends` was sampled: 0. Logits that
-// are not finite: -1.
+// The next token: 1. At the end, after max_tokens or where one of `ends` was sampled: 0. Logits
+// that are not finite: -1.
 int generator_next(Generator *g, int32_t *id, Error *err);
-
-// Picks a token id from logits[V] (overwritten): temperature, then top-k, then top-p, then the
-// uniform draw u in [0, 1). Ties are broken by the lower id, so equal inputs give equal tokens.
-// -1 where a logit is NaN or the largest is not finite.
-int32_t sample_token(float *logits, int64_t V, const SampleOptions *options, double u);

@@ -38,7 +38,7 @@ static Backend *gpu_create(const Config *c, OpsConfig ops, const RunShape *shape
                               .graphs = run_graphs(c),
                               .batch = shape->train ? shape->batch : 0,
                               .seq = shape->seq,
-                              .loss_tokens = shape->batch * shape->seq / shape->loss_chunks};
+                              .loss_tokens = model_sizes(&c->model, shape).head_rows};
   Backend no_memory = {.name = ""};
   Llama outline;
   llama_outline(&outline, &c->model, shape, &no_memory);

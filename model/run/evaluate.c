@@ -59,15 +59,6 @@ static int append(void *sample_, const char *text, size_t bytes, Error *err) {
   return 0;
 }
 
-// Where no token begins a text, an empty prompt is the end of the document before.
-static int sample_ids(const Run *run, const char *prompt, TokenIds *ids, Error *err) {
-  const TokenizerFacts *facts = tokenizer_facts(run->tokenizer);
-  if (prompt[0] != '\0' || facts->begin != NO_TOKEN || facts->end == NO_TOKEN)
-    return prompt_ids(run->tokenizer, prompt, strlen(prompt), ids, err);
-  token_ids_push(ids, facts->end);
-  return 0;
-}
-
 void run_sample(Run *run) {
   if (!run->generator) return;
   const TrainConfig *c = &run->config.train;
@@ -86,7 +77,7 @@ void run_sample(Run *run) {
   const char *prompt = c->sample_prompt;
   TokenIds ids = {0};
   range_push("sample");
-  if (sample_ids(run, prompt, &ids, &err) == 0 &&
+  if (prompt_ids(run->tokenizer, prompt, strlen(prompt), &ids, &err) == 0 &&
       text_write(&writing, prompt, strlen(prompt), &ids, &err) == 0) {
     printf("step %lld | sample\n----\n%.*s\n----\n", (long long)run->state.step, (int)sample.bytes,
            sample.text);

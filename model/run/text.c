@@ -7,7 +7,7 @@
 
 int prompt_ids(const Tokenizer *tokenizer, const char *text, size_t bytes, TokenIds *ids,
                Error *err) {
-  const int32_t begin = tokenizer_facts(tokenizer)->begin;
+  const int32_t begin = tokenizer_facts(tokenizer)->begin, end = tokenizer_facts(tokenizer)->end;
   const int64_t first = ids->count;
   if (begin != NO_TOKEN) token_ids_push(ids, begin);
   const int64_t text_at = ids->count;
@@ -19,9 +19,10 @@ int prompt_ids(const Tokenizer *tokenizer, const char *text, size_t bytes, Token
     ids->count--;
     memmove(ids->ids + first, ids->ids + text_at, (size_t)(ids->count - first) * sizeof *ids->ids);
   }
+  if (ids->count == first && end != NO_TOKEN) token_ids_push(ids, end);
   if (ids->count > first) return 0;
   return error_set(err,
-                   "the prompt is empty, and the tokenizer '%s' has no token that begins a text: "
+                   "the prompt is empty, and the tokenizer '%s' has no token to start from: "
                    "give at least one character",
                    tokenizer_facts(tokenizer)->name);
 }

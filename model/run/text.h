@@ -5,7 +5,8 @@
 #include "model/generate.h"
 
 // Appends the ids that a model is given for a prompt: the tokenizer's begin, where it has one and
-// the text does not start with it, then the text's. No id at all is an error.
+// the text does not start with it, then the text's. An empty prompt of a tokenizer without begin is
+// its end, which is where a document before would stop; without that, too, an error.
 int prompt_ids(const Tokenizer *tokenizer, const char *text, size_t bytes, TokenIds *ids,
                Error *err);
 
