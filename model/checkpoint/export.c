@@ -9,17 +9,16 @@
 #include "base/memory.h"
 
 #define GENERATION_FILE "generation_config.json"
-#define TOKENIZER_CONFIG_FILE "tokenizer_config.json"
 
 enum { CONFIG_BYTES = 1 << 20, CARRIED_BYTES = 64 << 20 };
 
-// tokenizer.json and, where there is a tokenizer, tokenizer_config.json come from tokenizer_save.
+// Where there is a tokenizer, the first two come from tokenizer_save.
 static const char *const carried_names[] = {
-    GENERATION_FILE,     TOKENIZER_CONFIG_FILE, "special_tokens_map.json",
-    "added_tokens.json", "tokenizer.model",     "vocab.json",
-    "merges.txt",        "chat_template.jinja", "chat_template.json",
+    "tokenizer.json",      "tokenizer_config.json", GENERATION_FILE, "special_tokens_map.json",
+    "added_tokens.json",   "tokenizer.model",       "vocab.json",    "merges.txt",
+    "chat_template.jinja", "chat_template.json",
 };
-enum { CARRIED = sizeof carried_names / sizeof *carried_names };
+enum { SAVED = 2, CARRIED = sizeof carried_names / sizeof *carried_names };
 
 // Is the folder's tokenizer this one? Where no tokenizer is known, nothing speaks against it.
 static bool has_tokenizer(const char *folder, const Tokenizer *tokenizer) {
@@ -37,12 +36,10 @@ static bool has_tokenizer(const char *folder, const Tokenizer *tokenizer) {
 
 static int read_files(Export *x, const char *from, Error *err) {
   x->files = xcalloc(CARRIED, sizeof *x->files);
-  for (int i = 0; i < CARRIED; i++) {
+  for (int i = x->tokenizer ? SAVED : 0; i < CARRIED; i++) {
     const PathText path = path_text("%s/%s", from, carried_names[i]);
     CarriedFile *file = &x->files[x->count];
-    if (!path_exists(path.text) ||
-        (x->tokenizer && strcmp(carried_names[i], TOKENIZER_CONFIG_FILE) == 0))
-      continue;
+    if (!path_exists(path.text)) continue;
     if (file_read(path.text, CARRIED_BYTES, &file->data, &file->bytes, err) != 0) return -1;
     file->name = carried_names[i];
     x->count++;

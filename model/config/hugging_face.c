@@ -169,12 +169,9 @@ static void write_carried(JsonWriter *w, const ConfigExtras *x) {
     const char *value = skip(at);
     cJSON_Delete(next_value(&at, end));
     if (we_write(x, name->valuestring)) continue;
-    char *spelled = cJSON_PrintUnformatted(name),
-         *json = xasprintf("%.*s", (int)(at - value), value);
-    spelled[strlen(spelled) - 1] = '\0'; // its quotes come again
-    json_raw(w, spelled + 1, json);
+    char *json = xasprintf("%.*s", (int)(at - value), value);
+    json_raw(w, name->valuestring, json);
     free(json);
-    cJSON_free(spelled);
   }
 }
 

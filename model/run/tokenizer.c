@@ -18,7 +18,8 @@ static int choose(Tokenizer **tokenizer, const Config *c, const TokenFile *file,
                      : holds_tokenizer(from)        ? from
                                                     : NULL;
   *tokenizer = tokenizer_open(path ? path : BYTES_NAME, err);
-  if (!*tokenizer) return path == c->data.tokenizer ? error_prefix(err, "data.tokenizer") : -1;
+  if (!*tokenizer && path == from) return 0;
+  if (!*tokenizer) return path == beside.text ? -1 : error_prefix(err, "data.tokenizer");
   const bool bytes = file->tokenizer == tokenizer_facts(*tokenizer)->fingerprint ||
                      (file->tokenizer == 0 && c->model.vocab_size == BYTE_VOCAB);
   if (path || bytes) return 0;

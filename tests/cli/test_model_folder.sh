@@ -74,7 +74,6 @@ touch "$folder/pickled/pytorch_model.bin"
 refuses pytorch_model_bin_alone_is_named 'pytorch_model.bin only' "$folder/go_on.json" "model=$folder/pickled"
 printf 'version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n' >"$folder/pickled/model.safetensors"
 refuses a_git_lfs_pointer_is_named 'git lfs pull' "$folder/go_on.json" "model=$folder/pickled"
-cp "$base/tokenizer.json" "$folder/data" # the token files' own
 refuses bytes_in_a_vocabulary_of_32000_are_refused "model.vocab_size is 32000, but the tokenizer '" "$config" \
   model.vocab_size=32000
 cp -r "$folder/whole" "$folder/other"

@@ -1,49 +1,8 @@
 #!/usr/bin/env bash
 # ./prepare end to end: what ends up in the token files, and that every bad input is answered with one line,
 # exit status 1 and nothing written.
-prepare=$(realpath "${PREPARE:-./prepare}") || exit 1
-folder=$(mktemp -d)
-trap 'rm -rf "$folder"' EXIT
-cd "$folder" || exit 1
-export LC_ALL=C
-failed=0
-
-passes() { echo "ok - $1"; }
-fails() { echo "not ok - $1: $2" && failed=1; }
-
-# ids FILE: the token ids, one a line.
-ids() { tail -c +1025 "$1" | od -An -v -tu2 -w2 | tr -d ' '; }
-# documents FILE...: the text with each document as [text], all files in a row.
-documents() {
-  for file in "$@"; do ids "$file"; done |
-    awk '{ if ($1 == 256) printf "["; else if ($1 == 257) printf "]"; else printf "%c", $1 }'
-}
-
-# holds NAME EXPECTED FILE...: the documents of the files are exactly these.
-holds() {
-  local name=$1 expected=$2 found
-  shift 2
-  found=$(documents "$@")
-  if [ "$found" = "$expected" ]; then passes "$name"; else fails "$name" "expected $expected, found ${found:0:300}"; fi
-}
-
-# refuses NAME EXPECTED_WORDS ARGUMENTS...
-refuses() {
-  local name=$1 words=$2
-  shift 2
-  "$prepare" --out refused/out "$@" >stdout 2>stderr
-  local status=$?
-  if [ $status != 1 ]; then fails "$name" "exit status $status instead of 1"
-  elif [ "$(wc -l <stderr)" != 1 ]; then fails "$name" "$(wc -l <stderr) lines on standard error"
-  elif ! grep -qF -- "$words" stderr; then fails "$name" "said: $(cat stderr)"
-  elif [ -s stdout ]; then fails "$name" "printed: $(cat stdout)"
-  elif [ -e refused ]; then fails "$name" "left $(find refused | tr '\n' ' ')"
-  else passes "$name"; fi
-}
-
-runs() { # runs ARGUMENTS...
-  "$prepare" "$@" >stdout 2>stderr || { echo "# prepare $*: $(cat stderr)"; return 1; }
-}
+# shellcheck source=tests/support/prepare.sh
+. "$(dirname "$0")/../support/prepare.sh"
 
 # ---- What is written
 
@@ -164,7 +123,7 @@ if [ "$sizes" = '1034 1034 1034 1034 1034 ' ]; then passes $name; else fails $na
 runs --force --out shards --shard-tokens 12 text
 name=a_forced_run_replaces_the_whole_dataset
 left=$(ls -A shards | tr '\n' ' ')
-if [ "$left" = 'dataset.json train-00000.bin train-00001.bin val-00000.bin ' ]; then passes $name; else fails $name "left: $left"; fi
+if [ "$left" = 'dataset.json tokenizer.json tokenizer_config.json train-00000.bin train-00001.bin val-00000.bin ' ]; then passes $name; else fails $name "left: $left"; fi
 
 # ---- What is refused
 

@@ -228,6 +228,7 @@ static void what_the_run_started_from_is_carried_over(void **state) {
                   "{\"pad_token_id\": 3, \"eos_token_id\": [1, 2], \"x\": \"y\"}");
   tiny_test_write(&t, "generation_config.json", generation);
   tiny_test_write(&t, "special_tokens_map.json", "{\"pad\": 1}");
+  tiny_test_write(&t, "tokenizer.json", "one that cannot be read");
   tiny_test_write(&t, "tokenizer.model", "binary");
   tiny_test_write(&t, "chat_template.jinja", "{{ x }}");
   tiny_test_write(&t, "README.md", "not ours to tell");
@@ -248,6 +249,7 @@ static void what_the_run_started_from_is_carried_over(void **state) {
     assert_string_equal(text, generation); // byte for byte
     free(text);
     assert_true(tiny_test_has(&t, "latest/special_tokens_map.json"));
+    assert_true(tiny_test_has(&t, "latest/tokenizer.json"));
     assert_true(tiny_test_has(&t, "latest/tokenizer.model"));
     assert_true(tiny_test_has(&t, "latest/chat_template.jinja"));
     assert_false(tiny_test_has(&t, "latest/README.md"));
