@@ -65,7 +65,8 @@ printf '\377\377\377\177' |
 status=$?
 check weights_that_are_nan_end_in_a_sentence "status $status, it said $(cat "$folder/said.err")" \
   test "$status$(grep -c 'not finite' "$folder/said.err")$(wc -l <"$folder/said.err")" = 111
-check and_in_no_zero_bytes "$(od -c "$folder/said")" test "$(tr -dc '\0' <"$folder/said" | wc -c)" = 0
+check and_in_no_zero_bytes "$(od -c "$folder/said")" \
+  test "$(tr -dc '\0' <"$folder/said" | wc -c)" = 0
 refuses their_loss_is_refused 'not finite' --eval "$folder/old" --data "$folder/data"
 
 "$TRAIN" "$config" "output.dir=$folder/beside" train.steps=100000 train.save_interval=1 \
@@ -109,8 +110,9 @@ check the_last_window_may_be_shorter "it said '$said'" grep -q '^300 tokens with
 said=$(value 'bits per byte' "$run" --data "$folder/half1.bin")
 nats=$(value loss "$run" --data "$folder/half1.bin")
 check bits_per_byte_are_the_losses_over_the_bytes "it said '$said' for '$nats'" \
-  awk -v said="$said" -v nats="$nats" 'BEGIN { split(said, bits, /[ ,]+/); split(nats, loss); exit !(bits[3] == 1 &&
-           (difference = bits[1] * log(2) - loss[1]) < 1e-5 && difference > -1e-5) }'
+  awk -v said="$said" -v nats="$nats" 'BEGIN {
+    split(said, bits, /[ ,]+/); split(nats, loss)
+    exit !(bits[3] == 1 && (difference = bits[1] * log(2) - loss[1]) < 1e-5 && difference > -1e-5) }'
 said=$(value 'data' "$run" --data "$folder/text.txt")
 check a_text_is_encoded_as_it_is_read "it said '$said'" \
   grep -q "^$(($(wc -c <"$folder/text.txt") + 1)) tokens with a loss, of 1 file" <<<"$said"
