@@ -71,6 +71,8 @@ static void take_apart(Document *d, Text *rest) {
     text_append(rest, text + copied, value - copied);
     text_append(rest, "null", 4);
     at = copied = skip_brackets(text, d->bytes, value);
+    for (size_t i = value; i < at; i++) // so that sentences name the right line
+      if (text[i] == '\n') text_append(rest, "\n", 1);
   }
   text_append(rest, text + copied, d->bytes - copied);
   text_append(rest, "", 1);
