@@ -129,7 +129,9 @@ static int make_temporary(OutFolder *f, Error *err) {
   if (status == 0 && mkdir(f->temporary.text, 0755) != 0)
     status =
         error_set(err, "cannot create the folder '%s': %s", f->temporary.text, strerror(errno));
-  return status == 0 ? take_lock(f, err) : -1;
+  if (status != 0 || take_lock(f, err) == 0) return status;
+  rmdir(f->temporary.text);
+  return -1;
 }
 
 int out_begin(OutFolder *f, const char *out, Error *err) {

@@ -54,6 +54,52 @@ static int read_model(Bpe *bpe, const cJSON *model, Error *err) {
   return 0;
 }
 
+static const char META[] = "\u2581";
+enum { META_BYTES = sizeof META - 1 };
+
+// The next U+2581 in text[bytes] at or after `at`, or bytes.
+static size_t find_meta(const char *text, size_t bytes, size_t at) {
+  while (at + META_BYTES <= bytes) {
+    const char *found = memchr(text + at, META[0], bytes - META_BYTES + 1 - at);
+    if (!found) break;
+    at = (size_t)(found - text);
+    if (memcmp(found, META, META_BYTES) == 0) return at;
+    at++;
+  }
+  return bytes;
+}
+
+// A token that stands for something else than its own text.
+static bool stands_in(const Bpe *bpe, int32_t id) {
+  if (id == bpe->unknown) return true;
+  const char first = *vocabulary_text(&bpe->vocabulary, id);
+  for (int i = 0; i < 256 && bpe->byte_fallback && first == '<'; i++)
+    if (bpe->fallback[i] == id) return true;
+  return false;
+}
+
+static void find_breaks(Bpe *bpe) {
+  const Vocabulary *v = &bpe->vocabulary;
+  bpe->breaks = !bpe->byte_level && !bpe->ignore_merges &&
+                vocabulary_find(v, META, META_BYTES, false) != NO_TOKEN;
+  for (size_t i = 0; bpe->breaks && i < bpe->merges.count; i++) {
+    const Merge *m = &bpe->merges.list[i];
+    const char *text = vocabulary_text(v, m->merged);
+    const size_t bytes = v->tokens[m->merged].length;
+    for (size_t at = find_meta(text, bytes, 1); at < bytes; at = find_meta(text, bytes, at + 1))
+      bpe->joined[(unsigned char)text[at - 1]] = true;
+    if (stands_in(bpe, m->left) || stands_in(bpe, m->right)) bpe->breaks = false;
+  }
+}
+
+size_t bpe_word_length(const Bpe *bpe, const char *text, size_t bytes) {
+  size_t at = bytes;
+  if (bpe->breaks)
+    for (at = find_meta(text, bytes, 1); at < bytes && bpe->joined[(unsigned char)text[at - 1]];)
+      at = find_meta(text, bytes, at + 1);
+  return at;
+}
+
 int bpe_read(Bpe *bpe, const Document *document, bool byte_level, Error *err) {
   const cJSON *model = cJSON_GetObjectItemCaseSensitive(document->tree, "model");
   bpe->byte_level = byte_level;
@@ -64,6 +110,7 @@ int bpe_read(Bpe *bpe, const Document *document, bool byte_level, Error *err) {
   if (read_unknown(bpe, model, err) != 0) return error_prefix(err, "%s", document->name);
   merges_index(&bpe->merges);
   index_bytes(bpe);
+  find_breaks(bpe);
   for (int i = 0; byte_level && bpe->byte_fallback && i < 256; i++)
     if (bpe->byte[i] == NO_TOKEN)
       return error_set(err,

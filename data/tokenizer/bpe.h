@@ -13,6 +13,10 @@ typedef struct Bpe {
   int32_t byte[256];  // byte_level: its token, else that of ASCII; or NO_TOKEN
   bool byte_fallback; // characters without a token become <0x00> to <0xFF>
   int32_t fallback[256];
+  // Where no pre-tokenizer cuts a text, a U+2581 begins a word all the same, if no token has one
+  // behind the byte that comes before it.
+  bool breaks;
+  bool joined[256]; // by that byte: some token has
 } Bpe;
 
 // Start from zeros.
@@ -32,6 +36,10 @@ typedef struct BpeScratch {
   size_t heap_count, heap_capacity;
 } BpeScratch;
 void bpe_scratch_close(BpeScratch *s);
+
+// Bytes up to where the first word of text[bytes] ends, so that what follows does not change its
+// tokens: all of them, or up to a U+2581.
+size_t bpe_word_length(const Bpe *bpe, const char *text, size_t bytes);
 
 enum { BPE_MAX_BYTES = 1 << 30 }; // of a word
 // Appends the tokens of a word.

@@ -1,6 +1,7 @@
 #include <stdlib.h>
 
 #include "base/utf8.h"
+#include "data/tokenizer/cache.h"
 #include "data/tokenizer/tokenizer_parts.h"
 
 struct Encoder {
@@ -8,8 +9,9 @@ struct Encoder {
   NormalizerBuffers normal;
   Cutter cutter;
   BpeScratch scratch;
-  RegexScan *word; // finds a letter where an added token wants to stand alone
-  TokenIds *ids;   // where the ids go
+  RegexScan *word;   // finds a letter where an added token wants to stand alone
+  CachedWord *words; // [CACHE_WORDS]
+  TokenIds *ids;     // where the ids go
 };
 
 void token_ids_push(TokenIds *list, int32_t id) {
@@ -23,6 +25,7 @@ void token_ids_push(TokenIds *list, int32_t id) {
 Encoder *encoder_open(const Tokenizer *tokenizer) {
   Encoder *e = xcalloc(1, sizeof *e);
   e->tokenizer = tokenizer;
+  e->words = xcalloc(CACHE_WORDS, sizeof *e->words);
   cutter_open(&e->cutter, &tokenizer->pre_tokenizer);
   e->word = regex_scan_open(tokenizer->word);
   return e;
@@ -34,15 +37,54 @@ void encoder_close(Encoder *e) {
   cutter_close(&e->cutter);
   bpe_scratch_close(&e->scratch);
   regex_scan_close(e->word);
+  free(e->words);
   free(e);
 }
 
-static int encode_word(void *to, const char *word, size_t bytes, Error *err) {
+static void push_ids(TokenIds *list, const int32_t *ids, int64_t count) {
+  if (list->capacity - list->count < CACHE_MAX_IDS) {
+    list->capacity = 2 * list->capacity + 1024;
+    list->ids = xrealloc(list->ids, (size_t)list->capacity * sizeof *list->ids);
+  }
+  // All of them, which is quicker than as many as there are.
+  memcpy(list->ids + list->count, ids, CACHE_MAX_IDS * sizeof *ids);
+  list->count += count;
+}
+
+static void encode_word(Encoder *e, const char *word, size_t bytes) {
+  if (bytes > CACHE_MAX_BYTES) {
+    bpe_encode(&e->tokenizer->bpe, &e->scratch, word, bytes, e->ids);
+    return;
+  }
+  uint64_t key[4];
+  cache_key(word, bytes, key);
+  CachedWord *cached = cache_slot(e->words, key, bytes);
+  if (cache_is(cached, key, bytes)) {
+    push_ids(e->ids, cached->ids, cached->count);
+    return;
+  }
+  const int64_t before = e->ids->count;
+  bpe_encode(&e->tokenizer->bpe, &e->scratch, word, bytes, e->ids);
+  const int64_t count = e->ids->count - before;
+  if (count > CACHE_MAX_IDS) return;
+  memcpy(cached->key, key, sizeof key);
+  memcpy(cached->ids, e->ids->ids + before, (size_t)count * sizeof *cached->ids);
+  cached->bytes = (uint8_t)bytes;
+  cached->count = (uint8_t)count;
+}
+
+static int encode_pre_token(void *to, const char *text, size_t bytes, Error *err) {
   Encoder *e = to;
   if (bytes > BPE_MAX_BYTES)
-    return error_set(err, "a word of %s is too long; cut the text into pieces",
+    return error_set(err, "%s without a place to cut are too long; cut the text into pieces",
                      size_text(bytes).text);
-  bpe_encode(&e->tokenizer->bpe, &e->scratch, word, bytes, e->ids);
+  const Bpe *bpe = &e->tokenizer->bpe;
+  while (bpe->breaks && bytes > 0) {
+    const size_t length = bpe_word_length(bpe, text, bytes);
+    encode_word(e, text, length);
+    text += length, bytes -= length;
+  }
+  if (bytes > 0) encode_word(e, text, bytes);
   return 0;
 }
 
@@ -91,7 +133,7 @@ static int find_added(Encoder *e, const AddedTokens *added, Piece piece, PlainTa
 
 static int encode_normal(Encoder *e, Piece piece, Error *err) {
   const bool valid = utf8_valid(piece.text, piece.bytes) == piece.bytes;
-  return cutter_cut(&e->cutter, piece, valid, encode_word, e, err);
+  return cutter_cut(&e->cutter, piece, valid, encode_pre_token, e, err);
 }
 
 static int encode_raw(Encoder *e, Piece piece, Error *err) {

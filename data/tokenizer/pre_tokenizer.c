@@ -189,14 +189,17 @@ typedef struct Split {
   Piece whole;
   size_t begin, end; // the piece that may grow yet
   bool waiting;      // there is one
+  bool ends;         // no step comes behind this one
   bool last;         // what came last was a match
 } Split;
 
-static int emit(const Split *s, size_t begin, size_t end) {
+static inline int emit(const Split *s, size_t begin, size_t end) {
+  const Way *way = s->way;
   if (begin == end) return 0;
   const Piece piece = {s->whole.text + begin, end - begin, s->whole.first && begin == 0,
                        s->whole.continues};
-  return go_on(s->way, s->number + 1, piece);
+  return s->ends ? way->take(way->to, piece.text, piece.bytes, way->err)
+                 : go_on(way, s->number + 1, piece);
 }
 
 // Emits what waits, and lets [begin, end) wait.
@@ -206,32 +209,42 @@ static int wait_with(Split *s, size_t begin, size_t end) {
   return 0;
 }
 
-static int split_next(Split *s, size_t begin, size_t end, bool match) {
+static int join(Split *s, size_t begin, size_t end, bool match) {
   const CutStep *step = &s->way->cutter->rules->steps[s->number];
   match ^= step->invert;
   const bool last = s->last;
   s->last = match;
+  bool grows = s->waiting;
   switch (step->behavior) {
   case SPLIT_ISOLATED:
-    return emit(s, begin, end);
+    grows = false;
+    break;
   case SPLIT_REMOVED:
     return match ? 0 : emit(s, begin, end);
   case SPLIT_MERGED_WITH_PREVIOUS:
-    if (!match || last || !s->waiting) return wait_with(s, begin, end);
+    grows &= match && !last;
     break;
   case SPLIT_MERGED_WITH_NEXT:
-    if (match || !last || !s->waiting) return wait_with(s, begin, end);
+    grows &= !match && last;
     break;
   case SPLIT_CONTIGUOUS:
-    if (match != last || !s->waiting) return wait_with(s, begin, end);
+    grows &= match == last;
     break;
   }
+  if (!grows) return wait_with(s, begin, end);
   s->end = end;
   return 0;
 }
 
+// Nearly every tokenizer's Split is an isolated one.
+static inline int split_next(Split *s, bool isolated, size_t begin, size_t end, bool match) {
+  return isolated ? emit(s, begin, end) : join(s, begin, end, match);
+}
+
 static int split(const Way *way, int number, Piece piece) {
-  Split s = {.way = way, .number = number, .whole = piece};
+  const PreTokenizer *rules = way->cutter->rules;
+  const bool isolated = rules->steps[number].behavior == SPLIT_ISOLATED;
+  Split s = {.way = way, .number = number, .whole = piece, .ends = number + 1 == rules->count};
   RegexScan *scan = way->cutter->scans[number];
   size_t at = 0, done = 0, begin, end; // done: behind the last match
   bool any = false;                    // there was one
@@ -243,12 +256,12 @@ static int split(const Way *way, int number, Piece piece) {
       at += at < piece.bytes ? utf8_length(piece.text + at, piece.bytes - at) : 1;
       continue;
     }
-    if (done != begin && split_next(&s, done, begin, false) != 0) return -1;
-    if (split_next(&s, begin, end, true) != 0) return -1;
+    if (done != begin && split_next(&s, isolated, done, begin, false) != 0) return -1;
+    if (split_next(&s, isolated, begin, end, true) != 0) return -1;
     at = done = end;
     any = true;
   }
-  if (done != piece.bytes && split_next(&s, done, piece.bytes, false) != 0) return -1;
+  if (done != piece.bytes && split_next(&s, isolated, done, piece.bytes, false) != 0) return -1;
   return s.waiting ? emit(&s, s.begin, s.end) : 0;
 }
 

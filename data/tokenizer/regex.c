@@ -12,7 +12,6 @@
 #include <ctype.h>
 #include <pcre2.h>
 #include <stdbool.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -33,6 +32,7 @@ struct Regex {
 
 struct RegexScan {
   const pcre2_code *code;
+  bool compiled; // by the JIT
   pcre2_match_data *data;
   pcre2_match_context *context;
   pcre2_jit_stack *stack; // NULL where there is no JIT
@@ -198,18 +198,29 @@ void regex_close(Regex *regex) {
   free(regex);
 }
 
+static void *allocate(size_t bytes, void *unused) {
+  (void)unused;
+  return xmalloc(bytes);
+}
+
+static void release(void *memory, void *unused) {
+  (void)unused;
+  free(memory);
+}
+
 RegexScan *regex_scan_open(const Regex *regex) {
   RegexScan *scan = xcalloc(1, sizeof *scan);
+  pcre2_general_context *memory = pcre2_general_context_create(allocate, release, NULL);
+  size_t jit_bytes = 0;
+  pcre2_pattern_info(regex->code, PCRE2_INFO_JITSIZE, &jit_bytes);
   scan->code = regex->code;
-  scan->data = pcre2_match_data_create(1, NULL);
-  scan->context = pcre2_match_context_create(NULL);
-  if (!scan->data || !scan->context) {
-    fprintf(stderr, "out of memory: PCRE2 got none\n");
-    exit(1);
-  }
+  scan->compiled = jit_bytes > 0;
+  scan->data = pcre2_match_data_create(1, memory);
+  scan->context = pcre2_match_context_create(memory);
   pcre2_set_match_limit(scan->context, MATCH_LIMIT);
   pcre2_set_heap_limit(scan->context, HEAP_LIMIT_KIB);
-  scan->stack = pcre2_jit_stack_create(1 << 15, JIT_STACK_BYTES, NULL);
+  scan->stack = pcre2_jit_stack_create(1 << 15, JIT_STACK_BYTES, memory);
+  pcre2_general_context_free(memory);
   if (scan->stack) pcre2_jit_stack_assign(scan->context, NULL, scan->stack);
   return scan;
 }
@@ -224,8 +235,11 @@ void regex_scan_close(RegexScan *scan) {
 
 int regex_next(RegexScan *scan, const char *text, size_t bytes, size_t at, size_t *begin,
                size_t *end, Error *err) {
-  const int found = pcre2_match(scan->code, (PCRE2_SPTR)text, bytes, at, PCRE2_NO_UTF_CHECK,
-                                scan->data, scan->context);
+  const PCRE2_SPTR subject = (PCRE2_SPTR)text;
+  const int found =
+      scan->compiled ? pcre2_jit_match(scan->code, subject, bytes, at, 0, scan->data, scan->context)
+                     : pcre2_match(scan->code, subject, bytes, at, PCRE2_NO_UTF_CHECK, scan->data,
+                                   scan->context);
   if (found == PCRE2_ERROR_NOMATCH) return 0;
   if (found < 0) {
     PCRE2_UCHAR why[256];

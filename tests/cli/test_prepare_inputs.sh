@@ -92,4 +92,17 @@ refuses binary_standard_input_is_refused "'standard input' is not text" - </bin/
 refuses broken_json_on_standard_input_is_named "'standard input' line 2 is not JSON" --jsonl - <<<$'{"text": "a"}\n{"text"'
 refuses a_tokenizer_that_is_not_there_is_refused "'missing" --tokenizer missing text
 
+# ---- Parquet, where pyarrow is
+
+python=${PYTHON:-python3}
+if "$python" -c 'import pyarrow.parquet' 2>/dev/null; then
+  "$python" -c 'import pyarrow as pa, pyarrow.parquet as pq
+pq.write_table(pa.table({"n": [1] * 300, "text": [f"document {i}" for i in range(1, 301)]}), "many.parquet")'
+  script=$source/scripts/parquet_to_jsonl.py
+  "$python" "$script" many.parquet | runs --jsonl --out parquet - && same_dataset parquet_is_read_by_the_script parquet
+  name=a_column_that_is_not_there_is_named
+  if ! "$python" "$script" --field body many.parquet 2>stderr && grep -q "column 'body': there are only the columns n, text" stderr; then
+    passes $name; else fails $name "$(cat stderr)"; fi
+else echo "ok - parquet_is_read_by_the_script # SKIP the Python package pyarrow is not installed"; fi
+
 exit $failed
