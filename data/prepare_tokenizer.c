@@ -63,7 +63,7 @@ static int read_texts(BpeTrainer *trainer, const Corpus *corpus, Error *err) {
 }
 
 static int make_tokens(BpeTrainer *trainer, Error *err) {
-  enum { STEP = 16 }; // tokens between two looks at signals
+  enum { STEP = 16 };                             // tokens between two looks at signals
   int status = bpe_trainer_step(trainer, 0, err); // counts the rest, which takes a while
   Progress progress = progress_begin();
   while (status >= 0 && (status = bpe_trainer_step(trainer, STEP, err)) > 0) {

@@ -143,8 +143,8 @@ static Candidate heap_pop(Merger *m) {
   return best;
 }
 
-// The pairs from `first` on become candidates, if they come twice. Older ones have not come to more:
-// each pair that a merge makes has the new token in it.
+// The pairs from `first` on become candidates if they come twice. Older ones have not come to
+// more: each pair that a merge makes has the new token in it.
 static void push_pairs(Merger *m, size_t first) {
   for (size_t i = first; i < m->pair_count; i++) {
     Pair *p = &m->pairs[i];
