@@ -61,10 +61,10 @@ static int read_texts(BpeTrainer *trainer, const Corpus *corpus, Error *err) {
 }
 
 static int make_tokens(BpeTrainer *trainer, Error *err) {
-  enum { STEP = 16 }; // tokens between two looks at signals
+  enum { STEP = 16 };                             // tokens between two looks at signals
+  int status = bpe_trainer_step(trainer, 0, err); // counts the rest, which takes a while
   Progress progress = progress_begin();
-  int status;
-  while ((status = bpe_trainer_step(trainer, STEP, err)) > 0) {
+  while (status >= 0 && (status = bpe_trainer_step(trainer, STEP, err)) > 0) {
     if (interrupted(err) != 0) return -1;
     const BpeProgress p = bpe_trainer_progress(trainer);
     progress_show(&progress, (uint64_t)p.tokens, (uint64_t)p.vocab_size, 0);

@@ -6,9 +6,11 @@ rustbpe where it is installed; prints time, memory and how well each compresses 
 
 Files that are UTF-8 are the documents, one file in 50 is held out. Every trainer is a process of its
 own and reads the same .jsonl file; the held-out text is encoded by tokenizers (rustbpe's by
-tiktoken). PREPARE names another ./prepare.
+tiktoken). PREPARE names another ./prepare. Needs: pip install tokenizers; rustbpe and tiktoken if
+they are to be compared.
 """
 import argparse
+import importlib.util
 import json
 import os
 import subprocess
@@ -137,6 +139,8 @@ def main():
     parser.add_argument("--megabytes", type=float, default=500)
     parser.add_argument("paths", nargs="+", metavar="FILE_OR_FOLDER")
     options = parser.parse_args()
+    if not importlib.util.find_spec("tokenizers"):
+        sys.exit("tokenizers is not installed; install it with: pip install tokenizers")
     prepare = os.environ.get("PREPARE", os.path.join(ROOT, "prepare"))
     with tempfile.TemporaryDirectory() as folder:
         text, ours = os.path.join(folder, "text.jsonl"), os.path.join(folder, "ours")
@@ -147,13 +151,12 @@ def main():
             f"{size / 1e6:.0f} MB of text, {held_bytes / 1e6:.1f} MB held out, "
             f"vocabulary {options.vocab}, {os.cpu_count()} cores"
         )
-        rows = [["coda.c", *run([prepare, "--train-tokenizer", str(options.vocab), "--out", ours, text])]]
+        command = [prepare, "--train-tokenizer", str(options.vocab), "--out", ours, text]
+        rows = [["coda.c", *run(command)]]
         ours = os.path.join(ours, "tokenizer.json")
         rows[0].append(tokens_of_json(ours, held_out))
         for name in PEERS:
-            try:
-                __import__(name)
-            except ImportError:
+            if not importlib.util.find_spec(name):
                 print(f"{name} is not installed")
                 continue
             out = os.path.join(folder, name)

@@ -1,7 +1,8 @@
 // Training a byte-level BPE tokenizer: text is counted first, then the merges are found.
 //
 // Words are what the pattern cuts the text into, and what it leaves between its matches; bytes that
-// are not UTF-8 are words as they are. Words longer than BPE_LONGEST_WORD bytes are cut again. The
+// are not UTF-8 are words as they are. Words longer than BPE_LONGEST_WORD bytes are cut again. Of
+// more than 16 million different words the rarest are forgotten, so that memory stays bounded. The
 // same pieces of text give the same tokenizer, however many threads count.
 #pragma once
 #include <stdbool.h>
@@ -30,7 +31,7 @@ void bpe_trainer_close(BpeTrainer *trainer); // NULL is fine
 int bpe_trainer_add(BpeTrainer *trainer, const char *text, size_t bytes, Error *err);
 
 // Makes at most so many tokens more; no text can be added then. 1: there is more to do, 0: done,
-// -1: the text is too little for the vocabulary.
+// -1: the text is too little for the vocabulary, or an error as of bpe_trainer_add.
 int bpe_trainer_step(BpeTrainer *trainer, int64_t tokens, Error *err);
 
 typedef struct BpeProgress {

@@ -6,6 +6,8 @@
 #include "base/memory.h"
 #include "data/tokenizer/byte_level.h"
 
+enum { FIRST_SLOTS = 1 << 16 }; // of the pairs' hash table
+
 // Two neighbouring tokens: the left one's id above the right one's, so that a number orders them.
 typedef uint64_t PairKey;
 
@@ -32,7 +34,8 @@ struct Merger {
 
   Pair *pairs; // [pair_count]
   size_t pair_count, pair_capacity;
-  uint32_t *slots; // [slot_count] a hash table: the pair's number + 1
+  size_t kept_pairs; // when those were dropped that had become too rare
+  uint32_t *slots;   // [slot_count] a hash table: the pair's number + 1
   size_t slot_count;
 
   Candidate *heap; // [heap_count] the best one first
@@ -65,9 +68,9 @@ static void put_slot(Merger *m, size_t number) {
   m->slots[at] = (uint32_t)number + 1;
 }
 
-static void grow_slots(Merger *m) {
+static void fill_slots(Merger *m, size_t slot_count) {
   free(m->slots);
-  m->slot_count = m->slot_count ? 2 * m->slot_count : 1 << 16;
+  m->slot_count = slot_count;
   m->slots = xcalloc(m->slot_count, sizeof *m->slots);
   for (size_t i = 0; i < m->pair_count; i++) put_slot(m, i);
 }
@@ -81,7 +84,7 @@ static Pair *find_pair(Merger *m, PairKey key) {
 static Pair *find_or_add_pair(Merger *m, PairKey key) {
   Pair *found = find_pair(m, key);
   if (found) return found;
-  if (2 * (m->pair_count + 1) > m->slot_count) grow_slots(m);
+  if (2 * (m->pair_count + 1) > m->slot_count) fill_slots(m, 2 * m->slot_count);
   m->pairs = more_room(m->pairs, m->pair_count, &m->pair_capacity, sizeof *m->pairs);
   m->pairs[m->pair_count] = (Pair){.key = key};
   put_slot(m, m->pair_count);
@@ -109,6 +112,7 @@ static void pair_comes(Merger *m, int32_t left, int32_t right, uint32_t word) {
 // And once less.
 static void pair_goes(Merger *m, int32_t left, int32_t right, uint32_t word) {
   Pair *p = find_pair(m, make_key(left, right));
+  if (!p) return; // it was dropped
   p->count -= m->words[word].count;
   if (p->count == 0) forget_places(p);
 }
@@ -139,11 +143,29 @@ static Candidate heap_pop(Merger *m) {
   return best;
 }
 
-// The pairs from `first` on become candidates. Older ones have not come to more: each pair that a
-// merge makes has the new token in it.
+// The pairs from `first` on become candidates if they come twice. Older ones have not come to
+// more: each pair that a merge makes has the new token in it.
 static void push_pairs(Merger *m, size_t first) {
-  for (size_t i = first; i < m->pair_count; i++)
-    if (m->pairs[i].count > 1) heap_push(m, (Candidate){m->pairs[i].count, m->pairs[i].key});
+  for (size_t i = first; i < m->pair_count; i++) {
+    Pair *p = &m->pairs[i];
+    if (p->count > 1)
+      heap_push(m, (Candidate){p->count, p->key});
+    else
+      forget_places(p);
+  }
+}
+
+// Once most pairs come less than twice, which they then do for ever, these are dropped.
+static void drop_pairs(Merger *m) {
+  if (m->pair_count < FIRST_SLOTS || m->pair_count < 2 * m->kept_pairs) return;
+  size_t kept = 0;
+  for (size_t i = 0; i < m->pair_count; i++)
+    if (m->pairs[i].count > 1)
+      m->pairs[kept++] = m->pairs[i];
+    else
+      free(m->pairs[i].places);
+  m->pair_count = m->kept_pairs = kept;
+  fill_slots(m, m->slot_count);
 }
 
 // The most frequent pair, or NULL if none comes twice.
@@ -151,8 +173,8 @@ static Pair *best_pair(Merger *m) {
   while (m->heap_count > 0) {
     const Candidate c = heap_pop(m);
     Pair *p = find_pair(m, c.key);
-    if (p->count == c.count) return p;
-    if (p->count > 1) heap_push(m, (Candidate){p->count, p->key});
+    if (p && p->count == c.count) return p;
+    if (p && p->count > 1) heap_push(m, (Candidate){p->count, p->key});
   }
   return NULL;
 }
@@ -206,6 +228,7 @@ static int32_t joined_token(Merger *m, int32_t left, int32_t right) {
 bool merger_step(Merger *m) {
   Pair *best;
   int32_t left, right, joined;
+  drop_pairs(m);
   do { // a pair that would make a reserved token stays as it is, and is no candidate any more
     best = best_pair(m);
     if (!best) return false;
@@ -262,7 +285,7 @@ Merger *merger_open(WordTable *words, const char *const *reserved, int reserved_
   m->symbols = xmalloc(words->bytes_used * sizeof *m->symbols);
   spell_words(m, words->bytes);
   words_free(words);
-  grow_slots(m);
+  fill_slots(m, FIRST_SLOTS);
   for (size_t w = 0; w < m->word_count; w++) {
     const int32_t *s = m->symbols + m->words[w].start;
     for (size_t i = 1; i < m->words[w].length; i++) pair_comes(m, s[i - 1], s[i], (uint32_t)w);

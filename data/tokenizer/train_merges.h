@@ -17,9 +17,8 @@ void merger_close(Merger *merger); // NULL is fine
 // id, then right id. False: no pair is left that comes twice.
 bool merger_step(Merger *merger);
 
-// The tokens in the order of their ids, as words without a count; and the merges in their order, one for
-// each token from 256 on.
-// Valid until the next step.
+// The tokens in the order of their ids, as words without a count; and the merges, one for each
+// token from 256 on. Valid until the next step.
 const WordTable *merger_tokens(const Merger *merger);
 const int32_t (*merger_merges(const Merger *merger, int64_t *count))[2];
 // Tokens that the words now are, each word as often as it came.
