@@ -74,7 +74,7 @@ typedef struct CorpusReader {
 } CorpusReader;
 
 // A piece of a document. Pieces of a long one meet behind a line's end that has no white space on
-// either side, where one comes within 64 MiB, so that a tokenizer gives the ids that it gives for
+// either side, where one comes within 16 MiB, so that a tokenizer gives the ids that it gives for
 // the whole.
 typedef struct CorpusBlock {
   const char *text;      // not NUL-terminated; valid until the next call

@@ -3,7 +3,7 @@
 #include <string.h>
 
 // LOOK: bytes behind a place that decide whether it is safe.
-enum { PIECE = 1 << 20, MOST = 64 << 20, LOOK = 4 };
+enum { PIECE = 1 << 20, MOST = 16 << 20, LOOK = 4 };
 
 size_t cut_character(const char *text, size_t at) {
   size_t start = at;

@@ -4,7 +4,7 @@
 #include <stddef.h>
 
 // How many bytes of text[known] to take as a piece: about 1 MiB, up to the last place before that,
-// or the first behind it; a character's boundary where none comes within 64 MiB; 0 if more has to
+// or the first behind it; a character's boundary where none comes within 16 MiB; 0 if more has to
 // be known. complete: the document ends there. *searched says how far it was looked in vain; start
 // with 0.
 size_t cut_piece(const char *text, size_t known, bool complete, size_t *searched);

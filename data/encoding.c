@@ -7,8 +7,9 @@
 
 #include "base/memory.h"
 
-// Text under way at most, but for a single batch. Its ids take up to 4 bytes for each of it.
-#define MAX_TEXT_BYTES ((size_t)64 << 20)
+// As much text may be under way as the slots usually hold, or one batch of the largest piece: an
+// encoder may need 50 bytes for a byte of it.
+enum { USUAL_BATCH_BYTES = 1 << 20, LARGE_BATCH_BYTES = 16 << 20 };
 
 struct Encoding {
   const Tokenizer *tokenizer;
@@ -17,7 +18,7 @@ struct Encoding {
   Batch *ring; // [slots]; batch number n lies in ring[n % slots]
   size_t slots;
   size_t given_count, begun_count, taken_count; // batches so far
-  size_t text_bytes;                            // under way
+  size_t text_bytes, most_text_bytes;           // under way
   bool closing;
   int threads;
   pthread_t *workers; // [threads]
@@ -85,6 +86,8 @@ Encoding *encoding_open(const Tokenizer *tokenizer, int threads) {
   Encoding *e = xcalloc(1, sizeof *e);
   e->tokenizer = tokenizer;
   e->slots = 2 * (size_t)threads + 2;
+  e->most_text_bytes = e->slots * USUAL_BATCH_BYTES;
+  if (e->most_text_bytes < LARGE_BATCH_BYTES) e->most_text_bytes = LARGE_BATCH_BYTES;
   e->ring = xcalloc(e->slots, sizeof *e->ring);
   e->workers = xcalloc((size_t)threads, sizeof *e->workers);
   pthread_mutex_init(&e->mutex, NULL);
@@ -98,7 +101,8 @@ Encoding *encoding_open(const Tokenizer *tokenizer, int threads) {
 }
 
 Batch *encoding_free_batch(Encoding *e) {
-  const bool full = e->given_count - e->taken_count == e->slots || e->text_bytes >= MAX_TEXT_BYTES;
+  const bool full =
+      e->given_count - e->taken_count == e->slots || e->text_bytes >= e->most_text_bytes;
   return full ? NULL : &e->ring[e->given_count % e->slots];
 }
 
@@ -122,13 +126,12 @@ Batch *encoding_take(Encoding *e, bool wait) {
 
 // One that was large gives its memory back.
 void encoding_return(Encoding *e, Batch *b) {
-  enum { USUAL_BYTES = 8 << 20 };
   e->taken_count++;
   e->text_bytes -= b->text_bytes;
   b->text_bytes = b->count = 0;
   b->ids.count = 0;
   b->done = false;
-  if (b->text_capacity > USUAL_BYTES) {
+  if (b->text_capacity > LARGE_BATCH_BYTES) {
     free(b->text);
     free(b->ids.ids);
     *b = (Batch){.segments = b->segments, .capacity = b->capacity};
