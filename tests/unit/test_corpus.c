@@ -12,9 +12,9 @@
 
 #include "base/file.h"
 #include "base/memory.h"
-#include "data/corpus.h"
-#include "data/cut.h"
-#include "data/jsonl.h"
+#include "data/corpus/corpus.h"
+#include "data/corpus/cut.h"
+#include "data/corpus/jsonl.h"
 #include "tests/support/data_test.h"
 
 // ---- One line of .jsonl

@@ -11,11 +11,11 @@
 #include "base/file.h"
 #include "base/memory.h"
 #include "base/rng.h"
-#include "data/cut.h"
+#include "data/corpus/cut.h"
 #include "data/dataset.h"
-#include "data/encoding.h"
+#include "data/prepare/encoding.h"
 #include "data/tokenizer/regex.h"
-#include "data/tokenizer/train.h"
+#include "data/tokenizer/training/train.h"
 #include "tests/support/data_test.h"
 
 // ---- dataset.json

@@ -5,7 +5,7 @@
 #include <sys/stat.h>
 
 #include "base/file.h"
-#include "data/prepare_run.h"
+#include "data/prepare/run.h"
 #include "data/tokenizer/tokenizer.h"
 #include "data/tokens.h"
 

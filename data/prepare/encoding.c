@@ -1,4 +1,4 @@
-#include "data/encoding.h"
+#include "data/prepare/encoding.h"
 
 #include <pthread.h>
 #include <stdio.h>

@@ -1,5 +1,5 @@
 #define _GNU_SOURCE // memmem
-#include "data/corpus.h"
+#include "data/corpus/corpus.h"
 
 #include <inttypes.h>
 #include <stdlib.h>
@@ -7,9 +7,9 @@
 
 #include "base/memory.h"
 #include "base/signals.h"
-#include "data/corpus_files.h"
-#include "data/cut.h"
-#include "data/jsonl.h"
+#include "data/corpus/files.h"
+#include "data/corpus/cut.h"
+#include "data/corpus/jsonl.h"
 
 enum { BLOCK_BYTES = 1 << 20, LINE_MAX_BYTES = 1 << 30 };
 

@@ -1,4 +1,4 @@
-#include "data/tokenizer/train_merges.h"
+#include "data/tokenizer/training/merges.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -1,4 +1,4 @@
-#include "data/tokenizer/train_words.h"
+#include "data/tokenizer/training/words.h"
 
 #include <stdlib.h>
 #include <string.h>

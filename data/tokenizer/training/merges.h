@@ -3,7 +3,7 @@
 #pragma once
 #include <stdbool.h>
 #include <stdint.h>
-#include "data/tokenizer/train_words.h"
+#include "data/tokenizer/training/words.h"
 
 typedef struct Merger Merger;
 

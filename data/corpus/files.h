@@ -2,7 +2,7 @@
 #pragma once
 #include <stdbool.h>
 #include <stddef.h>
-#include "data/corpus.h"
+#include "data/corpus/corpus.h"
 
 enum { FILE_PROBE_BYTES = 1 << 16 };
 

@@ -1,4 +1,4 @@
-#include "data/prepare_run.h"
+#include "data/prepare/run.h"
 
 #include <fcntl.h>
 #include <errno.h>
@@ -13,12 +13,12 @@
 #include "base/memory.h"
 #include "base/rng.h"
 #include "base/signals.h"
-#include "data/corpus.h"
-#include "data/cut.h"
+#include "data/corpus/corpus.h"
+#include "data/corpus/cut.h"
 #include "data/dataset.h"
-#include "data/encoding.h"
-#include "data/prepare_folder.h"
-#include "data/progress.h"
+#include "data/prepare/encoding.h"
+#include "data/prepare/folder.h"
+#include "base/progress.h"
 #include "data/shards.h"
 
 // From this many documents on, whole ones are kept for validation.
@@ -270,7 +270,8 @@ static int write_folder(Job *job, Error *err) {
 
 static void print_part(const Job *job, const Part *part) {
   const Shards *s = &part->shards;
-  printf("%-10s %" PRId64 " tokens of %" PRId64 " document%s, %.2f bytes a token, in %s/%s-00000.bin",
+  printf("%-10s %" PRId64 " tokens of %" PRId64
+         " document%s, %.2f bytes a token, in %s/%s-00000.bin",
          s->name, s->tokens, part->documents, part->documents == 1 ? "" : "s",
          (double)part->bytes / (double)s->tokens, job->options->out, s->name);
   if (s->count > 1) printf(" to %s-%05d.bin", s->name, s->count - 1);

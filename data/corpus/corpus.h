@@ -8,7 +8,7 @@
 #include <stddef.h>
 #include <stdint.h>
 #include "base/error.h"
-#include "data/stream.h"
+#include "data/corpus/stream.h"
 
 // What a file in a folder is. What stands before text is passed over; FILE_SPECIAL: devices, links
 // to folders. A broken one (compressed, but damaged; a Git LFS pointer) is an error even there.

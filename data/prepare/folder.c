@@ -1,5 +1,5 @@
 #define _GNU_SOURCE // realpath
-#include "data/prepare_folder.h"
+#include "data/prepare/folder.h"
 
 #include <dirent.h>
 #include <errno.h>

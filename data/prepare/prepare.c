@@ -11,8 +11,8 @@
 #include "base/json.h"
 #include "base/options.h"
 #include "base/signals.h"
-#include "data/prepare_run.h"
-#include "data/prepare_tokenizer.h"
+#include "data/prepare/run.h"
+#include "data/prepare/train_tokenizer.h"
 #include "data/tokenizer/tokenizer.h"
 #include "data/tokens.h"
 

@@ -1,4 +1,4 @@
-#include "data/tokenizer/train.h"
+#include "data/tokenizer/training/train.h"
 
 #include <inttypes.h>
 #include <stdlib.h>
@@ -8,8 +8,8 @@
 #include "base/file.h"
 #include "base/memory.h"
 #include "data/tokenizer/export.h"
-#include "data/tokenizer/train_count.h"
-#include "data/tokenizer/train_merges.h"
+#include "data/tokenizer/training/count.h"
+#include "data/tokenizer/training/merges.h"
 
 enum { SPECIAL_TOKENS = 2 };
 static const char *const special_tokens[SPECIAL_TOKENS] = {BPE_BEGIN, BPE_END};

@@ -1,4 +1,4 @@
-#include "data/cut.h"
+#include "data/corpus/cut.h"
 
 #include <string.h>
 

@@ -1,4 +1,4 @@
-#include "data/tokenizer/train_count.h"
+#include "data/tokenizer/training/count.h"
 
 #include <omp.h>
 #include <stdlib.h>

@@ -1,4 +1,4 @@
-#include "data/stream.h"
+#include "data/corpus/stream.h"
 
 #include <errno.h>
 #include <fcntl.h>

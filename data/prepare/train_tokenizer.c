@@ -1,4 +1,4 @@
-#include "data/prepare_tokenizer.h"
+#include "data/prepare/train_tokenizer.h"
 
 #include <errno.h>
 #include <inttypes.h>
@@ -10,9 +10,9 @@
 #include "base/file.h"
 #include "base/shell.h"
 #include "base/signals.h"
-#include "data/progress.h"
+#include "base/progress.h"
 #include "data/tokenizer/regex.h"
-#include "data/tokenizer/train.h"
+#include "data/tokenizer/training/train.h"
 
 // The folder that is to hold `out`, or out itself: one that is there.
 static PathText standing_folder(const char *out) {

@@ -1,4 +1,4 @@
-#include "data/jsonl.h"
+#include "data/corpus/jsonl.h"
 
 #include <stdbool.h>
 #include <stdint.h>

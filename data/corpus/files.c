@@ -1,4 +1,4 @@
-#include "data/corpus_files.h"
+#include "data/corpus/files.h"
 
 #include <dirent.h>
 #include <errno.h>

@@ -4,7 +4,7 @@
 #include <stddef.h>
 #include <stdint.h>
 #include "base/error.h"
-#include "data/tokenizer/train_words.h"
+#include "data/tokenizer/training/words.h"
 
 typedef struct WordCounter WordCounter;
 
