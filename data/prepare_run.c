@@ -270,7 +270,8 @@ static int write_folder(Job *job, Error *err) {
 
 static void print_part(const Job *job, const Part *part) {
   const Shards *s = &part->shards;
-  printf("%-10s %" PRId64 " tokens of %" PRId64 " document%s, %.2f bytes a token, in %s/%s-00000.bin",
+  printf("%-10s %" PRId64 " tokens of %" PRId64
+         " document%s, %.2f bytes a token, in %s/%s-00000.bin",
          s->name, s->tokens, part->documents, part->documents == 1 ? "" : "s",
          (double)part->bytes / (double)s->tokens, job->options->out, s->name);
   if (s->count > 1) printf(" to %s-%05d.bin", s->name, s->count - 1);
