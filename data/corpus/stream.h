@@ -19,8 +19,8 @@ typedef struct Stream Stream;
 // A path, or STREAM_STDIN, which goes on behind what `spool` holds and adds to it while `recording`
 // (spool may be NULL). NULL on error.
 Stream *stream_open(const char *path, Spool *spool, int recording, Error *err);
-// Reads up to bytes > 0: how many there were, 0 at the end, -1 on error. A file that is cut short or
-// damaged is an error.
+// Reads up to bytes > 0: how many there were, 0 at the end, -1 on error. A file that is cut short
+// or damaged is an error.
 ssize_t stream_read(Stream *stream, char *buffer, size_t bytes, Error *err);
 uint64_t stream_position(const Stream *stream); // bytes of the file itself that were read
 int stream_is_packed(const Stream *stream);     // 1 if it is compressed
