@@ -29,7 +29,7 @@ import unicodedata
 from tokenizers import (AddedToken, Regex, Tokenizer, decoders, models, normalizers,
                         pre_tokenizers, processors, trainers)
 
-TOOL = "build/release/tests/bench/tokenize"
+TOOL = os.environ.get("TOKENIZE", "build/release/tests/bench/tokenize")
 FIXTURES = "tests/fixtures/tokenizers"
 GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 LLAMA3 = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}|"

@@ -43,8 +43,6 @@ def load(folder, dtype="float32"):
     """The model, with every weight taken from the folder: none may be missing, left over, or of another shape."""
     if not torch:
         fail("torch is not installed; install it with: pip install -r scripts/requirements.txt")
-    if not (folder / "config.json").is_file():
-        fail(f"{folder} holds no config.json; give a checkpoint folder such as RUN/latest")
     model, info = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, output_loading_info=True)
     for key in "missing_keys", "unexpected_keys", "mismatched_keys":
         if info[key]:
@@ -84,8 +82,9 @@ def check_tokenizer(folder, text):
     generation = GenerationConfig.from_pretrained(folder)
     for source in config, generation:
         for name in "bos_token_id", "eos_token_id":
-            if getattr(source, name) != getattr(tokenizer, name):
-                fail(f"{folder}: {name} is {getattr(source, name)} in {type(source).__name__}, "
+            ids = getattr(source, name)
+            if getattr(tokenizer, name) not in (ids if isinstance(ids, list) else [ids]):
+                fail(f"{folder}: {name} is {ids} in {type(source).__name__}, "
                      f"but {getattr(tokenizer, name)} in the tokenizer")
     ids = tokenizer(text)["input_ids"]
     back = tokenizer.decode(ids, skip_special_tokens=True)
@@ -120,6 +119,8 @@ def main():
     parser.add_argument("--rewrite", type=pathlib.Path)
     parser.add_argument("--dtype", default="float32")
     options = parser.parse_args()
+    if not (options.folder / "config.json").is_file():
+        fail(f"{options.folder} holds no config.json; give a checkpoint folder such as RUN/latest")
     logging.disable_progress_bar()
     if options.tokenizer:
         check_tokenizer(options.folder, options.tokenizer)

@@ -71,6 +71,8 @@ static void take_apart(Document *d, Text *rest) {
     text_append(rest, text + copied, value - copied);
     text_append(rest, "null", 4);
     at = copied = skip_brackets(text, d->bytes, value);
+    for (size_t i = value; i < at; i++) // so that sentences name the right line
+      if (text[i] == '\n') text_append(rest, "\n", 1);
   }
   text_append(rest, text + copied, d->bytes - copied);
   text_append(rest, "", 1);
@@ -217,7 +219,7 @@ static int read_integer(Reader *r, int64_t *value) {
   }
   if (negative) *value = -*value;
   const char after = peek(r);
-  const bool whole = r->at > start && (after == ',' || after == '}');
+  const bool whole = r->at > start && after != '.' && after != 'e' && after != 'E';
   return whole ? 0 : fail(r, "an id should be a whole number");
 }
 

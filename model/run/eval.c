@@ -9,7 +9,7 @@
 #include "base/memory.h"
 #include "base/options.h"
 #include "data/loader.h"
-#include "data/progress.h"
+#include "base/progress.h"
 #include "model/run/text.h"
 #include "model/run/trained.h"
 

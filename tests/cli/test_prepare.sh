@@ -205,7 +205,7 @@ until [ -e kept.tmp ]; do sleep 0.01; done
 kill -TERM $job
 ended_by_term a_signal_while_standard_input_waits_leaves_the_files_that_were_there $job
 exec 3>&-
-yes '{"text": "a line that never ends"}' | "$prepare" --force --jsonl --out kept - >stdout 2>stderr &
+yes '{"text": "a line that never ends"}' | head -n 5000000 | "$prepare" --force --jsonl --out kept - >stdout 2>stderr &
 job=$!
 until [ -e kept.tmp/train-00000.bin ]; do sleep 0.01; done
 kill -TERM $job

@@ -101,4 +101,24 @@ untouched show_writes_nothing '--show takes one folder' --show 1 --out new said
 cp said/tokenizer*.json .
 untouched a_damaged_token_file_is_found "'said/train-00009.bin' is damaged" --show 1 said/train-00009.bin
 
+# ---- Other tokenizers. The text is cut into pieces, of which only the first begins a text
+
+seq -f 'line %g: été, don'"'"'t  stop' 100000 >long # 3.1 MB
+for kind in llama3 llama2 mistral; do
+  runs --tokenizer "$source/tests/fixtures/tokenizers/$kind" --val-fraction 0.000001 --out $kind long
+  bytes=$(sed -n 's/.*"bytes": \([0-9]*\).*/\1/p' $kind/dataset.json | head -n 1) # of train
+  "$prepare" --show 1 $kind | head -n -1 | head -c "$bytes" >shown
+  name=${kind}_gives_the_text_back
+  if [ "$bytes" -gt 3000000 ] && head -c "$bytes" long | cmp -s - shown; then passes $name; else fails $name "$(cmp long shown)"; fi
+  name=${kind}_makes_fewer_tokens_than_bytes
+  ids=$(($(stat -c %s $kind/train-00000.bin) / 2))
+  if [ $ids -lt "$bytes" ]; then passes $name; else fails $name "$ids ids"; fi
+done
+untouched a_tokenizer_that_is_none_is_refused "tokenizer.json" --tokenizer mine --out new text
+# <|begin|> in the text is one id, and ends what --show takes for a document
+printf 'a<|begin|>b and more of it' >marker
+runs --tokenizer "$source/tests/fixtures/tokenizers/llama3" --val-fraction 0.000001 --out special marker
+name=a_special_token_in_the_text_is_one_id
+if [ "$("$prepare" --show 9 special | grep -c 'end of document')" = 2 ]; then passes $name; else fails $name "$("$prepare" --show 9 special)"; fi
+
 exit $failed

@@ -17,7 +17,7 @@
 #include "base/file.h"
 #include "base/memory.h"
 #include "data/dataset.h"
-#include "data/prepare_run.h"
+#include "data/prepare/run.h"
 #include "data/tokenizer/tokenizer.h"
 #include "data/tokens.h"
 #include "tests/support/data_test.h"

@@ -6,7 +6,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "data/tokenizer/train_count.h"
+#include "data/tokenizer/training/count.h"
 
 static void count(WordCounter *counter, const char *text, size_t bytes) {
   Error err;
