@@ -54,7 +54,8 @@ holds each_line_of_a_jsonl_file_is_a_document $'[first lin][second\nli][a \\u000
 printf '{"text": "x\\u0000y\\\\\\u0000z"}' >nul.jsonl
 runs --out nul --val-fraction 0.01 nul.jsonl
 name=an_escaped_nul_is_a_byte_of_zero
-if [ "$(ids nul/train-00000.bin | tr '\n' ' ')" = '256 120 0 121 92 0 257 ' ]; then passes $name; else fails $name "$(ids nul/train-00000.bin)"; fi
+got=$(ids nul/train-00000.bin | tr '\n' ' ')
+if [ "$got" = '256 120 0 121 92 0 257 ' ]; then passes $name; else fails $name "$got"; fi
 
 { printf '{"text": "'; seq -s ' ' 1 300000 | tr -d '\n'; printf '"}'; } >huge.jsonl
 runs --out huge huge.jsonl
@@ -123,7 +124,8 @@ if [ "$sizes" = '1034 1034 1034 1034 1034 ' ]; then passes $name; else fails $na
 runs --force --out shards --shard-tokens 12 text
 name=a_forced_run_replaces_the_whole_dataset
 left=$(ls -A shards | tr '\n' ' ')
-if [ "$left" = 'dataset.json tokenizer.json tokenizer_config.json train-00000.bin train-00001.bin val-00000.bin ' ]; then passes $name; else fails $name "left: $left"; fi
+files='dataset.json tokenizer.json tokenizer_config.json train-00000.bin train-00001.bin val-00000.bin '
+if [ "$left" = "$files" ]; then passes $name; else fails $name "left: $left"; fi
 
 # ---- What is refused
 
@@ -155,7 +157,8 @@ refuses a_line_without_text_is_refused "'key.jsonl' line 2 has no \"text\" strin
 refuses a_text_that_is_a_number_is_refused "'type.jsonl' line 1 has no \"text\" string" type.jsonl
 refuses a_line_that_is_an_array_is_refused "'array.jsonl' line 1 has no \"text\" string" array.jsonl
 refuses a_jsonl_file_of_blank_lines_is_refused "there is no text in 'blank.jsonl'" blank.jsonl
-refuses an_unknown_option_is_answered_with_the_nearest "unknown option '--val-fractoin' of ./prepare; did you mean --val-fraction?" --val-fractoin 0.1 text
+refuses an_unknown_option_is_answered_with_the_nearest \
+  "unknown option '--val-fractoin' of ./prepare; did you mean --val-fraction?" --val-fractoin 0.1 text
 refuses an_option_without_a_value_is_refused '--seed needs a whole number from 0' text --seed
 for fraction in 0 1 -0.1 1.5 nan ten ''; do
   refuses "a_val_fraction_of_'$fraction'_is_refused" "a number from 1e-06 to 0.999999, not '$fraction'" --val-fraction "$fraction" text

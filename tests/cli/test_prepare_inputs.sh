@@ -24,7 +24,8 @@ if [ -n "$have_zstd" ]; then
 else echo "ok - the_frames_of_a_zst_file_are_read # SKIP no zstd here"; fi
 runs --jsonl --out stdin - <many.jsonl && same_dataset jsonl_is_read_from_standard_input stdin
 runs --field text --out stdin.gz - <members.jsonl.gz && same_dataset compressed_jsonl_is_read_from_standard_input stdin.gz
-{ head -n 1 many.jsonl; sleep 0.3; tail -n +2 many.jsonl; } | runs --jsonl --out slow - && same_dataset a_pipe_that_pauses_is_read_to_its_end slow
+{ head -n 1 many.jsonl; sleep 0.3; tail -n +2 many.jsonl; } | runs --jsonl --out slow - &&
+  same_dataset a_pipe_that_pauses_is_read_to_its_end slow
 
 printf '0123456789abcdefghijk' >text
 runs --out text.in - <text
