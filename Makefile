@@ -14,13 +14,11 @@ FUZZ_CC ?= clang
 # No -ffast-math: it deletes NaN tests. No -march: the binary runs anywhere.
 CFLAGS ?= -O3 -g
 WARNINGS := -Wall -Wextra -Wshadow -Wstrict-prototypes -Werror
-# JSON, matrix products; regular expressions, Unicode normal forms, .gz, .zst, checksums.
 PACKAGES := libcjson openblas libpcre2-8 libutf8proc zlib libzstd libxxhash
 PACKAGE_FLAGS := $(shell pkg-config --cflags $(PACKAGES) 2>/dev/null)
 C_FLAGS := -std=c11 -D_POSIX_C_SOURCE=200809L $(WARNINGS) -I. -fopenmp -MMD -MP $(PACKAGE_FLAGS)
-PACKAGE_LIBS := $(shell pkg-config --libs $(PACKAGES) 2>/dev/null)
-PACKAGE_LIBS := $(or $(PACKAGE_LIBS),-lcjson -lopenblas -lpcre2-8 -lutf8proc -lz -lzstd -lxxhash)
-LIBS := $(PACKAGE_LIBS) -ldl -lm
+LIBS := $(shell pkg-config --libs $(PACKAGES) 2>/dev/null || \
+  echo -lcjson -lopenblas -lpcre2-8 -lutf8proc -lz -lzstd -lxxhash) -ldl -lm
 
 # Every flavour has its own folder: what users run; ASan and UBSan; the CPU backend in fp64, for
 # gradient checks; clang's libFuzzer.

@@ -7,10 +7,13 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "base/file.h"
 #include "base/memory.h"
+#include "base/shell.h"
 #include "build/version.h"
 #include "model/bench/bench.h"
 #include "model/bench/doctor.h"
+#include "model/run/eval.h"
 #include "model/run/run.h"
 #include "model/run/write.h"
 
@@ -20,6 +23,9 @@ static const char usage[] =
     "memory plan\n"
     "       train --generate DIR [--prompt TEXT] [options]     write with a trained model (no "
     "--prompt: stdin)\n"
+    "       train --eval DIR --data FILES [options]            loss, perplexity and bits per byte "
+    "of "
+    "a trained model\n"
     "       train --bench CONFIG.json [section.key=value ...]  what fusing buys on this GPU\n"
     "       train --doctor                                     what this machine can train on, "
     "tried out\n"
@@ -27,10 +33,23 @@ static const char usage[] =
     "meaning\n"
     "       train --help | --version\n"
     "\n"
+    "DIR is a run's folder, one of its checkpoints, or a Hugging Face LLaMA folder.\n"
     "Options of --generate: --tokens N (400)  --temperature X (0.8; 0 = likeliest)  --top-k N (0 = "
     "all)\n"
-    "  --top-p X (1)  --seed N (1337). DIR is a run's folder, one of its checkpoints, or a Hugging "
-    "Face LLaMA folder.\n"
+    "  --top-p X (1)  --seed N (1337). The tokenizer's begin comes first; special tokens in the "
+    "prompt, such as\n"
+    "  <|eot_id|>, are taken as such. It ends at eos_token_id. After max_position_embeddings "
+    "tokens "
+    "the newer half\n"
+    "  of them is what the model goes on from. Without a tokenizer.json, prompt and text are token "
+    "ids.\n"
+    "Options of --eval: --length N (max_position_embeddings, at most 4096)  --batch N (8192 "
+    "tokens' "
+    "worth).\n"
+    "  FILES: token files ('data/mine/val-*.bin'), a folder with val-*.bin, or one plain text. "
+    "Each "
+    "file is cut\n"
+    "  into windows of N tokens, so that every token but its first is predicted once.\n"
     "Options of --bench: --op NAME (one operation alone)  --json FILE  --seconds S (8; with --op: "
     "3). "
     "No data are needed.\n"
@@ -113,23 +132,30 @@ static int training_loop(Run *run, Error *err) {
   }
 }
 
+// Takes the word over.
+static void print_word(const char *before, char *word) {
+  printf("%s%s", before, word);
+  free(word);
+}
+
 static void print_end(const char *path, const Config *config, int64_t step, bool saved,
                       int override_count, char **overrides) {
   const char *dir = config->output.dir;
-  const bool done = step >= config->train.steps;
+  const long long steps = config->train.steps;
   if (!saved) {
     printf("ended after step %lld of %lld; nothing was saved, as train.save_interval asks\n",
-           (long long)step, (long long)config->train.steps);
-  } else if (done) {
-    printf(
-        "done: the model is in %s/latest; write with it: ./train --generate %s --prompt \"...\"\n",
-        dir, dir);
+           (long long)step, steps);
+  } else if (step >= steps) {
+    print_word("done; the model: ", shell_word(path_text("%s/latest", dir).text));
+    print_word("; write with it: ./train --generate ", shell_word(dir));
+    printf(" --prompt \"...\"\n");
   } else {
-    printf("stopped after step %lld of %lld; go on with: ./train %s train.resume=auto",
-           (long long)step, (long long)config->train.steps, path);
+    printf("stopped after step %lld of %lld; ", (long long)step, steps);
+    print_word("go on with: ./train ", shell_word(path));
     for (int i = 0; i < override_count; i++)
-      if (strncmp(overrides[i], "train.resume=", 13) != 0) printf(" '%s'", overrides[i]);
-    printf("\n");
+      if (strncmp(overrides[i], "train.resume=", 13) != 0)
+        print_word(" ", shell_word(overrides[i]));
+    printf(" train.resume=auto\n");
   }
 }
 
@@ -180,6 +206,14 @@ static int command_generate(int argc, char **argv) {
   return write_run(&args, &stop_requested, &err) == 0 ? 0 : fail(&err);
 }
 
+static int command_eval(int argc, char **argv) {
+  Error err;
+  EvalArgs args;
+  if (eval_parse(&args, argc, argv, &err) != 0) return fail(&err);
+  catch_signals();
+  return eval_run(&args, &stop_requested, &err) == 0 ? printed() : fail(&err);
+}
+
 static int command_bench(int argc, char **argv) {
   Error err;
   BenchArgs args;
@@ -211,11 +245,12 @@ int main(int argc, char **argv) {
   if (help || version || keys) return printed();
   if (strcmp(first, "--doctor") == 0) return doctor();
   if (strcmp(first, "--generate") == 0) return command_generate(argc - 2, argv + 2);
+  if (strcmp(first, "--eval") == 0) return command_eval(argc - 2, argv + 2);
   if (strcmp(first, "--bench") == 0) return command_bench(argc - 2, argv + 2);
   if (strcmp(first, "--plan") == 0 && argc > 2) return command_plan(argv[2], argc - 3, argv + 3);
   if (argc < 2 || first[0] == '-') {
-    static const char *const names[] = {"--plan",        "--generate", "--bench",  "--doctor",
-                                        "--help-config", "--help",     "--version"};
+    static const char *const names[] = {"--plan",   "--generate",    "--eval", "--bench",
+                                        "--doctor", "--help-config", "--help", "--version"};
     const char *near = nearest_name(first, names, (int)(sizeof names / sizeof *names));
     if (argc < 2 || strcmp(first, "--plan") == 0)
       error_set(&err, "no config given; see ./train --help");

@@ -54,6 +54,15 @@ int file_read(const char *path, size_t max_bytes, char **data, size_t *bytes, Er
   return n > 0 ? 0 : -1;
 }
 
+int file_refuse_pointer(const char *path, const void *data, size_t bytes, Error *err) {
+  static const char first[] = "version https://git-lfs.github.com/spec/";
+  if (bytes < sizeof first - 1 || memcmp(data, first, sizeof first - 1) != 0) return 0;
+  return error_set(err,
+                   "'%s' is a git-lfs pointer, not the file that it stands for: run git lfs pull "
+                   "in its folder",
+                   path);
+}
+
 int file_map(MappedFile *map, const char *path, Error *err) {
   *map = (MappedFile){NULL, 0};
   size_t size = 0;
@@ -233,6 +242,18 @@ int directory_remove(const char *path, Error *err) {
 int path_rename(const char *from, const char *to, Error *err) {
   if (rename(from, to) == 0) return 0;
   return error_set(err, "cannot rename '%s' to '%s': %s", from, to, strerror(errno));
+}
+
+int path_exchange(const char *from, const char *to, const char *old, Error *err) {
+  Error ignored;
+  if (!path_exists(to)) return path_rename(from, to, err);
+  if (renameat2(AT_FDCWD, from, AT_FDCWD, to, RENAME_EXCHANGE) == 0) return 0;
+  if (errno != EINVAL && errno != ENOSYS)
+    return error_set(err, "cannot exchange '%s' and '%s': %s", from, to, strerror(errno));
+  if (directory_remove(old, err) != 0 || path_rename(to, old, err) != 0) return -1;
+  if (path_rename(from, to, err) == 0) return 0;
+  path_rename(old, to, &ignored);
+  return -1;
 }
 
 int path_exists(const char *path) {

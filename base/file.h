@@ -9,6 +9,9 @@
 // *bytes).
 int file_read(const char *path, size_t max_bytes, char **data, size_t *bytes, Error *err);
 
+// -1 where the bytes are what git leaves in place of a large file that it did not fetch.
+int file_refuse_pointer(const char *path, const void *data, size_t bytes, Error *err);
+
 // A file mapped read-only. Empty files map to data = NULL, bytes = 0.
 typedef struct MappedFile {
   const unsigned char *data;
@@ -54,5 +57,9 @@ int directory_create(const char *path, Error *err); // with parents; fine if it 
 int directory_sync(const char *path, Error *err);   // fsync of a directory's entries
 int directory_remove(const char *path, Error *err); // recursive; fine if it is not there
 int path_rename(const char *from, const char *to, Error *err);
+// Gives `from` the name `to`. What has that name already, a folder with files, say, changes places
+// with it in one step. File systems that cannot do this have it as `old` for a moment, and in the
+// end; a crash in that moment leaves nothing under the name `to`.
+int path_exchange(const char *from, const char *to, const char *old, Error *err);
 int path_exists(const char *path); // 1 if anything is there, following links
 int path_is_directory(const char *path);

@@ -11,9 +11,8 @@
 
 // ---- Reading
 
-// Says where text[at] is, in lines and columns from 1, and what stands there.
-static int syntax_error(const char *name, const char *text, size_t bytes, size_t at,
-                        const char *problem, Error *err) {
+int json_syntax_error(const char *name, const char *text, size_t bytes, size_t at,
+                      const char *problem, Error *err) {
   size_t line = 1, start = 0;
   for (size_t i = 0; i < at; i++)
     if (text[i] == '\n') line++, start = i + 1;
@@ -100,11 +99,11 @@ cJSON *json_parse(const char *name, const char *text, size_t bytes, Error *err) 
     error_prefix(err, "%s", name);
   } else {
     if (!tree && !nul) at = failure_position(text, bytes, at);
-    syntax_error(name, text, bytes, at,
-                 nul    ? "a NUL character is not allowed"
-                 : tree ? "there is text after the JSON value"
-                        : "a value, comma or bracket is wrong",
-                 err);
+    json_syntax_error(name, text, bytes, at,
+                      nul    ? "a NUL character is not allowed"
+                      : tree ? "there is text after the JSON value"
+                             : "a value, comma or bracket is wrong",
+                      err);
   }
   cJSON_Delete(tree);
   return NULL;
@@ -114,7 +113,8 @@ cJSON *json_read(const char *path, size_t max_bytes, Error *err) {
   char *text;
   size_t bytes;
   if (file_read(path, max_bytes, &text, &bytes, err) != 0) return NULL;
-  cJSON *tree = json_parse(path, text, bytes, err);
+  cJSON *tree = NULL;
+  if (file_refuse_pointer(path, text, bytes, err) == 0) tree = json_parse(path, text, bytes, err);
   free(text);
   return tree;
 }
@@ -175,14 +175,35 @@ static void put_line(JsonWriter *w) {
   for (int i = 0; i < w->depth * w->indent; i++) put(w, " ", 1);
 }
 
+// The two ways of escaping differ in line feed and DEL because files that are there have them so.
+static void put_string(JsonWriter *w, const char *text, size_t bytes, bool foreign) {
+  put(w, "\"", 1);
+  for (size_t i = 0, n; i < bytes; i += n ? n : 1) {
+    const unsigned char c = (unsigned char)text[i];
+    char escape[8] = "\\ufffd";
+    n = foreign ? utf8_length(text + i, bytes - i) : 1;
+    if (c == '"' || c == '\\')
+      snprintf(escape, sizeof escape, "\\%c", c);
+    else if (c == '\n' && !foreign)
+      strcpy(escape, "\\n");
+    else if (c < 0x20 || (c == 0x7f && foreign))
+      snprintf(escape, sizeof escape, "\\u%04x", c);
+    else if (n > 0) {
+      put(w, text + i, n);
+      continue;
+    }
+    put_text(w, escape);
+  }
+  put(w, "\"", 1);
+}
+
 static void put_name(JsonWriter *w, const char *name) {
   if (w->comma) put(w, ",", 1);
   w->comma = true;
   if (w->depth > 0) put_line(w);
   if (!name) return;
-  put(w, "\"", 1);
-  put_text(w, name);
-  put_text(w, w->indent > 0 ? "\": " : "\":");
+  put_string(w, name, strlen(name), false);
+  put_text(w, w->indent > 0 ? ": " : ":");
 }
 
 void json_raw(JsonWriter *w, const char *name, const char *json) {
@@ -205,36 +226,14 @@ void json_close(JsonWriter *w, char bracket) {
   if (w->depth == 0) put_line(w);
 }
 
-// The two ways of escaping differ in line feed and DEL because files that are there have them so.
-static void put_string(JsonWriter *w, const char *name, const char *text, size_t bytes,
-                       bool foreign) {
-  put_name(w, name);
-  put(w, "\"", 1);
-  for (size_t i = 0, n; i < bytes; i += n ? n : 1) {
-    const unsigned char c = (unsigned char)text[i];
-    char escape[8] = "\\ufffd";
-    n = foreign ? utf8_length(text + i, bytes - i) : 1;
-    if (c == '"' || c == '\\')
-      snprintf(escape, sizeof escape, "\\%c", c);
-    else if (c == '\n' && !foreign)
-      strcpy(escape, "\\n");
-    else if (c < 0x20 || (c == 0x7f && foreign))
-      snprintf(escape, sizeof escape, "\\u%04x", c);
-    else if (n > 0) {
-      put(w, text + i, n);
-      continue;
-    }
-    put_text(w, escape);
-  }
-  put(w, "\"", 1);
-}
-
 void json_string(JsonWriter *w, const char *name, const char *text) {
-  put_string(w, name, text, strlen(text), false);
+  put_name(w, name);
+  put_string(w, text, strlen(text), false);
 }
 
 void json_bytes(JsonWriter *w, const char *name, const char *text, size_t bytes) {
-  put_string(w, name, text, bytes, true);
+  put_name(w, name);
+  put_string(w, text, bytes, true);
 }
 
 NumberText number_text(double value) {

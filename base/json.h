@@ -20,6 +20,11 @@ cJSON *json_parse(const char *name, const char *text, size_t bytes, Error *err);
 // The same of a file of at most max_bytes.
 cJSON *json_read(const char *path, size_t max_bytes, Error *err);
 
+// The sentence of both for text[at]: `name` is not valid JSON, its line and column from 1, the
+// problem, and what stands there.
+int json_syntax_error(const char *name, const char *text, size_t bytes, size_t at,
+                      const char *problem, Error *err);
+
 // -1 unless the item is a number, whole, and exact (at most JSON_MAX_INTEGER either way).
 int json_integer(const cJSON *item, int64_t *value);
 
@@ -46,8 +51,7 @@ typedef struct JsonWriter {
   bool comma; // the next value needs one in front
 } JsonWriter;
 
-// Every value takes the name that it has in its object, which must need no escapes; NULL in a list
-// and for the outermost value.
+// Every value takes the name that it has in its object; NULL in a list and for the outermost value.
 void json_open(JsonWriter *w, const char *name, char bracket); // '{' or '['
 void json_close(JsonWriter *w, char bracket);                  // '}' or ']'
 void json_string(JsonWriter *w, const char *name, const char *text);

@@ -1,6 +1,8 @@
 // UTF-8 as RFC 3629 has it.
 #pragma once
 #include <stddef.h>
+#include <stdint.h>
+#include <string.h>
 
 // Bytes of the character at text[0], of which bytes > 0 are there; 0 if it is none: overlong forms,
 // surrogates and what lies beyond U+10FFFF are none.
@@ -19,4 +21,31 @@ static inline size_t utf8_length(const char *text, size_t bytes) {
   for (size_t i = 2; i < length; i++)
     if ((p[i] & 0xc0) != 0x80) return 0;
   return length;
+}
+
+// Bytes at the end of text[bytes] that begin a character and are not all of it.
+static inline size_t utf8_begun(const char *text, size_t bytes) {
+  for (size_t n = 1; n <= 3 && n <= bytes; n++) {
+    const unsigned char c = (unsigned char)text[bytes - n];
+    if (c < 0x80) return 0;
+    if (c >= 0xc2) return c < 0xf5 && n < (c < 0xe0 ? 2u : c < 0xf0 ? 3u : 4u) ? n : 0;
+  }
+  return 0;
+}
+
+// Bytes of text[bytes] in front of the first one that begins no character.
+static inline size_t utf8_valid(const char *text, size_t bytes) {
+  size_t i = 0;
+  while (i < bytes) {
+    uint64_t eight;
+    while (bytes - i >= sizeof eight) { // ASCII, eight at a time
+      memcpy(&eight, text + i, sizeof eight);
+      if (eight & 0x8080808080808080) break;
+      i += sizeof eight;
+    }
+    const size_t length = i < bytes ? utf8_length(text + i, bytes - i) : 1;
+    if (length == 0 || i == bytes) break;
+    i += length;
+  }
+  return i;
 }

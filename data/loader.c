@@ -56,13 +56,18 @@ static int open_files(Loader *loader, const glob_t *found, Error *err) {
     TokenFile *file = &loader->files[f];
     if (tokens_open(file, found->gl_pathv[f], err) != 0) return -1;
     loader->file_count = f + 1;
-    if (tokens_check(file, c->vocab_size, err) != 0) return -1;
     loader->tokens += file->count;
     // One window fewer than fit leaves T tokens or more for the offset that shuffling adds.
     const int64_t fit = file->count > 0 ? (file->count - 1) / c->seq : 0;
     loader->windows += c->shuffle && fit >= 2 ? fit - 1 : fit;
     loader->first_window[f + 1] = loader->windows;
   }
+  return 0;
+}
+
+int loader_check(const Loader *loader, int64_t vocab_size, Error *err) {
+  for (int f = 0; f < loader->file_count; f++)
+    if (tokens_check(&loader->files[f], vocab_size, err) != 0) return -1;
   return 0;
 }
 
@@ -82,12 +87,14 @@ static int check_size(const Loader *loader, Error *err) {
 }
 
 Loader *loader_open(const LoaderConfig *config, Error *err) {
-  assert(config->batch > 0 && config->seq > 0 && config->vocab_size > 0);
+  assert(config->batch > 0 && config->seq > 0 && config->vocab_size >= 0);
   glob_t found;
   if (find_files(config->pattern, &found, err) != 0) return NULL;
   Loader *loader = xcalloc(1, sizeof *loader);
   loader->config = *config;
-  if (open_files(loader, &found, err) != 0 || check_size(loader, err) != 0) {
+  if (open_files(loader, &found, err) != 0 ||
+      (config->vocab_size > 0 && loader_check(loader, config->vocab_size, err) != 0) ||
+      check_size(loader, err) != 0) {
     loader_close(loader);
     loader = NULL;
   }

@@ -13,7 +13,7 @@ typedef struct LoaderConfig {
   const char *pattern; // a path or a glob(7) pattern; files in name order. Read by loader_open only
   int64_t batch;       // B
   int64_t seq;         // T
-  int64_t vocab_size;
+  int64_t vocab_size;  // 0: the tokens are not checked before loader_check
   uint64_t seed;
   bool shuffle;
 } LoaderConfig;
@@ -28,9 +28,11 @@ typedef struct Loader {
   int64_t *first_window; // [file_count + 1] windows in the files before each; the last is the total
 } Loader;
 
-// Opens and checks all files, every token included. Fewer windows than one batch is an error that
-// says how many tokens are needed and how many there are.
+// Opens and checks all files, every token included (where vocab_size is not 0). Fewer windows than
+// one batch is an error that says how many tokens are needed and how many there are.
 Loader *loader_open(const LoaderConfig *config, Error *err); // NULL on error
+// Checks every token against the vocabulary, which takes 10 s per GB.
+int loader_check(const Loader *loader, int64_t vocab_size, Error *err);
 void loader_close(Loader *loader);
 
 // The next B windows. tokens, targets: [B, T] int32. A batch may span two epochs.

@@ -215,6 +215,7 @@ static int check_contiguous(const SafeFile *file, uint64_t data_bytes, Error *er
 int safetensors_parse(SafeFile *file, const char *name, const unsigned char *bytes, size_t count,
                       Error *err) {
   *file = (SafeFile){0};
+  if (file_refuse_pointer(name, bytes, count, err) != 0) return -1;
   if (count < LENGTH_BYTES)
     return error_set(err,
                      "'%s' is not a safetensors file: it has %zu bytes, not even the %d that "
@@ -355,6 +356,27 @@ int safetensors_create(SafeWriter *w, const char *path, int count, const SafeTen
 
 int safetensors_append(SafeWriter *w, const void *data, size_t bytes, Error *err) {
   return writer_append(&w->file, data, bytes, err);
+}
+
+static uint16_t bf16_of_float(float value) {
+  uint32_t bits;
+  memcpy(&bits, &value, sizeof bits);
+  if (value != value) return (uint16_t)(bits >> 16 | 64); // still not a number
+  return (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+}
+
+int safetensors_append_f32(SafeWriter *w, SafeDtype dtype, const float *values, int64_t count,
+                           Error *err) {
+  enum { AT_ONCE = 4096 };
+  uint16_t rounded[AT_ONCE];
+  assert(dtype == SAFE_F32 || dtype == SAFE_BF16);
+  if (dtype == SAFE_F32) return safetensors_append(w, values, (size_t)count * sizeof *values, err);
+  for (int64_t first = 0, n; first < count; first += n) {
+    n = count - first < AT_ONCE ? count - first : AT_ONCE;
+    for (int64_t i = 0; i < n; i++) rounded[i] = bf16_of_float(values[first + i]);
+    if (safetensors_append(w, rounded, (size_t)n * sizeof *rounded, err) != 0) return -1;
+  }
+  return 0;
 }
 
 int safetensors_finish(SafeWriter *w, Error *err) {

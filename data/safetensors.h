@@ -77,5 +77,8 @@ typedef struct SafeWriter {
 int safetensors_create(SafeWriter *w, const char *path, int count, const SafeTensor *tensors,
                        Error *err);
 int safetensors_append(SafeWriter *w, const void *data, size_t bytes, Error *err);
+// The same of `count` floats, as F32 or rounded to BF16 (to nearest, ties to even).
+int safetensors_append_f32(SafeWriter *w, SafeDtype dtype, const float *values, int64_t count,
+                           Error *err);
 // An error if more or less data came than was announced.
 int safetensors_finish(SafeWriter *w, Error *err);

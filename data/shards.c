@@ -1,26 +1,18 @@
 #include "data/shards.h"
 
-#include <dirent.h>
-#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "base/file.h"
-
-static const char TEMPORARY[] = ".tmp";
-
-static PathText shard_path(const Shards *s, int index, const char *suffix) {
-  return path_text("%s/%s-%05d.bin%s", s->dir, s->name, index, suffix);
-}
+#include "base/memory.h"
 
 static int begin_shard(Shards *s, Error *err) {
   if (s->count == SHARDS_MAX)
-    return error_set(err, "'%s' would hold more than %d %s files: use a larger --shard-tokens",
-                     s->dir, SHARDS_MAX, s->name);
-  const PathText path = shard_path(s, s->count, TEMPORARY);
-  if (token_writer_open(&s->writer, path.text, s->vocab_size, err) != 0) return -1;
+    return error_set(err, "there would be more than %d %s files: use a larger --shard-tokens",
+                     SHARDS_MAX, s->name);
+  const PathText path = path_text("%s/%s-%05d.bin", s->dir, s->name, s->count);
+  if (token_writer_open(&s->writer, path.text, s->vocab_size, s->tokenizer, err) != 0) return -1;
   s->open = true;
   s->count++;
   return 0;
@@ -29,7 +21,10 @@ static int begin_shard(Shards *s, Error *err) {
 int shards_finish(Shards *s, Error *err) {
   if (!s->open) return 0;
   s->open = false;
-  return token_writer_finish(&s->writer, err);
+  if (token_writer_finish(&s->writer, err) != 0) return -1;
+  s->checksums = xrealloc(s->checksums, (size_t)s->count * sizeof *s->checksums);
+  s->checksums[s->count - 1] = s->writer.checksum;
+  return 0;
 }
 
 int shards_append(Shards *s, const int32_t *tokens, int64_t count, Error *err) {
@@ -46,41 +41,18 @@ int shards_append(Shards *s, const int32_t *tokens, int64_t count, Error *err) {
   return 0;
 }
 
-// The number in NAME-ddddd.bin, with or without the temporary suffix; -1 for any other name.
-static int shard_index(const Shards *s, const char *file) {
-  const size_t length = strlen(s->name);
+void shards_close(Shards *s) {
+  if (s->open) token_writer_abandon(&s->writer);
+  s->open = false;
+  free(s->checksums);
+  s->checksums = NULL;
+}
+
+int shard_index(const char *file, const char *name) {
+  const size_t length = strlen(name);
   char digits[6];
   int end = 0;
-  if (strncmp(file, s->name, length) != 0) return -1;
+  if (strncmp(file, name, length) != 0) return -1;
   if (sscanf(file + length, "-%5[0-9].bin%n", digits, &end) != 1 || end != 10) return -1;
-  const char *suffix = file + length + end;
-  return suffix[0] == '\0' || strcmp(suffix, TEMPORARY) == 0 ? atoi(digits) : -1;
-}
-
-static int remove_stale(const Shards *s, Error *err) {
-  DIR *dir = opendir(s->dir);
-  if (!dir) return error_set(err, "cannot open the folder '%s': %s", s->dir, strerror(errno));
-  int status = 0;
-  for (struct dirent *entry; status == 0 && (entry = readdir(dir));) {
-    if (shard_index(s, entry->d_name) < s->count) continue;
-    const PathText path = path_text("%s/%s", s->dir, entry->d_name);
-    if (unlink(path.text) != 0)
-      status =
-          error_set(err, "cannot remove '%s' of an earlier run: %s", path.text, strerror(errno));
-  }
-  closedir(dir);
-  return status;
-}
-
-int shards_commit(Shards *s, Error *err) {
-  for (int i = 0; i < s->count; i++)
-    if (path_rename(shard_path(s, i, TEMPORARY).text, shard_path(s, i, "").text, err) != 0)
-      return -1;
-  return remove_stale(s, err) == 0 ? directory_sync(s->dir, err) : -1;
-}
-
-void shards_discard(Shards *s) {
-  if (s->open) writer_abandon(&s->writer.file);
-  s->open = false;
-  for (int i = 0; i < s->count; i++) unlink(shard_path(s, i, TEMPORARY).text);
+  return file[length + 10] == '\0' ? atoi(digits) : -1;
 }

@@ -4,6 +4,7 @@
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
+#include <xxhash.h>
 
 #include "base/memory.h"
 
@@ -113,6 +114,12 @@ static uint32_t largest_token(const unsigned char *tokens, size_t count, int tok
 
 int tokens_check(const TokenFile *file, int64_t vocab_size, Error *err) {
   const uint32_t max = largest_token(file->tokens, (size_t)file->count, file->token_bytes);
+  const size_t bytes = (size_t)file->count * (size_t)file->token_bytes;
+  if (file->tokenizer != 0 && XXH3_64bits(file->tokens, bytes) != file->checksum)
+    return error_set(err,
+                     "'%s' is damaged: its tokens are not those that its checksum was made of; "
+                     "make or copy it again",
+                     file->path);
   if (file->count == 0 || (int64_t)max < vocab_size) return 0;
   int64_t at = 0;
   int32_t id; // of uint32 tokens the upper half is negative
@@ -125,12 +132,25 @@ int tokens_check(const TokenFile *file, int64_t vocab_size, Error *err) {
                    file->path, (uint32_t)id, at, vocab_size - 1, (uint64_t)max + 1);
 }
 
-int token_writer_open(TokenWriter *w, const char *path, int64_t vocab_size, Error *err) {
+int token_writer_open(TokenWriter *w, const char *path, int64_t vocab_size, uint64_t tokenizer,
+                      Error *err) {
   assert(vocab_size > 0);
-  *w = (TokenWriter){.token_bytes = vocab_size <= 65536 ? 2 : 4};
+  *w = (TokenWriter){.token_bytes = vocab_size <= 65536 ? 2 : 4, .tokenizer = tokenizer};
   if (writer_open(&w->file, path, err) != 0) return -1;
+  XXH3_state_t *hash = XXH3_createState();
+  if (!hash || XXH3_64bits_reset(hash) != XXH_OK) {
+    XXH3_freeState(hash);
+    token_writer_abandon(w);
+    return error_set(err, "out of memory for the checksum of '%s'", path);
+  }
+  w->hash = hash;
   const char header[TOKENS_HEADER_BYTES] = {0};
   return writer_append(&w->file, header, sizeof header, err);
+}
+
+static int append_bytes(TokenWriter *w, const void *tokens, size_t bytes, Error *err) {
+  if (w->hash) XXH3_64bits_update(w->hash, tokens, bytes);
+  return writer_append(&w->file, tokens, bytes, err);
 }
 
 int token_writer_append(TokenWriter *w, const int32_t *tokens, int64_t count, Error *err) {
@@ -139,7 +159,7 @@ int token_writer_append(TokenWriter *w, const int32_t *tokens, int64_t count, Er
         err, "'%s' would hold more than the %" PRId32 " tokens a token file can: use several files",
         w->file.path ? w->file.path : "?", TOKENS_MAX_COUNT);
   w->count += count;
-  if (w->token_bytes == 4) return writer_append(&w->file, tokens, (size_t)count * 4, err);
+  if (w->token_bytes == 4) return append_bytes(w, tokens, (size_t)count * 4, err);
   uint16_t *narrow = xmalloc((size_t)count * sizeof *narrow);
   int32_t bits = 0;
   for (int64_t i = 0; i < count; i++) {
@@ -147,14 +167,24 @@ int token_writer_append(TokenWriter *w, const int32_t *tokens, int64_t count, Er
     narrow[i] = (uint16_t)tokens[i];
   }
   assert((bits & ~0xffff) == 0);
-  const int status = writer_append(&w->file, narrow, (size_t)count * sizeof *narrow, err);
+  const int status = append_bytes(w, narrow, (size_t)count * sizeof *narrow, err);
   free(narrow);
   return status;
 }
 
 int token_writer_finish(TokenWriter *w, Error *err) {
   const int32_t magic = w->token_bytes == 2 ? MAGIC_UINT16 : MAGIC_UINT32;
-  const Header h = {.magic = magic, .version = version_of(magic), .count = (int32_t)w->count};
-  if (writer_patch(&w->file, 0, &h, sizeof h, err) != 0) return -1;
-  return writer_finish(&w->file, err);
+  Header h = {.magic = magic, .version = version_of(magic), .count = (int32_t)w->count};
+  if (w->hash) w->checksum = XXH3_64bits_digest(w->hash);
+  if (w->tokenizer != 0) h.mark = TOKENS_MARK, h.tokenizer = w->tokenizer, h.checksum = w->checksum;
+  const bool failed =
+      writer_patch(&w->file, 0, &h, sizeof h, err) != 0 || writer_finish(&w->file, err) != 0;
+  token_writer_abandon(w);
+  return failed ? -1 : 0;
+}
+
+void token_writer_abandon(TokenWriter *w) {
+  writer_abandon(&w->file);
+  XXH3_freeState(w->hash);
+  w->hash = NULL;
 }

@@ -28,20 +28,26 @@ int tokens_parse(TokenFile *file, const char *name, const unsigned char *bytes, 
 void tokens_close(TokenFile *file);
 // Tokens [first, first + count) as int32. The range must lie inside the file.
 void tokens_read(const TokenFile *file, int64_t first, int64_t count, int32_t *tokens);
-// Every token id < vocab_size? The sentence names file, position and id of the first that is not.
+// Every token id < vocab_size? The sentence names file, position and id of the first that is not. A
+// checksum that the file has must be that of its tokens.
 int tokens_check(const TokenFile *file, int64_t vocab_size, Error *err);
 
-// Writing: uint16 tokens where vocab_size allows, else uint32. The count is filled in at finish;
-// the header's count is an int32, so a file holds at most TOKENS_MAX_COUNT tokens (one more is an
-// error) and the caller opens the next shard. After an error or an interruption:
-// writer_abandon(&w->file), and the partial file is the caller's to remove.
+// Writing: uint16 tokens where vocab_size allows, else uint32. Count and checksum are filled in at
+// finish; the header's count is an int32, so a file holds at most TOKENS_MAX_COUNT tokens (one more
+// is an error) and the caller opens the next shard. `tokenizer` is a fingerprint, or 0 for a file
+// that does not say who made it. After an error or an interruption: token_writer_abandon, and the
+// partial file is the caller's to remove.
 enum { TOKENS_HEADER_BYTES = 1024, TOKENS_MARK = 0x61646f63 }; // "coda"
 #define TOKENS_MAX_COUNT INT32_MAX
 typedef struct TokenWriter {
   FileWriter file;
   int token_bytes;
   int64_t count;
+  uint64_t tokenizer, checksum; // the checksum is there after finish
+  void *hash;                   // of the tokens so far
 } TokenWriter;
-int token_writer_open(TokenWriter *w, const char *path, int64_t vocab_size, Error *err);
+int token_writer_open(TokenWriter *w, const char *path, int64_t vocab_size, uint64_t tokenizer,
+                      Error *err);
 int token_writer_append(TokenWriter *w, const int32_t *tokens, int64_t count, Error *err);
 int token_writer_finish(TokenWriter *w, Error *err);
+void token_writer_abandon(TokenWriter *w); // safe after a failure and after finish

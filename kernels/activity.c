@@ -85,7 +85,9 @@ typedef struct Rule {
 
 // Ours: the names in kernels/cuda, kernels/unfused and kernels/fused, by the beginning.
 static const Rule ours[] = {{"fused_kernel", GROUP_PRODUCTS},
+                            {"gemv_kernel", GROUP_PRODUCTS},
                             {"decode_kernel", GROUP_ATTENTION},
+                            {"join_parts_kernel", GROUP_ATTENTION},
                             {"cross_entropy_", GROUP_LOSS},
                             {"add_loss_kernel", GROUP_LOSS},
                             {"embed_kernel", GROUP_ROWS},

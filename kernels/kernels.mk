@@ -3,14 +3,14 @@
 # Of the GPU backends these files need no CUDA: every flavour has them, and CPU tests try them.
 CUDA_FREE := kernels/cuda/attention_graph.c kernels/cuda/cudnn_api.c kernels/cuda/cudnn_graph.c \
   kernels/cuda/cupti_api.c kernels/cuda/library.c kernels/cuda/trace.c kernels/fused/tiles.c
-LIBRARY := $(wildcard base/*.c data/*.c data/*/*.c model/*.c model/*/*.c kernels/*.c kernels/cpu/*.c)
-LIBRARY := $(filter-out data/prepare.c %/gpu_backends.c %/no_cuda.c,$(LIBRARY)) $(CUDA_FREE)
+LIBRARY := $(wildcard $(addsuffix /*.c,base data data/* data/*/* model model/* kernels kernels/cpu))
+LIBRARY := $(filter-out %/prepare.c %/gpu_backends.c %/no_cuda.c,$(LIBRARY)) $(CUDA_FREE)
 
 # The stem of these rules is the flavour. coda.a is the library without a GPU. The linker takes
 # from an archive only the files that a program needs.
 build/%/coda.a: $(addprefix build/%/,$(LIBRARY:.c=.o) kernels/no_cuda.o); $(ARCHIVE)
 build/%/train: build/%/train.o build/%/coda.a; $(LINK)
-build/%/prepare: build/%/data/prepare.o build/%/coda.a; $(LINK)
+build/%/prepare: build/%/data/prepare/prepare.o build/%/coda.a; $(LINK)
 
 # The revision reaches train.c through a file that is rewritten only when it changes.
 build/version.h: FORCE

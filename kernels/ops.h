@@ -120,6 +120,7 @@ typedef enum ReplaySlot {
   REPLAY_FIRST_BACKWARD, // starts the gradients
   REPLAY_NEXT_BACKWARD,  // adds to them
   REPLAY_UPDATE,
+  REPLAY_TOKEN, // generation: one token through all layers
   REPLAY_SLOTS
 } ReplaySlot;
 
@@ -140,6 +141,14 @@ typedef void AttentionOp(Backend *be, int64_t B, int64_t T, const act_t *qkv, ac
 // The same for generation: one sequence, and only its last `rows` positions ask.
 //   qkv [T, R] in (the KV cache), o [rows, H d] out
 typedef void AttentionDecodeOp(Backend *be, int64_t T, int64_t rows, const act_t *qkv, act_t *o);
+// qkv and attention_decode of one row, whose position the backend reads as it runs, so that they
+// can be recorded once and replayed for every token.
+//   position [1] int32 in, the backend's memory; x [1, D] in, sumsq in, W [R, D] in (folded);
+//   cache [.., R]: row *position out
+typedef void QkvTokenOp(Backend *be, const int32_t *position, const act_t *x, RowStat sumsq,
+                        const act_t *W, act_t *cache);
+//   cache [*position + 1, R] in, o [1, H d] out
+typedef void AttentionTokenOp(Backend *be, const int32_t *position, const act_t *cache, act_t *o);
 // out = x + a W^T; sumsq of out as stored. Serves the attention output and the MLP's down
 // projection.
 //   a [M, K] in, W [D, K] in, x [M, D] in, out [M, D] out (not x), sumsq out
@@ -212,6 +221,8 @@ typedef void AdamwOp(Backend *be, const ParamTensor *list, int count);
   X(QkvOp, qkv)                                                                                    \
   X(AttentionOp, attention)                                                                        \
   X(AttentionDecodeOp, attention_decode)                                                           \
+  X(QkvTokenOp, qkv_token)                                                                         \
+  X(AttentionTokenOp, attention_token)                                                             \
   X(ResidualOp, residual)                                                                          \
   X(GateUpOp, gate_up)                                                                             \
   X(LmHeadOp, lm_head)                                                                             \
@@ -287,7 +298,8 @@ struct Backend {
   // embed to adamw, and step_begin), pointers, shapes and flags.
   //     if (be->replay_begin(be, slot)) { operations; be->replay_end(be, slot); }
   // A GPU backend records what is launched the second time. From then on replay_begin launches the
-  // record and returns false, so that the host's share of a step is one call.
+  // record and returns false, so that the host's share of a step is one call. Records are forgotten
+  // when memory is released, which they may point to.
   bool (*replay_begin)(Backend *be, ReplaySlot slot);
   void (*replay_end)(Backend *be, ReplaySlot slot);
   int steps_ahead; // steps worth asking for before the first one's result is taken: 1 on a GPU, 0

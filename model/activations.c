@@ -9,17 +9,18 @@
 
 Sizes model_sizes(const ModelConfig *c, const RunShape *shape) {
   const int64_t M = shape->batch * shape->seq, Hd = c->num_attention_heads * c->head_dim;
-  return (Sizes){.B = shape->batch,
-                 .T = shape->seq,
-                 .M = M,
-                 .D = c->hidden_size,
-                 .F = c->intermediate_size,
-                 .H = c->num_attention_heads,
-                 .Hd = Hd,
-                 .R = Hd + 2 * c->num_key_value_heads * c->head_dim,
-                 .V = c->vocab_size,
-                 .L = c->num_hidden_layers,
-                 .head_rows = shape->loss_chunks > 0 ? M / shape->loss_chunks : M};
+  return (Sizes){
+      .B = shape->batch,
+      .T = shape->seq,
+      .M = M,
+      .D = c->hidden_size,
+      .F = c->intermediate_size,
+      .H = c->num_attention_heads,
+      .Hd = Hd,
+      .R = Hd + 2 * c->num_key_value_heads * c->head_dim,
+      .V = c->vocab_size,
+      .L = c->num_hidden_layers,
+      .head_rows = shape->loss_chunks > 0 ? (M + shape->loss_chunks - 1) / shape->loss_chunks : M};
 }
 
 static void book(MemoryPlan *plan, const char *name, const char *shape, size_t bytes) {

@@ -9,7 +9,7 @@
 typedef struct RunShape {
   int64_t batch;       // B, sequences in a micro-batch
   int64_t seq;         // T
-  int64_t loss_chunks; // divides batch * seq
+  int64_t loss_chunks; // divides batch * seq in training
   Recompute recompute; // what the backward makes again instead of keeping
   bool train;          // false: forward only, nothing kept for a backward
   int64_t context;     // positions that a generator beside it holds, 0 = there is none
@@ -18,7 +18,7 @@ typedef struct RunShape {
 // The dimensions of kernels/ops.h, of a micro-batch.
 typedef struct Sizes {
   int64_t B, T, M, D, F, H, Hd, R, V, L;
-  int64_t head_rows; // rows of logits that exist together: M / loss_chunks
+  int64_t head_rows; // rows of logits that exist together: M / loss_chunks, rounded up
 } Sizes;
 Sizes model_sizes(const ModelConfig *model, const RunShape *shape);
 

@@ -14,16 +14,33 @@ void embed_forward(Llama *llama) {
       be->embed(be, sizes_of(llama).M, acts->tokens, llama->embed->compute, a->x, &a->x_sumsq));
 }
 
+// Generation: the keys and values of the rows before are in the cache, and these rows' go there.
+static void cached_attention(Llama *llama, int64_t l) {
+  Backend *be = llama->be;
+  const Sizes n = sizes_of(llama);
+  const LayerActs *a = &llama->acts.layers[l];
+  const act_t *W = llama->layers[l].qkv->folded;
+  if (llama->position) {
+    be->qkv_token(be, llama->position, a->x, a->x_sumsq, W, a->cache);
+    be->attention_token(be, llama->position, a->cache, a->o);
+    return;
+  }
+  act_t *qkv = act_at(be, a->cache, llama->first * n.R);
+  be->qkv(be, n.M, n.T, llama->first, a->x, a->x_sumsq, W, qkv);
+  be->attention_decode(be, llama->first + n.T, n.T, a->cache, a->o);
+}
+
 void layer_attention(Llama *llama, int64_t l) {
   Backend *be = llama->be;
   const Sizes n = sizes_of(llama);
   const LayerParams *w = &llama->layers[l];
   LayerActs *a = &llama->acts.layers[l];
-  RUN(llama, OP_QKV, be->qkv(be, n.M, n.T, llama->first, a->x, a->x_sumsq, w->qkv->folded, a->qkv));
-  if (a->cache)
-    be->attention_decode(be, llama->first + n.T, n.T, a->cache, a->o);
-  else
+  if (a->cache) {
+    cached_attention(llama, l);
+  } else {
+    RUN(llama, OP_QKV, be->qkv(be, n.M, n.T, 0, a->x, a->x_sumsq, w->qkv->folded, a->qkv));
     RUN(llama, OP_ATTENTION, be->attention(be, n.B, n.T, a->qkv, a->o, a->lse));
+  }
   RUN(llama, OP_OUT, be->residual(be, n.M, n.Hd, a->o, w->out->compute, a->x, a->x1, &a->x1_sumsq));
 }
 
@@ -71,8 +88,8 @@ HeadChunk head_chunk(const Llama *llama, int64_t chunk) {
   const Backend *be = llama->be;
   const Acts *a = &llama->acts;
   const Sizes n = sizes_of(llama);
-  const int64_t row = chunk * n.head_rows;
-  return (HeadChunk){.M = n.head_rows,
+  const int64_t row = chunk * n.head_rows, left = n.M - row;
+  return (HeadChunk){.M = left < n.head_rows ? left : n.head_rows,
                      .x = act_at(be, a->x_final, row * n.D),
                      .sumsq = row_stat_from(be, a->final_sumsq, row),
                      .targets = a->targets ? a->targets + row : NULL,

@@ -1,7 +1,6 @@
 #include "model/generate.h"
 
 #include <assert.h>
-#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -53,26 +52,29 @@ void generator_destroy(Generator *g) {
 }
 
 // Runs `count` <= rows tokens at positions length .. through the layers; their keys and values stay
-// in the cache. The last token's logits are left in g->logits_host.
+// in the cache. The last token's logits are left in g->logits_host. A token alone goes through the
+// same calls every time, which a backend may record.
 static void feed_rows(Generator *g, const int32_t *ids, int64_t count) {
   Llama *llama = &g->llama;
   Backend *be = llama->be;
   Acts *acts = &llama->acts;
+  const int32_t position = (int32_t)g->length;
+  const bool alone = count == 1;
   llama->first = g->length;
+  llama->position = alone ? acts->targets : NULL; // a generator has no other use for them
   llama->shape.seq = llama->shape.loss_chunks = count;
-  const Sizes n = model_sizes(&llama->config, &llama->shape);
   assert(g->length + count <= llama->shape.context);
   memcpy(g->history + g->length, ids, (size_t)count * sizeof *ids);
   be->write(be, acts->tokens, ids, (size_t)count * sizeof *ids);
-  embed_forward(llama);
-  for (int64_t l = 0; l < n.L; l++) {
-    LayerActs *a = &acts->layers[l];
-    a->qkv = act_at(be, a->cache, g->length * n.R);
-    layer_forward(llama, l);
+  if (alone) be->write(be, acts->targets, &position, sizeof position);
+  if (!alone || be->replay_begin(be, REPLAY_TOKEN)) {
+    embed_forward(llama);
+    for (int64_t l = 0; l < llama->config.num_hidden_layers; l++) layer_forward(llama, l);
+    row_logits(llama, count - 1);
+    if (alone) be->replay_end(be, REPLAY_TOKEN);
   }
   g->length += count;
-  row_logits(llama, count - 1);
-  be->read_act(be, g->logits_host, acts->logits, n.V);
+  be->read_act(be, g->logits_host, acts->logits, llama->config.vocab_size);
 }
 
 // A full cache is emptied and its newer half fed again from position 0, so that text can go on for
@@ -108,55 +110,16 @@ int generator_start(Generator *g, const int32_t *prompt, int64_t count,
   return 0;
 }
 
-int32_t generator_next(Generator *g) {
-  if (g->written >= g->options.max_tokens) return -1;
+int generator_next(Generator *g, int32_t *id, Error *err) {
+  if (g->written >= g->options.max_tokens) return 0;
   if (g->written > 0) feed(g, &g->newest, 1);
   const double u = rng_uniform(g->options.seed, (uint64_t)g->written);
-  g->newest = sample_token(g->logits_host, g->llama.config.vocab_size, &g->options, u);
-  if (g->newest == g->options.end) return -1;
+  *id = g->newest = sample_token(g->logits_host, g->llama.config.vocab_size, &g->options, u);
+  if (*id < 0)
+    return error_set(err, "the model's logits are not finite: its weights are damaged, or it has "
+                          "diverged in training; take an earlier checkpoint");
+  for (int i = 0; i < g->options.end_count; i++)
+    if (*id == g->options.ends[i]) return 0;
   g->written++;
-  return g->newest;
-}
-
-typedef struct Candidate {
-  float logit;
-  int32_t id;
-} Candidate;
-
-static int by_falling_logit(const void *a_, const void *b_) {
-  const Candidate *a = a_, *b = b_;
-  if (a->logit != b->logit) return a->logit > b->logit ? -1 : 1;
-  return a->id < b->id ? -1 : 1;
-}
-
-int32_t sample_token(float *logits, int64_t V, const SampleOptions *options, double u) {
-  int32_t best = 0;
-  for (int64_t v = 1; v < V; v++)
-    if (logits[v] > logits[best]) best = (int32_t)v;
-  if (!(options->temperature > 0)) return best;
-
-  Candidate *list = xmalloc((size_t)V * sizeof *list);
-  for (int64_t v = 0; v < V; v++) list[v] = (Candidate){logits[v], (int32_t)v};
-  qsort(list, (size_t)V, sizeof *list, by_falling_logit);
-  int64_t kept = options->top_k > 0 && options->top_k < V ? options->top_k : V;
-  const double largest = list[0].logit;
-  double sum = 0;
-  for (int64_t i = 0; i < kept; i++) sum += exp((list[i].logit - largest) / options->temperature);
-  if (options->top_p < 1) { // the fewest likeliest tokens whose probabilities reach top_p
-    double reached = 0;
-    int64_t i = 0;
-    while (i < kept && reached < options->top_p * sum)
-      reached += exp((list[i++].logit - largest) / options->temperature);
-    kept = i > 0 ? i : 1;
-    sum = i > 0 ? reached : 1;
-  }
-  double left = u * sum;
-  int64_t chosen = 0;
-  for (; chosen < kept - 1; chosen++) {
-    left -= exp((list[chosen].logit - largest) / options->temperature);
-    if (left < 0) break;
-  }
-  const int32_t id = list[chosen].id;
-  free(list);
-  return id;
+  return 1;
 }

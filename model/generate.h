@@ -2,15 +2,7 @@
 // cache.
 #pragma once
 #include "model/llama.h"
-
-typedef struct SampleOptions {
-  double temperature; // 0 = always the likeliest token
-  int64_t top_k;      // 0 = all
-  double top_p;       // 1 = all
-  uint64_t seed;
-  int64_t max_tokens; // tokens to write
-  int32_t end;        // the token that ends a text, -1 = there is none
-} SampleOptions;
+#include "model/sample.h"
 
 typedef struct Generator Generator;
 
@@ -23,9 +15,6 @@ void generator_destroy(Generator *g);
 // is fed again, so that text can go on for ever.
 int generator_start(Generator *g, const int32_t *prompt, int64_t count,
                     const SampleOptions *options, Error *err);
-// The next token, or -1 at the end: after max_tokens, or where `end` was sampled.
-int32_t generator_next(Generator *g);
-
-// Picks a token id from logits[V] (overwritten): temperature, then top-k, then top-p, then the
-// uniform draw u in [0, 1). Ties are broken by the lower id, so equal inputs give equal tokens.
-int32_t sample_token(float *logits, int64_t V, const SampleOptions *options, double u);
+// The next token: 1. At the end, after max_tokens or where one of `ends` was sampled: 0. Logits
+// that are not finite: -1.
+int generator_next(Generator *g, int32_t *id, Error *err);

@@ -20,6 +20,8 @@ typedef struct Llama {
   ParamTensor *embed, *lm_head; // the same tensor where they are tied
   Acts acts;
   int64_t first; // generation: position of the first row; in training 0
+  // Generation: where not NULL, there is one row, at the position that the backend finds here.
+  const int32_t *position;
   // For timing operations one by one (model/bench): those that are left out, a bit for each.
   uint32_t left_out;
   char *params_block; // masters, moments, compute copies
@@ -75,7 +77,8 @@ void layer_forward(Llama *llama, int64_t l);
 // Logits of row `row` of x_final, for generation.
 void row_logits(Llama *llama, int64_t row);
 
-// Rows of one loss chunk: M = tokens / loss_chunks of them, whose logits exist together.
+// Rows of one loss chunk, whose logits exist together: tokens / loss_chunks, in the last one fewer
+// where that is no whole number.
 typedef struct HeadChunk {
   int64_t M;
   const act_t *x;         // [M, D] of x_final

@@ -1,12 +1,17 @@
 #!/usr/bin/env python3
 """Loads a checkpoint folder of ./train into Hugging Face transformers, as it is, and compares logits.
 
-usage: scripts/check_transformers.py FOLDER --logits FILE
-       scripts/check_transformers.py FOLDER --prompt-ids 1,2,3
+usage: scripts/check_transformers.py FOLDER [options]
 
---logits      a safetensors file with input_ids [B, T] and the logits [B, T, V] that coda.c computed for them; the exit
-              status is 1 if transformers differs by more than the bound
---prompt-ids  prints what transformers finds likeliest after these tokens
+--logits FILE       a safetensors file with input_ids [B, T] and the logits [B, T, V] that coda.c computed for them; the
+                    exit status is 1 if transformers differs by more than the bound
+--prompt-ids 1,2,3  prints what transformers finds likeliest after these tokens
+--tokenizer TEXT    AutoTokenizer and AutoConfig take the folder and agree on bos and eos; the text comes back from its
+                    ids, which are printed. Needs no torch
+--pipeline TEXT     prints what the pipeline text-generation writes after the text, always the likeliest token
+--rounded FOLDER    every weight of that checkpoint, rounded to this one's dtype, is this one's
+--rewrite FOLDER    writes model and tokenizer by save_pretrained, in --dtype (float32), in shards of 20 kB: for coda.c to
+                    start from
 
 Computed in fp32 by transformers, on the CPU. Needs: pip install -r scripts/requirements.txt
 """
@@ -23,19 +28,22 @@ def fail(sentence):
 
 
 try:
-    import torch
-    from safetensors.torch import load_file
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig, pipeline
     from transformers.utils import logging
 except ImportError as error:
     fail(f"{error.name} is not installed; install it with: pip install -r scripts/requirements.txt")
+try:
+    import torch
+    from safetensors.torch import load_file
+except ImportError:
+    torch = None
 
 
-def load(folder):
+def load(folder, dtype="float32"):
     """The model, with every weight taken from the folder: none may be missing, left over, or of another shape."""
-    if not (folder / "config.json").is_file():
-        fail(f"{folder} holds no config.json; give a checkpoint folder such as RUN/latest")
-    model, info = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, output_loading_info=True)
+    if not torch:
+        fail("torch is not installed; install it with: pip install -r scripts/requirements.txt")
+    model, info = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, output_loading_info=True)
     for key in "missing_keys", "unexpected_keys", "mismatched_keys":
         if info[key]:
             fail(f"{folder}: transformers reports {key.replace('_', ' ')}: {', '.join(map(str, sorted(info[key])))}")
@@ -69,21 +77,64 @@ def print_likeliest(model, ids):
         print(f"token {token:6d}  logit {value:.6f}")
 
 
+def check_tokenizer(folder, text):
+    tokenizer, config = AutoTokenizer.from_pretrained(folder), AutoConfig.from_pretrained(folder)
+    generation = GenerationConfig.from_pretrained(folder)
+    for source in config, generation:
+        for name in "bos_token_id", "eos_token_id":
+            ids = getattr(source, name)
+            if getattr(tokenizer, name) not in (ids if isinstance(ids, list) else [ids]):
+                fail(f"{folder}: {name} is {ids} in {type(source).__name__}, "
+                     f"but {getattr(tokenizer, name)} in the tokenizer")
+    ids = tokenizer(text)["input_ids"]
+    back = tokenizer.decode(ids, skip_special_tokens=True)
+    if back != text:
+        fail(f"{folder}: AutoTokenizer makes '{back}' of the ids of '{text}'")
+    if max(ids) >= config.vocab_size:
+        fail(f"{folder}: a token id is {max(ids)}, but the model knows {config.vocab_size}")
+    print("ids", *ids)
+
+
+def check_rounded(folder, exact):
+    rounded, masters = load(folder, "auto").state_dict(), load(exact, "auto").state_dict()
+    for name, value in rounded.items():
+        if not torch.equal(value, masters[name].to(value.dtype)):
+            fail(f"{folder}: {name} is not that of {exact}, rounded")
+    print(f"{folder}: {len(rounded)} tensors in {value.dtype} are those of {exact}, rounded")
+
+
+def rewrite(folder, out, dtype):
+    load(folder, dtype).save_pretrained(out, max_shard_size="20KB")
+    AutoTokenizer.from_pretrained(folder).save_pretrained(out)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=pathlib.Path)
     parser.add_argument("--logits", type=pathlib.Path)
     parser.add_argument("--prompt-ids", type=lambda text: [int(word) for word in text.split(",")])
+    parser.add_argument("--tokenizer")
+    parser.add_argument("--pipeline")
+    parser.add_argument("--rounded", type=pathlib.Path)
+    parser.add_argument("--rewrite", type=pathlib.Path)
+    parser.add_argument("--dtype", default="float32")
     options = parser.parse_args()
-    if not options.logits and not options.prompt_ids:
-        parser.error("one of --logits and --prompt-ids is needed")
+    if not (options.folder / "config.json").is_file():
+        fail(f"{options.folder} holds no config.json; give a checkpoint folder such as RUN/latest")
     logging.disable_progress_bar()
-    torch.set_num_threads(1)
-    model = load(options.folder)
+    if options.tokenizer:
+        check_tokenizer(options.folder, options.tokenizer)
     if options.logits:
-        compare(model, options.folder, options.logits)
+        compare(load(options.folder), options.folder, options.logits)
     if options.prompt_ids:
-        print_likeliest(model, options.prompt_ids)
+        print_likeliest(load(options.folder), options.prompt_ids)
+    if options.pipeline:
+        write = pipeline("text-generation", model=str(options.folder), dtype="float32", device="cpu")
+        print(write(options.pipeline, do_sample=False, max_new_tokens=24)[0]["generated_text"])
+    if options.rounded:
+        check_rounded(options.folder, options.rounded)
+    if options.rewrite:
+        rewrite(options.folder, options.rewrite, options.dtype)
 
 
 if __name__ == "__main__":

@@ -72,7 +72,7 @@ plain() {
 }
 
 # Chooses the run's folder and the data's: the first of OUT, OUT-2, ... that is free, or that holds an interrupted
-# run on the same text, which is then gone on with. source.txt beside the tokens says whose they are.
+# run on the same text, which is then gone on with. source.txt beside the dataset says whose it is.
 choose_folders() {
   local base=$1 source=$2 number=1
   run=$base
@@ -95,10 +95,10 @@ prepare_text() {
     return 0
   fi
   if [ -n "$text" ]; then
-    ./prepare --out "$data" -- "$text" || exit 1
+    ./prepare --force --out "$data/tokens" -- "$text" || exit 1
   else
     echo 'the text: the source files of this repository (--text takes yours)'
-    own_sources | xargs -0 -x ./prepare --out "$data" -- || exit 1
+    own_sources | xargs -0 -x ./prepare --force --out "$data/tokens" -- || exit 1
   fi
   echo "$source_name" >"$data/source.txt"
 }
@@ -131,7 +131,7 @@ announce 3 'text'
 prepare_text
 
 announce 4 "training, into $run (Ctrl-C saves and ends; the same command goes on)"
-./train configs/quickstart.json "data.train=$data/train-*.bin" "data.val=$data/val-*.bin" "output.dir=$run" \
+./train configs/quickstart.json "data.train=$data/tokens/train-*.bin" "data.val=$data/tokens/val-*.bin" "output.dir=$run" \
   train.resume=auto ${overrides[@]+"${overrides[@]}"} || exit 1
 shown=$(printf '%q' "$run")
 if ! finished "$run"; then

@@ -21,13 +21,17 @@ build/%/test_trace.o build/%/test_attention_graph.o: EXTRA_FLAGS = $(NVTX_FLAGS)
 # Calls that a test replaces: those that change files, to inject faults; those that need a GPU.
 WRAP_FILES := write open fsync rename renameat2 symlink mkdir unlink rmdir
 WRAP_GPU := gpu_usable backend_create bench_gpu_open bench_gpu_bytes
-build/%/test_checkpoint_faults: EXTRA_LIBS = $(WRAP_FILES:%=-Wl,--wrap=%)
+build/%_faults: EXTRA_LIBS = $(WRAP_FILES:%=-Wl,--wrap=%)
 build/%/test_bench: EXTRA_LIBS = $(WRAP_GPU:%=-Wl,--wrap=%)
 
 # Libraries that tests have loaded: one in CUPTI's place, one for NVTX that writes ranges down.
 LOADED := $(addprefix build/release/tests/,cupti_stub.so $(if $(HAVE_NVTX),nvtx_recorder.so))
 build/release/tests/%.so: tests/support/%.c $(RULES)
 	mkdir -p $(@D) && $(CC) $(C_FLAGS) $(CFLAGS) $(NVTX_FLAGS) -fPIC -shared $< -o $@
+
+# Drives the tokenizer for scripts/check_tokenizers.py and scripts/compare_tokenizers.py.
+TOKENIZE := build/release/tests/bench/tokenize
+$(TOKENIZE): %: %.o build/release/tests.a; $(LINK)
 
 # ---- tests/fuzz, where clang has libFuzzer
 FUZZ_PROBE := -fopenmp -include omp.h -fsanitize=fuzzer,$(SANITIZERS) -x c - -o /dev/null
@@ -49,7 +53,7 @@ TEST_CU := $(wildcard tests/*/programs/*.cu)
 build/release/tests/%.o: tests/%.cu $(RULES); $(COMPILE_FUSED)
 $(PLANTED_FAULTS).o: tests/gpu/planted_faults.cu $(RULES); $(COMPILE_CU)
 TEST_C := $(wildcard tests/gpu/*.c tests/bench/*.c)
-TEST_C := $(filter-out $(GPU_PROGRAMS:build/release/%=%.c),$(TEST_C))
+TEST_C := $(filter-out $(GPU_PROGRAMS:build/release/%=%.c) tests/bench/tokenize.c,$(TEST_C))
 TEST_O := $(addprefix build/release/,$(SUPPORT) $(TEST_C:.c=.o) $(TEST_CU:.cu=.o))
 build/release/gpu_tests.a: $(TEST_O); $(ARCHIVE)
 $(GPU_PROGRAMS:=.o) $(TEST_O): EXTRA_FLAGS = -isystem $(CUDA_INCLUDE)

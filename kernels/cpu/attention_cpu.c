@@ -77,6 +77,16 @@ void cpu_attention_decode(Backend *be, int64_t T, int64_t rows, const act_t *qkv
   attend(cpu_of(be), 1, T, T - rows, reals(qkv), reals(o), NULL);
 }
 
+void cpu_qkv_token(Backend *be, const int32_t *position, const act_t *x, RowStat sumsq,
+                   const act_t *W, act_t *cache) {
+  const int64_t R = packed_width(&cpu_of(be)->config);
+  be->qkv(be, 1, 1, *position, x, sumsq, W, act_at(be, cache, *position * R));
+}
+
+void cpu_attention_token(Backend *be, const int32_t *position, const act_t *cache, act_t *o) {
+  be->attention_decode(be, *position + 1, 1, cache, o);
+}
+
 // One query head's share; dk and dv are added to.
 static void head_backward(const Cpu *cpu, int64_t T, const real *q, const real *k, const real *v,
                           const real *o, const real *lse, const real *do_, real *dq, real *dk,

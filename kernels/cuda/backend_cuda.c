@@ -68,8 +68,10 @@ static int make_rope_table(Cuda *c, Error *err) {
 static int make_workspace(Cuda *c, Error *err) {
   const OpsConfig *o = &c->config;
   const size_t scratch = cuda_embed_scratch(o->max_tokens, o->V, o->D);
+  const size_t parts = (size_t)(DECODE_SPLITS * o->H * (o->d + 2)) * sizeof(float);
   if (!(c->state = cuda_take(c, sizeof *c->state, err)) ||
-      !(c->row_loss = cuda_take(c, (size_t)o->max_tokens * sizeof(float), err)))
+      !(c->row_loss = cuda_take(c, (size_t)o->max_tokens * sizeof(float), err)) ||
+      !(c->decode_parts = cuda_take(c, parts, err)))
     return -1;
   return c->options.train && !(c->embed_scratch = cuda_take(c, scratch, err)) ? -1 : 0;
 }
@@ -103,6 +105,7 @@ static void set_operations(Cuda *c) {
   be->embed = cuda_embed;
   be->attention = cuda_attention;
   be->attention_decode = cuda_attention_decode;
+  be->attention_token = cuda_attention_token;
   be->dgrad = cuda_dgrad;
   be->attention_backward = cuda_attention_backward;
   be->wgrad = cuda_wgrad;

@@ -11,6 +11,8 @@
 extern "C" {
 #endif
 
+// Generation's attention shares a token's keys out over so many blocks a head.
+enum { DECODE_SPLITS = 16 };
 enum { MAX_ATTENTION_SHAPES = 8, MAX_WORKSPACES = 24, STAGES = 4, STAGE_BYTES = 1 << 20 };
 
 // A part of a step on its way from launches to a graph.
@@ -36,6 +38,7 @@ typedef struct Cuda {
   int workspace_count;
   float *rope;         // [max_positions, d/2, 2] cosine and sine
   float *row_loss;     // [max_tokens]
+  float *decode_parts; // [DECODE_SPLITS, H, d + 2] of generation's attention
   void *embed_scratch; // of the embedding's backward
   StepState *state;    // on the device
   // Pinned memory. Results of steps lie there on their way to the host: put there by step_end,
@@ -98,6 +101,10 @@ AttentionBackwardOp cuda_attention_backward;
 // out = A B (+ add, or NULL), A [M, K] and B [K, N] stored as the form says; out is not add.
 void cuda_gemm(Cuda *c, GemmForm form, int64_t M, int64_t N, int64_t K, const act_t *A,
                const act_t *B, const act_t *add, act_t *out);
+// Whether a product of M rows is a walk over the weights: one row, in a backend that only writes.
+static inline bool cuda_one_row(const Cuda *c, int64_t M) {
+  return M == 1 && !c->options.train;
+}
 DgradOp cuda_dgrad;
 WgradOp cuda_wgrad;
 
@@ -107,6 +114,7 @@ EmbedBackwardOp cuda_embed_backward;
 // Bytes of the embedding's backward's scratch.
 size_t cuda_embed_scratch(int64_t max_tokens, int64_t V, int64_t D);
 AttentionDecodeOp cuda_attention_decode;
+AttentionTokenOp cuda_attention_token;
 
 // ---- update_cuda.c
 void cuda_set_update(Cuda *c);
@@ -122,7 +130,7 @@ void cuda_refresh(Backend *be, const ParamTensor *list, int count); // only the 
 // ---- replay_cuda.c
 bool cuda_replay_begin(Backend *be, ReplaySlot slot);
 void cuda_replay_end(Backend *be, ReplaySlot slot);
-void cuda_replay_close(Cuda *c);
+void cuda_replay_close(Cuda *c); // forgets what was recorded
 
 #ifdef __cplusplus
 }

@@ -1,12 +1,14 @@
-// Attention of generation: the last `rows` positions of one sequence ask the whole cache. softmax(q
-// k^T / sqrt(d)) v, causal, grouped queries; the softmax is taken online, in fp32. Launch: a block
-// a (row, head); its 8 warps share out the keys, and a warp's lanes the head's columns, 8 at most
-// each (d <= 256). A kernel for correctness: at generation's sizes the weights' reads are what
-// costs.
+// Attention of generation: the last rows of one sequence ask the whole cache. softmax(q k^T /
+// sqrt(d)) v, causal, grouped queries; the softmax is taken online, in fp32.
+//
+// Launch: a block asks for one row and up to HEADS query heads of a key/value head, and looks at
+// one of `splits` parts of the keys. LANES neighbours share a key, 8 of its columns each (d <= 256,
+// a multiple of 8), so that it is read once for all of those heads, 16 bytes a lane. Softmaxes are
+// joined in a fixed order: lanes of a warp, warps of a block, and, by a second kernel, the parts.
 #include "kernels/cuda/common.cuh"
 #include "kernels/cuda/cuda.h"
 
-enum { WARPS = 8, PER_LANE = 8, MAX_HEAD = 32 * PER_LANE };
+enum { WARPS = 8, HEADS = 4, PER_LANE = 8 };
 
 struct Softmax {
   float largest, sum, o[PER_LANE];
@@ -22,58 +24,181 @@ static __device__ __forceinline__ void softmax_join(Softmax &a, float largest, f
   for (int i = 0; i < PER_LANE; i++) a.o[i] = a.o[i] * x + o[i] * y;
 }
 
-static __device__ __forceinline__ void load_lane(float *to, const bf16_bits *from, int d) {
+struct DecodeArgs {
+  int H, KV, d, splits;
+  int64_t first;           // position of the first row ...
+  const int32_t *position; // ... or, where not NULL, there it stands
+  const bf16_bits *qkv;    // [.., R]
+  bf16_bits *o;            // [rows, H d]
+  float *parts;            // [splits, H, d + 2] o, largest and sum, with more than one split
+};
+
+// What a thread works on. The same for all threads of a block but for slot and column.
+struct Place {
+  int64_t row, keys, begin, end; // keys [begin, end) of the part
+  int head, heads, group;        // query heads [head, head + heads)
+  int split, slot, column;       // every WARPS * 32 / LANES-th key; first column
+};
+
+template <int LANES> static __device__ __forceinline__ Place place(const DecodeArgs &s) {
+  const int of_group = s.H / s.KV;
+  Place p;
+  p.split = (int)(blockIdx.x % s.splits);
+  p.group = (int)(blockIdx.x / s.splits % s.KV);
+  p.row = blockIdx.x / s.splits / s.KV;
+  p.head = p.group * of_group + (int)blockIdx.y * HEADS;
+  p.heads = min(HEADS, of_group - (int)blockIdx.y * HEADS);
+  p.keys = (s.position ? *s.position : s.first) + p.row + 1;
+  const int64_t part = (p.keys + s.splits - 1) / s.splits;
+  p.begin = p.split * part;
+  p.end = min(p.begin + part, p.keys);
+  p.slot = (int)threadIdx.x / LANES;
+  p.column = (int)threadIdx.x % LANES * PER_LANE;
+  return p;
+}
+
+// The softmaxes of a thread's keys.
+template <int LANES>
+static __device__ __forceinline__ void walk_keys(const DecodeArgs &s, const Place &p,
+                                                 Softmax (&a)[HEADS]) {
+  const int64_t R = (int64_t)(s.H + 2 * s.KV) * s.d;
+  const bool inside = p.column < s.d;
+  const bf16_bits *k = s.qkv + (int64_t)(s.H + p.group) * s.d + p.column,
+                  *v = k + (int64_t)s.KV * s.d,
+                  *q = s.qkv + (p.keys - 1) * R + (int64_t)p.head * s.d + p.column;
+  const float scale = rsqrtf((float)s.d);
+  Pack<PER_LANE> of_q[HEADS];
 #pragma unroll
-  for (int i = 0; i < PER_LANE; i++) {
-    const int c = (int)threadIdx.x % 32 + 32 * i;
-    to[i] = c < d ? bf16_to_float(from[c]) : 0.0f;
+  for (int h = 0; h < HEADS; h++) {
+    of_q[h] = {};
+    if (inside && h < p.heads) of_q[h] = load_pack<PER_LANE>(q + h * s.d);
+    a[h] = {-1e30f, 0, {}};
+  }
+  // All lanes of a warp walk as long as any has a key.
+  constexpr int SLOTS = WARPS * 32 / LANES;
+  for (int64_t t = p.begin + p.slot; __any_sync(0xffffffffu, t < p.end); t += SLOTS) {
+    Pack<PER_LANE> key = {}, value = {};
+    if (inside && t < p.end) {
+      key = load_pack<PER_LANE>(k + t * R);
+      value = load_pack<PER_LANE>(v + t * R);
+    }
+#pragma unroll
+    for (int h = 0; h < HEADS; h++) {
+      float score = 0;
+#pragma unroll
+      for (int i = 0; i < PER_LANE; i++) score += of_q[h].v[i] * key.v[i];
+      score = group_sum(score, LANES) * scale;
+      if (t < p.end) softmax_join(a[h], score, 1, value.v);
+    }
   }
 }
 
-static __global__ void decode_kernel(int64_t T, int64_t rows, int H, int KV, int d,
-                                     const bf16_bits *qkv, bf16_bits *o) {
-  __shared__ float part[WARPS][MAX_HEAD + 2];
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  const int64_t row = blockIdx.x / H, position = T - rows + row;
-  const int head = (int)(blockIdx.x % H), group = head / (H / KV);
-  const int64_t R = (int64_t)(H + 2 * KV) * d;
-  const float scale = rsqrtf((float)d);
-  const bf16_bits *k = qkv + (int64_t)(H + group) * d, *v = k + (int64_t)KV * d;
-  float q[PER_LANE], key[PER_LANE], value[PER_LANE];
-  load_lane(q, qkv + position * R + (int64_t)head * d, d);
-  Softmax a = {-1e30f, 0, {}};
-  for (int64_t t = warp; t <= position; t += WARPS) {
-    load_lane(key, k + t * R, d);
-    load_lane(value, v + t * R, d);
-    float score = 0;
+// Joins the softmaxes of a warp's slots, then of the warps; threads of the first slot have them.
+template <int LANES>
+static __device__ __forceinline__ void join_block(const Place &p, Softmax (&a)[HEADS]) {
+  __shared__ Softmax of_warp[WARPS][HEADS][LANES];
+  const int lane = (int)threadIdx.x % LANES, warp = (int)threadIdx.x / 32;
 #pragma unroll
-    for (int i = 0; i < PER_LANE; i++) score += q[i] * key[i];
-    softmax_join(a, warp_sum(score) * scale, 1, value);
-  }
+  for (int h = 0; h < HEADS; h++) {
 #pragma unroll
-  for (int i = 0; i < PER_LANE; i++) part[warp][lane + 32 * i] = a.o[i];
-  if (lane == 0) {
-    part[warp][MAX_HEAD] = a.largest;
-    part[warp][MAX_HEAD + 1] = a.sum;
+    for (int to = LANES; to < 32; to *= 2) {
+      Softmax other;
+      other.largest = __shfl_xor_sync(0xffffffffu, a[h].largest, to);
+      other.sum = __shfl_xor_sync(0xffffffffu, a[h].sum, to);
+#pragma unroll
+      for (int i = 0; i < PER_LANE; i++) other.o[i] = __shfl_xor_sync(0xffffffffu, a[h].o[i], to);
+      softmax_join(a[h], other.largest, other.sum, other.o);
+    }
+    if (threadIdx.x % 32 < LANES) of_warp[warp][h][lane] = a[h];
   }
   __syncthreads();
-  if (warp > 0) return;
-  for (int w = 1; w < WARPS; w++) {
-    float other[PER_LANE];
+  if (p.slot > 0) return;
 #pragma unroll
-    for (int i = 0; i < PER_LANE; i++) other[i] = part[w][lane + 32 * i];
-    softmax_join(a, part[w][MAX_HEAD], part[w][MAX_HEAD + 1], other);
+  for (int h = 0; h < HEADS; h++)
+    for (int w = 1; w < WARPS; w++) {
+      const Softmax &other = of_warp[w][h][lane];
+      softmax_join(a[h], other.largest, other.sum, other.o);
+    }
+}
+
+template <int LANES>
+static __global__ __launch_bounds__(WARPS * 32) void decode_kernel(DecodeArgs s) {
+  const Place p = place<LANES>(s);
+  Softmax a[HEADS];
+  walk_keys<LANES>(s, p, a);
+  join_block<LANES>(p, a);
+  if (p.slot > 0 || p.column >= s.d) return;
+#pragma unroll
+  for (int h = 0; h < HEADS; h++) {
+    if (h >= p.heads) break;
+    if (s.splits == 1) {
+      Pack<PER_LANE> o;
+#pragma unroll
+      for (int i = 0; i < PER_LANE; i++) o.v[i] = a[h].o[i] / a[h].sum;
+      store_pack(s.o + (p.row * s.H + p.head + h) * s.d + p.column, o);
+      continue;
+    }
+    float *part = s.parts + ((int64_t)p.split * s.H + p.head + h) * (s.d + 2);
+#pragma unroll
+    for (int i = 0; i < PER_LANE; i++) part[p.column + i] = a[h].o[i];
+    if (p.column > 0) continue;
+    part[s.d] = a[h].largest;
+    part[s.d + 1] = a[h].sum;
   }
-#pragma unroll
-  for (int i = 0; i < PER_LANE; i++)
-    if (lane + 32 * i < d)
-      o[(row * H + head) * d + lane + 32 * i] = bf16_from_float(a.o[i] / a.sum);
+}
+
+// o of a row from its parts. Launch: a block a head, a thread a column.
+static __global__ void join_parts_kernel(DecodeArgs s) {
+  const int head = (int)blockIdx.x, column = (int)threadIdx.x;
+  float largest = -1e30f, sum = 0, o = 0;
+  for (int i = 0; i < s.splits; i++) {
+    const float *part = s.parts + ((int64_t)i * s.H + head) * (s.d + 2);
+    const float to = fmaxf(largest, part[s.d]);
+    const float x = __expf(largest - to), y = __expf(part[s.d] - to);
+    o = o * x + part[column] * y;
+    sum = sum * x + part[s.d + 1] * y;
+    largest = to;
+  }
+  s.o[head * s.d + column] = bf16_from_float(o / sum);
+}
+
+template <int LANES> static void launch_decode(int64_t rows, const DecodeArgs &s, cudaStream_t to) {
+  const dim3 grid((unsigned)(rows * s.KV * s.splits), blocks_for(s.H / s.KV, HEADS));
+  decode_kernel<LANES><<<grid, WARPS * 32, 0, to>>>(s);
+}
+
+// As few lanes a key as hold a head.
+static void decode(const Cuda *c, int64_t rows, DecodeArgs s) {
+  const cudaStream_t stream = c->gpu.stream;
+  s.H = (int)c->config.H;
+  s.KV = (int)c->config.KV;
+  s.d = (int)c->config.d;
+  if (s.d <= 64)
+    launch_decode<8>(rows, s, stream);
+  else if (s.d <= 128)
+    launch_decode<16>(rows, s, stream);
+  else
+    launch_decode<32>(rows, s, stream);
+  LAUNCHED();
+  if (s.splits > 1) join_parts_kernel<<<(unsigned)s.H, (unsigned)s.d, 0, stream>>>(s);
+  LAUNCHED();
 }
 
 void cuda_attention_decode(Backend *be, int64_t T, int64_t rows, const act_t *qkv, act_t *o) {
-  const Cuda *c = cuda_of(be);
-  const OpsConfig *s = &c->config;
-  decode_kernel<<<(unsigned)(rows * s->H), WARPS * 32, 0, c->gpu.stream>>>(
-      T, rows, (int)s->H, (int)s->KV, (int)s->d, bits(qkv), bits(o));
-  LAUNCHED();
+  DecodeArgs args = {};
+  args.splits = 1;
+  args.first = T - rows;
+  args.qkv = bits(qkv);
+  args.o = bits(o);
+  decode(cuda_of(be), rows, args);
+}
+
+void cuda_attention_token(Backend *be, const int32_t *position, const act_t *cache, act_t *o) {
+  DecodeArgs args = {};
+  args.splits = DECODE_SPLITS;
+  args.position = position;
+  args.qkv = bits(cache);
+  args.o = bits(o);
+  args.parts = cuda_of(be)->decode_parts;
+  decode(cuda_of(be), 1, args);
 }

@@ -32,6 +32,12 @@ typedef struct StepState {
   float clip, step_size, per_root; // factors of the running update, see adamw.cu
 } StepState;
 
+// ---- gemv.cu
+// out = W a (+ add, or NULL), one row of a product.   a [K], W [N, K], add [N] in; out [N] out,
+// or row *row of out [.., N] where row, on the device, is not NULL
+void launch_gemv(int64_t N, int64_t K, const act_t *a, const act_t *W, const act_t *add,
+                 const int32_t *row, act_t *out, cudaStream_t stream);
+
 // ---- loss.cu
 typedef struct CrossEntropy {
   int64_t M, V;

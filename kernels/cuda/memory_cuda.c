@@ -35,6 +35,7 @@ static size_t op_memory_taken(Backend *be) {
 
 static void op_release(Backend *be, void *memory) {
   CUDA_CHECK(cudaStreamSynchronize(cuda_of(be)->gpu.stream));
+  cuda_replay_close(cuda_of(be));
   CUDA_CHECK(cudaFree(memory));
 }
 
@@ -42,14 +43,19 @@ static void op_zero(Backend *be, void *memory, size_t bytes) {
   CUDA_CHECK(cudaMemsetAsync(memory, 0, bytes, cuda_of(be)->gpu.stream));
 }
 
-// A stage is free again when the copy out of it is done; a run's batches never find one busy.
+// The next stage, once the copy out of it is done; a run's batches never find one busy.
+static int take_stage(Cuda *c) {
+  const int stage = (int)(c->staged++ % STAGES);
+  CUDA_CHECK(cudaEventSynchronize(c->stage_free[stage]));
+  return stage;
+}
+
 static void op_write(Backend *be, void *to, const void *from_host, size_t bytes) {
   Cuda *c = cuda_of(be);
   for (size_t done = 0; done < bytes;) {
-    const int stage = (int)(c->staged++ % STAGES);
+    const int stage = take_stage(c);
     char *pinned = c->pinned->stages[stage];
     const size_t piece = bytes - done < STAGE_BYTES ? bytes - done : STAGE_BYTES;
-    CUDA_CHECK(cudaEventSynchronize(c->stage_free[stage]));
     memcpy(pinned, (const char *)from_host + done, piece);
     CUDA_CHECK(
         cudaMemcpyAsync((char *)to + done, pinned, piece, cudaMemcpyHostToDevice, c->gpu.stream));
@@ -72,14 +78,19 @@ static void op_read_master(Backend *be, float *to_host, const master_t *from, in
   op_read(be, to_host, from, (size_t)count * sizeof(float));
 }
 
+// Through a stage: a token's logits are read for every token written.
 static void op_read_act(Backend *be, float *to_host, const act_t *from, int64_t count) {
-  bf16_bits *bits = xmalloc((size_t)count * sizeof *bits);
-  op_read(be, bits, from, (size_t)count * sizeof *bits);
-  for (int64_t i = 0; i < count; i++) {
-    const uint32_t widened = (uint32_t)bits[i] << 16;
-    memcpy(&to_host[i], &widened, sizeof widened);
+  enum { PIECE = STAGE_BYTES / sizeof(bf16_bits) };
+  Cuda *c = cuda_of(be);
+  for (int64_t done = 0; done < count; done += PIECE) {
+    bf16_bits *bits = (bf16_bits *)c->pinned->stages[take_stage(c)];
+    const int64_t piece = count - done < PIECE ? count - done : PIECE;
+    op_read(be, bits, act_at(be, from, done), (size_t)piece * sizeof *bits);
+    for (int64_t i = 0; i < piece; i++) {
+      const uint32_t widened = (uint32_t)bits[i] << 16;
+      memcpy(&to_host[done + i], &widened, sizeof widened);
+    }
   }
-  free(bits);
 }
 
 static void op_read_grad(Backend *be, float *to_host, const grad_t *from, int64_t count) {

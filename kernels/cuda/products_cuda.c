@@ -3,6 +3,10 @@
 
 void cuda_gemm(Cuda *c, GemmForm form, int64_t M, int64_t N, int64_t K, const act_t *A,
                const act_t *B, const act_t *add, act_t *out) {
+  if (form == GEMM_NT && cuda_one_row(c, M)) {
+    launch_gemv(N, K, A, B, add, NULL, out, c->gpu.stream);
+    return;
+  }
   const GemmProblem p = {.M = M, .N = N, .K = K, .form = form, .add = add != NULL};
   gemm_run(&c->gemm, p, A, B, add, out);
 }

@@ -27,6 +27,8 @@ void cuda_replay_end(Backend *be, ReplaySlot slot) {
 }
 
 void cuda_replay_close(Cuda *c) {
-  for (int i = 0; i < REPLAY_SLOTS; i++)
+  for (int i = 0; i < REPLAY_SLOTS; i++) {
     if (c->recordings[i].graph) CUDA_CHECK(cudaGraphExecDestroy(c->recordings[i].graph));
+    c->recordings[i] = (Recording){0};
+  }
 }

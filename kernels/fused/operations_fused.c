@@ -52,6 +52,10 @@ void fused_qkv(Backend *be, int64_t M, int64_t T, int64_t first, const act_t *x,
   const Fused *f = fused_of(be);
   const OpsConfig *c = &f->unfused.cuda.config;
   const int64_t R = packed_width(c);
+  if (cuda_one_row(&f->unfused.cuda, M)) {
+    unfused_qkv(be, M, T, first, x, sumsq, W, qkv);
+    return;
+  }
   ProgramCall call = call_of(f, M, R, c->D, x, W, sumsq);
   call.stores[0] = (Matrix){qkv, M, R};
   call.args.params[ROPE_HEAD_DIM].i = (int32_t)c->d;
@@ -64,7 +68,7 @@ void fused_residual(Backend *be, int64_t M, int64_t K, const act_t *a, const act
                     const act_t *x, act_t *out, RowStat *sumsq) {
   const Fused *f = fused_of(be);
   const OpsConfig *c = &f->unfused.cuda.config;
-  if (!is_fused(be, K == c->F ? OP_DOWN : OP_OUT)) {
+  if (!is_fused(be, K == c->F ? OP_DOWN : OP_OUT) || cuda_one_row(&f->unfused.cuda, M)) {
     unfused_residual(be, M, K, a, W, x, out, sumsq);
     return;
   }
@@ -78,6 +82,10 @@ void fused_gate_up(Backend *be, int64_t M, const act_t *x, RowStat sumsq, const 
                    act_t *y) {
   const Fused *f = fused_of(be);
   const OpsConfig *c = &f->unfused.cuda.config;
+  if (cuda_one_row(&f->unfused.cuda, M)) {
+    unfused_gate_up(be, M, x, sumsq, W, z, y);
+    return;
+  }
   ProgramCall call = call_of(f, M, 2 * c->F, c->D, x, W, sumsq);
   call.stores[0] = (Matrix){z, M, 2 * c->F};
   call.stores[1] = (Matrix){y, M, c->F};
@@ -97,7 +105,10 @@ static void run_logits(const Fused *f, int64_t M, const act_t *x, RowStat sumsq,
 
 void fused_lm_head(Backend *be, int64_t M, const act_t *x, RowStat sumsq, const act_t *W,
                    act_t *logits) {
-  run_logits(fused_of(be), M, x, sumsq, W, logits, (RowStat){.data = NULL});
+  if (cuda_one_row(cuda_of(be), M))
+    unfused_lm_head(be, M, x, sumsq, W, logits);
+  else
+    run_logits(fused_of(be), M, x, sumsq, W, logits, (RowStat){.data = NULL});
 }
 
 void fused_head_loss(Backend *be, int64_t M, const act_t *x, RowStat sumsq, const act_t *W,

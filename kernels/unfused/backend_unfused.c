@@ -14,6 +14,7 @@ int unfused_open(Unfused *u, const OpsConfig *config, const GpuOptions *options,
   Backend *be = &u->cuda.base;
   if (cuda_open(&u->cuda, config, options, err)) return -1;
   be->qkv = unfused_qkv;
+  be->qkv_token = unfused_qkv_token;
   be->residual = unfused_residual;
   be->gate_up = unfused_gate_up;
   be->lm_head = unfused_lm_head;

@@ -8,10 +8,12 @@ extern "C" {
 
 // The packed row: H + KV heads of d that RoPE rotates, then KV that it does not.
 typedef struct RopeShape {
-  int64_t rotated;    // (H + KV) d
-  int64_t R;          // (H + 2 KV) d
-  int64_t d;          // a multiple of 8
-  int64_t T, first;   // row m is at position first + m % T
+  int64_t rotated;  // (H + KV) d
+  int64_t R;        // (H + 2 KV) d
+  int64_t d;        // a multiple of 8
+  int64_t T, first; // row m is at position first + m % T
+  // On the device, or NULL: there is one row, at this position and in this row of qkv.
+  const int32_t *position;
   const float *table; // [max_positions, d/2, 2] cosine and sine
 } RopeShape;
 

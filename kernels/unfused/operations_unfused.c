@@ -18,6 +18,15 @@ void unfused_qkv(Backend *be, int64_t M, int64_t T, int64_t first, const act_t *
   launch_rope(M, rope_shape(c, T, first), row_scale(c, sumsq), qkv, c->gpu.stream);
 }
 
+void unfused_qkv_token(Backend *be, const int32_t *position, const act_t *x, RowStat sumsq,
+                       const act_t *W, act_t *cache) {
+  Cuda *c = cuda_of(be);
+  RopeShape shape = rope_shape(c, 1, 0);
+  shape.position = position;
+  launch_gemv(shape.R, c->config.D, x, W, NULL, position, cache, c->gpu.stream);
+  launch_rope(1, shape, row_scale(c, sumsq), cache, c->gpu.stream);
+}
+
 void unfused_residual(Backend *be, int64_t M, int64_t K, const act_t *a, const act_t *W,
                       const act_t *x, act_t *out, RowStat *sumsq) {
   Cuda *c = cuda_of(be);

@@ -20,7 +20,7 @@ static __device__ __forceinline__ void rotate_pack(Pack<8> &p, const float4 *ang
 
 // The angles of row m, two a float4.
 static __device__ __forceinline__ const float4 *angles_at(const RopeShape &s, int64_t m) {
-  const int64_t position = s.first + m % s.T;
+  const int64_t position = s.position ? *s.position : s.first + m % s.T;
   return reinterpret_cast<const float4 *>(s.table + position * s.d);
 }
 
@@ -51,7 +51,7 @@ __launch_bounds__(ROW_THREADS, BACK ? 4 : THREADS_AN_SM / ROW_THREADS) void rope
     const int R = (int)shape.R, rotated = (int)shape.rotated, d = (int)shape.d;
     const float4 *angles = angles_at(shape, l.m);
     const bf16_bits *z_row = z + l.m * R;
-    bf16_bits *row = x + l.m * R;
+    bf16_bits *row = x + (shape.position ? *shape.position : l.m) * R;
     Walk w = walk_start(l.lane, lanes, d);
 #pragma unroll 4
     for (; w.c < R; walk_on(w, d)) {

@@ -21,6 +21,7 @@ Backend *backend_unfused_create(const OpsConfig *config, const GpuOptions *optio
 int unfused_open(Unfused *u, const OpsConfig *config, const GpuOptions *options, Error *err);
 
 QkvOp unfused_qkv;
+QkvTokenOp unfused_qkv_token;
 ResidualOp unfused_residual;
 GateUpOp unfused_gate_up;
 LmHeadOp unfused_lm_head;

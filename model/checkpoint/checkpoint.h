@@ -1,12 +1,14 @@
 // Checkpoints. RUN/step-00000100/ holds
 //
-//   model.safetensors      master weights, F32, Hugging Face names and layout
+//   model.safetensors      weights, Hugging Face names and layout; past 5 GB shards and an index
 //   config.json            Hugging Face's LlamaForCausalLM config
+//   tokenizer.json ...     where the tokenizer is known: model/checkpoint/export.h
 //   optimizer.safetensors  exp_avg.NAME and exp_avg_sq.NAME for every NAME of model.safetensors
 //   run.json               the resolved configuration
 //   state.json             step, loader cursor, counters
 //
-// so that transformers loads the folder as it is.
+// so that transformers loads the folder as it is. The weights are the masters, F32; with
+// output.save_dtype=bf16 they are rounded, and optimizer.safetensors has the masters, master.NAME.
 //
 // A save writes RUN/step-00000100.tmp/, syncs every file and the folder, renames it, syncs RUN,
 // then swings the symbolic link RUN/latest by rename, syncs RUN again, and only then removes old
@@ -17,6 +19,7 @@
 // to step-00000100.old first, and a crash right then leaves `latest` dangling until checkpoint_find
 // falls back to the .old folder.
 #pragma once
+#include "model/checkpoint/export.h"
 #include "model/config/config.h"
 #include "model/llama.h"
 
@@ -29,6 +32,7 @@ typedef struct TrainState {
   int64_t nonfinite_row; // skipped updates in a row
   double best_val_loss;  // NAN before the first validation
   int64_t best_val_step;
+  uint64_t tokenizer; // its fingerprint (data/tokenizer/tokenizer.h); 0: not known
 } TrainState;
 
 // Saves RUN/step-%08d. Then, of the complete checkpoints of this and earlier steps, the newest
@@ -37,9 +41,9 @@ typedef struct TrainState {
 // success: what cannot be removed now is tried again at the next save. Folders with other names and
 // incomplete ones are never touched, but for step-*.tmp and step-*.old, which a crash may leave.
 // config->train.resume is stored as "". A sentence of failure ends with the checkpoint that a run
-// can still go on from.
+// can still go on from. export may be NULL: no tokenizer, nothing carried over.
 int checkpoint_save(const char *run_dir, const Llama *llama, const Config *config,
-                    const TrainState *state, int64_t keep, Error *err);
+                    const Export *export, const TrainState *state, int64_t keep, Error *err);
 
 // Which folder to read. `resume` is "auto" (what RUN/latest points at; if that is broken the newest
 // complete step folder; *path = "" if the run has no checkpoint yet), or a folder: with weights in
@@ -55,6 +59,7 @@ int checkpoint_read_state(const char *path, TrainState *state, Error *err);
 // BF16 or F16, ours or any Hugging Face LLaMA folder. with_optimizer also the moments; without it
 // they become zero. Shapes are checked against llama->config; a missing or unknown tensor is an
 // error that names it (but old files' rotary_emb.inv_freq, and a tied model's lm_head.weight that
-// equals its embedding, are passed over). Nothing is written before everything is checked, then the
+// equals its embedding, are passed over). With the moments the weights are the masters that stand
+// beside them, if any. Nothing is written before everything is checked, then the
 // masters and the compute copies. AdamW's t is the caller's: be->set_updates(state.updates).
 int checkpoint_load(const char *path, Llama *llama, bool with_optimizer, Error *err);

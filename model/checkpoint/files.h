@@ -1,13 +1,13 @@
 // What lies where in a run's folder. Internal to model/checkpoint: the rest of the program sees
 // checkpoint.h.
 #pragma once
+#include <cjson/cJSON.h>
 #include "data/safetensors.h"
 #include "model/checkpoint/checkpoint.h"
 #include "model/packing.h"
 
 #define WEIGHTS_FILE "model.safetensors"
 #define WEIGHTS_INDEX_FILE "model.safetensors.index.json" // of sharded Hugging Face folders
-#define MODEL_CONFIG_FILE "config.json"
 #define OPTIMIZER_FILE "optimizer.safetensors"
 #define RUN_CONFIG_FILE "run.json"
 #define STATE_FILE "state.json"
@@ -16,8 +16,10 @@
 // ---- find.c
 // RUN/step-00000100SUFFIX
 PathText step_path(const char *run_dir, int64_t step, const char *suffix);
-// 0 if the folder has all five files and its state can be read, else -1 and the reason.
+// 0 if the folder has all that a run needs and its state can be read, else -1 and the reason.
 int checkpoint_complete(const char *path, Error *err);
+// Says that the folder has no weights in safetensors, and what it has instead.
+int no_weights(const char *folder, Error *err);
 // The steps of all RUN/step-*SUFFIX, descending, in fresh memory (also after a failure, then none).
 // A run_dir that does not exist has none.
 int step_list(const char *run_dir, const char *suffix, int64_t **steps, int *count, Error *err);
@@ -27,13 +29,40 @@ int step_list(const char *run_dir, const char *suffix, int64_t **steps, int *cou
 char *state_json(const TrainState *state);
 
 // ---- load.c
-// The tensors of a file of ours: the weights, or exp_avg.NAME and then exp_avg_sq.NAME of each.
+// What a file of ours holds: the weights, or exp_avg.NAME and then exp_avg_sq.NAME of each, and
+// then, where the weights beside it are rounded, master.NAME.
+typedef enum TensorSet { WEIGHTS, MOMENTS, MOMENTS_AND_MASTERS } TensorSet;
 typedef struct TensorList {
+  TensorSet set;
   int count, each;     // each: weights of the model
-  SafeTensor *tensors; // [count] name, shape and F32
+  SafeTensor *tensors; // [count] name, shape and dtype
   HfTensor *hf;        // [count] the same as the model knows them
 } TensorList;
-void tensor_list_make(TensorList *list, const ModelConfig *model, bool moments);
+// dtype: of weights; the others are F32.
+void tensor_list_make(TensorList *list, const ModelConfig *model, TensorSet set, SafeDtype dtype);
 void tensor_list_free(TensorList *list);
 // The packed values that tensor i is a part of.
 master_t *tensor_values(const TensorList *list, const Llama *llama, int i);
+
+// ---- shards.c
+// The files that an index names, each once, in order. Names have no slash.
+enum { NAME_BYTES = 255 };
+typedef struct ShardNames {
+  int count;
+  char **names; // in the tree
+  cJSON *tree;
+} ShardNames;
+int shard_names_read(ShardNames *shards, const char *folder, Error *err);
+// The same of the text of an index; `name` stands for its path in sentences.
+int shard_names_parse(ShardNames *shards, const char *name, const char *json, size_t bytes,
+                      Error *err);
+void shard_names_free(ShardNames *shards); // zeros are fine
+
+// Cuts the list as transformers does: a new file where most_bytes would be exceeded. first[shard]
+// is its first tensor; one more entry ends the last. first has room for list->count + 1. Returns
+// how many there are.
+int shards_plan(const TensorList *list, uint64_t most_bytes, int *first);
+PathText shard_name(int i, int count); // of the file; model.safetensors where there is one
+// The text of the index, in fresh memory.
+char *shards_json(const TensorList *list, const int *first, int count);
+uint64_t tensor_bytes(const SafeTensor *t);

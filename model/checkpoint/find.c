@@ -22,9 +22,33 @@ static bool has_file(const char *path, const char *file) {
   return path_exists(name.text) && !path_is_directory(name.text);
 }
 
+int no_weights(const char *folder, Error *err) {
+  if (!has_file(folder, "pytorch_model.bin") && !has_file(folder, "pytorch_model.bin.index.json"))
+    return error_set(err, "'%s' has no weights: neither %s nor %s is there", folder, WEIGHTS_FILE,
+                     WEIGHTS_INDEX_FILE);
+  return error_set(err,
+                   "'%s' has its weights in pytorch_model.bin only, which is a Python program; "
+                   "make safetensors of it: python3 -c \"from transformers import "
+                   "AutoModelForCausalLM as A; A.from_pretrained('%s', dtype='auto')"
+                   ".save_pretrained('%s')\"",
+                   folder, folder, folder);
+}
+
+static int weights_complete(const char *path, Error *err) {
+  ShardNames shards;
+  if (has_file(path, WEIGHTS_FILE)) return 0;
+  if (!has_file(path, WEIGHTS_INDEX_FILE)) return no_weights(path, err);
+  int status = shard_names_read(&shards, path, err);
+  for (int i = 0; i < shards.count && status == 0; i++)
+    if (!has_file(path, shards.names[i]))
+      status = error_set(err, "'%s' has no %s", path, shards.names[i]);
+  shard_names_free(&shards);
+  return status;
+}
+
 int checkpoint_complete(const char *path, Error *err) {
-  static const char *const files[] = {WEIGHTS_FILE, MODEL_CONFIG_FILE, OPTIMIZER_FILE,
-                                      RUN_CONFIG_FILE};
+  static const char *const files[] = {MODEL_CONFIG_FILE, OPTIMIZER_FILE, RUN_CONFIG_FILE};
+  if (weights_complete(path, err) != 0) return -1;
   for (size_t i = 0; i < sizeof files / sizeof *files; i++)
     if (!has_file(path, files[i])) return error_set(err, "'%s' has no %s", path, files[i]);
   TrainState state;
@@ -117,6 +141,7 @@ int checkpoint_find(const char *resume, const char *run_dir, char *path, Error *
     return give_path(path, resume, err);
   if (find_in_run(resume, path, err) != 0) return -1;
   if (path[0] != '\0') return 0;
+  if (has_file(resume, MODEL_CONFIG_FILE)) return no_weights(resume, err);
   return error_set(err,
                    "'%s' is neither a checkpoint (it has no %s) nor the folder of a run (it "
                    "has no complete step-* folder)",

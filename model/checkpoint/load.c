@@ -7,23 +7,23 @@
 #include "base/memory.h"
 #include "model/checkpoint/files.h"
 
-enum { INDEX_MAX_BYTES = 100 * 1000 * 1000 };
-
 // ---- What stands in our files
 
-void tensor_list_make(TensorList *list, const ModelConfig *model, bool moments) {
-  const int each = hf_tensor_count(model), count = moments ? 2 * each : each;
-  *list = (TensorList){.count = count,
+void tensor_list_make(TensorList *list, const ModelConfig *model, TensorSet set, SafeDtype dtype) {
+  static const char *const prefixes[] = {"exp_avg.", "exp_avg_sq.", "master."};
+  const int each = hf_tensor_count(model), parts = set == WEIGHTS ? 1 : set == MOMENTS ? 2 : 3;
+  const int count = parts * each;
+  *list = (TensorList){.set = set,
+                       .count = count,
                        .each = each,
                        .tensors = xcalloc((size_t)count, sizeof *list->tensors),
                        .hf = xcalloc((size_t)count, sizeof *list->hf)};
-  hf_tensor_list(model, list->hf);
-  if (moments) hf_tensor_list(model, list->hf + each);
+  for (int i = 0; i < parts; i++) hf_tensor_list(model, list->hf + i * each);
   for (int i = 0; i < count; i++) {
     const HfTensor *t = &list->hf[i];
-    const char *prefix = !moments ? "" : i < each ? "exp_avg." : "exp_avg_sq.";
+    const char *prefix = set == WEIGHTS ? "" : prefixes[i / each];
     list->tensors[i] = (SafeTensor){.name = xasprintf("%s%s", prefix, t->name),
-                                    .dtype = SAFE_F32,
+                                    .dtype = dtype,
                                     .rank = t->rank,
                                     .shape = {t->rank == 1 ? t->cols : t->rows}};
     if (t->rank == 2) list->tensors[i].shape[1] = t->cols;
@@ -38,7 +38,8 @@ void tensor_list_free(TensorList *list) {
 
 master_t *tensor_values(const TensorList *list, const Llama *llama, int i) {
   const ParamTensor *p = &llama->tensors[list->hf[i].param];
-  return list->count == list->each ? p->master : i < list->each ? p->m : p->v;
+  if (list->set == WEIGHTS || i >= 2 * list->each) return p->master;
+  return i < list->each ? p->m : p->v;
 }
 
 // ---- One file, or the shards of one
@@ -46,7 +47,6 @@ master_t *tensor_values(const TensorList *list, const Llama *llama, int i) {
 // The tensors of a list, and where each of them was found.
 typedef struct Wanted {
   const ModelConfig *model;
-  bool moments;
   TensorList list;
   const SafeTensor **sources; // [list.count]
   PathText name;              // of the file, or of the index of the shards
@@ -68,46 +68,29 @@ static int open_file(Wanted *w, const char *path, Error *err) {
   return 0;
 }
 
-// Opens every file that weight_map names. The map itself is not needed: the names in the files are.
-static int open_shards(Wanted *w, const char *folder, const cJSON *weight_map, Error *err) {
-  const char **names = xcalloc((size_t)cJSON_GetArraySize(weight_map) + 1, sizeof *names);
-  int status = 0; // names: of the open files
-  for (const cJSON *item = weight_map->child; item && status == 0; item = item->next) {
-    const char *name = cJSON_GetStringValue(item);
-    int i = 0;
-    if (!name || strchr(name, '/') || name[0] == '\0') {
-      status = error_set(err, "'%s': weight_map gives '%.200s' something that is not a file's name",
-                         w->name.text, item->string);
-      break;
-    }
-    while (i < w->count && strcmp(names[i], name) != 0) i++;
-    if (i < w->count) continue;
-    names[i] = name;
-    status = open_file(w, path_text("%s/%s", folder, name).text, err);
-  }
-  free(names);
+// Opens every file of an index. Its map is not needed: the names in the files are.
+static int open_shards(Wanted *w, const char *folder, Error *err) {
+  ShardNames shards;
+  int status = shard_names_read(&shards, folder, err);
+  for (int i = 0; i < shards.count && status == 0; i++)
+    status = open_file(w, path_text("%s/%s", folder, shards.names[i]).text, err);
+  shard_names_free(&shards);
   return status;
 }
 
-static int open_index(Wanted *w, const char *folder, Error *err) {
-  cJSON *root = json_read(w->name.text, INDEX_MAX_BYTES, err);
-  const cJSON *weight_map = cJSON_GetObjectItemCaseSensitive(root, "weight_map");
-  int status = -1;
-  if (cJSON_IsObject(weight_map))
-    status = open_shards(w, folder, weight_map, err);
-  else if (root)
-    error_set(err, "'%s' has no object 'weight_map'", w->name.text);
-  cJSON_Delete(root);
-  return status;
-}
-
-static int open_files(Wanted *w, const char *folder, Error *err) {
-  w->name = path_text("%s/%s", folder, w->moments ? OPTIMIZER_FILE : WEIGHTS_FILE);
-  if (w->moments || path_exists(w->name.text)) return open_file(w, w->name.text, err);
+static int open_weights(Wanted *w, const char *folder, Error *err) {
+  w->name = path_text("%s/%s", folder, WEIGHTS_FILE);
+  if (path_exists(w->name.text)) return open_file(w, w->name.text, err);
   w->name = path_text("%s/%s", folder, WEIGHTS_INDEX_FILE);
-  if (path_exists(w->name.text)) return open_index(w, folder, err);
-  return error_set(err, "'%s' has no weights: neither %s nor %s is there", folder, WEIGHTS_FILE,
-                   WEIGHTS_INDEX_FILE);
+  return path_exists(w->name.text) ? open_shards(w, folder, err) : no_weights(folder, err);
+}
+
+static int open_optimizer(Wanted *w, const char *folder, TensorSet *set, Error *err) {
+  w->name = path_text("%s/%s", folder, OPTIMIZER_FILE);
+  if (open_file(w, w->name.text, err) != 0) return -1;
+  for (int i = 0; i < w->files->count; i++)
+    if (strncmp(w->files->tensors[i].name, "master.", 7) == 0) *set = MOMENTS_AND_MASTERS;
+  return 0;
 }
 
 // ---- What must be there, and nothing else
@@ -127,9 +110,9 @@ static int check_tensor(const Wanted *w, int i, Error *err) {
     return error_set(err, "'%s': the tensor '%s' has the shape %s, but this model's has %s", file,
                      name, safetensors_shape_text(found).text, shape.text);
   const bool half = found->dtype == SAFE_BF16 || found->dtype == SAFE_F16;
-  if (found->dtype == SAFE_F32 || (half && !w->moments)) return 0;
+  if (found->dtype == SAFE_F32 || (half && w->list.set == WEIGHTS)) return 0;
   return error_set(err, "'%s': the dtype of the tensor '%s' is not %s", file, name,
-                   w->moments ? "F32" : "F32, BF16 or F16");
+                   w->list.set == WEIGHTS ? "F32, BF16 or F16" : "F32");
 }
 
 static bool ends_with(const char *name, const char *end) {
@@ -143,7 +126,8 @@ static int check_extra(const Wanted *w, const SafeTensor *t, Error *err) {
   if (ends_with(t->name, ".rotary_emb.inv_freq")) return 0;
   if (find_tensor(w, t->name) != t)
     return error_set(err, "'%s': two shards have the tensor '%.200s'", w->name.text, t->name);
-  if (w->moments || !w->model->tie_word_embeddings || strcmp(t->name, "lm_head.weight") != 0)
+  if (w->list.set != WEIGHTS || !w->model->tie_word_embeddings ||
+      strcmp(t->name, "lm_head.weight") != 0)
     return error_set(err,
                      "'%s' has the tensor '%.200s', for which this model of %lld layers has no "
                      "place",
@@ -173,12 +157,15 @@ static int check_files(const Wanted *w, Error *err) {
 }
 
 // Opens what the folder has and checks it; wanted_close afterwards, whatever came of it.
-static int wanted_open(Wanted *w, const char *folder, const ModelConfig *model, bool moments,
+static int wanted_open(Wanted *w, const char *folder, const ModelConfig *model, TensorSet set,
                        Error *err) {
-  *w = (Wanted){.model = model, .moments = moments};
-  tensor_list_make(&w->list, model, moments);
+  *w = (Wanted){.model = model};
+  const int failed =
+      set == WEIGHTS ? open_weights(w, folder, err) : open_optimizer(w, folder, &set, err);
+  if (failed) return -1;
+  tensor_list_make(&w->list, model, set, SAFE_F32);
   w->sources = xcalloc((size_t)w->list.count, sizeof *w->sources);
-  return open_files(w, folder, err) == 0 ? check_files(w, err) : -1;
+  return check_files(w, err);
 }
 
 static void wanted_close(Wanted *w) {
@@ -227,10 +214,11 @@ static void zero_moments(Llama *llama) {
 
 int checkpoint_load(const char *path, Llama *llama, bool with_optimizer, Error *err) {
   Wanted weights, moments = {0};
-  int status = wanted_open(&weights, path, &llama->config, false, err);
+  int status = wanted_open(&weights, path, &llama->config, WEIGHTS, err);
   if (status == 0 && with_optimizer)
-    status = wanted_open(&moments, path, &llama->config, true, err);
-  if (status == 0) status = load_values(&weights, llama, err);
+    status = wanted_open(&moments, path, &llama->config, MOMENTS, err);
+  if (status == 0 && moments.list.set != MOMENTS_AND_MASTERS)
+    status = load_values(&weights, llama, err);
   if (status == 0 && with_optimizer) status = load_values(&moments, llama, err);
   if (status == 0) {
     if (!with_optimizer && llama->shape.train) zero_moments(llama);

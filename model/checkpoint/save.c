@@ -1,9 +1,7 @@
-#define _GNU_SOURCE // renameat2
 #include "model/checkpoint/checkpoint.h"
 
 #include <assert.h>
 #include <errno.h>
-#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -11,18 +9,20 @@
 
 #include "base/file.h"
 #include "base/memory.h"
-#include "data/tokenizer.h"
 #include "model/checkpoint/files.h"
+
+#define SHARD_BYTES UINT64_C(5000000000) // as transformers does
 
 // ---- The files of one checkpoint
 
-// Writes every tensor of the list, rows in Hugging Face's order.
-static int append_values(SafeWriter *w, const Llama *llama, const TensorList *list, Error *err) {
+// Writes the tensors [first, last) of the list, rows in Hugging Face's order.
+static int append_values(SafeWriter *w, const Llama *llama, const TensorList *list, int first,
+                         int last, Error *err) {
   Backend *be = llama->be;
   float *packed = NULL;
   const master_t *in_packed = NULL; // gate and up, that stand side by side, are read once
   int status = 0;
-  for (int i = 0; i < list->count && status == 0; i++) {
+  for (int i = first; i < last && status == 0; i++) {
     const HfTensor *t = &list->hf[i];
     const ParamTensor *p = &llama->tensors[t->param];
     const master_t *values = tensor_values(list, llama, i);
@@ -33,24 +33,20 @@ static int append_values(SafeWriter *w, const Llama *llama, const TensorList *li
       in_packed = values;
     }
     for (int64_t row = 0; row < t->rows && status == 0; row++)
-      status = safetensors_append(w, packed + packed_row(&llama->config, t, row) * p->cols,
-                                  (size_t)p->cols * sizeof *packed, err);
+      status = safetensors_append_f32(w, list->tensors[i].dtype,
+                                      packed + packed_row(&llama->config, t, row) * p->cols,
+                                      p->cols, err);
   }
   free(packed);
   return status;
 }
 
-static int write_tensors(const char *folder, const char *file, const Llama *llama, bool moments,
-                         Error *err) {
-  TensorList list;
-  tensor_list_make(&list, &llama->config, moments);
+static int write_tensors(const char *path, const Llama *llama, const TensorList *list, int first,
+                         int last, Error *err) {
   SafeWriter w;
-  int status =
-      safetensors_create(&w, path_text("%s/%s", folder, file).text, list.count, list.tensors, err);
-  if (status == 0) status = append_values(&w, llama, &list, err);
-  if (status == 0) status = safetensors_finish(&w, err);
-  tensor_list_free(&list);
-  return status;
+  int status = safetensors_create(&w, path, last - first, list->tensors + first, err);
+  if (status == 0) status = append_values(&w, llama, list, first, last, err);
+  return status == 0 ? safetensors_finish(&w, err) : status;
 }
 
 // Takes the text over.
@@ -60,17 +56,47 @@ static int write_text(const char *folder, const char *file, char *text, Error *e
   return status;
 }
 
+// model.safetensors, or its shards and their index.
+static int write_weights(const char *folder, const Llama *llama, SaveDtype dtype,
+                         uint64_t shard_bytes, Error *err) {
+  TensorList list;
+  tensor_list_make(&list, &llama->config, WEIGHTS, dtype == SAVE_BF16 ? SAFE_BF16 : SAFE_F32);
+  int *first = xcalloc((size_t)list.count + 1, sizeof *first);
+  const int shards = shards_plan(&list, shard_bytes, first);
+  int status = 0;
+  for (int i = 0; i < shards && status == 0; i++) {
+    const PathText path = path_text("%s/%s", folder, shard_name(i, shards).text);
+    status = write_tensors(path.text, llama, &list, first[i], first[i + 1], err);
+  }
+  if (status == 0 && shards > 1)
+    status = write_text(folder, WEIGHTS_INDEX_FILE, shards_json(&list, first, shards), err);
+  free(first);
+  tensor_list_free(&list);
+  return status;
+}
+
+// The moments, and the weights themselves where the others are rounded.
+static int write_optimizer(const char *folder, const Llama *llama, SaveDtype dtype, Error *err) {
+  TensorList list;
+  tensor_list_make(&list, &llama->config, dtype == SAVE_FP32 ? MOMENTS : MOMENTS_AND_MASTERS,
+                   SAFE_F32);
+  const PathText path = path_text("%s/%s", folder, OPTIMIZER_FILE);
+  const int status = write_tensors(path.text, llama, &list, 0, list.count, err);
+  tensor_list_free(&list);
+  return status;
+}
+
 static int write_folder(const char *folder, const Llama *llama, const Config *config,
-                        const TrainState *state, Error *err) {
+                        const Export *export, const TrainState *state, Error *err) {
+  const SaveDtype dtype = config->output.save_dtype;
+  const uint64_t most = export && export->shard_bytes ? export->shard_bytes : SHARD_BYTES;
   Config *stored = xmalloc(sizeof *stored);
   *stored = *config;
   stored->train.resume[0] = '\0';
-  const bool bytes = llama->config.vocab_size == BYTE_VOCAB;
-  const int begin = bytes ? TOKEN_BEGIN : -1, end = bytes ? TOKEN_END : -1;
   const bool failed =
-      directory_create(folder, err) || write_tensors(folder, WEIGHTS_FILE, llama, false, err) ||
-      write_tensors(folder, OPTIMIZER_FILE, llama, true, err) ||
-      write_text(folder, MODEL_CONFIG_FILE, model_config_json(&llama->config, begin, end), err) ||
+      directory_create(folder, err) || write_weights(folder, llama, dtype, most, err) ||
+      write_optimizer(folder, llama, dtype, err) ||
+      export_write(export, folder, &llama->config, dtype, err) ||
       write_text(folder, RUN_CONFIG_FILE, config_json(stored), err) ||
       write_text(folder, STATE_FILE, state_json(state), err) || directory_sync(folder, err);
   free(stored);
@@ -83,15 +109,7 @@ static int write_folder(const char *folder, const Llama *llama, const Config *co
 static int put_in_place(const char *run_dir, int64_t step, Error *err) {
   const PathText from = step_path(run_dir, step, ".tmp"), to = step_path(run_dir, step, "");
   const PathText old = step_path(run_dir, step, ".old");
-  Error ignored;
-  if (!path_exists(to.text)) return path_rename(from.text, to.text, err);
-  if (renameat2(AT_FDCWD, from.text, AT_FDCWD, to.text, RENAME_EXCHANGE) == 0) return 0;
-  if (errno != EINVAL && errno != ENOSYS)
-    return error_set(err, "cannot exchange '%s' and '%s': %s", from.text, to.text, strerror(errno));
-  if (directory_remove(old.text, err) != 0 || path_rename(to.text, old.text, err) != 0) return -1;
-  if (path_rename(from.text, to.text, err) == 0) return 0;
-  path_rename(old.text, to.text, &ignored);
-  return -1;
+  return path_exchange(from.text, to.text, old.text, err);
 }
 
 // Swings RUN/latest to the step's folder.
@@ -136,7 +154,7 @@ static void prune(const char *run_dir, int64_t step, int64_t keep) {
 }
 
 int checkpoint_save(const char *run_dir, const Llama *llama, const Config *config,
-                    const TrainState *state, int64_t keep, Error *err) {
+                    const Export *export, const TrainState *state, int64_t keep, Error *err) {
   assert(llama->shape.train && keep >= 1 && state->step >= 0);
   Error ignored;
   char previous[PATH_CHARS];
@@ -144,7 +162,7 @@ int checkpoint_save(const char *run_dir, const Llama *llama, const Config *confi
   const PathText temporary = step_path(run_dir, state->step, ".tmp");
   remove_leftovers(run_dir, ".tmp"); // before writing: they may be what fills the disk
   bool failed = directory_create(run_dir, err) ||
-                write_folder(temporary.text, llama, config, state, err) ||
+                write_folder(temporary.text, llama, config, export, state, err) ||
                 put_in_place(run_dir, state->step, err);
   if (failed) directory_remove(temporary.text, &ignored);
   failed = failed || directory_sync(run_dir, err) || point_latest(run_dir, state->step, err);

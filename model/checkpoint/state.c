@@ -1,5 +1,6 @@
-// state.json and run.json of a checkpoint. Counters are whole numbers; `sequences`, which may use
-// all 64 bits, is a string of digits; best_val_loss is null until there is one.
+// state.json and run.json of a checkpoint. Counters are whole numbers; `sequences` and `tokenizer`,
+// which may use all 64 bits, are strings of digits; best_val_loss is null until there is one;
+// `tokenizer` is left out where it is not known.
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
@@ -14,10 +15,10 @@
 enum { STATE_VERSION = 1, STATE_MAX_BYTES = 1 << 16 };
 
 // The keys of state.json in their order.
-enum { VERSION, FIRST_COUNTER, SEQUENCES = FIRST_COUNTER + 5, BEST_VAL_LOSS, KEYS };
+enum { VERSION, FIRST_COUNTER, SEQUENCES = FIRST_COUNTER + 5, BEST_VAL_LOSS, TOKENIZER, KEYS };
 static const char *const names[KEYS] = {"version",   "step",          "updates",
                                         "nonfinite", "nonfinite_row", "best_val_step",
-                                        "sequences", "best_val_loss"};
+                                        "sequences", "best_val_loss", "tokenizer"};
 
 typedef struct DigitsText {
   char text[24];
@@ -38,8 +39,17 @@ char *state_json(const TrainState *s) {
   for (int i = 0; i < SEQUENCES; i++) json_whole(&w, names[i], numbers[i]);
   json_string(&w, names[SEQUENCES], digits.text);
   json_number(&w, names[BEST_VAL_LOSS], s->best_val_loss, JSON_EXACT);
+  if (s->tokenizer != 0) json_string(&w, names[TOKENIZER], digits_text(s->tokenizer).text);
   json_close(&w, '}');
   return w.text;
+}
+
+// A sign, a space, zeros in front or more than 64 bits would print as another text.
+static int read_digits(const cJSON *item, uint64_t *value, Error *err) {
+  const char *digits = cJSON_GetStringValue(item);
+  *value = digits ? strtoull(digits, NULL, 10) : 0;
+  if (digits && strcmp(digits, digits_text(*value).text) == 0) return 0;
+  return error_set(err, "the value of '%s' is not a string of digits below 2^64", item->string);
 }
 
 static int read_state(TrainState *s, const cJSON *root, Error *err) {
@@ -49,17 +59,17 @@ static int read_state(TrainState *s, const cJSON *root, Error *err) {
   const cJSON *version = cJSON_GetObjectItemCaseSensitive(root, names[VERSION]);
   if (version && (json_integer(version, &number) != 0 || number != STATE_VERSION))
     return error_set(err, "'version' is not %d, the one that this program reads", STATE_VERSION);
-  if (json_fields(root, names, KEYS, fields, err) != 0) return -1;
+  const bool tokenizer = cJSON_GetObjectItemCaseSensitive(root, names[TOKENIZER]) != NULL;
+  if (json_fields(root, names, tokenizer ? KEYS : TOKENIZER, fields, err) != 0) return -1;
   for (int i = FIRST_COUNTER; i < SEQUENCES; i++) {
     int64_t *counter = counters[i - FIRST_COUNTER];
     if (json_integer(fields[i], counter) != 0 || *counter < 0)
       return error_set(err, "the value of '%s' is not a whole number from 0 to 2^53 - 1", names[i]);
   }
-  const char *digits = cJSON_GetStringValue(fields[SEQUENCES]);
-  s->sequences = digits ? strtoull(digits, NULL, 10) : 0;
-  // A sign, a space, zeros in front or more than 64 bits would print as another text.
-  if (!digits || strcmp(digits, digits_text(s->sequences).text) != 0)
-    return error_set(err, "the value of 'sequences' is not a string of digits below 2^64");
+  s->tokenizer = 0;
+  if (read_digits(fields[SEQUENCES], &s->sequences, err) != 0 ||
+      (tokenizer && read_digits(fields[TOKENIZER], &s->tokenizer, err) != 0))
+    return -1;
   best = fields[BEST_VAL_LOSS];
   s->best_val_loss = cJSON_IsNull(best) ? NAN : best->valuedouble;
   if (!cJSON_IsNull(best) && !(cJSON_IsNumber(best) && isfinite(best->valuedouble)))

@@ -30,12 +30,15 @@ typedef struct ModelConfig {
   } rope_scaling; // only type is set for ROPE_DEFAULT
 } ModelConfig;
 
+#define MODEL_CONFIG_FILE "config.json" // Hugging Face's
+
 enum { PATH_CHARS = 1024, TEXT_CHARS = 4096 };
 
 typedef struct DataConfig {
-  char train[PATH_CHARS]; // token files, one path or a glob
-  char val[PATH_CHARS];   // the same; empty = no validation
-  bool shuffle;           // windows in a new random order each epoch
+  char train[PATH_CHARS];     // token files, one path or a glob
+  char val[PATH_CHARS];       // the same; empty = no validation
+  char tokenizer[PATH_CHARS]; // "bytes", a tokenizer.json or a folder; empty = the token files'
+  bool shuffle;               // windows in a new random order each epoch
 } DataConfig;
 
 // Activations that the backward makes again instead of keeping them: the MLP's z and y (one more
@@ -61,7 +64,7 @@ typedef struct TrainConfig {
   int64_t max_nonfinite;      // skipped updates in a row before the run stops
   char resume[PATH_CHARS];    // "" = start anew, "auto" = latest of output.dir if any, or a folder
   bool resume_allow_changes;  // resume although keys that shape the run differ
-  char init_from[PATH_CHARS]; // folder with a model.safetensors to start from; "" = random
+  char init_from[PATH_CHARS]; // folder with weights and config.json to start from; "" = random
 } TrainConfig;
 
 typedef enum Schedule { SCHEDULE_CONSTANT, SCHEDULE_COSINE, SCHEDULE_WSD } Schedule;
@@ -86,8 +89,11 @@ typedef struct BackendConfig {
   int64_t threads;      // CPU threads; 0 = all
 } BackendConfig;
 
+typedef enum SaveDtype { SAVE_FP32, SAVE_BF16 } SaveDtype;
+
 typedef struct OutputConfig {
   char dir[PATH_CHARS];  // the run's folder: log.jsonl, run.json, checkpoints
+  SaveDtype save_dtype;  // of the weights in a checkpoint's model.safetensors
   int64_t log_interval;  // steps between progress lines
   int64_t profile_start; // first step of the profilers' window, counted from the process' first
   int64_t profile_steps; // steps in it; 0 = no window
@@ -106,8 +112,9 @@ typedef struct Config {
 } Config;
 
 // Reads the file, applies the overrides ("section.key=value", in order), checks everything. Nothing
-// is opened but the file itself and, where "model" is a path, that config.json (relative to the
-// config file's folder first, then to the working directory).
+// is opened but the file itself and, where "model" is a path, that config.json, or the one of that
+// folder (relative to the config file's folder first, then to the working directory). A folder is
+// also train.init_from and, where it has a tokenizer.json, data.tokenizer, unless they are given.
 int config_load(Config *config, const char *path, int override_count, char *const *overrides,
                 Error *err);
 
@@ -131,10 +138,24 @@ int config_compare(const Config *saved, const Config *now, Error *err);
 // Prints the table of keys (name, default, allowed, meaning) in Markdown, for --help-config.
 void config_print_keys(void);
 
-// A Hugging Face config.json (LlamaForCausalLM) -> ModelConfig, and back; the text is the caller's
-// to free. begin, end: the tokens around a document, -1 where the tokenizer is not known.
+// A Hugging Face config.json (LlamaForCausalLM) -> ModelConfig.
 int model_config_parse(ModelConfig *model, const char *name, const char *json, Error *err);
-char *model_config_json(const ModelConfig *model, int begin, int end);
+
+int model_config_read(ModelConfig *model, const char *path, Error *err); // the same of a file
+
+// May weights that belong to FOLDER/config.json go on as `model`? The sentence names every field
+// that differs. initializer_range may, and max_position_embeddings may be longer.
+int model_config_check(const ModelConfig *model, const char *folder, Error *err);
+
+// And back. The text is the caller's to free.
+typedef struct ConfigExtras {
+  int begin, end;  // the tokens around a document, -1 where the tokenizer is not known
+  SaveDtype dtype; // of the weights beside it
+  const char
+      *carried;   // NULL, or a valid config.json: its fields that say nothing of the above stay
+  bool carry_ids; // its bos_token_id and eos_token_id win over begin and end
+} ConfigExtras;
+char *model_config_json(const ModelConfig *model, const ConfigExtras *extras);
 
 // Number of parameters; with = false the embedding look-up is left out (a tied one counts as
 // lm_head).

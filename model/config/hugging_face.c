@@ -1,7 +1,9 @@
 // Hugging Face LlamaConfig: reading every spelling that transformers 4 and 5 write, writing one
 // that both read, and what follows from a model's sizes.
 #include <math.h>
+#include <stdlib.h>
 #include <string.h>
+#include "base/memory.h"
 #include "model/config/keys.h"
 
 // What LlamaConfig can say and this trainer does only in one way.
@@ -116,18 +118,73 @@ int model_read_tree(KeyReader *r, cJSON *tree) {
   return failed;
 }
 
-int model_config_parse(ModelConfig *model, const char *name, const char *json, Error *err) {
+// Takes the tree over; NULL fails: its maker said why.
+static int parse_tree(ModelConfig *model, const char *name, cJSON *tree, Error *err) {
   Config config;
   memset(&config, 0, sizeof config);
   KeyReader r = {.config = &config, .where = name, .hugging_face = true, .err = err};
-  if (model_read_tree(&r, json_parse(name, json, strlen(json), err))) return -1;
+  if (model_read_tree(&r, tree)) return -1;
   if (keys_fill_defaults(&r, true) || model_resolve(&config, name, err)) return -1;
   *model = config.model;
   return 0;
 }
 
+int model_config_parse(ModelConfig *model, const char *name, const char *json, Error *err) {
+  return parse_tree(model, name, json_parse(name, json, strlen(json), err), err);
+}
+
+int model_config_read(ModelConfig *model, const char *path, Error *err) {
+  return parse_tree(model, path, json_read(path, CONFIG_MAX_BYTES, err), err);
+}
+
+// ---- Writing
+
+static bool we_write(const ConfigExtras *x, const char *name) {
+  static const char *const names[] = {"architectures", "torch_dtype", "dtype", "rope_scaling",
+                                      "rope_parameters"};
+  for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+    if (strcmp(names[i], name) == 0) return true;
+  for (int i = 0; i < FIXED_KEYS; i++)
+    if (strcmp(fixed_keys[i].name, name) == 0) return fixed_keys[i].written;
+  if (strcmp(name, "bos_token_id") == 0 || strcmp(name, "eos_token_id") == 0) return !x->carry_ids;
+  return key_find("model", name) != NULL;
+}
+
+// Past what separates values: to cJSON every control byte is white space.
+static const char *skip(const char *at) {
+  while (*at == ',' || *at == ':' || (*at > '\0' && *at <= ' ')) at++;
+  return at;
+}
+
+// The next JSON value of the text, which is moved behind it.
+static cJSON *next_value(const char **at, const char *end) {
+  *at = skip(*at);
+  return cJSON_ParseWithLengthOpts(*at, (size_t)(end - *at), at, false);
+}
+
+// The fields of x->carried that we do not write, each in its own spelling.
+static void write_carried(JsonWriter *w, const ConfigExtras *x) {
+  const char *at = strchr(x->carried, '{') + 1, *end = at + strlen(at);
+  for (cJSON *name; (name = next_value(&at, end)); cJSON_Delete(name)) {
+    const char *value = skip(at);
+    cJSON_Delete(next_value(&at, end));
+    if (we_write(x, name->valuestring)) continue;
+    char *json = xasprintf("%.*s", (int)(at - value), value);
+    json_raw(w, name->valuestring, json);
+    free(json);
+  }
+}
+
+// A token's id, or null: without it transformers would take 1 and 2 for the begin and the end.
+static void write_id(JsonWriter *w, const cJSON *carried, const ConfigExtras *x, const char *name,
+                     int id) {
+  if (x->carry_ids && cJSON_GetObjectItemCaseSensitive(carried, name)) return;
+  json_number(w, name, id < 0 ? NAN : id, JSON_EXACT);
+}
+
 // rope_theta beside rope_scaling is transformers 4's spelling, which version 5 still reads.
-char *model_config_json(const ModelConfig *model, int begin, int end) {
+char *model_config_json(const ModelConfig *model, const ConfigExtras *x) {
+  cJSON *carried = x->carried ? cJSON_Parse(x->carried) : NULL;
   Config config;
   memset(&config, 0, sizeof config);
   config.model = *model;
@@ -136,13 +193,14 @@ char *model_config_json(const ModelConfig *model, int begin, int end) {
   json_raw(&w, "architectures", "[\"LlamaForCausalLM\"]");
   for (int i = 0; i < FIXED_KEYS; i++)
     if (fixed_keys[i].written) json_raw(&w, fixed_keys[i].name, fixed_keys[i].value);
-  // Without a null here, transformers would take 1 and 2 for the begin and the end.
-  json_number(&w, "bos_token_id", begin < 0 ? NAN : begin, JSON_EXACT);
-  json_number(&w, "eos_token_id", end < 0 ? NAN : end, JSON_EXACT);
-  json_string(&w, "torch_dtype", "float32");
-  json_bool(&w, "use_cache", true);
+  write_id(&w, carried, x, "bos_token_id", x->begin);
+  write_id(&w, carried, x, "eos_token_id", x->end);
+  json_string(&w, "torch_dtype", x->dtype == SAVE_BF16 ? "bfloat16" : "float32");
+  if (!cJSON_GetObjectItemCaseSensitive(carried, "use_cache")) json_bool(&w, "use_cache", true);
   keys_write_section(&w, "model", &config);
+  if (carried) write_carried(&w, x);
   json_close(&w, '}');
+  cJSON_Delete(carried);
   return w.text;
 }
 

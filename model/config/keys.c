@@ -10,9 +10,11 @@ static const char *const schedules[] = {"constant", "cosine", "wsd", NULL};
 static const char *const recomputes[] = {"none", "mlp", "layer", NULL};
 static const char *const devices[] = {"auto", "cuda", "cpu", NULL};
 static const char *const kernel_kinds[] = {"auto", "fused", "unfused", NULL};
+static const char *const save_dtypes[] = {"fp32", "bf16", NULL};
 
 _Static_assert(sizeof(Schedule) == sizeof(int) && sizeof(RopeType) == sizeof(int) &&
-                   sizeof(Device) == sizeof(int) && sizeof(KernelChoice) == sizeof(int),
+                   sizeof(Device) == sizeof(int) && sizeof(KernelChoice) == sizeof(int) &&
+                   sizeof(SaveDtype) == sizeof(int),
                "choices are stored as int");
 
 #define REQUIRED NULL
@@ -65,6 +67,9 @@ const Key config_keys[] = {
 
     TEXT(data, train, REQUIRED, 1, SHAPES, "token files to train on: a path or a glob"),
     TEXT(data, val, "\"\"", 0, SHAPES, "token files to validate on; empty: no validation"),
+    TEXT(data, tokenizer, "\"\"", 0, 0,
+         "\"bytes\", a tokenizer.json, or a folder with one; empty: the one in the token files' "
+         "folder"),
     BOOL(data, shuffle, "true", SHAPES, "each epoch takes the windows in a new random order"),
 
     INTEGER(train, steps, REQUIRED, 1, 99999999, SHAPES, "optimizer steps in all"),
@@ -103,7 +108,8 @@ const Key config_keys[] = {
     BOOL(train, resume_allow_changes, "false", 0,
          "resume even if keys that shape the run have changed"),
     TEXT(train, init_from, "\"\"", 0, 0,
-         "folder with a model.safetensors to start from; empty: random weights"),
+         "checkpoint or Hugging Face folder whose weights the run starts from; empty: random "
+         "weights"),
 
     CHOICE(optimizer, schedule, schedules, "\"cosine\"", SHAPES,
            "learning-rate schedule: constant, cosine or wsd"),
@@ -137,6 +143,9 @@ const Key config_keys[] = {
     INTEGER(backend, threads, "0", 0, 4096, 0, "CPU threads; 0: all"),
 
     TEXT(output, dir, REQUIRED, 1, 0, "the run's folder: log, configuration, checkpoints"),
+    CHOICE(
+        output, save_dtype, save_dtypes, "\"fp32\"", 0,
+        "of a checkpoint's model.safetensors; bf16: optimizer.safetensors holds the fp32 weights"),
     INTEGER(output, log_interval, "1", 1, 99999999, 0, "steps between progress lines"),
     INTEGER(output, profile_start, "10", 1, 99999999, 0,
             "first step that a profiler records, counted from where the process starts or resumes; "

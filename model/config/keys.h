@@ -4,6 +4,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include "model/config/config.h"
+#include "base/file.h"
 #include "base/json.h"
 
 typedef enum KeyType { KEY_BOOL, KEY_INTEGER, KEY_NUMBER, KEY_TEXT, KEY_CHOICE } KeyType;
@@ -37,6 +38,7 @@ typedef struct KeyReader {
   bool given[MAX_KEYS]; // by the file or an override
   const char *where;    // a file's path, or "override 'train.steps=5'"
   bool hugging_face;    // a config.json: keys are named without "model."
+  PathText folder;      // that the model was read from; "" where it was no folder
   Error *err;
 } KeyReader;
 

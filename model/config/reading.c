@@ -3,14 +3,13 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include "base/file.h"
 #include "base/memory.h"
 #include "model/config/keys.h"
 
-// ---- The model: an object, or the path of a config.json
+// ---- The model: an object, or the path of a config.json or of a folder with one
 
 // `path` in the folder of the config file if it is there, else as it stands.
-static PathText find_model_file(const char *config_name, const char *path) {
+static PathText find_model_path(const char *config_name, const char *path) {
   const char *slash = strrchr(config_name, '/');
   if (!slash || path[0] == '/') return path_text("%s", path);
   const PathText beside = path_text("%.*s/%s", (int)(slash - config_name), config_name, path);
@@ -19,7 +18,11 @@ static PathText find_model_file(const char *config_name, const char *path) {
 
 static int read_model_file(KeyReader *r, const char *config_name, const char *path) {
   const char *where = r->where;
-  const PathText found = find_model_file(config_name, path);
+  PathText found = find_model_path(config_name, path);
+  if (path_is_directory(found.text)) {
+    r->folder = found;
+    found = path_text("%s/" MODEL_CONFIG_FILE, r->folder.text);
+  }
   cJSON *tree = json_read(found.text, CONFIG_MAX_BYTES, r->err);
   if (!tree) error_prefix(r->err, "%s: model", where);
   r->where = found.text;
@@ -33,11 +36,30 @@ static int read_model_file(KeyReader *r, const char *config_name, const char *pa
 // Replaces whatever was said about the model before.
 static int read_model(KeyReader *r, const char *config_name, const cJSON *value) {
   keys_forget(r, "model");
+  r->folder.text[0] = '\0';
   if (cJSON_IsString(value)) return read_model_file(r, config_name, value->valuestring);
   if (cJSON_IsObject(value)) return model_read(r, value);
-  return error_set(
-      r->err, "%s: model is %s, but it must be an object or the path of a Hugging Face config.json",
-      r->where, json_shown(value).text);
+  return error_set(r->err,
+                   "%s: model is %s, but it must be an object or the path of a Hugging Face folder "
+                   "or config.json",
+                   r->where, json_shown(value).text);
+}
+
+static int set_path(KeyReader *r, const char *section, const char *name, const char *path) {
+  if (key_given(r, section, name)) return 0;
+  cJSON *value = cJSON_CreateString(path);
+  const int failed = key_set(r, key_find(section, name), value);
+  cJSON_Delete(value);
+  return failed;
+}
+
+// What a model's folder gives besides its config.json.
+static int use_folder(KeyReader *r) {
+  const char *folder = r->folder.text;
+  if (!folder[0]) return 0;
+  if (set_path(r, "train", "init_from", folder)) return -1;
+  if (!path_exists(path_text("%s/tokenizer.json", folder).text)) return 0;
+  return set_path(r, "data", "tokenizer", folder);
 }
 
 // ---- The file
@@ -130,7 +152,7 @@ static int read_config(Config *config, const char *name, cJSON *tree, int overri
   cJSON_Delete(tree);
   for (int i = 0; i < override_count && !failed; i++)
     failed = apply_override(&r, name, overrides[i]);
-  if (failed || keys_fill_defaults(&r, false)) return -1;
+  if (failed || use_folder(&r) || keys_fill_defaults(&r, false)) return -1;
   return config_resolve(config, name, err);
 }
 
@@ -158,13 +180,14 @@ char *config_json(const Config *config) {
   return w.text;
 }
 
-int config_compare(const Config *saved, const Config *now, Error *err) {
+// -1 where there are any, and the sentence: `problem`, and then both values of each key.
+static int list_differences(const Config *saved, const Config *now, const char *problem,
+                            Error *err) {
   int differences = 0;
   for (const Key *key = config_keys; key->name; key++) {
     if (!(key->flags & KEY_SHAPES_RUN) || key_equal(key, saved, now)) continue;
-    if (differences++ == 0) // what to do comes first, because a long list is cut
-      error_set(err, "the configuration is not the one of the saved run (restore it, or set "
-                     "train.resume_allow_changes=true): ");
+    if (differences++ == 0)
+      error_set(err, "%s", problem);
     else
       error_append(err, "; ");
     char *was = key_text(key, saved), *is = key_text(key, now);
@@ -173,6 +196,33 @@ int config_compare(const Config *saved, const Config *now, Error *err) {
     free(is);
   }
   return differences ? -1 : 0;
+}
+
+// What to do comes first, because a long list is cut.
+int config_compare(const Config *saved, const Config *now, Error *err) {
+  return list_differences(saved, now,
+                          "the configuration is not the one of the saved run (restore it, or set "
+                          "train.resume_allow_changes=true): ",
+                          err);
+}
+
+int model_config_check(const ModelConfig *model, const char *folder, Error *err) {
+  const PathText path = path_text("%s/" MODEL_CONFIG_FILE, folder);
+  Config theirs = {0}, ours = {0};
+  if (!path_exists(path.text))
+    return error_set(err, "'%s' has no " MODEL_CONFIG_FILE ", which says what its weights are for",
+                     folder);
+  if (model_config_read(&theirs.model, path.text, err)) return -1;
+  ours.model = *model;
+  theirs.model.initializer_range = ours.model.initializer_range;
+  if (ours.model.max_position_embeddings > theirs.model.max_position_embeddings)
+    theirs.model.max_position_embeddings = ours.model.max_position_embeddings;
+  char *problem = xasprintf("the weights in '%.1000s' belong to another model (\"model\": "
+                            "\"FOLDER\" takes it from there): ",
+                            folder);
+  const int differ = list_differences(&theirs, &ours, problem, err);
+  free(problem);
+  return differ;
 }
 
 void config_print(const Config *config) {

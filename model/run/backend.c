@@ -4,15 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "data/tokenizer.h"
 #include "kernels/gpu_backends.h"
 #include "model/llama.h"
-
-// Text can be shown of the built-in tokenizer's tokens only.
-static bool samples_wanted(const Config *c) {
-  return c->train.sample_interval >= 0 && c->train.sample_tokens > 0 &&
-         c->model.vocab_size == BYTE_VOCAB;
-}
 
 RunShape run_shape(const Config *c) {
   return (RunShape){.batch = c->train.batch_size,
@@ -20,7 +13,7 @@ RunShape run_shape(const Config *c) {
                     .loss_chunks = c->train.loss_chunks,
                     .recompute = c->train.recompute,
                     .train = true,
-                    .context = samples_wanted(c) ? c->train.sequence_length : 0};
+                    .context = c->train.sample_interval >= 0 ? c->train.sequence_length : 0};
 }
 
 int64_t tokens_per_step(const Config *c) {
@@ -45,7 +38,7 @@ static Backend *gpu_create(const Config *c, OpsConfig ops, const RunShape *shape
                               .graphs = run_graphs(c),
                               .batch = shape->train ? shape->batch : 0,
                               .seq = shape->seq,
-                              .loss_tokens = shape->batch * shape->seq / shape->loss_chunks};
+                              .loss_tokens = model_sizes(&c->model, shape).head_rows};
   Backend no_memory = {.name = ""};
   Llama outline;
   llama_outline(&outline, &c->model, shape, &no_memory);

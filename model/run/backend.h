@@ -2,7 +2,8 @@
 #pragma once
 #include "model/activations.h"
 
-// The shapes of a training run; loss_chunks as configured, 0 = backend_create chooses.
+// The shapes of a training run, with room for samples where any are asked for (they need a
+// tokenizer); loss_chunks as configured, 0 = backend_create chooses.
 RunShape run_shape(const Config *config);
 
 // Tokens of an optimizer step.

@@ -6,9 +6,8 @@
 
 #include "base/memory.h"
 #include "base/range.h"
-#include "data/tokenizer.h"
 #include "model/run/run.h"
-#include "model/run/write.h"
+#include "model/run/text.h"
 
 // The mean loss of the first `batches` batches; false where the run was asked to stop.
 static bool validation_loss(Run *run, int64_t batches, double *loss) {
@@ -45,47 +44,59 @@ void run_validate(Run *run) {
   log_val(&run->log, run->state.step, loss, batches * c->batch_size * c->sequence_length, best);
 }
 
-// Writes on from the prompt into text; returns the bytes there.
-static size_t write_sample(Run *run, char *text) {
-  size_t count = strlen(run->config.train.sample_prompt);
-  memcpy(text, run->config.train.sample_prompt, count);
-  for (int32_t id; !*run->stop && (id = generator_next(run->generator)) >= 0;)
-    if (id < 256) text[count++] = (char)id; // begin and end of document are no text
-  return count;
+// A sample, as it grows.
+typedef struct SampleText {
+  char *text;
+  size_t bytes;
+} SampleText;
+
+static int append(void *sample_, const char *text, size_t bytes, Error *err) {
+  (void)err;
+  SampleText *sample = sample_;
+  sample->text = xrealloc(sample->text, sample->bytes + bytes);
+  memcpy(sample->text + sample->bytes, text, bytes);
+  sample->bytes += bytes;
+  return 0;
 }
 
 void run_sample(Run *run) {
   if (!run->generator) return;
   const TrainConfig *c = &run->config.train;
-  const SampleOptions options = {.temperature = c->sample_temperature,
+  Error err;
+  SampleText sample = {0};
+  Writing writing = {.generator = run->generator,
+                     .tokenizer = run->tokenizer,
+                     .options = {.temperature = c->sample_temperature,
                                  .top_p = 1,
                                  .seed = c->seed,
-                                 .max_tokens = c->sample_tokens,
-                                 .end = TOKEN_END};
-  int64_t count;
-  int32_t *prompt = byte_prompt(c->sample_prompt, &count);
-  char *text = xmalloc((size_t)(count + c->sample_tokens));
-  Error err;
+                                 .max_tokens = c->sample_tokens},
+                     .stop = run->stop,
+                     .show = append,
+                     .context = &sample};
+  sample_options_end(&writing.options, tokenizer_facts(run->tokenizer)->end);
+  const char *prompt = c->sample_prompt;
+  TokenIds ids = {0};
   range_push("sample");
-  if (generator_start(run->generator, prompt, count, &options, &err) == 0) {
-    const size_t bytes = write_sample(run, text);
-    printf("step %lld | sample\n----\n%.*s\n----\n", (long long)run->state.step, (int)bytes, text);
+  if (prompt_ids(run->tokenizer, prompt, strlen(prompt), &ids, &err) == 0 &&
+      text_write(&writing, prompt, strlen(prompt), &ids, &err) == 0) {
+    printf("step %lld | sample\n----\n%.*s\n----\n", (long long)run->state.step, (int)sample.bytes,
+           sample.text);
     fflush(stdout);
-    log_sample(&run->log, run->state.step, text, bytes);
+    log_sample(&run->log, run->state.step, sample.text, sample.bytes);
   } else {
     fprintf(stderr, "no sample: %s\n", err.text);
   }
   range_pop();
-  free(text);
-  free(prompt);
+  free(ids.ids);
+  free(sample.text);
 }
 
 int run_save(Run *run, Error *err) {
   const Config *c = &run->config;
   if (run->saved_step == run->state.step || c->train.save_interval < 0) return 0;
   range_push("save");
-  const int status =
-      checkpoint_save(c->output.dir, &run->llama, c, &run->state, c->train.keep_checkpoints, err);
+  const int status = checkpoint_save(c->output.dir, &run->llama, c, &run->export, &run->state,
+                                     c->train.keep_checkpoints, err);
   range_pop();
   if (status != 0) return -1;
   run->saved_step = run->state.step;

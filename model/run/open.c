@@ -5,6 +5,7 @@
 
 #include "base/memory.h"
 #include "model/run/run.h"
+#include "model/run/tokenizer.h"
 
 // key: whose pattern it is.
 static int open_data(Loader **data, const Config *c, const char *key, const char *pattern,
@@ -12,31 +13,29 @@ static int open_data(Loader **data, const Config *c, const char *key, const char
   const LoaderConfig loader = {.pattern = pattern,
                                .batch = c->train.batch_size,
                                .seq = c->train.sequence_length,
-                               .vocab_size = c->model.vocab_size,
                                .seed = c->train.seed,
                                .shuffle = shuffle};
   *data = loader_open(&loader, err);
   return *data ? 0 : error_prefix(err, "%s", key);
 }
 
-// Weights and state from `from`, a checkpoint folder.
-static int resume(Run *run, const char *from, Error *err) {
+// ---- What the run starts from
+
+// State and configuration of the checkpoint that the run goes on from.
+static int check_resume(Run *run, const char *from, Error *err) {
   Config saved;
   if (checkpoint_read_config(from, &saved, err) != 0) return -1;
   if (!run->config.train.resume_allow_changes && config_compare(&saved, &run->config, err) != 0)
     return error_prefix(err, "cannot resume from '%s'", from);
-  if (checkpoint_read_state(from, &run->state, err) != 0) return -1;
-  if (checkpoint_load(from, &run->llama, true, err) != 0) return -1;
-  run->be->set_updates(run->be, run->state.updates);
-  run->train_data->cursor = run->state.sequences;
-  run->saved_step = run->state.step;
   run->resumed = true;
-  return 0;
+  return checkpoint_read_state(from, &run->state, err);
 }
 
-static int set_weights(Run *run, Error *err) {
+// from[PATH_CHARS]: the folder of the weights, "" where they are random.
+static int find_start(Run *run, char *from, Error *err) {
   const Config *c = &run->config;
-  char existing[PATH_CHARS], from[PATH_CHARS] = "";
+  char existing[PATH_CHARS];
+  from[0] = '\0';
   if (checkpoint_find("auto", c->output.dir, existing, err) != 0) return -1;
   if (c->train.resume[0] == '\0' && existing[0] != '\0')
     return error_set(err,
@@ -45,11 +44,35 @@ static int set_weights(Run *run, Error *err) {
                      c->output.dir);
   if (c->train.resume[0] != '\0' && checkpoint_find(c->train.resume, c->output.dir, from, err) != 0)
     return -1;
-  if (from[0] != '\0') return resume(run, from, err);
-  llama_init_weights(&run->llama, c->train.seed);
+  if (from[0] != '\0') return check_resume(run, from, err);
   if (c->train.init_from[0] == '\0') return 0;
-  if (checkpoint_find(c->train.init_from, c->output.dir, from, err) != 0) return -1;
-  return checkpoint_load(from, &run->llama, false, err);
+  if (checkpoint_find(c->train.init_from, c->output.dir, from, err) == 0 &&
+      model_config_check(&c->model, from, err) == 0)
+    return 0;
+  return error_prefix(err, "train.init_from");
+}
+
+// A checkpoint that does not say which tokenizer it had goes on with any.
+static int check_tokenizer(Run *run, const char *from, Error *err) {
+  const TokenizerFacts *facts = run->tokenizer ? tokenizer_facts(run->tokenizer) : NULL;
+  const uint64_t now = facts ? facts->fingerprint : 0, was = run->state.tokenizer;
+  run->state.tokenizer = now;
+  if (was == 0 || was == now || run->config.train.resume_allow_changes) return 0;
+  return error_set(err,
+                   "cannot resume from '%s': it was trained with another tokenizer than %s%s%s "
+                   "(data.tokenizer='%s' names its own; train.resume_allow_changes=true takes this "
+                   "one)",
+                   from, facts ? "'" : "none", facts ? facts->name : "", facts ? "'" : "", from);
+}
+
+static int load_weights(Run *run, const char *from, Error *err) {
+  if (from[0] == '\0') llama_init_weights(&run->llama, run->config.train.seed);
+  if (from[0] != '\0' && checkpoint_load(from, &run->llama, run->resumed, err) != 0) return -1;
+  if (!run->resumed) return 0;
+  run->be->set_updates(run->be, run->state.updates);
+  run->train_data->cursor = run->state.sequences;
+  run->saved_step = run->state.step;
+  return 0;
 }
 
 static void print_step(const Run *run) {
@@ -83,6 +106,11 @@ static void print_start(const Run *run) {
   if (run->val_data)
     printf(", %s validation tokens", count_text((double)run->val_data->tokens).text);
   printf("; the run reads %.2f epochs\n", windows / (double)run->train_data->windows);
+  if (run->tokenizer)
+    printf("tokenizer  %s, %lld tokens\n", tokenizer_facts(run->tokenizer)->name,
+           (long long)tokenizer_facts(run->tokenizer)->vocab_size);
+  else
+    printf("tokenizer  not known: no samples; data.tokenizer may name it\n");
   print_step(run);
   fflush(stdout);
 }
@@ -96,13 +124,27 @@ static int open_trace(Run *run, Error *err) {
   return 0;
 }
 
+// All that can be refused before memory is taken. from: as find_start gives it.
+static int open_inputs(Run *run, char *from, Error *err) {
+  const Config *c = &run->config;
+  if (open_data(&run->train_data, c, "data.train", c->data.train, c->data.shuffle, err) != 0 ||
+      (c->data.val[0] && open_data(&run->val_data, c, "data.val", c->data.val, false, err) != 0) ||
+      find_start(run, from, err) != 0 ||
+      run_tokenizer(&run->tokenizer, c, run->train_data, run->val_data, from, err) != 0 ||
+      check_tokenizer(run, from, err) != 0 ||
+      export_open(&run->export, run->tokenizer, from, err) != 0 ||
+      loader_check(run->train_data, c->model.vocab_size, err) != 0)
+    return -1;
+  return run->val_data ? loader_check(run->val_data, c->model.vocab_size, err) : 0;
+}
+
 static int open_parts(Run *run, Error *err) {
   const Config *c = &run->config;
+  char from[PATH_CHARS];
+  if (open_inputs(run, from, err) != 0) return -1;
   RunShape shape = run_shape(c);
   const size_t M = (size_t)(c->train.batch_size * c->train.sequence_length);
-  if (open_data(&run->train_data, c, "data.train", c->data.train, c->data.shuffle, err) != 0 ||
-      (c->data.val[0] && open_data(&run->val_data, c, "data.val", c->data.val, false, err) != 0))
-    return -1;
+  if (!run->tokenizer) shape.context = 0;
   run->be = backend_create(c, &shape, c->train.sequence_length, err);
   if (!run->be || (c->output.breakdown && open_trace(run, err) != 0)) return -1;
   MemoryPlan plan;
@@ -112,7 +154,7 @@ static int open_parts(Run *run, Error *err) {
   if (llama_create(&run->llama, &c->model, &shape, run->be, err) != 0) return -1;
   run->tokens = xmalloc(2 * M * sizeof *run->tokens);
   run->targets = run->tokens + M;
-  if (set_weights(run, err) != 0) return -1;
+  if (load_weights(run, from, err) != 0) return -1;
   if (shape.context == 0) return 0;
   run->generator = generator_create(&run->llama, shape.context, err);
   return run->generator ? 0 : -1;
@@ -148,6 +190,8 @@ void run_close(Run *run) {
   generator_destroy(run->generator);
   if (run->train_data) loader_close(run->train_data);
   if (run->val_data) loader_close(run->val_data);
+  export_close(&run->export);
+  tokenizer_close(run->tokenizer);
   free(run->tokens);
   llama_destroy(&run->llama);
   if (run->be) run->be->destroy(run->be);

@@ -20,6 +20,8 @@ typedef struct Run {
   Llama llama;
   Loader *train_data;
   Loader *val_data;     // NULL: no validation
+  Tokenizer *tokenizer; // NULL: none is known
+  Export export;        // what checkpoints have besides
   Generator *generator; // NULL: no samples
   RunLog log;
   TrainState state;                 // after the last booked step

@@ -5,12 +5,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/file.h"
 #include "base/memory.h"
 #include "base/options.h"
-#include "data/tokenizer.h"
-#include "model/checkpoint/checkpoint.h"
-#include "model/run/backend.h"
+#include "model/run/text.h"
+#include "model/run/trained.h"
 
 int write_parse(WriteArgs *args, int argc, char *const *argv, Error *err) {
   double tokens = 400, temperature = 0.8, top_k = 0, top_p = 1, seed = 1337;
@@ -33,115 +31,77 @@ int write_parse(WriteArgs *args, int argc, char *const *argv, Error *err) {
   return 0;
 }
 
-static char *read_stdin(void) {
-  size_t used = 0, room = 4096;
+static char *read_stdin(size_t *bytes) {
+  size_t room = 4096;
   char *text = xmalloc(room);
-  for (size_t n; (n = fread(text + used, 1, room - used - 1, stdin)) > 0;) {
-    used += n;
-    if (used + 1 == room) text = xrealloc(text, room *= 2);
+  *bytes = 0;
+  for (size_t n; (n = fread(text + *bytes, 1, room - *bytes - 1, stdin)) > 0;) {
+    *bytes += n;
+    if (*bytes + 1 == room) text = xrealloc(text, room *= 2);
   }
-  text[used] = '\0';
+  text[*bytes] = '\0';
   return text;
 }
 
-// Token ids separated by white space, for models of another tokenizer (fresh memory).
-static int32_t *parse_ids(const char *text, int64_t *count, Error *err) {
-  int32_t *ids = xmalloc((strlen(text) + 1) * sizeof *ids);
-  *count = 0;
+// Token ids separated by white space, for models without a tokenizer.
+static int parse_ids(const char *text, TokenIds *ids, Error *err) {
   for (const char *at = text; *(at += strspn(at, " \t\n")) != '\0';) {
     char *end;
     errno = 0;
     const long id = strtol(at, &end, 10);
-    if (end == at || errno || id < 0 || id > INT32_MAX || (*end && !strchr(" \t\n", *end))) {
-      error_set(err,
-                "this model does not use the byte tokenizer, so the prompt must be token ids "
-                "separated by spaces, and '%.20s' is none",
-                at);
-      free(ids);
-      return NULL;
-    }
-    ids[(*count)++] = (int32_t)id;
+    if (end == at || errno || id < 0 || id > INT32_MAX || (*end && !strchr(" \t\n", *end)))
+      return error_set(err,
+                       "this model comes without a tokenizer.json, so the prompt must be token ids "
+                       "separated by spaces, and '%.20s' is none",
+                       at);
+    token_ids_push(ids, (int32_t)id);
     at = end;
   }
-  return ids;
+  return 0;
 }
 
-int32_t *byte_prompt(const char *text, int64_t *count) {
-  const size_t bytes = strlen(text);
-  int32_t *ids = xmalloc((bytes + 1) * sizeof *ids);
-  ids[0] = TOKEN_BEGIN;
-  bytes_encode(text, bytes, ids + 1);
-  *count = (int64_t)bytes + 1;
-  return ids;
+static int print(void *context, const char *text, size_t bytes, Error *err) {
+  (void)context;
+  if (fwrite(text, 1, bytes, stdout) == bytes && fflush(stdout) == 0) return 0;
+  return error_set(err, "cannot write to standard output: %s", strerror(errno));
 }
 
-static int write_text(Llama *llama, int64_t context, const WriteArgs *args, const char *prompt,
-                      const volatile sig_atomic_t *stop, Error *err) {
-  const bool bytes = llama->config.vocab_size == BYTE_VOCAB;
-  SampleOptions options = args->options;
-  options.end = bytes ? TOKEN_END : -1;
-  int64_t count = 0;
-  int32_t *ids = bytes ? byte_prompt(prompt, &count) : parse_ids(prompt, &count, err);
-  Generator *g = ids ? generator_create(llama, context, err) : NULL;
-  int status = -1;
-  if (g) {
-    fputs(prompt, stdout);
-    status = generator_start(g, ids, count, &options, err);
-    for (int32_t id; status == 0 && !*stop && (id = generator_next(g)) >= 0;) {
-      if (!bytes)
-        printf(" %d", id);
-      else if (id < 256)
-        putchar(id);
-      fflush(stdout);
-    }
-    putchar('\n');
-  }
-  generator_destroy(g);
-  free(ids);
-  return status;
-}
-
-// The context a checkpoint of ours was trained with; for other folders what the model allows,
-// within reason.
-static int64_t context_of(const char *path, const ModelConfig *model) {
-  enum { FOREIGN_CONTEXT = 2048 };
-  Config config;
-  Error ignored; // a foreign folder has no run.json
-  if (checkpoint_read_config(path, &config, &ignored) == 0) return config.train.sequence_length;
-  return model->max_position_embeddings < FOREIGN_CONTEXT ? model->max_position_embeddings
-                                                          : FOREIGN_CONTEXT;
-}
-
-static int read_model(ModelConfig *model, const char *folder, Error *err) {
-  enum { MAX_CONFIG_BYTES = 1 << 20 };
-  const PathText path = path_text("%s/config.json", folder);
-  char *json;
-  size_t bytes;
-  if (file_read(path.text, MAX_CONFIG_BYTES, &json, &bytes, err) != 0) return -1;
-  const int status = model_config_parse(model, path.text, json, err);
-  free(json);
+// The cache holds what is asked for, as far as the model's positions go.
+static int load_and_write(Trained *t, const WriteArgs *args, const char *prompt, size_t bytes,
+                          const TokenIds *ids, const volatile sig_atomic_t *stop, Error *err) {
+  enum { ROWS = 64 };
+  const int64_t most = t->model.max_position_embeddings,
+                asked = ids->count + args->options.max_tokens;
+  const int64_t context = asked < most ? asked : most;
+  const RunShape shape = {.batch = 1, .seq = ROWS, .loss_chunks = 1, .context = context};
+  if (trained_load(t, &shape, context > ROWS ? context : ROWS, "ask for fewer --tokens", err) != 0)
+    return -1;
+  Writing w = {.generator = generator_create(&t->llama, context, err),
+               .tokenizer = t->tokenizer,
+               .options = args->options,
+               .stop = stop,
+               .show = print};
+  for (int i = 0; i < t->end_count; i++) sample_options_end(&w.options, t->ends[i]);
+  int status = w.generator ? text_write(&w, prompt, bytes, ids, err) : -1;
+  if (status == 0) status = print(NULL, "\n", 1, err);
+  generator_destroy(w.generator);
   return status;
 }
 
 int write_run(const WriteArgs *args, const volatile sig_atomic_t *stop, Error *err) {
-  enum { ROWS = 64 };
-  char path[PATH_CHARS];
-  Config config = {.backend = {.device = DEVICE_AUTO, .kernels = KERNELS_AUTO}};
-  if (checkpoint_find(args->dir, args->dir, path, err) != 0) return -1;
-  if (read_model(&config.model, path, err) != 0) return -1;
-  const int64_t context = context_of(path, &config.model);
-  RunShape shape = {.batch = 1, .seq = ROWS, .loss_chunks = 1, .context = context};
-  Llama llama = {0};
-  Backend *be = backend_create(&config, &shape, context > ROWS ? context : ROWS, err);
-  if (!be) return -1;
-  int status = llama_create(&llama, &config.model, &shape, be, err);
-  if (status == 0) status = checkpoint_load(path, &llama, false, err);
-  if (status == 0) {
-    char *prompt = args->prompt ? xstrdup(args->prompt) : read_stdin();
-    status = write_text(&llama, context, args, prompt, stop, err);
-    free(prompt);
+  Trained t;
+  if (trained_open(&t, args->dir, err) != 0) {
+    trained_close(&t);
+    return -1;
   }
-  llama_destroy(&llama);
-  be->destroy(be);
+  size_t bytes = args->prompt ? strlen(args->prompt) : 0;
+  char *prompt = args->prompt ? xstrdup(args->prompt) : read_stdin(&bytes);
+  TokenIds ids = {0};
+  int status = t.tokenizer ? prompt_ids(t.tokenizer, prompt, bytes, &ids, err)
+                           : parse_ids(prompt, &ids, err);
+  if (status == 0) status = load_and_write(&t, args, prompt, bytes, &ids, stop, err);
+  free(ids.ids);
+  free(prompt);
+  trained_close(&t);
   return status;
 }

@@ -13,6 +13,3 @@ typedef struct WriteArgs {
 int write_parse(WriteArgs *args, int argc, char *const *argv, Error *err);
 // Prints the prompt and what follows, token by token, until *stop is not 0.
 int write_run(const WriteArgs *args, const volatile sig_atomic_t *stop, Error *err);
-
-// The token ids of a text for the byte tokenizer, begin of document first (fresh memory).
-int32_t *byte_prompt(const char *text, int64_t *count);

@@ -10,7 +10,10 @@
 export rooms='
 base                   |
 data/tokenizer         | base
+data/tokenizer/training | data/tokenizer base
 data                   | data/tokenizer base
+data/corpus            | base
+data/prepare           | data data/corpus data/tokenizer/training data/tokenizer base
 kernels                | base
 kernels/gpu_backends.c | kernels/fused kernels/unfused kernels/cuda kernels base
 kernels/no_cuda.c      | kernels/bench kernels base
@@ -111,7 +114,10 @@ allowed() { # FILE INCLUDE
 planted base/planted.h '"data/tokens.h"'
 planted base/planted.h '"kernels/ops.h"'
 planted data/planted.c '"model/config/config.h"'
-planted data/tokenizer/planted.c '"data/corpus.h"'
+planted data/tokenizer/planted.c '"data/tokens.h"'
+planted data/tokenizer/planted.c '"data/tokenizer/training/train.h"'
+planted data/corpus/planted.c '"data/tokenizer/tokenizer.h"'
+planted data/planted.c '"data/prepare/run.h"'
 planted kernels/planted.h '"kernels/cpu/cpu.h"'
 planted kernels/planted.h '"kernels/cuda/gpu.h"'
 planted kernels/cpu/planted.c '"kernels/cuda/gpu.h"'
@@ -127,7 +133,7 @@ planted kernels/no_cuda.c '"kernels/cuda/gpu.h"'
 planted kernels/bench/planted.c '"model/bench/bench.h"'
 planted model/config/planted.c '"model/llama.h"'
 planted model/config/planted.c '"kernels/ops.h"'
-planted model/config/planted.c '"data/tokenizer.h"'
+planted model/config/planted.c '"data/tokenizer/tokenizer.h"'
 planted model/forward.c '"model/run/trainer.h"'
 planted model/forward.c '"data/loader.h"'
 planted model/planted.c '"kernels/cuda/gpu.h"'

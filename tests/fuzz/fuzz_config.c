@@ -34,7 +34,8 @@ static void try_model(const char *json) {
     check(err.text[0] != '\0');
     return;
   }
-  char *written = model_config_json(&model, 256, 257);
+  char *written =
+      model_config_json(&model, &(ConfigExtras){.begin = 256, .end = 257, .carried = json});
   check(model_config_parse(&again, "written", written, &err) == 0);
   check(memcmp(&model, &again, sizeof model) == 0);
   free(written);

@@ -13,6 +13,7 @@ static const Shape shapes[] = {
     {"llama-3 vocabulary", 256, 768, 12, 4, 128, 128256, 1, 100},
     {"odd large vocabulary", 64, 64, 8, 1, 16, 151937, 1, 9},
     {"larger than a cluster", 16, 16, 1, 1, 16, 262155, 1, 5},
+    {"widest heads", 64, 64, 6, 2, 256, 72, 1, 200},
     {"aligned", 768, 2048, 12, 4, 64, 32000, 3, 64},
 };
 enum { SHAPES = sizeof shapes / sizeof *shapes };
@@ -49,6 +50,10 @@ static int set_up(void **state, bool fused) {
     options.grads_fp32 = true;
     t->fp32 = backend_gpu_create(&config, &options, &err);
     if (!t->fp32) fail_msg("%s", err.text);
+    options.train = options.grads_fp32 = false;
+    options.graphs = true;
+    t->writer = backend_gpu_create(&config, &options, &err);
+    if (!t->writer) fail_msg("%s", err.text);
   }
   printf("# %s: %s\n", all->list[0].bf16->name, all->list[0].bf16->description);
   *state = all;
@@ -68,6 +73,7 @@ static int tear_down(void **state) {
     t->cpu->destroy(t->cpu);
     t->bf16->destroy(t->bf16);
     t->fp32->destroy(t->fp32);
+    t->writer->destroy(t->writer);
   }
   free(all);
   return 0;

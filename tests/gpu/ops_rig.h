@@ -15,6 +15,7 @@ typedef struct Subject {
   Shape s;
   int64_t M, R, Hd;
   Backend *cpu, *bf16, *fp32; // fp32: gradients in fp32
+  Backend *writer;            // for generation alone
   bool fused;                 // then z holds the row scale already
 } Subject;
 

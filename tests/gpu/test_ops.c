@@ -230,7 +230,88 @@ static void lm_head(const Subject *t) {
   bench_free(&b);
 }
 
+// ---- Generation: a backend that only writes has kernels of its own for one row
+
+static void one_row(const Subject *t) {
+  Subject one = *t;
+  one.bf16 = t->writer;
+  one.M = one.s.B = one.s.T = 1;
+  one.fused = false;
+  qkv(&one);
+  residual(&one);
+  gate_up(&one);
+  lm_head(&one);
+}
+
+enum { TOKENS = 3 }; // positions that are asked for, one after the other
+
+// The last positions of a cache, by qkv_token and attention_token: o [TOKENS, H d], and the cache.
+// The third is replayed where the backend has graphs.
+static void write_tokens(const Subject *t, const float *x, const float *sumsq, const float *W,
+                         const float *cache, float **o, float **cache_after) {
+  const int64_t D = t->s.D, R = t->R, Hd = t->Hd, positions = t->s.T + TOKENS;
+  Bench b = {.be = t->writer};
+  void *x_gpu = bf16_buffer(&b, D, NULL), *W_gpu = bf16_buffer(&b, R * D, W);
+  act_t *cache_gpu = bf16_buffer(&b, positions * R, cache), *o_gpu = bf16_buffer(&b, Hd, NULL);
+  int32_t *position_gpu = int32_buffer(&b, 1, NULL);
+  RowStat sumsq_gpu = stat_in(&b, 1, 1, sumsq);
+  bench_reset(&b);
+  *o = floats(TOKENS * Hd);
+  for (int32_t i = 0; i < TOKENS; i++) {
+    const int32_t position = (int32_t)t->s.T + i;
+    uint16_t *row = xmalloc((size_t)D * sizeof *row);
+    for (int64_t k = 0; k < D; k++) row[k] = to_bf16(x[i * D + k]);
+    b.be->write(b.be, x_gpu, row, (size_t)D * sizeof *row);
+    b.be->write(b.be, sumsq_gpu.data, &sumsq[i], sizeof *sumsq);
+    b.be->write(b.be, position_gpu, &position, sizeof position);
+    if (b.be->replay_begin(b.be, REPLAY_TOKEN)) {
+      b.be->qkv_token(b.be, position_gpu, x_gpu, sumsq_gpu, W_gpu, cache_gpu);
+      b.be->attention_token(b.be, position_gpu, cache_gpu, o_gpu);
+      b.be->replay_end(b.be, REPLAY_TOKEN);
+    }
+    b.be->read_act(b.be, *o + i * Hd, o_gpu, Hd);
+    free(row);
+  }
+  *cache_after = bench_read(&b, cache_gpu);
+  bench_free(&b);
+}
+
+static void token(const Subject *t) {
+  const int64_t D = t->s.D, R = t->R, Hd = t->Hd, T = t->s.T, positions = T + TOKENS;
+  float *x = random_bf16(TOKENS * D, 1, "x"), *W = weight(R, D, "W");
+  float *sumsq = row_squares(x, TOKENS, D), *cache = random_bf16(positions * R, 1, "cache");
+  float *o, *after, *again, *after_again, *row = floats(R), *twin = floats(R);
+  float *expected = floats(TOKENS * Hd), *o_twin = floats(TOKENS * Hd);
+  write_tokens(t, x, sumsq, W, cache, &o, &after);
+  write_tokens(t, x, sumsq, W, cache, &again, &after_again);
+  expect_same("o, twice", again, o, TOKENS * Hd);
+  expect_same("the cache, twice", after_again, after, positions * R);
+  expect_same("the cache before", after, cache, T * R);
+  for (int64_t i = 0; i < TOKENS; i++) {
+    const RowStat of_row = whole(sumsq + i, 1);
+    t->cpu->qkv(t->cpu, 1, 1, T + i, act(x + i * D), of_row, act(W), act(row));
+    float *z = product_rounded(1, R, D, x + i * D, W);
+    memset(twin, 0, (size_t)R * sizeof *twin);
+    for (int64_t c = 0; c < R; c++) twin[c] = z[c] * rms_rstd(sumsq[i], D, eps);
+    for (int64_t c = 0; c < (t->s.H + t->s.KV) * t->s.d; c += 2) {
+      const double angle = (double)(T + i) * inv_freq(&t->s, c % t->s.d / 2);
+      rope_rotate(&twin[c], &twin[c + 1], (float)cos(angle), (float)sin(angle));
+    }
+    round_all(twin, R);
+    expect_near(label(t, "qkv_token"), after + (T + i) * R, twin, row, R, 1e-6);
+    t->cpu->attention_decode(t->cpu, T + i + 1, 1, act(after), act(expected + i * Hd));
+    free(z);
+  }
+  memcpy(o_twin, expected, (size_t)(TOKENS * Hd) * sizeof *o_twin);
+  round_all(o_twin, TOKENS * Hd);
+  expect_near(label(t, "attention_token"), o, o_twin, expected, TOKENS * Hd, 1e-6);
+  free(x), free(W), free(sumsq), free(cache), free(o), free(after), free(again);
+  free(after_again), free(row), free(twin), free(expected), free(o_twin);
+}
+
 OVER_ALL_SHAPES(embed, embed(t))
+OVER_ALL_SHAPES(one_row, one_row(t))
+OVER_ALL_SHAPES(token, token(t))
 OVER_ALL_SHAPES(qkv, qkv(t))
 OVER_ALL_SHAPES(residual, residual(t))
 OVER_ALL_SHAPES(gate_up, gate_up(t))
@@ -247,6 +328,8 @@ int main(void) {
       {"attention_decode_matches_the_reference", test_decode, NULL, NULL, NULL},
       {"head_loss_leaves_loss_gradient_and_row_sums", test_head_loss, NULL, NULL, NULL},
       {"lm_head_scales_the_logits", test_lm_head, NULL, NULL, NULL},
+      {"one_row_walks_over_the_weights", test_one_row, NULL, NULL, NULL},
+      {"a_token_is_read_and_replayed_at_its_position", test_token, NULL, NULL, NULL},
   };
   return run_over_backends(tests, sizeof tests / sizeof *tests);
 }

@@ -32,7 +32,7 @@ void write_tokens(const char *path, const int32_t *tokens, int64_t count, int64_
   Error err;
   TokenWriter w;
   const int64_t first = count / 3;
-  if (token_writer_open(&w, path, vocab_size, &err) != 0 ||
+  if (token_writer_open(&w, path, vocab_size, 0, &err) != 0 ||
       token_writer_append(&w, tokens, first, &err) != 0 ||
       token_writer_append(&w, tokens + first, count - first, &err) != 0 ||
       token_writer_finish(&w, &err) != 0)

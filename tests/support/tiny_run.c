@@ -129,7 +129,7 @@ void tiny_test_save(TinyTest *t, int64_t step, uint64_t version, int64_t keep) {
   Error err = {""};
   tiny_run_fill(&t->run, version);
   const TrainState state = tiny_state(step, version);
-  must(checkpoint_save(t->dir, &t->run.llama, &t->run.config, &state, keep, &err), &err);
+  must(checkpoint_save(t->dir, &t->run.llama, &t->run.config, NULL, &state, keep, &err), &err);
 }
 
 bool tiny_test_has(const TinyTest *t, const char *name) {

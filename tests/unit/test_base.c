@@ -13,6 +13,8 @@
 #include "base/file.h"
 #include "base/json.h"
 #include "base/memory.h"
+#include "base/shell.h"
+#include "base/shell.h"
 #include "base/utf8.h"
 #include "tests/support/data_test.h"
 
@@ -23,7 +25,7 @@ static void write_all_kinds(JsonWriter *w) {
   json_number(w, "third", 1.0 / 3, JSON_EXACT);
   json_number(w, "rounded", 1.0 / 3, 9);
   json_number(w, "none", NAN, 9);
-  json_whole(w, "whole", INT64_MIN);
+  json_whole(w, "\"\\\n", INT64_MIN);
   json_open(w, "list", '[');
   json_bool(w, NULL, true);
   json_raw(w, NULL, "{}");
@@ -40,7 +42,7 @@ static void a_line_of_json_is_written_with_its_escapes(void **state) {
     assert_string_equal(w.text, "{\"s\":\"a\\\"\\\\\\n\\u0009\x7f\xff\","
                                 "\"b\":\"\\u000a\\u007f\xc3\xa9\\ufffd\\u0000\","
                                 "\"third\":0.3333333333333333,\"rounded\":0.333333333,"
-                                "\"none\":null,\"whole\":-9223372036854775808,"
+                                "\"none\":null,\"\\\"\\\\\\n\":-9223372036854775808,"
                                 "\"list\":[true,{}]}");
   }
   free(w.text);
@@ -159,6 +161,44 @@ static void sentences_grow_at_both_ends_and_are_cut(void **state) {
   assert_string_equal(size_text(3 << 19).text, "1.50 MiB");
 }
 
+static void words_for_a_shell_are_quoted_where_they_must(void **state) {
+  (void)state;
+  static const char *const words[][2] = {{"runs/a-b_1.json", "runs/a-b_1.json"},
+                                         {"", "''"},
+                                         {"my runs", "'my runs'"},
+                                         {"it's", "'it'\\''s'"},
+                                         {"$HOME", "'$HOME'"},
+                                         {"~", "'~'"},
+                                         {"''", "''\\'''\\'''"}};
+  for (size_t i = 0; i < sizeof words / sizeof *words; i++) {
+    char *word = shell_word(words[i][0]);
+    assert_string_equal(word, words[i][1]);
+    free(word);
+  }
+}
+
+static void a_character_that_is_not_whole_is_found_at_the_end(void **state) {
+  (void)state;
+  static const struct {
+    const char *text;
+    size_t begun;
+  } cases[] = {{"", 0},
+               {"a", 0},
+               {"\xc3\xa9", 0},
+               {"a\xc3", 1},
+               {"\xe2\x82", 2},
+               {"\xe2", 1},
+               {"\xe2\x82\xac", 0},
+               {"\xf0\x9f\x98", 3},
+               {"\xf0\x9f", 2},
+               {"\x82\xac", 0},
+               {"\x80\x80\x80", 0},
+               {"\xff", 0},
+               {"\xc3\x80\x80", 0}};
+  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
+    assert_int_equal(utf8_begun(cases[i].text, strlen(cases[i].text)), cases[i].begun);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(a_line_of_json_is_written_with_its_escapes),
@@ -170,6 +210,8 @@ int main(void) {
       cmocka_unit_test(a_path_that_is_too_long_is_refused_and_not_cut_to_another),
       cmocka_unit_test(a_writer_keeps_its_first_error),
       cmocka_unit_test(sentences_grow_at_both_ends_and_are_cut),
+      cmocka_unit_test(words_for_a_shell_are_quoted_where_they_must),
+      cmocka_unit_test(a_character_that_is_not_whole_is_found_at_the_end),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,9 +1,7 @@
 // Saves that go wrong at any system call: whatever fails, and wherever the process dies, the run
 // can go on from a complete checkpoint with every bit of what was saved.
-// The calls that change files are wrapped by the linker (--wrap in the Makefile) and counted.
 #define _GNU_SOURCE
 #include <errno.h>
-#include <fcntl.h>
 #include <glob.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -18,120 +16,8 @@
 
 #include "base/file.h"
 #include "base/memory.h"
+#include "tests/support/faults.h"
 #include "tests/support/tiny_run.h"
-
-typedef enum Fault { NO_FAULT, FAIL_EIO, FAIL_ENOSPC, FAIL_SHORT, DIE, DIE_SHORT, FAULTS } Fault;
-static const char *const fault_names[FAULTS] = {
-    "none", "EIO", "ENOSPC", "a short write, then ENOSPC", "death", "death after a short write"};
-
-enum { EXIT_KILLED = 77 };
-
-// What the wrapped calls do. Global because their signatures are the system's.
-static struct {
-  Fault fault;
-  int at;            // the call that fails, from 1
-  int calls;         // so far
-  bool disk_full;    // a short write happened
-  bool no_exchange;  // renameat2 as on file systems without it
-  bool always_short; // every write takes half of what it is given
-  bool log;
-  char events[2048]; // where log: "sync NAME" and "rename FROM TO", a line each
-} injected;
-
-// True if this call is to fail; errno is set.
-static bool strikes(void) {
-  if (injected.fault == NO_FAULT) return false;
-  if (++injected.calls != injected.at) return false;
-  if (injected.fault == DIE || injected.fault == DIE_SHORT) _exit(EXIT_KILLED);
-  errno = injected.fault == FAIL_EIO ? EIO : ENOSPC;
-  return true;
-}
-
-ssize_t __real_write(int fd, const void *data, size_t bytes);
-ssize_t __wrap_write(int fd, const void *data, size_t bytes);
-int __real_open(const char *path, int flags, ...);
-int __wrap_open(const char *path, int flags, ...);
-int __wrap_fsync(int fd);
-int __real_rename(const char *from, const char *to);
-int __wrap_rename(const char *from, const char *to);
-int __real_renameat2(int from_dir, const char *from, int to_dir, const char *to, unsigned flags);
-int __wrap_renameat2(int from_dir, const char *from, int to_dir, const char *to, unsigned flags);
-int __real_symlink(const char *target, const char *path);
-int __wrap_symlink(const char *target, const char *path);
-int __real_mkdir(const char *path, mode_t mode);
-int __wrap_mkdir(const char *path, mode_t mode);
-int __real_unlink(const char *path);
-int __wrap_unlink(const char *path);
-int __real_rmdir(const char *path);
-int __wrap_rmdir(const char *path);
-
-ssize_t __wrap_write(int fd, const void *data, size_t bytes) {
-  const bool half = injected.fault == FAIL_SHORT || injected.fault == DIE_SHORT;
-  if (injected.disk_full) {
-    errno = ENOSPC;
-    return -1;
-  }
-  if (half && injected.calls + 1 == injected.at) {
-    if (__real_write(fd, data, bytes / 2) < 0) return -1;
-    strikes();
-    injected.disk_full = true;
-    return (ssize_t)(bytes / 2);
-  }
-  if (strikes()) return -1;
-  return __real_write(fd, data, injected.always_short && bytes > 1 ? bytes / 2 : bytes);
-}
-
-int __wrap_open(const char *path, int flags, ...) {
-  va_list args;
-  va_start(args, flags);
-  const mode_t mode = flags & O_CREAT ? va_arg(args, mode_t) : 0;
-  va_end(args);
-  return strikes() ? -1 : __real_open(path, flags, mode);
-}
-
-static void log_event(const char *what, const char *a, const char *b) {
-  if (!injected.log) return;
-  const size_t used = strlen(injected.events);
-  snprintf(injected.events + used, sizeof injected.events - used, "%s %s%s%s\n", what, basename(a),
-           b[0] ? " " : "", basename(b));
-}
-
-int __wrap_fsync(int fd) { // not done: these tests pull no plug, and it is slow
-  char link[64], path[1024] = "";
-  snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
-  if (readlink(link, path, sizeof path - 1) < 0) return -1;
-  log_event("sync", path, "");
-  return strikes() ? -1 : 0;
-}
-
-int __wrap_rename(const char *from, const char *to) {
-  log_event("rename", from, to);
-  return strikes() ? -1 : __real_rename(from, to);
-}
-
-int __wrap_renameat2(int from_dir, const char *from, int to_dir, const char *to, unsigned flags) {
-  if (injected.no_exchange) {
-    errno = EINVAL;
-    return -1;
-  }
-  return strikes() ? -1 : __real_renameat2(from_dir, from, to_dir, to, flags);
-}
-
-int __wrap_symlink(const char *target, const char *path) {
-  return strikes() ? -1 : __real_symlink(target, path);
-}
-
-int __wrap_mkdir(const char *path, mode_t mode) {
-  return strikes() ? -1 : __real_mkdir(path, mode);
-}
-
-int __wrap_unlink(const char *path) {
-  return strikes() ? -1 : __real_unlink(path);
-}
-
-int __wrap_rmdir(const char *path) {
-  return strikes() ? -1 : __real_rmdir(path);
-}
 
 // ---- A run before, during and after the fault
 
@@ -143,18 +29,35 @@ typedef struct Scenario {
   int64_t during; // step of the save that is struck
   int64_t keep;
   bool no_exchange;
+  bool extras; // weights in bf16 and shards, a tokenizer, files that are carried over
 } Scenario;
 
 typedef struct Test {
   TinyRun run, loaded;
   char *dir;
   Scenario scenario;
+  Tokenizer *tokenizer;
+  Export export;
 } Test;
+
+// What checkpoints have besides where the scenario has extras.
+static void open_extras(Test *t) {
+  static char config[] = "{\"pad_token_id\": 3}", carried[] = "carried";
+  Error err = {""};
+  t->tokenizer = tokenizer_open(BYTES_NAME, &err);
+  if (!t->tokenizer) fail_msg("%s", err.text);
+  t->export = (Export){.tokenizer = t->tokenizer, .config = config, .count = 1};
+  t->export.files = xcalloc(1, sizeof *t->export.files);
+  *t->export.files = (CarriedFile){"tokenizer.model", carried, strlen(carried)};
+  t->export.shard_bytes = 4000;
+  t->run.config.output.save_dtype = SAVE_BF16;
+}
 
 static int save(Test *t, int64_t step, uint64_t version, Error *err) {
   tiny_run_fill(&t->run, version);
   const TrainState state = tiny_state(step, version);
-  return checkpoint_save(t->dir, &t->run.llama, &t->run.config, &state, t->scenario.keep, err);
+  return checkpoint_save(t->dir, &t->run.llama, &t->run.config, &t->export, &state,
+                         t->scenario.keep, err);
 }
 
 // Loads what "auto" finds; fails unless all of it is of one version. Returns that, 0 for nothing.
@@ -261,6 +164,7 @@ static void run_scenario(const Scenario *scenario) {
   Test t = {.scenario = *scenario};
   tiny_run_open(&t.run, "");
   tiny_run_open(&t.loaded, "");
+  if (scenario->extras) open_extras(&t);
   memset(&injected, 0, sizeof injected);
   injected.no_exchange = scenario->no_exchange;
   int faults = 0;
@@ -272,6 +176,8 @@ static void run_scenario(const Scenario *scenario) {
   }
   printf("# %s: %d faults\n", scenario->name, faults);
   injected.no_exchange = false;
+  free(t.export.files);
+  tokenizer_close(t.tokenizer);
   tiny_run_close(&t.loaded);
   tiny_run_close(&t.run);
 }
@@ -284,6 +190,12 @@ static void a_struck_first_save_leaves_nothing_or_a_checkpoint(void **state) {
 static void a_struck_save_leaves_the_previous_checkpoint(void **state) {
   (void)state;
   run_scenario(&(Scenario){.name = "second save", .before = 100, .during = 200, .keep = 2});
+}
+
+static void a_struck_save_of_shards_and_a_tokenizer_leaves_the_previous_one(void **state) {
+  (void)state;
+  run_scenario(
+      &(Scenario){.name = "with extras", .before = 100, .during = 200, .keep = 2, .extras = true});
 }
 
 static void a_struck_save_that_keeps_one_leaves_one(void **state) {
@@ -311,13 +223,24 @@ static void everything_is_synced_before_it_gets_its_name(void **state) {
   Error err = {""};
   Test t = {.scenario = {.keep = 1}, .dir = temporary_folder()};
   tiny_run_open(&t.run, "");
+  open_extras(&t);
   injected.log = true;
   const int status = save(&t, 200, DURING, &err);
   injected.log = false;
   if (status != 0) fail_msg("%s", err.text);
-  char *expected = xasprintf("sync model.safetensors\n"
+  char *expected = xasprintf("sync model-00001-of-00002.safetensors\n"
+                             "sync model-00002-of-00002.safetensors\n"
+                             "sync model.safetensors.index.json\n"
                              "sync optimizer.safetensors\n"
                              "sync config.json\n"
+                             "sync tokenizer.model\n"
+                             "sync generation_config.json\n"
+                             "sync tokenizer.json.tmp\n"
+                             "rename tokenizer.json.tmp tokenizer.json\n"
+                             "sync step-00000200.tmp\n"
+                             "sync tokenizer_config.json.tmp\n"
+                             "rename tokenizer_config.json.tmp tokenizer_config.json\n"
+                             "sync step-00000200.tmp\n"
                              "sync run.json\n"
                              "sync state.json\n"
                              "sync step-00000200.tmp\n"
@@ -328,6 +251,8 @@ static void everything_is_synced_before_it_gets_its_name(void **state) {
                              basename(t.dir), basename(t.dir));
   assert_string_equal(injected.events, expected);
   free(expected);
+  free(t.export.files);
+  tokenizer_close(t.tokenizer);
   assert_int_equal(directory_remove(t.dir, &err), 0);
   free(t.dir);
   tiny_run_close(&t.run);
@@ -355,6 +280,7 @@ int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(a_struck_first_save_leaves_nothing_or_a_checkpoint),
       cmocka_unit_test(a_struck_save_leaves_the_previous_checkpoint),
+      cmocka_unit_test(a_struck_save_of_shards_and_a_tokenizer_leaves_the_previous_one),
       cmocka_unit_test(a_struck_save_that_keeps_one_leaves_one),
       cmocka_unit_test(a_struck_save_of_the_same_step_leaves_the_old_or_the_new_one),
       cmocka_unit_test(the_same_holds_on_file_systems_without_exchange),

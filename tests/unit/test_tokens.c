@@ -9,7 +9,6 @@
 
 #include "base/file.h"
 #include "base/memory.h"
-#include "data/tokenizer.h"
 #include "data/tokens.h"
 #include "tests/support/data_test.h"
 
@@ -174,12 +173,12 @@ static void more_tokens_than_a_header_can_count_are_refused(void **state) {
   Error err;
   TokenWriter w;
   const int32_t tokens[2] = {1, 2};
-  assert_int_equal(token_writer_open(&w, path, 258, &err), 0);
+  assert_int_equal(token_writer_open(&w, path, 258, 0, &err), 0);
   w.count = (int64_t)TOKENS_MAX_COUNT - 1;
   assert_int_equal(token_writer_append(&w, tokens, 2, &err), -1);
   assert_says(&err, "2147483647");
   assert_int_equal(token_writer_append(&w, tokens, 1, &err), 0);
-  writer_abandon(&w.file);
+  token_writer_abandon(&w);
   free(path);
 }
 
@@ -188,19 +187,61 @@ static void a_full_disk_is_an_error_of_the_writer(void **state) {
   Error err;
   TokenWriter w;
   const int32_t tokens[2] = {1, 2};
-  if (token_writer_open(&w, "/dev/full", 258, &err) != 0) fail_msg("%s", err.text);
+  if (token_writer_open(&w, "/dev/full", 258, 0, &err) != 0) fail_msg("%s", err.text);
   assert_int_equal(token_writer_append(&w, tokens, 2, &err), 0);
   assert_int_equal(token_writer_finish(&w, &err), -1);
   assert_says(&err, "No space left on device");
 }
 
-static void bytes_become_their_own_ids(void **state) {
-  (void)state;
-  char text[256];
-  int32_t tokens[256];
-  for (int i = 0; i < 256; i++) text[i] = (char)i;
-  bytes_encode(text, 256, tokens);
-  for (int i = 0; i < 256; i++) assert_int_equal(tokens[i], i);
+// The header's words are spelled out. The checksum of no tokens is XXH3-64's own test vector.
+static void a_marked_file_says_who_made_it_and_what_it_holds(void **state) {
+  char *path = xasprintf("%s/marked.bin", (char *)*state);
+  Error err;
+  TokenWriter w;
+  const int32_t tokens[3] = {7, 258, 65535};
+  for (int pieces = 0; pieces <= 3; pieces += 3) {
+    assert_int_equal(token_writer_open(&w, path, 65536, 0x1122334455667788, &err), 0);
+    for (int i = 0; i < pieces; i++)
+      assert_int_equal(token_writer_append(&w, tokens + i, 1, &err), 0);
+    assert_int_equal(token_writer_finish(&w, &err), 0);
+    TokenFile file;
+    assert_int_equal(tokens_open(&file, path, &err), 0);
+    const unsigned char mark[12] = {'c',  'o',  'd',  'a',  0x88, 0x77,
+                                    0x66, 0x55, 0x44, 0x33, 0x22, 0x11};
+    assert_memory_equal(file.map.data + 12, mark, sizeof mark);
+    assert_true(file.tokenizer == 0x1122334455667788);
+    assert_true(file.checksum == w.checksum);
+    if (pieces == 0) assert_true(file.checksum == 0x2d06800538d394c2);
+    assert_int_equal(tokens_check(&file, 65536, &err), 0);
+    tokens_close(&file);
+  }
+  free(path);
+}
+
+static void a_flipped_bit_of_a_marked_file_is_found(void **state) {
+  char *path = xasprintf("%s/flipped.bin", (char *)*state);
+  Error err;
+  TokenWriter w;
+  int32_t tokens[1000];
+  for (int i = 0; i < 1000; i++) tokens[i] = i;
+  assert_int_equal(token_writer_open(&w, path, 100000, 1, &err), 0);
+  assert_int_equal(token_writer_append(&w, tokens, 1000, &err), 0);
+  assert_int_equal(token_writer_finish(&w, &err), 0);
+  char *data;
+  size_t bytes;
+  assert_int_equal(file_read(path, 1 << 20, &data, &bytes, &err), 0);
+  for (size_t at = 1024; at < bytes; at += 997) {
+    TokenFile file;
+    data[at] ^= 1;
+    assert_int_equal(tokens_parse(&file, path, (unsigned char *)data, bytes, &err), 0);
+    assert_int_equal(tokens_check(&file, 100000, &err), -1);
+    assert_says(&err, "flipped.bin' is damaged");
+    data[at] ^= 1;
+    assert_int_equal(tokens_check(&file, 100000, &err), 0);
+    tokens_close(&file);
+  }
+  free(data);
+  free(path);
 }
 
 int main(void) {
@@ -219,7 +260,8 @@ int main(void) {
       cmocka_unit_test(an_id_out_of_range_is_named_with_its_position),
       cmocka_unit_test(more_tokens_than_a_header_can_count_are_refused),
       cmocka_unit_test(a_full_disk_is_an_error_of_the_writer),
-      cmocka_unit_test(bytes_become_their_own_ids),
+      cmocka_unit_test(a_marked_file_says_who_made_it_and_what_it_holds),
+      cmocka_unit_test(a_flipped_bit_of_a_marked_file_is_found),
   };
   return cmocka_run_group_tests_name("tokens", tests, make_folder, remove_folder);
 }

@@ -1,0 +1,92 @@
+// The documents in text files, folders, .jsonl files and standard input, one after the other and in
+// pieces, so that documents of any size can be read. All may be compressed (data/stream.h).
+//
+// A text file is a document, or holds several with a separator between them. Each line of a .jsonl
+// file (or .jsonl.gz, .jsonl.zst) is one. Documents without text are passed over.
+#pragma once
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include "base/error.h"
+#include "data/corpus/stream.h"
+
+// What a file in a folder is. What stands before text is passed over; FILE_SPECIAL: devices, links
+// to folders. A broken one (compressed, but damaged; a Git LFS pointer) is an error even there.
+typedef enum FileKind {
+  FILE_HIDDEN,
+  FILE_BINARY,
+  FILE_PARQUET,
+  FILE_EMPTY,
+  FILE_UNREADABLE,
+  FILE_SPECIAL,
+  FILE_TEXT,
+  FILE_BROKEN
+} FileKind;
+
+typedef struct CorpusFile {
+  char *path;   // owned; STREAM_STDIN is standard input
+  int64_t size; // of the one document that it is, where that is known without reading it; else -1
+} CorpusFile;
+
+// Start from zeros, and set what is to be other than said here.
+typedef struct Corpus {
+  const char *field;     // of a .jsonl line, as jsonl_text has it; NULL: "text"
+  const char *separator; // between the documents of a text file; NULL: there is none
+  bool stdin_jsonl;      // standard input is .jsonl, not text
+  Spool *spool;          // for corpus_measure, where standard input is among the files
+
+  CorpusFile *files; // [count]
+  size_t count;
+  uint64_t bytes;             // of all files, as they lie on the disk
+  uint64_t text_bytes;        // of text files that are not compressed
+  bool reads_stdin;           // so that `bytes` is not all
+  int64_t skipped[FILE_TEXT]; // files and hidden folders that were passed over, by kind
+} Corpus;
+
+// Adds a file, standard input (STREAM_STDIN, once), or what is in a folder, in name order: symbolic
+// links to folders are not followed; what is not text is counted and passed over. A file named by
+// the caller that is binary or not readable is an error.
+int corpus_add(Corpus *corpus, const char *path, Error *err);
+void corpus_free(Corpus *corpus);
+// The documents' number and their sizes in bytes, no further than `limit`: sizes[limit]. What it
+// reads of standard input goes into the spool, for the reader that comes after.
+int corpus_measure(const Corpus *corpus, int64_t limit, int64_t *sizes, int64_t *documents,
+                   Error *err);
+
+typedef struct CorpusReader {
+  const Corpus *corpus;
+  size_t next_file;    // to open
+  Stream *stream;      // of the open file, or NULL
+  bool recording;      // standard input goes into the spool
+  bool jsonl, ended;   // of the open file: what it is; all of it is in the buffer
+  uint64_t bytes_read; // of the files before the open one
+  int64_t documents;   // begun so far
+  int64_t line;        // of the open .jsonl file, from 1
+  char *buffer;        // [capacity], bytes [start, end) wait
+  size_t capacity, start, end;
+  size_t looked;    // of those that wait: no end of a line, no separator begins before here
+  bool in_document; // what waits begins with more of a document:
+  bool complete;    // its end is there
+  size_t known;     // bytes that are surely its own
+  size_t behind;    // bytes to pass over at its end
+  size_t searched;  // no place to cut it up to here
+  int64_t offset;   // in the document
+} CorpusReader;
+
+// A piece of a document. Pieces of a long one meet behind a line's end that has no white space on
+// either side, where one comes within 16 MiB, so that a tokenizer gives the ids that it gives for
+// the whole.
+typedef struct CorpusBlock {
+  const char *text;      // not NUL-terminated; valid until the next call
+  int64_t bytes, offset; // bytes > 0, but for the last piece of a document, which may be empty
+  bool last;             // the document ends with it
+  int64_t document;      // its number, from 0
+  const char *file;      // it is in, for sentences
+  int64_t line;          // of a .jsonl file; 0 in text
+} CorpusBlock;
+
+void corpus_open(CorpusReader *reader, const Corpus *corpus);
+// 1 and the next piece, 0 at the end, -1 on error.
+int corpus_next(CorpusReader *reader, CorpusBlock *block, Error *err);
+uint64_t corpus_position(const CorpusReader *reader); // bytes of the files that were read
+void corpus_close(CorpusReader *reader);

@@ -1,0 +1,159 @@
+#include "data/prepare/encoding.h"
+
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/memory.h"
+
+// As much text may be under way as the slots usually hold, or one batch of the largest piece: an
+// encoder may need 50 bytes for a byte of it.
+enum { USUAL_BATCH_BYTES = 1 << 20, LARGE_BATCH_BYTES = 16 << 20 };
+
+struct Encoding {
+  const Tokenizer *tokenizer;
+  pthread_mutex_t mutex;
+  pthread_cond_t given, done;
+  Batch *ring; // [slots]; batch number n lies in ring[n % slots]
+  size_t slots;
+  size_t given_count, begun_count, taken_count; // batches so far
+  size_t text_bytes, most_text_bytes;           // under way
+  bool closing;
+  int threads;
+  pthread_t *workers; // [threads]
+};
+
+void batch_add(Batch *b, const char *text, size_t bytes, Segment segment) {
+  if (b->text_bytes + bytes > b->text_capacity) {
+    b->text_capacity = 2 * (b->text_bytes + bytes);
+    b->text = xrealloc(b->text, b->text_capacity);
+  }
+  if (b->count == b->capacity) {
+    b->capacity = b->capacity ? 2 * b->capacity : 64;
+    b->segments = xrealloc(b->segments, b->capacity * sizeof *b->segments);
+  }
+  segment.text = b->text_bytes;
+  segment.bytes = bytes;
+  b->segments[b->count++] = segment;
+  memcpy(b->text + b->text_bytes, text, bytes);
+  b->text_bytes += bytes;
+}
+
+// ---- The workers
+
+static void encode_batch(Encoder *encoder, const TokenizerFacts *facts, Batch *b) {
+  for (size_t i = 0; i < b->count && !b->failed; i++) {
+    Segment *s = &b->segments[i];
+    s->ids = b->ids.count;
+    if (s->first && facts->begin != NO_TOKEN) token_ids_push(&b->ids, facts->begin);
+    b->failed =
+        encoder_append(encoder, b->text + s->text, s->bytes, !s->first, &b->ids, &b->error) != 0;
+    if (s->last && facts->end != NO_TOKEN) token_ids_push(&b->ids, facts->end);
+    if (b->failed && s->line > 0)
+      error_prefix(&b->error, "'%s' line %lld", s->file, (long long)s->line);
+    else if (b->failed)
+      error_prefix(&b->error, "'%s'", s->file);
+  }
+}
+
+// The next batch that nobody has begun, or NULL when there will be none.
+static Batch *begin_batch(Encoding *e) {
+  pthread_mutex_lock(&e->mutex);
+  while (e->begun_count == e->given_count && !e->closing) pthread_cond_wait(&e->given, &e->mutex);
+  Batch *b = e->closing ? NULL : &e->ring[e->begun_count++ % e->slots];
+  pthread_mutex_unlock(&e->mutex);
+  return b;
+}
+
+static void *work(void *encoding) {
+  Encoding *e = encoding;
+  Encoder *encoder = encoder_open(e->tokenizer);
+  for (Batch *b; (b = begin_batch(e));) {
+    encode_batch(encoder, tokenizer_facts(e->tokenizer), b);
+    pthread_mutex_lock(&e->mutex);
+    b->done = true;
+    pthread_cond_signal(&e->done);
+    pthread_mutex_unlock(&e->mutex);
+  }
+  encoder_close(encoder);
+  return NULL;
+}
+
+// ---- The thread that gives and takes
+
+Encoding *encoding_open(const Tokenizer *tokenizer, int threads) {
+  Encoding *e = xcalloc(1, sizeof *e);
+  e->tokenizer = tokenizer;
+  e->slots = 2 * (size_t)threads + 2;
+  e->most_text_bytes = e->slots * USUAL_BATCH_BYTES;
+  if (e->most_text_bytes < LARGE_BATCH_BYTES) e->most_text_bytes = LARGE_BATCH_BYTES;
+  e->ring = xcalloc(e->slots, sizeof *e->ring);
+  e->workers = xcalloc((size_t)threads, sizeof *e->workers);
+  pthread_mutex_init(&e->mutex, NULL);
+  pthread_cond_init(&e->given, NULL);
+  pthread_cond_init(&e->done, NULL);
+  while (e->threads < threads && pthread_create(&e->workers[e->threads], NULL, work, e) == 0)
+    e->threads++;
+  if (e->threads > 0) return e;
+  encoding_close(e);
+  return NULL;
+}
+
+Batch *encoding_free_batch(Encoding *e) {
+  const bool full =
+      e->given_count - e->taken_count == e->slots || e->text_bytes >= e->most_text_bytes;
+  return full ? NULL : &e->ring[e->given_count % e->slots];
+}
+
+void encoding_give(Encoding *e, Batch *batch) {
+  e->text_bytes += batch->text_bytes;
+  pthread_mutex_lock(&e->mutex);
+  e->given_count++;
+  pthread_cond_signal(&e->given);
+  pthread_mutex_unlock(&e->mutex);
+}
+
+Batch *encoding_take(Encoding *e, bool wait) {
+  if (e->taken_count == e->given_count) return NULL;
+  Batch *b = &e->ring[e->taken_count % e->slots];
+  pthread_mutex_lock(&e->mutex);
+  while (!b->done && wait) pthread_cond_wait(&e->done, &e->mutex);
+  const bool done = b->done;
+  pthread_mutex_unlock(&e->mutex);
+  return done ? b : NULL;
+}
+
+// One that was large gives its memory back.
+void encoding_return(Encoding *e, Batch *b) {
+  e->taken_count++;
+  e->text_bytes -= b->text_bytes;
+  b->text_bytes = b->count = 0;
+  b->ids.count = 0;
+  b->done = false;
+  if (b->text_capacity > LARGE_BATCH_BYTES) {
+    free(b->text);
+    free(b->ids.ids);
+    *b = (Batch){.segments = b->segments, .capacity = b->capacity};
+  }
+}
+
+void encoding_close(Encoding *e) {
+  if (!e) return;
+  pthread_mutex_lock(&e->mutex);
+  e->closing = true;
+  pthread_cond_broadcast(&e->given);
+  pthread_mutex_unlock(&e->mutex);
+  for (int i = 0; i < e->threads; i++) pthread_join(e->workers[i], NULL);
+  for (size_t i = 0; i < e->slots; i++) {
+    free(e->ring[i].text);
+    free(e->ring[i].segments);
+    free(e->ring[i].ids.ids);
+  }
+  pthread_cond_destroy(&e->given);
+  pthread_cond_destroy(&e->done);
+  pthread_mutex_destroy(&e->mutex);
+  free(e->workers);
+  free(e->ring);
+  free(e);
+}

@@ -1,0 +1,42 @@
+// Encodes batches of text on several threads. They come back in the order in which they were given,
+// so that the result does not depend on the number of threads.
+#pragma once
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include "base/error.h"
+#include "data/tokenizer/tokenizer.h"
+
+// A part of a document, in the text of a batch.
+typedef struct Segment {
+  size_t text, bytes;
+  int64_t ids;      // where its ids begin in the batch; they end where those of the next begin
+  bool first, last; // of the part's: begin and end go around it
+  bool val;         // kept for validation; the batch's user's alone
+  const char *file; // for sentences
+  int64_t line;     // 0: none
+} Segment;
+
+typedef struct Batch {
+  char *text; // [text_capacity], of which text_bytes are there
+  size_t text_bytes, text_capacity;
+  Segment *segments; // [count]
+  size_t count, capacity;
+  TokenIds ids;
+  bool done, failed;
+  Error error; // if it failed
+} Batch;
+
+// Copies the text; s->text and s->bytes say where it lies now.
+void batch_add(Batch *batch, const char *text, size_t bytes, Segment segment);
+
+typedef struct Encoding Encoding;
+Encoding *encoding_open(const Tokenizer *tokenizer, int threads); // exits if the system has none
+// An empty batch to fill, or NULL while as much is under way as may be.
+Batch *encoding_free_batch(Encoding *encoding);
+void encoding_give(Encoding *encoding, Batch *batch);
+// The oldest batch, when it is done: waits for it, or gives NULL where it is not ready or there is
+// none. It must be returned by encoding_return before the next is taken.
+Batch *encoding_take(Encoding *encoding, bool wait);
+void encoding_return(Encoding *encoding, Batch *batch);
+void encoding_close(Encoding *encoding); // what is under way is thrown away

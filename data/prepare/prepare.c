@@ -1,0 +1,162 @@
+// ./prepare: text -> token files for training and validation, or a tokenizer.
+#include <errno.h>
+#include <inttypes.h>
+#include <omp.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/file.h"
+#include "base/json.h"
+#include "base/options.h"
+#include "base/signals.h"
+#include "data/prepare/run.h"
+#include "data/prepare/train_tokenizer.h"
+#include "data/tokenizer/tokenizer.h"
+#include "data/tokens.h"
+
+static const char HELP[] =
+    "usage: ./prepare --out FOLDER [options] PATH...      text -> token files\n"
+    "       ./prepare --train-tokenizer N --out FOLDER PATH...\n"
+    "       ./prepare --show N FOLDER_OR_TOKEN_FILE\n"
+    "\n"
+    "A PATH is a text file (one document), a .jsonl file (each line an object whose \"text\" is a\n"
+    "document), a folder of both, with the folders in it, or - for standard input. All may be\n"
+    "compressed: .gz, .zst. ./train takes the token files.\n"
+    "\n"
+    "  --out FOLDER         where train-00000.bin, val-00000.bin, ..., the tokenizer and\n"
+    "                       dataset.json go\n"
+    "  --force              replace the dataset that is there\n"
+    "  --tokenizer T        a tokenizer.json or a folder that holds one (bytes: a token a byte)\n"
+    "  --train-tokenizer N  train one of N ids on the text, into FOLDER\n"
+    "  --pattern REGEX      cuts the text that a tokenizer is trained on (Llama 3's)\n"
+    "  --field NAME         of a .jsonl line; a.b is b inside of a (text)\n"
+    "  --jsonl              standard input is .jsonl; so it is with --field\n"
+    "  --separator TEXT     stands between documents in a text file, as <|endoftext|> does\n"
+    "  --val-fraction F     part kept for validation, above 0 and below 1 (0.1)\n"
+    "  --seed N             chooses the documents for validation (0)\n"
+    "  --shard-tokens N     tokens in a file at most (1000000000)\n"
+    "  --threads N          that encode (one for each core)\n"
+    "  --show N             print the first N documents as text\n"
+    "  --help               this text\n"
+    "\n"
+    "Of fewer than 100 documents the tail of each is kept for validation; of more, whole ones.\n";
+
+enum { MAX_THREADS = 1024, MAX_NAME_BYTES = 256 };
+
+typedef struct Command {
+  PrepareOptions prepare;
+  PathText out;             // as given, without slashes at its end
+  const char *pattern;      // of the tokenizer to train; NULL: Llama 3's
+  int64_t show, vocab_size; // 0: not asked for
+  bool help;
+} Command;
+
+// The paths move to the front of argv.
+static int parse_arguments(Command *c, int argc, char **argv, Error *err) {
+  PrepareOptions *p = &c->prepare;
+  const Option options[] = {
+      {.name = "--out", .needs = "a folder", .text = &p->out},
+      {.name = "--force", .flag = &p->force},
+      {.name = "--tokenizer", .needs = "a tokenizer.json or a folder", .text = &p->tokenizer},
+      {.name = "--train-tokenizer", .low = 1, .high = INT32_MAX, .whole = &c->vocab_size},
+      {.name = "--pattern", .needs = "a regular expression", .text = &c->pattern},
+      {.name = "--field", .needs = "the name of a field", .text = &p->field},
+      {.name = "--jsonl", .flag = &p->jsonl},
+      {.name = "--separator", .needs = "a text, such as '<|endoftext|>'", .text = &p->separator},
+      {.name = "--val-fraction", .low = 1e-6, .high = 0.999999, .number = &p->val_fraction},
+      {.name = "--seed", .high = JSON_MAX_INTEGER, .whole = &p->seed},
+      {.name = "--shard-tokens", .low = 1, .high = TOKENS_MAX_COUNT, .whole = &p->shard_tokens},
+      {.name = "--threads", .low = 1, .high = MAX_THREADS, .whole = &p->threads},
+      {.name = "--show", .low = 1, .high = JSON_MAX_INTEGER, .whole = &c->show},
+      {.name = "--help", .flag = &c->help}};
+  bool only_paths = false;
+  p->paths = argv;
+  for (int i = 1; i < argc; i++) {
+    if (only_paths || argv[i][0] != '-' || !argv[i][1])
+      p->paths[p->path_count++] = argv[i];
+    else if (strcmp(argv[i], "--") == 0)
+      only_paths = true;
+    else if (strcmp(argv[i], "-h") == 0)
+      c->help = true;
+    else if (option_read(options, sizeof options / sizeof *options, "./prepare", argc, argv, &i,
+                         err) != 0)
+      return -1;
+  }
+  return 0;
+}
+
+static int check_text(const char *name, const char *value, Error *err) {
+  if (!value || (*value && strlen(value) <= MAX_NAME_BYTES)) return 0;
+  return error_set(err, "%s needs 1 to %d bytes, not %zu", name, MAX_NAME_BYTES, strlen(value));
+}
+
+static int check_arguments(Command *c, Error *err) {
+  PrepareOptions *p = &c->prepare;
+  if (p->path_count == 0)
+    return error_set(err, "name the text files, folders or .jsonl files to prepare, as in "
+                          "'./prepare --out data/mine my.txt': --help says more");
+  if (check_text("--field", p->field, err) != 0 ||
+      check_text("--separator", p->separator, err) != 0)
+    return -1;
+  if (c->show > 0 && (p->path_count > 1 || p->out || c->vocab_size > 0))
+    return error_set(err, "--show takes one folder or token file, and but --tokenizer no option");
+  if (c->show > 0) return 0;
+  if (!p->out || !*p->out)
+    return error_set(err,
+                     "--out is missing: it names the folder to write, as in './prepare --out "
+                     "data/mine %.200s'",
+                     p->paths[0]);
+  size_t length = strlen(p->out);
+  while (length > 1 && p->out[length - 1] == '/') length--;
+  c->out = path_text("%.*s", (int)length, p->out);
+  p->out = c->out.text;
+  return 0;
+}
+
+static int train_tokenizer(const Command *c, Error *err) {
+  const PrepareOptions *p = &c->prepare;
+  const TokenizerJob job = {.out = p->out,
+                            .vocab_size = c->vocab_size,
+                            .pattern = c->pattern,
+                            .threads = (int)p->threads,
+                            .force = p->force};
+  Corpus corpus = {
+      .field = p->field, .separator = p->separator, .stdin_jsonl = p->jsonl || p->field};
+  int status = prepare_tokenizer_check(&job, err);
+  for (int i = 0; i < p->path_count && status == 0; i++)
+    status = corpus_add(&corpus, p->paths[i], err);
+  signals_hold();
+  if (status == 0) status = prepare_tokenizer(&corpus, &job, err);
+  corpus_free(&corpus);
+  return status;
+}
+
+static int run_command(Command *c, Error *err) {
+  PrepareOptions *p = &c->prepare;
+  if (c->help) {
+    fputs(HELP, stdout);
+    return 0;
+  }
+  if (check_arguments(c, err) != 0) return -1;
+  if (c->show > 0) return prepare_show(p->paths[0], p->tokenizer, c->show, err);
+  if (c->vocab_size > 0) return train_tokenizer(c, err);
+  if (!p->tokenizer) p->tokenizer = BYTES_NAME;
+  return prepare_run(p, err);
+}
+
+int main(int argc, char **argv) {
+  Error err = {0};
+  Command command = {
+      .prepare = {.val_fraction = 0.1, .shard_tokens = 1000000000, .threads = omp_get_num_procs()}};
+  sigset_t before;
+  sigprocmask(SIG_SETMASK, NULL, &before);
+  int status = parse_arguments(&command, argc, argv, &err);
+  if (status == 0) status = run_command(&command, &err);
+  if (status == 0 && (fflush(stdout) != 0 || ferror(stdout)))
+    status = error_set(&err, "cannot write to standard output: %s", strerror(errno));
+  if (status != 0) fprintf(stderr, "prepare: %s\n", err.text);
+  sigprocmask(SIG_SETMASK, &before, NULL); // a signal that was held back ends the program here
+  return status == 0 ? 0 : 1;
+}

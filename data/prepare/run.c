@@ -1,0 +1,342 @@
+#include "data/prepare/run.h"
+
+#include <fcntl.h>
+#include <errno.h>
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/statvfs.h>
+#include <unistd.h>
+
+#include "base/memory.h"
+#include "base/rng.h"
+#include "base/signals.h"
+#include "data/corpus/corpus.h"
+#include "data/corpus/cut.h"
+#include "data/dataset.h"
+#include "data/prepare/encoding.h"
+#include "data/prepare/folder.h"
+#include "base/progress.h"
+#include "data/shards.h"
+
+// From this many documents on, whole ones are kept for validation.
+enum { MANY_DOCUMENTS = 100, BATCH_BYTES = 1 << 20 };
+
+typedef struct Part {
+  Shards shards;
+  int64_t documents, bytes;
+  bool open; // a document of it has begun and not ended, as far as it is read
+} Part;
+
+typedef struct Job {
+  const PrepareOptions *options;
+  const Tokenizer *tokenizer;
+  const TokenizerFacts *facts;
+  Corpus corpus;
+  Spool spool;
+  OutFolder out;
+  int64_t documents;             // as many as the corpus has, or MANY_DOCUMENTS
+  int64_t sizes[MANY_DOCUMENTS]; // of those documents, in bytes
+  Part train, val;
+  int64_t read_documents;
+  uint64_t written_bytes; // of text
+} Job;
+
+// ---- Which bytes are for validation
+
+// One of the first documents goes to validation and the next to training whatever the draws, so
+// that neither is left empty.
+static bool is_validation(const PrepareOptions *o, int64_t document) {
+  const uint64_t key = rng_key((uint64_t)o->seed, "prepare.split");
+  const int64_t kept = (int64_t)(rng_u64(key, UINT64_MAX) % MANY_DOCUMENTS);
+  if (document == kept) return true;
+  if (document == (kept + 1) % MANY_DOCUMENTS) return false;
+  return rng_uniform(key, (uint64_t)document) < o->val_fraction;
+}
+
+// How many bytes of the document, from its start, are for training.
+static int64_t train_bytes(const Job *job, int64_t document) {
+  if (job->documents == MANY_DOCUMENTS)
+    return is_validation(job->options, document) ? 0 : INT64_MAX;
+  const int64_t n = job->sizes[document];
+  // 1 - fraction is rounded: the slack keeps 10 bytes at 0.8 from being 1.9999999999999996 bytes.
+  const int64_t cut = (int64_t)floor((double)n * (1 - job->options->val_fraction + 4e-16));
+  return cut < n ? cut : n - 1;
+}
+
+// Bytes [from, to) of the block, which end its document's part if `last`.
+static void add_part(Job *job, Batch *batch, const CorpusBlock *block, int64_t from, int64_t to,
+                     bool last, bool val) {
+  Part *part = val ? &job->val : &job->train;
+  if (from == to && !(part->open && last)) return;
+  const Segment segment = {
+      .first = !part->open, .last = last, .val = val, .file = block->file, .line = block->line};
+  batch_add(batch, block->text + from, (size_t)(to - from), segment);
+  part->open = !last;
+}
+
+// A cut inside the block moves back to the beginning of a character.
+static int add_block(Job *job, Batch *batch, const CorpusBlock *block, Error *err) {
+  const bool many = job->documents == MANY_DOCUMENTS;
+  const int64_t end = block->offset + block->bytes;
+  const bool known =
+      many || (block->document < job->documents && end <= job->sizes[block->document]);
+  if (!known || (!many && block->last && end != job->sizes[block->document]))
+    return error_set(err, "'%s' changed while it was read; prepare it again", block->file);
+  const int64_t wanted = train_bytes(job, block->document) - block->offset;
+  int64_t cut = wanted < 0 ? 0 : wanted > block->bytes ? block->bytes : wanted;
+  if (cut > 0 && cut < block->bytes) cut = (int64_t)cut_character(block->text, (size_t)cut);
+  const bool train_ends = wanted <= block->bytes || block->last;
+  add_part(job, batch, block, 0, cut, train_ends, false);
+  add_part(job, batch, block, cut, block->bytes, block->last, true);
+  return 0;
+}
+
+// ---- Reading, encoding, writing
+
+// 1 if there is something in the batch, 0 at the end, -1 on error.
+static int fill_batch(Job *job, CorpusReader *reader, Batch *batch, Error *err) {
+  CorpusBlock block;
+  int status = 1;
+  while (batch->text_bytes < BATCH_BYTES && (status = corpus_next(reader, &block, err)) > 0)
+    if (add_block(job, batch, &block, err) != 0) return -1;
+  job->read_documents = reader->documents;
+  return status < 0 ? -1 : batch->count > 0;
+}
+
+static int write_batch(Job *job, const Batch *batch, Error *err) {
+  if (batch->failed) {
+    *err = batch->error;
+    return -1;
+  }
+  for (size_t i = 0; i < batch->count; i++) {
+    const Segment *s = &batch->segments[i];
+    Part *part = s->val ? &job->val : &job->train;
+    const int64_t end = i + 1 < batch->count ? s[1].ids : batch->ids.count;
+    if (shards_append(&part->shards, batch->ids.ids + s->ids, end - s->ids, err) != 0) return -1;
+    part->documents += s->first;
+    part->bytes += (int64_t)s->bytes;
+  }
+  job->written_bytes += batch->text_bytes;
+  return 0;
+}
+
+// Writes what is done; with `all`, everything that is under way. Where no batch is free it waits
+// for the oldest.
+static int write_done(Job *job, Encoding *encoding, bool all, Error *err) {
+  for (Batch *done; (done = encoding_take(encoding, all || !encoding_free_batch(encoding)));) {
+    if (write_batch(job, done, err) != 0) return -1;
+    encoding_return(encoding, done);
+    if (signals_came()) return error_set(err, "interrupted: nothing was written");
+  }
+  return 0;
+}
+
+static int encode_corpus(Job *job, Error *err) {
+  Encoding *encoding = encoding_open(job->tokenizer, (int)job->options->threads);
+  if (!encoding) return error_set(err, "the system has no threads left: use fewer --threads");
+  Progress progress = progress_begin();
+  CorpusReader reader;
+  corpus_open(&reader, &job->corpus);
+  int status = 1;
+  while (status > 0) {
+    Batch *batch = encoding_free_batch(encoding);
+    status = fill_batch(job, &reader, batch, err);
+    if (status > 0) encoding_give(encoding, batch);
+    if (status >= 0 && write_done(job, encoding, status == 0, err) != 0) status = -1;
+    const uint64_t total = job->corpus.reads_stdin ? 0 : job->corpus.bytes;
+    progress_show(&progress, corpus_position(&reader), total, job->written_bytes);
+  }
+  progress_end(&progress);
+  corpus_close(&reader);
+  encoding_close(encoding);
+  return status;
+}
+
+// ---- The folder
+
+static DatasetPart dataset_part(const Part *part) {
+  return (DatasetPart){.files = part->shards.count,
+                       .tokens = part->shards.tokens,
+                       .documents = part->documents,
+                       .bytes = part->bytes,
+                       .checksums = part->shards.checksums};
+}
+
+static int write_manifest(const Job *job, Error *err) {
+  char *name = xstrdup(job->facts->name);
+  const Dataset dataset = {.tokenizer = name,
+                           .fingerprint = job->facts->fingerprint,
+                           .vocab_size = job->facts->vocab_size,
+                           .begin = job->facts->begin,
+                           .end = job->facts->end,
+                           .train = dataset_part(&job->train),
+                           .val = dataset_part(&job->val),
+                           .whole_documents = job->documents == MANY_DOCUMENTS,
+                           .val_fraction = job->options->val_fraction,
+                           .seed = job->options->seed};
+  const int status = dataset_write(&dataset, job->out.temporary.text, err);
+  free(name);
+  return status;
+}
+
+// Says so before hours of work when the disk cannot hold the tokens of the text files, or their
+// number of shards has no end. What other tokenizers than bytes and other files need is not known.
+static int check_room(const Job *job, Error *err) {
+  const uint64_t text_bytes = job->corpus.text_bytes;
+  if (job->facts->vocab_size != BYTE_VOCAB) return 0;
+  if (text_bytes / (uint64_t)job->options->shard_tokens > 2 * SHARDS_MAX)
+    return error_set(err, "%s of text would make more than %d files: use a larger --shard-tokens",
+                     size_text(text_bytes).text, SHARDS_MAX);
+  struct statvfs fs;
+  if (statvfs(job->out.temporary.text, &fs) != 0) return 0;
+  const uint64_t needed = 2 * text_bytes, free_bytes = (uint64_t)fs.f_bavail * fs.f_frsize;
+  if (needed <= free_bytes) return 0;
+  return error_set(err,
+                   "the token files need %s, but '%s' has %s free: make room, or choose another "
+                   "disk with --out",
+                   size_text(needed).text, job->options->out, size_text(free_bytes).text);
+}
+
+// The spool has no name any more once it is open, so it goes with the process.
+static int open_spool(Job *job, Error *err) {
+  if (!job->corpus.reads_stdin) return 0;
+  const PathText path = path_text("%s/%s", job->out.temporary.text, OUT_SPOOL);
+  job->spool.fd = open(path.text, O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
+  if (job->spool.fd < 0)
+    return error_set(err, "cannot create '%s': %s", path.text, strerror(errno));
+  unlink(path.text);
+  job->corpus.spool = &job->spool;
+  return 0;
+}
+
+static int check_split(const Job *job, Error *err) {
+  if (job->train.shards.tokens > 0 && job->val.shards.tokens > 0) return 0;
+  return error_set(err,
+                   "the input has %" PRIu64 " byte%s of text, too little to split into training "
+                   "and validation: add text",
+                   job->written_bytes, job->written_bytes == 1 ? "" : "s");
+}
+
+// "3 hidden, 2 binary"; empty when nothing was passed over.
+typedef struct SkippedText {
+  char text[200];
+} SkippedText;
+
+static SkippedText skipped_text(const Corpus *c) {
+  static const char *const reasons[FILE_TEXT] = {[FILE_HIDDEN] = "hidden",
+                                                 [FILE_BINARY] = "binary",
+                                                 [FILE_PARQUET] =
+                                                     "parquet (see scripts/parquet_to_jsonl.py)",
+                                                 [FILE_EMPTY] = "empty",
+                                                 [FILE_UNREADABLE] = "unreadable",
+                                                 [FILE_SPECIAL] = "links to folders or devices"};
+  SkippedText s = {""};
+  size_t used = 0;
+  for (int i = 0; i < FILE_TEXT; i++)
+    if (c->skipped[i] > 0)
+      used += (size_t)snprintf(s.text + used, sizeof s.text - used, "%s%" PRId64 " %s",
+                               used ? ", " : "", c->skipped[i], reasons[i]);
+  return s;
+}
+
+static int measure(Job *job, Error *err) {
+  if (corpus_measure(&job->corpus, MANY_DOCUMENTS, job->sizes, &job->documents, err) != 0)
+    return -1;
+  if (job->documents > 0) return 0;
+  const SkippedText skipped = skipped_text(&job->corpus);
+  const PrepareOptions *o = job->options;
+  return error_set(err, "there is no text in '%s'%s%s%s%s",
+                   strcmp(o->paths[0], STREAM_STDIN) == 0 ? "standard input" : o->paths[0],
+                   o->path_count > 1 ? " and the other paths" : "",
+                   *skipped.text ? " (skipped: " : "", skipped.text, *skipped.text ? ")" : "");
+}
+
+static int write_folder(Job *job, Error *err) {
+  const char *folder = job->out.temporary.text;
+  job->train.shards.dir = job->val.shards.dir = folder;
+  return open_spool(job, err) || measure(job, err) || check_room(job, err) ||
+                 encode_corpus(job, err) || check_split(job, err) ||
+                 shards_finish(&job->train.shards, err) || shards_finish(&job->val.shards, err) ||
+                 tokenizer_save(job->tokenizer, folder, err) || write_manifest(job, err) ||
+                 out_commit(&job->out, err)
+             ? -1
+             : 0;
+}
+
+// ---- The input and the report
+
+static void print_part(const Job *job, const Part *part) {
+  const Shards *s = &part->shards;
+  printf("%-10s %" PRId64 " tokens of %" PRId64
+         " document%s, %.2f bytes a token, in %s/%s-00000.bin",
+         s->name, s->tokens, part->documents, part->documents == 1 ? "" : "s",
+         (double)part->bytes / (double)s->tokens, job->options->out, s->name);
+  if (s->count > 1) printf(" to %s-%05d.bin", s->name, s->count - 1);
+  printf("\n");
+}
+
+static void print_report(const Job *job) {
+  const char *out = job->options->out;
+  const SkippedText skipped = skipped_text(&job->corpus);
+  printf("tokenizer  %s, %" PRId64 " ids\n", job->facts->name, job->facts->vocab_size);
+  printf("documents  %" PRId64 " in %zu file%s, %s\n", job->read_documents, job->corpus.count,
+         job->corpus.count == 1 ? "" : "s",
+         job->documents == MANY_DOCUMENTS ? "whole ones for validation"
+                                          : "the tail of each for validation");
+  printf("bytes      %" PRIu64 "\n", job->written_bytes);
+  print_part(job, &job->train);
+  print_part(job, &job->val);
+  printf("skipped    %s\n", *skipped.text ? skipped.text : "nothing");
+  printf("config     \"data\": {\"train\": \"%s/train-*.bin\", \"val\": \"%s/val-*.bin\"}, and "
+         "\"vocab_size\": %" PRId64 " in \"model\"\n",
+         out, out, job->facts->vocab_size);
+}
+
+static int gather(Job *job, Error *err) {
+  const PrepareOptions *o = job->options;
+  job->corpus =
+      (Corpus){.field = o->field, .separator = o->separator, .stdin_jsonl = o->jsonl || o->field};
+  for (int i = 0; i < o->path_count; i++)
+    if (corpus_add(&job->corpus, o->paths[i], err) != 0) return -1;
+  return 0;
+}
+
+static int run_job(Job *job, Error *err) {
+  const PrepareOptions *o = job->options;
+  const Shards shards = {.limit = o->shard_tokens,
+                         .vocab_size = job->facts->vocab_size,
+                         .tokenizer = job->facts->fingerprint};
+  job->train.shards = job->val.shards = shards;
+  job->train.shards.name = "train";
+  job->val.shards.name = "val";
+  if (out_check(o->out, job->tokenizer, o->force, err) != 0 || gather(job, err) != 0) return -1;
+  signals_hold();
+  if (out_begin(&job->out, o->out, err) != 0) return -1;
+  const int status = write_folder(job, err);
+  if (status != 0) out_discard(&job->out);
+  if (status == 0) print_report(job);
+  return status;
+}
+
+int prepare_run(const PrepareOptions *options, Error *err) {
+  Job *job = xcalloc(1, sizeof *job);
+  Tokenizer *tokenizer = tokenizer_open(options->tokenizer, err);
+  int status = -1;
+  job->options = options;
+  job->tokenizer = tokenizer;
+  job->spool.fd = -1;
+  if (tokenizer) {
+    job->facts = tokenizer_facts(tokenizer);
+    status = run_job(job, err);
+  }
+  shards_close(&job->train.shards);
+  shards_close(&job->val.shards);
+  if (job->spool.fd >= 0) close(job->spool.fd);
+  corpus_free(&job->corpus);
+  tokenizer_close(tokenizer);
+  free(job);
+  return status;
+}

@@ -1,0 +1,109 @@
+#include "data/prepare/train_tokenizer.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/file.h"
+#include "base/shell.h"
+#include "base/signals.h"
+#include "base/progress.h"
+#include "data/tokenizer/regex.h"
+#include "data/tokenizer/training/train.h"
+
+// The folder that is to hold `out`, or out itself: one that is there.
+static PathText standing_folder(const char *out) {
+  PathText at = path_text("%s", out);
+  while (!path_exists(at.text)) at = path_parent(at.text);
+  return at;
+}
+
+static BpeTrainer *open_trainer(const TokenizerJob *job, Error *err) {
+  const BpeOptions options = {.vocab_size = job->vocab_size,
+                              .pattern = job->pattern ? job->pattern : LLAMA3_PATTERN,
+                              .threads = job->threads};
+  return bpe_trainer_open(&options, err);
+}
+
+int prepare_tokenizer_check(const TokenizerJob *job, Error *err) {
+  BpeTrainer *trainer = open_trainer(job, err);
+  bpe_trainer_close(trainer);
+  if (!trainer) return error_prefix(err, "--train-tokenizer");
+  const PathText file = path_text("%s/tokenizer.json", job->out), at = standing_folder(job->out);
+  if (path_exists(file.text) && !job->force)
+    return error_set(err, "'%s' is there already: --force replaces it", file.text);
+  if (!path_is_directory(at.text)) return error_set(err, "'%s' is not a folder", at.text);
+  if (access(at.text, W_OK | X_OK) == 0) return 0;
+  return error_set(err, "cannot write into '%s': %s", at.text, strerror(errno));
+}
+
+static int interrupted(Error *err) {
+  return signals_came() ? error_set(err, "interrupted: nothing was written") : 0;
+}
+
+static int read_texts(BpeTrainer *trainer, const Corpus *corpus, Error *err) {
+  Progress progress = progress_begin();
+  CorpusReader reader;
+  CorpusBlock block;
+  corpus_open(&reader, corpus);
+  int status;
+  while ((status = corpus_next(&reader, &block, err)) > 0) {
+    status = bpe_trainer_add(trainer, block.text, (size_t)block.bytes, err);
+    if (status == 0) status = interrupted(err);
+    if (status != 0) break;
+    progress_show(&progress, corpus_position(&reader), corpus->reads_stdin ? 0 : corpus->bytes,
+                  (uint64_t)bpe_trainer_progress(trainer).bytes);
+  }
+  progress_end(&progress);
+  corpus_close(&reader);
+  return status;
+}
+
+static int make_tokens(BpeTrainer *trainer, Error *err) {
+  enum { STEP = 16 };                             // tokens between two looks at signals
+  int status = bpe_trainer_step(trainer, 0, err); // counts the rest, which takes a while
+  Progress progress = progress_begin();
+  while (status >= 0 && (status = bpe_trainer_step(trainer, STEP, err)) > 0) {
+    if (interrupted(err) != 0) return -1;
+    const BpeProgress p = bpe_trainer_progress(trainer);
+    progress_show(&progress, (uint64_t)p.tokens, (uint64_t)p.vocab_size, 0);
+  }
+  progress_end(&progress);
+  return status;
+}
+
+static int save(const BpeTrainer *trainer, const char *out, Error *err) {
+  const PathText stood = standing_folder(out);
+  if (directory_create(out, err) == 0 && bpe_trainer_save(trainer, out, err) == 0) return 0;
+  PathText at = path_text("%s", out);
+  while (strcmp(at.text, stood.text) != 0 && rmdir(at.text) == 0) at = path_parent(at.text);
+  return -1;
+}
+
+static void print_report(const BpeTrainer *trainer, const Corpus *corpus, const char *out) {
+  const BpeProgress p = bpe_trainer_progress(trainer);
+  printf("trained    %" PRId64 " tokens on %.1f MB in %zu file%s (%" PRId64 " different words)\n",
+         p.tokens, (double)p.bytes / 1e6, corpus->count, corpus->count == 1 ? "" : "s", p.words);
+  printf("text       %.3f bytes a token\n",
+         (double)p.bytes / (double)bpe_trainer_text_tokens(trainer));
+  printf("tokenizer  %s/tokenizer.json\n", out);
+  char *word = shell_word(out);
+  printf("go on      ./prepare --tokenizer %s --out FOLDER TEXT..., and \"vocab_size\": %" PRId64
+         " in \"model\"\n",
+         word, p.vocab_size);
+  free(word);
+}
+
+int prepare_tokenizer(const Corpus *corpus, const TokenizerJob *job, Error *err) {
+  if (prepare_tokenizer_check(job, err) != 0) return -1;
+  BpeTrainer *trainer = open_trainer(job, err);
+  if (!trainer) return -1;
+  const bool failed = read_texts(trainer, corpus, err) != 0 || make_tokens(trainer, err) != 0 ||
+                      save(trainer, job->out, err) != 0;
+  if (!failed) print_report(trainer, corpus, job->out);
+  bpe_trainer_close(trainer);
+  return failed ? -1 : 0;
+}

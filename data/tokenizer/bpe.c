@@ -1,0 +1,281 @@
+#include "data/tokenizer/bpe.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "base/utf8.h"
+#include "data/tokenizer/component.h"
+
+// ---- Reading
+
+static int check_empty(const cJSON *model, const char *key, Error *err) {
+  const cJSON *field = cJSON_GetObjectItemCaseSensitive(model, key);
+  const bool empty = !field || cJSON_IsNull(field) ||
+                     (cJSON_IsString(field) && field->valuestring[0] == '\0') ||
+                     (cJSON_IsNumber(field) && field->valuedouble == 0);
+  return empty ? 0 : error_set(err, "model.%s is not supported", key);
+}
+
+static int read_unknown(Bpe *bpe, const cJSON *model, Error *err) {
+  const cJSON *field = cJSON_GetObjectItemCaseSensitive(model, "unk_token");
+  bpe->unknown = NO_TOKEN;
+  if (!field || cJSON_IsNull(field)) return 0;
+  const char *text = component_string(model, "unk_token", err);
+  if (!text) return -1;
+  bpe->unknown = vocabulary_find_named(&bpe->vocabulary, text, bpe->byte_level);
+  if (bpe->unknown == NO_TOKEN && !bpe->byte_level)
+    return error_set(err, "model.unk_token '%.100s' is not in the vocabulary", text);
+  return 0;
+}
+
+static void index_bytes(Bpe *bpe) {
+  const Vocabulary *v = &bpe->vocabulary;
+  for (int i = 0; i < 256; i++) {
+    const char c = (char)i;
+    char name[8];
+    snprintf(name, sizeof name, "<0x%02X>", i);
+    bpe->byte[i] = vocabulary_find(v, &c, 1, bpe->byte_level);
+    bpe->fallback[i] = vocabulary_find(v, name, 6, bpe->byte_level);
+  }
+}
+
+static int read_model(Bpe *bpe, const cJSON *model, Error *err) {
+  const char *type = component_string(model, "type", err);
+  if (!type) return -1;
+  if (strcmp(type, "BPE") != 0) return error_set(err, "its type %.50s is not supported", type);
+  static const char *const unsupported[] = {"dropout", "continuing_subword_prefix",
+                                            "end_of_word_suffix"};
+  for (int i = 0; i < 3; i++)
+    if (check_empty(model, unsupported[i], err) != 0) return -1;
+  if (component_flag(model, "ignore_merges", &bpe->ignore_merges, err) != 0 ||
+      component_flag(model, "fuse_unk", &bpe->fuse_unknown, err) != 0 ||
+      component_flag(model, "byte_fallback", &bpe->byte_fallback, err) != 0)
+    return -1;
+  return 0;
+}
+
+static const char META[] = "\u2581";
+enum { META_BYTES = sizeof META - 1 };
+
+// The next U+2581 in text[bytes] at or after `at`, or bytes.
+static size_t find_meta(const char *text, size_t bytes, size_t at) {
+  while (at + META_BYTES <= bytes) {
+    const char *found = memchr(text + at, META[0], bytes - META_BYTES + 1 - at);
+    if (!found) break;
+    at = (size_t)(found - text);
+    if (memcmp(found, META, META_BYTES) == 0) return at;
+    at++;
+  }
+  return bytes;
+}
+
+// A token that stands for something else than its own text.
+static bool stands_in(const Bpe *bpe, int32_t id) {
+  if (id == bpe->unknown) return true;
+  const char first = *vocabulary_text(&bpe->vocabulary, id);
+  for (int i = 0; i < 256 && bpe->byte_fallback && first == '<'; i++)
+    if (bpe->fallback[i] == id) return true;
+  return false;
+}
+
+static void find_breaks(Bpe *bpe) {
+  const Vocabulary *v = &bpe->vocabulary;
+  bpe->breaks = !bpe->byte_level && !bpe->ignore_merges &&
+                vocabulary_find(v, META, META_BYTES, false) != NO_TOKEN;
+  for (size_t i = 0; bpe->breaks && i < bpe->merges.count; i++) {
+    const Merge *m = &bpe->merges.list[i];
+    const char *text = vocabulary_text(v, m->merged);
+    const size_t bytes = v->tokens[m->merged].length;
+    for (size_t at = find_meta(text, bytes, 1); at < bytes; at = find_meta(text, bytes, at + 1))
+      bpe->joined[(unsigned char)text[at - 1]] = true;
+    if (stands_in(bpe, m->left) || stands_in(bpe, m->right)) bpe->breaks = false;
+  }
+}
+
+size_t bpe_word_length(const Bpe *bpe, const char *text, size_t bytes) {
+  size_t at = bytes;
+  if (bpe->breaks)
+    for (at = find_meta(text, bytes, 1); at < bytes && bpe->joined[(unsigned char)text[at - 1]];)
+      at = find_meta(text, bytes, at + 1);
+  return at;
+}
+
+int bpe_read(Bpe *bpe, const Document *document, bool byte_level, Error *err) {
+  const cJSON *model = cJSON_GetObjectItemCaseSensitive(document->tree, "model");
+  bpe->byte_level = byte_level;
+  if (read_model(bpe, model, err) != 0) return error_prefix(err, "%s: model", document->name);
+  if (document_read_vocabulary(document, byte_level, &bpe->vocabulary, err) != 0 ||
+      document_read_merges(document, byte_level, &bpe->vocabulary, &bpe->merges, err) != 0)
+    return -1;
+  if (read_unknown(bpe, model, err) != 0) return error_prefix(err, "%s", document->name);
+  merges_index(&bpe->merges);
+  index_bytes(bpe);
+  find_breaks(bpe);
+  for (int i = 0; byte_level && bpe->byte_fallback && i < 256; i++)
+    if (bpe->byte[i] == NO_TOKEN)
+      return error_set(err,
+                       "%s: byte_fallback behind ByteLevel is not supported where a byte "
+                       "has no token",
+                       document->name);
+  return 0;
+}
+
+void bpe_close(Bpe *bpe) {
+  vocabulary_close(&bpe->vocabulary);
+  merges_close(&bpe->merges);
+}
+
+void bpe_scratch_close(BpeScratch *s) {
+  free(s->symbols);
+  free(s->heap);
+}
+
+// ---- A word's first symbols
+
+// Where they go: to the scratch, or, where nothing can be merged, to the ids.
+typedef struct Symbols {
+  BpeScratch *scratch;
+  TokenIds *ids; // NULL: to the scratch
+  int32_t count; // there
+} Symbols;
+
+static void push(Symbols *s, int32_t id) {
+  if (s->ids)
+    token_ids_push(s->ids, id);
+  else
+    s->scratch->symbols[s->count++] = (Symbol){.id = id};
+}
+
+// Appends <0x..> for every byte of a character, if there is one for each.
+static bool push_fallback(const Bpe *bpe, Symbols *s, const char *text, size_t bytes) {
+  if (!bpe->byte_fallback) return false;
+  for (size_t i = 0; i < bytes; i++)
+    if (bpe->fallback[(unsigned char)text[i]] == NO_TOKEN) return false;
+  for (size_t i = 0; i < bytes; i++) push(s, bpe->fallback[(unsigned char)text[i]]);
+  return true;
+}
+
+// In the Python package's order: an unknown character waits for the next one that has a token, and
+// bytes that take the place of a character pass it by.
+static void push_symbols(const Bpe *bpe, Symbols *s, const char *word, size_t bytes) {
+  bool unknown = false; // it waits
+  for (size_t i = 0, n; i < bytes; i += n) {
+    const unsigned char c = (unsigned char)word[i];
+    n = bpe->byte_level || c < 0x80 ? 1 : utf8_length(word + i, bytes - i);
+    const bool character = n > 0;
+    n += !character;
+    const int32_t id = n == 1 && (bpe->byte_level || c < 0x80) ? bpe->byte[c]
+                       : character ? vocabulary_find(&bpe->vocabulary, word + i, n, false)
+                                   : NO_TOKEN;
+    if (id == NO_TOKEN && push_fallback(bpe, s, word + i, n)) continue;
+    if (id == NO_TOKEN && bpe->unknown == NO_TOKEN) continue;
+    if (unknown && (id != NO_TOKEN || !bpe->fuse_unknown)) push(s, bpe->unknown);
+    unknown = id == NO_TOKEN;
+    if (id != NO_TOKEN) push(s, id);
+  }
+  if (unknown) push(s, bpe->unknown);
+}
+
+// ---- Merging: always the pair of the lowest rank, and of those the leftmost
+
+enum { SHORT_WORD = 48 }; // symbols up to which looking at all pairs beats a heap
+
+// Of symbols[count]; returns how many are left.
+static int32_t merge_short(const Merges *merges, Symbol *symbols, int32_t count) {
+  const Merge *pairs[SHORT_WORD]; // [i]: of the symbols i and i + 1
+  for (int32_t i = 0; i + 1 < count; i++)
+    pairs[i] = merges_find(merges, symbols[i].id, symbols[i + 1].id);
+  for (;;) {
+    int32_t best = -1, rank = INT32_MAX;
+    for (int32_t i = 0; i + 1 < count; i++)
+      if (pairs[i] && pairs[i]->rank < rank) best = i, rank = pairs[i]->rank;
+    if (best < 0) return count;
+    symbols[best].id = pairs[best]->merged;
+    count--;
+    for (int32_t i = best + 1; i < count; i++) {
+      symbols[i] = symbols[i + 1];
+      if (i + 1 < count) pairs[i] = pairs[i + 1];
+    }
+    if (best > 0) pairs[best - 1] = merges_find(merges, symbols[best - 1].id, symbols[best].id);
+    if (best + 1 < count) pairs[best] = merges_find(merges, symbols[best].id, symbols[best + 1].id);
+  }
+}
+
+// A binary heap of rank << 32 | place of the left symbol: the least is merged next.
+static void heap_push(BpeScratch *s, const Merge *merge, int32_t place) {
+  if (!merge) return;
+  if (s->heap_count == s->heap_capacity) {
+    s->heap_capacity = s->heap_capacity ? 2 * s->heap_capacity : 1024;
+    s->heap = xrealloc(s->heap, s->heap_capacity * sizeof *s->heap);
+  }
+  const uint64_t key = (uint64_t)merge->rank << 32 | (uint32_t)place;
+  size_t at = s->heap_count++;
+  for (; at > 0 && s->heap[(at - 1) / 2] > key; at = (at - 1) / 2)
+    s->heap[at] = s->heap[(at - 1) / 2];
+  s->heap[at] = key;
+}
+
+static uint64_t heap_pop(BpeScratch *s) {
+  const uint64_t top = s->heap[0], last = s->heap[--s->heap_count];
+  size_t at = 0, child;
+  while ((child = 2 * at + 1) < s->heap_count) {
+    child += child + 1 < s->heap_count && s->heap[child + 1] < s->heap[child];
+    if (s->heap[child] >= last) break;
+    s->heap[at] = s->heap[child];
+    at = child;
+  }
+  s->heap[at] = last;
+  return top;
+}
+
+static int32_t merge_long(const Merges *merges, BpeScratch *s, int32_t count) {
+  Symbol *const symbols = s->symbols;
+  s->heap_count = 0;
+  for (int32_t i = 0; i < count; i++) {
+    symbols[i].previous = i - 1;
+    symbols[i].next = i + 1;
+    if (i + 1 < count) heap_push(s, merges_find(merges, symbols[i].id, symbols[i + 1].id), i);
+  }
+  while (s->heap_count > 0) {
+    const uint64_t top = heap_pop(s);
+    const int32_t left = (int32_t)(top & INT32_MAX), right = symbols[left].next;
+    if (symbols[left].id == NO_TOKEN || right == count) continue;
+    const Merge *merge = merges_find(merges, symbols[left].id, symbols[right].id);
+    if (!merge || (uint64_t)merge->rank != top >> 32) continue; // one of them has changed since
+    const int32_t previous = symbols[left].previous, next = symbols[right].next;
+    symbols[left].id = merge->merged;
+    symbols[left].next = next;
+    symbols[right].id = NO_TOKEN;
+    if (next < count) {
+      symbols[next].previous = left;
+      heap_push(s, merges_find(merges, merge->merged, symbols[next].id), left);
+    }
+    if (previous >= 0)
+      heap_push(s, merges_find(merges, symbols[previous].id, merge->merged), previous);
+  }
+  int32_t kept = 0;
+  for (int32_t i = 0; i < count; i++)
+    if (symbols[i].id != NO_TOKEN) symbols[kept++] = symbols[i];
+  return kept;
+}
+
+void bpe_encode(const Bpe *bpe, BpeScratch *s, const char *word, size_t bytes, TokenIds *ids) {
+  if (bpe->ignore_merges) {
+    const int32_t id = vocabulary_find(&bpe->vocabulary, word, bytes, bpe->byte_level);
+    if (id != NO_TOKEN) {
+      token_ids_push(ids, id);
+      return;
+    }
+  }
+  Symbols symbols = {s, bpe->merges.count == 0 ? ids : NULL, 0};
+  if (!symbols.ids && bytes > s->capacity) {
+    s->capacity = 2 * bytes;
+    s->symbols = xrealloc(s->symbols, s->capacity * sizeof *s->symbols);
+  }
+  push_symbols(bpe, &symbols, word, bytes);
+  if (symbols.ids) return;
+  const int32_t count = symbols.count <= SHORT_WORD
+                            ? merge_short(&bpe->merges, s->symbols, symbols.count)
+                            : merge_long(&bpe->merges, s, symbols.count);
+  for (int32_t i = 0; i < count; i++) token_ids_push(ids, s->symbols[i].id);
+}

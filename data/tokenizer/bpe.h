@@ -1,0 +1,46 @@
+// The model of a tokenizer.json: a BPE over bytes, or over characters with byte_fallback.
+#pragma once
+#include "data/tokenizer/document.h"
+#include "data/tokenizer/tokenizer.h"
+
+typedef struct Bpe {
+  Vocabulary vocabulary;
+  Merges merges;
+  bool byte_level;    // symbols are bytes, else characters
+  bool ignore_merges; // a word that is a token is taken whole
+  bool fuse_unknown;
+  int32_t unknown;    // the token for what has none, or NO_TOKEN: that is left out
+  int32_t byte[256];  // byte_level: its token, else that of ASCII; or NO_TOKEN
+  bool byte_fallback; // characters without a token become <0x00> to <0xFF>
+  int32_t fallback[256];
+  // Where no pre-tokenizer cuts a text, a U+2581 begins a word all the same, if no token has one
+  // behind the byte that comes before it.
+  bool breaks;
+  bool joined[256]; // by that byte: some token has
+} Bpe;
+
+// Start from zeros.
+int bpe_read(Bpe *bpe, const Document *document, bool byte_level, Error *err);
+void bpe_close(Bpe *bpe);
+
+typedef struct Symbol {
+  int32_t id; // NO_TOKEN: merged into the one before it
+  int32_t previous, next;
+} Symbol;
+
+// What merging writes, one for each thread. Start from zeros.
+typedef struct BpeScratch {
+  Symbol *symbols; // [capacity]
+  size_t capacity;
+  uint64_t *heap; // [heap_capacity]
+  size_t heap_count, heap_capacity;
+} BpeScratch;
+void bpe_scratch_close(BpeScratch *s);
+
+// Bytes up to where the first word of text[bytes] ends, so that what follows does not change its
+// tokens: all of them, or up to a U+2581.
+size_t bpe_word_length(const Bpe *bpe, const char *text, size_t bytes);
+
+enum { BPE_MAX_BYTES = 1 << 30 }; // of a word
+// Appends the tokens of a word.
+void bpe_encode(const Bpe *bpe, BpeScratch *s, const char *word, size_t bytes, TokenIds *ids);

@@ -1,0 +1,283 @@
+#include "data/tokenizer/decoder.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/utf8.h"
+#include "data/tokenizer/byte_level.h"
+#include "data/tokenizer/component.h"
+#include "data/tokenizer/tokenizer_parts.h"
+
+// ---- Reading
+
+static int read_replace(DecodeStep *step, const cJSON *component, Error *err) {
+  bool is_regex;
+  const char *from = component_pattern(component, &is_regex, err);
+  const char *to = from ? component_string(component, "content", err) : NULL;
+  if (!to) return -1;
+  if (is_regex || *from == '\0') return component_refused(component, err);
+  step->from = xstrdup(from);
+  step->to = xstrdup(to);
+  return 0;
+}
+
+static int read_metaspace(DecodeStep *step, const cJSON *component, Error *err) {
+  const char *mark = component_string(component, "replacement", err);
+  if (!mark) return -1;
+  step->from = xstrdup(mark);
+  step->to = xstrdup(" ");
+  bool prefix = true;
+  const cJSON *scheme = cJSON_GetObjectItemCaseSensitive(component, "prepend_scheme");
+  if (component_flag(component, "add_prefix_space", &prefix, err) != 0) return -1;
+  step->start_is_empty =
+      prefix && !(cJSON_IsString(scheme) && strcmp(scheme->valuestring, "never") == 0);
+  return *mark ? 0 : component_refused(component, err);
+}
+
+static int read_strip(DecodeStep *step, const cJSON *component, Error *err) {
+  const char *content = component_string(component, "content", err);
+  if (!content || component_count(component, "start", &step->left, err) != 0 ||
+      component_count(component, "stop", &step->right, err) != 0)
+    return -1;
+  step->from = xstrdup(content);
+  const size_t bytes = strlen(content);
+  const bool one = bytes > 0 && utf8_length(content, bytes) == bytes;
+  // What the end of a whole text loses is not known before it ends.
+  return one && !(step->fused && step->right > 0) ? 0 : component_refused(component, err);
+}
+
+static int read_step(void *into, const cJSON *component, const char *type, Error *err) {
+  DecodeSteps *d = into;
+  if (strcmp(type, "Fuse") == 0) {
+    d->fused = true;
+    return 0;
+  }
+  d->steps = xrealloc(d->steps, ((size_t)d->count + 1) * sizeof *d->steps);
+  DecodeStep *step = &d->steps[d->count++];
+  *step = (DecodeStep){.fused = d->fused};
+  if (strcmp(type, "Strip") == 0) {
+    step->kind = DECODE_STRIP;
+    return read_strip(step, component, err);
+  }
+  if (d->fused) return component_refused(component, err);
+  if (strcmp(type, "ByteLevel") == 0) {
+    step->kind = DECODE_BYTE_LEVEL;
+    d->fused = true;
+    return 0;
+  }
+  if (strcmp(type, "ByteFallback") == 0) {
+    step->kind = DECODE_BYTE_FALLBACK;
+    return 0;
+  }
+  if (strcmp(type, "Metaspace") == 0) {
+    step->kind = DECODE_META;
+    return read_metaspace(step, component, err);
+  }
+  if (strcmp(type, "Replace") == 0) {
+    step->kind = DECODE_REPLACE;
+    return read_replace(step, component, err);
+  }
+  return component_refused(component, err);
+}
+
+int decode_steps_read(DecodeSteps *d, const cJSON *component, Error *err) {
+  d->spaces = !component || cJSON_IsNull(component);
+  return component_read(component, "decoder", "decoders", read_step, d, err);
+}
+
+void decode_steps_close(DecodeSteps *d) {
+  for (int i = 0; i < d->count; i++) {
+    free(d->steps[i].from);
+    free(d->steps[i].to);
+  }
+  free(d->steps);
+}
+
+// ---- Decoding
+
+struct Decoder {
+  const Tokenizer *tokenizer;
+  Text out;         // what was given last, and behind it what waits
+  size_t given;     // bytes of it
+  Text token, next; // a token on its way through the steps
+  bool started;     // a token has come
+  int64_t *left;    // [steps] how much a fused Strip may still take
+};
+
+static void start(Decoder *d) {
+  const DecodeSteps *steps = &d->tokenizer->decoder;
+  d->started = false;
+  for (int i = 0; i < steps->count; i++) d->left[i] = steps->steps[i].left;
+}
+
+Decoder *decoder_open(const Tokenizer *tokenizer) {
+  Decoder *d = xcalloc(1, sizeof *d);
+  d->tokenizer = tokenizer;
+  d->left = xcalloc((size_t)tokenizer->decoder.count, sizeof *d->left);
+  start(d);
+  return d;
+}
+
+void decoder_close(Decoder *decoder) {
+  if (!decoder) return;
+  free(decoder->out.data);
+  free(decoder->token.data);
+  free(decoder->next.data);
+  free(decoder->left);
+  free(decoder);
+}
+
+static void swap(Decoder *d) {
+  const Text token = d->token;
+  d->token = d->next;
+  d->next = token;
+}
+
+// What `text` stands for in GPT-2's alphabet, if it is written in it.
+static void decode_byte_level(Decoder *d) {
+  d->next.bytes = 0;
+  const ptrdiff_t n =
+      byte_level_decode(d->token.data, d->token.bytes, text_room(&d->next, d->token.bytes));
+  if (n < 0) return;
+  d->next.bytes = (size_t)n;
+  swap(d);
+}
+
+static int hex_digit(char c) {
+  const char *const digits = "0123456789abcdef0123456789ABCDEF", *found = strchr(digits, c);
+  return c && found ? (int)(found - digits) % 16 : -1;
+}
+
+static void decode_byte_fallback(Text *token) {
+  const char *const t = token->data;
+  if (token->bytes != 6 || memcmp(t, "<0x", 3) != 0 || t[5] != '>') return;
+  const int high = hex_digit(t[3]), low = hex_digit(t[4]);
+  if (high < 0 || low < 0) return;
+  token->data[0] = (char)(16 * high + low);
+  token->bytes = 1;
+}
+
+static void replace(Decoder *d, const char *from, const char *to) {
+  const size_t from_bytes = strlen(from), to_bytes = strlen(to);
+  d->next.bytes = 0;
+  for (size_t at = 0; at < d->token.bytes;) {
+    const bool is =
+        d->token.bytes - at >= from_bytes && memcmp(d->token.data + at, from, from_bytes) == 0;
+    text_append(&d->next, is ? to : d->token.data + at, is ? to_bytes : 1);
+    at += is ? from_bytes : 1;
+  }
+  swap(d);
+}
+
+// Takes `content` from the start at most *left times, and from the end at most `right` times. At
+// something else *left becomes 0.
+static void strip(Text *token, const char *content, int64_t *left, int64_t right) {
+  const size_t bytes = strlen(content);
+  size_t begin = 0;
+  while (*left > 0 && begin < token->bytes) {
+    const bool is =
+        token->bytes - begin >= bytes && memcmp(token->data + begin, content, bytes) == 0;
+    *left = is ? *left - 1 : 0;
+    begin += is ? bytes : 0;
+  }
+  while (right-- > 0 && token->bytes - begin >= bytes &&
+         memcmp(token->data + token->bytes - bytes, content, bytes) == 0)
+    token->bytes -= bytes;
+  token->bytes -= begin;
+  memmove(token->data, token->data + begin, token->bytes);
+}
+
+static void apply_steps(Decoder *d) {
+  const DecodeSteps *steps = &d->tokenizer->decoder;
+  for (int i = 0; i < steps->count; i++) {
+    const DecodeStep *step = &steps->steps[i];
+    int64_t left = step->left;
+    switch (step->kind) {
+    case DECODE_BYTE_LEVEL:
+      decode_byte_level(d);
+      break;
+    case DECODE_BYTE_FALLBACK:
+      decode_byte_fallback(&d->token);
+      break;
+    case DECODE_META:
+      replace(d, step->from, step->start_is_empty && !d->started ? "" : step->to);
+      break;
+    case DECODE_REPLACE:
+      replace(d, step->from, step->to);
+      break;
+    case DECODE_STRIP:
+      strip(&d->token, step->from, step->fused ? &d->left[i] : &left, step->right);
+      break;
+    }
+  }
+}
+
+// The token as the file spells it. false: it has no text.
+static bool look_up(Decoder *d, int32_t id) {
+  const Tokenizer *t = d->tokenizer;
+  const Vocabulary *v = &t->bpe.vocabulary;
+  if (!vocabulary_has(v, id)) return false;
+  d->token.bytes = 0;
+  text_room(&d->token, 1);
+  const AddedToken *added = t->added[id];
+  if (added) {
+    const Text *seen = &added->pattern; // by which the Python package knows what is special
+    if (added->special && strlen(added->content) == seen->bytes &&
+        memcmp(added->content, seen->data, seen->bytes) == 0)
+      return false;
+    text_append(&d->token, seen->data, seen->bytes);
+    return true;
+  }
+  const size_t bytes = v->tokens[id].length;
+  const char *text = vocabulary_text(v, id);
+  if (v->tokens[id].raw)
+    d->token.bytes = byte_level_encode(text, bytes, text_room(&d->token, 2 * bytes));
+  else
+    text_append(&d->token, text, bytes);
+  return true;
+}
+
+// Bytes at the end of the text that begin a character and do not end it.
+static size_t unfinished(const Text *text) {
+  for (size_t n = 1; n <= 3 && n <= text->bytes; n++) {
+    const char *const at = text->data + text->bytes - n;
+    if (((unsigned char)*at & 0xc0) == 0x80) continue;
+    // It is one if the least or the greatest continuation would end it.
+    char whole[2][8] = {"\0\x80\x80\x80", "\0\xbf\xbf\xbf"};
+    for (int i = 0; i < 2; i++) {
+      memcpy(whole[i], at, n);
+      if (utf8_length(whole[i], 4) > n) return n;
+    }
+    return 0;
+  }
+  return 0;
+}
+
+// Gives [0, bytes) of what there is; the rest waits.
+static size_t give(Decoder *d, size_t bytes, const char **text) {
+  *text = d->out.data;
+  return d->given = bytes;
+}
+
+static void forget_given(Decoder *d) {
+  text_room(&d->out, 1);
+  d->out.bytes -= d->given;
+  memmove(d->out.data, d->out.data + d->given, d->out.bytes);
+  d->given = 0;
+}
+
+size_t decoder_next(Decoder *d, int32_t id, const char **text) {
+  forget_given(d);
+  if (!look_up(d, id)) return give(d, 0, text);
+  if (d->tokenizer->decoder.spaces && d->started) text_append(&d->out, " ", 1);
+  apply_steps(d);
+  d->started = true;
+  text_append(&d->out, d->token.data, d->token.bytes);
+  return give(d, d->out.bytes - unfinished(&d->out), text);
+}
+
+size_t decoder_end(Decoder *d, const char **text) {
+  forget_given(d);
+  start(d);
+  return give(d, d->out.bytes, text);
+}

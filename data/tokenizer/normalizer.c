@@ -1,0 +1,216 @@
+#include "data/tokenizer/normalizer.h"
+
+#include <stdlib.h>
+#include <utf8proc.h>
+
+#include "base/utf8.h"
+#include "data/tokenizer/component.h"
+
+// ---- Reading
+
+static int form_named(const char *type) {
+  static const struct {
+    const char *name;
+    int options;
+  } forms[] = {{"NFC", UTF8PROC_COMPOSE},
+               {"NFD", UTF8PROC_DECOMPOSE},
+               {"NFKC", UTF8PROC_COMPOSE | UTF8PROC_COMPAT},
+               {"NFKD", UTF8PROC_DECOMPOSE | UTF8PROC_COMPAT}};
+  for (size_t i = 0; i < sizeof forms / sizeof *forms; i++)
+    if (strcmp(type, forms[i].name) == 0) return forms[i].options | UTF8PROC_STABLE;
+  return 0;
+}
+
+static int read_replace(NormalizerStep *step, const cJSON *component, Error *err) {
+  bool is_regex;
+  const char *from = component_pattern(component, &is_regex, err);
+  const char *to = from ? component_string(component, "content", err) : NULL;
+  if (!to) return -1;
+  if (is_regex || *from == '\0') return component_refused(component, err);
+  step->from = xstrdup(from);
+  step->to = xstrdup(to);
+  return 0;
+}
+
+static int read_step(void *into, const cJSON *component, const char *type, Error *err) {
+  Normalizer *n = into;
+  n->steps = xrealloc(n->steps, ((size_t)n->count + 1) * sizeof *n->steps);
+  NormalizerStep *step = &n->steps[n->count++];
+  *step = (NormalizerStep){.form = form_named(type)};
+  if (step->form) {
+    step->kind = NORMALIZE_FORM;
+  } else if (strcmp(type, "Prepend") == 0) {
+    step->kind = NORMALIZE_PREPEND;
+    const char *to = component_string(component, "prepend", err);
+    if (!to) return -1;
+    step->to = xstrdup(to);
+  } else if (strcmp(type, "Replace") == 0) {
+    step->kind = NORMALIZE_REPLACE;
+    return read_replace(step, component, err);
+  } else if (strcmp(type, "Strip") == 0) {
+    step->kind = NORMALIZE_STRIP;
+    step->left = step->right = true;
+    if (component_flag(component, "strip_left", &step->left, err) != 0) return -1;
+    return component_flag(component, "strip_right", &step->right, err);
+  } else {
+    return component_refused(component, err);
+  }
+  return 0;
+}
+
+int normalizer_read(Normalizer *n, const cJSON *component, Error *err) {
+  return component_read(component, "normalizer", "normalizers", read_step, n, err);
+}
+
+void normalizer_close(Normalizer *n) {
+  for (int i = 0; i < n->count; i++) {
+    free(n->steps[i].from);
+    free(n->steps[i].to);
+  }
+  free(n->steps);
+}
+
+void normalizer_buffers_close(NormalizerBuffers *b) {
+  free(b->now.data);
+  free(b->next.data);
+  free(b->characters);
+}
+
+// ---- White space
+
+// Unicode's White_Space at text[0], in bytes; 0 if there is none.
+static size_t white_space(const char *text, size_t bytes) {
+  const unsigned char *p = (const unsigned char *)text;
+  if (p[0] < 0x80) return p[0] == ' ' || (p[0] >= '\t' && p[0] <= '\r');
+  if (bytes >= 2 && p[0] == 0xc2) return p[1] == 0x85 || p[1] == 0xa0 ? 2 : 0;
+  if (bytes < 3) return 0;
+  const unsigned c = (unsigned)p[0] << 16 | (unsigned)p[1] << 8 | p[2];
+  const bool is = c == 0xe19a80 ||                    // U+1680
+                  (c >= 0xe28080 && c <= 0xe2808a) || // U+2000 to U+200A
+                  c == 0xe280a8 || c == 0xe280a9 ||   // U+2028, U+2029
+                  c == 0xe280af || c == 0xe2819f ||   // U+202F, U+205F
+                  c == 0xe38080;                      // U+3000
+  return is ? 3 : 0;
+}
+
+size_t white_space_at_start(const char *text, size_t bytes) {
+  size_t at = 0, n = 1;
+  while (at < bytes && n > 0) at += n = white_space(text + at, bytes - at);
+  return at;
+}
+
+size_t white_space_at_end(const char *text, size_t bytes) {
+  size_t end = bytes, n = 1;
+  while (end > 0 && n > 0) {
+    n = 0;
+    for (size_t length = 1; length <= 3 && length <= end && n == 0; length++)
+      if (white_space(text + end - length, length) == length) n = length;
+    end -= n;
+  }
+  return bytes - end;
+}
+
+// ---- The steps. Each makes b->next of b->now.
+
+// One of the four forms of text[bytes], which is UTF-8.
+static int append_form(NormalizerBuffers *b, int form, const char *text, size_t bytes, Error *err) {
+  utf8proc_ssize_t n = 0;
+  do { // once more where the buffer was too small; utf8proc puts a NUL behind the text
+    if ((size_t)n >= b->capacity) {
+      b->capacity = 2 * (size_t)n + 256;
+      b->characters = xrealloc(b->characters, b->capacity * sizeof *b->characters);
+    }
+    n = utf8proc_decompose((const utf8proc_uint8_t *)text, (utf8proc_ssize_t)bytes, b->characters,
+                           (utf8proc_ssize_t)b->capacity - 1, (utf8proc_option_t)form);
+  } while (n >= (utf8proc_ssize_t)b->capacity);
+  if (n >= 0) n = utf8proc_reencode(b->characters, n, (utf8proc_option_t)form);
+  if (n < 0) return error_set(err, "the text cannot be normalized: %s", utf8proc_errmsg(n));
+  text_append(&b->next, (const char *)b->characters, (size_t)n);
+  return 0;
+}
+
+static size_t ascii_length(const char *text, size_t bytes) {
+  size_t n = 0;
+  while (n < bytes && (unsigned char)text[n] < 0x80) n++;
+  return n;
+}
+
+// Bytes of the characters beyond ASCII at text[0].
+static size_t wide_length(const char *text, size_t bytes) {
+  size_t n = 0;
+  while (n < bytes && (unsigned char)text[n] >= 0x80) {
+    const size_t length = utf8_length(text + n, bytes - n);
+    if (length == 0) break;
+    n += length;
+  }
+  return n;
+}
+
+// ASCII stays as it is in every form, but for the last character of a run of it, to which marks
+// may follow. Nothing in front of an ASCII character composes with it.
+static int apply_form(NormalizerBuffers *b, int form, Error *err) {
+  for (size_t at = 0; at < b->now.bytes;) {
+    const char *const text = b->now.data + at;
+    const size_t left = b->now.bytes - at, ascii = ascii_length(text, left);
+    const size_t wide = wide_length(text + ascii, left - ascii);
+    // Where no character follows, it is the end, or a byte that is none.
+    const size_t plain = wide > 0 ? ascii - (ascii > 0) : ascii + (ascii < left);
+    text_append(&b->next, text, plain);
+    at += wide > 0 ? ascii + wide : plain;
+    if (wide > 0 && append_form(b, form, text + plain, ascii - plain + wide, err) != 0) return -1;
+  }
+  return 0;
+}
+
+static void replace(NormalizerBuffers *b, const char *from, const char *to) {
+  const size_t from_bytes = strlen(from), to_bytes = strlen(to);
+  const char *at = b->now.data, *const end = at + b->now.bytes;
+  while (at < end) {
+    const char *found = memchr(at, from[0], (size_t)(end - at));
+    if (!found || (size_t)(end - found) < from_bytes) break;
+    const bool is = memcmp(found, from, from_bytes) == 0;
+    text_append(&b->next, at, (size_t)(found - at) + !is);
+    if (is) text_append(&b->next, to, to_bytes);
+    at = found + (is ? from_bytes : 1);
+  }
+  text_append(&b->next, at, (size_t)(end - at));
+}
+
+static int apply_step(const NormalizerStep *step, NormalizerBuffers *b, bool continues,
+                      Error *err) {
+  const Text *now = &b->now;
+  switch (step->kind) {
+  case NORMALIZE_FORM:
+    return apply_form(b, step->form, err);
+  case NORMALIZE_PREPEND:
+    if (now->bytes > 0 && !continues) text_append(&b->next, step->to, strlen(step->to));
+    text_append(&b->next, now->data, now->bytes);
+    return 0;
+  case NORMALIZE_REPLACE:
+    replace(b, step->from, step->to);
+    return 0;
+  case NORMALIZE_STRIP: {
+    const size_t left = step->left ? white_space_at_start(now->data, now->bytes) : 0;
+    const size_t kept = now->bytes - left;
+    const size_t right = step->right ? white_space_at_end(now->data + left, kept) : 0;
+    text_append(&b->next, now->data + left, kept - right);
+    return 0;
+  }
+  }
+  return 0;
+}
+
+int normalizer_apply(const Normalizer *n, NormalizerBuffers *b, const char *text, size_t bytes,
+                     bool continues, Error *err) {
+  b->now.bytes = 0;
+  text_append(&b->now, text, bytes);
+  for (int i = 0; i < n->count; i++) {
+    b->next.bytes = 0;
+    text_room(&b->now, 1); // so that it is never NULL
+    if (apply_step(&n->steps[i], b, continues, err) != 0) return -1;
+    const Text now = b->now;
+    b->now = b->next;
+    b->next = now;
+  }
+  return 0;
+}

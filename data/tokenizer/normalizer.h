@@ -1,0 +1,39 @@
+// The normalizer of a tokenizer.json: NFC, NFD, NFKC, NFKD, Prepend, Replace of a string, Strip,
+// and Sequences of these.
+#pragma once
+#include <cjson/cJSON.h>
+#include <stdbool.h>
+#include "base/error.h"
+#include "data/tokenizer/text.h"
+
+typedef struct NormalizerStep {
+  enum { NORMALIZE_FORM, NORMALIZE_PREPEND, NORMALIZE_REPLACE, NORMALIZE_STRIP } kind;
+  int form;        // utf8proc's options
+  char *from, *to; // owned: what is replaced, and by what or what is prepended
+  bool left, right;
+} NormalizerStep;
+
+typedef struct Normalizer {
+  NormalizerStep *steps; // [count]
+  int count;
+} Normalizer;
+
+// Start from zeros.
+int normalizer_read(Normalizer *n, const cJSON *component, Error *err);
+void normalizer_close(Normalizer *n);
+
+typedef struct NormalizerBuffers {
+  Text now, next;
+  int *characters; // [capacity] for utf8proc
+  size_t capacity;
+} NormalizerBuffers;
+void normalizer_buffers_close(NormalizerBuffers *b);
+
+// text[bytes] -> b->now, which is another text. continues: nothing is put in front. What is no
+// UTF-8 stays as it is.
+int normalizer_apply(const Normalizer *n, NormalizerBuffers *b, const char *text, size_t bytes,
+                     bool continues, Error *err);
+
+// Bytes of white space (Unicode's White_Space) at the start, and at the end.
+size_t white_space_at_start(const char *text, size_t bytes);
+size_t white_space_at_end(const char *text, size_t bytes);

@@ -1,0 +1,256 @@
+// Where Oniguruma (with Ruby's syntax, as the Python package has it) and PCRE2 differ:
+//   \s      U+180E is white space to PCRE2 alone: the characters are listed
+//   \w      PCRE2's has no marks and no connectors: the properties are listed
+//   ^ $     match at every line: PCRE2_MULTILINE
+//   \uhhhh  is \x{hhhh}
+// What is refused means something else in PCRE2, and no known tokenizer needs it: nested classes, &&
+// and [:names:] in classes; \b \h \G \K \N \O \Q \R \X \y and the like; flags but (?i:...) and a
+// leading (?i); (*VERBS); {,n}, {n}? and a possessive {n,m}+.
+#define PCRE2_CODE_UNIT_WIDTH 8
+#include "data/tokenizer/regex.h"
+
+#include <ctype.h>
+#include <pcre2.h>
+#include <stdbool.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/memory.h"
+#include "base/utf8.h"
+
+enum {
+  MAX_PATTERN_BYTES = 1 << 14,
+  // One match may take about this many steps: some tenths of a second.
+  MATCH_LIMIT = 10000000,
+  HEAP_LIMIT_KIB = 1 << 18, // only where there is no JIT
+  JIT_STACK_BYTES = 1 << 23
+};
+
+struct Regex {
+  pcre2_code *code;
+};
+
+struct RegexScan {
+  const pcre2_code *code;
+  bool compiled; // by the JIT
+  pcre2_match_data *data;
+  pcre2_match_context *context;
+  pcre2_jit_stack *stack; // NULL where there is no JIT
+};
+
+// ---- The pattern in PCRE2's words
+
+#define WHITE_SPACE                                                                                \
+  "\\t-\\r \\x{85}\\x{a0}\\x{1680}\\x{2000}-\\x{200a}\\x{2028}\\x{2029}\\x{202f}"                  \
+  "\\x{205f}\\x{3000}"
+#define WORD "\\p{Alphabetic}\\p{M}\\p{Nd}\\p{Pc}"
+
+typedef struct Translation {
+  const char *pattern; // NUL-terminated
+  size_t at;           // the next byte of it
+  bool in_class;
+  char *out;
+  size_t used;
+} Translation;
+
+static void put(Translation *t, const char *text, size_t bytes) {
+  memcpy(t->out + t->used, text, bytes);
+  t->used += bytes;
+}
+
+static void put_set(Translation *t, const char *before, const char *set, const char *after) {
+  put(t, before, t->in_class ? 0 : strlen(before));
+  put(t, set, strlen(set));
+  put(t, after, t->in_class ? 0 : strlen(after));
+}
+
+static int refuse(const Translation *t, size_t bytes, Error *err) {
+  return error_set(err, "the regular expression has '%.*s' at byte %zu, which is not supported",
+                   (int)bytes, t->pattern + t->at, t->at);
+}
+
+static int translate_escape(Translation *t, Error *err) {
+  const char *const p = t->pattern + t->at;
+  const char c = p[1];
+  if (c == 's') {
+    put_set(t, "[", WHITE_SPACE, "]");
+  } else if (c == 'w') {
+    put_set(t, "[", WORD, "]");
+  } else if (c == 'S' && !t->in_class) {
+    put_set(t, "[^", WHITE_SPACE, "]");
+  } else if (c == 'W' && !t->in_class) {
+    put_set(t, "[^", WORD, "]");
+  } else if (c == 'u' && strspn(p + 2, "0123456789abcdefABCDEF") >= 4) {
+    put(t, "\\x{", 3);
+    put(t, p + 2, 4);
+    put(t, "}", 1);
+    t->at += 4;
+  } else if (c != '\0' && (!isalpha((unsigned char)c) || strchr("pPdDnrtfvaexAzZkg", c))) {
+    put(t, p, 2);
+  } else {
+    return refuse(t, c == '\0' ? 1 : 2, err);
+  }
+  t->at += 2;
+  return 0;
+}
+
+// A bracket that opens a group: flags and verbs are looked at.
+static int translate_group(Translation *t, Error *err) {
+  const char *const p = t->pattern + t->at;
+  if (p[1] == '*') return refuse(t, 2, err);
+  if (p[1] == '?' && (isalpha((unsigned char)p[2]) || p[2] == '-')) {
+    const size_t flags = strspn(p + 2, "i-");
+    const char after = p[2 + flags];
+    if (after != ':' && !(after == ')' && t->at == 0)) return refuse(t, 3 + flags, err);
+  }
+  put(t, p, 1);
+  t->at++;
+  return 0;
+}
+
+static int translate_repeat(Translation *t, Error *err) {
+  const char *const p = t->pattern + t->at;
+  const size_t low = strspn(p + 1, "0123456789");
+  const bool range = p[1 + low] == ',';
+  const size_t high = range ? strspn(p + 2 + low, "0123456789") : 0;
+  const size_t length = 1 + low + range + high + 1;
+  if (p[length - 1] == '}' && low + high > 0) {
+    const char after = p[length];
+    if (low == 0 || after == '+' || (after == '?' && !range)) return refuse(t, length + 1, err);
+  }
+  put(t, p, 1);
+  t->at++;
+  return 0;
+}
+
+static int translate(Translation *t, Error *err) {
+  while (t->pattern[t->at]) {
+    const char *const p = t->pattern + t->at;
+    if (*p == '\\') {
+      if (translate_escape(t, err) != 0) return -1;
+      continue;
+    }
+    if (t->in_class && (*p == '[' || (*p == '&' && p[1] == '&'))) return refuse(t, 2, err);
+    if (!t->in_class && *p == '(') {
+      if (translate_group(t, err) != 0) return -1;
+      continue;
+    }
+    if (!t->in_class && *p == '{') {
+      if (translate_repeat(t, err) != 0) return -1;
+      continue;
+    }
+    if (!t->in_class && *p == '[') {
+      t->in_class = true;
+      const size_t head = 1 + (p[1] == '^');
+      const size_t literal = head + (p[head] == ']');
+      put(t, p, literal);
+      t->at += literal;
+      continue;
+    }
+    if (*p == ']') t->in_class = false;
+    put(t, p, 1);
+    t->at++;
+  }
+  return 0;
+}
+
+// ---- Compiling and matching
+
+static int compile(Regex *regex, const char *pattern, size_t bytes, Error *err) {
+  const uint32_t options = PCRE2_UTF | PCRE2_UCP | PCRE2_MULTILINE | PCRE2_NEVER_BACKSLASH_C;
+  int code;
+  PCRE2_SIZE at;
+  pcre2_compile_context *context = pcre2_compile_context_create(NULL);
+  if (!context) return error_set(err, "PCRE2 has no memory left");
+  pcre2_set_newline(context, PCRE2_NEWLINE_LF);
+  regex->code = pcre2_compile((PCRE2_SPTR)pattern, bytes, options, &code, &at, context);
+  pcre2_compile_context_free(context);
+  if (!regex->code) {
+    PCRE2_UCHAR why[256];
+    pcre2_get_error_message(code, why, sizeof why);
+    return error_set(err, "the regular expression does not compile: %s", (char *)why);
+  }
+  // Without a JIT (a system may forbid it, or lack it) pcre2_match interprets.
+  pcre2_jit_compile(regex->code, PCRE2_JIT_COMPLETE);
+  return 0;
+}
+
+Regex *regex_open(const char *pattern, Error *err) {
+  const size_t bytes = strlen(pattern);
+  if (bytes > MAX_PATTERN_BYTES || utf8_valid(pattern, bytes) != bytes) {
+    error_set(err, "the regular expression is longer than %d bytes, or not UTF-8",
+              MAX_PATTERN_BYTES);
+    return NULL;
+  }
+  // No piece of a pattern grows more than \s.
+  Translation t = {.pattern = pattern, .out = xmalloc(bytes * (sizeof WHITE_SPACE + 4) + 1)};
+  Regex *regex = xcalloc(1, sizeof *regex);
+  const bool failed = translate(&t, err) != 0 || compile(regex, t.out, t.used, err) != 0;
+  free(t.out);
+  if (!failed) return regex;
+  free(regex);
+  return NULL;
+}
+
+void regex_close(Regex *regex) {
+  if (!regex) return;
+  pcre2_code_free(regex->code);
+  free(regex);
+}
+
+static void *allocate(size_t bytes, void *unused) {
+  (void)unused;
+  return xmalloc(bytes);
+}
+
+static void release(void *memory, void *unused) {
+  (void)unused;
+  free(memory);
+}
+
+RegexScan *regex_scan_open(const Regex *regex) {
+  RegexScan *scan = xcalloc(1, sizeof *scan);
+  pcre2_general_context *memory = pcre2_general_context_create(allocate, release, NULL);
+  size_t jit_bytes = 0;
+  pcre2_pattern_info(regex->code, PCRE2_INFO_JITSIZE, &jit_bytes);
+  scan->code = regex->code;
+  scan->compiled = jit_bytes > 0;
+  scan->data = pcre2_match_data_create(1, memory);
+  scan->context = pcre2_match_context_create(memory);
+  pcre2_set_match_limit(scan->context, MATCH_LIMIT);
+  pcre2_set_heap_limit(scan->context, HEAP_LIMIT_KIB);
+  scan->stack = pcre2_jit_stack_create(1 << 15, JIT_STACK_BYTES, memory);
+  pcre2_general_context_free(memory);
+  if (scan->stack) pcre2_jit_stack_assign(scan->context, NULL, scan->stack);
+  return scan;
+}
+
+void regex_scan_close(RegexScan *scan) {
+  if (!scan) return;
+  pcre2_jit_stack_free(scan->stack);
+  pcre2_match_context_free(scan->context);
+  pcre2_match_data_free(scan->data);
+  free(scan);
+}
+
+int regex_next(RegexScan *scan, const char *text, size_t bytes, size_t at, size_t *begin,
+               size_t *end, Error *err) {
+  const PCRE2_SPTR subject = (PCRE2_SPTR)text;
+  const int found =
+      scan->compiled ? pcre2_jit_match(scan->code, subject, bytes, at, 0, scan->data, scan->context)
+                     : pcre2_match(scan->code, subject, bytes, at, PCRE2_NO_UTF_CHECK, scan->data,
+                                   scan->context);
+  if (found == PCRE2_ERROR_NOMATCH) return 0;
+  if (found < 0) {
+    PCRE2_UCHAR why[256];
+    pcre2_get_error_message(found, why, sizeof why);
+    return error_set(err,
+                     "the tokenizer's regular expression fails on this text: %s; it may "
+                     "backtrack for ever",
+                     (char *)why);
+  }
+  const PCRE2_SIZE *bounds = pcre2_get_ovector_pointer(scan->data);
+  *begin = bounds[0];
+  *end = bounds[1];
+  return 1;
+}

@@ -1,0 +1,234 @@
+#include "data/tokenizer/tokenizer.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "base/file.h"
+#include "base/json.h"
+#include "data/tokenizer/component.h"
+#include "data/tokenizer/export.h"
+#include "data/tokenizer/tokenizer_parts.h"
+
+enum { MAX_FILE_BYTES = 256 << 20, MAX_CONFIG_BYTES = 16 << 20 };
+
+// ---- Reading tokenizer.json
+
+// The id of a token by its text; NO_TOKEN if there is none.
+static int32_t find_token(const Tokenizer *t, const char *text) {
+  const AddedTokens *const lists[] = {&t->raw, &t->normalized};
+  for (int i = 0; i < 2; i++)
+    for (size_t k = 0; k < lists[i]->count; k++)
+      if (strcmp(lists[i]->tokens[k].content, text) == 0) return lists[i]->tokens[k].id;
+  return vocabulary_find_named(&t->bpe.vocabulary, text, t->bpe.byte_level);
+}
+
+// The one special token that a template puts in front of the text is `begin`.
+static int read_template(Tokenizer *t, const cJSON *template, Error *err) {
+  const cJSON *single = cJSON_GetObjectItemCaseSensitive(template, "single");
+  const cJSON *tokens = cJSON_GetObjectItemCaseSensitive(template, "special_tokens");
+  for (const cJSON *p = cJSON_IsArray(single) ? single->child : NULL; p; p = p->next) {
+    if (cJSON_HasObjectItem(p, "Sequence")) return 0;
+    const cJSON *special = cJSON_GetObjectItemCaseSensitive(p, "SpecialToken");
+    const char *name = component_string(special, "id", err);
+    if (!name) return -1;
+    const cJSON *token = cJSON_GetObjectItemCaseSensitive(tokens, name);
+    const cJSON *ids = cJSON_GetObjectItemCaseSensitive(token, "ids");
+    int64_t id;
+    if (json_integer(cJSON_GetArrayItem(ids, 0), &id) != 0 ||
+        !vocabulary_has(&t->bpe.vocabulary, id))
+      return error_set(err, "the special token '%.100s' has no id in the vocabulary", name);
+    if (t->facts.begin != NO_TOKEN || cJSON_GetArraySize(ids) != 1)
+      return error_set(err, "more than one token in front of a text is not supported");
+    t->facts.begin = (int32_t)id;
+  }
+  return error_set(err, "a TemplateProcessing without a Sequence in 'single'");
+}
+
+static int read_post_processor(void *into, const cJSON *component, const char *type, Error *err) {
+  if (strcmp(type, "ByteLevel") == 0) return 0; // about offsets alone
+  if (strcmp(type, "TemplateProcessing") == 0) return read_template(into, component, err);
+  return component_refused(component, err);
+}
+
+static const cJSON *member(const Document *d, const char *key) {
+  return cJSON_GetObjectItemCaseSensitive(d->tree, key);
+}
+
+static void index_added(Tokenizer *t) {
+  t->added = xcalloc((size_t)t->facts.vocab_size, sizeof *t->added);
+  const AddedTokens *const lists[] = {&t->raw, &t->normalized};
+  for (int i = 0; i < 2; i++)
+    for (size_t k = 0; k < lists[i]->count; k++)
+      t->added[lists[i]->tokens[k].id] = &lists[i]->tokens[k];
+}
+
+static int read_document(Tokenizer *t, const Document *d, Error *err) {
+  if (!cJSON_IsObject(d->tree) || !cJSON_IsObject(member(d, "model")))
+    return error_set(err, "%s is no tokenizer.json: it has no object 'model'", d->name);
+  if (normalizer_read(&t->normalizer, member(d, "normalizer"), err) != 0 ||
+      pre_tokenizer_read(&t->pre_tokenizer, member(d, "pre_tokenizer"), err) != 0 ||
+      decode_steps_read(&t->decoder, member(d, "decoder"), err) != 0)
+    return error_prefix(err, "%s", d->name);
+  const bool byte_level = t->pre_tokenizer.byte_level;
+  if (bpe_read(&t->bpe, d, byte_level, err) != 0) return -1;
+  if (added_read(&t->raw, &t->normalized, member(d, "added_tokens"), byte_level, &t->normalizer,
+                 &t->bpe.vocabulary, err) != 0 ||
+      component_read(member(d, "post_processor"), "post_processor", "processors",
+                     read_post_processor, t, err) != 0)
+    return error_prefix(err, "%s", d->name);
+  if (t->bpe.vocabulary.count == 0) return error_set(err, "%s has no tokens", d->name);
+  t->facts.vocab_size = t->bpe.vocabulary.size;
+  index_added(t);
+  t->facts.fingerprint = tokenizer_fingerprint(t);
+  t->word = regex_open("[\\w\\x{200c}\\x{200d}]", err);
+  return t->word ? 0 : -1;
+}
+
+static void find_end(Tokenizer *t) {
+  static const char *const names[] = {"<|end_of_text|>", "<|endoftext|>", "</s>"};
+  for (int i = 0; i < 3 && t->facts.end == NO_TOKEN; i++) t->facts.end = find_token(t, names[i]);
+}
+
+// Takes json[bytes], which has a NUL behind it.
+static Tokenizer *open_over(const char *name, char *json, size_t bytes, Error *err) {
+  Tokenizer *t = xcalloc(1, sizeof *t);
+  t->json = json;
+  t->json_bytes = bytes;
+  t->name = xstrdup(name);
+  t->facts = (TokenizerFacts){.name = t->name, .begin = NO_TOKEN, .end = NO_TOKEN};
+  Document d;
+  const bool read =
+      document_open(&d, name, json, bytes, err) == 0 && read_document(t, &d, err) == 0;
+  document_close(&d);
+  if (read) return t;
+  tokenizer_close(t);
+  return NULL;
+}
+
+Tokenizer *tokenizer_parse(const char *name, const char *json, size_t bytes, Error *err) {
+  char *copy = memcpy(xcalloc(bytes + 1, 1), json, bytes);
+  Tokenizer *t = open_over(name, copy, bytes, err);
+  if (t) find_end(t);
+  return t;
+}
+
+void tokenizer_close(Tokenizer *t) {
+  if (!t) return;
+  normalizer_close(&t->normalizer);
+  added_close(&t->raw);
+  added_close(&t->normalized);
+  pre_tokenizer_close(&t->pre_tokenizer);
+  regex_close(t->word);
+  bpe_close(&t->bpe);
+  decode_steps_close(&t->decoder);
+  free(t->added);
+  free(t->name);
+  free(t->json);
+  free(t->config);
+  free(t);
+}
+
+const TokenizerFacts *tokenizer_facts(const Tokenizer *tokenizer) {
+  return &tokenizer->facts;
+}
+
+// ---- The byte tokenizer: a byte-level BPE without merges
+
+static Tokenizer *open_bytes(Error *err) {
+  char bytes[256];
+  size_t offsets[257];
+  for (size_t i = 0; i < 256; i++) bytes[i] = (char)i;
+  for (size_t i = 0; i < 257; i++) offsets[i] = i;
+  const BpeExport export = {.bytes = bytes,
+                            .offsets = offsets,
+                            .count = 256,
+                            .begin = "<|begin_of_text|>",
+                            .end = "<|end_of_text|>"};
+  char *json = export_tokenizer(&export);
+  Tokenizer *t = open_over(BYTES_NAME, json, strlen(json), err);
+  if (t) find_end(t);
+  return t;
+}
+
+// ---- The files beside tokenizer.json
+
+static PathText beside(const char *path, const char *name) {
+  return path_text("%s/%s", path_parent(path).text, name);
+}
+
+// NULL, without a sentence, if there is no such file.
+static cJSON *read_beside(const char *path, const char *name, Error *err) {
+  const PathText file = beside(path, name);
+  err->text[0] = '\0';
+  return path_exists(file.text) ? json_read(file.text, MAX_CONFIG_BYTES, err) : NULL;
+}
+
+static int read_config(Tokenizer *t, const char *path, Error *err) {
+  const PathText file = beside(path, "tokenizer_config.json");
+  if (!path_exists(file.text)) return 0;
+  if (file_read(file.text, MAX_CONFIG_BYTES, &t->config, &t->config_bytes, err) != 0) return -1;
+  cJSON *config = json_parse(file.text, t->config, t->config_bytes, err);
+  if (!config) return -1;
+  const cJSON *eos = cJSON_GetObjectItemCaseSensitive(config, "eos_token");
+  if (cJSON_IsObject(eos)) eos = cJSON_GetObjectItemCaseSensitive(eos, "content");
+  if (cJSON_IsString(eos)) t->facts.end = find_token(t, eos->valuestring);
+  cJSON_Delete(config);
+  return 0;
+}
+
+static int find_end_beside(Tokenizer *t, const char *path, Error *err) {
+  static const char *const names[] = {"generation_config.json", "config.json"};
+  for (int i = 0; i < 2 && t->facts.end == NO_TOKEN; i++) {
+    cJSON *config = read_beside(path, names[i], err);
+    if (!config && err->text[0]) return -1;
+    const cJSON *eos = cJSON_GetObjectItemCaseSensitive(config, "eos_token_id");
+    if (cJSON_IsArray(eos)) eos = eos->child;
+    int64_t id;
+    if (json_integer(eos, &id) == 0 && vocabulary_has(&t->bpe.vocabulary, id))
+      t->facts.end = (int32_t)id;
+    cJSON_Delete(config);
+  }
+  find_end(t);
+  return 0;
+}
+
+Tokenizer *tokenizer_open(const char *path, Error *err) {
+  if (strcmp(path, BYTES_NAME) == 0) return open_bytes(err);
+  const bool folder = path_is_directory(path);
+  const PathText file = path_text(folder ? "%s/tokenizer.json" : "%s", path);
+  char *json;
+  size_t bytes;
+  if (folder && !path_exists(file.text)) {
+    error_set(err, "'%s' has no tokenizer.json", path);
+    return NULL;
+  }
+  if (file_read(file.text, MAX_FILE_BYTES, &json, &bytes, err) != 0) return NULL;
+  Tokenizer *t = open_over(file.text, json, bytes, err);
+  if (!t) return NULL;
+  if (read_config(t, file.text, err) == 0 && find_end_beside(t, file.text, err) == 0) return t;
+  tokenizer_close(t);
+  return NULL;
+}
+
+// ---- Saving
+
+static char *copy_text(const Tokenizer *t, int32_t id) {
+  if (id == NO_TOKEN) return NULL;
+  if (t->added[id]) return xstrdup(t->added[id]->content);
+  const Token token = t->bpe.vocabulary.tokens[id];
+  return xasprintf("%.*s", (int)token.length, vocabulary_text(&t->bpe.vocabulary, id));
+}
+
+int tokenizer_save(const Tokenizer *t, const char *folder, Error *err) {
+  const PathText json = path_text("%s/tokenizer.json", folder);
+  const PathText config = path_text("%s/tokenizer_config.json", folder);
+  if (file_write_atomic(json.text, t->json, t->json_bytes, err) != 0) return -1;
+  if (t->config) return file_write_atomic(config.text, t->config, t->config_bytes, err);
+  char *begin = copy_text(t, t->facts.begin), *end = copy_text(t, t->facts.end);
+  char *text = export_tokenizer_config(begin, end);
+  const int result = file_write_atomic(config.text, text, strlen(text), err);
+  free(begin);
+  free(end);
+  free(text);
+  return result;
+}

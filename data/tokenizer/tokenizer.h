@@ -1,0 +1,69 @@
+// Text <-> token ids: the built-in byte tokenizer, or a Hugging Face tokenizer.json.
+//
+// A Tokenizer does not change once it is open, and threads may share it. What is written while
+// encoding or decoding lies in an Encoder or Decoder, one for each thread.
+#pragma once
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include "base/error.h"
+
+// The byte tokenizer: ids 0 to 255 are bytes, then begin and end of a document.
+#define BYTES_NAME "bytes"
+enum { TOKEN_BEGIN = 256, TOKEN_END = 257, BYTE_VOCAB = 258 };
+
+enum { NO_TOKEN = -1 };
+
+typedef struct Tokenizer Tokenizer;
+
+typedef struct TokenizerFacts {
+  const char *name;     // BYTES_NAME, or the path that it was read from; the tokenizer's
+  uint64_t fingerprint; // never 0; equal for files that say the same, however they spell it
+  int64_t vocab_size;   // the largest id + 1
+  // The tokens around a document, or NO_TOKEN. begin: by the post-processor. end: eos_token of the
+  // tokenizer_config.json beside it, else eos_token_id of generation_config.json or config.json,
+  // else a special token of a name known for it (<|end_of_text|>, <|endoftext|>, </s>).
+  int32_t begin, end;
+} TokenizerFacts;
+
+// BYTES_NAME, a tokenizer.json, or a folder that holds one (or one of the byte tokenizer, as
+// tokenizer_save writes it). NULL on error.
+Tokenizer *tokenizer_open(const char *path, Error *err);
+// A tokenizer.json over memory; `name` stands for the path in sentences.
+Tokenizer *tokenizer_parse(const char *name, const char *json, size_t bytes, Error *err);
+void tokenizer_close(Tokenizer *tokenizer); // NULL is fine
+const TokenizerFacts *tokenizer_facts(const Tokenizer *tokenizer);
+
+// Writes tokenizer.json and tokenizer_config.json into a folder, as transformers' AutoTokenizer
+// loads them, and syncs them: those that were read, byte for byte, where there were any.
+int tokenizer_save(const Tokenizer *tokenizer, const char *folder, Error *err);
+
+// ---- Encoding
+
+typedef struct TokenIds {
+  int32_t *ids; // [count], the caller's to free
+  int64_t count, capacity;
+} TokenIds;
+void token_ids_push(TokenIds *list, int32_t id);
+
+typedef struct Encoder Encoder;
+Encoder *encoder_open(const Tokenizer *tokenizer);
+void encoder_close(Encoder *encoder); // NULL is fine
+// Appends the ids of text[bytes], which need not be UTF-8, as the Python package tokenizers does
+// with add_special_tokens=False: added tokens inside the text are found; begin and end are the
+// caller's. continues: the text goes on from the piece before, so nothing is put in front of it.
+// An error: the regular expression ran into PCRE2's limits.
+int encoder_append(Encoder *encoder, const char *text, size_t bytes, bool continues, TokenIds *ids,
+                   Error *err);
+
+// ---- Decoding
+
+typedef struct Decoder Decoder;
+Decoder *decoder_open(const Tokenizer *tokenizer);
+void decoder_close(Decoder *decoder); // NULL is fine
+// The text that this id completes, as the Python package's decode has it with
+// skip_special_tokens=True: whole UTF-8 characters; the bytes of one that is not whole yet wait.
+// Returns how many bytes; *text is valid until the next call. Ids out of range are no text.
+size_t decoder_next(Decoder *decoder, int32_t id, const char **text);
+// What still waits: bytes that are no whole character come as they are. Starts a new text.
+size_t decoder_end(Decoder *decoder, const char **text);

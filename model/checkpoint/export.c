@@ -1,0 +1,122 @@
+#include "model/checkpoint/export.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/file.h"
+#include "base/json.h"
+#include "base/memory.h"
+
+#define GENERATION_FILE "generation_config.json"
+
+enum { CONFIG_BYTES = 1 << 20, CARRIED_BYTES = 64 << 20 };
+
+// Where there is a tokenizer, the first two come from tokenizer_save.
+static const char *const carried_names[] = {
+    "tokenizer.json",      "tokenizer_config.json", GENERATION_FILE, "special_tokens_map.json",
+    "added_tokens.json",   "tokenizer.model",       "vocab.json",    "merges.txt",
+    "chat_template.jinja", "chat_template.json",
+};
+enum { SAVED = 2, CARRIED = sizeof carried_names / sizeof *carried_names };
+
+// Is the folder's tokenizer this one? Where no tokenizer is known, nothing speaks against it.
+static bool has_tokenizer(const char *folder, const Tokenizer *tokenizer) {
+  if (!tokenizer) return true;
+  const PathText path = path_text("%s/tokenizer.json", folder);
+  if (!path_exists(path.text)) return false;
+  const TokenizerFacts *facts = tokenizer_facts(tokenizer);
+  if (strcmp(facts->name, folder) == 0 || strcmp(facts->name, path.text) == 0) return true;
+  Error ignored; // one that cannot be read is another one
+  Tokenizer *theirs = tokenizer_open(folder, &ignored);
+  const bool same = theirs && tokenizer_facts(theirs)->fingerprint == facts->fingerprint;
+  tokenizer_close(theirs);
+  return same;
+}
+
+static int read_files(Export *x, const char *from, Error *err) {
+  x->files = xcalloc(CARRIED, sizeof *x->files);
+  for (int i = x->tokenizer ? SAVED : 0; i < CARRIED; i++) {
+    const PathText path = path_text("%s/%s", from, carried_names[i]);
+    CarriedFile *file = &x->files[x->count];
+    if (!path_exists(path.text)) continue;
+    if (file_read(path.text, CARRIED_BYTES, &file->data, &file->bytes, err) != 0) return -1;
+    file->name = carried_names[i];
+    x->count++;
+    if (file_refuse_pointer(path.text, file->data, file->bytes, err) != 0) return -1;
+  }
+  return 0;
+}
+
+static int read_config(Export *x, const char *from, Error *err) {
+  const PathText path = path_text("%s/" MODEL_CONFIG_FILE, from);
+  size_t bytes;
+  if (file_read(path.text, CONFIG_BYTES, &x->config, &bytes, err) != 0) {
+    x->config = NULL;
+    return -1;
+  }
+  cJSON *tree = json_parse(path.text, x->config, bytes, err);
+  const bool object = cJSON_IsObject(tree);
+  if (tree && !object) error_set(err, "'%s' is not a JSON object", path.text);
+  cJSON_Delete(tree);
+  return object ? 0 : -1;
+}
+
+int export_open(Export *x, const Tokenizer *tokenizer, const char *from, Error *err) {
+  *x = (Export){.tokenizer = tokenizer};
+  if (from[0] == '\0') return 0;
+  x->same_tokenizer = has_tokenizer(from, tokenizer);
+  if (read_config(x, from, err) == 0 && (!x->same_tokenizer || read_files(x, from, err) == 0))
+    return 0;
+  export_close(x);
+  return -1;
+}
+
+void export_close(Export *x) {
+  for (int i = 0; i < x->count; i++) free(x->files[i].data);
+  free(x->files);
+  free(x->config);
+  *x = (Export){0};
+}
+
+// ---- Writing
+
+// Takes the text over.
+static int write_text(const char *folder, const char *name, char *text, Error *err) {
+  const int status = file_write(path_text("%s/%s", folder, name).text, text, strlen(text), err);
+  free(text);
+  return status;
+}
+
+static int write_generation_config(const char *folder, int begin, int end, Error *err) {
+  JsonWriter w = {.indent = 2};
+  json_open(&w, NULL, '{');
+  json_number(&w, "bos_token_id", begin < 0 ? NAN : begin, JSON_EXACT);
+  json_number(&w, "eos_token_id", end < 0 ? NAN : end, JSON_EXACT);
+  json_close(&w, '}');
+  return write_text(folder, GENERATION_FILE, w.text, err);
+}
+
+static int write_files(const Export *x, const char *folder, int begin, int end, Error *err) {
+  bool generation = !x->tokenizer;
+  for (int i = 0; i < x->count; i++) {
+    const CarriedFile *file = &x->files[i];
+    const PathText path = path_text("%s/%s", folder, file->name);
+    if (file_write(path.text, file->data, file->bytes, err) != 0) return -1;
+    if (strcmp(file->name, GENERATION_FILE) == 0) generation = true;
+  }
+  if (!generation && write_generation_config(folder, begin, end, err) != 0) return -1;
+  return x->tokenizer ? tokenizer_save(x->tokenizer, folder, err) : 0;
+}
+
+int export_write(const Export *x, const char *folder, const ModelConfig *model, SaveDtype dtype,
+                 Error *err) {
+  const TokenizerFacts *facts = x && x->tokenizer ? tokenizer_facts(x->tokenizer) : NULL;
+  const ConfigExtras extras = {.begin = facts ? facts->begin : NO_TOKEN,
+                               .end = facts ? facts->end : NO_TOKEN,
+                               .dtype = dtype,
+                               .carried = x ? x->config : NULL,
+                               .carry_ids = x && x->same_tokenizer};
+  if (write_text(folder, MODEL_CONFIG_FILE, model_config_json(model, &extras), err) != 0) return -1;
+  return x ? write_files(x, folder, extras.begin, extras.end, err) : 0;
+}

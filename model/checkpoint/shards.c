@@ -1,0 +1,123 @@
+// model.safetensors.index.json: which file of a sharded model has which tensor.
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/file.h"
+#include "base/json.h"
+#include "base/memory.h"
+#include "model/checkpoint/files.h"
+
+enum { INDEX_MAX_BYTES = 16 << 20 }; // the largest models' have 10 MB
+
+static int by_name(const void *a, const void *b) {
+  return strcmp(*(const char *const *)a, *(const char *const *)b);
+}
+
+// ---- Reading
+
+// The names in the map, each once and in order; they stay the map's.
+static int collect(ShardNames *shards, const cJSON *weight_map, Error *err) {
+  shards->names = xcalloc((size_t)cJSON_GetArraySize(weight_map) + 1, sizeof *shards->names);
+  int count = 0;
+  for (const cJSON *item = weight_map->child; item; item = item->next) {
+    char *name = cJSON_GetStringValue(item);
+    if (!name || strchr(name, '/') || strlen(name) > NAME_BYTES || name[0] == '\0')
+      return error_set(err, "weight_map gives '%.200s' something that is not a file's name",
+                       item->string);
+    shards->names[count++] = name;
+  }
+  if (count == 0) return error_set(err, "weight_map is empty");
+  qsort(shards->names, (size_t)count, sizeof *shards->names, by_name);
+  for (int i = 0; i < count; i++)
+    if (i == 0 || strcmp(shards->names[i], shards->names[i - 1]) != 0)
+      shards->names[shards->count++] = shards->names[i];
+  return 0;
+}
+
+int shard_names_parse(ShardNames *shards, const char *name, const char *json, size_t bytes,
+                      Error *err) {
+  *shards = (ShardNames){.tree = json_parse(name, json, bytes, err)};
+  if (!shards->tree) return -1;
+  const cJSON *weight_map = cJSON_GetObjectItemCaseSensitive(shards->tree, "weight_map");
+  const int status = cJSON_IsObject(weight_map) ? collect(shards, weight_map, err)
+                                                : error_set(err, "there is no object 'weight_map'");
+  if (status == 0) return 0;
+  shard_names_free(shards);
+  return error_prefix(err, "'%s'", name);
+}
+
+int shard_names_read(ShardNames *shards, const char *folder, Error *err) {
+  const PathText path = path_text("%s/%s", folder, WEIGHTS_INDEX_FILE);
+  char *json;
+  size_t bytes;
+  *shards = (ShardNames){0};
+  if (file_read(path.text, INDEX_MAX_BYTES, &json, &bytes, err) != 0) return -1;
+  int status = file_refuse_pointer(path.text, json, bytes, err);
+  if (status == 0) status = shard_names_parse(shards, path.text, json, bytes, err);
+  free(json);
+  return status;
+}
+
+void shard_names_free(ShardNames *shards) {
+  free(shards->names);
+  cJSON_Delete(shards->tree);
+  *shards = (ShardNames){0};
+}
+
+// ---- Writing
+
+uint64_t tensor_bytes(const SafeTensor *t) {
+  Error ignored; // of shapes that fit a model
+  uint64_t bytes = 0;
+  safetensors_bytes(t, &bytes, &ignored);
+  return bytes;
+}
+
+int shards_plan(const TensorList *list, uint64_t most_bytes, int *first) {
+  int count = 0;
+  uint64_t used = 0;
+  for (int i = 0; i < list->count; i++) {
+    const uint64_t bytes = tensor_bytes(&list->tensors[i]);
+    if (i == 0 || used + bytes > most_bytes) {
+      first[count++] = i;
+      used = 0;
+    }
+    used += bytes;
+  }
+  first[count] = list->count;
+  return count;
+}
+
+PathText shard_name(int i, int count) {
+  if (count == 1) return path_text(WEIGHTS_FILE);
+  return path_text("model-%05d-of-%05d.safetensors", i + 1, count);
+}
+
+typedef struct Entry {
+  const char *name; // first: by_name reads a pointer to a name
+  int shard;
+} Entry;
+
+char *shards_json(const TensorList *list, const int *first, int count) {
+  Entry *entries = xcalloc((size_t)list->count, sizeof *entries);
+  uint64_t total = 0;
+  for (int i = 0, shard = 0; i < list->count; i++) {
+    if (i == first[shard + 1]) shard++;
+    entries[i] = (Entry){list->tensors[i].name, shard};
+    total += tensor_bytes(&list->tensors[i]);
+  }
+  qsort(entries, (size_t)list->count, sizeof *entries, by_name);
+  JsonWriter w = {.indent = 2};
+  json_open(&w, NULL, '{');
+  json_open(&w, "metadata", '{');
+  json_whole(&w, "total_size", (int64_t)total);
+  json_close(&w, '}');
+  json_open(&w, "weight_map", '{');
+  for (int i = 0; i < list->count; i++)
+    json_string(&w, entries[i].name, shard_name(entries[i].shard, count).text);
+  json_close(&w, '}');
+  json_close(&w, '}');
+  free(entries);
+  return w.text;
+}

@@ -1,0 +1,82 @@
+#include "model/run/text.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "base/utf8.h"
+
+int prompt_ids(const Tokenizer *tokenizer, const char *text, size_t bytes, TokenIds *ids,
+               Error *err) {
+  const int32_t begin = tokenizer_facts(tokenizer)->begin, end = tokenizer_facts(tokenizer)->end;
+  const int64_t first = ids->count;
+  if (begin != NO_TOKEN) token_ids_push(ids, begin);
+  const int64_t text_at = ids->count;
+  Encoder *encoder = encoder_open(tokenizer);
+  const int status = encoder_append(encoder, text, bytes, false, ids, err);
+  encoder_close(encoder);
+  if (status != 0) return -1;
+  if (text_at > first && ids->count > text_at && ids->ids[text_at] == begin) {
+    ids->count--;
+    memmove(ids->ids + first, ids->ids + text_at, (size_t)(ids->count - first) * sizeof *ids->ids);
+  }
+  if (ids->count == first && end != NO_TOKEN) token_ids_push(ids, end);
+  if (ids->count > first) return 0;
+  return error_set(err,
+                   "the prompt is empty, and the tokenizer '%s' has no token to start from: "
+                   "give at least one character",
+                   tokenizer_facts(tokenizer)->name);
+}
+
+// The decoder is given the prompt, too, since some put no space in front of a text's first word.
+// Bytes at the prompt's end that begin a character wait in it, and come again with the rest.
+typedef struct Stream {
+  const Writing *w;
+  Decoder *decoder; // NULL: ids
+  const char *again;
+  size_t again_bytes;
+} Stream;
+
+static int show(Stream *s, const char *text, size_t bytes, Error *err) {
+  if (bytes == 0) return 0;
+  const bool comes_again = bytes >= s->again_bytes && memcmp(text, s->again, s->again_bytes) == 0;
+  const size_t skipped = comes_again ? s->again_bytes : 0;
+  s->again_bytes = 0;
+  if (bytes == skipped) return 0;
+  return s->w->show(s->w->context, text + skipped, bytes - skipped, err);
+}
+
+static int show_token(Stream *s, int32_t id, Error *err) {
+  char number[16];
+  const char *text = number;
+  const size_t bytes = s->decoder ? decoder_next(s->decoder, id, &text)
+                                  : (size_t)snprintf(number, sizeof number, " %d", id);
+  return show(s, text, bytes, err);
+}
+
+// Until the end, *stop or an error.
+static int show_what_follows(Stream *s, Error *err) {
+  const Writing *w = s->w;
+  for (int32_t id; !*w->stop;) {
+    const int status = generator_next(w->generator, &id, err);
+    if (status <= 0) return status;
+    if (show_token(s, id, err) != 0) return -1;
+  }
+  return 0;
+}
+
+int text_write(const Writing *w, const char *prompt, size_t bytes, const TokenIds *ids,
+               Error *err) {
+  if (generator_start(w->generator, ids->ids, ids->count, &w->options, err) != 0) return -1;
+  Stream s = {.w = w, .decoder = w->tokenizer ? decoder_open(w->tokenizer) : NULL};
+  const char *text = prompt;
+  s.again = prompt;
+  for (int64_t i = 0; s.decoder && i < ids->count; i++) decoder_next(s.decoder, ids->ids[i], &text);
+  int status = show(&s, prompt, bytes, err);
+  s.again_bytes = s.decoder ? utf8_begun(prompt, bytes) : 0;
+  s.again += bytes - s.again_bytes;
+  if (status == 0) status = show_what_follows(&s, err);
+  const size_t waiting = s.decoder ? decoder_end(s.decoder, &text) : 0;
+  if (status == 0) status = show(&s, text, waiting, err);
+  decoder_close(s.decoder);
+  return status;
+}

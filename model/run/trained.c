@@ -1,0 +1,149 @@
+#define _XOPEN_SOURCE 700 // realpath
+#include "model/run/trained.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/file.h"
+#include "base/json.h"
+#include "base/memory.h"
+#include "model/run/backend.h"
+
+enum { MOST_TRIES = 100, MOST_CONFIG_BYTES = 1 << 20 };
+
+// ---- The folder
+
+static int find(Trained *t, Error *err) {
+  const PathText latest = path_text("%s/latest", t->dir);
+  int status = -1;
+  free(t->resolved);
+  t->resolved = NULL;
+  // A run with a checkpoint that cannot be found is a run that just replaced it.
+  for (int i = 0; i < MOST_TRIES && !t->resolved; i++) {
+    status = checkpoint_find(t->dir, t->dir, t->path, err);
+    if (status == 0) t->resolved = realpath(t->path, NULL);
+    if (!path_exists(latest.text)) break;
+  }
+  return status;
+}
+
+// After something in the folder could not be read: true if a newer checkpoint has taken its place,
+// which is then the one to read.
+static bool moved_on(Trained *t) {
+  Error ignored;
+  char *before = t->resolved;
+  t->resolved = NULL;
+  const bool found = find(t, &ignored) == 0;
+  const bool moved = found && (!before || !t->resolved || strcmp(before, t->resolved) != 0);
+  free(before);
+  return moved;
+}
+
+// ---- What it says besides the weights
+
+static int read_model(Trained *t, Error *err) {
+  const PathText path = path_text("%s/config.json", t->path);
+  char *json;
+  size_t bytes;
+  if (file_read(path.text, MOST_CONFIG_BYTES, &json, &bytes, err) != 0) return -1;
+  const int status = model_config_parse(&t->model, path.text, json, err);
+  free(json);
+  return status;
+}
+
+static int read_tokenizer(Trained *t, Error *err) {
+  tokenizer_close(t->tokenizer);
+  t->tokenizer = NULL;
+  const bool there = path_exists(path_text("%s/tokenizer.json", t->path).text);
+  if (!there && t->model.vocab_size != BYTE_VOCAB) return 0;
+  t->tokenizer = tokenizer_open(there ? t->path : BYTES_NAME, err);
+  return t->tokenizer ? 0 : -1;
+}
+
+static int add_end(Trained *t, const cJSON *item) {
+  int64_t id;
+  if (json_integer(item, &id) != 0 || id > INT32_MAX || t->end_count == MAX_ENDS) return -1;
+  if (id >= 0) t->ends[t->end_count++] = (int32_t)id; // some write -1 for none
+  return 0;
+}
+
+// eos_token_id of a file: a number, a list, or null like a key or a file that is not there.
+static int read_ends_of(Trained *t, const char *file, Error *err) {
+  const PathText path = path_text("%s/%s", t->path, file);
+  if (t->end_count > 0 || !path_exists(path.text)) return 0;
+  cJSON *tree = json_read(path.text, MOST_CONFIG_BYTES, err);
+  const cJSON *value = cJSON_GetObjectItemCaseSensitive(tree, "eos_token_id");
+  int status = tree ? 0 : -1;
+  bool bad = false;
+  if (cJSON_IsArray(value))
+    for (const cJSON *item = value->child; item; item = item->next) bad |= add_end(t, item) != 0;
+  else if (value && !cJSON_IsNull(value))
+    bad = add_end(t, value) != 0;
+  if (bad)
+    status = error_set(err,
+                       "%s: eos_token_id is %s, but must be a token id, at most %d in a list, "
+                       "or null",
+                       path.text, json_shown(value).text, MAX_ENDS);
+  cJSON_Delete(tree);
+  return status;
+}
+
+static int read_ends(Trained *t, Error *err) {
+  t->end_count = 0;
+  if (read_ends_of(t, "generation_config.json", err) != 0 ||
+      read_ends_of(t, "config.json", err) != 0)
+    return -1;
+  const int32_t end = t->tokenizer ? tokenizer_facts(t->tokenizer)->end : NO_TOKEN;
+  if (t->end_count == 0 && end != NO_TOKEN) t->ends[t->end_count++] = end;
+  return 0;
+}
+
+int trained_open(Trained *t, const char *dir, Error *err) {
+  *t = (Trained){.dir = dir};
+  int status = find(t, err);
+  for (int i = 0; i < MOST_TRIES && status == 0; i++) {
+    status = read_model(t, err);
+    if (status == 0) status = read_tokenizer(t, err);
+    if (status == 0) status = read_ends(t, err);
+    if (status == 0 || !moved_on(t)) break;
+    status = 0;
+  }
+  return status;
+}
+
+// ---- The weights
+
+static int check_memory(const Trained *t, const RunShape *shape, const char *advice, Error *err) {
+  MemoryPlan plan;
+  memory_plan(&plan, &t->model, shape, t->be);
+  if (plan.total_bytes <= t->be->memory_bytes) return 0;
+  return error_set(err,
+                   "not enough memory: weights take %s, all together %s, and this %s has %s; %s",
+                   size_text(plan.params_bytes).text, size_text(plan.total_bytes).text, t->be->name,
+                   size_text(t->be->memory_bytes).text, advice);
+}
+
+int trained_load(Trained *t, const RunShape *shape_, int64_t max_positions, const char *advice,
+                 Error *err) {
+  RunShape shape = *shape_;
+  const Config config = {
+      .model = t->model,
+      .backend = {.device = DEVICE_AUTO, .kernels = KERNELS_AUTO, .graphs = shape.context > 0}};
+  t->be = backend_create(&config, &shape, max_positions, err);
+  if (!t->be || check_memory(t, &shape, advice, err) != 0 ||
+      llama_create(&t->llama, &t->model, &shape, t->be, err) != 0)
+    return -1;
+  for (int i = 0; i < MOST_TRIES; i++) {
+    if (checkpoint_load(t->path, &t->llama, false, err) == 0) return 0;
+    if (!moved_on(t)) break;
+  }
+  return -1;
+}
+
+void trained_close(Trained *t) {
+  llama_destroy(&t->llama);
+  if (t->be) t->be->destroy(t->be);
+  tokenizer_close(t->tokenizer);
+  free(t->resolved);
+  *t = (Trained){0};
+}

@@ -1,0 +1,30 @@
+// A trained model, to write with or to evaluate.
+#pragma once
+#include "data/tokenizer/tokenizer.h"
+#include "model/checkpoint/checkpoint.h"
+#include "model/generate.h"
+
+typedef struct Trained {
+  const char *dir; // as the user named it
+  // Where the weights are: dir, or a checkpoint in it. A run that goes on may remove a checkpoint
+  // at any moment; then its newest takes its place.
+  char path[PATH_CHARS];
+  char *resolved; // the same without links; NULL: gone already
+  ModelConfig model;
+  Tokenizer *tokenizer;   // NULL: there is none
+  int32_t ends[MAX_ENDS]; // the tokens that end a text, of which a SampleOptions has as many
+  int end_count;
+  Backend *be;
+  Llama llama;
+} Trained;
+
+// Reads all but the weights. dir: of a run, a checkpoint, or a Hugging Face LLaMA folder. Without a
+// tokenizer.json a model of BYTE_VOCAB tokens takes bytes. The ends are eos_token_id of
+// generation_config.json, else of config.json, else the tokenizer's. dir must stay.
+int trained_open(Trained *t, const char *dir, Error *err);
+// The weights, on the backend that there is, for forwards of this shape and positions below
+// max_positions. shape->context: of the one generator there will be; 0: none, and the shape may
+// change from call to call. `advice` is what to do where memory is short.
+int trained_load(Trained *t, const RunShape *shape, int64_t max_positions, const char *advice,
+                 Error *err);
+void trained_close(Trained *t); // zeros are fine

@@ -1,0 +1,87 @@
+#!/usr/bin/env bash
+# A Hugging Face folder as the model: a run starts from it, carries it over, goes on from its own checkpoints in the
+# same bits, and refuses folders and token files that are not the model's before anything is written.
+# shellcheck source=tests/support/lib.sh
+. "$(dirname "$0")/../support/lib.sh"
+prepare_data 400
+config=$folder/config.json
+write_config "$config"
+base=$folder/base
+
+# The folder: a checkpoint of ours, without what only we need, and with what others have.
+must "$TRAIN" "$config" train.steps=5 "output.dir=$folder/first" model.rope_theta=7e5
+cp -rL "$folder/first/latest" "$base"
+rm "$base"/{optimizer.safetensors,run.json,state.json}
+sed -i 's/"use_cache": true/"use_cache": false, "pad_token_id": 11, "x": {"y": 1.0}/' "$base/config.json"
+echo '{"temperature": 0.5}' >"$base/generation_config.json"
+echo 'template' >"$base/chat_template.jinja"
+sed 's/"model": {[^}]*}/"model": "base"/' <(tr '\n' ' ' <"$config") >"$folder/go_on.json"
+
+# ---- Continue pretraining
+go_on() { "$TRAIN" "$folder/go_on.json" "output.dir=$folder/$1" "${@:2}" >"$folder/said" 2>"$folder/said.err"; }
+go_on second train.steps=5
+status=$?
+check a_folder_is_a_model_to_go_on_from "$(cat "$folder/said.err")" test $status = 0
+last=$(losses val "$folder/first/log.jsonl" | tail -1 | sed 's/.*"loss":\([^,]*\),.*/\1/')
+start=$(losses val "$folder/second/log.jsonl" | head -1 | sed 's/.*"loss":\([^,]*\),.*/\1/')
+check its_weights_give_the_loss_that_they_had "$start at the start, $last before" test "$start" = "$last"
+check the_resolved_config_needs_the_folder_no_more "$(cat "$folder/second/run.json")" \
+  grep -q '"rope_theta": 700000.0' "$folder/second/run.json"
+check the_resolved_config_names_it "$(cat "$folder/second/run.json")" \
+  grep -qF "\"init_from\": \"$base\"" "$folder/second/run.json"
+carried_over() { # RUN
+  local file=$1/latest/config.json
+  grep -q '"pad_token_id": 11' "$file" && grep -q '"x": {"y": 1.0}' "$file" && grep -q '"use_cache": false' "$file" &&
+    cmp "$base/generation_config.json" "$1/latest/generation_config.json" &&
+    cmp "$base/chat_template.jinja" "$1/latest/chat_template.jinja"
+}
+check what_we_do_not_set_is_carried_over "$(cat "$folder/second/latest/config.json")" carried_over "$folder/second"
+
+# ---- Interrupted and resumed, with weights in bf16, the folder gone meanwhile: the same bits
+go_on whole train.steps=8 output.save_dtype=bf16
+go_on parts train.steps=8 output.save_dtype=bf16 train.save_interval=4
+rm -r "$folder/parts/step-00000008"
+mv "$base" "$base.moved"
+must "$TRAIN" "$folder/parts/run.json" train.resume=auto data.tokenizer=
+mv "$base.moved" "$base"
+check a_resumed_run_in_bf16_ends_in_the_same_bits "checkpoints differ" same_bits "$folder/whole" "$folder/parts"
+check a_resumed_run_carries_over_the_same "$(ls "$folder/parts/latest")" carried_over "$folder/parts"
+check bf16_halves_the_model "$(ls -l "$folder"/*/latest/model.safetensors)" test \
+  "$(stat -c %s "$folder/parts/latest/model.safetensors")" -lt \
+  "$(($(stat -c %s "$base/model.safetensors") * 6 / 10))"
+
+# ---- Refused
+refuses another_rope_theta_is_refused 'model.rope_theta was 700000.0 and is 500000.0' "$config" "train.init_from=$base"
+refuses a_shorter_context_is_refused 'max_position_embeddings was 32 and is 16' "$folder/go_on.json" \
+  model.max_position_embeddings=16 train.sequence_length=16
+must "$TRAIN" "$folder/go_on.json" "output.dir=$folder/longer" model.max_position_embeddings=64 train.steps=1 \
+  optimizer.warmup_steps=0
+check a_longer_context_is_allowed "$(cat "$folder/longer/latest/config.json")" \
+  grep -q '"max_position_embeddings": 64' "$folder/longer/latest/config.json"
+refuses a_folder_without_config_json_is_refused 'config.json' "$config" "model=$folder/data"
+for edit in 's/"model_type": "llama"/"model_type": "mistral"/' \
+  's/"rope_scaling": null/"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}/'; do
+  rm -rf "$folder/edited"
+  cp -r "$base" "$folder/edited"
+  sed -i "$edit" "$folder/edited/config.json"
+  word=$(sed 's/.*_type": "\([a-z]*\)".*/\1/' <<<"$edit")
+  refuses "${word}_as_init_from_is_refused" "$word" "$folder/go_on.json" "train.init_from=$folder/edited"
+  refuses "${word}_as_a_model_is_refused" "$word" "$folder/go_on.json" "model=$folder/edited"
+done
+mkdir "$folder/pickled"
+cp "$base/config.json" "$folder/pickled"
+touch "$folder/pickled/pytorch_model.bin"
+refuses pytorch_model_bin_alone_is_named 'pytorch_model.bin only' "$folder/go_on.json" "model=$folder/pickled"
+printf 'version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n' >"$folder/pickled/model.safetensors"
+refuses a_git_lfs_pointer_is_named 'git lfs pull' "$folder/go_on.json" "model=$folder/pickled"
+refuses bytes_in_a_vocabulary_of_32000_are_refused "model.vocab_size is 32000, but the tokenizer '" "$config" \
+  model.vocab_size=32000
+cp -r "$folder/whole" "$folder/other"
+sed -i 's/"tokenizer": "[0-9]*"/"tokenizer": "5"/' "$folder/other/latest/state.json"
+resume=("$folder/other/run.json" "output.dir=$folder/other" train.resume=auto)
+refuses another_tokenizer_than_the_checkpoints_is_refused 'trained with another tokenizer than' "${resume[@]}"
+must "$TRAIN" "${resume[@]}" train.resume_allow_changes=true train.steps=9
+check another_tokenizer_may_be_allowed "$(cat "$folder/other/latest/state.json")" \
+  cmp -s <(grep tokenizer "$folder/whole/latest/state.json") <(grep tokenizer "$folder/other/latest/state.json")
+refuses a_tokenizer_that_is_not_there_is_named 'data.tokenizer' "$config" data.tokenizer=/no/such/folder
+exit "$failed"

@@ -1,0 +1,126 @@
+#!/usr/bin/env bash
+# The folder that ./prepare writes: what it replaces and refuses, what it says of itself, and its way back to text.
+# shellcheck source=tests/support/prepare.sh
+. "$(dirname "$0")/../support/prepare.sh"
+
+for i in $(seq 1 150); do echo "{\"text\": \"document $i é\\n\"}"; done >many.jsonl
+printf '0123456789abcdefghijk' >text
+files() { find "$1" | LC_ALL=C sort | tr '\n' ' '; }
+
+# untouched NAME WORDS ARGUMENTS...: refused with the words, and nothing under the folder changes.
+untouched() {
+  local name=$1 words=$2 before
+  shift 2
+  before=$(find . ! -name std\* -type f -exec sha256sum {} + | sort)
+  "$prepare" "$@" >stdout 2>stderr
+  local status=$?
+  if [ $status = 1 ] && [ "$(wc -l <stderr)" = 1 ] && grep -qF -- "$words" stderr &&
+    [ "$before" = "$(find . ! -name std\* -type f -exec sha256sum {} + | sort)" ]; then passes "$name"
+  else fails "$name" "status $status, said: $(cat stderr)"; fi
+}
+
+# ---- What --out may be
+
+untouched an_out_folder_must_be_named '--out is missing' text
+untouched an_empty_name_is_refused '--out is missing' --out '' text
+runs --out set text
+untouched a_dataset_is_not_replaced "the folder 'set' holds a dataset already" --out set many.jsonl
+mkdir mine && echo x >mine/notes.txt
+untouched a_folder_with_other_files_is_refused "the folder 'mine' holds 'notes.txt'" --out mine text
+untouched even_with_force "the folder 'mine' holds 'notes.txt'" --force --out mine text
+untouched a_file_is_no_folder "'text': Not a directory" --out text text
+mkdir empty && runs --out empty/ text
+holds an_empty_folder_is_filled '[0123456789abcdefgh]' empty/train-00000.bin
+ln -s set link && runs --force --out link --val-fraction 0.5 text
+holds a_link_to_a_folder_stays_one '[0123456789]' set/train-00000.bin
+name=a_folder_of_the_same_tokenizer_alone_is_filled
+mkdir tokenizer && cp set/tokenizer*.json tokenizer
+if runs --out tokenizer text; then passes $name; else fails $name "$(cat stderr)"; fi
+mkdir other && sed 's/begin_of_text/start_of_text/g' set/tokenizer.json >other/tokenizer.json
+cmp -s set/tokenizer.json other/tokenizer.json && fails a_file_that_says_something_else 'it says the same'
+untouched another_tokenizer_is_not_replaced "the folder 'other' holds another tokenizer" --out other text
+
+mkdir -p late.tmp && touch late.tmp/train-00000.bin late.tmp/.prepare-stdin
+name=what_a_killed_run_left_is_removed
+if runs --out late text && [ ! -e late.tmp ]; then passes $name; else fails $name "$(cat stderr) $(files late.tmp)"; fi
+mkdir theirs.tmp && touch theirs.tmp/letter
+untouched a_folder_of_somebody_else_is_not "'theirs.tmp' is in the way, and holds 'letter'" --out theirs text
+cp -r set half.old
+untouched the_dataset_of_a_killed_exchange_is_kept "'half.old' is what 'half' was" --out half text
+mkfifo pipe
+"$prepare" --out busy - <pipe >stdout 2>stderr.first &
+job=$!
+exec 3>pipe
+until [ -e busy.tmp ]; do sleep 0.01; done
+untouched two_runs_into_one_folder_are_refused "another ./prepare is writing '" --out busy text
+cat text >&3
+exec 3>&-
+name=the_first_of_the_two_ends_well
+if wait $job && [ "$(documents busy/*.bin)" = '[0123456789abcdefgh][ijk]' ]; then passes $name; else fails $name "$(cat stderr.first)"; fi
+
+# ---- What it says of itself
+
+runs --out said --shard-tokens 1000 many.jsonl
+name=dataset_json_says_what_is_there
+python3 - said >problems 2>&1 <<'END'
+import glob, json, struct, sys
+folder = sys.argv[1]
+said = json.load(open(folder + "/dataset.json"))
+assert said["tokenizer"]["name"] == "bytes" and said["tokenizer"]["vocab_size"] == 258, said
+for part in ("train", "val"):
+    files = sorted(glob.glob(f"{folder}/{part}-*.bin"))
+    headers = [struct.unpack("<4i2Q", open(f, "rb").read(32)) for f in files]
+    tokens = [i for f in files for (i,) in struct.iter_unpack("<H", open(f, "rb").read()[1024:])]
+    assert all(h[3] == 0x61646F63 and h[4] == int(said["tokenizer"]["fingerprint"], 16) for h in headers), headers
+    assert [h[5] for h in headers] == [int(x, 16) for x in said[part]["xxh3"]], said[part]
+    assert said[part]["files"] == len(files) and said[part]["tokens"] == len(tokens), said[part]
+    assert said[part]["documents"] == tokens.count(256) == tokens.count(257), said[part]
+    assert said[part]["bytes"] == sum(t < 256 for t in tokens), said[part]
+assert said["split"] == {"val": "whole documents", "fraction": 0.1, "seed": 0}, said
+END
+if [ ! -s problems ]; then passes $name; else fails $name "$(tail -n 1 problems)"; fi
+
+# ---- Back to text
+
+"$prepare" --show 2 said >shown
+name=show_prints_the_first_documents
+expected=$'document 1 é\n\n--- end of document 1, 14 tokens ---\n'
+expected+=$'document 2 é\n\n--- end of document 2, 14 tokens ---'
+if [ "$(cat shown)" = "$expected" ]; then passes $name
+else fails $name "$(cat shown)"; fi
+"$prepare" --show 1 said/val-00000.bin >shown
+name=show_prints_a_token_file
+if grep -q '^document [0-9]* é$' shown && [ "$(grep -c 'end of document' shown)" = 1 ]; then passes $name; else fails $name "$(cat shown)"; fi
+name=show_prints_a_document_that_spans_files
+runs --shard-tokens 5 --out spans text && "$prepare" --show 9 spans >shown
+if [ "$(cat shown)" = $'0123456789abcdefgh\n--- end of document 1, 18 tokens ---' ]; then passes $name; else fails $name "$(cat shown)"; fi
+head -c 12 said/train-00000.bin >unmarked && head -c 1012 /dev/zero >>unmarked && tail -c +1025 said/train-00000.bin >>unmarked
+untouched show_asks_for_the_tokenizer_of_a_file_that_names_none 'name it with --tokenizer' --show 1 unmarked
+name=show_takes_a_tokenizer
+if "$prepare" --show 1 --tokenizer bytes unmarked | grep -q '^document 1 é$'; then passes $name; else fails $name 'no text'; fi
+untouched show_writes_nothing '--show takes one folder' --show 1 --out new said
+{ head -c 2000 said/train-00000.bin; printf 'xx'; tail -c +2003 said/train-00000.bin; } >said/train-00009.bin
+cp said/tokenizer*.json .
+untouched a_damaged_token_file_is_found "'said/train-00009.bin' is damaged" --show 1 said/train-00009.bin
+
+# ---- Other tokenizers. The text is cut into pieces, of which only the first begins a text
+
+seq -f 'line %g: été, don'"'"'t  stop' 100000 >long # 3.1 MB
+for kind in llama3 llama2 mistral; do
+  runs --tokenizer "$source/tests/fixtures/tokenizers/$kind" --val-fraction 0.000001 --out $kind long
+  bytes=$(sed -n 's/.*"bytes": \([0-9]*\).*/\1/p' $kind/dataset.json | head -n 1) # of train
+  "$prepare" --show 1 $kind | head -n -1 | head -c "$bytes" >shown
+  name=${kind}_gives_the_text_back
+  if [ "$bytes" -gt 3000000 ] && head -c "$bytes" long | cmp -s - shown; then passes $name; else fails $name "$(cmp long shown)"; fi
+  name=${kind}_makes_fewer_tokens_than_bytes
+  ids=$(($(stat -c %s $kind/train-00000.bin) / 2))
+  if [ $ids -lt "$bytes" ]; then passes $name; else fails $name "$ids ids"; fi
+done
+untouched a_tokenizer_that_is_none_is_refused "tokenizer.json" --tokenizer mine --out new text
+# <|begin|> in the text is one id, and ends what --show takes for a document
+printf 'a<|begin|>b and more of it' >marker
+runs --tokenizer "$source/tests/fixtures/tokenizers/llama3" --val-fraction 0.000001 --out special marker
+name=a_special_token_in_the_text_is_one_id
+if [ "$("$prepare" --show 9 special | grep -c 'end of document')" = 2 ]; then passes $name; else fails $name "$("$prepare" --show 9 special)"; fi
+
+exit $failed

@@ -1,0 +1,150 @@
+// Generation on a GPU, kernels of one row and recorded tokens included, against the CPU: the tokens
+// that a GPU writes must be the likeliest, by the CPU's logits of the same text, but for rounding.
+#include "tests/gpu/gpu_test.h"
+
+#include "kernels/gpu_backends.h"
+#include "model/generate.h"
+#include "tests/support/bf16_twin.h"
+
+enum { PROMPT = 100, WRITTEN = 60, TEXT = PROMPT + WRITTEN, SHORT_CONTEXT = 120 };
+
+static const ModelConfig model = {.hidden_size = 256,
+                                  .intermediate_size = 648,
+                                  .num_hidden_layers = 3,
+                                  .num_attention_heads = 6,
+                                  .num_key_value_heads = 2,
+                                  .head_dim = 64,
+                                  .vocab_size = 1003,
+                                  .max_position_embeddings = 256,
+                                  .rms_norm_eps = 1e-5,
+                                  .rope_theta = 10000,
+                                  .initializer_range = 0.08};
+
+static Backend *gpu(const OpsConfig *ops, KernelChoice kernels, bool graphs) {
+  const GpuOptions options = {.kernels = kernels, .graphs = graphs, .gemm_cache = ""};
+  Error err;
+  Backend *be = backend_gpu_create(ops, &options, &err);
+  if (!be) fail_msg("%s", err.text);
+  return be;
+}
+
+static void open_model(Llama *llama, Backend *be, const RunShape *shape) {
+  Error err;
+  if (llama_create(llama, &model, shape, be, &err)) fail_msg("%s", err.text);
+  llama_init_weights(llama, 3);
+}
+
+static void fill_prompt(int32_t *text) {
+  for (int i = 0; i < PROMPT; i++)
+    text[i] = (int32_t)(rng_u64(5, (uint64_t)i) % (uint64_t)model.vocab_size);
+}
+
+// Writes text[PROMPT ..) greedily, twice: the second time from what the first has recorded.
+static void write_text(KernelChoice kernels, bool graphs, int64_t context, int32_t *text) {
+  const RunShape shape = {.batch = 1, .seq = 64, .loss_chunks = 1, .context = context};
+  const OpsConfig ops = llama_ops_config(&model, &shape, model.max_position_embeddings, 0);
+  Backend *be = gpu(&ops, kernels, graphs);
+  Llama llama;
+  Error err;
+  open_model(&llama, be, &shape);
+  Generator *g = generator_create(&llama, context, &err);
+  if (!g) fail_msg("%s", err.text);
+  SampleOptions greedy = {.top_p = 1, .max_tokens = WRITTEN};
+  fill_prompt(text);
+  for (int time = 0; time < 2; time++) {
+    if (generator_start(g, text, PROMPT, &greedy, &err)) fail_msg("%s", err.text);
+    for (int i = PROMPT; i < TEXT; i++) {
+      int32_t id;
+      assert_int_equal(generator_next(g, &id, &err), 1);
+      if (time > 0) assert_int_equal(id, text[i]);
+      text[i] = id;
+    }
+  }
+  generator_destroy(g);
+  llama_destroy(&llama);
+  be->destroy(be);
+}
+
+// Of the whole text [TEXT, V], in fresh memory.
+static float *cpu_logits(const int32_t *text, bool rounded_to_bf16) {
+  const RunShape shape = {.batch = 1, .seq = TEXT, .loss_chunks = 1, .train = true};
+  const OpsConfig ops = llama_ops_config(&model, &shape, TEXT, 0);
+  Backend *be = backend_cpu_create(&ops);
+  if (rounded_to_bf16) bf16_twin(be, false);
+  Llama llama;
+  open_model(&llama, be, &shape);
+  const int64_t V = model.vocab_size;
+  float *logits = xmalloc((size_t)(TEXT * V) * sizeof *logits);
+  llama_load_batch(&llama, text, text);
+  llama_forward(&llama);
+  be->lm_head(be, TEXT, llama.acts.x_final, llama.acts.final_sumsq, llama.lm_head->folded,
+              llama.acts.logits);
+  be->read_act(be, logits, llama.acts.logits, TEXT * V);
+  llama_destroy(&llama);
+  be->destroy(be);
+  return logits;
+}
+
+// How far what was written is from the likeliest, at most; and the same for the twin's rounding.
+static void check_written(const char *name, const int32_t *text) {
+  const int64_t V = model.vocab_size;
+  float *exact = cpu_logits(text, false), *twin = cpu_logits(text, true);
+  double shortfall = 0, error = 0;
+  int likeliest = 0;
+  for (int64_t i = PROMPT; i < TEXT; i++) {
+    const float *row = exact + (i - 1) * V, *of_twin = twin + (i - 1) * V;
+    float largest = row[0];
+    for (int64_t v = 0; v < V; v++) {
+      largest = fmaxf(largest, row[v]);
+      error = fmax(error, fabs((double)row[v] - (double)of_twin[v]));
+    }
+    shortfall = fmax(shortfall, (double)largest - (double)row[text[i]]);
+    likeliest += row[text[i]] == largest;
+  }
+  // A token may win by the error of two logits; the twin's error may be half of the GPU's.
+  const double bound = 4 * error;
+  printf("# %s: %d of %d the likeliest, the others short by %.4f at most (bound %.4f)\n", name,
+         likeliest, WRITTEN, shortfall, bound);
+  fflush(stdout);
+  assert_true(likeliest > WRITTEN / 2);
+  if (!(shortfall <= bound)) fail_msg("%s wrote a token that is %g short", name, shortfall);
+  free(exact);
+  free(twin);
+}
+
+static void check_backend(const char *name, KernelChoice kernels) {
+  int32_t text[TEXT], launched[TEXT], past_context[TEXT], past_launched[TEXT];
+  write_text(kernels, true, model.max_position_embeddings, text);
+  write_text(kernels, false, model.max_position_embeddings, launched);
+  assert_memory_equal(text, launched, sizeof text);
+  check_written(name, text);
+  write_text(kernels, true, SHORT_CONTEXT, past_context); // the cache's newer half is fed again
+  write_text(kernels, false, SHORT_CONTEXT, past_launched);
+  assert_memory_equal(past_context, past_launched, sizeof past_context);
+  assert_memory_equal(past_context, text, SHORT_CONTEXT * sizeof *text);
+  assert_memory_not_equal(past_context, text, sizeof text);
+}
+
+static void test_unfused(void **state) {
+  (void)state;
+  check_backend("unfused", KERNELS_UNFUSED);
+}
+
+static void test_fused(void **state) {
+  (void)state;
+  Error err;
+  const RunShape shape = {.batch = 1, .seq = 64, .loss_chunks = 1};
+  const OpsConfig ops = llama_ops_config(&model, &shape, 64, 0);
+  if (backend_fused_supported(&ops, &err) != 0) {
+    printf("# %s\n", err.text);
+    skip();
+  }
+  check_backend("fused", KERNELS_FUSED);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      {"unfused_writes_what_the_cpu_finds_likeliest", test_unfused, NULL, NULL, NULL},
+      {"fused_writes_what_the_cpu_finds_likeliest", test_fused, NULL, NULL, NULL}};
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,21 @@
+// Faults at system calls. The calls that change files are wrapped by the linker (WRAP_FILES in
+// tests.mk) and counted.
+#pragma once
+#include <stdbool.h>
+
+typedef enum Fault { NO_FAULT, FAIL_EIO, FAIL_ENOSPC, FAIL_SHORT, DIE, DIE_SHORT, FAULTS } Fault;
+extern const char *const fault_names[FAULTS];
+
+enum { EXIT_KILLED = 77 }; // of a process that a fault ended
+
+// What the wrapped calls do. Global because their signatures are the system's.
+extern struct Injected {
+  Fault fault;
+  int at;            // the call that fails, from 1
+  int calls;         // so far
+  bool disk_full;    // a short write happened
+  bool no_exchange;  // renameat2 as on file systems without it
+  bool always_short; // every write takes half of what it is given
+  bool log;
+  char events[2048]; // where log: "sync NAME" and "rename FROM TO", a line each
+} injected;

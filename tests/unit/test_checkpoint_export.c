@@ -1,0 +1,335 @@
+// Checkpoints for other programs: weights in bf16 and in shards, ids and tokenizer, what is carried
+// over from the folder that the run started from; and that a run goes on from all of them.
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <cmocka.h>
+
+#include "base/file.h"
+#include "base/json.h"
+#include "base/memory.h"
+#include "data/safetensors.h"
+#include "tests/support/tiny_run.h"
+
+static const char untied[] = "\"tie_word_embeddings\": false";
+
+static void save(TinyTest *t, int64_t step, uint64_t version, const Export *export) {
+  Error err = {""};
+  tiny_run_fill(&t->run, version);
+  const TrainState state = tiny_state(step, version);
+  must(checkpoint_save(t->dir, &t->run.llama, &t->run.config, export, &state, 9, &err), &err);
+}
+
+static PathText in(const TinyTest *t, const char *name) {
+  return path_text("%s/%s", t->dir, name);
+}
+
+static int load(TinyTest *t, bool with_optimizer, Error *err) {
+  char path[PATH_CHARS];
+  must(checkpoint_find("auto", t->dir, path, err), err);
+  return checkpoint_load(path, &t->loaded.llama, with_optimizer, err);
+}
+
+static cJSON *read_json(const TinyTest *t, const char *name) {
+  Error err = {""};
+  cJSON *tree = json_read(in(t, name).text, 1 << 20, &err);
+  if (!tree) fail_msg("%s", err.text);
+  return tree;
+}
+
+static void expect_field(const TinyTest *t, const char *file, const char *name, const char *json) {
+  cJSON *tree = read_json(t, file);
+  char *text = cJSON_PrintUnformatted(cJSON_GetObjectItemCaseSensitive(tree, name));
+  if (!text || strcmp(text, json) != 0)
+    fail_msg("%s: %s is %s, not %s", file, name, text ? text : "not there", json);
+  free(text);
+  cJSON_Delete(tree);
+}
+
+// ---- bf16
+
+static uint32_t bits_of(float value) {
+  uint32_t bits;
+  memcpy(&bits, &value, sizeof bits);
+  return bits;
+}
+
+// The nearer of the two bf16 numbers around a float; of two that are as near, the even one.
+static uint32_t nearest_bf16(float value) {
+  const uint32_t below = bits_of(value) >> 16, rest = bits_of(value) & 0xffff;
+  return rest > 0x8000 || (rest == 0x8000 && below % 2) ? below + 1 : below;
+}
+
+static void weights_in_bf16_leave_the_masters_to_go_on_from(void **state) {
+  (void)state;
+  Error err = {""};
+  TinyTest t = tiny_test_open(untied);
+  t.run.config.output.save_dtype = SAVE_BF16;
+  save(&t, 7, 1, NULL);
+  expect_field(&t, "latest/config.json", "torch_dtype", "\"bfloat16\"");
+  must(load(&t, true, &err), &err);
+  assert_int_equal(tiny_run_differs(&t.loaded, 1), 0);
+
+  must(load(&t, false, &err), &err); // what other programs see
+  int rounded = 0;
+  for (int i = 0; i < t.run.llama.param_count; i++) {
+    const ParamTensor *p = &t.run.llama.tensors[i];
+    const int64_t n = p->rows * p->cols;
+    float *masters = xmalloc(2 * (size_t)n * sizeof *masters), *found = masters + n;
+    t.run.be->read_master(t.run.be, masters, p->master, n);
+    t.loaded.be->read_master(t.loaded.be, found, t.loaded.llama.tensors[i].master, n);
+    for (int64_t j = 0; j < n; j++) {
+      assert_int_equal(bits_of(found[j]), nearest_bf16(masters[j]) << 16);
+      rounded += found[j] != masters[j];
+    }
+    free(masters);
+  }
+  assert_in_range(rounded, 1000, 1000000);
+  t.run.config.output.save_dtype = SAVE_FP32; // and back
+  save(&t, 8, 2, NULL);
+  must(load(&t, true, &err), &err);
+  assert_int_equal(tiny_run_differs(&t.loaded, 2), 0);
+  tiny_test_close(&t);
+}
+
+static void a_bf16_value_is_the_nearest_one(void **state) {
+  (void)state;
+  Error err = {""};
+  TinyTest t = tiny_test_open(untied);
+  const float values[] = {1.0f,      0x1.01p0f, 0x1.03p0f, 0x1.010002p0f, -0x1.01p0f,
+                          0x1p-149f, INFINITY,  -0.0f,     NAN,           0x1.fffffep127f};
+  const uint16_t expected[] = {0x3f80, 0x3f80, 0x3f82, 0x3f81, 0xbf80,
+                               0,      0x7f80, 0x8000, 0x7fc0, 0x7f80};
+  enum { COUNT = sizeof values / sizeof *values };
+  SafeTensor tensor = {.name = "x", .dtype = SAFE_BF16, .rank = 1, .shape = {COUNT}};
+  SafeWriter w;
+  SafeFile file;
+  must(safetensors_create(&w, in(&t, "x").text, 1, &tensor, &err), &err);
+  must(safetensors_append_f32(&w, SAFE_BF16, values, COUNT, &err), &err);
+  must(safetensors_finish(&w, &err), &err);
+  must(safetensors_open(&file, in(&t, "x").text, &err), &err);
+  assert_memory_equal(file.data, expected, sizeof expected);
+  safetensors_close(&file);
+  tiny_test_close(&t);
+}
+
+// ---- Shards
+
+static void large_weights_are_sharded_and_indexed(void **state) {
+  (void)state;
+  Error err = {""};
+  TinyTest t = tiny_test_open(untied);
+  const Export export = {.shard_bytes = 4000};
+  save(&t, 7, 1, NULL);
+  SafeFile whole;
+  must(safetensors_open(&whole, in(&t, "latest/model.safetensors").text, &err), &err);
+  uint64_t total = 0;
+  for (int i = 0; i < whole.count; i++) total += whole.tensors[i].end - whole.tensors[i].begin;
+
+  save(&t, 8, 2, &export);
+  assert_false(tiny_test_has(&t, "latest/model.safetensors"));
+  cJSON *index = read_json(&t, "latest/model.safetensors.index.json");
+  const cJSON *map = cJSON_GetObjectItem(index, "weight_map"),
+              *size = cJSON_GetObjectItem(cJSON_GetObjectItem(index, "metadata"), "total_size");
+  assert_int_equal(cJSON_GetArraySize(map), whole.count);
+  assert_int_equal((uint64_t)size->valuedouble, total);
+  int most = 0;
+  for (const cJSON *item = map->child; item; item = item->next) {
+    if (item->next) assert_true(strcmp(item->string, item->next->string) < 0);
+    int shard, shards;
+    assert_int_equal(sscanf(item->valuestring, "model-%5d-of-%5d", &shard, &shards), 2);
+    assert_in_range(shard, 1, shards);
+    if (shard > most) most = shard;
+    SafeFile file;
+    const PathText path = path_text("%s/latest/%s", t.dir, item->valuestring);
+    must(safetensors_open(&file, path.text, &err), &err);
+    if (!safetensors_find(&file, item->string)) fail_msg("%s lacks %s", path.text, item->string);
+    const uint64_t bytes = file.tensors[file.count - 1].end;
+    if (bytes > 4000 && file.count > 1) fail_msg("%s has %d bytes", path.text, (int)bytes);
+    safetensors_close(&file);
+  }
+  assert_in_range(most, 3, whole.count);
+  assert_true(
+      tiny_test_has(&t, path_text("latest/model-%05d-of-%05d.safetensors", most, most).text));
+  cJSON_Delete(index);
+  safetensors_close(&whole);
+
+  must(load(&t, true, &err), &err);
+  assert_int_equal(tiny_run_differs(&t.loaded, 2), 0);
+  must(load(&t, false, &err), &err); // as any Hugging Face folder
+  char path[PATH_CHARS];
+  tiny_test_remove(&t, path_text("latest/model-00002-of-%05d.safetensors", most).text);
+  must(checkpoint_find("auto", t.dir, path, &err), &err); // not complete any more
+  assert_string_equal(path, in(&t, "step-00000007").text);
+  tiny_test_close(&t);
+}
+
+static void a_folder_without_safetensors_says_what_it_has(void **state) {
+  (void)state;
+  Error err = {""};
+  char path[PATH_CHARS];
+  TinyTest t = tiny_test_open(untied);
+  tiny_test_write(&t, "config.json", "{}");
+  expect_error(checkpoint_find(t.dir, "unused", path, &err), &err, "has no weights");
+  tiny_test_write(&t, "pytorch_model.bin", "PK");
+  expect_error(checkpoint_find(t.dir, "unused", path, &err), &err, "save_pretrained");
+  expect_error(checkpoint_load(t.dir, &t.loaded.llama, false, &err), &err, "pytorch_model.bin");
+  static const char pointer[] =
+      "version https://git-lfs.github.com/spec/v1\noid sha256:1\nsize 9\n";
+  tiny_test_write(&t, "model.safetensors.index.json", pointer);
+  expect_error(checkpoint_load(t.dir, &t.loaded.llama, false, &err), &err, "git-lfs pointer");
+  tiny_test_write(&t, "model.safetensors", pointer);
+  expect_error(checkpoint_load(t.dir, &t.loaded.llama, false, &err), &err, "git lfs pull");
+  tiny_test_close(&t);
+}
+
+// ---- The tokenizer, and what is carried over
+
+static Tokenizer *bytes_tokenizer(void) {
+  Error err = {""};
+  Tokenizer *tokenizer = tokenizer_open(BYTES_NAME, &err);
+  if (!tokenizer) fail_msg("%s", err.text);
+  return tokenizer;
+}
+
+static void a_checkpoint_names_the_tokens_around_a_document(void **state) {
+  (void)state;
+  Error err = {""};
+  TinyTest t = tiny_test_open(untied);
+  Export export;
+  Tokenizer *tokenizer = bytes_tokenizer();
+  save(&t, 1, 1, NULL);
+  expect_field(&t, "latest/config.json", "bos_token_id", "null");
+  assert_false(tiny_test_has(&t, "latest/generation_config.json"));
+  must(export_open(&export, tokenizer, "", &err), &err);
+  save(&t, 2, 1, &export);
+  for (int i = 0; i < 2; i++) {
+    const char *file = i ? "latest/generation_config.json" : "latest/config.json";
+    expect_field(&t, file, "bos_token_id", "256");
+    expect_field(&t, file, "eos_token_id", "257");
+  }
+  export_close(&export);
+  tokenizer_close(tokenizer);
+  tiny_test_close(&t);
+}
+
+static const char generation[] = "{ \"temperature\": 0.6, \"eos_token_id\": [1, 2]}";
+
+static void what_the_run_started_from_is_carried_over(void **state) {
+  (void)state;
+  Error err = {""};
+  TinyTest t = tiny_test_open(untied);
+  tiny_test_write(&t, "config.json",
+                  "{\"pad_token_id\": 3, \"eos_token_id\": [1, 2], \"x\": \"y\"}");
+  tiny_test_write(&t, "generation_config.json", generation);
+  tiny_test_write(&t, "special_tokens_map.json", "{\"pad\": 1}");
+  tiny_test_write(&t, "tokenizer.json", "one that cannot be read");
+  tiny_test_write(&t, "tokenizer.model", "binary");
+  tiny_test_write(&t, "chat_template.jinja", "{{ x }}");
+  tiny_test_write(&t, "README.md", "not ours to tell");
+  Export export;
+  const PathText first = in(&t, "step-00000001");
+  const char *from = t.dir;
+  for (int step = 1; step <= 2; step++) { // the second time from our own checkpoint
+    must(export_open(&export, NULL, from, &err), &err);
+    save(&t, step, 1, &export);
+    export_close(&export);
+    expect_field(&t, "latest/config.json", "pad_token_id", "3");
+    expect_field(&t, "latest/config.json", "eos_token_id", "[1,2]");
+    expect_field(&t, "latest/config.json", "x", "\"y\"");
+    expect_field(&t, "latest/config.json", "hidden_size", "16");
+    char *text;
+    size_t bytes;
+    must(file_read(in(&t, "latest/generation_config.json").text, 1000, &text, &bytes, &err), &err);
+    assert_string_equal(text, generation); // byte for byte
+    free(text);
+    assert_true(tiny_test_has(&t, "latest/special_tokens_map.json"));
+    assert_true(tiny_test_has(&t, "latest/tokenizer.json"));
+    assert_true(tiny_test_has(&t, "latest/tokenizer.model"));
+    assert_true(tiny_test_has(&t, "latest/chat_template.jinja"));
+    assert_false(tiny_test_has(&t, "latest/README.md"));
+    from = first.text;
+  }
+  tiny_test_close(&t);
+}
+
+// Fields of another tokenizer's folder are kept, but its ids and files would be wrong.
+static void another_tokenizers_files_are_not_carried_over(void **state) {
+  (void)state;
+  Error err = {""};
+  TinyTest t = tiny_test_open(untied);
+  Tokenizer *tokenizer = bytes_tokenizer();
+  tiny_test_write(&t, "config.json", "{\"pad_token_id\": 3, \"eos_token_id\": [1, 2]}");
+  tiny_test_write(&t, "generation_config.json", generation);
+  tiny_test_write(&t, "tokenizer.json", "{}");
+  tiny_test_write(&t, "tokenizer.model", "binary");
+  Export export;
+  must(export_open(&export, tokenizer, t.dir, &err), &err);
+  save(&t, 1, 1, &export);
+  export_close(&export);
+  expect_field(&t, "latest/config.json", "pad_token_id", "3");
+  expect_field(&t, "latest/config.json", "eos_token_id", "257");
+  expect_field(&t, "latest/generation_config.json", "eos_token_id", "257");
+  assert_false(tiny_test_has(&t, "latest/tokenizer.model"));
+  tokenizer_close(tokenizer);
+  tiny_test_close(&t);
+}
+
+static void what_cannot_be_carried_over_is_refused(void **state) {
+  (void)state;
+  Error err = {""};
+  Export export;
+  TinyTest t = tiny_test_open(untied);
+  expect_error(export_open(&export, NULL, t.dir, &err), &err, "config.json");
+  tiny_test_write(&t, "config.json", "[1]");
+  expect_error(export_open(&export, NULL, t.dir, &err), &err, "not a JSON object");
+  tiny_test_write(&t, "config.json", "{\"a\": 1");
+  expect_error(export_open(&export, NULL, t.dir, &err), &err, "not valid JSON");
+  tiny_test_write(&t, "config.json", "{}");
+  tiny_test_write(&t, "tokenizer.model", "version https://git-lfs.github.com/spec/v1\n");
+  expect_error(export_open(&export, NULL, t.dir, &err), &err, "git-lfs pointer");
+  tiny_test_close(&t);
+}
+
+static void a_state_may_say_which_tokenizer(void **state) {
+  (void)state;
+  Error err = {""};
+  TinyTest t = tiny_test_open(untied);
+  TrainState saved = tiny_state(3, 1), back;
+  saved.tokenizer = UINT64_MAX - 4;
+  must(checkpoint_save(t.dir, &t.run.llama, &t.run.config, NULL, &saved, 9, &err), &err);
+  must(checkpoint_read_state(in(&t, "latest").text, &back, &err), &err);
+  assert_memory_equal(&back, &saved, sizeof back);
+  static const char counts[] =
+      "{\"version\":1,\"step\":1,\"updates\":1,\"nonfinite\":0,\"nonfinite_row\":0,"
+      "\"best_val_step\":0,\"sequences\":\"1\",\"best_val_loss\":null%s}";
+  char *old = xasprintf(counts, ""), *bad = xasprintf(counts, ",\"tokenizer\":7");
+  tiny_test_write(&t, "state.json", old);
+  must(checkpoint_read_state(t.dir, &back, &err), &err);
+  assert_int_equal(back.tokenizer, 0);
+  tiny_test_write(&t, "state.json", bad);
+  expect_error(checkpoint_read_state(t.dir, &back, &err), &err, "'tokenizer' is not a string");
+  free(old);
+  free(bad);
+  tiny_test_close(&t);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(weights_in_bf16_leave_the_masters_to_go_on_from),
+      cmocka_unit_test(a_bf16_value_is_the_nearest_one),
+      cmocka_unit_test(large_weights_are_sharded_and_indexed),
+      cmocka_unit_test(a_folder_without_safetensors_says_what_it_has),
+      cmocka_unit_test(a_checkpoint_names_the_tokens_around_a_document),
+      cmocka_unit_test(what_the_run_started_from_is_carried_over),
+      cmocka_unit_test(another_tokenizers_files_are_not_carried_over),
+      cmocka_unit_test(what_cannot_be_carried_over_is_refused),
+      cmocka_unit_test(a_state_may_say_which_tokenizer),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,228 @@
+// A Hugging Face folder as the model: what the configuration takes from it, what init_from checks,
+// and what our config.json carries over from another one.
+#include <stdlib.h>
+
+#include "base/file.h"
+#include "base/json.h"
+#include "base/memory.h"
+#include "tests/support/config_test.h"
+#include "tests/support/tiny_run.h"
+
+#define HF_CONFIG "{\"model_type\": \"llama\", " SIZES ", \"rope_theta\": 7e5"
+
+static void put(const char *folder, const char *name, const char *text) {
+  Error err = {""};
+  must(file_write(path_text("%s/%s", folder, name).text, text, strlen(text), &err), &err);
+}
+
+// A folder with a config.json, in fresh memory; removed by drop.
+static char *folder_with(const char *config) {
+  char *folder = temporary_folder();
+  put(folder, "config.json", config);
+  return folder;
+}
+
+static void drop(char *folder) {
+  Error err = {""};
+  must(directory_remove(folder, &err), &err);
+  free(folder);
+}
+
+static Config parse_folder(const char *folder, const char *extra) {
+  char *json = xasprintf("{\"model\": \"%s\", \"data\": {\"train\": \"t.bin\"}, "
+                         "\"train\": {\"steps\": 10, \"sequence_length\": 32%s}, "
+                         "\"output\": {\"dir\": \"runs/x\"}}",
+                         folder, extra);
+  const Config config = parse(json);
+  free(json);
+  return config;
+}
+
+static void a_folder_gives_sizes_weights_and_tokenizer(void **state) {
+  (void)state;
+  char *folder = folder_with(HF_CONFIG "}");
+  Config c = parse_folder(folder, "");
+  assert_int_equal(c.model.hidden_size, 64);
+  assert_true(c.model.rope_theta == 7e5 && c.model.rms_norm_eps == 1e-6);
+  assert_string_equal(c.train.init_from, folder);
+  assert_string_equal(c.data.tokenizer, ""); // it has none
+  put(folder, "tokenizer.json", "{}");
+  c = parse_folder(folder, "");
+  assert_string_equal(c.data.tokenizer, folder);
+  assert_string_equal(parse_folder(folder, ", \"init_from\": \"\"").train.init_from, "");
+  char *json = config_json(&c); // needs the folder no more
+  const Config again = parse(json);
+  assert_memory_equal(&c, &again, sizeof c);
+  free(json);
+  drop(folder);
+}
+
+static void an_override_may_be_a_folder_or_a_file(void **state) {
+  (void)state;
+  char *folder = folder_with(HF_CONFIG "}");
+  char *as_folder = xasprintf("model=%s", folder);
+  char *as_file = xasprintf("model=%s/config.json", folder);
+  char *own = "train.init_from=elsewhere";
+  Config c = parse_with(MINIMAL, 1, &as_folder);
+  assert_true(c.model.rope_theta == 7e5);
+  assert_string_equal(c.train.init_from, folder);
+  c = parse_with(MINIMAL, 2, (char *[]){own, as_folder});
+  assert_string_equal(c.train.init_from, "elsewhere");
+  c = parse_with(MINIMAL, 1, &as_file); // the sizes alone
+  assert_true(c.model.rope_theta == 7e5);
+  assert_string_equal(c.train.init_from, "");
+  c = parse_with(MINIMAL, 2, (char *[]){as_folder, as_file});
+  assert_string_equal(c.train.init_from, "");
+  free(as_folder);
+  free(as_file);
+  drop(folder);
+}
+
+static void a_folder_is_looked_for_beside_the_config_first(void **state) {
+  (void)state;
+  Error err = {""};
+  Config c;
+  char *folder = temporary_folder(), *base = xasprintf("%s/base", folder);
+  must(directory_create(base, &err), &err);
+  put(base, "config.json", HF_CONFIG "}");
+  put(folder, "c.json", "{\"model\": \"base\", " REST "}");
+  must(config_load(&c, path_text("%s/c.json", folder).text, 0, NULL, &err), &err);
+  assert_string_equal(c.train.init_from, base);
+  put(folder, "c.json", "{\"model\": \"tests/fixtures/gqa_untied\", " REST "}");
+  must(config_load(&c, path_text("%s/c.json", folder).text, 0, NULL, &err), &err);
+  assert_string_equal(c.train.init_from, "tests/fixtures/gqa_untied");
+  free(base);
+  drop(folder);
+}
+
+static void a_folder_without_config_json_is_refused(void **state) {
+  (void)state;
+  char *folder = temporary_folder(), *json = xasprintf("{\"model\": \"%s\", " REST "}", folder);
+  Config c;
+  Error err = {""};
+  expect_error(config_parse(&c, "c.json", json, 0, NULL, &err), &err, "config.json");
+  expect_words(&err, (const char *const[]){"c.json: model", folder, NULL});
+  const ModelConfig model = {0};
+  expect_error(model_config_check(&model, folder, &err), &err, "has no config.json");
+  put(folder, "config.json", "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n");
+  expect_error(model_config_check(&model, folder, &err), &err, "git-lfs pointer");
+  free(json);
+  drop(folder);
+}
+
+// ---- train.init_from beside a model section
+
+static void init_from_is_checked_field_by_field(void **state) {
+  (void)state;
+  const struct {
+    const char *theirs, *words[3]; // no words: accepted
+  } cases[] = {
+      {"", {NULL}},
+      {", \"initializer_range\": 0.5", {NULL}},
+      {", \"max_position_embeddings\": 32", {NULL}}, // ours is 2048
+      {", \"max_position_embeddings\": 4096", {"max_position_embeddings was 4096 and is 2048"}},
+      {", \"rms_norm_eps\": 1e-5", {"model.rms_norm_eps was 1e-05 and is 1e-06", "FOLDER"}},
+      {", \"num_key_value_heads\": 2, \"head_dim\": 8",
+       {"num_key_value_heads was 2 and is 4", "head_dim was 8 and is 16"}},
+      {", \"tie_word_embeddings\": true", {"tie_word_embeddings was true"}},
+      {", \"rope_scaling\": {\"rope_type\": \"llama3\", " LLAMA3 "}",
+       {"rope_type was \"llama3\" and is \"default\"", "factor was 8"}},
+      {", \"rope_parameters\": {\"rope_type\": \"dynamic\", \"factor\": 2}",
+       {"config.json", "rope_type is \"dynamic\""}},
+      {", \"attention_bias\": true", {"attention_bias is true"}},
+  };
+  char *ours = folder_with(HF_CONFIG "}");
+  const Config c = parse_folder(ours, "");
+  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    Error err = {""};
+    char *json = xasprintf(HF_CONFIG "%s}", cases[i].theirs), *folder = folder_with(json);
+    const int status = model_config_check(&c.model, folder, &err);
+    if ((status != 0) != (cases[i].words[0] != NULL)) fail_msg("%s: '%s'", json, err.text);
+    expect_words(&err, cases[i].words);
+    free(json);
+    drop(folder);
+  }
+  Error err = {""};
+  put(ours, "config.json", "{\"model_type\": \"mistral\", " SIZES "}");
+  expect_error(model_config_check(&c.model, ours, &err), &err, "model_type is \"mistral\"");
+  drop(ours);
+}
+
+// ---- What our config.json carries over
+
+static const char foreign[] =
+    "{\n  \"_name_or_path\": \"x\\\"y\", \"architectures\": [\"Other\"], \"bos_token_id\": 1,\n"
+    "  \"eos_token_id\": [2, 3], \"pad_token_id\": 0, \"dtype\": \"float16\", \"hidden_size\": 9,\n"
+    "  \"rope_parameters\": {\"rope_theta\": 1.0, \"rope_type\": \"default\"}, \"use_cache\": "
+    "false,"
+    "\n  \"a \\\"key\\\"\": {\"b\": [1.0, 1e-7, \"}\", null]}, \"float\": 3.0,\n"
+    "  \"attention_bias\": false, \"hidden_act\": \"silu\"}\n";
+
+static cJSON *written(const ConfigExtras *extras) {
+  const Config c = parse(MINIMAL);
+  Error err = {""};
+  ModelConfig again;
+  char *json = model_config_json(&c.model, extras);
+  must(model_config_parse(&again, "written", json, &err), &err);
+  assert_memory_equal(&again, &c.model, sizeof again);
+  cJSON *tree = json_parse("written", json, strlen(json), &err);
+  if (!tree) fail_msg("%s", err.text); // also where a key is there twice
+  free(json);
+  return tree;
+}
+
+static void expect_field(const cJSON *tree, const char *name, const char *json) {
+  const cJSON *item = cJSON_GetObjectItemCaseSensitive(tree, name);
+  char *text = item ? cJSON_PrintUnformatted(item) : xstrdup("nothing");
+  assert_string_equal(text, json);
+  free(text);
+}
+
+static void fields_that_we_do_not_set_are_carried_over(void **state) {
+  (void)state;
+  ConfigExtras x = {.begin = 256, .end = 257, .dtype = SAVE_BF16, .carried = foreign};
+  for (int carry = 0; carry < 2; carry++) {
+    x.carry_ids = carry;
+    cJSON *tree = written(&x);
+    expect_field(tree, "bos_token_id", carry ? "1" : "256");
+    expect_field(tree, "eos_token_id", carry ? "[2,3]" : "257");
+    expect_field(tree, "pad_token_id", "0");
+    expect_field(tree, "_name_or_path", "\"x\\\"y\"");
+    expect_field(tree, "a \"key\"", "{\"b\":[1,1e-07,\"}\",null]}");
+    expect_field(tree, "use_cache", "false");
+    expect_field(tree, "torch_dtype", "\"bfloat16\"");
+    expect_field(tree, "hidden_size", "64");
+    expect_field(tree, "architectures", "[\"LlamaForCausalLM\"]");
+    expect_field(tree, "dtype", "nothing");
+    expect_field(tree, "rope_parameters", "nothing");
+    cJSON_Delete(tree);
+  }
+  const Config c = parse(MINIMAL);
+  char *json = model_config_json(&c.model, &x);
+  assert_non_null(strstr(json, "\"float\": 3.0")); // an integer would be another type
+  free(json);
+}
+
+static void carried_ids_that_are_not_there_come_from_the_tokenizer(void **state) {
+  (void)state;
+  const ConfigExtras x = {.begin = -1, .end = 5, .carried = "{}", .carry_ids = true};
+  cJSON *tree = written(&x);
+  expect_field(tree, "bos_token_id", "null");
+  expect_field(tree, "eos_token_id", "5");
+  expect_field(tree, "use_cache", "true");
+  expect_field(tree, "torch_dtype", "\"float32\"");
+  cJSON_Delete(tree);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(a_folder_gives_sizes_weights_and_tokenizer),
+      cmocka_unit_test(an_override_may_be_a_folder_or_a_file),
+      cmocka_unit_test(a_folder_is_looked_for_beside_the_config_first),
+      cmocka_unit_test(a_folder_without_config_json_is_refused),
+      cmocka_unit_test(init_from_is_checked_field_by_field),
+      cmocka_unit_test(fields_that_we_do_not_set_are_carried_over),
+      cmocka_unit_test(carried_ids_that_are_not_there_come_from_the_tokenizer),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,248 @@
+// What ./prepare is made of: dataset.json is read back and checked, and text that is cut into
+// pieces and encoded on several threads has the ids of the whole.
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <cmocka.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/file.h"
+#include "base/memory.h"
+#include "base/rng.h"
+#include "data/corpus/cut.h"
+#include "data/dataset.h"
+#include "data/prepare/encoding.h"
+#include "data/tokenizer/regex.h"
+#include "data/tokenizer/training/train.h"
+#include "tests/support/data_test.h"
+
+// ---- dataset.json
+
+static void a_dataset_is_read_back(void **state) {
+  uint64_t checksums[3] = {1, UINT64_MAX, 0x0123456789abcdef};
+  char name[] = "a \"name\"\n";
+  const Dataset written = {.tokenizer = name,
+                           .fingerprint = 0xfedcba9876543210,
+                           .vocab_size = 128256,
+                           .begin = NO_TOKEN,
+                           .end = 128001,
+                           .train = {2, 3000000000000, 12, 9000000000000, checksums},
+                           .val = {1, 5, 1, 6, checksums + 2},
+                           .whole_documents = true,
+                           .val_fraction = 0.1,
+                           .seed = 77};
+  Dataset d;
+  Error err;
+  assert_int_equal(dataset_read(&d, *state, &err), 0);
+  assert_int_equal(dataset_write(&written, *state, &err), 0);
+  if (dataset_read(&d, *state, &err) != 1) fail_msg("%s", err.text);
+  assert_string_equal(d.tokenizer, name);
+  assert_true(d.fingerprint == written.fingerprint && d.vocab_size == 128256);
+  assert_true(d.begin == NO_TOKEN && d.end == 128001);
+  assert_true(d.train.files == 2 && d.train.tokens == 3000000000000 && d.train.documents == 12);
+  assert_true(d.train.bytes == 9000000000000 && d.val.files == 1);
+  assert_memory_equal(d.train.checksums, checksums, 16);
+  assert_true(d.val.checksums[0] == checksums[2]);
+  assert_true(d.whole_documents && d.val_fraction == 0.1 && d.seed == 77);
+  dataset_free(&d);
+}
+
+// Replaces a part of a good dataset.json.
+static void refused(const char *folder, const char *part, const char *by, const char *why) {
+  static const char good[] =
+      "{\"format\": 1, \"tokenizer\": {\"name\": \"bytes\", \"fingerprint\": \"00000000000000ff\", "
+      "\"vocab_size\": 258, \"begin\": 256, \"end\": null}, "
+      "\"train\": {\"files\": 1, \"tokens\": 9, \"documents\": 1, \"bytes\": 7, \"xxh3\": "
+      "[\"0000000000000001\"]}, \"val\": {\"files\": 1, \"tokens\": 9, \"documents\": 1, "
+      "\"bytes\": "
+      "7, \"xxh3\": [\"0000000000000002\"]}, \"split\": {\"val\": \"whole documents\", "
+      "\"fraction\": 0.5, \"seed\": 3}}";
+  const char *at = strstr(good, part);
+  assert_non_null(at);
+  char *json = xasprintf("%.*s%s%s", (int)(at - good), good, by, at + strlen(part));
+  Dataset d;
+  Error err;
+  const PathText path = path_text("%s/%s", folder, DATASET_FILE);
+  assert_int_equal(file_write(path.text, json, strlen(json), &err), 0);
+  const int status = dataset_read(&d, folder, &err);
+  assert_int_equal(status, why ? -1 : 1);
+  if (why) assert_says(&err, "dataset.json' is not as ./prepare writes it");
+  if (why) assert_says(&err, why);
+  dataset_free(&d);
+  free(json);
+}
+
+static void a_dataset_json_that_is_wrong_is_refused(void **state) {
+  refused(*state, "258", "259", NULL);
+  refused(*state, "\"format\": 1", "\"format\": 2", "2 is not a whole number from 1 to 1");
+  refused(*state, "\"seed\": 3", "\"sead\": 3", "'sead' is unknown");
+  refused(*state, "258", "0", "0 is not a whole number from 1");
+  refused(*state, "256", "-1", "-1 is not a whole number from 0");
+  refused(*state, "00000000000000ff", "ff", "hexadecimal");
+  refused(*state, "00000000000000ff", "00000000000000FF", "hexadecimal");
+  refused(*state, "\"files\": 1", "\"files\": 2", "each of the 2 files");
+  refused(*state, "\"files\": 1", "\"files\": 4294967296", "whole number from 1 to 100000");
+  refused(*state, "\"tokens\": 9", "\"tokens\": \"9\"", "whole number from 1");
+  refused(*state, "whole documents", "none", "no way to split");
+  refused(*state, "0.5", "true", "the fraction is no number");
+}
+
+// ---- Encoding
+
+// Code, prose, blank lines, numbers, several scripts, spaces at line ends.
+static char *mixed_text(size_t bytes) {
+  static const char *const words[] = {"for (int i = 0; i < n; i++)",
+                                      "  return x;",
+                                      "\n",
+                                      "\n\n  ",
+                                      "The fox",
+                                      "jumps ",
+                                      "1234567",
+                                      "\t",
+                                      "été",
+                                      "漢字\n",
+                                      "don't",
+                                      " \n",
+                                      ".\n",
+                                      "\r\n",
+                                      "{",
+                                      "}\n",
+                                      "日本語。\n",
+                                      "😀\n",
+                                      "x\ny",
+                                      " ",
+                                      "!!\n",
+                                      "/* */"};
+  char *text = xmalloc(bytes + 64);
+  size_t used = 0;
+  for (uint64_t i = 0; used < bytes; i++) {
+    const char *word = words[rng_u64(1, i) % (sizeof words / sizeof *words)];
+    memcpy(text + used, word, strlen(word));
+    used += strlen(word);
+  }
+  text[used] = '\0';
+  return text;
+}
+
+static Tokenizer *train_tokenizer(const char *folder, const char *text, size_t bytes) {
+  Error err;
+  const BpeOptions options = {.vocab_size = 400, .pattern = LLAMA3_PATTERN, .threads = 1};
+  BpeTrainer *trainer = bpe_trainer_open(&options, &err);
+  if (!trainer || bpe_trainer_add(trainer, text, bytes, &err) != 0) fail_msg("%s", err.text);
+  int status;
+  while ((status = bpe_trainer_step(trainer, 1000, &err)) > 0) continue;
+  if (status != 0 || bpe_trainer_save(trainer, folder, &err) != 0) fail_msg("%s", err.text);
+  bpe_trainer_close(trainer);
+  Tokenizer *tokenizer = tokenizer_open(folder, &err);
+  if (!tokenizer) fail_msg("%s", err.text);
+  return tokenizer;
+}
+
+static TokenIds encode_whole(const Tokenizer *tokenizer, const char *text, size_t bytes) {
+  const TokenizerFacts *facts = tokenizer_facts(tokenizer);
+  Encoder *encoder = encoder_open(tokenizer);
+  TokenIds ids = {0};
+  Error err;
+  token_ids_push(&ids, facts->begin);
+  if (encoder_append(encoder, text, bytes, false, &ids, &err) != 0) fail_msg("%s", err.text);
+  token_ids_push(&ids, facts->end);
+  encoder_close(encoder);
+  return ids;
+}
+
+// Every piece in a batch of its own, in the order in which they come back.
+static TokenIds encode_pieces(const Tokenizer *tokenizer, const char *text, size_t bytes,
+                              int threads, int *pieces) {
+  Encoding *encoding = encoding_open(tokenizer, threads);
+  TokenIds all = {0};
+  size_t at = 0;
+  *pieces = 0;
+  for (bool more = true; more;) {
+    Batch *batch = encoding_free_batch(encoding);
+    if (batch && at < bytes) {
+      size_t searched = 0;
+      const size_t n = cut_piece(text + at, bytes - at, true, &searched);
+      const Segment segment = {.first = at == 0, .last = at + n == bytes, .file = "test"};
+      batch_add(batch, text + at, n, segment);
+      encoding_give(encoding, batch);
+      at += n;
+      ++*pieces;
+      continue;
+    }
+    Batch *done = encoding_take(encoding, true);
+    more = done != NULL;
+    if (!done) continue;
+    assert_false(done->failed);
+    for (int64_t i = 0; i < done->ids.count; i++) token_ids_push(&all, done->ids.ids[i]);
+    encoding_return(encoding, done);
+  }
+  encoding_close(encoding);
+  return all;
+}
+
+static void pieces_on_any_number_of_threads_have_the_ids_of_the_whole(void **state) {
+  enum { BYTES = 9 << 20, TRAIN_BYTES = 100000 };
+  char *text = mixed_text(BYTES);
+  const size_t bytes = strlen(text);
+  Tokenizer *tokenizer = train_tokenizer(*state, text, TRAIN_BYTES);
+  TokenIds whole = encode_whole(tokenizer, text, bytes);
+  assert_true(whole.count < (int64_t)bytes / 2); // it does merge
+  for (int threads = 1; threads <= 3; threads++) {
+    int pieces;
+    TokenIds cut = encode_pieces(tokenizer, text, bytes, threads, &pieces);
+    assert_in_range(pieces, 9, 11);
+    assert_int_equal(cut.count, whole.count);
+    assert_memory_equal(cut.ids, whole.ids, (size_t)whole.count * sizeof *whole.ids);
+    free(cut.ids);
+  }
+  free(whole.ids);
+  tokenizer_close(tokenizer);
+  free(text);
+}
+
+// Every place that is safe to cut, not only those that pieces of a MiB happen to meet at.
+static void a_cut_at_any_safe_place_keeps_the_ids(void **state) {
+  enum { BYTES = 20000, MIB = 1 << 20 };
+  char *text = mixed_text(BYTES);
+  const size_t bytes = strlen(text);
+  Tokenizer *tokenizer = train_tokenizer(*state, text, bytes);
+  TokenIds whole = encode_whole(tokenizer, text, bytes);
+  // Behind a MiB of letters without a newline, the first safe place is found.
+  char *long_text = xmalloc(MIB + bytes);
+  memset(long_text, 'a', MIB);
+  memcpy(long_text + MIB, text, bytes);
+  Encoder *encoder = encoder_open(tokenizer);
+  int cuts = 0;
+  for (size_t searched = 0, at = 0;; cuts++) {
+    searched = MIB + at;
+    at = cut_piece(long_text, MIB + bytes, true, &searched) - MIB;
+    if (at >= bytes) break;
+    TokenIds ids = {0};
+    Error err;
+    token_ids_push(&ids, tokenizer_facts(tokenizer)->begin);
+    assert_int_equal(encoder_append(encoder, text, at, false, &ids, &err), 0);
+    assert_int_equal(encoder_append(encoder, text + at, bytes - at, true, &ids, &err), 0);
+    token_ids_push(&ids, tokenizer_facts(tokenizer)->end);
+    assert_int_equal(ids.count, whole.count);
+    assert_memory_equal(ids.ids, whole.ids, (size_t)whole.count * sizeof *whole.ids);
+    free(ids.ids);
+  }
+  assert_in_range(cuts, 300, 3000);
+  encoder_close(encoder);
+  free(long_text);
+  free(whole.ids);
+  tokenizer_close(tokenizer);
+  free(text);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(a_dataset_is_read_back),
+      cmocka_unit_test(a_dataset_json_that_is_wrong_is_refused),
+      cmocka_unit_test(pieces_on_any_number_of_threads_have_the_ids_of_the_whole),
+      cmocka_unit_test(a_cut_at_any_safe_place_keeps_the_ids),
+  };
+  return cmocka_run_group_tests_name("prepare", tests, make_folder, remove_folder);
+}

@@ -1,0 +1,196 @@
+// ./prepare struck at any system call: whatever fails, and wherever the process dies, the output
+// folder holds nothing, the whole dataset that was there, or the whole new one, and the next run
+// leaves no trace of it.
+#define _GNU_SOURCE
+#include <errno.h>
+#include <fcntl.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <cmocka.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "base/file.h"
+#include "base/memory.h"
+#include "data/dataset.h"
+#include "data/prepare/run.h"
+#include "data/tokenizer/tokenizer.h"
+#include "data/tokens.h"
+#include "tests/support/data_test.h"
+#include "tests/support/faults.h"
+
+// The seeds of the datasets, which tell them apart.
+enum { NOTHING = 0, BEFORE = 1, DURING = 2, AFTER = 3 };
+
+typedef struct Scenario {
+  const char *name, *out; // below the test's folder
+  bool before;            // a dataset is there
+  bool no_exchange, from_stdin;
+} Scenario;
+
+typedef struct Test {
+  Scenario scenario;
+  PathText folder, text, out;
+} Test;
+
+static int prepare(const Test *t, int64_t seed, Error *err) {
+  char text[sizeof t->text.text], standard[] = "-";
+  memcpy(text, t->text.text, sizeof text);
+  char *paths[] = {t->scenario.from_stdin ? standard : text};
+  const PrepareOptions options = {.out = t->out.text,
+                                  .tokenizer = BYTES_NAME,
+                                  .val_fraction = 0.3,
+                                  .seed = seed,
+                                  .shard_tokens = 40,
+                                  .threads = 1,
+                                  .force = true,
+                                  .paths = paths,
+                                  .path_count = 1};
+  return prepare_run(&options, err);
+}
+
+// In a child, since threads, standard output and held signals are a process's. 0: it ended well,
+// 1: with a sentence, EXIT_KILLED: the fault ended it. *reached: the fault came to pass.
+static int run_struck(const Test *t, int64_t seed, Fault fault, int at, bool *reached) {
+  const pid_t child = fork();
+  if (child < 0) fail_msg("fork: %s", strerror(errno));
+  if (child == 0) {
+    Error err = {""};
+    const int nowhere = open("/dev/null", O_WRONLY), text = open(t->text.text, O_RDONLY);
+    dup2(nowhere, STDOUT_FILENO);
+    dup2(text, STDIN_FILENO);
+    injected = (struct Injected){.fault = fault, .at = at, .no_exchange = t->scenario.no_exchange};
+    const int status = prepare(t, seed, &err);
+    const int said = status == 0 || *err.text ? 0 : 4;
+    _exit((status == 0 ? 0 : 1) | (injected.calls >= at ? 2 : 0) | said);
+  }
+  int status;
+  assert_int_equal(waitpid(child, &status, 0), child);
+  if (!WIFEXITED(status)) fail_msg("the child crashed");
+  const int code = WEXITSTATUS(status);
+  *reached = code == EXIT_KILLED || (code & 2);
+  if (code != EXIT_KILLED && (code & 4)) fail_msg("it failed without a sentence");
+  return code == EXIT_KILLED ? code : code & 1;
+}
+
+static void check_part(const Test *t, const DatasetPart *part, const char *name, const char *when) {
+  int64_t tokens = 0;
+  for (int i = 0; i < part->files; i++) {
+    const PathText path = path_text("%s/%s-%05d.bin", t->out.text, name, i);
+    TokenFile file;
+    Error err;
+    if (tokens_open(&file, path.text, &err) != 0 || tokens_check(&file, BYTE_VOCAB, &err) != 0)
+      fail_msg("%s: %s", when, err.text);
+    if (file.checksum != part->checksums[i]) fail_msg("%s: the files are mixed up", when);
+    tokens += file.count;
+    tokens_close(&file);
+  }
+  if (tokens != part->tokens) fail_msg("%s: tokens are missing", when);
+}
+
+// Which dataset the folder holds, all of it.
+static int64_t version_found(const Test *t, const char *when) {
+  Dataset dataset;
+  Error err;
+  const int found = dataset_read(&dataset, t->out.text, &err);
+  if (found < 0) fail_msg("%s: %s", when, err.text);
+  if (found == 0) {
+    if (path_exists(t->out.text)) fail_msg("%s: the folder is there, but no dataset", when);
+    return NOTHING;
+  }
+  check_part(t, &dataset.train, "train", when);
+  check_part(t, &dataset.val, "val", when);
+  Tokenizer *tokenizer = tokenizer_open(t->out.text, &err);
+  if (!tokenizer) fail_msg("%s: %s", when, err.text);
+  tokenizer_close(tokenizer);
+  const int64_t seed = dataset.seed;
+  dataset_free(&dataset);
+  return seed;
+}
+
+static bool is_beside(const Test *t, const char *suffix) {
+  return path_exists(path_text("%s%s", t->out.text, suffix).text);
+}
+
+// One fault at call `at`. False when the run has fewer calls.
+static bool strike(Test *t, Fault fault, int at) {
+  const Scenario *s = &t->scenario;
+  bool reached, ignored;
+  Error err;
+  char *when = xasprintf("%s, %s at call %d", s->name, fault_names[fault], at);
+  t->out = path_text("%s/%s", t->folder.text, s->out);
+  if (s->before && run_struck(t, BEFORE, NO_FAULT, 0, &ignored) != 0) fail_msg("%s: before", when);
+  const int status = run_struck(t, DURING, fault, at, &reached);
+  const bool waits = !path_exists(t->out.text) && is_beside(t, ".old");
+  if (waits) { // between the two renames: the next run says so
+    if (!s->no_exchange || status != EXIT_KILLED) fail_msg("%s: the dataset is away", when);
+    assert_int_equal(run_struck(t, AFTER, NO_FAULT, 0, &ignored), 1);
+    assert_int_equal(path_rename(path_text("%s.old", t->out.text).text, t->out.text, &err), 0);
+  }
+  const int64_t version = version_found(t, when);
+  if (version != DURING && (status == 0 || version != (s->before ? BEFORE : NOTHING)))
+    fail_msg("%s: status %d, version %d", when, status, (int)version);
+  if (status == 1 && is_beside(t, ".tmp")) fail_msg("%s: OUT.tmp is left", when);
+  if (status == 1 && version == NOTHING && path_exists(path_parent(t->out.text).text) &&
+      strchr(s->out, '/'))
+    fail_msg("%s: a folder above is left", when);
+  if (run_struck(t, AFTER, NO_FAULT, 0, &ignored) != 0) fail_msg("%s: the next run failed", when);
+  if (version_found(t, when) != AFTER) fail_msg("%s: the next run is not found", when);
+  if (is_beside(t, ".tmp") || is_beside(t, ".old")) fail_msg("%s: leftovers", when);
+  if (directory_remove(t->out.text, &err) != 0) fail_msg("%s", err.text);
+  if (strchr(s->out, '/')) assert_int_equal(rmdir(path_parent(t->out.text).text), 0);
+  free(when);
+  return reached;
+}
+
+static void run_scenario(void **state, Scenario scenario) {
+  enum { MAX_CALLS = 1000, LEAST_CALLS = 25 };
+  Test t = {.scenario = scenario,
+            .folder = path_text("%s", (char *)*state),
+            .text = path_text("%s/text.txt", (char *)*state)};
+  Error err;
+  char text[200];
+  memset(text, 'x', sizeof text);
+  assert_int_equal(file_write(t.text.text, text, sizeof text, &err), 0);
+  int faults = 0;
+  for (Fault fault = FAIL_EIO; fault < FAULTS; fault++) {
+    int at = 1;
+    while (at < MAX_CALLS && strike(&t, fault, at)) at++;
+    assert_in_range(at, LEAST_CALLS, MAX_CALLS - 1);
+    faults += at - 1;
+  }
+  printf("# %s: %d faults\n", scenario.name, faults);
+}
+
+static void a_struck_first_run_leaves_nothing_or_a_dataset(void **state) {
+  run_scenario(state, (Scenario){.name = "first run", .out = "new/set"});
+}
+
+static void a_struck_run_leaves_the_old_or_the_new_dataset(void **state) {
+  run_scenario(state, (Scenario){.name = "forced run", .out = "set", .before = true});
+}
+
+static void the_same_holds_on_file_systems_without_exchange(void **state) {
+  run_scenario(state, (Scenario){.name = "forced run without exchange",
+                                 .out = "set",
+                                 .before = true,
+                                 .no_exchange = true});
+}
+
+static void the_same_holds_of_standard_input(void **state) {
+  run_scenario(state, (Scenario){.name = "from standard input", .out = "set", .from_stdin = true});
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(a_struck_first_run_leaves_nothing_or_a_dataset),
+      cmocka_unit_test(a_struck_run_leaves_the_old_or_the_new_dataset),
+      cmocka_unit_test(the_same_holds_on_file_systems_without_exchange),
+      cmocka_unit_test(the_same_holds_of_standard_input),
+  };
+  return cmocka_run_group_tests_name("prepare faults", tests, make_folder, remove_folder);
+}

@@ -1,0 +1,358 @@
+// The tokenizer against what the Python package tokenizers gives, by small tokenizers of every kind
+// that people have (scripts/check_tokenizers.py --fixtures makes them), and its own promises.
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <cmocka.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/file.h"
+#include "base/json.h"
+#include "base/memory.h"
+#include "base/utf8.h"
+#include "data/tokenizer/tokenizer.h"
+#include "tests/support/data_test.h"
+
+#define FIXTURES "tests/fixtures/tokenizers/"
+
+static Tokenizer *open_it(const char *path) {
+  Error err;
+  Tokenizer *t = tokenizer_open(path, &err);
+  if (!t) fail_msg("%s", err.text);
+  return t;
+}
+
+static TokenIds encode_with(Encoder *encoder, const char *text, size_t bytes) {
+  TokenIds ids = {0};
+  Error err;
+  if (encoder_append(encoder, text, bytes, false, &ids, &err) != 0) fail_msg("%s", err.text);
+  return ids;
+}
+
+static TokenIds encode(const Tokenizer *t, const char *text, size_t bytes) {
+  Encoder *encoder = encoder_open(t);
+  const TokenIds ids = encode_with(encoder, text, bytes);
+  encoder_close(encoder);
+  return ids;
+}
+
+typedef struct Bytes {
+  char *data;
+  size_t count;
+} Bytes;
+
+static void append(Bytes *b, const char *data, size_t count) {
+  b->data = xrealloc(b->data, b->count + count + 1);
+  memcpy(b->data + b->count, data, count);
+  b->count += count;
+}
+
+// Every part but the last is whole characters, as far as the text has any.
+static Bytes decode(const Tokenizer *t, const TokenIds *ids, bool whole) {
+  Decoder *decoder = decoder_open(t);
+  Bytes text = {0};
+  const char *part;
+  append(&text, "", 0);
+  for (int64_t i = 0; i < ids->count; i++) {
+    const size_t n = decoder_next(decoder, ids->ids[i], &part);
+    if (whole) assert_int_equal(utf8_valid(part, n), n);
+    append(&text, part, n);
+  }
+  const size_t rest = decoder_end(decoder, &part);
+  append(&text, part, rest);
+  decoder_close(decoder);
+  return text;
+}
+
+static Bytes from_base64(const char *text) {
+  static const char digits[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+  Bytes b = {0};
+  append(&b, "", 0);
+  unsigned bits = 0, value = 0;
+  for (; *text && *text != '='; text++) {
+    value = value << 6 | (unsigned)(strchr(digits, *text) - digits);
+    if ((bits += 6) >= 8) append(&b, &(char){(char)(value >> (bits -= 8))}, 1);
+  }
+  return b;
+}
+
+// ---- Against the Python package
+
+// The Python package shows a byte that is no character as U+FFFD. Here that is a byte at a time: an
+// added token of Latin-1's letters, which a byte-level decoder takes for bytes.
+static Bytes shown(const Bytes *text) {
+  Bytes out = {0};
+  append(&out, "", 0);
+  for (size_t i = 0, n; i < text->count; i += n ? n : 1) {
+    n = utf8_length(text->data + i, text->count - i);
+    append(&out, n ? text->data + i : "\xef\xbf\xbd", n ? n : 3);
+  }
+  return out;
+}
+
+static void check_case(const Tokenizer *t, Encoder *encoder, const cJSON *expected,
+                       const char *name, int number) {
+  Bytes text = from_base64(cJSON_GetObjectItem(expected, "text")->valuestring);
+  Bytes decoded = from_base64(cJSON_GetObjectItem(expected, "decoded")->valuestring);
+  const cJSON *list = cJSON_GetObjectItem(expected, "ids"), *id = list->child;
+  TokenIds ids = encode_with(encoder, text.data, text.count);
+  if (ids.count != cJSON_GetArraySize(list))
+    fail_msg("%s, text %d: %lld ids instead of %d", name, number, (long long)ids.count,
+             cJSON_GetArraySize(list));
+  for (int64_t i = 0; i < ids.count; i++, id = id->next)
+    if (ids.ids[i] != id->valueint)
+      fail_msg("%s, text %d: id %lld is %d instead of %d", name, number, (long long)i, ids.ids[i],
+               id->valueint);
+  Bytes bytes = decode(t, &ids, false), ours = shown(&bytes);
+  free(bytes.data);
+  if (ours.count != decoded.count || memcmp(ours.data, decoded.data, ours.count) != 0)
+    fail_msg("%s, text %d: decodes to '%.*s'", name, number, (int)ours.count, ours.data);
+  free(text.data);
+  free(decoded.data);
+  free(ours.data);
+  free(ids.ids);
+}
+
+static void check_fixture(const char *name, int begin, int end) {
+  char *folder = xasprintf(FIXTURES "%s", name), *path = xasprintf("%s/expected.json", folder);
+  Tokenizer *t = open_it(folder);
+  Error err;
+  cJSON *cases = json_read(path, 1 << 20, &err);
+  if (!cases) fail_msg("%s", err.text);
+  assert_true(cJSON_GetArraySize(cases) > 20);
+  Encoder *encoder = encoder_open(t);
+  int number = 0;
+  for (const cJSON *c = cases->child; c; c = c->next) check_case(t, encoder, c, name, number++);
+  encoder_close(encoder);
+  assert_int_equal(tokenizer_facts(t)->begin, begin);
+  assert_int_equal(tokenizer_facts(t)->end, end);
+  assert_string_equal(tokenizer_facts(t)->name, path_text("%s/tokenizer.json", folder).text);
+  cJSON_Delete(cases);
+  tokenizer_close(t);
+  free(folder);
+  free(path);
+}
+
+static void ids_and_text_are_those_of_the_python_package(void **state) {
+  (void)state;
+  check_fixture("llama3", 310, NO_TOKEN);
+  check_fixture("gpt2", NO_TOKEN, NO_TOKEN);
+  check_fixture("smollm", NO_TOKEN, NO_TOKEN);
+  check_fixture("qwen", 300, NO_TOKEN);
+  check_fixture("llama2", 1, 2);
+  check_fixture("mistral", 1, 2);
+}
+
+// ---- Bytes
+
+static void check_bytes_come_back(const char *path) {
+  Tokenizer *t = open_it(path);
+  char text[5000];
+  uint32_t random = 12345;
+  for (size_t i = 0; i < sizeof text; i++) {
+    random = random * 1664525 + 1013904223;
+    text[i] = i % 700 < 300 ? (char)(random >> 24) : "ab \n"[random >> 24 & 3];
+  }
+  Encoder *encoder = encoder_open(t);
+  for (size_t bytes = 0; bytes < sizeof text; bytes += bytes < 300 ? 1 : 977) {
+    TokenIds ids = encode_with(encoder, text, bytes);
+    Bytes back = decode(t, &ids, false);
+    assert_int_equal(back.count, bytes);
+    assert_memory_equal(back.data, text, bytes);
+    free(back.data);
+    free(ids.ids);
+  }
+  encoder_close(encoder);
+  tokenizer_close(t);
+}
+
+static void broken_utf8_comes_back(void **state) {
+  (void)state;
+  check_bytes_come_back(BYTES_NAME);
+  check_bytes_come_back(FIXTURES "llama3");
+  check_bytes_come_back(FIXTURES "smollm");
+}
+
+static void the_byte_tokenizer_is_bytes(void **state) {
+  (void)state;
+  Tokenizer *t = open_it(BYTES_NAME);
+  const TokenizerFacts *facts = tokenizer_facts(t);
+  assert_string_equal(facts->name, BYTES_NAME);
+  assert_int_equal(facts->vocab_size, BYTE_VOCAB);
+  assert_int_equal(facts->begin, TOKEN_BEGIN);
+  assert_int_equal(facts->end, TOKEN_END);
+  char text[256];
+  for (int i = 0; i < 256; i++) text[i] = (char)i;
+  TokenIds ids = encode(t, text, 256);
+  assert_int_equal(ids.count, 256);
+  for (int i = 0; i < 256; i++) assert_int_equal(ids.ids[i], i);
+  free(ids.ids);
+  tokenizer_close(t);
+}
+
+// What a decoder shows at once, and what it holds back.
+static void a_decoder_gives_whole_characters(void **state) {
+  (void)state;
+  Tokenizer *t = open_it(BYTES_NAME);
+  Decoder *d = decoder_open(t);
+  const char *text;
+  const unsigned char bytes[] = {'a', 0xe2, 0x82, 0xac, 0xf0, 0x9f, 'b', 0xed, 0xa0, 0xc3};
+  const size_t shown[] = {1, 0, 0, 3, 0, 0, 3, 0, 2, 0};
+  for (size_t i = 0; i < sizeof bytes; i++)
+    assert_int_equal(decoder_next(d, bytes[i], &text), shown[i]);
+  assert_int_equal(decoder_end(d, &text), 1);
+  assert_memory_equal(text, "\xc3", 1);
+  assert_int_equal(decoder_next(d, TOKEN_BEGIN, &text), 0);
+  assert_int_equal(decoder_next(d, -1, &text), 0);
+  assert_int_equal(decoder_next(d, INT32_MAX, &text), 0);
+  assert_int_equal(decoder_next(d, 'x', &text), 1);
+  assert_int_equal(decoder_end(d, &text), 0);
+  decoder_close(d);
+  tokenizer_close(t);
+}
+
+// ---- Pieces of a text
+
+static void a_piece_that_continues_has_nothing_in_front(void **state) {
+  (void)state;
+  const char *const kinds[] = {FIXTURES "gpt2", FIXTURES "llama2", FIXTURES "mistral"};
+  for (int i = 0; i < 3; i++) {
+    Tokenizer *t = open_it(kinds[i]);
+    Encoder *encoder = encoder_open(t);
+    TokenIds ids = {0};
+    Error err;
+    assert_int_equal(encoder_append(encoder, "the line\n", 9, false, &ids, &err), 0);
+    const int64_t first = ids.count;
+    assert_int_equal(encoder_append(encoder, "the next", 8, true, &ids, &err), 0);
+    Bytes both = decode(t, &ids, true);
+    const char *expected = i == 0 ? " the line\nthe next" : "the line\nthe next";
+    assert_int_equal(both.count, strlen(expected));
+    assert_memory_equal(both.data, expected, both.count);
+    TokenIds whole = encode(t, "the line\nthe next", 17);
+    assert_true(ids.count >= whole.count && ids.count > first);
+    free(whole.ids);
+    free(both.data);
+    free(ids.ids);
+    encoder_close(encoder);
+    tokenizer_close(t);
+  }
+}
+
+// A word of a megabyte must not take hours: the same letter, and what can never be merged.
+static void a_long_word_is_encoded_in_time(void **state) {
+  (void)state;
+  enum { BYTES = 1 << 20 };
+  const char *const kinds[] = {FIXTURES "llama3", FIXTURES "llama2", FIXTURES "qwen"};
+  char *text = xmalloc(BYTES);
+  for (int i = 0; i < 6; i++) {
+    memset(text, i % 2 ? ' ' : 'e', BYTES);
+    Tokenizer *t = open_it(kinds[i / 2]);
+    TokenIds ids = encode(t, text, BYTES);
+    Bytes back = decode(t, &ids, true);
+    assert_int_equal(back.count, BYTES);
+    assert_memory_equal(back.data, text, BYTES);
+    free(back.data);
+    free(ids.ids);
+    tokenizer_close(t);
+  }
+  free(text);
+}
+
+// The words that a cache holds must not change what comes out: an encoder that has seen thousands
+// of words, some of which took the place of others, agrees with a fresh one.
+static void an_encoder_forgets_nothing_and_invents_nothing(void **state) {
+  (void)state;
+  static const char words[] = "the quick brown foxes run and the lazy dogs do not";
+  Tokenizer *t = open_it(FIXTURES "llama3");
+  Encoder *warm = encoder_open(t);
+  char text[64];
+  for (int i = 0; i < 80000; i++) {
+    const int bytes = snprintf(text, sizeof text, "%.*sx%x", i % 40, words, i % 40000 * 7919);
+    TokenIds ids = encode_with(warm, text, (size_t)bytes);
+    if (i % 1000 == 0) {
+      TokenIds cold = encode(t, text, (size_t)bytes);
+      assert_int_equal(ids.count, cold.count);
+      assert_memory_equal(ids.ids, cold.ids, (size_t)cold.count * sizeof *cold.ids);
+      free(cold.ids);
+    }
+    free(ids.ids);
+  }
+  encoder_close(warm);
+  tokenizer_close(t);
+}
+
+// ---- Saving
+
+static void check_same_file(const char *a, const char *b) {
+  char *x, *y;
+  size_t x_bytes, y_bytes;
+  Error err;
+  assert_int_equal(file_read(a, 1 << 20, &x, &x_bytes, &err), 0);
+  assert_int_equal(file_read(b, 1 << 20, &y, &y_bytes, &err), 0);
+  assert_int_equal(x_bytes, y_bytes);
+  assert_memory_equal(x, y, x_bytes);
+  free(x);
+  free(y);
+}
+
+static void what_was_read_is_saved_byte_for_byte(void **state) {
+  Error err;
+  Tokenizer *t = open_it(FIXTURES "llama2");
+  char *folder = xasprintf("%s/saved", (char *)*state);
+  assert_int_equal(directory_create(folder, &err), 0);
+  assert_int_equal(tokenizer_save(t, folder, &err), 0);
+  char *path = xasprintf("%s/tokenizer.json", folder);
+  check_same_file(FIXTURES "llama2/tokenizer.json", path);
+  free(path);
+  path = xasprintf("%s/tokenizer_config.json", folder);
+  cJSON *config = json_read(path, 1 << 20, &err);
+  if (!config) fail_msg("%s", err.text);
+  assert_string_equal(cJSON_GetObjectItem(config, "bos_token")->valuestring, "<s>");
+  assert_string_equal(cJSON_GetObjectItem(config, "eos_token")->valuestring, "</s>");
+  cJSON_Delete(config);
+  const char own[] = "{ \"eos_token\": {\"content\": \"<s>\"}, \"mine\": 1}";
+  assert_int_equal(file_write(path, own, sizeof own - 1, &err), 0);
+  Tokenizer *again = open_it(folder);
+  assert_int_equal(tokenizer_facts(again)->end, 1);
+  assert_true(tokenizer_facts(again)->fingerprint == tokenizer_facts(t)->fingerprint);
+  char *second = xasprintf("%s/second", (char *)*state);
+  assert_int_equal(directory_create(second, &err), 0);
+  assert_int_equal(tokenizer_save(again, second, &err), 0);
+  char *copy = xasprintf("%s/tokenizer_config.json", second);
+  check_same_file(path, copy);
+  free(copy);
+  free(second);
+  free(path);
+  free(folder);
+  tokenizer_close(again);
+  tokenizer_close(t);
+}
+
+static void the_byte_tokenizer_is_saved_and_opened(void **state) {
+  Error err;
+  Tokenizer *t = open_it(BYTES_NAME);
+  assert_int_equal(tokenizer_save(t, *state, &err), 0);
+  Tokenizer *again = open_it(*state);
+  assert_true(tokenizer_facts(again)->fingerprint == tokenizer_facts(t)->fingerprint);
+  assert_int_equal(tokenizer_facts(again)->begin, TOKEN_BEGIN);
+  assert_int_equal(tokenizer_facts(again)->end, TOKEN_END);
+  tokenizer_close(again);
+  tokenizer_close(t);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(ids_and_text_are_those_of_the_python_package),
+      cmocka_unit_test(broken_utf8_comes_back),
+      cmocka_unit_test(the_byte_tokenizer_is_bytes),
+      cmocka_unit_test(a_decoder_gives_whole_characters),
+      cmocka_unit_test(a_piece_that_continues_has_nothing_in_front),
+      cmocka_unit_test(a_long_word_is_encoded_in_time),
+      cmocka_unit_test(an_encoder_forgets_nothing_and_invents_nothing),
+      cmocka_unit_test(what_was_read_is_saved_byte_for_byte),
+      cmocka_unit_test(the_byte_tokenizer_is_saved_and_opened),
+  };
+  return cmocka_run_group_tests_name("tokenizer", tests, make_folder, remove_folder);
+}

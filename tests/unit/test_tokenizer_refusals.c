@@ -1,0 +1,232 @@
+// A tokenizer.json that is broken, hostile or not supported ends in one sentence that says why.
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <cmocka.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/file.h"
+#include "base/memory.h"
+#include "data/tokenizer/tokenizer.h"
+#include "tests/support/data_test.h"
+
+#define BPE(vocab, merges) "{\"type\":\"BPE\",\"vocab\":" vocab ",\"merges\":" merges
+#define GOOD BPE("{\"a\":0,\"b\":1,\"ab\":2}", "[\"a b\"]")
+#define MODEL(vocab, merges) "{\"model\":" BPE(vocab, merges) "}}"
+#define WITH(more) "{" more ",\"model\":" GOOD "}}"
+#define ADDED(id, content) "{\"id\":" #id ",\"content\":\"" content "\",\"special\":true}"
+#define SPLIT(regex)                                                                               \
+  WITH("\"pre_tokenizer\":{\"type\":\"Split\",\"pattern\":{\"Regex\":\"" regex                     \
+       "\"},\"behavior\":\"Isolated\"}")
+
+static void refused(const char *json, const char *why) {
+  Error err = {""};
+  Tokenizer *t = tokenizer_parse("some.json", json, strlen(json), &err);
+  if (t) fail_msg("it was taken: %.200s", json);
+  assert_says(&err, why);
+  assert_null(strchr(err.text, '\n'));
+}
+
+static void taken(const char *json) {
+  Error err = {""};
+  Tokenizer *t = tokenizer_parse("some.json", json, strlen(json), &err);
+  if (!t) fail_msg("%s", err.text);
+  tokenizer_close(t);
+}
+
+static void what_the_others_are_made_of_is_fine(void **state) {
+  (void)state;
+  taken(MODEL("{\"a\":0,\"b\":1,\"ab\":2}", "[\"a b\"]"));
+  taken(MODEL("{\"a\":0,\"b\":7,\"ab\":16777215}", "[[\"a\", \"b\"]]"));
+  taken(WITH("\"added_tokens\":[" ADDED(3, "<x>") "," ADDED(1, "b") "]"));
+  taken(SPLIT("[^\\\\s\\\\p{L}]+|\\\\p{N}{1,3}(?i:'s)"));
+}
+
+static void what_is_no_json_is_named_with_its_place(void **state) {
+  (void)state;
+  refused("", "some.json is not valid JSON");
+  refused("version https://git-lfs.github.com/spec/v1\noid sha256:0\n", "git-LFS pointer");
+  refused("[]", "no object 'model'");
+  refused("{\"model\":3}", "no object 'model'");
+  refused("{\"model\":{\"type\":\"BPE\",\"vocab\":{\"a\":0", "line 1, column");
+  refused("{\"model\":\n" BPE("{\"a\":0,}", "[]") "}}", "line 2, column 30: a string should begin");
+  refused(MODEL("{\"a\" 0}", "[]"), "a colon is missing");
+  refused(MODEL("{\"a\":0]", "[]"), "a comma or bracket is wrong");
+  refused(MODEL("{\"a\\q\":0}", "[]"), "this escape is wrong");
+  refused(MODEL("{\"\\ud800x\":0}", "[]"), "half of a surrogate pair");
+  refused(MODEL("{\"a\xff\":0}", "[]"), "this is not UTF-8, at the byte 0xff");
+  refused(MODEL("{\"a\":0}", "[") "", "line 1");
+  refused("{\"model\":" GOOD ",\"vocab\":{}}}", "vocab");
+  refused("{\"model\":" BPE("{\n\"a\":0\n}", "[]") "},\n?}", "line 4, column 1");
+}
+
+static void ids_are_checked(void **state) {
+  (void)state;
+  refused(MODEL("{\"a\":0,\"b\":0}", "[]"), "two tokens have the id 0");
+  refused(MODEL("{\"a\":0,\"a\":1}", "[]"), "'a' is there twice, with the ids 0 and 1");
+  refused(MODEL("{\"a\":-1}", "[]"), "the id -1, but ids lie in [0, 16777215]");
+  refused(MODEL("{\"a\":16777216}", "[]"), "the id 16777216");
+  refused(MODEL("{\"a\":2147483648}", "[]"), "the id 2147483648");
+  refused(MODEL("{\"a\":99999999999999999999999999}", "[]"), "ids lie in");
+  refused(MODEL("{\"a\":1.5}", "[]"), "an id should be a whole number");
+  refused(MODEL("{\"a\":\"0\"}", "[]"), "an id should be a whole number");
+  refused(MODEL("{}", "[]"), "has no tokens");
+  refused(MODEL("[]", "[]"), "model.vocab is not there, or no object");
+  refused(MODEL("{\"a\":0}", "{}"), "model.merges is not there, or no list");
+}
+
+static void merges_are_checked(void **state) {
+  (void)state;
+  refused(MODEL("{\"a\":0,\"b\":1}", "[\"a c\"]"), "merge 1 names 'c', which the vocabulary");
+  refused(MODEL("{\"a\":0,\"b\":1}", "[\"a b\"]"), "merge 1 names 'ab'");
+  refused(MODEL("{\"a\":0,\"b\":1}", "[\"ab\"]"), "two tokens with a space between");
+  refused(MODEL("{\"a\":0,\"b\":1}", "[\"a b b\"]"), "two tokens with a space between");
+  refused(MODEL("{\"a\":0,\"b\":1}", "[[\"a\"]]"), "a merge should have two tokens");
+  refused(MODEL("{\"a\":0,\"b\":1}", "[3]"), "a string should begin here");
+}
+
+static void added_tokens_are_checked(void **state) {
+  (void)state;
+  refused(WITH("\"added_tokens\":{}"), "added_tokens is not a list");
+  refused(WITH("\"added_tokens\":[" ADDED(5, "<x>") "]"), "the next free one, is 3");
+  refused(WITH("\"added_tokens\":[" ADDED(1, "a") "]"), "'a' has the id 1, but its id in the");
+  refused(WITH("\"added_tokens\":[" ADDED(0, "a") "," ADDED(0, "a") "]"), "has 'a' twice");
+  refused(WITH("\"added_tokens\":[" ADDED(3, "") "]"), "is empty");
+  refused(WITH("\"added_tokens\":[{\"id\":3}]"), "'content' should be a string");
+}
+
+static void a_component_that_is_not_supported_is_named(void **state) {
+  (void)state;
+  refused(WITH("\"normalizer\":{\"type\":\"Lowercase\"}"), "normalizer: {\"type\":\"Lowercase\"}");
+  refused(
+      WITH("\"normalizer\":{\"type\":\"Replace\",\"pattern\":{\"Regex\":\"a\"},\"content\":\"\"}"),
+      "\"Replace\"");
+  refused(WITH("\"normalizer\":{}"), "'type' should be a string");
+  refused(WITH("\"pre_tokenizer\":{\"type\":\"BertPreTokenizer\"}"), "BertPreTokenizer");
+  refused(WITH("\"pre_tokenizer\":{\"type\":\"Sequence\",\"pretokenizers\":[{\"type\":"
+               "\"ByteLevel\"},{\"type\":\"Digits\"}]}"),
+          "behind ByteLevel");
+  refused(WITH("\"decoder\":{\"type\":\"WordPiece\"}"), "decoder: {\"type\":\"WordPiece\"}");
+  refused(WITH("\"post_processor\":{\"type\":\"BertProcessing\"}"), "BertProcessing");
+  refused("{\"model\":{\"type\":\"Unigram\",\"vocab\":[]}}", "type Unigram is not supported");
+  refused("{\"model\":" GOOD ",\"dropout\":0.1}}", "model.dropout is not supported");
+  refused("{\"model\":" GOOD ",\"end_of_word_suffix\":\"</w>\"}}", "model.end_of_word_suffix");
+  refused("{\"model\":" GOOD ",\"unk_token\":\"<unk>\"}}", "'<unk>' is not in the vocabulary");
+  refused(WITH("\"post_processor\":{\"type\":\"TemplateProcessing\",\"single\":[{\"SpecialToken\":"
+               "{\"id\":\"<s>\"}},{\"Sequence\":{\"id\":\"A\"}}],\"special_tokens\":{}}"),
+          "'<s>' has no id");
+}
+
+static void a_regular_expression_is_checked(void **state) {
+  (void)state;
+  refused(SPLIT("(a"), "does not compile: missing closing parenthesis");
+  refused(SPLIT("\\\\bword"), "has '\\b' at byte 0");
+  refused(SPLIT("x[a[b]]"), "has '[b' at byte 3");
+  refused(SPLIT("[a&&b]"), "has '&&'");
+  refused(SPLIT("(?m:a)"), "has '(?m'");
+  refused(SPLIT("a(*UTF)"), "has '(*'");
+  refused(SPLIT("\\\\p{N}{1,3}+"), "has '{1,3}+'");
+  refused(SPLIT("\\\\p{Klingon}"), "does not compile");
+  refused(SPLIT("(?:(?:(?:a{1000}){1000}){1000}){1000}"), "does not compile");
+}
+
+static void a_match_that_takes_for_ever_ends(void **state) {
+  (void)state;
+  const char json[] = SPLIT("(?:a+)+[bc]");
+  char text[100];
+  memset(text, 'a', sizeof text);
+  Error err;
+  Tokenizer *t = tokenizer_parse("some.json", json, strlen(json), &err);
+  if (!t) fail_msg("%s", err.text);
+  Encoder *encoder = encoder_open(t);
+  TokenIds ids = {0};
+  assert_int_equal(encoder_append(encoder, "ab", 2, false, &ids, &err), 0);
+  assert_int_equal(ids.count, 1);
+  assert_int_equal(encoder_append(encoder, text, sizeof text, false, &ids, &err), -1);
+  assert_says(&err, "it may backtrack for ever");
+  assert_int_equal(ids.count, 1);
+  free(ids.ids);
+  encoder_close(encoder);
+  tokenizer_close(t);
+}
+
+static char *repeat(const char *before, const char *text, size_t times, const char *after) {
+  const size_t bytes = strlen(text), head = strlen(before);
+  char *out = xmalloc(head + times * bytes + strlen(after) + 1);
+  memcpy(out, before, head);
+  for (size_t i = 0; i < times; i++) memcpy(out + head + i * bytes, text, bytes);
+  strcpy(out + head + times * bytes, after);
+  return out;
+}
+
+static void what_is_deep_or_large_is_refused(void **state) {
+  (void)state;
+  char *json = repeat("{\"model\":", "[", 100000, "");
+  refused(json, "not valid JSON");
+  free(json);
+  json = repeat("{\"normalizer\":", "{\"type\":\"Sequence\",\"normalizers\":[", 20,
+                "{\"type\":\"NFC\"}]}]}]}]}]}]}]}]}]}]}]}]}]}]}]}]}]}]}]}]},\"model\":" GOOD "}}");
+  refused(json, "Sequences lie in each other too deep");
+  free(json);
+  json = repeat("{\"model\":" GOOD "},\"padding\":[", "1,", 3 << 20, "1]}");
+  refused(json, "beside its vocabulary and merges, more than the 4.00 MiB");
+  free(json);
+  json = repeat("{\"model\":{\"type\":\"BPE\",\"merges\":[", "[", 1 << 20, "");
+  refused(json, "line 1");
+  free(json);
+}
+
+static void every_beginning_of_a_file_is_refused(void **state) {
+  (void)state;
+  char *json;
+  size_t bytes;
+  Error err;
+  assert_int_equal(
+      file_read("tests/fixtures/tokenizers/qwen/tokenizer.json", 1 << 20, &json, &bytes, &err), 0);
+  while (bytes > 0 && json[bytes - 1] != '}') bytes--;
+  for (size_t n = 0; n < bytes; n += 7) {
+    Tokenizer *t = tokenizer_parse("cut.json", json, n, &err);
+    if (t) fail_msg("the first %zu bytes are taken", n);
+  }
+  free(json);
+}
+
+static void files_that_are_not_there_are_named(void **state) {
+  Error err;
+  char *missing = xasprintf("%s/missing.json", (char *)*state);
+  assert_null(tokenizer_open(missing, &err));
+  assert_says(&err, "missing.json");
+  assert_null(tokenizer_open(*state, &err));
+  assert_says(&err, "has no tokenizer.json");
+  Tokenizer *t = tokenizer_open(BYTES_NAME, &err);
+  assert_non_null(t);
+  assert_int_equal(tokenizer_save(t, missing, &err), -1);
+  assert_says(&err, "missing.json/tokenizer.json");
+  assert_int_equal(tokenizer_save(t, *state, &err), 0);
+  tokenizer_close(t);
+  char *config = xasprintf("%s/tokenizer_config.json", (char *)*state);
+  assert_int_equal(file_write(config, "{\"eos_token\":", 13, &err), 0);
+  assert_null(tokenizer_open(*state, &err));
+  assert_says(&err, "tokenizer_config.json is not valid JSON");
+  free(config);
+  free(missing);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(what_the_others_are_made_of_is_fine),
+      cmocka_unit_test(what_is_no_json_is_named_with_its_place),
+      cmocka_unit_test(ids_are_checked),
+      cmocka_unit_test(merges_are_checked),
+      cmocka_unit_test(added_tokens_are_checked),
+      cmocka_unit_test(a_component_that_is_not_supported_is_named),
+      cmocka_unit_test(a_regular_expression_is_checked),
+      cmocka_unit_test(a_match_that_takes_for_ever_ends),
+      cmocka_unit_test(what_is_deep_or_large_is_refused),
+      cmocka_unit_test(every_beginning_of_a_file_is_refused),
+      cmocka_unit_test(files_that_are_not_there_are_named),
+  };
+  return cmocka_run_group_tests_name("tokenizer_refusals", tests, make_folder, remove_folder);
+}

@@ -1,0 +1,412 @@
+// Training a tokenizer: the merges of an obvious trainer, the same file for any number of threads,
+// text that is hostile, and what is refused.
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <cmocka.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/file.h"
+#include "base/json.h"
+#include "base/memory.h"
+#include "base/rng.h"
+#include "data/tokenizer/regex.h"
+#include "data/tokenizer/tokenizer.h"
+#include "data/tokenizer/training/train.h"
+#include "tests/support/data_test.h"
+
+// ---- Support
+
+static BpeTrainer *trainer_for(const char *pattern, int64_t vocab_size, int threads) {
+  Error err;
+  const BpeOptions options = {vocab_size, pattern, threads};
+  BpeTrainer *trainer = bpe_trainer_open(&options, &err);
+  if (!trainer) fail_msg("%s", err.text);
+  return trainer;
+}
+
+static void add(BpeTrainer *trainer, const char *text, size_t bytes) {
+  Error err;
+  if (bpe_trainer_add(trainer, text, bytes, &err) != 0) fail_msg("%s", err.text);
+}
+
+static void train(BpeTrainer *trainer) {
+  Error err;
+  int status;
+  while ((status = bpe_trainer_step(trainer, 7, &err)) > 0) continue;
+  if (status != 0) fail_msg("%s", err.text);
+}
+
+// Trains, closes the trainer, and returns the tokenizer.json that it saved.
+static char *trained(BpeTrainer *trainer, const char *folder) {
+  Error err;
+  char *json;
+  size_t bytes;
+  train(trainer);
+  if (bpe_trainer_save(trainer, folder, &err) != 0) fail_msg("%s", err.text);
+  bpe_trainer_close(trainer);
+  const PathText path = path_text("%s/tokenizer.json", folder);
+  if (file_read(path.text, 1 << 24, &json, &bytes, &err) != 0) fail_msg("%s", err.text);
+  return json;
+}
+
+static cJSON *parsed(const char *json) {
+  Error err;
+  cJSON *tree = json_parse("tokenizer.json", json, strlen(json), &err);
+  if (!tree) fail_msg("%s", err.text);
+  return tree;
+}
+
+static const cJSON *model_part(const cJSON *tree, const char *name) {
+  const cJSON *part = cJSON_GetObjectItem(cJSON_GetObjectItem(tree, "model"), name);
+  assert_non_null(part);
+  return part;
+}
+
+// ---- Against a trainer that counts all pairs anew for every merge
+
+enum { WORDS = 300, LONGEST = 24, IDS = 600 };
+
+typedef struct Obvious {
+  int symbols[WORDS][LONGEST], lengths[WORDS];
+  char names[IDS][2 * LONGEST];
+  int tokens;
+  int pairs[IDS][IDS];
+} Obvious;
+
+// A word is up to 24 of the letters a and b, so that there are many ties and runs of one
+// letter.
+static int make_word(uint64_t seed, int w, char *word) {
+  const int length = 1 + (int)(rng_u64(seed, (uint64_t)w * 32) % LONGEST);
+  for (int i = 0; i < length; i++)
+    word[i] = (char)('a' + rng_u64(seed, (uint64_t)(w * 32 + i + 1)) % 2);
+  return length;
+}
+
+static void count_pairs(Obvious *o) {
+  memset(o->pairs, 0, sizeof o->pairs);
+  for (int w = 0; w < WORDS; w++)
+    for (int i = 1; i < o->lengths[w]; i++) o->pairs[o->symbols[w][i - 1]][o->symbols[w][i]]++;
+}
+
+static int token_named(Obvious *o, const char *name) {
+  for (int i = 0; i < o->tokens; i++)
+    if (strcmp(o->names[i], name) == 0) return i;
+  strcpy(o->names[o->tokens], name);
+  return o->tokens++;
+}
+
+static void merge_all(Obvious *o, int left, int right, int joined) {
+  for (int w = 0; w < WORDS; w++) {
+    int *s = o->symbols[w], kept = 0;
+    for (int i = 0; i < o->lengths[w]; i++) {
+      const bool here = s[i] == left && i + 1 < o->lengths[w] && s[i + 1] == right;
+      s[kept++] = here ? joined : s[i];
+      i += here;
+    }
+    o->lengths[w] = kept;
+  }
+}
+
+// The next merge as tokenizer.json has it.
+static char *obvious_merge(Obvious *o) {
+  int left = 0, right = 0;
+  count_pairs(o);
+  for (int a = 0; a < o->tokens; a++)
+    for (int b = 0; b < o->tokens; b++)
+      if (o->pairs[a][b] > o->pairs[left][right]) left = a, right = b;
+  assert_true(o->pairs[left][right] > 1);
+  char *merge = xasprintf("%s %s", o->names[left], o->names[right]);
+  char joined[2 * LONGEST];
+  snprintf(joined, sizeof joined, "%s%s", o->names[left], o->names[right]);
+  merge_all(o, left, right, token_named(o, joined));
+  return merge;
+}
+
+static Obvious *make_obvious(uint64_t seed) {
+  Obvious *o = xcalloc(1, sizeof *o);
+  for (int c = '!'; c <= '~'; c++) o->names[c - '!'][0] = (char)c;
+  for (int i = '~' - '!' + 1; i < 256; i++) snprintf(o->names[i], 16, "?%d", i);
+  o->tokens = 256;
+  for (int w = 0; w < WORDS; w++) {
+    char word[LONGEST];
+    o->lengths[w] = make_word(seed, w, word);
+    for (int i = 0; i < o->lengths[w]; i++) o->symbols[w][i] = word[i] - '!';
+  }
+  return o;
+}
+
+static void merges_are_those_of_an_obvious_trainer(void **state) {
+  enum { SEEDS = 12, VOCAB = 258 + 120 };
+  for (uint64_t seed = 0; seed < SEEDS; seed++) {
+    BpeTrainer *trainer = trainer_for("[ab]+", VOCAB, 1 + (int)seed % 3);
+    for (int w = 0; w < WORDS; w++) {
+      char word[LONGEST];
+      add(trainer, word, (size_t)make_word(seed, w, word));
+      add(trainer, " ", 1);
+    }
+    char *json = trained(trainer, *state);
+    cJSON *tree = parsed(json);
+    assert_int_equal(cJSON_GetArraySize(model_part(tree, "merges")), VOCAB - 258);
+    Obvious *o = make_obvious(seed);
+    const cJSON *merge;
+    cJSON_ArrayForEach(merge, model_part(tree, "merges")) {
+      char *expected = obvious_merge(o);
+      assert_string_equal(merge->valuestring, expected);
+      free(expected);
+    }
+    assert_int_equal(o->tokens, VOCAB - 2);
+    free(o);
+    cJSON_Delete(tree);
+    free(json);
+  }
+}
+
+// ---- The file
+
+static void bytes_and_special_tokens_have_llama_3s_places(void **state) {
+  BpeTrainer *trainer = trainer_for(LLAMA3_PATTERN, 259, 1);
+  add(trainer, "ab ab", 5);
+  char *json = trained(trainer, *state);
+  cJSON *tree = parsed(json);
+  const cJSON *vocab = model_part(tree, "vocab");
+  assert_int_equal(cJSON_GetArraySize(vocab), 257);
+  assert_int_equal(cJSON_GetObjectItem(vocab, "!")->valueint, 0);
+  assert_int_equal(cJSON_GetObjectItem(vocab, "\u0100")->valueint, 188);
+  assert_int_equal(cJSON_GetObjectItem(vocab, "\u0143")->valueint, 255);
+  assert_int_equal(cJSON_GetObjectItem(vocab, "ab")->valueint, 256);
+  const cJSON *added = cJSON_GetObjectItem(tree, "added_tokens");
+  assert_int_equal(cJSON_GetArraySize(added), 2);
+  for (int i = 0; i < 2; i++) {
+    const cJSON *token = cJSON_GetArrayItem(added, i);
+    assert_int_equal(cJSON_GetObjectItem(token, "id")->valueint, 257 + i);
+    assert_string_equal(cJSON_GetObjectItem(token, "content")->valuestring,
+                        i == 0 ? "<|begin_of_text|>" : "<|end_of_text|>");
+  }
+  cJSON_Delete(tree);
+  free(json);
+}
+
+// Text of words with a Zipf-like frequency, some with broken UTF-8 in them.
+static size_t make_document(uint64_t number, char *text, size_t room) {
+  size_t used = 0;
+  for (uint64_t i = 0; used + 16 < room; i++) {
+    const double u = rng_uniform(number, i);
+    const uint64_t word = rng_mix((uint64_t)(1 / (u + 1e-4)));
+    for (uint64_t k = 0; k <= word % 7; k++)
+      text[used++] = (char)('a' + (word >> (8 + 4 * k)) % 16);
+    text[used++] = word % 31 == 0 ? (char)0xe9 : word % 5 == 0 ? '\n' : ' ';
+  }
+  return used;
+}
+
+static char *trained_by(int threads, const char *folder) {
+  enum { DOCUMENTS = 400, ROOM = 4096 };
+  BpeTrainer *trainer = trainer_for(LLAMA3_PATTERN, 600, threads);
+  char text[ROOM];
+  for (uint64_t d = 0; d < DOCUMENTS; d++) add(trainer, text, make_document(d, text, ROOM));
+  return trained(trainer, folder);
+}
+
+static void any_number_of_threads_gives_the_same_file(void **state) {
+  char *one = trained_by(1, *state);
+  for (int threads = 0; threads <= 3; threads++) {
+    char *other = trained_by(threads, *state);
+    assert_string_equal(one, other);
+    free(other);
+  }
+  free(one);
+}
+
+// What the trainer made of its text is what the encoder makes of it, broken UTF-8 included.
+static void the_saved_tokenizer_encodes_as_it_was_trained(void **state) {
+  enum { DOCUMENTS = 50, ROOM = 4096 };
+  Error err;
+  char text[ROOM];
+  BpeTrainer *trainer = trainer_for(LLAMA3_PATTERN, 500, 1);
+  for (uint64_t d = 0; d < DOCUMENTS; d++) add(trainer, text, make_document(d, text, ROOM));
+  train(trainer);
+  const int64_t expected = bpe_trainer_text_tokens(trainer);
+  free(trained(trainer, *state));
+  Tokenizer *tokenizer = tokenizer_open(*state, &err);
+  if (!tokenizer) fail_msg("%s", err.text);
+  const TokenizerFacts *facts = tokenizer_facts(tokenizer);
+  assert_int_equal(facts->vocab_size, 500);
+  assert_int_equal(facts->begin, 498);
+  assert_int_equal(facts->end, 499);
+  Encoder *encoder = encoder_open(tokenizer);
+  Decoder *decoder = decoder_open(tokenizer);
+  int64_t count = 0;
+  for (uint64_t d = 0; d < DOCUMENTS; d++) {
+    const size_t bytes = make_document(d, text, ROOM);
+    TokenIds ids = {0};
+    assert_int_equal(encoder_append(encoder, text, bytes, false, &ids, &err), 0);
+    count += ids.count;
+    size_t at = 0, n;
+    const char *back;
+    for (int64_t i = 0; i <= ids.count; i++, at += n) {
+      n = i < ids.count ? decoder_next(decoder, ids.ids[i], &back) : decoder_end(decoder, &back);
+      assert_true(at + n <= bytes);
+      assert_memory_equal(back, text + at, n);
+    }
+    assert_int_equal(at, bytes);
+    free(ids.ids);
+  }
+  assert_int_equal(count, expected);
+  decoder_close(decoder);
+  encoder_close(encoder);
+  tokenizer_close(tokenizer);
+}
+
+static void progress_is_told(void **state) {
+  (void)state;
+  Error err;
+  BpeTrainer *trainer = trainer_for("[a-z]+", 260, 1);
+  add(trainer, "aaaa bb aaaa bb bb", 18);
+  BpeProgress p = bpe_trainer_progress(trainer);
+  assert_int_equal(p.bytes, 18);
+  assert_int_equal(p.tokens, 0);
+  assert_int_equal(bpe_trainer_step(trainer, 0, &err), 1);
+  p = bpe_trainer_progress(trainer);
+  assert_int_equal(p.words, 3);
+  assert_int_equal(p.tokens, 258);
+  assert_int_equal(bpe_trainer_text_tokens(trainer), 18);
+  assert_int_equal(bpe_trainer_step(trainer, 1, &err), 1); // "aa": it comes six times
+  assert_int_equal(bpe_trainer_text_tokens(trainer), 14);
+  assert_int_equal(bpe_trainer_step(trainer, 100, &err), 0); // "bb": three times
+  p = bpe_trainer_progress(trainer);
+  assert_int_equal(p.tokens, 260);
+  assert_int_equal(p.vocab_size, 260);
+  assert_int_equal(bpe_trainer_text_tokens(trainer), 11);
+  bpe_trainer_close(trainer);
+}
+
+// ---- Hostile text
+
+// Thirteen merges leave it in two pieces. The next would join them, but "ab" is joined instead.
+static void no_merge_makes_a_special_token(void **state) {
+  BpeTrainer *trainer = trainer_for("[^;]+", 258 + 14, 1);
+  for (int i = 0; i < 3; i++) add(trainer, BPE_END ";", sizeof BPE_END);
+  for (int i = 0; i < 2; i++) add(trainer, "ab", 2);
+  char *json = trained(trainer, *state);
+  cJSON *tree = parsed(json);
+  const cJSON *merges = model_part(tree, "merges");
+  assert_int_equal(cJSON_GetArraySize(merges), 14);
+  assert_string_equal(cJSON_GetArrayItem(merges, 13)->valuestring, "a b");
+  assert_null(cJSON_GetObjectItem(model_part(tree, "vocab"), BPE_END));
+  cJSON_Delete(tree);
+  free(json);
+}
+
+static void broken_utf8_counts_as_bytes(void **state) {
+  BpeTrainer *trainer = trainer_for(LLAMA3_PATTERN, 260, 1);
+  for (int i = 0; i < 2; i++)
+    add(trainer,
+        "a\xff\xfe"
+        "b\xc3",
+        5);
+  for (int i = 0; i < 2; i++)
+    add(trainer,
+        "\xff\xfe"
+        "bb",
+        4);
+  char *json = trained(trainer, *state);
+  cJSON *tree = parsed(json);
+  const cJSON *merges = model_part(tree, "merges");
+  assert_string_equal(cJSON_GetArrayItem(merges, 0)->valuestring, "\u00ff \u00fe");
+  assert_string_equal(cJSON_GetArrayItem(merges, 1)->valuestring, "b b");
+  cJSON_Delete(tree);
+  free(json);
+}
+
+static void a_run_of_spaces_without_end_is_no_error(void **state) {
+  (void)state;
+  enum { BYTES = 40 << 20 };
+  char *text = xmalloc(BYTES);
+  memset(text, ' ', BYTES);
+  BpeTrainer *trainer = trainer_for(LLAMA3_PATTERN, 258 + 8, 0);
+  add(trainer, text, BYTES);
+  train(trainer); // 2, 4, ..., 256 spaces
+  assert_int_equal(bpe_trainer_text_tokens(trainer), BYTES / 256);
+  bpe_trainer_close(trainer);
+  free(text);
+}
+
+// ---- What is refused
+
+static void assert_refused(int64_t vocab_size, const char *pattern, const char *words) {
+  Error err;
+  const BpeOptions options = {vocab_size, pattern, 1};
+  assert_null(bpe_trainer_open(&options, &err));
+  assert_says(&err, words);
+}
+
+static void wrong_options_are_refused(void **state) {
+  (void)state;
+  assert_refused(257, "a", "from 258 to 1048576 tokens");
+  assert_refused(1048577, "a", "not 1048577");
+  assert_refused(300, "(", "the regular expression does not compile");
+}
+
+static void too_little_text_says_how_many_tokens_it_gives(void **state) {
+  (void)state;
+  Error err;
+  BpeTrainer *trainer = trainer_for("[a-z]+", 300, 1);
+  add(trainer, "abc abc", 7);
+  assert_int_equal(bpe_trainer_step(trainer, 1000, &err), -1);
+  assert_says(&err, "the text is too little for 300 tokens: it gives 260");
+  bpe_trainer_close(trainer);
+  trainer = trainer_for("[a-z]+", 259, 1);
+  assert_int_equal(bpe_trainer_step(trainer, 1000, &err), -1); // no text at all
+  assert_says(&err, "it gives 258");
+  bpe_trainer_close(trainer);
+}
+
+static void a_pattern_that_backtracks_for_ever_is_an_error(void **state) {
+  (void)state;
+  enum { BYTES = 1000 };
+  Error err;
+  char text[BYTES];
+  memset(text, 'a', BYTES);
+  BpeTrainer *trainer = trainer_for("(a+)+b|((a*)*)*c", 300, 2);
+  for (int i = 0; i < 3; i++) add(trainer, text, BYTES);
+  assert_int_equal(bpe_trainer_step(trainer, 1, &err), -1);
+  assert_says(&err, "backtrack for ever");
+  bpe_trainer_close(trainer);
+}
+
+static void a_failed_save_leaves_nothing(void **state) {
+  Error err;
+  BpeTrainer *trainer = trainer_for("[a-z]+", 258, 1);
+  train(trainer);
+  assert_int_equal(bpe_trainer_save(trainer, "/nowhere", &err), -1);
+  assert_says(&err, "/nowhere/tokenizer_config.json.tmp");
+  const PathText folder = path_text("%s/taken", (char *)*state);
+  const PathText taken = path_text("%s/tokenizer.json", folder.text);
+  assert_int_equal(directory_create(taken.text, &err), 0);
+  assert_int_equal(bpe_trainer_save(trainer, folder.text, &err), -1);
+  assert_says(&err, "is a folder");
+  assert_false(path_exists(path_text("%s/tokenizer_config.json", folder.text).text));
+  assert_false(path_exists(path_text("%s/tokenizer_config.json.tmp", folder.text).text));
+  bpe_trainer_close(trainer);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(merges_are_those_of_an_obvious_trainer),
+      cmocka_unit_test(bytes_and_special_tokens_have_llama_3s_places),
+      cmocka_unit_test(any_number_of_threads_gives_the_same_file),
+      cmocka_unit_test(the_saved_tokenizer_encodes_as_it_was_trained),
+      cmocka_unit_test(progress_is_told),
+      cmocka_unit_test(no_merge_makes_a_special_token),
+      cmocka_unit_test(broken_utf8_counts_as_bytes),
+      cmocka_unit_test(a_run_of_spaces_without_end_is_no_error),
+      cmocka_unit_test(wrong_options_are_refused),
+      cmocka_unit_test(too_little_text_says_how_many_tokens_it_gives),
+      cmocka_unit_test(a_pattern_that_backtracks_for_ever_is_an_error),
+      cmocka_unit_test(a_failed_save_leaves_nothing),
+  };
+  return cmocka_run_group_tests_name("train_tokenizer", tests, make_folder, remove_folder);
+}
