@@ -10,7 +10,7 @@ Downloads packages of Debian or Ubuntu with apt-get (no root needed, nothing is 
 text out of them and writes DIR/text.jsonl.zst, which ./prepare takes. Needs groff, python3 and zstd.
 
   --packages FOLDER  keep the .deb files in FOLDER, and use those that are there already
-  --kernel-mb N      text of the Linux kernel, at most, in MB (229)
+  --kernel-mb N      text of the Linux kernel, at most, in MB (222)
   PACKAGE ...        more packages, such as dict-gcide or perl-doc
 END
 }
@@ -23,11 +23,11 @@ fail() {
 # A package whose name carries a version goes by the one that depends on it.
 packages=(apache2-doc debian-faq debian-handbook debian-history debian-kernel-handbook debian-policy
   debian-reference-en developers-reference dict-wn doc-debian git-doc harden-doc
-  libreoffice-help-en-us manpages manpages-dev sqlite3-doc sword-text-kjv
+  libreoffice-help-en-us manpages manpages-dev sqlite3-doc sword-comm-mhcc sword-text-kjv
   sword-text-web)
 by_dependency=(libpython3-stdlib linux-source postgresql-doc python3-doc)
 
-out='' keep='' kernel_mb=229
+out='' keep='' kernel_mb=222
 while [ $# -gt 0 ]; do
   case $1 in
   -h | --help) usage && exit 0 ;;
@@ -77,7 +77,8 @@ for name in "${packages[@]}"; do
   echo "unpacking $name"
   dpkg-deb -x "$deb" "$work/text/$name"
   # The kernel's sources are a tarball in the package.
-  find "$work/text/$name/usr/src" -name 'linux-source*.tar.*' 2>/dev/null | while read -r tarball; do
+  for tarball in "$work/text/$name"/usr/src/linux-source*.tar.*; do
+    [ -f "$tarball" ] || continue
     mkdir "$work/text/kernel"
     tar -xf "$tarball" -C "$work/text/kernel" --wildcards '*.[chS]' '*.rst' '*.txt' '*.py' '*.sh' '*.rs'
     rm "$tarball"

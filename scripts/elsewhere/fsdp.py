@@ -23,6 +23,7 @@ import torch.distributed as dist
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from transformers import AutoTokenizer, GenerationConfig, LlamaForCausalLM
+from transformers.utils import logging
 
 HEADER_BYTES = 1024
 DTYPES = {20240520: numpy.uint16, 20240801: numpy.uint32}
@@ -103,7 +104,7 @@ def load(options, device):
 
 def adamw(model, options):
     """AdamW as ./train has it: matrices decay, norms do not."""
-    weights = [weight for weight in model.parameters()]
+    weights = list(model.parameters())
     groups = [{"params": [w for w in weights if w.dim() >= 2], "weight_decay": options.weight_decay},
               {"params": [w for w in weights if w.dim() < 2], "weight_decay": 0.0}]
     return torch.optim.AdamW(groups, lr=options.learning_rate, betas=(0.9, options.beta2), eps=1e-8)
@@ -126,6 +127,7 @@ def save(model, options, rank):
 
 def main():
     options = parse()
+    logging.disable_progress_bar()
     device, rank, world = start()
     if options.batch % world:
         sys.exit(f"fsdp.py: --batch {options.batch} cannot be shared by {world} processes")

@@ -1,0 +1,59 @@
+#!/usr/bin/env python3
+"""Runs llama.cpp's converter over a folder with a tokenizer that was trained here.
+
+usage: scripts/elsewhere/to_gguf.py LLAMA_CPP FOLDER [options of convert_hf_to_gguf.py]
+
+LLAMA_CPP is a checkout of github.com/ggml-org/llama.cpp. Its converter knows a byte-level BPE by
+the ids of one test string, so it refuses a vocabulary that it has not met. What llama.cpp must know
+is only how text is split: this finds that in tokenizer.json, for Llama 3's pattern, GPT-2's, and
+bytes. A folder with Llama 3's own tokenizer needs no such help.
+"""
+import json
+import pathlib
+import sys
+
+# Patterns and llama.cpp's names for them. smaug-bpe is Llama 3's pattern without that model's
+# ignore_merges; a tokenizer of bytes has no merges, so that it may go by any name.
+NAMES = {
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+": "smaug-bpe",
+    r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+": "gpt-2",
+    "": "gpt-2",
+}
+
+
+def fail(sentence):
+    sys.exit(f"to_gguf.py: {sentence}")
+
+
+def pattern_of(folder):
+    """The regular expression that splits text; "" where the tokens are bytes."""
+    tokenizer = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
+    parts = tokenizer["pre_tokenizer"].get("pretokenizers", [tokenizer["pre_tokenizer"]])
+    patterns = [part["pattern"].get("Regex", "") for part in parts if part["type"] == "Split"]
+    if not patterns and tokenizer["model"]["merges"]:
+        fail(f"{folder}: a tokenizer that ./prepare did not train; run the converter itself")
+    return patterns[0] if patterns else ""
+
+
+def main():
+    if len(sys.argv) < 3:
+        fail("usage: scripts/elsewhere/to_gguf.py LLAMA_CPP FOLDER [options of the converter]")
+    llama_cpp, folder = map(pathlib.Path, sys.argv[1:3])
+    for file in llama_cpp / "convert_hf_to_gguf.py", folder / "tokenizer.json":
+        if not file.is_file():
+            fail(f"there is no {file}")
+    pattern = pattern_of(folder)
+    if pattern not in NAMES:
+        fail(f"{folder}: llama.cpp has no name for the pattern {pattern}")
+    sys.path.insert(0, str(llama_cpp))
+    sys.path.insert(1, str(llama_cpp / "gguf-py"))
+    import convert_hf_to_gguf
+    from conversion.base import TextModel
+    TextModel.get_vocab_base_pre = lambda self, tokenizer: NAMES[pattern]
+    sys.argv = ["convert_hf_to_gguf.py", str(folder), *sys.argv[3:]]
+    convert_hf_to_gguf.main()
+
+
+if __name__ == "__main__":
+    main()
