@@ -6,7 +6,8 @@
 # shellcheck source=tests/support/lib.sh
 . "$(dirname "$0")/../support/lib.sh"
 keys=configs/README.md # the page with the table of keys
-pages=(README.md configs/README.md data/README.md tests/README.md scripts/README.md
+pages=(README.md configs/README.md configs/REAL_TEXT.md data/README.md tests/README.md
+  scripts/README.md scripts/ELSEWHERE.md
   kernels/PERFORMANCE.md kernels/ATTEMPTS.md)
 
 print_keys() { "$TRAIN" --help-config | grep '^|'; }
