@@ -174,14 +174,35 @@ static void put_line(JsonWriter *w) {
   for (int i = 0; i < w->depth * w->indent; i++) put(w, " ", 1);
 }
 
+// The two ways of escaping differ in line feed and DEL because files that are there have them so.
+static void put_string(JsonWriter *w, const char *text, size_t bytes, bool foreign) {
+  put(w, "\"", 1);
+  for (size_t i = 0, n; i < bytes; i += n ? n : 1) {
+    const unsigned char c = (unsigned char)text[i];
+    char escape[8] = "\\ufffd";
+    n = foreign ? utf8_length(text + i, bytes - i) : 1;
+    if (c == '"' || c == '\\')
+      snprintf(escape, sizeof escape, "\\%c", c);
+    else if (c == '\n' && !foreign)
+      strcpy(escape, "\\n");
+    else if (c < 0x20 || (c == 0x7f && foreign))
+      snprintf(escape, sizeof escape, "\\u%04x", c);
+    else if (n > 0) {
+      put(w, text + i, n);
+      continue;
+    }
+    put_text(w, escape);
+  }
+  put(w, "\"", 1);
+}
+
 static void put_name(JsonWriter *w, const char *name) {
   if (w->comma) put(w, ",", 1);
   w->comma = true;
   if (w->depth > 0) put_line(w);
   if (!name) return;
-  put(w, "\"", 1);
-  put_text(w, name);
-  put_text(w, w->indent > 0 ? "\": " : "\":");
+  put_string(w, name, strlen(name), false);
+  put_text(w, w->indent > 0 ? ": " : ":");
 }
 
 void json_raw(JsonWriter *w, const char *name, const char *json) {
@@ -204,36 +225,14 @@ void json_close(JsonWriter *w, char bracket) {
   if (w->depth == 0) put_line(w);
 }
 
-// The two ways of escaping differ in line feed and DEL because files that are there have them so.
-static void put_string(JsonWriter *w, const char *name, const char *text, size_t bytes,
-                       bool foreign) {
-  put_name(w, name);
-  put(w, "\"", 1);
-  for (size_t i = 0, n; i < bytes; i += n ? n : 1) {
-    const unsigned char c = (unsigned char)text[i];
-    char escape[8] = "\\ufffd";
-    n = foreign ? utf8_length(text + i, bytes - i) : 1;
-    if (c == '"' || c == '\\')
-      snprintf(escape, sizeof escape, "\\%c", c);
-    else if (c == '\n' && !foreign)
-      strcpy(escape, "\\n");
-    else if (c < 0x20 || (c == 0x7f && foreign))
-      snprintf(escape, sizeof escape, "\\u%04x", c);
-    else if (n > 0) {
-      put(w, text + i, n);
-      continue;
-    }
-    put_text(w, escape);
-  }
-  put(w, "\"", 1);
-}
-
 void json_string(JsonWriter *w, const char *name, const char *text) {
-  put_string(w, name, text, strlen(text), false);
+  put_name(w, name);
+  put_string(w, text, strlen(text), false);
 }
 
 void json_bytes(JsonWriter *w, const char *name, const char *text, size_t bytes) {
-  put_string(w, name, text, bytes, true);
+  put_name(w, name);
+  put_string(w, text, bytes, true);
 }
 
 NumberText number_text(double value) {

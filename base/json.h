@@ -51,8 +51,7 @@ typedef struct JsonWriter {
   bool comma; // the next value needs one in front
 } JsonWriter;
 
-// Every value takes the name that it has in its object, which must need no escapes; NULL in a list
-// and for the outermost value.
+// Every value takes the name that it has in its object; NULL in a list and for the outermost value.
 void json_open(JsonWriter *w, const char *name, char bracket); // '{' or '['
 void json_close(JsonWriter *w, char bracket);                  // '}' or ']'
 void json_string(JsonWriter *w, const char *name, const char *text);

@@ -141,15 +141,7 @@ static void put_merges(JsonWriter *w, const BpeExport *bpe, const Names *names) 
 
 static void put_vocabulary(JsonWriter *w, const BpeExport *bpe, const Names *names) {
   json_open(w, "vocab", '{');
-  for (int32_t i = 0; i < bpe->count; i++) {
-    const char *name = names->text + names->starts[i];
-    char *key = xmalloc(2 * strlen(name) + 1), *end = key;
-    for (; *name; *end++ = *name++)
-      if (*name == '"' || *name == '\\') *end++ = '\\';
-    *end = '\0';
-    json_whole(w, key, i);
-    free(key);
-  }
+  for (int32_t i = 0; i < bpe->count; i++) json_whole(w, names->text + names->starts[i], i);
   json_close(w, '}');
 }
 

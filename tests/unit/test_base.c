@@ -23,7 +23,7 @@ static void write_all_kinds(JsonWriter *w) {
   json_number(w, "third", 1.0 / 3, JSON_EXACT);
   json_number(w, "rounded", 1.0 / 3, 9);
   json_number(w, "none", NAN, 9);
-  json_whole(w, "whole", INT64_MIN);
+  json_whole(w, "\"\\\n", INT64_MIN);
   json_open(w, "list", '[');
   json_bool(w, NULL, true);
   json_raw(w, NULL, "{}");
@@ -40,7 +40,7 @@ static void a_line_of_json_is_written_with_its_escapes(void **state) {
     assert_string_equal(w.text, "{\"s\":\"a\\\"\\\\\\n\\u0009\x7f\xff\","
                                 "\"b\":\"\\u000a\\u007f\xc3\xa9\\ufffd\\u0000\","
                                 "\"third\":0.3333333333333333,\"rounded\":0.333333333,"
-                                "\"none\":null,\"whole\":-9223372036854775808,"
+                                "\"none\":null,\"\\\"\\\\\\n\":-9223372036854775808,"
                                 "\"list\":[true,{}]}");
   }
   free(w.text);
