@@ -250,6 +250,25 @@ static void a_long_word_is_encoded_in_time(void **state) {
   free(text);
 }
 
+// Marks in a row are sorted by their class, however many there are.
+static void a_million_marks_are_normalized_in_time(void **state) {
+  (void)state;
+  enum { PAIRS = 250000 };
+  Tokenizer *t = open_it(FIXTURES "qwen");
+  Text text = {0};
+  text_append(&text, "x", 1);
+  for (int i = 0; i < PAIRS; i++) text_append(&text, "\u0301\u0323", 4); // above, below
+  TokenIds ids = encode(t, text.data, text.bytes);
+  Text back = decode(t, &ids, true);
+  assert_int_equal(back.bytes, text.bytes);
+  for (int i = 0; i < 2 * PAIRS; i++)
+    assert_memory_equal(back.data + 1 + 2 * i, i < PAIRS ? "\u0323" : "\u0301", 2);
+  free(ids.ids);
+  free(back.data);
+  free(text.data);
+  tokenizer_close(t);
+}
+
 // The words that a cache holds must not change what comes out: an encoder that has seen thousands
 // of words, some of which took the place of others, agrees with a fresh one.
 static void an_encoder_forgets_nothing_and_invents_nothing(void **state) {
@@ -340,6 +359,7 @@ int main(void) {
       cmocka_unit_test(a_decoder_gives_whole_characters),
       cmocka_unit_test(a_piece_that_continues_has_nothing_in_front),
       cmocka_unit_test(a_long_word_is_encoded_in_time),
+      cmocka_unit_test(a_million_marks_are_normalized_in_time),
       cmocka_unit_test(an_encoder_forgets_nothing_and_invents_nothing),
       cmocka_unit_test(what_was_read_is_saved_byte_for_byte),
       cmocka_unit_test(the_byte_tokenizer_is_saved_and_opened),
