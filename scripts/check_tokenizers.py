@@ -371,8 +371,12 @@ def fallback(size, metaspace):
     trained = Tokenizer(models.BPE(unk_token="<unk>"))
     trained.pre_tokenizer = pre_tokenizers.Metaspace("▁", "always")
     trained = json.loads(train(trained, size, special=first, limit=120).to_str())
-    letters = {token: i for token, i in trained["model"]["vocab"].items()}
-    tokenizer = Tokenizer(models.BPE(letters, [tuple(m) for m in trained["model"]["merges"]],
+    letters = dict(trained["model"]["vocab"])
+    merges = [tuple(merge) for merge in trained["model"]["merges"]]
+    for merge in ("▁", "▁"), ("▁▁", "▁▁"), ("e", "▁"), ("▁▁", "s"):
+        letters["".join(merge)] = len(letters)
+        merges.insert(3, merge)
+    tokenizer = Tokenizer(models.BPE(letters, merges,
                                      unk_token="<unk>", fuse_unk=True, byte_fallback=True))
     like_llama2(tokenizer, metaspace)
     tokenizer.add_special_tokens(["<unk>", "<s>", "</s>"])
