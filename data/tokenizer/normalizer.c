@@ -112,18 +112,56 @@ size_t white_space_at_end(const char *text, size_t bytes) {
 
 // ---- The steps. Each makes b->next of b->now.
 
+static int class_of(int character) {
+  return utf8proc_get_property(character)->combining_class;
+}
+
+// Sorts marks[count] by combining class and keeps the order of those of one class. A text may have
+// a million marks in a row, for which utf8proc's own way takes hours. scratch: [count].
+static void sort_marks(int *marks, size_t count, int *scratch) {
+  size_t places[257] = {0};
+  bool sorted = true;
+  for (size_t i = 0; i < count; i++) {
+    places[class_of(marks[i]) + 1]++;
+    sorted &= i == 0 || class_of(marks[i - 1]) <= class_of(marks[i]);
+  }
+  if (sorted) return;
+  for (int c = 0; c < 256; c++) places[c + 1] += places[c];
+  for (size_t i = 0; i < count; i++) scratch[places[class_of(marks[i])]++] = marks[i];
+  memcpy(marks, scratch, count * sizeof *marks);
+}
+
+static void order_characters(int *characters, size_t count, int *scratch) {
+  for (size_t i = 0, marks; i < count; i += marks + 1) {
+    for (marks = 0; i + marks < count && class_of(characters[i + marks]) > 0;) marks++;
+    if (marks > 1) sort_marks(characters + i, marks, scratch);
+  }
+}
+
 // One of the four forms of text[bytes], which is UTF-8.
 static int append_form(NormalizerBuffers *b, int form, const char *text, size_t bytes, Error *err) {
+  enum { LONGEST = 32 }; // what a character becomes has 18 at most
+  const utf8proc_uint8_t *const at = (const utf8proc_uint8_t *)text;
+  size_t count = 0;
   utf8proc_ssize_t n = 0;
-  do { // once more where the buffer was too small; utf8proc puts a NUL behind the text
-    if ((size_t)n >= b->capacity) {
-      b->capacity = 2 * (size_t)n + 256;
+  int unused = 0;
+  for (size_t i = 0; i < bytes && n >= 0; i += (size_t)n) {
+    if (b->capacity < 2 * (count + LONGEST)) { // half of it is for sorting
+      b->capacity = 4 * (count + LONGEST);
       b->characters = xrealloc(b->characters, b->capacity * sizeof *b->characters);
     }
-    n = utf8proc_decompose((const utf8proc_uint8_t *)text, (utf8proc_ssize_t)bytes, b->characters,
-                           (utf8proc_ssize_t)b->capacity - 1, (utf8proc_option_t)form);
-  } while (n >= (utf8proc_ssize_t)b->capacity);
-  if (n >= 0) n = utf8proc_reencode(b->characters, n, (utf8proc_option_t)form);
+    utf8proc_int32_t character;
+    n = utf8proc_iterate(at + i, (utf8proc_ssize_t)(bytes - i), &character);
+    if (n < 0) break;
+    const utf8proc_ssize_t more = utf8proc_decompose_char(character, b->characters + count, LONGEST,
+                                                          (utf8proc_option_t)form, &unused);
+    if (more < 0 || more > LONGEST) n = UTF8PROC_ERROR_OVERFLOW;
+    count += (size_t)more;
+  }
+  if (n >= 0) {
+    order_characters(b->characters, count, b->characters + b->capacity / 2);
+    n = utf8proc_reencode(b->characters, (utf8proc_ssize_t)count, (utf8proc_option_t)form);
+  }
   if (n < 0) return error_set(err, "the text cannot be normalized: %s", utf8proc_errmsg(n));
   text_append(&b->next, (const char *)b->characters, (size_t)n);
   return 0;

@@ -12,6 +12,7 @@
 #include "base/json.h"
 #include "base/memory.h"
 #include "base/utf8.h"
+#include "data/tokenizer/text.h"
 #include "data/tokenizer/tokenizer.h"
 #include "tests/support/data_test.h"
 
@@ -38,42 +39,31 @@ static TokenIds encode(const Tokenizer *t, const char *text, size_t bytes) {
   return ids;
 }
 
-typedef struct Bytes {
-  char *data;
-  size_t count;
-} Bytes;
-
-static void append(Bytes *b, const char *data, size_t count) {
-  b->data = xrealloc(b->data, b->count + count + 1);
-  memcpy(b->data + b->count, data, count);
-  b->count += count;
-}
-
 // Every part but the last is whole characters, as far as the text has any.
-static Bytes decode(const Tokenizer *t, const TokenIds *ids, bool whole) {
+static Text decode(const Tokenizer *t, const TokenIds *ids, bool whole) {
   Decoder *decoder = decoder_open(t);
-  Bytes text = {0};
+  Text text = {0};
   const char *part;
-  append(&text, "", 0);
+  text_room(&text, 1);
   for (int64_t i = 0; i < ids->count; i++) {
     const size_t n = decoder_next(decoder, ids->ids[i], &part);
     if (whole) assert_int_equal(utf8_valid(part, n), n);
-    append(&text, part, n);
+    text_append(&text, part, n);
   }
   const size_t rest = decoder_end(decoder, &part);
-  append(&text, part, rest);
+  text_append(&text, part, rest);
   decoder_close(decoder);
   return text;
 }
 
-static Bytes from_base64(const char *text) {
+static Text from_base64(const char *text) {
   static const char digits[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
-  Bytes b = {0};
-  append(&b, "", 0);
+  Text b = {0};
+  text_room(&b, 1);
   unsigned bits = 0, value = 0;
   for (; *text && *text != '='; text++) {
     value = value << 6 | (unsigned)(strchr(digits, *text) - digits);
-    if ((bits += 6) >= 8) append(&b, &(char){(char)(value >> (bits -= 8))}, 1);
+    if ((bits += 6) >= 8) text_append(&b, &(char){(char)(value >> (bits -= 8))}, 1);
   }
   return b;
 }
@@ -82,22 +72,22 @@ static Bytes from_base64(const char *text) {
 
 // The Python package shows a byte that is no character as U+FFFD. Here that is a byte at a time: an
 // added token of Latin-1's letters, which a byte-level decoder takes for bytes.
-static Bytes shown(const Bytes *text) {
-  Bytes out = {0};
-  append(&out, "", 0);
-  for (size_t i = 0, n; i < text->count; i += n ? n : 1) {
-    n = utf8_length(text->data + i, text->count - i);
-    append(&out, n ? text->data + i : "\xef\xbf\xbd", n ? n : 3);
+static Text shown(const Text *text) {
+  Text out = {0};
+  text_room(&out, 1);
+  for (size_t i = 0, n; i < text->bytes; i += n ? n : 1) {
+    n = utf8_length(text->data + i, text->bytes - i);
+    text_append(&out, n ? text->data + i : "\xef\xbf\xbd", n ? n : 3);
   }
   return out;
 }
 
 static void check_case(const Tokenizer *t, Encoder *encoder, const cJSON *expected,
                        const char *name, int number) {
-  Bytes text = from_base64(cJSON_GetObjectItem(expected, "text")->valuestring);
-  Bytes decoded = from_base64(cJSON_GetObjectItem(expected, "decoded")->valuestring);
+  Text text = from_base64(cJSON_GetObjectItem(expected, "text")->valuestring);
+  Text decoded = from_base64(cJSON_GetObjectItem(expected, "decoded")->valuestring);
   const cJSON *list = cJSON_GetObjectItem(expected, "ids"), *id = list->child;
-  TokenIds ids = encode_with(encoder, text.data, text.count);
+  TokenIds ids = encode_with(encoder, text.data, text.bytes);
   if (ids.count != cJSON_GetArraySize(list))
     fail_msg("%s, text %d: %lld ids instead of %d", name, number, (long long)ids.count,
              cJSON_GetArraySize(list));
@@ -105,10 +95,10 @@ static void check_case(const Tokenizer *t, Encoder *encoder, const cJSON *expect
     if (ids.ids[i] != id->valueint)
       fail_msg("%s, text %d: id %lld is %d instead of %d", name, number, (long long)i, ids.ids[i],
                id->valueint);
-  Bytes bytes = decode(t, &ids, false), ours = shown(&bytes);
+  Text bytes = decode(t, &ids, false), ours = shown(&bytes);
   free(bytes.data);
-  if (ours.count != decoded.count || memcmp(ours.data, decoded.data, ours.count) != 0)
-    fail_msg("%s, text %d: decodes to '%.*s'", name, number, (int)ours.count, ours.data);
+  if (ours.bytes != decoded.bytes || memcmp(ours.data, decoded.data, ours.bytes) != 0)
+    fail_msg("%s, text %d: decodes to '%.*s'", name, number, (int)ours.bytes, ours.data);
   free(text.data);
   free(decoded.data);
   free(ours.data);
@@ -158,8 +148,8 @@ static void check_bytes_come_back(const char *path) {
   Encoder *encoder = encoder_open(t);
   for (size_t bytes = 0; bytes < sizeof text; bytes += bytes < 300 ? 1 : 977) {
     TokenIds ids = encode_with(encoder, text, bytes);
-    Bytes back = decode(t, &ids, false);
-    assert_int_equal(back.count, bytes);
+    Text back = decode(t, &ids, false);
+    assert_int_equal(back.bytes, bytes);
     assert_memory_equal(back.data, text, bytes);
     free(back.data);
     free(ids.ids);
@@ -226,10 +216,10 @@ static void a_piece_that_continues_has_nothing_in_front(void **state) {
     assert_int_equal(encoder_append(encoder, "the line\n", 9, false, &ids, &err), 0);
     const int64_t first = ids.count;
     assert_int_equal(encoder_append(encoder, "the next", 8, true, &ids, &err), 0);
-    Bytes both = decode(t, &ids, true);
+    Text both = decode(t, &ids, true);
     const char *expected = i == 0 ? " the line\nthe next" : "the line\nthe next";
-    assert_int_equal(both.count, strlen(expected));
-    assert_memory_equal(both.data, expected, both.count);
+    assert_int_equal(both.bytes, strlen(expected));
+    assert_memory_equal(both.data, expected, both.bytes);
     TokenIds whole = encode(t, "the line\nthe next", 17);
     assert_true(ids.count >= whole.count && ids.count > first);
     free(whole.ids);
@@ -250,8 +240,8 @@ static void a_long_word_is_encoded_in_time(void **state) {
     memset(text, i % 2 ? ' ' : 'e', BYTES);
     Tokenizer *t = open_it(kinds[i / 2]);
     TokenIds ids = encode(t, text, BYTES);
-    Bytes back = decode(t, &ids, true);
-    assert_int_equal(back.count, BYTES);
+    Text back = decode(t, &ids, true);
+    assert_int_equal(back.bytes, BYTES);
     assert_memory_equal(back.data, text, BYTES);
     free(back.data);
     free(ids.ids);
@@ -260,8 +250,28 @@ static void a_long_word_is_encoded_in_time(void **state) {
   free(text);
 }
 
+// Marks in a row are sorted by their class, however many there are.
+static void a_million_marks_are_normalized_in_time(void **state) {
+  (void)state;
+  enum { PAIRS = 250000 };
+  Tokenizer *t = open_it(FIXTURES "qwen");
+  Text text = {0};
+  text_append(&text, "x", 1);
+  for (int i = 0; i < PAIRS; i++) text_append(&text, "\u0301\u0323", 4); // above, below
+  TokenIds ids = encode(t, text.data, text.bytes);
+  Text back = decode(t, &ids, true);
+  assert_int_equal(back.bytes, text.bytes);
+  for (int i = 0; i < 2 * PAIRS; i++)
+    assert_memory_equal(back.data + 1 + 2 * i, i < PAIRS ? "\u0323" : "\u0301", 2);
+  free(ids.ids);
+  free(back.data);
+  free(text.data);
+  tokenizer_close(t);
+}
+
 // The words that a cache holds must not change what comes out: an encoder that has seen thousands
-// of words, some of which took the place of others, agrees with a fresh one.
+// of words, some of which took the place of others, gives each one back, and agrees with a fresh
+// encoder.
 static void an_encoder_forgets_nothing_and_invents_nothing(void **state) {
   (void)state;
   static const char words[] = "the quick brown foxes run and the lazy dogs do not";
@@ -271,6 +281,10 @@ static void an_encoder_forgets_nothing_and_invents_nothing(void **state) {
   for (int i = 0; i < 80000; i++) {
     const int bytes = snprintf(text, sizeof text, "%.*sx%x", i % 40, words, i % 40000 * 7919);
     TokenIds ids = encode_with(warm, text, (size_t)bytes);
+    Text back = decode(t, &ids, true);
+    assert_int_equal(back.bytes, bytes);
+    assert_memory_equal(back.data, text, back.bytes);
+    free(back.data);
     if (i % 1000 == 0) {
       TokenIds cold = encode(t, text, (size_t)bytes);
       assert_int_equal(ids.count, cold.count);
@@ -350,6 +364,7 @@ int main(void) {
       cmocka_unit_test(a_decoder_gives_whole_characters),
       cmocka_unit_test(a_piece_that_continues_has_nothing_in_front),
       cmocka_unit_test(a_long_word_is_encoded_in_time),
+      cmocka_unit_test(a_million_marks_are_normalized_in_time),
       cmocka_unit_test(an_encoder_forgets_nothing_and_invents_nothing),
       cmocka_unit_test(what_was_read_is_saved_byte_for_byte),
       cmocka_unit_test(the_byte_tokenizer_is_saved_and_opened),
