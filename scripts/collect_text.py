@@ -25,7 +25,7 @@ import zlib
 # What of the kernel comes first: its documentation and its core. The other folders (drivers, other
 # machines, file systems) follow in the order of a hash of their names, until --kernel-mb is reached.
 CORE = re.compile(r"(Documentation|block|include/linux|init|io_uring|ipc|kernel|lib|mm|virt)/")
-KERNEL_TEXT = re.compile(r"\.(c|h|S|rst|txt|py|sh|rs)$")
+KERNEL_TEXT = re.compile(r"\.(c|h|S|rst|txt|py|sh)$")
 PLAIN = re.compile(r"\.(py|pm|pl|pod|go|txt)(\.gz)?$|/games/fortunes/[a-z-]+$")
 PASS_OVER = re.compile(
     r"^/perl-doc/usr/share/man|/drm/amd/include/"
