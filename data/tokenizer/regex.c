@@ -17,6 +17,7 @@
 
 #include "base/memory.h"
 #include "base/utf8.h"
+#include "data/tokenizer/llama3_match.h"
 
 enum {
   MAX_PATTERN_BYTES = 1 << 14,
@@ -28,11 +29,13 @@ enum {
 
 struct Regex {
   pcre2_code *code;
+  bool llama3; // it is LLAMA3_PATTERN
 };
 
 struct RegexScan {
   const pcre2_code *code;
   bool compiled; // by the JIT
+  bool llama3;
   pcre2_match_data *data;
   pcre2_match_context *context;
   pcre2_jit_stack *stack; // NULL where there is no JIT
@@ -185,6 +188,7 @@ Regex *regex_open(const char *pattern, Error *err) {
   // No piece of a pattern grows more than \s.
   Translation t = {.pattern = pattern, .out = xmalloc(bytes * (sizeof WHITE_SPACE + 4) + 1)};
   Regex *regex = xcalloc(1, sizeof *regex);
+  regex->llama3 = strcmp(pattern, LLAMA3_PATTERN) == 0;
   const bool failed = translate(&t, err) != 0 || compile(regex, t.out, t.used, err) != 0;
   free(t.out);
   if (!failed) return regex;
@@ -214,6 +218,7 @@ RegexScan *regex_scan_open(const Regex *regex) {
   size_t jit_bytes = 0;
   pcre2_pattern_info(regex->code, PCRE2_INFO_JITSIZE, &jit_bytes);
   scan->code = regex->code;
+  scan->llama3 = regex->llama3;
   scan->compiled = jit_bytes > 0;
   scan->data = pcre2_match_data_create(1, memory);
   scan->context = pcre2_match_context_create(memory);
@@ -235,6 +240,12 @@ void regex_scan_close(RegexScan *scan) {
 
 int regex_next(RegexScan *scan, const char *text, size_t bytes, size_t at, size_t *begin,
                size_t *end, Error *err) {
+  const size_t length = scan->llama3 && at < bytes ? llama3_match(text + at, bytes - at) : 0;
+  if (length > 0) {
+    *begin = at;
+    *end = at + length;
+    return 1;
+  }
   const PCRE2_SPTR subject = (PCRE2_SPTR)text;
   const int found =
       scan->compiled ? pcre2_jit_match(scan->code, subject, bytes, at, 0, scan->data, scan->context)

@@ -1,0 +1,100 @@
+// Regular expressions: Oniguruma's meaning, and the two ways by which Llama 3's pattern is matched.
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <cmocka.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/utf8.h"
+#include "data/tokenizer/regex.h"
+#include "tests/support/data_test.h"
+
+static Regex *open_it(const char *pattern) {
+  Error err;
+  Regex *regex = regex_open(pattern, &err);
+  if (!regex) fail_msg("%s", err.text);
+  return regex;
+}
+
+// The matches in a text are these; NULL ends them.
+static void matches(const char *pattern, const char *text, const char *const *expected) {
+  Regex *regex = open_it(pattern);
+  RegexScan *scan = regex_scan_open(regex);
+  size_t at = 0, begin, end;
+  Error err;
+  while (regex_next(scan, text, strlen(text), at, &begin, &end, &err) == 1) {
+    if (!*expected) fail_msg("%s matches '%.*s', too", pattern, (int)(end - begin), text + begin);
+    assert_int_equal(end - begin, strlen(*expected));
+    assert_memory_equal(text + begin, *expected, end - begin);
+    expected++;
+    at = end;
+  }
+  assert_null(*expected);
+  regex_scan_close(scan);
+  regex_close(regex);
+}
+
+static void it_means_what_oniguruma_means(void **state) {
+  (void)state;
+  matches("\\s+", "a \u180e\u2003b\xc2\x85",
+          (const char *const[]){" ", "\u2003", "\xc2\x85", NULL});
+  matches("\\w+", "a\u0301_\u203f\u2460-b", (const char *const[]){"a\u0301_\u203f", "b", NULL});
+  matches("^.", "ab\ncd", (const char *const[]){"a", "c", NULL});
+  matches(".$", "ab\ncd", (const char *const[]){"b", "d", NULL});
+  matches("\\u00e9|[\\u0061-b]", "x\u00e9b", (const char *const[]){"\u00e9", "b", NULL});
+  matches("(?i:'s)", "'S's'\u017f", (const char *const[]){"'S", "'s", "'\u017f", NULL});
+  matches("\\d", "1\u0663\u00b2", (const char *const[]){"1", "\u0663", NULL});
+}
+
+// Random texts of what the pattern tells apart, in ASCII and beyond it.
+static size_t random_text(char *text, size_t capacity, uint32_t *seed) {
+  static const char *const parts[] = {
+      "a",      "Z", "the",      "7",      "12",     " ",      "  ",     "\t",   "\n",     "\r\n",
+      "\v",     "'", "'s",       "'LL",    ".",      "\"",     "\x01",   "\x7f", "\u00e9", "\u00b2",
+      "\u3000", "!", "\xc2\x85", "\u2028", "\u65e5", "\u0301", "\u00a0", "'r"};
+  size_t used = 0;
+  for (;;) {
+    *seed = *seed * 1664525 + 1013904223;
+    const char *part = parts[(*seed >> 16) % (sizeof parts / sizeof *parts)];
+    if (used + strlen(part) > capacity || *seed >> 27 == 0) return used;
+    memcpy(text + used, part, strlen(part));
+    used += strlen(part);
+  }
+}
+
+// The group around it keeps the pattern from being recognised.
+static void llama3s_pattern_matches_by_hand_as_by_pcre2(void **state) {
+  (void)state;
+  Regex *regexes[2] = {open_it(LLAMA3_PATTERN), open_it("(?:" LLAMA3_PATTERN ")")};
+  RegexScan *scans[2] = {regex_scan_open(regexes[0]), regex_scan_open(regexes[1])};
+  uint32_t seed = 1;
+  char text[100];
+  Error err;
+  for (int i = 0; i < 200000; i++) {
+    const size_t bytes = random_text(text, sizeof text, &seed);
+    assert_int_equal(utf8_valid(text, bytes), bytes);
+    for (size_t at = 0; at < bytes;) {
+      size_t begin[2], end[2];
+      for (int k = 0; k < 2; k++)
+        assert_int_equal(regex_next(scans[k], text, bytes, at, &begin[k], &end[k], &err), 1);
+      if (begin[0] != begin[1] || end[0] != end[1])
+        fail_msg("at %zu of '%.*s': [%zu, %zu) and [%zu, %zu)", at, (int)bytes, text, begin[0],
+                 end[0], begin[1], end[1]);
+      at = end[0];
+    }
+  }
+  for (int k = 0; k < 2; k++) {
+    regex_scan_close(scans[k]);
+    regex_close(regexes[k]);
+  }
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(it_means_what_oniguruma_means),
+      cmocka_unit_test(llama3s_pattern_matches_by_hand_as_by_pcre2),
+  };
+  return cmocka_run_group_tests_name("regex", tests, NULL, NULL);
+}
