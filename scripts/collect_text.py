@@ -25,13 +25,13 @@ import zlib
 # What of the kernel comes first: its documentation and its core. The other folders (drivers, other
 # machines, file systems) follow in the order of a hash of their names, until --kernel-mb is reached.
 CORE = re.compile(r"(Documentation|block|include/linux|init|io_uring|ipc|kernel|lib|mm|virt)/")
-KERNEL_TEXT = re.compile(r"\.(c|h|S|rst|txt|py|sh|rs)$")
+KERNEL_TEXT = re.compile(r"\.(c|h|S|rst|txt|py|sh)$")
 PLAIN = re.compile(r"\.(py|pm|pl|pod|go|txt)(\.gz)?$|/games/fortunes/[a-z-]+$")
 PASS_OVER = re.compile(
     r"^/perl-doc/usr/share/man|/drm/amd/include/"
-    r"/(genindex|contents|search|bookindex|changelog|Changes|ChangeLog|copyright|README\.Debian)"
-    r"|/(unicore|rubi|_static|testdata|dedication)/|CoreList|allkeys|/version\d+\.txt"
-    r"|/sqlite3/(requirements|doc_backlink|matrix)")
+    r"|/(genindex(-all)?|contents|search|bookindex)\.(html|rst)"
+    r"|/(changelog|Changes|ChangeLog|copyright|README\.Debian)\b(?!-)|/(unicore|rubi|_static|testdata|dedication)/|CoreList"
+    r"|allkeys|/version\d+\.txt|/sqlite3/(requirements|doc_backlink|matrix)")
 OTHER_LANGUAGE = re.compile(
     r"/(?!en)[a-z]{2}([-_][A-Za-z]{2})?/.*\.html|\.(?!en)[a-z]{2}([-_][A-Za-z]{2})?\.(html|txt)")
 # A longer text is cut into documents of about this size, between paragraphs.

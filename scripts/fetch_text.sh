@@ -80,7 +80,7 @@ for name in "${packages[@]}"; do
   for tarball in "$work/text/$name"/usr/src/linux-source*.tar.*; do
     [ -f "$tarball" ] || continue
     mkdir "$work/text/kernel"
-    tar -xf "$tarball" -C "$work/text/kernel" --wildcards '*.[chS]' '*.rst' '*.txt' '*.py' '*.sh' '*.rs'
+    tar -xf "$tarball" -C "$work/text/kernel" --wildcards '*.[chS]' '*.rst' '*.txt' '*.py' '*.sh'
     rm "$tarball"
   done
 done

@@ -1,0 +1,94 @@
+#!/usr/bin/env bash
+# From real text to a model that writes: configs that resolve, scripts/real_run.sh at a small size,
+# and what scripts/collect_text.py takes and leaves out.
+# shellcheck source=tests/support/lib.sh
+. "$(dirname "$0")/../support/lib.sh"
+
+# ---- Configs: all of them resolve; the vocabularies are those that the commands on the page make
+for config in configs/*.json; do
+  [ "$config" != configs/continue.json ] || continue # its model is a folder that users have
+  "$TRAIN" --plan "$config" >"$folder/said" 2>&1 || unresolved+=" $config: $(head -n 1 "$folder/said")"
+done
+check every_config_resolves "${unresolved:-}" test -z "${unresolved:-}"
+write_config "$folder/tiny.json" && write_text 300 >"$folder/lines.txt"
+must "$PREPARE" --train-tokenizer 300 --out "$folder/tok" "$folder/lines.txt"
+must "$PREPARE" --tokenizer "$folder/tok" --out "$folder/data" "$folder/lines.txt"
+must "$TRAIN" "$folder/tiny.json" model.vocab_size=300 train.steps=2 optimizer.warmup_steps=1
+cp configs/continue.json "$folder/continue.json"
+said=$("$TRAIN" "$folder/continue.json" model="$folder/run/latest" backend.device=cpu \
+  data.train="$folder/data/train-*.bin" data.val="$folder/data/val-*.bin" train.steps=2 \
+  train.batch_size=1 train.sequence_length=32 optimizer.warmup_steps=1 output.dir="$folder/on" 2>&1 | tr -d '\000')
+check continue_json_goes_on_from_a_folder "$said" grep -q '"dtype": "BF16"\|BF16' \
+  "$folder/on/latest/model.safetensors"
+
+# ---- real_run.sh
+for i in 1 2 3; do
+  printf '{"text": "%s"}\n' "$(write_text 400 | sed "s/line/$i line/" | tr '\n' ' ')"
+done >"$folder/text.jsonl"
+export VOCABULARY=300
+# shellcheck disable=SC2317 # must calls it
+real_run() { # a model of four steps may write NUL bytes
+  scripts/real_run.sh "$folder/text.jsonl" "$folder/real" "$folder/tiny.json" model.vocab_size=300 \
+    train.steps=4 train.save_interval=2 optimizer.warmup_steps=1 | tr -d '\000'
+  return "${PIPESTATUS[0]}"
+}
+must real_run
+check it_writes_samples_at_each_checkpoint "$(grep -a '^----' "$folder/real/samples.txt")" \
+  test "$(grep -ac '^---- step-0000000[24]: "static int "' "$folder/real/samples.txt")" = 2
+check none_of_them_fails 'samples.txt has "(no sample)"' \
+  test "$(grep -ac '(no sample)' "$folder/real/samples.txt")" = 0
+check the_report_has_every_part "$(tr -d '\000' <"$folder/real/report.txt")" \
+  test "$(grep -ac '^== .* took [0-9.]* s$' "$folder/real/report.txt")" -ge 4
+check it_evaluates "$(tr -d '\000' <"$folder/real/report.txt")" \
+  grep -qa '^bits per byte' "$folder/real/report.txt"
+cp "$folder/real/tok/tokenizer.json" "$folder/before"
+must real_run
+check what_is_done_is_not_done_again "$(tr -d '\000' <"$folder/real/report.txt")" \
+  test "$(grep -ac '^== tokenizer took' "$folder/real/report.txt")" = 1
+status=0
+scripts/real_run.sh "$folder/nothing.txt" "$folder/none" 2>"$folder/said" || status=$?
+check text_that_is_not_there_is_refused "status $status, $(cat "$folder/said")" \
+  test "$status" = 1 -a ! -e "$folder/none"
+
+# ---- collect_text.py
+# documents FILE SOURCE: the texts whose source ends so, one after the other
+documents() {
+  python3 -c 'import json, sys
+for line in open(sys.argv[1]):
+    document = json.loads(line)
+    if document["source"].endswith(sys.argv[2]):
+        sys.stdout.write(document["text"])' "$@"
+}
+plant() { mkdir -p "$(dirname "$folder/packages/$1")" && cat >"$folder/packages/$1"; }
+prose() { seq -f "$1 %g is a sentence of some words that stand in a row." "${2:-12}"; }
+defines() { for i in $(seq 400); do printf '#define REGISTER_NAME_%s_MASK 0xff\n' "$i"; done; }
+prose core | plant kernel/linux-1/mm/core.c
+prose driver | plant kernel/linux-1/drivers/a/driver.c
+defines | plant kernel/linux-1/mm/registers.h
+prose second | plant doc/usr/share/doc/doc/b.txt
+prose second | plant doc/usr/share/doc/doc/copy.txt
+prose deutsch | plant doc/usr/share/doc/doc/a.de.txt
+prose long 9000 | plant doc/usr/share/doc/doc/long.txt
+{ echo '<html><head><title>no</title></head><body><script>no()</script><nav>no</nav>' &&
+  echo '<h1>Title &amp; more</h1><p>' && prose web && echo '</p><pre>  kept   space</pre></body>'; } |
+  plant doc/usr/share/doc/doc/page.html
+prose index | plant doc/usr/share/doc/doc/genindex.html
+printf 'latin \351 %s\n' "$(prose latin)" | plant doc/usr/share/doc/doc/latin.txt
+must scripts/collect_text.py "$folder/packages"
+scripts/collect_text.py "$folder/packages" >"$folder/all.jsonl" 2>/dev/null
+sources=$(cut -d '"' -f 4 "$folder/all.jsonl" | uniq -c | awk '{print $2 "x" $1}' | tr '\n' ' ')
+base=doc/usr/share/doc/doc
+expected="$base/b.txtx1 $base/long.txtx2 $base/page.htmlx1 linux/drivers/a/driver.cx1 "
+expected+="linux/mm/core.cx1 "
+check it_takes_text_in_order_and_nothing_else "it took $sources" test "$sources" = "$expected"
+page=$(documents "$folder/all.jsonl" page.html)
+check html_becomes_its_text "$page" test "$(head -n 1 <<<"$page")" = 'Title & more'
+check pre_keeps_its_spaces "$page" grep -q '^  kept   space$' <<<"$page"
+check what_is_not_text_is_left_out "$page" test "${page/no/}" = "$page"
+check a_long_text_is_cut_without_loss 'the pieces are not the text' cmp -s \
+  <(documents "$folder/all.jsonl" long.txt | tr -d '\n') \
+  <(prose long 9000 | tr -d '\n')
+scripts/collect_text.py "$folder/packages" --kernel-mb 0 2>/dev/null >"$folder/none.jsonl"
+check the_kernel_is_limited 'there is text of the kernel' \
+  test "$(grep -c '"linux/' "$folder/none.jsonl")" = 0
+exit "$failed"
