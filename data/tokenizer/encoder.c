@@ -68,7 +68,7 @@ static void encode_word(Encoder *e, const char *word, size_t bytes) {
   const int64_t count = e->ids->count - before;
   if (count > CACHE_MAX_IDS) return;
   memcpy(cached->key, key, sizeof key);
-  memcpy(cached->ids, e->ids->ids + before, (size_t)count * sizeof *cached->ids);
+  if (count > 0) memcpy(cached->ids, e->ids->ids + before, (size_t)count * sizeof *cached->ids);
   cached->bytes = (uint8_t)bytes;
   cached->count = (uint8_t)count;
 }
