@@ -20,7 +20,8 @@ os.environ["TOKENIZERS_PARALLELISM"] = "false"
 import tiktoken
 from tokenizers import Tokenizer
 
-from check_tokenizers import LLAMA3, TOOL, make_large, package_folder
+from check_tokenizers import TOOL
+from sample_tokenizers import LLAMA3, make_large, package_folder
 
 ROUNDS, BYTES, PIECE = 5, 10_000_000, 10_000
 

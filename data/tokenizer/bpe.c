@@ -54,19 +54,25 @@ static int read_model(Bpe *bpe, const cJSON *model, Error *err) {
   return 0;
 }
 
-static const char META[] = "\u2581";
-enum { META_BYTES = sizeof META - 1 };
+// ---- Where a text may be cut
 
-// The next U+2581 in text[bytes] at or after `at`, or bytes.
-static size_t find_meta(const char *text, size_t bytes, size_t at) {
-  while (at + META_BYTES <= bytes) {
-    const char *found = memchr(text + at, META[0], bytes - META_BYTES + 1 - at);
-    if (!found) break;
-    at = (size_t)(found - text);
-    if (memcmp(found, META, META_BYTES) == 0) return at;
-    at++;
-  }
-  return bytes;
+static bool is_meta(const char *text, size_t bytes) { // U+2581
+  return bytes >= 3 && memcmp(text, "\xe2\x96\x81", 3) == 0;
+}
+
+// A bit of `joined`, by the characters that meet at text[at].
+typedef struct Meeting {
+  unsigned char before, behind;
+} Meeting;
+
+static Meeting meeting(const char *text, size_t bytes, size_t at) {
+  const bool before = at >= 3 && is_meta(text + at - 3, 3), behind = is_meta(text + at, bytes - at);
+  return (Meeting){before ? 0xff : (unsigned char)text[at - 1],
+                   behind ? 0xff : (unsigned char)text[at]};
+}
+
+static bool begins_character(char byte) {
+  return ((unsigned char)byte & 0xc0) != 0x80;
 }
 
 // A token that stands for something else than its own text.
@@ -78,26 +84,31 @@ static bool stands_in(const Bpe *bpe, int32_t id) {
   return false;
 }
 
+// No unknown token may come of it, since two of them beside each other can become one.
 static void find_breaks(Bpe *bpe) {
   const Vocabulary *v = &bpe->vocabulary;
-  bpe->breaks = !bpe->byte_level && !bpe->ignore_merges &&
-                vocabulary_find(v, META, META_BYTES, false) != NO_TOKEN;
+  bpe->breaks = !bpe->byte_level && !bpe->ignore_merges && bpe->byte_fallback;
+  for (int i = 0; i < 256; i++) bpe->breaks &= bpe->fallback[i] != NO_TOKEN;
   for (size_t i = 0; bpe->breaks && i < bpe->merges.count; i++) {
     const Merge *m = &bpe->merges.list[i];
     const char *text = vocabulary_text(v, m->merged);
     const size_t bytes = v->tokens[m->merged].length;
-    for (size_t at = find_meta(text, bytes, 1); at < bytes; at = find_meta(text, bytes, at + 1))
-      bpe->joined[(unsigned char)text[at - 1]] = true;
+    for (size_t at = 1; at < bytes; at++) {
+      const Meeting meets = meeting(text, bytes, at);
+      if (begins_character(text[at]))
+        bpe->joined[meets.before][meets.behind / 64] |= (uint64_t)1 << meets.behind % 64;
+    }
     if (stands_in(bpe, m->left) || stands_in(bpe, m->right)) bpe->breaks = false;
   }
 }
 
 size_t bpe_word_length(const Bpe *bpe, const char *text, size_t bytes) {
-  size_t at = bytes;
-  if (bpe->breaks)
-    for (at = find_meta(text, bytes, 1); at < bytes && bpe->joined[(unsigned char)text[at - 1]];)
-      at = find_meta(text, bytes, at + 1);
-  return at;
+  for (size_t at = 1; at < bytes; at++) {
+    if (!begins_character(text[at])) continue;
+    const Meeting meets = meeting(text, bytes, at);
+    if (!(bpe->joined[meets.before][meets.behind / 64] >> meets.behind % 64 & 1)) return at;
+  }
+  return bytes;
 }
 
 int bpe_read(Bpe *bpe, const Document *document, bool byte_level, Error *err) {

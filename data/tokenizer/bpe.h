@@ -13,10 +13,11 @@ typedef struct Bpe {
   int32_t byte[256];  // byte_level: its token, else that of ASCII; or NO_TOKEN
   bool byte_fallback; // characters without a token become <0x00> to <0xFF>
   int32_t fallback[256];
-  // Where no pre-tokenizer cuts a text, a U+2581 begins a word all the same, if no token has one
-  // behind the byte that comes before it.
+  // Where no pre-tokenizer cuts a text, it is cut all the same: between two characters that no token
+  // has side by side. They are told apart by the last byte of the one and the first of the other;
+  // U+2581, which stands for a space, counts as the byte 0xff.
   bool breaks;
-  bool joined[256]; // by that byte: some token has
+  uint64_t joined[256][4]; // bits: some token has them side by side
 } Bpe;
 
 // Start from zeros.
@@ -37,8 +38,7 @@ typedef struct BpeScratch {
 } BpeScratch;
 void bpe_scratch_close(BpeScratch *s);
 
-// Bytes up to where the first word of text[bytes] ends, so that what follows does not change its
-// tokens: all of them, or up to a U+2581.
+// Bytes of the first word of text[bytes], whose tokens do not depend on what follows.
 size_t bpe_word_length(const Bpe *bpe, const char *text, size_t bytes);
 
 enum { BPE_MAX_BYTES = 1 << 30 }; // of a word

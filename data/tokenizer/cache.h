@@ -6,13 +6,14 @@
 #include <stdint.h>
 #include <string.h>
 
-enum { CACHE_MAX_BYTES = 32, CACHE_MAX_IDS = 7, CACHE_WORDS = 1 << 17 };
+enum { CACHE_MAX_BYTES = 32, CACHE_MAX_IDS = 7, CACHE_WORDS = 1 << 17, CACHE_LINE = 64 };
 
 typedef struct CachedWord {
   uint64_t key[4]; // the word, by which it is known together with its length
   int32_t ids[CACHE_MAX_IDS];
   uint8_t bytes, count; // bytes is 0 where there is no word
 } CachedWord;
+_Static_assert(sizeof(CachedWord) == CACHE_LINE, "one look, one line");
 
 static inline uint64_t load_bytes(const char *text, size_t bytes) {
   uint64_t value = 0;

@@ -9,8 +9,9 @@ struct Encoder {
   NormalizerBuffers normal;
   Cutter cutter;
   BpeScratch scratch;
-  RegexScan *word;   // finds a letter where an added token wants to stand alone
-  CachedWord *words; // [CACHE_WORDS]
+  RegexScan *word; // finds a letter where an added token wants to stand alone
+  void *memory;
+  CachedWord *words; // [CACHE_WORDS] in it, each on a cache line
   TokenIds *ids;     // where the ids go
 };
 
@@ -25,7 +26,8 @@ void token_ids_push(TokenIds *list, int32_t id) {
 Encoder *encoder_open(const Tokenizer *tokenizer) {
   Encoder *e = xcalloc(1, sizeof *e);
   e->tokenizer = tokenizer;
-  e->words = xcalloc(CACHE_WORDS, sizeof *e->words);
+  e->memory = xcalloc(CACHE_WORDS + 1, sizeof *e->words);
+  e->words = (CachedWord *)(((uintptr_t)e->memory + CACHE_LINE - 1) / CACHE_LINE * CACHE_LINE);
   cutter_open(&e->cutter, &tokenizer->pre_tokenizer);
   e->word = regex_scan_open(tokenizer->word);
   return e;
@@ -37,7 +39,7 @@ void encoder_close(Encoder *e) {
   cutter_close(&e->cutter);
   bpe_scratch_close(&e->scratch);
   regex_scan_close(e->word);
-  free(e->words);
+  free(e->memory);
   free(e);
 }
 
@@ -68,7 +70,7 @@ static void encode_word(Encoder *e, const char *word, size_t bytes) {
   const int64_t count = e->ids->count - before;
   if (count > CACHE_MAX_IDS) return;
   memcpy(cached->key, key, sizeof key);
-  memcpy(cached->ids, e->ids->ids + before, (size_t)count * sizeof *cached->ids);
+  if (count > 0) memcpy(cached->ids, e->ids->ids + before, (size_t)count * sizeof *cached->ids);
   cached->bytes = (uint8_t)bytes;
   cached->count = (uint8_t)count;
 }

@@ -1,5 +1,5 @@
-// The pre_tokenizer of a tokenizer.json, in steps that each cut the pieces of the one before: Split,
-// ByteLevel, Digits, Metaspace, Punctuation, WhitespaceSplit, and Sequences of these.
+// The pre_tokenizer of a tokenizer.json, in steps, each of which cuts the pieces of the one before:
+// Split, ByteLevel, Digits, Metaspace, Punctuation, WhitespaceSplit, and Sequences of these.
 #pragma once
 #include <cjson/cJSON.h>
 #include <stdbool.h>

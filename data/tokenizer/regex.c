@@ -3,8 +3,8 @@
 //   \w      PCRE2's has no marks and no connectors: the properties are listed
 //   ^ $     match at every line: PCRE2_MULTILINE
 //   \uhhhh  is \x{hhhh}
-// What is refused means something else in PCRE2, and no known tokenizer needs it: nested classes, &&
-// and [:names:] in classes; \b \h \G \K \N \O \Q \R \X \y and the like; flags but (?i:...) and a
+// What is refused means something else in PCRE2, and no known tokenizer needs it: nested classes,
+// && and [:names:] in classes; \b \h \G \K \N \O \Q \R \X \y and the like; flags but (?i:...) and a
 // leading (?i); (*VERBS); {,n}, {n}? and a possessive {n,m}+.
 #define PCRE2_CODE_UNIT_WIDTH 8
 #include "data/tokenizer/regex.h"
