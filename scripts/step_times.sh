@@ -27,7 +27,8 @@ for _ in $(seq 8); do cat "$folder/sources.txt"; done >"$folder/text.txt"
 time_model() {
   local name=$1 config=$2 batch=$3 length=$4 began first='' line
   shift 4
-  local command=(./train "configs/$config.json" "data.train=$folder/tokens/train-*.bin" data.val= backend.device=cuda
+  # Bytes in a larger vocabulary: that has to be said.
+  local command=(./train "configs/$config.json" "data.train=$folder/tokens/train-*.bin" data.val= data.tokenizer=bytes backend.device=cuda
     "train.batch_size=$batch" "train.sequence_length=$length" train.save_interval=-1 train.sample_interval=-1
     optimizer.warmup_steps=0 model.tie_word_embeddings=false "backend.kernels=$kernels" "output.dir=$folder/$name" "$@")
   "${command[@]}" train.steps=1 >/dev/null # the first start ever also times the algorithms, and remembers them

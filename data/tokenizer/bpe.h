@@ -13,8 +13,8 @@ typedef struct Bpe {
   int32_t byte[256];  // byte_level: its token, else that of ASCII; or NO_TOKEN
   bool byte_fallback; // characters without a token become <0x00> to <0xFF>
   int32_t fallback[256];
-  // Where no pre-tokenizer cuts a text, it is cut all the same: between two characters that no token
-  // has side by side. They are told apart by the last byte of the one and the first of the other;
+  // Where no pre-tokenizer cuts a text, it is cut all the same: between two characters that no
+  // token has side by side. They are told apart by the last byte of the one and the first of the other;
   // U+2581, which stands for a space, counts as the byte 0xff.
   bool breaks;
   uint64_t joined[256][4]; // bits: some token has them side by side

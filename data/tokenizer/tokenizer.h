@@ -18,8 +18,8 @@ typedef struct Tokenizer Tokenizer;
 
 typedef struct TokenizerFacts {
   const char *name; // BYTES_NAME, or the path that it was read from; the tokenizer's
-  // Never 0; equal for files that say the same, however they spell it. begin and end have no part in
-  // it: ids mean the same, whatever these are.
+  // Never 0; equal for files that say the same, however they spell it. begin and end have no part
+  // in it: ids mean the same, whatever these are.
   uint64_t fingerprint;
   int64_t vocab_size; // the largest id + 1
   // The tokens around a document, or NO_TOKEN. begin: by the post-processor. end: eos_token of the
