@@ -14,8 +14,8 @@ typedef struct Bpe {
   bool byte_fallback; // characters without a token become <0x00> to <0xFF>
   int32_t fallback[256];
   // Where no pre-tokenizer cuts a text, it is cut all the same: between two characters that no
-  // token has side by side. They are told apart by the last byte of the one and the first of the other;
-  // U+2581, which stands for a space, counts as the byte 0xff.
+  // token has side by side. They are told apart by the last byte of the one and the first of the
+  // other; U+2581, which stands for a space, counts as the byte 0xff.
   bool breaks;
   uint64_t joined[256][4]; // bits: some token has them side by side
 } Bpe;
