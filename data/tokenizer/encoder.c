@@ -15,14 +15,6 @@ struct Encoder {
   TokenIds *ids;     // where the ids go
 };
 
-void token_ids_push(TokenIds *list, int32_t id) {
-  if (list->count == list->capacity) {
-    list->capacity = list->capacity ? 2 * list->capacity : 1024;
-    list->ids = xrealloc(list->ids, (size_t)list->capacity * sizeof *list->ids);
-  }
-  list->ids[list->count++] = id;
-}
-
 Encoder *encoder_open(const Tokenizer *tokenizer) {
   Encoder *e = xcalloc(1, sizeof *e);
   e->tokenizer = tokenizer;
