@@ -174,6 +174,7 @@ static void replace(Decoder *d, const char *from, const char *to) {
 static void strip(Text *token, const char *content, int64_t *left, int64_t right) {
   const size_t bytes = strlen(content);
   size_t begin = 0;
+  if (bytes == 0 || token->bytes == 0) return;
   while (*left > 0 && begin < token->bytes) {
     const bool is =
         token->bytes - begin >= bytes && memcmp(token->data + begin, content, bytes) == 0;

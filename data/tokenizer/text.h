@@ -11,8 +11,8 @@ typedef struct Text {
 
 // Room for `more` bytes behind what is there.
 static inline char *text_room(Text *text, size_t more) {
-  if (text->capacity - text->bytes < more) {
-    text->capacity = 2 * (text->bytes + more);
+  if (!text->data || text->capacity - text->bytes < more) {
+    text->capacity = 2 * (text->bytes + more) + 16;
     text->data = xrealloc(text->data, text->capacity);
   }
   return text->data + text->bytes;
