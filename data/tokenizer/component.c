@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "base/json.h"
+#include "base/memory.h"
 
 enum { MAX_DEPTH = 16 };
 
@@ -60,4 +61,15 @@ const char *component_pattern(const cJSON *component, bool *is_regex, Error *err
   const cJSON *pattern = cJSON_GetObjectItemCaseSensitive(component, "pattern");
   *is_regex = cJSON_HasObjectItem(pattern, "Regex");
   return component_string(pattern, *is_regex ? "Regex" : "String", err);
+}
+
+int component_replace(const cJSON *component, char **from, char **to, Error *err) {
+  bool is_regex;
+  const char *pattern = component_pattern(component, &is_regex, err);
+  const char *content = pattern ? component_string(component, "content", err) : NULL;
+  if (!content) return -1;
+  if (is_regex || *pattern == '\0') return component_refused(component, err);
+  *from = xstrdup(pattern);
+  *to = xstrdup(content);
+  return 0;
 }

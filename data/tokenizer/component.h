@@ -25,3 +25,5 @@ int component_count(const cJSON *component, const char *key, int64_t *value, Err
 const char *component_string(const cJSON *component, const char *key, Error *err);
 // {"String": "..."} or {"Regex": "..."}.
 const char *component_pattern(const cJSON *component, bool *is_regex, Error *err);
+// The two texts of a Replace, in fresh memory. A regular expression is refused.
+int component_replace(const cJSON *component, char **from, char **to, Error *err);

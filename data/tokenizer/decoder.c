@@ -10,17 +10,6 @@
 
 // ---- Reading
 
-static int read_replace(DecodeStep *step, const cJSON *component, Error *err) {
-  bool is_regex;
-  const char *from = component_pattern(component, &is_regex, err);
-  const char *to = from ? component_string(component, "content", err) : NULL;
-  if (!to) return -1;
-  if (is_regex || *from == '\0') return component_refused(component, err);
-  step->from = xstrdup(from);
-  step->to = xstrdup(to);
-  return 0;
-}
-
 static int read_metaspace(DecodeStep *step, const cJSON *component, Error *err) {
   const char *mark = component_string(component, "replacement", err);
   if (!mark) return -1;
@@ -75,7 +64,7 @@ static int read_step(void *into, const cJSON *component, const char *type, Error
   }
   if (strcmp(type, "Replace") == 0) {
     step->kind = DECODE_REPLACE;
-    return read_replace(step, component, err);
+    return component_replace(component, &step->from, &step->to, err);
   }
   return component_refused(component, err);
 }
@@ -174,7 +163,7 @@ static void replace(Decoder *d, const char *from, const char *to) {
 static void strip(Text *token, const char *content, int64_t *left, int64_t right) {
   const size_t bytes = strlen(content);
   size_t begin = 0;
-  if (bytes == 0 || token->bytes == 0) return;
+  if (token->bytes == 0) return; // then there may be no memory either
   while (*left > 0 && begin < token->bytes) {
     const bool is =
         token->bytes - begin >= bytes && memcmp(token->data + begin, content, bytes) == 0;

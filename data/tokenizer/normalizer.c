@@ -21,17 +21,6 @@ static int form_named(const char *type) {
   return 0;
 }
 
-static int read_replace(NormalizerStep *step, const cJSON *component, Error *err) {
-  bool is_regex;
-  const char *from = component_pattern(component, &is_regex, err);
-  const char *to = from ? component_string(component, "content", err) : NULL;
-  if (!to) return -1;
-  if (is_regex || *from == '\0') return component_refused(component, err);
-  step->from = xstrdup(from);
-  step->to = xstrdup(to);
-  return 0;
-}
-
 static int read_step(void *into, const cJSON *component, const char *type, Error *err) {
   Normalizer *n = into;
   n->steps = xrealloc(n->steps, ((size_t)n->count + 1) * sizeof *n->steps);
@@ -46,7 +35,7 @@ static int read_step(void *into, const cJSON *component, const char *type, Error
     step->to = xstrdup(to);
   } else if (strcmp(type, "Replace") == 0) {
     step->kind = NORMALIZE_REPLACE;
-    return read_replace(step, component, err);
+    return component_replace(component, &step->from, &step->to, err);
   } else if (strcmp(type, "Strip") == 0) {
     step->kind = NORMALIZE_STRIP;
     step->left = step->right = true;
