@@ -164,6 +164,11 @@ PathText path_text(const char *format, ...) {
   return path;
 }
 
+int name_ends_with(const char *name, const char *ending) {
+  const size_t n = strlen(name), m = strlen(ending);
+  return n >= m && strcmp(name + n - m, ending) == 0;
+}
+
 PathText path_parent(const char *path) {
   const char *slash = strrchr(path, '/');
   if (!slash) return path_text(".");

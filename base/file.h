@@ -52,6 +52,7 @@ typedef struct PathText {
 } PathText;
 PathText path_text(const char *format, ...) __attribute__((format(printf, 1, 2)));
 PathText path_parent(const char *path); // "." or "/" at the end
+int name_ends_with(const char *name, const char *ending);
 
 int directory_create(const char *path, Error *err); // with parents; fine if it exists
 int directory_sync(const char *path, Error *err);   // fsync of a directory's entries

@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "base/memory.h"
+#include "base/file.h"
 #include "base/utf8.h"
 
 enum { MAX_FOREIGN_PERCENT = 10 };
@@ -54,10 +55,8 @@ FileKind file_kind(const char *name, const char *start, size_t bytes, Error *err
   if (bytes == 0) {
     kind = FILE_EMPTY;
     error_set(err, "'%s' is empty", name);
-  } else if (begins(start, bytes, "version https://git-lfs.github.com/spec/")) {
+  } else if (file_refuse_pointer(name, start, bytes, err) != 0) {
     kind = FILE_BROKEN;
-    error_set(err, "'%s' is a Git LFS pointer, not the file itself: 'git lfs pull' fetches it",
-              name);
   } else if (begins(start, bytes, "PAR1")) {
     kind = FILE_PARQUET;
     error_set(err,

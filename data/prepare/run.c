@@ -1,7 +1,7 @@
 #include "data/prepare/run.h"
 
-#include <fcntl.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include "base/memory.h"
+#include "base/progress.h"
 #include "base/rng.h"
 #include "base/signals.h"
 #include "data/corpus/corpus.h"
@@ -18,7 +19,6 @@
 #include "data/dataset.h"
 #include "data/prepare/encoding.h"
 #include "data/prepare/folder.h"
-#include "base/progress.h"
 #include "data/shards.h"
 
 // From this many documents on, whole ones are kept for validation.

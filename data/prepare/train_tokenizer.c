@@ -8,9 +8,9 @@
 #include <unistd.h>
 
 #include "base/file.h"
+#include "base/progress.h"
 #include "base/shell.h"
 #include "base/signals.h"
-#include "base/progress.h"
 #include "data/tokenizer/regex.h"
 #include "data/tokenizer/training/train.h"
 

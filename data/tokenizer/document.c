@@ -3,6 +3,7 @@
 #include <limits.h>
 #include <stdlib.h>
 
+#include "base/file.h"
 #include "base/json.h"
 #include "base/utf8.h"
 #include "data/tokenizer/byte_level.h"
@@ -80,12 +81,7 @@ static void take_apart(Document *d, Text *rest) {
 
 int document_open(Document *d, const char *name, const char *text, size_t bytes, Error *err) {
   *d = (Document){.name = name, .text = text, .bytes = bytes};
-  static const char lfs[] = "version https://git-lfs";
-  if (bytes >= sizeof lfs - 1 && memcmp(text, lfs, sizeof lfs - 1) == 0)
-    return error_set(err,
-                     "%s is a git-LFS pointer and not the file itself; fetch that by `git lfs "
-                     "pull`, or download it",
-                     name);
+  if (file_refuse_pointer(name, text, bytes, err) != 0) return -1;
   const size_t valid = utf8_valid(text, bytes);
   if (valid < bytes) return json_syntax_error(name, text, bytes, valid, "this is not UTF-8", err);
   Text rest = {0};

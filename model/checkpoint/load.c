@@ -115,15 +115,10 @@ static int check_tensor(const Wanted *w, int i, Error *err) {
                    w->list.set == WEIGHTS ? "F32, BF16 or F16" : "F32");
 }
 
-static bool ends_with(const char *name, const char *end) {
-  const size_t n = strlen(name), m = strlen(end);
-  return n >= m && strcmp(name + n - m, end) == 0;
-}
-
 // A tensor of a file that is no wanted one's source: -1 unless it says nothing new.
 static int check_extra(const Wanted *w, const SafeTensor *t, Error *err) {
   // Buffers that older versions of transformers saved; they follow from rope_theta.
-  if (ends_with(t->name, ".rotary_emb.inv_freq")) return 0;
+  if (name_ends_with(t->name, ".rotary_emb.inv_freq")) return 0;
   if (find_tensor(w, t->name) != t)
     return error_set(err, "'%s': two shards have the tensor '%.200s'", w->name.text, t->name);
   if (w->list.set != WEIGHTS || !w->model->tie_word_embeddings ||

@@ -8,8 +8,8 @@
 #include "base/file.h"
 #include "base/memory.h"
 #include "base/options.h"
-#include "data/loader.h"
 #include "base/progress.h"
+#include "data/loader.h"
 #include "model/run/text.h"
 #include "model/run/trained.h"
 
@@ -50,11 +50,6 @@ typedef struct Evaluation {
 
 // ---- The data
 
-static bool ends_with(const char *text, const char *end) {
-  const size_t n = strlen(text), m = strlen(end);
-  return n >= m && strcmp(text + n - m, end) == 0;
-}
-
 static int open_token_files(Evaluation *e, const char *pattern, Error *err) {
   const LoaderConfig config = {.pattern = pattern, .batch = 1, .seq = 1};
   e->loader = loader_open(&config, err);
@@ -72,7 +67,7 @@ static int open_text(Evaluation *e, const char *path, Error *err) {
   char *text;
   size_t bytes;
   for (size_t i = 0; i < sizeof made_of / sizeof *made_of; i++)
-    if (ends_with(path, made_of[i]))
+    if (name_ends_with(path, made_of[i]))
       return error_set(err,
                        "'%s' is neither token files (*.bin) nor plain text: make token files "
                        "of it with ./prepare",
@@ -111,8 +106,8 @@ static int open_data(Evaluation *e, Error *err) {
   const char *data = e->args->data;
   const bool folder = path_is_directory(data);
   const PathText pattern = path_text("%s%s", data, folder ? "/val-*.bin" : "");
-  if ((ends_with(pattern.text, ".bin") ? open_token_files(e, pattern.text, err)
-                                       : open_text(e, data, err)) != 0)
+  if ((name_ends_with(pattern.text, ".bin") ? open_token_files(e, pattern.text, err)
+                                            : open_text(e, data, err)) != 0)
     return error_prefix(err, "--data");
   for (int f = 0; f < e->count; f++) {
     if (check_file(e, &e->files[f], err) != 0) return -1;

@@ -41,16 +41,6 @@ static bool moved_on(Trained *t) {
 
 // ---- What it says besides the weights
 
-static int read_model(Trained *t, Error *err) {
-  const PathText path = path_text("%s/config.json", t->path);
-  char *json;
-  size_t bytes;
-  if (file_read(path.text, MOST_CONFIG_BYTES, &json, &bytes, err) != 0) return -1;
-  const int status = model_config_parse(&t->model, path.text, json, err);
-  free(json);
-  return status;
-}
-
 static int read_tokenizer(Trained *t, Error *err) {
   tokenizer_close(t->tokenizer);
   t->tokenizer = NULL;
@@ -102,7 +92,7 @@ int trained_open(Trained *t, const char *dir, Error *err) {
   *t = (Trained){.dir = dir};
   int status = find(t, err);
   for (int i = 0; i < MOST_TRIES && status == 0; i++) {
-    status = read_model(t, err);
+    status = model_config_read(&t->model, path_text("%s/config.json", t->path).text, err);
     if (status == 0) status = read_tokenizer(t, err);
     if (status == 0) status = read_ends(t, err);
     if (status == 0 || !moved_on(t)) break;

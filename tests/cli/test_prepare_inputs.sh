@@ -74,9 +74,10 @@ refuses a_broken_file_in_a_folder_is_refused "cannot decompress 'broken/cut.json
 gzip -c /dev/null >empty.gz
 refuses a_compressed_empty_file_is_refused "'empty.gz' is empty" empty.gz
 printf 'version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n' >lfs.jsonl
-refuses a_git_lfs_pointer_is_refused "'lfs.jsonl' is a Git LFS pointer, not the file itself: 'git lfs pull'" lfs.jsonl
+refuses a_git_lfs_pointer_is_refused \
+  "'lfs.jsonl' is a git-lfs pointer, not the file that it stands for: run git lfs pull" lfs.jsonl
 mkdir pointers && cp lfs.jsonl pointers
-refuses a_git_lfs_pointer_in_a_folder_is_refused 'is a Git LFS pointer' pointers
+refuses a_git_lfs_pointer_in_a_folder_is_refused 'is a git-lfs pointer' pointers
 printf 'PAR1xxxx' >table.parquet
 refuses a_parquet_file_names_the_script 'scripts/parquet_to_jsonl.py' table.parquet
 mkdir tables && cp table.parquet tables

@@ -47,7 +47,7 @@ static void what_the_others_are_made_of_is_fine(void **state) {
 static void what_is_no_json_is_named_with_its_place(void **state) {
   (void)state;
   refused("", "some.json is not valid JSON");
-  refused("version https://git-lfs.github.com/spec/v1\noid sha256:0\n", "git-LFS pointer");
+  refused("version https://git-lfs.github.com/spec/v1\noid sha256:0\n", "is a git-lfs pointer");
   refused("[]", "no object 'model'");
   refused("{\"model\":3}", "no object 'model'");
   refused("{\"model\":{\"type\":\"BPE\",\"vocab\":{\"a\":0", "line 1, column");
