@@ -92,6 +92,28 @@ static int check_text(const char *name, const char *value, Error *err) {
   return error_set(err, "%s needs 1 to %d bytes, not %zu", name, MAX_NAME_BYTES, strlen(value));
 }
 
+// Token files and a tokenizer are made by two calls, and an option that one of them would pass by is
+// a mistake.
+static int check_aim(const Command *c, Error *err) {
+  const PrepareOptions *p = &c->prepare;
+  const char *idle = p->tokenizer          ? "--tokenizer"
+                     : p->val_fraction > 0 ? "--val-fraction"
+                     : p->seed >= 0        ? "--seed"
+                     : p->shard_tokens > 0 ? "--shard-tokens"
+                                           : NULL;
+  if (c->vocab_size > 0 && idle)
+    return error_set(err, "--train-tokenizer makes no token files: leave %s out", idle);
+  if (c->vocab_size > 0 || !c->pattern) return 0;
+  return error_set(err, "--pattern is for --train-tokenizer alone: leave it out");
+}
+
+static void fill_defaults(PrepareOptions *p) {
+  if (!p->tokenizer) p->tokenizer = BYTES_NAME;
+  if (p->val_fraction == 0) p->val_fraction = 0.1;
+  if (p->seed < 0) p->seed = 0;
+  if (p->shard_tokens == 0) p->shard_tokens = 1000000000;
+}
+
 static int check_arguments(Command *c, Error *err) {
   PrepareOptions *p = &c->prepare;
   if (p->path_count == 0)
@@ -103,6 +125,7 @@ static int check_arguments(Command *c, Error *err) {
   if (c->show > 0 && (p->path_count > 1 || p->out || c->vocab_size > 0))
     return error_set(err, "--show takes one folder or token file, and but --tokenizer no option");
   if (c->show > 0) return 0;
+  if (check_aim(c, err) != 0) return -1;
   if (!p->out || !*p->out)
     return error_set(err,
                      "--out is missing: it names the folder to write, as in './prepare --out "
@@ -142,14 +165,13 @@ static int run_command(Command *c, Error *err) {
   if (check_arguments(c, err) != 0) return -1;
   if (c->show > 0) return prepare_show(p->paths[0], p->tokenizer, c->show, err);
   if (c->vocab_size > 0) return train_tokenizer(c, err);
-  if (!p->tokenizer) p->tokenizer = BYTES_NAME;
+  fill_defaults(p);
   return prepare_run(p, err);
 }
 
 int main(int argc, char **argv) {
   Error err = {0};
-  Command command = {
-      .prepare = {.val_fraction = 0.1, .shard_tokens = 1000000000, .threads = omp_get_num_procs()}};
+  Command command = {.prepare = {.seed = -1, .threads = omp_get_num_procs()}}; // -1: not given
   sigset_t before;
   sigprocmask(SIG_SETMASK, NULL, &before);
   int status = parse_arguments(&command, argc, argv, &err);

@@ -159,6 +159,7 @@ refuses a_line_that_is_an_array_is_refused "'array.jsonl' line 1 has no \"text\"
 refuses a_jsonl_file_of_blank_lines_is_refused "there is no text in 'blank.jsonl'" blank.jsonl
 refuses an_unknown_option_is_answered_with_the_nearest \
   "unknown option '--val-fractoin' of ./prepare; did you mean --val-fraction?" --val-fractoin 0.1 text
+refuses a_pattern_without_a_tokenizer_to_train_is_refused '--pattern is for --train-tokenizer alone' text --pattern 'x'
 refuses an_option_without_a_value_is_refused '--seed needs a whole number from 0' text --seed
 for fraction in 0 1 -0.1 1.5 nan ten ''; do
   refuses "a_val_fraction_of_'$fraction'_is_refused" "a number from 1e-06 to 0.999999, not '$fraction'" --val-fraction "$fraction" text

@@ -76,6 +76,11 @@ refuses_to_train() { # NAME WORDS ARGUMENTS...
 }
 : >empty.txt
 refuses_to_train a_tokenizer_that_is_there_is_kept "'one/tokenizer.json' is there already: --force" 500 --out one text
+for option in '--tokenizer one' '--val-fraction 0.2' '--seed 0' '--shard-tokens 9'; do
+  # shellcheck disable=SC2086 # two words
+  refuses_to_train "${option%% *}_says_nothing_here" "makes no token files: leave ${option%% *} out" 300 $option \
+    --out new/folder text
+done
 refuses_to_train too_few_ids_are_refused 'from 258 to 1048576 tokens' 257 --out new/folder text
 refuses_to_train too_many_ids_are_refused 'from 258 to 1048576 tokens' 1048577 --out new/folder text
 refuses_to_train too_little_text_is_refused 'the text is too little for 1000 tokens: it gives ' 1000 --out new/folder text/z.txt
