@@ -1,4 +1,5 @@
-// What dataset.json says about a folder of token files: who made them, and what they hold.
+// dataset.json, which says of a folder of token files who made them, and what they hold. It is for
+// people and other programs: ./train goes by the token files and the tokenizer beside them.
 #pragma once
 #include <stdbool.h>
 #include <stdint.h>
@@ -15,7 +16,7 @@ typedef struct DatasetPart {
 } DatasetPart;
 
 typedef struct Dataset {
-  char *tokenizer; // its name
+  const char *tokenizer; // its name
   uint64_t fingerprint;
   int64_t vocab_size;
   int32_t begin, end; // or NO_TOKEN
@@ -26,6 +27,3 @@ typedef struct Dataset {
 } Dataset;
 
 int dataset_write(const Dataset *dataset, const char *folder, Error *err);
-// 1 and what FOLDER/dataset.json says, 0 if there is none, -1 on error.
-int dataset_read(Dataset *dataset, const char *folder, Error *err);
-void dataset_free(Dataset *dataset); // safe after a failure

@@ -166,8 +166,7 @@ static DatasetPart dataset_part(const Part *part) {
 }
 
 static int write_manifest(const Job *job, Error *err) {
-  char *name = xstrdup(job->facts->name);
-  const Dataset dataset = {.tokenizer = name,
+  const Dataset dataset = {.tokenizer = job->facts->name,
                            .fingerprint = job->facts->fingerprint,
                            .vocab_size = job->facts->vocab_size,
                            .begin = job->facts->begin,
@@ -177,9 +176,7 @@ static int write_manifest(const Job *job, Error *err) {
                            .whole_documents = job->documents == MANY_DOCUMENTS,
                            .val_fraction = job->options->val_fraction,
                            .seed = job->options->seed};
-  const int status = dataset_write(&dataset, job->out.temporary.text, err);
-  free(name);
-  return status;
+  return dataset_write(&dataset, job->out.temporary.text, err);
 }
 
 // Says so before hours of work when the disk cannot hold the tokens of the text files, or their

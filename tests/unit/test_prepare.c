@@ -12,17 +12,17 @@
 #include "base/memory.h"
 #include "base/rng.h"
 #include "data/corpus/cut.h"
-#include "data/dataset.h"
 #include "data/prepare/encoding.h"
 #include "data/tokenizer/regex.h"
 #include "data/tokenizer/training/train.h"
 #include "tests/support/data_test.h"
+#include "tests/support/dataset_reader.h"
 
 // ---- dataset.json
 
 static void a_dataset_is_read_back(void **state) {
   uint64_t checksums[3] = {1, UINT64_MAX, 0x0123456789abcdef};
-  char name[] = "a \"name\"\n";
+  static const char name[] = "a \"name\"\n";
   const Dataset written = {.tokenizer = name,
                            .fingerprint = 0xfedcba9876543210,
                            .vocab_size = 128256,

@@ -16,12 +16,12 @@
 
 #include "base/file.h"
 #include "base/memory.h"
-#include "data/dataset.h"
 #include "data/prepare/run.h"
 #include "data/tokenizer/tokenizer.h"
 #include "data/tokens.h"
 #include "tests/support/data_test.h"
 #include "tests/support/faults.h"
+#include "tests/support/dataset_reader.h"
 
 // The seeds of the datasets, which tell them apart.
 enum { NOTHING = 0, BEFORE = 1, DURING = 2, AFTER = 3 };
