@@ -92,8 +92,8 @@ static int check_text(const char *name, const char *value, Error *err) {
   return error_set(err, "%s needs 1 to %d bytes, not %zu", name, MAX_NAME_BYTES, strlen(value));
 }
 
-// Token files and a tokenizer are made by two calls, and an option that one of them would pass by is
-// a mistake.
+// Token files and a tokenizer are made by two calls, and an option that one of them would pass by
+// is a mistake.
 static int check_aim(const Command *c, Error *err) {
   const PrepareOptions *p = &c->prepare;
   const char *idle = p->tokenizer          ? "--tokenizer"

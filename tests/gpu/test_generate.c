@@ -101,12 +101,12 @@ static void check_written(const char *name, const int32_t *text) {
     shortfall = fmax(shortfall, (double)largest - (double)row[text[i]]);
     likeliest += row[text[i]] == largest;
   }
-  // A token may win by the error of two logits; the twin's error may be half of the GPU's.
-  const double bound = 4 * error;
+  // A token may win by the error of two logits. Observed: 59 of 60, 0.0125 and a bound of 0.22.
+  const double bound = 2 * error;
   printf("# %s: %d of %d the likeliest, the others short by %.4f at most (bound %.4f)\n", name,
          likeliest, WRITTEN, shortfall, bound);
   fflush(stdout);
-  assert_true(likeliest > WRITTEN / 2);
+  assert_true(likeliest >= WRITTEN * 9 / 10);
   if (!(shortfall <= bound)) fail_msg("%s wrote a token that is %g short", name, shortfall);
   free(exact);
   free(twin);
