@@ -1,0 +1,86 @@
+// FP8: its two formats, and the order in which copies of a matrix lie. For the host; kernels
+// convert with the GPU's instructions, to the same bits.
+//
+// e4m3 has 3 bits of mantissa and reaches 448, e5m2 has 2 and reaches 57344 ("FP8 Formats for Deep
+// Learning", arXiv 2209.05433). Conversion rounds to nearest even and saturates; NaN stays NaN.
+//
+// The copies' order. A product does not mind in which order it sums over K, as long as both
+// operands agree; so inside every 16 of K the copies lie as the registers of wgmma's result hold
+// them, and epilogues store them without a shuffle:
+//     by_row [M, N], for products that sum over N (forward, dgrad): column 8 b + 2 q + e of every
+//         16 columns lies at 4 q + 2 b + e             b, e 0 .. 1, q 0 .. 3
+//     by_col [N, M], for products that sum over M (wgrad): row r + 8 h of every 16 rows lies at
+//         2 r + h                                      r 0 .. 7, h 0 .. 1
+// Weights [N, K] are read by forward (by_row) and dgrad, which sums over N (by_col, its N in the
+// order of by_row's columns, since the gradient's by_row copy meets it).
+#pragma once
+#include <math.h>
+#include <stdint.h>
+#include "kernels/program_math.h"
+
+typedef enum Fp8Format { FP8_E4M3, FP8_E5M2 } Fp8Format;
+
+enum { FP8_GROUP = 16 }; // sizes that FP8 products sum over are multiples of it
+
+static inline HOST_DEVICE float fp8_largest(Fp8Format format) {
+  return format == FP8_E4M3 ? 448.0f : 57344.0f;
+}
+
+// Where column c (0 .. N - 1) of a by_row copy lies in its row.
+static inline HOST_DEVICE int64_t fp8_column_place(int64_t c) {
+  const int64_t in = c % 16;
+  return c - in + in % 8 / 2 * 4 + in / 8 * 2 + in % 2;
+}
+// Where row m (0 .. M - 1) of the matrix lies in a row of its by_col copy.
+static inline HOST_DEVICE int64_t fp8_row_place(int64_t m) {
+  const int64_t in = m % 16;
+  return m - in + in % 8 * 2 + in / 8;
+}
+
+// The largest power of two that takes `largest_value` to no more than the format's largest; 1 where
+// the value is 0, not finite or absurd. Exact: it moves exponents only.
+static inline HOST_DEVICE float fp8_scale(Fp8Format format, float largest_value) {
+  if (!(largest_value > 0x1p-100f && largest_value < 0x1p100f)) return 1;
+  int exponent;
+  (void)frexpf(fp8_largest(format) / largest_value, &exponent);
+  return ldexpf(1.0f, exponent - 1);
+}
+
+// The format's value nearest to `value`.
+static inline float fp8_round(Fp8Format format, float value) {
+  const int mantissa = format == FP8_E4M3 ? 3 : 2, least = format == FP8_E4M3 ? -6 : -14;
+  const float largest = fp8_largest(format);
+  if (isnan(value) || value == 0) return value;
+  if (fabsf(value) >= largest) return copysignf(largest, value);
+  int exponent; // of value = 0.5 .. 1 times 2^exponent
+  (void)frexpf(value, &exponent);
+  const int lowest = (exponent - 1 < least ? least : exponent - 1) - mantissa;
+  const float rounded = ldexpf(nearbyintf(ldexpf(value, -lowest)), lowest);
+  return fabsf(rounded) > largest ? copysignf(largest, value) : rounded;
+}
+
+// Its bits: sign, exponent, mantissa. NaN is 0x7f in both.
+static inline uint8_t fp8_bits(Fp8Format format, float value) {
+  const int mantissa = format == FP8_E4M3 ? 3 : 2, bias = format == FP8_E4M3 ? 7 : 15;
+  if (isnan(value)) return 0x7f;
+  const float rounded = fabsf(fp8_round(format, value));
+  const uint8_t sign = signbit(value) ? 0x80 : 0;
+  if (rounded == 0) return sign;
+  int exponent;
+  (void)frexpf(rounded, &exponent);
+  exponent -= 1;
+  if (exponent < 1 - bias) // a subnormal counts units of the least exponent
+    return (uint8_t)(sign | (int)ldexpf(rounded, bias - 1 + mantissa));
+  const int fraction = (int)ldexpf(rounded, mantissa - exponent) - (1 << mantissa);
+  return (uint8_t)(sign | (exponent + bias) << mantissa | fraction);
+}
+
+static inline float fp8_value(Fp8Format format, uint8_t bits) {
+  const int mantissa = format == FP8_E4M3 ? 3 : 2, bias = format == FP8_E4M3 ? 7 : 15;
+  const int exponent = (bits & 0x7f) >> mantissa, fraction = bits & ((1 << mantissa) - 1);
+  const float sign = bits & 0x80 ? -1.0f : 1.0f;
+  if (format == FP8_E4M3 ? (bits & 0x7f) == 0x7f : exponent == 31)
+    return format == FP8_E5M2 && fraction == 0 ? sign * INFINITY : NAN;
+  if (exponent == 0) return sign * ldexpf((float)fraction, 1 - bias - mantissa);
+  return sign * ldexpf((float)(fraction + (1 << mantissa)), exponent - bias - mantissa);
+}
