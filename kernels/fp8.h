@@ -16,7 +16,7 @@
 #pragma once
 #include <math.h>
 #include <stdint.h>
-#include "kernels/program_math.h"
+#include "kernels/host_device.h"
 
 typedef enum Fp8Format { FP8_E4M3, FP8_E5M2 } Fp8Format;
 

@@ -25,6 +25,7 @@
   X(QKV_WGRAD, "qkv_wgrad")                                                                        \
   X(QKV_DGRAD, "qkv_dgrad")                                                                        \
   X(EMBED_BACKWARD, "embed_backward")                                                              \
+  X(CAST, "cast")                                                                                  \
   X(GRADS_FINISH, "grads_finish")                                                                  \
   X(ADAMW, "adamw")
 
@@ -39,9 +40,10 @@ static inline const char *operation_name(Operation operation) {
   return names[operation];
 }
 
-// Those of a training step: a validation has a loss of its own.
+// Those of every training step: a validation has a loss of its own, and only layers that are made
+// again in FP8 need casts.
 static inline int operation_trains(Operation operation) {
-  return operation != OP_VALIDATION_LOSS;
+  return operation != OP_VALIDATION_LOSS && operation != OP_CAST;
 }
 
 // What runs an operation. A fused backend leaves to the unfused kernels what has nothing to fuse,

@@ -25,6 +25,7 @@
 #include <stdint.h>
 #include "base/error.h"
 #include "kernels/activity.h"
+#include "kernels/fp8.h"
 #include "kernels/operations.h"
 
 typedef struct Backend Backend;
@@ -34,6 +35,8 @@ typedef struct OperationCall OperationCall; // kernels/record.h
 // of different classes cannot be swapped.
 typedef struct Activation act_t; // activations and compute weights: bf16 on a GPU, real (fp32; fp64
                                  // in test builds) on the CPU
+typedef struct Fp8Copy fp8_t; // FP8 copies of either: a byte on a GPU, real on the CPU, which keeps
+                              // the rounded values
 typedef struct Statistic stat_t; // row statistics, log-sum-exp: fp32 on a GPU, real on the CPU
 typedef struct Gradient grad_t;  // gradients of parameters: bf16 on a GPU, fp32 there when
                                  // micro-batches add up; real on the CPU
@@ -48,6 +51,60 @@ typedef struct RowStat {
   int32_t parts;
 } RowStat;
 
+// A matrix [rows, cols] that products read: an activation, a gradient or a weight. Where it has FP8
+// copies products read those, and multiply two such operands in FP8; others are read in bf16. The
+// model decides. The copies' order and rounding are in kernels/fp8.h, and they hold scale * value,
+// where scale is a power of two: of the tensor, times that of the row. An operation that leaves an
+// operand leaves whatever of it has memory.
+typedef struct Operand {
+  act_t *data;        // [rows, cols]; NULL: nothing but products reads it
+  fp8_t *by_row;      // [rows, cols], for products that sum over columns
+  fp8_t *by_col;      // [cols, stride], for products that sum over rows; NULL: there are none
+  int64_t stride;     // a multiple of FP8_GROUP, at least rows
+  int64_t row_stride; // of data and by_row: elements from one row to the next; 0: cols
+  stat_t *row_scale;  // [rows] of the residual stream, else NULL: q, see below
+  int scaling;        // the tensor's index in OpsConfig.scalings
+  bool fp8;           // has copies; of a model without memory, too
+} Operand;
+
+// One without copies.
+static inline Operand operand_of(act_t *data) {
+  const Operand x = {data, NULL, NULL, 0, 0, NULL, 0, false};
+  return x;
+}
+
+// How a tensor's copies are scaled. Either so that the largest value of the last SCALE_HISTORY
+// steps is inside of the format ("delayed": no pass over the tensor has to find it first), or by a
+// scale that never changes.
+//
+// The residual stream's rows differ, and its scale needs no history: row m is multiplied by
+// q = 2^floor(log2 r_prev), r_prev RMSNorm's r of the row one addition earlier (of the embedding:
+// of itself). Its consumer multiplies by r / q. Backward, with dz'' = (r / q) dz and s = sum over a
+// row of dz'' z:
+//     dx = q (dz'' W') - (r / D) q s x        dW' = dz''^T (q x)
+typedef struct ScalingKind {
+  Fp8Format format;
+  float fixed; // 0: delayed
+} ScalingKind;
+
+enum { SCALE_HISTORY = 16 };
+
+// What a checkpoint keeps of a scaling. scale 0: there is none yet.
+typedef struct ScalingState {
+  float scale;
+  float history[SCALE_HISTORY]; // largest values of the last steps, newest first
+} ScalingState;
+
+// What head_loss leaves for the backward: the gradient of the logits is dlogits' = u p, row by row.
+// A backend that folds the softmax's normaliser (Backend.folds_softmax) gets memory for u and ux;
+// without it, and in FP8, u is NULL = 1, p is dlogits' itself, and the model lets ux be x.
+typedef struct HeadGradient {
+  Operand p;  // [M, V], rows of padded_vocab; data is the logits' memory
+  Operand ux; // [M, D] u x, for the weight gradient p^T (u x)
+  stat_t *u;  // [M]
+  RowStat s;  // row sums of dlogits' z
+} HeadGradient;
+
 enum { MAX_HEAD_DIM = 1024 };
 
 // What a backend must know before any memory is allocated. All sizes are final for its life.
@@ -58,6 +115,8 @@ typedef struct OpsConfig {
   double rms_norm_eps;
   double inv_freq[MAX_HEAD_DIM / 2]; // RoPE: angle per position of each of the d/2 pairs
   int threads;                       // CPU threads; 0 = all
+  const ScalingKind *scalings;       // [scaling_count] of the operands with FP8 copies; read while
+  int scaling_count;                 // the backend is created
   // The calls of a run in their order (kernels/record.h): a GPU backend chooses kernels and
   // cuBLASLt's algorithms by them. Read while it is created; none is fine.
   const OperationCall *calls;
@@ -67,6 +126,11 @@ typedef struct OpsConfig {
 // R: the columns of a packed row.
 static inline int64_t packed_width(const OpsConfig *c) {
   return (c->H + 2 * c->KV) * c->d;
+}
+
+// Elements from one row of logits to the next: V, and zeros where FP8 products sum over it.
+static inline int64_t padded_vocab(const OpsConfig *c) {
+  return c->V;
 }
 
 // What a GPU backend must know besides.
@@ -85,15 +149,15 @@ typedef struct GpuOptions {
 
 // One parameter tensor of the optimizer's list, [rows, cols] row-major. Vectors have rows = 1.
 // A matrix is used plain (compute, grad), folded with the norm weight list[norm] (folded,
-// grad_folded), or, a tied embedding, both ways. An unused pair is NULL; a matrix used only folded
-// has grad == grad_folded, and grads_finish turns the one into the other in place.
+// grad_folded), or, a tied embedding, both ways. An unused pair has no memory; a matrix used only
+// folded has grad == grad_folded, and grads_finish turns the one into the other in place.
 typedef struct ParamTensor {
   int64_t rows, cols;
   master_t *master, *m, *v; // weight, AdamW's first and second moment
   grad_t *grad;             // dW, complete after grads_finish
   grad_t *grad_folded;      // dW' = gradient with respect to the folded copy
-  act_t *compute;           // W as the GEMMs read it
-  act_t *folded;            // W * wn, wn = list[norm].master [cols]
+  Operand compute;          // W as the GEMMs read it
+  Operand folded;           // W * wn, wn = list[norm].master [cols]
   int norm;                 // index in the list, -1 = folded with nothing
   bool decay;               // AdamW's weight decay applies
 } ParamTensor;
@@ -109,6 +173,8 @@ typedef struct StepResult {
   double grad_norm; // L2 norm of all gradients, before clipping
   bool applied;     // false: loss or grad_norm was not finite and adamw changed nothing
   int64_t updates;  // updates applied since the start of the run; AdamW's t for bias correction
+  // FP8: tensors some value of which was beyond its scale's reach, and the first one's index.
+  int saturated, saturated_first;
 } StepResult;
 
 enum { MAX_RESULTS = 4 };
@@ -128,90 +194,95 @@ typedef enum ReplaySlot {
 
 // x[m] = E[tokens[m]]; sumsq of x.
 //   tokens [M] int32 in, E [V, D] in, x [M, D] out, sumsq out
-typedef void EmbedOp(Backend *be, int64_t M, const int32_t *tokens, const act_t *E, act_t *x,
+typedef void EmbedOp(Backend *be, int64_t M, const int32_t *tokens, const act_t *E, Operand x,
                      RowStat *sumsq);
 // qkv = r * (x W'^T); q and k heads rotated by RoPE at position first + m % T.
 //   x [M, D] in, sumsq in, W [R, D] in (folded), qkv [M, R] out
-typedef void QkvOp(Backend *be, int64_t M, int64_t T, int64_t first, const act_t *x, RowStat sumsq,
-                   const act_t *W, act_t *qkv);
+typedef void QkvOp(Backend *be, int64_t M, int64_t T, int64_t first, Operand x, RowStat sumsq,
+                   Operand W, act_t *qkv);
 // Causal softmax(q k^T / sqrt(d)) v, grouped queries, per sequence of T rows.
 //   qkv [B, T, R] in, o [B, T, H d] out, lse [B, H, T] out, natural log, of the scaled scores
-typedef void AttentionOp(Backend *be, int64_t B, int64_t T, const act_t *qkv, act_t *o,
+typedef void AttentionOp(Backend *be, int64_t B, int64_t T, const act_t *qkv, Operand o,
                          stat_t *lse);
 // The same for generation: one sequence, and only its last `rows` positions ask.
 //   qkv [T, R] in (the KV cache), o [rows, H d] out
-typedef void AttentionDecodeOp(Backend *be, int64_t T, int64_t rows, const act_t *qkv, act_t *o);
+typedef void AttentionDecodeOp(Backend *be, int64_t T, int64_t rows, const act_t *qkv, Operand o);
 // qkv and attention_decode of one row, whose position the backend reads as it runs, so that they
 // can be recorded once and replayed for every token.
 //   position [1] int32 in, the backend's memory; x [1, D] in, sumsq in, W [R, D] in (folded);
 //   cache [.., R]: row *position out
-typedef void QkvTokenOp(Backend *be, const int32_t *position, const act_t *x, RowStat sumsq,
-                        const act_t *W, act_t *cache);
+typedef void QkvTokenOp(Backend *be, const int32_t *position, Operand x, RowStat sumsq, Operand W,
+                        act_t *cache);
 //   cache [*position + 1, R] in, o [1, H d] out
-typedef void AttentionTokenOp(Backend *be, const int32_t *position, const act_t *cache, act_t *o);
+typedef void AttentionTokenOp(Backend *be, const int32_t *position, const act_t *cache, Operand o);
 // out = x + a W^T; sumsq of out as stored. Serves the attention output and the MLP's down
 // projection.
-//   a [M, K] in, W [D, K] in, x [M, D] in, out [M, D] out (not x), sumsq out
-typedef void ResidualOp(Backend *be, int64_t M, int64_t K, const act_t *a, const act_t *W,
-                        const act_t *x, act_t *out, RowStat *sumsq);
+//   a [M, K] in, W [D, K] in, x [M, D] and its sumsq in, out [M, D] out (not x), sumsq out
+typedef void ResidualOp(Backend *be, int64_t M, int64_t K, Operand a, Operand W, const act_t *x,
+                        RowStat x_sumsq, Operand out, RowStat *sumsq);
 // z = r * (x W'^T); y = silu(gate) * up over the column pairs of z. z is for down_dgrad alone,
 // which knows whether this backend stored it with or without r.
 //   x [M, D] in, sumsq in, W [2F, D] in (folded), z [M, 2F] out, y [M, F] out
-typedef void GateUpOp(Backend *be, int64_t M, const act_t *x, RowStat sumsq, const act_t *W,
-                      act_t *z, act_t *y);
+typedef void GateUpOp(Backend *be, int64_t M, Operand x, RowStat sumsq, Operand W, act_t *z,
+                      Operand y);
 // logits = r * (x W'^T), for generation.
-//   x [M, D] in, sumsq in, W [V, D] in (folded), logits [M, V] out
-typedef void LmHeadOp(Backend *be, int64_t M, const act_t *x, RowStat sumsq, const act_t *W,
-                      act_t *logits);
+//   x [M, D] in, sumsq in, W [V, D] in (folded), logits [M, V] out, rows of padded_vocab
+typedef void LmHeadOp(Backend *be, int64_t M, Operand x, RowStat sumsq, Operand W, act_t *logits);
 // The same for training and validation, with the loss: adds scale * sum over m of (log-sum-exp -
-// target's logit) to the loss of the running step. Where s is not NULL the gradient follows at
-// once, since the logits pass by only once: logits become dlogits' = r * scale * (softmax -
-// onehot(target)), and s their row sums.
-//   x [M, D] in, sumsq in, W [V, D] in (folded), targets [M] int32 in,
-//   logits [M, V] out: dlogits', without s scratch; s out or NULL
-typedef void HeadLossOp(Backend *be, int64_t M, const act_t *x, RowStat sumsq, const act_t *W,
-                        const int32_t *targets, act_t *logits, double scale, RowStat *s);
+// target's logit) to the loss of the running step. Where g is not NULL the gradient follows at
+// once, since the logits pass by only once: dlogits' = r * scale * (softmax - onehot(target)).
+//   x [M, D] in, sumsq in, W [V, D] in (folded), targets [M] int32 in, logits [M, V] scratch, rows
+//   of padded_vocab; g's p and s out, u and ux as said there
+typedef void HeadLossOp(Backend *be, int64_t M, Operand x, RowStat sumsq, Operand W,
+                        const int32_t *targets, act_t *logits, double scale, HeadGradient *g);
+// dx = u (p W') - (r / D) s x.
+//   g in, W [V, D] in (folded), x [M, D] in, sumsq in, dx [M, D] out
+typedef void HeadDgradOp(Backend *be, int64_t M, const HeadGradient *g, Operand W, Operand x,
+                         RowStat sumsq, Operand dx);
 
-// dx = dz' W' - (r / D) s x + residual. Serves lm_head, gate_up and qkv.
+// dx = dz' W' - (r / D) s x + residual. Serves gate_up and qkv.
 //   dz [M, N] in, W [N, D] in (folded), x [M, D] in, sumsq of x in, s in,
-//   residual [M, D] in or NULL (none), dx [M, D] out (may be residual itself)
-typedef void NormDgradOp(Backend *be, int64_t M, int64_t N, const act_t *dz, const act_t *W,
-                         const act_t *x, RowStat sumsq, RowStat s, const act_t *residual,
-                         act_t *dx);
+//   residual [M, D] in, dx [M, D] out (data may be residual itself where there are no copies)
+typedef void NormDgradOp(Backend *be, int64_t M, int64_t N, Operand dz, Operand W, Operand x,
+                         RowStat sumsq, RowStat s, const act_t *residual, Operand dx);
 // SwiGLU backward on top of down's dgrad: dy = dx W; dz' = r * (dy d(silu(gate) up)); s = row sum
 // of dz' z.
-//   dx [M, D] in, W [D, F] in, z [M, 2F] in, sumsq of gate_up's x in,
-//   dz [M, 2F] out (may be z), s out
-typedef void DownDgradOp(Backend *be, int64_t M, const act_t *dx, const act_t *W, const act_t *z,
-                         RowStat sumsq, act_t *dz, RowStat *s);
+//   dx [M, D] in, W [D, F] in, z [M, 2F] in, gate_up's x (its row_scale) and sumsq in,
+//   dz [M, 2F] out (data may be z), s out
+typedef void DownDgradOp(Backend *be, int64_t M, Operand dx, Operand W, const act_t *z, Operand x,
+                         RowStat sumsq, Operand dz, RowStat *s);
 // da = dy W, the plain dgrad of the attention output projection.
 //   dy [M, D] in, W [D, K] in, da [M, K] out
-typedef void DgradOp(Backend *be, int64_t M, int64_t K, const act_t *dy, const act_t *W, act_t *da);
+typedef void DgradOp(Backend *be, int64_t M, int64_t K, Operand dy, Operand W, act_t *da);
 //   qkv, o, lse as attention left them, do_ [B, T, H d] in, dqkv [B, T, R] out
 typedef void AttentionBackwardOp(Backend *be, int64_t B, int64_t T, const act_t *qkv,
                                  const act_t *o, const stat_t *lse, const act_t *do_, act_t *dqkv);
 // Rotates dq and dk back and multiplies all by r; s = row sum of dqkv' qkv (a rotation keeps the
 // product).
-//   dqkv [M, R] in, out; qkv [M, R] in; sumsq of qkv's x in; s out
+//   dqkv [M, R] in; qkv [M, R] in; qkv's x (its row_scale) and sumsq in; out [M, R] out (data, if
+//   there is any, is dqkv); s out
 typedef void RopeBackwardOp(Backend *be, int64_t M, int64_t T, act_t *dqkv, const act_t *qkv,
-                            RowStat sumsq, RowStat *s);
+                            Operand x, RowStat sumsq, Operand out, RowStat *s);
 // dW = dz^T x, or += where accumulate.
 // Where gradients are bf16 every addition rounds: C chunks of the loss leave lm_head's with an L2
 // error of 0.25 % (C = 2), 0.4 % (8), 1 % (64) where one chunk leaves 0.17 % (simulated, parts
 // independent). In fixtures bf16 activations alone cost gradients 1 to 5 %.
 //   dz [M, N] in, x [M, K] in, dW [N, K] out or in, out
-typedef void WgradOp(Backend *be, int64_t M, int64_t N, int64_t K, const act_t *dz, const act_t *x,
+typedef void WgradOp(Backend *be, int64_t M, int64_t N, int64_t K, Operand dz, Operand x,
                      grad_t *dW, bool accumulate);
 // dE[tokens[m]] += dx[m], in a fixed order; where not accumulate, dE is overwritten (zero where
 // no token points).
 //   tokens [M] int32 in, dx [M, D] in, dE [V, D]
 typedef void EmbedBackwardOp(Backend *be, int64_t M, const int32_t *tokens, const act_t *dx,
                              grad_t *dE, bool accumulate);
+// x's FP8 copies from its data and row_scale, where a backward makes a layer again.
+//   x [M, N] data and row_scale in, copies out
+typedef void CastOp(Backend *be, int64_t M, int64_t N, Operand x);
 
 // Folded gradients become true ones (dW and dwn above), and the norm over all gradients is taken.
 typedef void GradsFinishOp(Backend *be, const ParamTensor *list, int count);
-// Decoupled AdamW on all tensors with the parameters of the last set_hyper, norm weights first,
-// then the compute copies. If the loss or the gradient norm is not finite it changes nothing and
+// Sets the delayed scales anew. Then decoupled AdamW on all tensors with the parameters of the last
+// set_hyper, norm weights first, then the compute copies. If the loss or the gradient norm is not finite it changes nothing and
 // says so in the result.
 typedef void AdamwOp(Backend *be, const ParamTensor *list, int count);
 
@@ -227,6 +298,7 @@ typedef void AdamwOp(Backend *be, const ParamTensor *list, int count);
   X(GateUpOp, gate_up)                                                                             \
   X(LmHeadOp, lm_head)                                                                             \
   X(HeadLossOp, head_loss)                                                                         \
+  X(HeadDgradOp, head_dgrad)                                                                       \
   X(NormDgradOp, norm_dgrad)                                                                       \
   X(DownDgradOp, down_dgrad)                                                                       \
   X(DgradOp, dgrad)                                                                                \
@@ -234,6 +306,7 @@ typedef void AdamwOp(Backend *be, const ParamTensor *list, int count);
   X(RopeBackwardOp, rope_backward)                                                                 \
   X(WgradOp, wgrad)                                                                                \
   X(EmbedBackwardOp, embed_backward)                                                               \
+  X(CastOp, cast)                                                                                  \
   X(GradsFinishOp, grads_finish)                                                                   \
   X(AdamwOp, adamw)
 #define BACKEND_OPERATION(type, name) type *name;
@@ -242,7 +315,8 @@ struct Backend {
   const char *name;      // "cpu", ...
   char description[512]; // hardware and libraries, for the start-up table
   char costs[128];       // what a choice in the configuration costs, for the same; empty: nothing
-  size_t act_bytes, stat_bytes, grad_bytes, master_bytes; // size of one element of each class
+  size_t act_bytes, fp8_bytes, stat_bytes, grad_bytes, master_bytes; // of one element
+  bool folds_softmax; // head_loss leaves u and ux where they have memory (HeadGradient)
   // The most parts that a producer leaves of a row statistic.
   struct {
     int64_t sumsq; // of a residual stream's row
@@ -294,6 +368,17 @@ struct Backend {
   void (*refresh)(Backend *be, const ParamTensor *list, int count);
   void (*set_updates)(Backend *be, int64_t updates); // after load
 
+  // ---- FP8: the scales of copies, which live in the backend.
+  // While on, an operation that leaves copies first finds the largest value and sets the scale: for
+  // the first step of a run that has no history. It runs twice, so nothing may be in place, and
+  // nothing is recorded.
+  void (*calibrate)(Backend *be, bool on);
+  // Forgets the largest values since the last update: of a validation, or a sample.
+  void (*scalings_discard)(Backend *be);
+  // [scaling_count] for a checkpoint. Reading waits for the GPU.
+  void (*scalings_read)(Backend *be, ScalingState *to_host);
+  void (*scalings_write)(Backend *be, const ScalingState *from_host);
+
   // A part of a step, which is the same at every call with this slot: the same operations (from
   // embed to adamw, and step_begin), pointers, shapes and flags.
   //     if (be->replay_begin(be, slot)) { operations; be->replay_end(be, slot); }
@@ -321,9 +406,26 @@ static inline act_t *act_at(const Backend *be, const act_t *p, int64_t index) {
   return p ? (act_t *)((uintptr_t)p + (size_t)index * be->act_bytes) : NULL;
 }
 
+static inline fp8_t *fp8_at(const Backend *be, const fp8_t *p, int64_t index) {
+  return p ? (fp8_t *)((uintptr_t)p + (size_t)index * be->fp8_bytes) : NULL;
+}
+static inline stat_t *stat_at(const Backend *be, const stat_t *p, int64_t index) {
+  return p ? (stat_t *)((uintptr_t)p + (size_t)index * be->stat_bytes) : NULL;
+}
+
+// The rows from `row` on of an operand with rows of `cols` elements. With copies, row is a multiple
+// of FP8_GROUP.
+static inline Operand operand_from(const Backend *be, Operand x, int64_t row, int64_t cols) {
+  x.data = act_at(be, x.data, row * cols);
+  x.by_row = fp8_at(be, x.by_row, row * cols);
+  x.by_col = fp8_at(be, x.by_col, row);
+  x.row_scale = stat_at(be, x.row_scale, row);
+  return x;
+}
+
 // The statistic of the rows from `row` on.
 static inline RowStat row_stat_from(const Backend *be, RowStat s, int64_t row) {
-  if (s.data) s.data = (stat_t *)((uintptr_t)s.data + (size_t)row * be->stat_bytes);
+  s.data = stat_at(be, s.data, row);
   return s;
 }
 

@@ -3,12 +3,7 @@
 #pragma once
 #include <math.h>
 #include <stdint.h>
-
-#ifdef __CUDACC__
-#define HOST_DEVICE __host__ __device__
-#else
-#define HOST_DEVICE
-#endif
+#include "kernels/host_device.h"
 
 #ifdef REAL_IS_DOUBLE
 typedef double real;

@@ -25,18 +25,24 @@ static OperationCall *add(Backend *be, OperationCall call) {
 
 // An operation that leaves its GEMM's result, with what is around it.
 static OperationCall *add_gemm(Backend *be, GemmForm form, int64_t M, int64_t N, int64_t K,
-                               const void *A, const void *B, void *out) {
+                               Operand A, Operand B, void *out) {
+  const bool fp8 = A.fp8 && B.fp8;
   OperationCall *call = add(be, (OperationCall){.class = CLASS_GEMM,
                                                 .M = M,
                                                 .N = N,
                                                 .K = K,
                                                 .form = form,
-                                                .A = A,
-                                                .B = B,
+                                                .A = A.data,
+                                                .B = B.data,
+                                                .fp8 = fp8,
                                                 .out = out,
                                                 .out_count = M * N,
                                                 .statistics = true,
                                                 .flops = 2 * (double)M * (double)N * (double)K});
+  if (fp8) {
+    call->A = form == GEMM_TN ? A.by_col : A.by_row;
+    call->B = form == GEMM_NT ? B.by_row : B.by_col;
+  }
   snprintf(call->shape, sizeof call->shape, "%lld x %lld x %lld", (long long)M, (long long)N,
            (long long)K);
   return call;
@@ -66,60 +72,63 @@ static void add_attention(Backend *be, int64_t B, int64_t T, void *out, int64_t 
            (long long)T, (long long)c->H, (long long)c->KV, (long long)c->d);
 }
 
-static void record_embed(Backend *be, int64_t M, const int32_t *tokens, const act_t *E, act_t *x,
+static void record_embed(Backend *be, int64_t M, const int32_t *tokens, const act_t *E, Operand x,
                          RowStat *sumsq) {
   const int64_t D = config_of(be)->D;
-  add_memory(be, M, D, x, 2 * (double)(M * D) * (double)be->act_bytes)->B = E;
+  add_memory(be, M, D, x.data, 2 * (double)(M * D) * (double)be->act_bytes)->B = E;
 }
 
-static void record_qkv(Backend *be, int64_t M, int64_t T, int64_t first, const act_t *x,
-                       RowStat sumsq, const act_t *W, act_t *qkv) {
+static void record_qkv(Backend *be, int64_t M, int64_t T, int64_t first, Operand x, RowStat sumsq,
+                       Operand W, act_t *qkv) {
   add_gemm(be, GEMM_NT, M, packed_width(config_of(be)), config_of(be)->D, x, W, qkv);
 }
 
-static void record_attention(Backend *be, int64_t B, int64_t T, const act_t *qkv, act_t *o,
+static void record_attention(Backend *be, int64_t B, int64_t T, const act_t *qkv, Operand o,
                              stat_t *lse) {
-  add_attention(be, B, T, o, config_of(be)->H * config_of(be)->d, 2);
+  add_attention(be, B, T, o.data, config_of(be)->H * config_of(be)->d, 2);
 }
 
-static void record_residual(Backend *be, int64_t M, int64_t K, const act_t *a, const act_t *W,
-                            const act_t *x, act_t *out, RowStat *sumsq) {
-  add_gemm(be, GEMM_NT, M, config_of(be)->D, K, a, W, out)->add = true;
+static void record_residual(Backend *be, int64_t M, int64_t K, Operand a, Operand W, const act_t *x,
+                            RowStat x_sumsq, Operand out, RowStat *sumsq) {
+  add_gemm(be, GEMM_NT, M, config_of(be)->D, K, a, W, out.data)->add = true;
 }
 
-static void record_gate_up(Backend *be, int64_t M, const act_t *x, RowStat sumsq, const act_t *W,
-                           act_t *z, act_t *y) {
+static void record_gate_up(Backend *be, int64_t M, Operand x, RowStat sumsq, Operand W, act_t *z,
+                           Operand y) {
   const OpsConfig *c = config_of(be);
   // To compare is y: each backend stores z in its own way.
-  OperationCall *call = add_gemm(be, GEMM_NT, M, 2 * c->F, c->D, x, W, y);
+  OperationCall *call = add_gemm(be, GEMM_NT, M, 2 * c->F, c->D, x, W, y.data);
   call->out_count = M * c->F;
   call->beside = z;
 }
 
 // Beside the GEMM the pass that makes dlogits of the logits.
-static void record_head_loss(Backend *be, int64_t M, const act_t *x, RowStat sumsq, const act_t *W,
-                             const int32_t *targets, act_t *logits, double scale, RowStat *s) {
+static void record_head_loss(Backend *be, int64_t M, Operand x, RowStat sumsq, Operand W,
+                             const int32_t *targets, act_t *logits, double scale, HeadGradient *g) {
   const OpsConfig *c = config_of(be);
   add_gemm(be, GEMM_NT, M, c->V, c->D, x, W, logits)->floor_bytes =
       2 * (double)(M * c->V) * (double)be->act_bytes;
 }
 
-static void record_norm_dgrad(Backend *be, int64_t M, int64_t N, const act_t *dz, const act_t *W,
-                              const act_t *x, RowStat sumsq, RowStat s, const act_t *residual,
-                              act_t *dx) {
-  add_gemm(be, GEMM_NN, M, config_of(be)->D, N, dz, W, dx)->add = residual != NULL;
+static void record_head_dgrad(Backend *be, int64_t M, const HeadGradient *g, Operand W, Operand x,
+                              RowStat sumsq, Operand dx) {
+  add_gemm(be, GEMM_NN, M, config_of(be)->D, config_of(be)->V, g->p, W, dx.data);
 }
 
-static void record_down_dgrad(Backend *be, int64_t M, const act_t *dx, const act_t *W,
-                              const act_t *z, RowStat sumsq, act_t *dz, RowStat *s) {
+static void record_norm_dgrad(Backend *be, int64_t M, int64_t N, Operand dz, Operand W, Operand x,
+                              RowStat sumsq, RowStat s, const act_t *residual, Operand dx) {
+  add_gemm(be, GEMM_NN, M, config_of(be)->D, N, dz, W, dx.data)->add = residual != NULL;
+}
+
+static void record_down_dgrad(Backend *be, int64_t M, Operand dx, Operand W, const act_t *z,
+                              Operand x, RowStat sumsq, Operand dz, RowStat *s) {
   const OpsConfig *c = config_of(be);
-  OperationCall *call = add_gemm(be, GEMM_NN, M, c->F, c->D, dx, W, dz);
+  OperationCall *call = add_gemm(be, GEMM_NN, M, c->F, c->D, dx, W, dz.data);
   call->out_count = M * 2 * c->F;
-  call->in_place = z == dz;
+  call->in_place = z == dz.data;
 }
 
-static void record_dgrad(Backend *be, int64_t M, int64_t K, const act_t *dy, const act_t *W,
-                         act_t *da) {
+static void record_dgrad(Backend *be, int64_t M, int64_t K, Operand dy, Operand W, act_t *da) {
   add_gemm(be, GEMM_NN, M, K, config_of(be)->D, dy, W, da)->statistics = false;
 }
 
@@ -131,15 +140,15 @@ static void record_attention_backward(Backend *be, int64_t B, int64_t T, const a
 
 // An attention of another kind has it in its epilogue: a floor does not count it.
 static void record_rope_backward(Backend *be, int64_t M, int64_t T, act_t *dqkv, const act_t *qkv,
-                                 RowStat sumsq, RowStat *s) {
+                                 Operand x, RowStat sumsq, Operand out, RowStat *s) {
   const int64_t R = packed_width(config_of(be));
   OperationCall *call = add_memory(be, M, R, dqkv, 3 * (double)(M * R) * (double)be->act_bytes);
   call->in_place = true;
   call->floor_bytes = 0;
 }
 
-static void record_wgrad(Backend *be, int64_t M, int64_t N, int64_t K, const act_t *dz,
-                         const act_t *x, grad_t *dW, bool accumulate) {
+static void record_wgrad(Backend *be, int64_t M, int64_t N, int64_t K, Operand dz, Operand x,
+                         grad_t *dW, bool accumulate) {
   OperationCall *call = add_gemm(be, GEMM_TN, N, K, M, dz, x, dW);
   call->add = accumulate;
   call->out_is_gradient = true;
@@ -157,6 +166,11 @@ static void record_embed_backward(Backend *be, int64_t M, const int32_t *tokens,
   call->statistics = false;
 }
 
+static void record_cast(Backend *be, int64_t M, int64_t N, Operand x) {
+  const double bytes = (double)(M * N) * (double)(be->act_bytes + 2 * be->fp8_bytes);
+  add_memory(be, M, N, x.by_row, bytes);
+}
+
 // Every parameter once: what the pass over the gradients, or AdamW, reads and writes of it.
 static OperationCall *add_update(Backend *be, const ParamTensor *list, int count, bool adamw) {
   const double grad = (double)be->grad_bytes, master = (double)be->master_bytes,
@@ -165,7 +179,7 @@ static OperationCall *add_update(Backend *be, const ParamTensor *list, int count
   for (int i = 0; i < count; i++) {
     const ParamTensor *t = &list[i];
     const double n = (double)(t->rows * t->cols);
-    const int copies = (t->compute != NULL) + (t->folded != NULL),
+    const int copies = (t->compute.data != NULL) + (t->folded.data != NULL),
               gradients = t->grad_folded && t->grad_folded != t->grad ? 3 : 2;
     parameters += n;
     if (adamw)
@@ -207,6 +221,7 @@ static const Backend recorder_functions = {
     .residual = record_residual,
     .gate_up = record_gate_up,
     .head_loss = record_head_loss,
+    .head_dgrad = record_head_dgrad,
     .norm_dgrad = record_norm_dgrad,
     .down_dgrad = record_down_dgrad,
     .dgrad = record_dgrad,
@@ -214,6 +229,7 @@ static const Backend recorder_functions = {
     .rope_backward = record_rope_backward,
     .wgrad = record_wgrad,
     .embed_backward = record_embed_backward,
+    .cast = record_cast,
     .grads_finish = record_grads_finish,
     .adamw = record_adamw,
     .set_hyper = ignore_hyper,
@@ -227,6 +243,7 @@ Recorder *recorder_create(const OpsConfig *config, const Backend *like) {
   Recorder *r = xcalloc(1, sizeof *r);
   *r = (Recorder){.base = recorder_functions, .config = *config};
   r->base.act_bytes = like->act_bytes;
+  r->base.fp8_bytes = like->fp8_bytes;
   r->base.stat_bytes = like->stat_bytes;
   r->base.grad_bytes = like->grad_bytes;
   r->base.master_bytes = like->master_bytes;

@@ -18,6 +18,7 @@ struct OperationCall {
   // copy of a weight, as is the embedding's B; in a weight gradient it is an activation. NULL where
   // there is none, or where the recorded model has no memory.
   const void *A, *B;
+  bool fp8; // the operands are FP8 copies, both K-major whatever `form` says of the product
   void *out;
   const void *beside;   // another result
   int64_t out_count;    // elements

@@ -5,6 +5,11 @@
 #include "kernels/ops.h"
 #include "model/config/config.h"
 
+// What is multiplied in FP8.
+typedef struct Fp8Use {
+  bool layers, head;
+} Fp8Use;
+
 // Shapes of a run: what the tables need besides the model.
 typedef struct RunShape {
   int64_t batch;       // B, sequences in a micro-batch
@@ -13,45 +18,52 @@ typedef struct RunShape {
   Recompute recompute; // what the backward makes again instead of keeping
   bool train;          // false: forward only, nothing kept for a backward
   int64_t context;     // positions that a generator beside it holds, 0 = there is none
+  Fp8Use fp8;
 } RunShape;
 
 // The dimensions of kernels/ops.h, of a micro-batch.
 typedef struct Sizes {
   int64_t B, T, M, D, F, H, Hd, R, V, L;
+  int64_t padded_V;  // of padded_vocab
   int64_t head_rows; // rows of logits that exist together: M / loss_chunks, rounded up
 } Sizes;
 Sizes model_sizes(const ModelConfig *model, const RunShape *shape);
 
-// What one layer leaves for its backward.
+// What one layer leaves for its backward. Of FP8 copies the layers keep those that weight gradients
+// read (by_col); by_row is used up in the forward, and all of a size share one.
 typedef struct LayerActs {
-  act_t *x;         // [M, D]  residual stream into the layer
+  Operand x;        // [M, D]  residual stream into the layer
   RowStat x_sumsq;  // its rows' sums of squares
   act_t *qkv;       // [M, R]  after RoPE
   act_t *cache;     // [context, R] generation: qkv of all positions so far; NULL in training
-  act_t *o;         // [M, H d]
+  Operand o;        // [M, H d]
   stat_t *lse;      // [B, H, T]
-  act_t *x1;        // [M, D]  after attention
+  Operand x1;       // [M, D]  after attention
   RowStat x1_sumsq; // its rows' sums of squares
   act_t *z;         // [M, 2F] gate and up pairs
-  act_t *y;         // [M, F]
+  Operand y;        // [M, F]
 } LayerActs;
 
 typedef struct Acts {
   LayerActs *layers;   // [L]
-  act_t *x_final;      // [M, D]
+  Operand x_final;     // [M, D]
   RowStat final_sumsq; // its rows' sums of squares
-  act_t *logits;       // [M / chunks, V], dlogits in place
-  // Backward, shared by all layers. The gradient of z takes z's place.
-  act_t *dx;   // [M, D]  gradient of the residual stream
-  act_t *da;   // [M, H d] gradient of the attention output
-  act_t *dqkv; // [M, R]
-  RowStat s;   // row sums for RMSNorm's backward
+  act_t *logits;       // [M / chunks, V]
+  HeadGradient head;   // of a chunk; in bf16 p takes the logits' place
+  // Backward, shared by all layers. The scalings are those of the layer under way.
+  Operand dx;         // [M, D]  gradient of the residual stream where a layer starts
+  Operand dx1;        // [M, D]  and after attention; in bf16 the same memory
+  act_t *da;          // [M, H d] gradient of the attention output
+  act_t *dqkv;        // [M, R]
+  Operand dz;         // [M, 2F] FP8 copies; in bf16 the gradient of z takes z's place
+  Operand dqkv_prime; // [M, R]  times r; in bf16 in dqkv
+  RowStat s;          // row sums for RMSNorm's backward
   // The micro-batch
   int32_t *tokens;  // [M]
   int32_t *targets; // [M]
 } Acts;
 
-enum { PLAN_MAX_ITEMS = 32 };
+enum { PLAN_MAX_ITEMS = 40 };
 
 // One line of the memory plan.
 typedef struct PlanItem {
@@ -90,4 +102,4 @@ size_t acts_layout(Acts *acts, const ModelConfig *model, const RunShape *shape, 
 size_t sampler_layout(Acts *acts, const ModelConfig *model, const RunShape *shape,
                       const Backend *be, char *block);
 // The shape of a generator beside a run of `shape`.
-RunShape sampler_shape(int64_t context, const Backend *be);
+RunShape sampler_shape(const RunShape *run, int64_t context, const Backend *be);

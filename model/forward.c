@@ -11,7 +11,8 @@ void embed_forward(Llama *llama) {
   const Acts *acts = &llama->acts;
   LayerActs *a = &acts->layers[0];
   RUN(llama, OP_EMBED,
-      be->embed(be, sizes_of(llama).M, acts->tokens, llama->embed->compute, a->x, &a->x_sumsq));
+      be->embed(be, sizes_of(llama).M, acts->tokens, llama->embed->compute.data, a->x,
+                &a->x_sumsq));
 }
 
 // Generation: the keys and values of the rows before are in the cache, and these rows' go there.
@@ -19,7 +20,7 @@ static void cached_attention(Llama *llama, int64_t l) {
   Backend *be = llama->be;
   const Sizes n = sizes_of(llama);
   const LayerActs *a = &llama->acts.layers[l];
-  const act_t *W = llama->layers[l].qkv->folded;
+  const Operand W = llama->layers[l].qkv->folded;
   if (llama->position) {
     be->qkv_token(be, llama->position, a->x, a->x_sumsq, W, a->cache);
     be->attention_token(be, llama->position, a->cache, a->o);
@@ -41,7 +42,9 @@ void layer_attention(Llama *llama, int64_t l) {
     RUN(llama, OP_QKV, be->qkv(be, n.M, n.T, 0, a->x, a->x_sumsq, w->qkv->folded, a->qkv));
     RUN(llama, OP_ATTENTION, be->attention(be, n.B, n.T, a->qkv, a->o, a->lse));
   }
-  RUN(llama, OP_OUT, be->residual(be, n.M, n.Hd, a->o, w->out->compute, a->x, a->x1, &a->x1_sumsq));
+  RUN(llama, OP_OUT,
+      be->residual(be, n.M, n.Hd, a->o, w->out->compute, a->x.data, a->x_sumsq, a->x1,
+                   &a->x1_sumsq));
 }
 
 void layer_gate_up(Llama *llama, int64_t l) {
@@ -58,10 +61,11 @@ static void layer_down(Llama *llama, int64_t l) {
   Acts *acts = &llama->acts;
   const LayerActs *a = &acts->layers[l];
   const bool last = l + 1 == n.L;
-  act_t *x_next = last ? acts->x_final : acts->layers[l + 1].x;
+  const Operand x_next = last ? acts->x_final : acts->layers[l + 1].x;
   RowStat *sumsq = last ? &acts->final_sumsq : &acts->layers[l + 1].x_sumsq;
   RUN(llama, OP_DOWN,
-      be->residual(be, n.M, n.F, a->y, llama->layers[l].down->compute, a->x1, x_next, sumsq));
+      be->residual(be, n.M, n.F, a->y, llama->layers[l].down->compute, a->x1.data, a->x1_sumsq,
+                   x_next, sumsq));
 }
 
 void layer_forward(Llama *llama, int64_t l) {
@@ -90,10 +94,10 @@ HeadChunk head_chunk(const Llama *llama, int64_t chunk) {
   const Sizes n = sizes_of(llama);
   const int64_t row = chunk * n.head_rows, left = n.M - row;
   return (HeadChunk){.M = left < n.head_rows ? left : n.head_rows,
-                     .x = act_at(be, a->x_final, row * n.D),
+                     .x = operand_from(be, a->x_final, row, n.D),
                      .sumsq = row_stat_from(be, a->final_sumsq, row),
                      .targets = a->targets ? a->targets + row : NULL,
-                     .dx = act_at(be, a->dx, row * n.D)};
+                     .dx = operand_from(be, a->dx, row, n.D)};
 }
 
 void llama_loss(Llama *llama, double scale) {
@@ -112,6 +116,6 @@ void llama_loss(Llama *llama, double scale) {
 void row_logits(Llama *llama, int64_t row) {
   Backend *be = llama->be;
   const Acts *a = &llama->acts;
-  be->lm_head(be, 1, act_at(be, a->x_final, row * llama->config.hidden_size),
+  be->lm_head(be, 1, operand_from(be, a->x_final, row, llama->config.hidden_size),
               row_stat_from(be, a->final_sumsq, row), llama->lm_head->folded, a->logits);
 }

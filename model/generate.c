@@ -25,7 +25,7 @@ Generator *generator_create(Llama *llama, int64_t max_positions, Error *err) {
   const ModelConfig *c = &llama->config;
   Llama *own = &g->llama;
   *own = *llama;
-  own->shape = sampler_shape(max_positions, be);
+  own->shape = sampler_shape(&llama->shape, max_positions, be);
   own->acts = (Acts){.layers = xcalloc((size_t)c->num_hidden_layers, sizeof *own->acts.layers)};
   g->rows = own->shape.seq;
   g->history = xcalloc((size_t)max_positions, sizeof *g->history);

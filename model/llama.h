@@ -81,10 +81,10 @@ void row_logits(Llama *llama, int64_t row);
 // where that is no whole number.
 typedef struct HeadChunk {
   int64_t M;
-  const act_t *x;         // [M, D] of x_final
+  Operand x;              // [M, D] of x_final
   RowStat sumsq;          // of these rows
   const int32_t *targets; // [M]
-  act_t *dx;              // [M, D] of dx, NULL where nothing is trained
+  Operand dx;             // [M, D] of dx, no memory where nothing is trained
 } HeadChunk;
 HeadChunk head_chunk(const Llama *llama, int64_t chunk);
 

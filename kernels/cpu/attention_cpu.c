@@ -69,21 +69,21 @@ static void attend(const Cpu *cpu, int64_t B, int64_t T, int64_t first, const re
     }
 }
 
-void cpu_attention(Backend *be, int64_t B, int64_t T, const act_t *qkv, act_t *o, stat_t *lse) {
-  attend(cpu_of(be), B, T, 0, reals(qkv), reals(o), reals(lse));
+void cpu_attention(Backend *be, int64_t B, int64_t T, const act_t *qkv, Operand o, stat_t *lse) {
+  attend(cpu_of(be), B, T, 0, reals(qkv), reals(o.data), reals(lse));
 }
 
-void cpu_attention_decode(Backend *be, int64_t T, int64_t rows, const act_t *qkv, act_t *o) {
-  attend(cpu_of(be), 1, T, T - rows, reals(qkv), reals(o), NULL);
+void cpu_attention_decode(Backend *be, int64_t T, int64_t rows, const act_t *qkv, Operand o) {
+  attend(cpu_of(be), 1, T, T - rows, reals(qkv), reals(o.data), NULL);
 }
 
-void cpu_qkv_token(Backend *be, const int32_t *position, const act_t *x, RowStat sumsq,
-                   const act_t *W, act_t *cache) {
+void cpu_qkv_token(Backend *be, const int32_t *position, Operand x, RowStat sumsq, Operand W,
+                   act_t *cache) {
   const int64_t R = packed_width(&cpu_of(be)->config);
   be->qkv(be, 1, 1, *position, x, sumsq, W, act_at(be, cache, *position * R));
 }
 
-void cpu_attention_token(Backend *be, const int32_t *position, const act_t *cache, act_t *o) {
+void cpu_attention_token(Backend *be, const int32_t *position, const act_t *cache, Operand o) {
   be->attention_decode(be, *position + 1, 1, cache, o);
 }
 

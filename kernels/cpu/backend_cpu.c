@@ -84,6 +84,7 @@ static real *rope_table(const OpsConfig *c) {
 static const Backend cpu_functions = {
     .name = "cpu",
     .act_bytes = sizeof(real),
+    .fp8_bytes = sizeof(real),
     .stat_bytes = sizeof(real),
     .grad_bytes = sizeof(real),
     .master_bytes = sizeof(real),

@@ -9,14 +9,14 @@ static real dot(const real *a, const real *b, int64_t n) {
   return sum;
 }
 
-void cpu_norm_dgrad(Backend *be, int64_t M, int64_t N, const act_t *dz, const act_t *W,
-                    const act_t *x_, RowStat sumsq, RowStat s_, const act_t *residual, act_t *dx_) {
+void cpu_norm_dgrad(Backend *be, int64_t M, int64_t N, Operand dz, Operand W, Operand x_,
+                    RowStat sumsq, RowStat s_, const act_t *residual, Operand dx_) {
   const OpsConfig *c = &cpu_of(be)->config;
   const int64_t D = c->D;
-  const real *x = reals(x_), *s = reals(s_.data);
-  real *dx = reals(dx_);
-  if (residual && residual != dx_) memcpy(dx, residual, (size_t)(M * D) * sizeof(real));
-  gemm(GEMM_NN, M, D, N, reals(dz), reals(W), residual ? 1 : 0, dx);
+  const real *x = reals(x_.data), *s = reals(s_.data);
+  real *dx = reals(dx_.data);
+  if (residual && residual != dx_.data) memcpy(dx, residual, (size_t)(M * D) * sizeof(real));
+  gemm(GEMM_NN, M, D, N, reals(dz.data), reals(W.data), residual ? 1 : 0, dx);
 #pragma omp parallel for schedule(static)
   for (int64_t m = 0; m < M; m++) {
     const real factor = row_rstd(c, sumsq, m) / (real)D * s[m];
@@ -24,14 +24,15 @@ void cpu_norm_dgrad(Backend *be, int64_t M, int64_t N, const act_t *dz, const ac
   }
 }
 
-void cpu_down_dgrad(Backend *be, int64_t M, const act_t *dx, const act_t *W, const act_t *z_,
-                    RowStat sumsq, act_t *dz_, RowStat *s_) {
+void cpu_down_dgrad(Backend *be, int64_t M, Operand dx, Operand W, const act_t *z_, Operand x,
+                    RowStat sumsq, Operand dz_, RowStat *s_) {
   Cpu *cpu = cpu_of(be);
   const OpsConfig *c = &cpu->config;
   const int64_t F = c->F;
   const real *z = reals(z_);
-  real *dz = reals(dz_), *s = sums_of(s_), *dy = cpu->dy;
-  gemm(GEMM_NN, M, F, c->D, reals(dx), reals(W), 0, dy);
+  real *dz = reals(dz_.data), *s = sums_of(s_), *dy = cpu->dy;
+  (void)x;
+  gemm(GEMM_NN, M, F, c->D, reals(dx.data), reals(W.data), 0, dy);
 #pragma omp parallel for schedule(static)
   for (int64_t m = 0; m < M; m++) {
     const real r = row_rstd(c, sumsq, m);
@@ -49,12 +50,13 @@ void cpu_down_dgrad(Backend *be, int64_t M, const act_t *dx, const act_t *W, con
   }
 }
 
-void cpu_dgrad(Backend *be, int64_t M, int64_t K, const act_t *dy, const act_t *W, act_t *da) {
-  gemm(GEMM_NN, M, K, cpu_of(be)->config.D, reals(dy), reals(W), 0, reals(da));
+void cpu_dgrad(Backend *be, int64_t M, int64_t K, Operand dy, Operand W, act_t *da) {
+  gemm(GEMM_NN, M, K, cpu_of(be)->config.D, reals(dy.data), reals(W.data), 0, reals(da));
 }
 
 void cpu_rope_backward(Backend *be, int64_t M, int64_t T, act_t *dqkv_, const act_t *qkv_,
-                       RowStat sumsq, RowStat *s_) {
+                       Operand x, RowStat sumsq, Operand out, RowStat *s_) {
+  (void)x, (void)out;
   const Cpu *cpu = cpu_of(be);
   const OpsConfig *c = &cpu->config;
   const int64_t R = packed_width(c), rotated = (c->H + c->KV) * c->d, half = c->d / 2;
@@ -73,10 +75,11 @@ void cpu_rope_backward(Backend *be, int64_t M, int64_t T, act_t *dqkv_, const ac
   }
 }
 
-void cpu_wgrad(Backend *be, int64_t M, int64_t N, int64_t K, const act_t *dz, const act_t *x,
-               grad_t *dW, bool accumulate) {
+void cpu_wgrad(Backend *be, int64_t M, int64_t N, int64_t K, Operand dz, Operand x, grad_t *dW,
+               bool accumulate) {
   (void)be;
-  gemm(GEMM_TN, N, K, M, reals(dz), reals(x), accumulate ? 1 : 0, reals(dW));
+  gemm_strided(GEMM_TN, N, K, M, 1, reals(dz.data), dz.row_stride ? dz.row_stride : N,
+               reals(x.data), K, accumulate ? 1 : 0, reals(dW), K);
 }
 
 void cpu_embed_backward(Backend *be, int64_t M, const int32_t *tokens, const act_t *dx_,

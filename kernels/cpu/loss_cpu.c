@@ -5,16 +5,15 @@
 
 #include "base/memory.h"
 
-void cpu_lm_head(Backend *be, int64_t M, const act_t *x, RowStat sumsq, const act_t *W,
-                 act_t *logits_) {
+void cpu_lm_head(Backend *be, int64_t M, Operand x, RowStat sumsq, Operand W, act_t *logits_) {
   const OpsConfig *c = &cpu_of(be)->config;
-  const int64_t V = c->V;
+  const int64_t V = c->V, D = c->D, stride = padded_vocab(c);
   real *logits = reals(logits_);
-  gemm(GEMM_NT, M, V, c->D, reals(x), reals(W), 0, logits);
+  gemm_strided(GEMM_NT, M, V, D, 1, reals(x.data), D, reals(W.data), D, 0, logits, stride);
 #pragma omp parallel for schedule(static)
   for (int64_t m = 0; m < M; m++) {
     const real r = row_rstd(c, sumsq, m);
-    for (int64_t v = 0; v < V; v++) logits[m * V + v] *= r;
+    for (int64_t v = 0; v < V; v++) logits[m * stride + v] *= r;
   }
 }
 
@@ -41,7 +40,7 @@ void cpu_loss(Backend *be, int64_t M, RowStat sumsq, const int32_t *targets, act
   double *row_loss = xmalloc((size_t)M * sizeof *row_loss);
 #pragma omp parallel for schedule(static)
   for (int64_t m = 0; m < M; m++) {
-    real *row = logits + m * V;
+    real *row = logits + m * padded_vocab(c);
     real largest = -INFINITY, sum = 0;
     for (int64_t v = 0; v < V; v++)
       if (row[v] > largest) largest = row[v];
@@ -56,8 +55,23 @@ void cpu_loss(Backend *be, int64_t M, RowStat sumsq, const int32_t *targets, act
   free(row_loss);
 }
 
-void cpu_head_loss(Backend *be, int64_t M, const act_t *x, RowStat sumsq, const act_t *W,
-                   const int32_t *targets, act_t *logits, double scale, RowStat *s) {
+void cpu_head_loss(Backend *be, int64_t M, Operand x, RowStat sumsq, Operand W,
+                   const int32_t *targets, act_t *logits, double scale, HeadGradient *g) {
   cpu_lm_head(be, M, x, sumsq, W, logits);
-  cpu_loss(be, M, sumsq, targets, logits, scale, s);
+  cpu_loss(be, M, sumsq, targets, logits, scale, g ? &g->s : NULL);
+}
+
+void cpu_head_dgrad(Backend *be, int64_t M, const HeadGradient *g, Operand W, Operand x_,
+                    RowStat sumsq, Operand dx_) {
+  const OpsConfig *c = &cpu_of(be)->config;
+  const int64_t D = c->D;
+  const real *x = reals(x_.data), *s = reals(g->s.data);
+  real *dx = reals(dx_.data);
+  gemm_strided(GEMM_NN, M, D, c->V, 1, reals(g->p.data), padded_vocab(c), reals(W.data), D, 0, dx,
+               D);
+#pragma omp parallel for schedule(static)
+  for (int64_t m = 0; m < M; m++) {
+    const real factor = row_rstd(c, sumsq, m) / (real)D * s[m];
+    for (int64_t k = 0; k < D; k++) dx[m * D + k] -= factor * x[m * D + k];
+  }
 }

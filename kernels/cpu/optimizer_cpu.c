@@ -59,7 +59,7 @@ void cpu_grads_finish(Backend *be, const ParamTensor *list, int count) {
 
 static void refresh_tensor(const ParamTensor *list, const ParamTensor *t) {
   const real *W = reals(t->master), *wn = t->norm >= 0 ? reals(list[t->norm].master) : NULL;
-  real *plain = reals(t->compute), *folded = reals(t->folded);
+  real *plain = reals(t->compute.data), *folded = reals(t->folded.data);
   if (!plain && !folded) return;
 #pragma omp parallel for schedule(static)
   for (int64_t n = 0; n < t->rows; n++)

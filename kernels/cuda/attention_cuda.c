@@ -89,8 +89,9 @@ static void run(Backend *be, int64_t B, int64_t T, AttentionDirection direction,
   error_check(attention_cudnn_run(c->attention[i].plan, direction, &tensors, &err), &err);
 }
 
-void cuda_attention(Backend *be, int64_t B, int64_t T, const act_t *qkv, act_t *o, stat_t *lse) {
-  run(be, B, T, ATTENTION_FORWARD, (AttentionTensors){.qkv = qkv, .o = o, .lse = (float *)lse});
+void cuda_attention(Backend *be, int64_t B, int64_t T, const act_t *qkv, Operand o, stat_t *lse) {
+  run(be, B, T, ATTENTION_FORWARD,
+      (AttentionTensors){.qkv = qkv, .o = o.data, .lse = (float *)lse});
 }
 
 void cuda_attention_backward(Backend *be, int64_t B, int64_t T, const act_t *qkv, const act_t *o,

@@ -175,6 +175,7 @@ int cuda_ready(Cuda *c, const char *name, Error *err) {
            gpu->name, gpu->major, gpu->minor, gpu->runtime / 1000, gpu->runtime % 1000 / 10,
            gpu->driver / 1000, gpu->driver % 1000 / 10, gpu->cublaslt, c->cudnn.version);
   be->act_bytes = sizeof(bf16_bits);
+  be->fp8_bytes = 1;
   be->stat_bytes = be->master_bytes = sizeof(float);
   be->grad_bytes = c->options.grads_fp32 ? sizeof(float) : sizeof(bf16_bits);
   be->max_tokens = c->config.max_tokens;

@@ -184,21 +184,21 @@ static void decode(const Cuda *c, int64_t rows, DecodeArgs s) {
   LAUNCHED();
 }
 
-void cuda_attention_decode(Backend *be, int64_t T, int64_t rows, const act_t *qkv, act_t *o) {
+void cuda_attention_decode(Backend *be, int64_t T, int64_t rows, const act_t *qkv, Operand o) {
   DecodeArgs args = {};
   args.splits = 1;
   args.first = T - rows;
   args.qkv = bits(qkv);
-  args.o = bits(o);
+  args.o = bits(o.data);
   decode(cuda_of(be), rows, args);
 }
 
-void cuda_attention_token(Backend *be, const int32_t *position, const act_t *cache, act_t *o) {
+void cuda_attention_token(Backend *be, const int32_t *position, const act_t *cache, Operand o) {
   DecodeArgs args = {};
   args.splits = DECODE_SPLITS;
   args.position = position;
   args.qkv = bits(cache);
-  args.o = bits(o);
+  args.o = bits(o.data);
   args.parts = cuda_of(be)->decode_parts;
   decode(cuda_of(be), 1, args);
 }

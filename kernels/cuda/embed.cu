@@ -37,12 +37,12 @@ static __global__ void embed_kernel(int64_t M, int D, int lanes, const int32_t *
   if (l.lane == 0 && l.exists) sumsq[l.m] = sum;
 }
 
-void cuda_embed(Backend *be, int64_t M, const int32_t *tokens, const act_t *E, act_t *x,
+void cuda_embed(Backend *be, int64_t M, const int32_t *tokens, const act_t *E, Operand x,
                 RowStat *sumsq) {
   const Cuda *c = cuda_of(be);
   by_width(c->config.D, [&](auto width, int lanes) {
     embed_kernel<decltype(width)::value><<<row_blocks(M, lanes), ROW_THREADS, 0, c->gpu.stream>>>(
-        M, (int)c->config.D, lanes, tokens, bits(E), bits(x), one_part(sumsq));
+        M, (int)c->config.D, lanes, tokens, bits(E), bits(x.data), one_part(sumsq));
   });
 }
 

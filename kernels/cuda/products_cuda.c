@@ -11,13 +11,13 @@ void cuda_gemm(Cuda *c, GemmForm form, int64_t M, int64_t N, int64_t K, const ac
   gemm_run(&c->gemm, p, A, B, add, out);
 }
 
-void cuda_dgrad(Backend *be, int64_t M, int64_t K, const act_t *dy, const act_t *W, act_t *da) {
+void cuda_dgrad(Backend *be, int64_t M, int64_t K, Operand dy, Operand W, act_t *da) {
   Cuda *c = cuda_of(be);
-  cuda_gemm(c, GEMM_NN, M, K, c->config.D, dy, W, NULL, da);
+  cuda_gemm(c, GEMM_NN, M, K, c->config.D, dy.data, W.data, NULL, da);
 }
 
-void cuda_wgrad(Backend *be, int64_t M, int64_t N, int64_t K, const act_t *dz, const act_t *x,
-                grad_t *dW, bool accumulate) {
+void cuda_wgrad(Backend *be, int64_t M, int64_t N, int64_t K, Operand dz, Operand x, grad_t *dW,
+                bool accumulate) {
   Cuda *c = cuda_of(be);
   const GemmProblem p = {.M = N,
                          .N = K,
@@ -25,5 +25,5 @@ void cuda_wgrad(Backend *be, int64_t M, int64_t N, int64_t K, const act_t *dz, c
                          .form = GEMM_TN,
                          .out_fp32 = c->options.grads_fp32,
                          .add = accumulate};
-  gemm_run(&c->gemm, p, dz, x, dW, dW);
+  gemm_run(&c->gemm, p, dz.data, x.data, dW, dW);
 }

@@ -5,16 +5,13 @@
 #pragma once
 #include <cuda_runtime_api.h>
 #include <stdint.h>
-#include "kernels/fp8.h"
+#include "kernels/ops.h"
 
 #ifdef __cplusplus
 extern "C" {
 #endif
 
-enum {
-  SCALE_HISTORY = 16, // steps whose largest values a scale remembers
-  MAXIMA = 32,        // words that blocks spread their largest values over
-};
+enum { MAXIMA = 32 }; // words that blocks spread their largest values over
 
 typedef struct Scaling {
   float scale, inverse; // what copies were multiplied by, and 1 / scale: both powers of two

@@ -54,8 +54,8 @@ static int64_t describe(ParamTable *table, const ParamTensor *list, int count, f
           .v = (float *)p->v,
           .grad = p->grad,
           .grad_folded = p->grad_folded,
-          .compute = (bf16_bits *)p->compute,
-          .folded = (bf16_bits *)p->folded,
+          .compute = (bf16_bits *)p->compute.data,
+          .folded = (bf16_bits *)p->folded.data,
           .norm = norm ? (const float *)norm->master : NULL,
           .norm_grad = norm ? norm->grad : NULL,
           .column_partials = norm && partials ? partials + used : NULL,
@@ -126,8 +126,8 @@ static void build_table(Cuda *c, const ParamTensor *list, int count) {
 static bool same_tensor(const ParamTensor *a, const ParamTensor *b) {
   return a->rows == b->rows && a->cols == b->cols && a->master == b->master && a->m == b->m &&
          a->v == b->v && a->grad == b->grad && a->grad_folded == b->grad_folded &&
-         a->compute == b->compute && a->folded == b->folded && a->norm == b->norm &&
-         a->decay == b->decay;
+         a->compute.data == b->compute.data && a->folded.data == b->folded.data &&
+         a->norm == b->norm && a->decay == b->decay;
 }
 
 const ParamTable *cuda_table(Cuda *c, const ParamTensor *list, int count) {

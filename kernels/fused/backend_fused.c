@@ -122,6 +122,7 @@ static void set_operations(Backend *be, const OpsConfig *c) {
     be->head_loss = fused_head_loss;
   }
   be->residual = fused_residual;
+  be->head_dgrad = fused_head_dgrad;
   be->norm_dgrad = fused_norm_dgrad;
   be->most_parts.sumsq = (c->D + NARROWEST_TILE - 1) / NARROWEST_TILE;
   be->most_parts.s = (c->F + NARROWEST_TILE - 1) / NARROWEST_TILE;

@@ -34,5 +34,6 @@ ResidualOp fused_residual;
 GateUpOp fused_gate_up;
 LmHeadOp fused_lm_head;
 HeadLossOp fused_head_loss;
+HeadDgradOp fused_head_dgrad;
 NormDgradOp fused_norm_dgrad;
 DownDgradOp fused_down_dgrad;

@@ -47,8 +47,8 @@ static Matrix rope_angles(const Fused *f, int64_t M, int64_t T, int64_t first, P
   return (Matrix){f->rope_periodic, T + 63, cols};
 }
 
-void fused_qkv(Backend *be, int64_t M, int64_t T, int64_t first, const act_t *x, RowStat sumsq,
-               const act_t *W, act_t *qkv) {
+void fused_qkv(Backend *be, int64_t M, int64_t T, int64_t first, Operand x, RowStat sumsq,
+               Operand W, act_t *qkv) {
   const Fused *f = fused_of(be);
   const OpsConfig *c = &f->unfused.cuda.config;
   const int64_t R = packed_width(c);
@@ -56,7 +56,7 @@ void fused_qkv(Backend *be, int64_t M, int64_t T, int64_t first, const act_t *x,
     unfused_qkv(be, M, T, first, x, sumsq, W, qkv);
     return;
   }
-  ProgramCall call = call_of(f, M, R, c->D, x, W, sumsq);
+  ProgramCall call = call_of(f, M, R, c->D, x.data, W.data, sumsq);
   call.stores[0] = (Matrix){qkv, M, R};
   call.args.params[ROPE_HEAD_DIM].i = (int32_t)c->d;
   call.args.params[ROPE_ROTATED].i = (int32_t)((c->H + c->KV) * c->d);
@@ -64,64 +64,63 @@ void fused_qkv(Backend *be, int64_t M, int64_t T, int64_t first, const act_t *x,
   run(f, PROGRAM_ROPE, &call, NULL);
 }
 
-void fused_residual(Backend *be, int64_t M, int64_t K, const act_t *a, const act_t *W,
-                    const act_t *x, act_t *out, RowStat *sumsq) {
+void fused_residual(Backend *be, int64_t M, int64_t K, Operand a, Operand W, const act_t *x,
+                    RowStat x_sumsq, Operand out, RowStat *sumsq) {
   const Fused *f = fused_of(be);
   const OpsConfig *c = &f->unfused.cuda.config;
   if (!is_fused(be, K == c->F ? OP_DOWN : OP_OUT) || cuda_one_row(&f->unfused.cuda, M)) {
-    unfused_residual(be, M, K, a, W, x, out, sumsq);
+    unfused_residual(be, M, K, a, W, x, x_sumsq, out, sumsq);
     return;
   }
-  ProgramCall call = call_of(f, M, c->D, K, a, W, (RowStat){0});
+  ProgramCall call = call_of(f, M, c->D, K, a.data, W.data, (RowStat){0});
   call.loads[0] = (Matrix){x, M, c->D};
-  call.stores[0] = (Matrix){out, M, c->D};
+  call.stores[0] = (Matrix){out.data, M, c->D};
   run(f, PROGRAM_RESIDUAL, &call, sumsq);
 }
 
-void fused_gate_up(Backend *be, int64_t M, const act_t *x, RowStat sumsq, const act_t *W, act_t *z,
-                   act_t *y) {
+void fused_gate_up(Backend *be, int64_t M, Operand x, RowStat sumsq, Operand W, act_t *z,
+                   Operand y) {
   const Fused *f = fused_of(be);
   const OpsConfig *c = &f->unfused.cuda.config;
   if (cuda_one_row(&f->unfused.cuda, M)) {
     unfused_gate_up(be, M, x, sumsq, W, z, y);
     return;
   }
-  ProgramCall call = call_of(f, M, 2 * c->F, c->D, x, W, sumsq);
+  ProgramCall call = call_of(f, M, 2 * c->F, c->D, x.data, W.data, sumsq);
   call.stores[0] = (Matrix){z, M, 2 * c->F};
-  call.stores[1] = (Matrix){y, M, c->F};
+  call.stores[1] = (Matrix){y.data, M, c->F};
   run(f, PROGRAM_SWIGLU, &call, NULL);
 }
 
 // softmax: where the rows' maxima and sums go, or nowhere.
-static void run_logits(const Fused *f, int64_t M, const act_t *x, RowStat sumsq, const act_t *W,
+static void run_logits(const Fused *f, int64_t M, Operand x, RowStat sumsq, Operand W,
                        act_t *logits, RowStat softmax) {
   const OpsConfig *c = &f->unfused.cuda.config;
-  ProgramCall call = call_of(f, M, c->V, c->D, x, W, sumsq);
+  ProgramCall call = call_of(f, M, c->V, c->D, x.data, W.data, sumsq);
   call.stores[0] = (Matrix){logits, M, c->V};
   call.args.out[0] = softmax;
   fused_launch(&f->kernels.programs[PROGRAM_LOGITS], f->head_tile, &call,
                f->unfused.cuda.gpu.stream);
 }
 
-void fused_lm_head(Backend *be, int64_t M, const act_t *x, RowStat sumsq, const act_t *W,
-                   act_t *logits) {
+void fused_lm_head(Backend *be, int64_t M, Operand x, RowStat sumsq, Operand W, act_t *logits) {
   if (cuda_one_row(cuda_of(be), M))
     unfused_lm_head(be, M, x, sumsq, W, logits);
   else
     run_logits(fused_of(be), M, x, sumsq, W, logits, (RowStat){.data = NULL});
 }
 
-void fused_head_loss(Backend *be, int64_t M, const act_t *x, RowStat sumsq, const act_t *W,
-                     const int32_t *targets, act_t *logits, double scale, RowStat *s) {
+void fused_head_loss(Backend *be, int64_t M, Operand x, RowStat sumsq, Operand W,
+                     const int32_t *targets, act_t *logits, double scale, HeadGradient *g) {
   Fused *f = fused_of(be);
   Cuda *c = &f->unfused.cuda;
-  if (!is_fused(be, s ? OP_HEAD_LOSS : OP_VALIDATION_LOSS) || M > f->softmax.stride) {
-    unfused_head_loss(be, M, x, sumsq, W, targets, logits, scale, s);
+  if (!is_fused(be, g ? OP_HEAD_LOSS : OP_VALIDATION_LOSS) || M > f->softmax.stride) {
+    unfused_head_loss(be, M, x, sumsq, W, targets, logits, scale, g);
     return;
   }
   run_logits(f, M, x, sumsq, W, logits, f->softmax);
   launch_fused_cross_entropy(M, c->config.V, f->softmax, row_scale(c, sumsq), (float)scale, logits,
-                             targets, c->row_loss, s, c->gpu.stream);
+                             targets, c->row_loss, g ? &g->s : NULL, c->gpu.stream);
   launch_add_loss(M, c->row_loss, scale, c->state, c->gpu.stream);
 }
 
@@ -129,31 +128,47 @@ void fused_head_loss(Backend *be, int64_t M, const act_t *x, RowStat sumsq, cons
 
 // The width tells which of the model's GEMMs it is.
 static Operation norm_dgrad_operation(const OpsConfig *c, int64_t N) {
-  return N == packed_width(c) ? OP_QKV_DGRAD : N == 2 * c->F ? OP_GATE_UP_DGRAD : OP_LM_HEAD_DGRAD;
+  return N == packed_width(c) ? OP_QKV_DGRAD : OP_GATE_UP_DGRAD;
 }
 
-void fused_norm_dgrad(Backend *be, int64_t M, int64_t N, const act_t *dz, const act_t *W,
-                      const act_t *x, RowStat sumsq, RowStat s, const act_t *residual, act_t *dx) {
+void fused_norm_dgrad(Backend *be, int64_t M, int64_t N, Operand dz, Operand W, Operand x,
+                      RowStat sumsq, RowStat s, const act_t *residual, Operand dx) {
   const Fused *f = fused_of(be);
   const OpsConfig *c = &f->unfused.cuda.config;
   if (!is_fused(be, norm_dgrad_operation(c, N))) {
     unfused_norm_dgrad(be, M, N, dz, W, x, sumsq, s, residual, dx);
     return;
   }
-  ProgramCall call = call_of(f, M, c->D, N, dz, W, sumsq);
-  call.loads[0] = (Matrix){x, M, c->D};
+  ProgramCall call = call_of(f, M, c->D, N, dz.data, W.data, sumsq);
+  call.loads[0] = (Matrix){x.data, M, c->D};
   call.loads[1] = (Matrix){residual, M, c->D};
-  call.stores[0] = (Matrix){dx, M, c->D};
+  call.stores[0] = (Matrix){dx.data, M, c->D};
   call.args.in[1] = s;
-  run(f, residual ? PROGRAM_NORM_DGRAD_RESIDUAL : PROGRAM_NORM_DGRAD, &call, NULL);
+  run(f, PROGRAM_NORM_DGRAD_RESIDUAL, &call, NULL);
 }
 
-void fused_down_dgrad(Backend *be, int64_t M, const act_t *dx, const act_t *W, const act_t *z,
-                      RowStat sumsq, act_t *dz, RowStat *s) {
+void fused_head_dgrad(Backend *be, int64_t M, const HeadGradient *g, Operand W, Operand x,
+                      RowStat sumsq, Operand dx) {
   const Fused *f = fused_of(be);
   const OpsConfig *c = &f->unfused.cuda.config;
-  ProgramCall call = call_of(f, M, c->F, c->D, dx, W, sumsq);
+  if (!is_fused(be, OP_LM_HEAD_DGRAD)) {
+    unfused_head_dgrad(be, M, g, W, x, sumsq, dx);
+    return;
+  }
+  ProgramCall call = call_of(f, M, c->D, c->V, g->p.data, W.data, sumsq);
+  call.loads[0] = (Matrix){x.data, M, c->D};
+  call.stores[0] = (Matrix){dx.data, M, c->D};
+  call.args.in[1] = g->s;
+  run(f, PROGRAM_NORM_DGRAD, &call, NULL);
+}
+
+void fused_down_dgrad(Backend *be, int64_t M, Operand dx, Operand W, const act_t *z, Operand x,
+                      RowStat sumsq, Operand dz, RowStat *s) {
+  (void)x;
+  const Fused *f = fused_of(be);
+  const OpsConfig *c = &f->unfused.cuda.config;
+  ProgramCall call = call_of(f, M, c->F, c->D, dx.data, W.data, sumsq);
   call.loads[0] = (Matrix){z, M, 2 * c->F};
-  call.stores[0] = (Matrix){dz, M, 2 * c->F};
+  call.stores[0] = (Matrix){dz.data, M, 2 * c->F};
   run(f, PROGRAM_SWIGLU_BACKWARD, &call, s);
 }

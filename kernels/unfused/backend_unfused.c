@@ -19,6 +19,7 @@ int unfused_open(Unfused *u, const OpsConfig *config, const GpuOptions *options,
   be->gate_up = unfused_gate_up;
   be->lm_head = unfused_lm_head;
   be->head_loss = unfused_head_loss;
+  be->head_dgrad = unfused_head_dgrad;
   be->norm_dgrad = unfused_norm_dgrad;
   be->down_dgrad = unfused_down_dgrad;
   be->rope_backward = unfused_rope_backward;

@@ -26,6 +26,7 @@ ResidualOp unfused_residual;
 GateUpOp unfused_gate_up;
 LmHeadOp unfused_lm_head;
 HeadLossOp unfused_head_loss;
+HeadDgradOp unfused_head_dgrad;
 NormDgradOp unfused_norm_dgrad;
 DownDgradOp unfused_down_dgrad;
 RopeBackwardOp unfused_rope_backward;

@@ -80,10 +80,11 @@ static void list_inputs(const Llama *llama, Input inputs[INPUTS]) {
   const LayerActs *a = &llama->acts.layers[0];
   const Acts *s = &llama->acts;
   const Sizes n = model_sizes(&llama->config, &llama->shape);
-  const Input all[INPUTS] = {{a->x, n.M * n.D},       {a->qkv, n.M * n.R},    {a->o, n.M * n.Hd},
-                             {a->x1, n.M * n.D},      {a->z, n.M * 2 * n.F},  {a->y, n.M * n.F},
-                             {s->x_final, n.M * n.D}, {s->logits, n.M * n.V}, {s->dx, n.M * n.D},
-                             {s->da, n.M * n.Hd},     {s->dqkv, n.M * n.R}};
+  const Input all[INPUTS] = {
+      {a->x.data, n.M * n.D},       {a->qkv, n.M * n.R},           {a->o.data, n.M * n.Hd},
+      {a->x1.data, n.M * n.D},      {a->z, n.M * 2 * n.F},         {a->y.data, n.M * n.F},
+      {s->x_final.data, n.M * n.D}, {s->logits, n.M * n.padded_V}, {s->dx.data, n.M * n.D},
+      {s->da, n.M * n.Hd},          {s->dqkv, n.M * n.R}};
   memcpy(inputs, all, sizeof all);
 }
 
@@ -99,6 +100,7 @@ static void write_statistics(Llama *llama) {
     write_values(llama->be, all[i]->data, values[i], llama->shape.batch * llama->shape.seq,
                  sizeof(float)); // fp32 as masters are
   }
+  acts->head.s = acts->s;
 }
 
 // Those that this call overwrote, or all of them (NULL), and waits for them: each backend has a
@@ -160,10 +162,10 @@ static bool take_params(Comparison *c, const OperationCall *call) {
     const ParamTensor *from = there[i];
     ParamTensor *to = here[i];
     const int64_t count = to->rows * to->cols;
-    if (call->B && call->B == from->compute)
-      return to->compute || (to->compute = copy_of(c, from->compute, count));
-    if (call->B && call->B == from->folded)
-      return to->folded || (to->folded = copy_of(c, from->folded, count));
+    if (call->B && call->B == from->compute.data)
+      return to->compute.data || (to->compute.data = copy_of(c, from->compute.data, count));
+    if (call->B && call->B == from->folded.data)
+      return to->folded.data || (to->folded.data = copy_of(c, from->folded.data, count));
     if (call->out_is_gradient && (call->out == from->grad || call->out == from->grad_folded))
       return (to->grad = to->grad_folded = cpu->alloc(cpu, (size_t)count * cpu->grad_bytes));
   }
@@ -174,10 +176,10 @@ static void release_params(Comparison *c) {
   Llama *cpu = &c->side[REFERENCE];
   for (int i = 0; i < cpu->param_count; i++) {
     ParamTensor *t = &cpu->tensors[i];
-    cpu->be->release(cpu->be, t->compute);
-    cpu->be->release(cpu->be, t->folded);
+    cpu->be->release(cpu->be, t->compute.data);
+    cpu->be->release(cpu->be, t->folded.data);
     cpu->be->release(cpu->be, t->grad);
-    t->compute = t->folded = NULL;
+    t->compute.data = t->folded.data = NULL;
     t->grad = t->grad_folded = NULL;
   }
 }
@@ -268,7 +270,7 @@ static size_t lay_out_update(ParamTensor list[UPDATED], const Backend *be, int64
     t->grad = arena_take(&arena, count * be->grad_bytes);
     if (i == NORM) continue;
     t->grad_folded = t->grad;
-    t->folded = arena_take(&arena, count * be->act_bytes);
+    t->folded.data = arena_take(&arena, count * be->act_bytes);
   }
   return arena.used;
 }
@@ -309,7 +311,7 @@ static void compare_update(const Comparison *c, Differences differences[2]) {
     be->grads_finish(be, lists[side], UPDATED);
     results[0][side] = read_output(be, lists[side][MATRIX].grad, count, true);
     be->adamw(be, lists[side], UPDATED);
-    results[1][side] = read_output(be, lists[side][MATRIX].folded, count, false);
+    results[1][side] = read_output(be, lists[side][MATRIX].folded.data, count, false);
   }
   for (int i = 0; i < 2; i++)
     differences[i] = taken ? compare(results[i], count) : (Differences){NAN, NAN, NAN};

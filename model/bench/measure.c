@@ -163,7 +163,8 @@ static void run_trial(Bench *b, Trial *t) {
   Llama *llama = &b->llama[kind];
   g->turn(g, be);
   // Out of order dx goes round in a circle, through dz or attention and back, and would grow.
-  g->fill(g, be, llama->acts.dx, llama->shape.batch * llama->shape.seq * llama->config.hidden_size);
+  g->fill(g, be, llama->acts.dx.data,
+          llama->shape.batch * llama->shape.seq * llama->config.hidden_size);
   if (t->layer && t->what == PASS_BACKWARD) // z is the kind's own, and the backward overwrites it
     layer_forward(llama, t->index % llama->config.num_hidden_layers);
   else if (!t->layer && t->run < BENCH_KINDS && preparation >= 0)

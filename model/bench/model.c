@@ -45,6 +45,7 @@ static size_t lay_out_statistics(Acts *acts, int64_t L, const Backend *be, char 
   }
   take_stat(&arena, be, be->most_parts.sumsq, &acts->final_sumsq);
   take_stat(&arena, be, be->most_parts.s, &acts->s);
+  acts->head.s = acts->s;
   return arena.used;
 }
 

@@ -58,6 +58,7 @@ static size_t estimate_bytes(const Config *c, const RunShape *shape) {
   const size_t M = (size_t)(shape->batch * shape->seq),
                Hd = (size_t)(m->num_attention_heads * m->head_dim);
   const Backend sizes = {.act_bytes = 2,
+                         .fp8_bytes = 1,
                          .stat_bytes = 4,
                          .master_bytes = 4,
                          .grad_bytes = c->train.gradient_accumulation > 1 ? 4 : 2,

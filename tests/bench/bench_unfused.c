@@ -161,7 +161,7 @@ static void activations(Pool *p, const Sizes *z) {
   const double MD = 2.0 * (double)(M * D), MF = 2.0 * (double)(M * F), MR = 2.0 * (double)(M * R),
                MV = 2.0 * (double)(M * V), VD = 2.0 * (double)(V * D);
   const size_t md = (size_t)MD, mf = (size_t)MF, mr = (size_t)MR, vd = (size_t)VD;
-  KERNEL(p, "embed", 2 * MD, cuda_embed(be, M, v.tokens, take(p, vd), take(p, md), &v.s));
+  KERNEL(p, "embed", 2 * MD, cuda_embed(be, M, v.tokens, take(p, vd), operand_of(take(p, md)), &v.s));
   KERNEL(p, "row_sumsq", MD, launch_row_sumsq(M, D, take(p, md), &v.s, stream));
   KERNEL(p, "norm_backward", 3 * MD,
          launch_norm_backward(M, r, take(p, md), v.s, take(p, md), take(p, md), stream));
@@ -223,7 +223,7 @@ static void update(const Pool *all, bool grads_fp32) {
     CUDA_CHECK(cudaMemset(t->v = take(p, n * 4), 0, n * 4));
     CUDA_CHECK(cudaMemset(t->grad = take(p, n * grad), 0x3b, n * grad));
   }
-  list[1].folded = take(p, (size_t)count * 2);
+  list[1].folded = operand_of(take(p, (size_t)count * 2));
   list[1].grad_folded = list[1].grad;
   CUDA_CHECK(cudaDeviceSynchronize());
   const AdamW hyper = {1e-4, 0.9, 0.95, 1e-8, 0.1, 1};

@@ -42,7 +42,7 @@ static void reference_run(const Problem *p, Results *r) {
   Backend *cpu = backend_cpu_create(&config);
   act_t *qkv = (act_t *)p->qkv_f, *o = (act_t *)r->o, *d_o = (act_t *)p->d_o_f;
   stat_t *lse = (stat_t *)r->lse;
-  cpu->attention(cpu, s->B, s->T, qkv, o, lse);
+  cpu->attention(cpu, s->B, s->T, qkv, operand_of(o), lse);
   cpu->attention_backward(cpu, s->B, s->T, qkv, o, lse, d_o, (act_t *)r->dqkv);
   cpu->destroy(cpu);
 }

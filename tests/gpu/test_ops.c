@@ -14,7 +14,7 @@ static void embed(const Subject *t) {
   void *tokens_gpu = int32_buffer(&b, M, tokens), *E_gpu = bf16_buffer(&b, V * D, E);
   void *x_gpu = bf16_buffer(&b, M * D, NULL);
   RowStat sumsq_gpu = stat_out(&b, b.be->most_parts.sumsq);
-  RUN_TWICE(&b, b.be->embed(b.be, M, tokens_gpu, E_gpu, x_gpu, &sumsq_gpu));
+  RUN_TWICE(&b, b.be->embed(b.be, M, tokens_gpu, E_gpu, operand_of(x_gpu), &sumsq_gpu));
   float *got = bench_read(&b, x_gpu), *sumsq = stat_read(&b, sumsq_gpu, M),
         *expected = row_squares(x, M, D);
   expect_same("x", got, x, M * D);
@@ -28,7 +28,8 @@ static void qkv(const Subject *t) {
   Bench b = {.be = t->bf16};
   float *x = random_bf16(M * D, 1, "x"), *W = weight(R, D, "W"), *sumsq = row_squares(x, M, D);
   float *reference = floats(M * R), *twin = product_rounded(M, R, D, x, W);
-  t->cpu->qkv(t->cpu, M, T, first, act(x), whole(sumsq, M), act(W), act(reference));
+  t->cpu->qkv(t->cpu, M, T, first, operand_of(act(x)), whole(sumsq, M), operand_of(act(W)),
+              act(reference));
   for (int64_t m = 0; m < M; m++) {
     const float r = rms_rstd(sumsq[m], D, eps);
     for (int64_t c = 0; c < R; c++) twin[m * R + c] *= r;
@@ -41,7 +42,8 @@ static void qkv(const Subject *t) {
   void *x_gpu = bf16_buffer(&b, M * D, x), *W_gpu = bf16_buffer(&b, R * D, W),
        *qkv_gpu = bf16_buffer(&b, M * R, NULL);
   const RowStat sumsq_gpu = stat_in(&b, b.be->most_parts.sumsq, M, sumsq);
-  RUN_TWICE(&b, b.be->qkv(b.be, M, T, first, x_gpu, sumsq_gpu, W_gpu, qkv_gpu));
+  RUN_TWICE(&b,
+            b.be->qkv(b.be, M, T, first, operand_of(x_gpu), sumsq_gpu, operand_of(W_gpu), qkv_gpu));
   float *got = bench_read(&b, qkv_gpu);
   expect_near(label(t, "qkv"), got, twin, reference, M * R, 1e-6);
   free(x), free(W), free(sumsq), free(reference), free(twin), free(got);
@@ -54,13 +56,15 @@ static void residual(const Subject *t) {
   float *a = random_bf16(M * K, 1, "a"), *W = weight(D, K, "W"), *x = random_bf16(M * D, 1, "x");
   float *reference = floats(M * D), *twin = floats(M * D), *unused = floats(M);
   RowStat none = whole(unused, M);
-  t->cpu->residual(t->cpu, M, K, act(a), act(W), act(x), act(reference), &none);
+  t->cpu->residual(t->cpu, M, K, operand_of(act(a)), operand_of(act(W)), act(x),
+                   (RowStat){.data = NULL}, operand_of(act(reference)), &none);
   memcpy(twin, reference, (size_t)(M * D) * sizeof *twin);
   round_all(twin, M * D);
   void *a_gpu = bf16_buffer(&b, M * K, a), *W_gpu = bf16_buffer(&b, D * K, W),
        *x_gpu = bf16_buffer(&b, M * D, x), *out_gpu = bf16_buffer(&b, M * D, NULL);
   RowStat sumsq_gpu = stat_out(&b, b.be->most_parts.sumsq);
-  RUN_TWICE(&b, b.be->residual(b.be, M, K, a_gpu, W_gpu, x_gpu, out_gpu, &sumsq_gpu));
+  RUN_TWICE(&b, b.be->residual(b.be, M, K, operand_of(a_gpu), operand_of(W_gpu), x_gpu,
+                               (RowStat){.data = NULL}, operand_of(out_gpu), &sumsq_gpu));
   float *got = bench_read(&b, out_gpu), *sumsq = stat_read(&b, sumsq_gpu, M),
         *expected = row_squares(got, M, D);
   expect_near(label(t, "residual"), got, twin, reference, M * D, 1e-6);
@@ -86,12 +90,14 @@ static void gate_up(const Subject *t) {
   float *x = random_bf16(M * D, 1, "x"), *W = weight(2 * F, D, "W"), *sumsq = row_squares(x, M, D);
   float *z = floats(M * 2 * F), *reference = floats(M * F), *twin = floats(M * F),
         *z_twin = product_rounded(M, 2 * F, D, x, W);
-  t->cpu->gate_up(t->cpu, M, act(x), whole(sumsq, M), act(W), act(z), act(reference));
+  t->cpu->gate_up(t->cpu, M, operand_of(act(x)), whole(sumsq, M), operand_of(act(W)), act(z),
+                  operand_of(act(reference)));
   swiglu_twin(t, z_twin, sumsq, twin);
   void *x_gpu = bf16_buffer(&b, M * D, x), *W_gpu = bf16_buffer(&b, 2 * F * D, W),
        *z_gpu = bf16_buffer(&b, M * 2 * F, NULL), *y_gpu = bf16_buffer(&b, M * F, NULL);
   const RowStat sumsq_gpu = stat_in(&b, b.be->most_parts.sumsq, M, sumsq);
-  RUN_TWICE(&b, b.be->gate_up(b.be, M, x_gpu, sumsq_gpu, W_gpu, z_gpu, y_gpu));
+  RUN_TWICE(&b, b.be->gate_up(b.be, M, operand_of(x_gpu), sumsq_gpu, operand_of(W_gpu), z_gpu,
+                              operand_of(y_gpu)));
   float *got_z = bench_read(&b, z_gpu), *got = bench_read(&b, y_gpu);
   if (t->fused) { // z is rounded once, after the row scale
     gemm(GEMM_NT, M, 2 * F, D, x, W, 0, z_twin);
@@ -113,11 +119,11 @@ static void decode(const Subject *t) {
   Bench b = {.be = t->bf16};
   float *packed = random_bf16(T * R, 1, "qkv"), *reference = floats(rows * Hd),
         *twin = floats(rows * Hd);
-  t->cpu->attention_decode(t->cpu, T, rows, act(packed), act(reference));
+  t->cpu->attention_decode(t->cpu, T, rows, act(packed), operand_of(act(reference)));
   memcpy(twin, reference, (size_t)(rows * Hd) * sizeof *twin);
   round_all(twin, rows * Hd);
   void *qkv_gpu = bf16_buffer(&b, T * R, packed), *o_gpu = bf16_buffer(&b, rows * Hd, NULL);
-  RUN_TWICE(&b, b.be->attention_decode(b.be, T, rows, qkv_gpu, o_gpu));
+  RUN_TWICE(&b, b.be->attention_decode(b.be, T, rows, qkv_gpu, operand_of(o_gpu)));
   float *got = bench_read(&b, o_gpu);
   expect_near(label(t, "attention_decode"), got, twin, reference, rows * Hd, 1e-6);
   free(packed), free(reference), free(twin), free(got);
@@ -140,7 +146,8 @@ static Head head_new(const Subject *t) {
   h.targets = random_tokens(M, V, "targets");
   h.targets[0] = 0;
   h.targets[M - 1] = (int32_t)V - 1;
-  t->cpu->lm_head(t->cpu, M, act(h.x), whole(h.sumsq, M), act(h.W), act(h.logits));
+  t->cpu->lm_head(t->cpu, M, operand_of(act(h.x)), whole(h.sumsq, M), operand_of(act(h.W)),
+                  act(h.logits));
   return h;
 }
 static void head_free(Head *h) {
@@ -184,12 +191,12 @@ static void head_loss(const Subject *t) {
   void *x_gpu = bf16_buffer(&b, M * D, h.x), *W_gpu = bf16_buffer(&b, V * D, h.W),
        *targets_gpu = int32_buffer(&b, M, h.targets), *logits_gpu = bf16_buffer(&b, M * V, NULL);
   const RowStat sumsq_gpu = stat_in(&b, b.be->most_parts.sumsq, M, h.sumsq);
-  RowStat s_gpu = stat_out(&b, b.be->most_parts.s);
+  HeadGradient g = {.p = operand_of(logits_gpu), .s = stat_out(&b, b.be->most_parts.s)};
   RUN_TWICE(&b, (b.be->step_begin(b.be),
-                 b.be->head_loss(b.be, M, x_gpu, sumsq_gpu, W_gpu, targets_gpu, logits_gpu, scale,
-                                 &s_gpu),
+                 b.be->head_loss(b.be, M, operand_of(x_gpu), sumsq_gpu, operand_of(W_gpu),
+                                 targets_gpu, logits_gpu, scale, &g),
                  b.be->step_end(b.be)));
-  float *got = bench_read(&b, logits_gpu), *got_s = stat_read(&b, s_gpu, M);
+  float *got = bench_read(&b, logits_gpu), *got_s = stat_read(&b, g.s, M);
   b.be->step_result(b.be); // of the first of the two
   const float got_loss = (float)b.be->step_result(b.be).loss, loss_reference = (float)loss,
               twin_loss = (float)loss_twin;
@@ -200,7 +207,8 @@ static void head_loss(const Subject *t) {
 
   // Evaluation: the loss alone, the same one.
   b.be->step_begin(b.be);
-  b.be->head_loss(b.be, M, x_gpu, sumsq_gpu, W_gpu, targets_gpu, logits_gpu, scale, NULL);
+  b.be->head_loss(b.be, M, operand_of(x_gpu), sumsq_gpu, operand_of(W_gpu), targets_gpu, logits_gpu,
+                  scale, NULL);
   b.be->step_end(b.be);
   const float evaluated = (float)b.be->step_result(b.be).loss;
   expect_same("loss of an evaluation", &evaluated, &got_loss, 1);
@@ -222,7 +230,8 @@ static void lm_head(const Subject *t) {
   void *x_gpu = bf16_buffer(&b, M * D, h.x), *W_gpu = bf16_buffer(&b, V * D, h.W),
        *logits_gpu = bf16_buffer(&b, M * V, NULL);
   const RowStat sumsq_gpu = stat_in(&b, b.be->most_parts.sumsq, M, h.sumsq);
-  RUN_TWICE(&b, b.be->lm_head(b.be, M, x_gpu, sumsq_gpu, W_gpu, logits_gpu));
+  RUN_TWICE(&b,
+            b.be->lm_head(b.be, M, operand_of(x_gpu), sumsq_gpu, operand_of(W_gpu), logits_gpu));
   float *got = bench_read(&b, logits_gpu);
   expect_near(label(t, "logits"), got, twin, h.logits, M * V, 1e-6);
   free(got), free(twin);
@@ -265,8 +274,9 @@ static void write_tokens(const Subject *t, const float *x, const float *sumsq, c
     b.be->write(b.be, sumsq_gpu.data, &sumsq[i], sizeof *sumsq);
     b.be->write(b.be, position_gpu, &position, sizeof position);
     if (b.be->replay_begin(b.be, REPLAY_TOKEN)) {
-      b.be->qkv_token(b.be, position_gpu, x_gpu, sumsq_gpu, W_gpu, cache_gpu);
-      b.be->attention_token(b.be, position_gpu, cache_gpu, o_gpu);
+      b.be->qkv_token(b.be, position_gpu, operand_of(x_gpu), sumsq_gpu, operand_of(W_gpu),
+                      cache_gpu);
+      b.be->attention_token(b.be, position_gpu, cache_gpu, operand_of(o_gpu));
       b.be->replay_end(b.be, REPLAY_TOKEN);
     }
     b.be->read_act(b.be, *o + i * Hd, o_gpu, Hd);
@@ -289,7 +299,8 @@ static void token(const Subject *t) {
   expect_same("the cache before", after, cache, T * R);
   for (int64_t i = 0; i < TOKENS; i++) {
     const RowStat of_row = whole(sumsq + i, 1);
-    t->cpu->qkv(t->cpu, 1, 1, T + i, act(x + i * D), of_row, act(W), act(row));
+    t->cpu->qkv(t->cpu, 1, 1, T + i, operand_of(act(x + i * D)), of_row, operand_of(act(W)),
+                act(row));
     float *z = product_rounded(1, R, D, x + i * D, W);
     memset(twin, 0, (size_t)R * sizeof *twin);
     for (int64_t c = 0; c < R; c++) twin[c] = z[c] * rms_rstd(sumsq[i], D, eps);
@@ -299,7 +310,7 @@ static void token(const Subject *t) {
     }
     round_all(twin, R);
     expect_near(label(t, "qkv_token"), after + (T + i) * R, twin, row, R, 1e-6);
-    t->cpu->attention_decode(t->cpu, T + i + 1, 1, act(after), act(expected + i * Hd));
+    t->cpu->attention_decode(t->cpu, T + i + 1, 1, act(after), operand_of(act(expected + i * Hd)));
     free(z);
   }
   memcpy(o_twin, expected, (size_t)(TOKENS * Hd) * sizeof *o_twin);

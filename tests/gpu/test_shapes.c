@@ -14,7 +14,7 @@ typedef struct Part {
 static bool replay(const Part *p) {
   Backend *be = p->be;
   if (!be->replay_begin(be, REPLAY_FIRST_BACKWARD)) return false;
-  be->attention(be, B, T, p->qkv, p->o, p->lse);
+  be->attention(be, B, T, p->qkv, operand_of(p->o), p->lse);
   be->attention_backward(be, B, T, p->qkv, p->o, p->lse, p->da, p->dqkv);
   be->replay_end(be, REPLAY_FIRST_BACKWARD);
   return true;
@@ -52,7 +52,7 @@ static void a_recorded_step_outlives_a_larger_shape(void **state) {
   assert_true(replay(&p)); // launched, then recorded
   assert_true(replay(&p));
   float *first = bench_read(&b, p.dqkv);
-  be->attention(be, B, LONGER, p.qkv, p.o, p.lse); // needs more scratch
+  be->attention(be, B, LONGER, p.qkv, operand_of(p.o), p.lse); // needs more scratch
 
   // Whoever takes memory now, in the driver's pieces, takes none that the recorded calls write to.
   char *pieces[PIECES], *poison = xmalloc(PIECE), *found = xmalloc(PIECE);

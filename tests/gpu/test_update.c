@@ -78,8 +78,8 @@ static void host_list(Update *u, ParamTensor *list, Host *to) {
     list[i].grad = (grad_t *)to[i].grad;
     list[i].grad_folded = is_folded(i) ? list[i].grad : NULL;
     if (i == 3) list[i].grad_folded = (grad_t *)to[i].grad_folded;
-    list[i].compute = (act_t *)to[i].compute;
-    list[i].folded = (act_t *)to[i].folded;
+    list[i].compute = operand_of((act_t *)to[i].compute);
+    list[i].folded = operand_of((act_t *)to[i].folded);
   }
 }
 
@@ -104,8 +104,8 @@ static void gpu_list(Update *u) {
     // The gradient of a norm weight is written, not added to.
     t->grad = gradient(u, n, i == 0 || i == 2 ? NULL : from->grad);
     t->grad_folded = i == 3 ? gradient(u, n, from->grad_folded) : is_folded(i) ? t->grad : NULL;
-    t->compute = i >= 3 ? bf16_buffer(&u->bench, n, NULL) : NULL;
-    t->folded = is_folded(i) ? bf16_buffer(&u->bench, n, NULL) : NULL;
+    t->compute = operand_of(i >= 3 ? bf16_buffer(&u->bench, n, NULL) : NULL);
+    t->folded = operand_of(is_folded(i) ? bf16_buffer(&u->bench, n, NULL) : NULL);
   }
 }
 
@@ -180,14 +180,14 @@ static void check_copies(Update *u, int i) {
   const ParamTensor *t = &u->on_gpu[i];
   const int64_t n = elements(t);
   float *master = bench_read(&u->bench, t->master);
-  if (t->compute) {
-    float *copy = bench_read(&u->bench, t->compute), *expected = copy_of(master, n);
+  if (t->compute.data) {
+    float *copy = bench_read(&u->bench, t->compute.data), *expected = copy_of(master, n);
     round_all(expected, n);
     expect_same("compute", copy, expected, n);
     free(copy), free(expected);
   }
-  if (t->folded) {
-    float *copy = bench_read(&u->bench, t->folded), *expected = copy_of(master, n);
+  if (t->folded.data) {
+    float *copy = bench_read(&u->bench, t->folded.data), *expected = copy_of(master, n);
     float *norm = bench_read(&u->bench, u->on_gpu[t->norm].master);
     for (int64_t j = 0; j < n; j++) expected[j] = rounded(master[j] * norm[j % t->cols]);
     expect_same("folded", copy, expected, n);
@@ -276,11 +276,12 @@ static void test_refresh(void **state) {
 static void captured_part(Backend *be, ParamTensor *list, const int32_t *tokens, stat_t *sumsq_,
                           act_t *x, act_t *logits, stat_t *s_, int64_t M) {
   const ParamTensor *E = &list[3];
-  RowStat sumsq = {.data = sumsq_, .stride = M}, s = {.data = s_, .stride = M};
+  RowStat sumsq = {.data = sumsq_, .stride = M};
+  HeadGradient g = {.p = operand_of(logits), .s = {.data = s_, .stride = M}};
   be->step_begin(be);
-  be->embed(be, M, tokens, E->compute, x, &sumsq);
-  be->head_loss(be, M, x, sumsq, E->folded, tokens, logits, 1.0 / (double)M, &s);
-  be->wgrad(be, M, E->rows, E->cols, logits, x, E->grad_folded, false);
+  be->embed(be, M, tokens, E->compute.data, operand_of(x), &sumsq);
+  be->head_loss(be, M, operand_of(x), sumsq, E->folded, tokens, logits, 1.0 / (double)M, &g);
+  be->wgrad(be, M, E->rows, E->cols, operand_of(logits), operand_of(x), E->grad_folded, false);
   be->embed_backward(be, M, tokens, x, E->grad, false);
   be->grads_finish(be, list, TENSORS);
   be->adamw(be, list, TENSORS);

@@ -13,71 +13,67 @@ static void round_in_place(void *values, int64_t count) {
 
 // ---- Forward. Of the embedding nothing is new: it copies what is rounded.
 
-static void twin_qkv(Backend *be, int64_t M, int64_t T, int64_t first, const act_t *x,
-                     RowStat sumsq, const act_t *W, act_t *qkv) {
+static void twin_qkv(Backend *be, int64_t M, int64_t T, int64_t first, Operand x, RowStat sumsq,
+                     Operand W, act_t *qkv) {
   cpu_qkv(be, M, T, first, x, sumsq, W, qkv);
   round_in_place(qkv, M * packed_width(&cpu_of(be)->config));
 }
 
-static void twin_attention(Backend *be, int64_t B, int64_t T, const act_t *qkv, act_t *o,
+static void twin_attention(Backend *be, int64_t B, int64_t T, const act_t *qkv, Operand o,
                            stat_t *lse) {
   const OpsConfig *c = &cpu_of(be)->config;
   cpu_attention(be, B, T, qkv, o, lse);
-  round_in_place(o, B * T * c->H * c->d);
+  round_in_place(o.data, B * T * c->H * c->d);
 }
 
-static void twin_residual(Backend *be, int64_t M, int64_t K, const act_t *a, const act_t *W,
-                          const act_t *x, act_t *out, RowStat *sumsq) {
+static void twin_residual(Backend *be, int64_t M, int64_t K, Operand a, Operand W, const act_t *x,
+                          RowStat x_sumsq, Operand out, RowStat *sumsq) {
   const int64_t D = cpu_of(be)->config.D;
-  cpu_residual(be, M, K, a, W, x, out, sumsq);
-  round_in_place(out, M * D);
+  cpu_residual(be, M, K, a, W, x, x_sumsq, out, sumsq);
+  round_in_place(out.data, M * D);
   real *sums = sums_of(sumsq);
-  const real *rounded_out = reals(out);
+  const real *rounded_out = reals(out.data);
   for (int64_t m = 0; m < M; m++) {
     sums[m] = 0;
     for (int64_t k = m * D; k < (m + 1) * D; k++) sums[m] += rounded_out[k] * rounded_out[k];
   }
 }
 
-static void twin_gate_up(Backend *be, int64_t M, const act_t *x, RowStat sumsq, const act_t *W,
-                         act_t *z, act_t *y) {
+static void twin_gate_up(Backend *be, int64_t M, Operand x, RowStat sumsq, Operand W, act_t *z,
+                         Operand y) {
   const int64_t F = cpu_of(be)->config.F;
   cpu_gate_up(be, M, x, sumsq, W, z, y);
   round_in_place(z, M * 2 * F);
   for (int64_t m = 0; m < M; m++)
     for (int64_t p = 0; p < F; p++) {
       const real *pair = reals(z) + (m * F + p) * 2;
-      reals(y)[m * F + feature_of_pair(p, F)] = swiglu(pair[0], pair[1]);
+      reals(y.data)[m * F + feature_of_pair(p, F)] = swiglu(pair[0], pair[1]);
     }
-  round_in_place(y, M * F);
+  round_in_place(y.data, M * F);
 }
 
-static void twin_lm_head(Backend *be, int64_t M, const act_t *x, RowStat sumsq, const act_t *W,
+static void twin_lm_head(Backend *be, int64_t M, Operand x, RowStat sumsq, Operand W,
                          act_t *logits) {
   cpu_lm_head(be, M, x, sumsq, W, logits);
-  round_in_place(logits, M * cpu_of(be)->config.V);
+  round_in_place(logits, M * padded_vocab(&cpu_of(be)->config));
 }
 
-static void twin_head_loss(Backend *be, int64_t M, const act_t *x, RowStat sumsq, const act_t *W,
-                           const int32_t *targets, act_t *logits, double scale, RowStat *s) {
+static void twin_head_loss(Backend *be, int64_t M, Operand x, RowStat sumsq, Operand W,
+                           const int32_t *targets, act_t *logits, double scale, HeadGradient *g) {
   twin_lm_head(be, M, x, sumsq, W, logits);
-  cpu_loss(be, M, sumsq, targets, logits, scale, s);
-  if (s) round_in_place(logits, M * cpu_of(be)->config.V);
+  cpu_loss(be, M, sumsq, targets, logits, scale, g ? &g->s : NULL);
+  if (g) round_in_place(logits, M * padded_vocab(&cpu_of(be)->config));
 }
 
 // ---- Backward
 
-// Where it goes through memory twice: the product with the residual, then all of it.
-static void twin_norm_dgrad(Backend *be, int64_t M, int64_t N, const act_t *dz, const act_t *W,
-                            const act_t *x_, RowStat sumsq, RowStat s_, const act_t *residual,
-                            act_t *dx_) {
+// A dgrad goes through memory twice: the product with the residual, which is there, then all of it.
+static void subtract_norm(Backend *be, int64_t M, Operand x_, RowStat sumsq, RowStat s_,
+                          Operand dx_) {
   const OpsConfig *c = &cpu_of(be)->config;
   const int64_t D = c->D;
-  const real *x = reals(x_), *s = reals(s_.data);
-  real *dx = reals(dx_), *zeros = xcalloc((size_t)M, sizeof *zeros);
-  const RowStat none = {.data = (stat_t *)zeros, .stride = M, .parts = 1};
-  cpu_norm_dgrad(be, M, N, dz, W, x_, sumsq, none, residual, dx_);
-  free(zeros);
+  const real *x = reals(x_.data), *s = reals(s_.data);
+  real *dx = reals(dx_.data);
   round_in_place(dx, M * D);
   for (int64_t m = 0; m < M; m++) {
     const real factor = row_rstd(c, sumsq, m) / (real)D * s[m];
@@ -86,15 +82,35 @@ static void twin_norm_dgrad(Backend *be, int64_t M, int64_t N, const act_t *dz, 
   round_in_place(dx, M * D);
 }
 
-static void twin_down_dgrad(Backend *be, int64_t M, const act_t *dx, const act_t *W, const act_t *z,
-                            RowStat sumsq, act_t *dz, RowStat *s) {
-  const int64_t F = cpu_of(be)->config.F;
-  cpu_down_dgrad(be, M, dx, W, z, sumsq, dz, s);
-  round_in_place(dz, M * 2 * F);
+static RowStat no_sums(int64_t M) {
+  return (RowStat){.data = xcalloc((size_t)M, sizeof(real)), .stride = M, .parts = 1};
 }
 
-static void twin_dgrad(Backend *be, int64_t M, int64_t K, const act_t *dy, const act_t *W,
-                       act_t *da) {
+static void twin_norm_dgrad(Backend *be, int64_t M, int64_t N, Operand dz, Operand W, Operand x,
+                            RowStat sumsq, RowStat s, const act_t *residual, Operand dx) {
+  const RowStat none = no_sums(M);
+  cpu_norm_dgrad(be, M, N, dz, W, x, sumsq, none, residual, dx);
+  free(none.data);
+  subtract_norm(be, M, x, sumsq, s, dx);
+}
+
+static void twin_head_dgrad(Backend *be, int64_t M, const HeadGradient *g, Operand W, Operand x,
+                            RowStat sumsq, Operand dx) {
+  HeadGradient product = *g;
+  product.s = no_sums(M);
+  cpu_head_dgrad(be, M, &product, W, x, sumsq, dx);
+  free(product.s.data);
+  subtract_norm(be, M, x, sumsq, g->s, dx);
+}
+
+static void twin_down_dgrad(Backend *be, int64_t M, Operand dx, Operand W, const act_t *z,
+                            Operand x, RowStat sumsq, Operand dz, RowStat *s) {
+  const int64_t F = cpu_of(be)->config.F;
+  cpu_down_dgrad(be, M, dx, W, z, x, sumsq, dz, s);
+  round_in_place(dz.data, M * 2 * F);
+}
+
+static void twin_dgrad(Backend *be, int64_t M, int64_t K, Operand dy, Operand W, act_t *da) {
   cpu_dgrad(be, M, K, dy, W, da);
   round_in_place(da, M * K);
 }
@@ -107,13 +123,13 @@ static void twin_attention_backward(Backend *be, int64_t B, int64_t T, const act
 }
 
 static void twin_rope_backward(Backend *be, int64_t M, int64_t T, act_t *dqkv, const act_t *qkv,
-                               RowStat sumsq, RowStat *s) {
-  cpu_rope_backward(be, M, T, dqkv, qkv, sumsq, s);
+                               Operand x, RowStat sumsq, Operand out, RowStat *s) {
+  cpu_rope_backward(be, M, T, dqkv, qkv, x, sumsq, out, s);
   round_in_place(dqkv, M * packed_width(&cpu_of(be)->config));
 }
 
-static void twin_wgrad(Backend *be, int64_t M, int64_t N, int64_t K, const act_t *dz,
-                       const act_t *x, grad_t *dW, bool accumulate) {
+static void twin_wgrad(Backend *be, int64_t M, int64_t N, int64_t K, Operand dz, Operand x,
+                       grad_t *dW, bool accumulate) {
   cpu_wgrad(be, M, N, K, dz, x, dW, accumulate);
   round_in_place(dW, N * K);
 }
@@ -135,8 +151,8 @@ static void twin_grads_finish(Backend *be, const ParamTensor *list, int count) {
 static void round_copies(const ParamTensor *list, int count) {
   for (int i = 0; i < count; i++) {
     const int64_t n = list[i].rows * list[i].cols;
-    if (list[i].compute) round_in_place(list[i].compute, n);
-    if (list[i].folded) round_in_place(list[i].folded, n);
+    if (list[i].compute.data) round_in_place(list[i].compute.data, n);
+    if (list[i].folded.data) round_in_place(list[i].folded.data, n);
   }
 }
 
@@ -157,6 +173,7 @@ void bf16_twin(Backend *cpu, bool grads_fp32) {
   cpu->gate_up = twin_gate_up;
   cpu->lm_head = twin_lm_head;
   cpu->head_loss = twin_head_loss;
+  cpu->head_dgrad = twin_head_dgrad;
   cpu->norm_dgrad = twin_norm_dgrad;
   cpu->down_dgrad = twin_down_dgrad;
   cpu->dgrad = twin_dgrad;
