@@ -11,23 +11,52 @@ enum { MAX_ALGORITHMS = 16, ROUNDS = 5 };
 // ---- Descriptors. cuBLASLt is column-major: a row-major D = A B is computed as D^T = B^T A^T, so
 // its A is our B and its M our N.
 
-static int make_descriptors(GemmPlan *plan, Error *err) {
+static GemmProblem with_strides(GemmProblem p) {
+  if (p.lda == 0) p.lda = p.form == GEMM_TN ? p.M : p.K;
+  if (p.ldb == 0) p.ldb = p.form == GEMM_NT ? p.K : p.N;
+  if (p.ldd == 0) p.ldd = p.N;
+  return p;
+}
+
+static cublasStatus_t set_attribute(const GemmPlan *plan, cublasLtMatmulDescAttributes_t name,
+                                    const void *value, size_t bytes) {
+  return cublasLtMatmulDescSetAttribute(plan->operation, name, value, bytes);
+}
+
+// cuBLASLt reads the descriptor when it launches: what is launched or recorded keeps its pointers.
+static cublasStatus_t set_scales(const GemmPlan *plan, const float *inverse_A,
+                                 const float *inverse_B) {
+  const cublasStatus_t status =
+      set_attribute(plan, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, &inverse_B, sizeof inverse_B);
+  if (status != CUBLAS_STATUS_SUCCESS) return status;
+  return set_attribute(plan, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, &inverse_A, sizeof inverse_A);
+}
+
+static int make_descriptors(const Gpu *gpu, GemmPlan *plan, Error *err) {
   const GemmProblem *p = &plan->problem;
-  const cudaDataType_t out = p->out_fp32 ? CUDA_R_32F : CUDA_R_16BF;
-  const cublasOperation_t of_b = p->form == GEMM_NT ? CUBLAS_OP_T : CUBLAS_OP_N,
-                          of_a = p->form == GEMM_TN ? CUBLAS_OP_T : CUBLAS_OP_N;
+  const bool fp8 = p->formats != GEMM_BF16;
+  const cudaDataType_t out = p->out_fp32 ? CUDA_R_32F : CUDA_R_16BF,
+                       of_b = fp8 ? CUDA_R_8F_E4M3 : CUDA_R_16BF,
+                       of_a = p->formats == GEMM_E5M2_E4M3 ? CUDA_R_8F_E5M2 : of_b;
+  const cublasOperation_t b_turned = p->form == GEMM_NT ? CUBLAS_OP_T : CUBLAS_OP_N,
+                          a_turned = p->form == GEMM_TN ? CUBLAS_OP_T : CUBLAS_OP_N;
   const int64_t b_cols = p->form == GEMM_NT ? p->K : p->N, b_rows = p->N + p->K - b_cols,
                 a_cols = p->form == GEMM_TN ? p->M : p->K, a_rows = p->M + p->K - a_cols;
+  const int8_t fast = !p->accurate;
   CUBLAS_TRY(err, cublasLtMatmulDescCreate(&plan->operation, CUBLAS_COMPUTE_32F, CUDA_R_32F));
-  CUBLAS_TRY(err, cublasLtMatmulDescSetAttribute(plan->operation, CUBLASLT_MATMUL_DESC_TRANSA,
-                                                 &of_b, sizeof of_b));
-  CUBLAS_TRY(err, cublasLtMatmulDescSetAttribute(plan->operation, CUBLASLT_MATMUL_DESC_TRANSB,
-                                                 &of_a, sizeof of_a));
-  CUBLAS_TRY(err, cublasLtMatrixLayoutCreate(&plan->a, CUDA_R_16BF, (uint64_t)b_cols,
-                                             (uint64_t)b_rows, b_cols));
-  CUBLAS_TRY(err, cublasLtMatrixLayoutCreate(&plan->b, CUDA_R_16BF, (uint64_t)a_cols,
-                                             (uint64_t)a_rows, a_cols));
-  CUBLAS_TRY(err, cublasLtMatrixLayoutCreate(&plan->d, out, (uint64_t)p->N, (uint64_t)p->M, p->N));
+  CUBLAS_TRY(err, set_attribute(plan, CUBLASLT_MATMUL_DESC_TRANSA, &b_turned, sizeof b_turned));
+  CUBLAS_TRY(err, set_attribute(plan, CUBLASLT_MATMUL_DESC_TRANSB, &a_turned, sizeof a_turned));
+  if (fp8) {
+    CUBLAS_TRY(err, set_attribute(plan, CUBLASLT_MATMUL_DESC_FAST_ACCUM, &fast, sizeof fast));
+    // The heuristics see that there will be scales; nothing is read.
+    CUBLAS_TRY(err, set_scales(plan, gpu->workspace, gpu->workspace));
+  }
+  CUBLAS_TRY(
+      err, cublasLtMatrixLayoutCreate(&plan->a, of_b, (uint64_t)b_cols, (uint64_t)b_rows, p->ldb));
+  CUBLAS_TRY(
+      err, cublasLtMatrixLayoutCreate(&plan->b, of_a, (uint64_t)a_cols, (uint64_t)a_rows, p->lda));
+  CUBLAS_TRY(err,
+             cublasLtMatrixLayoutCreate(&plan->d, out, (uint64_t)p->N, (uint64_t)p->M, p->ldd));
   return 0;
 }
 
@@ -65,12 +94,14 @@ static int ask_heuristics(const Gpu *gpu, const GemmPlan *plan, int most,
     status = cublasLtMatmulAlgoGetHeuristic(gpu->blas, plan->operation, plan->a, plan->b, plan->d,
                                             plan->d, preference, most, results, count);
   CUBLAS_CHECK(cublasLtMatmulPreferenceDestroy(preference));
+  static const char *const formats[] = {"bf16", "e4m3", "e5m2 x e4m3"};
   if (status != CUBLAS_STATUS_SUCCESS || *count == 0)
     return error_set(err,
                      "cuBLASLt has no algorithm for a product of M %lld, N %lld, K %lld (form %d, "
-                     "%s): %s",
+                     "%s to %s): %s",
                      (long long)p->M, (long long)p->N, (long long)p->K, (int)p->form,
-                     p->out_fp32 ? "fp32" : "bf16", cublasLtGetStatusString(status));
+                     formats[p->formats], p->out_fp32 ? "fp32" : "bf16",
+                     cublasLtGetStatusString(status));
   return 0;
 }
 
@@ -93,7 +124,8 @@ static GemmPlan *find(const Gemm *gemm, const GemmProblem *problem) {
 }
 
 const GemmPlan *gemm_find(const Gemm *gemm, const GemmProblem *problem) {
-  const GemmPlan *plan = find(gemm, problem);
+  const GemmProblem whole = with_strides(*problem);
+  const GemmPlan *plan = find(gemm, &whole);
   return plan && plan->operation ? plan : NULL;
 }
 
@@ -136,17 +168,20 @@ typedef struct Trial {
   const GemmPlan *plan;
   const cublasLtMatmulAlgo_t *algorithm;
   void *A, *B, *C, *D; // C is D where the run's will be: see gemm_run
+  float *one;          // the inverse scale of FP8 operands
 } Trial;
 
 // Returns the bytes of all.
 static size_t place(Trial *t, char *memory) {
   const GemmProblem *p = &t->plan->problem;
-  const size_t M = (size_t)p->M, N = (size_t)p->N, K = (size_t)p->K, out = p->out_fp32 ? 4 : 2;
+  const size_t in = p->formats == GEMM_BF16 ? 2 : 1,
+               out = (size_t)(p->M * p->ldd) * (p->out_fp32 ? 4 : 2);
   Arena arena = {.block = memory};
-  t->A = arena_take(&arena, M * K * 2);
-  t->B = arena_take(&arena, N * K * 2);
-  t->C = t->D = arena_take(&arena, M * N * out);
-  if (p->add && !p->out_fp32) t->D = arena_take(&arena, M * N * out);
+  t->A = arena_take(&arena, (size_t)((p->form == GEMM_TN ? p->K : p->M) * p->lda) * in);
+  t->B = arena_take(&arena, (size_t)((p->form == GEMM_NT ? p->N : p->K) * p->ldb) * in);
+  t->C = t->D = arena_take(&arena, out);
+  if (p->add && !p->out_fp32) t->D = arena_take(&arena, out);
+  t->one = arena_take(&arena, sizeof *t->one);
   return arena.used;
 }
 
@@ -199,7 +234,14 @@ static bool time_algorithms(const Gpu *gpu, GemmPlan *plan,
   char *memory = gpu_alloc(bytes);
   if (!memory) return false;
   place(&trial, memory);
-  fill_random(memory, bytes, 0.05, gpu->stream); // like a model's
+  if (plan->problem.formats == GEMM_BF16) {
+    fill_random(memory, bytes, 0.05, gpu->stream); // like a model's
+  } else {
+    const float one = 1;
+    fill_random_fp8(memory, bytes, gpu->stream);
+    CUDA_CHECK(cudaMemcpy(trial.one, &one, sizeof one, cudaMemcpyHostToDevice));
+    CUBLAS_CHECK(set_scales(plan, trial.one, trial.one));
+  }
   choose(plan, results, count, &trial);
   CUDA_CHECK(cudaFree(memory));
   return true;
@@ -219,12 +261,13 @@ static bool still_runs(const Gpu *gpu, const GemmPlan *plan) {
 // `most`. NULL on failure.
 static const GemmPlan *plan_for(Gemm *gemm, const GemmProblem *problem, int most, Error *err) {
   cublasLtMatmulHeuristicResult_t results[MAX_ALGORITHMS];
-  GemmPlan *plan = find(gemm, problem);
+  const GemmProblem whole = with_strides(*problem);
+  GemmPlan *plan = find(gemm, &whole);
   int found = 0;
   if (plan && plan->operation) return plan;
   const bool remembered = plan != NULL;
-  if (!plan) plan = append(gemm, problem);
-  if (make_descriptors(plan, err)) return NULL;
+  if (!plan) plan = append(gemm, &whole);
+  if (make_descriptors(gemm->gpu, plan, err)) return NULL;
   if (remembered && still_runs(gemm->gpu, plan)) return plan;
   if (ask_heuristics(gemm->gpu, plan, most, results, &found, err)) return NULL;
   plan->algorithm = results[0].algo;
@@ -251,11 +294,24 @@ static int common_alignment(const void *A, const void *B, const void *C, const v
   return (int)(bits & -bits);
 }
 
-void gemm_run(Gemm *gemm, GemmProblem problem, const void *A, const void *B, const void *C,
-              void *D) {
+static const GemmPlan *plan_of_run(Gemm *gemm, GemmProblem problem, const void *A, const void *B,
+                                   const void *C, const void *D) {
   problem.alignment = common_alignment(A, B, problem.add ? C : NULL, D);
   Error err;
   const GemmPlan *plan = plan_for(gemm, &problem, 1, &err);
   error_check(plan ? 0 : -1, &err);
+  return plan;
+}
+
+void gemm_run(Gemm *gemm, GemmProblem problem, const void *A, const void *B, const void *C,
+              void *D) {
+  const GemmPlan *plan = plan_of_run(gemm, problem, A, B, C, D);
+  CUBLAS_CHECK(multiply(gemm->gpu, plan, &plan->algorithm, A, B, problem.add ? C : D, D));
+}
+
+void gemm_run_fp8(Gemm *gemm, GemmProblem problem, const void *A, const float *inverse_A,
+                  const void *B, const float *inverse_B, const void *C, void *D) {
+  const GemmPlan *plan = plan_of_run(gemm, problem, A, B, C, D);
+  CUBLAS_CHECK(set_scales(plan, inverse_A, inverse_B));
   CUBLAS_CHECK(multiply(gemm->gpu, plan, &plan->algorithm, A, B, problem.add ? C : D, D));
 }

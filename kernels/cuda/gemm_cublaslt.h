@@ -1,6 +1,6 @@
 // GEMMs through cuBLASLt. A problem has one plan: its descriptors and its algorithm, made before
-// the first step, so that a step does nothing on the host but one cublasLtMatmul a GEMM. bf16
-// operands, fp32 accumulation.
+// the first step, so that a step does nothing on the host but one cublasLtMatmul a GEMM. Operands
+// are bf16 or FP8, sums fp32.
 //
 // gemm_prepare times every algorithm that the heuristics return, on random data of the real shape,
 // and keeps the fastest; the choice is remembered in
@@ -12,13 +12,26 @@
 #include "kernels/cuda/gpu.h"
 #include "kernels/operations.h"
 
-// D = A B + (add ? C : 0), D and C [M, N].
+typedef enum GemmFormats { // of A and B
+  GEMM_BF16,
+  GEMM_E4M3,
+  GEMM_E5M2_E4M3,
+} GemmFormats;
+
+// D = A B + (add ? C : 0), D and C [M, N]. FP8: the form is GEMM_NT, N and K are multiples of 16, M
+// is any number, all pointers are at 16-byte boundaries.
 typedef struct GemmProblem {
   int64_t M, N, K;
   GemmForm form;
+  GemmFormats formats;
+  // FP8: parts of 128 of K are added up in fp32. Without it the tensor cores add alone, up to 8 %
+  // faster; but they truncate: a sum of one sign is 3 % short at K = 2048, 38 % at 32768.
+  bool accurate;
   bool out_fp32; // C and D fp32, otherwise bf16
   bool add;
   int alignment; // of all pointers, in bytes: 2, 4, 8 or 16
+  int64_t lda, ldb,
+      ldd; // elements from one row, as stored, to the next; 0: the row's own. C's is D's
 } GemmProblem;
 
 typedef struct GemmPlan {
@@ -55,6 +68,12 @@ int gemm_prepare(Gemm *gemm, const GemmProblem *problems, int count, Error *err)
 // problem.alignment is not read: it follows from the pointers.
 void gemm_run(Gemm *gemm, GemmProblem problem, const void *A, const void *B, const void *C,
               void *D);
+
+// The same of FP8 copies: D = inverse_A inverse_B A B. The inverse scales are read on the device;
+// recorded in a graph, a product keeps the pointers that it was launched with.
+//   inverse_A, inverse_B [1]
+void gemm_run_fp8(Gemm *gemm, GemmProblem problem, const void *A, const float *inverse_A,
+                  const void *B, const float *inverse_B, const void *C, void *D);
 
 // For tests and benchmarks: the plan of a prepared problem, or NULL.
 const GemmPlan *gemm_find(const Gemm *gemm, const GemmProblem *problem);

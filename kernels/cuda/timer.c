@@ -7,6 +7,7 @@
 #include "base/memory.h"
 #include "base/rng.h"
 #include "kernels/cuda/check.h"
+#include "kernels/fp8.h"
 
 static int compare_doubles(const void *x, const void *y) {
   const double a = *(const double *)x, b = *(const double *)y;
@@ -41,17 +42,11 @@ int time_calls(TimedCall *call, const void *context, int warm_up, int runs, cuda
   return status;
 }
 
-void fill_random(void *to, size_t bytes, double scale, cudaStream_t stream) {
-  enum { PATTERN = (1 << 18) - 5 }; // a prime: in a matrix filled with copies no two rows are alike
-  uint16_t *pattern = xmalloc(PATTERN * sizeof *pattern);
-#pragma omp parallel for schedule(static)
-  for (int i = 0; i < PATTERN; i++) {
-    const float value = (float)(scale * rng_normal(1, (uint64_t)i));
-    uint32_t bits;
-    memcpy(&bits, &value, sizeof bits);
-    pattern[i] = (uint16_t)(bits >> 16);
-  }
-  size_t done = bytes < PATTERN * sizeof *pattern ? bytes : PATTERN * sizeof *pattern;
+enum { PATTERN = (1 << 18) - 5 }; // a prime: in a matrix filled with copies no two rows are alike
+
+// Copies of a pattern of PATTERN elements, which it frees.
+static void fill(void *to, size_t bytes, void *pattern, size_t element_bytes, cudaStream_t stream) {
+  size_t done = bytes < PATTERN * element_bytes ? bytes : PATTERN * element_bytes;
   CUDA_CHECK(cudaMemcpyAsync(to, pattern, done, cudaMemcpyHostToDevice, stream));
   while (done < bytes) { // each copy doubles what is filled
     const size_t more = bytes - done < done ? bytes - done : done;
@@ -60,4 +55,24 @@ void fill_random(void *to, size_t bytes, double scale, cudaStream_t stream) {
   }
   CUDA_CHECK(cudaStreamSynchronize(stream));
   free(pattern);
+}
+
+void fill_random(void *to, size_t bytes, double scale, cudaStream_t stream) {
+  uint16_t *pattern = xmalloc(PATTERN * sizeof *pattern);
+#pragma omp parallel for schedule(static)
+  for (int i = 0; i < PATTERN; i++) {
+    const float value = (float)(scale * rng_normal(1, (uint64_t)i));
+    uint32_t bits;
+    memcpy(&bits, &value, sizeof bits);
+    pattern[i] = (uint16_t)(bits >> 16);
+  }
+  fill(to, bytes, pattern, sizeof *pattern, stream);
+}
+
+void fill_random_fp8(void *to, size_t bytes, cudaStream_t stream) {
+  uint8_t *pattern = xmalloc(PATTERN);
+#pragma omp parallel for schedule(static)
+  for (int i = 0; i < PATTERN; i++)
+    pattern[i] = fp8_bits(FP8_E4M3, (float)rng_normal(1, (uint64_t)i));
+  fill(to, bytes, pattern, sizeof *pattern, stream);
 }

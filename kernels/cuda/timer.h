@@ -19,3 +19,5 @@ int time_calls(TimedCall *call, const void *context, int warm_up, int runs, cuda
 // Fills device memory with random normal values, bf16, times scale: the clock that a GPU holds
 // depends on the data, and on zeros it runs faster than on a model's.
 void fill_random(void *to, size_t bytes, double scale, cudaStream_t stream);
+// The same in e4m3, with a standard deviation of 1; read as e5m2 its values are finite, too.
+void fill_random_fp8(void *to, size_t bytes, cudaStream_t stream);
