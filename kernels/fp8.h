@@ -37,13 +37,18 @@ static inline HOST_DEVICE int64_t fp8_row_place(int64_t m) {
   return m - in + in % 8 * 2 + in / 8;
 }
 
+// 2^floor(log2 value), of a normal value > 0.
+static inline HOST_DEVICE float power_of_two_below(float value) {
+  int exponent;
+  (void)frexpf(value, &exponent);
+  return ldexpf(1.0f, exponent - 1);
+}
+
 // The largest power of two that takes `largest_value` to no more than the format's largest; 1 where
 // the value is 0, not finite or absurd. Exact: it moves exponents only.
 static inline HOST_DEVICE float fp8_scale(Fp8Format format, float largest_value) {
   if (!(largest_value > 0x1p-100f && largest_value < 0x1p100f)) return 1;
-  int exponent;
-  (void)frexpf(fp8_largest(format) / largest_value, &exponent);
-  return ldexpf(1.0f, exponent - 1);
+  return power_of_two_below(fp8_largest(format) / largest_value);
 }
 
 // The format's value nearest to `value`.

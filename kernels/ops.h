@@ -116,7 +116,8 @@ typedef struct OpsConfig {
   double inv_freq[MAX_HEAD_DIM / 2]; // RoPE: angle per position of each of the d/2 pairs
   int threads;                       // CPU threads; 0 = all
   const ScalingKind *scalings;       // [scaling_count] of the operands with FP8 copies; read while
-  int scaling_count;                 // the backend is created
+  int scaling_count;                 // the backend is created. The parameters' come first, in the
+                                     // order of their list
   // The calls of a run in their order (kernels/record.h): a GPU backend chooses kernels and
   // cuBLASLt's algorithms by them. Read while it is created; none is fine.
   const OperationCall *calls;

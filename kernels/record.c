@@ -34,6 +34,7 @@ static OperationCall *add_gemm(Backend *be, GemmForm form, int64_t M, int64_t N,
                                                 .form = form,
                                                 .A = A.data,
                                                 .B = B.data,
+                                                .lda = A.row_stride,
                                                 .fp8 = fp8,
                                                 .out = out,
                                                 .out_count = M * N,
@@ -42,6 +43,10 @@ static OperationCall *add_gemm(Backend *be, GemmForm form, int64_t M, int64_t N,
   if (fp8) {
     call->A = form == GEMM_TN ? A.by_col : A.by_row;
     call->B = form == GEMM_NT ? B.by_row : B.by_col;
+    if (form == GEMM_TN) call->lda = A.stride;
+    if (form != GEMM_NT) call->ldb = B.stride;
+    call->scaling_A = A.scaling;
+    call->scaling_B = B.scaling;
   }
   snprintf(call->shape, sizeof call->shape, "%lld x %lld x %lld", (long long)M, (long long)N,
            (long long)K);
@@ -106,8 +111,9 @@ static void record_gate_up(Backend *be, int64_t M, Operand x, RowStat sumsq, Ope
 static void record_head_loss(Backend *be, int64_t M, Operand x, RowStat sumsq, Operand W,
                              const int32_t *targets, act_t *logits, double scale, HeadGradient *g) {
   const OpsConfig *c = config_of(be);
-  add_gemm(be, GEMM_NT, M, c->V, c->D, x, W, logits)->floor_bytes =
-      2 * (double)(M * c->V) * (double)be->act_bytes;
+  OperationCall *call = add_gemm(be, GEMM_NT, M, c->V, c->D, x, W, logits);
+  call->ldd = padded_vocab(c);
+  call->floor_bytes = 2 * (double)(M * c->V) * (double)be->act_bytes;
 }
 
 static void record_head_dgrad(Backend *be, int64_t M, const HeadGradient *g, Operand W, Operand x,

@@ -18,7 +18,9 @@ struct OperationCall {
   // copy of a weight, as is the embedding's B; in a weight gradient it is an activation. NULL where
   // there is none, or where the recorded model has no memory.
   const void *A, *B;
+  int64_t lda, ldb, ldd; // elements from one row, as stored, to the next; 0: the row's own
   bool fp8; // the operands are FP8 copies, both K-major whatever `form` says of the product
+  int scaling_A, scaling_B;
   void *out;
   const void *beside;   // another result
   int64_t out_count;    // elements

@@ -114,12 +114,9 @@ static GpuFacts read_facts(const Probe *p) {
 // ---- Work
 
 static GemmProblem problem_of(const Probe *p, const OperationCall *call) {
-  return (GemmProblem){.M = call->M,
-                       .N = call->N,
-                       .K = call->K,
-                       .form = call->form,
-                       .out_fp32 = call->out_is_gradient && p->unfused->options.grads_fp32,
-                       .alignment = 16};
+  GemmProblem problem = cuda_problem_of(p->unfused, call);
+  problem.add = false;
+  return problem;
 }
 
 static void op_gemm(BenchGpu *bench, const OperationCall *call) {
@@ -131,8 +128,13 @@ static void op_gemm(BenchGpu *bench, const OperationCall *call) {
   }
   const size_t bytes =
       (size_t)(call->M * call->N) * (problem.out_fp32 ? sizeof(float) : sizeof(bf16_bits));
-  gemm_run(&p->unfused->gemm, problem, call->A, call->B, NULL,
-           bytes <= p->scratch_bytes ? p->scratch : call->out);
+  void *out = bytes <= p->scratch_bytes ? p->scratch : call->out;
+  const Scaling *all = p->unfused->scalings;
+  if (call->fp8)
+    gemm_run_fp8(&p->unfused->gemm, problem, call->A, &all[call->scaling_A].inverse, call->B,
+                 &all[call->scaling_B].inverse, NULL, out);
+  else
+    gemm_run(&p->unfused->gemm, problem, call->A, call->B, NULL, out);
 }
 
 static Cuda *side_of(const Probe *p, Backend *be) {

@@ -2,6 +2,7 @@
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "base/memory.h"
 #include "kernels/cuda/check.h"
@@ -84,13 +85,7 @@ static int prepare_gemms(Cuda *c, Error *err) {
   for (int i = 0; i < o->call_count && c->options.batch > 0; i++) {
     const OperationCall *call = &o->calls[i];
     if (call->class != CLASS_GEMM || c->base.kinds[call->operation] == KERNEL_FUSED) continue;
-    list[count++] = (GemmProblem){.M = call->M,
-                                  .N = call->N,
-                                  .K = call->K,
-                                  .form = call->form,
-                                  .out_fp32 = call->out_is_gradient && c->options.grads_fp32,
-                                  .add = call->add,
-                                  .alignment = 16};
+    list[count++] = cuda_problem_of(c, call);
   }
   const int status = gemm_prepare(&c->gemm, list, count, err);
   free(list);
@@ -103,6 +98,7 @@ static void set_operations(Cuda *c) {
   cuda_set_memory(c);
   cuda_set_update(c);
   be->embed = cuda_embed;
+  be->cast = cuda_cast;
   be->attention = cuda_attention;
   be->attention_decode = cuda_attention_decode;
   be->attention_token = cuda_attention_token;
@@ -118,15 +114,22 @@ static void set_operations(Cuda *c) {
   be->trace_end = op_trace_end;
 }
 
+static ScalingKind *copy_of_scalings(const OpsConfig *config) {
+  const size_t bytes = (size_t)config->scaling_count * sizeof *config->scalings;
+  return bytes > 0 ? memcpy(xmalloc(bytes), config->scalings, bytes) : NULL;
+}
+
 int cuda_open(Cuda *c, const OpsConfig *config, const GpuOptions *options, Error *err) {
   c->config = *config;
   c->options = *options;
+  c->config.scalings = copy_of_scalings(config);
   const AttentionShape any = {.B = 1, .T = 1, .H = config->H, .KV = config->KV, .d = config->d};
   if (attention_shape_check(&any, err) || gpu_open(&c->gpu, err)) return -1;
   set_operations(c);
   gemm_open(&c->gemm, &c->gpu, options->gemm_cache);
   const bool failed = prepare_gemms(c, err) || cuda_attention_open(c, err) ||
-                      cuda_memory_open(c, err) || make_rope_table(c, err) || make_workspace(c, err);
+                      cuda_memory_open(c, err) || make_rope_table(c, err) ||
+                      make_workspace(c, err) || cuda_scalings_open(c, err);
   return failed ? -1 : 0;
 }
 
@@ -140,6 +143,7 @@ void cuda_destroy(Backend *be) {
   cuda_memory_close(c);
   gemm_close(&c->gemm);
   gpu_close(&c->gpu);
+  free((void *)c->config.scalings);
   free(c);
 }
 

@@ -130,8 +130,10 @@ static __device__ __forceinline__ float row_sum(const RowStat &s, int64_t m) {
   for (int part = 1; part < s.parts; part++) sum += stat_part(s, part, m);
   return sum;
 }
+// r / q
 static __device__ __forceinline__ float row_rstd(const RowScale &r, int64_t m) {
-  return rms_rstd(row_sum(r.sumsq, m), r.D, r.eps);
+  const float rstd = rms_rstd(row_sum(r.sumsq, m), r.D, r.eps);
+  return r.q ? rstd / r.q[m] : rstd;
 }
 
 // The same where `lanes` neighbours, a power of two, work on one row: each reads every lanes-th

@@ -30,8 +30,8 @@ typedef struct PlannedAttention {
 
 typedef struct Cuda {
   Backend base;       // first: a Backend * of a GPU backend is a Cuda *
-  OpsConfig config;   // its pointers are read while the backend is opened, and NULL from then on
-  GpuOptions options; // the same
+  OpsConfig config;   // scalings: a copy; calls: NULL once the backend is open
+  GpuOptions options; // gemm_cache: NULL once it is open
   Gpu gpu;
   Gemm gemm;
   void *workspaces[MAX_WORKSPACES]; // of cuda_take
@@ -41,6 +41,8 @@ typedef struct Cuda {
   float *decode_parts; // [DECODE_SPLITS, H, d + 2] of generation's attention
   void *embed_scratch; // of the embedding's backward
   StepState *state;    // on the device
+  Scaling *scalings;   // [scaling_count], on the device
+  bool calibrating;
   // Pinned memory. Results of steps lie there on their way to the host: put there by step_end,
   // taken in the same order. Writes go through the stages, so that they wait neither for the GPU
   // nor for the driver.
@@ -68,7 +70,12 @@ static inline Cuda *cuda_of(Backend *be) {
   return (Cuda *)be;
 }
 static inline RowScale row_scale(const Cuda *c, RowStat sumsq) {
-  return (RowScale){sumsq, c->config.D, (float)c->config.rms_norm_eps};
+  return (RowScale){sumsq, c->config.D, (float)c->config.rms_norm_eps, NULL};
+}
+// r / q of x, whose products read copies that were multiplied by q.
+static inline RowScale row_scale_of(const Cuda *c, Operand x, RowStat sumsq) {
+  return (RowScale){sumsq, c->config.D, (float)c->config.rms_norm_eps,
+                    x.by_row ? (const float *)x.row_scale : NULL};
 }
 
 // ---- backend_cuda.c
@@ -98,15 +105,36 @@ AttentionOp cuda_attention;
 AttentionBackwardOp cuda_attention_backward;
 
 // ---- products_cuda.c
-// out = A B (+ add, or NULL), A [M, K] and B [K, N] stored as the form says; out is not add.
-void cuda_gemm(Cuda *c, GemmForm form, int64_t M, int64_t N, int64_t K, const act_t *A,
-               const act_t *B, const act_t *add, act_t *out);
+// out = A B (+ add, or NULL) in bf16, or in FP8 where both have copies. p says M, N, K, the form,
+// and of out_fp32, accurate and ldd what is not 0; the rest follows from the operands.
+void cuda_multiply(Cuda *c, GemmProblem p, Operand A, Operand B, const void *add, void *out);
+// The problem of a recorded call, alignment and add included, as cuda_multiply has it.
+GemmProblem cuda_problem_of(const Cuda *c, const OperationCall *call);
+// out = a W^T (+ add, or NULL; out is not add).   a [M, K], W [N, K], add, out [M, N], rows of out
+// `stride` apart (0: N)
+void cuda_forward(Cuda *c, int64_t M, int64_t N, int64_t K, Operand a, Operand W, const act_t *add,
+                  act_t *out, int64_t stride);
+// The same of one row, as launch_gemv says.
+void cuda_gemv(Cuda *c, int64_t N, int64_t K, Operand a, Operand W, const act_t *add,
+               const int32_t *row, act_t *out);
 // Whether a product of M rows is a walk over the weights: one row, in a backend that only writes.
 static inline bool cuda_one_row(const Cuda *c, int64_t M) {
   return M == 1 && !c->options.train;
 }
 DgradOp cuda_dgrad;
 WgradOp cuda_wgrad;
+
+// ---- scaling.cu
+int cuda_scalings_open(Cuda *c, Error *err);
+// for (int pass = 0; cuda_launch_again(c, pass, out); pass++) launch what leaves out: once, but
+// twice while the run calibrates, with the scale set in between.
+bool cuda_launch_again(const Cuda *c, int pass, Operand out);
+
+// ---- cast.cu
+CastOp cuda_cast;
+// x's FP8 copies. previous: the sums of squares that its row_scale follows from; without data its
+// row_scale is there, or it has none. sumsq: of x, out, or NULL.
+void cuda_cast_rows(Cuda *c, int64_t M, int64_t N, Operand x, RowStat previous, RowStat *sumsq);
 
 // ---- embed.cu, decode.cu
 EmbedOp cuda_embed;

@@ -184,6 +184,11 @@ static void decode(const Cuda *c, int64_t rows, DecodeArgs s) {
   LAUNCHED();
 }
 
+static void cast_heads(Backend *be, int64_t rows, Operand o) {
+  const OpsConfig *c = &cuda_of(be)->config;
+  if (o.by_row) cuda_cast(be, rows, c->H * c->d, o);
+}
+
 void cuda_attention_decode(Backend *be, int64_t T, int64_t rows, const act_t *qkv, Operand o) {
   DecodeArgs args = {};
   args.splits = 1;
@@ -191,6 +196,7 @@ void cuda_attention_decode(Backend *be, int64_t T, int64_t rows, const act_t *qk
   args.qkv = bits(qkv);
   args.o = bits(o.data);
   decode(cuda_of(be), rows, args);
+  cast_heads(be, rows, o);
 }
 
 void cuda_attention_token(Backend *be, const int32_t *position, const act_t *cache, Operand o) {
@@ -201,4 +207,5 @@ void cuda_attention_token(Backend *be, const int32_t *position, const act_t *cac
   args.o = bits(o.data);
   args.parts = cuda_of(be)->decode_parts;
   decode(cuda_of(be), 1, args);
+  cast_heads(be, 1, o);
 }

@@ -39,11 +39,12 @@ static __global__ void embed_kernel(int64_t M, int D, int lanes, const int32_t *
 
 void cuda_embed(Backend *be, int64_t M, const int32_t *tokens, const act_t *E, Operand x,
                 RowStat *sumsq) {
-  const Cuda *c = cuda_of(be);
+  Cuda *c = cuda_of(be);
   by_width(c->config.D, [&](auto width, int lanes) {
     embed_kernel<decltype(width)::value><<<row_blocks(M, lanes), ROW_THREADS, 0, c->gpu.stream>>>(
         M, (int)c->config.D, lanes, tokens, bits(E), bits(x.data), one_part(sumsq));
   });
+  if (x.by_row) cuda_cast_rows(c, M, c->config.D, x, *sumsq, nullptr);
 }
 
 // ---- Backward

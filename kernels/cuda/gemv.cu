@@ -1,30 +1,60 @@
 // A product of one row, for generation: a walk over the weights, which is all that it costs.
 // Launch: a warp two rows of W, 8 warps a block. A lane takes every 32nd access of 16 bytes, and
 // AHEAD of each row are under way before the first is used.
+#include <cuda_fp8.h>
 #include "kernels/cuda/common.cuh"
 
 enum { GEMV_WARPS = 8, OUTPUTS = 2, AHEAD = 4 };
 
-template <int N> using Raw = std::conditional_t<N == 1, bf16_bits, Bits<N>>;
-static __device__ __forceinline__ Pack<1> widen(bf16_bits b) {
-  return {bf16_to_float(b)};
-}
+// What the row and the weights hold: WIDTH values an access.
+template <int N> struct Bf16 {
+  static constexpr int WIDTH = N;
+  using Element = bf16_bits;
+  using Raw = std::conditional_t<N == 1, bf16_bits, Bits<N>>;
+  static __device__ __forceinline__ Pack<N> values(Raw raw) {
+    if constexpr (N == 1)
+      return {bf16_to_float(raw)};
+    else
+      return widen(raw);
+  }
+};
 
-template <int N>
+struct E4m3 {
+  static constexpr int WIDTH = 16;
+  using Element = uint8_t;
+  using Raw = uint4;
+  static __device__ __forceinline__ Pack<16> values(Raw raw) {
+    const uint32_t words[4] = {raw.x, raw.y, raw.z, raw.w};
+    Pack<16> p;
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+      const uint16_t two = (uint16_t)(words[i / 2] >> (i % 2 * 16));
+      const float2 v = __half22float2(__nv_cvt_fp8x2_to_halfraw2(two, __NV_E4M3));
+      p.v[2 * i] = v.x;
+      p.v[2 * i + 1] = v.y;
+    }
+    return p;
+  }
+};
+
+// scaling_a, scaling_W: of copies, or NULL.
+template <class Format>
 static __global__ __launch_bounds__(GEMV_WARPS * 32) void gemv_kernel(
-    int64_t rows, int K, const bf16_bits *__restrict__ a, const bf16_bits *__restrict__ W,
-    const bf16_bits *add, const int32_t *row, bf16_bits *out) {
+    int64_t rows, int K, const typename Format::Element *__restrict__ a, const Scaling *scaling_a,
+    const typename Format::Element *__restrict__ W, const Scaling *scaling_W, const bf16_bits *add,
+    const int32_t *row, bf16_bits *out) {
+  using Raw = typename Format::Raw;
   const int64_t n = ((int64_t)blockIdx.x * GEMV_WARPS + threadIdx.x / 32) * OUTPUTS;
-  const int lane = (int)threadIdx.x % 32, packs = K / N;
+  const int lane = (int)threadIdx.x % 32, packs = K / Format::WIDTH;
   if (n >= rows) return;
   const int outputs = rows - n < OUTPUTS ? 1 : OUTPUTS;
-  const Raw<N> *of_a = reinterpret_cast<const Raw<N> *>(a), *of_W[OUTPUTS];
+  const Raw *of_a = reinterpret_cast<const Raw *>(a), *of_W[OUTPUTS];
 #pragma unroll
   for (int i = 0; i < OUTPUTS; i++)
-    of_W[i] = reinterpret_cast<const Raw<N> *>(W + (n + min(i, outputs - 1)) * K);
+    of_W[i] = reinterpret_cast<const Raw *>(W + (n + min(i, outputs - 1)) * K);
   float sum[OUTPUTS] = {};
   for (int k = lane; k < packs; k += 32 * AHEAD) {
-    Raw<N> w[OUTPUTS][AHEAD], x[AHEAD];
+    Raw w[OUTPUTS][AHEAD], x[AHEAD];
 #pragma unroll
     for (int j = 0; j < AHEAD; j++) {
       const int at = min(k + 32 * j, packs - 1);
@@ -35,29 +65,42 @@ static __global__ __launch_bounds__(GEMV_WARPS * 32) void gemv_kernel(
 #pragma unroll
     for (int j = 0; j < AHEAD; j++) {
       if (k + 32 * j >= packs) break;
-      const Pack<N> p = widen(x[j]);
+      const auto p = Format::values(x[j]);
 #pragma unroll
       for (int i = 0; i < OUTPUTS; i++) {
-        const Pack<N> q = widen(w[i][j]);
+        const auto q = Format::values(w[i][j]);
 #pragma unroll
-        for (int e = 0; e < N; e++) sum[i] += p.v[e] * q.v[e];
+        for (int e = 0; e < Format::WIDTH; e++) sum[i] += p.v[e] * q.v[e];
       }
     }
   }
+  const float inverse = scaling_a ? scaling_a->inverse * scaling_W->inverse : 1;
   if (row) out += *row * rows;
 #pragma unroll
   for (int i = 0; i < OUTPUTS; i++) {
-    const float total = warp_sum(sum[i]);
+    const float total = warp_sum(sum[i]) * inverse;
     if (lane == 0 && i < outputs)
       out[n + i] = bf16_from_float(total + (add ? bf16_to_float(add[n + i]) : 0.0f));
   }
 }
 
+static unsigned gemv_blocks(int64_t N) {
+  return blocks_for(N, GEMV_WARPS * OUTPUTS);
+}
+
 void launch_gemv(int64_t N, int64_t K, const act_t *a, const act_t *W, const act_t *add,
                  const int32_t *row, act_t *out, cudaStream_t stream) {
   by_width(K, [&](auto width, int) {
-    gemv_kernel<decltype(width)::value>
-        <<<blocks_for(N, GEMV_WARPS * OUTPUTS), GEMV_WARPS * 32, 0, stream>>>(
-            N, (int)K, bits(a), bits(W), add ? bits(add) : nullptr, row, bits(out));
+    gemv_kernel<Bf16<decltype(width)::value>><<<gemv_blocks(N), GEMV_WARPS * 32, 0, stream>>>(
+        N, (int)K, bits(a), nullptr, bits(W), nullptr, bits(add), row, bits(out));
   });
+}
+
+void launch_gemv_fp8(int64_t N, int64_t K, const fp8_t *a, const Scaling *scaling_a, const fp8_t *W,
+                     const Scaling *scaling_W, const act_t *add, const int32_t *row, act_t *out,
+                     cudaStream_t stream) {
+  gemv_kernel<E4m3><<<gemv_blocks(N), GEMV_WARPS * 32, 0, stream>>>(
+      N, (int)K, reinterpret_cast<const uint8_t *>(a), scaling_a,
+      reinterpret_cast<const uint8_t *>(W), scaling_W, bits(add), row, bits(out));
+  LAUNCHED();
 }

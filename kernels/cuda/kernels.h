@@ -8,7 +8,7 @@
 // run in a fixed order.
 #pragma once
 #include <cuda_runtime_api.h>
-#include "kernels/ops.h"
+#include "kernels/cuda/scaling.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -16,27 +16,42 @@ extern "C" {
 
 typedef uint16_t bf16_bits;
 
-// RMSNorm's row scale r = rsqrt(sumsq of the row / D + eps).
+// RMSNorm's row scale r = rsqrt(sumsq of the row / D + eps), and what rows are multiplied by: r / q.
 typedef struct RowScale {
   RowStat sumsq;
   int64_t D;
   float eps;
+  const float *q; // [M] row_scale of an Operand with FP8 copies; NULL: 1
 } RowScale;
 
 // What a step leaves on the device.
 typedef struct StepState {
   double loss, grad_norm;
-  int64_t applied; // 0 or 1
+  int64_t applied;                    // 0 or 1
+  int32_t saturated, saturated_first; // as in StepResult
   int64_t updates; // this and what follows outlive the step, what is before begins as 0
   AdamW hyper;
   float clip, step_size, per_root; // factors of the running update, see adamw.cu
 } StepState;
+
+// ---- scaling.cu
+// Once a step, before copies are written with the new scales: the largest values of the step go
+// into the histories, and delayed scales follow from those. Nothing follows from a largest value of
+// 0 (no copies were written), or from one that is not finite. Tells the state which tensors had
+// values beyond their scale's reach.   all [count] in, out
+void launch_scalings_update(Scaling *all, int count, StepState *state, cudaStream_t stream);
+// The scale of a delayed scaling, from the largest value so far, which stays.
+void launch_scaling_set(Scaling *scaling, cudaStream_t stream);
 
 // ---- gemv.cu
 // out = W a (+ add, or NULL), one row of a product.   a [K], W [N, K], add [N] in; out [N] out,
 // or row *row of out [.., N] where row, on the device, is not NULL
 void launch_gemv(int64_t N, int64_t K, const act_t *a, const act_t *W, const act_t *add,
                  const int32_t *row, act_t *out, cudaStream_t stream);
+// The same of e4m3 copies by row, K a multiple of 16.
+void launch_gemv_fp8(int64_t N, int64_t K, const fp8_t *a, const Scaling *scaling_a, const fp8_t *W,
+                     const Scaling *scaling_W, const act_t *add, const int32_t *row, act_t *out,
+                     cudaStream_t stream);
 
 // ---- loss.cu
 typedef struct CrossEntropy {

@@ -166,7 +166,9 @@ static StepResult op_step_result(Backend *be) {
   return (StepResult){.loss = s->loss,
                       .grad_norm = s->grad_norm,
                       .applied = s->applied != 0,
-                      .updates = s->updates};
+                      .updates = s->updates,
+                      .saturated = s->saturated,
+                      .saturated_first = s->saturated > 0 ? s->saturated_first : -1};
 }
 
 static void op_set_updates(Backend *be, int64_t updates) {

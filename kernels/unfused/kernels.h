@@ -20,6 +20,11 @@ typedef struct RopeShape {
 // ---- rows.cu
 // x [M, D] in, sumsq out
 void launch_row_sumsq(int64_t M, int64_t D, const act_t *x, RowStat *sumsq, cudaStream_t stream);
+// dx[m] = q[m] product[m] - (r / D) q[m] s[m] x[m] + residual[m] with x's row_scale q; dx's copies.
+//   x (data, row_scale), product, residual or NULL [M, D] in, s in; dx [M, D] out
+void launch_norm_backward_fp8(int64_t M, RowScale r, Operand x, RowStat s, const act_t *residual,
+                              const act_t *product, Operand dx, Scaling *scaling,
+                              cudaStream_t stream);
 // dx[m] = from[m] - (r / D) s[m] x[m].   x, from [M, D], s in; dx [M, D] out, not from
 void launch_norm_backward(int64_t M, RowScale r, const act_t *x, RowStat s, const act_t *from,
                           act_t *dx, cudaStream_t stream);
@@ -32,6 +37,10 @@ void launch_rope(int64_t M, RopeShape shape, RowScale r, act_t *qkv, cudaStream_
 // RopeBackwardOp's kernel.
 void launch_rope_backward(int64_t M, RopeShape shape, RowScale r, const act_t *qkv, act_t *dqkv,
                           RowStat *s, cudaStream_t stream);
+// The same into the copies of `out`, dqkv'' [M, R]; d and R multiples of 16.   dqkv [M, R] in
+void launch_rope_backward_fp8(int64_t M, RopeShape shape, RowScale r, const act_t *qkv,
+                              const act_t *dqkv, Operand out, Scaling *scaling, RowStat *s,
+                              cudaStream_t stream);
 
 // ---- swiglu.cu. z here is the product x W'^T before the row scale r, which these kernels apply as
 // they read it: so the forward pass need not write z again.
@@ -41,6 +50,11 @@ void launch_swiglu(int64_t M, int64_t F, RowScale r, const act_t *z, act_t *y, c
 //   z [M, 2F], dy [M, F] in; dz [M, 2F] out, may be z; s out
 void launch_swiglu_backward(int64_t M, int64_t F, RowScale r, const act_t *z, const act_t *dy,
                             act_t *dz, RowStat *s, cudaStream_t stream);
+// The same into copies alone, F a multiple of 16.
+void launch_swiglu_fp8(int64_t M, int64_t F, RowScale r, const act_t *z, Operand y,
+                       Scaling *scaling, cudaStream_t stream);
+void launch_swiglu_backward_fp8(int64_t M, int64_t F, RowScale r, const act_t *z, const act_t *dy,
+                                Operand dz, Scaling *scaling, RowStat *s, cudaStream_t stream);
 
 #ifdef __cplusplus
 }

@@ -14,8 +14,8 @@ static RopeShape rope_shape(const Cuda *c, int64_t T, int64_t first) {
 void unfused_qkv(Backend *be, int64_t M, int64_t T, int64_t first, Operand x, RowStat sumsq,
                  Operand W, act_t *qkv) {
   Cuda *c = cuda_of(be);
-  cuda_gemm(c, GEMM_NT, M, packed_width(&c->config), c->config.D, x.data, W.data, NULL, qkv);
-  launch_rope(M, rope_shape(c, T, first), row_scale(c, sumsq), qkv, c->gpu.stream);
+  cuda_forward(c, M, packed_width(&c->config), c->config.D, x, W, NULL, qkv, 0);
+  launch_rope(M, rope_shape(c, T, first), row_scale_of(c, x, sumsq), qkv, c->gpu.stream);
 }
 
 void unfused_qkv_token(Backend *be, const int32_t *position, Operand x, RowStat sumsq, Operand W,
@@ -23,37 +23,43 @@ void unfused_qkv_token(Backend *be, const int32_t *position, Operand x, RowStat 
   Cuda *c = cuda_of(be);
   RopeShape shape = rope_shape(c, 1, 0);
   shape.position = position;
-  launch_gemv(shape.R, c->config.D, x.data, W.data, NULL, position, cache, c->gpu.stream);
-  launch_rope(1, shape, row_scale(c, sumsq), cache, c->gpu.stream);
+  cuda_gemv(c, shape.R, c->config.D, x, W, NULL, position, cache);
+  launch_rope(1, shape, row_scale_of(c, x, sumsq), cache, c->gpu.stream);
 }
 
 void unfused_residual(Backend *be, int64_t M, int64_t K, Operand a, Operand W, const act_t *x,
                       RowStat x_sumsq, Operand out, RowStat *sumsq) {
   Cuda *c = cuda_of(be);
-  (void)x_sumsq;
-  cuda_gemm(c, GEMM_NT, M, c->config.D, K, a.data, W.data, x, out.data);
-  launch_row_sumsq(M, c->config.D, out.data, sumsq, c->gpu.stream);
+  cuda_forward(c, M, c->config.D, K, a, W, x, out.data, 0);
+  if (out.by_row)
+    cuda_cast_rows(c, M, c->config.D, out, x_sumsq, sumsq);
+  else
+    launch_row_sumsq(M, c->config.D, out.data, sumsq, c->gpu.stream);
 }
 
 // z stays the plain product: down_dgrad, its only reader, applies r as it reads.
 void unfused_gate_up(Backend *be, int64_t M, Operand x, RowStat sumsq, Operand W, act_t *z,
                      Operand y) {
   Cuda *c = cuda_of(be);
-  cuda_gemm(c, GEMM_NT, M, 2 * c->config.F, c->config.D, x.data, W.data, NULL, z);
-  launch_swiglu(M, c->config.F, row_scale(c, sumsq), z, y.data, c->gpu.stream);
+  const RowScale r = row_scale_of(c, x, sumsq);
+  cuda_forward(c, M, 2 * c->config.F, c->config.D, x, W, NULL, z, 0);
+  for (int pass = 0; y.by_row && cuda_launch_again(c, pass, y); pass++)
+    launch_swiglu_fp8(M, c->config.F, r, z, y, c->scalings + y.scaling, c->gpu.stream);
+  if (!y.by_row) launch_swiglu(M, c->config.F, r, z, y.data, c->gpu.stream);
 }
 
 void unfused_lm_head(Backend *be, int64_t M, Operand x, RowStat sumsq, Operand W, act_t *logits) {
   Cuda *c = cuda_of(be);
-  cuda_gemm(c, GEMM_NT, M, c->config.V, c->config.D, x.data, W.data, NULL, logits);
-  launch_scale_rows(M, c->config.V, row_scale(c, sumsq), logits, c->gpu.stream);
+  const int64_t stride = padded_vocab(&c->config);
+  cuda_forward(c, M, c->config.V, c->config.D, x, W, NULL, logits, stride);
+  launch_scale_rows(M, stride, row_scale_of(c, x, sumsq), logits, c->gpu.stream);
 }
 
 // The logits stay the plain product; cross entropy applies r as it reads them.
 void unfused_head_loss(Backend *be, int64_t M, Operand x, RowStat sumsq, Operand W,
                        const int32_t *targets, act_t *logits, double scale, HeadGradient *g) {
   Cuda *c = cuda_of(be);
-  cuda_gemm(c, GEMM_NT, M, c->config.V, c->config.D, x.data, W.data, NULL, logits);
+  cuda_forward(c, M, c->config.V, c->config.D, x, W, NULL, logits, padded_vocab(&c->config));
   if (g) g->s.parts = 1;
   const CrossEntropy args = {.M = M,
                              .V = c->config.V,
@@ -75,8 +81,18 @@ void unfused_norm_dgrad(Backend *be, int64_t M, int64_t N, Operand dz, Operand W
   act_t *product = unfused_of(be)->product;
   // Not in place: where its result lies on what it adds to, cuBLASLt rounds the product to bf16
   // before the addition.
-  cuda_gemm(c, GEMM_NN, M, c->config.D, N, dz.data, W.data, residual, product);
-  launch_norm_backward(M, row_scale(c, sumsq), x.data, s, product, dx.data, c->gpu.stream);
+  const GemmProblem p = {.M = M, .N = c->config.D, .K = N, .form = GEMM_NN, .accurate = true};
+  const RowScale r = row_scale(c, sumsq);
+  if (!dz.by_row) {
+    cuda_multiply(c, p, dz, W, residual, product);
+    launch_norm_backward(M, r, x.data, s, product, dx.data, c->gpu.stream);
+    return;
+  }
+  // q is still to be multiplied by: the residual is added behind it.
+  cuda_multiply(c, p, dz, W, NULL, product);
+  for (int pass = 0; cuda_launch_again(c, pass, dx); pass++)
+    launch_norm_backward_fp8(M, r, x, s, residual, product, dx, c->scalings + dx.scaling,
+                             c->gpu.stream);
 }
 
 void unfused_head_dgrad(Backend *be, int64_t M, const HeadGradient *g, Operand W, Operand x,
@@ -86,17 +102,25 @@ void unfused_head_dgrad(Backend *be, int64_t M, const HeadGradient *g, Operand W
 
 void unfused_down_dgrad(Backend *be, int64_t M, Operand dx, Operand W, const act_t *z, Operand x,
                         RowStat sumsq, Operand dz, RowStat *s) {
-  (void)x;
   Cuda *c = cuda_of(be);
   act_t *product = unfused_of(be)->product;
-  cuda_gemm(c, GEMM_NN, M, c->config.F, c->config.D, dx.data, W.data, NULL, product);
-  launch_swiglu_backward(M, c->config.F, row_scale(c, sumsq), z, product, dz.data, s,
-                         c->gpu.stream);
+  const GemmProblem p = {
+      .M = M, .N = c->config.F, .K = c->config.D, .form = GEMM_NN, .accurate = true};
+  const RowScale r = row_scale_of(c, x, sumsq);
+  cuda_multiply(c, p, dx, W, NULL, product);
+  for (int pass = 0; dz.by_row && cuda_launch_again(c, pass, dz); pass++)
+    launch_swiglu_backward_fp8(M, c->config.F, r, z, product, dz, c->scalings + dz.scaling, s,
+                               c->gpu.stream);
+  if (!dz.by_row) launch_swiglu_backward(M, c->config.F, r, z, product, dz.data, s, c->gpu.stream);
 }
 
 void unfused_rope_backward(Backend *be, int64_t M, int64_t T, act_t *dqkv, const act_t *qkv,
                            Operand x, RowStat sumsq, Operand out, RowStat *s) {
-  (void)x, (void)out;
   const Cuda *c = cuda_of(be);
-  launch_rope_backward(M, rope_shape(c, T, 0), row_scale(c, sumsq), qkv, dqkv, s, c->gpu.stream);
+  const RopeShape shape = rope_shape(c, T, 0);
+  const RowScale r = row_scale_of(c, x, sumsq);
+  for (int pass = 0; out.by_row && cuda_launch_again(c, pass, out); pass++)
+    launch_rope_backward_fp8(M, shape, r, qkv, dqkv, out, c->scalings + out.scaling, s,
+                             c->gpu.stream);
+  if (!out.by_row) launch_rope_backward(M, shape, r, qkv, dqkv, s, c->gpu.stream);
 }

@@ -5,7 +5,7 @@
 // The sum may be taken before rotating back, against qkv after rotation: a rotation keeps the
 // product. A lane's 8 values are 4 pairs, whose 4 cosines and sines are 32 bytes of the table; the
 // rows of one position read them for each head, from the first-level cache.
-#include "kernels/cuda/common.cuh"
+#include "kernels/cuda/copies.cuh"
 #include "kernels/unfused/kernels.h"
 
 // direction: 1 forward, -1 back.
@@ -45,7 +45,8 @@ __launch_bounds__(ROW_THREADS, BACK ? 4 : THREADS_AN_SM / ROW_THREADS) void rope
     int64_t M, int lanes, RopeShape shape, RowScale r, const bf16_bits *__restrict__ z,
     bf16_bits *__restrict__ x, float *s) {
   const Lane l = my_lane(M, lanes); // lanes of rows past the end stay for the sums of their warp
-  const float scale = rstd_from_shares(r, row_share(r.sumsq, l.m, l.exists, l.lane, lanes), lanes);
+  const float rstd = rstd_from_shares(r, row_share(r.sumsq, l.m, l.exists, l.lane, lanes), lanes),
+              scale = r.q && l.exists ? rstd / r.q[l.m] : rstd;
   float sum = 0;
   if (l.exists) {
     const int R = (int)shape.R, rotated = (int)shape.rotated, d = (int)shape.d;
@@ -85,4 +86,55 @@ void launch_rope_backward(int64_t M, RopeShape shape, RowScale r, const act_t *q
   rope_kernel<true><<<row_blocks(M, lanes), ROW_THREADS, 0, stream>>>(M, lanes, shape, r, bits(qkv),
                                                                       bits(dqkv), one_part(s));
   LAUNCHED();
+}
+
+// The same, away from dqkv and into FP8 copies. A lane's two columns are one pair that rotates.
+struct RopeBackward {
+  struct Row {
+    float scale;
+    int32_t position;
+  };
+  struct Column {
+    int at, in_head; // in_head < 0: not rotated
+  };
+  struct Raw {
+    uint32_t gradient, z;
+  };
+  RopeShape shape;
+  RowScale r;
+  const bf16_bits *gradient, *z;
+
+  __device__ Row row(int64_t m) const {
+    return {row_rstd(r, m), (int32_t)(shape.first + m % shape.T)};
+  }
+  __device__ void skip(int64_t m) {
+    gradient += m * shape.R;
+    z += m * shape.R;
+  }
+  __device__ Column column(int c) const {
+    return {c, c < (int)shape.rotated ? c % (int)shape.d : -1};
+  }
+  __device__ Raw load(int row, Column c) const {
+    const int at = row * (int)shape.R + c.at;
+    return {*reinterpret_cast<const uint32_t *>(gradient + at),
+            *reinterpret_cast<const uint32_t *>(z + at)};
+  }
+  __device__ float2 pair(Row row, Column c, Raw raw, float *s) const {
+    float2 v = {bf16_low(raw.gradient) * row.scale, bf16_high(raw.gradient) * row.scale};
+    *s += v.x * bf16_low(raw.z) + v.y * bf16_high(raw.z);
+    if (c.in_head < 0) return v;
+    const float2 angle = __ldg(reinterpret_cast<const float2 *>(
+        shape.table + (int64_t)row.position * shape.d + c.in_head));
+    rope_rotate(&v.x, &v.y, angle.x, -angle.y);
+    return v;
+  }
+};
+
+void launch_rope_backward_fp8(int64_t M, RopeShape shape, RowScale r, const act_t *qkv,
+                              const act_t *dqkv, Operand out, Scaling *scaling, RowStat *s,
+                              cudaStream_t stream) {
+  const RopeBackward source = {shape, r, bits(dqkv), bits(qkv)};
+  Copies to = copies_of(M, shape.R, out, scaling);
+  to.sums = one_part(s);
+  launch_copies(source, to, stream);
 }

@@ -1,5 +1,5 @@
 // Kernels that walk over rows: sums of squares, RMSNorm's backward term, row scaling.
-#include "kernels/cuda/common.cuh"
+#include "kernels/cuda/copies.cuh"
 #include "kernels/unfused/kernels.h"
 
 enum { AHEAD = 4 }; // loads under way before the first is used
@@ -80,4 +80,57 @@ void launch_scale_rows(int64_t M, int64_t N, RowScale r, act_t *x, cudaStream_t 
       scale_rows_kernel<VALUES><<<grid, ROW_THREADS, 0, stream>>>(m, N, r, bits(x));
     }
   });
+}
+
+// ---- In FP8: dx = q product - (r / D) q s x + residual, in bf16 and as copies.
+struct NormBackward {
+  struct Row {
+    float of_product, of_x;
+  };
+  using Column = int;
+  struct Raw {
+    uint32_t product, x, residual;
+  };
+  RowScale r;
+  RowStat s;
+  const float *q;
+  const bf16_bits *product, *x, *residual; // residual: or NULL
+
+  __device__ Row row(int64_t m) const {
+    return {q[m], row_rstd(r, m) / (float)r.D * q[m] * row_sum(s, m)};
+  }
+  __device__ void skip(int64_t m) {
+    product += m * r.D;
+    x += m * r.D;
+    if (residual) residual += m * r.D;
+  }
+  __device__ Column column(int c) const {
+    return c;
+  }
+  __device__ Raw load(int row, Column c) const {
+    const int at = row * (int)r.D + c;
+    return {*reinterpret_cast<const uint32_t *>(product + at),
+            *reinterpret_cast<const uint32_t *>(x + at),
+            residual ? *reinterpret_cast<const uint32_t *>(residual + at) : 0};
+  }
+  __device__ float2 pair(Row row, Column, Raw raw, float *) const {
+    return {bf16_low(raw.product) * row.of_product - bf16_low(raw.x) * row.of_x +
+                bf16_low(raw.residual),
+            bf16_high(raw.product) * row.of_product - bf16_high(raw.x) * row.of_x +
+                bf16_high(raw.residual)};
+  }
+};
+
+void launch_norm_backward_fp8(int64_t M, RowScale r, Operand x, RowStat s, const act_t *residual,
+                              const act_t *product, Operand dx, Scaling *scaling,
+                              cudaStream_t stream) {
+  const NormBackward source = {r,
+                               s,
+                               reinterpret_cast<const float *>(x.row_scale),
+                               bits(product),
+                               bits((const act_t *)x.data),
+                               bits(residual)};
+  Copies to = copies_of(M, r.D, dx, scaling);
+  to.data = bits(dx.data);
+  launch_copies(source, to, stream);
 }

@@ -12,7 +12,7 @@
 // group, the odd lane of its second.
 //
 // F that is no multiple of 8 takes the plain kernels at the end, a thread a pair.
-#include "kernels/cuda/common.cuh"
+#include "kernels/cuda/copies.cuh"
 #include "kernels/unfused/kernels.h"
 
 enum { TILE = 64 }; // 16-byte vectors of z that a warp takes at a time, two a lane
@@ -173,4 +173,85 @@ void launch_swiglu_backward(int64_t M, int64_t F, RowScale r, const act_t *z, co
     swiglu_any_kernel<true>
         <<<(unsigned)M, 256, 0, stream>>>(F, r, bits(z), bits(dy), bits(dz), one_part(s));
   LAUNCHED();
+}
+
+// ---- In FP8: y and dz' as copies. F is a multiple of 16.
+struct SwigluCopies { // a lane's columns are features f and f + 1, pairs p and p + 4 of a group
+  struct Row {
+    float r;
+  };
+  using Column = int;
+  struct Raw {
+    uint32_t even, odd;
+  };
+  int F;
+  RowScale r;
+  const bf16_bits *z;
+
+  __device__ Row row(int64_t m) const {
+    return {row_rstd(r, m)};
+  }
+  __device__ void skip(int64_t m) {
+    z += m * 2 * F;
+  }
+  __device__ Column column(int f) const {
+    return (int)pair_of_feature(f, F);
+  }
+  __device__ Raw load(int row, Column p) const {
+    const uint32_t *pairs = reinterpret_cast<const uint32_t *>(z + row * 2 * F) + p;
+    return {pairs[0], pairs[4]};
+  }
+  __device__ float2 pair(Row row, Column, Raw raw, float *) const {
+    return {swiglu(bf16_low(raw.even) * row.r, bf16_high(raw.even) * row.r),
+            swiglu(bf16_low(raw.odd) * row.r, bf16_high(raw.odd) * row.r)};
+  }
+};
+
+struct SwigluBackward { // a lane's columns are gate and up of one feature
+  struct Row {
+    float r;
+  };
+  struct Column {
+    int at, feature;
+  };
+  struct Raw {
+    uint32_t z;
+    bf16_bits dy;
+  };
+  int F;
+  RowScale r;
+  const bf16_bits *z, *dy;
+
+  __device__ Row row(int64_t m) const {
+    return {row_rstd(r, m)};
+  }
+  __device__ void skip(int64_t m) {
+    z += m * 2 * F;
+    dy += m * F;
+  }
+  __device__ Column column(int c) const {
+    return {c, (int)feature_of_pair(c / 2, F)};
+  }
+  __device__ Raw load(int row, Column c) const {
+    return {*reinterpret_cast<const uint32_t *>(z + row * 2 * F + c.at), dy[row * F + c.feature]};
+  }
+  __device__ float2 pair(Row row, Column, Raw raw, float *s) const {
+    const float gate = bf16_low(raw.z) * row.r, up = bf16_high(raw.z) * row.r;
+    float2 v;
+    swiglu_backward(gate, up, row.r * bf16_to_float(raw.dy), &v.x, &v.y);
+    *s += v.x * gate + v.y * up;
+    return v;
+  }
+};
+
+void launch_swiglu_fp8(int64_t M, int64_t F, RowScale r, const act_t *z, Operand y,
+                       Scaling *scaling, cudaStream_t stream) {
+  launch_copies(SwigluCopies{(int)F, r, bits(z)}, copies_of(M, F, y, scaling), stream);
+}
+
+void launch_swiglu_backward_fp8(int64_t M, int64_t F, RowScale r, const act_t *z, const act_t *dy,
+                                Operand dz, Scaling *scaling, RowStat *s, cudaStream_t stream) {
+  Copies to = copies_of(M, 2 * F, dz, scaling);
+  to.sums = one_part(s);
+  launch_copies(SwigluBackward{(int)F, r, bits(z), bits(dy)}, to, stream);
 }

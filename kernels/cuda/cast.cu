@@ -1,0 +1,47 @@
+// A bf16 matrix as FP8 copies.
+#include "kernels/cuda/copies.cuh"
+#include "kernels/cuda/cuda.h"
+
+struct Cast {
+  struct Row {
+    float q;
+  };
+  using Column = int;
+  using Raw = uint32_t;
+  const bf16_bits *x;
+  int N;
+  RowScale previous;
+  float *q;
+
+  __device__ Row row(int64_t m) const {
+    if (!q) return {1};
+    if (previous.sumsq.data) q[m] = power_of_two_below(row_rstd(previous, m));
+    return {q[m]};
+  }
+  __device__ Column column(int c) const {
+    return c;
+  }
+  __device__ void skip(int64_t m) {
+    x += m * N;
+  }
+  __device__ Raw load(int row, Column c) const {
+    return *reinterpret_cast<const uint32_t *>(x + row * N + c);
+  }
+  __device__ float2 pair(Row row, Column, Raw raw, float *squares) const {
+    const float a = bf16_low(raw), b = bf16_high(raw);
+    *squares += a * a + b * b;
+    return {a * row.q, b * row.q};
+  }
+};
+
+void cuda_cast_rows(Cuda *c, int64_t M, int64_t N, Operand x, RowStat previous, RowStat *sumsq) {
+  const Cast source = {bits(x.data), (int)N, row_scale(c, previous), (float *)x.row_scale};
+  Copies to = copies_of(M, N, x, c->scalings + x.scaling);
+  if (sumsq) to.sums = one_part(sumsq);
+  for (int pass = 0; cuda_launch_again(c, pass, x); pass++)
+    launch_copies(source, to, c->gpu.stream);
+}
+
+void cuda_cast(Backend *be, int64_t M, int64_t N, Operand x) {
+  cuda_cast_rows(cuda_of(be), M, N, x, (RowStat){}, nullptr);
+}

@@ -1,0 +1,161 @@
+// The scales of FP8 copies: set anew once a step, at once while a run calibrates, and kept in
+// checkpoints.
+#include "kernels/cuda/common.cuh"
+#include "kernels/cuda/cuda.h"
+
+extern "C" {
+#include "base/memory.h"
+}
+
+static const unsigned WHOLE_WARP = 0xffffffffu;
+
+// By a whole warp; every lane gets it.
+static __device__ __forceinline__ float largest_of(const Scaling *s) {
+  return __uint_as_float(__reduce_max_sync(WHOLE_WARP, s->maxima[threadIdx.x % 32]));
+}
+
+static __device__ __forceinline__ void set_scale(Scaling *s, float largest) {
+  s->scale = fp8_scale((Fp8Format)s->format, largest);
+  s->inverse = 1 / s->scale;
+}
+
+// Puts the running step's largest value in front of the history; returns the history's largest.
+static __device__ __forceinline__ float push(Scaling *s, float largest) {
+  const int lane = threadIdx.x % 32;
+  float value = lane < SCALE_HISTORY ? s->history[lane] : 0;
+  value = __shfl_up_sync(WHOLE_WARP, value, 1);
+  if (lane == 0) value = largest;
+  if (lane < SCALE_HISTORY) s->history[lane] = value;
+  return __uint_as_float(
+      __reduce_max_sync(WHOLE_WARP, lane < SCALE_HISTORY ? __float_as_uint(value) : 0));
+}
+
+// Launch: one block, its warps take scalings in turn.
+static __global__ __launch_bounds__(1024) void update_kernel(Scaling *all, int count,
+                                                             StepState *state) {
+  __shared__ int saturated[32], first[32];
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  int of_warp = 0, first_of_warp = count;
+  for (int i = warp; i < count; i += 32) {
+    Scaling *s = &all[i];
+    const float largest = largest_of(s);
+    __syncwarp();
+    s->maxima[lane] = 0;
+    if (!(largest * s->scale <= fp8_largest((Fp8Format)s->format))) { // or it is NaN
+      of_warp++;
+      first_of_warp = min(first_of_warp, i);
+    }
+    if (!(largest > 0 && isfinite(largest))) continue;
+    const float top = push(s, largest);
+    if (lane == 0 && !s->fixed) set_scale(s, top);
+  }
+  if (lane == 0) {
+    saturated[warp] = of_warp;
+    first[warp] = first_of_warp;
+  }
+  __syncthreads();
+  if (warp > 0) return;
+  of_warp = __reduce_add_sync(WHOLE_WARP, saturated[lane]);
+  first_of_warp = __reduce_min_sync(WHOLE_WARP, first[lane]);
+  if (lane > 0) return;
+  state->saturated = of_warp;
+  state->saturated_first = of_warp > 0 ? first_of_warp : -1;
+}
+
+static __global__ void set_kernel(Scaling *s) {
+  const float largest = largest_of(s);
+  if (threadIdx.x == 0 && !s->fixed) set_scale(s, largest);
+}
+
+static __global__ void discard_kernel(Scaling *first) {
+  first[blockIdx.x].maxima[threadIdx.x] = 0;
+}
+
+void launch_scalings_update(Scaling *all, int count, StepState *state, cudaStream_t stream) {
+  update_kernel<<<1, 1024, 0, stream>>>(all, count, state);
+  LAUNCHED();
+}
+
+void launch_scaling_set(Scaling *scaling, cudaStream_t stream) {
+  set_kernel<<<1, 32, 0, stream>>>(scaling);
+  LAUNCHED();
+}
+
+// ---- Behind kernels/ops.h
+
+static void op_calibrate(Backend *be, bool on) {
+  cuda_of(be)->calibrating = on;
+}
+
+bool cuda_launch_again(const Cuda *c, int pass, Operand out) {
+  if (pass == 0) return true;
+  if (pass > 1 || !c->calibrating || !out.by_row) return false;
+  launch_scaling_set(c->scalings + out.scaling, c->gpu.stream);
+  return true;
+}
+
+// What the update has left of the parameters, whose scalings come first, belongs to the next step.
+static void op_discard(Backend *be) {
+  const Cuda *c = cuda_of(be);
+  const int rest = c->config.scaling_count - c->table_count;
+  if (rest <= 0) return;
+  discard_kernel<<<(unsigned)rest, MAXIMA, 0, c->gpu.stream>>>(c->scalings + c->table_count);
+  LAUNCHED();
+}
+
+// All of them, in fresh memory.
+static Scaling *read_all(Backend *be) {
+  const Cuda *c = cuda_of(be);
+  const size_t bytes = (size_t)c->config.scaling_count * sizeof(Scaling);
+  Scaling *all = (Scaling *)xmalloc(bytes);
+  be->read(be, all, c->scalings, bytes);
+  return all;
+}
+
+static void op_scalings_read(Backend *be, ScalingState *to_host) {
+  Scaling *all = read_all(be);
+  for (int i = 0; i < cuda_of(be)->config.scaling_count; i++) {
+    to_host[i].scale = all[i].scale;
+    memcpy(to_host[i].history, all[i].history, sizeof all[i].history);
+  }
+  free(all);
+}
+
+static void op_scalings_write(Backend *be, const ScalingState *from_host) {
+  const int count = cuda_of(be)->config.scaling_count;
+  Scaling *all = read_all(be);
+  for (int i = 0; i < count; i++) {
+    if (!all[i].fixed) {
+      all[i].scale = from_host[i].scale;
+      all[i].inverse = all[i].scale > 0 ? 1 / all[i].scale : 0;
+    }
+    memcpy(all[i].history, from_host[i].history, sizeof all[i].history);
+    memset(all[i].maxima, 0, sizeof all[i].maxima);
+  }
+  be->write(be, cuda_of(be)->scalings, all, (size_t)count * sizeof *all);
+  free(all);
+}
+
+int cuda_scalings_open(Cuda *c, Error *err) {
+  Backend *be = &c->base;
+  const int count = c->config.scaling_count;
+  be->calibrate = op_calibrate;
+  be->scalings_discard = op_discard;
+  be->scalings_read = op_scalings_read;
+  be->scalings_write = op_scalings_write;
+  if (count == 0) return 0;
+  const size_t bytes = (size_t)count * sizeof(Scaling);
+  c->scalings = (Scaling *)cuda_take(c, bytes, err);
+  if (!c->scalings) return -1;
+  Scaling *all = (Scaling *)xcalloc((size_t)count, sizeof *all);
+  for (int i = 0; i < count; i++) {
+    const ScalingKind kind = c->config.scalings[i];
+    all[i].format = kind.format;
+    all[i].fixed = kind.fixed != 0;
+    all[i].scale = kind.fixed;
+    all[i].inverse = kind.fixed != 0 ? 1 / kind.fixed : 0;
+  }
+  be->write(be, c->scalings, all, bytes);
+  free(all);
+  return 0;
+}
