@@ -265,7 +265,7 @@ static Operand take_weight(Layout *l, const ParamTensor *t, bool fp8, int scalin
   const char *name = "compute weights", *shape = "all matrices";
   if (!fp8) return operand_of(take_act(l, name, shape, t->rows * t->cols));
   Operand w = {.stride = up_to_group(t->rows), .scaling = scaling, .fp8 = true};
-  w.by_row = take_fp8(l, name, shape, t->rows * t->cols);
+  w.by_row = take_fp8(l, name, shape, w.stride * t->cols); // products take rows in whole groups
   w.by_col = take_fp8(l, name, shape, t->cols * w.stride);
   return w;
 }

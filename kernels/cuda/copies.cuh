@@ -6,9 +6,9 @@
 //     Column column(c)             what the columns c and c + 1 need, c even
 //     Raw load(row, column)        what is read for these two; Raw {} where there is nothing
 //     float2 pair(row, column, raw, &sum)   their values, 0 for Row {} and Raw {}; adds to the sum
-// A block has 32 rows. A warp has 16 of them at a time, and 64 columns; a lane has two columns. So a
-// load or a bf16 store of a warp covers 128 bytes of a row, by_row is stored in pieces of 64 bytes,
-// and by_col, through shared memory, in pieces of 32.
+// A block has 32 rows. A warp has 16 of them at a time, and 64 columns; a lane has two columns. So
+// a load or a bf16 store of a warp covers 128 bytes of a row, by_row is stored in pieces of 64
+// bytes, and by_col, through shared memory, in pieces of 32.
 #pragma once
 #include <cuda_fp8.h>
 #include "kernels/cuda/common.cuh"

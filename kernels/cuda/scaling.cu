@@ -31,8 +31,8 @@ static __device__ __forceinline__ float push(Scaling *s, float largest) {
 }
 
 // Launch: one block, its warps take scalings in turn.
-static __global__ __launch_bounds__(1024) void update_kernel(Scaling *all, int count,
-                                                             StepState *state) {
+static __global__ __launch_bounds__(1024) void scalings_kernel(Scaling *all, int count,
+                                                               StepState *state) {
   __shared__ int saturated[32], first[32];
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   int of_warp = 0, first_of_warp = count;
@@ -62,22 +62,22 @@ static __global__ __launch_bounds__(1024) void update_kernel(Scaling *all, int c
   state->saturated_first = of_warp > 0 ? first_of_warp : -1;
 }
 
-static __global__ void set_kernel(Scaling *s) {
+static __global__ void scaling_set_kernel(Scaling *s) {
   const float largest = largest_of(s);
   if (threadIdx.x == 0 && !s->fixed) set_scale(s, largest);
 }
 
-static __global__ void discard_kernel(Scaling *first) {
+static __global__ void scalings_discard_kernel(Scaling *first) {
   first[blockIdx.x].maxima[threadIdx.x] = 0;
 }
 
 void launch_scalings_update(Scaling *all, int count, StepState *state, cudaStream_t stream) {
-  update_kernel<<<1, 1024, 0, stream>>>(all, count, state);
+  scalings_kernel<<<1, 1024, 0, stream>>>(all, count, state);
   LAUNCHED();
 }
 
 void launch_scaling_set(Scaling *scaling, cudaStream_t stream) {
-  set_kernel<<<1, 32, 0, stream>>>(scaling);
+  scaling_set_kernel<<<1, 32, 0, stream>>>(scaling);
   LAUNCHED();
 }
 
@@ -99,7 +99,8 @@ static void op_discard(Backend *be) {
   const Cuda *c = cuda_of(be);
   const int rest = c->config.scaling_count - c->table_count;
   if (rest <= 0) return;
-  discard_kernel<<<(unsigned)rest, MAXIMA, 0, c->gpu.stream>>>(c->scalings + c->table_count);
+  scalings_discard_kernel<<<(unsigned)rest, MAXIMA, 0, c->gpu.stream>>>(c->scalings +
+                                                                        c->table_count);
   LAUNCHED();
 }
 

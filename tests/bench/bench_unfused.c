@@ -149,6 +149,44 @@ static void cross_entropy(Pool *p, const Sizes *z, const Vectors *v, RowScale r,
   launch_cross_entropy(&args, p->gpu.stream);
 }
 
+static Operand copies(Pool *p, int64_t M, int64_t N, act_t *data) {
+  const size_t bytes = (size_t)(M * N);
+  return (Operand){
+      .data = data, .by_row = take(p, bytes), .by_col = take(p, bytes), .stride = M, .fp8 = true};
+}
+
+// The kernels that leave FP8 copies.
+static void row_copies(Pool *p, const Sizes *z, Backend *be, RowScale r, RopeShape rope) {
+  const int64_t M = z->M, D = z->D, F = z->F, R = rope.R;
+  const cudaStream_t stream = p->gpu.stream;
+  const Scaling one = {.scale = 1, .inverse = 1};
+  Scaling *scaling = allocate(sizeof one);
+  float *q = allocate((size_t)M * 4);
+  RowStat sums = {allocate((size_t)M * 4), M, 1};
+  const double MD = 2.0 * (double)(M * D), MF = 2.0 * (double)(M * F), MR = 2.0 * (double)(M * R);
+  const size_t md = (size_t)MD, mf = (size_t)MF, mr = (size_t)MR;
+  CUDA_CHECK(cudaMemcpy(scaling, &one, sizeof one, cudaMemcpyHostToDevice));
+  CUDA_CHECK(cudaMemset(q, 0x3f, (size_t)M * 4));
+  CUDA_CHECK(cudaMemset(sums.data, 0, (size_t)M * 4));
+  cuda_of(be)->scalings = scaling;
+  KERNEL(p, "cast", 2 * MD, cuda_cast(be, M, D, copies(p, M, D, take(p, md))));
+  KERNEL(p, "norm_backward, fp8", 5 * MD,
+         launch_norm_backward_fp8(M, r, (Operand){.data = take(p, md), .row_scale = (stat_t *)q},
+                                  sums, take(p, md), take(p, md), copies(p, M, D, take(p, md)),
+                                  scaling, stream));
+  KERNEL(p, "rope_backward, fp8", 3 * MR,
+         launch_rope_backward_fp8(M, rope, r, take(p, mr), take(p, mr), copies(p, M, R, NULL),
+                                  scaling, &sums, stream));
+  KERNEL(p, "swiglu, fp8", 3 * MF,
+         launch_swiglu_fp8(M, F, r, take(p, 2 * mf), copies(p, M, F, NULL), scaling, stream));
+  KERNEL(p, "swiglu_backward, fp8", 5 * MF,
+         launch_swiglu_backward_fp8(M, F, r, take(p, 2 * mf), take(p, mf),
+                                    copies(p, M, 2 * F, NULL), scaling, &sums, stream));
+  CUDA_CHECK(cudaFree(scaling));
+  CUDA_CHECK(cudaFree(q));
+  CUDA_CHECK(cudaFree(sums.data));
+}
+
 static void activations(Pool *p, const Sizes *z) {
   Vectors v = vectors_new(z);
   const int64_t M = z->M, D = z->D, F = z->F, V = z->V, R = (z->H + 2 * z->KV) * z->d;
@@ -161,7 +199,8 @@ static void activations(Pool *p, const Sizes *z) {
   const double MD = 2.0 * (double)(M * D), MF = 2.0 * (double)(M * F), MR = 2.0 * (double)(M * R),
                MV = 2.0 * (double)(M * V), VD = 2.0 * (double)(V * D);
   const size_t md = (size_t)MD, mf = (size_t)MF, mr = (size_t)MR, vd = (size_t)VD;
-  KERNEL(p, "embed", 2 * MD, cuda_embed(be, M, v.tokens, take(p, vd), operand_of(take(p, md)), &v.s));
+  KERNEL(p, "embed", 2 * MD,
+         cuda_embed(be, M, v.tokens, take(p, vd), operand_of(take(p, md)), &v.s));
   KERNEL(p, "row_sumsq", MD, launch_row_sumsq(M, D, take(p, md), &v.s, stream));
   KERNEL(p, "norm_backward", 3 * MD,
          launch_norm_backward(M, r, take(p, md), v.s, take(p, md), take(p, md), stream));
@@ -173,6 +212,7 @@ static void activations(Pool *p, const Sizes *z) {
     act_t *zz = take(p, 2 * mf);
     launch_swiglu_backward(M, F, r, zz, take(p, mf), zz, &v.s, stream);
   });
+  row_copies(p, z, be, r, rope);
   KERNEL(p, "cross_entropy", 2 * MV, cross_entropy(p, z, &v, r, (float *)v.s.data));
   KERNEL(p, "cross_entropy, loss only", MV, cross_entropy(p, z, &v, r, NULL));
   KERNEL(p, "add_loss", 4.0 * (double)M, launch_add_loss(M, v.row_loss, 1, v.state, stream));
@@ -239,35 +279,53 @@ static void update(const Pool *all, bool grads_fp32) {
   be->destroy(be);
 }
 
+typedef enum ProductKind { PLAIN, ADDED, FP32_ADDED, FP8, FP8_ADDED, FP8_FAST } ProductKind;
+
 static void products(Pool *p, const Sizes *z) {
   const int64_t M = z->M, D = z->D, F = z->F, V = z->V, R = (z->H + 2 * z->KV) * z->d,
                 Hd = z->H * z->d;
   const struct {
     const char *name;
-    GemmProblem problem;
+    int64_t M, N, K;
+    GemmForm form;
+    ProductKind kind;
   } list[] = {
-      {"qkv", {M, R, D, GEMM_NT, false, false, 16}},
-      {"out + residual", {M, D, Hd, GEMM_NT, false, true, 16}},
-      {"gate_up", {M, 2 * F, D, GEMM_NT, false, false, 16}},
-      {"down + residual", {M, D, F, GEMM_NT, false, true, 16}},
-      {"lm_head", {M, V, D, GEMM_NT, false, false, 16}},
-      {"lm_head dgrad", {M, D, V, GEMM_NN, false, false, 16}},
-      {"down dgrad", {M, F, D, GEMM_NN, false, false, 16}},
-      {"gate_up dgrad + residual", {M, D, 2 * F, GEMM_NN, false, true, 16}},
-      {"out dgrad", {M, Hd, D, GEMM_NN, false, false, 16}},
-      {"qkv dgrad + residual", {M, D, R, GEMM_NN, false, true, 16}},
-      {"lm_head wgrad", {V, D, M, GEMM_TN, false, false, 16}},
-      {"down wgrad", {D, F, M, GEMM_TN, false, false, 16}},
-      {"gate_up wgrad", {2 * F, D, M, GEMM_TN, false, false, 16}},
-      {"out wgrad", {D, Hd, M, GEMM_TN, false, false, 16}},
-      {"qkv wgrad", {R, D, M, GEMM_TN, false, false, 16}},
-      {"gate_up wgrad, fp32 added", {2 * F, D, M, GEMM_TN, true, true, 16}},
+      {"qkv", M, R, D, GEMM_NT, PLAIN},
+      {"out + residual", M, D, Hd, GEMM_NT, ADDED},
+      {"gate_up", M, 2 * F, D, GEMM_NT, PLAIN},
+      {"down + residual", M, D, F, GEMM_NT, ADDED},
+      {"lm_head", M, V, D, GEMM_NT, PLAIN},
+      {"lm_head dgrad", M, D, V, GEMM_NN, PLAIN},
+      {"down dgrad", M, F, D, GEMM_NN, PLAIN},
+      {"gate_up dgrad + residual", M, D, 2 * F, GEMM_NN, ADDED},
+      {"out dgrad", M, Hd, D, GEMM_NN, PLAIN},
+      {"qkv dgrad + residual", M, D, R, GEMM_NN, ADDED},
+      {"lm_head wgrad", V, D, M, GEMM_TN, PLAIN},
+      {"down wgrad", D, F, M, GEMM_TN, PLAIN},
+      {"gate_up wgrad", 2 * F, D, M, GEMM_TN, PLAIN},
+      {"out wgrad", D, Hd, M, GEMM_TN, PLAIN},
+      {"qkv wgrad", R, D, M, GEMM_TN, PLAIN},
+      {"gate_up wgrad, fp32 added", 2 * F, D, M, GEMM_TN, FP32_ADDED},
+      {"gate_up, fp8", M, 2 * F, D, GEMM_NT, FP8_FAST},
+      {"down, fp8 + residual", M, D, F, GEMM_NT, FP8_ADDED},
+      {"gate_up dgrad, fp8", M, D, 2 * F, GEMM_NT, FP8},
+      {"gate_up wgrad, fp8", 2 * F, D, M, GEMM_NT, FP8},
   };
   Gemm gemm;
   Error err;
   gemm_open(&gemm, &p->gpu, "");
   for (size_t i = 0; i < sizeof list / sizeof *list; i++) {
-    const GemmProblem *q = &list[i].problem;
+    const ProductKind kind = list[i].kind;
+    const GemmProblem problem = {.M = list[i].M,
+                                 .N = list[i].N,
+                                 .K = list[i].K,
+                                 .form = list[i].form,
+                                 .formats = kind >= FP8 ? GEMM_E4M3 : GEMM_BF16,
+                                 .accurate = kind == FP8 || kind == FP8_ADDED,
+                                 .out_fp32 = kind == FP32_ADDED,
+                                 .add = kind == ADDED || kind == FP32_ADDED || kind == FP8_ADDED,
+                                 .alignment = 16},
+                      *q = &problem;
     if (gemm_prepare(&gemm, q, 1, &err)) {
       fprintf(stderr, "%s\n", err.text);
       exit(1);

@@ -236,7 +236,7 @@ static inline void add_statistics(Problem *p) {
   args->inverse_D = 1 / (float)w->D;
   args->eps = 1e-5f;
   const RowStat one_part = {(stat_t *)take_filled(p, M, (float)w->D), M, 1};
-  p->r = (RowScale){one_part, w->D, args->eps};
+  p->r = (RowScale){.sumsq = one_part, .D = w->D, .eps = args->eps};
   // As many as the smallest tiles leave, of two numbers; each launch says how many it means.
   for (int i = 0; i < 2; i++)
     args->out[i] = (RowStat){
