@@ -150,12 +150,13 @@ typedef struct GpuOptions {
 
 // One parameter tensor of the optimizer's list, [rows, cols] row-major. Vectors have rows = 1.
 // A matrix is used plain (compute, grad), folded with the norm weight list[norm] (folded,
-// grad_folded), or, a tied embedding, both ways. An unused pair has no memory; a matrix used only
-// folded has grad == grad_folded, and grads_finish turns the one into the other in place.
+// grad_folded), or, a tied embedding, both ways; an unused pair has no memory. A norm weight is folded
+// into one matrix. The gradient of the loss is dW = grad + grad_folded * wn, of those that are
+// there, with the wn that the forward used: adamw forms it as it reads, and no array holds it.
 typedef struct ParamTensor {
   int64_t rows, cols;
   master_t *master, *m, *v; // weight, AdamW's first and second moment
-  grad_t *grad;             // dW, complete after grads_finish
+  grad_t *grad;             // gradient with respect to the plain use; a norm weight's: dwn
   grad_t *grad_folded;      // dW' = gradient with respect to the folded copy
   Operand compute;          // W as the GEMMs read it
   Operand folded;           // W * wn, wn = list[norm].master [cols]
@@ -280,7 +281,8 @@ typedef void EmbedBackwardOp(Backend *be, int64_t M, const int32_t *tokens, cons
 //   x [M, N] data and row_scale in, copies out
 typedef void CastOp(Backend *be, int64_t M, int64_t N, Operand x);
 
-// Folded gradients become true ones (dW and dwn above), and the norm over all gradients is taken.
+// Leaves the gradients dwn of the norm weights, and takes the norm over all gradients. What the
+// matrices have is only read.
 typedef void GradsFinishOp(Backend *be, const ParamTensor *list, int count);
 // Sets the delayed scales anew. Then decoupled AdamW on all tensors with the parameters of the last
 // set_hyper, norm weights first, then the compute copies. If the loss or the gradient norm is not finite it changes nothing and

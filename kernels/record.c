@@ -186,12 +186,13 @@ static OperationCall *add_update(Backend *be, const ParamTensor *list, int count
     const ParamTensor *t = &list[i];
     const double n = (double)(t->rows * t->cols);
     const int copies = (t->compute.data != NULL) + (t->folded.data != NULL),
-              gradients = t->grad_folded && t->grad_folded != t->grad ? 3 : 2;
+              gradients = (t->grad != NULL) + (t->grad_folded != NULL);
     parameters += n;
+    bytes += n * gradients * grad;
     if (adamw)
-      bytes += n * (6 * master + grad + copies * act);
-    else
-      bytes += n * (t->norm >= 0 ? master + gradients * grad : grad);
+      bytes += n * (6 * master + copies * act);
+    else if (t->norm >= 0)
+      bytes += n * master;
   }
   OperationCall *call = add_memory(be, 0, 0, NULL, bytes);
   call->statistics = false;

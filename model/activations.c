@@ -297,9 +297,8 @@ size_t grads_layout(ParamTensor *tensors, const ModelConfig *c, const RunShape *
     ParamTensor *t = &tensors[i];
     const int64_t n = t->rows * t->cols;
     const bool both = t->norm >= 0 && i == param_index(c, PARAM_EMBED, -1); // a tied embedding
-    t->grad = take(&l, "gradients", "all parameters", n, be->grad_bytes);
-    if (t->norm >= 0) t->grad_folded = t->grad;
-    if (both) t->grad_folded = take(&l, "gradients", "all parameters", n, be->grad_bytes);
+    if (t->norm < 0 || both) t->grad = take(&l, "gradients", "all parameters", n, be->grad_bytes);
+    if (t->norm >= 0) t->grad_folded = take(&l, "gradients", "all parameters", n, be->grad_bytes);
   }
   return l.arena.used;
 }

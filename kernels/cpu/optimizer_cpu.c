@@ -11,13 +11,12 @@ void cpu_step_begin(Backend *be) {
   *step = (StepResult){.updates = step->updates};
 }
 
-// dW' -> dW (+= where the matrix is used plain too), and dwn = column sums of dW' W. Columns are
-// shared out, so that each sum runs over the rows in order, whatever the number of threads.
-static void unfold(const ParamTensor *t, const ParamTensor *norm) {
+// dwn = column sums of dW' W. Columns are shared out, so that each sum runs over the rows in order,
+// whatever the number of threads.
+static void norm_gradient(const ParamTensor *t, const ParamTensor *norm) {
   const int64_t slice = 64;
-  const real *W = reals(t->master), *wn = reals(norm->master), *folded = reals(t->grad_folded);
-  real *dW = reals(t->grad), *dwn = reals(norm->grad);
-  const bool plain_too = t->grad != t->grad_folded;
+  const real *W = reals(t->master), *folded = reals(t->grad_folded);
+  real *dwn = reals(norm->grad);
 #pragma omp parallel for schedule(static)
   for (int64_t k0 = 0; k0 < t->cols; k0 += slice) {
     const int64_t k1 = k0 + slice < t->cols ? k0 + slice : t->cols;
@@ -26,22 +25,36 @@ static void unfold(const ParamTensor *t, const ParamTensor *norm) {
       for (int64_t k = k0; k < k1; k++) {
         const int64_t at = n * t->cols + k;
         sum[k - k0] += (double)folded[at] * (double)W[at];
-        dW[at] = folded[at] * wn[k] + (plain_too ? dW[at] : 0);
       }
     for (int64_t k = k0; k < k1; k++) dwn[k] = (real)sum[k - k0];
   }
 }
 
+// Row n of dW; it lies in `made` [cols] where it has to be made of other arrays.
+static const real *gradient_row(const ParamTensor *list, const ParamTensor *t, int64_t n,
+                                real *made) {
+  const real *plain = t->grad ? reals(t->grad) + n * t->cols : NULL;
+  if (t->norm < 0) return plain;
+  const real *folded = reals(t->grad_folded) + n * t->cols, *wn = reals(list[t->norm].master);
+  for (int64_t k = 0; k < t->cols; k++) made[k] = folded[k] * wn[k];
+  for (int64_t k = 0; plain && k < t->cols; k++) made[k] += plain[k];
+  return made;
+}
+
 // Rows are summed one by one and then added up in order: the same bits for any number of threads.
-static double sum_of_squares(const ParamTensor *t) {
-  const real *g = reals(t->grad);
+static double sum_of_squares(const ParamTensor *list, const ParamTensor *t) {
   double *row_sum = xmalloc((size_t)t->rows * sizeof *row_sum);
-#pragma omp parallel for schedule(static)
-  for (int64_t n = 0; n < t->rows; n++) {
-    double sum = 0;
-    for (int64_t k = 0; k < t->cols; k++)
-      sum += (double)g[n * t->cols + k] * (double)g[n * t->cols + k];
-    row_sum[n] = sum;
+#pragma omp parallel
+  {
+    real *made = xmalloc((size_t)t->cols * sizeof *made);
+#pragma omp for schedule(static)
+    for (int64_t n = 0; n < t->rows; n++) {
+      const real *g = gradient_row(list, t, n, made);
+      double sum = 0;
+      for (int64_t k = 0; k < t->cols; k++) sum += (double)g[k] * (double)g[k];
+      row_sum[n] = sum;
+    }
+    free(made);
   }
   double total = 0;
   for (int64_t n = 0; n < t->rows; n++) total += row_sum[n];
@@ -51,9 +64,9 @@ static double sum_of_squares(const ParamTensor *t) {
 
 void cpu_grads_finish(Backend *be, const ParamTensor *list, int count) {
   for (int i = 0; i < count; i++)
-    if (list[i].norm >= 0) unfold(&list[i], &list[list[i].norm]);
+    if (list[i].norm >= 0) norm_gradient(&list[i], &list[list[i].norm]);
   double total = 0;
-  for (int i = 0; i < count; i++) total += sum_of_squares(&list[i]);
+  for (int i = 0; i < count; i++) total += sum_of_squares(list, &list[i]);
   cpu_of(be)->step.grad_norm = sqrt(total);
 }
 
@@ -77,19 +90,29 @@ void cpu_refresh(Backend *be, const ParamTensor *list, int count) {
 
 // W -= lr (m^ / (sqrt(v^) + eps) + decay W), with bias-corrected moments. arXiv 1711.05101, as
 // torch.optim.AdamW.
-static void adamw_tensor(const ParamTensor *t, const AdamW *a, double clip, int64_t update) {
+static void adamw_tensor(const ParamTensor *list, const ParamTensor *t, const AdamW *a, double clip,
+                         int64_t update) {
   const real beta1 = (real)a->beta1, beta2 = (real)a->beta2, eps = (real)a->eps, scale = (real)clip;
   const real step_size = (real)(a->learning_rate / (1 - pow(a->beta1, (double)update)));
   const real per_root = (real)(1 / sqrt(1 - pow(a->beta2, (double)update)));
   const real keep = (real)(1 - a->learning_rate * (t->decay ? a->weight_decay : 0));
-  real *W = reals(t->master), *m = reals(t->m), *v = reals(t->v);
-  const real *grad = reals(t->grad);
-#pragma omp parallel for simd schedule(static)
-  for (int64_t i = 0; i < t->rows * t->cols; i++) {
-    const real g = grad[i] * scale;
-    m[i] = beta1 * m[i] + (1 - beta1) * g;
-    v[i] = beta2 * v[i] + (1 - beta2) * g * g;
-    W[i] = keep * W[i] - step_size * m[i] / (real_sqrt(v[i]) * per_root + eps);
+#pragma omp parallel
+  {
+    real *made = xmalloc((size_t)t->cols * sizeof *made);
+#pragma omp for schedule(static)
+    for (int64_t n = 0; n < t->rows; n++) {
+      const real *grad = gradient_row(list, t, n, made);
+      const int64_t first = n * t->cols;
+      real *W = reals(t->master) + first, *m = reals(t->m) + first, *v = reals(t->v) + first;
+#pragma omp simd
+      for (int64_t k = 0; k < t->cols; k++) {
+        const real g = grad[k] * scale;
+        m[k] = beta1 * m[k] + (1 - beta1) * g;
+        v[k] = beta2 * v[k] + (1 - beta2) * g * g;
+        W[k] = keep * W[k] - step_size * m[k] / (real_sqrt(v[k]) * per_root + eps);
+      }
+    }
+    free(made);
   }
 }
 
@@ -105,7 +128,9 @@ void cpu_adamw(Backend *be, const ParamTensor *list, int count) {
   step->updates++;
   const bool clipped = hyper->clip_norm > 0 && step->grad_norm > hyper->clip_norm;
   const double clip = clipped ? hyper->clip_norm / step->grad_norm : 1;
-  for (int i = 0; i < count; i++) adamw_tensor(&list[i], hyper, clip, step->updates);
+  for (int vectors = 0; vectors < 2; vectors++) // last: gradients of matrices read the old ones
+    for (int i = 0; i < count; i++)
+      if ((list[i].rows == 1) == vectors) adamw_tensor(list, &list[i], hyper, clip, step->updates);
   cpu_refresh(be, list, count); // after all masters: a folded copy reads its norm weight too
 }
 

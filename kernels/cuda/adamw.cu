@@ -2,10 +2,12 @@
 //   g' = clip g      m = b1 m + (1 - b1) g'      v = b2 v + (1 - b2) g'^2
 //   W = (1 - lr decay) W - lr / (1 - b1^t) m / (sqrt(v / (1 - b2^t)) + eps)
 //   compute = bf16(W)      folded = bf16(W wn), with the wn of this update
+// and g = grad + grad_folded wn, with the wn that the forward used (grads.cu keeps it).
 // Two launches: norm weights first, since the folded copies read them; then everything else. Before
 // them one thread decides on the device whether the update happens (loss and norm finite), counts
 // it, and prepares its factors: so nothing has to come back to the host within a step. Bytes an
-// element: 12 + 12 of fp32 state, a gradient of 2 or 4, a copy of 2 (4 for a tied embedding).
+// element: 12 + 12 of fp32 state, a gradient of 2 or 4, a copy of 2 (twice both for a tied
+// embedding).
 // Launch: a block UPDATE_BLOCK elements of one tensor, 4 a thread at a time.
 #include "kernels/cuda/cuda.h"
 #include "kernels/cuda/tensors.cuh"
@@ -35,41 +37,63 @@ static __device__ __forceinline__ float update(float w, float &m, float &v, floa
   return f.keep * w - f.step_size * m / (sqrtf(v) * f.per_root + f.eps);
 }
 
-template <typename Grad>
-static __device__ __forceinline__ Pack<4> update_four(const DeviceTensor &t, int64_t i,
-                                                      const Factors &f) {
-  float4 w = __ldcs(reinterpret_cast<const float4 *>(t.master + i));
-  float4 m = __ldcs(reinterpret_cast<const float4 *>(t.m + i));
-  float4 v = __ldcs(reinterpret_cast<const float4 *>(t.v + i));
-  const Pack<4> g = load_pack<4>((const Grad *)t.grad + i);
-  w.x = update(w.x, m.x, v.x, g.v[0], f);
-  w.y = update(w.y, m.y, v.y, g.v[1], f);
-  w.z = update(w.z, m.z, v.z, g.v[2], f);
-  w.w = update(w.w, m.w, v.w, g.v[3], f);
-  __stcs(reinterpret_cast<float4 *>(t.master + i), w);
-  __stcs(reinterpret_cast<float4 *>(t.m + i), m);
-  __stcs(reinterpret_cast<float4 *>(t.v + i), v);
-  return four(w);
+// Of a vector over the columns of a matrix, from one column on; past the last one comes the first.
+template <int N>
+static __device__ __forceinline__ Pack<N> at_columns(const float *vector, int column, int cols) {
+  if (N > 1 && cols % N == 0) return load_pack<N>(vector + column);
+  Pack<N> values;
+#pragma unroll
+  for (int k = 0; k < N; k++) values.v[k] = vector[(column + k) % cols];
+  return values;
 }
 
-// column: of element i.
-static __device__ __forceinline__ void copy_four(const DeviceTensor &t, int64_t i, int column,
-                                                 Pack<4> w) {
-  if (t.compute) *reinterpret_cast<uint2 *>(t.compute + i) = narrow(w);
-  if (!t.folded) return;
-  const int cols = (int)t.cols;
-  Pack<4> wn = {1, 1, 1, 1};
-  if (t.norm && cols % 4 == 0)
-    wn = load_pack<4>(t.norm + column);
-  else if (t.norm)
-    wn = {t.norm[column], t.norm[(column + 1) % cols], t.norm[(column + 2) % cols],
-          t.norm[(column + 3) % cols]};
+// From element i of the tensor, which is in that column.
+template <typename Grad, int N>
+static __device__ __forceinline__ Pack<N> gradient(const DeviceTensor &t, int64_t i, int column) {
+  Pack<N> g = {};
+  if (t.grad) g = load_pack<N>((const Grad *)t.grad + i);
+  if (!t.grad_folded) return g;
+  const Pack<N> folded = load_pack<N>((const Grad *)t.grad_folded + i),
+                wn = at_columns<N>(t.norm_before, column, (int)t.cols);
 #pragma unroll
-  for (int k = 0; k < 4; k++) w.v[k] *= wn.v[k];
-  *reinterpret_cast<uint2 *>(t.folded + i) = narrow(w);
+  for (int k = 0; k < N; k++) g.v[k] += folded.v[k] * wn.v[k];
+  return g;
+}
+
+template <typename Grad, int N>
+static __device__ __forceinline__ Pack<N> update_pack(const DeviceTensor &t, int64_t i, int column,
+                                                      const Factors &f) {
+  Pack<N> w = load_once<N>(t.master + i), m = load_once<N>(t.m + i), v = load_once<N>(t.v + i);
+  const Pack<N> g = gradient<Grad, N>(t, i, column);
+#pragma unroll
+  for (int k = 0; k < N; k++) w.v[k] = update(w.v[k], m.v[k], v.v[k], g.v[k], f);
+  store_once(t.master + i, w);
+  store_once(t.m + i, m);
+  store_once(t.v + i, v);
+  return w;
+}
+
+template <int N>
+static __device__ __forceinline__ void copy_pack(const DeviceTensor &t, int64_t i, int column,
+                                                 const Pack<N> &w) {
+  Pack<N> copy = w;
+  if (t.compute) store_pack(t.compute + i, copy);
+  if (!t.folded) return;
+  const Pack<N> wn = at_columns<N>(t.norm, column, (int)t.cols);
+#pragma unroll
+  for (int k = 0; k < N; k++) copy.v[k] = w.v[k] * wn.v[k];
+  store_pack(t.folded + i, copy);
 }
 
 // UPDATE: the update and the copies; otherwise the copies only.
+template <typename Grad, bool UPDATE, int N>
+static __device__ __forceinline__ void step(const DeviceTensor &t, int64_t i, int column,
+                                            const Factors &f) {
+  const Pack<N> w =
+      UPDATE ? update_pack<Grad, N>(t, i, column, f) : load_pack<N>((const float *)t.master + i);
+  copy_pack(t, i, column, w);
+}
+
 template <typename Grad, bool UPDATE>
 static __global__ __launch_bounds__(THREADS) void adamw_kernel(ParamTable table,
                                                                int64_t first_block,
@@ -89,18 +113,10 @@ static __global__ __launch_bounds__(THREADS) void adamw_kernel(ParamTable table,
                 end = min(begin + (int64_t)UPDATE_BLOCK, t.rows * t.cols);
   const int start_column = (int)(begin % t.cols), cols = (int)t.cols;
 #pragma unroll 2
-  for (int64_t i = begin + threadIdx.x * 4; i + 3 < end; i += THREADS * 4) {
-    const Pack<4> w = UPDATE ? update_four<Grad>(t, i, f) : load_pack<4>(t.master + i);
-    copy_four(t, i, (start_column + (int)(i - begin)) % cols, w);
-  }
+  for (int64_t i = begin + threadIdx.x * 4; i + 3 < end; i += THREADS * 4)
+    step<Grad, UPDATE, 4>(t, i, (start_column + (int)(i - begin)) % cols, f);
   const int64_t i = end - end % 4 + threadIdx.x; // the last one to three elements of a tensor
-  if (i >= end) return;
-  if (UPDATE)
-    t.master[i] =
-        update(t.master[i], t.m[i], t.v[i], load_pack<1>((const Grad *)t.grad + i).v[0], f);
-  const float wn = t.norm ? t.norm[i % t.cols] : 1.0f;
-  if (t.compute) t.compute[i] = bf16_from_float(t.master[i]);
-  if (t.folded) t.folded[i] = bf16_from_float(t.master[i] * wn);
+  if (i < end) step<Grad, UPDATE, 1>(t, i, (int)(i % cols), f);
 }
 
 template <typename Grad, bool UPDATE> static void launch(const Cuda *c) {

@@ -1,28 +1,27 @@
-// From what the weight-gradient GEMMs left to true gradients and their norm, in three launches for
-// all tensors:
-//   1. unfold: a block a tile of 128 x 256 (or 32768 elements of a tensor that is not folded).
-//        dW = dW' wn (+ dW where the matrix is used plain too); partial column sums of dW' W;
-//        partial sum of squares of dW
+// What the norm needs of the weight-gradient GEMMs' results, in three launches for all tensors; the
+// results are only read:
+//   1. gradients: a block a tile of 128 x 256 (or 32768 elements of a tensor that is not folded).
+//        partial column sums of dW' W; partial sum of squares of dW = dW' wn (+ what the plain use
+//        has left)
 //   2. columns: dwn[k] = sum of the partial column sums of column k, over ascending rows; sum of
-//   squares of dwn
+//        squares of dwn; a copy of wn, which dW needs after wn's own update
 //   3. norm: one block adds all partial sums of squares in order, in double.
 // Norm weights are reached through the matrix that they are folded into; everything else has its
-// own tiles. Bytes: a folded matrix reads dW' and the fp32 master and writes dW; others read dW.
+// own tiles. Bytes: a folded matrix reads dW' and the fp32 master; others read dW.
 #include "kernels/cuda/cuda.h"
 #include "kernels/cuda/tensors.cuh"
 
 enum { THREADS = 256, WARPS = THREADS / 32 };
 
-// N columns a lane, warps take rows in turn, four of them at a time: a thread's loads are all under
-// way before its first store. Leaves the column sums of each warp; returns the thread's part of the
-// sum of squares.
+// N columns a lane, warps take rows in turn, four of them at a time, so that a thread's loads are
+// under way together. Leaves the column sums of each warp; returns the thread's part of the sum of
+// squares.
 template <typename Grad, int N>
-static __device__ __forceinline__ float unfold_tile(const DeviceTensor &t, int64_t row0, int64_t c0,
+static __device__ __forceinline__ float folded_tile(const DeviceTensor &t, int64_t row0, int64_t c0,
                                                     float (&sums)[WARPS][TILE_COLS]) {
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int rows = (int)min((int64_t)TILE_ROWS, t.rows - row0);
-  Grad *grad = (Grad *)t.grad;
-  const Grad *folded = (const Grad *)t.grad_folded;
+  const Grad *plain = (const Grad *)t.grad, *folded = (const Grad *)t.grad_folded;
   float squares = 0;
   for (int j = lane * N; j < TILE_COLS; j += 32 * N) {
     const int64_t c = c0 + j;
@@ -31,25 +30,23 @@ static __device__ __forceinline__ float unfold_tile(const DeviceTensor &t, int64
       const Pack<N> wn = load_pack<N>(t.norm + c);
       for (int n0 = warp; n0 < rows; n0 += 4 * WARPS) {
         const int64_t first = (row0 + n0) * t.cols + c, step = WARPS * t.cols;
-        Pack<N> g[4], w[4];
+        Pack<N> g[4], w[4], d[4] = {};
 #pragma unroll
         for (int k = 0; k < 4; k++)
           if (n0 + k * WARPS < rows) {
             g[k] = load_pack<N>(folded + first + k * step);
             w[k] = load_once<N>(t.master + first + k * step);
+            if (plain) d[k] = load_pack<N>(plain + first + k * step);
           }
 #pragma unroll
         for (int k = 0; k < 4; k++)
           if (n0 + k * WARPS < rows) {
-            Pack<N> d = {};
-            if (grad != folded) d = load_pack<N>(grad + first + k * step);
 #pragma unroll
             for (int i = 0; i < N; i++) {
               column_sum.v[i] += g[k].v[i] * w[k].v[i];
-              d.v[i] += g[k].v[i] * wn.v[i];
+              d[k].v[i] += g[k].v[i] * wn.v[i];
             }
-            store_pack(grad + first + k * step, d);
-            squares += square_sum(d);
+            squares += square_sum(d[k]);
           }
       }
     }
@@ -59,7 +56,7 @@ static __device__ __forceinline__ float unfold_tile(const DeviceTensor &t, int64
 }
 
 template <typename Grad>
-static __global__ __launch_bounds__(THREADS, 3) void unfold_kernel(ParamTable table) {
+static __global__ __launch_bounds__(THREADS, 3) void gradients_kernel(ParamTable table) {
   __shared__ __align__(16) float sums[WARPS][TILE_COLS];
   __shared__ float scratch[32];
   const DeviceTensor t = table.tensors[table.tile_owner[blockIdx.x]];
@@ -69,9 +66,9 @@ static __global__ __launch_bounds__(THREADS, 3) void unfold_kernel(ParamTable ta
     const int64_t across = (t.cols + TILE_COLS - 1) / TILE_COLS;
     const int64_t row_tile = tile / across, c0 = tile % across * TILE_COLS;
     if (t.cols % 4 == 0)
-      squares = unfold_tile<Grad, 4>(t, row_tile * TILE_ROWS, c0, sums);
+      squares = folded_tile<Grad, 4>(t, row_tile * TILE_ROWS, c0, sums);
     else
-      squares = unfold_tile<Grad, 1>(t, row_tile * TILE_ROWS, c0, sums);
+      squares = folded_tile<Grad, 1>(t, row_tile * TILE_ROWS, c0, sums);
     __syncthreads();
     const int64_t c = c0 + threadIdx.x;
     float sum = 0;
@@ -112,7 +109,10 @@ static __global__ __launch_bounds__(THREADS) void columns_kernel(ParamTable tabl
 #pragma unroll
   for (int i = 0; i < WARPS; i++) sum += part[i][lane];
   Pack<1> dwn = {sum};
-  if (c < t.cols) store_pack((Grad *)t.norm_grad + c, dwn);
+  if (c < t.cols) {
+    store_pack((Grad *)t.norm_grad + c, dwn);
+    t.norm_before[c] = t.norm[c];
+  }
   const float squares = warp_sum(c < t.cols ? square_sum(dwn) : 0.0f);
   if (lane == 0) table.sumsq[table.tiles + blockIdx.x] = squares;
 }
@@ -128,7 +128,7 @@ void cuda_grads_finish(Backend *be, const ParamTensor *list, int count) {
   const cudaStream_t stream = c->gpu.stream;
   by_gradient(table->grads_fp32, [&](auto *grad) {
     using Grad = std::remove_pointer_t<decltype(grad)>;
-    unfold_kernel<Grad><<<(unsigned)table->tiles, THREADS, 0, stream>>>(*table);
+    gradients_kernel<Grad><<<(unsigned)table->tiles, THREADS, 0, stream>>>(*table);
     LAUNCHED();
     if (table->columns > 0)
       columns_kernel<Grad><<<(unsigned)table->columns, THREADS, 0, stream>>>(*table);

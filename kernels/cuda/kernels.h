@@ -76,11 +76,12 @@ typedef struct DeviceTensor {
   float *master, *m, *v;
   grad_t *grad, *grad_folded;
   bf16_bits *compute, *folded;
-  const float *norm;      // [cols] master of the norm weight folded in, or NULL
-  grad_t *norm_grad;      // [cols] its gradient, or NULL
-  float *column_partials; // [row tiles, cols] of dW' * W, or NULL
+  const float *norm;      // [cols] master of the norm weight folded in, or NULL, as the next three
+  float *norm_before;     // [cols] its copy from grads_finish, for adamw: the update changes it
+  grad_t *norm_grad;      // [cols] its gradient
+  float *column_partials; // [row tiles, cols] of dW' * W
   int64_t first_update;   // this tensor's first block in the update's launch
-  int64_t first_tile;     // in the unfold's launch
+  int64_t first_tile;     // in the launch over the gradients
   int64_t first_column;   // in the column sums' launch
   int32_t decay;
 } DeviceTensor;

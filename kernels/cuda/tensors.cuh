@@ -35,10 +35,16 @@ static __device__ __forceinline__ void store_pack(float *to, const Pack<8> &p) {
   store_pack(to + 4, Pack<4>{p.v[4], p.v[5], p.v[6], p.v[7]});
 }
 
-// Of what is read once a step: kept out of the caches.
+// Of what is read or written once a step: kept out of the caches.
 template <int N> static __device__ __forceinline__ Pack<N> load_once(const float *from) {
   if constexpr (N == 1)
     return {__ldcs(from)};
   else
     return four(__ldcs(reinterpret_cast<const float4 *>(from)));
+}
+static __device__ __forceinline__ void store_once(float *to, const Pack<1> &p) {
+  __stcs(to, p.v[0]);
+}
+static __device__ __forceinline__ void store_once(float *to, const Pack<4> &p) {
+  __stcs(reinterpret_cast<float4 *>(to), {p.v[0], p.v[1], p.v[2], p.v[3]});
 }

@@ -33,7 +33,7 @@ static int64_t own(int32_t *owner, int64_t *blocks, int64_t more, int32_t tensor
 
 // Describes the list's tensors, norm weights first: their blocks come first in the update, since
 // folded copies read the updated norm weights. Counts the blocks, and fills the table where it has
-// memory; returns the floats of all column partials, which lie at `partials`.
+// memory; returns the floats of all column partials and copies of norms, which lie at `partials`.
 static int64_t describe(ParamTable *table, const ParamTensor *list, int count, float *partials) {
   int64_t used = 0;
   int32_t at = 0;
@@ -58,7 +58,8 @@ static int64_t describe(ParamTable *table, const ParamTensor *list, int count, f
           .folded = (bf16_bits *)p->folded.data,
           .norm = norm ? (const float *)norm->master : NULL,
           .norm_grad = norm ? norm->grad : NULL,
-          .column_partials = norm && partials ? partials + used : NULL,
+          .norm_before = norm && partials ? partials + used : NULL,
+          .column_partials = norm && partials ? partials + used + p->cols : NULL,
           .first_update =
               own(table->update_owner, &table->update_blocks, ceil_div(elements, UPDATE_BLOCK), at),
           .first_tile = own(table->tile_owner, &table->tiles, is_norm ? 0 : tiles, at),
@@ -66,7 +67,7 @@ static int64_t describe(ParamTable *table, const ParamTensor *list, int count, f
                               norm ? ceil_div(p->cols, COLUMN_BLOCK) : 0, at),
           .decay = p->decay};
       if (is_norm) table->norm_blocks = table->update_blocks;
-      if (norm) used += row_tiles * p->cols;
+      if (norm) used += (1 + row_tiles) * p->cols;
       if (table->tensors) table->tensors[at] = t;
       at++;
     }

@@ -267,17 +267,14 @@ static size_t lay_out_update(ParamTensor list[UPDATED], const Backend *be, int64
     t->master = arena_take(&arena, count * be->master_bytes);
     t->m = arena_take(&arena, count * be->master_bytes);
     t->v = arena_take(&arena, count * be->master_bytes);
-    t->grad = arena_take(&arena, count * be->grad_bytes);
-    if (i == NORM) continue;
-    t->grad_folded = t->grad;
-    t->folded.data = arena_take(&arena, count * be->act_bytes);
+    *(i == NORM ? &t->grad : &t->grad_folded) = arena_take(&arena, count * be->grad_bytes);
+    if (i == MATRIX) t->folded.data = arena_take(&arena, count * be->act_bytes);
   }
   return arena.used;
 }
 
 static bool open_update(const Llama *llama, ParamTensor list[UPDATED]) {
-  static const Values weights[UPDATED] = {{103, 1, 0.1}, {104, 0, 0.02}},
-                      gradients[UPDATED] = {{105, 0, 0.01}, {106, 0, 0.01}};
+  static const Values weights[UPDATED] = {{103, 1, 0.1}, {104, 0, 0.02}}, gradient = {106, 0, 0.01};
   Backend *be = llama->be;
   const int64_t D = llama->config.hidden_size;
   const size_t bytes = lay_out_update(list, be, D, NULL);
@@ -285,11 +282,9 @@ static bool open_update(const Llama *llama, ParamTensor list[UPDATED]) {
   lay_out_update(list, be, D, block);
   if (!block) return false;
   be->zero(be, block, bytes);
-  for (int i = 0; i < UPDATED; i++) {
-    const int64_t count = list[i].rows * D;
-    write_values(be, list[i].master, weights[i], count, be->master_bytes);
-    write_values(be, list[i].grad, gradients[i], count, be->grad_bytes);
-  }
+  for (int i = 0; i < UPDATED; i++)
+    write_values(be, list[i].master, weights[i], list[i].rows * D, be->master_bytes);
+  write_values(be, list[MATRIX].grad_folded, gradient, list[MATRIX].rows * D, be->grad_bytes);
   return true;
 }
 
@@ -297,7 +292,7 @@ static bool open_update(const Llama *llama, ParamTensor list[UPDATED]) {
 static void compare_update(const Comparison *c, Differences differences[2]) {
   const AdamW hyper = {
       .learning_rate = 1e-3, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.1};
-  const int64_t count = UPDATED_ROWS * c->side[REFERENCE].config.hidden_size;
+  const int64_t D = c->side[REFERENCE].config.hidden_size, counts[2] = {D, UPDATED_ROWS * D};
   ParamTensor lists[SIDES][UPDATED];
   float *results[2][SIDES] = {{NULL}};
   bool taken = true;
@@ -309,12 +304,12 @@ static void compare_update(const Comparison *c, Differences differences[2]) {
     be->step_begin(be);
     be->set_hyper(be, &hyper);
     be->grads_finish(be, lists[side], UPDATED);
-    results[0][side] = read_output(be, lists[side][MATRIX].grad, count, true);
+    results[0][side] = read_output(be, lists[side][NORM].grad, counts[0], true);
     be->adamw(be, lists[side], UPDATED);
-    results[1][side] = read_output(be, lists[side][MATRIX].folded.data, count, false);
+    results[1][side] = read_output(be, lists[side][MATRIX].folded.data, counts[1], false);
   }
   for (int i = 0; i < 2; i++)
-    differences[i] = taken ? compare(results[i], count) : (Differences){NAN, NAN, NAN};
+    differences[i] = taken ? compare(results[i], counts[i]) : (Differences){NAN, NAN, NAN};
   for (int side = 0; side < SIDES; side++) {
     Backend *be = c->side[side].be;
     if (lists[side][NORM].master) be->release(be, lists[side][NORM].master);

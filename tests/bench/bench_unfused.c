@@ -261,15 +261,15 @@ static void update(const Pool *all, bool grads_fp32) {
     CUDA_CHECK(cudaMemset(t->master = take(p, n * 4), 0x3b, n * 4));
     CUDA_CHECK(cudaMemset(t->m = take(p, n * 4), 0, n * 4));
     CUDA_CHECK(cudaMemset(t->v = take(p, n * 4), 0, n * 4));
-    CUDA_CHECK(cudaMemset(t->grad = take(p, n * grad), 0x3b, n * grad));
+    grad_t **gradient = i == 0 ? &t->grad : &t->grad_folded;
+    CUDA_CHECK(cudaMemset(*gradient = take(p, n * grad), 0x3b, n * grad));
   }
   list[1].folded = operand_of(take(p, (size_t)count * 2));
-  list[1].grad_folded = list[1].grad;
   CUDA_CHECK(cudaDeviceSynchronize());
   const AdamW hyper = {1e-4, 0.9, 0.95, 1e-8, 0.1, 1};
   be->set_hyper(be, &hyper);
   KERNEL(p, grads_fp32 ? "grads_finish, fp32" : "grads_finish, bf16",
-         (double)count * (4 + 2.0 * (double)grad), be->grads_finish(be, list, 2));
+         (double)count * (4 + (double)grad), be->grads_finish(be, list, 2));
   KERNEL(p, grads_fp32 ? "adamw, fp32 gradients" : "adamw, bf16 gradients",
          (double)count * (26 + (double)grad), be->adamw(be, list, 2));
   be->step_end(be);

@@ -145,7 +145,8 @@ static void twin_embed_backward(Backend *be, int64_t M, const int32_t *tokens, c
 
 static void twin_grads_finish(Backend *be, const ParamTensor *list, int count) {
   cpu_grads_finish(be, list, count);
-  for (int i = 0; i < count; i++) round_in_place(list[i].grad, list[i].rows * list[i].cols);
+  for (int i = 0; i < count; i++)
+    if (list[i].grad) round_in_place(list[i].grad, list[i].rows * list[i].cols);
 }
 
 static void round_copies(const ParamTensor *list, int count) {

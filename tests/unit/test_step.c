@@ -11,6 +11,7 @@
 #include "base/memory.h"
 #include "base/rng.h"
 #include "model/packing.h"
+#include "tests/support/gradient.h"
 #include "tests/support/tiny_run.h"
 
 enum { TOKENS = 8 };
@@ -211,15 +212,14 @@ static void the_gradient_norm_is_that_of_all_gradients(void **state) {
   for (int i = 0; i < run.llama.param_count; i++) {
     const ParamTensor *p = &run.llama.tensors[i];
     const int64_t n = p->rows * p->cols;
-    float *g = xmalloc((size_t)n * sizeof *g);
-    run.be->read_grad(run.be, g, p->grad, n);
-    for (int64_t k = 0; k < n; k++) sum += (double)g[k] * (double)g[k];
+    double *g = true_gradient(run.be, run.llama.tensors, i);
+    for (int64_t k = 0; k < n; k++) sum += g[k] * g[k];
     free(g);
   }
   run.be->step_end(run.be);
   const double norm = run.be->step_result(run.be).grad_norm, error = fabs(norm - sqrt(sum)) / norm;
-  printf("# relative error %.1e, bound 1e-12 (observed 1.6e-15)\n", error);
-  assert_true(error <= 1e-12);
+  printf("# relative error %.1e, bound 5e-9 (observed 4.6e-10, of products in fp32)\n", error);
+  assert_true(error <= 5e-9);
   tiny_run_close(&run);
 }
 

@@ -1,0 +1,37 @@
+// The gradient of the loss with respect to a parameter, as AdamW forms it.
+#pragma once
+#include <stdlib.h>
+
+#include "base/memory.h"
+#include "kernels/ops.h"
+
+// Gradients, or where `master` masters, in fresh memory: fp64 where the backend has them so.
+static inline double *exact_values(Backend *be, const void *from, int64_t count, bool master) {
+  double *values = xmalloc((size_t)count * sizeof *values);
+  if (be->master_bytes == sizeof *values) {
+    be->read(be, values, from, (size_t)count * sizeof *values);
+    return values;
+  }
+  float *read = xmalloc((size_t)count * sizeof *read);
+  if (master)
+    be->read_master(be, read, from, count);
+  else
+    be->read_grad(be, read, from, count);
+  for (int64_t i = 0; i < count; i++) values[i] = (double)read[i];
+  free(read);
+  return values;
+}
+
+// dW of list[index] [rows, cols], in fresh memory. To be called between grads_finish and adamw.
+static inline double *true_gradient(Backend *be, const ParamTensor *list, int index) {
+  const ParamTensor *t = &list[index];
+  const int64_t count = t->rows * t->cols;
+  double *dW = t->grad ? exact_values(be, t->grad, count, false) : NULL;
+  if (t->norm < 0) return dW;
+  double *folded = exact_values(be, t->grad_folded, count, false),
+         *wn = exact_values(be, list[t->norm].master, t->cols, true);
+  for (int64_t i = 0; i < count; i++) folded[i] = folded[i] * wn[i % t->cols] + (dW ? dW[i] : 0);
+  free(wn);
+  free(dW);
+  return folded;
+}
