@@ -54,6 +54,9 @@ typedef enum KernelKind { KERNEL_CPU, KERNEL_UNFUSED, KERNEL_FUSED } KernelKind;
 // the unfused kernels, fused takes every program that can run.
 typedef enum KernelChoice { KERNELS_AUTO, KERNELS_FUSED, KERNELS_UNFUSED } KernelChoice;
 
+// What AdamW's moments are kept in.
+typedef enum MomentType { MOMENTS_FP32, MOMENTS_BF16 } MomentType;
+
 // Row-major GEMMs, by how A and B are stored; the result is [M, N].
 //   GEMM_NT: A [M, K], B [N, K]     GEMM_NN: A [M, K], B [K, N]     GEMM_TN: A [K, M], B [K, N]
 typedef enum GemmForm { GEMM_NT, GEMM_NN, GEMM_TN } GemmForm;

@@ -40,7 +40,8 @@ typedef struct Fp8Copy fp8_t; // FP8 copies of either: a byte on a GPU, real on 
 typedef struct Statistic stat_t; // row statistics, log-sum-exp: fp32 on a GPU, real on the CPU
 typedef struct Gradient grad_t;  // gradients of parameters: bf16 on a GPU, fp32 there when
                                  // micro-batches add up; real on the CPU
-typedef struct Master master_t;  // master weights and AdamW moments: fp32 on a GPU, real on the CPU
+typedef struct Master master_t;  // master weights: fp32 on a GPU, real on the CPU
+typedef struct Moment moment_t;  // AdamW's moments: fp32 or bf16 on a GPU, real on the CPU
 
 // A statistic of rows: for each row `parts` partial sums, which its consumer adds up in their
 // order. A producer leaves one part a tile of columns and fills in how many; stride and memory are
@@ -118,6 +119,7 @@ typedef struct OpsConfig {
   const ScalingKind *scalings;       // [scaling_count] of the operands with FP8 copies; read while
   int scaling_count;                 // the backend is created. The parameters' come first, in the
                                      // order of their list
+  MomentType moments;                // bf16: rounded as kernels/moments.h says, on the CPU, too
   // The calls of a run in their order (kernels/record.h): a GPU backend chooses kernels and
   // cuBLASLt's algorithms by them. Read while it is created; none is fine.
   const OperationCall *calls;
@@ -155,13 +157,14 @@ typedef struct GpuOptions {
 // there, with the wn that the forward used: adamw forms it as it reads, and no array holds it.
 typedef struct ParamTensor {
   int64_t rows, cols;
-  master_t *master, *m, *v; // weight, AdamW's first and second moment
-  grad_t *grad;             // gradient with respect to the plain use; a norm weight's: dwn
-  grad_t *grad_folded;      // dW' = gradient with respect to the folded copy
-  Operand compute;          // W as the GEMMs read it
-  Operand folded;           // W * wn, wn = list[norm].master [cols]
-  int norm;                 // index in the list, -1 = folded with nothing
-  bool decay;               // AdamW's weight decay applies
+  master_t *master;    // weight
+  moment_t *m, *v;     // AdamW's first and second moment
+  grad_t *grad;        // gradient with respect to the plain use; a norm weight's: dwn
+  grad_t *grad_folded; // dW' = gradient with respect to the folded copy
+  Operand compute;     // W as the GEMMs read it
+  Operand folded;      // W * wn, wn = list[norm].master [cols]
+  int norm;            // index in the list, -1 = folded with nothing
+  bool decay;          // AdamW's weight decay applies
 } ParamTensor;
 
 typedef struct AdamW {
@@ -318,7 +321,8 @@ struct Backend {
   const char *name;      // "cpu", ...
   char description[512]; // hardware and libraries, for the start-up table
   char costs[128];       // what a choice in the configuration costs, for the same; empty: nothing
-  size_t act_bytes, fp8_bytes, stat_bytes, grad_bytes, master_bytes; // of one element
+  // Of one element.
+  size_t act_bytes, fp8_bytes, stat_bytes, grad_bytes, master_bytes, moment_bytes;
   bool folds_softmax; // head_loss leaves u and ux where they have memory (HeadGradient)
   // The most parts that a producer leaves of a row statistic.
   struct {
@@ -350,9 +354,11 @@ struct Backend {
   void (*zero)(Backend *be, void *memory, size_t bytes);
   void (*write)(Backend *be, void *to, const void *from_host, size_t bytes);
   void (*read)(Backend *be, void *to_host, const void *from, size_t bytes);
-  // master_t <-> host float
+  // master_t, moment_t <-> host float; what is written into bf16 is rounded to nearest
   void (*write_master)(Backend *be, master_t *to, const float *from_host, int64_t count);
   void (*read_master)(Backend *be, float *to_host, const master_t *from, int64_t count);
+  void (*write_moments)(Backend *be, moment_t *to, const float *from_host, int64_t count);
+  void (*read_moments)(Backend *be, float *to_host, const moment_t *from, int64_t count);
   void (*read_act)(Backend *be, float *to_host, const act_t *from, int64_t count);
   void (*read_grad)(Backend *be, float *to_host, const grad_t *from, int64_t count);
 

@@ -180,7 +180,7 @@ static void record_cast(Backend *be, int64_t M, int64_t N, Operand x) {
 // Every parameter once: what the pass over the gradients, or AdamW, reads and writes of it.
 static OperationCall *add_update(Backend *be, const ParamTensor *list, int count, bool adamw) {
   const double grad = (double)be->grad_bytes, master = (double)be->master_bytes,
-               act = (double)be->act_bytes;
+               moment = (double)be->moment_bytes, act = (double)be->act_bytes;
   double bytes = 0, parameters = 0;
   for (int i = 0; i < count; i++) {
     const ParamTensor *t = &list[i];
@@ -190,7 +190,7 @@ static OperationCall *add_update(Backend *be, const ParamTensor *list, int count
     parameters += n;
     bytes += n * gradients * grad;
     if (adamw)
-      bytes += n * (6 * master + copies * act);
+      bytes += n * (2 * master + 4 * moment + copies * act);
     else if (t->norm >= 0)
       bytes += n * master;
   }
@@ -254,6 +254,7 @@ Recorder *recorder_create(const OpsConfig *config, const Backend *like) {
   r->base.stat_bytes = like->stat_bytes;
   r->base.grad_bytes = like->grad_bytes;
   r->base.master_bytes = like->master_bytes;
+  r->base.moment_bytes = like->moment_bytes;
   return r;
 }
 

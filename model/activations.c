@@ -273,6 +273,7 @@ static Operand take_weight(Layout *l, const ParamTensor *t, bool fp8, int scalin
 size_t params_layout(ParamTensor *tensors, const ModelConfig *c, const RunShape *shape,
                      const Backend *be, char *block, MemoryPlan *plan) {
   Layout l = {{block, 0}, plan, be};
+  const char *moments = be->moment_bytes == 2 ? "all parameters, bf16" : "all parameters";
   params_table(c, tensors);
   for (int i = 0; i < params_count(c); i++) {
     ParamTensor *t = &tensors[i];
@@ -281,8 +282,8 @@ size_t params_layout(ParamTensor *tensors, const ModelConfig *c, const RunShape 
                fp8 = i == param_index(c, PARAM_LM_HEAD, -1) ? shape->fp8.head : shape->fp8.layers;
     t->master = take(&l, "master weights", "all parameters", n, be->master_bytes);
     if (shape->train) {
-      t->m = take(&l, "AdamW m", "all parameters", n, be->master_bytes);
-      t->v = take(&l, "AdamW v", "all parameters", n, be->master_bytes);
+      t->m = take(&l, "AdamW m", moments, n, be->moment_bytes);
+      t->v = take(&l, "AdamW v", moments, n, be->moment_bytes);
     }
     if (embed || (matrix && t->norm < 0)) t->compute = take_weight(&l, t, fp8 && !embed, i);
     if (t->norm >= 0) t->folded = take_weight(&l, t, fp8, i);

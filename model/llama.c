@@ -89,6 +89,15 @@ static void init_packed(const ModelConfig *c, uint64_t seed, const HfTensor *lis
   }
 }
 
+void llama_zero_moments(Llama *llama) {
+  for (int i = 0; llama->shape.train && i < llama->param_count; i++) {
+    const ParamTensor *p = &llama->tensors[i];
+    const size_t bytes = (size_t)(p->rows * p->cols) * llama->be->moment_bytes;
+    llama->be->zero(llama->be, p->m, bytes);
+    llama->be->zero(llama->be, p->v, bytes);
+  }
+}
+
 void llama_init_weights(Llama *llama, uint64_t seed) {
   Backend *be = llama->be;
   const ModelConfig *c = &llama->config;
@@ -102,11 +111,9 @@ void llama_init_weights(Llama *llama, uint64_t seed) {
     init_packed(c, seed, list, count, i, packed);
     be->write_master(be, p->master, packed, n);
     free(packed);
-    if (!llama->shape.train) continue;
-    be->zero(be, p->m, (size_t)n * be->master_bytes);
-    be->zero(be, p->v, (size_t)n * be->master_bytes);
   }
   free(list);
+  llama_zero_moments(llama);
   be->refresh(be, llama->tensors, llama->param_count);
 }
 

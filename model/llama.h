@@ -39,6 +39,8 @@ void llama_destroy(Llama *llama); // either; zeros are fine
 
 // Random weights (params.h), moments zero, compute copies written.
 void llama_init_weights(Llama *llama, uint64_t seed);
+// The moments alone; without shape.train there are none.
+void llama_zero_moments(Llama *llama);
 
 // The backend configuration that serves this model, without calls.
 OpsConfig llama_ops_config(const ModelConfig *config, const RunShape *shape, int64_t max_positions,

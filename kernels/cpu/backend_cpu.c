@@ -8,6 +8,7 @@
 
 #include "base/memory.h"
 #include "kernels/cpu/cpu.h"
+#include "kernels/moments.h"
 
 // There is no device, and little to prepare: many arguments have no use here.
 #pragma GCC diagnostic ignored "-Wunused-parameter"
@@ -41,11 +42,22 @@ static void cpu_write_master(Backend *be, master_t *to, const float *from, int64
   for (int64_t i = 0; i < count; i++) reals(to)[i] = (real)from[i];
 }
 
+// What the moments hold is rounded here, not in a type of its own.
+static void cpu_write_moments(Backend *be, moment_t *to, const float *from, int64_t count) {
+  const bool bf16 = cpu_of(be)->config.moments == MOMENTS_BF16;
+  for (int64_t i = 0; i < count; i++)
+    reals(to)[i] = (real)(bf16 ? moment_round(from[i], MOMENT_NEAREST) : from[i]);
+}
+
 static void read_reals(float *to, const real *from, int64_t count) {
   for (int64_t i = 0; i < count; i++) to[i] = (float)from[i];
 }
 
 static void cpu_read_master(Backend *be, float *to, const master_t *from, int64_t count) {
+  read_reals(to, reals(from), count);
+}
+
+static void cpu_read_moments(Backend *be, float *to, const moment_t *from, int64_t count) {
   read_reals(to, reals(from), count);
 }
 
@@ -88,6 +100,7 @@ static const Backend cpu_functions = {
     .stat_bytes = sizeof(real),
     .grad_bytes = sizeof(real),
     .master_bytes = sizeof(real),
+    .moment_bytes = sizeof(real),
     .most_parts = {.sumsq = 1, .s = 1},
     .destroy = cpu_destroy,
     .alloc = cpu_alloc,
@@ -97,6 +110,8 @@ static const Backend cpu_functions = {
     .read = cpu_copy,
     .write_master = cpu_write_master,
     .read_master = cpu_read_master,
+    .write_moments = cpu_write_moments,
+    .read_moments = cpu_read_moments,
     .read_act = cpu_read_act,
     .read_grad = cpu_read_grad,
     .set_hyper = cpu_set_hyper,

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 
 #include "base/memory.h"
+#include "kernels/moments.h"
 
 void cpu_step_begin(Backend *be) {
   StepResult *step = &cpu_of(be)->step;
@@ -88,10 +89,22 @@ void cpu_refresh(Backend *be, const ParamTensor *list, int count) {
   for (int i = 0; i < count; i++) refresh_tensor(list, &list[i]);
 }
 
+// Elements `first` and following of a tensor. The step was made with the moments as they were.
+static void round_moments(int64_t count, int64_t first, uint32_t key, real *m, real *v) {
+  for (int64_t k = 0; k < count; k++) {
+    const uint32_t noise = moment_noise(key, first + k);
+    m[k] = (real)moment_round((float)m[k], noise);
+    v[k] = (real)moment_round((float)v[k], noise >> 16);
+  }
+}
+
 // W -= lr (m^ / (sqrt(v^) + eps) + decay W), with bias-corrected moments. arXiv 1711.05101, as
 // torch.optim.AdamW.
-static void adamw_tensor(const ParamTensor *list, const ParamTensor *t, const AdamW *a, double clip,
-                         int64_t update) {
+static void adamw_tensor(const Cpu *cpu, const ParamTensor *list, int index, double clip) {
+  const ParamTensor *t = &list[index];
+  const AdamW *a = &cpu->hyper;
+  const int64_t update = cpu->step.updates;
+  const uint32_t key = moment_key(update, index);
   const real beta1 = (real)a->beta1, beta2 = (real)a->beta2, eps = (real)a->eps, scale = (real)clip;
   const real step_size = (real)(a->learning_rate / (1 - pow(a->beta1, (double)update)));
   const real per_root = (real)(1 / sqrt(1 - pow(a->beta2, (double)update)));
@@ -111,6 +124,7 @@ static void adamw_tensor(const ParamTensor *list, const ParamTensor *t, const Ad
         v[k] = beta2 * v[k] + (1 - beta2) * g * g;
         W[k] = keep * W[k] - step_size * m[k] / (real_sqrt(v[k]) * per_root + eps);
       }
+      if (cpu->config.moments == MOMENTS_BF16) round_moments(t->cols, first, key, m, v);
     }
     free(made);
   }
@@ -130,7 +144,7 @@ void cpu_adamw(Backend *be, const ParamTensor *list, int count) {
   const double clip = clipped ? hyper->clip_norm / step->grad_norm : 1;
   for (int vectors = 0; vectors < 2; vectors++) // last: gradients of matrices read the old ones
     for (int i = 0; i < count; i++)
-      if ((list[i].rows == 1) == vectors) adamw_tensor(list, &list[i], hyper, clip, step->updates);
+      if ((list[i].rows == 1) == vectors) adamw_tensor(cpu_of(be), list, i, clip);
   cpu_refresh(be, list, count); // after all masters: a folded copy reads its norm weight too
 }
 

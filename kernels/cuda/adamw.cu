@@ -6,11 +6,12 @@
 // Two launches: norm weights first, since the folded copies read them; then everything else. Before
 // them one thread decides on the device whether the update happens (loss and norm finite), counts
 // it, and prepares its factors: so nothing has to come back to the host within a step. Bytes an
-// element: 12 + 12 of fp32 state, a gradient of 2 or 4, a copy of 2 (twice both for a tied
-// embedding).
+// element: 12 + 12 of fp32 state (8 + 8 with bf16 moments, rounded after the step is made), a
+// gradient of 2 or 4, a copy of 2 (twice both for a tied embedding).
 // Launch: a block UPDATE_BLOCK elements of one tensor, 4 a thread at a time.
 #include "kernels/cuda/cuda.h"
 #include "kernels/cuda/tensors.cuh"
+#include "kernels/moments.h"
 
 enum { THREADS = 256 };
 
@@ -27,6 +28,7 @@ static __global__ void factors_kernel(StepState *state) {
 
 struct Factors {
   float clip, step_size, per_root, keep, beta1, beta2, eps;
+  uint32_t key; // of bf16 moments' noise
 };
 
 static __device__ __forceinline__ float update(float w, float &m, float &v, float g,
@@ -60,16 +62,25 @@ static __device__ __forceinline__ Pack<N> gradient(const DeviceTensor &t, int64_
   return g;
 }
 
-template <typename Grad, int N>
+template <typename Grad, typename Moment, int N>
 static __device__ __forceinline__ Pack<N> update_pack(const DeviceTensor &t, int64_t i, int column,
                                                       const Factors &f) {
-  Pack<N> w = load_once<N>(t.master + i), m = load_once<N>(t.m + i), v = load_once<N>(t.v + i);
+  Moment *const m_at = (Moment *)t.m + i, *const v_at = (Moment *)t.v + i;
+  Pack<N> w = load_once<N>(t.master + i), m = load_once<N>(m_at), v = load_once<N>(v_at);
   const Pack<N> g = gradient<Grad, N>(t, i, column);
 #pragma unroll
   for (int k = 0; k < N; k++) w.v[k] = update(w.v[k], m.v[k], v.v[k], g.v[k], f);
   store_once(t.master + i, w);
-  store_once(t.m + i, m);
-  store_once(t.v + i, v);
+  if constexpr (std::is_same_v<Moment, bf16_bits>) {
+#pragma unroll
+    for (int k = 0; k < N; k++) {
+      const uint32_t noise = moment_noise(f.key, i + k);
+      m.v[k] = moment_round(m.v[k], noise);
+      v.v[k] = moment_round(v.v[k], noise >> 16);
+    }
+  }
+  store_once(m_at, m);
+  store_once(v_at, v);
   return w;
 }
 
@@ -85,43 +96,46 @@ static __device__ __forceinline__ void copy_pack(const DeviceTensor &t, int64_t 
   store_pack(t.folded + i, copy);
 }
 
-// UPDATE: the update and the copies; otherwise the copies only.
-template <typename Grad, bool UPDATE, int N>
+// The update and the copies; Moment void: the copies only.
+template <typename Grad, typename Moment, int N>
 static __device__ __forceinline__ void step(const DeviceTensor &t, int64_t i, int column,
                                             const Factors &f) {
-  const Pack<N> w =
-      UPDATE ? update_pack<Grad, N>(t, i, column, f) : load_pack<N>((const float *)t.master + i);
-  copy_pack(t, i, column, w);
+  if constexpr (std::is_void_v<Moment>)
+    copy_pack(t, i, column, load_pack<N>((const float *)t.master + i));
+  else
+    copy_pack(t, i, column, update_pack<Grad, Moment, N>(t, i, column, f));
 }
 
-template <typename Grad, bool UPDATE>
+static __device__ __forceinline__ Factors factors_of(const DeviceTensor &t,
+                                                     const StepState *state) {
+  const AdamW &a = state->hyper;
+  const float keep = (float)(1 - a.learning_rate * (t.decay ? a.weight_decay : 0));
+  return {state->clip,    state->step_size, state->per_root, keep,
+          (float)a.beta1, (float)a.beta2,   (float)a.eps,    moment_key(state->updates, t.index)};
+}
+
+template <typename Grad, typename Moment>
 static __global__ __launch_bounds__(THREADS) void adamw_kernel(ParamTable table,
                                                                int64_t first_block,
                                                                const StepState *state) {
+  constexpr bool UPDATE = !std::is_void_v<Moment>;
   if (UPDATE && !state->applied) return;
   const int64_t block = first_block + blockIdx.x;
   const DeviceTensor t = table.tensors[table.update_owner[block]];
-  Factors f = {};
-  if (UPDATE) {
-    const AdamW &a = state->hyper;
-    f = {state->clip,     state->step_size,
-         state->per_root, (float)(1 - a.learning_rate * (t.decay ? a.weight_decay : 0)),
-         (float)a.beta1,  (float)a.beta2,
-         (float)a.eps};
-  }
+  const Factors f = UPDATE ? factors_of(t, state) : Factors{};
   const int64_t begin = (block - t.first_update) * UPDATE_BLOCK,
                 end = min(begin + (int64_t)UPDATE_BLOCK, t.rows * t.cols);
   const int start_column = (int)(begin % t.cols), cols = (int)t.cols;
 #pragma unroll 2
   for (int64_t i = begin + threadIdx.x * 4; i + 3 < end; i += THREADS * 4)
-    step<Grad, UPDATE, 4>(t, i, (start_column + (int)(i - begin)) % cols, f);
+    step<Grad, Moment, 4>(t, i, (start_column + (int)(i - begin)) % cols, f);
   const int64_t i = end - end % 4 + threadIdx.x; // the last one to three elements of a tensor
-  if (i < end) step<Grad, UPDATE, 1>(t, i, (int)(i % cols), f);
+  if (i < end) step<Grad, Moment, 1>(t, i, (int)(i % cols), f);
 }
 
-template <typename Grad, bool UPDATE> static void launch(const Cuda *c) {
+template <typename Grad, typename Moment> static void launch(const Cuda *c) {
   const int64_t norms = c->table.norm_blocks, rest = c->table.update_blocks - norms;
-  const auto kernel = adamw_kernel<Grad, UPDATE>;
+  const auto kernel = adamw_kernel<Grad, Moment>;
   if (norms > 0) kernel<<<(unsigned)norms, THREADS, 0, c->gpu.stream>>>(c->table, 0, c->state);
   if (rest > 0) kernel<<<(unsigned)rest, THREADS, 0, c->gpu.stream>>>(c->table, norms, c->state);
   LAUNCHED();
@@ -132,11 +146,16 @@ void cuda_adamw(Backend *be, const ParamTensor *list, int count) {
   cuda_table(c, list, count);
   factors_kernel<<<1, 1, 0, c->gpu.stream>>>(c->state);
   LAUNCHED();
-  by_gradient(c->table.grads_fp32,
-              [&](auto *grad) { launch<std::remove_pointer_t<decltype(grad)>, true>(c); });
+  by_gradient(c->table.grads_fp32, [&](auto *grad) {
+    using Grad = std::remove_pointer_t<decltype(grad)>;
+    if (c->config.moments == MOMENTS_BF16)
+      launch<Grad, bf16_bits>(c);
+    else
+      launch<Grad, float>(c);
+  });
 }
 
 void cuda_refresh(Backend *be, const ParamTensor *list, int count) {
   cuda_table(cuda_of(be), list, count);
-  launch<float, false>(cuda_of(be));
+  launch<float, void>(cuda_of(be));
 }

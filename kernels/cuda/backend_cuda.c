@@ -181,6 +181,7 @@ int cuda_ready(Cuda *c, const char *name, Error *err) {
   be->act_bytes = sizeof(bf16_bits);
   be->fp8_bytes = 1;
   be->stat_bytes = be->master_bytes = sizeof(float);
+  be->moment_bytes = c->config.moments == MOMENTS_BF16 ? sizeof(bf16_bits) : sizeof(float);
   be->grad_bytes = c->options.grads_fp32 ? sizeof(float) : sizeof(bf16_bits);
   be->max_tokens = c->config.max_tokens;
   be->memory_bytes = gpu->memory_bytes;

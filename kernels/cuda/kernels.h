@@ -73,7 +73,8 @@ void launch_add_loss(int64_t M, const float *row_loss, double scale, StepState *
 // ---- The parameters' tables, for grads.cu and adamw.cu: one launch serves all tensors.
 typedef struct DeviceTensor {
   int64_t rows, cols;
-  float *master, *m, *v;
+  float *master;
+  moment_t *m, *v;
   grad_t *grad, *grad_folded;
   bf16_bits *compute, *folded;
   const float *norm;      // [cols] master of the norm weight folded in, or NULL, as the next three
@@ -84,6 +85,7 @@ typedef struct DeviceTensor {
   int64_t first_tile;     // in the launch over the gradients
   int64_t first_column;   // in the column sums' launch
   int32_t decay;
+  int32_t index; // in the list, which has another order
 } DeviceTensor;
 
 typedef struct ParamTable {

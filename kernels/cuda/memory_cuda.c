@@ -5,6 +5,7 @@
 #include "base/memory.h"
 #include "kernels/cuda/check.h"
 #include "kernels/cuda/cuda.h"
+#include "kernels/moments.h"
 
 int cuda_memory_open(Cuda *c, Error *err) {
   CUDA_TRY(err, cudaHostAlloc((void **)&c->pinned, sizeof *c->pinned, cudaHostAllocDefault));
@@ -93,11 +94,39 @@ static void op_read_act(Backend *be, float *to_host, const act_t *from, int64_t 
   }
 }
 
-static void op_read_grad(Backend *be, float *to_host, const grad_t *from, int64_t count) {
-  if (cuda_of(be)->options.grads_fp32)
+static void op_write_moments(Backend *be, moment_t *to, const float *from_host, int64_t count) {
+  enum { PIECE = STAGE_BYTES / sizeof(bf16_bits) };
+  if (be->moment_bytes == sizeof(float)) {
+    op_write(be, to, from_host, (size_t)count * sizeof(float));
+    return;
+  }
+  bf16_bits *bits = xmalloc(STAGE_BYTES);
+  for (int64_t done = 0; done < count; done += PIECE) {
+    const int64_t piece = count - done < PIECE ? count - done : PIECE;
+    for (int64_t i = 0; i < piece; i++) {
+      const float rounded = moment_round(from_host[done + i], MOMENT_NEAREST);
+      memcpy(&bits[i], (const char *)&rounded + sizeof *bits, sizeof *bits); // the upper half
+    }
+    op_write(be, (bf16_bits *)to + done, bits, (size_t)piece * sizeof *bits);
+  }
+  free(bits);
+}
+
+// fp32 or bf16.
+static void read_either(Backend *be, float *to_host, const void *from, int64_t count,
+                        size_t element_bytes) {
+  if (element_bytes == sizeof(float))
     op_read(be, to_host, from, (size_t)count * sizeof(float));
   else
-    op_read_act(be, to_host, (const act_t *)from, count);
+    op_read_act(be, to_host, from, count);
+}
+
+static void op_read_moments(Backend *be, float *to_host, const moment_t *from, int64_t count) {
+  read_either(be, to_host, from, count, be->moment_bytes);
+}
+
+static void op_read_grad(Backend *be, float *to_host, const grad_t *from, int64_t count) {
+  read_either(be, to_host, from, count, be->grad_bytes);
 }
 
 void cuda_set_memory(Cuda *c) {
@@ -110,6 +139,8 @@ void cuda_set_memory(Cuda *c) {
   be->read = op_read;
   be->write_master = op_write_master;
   be->read_master = op_read_master;
+  be->write_moments = op_write_moments;
+  be->read_moments = op_read_moments;
   be->read_act = op_read_act;
   be->read_grad = op_read_grad;
 }

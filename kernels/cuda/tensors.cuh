@@ -1,4 +1,4 @@
-// Gradients as bf16 or fp32, and packs of fp32.
+// Gradients and moments as bf16 or fp32, and packs of fp32.
 #pragma once
 #include "kernels/cuda/common.cuh"
 
@@ -41,6 +41,19 @@ template <int N> static __device__ __forceinline__ Pack<N> load_once(const float
     return {__ldcs(from)};
   else
     return four(__ldcs(reinterpret_cast<const float4 *>(from)));
+}
+template <int N> static __device__ __forceinline__ Pack<N> load_once(const bf16_bits *from) {
+  if constexpr (N == 1)
+    return {bf16_to_float(__ldcs(from))};
+  else
+    return widen(__ldcs(reinterpret_cast<const Bits<N> *>(from)));
+}
+template <int N>
+static __device__ __forceinline__ void store_once(bf16_bits *to, const Pack<N> &p) {
+  if constexpr (N == 1)
+    __stcs(to, bf16_from_float(p.v[0]));
+  else
+    __stcs(reinterpret_cast<Bits<N> *>(to), narrow(p));
 }
 static __device__ __forceinline__ void store_once(float *to, const Pack<1> &p) {
   __stcs(to, p.v[0]);

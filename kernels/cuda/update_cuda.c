@@ -50,8 +50,8 @@ static int64_t describe(ParamTable *table, const ParamTensor *list, int count, f
           .rows = p->rows,
           .cols = p->cols,
           .master = (float *)p->master,
-          .m = (float *)p->m,
-          .v = (float *)p->v,
+          .m = p->m,
+          .v = p->v,
           .grad = p->grad,
           .grad_folded = p->grad_folded,
           .compute = (bf16_bits *)p->compute.data,
@@ -65,7 +65,8 @@ static int64_t describe(ParamTable *table, const ParamTensor *list, int count, f
           .first_tile = own(table->tile_owner, &table->tiles, is_norm ? 0 : tiles, at),
           .first_column = own(table->column_owner, &table->columns,
                               norm ? ceil_div(p->cols, COLUMN_BLOCK) : 0, at),
-          .decay = p->decay};
+          .decay = p->decay,
+          .index = i};
       if (is_norm) table->norm_blocks = table->update_blocks;
       if (norm) used += (1 + row_tiles) * p->cols;
       if (table->tensors) table->tensors[at] = t;

@@ -265,8 +265,8 @@ static size_t lay_out_update(ParamTensor list[UPDATED], const Backend *be, int64
     t->decay = i == MATRIX;
     const size_t count = (size_t)(t->rows * t->cols);
     t->master = arena_take(&arena, count * be->master_bytes);
-    t->m = arena_take(&arena, count * be->master_bytes);
-    t->v = arena_take(&arena, count * be->master_bytes);
+    t->m = arena_take(&arena, count * be->moment_bytes);
+    t->v = arena_take(&arena, count * be->moment_bytes);
     *(i == NORM ? &t->grad : &t->grad_folded) = arena_take(&arena, count * be->grad_bytes);
     if (i == MATRIX) t->folded.data = arena_take(&arena, count * be->act_bytes);
   }

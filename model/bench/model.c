@@ -20,8 +20,6 @@ static void fill_tensor(Llama *llama, const ParamTensor *t, uint64_t key, float 
     master_t *to = (master_t *)((uintptr_t)t->master + (size_t)i * be->master_bytes);
     be->write_master(be, to, pattern, n - i < PATTERN ? n - i : PATTERN);
   }
-  be->zero(be, t->m, (size_t)n * be->master_bytes);
-  be->zero(be, t->v, (size_t)n * be->master_bytes);
 }
 
 void bench_weights(Llama *llama, uint64_t seed) {
@@ -29,6 +27,7 @@ void bench_weights(Llama *llama, uint64_t seed) {
   for (int i = 0; i < llama->param_count; i++)
     fill_tensor(llama, &llama->tensors[i], rng_mix(seed) + (uint64_t)i, pattern);
   free(pattern);
+  llama_zero_moments(llama);
   llama->be->refresh(llama->be, llama->tensors, llama->param_count);
 }
 

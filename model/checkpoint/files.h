@@ -41,8 +41,9 @@ typedef struct TensorList {
 // dtype: of weights; the others are F32.
 void tensor_list_make(TensorList *list, const ModelConfig *model, TensorSet set, SafeDtype dtype);
 void tensor_list_free(TensorList *list);
-// The packed values that tensor i is a part of.
-master_t *tensor_values(const TensorList *list, const Llama *llama, int i);
+// The packed values that tensor i is a part of: moment_t or master_t.
+bool tensor_is_moment(const TensorList *list, int i);
+void *tensor_values(const TensorList *list, const Llama *llama, int i);
 
 // ---- shards.c
 // The files that an index names, each once, in order. Names have no slash.

@@ -36,9 +36,13 @@ void tensor_list_free(TensorList *list) {
   free(list->hf);
 }
 
-master_t *tensor_values(const TensorList *list, const Llama *llama, int i) {
+bool tensor_is_moment(const TensorList *list, int i) {
+  return list->set != WEIGHTS && i < 2 * list->each;
+}
+
+void *tensor_values(const TensorList *list, const Llama *llama, int i) {
   const ParamTensor *p = &llama->tensors[list->hf[i].param];
-  if (list->set == WEIGHTS || i >= 2 * list->each) return p->master;
+  if (!tensor_is_moment(list, i)) return p->master;
   return i < list->each ? p->m : p->v;
 }
 
@@ -174,7 +178,8 @@ static void wanted_close(Wanted *w) {
 
 // The packed tensor that tensor `first` of the list is the first part of, from all of its parts.
 static int load_packed(const Wanted *w, const Llama *llama, int first, Error *err) {
-  master_t *values = tensor_values(&w->list, llama, first);
+  Backend *be = llama->be;
+  void *values = tensor_values(&w->list, llama, first);
   for (int i = 0; i < first; i++)
     if (tensor_values(&w->list, llama, i) == values) return 0; // loaded with its first part
   const ParamTensor *p = &llama->tensors[w->list.hf[first].param];
@@ -187,7 +192,10 @@ static int load_packed(const Wanted *w, const Llama *llama, int first, Error *er
       status = safetensors_read_f32(w->sources[i], row * t->cols, t->cols,
                                     packed + packed_row(w->model, t, row) * t->cols, err);
   }
-  if (status == 0) llama->be->write_master(llama->be, values, packed, p->rows * p->cols);
+  if (status == 0 && tensor_is_moment(&w->list, first))
+    be->write_moments(be, values, packed, p->rows * p->cols);
+  else if (status == 0)
+    be->write_master(be, values, packed, p->rows * p->cols);
   free(packed);
   return status;
 }
@@ -196,15 +204,6 @@ static int load_values(const Wanted *w, const Llama *llama, Error *err) {
   for (int i = 0; i < w->list.count; i++)
     if (load_packed(w, llama, i, err) != 0) return -1;
   return 0;
-}
-
-static void zero_moments(Llama *llama) {
-  for (int i = 0; i < llama->param_count; i++) {
-    const ParamTensor *p = &llama->tensors[i];
-    const size_t bytes = (size_t)(p->rows * p->cols) * llama->be->master_bytes;
-    llama->be->zero(llama->be, p->m, bytes);
-    llama->be->zero(llama->be, p->v, bytes);
-  }
 }
 
 int checkpoint_load(const char *path, Llama *llama, bool with_optimizer, Error *err) {
@@ -216,7 +215,7 @@ int checkpoint_load(const char *path, Llama *llama, bool with_optimizer, Error *
     status = load_values(&weights, llama, err);
   if (status == 0 && with_optimizer) status = load_values(&moments, llama, err);
   if (status == 0) {
-    if (!with_optimizer && llama->shape.train) zero_moments(llama);
+    if (!with_optimizer) llama_zero_moments(llama);
     llama->be->refresh(llama->be, llama->tensors, llama->param_count);
   }
   wanted_close(&moments);

@@ -20,16 +20,19 @@ static int append_values(SafeWriter *w, const Llama *llama, const TensorList *li
                          int last, Error *err) {
   Backend *be = llama->be;
   float *packed = NULL;
-  const master_t *in_packed = NULL; // gate and up, that stand side by side, are read once
+  const void *in_packed = NULL; // gate and up, that stand side by side, are read once
   int status = 0;
   for (int i = first; i < last && status == 0; i++) {
     const HfTensor *t = &list->hf[i];
     const ParamTensor *p = &llama->tensors[t->param];
-    const master_t *values = tensor_values(list, llama, i);
+    const void *values = tensor_values(list, llama, i);
     if (values != in_packed) {
       free(packed);
       packed = xmalloc((size_t)(p->rows * p->cols) * sizeof *packed);
-      be->read_master(be, packed, values, p->rows * p->cols);
+      if (tensor_is_moment(list, i))
+        be->read_moments(be, packed, values, p->rows * p->cols);
+      else
+        be->read_master(be, packed, values, p->rows * p->cols);
       in_packed = values;
     }
     for (int64_t row = 0; row < t->rows && status == 0; row++)

@@ -86,6 +86,7 @@ typedef struct BackendConfig {
   KernelChoice kernels; // GPU only
   bool deterministic;   // GPU: equal bits in every run
   bool graphs;          // GPU: a step is recorded once and replayed
+  MomentType moments;   // AdamW's
   int64_t threads;      // CPU threads; 0 = all
 } BackendConfig;
 

@@ -10,11 +10,11 @@ static const char *const schedules[] = {"constant", "cosine", "wsd", NULL};
 static const char *const recomputes[] = {"none", "mlp", "layer", NULL};
 static const char *const devices[] = {"auto", "cuda", "cpu", NULL};
 static const char *const kernel_kinds[] = {"auto", "fused", "unfused", NULL};
-static const char *const save_dtypes[] = {"fp32", "bf16", NULL};
+static const char *const dtypes[] = {"fp32", "bf16", NULL};
 
 _Static_assert(sizeof(Schedule) == sizeof(int) && sizeof(RopeType) == sizeof(int) &&
                    sizeof(Device) == sizeof(int) && sizeof(KernelChoice) == sizeof(int) &&
-                   sizeof(SaveDtype) == sizeof(int),
+                   sizeof(SaveDtype) == sizeof(int) && sizeof(MomentType) == sizeof(int),
                "choices are stored as int");
 
 #define REQUIRED NULL
@@ -140,11 +140,13 @@ const Key config_keys[] = {
          "GPU: every run gives the same bits, at a cost in speed"),
     BOOL(backend, graphs, "true", 0,
          "GPU: a step is recorded once and replayed; false for profilers"),
+    CHOICE(backend, moments, dtypes, "\"fp32\"", SHAPES,
+           "AdamW's moments; bf16: half of their memory, stochastically rounded"),
     INTEGER(backend, threads, "0", 0, 4096, 0, "CPU threads; 0: all"),
 
     TEXT(output, dir, REQUIRED, 1, 0, "the run's folder: log, configuration, checkpoints"),
     CHOICE(
-        output, save_dtype, save_dtypes, "\"fp32\"", 0,
+        output, save_dtype, dtypes, "\"fp32\"", 0,
         "of a checkpoint's model.safetensors; bf16: optimizer.safetensors holds the fp32 weights"),
     INTEGER(output, log_interval, "1", 1, 99999999, 0, "steps between progress lines"),
     INTEGER(output, profile_start, "10", 1, 99999999, 0,

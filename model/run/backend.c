@@ -61,6 +61,7 @@ static size_t estimate_bytes(const Config *c, const RunShape *shape) {
                          .fp8_bytes = 1,
                          .stat_bytes = 4,
                          .master_bytes = 4,
+                         .moment_bytes = c->backend.moments == MOMENTS_BF16 ? 2 : 4,
                          .grad_bytes = c->train.gradient_accumulation > 1 ? 4 : 2,
                          .most_parts = {m->hidden_size / 128 + 1, m->intermediate_size / 128 + 1},
                          .max_tokens = (int64_t)M,
@@ -99,7 +100,8 @@ Backend *backend_create(const Config *c, RunShape *shape, int64_t max_positions,
   }
   if (shape->loss_chunks == 0)
     shape->loss_chunks = gpu ? choose_loss_chunks(c, *shape, gpu_bytes) : 1;
-  const OpsConfig ops = llama_ops_config(&c->model, shape, max_positions, (int)c->backend.threads);
+  OpsConfig ops = llama_ops_config(&c->model, shape, max_positions, (int)c->backend.threads);
+  ops.moments = c->backend.moments;
   Backend *be = gpu ? gpu_create(c, ops, shape, err) : backend_cpu_create(&ops);
   if (!be || why_not.text[0] == '\0') return be;
   const size_t used = strlen(be->description);

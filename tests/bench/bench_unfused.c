@@ -229,9 +229,9 @@ static void activations(Pool *p, const Sizes *z) {
 
 // One folded matrix with its norm weight, as large as all of a 1B model's: the kernels do not see
 // the difference to a list of many, but for the look-up of a block's tensor.
-static void update(const Pool *all, bool grads_fp32) {
+static void update(const Pool *all, bool grads_fp32, MomentType moments) {
   const int64_t rows = (int64_t)1 << 18, cols = 2048, count = rows * cols;
-  const size_t grad = grads_fp32 ? 4 : 2;
+  const size_t grad = grads_fp32 ? 4 : 2, moment = moments == MOMENTS_BF16 ? 2 : 4;
   const OpsConfig config = {.D = cols,
                             .F = 8,
                             .H = 1,
@@ -240,7 +240,8 @@ static void update(const Pool *all, bool grads_fp32) {
                             .V = 8,
                             .max_tokens = 8,
                             .max_positions = 8,
-                            .rms_norm_eps = 1e-5};
+                            .rms_norm_eps = 1e-5,
+                            .moments = moments};
   const GpuOptions options = {
       .kernels = KERNELS_UNFUSED, .train = true, .grads_fp32 = grads_fp32, .gemm_cache = ""};
   Error err;
@@ -259,8 +260,8 @@ static void update(const Pool *all, bool grads_fp32) {
     ParamTensor *t = &list[i];
     const size_t n = (size_t)(t->rows * t->cols);
     CUDA_CHECK(cudaMemset(t->master = take(p, n * 4), 0x3b, n * 4));
-    CUDA_CHECK(cudaMemset(t->m = take(p, n * 4), 0, n * 4));
-    CUDA_CHECK(cudaMemset(t->v = take(p, n * 4), 0, n * 4));
+    CUDA_CHECK(cudaMemset(t->m = take(p, n * moment), 0, n * moment));
+    CUDA_CHECK(cudaMemset(t->v = take(p, n * moment), 0, n * moment));
     grad_t **gradient = i == 0 ? &t->grad : &t->grad_folded;
     CUDA_CHECK(cudaMemset(*gradient = take(p, n * grad), 0x3b, n * grad));
   }
@@ -270,8 +271,8 @@ static void update(const Pool *all, bool grads_fp32) {
   be->set_hyper(be, &hyper);
   KERNEL(p, grads_fp32 ? "grads_finish, fp32" : "grads_finish, bf16",
          (double)count * (4 + (double)grad), be->grads_finish(be, list, 2));
-  KERNEL(p, grads_fp32 ? "adamw, fp32 gradients" : "adamw, bf16 gradients",
-         (double)count * (26 + (double)grad), be->adamw(be, list, 2));
+  KERNEL(p, moments == MOMENTS_BF16 ? "adamw, bf16 moments" : "adamw, fp32 moments",
+         (double)count * (10 + 4.0 * (double)moment + (double)grad), be->adamw(be, list, 2));
   be->step_end(be);
   if (!be->step_result(be).applied)
     printf("  (the update was skipped: this is no measurement of it)\n");
@@ -366,8 +367,10 @@ int main(int argc, char **argv) {
     activations(&p, &all[i]);
   }
   printf("update of %d M parameters\n", 1 << 9);
-  update(&p, false);
-  update(&p, true);
+  for (MomentType moments = MOMENTS_FP32; moments <= MOMENTS_BF16; moments++) {
+    update(&p, false, moments);
+    update(&p, true, moments);
+  }
   CUDA_CHECK(cudaFree(p.memory));
   if (p.only) return 0;
   printf("products of %s\n", all[0].name);

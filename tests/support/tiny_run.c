@@ -26,7 +26,8 @@ void tiny_run_open(TinyRun *run, const char *text) {
   if (config_parse(&run->config, "tiny", json, 0, NULL, &err) != 0) fail_msg("%s", err.text);
   free(json);
   const RunShape shape = {.batch = 1, .seq = 8, .loss_chunks = 1, .train = true};
-  const OpsConfig ops = llama_ops_config(&run->config.model, &shape, 8, 1);
+  OpsConfig ops = llama_ops_config(&run->config.model, &shape, 8, 1);
+  ops.moments = run->config.backend.moments;
   run->be = backend_cpu_create(&ops);
   if (llama_create(&run->llama, &run->config.model, &shape, run->be, &err) != 0)
     fail_msg("%s", err.text);
@@ -55,10 +56,11 @@ void tiny_run_fill(TinyRun *run, uint64_t version) {
   Backend *be = run->be;
   for (int i = 0; i < run->llama.param_count; i++) {
     const ParamTensor *p = &run->llama.tensors[i];
-    master_t *const arrays[] = {p->master, p->m, p->v};
+    const int64_t count = p->rows * p->cols;
     for (int j = 0; j < 3; j++) {
-      float *values = tiny_array(version, 3 * i + j, p->rows * p->cols);
-      be->write_master(be, arrays[j], values, p->rows * p->cols);
+      float *values = tiny_array(version, 3 * i + j, count);
+      if (j == 0) be->write_master(be, p->master, values, count);
+      if (j > 0) be->write_moments(be, j == 1 ? p->m : p->v, values, count);
       free(values);
     }
   }
@@ -70,11 +72,11 @@ int tiny_run_differs(const TinyRun *run, uint64_t version) {
   for (int i = 0; i < run->llama.param_count; i++) {
     const ParamTensor *p = &run->llama.tensors[i];
     const int64_t count = p->rows * p->cols;
-    const master_t *const arrays[] = {p->master, p->m, p->v};
     float *found = xmalloc((size_t)count * sizeof *found);
     for (int j = 0; j < 3; j++) {
       float *expected = tiny_array(version, 3 * i + j, count);
-      be->read_master(be, found, arrays[j], count);
+      if (j == 0) be->read_master(be, found, p->master, count);
+      if (j > 0) be->read_moments(be, found, j == 1 ? p->m : p->v, count);
       if (memcmp(found, expected, (size_t)count * sizeof *found) != 0) differs = 1;
       free(expected);
     }

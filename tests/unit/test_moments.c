@@ -1,0 +1,106 @@
+// The rounding of AdamW's moments to bf16: right in the mean, where rounding to nearest sticks.
+#include <math.h>
+#include <stdio.h>
+
+#include "tests/support/cmocka_all.h"
+
+#include "base/rng.h"
+#include "kernels/moments.h"
+#include "tests/support/bf16.h"
+
+static void what_bf16_holds_stays(void **state) {
+  (void)state;
+  for (uint32_t half = 0; half <= 0xffff; half++)
+    for (uint32_t noise = 0; noise <= 0xffff; noise += 0x1111) {
+      const float value = from_bf16((uint16_t)half), rounded_value = moment_round(value, noise);
+      assert_memory_equal(&rounded_value, &value, sizeof value);
+    }
+  const float nan = moment_round(from_bf16(0x7fc0), 0xffff);
+  assert_true(isnan(nan));
+}
+
+static void the_mean_over_all_noise_is_the_value(void **state) {
+  (void)state;
+  for (uint64_t i = 0; i < 100; i++) {
+    const float value = (float)(rng_normal(1, i) * exp(8 * rng_normal(2, i)));
+    double sum = 0; // exact: 65536 numbers of 8 bits
+    for (uint32_t noise = 0; noise <= 0xffff; noise++) sum += (double)moment_round(value, noise);
+    if (sum != 65536 * (double)value) fail_msg("%.9g becomes %.9g", (double)value, sum / 65536);
+  }
+}
+
+static void nearest_is_the_nearest(void **state) {
+  (void)state;
+  for (uint64_t i = 0; i < 10000; i++) {
+    const float value = (float)rng_normal(3, i), near = moment_round(value, MOMENT_NEAREST);
+    assert_true(fabsf(near - value) <= fabsf(rounded(value) - value)); // ties may differ
+  }
+}
+
+// Chi squared of 64 buckets: 63 +- 11.
+static void expect_uniform(const char *what, const int64_t counts[64], int64_t all) {
+  double chi = 0;
+  for (int b = 0; b < 64; b++) {
+    const double off = (double)counts[b] - (double)all / 64;
+    chi += off * off * 64 / (double)all;
+  }
+  printf("# %s: chi squared %.1f of 63 +- 11, bound 130\n", what, chi);
+  assert_true(chi < 130); // 6 deviations; observed 50 to 101
+}
+
+static void noise_is_uniform_over_elements_updates_and_tensors(void **state) {
+  (void)state;
+  enum { DRAWS = 1 << 18 };
+  for (int along = 0; along < 3; along++) {
+    int64_t m[64] = {0}, v[64] = {0}, both[64] = {0};
+    for (int i = 0; i < DRAWS; i++) {
+      const uint32_t key = moment_key(along == 1 ? i : 5, along == 2 ? i : 3);
+      const uint32_t noise = moment_noise(key, along == 0 ? i : 7);
+      m[noise >> 10 & 63]++;
+      v[noise >> 26]++;
+      both[(noise >> 13 & 7) * 8 + (noise >> 29)]++; // m and v are independent
+    }
+    static const char *const names[] = {"elements", "updates", "tensors"};
+    expect_uniform(names[along], m, DRAWS);
+    expect_uniform(names[along], v, DRAWS);
+    expect_uniform(names[along], both, DRAWS);
+  }
+}
+
+// v of 1000 elements, from 1, where the gradient has become 0.01: after 3000 updates with beta2 =
+// 0.999 it is 0.05. To nearest it does not move.
+static void v_follows_where_nearest_would_stick(void **state) {
+  (void)state;
+  enum { ELEMENTS = 1000, UPDATES = 3000 };
+  const float beta2 = 0.999f, square = 1e-4f;
+  double exact = 1, mean = 0, squares = 0;
+  float nearest = 1;
+  for (int t = 0; t < UPDATES; t++) {
+    exact = (double)beta2 * exact + (1 - (double)beta2) * (double)square;
+    nearest = rounded(beta2 * nearest + (1 - beta2) * square);
+  }
+  for (int i = 0; i < ELEMENTS; i++) {
+    float v = 1;
+    for (int t = 0; t < UPDATES; t++)
+      v = moment_round(beta2 * v + (1 - beta2) * square, moment_noise(moment_key(t, 0), i) >> 16);
+    mean += (double)v / ELEMENTS;
+    squares += (double)v * (double)v / ELEMENTS;
+  }
+  const double deviation = sqrt(squares - mean * mean) / mean, off = mean / exact - 1;
+  printf("# v is %.5f in the mean, %.5f exactly, %.5f to nearest; an element deviates by %.1f %%\n",
+         mean, exact, (double)nearest, 100 * deviation);
+  assert_true(nearest == 1);
+  assert_true(fabs(off) < 5 * deviation / sqrt(ELEMENTS)); // observed: 0.5
+  assert_true(deviation < 0.2);                            // observed: 0.117
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(what_bf16_holds_stays),
+      cmocka_unit_test(the_mean_over_all_noise_is_the_value),
+      cmocka_unit_test(nearest_is_the_nearest),
+      cmocka_unit_test(noise_is_uniform_over_elements_updates_and_tensors),
+      cmocka_unit_test(v_follows_where_nearest_would_stick),
+  };
+  return cmocka_run_group_tests_name("test_moments", tests, NULL, NULL);
+}
