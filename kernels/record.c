@@ -177,20 +177,26 @@ static void record_cast(Backend *be, int64_t M, int64_t N, Operand x) {
   add_memory(be, M, N, x.by_row, bytes);
 }
 
+// Of an element.
+static double copies_bytes(const Backend *be, const Operand *x) {
+  return (double)((x->data ? be->act_bytes : 0) + (x->by_row ? be->fp8_bytes : 0) +
+                  (x->by_col ? be->fp8_bytes : 0));
+}
+
 // Every parameter once: what the pass over the gradients, or AdamW, reads and writes of it.
 static OperationCall *add_update(Backend *be, const ParamTensor *list, int count, bool adamw) {
   const double grad = (double)be->grad_bytes, master = (double)be->master_bytes,
-               moment = (double)be->moment_bytes, act = (double)be->act_bytes;
+               moment = (double)be->moment_bytes;
   double bytes = 0, parameters = 0;
   for (int i = 0; i < count; i++) {
     const ParamTensor *t = &list[i];
     const double n = (double)(t->rows * t->cols);
-    const int copies = (t->compute.data != NULL) + (t->folded.data != NULL),
-              gradients = (t->grad != NULL) + (t->grad_folded != NULL);
+    const int gradients = (t->grad != NULL) + (t->grad_folded != NULL);
     parameters += n;
     bytes += n * gradients * grad;
     if (adamw)
-      bytes += n * (2 * master + 4 * moment + copies * act);
+      bytes += n * (2 * master + 4 * moment + copies_bytes(be, &t->compute) +
+                    copies_bytes(be, &t->folded));
     else if (t->norm >= 0)
       bytes += n * master;
   }

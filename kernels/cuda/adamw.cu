@@ -1,16 +1,18 @@
-// AdamW over all tensors, and the bf16 compute copies. arXiv 1711.05101, as torch.optim.AdamW:
+// AdamW over all tensors, and the compute copies. arXiv 1711.05101, as torch.optim.AdamW:
 //   g' = clip g      m = b1 m + (1 - b1) g'      v = b2 v + (1 - b2) g'^2
 //   W = (1 - lr decay) W - lr / (1 - b1^t) m / (sqrt(v / (1 - b2^t)) + eps)
-//   compute = bf16(W)      folded = bf16(W wn), with the wn of this update
+//   compute = bf16(W)      folded = bf16(W wn), with the wn of this update; or both FP8 copies
 // and g = grad + grad_folded wn, with the wn that the forward used (grads.cu keeps it).
-// Two launches: norm weights first, since the folded copies read them; then everything else. Before
-// them one thread decides on the device whether the update happens (loss and norm finite), counts
-// it, and prepares its factors: so nothing has to come back to the host within a step. Bytes an
-// element: 12 + 12 of fp32 state (8 + 8 with bf16 moments, rounded after the step is made), a
-// gradient of 2 or 4, a copy of 2 (twice both for a tied embedding).
-// Launch: a block UPDATE_BLOCK elements of one tensor, 4 a thread at a time.
+// Three launches: norm weights first, since the folded copies read them; then what has bf16 copies,
+// then what has FP8 copies (weight_tile.cuh). Before them one thread decides on the device whether
+// the update happens (loss and norm finite), counts it, and prepares its factors: so nothing has to
+// come back to the host within a step. Bytes an element: 12 + 12 of fp32 state (8 + 8 with bf16
+// moments, rounded after the step is made), a gradient of 2 or 4, copies of 2 (twice both for a
+// tied embedding).
+// Launch: a block UPDATE_BLOCK elements of one tensor, 4 a thread at a time; or a tile.
 #include "kernels/cuda/cuda.h"
 #include "kernels/cuda/tensors.cuh"
+#include "kernels/cuda/weight_tile.cuh"
 #include "kernels/moments.h"
 
 enum { THREADS = 256 };
@@ -49,39 +51,41 @@ static __device__ __forceinline__ Pack<N> at_columns(const float *vector, int co
   return values;
 }
 
-// From element i of the tensor, which is in that column.
-template <typename Grad, int N>
-static __device__ __forceinline__ Pack<N> gradient(const DeviceTensor &t, int64_t i, int column) {
-  Pack<N> g = {};
-  if (t.grad) g = load_pack<N>((const Grad *)t.grad + i);
-  if (!t.grad_folded) return g;
-  const Pack<N> folded = load_pack<N>((const Grad *)t.grad_folded + i),
-                wn = at_columns<N>(t.norm_before, column, (int)t.cols);
+template <int N> struct Elements { Pack<N> w, m, v, g; };
+
+// From element i of the tensor on. norm: wn as the forward used it, of their columns.
+template <typename Grad, typename Moment, int N>
+static __device__ __forceinline__ Elements<N> load_elements(const DeviceTensor &t, int64_t i,
+                                                            const Pack<N> &norm) {
+  Elements<N> e = {load_once<N>(t.master + i),
+                   load_once<N>((const Moment *)t.m + i),
+                   load_once<N>((const Moment *)t.v + i),
+                   {}};
+  if (t.grad) e.g = load_pack<N>((const Grad *)t.grad + i);
+  if (!t.grad_folded) return e;
+  const Pack<N> folded = load_pack<N>((const Grad *)t.grad_folded + i);
 #pragma unroll
-  for (int k = 0; k < N; k++) g.v[k] += folded.v[k] * wn.v[k];
-  return g;
+  for (int k = 0; k < N; k++) e.g.v[k] += folded.v[k] * norm.v[k];
+  return e;
 }
 
-template <typename Grad, typename Moment, int N>
-static __device__ __forceinline__ Pack<N> update_pack(const DeviceTensor &t, int64_t i, int column,
-                                                      const Factors &f) {
-  Moment *const m_at = (Moment *)t.m + i, *const v_at = (Moment *)t.v + i;
-  Pack<N> w = load_once<N>(t.master + i), m = load_once<N>(m_at), v = load_once<N>(v_at);
-  const Pack<N> g = gradient<Grad, N>(t, i, column);
+// Updates and stores them, and leaves the new weights in e.
+template <typename Moment, int N>
+static __device__ __forceinline__ void update_elements(const DeviceTensor &t, int64_t i,
+                                                       Elements<N> &e, const Factors &f) {
 #pragma unroll
-  for (int k = 0; k < N; k++) w.v[k] = update(w.v[k], m.v[k], v.v[k], g.v[k], f);
-  store_once(t.master + i, w);
+  for (int k = 0; k < N; k++) e.w.v[k] = update(e.w.v[k], e.m.v[k], e.v.v[k], e.g.v[k], f);
+  store_once(t.master + i, e.w);
   if constexpr (std::is_same_v<Moment, bf16_bits>) {
 #pragma unroll
     for (int k = 0; k < N; k++) {
       const uint32_t noise = moment_noise(f.key, i + k);
-      m.v[k] = moment_round(m.v[k], noise);
-      v.v[k] = moment_round(v.v[k], noise >> 16);
+      e.m.v[k] = moment_round(e.m.v[k], noise);
+      e.v.v[k] = moment_round(e.v.v[k], noise >> 16);
     }
   }
-  store_once(m_at, m);
-  store_once(v_at, v);
-  return w;
+  store_once((Moment *)t.m + i, e.m);
+  store_once((Moment *)t.v + i, e.v);
 }
 
 template <int N>
@@ -100,10 +104,15 @@ static __device__ __forceinline__ void copy_pack(const DeviceTensor &t, int64_t 
 template <typename Grad, typename Moment, int N>
 static __device__ __forceinline__ void step(const DeviceTensor &t, int64_t i, int column,
                                             const Factors &f) {
-  if constexpr (std::is_void_v<Moment>)
+  if constexpr (std::is_void_v<Moment>) {
     copy_pack(t, i, column, load_pack<N>((const float *)t.master + i));
-  else
-    copy_pack(t, i, column, update_pack<Grad, Moment, N>(t, i, column, f));
+  } else {
+    Pack<N> norm = {};
+    if (t.norm) norm = at_columns<N>(t.norm_before, column, (int)t.cols);
+    Elements<N> e = load_elements<Grad, Moment, N>(t, i, norm);
+    update_elements<Moment>(t, i, e, f);
+    copy_pack(t, i, column, e.w);
+  }
 }
 
 static __device__ __forceinline__ Factors factors_of(const DeviceTensor &t,
@@ -133,12 +142,79 @@ static __global__ __launch_bounds__(THREADS) void adamw_kernel(ParamTable table,
   if (i < end) step<Grad, Moment, 1>(t, i, (int)(i % cols), f);
 }
 
+// Of tensors with FP8 copies, a tile a block. An update that is left out writes the copies, too,
+// since their scales may be new.
+template <typename Grad, typename Moment>
+static __global__ __launch_bounds__(WEIGHT_THREADS,
+                                    2) void adamw_fp8_kernel(ParamTable table, int64_t first_block,
+                                                             const StepState *state) {
+  __shared__ uint32_t by_col[WEIGHT_TILE][WEIGHT_TILE / 4];
+  constexpr bool UPDATE = !std::is_void_v<Moment>;
+  const bool update = UPDATE && state->applied;
+  const int64_t block = first_block + blockIdx.x;
+  const DeviceTensor t = table.tensors[table.update_owner[block]];
+  const Factors f = update ? factors_of(t, state) : Factors{};
+  WeightTile tile = weight_tile(t, block, by_col);
+  const int column = tile.column();
+  Pack<4> before = {}, norm = {1, 1, 1, 1};
+  if (t.norm && column < t.cols) {
+    if (UPDATE) before = load_pack<4>((const float *)t.norm_before + column);
+    norm = load_pack<4>(t.norm + column);
+  }
+#pragma unroll 1
+  for (int q = 0; q < 4; q++) {
+    Elements<4> e[4] = {};
+#pragma unroll
+    for (int k = 0; k < 4; k++) { // their loads are under way together
+      const int64_t i = tile.row(q, k) * t.cols + column;
+      if (!tile.inside(q, k)) continue;
+      if constexpr (UPDATE) {
+        if (update) e[k] = load_elements<Grad, Moment, 4>(t, i, before);
+      }
+      if (!update) e[k].w = load_once<4>(t.master + i);
+    }
+    Pack<4> values[4];
+#pragma unroll
+    for (int k = 0; k < 4; k++) {
+      const int64_t i = tile.row(q, k) * t.cols + column;
+      const bool inside = tile.inside(q, k);
+      if constexpr (UPDATE) {
+        if (update && inside) update_elements<Moment>(t, i, e[k], f);
+      }
+#pragma unroll
+      for (int c = 0; c < 4; c++) values[k].v[c] = e[k].w.v[c] * norm.v[c];
+      if (t.compute && inside) store_pack(t.compute + i, e[k].w);
+    }
+    tile.store(q, values);
+  }
+  tile.finish();
+  tile.report(block);
+}
+
+// The largest values of those that have no scale yet.
+static __global__
+__launch_bounds__(WEIGHT_THREADS) void largest_weight_kernel(ParamTable table,
+                                                             int64_t first_block) {
+  const int64_t block = first_block + blockIdx.x;
+  const DeviceTensor t = table.tensors[table.update_owner[block]];
+  if (t.scaling->scale != 0) return;
+  WeightTile tile = weight_tile(t, block, nullptr);
+  for (int i = 0; i < 16; i++)
+    for (int c = tile.column(); tile.inside(i / 4, i % 4) && c < tile.column() + 4; c++)
+      tile.count(t.master[tile.row(i / 4, i % 4) * t.cols + c] * (t.norm ? t.norm[c] : 1));
+  tile.report(block);
+}
+
 template <typename Grad, typename Moment> static void launch(const Cuda *c) {
-  const int64_t norms = c->table.norm_blocks, rest = c->table.update_blocks - norms;
-  const auto kernel = adamw_kernel<Grad, Moment>;
-  if (norms > 0) kernel<<<(unsigned)norms, THREADS, 0, c->gpu.stream>>>(c->table, 0, c->state);
-  if (rest > 0) kernel<<<(unsigned)rest, THREADS, 0, c->gpu.stream>>>(c->table, norms, c->state);
-  LAUNCHED();
+  const ParamTable &table = c->table;
+  const auto blocks = [&](auto kernel, int threads, int64_t first, int64_t end) {
+    if (first == end) return;
+    kernel<<<(unsigned)(end - first), threads, 0, c->gpu.stream>>>(table, first, c->state);
+    LAUNCHED();
+  };
+  blocks(adamw_kernel<Grad, Moment>, THREADS, 0, table.norm_blocks);
+  blocks(adamw_kernel<Grad, Moment>, THREADS, table.norm_blocks, table.plain_blocks);
+  blocks(adamw_fp8_kernel<Grad, Moment>, WEIGHT_THREADS, table.plain_blocks, table.update_blocks);
 }
 
 void cuda_adamw(Backend *be, const ParamTensor *list, int count) {
@@ -146,6 +222,8 @@ void cuda_adamw(Backend *be, const ParamTensor *list, int count) {
   cuda_table(c, list, count);
   factors_kernel<<<1, 1, 0, c->gpu.stream>>>(c->state);
   LAUNCHED();
+  if (c->scalings)
+    launch_scalings_update(c->scalings, c->config.scaling_count, c->state, c->gpu.stream);
   by_gradient(c->table.grads_fp32, [&](auto *grad) {
     using Grad = std::remove_pointer_t<decltype(grad)>;
     if (c->config.moments == MOMENTS_BF16)
@@ -155,7 +233,12 @@ void cuda_adamw(Backend *be, const ParamTensor *list, int count) {
   });
 }
 
-void cuda_refresh(Backend *be, const ParamTensor *list, int count) {
-  cuda_table(cuda_of(be), list, count);
-  launch<float, void>(cuda_of(be));
+void cuda_largest_weights(const Cuda *c) {
+  const int64_t first = c->table.plain_blocks, blocks = c->table.update_blocks - first;
+  largest_weight_kernel<<<(unsigned)blocks, WEIGHT_THREADS, 0, c->gpu.stream>>>(c->table, first);
+  LAUNCHED();
+}
+
+void cuda_copy_weights(const Cuda *c) {
+  launch<float, void>(c);
 }

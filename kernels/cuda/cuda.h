@@ -153,7 +153,10 @@ void cuda_table_free(Cuda *c);
 // ---- grads.cu, adamw.cu
 GradsFinishOp cuda_grads_finish;
 AdamwOp cuda_adamw;
-void cuda_refresh(Backend *be, const ParamTensor *list, int count); // only the compute copies
+// Of the table's tensors, not in a step: the largest values of those that have FP8 copies and no
+// scale, and all compute copies.
+void cuda_largest_weights(const Cuda *c);
+void cuda_copy_weights(const Cuda *c);
 
 // ---- replay_cuda.c
 bool cuda_replay_begin(Backend *be, ReplaySlot slot);

@@ -76,7 +76,10 @@ typedef struct DeviceTensor {
   float *master;
   moment_t *m, *v;
   grad_t *grad, *grad_folded;
-  bf16_bits *compute, *folded;
+  bf16_bits *compute, *folded; // the copies that are bf16
+  uint8_t *by_row, *by_col;    // those that are FP8, e4m3: of the matrix times norm, if it has one
+  int64_t stride;              // as in Operand
+  Scaling *scaling;
   const float *norm;      // [cols] master of the norm weight folded in, or NULL, as the next three
   float *norm_before;     // [cols] its copy from grads_finish, for adamw: the update changes it
   grad_t *norm_grad;      // [cols] its gradient
@@ -91,14 +94,17 @@ typedef struct DeviceTensor {
 typedef struct ParamTable {
   DeviceTensor *tensors;                             // [count], norm weights first
   int32_t *update_owner, *tile_owner, *column_owner; // tensor of each block
-  int64_t norm_blocks, update_blocks; // norm weights' blocks are the first norm_blocks
+  // Blocks of the update: those of norm weights end at norm_blocks, those of other tensors without
+  // FP8 copies at plain_blocks, and the rest are tiles.
+  int64_t norm_blocks, plain_blocks, update_blocks;
   int64_t tiles, columns;
   float *sumsq; // [tiles + columns] partial sums of squares of the gradients
   bool grads_fp32;
 } ParamTable;
 
 enum {
-  UPDATE_BLOCK = 8192, // elements of a tensor that a block updates
+  UPDATE_BLOCK = 8192, // elements of a tensor that a block updates ...
+  WEIGHT_TILE = 128,   // ... or rows and columns, where it writes FP8 copies
   TILE_ROWS = 128,     // a block's share of a folded matrix ...
   TILE_COLS = 256,
   TILE_ELEMENTS = TILE_ROWS * TILE_COLS, // ... or of any other tensor

@@ -31,22 +31,49 @@ static int64_t own(int32_t *owner, int64_t *blocks, int64_t more, int32_t tensor
   return first;
 }
 
-// Describes the list's tensors, norm weights first: their blocks come first in the update, since
-// folded copies read the updated norm weights. Counts the blocks, and fills the table where it has
+// How it is used that has FP8 copies, or NULL.
+static const Operand *fp8_use(const ParamTensor *p) {
+  return p->folded.fp8 ? &p->folded : p->compute.fp8 ? &p->compute : NULL;
+}
+
+// The order of tensors in the update: folded copies read the updated norm weights.
+enum { NORMS, PLAIN, TILED, CLASSES };
+static int class_of(const ParamTensor *list, int count, int i) {
+  return is_norm_of_another(list, count, i) ? NORMS : fp8_use(&list[i]) ? TILED : PLAIN;
+}
+
+static int64_t update_blocks(const ParamTensor *p) {
+  return fp8_use(p) ? ceil_div(p->rows, WEIGHT_TILE) * ceil_div(p->cols, WEIGHT_TILE)
+                    : ceil_div(p->rows * p->cols, UPDATE_BLOCK);
+}
+
+static void describe_copies(DeviceTensor *t, const ParamTensor *p, Scaling *scalings) {
+  const Operand *fp8 = fp8_use(p);
+  t->compute = (bf16_bits *)p->compute.data;
+  t->folded = (bf16_bits *)p->folded.data;
+  if (!fp8 || !scalings) return;
+  t->by_row = (uint8_t *)fp8->by_row;
+  t->by_col = (uint8_t *)fp8->by_col;
+  t->stride = fp8->stride;
+  t->scaling = &scalings[fp8->scaling];
+}
+
+// Describes the list's tensors by class. Counts the blocks, and fills the table where it has
 // memory; returns the floats of all column partials and copies of norms, which lie at `partials`.
-static int64_t describe(ParamTable *table, const ParamTensor *list, int count, float *partials) {
-  int64_t used = 0;
+static int64_t describe(ParamTable *table, const ParamTensor *list, int count, float *partials,
+                        Scaling *scalings) {
+  int64_t used = 0, *ends[CLASSES] = {&table->norm_blocks, &table->plain_blocks, NULL};
   int32_t at = 0;
   table->update_blocks = table->tiles = table->columns = 0;
-  for (int pass = 0; pass < 2; pass++)
+  for (int class = 0; class < CLASSES; class ++) {
     for (int i = 0; i < count; i++) {
       const ParamTensor *p = &list[i], *norm = p->norm >= 0 ? &list[p->norm] : NULL;
-      const bool is_norm = is_norm_of_another(list, count, i);
-      if (is_norm != (pass == 0)) continue;
+      const bool is_norm = class == NORMS;
+      if (class_of(list, count, i) != class) continue;
       const int64_t elements = p->rows * p->cols, row_tiles = ceil_div(p->rows, TILE_ROWS),
                     tiles = norm ? row_tiles * ceil_div(p->cols, TILE_COLS)
                                  : ceil_div(elements, TILE_ELEMENTS);
-      const DeviceTensor t = {
+      DeviceTensor t = {
           .rows = p->rows,
           .cols = p->cols,
           .master = (float *)p->master,
@@ -54,24 +81,23 @@ static int64_t describe(ParamTable *table, const ParamTensor *list, int count, f
           .v = p->v,
           .grad = p->grad,
           .grad_folded = p->grad_folded,
-          .compute = (bf16_bits *)p->compute.data,
-          .folded = (bf16_bits *)p->folded.data,
           .norm = norm ? (const float *)norm->master : NULL,
           .norm_grad = norm ? norm->grad : NULL,
           .norm_before = norm && partials ? partials + used : NULL,
           .column_partials = norm && partials ? partials + used + p->cols : NULL,
-          .first_update =
-              own(table->update_owner, &table->update_blocks, ceil_div(elements, UPDATE_BLOCK), at),
+          .first_update = own(table->update_owner, &table->update_blocks, update_blocks(p), at),
           .first_tile = own(table->tile_owner, &table->tiles, is_norm ? 0 : tiles, at),
           .first_column = own(table->column_owner, &table->columns,
                               norm ? ceil_div(p->cols, COLUMN_BLOCK) : 0, at),
           .decay = p->decay,
           .index = i};
-      if (is_norm) table->norm_blocks = table->update_blocks;
+      describe_copies(&t, p, scalings);
       if (norm) used += (1 + row_tiles) * p->cols;
       if (table->tensors) table->tensors[at] = t;
       at++;
     }
+    if (ends[class]) *ends[class] = table->update_blocks;
+  }
   return used;
 }
 
@@ -92,7 +118,7 @@ static size_t place(ParamTable *table, int count, int64_t partials, char *memory
 static size_t list_bytes(const ParamTensor *list, int count) {
   ParamTable table = {0};
   float *column_partials;
-  const int64_t partials = describe(&table, list, count, NULL);
+  const int64_t partials = describe(&table, list, count, NULL, NULL);
   return place(&table, count, partials, NULL, &column_partials);
 }
 
@@ -114,21 +140,26 @@ static void build_table(Cuda *c, const ParamTensor *list, int count) {
 
   c->table = (ParamTable){.grads_fp32 = c->options.grads_fp32};
   float *column_partials, *unused;
-  const int64_t partials = describe(&c->table, list, count, NULL);
+  const int64_t partials = describe(&c->table, list, count, NULL, NULL);
   ParamTable on_host = c->table;
   place(&c->table, count, partials, c->table_memory, &column_partials);
   char *block = xmalloc(bytes);
   place(&on_host, count, partials, block, &unused);
-  describe(&on_host, list, count, column_partials);
+  describe(&on_host, list, count, column_partials, c->scalings);
   const size_t made_here = (size_t)((char *)on_host.sumsq - block);
   c->base.write(&c->base, c->table_memory, block, made_here);
   free(block);
 }
 
+static bool same_operand(const Operand *a, const Operand *b) {
+  return a->data == b->data && a->by_row == b->by_row && a->by_col == b->by_col &&
+         a->stride == b->stride && a->scaling == b->scaling;
+}
+
 static bool same_tensor(const ParamTensor *a, const ParamTensor *b) {
   return a->rows == b->rows && a->cols == b->cols && a->master == b->master && a->m == b->m &&
          a->v == b->v && a->grad == b->grad && a->grad_folded == b->grad_folded &&
-         a->compute.data == b->compute.data && a->folded.data == b->folded.data &&
+         same_operand(&a->compute, &b->compute) && same_operand(&a->folded, &b->folded) &&
          a->norm == b->norm && a->decay == b->decay;
 }
 
@@ -173,6 +204,27 @@ static StepResult op_step_result(Backend *be) {
                       .saturated_first = s->saturated > 0 ? s->saturated_first : -1};
 }
 
+// Gives those with FP8 copies a scale that have none, from their largest value.
+static void calibrate(Cuda *c, const ParamTensor *list, int count) {
+  Backend *be = &c->base;
+  ScalingState *states = xmalloc((size_t)c->config.scaling_count * sizeof *states);
+  be->scalings_read(be, states);
+  cuda_largest_weights(c);
+  for (int i = 0; i < count; i++) {
+    const Operand *fp8 = fp8_use(&list[i]);
+    if (fp8 && states[fp8->scaling].scale == 0)
+      launch_scaling_set(&c->scalings[fp8->scaling], c->gpu.stream);
+  }
+  free(states);
+}
+
+static void op_refresh(Backend *be, const ParamTensor *list, int count) {
+  Cuda *c = cuda_of(be);
+  const ParamTable *table = cuda_table(c, list, count);
+  if (table->plain_blocks < table->update_blocks) calibrate(c, list, count);
+  cuda_copy_weights(c);
+}
+
 static void op_set_updates(Backend *be, int64_t updates) {
   be->write(be, &cuda_of(be)->state->updates, &updates, sizeof updates);
 }
@@ -186,6 +238,6 @@ void cuda_set_update(Cuda *c) {
   be->adamw = cuda_adamw;
   be->step_end = op_step_end;
   be->step_result = op_step_result;
-  be->refresh = cuda_refresh;
+  be->refresh = op_refresh;
   be->set_updates = op_set_updates;
 }

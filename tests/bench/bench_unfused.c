@@ -229,9 +229,10 @@ static void activations(Pool *p, const Sizes *z) {
 
 // One folded matrix with its norm weight, as large as all of a 1B model's: the kernels do not see
 // the difference to a list of many, but for the look-up of a block's tensor.
-static void update(const Pool *all, bool grads_fp32, MomentType moments) {
+static void update(const Pool *all, bool grads_fp32, MomentType moments, bool fp8) {
   const int64_t rows = (int64_t)1 << 18, cols = 2048, count = rows * cols;
   const size_t grad = grads_fp32 ? 4 : 2, moment = moments == MOMENTS_BF16 ? 2 : 4;
+  const ScalingKind delayed[2] = {{FP8_E4M3, 0}, {FP8_E4M3, 0}};
   const OpsConfig config = {.D = cols,
                             .F = 8,
                             .H = 1,
@@ -241,7 +242,9 @@ static void update(const Pool *all, bool grads_fp32, MomentType moments) {
                             .max_tokens = 8,
                             .max_positions = 8,
                             .rms_norm_eps = 1e-5,
-                            .moments = moments};
+                            .moments = moments,
+                            .scalings = delayed,
+                            .scaling_count = 2};
   const GpuOptions options = {
       .kernels = KERNELS_UNFUSED, .train = true, .grads_fp32 = grads_fp32, .gemm_cache = ""};
   Error err;
@@ -266,13 +269,23 @@ static void update(const Pool *all, bool grads_fp32, MomentType moments) {
     CUDA_CHECK(cudaMemset(*gradient = take(p, n * grad), 0x3b, n * grad));
   }
   list[1].folded = operand_of(take(p, (size_t)count * 2));
+  if (fp8)
+    list[1].folded = (Operand){.by_row = take(p, (size_t)count),
+                               .by_col = take(p, (size_t)count),
+                               .stride = rows,
+                               .scaling = 1,
+                               .fp8 = true};
+  be->refresh(be, list, 2);
   CUDA_CHECK(cudaDeviceSynchronize());
   const AdamW hyper = {1e-4, 0.9, 0.95, 1e-8, 0.1, 1};
   be->set_hyper(be, &hyper);
+  char what[64];
+  snprintf(what, sizeof what, "adamw, moments %s, copies %s", moment == 2 ? "bf16" : "fp32",
+           fp8 ? "FP8" : "bf16");
   KERNEL(p, grads_fp32 ? "grads_finish, fp32" : "grads_finish, bf16",
          (double)count * (4 + (double)grad), be->grads_finish(be, list, 2));
-  KERNEL(p, moments == MOMENTS_BF16 ? "adamw, bf16 moments" : "adamw, fp32 moments",
-         (double)count * (10 + 4.0 * (double)moment + (double)grad), be->adamw(be, list, 2));
+  KERNEL(p, what, (double)count * (10 + 4.0 * (double)moment + (double)grad),
+         be->adamw(be, list, 2));
   be->step_end(be);
   if (!be->step_result(be).applied)
     printf("  (the update was skipped: this is no measurement of it)\n");
@@ -367,10 +380,8 @@ int main(int argc, char **argv) {
     activations(&p, &all[i]);
   }
   printf("update of %d M parameters\n", 1 << 9);
-  for (MomentType moments = MOMENTS_FP32; moments <= MOMENTS_BF16; moments++) {
-    update(&p, false, moments);
-    update(&p, true, moments);
-  }
+  for (MomentType moments = MOMENTS_FP32; moments <= MOMENTS_BF16; moments++)
+    for (int i = 0; i < 4; i++) update(&p, i % 2 == 1, moments, i / 2 == 1);
   CUDA_CHECK(cudaFree(p.memory));
   if (p.only) return 0;
   printf("products of %s\n", all[0].name);

@@ -1,0 +1,268 @@
+// The FP8 copies that the update writes of weights: both, bit for bit as kernels/fp8.h says, with
+// scales that follow from largest values; and the update itself, equal to that beside bf16 copies.
+#include "tests/gpu/gpu_test.h"
+
+#include "kernels/cuda/cuda.h"
+#include "kernels/gpu_backends.h"
+
+// A norm weight with the matrix that it is folded into, another with a tied embedding, and a matrix
+// used plain.
+enum { NORM, FOLDED, TIED_NORM, TIED, PLAIN, TENSORS };
+enum { PADDING = 0xff }; // what buffers begin with
+
+typedef struct Side {
+  Backend *be;
+  Bench bench;
+  ParamTensor list[TENSORS];
+} Side;
+
+typedef struct Rig {
+  int64_t D, rows, V;
+  MomentType moments;
+  float *weights[TENSORS], *gradients[TENSORS], *folded[TENSORS];
+  Side fp8, bf16;
+} Rig;
+
+// No clipping: the norm's last bit depends on the order of tensors. Steps are large, so that values
+// leave their scale's reach.
+static const AdamW hyper = {.learning_rate = 0.5, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8};
+
+static bool is_norm(int i) {
+  return i == NORM || i == TIED_NORM;
+}
+static int64_t elements(const ParamTensor *t) {
+  return t->rows * t->cols;
+}
+static int64_t up_to_group(int64_t n) {
+  return (n + FP8_GROUP - 1) / FP8_GROUP * FP8_GROUP;
+}
+static void *bytes(Bench *b, int64_t count) {
+  return buffer_new(b, count, 1, NULL)->data;
+}
+
+static Operand copies(Bench *b, const ParamTensor *t, int i, bool fp8) {
+  if (!fp8) return operand_of(bf16_buffer(b, elements(t), NULL));
+  Operand x = {.stride = up_to_group(t->rows) + FP8_GROUP, .scaling = i, .fp8 = true};
+  x.by_row = bytes(b, elements(t));
+  x.by_col = bytes(b, t->cols * x.stride);
+  return x;
+}
+
+static void side_open(Rig *r, Side *s, bool fp8) {
+  ScalingKind kinds[TENSORS] = {{FP8_E4M3, 0}};
+  const OpsConfig config = {.D = r->D,
+                            .F = 16,
+                            .H = 1,
+                            .KV = 1,
+                            .d = 16,
+                            .V = r->V,
+                            .max_tokens = 64,
+                            .max_positions = 64,
+                            .rms_norm_eps = 1e-5f,
+                            .moments = r->moments,
+                            .scalings = kinds,
+                            .scaling_count = fp8 ? TENSORS : 0};
+  const GpuOptions options = {.kernels = KERNELS_UNFUSED, .train = true, .gemm_cache = ""};
+  Error err;
+  s->be = s->bench.be = backend_gpu_create(&config, &options, &err);
+  if (!s->be) fail_msg("%s", err.text);
+  const ParamTensor shapes[TENSORS] = {{.rows = 1, .cols = r->D, .norm = -1},
+                                       {.rows = r->rows, .cols = r->D, .norm = NORM},
+                                       {.rows = 1, .cols = r->D, .norm = -1},
+                                       {.rows = r->V, .cols = r->D, .norm = TIED_NORM},
+                                       {.rows = r->D, .cols = r->rows, .norm = -1}};
+  for (int i = 0; i < TENSORS; i++) {
+    ParamTensor *t = &s->list[i];
+    Bench *b = &s->bench;
+    *t = shapes[i];
+    const int64_t n = elements(t);
+    const size_t moment = s->be->moment_bytes;
+    char *zeros = xcalloc((size_t)n, moment);
+    t->master = fp32_buffer(b, n, r->weights[i]);
+    t->m = buffer_new(b, n, (int)moment, zeros)->data;
+    t->v = buffer_new(b, n, (int)moment, zeros)->data;
+    free(zeros);
+    if (is_norm(i)) t->grad = bf16_buffer(b, n, NULL);
+    if (i == TIED || i == PLAIN) t->grad = bf16_buffer(b, n, r->gradients[i]);
+    if (i == TIED || i == FOLDED) t->grad_folded = bf16_buffer(b, n, r->folded[i]);
+    if (i == TIED || i == PLAIN) t->compute = copies(b, t, i, fp8 && i == PLAIN);
+    if (i == TIED || i == FOLDED) t->folded = copies(b, t, i, fp8);
+  }
+}
+
+static float *named(int64_t n, double scale, const char *what, int tensor) {
+  char name[32];
+  snprintf(name, sizeof name, "%s %d", what, tensor);
+  return random_bf16(n, scale, name);
+}
+
+// rows: a multiple of FP8_GROUP, as D.
+static void rig_open(Rig *r, int64_t D, int64_t rows, int64_t V, MomentType moments) {
+  *r = (Rig){.D = D, .rows = rows, .V = V, .moments = moments};
+  const int64_t counts[TENSORS] = {D, rows * D, D, V * D, rows * D};
+  for (int i = 0; i < TENSORS; i++) {
+    r->weights[i] = named(counts[i], 0.3 * (i + 1), "W", i);
+    r->gradients[i] = named(counts[i], 0.1, "g", i);
+    r->folded[i] = named(counts[i], 0.1, "f", i);
+  }
+}
+
+static void rig_close(Rig *r) {
+  Side *const sides[] = {&r->fp8, &r->bf16};
+  for (int i = 0; i < 2; i++) {
+    bench_free(&sides[i]->bench);
+    sides[i]->be->destroy(sides[i]->be);
+  }
+  for (int i = 0; i < TENSORS; i++) free(r->weights[i]), free(r->gradients[i]), free(r->folded[i]);
+}
+
+// Copies without scales yet, and so many steps.
+static StepResult run(Side *s, int steps) {
+  Backend *be = s->be;
+  const ScalingState none[TENSORS] = {{0}};
+  StepResult result = {0};
+  if (s->list[PLAIN].compute.fp8) be->scalings_write(be, none);
+  be->set_updates(be, 0);
+  be->set_hyper(be, &hyper);
+  be->refresh(be, s->list, TENSORS);
+  for (int i = 0; i < steps; i++) {
+    be->step_begin(be);
+    be->grads_finish(be, s->list, TENSORS);
+    be->adamw(be, s->list, TENSORS);
+    be->step_end(be);
+    result = be->step_result(be);
+  }
+  return result;
+}
+
+static uint8_t *read_bytes(Backend *be, const fp8_t *from, int64_t count) {
+  uint8_t *to = xmalloc((size_t)count);
+  be->read(be, to, from, (size_t)count);
+  return to;
+}
+
+static void expect_byte(const char *what, int64_t row, int64_t column, uint8_t got, uint8_t want) {
+  if (got != want)
+    fail_msg("%s of row %lld, column %lld is %02x, not %02x", what, (long long)row,
+             (long long)column, got, want);
+}
+
+// W [rows, cols], or W wn, as it is now: against its copies and the largest value.
+static float check_copies(Side *s, int i, float scale) {
+  const ParamTensor *t = &s->list[i];
+  const Operand *x = t->folded.fp8 ? &t->folded : &t->compute;
+  float *W = bench_read(&s->bench, t->master);
+  float *wn = t->norm >= 0 ? bench_read(&s->bench, s->list[t->norm].master) : NULL;
+  uint8_t *by_row = read_bytes(s->be, x->by_row, elements(t)),
+          *by_col = read_bytes(s->be, x->by_col, t->cols * x->stride);
+  float largest = 0;
+  for (int64_t k = 0; k < t->cols; k++)
+    for (int64_t n = 0; n < x->stride; n++) {
+      const bool there = n < t->rows;
+      const float value = !there ? 0 : wn ? W[n * t->cols + k] * wn[k] : W[n * t->cols + k];
+      const uint8_t expected = fp8_bits(FP8_E4M3, value * scale);
+      largest = fmaxf(largest, fabsf(value));
+      expect_byte("by_col", n, k, by_col[k * x->stride + fp8_column_place(n)],
+                  n < up_to_group(t->rows) ? expected : PADDING);
+      if (there) expect_byte("by_row", n, k, by_row[n * t->cols + fp8_column_place(k)], expected);
+    }
+  Scaling on_device;
+  s->be->read(s->be, &on_device, &cuda_of(s->be)->scalings[i], sizeof on_device);
+  uint32_t found = 0;
+  for (int j = 0; j < MAXIMA; j++)
+    if (on_device.maxima[j] > found) found = on_device.maxima[j];
+  assert_memory_equal(&found, &largest, sizeof found);
+  free(W), free(wn), free(by_row), free(by_col);
+  return largest;
+}
+
+// Masters and moments are those of the side with bf16 copies, bit for bit.
+static void check_same_update(Rig *r) {
+  for (int i = 0; i < TENSORS; i++) {
+    const ParamTensor *a = &r->fp8.list[i], *b = &r->bf16.list[i];
+    const void *const arrays[][2] = {{a->master, b->master}, {a->m, b->m}, {a->v, b->v}};
+    for (int j = 0; j < 3; j++) {
+      float *got = bench_read(&r->fp8.bench, arrays[j][0]),
+            *expected = bench_read(&r->bf16.bench, arrays[j][1]);
+      expect_same("the update", got, expected, elements(a));
+      free(got), free(expected);
+    }
+  }
+  float *got = bench_read(&r->fp8.bench, r->fp8.list[TIED].compute.data),
+        *expected = bench_read(&r->bf16.bench, r->bf16.list[TIED].compute.data);
+  expect_same("the bf16 copy", got, expected, elements(&r->fp8.list[TIED]));
+  free(got), free(expected);
+}
+
+static void check(int64_t D, int64_t rows, int64_t V, MomentType moments) {
+  static const int tensors[] = {FOLDED, TIED, PLAIN};
+  Rig r;
+  rig_open(&r, D, rows, V, moments);
+  side_open(&r, &r.fp8, true);
+  side_open(&r, &r.bf16, false);
+  float top[TENSORS] = {0}, last[TENSORS] = {0}, scales[TENSORS] = {0};
+  for (int steps = 0; steps <= 3; steps++) {
+    StepResult result;
+    RUN_TWICE(&r.fp8.bench, result = run(&r.fp8, steps));
+    bench_reset(&r.bf16.bench);
+    run(&r.bf16, steps);
+    check_same_update(&r);
+    int saturated = 0;
+    for (int j = 0; j < 3; j++) {
+      const int i = tensors[j];
+      saturated += steps > 0 && last[i] * scales[i] > fp8_largest(FP8_E4M3);
+      // The first step's scale is that of refresh, whose largest value is the first in the history.
+      if (steps > 0) scales[i] = fp8_scale(FP8_E4M3, top[i]);
+      ScalingState states[TENSORS];
+      r.fp8.be->scalings_read(r.fp8.be, states);
+      if (steps > 0) assert_true(states[i].scale == scales[i]);
+      scales[i] = states[i].scale;
+      last[i] = check_copies(&r.fp8, i, scales[i]);
+      if (steps == 0) assert_true(scales[i] == fp8_scale(FP8_E4M3, last[i]));
+      top[i] = fmaxf(top[i], last[i]);
+    }
+    printf("# D %lld, %d steps: scales %g %g %g, largest %g %g %g, saturated before %d\n",
+           (long long)D, steps, (double)scales[FOLDED], (double)scales[TIED], (double)scales[PLAIN],
+           (double)last[FOLDED], (double)last[TIED], (double)last[PLAIN], result.saturated);
+    if (steps > 0) assert_int_equal(result.saturated, saturated);
+  }
+  rig_close(&r);
+}
+
+static void test_copies(void **state) {
+  (void)state;
+  for (MomentType moments = MOMENTS_FP32; moments <= MOMENTS_BF16; moments++) {
+    check(16, 16, 2, moments);
+    check(128, 256, 130, moments);
+    check(208, 336, 1003, moments);
+  }
+}
+
+static void test_not_finite(void **state) {
+  (void)state;
+  Rig r;
+  rig_open(&r, 144, 48, 77, MOMENTS_FP32);
+  r.gradients[PLAIN][17] = NAN;
+  side_open(&r, &r.fp8, true);
+  side_open(&r, &r.bf16, false);
+  bench_reset(&r.fp8.bench);
+  assert_false(run(&r.fp8, 2).applied);
+  ScalingState states[TENSORS];
+  r.fp8.be->scalings_read(r.fp8.be, states);
+  for (int i = 0; i < TENSORS; i++) {
+    float *W = bench_read(&r.fp8.bench, r.fp8.list[i].master);
+    expect_same("master", W, r.weights[i], elements(&r.fp8.list[i]));
+    free(W);
+    if (!is_norm(i)) check_copies(&r.fp8, i, states[i].scale);
+  }
+  rig_close(&r);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      {"both_copies_and_scales_follow_the_update", test_copies, NULL, NULL, NULL},
+      {"an_update_that_is_left_out_keeps_copies_and_scales_together", test_not_finite, NULL, NULL,
+       NULL},
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}
