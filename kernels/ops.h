@@ -285,7 +285,7 @@ typedef void EmbedBackwardOp(Backend *be, int64_t M, const int32_t *tokens, cons
 typedef void CastOp(Backend *be, int64_t M, int64_t N, Operand x);
 
 // Leaves the gradients dwn of the norm weights, and takes the norm over all gradients. What the
-// matrices have is only read.
+// matrices have is only read; their folded copies may stand for W.
 typedef void GradsFinishOp(Backend *be, const ParamTensor *list, int count);
 // Sets the delayed scales anew. Then decoupled AdamW on all tensors with the parameters of the last
 // set_hyper, norm weights first, then the compute copies. If the loss or the gradient norm is not finite it changes nothing and

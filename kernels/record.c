@@ -186,7 +186,7 @@ static double copies_bytes(const Backend *be, const Operand *x) {
 // Every parameter once: what the pass over the gradients, or AdamW, reads and writes of it.
 static OperationCall *add_update(Backend *be, const ParamTensor *list, int count, bool adamw) {
   const double grad = (double)be->grad_bytes, master = (double)be->master_bytes,
-               moment = (double)be->moment_bytes;
+               moment = (double)be->moment_bytes, act = (double)be->act_bytes;
   double bytes = 0, parameters = 0;
   for (int i = 0; i < count; i++) {
     const ParamTensor *t = &list[i];
@@ -197,8 +197,8 @@ static OperationCall *add_update(Backend *be, const ParamTensor *list, int count
     if (adamw)
       bytes += n * (2 * master + 4 * moment + copies_bytes(be, &t->compute) +
                     copies_bytes(be, &t->folded));
-    else if (t->norm >= 0)
-      bytes += n * master;
+    else if (t->norm >= 0) // W, or its copy where that is no coarser than the gradient
+      bytes += n * (t->folded.data && act == grad ? act : master);
   }
   OperationCall *call = add_memory(be, 0, 0, NULL, bytes);
   call->statistics = false;

@@ -5,13 +5,20 @@
 //        has left)
 //   2. columns: dwn[k] = sum of the partial column sums of column k, over ascending rows; sum of
 //        squares of dwn; a copy of wn, which dW needs after wn's own update
+// Where gradients are bf16 the column sums are of dW' W', W' the bf16 copy, and divided by wn in the
+// end: half of the bytes for W, and W' is rounded as dW' is.
 //   3. norm: one block adds all partial sums of squares in order, in double.
 // Norm weights are reached through the matrix that they are folded into; everything else has its
-// own tiles. Bytes: a folded matrix reads dW' and the fp32 master; others read dW.
+// own tiles. Bytes: a folded matrix reads dW' and W' or the fp32 master; others read dW.
 #include "kernels/cuda/cuda.h"
 #include "kernels/cuda/tensors.cuh"
 
 enum { THREADS = 256, WARPS = THREADS / 32 };
+
+// Whether column sums have W' for W.
+template <typename Grad> static __device__ __forceinline__ bool of_copy(const DeviceTensor &t) {
+  return sizeof(Grad) == sizeof(bf16_bits) && t.folded;
+}
 
 // N columns a lane, warps take rows in turn, four of them at a time, so that a thread's loads are
 // under way together. Leaves the column sums of each warp; returns the thread's part of the sum of
@@ -35,7 +42,8 @@ static __device__ __forceinline__ float folded_tile(const DeviceTensor &t, int64
         for (int k = 0; k < 4; k++)
           if (n0 + k * WARPS < rows) {
             g[k] = load_pack<N>(folded + first + k * step);
-            w[k] = load_once<N>(t.master + first + k * step);
+            w[k] = of_copy<Grad>(t) ? load_pack<N>((const bf16_bits *)t.folded + first + k * step)
+                                    : load_once<N>(t.master + first + k * step);
             if (plain) d[k] = load_pack<N>(plain + first + k * step);
           }
 #pragma unroll
@@ -89,6 +97,17 @@ static __global__ __launch_bounds__(THREADS, 3) void gradients_kernel(ParamTable
   if (threadIdx.x == 0) table.sumsq[blockIdx.x] = squares;
 }
 
+// The sum of every WARPS-th row's dW' W from row `first` on: where W' / wn is not W, in a column
+// whose norm weight is next to nothing.
+template <typename Grad>
+static __device__ __forceinline__ float sum_of_masters(const DeviceTensor &t, int64_t first,
+                                                    int64_t c) {
+  float sum = 0;
+  for (int64_t i = first * t.cols + c; i < t.rows * t.cols; i += WARPS * t.cols)
+    sum += load_pack<1>((const Grad *)t.grad_folded + i).v[0] * t.master[i];
+  return sum;
+}
+
 // Launch: a block COLUMN_BLOCK columns; 8 threads a column share out the rows.
 template <typename Grad>
 static __global__ __launch_bounds__(THREADS) void columns_kernel(ParamTable table) {
@@ -97,8 +116,12 @@ static __global__ __launch_bounds__(THREADS) void columns_kernel(ParamTable tabl
   const int share = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int64_t c = (blockIdx.x - t.first_column) * COLUMN_BLOCK + lane;
   const int64_t rows = (t.rows + TILE_ROWS - 1) / TILE_ROWS;
+  const float wn = c < t.cols ? t.norm[c] : 1;
+  const bool tiny = fabsf(wn) < 0x1p-60f;
   float sum = 0;
-  if (c < t.cols) {
+  if (c < t.cols && of_copy<Grad>(t) && tiny) {
+    sum = sum_of_masters<Grad>(t, share, c);
+  } else if (c < t.cols) {
 #pragma unroll 8
     for (int64_t n = share; n < rows; n += WARPS) sum += t.column_partials[n * t.cols + c];
   }
@@ -108,10 +131,10 @@ static __global__ __launch_bounds__(THREADS) void columns_kernel(ParamTable tabl
   sum = 0;
 #pragma unroll
   for (int i = 0; i < WARPS; i++) sum += part[i][lane];
-  Pack<1> dwn = {sum};
+  Pack<1> dwn = {of_copy<Grad>(t) && !tiny ? sum / wn : sum};
   if (c < t.cols) {
     store_pack((Grad *)t.norm_grad + c, dwn);
-    t.norm_before[c] = t.norm[c];
+    t.norm_before[c] = wn;
   }
   const float squares = warp_sum(c < t.cols ? square_sum(dwn) : 0.0f);
   if (lane == 0) table.sumsq[table.tiles + blockIdx.x] = squares;

@@ -303,8 +303,10 @@ static void compare_update(const Comparison *c, Differences differences[2]) {
     be->set_updates(be, 0);
     be->step_begin(be);
     be->set_hyper(be, &hyper);
+    be->refresh(be, lists[side], UPDATED);
     be->grads_finish(be, lists[side], UPDATED);
     results[0][side] = read_output(be, lists[side][NORM].grad, counts[0], true);
+    be->zero(be, lists[side][MATRIX].folded.data, (size_t)counts[1] * be->act_bytes);
     be->adamw(be, lists[side], UPDATED);
     results[1][side] = read_output(be, lists[side][MATRIX].folded.data, counts[1], false);
   }

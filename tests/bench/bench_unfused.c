@@ -283,7 +283,8 @@ static void update(const Pool *all, bool grads_fp32, MomentType moments, bool fp
   snprintf(what, sizeof what, "adamw, moments %s, copies %s", moment == 2 ? "bf16" : "fp32",
            fp8 ? "FP8" : "bf16");
   KERNEL(p, grads_fp32 ? "grads_finish, fp32" : "grads_finish, bf16",
-         (double)count * (4 + (double)grad), be->grads_finish(be, list, 2));
+         (double)count * ((fp8 || grads_fp32 ? 4 : 2) + (double)grad),
+         be->grads_finish(be, list, 2));
   KERNEL(p, what, (double)count * (10 + 4.0 * (double)moment + (double)grad),
          be->adamw(be, list, 2));
   be->step_end(be);
