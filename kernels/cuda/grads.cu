@@ -5,9 +5,9 @@
 //        has left)
 //   2. columns: dwn[k] = sum of the partial column sums of column k, over ascending rows; sum of
 //        squares of dwn; a copy of wn, which dW needs after wn's own update
+//   3. norm: one block adds all partial sums of squares in order, in double.
 // Where gradients are bf16 the column sums are of dW' W', W' the bf16 copy, and divided by wn in the
 // end: half of the bytes for W, and W' is rounded as dW' is.
-//   3. norm: one block adds all partial sums of squares in order, in double.
 // Norm weights are reached through the matrix that they are folded into; everything else has its
 // own tiles. Bytes: a folded matrix reads dW' and W' or the fp32 master; others read dW.
 #include "kernels/cuda/cuda.h"
@@ -100,8 +100,7 @@ static __global__ __launch_bounds__(THREADS, 3) void gradients_kernel(ParamTable
 // The sum of every WARPS-th row's dW' W from row `first` on: where W' / wn is not W, in a column
 // whose norm weight is next to nothing.
 template <typename Grad>
-static __device__ __forceinline__ float sum_of_masters(const DeviceTensor &t, int64_t first,
-                                                    int64_t c) {
+static __device__ float sum_of_masters(const DeviceTensor &t, int64_t first, int64_t c) {
   float sum = 0;
   for (int64_t i = first * t.cols + c; i < t.rows * t.cols; i += WARPS * t.cols)
     sum += load_pack<1>((const Grad *)t.grad_folded + i).v[0] * t.master[i];

@@ -219,8 +219,8 @@ static void the_gradient_norm_is_that_of_all_gradients(void **state) {
   }
   run.be->step_end(run.be);
   const double norm = run.be->step_result(run.be).grad_norm, error = fabs(norm - sqrt(sum)) / norm;
-  printf("# relative error %.1e, bound 5e-9 (observed 4.6e-10, of products in fp32)\n", error);
-  assert_true(error <= 5e-9);
+  printf("# relative error %.1e, bound 5e-8 (observed 7.8e-9, of sums in fp32)\n", error);
+  assert_true(error <= 5e-8);
   tiny_run_close(&run);
 }
 
