@@ -3,6 +3,7 @@
 #include "kernels/cuda/cuda.h"
 
 struct Cast {
+  static constexpr bool STORES = false;
   struct Row {
     float q;
   };
@@ -24,12 +25,12 @@ struct Cast {
   __device__ void skip(int64_t m) {
     x += m * N;
   }
-  __device__ Raw load(int row, Column c) const {
-    return *reinterpret_cast<const uint32_t *>(x + row * N + c);
+  __device__ Raw load(unsigned row, Column c) const {
+    return *reinterpret_cast<const uint32_t *>(x + (row * (unsigned)N + (unsigned)c));
   }
   __device__ float2 pair(Row row, Column, Raw raw, float *squares) const {
     const float a = bf16_low(raw), b = bf16_high(raw);
-    *squares += a * a + b * b;
+    *squares = fmaf(a, a, fmaf(b, b, *squares));
     return {a * row.q, b * row.q};
   }
 };

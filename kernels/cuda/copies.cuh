@@ -1,6 +1,7 @@
 // Row kernels that leave a matrix as FP8 copies, in both orders of kernels/fp8.h, with its largest
 // value and a sum over each row. A *source* says what the matrix is; kernels/cuda/cast.cu has the
 // plainest one. It has
+//     STORES                       whether it is stored in bf16, too
 //     Row row(m)                   what all of row m needs, by one thread; Row {} past the last row
 //     void skip(m)                 makes row m the first that load knows
 //     Column column(c)             what the columns c and c + 1 need, c even
@@ -26,7 +27,7 @@ enum {
 struct Copies {
   int64_t M;
   int N;            // a multiple of FP8_GROUP
-  bf16_bits *data;  // [M, N]: also in bf16, then the copies are of the rounded values; NULL: not
+  bf16_bits *data;  // [M, N] of a source that stores: the copies are of the rounded values
   uint8_t *by_row;  // [M, N]; NULL: not
   uint8_t *by_col;  // [N, stride], zeros up to whole groups of rows; NULL: not
   int64_t stride;   // at least M in whole groups
@@ -60,69 +61,79 @@ static __device__ __forceinline__ int copy_place(int chunk) {
   return chunk ^ (chunk / (2 * COPY_GROUPS) & 7);
 }
 
-// One lane's part of a block's copies.
-struct CopyLane {
+// The larger of both, or NaN.
+static __device__ __forceinline__ float max_or_nan(float a, float b) {
+  float largest;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(largest) : "f"(a), "f"(b));
+  return largest;
+}
+
+// One lane's part of a block's copies. WHOLE: the block has all of its rows.
+template <class Source, bool WHOLE> struct CopyLane {
   const Copies &to;
-  int rows, first; // that the block has; the warp's first of them
-  int lane, column;
+  const Source &source;
+  const typename Source::Row *values; // of the block's rows
+  unsigned rows, first;               // that the block has; the warp's first of them
+  unsigned lane, column;
   bool inside; // the column is one of the matrix
-  float scale;
-  uint32_t largest; // bits
+  float scale, largest;
+  float sums[16];
+
+  __device__ __forceinline__ bool exists(unsigned row) const {
+    return inside && (WHOLE || row < rows);
+  }
 
   // e4m3 of two values; in bf16 first where that is stored, too.
-  __device__ __forceinline__ uint32_t convert(float2 v, int row) {
-    if (to.data) {
+  __device__ __forceinline__ uint32_t convert(float2 v, unsigned row) {
+    if (Source::STORES) {
       const uint32_t two = bf16_two(v.x, v.y);
-      if (inside && row < rows) *reinterpret_cast<uint32_t *>(to.data + row * to.N + column) = two;
+      if (exists(row))
+        *reinterpret_cast<uint32_t *>(to.data + (row * (unsigned)to.N + column)) = two;
       v = {bf16_low(two), bf16_high(two)};
     }
-    // NaN is larger than all.
-    largest = max(largest, __float_as_uint(fabsf(v.x)));
-    largest = max(largest, __float_as_uint(fabsf(v.y)));
+    largest = max_or_nan(max_or_nan(largest, fabsf(v.x)), fabsf(v.y));
     return __nv_cvt_float2_to_fp8x2({v.x * scale, v.y * scale}, __NV_SATFINITE, __NV_E4M3);
   }
 
   // a, b: two columns of rows r and r + 8 in the words' lower and upper halves, and of rows r + 1
   // and r + 9. 4 lanes on is the lane with the columns 8 on, and four bytes of a copy's row are of
   // both: one of them stores rows r and r + 1, the other the rows 8 below.
-  __device__ __forceinline__ void store_rows(uint32_t a, uint32_t b, int r) const {
+  __device__ __forceinline__ void store_rows(uint32_t a, uint32_t b, unsigned r) const {
     const bool second = lane & 4;
     const uint32_t give = __byte_perm(a, b, second ? 0x5410 : 0x7632),
                    got = __shfl_xor_sync(0xffffffffu, give, 4);
-    const int m = first + r + (second ? 8 : 0);
-    const int c = column - column % 16 + column % 8 * 2;
-    if (!to.by_row || !inside) return;
-    uint8_t *row = to.by_row + m * to.N + c;
-    if (m < rows)
-      *reinterpret_cast<uint32_t *>(row) = __byte_perm(a, got, second ? 0x3254 : 0x5410);
-    if (m + 1 < rows)
-      *reinterpret_cast<uint32_t *>(row + to.N) = __byte_perm(b, got, second ? 0x3276 : 0x7610);
+    const unsigned row = first + r + (second ? 8 : 0),
+                   at = row * (unsigned)to.N + column - column % 16 + column % 8 * 2;
+    if (!to.by_row) return;
+    if (exists(row))
+      *reinterpret_cast<uint32_t *>(to.by_row + at) = __byte_perm(a, got, second ? 0x3254 : 0x5410);
+    if (exists(row + 1))
+      *reinterpret_cast<uint32_t *>(to.by_row + (at + (unsigned)to.N)) =
+          __byte_perm(b, got, second ? 0x3276 : 0x7610);
   }
 
   // Rows r .. r + 3 and r + 8 .. r + 11, r 0 or 4: half of the chunks of the two columns.
-  template <class Source>
-  __device__ __forceinline__ void half(const Source &source, const typename Source::Row *values,
-                                       int r, float *sums, uint2 *const (&columns)[2]) {
-    const typename Source::Column at = source.column(column);
+  __device__ __forceinline__ void half(unsigned r, uint2 *const (&chunks)[2]) {
+    const typename Source::Column at = source.column((int)column);
     typename Source::Raw raw[8];
 #pragma unroll
-    for (int j = 0; j < 8; j++) {
-      const int row = first + r + j % 4 + j / 4 * 8;
+    for (unsigned j = 0; j < 8; j++) {
+      const unsigned row = first + r + j % 4 + j / 4 * 8;
       raw[j] = {};
-      if (inside && row < rows) raw[j] = source.load(row, at);
+      if (exists(row)) raw[j] = source.load(row, at);
     }
     uint32_t w[4];
 #pragma unroll
-    for (int j = 0; j < 4; j++) {
-      const int up = r + j, low = up + 8;
+    for (unsigned j = 0; j < 4; j++) {
+      const unsigned up = r + j, low = up + 8;
       const float2 v = source.pair(values[first + up], at, raw[j], &sums[up]),
                    u = source.pair(values[first + low], at, raw[j + 4], &sums[low]);
       w[j] = convert(v, first + up) | convert(u, first + low) << 16;
     }
     store_rows(w[0], w[1], r);
     store_rows(w[2], w[3], r + 2);
-    columns[0][r / 4] = {__byte_perm(w[0], w[1], 0x6420), __byte_perm(w[2], w[3], 0x6420)};
-    columns[1][r / 4] = {__byte_perm(w[0], w[1], 0x7531), __byte_perm(w[2], w[3], 0x7531)};
+    chunks[0][r / 4] = {__byte_perm(w[0], w[1], 0x6420), __byte_perm(w[2], w[3], 0x6420)};
+    chunks[1][r / 4] = {__byte_perm(w[0], w[1], 0x7531), __byte_perm(w[2], w[3], 0x7531)};
   }
 };
 
@@ -156,12 +167,41 @@ static __device__ __forceinline__ void store_sums(const Copies &to, int rows,
   to.sums[threadIdx.x] = sum;
 }
 
+// `chunks`: two stages, taken in turns.
+template <class Source, bool WHOLE>
+static __device__ __forceinline__ void copy_block(const Source &source, const Copies &to, int count,
+                                                  const typename Source::Row *rows,
+                                                  uint4 (&chunks)[2][COPY_CHUNKS]) {
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const int group = warp / COPY_STRIPS, strip = warp % COPY_STRIPS;
+  const int in_block = strip * 64 + lane * 2, chunk = in_block * COPY_GROUPS + group;
+  const float scale = to.scaling ? to.scaling->scale : 1;
+  CopyLane<Source, WHOLE> mine = {
+      to,    source, rows, (unsigned)count, (unsigned)group * 16, (unsigned)lane, 0, false,
+      scale, 0,      {}};
+  int stage = 0;
+  for (int c0 = 0; c0 < to.N; c0 += COPY_COLS, stage ^= 1) {
+    uint2 *const mine_of[2] = {
+        reinterpret_cast<uint2 *>(&chunks[stage][copy_place(chunk)]),
+        reinterpret_cast<uint2 *>(&chunks[stage][copy_place(chunk + COPY_GROUPS)])};
+    mine.column = (unsigned)(c0 + in_block);
+    mine.inside = c0 + in_block < to.N;
+    mine.half(0, mine_of);
+    mine.half(4, mine_of);
+    if (!to.by_col) continue;
+    __syncthreads(); // the other stage is free: all are past its loads
+    store_columns(to, count, chunks[stage], c0);
+  }
+  if (to.sums) store_sums(to, count, mine.sums);
+  const uint32_t largest = __reduce_max_sync(0xffffffffu, __float_as_uint(mine.largest));
+  if (lane == 0 && to.scaling)
+    atomicMax(&to.scaling->maxima[(blockIdx.x * 8 + (unsigned)warp) % MAXIMA], largest);
+}
+
 template <class Source>
 static __global__ __launch_bounds__(COPY_THREADS, 3) void copies_kernel(Source source, Copies to) {
   __shared__ typename Source::Row rows[COPY_ROWS];
   __shared__ uint4 chunks[2][COPY_CHUNKS];
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  const int group = warp / COPY_STRIPS, strip = warp % COPY_STRIPS;
   const int64_t first = (int64_t)blockIdx.x * COPY_ROWS;
   const int count = (int)min((int64_t)COPY_ROWS, to.M - first);
   if (threadIdx.x < COPY_ROWS) {
@@ -171,26 +211,10 @@ static __global__ __launch_bounds__(COPY_THREADS, 3) void copies_kernel(Source s
   __syncthreads();
   source.skip(first);
   to.skip(first);
-  CopyLane mine = {to, count, group * 16, lane, 0, false, to.scaling ? to.scaling->scale : 1, 0};
-  float sums[16] = {};
-  int stage = 0;
-  for (int c0 = 0; c0 < to.N; c0 += COPY_COLS, stage ^= 1) {
-    const int in_block = strip * 64 + lane * 2, chunk = in_block * COPY_GROUPS + group;
-    uint2 *const columns[2] = {
-        reinterpret_cast<uint2 *>(&chunks[stage][copy_place(chunk)]),
-        reinterpret_cast<uint2 *>(&chunks[stage][copy_place(chunk + COPY_GROUPS)])};
-    mine.column = c0 + in_block;
-    mine.inside = mine.column < to.N;
-    mine.half(source, rows, 0, sums, columns);
-    mine.half(source, rows, 4, sums, columns);
-    if (!to.by_col) continue;
-    __syncthreads(); // the other stage is free: all are past its loads
-    store_columns(to, count, chunks[stage], c0);
-  }
-  if (to.sums) store_sums(to, count, sums);
-  const uint32_t largest = __reduce_max_sync(0xffffffffu, mine.largest);
-  if (lane == 0 && to.scaling)
-    atomicMax(&to.scaling->maxima[(blockIdx.x * 8 + warp) % MAXIMA], largest);
+  if (count == COPY_ROWS)
+    copy_block<Source, true>(source, to, count, rows, chunks);
+  else
+    copy_block<Source, false>(source, to, count, rows, chunks);
 }
 
 template <class Source>

@@ -27,14 +27,16 @@ static bool is_accurate(const OperationCall *call) {
   return call->form == GEMM_NT ? call->K > MOST_FAST_K : call->operation != OP_OUT_DGRAD;
 }
 
+// What norm_dgrad adds comes behind a factor of each row where the operands are FP8.
 GemmProblem cuda_problem_of(const Cuda *c, const OperationCall *call) {
+  const bool added_later = call->fp8 && call->form == GEMM_NN;
   const GemmProblem p = {.M = call->M,
                          .N = call->N,
                          .K = call->K,
                          .form = call->form,
                          .accurate = call->fp8 && is_accurate(call),
                          .out_fp32 = call->out_is_gradient && c->options.grads_fp32,
-                         .add = call->add,
+                         .add = call->add && !added_later,
                          .alignment = 16,
                          .lda = call->lda,
                          .ldd = call->ldd};

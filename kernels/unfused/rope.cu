@@ -90,9 +90,10 @@ void launch_rope_backward(int64_t M, RopeShape shape, RowScale r, const act_t *q
 
 // The same, away from dqkv and into FP8 copies. A lane's two columns are one pair that rotates.
 struct RopeBackward {
+  static constexpr bool STORES = false;
   struct Row {
     float scale;
-    int32_t position;
+    uint32_t angles; // where they are in the table
   };
   struct Column {
     int at, in_head; // in_head < 0: not rotated
@@ -105,7 +106,7 @@ struct RopeBackward {
   const bf16_bits *gradient, *z;
 
   __device__ Row row(int64_t m) const {
-    return {row_rstd(r, m), (int32_t)(shape.first + m % shape.T)};
+    return {row_rstd(r, m), (uint32_t)((shape.first + m % shape.T) * shape.d)};
   }
   __device__ void skip(int64_t m) {
     gradient += m * shape.R;
@@ -114,8 +115,8 @@ struct RopeBackward {
   __device__ Column column(int c) const {
     return {c, c < (int)shape.rotated ? c % (int)shape.d : -1};
   }
-  __device__ Raw load(int row, Column c) const {
-    const int at = row * (int)shape.R + c.at;
+  __device__ Raw load(unsigned row, Column c) const {
+    const unsigned at = row * (unsigned)shape.R + (unsigned)c.at;
     return {*reinterpret_cast<const uint32_t *>(gradient + at),
             *reinterpret_cast<const uint32_t *>(z + at)};
   }
@@ -123,8 +124,8 @@ struct RopeBackward {
     float2 v = {bf16_low(raw.gradient) * row.scale, bf16_high(raw.gradient) * row.scale};
     *s += v.x * bf16_low(raw.z) + v.y * bf16_high(raw.z);
     if (c.in_head < 0) return v;
-    const float2 angle = __ldg(reinterpret_cast<const float2 *>(
-        shape.table + (int64_t)row.position * shape.d + c.in_head));
+    const float2 angle =
+        __ldg(reinterpret_cast<const float2 *>(shape.table + (row.angles + (uint32_t)c.in_head)));
     rope_rotate(&v.x, &v.y, angle.x, -angle.y);
     return v;
   }

@@ -84,6 +84,7 @@ void launch_scale_rows(int64_t M, int64_t N, RowScale r, act_t *x, cudaStream_t 
 
 // ---- In FP8: dx = q product - (r / D) q s x + residual, in bf16 and as copies.
 struct NormBackward {
+  static constexpr bool STORES = true;
   struct Row {
     float of_product, of_x;
   };
@@ -107,8 +108,8 @@ struct NormBackward {
   __device__ Column column(int c) const {
     return c;
   }
-  __device__ Raw load(int row, Column c) const {
-    const int at = row * (int)r.D + c;
+  __device__ Raw load(unsigned row, Column c) const {
+    const unsigned at = row * (unsigned)r.D + (unsigned)c;
     return {*reinterpret_cast<const uint32_t *>(product + at),
             *reinterpret_cast<const uint32_t *>(x + at),
             residual ? *reinterpret_cast<const uint32_t *>(residual + at) : 0};

@@ -177,6 +177,7 @@ void launch_swiglu_backward(int64_t M, int64_t F, RowScale r, const act_t *z, co
 
 // ---- In FP8: y and dz' as copies. F is a multiple of 16.
 struct SwigluCopies { // a lane's columns are features f and f + 1, pairs p and p + 4 of a group
+  static constexpr bool STORES = false;
   struct Row {
     float r;
   };
@@ -197,8 +198,9 @@ struct SwigluCopies { // a lane's columns are features f and f + 1, pairs p and 
   __device__ Column column(int f) const {
     return (int)pair_of_feature(f, F);
   }
-  __device__ Raw load(int row, Column p) const {
-    const uint32_t *pairs = reinterpret_cast<const uint32_t *>(z + row * 2 * F) + p;
+  __device__ Raw load(unsigned row, Column p) const {
+    const uint32_t *pairs =
+        reinterpret_cast<const uint32_t *>(z) + (row * (unsigned)F + (unsigned)p);
     return {pairs[0], pairs[4]};
   }
   __device__ float2 pair(Row row, Column, Raw raw, float *) const {
@@ -208,6 +210,7 @@ struct SwigluCopies { // a lane's columns are features f and f + 1, pairs p and 
 };
 
 struct SwigluBackward { // a lane's columns are gate and up of one feature
+  static constexpr bool STORES = false;
   struct Row {
     float r;
   };
@@ -232,8 +235,10 @@ struct SwigluBackward { // a lane's columns are gate and up of one feature
   __device__ Column column(int c) const {
     return {c, (int)feature_of_pair(c / 2, F)};
   }
-  __device__ Raw load(int row, Column c) const {
-    return {*reinterpret_cast<const uint32_t *>(z + row * 2 * F + c.at), dy[row * F + c.feature]};
+  __device__ Raw load(unsigned row, Column c) const {
+    const unsigned before = row * (unsigned)F;
+    return {*reinterpret_cast<const uint32_t *>(z + (before * 2 + (unsigned)c.at)),
+            dy[before + (unsigned)c.feature]};
   }
   __device__ float2 pair(Row row, Column, Raw raw, float *s) const {
     const float gate = bf16_low(raw.z) * row.r, up = bf16_high(raw.z) * row.r;
