@@ -16,7 +16,7 @@ extern "C" {
 
 typedef uint16_t bf16_bits;
 
-// RMSNorm's row scale r = rsqrt(sumsq of the row / D + eps), and what rows are multiplied by: r / q.
+// RMSNorm's row scale r = rsqrt(sumsq of the row / D + eps). Rows are multiplied by r / q.
 typedef struct RowScale {
   RowStat sumsq;
   int64_t D;

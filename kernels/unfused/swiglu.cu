@@ -209,6 +209,11 @@ struct SwigluCopies { // a lane's columns are features f and f + 1, pairs p and 
   }
 };
 
+void launch_swiglu_fp8(int64_t M, int64_t F, RowScale r, const act_t *z, Operand y,
+                       Scaling *scaling, cudaStream_t stream) {
+  launch_copies(SwigluCopies{(int)F, r, bits(z)}, copies_of(M, F, y, scaling), stream);
+}
+
 struct SwigluBackward { // a lane's columns are gate and up of one feature
   static constexpr bool STORES = false;
   struct Row {
@@ -248,11 +253,6 @@ struct SwigluBackward { // a lane's columns are gate and up of one feature
     return v;
   }
 };
-
-void launch_swiglu_fp8(int64_t M, int64_t F, RowScale r, const act_t *z, Operand y,
-                       Scaling *scaling, cudaStream_t stream) {
-  launch_copies(SwigluCopies{(int)F, r, bits(z)}, copies_of(M, F, y, scaling), stream);
-}
 
 void launch_swiglu_backward_fp8(int64_t M, int64_t F, RowScale r, const act_t *z, const act_t *dy,
                                 Operand dz, Scaling *scaling, RowStat *s, cudaStream_t stream) {
