@@ -17,19 +17,32 @@ typedef float real;
 #define real_sqrt sqrtf
 #endif
 
+#define LOG2_E 1.44269504f
+#define LN_2 0.693147181f
+
 // r of RMSNorm from the row's sum of squares: 1 / sqrt(sumsq / D + eps). arXiv 1910.07467.
 static inline HOST_DEVICE real rms_rstd(real sumsq, int64_t D, real eps) {
   return 1 / real_sqrt(sumsq / (real)D + eps);
 }
 
+// 2^x, right to 2 ulp of fp32 on a GPU, where results below 2^-126 become 0.
+static inline HOST_DEVICE float exp2_fast(float x) {
+#ifdef __CUDA_ARCH__
+  float power;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(x));
+  return power;
+#else
+  return exp2f(x);
+#endif
+}
+
 // 1 / (1 + exp(-x)). On a GPU with its approximate exponential and reciprocal, each right to 2 ulp
-// of fp32: rounding to bf16 hides that, and epilogues have no time for more. They flush denormals:
-// an exp below 2^-126 adds nothing to 1, and a result below it becomes 0.
+// of fp32: rounding to bf16 hides that, and epilogues have no time for more. An exp below 2^-126
+// adds nothing to 1, and a result below it becomes 0.
 static inline HOST_DEVICE real sigmoid(real x) {
 #ifdef __CUDA_ARCH__
-  float power, reciprocal;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(x * -1.44269504f)); // log2(e)
-  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(reciprocal) : "f"(1 + power));
+  float reciprocal;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(reciprocal) : "f"(1 + exp2_fast(x * -LOG2_E)));
   return reciprocal;
 #else
   return 1 / (1 + real_exp(-x));

@@ -28,15 +28,6 @@ namespace cg = cooperative_groups;
 // in blocks of 256 by 2 %.
 enum { VECTORS = 8, MAX_THREADS = 512, BLOCKS_AN_SM = 2, MAX_CLUSTER = 8 };
 
-#define LOG2_E 1.4426950408889634f
-#define LN_2 0.6931471805599453f
-
-static __device__ __forceinline__ float exp2_fast(float x) {
-  float y;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
-
 // State of a sweep over stored logits x, in powers of two: u = c x = z log2(e).
 struct Sweep {
   float largest; // of u; finite when nothing was seen

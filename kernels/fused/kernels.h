@@ -30,6 +30,27 @@ void launch_fused_cross_entropy(int64_t M, int64_t V, RowStat softmax, RowScale 
                                 act_t *logits, const int32_t *targets, float *row_loss, RowStat *s,
                                 cudaStream_t stream);
 
+// ---- head.cu: what is around programs/probabilities.cu, see head.h
+// Where each row aims, from its target's logit r x W[target].
+//   x [M, D], W [V, D] in, D a multiple of 8; targets [M]; aim [AIM_PARTS, stride] out
+void launch_head_aim(int64_t M, RowScale r, const act_t *x, const act_t *W, const int32_t *targets,
+                     RowStat aim, cudaStream_t stream);
+
+// Each row's loss, and where there is to be a gradient, what its head_dgrad and wgrad need.
+typedef struct HeadFinish {
+  int64_t M, stride; // of P's rows
+  RowScale r;
+  RowStat sum, entropy;   // of P and P log2(P), as the program leaves them
+  float scale;            // dlogits = scale (p - onehot)
+  float *row_loss;        // [M] out; NaN above 117 nats
+  float *u, *s;           // [M] out, or u NULL: the loss only
+  bf16_bits *P;           // [M, stride]; the targets' columns out, with u
+  const int32_t *targets; // [M]
+  const bf16_bits *x;     // [M, D]
+  bf16_bits *ux;          // [M, D] out: u x, or NULL
+} HeadFinish;
+void launch_head_finish(const HeadFinish *args, cudaStream_t stream);
+
 #ifdef __cplusplus
 }
 #endif

@@ -94,11 +94,12 @@ static void fail_call(const Program *program, const char *why) {
   exit(EXIT_FAILURE);
 }
 
-// Boxes of box_rows x box_cols elements of a 16-bit matrix; box_cols 64 or 32.
-static CUtensorMap tensor_map(const OpenProgram *open, Matrix matrix, int32_t box_rows,
-                              int32_t box_cols) {
+// Boxes of box_rows x box_cols elements of a 16-bit matrix, whose rows are `stride` elements apart,
+// 0 = cols; box_cols 64 or 32.
+static CUtensorMap tensor_map(const OpenProgram *open, Matrix matrix, int64_t stride,
+                              int32_t box_rows, int32_t box_cols) {
   const cuuint64_t dims[2] = {(cuuint64_t)matrix.cols, (cuuint64_t)matrix.rows};
-  const cuuint64_t strides[1] = {(cuuint64_t)matrix.cols * 2};
+  const cuuint64_t strides[1] = {(cuuint64_t)(stride ? stride : matrix.cols) * 2};
   const cuuint32_t box[2] = {(cuuint32_t)box_cols, (cuuint32_t)box_rows}, steps[2] = {1, 1};
   CUtensorMap map;
   const CUresult status =
@@ -122,19 +123,20 @@ void fused_launch(const OpenProgram *open, TileShape tile, const ProgramCall *ca
     fail_call(program, "a side of the product is not below 2^31 - 512");
 
   // K-major operands come in one box a stage (B in two halves), others in boxes of 64 x 64.
+  const Matrix A = {call->A, call->M, call->K}, A_across = {call->A, call->K, call->M},
+               B = {call->B, call->N, call->K}, B_across = {call->B, call->K, call->N};
   const CUtensorMap a = program->form == GEMM_TN
-                            ? tensor_map(open, (Matrix){call->A, call->K, call->M}, DEPTH, 64)
-                            : tensor_map(open, (Matrix){call->A, call->M, call->K}, k->rows, DEPTH);
-  const CUtensorMap b =
-      program->form == GEMM_NT
-          ? tensor_map(open, (Matrix){call->B, call->N, call->K}, k->cols / CLUSTER, DEPTH)
-          : tensor_map(open, (Matrix){call->B, call->K, call->N}, DEPTH, 64);
+                            ? tensor_map(open, A_across, call->stride_a, DEPTH, 64)
+                            : tensor_map(open, A, call->stride_a, k->rows, DEPTH);
+  const CUtensorMap b = program->form == GEMM_NT
+                            ? tensor_map(open, B, call->stride_b, k->cols / CLUSTER, DEPTH)
+                            : tensor_map(open, B_across, call->stride_b, DEPTH, 64);
   EpilogueOperands operands = {.args = call->args};
   for (int i = 0; i < MAX_TILES; i++) {
     if (program->load_cols[i])
-      operands.loads[i] = tensor_map(open, call->loads[i], 64, program->load_cols[i]);
+      operands.loads[i] = tensor_map(open, call->loads[i], 0, 64, program->load_cols[i]);
     if (program->store_cols[i])
-      operands.stores[i] = tensor_map(open, call->stores[i], 64, program->store_cols[i]);
+      operands.stores[i] = tensor_map(open, call->stores[i], 0, 64, program->store_cols[i]);
   }
 
   const int64_t tiles =

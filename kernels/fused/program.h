@@ -45,6 +45,7 @@ typedef struct ProgramArgs {
     int32_t i;
     float f;
   } params[4];
+  const float *row_scale; // [M], NULL: 1
 } ProgramArgs;
 
 // What a kernel gets beside A, B and the product's size.
@@ -54,8 +55,9 @@ typedef struct EpilogueOperands {
 } EpilogueOperands;
 
 typedef struct ProgramCall {
-  int64_t M, N, K;   // each below 2^31 - 512
-  const void *A, *B; // bf16, stored as the program's form says, rows of whole 16 bytes
+  int64_t M, N, K;            // each below 2^31 - 512
+  const void *A, *B;          // bf16, stored as the program's form says, rows of whole 16 bytes
+  int64_t stride_a, stride_b; // elements from one row to the next; 0 = their length
   Matrix loads[MAX_TILES], stores[MAX_TILES]; // as many as the program has
   ProgramArgs args;
 } ProgramCall;

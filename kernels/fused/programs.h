@@ -13,9 +13,10 @@ extern "C" {
   ROW(RESIDUAL, residual)                       /* residual */                                     \
   ROW(ROPE, rope)                               /* qkv */                                          \
   ROW(SWIGLU, swiglu)                           /* gate_up */                                      \
-  ROW(LOGITS, logits)                           /* lm_head, head_loss */                           \
+  ROW(LOGITS, logits)                           /* lm_head */                                      \
+  ROW(PROBABILITIES, probabilities)             /* head_loss */                                    \
   ROW(SWIGLU_BACKWARD, swiglu_backward)         /* down_dgrad */                                   \
-  ROW(NORM_DGRAD, norm_dgrad)                   /* norm_dgrad without a residual */                \
+  ROW(NORM_DGRAD, norm_dgrad)                   /* head_dgrad */                                   \
   ROW(NORM_DGRAD_RESIDUAL, norm_dgrad_residual) /* norm_dgrad */
 
 typedef enum ProgramName {

@@ -21,6 +21,7 @@ static const Exposed exposed[PROGRAMS + 1] = {
     [PROGRAM_ROPE] = {180, 0.04, 100},
     [PROGRAM_SWIGLU] = {270, 0.04, 100},
     [PROGRAM_LOGITS] = {390, 0.04, 100},
+    [PROGRAM_PROBABILITIES] = {390, 0.04, 100}, // taken from the line above
     [PROGRAM_SWIGLU_BACKWARD] = {500, 0.04, 200},
     [PROGRAM_NORM_DGRAD] = {300, 0.04, 100},
     [PROGRAM_NORM_DGRAD_RESIDUAL] = {300, 0.04, 100},

@@ -57,6 +57,7 @@ typedef struct Case {
   StatisticKind out[2];
   double out_floor; // of the error of sums; 0 = 1e-6
   bool without_out; // out[0].data may be NULL
+  bool any_N;       // N of any size; the columns up to a multiple of 16 are stored, too
   int in_place_of;  // stores[0] may lie where load in_place_of - 1 does; 0 = nowhere
   void (*prepare)(struct Rig *rig); // params, and loads that are no random matrices
 } Case;
@@ -220,7 +221,8 @@ static inline void run_formula(Rig *r, Pass pass, float *const stores[MAX_TILES]
 static inline void outputs_new(Rig *r) {
   const int64_t M = r->s.M, stride = M + 3;
   for (int i = 0; i < MAX_TILES; i++) {
-    const int64_t cols = operand_cols(r->c->program, r->c->program->store_cols[i], r->s.N);
+    const int64_t N = r->c->any_N ? (r->s.N + 15) / 16 * 16 : r->s.N,
+                  cols = operand_cols(r->c->program, r->c->program->store_cols[i], N);
     r->store_cols[i] = cols;
     if (cols == 0) continue;
     r->reference[i] = floats(M * cols), r->twin[i] = floats(M * cols);
@@ -249,6 +251,7 @@ static inline void rig_open(Rig *r, Machine *m, const Case *c, Shape s, const vo
   *r = (Rig){.c = c, .stream = m->gpu.stream, .user = user};
   r->open = program_open(m, c->program);
   r->s = s = fitting_shape(c->program, s);
+  if (c->any_N) r->s.N = s.N -= s.M % 8;
   r->b.be = &m->memory;
   r->call = (ProgramCall){.M = s.M, .N = s.N, .K = s.K};
   product_new(r, s.N % 16 != 0 && c->scale_odd ? c->scale_odd : c->scale ? c->scale : 1);

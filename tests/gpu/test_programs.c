@@ -6,6 +6,7 @@
 
 #include <unistd.h>
 
+#include "kernels/fused/head.h"
 #include "kernels/fused/rope.h"
 #include "tests/gpu/fused_support.h"
 #include "tests/gpu/programs/absmax.h"
@@ -39,12 +40,61 @@ static void logits(const Row *row) {
     row->terms[0][n] = row_store(row, 0, n, r * (double)row->product[n]);
 }
 
+// A row's aim and its u are made up, so that they differ from the neighbours'.
+static int64_t target_of(int64_t m, int64_t N) {
+  return m * 37 % N;
+}
+static float exponent_of(int64_t m) {
+  return (float)HEAD_AIM - 7 + (float)(m % 13);
+}
+static float u_of(int64_t m) {
+  return ldexpf(1 + (float)(m % 5) / 4, (int)(m % 7) - 3);
+}
+
+static void probabilities(const Row *row) {
+  const double r = rstd_of(row);
+  for (int64_t n = 0; n < row->N; n++) {
+    const double log2_p = r * (double)row->product[n] / log(2) - (double)exponent_of(row->m);
+    const bool is_target = n == target_of(row->m, row->N);
+    row_store(row, 0, n, is_target ? 0 : exp2(log2_p));
+    row->terms[0][n] = is_target ? 0 : (float)exp2(log2_p);
+    row->terms[1][n] = is_target ? 0 : (float)(exp2(log2_p) * log2_p);
+  }
+  for (int64_t n = row->N; n % 16 != 0; n++) row_store(row, 0, n, 0);
+}
+
+static void probabilities_prepare(Rig *r) {
+  const int64_t M = r->s.M, stride = M + 5;
+  float *aim = xmalloc((size_t)(AIM_PARTS * stride) * sizeof *aim);
+  memset(aim, 0xff, (size_t)(AIM_PARTS * stride) * sizeof *aim);
+  for (int64_t m = 0; m < M; m++) {
+    aim[AIM_EXPONENT * stride + m] = exponent_of(m);
+    aim[AIM_TARGET * stride + m] = (float)target_of(m, r->s.N);
+  }
+  r->call.args.in[1] = (RowStat){fp32_buffer(&r->b, AIM_PARTS * stride, aim), stride, AIM_PARTS};
+  free(aim);
+}
+
+static void head_dgrad(const Row *row) {
+  const double factor = rstd_of(row) / row->D * row->in[1];
+  for (int64_t n = 0; n < row->N; n++)
+    row_store(row, 0, n,
+              (double)u_of(row->m) * (double)row->product[n] - factor * (double)row->loads[0][n]);
+}
+
+static void head_dgrad_prepare(Rig *r) {
+  float *u = floats(r->s.M);
+  for (int64_t m = 0; m < r->s.M; m++) u[m] = u_of(m);
+  r->call.args.row_scale = fp32_buffer(&r->b, r->s.M, u);
+  free(u);
+}
+
 static void norm_dgrad(const Row *row) {
   const double factor = rstd_of(row) / row->D * row->in[1];
   for (int64_t n = 0; n < row->N; n++)
     row_store(row, 0, n,
               (double)row->product[n] - factor * (double)row->loads[0][n] +
-                  (row->loads[1] ? (double)row->loads[1][n] : 0));
+                  (double)row->loads[1][n]);
 }
 
 static void absmax(const Row *row) {
@@ -195,13 +245,21 @@ static const Case cases[] = {
      .scale_odd = 60,
      .out = {ROW_SOFTMAX},
      .without_out = true},
+    {.program = &fused_program_probabilities,
+     .row = probabilities,
+     .scale = 3,
+     .scale_odd = 20, // logits up to some 100
+     .out = {ROW_SUM, ROW_SUM},
+     .out_floor = 2e-5, // observed: 8.9e-6, fp32 at logits of 100
+     .any_N = true,
+     .prepare = probabilities_prepare},
     {.program = &fused_program_swiglu_backward,
      .row = swiglu_backward_row,
      .load_scale = {1.5},
      .out = {ROW_SUM},
      .out_floor = 2e-6,
      .in_place_of = 1},
-    {.program = &fused_program_norm_dgrad, .row = norm_dgrad},
+    {.program = &fused_program_norm_dgrad, .row = head_dgrad, .prepare = head_dgrad_prepare},
     {.program = &fused_program_norm_dgrad_residual, .row = norm_dgrad, .in_place_of = 2},
     // The examples of kernels/README.md
     {.program = &fused_program_absmax,

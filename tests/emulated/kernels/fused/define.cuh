@@ -64,7 +64,8 @@ template <class Program> struct EmulatedStep : Step<Program> {
   float2 product(int i) const {
     const int64_t row = row_of(i), col = this->column(i);
     if (row >= this->block.M || col >= this->block.N) return {0, 0};
-    return {values[row * this->block.N + col], values[row * this->block.N + col + 1]};
+    const float *pair = values + row * this->block.N + col;
+    return {pair[0], col + 1 < this->block.N ? pair[1] : 0};
   }
   // A chunk's pairs lie as the product's do; it starts where the step does, scaled to its width.
   int64_t column_in(int first_column, int i) const {

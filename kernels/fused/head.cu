@@ -1,0 +1,96 @@
+// What is around programs/probabilities.cu, row by row: see head.h.
+#include "kernels/cuda/common.cuh"
+#include "kernels/fused/head.h"
+#include "kernels/fused/kernels.h"
+
+// ---- Before it: where a row aims. Launch: see my_lane; the lanes of a row share its dot product.
+static __global__ void head_aim_kernel(int64_t M, int lanes, RowScale r,
+                                       const bf16_bits *__restrict__ x,
+                                       const bf16_bits *__restrict__ W,
+                                       const int32_t *__restrict__ targets, RowStat aim) {
+  const Lane l = my_lane(M, lanes);
+  const int D = (int)r.D;
+  const float of_r = row_share(r.sumsq, l.m, l.exists, l.lane, lanes);
+  const int target = l.exists ? targets[l.m] : 0;
+  float dot = 0;
+#pragma unroll 4
+  for (int k = l.exists ? l.lane * 8 : D; k < D; k += lanes * 8) {
+    const Pack<8> a = load_pack<8>(x + l.m * D + k), b = load_pack<8>(W + (int64_t)target * D + k);
+#pragma unroll
+    for (int i = 0; i < 8; i++) dot = fmaf(a.v[i], b.v[i], dot);
+  }
+  const float z = rstd_from_shares(r, of_r, lanes) * group_sum(dot, lanes);
+  if (l.lane > 0 || !l.exists) return;
+  float *to = reinterpret_cast<float *>(aim.data) + l.m;
+  to[AIM_EXPONENT * aim.stride] = fmaf(z, LOG2_E, HEAD_AIM);
+  to[AIM_TARGET * aim.stride] = (float)target;
+}
+
+void launch_head_aim(int64_t M, RowScale r, const act_t *x, const act_t *W, const int32_t *targets,
+                     RowStat aim, cudaStream_t stream) {
+  const int lanes = lanes_a_row(r.D / 8);
+  head_aim_kernel<<<row_blocks(M, lanes), ROW_THREADS, 0, stream>>>(M, lanes, r, bits(x), bits(W),
+                                                                    targets, aim);
+  LAUNCHED();
+}
+
+// ---- After it: loss, row scales, the target's element, and u x. Launch: a block ROWS rows. First
+// a lane has one of them and the warps share out the parts of its sums; then all walk over x.
+enum { ROWS = 32, WARPS = ROW_THREADS / 32 };
+
+// Sums of every WARPS-th part.
+static __device__ __forceinline__ float part_share(const RowStat &s, int64_t m, int warp) {
+  float sum = 0;
+#pragma unroll 8
+  for (int part = warp; part < s.parts; part += WARPS) sum += stat_part(s, part, m);
+  return sum;
+}
+
+// Row m's, from its sum of P and of P log2(P). Returns u.
+static __device__ float finish_row(const HeadFinish &args, int64_t m, float sum, float entropy) {
+  const float r = row_rstd(args.r, m);
+  const float u = r * args.scale / (sum + exp2f(-HEAD_AIM));
+  const float loss = sum < 1 ? log1pf(ldexpf(sum, HEAD_AIM)) : HEAD_AIM * LN_2 + logf(sum);
+  args.row_loss[m] = sum < exp2f(HEAD_MOST) ? loss : NAN;
+  if (!args.u) return u;
+  args.u[m] = u;
+  args.s[m] = u * LN_2 * fmaf(HEAD_AIM, sum, entropy);
+  args.P[m * args.stride + args.targets[m]] = bf16_from_float(-sum);
+  return u;
+}
+
+static __global__ __launch_bounds__(ROW_THREADS) void head_finish_kernel(HeadFinish args) {
+  __shared__ float sums[WARPS][ROWS], entropies[WARPS][ROWS], scales[ROWS];
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const int64_t first = (int64_t)blockIdx.x * ROWS, m = first + lane;
+  const int rows = (int)min((int64_t)ROWS, args.M - first);
+  if (lane < rows) {
+    sums[warp][lane] = part_share(args.sum, m, warp);
+    entropies[warp][lane] = part_share(args.entropy, m, warp);
+  }
+  __syncthreads();
+  if (warp == 0 && lane < rows) {
+    float sum = 0, entropy = 0;
+#pragma unroll
+    for (int w = 0; w < WARPS; w++) sum += sums[w][lane], entropy += entropies[w][lane];
+    scales[lane] = finish_row(args, m, sum, entropy);
+  }
+  if (!args.ux) return;
+  __syncthreads();
+  const int packs = (int)(args.r.D / 8);
+  const bf16_bits *x = args.x + first * args.r.D;
+  bf16_bits *ux = args.ux + first * args.r.D;
+#pragma unroll 4
+  for (int i = (int)threadIdx.x; i < rows * packs; i += ROW_THREADS) {
+    Pack<8> p = load_pack<8>(x + (int64_t)i * 8);
+    const float u = scales[i / packs];
+#pragma unroll
+    for (int j = 0; j < 8; j++) p.v[j] *= u;
+    store_pack(ux + (int64_t)i * 8, p);
+  }
+}
+
+void launch_head_finish(const HeadFinish *args, cudaStream_t stream) {
+  head_finish_kernel<<<blocks_for(args->M, ROWS), ROW_THREADS, 0, stream>>>(*args);
+  LAUNCHED();
+}

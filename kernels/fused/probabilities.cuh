@@ -1,0 +1,78 @@
+// P = exp(logit - c) of each row's c, 0 in the column of its target, and the row's sums of P and of
+// P log2(P): see head.h.
+#pragma once
+#include "kernels/fused/bases.cuh"
+#include "kernels/fused/head.h"
+
+// r log2(e), the exponent to start from and the target's column of each row.
+struct HeadRow {
+  static constexpr int COUNT = 3;
+  enum { SCALE, EXPONENT, TARGET };
+  static DEVICE void compute(const ProgramArgs &args, int row, int M, FourRows (&values)[COUNT]) {
+    Rstd::of_rows<2>(args, row, M, values[SCALE]);
+    const RowStat aim = args.in[1];
+    const float *from = reinterpret_cast<const float *>(aim.data) + row;
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+      const bool exists = row + 32 * i < M;
+      values[SCALE][i] *= LOG2_E;
+      values[EXPONENT][i] = exists ? from[32 * i] : 0;
+      values[TARGET][i] = exists ? from[aim.stride + 32 * i] : 0;
+    }
+  }
+};
+
+struct Probabilities : ProgramDefaults {
+  using Stores = Chunks<64>;
+  using RowValues = HeadRow;
+  RowSum sum, entropy;
+
+  // Columns that are no part of the sums, a target or past N, are rare: few steps look for them.
+  template <class S> DEVICE void step(const S &s) {
+    constexpr int TOGETHER = 4,
+                  LAST = 57;         // a thread's last column in a step, counted from its first
+    constexpr float NOTHING = -1e4f; // 2^NOTHING is 0, and so is their product
+    const int first_column = s.column(0), end = (int)s.block.N - first_column;
+    const int target[2] = {(int)s.row_value(0, HeadRow::TARGET) - first_column,
+                           (int)s.row_value(1, HeadRow::TARGET) - first_column};
+    const bool some_left_out =
+        (unsigned)target[0] <= LAST || (unsigned)target[1] <= LAST || end <= LAST;
+#pragma unroll
+    for (int first = 0; first < 16; first += TOGETHER) {
+      float exponents[2 * TOGETHER];
+#pragma unroll
+      for (int j = 0; j < TOGETHER; j++) {
+        const float2 v = s.product(first + j);
+        const float scale = s.row_value(j, HeadRow::SCALE), c = s.row_value(j, HeadRow::EXPONENT);
+        exponents[2 * j] = fmaf(v.x, scale, -c);
+        exponents[2 * j + 1] = fmaf(v.y, scale, -c);
+      }
+      if (some_left_out) {
+#pragma unroll
+        for (int k = 0; k < 2 * TOGETHER; k++) {
+          const int i = first + k / 2, column = 8 * (i >> 1) + k % 2;
+          if (column == target[i & 1] || column >= end) exponents[k] = NOTHING;
+        }
+      }
+      uint32_t stored[TOGETHER];
+#pragma unroll
+      for (int j = 0; j < TOGETHER; j++) {
+        const float x = exp2_fast(exponents[2 * j]), y = exp2_fast(exponents[2 * j + 1]);
+        sum.add(j, x);
+        sum.add(j, y);
+        entropy.add_product(j, x, exponents[2 * j]);
+        entropy.add_product(j, y, exponents[2 * j + 1]);
+        stored[j] = bf16_two(x, y);
+      }
+#ifdef __CUDA_ARCH__ // else the compiler puts the sums off, and keeps what they add in registers
+#pragma unroll
+      for (int h = 0; h < 2; h++) asm volatile("" : "+f"(sum.rows[h]), "+f"(entropy.rows[h]));
+#endif
+      s.template store<0>(stored, first);
+    }
+  }
+  DEVICE void end(const RowBlock &block) const {
+    sum.store(block, block.args.out[0]);
+    entropy.store(block, block.args.out[1]);
+  }
+};
