@@ -131,9 +131,9 @@ static inline int64_t packed_width(const OpsConfig *c) {
   return (c->H + 2 * c->KV) * c->d;
 }
 
-// Elements from one row of logits to the next: V, and zeros where FP8 products sum over it.
+// Elements from one row of logits to the next. Those past V are zeros in the gradient.
 static inline int64_t padded_vocab(const OpsConfig *c) {
-  return c->V;
+  return (c->V + FP8_GROUP - 1) / FP8_GROUP * FP8_GROUP;
 }
 
 // What a GPU backend must know besides.

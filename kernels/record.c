@@ -107,13 +107,14 @@ static void record_gate_up(Backend *be, int64_t M, Operand x, RowStat sumsq, Ope
   call->beside = z;
 }
 
-// Beside the GEMM the pass that makes dlogits of the logits.
+// Beside the GEMM what makes row scales of the softmax: x and the targets' rows of W in, for the
+// gradient u x out, too. p is whatever the backend leaves, so it is compared by what comes of it.
 static void record_head_loss(Backend *be, int64_t M, Operand x, RowStat sumsq, Operand W,
                              const int32_t *targets, act_t *logits, double scale, HeadGradient *g) {
   const OpsConfig *c = config_of(be);
   OperationCall *call = add_gemm(be, GEMM_NT, M, c->V, c->D, x, W, logits);
   call->ldd = padded_vocab(c);
-  call->floor_bytes = 2 * (double)(M * c->V) * (double)be->act_bytes;
+  call->floor_bytes = (g ? 4 : 2) * (double)(M * c->D) * (double)be->act_bytes;
 }
 
 static void record_head_dgrad(Backend *be, int64_t M, const HeadGradient *g, Operand W, Operand x,

@@ -168,7 +168,7 @@ static void take_head(Acts *acts, const Sizes *n, const RunShape *shape, const S
     g->p.fp8 = true;
     g->p.stride = up_to_group(n->head_rows);
     g->p.by_row = take_fp8(l, "dlogits", "2 x [M / chunks, V]", n->head_rows * n->padded_V);
-    g->p.by_col = take_fp8(l, "dlogits", "2 x [M / chunks, V]", n->V * g->p.stride);
+    g->p.by_col = take_fp8(l, "dlogits", "2 x [M / chunks, V]", n->padded_V * g->p.stride);
   } else {
     g->p.data = acts->logits;
     if (l->be->folds_softmax) {

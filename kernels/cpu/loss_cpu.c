@@ -46,8 +46,9 @@ void cpu_loss(Backend *be, int64_t M, RowStat sumsq, const int32_t *targets, act
       if (row[v] > largest) largest = row[v];
     for (int64_t v = 0; v < V; v++) sum += real_exp(row[v] - largest);
     row_loss[m] = (double)largest + log((double)sum) - (double)row[targets[m]];
-    if (s)
-      s[m] = row_gradient(row, V, targets[m], largest, sum, row_rstd(c, sumsq, m) * (real)scale);
+    if (!s) continue;
+    s[m] = row_gradient(row, V, targets[m], largest, sum, row_rstd(c, sumsq, m) * (real)scale);
+    for (int64_t v = V; v < padded_vocab(c); v++) row[v] = 0;
   }
   double total = 0; // in order: the same bits for any number of threads
   for (int64_t m = 0; m < M; m++) total += row_loss[m];

@@ -31,7 +31,7 @@ struct Copies {
   uint8_t *by_row;  // [M, N]; NULL: not
   uint8_t *by_col;  // [N, stride], zeros up to whole groups of rows; NULL: not
   int64_t stride;   // at least M in whole groups
-  Scaling *scaling; // e4m3; NULL: there are no copies
+  Scaling *scaling; // NULL: there are no copies
   float *sums;      // [M] row sums; NULL: not
 
   // Makes row m the first: offsets inside of a block then fit in 32 bits.
@@ -76,6 +76,7 @@ template <class Source, bool WHOLE> struct CopyLane {
   unsigned rows, first;               // that the block has; the warp's first of them
   unsigned lane, column;
   bool inside; // the column is one of the matrix
+  bool e5m2;
   float scale, largest;
   float sums[16];
 
@@ -83,7 +84,7 @@ template <class Source, bool WHOLE> struct CopyLane {
     return inside && (WHOLE || row < rows);
   }
 
-  // e4m3 of two values; in bf16 first where that is stored, too.
+  // FP8 of two values; in bf16 first where that is stored, too.
   __device__ __forceinline__ uint32_t convert(float2 v, unsigned row) {
     if (Source::STORES) {
       const uint32_t two = bf16_two(v.x, v.y);
@@ -92,7 +93,9 @@ template <class Source, bool WHOLE> struct CopyLane {
       v = {bf16_low(two), bf16_high(two)};
     }
     largest = max_or_nan(max_or_nan(largest, fabsf(v.x)), fabsf(v.y));
-    return __nv_cvt_float2_to_fp8x2({v.x * scale, v.y * scale}, __NV_SATFINITE, __NV_E4M3);
+    const float2 scaled = {v.x * scale, v.y * scale};
+    return e5m2 ? __nv_cvt_float2_to_fp8x2(scaled, __NV_SATFINITE, __NV_E5M2)
+                : __nv_cvt_float2_to_fp8x2(scaled, __NV_SATFINITE, __NV_E4M3);
   }
 
   // a, b: two columns of rows r and r + 8 in the words' lower and upper halves, and of rows r + 1
@@ -176,8 +179,9 @@ static __device__ __forceinline__ void copy_block(const Source &source, const Co
   const int group = warp / COPY_STRIPS, strip = warp % COPY_STRIPS;
   const int in_block = strip * 64 + lane * 2, chunk = in_block * COPY_GROUPS + group;
   const float scale = to.scaling ? to.scaling->scale : 1;
+  const bool e5m2 = to.scaling && to.scaling->format == FP8_E5M2;
   CopyLane<Source, WHOLE> mine = {
-      to,    source, rows, (unsigned)count, (unsigned)group * 16, (unsigned)lane, 0, false,
+      to,    source, rows, (unsigned)count, (unsigned)group * 16, (unsigned)lane, 0, false, e5m2,
       scale, 0,      {}};
   int stage = 0;
   for (int c0 = 0; c0 < to.N; c0 += COPY_COLS, stage ^= 1) {

@@ -55,7 +55,7 @@ void launch_gemv_fp8(int64_t N, int64_t K, const fp8_t *a, const Scaling *scalin
 
 // ---- loss.cu
 typedef struct CrossEntropy {
-  int64_t M, V;
+  int64_t M, V, stride;   // of the logits' rows: padded_vocab
   act_t *logits;          // [M, V], before r; dlogits' take their place where s is not NULL
   const int32_t *targets; // [M]
   RowScale r;

@@ -14,8 +14,8 @@
 // read twice (cross_entropy_loop_kernel), the second time from the second-level cache as far as it
 // holds them.
 //
-// A row may start at any 2-byte boundary (V odd): the elements before the first and after the last
-// 16-byte vector, at most 14, are taken singly by the first threads.
+// Elements after a row's last whole vector of 16 bytes, at most 7, are taken singly by the first
+// threads.
 //
 // exp is ex2.approx of z log2(e), about 2 units in the last place. A NaN or infinite logit makes
 // the loss NaN.
@@ -86,42 +86,28 @@ static __device__ __forceinline__ Sweep sweep_block(Sweep a, Sweep *scratch /* [
   return sweep_warp(lane < warps ? scratch[lane] : sweep_empty());
 }
 
-// A row: `head` single elements, `vectors` aligned vectors, `tail` single elements.
-struct RowSpan {
-  bf16_bits *row;
-  int head, vectors, tail;
-};
-
-static __device__ __forceinline__ RowSpan row_span(const CrossEntropy &args, int64_t m) {
-  const int64_t V = args.V;
-  RowSpan p;
-  p.row = reinterpret_cast<bf16_bits *>(args.logits) + m * V;
-  const int until_aligned = (int)(-(m * V) & 7);
-  p.head = until_aligned < V ? until_aligned : (int)V;
-  p.vectors = (int)((V - p.head) / 8);
-  p.tail = (int)(V - p.head - (int64_t)p.vectors * 8);
-  return p;
+static __device__ __forceinline__ bf16_bits *row_of(const CrossEntropy &args, int64_t m) {
+  return reinterpret_cast<bf16_bits *>(args.logits) + m * args.stride;
 }
-static __device__ __forceinline__ uint4 *vector_at(const RowSpan &p, int i) {
-  return reinterpret_cast<uint4 *>(p.row + p.head) + i;
+static __device__ __forceinline__ uint4 *vector_at(bf16_bits *row, int i) {
+  return reinterpret_cast<uint4 *>(row) + i;
+}
+static __device__ __forceinline__ int whole_vectors(const CrossEntropy &args) {
+  return (int)(args.V / 8);
 }
 
-// The single element that this thread of the row's first block takes, where there is one.
-struct Edge {
-  bool exists;
-  int column;
-  float logit;
-};
-static __device__ __forceinline__ Edge my_edge(const RowSpan &p, bool first_block) {
-  const int i = (int)threadIdx.x;
-  const bool exists = first_block && i < p.head + p.tail;
-  const int column = !exists ? 0 : i < p.head ? i : p.vectors * 8 + i;
-  return {exists, column, exists ? bf16_to_float(p.row[column]) : 0.0f};
+// The column of the single element, after the whole vectors, that this thread takes of each row:
+// of a logit below V, of padding below the stride. Only the first block of a row has such.
+static __device__ __forceinline__ int edge_column(const CrossEntropy &args, bool first_block) {
+  return first_block ? whole_vectors(args) * 8 + (int)threadIdx.x : INT32_MAX;
 }
-static __device__ __forceinline__ void sweep_edge(Sweep &a, const Edge &edge, float c) {
-  if (!edge.exists) return;
-  a.largest = fmaxf(a.largest, c * edge.logit);
-  sweep_add(a, edge.logit, c);
+static __device__ __forceinline__ float edge_logit(const CrossEntropy &args, const bf16_bits *row,
+                                                   int column) {
+  return column < args.V ? bf16_to_float(row[column]) : 0.0f;
+}
+static __device__ __forceinline__ Sweep sweep_with_edge(Sweep a, const CrossEntropy &args,
+                                                        int column, float logit, float c) {
+  return column < args.V ? sweep_join(a, {c * logit, 1, logit}) : a;
 }
 
 // What the second sweep needs.
@@ -145,11 +131,12 @@ static __device__ __forceinline__ uint4 gradient_vector(const uint4 &v, const Ro
   return narrow(d);
 }
 
-static __device__ __forceinline__ void store_edge(const RowSpan &p, const Edge &edge,
-                                                  const RowGradient &g, int target) {
-  if (!edge.exists) return;
-  const float d = g.factor * exp2_fast(fmaf(edge.logit, g.c, -g.lse));
-  p.row[edge.column] = bf16_from_float(edge.column == target ? d - g.factor : d);
+static __device__ __forceinline__ void store_edge(const CrossEntropy &args, bf16_bits *row,
+                                                  int column, float logit, const RowGradient &g,
+                                                  int target) {
+  if (column >= args.stride) return;
+  const float d = g.factor * exp2_fast(fmaf(logit, g.c, -g.lse));
+  row[column] = bf16_from_float(column >= args.V ? 0 : column == target ? d - g.factor : d);
 }
 
 // Stores the row's results, by one thread; target = its stored logit.
@@ -190,25 +177,31 @@ static __device__ __forceinline__ Sweep sweep_cluster(Sweep a, Sweep *of_block, 
 }
 
 // What a thread holds of a row: the vectors first, first + step, ...
-static __device__ __forceinline__ void load_held(uint4 (&held)[VECTORS], const RowSpan &p,
+static __device__ __forceinline__ void load_held(uint4 (&held)[VECTORS], bf16_bits *row,
                                                  int vectors, int first, int step) {
 #pragma unroll
   for (int j = 0; j < VECTORS; j++)
-    if (first + j * step < vectors) held[j] = *vector_at(p, first + j * step);
+    if (first + j * step < vectors) held[j] = *vector_at(row, first + j * step);
 }
 static __device__ __forceinline__ Sweep sweep_held(const uint4 (&held)[VECTORS], int vectors,
-                                                   int first, int step, const Edge &edge, float c) {
+                                                   int first, int step, float c) {
   Sweep a = sweep_empty();
   uint32_t largest = 0xff80ff80u; // two times -infinity
 #pragma unroll
   for (int j = 0; j < VECTORS; j++)
     if (first + j * step < vectors) largest = max_two(largest, max_vector(held[j]));
   a.largest = fmaxf(a.largest, c * fmaxf(bf16_low(largest), bf16_high(largest)));
-  sweep_edge(a, edge, c);
 #pragma unroll
   for (int j = 0; j < VECTORS; j++)
     if (first + j * step < vectors) sweep_vector(a, held[j], c);
   return a;
+}
+
+// row_rstd, from a warp's shares.
+static __device__ __forceinline__ float row_factor(const CrossEntropy &args, int64_t m,
+                                                   float share) {
+  const float r = rstd_from_shares(args.r, share, 32);
+  return args.r.q && m < args.M ? r / args.r.q[m] : r;
 }
 
 template <bool GRADIENT>
@@ -219,46 +212,51 @@ static __global__ __launch_bounds__(MAX_THREADS,
   __shared__ Sweep of_block[2][MAX_CLUSTER];
   const int rank = (int)(blockIdx.x % (unsigned)cluster_size);
   const int64_t clusters = gridDim.x / (unsigned)cluster_size;
-  const int first = rank * (int)blockDim.x + (int)threadIdx.x,
-            step = cluster_size * (int)blockDim.x;
+  const int step = cluster_size * (int)blockDim.x;
+  int first = rank * (int)blockDim.x + (int)threadIdx.x;
 #if __CUDA_ARCH__ >= 900
   if (cluster_size > 1)
     cg::this_cluster().sync(); // all blocks run: their shared memory may be written
 #endif
   int64_t m = blockIdx.x / (unsigned)cluster_size;
-  RowSpan p = row_span(args, m);
+  const int vectors = whole_vectors(args), edge = edge_column(args, rank == 0);
+  bf16_bits *logits = row_of(args, m);
   uint4 held[VECTORS];
-  load_held(held, p, p.vectors, first, step);
+  load_held(held, logits, vectors, first, step);
   const int lane = (int)(threadIdx.x % 32);
-  float r = rstd_from_shares(args.r, row_share(args.r.sumsq, m, m < args.M, lane, 32), 32);
+  float r = row_factor(args, m, row_share(args.r.sumsq, m, m < args.M, lane, 32));
 
   for (int turn = 0; m < args.M; turn ^= 1) {
+    // Else all vectors' places are kept in registers, and spilled.
+    asm volatile("" : "+r"(first));
     const int target = args.targets[m];
-    const Edge edge = my_edge(p, rank == 0);
+    const float at_edge = edge_logit(args, logits, edge);
     // Read before any block overwrites it.
-    const float target_logit = first == 0 ? bf16_to_float(p.row[target]) : 0.0f;
+    const float target_logit = first == 0 ? bf16_to_float(logits[target]) : 0.0f;
     const int64_t next = m + clusters;
     const float next_share = row_share(args.r.sumsq, next, next < args.M, lane, 32);
 
-    const Sweep a = sweep_held(held, p.vectors, first, step, edge, r * LOG2_E);
-    const RowSpan q = row_span(args, next);
-    const int next_vectors = next < args.M ? q.vectors : 0;
-    if (!GRADIENT) load_held(held, q, next_vectors, first, step);
-    const float next_r = rstd_from_shares(args.r, next_share, 32);
+    const float c = r * LOG2_E;
+    const Sweep a =
+        sweep_with_edge(sweep_held(held, vectors, first, step, c), args, edge, at_edge, c);
+    bf16_bits *next_logits = row_of(args, next);
+    const int next_vectors = next < args.M ? vectors : 0;
+    if (!GRADIENT) load_held(held, next_logits, next_vectors, first, step);
+    const float next_r = row_factor(args, next, next_share);
 
     const Sweep row = sweep_cluster(sweep_block(a, scratch), of_block[turn], rank, cluster_size);
     const RowGradient g = finish_row(args, m, row, r, target_logit, first == 0);
     if (GRADIENT) {
-      store_edge(p, edge, g, target);
+      store_edge(args, logits, edge, at_edge, g, target);
 #pragma unroll
       for (int j = 0; j < VECTORS; j++) {
         const int i = first + j * step;
-        if (i < p.vectors) *vector_at(p, i) = gradient_vector(held[j], g, p.head + i * 8, target);
-        if (i < next_vectors) held[j] = *vector_at(q, i);
+        if (i < vectors) *vector_at(logits, i) = gradient_vector(held[j], g, i * 8, target);
+        if (i < next_vectors) held[j] = *vector_at(next_logits, i);
       }
     }
     m = next;
-    p = q;
+    logits = next_logits;
     r = next_r;
   }
 }
@@ -268,17 +266,16 @@ static __global__ __launch_bounds__(1024) void cross_entropy_loop_kernel(CrossEn
   __shared__ Sweep scratch[32];
   __shared__ Sweep of_row;
   const int64_t m = blockIdx.x;
-  const RowSpan p = row_span(args, m);
-  const int target = args.targets[m];
+  bf16_bits *logits = row_of(args, m);
+  const int target = args.targets[m], vectors = whole_vectors(args), edge = edge_column(args, true);
   const float r = row_rstd(args.r, m), c = r * LOG2_E;
-  const Edge edge = my_edge(p, true);
-  const float target_logit = bf16_to_float(p.row[target]);
+  const float at_edge = edge_logit(args, logits, edge);
+  const float target_logit = bf16_to_float(logits[target]);
 
-  Sweep a = sweep_empty();
-  sweep_edge(a, edge, c);
+  Sweep a = sweep_with_edge(sweep_empty(), args, edge, at_edge, c);
 #pragma unroll 4
-  for (int i = (int)threadIdx.x; i < p.vectors; i += (int)blockDim.x) {
-    const uint4 v = *vector_at(p, i);
+  for (int i = (int)threadIdx.x; i < vectors; i += (int)blockDim.x) {
+    const uint4 v = *vector_at(logits, i);
     const uint32_t two = max_vector(v);
     const float largest = c * fmaxf(bf16_low(two), bf16_high(two));
     if (largest > a.largest) a = sweep_join(a, {largest, 0.0f, 0.0f});
@@ -289,10 +286,10 @@ static __global__ __launch_bounds__(1024) void cross_entropy_loop_kernel(CrossEn
   __syncthreads(); // also: every thread has read its single elements and the target
   const RowGradient g = finish_row(args, m, of_row, r, target_logit, threadIdx.x == 0);
   if (!args.s) return;
-  store_edge(p, edge, g, target);
+  store_edge(args, logits, edge, at_edge, g, target);
 #pragma unroll 4
-  for (int i = (int)threadIdx.x; i < p.vectors; i += (int)blockDim.x)
-    *vector_at(p, i) = gradient_vector(*vector_at(p, i), g, p.head + i * 8, target);
+  for (int i = (int)threadIdx.x; i < vectors; i += (int)blockDim.x)
+    *vector_at(logits, i) = gradient_vector(*vector_at(logits, i), g, i * 8, target);
 }
 
 static void launch_clusters(const CrossEntropy *args, int64_t cluster, cudaStream_t stream) {

@@ -3,12 +3,16 @@
 
 #include "base/memory.h"
 #include "kernels/fused/fused.h"
+#include "kernels/fused/head.h"
 #include "kernels/gpu_backends.h"
 #include "kernels/record.h"
 
 enum {
   NARROWEST_TILE = 128, // columns: no tile shape leaves more parts a row
-  LONG_HEAD = 2048,     // hidden_size from which the logits' epilogue hides behind their GEMM
+  // hidden_size from which the epilogue of programs/probabilities.cu hides behind its product:
+  // predicted, 2000 cycles against 12 for each of K
+  LONG_HEAD = 192,
+  MOST_COLUMNS = 1 << 24, // fp32 holds a target's column exactly
 };
 
 // ---- Who runs what
@@ -28,17 +32,13 @@ static const struct {
     {OP_GATE_UP_DGRAD, PROGRAM_NORM_DGRAD_RESIDUAL, false},
     {OP_DOWN_DGRAD, PROGRAM_SWIGLU_BACKWARD, false},
     {OP_LM_HEAD_DGRAD, PROGRAM_NORM_DGRAD, true},
-    {OP_VALIDATION_LOSS, PROGRAM_LOGITS, true},
-    {OP_HEAD_LOSS, PROGRAM_LOGITS, true},
+    {OP_VALIDATION_LOSS, PROGRAM_PROBABILITIES, true},
+    {OP_HEAD_LOSS, PROGRAM_PROBABILITIES, true},
 };
 enum { FUSED_OPERATIONS = sizeof fused_operations / sizeof *fused_operations };
 
-// For a loss alone the program saves the pass over the logits. With a gradient there is a pass
-// anyway, and it finds the maxima and sums on its way: the unfused kernels are as fast with much of
-// K, and faster with little.
 static bool pays(const OpsConfig *c, Operation operation, ProgramName program) {
-  if (operation == OP_HEAD_LOSS || (operation == OP_VALIDATION_LOSS && c->D < LONG_HEAD))
-    return false;
+  if (program == PROGRAM_PROBABILITIES && c->D < LONG_HEAD) return false;
   for (int i = 0; i < c->call_count; i++) {
     const OperationCall *call = &c->calls[i];
     if (call->operation == operation && !tile_pays(program, call->M, call->N, call->K))
@@ -51,19 +51,19 @@ static void settle_kinds(Backend *be, const OpsConfig *c, KernelChoice choice) {
   for (int i = 0; i < OPERATION_COUNT; i++) be->kinds[i] = KERNEL_UNFUSED;
   for (int i = 0; i < FUSED_OPERATIONS; i++) {
     const Operation operation = fused_operations[i].operation;
-    if ((!fused_operations[i].of_head || c->V % 8 == 0) &&
+    if ((!fused_operations[i].of_head || c->V < MOST_COLUMNS) &&
         (choice == KERNELS_FUSED || pays(c, operation, fused_operations[i].program)))
       be->kinds[operation] = KERNEL_FUSED;
   }
   be->kinds[OP_DOWN_DGRAD] = be->kinds[OP_GATE_UP]; // which left z with or without r
+  be->folds_softmax = be->kinds[OP_HEAD_LOSS] == KERNEL_FUSED;
 }
 
 static void describe(Backend *be) {
   const char *lead = "; unfused, for their width:";
   for (int i = 0; i < FUSED_OPERATIONS; i++) {
     const Operation operation = fused_operations[i].operation;
-    if (be->kinds[operation] == KERNEL_FUSED || fused_operations[i].program == PROGRAM_LOGITS)
-      continue;
+    if (be->kinds[operation] == KERNEL_FUSED) continue;
     const size_t used = strlen(be->description);
     snprintf(be->description + used, sizeof be->description - used, "%s %s", lead,
              operation_name(operation));
@@ -94,6 +94,11 @@ int backend_fused_supported(const OpsConfig *config, Error *err) {
   return runs ? check_model(config, err) : -1;
 }
 
+static int take_parts(Cuda *u, RowStat *s, int32_t parts, int64_t rows, Error *err) {
+  *s = (RowStat){cuda_take(u, (size_t)(parts * rows) * sizeof(float), err), rows, parts};
+  return s->data ? 0 : -1;
+}
+
 static int make_workspace(Fused *f, Error *err) {
   Cuda *u = &f->unfused.cuda;
   const OpsConfig *c = &u->config;
@@ -104,12 +109,14 @@ static int make_workspace(Fused *f, Error *err) {
   if (!f->rope_periodic) return -1;
   launch_rope_table(c->max_positions, c->d, c->max_positions, u->rope, f->rope, u->gpu.stream);
   if (u->base.kinds[OP_VALIDATION_LOSS] != KERNEL_FUSED) return 0;
-  RowStat *s = &f->softmax;
-  s->stride = u->options.loss_tokens > 0 ? u->options.loss_tokens : c->max_tokens;
-  f->head_tile = tile_choose(PROGRAM_LOGITS, s->stride, c->V, c->D);
-  s->parts = tile_parts(f->head_tile, c->V);
-  s->data = cuda_take(u, (size_t)(s->parts * s->stride) * sizeof(MaxSum), err);
-  return s->data ? 0 : -1;
+  const int64_t rows = u->options.loss_tokens > 0 ? u->options.loss_tokens : c->max_tokens;
+  f->head.tile = tile_choose(PROGRAM_PROBABILITIES, rows, c->V, c->D);
+  const int32_t parts = tile_parts(f->head.tile, c->V);
+  return take_parts(u, &f->head.aim, AIM_PARTS, rows, err) ||
+                 take_parts(u, &f->head.sum, parts, rows, err) ||
+                 take_parts(u, &f->head.entropy, parts, rows, err)
+             ? -1
+             : 0;
 }
 
 static void set_operations(Backend *be, const OpsConfig *c) {
@@ -117,10 +124,8 @@ static void set_operations(Backend *be, const OpsConfig *c) {
   if (kinds[OP_QKV] == KERNEL_FUSED) be->qkv = fused_qkv;
   if (kinds[OP_GATE_UP] == KERNEL_FUSED) be->gate_up = fused_gate_up;
   if (kinds[OP_DOWN_DGRAD] == KERNEL_FUSED) be->down_dgrad = fused_down_dgrad;
-  if (kinds[OP_VALIDATION_LOSS] == KERNEL_FUSED) {
-    be->lm_head = fused_lm_head;
-    be->head_loss = fused_head_loss;
-  }
+  if (kinds[OP_VALIDATION_LOSS] == KERNEL_FUSED) be->head_loss = fused_head_loss;
+  be->lm_head = fused_lm_head;
   be->residual = fused_residual;
   be->head_dgrad = fused_head_dgrad;
   be->norm_dgrad = fused_norm_dgrad;

@@ -13,9 +13,11 @@ typedef struct Fused {
   // not whole steps.
   uint16_t *rope;          // [max_positions, rope_table_cols(d)]
   uint16_t *rope_periodic; // [max_positions + 63, rope_table_cols(d)]
-  RowStat
-      softmax; // of MaxSum, for the largest M of head_loss; no data: the logits are no program's
-  TileShape head_tile;
+  // Of head.h, for the largest M of head_loss; no data where that is no program's.
+  struct {
+    RowStat aim, sum, entropy;
+    TileShape tile;
+  } head;
 } Fused;
 
 static inline Fused *fused_of(Backend *be) {
@@ -23,9 +25,8 @@ static inline Fused *fused_of(Backend *be) {
 }
 
 // ---- backend_fused.c
-// NULL and a sentence on failure. Needs what backend_fused_supported checks; where vocab_size is no
-// multiple of 8, the whole output layer is the unfused kernels'. The description names the
-// operations that are left to them.
+// NULL and a sentence on failure. Needs what backend_fused_supported checks. The description names
+// the operations that are left to the unfused kernels.
 Backend *backend_fused_create(const OpsConfig *config, const GpuOptions *options, Error *err);
 
 // ---- operations_fused.c

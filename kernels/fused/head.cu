@@ -52,10 +52,12 @@ static __device__ float finish_row(const HeadFinish &args, int64_t m, float sum,
   const float u = r * args.scale / (sum + exp2f(-HEAD_AIM));
   const float loss = sum < 1 ? log1pf(ldexpf(sum, HEAD_AIM)) : HEAD_AIM * LN_2 + logf(sum);
   args.row_loss[m] = sum < exp2f(HEAD_MOST) ? loss : NAN;
-  if (!args.u) return u;
-  args.u[m] = u;
-  args.s[m] = u * LN_2 * fmaf(HEAD_AIM, sum, entropy);
-  args.P[m * args.stride + args.targets[m]] = bf16_from_float(-sum);
+  const HeadGradient &g = args.gradient;
+  if (!g.u) return u;
+  reinterpret_cast<float *>(g.u)[m] = u;
+  reinterpret_cast<float *>(g.s.data)[m] = u * LN_2 * fmaf(HEAD_AIM, sum, entropy);
+  reinterpret_cast<bf16_bits *>(g.p.data)[m * g.p.row_stride + args.targets[m]] =
+      bf16_from_float(-sum);
   return u;
 }
 
@@ -75,11 +77,11 @@ static __global__ __launch_bounds__(ROW_THREADS) void head_finish_kernel(HeadFin
     for (int w = 0; w < WARPS; w++) sum += sums[w][lane], entropy += entropies[w][lane];
     scales[lane] = finish_row(args, m, sum, entropy);
   }
-  if (!args.ux) return;
+  if (!args.gradient.u) return;
   __syncthreads();
   const int packs = (int)(args.r.D / 8);
-  const bf16_bits *x = args.x + first * args.r.D;
-  bf16_bits *ux = args.ux + first * args.r.D;
+  const bf16_bits *x = reinterpret_cast<const bf16_bits *>(args.x) + first * args.r.D;
+  bf16_bits *ux = reinterpret_cast<bf16_bits *>(args.gradient.ux.data) + first * args.r.D;
 #pragma unroll 4
   for (int i = (int)threadIdx.x; i < rows * packs; i += ROW_THREADS) {
     Pack<8> p = load_pack<8>(x + (int64_t)i * 8);

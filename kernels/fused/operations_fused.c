@@ -92,35 +92,56 @@ void fused_gate_up(Backend *be, int64_t M, Operand x, RowStat sumsq, Operand W, 
   run(f, PROGRAM_SWIGLU, &call, NULL);
 }
 
-// softmax: where the rows' maxima and sums go, or nowhere.
-static void run_logits(const Fused *f, int64_t M, Operand x, RowStat sumsq, Operand W,
-                       act_t *logits, RowStat softmax) {
+void fused_lm_head(Backend *be, int64_t M, Operand x, RowStat sumsq, Operand W, act_t *logits) {
+  const Fused *f = fused_of(be);
   const OpsConfig *c = &f->unfused.cuda.config;
+  if (cuda_one_row(&f->unfused.cuda, M)) {
+    unfused_lm_head(be, M, x, sumsq, W, logits);
+    return;
+  }
   ProgramCall call = call_of(f, M, c->V, c->D, x.data, W.data, sumsq);
-  call.stores[0] = (Matrix){logits, M, c->V};
-  call.args.out[0] = softmax;
-  fused_launch(&f->kernels.programs[PROGRAM_LOGITS], f->head_tile, &call,
-               f->unfused.cuda.gpu.stream);
+  call.stores[0] = (Matrix){logits, M, padded_vocab(c)};
+  run(f, PROGRAM_LOGITS, &call, NULL);
 }
 
-void fused_lm_head(Backend *be, int64_t M, Operand x, RowStat sumsq, Operand W, act_t *logits) {
-  if (cuda_one_row(cuda_of(be), M))
-    unfused_lm_head(be, M, x, sumsq, W, logits);
-  else
-    run_logits(fused_of(be), M, x, sumsq, W, logits, (RowStat){.data = NULL});
+// The softmax before its normaliser, into P, and its sums of rows into the backend's own.
+static void run_probabilities(const Fused *f, int64_t M, Operand x, RowStat sumsq, Operand W,
+                              const int32_t *targets, act_t *P) {
+  const Cuda *u = &f->unfused.cuda;
+  const OpsConfig *c = &u->config;
+  ProgramCall call = call_of(f, M, c->V, c->D, x.data, W.data, sumsq);
+  call.stores[0] = (Matrix){P, M, padded_vocab(c)};
+  call.args.in[1] = f->head.aim;
+  call.args.out[0] = f->head.sum;
+  call.args.out[1] = f->head.entropy;
+  launch_head_aim(M, row_scale(u, sumsq), x.data, W.data, targets, f->head.aim, u->gpu.stream);
+  fused_launch(&f->kernels.programs[PROGRAM_PROBABILITIES], f->head.tile, &call, u->gpu.stream);
 }
 
 void fused_head_loss(Backend *be, int64_t M, Operand x, RowStat sumsq, Operand W,
                      const int32_t *targets, act_t *logits, double scale, HeadGradient *g) {
-  Fused *f = fused_of(be);
-  Cuda *c = &f->unfused.cuda;
-  if (!is_fused(be, g ? OP_HEAD_LOSS : OP_VALIDATION_LOSS) || M > f->softmax.stride) {
+  const Fused *f = fused_of(be);
+  const Cuda *c = &f->unfused.cuda;
+  const bool folds = g ? is_fused(be, OP_HEAD_LOSS) && g->u
+                       : is_fused(be, OP_VALIDATION_LOSS) && M <= f->head.sum.stride;
+  if (!folds) {
     unfused_head_loss(be, M, x, sumsq, W, targets, logits, scale, g);
     return;
   }
-  run_logits(f, M, x, sumsq, W, logits, f->softmax);
-  launch_fused_cross_entropy(M, c->config.V, f->softmax, row_scale(c, sumsq), (float)scale, logits,
-                             targets, c->row_loss, g ? &g->s : NULL, c->gpu.stream);
+  run_probabilities(f, M, x, sumsq, W, targets, logits);
+  HeadFinish finish = {.M = M,
+                       .r = row_scale(c, sumsq),
+                       .sum = f->head.sum,
+                       .entropy = f->head.entropy,
+                       .scale = (float)scale,
+                       .row_loss = c->row_loss};
+  if (g) {
+    g->s.parts = 1;
+    finish.gradient = *g;
+    finish.targets = targets;
+    finish.x = x.data;
+  }
+  launch_head_finish(&finish, c->gpu.stream);
   launch_add_loss(M, c->row_loss, scale, c->state, c->gpu.stream);
 }
 
@@ -156,6 +177,8 @@ void fused_head_dgrad(Backend *be, int64_t M, const HeadGradient *g, Operand W, 
     return;
   }
   ProgramCall call = call_of(f, M, c->D, c->V, g->p.data, W.data, sumsq);
+  call.stride_a = g->p.row_stride;
+  call.args.row_scale = (const float *)g->u;
   call.loads[0] = (Matrix){x.data, M, c->D};
   call.stores[0] = (Matrix){dx.data, M, c->D};
   call.args.in[1] = g->s;

@@ -25,9 +25,10 @@ void launch_row_sumsq(int64_t M, int64_t D, const act_t *x, RowStat *sumsq, cuda
 void launch_norm_backward_fp8(int64_t M, RowScale r, Operand x, RowStat s, const act_t *residual,
                               const act_t *product, Operand dx, Scaling *scaling,
                               cudaStream_t stream);
-// dx[m] = from[m] - (r / D) s[m] x[m].   x, from [M, D], s in; dx [M, D] out, not from
-void launch_norm_backward(int64_t M, RowScale r, const act_t *x, RowStat s, const act_t *from,
-                          act_t *dx, cudaStream_t stream);
+// dx[m] = u[m] from[m] - (r / D) s[m] x[m].
+//   x, from [M, D], s in; u [M] in, or NULL: 1; dx [M, D] out, not from
+void launch_norm_backward(int64_t M, RowScale r, const act_t *x, RowStat s, const stat_t *u,
+                          const act_t *from, act_t *dx, cudaStream_t stream);
 // x[m] *= r.   x [M, N] in, out
 void launch_scale_rows(int64_t M, int64_t N, RowScale r, act_t *x, cudaStream_t stream);
 

@@ -63,9 +63,10 @@ void unfused_head_loss(Backend *be, int64_t M, Operand x, RowStat sumsq, Operand
   if (g) g->s.parts = 1;
   const CrossEntropy args = {.M = M,
                              .V = c->config.V,
+                             .stride = padded_vocab(&c->config),
                              .logits = logits,
                              .targets = targets,
-                             .r = row_scale(c, sumsq),
+                             .r = row_scale_of(c, x, sumsq),
                              .clusters = c->gpu.major >= 9,
                              .multiprocessors = c->gpu.sm_count,
                              .grad_scale = (float)scale,
@@ -73,10 +74,15 @@ void unfused_head_loss(Backend *be, int64_t M, Operand x, RowStat sumsq, Operand
                              .s = g ? (float *)g->s.data : NULL};
   launch_cross_entropy(&args, c->gpu.stream);
   launch_add_loss(M, c->row_loss, scale, c->state, c->gpu.stream);
+  if (!g || !g->p.by_row) return;
+  Operand dlogits = g->p;
+  dlogits.data = logits;
+  cuda_cast(be, M, args.stride, dlogits);
 }
 
-void unfused_norm_dgrad(Backend *be, int64_t M, int64_t N, Operand dz, Operand W, Operand x,
-                        RowStat sumsq, RowStat s, const act_t *residual, Operand dx) {
+// u: of dz's rows, or NULL.
+static void norm_dgrad(Backend *be, int64_t M, int64_t N, Operand dz, const stat_t *u, Operand W,
+                       Operand x, RowStat sumsq, RowStat s, const act_t *residual, Operand dx) {
   Cuda *c = cuda_of(be);
   act_t *product = unfused_of(be)->product;
   // Not in place: where its result lies on what it adds to, cuBLASLt rounds the product to bf16
@@ -85,7 +91,7 @@ void unfused_norm_dgrad(Backend *be, int64_t M, int64_t N, Operand dz, Operand W
   const RowScale r = row_scale(c, sumsq);
   if (!dz.by_row) {
     cuda_multiply(c, p, dz, W, residual, product);
-    launch_norm_backward(M, r, x.data, s, product, dx.data, c->gpu.stream);
+    launch_norm_backward(M, r, x.data, s, u, product, dx.data, c->gpu.stream);
     return;
   }
   // q is still to be multiplied by: the residual is added behind it.
@@ -95,9 +101,14 @@ void unfused_norm_dgrad(Backend *be, int64_t M, int64_t N, Operand dz, Operand W
                              c->gpu.stream);
 }
 
+void unfused_norm_dgrad(Backend *be, int64_t M, int64_t N, Operand dz, Operand W, Operand x,
+                        RowStat sumsq, RowStat s, const act_t *residual, Operand dx) {
+  norm_dgrad(be, M, N, dz, NULL, W, x, sumsq, s, residual, dx);
+}
+
 void unfused_head_dgrad(Backend *be, int64_t M, const HeadGradient *g, Operand W, Operand x,
                         RowStat sumsq, Operand dx) {
-  unfused_norm_dgrad(be, M, cuda_of(be)->config.V, g->p, W, x, sumsq, g->s, NULL, dx);
+  norm_dgrad(be, M, cuda_of(be)->config.V, g->p, g->u, W, x, sumsq, g->s, NULL, dx);
 }
 
 void unfused_down_dgrad(Backend *be, int64_t M, Operand dx, Operand W, const act_t *z, Operand x,

@@ -26,19 +26,21 @@ static __global__ void row_sumsq_kernel(int64_t M, int D, int lanes, const bf16_
 template <int N>
 static __global__ void
 norm_backward_kernel(int64_t M, int lanes, RowScale r, const bf16_bits *__restrict__ x, RowStat s,
-                     const bf16_bits *__restrict__ from, bf16_bits *__restrict__ dx) {
+                     const float *__restrict__ u, const bf16_bits *__restrict__ from,
+                     bf16_bits *__restrict__ dx) {
   const Lane l = my_lane(M, lanes);
   const int D = (int)r.D;
   const float of_s = row_share(s, l.m, l.exists, l.lane, lanes),
               of_r = row_share(r.sumsq, l.m, l.exists, l.lane, lanes);
   const float factor = rstd_from_shares(r, of_r, lanes) / (float)D * group_sum(of_s, lanes);
   if (!l.exists) return;
+  const float scale = u ? u[l.m] : 1;
 #pragma unroll 4
   for (int k = l.lane * N; k < D; k += lanes * N) {
     const Pack<N> a = load_pack<N>(x + l.m * D + k);
     Pack<N> g = load_pack<N>(from + l.m * D + k);
 #pragma unroll
-    for (int i = 0; i < N; i++) g.v[i] -= factor * a.v[i];
+    for (int i = 0; i < N; i++) g.v[i] = scale * g.v[i] - factor * a.v[i];
     store_pack(dx + l.m * D + k, g);
   }
 }
@@ -63,11 +65,11 @@ void launch_row_sumsq(int64_t M, int64_t D, const act_t *x, RowStat *sumsq, cuda
   });
 }
 
-void launch_norm_backward(int64_t M, RowScale r, const act_t *x, RowStat s, const act_t *from,
-                          act_t *dx, cudaStream_t stream) {
+void launch_norm_backward(int64_t M, RowScale r, const act_t *x, RowStat s, const stat_t *u,
+                          const act_t *from, act_t *dx, cudaStream_t stream) {
   by_width(r.D, [&](auto width, int lanes) {
     norm_backward_kernel<decltype(width)::value><<<row_blocks(M, lanes), ROW_THREADS, 0, stream>>>(
-        M, lanes, r, bits(x), s, bits(from), bits(dx));
+        M, lanes, r, bits(x), s, reinterpret_cast<const float *>(u), bits(from), bits(dx));
   });
 }
 

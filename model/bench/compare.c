@@ -219,13 +219,31 @@ static float *read_output(Backend *be, const void *from, int64_t count, bool gra
   return values;
 }
 
+// The first of dlogits', rows without their padding.
+static float *read_dlogits(const Llama *llama, int64_t count) {
+  const HeadGradient *g = &llama->acts.head;
+  const int64_t V = llama->config.vocab_size, stride = g->p.row_stride, rows = count / V;
+  float *all = read_output(llama->be, g->p.data, rows * stride, false), *u = NULL;
+  if (g->u)
+    llama->be->read(llama->be, u = xmalloc((size_t)rows * sizeof *u), g->u,
+                    (size_t)rows * sizeof *u);
+  for (int64_t m = 0; m < rows; m++)
+    for (int64_t v = 0; v < V; v++) all[m * V + v] = (u ? u[m] : 1) * all[m * stride + v];
+  free(u);
+  return all;
+}
+
 // The call on one side, and afterwards the inputs that it overwrote. Its result goes into *result,
 // if that is asked for.
 static int64_t run_call(Comparison *c, Llama *llama, Operation operation, float **result) {
   const OperationCall *call = record_alone(c->one, llama, operation, 0);
-  const int64_t count = call->out_count < MOST_COMPARED ? call->out_count : MOST_COMPARED;
+  const bool dlogits = operation == OP_HEAD_LOSS;
+  int64_t count = call->out_count < MOST_COMPARED ? call->out_count : MOST_COMPARED;
+  if (dlogits) count -= count % call->N;
   issue_alone(llama, operation, 0, false);
-  if (result) *result = read_output(llama->be, call->out, count, call->out_is_gradient);
+  if (result)
+    *result = dlogits ? read_dlogits(llama, count)
+                      : read_output(llama->be, call->out, count, call->out_is_gradient);
   write_inputs(llama, call);
   return count;
 }

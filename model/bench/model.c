@@ -52,6 +52,7 @@ int bench_share(Llama *to, const Llama *llama, Backend *be, Error *err) {
   const int64_t L = llama->config.num_hidden_layers;
   *to = *llama;
   to->be = be;
+  if (!be->folds_softmax) to->acts.head.u = NULL;
   to->acts.layers = xmalloc((size_t)L * sizeof *to->acts.layers);
   for (int64_t l = 0; l < L; l++) to->acts.layers[l] = llama->acts.layers[l];
   const size_t bytes = lay_out_statistics(&to->acts, L, be, NULL);
@@ -110,7 +111,11 @@ const OperationCall *record_alone(Recorder *recorder, const Llama *llama, Operat
 }
 
 int prepared_by(const OperationCall *calls, int i) {
-  int j = calls[i].in_place ? i - 1 : -1;
-  while (j >= 0 && calls[j].out != calls[i].out && calls[j].beside != calls[i].out) j--;
+  const Operation operation = calls[i].operation;
+  const bool of_head = operation == OP_LM_HEAD_WGRAD || operation == OP_LM_HEAD_DGRAD;
+  int j = calls[i].in_place || of_head ? i - 1 : -1;
+  while (j >= 0 && (of_head ? calls[j].operation != OP_HEAD_LOSS
+                            : calls[j].out != calls[i].out && calls[j].beside != calls[i].out))
+    j--;
   return j;
 }

@@ -138,6 +138,7 @@ static void vectors_free(const Vectors *v) {
 static void cross_entropy(Pool *p, const Sizes *z, const Vectors *v, RowScale r, float *s) {
   const CrossEntropy args = {.M = z->M,
                              .V = z->V,
+                             .stride = z->V,
                              .logits = take(p, 2 * (size_t)(z->M * z->V)),
                              .targets = v->tokens,
                              .r = r,
@@ -203,7 +204,7 @@ static void activations(Pool *p, const Sizes *z) {
          cuda_embed(be, M, v.tokens, take(p, vd), operand_of(take(p, md)), &v.s));
   KERNEL(p, "row_sumsq", MD, launch_row_sumsq(M, D, take(p, md), &v.s, stream));
   KERNEL(p, "norm_backward", 3 * MD,
-         launch_norm_backward(M, r, take(p, md), v.s, take(p, md), take(p, md), stream));
+         launch_norm_backward(M, r, take(p, md), v.s, NULL, take(p, md), take(p, md), stream));
   KERNEL(p, "rope", 2 * MR, launch_rope(M, rope, r, take(p, mr), stream));
   KERNEL(p, "rope_backward", 3 * MR,
          launch_rope_backward(M, rope, r, take(p, mr), take(p, mr), &v.s, stream));

@@ -145,6 +145,7 @@ static inline void prepare_loss(Problem *p) {
   for (int64_t m = 0; m < M; m++) targets[m] = (int32_t)(rng_u64(11, (uint64_t)m) % (uint64_t)V);
   p->loss = (CrossEntropy){.M = M,
                            .V = V,
+                           .stride = V,
                            .logits = p->out,
                            .targets = take_copy(p, targets, (size_t)M * sizeof *targets),
                            .r = p->r,
@@ -195,7 +196,7 @@ static inline void twin_norm_dgrad(const Problem *p) {
   RowStat s = p->call.args.in[1];
   s.parts = 1;
   run_product(p, p->subject->adds, p->call.loads[1].data, p->scratch);
-  launch_norm_backward(p->product.M, p->r, p->call.loads[0].data, s, p->scratch, stored(p, 0),
+  launch_norm_backward(p->product.M, p->r, p->call.loads[0].data, s, NULL, p->scratch, stored(p, 0),
                        p->bench->gpu.stream);
 }
 

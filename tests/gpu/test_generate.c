@@ -79,7 +79,8 @@ static float *cpu_logits(const int32_t *text, bool rounded_to_bf16) {
   llama_forward(&llama);
   be->lm_head(be, TEXT, llama.acts.x_final, llama.acts.final_sumsq, llama.lm_head->folded,
               llama.acts.logits);
-  be->read_act(be, logits, llama.acts.logits, TEXT * V);
+  for (int64_t i = 0; i < TEXT; i++)
+    be->read_act(be, logits + i * V, act_at(be, llama.acts.logits, i * padded_vocab(&ops)), V);
   llama_destroy(&llama);
   be->destroy(be);
   return logits;

@@ -146,9 +146,19 @@ static Head head_new(const Subject *t) {
   h.targets = random_tokens(M, V, "targets");
   h.targets[0] = 0;
   h.targets[M - 1] = (int32_t)V - 1;
-  t->cpu->lm_head(t->cpu, M, operand_of(act(h.x)), whole(h.sumsq, M), operand_of(act(h.W)),
-                  act(h.logits));
+  gemm(GEMM_NT, M, V, D, h.x, h.W, 0, h.logits);
+  scale_rows(t, h.sumsq, V, h.logits);
   return h;
+}
+static int64_t padded(int64_t V) {
+  return padded_vocab(&(OpsConfig){.V = V});
+}
+// Without the padding of rows, in fresh memory.
+static float *read_logits(Bench *b, const void *logits, int64_t M, int64_t V) {
+  float *all = bench_read(b, logits);
+  for (int64_t m = 1; m < M; m++)
+    memmove(all + m * V, all + m * padded(V), (size_t)V * sizeof *all);
+  return all;
 }
 static void head_free(Head *h) {
   free(h->x), free(h->W), free(h->sumsq), free(h->z), free(h->logits), free(h->targets);
@@ -188,15 +198,27 @@ static void head_loss(const Subject *t) {
         scale * softmax_row(h.z + m * V, r, V, h.targets[m], r * scale, twin + m * V, &s_twin[m]);
   }
   round_all(twin, M * V);
+  const int64_t stride = padded(V);
   void *x_gpu = bf16_buffer(&b, M * D, h.x), *W_gpu = bf16_buffer(&b, V * D, h.W),
-       *targets_gpu = int32_buffer(&b, M, h.targets), *logits_gpu = bf16_buffer(&b, M * V, NULL);
+       *targets_gpu = int32_buffer(&b, M, h.targets),
+       *logits_gpu = bf16_buffer(&b, M * stride, NULL);
   const RowStat sumsq_gpu = stat_in(&b, b.be->most_parts.sumsq, M, h.sumsq);
   HeadGradient g = {.p = operand_of(logits_gpu), .s = stat_out(&b, b.be->most_parts.s)};
+  g.p.row_stride = stride;
+  if (b.be->folds_softmax) {
+    g.ux.data = bf16_buffer(&b, M * D, NULL);
+    g.u = fp32_buffer(&b, M, NULL);
+  }
   RUN_TWICE(&b, (b.be->step_begin(b.be),
                  b.be->head_loss(b.be, M, operand_of(x_gpu), sumsq_gpu, operand_of(W_gpu),
                                  targets_gpu, logits_gpu, scale, &g),
                  b.be->step_end(b.be)));
-  float *got = bench_read(&b, logits_gpu), *got_s = stat_read(&b, g.s, M);
+  float *got = read_logits(&b, logits_gpu, M, V), *got_s = stat_read(&b, g.s, M);
+  if (g.u) {
+    float *u = bench_read(&b, g.u);
+    for (int64_t i = 0; i < M * V; i++) got[i] *= u[i / V];
+    free(u);
+  }
   b.be->step_result(b.be); // of the first of the two
   const float got_loss = (float)b.be->step_result(b.be).loss, loss_reference = (float)loss,
               twin_loss = (float)loss_twin;
@@ -228,11 +250,11 @@ static void lm_head(const Subject *t) {
     for (int64_t v = 0; v < V; v++) twin[m * V + v] = rounded(r * h.z[m * V + v]);
   }
   void *x_gpu = bf16_buffer(&b, M * D, h.x), *W_gpu = bf16_buffer(&b, V * D, h.W),
-       *logits_gpu = bf16_buffer(&b, M * V, NULL);
+       *logits_gpu = bf16_buffer(&b, M * padded(V), NULL);
   const RowStat sumsq_gpu = stat_in(&b, b.be->most_parts.sumsq, M, h.sumsq);
   RUN_TWICE(&b,
             b.be->lm_head(b.be, M, operand_of(x_gpu), sumsq_gpu, operand_of(W_gpu), logits_gpu));
-  float *got = bench_read(&b, logits_gpu);
+  float *got = read_logits(&b, logits_gpu, M, V);
   expect_near(label(t, "logits"), got, twin, h.logits, M * V, 1e-6);
   free(got), free(twin);
   head_free(&h);

@@ -146,7 +146,10 @@ float *rig_logits(Rig *rig, double *loss) {
   rig->be->lm_head(rig->be, rig->tokens_count, a->x_final, a->final_sumsq,
                    rig->llama.tensors[param_index(&rig->model, PARAM_LM_HEAD, -1)].folded,
                    a->logits);
-  rig->be->read_act(rig->be, logits, rig->llama.acts.logits, count);
+  const int64_t V = rig->model.vocab_size,
+                stride = model_sizes(&rig->model, &rig->llama.shape).padded_V;
+  for (int64_t m = 0; m < rig->tokens_count; m++)
+    rig->be->read_act(rig->be, logits + m * V, act_at(rig->be, a->logits, m * stride), V);
   return logits;
 }
 

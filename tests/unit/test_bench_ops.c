@@ -249,7 +249,7 @@ static void bytes_are_those_of_the_arrays(void **state) {
       {OP_EMBED, 2 * M * D * e, 2 * M * D * e},
       {OP_ROPE_BACKWARD, 3 * M * R * e, 0},
       {OP_EMBED_BACKWARD, (M * D + V * D) * e, (M * D + V * D) * e},
-      {OP_HEAD_LOSS, 0, 2 * M / 2 * V * e}, // a chunk's logits in and out
+      {OP_HEAD_LOSS, 0, 4 * M / 2 * D * e}, // of a chunk x and rows of W in, x in, u x out
       {OP_GATE_UP, 0, 0},
       // weight, two moments in and out, gradient in; the compute copy out
       {OP_ADAMW, (7 * all + matrices) * e, (7 * all + matrices) * e},
@@ -326,11 +326,14 @@ static void what_works_in_place_is_prepared(void **state) {
     if (by < 0) continue;
     const Operation operation = slice->calls[i].operation;
     prepared++;
-    assert_true(operation == OP_DOWN_DGRAD || operation == OP_ROPE_BACKWARD);
-    assert_int_equal(slice->calls[by].operation,
-                     operation == OP_DOWN_DGRAD ? OP_GATE_UP : OP_ATTENTION_BACKWARD);
+    assert_true(operation == OP_DOWN_DGRAD || operation == OP_ROPE_BACKWARD ||
+                operation == OP_LM_HEAD_WGRAD || operation == OP_LM_HEAD_DGRAD);
+    assert_int_equal(slice->calls[by].operation, operation == OP_DOWN_DGRAD ? OP_GATE_UP
+                                                 : operation == OP_ROPE_BACKWARD
+                                                     ? OP_ATTENTION_BACKWARD
+                                                     : OP_HEAD_LOSS);
   }
-  assert_int_equal(prepared, 2);
+  assert_int_equal(prepared, 4);
   assert_int_equal(slice->count, OPERATION_COUNT - 2);
   recorder_destroy(slice);
   close_model(&m);

@@ -40,9 +40,9 @@ static int32_t next_by_training_forward(TinyRun *run, const int32_t *ids, int64_
   run->be->lm_head(run->be, 8, a->x_final, a->final_sumsq,
                    run->llama.tensors[param_index(&run->llama.config, PARAM_LM_HEAD, -1)].folded,
                    a->logits);
-  float logits[8 * 11];
-  run->be->read_act(run->be, logits, run->llama.acts.logits, 8 * 11);
-  const float *row = logits + (count - 1) * 11;
+  float row[11];
+  const int64_t stride = model_sizes(&run->llama.config, &run->llama.shape).padded_V;
+  run->be->read_act(run->be, row, act_at(run->be, a->logits, (count - 1) * stride), 11);
   int32_t best = 0;
   for (int32_t v = 1; v < 11; v++)
     if (row[v] > row[best]) best = v;

@@ -1,0 +1,322 @@
+// The output layer of both GPU backends: the loss, and the gradients of x and W that come of what
+// head_loss leaves, whether the softmax's normaliser is folded (kernels/fused/head.h) or not.
+// Against the CPU's logits and a softmax in double; the bound of each error is twice that of a
+// twin, the same with a rounding to bf16 wherever the backend stores. Beside it: where the
+// normaliser is folded, errors do not grow with the logits, even in rows whose target is all but
+// certain.
+#include "kernels/fused/head.h"
+#include "kernels/gpu_backends.h"
+#include "kernels/record.h"
+#include "tests/gpu/ops_rig.h"
+
+enum { MODES = 3 };
+typedef enum Mode { UNFUSED, FUSED, MIXED } Mode; // mixed: the loss fused, the dgrad not
+static const char *const mode_names[MODES] = {"unfused", "fused", "mixed"};
+
+typedef struct Shape3 {
+  int64_t M, D, V;
+} Shape3;
+static const Shape3 shapes[] = {{77, 256, 258}, {96, 256, 50257}, {130, 288, 32000}};
+// What the largest logits come to, roughly. Of the largest, half of the targets are certain.
+static const double largest[] = {5, 15, 80};
+
+typedef struct Problem {
+  Shape3 s;
+  double largest;
+  float *x, *W, *sumsq, *r, *z; // z [M, V] before r
+  int32_t *targets;
+  double scale;
+} Problem;
+
+// Results, or what they should be: dx [M, D], dW [V, D].
+typedef struct Results {
+  float loss, *dx, *dW;
+} Results;
+
+// The likeliest of so many random tokens; of all where `tries` is 0.
+static int32_t likely(const Problem *p, int64_t m, int tries) {
+  const float *z = p->z + m * p->s.V;
+  int32_t best = 0;
+  for (int64_t i = 0; i < (tries ? tries : p->s.V); i++) {
+    const uint64_t random = rng_u64(rng_key(9, "likely"), (uint64_t)(m * 64 + i));
+    const int32_t v = (int32_t)(tries ? (int64_t)(random % (uint64_t)p->s.V) : i);
+    if (i == 0 || z[v] > z[best]) best = v;
+  }
+  return best;
+}
+
+static Problem problem_new(Shape3 s, double top) {
+  Problem p = {.s = s, .largest = top, .scale = 1 / (double)s.M};
+  p.x = random_bf16(s.M * s.D, 2, "x");
+  p.W = weight(s.V, s.D, "W");
+  // The largest of V normal values lies near sqrt(2 ln V).
+  const double deviation = top / sqrt(2 * log((double)s.V));
+  for (int64_t i = 0; i < s.V * s.D; i++) p.W[i] = rounded((float)(deviation * (double)p.W[i]));
+  p.sumsq = row_squares(p.x, s.M, s.D);
+  p.r = floats(s.M);
+  for (int64_t m = 0; m < s.M; m++) p.r[m] = rms_rstd(p.sumsq[m], s.D, eps);
+  p.z = floats(s.M * s.V);
+  gemm(GEMM_NT, s.M, s.V, s.D, p.x, p.W, 0, p.z);
+  p.targets = xmalloc((size_t)s.M * sizeof *p.targets);
+  for (int64_t m = 0; m < s.M; m++) p.targets[m] = likely(&p, m, m % 2 || top < 50 ? 32 : 0);
+  p.targets[0] = 0;
+  p.targets[1] = (int32_t)s.V - 1;
+  return p;
+}
+
+static void problem_free(Problem *p) {
+  free(p->x), free(p->W), free(p->sumsq), free(p->r), free(p->z), free(p->targets);
+}
+
+static float rounded_if(bool round, double value) {
+  return round ? rounded((float)value) : (float)value;
+}
+
+// What a backend leaves of one row: p [V], and its u and s. Returns the loss.
+typedef struct RowGradient {
+  double u, s;
+} RowGradient;
+static double row_gradient(const Problem *problem, int64_t m, bool twin, bool folded, float *p,
+                           RowGradient *g) {
+  const int64_t V = problem->s.V, target = problem->targets[m];
+  const float *z = problem->z + m * V;
+  const double r = (double)problem->r[m], unit = ldexp(1, -HEAD_AIM);
+  const bool round_z = twin && !folded;
+  const double z_target = r * (double)rounded_if(round_z, (double)z[target]);
+  double others = 0, product = 0; // sums of unit exp(z - z_target), and of that times z - z_target
+  for (int64_t v = 0; v < V; v++) {
+    const double above = r * (double)rounded_if(round_z, (double)z[v]) - z_target,
+                 power = v == target ? 0 : unit * exp(above);
+    others += power;
+    product += power * above;
+  }
+  g->u = r * problem->scale / (unit + others);
+  g->s = g->u * product;
+  for (int64_t v = 0; v < V; v++) {
+    const double above = r * (double)rounded_if(round_z, (double)z[v]) - z_target,
+                 power = v == target ? -others : unit * exp(above);
+    p[v] = rounded_if(twin, folded ? power : g->u * power);
+  }
+  if (!folded) g->u = 1;
+  return log1p(others / unit);
+}
+
+// dx = u (p W) - (r / D) s x, dW = p^T (u x).
+static Results compute(const Problem *q, bool twin, bool folded) {
+  const int64_t M = q->s.M, D = q->s.D, V = q->s.V;
+  float *p = floats(M * V), *ux = floats(M * D);
+  RowGradient *rows = xmalloc((size_t)M * sizeof *rows);
+  Results out = {.dx = floats(M * D), .dW = floats(V * D)};
+  double *losses = xmalloc((size_t)M * sizeof *losses), loss = 0;
+#pragma omp parallel for
+  for (int64_t m = 0; m < M; m++) losses[m] = row_gradient(q, m, twin, folded, p + m * V, &rows[m]);
+  for (int64_t m = 0; m < M; m++) loss += q->scale * losses[m];
+  for (int64_t i = 0; i < M * D; i++) ux[i] = rounded_if(twin, rows[i / D].u * (double)q->x[i]);
+  gemm(GEMM_NN, M, D, V, p, q->W, 0, out.dx);
+  gemm(GEMM_TN, V, D, M, p, ux, 0, out.dW);
+  for (int64_t i = 0; i < M * D; i++) {
+    const RowGradient *row = &rows[i / D];
+    out.dx[i] = rounded_if(twin, row->u * (double)out.dx[i] -
+                                     (double)q->r[i / D] / (double)D * row->s * (double)q->x[i]);
+  }
+  if (twin) round_all(out.dW, V * D);
+  out.loss = (float)loss;
+  free(p), free(ux), free(rows), free(losses);
+  return out;
+}
+
+static void results_free(Results *r) {
+  free(r->dx), free(r->dW);
+}
+
+// ---- The backends
+
+static Backend *backend_new(Shape3 s, Mode mode) {
+  // One that pays nowhere: auto leaves it to the unfused kernels.
+  const OperationCall dgrad = {.operation = OP_LM_HEAD_DGRAD, .M = s.M, .N = 8, .K = s.V};
+  const OpsConfig config = {.D = s.D,
+                            .F = s.D,
+                            .H = 1,
+                            .KV = 1,
+                            .d = 16,
+                            .V = s.V,
+                            .max_tokens = s.M,
+                            .max_positions = s.M,
+                            .rms_norm_eps = eps,
+                            .calls = &dgrad,
+                            .call_count = mode == MIXED};
+  static const KernelChoice choices[MODES] = {KERNELS_UNFUSED, KERNELS_FUSED, KERNELS_AUTO};
+  const GpuOptions options = {.kernels = choices[mode], .train = true, .gemm_cache = ""};
+  Error err;
+  Backend *be = backend_gpu_create(&config, &options, &err);
+  if (!be) fail_msg("%s", err.text);
+  return be;
+}
+
+typedef struct Run {
+  Bench b;
+  Operand x, W;
+  RowStat sumsq;
+  int32_t *targets;
+  HeadGradient g;
+  void *dx, *dW;
+  int64_t stride;
+} Run;
+
+static Run run_new(Backend *be, const Problem *p) {
+  const int64_t M = p->s.M, D = p->s.D, V = p->s.V;
+  Run r = {.b = {.be = be}, .stride = padded_vocab(&(OpsConfig){.V = V})};
+  r.x = operand_of(bf16_buffer(&r.b, M * D, p->x));
+  r.W = operand_of(bf16_buffer(&r.b, V * D, p->W));
+  r.sumsq = stat_in(&r.b, be->most_parts.sumsq, M, p->sumsq);
+  r.targets = int32_buffer(&r.b, M, p->targets);
+  r.g.p = operand_of(bf16_buffer(&r.b, M * r.stride, NULL));
+  r.g.p.row_stride = r.stride;
+  r.g.s = stat_out(&r.b, be->most_parts.s);
+  r.g.ux = r.x;
+  if (be->folds_softmax) {
+    r.g.ux = operand_of(bf16_buffer(&r.b, M * D, NULL));
+    r.g.u = fp32_buffer(&r.b, M, NULL);
+  }
+  r.dx = bf16_buffer(&r.b, M * D, NULL);
+  r.dW = bf16_buffer(&r.b, V * D, NULL);
+  return r;
+}
+
+static void loss_and_gradients(Run *r, const Problem *p) {
+  Backend *be = r->b.be;
+  const int64_t M = p->s.M;
+  be->step_begin(be);
+  be->head_loss(be, M, r->x, r->sumsq, r->W, r->targets, r->g.p.data, p->scale, &r->g);
+  be->wgrad(be, M, p->s.V, p->s.D, r->g.p, r->g.ux, r->dW, false);
+  be->head_dgrad(be, M, &r->g, r->W, r->x, r->sumsq, operand_of(r->dx));
+  be->step_end(be);
+}
+
+static float loss_alone(Run *r, const Problem *p) {
+  Backend *be = r->b.be;
+  be->step_begin(be);
+  be->head_loss(be, p->s.M, r->x, r->sumsq, r->W, r->targets, r->g.p.data, p->scale, NULL);
+  be->step_end(be);
+  return (float)be->step_result(be).loss;
+}
+
+// ---- Tests
+
+static const char *named(const char *what, Mode mode, const Problem *p) {
+  static char text[80];
+  snprintf(text, sizeof text, "%s %s, V %d, z %g", mode_names[mode], what, (int)p->s.V, p->largest);
+  return text;
+}
+
+// The largest error of a row of dx against its own size.
+static double worst_row(const float *dx, const Results *reference, const Problem *p) {
+  double worst = 0;
+  for (int64_t m = 0; m < p->s.M; m++) {
+    const Deviation d = deviation(dx + m * p->s.D, reference->dx + m * p->s.D, p->s.D);
+    if (!(d.l2 <= worst)) worst = d.l2;
+  }
+  return worst;
+}
+
+static void padding_is_zero(Run *r, const Problem *p) {
+  float *P = bench_read(&r->b, r->g.p.data);
+  for (int64_t m = 0; m < p->s.M; m++)
+    for (int64_t v = p->s.V; v < r->stride; v++) assert_true(P[m * r->stride + v] == 0);
+  free(P);
+}
+
+static void check(Backend *be, Mode mode, const Problem *p, const Results *reference) {
+  const int64_t MD = p->s.M * p->s.D, VD = p->s.V * p->s.D;
+  const bool folds = be->folds_softmax;
+  assert_int_equal(folds, mode != UNFUSED);
+  Results twin = compute(p, true, folds);
+  Run r = run_new(be, p);
+  RUN_TWICE(&r.b, loss_and_gradients(&r, p));
+  float *dx = bench_read(&r.b, r.dx), *dW = bench_read(&r.b, r.dW);
+  be->step_result(be); // of the first of the two
+  const float loss = (float)be->step_result(be).loss;
+  // A twin of one number may be lucky; unfused, logits of up to 80 are rounded by up to 0.25 each.
+  expect_near(named("loss", mode, p), &loss, &twin.loss, &reference->loss, 1, folds ? 1e-5 : 1e-3);
+  expect_near(named("dx", mode, p), dx, twin.dx, reference->dx, MD, 1e-5);
+  expect_near(named("dW", mode, p), dW, twin.dW, reference->dW, VD, 1e-5);
+  const double row = worst_row(dx, reference, p);
+  printf("# %s\n", named("", mode, p));
+  printf("#   the worst row of dx: %.2e\n", row);
+  if (folds) {
+    // Twins, at all sizes of logits: dx 2.6e-3, its worst row 4.2e-3, dW 3.1e-3. (Of z in bf16, at
+    // 5, 15 and 80: dx 2.6e-3, 5.6e-3, 3.6e-2, its worst row 5.4e-3, 4.7e-2, 0.56.)
+    assert_true(deviation(dx, reference->dx, MD).l2 < 5e-3 && row < 1e-2);
+    assert_true(deviation(dW, reference->dW, VD).l2 < 6e-3);
+    padding_is_zero(&r, p);
+  }
+  const float alone = loss_alone(&r, p);
+  expect_same("loss of a validation", &alone, &loss, 1);
+  results_free(&twin);
+  free(dx), free(dW);
+  bench_free(&r.b);
+}
+
+static bool fused_runs(void) {
+  Error err;
+  const OpsConfig aligned = {.D = 8, .F = 8, .d = 8};
+  return backend_fused_supported(&aligned, &err) == 0;
+}
+
+static void losses_and_gradients(void **state) {
+  (void)state;
+  for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
+    Backend *backends[MODES] = {NULL};
+    for (int mode = 0; mode < MODES; mode++)
+      if (mode == UNFUSED || fused_runs()) backends[mode] = backend_new(shapes[i], (Mode)mode);
+    for (size_t j = 0; j < sizeof largest / sizeof *largest; j++) {
+      Problem p = problem_new(shapes[i], largest[j]);
+      Results reference = compute(&p, false, true);
+      for (int mode = 0; mode < MODES; mode++)
+        if (backends[mode]) check(backends[mode], (Mode)mode, &p, &reference);
+      results_free(&reference);
+      problem_free(&p);
+    }
+    for (int mode = 0; mode < MODES; mode++)
+      if (backends[mode]) backends[mode]->destroy(backends[mode]);
+  }
+}
+
+// A row's loss beyond what its scale holds is no number, so that the update is skipped; one that is
+// large, and one of 0, are what they are.
+static void losses_out_of_range(void **state) {
+  (void)state;
+  if (!fused_runs()) skip();
+  const Shape3 s = {3, 64, 258};
+  const struct {
+    float logit; // of all tokens but the target, whose logit is 0
+    double loss;
+  } rows[] = {{-300, 0}, {100, 100 + log(257)}, {130, (double)NAN}};
+  for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+    Problem p = {.s = s, .scale = 1 / (double)s.M};
+    p.x = floats(s.M * s.D), p.W = floats(s.V * s.D), p.sumsq = floats(s.M);
+    p.targets = xcalloc((size_t)s.M, sizeof *p.targets);
+    for (int64_t m = 0; m < s.M; m++) p.x[m * s.D] = 1;
+    for (int64_t v = 1; v < s.V; v++) p.W[v * s.D] = rounded(rows[i].logit);
+    for (int64_t m = 0; m < s.M; m++) p.sumsq[m] = (float)s.D * (1 - eps); // r = 1
+    Backend *be = backend_new(s, FUSED);
+    Run r = run_new(be, &p);
+    bench_reset(&r.b);
+    loss_and_gradients(&r, &p);
+    const double loss = be->step_result(be).loss;
+    printf("# logits %g: loss %.7g\n", (double)rows[i].logit, loss);
+    if (isnan(rows[i].loss))
+      assert_true(isnan(loss));
+    else
+      assert_true(fabs(loss - rows[i].loss) <= 1e-5 * rows[i].loss);
+    bench_free(&r.b);
+    be->destroy(be);
+    problem_free(&p);
+  }
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {cmocka_unit_test(losses_and_gradients),
+                                     cmocka_unit_test(losses_out_of_range)};
+  return cmocka_run_group_tests_name("head", tests, NULL, NULL);
+}
