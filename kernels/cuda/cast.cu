@@ -46,3 +46,19 @@ void cuda_cast_rows(Cuda *c, int64_t M, int64_t N, Operand x, RowStat previous, 
 void cuda_cast(Backend *be, int64_t M, int64_t N, Operand x) {
   cuda_cast_rows(cuda_of(be), M, N, x, (RowStat){}, nullptr);
 }
+
+static __global__ void dlogits_scale_kernel(Scaling *scaling, float scale) {
+  scaling->scale = scale;
+  scaling->inverse = 1 / scale;
+}
+
+void cuda_cast_dlogits(Cuda *c, int64_t M, Operand dlogits, act_t *from, stat_t *factors,
+                       double grad_scale) {
+  const float ROOM = 16; // r / q reaches 2, and more where an addition made a row smaller
+  dlogits_scale_kernel<<<1, 1, 0, c->gpu.stream>>>(c->scalings + dlogits.scaling,
+                                                   fp8_scale(FP8_E5M2, ROOM * (float)grad_scale));
+  LAUNCHED();
+  dlogits.data = from;
+  dlogits.row_scale = factors;
+  cuda_cast_rows(c, M, padded_vocab(&c->config), dlogits, (RowStat){}, nullptr);
+}

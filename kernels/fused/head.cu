@@ -1,36 +1,49 @@
 // What is around programs/probabilities.cu, row by row: see head.h.
-#include "kernels/cuda/common.cuh"
+#include "kernels/cuda/formats.cuh"
 #include "kernels/fused/head.h"
 #include "kernels/fused/kernels.h"
 
 // ---- Before it: where a row aims. Launch: see my_lane; the lanes of a row share its dot product.
-static __global__ void head_aim_kernel(int64_t M, int lanes, RowScale r,
-                                       const bf16_bits *__restrict__ x,
-                                       const bf16_bits *__restrict__ W,
-                                       const int32_t *__restrict__ targets, RowStat aim) {
+template <class Format>
+static __global__ void
+head_aim_kernel(int64_t M, int lanes, RowScale r, const typename Format::Element *__restrict__ x,
+                const typename Format::Element *__restrict__ W, const Scaling *scaling_x,
+                const Scaling *scaling_W, const int32_t *__restrict__ targets, RowStat aim) {
+  using Raw = typename Format::Raw;
   const Lane l = my_lane(M, lanes);
-  const int D = (int)r.D;
   const float of_r = row_share(r.sumsq, l.m, l.exists, l.lane, lanes);
   const int target = l.exists ? targets[l.m] : 0;
+  const Raw *of_x = reinterpret_cast<const Raw *>(x + l.m * r.D),
+            *of_W = reinterpret_cast<const Raw *>(W + target * r.D);
   float dot = 0;
 #pragma unroll 4
-  for (int k = l.exists ? l.lane * 8 : D; k < D; k += lanes * 8) {
-    const Pack<8> a = load_pack<8>(x + l.m * D + k), b = load_pack<8>(W + (int64_t)target * D + k);
+  for (int k = l.lane; l.exists && k < r.D / Format::WIDTH; k += lanes) {
+    const auto a = Format::values(of_x[k]), b = Format::values(of_W[k]);
 #pragma unroll
-    for (int i = 0; i < 8; i++) dot = fmaf(a.v[i], b.v[i], dot);
+    for (int i = 0; i < Format::WIDTH; i++) dot = fmaf(a.v[i], b.v[i], dot);
   }
-  const float z = rstd_from_shares(r, of_r, lanes) * group_sum(dot, lanes);
+  const float product = group_sum(dot, lanes), rstd = rstd_from_shares(r, of_r, lanes);
   if (l.lane > 0 || !l.exists) return;
+  const float inverse = scaling_x ? scaling_x->inverse * scaling_W->inverse : 1,
+              z = product * inverse * (r.q ? rstd / r.q[l.m] : rstd);
   float *to = reinterpret_cast<float *>(aim.data) + l.m;
   to[AIM_EXPONENT * aim.stride] = fmaf(z, LOG2_E, HEAD_AIM);
   to[AIM_TARGET * aim.stride] = (float)target;
 }
 
-void launch_head_aim(int64_t M, RowScale r, const act_t *x, const act_t *W, const int32_t *targets,
-                     RowStat aim, cudaStream_t stream) {
-  const int lanes = lanes_a_row(r.D / 8);
-  head_aim_kernel<<<row_blocks(M, lanes), ROW_THREADS, 0, stream>>>(M, lanes, r, bits(x), bits(W),
-                                                                    targets, aim);
+void launch_head_aim(int64_t M, RowScale r, Operand x, Operand W, const Scaling *scalings,
+                     const int32_t *targets, RowStat aim, cudaStream_t stream) {
+  if (x.by_row && W.by_row) {
+    const int lanes = lanes_a_row(r.D / E4m3::WIDTH);
+    head_aim_kernel<E4m3><<<row_blocks(M, lanes), ROW_THREADS, 0, stream>>>(
+        M, lanes, r, reinterpret_cast<const uint8_t *>(x.by_row),
+        reinterpret_cast<const uint8_t *>(W.by_row), scalings + x.scaling, scalings + W.scaling,
+        targets, aim);
+  } else {
+    const int lanes = lanes_a_row(r.D / 8);
+    head_aim_kernel<Bf16<8>><<<row_blocks(M, lanes), ROW_THREADS, 0, stream>>>(
+        M, lanes, r, bits(x.data), bits(W.data), nullptr, nullptr, targets, aim);
+  }
   LAUNCHED();
 }
 
@@ -77,7 +90,7 @@ static __global__ __launch_bounds__(ROW_THREADS) void head_finish_kernel(HeadFin
     for (int w = 0; w < WARPS; w++) sum += sums[w][lane], entropy += entropies[w][lane];
     scales[lane] = finish_row(args, m, sum, entropy);
   }
-  if (!args.gradient.u) return;
+  if (!args.gradient.ux.data) return;
   __syncthreads();
   const int packs = (int)(args.r.D / 8);
   const bf16_bits *x = reinterpret_cast<const bf16_bits *>(args.x) + first * args.r.D;

@@ -22,9 +22,10 @@ void launch_rope_table(int64_t rows, int64_t d, int64_t period, const float *fro
 
 // ---- head.cu: what is around programs/probabilities.cu, see head.h
 // Where each row aims, from its target's logit r x W[target].
-//   x [M, D], W [V, D] in, D a multiple of 8; targets [M]; aim [AIM_PARTS, stride] out
-void launch_head_aim(int64_t M, RowScale r, const act_t *x, const act_t *W, const int32_t *targets,
-                     RowStat aim, cudaStream_t stream);
+//   x [M, D], W [V, D] in, of which FP8 copies are read where both have them, with `scalings`;
+//   targets [M]; aim [AIM_PARTS, stride] out
+void launch_head_aim(int64_t M, RowScale r, Operand x, Operand W, const Scaling *scalings,
+                     const int32_t *targets, RowStat aim, cudaStream_t stream);
 
 // Each row's loss, and what the gradient needs.
 typedef struct HeadFinish {
@@ -33,7 +34,7 @@ typedef struct HeadFinish {
   RowStat sum, entropy;  // of P and P log2(P), as the program leaves them
   float scale;           // dlogits = scale (p - onehot)
   float *row_loss;       // [M] out; NaN above 117 nats
-  HeadGradient gradient; // p in, all else out; without u: the loss only
+  HeadGradient gradient; // p in, all else out; without u: the loss only, without ux: no u x
   // Of a gradient:
   const int32_t *targets; // [M]
   const act_t *x;         // [M, D], D a multiple of 8

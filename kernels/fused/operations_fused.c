@@ -114,7 +114,7 @@ static void run_probabilities(const Fused *f, int64_t M, Operand x, RowStat sums
   call.args.in[1] = f->head.aim;
   call.args.out[0] = f->head.sum;
   call.args.out[1] = f->head.entropy;
-  launch_head_aim(M, row_scale(u, sumsq), x.data, W.data, targets, f->head.aim, u->gpu.stream);
+  launch_head_aim(M, row_scale(u, sumsq), x, W, u->scalings, targets, f->head.aim, u->gpu.stream);
   fused_launch(&f->kernels.programs[PROGRAM_PROBABILITIES], f->head.tile, &call, u->gpu.stream);
 }
 

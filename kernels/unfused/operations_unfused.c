@@ -75,9 +75,7 @@ void unfused_head_loss(Backend *be, int64_t M, Operand x, RowStat sumsq, Operand
   launch_cross_entropy(&args, c->gpu.stream);
   launch_add_loss(M, c->row_loss, scale, c->state, c->gpu.stream);
   if (!g || !g->p.by_row) return;
-  Operand dlogits = g->p;
-  dlogits.data = logits;
-  cuda_cast(be, M, args.stride, dlogits);
+  cuda_cast_dlogits(c, M, g->p, logits, NULL, scale);
 }
 
 // u: of dz's rows, or NULL.

@@ -196,6 +196,7 @@ static void bench_width(Bench *b, const Width *w, const Program *only, Table *al
       {&fused_program_swiglu, "gate_up", {M, 2 * F, D}},
       {&fused_program_residual, "down", {M, D, F}},
       {&fused_program_logits, "lm_head", {head_tokens, V, D}},
+      {&fused_program_probabilities, "head_loss", {head_tokens, V, D}},
       {&fused_program_norm_dgrad, "lm_head dgrad", {head_tokens, D, V}},
       {&fused_program_swiglu_backward, "down dgrad", {M, F, D}},
       {&fused_program_norm_dgrad_residual, "gate_up dgrad", {M, D, 2 * F}},

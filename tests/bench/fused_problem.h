@@ -8,6 +8,7 @@
 #include "base/memory.h"
 #include "base/rng.h"
 #include "kernels/cuda/gemm_cublaslt.h"
+#include "kernels/fused/head.h"
 #include "kernels/fused/rope.h"
 #include "kernels/unfused/unfused.h"
 #include "tests/bench/gpu_timer.h"
@@ -156,6 +157,20 @@ static inline void prepare_loss(Problem *p) {
   free(targets);
 }
 
+// The twin's pass leaves the gradient, too.
+static inline void prepare_probabilities(Problem *p) {
+  const int64_t M = p->product.M;
+  prepare_loss(p);
+  p->loss.s = take(p, (size_t)M * 4);
+  float *aim = xmalloc((size_t)(AIM_PARTS * M) * sizeof *aim);
+  for (int64_t m = 0; m < M; m++) {
+    aim[AIM_EXPONENT * M + m] = HEAD_AIM;
+    aim[AIM_TARGET * M + m] = (float)(rng_u64(11, (uint64_t)m) % (uint64_t)p->product.N);
+  }
+  p->call.args.in[1] = (RowStat){take_copy(p, aim, (size_t)(AIM_PARTS * M) * sizeof *aim), M, 2};
+  free(aim);
+}
+
 // ---- The twins
 
 static inline void run_product(const Problem *p, bool add, const void *C, void *to) {
@@ -205,6 +220,8 @@ static const Subject subjects[] = {
     {&fused_program_rope, PROGRAM_ROPE, FORWARD, false, prepare_rope, twin_rope},
     {&fused_program_swiglu, PROGRAM_SWIGLU, FORWARD, false, NULL, twin_swiglu},
     {&fused_program_logits, PROGRAM_LOGITS, FORWARD, false, prepare_loss, twin_logits},
+    {&fused_program_probabilities, PROGRAM_PROBABILITIES, FORWARD, false, prepare_probabilities,
+     twin_logits},
     {&fused_program_swiglu_backward, PROGRAM_SWIGLU_BACKWARD, BACKWARD, false, NULL,
      twin_swiglu_backward},
     {&fused_program_norm_dgrad, PROGRAM_NORM_DGRAD, BACKWARD, false, NULL, twin_norm_dgrad},
