@@ -98,7 +98,8 @@ typedef struct ScalingState {
 
 // What head_loss leaves for the backward: the gradient of the logits is dlogits' = u p, row by row.
 // A backend that folds the softmax's normaliser (Backend.folds_softmax) gets memory for u and ux;
-// without it, and in FP8, u is NULL = 1, p is dlogits' itself, and the model lets ux be x.
+// without it, and in FP8, u is NULL = 1, p is dlogits' itself, and the model lets ux be x. ux may
+// lie where head_dgrad will leave dx.
 typedef struct HeadGradient {
   Operand p;  // [M, V], rows of padded_vocab; data is the logits' memory
   Operand ux; // [M, D] u x, for the weight gradient p^T (u x)

@@ -114,6 +114,7 @@ static void record_head_loss(Backend *be, int64_t M, Operand x, RowStat sumsq, O
   const OpsConfig *c = config_of(be);
   OperationCall *call = add_gemm(be, GEMM_NT, M, c->V, c->D, x, W, logits);
   call->ldd = padded_vocab(c);
+  if (g && g->u) call->beside = g->ux.data;
   call->floor_bytes = (g ? 4 : 2) * (double)(M * c->D) * (double)be->act_bytes;
 }
 

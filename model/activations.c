@@ -171,10 +171,8 @@ static void take_head(Acts *acts, const Sizes *n, const RunShape *shape, const S
     g->p.by_col = take_fp8(l, "dlogits", "2 x [M / chunks, V]", n->padded_V * g->p.stride);
   } else {
     g->p.data = acts->logits;
-    if (l->be->folds_softmax) {
-      g->ux.data = take_act(l, "u x", "[M / chunks, D]", n->head_rows * n->D);
-      g->u = take(l, "u x", "[M / chunks, D]", n->head_rows, l->be->stat_bytes);
-    }
+    if (l->be->folds_softmax)
+      g->u = take(l, "softmax scales", "[M / chunks]", n->head_rows, l->be->stat_bytes);
   }
   g->p.row_stride = n->padded_V;
 }

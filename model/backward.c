@@ -15,7 +15,7 @@ void head_backward(Llama *llama, int64_t chunk, double per_token, bool accumulat
   const ParamTensor *W = llama->lm_head;
   HeadGradient *g = &llama->acts.head;
   const Operand dx = scaled_as(llama, h.dx, llama->config.num_hidden_layers, SCALING_DX);
-  if (!g->u) g->ux = h.x;
+  g->ux = g->u ? operand_of(h.dx.data) : h.x; // dx comes when u x was read
   RUN(llama, OP_HEAD_LOSS,
       be->head_loss(be, h.M, h.x, h.sumsq, W->folded, h.targets, llama->acts.logits, per_token, g));
   RUN(llama, OP_LM_HEAD_WGRAD, be->wgrad(be, h.M, V, D, g->p, g->ux, W->grad_folded, accumulate));
