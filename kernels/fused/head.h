@@ -12,11 +12,11 @@
 // In the target's column p - 1 is exactly -S / (S + 2^-AIM), so -S takes the place of the 0 there:
 // nothing cancels where p is near 1. c moves with the row, so neither large logits nor a mean
 // that drifts matter: a row's P goes out of range only where its loss does. S up to 2^MOST, a loss
-// of 117 nats, keeps u and its products in range; above the loss is NaN, and the update is skipped.
+// of 106 nats, keeps u and its products in range; above the loss is NaN, and the update is skipped.
 // Probabilities below 2^(-126 + AIM) of the target's become 0.
 #pragma once
 
-enum { HEAD_AIM = 80, HEAD_MOST = 90 };
+enum { HEAD_AIM = 64, HEAD_MOST = 90 };
 
 // What a row's aim has beside its target's column: the exponent of 2 that P starts from.
 enum { AIM_EXPONENT, AIM_TARGET, AIM_PARTS };

@@ -33,7 +33,7 @@ typedef struct HeadFinish {
   RowScale r;
   RowStat sum, entropy;  // of P and P log2(P), as the program leaves them
   float scale;           // dlogits = scale (p - onehot)
-  float *row_loss;       // [M] out; NaN above 117 nats
+  float *row_loss;       // [M] out; NaN above 106 nats
   HeadGradient gradient; // p in, all else out; without u: the loss only, without ux: no u x
   // Of a gradient:
   const int32_t *targets; // [M]

@@ -45,7 +45,7 @@ static int64_t target_of(int64_t m, int64_t N) {
   return m * 37 % N;
 }
 static float exponent_of(int64_t m) {
-  return (float)HEAD_AIM - 7 + (float)(m % 13);
+  return 73 + (float)(m % 13);
 }
 static float u_of(int64_t m) {
   return ldexpf(1 + (float)(m % 5) / 4, (int)(m % 7) - 3);
