@@ -21,6 +21,10 @@ typedef struct RunShape {
   Fp8Use fp8;
 } RunShape;
 
+static inline bool fp8_used(const RunShape *shape) {
+  return shape->fp8.layers || shape->fp8.head;
+}
+
 // The dimensions of kernels/ops.h, of a micro-batch.
 typedef struct Sizes {
   int64_t B, T, M, D, F, H, Hd, R, V, L;
@@ -91,6 +95,8 @@ void memory_plan_print(const MemoryPlan *plan);
 // in a training run only.
 size_t params_layout(ParamTensor *tensors, const ModelConfig *model, const RunShape *shape,
                      const Backend *be, char *block, MemoryPlan *plan);
+// Makes bf16 operands of weights that have FP8 copies, in the copies' memory.
+void params_as_bf16(ParamTensor *tensors, int count);
 // tensors: as params_layout left them.
 size_t grads_layout(ParamTensor *tensors, const ModelConfig *model, const RunShape *shape,
                     const Backend *be, char *block, MemoryPlan *plan);

@@ -81,13 +81,18 @@ typedef struct OptimizerConfig {
 
 typedef enum Device { DEVICE_AUTO, DEVICE_CUDA, DEVICE_CPU } Device;
 
+// What products multiply in: bf16 (real on the CPU); FP8 in the layers and the output layer, or in
+// the output layer alone.
+typedef enum Precision { PRECISION_BF16, PRECISION_FP8, PRECISION_FP8_HEAD } Precision;
+
 typedef struct BackendConfig {
   Device device;
   KernelChoice kernels; // GPU only
-  bool deterministic;   // GPU: equal bits in every run
-  bool graphs;          // GPU: a step is recorded once and replayed
-  MomentType moments;   // AdamW's
-  int64_t threads;      // CPU threads; 0 = all
+  Precision precision;
+  bool deterministic; // GPU: equal bits in every run
+  bool graphs;        // GPU: a step is recorded once and replayed
+  MomentType moments; // AdamW's
+  int64_t threads;    // CPU threads; 0 = all
 } BackendConfig;
 
 typedef enum SaveDtype { SAVE_FP32, SAVE_BF16 } SaveDtype;
@@ -130,6 +135,9 @@ char *config_json(const Config *config);
 
 // Prints the same, a few lines a section, for the start of a run.
 void config_print(const Config *config);
+
+// As backend.precision has it: "fp8".
+const char *precision_name(Precision precision);
 
 // Where `now` differs from `saved` in a key that shapes the run (marked in the table): -1 and a
 // sentence that names the keys with both values. Keys that do not change the numbers (output,

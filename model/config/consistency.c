@@ -1,5 +1,6 @@
 // What follows from other keys, and keys that contradict each other.
 #include <string.h>
+#include "kernels/fp8.h"
 #include "model/config/keys.h"
 
 // "KEY is VALUE, but it must be at most OTHER, which is LIMIT."
@@ -76,6 +77,34 @@ static int check_shape(const Config *c, const char *where, Error *err) {
                    where, tokens, (double)JSON_MAX_INTEGER);
 }
 
+// The sizes that FP8 products sum over: a weight gradient's are the tokens of a call.
+static int check_precision(const Config *c, const char *where, Error *err) {
+  const ModelConfig *m = &c->model;
+  const int64_t M = c->train.batch_size * c->train.sequence_length, chunks = c->train.loss_chunks;
+  const int64_t H = m->num_attention_heads, KV = m->num_key_value_heads, d = m->head_dim;
+  const struct {
+    const char *name;
+    int64_t value;
+    bool of_head;
+  } sizes[] = {{"model.hidden_size", m->hidden_size, true},
+               {"model.intermediate_size", m->intermediate_size, false},
+               {"model.num_attention_heads x model.head_dim", H * d, false},
+               {"(model.num_attention_heads + 2 x model.num_key_value_heads) x model.head_dim",
+                (H + 2 * KV) * d, false},
+               {"train.batch_size x train.sequence_length", M, true},
+               {"train.batch_size x train.sequence_length / train.loss_chunks",
+                chunks > 0 ? M / chunks : M, true}};
+  const Precision precision = c->backend.precision;
+  for (size_t i = 0; precision != PRECISION_BF16 && i < sizeof sizes / sizeof *sizes; i++)
+    if (sizes[i].value % FP8_GROUP != 0 && (sizes[i].of_head || precision == PRECISION_FP8))
+      return error_set(err,
+                       "%s: %s is %lld, but with backend.precision \"%s\" it must be a multiple of "
+                       "%d; change it, or take \"bf16\"",
+                       where, sizes[i].name, (long long)sizes[i].value, precision_name(precision),
+                       FP8_GROUP);
+  return 0;
+}
+
 static int check_steps(const Config *c, const char *where, Error *err) {
   const OptimizerConfig *o = &c->optimizer;
   const int64_t steps = c->train.steps, warmup = o->warmup_steps, decay = o->decay_steps;
@@ -101,6 +130,8 @@ static int check_steps(const Config *c, const char *where, Error *err) {
 }
 
 int config_resolve(Config *config, const char *where, Error *err) {
-  if (model_resolve(config, where, err) || check_shape(config, where, err)) return -1;
+  if (model_resolve(config, where, err) || check_shape(config, where, err) ||
+      check_precision(config, where, err))
+    return -1;
   return check_steps(config, where, err);
 }

@@ -10,11 +10,13 @@ static const char *const schedules[] = {"constant", "cosine", "wsd", NULL};
 static const char *const recomputes[] = {"none", "mlp", "layer", NULL};
 static const char *const devices[] = {"auto", "cuda", "cpu", NULL};
 static const char *const kernel_kinds[] = {"auto", "fused", "unfused", NULL};
+static const char *const precisions[] = {"bf16", "fp8", "fp8_head", NULL};
 static const char *const dtypes[] = {"fp32", "bf16", NULL};
 
 _Static_assert(sizeof(Schedule) == sizeof(int) && sizeof(RopeType) == sizeof(int) &&
                    sizeof(Device) == sizeof(int) && sizeof(KernelChoice) == sizeof(int) &&
-                   sizeof(SaveDtype) == sizeof(int) && sizeof(MomentType) == sizeof(int),
+                   sizeof(SaveDtype) == sizeof(int) && sizeof(MomentType) == sizeof(int) &&
+                   sizeof(Precision) == sizeof(int),
                "choices are stored as int");
 
 #define REQUIRED NULL
@@ -136,6 +138,9 @@ const Key config_keys[] = {
     CHOICE(backend, kernels, kernel_kinds, "\"auto\"", SHAPES,
            "GPU kernels; auto: the programs that pay; fused: every program that can run, at any "
            "width; unfused: a kernel of its own for everything around a GEMM"),
+    CHOICE(backend, precision, precisions, "\"bf16\"", 0,
+           "what products multiply in; fp8: all of them but attention's; fp8_head: the output "
+           "layer's, which pays for narrow models; --generate and --eval take bf16"),
     BOOL(backend, deterministic, "false", SHAPES,
          "GPU: every run gives the same bits, at a cost in speed"),
     BOOL(backend, graphs, "true", 0,
@@ -170,6 +175,10 @@ _Static_assert(sizeof config_keys / sizeof *config_keys <= MAX_KEYS, "raise MAX_
 
 const char *const config_sections[SECTION_COUNT] = {"model",     "data",    "train",
                                                     "optimizer", "backend", "output"};
+
+const char *precision_name(Precision precision) {
+  return precisions[precision];
+}
 
 // ---- Finding keys
 

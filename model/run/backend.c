@@ -4,8 +4,10 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/memory.h"
 #include "kernels/gpu_backends.h"
 #include "model/llama.h"
+#include "model/scalings.h"
 
 RunShape run_shape(const Config *c) {
   return (RunShape){.batch = c->train.batch_size,
@@ -13,7 +15,9 @@ RunShape run_shape(const Config *c) {
                     .loss_chunks = c->train.loss_chunks,
                     .recompute = c->train.recompute,
                     .train = true,
-                    .context = c->train.sample_interval >= 0 ? c->train.sequence_length : 0};
+                    .context = c->train.sample_interval >= 0 ? c->train.sequence_length : 0,
+                    .fp8 = {.layers = c->backend.precision == PRECISION_FP8,
+                            .head = c->backend.precision != PRECISION_BF16}};
 }
 
 int64_t tokens_per_step(const Config *c) {
@@ -76,9 +80,9 @@ static size_t estimate_bytes(const Config *c, const RunShape *shape) {
 // As few loss chunks as leave the run 95 % of the memory. Where nothing fits, as few as keep the
 // logits below a tenth of it: llama_create then says what is missing.
 static int64_t choose_loss_chunks(const Config *c, RunShape shape, size_t memory) {
-  const int64_t M = shape.batch * shape.seq;
+  const int64_t M = shape.batch * shape.seq, least = shape.fp8.head ? FP8_GROUP : 1;
   int64_t chunks = 1;
-  for (int64_t next = 1; next <= 256 && M % next == 0; next *= 2) {
+  for (int64_t next = 1; next <= 256 && M % (next * least) == 0; next *= 2) {
     shape.loss_chunks = chunks = next;
     if ((double)estimate_bytes(c, &shape) <= 0.95 * (double)memory) break;
     if ((double)(M / next * c->model.vocab_size) * 2 < 0.1 * (double)memory && next > 1) break;
@@ -102,7 +106,14 @@ Backend *backend_create(const Config *c, RunShape *shape, int64_t max_positions,
     shape->loss_chunks = gpu ? choose_loss_chunks(c, *shape, gpu_bytes) : 1;
   OpsConfig ops = llama_ops_config(&c->model, shape, max_positions, (int)c->backend.threads);
   ops.moments = c->backend.moments;
+  ScalingKind *kinds = NULL;
+  if (fp8_used(shape)) {
+    ops.scaling_count = scaling_count(&c->model);
+    ops.scalings = kinds = xcalloc((size_t)ops.scaling_count, sizeof *kinds);
+    scaling_kinds(&c->model, kinds);
+  }
   Backend *be = gpu ? gpu_create(c, ops, shape, err) : backend_cpu_create(&ops);
+  free(kinds);
   if (!be || why_not.text[0] == '\0') return be;
   const size_t used = strlen(be->description);
   snprintf(be->description + used, sizeof be->description - used, "; not the GPU, because %.300s",

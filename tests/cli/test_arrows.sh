@@ -23,7 +23,7 @@ kernels/unfused        | kernels/cuda kernels base
 kernels/fused          | kernels/unfused kernels/cuda kernels base
 kernels/fused/programs | kernels/fused kernels base
 kernels/bench          | kernels/fused kernels/unfused kernels/cuda kernels base
-model/config           | kernels/operations.h base
+model/config           | kernels/operations.h kernels/fp8.h base
 model                  | model/config kernels base
 model                  | no base/clock.h base/file.h <time.h> <sys/time.h> <signal.h>
 model                  | no <fcntl.h> <unistd.h> <dirent.h> <sys/stat.h> <sys/mman.h>
