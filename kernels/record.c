@@ -227,6 +227,8 @@ static bool issue_always(Backend *be, ReplaySlot slot) {
 
 static void ignore_end(Backend *be, ReplaySlot slot) {}
 
+static void ignore_calibrate(Backend *be, bool on) {}
+
 static const Backend recorder_functions = {
     .name = "recorder",
     .silent = true,
@@ -250,6 +252,7 @@ static const Backend recorder_functions = {
     .set_hyper = ignore_hyper,
     .step_begin = ignore,
     .step_end = ignore,
+    .calibrate = ignore_calibrate,
     .replay_begin = issue_always,
     .replay_end = ignore_end,
 };

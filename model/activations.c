@@ -268,6 +268,15 @@ static Operand take_weight(Layout *l, const ParamTensor *t, bool fp8, int scalin
   return w;
 }
 
+// The two copies lie side by side: together they have bf16's bytes.
+void params_as_bf16(ParamTensor *tensors, int count) {
+  for (int i = 0; i < count; i++) {
+    Operand *const both[] = {&tensors[i].compute, &tensors[i].folded};
+    for (int j = 0; j < 2; j++)
+      if (both[j]->fp8) *both[j] = operand_of((act_t *)both[j]->by_row);
+  }
+}
+
 size_t params_layout(ParamTensor *tensors, const ModelConfig *c, const RunShape *shape,
                      const Backend *be, char *block, MemoryPlan *plan) {
   Layout l = {{block, 0}, plan, be};

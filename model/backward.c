@@ -108,6 +108,8 @@ void params_update(Llama *llama) {
 
 void llama_update(Llama *llama, const AdamW *hyper) {
   Backend *be = llama->be;
+  llama_calibrate(llama, false);
+  llama->scaled = true;
   be->set_hyper(be, hyper);
   if (be->replay_begin(be, REPLAY_UPDATE)) {
     part_begin(llama, "optimizer", -1);

@@ -19,6 +19,7 @@ typedef struct Llama {
   LayerParams *layers;          // [num_hidden_layers]
   ParamTensor *embed, *lm_head; // the same tensor where they are tied
   Acts acts;
+  bool scaled;   // FP8: the scales of copies are known, from a step or a checkpoint
   int64_t first; // generation: position of the first row; in training 0
   // Generation: where not NULL, there is one row, at the position that the backend finds here.
   const int32_t *position;
@@ -36,6 +37,11 @@ int llama_create(Llama *llama, const ModelConfig *config, const RunShape *shape,
 // The same without memory: shapes alone, all pointers to tensors NULL.
 void llama_outline(Llama *llama, const ModelConfig *config, const RunShape *shape, Backend *be);
 void llama_destroy(Llama *llama); // either; zeros are fine
+
+// The end of a run in FP8: from here on there are forwards in bf16, of this struct alone, and
+// nothing is trained any more. Lays the weights' copies and the activations out anew in the same
+// memory, writes the former, and gives the gradients' memory back.
+void llama_become_bf16(Llama *llama);
 
 // Random weights (params.h), moments zero, compute copies written.
 void llama_init_weights(Llama *llama, uint64_t seed);
@@ -56,6 +62,9 @@ Recorder *llama_record(const Llama *llama, int micro_batches);
 
 // A micro-batch. tokens and targets: [B, T] int32 on the host, row-major.
 void llama_load_batch(Llama *llama, const int32_t *tokens, const int32_t *targets);
+// FP8: while no scales are known, operations find them on their way. A forward and an update turn
+// it on and off; a generator's calls need it on.
+void llama_calibrate(const Llama *llama, bool on);
 // The layers: x_final and its sum of squares.
 void llama_forward(Llama *llama);
 // The loss of the loaded micro-batch is added to the running step's, times scale / tokens:

@@ -3,7 +3,9 @@
 //   model.safetensors      weights, Hugging Face names and layout; past 5 GB shards and an index
 //   config.json            Hugging Face's LlamaForCausalLM config
 //   tokenizer.json ...     where the tokenizer is known: model/checkpoint/export.h
-//   optimizer.safetensors  exp_avg.NAME and exp_avg_sq.NAME for every NAME of model.safetensors
+//   optimizer.safetensors  exp_avg.NAME and exp_avg_sq.NAME for every NAME of model.safetensors; of
+//                          a run in FP8 its scalings, too: PRECISION.scalings, each scale with its
+//                          history, in the order of model/scalings.h
 //   run.json               the resolved configuration
 //   state.json             step, loader cursor, counters
 //
@@ -61,5 +63,7 @@ int checkpoint_read_state(const char *path, TrainState *state, Error *err);
 // error that names it (but old files' rotary_emb.inv_freq, and a tied model's lm_head.weight that
 // equals its embedding, are passed over). With the moments the weights are the masters that stand
 // beside them, if any. Nothing is written before everything is checked, then the
-// masters and the compute copies. AdamW's t is the caller's: be->set_updates(state.updates).
+// masters and the compute copies. AdamW's t is the caller's: be->set_updates(state.updates). A run
+// in FP8 that has the scalings of this precision with its moments goes on with them
+// (llama->scaled); those of another precision are passed over.
 int checkpoint_load(const char *path, Llama *llama, bool with_optimizer, Error *err);

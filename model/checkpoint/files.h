@@ -37,10 +37,14 @@ typedef struct TensorList {
   int count, each;     // each: weights of the model
   SafeTensor *tensors; // [count] name, shape and dtype
   HfTensor *hf;        // [count] the same as the model knows them
+  bool scalings;       // tensors[count], behind them, is scalings_tensor
 } TensorList;
 // dtype: of weights; the others are F32.
 void tensor_list_make(TensorList *list, const ModelConfig *model, TensorSet set, SafeDtype dtype);
 void tensor_list_free(TensorList *list);
+// The FP8 scalings of a run of this shape, [scaling_count] of ScalingState; its name is the
+// caller's.
+SafeTensor scalings_tensor(const ModelConfig *model, const RunShape *shape);
 // The packed values that tensor i is a part of: moment_t or master_t.
 bool tensor_is_moment(const TensorList *list, int i);
 void *tensor_values(const TensorList *list, const Llama *llama, int i);

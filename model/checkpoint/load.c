@@ -6,6 +6,10 @@
 #include "base/json.h"
 #include "base/memory.h"
 #include "model/checkpoint/files.h"
+#include "model/scalings.h"
+
+#define SCALINGS ".scalings" // behind the name of a precision
+enum { SCALING_FLOATS = sizeof(ScalingState) / sizeof(float) };
 
 // ---- What stands in our files
 
@@ -16,7 +20,7 @@ void tensor_list_make(TensorList *list, const ModelConfig *model, TensorSet set,
   *list = (TensorList){.set = set,
                        .count = count,
                        .each = each,
-                       .tensors = xcalloc((size_t)count, sizeof *list->tensors),
+                       .tensors = xcalloc((size_t)count + 1, sizeof *list->tensors),
                        .hf = xcalloc((size_t)count, sizeof *list->hf)};
   for (int i = 0; i < parts; i++) hf_tensor_list(model, list->hf + i * each);
   for (int i = 0; i < count; i++) {
@@ -30,8 +34,17 @@ void tensor_list_make(TensorList *list, const ModelConfig *model, TensorSet set,
   }
 }
 
+SafeTensor scalings_tensor(const ModelConfig *model, const RunShape *shape) {
+  const Precision precision = shape->fp8.layers ? PRECISION_FP8 : PRECISION_FP8_HEAD;
+  return (SafeTensor){.name = xasprintf("%s" SCALINGS, precision_name(precision)),
+                      .dtype = SAFE_F32,
+                      .rank = 2,
+                      .shape = {scaling_count(model), SCALING_FLOATS}};
+}
+
 void tensor_list_free(TensorList *list) {
-  for (int i = 0; i < list->count; i++) free(list->tensors[i].name);
+  const int count = list->count + list->scalings;
+  for (int i = 0; i < count; i++) free(list->tensors[i].name);
   free(list->tensors);
   free(list->hf);
 }
@@ -119,10 +132,22 @@ static int check_tensor(const Wanted *w, int i, Error *err) {
                    w->list.set == WEIGHTS ? "F32, BF16 or F16" : "F32");
 }
 
+static int check_scalings(const Wanted *w, const SafeTensor *t, Error *err) {
+  const SafeTensor wanted = scalings_tensor(w->model, &(RunShape){.batch = 1}); // for its shape
+  const ShapeText shape = safetensors_shape_text(&wanted);
+  free(wanted.name);
+  if (t->dtype == SAFE_F32 && strcmp(safetensors_shape_text(t).text, shape.text) == 0) return 0;
+  return error_set(err,
+                   "'%s': the tensor '%.200s' has the shape %s, but this model's FP8 scalings have "
+                   "%s, F32",
+                   w->name.text, t->name, safetensors_shape_text(t).text, shape.text);
+}
+
 // A tensor of a file that is no wanted one's source: -1 unless it says nothing new.
 static int check_extra(const Wanted *w, const SafeTensor *t, Error *err) {
   // Buffers that older versions of transformers saved; they follow from rope_theta.
   if (name_ends_with(t->name, ".rotary_emb.inv_freq")) return 0;
+  if (w->list.set != WEIGHTS && name_ends_with(t->name, SCALINGS)) return check_scalings(w, t, err);
   if (find_tensor(w, t->name) != t)
     return error_set(err, "'%s': two shards have the tensor '%.200s'", w->name.text, t->name);
   if (w->list.set != WEIGHTS || !w->model->tie_word_embeddings ||
@@ -206,6 +231,21 @@ static int load_values(const Wanted *w, const Llama *llama, Error *err) {
   return 0;
 }
 
+// Nothing where there are none of this precision.
+static int load_scalings(const Wanted *w, Llama *llama, Error *err) {
+  const SafeTensor wanted = scalings_tensor(w->model, &llama->shape);
+  const SafeTensor *found = find_tensor(w, wanted.name);
+  const int64_t count = wanted.shape[0];
+  free(wanted.name);
+  if (!found) return 0;
+  ScalingState *states = xcalloc((size_t)count, sizeof *states);
+  const int status = safetensors_read_f32(found, 0, count * SCALING_FLOATS, (float *)states, err);
+  if (status == 0) llama->be->scalings_write(llama->be, states);
+  llama->scaled = status == 0;
+  free(states);
+  return status;
+}
+
 int checkpoint_load(const char *path, Llama *llama, bool with_optimizer, Error *err) {
   Wanted weights, moments = {0};
   int status = wanted_open(&weights, path, &llama->config, WEIGHTS, err);
@@ -214,6 +254,8 @@ int checkpoint_load(const char *path, Llama *llama, bool with_optimizer, Error *
   if (status == 0 && moments.list.set != MOMENTS_AND_MASTERS)
     status = load_values(&weights, llama, err);
   if (status == 0 && with_optimizer) status = load_values(&moments, llama, err);
+  if (status == 0 && with_optimizer && fp8_used(&llama->shape))
+    status = load_scalings(&moments, llama, err);
   if (status == 0) {
     if (!with_optimizer) llama_zero_moments(llama);
     llama->be->refresh(llama->be, llama->tensors, llama->param_count);

@@ -10,6 +10,7 @@
 #include "base/file.h"
 #include "base/memory.h"
 #include "model/checkpoint/files.h"
+#include "model/scalings.h"
 
 #define SHARD_BYTES UINT64_C(5000000000) // as transformers does
 
@@ -44,11 +45,23 @@ static int append_values(SafeWriter *w, const Llama *llama, const TensorList *li
   return status;
 }
 
+static int append_scalings(SafeWriter *w, const Llama *llama, Error *err) {
+  const int count = scaling_count(&llama->config);
+  ScalingState *states = xcalloc((size_t)count, sizeof *states);
+  llama->be->scalings_read(llama->be, states);
+  const int status = safetensors_append_f32(
+      w, SAFE_F32, &states->scale, (int64_t)((size_t)count * sizeof *states / sizeof(float)), err);
+  free(states);
+  return status;
+}
+
 static int write_tensors(const char *path, const Llama *llama, const TensorList *list, int first,
                          int last, Error *err) {
   SafeWriter w;
-  int status = safetensors_create(&w, path, last - first, list->tensors + first, err);
+  int status =
+      safetensors_create(&w, path, last - first + list->scalings, list->tensors + first, err);
   if (status == 0) status = append_values(&w, llama, list, first, last, err);
+  if (status == 0 && list->scalings) status = append_scalings(&w, llama, err);
   return status == 0 ? safetensors_finish(&w, err) : status;
 }
 
@@ -78,11 +91,13 @@ static int write_weights(const char *folder, const Llama *llama, SaveDtype dtype
   return status;
 }
 
-// The moments, and the weights themselves where the others are rounded.
+// The moments, the weights themselves where the others are rounded, and the FP8 scalings.
 static int write_optimizer(const char *folder, const Llama *llama, SaveDtype dtype, Error *err) {
   TensorList list;
   tensor_list_make(&list, &llama->config, dtype == SAVE_FP32 ? MOMENTS : MOMENTS_AND_MASTERS,
                    SAFE_F32);
+  list.scalings = fp8_used(&llama->shape) && llama->scaled;
+  if (list.scalings) list.tensors[list.count] = scalings_tensor(&llama->config, &llama->shape);
   const PathText path = path_text("%s/%s", folder, OPTIMIZER_FILE);
   const int status = write_tensors(path.text, llama, &list, 0, list.count, err);
   tensor_list_free(&list);

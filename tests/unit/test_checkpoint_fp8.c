@@ -1,0 +1,161 @@
+// The FP8 scalings of a run in its checkpoints: what is saved comes back, of the same precision
+// alone, and nothing else takes their place.
+#include <stdlib.h>
+#include <string.h>
+
+#include "tests/support/cmocka_all.h"
+
+#include "base/file.h"
+#include "base/memory.h"
+#include "data/safetensors.h"
+#include "model/scalings.h"
+#include "tests/support/tiny_run.h"
+
+enum { MOST = 64 };
+
+// A backend whose scalings are an array: `written` counts what came from a checkpoint.
+static ScalingState kept[MOST];
+static int count, written;
+
+static void read_kept(Backend *be, ScalingState *to_host) {
+  (void)be;
+  memcpy(to_host, kept, (size_t)count * sizeof *kept);
+}
+
+static void write_kept(Backend *be, const ScalingState *from_host) {
+  (void)be;
+  memcpy(kept, from_host, (size_t)count * sizeof *kept);
+  written++;
+}
+
+static void fill_kept(void) {
+  for (int i = 0; i < count; i++) {
+    kept[i].scale = (float)(1 << i % 20);
+    for (int j = 0; j < SCALE_HISTORY; j++) kept[i].history[j] = (float)i + 1 / (float)(j + 3);
+  }
+}
+
+// In bf16 memory, but with a shape that says otherwise: only the scalings are looked at.
+static TinyTest test_open(Fp8Use saved, Fp8Use loaded, bool scaled) {
+  TinyTest t = tiny_test_open("\"tie_word_embeddings\": false");
+  t.run.llama.shape.fp8 = saved;
+  t.run.llama.scaled = scaled;
+  t.loaded.llama.shape.fp8 = loaded;
+  t.run.be->scalings_read = read_kept;
+  t.loaded.be->scalings_write = write_kept;
+  count = scaling_count(&t.run.config.model);
+  assert_in_range(count, 1, MOST);
+  fill_kept();
+  written = 0;
+  tiny_test_save(&t, 7, 1, 1);
+  return t;
+}
+
+static int load(TinyTest *t, bool with_optimizer, Error *err) {
+  char *path = xasprintf("%s/latest", t->dir);
+  const int status = checkpoint_load(path, &t->loaded.llama, with_optimizer, err);
+  free(path);
+  return status;
+}
+
+static const Fp8Use none = {false, false}, all = {true, true}, head = {false, true};
+
+static void scalings_come_back_in_every_bit(void **state) {
+  (void)state;
+  const Fp8Use uses[] = {all, head};
+  for (int i = 0; i < 2; i++) {
+    Error err = {""};
+    TinyTest t = test_open(uses[i], uses[i], true);
+    ScalingState expected[MOST];
+    memcpy(expected, kept, sizeof kept);
+    memset(kept, 0, sizeof kept);
+    must(load(&t, true, &err), &err);
+    assert_int_equal(tiny_run_differs(&t.loaded, 1), 0);
+    assert_int_equal(written, 1);
+    assert_true(t.loaded.llama.scaled);
+    assert_memory_equal(kept, expected, (size_t)count * sizeof *kept);
+    tiny_test_close(&t);
+  }
+}
+
+// Whoever starts from weights alone, goes on in another precision or has no scales yet calibrates.
+static void other_scalings_are_passed_over(void **state) {
+  (void)state;
+  const struct {
+    Fp8Use saved, loaded;
+    bool scaled, with_optimizer;
+  } cases[] = {{none, all, true, true}, {all, none, true, true}, {all, head, true, true},
+               {head, all, true, true}, {all, all, false, true}, {all, all, true, false}};
+  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    Error err = {""};
+    TinyTest t = test_open(cases[i].saved, cases[i].loaded, cases[i].scaled);
+    must(load(&t, cases[i].with_optimizer, &err), &err);
+    assert_int_equal(written, 0);
+    assert_false(t.loaded.llama.scaled);
+    tiny_test_close(&t);
+  }
+}
+
+// The same file with the scalings in another shape, or as another dtype.
+static void replace_scalings(const TinyTest *t, SafeDtype dtype, int64_t rows, int64_t cols) {
+  Error err = {""};
+  SafeFile file;
+  SafeWriter w;
+  char *path = xasprintf("%s/latest/optimizer.safetensors", t->dir);
+  must(safetensors_open(&file, path, &err), &err);
+  SafeTensor *list = xcalloc((size_t)file.count, sizeof *list);
+  memcpy(list, file.tensors, (size_t)file.count * sizeof *list);
+  SafeTensor *last = &list[file.count - 1];
+  assert_string_equal(last->name, "fp8.scalings");
+  last->dtype = dtype;
+  last->shape[0] = rows;
+  last->shape[1] = cols;
+  char *other = xasprintf("%s.other", path);
+  must(safetensors_create(&w, other, file.count, list, &err), &err);
+  for (int i = 0; i + 1 < file.count; i++)
+    must(safetensors_append(&w, list[i].data, list[i].end - list[i].begin, &err), &err);
+  uint64_t bytes;
+  must(safetensors_bytes(last, &bytes, &err), &err);
+  void *zeros = xcalloc(1, bytes);
+  must(safetensors_append(&w, zeros, bytes, &err), &err);
+  must(safetensors_finish(&w, &err), &err);
+  safetensors_close(&file);
+  must(path_rename(other, path, &err), &err);
+  free(zeros);
+  free(list);
+  free(other);
+  free(path);
+}
+
+static void scalings_of_another_shape_are_refused_before_anything_is_written(void **state) {
+  (void)state;
+  TinyTest t = test_open(all, all, true);
+  const struct {
+    SafeDtype dtype;
+    int64_t rows, cols;
+  } wrong[] = {{SAFE_F32, count + 1, 1 + SCALE_HISTORY},
+               {SAFE_F32, count, SCALE_HISTORY},
+               {SAFE_BF16, count, 1 + SCALE_HISTORY}};
+  for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
+    Error err = {""};
+    tiny_run_fill(&t.loaded, 2);
+    replace_scalings(&t, wrong[i].dtype, wrong[i].rows, wrong[i].cols);
+    expect_error(load(&t, true, &err), &err, "fp8.scalings");
+    assert_int_equal(tiny_run_differs(&t.loaded, 2), 0);
+    assert_int_equal(written, 0);
+  }
+  Error err = {""};
+  replace_scalings(&t, SAFE_F32, count, 1 + SCALE_HISTORY);
+  must(load(&t, true, &err), &err);
+  assert_int_equal(written, 1);
+  tiny_test_close(&t);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(scalings_come_back_in_every_bit),
+      cmocka_unit_test(other_scalings_are_passed_over),
+      cmocka_unit_test(scalings_of_another_shape_are_refused_before_anything_is_written),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}
