@@ -117,6 +117,7 @@ static int training_loop(Run *run, Error *err) {
       if (sample && !stop_requested) run_sample(run);
       const bool last = step >= c->steps || stop_requested;
       if ((checkpoint || last) && save(run, last, err) != 0) return -1;
+      if (last && !stop_requested) run_validate_in_bf16(run);
       if (last) return 0;
     }
 

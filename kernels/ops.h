@@ -339,7 +339,8 @@ struct Backend {
   size_t workspace_bytes; // what the backend holds for itself, its libraries' code included
   size_t granule;         // allocations take multiples of so many bytes; 0: what they ask for
   size_t memory_bytes;    // memory the machine or GPU has for all of it
-  double peak_flops;      // dense matrix FLOP/s of the hardware at its best, 0 = not known
+  double peak_flops;      // dense matrix FLOP/s of the hardware at its best, in FP8 where a run has
+                          // scalings, else in bf16; 0 = not known
 
   void (*destroy)(Backend *be);
 

@@ -26,22 +26,44 @@ static bool validation_loss(Run *run, int64_t batches, double *loss) {
   return true;
 }
 
-void run_validate(Run *run) {
-  if (!run->val_data) return;
+// What a forward that trains nothing has left is no part of training's scales.
+static void forget_scalings(Run *run) {
+  if (fp8_used(&run->llama.shape)) run->be->scalings_discard(run->be);
+}
+
+// False where there is nothing to validate on, and where the run was asked to stop.
+static bool validate(Run *run, double *loss, int64_t *tokens) {
+  if (!run->val_data) return false;
   const TrainConfig *c = &run->config.train;
   const int64_t whole = run->val_data->windows / c->batch_size, asked = c->eval_batches;
   const int64_t batches = asked > 0 && asked < whole ? asked : whole;
-  double loss = NAN;
+  *loss = NAN;
+  *tokens = batches * c->batch_size * c->sequence_length;
   range_push("evaluation");
-  const bool finished = validation_loss(run, batches, &loss);
+  const bool finished = validation_loss(run, batches, loss);
   range_pop();
-  if (!finished) return;
+  forget_scalings(run);
+  return finished;
+}
+
+void run_validate(Run *run) {
+  double loss;
+  int64_t tokens;
+  if (!validate(run, &loss, &tokens)) return;
   const bool best = !(loss >= run->state.best_val_loss) && isfinite(loss);
   if (best) {
     run->state.best_val_loss = loss;
     run->state.best_val_step = run->state.step;
   }
-  log_val(&run->log, run->state.step, loss, batches * c->batch_size * c->sequence_length, best);
+  log_val(&run->log, run->state.step, loss, tokens, best);
+}
+
+void run_validate_in_bf16(Run *run) {
+  double loss;
+  int64_t tokens;
+  if (!run->val_data || !fp8_used(&run->llama.shape)) return;
+  llama_become_bf16(&run->llama);
+  if (validate(run, &loss, &tokens)) log_val_bf16(&run->log, run->state.step, loss, tokens);
 }
 
 // A sample, as it grows.
@@ -77,6 +99,7 @@ void run_sample(Run *run) {
   const char *prompt = c->sample_prompt;
   TokenIds ids = {0};
   range_push("sample");
+  llama_calibrate(&run->llama, true);
   if (prompt_ids(run->tokenizer, prompt, strlen(prompt), &ids, &err) == 0 &&
       text_write(&writing, prompt, strlen(prompt), &ids, &err) == 0) {
     printf("step %lld | sample\n----\n%.*s\n----\n", (long long)run->state.step, (int)sample.bytes,
@@ -87,6 +110,7 @@ void run_sample(Run *run) {
     fprintf(stderr, "no sample: %s\n", err.text);
   }
   range_pop();
+  forget_scalings(run);
   free(ids.ids);
   free(sample.text);
 }

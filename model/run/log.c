@@ -108,12 +108,15 @@ void log_start(RunLog *log, int64_t step, int64_t parameters, int64_t tokens_per
 }
 
 static void print_step(const RunLog *log, const StepLine *s, double tokens_per_s) {
-  char mfu[32] = "";
-  if (isfinite(s->mfu)) snprintf(mfu, sizeof mfu, " | %4.1f%% of peak", 100 * s->mfu);
-  printf("step %*lld/%lld | loss %.4f | lr %.2e | norm %.3f | %.1f ms | %s tok/s%s | %s left%s\n",
+  char mfu[40] = "", saturated[40] = "";
+  if (isfinite(s->mfu))
+    snprintf(mfu, sizeof mfu, " | %4.1f%% of %speak", 100 * s->mfu, s->fp8 ? "FP8's " : "");
+  if (s->fp8 && s->saturated > 0)
+    snprintf(saturated, sizeof saturated, " | %d saturated", s->saturated);
+  printf("step %*lld/%lld | loss %.4f | lr %.2e | norm %.3f | %.1f ms | %s tok/s%s | %s left%s%s\n",
          snprintf(NULL, 0, "%lld", (long long)log->steps), (long long)s->step,
          (long long)log->steps, s->loss, s->lr, s->grad_norm, s->ms, count_text(tokens_per_s).text,
-         mfu, time_text((double)(log->steps - s->step) * log->ms_mean / 1000).text,
+         mfu, time_text((double)(log->steps - s->step) * log->ms_mean / 1000).text, saturated,
          s->applied ? "" : " | SKIPPED: not finite, weights unchanged");
   fflush(stdout);
 }
@@ -130,17 +133,27 @@ void log_train(RunLog *log, const StepLine *s, bool print) {
   put_number(w, "tokens_per_s", tokens_per_s);
   put_number(w, "mfu", s->mfu);
   json_bool(w, "applied", s->applied);
+  if (s->fp8) json_whole(w, "saturated", s->saturated);
+  end_record(log);
+}
+
+static void put_val(RunLog *log, const char *kind, int64_t step, double loss, int64_t tokens,
+                    const char *remark) {
+  printf("step %lld | validation loss %.4f over %s tokens%s\n", (long long)step, loss,
+         count_text((double)tokens).text, remark);
+  fflush(stdout);
+  JsonWriter *w = begin_record(log, kind, step);
+  put_number(w, "loss", loss);
+  json_whole(w, "tokens", tokens);
   end_record(log);
 }
 
 void log_val(RunLog *log, int64_t step, double loss, int64_t tokens, bool best) {
-  printf("step %lld | validation loss %.4f over %s tokens%s\n", (long long)step, loss,
-         count_text((double)tokens).text, best ? " (best so far)" : "");
-  fflush(stdout);
-  JsonWriter *w = begin_record(log, "val", step);
-  put_number(w, "loss", loss);
-  json_whole(w, "tokens", tokens);
-  end_record(log);
+  put_val(log, "val", step, loss, tokens, best ? " (best so far)" : "");
+}
+
+void log_val_bf16(RunLog *log, int64_t step, double loss, int64_t tokens) {
+  put_val(log, "val_bf16", step, loss, tokens, " in bf16, as --eval takes the weights");
 }
 
 void log_sample(RunLog *log, int64_t step, const char *text, size_t bytes) {

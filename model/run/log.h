@@ -2,8 +2,9 @@
 // record has a "kind":
 //   start  step, steps, parameters, tokens_per_step, backend, resumed
 //   train  step, loss, lr, grad_norm, ms, tokens_per_s, mfu (null where the peak is not known),
-//          applied
+//          applied; in FP8 also saturated: tensors with values beyond their scale's reach
 //   val    step, loss, tokens
+//   val_bf16  the same, of the weights in bf16: at the end of a run in FP8
 //   sample step, text
 //   save   step, path
 //   stop   step, reason
@@ -35,9 +36,11 @@ typedef struct RunLog {
 typedef struct StepLine {
   int64_t step; // 1-based: steps done
   double loss, lr, grad_norm, ms;
-  int64_t tokens; // in the step
-  double mfu;     // fraction of peak, NAN where not known
-  bool applied;   // false: the update was skipped
+  int64_t tokens;                 // in the step
+  double mfu;                     // fraction of peak, NAN where not known
+  bool applied;                   // false: the update was skipped
+  bool fp8;                       // of whose peak mfu is a part, and where tensors may be saturated
+  int saturated, saturated_first; // as in StepResult
 } StepLine;
 
 int log_open(RunLog *log, const char *run_dir, int64_t steps, Error *err);
@@ -46,6 +49,7 @@ void log_start(RunLog *log, int64_t step, int64_t parameters, int64_t tokens_per
                const char *backend, bool resumed);
 void log_train(RunLog *log, const StepLine *line, bool print); // print: the progress line, too
 void log_val(RunLog *log, int64_t step, double loss, int64_t tokens, bool best);
+void log_val_bf16(RunLog *log, int64_t step, double loss, int64_t tokens);
 void log_sample(RunLog *log, int64_t step, const char *text, size_t bytes);
 void log_save(RunLog *log, int64_t step, const char *path);
 void log_breakdown(RunLog *log, int64_t step, const Breakdown *b); // printed, too

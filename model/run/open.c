@@ -28,6 +28,7 @@ static int check_resume(Run *run, const char *from, Error *err) {
   if (!run->config.train.resume_allow_changes && config_compare(&saved, &run->config, err) != 0)
     return error_prefix(err, "cannot resume from '%s'", from);
   run->resumed = true;
+  run->was = precision_name(saved.backend.precision);
   return checkpoint_read_state(from, &run->state, err);
 }
 
@@ -92,6 +93,9 @@ static void print_step(const Run *run) {
            (long long)c->output.breakdown_interval);
   if (run->resumed)
     printf("resumed    at step %lld of %lld\n", (long long)run->state.step, (long long)t->steps);
+  const char *precision = precision_name(c->backend.precision);
+  if (run->was && run->was != precision)
+    printf("precision  goes on in %s, after %s\n", precision, run->was);
 }
 
 static void print_start(const Run *run) {
@@ -100,6 +104,11 @@ static void print_start(const Run *run) {
   printf("model      %s\n", model_text(&run->config.model).text);
   printf("backend    %s: %s\n", run->be->name, run->be->description);
   if (run->be->costs[0] != '\0') printf("           %s\n", run->be->costs);
+  if (fp8_used(&run->llama.shape))
+    printf("precision  %s: %s; the first step %s\n", precision_name(run->config.backend.precision),
+           run->llama.shape.fp8.layers ? "layers and output layer multiply in FP8"
+                                       : "the output layer multiplies in FP8, the layers in bf16",
+           run->calibrates ? "finds the scales" : "has the checkpoint's scales");
   printf("data       %s training tokens in %d file%s",
          count_text((double)run->train_data->tokens).text, run->train_data->file_count,
          run->train_data->file_count == 1 ? "" : "s");
@@ -155,6 +164,7 @@ static int open_parts(Run *run, Error *err) {
   run->tokens = xmalloc(2 * M * sizeof *run->tokens);
   run->targets = run->tokens + M;
   if (load_weights(run, from, err) != 0) return -1;
+  run->calibrates = fp8_used(&shape) && !run->llama.scaled;
   if (shape.context == 0) return 0;
   run->generator = generator_create(&run->llama, shape.context, err);
   return run->generator ? 0 : -1;

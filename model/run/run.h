@@ -30,8 +30,11 @@ typedef struct Run {
   double booked_ms;                 // when the last one was booked
   size_t planned_bytes;             // the memory plan's total
   bool resumed;
-  bool profiling; // the profilers' window is open
-  bool tracing;   // output.breakdown, until tracing fails
+  bool calibrates; // FP8: the first step of this process finds the scales
+  const char *was; // the precision of the checkpoint that it goes on from; NULL: there is none
+  int64_t saturated_row; // FP8: steps in a row in which values were beyond a scale's reach
+  bool profiling;        // the profilers' window is open
+  bool tracing;          // output.breakdown, until tracing fails
   // Steps since the last traced one, without a process' first two: how many, and their time
   int64_t untraced;
   double untraced_ms;
@@ -63,6 +66,9 @@ int64_t run_steps_asked(const Run *run);
 int run_settle(Run *run, Error *err);
 
 void run_validate(Run *run);
+// The last of a run in FP8: once more in bf16, after which nothing but closing is allowed. Nothing
+// where the run is in bf16.
+void run_validate_in_bf16(Run *run);
 void run_sample(Run *run);
 // Nothing where the step is saved already or train.save_interval says never.
 int run_save(Run *run, Error *err);

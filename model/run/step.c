@@ -7,9 +7,15 @@
 #include "base/range.h"
 #include "model/optimizer.h"
 #include "model/run/run.h"
+#include "model/scalings.h"
+
+enum { SATURATED_STEPS = 3 }; // in a row that are nothing to speak of: scales follow in a step
 
 // A process' first step launches what its second one records; from the third on steps are alike.
-enum { WARM_UP_STEPS = 2 };
+// One that calibrates comes before them.
+static int warm_up_steps(const Run *run) {
+  return run->calibrates ? 3 : 2;
+}
 
 static void profile(Run *run, bool open) {
   run->be->profile(run->be, open);
@@ -29,7 +35,7 @@ static StepLine take_result(Run *run) {
   s->sequences = pending->cursor;
   s->nonfinite += !result.applied;
   s->nonfinite_row = result.applied ? 0 : s->nonfinite_row + 1;
-  if (!pending->traced && run->booked > WARM_UP_STEPS) {
+  if (!pending->traced && run->booked > warm_up_steps(run)) {
     run->untraced++;
     run->untraced_ms += ms;
   }
@@ -41,7 +47,24 @@ static StepLine take_result(Run *run) {
                     .ms = ms,
                     .tokens = tokens_per_step(c),
                     .mfu = peak > 0 ? flops_per_step(c) / (ms * 1e-3 * peak) : NAN,
-                    .applied = result.applied};
+                    .applied = result.applied,
+                    .fp8 = fp8_used(&run->llama.shape),
+                    .saturated = result.saturated,
+                    .saturated_first = result.saturated_first};
+}
+
+// Said once in each row of such steps.
+static void watch_saturation(Run *run, const StepLine *line) {
+  run->saturated_row = line->fp8 && line->saturated > 0 ? run->saturated_row + 1 : 0;
+  if (run->saturated_row != SATURATED_STEPS + 1) return;
+  fflush(stdout);
+  fprintf(stderr,
+          "step %lld: for %d steps in a row values were beyond the reach of their FP8 scale, and "
+          "clipped: in %d tensor%s now, the first is '%s'; training goes on, but a lower "
+          "optimizer.learning_rate or backend.precision=bf16 may be wise\n",
+          (long long)line->step, SATURATED_STEPS + 1, line->saturated,
+          line->saturated == 1 ? "" : "s",
+          scaling_name(&run->config.model, line->saturated_first).text);
 }
 
 // Books the oldest step that was asked for in the state and the log; an error when too many updates
@@ -51,6 +74,7 @@ static int book_step(Run *run, Error *err) {
   const StepLine line = take_result(run);
   log_train(&run->log, &line,
             line.step % c->output.log_interval == 0 || line.step == c->train.steps);
+  watch_saturation(run, &line);
   // After the first step: libraries load their code when it is first called.
   const size_t taken =
       run->booked == 1 && run->be->memory_taken ? run->be->memory_taken(run->be) : 0;
@@ -95,7 +119,8 @@ static int begin_trace(Run *run, bool *traced, Error *err) {
   const int64_t step = run_steps_asked(run) + 1;
   const bool due =
       step % run->config.output.breakdown_interval == 0 || step == run->config.train.steps;
-  *traced = run->tracing && (run->asked == WARM_UP_STEPS || (run->asked > WARM_UP_STEPS && due));
+  const int warm_up = warm_up_steps(run);
+  *traced = run->tracing && (run->asked == warm_up || (run->asked > warm_up && due));
   if (!*traced) return 0;
   if (run_settle(run, err) != 0) return -1;
   Error why;
@@ -125,7 +150,7 @@ static int end_trace(Run *run, double asked_ms, Error *err) {
   const int status = run_settle(run, err);
   const double step_ms = run->booked_ms - asked_ms;
   if (run->be->trace_end(run->be, &activities, &why) != 0 ||
-      (status == 0 && run->booked > WARM_UP_STEPS + 1 &&
+      (status == 0 && run->booked > warm_up_steps(run) + 1 &&
        tell_breakdown(run, step_ms, &activities, &why) != 0))
     stop_tracing(run, run->state.step, &why);
   return status;

@@ -3,6 +3,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include <cjson/cJSON.h>
 
@@ -125,6 +126,57 @@ static void the_log_is_one_json_object_a_line(void **state) {
   free(dir);
 }
 
+// What a run in FP8 writes besides: on the progress line only where something was clipped.
+static void fp8_names_its_peak_and_counts_saturated_tensors(void **state) {
+  (void)state;
+  char *dir = temporary_folder(), *path = xasprintf("%s/log.jsonl", dir),
+       *shown = xasprintf("%s/shown", dir), *text, *lines;
+  size_t bytes;
+  Error err;
+  RunLog log;
+  must(log_open(&log, dir, 10, &err), &err);
+  fflush(stdout);
+  const int out = dup(STDOUT_FILENO);
+  assert_non_null(freopen(shown, "w", stdout));
+  StepLine line = {.step = 1, .ms = 2, .tokens = 64, .mfu = 0.25, .applied = true};
+  log_train(&log, &line, true);
+  line.fp8 = true;
+  log_train(&log, &line, true);
+  line.saturated = 3;
+  log_train(&log, &line, true);
+  log_val_bf16(&log, 10, 1.5, 640);
+  fflush(stdout);
+  dup2(out, STDOUT_FILENO);
+  close(out);
+  log_close(&log);
+  must(file_read(path, 1 << 20, &text, &bytes, &err), &err);
+  must(file_read(shown, 1 << 20, &lines, &bytes, &err), &err);
+
+  static const double counts[] = {NAN, 0, 3};
+  for (int i = 0; i < 3; i++) {
+    cJSON *train = record(text, i);
+    const cJSON *saturated = cJSON_GetObjectItemCaseSensitive(train, "saturated");
+    assert_true(isnan(counts[i]) ? !saturated : saturated && saturated->valuedouble == counts[i]);
+    cJSON_Delete(train);
+  }
+  cJSON *val = record(text, 3);
+  assert_string_equal(cJSON_GetObjectItemCaseSensitive(val, "kind")->valuestring, "val_bf16");
+  near(cJSON_GetObjectItemCaseSensitive(val, "loss")->valuedouble, 1.5);
+  cJSON_Delete(val);
+  const char *first = lines, *second = strchr(first, '\n') + 1, *third = strchr(second, '\n') + 1;
+  assert_int_equal(strncmp(strstr(first, "25.0%"), "25.0% of peak |", 15), 0);
+  assert_int_equal(strncmp(strstr(second, "25.0%"), "25.0% of FP8's peak |", 21), 0);
+  assert_ptr_equal(strstr(first, "saturated"), strstr(third, "saturated"));
+  assert_non_null(strstr(third, " | 3 saturated\n"));
+  assert_non_null(strstr(third, "validation loss 1.5000 over 640 tokens in bf16"));
+  free(text);
+  free(lines);
+  must(directory_remove(dir, &err), &err);
+  free(shown);
+  free(path);
+  free(dir);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(warmup_rises_linearly_to_the_peak),
@@ -132,6 +184,7 @@ int main(void) {
       cmocka_unit_test(wsd_is_flat_and_then_falls_linearly),
       cmocka_unit_test(counts_and_times_read_well),
       cmocka_unit_test(the_log_is_one_json_object_a_line),
+      cmocka_unit_test(fp8_names_its_peak_and_counts_saturated_tensors),
   };
   return cmocka_run_group_tests_name("test_report", tests, NULL, NULL);
 }
