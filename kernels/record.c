@@ -48,8 +48,8 @@ static OperationCall *add_gemm(Backend *be, GemmForm form, int64_t M, int64_t N,
     call->scaling_A = A.scaling;
     call->scaling_B = B.scaling;
   }
-  snprintf(call->shape, sizeof call->shape, "%lld x %lld x %lld", (long long)M, (long long)N,
-           (long long)K);
+  snprintf(call->shape, sizeof call->shape, "%lld x %lld x %lld%s", (long long)M, (long long)N,
+           (long long)K, fp8 ? " FP8" : "");
   return call;
 }
 

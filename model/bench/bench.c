@@ -14,6 +14,7 @@
 #include "model/ranges.h"
 #include "model/run/backend.h"
 #include "model/run/log.h"
+#include "model/scalings.h"
 
 // ---- The command line
 
@@ -92,9 +93,18 @@ static void describe(Bench *b, const BenchArgs *args) {
   r->gpu = b->be[BENCH_FUSED]->description;
   snprintf(r->step_shape, sizeof r->step_shape,
            "%lld x %lld x %lld tokens (accumulation x sequences x length), loss in %lld piece%s, "
-           "recompute %s",
+           "recompute %s, %s",
            (long long)b->config.train.gradient_accumulation, (long long)s->batch, (long long)s->seq,
-           (long long)s->loss_chunks, s->loss_chunks == 1 ? "" : "s", recompute[s->recompute]);
+           (long long)s->loss_chunks, s->loss_chunks == 1 ? "" : "s", recompute[s->recompute],
+           precision_name(b->config.backend.precision));
+}
+
+// The kinds share the weights' FP8 copies, so that both must know their scales.
+static void share_scalings(Backend *from, Backend *to, const ModelConfig *model) {
+  ScalingState *states = xcalloc((size_t)scaling_count(model), sizeof *states);
+  from->scalings_read(from, states);
+  to->scalings_write(to, states);
+  free(states);
 }
 
 static int open_bench(Bench *b, const BenchArgs *args, Error *err) {
@@ -121,6 +131,7 @@ static int open_bench(Bench *b, const BenchArgs *args, Error *err) {
   const size_t M = (size_t)(shape.batch * shape.seq);
   b->tokens = xmalloc(2 * M * sizeof *b->tokens);
   bench_weights(fused, c->train.seed);
+  if (fp8_used(&shape)) share_scalings(b->be[BENCH_FUSED], b->be[BENCH_UNFUSED], &c->model);
   b->gpu->turn(b->gpu, b->be[BENCH_UNFUSED]);
   return 0;
 }
@@ -155,7 +166,9 @@ int bench_run(const BenchArgs *args, Error *err) {
   if (status == 0 && args->json && file_check_writable(args->json, err) != 0)
     status = error_prefix(err, "--json"); // before minutes of measuring, not after
   if (status == 0) status = open_bench(b, args, err);
-  if (status == 0) {
+  if (status == 0 && fp8_used(&b->llama[BENCH_FUSED].shape)) {
+    printf("compared   not in FP8: the reference has no copies to read\n");
+  } else if (status == 0) {
     Llama *const llamas[BENCH_KINDS] = {&b->llama[BENCH_FUSED], &b->llama[BENCH_UNFUSED]};
     status = bench_compare(&b->result, llamas, (int)b->config.backend.threads, err);
   }

@@ -1,4 +1,5 @@
 // The operations of a step, read off a recording of the model's own functions.
+#include <math.h>
 #include <string.h>
 
 #include "model/bench/state.h"
@@ -22,6 +23,7 @@ void bench_list(BenchResult *r, const Llama *llama, int64_t accumulation, Operat
                   .runs = runs,
                   .prepared_by = before < 0 ? -1 : (int)recorder->calls[before].operation,
                   .alike = runs == KERNEL_UNFUSED && !call->statistics,
+                  .differences = {NAN, NAN, NAN},
                   .bare = spread_of(NULL, 0)};
   }
   // A micro-batch, its update, and the passes of a layer, one after the other

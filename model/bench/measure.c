@@ -8,7 +8,7 @@
 #include "model/bench/state.h"
 
 enum {
-  FIRST_STEPS = 3, // launched, recorded, replayed
+  FIRST_STEPS = 4, // in FP8 calibrated, launched, recorded, replayed
   LEAST_ROUNDS = 4,
   MOST_ROUNDS = 1000,
   LEAST_TIMED_STEPS = 2,
