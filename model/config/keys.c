@@ -168,7 +168,7 @@ const Key config_keys[] = {
     INTEGER(
         output, breakdown_interval, "100", 1, 99999999, 0,
         "with breakdown: steps between traced ones; the last is traced, too, the first three of a "
-        "process never"),
+        "process (in FP8 four) never"),
     {.name = NULL},
 };
 _Static_assert(sizeof config_keys / sizeof *config_keys <= MAX_KEYS, "raise MAX_KEYS");
