@@ -119,12 +119,23 @@ static ScalingKind *copy_of_scalings(const OpsConfig *config) {
   return bytes > 0 ? memcpy(xmalloc(bytes), config->scalings, bytes) : NULL;
 }
 
+static int check_precision(const Cuda *c, Error *err) {
+  const Gpu *gpu = &c->gpu;
+  if (c->config.scaling_count == 0 || gpu->major > 8 || gpu->minor == 9) return 0;
+  return error_set(
+      err,
+      "FP8 needs compute capability 8.9 or later (RTX 40, H100 and newer), and the GPU "
+      "(%s) has %d.%d; take backend.precision=bf16",
+      gpu->name, gpu->major, gpu->minor);
+}
+
 int cuda_open(Cuda *c, const OpsConfig *config, const GpuOptions *options, Error *err) {
   c->config = *config;
   c->options = *options;
   c->config.scalings = copy_of_scalings(config);
   const AttentionShape any = {.B = 1, .T = 1, .H = config->H, .KV = config->KV, .d = config->d};
-  if (attention_shape_check(&any, err) || gpu_open(&c->gpu, err)) return -1;
+  if (attention_shape_check(&any, err) || gpu_open(&c->gpu, err) || check_precision(c, err))
+    return -1;
   set_operations(c);
   gemm_open(&c->gemm, &c->gpu, options->gemm_cache);
   const bool failed = prepare_gemms(c, err) || cuda_attention_open(c, err) ||
