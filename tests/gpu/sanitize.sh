@@ -30,6 +30,7 @@ sampled=(backend.kernels=unfused train.sample_interval=3 train.sample_tokens=3)
 aligned=("${sampled[@]}" model.hidden_size=64 model.intermediate_size=96)
 unaligned=("${sampled[@]}" model.hidden_size=36 model.intermediate_size=20 train.batch_size=1 train.sequence_length=8)
 fused=(backend.kernels=fused model.num_hidden_layers=1 model.hidden_size=2048 model.intermediate_size=384 model.vocab_size=384)
+fp8=(backend.precision=fp8 train.steps=4) # one more: the first calibrates
 launched=(backend.graphs=false)
 replayed=(backend.graphs=true train.gradient_accumulation=2 train.loss_chunks=2)
 
@@ -100,11 +101,15 @@ run warm_aligned_launched env -- "${aligned[@]}" "${launched[@]}"
 run warm_aligned_replayed env -- "${aligned[@]}" "${replayed[@]}"
 run warm_unaligned_launched env -- "${unaligned[@]}" "${launched[@]}"
 run warm_unaligned_replayed env -- "${unaligned[@]}" "${replayed[@]}"
-warm=(warm_{aligned,unaligned}_{launched,replayed})
+run warm_fp8_launched env -- "${aligned[@]}" "${fp8[@]}" "${launched[@]}"
+run warm_fp8_replayed env -- "${aligned[@]}" "${fp8[@]}" "${replayed[@]}"
+warm=(warm_{aligned,unaligned,fp8}_{launched,replayed})
 if ! "$TRAIN" --doctor | grep '^----  cuda, fused' | sed 's/^/# /' | grep .; then
   run warm_fused_launched env -- "${fused[@]}" "${launched[@]}"
   run warm_fused_replayed env -- "${fused[@]}" "${replayed[@]}"
-  warm+=(warm_fused_{launched,replayed})
+  run warm_fused_fp8_launched env -- "${fused[@]}" "${fp8[@]}" "${launched[@]}"
+  run warm_fused_fp8_replayed env -- "${fused[@]}" "${fp8[@]}" "${replayed[@]}"
+  warm+=(warm_fused{,_fp8}_{launched,replayed})
 fi
 for name in "${warm[@]}"; do
   check "${name}_runs" "$(tail -n 3 "$folder/$name.log")" test "$(cat "$folder/$name.status")" = 0
@@ -122,8 +127,10 @@ for mode in launched replayed; do
   declare -n steps=$mode
   for tool in memcheck racecheck synccheck; do
     sanitize $tool ${tool}_finds_nothing_in_${mode}_steps "${aligned[@]}" "${steps[@]}"
+    sanitize $tool ${tool}_finds_nothing_in_${mode}_fp8_steps "${aligned[@]}" "${fp8[@]}" "${steps[@]}"
     case ${warm[*]} in *warm_fused*)
-      sanitize $tool ${tool}_finds_nothing_in_${mode}_fused_steps "${fused[@]}" "${steps[@]}" ;;
+      sanitize $tool ${tool}_finds_nothing_in_${mode}_fused_steps "${fused[@]}" "${steps[@]}"
+      sanitize $tool ${tool}_finds_nothing_in_${mode}_fused_fp8_steps "${fused[@]}" "${fp8[@]}" "${steps[@]}" ;;
     esac
   done
   sanitize initcheck initcheck_finds_nothing_in_${mode}_steps "${unaligned[@]}" "${steps[@]}"
