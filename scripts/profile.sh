@@ -16,7 +16,7 @@ die() {
 }
 
 # Of a run that does not validate.
-operations() { sed -nE 's/^ *X\([A-Z_]+, "([a-z_]+)"\).*/\1/p' "$root/kernels/operations.h" | grep -vx validation_loss; }
+operations() { sed -nE 's/^ *X\([A-Z_]+, "([a-z_]+)"\).*/\1/p' "$root/kernels/operations.h" | grep -vxE 'validation_loss|cast'; }
 
 # need PROGRAM NAME PACKAGE
 need() {
