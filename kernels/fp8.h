@@ -51,6 +51,12 @@ static inline HOST_DEVICE float fp8_scale(Fp8Format format, float largest_value)
   return power_of_two_below(fp8_largest(format) / largest_value);
 }
 
+// The scale of dlogits = (r / q) loss_scale (p - onehot), whose copies are e5m2: |p - onehot| <= 1,
+// and r / q is below 4 unless an addition takes half of a row away.
+static inline HOST_DEVICE float fp8_dlogits_scale(double loss_scale) {
+  return fp8_scale(FP8_E5M2, 4 * (float)loss_scale);
+}
+
 // The format's value nearest to `value`.
 static inline float fp8_round(Fp8Format format, float value) {
   const int mantissa = format == FP8_E4M3 ? 3 : 2, least = format == FP8_E4M3 ? -6 : -14;

@@ -1,0 +1,157 @@
+// FP8's formats, the places of its copies and its scales: kernels/fp8.h.
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "tests/support/cmocka_all.h"
+
+#include "base/rng.h"
+#include "kernels/fp8.h"
+
+enum { E4M3_CODES = 127, E5M2_CODES = 124 }; // finite and not negative
+
+// The finite values that are not negative, in the order of their codes: from one to the next it is
+// a step, which doubles where an exponent begins, but not after the subnormals.
+static int table_of(Fp8Format format, float *values) {
+  const int codes = format == FP8_E4M3 ? E4M3_CODES : E5M2_CODES,
+            per_exponent = format == FP8_E4M3 ? 8 : 4;
+  float step = format == FP8_E4M3 ? 0x1p-9f : 0x1p-16f;
+  values[0] = 0;
+  for (int code = 1; code < codes; code++) {
+    values[code] = values[code - 1] + step;
+    if (code % per_exponent == 0 && code > per_exponent) step *= 2;
+  }
+  return codes;
+}
+
+static void check(Fp8Format format, float value, float expected) {
+  const float got = fp8_round(format, value), negative = fp8_round(format, -value);
+  if (got != expected || signbit(got) != signbit(expected))
+    fail_msg("format %d: %a became %a, not %a", format, (double)value, (double)got,
+             (double)expected);
+  if (negative != -expected || !signbit(negative))
+    fail_msg("format %d: %a became %a", format, (double)-value, (double)negative);
+}
+
+static void the_formats_are_theirs(void **state) {
+  (void)state;
+  float e4m3[128], e5m2[128];
+  assert_int_equal(table_of(FP8_E4M3, e4m3), E4M3_CODES);
+  assert_int_equal(table_of(FP8_E5M2, e5m2), E5M2_CODES);
+  // arXiv 2209.05433, table 1
+  assert_true(e4m3[1] == 0x1p-9f && e4m3[8] == 0x1p-6f && e4m3[0x7e] == 448);
+  assert_true(e5m2[1] == 0x1p-16f && e5m2[4] == 0x1p-14f && e5m2[0x7b] == 57344);
+  assert_true(fp8_largest(FP8_E4M3) == 448 && fp8_largest(FP8_E5M2) == 57344);
+}
+
+static void all_codes_have_their_values(void **state) {
+  (void)state;
+  for (Fp8Format format = FP8_E4M3; format <= FP8_E5M2; format++) {
+    float values[128];
+    const int codes = table_of(format, values);
+    for (int code = 0; code < codes; code++) {
+      const float v = values[code];
+      assert_true(fp8_value(format, (uint8_t)code) == v);
+      assert_true(fp8_value(format, (uint8_t)(code | 0x80)) == -v);
+      assert_int_equal(fp8_bits(format, v), code);
+      assert_int_equal(fp8_bits(format, -v), code | 0x80);
+      check(format, v, v);
+    }
+    for (int code = codes; code < 128; code++) // the rest is not finite
+      assert_false(isfinite(fp8_value(format, (uint8_t)code)));
+    assert_int_equal(fp8_bits(format, NAN), 0x7f);
+    assert_true(isnan(fp8_value(format, 0x7f)) && isnan(fp8_round(format, NAN)));
+  }
+  assert_true(isinf(fp8_value(FP8_E5M2, 0x7c)) && fp8_value(FP8_E5M2, 0xfc) < 0);
+}
+
+static void ties_go_to_the_even_code(void **state) {
+  (void)state;
+  for (Fp8Format format = FP8_E4M3; format <= FP8_E5M2; format++) {
+    float values[128];
+    const int codes = table_of(format, values);
+    for (int code = 0; code + 1 < codes; code++) {
+      const float low = values[code], high = values[code + 1], middle = (low + high) / 2;
+      check(format, middle, code % 2 == 0 ? low : high);
+      check(format, nextafterf(middle, 0), low);
+      check(format, nextafterf(middle, INFINITY), high);
+    }
+  }
+}
+
+static void what_is_beyond_saturates(void **state) {
+  (void)state;
+  for (Fp8Format format = FP8_E4M3; format <= FP8_E5M2; format++) {
+    const float largest = fp8_largest(format);
+    const float beyond[] = {nextafterf(largest, INFINITY), largest * 1.0625f, largest * 2,
+                            0x1.fffffep127f, INFINITY};
+    for (size_t i = 0; i < sizeof beyond / sizeof beyond[0]; i++) check(format, beyond[i], largest);
+    check(format, 0x1p-149f, 0);
+  }
+}
+
+static void every_value_goes_to_the_nearest(void **state) {
+  (void)state;
+  for (Fp8Format format = FP8_E4M3; format <= FP8_E5M2; format++) {
+    float values[128];
+    const int codes = table_of(format, values);
+    for (uint64_t i = 0; i < 20000; i++) {
+      const float v = (float)ldexp(fabs(rng_normal(5, i)), (int)(rng_u64(6, i) % 36) - 20);
+      float nearest = values[0];
+      for (int code = 1; code < codes; code++)
+        if (fabsf(values[code] - v) < fabsf(nearest - v)) nearest = values[code];
+      check(format, v, nearest);
+    }
+  }
+}
+
+static void places_are_those_of_the_registers(void **state) {
+  (void)state;
+  for (int64_t group = 0; group < 48; group += 16) {
+    for (int b = 0; b < 2; b++)
+      for (int q = 0; q < 4; q++)
+        for (int e = 0; e < 2; e++)
+          assert_int_equal(fp8_column_place(group + 8 * b + 2 * q + e), group + 4 * q + 2 * b + e);
+    for (int h = 0; h < 2; h++)
+      for (int r = 0; r < 8; r++)
+        assert_int_equal(fp8_row_place(group + r + 8 * h), group + 2 * r + h);
+  }
+}
+
+static void a_scale_is_the_largest_power_that_fits(void **state) {
+  (void)state;
+  for (Fp8Format format = FP8_E4M3; format <= FP8_E5M2; format++) {
+    const float largest = fp8_largest(format);
+    for (uint64_t i = 0; i < 20000; i++) {
+      const float v = (float)ldexp(fabs(rng_normal(7, i)) + 1e-3, (int)(rng_u64(8, i) % 160) - 80);
+      const float scale = fp8_scale(format, v);
+      assert_true(scale == power_of_two_below(scale));
+      assert_true(v * scale <= largest && 2 * v * scale > largest);
+    }
+    for (int k = -80; k <= 80; k++) { // where it just fits
+      const float fits = ldexpf(largest, k);
+      assert_true(fp8_scale(format, fits) == ldexpf(1, -k));
+      assert_true(fp8_scale(format, nextafterf(fits, INFINITY)) == ldexpf(1, -k - 1));
+    }
+    const float none[] = {0, -1, INFINITY, NAN, 0x1p-101f, 0x1p101f};
+    for (size_t i = 0; i < sizeof none / sizeof none[0]; i++)
+      assert_true(fp8_scale(format, none[i]) == 1);
+  }
+  assert_true(power_of_two_below(1) == 1 && power_of_two_below(1.999f) == 1);
+  assert_true(power_of_two_below(0.999f) == 0.5f && power_of_two_below(0x1.8p-70f) == 0x1p-70f);
+  // 4 / 32768 at most, in e5m2
+  assert_true(fp8_dlogits_scale(1.0 / 32768) == 0x1p28f && fp8_dlogits_scale((double)NAN) == 1);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(the_formats_are_theirs),
+      cmocka_unit_test(all_codes_have_their_values),
+      cmocka_unit_test(ties_go_to_the_even_code),
+      cmocka_unit_test(what_is_beyond_saturates),
+      cmocka_unit_test(every_value_goes_to_the_nearest),
+      cmocka_unit_test(places_are_those_of_the_registers),
+      cmocka_unit_test(a_scale_is_the_largest_power_that_fits),
+  };
+  return cmocka_run_group_tests_name("test_fp8", tests, NULL, NULL);
+}
