@@ -16,6 +16,7 @@
 #pragma once
 #include <math.h>
 #include <stdint.h>
+#include <string.h>
 #include "kernels/host_device.h"
 
 typedef enum Fp8Format { FP8_E4M3, FP8_E5M2 } Fp8Format;
@@ -51,23 +52,26 @@ static inline HOST_DEVICE float fp8_scale(Fp8Format format, float largest_value)
   return power_of_two_below(fp8_largest(format) / largest_value);
 }
 
-// The scale of dlogits = (r / q) loss_scale (p - onehot), whose copies are e5m2: |p - onehot| <= 1,
-// and r / q is below 4 unless an addition takes half of a row away.
-static inline HOST_DEVICE float fp8_dlogits_scale(double loss_scale) {
-  return fp8_scale(FP8_E5M2, 4 * (float)loss_scale);
+// The scale of dlogits = (r / q) loss_scale (p - onehot): |p - onehot| <= 1, and r / q is below 4
+// unless an addition takes half of a row away.
+static inline HOST_DEVICE float fp8_dlogits_scale(Fp8Format format, double loss_scale) {
+  return fp8_scale(format, 4 * (float)loss_scale);
 }
 
 // The format's value nearest to `value`.
 static inline float fp8_round(Fp8Format format, float value) {
-  const int mantissa = format == FP8_E4M3 ? 3 : 2, least = format == FP8_E4M3 ? -6 : -14;
-  const float largest = fp8_largest(format);
-  if (isnan(value) || value == 0) return value;
-  if (fabsf(value) >= largest) return copysignf(largest, value);
-  int exponent; // of value = 0.5 .. 1 times 2^exponent
-  (void)frexpf(value, &exponent);
-  const int lowest = (exponent - 1 < least ? least : exponent - 1) - mantissa;
-  const float rounded = ldexpf(nearbyintf(ldexpf(value, -lowest)), lowest);
-  return fabsf(rounded) > largest ? copysignf(largest, value) : rounded;
+  const int mantissa = format == FP8_E4M3 ? 3 : 2;
+  const float largest = fp8_largest(format), size = fabsf(value),
+              least = format == FP8_E4M3 ? 0x1p-6f : 0x1p-14f; // below it the exponent stays
+  if (isnan(value)) return value;
+  // A sum with a number this much larger is rounded at the place of the format's last bit.
+  uint32_t bits;
+  const float normal = size < least ? least : size;
+  memcpy(&bits, &normal, sizeof bits);
+  bits = (bits & 0x7f800000) + (uint32_t)(23 - mantissa) * 0x800000; // the power below, times 2^..
+  float anchor;
+  memcpy(&anchor, &bits, sizeof anchor);
+  return copysignf(size >= largest ? largest : size + anchor - anchor, value);
 }
 
 // Its bits: sign, exponent, mantissa. NaN is 0x7f in both.

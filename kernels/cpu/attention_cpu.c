@@ -70,11 +70,15 @@ static void attend(const Cpu *cpu, int64_t B, int64_t T, int64_t first, const re
 }
 
 void cpu_attention(Backend *be, int64_t B, int64_t T, const act_t *qkv, Operand o, stat_t *lse) {
-  attend(cpu_of(be), B, T, 0, reals(qkv), reals(o.data), reals(lse));
+  Cpu *cpu = cpu_of(be);
+  attend(cpu, B, T, 0, reals(qkv), reals(o.data), reals(lse));
+  leave_copies(cpu, B * T, cpu->config.H * cpu->config.d, o, reals(o.data));
 }
 
 void cpu_attention_decode(Backend *be, int64_t T, int64_t rows, const act_t *qkv, Operand o) {
-  attend(cpu_of(be), 1, T, T - rows, reals(qkv), reals(o.data), NULL);
+  Cpu *cpu = cpu_of(be);
+  attend(cpu, 1, T, T - rows, reals(qkv), reals(o.data), NULL);
+  leave_copies(cpu, rows, cpu->config.H * cpu->config.d, o, reals(o.data));
 }
 
 void cpu_qkv_token(Backend *be, const int32_t *position, Operand x, RowStat sumsq, Operand W,

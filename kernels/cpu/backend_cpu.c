@@ -18,6 +18,7 @@ static void cpu_destroy(Backend *be) {
   free(cpu->rope);
   free(cpu->scratch);
   free(cpu->dy);
+  free(cpu->scalings);
   free(cpu);
 }
 
@@ -120,6 +121,10 @@ static const Backend cpu_functions = {
     .step_result = cpu_step_result,
     .refresh = cpu_refresh,
     .set_updates = cpu_set_updates,
+    .calibrate = cpu_calibrate,
+    .scalings_discard = cpu_scalings_discard,
+    .scalings_read = cpu_scalings_read,
+    .scalings_write = cpu_scalings_write,
     .replay_begin = cpu_replay_begin,
     .replay_end = cpu_replay_end,
     .profile = cpu_profile,
@@ -139,6 +144,7 @@ Backend *backend_cpu_create(const OpsConfig *config) {
   const size_t dy_bytes = (size_t)(config->max_tokens * config->F) * sizeof(real);
   cpu->scratch = xmalloc(scratch_bytes);
   cpu->dy = xmalloc(dy_bytes);
+  scalings_open(cpu);
 
   Backend *be = &cpu->base;
   snprintf(be->description, sizeof be->description, "%d thread%s, OpenBLAS (%s), fp%d",

@@ -9,19 +9,30 @@ static real dot(const real *a, const real *b, int64_t n) {
   return sum;
 }
 
-void cpu_norm_dgrad(Backend *be, int64_t M, int64_t N, Operand dz, Operand W, Operand x_,
-                    RowStat sumsq, RowStat s_, const act_t *residual, Operand dx_) {
-  const OpsConfig *c = &cpu_of(be)->config;
-  const int64_t D = c->D;
+void finish_norm_dgrad(Cpu *cpu, int64_t M, Operand x_, RowStat sumsq, RowStat s_, Operand dx_) {
+  const int64_t D = cpu->config.D;
   const real *x = reals(x_.data), *s = reals(s_.data);
   real *dx = reals(dx_.data);
-  if (residual && residual != dx_.data) memcpy(dx, residual, (size_t)(M * D) * sizeof(real));
-  gemm(GEMM_NN, M, D, N, reals(dz.data), reals(W.data), residual ? 1 : 0, dx);
 #pragma omp parallel for schedule(static)
   for (int64_t m = 0; m < M; m++) {
-    const real factor = row_rstd(c, sumsq, m) / (real)D * s[m];
-    for (int64_t k = 0; k < D; k++) dx[m * D + k] -= factor * x[m * D + k];
+    const real q = row_scale(x_, m), factor = row_rstd(&cpu->config, sumsq, m) / (real)D * s[m];
+    for (int64_t k = m * D; k < (m + 1) * D; k++) dx[k] = q * (dx[k] - factor * x[k]);
   }
+  leave_copies(cpu, M, D, dx_, dx);
+}
+
+void cpu_norm_dgrad(Backend *be, int64_t M, int64_t N, Operand dz, Operand W, Operand x,
+                    RowStat sumsq, RowStat s, const act_t *residual, Operand dx_) {
+  Cpu *cpu = cpu_of(be);
+  const int64_t D = cpu->config.D;
+  real *dx = reals(dx_.data);
+#pragma omp parallel for schedule(static)
+  for (int64_t m = 0; m < (residual ? M : 0); m++) {
+    const real per_q = 1 / row_scale(x, m);
+    for (int64_t k = m * D; k < (m + 1) * D; k++) dx[k] = per_q * reals(residual)[k];
+  }
+  multiply(cpu, GEMM_NN, M, D, N, dz, W, residual ? 1 : 0, dx, D);
+  finish_norm_dgrad(cpu, M, x, sumsq, s, dx_);
 }
 
 void cpu_down_dgrad(Backend *be, int64_t M, Operand dx, Operand W, const act_t *z_, Operand x,
@@ -30,12 +41,11 @@ void cpu_down_dgrad(Backend *be, int64_t M, Operand dx, Operand W, const act_t *
   const OpsConfig *c = &cpu->config;
   const int64_t F = c->F;
   const real *z = reals(z_);
-  real *dz = reals(dz_.data), *s = sums_of(s_), *dy = cpu->dy;
-  (void)x;
-  gemm(GEMM_NN, M, F, c->D, reals(dx.data), reals(W.data), 0, dy);
+  real *dz = values_of(dz_), *s = sums_of(s_), *dy = cpu->dy;
+  multiply(cpu, GEMM_NN, M, F, c->D, dx, W, 0, dy, F);
 #pragma omp parallel for schedule(static)
   for (int64_t m = 0; m < M; m++) {
-    const real r = row_rstd(c, sumsq, m);
+    const real r = row_factor(c, x, sumsq, m);
     real product = 0;
     for (int64_t p = 0; p < F; p++) {
       const int64_t f = feature_of_pair(p, F), at = m * 2 * F + 2 * p;
@@ -48,23 +58,24 @@ void cpu_down_dgrad(Backend *be, int64_t M, Operand dx, Operand W, const act_t *
     }
     s[m] = product;
   }
+  leave_copies(cpu, M, 2 * F, dz_, dz);
 }
 
 void cpu_dgrad(Backend *be, int64_t M, int64_t K, Operand dy, Operand W, act_t *da) {
-  gemm(GEMM_NN, M, K, cpu_of(be)->config.D, reals(dy.data), reals(W.data), 0, reals(da));
+  const Cpu *cpu = cpu_of(be);
+  multiply(cpu, GEMM_NN, M, K, cpu->config.D, dy, W, 0, reals(da), K);
 }
 
 void cpu_rope_backward(Backend *be, int64_t M, int64_t T, act_t *dqkv_, const act_t *qkv_,
                        Operand x, RowStat sumsq, Operand out, RowStat *s_) {
-  (void)x, (void)out;
-  const Cpu *cpu = cpu_of(be);
+  Cpu *cpu = cpu_of(be);
   const OpsConfig *c = &cpu->config;
   const int64_t R = packed_width(c), rotated = (c->H + c->KV) * c->d, half = c->d / 2;
   real *dqkv = reals(dqkv_), *s = sums_of(s_);
   const real *qkv = reals(qkv_);
 #pragma omp parallel for schedule(static)
   for (int64_t m = 0; m < M; m++) {
-    const real r = row_rstd(c, sumsq, m);
+    const real r = row_factor(c, x, sumsq, m);
     const real *angle = cpu->rope + m % T * half * 2;
     real *row = dqkv + m * R;
     for (int64_t i = 0; i < R; i++) row[i] *= r;
@@ -73,13 +84,12 @@ void cpu_rope_backward(Backend *be, int64_t M, int64_t T, act_t *dqkv_, const ac
       for (int64_t j = 0; j < half; j++)
         rope_rotate(row + head + 2 * j, row + head + 2 * j + 1, angle[2 * j], -angle[2 * j + 1]);
   }
+  leave_copies(cpu, M, R, out, dqkv);
 }
 
 void cpu_wgrad(Backend *be, int64_t M, int64_t N, int64_t K, Operand dz, Operand x, grad_t *dW,
                bool accumulate) {
-  (void)be;
-  gemm_strided(GEMM_TN, N, K, M, 1, reals(dz.data), dz.row_stride ? dz.row_stride : N,
-               reals(x.data), K, accumulate ? 1 : 0, reals(dW), K);
+  multiply(cpu_of(be), GEMM_TN, N, K, M, dz, x, accumulate ? 1 : 0, reals(dW), K);
 }
 
 void cpu_embed_backward(Backend *be, int64_t M, const int32_t *tokens, const act_t *dx_,

@@ -5,6 +5,13 @@
 #include "kernels/ops.h"
 #include "kernels/program_math.h"
 
+// How one tensor's copies are scaled.
+typedef struct CpuScaling {
+  ScalingKind kind;
+  ScalingState state;
+  float largest; // |value| since the last update, before the tensor's scale
+} CpuScaling;
+
 typedef struct Cpu {
   Backend base; // first: a Backend * of this backend is a Cpu *
   OpsConfig config;
@@ -12,7 +19,10 @@ typedef struct Cpu {
   real *rope;    // [max_positions, d/2, 2] cosine and sine
   real *scratch; // [threads, scratch_per_thread] attention's score blocks
   size_t scratch_per_thread;
-  real *dy; // [max_tokens, F] down_dgrad's GEMM result
+  real *dy;             // [max_tokens, F] down_dgrad's GEMM result
+  CpuScaling *scalings; // [config.scaling_count]
+  int parameters;       // the first scalings are theirs, of the last list that was written
+  bool calibrating;
   AdamW hyper;
   StepResult step;                 // the running one
   StepResult results[MAX_RESULTS]; // ended and not yet taken, a ring
@@ -44,14 +54,50 @@ void gemm_strided(GemmForm form, int64_t M, int64_t N, int64_t K, real alpha, co
 void gemm(GemmForm form, int64_t M, int64_t N, int64_t K, const real *A, const real *B, real beta,
           real *C);
 
+// ---- FP8. Copies hold real values, rounded, in the matrix's own order: by_row [rows, cols],
+// by_col its transpose. A product reads the copies of two operands that have them, else their data.
+
+// q of row m of x, and what a consumer of x multiplies that row by: r / q.
+static inline real row_scale(Operand x, int64_t m) {
+  return x.row_scale ? reals(x.row_scale)[m] : 1;
+}
+static inline real row_factor(const OpsConfig *c, Operand x, RowStat sumsq, int64_t m) {
+  return row_rstd(c, sumsq, m) / row_scale(x, m);
+}
+// C = A B + beta C of operands, C [M, N] with rows of ldc, A and B as the form says.
+void multiply(const Cpu *cpu, GemmForm form, int64_t M, int64_t N, int64_t K, Operand A, Operand B,
+              real beta, real *C, int64_t ldc);
+// Where values [M, N] of an operand go before leave_copies: its data, or by_row.
+static inline real *values_of(Operand x) {
+  return reals(x.data ? (void *)x.data : (void *)x.by_row);
+}
+// x's q from the sums of squares of the rows one addition earlier, if it has memory for them.
+void leave_row_scales(const Cpu *cpu, int64_t M, Operand x, RowStat previous);
+// The copies of x [M, N] from its values, and the largest of them.
+void leave_copies(Cpu *cpu, int64_t M, int64_t N, Operand x, const real *values);
+// The same of a weight, whose scale is set where there is none.
+void leave_weight_copies(Cpu *cpu, int64_t N, int64_t K, Operand W, const real *values);
+// What is the same in all backwards of a norm: dx holds dz'' W' + residual / q and becomes
+// q (dx - (r / D) s x); and its copies.
+void finish_norm_dgrad(Cpu *cpu, int64_t M, Operand x, RowStat sumsq, RowStat s, Operand dx);
+
+void scalings_open(Cpu *cpu);
+// At the end of a step: tells its result which tensors had values beyond their scale's reach, and,
+// where the update is applied, sets the delayed scales anew.
+void scalings_update(Cpu *cpu);
+void cpu_calibrate(Backend *be, bool on);
+void cpu_scalings_discard(Backend *be);
+void cpu_scalings_read(Backend *be, ScalingState *to_host);
+void cpu_scalings_write(Backend *be, const ScalingState *from_host);
+
 // The operations of kernels/ops.h, documented there: cpu_embed and so on.
 #define DECLARE_OPERATION(type, name) type cpu_##name;
 BACKEND_OPERATIONS(DECLARE_OPERATION)
 #undef DECLARE_OPERATION
 
-// head_loss from the logits [M, V] on.
-void cpu_loss(Backend *be, int64_t M, RowStat sumsq, const int32_t *targets, act_t *logits,
-              double scale, RowStat *s);
+// head_loss from the logits [M, V] on, which become dlogits.
+void cpu_loss(Backend *be, int64_t M, Operand x, RowStat sumsq, const int32_t *targets,
+              act_t *logits, double scale, RowStat *s);
 // Elements of scratch that a thread's attention needs for sequences of T.
 size_t cpu_attention_scratch(int64_t T);
 

@@ -11,7 +11,8 @@ static real row_sum_of_squares(const real *x, int64_t n) {
 
 void cpu_embed(Backend *be, int64_t M, const int32_t *tokens, const act_t *E_, Operand x_,
                RowStat *sumsq_) {
-  const int64_t D = cpu_of(be)->config.D;
+  Cpu *cpu = cpu_of(be);
+  const int64_t D = cpu->config.D;
   const real *E = reals(E_);
   real *x = reals(x_.data), *sumsq = sums_of(sumsq_);
 #pragma omp parallel for schedule(static)
@@ -19,6 +20,8 @@ void cpu_embed(Backend *be, int64_t M, const int32_t *tokens, const act_t *E_, O
     memcpy(x + m * D, E + tokens[m] * D, (size_t)D * sizeof(real));
     sumsq[m] = row_sum_of_squares(x + m * D, D);
   }
+  leave_row_scales(cpu, M, x_, *sumsq_);
+  leave_copies(cpu, M, D, x_, x);
 }
 
 void cpu_qkv(Backend *be, int64_t M, int64_t T, int64_t first, Operand x, RowStat sumsq, Operand W,
@@ -27,10 +30,10 @@ void cpu_qkv(Backend *be, int64_t M, int64_t T, int64_t first, Operand x, RowSta
   const OpsConfig *c = &cpu->config;
   const int64_t R = packed_width(c), rotated = (c->H + c->KV) * c->d, half = c->d / 2;
   real *qkv = reals(qkv_);
-  gemm(GEMM_NT, M, R, c->D, reals(x.data), reals(W.data), 0, qkv);
+  multiply(cpu, GEMM_NT, M, R, c->D, x, W, 0, qkv, R);
 #pragma omp parallel for schedule(static)
   for (int64_t m = 0; m < M; m++) {
-    const real r = row_rstd(c, sumsq, m);
+    const real r = row_factor(c, x, sumsq, m);
     const real *angle = cpu->rope + (first + m % T) * half * 2;
     real *row = qkv + m * R;
     for (int64_t i = 0; i < R; i++) row[i] *= r;
@@ -42,24 +45,27 @@ void cpu_qkv(Backend *be, int64_t M, int64_t T, int64_t first, Operand x, RowSta
 
 void cpu_residual(Backend *be, int64_t M, int64_t K, Operand a, Operand W, const act_t *x,
                   RowStat x_sumsq, Operand out_, RowStat *sumsq_) {
-  const int64_t D = cpu_of(be)->config.D;
-  (void)x_sumsq;
+  Cpu *cpu = cpu_of(be);
+  const int64_t D = cpu->config.D;
   real *out = reals(out_.data), *sumsq = sums_of(sumsq_);
   memcpy(out, x, (size_t)(M * D) * sizeof(real));
-  gemm(GEMM_NT, M, D, K, reals(a.data), reals(W.data), 1, out);
+  multiply(cpu, GEMM_NT, M, D, K, a, W, 1, out, D);
 #pragma omp parallel for schedule(static)
   for (int64_t m = 0; m < M; m++) sumsq[m] = row_sum_of_squares(out + m * D, D);
+  leave_row_scales(cpu, M, out_, x_sumsq);
+  leave_copies(cpu, M, D, out_, out);
 }
 
 void cpu_gate_up(Backend *be, int64_t M, Operand x, RowStat sumsq, Operand W, act_t *z_,
                  Operand y_) {
-  const OpsConfig *c = &cpu_of(be)->config;
+  Cpu *cpu = cpu_of(be);
+  const OpsConfig *c = &cpu->config;
   const int64_t F = c->F;
-  real *z = reals(z_), *y = reals(y_.data);
-  gemm(GEMM_NT, M, 2 * F, c->D, reals(x.data), reals(W.data), 0, z);
+  real *z = reals(z_), *y = values_of(y_);
+  multiply(cpu, GEMM_NT, M, 2 * F, c->D, x, W, 0, z, 2 * F);
 #pragma omp parallel for schedule(static)
   for (int64_t m = 0; m < M; m++) {
-    const real r = row_rstd(c, sumsq, m);
+    const real r = row_factor(c, x, sumsq, m);
     real *row = z + m * 2 * F;
     for (int64_t p = 0; p < F; p++) {
       row[2 * p] *= r;
@@ -67,9 +73,5 @@ void cpu_gate_up(Backend *be, int64_t M, Operand x, RowStat sumsq, Operand W, ac
       y[m * F + feature_of_pair(p, F)] = swiglu(row[2 * p], row[2 * p + 1]);
     }
   }
-}
-
-// There are copies in FP8 alone.
-void cpu_cast(Backend *be, int64_t M, int64_t N, Operand x) {
-  (void)be, (void)M, (void)N, (void)x;
+  leave_copies(cpu, M, F, y_, y);
 }

@@ -6,13 +6,14 @@
 #include "base/memory.h"
 
 void cpu_lm_head(Backend *be, int64_t M, Operand x, RowStat sumsq, Operand W, act_t *logits_) {
-  const OpsConfig *c = &cpu_of(be)->config;
-  const int64_t V = c->V, D = c->D, stride = padded_vocab(c);
+  const Cpu *cpu = cpu_of(be);
+  const OpsConfig *c = &cpu->config;
+  const int64_t V = c->V, stride = padded_vocab(c);
   real *logits = reals(logits_);
-  gemm_strided(GEMM_NT, M, V, D, 1, reals(x.data), D, reals(W.data), D, 0, logits, stride);
+  multiply(cpu, GEMM_NT, M, V, c->D, x, W, 0, logits, stride);
 #pragma omp parallel for schedule(static)
   for (int64_t m = 0; m < M; m++) {
-    const real r = row_rstd(c, sumsq, m);
+    const real r = row_factor(c, x, sumsq, m);
     for (int64_t v = 0; v < V; v++) logits[m * stride + v] *= r;
   }
 }
@@ -31,8 +32,8 @@ static real row_gradient(real *z, int64_t V, int32_t target, real largest, real 
   return product;
 }
 
-void cpu_loss(Backend *be, int64_t M, RowStat sumsq, const int32_t *targets, act_t *logits_,
-              double scale, RowStat *s_) {
+void cpu_loss(Backend *be, int64_t M, Operand x, RowStat sumsq, const int32_t *targets,
+              act_t *logits_, double scale, RowStat *s_) {
   Cpu *cpu = cpu_of(be);
   const OpsConfig *c = &cpu->config;
   const int64_t V = c->V;
@@ -47,7 +48,7 @@ void cpu_loss(Backend *be, int64_t M, RowStat sumsq, const int32_t *targets, act
     for (int64_t v = 0; v < V; v++) sum += real_exp(row[v] - largest);
     row_loss[m] = (double)largest + log((double)sum) - (double)row[targets[m]];
     if (!s) continue;
-    s[m] = row_gradient(row, V, targets[m], largest, sum, row_rstd(c, sumsq, m) * (real)scale);
+    s[m] = row_gradient(row, V, targets[m], largest, sum, row_factor(c, x, sumsq, m) * (real)scale);
     for (int64_t v = V; v < padded_vocab(c); v++) row[v] = 0;
   }
   double total = 0; // in order: the same bits for any number of threads
@@ -59,20 +60,18 @@ void cpu_loss(Backend *be, int64_t M, RowStat sumsq, const int32_t *targets, act
 void cpu_head_loss(Backend *be, int64_t M, Operand x, RowStat sumsq, Operand W,
                    const int32_t *targets, act_t *logits, double scale, HeadGradient *g) {
   cpu_lm_head(be, M, x, sumsq, W, logits);
-  cpu_loss(be, M, sumsq, targets, logits, scale, g ? &g->s : NULL);
+  cpu_loss(be, M, x, sumsq, targets, logits, scale, g ? &g->s : NULL);
+  if (!g || !g->p.by_row) return;
+  Cpu *cpu = cpu_of(be);
+  CpuScaling *s = &cpu->scalings[g->p.scaling];
+  s->state.scale = fp8_dlogits_scale(s->kind.format, scale);
+  leave_copies(cpu, M, cpu->config.V, g->p, reals(logits));
 }
 
-void cpu_head_dgrad(Backend *be, int64_t M, const HeadGradient *g, Operand W, Operand x_,
-                    RowStat sumsq, Operand dx_) {
-  const OpsConfig *c = &cpu_of(be)->config;
-  const int64_t D = c->D;
-  const real *x = reals(x_.data), *s = reals(g->s.data);
-  real *dx = reals(dx_.data);
-  gemm_strided(GEMM_NN, M, D, c->V, 1, reals(g->p.data), padded_vocab(c), reals(W.data), D, 0, dx,
-               D);
-#pragma omp parallel for schedule(static)
-  for (int64_t m = 0; m < M; m++) {
-    const real factor = row_rstd(c, sumsq, m) / (real)D * s[m];
-    for (int64_t k = 0; k < D; k++) dx[m * D + k] -= factor * x[m * D + k];
-  }
+void cpu_head_dgrad(Backend *be, int64_t M, const HeadGradient *g, Operand W, Operand x,
+                    RowStat sumsq, Operand dx) {
+  Cpu *cpu = cpu_of(be);
+  const int64_t D = cpu->config.D;
+  multiply(cpu, GEMM_NN, M, D, cpu->config.V, g->p, W, 0, reals(dx.data), D);
+  finish_norm_dgrad(cpu, M, x, sumsq, g->s, dx);
 }

@@ -9,7 +9,7 @@
 
 void cpu_step_begin(Backend *be) {
   StepResult *step = &cpu_of(be)->step;
-  *step = (StepResult){.updates = step->updates};
+  *step = (StepResult){.updates = step->updates, .saturated_first = -1};
 }
 
 // dwn = column sums of dW' W. Columns are shared out, so that each sum runs over the rows in order,
@@ -71,9 +71,9 @@ void cpu_grads_finish(Backend *be, const ParamTensor *list, int count) {
   cpu_of(be)->step.grad_norm = sqrt(total);
 }
 
-static void refresh_tensor(const ParamTensor *list, const ParamTensor *t) {
+static void refresh_tensor(Cpu *cpu, const ParamTensor *list, const ParamTensor *t) {
   const real *W = reals(t->master), *wn = t->norm >= 0 ? reals(list[t->norm].master) : NULL;
-  real *plain = reals(t->compute.data), *folded = reals(t->folded.data);
+  real *plain = values_of(t->compute), *folded = values_of(t->folded);
   if (!plain && !folded) return;
 #pragma omp parallel for schedule(static)
   for (int64_t n = 0; n < t->rows; n++)
@@ -82,11 +82,14 @@ static void refresh_tensor(const ParamTensor *list, const ParamTensor *t) {
       if (plain) plain[at] = W[at];
       if (folded) folded[at] = W[at] * wn[k];
     }
+  leave_weight_copies(cpu, t->rows, t->cols, t->compute, plain);
+  leave_weight_copies(cpu, t->rows, t->cols, t->folded, folded);
 }
 
 void cpu_refresh(Backend *be, const ParamTensor *list, int count) {
-  (void)be;
-  for (int i = 0; i < count; i++) refresh_tensor(list, &list[i]);
+  Cpu *cpu = cpu_of(be);
+  cpu->parameters = count;
+  for (int i = 0; i < count; i++) refresh_tensor(cpu, list, &list[i]);
 }
 
 // Elements `first` and following of a tensor. The step was made with the moments as they were.
@@ -138,6 +141,7 @@ void cpu_adamw(Backend *be, const ParamTensor *list, int count) {
   StepResult *step = &cpu_of(be)->step;
   const AdamW *hyper = &cpu_of(be)->hyper;
   step->applied = isfinite(step->loss) && isfinite(step->grad_norm);
+  scalings_update(cpu_of(be));
   if (!step->applied) return;
   step->updates++;
   const bool clipped = hyper->clip_norm > 0 && step->grad_norm > hyper->clip_norm;

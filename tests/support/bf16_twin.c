@@ -61,7 +61,7 @@ static void twin_lm_head(Backend *be, int64_t M, Operand x, RowStat sumsq, Opera
 static void twin_head_loss(Backend *be, int64_t M, Operand x, RowStat sumsq, Operand W,
                            const int32_t *targets, act_t *logits, double scale, HeadGradient *g) {
   twin_lm_head(be, M, x, sumsq, W, logits);
-  cpu_loss(be, M, sumsq, targets, logits, scale, g ? &g->s : NULL);
+  cpu_loss(be, M, x, sumsq, targets, logits, scale, g ? &g->s : NULL);
   if (g) round_in_place(logits, M * padded_vocab(&cpu_of(be)->config));
 }
 

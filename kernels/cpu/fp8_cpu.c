@@ -1,0 +1,159 @@
+// FP8 on the CPU: what is rounded, what scales it, and the products of what was rounded.
+#include "kernels/cpu/cpu.h"
+
+#include <assert.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/memory.h"
+
+void multiply(const Cpu *cpu, GemmForm form, int64_t M, int64_t N, int64_t K, Operand A, Operand B,
+              real beta, real *C, int64_t ldc) {
+  const int64_t A_cols = form == GEMM_TN ? M : K, B_cols = form == GEMM_NT ? K : N;
+  const int64_t lda = A.row_stride ? A.row_stride : A_cols,
+                ldb = B.row_stride ? B.row_stride : B_cols;
+  if (!A.by_row || !B.by_row) {
+    gemm_strided(form, M, N, K, 1, reals(A.data), lda, reals(B.data), ldb, beta, C, ldc);
+    return;
+  }
+  // Copies have what is summed over in their rows.
+  const real alpha =
+      1 / (real)cpu->scalings[A.scaling].state.scale / (real)cpu->scalings[B.scaling].state.scale;
+  const bool A_by_col = form == GEMM_TN, B_by_col = form != GEMM_NT;
+  gemm_strided(GEMM_NT, M, N, K, alpha, reals(A_by_col ? A.by_col : A.by_row),
+               A_by_col ? A.stride : lda, reals(B_by_col ? B.by_col : B.by_row),
+               B_by_col ? B.stride : ldb, beta, C, ldc);
+}
+
+void leave_row_scales(const Cpu *cpu, int64_t M, Operand x, RowStat previous) {
+  if (!x.row_scale) return;
+  for (int64_t m = 0; m < M; m++)
+    reals(x.row_scale)[m] = power_of_two_below((float)row_rstd(&cpu->config, previous, m));
+}
+
+// Of floats that are not negative bits compare as the values do, and NaN is above all.
+static uint32_t bits_of(float value) {
+  uint32_t bits;
+  memcpy(&bits, &value, sizeof bits);
+  return bits;
+}
+
+static void find_largest(const Cpu *cpu, int64_t M, int64_t N, Operand x, const real *values) {
+  const int64_t stride = x.row_stride ? x.row_stride : N;
+  CpuScaling *s = &cpu->scalings[x.scaling];
+  uint32_t largest = bits_of(s->largest);
+#pragma omp parallel for schedule(static) reduction(max : largest)
+  for (int64_t m = 0; m < M; m++)
+    for (int64_t k = 0; k < N; k++) {
+      const uint32_t bits = bits_of(fabsf((float)(row_scale(x, m) * values[m * stride + k])));
+      if (bits > largest) largest = bits;
+    }
+  memcpy(&s->largest, &largest, sizeof largest);
+}
+
+static void set_scale(CpuScaling *s, float largest) {
+  if (s->kind.fixed == 0) s->state.scale = fp8_scale(s->kind.format, largest);
+}
+
+static void write_copies(const Cpu *cpu, int64_t M, int64_t N, Operand x, const real *values) {
+  const int64_t stride = x.row_stride ? x.row_stride : N;
+  const CpuScaling *s = &cpu->scalings[x.scaling];
+  real *by_row = reals(x.by_row), *by_col = reals(x.by_col);
+  assert(s->state.scale > 0); // else nobody has calibrated
+#pragma omp parallel for schedule(static)
+  for (int64_t m = 0; m < M; m++) {
+    const real scale = row_scale(x, m) * (real)s->state.scale;
+    for (int64_t k = 0; k < N; k++) {
+      const real copy = fp8_round(s->kind.format, (float)(scale * values[m * stride + k]));
+      by_row[m * stride + k] = copy;
+      if (by_col) by_col[k * x.stride + m] = copy;
+    }
+  }
+}
+
+void leave_copies(Cpu *cpu, int64_t M, int64_t N, Operand x, const real *values) {
+  if (!x.by_row) return;
+  find_largest(cpu, M, N, x, values);
+  CpuScaling *s = &cpu->scalings[x.scaling];
+  if (cpu->calibrating) set_scale(s, s->largest);
+  write_copies(cpu, M, N, x, values);
+}
+
+void leave_weight_copies(Cpu *cpu, int64_t N, int64_t K, Operand W, const real *values) {
+  if (!W.by_row) return;
+  find_largest(cpu, N, K, W, values);
+  CpuScaling *s = &cpu->scalings[W.scaling];
+  if (s->state.scale == 0) set_scale(s, s->largest);
+  write_copies(cpu, N, K, W, values);
+}
+
+void cpu_cast(Backend *be, int64_t M, int64_t N, Operand x) {
+  leave_copies(cpu_of(be), M, N, x, reals(x.data));
+}
+
+// ---- The scales
+
+void scalings_open(Cpu *cpu) {
+  const OpsConfig *c = &cpu->config;
+  cpu->scalings = xcalloc((size_t)c->scaling_count, sizeof *cpu->scalings);
+  for (int i = 0; i < c->scaling_count; i++) {
+    cpu->scalings[i].kind = c->scalings[i];
+    cpu->scalings[i].state.scale = c->scalings[i].fixed;
+  }
+}
+
+// Nothing follows from a largest value of 0: no copies were written.
+static void push(CpuScaling *s) {
+  if (!(s->largest > 0 && isfinite(s->largest))) return;
+  float *history = s->state.history, top = 0;
+  memmove(history + 1, history, (SCALE_HISTORY - 1) * sizeof *history);
+  history[0] = s->largest;
+  for (int i = 0; i < SCALE_HISTORY; i++) top = fmaxf(top, history[i]);
+  set_scale(s, top);
+}
+
+void scalings_update(Cpu *cpu) {
+  StepResult *step = &cpu->step;
+  for (int i = 0; i < cpu->config.scaling_count; i++) {
+    CpuScaling *s = &cpu->scalings[i];
+    if (s->largest * s->state.scale <= fp8_largest(s->kind.format)) continue;
+    if (step->saturated++ == 0) step->saturated_first = i; // NaN is beyond, too
+  }
+  if (!step->applied) cpu_scalings_discard(&cpu->base);
+  for (int i = 0; step->applied && i < cpu->config.scaling_count; i++) {
+    push(&cpu->scalings[i]);
+    cpu->scalings[i].largest = 0;
+  }
+}
+
+void cpu_calibrate(Backend *be, bool on) {
+  cpu_of(be)->calibrating = on;
+}
+
+// What the parameters' copies have left belongs to the next update.
+void cpu_scalings_discard(Backend *be) {
+  Cpu *cpu = cpu_of(be);
+  for (int i = cpu->parameters; i < cpu->config.scaling_count; i++) cpu->scalings[i].largest = 0;
+}
+
+// A fixed scale is not state: head_loss makes dlogits' of its own.
+static ScalingState state_of(const CpuScaling *s, ScalingState state) {
+  if (s->kind.fixed != 0) state.scale = s->kind.fixed;
+  return state;
+}
+
+void cpu_scalings_read(Backend *be, ScalingState *to_host) {
+  const Cpu *cpu = cpu_of(be);
+  for (int i = 0; i < cpu->config.scaling_count; i++)
+    to_host[i] = state_of(&cpu->scalings[i], cpu->scalings[i].state);
+}
+
+void cpu_scalings_write(Backend *be, const ScalingState *from_host) {
+  const Cpu *cpu = cpu_of(be);
+  for (int i = 0; i < cpu->config.scaling_count; i++) {
+    CpuScaling *s = &cpu->scalings[i];
+    s->state = state_of(s, from_host[i]);
+    s->largest = 0;
+  }
+}

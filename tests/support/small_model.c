@@ -1,0 +1,178 @@
+#include "tests/support/small_model.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/memory.h"
+#include "base/rng.h"
+#include "tests/support/tiny_run.h"
+
+enum { SEQ = 64, BATCH = SMALL_TOKENS / SEQ, VALIDATION = 1000000 };
+
+static const AdamW adamw = {.learning_rate = 1e-3,
+                            .beta1 = 0.9,
+                            .beta2 = 0.95,
+                            .eps = 1e-8,
+                            .weight_decay = 0.1,
+                            .clip_norm = 1};
+
+// Low numbers are frequent.
+static int32_t zipf(uint64_t key, uint64_t index, int count) {
+  return (int32_t)pow(count, rng_uniform(key, index)) - 1;
+}
+
+// After a word comes one of 16, some of them more often than others.
+static void make_text(uint64_t number, int32_t *tokens, int count) {
+  tokens[0] = zipf(71, number, SMALL_VOCAB);
+  for (int i = 1; i < count; i++) {
+    const uint64_t choice = (uint64_t)zipf(1000000 + number, (uint64_t)i, 16);
+    tokens[i] = zipf(1000 + (uint64_t)tokens[i - 1], choice, SMALL_VOCAB);
+  }
+}
+
+SmallModel small_open(SmallShape shape) {
+  Error err = {""};
+  const ModelConfig model = {.hidden_size = 128,
+                             .intermediate_size = 256,
+                             .num_hidden_layers = 2,
+                             .num_attention_heads = 4,
+                             .num_key_value_heads = 2,
+                             .head_dim = 32,
+                             .vocab_size = SMALL_VOCAB,
+                             .max_position_embeddings = SEQ,
+                             .rms_norm_eps = 1e-5,
+                             .rope_theta = 10000,
+                             .tie_word_embeddings = shape.tied,
+                             .initializer_range = 0.05};
+  SmallModel s = {.micro_batches = shape.micro_batches > 0 ? shape.micro_batches : 1,
+                  .scalings = scaling_count(&model)};
+  const RunShape run = {.batch = BATCH / s.micro_batches,
+                        .seq = SEQ,
+                        .loss_chunks = shape.loss_chunks > 0 ? shape.loss_chunks : 1,
+                        .recompute = shape.recompute,
+                        .train = true,
+                        .fp8 = shape.fp8};
+  OpsConfig ops = llama_ops_config(&model, &run, SEQ, 1);
+  s.kinds = xcalloc((size_t)s.scalings, sizeof *s.kinds);
+  scaling_kinds(&model, s.kinds);
+  if (shape.fp8.layers || shape.fp8.head) {
+    ops.scalings = s.kinds;
+    ops.scaling_count = s.scalings;
+  } else {
+    s.scalings = 0;
+  }
+  s.be = backend_cpu_create(&ops);
+  must(llama_create(&s.llama, &model, &run, s.be, &err), &err);
+  llama_init_weights(&s.llama, 11);
+  return s;
+}
+
+void small_close(SmallModel *s) {
+  llama_destroy(&s->llama);
+  s->be->destroy(s->be);
+  free(s->kinds);
+}
+
+static void load_batch(SmallModel *s, uint64_t number, int micro) {
+  const int sequences = BATCH / s->micro_batches;
+  int32_t tokens[SMALL_TOKENS], targets[SMALL_TOKENS], text[SEQ + 1];
+  for (int b = 0; b < sequences; b++) {
+    make_text(number * BATCH + (uint64_t)(micro * sequences + b), text, SEQ + 1);
+    memcpy(tokens + b * SEQ, text, SEQ * sizeof *text);
+    memcpy(targets + b * SEQ, text + 1, SEQ * sizeof *text);
+  }
+  llama_load_batch(&s->llama, tokens, targets);
+}
+
+void small_gradients(SmallModel *s, uint64_t number, double scale) {
+  s->be->step_begin(s->be);
+  for (int i = 0; i < s->micro_batches; i++) {
+    load_batch(s, number, i);
+    llama_forward(&s->llama);
+    llama_backward(&s->llama, scale / s->micro_batches, i > 0);
+  }
+}
+
+void small_calibrate(SmallModel *s, uint64_t number) {
+  s->be->calibrate(s->be, true);
+  small_gradients(s, number, 1);
+  s->be->calibrate(s->be, false);
+}
+
+StepResult small_update(SmallModel *s) {
+  llama_update(&s->llama, &adamw);
+  return s->be->step_result(s->be);
+}
+
+static bool has_scales(const SmallModel *s) {
+  if (s->scalings == 0) return true;
+  ScalingState *states = small_scalings(s);
+  const bool found = states[scaling_index(&s->llama.config, 2, SCALING_DX)].scale > 0;
+  free(states);
+  return found;
+}
+
+StepResult small_train(SmallModel *s, uint64_t first, uint64_t last) {
+  StepResult result = {0};
+  for (uint64_t i = first; i < last; i++) {
+    if (i == first && !has_scales(s)) small_calibrate(s, i);
+    small_gradients(s, i, 1);
+    result = small_update(s);
+  }
+  return result;
+}
+
+double small_validation_loss(SmallModel *s, int batches) {
+  s->be->step_begin(s->be);
+  for (int i = 0; i < batches; i++)
+    for (int micro = 0; micro < s->micro_batches; micro++) {
+      load_batch(s, VALIDATION + (uint64_t)i, micro);
+      llama_forward(&s->llama);
+      llama_loss(&s->llama, 1.0 / batches / s->micro_batches);
+    }
+  s->be->step_end(s->be);
+  s->be->scalings_discard(s->be);
+  return s->be->step_result(s->be).loss;
+}
+
+ScalingState *small_scalings(const SmallModel *s) {
+  ScalingState *states = xcalloc((size_t)s->scalings, sizeof *states);
+  s->be->scalings_read(s->be, states);
+  return states;
+}
+
+void small_copy(const SmallModel *from, SmallModel *to) {
+  Backend *be = to->be;
+  for (int i = 0; i < to->llama.param_count; i++) {
+    const ParamTensor *a = &from->llama.tensors[i], *b = &to->llama.tensors[i];
+    const size_t bytes = (size_t)(a->rows * a->cols) * be->master_bytes;
+    be->write(be, b->master, a->master, bytes); // from one host array to another
+    be->write(be, b->m, a->m, bytes);
+    be->write(be, b->v, a->v, bytes);
+  }
+  from->be->step_begin(from->be);
+  from->be->step_end(from->be);
+  be->set_updates(be, from->be->step_result(from->be).updates);
+  if (from->scalings > 0 && to->scalings > 0) {
+    ScalingState *states = small_scalings(from);
+    be->scalings_write(be, states);
+    free(states);
+  }
+  be->refresh(be, to->llama.tensors, to->llama.param_count);
+}
+
+bool small_equal(const SmallModel *a, const SmallModel *b) {
+  bool equal = a->scalings == b->scalings;
+  for (int i = 0; i < a->llama.param_count; i++) {
+    const ParamTensor *p = &a->llama.tensors[i], *q = &b->llama.tensors[i];
+    const size_t bytes = (size_t)(p->rows * p->cols) * a->be->master_bytes;
+    equal = equal && memcmp(p->master, q->master, bytes) == 0;
+  }
+  if (!equal) return false;
+  ScalingState *of_a = small_scalings(a), *of_b = small_scalings(b);
+  equal = memcmp(of_a, of_b, (size_t)a->scalings * sizeof *of_a) == 0;
+  free(of_a);
+  free(of_b);
+  return equal;
+}

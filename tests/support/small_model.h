@@ -1,0 +1,45 @@
+// A LLaMA that is wide enough for statistics like those of real ones, on the CPU backend, in fp32
+// or FP8, and a language for it to learn. A failure of any function fails the test.
+#pragma once
+#include "model/llama.h"
+#include "model/scalings.h"
+
+enum { SMALL_TOKENS = 512, SMALL_VOCAB = 509 };
+
+typedef struct SmallModel {
+  Backend *be;
+  Llama llama;
+  ScalingKind *kinds;
+  int scalings; // scaling_count
+  int micro_batches;
+} SmallModel;
+
+// What may differ between two of them.
+typedef struct SmallShape {
+  Fp8Use fp8;
+  Recompute recompute;
+  bool tied;
+  int loss_chunks, micro_batches; // 0: 1; micro-batches share SMALL_TOKENS
+} SmallShape;
+
+// hidden 128, ffn 256, 2 layers, heads 4 of 32, kv heads 2. Random weights, the same for all.
+SmallModel small_open(SmallShape shape);
+void small_close(SmallModel *s);
+
+// Loss and gradients of batch `number` of the language, times `scale`, before grads_finish.
+void small_gradients(SmallModel *s, uint64_t number, double scale);
+// The same, with scales found on the way.
+void small_calibrate(SmallModel *s, uint64_t number);
+StepResult small_update(SmallModel *s);
+// Steps first .. last - 1, on the batches of these numbers. Where there are no scales yet, the
+// first one finds them. Returns the last one's result.
+StepResult small_train(SmallModel *s, uint64_t first, uint64_t last);
+// The mean loss over batches that are never trained on; the scales are left as they are.
+double small_validation_loss(SmallModel *s, int batches);
+
+// Weights, moments, updates and scales of one become those of the other.
+void small_copy(const SmallModel *from, SmallModel *to);
+// Whether weights and scales are equal, bit for bit.
+bool small_equal(const SmallModel *a, const SmallModel *b);
+// [scalings] in fresh memory.
+ScalingState *small_scalings(const SmallModel *s);

@@ -1,0 +1,230 @@
+// The scales of FP8 copies on the CPU backend: what sets them, what leaves them alone, what counts
+// as beyond their reach.
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "tests/support/cmocka_all.h"
+
+#include "base/memory.h"
+#include "tests/support/small_model.h"
+
+static const SmallShape ALL = {.fp8 = {.layers = true, .head = true}};
+
+static const ParamTensor *down(const SmallModel *s) {
+  return s->llama.layers[1].down;
+}
+static int down_scaling(const SmallModel *s) {
+  return param_index(&s->llama.config, PARAM_DOWN, 1);
+}
+
+static float largest_weight(const ParamTensor *t) {
+  float largest = 0;
+  for (int64_t i = 0; i < t->rows * t->cols; i++)
+    largest = fmaxf(largest, fabsf(((const float *)t->master)[i]));
+  return largest;
+}
+
+// scaling's state after a step, from that before it. Returns whether a value was beyond its reach.
+static bool check_pushed(const SmallModel *s, int scaling, const ScalingState *before,
+                         const ScalingState *after) {
+  const ScalingKind kind = s->kinds[scaling];
+  float top = 0;
+  for (int j = 0; j < SCALE_HISTORY; j++) top = fmaxf(top, after->history[j]);
+  if (top == 0) { // vectors, an untied embedding and layer 0's dx have no copies
+    assert_memory_equal(before, after, sizeof *after);
+    return false;
+  }
+  assert_memory_equal(after->history + 1, before->history, (SCALE_HISTORY - 1) * sizeof(float));
+  assert_true(after->scale == (kind.fixed != 0 ? kind.fixed : fp8_scale(kind.format, top)));
+  if (scaling == scaling_index(&s->llama.config, 2, SCALING_DLOGITS)) {
+    // r / q is between 1 and 2 here, and the step's own scale leaves room for 4
+    assert_true(top * SMALL_TOKENS > 0.5f && top * SMALL_TOKENS < 2);
+    return false;
+  }
+  if (kind.fixed != 0) assert_true(top > 1 && top < 448);
+  return after->history[0] * before->scale > fp8_largest(kind.format);
+}
+
+// Returns how many tensors were beyond their scale's reach, the first of them being `first`.
+static int checked_step(SmallModel *s, uint64_t step, int *first) {
+  ScalingState *before = small_scalings(s);
+  const float largest = largest_weight(down(s));
+  const StepResult result = small_train(s, step, step + 1);
+  ScalingState *after = small_scalings(s);
+  assert_true(after[down_scaling(s)].history[0] == largest);
+  int beyond = 0;
+  *first = -1;
+  for (int i = s->scalings - 1; i >= 0; i--)
+    if (check_pushed(s, i, &before[i], &after[i])) {
+      beyond++;
+      *first = i;
+    }
+  assert_true(result.applied);
+  assert_int_equal(result.saturated, beyond);
+  assert_int_equal(result.saturated_first, *first);
+  free(before);
+  free(after);
+  return beyond;
+}
+
+static void scales_follow_the_history(void **state) {
+  (void)state;
+  SmallModel s = small_open(ALL);
+  int first, beyond = 0;
+  small_train(&s, 0, 1);
+  for (uint64_t step = 1; step < 20; step++) beyond += checked_step(&s, step, &first);
+  printf("# %d times one of %d tensors beyond its scale in 19 steps\n", beyond, s.scalings);
+  small_close(&s);
+}
+
+// The copies of a weight are those of its values after the update, with the scale of the update.
+static void an_update_writes_the_copies(void **state) {
+  (void)state;
+  SmallModel s = small_open(ALL);
+  small_train(&s, 0, 3);
+  ScalingState *scales = small_scalings(&s);
+  const ParamTensor *const matrices[] = {s.llama.layers[0].qkv, s.llama.lm_head};
+  for (int i = 0; i < 2; i++) {
+    const ParamTensor *t = matrices[i];
+    const Operand W = t->folded;
+    const float *wn = (const float *)s.llama.tensors[t->norm].master;
+    for (int64_t n = 0; n < t->rows; n++)
+      for (int64_t k = 0; k < t->cols; k++) {
+        const float value = ((const float *)t->master)[n * t->cols + k] * wn[k];
+        const float copy = fp8_round(FP8_E4M3, scales[W.scaling].scale * value);
+        assert_true(((const float *)W.by_row)[n * t->cols + k] == copy);
+        assert_true(((const float *)W.by_col)[k * W.stride + n] == copy);
+      }
+  }
+  free(scales);
+  small_close(&s);
+}
+
+static void a_validation_leaves_the_scales_alone(void **state) {
+  (void)state;
+  SmallModel a = small_open(ALL), b = small_open(ALL);
+  small_train(&a, 0, 3);
+  small_train(&b, 0, 3);
+  const double loss = small_validation_loss(&b, 2);
+  assert_true(loss > 4 && loss < 7);
+  small_train(&a, 3, 5);
+  small_train(&b, 3, 5);
+  assert_true(small_equal(&a, &b));
+  // Had it not been told, the largest values of both batches would count.
+  small_gradients(&b, 99, 1);
+  small_train(&a, 5, 6);
+  small_train(&b, 5, 6);
+  assert_false(small_equal(&a, &b));
+  small_close(&a);
+  small_close(&b);
+}
+
+// All gradients as bits.
+static float *gradients_of(const SmallModel *s, size_t *bytes) {
+  int64_t count = 0;
+  for (int i = 0; i < s->llama.param_count; i++)
+    count += s->llama.tensors[i].rows * s->llama.tensors[i].cols;
+  float *all = xcalloc((size_t)count, sizeof *all), *at = all;
+  for (int i = 0; i < s->llama.param_count; i++) {
+    const ParamTensor *t = &s->llama.tensors[i];
+    const grad_t *from = t->norm >= 0 ? t->grad_folded : t->grad;
+    const int64_t n = t->rows * t->cols;
+    if (t->decay) memcpy(at, from, (size_t)n * sizeof *at);
+    at += n;
+  }
+  *bytes = (size_t)count * sizeof *all;
+  return all;
+}
+
+static void calibrating_finds_the_scales_on_the_way(void **state) {
+  (void)state;
+  SmallModel s = small_open(ALL);
+  size_t bytes;
+  small_calibrate(&s, 0);
+  ScalingState *found = small_scalings(&s);
+  float *first = gradients_of(&s, &bytes);
+  small_gradients(&s, 0, 1);
+  ScalingState *still = small_scalings(&s);
+  float *second = gradients_of(&s, &bytes);
+  assert_memory_equal(found, still, (size_t)s.scalings * sizeof *found);
+  assert_memory_equal(first, second, bytes);
+  assert_int_equal(small_update(&s).saturated, 0);
+  free(found);
+  free(first);
+  free(still);
+  free(second);
+  small_close(&s);
+}
+
+static void set_scale(SmallModel *s, int index, float factor) {
+  ScalingState *states = small_scalings(s);
+  states[index].scale *= factor;
+  s->be->scalings_write(s->be, states);
+  s->be->refresh(s->be, s->llama.tensors, s->llama.param_count);
+  free(states);
+}
+
+static void what_is_beyond_a_scale_is_counted(void **state) {
+  (void)state;
+  SmallModel s = small_open(ALL);
+  small_train(&s, 0, 20);
+  const int tensors[] = {down_scaling(&s), scaling_index(&s.llama.config, 1, SCALING_Y),
+                         scaling_index(&s.llama.config, 0, SCALING_DZ)};
+  for (uint64_t i = 0; i < 3; i++) {
+    set_scale(&s, tensors[i], 256);
+    int first, others;
+    const int beyond = checked_step(&s, 20 + 2 * i, &first);
+    printf("# %s: %d beyond, first %s\n", scaling_name(&s.llama.config, tensors[i]).text, beyond,
+           scaling_name(&s.llama.config, first).text);
+    // Beside it there may be a tensor that has grown out of its own.
+    assert_true(first == tensors[i] || (beyond > 1 && first < tensors[i]));
+    others = checked_step(&s, 21 + 2 * i, &first);
+    assert_true(others < 3 && first != tensors[i]); // its scale has followed
+  }
+  small_close(&s);
+}
+
+static void a_skipped_update_leaves_the_scales_alone(void **state) {
+  (void)state;
+  SmallModel s = small_open(ALL), twin = small_open(ALL);
+  small_train(&s, 0, 3);
+  small_train(&twin, 0, 3);
+  small_gradients(&s, 3, (double)NAN);
+  const StepResult skipped = small_update(&s);
+  assert_true(!skipped.applied && skipped.saturated > 0);
+  assert_true(small_equal(&s, &twin));
+  small_train(&s, 4, 6);
+  small_train(&twin, 4, 6);
+  assert_true(small_equal(&s, &twin));
+  small_close(&s);
+  small_close(&twin);
+}
+
+// As a checkpoint keeps them.
+static void state_that_is_written_goes_on_as_it_was(void **state) {
+  (void)state;
+  SmallModel s = small_open(ALL), resumed = small_open(ALL);
+  small_train(&s, 0, 3);
+  small_copy(&s, &resumed);
+  assert_true(small_equal(&s, &resumed));
+  small_train(&s, 3, 6);
+  small_train(&resumed, 3, 6);
+  assert_true(small_equal(&s, &resumed));
+  small_close(&s);
+  small_close(&resumed);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(scales_follow_the_history),
+      cmocka_unit_test(an_update_writes_the_copies),
+      cmocka_unit_test(a_validation_leaves_the_scales_alone),
+      cmocka_unit_test(calibrating_finds_the_scales_on_the_way),
+      cmocka_unit_test(what_is_beyond_a_scale_is_counted),
+      cmocka_unit_test(a_skipped_update_leaves_the_scales_alone),
+      cmocka_unit_test(state_that_is_written_goes_on_as_it_was),
+  };
+  return cmocka_run_group_tests_name("test_fp8_scales", tests, NULL, NULL);
+}

@@ -1,0 +1,258 @@
+// A training step in FP8 on the CPU backend, the reference: its gradients against fp32's, its
+// scales, and that nothing else depends on how a step is cut.
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "tests/support/cmocka_all.h"
+
+#include "base/memory.h"
+#include "kernels/program_math.h"
+#include "tests/support/small_model.h"
+
+static const Fp8Use ALL = {.layers = true, .head = true}, HEAD = {.head = true};
+enum { TRAINED = 40 }; // steps in fp32 before gradients are compared
+
+// ---- Gradients
+
+typedef struct Difference {
+  double error, ratio; // |got - want| / |want|, |got| / |want|
+} Difference;
+
+static Difference difference(const float *got, const float *want, int64_t count) {
+  double diff2 = 0, got2 = 0, want2 = 0;
+  for (int64_t i = 0; i < count; i++) {
+    const double g = (double)got[i], w = (double)want[i];
+    diff2 += (g - w) * (g - w);
+    got2 += g * g;
+    want2 += w * w;
+  }
+  return (Difference){sqrt(diff2 / want2), sqrt(got2 / want2)};
+}
+
+// The worst over all gradients, those of the norm weights included.
+static Difference compare_gradients(const SmallModel *got, const SmallModel *want) {
+  Difference worst = {0, 1};
+  got->be->grads_finish(got->be, got->llama.tensors, got->llama.param_count);
+  want->be->grads_finish(want->be, want->llama.tensors, want->llama.param_count);
+  for (int i = 0; i < got->llama.param_count; i++) {
+    const ParamTensor *a = &got->llama.tensors[i], *b = &want->llama.tensors[i];
+    const grad_t *const arrays[][2] = {{a->grad, b->grad}, {a->grad_folded, b->grad_folded}};
+    for (int j = 0; j < 2; j++) {
+      if (!arrays[j][0] || (j == 1 && arrays[1][0] == arrays[0][0])) continue;
+      const Difference d =
+          difference((const float *)arrays[j][0], (const float *)arrays[j][1], a->rows * a->cols);
+      if (!(d.error <= worst.error)) worst.error = d.error;
+      if (!(fabs(d.ratio - 1) <= fabs(worst.ratio - 1))) worst.ratio = d.ratio;
+    }
+  }
+  return worst;
+}
+
+static void check_gradients(const char *what, SmallShape shape, double error, double ratio) {
+  SmallModel exact = small_open((SmallShape){.tied = shape.tied}), fp8 = small_open(shape);
+  small_train(&exact, 0, TRAINED);
+  small_copy(&exact, &fp8);
+  small_gradients(&exact, TRAINED, 1);
+  small_calibrate(&fp8, TRAINED);
+  small_gradients(&fp8, TRAINED, 1);
+  const Difference d = compare_gradients(&fp8, &exact);
+  printf("# %s: largest error %.2f %%, bound %.2f; norm ratio %.4f, bound %.4f from 1\n", what,
+         100 * d.error, 100 * error, d.ratio, ratio);
+  assert_true(d.error <= error && fabs(d.ratio - 1) <= ratio);
+  small_close(&fp8);
+  small_close(&exact);
+}
+
+static void gradients_are_near_those_of_fp32(void **state) {
+  (void)state;
+  // Most of it is the rounding of weights and dlogits, which is the same for all tokens.
+  check_gradients("all in FP8", (SmallShape){.fp8 = ALL}, 0.15, 0.03);
+  check_gradients("all in FP8, tied", (SmallShape){.fp8 = ALL, .tied = true}, 0.15, 0.05);
+  check_gradients("the head", (SmallShape){.fp8 = HEAD}, 0.1, 0.03);
+  check_gradients("the head, tied", (SmallShape){.fp8 = HEAD, .tied = true}, 0.1, 0.03);
+}
+
+// ---- The arithmetic, exactly: what an operation made of its operands' copies
+
+// c [M, N] = a b^T / (their scales), a [M, K] and b [N, K] with rows of these strides.
+static double *product(const SmallModel *s, int64_t M, int64_t N, int64_t K, Operand a,
+                       const fp8_t *a_copy, int64_t a_stride, Operand b, const fp8_t *b_copy,
+                       int64_t b_stride) {
+  ScalingState *scales = small_scalings(s);
+  const double inverse = 1 / (double)scales[a.scaling].scale / (double)scales[b.scaling].scale;
+  const float *A = (const float *)a_copy, *B = (const float *)b_copy;
+  double *c = xmalloc((size_t)(M * N) * sizeof *c);
+  for (int64_t m = 0; m < M; m++)
+    for (int64_t n = 0; n < N; n++) {
+      double sum = 0;
+      for (int64_t k = 0; k < K; k++)
+        sum += (double)A[m * a_stride + k] * (double)B[n * b_stride + k];
+      c[m * N + n] = inverse * sum;
+    }
+  free(scales);
+  return c;
+}
+
+// Frees what was expected.
+static void check_exact(const char *what, const void *got_, double *want, int64_t count,
+                        double bound) {
+  const float *got = got_;
+  double diff2 = 0, want2 = 0;
+  for (int64_t i = 0; i < count; i++) {
+    diff2 += ((double)got[i] - want[i]) * ((double)got[i] - want[i]);
+    want2 += want[i] * want[i];
+  }
+  const double error = sqrt(diff2 / want2);
+  printf("# %s: relative error %.1e, bound %.0e\n", what, error, bound);
+  assert_true(error <= bound);
+  free(want);
+}
+
+// Values [rows, cols] and the copies by column that were made of them.
+static void check_by_col(const SmallModel *s, const float *values, Operand x, int64_t rows,
+                         int64_t cols) {
+  ScalingState *scales = small_scalings(s);
+  const float *copy = (const float *)x.by_col, *q = (const float *)x.row_scale;
+  for (int64_t m = 0; m < rows; m++)
+    for (int64_t k = 0; k < cols; k++) {
+      const float value = scales[x.scaling].scale * (q ? q[m] : 1) * values[m * cols + k];
+      assert_true(copy[k * x.stride + m] == fp8_round(s->kinds[x.scaling].format, value));
+    }
+  free(scales);
+}
+
+static float rstd(const float *row, int64_t D) {
+  double sum = 0;
+  for (int64_t k = 0; k < D; k++) sum += (double)row[k] * (double)row[k];
+  return (float)(1 / sqrt(sum / (double)D + 1e-5));
+}
+
+static void copies_are_scaled_values(void **state) {
+  (void)state;
+  SmallModel s = small_open((SmallShape){.fp8 = ALL});
+  small_train(&s, 0, 3);
+  small_gradients(&s, 3, 1);
+  const Sizes n = model_sizes(&s.llama.config, &s.llama.shape);
+  const LayerActs *a = &s.llama.acts.layers[0];
+  const float *x = (const float *)a->x.data, *x1 = (const float *)a->x1.data;
+  for (int64_t m = 0; m < n.M; m++) {
+    const float r = rstd(x + m * n.D, n.D);
+    assert_true(((const float *)a->x.row_scale)[m] == power_of_two_below(r)); // the embedding's own
+    assert_true(((const float *)a->x1.row_scale)[m] == power_of_two_below(r));
+  }
+  check_by_col(&s, x, a->x, n.M, n.D);
+  check_by_col(&s, x1, a->x1, n.M, n.D);
+  check_by_col(&s, (const float *)a->o.data, a->o, n.M, n.Hd);
+  float *y = xmalloc((size_t)(n.M * n.F) * sizeof *y);
+  for (int64_t i = 0; i < n.M * n.F; i++) {
+    const float *pair = (const float *)a->z + 2 * i;
+    y[i / n.F * n.F + feature_of_pair(i % n.F, n.F)] = swiglu(pair[0], pair[1]);
+  }
+  check_by_col(&s, y, a->y, n.M, n.F);
+  Operand dx1 = s.llama.acts.dx1;
+  dx1.scaling = scaling_index(&s.llama.config, 0, SCALING_DX1);
+  check_by_col(&s, (const float *)dx1.data, dx1, n.M, n.D);
+  free(y);
+  small_close(&s);
+}
+
+// What is still there when a backward ends: that of layer 0's attention.
+static void products_are_those_of_the_copies(void **state) {
+  (void)state;
+  SmallModel s = small_open((SmallShape){.fp8 = ALL});
+  small_train(&s, 0, 3);
+  small_gradients(&s, 3, 1);
+  const Sizes n = model_sizes(&s.llama.config, &s.llama.shape);
+  const Acts *acts = &s.llama.acts;
+  const LayerActs *a = &acts->layers[0];
+  const ParamTensor *out = s.llama.layers[0].out, *qkv = s.llama.layers[0].qkv;
+  Operand dqkv = acts->dqkv_prime, dx1 = acts->dx1;
+  dqkv.scaling = scaling_index(&s.llama.config, 0, SCALING_DQKV);
+  dx1.scaling = scaling_index(&s.llama.config, 0, SCALING_DX1);
+  // dW' = dz''^T (q x)
+  check_exact(
+      "out's weight gradient", out->grad,
+      product(&s, n.D, n.Hd, n.M, dx1, dx1.by_col, dx1.stride, a->o, a->o.by_col, a->o.stride),
+      n.D * n.Hd, 1e-5);
+  check_exact(
+      "qkv's weight gradient", qkv->grad_folded,
+      product(&s, n.R, n.D, n.M, dqkv, dqkv.by_col, dqkv.stride, a->x, a->x.by_col, a->x.stride),
+      n.R * n.D, 1e-5);
+  // dx = dx1 + q (dz'' W') - (r / D) q s x
+  double *dx = product(&s, n.M, n.D, n.R, dqkv, dqkv.by_row, n.R, qkv->folded, qkv->folded.by_col,
+                       qkv->folded.stride);
+  const float *x = (const float *)a->x.data, *sums = (const float *)acts->s.data,
+              *q = (const float *)a->x.row_scale, *residual = (const float *)dx1.data;
+  for (int64_t m = 0; m < n.M; m++) {
+    const double factor = (double)rstd(x + m * n.D, n.D) / (double)n.D * (double)sums[m];
+    for (int64_t k = m * n.D; k < (m + 1) * n.D; k++)
+      dx[k] = (double)residual[k] + (double)q[m] * (dx[k] - factor * (double)x[k]);
+  }
+  check_exact("qkv's dgrad", acts->dx.data, dx, n.M * n.D, 1e-5);
+  small_close(&s);
+}
+
+// ---- How a step is cut
+
+static void recomputing_gives_the_same_bits(void **state) {
+  (void)state;
+  SmallModel kept = small_open((SmallShape){.fp8 = ALL});
+  small_train(&kept, 0, 4);
+  for (Recompute r = RECOMPUTE_MLP; r <= RECOMPUTE_LAYER; r++) {
+    SmallModel again = small_open((SmallShape){.fp8 = ALL, .recompute = r});
+    small_train(&again, 0, 4);
+    assert_true(small_equal(&kept, &again));
+    small_close(&again);
+  }
+  small_close(&kept);
+}
+
+// With the same scales rows do not know which batch they are in; only the order of sums changes.
+static void pieces_add_up(void **state) {
+  (void)state;
+  const SmallShape shapes[] = {{.fp8 = ALL, .micro_batches = 2},
+                               {.fp8 = ALL, .loss_chunks = 4},
+                               {.fp8 = HEAD, .micro_batches = 4, .loss_chunks = 2}};
+  for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++) {
+    SmallModel whole = small_open((SmallShape){.fp8 = shapes[i].fp8}),
+               pieces = small_open(shapes[i]);
+    small_train(&whole, 0, 5);
+    small_copy(&whole, &pieces);
+    small_gradients(&whole, 5, 1);
+    small_gradients(&pieces, 5, 1);
+    const Difference d = compare_gradients(&pieces, &whole);
+    printf("# pieces %d: error %.1e, norm ratio %.6f; bound 1e-5\n", (int)i, d.error, d.ratio);
+    assert_true(d.error <= 1e-5);
+    small_close(&pieces);
+    small_close(&whole);
+  }
+}
+
+// ---- Training
+
+static void training_loses_nothing(void **state) {
+  (void)state;
+  SmallModel exact = small_open((SmallShape){0}), fp8 = small_open((SmallShape){.fp8 = ALL});
+  small_train(&exact, 0, 200);
+  small_train(&fp8, 0, 200);
+  const double a = small_validation_loss(&exact, 8), b = small_validation_loss(&fp8, 8);
+  printf("# validation loss after 200 steps: %.4f in fp32, %.4f in FP8: %+.2f %%, bound 1\n", a, b,
+         100 * (b / a - 1));
+  assert_true(a < 3 && fabs(b / a - 1) < 0.01); // log(509) = 6.2
+  small_close(&fp8);
+  small_close(&exact);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(gradients_are_near_those_of_fp32),
+      cmocka_unit_test(copies_are_scaled_values),
+      cmocka_unit_test(products_are_those_of_the_copies),
+      cmocka_unit_test(recomputing_gives_the_same_bits),
+      cmocka_unit_test(pieces_add_up),
+      cmocka_unit_test(training_loses_nothing),
+  };
+  return cmocka_run_group_tests_name("test_fp8_step", tests, NULL, NULL);
+}
