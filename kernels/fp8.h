@@ -52,10 +52,10 @@ static inline HOST_DEVICE float fp8_scale(Fp8Format format, float largest_value)
   return power_of_two_below(fp8_largest(format) / largest_value);
 }
 
-// The scale of dlogits = (r / q) loss_scale (p - onehot): |p - onehot| <= 1, and r / q is below 4
-// unless an addition takes half of a row away.
+// The scale of dlogits = (r / q) loss_scale (p - onehot): |p - onehot| <= 1, and r / q is below 2,
+// or more where an addition made a row smaller: there is room for 16.
 static inline HOST_DEVICE float fp8_dlogits_scale(Fp8Format format, double loss_scale) {
-  return fp8_scale(format, 4 * (float)loss_scale);
+  return fp8_scale(format, 16 * (float)loss_scale);
 }
 
 // The format's value nearest to `value`.
