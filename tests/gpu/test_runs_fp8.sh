@@ -61,8 +61,8 @@ for precision in fp8 fp8_head; do
     echo "# $(grep '^memory  ' "$folder/said"), bound 1 %"
     check "${name}_takes_the_memory_that_was_planned" "$percent %" \
       awk -v p="$percent" 'BEGIN { exit !(p != "" && p <= 1 && p >= -1) }'
-    # On the CPU FP8 and fp32 are apart by 0.4 % where the model is as small.
-    close_to "${name}_learns_as_bf16_does" "$(loss val "$kernels")" "$(loss val "$name")" 0.02
+    # On the CPU these runs are apart from fp32 by 7e-4 (fp8) and 1e-5 (fp8_head).
+    close_to "${name}_learns_as_bf16_does" "$(loss val "$kernels")" "$(loss val "$name")" 0.01
     close_to "${name}_agrees_with_the_cpu" "$(loss val "cpu-$precision")" "$(loss val "$name")" 0.01
     run "$name-judged" backend.kernels="$kernels" "train.resume=$folder/$name/latest"
     close_to "${name}_is_judged_as_a_run_in_bf16_does" "$(loss val "$name-judged")" "$(loss val_bf16 "$name")" 1e-3
