@@ -95,9 +95,10 @@ void small_gradients(SmallModel *s, uint64_t number, double scale) {
 }
 
 void small_calibrate(SmallModel *s, uint64_t number) {
-  s->be->calibrate(s->be, true);
+  s->llama.scaled = false;
   small_gradients(s, number, 1);
-  s->be->calibrate(s->be, false);
+  llama_calibrate(&s->llama, false);
+  s->llama.scaled = true;
 }
 
 StepResult small_update(SmallModel *s) {
@@ -105,18 +106,9 @@ StepResult small_update(SmallModel *s) {
   return s->be->step_result(s->be);
 }
 
-static bool has_scales(const SmallModel *s) {
-  if (s->scalings == 0) return true;
-  ScalingState *states = small_scalings(s);
-  const bool found = states[scaling_index(&s->llama.config, 2, SCALING_DX)].scale > 0;
-  free(states);
-  return found;
-}
-
 StepResult small_train(SmallModel *s, uint64_t first, uint64_t last) {
   StepResult result = {0};
   for (uint64_t i = first; i < last; i++) {
-    if (i == first && !has_scales(s)) small_calibrate(s, i);
     small_gradients(s, i, 1);
     result = small_update(s);
   }
@@ -158,6 +150,7 @@ void small_copy(const SmallModel *from, SmallModel *to) {
     ScalingState *states = small_scalings(from);
     be->scalings_write(be, states);
     free(states);
+    to->llama.scaled = from->llama.scaled;
   }
   be->refresh(be, to->llama.tensors, to->llama.param_count);
 }
