@@ -10,10 +10,10 @@
 enum { MAXIMA = 32 }; // words that blocks spread their largest values over: a warp's lanes
 
 typedef struct Scaling {
-  float scale,
-      inverse;    // what copies were multiplied by, and 1 / scale: both powers of two. 0: none
-  int32_t format; // Fp8Format
-  int32_t fixed;  // the scale stays as it is: maxima are looked at for saturation only
+  float inverse, scale; // 1 / scale, which cuBLASLt wants at a 16-byte boundary, and what copies
+                        // were multiplied by: both powers of two. 0: none
+  int32_t format;       // Fp8Format
+  int32_t fixed;        // the scale stays as it is: maxima are looked at for saturation only
   float history[SCALE_HISTORY]; // largest values of the last steps, newest first; 0: none
   uint32_t maxima[MAXIMA]; // bits of the largest |value| of the running step, before `scale`; the
                            // largest of them counts. Bits of floats >= 0 compare as integers.
