@@ -100,14 +100,180 @@ template <class Program, int TOGETHER = 8> struct GatedBackward : ProgramDefault
   }
 };
 
+// ---- FP8: A B^T of e4m3 operands, and copies of what is made
+
+// Pairs whose Stores have FP8 copies, of the values as stored. Their largest goes to args.copies.
+// COPY_ROW_VALUE names the row value that a row's copies are multiplied by, if any does: such a
+// tensor has no other scale.
+template <class Program> struct CopiedPairs : ProgramDefaults {
+  static constexpr GemmFormats FORMATS = GEMM_E4M3;
+  static constexpr int COPY_ROW_VALUE = -1;
+  using Stores = Chunks<64>;
+  using Copies = CopyChunks<64>;
+  Largest largest;
+
+  template <class S> DEVICE void step(const S &s) {
+    Program &program = static_cast<Program &>(*this);
+    constexpr int LOADS = Program::Loads::COUNT;
+    uint32_t b[16]; // the second load makes room for copies
+    if constexpr (LOADS > 1) {
+      s.template load<1>(b);
+      s.loads_done();
+    }
+#pragma unroll
+    for (int first = 0; first < 16; first += 8) {
+      uint32_t words[4];
+#pragma unroll
+      for (int i = first; i < first + 8; i += 4) {
+        uint32_t a[4];
+        float2 copied[4];
+        if constexpr (LOADS > 0) s.template load<0>(a, i);
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+          if constexpr (LOADS == 0) a[j] = program.pair(s, i + j, s.product(i + j));
+          if constexpr (LOADS == 1) a[j] = program.pair(s, i + j, s.product(i + j), a[j]);
+          if constexpr (LOADS == 2) a[j] = program.pair(s, i + j, s.product(i + j), a[j], b[i + j]);
+          copied[j] = copied_pair(s, j, a[j]);
+        }
+        s.template store<0>(a, i);
+        e4m3_of_pairs(copied, words + (i - first) / 2);
+      }
+      s.store_copies(words, 4 * first);
+    }
+  }
+  DEVICE void end(const RowBlock &block) const {
+    largest.store(block);
+  }
+
+private:
+  template <class S> DEVICE float2 copied_pair(const S &s, int i, uint32_t pair) {
+    float2 v = {bf16_low(pair), bf16_high(pair)};
+    if constexpr (Program::COPY_ROW_VALUE >= 0) {
+      const float q = s.row_value(i, Program::COPY_ROW_VALUE);
+      v = {v.x * q, v.y * q};
+    }
+    largest.add(v.x), largest.add(v.y);
+    if constexpr (Program::COPY_ROW_VALUE >= 0) return v;
+    return {v.x * s.copy_scale, v.y * s.copy_scale};
+  }
+};
+
+// Gated in FP8: z as there, of y the copies alone.
+//   args.in[0], inverse_D, eps, a, b, row_scale of A   stores[0] z [M, N]   copies of y [M, N / 2]
+template <class Program> struct CopiedGated : ProgramDefaults {
+  static constexpr GemmFormats FORMATS = GEMM_E4M3;
+  using Stores = Chunks<64>;
+  using Copies = CopyChunks<32>;
+  using RowValues = ScaledRstd;
+  Largest largest;
+
+  template <class S> DEVICE void step(const S &s) {
+    uint32_t words[4];
+#pragma unroll
+    for (int first = 0; first < 16; first += 8) { // 16 columns of y
+      float2 copied[4];
+#pragma unroll
+      for (int i = first; i < first + 8; i += 4) {
+        uint32_t z[4];
+        float y[4];
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+          const float2 v = s.product(i + j);
+          z[j] = bf16_two(v.x * s.row_value(j), v.y * s.row_value(j));
+          y[j] = Program::activation(bf16_low(z[j]), bf16_high(z[j]));
+          largest.add(y[j]);
+        }
+        s.template store<0>(z, i);
+#pragma unroll
+        for (int h = 0; h < 2; h++)
+          copied[(i - first) / 2 + h] = {y[h] * s.copy_scale, y[2 + h] * s.copy_scale};
+      }
+      e4m3_of_pairs(copied, words + first / 4);
+    }
+    s.store_copies(words, 0);
+  }
+  DEVICE void end(const RowBlock &block) const {
+    largest.store(block);
+  }
+};
+
+// GatedBackward in FP8: of dz'' = (r / q) dz the copies alone, which take the place of z in the
+// slot; s = the row sums of dz'' z. What is stored has 3 bits of mantissa, so that fp16's 10 do for
+// the arithmetic, of two features at once. Program::slopes(gate, up, of_gate, of_up) gives their
+// derivatives: dz is dy times them.
+//   args.in[0], inverse_D, eps, a, b, row_scale of the forward's A, copies, out[0] s
+//   loads[0] z [M, 2 N]   copies of dz'' [M, 2 N]
+template <class Program> struct CopiedGatedBackward : ProgramDefaults {
+  static constexpr GemmFormats FORMATS = GEMM_E4M3;
+  static constexpr bool FITS_192 = false;
+  static constexpr int COLUMNS = 32; // of dy: 64 of z
+  using Loads = Chunks<64>;
+  using Copies = CopyChunks<64>;
+  using RowValues = ScaledRstd;
+  // Sums of products of e4m3 values, of up to 448 each, lie in fp16's range after this, with room
+  // for slopes.
+  static constexpr float TO_HALF = 0x1p-12f;
+  float sums[2] = {}, row_value[2];
+  __half2 largest[2] = {};
+
+  template <class S> DEVICE void step(const S &s) {
+    uint32_t z[16];
+    s.template load<0>(z);
+    s.loads_done();
+    __half2 scale[2];
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+      row_value[h] = s.row_value(h);
+      scale[h] = __float2half2_rn(row_value[h] * s.copy_scale / TO_HALF);
+    }
+#pragma unroll
+    for (int first = 0; first < 16; first += 8) {
+      uint32_t words[4];
+#pragma unroll
+      for (int i = 0; i < 4; i++) // two features, in row h: pairs 4 j + h and 4 j + 2 + h
+        words[i] = two_features(s.product(first / 2 + i), z[first + i / 2 * 4 + i % 2],
+                                z[first + i / 2 * 4 + 2 + i % 2], i % 2, scale[i % 2]);
+      s.store_copies(words, 4 * first);
+    }
+  }
+  DEVICE void end(const RowBlock &block) {
+    RowSum s;
+    Largest all;
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+      s.add(h, sums[h] * row_value[h]);
+      all.add(fmaxf(__low2float(largest[h]), __high2float(largest[h])) * (row_value[h] / TO_HALF));
+    }
+    s.store(block, block.args.out[0]);
+    all.store(block);
+  }
+
+private:
+  DEVICE uint32_t two_features(float2 dy, uint32_t first, uint32_t second, int h, __half2 scale) {
+    const __half2 gate = __floats2half2_rn(bf16_low(first), bf16_low(second)),
+                  up = __floats2half2_rn(bf16_high(first), bf16_high(second)),
+                  d = __floats2half2_rn(dy.x * TO_HALF, dy.y * TO_HALF);
+    __half2 of_gate, of_up;
+    Program::slopes(gate, up, of_gate, of_up);
+    const __half2 z_slope = __hfma2(gate, of_gate, __hmul2(up, of_up));
+    sums[h] = fmaf(dy.x, __low2float(z_slope), fmaf(dy.y, __high2float(z_slope), sums[h]));
+    const __half2 dgate = __hmul2(d, of_gate), dup = __hmul2(d, of_up);
+    largest[h] = __hmax2(largest[h], __hmax2(__habs2(dgate), __habs2(dup)));
+    return __byte_perm(e4m3_two(__hmul2(dgate, scale)), e4m3_two(__hmul2(dup, scale)), 0x5140);
+  }
+};
+
 // Comes last in a program's file: compiles all tile shapes, and makes fused_program_NAME.
 #define DEFINE_PROGRAM(Struct, name_)                                                              \
   extern "C" const Program fused_program_##name_;                                                  \
   const Program fused_program_##name_ = {#name_,                                                   \
                                          Struct::FORM,                                             \
+                                         Struct::FORMATS,                                          \
+                                         depth_of<Struct>(),                                       \
                                          Struct::COLUMNS,                                          \
                                          {Struct::Loads::width(0), Struct::Loads::width(1)},       \
                                          {Struct::Stores::width(0), Struct::Stores::width(1)},     \
+                                         Struct::Copies::WIDTH,                                    \
                                          {program_kernel<Tile128x256, Struct>(),                   \
                                           program_kernel<Tile128x192, Struct>(),                   \
                                           program_kernel<Tile128x128, Struct>()}};

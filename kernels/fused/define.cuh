@@ -1,5 +1,6 @@
 // What every program's file includes: the bases, and the tile shapes it is compiled for.
 #pragma once
+#include <type_traits>
 #include "kernels/fused/mainloop.cuh"
 
 // As many stages as leave room for the epilogue's tiles.
@@ -7,7 +8,7 @@ using Tile128x256 = Tile<128, 256, 4, COOPERATIVE>;
 using Tile128x192 = Tile<128, 192, 4, PING_PONG>;
 using Tile128x128 = Tile<128, 128, 5, PING_PONG>;
 
-template <class T, class P> ProgramKernel program_kernel() {
+template <class T, class P> ProgramKernel kernel_in() {
   constexpr Major A = P::FORM == GEMM_TN ? MAJOR_MN : MAJOR_K;
   constexpr Major B = P::FORM == GEMM_NT ? MAJOR_K : MAJOR_MN;
   return {(const void *)fused_kernel<T, P, A, B>,
@@ -18,4 +19,12 @@ template <class T, class P> ProgramKernel program_kernel() {
           Shared<T, P>::BYTES,
           T::PRODUCER_REGISTERS,
           T::CONSUMER_REGISTERS};
+}
+
+// Both warpgroups share a promoted program's tiles, so that one multiplies while the other adds up.
+template <class Asked, class P> ProgramKernel program_kernel() {
+  using SharedTile = Tile<Asked::ROWS, Asked::COLS, Asked::STAGES, COOPERATIVE>;
+  if constexpr (fits<P>(Asked::COLS))
+    return kernel_in<std::conditional_t<(P::PROMOTE > 0), SharedTile, Asked>, P>();
+  return {};
 }

@@ -8,6 +8,7 @@
 // bf16 pairs, which lie as the product's do; a chunk of 32 columns gives it 8.
 #pragma once
 #include "kernels/cuda/bf16.cuh"
+#include "kernels/cuda/fp8.cuh"
 #include "kernels/fused/program.h"
 #include "kernels/fused/ptx.cuh"
 #include "kernels/program_math.h"
@@ -22,6 +23,13 @@ template <int FIRST = 0, int SECOND = 0> struct Chunks {
     return i == 0 ? 0 : 64 * FIRST * 2;
   }
   static constexpr int BYTES = 64 * (FIRST + SECOND) * 2;
+};
+
+// The FP8 copies of what goes with a step, 64 columns of it, 32 or 0: by rows [64, WIDTH], and by
+// columns [WIDTH, 64] BY_COL bytes on. They follow the chunks that are stored. Where they take the
+// place of loads, warps store over what others load: `loads_done` stands between.
+template <int WIDTH_ = 0> struct CopyChunks {
+  static constexpr int WIDTH = WIDTH_, BY_COL = 64 * WIDTH, BYTES = 2 * BY_COL;
 };
 
 // Chunks that are stored take the place of chunks that were loaded: a warp rewrites only what it
@@ -66,6 +74,28 @@ static DEVICE float max_with_nan(float a, float b) {
 #else
   return a > b || a != a ? a : b;
 #endif
+}
+
+// The largest |value| of a tensor that FP8 copies are made of, for its Scaling: before `scale`.
+struct Largest {
+  float value = 0;
+
+  DEVICE void add(float x) {
+    value = fmaxf(value, fabsf(x));
+  }
+  DEVICE void store(const RowBlock &block) const {
+    if (!block.args.copies) return;
+    const unsigned all = __reduce_max_sync(0xffffffffu, __float_as_uint(value));
+    unsigned *maxima = block.args.copies->maxima;
+    if ((block.thread & 31) == 0)
+      atomicMax(&maxima[(block.first_row / 64 + block.column_tile) % MAXIMA], all);
+  }
+};
+
+// e4m3 of four pairs, as Step::store_copies takes them.
+static DEVICE void e4m3_of_pairs(const float2 (&v)[4], uint32_t *words) {
+#pragma unroll
+  for (int h = 0; h < 2; h++) words[h] = e4m3_four(v[h].x, v[h].y, v[2 + h].x, v[2 + h].y);
 }
 
 template <class Statistic> struct RowStatistic {
@@ -170,6 +200,17 @@ struct RowSoftmax {
   }
 };
 
+// tanh of two fp16 values, to 2^-11.
+static DEVICE __half2 half_tanh(__half2 x) {
+#ifdef __CUDA_ARCH__
+  uint32_t y;
+  asm("tanh.approx.f16x2 %0, %1;" : "=r"(y) : "r"(*reinterpret_cast<const uint32_t *>(&x)));
+  return *reinterpret_cast<const __half2 *>(&y);
+#else
+  return __floats2half2_rn(tanhf(__low2float(x)), tanhf(__high2float(x)));
+#endif
+}
+
 // ---- Values of rows: what `using RowValues = ...` may name. A warp that has nothing else to do
 // computes them a tile ahead; a step asks for them with row_value.
 
@@ -218,20 +259,58 @@ struct Rstd {
   }
 };
 
+// ---- The same for FP8, whose product comes without the scales of its operands.
+
+// What that is to be multiplied by.
+static DEVICE float product_scale(const ProgramArgs &args) {
+  return __ldg(&args.a->inverse) * __ldg(&args.b->inverse);
+}
+// q of a row: what its copies are multiplied by, a power of two.
+static DEVICE float row_scale(const ProgramArgs &args, int row, int M) {
+  return args.row_scale && row < M ? __ldg(args.row_scale + row) : 1.0f;
+}
+
+// product_scale r / q: for the rows of A with q in them, or of a gradient that is to undo that.
+struct ScaledRstd {
+  static constexpr int COUNT = 1;
+  static DEVICE void compute(const ProgramArgs &args, int row, int M, FourRows (&values)[COUNT]) {
+    Rstd::of_rows(args, row, M, values[0]);
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+      values[0][i] *= product_scale(args) / row_scale(args, row + 32 * i, M);
+  }
+};
+
 // What a program starts from, and may redefine.
 struct ProgramDefaults {
   static constexpr GemmForm FORM = GEMM_NT;
+  static constexpr GemmFormats FORMATS = GEMM_BF16;
+  // Stages of K, of 128, after which FP8's sums are promoted to fp32; 0: they never are.
+  static constexpr int PROMOTE = 0;
+  // Whether its registers do for a tile of 192 columns.
+  static constexpr bool FITS_192 = true;
   static constexpr int COLUMNS = 64;
   // Tile operands in; they are under way while the product is computed.
   using Loads = Chunks<>;
   // Tile operands out; chunk i takes the place of the chunk i that was loaded.
   using Stores = Chunks<>;
+  using Copies = CopyChunks<>;
   using RowValues = NoRowValues;
   // Where in the matrix of load i the chunk for the step at (row, column) starts.
   static DEVICE void load_position(const ProgramArgs &, int, int &, int &) {}
   // Called after the last step of 64 rows of a tile; the program starts anew for the next 64.
   DEVICE void end(const RowBlock &) {}
 };
+
+// Elements of K that A and B come in at a time.
+template <class Program> constexpr int depth_of() {
+  return Program::FORMATS == GEMM_BF16 ? DEPTH_BYTES / 2 : DEPTH_BYTES;
+}
+
+// Whether there is a kernel for tiles of so many columns. A promoted program holds its sums twice.
+template <class Program> constexpr bool fits(int cols) {
+  return cols == 128 || (cols == 192 ? Program::FITS_192 : Program::PROMOTE == 0);
+}
 
 // The values of a thread's two rows.
 template <class Program> struct TwoRows {
@@ -246,6 +325,7 @@ template <class Program> struct Step {
   const TwoRows<Program> &rows;
   int first_column; // of the product
   uint32_t slot;    // the step's chunks in shared memory
+  float copy_scale; // of the copies' Scaling
 
   // ---- The mapping of pairs to rows and columns
   // Pair i lies in the thread's row i & 1, at columns column(i) and the next.
@@ -283,6 +363,28 @@ template <class Program> struct Step {
 #pragma unroll
     for (int i = 0; i < N; i += 4)
       store_matrices(address<typename Program::Stores, OPERAND, N>(first + i), &pairs[i]);
+  }
+  // ---- FP8 copies, 32 of their columns at a time, from `first` on: 0 or 32. words[2 g + h] has, of
+  // the thread's row h and group g of 16 columns, columns c, c + 1, c + 8, c + 9 of them, where the
+  // thread's pairs lie at c. That is the order in which a row's copy lies (kernels/fp8.h); of the
+  // columns' copies rows h = 0 and 1 are neighbours.
+  DEVICE void store_copies(const uint32_t (&words)[4], int first) const {
+    using Copies = typename Program::Copies;
+    const uint32_t across[4] = {
+        __byte_perm(words[0], words[1], 0x5140), __byte_perm(words[0], words[1], 0x7362),
+        __byte_perm(words[2], words[3], 0x5140), __byte_perm(words[2], words[3], 0x7362)};
+    const int lane = block.thread & 31, warp = block.thread >> 5;
+    const int row = warp * 16 + (lane & 15), unit = first / 16 + (lane >> 4);
+    const int swizzle = Copies::WIDTH == 64 ? (row >> 1) & 3 : (row >> 2) & 1;
+    const uint32_t copies = slot + Program::Stores::BYTES;
+    store_matrices(copies + row * Copies::WIDTH + ((unit ^ swizzle) << 4), words);
+    const int column = first + lane;
+    store_matrices_across(
+        copies + Copies::BY_COL + column * 64 + ((warp ^ ((column >> 1) & 3)) << 4), across);
+  }
+  // All warps have loaded what the copies are stored over. Does nothing where that is nothing.
+  DEVICE void loads_done() const {
+    if constexpr (Program::Stores::BYTES < Program::Loads::BYTES) warpgroup_sync();
   }
 
 private:

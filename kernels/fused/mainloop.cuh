@@ -1,5 +1,5 @@
 // The GEMM that all programs share, for sm_90a: product[M, N] = sum over k of A(m, k) B(n, k), bf16
-// in, fp32 out. It knows no program: it calls what ProgramDefaults (epilogue.cuh) lists, and moves
+// or FP8 in, fp32 out. It knows no program: it calls what ProgramDefaults (epilogue.cuh) lists, and moves
 // the tiles that the program names.
 //
 // A block is 3 warpgroups and stays on its multiprocessor until all tiles are done. Warpgroup 0
@@ -38,7 +38,7 @@ template <int ROWS_, int COLS_, int STAGES_, Schedule SCHEDULE> struct Tile {
   static constexpr bool PINGPONG = SCHEDULE == PING_PONG;
   static constexpr int CONSUMER_ROWS = PINGPONG ? ROWS : ROWS / 2;
   static constexpr int BLOCKS = CONSUMER_ROWS / 64; // wgmma has 64 rows
-  static constexpr int A_BYTES = ROWS * DEPTH * 2, B_BYTES = COLS * DEPTH * 2;
+  static constexpr int A_BYTES = ROWS * DEPTH_BYTES, B_BYTES = COLS * DEPTH_BYTES;
   static constexpr int STAGE_BYTES = A_BYTES + B_BYTES;
   // What 3 warpgroups start with, 168 a thread, is dealt out anew. More than that waits for ever.
   // This deal leaves no program spilling: a thread has 192 sums of 192 columns, else 128.
@@ -50,9 +50,9 @@ template <int ROWS_, int COLS_, int STAGES_, Schedule SCHEDULE> struct Tile {
 // Shared memory, from a multiple of 1024 on: the stages, both consumers' slots, the row values of
 // two tiles, the barriers.
 template <class T, class Program> struct Shared {
-  static constexpr int SLOT_BYTES = Program::Loads::BYTES > Program::Stores::BYTES
-                                        ? Program::Loads::BYTES
-                                        : Program::Stores::BYTES;
+  static constexpr int STORE_BYTES = Program::Stores::BYTES + Program::Copies::BYTES;
+  static constexpr int SLOT_BYTES =
+      Program::Loads::BYTES > STORE_BYTES ? Program::Loads::BYTES : STORE_BYTES;
   static constexpr int A_ROW_VALUES = Program::RowValues::COUNT * T::ROWS * 4; // of a tile
 
   static constexpr int BARRIERS = 2 * T::STAGES + 2 + 4 + 4 * MAX_SLOTS;
@@ -143,9 +143,6 @@ template <class T> struct Work {
     first = blockIdx.x / CLUSTER;
     stride = gridDim.x / CLUSTER;
   }
-  DEVICE int k_stages() const {
-    return (K + DEPTH - 1) / DEPTH;
-  }
   // This block's rows and columns of tile t start here.
   DEVICE void locate(int t, int &row, int &column_tile) const {
     const int a_group = TILE_GROUP * tiles_n, group = t / a_group, in_group = t - group * a_group;
@@ -194,8 +191,15 @@ private:
 template <class T, class Program, Major A_MAJOR, Major B_MAJOR> struct Block {
   using Loads = typename Program::Loads;
   using Stores = typename Program::Stores;
+  using Copies = typename Program::Copies;
+  static constexpr int DEPTH = depth_of<Program>();
+  static_assert(DEPTH == DEPTH_BYTES / 2 || Program::FORM == GEMM_NT, "FP8 has K along its rows");
   Shared<T, Program> shared;
   Work<T> work;
+
+  DEVICE int k_stages() const {
+    return (work.K + DEPTH - 1) / DEPTH;
+  }
 
   // ---- Warp 0: operands
 
@@ -274,6 +278,14 @@ template <class T, class Program, Major A_MAJOR, Major B_MAJOR> struct Block {
     steps.next();
   }
 
+  DEVICE void store_copies(uint32_t slot, const Steps<T, Program> &step,
+                           const EpilogueOperands &operands) const {
+    const int row = step.step_row(), column = step.step_column() * Copies::WIDTH / Program::COLUMNS;
+    const uint32_t copies = slot + Stores::BYTES;
+    if (operands.copied[0]) tensor_store(&operands.copies[0], copies, column, row);
+    if (operands.copied[1]) tensor_store(&operands.copies[1], copies + Copies::BY_COL, row, column);
+  }
+
   DEVICE void move_chunks(int consumer, const EpilogueOperands &operands) const {
     constexpr int SLOTS = Shared<T, Program>::SLOTS;
     // A slot is filled again when its store has been read; of many slots, one store later.
@@ -291,6 +303,8 @@ template <class T, class Program, Major A_MAJOR, Major B_MAJOR> struct Block {
         tensor_store(&operands.stores[i], shared.slot(consumer, ring.at) + Stores::offset(i),
                      storing.step_column() * Stores::width(i) / Program::COLUMNS,
                      storing.step_row());
+      if constexpr (Copies::WIDTH > 0)
+        store_copies(shared.slot(consumer, ring.at), storing, operands);
       bulk_commit();
       bulk_wait_read<LAG>();
       if (refill >= 0) load_chunks(consumer, refill, loading, operands);
@@ -301,29 +315,29 @@ template <class T, class Program, Major A_MAJOR, Major B_MAJOR> struct Block {
 
   // ---- Warpgroups 1 and 2: products and epilogue
 
-  // The products of one tile into `accumulators`. A stage is given back as soon as it was read.
-  DEVICE void multiply(int consumer, int thread, Ring<T::STAGES> ring,
+  // The products of so many stages of a tile into `accumulators`. A stage is given back as soon as
+  // it was read.
+  DEVICE void multiply(int consumer, int thread, Ring<T::STAGES> &ring, int stages,
                        float (&accumulators)[T::BLOCKS][T::COLS / 2]) const {
-    // 16 along k: 32 bytes of a row, or 16 rows of 128 bytes
+    // An instruction's part of k: 32 bytes of a row, or 16 rows of 128 bytes
     constexpr int K_STEP_A = (A_MAJOR == MAJOR_K ? 32 : 16 * 128) >> 4;
     constexpr int K_STEP_B = (B_MAJOR == MAJOR_K ? 32 : 16 * 128) >> 4;
     const uint32_t first_a =
         shared.stage(0) + (T::PINGPONG ? 0 : consumer * T::CONSUMER_ROWS / 64 * BLOCK_OF_64);
     const uint64_t a0 = wgmma_descriptor(first_a, A_MAJOR);
     const uint64_t b0 = wgmma_descriptor(shared.stage(0) + T::A_BYTES, B_MAJOR);
-    const int stages = work.k_stages();
     int previous = 0;
     for (int s = 0; s < stages; s++, ring.next()) {
       mbarrier_wait(shared.full(ring.at), ring.parity);
       wgmma_fence();
       const uint64_t offset = (uint64_t)(ring.at * (T::STAGE_BYTES >> 4));
 #pragma unroll
-      for (int k = 0; k < DEPTH / 16; k++)
+      for (int k = 0; k < DEPTH_BYTES / 32; k++)
 #pragma unroll
         for (int block = 0; block < T::BLOCKS; block++)
-          wgmma<A_MAJOR, B_MAJOR>(accumulators[block],
-                                  a0 + offset + block * (BLOCK_OF_64 >> 4) + k * K_STEP_A,
-                                  b0 + offset + k * K_STEP_B, (s | k) != 0);
+          wgmma<Program::FORMATS, A_MAJOR, B_MAJOR>(
+              accumulators[block], a0 + offset + block * (BLOCK_OF_64 >> 4) + k * K_STEP_A,
+              b0 + offset + k * K_STEP_B, (s | k) != 0);
       wgmma_commit();
       if (s > 0) {
         wgmma_wait<1>();
@@ -336,6 +350,22 @@ template <class T, class Program, Major A_MAJOR, Major B_MAJOR> struct Block {
     if (thread < CLUSTER) mbarrier_arrive_at(shared.empty(previous), thread);
   }
 
+  // Promotion: the tensor cores truncate FP8's sums, so that those of one sign come out short, by
+  // 3 % at K = 2048. Every PROMOTE stages they start anew, and what they had is added up in fp32.
+  DEVICE void multiply_promoted(int consumer, int thread, Ring<T::STAGES> &ring,
+                                float (&sums)[T::BLOCKS][T::COLS / 2]) const {
+    static_assert(!T::PINGPONG && T::BLOCKS == 1, "a turn is handed over once a tile");
+#pragma unroll
+    for (int i = 0; i < T::COLS / 2; i++) sums[0][i] = 0;
+#pragma unroll 1
+    for (int left = k_stages(); left > 0; left -= Program::PROMOTE) {
+      float part[T::BLOCKS][T::COLS / 2];
+      multiply(consumer, thread, ring, min(left, (int)Program::PROMOTE), part);
+#pragma unroll
+      for (int i = 0; i < T::COLS / 2; i++) sums[0][i] += part[0][i];
+    }
+  }
+
   DEVICE void run_program(int consumer, Ring<Shared<T, Program>::SLOTS> ring, Ring<2> rows,
                           const RowBlock &tile /* its first block */,
                           const float (&accumulators)[T::BLOCKS][T::COLS / 2]) const {
@@ -344,6 +374,8 @@ template <class T, class Program, Major A_MAJOR, Major B_MAJOR> struct Block {
     const int first_row = T::PINGPONG ? 0 : consumer * T::CONSUMER_ROWS; // in the block's tile
     constexpr bool ROW_VALUES = Program::RowValues::COUNT > 0;
     if (ROW_VALUES) mbarrier_wait(shared.row_full(rows.at), rows.parity);
+    float copy_scale = 1;
+    if (Copies::WIDTH > 0 && tile.args.copies) copy_scale = __ldg(&tile.args.copies->scale);
 #pragma unroll
     for (int b = 0; b < T::BLOCKS; b++) {
       RowBlock block = tile;
@@ -363,8 +395,9 @@ template <class T, class Program, Major A_MAJOR, Major B_MAJOR> struct Block {
         uint32_t slot = shared.slot(consumer, ring.at);
         // Else the compiler keeps the addresses of all slots in registers.
         asm volatile("" : "+r"(slot));
-        const Step<Program> step = {block, accumulators[b] + i * (Program::COLUMNS / 2), values,
-                                    tile.column_tile * T::COLS + i * Program::COLUMNS, slot};
+        const Step<Program> step = {block,  accumulators[b] + i * (Program::COLUMNS / 2),
+                                    values, tile.column_tile * T::COLS + i * Program::COLUMNS,
+                                    slot,   copy_scale};
         program.step(step);
         fence_copy_engine();
         __syncwarp();
@@ -388,7 +421,11 @@ template <class T, class Program, Major A_MAJOR, Major B_MAJOR> struct Block {
       if (!T::PINGPONG) tile.first_row += consumer * T::CONSUMER_ROWS;
       if (T::PINGPONG && i > 0) mbarrier_wait(shared.turn(consumer), (i - 1) / 2 & 1);
       float accumulators[T::BLOCKS][T::COLS / 2];
-      multiply(consumer, thread, Ring<T::STAGES>(i * work.k_stages()), accumulators);
+      Ring<T::STAGES> ring(i * k_stages());
+      if constexpr (Program::PROMOTE == 0)
+        multiply(consumer, thread, ring, k_stages(), accumulators);
+      else
+        multiply_promoted(consumer, thread, ring, accumulators);
       run_program(consumer, Slots(i / TURNS * Steps<T, Program>::A_TILE), Ring<2>(i), tile,
                   accumulators);
     }

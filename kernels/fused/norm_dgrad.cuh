@@ -26,3 +26,36 @@ template <bool RESIDUAL> struct NormDgradOf : Pairs<NormDgradOf<RESIDUAL>> {
                     fmaf(f, bf16_high(x), v.y + bf16_high(residual)));
   }
 };
+
+// ---- In FP8, where A has r / q in it and s its sums: dx = q (A B^T) - (r / D) q s x (+ residual)
+
+// q times the product's scale; -(r / D) q s.
+struct ScaledNormFactor {
+  static constexpr int COUNT = 2;
+  static DEVICE void compute(const ProgramArgs &args, int row, int M, FourRows (&values)[COUNT]) {
+    FourRows factor[1];
+    NormFactor::compute(args, row, M, factor);
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+      const float q = row_scale(args, row + 32 * i, M);
+      values[0][i] = product_scale(args) * q;
+      values[1][i] = factor[0][i] * q;
+    }
+  }
+};
+
+template <bool RESIDUAL> struct CopiedNormDgradOf : CopiedPairs<CopiedNormDgradOf<RESIDUAL>> {
+  static constexpr int PROMOTE = 4;
+  using Loads = Chunks<64, RESIDUAL ? 64 : 0>; // (residual,) x
+  using RowValues = ScaledNormFactor;
+
+  template <class S> DEVICE uint32_t pair(const S &s, int i, float2 v, uint32_t x) const {
+    return pair(s, i, v, 0, x);
+  }
+  template <class S>
+  DEVICE uint32_t pair(const S &s, int i, float2 v, uint32_t residual, uint32_t x) const {
+    const float k = s.row_value(i, 0), f = s.row_value(i, 1);
+    return bf16_two(fmaf(f, bf16_low(x), fmaf(k, v.x, bf16_low(residual))),
+                    fmaf(f, bf16_high(x), fmaf(k, v.y, bf16_high(residual))));
+  }
+};

@@ -68,6 +68,7 @@ int fused_program_open(OpenProgram *open, const Program *program, const Gpu *gpu
     return -1;
   for (int tile = 0; tile < TILE_SHAPES; tile++) {
     const ProgramKernel *k = &program->kernels[tile];
+    if (!k->kernel) continue;
     CUDA_TRY(err, cudaFuncSetAttribute(k->kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                        k->shared_bytes));
     cudaLaunchConfig_t config = launch_config(k, gpu->sm_count / CLUSTER);
@@ -94,19 +95,22 @@ static void fail_call(const Program *program, const char *why) {
   exit(EXIT_FAILURE);
 }
 
-// Boxes of box_rows x box_cols elements of a 16-bit matrix, whose rows are `stride` elements apart,
-// 0 = cols; box_cols 64 or 32.
-static CUtensorMap tensor_map(const OpenProgram *open, Matrix matrix, int64_t stride,
+// Boxes of box_rows x box_cols elements of `bytes` each, 1 or 2, of a matrix whose rows are `stride`
+// elements apart, 0 = cols. A box's rows are as wide as the swizzle: 128, 64 or 32 bytes.
+static CUtensorMap tensor_map(const OpenProgram *open, Matrix matrix, int64_t stride, int32_t bytes,
                               int32_t box_rows, int32_t box_cols) {
   const cuuint64_t dims[2] = {(cuuint64_t)matrix.cols, (cuuint64_t)matrix.rows};
-  const cuuint64_t strides[1] = {(cuuint64_t)(stride ? stride : matrix.cols) * 2};
+  const cuuint64_t strides[1] = {(cuuint64_t)((stride ? stride : matrix.cols) * bytes)};
   const cuuint32_t box[2] = {(cuuint32_t)box_cols, (cuuint32_t)box_rows}, steps[2] = {1, 1};
+  const int32_t atom = box_cols * bytes;
   CUtensorMap map;
-  const CUresult status =
-      open->encode(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 2, (void *)(uintptr_t)matrix.data, dims,
-                   strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
-                   box_cols == 64 ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_64B,
-                   CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  const CUresult status = open->encode(
+      &map, bytes == 1 ? CU_TENSOR_MAP_DATA_TYPE_UINT8 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 2,
+      (void *)(uintptr_t)matrix.data, dims, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
+      atom == 128  ? CU_TENSOR_MAP_SWIZZLE_128B
+      : atom == 64 ? CU_TENSOR_MAP_SWIZZLE_64B
+                   : CU_TENSOR_MAP_SWIZZLE_32B,
+      CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (status != CUDA_SUCCESS)
     fail_call(open->program,
               "a matrix is not as the copy engine takes it: pointer or rows not at 16-byte "
@@ -114,30 +118,46 @@ static CUtensorMap tensor_map(const OpenProgram *open, Matrix matrix, int64_t st
   return map;
 }
 
+// The tiles of the epilogue.
+static EpilogueOperands epilogue_operands(const OpenProgram *open, const ProgramCall *call) {
+  const Program *program = open->program;
+  EpilogueOperands operands = {.args = call->args};
+  for (int i = 0; i < MAX_TILES; i++) {
+    if (program->load_cols[i])
+      operands.loads[i] = tensor_map(open, call->loads[i], 0, 2, 64, program->load_cols[i]);
+    if (program->store_cols[i])
+      operands.stores[i] = tensor_map(open, call->stores[i], 0, 2, 64, program->store_cols[i]);
+  }
+  for (int i = 0; i < 2; i++) {
+    const int32_t sides[2] = {64, program->copy_cols};
+    operands.copied[i] = program->copy_cols && call->copies[i].data;
+    if (operands.copied[i])
+      operands.copies[i] = tensor_map(open, call->copies[i], i == 0 ? 0 : call->by_col_stride, 1,
+                                      sides[i], sides[1 - i]);
+  }
+  return operands;
+}
+
 void fused_launch(const OpenProgram *open, TileShape tile, const ProgramCall *call,
                   cudaStream_t stream) {
   const Program *program = open->program;
   const ProgramKernel *k = &program->kernels[tile];
+  if (!k->kernel) fail_call(program, "it has no kernel in this tile shape; ask tile_choose");
   if (call->M <= 0 || call->N <= 0 || call->K <= 0) return;
   if (call->M > INT32_MAX - 512 || call->N > INT32_MAX - 512 || call->K > INT32_MAX - 512)
     fail_call(program, "a side of the product is not below 2^31 - 512");
 
   // K-major operands come in one box a stage (B in two halves), others in boxes of 64 x 64.
+  const int32_t depth = program->depth, bytes = DEPTH_BYTES / depth;
   const Matrix A = {call->A, call->M, call->K}, A_across = {call->A, call->K, call->M},
                B = {call->B, call->N, call->K}, B_across = {call->B, call->K, call->N};
   const CUtensorMap a = program->form == GEMM_TN
-                            ? tensor_map(open, A_across, call->stride_a, DEPTH, 64)
-                            : tensor_map(open, A, call->stride_a, k->rows, DEPTH);
+                            ? tensor_map(open, A_across, call->stride_a, bytes, depth, 64)
+                            : tensor_map(open, A, call->stride_a, bytes, k->rows, depth);
   const CUtensorMap b = program->form == GEMM_NT
-                            ? tensor_map(open, B, call->stride_b, k->cols / CLUSTER, DEPTH)
-                            : tensor_map(open, B_across, call->stride_b, DEPTH, 64);
-  EpilogueOperands operands = {.args = call->args};
-  for (int i = 0; i < MAX_TILES; i++) {
-    if (program->load_cols[i])
-      operands.loads[i] = tensor_map(open, call->loads[i], 0, 64, program->load_cols[i]);
-    if (program->store_cols[i])
-      operands.stores[i] = tensor_map(open, call->stores[i], 0, 64, program->store_cols[i]);
-  }
+                            ? tensor_map(open, B, call->stride_b, bytes, k->cols / CLUSTER, depth)
+                            : tensor_map(open, B_across, call->stride_b, bytes, depth, 64);
+  EpilogueOperands operands = epilogue_operands(open, call);
 
   const int64_t tiles =
       (call->M + k->rows * CLUSTER - 1) / (k->rows * CLUSTER) * tile_parts(tile, call->N);

@@ -1,5 +1,5 @@
 // Epilogue programs as C sees them. A program is a GEMM with everything around it in one kernel:
-//     product = A B^T (fp32)  ->  epilogue, tile by tile, in registers  ->  bf16 tiles, row sums
+//     product = A B^T (fp32)  ->  epilogue, tile by tile, in registers  ->  tiles, row sums
 // programs/NAME.cu holds a program, the table in programs.h names it, program.c launches it;
 // kernels/README.md explains how to write one.
 #pragma once
@@ -9,6 +9,7 @@
 #include <stdint.h>
 #include "base/error.h"
 #include "kernels/cuda/gemm_cublaslt.h"
+#include "kernels/cuda/scaling.h"
 #include "kernels/fused/programs.h"
 #include "kernels/ops.h"
 
@@ -17,16 +18,17 @@ extern "C" {
 #endif
 
 enum {
-  MAX_TILES = 2, // operands that a program reads, or writes, tile by tile
-  CLUSTER = 2,   // thread blocks that share B
-  DEPTH = 64,    // elements of K that A and B come in at a time: one 128-byte swizzle atom
+  MAX_TILES = 2,     // operands that a program reads, or writes, tile by tile
+  CLUSTER = 2,       // thread blocks that share B
+  DEPTH_BYTES = 128, // of K that A and B come in at a time: one swizzle atom
   BLOCK_THREADS = 3 * 128,
 };
 
-// A bf16 matrix, row-major. A program says which part of it goes with a tile of the product.
+// A row-major matrix: bf16, or FP8 where it is a copy. A program says which part of it goes with a
+// tile of the product.
 typedef struct Matrix {
   const void *data;   // at a 16-byte boundary; written where it is an output
-  int64_t rows, cols; // cols a multiple of 8
+  int64_t rows, cols; // rows are whole 16 bytes
 } Matrix;
 
 // Of a row's values in one tile of columns: the largest, and the sum of exp(value - largest).
@@ -45,26 +47,36 @@ typedef struct ProgramArgs {
     int32_t i;
     float f;
   } params[4];
-  const float *row_scale; // [M], NULL: 1
+  // FP8
+  const Scaling *a, *b;   // of A and B: the product is a->inverse b->inverse times what comes out
+  Scaling *copies;        // of the copies: scale is read, maxima are raised; NULL: there are none
+  const float *row_scale; // [M] q of RMSNorm's rows (kernels/ops.h), NULL: 1
+  float *row_scale_out;   // [M] of the rows that are copied, or NULL
 } ProgramArgs;
 
 // What a kernel gets beside A, B and the product's size.
 typedef struct EpilogueOperands {
   CUtensorMap loads[MAX_TILES], stores[MAX_TILES];
   ProgramArgs args;
+  CUtensorMap copies[2];
+  bool copied[2]; // there is one
 } EpilogueOperands;
 
 typedef struct ProgramCall {
   int64_t M, N, K;            // each below 2^31 - 512
-  const void *A, *B;          // bf16, stored as the program's form says, rows of whole 16 bytes
+  const void *A, *B;          // stored as the program's form says, rows of whole 16 bytes
   int64_t stride_a, stride_b; // elements from one row to the next; 0 = their length
   Matrix loads[MAX_TILES], stores[MAX_TILES]; // as many as the program has
+  // FP8 copies of what the program makes, in the order of fp8.h: by rows [M, n], by columns [n, M];
+  // sides in whole 16s, rows of the second by_col_stride apart, 0 = M. One without data is left out.
+  Matrix copies[2];
+  int64_t by_col_stride;
   ProgramArgs args;
 } ProgramCall;
 
 // A program in one tile shape.
 typedef struct ProgramKernel {
-  const void *kernel;
+  const void *kernel;                             // NULL: it has none in this shape
   int32_t rows, cols;                             // of the tile
   int32_t stages;                                 // operand tiles under way
   int32_t slots;                                  // epilogue chunks under way, of each warpgroup
@@ -75,9 +87,11 @@ typedef struct ProgramKernel {
 typedef struct Program {
   const char *name;
   GemmForm form;
-  int32_t columns; // of the product in a step
+  GemmFormats formats; // FP8 is for GEMM_NT alone: K along the rows of both, in the order of fp8.h
+  int32_t depth;       // elements of K that come at a time
+  int32_t columns;     // of the product in a step
   // Of a chunk of 64 rows, which goes with a step: 64, 32 or 0 = none.
-  int32_t load_cols[MAX_TILES], store_cols[MAX_TILES];
+  int32_t load_cols[MAX_TILES], store_cols[MAX_TILES], copy_cols;
   ProgramKernel kernels[TILE_SHAPES];
 } Program;
 

@@ -17,7 +17,15 @@ extern "C" {
   ROW(PROBABILITIES, probabilities)             /* head_loss */                                    \
   ROW(SWIGLU_BACKWARD, swiglu_backward)         /* down_dgrad */                                   \
   ROW(NORM_DGRAD, norm_dgrad)                   /* head_dgrad */                                   \
-  ROW(NORM_DGRAD_RESIDUAL, norm_dgrad_residual) /* norm_dgrad */
+  ROW(NORM_DGRAD_RESIDUAL, norm_dgrad_residual) /* norm_dgrad */                                   \
+  ROW(RESIDUAL_FP8, residual_fp8)               /* the same where A and B are FP8 */               \
+  ROW(ROPE_FP8, rope_fp8)                                                                          \
+  ROW(SWIGLU_FP8, swiglu_fp8)                                                                      \
+  ROW(LOGITS_FP8, logits_fp8)                                                                      \
+  ROW(PROBABILITIES_FP8, probabilities_fp8)                                                        \
+  ROW(SWIGLU_BACKWARD_FP8, swiglu_backward_fp8)                                                    \
+  ROW(NORM_DGRAD_FP8, norm_dgrad_fp8)                                                              \
+  ROW(NORM_DGRAD_RESIDUAL_FP8, norm_dgrad_residual_fp8)
 
 typedef enum ProgramName {
 #define ROW(NAME, file) PROGRAM_##NAME,

@@ -14,7 +14,9 @@ enum { CLUSTERS = 66, CLUSTER_ROWS = 256 }; // of a GPU with 132 multiprocessors
 typedef struct Exposed {
   double of_256;           // divided by K
   double of_128, of_128_k; // the first as it is, the second divided by K
+  double of_192;           // as it is
 } Exposed;
+#define NONE 1e30 // the program has no kernel in this shape
 
 static const Exposed exposed[PROGRAMS + 1] = {
     [PROGRAM_RESIDUAL] = {150, 0.04, 60},
@@ -25,6 +27,15 @@ static const Exposed exposed[PROGRAMS + 1] = {
     [PROGRAM_SWIGLU_BACKWARD] = {500, 0.04, 200},
     [PROGRAM_NORM_DGRAD] = {300, 0.04, 100},
     [PROGRAM_NORM_DGRAD_RESIDUAL] = {300, 0.04, 100},
+    // FP8; promoted programs have no turns in any shape
+    [PROGRAM_RESIDUAL_FP8] = {NONE, 0.04, 0},
+    [PROGRAM_ROPE_FP8] = {204, 0.028, 0},
+    [PROGRAM_SWIGLU_FP8] = {396, 0.02, 75},
+    [PROGRAM_LOGITS_FP8] = {485, 0.006, 0},
+    [PROGRAM_PROBABILITIES_FP8] = {485, 0.006, 0}, // taken from the line above
+    [PROGRAM_SWIGLU_BACKWARD_FP8] = {338, 0.04, 0, NONE},
+    [PROGRAM_NORM_DGRAD_FP8] = {NONE, 0.02, 0},
+    [PROGRAM_NORM_DGRAD_RESIDUAL_FP8] = {NONE, 0.086, -203},
     [PROGRAMS] = {85, 0.04, 20}, // the product alone
 };
 
@@ -46,7 +57,7 @@ bool tile_pays(ProgramName name, int64_t M, int64_t N, int64_t K) {
 TileShape tile_choose(ProgramName name, int64_t M, int64_t N, int64_t K) {
   const Exposed *e = &exposed[exposed[name].of_256 > 0 ? name : PROGRAMS];
   const double extra[TILE_SHAPES] = {[TILE_128x256] = e->of_256 / (double)K,
-                                     [TILE_128x192] = 0,
+                                     [TILE_128x192] = e->of_192,
                                      [TILE_128x128] = e->of_128 + e->of_128_k / (double)K};
   TileShape best = TILE_128x192;
   double least = 0;

@@ -1,14 +1,15 @@
-// The tensor core instruction of sm_90a: D[64, N] += A[64, 16] B[N, 16]^T, bf16 operands in shared
-// memory, fp32 accumulators in the registers of a warpgroup. "PTX ISA: Asynchronous Warpgroup Level
-// Matrix Multiply-Accumulate".
+// The tensor core instruction of sm_90a: D[64, N] += A[64, k] B[N, k]^T, operands in shared memory,
+// bf16 with k = 16 or FP8 with k = 32, fp32 accumulators in the registers of a warpgroup. "PTX ISA:
+// Asynchronous Warpgroup Level Matrix Multiply-Accumulate".
 //
 // Thread t of the warpgroup (warp w = t / 32, lane l = t % 32) holds in d[4j + 2h + e] the element
 //     row 16 w + l / 4 + 8 h,  column 8 j + 2 (l % 4) + e.
 #pragma once
+#include "kernels/fused/program.h"
 #include "kernels/fused/ptx.cuh"
 
-// How an operand lies in shared memory: rows of 128 bytes = 64 elements along K, as a matrix stored
-// [rows, K] has them, or along the rows, for one stored [K, rows].
+// How an operand lies in shared memory: rows of 128 bytes along K, as a matrix stored [rows, K] has
+// them, or, of bf16 alone, along the rows, for one stored [K, rows].
 enum Major { MAJOR_K, MAJOR_MN };
 
 // wgmma.fence: before the first wgmma, and after registers of accumulators were touched
@@ -60,16 +61,32 @@ static DEVICE uint64_t wgmma_descriptor(uint32_t address, Major major) {
 // operands after the accumulators: descriptors of A and B, the predicate, the transpositions.
 #define WGMMA(N, ACCUMULATORS, NAMES, OPERANDS, A, B, P, TA, TB)                                   \
   template <int TRANSPOSE_A, int TRANSPOSE_B>                                                      \
-  static DEVICE void wgmma(float(&d)[ACCUMULATORS], uint64_t a, uint64_t b, int accumulate) {      \
+  static DEVICE void wgmma_bf16(float(&d)[ACCUMULATORS], uint64_t a, uint64_t b, int accumulate) { \
     asm volatile("{\n\t.reg .pred p;\n\tsetp.ne.b32 p, " P ", 0;\n\t"                              \
                  "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32.bf16.bf16 {" NAMES "}, " A ", " B \
                  ", p, 1, 1, " TA ", " TB ";\n\t}"                                                 \
                  : OPERANDS                                                                        \
                  : "l"(a), "l"(b), "r"(accumulate), "n"(TRANSPOSE_A), "n"(TRANSPOSE_B));           \
   }
+// A of this type, B e4m3.
+#define WGMMA_FP8(TYPE_A, N, ACCUMULATORS, NAMES, OPERANDS, A, B, P)                               \
+  static DEVICE void wgmma_##TYPE_A(float(&d)[ACCUMULATORS], uint64_t a, uint64_t b,               \
+                                    int accumulate) {                                              \
+    asm volatile("{\n\t.reg .pred p;\n\tsetp.ne.b32 p, " P ", 0;\n\t"                              \
+                 "wgmma.mma_async.sync.aligned.m64n" #N "k32.f32." #TYPE_A ".e4m3 {" NAMES "}, " A \
+                 ", " B ", p, 1, 1;\n\t}"                                                          \
+                 : OPERANDS                                                                        \
+                 : "l"(a), "l"(b), "r"(accumulate));                                               \
+  }
 WGMMA(128, 64, NAMES_64, D_64, "%64", "%65", "%66", "%67", "%68")
 WGMMA(192, 96, NAMES_96, D_96, "%96", "%97", "%98", "%99", "%100")
 WGMMA(256, 128, NAMES_128, D_128, "%128", "%129", "%130", "%131", "%132")
+WGMMA_FP8(e4m3, 128, 64, NAMES_64, D_64, "%64", "%65", "%66")
+WGMMA_FP8(e4m3, 192, 96, NAMES_96, D_96, "%96", "%97", "%98")
+WGMMA_FP8(e4m3, 256, 128, NAMES_128, D_128, "%128", "%129", "%130")
+WGMMA_FP8(e5m2, 128, 64, NAMES_64, D_64, "%64", "%65", "%66")
+WGMMA_FP8(e5m2, 192, 96, NAMES_96, D_96, "%96", "%97", "%98")
+WGMMA_FP8(e5m2, 256, 128, NAMES_128, D_128, "%128", "%129", "%130")
 
 #undef D_8
 #undef D_32
@@ -80,3 +97,14 @@ WGMMA(256, 128, NAMES_128, D_128, "%128", "%129", "%130", "%131", "%132")
 #undef NAMES_96
 #undef NAMES_128
 #undef WGMMA
+#undef WGMMA_FP8
+
+template <GemmFormats FORMATS, Major A_MAJOR, Major B_MAJOR, int ACCUMULATORS>
+static DEVICE void wgmma(float (&d)[ACCUMULATORS], uint64_t a, uint64_t b, int accumulate) {
+  if constexpr (FORMATS == GEMM_BF16)
+    wgmma_bf16<A_MAJOR, B_MAJOR>(d, a, b, accumulate);
+  else if constexpr (FORMATS == GEMM_E4M3)
+    wgmma_e4m3(d, a, b, accumulate);
+  else
+    wgmma_e5m2(d, a, b, accumulate);
+}

@@ -32,4 +32,33 @@ static inline float __uint_as_float(unsigned bits) {
 static inline size_t __cvta_generic_to_shared(const void *) {
   return 0;
 }
+static inline unsigned __float_as_uint(float value) {
+  unsigned bits;
+  memcpy(&bits, &value, sizeof bits);
+  return bits;
+}
+// Byte i of the result is the one of x, 0 to 3, or y, 4 to 7, that nibble i names.
+static inline unsigned __byte_perm(unsigned x, unsigned y, unsigned nibbles) {
+  unsigned result = 0;
+  for (int i = 0; i < 4; i++) {
+    const unsigned from = nibbles >> 4 * i & 7;
+    result |= ((from < 4 ? x : y) >> 8 * (from & 3) & 0xff) << 8 * i;
+  }
+  return result;
+}
+// Of bits of floats that are not negative.
+static inline unsigned __reduce_max_sync(unsigned, unsigned bits) {
+  float all = __uint_as_float(bits);
+  for (int mask = 1; mask < 32; mask *= 2) all = fmaxf(all, warp_exchange(all, mask));
+  return __float_as_uint(all);
+}
+static inline unsigned atomicMax(unsigned *to, unsigned value) {
+  const unsigned old = *to;
+  if (value > old) *to = value;
+  return old;
+}
+static inline __half2 __hfma2(__half2 a, __half2 b, __half2 c) {
+  return __floats2half2_rn(fmaf(__low2float(a), __low2float(b), __low2float(c)),
+                           fmaf(__high2float(a), __high2float(b), __high2float(c)));
+}
 #define __expf expf // glibc declares one of its own

@@ -11,6 +11,7 @@ int main(void) {
     const Program *program = fused_program((ProgramName)name);
     for (int tile = 0; tile < TILE_SHAPES; tile++) {
       const ProgramKernel *k = &program->kernels[tile];
+      if (!k->kernel) continue;
       printf("%s %d %d %d %d %d %d %d\n", program->name, (int)k->rows, (int)k->cols, (int)k->stages,
              (int)k->slots, (int)k->shared_bytes, (int)k->producer_registers,
              (int)k->consumer_registers);

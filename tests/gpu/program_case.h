@@ -5,11 +5,15 @@
 #include "kernels/cuda/check.h"
 #include "kernels/fused/program.h"
 #include "tests/gpu/gpu_test.h"
+#include "tests/gpu/program_fp8.h"
 #include "tests/gpu/program_list.h"
 
 static const float eps = 1e-5f;
 
 // ---- What a case says
+
+// What a formula stores: the tile operands, and what FP8 copies are made of.
+enum { COPIED = MAX_TILES, STORES };
 
 // A row of the product and of the operands, and where its formula leaves what it computes.
 typedef struct Row {
@@ -19,18 +23,26 @@ typedef struct Row {
   const float *loads[MAX_TILES]; // the row of each tile operand in
   const float *columns;          // [N] args.columns
   double in[2];                  // the row's statistics, their parts joined
+  double q;                      // the row's scale in FP8, else 1
   const void *user;              // the case's
   float *terms[2]; // [N] out: what statistic i joins over the columns, one a column of the product
   // The rest is row_store's.
-  float *stores[MAX_TILES];
+  float *stores[STORES];
   bool is_twin, is_stored;
+  float copy_scale;
+  float *largest; // |value| that is copied
 } Row;
 
 // The formula stores an element of tile operand i, and gets it back as later steps of the program
 // see it: exact for the reference, rounded for the twin; and where a statistic is expected, what
-// the program has stored.
+// the program has stored. Nothing sees copies: that pass finds what they are to be.
 static inline float row_store(const Row *row, int i, int64_t n, double value) {
   float *to = &row->stores[i][n];
+  if (i == COPIED) {
+    *row->largest = fmaxf(*row->largest, fabsf((float)value));
+    return *to =
+               row->is_twin || row->is_stored ? rounded_fp8(value, row->copy_scale) : (float)value;
+  }
   if (row->is_stored) return *to;
   return *to = row->is_twin ? rounded((float)value) : (float)value;
 }
@@ -38,7 +50,6 @@ static inline float row_store(const Row *row, int i, int64_t n, double value) {
 static inline double rstd_of(const Row *row) {
   return 1 / sqrt(row->in[0] / row->D + (double)eps);
 }
-
 typedef enum StatisticKind { NO_STATISTIC, ROW_SUM, ROW_MAX, ROW_SOFTMAX } StatisticKind;
 
 struct Rig;
@@ -55,10 +66,15 @@ typedef struct Case {
     double lowest, highest;
   } in[2];
   StatisticKind out[2];
-  double out_floor; // of the error of sums; 0 = 1e-6
-  bool without_out; // out[0].data may be NULL
-  bool any_N;       // N of any size; the columns up to a multiple of 16 are stored, too
-  int in_place_of;  // stores[0] may lie where load in_place_of - 1 does; 0 = nowhere
+  double out_floor;     // of the error of sums; 0 = 1e-6
+  bool without_out;     // out[0].data may be NULL
+  bool any_N;           // N of any size; the columns up to a multiple of 16 are stored, too
+  bool one_sign;        // no element of FP8 operands is negative
+  float copy_scale;     // 0 = 8
+  bool copies_of_store; // they are of stores[0] as stored: exact
+  double largest_error; // of what the copies' Scaling is told, relative, where they are not
+  bool row_scale_out;
+  int in_place_of; // stores[0] may lie where load in_place_of - 1 does; 0 = nowhere
   void (*prepare)(struct Rig *rig); // params, and loads that are no random matrices
 } Case;
 
@@ -132,23 +148,52 @@ typedef struct Rig {
   ProgramCall call;
   float *product, *columns; // [M, N], [N]
   float *loads[MAX_TILES];  // [M, load_cols]
-  int64_t load_cols[MAX_TILES], store_cols[MAX_TILES];
-  double *in[2];                                 // [M]
-  float *reference[MAX_TILES], *twin[MAX_TILES]; // [M, store_cols]
-  float *terms[2];                               // [M, N]
-  int64_t out_elements;                          // fp32 values of a statistic out
+  int64_t load_cols[MAX_TILES], store_cols[STORES];
+  double *in[2];                           // [M]
+  float *reference[STORES], *twin[STORES]; // [M, store_cols]
+  float *q, *largest;                      // [M]
+  float *terms[2];                         // [M, N]
+  int64_t out_elements;                    // fp32 values of a statistic out
 } Rig;
 
 static inline float *floats(int64_t n) {
   return xcalloc((size_t)n, sizeof(float));
 }
 
+static inline float copy_scale_of(const Case *c) {
+  return c->copy_scale ? c->copy_scale : 8;
+}
+
+static inline void fp8_product_new(Rig *r, double deviation) {
+  const Shape s = r->s;
+  ProgramCall *call = &r->call;
+  const Fp8Format format = r->c->program->formats == GEMM_E4M3 ? FP8_E4M3 : FP8_E5M2;
+  const float scale_a = fp8_scale(format, 6), scale_b = fp8_scale(FP8_E4M3, (float)(6 * deviation));
+  call->stride_a = s.K + 16, call->stride_b = s.K + 32;
+  float *A = random_fp8(&r->b, s.M, s.K, call->stride_a, format, 1, scale_a, r->c->one_sign, "A",
+                        &call->A),
+        *B = random_fp8(&r->b, s.N, s.K, call->stride_b, FP8_E4M3, deviation, scale_b,
+                        r->c->one_sign, "B", &call->B);
+  gemm(GEMM_NT, s.M, s.N, s.K, A, B, 0, r->product);
+  call->args.a = scaling_buffer(&r->b, format, scale_a);
+  call->args.b = scaling_buffer(&r->b, FP8_E4M3, scale_b);
+  call->args.copies = scaling_buffer(&r->b, FP8_E4M3, copy_scale_of(r->c));
+  for (int64_t m = 0; m < s.M; m++) r->q[m] = ldexpf(1, (int)(m % 4) - 1);
+  call->args.row_scale = fp32_buffer(&r->b, s.M, r->q);
+  if (r->c->row_scale_out) call->args.row_scale_out = fp32_buffer(&r->b, s.M, NULL);
+  free(A), free(B);
+}
+
 static inline void product_new(Rig *r, double scale) {
   const Shape s = r->s;
   const GemmForm form = r->c->program->form;
+  r->product = floats(s.M * s.N);
+  if (r->c->program->formats != GEMM_BF16) {
+    fp8_product_new(r, scale / sqrt((double)s.K));
+    return;
+  }
   float *A = random_bf16(s.M * s.K, 1, "A"),
         *B = random_bf16(s.N * s.K, scale / sqrt((double)s.K), "B");
-  r->product = floats(s.M * s.N);
   gemm(form, s.M, s.N, s.K, A, B, 0, r->product);
   r->call.A = bf16_buffer(&r->b, s.M * s.K, A);
   r->call.B = bf16_buffer(&r->b, s.N * s.K, B);
@@ -197,7 +242,7 @@ static inline Matrix matrix_out(Bench *b, int64_t rows, int64_t cols) {
 typedef enum Pass { REFERENCE, TWIN, STORED } Pass;
 
 // The formula over all rows; stores [M, store_cols] are written, or read where the pass is STORED.
-static inline void run_formula(Rig *r, Pass pass, float *const stores[MAX_TILES]) {
+static inline void run_formula(Rig *r, Pass pass, float *const stores[STORES]) {
 #pragma omp parallel for
   for (int64_t m = 0; m < r->s.M; m++) {
     Row row = {.m = m,
@@ -206,13 +251,17 @@ static inline void run_formula(Rig *r, Pass pass, float *const stores[MAX_TILES]
                .product = r->product + m * r->s.N,
                .columns = r->columns,
                .in = {r->in[0][m], r->in[1][m]},
+               .q = (double)r->q[m],
                .user = r->user,
                .is_twin = pass == TWIN,
-               .is_stored = pass == STORED};
-    for (int i = 0; i < MAX_TILES; i++) {
+               .is_stored = pass == STORED,
+               .copy_scale = copy_scale_of(r->c),
+               .largest = &r->largest[m]};
+    r->largest[m] = 0;
+    for (int i = 0; i < MAX_TILES; i++)
       if (r->loads[i]) row.loads[i] = r->loads[i] + m * r->load_cols[i];
+    for (int i = 0; i < STORES; i++)
       if (r->store_cols[i]) row.stores[i] = stores[i] + m * r->store_cols[i];
-    }
     for (int i = 0; i < 2; i++) row.terms[i] = r->terms[i] + m * r->s.N;
     r->c->row(&row);
   }
@@ -238,11 +287,25 @@ static inline void outputs_new(Rig *r) {
   }
 }
 
+// By rows [M, n] and by columns [n, M], M in whole 16s, with room between the rows of the second.
+static inline void copies_new(Rig *r) {
+  const int64_t M = r->s.M, columns = whole_16(M), stride = columns + 16,
+                cols = operand_cols(r->c->program, r->c->program->copy_cols, r->s.N);
+  r->store_cols[COPIED] = cols;
+  if (cols == 0) return;
+  r->reference[COPIED] = floats(M * cols), r->twin[COPIED] = floats(M * cols);
+  r->call.copies[0] = (Matrix){fp8_buffer(&r->b, M * cols, NULL), M, cols};
+  r->call.copies[1] = (Matrix){fp8_buffer(&r->b, cols * stride, NULL), cols, columns};
+  r->call.by_col_stride = stride;
+}
+
 // M and N as the program's operands allow them.
 static inline Shape fitting_shape(const Program *p, Shape s) {
   if (p->form == GEMM_TN) s.M = (s.M + 7) / 8 * 8; // A's rows are M long
   const bool halves = p->columns == 64 && (p->load_cols[1] == 32 || p->store_cols[1] == 32);
-  if (halves) s.N = (s.N + 15) / 16 * 16; // and the rows of what is half as wide, whole 16 bytes
+  if (halves) s.N = whole_16(s.N); // and the rows of what is half as wide, whole 16 bytes
+  if (p->formats != GEMM_BF16) s.K = whole_16(s.K);
+  if (p->copy_cols) s.N = whole_16(s.N * p->copy_cols / p->columns) * p->columns / p->copy_cols;
   return s;
 }
 
@@ -253,6 +316,8 @@ static inline void rig_open(Rig *r, Machine *m, const Case *c, Shape s, const vo
   r->s = s = fitting_shape(c->program, s);
   if (c->any_N) r->s.N = s.N -= s.M % 8;
   r->b.be = &m->memory;
+  r->q = floats(s.M), r->largest = floats(s.M);
+  for (int64_t i = 0; i < s.M; i++) r->q[i] = 1;
   r->call = (ProgramCall){.M = s.M, .N = s.N, .K = s.K};
   product_new(r, s.N % 16 != 0 && c->scale_odd ? c->scale_odd : c->scale ? c->scale : 1);
   statistic_in(r, 0, parts[s.M % 5], "squares");
@@ -264,13 +329,15 @@ static inline void rig_open(Rig *r, Machine *m, const Case *c, Shape s, const vo
   if (c->prepare) c->prepare(r);
   loads_new(r);
   outputs_new(r);
+  copies_new(r);
   run_formula(r, REFERENCE, r->reference);
   run_formula(r, TWIN, r->twin);
 }
 
 static inline void rig_close(Rig *r) {
-  for (int i = 0; i < MAX_TILES; i++) free(r->loads[i]), free(r->reference[i]), free(r->twin[i]);
+  for (int i = 0; i < MAX_TILES; i++) free(r->loads[i]);
+  for (int i = 0; i < STORES; i++) free(r->reference[i]), free(r->twin[i]);
   for (int i = 0; i < 2; i++) free(r->in[i]), free(r->terms[i]);
-  free(r->product), free(r->columns);
+  free(r->product), free(r->columns), free(r->q), free(r->largest);
   bench_free(&r->b);
 }

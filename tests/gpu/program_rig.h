@@ -44,9 +44,10 @@ static inline void expect_store(const Rig *r, TileShape tile, int i, const float
           *twin = columns_of(r->twin[i], M, cols, first, end),
           *reference = columns_of(r->reference[i], M, cols, first, end);
     expect_near(label(r, tile,
-                      range ? " right"
-                      : i   ? " second"
-                            : "")
+                      range         ? " right"
+                      : i == COPIED ? " copies"
+                      : i           ? " second"
+                                    : "")
                     .text,
                 x, twin, reference, M * (end - first), 1e-6);
     free(x), free(twin), free(reference);
@@ -126,6 +127,59 @@ static inline void expect_softmax(const Rig *r, TileShape tile, const float *got
   free(max), free(got_max), free(sum), free(got_sum), free(lse), free(got_lse);
 }
 
+// ---- FP8 copies
+
+// Their values by rows [M, cols]; those by columns have the same bits, and zeros past M.
+static inline float *copies_read(const Rig *r) {
+  const Matrix by_row = r->call.copies[0], by_col = r->call.copies[1];
+  const int64_t M = by_row.rows, cols = by_row.cols, stride = r->call.by_col_stride;
+  uint8_t *rows = xmalloc((size_t)(M * cols)), *columns = xmalloc((size_t)(cols * stride));
+  memory_read(r->b.be, rows, by_row.data, (size_t)(M * cols));
+  memory_read(r->b.be, columns, by_col.data, (size_t)(cols * stride));
+  float *values = floats(M * cols);
+  for (int64_t n = 0; n < cols; n++)
+    for (int64_t m = 0; m < stride; m++) {
+      const uint8_t across = columns[n * stride + (m < by_col.cols ? fp8_row_place(m) : m)],
+                    bits = m < M             ? rows[m * cols + fp8_column_place(n)]
+                           : m < by_col.cols ? across & 0x80 // a zero of either sign
+                                             : 0xff;
+      if (across != bits)
+        fail_msg("element %lld, %lld: %02x by columns, %02x by rows", (long long)m, (long long)n,
+                 across, bits);
+      if (m < M) values[m * cols + n] = fp8_value(FP8_E4M3, bits) / copy_scale_of(r->c);
+    }
+  free(rows), free(columns);
+  return values;
+}
+
+// Of the Scaling nothing but maxima changes, and the largest of them is the tensor's.
+static inline void expect_largest(const Rig *r) {
+  Scaling s;
+  memory_read(r->b.be, &s, r->call.args.copies, sizeof s);
+  float got = 0, expected = 0;
+  for (int i = 0; i < MAXIMA; i++) {
+    float value;
+    memcpy(&value, &s.maxima[i], sizeof value);
+    got = fmaxf(got, value);
+  }
+  for (int64_t m = 0; m < r->s.M; m++) expected = fmaxf(expected, r->largest[m]);
+  const double error = fabs((double)(got - expected)) / (double)expected,
+               bound = r->c->copies_of_store ? 0 : r->c->largest_error;
+  printf("#   the largest value: %.2e off (bound %.2e)\n", error, bound);
+  if (!(error <= bound)) fail_msg("it is %.9g, not %.9g", (double)got, (double)expected);
+  assert_true(s.scale == copy_scale_of(r->c) && s.format == FP8_E4M3);
+}
+
+// q of the rows that were stored, which the formula takes from now on.
+static inline void row_scales_read(Rig *r) {
+  memory_read(r->b.be, r->q, r->call.args.row_scale_out, (size_t)r->s.M * sizeof *r->q);
+  for (int64_t m = 0; m < r->s.M; m++) {
+    const double rstd = 1 / sqrt(r->in[0][m] / (double)r->s.K + (double)eps), q = (double)r->q[m];
+    if ((double)power_of_two_below(r->q[m]) != q || rstd / q < 1 - 1e-6 || rstd / q > 2 + 1e-6)
+      fail_msg("row %lld: q is %g where r is %g", (long long)m, q, rstd);
+  }
+}
+
 // ---- Running
 
 static inline void launch(const Rig *r, TileShape tile) {
@@ -161,8 +215,33 @@ static inline void expect_same_apart(Rig *r, TileShape tile, const float *got) {
   r->call.stores[0] = in_place;
 }
 
+// Without the copy by columns, and without both: the other, and the tiles, as they were.
+static inline void expect_same_without_copies(Rig *r, TileShape tile, const float *got) {
+  const Matrix copies[2] = {r->call.copies[0], r->call.copies[1]};
+  Scaling *scaling = r->call.args.copies;
+  float *row_scale_out = r->call.args.row_scale_out;
+  const size_t bytes = (size_t)(copies[0].rows * copies[0].cols);
+  uint8_t *before = xmalloc(bytes), *after = xmalloc(bytes);
+  memory_read(r->b.be, before, copies[0].data, bytes);
+  for (int left_out = 1; left_out >= 0; left_out--) {
+    r->call.copies[left_out].data = NULL;
+    if (left_out == 0) r->call.args.copies = NULL, r->call.args.row_scale_out = NULL;
+    RUN_TWICE(&r->b, launch(r, tile));
+    memory_read(r->b.be, after, copies[0].data, bytes);
+    if (left_out == 0) memset(before, 0xff, bytes);
+    assert_memory_equal(before, after, bytes);
+    if (!r->store_cols[0]) continue;
+    float *alone = bench_read(&r->b, r->call.stores[0].data);
+    expect_same("tiles without copies", alone, got, r->s.M * r->store_cols[0]);
+    free(alone);
+  }
+  r->call.copies[0] = copies[0], r->call.copies[1] = copies[1];
+  r->call.args.copies = scaling, r->call.args.row_scale_out = row_scale_out;
+  free(before), free(after);
+}
+
 static inline void check_tile(Rig *r, TileShape tile) {
-  float *got[MAX_TILES] = {NULL};
+  float *got[STORES] = {NULL}, *copies = NULL;
   for (int i = 0; i < 2; i++) // as many parts as tiles, one and two more
     r->call.args.out[i].parts = tile_parts(tile, r->s.N) + (int32_t)tile;
   RUN_TWICE(&r->b, launch(r, tile));
@@ -171,7 +250,16 @@ static inline void check_tile(Rig *r, TileShape tile) {
     got[i] = bench_read(&r->b, r->call.stores[i].data);
     expect_store(r, tile, i, got[i]);
   }
+  if (r->store_cols[COPIED]) {
+    copies = copies_read(r);
+    expect_store(r, tile, COPIED, copies);
+    got[COPIED] = floats(r->s.M * r->store_cols[COPIED]);
+  }
+  if (r->c->row_scale_out) row_scales_read(r);
   run_formula(r, STORED, got);
+  if (copies) expect_largest(r);
+  if (r->c->copies_of_store)
+    expect_same("copies", copies, got[COPIED], r->s.M * r->store_cols[COPIED]);
   for (int i = 0; i < 2; i++) {
     if (r->c->out[i] == NO_STATISTIC) continue;
     float *parts = bench_read(&r->b, r->call.args.out[i].data);
@@ -181,15 +269,18 @@ static inline void check_tile(Rig *r, TileShape tile) {
       expect_parts(r, tile, i, parts);
     free(parts);
   }
+  if (copies && r->s.M * r->s.N < 1 << 20) expect_same_without_copies(r, tile, got[0]);
   if (r->c->without_out) expect_same_without_out(r, tile, got[0]);
   if (r->c->in_place_of) expect_same_apart(r, tile, got[0]);
-  for (int i = 0; i < MAX_TILES; i++) free(got[i]);
+  for (int i = 0; i < STORES; i++) free(got[i]);
+  free(copies);
 }
 
 // A case in one shape, in every tile shape. `user` is for its formula.
 static inline void check_case(Machine *m, const Case *c, Shape s, const void *user) {
   Rig r;
   rig_open(&r, m, c, s, user);
-  for (int tile = 0; tile < TILE_SHAPES; tile++) check_tile(&r, (TileShape)tile);
+  for (int tile = 0; tile < TILE_SHAPES; tile++)
+    if (c->program->kernels[tile].kernel) check_tile(&r, (TileShape)tile);
   rig_close(&r);
 }

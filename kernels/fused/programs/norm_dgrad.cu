@@ -13,7 +13,7 @@ struct HeadFactors {
 #pragma unroll
     for (int i = 0; i < 4; i++) {
       values[0][i] = norm[0][i];
-      values[1][i] = args.row_scale && row + 32 * i < M ? __ldg(args.row_scale + row + 32 * i) : 1;
+      values[1][i] = row_scale(args, row + 32 * i, M);
     }
   }
 };

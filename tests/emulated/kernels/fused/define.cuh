@@ -19,7 +19,8 @@ extern "C" {
 
 // What the stand-in for cuTensorMapEncodeTiled puts into a CUtensorMap.
 struct EmulatedMap {
-  uint16_t *data;
+  void *data;
+  int64_t bytes;              // an element: 2 = bf16, 1 = FP8
   int64_t rows, cols, stride; // in elements
   int64_t box_rows, box_cols;
 
@@ -36,19 +37,27 @@ struct EmulatedMap {
   bool has(int64_t row, int64_t col) const {
     return row >= 0 && row < rows && col >= 0 && col < cols;
   }
+  uint16_t *two_bytes(int64_t row, int64_t col) const {
+    return (uint16_t *)data + row * stride + col;
+  }
+  uint8_t *byte(int64_t row, int64_t col) const {
+    return (uint8_t *)data + row * stride + col;
+  }
   uint32_t pair(int64_t row, int64_t col) const {
-    return has(row, col) ? data[row * stride + col] | (uint32_t)data[row * stride + col + 1] << 16
-                         : 0;
+    return has(row, col) ? *two_bytes(row, col) | (uint32_t)*two_bytes(row, col + 1) << 16 : 0;
   }
   void write_pair(int64_t row, int64_t col, uint32_t pair) const {
-    if (!has(row, col)) return;
-    data[row * stride + col] = (uint16_t)pair;
-    data[row * stride + col + 1] = (uint16_t)(pair >> 16);
+    if (has(row, col)) *two_bytes(row, col) = (uint16_t)pair;
+    if (has(row, col + 1)) *two_bytes(row, col + 1) = (uint16_t)(pair >> 16);
   }
-  std::vector<float> floats() const {
+  void write_byte(int64_t row, int64_t col, uint32_t value) const {
+    if (has(row, col)) *byte(row, col) = (uint8_t)value;
+  }
+  std::vector<float> floats(Fp8Format format) const {
     std::vector<float> all((size_t)(rows * cols));
     for (int64_t i = 0; i < rows * cols; i++)
-      all[(size_t)i] = bf16_to_float(data[i / cols * stride + i % cols]);
+      all[(size_t)i] = bytes == 1 ? fp8_value(format, *byte(i / cols, i % cols))
+                                  : bf16_to_float(*two_bytes(i / cols, i % cols));
     return all;
   }
 };
@@ -88,6 +97,26 @@ template <class Program> struct EmulatedStep : Step<Program> {
           .in_boxes(64, WIDTH)
           .write_pair(row_of(first + i), column_in(column, first + i), pairs[i]);
   }
+  // As stmatrix stores it, plain and across, and the copy engine takes it.
+  void store_copies(const uint32_t (&words)[4], int first) const {
+    constexpr int WIDTH = Program::Copies::WIDTH;
+    const int quad = this->block.thread & 3, r = (this->block.thread & 31) / 4;
+    for (int i = 0; i < 16; i++) {
+      const int g = i / 8, h = i / 4 % 2, in = i % 4; // which word, and which byte of it
+      const int64_t row = row_of(h),
+                    group = this->first_column * WIDTH / Program::COLUMNS + first + 16 * g;
+      const uint32_t value = words[2 * g + h] >> 8 * in;
+      if (operands.copied[0])
+        EmulatedMap::of(operands.copies[0])
+            .in_boxes(64, WIDTH)
+            .write_byte(row, group + 4 * quad + in, value);
+      if (operands.copied[1])
+        EmulatedMap::of(operands.copies[1])
+            .in_boxes(WIDTH, 64)
+            .write_byte(group + in / 2 * 8 + 2 * quad + in % 2, row - 8 * h - r + 2 * r + h, value);
+    }
+  }
+  void loads_done() const {} // nothing is stored over a load
 };
 
 enum { EMULATED_ROWS = 128 };
@@ -95,7 +124,8 @@ enum { EMULATED_ROWS = 128 };
 template <class Program>
 std::vector<float> emulated_product(const EmulatedMap &a, const EmulatedMap &b, int M, int N,
                                     int K) {
-  const std::vector<float> A = a.floats(), B = b.floats();
+  const std::vector<float> A = a.floats(Program::FORMATS == GEMM_E4M3 ? FP8_E4M3 : FP8_E5M2),
+                           B = b.floats(FP8_E4M3);
   std::vector<float> values((size_t)M * (size_t)N);
   gemm(Program::FORM, M, N, K, A.data(), B.data(), 0, values.data());
   return values;
@@ -131,9 +161,11 @@ void emulated_rows(const EpilogueOperands &operands, const RowBlock &tile, const
     RowBlock block = tile;
     block.first_row += first;
     const TwoRows<Program> rows = row_values.of(block, tile.first_row);
+    const float copy_scale = operands.args.copies ? operands.args.copies->scale : 1;
     Program program;
     for (int column = 0; column < COLS; column += Program::COLUMNS) {
-      const Step<Program> step = {block, nullptr, rows, tile.column_tile * COLS + column, 0};
+      const Step<Program> step = {block, nullptr,   rows, tile.column_tile * COLS + column,
+                                  0,     copy_scale};
       program.step(EmulatedStep<Program>{step, operands, values});
     }
     program.end(block);
@@ -145,10 +177,11 @@ template <int COLS, class Program>
 void emulated_kernel(const CUtensorMap &map_a, const CUtensorMap &map_b,
                      const EpilogueOperands &operands, int M, int N, int K) {
   // K-major operands come in one box a stage, B's in two halves, others in boxes of 64 x 64.
+  constexpr int DEPTH = depth_of<Program>();
   const EmulatedMap &a = EmulatedMap::of(map_a).in_boxes(
-                        Program::FORM == GEMM_TN ? (int)DEPTH : (int)EMULATED_ROWS, DEPTH),
+                        Program::FORM == GEMM_TN ? DEPTH : (int)EMULATED_ROWS, DEPTH),
                     &b = EmulatedMap::of(map_b).in_boxes(
-                        Program::FORM == GEMM_NT ? COLS / (int)CLUSTER : (int)DEPTH, DEPTH);
+                        Program::FORM == GEMM_NT ? COLS / (int)CLUSTER : DEPTH, DEPTH);
   const std::vector<float> values = emulated_product<Program>(a, b, M, N, K);
   const int tiles = (N + COLS - 1) / COLS;
   for (int row = 0; row < M; row += EMULATED_ROWS) {
@@ -169,6 +202,7 @@ using Tile128x128 = EmulatedTile<128>;
 
 template <class T, class Program> ProgramKernel program_kernel() {
   ProgramKernel k = {};
+  if (!fits<Program>(T::COLS)) return k;
   k.kernel = (const void *)emulated_kernel<T::COLS, Program>;
   k.rows = EMULATED_ROWS, k.cols = T::COLS;
   return k;
