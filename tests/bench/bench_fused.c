@@ -54,7 +54,9 @@ static void time_problem(const Problem *p, Times *t) {
   VariantOf order[VARIANTS];
   int count = 0;
   for (int v = 0; v < VARIANTS; v++)
-    if (v != TWIN || p->subject->twin) order[count++] = (VariantOf){p, v};
+    if (v == BARE || (v == TWIN ? p->subject->twin != NULL
+                                : p->subject->program->kernels[v - PROGRAM_TILES].kernel != NULL))
+      order[count++] = (VariantOf){p, v};
   for (int round = -WARM_UP; round < rounds; round++) {
     for (int i = count - 1; i > 0; i--) {
       const int j =
@@ -109,7 +111,10 @@ static void print_times(const char *const names[3], const GemmProblem *q, const 
   printf("%-19s %-13s %-18s %9.4f %7.1f ", names[0], names[1], names[2], ms[BARE],
          flops / ms[BARE] * 1e-9);
   for (int v = PROGRAM_TILES; v < VARIANTS; v++)
-    printf(" %8.4f %5.3f%c", ms[v], ms[v] / ms[BARE], v == chosen ? '*' : ' ');
+    if (ms[v] > 0)
+      printf(" %8.4f %5.3f%c", ms[v], ms[v] / ms[BARE], v == chosen ? '*' : ' ');
+    else
+      printf(" %8s %5s ", "-", "");
   printf(" %6s", spread);
   if (ms[TWIN] > 0) printf(" %9.4f %6.3f", ms[TWIN], ms[TWIN] / ms[chosen]);
   printf("\n");
@@ -130,7 +135,7 @@ static void print_row(const Problem *p, const Times *t, Table *all) {
   fflush(stdout);
   double best = t->median[chosen];
   for (int v = PROGRAM_TILES; v < VARIANTS; v++)
-    if (t->median[v] < best) best = t->median[v];
+    if (t->median[v] > 0 && t->median[v] < best) best = t->median[v];
   if (all->count == MAX_ROWS) end_with("MAX_ROWS is too small");
   all->rows[all->count++] = (TableRow){.kind = p->subject->kind,
                                        .chosen = t->median[chosen] / t->median[BARE],
@@ -151,7 +156,8 @@ static void print_summary(const Table *all, const char *name, Kind kind) {
   printf("%-8s %2d problems: x cuBLASLt's time %.3f median, %.3f worst; in the best tile shape "
          "%.3f, %.3f",
          name, n, median_of(chosen, n), chosen[n - 1], median_of(best, n), best[n - 1]);
-  if (kind != ANY) printf("; twin / ours %.3f median, %.3f least", median_of(gain, n), gain[0]);
+  if (kind == FORWARD || kind == BACKWARD)
+    printf("; twin / ours %.3f median, %.3f least", median_of(gain, n), gain[0]);
   printf("\n");
 }
 
@@ -161,7 +167,12 @@ static void bench_problem(Bench *b, const Width *w, const Program *program, cons
                           Shape s, Table *all) {
   const Subject subject = subject_of(program);
   GemmProblem products[2];
-  products[0] = (GemmProblem){.form = program->form, .M = s.M, .N = s.N, .K = s.K, .alignment = 16};
+  products[0] = (GemmProblem){.form = program->form,
+                              .formats = program->formats,
+                              .M = s.M,
+                              .N = s.N,
+                              .K = s.K,
+                              .alignment = 16};
   products[1] = products[0];
   products[1].add = true;
   Error err;
@@ -201,6 +212,16 @@ static void bench_width(Bench *b, const Width *w, const Program *only, Table *al
       {&fused_program_swiglu_backward, "down dgrad", {M, F, D}},
       {&fused_program_norm_dgrad_residual, "gate_up dgrad", {M, D, 2 * F}},
       {&fused_program_norm_dgrad_residual, "qkv dgrad", {M, D, R}},
+      {&fused_program_rope_fp8, "qkv", {M, R, D}},
+      {&fused_program_residual_fp8, "out", {M, D, Hd}},
+      {&fused_program_swiglu_fp8, "gate_up", {M, 2 * F, D}},
+      {&fused_program_residual_fp8, "down", {M, D, F}},
+      {&fused_program_logits_fp8, "lm_head", {head_tokens, V, D}},
+      {&fused_program_probabilities_fp8, "head_loss", {head_tokens, V, D}},
+      {&fused_program_norm_dgrad_fp8, "lm_head dgrad", {head_tokens, D, V}},
+      {&fused_program_swiglu_backward_fp8, "down dgrad", {M, F, D}},
+      {&fused_program_norm_dgrad_residual_fp8, "gate_up dgrad", {M, D, 2 * F}},
+      {&fused_program_norm_dgrad_residual_fp8, "qkv dgrad", {M, D, R}},
   };
   print_head(w);
   for (size_t i = 0; i < sizeof problems / sizeof *problems; i++)
@@ -255,7 +276,8 @@ static void print_method(const Bench *b) {
   printf("Random normal data. Every variant of a problem once a round, in a new random order each "
          "round, after a write of %d MB that empties the second-level cache; CUDA events; medians "
          "of %d rounds (%d at 70b) after %d.\n"
-         "cuBLASLt: the fastest of its heuristics' algorithms, bf16 out, nothing around it. twin: "
+         "cuBLASLt: the fastest of its heuristics' algorithms, bf16 out, nothing around it; in FP8 "
+         "with fast accumulation. twin: "
          "its product and the unfused kernels. For logits: the product and a pass over it for the "
          "loss.\n",
          FLUSH_BYTES >> 20, MAX_ROUNDS, widths[WIDTHS - 1].rounds, WARM_UP);
@@ -270,6 +292,7 @@ int main(int argc, char **argv) {
   b.timer = gpu_timer_open(b.gpu.stream, FLUSH_BYTES);
   b.normal = normal_pattern(1);
   b.weights = normal_pattern(0.02);
+  for (int format = 0; format < 2; format++) b.normal_fp8[format] = fp8_pattern((Fp8Format)format);
   print_method(&b);
   Table all = {.count = 0};
   if (request.shape.M) bench_shape(&b, request.program, request.shape, &all);
@@ -280,7 +303,8 @@ int main(int argc, char **argv) {
   print_summary(&all, "plain", ANY);
   print_summary(&all, "forward", FORWARD);
   print_summary(&all, "backward", BACKWARD);
-  free(b.normal), free(b.weights);
+  print_summary(&all, "FP8", IN_FP8);
+  free(b.normal), free(b.weights), free(b.normal_fp8[0]), free(b.normal_fp8[1]);
   gpu_timer_close(&b.timer);
   gemm_close(&b.gemm);
   gpu_close(&b.gpu);

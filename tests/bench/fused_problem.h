@@ -31,6 +31,7 @@ typedef struct Bench {
   Gemm gemm;
   GpuTimer timer;
   uint16_t *normal, *weights; // patterns of values: of deviation 1, and as weights start
+  uint8_t *normal_fp8[2];     // of deviation 32, for each Fp8Format
   bool sustain;
 } Bench;
 
@@ -38,7 +39,7 @@ typedef struct Problem Problem;
 
 // A program, and what the unfused backend does after (or with) its product
 // (kernels/unfused/forward_unfused.c, backward_unfused.c).
-typedef enum Kind { ANY, FORWARD, BACKWARD } Kind; // as the summary counts it
+typedef enum Kind { ANY, FORWARD, BACKWARD, IN_FP8 } Kind; // as the summary counts it
 typedef struct Subject {
   const Program *program;
   ProgramName name; // PROGRAMS: not of train's table
@@ -93,6 +94,16 @@ static inline void *take_random(Problem *p, const uint16_t *pattern, int64_t cou
   return memory;
 }
 
+static inline void *take_random_fp8(Problem *p, Fp8Format format, int64_t count) {
+  void *memory = take(p, (size_t)count);
+  fill_with_copies(memory, (size_t)count, p->bench->normal_fp8[format], PATTERN);
+  return memory;
+}
+
+static inline const Scaling *take_scaling(Problem *p, float scale) {
+  return take_copy(p, &(Scaling){.scale = scale, .inverse = 1 / scale}, sizeof(Scaling));
+}
+
 static inline void *take_filled(Problem *p, int64_t count, float value) {
   float *values = xmalloc((size_t)count * sizeof *values);
   for (int64_t i = 0; i < count; i++) values[i] = value;
@@ -110,6 +121,14 @@ static inline uint16_t *normal_pattern(double deviation) {
     memcpy(&bits, &value, sizeof bits);
     pattern[i] = (uint16_t)(bits >> 16);
   }
+  return pattern;
+}
+
+static inline uint8_t *fp8_pattern(Fp8Format format) {
+  uint8_t *pattern = xmalloc(PATTERN);
+#pragma omp parallel for
+  for (int64_t i = 0; i < PATTERN; i++)
+    pattern[i] = fp8_bits(format, (float)(32 * rng_normal(7, (uint64_t)i)));
   return pattern;
 }
 
@@ -176,6 +195,11 @@ static inline void prepare_probabilities(Problem *p) {
 static inline void run_product(const Problem *p, bool add, const void *C, void *to) {
   GemmProblem product = p->product;
   product.add = add;
+  if (product.formats != GEMM_BF16) {
+    gemm_run_fp8(&p->bench->gemm, product, p->call.A, &p->call.args.a->inverse, p->call.B,
+                 &p->call.args.b->inverse, C, to);
+    return;
+  }
   gemm_run(&p->bench->gemm, product, p->call.A, p->call.B, C, to);
 }
 
@@ -227,6 +251,16 @@ static const Subject subjects[] = {
     {&fused_program_norm_dgrad, PROGRAM_NORM_DGRAD, BACKWARD, false, NULL, twin_norm_dgrad},
     {&fused_program_norm_dgrad_residual, PROGRAM_NORM_DGRAD_RESIDUAL, BACKWARD, true, NULL,
      twin_norm_dgrad},
+    {&fused_program_residual_fp8, PROGRAM_RESIDUAL_FP8, IN_FP8, false, NULL, NULL},
+    {&fused_program_rope_fp8, PROGRAM_ROPE_FP8, IN_FP8, false, prepare_rope, NULL},
+    {&fused_program_swiglu_fp8, PROGRAM_SWIGLU_FP8, IN_FP8, false, NULL, NULL},
+    {&fused_program_logits_fp8, PROGRAM_LOGITS_FP8, IN_FP8, false, NULL, NULL},
+    {&fused_program_probabilities_fp8, PROGRAM_PROBABILITIES_FP8, IN_FP8, false,
+     prepare_probabilities, NULL},
+    {&fused_program_swiglu_backward_fp8, PROGRAM_SWIGLU_BACKWARD_FP8, IN_FP8, false, NULL, NULL},
+    {&fused_program_norm_dgrad_fp8, PROGRAM_NORM_DGRAD_FP8, IN_FP8, false, NULL, NULL},
+    {&fused_program_norm_dgrad_residual_fp8, PROGRAM_NORM_DGRAD_RESIDUAL_FP8, IN_FP8, false, NULL,
+     NULL},
 };
 
 // Of a program without a row there, the product and the tile shapes are timed.
@@ -262,6 +296,24 @@ static inline void add_statistics(Problem *p) {
         .stride = M};
 }
 
+// Operands of deviation 1 and 0.02, and copies.
+static inline void add_fp8(Problem *p) {
+  const int64_t M = p->product.M, N = p->product.N, K = p->product.K;
+  const Program *program = p->subject->program;
+  ProgramCall *call = &p->call;
+  call->A = take_random_fp8(p, program->formats == GEMM_E4M3 ? FP8_E4M3 : FP8_E5M2, M * K);
+  call->B = take_random_fp8(p, FP8_E4M3, N * K);
+  call->args.a = take_scaling(p, 32);
+  call->args.b = take_scaling(p, 2048);
+  call->args.copies = (Scaling *)(uintptr_t)take_scaling(p, 8);
+  call->args.row_scale = take_filled(p, M, 1);
+  call->args.row_scale_out = take(p, (size_t)M * sizeof(float));
+  const int64_t copied = operand_cols(program, program->copy_cols, N);
+  if (!copied) return;
+  call->copies[0] = (Matrix){take(p, (size_t)(M * copied)), M, copied};
+  call->copies[1] = (Matrix){take(p, (size_t)(M * copied)), copied, M};
+}
+
 // What is stored lies beside what is loaded, which thus stays what it is.
 static inline void problem_open(Problem *p) {
   const int64_t M = p->product.M, N = p->product.N, K = p->product.K;
@@ -269,16 +321,20 @@ static inline void problem_open(Problem *p) {
   Error err;
   if (fused_program_open(&p->open, program, &p->bench->gpu, &err)) end_with(err.text);
   p->call = (ProgramCall){.M = M, .N = N, .K = K};
-  p->call.A = take_random(p, p->bench->normal, M * K);
-  p->call.B = take_random(p, p->bench->weights, N * K);
+  if (program->formats == GEMM_BF16) {
+    p->call.A = take_random(p, p->bench->normal, M * K);
+    p->call.B = take_random(p, p->bench->weights, N * K);
+  } else {
+    add_fp8(p);
+  }
   for (int i = 0; i < MAX_TILES; i++) {
     const int64_t in = operand_cols(program, program->load_cols[i], N),
                   out = operand_cols(program, program->store_cols[i], N);
     if (in) p->call.loads[i] = (Matrix){take_random(p, p->bench->normal, M * in), M, in};
     if (out) p->call.stores[i] = (Matrix){take(p, (size_t)(M * out) * 2), M, out};
   }
-  p->out = (void *)(uintptr_t)p->call.stores[0].data;
   p->scratch = take(p, (size_t)(M * N) * 2);
+  p->out = program->store_cols[0] ? (void *)(uintptr_t)p->call.stores[0].data : p->scratch;
   p->call.args.columns = take_filled(p, N, 1);
   add_statistics(p);
   if (p->subject->prepare) p->subject->prepare(p);
