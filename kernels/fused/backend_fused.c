@@ -21,26 +21,29 @@ enum {
 // order.
 static const struct {
   Operation operation;
-  ProgramName program;
+  ProgramName program, fp8;
   bool of_head; // its GEMM has a side of vocab_size
 } fused_operations[] = {
-    {OP_QKV, PROGRAM_ROPE, false},
-    {OP_OUT, PROGRAM_RESIDUAL, false},
-    {OP_GATE_UP, PROGRAM_SWIGLU, false},
-    {OP_DOWN, PROGRAM_RESIDUAL, false},
-    {OP_QKV_DGRAD, PROGRAM_NORM_DGRAD_RESIDUAL, false},
-    {OP_GATE_UP_DGRAD, PROGRAM_NORM_DGRAD_RESIDUAL, false},
-    {OP_DOWN_DGRAD, PROGRAM_SWIGLU_BACKWARD, false},
-    {OP_LM_HEAD_DGRAD, PROGRAM_NORM_DGRAD, true},
-    {OP_VALIDATION_LOSS, PROGRAM_PROBABILITIES, true},
-    {OP_HEAD_LOSS, PROGRAM_PROBABILITIES, true},
+    {OP_QKV, PROGRAM_ROPE, PROGRAM_ROPE_FP8, false},
+    {OP_OUT, PROGRAM_RESIDUAL, PROGRAM_RESIDUAL_FP8, false},
+    {OP_GATE_UP, PROGRAM_SWIGLU, PROGRAM_SWIGLU_FP8, false},
+    {OP_DOWN, PROGRAM_RESIDUAL, PROGRAM_RESIDUAL_FP8, false},
+    {OP_QKV_DGRAD, PROGRAM_NORM_DGRAD_RESIDUAL, PROGRAM_NORM_DGRAD_RESIDUAL_FP8, false},
+    {OP_GATE_UP_DGRAD, PROGRAM_NORM_DGRAD_RESIDUAL, PROGRAM_NORM_DGRAD_RESIDUAL_FP8, false},
+    {OP_DOWN_DGRAD, PROGRAM_SWIGLU_BACKWARD, PROGRAM_SWIGLU_BACKWARD_FP8, false},
+    {OP_LM_HEAD_DGRAD, PROGRAM_NORM_DGRAD, PROGRAM_NORM_DGRAD_FP8, true},
+    {OP_VALIDATION_LOSS, PROGRAM_PROBABILITIES, PROGRAM_PROBABILITIES_FP8, true},
+    {OP_HEAD_LOSS, PROGRAM_PROBABILITIES, PROGRAM_PROBABILITIES_FP8, true},
 };
 enum { FUSED_OPERATIONS = sizeof fused_operations / sizeof *fused_operations };
 
-static bool pays(const OpsConfig *c, Operation operation, ProgramName program) {
-  if (program == PROGRAM_PROBABILITIES && c->D < LONG_HEAD) return false;
+static bool pays(const OpsConfig *c, int fused) {
+  const Operation operation = fused_operations[fused].operation;
+  if (fused_operations[fused].program == PROGRAM_PROBABILITIES && c->D < LONG_HEAD) return false;
   for (int i = 0; i < c->call_count; i++) {
     const OperationCall *call = &c->calls[i];
+    const ProgramName program =
+        call->fp8 ? fused_operations[fused].fp8 : fused_operations[fused].program;
     if (call->operation == operation && !tile_pays(program, call->M, call->N, call->K))
       return false;
   }
@@ -52,7 +55,7 @@ static void settle_kinds(Backend *be, const OpsConfig *c, KernelChoice choice) {
   for (int i = 0; i < FUSED_OPERATIONS; i++) {
     const Operation operation = fused_operations[i].operation;
     if ((!fused_operations[i].of_head || c->V < MOST_COLUMNS) &&
-        (choice == KERNELS_FUSED || pays(c, operation, fused_operations[i].program)))
+        (choice == KERNELS_FUSED || pays(c, i)))
       be->kinds[operation] = KERNEL_FUSED;
   }
   be->kinds[OP_DOWN_DGRAD] = be->kinds[OP_GATE_UP]; // which left z with or without r

@@ -1,5 +1,5 @@
-// The operations: a program each. Those that serve several GEMMs of the model leave some of them to
-// the unfused kernels, as Backend.kinds says.
+// The operations: a program each, in bf16, or in FP8 where both operands have copies. Those that
+// serve several GEMMs of the model leave some of them to the unfused kernels, as Backend.kinds says.
 #include "kernels/fused/fused.h"
 #include "kernels/fused/rope.h"
 
@@ -7,18 +7,32 @@ static bool is_fused(const Backend *be, Operation operation) {
   return be->kinds[operation] == KERNEL_FUSED;
 }
 
-// The GEMM A B^T or A B, as the program has it. sumsq: of the rows of A, where the program needs r.
-static ProgramCall call_of(const Fused *f, int64_t M, int64_t N, int64_t K, const act_t *A,
-                           const act_t *B, RowStat sumsq) {
-  const OpsConfig *c = &f->unfused.cuda.config;
-  return (ProgramCall){.M = M,
-                       .N = N,
-                       .K = K,
-                       .A = A,
-                       .B = B,
-                       .args = {.in = {sumsq},
-                                .inverse_D = (float)(1 / (double)c->D),
-                                .eps = (float)c->rms_norm_eps}};
+static bool in_fp8(Operand A, Operand W) {
+  return A.by_row && W.by_row;
+}
+
+// The GEMM A W^T, or A W in a dgrad, as the program has it. norm: the operand whose RMSNorm the
+// program applies or undoes, with its sums of squares.
+static ProgramCall call_of(const Fused *f, int64_t M, int64_t N, int64_t K, Operand A, Operand W,
+                           bool dgrad, Operand norm, RowStat sumsq) {
+  const Cuda *u = &f->unfused.cuda;
+  ProgramCall call = {.M = M,
+                      .N = N,
+                      .K = K,
+                      .A = A.data,
+                      .B = W.data,
+                      .stride_a = A.row_stride,
+                      .args = {.in = {sumsq},
+                               .inverse_D = (float)(1 / (double)u->config.D),
+                               .eps = (float)u->config.rms_norm_eps}};
+  if (!in_fp8(A, W)) return call;
+  call.A = A.by_row;
+  call.B = dgrad ? W.by_col : W.by_row;
+  call.stride_b = dgrad ? W.stride : 0;
+  call.args.a = &u->scalings[A.scaling];
+  call.args.b = &u->scalings[W.scaling];
+  call.args.row_scale = (const float *)norm.row_scale;
+  return call;
 }
 
 // sums: the row statistic that the program leaves, a part a tile of columns; NULL: none.
@@ -29,6 +43,21 @@ static void run(const Fused *f, ProgramName name, ProgramCall *call, RowStat *su
     call->args.out[0] = *sums;
   }
   fused_launch(&f->kernels.programs[name], tile, call, f->unfused.cuda.gpu.stream);
+}
+
+// The same for an FP8 program, which leaves copies of out [M, cols], too, if out has them.
+static void run_copied(const Fused *f, ProgramName name, ProgramCall *call, int64_t cols,
+                       Operand out, RowStat *sums) {
+  const Cuda *u = &f->unfused.cuda;
+  const int64_t M = call->M;
+  if (out.by_row) {
+    call->copies[0] = (Matrix){out.by_row, M, cols};
+    call->copies[1] = (Matrix){out.by_col, cols, (M + FP8_GROUP - 1) / FP8_GROUP * FP8_GROUP};
+    call->by_col_stride = out.stride;
+    call->args.copies = &u->scalings[out.scaling];
+    call->args.row_scale_out = (float *)out.row_scale;
+  }
+  for (int pass = 0; cuda_launch_again(u, pass, out); pass++) run(f, name, call, sums);
 }
 
 // ---- Forward
@@ -56,12 +85,12 @@ void fused_qkv(Backend *be, int64_t M, int64_t T, int64_t first, Operand x, RowS
     unfused_qkv(be, M, T, first, x, sumsq, W, qkv);
     return;
   }
-  ProgramCall call = call_of(f, M, R, c->D, x.data, W.data, sumsq);
+  ProgramCall call = call_of(f, M, R, c->D, x, W, false, x, sumsq);
   call.stores[0] = (Matrix){qkv, M, R};
   call.args.params[ROPE_HEAD_DIM].i = (int32_t)c->d;
   call.args.params[ROPE_ROTATED].i = (int32_t)((c->H + c->KV) * c->d);
   call.loads[0] = rope_angles(f, M, T, first, &call.args);
-  run(f, PROGRAM_ROPE, &call, NULL);
+  run(f, in_fp8(x, W) ? PROGRAM_ROPE_FP8 : PROGRAM_ROPE, &call, NULL);
 }
 
 void fused_residual(Backend *be, int64_t M, int64_t K, Operand a, Operand W, const act_t *x,
@@ -72,10 +101,15 @@ void fused_residual(Backend *be, int64_t M, int64_t K, Operand a, Operand W, con
     unfused_residual(be, M, K, a, W, x, x_sumsq, out, sumsq);
     return;
   }
-  ProgramCall call = call_of(f, M, c->D, K, a.data, W.data, (RowStat){0});
+  ProgramCall call = call_of(f, M, c->D, K, a, W, false, operand_of(NULL), x_sumsq);
   call.loads[0] = (Matrix){x, M, c->D};
   call.stores[0] = (Matrix){out.data, M, c->D};
+  if (in_fp8(a, W)) {
+    run_copied(f, PROGRAM_RESIDUAL_FP8, &call, c->D, out, sumsq);
+    return;
+  }
   run(f, PROGRAM_RESIDUAL, &call, sumsq);
+  if (out.by_row) cuda_cast_rows(cuda_of(be), M, c->D, out, x_sumsq, NULL);
 }
 
 void fused_gate_up(Backend *be, int64_t M, Operand x, RowStat sumsq, Operand W, act_t *z,
@@ -86,8 +120,12 @@ void fused_gate_up(Backend *be, int64_t M, Operand x, RowStat sumsq, Operand W, 
     unfused_gate_up(be, M, x, sumsq, W, z, y);
     return;
   }
-  ProgramCall call = call_of(f, M, 2 * c->F, c->D, x.data, W.data, sumsq);
+  ProgramCall call = call_of(f, M, 2 * c->F, c->D, x, W, false, x, sumsq);
   call.stores[0] = (Matrix){z, M, 2 * c->F};
+  if (in_fp8(x, W)) {
+    run_copied(f, PROGRAM_SWIGLU_FP8, &call, c->F, y, NULL);
+    return;
+  }
   call.stores[1] = (Matrix){y.data, M, c->F};
   run(f, PROGRAM_SWIGLU, &call, NULL);
 }
@@ -99,9 +137,9 @@ void fused_lm_head(Backend *be, int64_t M, Operand x, RowStat sumsq, Operand W, 
     unfused_lm_head(be, M, x, sumsq, W, logits);
     return;
   }
-  ProgramCall call = call_of(f, M, c->V, c->D, x.data, W.data, sumsq);
+  ProgramCall call = call_of(f, M, c->V, c->D, x, W, false, x, sumsq);
   call.stores[0] = (Matrix){logits, M, padded_vocab(c)};
-  run(f, PROGRAM_LOGITS, &call, NULL);
+  run(f, in_fp8(x, W) ? PROGRAM_LOGITS_FP8 : PROGRAM_LOGITS, &call, NULL);
 }
 
 // The softmax before its normaliser, into P, and its sums of rows into the backend's own.
@@ -109,13 +147,15 @@ static void run_probabilities(const Fused *f, int64_t M, Operand x, RowStat sums
                               const int32_t *targets, act_t *P) {
   const Cuda *u = &f->unfused.cuda;
   const OpsConfig *c = &u->config;
-  ProgramCall call = call_of(f, M, c->V, c->D, x.data, W.data, sumsq);
+  ProgramCall call = call_of(f, M, c->V, c->D, x, W, false, x, sumsq);
   call.stores[0] = (Matrix){P, M, padded_vocab(c)};
   call.args.in[1] = f->head.aim;
   call.args.out[0] = f->head.sum;
   call.args.out[1] = f->head.entropy;
   launch_head_aim(M, row_scale(u, sumsq), x, W, u->scalings, targets, f->head.aim, u->gpu.stream);
-  fused_launch(&f->kernels.programs[PROGRAM_PROBABILITIES], f->head.tile, &call, u->gpu.stream);
+  fused_launch(
+      &f->kernels.programs[in_fp8(x, W) ? PROGRAM_PROBABILITIES_FP8 : PROGRAM_PROBABILITIES],
+      f->head.tile, &call, u->gpu.stream);
 }
 
 void fused_head_loss(Backend *be, int64_t M, Operand x, RowStat sumsq, Operand W,
@@ -160,12 +200,16 @@ void fused_norm_dgrad(Backend *be, int64_t M, int64_t N, Operand dz, Operand W, 
     unfused_norm_dgrad(be, M, N, dz, W, x, sumsq, s, residual, dx);
     return;
   }
-  ProgramCall call = call_of(f, M, c->D, N, dz.data, W.data, sumsq);
-  call.loads[0] = (Matrix){x.data, M, c->D};
-  call.loads[1] = (Matrix){residual, M, c->D};
+  ProgramCall call = call_of(f, M, c->D, N, dz, W, true, x, sumsq);
+  const bool fp8 = in_fp8(dz, W);
+  call.loads[fp8 ? 1 : 0] = (Matrix){x.data, M, c->D};
+  call.loads[fp8 ? 0 : 1] = (Matrix){residual, M, c->D};
   call.stores[0] = (Matrix){dx.data, M, c->D};
   call.args.in[1] = s;
-  run(f, PROGRAM_NORM_DGRAD_RESIDUAL, &call, NULL);
+  if (fp8)
+    run_copied(f, PROGRAM_NORM_DGRAD_RESIDUAL_FP8, &call, c->D, dx, NULL);
+  else
+    run(f, PROGRAM_NORM_DGRAD_RESIDUAL, &call, NULL);
 }
 
 void fused_head_dgrad(Backend *be, int64_t M, const HeadGradient *g, Operand W, Operand x,
@@ -176,22 +220,29 @@ void fused_head_dgrad(Backend *be, int64_t M, const HeadGradient *g, Operand W, 
     unfused_head_dgrad(be, M, g, W, x, sumsq, dx);
     return;
   }
-  ProgramCall call = call_of(f, M, c->D, c->V, g->p.data, W.data, sumsq);
-  call.stride_a = g->p.row_stride;
-  call.args.row_scale = (const float *)g->u;
+  ProgramCall call = call_of(f, M, c->D, c->V, g->p, W, true, x, sumsq);
+  if (g->u) call.args.row_scale = (const float *)g->u;
   call.loads[0] = (Matrix){x.data, M, c->D};
   call.stores[0] = (Matrix){dx.data, M, c->D};
   call.args.in[1] = g->s;
+  if (in_fp8(g->p, W)) {
+    run_copied(f, PROGRAM_NORM_DGRAD_FP8, &call, c->D, dx, NULL);
+    return;
+  }
   run(f, PROGRAM_NORM_DGRAD, &call, NULL);
+  if (dx.by_row) cuda_cast_rows(cuda_of(be), M, c->D, dx, (RowStat){0}, NULL);
 }
 
 void fused_down_dgrad(Backend *be, int64_t M, Operand dx, Operand W, const act_t *z, Operand x,
                       RowStat sumsq, Operand dz, RowStat *s) {
-  (void)x;
   const Fused *f = fused_of(be);
   const OpsConfig *c = &f->unfused.cuda.config;
-  ProgramCall call = call_of(f, M, c->F, c->D, dx.data, W.data, sumsq);
+  ProgramCall call = call_of(f, M, c->F, c->D, dx, W, true, x, sumsq);
   call.loads[0] = (Matrix){z, M, 2 * c->F};
+  if (in_fp8(dx, W)) {
+    run_copied(f, PROGRAM_SWIGLU_BACKWARD_FP8, &call, 2 * c->F, dz, s);
+    return;
+  }
   call.stores[0] = (Matrix){dz.data, M, 2 * c->F};
   run(f, PROGRAM_SWIGLU_BACKWARD, &call, s);
 }
