@@ -113,9 +113,11 @@ static int make_workspace(Fused *f, Error *err) {
   launch_rope_table(c->max_positions, c->d, c->max_positions, u->rope, f->rope, u->gpu.stream);
   if (u->base.kinds[OP_VALIDATION_LOSS] != KERNEL_FUSED) return 0;
   const int64_t rows = u->options.loss_tokens > 0 ? u->options.loss_tokens : c->max_tokens;
-  f->head.tile = tile_choose(PROGRAM_PROBABILITIES, rows, c->V, c->D);
-  const int32_t parts = tile_parts(f->head.tile, c->V);
-  return take_parts(u, &f->head.aim, AIM_PARTS, rows, err) ||
+  const int32_t bf16 = tile_parts(tile_choose(PROGRAM_PROBABILITIES, rows, c->V, c->D), c->V),
+                fp8 = tile_parts(tile_choose(PROGRAM_PROBABILITIES_FP8, rows, c->V, c->D), c->V),
+                parts = bf16 > fp8 ? bf16 : fp8;
+  f->head.u = cuda_take(u, (size_t)rows * sizeof(float), err);
+  return !f->head.u || take_parts(u, &f->head.aim, AIM_PARTS, rows, err) ||
                  take_parts(u, &f->head.sum, parts, rows, err) ||
                  take_parts(u, &f->head.entropy, parts, rows, err)
              ? -1

@@ -16,7 +16,7 @@ typedef struct Fused {
   // Of head.h, for the largest M of head_loss; no data where that is no program's.
   struct {
     RowStat aim, sum, entropy;
-    TileShape tile;
+    stat_t *u; // [the same M], where dlogits are cast
   } head;
 } Fused;
 

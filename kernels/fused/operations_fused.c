@@ -142,47 +142,57 @@ void fused_lm_head(Backend *be, int64_t M, Operand x, RowStat sumsq, Operand W, 
   run(f, in_fp8(x, W) ? PROGRAM_LOGITS_FP8 : PROGRAM_LOGITS, &call, NULL);
 }
 
-// The softmax before its normaliser, into P, and its sums of rows into the backend's own.
-static void run_probabilities(const Fused *f, int64_t M, Operand x, RowStat sumsq, Operand W,
-                              const int32_t *targets, act_t *P) {
+// The softmax before its normaliser, into P. Its sums of rows are the backend's own; the result says
+// where they lie.
+static HeadFinish run_probabilities(const Fused *f, int64_t M, Operand x, RowStat sumsq, Operand W,
+                                    const int32_t *targets, act_t *P) {
   const Cuda *u = &f->unfused.cuda;
   const OpsConfig *c = &u->config;
+  const ProgramName name = in_fp8(x, W) ? PROGRAM_PROBABILITIES_FP8 : PROGRAM_PROBABILITIES;
+  const TileShape tile = tile_choose(name, f->head.sum.stride, c->V, c->D);
+  HeadFinish finish = {.M = M,
+                       .r = row_scale_of(u, x, sumsq),
+                       .sum = f->head.sum,
+                       .entropy = f->head.entropy,
+                       .targets = targets,
+                       .x = x.data,
+                       .row_loss = u->row_loss};
+  finish.sum.parts = finish.entropy.parts = tile_parts(tile, c->V);
   ProgramCall call = call_of(f, M, c->V, c->D, x, W, false, x, sumsq);
   call.stores[0] = (Matrix){P, M, padded_vocab(c)};
   call.args.in[1] = f->head.aim;
-  call.args.out[0] = f->head.sum;
-  call.args.out[1] = f->head.entropy;
-  launch_head_aim(M, row_scale(u, sumsq), x, W, u->scalings, targets, f->head.aim, u->gpu.stream);
-  fused_launch(
-      &f->kernels.programs[in_fp8(x, W) ? PROGRAM_PROBABILITIES_FP8 : PROGRAM_PROBABILITIES],
-      f->head.tile, &call, u->gpu.stream);
+  call.args.out[0] = finish.sum;
+  call.args.out[1] = finish.entropy;
+  launch_head_aim(M, finish.r, x, W, u->scalings, targets, f->head.aim, u->gpu.stream);
+  fused_launch(&f->kernels.programs[name], tile, &call, u->gpu.stream);
+  return finish;
 }
 
+// Where W has FP8 copies g is to have dlogits' themselves: P times u, cast.
 void fused_head_loss(Backend *be, int64_t M, Operand x, RowStat sumsq, Operand W,
                      const int32_t *targets, act_t *logits, double scale, HeadGradient *g) {
   const Fused *f = fused_of(be);
-  const Cuda *c = &f->unfused.cuda;
-  const bool folds = g ? is_fused(be, OP_HEAD_LOSS) && g->u
+  Cuda *c = cuda_of(be);
+  const bool fused = g ? is_fused(be, OP_HEAD_LOSS) && (g->u || g->p.by_row)
                        : is_fused(be, OP_VALIDATION_LOSS) && M <= f->head.sum.stride;
-  if (!folds) {
+  if (!fused) {
     unfused_head_loss(be, M, x, sumsq, W, targets, logits, scale, g);
     return;
   }
-  run_probabilities(f, M, x, sumsq, W, targets, logits);
-  HeadFinish finish = {.M = M,
-                       .r = row_scale(c, sumsq),
-                       .sum = f->head.sum,
-                       .entropy = f->head.entropy,
-                       .scale = (float)scale,
-                       .row_loss = c->row_loss};
+  HeadFinish finish = run_probabilities(f, M, x, sumsq, W, targets, logits);
+  finish.scale = (float)scale;
   if (g) {
     g->s.parts = 1;
     finish.gradient = *g;
-    finish.targets = targets;
-    finish.x = x.data;
+    finish.gradient.p.data = logits;
+  }
+  if (g && !g->u) {
+    finish.gradient.u = f->head.u;
+    finish.gradient.ux.data = NULL;
   }
   launch_head_finish(&finish, c->gpu.stream);
   launch_add_loss(M, c->row_loss, scale, c->state, c->gpu.stream);
+  if (g && !g->u) cuda_cast_dlogits(c, M, g->p, logits, f->head.u, scale);
 }
 
 // ---- Backward
@@ -220,7 +230,8 @@ void fused_head_dgrad(Backend *be, int64_t M, const HeadGradient *g, Operand W, 
     unfused_head_dgrad(be, M, g, W, x, sumsq, dx);
     return;
   }
-  ProgramCall call = call_of(f, M, c->D, c->V, g->p, W, true, x, sumsq);
+  const int64_t V = in_fp8(g->p, W) ? padded_vocab(c) : c->V; // in the copies' order
+  ProgramCall call = call_of(f, M, c->D, V, g->p, W, true, x, sumsq);
   if (g->u) call.args.row_scale = (const float *)g->u;
   call.loads[0] = (Matrix){x.data, M, c->D};
   call.stores[0] = (Matrix){dx.data, M, c->D};

@@ -10,11 +10,11 @@
 #include "tests/gpu/ops_rig.h"
 
 // Mixed: the loss fused, the dgrad not.
-typedef enum Mode { UNFUSED, UNFUSED_FP8, FUSED, MIXED, MODES } Mode;
-static const char *const mode_names[MODES] = {"unfused", "unfused fp8", "fused", "mixed"};
-
+typedef enum Mode { UNFUSED, UNFUSED_FP8, FUSED, MIXED, FUSED_FP8, MODES } Mode;
+static const char *const mode_names[MODES] = {"unfused", "unfused fp8", "fused", "mixed",
+                                              "fused fp8"};
 static bool in_fp8(Mode mode) {
-  return mode == UNFUSED_FP8;
+  return mode == UNFUSED_FP8 || mode == FUSED_FP8;
 }
 static bool folds(Mode mode) {
   return mode >= FUSED;
@@ -181,7 +181,7 @@ static Backend *backend_new(Shape3 s, Mode mode) {
                             .calls = &dgrad,
                             .call_count = mode == MIXED};
   static const KernelChoice choices[MODES] = {KERNELS_UNFUSED, KERNELS_UNFUSED, KERNELS_FUSED,
-                                              KERNELS_AUTO};
+                                              KERNELS_AUTO, KERNELS_FUSED};
   const GpuOptions options = {.kernels = choices[mode], .train = true, .gemm_cache = ""};
   Error err;
   Backend *be = backend_gpu_create(&config, &options, &err);
