@@ -22,6 +22,14 @@ void head_backward(Llama *llama, int64_t chunk, double per_token, bool accumulat
   RUN(llama, OP_LM_HEAD_DGRAD, be->head_dgrad(be, h.M, g, W->folded, h.x, h.sumsq, dx));
 }
 
+// While scales are looked for, a chunk may have found another one than those before it.
+static void recast_dx(Llama *llama) {
+  const Sizes n = model_sizes(&llama->config, &llama->shape);
+  const Operand dx = scaled_as(llama, llama->acts.dx, n.L, SCALING_DX);
+  if (dx.by_row && !llama->scaled && llama->shape.loss_chunks > 1)
+    RUN(llama, OP_CAST, llama->be->cast(llama->be, n.M, n.D, dx));
+}
+
 void layer_again(Llama *llama, int64_t l) {
   if (llama->shape.recompute == RECOMPUTE_NONE) return;
   const Sizes n = model_sizes(&llama->config, &llama->shape);
@@ -89,6 +97,7 @@ void llama_backward(Llama *llama, double scale, bool accumulate) {
   if (!accumulate) be->step_begin(be);
   for (int64_t c = 0; c < llama->shape.loss_chunks; c++)
     head_backward(llama, c, per_token, accumulate || c > 0);
+  recast_dx(llama);
   for (int64_t l = L - 1; l >= 0; l--) {
     part_begin(llama, "layer", l);
     if (l + 1 < L) layer_again(llama, l); // the last layer's activations are still there

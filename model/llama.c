@@ -90,6 +90,7 @@ Recorder *llama_record(const Llama *llama, int micro_batches) {
   Recorder *recorder = recorder_create(&ops, llama->be);
   Llama recorded = *llama;
   recorded.be = &recorder->base;
+  recorded.scaled = true; // as in ordinary steps
   llama_forward(&recorded);
   llama_loss(&recorded, 1);
   if (!llama->shape.train) return recorder;

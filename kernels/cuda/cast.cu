@@ -54,8 +54,9 @@ static __global__ void dlogits_scale_kernel(Scaling *scaling, float scale) {
 
 void cuda_cast_dlogits(Cuda *c, int64_t M, Operand dlogits, act_t *from, stat_t *factors,
                        double grad_scale) {
+  const Fp8Format format = c->config.scalings[dlogits.scaling].format;
   dlogits_scale_kernel<<<1, 1, 0, c->gpu.stream>>>(c->scalings + dlogits.scaling,
-                                                   fp8_dlogits_scale(FP8_E5M2, grad_scale));
+                                                   fp8_dlogits_scale(format, grad_scale));
   LAUNCHED();
   dlogits.data = from;
   dlogits.row_scale = factors;

@@ -94,13 +94,6 @@ void small_gradients(SmallModel *s, uint64_t number, double scale) {
   }
 }
 
-void small_calibrate(SmallModel *s, uint64_t number) {
-  s->llama.scaled = false;
-  small_gradients(s, number, 1);
-  llama_calibrate(&s->llama, false);
-  s->llama.scaled = true;
-}
-
 StepResult small_update(SmallModel *s) {
   llama_update(&s->llama, &adamw);
   return s->be->step_result(s->be);
@@ -146,11 +139,11 @@ void small_copy(const SmallModel *from, SmallModel *to) {
   from->be->step_begin(from->be);
   from->be->step_end(from->be);
   be->set_updates(be, from->be->step_result(from->be).updates);
-  if (from->scalings > 0 && to->scalings > 0) {
+  to->llama.scaled = from->scalings > 0 && to->scalings > 0 && from->llama.scaled;
+  if (to->llama.scaled) {
     ScalingState *states = small_scalings(from);
     be->scalings_write(be, states);
     free(states);
-    to->llama.scaled = from->llama.scaled;
   }
   be->refresh(be, to->llama.tensors, to->llama.param_count);
 }

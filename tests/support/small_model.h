@@ -28,11 +28,8 @@ void small_close(SmallModel *s);
 
 // Loss and gradients of batch `number` of the language, times `scale`, before grads_finish.
 void small_gradients(SmallModel *s, uint64_t number, double scale);
-// The same, with scales found on the way.
-void small_calibrate(SmallModel *s, uint64_t number);
 StepResult small_update(SmallModel *s);
-// Steps first .. last - 1, on the batches of these numbers. Where there are no scales yet, the
-// first one finds them. Returns the last one's result.
+// Steps first .. last - 1, on the batches of these numbers. Returns the last one's result.
 StepResult small_train(SmallModel *s, uint64_t first, uint64_t last);
 // The mean loss over batches that are never trained on; the scales are left as they are.
 double small_validation_loss(SmallModel *s, int batches);

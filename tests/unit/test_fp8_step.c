@@ -55,7 +55,6 @@ static void check_gradients(const char *what, SmallShape shape, double error, do
   small_train(&exact, 0, TRAINED);
   small_copy(&exact, &fp8);
   small_gradients(&exact, TRAINED, 1);
-  small_calibrate(&fp8, TRAINED);
   small_gradients(&fp8, TRAINED, 1);
   const Difference d = compare_gradients(&fp8, &exact);
   printf("# %s: largest error %.2f %%, bound %.2f; norm ratio %.4f, bound %.4f from 1\n", what,
@@ -209,7 +208,8 @@ static void recomputing_gives_the_same_bits(void **state) {
   small_close(&kept);
 }
 
-// With the same scales rows do not know which batch they are in; only the order of sums changes.
+// With the same scales rows do not know which batch they are in. Only the order of sums changes,
+// and with it now and then how a value is rounded to FP8.
 static void pieces_add_up(void **state) {
   (void)state;
   const SmallShape shapes[] = {{.fp8 = ALL, .micro_batches = 2},
@@ -223,11 +223,33 @@ static void pieces_add_up(void **state) {
     small_gradients(&whole, 5, 1);
     small_gradients(&pieces, 5, 1);
     const Difference d = compare_gradients(&pieces, &whole);
-    printf("# pieces %d: error %.1e, norm ratio %.6f; bound 1e-5\n", (int)i, d.error, d.ratio);
-    assert_true(d.error <= 1e-5);
+    printf("# pieces %d: error %.1e, norm ratio %.6f; bound 3e-2\n", (int)i, d.error, d.ratio);
+    assert_true(d.error <= 3e-2);
     small_close(&pieces);
     small_close(&whole);
   }
+}
+
+// The scale of final dx, for one, is found chunk by chunk.
+static void the_first_step_may_be_cut_too(void **state) {
+  (void)state;
+  SmallModel trained = small_open((SmallShape){0}), whole = small_open((SmallShape){.fp8 = ALL}),
+             chunks = small_open((SmallShape){.fp8 = ALL, .loss_chunks = 32});
+  small_train(&trained, 0, TRAINED);
+  small_copy(&trained, &whole);
+  small_copy(&trained, &chunks);
+  for (uint64_t batch = 0; batch < 4; batch++) {
+    small_gradients(&whole, batch, 1);
+    small_gradients(&chunks, batch, 1);
+    const Difference d = compare_gradients(&chunks, &whole);
+    printf("# calibrating in chunks: error %.1e, bound 3e-2\n", d.error);
+    assert_true(d.error <= 3e-2);
+    whole.be->scalings_discard(whole.be);
+    chunks.be->scalings_discard(chunks.be);
+  }
+  small_close(&chunks);
+  small_close(&whole);
+  small_close(&trained);
 }
 
 // ---- Training
@@ -252,6 +274,7 @@ int main(void) {
       cmocka_unit_test(products_are_those_of_the_copies),
       cmocka_unit_test(recomputing_gives_the_same_bits),
       cmocka_unit_test(pieces_add_up),
+      cmocka_unit_test(the_first_step_may_be_cut_too),
       cmocka_unit_test(training_loses_nothing),
   };
   return cmocka_run_group_tests_name("test_fp8_step", tests, NULL, NULL);
