@@ -15,7 +15,7 @@ void finish_norm_dgrad(Cpu *cpu, int64_t M, Operand x_, RowStat sumsq, RowStat s
   real *dx = reals(dx_.data);
 #pragma omp parallel for schedule(static)
   for (int64_t m = 0; m < M; m++) {
-    const real q = row_scale(x_, m), factor = row_rstd(&cpu->config, sumsq, m) / (real)D * s[m];
+    const real q = scale_of_row(x_, m), factor = row_rstd(&cpu->config, sumsq, m) / (real)D * s[m];
     for (int64_t k = m * D; k < (m + 1) * D; k++) dx[k] = q * (dx[k] - factor * x[k]);
   }
   leave_copies(cpu, M, D, dx_, dx);
@@ -28,7 +28,7 @@ void cpu_norm_dgrad(Backend *be, int64_t M, int64_t N, Operand dz, Operand W, Op
   real *dx = reals(dx_.data);
 #pragma omp parallel for schedule(static)
   for (int64_t m = 0; m < (residual ? M : 0); m++) {
-    const real per_q = 1 / row_scale(x, m);
+    const real per_q = 1 / scale_of_row(x, m);
     for (int64_t k = m * D; k < (m + 1) * D; k++) dx[k] = per_q * reals(residual)[k];
   }
   multiply(cpu, GEMM_NN, M, D, N, dz, W, residual ? 1 : 0, dx, D);

@@ -58,11 +58,11 @@ void gemm(GemmForm form, int64_t M, int64_t N, int64_t K, const real *A, const r
 // by_col its transpose. A product reads the copies of two operands that have them, else their data.
 
 // q of row m of x, and what a consumer of x multiplies that row by: r / q.
-static inline real row_scale(Operand x, int64_t m) {
+static inline real scale_of_row(Operand x, int64_t m) {
   return x.row_scale ? reals(x.row_scale)[m] : 1;
 }
 static inline real row_factor(const OpsConfig *c, Operand x, RowStat sumsq, int64_t m) {
-  return row_rstd(c, sumsq, m) / row_scale(x, m);
+  return row_rstd(c, sumsq, m) / scale_of_row(x, m);
 }
 // C = A B + beta C of operands, C [M, N] with rows of ldc, A and B as the form says.
 void multiply(const Cpu *cpu, GemmForm form, int64_t M, int64_t N, int64_t K, Operand A, Operand B,

@@ -46,7 +46,7 @@ static void find_largest(const Cpu *cpu, int64_t M, int64_t N, Operand x, const 
 #pragma omp parallel for schedule(static) reduction(max : largest)
   for (int64_t m = 0; m < M; m++)
     for (int64_t k = 0; k < N; k++) {
-      const uint32_t bits = bits_of(fabsf((float)(row_scale(x, m) * values[m * stride + k])));
+      const uint32_t bits = bits_of(fabsf((float)(scale_of_row(x, m) * values[m * stride + k])));
       if (bits > largest) largest = bits;
     }
   memcpy(&s->largest, &largest, sizeof largest);
@@ -63,7 +63,7 @@ static void write_copies(const Cpu *cpu, int64_t M, int64_t N, Operand x, const 
   assert(s->state.scale > 0); // else nobody has calibrated
 #pragma omp parallel for schedule(static)
   for (int64_t m = 0; m < M; m++) {
-    const real scale = row_scale(x, m) * (real)s->state.scale;
+    const real scale = scale_of_row(x, m) * (real)s->state.scale;
     for (int64_t k = 0; k < N; k++) {
       const real copy = fp8_round(s->kind.format, (float)(scale * values[m * stride + k]));
       by_row[m * stride + k] = copy;
