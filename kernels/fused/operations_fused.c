@@ -142,8 +142,8 @@ void fused_lm_head(Backend *be, int64_t M, Operand x, RowStat sumsq, Operand W, 
   run(f, in_fp8(x, W) ? PROGRAM_LOGITS_FP8 : PROGRAM_LOGITS, &call, NULL);
 }
 
-// The softmax before its normaliser, into P. Its sums of rows are the backend's own; the result says
-// where they lie.
+// The softmax before its normaliser, into P. Its sums of rows are the backend's own, and the result
+// says where they lie.
 static HeadFinish run_probabilities(const Fused *f, int64_t M, Operand x, RowStat sumsq, Operand W,
                                     const int32_t *targets, act_t *P) {
   const Cuda *u = &f->unfused.cuda;
