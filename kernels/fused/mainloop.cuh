@@ -47,7 +47,7 @@ template <int ROWS_, int COLS_, int STAGES_, Schedule SCHEDULE> struct Tile {
   static_assert(PRODUCER_REGISTERS + 2 * CONSUMER_REGISTERS <= 3 * 168, "more than were launched");
 };
 
-// Shared memory, from a multiple of 1024 on: the stages, both consumers' slots, the row values of
+// Shared memory, at a multiple of 1024: the stages, both consumers' slots, the row values of
 // two tiles, the barriers.
 template <class T, class Program> struct Shared {
   static constexpr int STORE_BYTES = Program::Stores::BYTES + Program::Copies::BYTES;
@@ -55,8 +55,11 @@ template <class T, class Program> struct Shared {
       Program::Loads::BYTES > STORE_BYTES ? Program::Loads::BYTES : STORE_BYTES;
   static constexpr int A_ROW_VALUES = Program::RowValues::COUNT * T::ROWS * 4; // of a tile
 
+  // Aligned memory needs none, and then promoted programs have room for a second slot; in others it
+  // takes a register that some do not have.
+  static constexpr int SLACK = Program::PROMOTE > 0 ? 0 : 1024;
   static constexpr int BARRIERS = 2 * T::STAGES + 2 + 4 + 4 * MAX_SLOTS;
-  static constexpr int FIXED = T::STAGES * T::STAGE_BYTES + 2 * A_ROW_VALUES + BARRIERS * 8 + 1024;
+  static constexpr int FIXED = T::STAGES * T::STAGE_BYTES + 2 * A_ROW_VALUES + BARRIERS * 8 + SLACK;
   static constexpr int FITTING = (SHARED_LIMIT - FIXED) / (2 * SLOT_BYTES);
   static constexpr int SLOTS = FITTING < MAX_SLOTS ? FITTING : MAX_SLOTS;
   static_assert(chunks_match<typename Program::Loads, typename Program::Stores>(),
@@ -373,6 +376,7 @@ template <class T, class Program, Major A_MAJOR, Major B_MAJOR> struct Block {
     const int lane = tile.thread & 31;
     const int first_row = T::PINGPONG ? 0 : consumer * T::CONSUMER_ROWS; // in the block's tile
     constexpr bool ROW_VALUES = Program::RowValues::COUNT > 0;
+    constexpr bool ARRIVE_EARLY = Program::PROMOTE > 0; // later takes a register too many
     if (ROW_VALUES) mbarrier_wait(shared.row_full(rows.at), rows.parity);
     float copy_scale = 1;
     if (Copies::WIDTH > 0 && tile.args.copies) copy_scale = __ldg(&tile.args.copies->scale);
@@ -388,6 +392,10 @@ template <class T, class Program, Major A_MAJOR, Major B_MAJOR> struct Block {
           const int row = v * T::ROWS + first_row + (int)(block.row(h) - tile.first_row);
           values.values[v][h] = shared_load(shared.row_values(rows.at) + row * 4);
         }
+      if (ROW_VALUES && ARRIVE_EARLY) {
+        __syncwarp();
+        if (lane == 0) mbarrier_arrive(shared.row_empty(rows.at));
+      }
       Program program;
 #pragma unroll
       for (int i = 0; i < S::A_BLOCK; i++, ring.next()) {
@@ -405,7 +413,7 @@ template <class T, class Program, Major A_MAJOR, Major B_MAJOR> struct Block {
       }
       program.end(block);
     }
-    if (ROW_VALUES && lane == 0) mbarrier_arrive(shared.row_empty(rows.at));
+    if (ROW_VALUES && !ARRIVE_EARLY && lane == 0) mbarrier_arrive(shared.row_empty(rows.at));
   }
 
   DEVICE void consume(int consumer, const ProgramArgs &args) const {
@@ -434,14 +442,23 @@ template <class T, class Program, Major A_MAJOR, Major B_MAJOR> struct Block {
 
 // ---- The kernel
 
+template <class Program> DEVICE uint32_t shared_base() {
+  if constexpr (Program::PROMOTE > 0) {
+    extern __shared__ __align__(1024) uint8_t aligned_memory[];
+    return shared_address(aligned_memory);
+  } else {
+    extern __shared__ uint8_t memory[];
+    return (shared_address(memory) + 1023u) & ~1023u;
+  }
+}
+
 template <class T, class Program, Major A_MAJOR, Major B_MAJOR>
 __global__ void __launch_bounds__(BLOCK_THREADS, 1)
     fused_kernel(const __grid_constant__ CUtensorMap map_a,
                  const __grid_constant__ CUtensorMap map_b,
                  const __grid_constant__ EpilogueOperands operands, int M, int N, int K) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-  extern __shared__ uint8_t memory[];
-  const Shared<T, Program> shared = {(shared_address(memory) + 1023u) & ~1023u};
+  const Shared<T, Program> shared = {shared_base<Program>()};
   if (threadIdx.x == 0) {
     shared.init_barriers();
     tensor_map_prefetch(&map_a);
