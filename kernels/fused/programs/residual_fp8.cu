@@ -1,5 +1,5 @@
-// out = x + A B^T; the sum of squares of out's rows, as stored; and copies of q out. q of a row is the
-// power of two below RMSNorm's r of x, one addition earlier than out: near out's own, and known.
+// out = x + A B^T; the sum of squares of out's rows, as stored; and copies of q out. q of a row is
+// the power of two below RMSNorm's r of x, one addition earlier than out: near out's own, and known.
 //   args.in[0] sums of squares of x's rows, inverse_D, eps, a, b, copies   loads[0] x [M, N]
 //   stores[0] out [M, N]   copies of q out   args.out[0] sums of squares   row_scale_out q
 #include "kernels/fused/define.cuh"

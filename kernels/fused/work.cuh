@@ -1,0 +1,171 @@
+// What a block of the mainloop has and does: tile shapes, shared memory with its barriers, rings, and
+// the order of tiles and steps.
+#pragma once
+#include "kernels/fused/bases.cuh"
+
+enum Schedule { COOPERATIVE, PING_PONG };
+
+enum {
+  BLOCK_OF_64 = 64 * 128,    // bytes of 64 rows or columns of an operand's stage
+  SHARED_LIMIT = 227 * 1024, // a block can have
+  MAX_SLOTS = 4,
+  // Rows of cluster tiles walked together, column by column, so that they share operands in L2.
+  TILE_GROUP = 8,
+};
+
+template <int ROWS_, int COLS_, int STAGES_, Schedule SCHEDULE> struct Tile {
+  static constexpr int ROWS = ROWS_, COLS = COLS_, STAGES = STAGES_;
+  static constexpr bool PINGPONG = SCHEDULE == PING_PONG;
+  static constexpr int CONSUMER_ROWS = PINGPONG ? ROWS : ROWS / 2;
+  static constexpr int BLOCKS = CONSUMER_ROWS / 64; // wgmma has 64 rows
+  static constexpr int A_BYTES = ROWS * DEPTH_BYTES, B_BYTES = COLS * DEPTH_BYTES;
+  static constexpr int STAGE_BYTES = A_BYTES + B_BYTES;
+  // What 3 warpgroups start with, 168 a thread, is dealt out anew. More than that waits for ever.
+  // This deal leaves no program spilling: a thread has 192 sums of 192 columns, else 128.
+  static constexpr int PRODUCER_REGISTERS = COLS == 192 ? 40 : 56;
+  static constexpr int CONSUMER_REGISTERS = COLS == 192 ? 232 : 224;
+  static_assert(PRODUCER_REGISTERS + 2 * CONSUMER_REGISTERS <= 3 * 168, "more than were launched");
+};
+
+// Shared memory, at a multiple of 1024: the stages, both consumers' slots, the row values of
+// two tiles, the barriers.
+template <class T, class Program> struct Shared {
+  static constexpr int STORE_BYTES = Program::Stores::BYTES + Program::Copies::BYTES;
+  static constexpr int SLOT_BYTES =
+      Program::Loads::BYTES > STORE_BYTES ? Program::Loads::BYTES : STORE_BYTES;
+  static constexpr int A_ROW_VALUES = Program::RowValues::COUNT * T::ROWS * 4; // of a tile
+
+  // Aligned memory needs none, and then promoted programs have room for a second slot; in others it
+  // takes a register that some do not have.
+  static constexpr int SLACK = Program::PROMOTE > 0 ? 0 : 1024;
+  static constexpr int BARRIERS = 2 * T::STAGES + 2 + 4 + 4 * MAX_SLOTS;
+  static constexpr int FIXED = T::STAGES * T::STAGE_BYTES + 2 * A_ROW_VALUES + BARRIERS * 8 + SLACK;
+  static constexpr int FITTING = (SHARED_LIMIT - FIXED) / (2 * SLOT_BYTES);
+  static constexpr int SLOTS = FITTING < MAX_SLOTS ? FITTING : MAX_SLOTS;
+  static_assert(chunks_match<typename Program::Loads, typename Program::Stores>(),
+                "a chunk that is stored overlaps one that is loaded");
+  static_assert(SLOTS >= 1, "no room for the program's tiles beside the operands");
+  static constexpr int BYTES = FIXED + 2 * SLOTS * SLOT_BYTES;
+
+  uint32_t base;
+
+  DEVICE uint32_t stage(int s) const {
+    return base + s * T::STAGE_BYTES;
+  }
+  DEVICE uint32_t slot(int consumer, int i) const {
+    return base + T::STAGES * T::STAGE_BYTES + (consumer * SLOTS + i) * SLOT_BYTES;
+  }
+  DEVICE uint32_t row_values(int i) const {
+    return base + T::STAGES * T::STAGE_BYTES + 2 * SLOTS * SLOT_BYTES + i * A_ROW_VALUES;
+  }
+  DEVICE uint32_t barrier(int i) const {
+    return row_values(2) + i * 8;
+  }
+  DEVICE uint32_t full(int s) const {
+    return barrier(s);
+  }
+  DEVICE uint32_t empty(int s) const {
+    return barrier(T::STAGES + s);
+  }
+  DEVICE uint32_t turn(int consumer) const {
+    return barrier(2 * T::STAGES + consumer);
+  }
+  DEVICE uint32_t row_full(int i) const {
+    return barrier(2 * T::STAGES + 2 + i);
+  }
+  DEVICE uint32_t row_empty(int i) const {
+    return barrier(2 * T::STAGES + 4 + i);
+  }
+  DEVICE uint32_t ready(int consumer, int slot) const {
+    return barrier(2 * T::STAGES + 6 + consumer * MAX_SLOTS + slot);
+  }
+  DEVICE uint32_t done(int consumer, int slot) const {
+    return barrier(2 * T::STAGES + 6 + (2 + consumer) * MAX_SLOTS + slot);
+  }
+
+  DEVICE void init_barriers() const {
+    for (int s = 0; s < T::STAGES; s++) {
+      mbarrier_init(full(s), 1);
+      mbarrier_init(empty(s), CLUSTER * (T::PINGPONG ? 1 : 2));
+    }
+    for (int i = 0; i < 2; i++) {
+      mbarrier_init(turn(i), 1);
+      mbarrier_init(row_full(i), 32);
+      mbarrier_init(row_empty(i), T::PINGPONG ? 4 : 8);
+      for (int slot = 0; slot < SLOTS; slot++) {
+        mbarrier_init(ready(i, slot), 1);
+        mbarrier_init(done(i, slot), 4);
+      }
+    }
+    fence_mbarrier_init();
+  }
+};
+
+// The place in a ring of SIZE after so many steps, and the parity of the phase that a reader waits
+// for there.
+template <int SIZE> struct Ring {
+  int at;
+  uint32_t parity;
+  DEVICE explicit Ring(uint32_t steps) : at((int)(steps % SIZE)), parity(steps / SIZE & 1) {}
+  DEVICE void next() {
+    if (++at == SIZE) at = 0, parity ^= 1;
+  }
+};
+
+// The product's size, and in which order this cluster takes its tiles.
+template <class T> struct Work {
+  int M, N, K, rank;           // of this block in its cluster
+  int tiles_m, tiles_n, total; // of clusters
+  int first, stride;
+
+  DEVICE Work(int m, int n, int k) : M(m), N(n), K(k) {
+    rank = (int)cluster_rank();
+    tiles_m = (M + T::ROWS * CLUSTER - 1) / (T::ROWS * CLUSTER);
+    tiles_n = (N + T::COLS - 1) / T::COLS;
+    total = tiles_m * tiles_n;
+    first = blockIdx.x / CLUSTER;
+    stride = gridDim.x / CLUSTER;
+  }
+  // This block's rows and columns of tile t start here.
+  DEVICE void locate(int t, int &row, int &column_tile) const {
+    const int a_group = TILE_GROUP * tiles_n, group = t / a_group, in_group = t - group * a_group;
+    const int first_row = group * TILE_GROUP, rows = min(TILE_GROUP, tiles_m - first_row);
+    column_tile = in_group / rows;
+    row = ((first_row + in_group - column_tile * rows) * CLUSTER + rank) * T::ROWS;
+  }
+};
+
+// The steps of a consumer's tiles, one after the other.
+template <class T, class Program> struct Steps {
+  static constexpr int A_BLOCK = T::COLS / Program::COLUMNS, A_TILE = A_BLOCK * T::BLOCKS;
+  const Work<T> &work;
+  int consumer, tile, step, row, column;
+
+  DEVICE Steps(const Work<T> &w, int which)
+      : work(w), consumer(which), tile(w.first + (T::PINGPONG ? which * w.stride : 0)), step(0) {
+    locate();
+  }
+  DEVICE bool left() const {
+    return tile < work.total;
+  }
+  DEVICE void next() {
+    if (++step < A_TILE) return;
+    step = 0;
+    tile += T::PINGPONG ? 2 * work.stride : work.stride;
+    locate();
+  }
+  DEVICE int step_row() const {
+    return row + step / A_BLOCK * 64;
+  }
+  DEVICE int step_column() const {
+    return column + step % A_BLOCK * Program::COLUMNS;
+  }
+
+private:
+  DEVICE void locate() {
+    if (!left()) return;
+    work.locate(tile, row, column);
+    column *= T::COLS;
+    if (!T::PINGPONG) row += consumer * T::CONSUMER_ROWS;
+  }
+};
