@@ -108,6 +108,7 @@ template <class Program, int TOGETHER = 8> struct GatedBackward : ProgramDefault
 template <class Program> struct CopiedPairs : ProgramDefaults {
   static constexpr GemmFormats FORMATS = GEMM_E4M3;
   static constexpr int COPY_ROW_VALUE = -1;
+  static constexpr bool ALIGNED = true;
   using Stores = Chunks<64>;
   using Copies = CopyChunks<64>;
   Largest largest;

@@ -287,8 +287,11 @@ struct ProgramDefaults {
   static constexpr GemmFormats FORMATS = GEMM_BF16;
   // Stages of K, of 128, after which FP8's sums are promoted to fp32; 0: they never are.
   static constexpr int PROMOTE = 0;
-  // Whether its registers do for a tile of 192 columns.
-  static constexpr bool FITS_192 = true;
+  // Takes the last kilobyte of shared memory, for a register.
+  static constexpr bool ALIGNED = false;
+  // Whether its registers do for a tile of 192 columns, and shared memory for its tiles beside the
+  // operands of 256.
+  static constexpr bool FITS_192 = true, FITS_256 = true;
   static constexpr int COLUMNS = 64;
   // Tile operands in; they are under way while the product is computed.
   using Loads = Chunks<>;
@@ -309,7 +312,8 @@ template <class Program> constexpr int depth_of() {
 
 // Whether there is a kernel for tiles of so many columns. A promoted program holds its sums twice.
 template <class Program> constexpr bool fits(int cols) {
-  return cols == 128 || (cols == 192 ? Program::FITS_192 : Program::PROMOTE == 0);
+  return cols == 128 ||
+         (cols == 192 ? Program::FITS_192 : Program::PROMOTE == 0 && Program::FITS_256);
 }
 
 // The values of a thread's two rows.

@@ -209,7 +209,8 @@ template <class T, class Program, Major A_MAJOR, Major B_MAJOR> struct Block {
     const int lane = tile.thread & 31;
     const int first_row = T::PINGPONG ? 0 : consumer * T::CONSUMER_ROWS; // in the block's tile
     constexpr bool ROW_VALUES = Program::RowValues::COUNT > 0;
-    constexpr bool ARRIVE_EARLY = Program::PROMOTE > 0; // later takes a register too many
+    constexpr bool ARRIVE_EARLY =
+        T::BLOCKS == 1 && Program::ALIGNED; // later takes a register too many
     if (ROW_VALUES) mbarrier_wait(shared.row_full(rows.at), rows.parity);
     float copy_scale = 1;
     if (Copies::WIDTH > 0 && tile.args.copies) copy_scale = __ldg(&tile.args.copies->scale);
@@ -276,7 +277,7 @@ template <class T, class Program, Major A_MAJOR, Major B_MAJOR> struct Block {
 // ---- The kernel
 
 template <class Program> DEVICE uint32_t shared_base() {
-  if constexpr (Program::PROMOTE > 0) {
+  if constexpr (Program::ALIGNED) {
     extern __shared__ __align__(1024) uint8_t aligned_memory[];
     return shared_address(aligned_memory);
   } else {

@@ -44,9 +44,12 @@ struct ScaledNormFactor {
   }
 };
 
-template <bool RESIDUAL> struct CopiedNormDgradOf : CopiedPairs<CopiedNormDgradOf<RESIDUAL>> {
-  static constexpr int PROMOTE = 4;
-  using Loads = Chunks<64, RESIDUAL ? 64 : 0>; // (residual,) x
+// STAGES: as ProgramDefaults::PROMOTE.
+template <bool RESIDUAL, int STAGES>
+struct CopiedNormDgradOf : CopiedPairs<CopiedNormDgradOf<RESIDUAL, STAGES>> {
+  static constexpr int PROMOTE = STAGES;
+  static constexpr bool FITS_256 = false, FITS_192 = STAGES > 0; // in turns it spills
+  using Loads = Chunks<64, RESIDUAL ? 64 : 0>;                   // (residual,) x
   using RowValues = ScaledNormFactor;
 
   template <class S> DEVICE uint32_t pair(const S &s, int i, float2 v, uint32_t x) const {

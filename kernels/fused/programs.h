@@ -25,7 +25,9 @@ extern "C" {
   ROW(PROBABILITIES_FP8, probabilities_fp8)                                                        \
   ROW(SWIGLU_BACKWARD_FP8, swiglu_backward_fp8)                                                    \
   ROW(NORM_DGRAD_FP8, norm_dgrad_fp8)                                                              \
-  ROW(NORM_DGRAD_RESIDUAL_FP8, norm_dgrad_residual_fp8)
+  ROW(NORM_DGRAD_RESIDUAL_FP8, norm_dgrad_residual_fp8)                                            \
+  ROW(RESIDUAL_PROMOTED_FP8, residual_promoted_fp8) /* for a long K */                             \
+  ROW(NORM_DGRAD_RESIDUAL_PROMOTED_FP8, norm_dgrad_residual_promoted_fp8)
 
 typedef enum ProgramName {
 #define ROW(NAME, file) PROGRAM_##NAME,

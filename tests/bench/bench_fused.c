@@ -215,12 +215,12 @@ static void bench_width(Bench *b, const Width *w, const Program *only, Table *al
       {&fused_program_rope_fp8, "qkv", {M, R, D}},
       {&fused_program_residual_fp8, "out", {M, D, Hd}},
       {&fused_program_swiglu_fp8, "gate_up", {M, 2 * F, D}},
-      {&fused_program_residual_fp8, "down", {M, D, F}},
+      {&fused_program_residual_promoted_fp8, "down", {M, D, F}},
       {&fused_program_logits_fp8, "lm_head", {head_tokens, V, D}},
       {&fused_program_probabilities_fp8, "head_loss", {head_tokens, V, D}},
       {&fused_program_norm_dgrad_fp8, "lm_head dgrad", {head_tokens, D, V}},
       {&fused_program_swiglu_backward_fp8, "down dgrad", {M, F, D}},
-      {&fused_program_norm_dgrad_residual_fp8, "gate_up dgrad", {M, D, 2 * F}},
+      {&fused_program_norm_dgrad_residual_promoted_fp8, "gate_up dgrad", {M, D, 2 * F}},
       {&fused_program_norm_dgrad_residual_fp8, "qkv dgrad", {M, D, R}},
   };
   print_head(w);

@@ -252,6 +252,8 @@ static const Subject subjects[] = {
     {&fused_program_norm_dgrad_residual, PROGRAM_NORM_DGRAD_RESIDUAL, BACKWARD, true, NULL,
      twin_norm_dgrad},
     {&fused_program_residual_fp8, PROGRAM_RESIDUAL_FP8, IN_FP8, false, NULL, NULL},
+    {&fused_program_residual_promoted_fp8, PROGRAM_RESIDUAL_PROMOTED_FP8, IN_FP8, false, NULL,
+     NULL},
     {&fused_program_rope_fp8, PROGRAM_ROPE_FP8, IN_FP8, false, prepare_rope, NULL},
     {&fused_program_swiglu_fp8, PROGRAM_SWIGLU_FP8, IN_FP8, false, NULL, NULL},
     {&fused_program_logits_fp8, PROGRAM_LOGITS_FP8, IN_FP8, false, NULL, NULL},
@@ -261,6 +263,8 @@ static const Subject subjects[] = {
     {&fused_program_norm_dgrad_fp8, PROGRAM_NORM_DGRAD_FP8, IN_FP8, false, NULL, NULL},
     {&fused_program_norm_dgrad_residual_fp8, PROGRAM_NORM_DGRAD_RESIDUAL_FP8, IN_FP8, false, NULL,
      NULL},
+    {&fused_program_norm_dgrad_residual_promoted_fp8, PROGRAM_NORM_DGRAD_RESIDUAL_PROMOTED_FP8,
+     IN_FP8, false, NULL, NULL},
 };
 
 // Of a program without a row there, the product and the tile shapes are timed.

@@ -130,11 +130,13 @@ static void test_unwritable(void **state) {
 // ---- FP8
 
 // A product of random values (or of values of one sign) and its reference.
+enum { INVERSE_B = 4 }; // floats
+
 typedef struct Product {
   GemmProblem p;
   bool one_sign;
   uint8_t *A, *B;    // on the device, rows lda and ldb apart
-  float *inverse;    // on the device: of A, of B
+  float *inverse;    // on the device, at 16-byte boundaries: of A, of B at INVERSE_B
   void *C, *D;       // on the device, ldd apart; C is NULL where the problem does not add
   double *reference; // [M, N], without C, for inverse scales of 1
   size_t bytes;      // of D
@@ -173,7 +175,7 @@ static Product product_new(GemmProblem p, bool one_sign) {
   Product t = {.p = p, .one_sign = one_sign};
   const int64_t lda = p.lda ? p.lda : p.K, ldb = p.ldb ? p.ldb : p.K, ldd = p.ldd ? p.ldd : p.N;
   float *A, *B, *C = xmalloc((size_t)(p.M * ldd) * sizeof *C);
-  const float ones[2] = {1, 1};
+  const float ones[INVERSE_B + 1] = {1, 0, 0, 0, 1};
   t.A = operand(p.formats == GEMM_E4M3 ? FP8_E4M3 : FP8_E5M2, p.M, p.K, lda, one_sign, "A", &A);
   t.B = operand(FP8_E4M3, p.N, p.K, ldb, one_sign, "B", &B);
   t.inverse = on_gpu(ones, sizeof ones);
@@ -203,7 +205,7 @@ static void product_free(Product *t) {
 }
 
 static void run(Gemm *gemm, const Product *t, const float *inverse_A) {
-  gemm_run_fp8(gemm, t->p, t->A, inverse_A, t->B, t->inverse + 1, t->C, t->D);
+  gemm_run_fp8(gemm, t->p, t->A, inverse_A, t->B, t->inverse + INVERSE_B, t->C, t->D);
 }
 
 // D as fp32, [M, N], and that nothing was written between its rows.

@@ -56,6 +56,13 @@ static const Case cases[] = {
      .copies_of_store = true,
      .row_scale_out = true,
      .in_place_of = 1},
+    {.program = &fused_program_residual_promoted_fp8,
+     .row = residual_fp8,
+     .out = {ROW_SUM},
+     .copy_scale = 1,
+     .copies_of_store = true,
+     .row_scale_out = true,
+     .in_place_of = 1},
     {.program = &fused_program_rope_fp8, .row = rope, .prepare = rope_prepare},
     {.program = &fused_program_swiglu_fp8,
      .row = swiglu_row,
@@ -82,6 +89,10 @@ static const Case cases[] = {
      .largest_error = 1.5e-3}, // observed: 5.1e-4
     {.program = &fused_program_norm_dgrad_fp8, .row = norm_dgrad_fp8, .copies_of_store = true},
     {.program = &fused_program_norm_dgrad_residual_fp8,
+     .row = norm_dgrad_fp8,
+     .copies_of_store = true,
+     .in_place_of = 1},
+    {.program = &fused_program_norm_dgrad_residual_promoted_fp8,
      .row = norm_dgrad_fp8,
      .copies_of_store = true,
      .in_place_of = 1},
@@ -187,7 +198,7 @@ static void promoted_sums_of_one_sign_keep_their_size(void **state) {
   const int64_t depths[] = {2048, 8192, 32768};
   for (size_t i = 0; i < sizeof depths / sizeof *depths; i++) {
     const Shape s = {256, 256, depths[i]};
-    const Case c = {.program = &fused_program_residual_fp8,
+    const Case c = {.program = &fused_program_residual_promoted_fp8,
                     .row = residual_fp8,
                     .scale = 1,
                     .one_sign = true,

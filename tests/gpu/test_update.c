@@ -340,10 +340,11 @@ static void captured_part(Backend *be, ParamTensor *list, const int32_t *tokens,
   const ParamTensor *E = &list[3];
   RowStat sumsq = {.data = sumsq_, .stride = M};
   HeadGradient g = {.p = operand_of(logits), .s = {.data = s_, .stride = M}};
+  g.p.row_stride = padded_vocab(&(OpsConfig){.V = E->rows});
   be->step_begin(be);
   be->embed(be, M, tokens, E->compute.data, operand_of(x), &sumsq);
   be->head_loss(be, M, operand_of(x), sumsq, E->folded, tokens, logits, 1.0 / (double)M, &g);
-  be->wgrad(be, M, E->rows, E->cols, operand_of(logits), operand_of(x), E->grad_folded, false);
+  be->wgrad(be, M, E->rows, E->cols, g.p, operand_of(x), E->grad_folded, false);
   be->embed_backward(be, M, tokens, x, E->grad, false);
   be->grads_finish(be, list, TENSORS);
   be->adamw(be, list, TENSORS);
@@ -353,12 +354,13 @@ static void test_graph(void **state) {
   (void)state;
   enum { M = 64 };
   Update u;
+  const int64_t padded = padded_vocab(&(OpsConfig){.V = 1003});
   update_open(&u, 64, 100, 1003, false, MOMENTS_FP32);
   gpu_list(&u);
   int32_t tokens[M];
   for (int m = 0; m < M; m++) tokens[m] = m * m % 1003;
   int32_t *tokens_gpu = int32_buffer(&u.bench, M, tokens);
-  act_t *x = bf16_buffer(&u.bench, M * 64, NULL), *logits = bf16_buffer(&u.bench, M * 1003, NULL);
+  act_t *x = bf16_buffer(&u.bench, M * 64, NULL), *logits = bf16_buffer(&u.bench, M * padded, NULL);
   stat_t *sumsq = fp32_buffer(&u.bench, M, NULL), *s = fp32_buffer(&u.bench, M, NULL);
   Backend *be = u.gpu;
   const cudaStream_t stream = cuda_of(be)->gpu.stream;

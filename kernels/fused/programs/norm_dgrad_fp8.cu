@@ -4,7 +4,7 @@
 #include "kernels/fused/define.cuh"
 #include "kernels/fused/norm_dgrad.cuh"
 
-struct NormDgradFp8 : CopiedNormDgradOf<false> {
+struct NormDgradFp8 : CopiedNormDgradOf<false, 4> {
   static constexpr GemmFormats FORMATS = GEMM_E5M2_E4M3;
 };
 DEFINE_PROGRAM(NormDgradFp8, norm_dgrad_fp8)
