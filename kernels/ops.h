@@ -153,9 +153,9 @@ typedef struct GpuOptions {
 
 // One parameter tensor of the optimizer's list, [rows, cols] row-major. Vectors have rows = 1.
 // A matrix is used plain (compute, grad), folded with the norm weight list[norm] (folded,
-// grad_folded), or, a tied embedding, both ways; an unused pair has no memory. A norm weight is folded
-// into one matrix. The gradient of the loss is dW = grad + grad_folded * wn, of those that are
-// there, with the wn that the forward used: adamw forms it as it reads, and no array holds it.
+// grad_folded), or, a tied embedding, both ways; an unused pair has no memory. A norm weight is
+// folded into one matrix. The gradient of the loss is dW = grad + grad_folded * wn, of those that
+// are there, with the wn that the forward used: adamw forms it as it reads, and no array holds it.
 typedef struct ParamTensor {
   int64_t rows, cols;
   master_t *master;    // weight
@@ -289,8 +289,8 @@ typedef void CastOp(Backend *be, int64_t M, int64_t N, Operand x);
 // matrices have is only read; their folded copies may stand for W.
 typedef void GradsFinishOp(Backend *be, const ParamTensor *list, int count);
 // Sets the delayed scales anew. Then decoupled AdamW on all tensors with the parameters of the last
-// set_hyper, norm weights first, then the compute copies. If the loss or the gradient norm is not finite it changes nothing and
-// says so in the result.
+// set_hyper, norm weights first, then the compute copies. If the loss or the gradient norm is not
+// finite, no weight and no moment changes, and the result says so.
 typedef void AdamwOp(Backend *be, const ParamTensor *list, int count);
 
 // X(type, name) of each.

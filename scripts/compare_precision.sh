@@ -36,7 +36,8 @@ echo "seed precision loss ms_a_step" >"$out/table.txt"
 for run in "$out"/*-*/; do
   run=${run%/} name=${run##*/}
   [ -e "$run/done" ] || continue
-  ms=$(grep '"kind":"train"' "$run/log.jsonl" | sed -E 's/.*"ms":([0-9.]+).*/\1/' | sort -n | awk '{ v[NR] = $1 } END { print v[int((NR + 1) / 2)] }')
+  ms=$(grep '"kind":"train"' "$run/log.jsonl" | sed -E 's/.*"ms":([0-9.]+).*/\1/' | sort -n |
+    awk '{ v[NR] = $1 } END { print v[int((NR + 1) / 2)] }')
   echo "${name##*-} ${name%-*} $(last_loss "$run/log.jsonl") $ms" >>"$out/table.txt"
 done
 sort -k1,1n -k2,2 "$out/table.txt" | awk -v first="${precisions%% *}" '

@@ -6,8 +6,8 @@
 //   2. columns: dwn[k] = sum of the partial column sums of column k, over ascending rows; sum of
 //        squares of dwn; a copy of wn, which dW needs after wn's own update
 //   3. norm: one block adds all partial sums of squares in order, in double.
-// Where gradients are bf16 the column sums are of dW' W', W' the bf16 copy, and divided by wn in the
-// end: half of the bytes for W, and W' is rounded as dW' is.
+// Where gradients are bf16 the column sums are of dW' W', W' the bf16 copy, and divided by wn in
+// the end: half of the bytes for W, and W' is rounded as dW' is.
 // Norm weights are reached through the matrix that they are folded into; everything else has its
 // own tiles. Bytes: a folded matrix reads dW' and W' or the fp32 master; others read dW.
 #include "kernels/cuda/cuda.h"

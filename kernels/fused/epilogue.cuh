@@ -368,8 +368,8 @@ template <class Program> struct Step {
     for (int i = 0; i < N; i += 4)
       store_matrices(address<typename Program::Stores, OPERAND, N>(first + i), &pairs[i]);
   }
-  // ---- FP8 copies, 32 of their columns at a time, from `first` on: 0 or 32. words[2 g + h] has, of
-  // the thread's row h and group g of 16 columns, columns c, c + 1, c + 8, c + 9 of them, where the
+  // ---- FP8 copies, 32 of their columns at a time, from `first` on: 0 or 32. words[2 g + h] has,
+  // of the thread's row h and group g of 16 columns, columns c, c + 1, c + 8, c + 9, where the
   // thread's pairs lie at c. That is the order in which a row's copy lies (kernels/fp8.h); of the
   // columns' copies rows h = 0 and 1 are neighbours.
   DEVICE void store_copies(const uint32_t (&words)[4], int first) const {

@@ -1,5 +1,5 @@
 // The operations: a program each, in bf16, or in FP8 where both operands have copies. Those that
-// serve several GEMMs of the model leave some of them to the unfused kernels, as Backend.kinds says.
+// serve several GEMMs leave some of them to the unfused kernels, as Backend.kinds says.
 #include "kernels/fused/fused.h"
 #include "kernels/fused/rope.h"
 

@@ -95,8 +95,8 @@ static void fail_call(const Program *program, const char *why) {
   exit(EXIT_FAILURE);
 }
 
-// Boxes of box_rows x box_cols elements of `bytes` each, 1 or 2, of a matrix whose rows are `stride`
-// elements apart, 0 = cols. A box's rows are as wide as the swizzle: 128, 64 or 32 bytes.
+// Boxes of box_rows x box_cols elements of `bytes` each, 1 or 2, of a matrix whose rows are
+// `stride` elements apart, 0 = cols. A box's rows are as wide as the swizzle: 128, 64 or 32 bytes.
 static CUtensorMap tensor_map(const OpenProgram *open, Matrix matrix, int64_t stride, int32_t bytes,
                               int32_t box_rows, int32_t box_cols) {
   const cuuint64_t dims[2] = {(cuuint64_t)matrix.cols, (cuuint64_t)matrix.rows};

@@ -67,8 +67,9 @@ typedef struct ProgramCall {
   const void *A, *B;          // stored as the program's form says, rows of whole 16 bytes
   int64_t stride_a, stride_b; // elements from one row to the next; 0 = their length
   Matrix loads[MAX_TILES], stores[MAX_TILES]; // as many as the program has
-  // FP8 copies of what the program makes, in the order of fp8.h: by rows [M, n], by columns [n, M];
-  // sides in whole 16s, rows of the second by_col_stride apart, 0 = M. One without data is left out.
+  // FP8 copies of what the program makes, in the order of fp8.h: by rows [M, n], by columns
+  // [n, M]; sides in whole 16s, rows of the second by_col_stride apart, 0 = M. One without data is
+  // left out.
   Matrix copies[2];
   int64_t by_col_stride;
   ProgramArgs args;

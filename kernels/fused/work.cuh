@@ -1,5 +1,5 @@
-// What a block of the mainloop has and does: tile shapes, shared memory with its barriers, rings, and
-// the order of tiles and steps.
+// What a block of the mainloop has and does: tile shapes, shared memory with its barriers, rings,
+// and the order of tiles and steps.
 #pragma once
 #include "kernels/fused/bases.cuh"
 

@@ -230,6 +230,16 @@ static void activations(Pool *p, const Sizes *z) {
 
 // One folded matrix with its norm weight, as large as all of a 1B model's: the kernels do not see
 // the difference to a list of many, but for the look-up of a block's tensor.
+// Numbers that stay finite: zero state, gradients of 2^-9 or so.
+static void take_tensor(Pool *p, ParamTensor *t, size_t moment, size_t grad) {
+  const size_t n = (size_t)(t->rows * t->cols);
+  CUDA_CHECK(cudaMemset(t->master = take(p, n * 4), 0x3b, n * 4));
+  CUDA_CHECK(cudaMemset(t->m = take(p, n * moment), 0, n * moment));
+  CUDA_CHECK(cudaMemset(t->v = take(p, n * moment), 0, n * moment));
+  grad_t **gradient = t->norm < 0 ? &t->grad : &t->grad_folded;
+  CUDA_CHECK(cudaMemset(*gradient = take(p, n * grad), 0x3b, n * grad));
+}
+
 static void update(const Pool *all, bool grads_fp32, MomentType moments, bool fp8) {
   const int64_t rows = (int64_t)1 << 18, cols = 2048, count = rows * cols;
   const size_t grad = grads_fp32 ? 4 : 2, moment = moments == MOMENTS_BF16 ? 2 : 4;
@@ -259,16 +269,7 @@ static void update(const Pool *all, bool grads_fp32, MomentType moments, bool fp
   p->timer = gpu_timer_open(cuda_of(be)->gpu.stream, 0);
   ParamTensor list[2] = {{.rows = 1, .cols = cols, .norm = -1},
                          {.rows = rows, .cols = cols, .norm = 0, .decay = true}};
-  // Numbers that stay finite: zero state, gradients of 2^-9 or so.
-  for (int i = 0; i < 2; i++) {
-    ParamTensor *t = &list[i];
-    const size_t n = (size_t)(t->rows * t->cols);
-    CUDA_CHECK(cudaMemset(t->master = take(p, n * 4), 0x3b, n * 4));
-    CUDA_CHECK(cudaMemset(t->m = take(p, n * moment), 0, n * moment));
-    CUDA_CHECK(cudaMemset(t->v = take(p, n * moment), 0, n * moment));
-    grad_t **gradient = i == 0 ? &t->grad : &t->grad_folded;
-    CUDA_CHECK(cudaMemset(*gradient = take(p, n * grad), 0x3b, n * grad));
-  }
+  for (int i = 0; i < 2; i++) take_tensor(p, &list[i], moment, grad);
   list[1].folded = operand_of(take(p, (size_t)count * 2));
   if (fp8)
     list[1].folded = (Operand){.by_row = take(p, (size_t)count),

@@ -5,7 +5,7 @@
 . "$(dirname "$0")/../support/lib.sh"
 
 page=kernels/README.md
-programs=(kernels/fused/programs/*.cu tests/gpu/programs/*.cu)
+programs=(kernels/fused/programs/*.cu kernels/fused/*.cuh tests/gpu/programs/*.cu)
 
 # The blocks, one a file.
 awk -v to="$folder/block" '/^```cpp$/ { file = to sprintf("%d", ++count); next } /^```$/ { file = ""; next } file { print > file }' "$page"
