@@ -18,6 +18,7 @@
 #include <stdint.h>
 #include <string.h>
 #include "kernels/host_device.h"
+#include "kernels/noise.h"
 
 typedef enum Fp8Format { FP8_E4M3, FP8_E5M2 } Fp8Format;
 
@@ -58,25 +59,65 @@ static inline HOST_DEVICE float fp8_dlogits_scale(Fp8Format format, double loss_
   return fp8_scale(format, 16 * (float)loss_scale);
 }
 
-// The format's value nearest to `value`.
-static inline float fp8_round(Fp8Format format, float value) {
-  const int mantissa = format == FP8_E4M3 ? 3 : 2;
-  const float largest = fp8_largest(format), size = fabsf(value),
-              least = format == FP8_E4M3 ? 0x1p-6f : 0x1p-14f; // below it the exponent stays
-  if (isnan(value)) return value;
-  // A sum with a number this much larger is rounded at the place of the format's last bit.
+static inline int fp8_mantissa(Fp8Format format) {
+  return format == FP8_E4M3 ? 3 : 2;
+}
+// Below it the exponent stays.
+static inline float fp8_least_normal(Fp8Format format) {
+  return format == FP8_E4M3 ? 0x1p-6f : 0x1p-14f;
+}
+
+// The nearest of the values with so many bits of mantissa, size >= 0.
+static inline float fp8_round_at(float size, float least_normal, int mantissa) {
+  // A sum with a number this much larger is rounded at the place of the last bit.
   uint32_t bits;
-  const float normal = size < least ? least : size;
+  const float normal = size < least_normal ? least_normal : size;
   memcpy(&bits, &normal, sizeof bits);
   bits = (bits & 0x7f800000) + (uint32_t)(23 - mantissa) * 0x800000; // the power below, times 2^..
   float anchor;
   memcpy(&anchor, &bits, sizeof anchor);
-  return copysignf(size >= largest ? largest : size + anchor - anchor, value);
+  return size + anchor - anchor;
+}
+
+// The format's value nearest to `value`.
+static inline float fp8_round(Fp8Format format, float value) {
+  const float largest = fp8_largest(format), size = fabsf(value);
+  if (isnan(value)) return value;
+  if (size >= largest) return copysignf(largest, value);
+  return copysignf(fp8_round_at(size, fp8_least_normal(format), fp8_mantissa(format)), value);
+}
+
+// e4m3's value below or above, right in the mean, for dlogits: early in training p is nearly the
+// same in all rows, so what rounding to nearest does to a column does not average out over tokens,
+// and with a large vocabulary most p are below e4m3's least value. Exact values stay.
+// First to nearest with fp16's 10 bits of mantissa, in steps of 2^-16 below 2^-6, with a dither of
+// the row, since even these would lose the least p; it has the other sign in odd columns. Then up
+// with the probability of what is cut off, 7 bits of noise.
+
+// Of a row of the call; below half a step.
+static inline HOST_DEVICE float fp8_dither(uint32_t key) {
+  return ((float)(key >> 16) - 32767.5f) * 0x1p-32f;
+}
+// A word is for the columns 2 i and 2 i + 1, 16 bits each.
+static inline HOST_DEVICE uint32_t fp8_noise(uint32_t key, uint32_t column) {
+  return noise_mix(key ^ column / 2);
+}
+// key: noise_mix of the row.
+static inline float fp8_round_stochastic(float value, uint32_t key, uint32_t column) {
+  const float largest = fp8_largest(FP8_E4M3), least = fp8_least_normal(FP8_E4M3),
+              dithered = value + (column % 2 ? -fp8_dither(key) : fp8_dither(key)),
+              size = fabsf(dithered);
+  if (isnan(value)) return value;
+  if (size >= largest) return copysignf(largest, value);
+  const float fine = fp8_round_at(size, least, 10),
+              unit = power_of_two_below(fmaxf(fine, least)) / 8;
+  const uint32_t noise = fp8_noise(key, column) >> (column % 2 * 16) & 0x7f;
+  return copysignf(floorf(fine / unit + (float)noise / 128) * unit, dithered);
 }
 
 // Its bits: sign, exponent, mantissa. NaN is 0x7f in both.
 static inline uint8_t fp8_bits(Fp8Format format, float value) {
-  const int mantissa = format == FP8_E4M3 ? 3 : 2, bias = format == FP8_E4M3 ? 7 : 15;
+  const int mantissa = fp8_mantissa(format), bias = format == FP8_E4M3 ? 7 : 15;
   if (isnan(value)) return 0x7f;
   const float rounded = fabsf(fp8_round(format, value));
   const uint8_t sign = signbit(value) ? 0x80 : 0;
@@ -91,7 +132,7 @@ static inline uint8_t fp8_bits(Fp8Format format, float value) {
 }
 
 static inline float fp8_value(Fp8Format format, uint8_t bits) {
-  const int mantissa = format == FP8_E4M3 ? 3 : 2, bias = format == FP8_E4M3 ? 7 : 15;
+  const int mantissa = fp8_mantissa(format), bias = format == FP8_E4M3 ? 7 : 15;
   const int exponent = (bits & 0x7f) >> mantissa, fraction = bits & ((1 << mantissa) - 1);
   const float sign = bits & 0x80 ? -1.0f : 1.0f;
   if (format == FP8_E4M3 ? (bits & 0x7f) == 0x7f : exponent == 31)

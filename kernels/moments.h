@@ -8,21 +8,15 @@
 #include <stdint.h>
 #include <string.h>
 #include "kernels/host_device.h"
-
-// The last mixing of murmur3 (Appleby).
-static inline HOST_DEVICE uint32_t moment_mix(uint32_t x) {
-  x = (x ^ (x >> 16)) * 0x85ebca6bu;
-  x = (x ^ (x >> 13)) * 0xc2b2ae35u;
-  return x ^ (x >> 16);
-}
+#include "kernels/noise.h"
 
 // Of a tensor in an update. updates: applied so far; tensor: its place in the list.
 static inline HOST_DEVICE uint32_t moment_key(int64_t updates, int tensor) {
-  return moment_mix(moment_mix((uint32_t)updates) + (uint32_t)tensor);
+  return noise_mix(noise_mix((uint32_t)updates) + (uint32_t)tensor);
 }
 // Of an element: 16 bits for m, and above them 16 for v.
 static inline HOST_DEVICE uint32_t moment_noise(uint32_t key, int64_t element) {
-  return moment_mix((uint32_t)element ^ key);
+  return noise_mix((uint32_t)element ^ key);
 }
 
 // The bf16 below or above, as a float; what bf16 holds stays as it is. Of `noise` the low 16 bits

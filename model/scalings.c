@@ -21,7 +21,7 @@ void scaling_kinds(const ModelConfig *c, ScalingKind *kinds) {
     kinds[scaling_index(c, l, SCALING_X)].fixed = 1;
     if (l < L) kinds[scaling_index(c, l, SCALING_X1)].fixed = 1;
   }
-  kinds[scaling_index(c, L, SCALING_DLOGITS)] = (ScalingKind){FP8_E5M2, 1};
+  kinds[scaling_index(c, L, SCALING_DLOGITS)].fixed = 1;
 }
 
 ScalingName scaling_name(const ModelConfig *c, int index) {

@@ -75,6 +75,9 @@ static inline real *values_of(Operand x) {
 void leave_row_scales(const Cpu *cpu, int64_t M, Operand x, RowStat previous);
 // The copies of x [M, N] from its values, and the largest of them.
 void leave_copies(Cpu *cpu, int64_t M, int64_t N, Operand x, const real *values);
+// The same of dlogits [M, V], rounded stochastically, with the scale that follows from grad_scale.
+void leave_dlogits_copies(Cpu *cpu, int64_t M, Operand dlogits, const real *values,
+                          double grad_scale);
 // The same of a weight, whose scale is set where there is none.
 void leave_weight_copies(Cpu *cpu, int64_t N, int64_t K, Operand W, const real *values);
 // What is the same in all backwards of a norm: dx holds dz'' W' + residual / q and becomes

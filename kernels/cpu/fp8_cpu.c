@@ -56,7 +56,8 @@ static void set_scale(CpuScaling *s, float largest) {
   if (s->kind.fixed == 0) s->state.scale = fp8_scale(s->kind.format, largest);
 }
 
-static void write_copies(const Cpu *cpu, int64_t M, int64_t N, Operand x, const real *values) {
+static void write_copies(const Cpu *cpu, int64_t M, int64_t N, Operand x, const real *values,
+                         bool stochastic) {
   const int64_t stride = x.row_stride ? x.row_stride : N;
   const CpuScaling *s = &cpu->scalings[x.scaling];
   real *by_row = reals(x.by_row), *by_col = reals(x.by_col);
@@ -64,8 +65,11 @@ static void write_copies(const Cpu *cpu, int64_t M, int64_t N, Operand x, const 
 #pragma omp parallel for schedule(static)
   for (int64_t m = 0; m < M; m++) {
     const real scale = scale_of_row(x, m) * (real)s->state.scale;
+    const uint32_t key = noise_mix((uint32_t)m);
     for (int64_t k = 0; k < N; k++) {
-      const real copy = fp8_round(s->kind.format, (float)(scale * values[m * stride + k]));
+      const float value = (float)(scale * values[m * stride + k]);
+      const real copy = stochastic ? fp8_round_stochastic(value, key, (uint32_t)k)
+                                   : fp8_round(s->kind.format, value);
       by_row[m * stride + k] = copy;
       if (by_col) by_col[k * x.stride + m] = copy;
     }
@@ -77,7 +81,17 @@ void leave_copies(Cpu *cpu, int64_t M, int64_t N, Operand x, const real *values)
   find_largest(cpu, M, N, x, values);
   CpuScaling *s = &cpu->scalings[x.scaling];
   if (cpu->calibrating) set_scale(s, s->largest);
-  write_copies(cpu, M, N, x, values);
+  write_copies(cpu, M, N, x, values, false);
+}
+
+void leave_dlogits_copies(Cpu *cpu, int64_t M, Operand dlogits, const real *values,
+                          double grad_scale) {
+  if (!dlogits.by_row) return;
+  CpuScaling *s = &cpu->scalings[dlogits.scaling];
+  assert(s->kind.format == FP8_E4M3);
+  s->state.scale = fp8_dlogits_scale(s->kind.format, grad_scale);
+  find_largest(cpu, M, cpu->config.V, dlogits, values);
+  write_copies(cpu, M, cpu->config.V, dlogits, values, true);
 }
 
 void leave_weight_copies(Cpu *cpu, int64_t N, int64_t K, Operand W, const real *values) {
@@ -85,7 +99,7 @@ void leave_weight_copies(Cpu *cpu, int64_t N, int64_t K, Operand W, const real *
   find_largest(cpu, N, K, W, values);
   CpuScaling *s = &cpu->scalings[W.scaling];
   if (s->state.scale == 0) set_scale(s, s->largest);
-  write_copies(cpu, N, K, W, values);
+  write_copies(cpu, N, K, W, values, false);
 }
 
 void cpu_cast(Backend *be, int64_t M, int64_t N, Operand x) {

@@ -61,11 +61,7 @@ void cpu_head_loss(Backend *be, int64_t M, Operand x, RowStat sumsq, Operand W,
                    const int32_t *targets, act_t *logits, double scale, HeadGradient *g) {
   cpu_lm_head(be, M, x, sumsq, W, logits);
   cpu_loss(be, M, x, sumsq, targets, logits, scale, g ? &g->s : NULL);
-  if (!g || !g->p.by_row) return;
-  Cpu *cpu = cpu_of(be);
-  CpuScaling *s = &cpu->scalings[g->p.scaling];
-  s->state.scale = fp8_dlogits_scale(s->kind.format, scale);
-  leave_copies(cpu, M, cpu->config.V, g->p, reals(logits));
+  if (g) leave_dlogits_copies(cpu_of(be), M, g->p, reals(logits), scale);
 }
 
 void cpu_head_dgrad(Backend *be, int64_t M, const HeadGradient *g, Operand W, Operand x,

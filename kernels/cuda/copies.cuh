@@ -2,6 +2,7 @@
 // value and a sum over each row. A *source* says what the matrix is; kernels/cuda/cast.cu has the
 // plainest one. It has
 //     STORES                       whether it is stored in bf16, too
+//     STOCHASTIC                   whether it is rounded so; rows then have a key and its dither
 //     Row row(m)                   what all of row m needs, by one thread; Row {} past the last row
 //     void skip(m)                 makes row m the first that load knows
 //     Column column(c)             what the columns c and c + 1 need, c even
@@ -11,8 +12,8 @@
 // a load or a bf16 store of a warp covers 128 bytes of a row, by_row is stored in pieces of 64
 // bytes, and by_col, through shared memory, in pieces of 32.
 #pragma once
-#include <cuda_fp8.h>
 #include "kernels/cuda/common.cuh"
+#include "kernels/cuda/fp8.cuh"
 #include "kernels/cuda/scaling.h"
 
 enum {
@@ -76,7 +77,6 @@ template <class Source, bool WHOLE> struct CopyLane {
   unsigned rows, first;               // that the block has; the warp's first of them
   unsigned lane, column;
   bool inside; // the column is one of the matrix
-  bool e5m2;
   float scale, largest;
   float sums[16];
 
@@ -84,7 +84,8 @@ template <class Source, bool WHOLE> struct CopyLane {
     return inside && (WHOLE || row < rows);
   }
 
-  // FP8 of two values; in bf16 first where that is stored, too.
+  // FP8 of two values, in the upper byte of each half where they are rounded stochastically; in
+  // bf16 first where that is stored, too.
   __device__ __forceinline__ uint32_t convert(float2 v, unsigned row) {
     if (Source::STORES) {
       const uint32_t two = bf16_two(v.x, v.y);
@@ -93,9 +94,13 @@ template <class Source, bool WHOLE> struct CopyLane {
       v = {bf16_low(two), bf16_high(two)};
     }
     largest = max_or_nan(max_or_nan(largest, fabsf(v.x)), fabsf(v.y));
-    const float2 scaled = {v.x * scale, v.y * scale};
-    return e5m2 ? __nv_cvt_float2_to_fp8x2(scaled, __NV_SATFINITE, __NV_E5M2)
-                : __nv_cvt_float2_to_fp8x2(scaled, __NV_SATFINITE, __NV_E4M3);
+    if constexpr (Source::STOCHASTIC) {
+      const typename Source::Row &of = values[row];
+      return e4m3_stochastic(fmaf(v.x, scale, of.dither), fmaf(v.y, scale, -of.dither),
+                             fp8_noise(of.key, column));
+    } else {
+      return __nv_cvt_float2_to_fp8x2({v.x * scale, v.y * scale}, __NV_SATFINITE, __NV_E4M3);
+    }
   }
 
   // a, b: two columns of rows r and r + 8 in the words' lower and upper halves, and of rows r + 1
@@ -131,7 +136,8 @@ template <class Source, bool WHOLE> struct CopyLane {
       const unsigned up = r + j, low = up + 8;
       const float2 v = source.pair(values[first + up], at, raw[j], &sums[up]),
                    u = source.pair(values[first + low], at, raw[j + 4], &sums[low]);
-      w[j] = convert(v, first + up) | convert(u, first + low) << 16;
+      const uint32_t a = convert(v, first + up), b = convert(u, first + low);
+      w[j] = Source::STOCHASTIC ? __byte_perm(a, b, 0x7531) : a | b << 16;
     }
     store_rows(w[0], w[1], r);
     store_rows(w[2], w[3], r + 2);
@@ -178,10 +184,10 @@ static __device__ __forceinline__ void copy_block(const Source &source, const Co
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int group = warp / COPY_STRIPS, strip = warp % COPY_STRIPS;
   const int in_block = strip * 64 + lane * 2, chunk = in_block * COPY_GROUPS + group;
-  const float scale = to.scaling ? to.scaling->scale : 1;
-  const bool e5m2 = to.scaling && to.scaling->format == FP8_E5M2;
+  float scale = to.scaling ? to.scaling->scale : 1;
+  if (Source::STOCHASTIC) scale *= 0x1p-8f;
   CopyLane<Source, WHOLE> mine = {
-      to,    source, rows, (unsigned)count, (unsigned)group * 16, (unsigned)lane, 0, false, e5m2,
+      to,    source, rows, (unsigned)count, (unsigned)group * 16, (unsigned)lane, 0, false,
       scale, 0,      {}};
   int stage = 0;
   for (int c0 = 0; c0 < to.N; c0 += COPY_COLS, stage ^= 1) {

@@ -136,8 +136,9 @@ CastOp cuda_cast;
 // row_scale is there, or it has none. sumsq: of x, out, or NULL.
 void cuda_cast_rows(Cuda *c, int64_t M, int64_t N, Operand x, RowStat previous, RowStat *sumsq);
 // The copies of dlogits'' = (r / q) grad_scale (p - onehot) from a matrix of it, whose rows are
-// `factors` times too small, NULL: 1. Its scale follows from grad_scale: largest and least values
-// are known beforehand.   from [M, V], rows of padded_vocab, in; factors [M] in
+// `factors` times too small, NULL: 1. They are e4m3, rounded as fp8_round_stochastic does. Their
+// scale follows from grad_scale: largest and least values are known beforehand.
+//   from [M, V], rows of padded_vocab, in; factors [M] in
 void cuda_cast_dlogits(Cuda *c, int64_t M, Operand dlogits, act_t *from, stat_t *factors,
                        double grad_scale);
 

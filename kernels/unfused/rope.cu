@@ -90,7 +90,7 @@ void launch_rope_backward(int64_t M, RopeShape shape, RowScale r, const act_t *q
 
 // The same, away from dqkv and into FP8 copies. A lane's two columns are one pair that rotates.
 struct RopeBackward {
-  static constexpr bool STORES = false;
+  static constexpr bool STORES = false, STOCHASTIC = false;
   struct Row {
     float scale;
     uint32_t angles; // where they are in the table

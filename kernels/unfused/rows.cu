@@ -86,7 +86,7 @@ void launch_scale_rows(int64_t M, int64_t N, RowScale r, act_t *x, cudaStream_t 
 
 // ---- In FP8: dx = q product - (r / D) q s x + residual, in bf16 and as copies.
 struct NormBackward {
-  static constexpr bool STORES = true;
+  static constexpr bool STORES = true, STOCHASTIC = false;
   struct Row {
     float of_product, of_x;
   };

@@ -177,7 +177,7 @@ void launch_swiglu_backward(int64_t M, int64_t F, RowScale r, const act_t *z, co
 
 // ---- In FP8: y and dz' as copies. F is a multiple of 16.
 struct SwigluCopies { // a lane's columns are features f and f + 1, pairs p and p + 4 of a group
-  static constexpr bool STORES = false;
+  static constexpr bool STORES = false, STOCHASTIC = false;
   struct Row {
     float r;
   };
@@ -215,7 +215,7 @@ void launch_swiglu_fp8(int64_t M, int64_t F, RowScale r, const act_t *z, Operand
 }
 
 struct SwigluBackward { // a lane's columns are gate and up of one feature
-  static constexpr bool STORES = false;
+  static constexpr bool STORES = false, STOCHASTIC = false;
   struct Row {
     float r;
   };

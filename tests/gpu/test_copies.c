@@ -35,6 +35,38 @@ static void cast_partly(Subject *t) {
   free(x), free(by_row);
 }
 
+// To the host's bits: with values of the least sizes, of both signs, beyond the scale, and a NaN.
+static void cast_dlogits(Subject *t) {
+  const int64_t M = t->M, N = t->s.V;
+  const double grad_scale = 1.0 / 64;
+  const float scale = fp8_dlogits_scale(FP8_E4M3, grad_scale);
+  float *P = random_bf16(M * N, 2, "P"), *u = random_bf16(M, 3, "u");
+  for (int64_t i = 0; i < M * N; i++) P[i] = ldexpf(P[i], -(int)(i * 7 % 29));
+  P[M * N - 1] = NAN;
+  Operand out = copies_out(t, M, N, FIXED);
+  void *P_gpu = bf16_buffer(&t->b, M * N, P), *u_gpu = fp32_buffer(&t->b, M, u);
+  RUN_TWICE(&t->b, cuda_cast_dlogits(t->c, M, out, P_gpu, u_gpu, grad_scale));
+  uint8_t *by_row = bytes_of(t, out.by_row, M * N),
+          *by_col = bytes_of(t, out.by_col, N * out.stride);
+  int64_t nearest = 0;
+  for (int64_t i = 0; i < M * N; i++) {
+    const int64_t m = i / N, n = i % N;
+    const float value = scale * (P[i] * u[m]);
+    const float expected = fp8_round_stochastic(value, noise_mix((uint32_t)m), (uint32_t)n);
+    const uint8_t got = by_row[m * N + fp8_column_place(n)];
+    assert_int_equal(by_col[n * out.stride + fp8_row_place(m)], got);
+    if (isnan(expected))
+      assert_int_equal(got & 0x7f, 0x7f);
+    else if (got != fp8_bits(FP8_E4M3, expected))
+      fail_msg("dlogits[%lld, %lld] is %02x for %a, not %a", (long long)m, (long long)n, got,
+               (double)value, (double)expected);
+    nearest += expected == fp8_round(FP8_E4M3, value);
+  }
+  printf("# cast of dlogits: %.2f of %lld to the nearest\n", (double)nearest / (double)(M * N),
+         (long long)(M * N));
+  free(P), free(u), free(by_row), free(by_col);
+}
+
 static void embed(Subject *t) {
   const int64_t M = t->M, D = t->s.D, V = t->s.V;
   float *E = random_bf16(V * D, 3, "E"), *x = xmalloc((size_t)(M * D) * sizeof *x);
@@ -159,6 +191,7 @@ static void norm_backward(Subject *t) {
 
 OVER_SHAPES(cast)
 OVER_SHAPES(cast_partly)
+OVER_SHAPES(cast_dlogits)
 OVER_SHAPES(embed)
 OVER_SHAPES(rope_backward)
 OVER_SHAPES(swiglu_forward)
@@ -169,6 +202,7 @@ int main(void) {
   const struct CMUnitTest tests[] = {
       {"a_cast_leaves_both_copies", test_cast, NULL, NULL, NULL},
       {"a_cast_leaves_one_copy_and_ignores_nan", test_cast_partly, NULL, NULL, NULL},
+      {"dlogits_are_rounded_as_the_host_does", test_cast_dlogits, NULL, NULL, NULL},
       {"embed_scales_rows_by_their_own_rms", test_embed, NULL, NULL, NULL},
       {"rope_backward_leaves_copies", test_rope_backward, NULL, NULL, NULL},
       {"swiglu_leaves_copies", test_swiglu_forward, NULL, NULL, NULL},

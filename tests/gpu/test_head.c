@@ -85,7 +85,7 @@ static void problem_free(Problem *p) {
 
 // What is stored in bf16, in FP8, or not at all, and so not rounded.
 typedef struct Rounding {
-  bool bf16_logits, bf16_p, e5m2_dlogits, bf16_results;
+  bool bf16_logits, bf16_p, fp8_dlogits, bf16_results;
 } Rounding;
 static Rounding rounding_of(Mode mode) {
   return (Rounding){!folds(mode), folds(mode) && !in_fp8(mode), in_fp8(mode), true};
@@ -105,7 +105,7 @@ static double row_gradient(const Problem *problem, int64_t m, Rounding round, fl
   const float *z = problem->z + m * V;
   const double r = (double)problem->r[m], q = (double)problem->q[m], unit = ldexp(1, -HEAD_AIM);
   const double z_target = r * (double)rounded_if(round.bf16_logits, (double)z[target]);
-  const double reach = (double)fp8_scale(FP8_E5M2, 16 * (float)problem->scale);
+  const double reach = (double)fp8_dlogits_scale(FP8_E4M3, problem->scale);
   double others = 0, product = 0; // sums of unit exp(z - z_target), and of that times z - z_target
   for (int64_t v = 0; v < V; v++) {
     const double above = r * (double)rounded_if(round.bf16_logits, (double)z[v]) - z_target,
@@ -118,14 +118,16 @@ static double row_gradient(const Problem *problem, int64_t m, Rounding round, fl
   for (int64_t v = 0; v < V; v++) {
     const double above = r * (double)rounded_if(round.bf16_logits, (double)z[v]) - z_target,
                  power = v == target ? -others : unit * exp(above);
-    if (round.e5m2_dlogits) // of (r / q) ...
-      p[v] = (float)(q / reach * (double)fp8_round(FP8_E5M2, (float)(reach / q * g->u * power)));
+    if (round.fp8_dlogits) // of (r / q) ...
+      p[v] = (float)(q / reach *
+                     (double)fp8_round_stochastic((float)(reach / q * g->u * power),
+                                                  noise_mix((uint32_t)m), (uint32_t)v));
     else if (round.bf16_logits)
       p[v] = rounded((float)(g->u * power));
     else
       p[v] = rounded_if(round.bf16_p, power);
   }
-  if (round.e5m2_dlogits || round.bf16_logits) g->u = 1;
+  if (round.fp8_dlogits || round.bf16_logits) g->u = 1;
   return log1p(others / unit);
 }
 
@@ -164,7 +166,7 @@ static void results_free(Results *r) {
 enum { SCALING_X, SCALING_W, SCALING_P, SCALING_DX, SCALINGS };
 
 static Backend *backend_new(Shape3 s, Mode mode) {
-  static const ScalingKind kinds[SCALINGS] = {{FP8_E4M3, 1}, {FP8_E4M3, 0}, {FP8_E5M2, 1}};
+  static const ScalingKind kinds[SCALINGS] = {{FP8_E4M3, 1}, {FP8_E4M3, 0}, {FP8_E4M3, 1}};
   // One that pays nowhere: auto leaves it to the unfused kernels.
   const OperationCall dgrad = {.operation = OP_LM_HEAD_DGRAD, .M = s.M, .N = 8, .K = s.V};
   const OpsConfig config = {.D = s.D,

@@ -105,6 +105,57 @@ static void every_value_goes_to_the_nearest(void **state) {
   }
 }
 
+// Over many rows the mean is the value, of any size; every result is one of its two neighbours, and
+// exact values and what is beyond stay.
+static void stochastic_rounding_is_right_in_the_mean(void **state) {
+  (void)state;
+  enum { ROWS = 1 << 16 };
+  double worst = 0;
+  float values[128];
+  table_of(FP8_E4M3, values);
+  // fp16 holds those above 2^-5.
+  const float sizes[] = {0x1p-19f,    0x1.8p-17f, 0x1.1p-13f, 0x1.9p-10f, 0x1.fp-9f, 0.017f,
+                         0x1.fccp-4f, 0x1.08p0f,  0x1.1ecp4f, 0x1.f44p7f, 447.5f};
+  for (size_t i = 0; i < 2 * sizeof sizes / sizeof *sizes; i++) {
+    const float size = sizes[i / 2], value = i % 2 ? -size : size;
+    int above = 1;
+    while (values[above] < size) above++;
+    const double low = (double)values[above - 1], high = (double)values[above];
+    for (uint32_t column = 6; column < 8; column++) {
+      double sum = 0;
+      for (uint32_t m = 0; m < ROWS; m++) {
+        const float got = fp8_round_stochastic(value, noise_mix(m), column);
+        const double away = (double)fabsf(got);
+        assert_true((away == low || away == high) && (got == 0 || (got > 0) == (value > 0)));
+        sum += (double)got;
+      }
+      // In standard deviations of the mean.
+      const double p = ((double)size - low) / (high - low);
+      const double deviation = (high - low) * sqrt(p * (1 - p) / ROWS);
+      const double off = fabs(sum / ROWS - (double)value) / deviation;
+      if (off > worst) worst = off;
+    }
+  }
+  printf("# the means are off by up to %.2f standard deviations, bound 4.5\n", worst);
+  assert_true(worst < 4.5); // of 44
+}
+
+static void stochastic_rounding_leaves_exact_values(void **state) {
+  (void)state;
+  float values[128];
+  const int codes = table_of(FP8_E4M3, values);
+  for (uint32_t m = 0; m < 1000; m++) {
+    const uint32_t key = noise_mix(m);
+    for (int code = 0; code < codes; code++) {
+      assert_true(fp8_round_stochastic(values[code], key, m + 1) == values[code]);
+      assert_true(fp8_round_stochastic(-values[code], key, m) == -values[code]);
+    }
+    assert_true(fp8_round_stochastic(449, key, m) == 448);
+    assert_true(fp8_round_stochastic(-INFINITY, key, m) == -448);
+    assert_true(isnan(fp8_round_stochastic(NAN, key, m)));
+  }
+}
+
 static void places_are_those_of_the_registers(void **state) {
   (void)state;
   for (int64_t group = 0; group < 48; group += 16) {
@@ -151,6 +202,8 @@ int main(void) {
       cmocka_unit_test(ties_go_to_the_even_code),
       cmocka_unit_test(what_is_beyond_saturates),
       cmocka_unit_test(every_value_goes_to_the_nearest),
+      cmocka_unit_test(stochastic_rounding_is_right_in_the_mean),
+      cmocka_unit_test(stochastic_rounding_leaves_exact_values),
       cmocka_unit_test(places_are_those_of_the_registers),
       cmocka_unit_test(a_scale_is_the_largest_power_that_fits),
   };

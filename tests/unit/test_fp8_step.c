@@ -11,7 +11,8 @@
 #include "kernels/program_math.h"
 #include "tests/support/small_model.h"
 
-static const Fp8Use ALL = {.layers = true, .head = true}, HEAD = {.head = true};
+static const Fp8Use ALL = {.layers = true, .head = true}, HEAD = {.head = true},
+                    LAYERS = {.layers = true};
 enum { TRAINED = 40 }; // steps in fp32 before gradients are compared
 
 // ---- Gradients
@@ -66,11 +67,12 @@ static void check_gradients(const char *what, SmallShape shape, double error, do
 
 static void gradients_are_near_those_of_fp32(void **state) {
   (void)state;
-  // Most of it is the rounding of weights and dlogits, which is the same for all tokens.
-  check_gradients("all in FP8", (SmallShape){.fp8 = ALL}, 0.15, 0.03);
+  // Most of it is the rounding of weights, which is the same for all tokens, and the noise that
+  // dlogits are rounded with, which these few tokens do not average out.
+  check_gradients("all in FP8", (SmallShape){.fp8 = ALL}, 0.15, 0.07);
   check_gradients("all in FP8, tied", (SmallShape){.fp8 = ALL, .tied = true}, 0.15, 0.05);
-  check_gradients("the head", (SmallShape){.fp8 = HEAD}, 0.1, 0.03);
-  check_gradients("the head, tied", (SmallShape){.fp8 = HEAD, .tied = true}, 0.1, 0.03);
+  check_gradients("the head", (SmallShape){.fp8 = HEAD}, 0.08, 0.05);
+  check_gradients("the head, tied", (SmallShape){.fp8 = HEAD, .tied = true}, 0.08, 0.05);
 }
 
 // ---- The arithmetic, exactly: what an operation made of its operands' copies
@@ -209,28 +211,35 @@ static void recomputing_gives_the_same_bits(void **state) {
 }
 
 // With the same scales rows do not know which batch they are in. Only the order of sums changes,
-// and with it now and then how a value is rounded to FP8.
+// and with it now and then how a value is rounded to FP8; and in the head the noise that a row's
+// dlogits are rounded with.
 static void pieces_add_up(void **state) {
   (void)state;
-  const SmallShape shapes[] = {{.fp8 = ALL, .micro_batches = 2},
-                               {.fp8 = ALL, .loss_chunks = 4},
-                               {.fp8 = HEAD, .micro_batches = 4, .loss_chunks = 2}};
-  for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++) {
-    SmallModel whole = small_open((SmallShape){.fp8 = shapes[i].fp8}),
-               pieces = small_open(shapes[i]);
+  const struct {
+    SmallShape shape;
+    double bound;
+  } cases[] = {{{.fp8 = LAYERS, .micro_batches = 2}, 3e-2},
+               {{.fp8 = LAYERS, .micro_batches = 4, .loss_chunks = 2}, 3e-2},
+               {{.fp8 = ALL, .loss_chunks = 4}, 8e-2},
+               {{.fp8 = HEAD, .micro_batches = 4, .loss_chunks = 2}, 8e-2}};
+  for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+    SmallModel whole = small_open((SmallShape){.fp8 = cases[i].shape.fp8}),
+               pieces = small_open(cases[i].shape);
     small_train(&whole, 0, 5);
     small_copy(&whole, &pieces);
     small_gradients(&whole, 5, 1);
     small_gradients(&pieces, 5, 1);
     const Difference d = compare_gradients(&pieces, &whole);
-    printf("# pieces %d: error %.1e, norm ratio %.6f; bound 3e-2\n", (int)i, d.error, d.ratio);
-    assert_true(d.error <= 3e-2);
+    printf("# pieces %d: error %.1e, norm ratio %.6f; bound %.0e\n", (int)i, d.error, d.ratio,
+           cases[i].bound);
+    assert_true(d.error <= cases[i].bound);
     small_close(&pieces);
     small_close(&whole);
   }
 }
 
-// The scale of final dx, for one, is found chunk by chunk.
+// The scale of final dx, for one, is found chunk by chunk. A chunk's 16 rows have the same noise in
+// all chunks, which is most of the difference; a wrong scale gave 29 %.
 static void the_first_step_may_be_cut_too(void **state) {
   (void)state;
   SmallModel trained = small_open((SmallShape){0}), whole = small_open((SmallShape){.fp8 = ALL}),
@@ -242,8 +251,8 @@ static void the_first_step_may_be_cut_too(void **state) {
     small_gradients(&whole, batch, 1);
     small_gradients(&chunks, batch, 1);
     const Difference d = compare_gradients(&chunks, &whole);
-    printf("# calibrating in chunks: error %.1e, bound 3e-2\n", d.error);
-    assert_true(d.error <= 3e-2);
+    printf("# calibrating in chunks: error %.1e, bound 0.2\n", d.error);
+    assert_true(d.error <= 0.2);
     whole.be->scalings_discard(whole.be);
     chunks.be->scalings_discard(chunks.be);
   }
