@@ -225,7 +225,7 @@ template <class Program> struct CopiedGatedBackward : ProgramDefaults {
 #pragma unroll
     for (int h = 0; h < 2; h++) {
       row_value[h] = s.row_value(h);
-      scale[h] = __float2half2_rn(row_value[h] * s.copy_scale / TO_HALF);
+      scale[h] = __float2half2_rn(half_scale(row_value[h] * s.copy_scale));
     }
 #pragma unroll
     for (int first = 0; first < 16; first += 8) {
@@ -250,6 +250,11 @@ template <class Program> struct CopiedGatedBackward : ProgramDefaults {
   }
 
 private:
+  // Finite and above 0 in fp16, whatever the scales, so that no 0 meets an infinity. Past these
+  // bounds dy, or dz'', has one of a tensor several orders of magnitude larger, and few bits left.
+  static DEVICE float half_scale(float scale) {
+    return fminf(fmaxf(scale / TO_HALF, 0x1p-24f), 65504);
+  }
   DEVICE uint32_t two_features(float2 dy, uint32_t first, uint32_t second, int h, __half2 scale) {
     const __half2 gate = __floats2half2_rn(bf16_low(first), bf16_low(second)),
                   up = __floats2half2_rn(bf16_high(first), bf16_high(second)),
