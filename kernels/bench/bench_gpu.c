@@ -38,7 +38,7 @@ enum { NVML_CLOCK_SM = 1, NVML_TEMPERATURE_GPU = 0 };
 typedef struct Probe {
   BenchGpu base; // first: a BenchGpu * is a Probe *
   Cuda *fused, *unfused;
-  char *operands; // [2, PEAK, PEAK] random
+  char *operands; // [2, PEAK, PEAK] random; the second also fills what is to be filled
   char *scratch;
   size_t scratch_bytes;
   cudaEvent_t handover;
@@ -167,11 +167,19 @@ static void op_fill(BenchGpu *bench, Backend *be, act_t *to, int64_t count) {
   Probe *p = probe_of(bench);
   const size_t bytes = (size_t)count * sizeof(bf16_bits);
   for (size_t done = 0; done < bytes;) {
-    const size_t more = bytes - done < 2 * operand_bytes ? bytes - done : 2 * operand_bytes;
-    CUDA_CHECK(cudaMemcpyAsync((char *)to + done, p->operands, more, cudaMemcpyDeviceToDevice,
-                               side_of(p, be)->gpu.stream));
+    const size_t more = bytes - done < operand_bytes ? bytes - done : operand_bytes;
+    CUDA_CHECK(cudaMemcpyAsync((char *)to + done, p->operands + operand_bytes, more,
+                               cudaMemcpyDeviceToDevice, side_of(p, be)->gpu.stream));
     done += more;
   }
+}
+
+// The peak does not mind: exponents alone change.
+static void op_spread(BenchGpu *bench, double deviation) {
+  Probe *p = probe_of(bench);
+  CUDA_CHECK(cudaDeviceSynchronize());
+  fill_random(p->operands + operand_bytes, operand_bytes, deviation, p->unfused->gpu.stream);
+  CUDA_CHECK(cudaDeviceSynchronize());
 }
 
 static void op_turn(BenchGpu *bench, Backend *be) {
@@ -271,6 +279,7 @@ BenchGpu *bench_gpu_open(Backend *fused, Backend *unfused, const OperationCall *
                        .copy = op_copy,
                        .flush = op_flush,
                        .fill = op_fill,
+                       .spread = op_spread,
                        .turn = op_turn,
                        .mark = op_mark,
                        .ms = op_ms,

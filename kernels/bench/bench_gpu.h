@@ -31,8 +31,10 @@ struct BenchGpu {
   // Writes on the backend's stream that leave nothing else in the second-level cache. Also long
   // enough for the host to launch what is timed before its turn comes.
   void (*flush)(BenchGpu *g, Backend *be);
-  // Random normal values in bf16, on the backend's stream.
+  // Random normal values in bf16, on the backend's stream. Their standard deviation is 1 until
+  // spread, which waits for the GPU, gives another.
   void (*fill)(BenchGpu *g, Backend *be, act_t *to, int64_t count);
+  void (*spread)(BenchGpu *g, double deviation);
   // What is asked of `be` from here on waits for all that was asked of either backend.
   void (*turn)(BenchGpu *g, Backend *be);
   // A time stamp behind all that `be` was asked for. ms waits for the second of two; forget gives
