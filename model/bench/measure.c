@@ -275,7 +275,7 @@ static int steps_round(Bench *b, int round, int count, bool keep, Error *err) {
 }
 
 // FP8: makes what dx is filled with as large as its copies' scales expect, which follow from the
-// steps before. Else copies would be saturated, or all zero, and multiplying those takes less power.
+// steps before. Else copies would be saturated or all zero, and multiplying those takes less power.
 // Normal values reach 6 deviations; layers differ, and copies mind too large values more.
 static void spread_as_gradients(Bench *b) {
   const ModelConfig *c = &b->config.model;
