@@ -19,26 +19,26 @@ typedef struct Exposed {
 #define NONE 1e30 // the program has no kernel in this shape
 
 static const Exposed exposed[PROGRAMS + 1] = {
-    [PROGRAM_RESIDUAL] = {150, 0.04, 60},
-    [PROGRAM_ROPE] = {180, 0.04, 100},
-    [PROGRAM_SWIGLU] = {270, 0.04, 100},
-    [PROGRAM_LOGITS] = {390, 0.04, 100},
-    [PROGRAM_PROBABILITIES] = {390, 0.04, 100}, // taken from the line above
-    [PROGRAM_SWIGLU_BACKWARD] = {500, 0.04, 200},
-    [PROGRAM_NORM_DGRAD] = {300, 0.04, 100},
-    [PROGRAM_NORM_DGRAD_RESIDUAL] = {300, 0.04, 100},
+    [PROGRAM_RESIDUAL] = {150, 0.04, 60, 0},
+    [PROGRAM_ROPE] = {180, 0.04, 100, 0},
+    [PROGRAM_SWIGLU] = {270, 0.04, 100, 0},
+    [PROGRAM_LOGITS] = {390, 0.04, 100, 0},
+    [PROGRAM_PROBABILITIES] = {390, 0.04, 100, 0}, // taken from the line above
+    [PROGRAM_SWIGLU_BACKWARD] = {500, 0.04, 200, 0},
+    [PROGRAM_NORM_DGRAD] = {300, 0.04, 100, 0},
+    [PROGRAM_NORM_DGRAD_RESIDUAL] = {300, 0.04, 100, 0},
     // FP8; promoted programs have no turns in any shape
-    [PROGRAM_RESIDUAL_FP8] = {NONE, 0.04, 100, NONE}, // as swiglu's, to be measured
-    [PROGRAM_RESIDUAL_PROMOTED_FP8] = {NONE, 0.04, 0},
-    [PROGRAM_ROPE_FP8] = {204, 0.028, 0},
-    [PROGRAM_SWIGLU_FP8] = {396, 0.02, 75},
-    [PROGRAM_LOGITS_FP8] = {485, 0.006, 0},
-    [PROGRAM_PROBABILITIES_FP8] = {485, 0.006, 0}, // taken from the line above
+    [PROGRAM_RESIDUAL_FP8] = {NONE, 0.04, 100, NONE}, // one shape: nothing is chosen by it
+    [PROGRAM_RESIDUAL_PROMOTED_FP8] = {NONE, 0.04, 0, 0},
+    [PROGRAM_ROPE_FP8] = {204, 0.028, 0, 0},
+    [PROGRAM_SWIGLU_FP8] = {396, 0.02, 75, 0},
+    [PROGRAM_LOGITS_FP8] = {485, 0.006, 0, 0},
+    [PROGRAM_PROBABILITIES_FP8] = {485, 0.006, 0, 0}, // taken from the line above
     [PROGRAM_SWIGLU_BACKWARD_FP8] = {338, 0.04, 0, NONE},
-    [PROGRAM_NORM_DGRAD_FP8] = {NONE, 0.02, 0},
+    [PROGRAM_NORM_DGRAD_FP8] = {NONE, 0.02, 0, 0},
     [PROGRAM_NORM_DGRAD_RESIDUAL_FP8] = {NONE, 0.04, 100, NONE}, // the same
-    [PROGRAM_NORM_DGRAD_RESIDUAL_PROMOTED_FP8] = {NONE, 0.086, -203},
-    [PROGRAMS] = {85, 0.04, 20}, // the product alone
+    [PROGRAM_NORM_DGRAD_RESIDUAL_PROMOTED_FP8] = {NONE, 0.086, -203, 0},
+    [PROGRAMS] = {85, 0.04, 20, 0}, // the product alone
 };
 
 static int64_t tile_cols(TileShape tile) {
