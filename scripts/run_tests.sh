@@ -58,6 +58,7 @@ run() {
   {
     echo "== $name: $((ok - skip)) passed, $not_ok failed, $skip skipped, $seconds s"
     if [ "$not_ok" != 0 ]; then
+      grep -E '^not ok' "$log" | sed 's/^/   /' # they may stand far above the end
       tail -n 100 "$log" | sed 's/^/   /'
     else
       grep -E '^#|# skip' -i "$log" | sed 's/^/   /'

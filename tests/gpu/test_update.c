@@ -227,16 +227,17 @@ static void read_from_copies(Update *u) {
 
 // bf16 moments are rounded with the same noise: where the sides differ, fp32 was near a threshold.
 // size: what the moment has on average. A norm weight's gradient is of rounded copies where
-// gradients are bf16: observed 1.4 % apart.
+// gradients are bf16: observed 1.4 % and, of small ones, 1 % of `size` apart.
 static void check_moments(Update *u, int i, const char *what, const moment_t *got_at,
                           const float *expected, float size) {
-  const float step = !u->grads_fp32 && is_norm(i) ? 0x1p-6f : 0x1p-7f;
+  const bool rounded_sums = !u->grads_fp32 && is_norm(i);
+  const float step = rounded_sums ? 0x1p-6f : 0x1p-7f, least = rounded_sums ? 3e-2f : 1e-3f;
   const int64_t n = elements(&u->on_gpu[i]);
   float *got = bench_read(&u->bench, got_at);
   int64_t other = 0;
   for (int64_t j = 0; j < n; j++) {
     other += got[j] != expected[j];
-    if (!(fabsf(got[j] - expected[j]) <= step * fabsf(expected[j]) + 1e-3f * size))
+    if (!(fabsf(got[j] - expected[j]) <= step * fabsf(expected[j]) + least * size))
       fail_msg("%s[%lld] of tensor %d is %g, not %g", what, (long long)j, i, (double)got[j],
                (double)expected[j]);
   }
