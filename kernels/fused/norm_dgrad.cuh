@@ -14,19 +14,6 @@ struct NormFactor {
   }
 };
 
-template <bool RESIDUAL> struct NormDgradOf : Pairs<NormDgradOf<RESIDUAL>> {
-  static constexpr GemmForm FORM = GEMM_NN;
-  using Loads = Chunks<64, RESIDUAL ? 64 : 0>; // x, residual
-  using RowValues = NormFactor;
-
-  template <class S>
-  DEVICE uint32_t pair(const S &s, int i, float2 v, uint32_t x, uint32_t residual = 0) const {
-    const float f = s.row_value(i);
-    return bf16_two(fmaf(f, bf16_low(x), v.x + bf16_low(residual)),
-                    fmaf(f, bf16_high(x), v.y + bf16_high(residual)));
-  }
-};
-
 // ---- In FP8, where A has r / q in it and s its sums: dx = q (A B^T) - (r / D) q s x (+ residual)
 
 // q times the product's scale; -(r / D) q s.
