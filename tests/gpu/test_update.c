@@ -226,8 +226,8 @@ static void read_from_copies(Update *u) {
 }
 
 // bf16 moments are rounded with the same noise: where the sides differ, fp32 was near a threshold.
-// `expected` is the twin's, whose norm weights have gradients of rounded copies, too. size: what the
-// moment has on average.
+// `expected` is of the twin, whose norm weights have gradients of rounded copies, too. size: what
+// the moment has on average.
 static void check_moments(Update *u, int i, const char *what, const moment_t *got_at,
                           const float *expected, float size) {
   const int64_t n = elements(&u->on_gpu[i]);
