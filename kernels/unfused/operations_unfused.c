@@ -52,7 +52,7 @@ void unfused_lm_head(Backend *be, int64_t M, Operand x, RowStat sumsq, Operand W
   Cuda *c = cuda_of(be);
   const int64_t stride = padded_vocab(&c->config);
   cuda_forward(c, M, c->config.V, c->config.D, x, W, NULL, logits, stride);
-  launch_scale_rows(M, stride, row_scale_of(c, x, sumsq), logits, c->gpu.stream);
+  launch_scale_rows(M, c->config.V, stride, row_scale_of(c, x, sumsq), logits, c->gpu.stream);
 }
 
 // The logits stay the plain product; cross entropy applies r as it reads them.

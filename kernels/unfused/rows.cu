@@ -46,16 +46,21 @@ norm_backward_kernel(int64_t M, int lanes, RowScale r, const bf16_bits *__restri
 }
 
 // Rows may be very long here (logits) and few (generation), so a block takes a stretch of one row.
+// What lies behind the n columns nobody has written: it is not read.
 template <int N>
-static __global__ void scale_rows_kernel(int64_t first, int64_t n, RowScale r, bf16_bits *x) {
+static __global__ void scale_rows_kernel(int64_t first, int64_t n, int64_t stride, RowScale r,
+                                         bf16_bits *x) {
   const int64_t m = first + blockIdx.y;
   const float scale = row_rstd(r, m);
   const int64_t k = ((int64_t)blockIdx.x * blockDim.x + threadIdx.x) * N;
-  if (k >= n) return;
-  Pack<N> p = load_pack<N>(x + m * n + k);
+  bf16_bits *at = x + m * stride + k;
+  for (int64_t i = 0; k + N > n && i < n - k; i++)
+    at[i] = bf16_from_float(scale * bf16_to_float(at[i]));
+  if (k + N > n) return;
+  Pack<N> p = load_pack<N>(at);
 #pragma unroll
   for (int i = 0; i < N; i++) p.v[i] *= scale;
-  store_pack(x + m * n + k, p);
+  store_pack(at, p);
 }
 
 void launch_row_sumsq(int64_t M, int64_t D, const act_t *x, RowStat *sumsq, cudaStream_t stream) {
@@ -73,13 +78,14 @@ void launch_norm_backward(int64_t M, RowScale r, const act_t *x, RowStat s, cons
   });
 }
 
-void launch_scale_rows(int64_t M, int64_t N, RowScale r, act_t *x, cudaStream_t stream) {
+void launch_scale_rows(int64_t M, int64_t N, int64_t stride, RowScale r, act_t *x,
+                       cudaStream_t stream) {
   const int64_t GRID_ROWS = 65535; // the grid's y dimension has 16 bits
-  by_width(N, [&](auto width, int) {
+  by_width(stride, [&](auto width, int) {
     constexpr int VALUES = decltype(width)::value;
     for (int64_t m = 0; m < M; m += GRID_ROWS) {
       const dim3 grid(blocks_for(N, VALUES * ROW_THREADS), (unsigned)min(GRID_ROWS, M - m));
-      scale_rows_kernel<VALUES><<<grid, ROW_THREADS, 0, stream>>>(m, N, r, bits(x));
+      scale_rows_kernel<VALUES><<<grid, ROW_THREADS, 0, stream>>>(m, N, stride, r, bits(x));
     }
   });
 }
