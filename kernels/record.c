@@ -47,6 +47,8 @@ static OperationCall *add_gemm(Backend *be, GemmForm form, int64_t M, int64_t N,
     if (form != GEMM_NT) call->ldb = B.stride;
     call->scaling_A = A.scaling;
     call->scaling_B = B.scaling;
+    call->input = A;
+    if (!A.data) call->made_before = A.by_row;
   }
   snprintf(call->shape, sizeof call->shape, "%lld x %lld x %lld%s", (long long)M, (long long)N,
            (long long)K, fp8 ? " FP8" : "");
@@ -105,6 +107,7 @@ static void record_gate_up(Backend *be, int64_t M, Operand x, RowStat sumsq, Ope
   OperationCall *call = add_gemm(be, GEMM_NT, M, 2 * c->F, c->D, x, W, y.data);
   call->out_count = M * c->F;
   call->beside = z;
+  call->copies = y.by_row;
 }
 
 // Beside the GEMM what makes row scales of the softmax: x and the targets' rows of W in, for the
@@ -133,7 +136,8 @@ static void record_down_dgrad(Backend *be, int64_t M, Operand dx, Operand W, con
   const OpsConfig *c = config_of(be);
   OperationCall *call = add_gemm(be, GEMM_NN, M, c->F, c->D, dx, W, dz.data);
   call->out_count = M * 2 * c->F;
-  call->in_place = z == dz.data;
+  call->made_before = z;
+  call->copies = dz.by_row;
 }
 
 static void record_dgrad(Backend *be, int64_t M, int64_t K, Operand dy, Operand W, act_t *da) {
@@ -151,7 +155,8 @@ static void record_rope_backward(Backend *be, int64_t M, int64_t T, act_t *dqkv,
                                  Operand x, RowStat sumsq, Operand out, RowStat *s) {
   const int64_t R = packed_width(config_of(be));
   OperationCall *call = add_memory(be, M, R, dqkv, 3 * (double)(M * R) * (double)be->act_bytes);
-  call->in_place = true;
+  call->made_before = dqkv;
+  call->copies = out.by_row;
   call->floor_bytes = 0;
 }
 

@@ -21,16 +21,21 @@ struct OperationCall {
   int64_t lda, ldb, ldd; // elements from one row, as stored, to the next; 0: the row's own
   bool fp8; // the operands are FP8 copies, both K-major whatever `form` says of the product
   int scaling_A, scaling_B;
+  Operand input; // FP8: what A is a copy of
   void *out;
   const void *beside;   // another result
+  const void *copies;   // FP8: the result's, by_row, where it has no other form. NULL: none
   int64_t out_count;    // elements
   bool out_is_gradient; // grad_t, else act_t
-  bool in_place;        // its result takes the place of an input, so that it cannot be called twice
-  bool statistics;      // reads or leaves statistics of rows
-  char shape[64];       // for people: "32768 x 2048 x 8192"
-  double flops;         // of the GEMM or attention (causal: half of the scores)
-  double bytes;         // that must move (of CLASS_MEMORY)
-  double floor_bytes;   // that a floor counts beside GEMM and attention
+  // An input that its maker has to make again before each call: the result takes its place, each
+  // kind of kernels keeps it in a form of its own, or it is FP8 copies alone, whose place others
+  // take. NULL: none
+  const void *made_before;
+  bool statistics;    // reads or leaves statistics of rows
+  char shape[64];     // for people: "32768 x 2048 x 8192"
+  double flops;       // of the GEMM or attention (causal: half of the scores)
+  double bytes;       // that must move (of CLASS_MEMORY)
+  double floor_bytes; // that a floor counts beside GEMM and attention
 };
 
 typedef struct Recorder {

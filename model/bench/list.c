@@ -16,15 +16,12 @@ void bench_list(BenchResult *r, const Llama *llama, int64_t accumulation, Operat
   for (int i = 0; i < recorder->count; i++) {
     const OperationCall *call = &recorder->calls[i];
     if (only != OPERATION_COUNT && call->operation != only) continue;
-    const int before = prepared_by(recorder->calls, i);
     const KernelKind runs = llama->be->kinds[call->operation];
-    r->ops[r->op_count++] =
-        (BenchOp){.call = *call,
-                  .runs = runs,
-                  .prepared_by = before < 0 ? -1 : (int)recorder->calls[before].operation,
-                  .alike = runs == KERNEL_UNFUSED && !call->statistics,
-                  .differences = {NAN, NAN, NAN},
-                  .bare = spread_of(NULL, 0)};
+    r->ops[r->op_count++] = (BenchOp){.call = *call,
+                                      .runs = runs,
+                                      .alike = runs == KERNEL_UNFUSED && !call->statistics,
+                                      .differences = {NAN, NAN, NAN},
+                                      .bare = spread_of(NULL, 0)};
   }
   // A micro-batch, its update, and the passes of a layer, one after the other
   const AdamW hyper = {.learning_rate = 0};

@@ -113,9 +113,11 @@ const OperationCall *record_alone(Recorder *recorder, const Llama *llama, Operat
 int prepared_by(const OperationCall *calls, int i) {
   const Operation operation = calls[i].operation;
   const bool of_head = operation == OP_LM_HEAD_WGRAD || operation == OP_LM_HEAD_DGRAD;
-  int j = calls[i].in_place || of_head ? i - 1 : -1;
-  while (j >= 0 && (of_head ? calls[j].operation != OP_HEAD_LOSS
-                            : calls[j].out != calls[i].out && calls[j].beside != calls[i].out))
+  const void *input = calls[i].made_before;
+  int j = input || of_head ? i - 1 : -1;
+  while (j >= 0 &&
+         (of_head ? calls[j].operation != OP_HEAD_LOSS
+                  : calls[j].out != input && calls[j].beside != input && calls[j].copies != input))
     j--;
   return j;
 }

@@ -25,6 +25,6 @@ Recorder *record_slice(const Llama *llama);
 const OperationCall *record_alone(Recorder *recorder, const Llama *llama, Operation operation,
                                   int index);
 
-// The call that must come first each time, since it leaves what call i finds and overwrites, or
-// what each backend leaves in its own way (HeadGradient); -1: none.
+// The call that must come first each time: it leaves what call i finds and overwrites, what each
+// backend leaves in its own way (HeadGradient), or FP8 copies whose place others take; -1: none.
 int prepared_by(const OperationCall *calls, int i);

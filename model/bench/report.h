@@ -32,7 +32,6 @@ typedef struct Differences {
 typedef struct BenchOp {
   OperationCall call;          // the first one of a step
   KernelKind runs;             // what the fused backend runs it with
-  int prepared_by;             // the operation to call before it each time, -1 = none
   bool alike;                  // both kinds do the very same: not even row statistics differ
   int64_t calls;               // in a step
   int in_forward, in_backward; // calls in a layer's pass

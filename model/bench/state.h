@@ -12,8 +12,9 @@ typedef struct Sample {
 typedef struct Bench {
   Config config;
   Backend *be[BENCH_KINDS];
-  Llama llama[BENCH_KINDS]; // the same memory, but for the row statistics
-  Recorder *recorder;       // of the unfused kind's operations: their GEMMs for BenchGpu.gemm
+  Llama llama[BENCH_KINDS];    // the same memory, but for the row statistics
+  Recorder *recorder;          // of the unfused kind's operations: their GEMMs for BenchGpu.gemm
+  int makers[OPERATION_COUNT]; // by prepared_by: the operation to call before one, -1: none
   BenchGpu *gpu;
   BenchResult result;
   AdamW hyper;

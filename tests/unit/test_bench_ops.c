@@ -11,6 +11,7 @@
 #include "model/bench/compare.h"
 #include "model/bench/state.h"
 #include "model/ranges.h"
+#include "tests/support/small_model.h"
 
 typedef struct Model {
   Backend *be;
@@ -339,6 +340,35 @@ static void what_works_in_place_is_prepared(void **state) {
   close_model(&m);
 }
 
+// In FP8 what exists as copies alone is made again, too; of all else the copies can be cast anew.
+static void what_takes_turns_is_prepared(void **state) {
+  (void)state;
+  static const Operation makers[OPERATION_COUNT] = {[OP_DOWN] = OP_GATE_UP,
+                                                    [OP_DOWN_DGRAD] = OP_GATE_UP,
+                                                    [OP_GATE_UP_WGRAD] = OP_DOWN_DGRAD,
+                                                    [OP_GATE_UP_DGRAD] = OP_DOWN_DGRAD,
+                                                    [OP_ROPE_BACKWARD] = OP_ATTENTION_BACKWARD,
+                                                    [OP_QKV_WGRAD] = OP_ROPE_BACKWARD,
+                                                    [OP_QKV_DGRAD] = OP_ROPE_BACKWARD,
+                                                    [OP_LM_HEAD_WGRAD] = OP_HEAD_LOSS,
+                                                    [OP_LM_HEAD_DGRAD] = OP_HEAD_LOSS};
+  SmallModel m = small_open((SmallShape){.fp8 = {.layers = true, .head = true}});
+  Recorder *slice = record_slice(&m.llama);
+  int prepared = 0, cast = 0;
+  for (int i = 0; i < slice->count; i++) {
+    const OperationCall *call = &slice->calls[i];
+    const int by = prepared_by(slice->calls, i);
+    prepared += by >= 0;
+    cast += call->input.data != NULL;
+    if (by >= 0) assert_int_equal(slice->calls[by].operation, makers[call->operation]);
+    if (call->fp8) assert_true((by >= 0) || call->input.data);
+  }
+  assert_int_equal(prepared, 9);
+  assert_int_equal(cast, 8); // of x, o, x1, the final x, and of dx and dx1 twice
+  recorder_destroy(slice);
+  small_close(&m);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(one_by_one_the_operations_are_a_step),
@@ -348,6 +378,7 @@ int main(void) {
       cmocka_unit_test(flops_and_calls_are_those_of_a_step),
       cmocka_unit_test(bytes_are_those_of_the_arrays),
       cmocka_unit_test(what_works_in_place_is_prepared),
+      cmocka_unit_test(what_takes_turns_is_prepared),
       cmocka_unit_test(recomputed_operations_are_in_the_backward),
       cmocka_unit_test(a_twin_shares_all_but_the_row_statistics),
       cmocka_unit_test(one_operation_can_be_listed_alone),
