@@ -106,14 +106,18 @@ static int take_result(Bench *b, BenchKind kind, Error *err) {
       result.loss, result.grad_norm, bench_kind_names[kind]);
 }
 
-// `count` steps in a row, of which all but the first are timed. Returns their median.
-static int run_steps(Bench *b, BenchKind kind, int count, bool keep, double *median, Error *err) {
+// `count` steps in a row, of which all but the first are timed. Returns their median. From batch
+// `first` on, for both kinds: they share all but the rows' statistics, which must be of the same
+// rows.
+static int run_steps(Bench *b, BenchKind kind, int64_t first, int count, bool keep, double *median,
+                     Error *err) {
   Backend *be = b->be[kind];
   BenchGpu *g = b->gpu;
   int marks[MOST_TIMED_STEPS + 1], status = 0, taken = 0;
   double times[MOST_TIMED_STEPS];
   g->turn(g, be);
   be->scalings_discard(be); // of operations out of order
+  b->batches = first;
   for (int i = 0; i < count; i++) {
     issue_step(b, &b->llama[kind]);
     marks[i] = g->mark(g, be);
@@ -288,9 +292,10 @@ static void gemms_alone(Bench *b) {
 
 static int steps_round(Bench *b, int round, int count, bool keep, Error *err) {
   double median[BENCH_KINDS];
+  const int64_t first = b->batches;
   for (int i = 0; i < BENCH_KINDS; i++) {
     const int kind = (i + round) % BENCH_KINDS; // each kind is the first in half of the rounds
-    if (run_steps(b, (BenchKind)kind, count + 1, keep, &median[kind], err) != 0) return -1;
+    if (run_steps(b, (BenchKind)kind, first, count + 1, keep, &median[kind], err) != 0) return -1;
   }
   if (keep) add_sample(b, &b->result.gain, median[BENCH_UNFUSED] / median[BENCH_FUSED]);
   return 0;
@@ -317,7 +322,7 @@ int bench_measure(Bench *b, Error *err) {
   BenchResult *r = &b->result;
   double first[BENCH_KINDS];
   for (int kind = 0; kind < BENCH_KINDS; kind++)
-    if (run_steps(b, (BenchKind)kind, FIRST_STEPS, false, &first[kind], err) != 0) return -1;
+    if (run_steps(b, (BenchKind)kind, 0, FIRST_STEPS, false, &first[kind], err) != 0) return -1;
   if (b->llama[BENCH_FUSED].shape.fp8.layers) spread_as_gradients(b);
   const int steps =
       within((int)(timed_steps_ms / first[BENCH_FUSED]), LEAST_TIMED_STEPS, MOST_TIMED_STEPS);

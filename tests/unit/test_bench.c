@@ -63,6 +63,21 @@ static void adamw_with_scales(Backend *be, const ParamTensor *list, int count) {
   }
 }
 
+// The losses of each kind's first steps.
+enum { FIRST_LOSSES = 3 };
+static StepResult (*cpu_step_result)(Backend *be);
+static struct {
+  double loss[BENCH_KINDS][FIRST_LOSSES];
+  int count[BENCH_KINDS];
+} losses;
+
+static StepResult noted_result(Backend *be) {
+  const StepResult result = cpu_step_result(be);
+  const int kind = be->kinds[OP_GATE_UP] == KERNEL_FUSED ? BENCH_FUSED : BENCH_UNFUSED;
+  if (losses.count[kind] < FIRST_LOSSES) losses.loss[kind][losses.count[kind]++] = result.loss;
+  return result;
+}
+
 static StepResult result_not_finite(Backend *be) {
   (void)be;
   return (StepResult){.loss = NAN, .grad_norm = NAN};
@@ -96,7 +111,8 @@ Backend *__wrap_backend_create(const Config *c, RunShape *shape, int64_t positio
     memory_plan(&plan, &c->model, shape, be);
     be->memory_bytes = plan.total_bytes;
   }
-  if (c->train.seed == NOT_FINITE) be->step_result = result_not_finite;
+  cpu_step_result = be->step_result;
+  be->step_result = c->train.seed == NOT_FINITE ? result_not_finite : noted_result;
   cpu_gate_up = be->gate_up;
   be->gate_up = slow_gate_up;
   cpu_adamw = be->adamw;
@@ -354,7 +370,13 @@ static void everything_is_measured(void **state) {
   };
   for (size_t i = 0; i < sizeof variants / sizeof *variants; i++) {
     Files f = files_new();
+    memset(&losses, 0, sizeof losses);
     cJSON *json = bench(&f, variants[i].overrides, 2);
+    // Both kinds step on the same batches: what they share is then of the same rows.
+    assert_int_equal(losses.count[BENCH_FUSED], FIRST_LOSSES);
+    assert_memory_equal(losses.loss[BENCH_FUSED], losses.loss[BENCH_UNFUSED],
+                        sizeof losses.loss[BENCH_FUSED]);
+    assert_true(losses.loss[0][0] != losses.loss[0][1]);
     const double calls = check_operations(json, OPERATION_COUNT - 2);
     near(calls_of(json, "gate_up"), variants[i].gate_ups);
     check_whole(json, calls, variants[i].recompute);
