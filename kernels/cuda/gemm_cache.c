@@ -65,7 +65,7 @@ static bool parse_line(const char *line, GemmPlan *plan) {
   p->add = add != 0;
   memcpy(&plan->algorithm, words, sizeof words);
   return p->M > 0 && p->N > 0 && p->K > 0 && form >= GEMM_NT && form <= GEMM_TN &&
-         formats >= GEMM_BF16 && formats <= GEMM_E5M2_E4M3;
+         formats >= GEMM_BF16 && formats <= GEMM_E4M3;
 }
 
 // The lines between the first and the checksum, or NULL where the file is not whole or not ours.

@@ -36,8 +36,7 @@ static int make_descriptors(const Gpu *gpu, GemmPlan *plan, Error *err) {
   const GemmProblem *p = &plan->problem;
   const bool fp8 = p->formats != GEMM_BF16;
   const cudaDataType_t out = p->out_fp32 ? CUDA_R_32F : CUDA_R_16BF,
-                       of_b = fp8 ? CUDA_R_8F_E4M3 : CUDA_R_16BF,
-                       of_a = p->formats == GEMM_E5M2_E4M3 ? CUDA_R_8F_E5M2 : of_b;
+                       in = fp8 ? CUDA_R_8F_E4M3 : CUDA_R_16BF;
   const cublasOperation_t b_turned = p->form == GEMM_NT ? CUBLAS_OP_T : CUBLAS_OP_N,
                           a_turned = p->form == GEMM_TN ? CUBLAS_OP_T : CUBLAS_OP_N;
   const int64_t b_cols = p->form == GEMM_NT ? p->K : p->N, b_rows = p->N + p->K - b_cols,
@@ -51,10 +50,10 @@ static int make_descriptors(const Gpu *gpu, GemmPlan *plan, Error *err) {
     // The heuristics see that there will be scales; nothing is read.
     CUBLAS_TRY(err, set_scales(plan, gpu->workspace, gpu->workspace));
   }
-  CUBLAS_TRY(
-      err, cublasLtMatrixLayoutCreate(&plan->a, of_b, (uint64_t)b_cols, (uint64_t)b_rows, p->ldb));
-  CUBLAS_TRY(
-      err, cublasLtMatrixLayoutCreate(&plan->b, of_a, (uint64_t)a_cols, (uint64_t)a_rows, p->lda));
+  CUBLAS_TRY(err,
+             cublasLtMatrixLayoutCreate(&plan->a, in, (uint64_t)b_cols, (uint64_t)b_rows, p->ldb));
+  CUBLAS_TRY(err,
+             cublasLtMatrixLayoutCreate(&plan->b, in, (uint64_t)a_cols, (uint64_t)a_rows, p->lda));
   CUBLAS_TRY(err,
              cublasLtMatrixLayoutCreate(&plan->d, out, (uint64_t)p->N, (uint64_t)p->M, p->ldd));
   return 0;
@@ -94,7 +93,7 @@ static int ask_heuristics(const Gpu *gpu, const GemmPlan *plan, int most,
     status = cublasLtMatmulAlgoGetHeuristic(gpu->blas, plan->operation, plan->a, plan->b, plan->d,
                                             plan->d, preference, most, results, count);
   CUBLAS_CHECK(cublasLtMatmulPreferenceDestroy(preference));
-  static const char *const formats[] = {"bf16", "e4m3", "e5m2 x e4m3"};
+  static const char *const formats[] = {"bf16", "e4m3"};
   if (status != CUBLAS_STATUS_SUCCESS || *count == 0)
     return error_set(err,
                      "cuBLASLt has no algorithm for a product of M %lld, N %lld, K %lld (form %d, "

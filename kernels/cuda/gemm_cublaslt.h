@@ -15,7 +15,6 @@
 typedef enum GemmFormats { // of A and B
   GEMM_BF16,
   GEMM_E4M3,
-  GEMM_E5M2_E4M3,
 } GemmFormats;
 
 // D = A B + (add ? C : 0), D and C [M, N]. FP8: the form is GEMM_NT, N and K are multiples of 16, M

@@ -10,10 +10,8 @@ static int64_t whole_groups(int64_t n) {
 }
 
 // The same product of FP8 copies, whose rows are along K, and padded: lda, ldb of the copies.
-static GemmProblem of_copies(const Cuda *c, GemmProblem p, int scaling_A, int64_t lda,
-                             int64_t ldb) {
-  const bool e5m2 = c->config.scalings[scaling_A].format == FP8_E5M2;
-  p.formats = e5m2 ? GEMM_E5M2_E4M3 : GEMM_E4M3;
+static GemmProblem of_copies(GemmProblem p, int64_t lda, int64_t ldb) {
+  p.formats = GEMM_E4M3;
   p.form = GEMM_NT;
   p.N = whole_groups(p.N);
   p.K = whole_groups(p.K);
@@ -40,7 +38,7 @@ GemmProblem cuda_problem_of(const Cuda *c, const OperationCall *call) {
                          .alignment = 16,
                          .lda = call->lda,
                          .ldd = call->ldd};
-  return call->fp8 ? of_copies(c, p, call->scaling_A, call->lda, call->ldb) : p;
+  return call->fp8 ? of_copies(p, call->lda, call->ldb) : p;
 }
 
 void cuda_multiply(Cuda *c, GemmProblem p, Operand A, Operand B, const void *add, void *out) {
@@ -52,7 +50,7 @@ void cuda_multiply(Cuda *c, GemmProblem p, Operand A, Operand B, const void *add
     return;
   }
   const bool A_by_col = p.form == GEMM_TN, B_by_row = p.form == GEMM_NT;
-  p = of_copies(c, p, A.scaling, A_by_col ? A.stride : A.row_stride, B_by_row ? 0 : B.stride);
+  p = of_copies(p, A_by_col ? A.stride : A.row_stride, B_by_row ? 0 : B.stride);
   gemm_run_fp8(&c->gemm, p, A_by_col ? A.by_col : A.by_row, &c->scalings[A.scaling].inverse,
                B_by_row ? B.by_row : B.by_col, &c->scalings[B.scaling].inverse, add, out);
 }

@@ -68,25 +68,20 @@ static DEVICE uint64_t wgmma_descriptor(uint32_t address, Major major) {
                  : OPERANDS                                                                        \
                  : "l"(a), "l"(b), "r"(accumulate), "n"(TRANSPOSE_A), "n"(TRANSPOSE_B));           \
   }
-// A of this type, B e4m3.
-#define WGMMA_FP8(TYPE_A, N, ACCUMULATORS, NAMES, OPERANDS, A, B, P)                               \
-  static DEVICE void wgmma_##TYPE_A(float(&d)[ACCUMULATORS], uint64_t a, uint64_t b,               \
-                                    int accumulate) {                                              \
+#define WGMMA_FP8(N, ACCUMULATORS, NAMES, OPERANDS, A, B, P)                                       \
+  static DEVICE void wgmma_e4m3(float(&d)[ACCUMULATORS], uint64_t a, uint64_t b, int accumulate) { \
     asm volatile("{\n\t.reg .pred p;\n\tsetp.ne.b32 p, " P ", 0;\n\t"                              \
-                 "wgmma.mma_async.sync.aligned.m64n" #N "k32.f32." #TYPE_A ".e4m3 {" NAMES "}, " A \
-                 ", " B ", p, 1, 1;\n\t}"                                                          \
+                 "wgmma.mma_async.sync.aligned.m64n" #N "k32.f32.e4m3.e4m3 {" NAMES "}, " A ", " B \
+                 ", p, 1, 1;\n\t}"                                                                 \
                  : OPERANDS                                                                        \
                  : "l"(a), "l"(b), "r"(accumulate));                                               \
   }
 WGMMA(128, 64, NAMES_64, D_64, "%64", "%65", "%66", "%67", "%68")
 WGMMA(192, 96, NAMES_96, D_96, "%96", "%97", "%98", "%99", "%100")
 WGMMA(256, 128, NAMES_128, D_128, "%128", "%129", "%130", "%131", "%132")
-WGMMA_FP8(e4m3, 128, 64, NAMES_64, D_64, "%64", "%65", "%66")
-WGMMA_FP8(e4m3, 192, 96, NAMES_96, D_96, "%96", "%97", "%98")
-WGMMA_FP8(e4m3, 256, 128, NAMES_128, D_128, "%128", "%129", "%130")
-WGMMA_FP8(e5m2, 128, 64, NAMES_64, D_64, "%64", "%65", "%66")
-WGMMA_FP8(e5m2, 192, 96, NAMES_96, D_96, "%96", "%97", "%98")
-WGMMA_FP8(e5m2, 256, 128, NAMES_128, D_128, "%128", "%129", "%130")
+WGMMA_FP8(128, 64, NAMES_64, D_64, "%64", "%65", "%66")
+WGMMA_FP8(192, 96, NAMES_96, D_96, "%96", "%97", "%98")
+WGMMA_FP8(256, 128, NAMES_128, D_128, "%128", "%129", "%130")
 
 #undef D_8
 #undef D_32
@@ -103,8 +98,6 @@ template <GemmFormats FORMATS, Major A_MAJOR, Major B_MAJOR, int ACCUMULATORS>
 static DEVICE void wgmma(float (&d)[ACCUMULATORS], uint64_t a, uint64_t b, int accumulate) {
   if constexpr (FORMATS == GEMM_BF16)
     wgmma_bf16<A_MAJOR, B_MAJOR>(d, a, b, accumulate);
-  else if constexpr (FORMATS == GEMM_E4M3)
-    wgmma_e4m3(d, a, b, accumulate);
   else
-    wgmma_e5m2(d, a, b, accumulate);
+    wgmma_e4m3(d, a, b, accumulate);
 }
