@@ -37,15 +37,32 @@ typedef struct TrainState {
   uint64_t tokenizer; // its fingerprint (data/tokenizer/tokenizer.h); 0: not known
 } TrainState;
 
+// The three values of a weight that a checkpoint has.
+typedef enum StatePart { MASTER, EXP_AVG, EXP_AVG_SQ } StatePart;
+
+// Where a save takes what it writes from: the backend as it is, or a copy of its state on the host.
+// Of `llama` a save itself reads shapes and flags only, no values.
+typedef struct StateSource StateSource;
+struct StateSource {
+  const Llama *llama;
+  // One part of llama->tensors[param], as it is packed: [rows, cols] of floats. They are asked for
+  // in the files' order: all masters, then all EXP_AVG, then all EXP_AVG_SQ, then, where
+  // output.save_dtype rounds, the masters again. One that a shard's end cuts is asked for twice.
+  int (*read)(const StateSource *source, float *packed, int param, StatePart part, Error *err);
+  // [scaling_count(&llama->config)], after all others; only where llama->scaled.
+  int (*scalings)(const StateSource *source, ScalingState *states, Error *err);
+};
+StateSource state_source(const Llama *llama); // the backend as it is
+
 // Saves RUN/step-%08d. Then, of the complete checkpoints of this and earlier steps, the newest
-// `keep` (at least 1) stay and the others are removed; those of later steps (left by a run that
-// went further and was then taken back) stay until this run reaches them. Removing is no part of
-// success: what cannot be removed now is tried again at the next save. Folders with other names and
-// incomplete ones are never touched, but for step-*.tmp and step-*.old, which a crash may leave.
-// config->train.resume is stored as "". A sentence of failure ends with the checkpoint that a run
-// can still go on from. export may be NULL: no tokenizer, nothing carried over.
-int checkpoint_save(const char *run_dir, const Llama *llama, const Config *config,
-                    const Export *export, const TrainState *state, int64_t keep, Error *err);
+// config->train.keep_checkpoints stay and the others are removed; those of later steps (left by a
+// run that went further and was then taken back) stay until this run reaches them. Removing is no
+// part of success: what cannot be removed now is tried again at the next save. Folders with other
+// names and incomplete ones are never touched, but for step-*.tmp and step-*.old, which a crash may
+// leave. config->train.resume is stored as "". A sentence of failure ends with the checkpoint that
+// a run can still go on from. export may be NULL: no tokenizer, nothing carried over.
+int checkpoint_save(const char *run_dir, const StateSource *source, const Config *config,
+                    const Export *export, const TrainState *state, Error *err);
 
 // Which folder to read. `resume` is "auto" (what RUN/latest points at; if that is broken the newest
 // complete step folder; *path = "" if the run has no checkpoint yet), or a folder: with weights in

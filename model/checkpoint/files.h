@@ -45,9 +45,8 @@ void tensor_list_free(TensorList *list);
 // The FP8 scalings of a run of this shape, [scaling_count] of ScalingState; its name is the
 // caller's.
 SafeTensor scalings_tensor(const ModelConfig *model, const RunShape *shape);
-// The packed values that tensor i is a part of: moment_t or master_t.
-bool tensor_is_moment(const TensorList *list, int i);
-void *tensor_values(const TensorList *list, const Llama *llama, int i);
+// Which values of its parameter tensor i is a part of.
+StatePart tensor_part(const TensorList *list, int i);
 
 // ---- shards.c
 // The files that an index names, each once, in order. Names have no slash.

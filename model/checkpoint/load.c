@@ -49,14 +49,9 @@ void tensor_list_free(TensorList *list) {
   free(list->hf);
 }
 
-bool tensor_is_moment(const TensorList *list, int i) {
-  return list->set != WEIGHTS && i < 2 * list->each;
-}
-
-void *tensor_values(const TensorList *list, const Llama *llama, int i) {
-  const ParamTensor *p = &llama->tensors[list->hf[i].param];
-  if (!tensor_is_moment(list, i)) return p->master;
-  return i < list->each ? p->m : p->v;
+StatePart tensor_part(const TensorList *list, int i) {
+  if (list->set == WEIGHTS || i >= 2 * list->each) return MASTER;
+  return i < list->each ? EXP_AVG : EXP_AVG_SQ;
 }
 
 // ---- One file, or the shards of one
@@ -201,26 +196,31 @@ static void wanted_close(Wanted *w) {
 
 // ---- Into the model
 
+static bool is_part(const TensorList *list, int i, int param, StatePart part) {
+  return list->hf[i].param == param && tensor_part(list, i) == part;
+}
+
 // The packed tensor that tensor `first` of the list is the first part of, from all of its parts.
 static int load_packed(const Wanted *w, const Llama *llama, int first, Error *err) {
   Backend *be = llama->be;
-  void *values = tensor_values(&w->list, llama, first);
+  const StatePart part = tensor_part(&w->list, first);
+  const int param = w->list.hf[first].param;
   for (int i = 0; i < first; i++)
-    if (tensor_values(&w->list, llama, i) == values) return 0; // loaded with its first part
-  const ParamTensor *p = &llama->tensors[w->list.hf[first].param];
+    if (is_part(&w->list, i, param, part)) return 0; // loaded with its first part
+  const ParamTensor *p = &llama->tensors[param];
   float *packed = xmalloc((size_t)(p->rows * p->cols) * sizeof *packed);
   int status = 0;
   for (int i = first; i < w->list.count && status == 0; i++) {
-    if (tensor_values(&w->list, llama, i) != values) continue;
+    if (!is_part(&w->list, i, param, part)) continue;
     const HfTensor *t = &w->list.hf[i];
     for (int64_t row = 0; row < t->rows && status == 0; row++)
       status = safetensors_read_f32(w->sources[i], row * t->cols, t->cols,
                                     packed + packed_row(w->model, t, row) * t->cols, err);
   }
-  if (status == 0 && tensor_is_moment(&w->list, first))
-    be->write_moments(be, values, packed, p->rows * p->cols);
+  if (status == 0 && part == MASTER)
+    be->write_master(be, p->master, packed, p->rows * p->cols);
   else if (status == 0)
-    be->write_master(be, values, packed, p->rows * p->cols);
+    be->write_moments(be, part == EXP_AVG ? p->m : p->v, packed, p->rows * p->cols);
   free(packed);
   return status;
 }

@@ -14,27 +14,48 @@
 
 #define SHARD_BYTES UINT64_C(5000000000) // as transformers does
 
+// ---- Where the values come from
+
+static int read_backend(const StateSource *source, float *packed, int param, StatePart part,
+                        Error *err) {
+  Backend *be = source->llama->be;
+  const ParamTensor *p = &source->llama->tensors[param];
+  (void)err;
+  if (part == MASTER)
+    be->read_master(be, packed, p->master, p->rows * p->cols);
+  else
+    be->read_moments(be, packed, part == EXP_AVG ? p->m : p->v, p->rows * p->cols);
+  return 0;
+}
+
+static int read_backend_scalings(const StateSource *source, ScalingState *states, Error *err) {
+  Backend *be = source->llama->be;
+  (void)err;
+  be->scalings_read(be, states);
+  return 0;
+}
+
+StateSource state_source(const Llama *llama) {
+  return (StateSource){.llama = llama, .read = read_backend, .scalings = read_backend_scalings};
+}
+
 // ---- The files of one checkpoint
 
 // Writes the tensors [first, last) of the list, rows in Hugging Face's order.
-static int append_values(SafeWriter *w, const Llama *llama, const TensorList *list, int first,
-                         int last, Error *err) {
-  Backend *be = llama->be;
+static int append_values(SafeWriter *w, const StateSource *source, const TensorList *list,
+                         int first, int last, Error *err) {
+  const Llama *llama = source->llama;
   float *packed = NULL;
-  const void *in_packed = NULL; // gate and up, that stand side by side, are read once
   int status = 0;
   for (int i = first; i < last && status == 0; i++) {
     const HfTensor *t = &list->hf[i];
     const ParamTensor *p = &llama->tensors[t->param];
-    const void *values = tensor_values(list, llama, i);
-    if (values != in_packed) {
+    // gate and up, that stand side by side, are read once
+    if (i == first || list->hf[i - 1].param != t->param ||
+        tensor_part(list, i - 1) != tensor_part(list, i)) {
       free(packed);
       packed = xmalloc((size_t)(p->rows * p->cols) * sizeof *packed);
-      if (tensor_is_moment(list, i))
-        be->read_moments(be, packed, values, p->rows * p->cols);
-      else
-        be->read_master(be, packed, values, p->rows * p->cols);
-      in_packed = values;
+      status = source->read(source, packed, t->param, tensor_part(list, i), err);
     }
     for (int64_t row = 0; row < t->rows && status == 0; row++)
       status = safetensors_append_f32(w, list->tensors[i].dtype,
@@ -45,23 +66,24 @@ static int append_values(SafeWriter *w, const Llama *llama, const TensorList *li
   return status;
 }
 
-static int append_scalings(SafeWriter *w, const Llama *llama, Error *err) {
-  const int count = scaling_count(&llama->config);
+static int append_scalings(SafeWriter *w, const StateSource *source, Error *err) {
+  const int count = scaling_count(&source->llama->config);
   ScalingState *states = xcalloc((size_t)count, sizeof *states);
-  llama->be->scalings_read(llama->be, states);
-  const int status = safetensors_append_f32(
-      w, SAFE_F32, &states->scale, (int64_t)((size_t)count * sizeof *states / sizeof(float)), err);
+  int status = source->scalings(source, states, err);
+  if (status == 0)
+    status = safetensors_append_f32(w, SAFE_F32, &states->scale,
+                                    (int64_t)((size_t)count * sizeof *states / sizeof(float)), err);
   free(states);
   return status;
 }
 
-static int write_tensors(const char *path, const Llama *llama, const TensorList *list, int first,
-                         int last, Error *err) {
+static int write_tensors(const char *path, const StateSource *source, const TensorList *list,
+                         int first, int last, Error *err) {
   SafeWriter w;
   int status =
       safetensors_create(&w, path, last - first + list->scalings, list->tensors + first, err);
-  if (status == 0) status = append_values(&w, llama, list, first, last, err);
-  if (status == 0 && list->scalings) status = append_scalings(&w, llama, err);
+  if (status == 0) status = append_values(&w, source, list, first, last, err);
+  if (status == 0 && list->scalings) status = append_scalings(&w, source, err);
   return status == 0 ? safetensors_finish(&w, err) : status;
 }
 
@@ -73,16 +95,17 @@ static int write_text(const char *folder, const char *file, char *text, Error *e
 }
 
 // model.safetensors, or its shards and their index.
-static int write_weights(const char *folder, const Llama *llama, SaveDtype dtype,
+static int write_weights(const char *folder, const StateSource *source, SaveDtype dtype,
                          uint64_t shard_bytes, Error *err) {
   TensorList list;
-  tensor_list_make(&list, &llama->config, WEIGHTS, dtype == SAVE_BF16 ? SAFE_BF16 : SAFE_F32);
+  tensor_list_make(&list, &source->llama->config, WEIGHTS,
+                   dtype == SAVE_BF16 ? SAFE_BF16 : SAFE_F32);
   int *first = xcalloc((size_t)list.count + 1, sizeof *first);
   const int shards = shards_plan(&list, shard_bytes, first);
   int status = 0;
   for (int i = 0; i < shards && status == 0; i++) {
     const PathText path = path_text("%s/%s", folder, shard_name(i, shards).text);
-    status = write_tensors(path.text, llama, &list, first[i], first[i + 1], err);
+    status = write_tensors(path.text, source, &list, first[i], first[i + 1], err);
   }
   if (status == 0 && shards > 1)
     status = write_text(folder, WEIGHTS_INDEX_FILE, shards_json(&list, first, shards), err);
@@ -92,19 +115,21 @@ static int write_weights(const char *folder, const Llama *llama, SaveDtype dtype
 }
 
 // The moments, the weights themselves where the others are rounded, and the FP8 scalings.
-static int write_optimizer(const char *folder, const Llama *llama, SaveDtype dtype, Error *err) {
+static int write_optimizer(const char *folder, const StateSource *source, SaveDtype dtype,
+                           Error *err) {
+  const Llama *llama = source->llama;
   TensorList list;
   tensor_list_make(&list, &llama->config, dtype == SAVE_FP32 ? MOMENTS : MOMENTS_AND_MASTERS,
                    SAFE_F32);
   list.scalings = fp8_used(&llama->shape) && llama->scaled;
   if (list.scalings) list.tensors[list.count] = scalings_tensor(&llama->config, &llama->shape);
   const PathText path = path_text("%s/%s", folder, OPTIMIZER_FILE);
-  const int status = write_tensors(path.text, llama, &list, 0, list.count, err);
+  const int status = write_tensors(path.text, source, &list, 0, list.count, err);
   tensor_list_free(&list);
   return status;
 }
 
-static int write_folder(const char *folder, const Llama *llama, const Config *config,
+static int write_folder(const char *folder, const StateSource *source, const Config *config,
                         const Export *export, const TrainState *state, Error *err) {
   const SaveDtype dtype = config->output.save_dtype;
   const uint64_t most = export && export->shard_bytes ? export->shard_bytes : SHARD_BYTES;
@@ -112,9 +137,9 @@ static int write_folder(const char *folder, const Llama *llama, const Config *co
   *stored = *config;
   stored->train.resume[0] = '\0';
   const bool failed =
-      directory_create(folder, err) || write_weights(folder, llama, dtype, most, err) ||
-      write_optimizer(folder, llama, dtype, err) ||
-      export_write(export, folder, &llama->config, dtype, err) ||
+      directory_create(folder, err) || write_weights(folder, source, dtype, most, err) ||
+      write_optimizer(folder, source, dtype, err) ||
+      export_write(export, folder, &source->llama->config, dtype, err) ||
       write_text(folder, RUN_CONFIG_FILE, config_json(stored), err) ||
       write_text(folder, STATE_FILE, state_json(state), err) || directory_sync(folder, err);
   free(stored);
@@ -171,21 +196,21 @@ static void prune(const char *run_dir, int64_t step, int64_t keep) {
   remove_leftovers(run_dir, ".tmp");
 }
 
-int checkpoint_save(const char *run_dir, const Llama *llama, const Config *config,
-                    const Export *export, const TrainState *state, int64_t keep, Error *err) {
-  assert(llama->shape.train && keep >= 1 && state->step >= 0);
+int checkpoint_save(const char *run_dir, const StateSource *source, const Config *config,
+                    const Export *export, const TrainState *state, Error *err) {
+  assert(source->llama->shape.train && state->step >= 0);
   Error ignored;
   char previous[PATH_CHARS];
   if (checkpoint_find("auto", run_dir, previous, &ignored) != 0) previous[0] = '\0';
   const PathText temporary = step_path(run_dir, state->step, ".tmp");
   remove_leftovers(run_dir, ".tmp"); // before writing: they may be what fills the disk
   bool failed = directory_create(run_dir, err) ||
-                write_folder(temporary.text, llama, config, export, state, err) ||
+                write_folder(temporary.text, source, config, export, state, err) ||
                 put_in_place(run_dir, state->step, err);
   if (failed) directory_remove(temporary.text, &ignored);
   failed = failed || directory_sync(run_dir, err) || point_latest(run_dir, state->step, err);
   if (!failed) {
-    prune(run_dir, state->step, keep);
+    prune(run_dir, state->step, config->train.keep_checkpoints);
     return 0;
   }
   const Error why = *err;

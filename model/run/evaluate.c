@@ -119,8 +119,8 @@ int run_save(Run *run, Error *err) {
   const Config *c = &run->config;
   if (run->saved_step == run->state.step || c->train.save_interval < 0) return 0;
   range_push("save");
-  const int status = checkpoint_save(c->output.dir, &run->llama, c, &run->export, &run->state,
-                                     c->train.keep_checkpoints, err);
+  const StateSource source = state_source(&run->llama);
+  const int status = checkpoint_save(c->output.dir, &source, c, &run->export, &run->state, err);
   range_pop();
   if (status != 0) return -1;
   run->saved_step = run->state.step;

@@ -94,6 +94,13 @@ TrainState tiny_state(int64_t step, uint64_t version) {
                       .best_val_step = step};
 }
 
+int tiny_run_save(TinyRun *run, const char *dir, const Export *export, const TrainState *state,
+                  int64_t keep, Error *err) {
+  const StateSource source = state_source(&run->llama);
+  run->config.train.keep_checkpoints = keep;
+  return checkpoint_save(dir, &source, &run->config, export, state, err);
+}
+
 char *temporary_folder(void) {
   const char *parent = getenv("TMPDIR");
   char *path = xasprintf("%s/coda-test.XXXXXX", parent ? parent : "/tmp");
@@ -131,7 +138,7 @@ void tiny_test_save(TinyTest *t, int64_t step, uint64_t version, int64_t keep) {
   Error err = {""};
   tiny_run_fill(&t->run, version);
   const TrainState state = tiny_state(step, version);
-  must(checkpoint_save(t->dir, &t->run.llama, &t->run.config, NULL, &state, keep, &err), &err);
+  must(tiny_run_save(&t->run, t->dir, NULL, &state, keep, &err), &err);
 }
 
 bool tiny_test_has(const TinyTest *t, const char *name) {

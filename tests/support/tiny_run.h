@@ -22,6 +22,10 @@ int tiny_run_differs(const TinyRun *run, uint64_t version);
 // The state that goes with it.
 TrainState tiny_state(int64_t step, uint64_t version);
 
+// Saves what the run holds, of which the newest `keep` checkpoints stay.
+int tiny_run_save(TinyRun *run, const char *dir, const Export *export, const TrainState *state,
+                  int64_t keep, Error *err);
+
 // A fresh folder under $TMPDIR or /tmp, in fresh memory.
 char *temporary_folder(void);
 

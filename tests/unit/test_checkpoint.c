@@ -64,7 +64,7 @@ static void weights_stand_in_hugging_faces_order(void **state) {
   const ModelConfig *c = &t.run.config.model;
   llama_init_weights(&t.run.llama, 5);
   const TrainState start = tiny_state(3, 1);
-  must(checkpoint_save(t.dir, &t.run.llama, &t.run.config, NULL, &start, 1, &err), &err);
+  must(tiny_run_save(&t.run, t.dir, NULL, &start, 1, &err), &err);
   SafeFile file;
   char *path = xasprintf("%s/latest/model.safetensors", t.dir);
   must(safetensors_open(&file, path, &err), &err);
@@ -208,8 +208,7 @@ static void a_run_folder_that_cannot_be_made_is_an_error(void **state) {
   tiny_test_write(&t, "file", "");
   char *path = xasprintf("%s/file/run", t.dir);
   const TrainState start = tiny_state(1, 1);
-  expect_error(checkpoint_save(path, &t.run.llama, &t.run.config, NULL, &start, 1, &err), &err,
-               "no earlier checkpoint");
+  expect_error(tiny_run_save(&t.run, path, NULL, &start, 1, &err), &err, "no earlier checkpoint");
   free(path);
   tiny_test_close(&t);
 }
@@ -235,7 +234,7 @@ static void every_state_is_read_back(void **state) {
   for (size_t i = 0; i < sizeof states / sizeof *states; i++) {
     TrainState back;
     char path[PATH_CHARS];
-    must(checkpoint_save(t.dir, &t.run.llama, &t.run.config, NULL, &states[i], 9, &err), &err);
+    must(tiny_run_save(&t.run, t.dir, NULL, &states[i], 9, &err), &err);
     must(checkpoint_find("auto", t.dir, path, &err), &err);
     must(checkpoint_read_state(path, &back, &err), &err);
     if (isnan(states[i].best_val_loss)) {

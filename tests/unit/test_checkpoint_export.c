@@ -22,7 +22,7 @@ static void save(TinyTest *t, int64_t step, uint64_t version, const Export *expo
   Error err = {""};
   tiny_run_fill(&t->run, version);
   const TrainState state = tiny_state(step, version);
-  must(checkpoint_save(t->dir, &t->run.llama, &t->run.config, export, &state, 9, &err), &err);
+  must(tiny_run_save(&t->run, t->dir, export, &state, 9, &err), &err);
 }
 
 static PathText in(const TinyTest *t, const char *name) {
@@ -302,7 +302,7 @@ static void a_state_may_say_which_tokenizer(void **state) {
   TinyTest t = tiny_test_open(untied);
   TrainState saved = tiny_state(3, 1), back;
   saved.tokenizer = UINT64_MAX - 4;
-  must(checkpoint_save(t.dir, &t.run.llama, &t.run.config, NULL, &saved, 9, &err), &err);
+  must(tiny_run_save(&t.run, t.dir, NULL, &saved, 9, &err), &err);
   must(checkpoint_read_state(in(&t, "latest").text, &back, &err), &err);
   assert_memory_equal(&back, &saved, sizeof back);
   static const char counts[] =

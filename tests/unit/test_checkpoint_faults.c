@@ -56,8 +56,7 @@ static void open_extras(Test *t) {
 static int save(Test *t, int64_t step, uint64_t version, Error *err) {
   tiny_run_fill(&t->run, version);
   const TrainState state = tiny_state(step, version);
-  return checkpoint_save(t->dir, &t->run.llama, &t->run.config, &t->export, &state,
-                         t->scenario.keep, err);
+  return tiny_run_save(&t->run, t->dir, &t->export, &state, t->scenario.keep, err);
 }
 
 // Loads what "auto" finds; fails unless all of it is of one version. Returns that, 0 for nothing.

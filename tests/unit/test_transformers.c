@@ -134,7 +134,8 @@ static void write_checkpoint(void **state) {
   const TrainState done = {.step = FIXTURE_STEPS, .updates = FIXTURE_STEPS, .best_val_loss = NAN};
   must(directory_create(run_dir, &err), &err);
   const Export export = {.shard_bytes = 20000}; // transformers must find all shards
-  must(checkpoint_save(run_dir, &rig.llama, &config, &export, &done, 1, &err), &err);
+  const StateSource source = state_source(&rig.llama);
+  must(checkpoint_save(run_dir, &source, &config, &export, &done, &err), &err);
   double loss;
   float *logits = rig_logits(&rig, &loss);
   write_logits(&rig, logits_path, logits);
