@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/file.h"
 #include "base/memory.h"
 #include "model/run/run.h"
 #include "model/run/tokenizer.h"
@@ -133,10 +134,12 @@ static int open_trace(Run *run, Error *err) {
   return 0;
 }
 
-// All that can be refused before memory is taken. from: as find_start gives it.
+// All that can be refused before memory is taken. from: as find_start gives it. A folder that is
+// there is locked before its checkpoints are looked at.
 static int open_inputs(Run *run, char *from, Error *err) {
   const Config *c = &run->config;
-  if (open_data(&run->train_data, c, "data.train", c->data.train, c->data.shuffle, err) != 0 ||
+  if ((path_is_directory(c->output.dir) && run_lock(&run->lock, c->output.dir, err) != 0) ||
+      open_data(&run->train_data, c, "data.train", c->data.train, c->data.shuffle, err) != 0 ||
       (c->data.val[0] && open_data(&run->val_data, c, "data.val", c->data.val, false, err) != 0) ||
       find_start(run, from, err) != 0 ||
       run_tokenizer(&run->tokenizer, c, run->train_data, run->val_data, from, err) != 0 ||
@@ -170,10 +173,22 @@ static int open_parts(Run *run, Error *err) {
   return run->generator ? 0 : -1;
 }
 
+// Takes the lock of a folder that was not there when its checkpoints were looked for.
+static int create_folder(Run *run, Error *err) {
+  const char *dir = run->config.output.dir;
+  char existing[PATH_CHARS];
+  if (directory_create(dir, err) != 0 || run_lock(&run->lock, dir, err) != 0 ||
+      checkpoint_find("auto", dir, existing, err) != 0)
+    return -1;
+  if (existing[0] == '\0') return 0;
+  return error_set(err, "another process has trained in output.dir '%s' since this one started",
+                   dir);
+}
+
 // The run's folder comes last, so that a mistake found above leaves nothing behind.
 static int open_output(Run *run, Error *err) {
   const Config *c = &run->config;
-  if (directory_create(c->output.dir, err) != 0) return -1;
+  if (!run->lock.path && create_folder(run, err) != 0) return -1;
   if (log_open(&run->log, c->output.dir, c->train.steps, err) != 0) return -1;
   char *json = config_json(c);
   const PathText path = path_text("%s/run.json", c->output.dir);
@@ -205,5 +220,6 @@ void run_close(Run *run) {
   free(run->tokens);
   llama_destroy(&run->llama);
   if (run->be) run->be->destroy(run->be);
+  run_unlock(&run->lock);
   *run = (Run){0};
 }

@@ -3,6 +3,7 @@
 #include <signal.h>
 #include "data/loader.h"
 #include "model/checkpoint/checkpoint.h"
+#include "model/checkpoint/lock.h"
 #include "model/generate.h"
 #include "model/run/backend.h"
 #include "model/run/log.h"
@@ -16,6 +17,7 @@ typedef struct PendingStep {
 
 typedef struct Run {
   Config config;
+  RunLock lock; // on output.dir
   Backend *be;
   Llama llama;
   Loader *train_data;
