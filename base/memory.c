@@ -2,6 +2,7 @@
 #include "base/memory.h"
 
 #include <stdarg.h>
+#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -48,4 +49,42 @@ SizeText size_text(size_t bytes) {
   SizeText s;
   snprintf(s.text, sizeof s.text, "%.*f %s", u > 0 ? 2 : 0, value, unit[u]);
   return s;
+}
+
+// The number behind the first line of FOLDER/FILE that begins with `key`; `none` where there is no
+// file, no line or no number.
+static size_t read_number(const char *folder, const char *file, const char *key, size_t none) {
+  char *path = xasprintf("%s/%s", folder, file), line[256];
+  size_t value = none;
+  FILE *in = fopen(path, "r");
+  while (in && value == none && fgets(line, sizeof line, in))
+    if (strncmp(line, key, strlen(key)) == 0 && sscanf(line + strlen(key), "%zu", &value) != 1)
+      break;
+  if (in) fclose(in);
+  free(path);
+  return value;
+}
+
+// /proc/self/cgroup has the line "0::PATH" (version 2).
+static size_t left_in_group(void) {
+  char line[1024] = "";
+  FILE *in = fopen("/proc/self/cgroup", "r");
+  while (in && fgets(line, sizeof line, in) && strncmp(line, "0::", 3) != 0) line[0] = '\0';
+  if (in) fclose(in);
+  if (line[0] == '\0') return SIZE_MAX;
+  line[strcspn(line, "\n")] = '\0';
+  char *folder = xasprintf("/sys/fs/cgroup%s", line + 3);
+  const size_t most = read_number(folder, "memory.max", "", SIZE_MAX),
+               used = read_number(folder, "memory.current", "", 0),
+               cache = read_number(folder, "memory.stat", "inactive_file ", 0) +
+                       read_number(folder, "memory.stat", "active_file ", 0);
+  free(folder);
+  const size_t kept = used > cache ? used - cache : 0;
+  return most > kept ? (most == SIZE_MAX ? most : most - kept) : 0;
+}
+
+size_t memory_available(void) {
+  const size_t kib = read_number("/proc", "meminfo", "MemAvailable:", SIZE_MAX / 1024),
+               of_group = left_in_group();
+  return kib * 1024 < of_group ? kib * 1024 : of_group;
 }

@@ -15,3 +15,7 @@ typedef struct SizeText {
   char text[32];
 } SizeText;
 SizeText size_text(size_t bytes);
+
+// Bytes that the system can still give, without swapping: what is free, and what the disk's cache
+// would give back, within the limit of this process' control group. SIZE_MAX where it does not say.
+size_t memory_available(void);

@@ -185,6 +185,13 @@ typedef struct StepResult {
 
 enum { MAX_RESULTS = 4 };
 
+// A piece of the backend's memory, and where on the host its copy goes.
+typedef struct SnapshotPiece {
+  void *to_host;
+  const void *from;
+  size_t bytes;
+} SnapshotPiece;
+
 // Parts of a step that are the same at every step.
 typedef enum ReplaySlot {
   REPLAY_FORWARD,
@@ -389,6 +396,15 @@ struct Backend {
   // [scaling_count] for a checkpoint. Reading waits for the GPU.
   void (*scalings_read)(Backend *be, ScalingState *to_host);
   void (*scalings_write)(Backend *be, const ScalingState *from_host);
+
+  // ---- Copies of the state on the host, made beside the operations that follow.
+  // Comes once, before the first step, and takes the memory and the threads that this needs.
+  int (*snapshot_open)(Backend *be, Error *err);
+  // Starts to copy list[count], once all is done that was asked for earlier. The list and what is
+  // copied stay as they are until snapshot_wait has returned: an update waits for it.
+  void (*snapshot_begin)(Backend *be, const SnapshotPiece *list, int count);
+  // Waits until all is copied. Returns the ms in which the backend had nothing else to do.
+  double (*snapshot_wait)(Backend *be);
 
   // A part of a step, which is the same at every call with this slot: the same operations (from
   // embed to adamw, and step_begin), pointers, shapes and flags.

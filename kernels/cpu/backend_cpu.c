@@ -72,6 +72,27 @@ static void cpu_read_grad(Backend *be, float *to, const grad_t *from, int64_t co
 
 static void cpu_profile(Backend *be, bool open) {}
 
+// There is no engine that copies beside a step, so it is done at once.
+static int cpu_snapshot_open(Backend *be, Error *err) {
+  return 0;
+}
+
+static void cpu_snapshot_begin(Backend *be, const SnapshotPiece *list, int count) {
+  enum { BLOCK = 4 << 20 };
+  for (int i = 0; i < count; i++) {
+#pragma omp parallel for schedule(static)
+    for (size_t at = 0; at < list[i].bytes; at += BLOCK) {
+      const size_t left = list[i].bytes - at;
+      memcpy((char *)list[i].to_host + at, (const char *)list[i].from + at,
+             left < BLOCK ? left : BLOCK);
+    }
+  }
+}
+
+static double cpu_snapshot_wait(Backend *be) {
+  return 0;
+}
+
 // There is nothing to record: every part of a step is issued.
 static bool cpu_replay_begin(Backend *be, ReplaySlot slot) {
   return true;
@@ -125,6 +146,9 @@ static const Backend cpu_functions = {
     .scalings_discard = cpu_scalings_discard,
     .scalings_read = cpu_scalings_read,
     .scalings_write = cpu_scalings_write,
+    .snapshot_open = cpu_snapshot_open,
+    .snapshot_begin = cpu_snapshot_begin,
+    .snapshot_wait = cpu_snapshot_wait,
     .replay_begin = cpu_replay_begin,
     .replay_end = cpu_replay_end,
     .profile = cpu_profile,

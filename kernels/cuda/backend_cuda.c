@@ -97,6 +97,7 @@ static void set_operations(Cuda *c) {
   be->destroy = cuda_destroy;
   cuda_set_memory(c);
   cuda_set_update(c);
+  cuda_set_snapshot(c);
   be->embed = cuda_embed;
   be->cast = cuda_cast;
   be->attention = cuda_attention;
@@ -147,6 +148,7 @@ int cuda_open(Cuda *c, const OpsConfig *config, const GpuOptions *options, Error
 void cuda_destroy(Backend *be) {
   Cuda *c = cuda_of(be);
   if (c->gpu.stream) CUDA_CHECK(cudaStreamSynchronize(c->gpu.stream));
+  cuda_snapshot_close(c);
   trace_close(c->trace);
   cuda_attention_close(c);
   cuda_table_free(c);

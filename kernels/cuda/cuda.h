@@ -28,6 +28,8 @@ typedef struct PlannedAttention {
   void *workspace; // its own: a recorded step goes on using it when another shape comes
 } PlannedAttention;
 
+typedef struct Snapshot Snapshot; // snapshot.c
+
 typedef struct Cuda {
   Backend base;       // first: a Backend * of a GPU backend is a Cuda *
   OpsConfig config;   // scalings: a copy; calls: NULL once the backend is open
@@ -63,7 +65,8 @@ typedef struct Cuda {
   CudnnHandle cudnn_handle;
   PlannedAttention attention[MAX_ATTENTION_SHAPES];
   int attention_count;
-  Trace *trace; // NULL: nothing is traced
+  Trace *trace;       // NULL: nothing is traced
+  Snapshot *snapshot; // NULL: the state is never copied beside a step
 } Cuda;
 
 static inline Cuda *cuda_of(Backend *be) {
@@ -97,6 +100,10 @@ void cuda_set_memory(Cuda *c);
 // Pinned memory and its events.
 int cuda_memory_open(Cuda *c, Error *err);
 void cuda_memory_close(Cuda *c);
+
+// ---- snapshot.c: the functions of kernels/ops.h
+void cuda_set_snapshot(Cuda *c);
+void cuda_snapshot_close(Cuda *c); // waits for what is under way
 
 // ---- attention_cuda.c
 int cuda_attention_open(Cuda *c, Error *err);

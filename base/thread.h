@@ -1,0 +1,8 @@
+// Threads beside the main one.
+#pragma once
+#include <pthread.h>
+#include "base/error.h"
+
+// Starts one that gets no signals: those are the main thread's. name: for tools, at most 15 bytes.
+int thread_start(pthread_t *thread, const char *name, void *(*work)(void *), void *context,
+                 Error *err);

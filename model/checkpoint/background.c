@@ -1,0 +1,215 @@
+#define _GNU_SOURCE // MAP_ANONYMOUS, madvise
+#include "model/checkpoint/background.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#include "base/arena.h"
+#include "base/clock.h"
+#include "base/memory.h"
+#include "base/thread.h"
+#include "model/scalings.h"
+
+enum { PARTS = EXP_AVG_SQ + 1 };
+
+// COPYING: the backend copies. WRITING: the thread writes. ENDED: the result was not taken yet. The
+// thread alone goes from WRITING to ENDED; all other changes are the main thread's.
+typedef enum Phase { IDLE, COPYING, WRITING, ENDED, CLOSING } Phase;
+
+struct BackgroundSave {
+  StateSource source; // first: a StateSource * of a background save is a BackgroundSave *
+  const Llama *llama; // the run's
+  Llama state;        // its shapes and flags as they were
+  char *memory;       // of the copy
+  size_t bytes;
+  SnapshotPiece *pieces; // [param_count, PARTS]
+  ScalingState *scalings;
+  Config config;
+  const Export *export;
+  TrainState train;
+  double began_ms;
+  SaveResult result;
+  pthread_t thread;
+  pthread_mutex_t lock; // for the phase; while it is WRITING, what is above is the thread's
+  pthread_cond_t changed;
+  Phase phase;
+};
+
+// ---- The copy
+
+// Where each piece goes. Counts where there is no block, and no pieces; returns the bytes.
+static size_t place(SnapshotPiece *pieces, const ParamTensor *tensors, int count, const Backend *be,
+                    char *block) {
+  Arena arena = {.block = block};
+  for (int i = 0; i < PARTS * count; i++) {
+    const ParamTensor *p = &tensors[i / PARTS];
+    const StatePart part = (StatePart)(i % PARTS);
+    const size_t bytes =
+        (size_t)(p->rows * p->cols) * (part == MASTER ? be->master_bytes : be->moment_bytes);
+    void *to = arena_take(&arena, bytes);
+    const void *from = part == MASTER    ? (const void *)p->master
+                       : part == EXP_AVG ? (const void *)p->m
+                                         : (const void *)p->v;
+    if (pieces) pieces[i] = (SnapshotPiece){to, from, bytes};
+  }
+  return arena.used;
+}
+
+size_t background_bytes(const ModelConfig *model, const Backend *be) {
+  const int count = params_count(model);
+  ParamTensor *tensors = xcalloc((size_t)count, sizeof *tensors);
+  params_table(model, tensors);
+  const size_t bytes = place(NULL, tensors, count, be, NULL);
+  free(tensors);
+  return bytes;
+}
+
+// bf16 on a GPU, double in tests' builds, else float.
+static int read_copy(const StateSource *source, float *packed, int param, StatePart part,
+                     Error *err) {
+  const SnapshotPiece *piece = &((const BackgroundSave *)source)->pieces[PARTS * param + (int)part];
+  const ParamTensor *p = &source->llama->tensors[param];
+  const size_t count = (size_t)(p->rows * p->cols), each = piece->bytes / count;
+  (void)err;
+  if (each == sizeof *packed) memcpy(packed, piece->to_host, piece->bytes);
+  for (size_t i = 0; each == sizeof(double) && i < count; i++)
+    packed[i] = (float)((const double *)piece->to_host)[i];
+  for (size_t i = 0; each == sizeof(uint16_t) && i < count; i++) {
+    const uint32_t widened = (uint32_t)((const uint16_t *)piece->to_host)[i] << 16;
+    memcpy(&packed[i], &widened, sizeof widened);
+  }
+  return 0;
+}
+
+static int read_scalings(const StateSource *source, ScalingState *states, Error *err) {
+  (void)err;
+  memcpy(states, ((const BackgroundSave *)source)->scalings,
+         (size_t)scaling_count(&source->llama->config) * sizeof *states);
+  return 0;
+}
+
+// ---- The thread
+
+static Phase phase_of(BackgroundSave *b) {
+  pthread_mutex_lock(&b->lock);
+  const Phase phase = b->phase;
+  pthread_mutex_unlock(&b->lock);
+  return phase;
+}
+
+static void set_phase(BackgroundSave *b, Phase phase) {
+  pthread_mutex_lock(&b->lock);
+  b->phase = phase;
+  pthread_cond_signal(&b->changed); // at most one of the two threads waits
+  pthread_mutex_unlock(&b->lock);
+}
+
+// Waits for something to write. False when there will be nothing more.
+static bool asked_to_write(BackgroundSave *b) {
+  pthread_mutex_lock(&b->lock);
+  while (b->phase != WRITING && b->phase != CLOSING) pthread_cond_wait(&b->changed, &b->lock);
+  const bool write = b->phase == WRITING;
+  pthread_mutex_unlock(&b->lock);
+  return write;
+}
+
+static void *write_saves(void *save) {
+  BackgroundSave *b = save;
+  while (asked_to_write(b)) {
+    SaveResult *r = &b->result;
+    r->status = checkpoint_save(b->config.output.dir, &b->source, &b->config, b->export, &b->train,
+                                &r->error);
+    r->ms = now_ms() - b->began_ms;
+    set_phase(b, ENDED);
+  }
+  return NULL;
+}
+
+// ---- The main thread
+
+static int start(BackgroundSave *b, const Llama *llama, Error *err) {
+  Backend *be = llama->be;
+  b->bytes = place(NULL, llama->tensors, llama->param_count, be, NULL);
+  void *memory = mmap(NULL, b->bytes, PROT_READ | PROT_WRITE,
+                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (memory == MAP_FAILED)
+    return error_set(err, "the system refused %s: %s", size_text(b->bytes).text, strerror(errno));
+  b->memory = memory;
+  madvise(memory, b->bytes, MADV_HUGEPAGE); // where there are none, the first save is slower
+  b->pieces = xcalloc((size_t)(PARTS * llama->param_count), sizeof *b->pieces);
+  place(b->pieces, llama->tensors, llama->param_count, be, b->memory);
+  if (fp8_used(&llama->shape))
+    b->scalings = xcalloc((size_t)scaling_count(&llama->config), sizeof *b->scalings);
+  if (be->snapshot_open(be, err) != 0) return -1;
+  return thread_start(&b->thread, "save", write_saves, b, err);
+}
+
+static void release(BackgroundSave *b) {
+  if (b->memory) munmap(b->memory, b->bytes);
+  free(b->pieces);
+  free(b->scalings);
+  pthread_cond_destroy(&b->changed);
+  pthread_mutex_destroy(&b->lock);
+  free(b);
+}
+
+BackgroundSave *background_open(const Llama *llama, Error *err) {
+  BackgroundSave *b = xcalloc(1, sizeof *b);
+  b->llama = llama;
+  b->state = *llama;
+  b->source = (StateSource){&b->state, read_copy, read_scalings};
+  pthread_mutex_init(&b->lock, NULL); // cannot fail on Linux, nor can the next
+  pthread_cond_init(&b->changed, NULL);
+  if (start(b, llama, err) == 0) return b;
+  release(b);
+  return NULL;
+}
+
+void background_close(BackgroundSave *b) {
+  SaveResult ignored;
+  if (!b) return;
+  background_end(b, true, &ignored);
+  set_phase(b, CLOSING);
+  pthread_join(b->thread, NULL);
+  release(b);
+}
+
+void background_begin(BackgroundSave *b, const Config *config, const Export *export,
+                      const TrainState *state) {
+  Backend *be = b->llama->be;
+  assert(phase_of(b) == IDLE);
+  b->began_ms = now_ms();
+  b->state.scaled = b->llama->scaled;
+  b->config = *config;
+  b->export = export;
+  b->train = *state;
+  b->result = (SaveResult){.step = state->step};
+  if (b->scalings && b->state.scaled) be->scalings_read(be, b->scalings);
+  be->snapshot_begin(be, b->pieces, PARTS * b->llama->param_count);
+  b->result.waited_ms = now_ms() - b->began_ms;
+  set_phase(b, COPYING);
+}
+
+void background_copied(BackgroundSave *b) {
+  if (phase_of(b) != COPYING) return;
+  b->result.waited_ms += b->llama->be->snapshot_wait(b->llama->be);
+  set_phase(b, WRITING);
+}
+
+bool background_end(BackgroundSave *b, bool wait, SaveResult *result) {
+  const double from_ms = now_ms(), waited_ms = b->result.waited_ms;
+  if (wait) background_copied(b);
+  pthread_mutex_lock(&b->lock);
+  while (wait && b->phase == WRITING) pthread_cond_wait(&b->changed, &b->lock);
+  const bool ended = b->phase == ENDED;
+  if (ended) b->phase = IDLE;
+  pthread_mutex_unlock(&b->lock);
+  if (!ended) return false;
+  *result = b->result;
+  if (wait) result->waited_ms = waited_ms + now_ms() - from_ms;
+  return true;
+}
