@@ -94,11 +94,23 @@ static bool due(int64_t step, int64_t interval, int64_t steps) {
   return step == steps || (interval > 0 && step % interval == 0);
 }
 
-// Saves after `step` steps. A failed save ends a run only where it was the last.
-static int save(Run *run, bool last, Error *err) {
-  if (run_save(run, err) == 0) return 0;
-  if (last) return -1;
+static void say_training_goes_on(const Error *err) {
   fprintf(stderr, "train: %s; training goes on\n", err->text);
+}
+
+// Tells how the save under way has ended, if it has. wait: once it has.
+static void end_save(Run *run, bool wait) {
+  Error err;
+  if (run_save_end(run, wait, &err) != 0) say_training_goes_on(&err);
+}
+
+// Saves, one at a time. A failed save ends a run only where it was the last, which is waited for.
+static int save(Run *run, bool last, Error *err) {
+  end_save(run, true);
+  int status = run_save(run, err);
+  if (status == 0 && last) status = run_save_end(run, true, err);
+  if (status == 0 || last) return status;
+  say_training_goes_on(err);
   return 0;
 }
 
@@ -111,6 +123,7 @@ static int training_loop(Run *run, Error *err) {
     const bool validate = step == 0 || due(step, c->eval_interval, c->steps),
                sample = step > 0 && due(step, c->sample_interval, c->steps),
                checkpoint = step > 0 && due(step, c->save_interval, c->steps);
+    end_save(run, false);
     if (validate || sample || checkpoint || stop_requested) {
       if (run_settle(run, err) != 0) return -1;
       if (validate && !stop_requested) run_validate(run);
@@ -128,6 +141,7 @@ static int training_loop(Run *run, Error *err) {
       llama_forward(llama);
       llama_backward(llama, 1 / (double)c->gradient_accumulation, i > 0);
     }
+    run_save_copied(run);
     llama_update(llama, &hyper);
     if (run_step_end(run, err) != 0) return -1;
   }
@@ -191,6 +205,7 @@ static int command_plan(const char *path, int override_count, char **overrides) 
   MemoryPlan plan;
   memory_plan(&plan, &config.model, &shape, be);
   memory_plan_print(&plan);
+  saves_plan(&config, be, plan.total_bytes);
   printf("  this %s has %s: the run %s\n", be->name, size_text(be->memory_bytes).text,
          plan.total_bytes <= be->memory_bytes ? "fits" : "does not fit");
   printf("%s parameters, %.3g model FLOPs a step\n",

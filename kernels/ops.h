@@ -27,6 +27,7 @@
 #include "kernels/activity.h"
 #include "kernels/fp8.h"
 #include "kernels/operations.h"
+#include "kernels/snapshot.h"
 
 typedef struct Backend Backend;
 typedef struct OperationCall OperationCall; // kernels/record.h
@@ -184,13 +185,6 @@ typedef struct StepResult {
 } StepResult;
 
 enum { MAX_RESULTS = 4 };
-
-// A piece of the backend's memory, and where on the host its copy goes.
-typedef struct SnapshotPiece {
-  void *to_host;
-  const void *from;
-  size_t bytes;
-} SnapshotPiece;
 
 // Parts of a step that are the same at every step.
 typedef enum ReplaySlot {
@@ -397,14 +391,10 @@ struct Backend {
   void (*scalings_read)(Backend *be, ScalingState *to_host);
   void (*scalings_write)(Backend *be, const ScalingState *from_host);
 
-  // ---- Copies of the state on the host, made beside the operations that follow.
-  // Comes once, before the first step, and takes the memory and the threads that this needs.
-  int (*snapshot_open)(Backend *be, Error *err);
-  // Starts to copy list[count], once all is done that was asked for earlier. The list and what is
-  // copied stay as they are until snapshot_wait has returned: an update waits for it.
-  void (*snapshot_begin)(Backend *be, const SnapshotPiece *list, int count);
-  // Waits until all is copied. Returns the ms in which the backend had nothing else to do.
-  double (*snapshot_wait)(Backend *be);
+  // ---- Copies of the state on the host, beside what follows
+  SnapshotOpen *snapshot_open;
+  SnapshotBegin *snapshot_begin;
+  SnapshotWait *snapshot_wait;
 
   // A part of a step, which is the same at every call with this slot: the same operations (from
   // embed to adamw, and step_begin), pointers, shapes and flags.

@@ -3,6 +3,7 @@
 
 #include <assert.h>
 #include <errno.h>
+#include <math.h>
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
@@ -210,6 +211,6 @@ bool background_end(BackgroundSave *b, bool wait, SaveResult *result) {
   pthread_mutex_unlock(&b->lock);
   if (!ended) return false;
   *result = b->result;
-  if (wait) result->waited_ms = waited_ms + now_ms() - from_ms;
+  if (wait) result->waited_ms = fmin(waited_ms + now_ms() - from_ms, result->ms);
   return true;
 }

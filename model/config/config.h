@@ -100,6 +100,7 @@ typedef enum SaveDtype { SAVE_FP32, SAVE_BF16 } SaveDtype;
 typedef struct OutputConfig {
   char dir[PATH_CHARS];  // the run's folder: log.jsonl, run.json, checkpoints
   SaveDtype save_dtype;  // of the weights in a checkpoint's model.safetensors
+  bool background_save;  // written while training goes on
   int64_t log_interval;  // steps between progress lines
   int64_t profile_start; // first step of the profilers' window, counted from the process' first
   int64_t profile_steps; // steps in it; 0 = no window

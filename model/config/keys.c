@@ -153,6 +153,9 @@ const Key config_keys[] = {
     CHOICE(
         output, save_dtype, dtypes, "\"fp32\"", 0,
         "of a checkpoint's model.safetensors; bf16: optimizer.safetensors holds the fp32 weights"),
+    BOOL(output, background_save, "true", 0,
+         "a checkpoint is written while training goes on, from a copy in the host's memory; false: "
+         "training waits"),
     INTEGER(output, log_interval, "1", 1, 99999999, 0, "steps between progress lines"),
     INTEGER(output, profile_start, "10", 1, 99999999, 0,
             "first step that a profiler records, counted from where the process starts or resumes; "

@@ -1,4 +1,4 @@
-// What a run does between steps: validate, sample, save.
+// What a run does between steps: validate and sample. save.c has the third.
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -113,18 +113,4 @@ void run_sample(Run *run) {
   forget_scalings(run);
   free(ids.ids);
   free(sample.text);
-}
-
-int run_save(Run *run, Error *err) {
-  const Config *c = &run->config;
-  if (run->saved_step == run->state.step || c->train.save_interval < 0) return 0;
-  range_push("save");
-  const StateSource source = state_source(&run->llama);
-  const int status = checkpoint_save(c->output.dir, &source, c, &run->export, &run->state, err);
-  range_pop();
-  if (status != 0) return -1;
-  run->saved_step = run->state.step;
-  const long long step = run->state.step;
-  log_save(&run->log, step, path_text("%s/step-%08lld", c->output.dir, step).text);
-  return 0;
 }

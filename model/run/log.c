@@ -160,10 +160,15 @@ void log_sample(RunLog *log, int64_t step, const char *text, size_t bytes) {
   put_record(log, "sample", step, "text", text, bytes);
 }
 
-void log_save(RunLog *log, int64_t step, const char *path) {
-  printf("step %lld | saved %s\n", (long long)step, path);
+void log_save(RunLog *log, int64_t step, const char *path, double ms, double waited_ms) {
+  printf("step %lld | saved %s in %s; training waited %.0f ms\n", (long long)step, path,
+         time_text(ms / 1000).text, waited_ms);
   fflush(stdout);
-  put_record(log, "save", step, "path", path, strlen(path));
+  JsonWriter *w = begin_record(log, "save", step);
+  json_bytes(w, "path", path, strlen(path));
+  put_number(w, "ms", ms);
+  put_number(w, "waited_ms", waited_ms);
+  end_record(log);
 }
 
 void log_breakdown(RunLog *log, int64_t step, const Breakdown *b) {

@@ -6,7 +6,7 @@
 //   val    step, loss, tokens
 //   val_bf16  the same, of the weights in bf16: at the end of a run in FP8
 //   sample step, text
-//   save   step, path
+//   save   step, path, ms (until it was in place), waited_ms (of them training stood still)
 //   stop   step, reason
 //   breakdown  step, and as in model/run/breakdown.h: step_ms, other_steps_ms, gpu_ms, gaps_ms,
 //          lost, groups (an object of {ms, count} by kernels/activity.h's names), kernels (a list
@@ -51,7 +51,7 @@ void log_train(RunLog *log, const StepLine *line, bool print); // print: the pro
 void log_val(RunLog *log, int64_t step, double loss, int64_t tokens, bool best);
 void log_val_bf16(RunLog *log, int64_t step, double loss, int64_t tokens);
 void log_sample(RunLog *log, int64_t step, const char *text, size_t bytes);
-void log_save(RunLog *log, int64_t step, const char *path);
+void log_save(RunLog *log, int64_t step, const char *path, double ms, double waited_ms);
 void log_breakdown(RunLog *log, int64_t step, const Breakdown *b); // printed, too
 void log_stop(RunLog *log, int64_t step, const char *reason);
 

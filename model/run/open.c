@@ -162,11 +162,13 @@ static int open_parts(Run *run, Error *err) {
   MemoryPlan plan;
   memory_plan(&plan, &c->model, &shape, run->be);
   memory_plan_print(&plan);
+  const bool background = saves_plan(c, run->be, plan.total_bytes);
   run->planned_bytes = plan.total_bytes;
   if (llama_create(&run->llama, &c->model, &shape, run->be, err) != 0) return -1;
   run->tokens = xmalloc(2 * M * sizeof *run->tokens);
   run->targets = run->tokens + M;
   if (load_weights(run, from, err) != 0) return -1;
+  if (background) saves_open(run);
   run->calibrates = fp8_used(&shape) && !run->llama.scaled;
   if (shape.context == 0) return 0;
   run->generator = generator_create(&run->llama, shape.context, err);
@@ -211,6 +213,7 @@ int run_open(Run *run, const Config *config, const volatile sig_atomic_t *stop, 
 
 void run_close(Run *run) {
   if (run->profiling) run->be->profile(run->be, false);
+  saves_close(run);
   log_close(&run->log);
   generator_destroy(run->generator);
   if (run->train_data) loader_close(run->train_data);

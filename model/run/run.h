@@ -2,6 +2,7 @@
 #pragma once
 #include <signal.h>
 #include "data/loader.h"
+#include "model/checkpoint/background.h"
 #include "model/checkpoint/checkpoint.h"
 #include "model/checkpoint/lock.h"
 #include "model/generate.h"
@@ -40,6 +41,7 @@ typedef struct Run {
   // Steps since the last traced one, without a process' first two: how many, and their time
   int64_t untraced;
   double untraced_ms;
+  BackgroundSave *saves;     // NULL: training waits for a save
   int64_t saved_step;        // step of the newest checkpoint, -1 = none yet
   int32_t *tokens, *targets; // [B, T] each, host
   // Not 0 once the user asked the run to stop. Validation and sampling look at it between batches
@@ -72,5 +74,20 @@ void run_validate(Run *run);
 // where the run is in bf16.
 void run_validate_in_bf16(Run *run);
 void run_sample(Run *run);
-// Nothing where the step is saved already or train.save_interval says never.
+
+// ---- Saving
+
+// Begins a save, or makes it where run->saves is NULL; the one before has ended. Nothing where the
+// step is saved already or train.save_interval says never.
 int run_save(Run *run, Error *err);
+// Comes before an update, which changes what a save copies beside the step.
+void run_save_copied(Run *run);
+// Tells how a save went that has ended: in the log, or by its error. wait: the one under way, too.
+int run_save_end(Run *run, bool wait, Error *err);
+
+// For run_open, run_close and --plan. Whether saves are to be made beside training, by the config
+// and the memory that the host has besides the run's; prints what it will take, or that it is not
+// there.
+bool saves_plan(const Config *config, const Backend *be, size_t planned_bytes);
+void saves_open(Run *run); // where that cannot be, too, training waits, and a line says so
+void saves_close(Run *run);

@@ -123,6 +123,7 @@ static int begin_trace(Run *run, bool *traced, Error *err) {
   *traced = run->tracing && (run->asked == warm_up || (run->asked > warm_up && due));
   if (!*traced) return 0;
   if (run_settle(run, err) != 0) return -1;
+  run_save_copied(run); // no part of the step
   Error why;
   if (run->be->trace_begin(run->be, &why) == 0) return 0;
   stop_tracing(run, step, &why);

@@ -48,6 +48,7 @@ void tiny_training_step(Run *run) {
   run_load_batch(run);
   llama_forward(&run->llama);
   llama_backward(&run->llama, 1, false);
+  run_save_copied(run);
   llama_update(&run->llama, &hyper);
   must(run_step_end(run, &err), &err);
 }

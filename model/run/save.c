@@ -1,0 +1,77 @@
+// A run's saves: beside training where the host has the memory, else while training waits.
+#include <stdio.h>
+
+#include "base/clock.h"
+#include "base/memory.h"
+#include "base/range.h"
+#include "model/run/run.h"
+
+bool saves_plan(const Config *config, const Backend *be, size_t planned_bytes) {
+  if (!config->output.background_save || config->train.save_interval < 0) return false;
+  const size_t bytes = background_bytes(&config->model, be), left = memory_available();
+  const size_t run_bytes = be->memory_taken ? 0 : planned_bytes; // a GPU's are elsewhere
+  const bool fits = run_bytes <= left && bytes <= left - run_bytes;
+  if (fits)
+    printf("  %-51s %12s\n", "besides, on the host: copy of the state, for saves",
+           size_text(bytes).text);
+  else
+    printf("saves      while training waits: beside it they take %s of the host, which has %s\n",
+           size_text(bytes).text, size_text(left).text);
+  return fits;
+}
+
+void saves_open(Run *run) {
+  Error err;
+  run->saves = background_open(&run->llama, &err);
+  if (!run->saves) printf("saves      while training waits: %s\n", err.text);
+}
+
+// Takes a save that has ended into the run.
+static int book(Run *run, const SaveResult *r, Error *err) {
+  *err = r->error;
+  if (r->status != 0) return -1;
+  run->saved_step = r->step;
+  const PathText path = path_text("%s/step-%08lld", run->config.output.dir, (long long)r->step);
+  log_save(&run->log, r->step, path.text, r->ms, r->waited_ms);
+  return 0;
+}
+
+static int save_at_once(Run *run, Error *err) {
+  const Config *c = &run->config;
+  const StateSource source = state_source(&run->llama);
+  const double from_ms = now_ms();
+  SaveResult r = {.step = run->state.step};
+  r.status = checkpoint_save(c->output.dir, &source, c, &run->export, &run->state, &r.error);
+  r.ms = r.waited_ms = now_ms() - from_ms;
+  return book(run, &r, err);
+}
+
+int run_save(Run *run, Error *err) {
+  const Config *c = &run->config;
+  int status = 0;
+  if (run->saved_step == run->state.step || c->train.save_interval < 0) return 0;
+  range_push("save");
+  if (run->saves)
+    background_begin(run->saves, c, &run->export, &run->state);
+  else
+    status = save_at_once(run, err);
+  range_pop();
+  return status;
+}
+
+void run_save_copied(Run *run) {
+  if (run->saves) background_copied(run->saves);
+}
+
+int run_save_end(Run *run, bool wait, Error *err) {
+  SaveResult result;
+  if (!run->saves || !background_end(run->saves, wait, &result)) return 0;
+  return book(run, &result, err);
+}
+
+void saves_close(Run *run) {
+  if (!run->saves) return;
+  Error err;
+  if (run_save_end(run, true, &err) != 0) fprintf(stderr, "%s\n", err.text);
+  background_close(run->saves);
+}
