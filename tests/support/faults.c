@@ -74,6 +74,7 @@ static void log_event(const char *what, const char *a, const char *b) {
 
 int __wrap_fsync(int fd) { // not done: these tests pull no plug, and it is slow
   char link[64], path[1024] = "";
+  if (injected.before_sync) injected.before_sync();
   snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
   if (readlink(link, path, sizeof path - 1) < 0) return -1;
   log_event("sync", path, "");

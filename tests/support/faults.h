@@ -17,5 +17,6 @@ extern struct Injected {
   bool no_exchange;  // renameat2 as on file systems without it
   bool always_short; // every write takes half of what it is given
   bool log;
-  char events[2048]; // where log: "sync NAME" and "rename FROM TO", a line each
+  void (*before_sync)(void); // called before each, by the thread that asks for it; NULL: nothing
+  char events[2048];         // where log: "sync NAME" and "rename FROM TO", a line each
 } injected;

@@ -1,0 +1,452 @@
+// Saves beside training: their files are those of saves that training waits for, whatever training
+// does meanwhile; one that fails, or is cut off, leaves the checkpoint before.
+#define _GNU_SOURCE
+#include <glob.h>
+#include <pthread.h>
+#include <semaphore.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "tests/support/cmocka_all.h"
+
+#include "base/clock.h"
+#include "base/file.h"
+#include "base/memory.h"
+#include "model/run/run.h"
+#include "model/scalings.h"
+#include "tests/support/data_test.h"
+#include "tests/support/faults.h"
+#include "tests/support/tiny_run.h"
+#include "tests/support/tiny_training.h"
+
+// ---- A thread that is held while it writes
+
+enum { HELD_MS = 60 };
+static struct Hold {
+  sem_t writes, may_go_on;
+  bool armed;
+} hold;
+
+// Of the next save the first sync waits until it is released.
+static void wait_to_go_on(void) {
+  if (!hold.armed) return;
+  hold.armed = false;
+  sem_post(&hold.writes);
+  while (sem_wait(&hold.may_go_on) != 0) continue;
+}
+
+static void hold_next_save(void) {
+  sem_init(&hold.writes, 0, 0);
+  sem_init(&hold.may_go_on, 0, 0);
+  hold.armed = true;
+  injected.before_sync = wait_to_go_on;
+}
+
+static void *release_later(void *unused) {
+  (void)unused;
+  usleep(HELD_MS * 1000);
+  sem_post(&hold.may_go_on);
+  return NULL;
+}
+
+// ---- Of a model alone
+
+static BackgroundSave *open_save(const TinyTest *t) {
+  Error err = {""};
+  BackgroundSave *save = background_open(&t->run.llama, &err);
+  if (!save) fail_msg("%s", err.text);
+  return save;
+}
+
+static void begin(BackgroundSave *save, TinyTest *t, int64_t step, uint64_t version) {
+  tiny_run_fill(&t->run, version);
+  const TrainState state = tiny_state(step, version);
+  snprintf(t->run.config.output.dir, sizeof t->run.config.output.dir, "%s", t->dir);
+  background_begin(save, &t->run.config, NULL, &state);
+}
+
+static SaveResult end(BackgroundSave *save) {
+  SaveResult result;
+  assert_true(background_end(save, true, &result));
+  return result;
+}
+
+static void must_end(BackgroundSave *save, int64_t step) {
+  const SaveResult r = end(save);
+  must(r.status, &r.error);
+  assert_int_equal(r.step, step);
+  assert_true(r.ms >= r.waited_ms && r.waited_ms >= 0);
+}
+
+static void expect_version(TinyTest *t, int64_t step, uint64_t version) {
+  Error err = {""};
+  char path[PATH_CHARS];
+  TrainState state;
+  must(checkpoint_find("auto", t->dir, path, &err), &err);
+  must(checkpoint_read_state(path, &state, &err), &err);
+  must(checkpoint_load(path, &t->loaded.llama, true, &err), &err);
+  assert_int_equal(state.step, step);
+  assert_int_equal(tiny_run_differs(&t->loaded, version), 0);
+}
+
+static void expect_equal_files(const char *a, const char *b, const char *name) {
+  Error err = {""};
+  char *in_a, *in_b;
+  size_t bytes_a, bytes_b;
+  must(file_read(path_text("%s/%s", a, name).text, 1 << 24, &in_a, &bytes_a, &err), &err);
+  must(file_read(path_text("%s/%s", b, name).text, 1 << 24, &in_b, &bytes_b, &err), &err);
+  if (bytes_a != bytes_b || memcmp(in_a, in_b, bytes_a) != 0)
+    fail_msg("%s differs in %s and %s", name, a, b);
+  free(in_a);
+  free(in_b);
+}
+
+// All files of the two folders, and that there are any.
+static void expect_equal_folders(const char *a, const char *b) {
+  glob_t in_a, in_b;
+  assert_int_equal(glob(path_text("%s/*", a).text, 0, NULL, &in_a), 0);
+  assert_int_equal(glob(path_text("%s/*", b).text, 0, NULL, &in_b), 0);
+  assert_int_equal(in_a.gl_pathc, in_b.gl_pathc);
+  assert_true(in_a.gl_pathc >= 5);
+  for (size_t i = 0; i < in_a.gl_pathc; i++)
+    expect_equal_files(a, b, strrchr(in_a.gl_pathv[i], '/') + 1);
+  globfree(&in_a);
+  globfree(&in_b);
+}
+
+// ---- The tests of a model alone
+
+static float scale_now; // of all FP8 copies
+
+static void read_scale_now(Backend *be, ScalingState *to_host) {
+  (void)be;
+  to_host[0].scale = scale_now;
+}
+
+// A save that is written while the model's values change has the files of one made at once.
+static void check_moment(SaveDtype dtype, bool fp8) {
+  Error err = {""};
+  SaveResult none;
+  TinyTest t = tiny_test_open("\"tie_word_embeddings\": false");
+  t.run.config.output.save_dtype = dtype;
+  t.run.config.train.keep_checkpoints = 1;
+  t.run.llama.shape.fp8.head = t.run.llama.scaled = fp8;
+  t.run.be->scalings_read = read_scale_now;
+  BackgroundSave *save = open_save(&t);
+  scale_now = 1;
+  hold_next_save();
+  begin(save, &t, 7, 1);
+  background_copied(save);
+  while (sem_wait(&hold.writes) != 0) continue;
+  tiny_run_fill(&t.run, 2);
+  scale_now = 2;
+  t.run.llama.scaled = false;
+  assert_false(background_end(save, false, &none));
+  sem_post(&hold.may_go_on);
+  must_end(save, 7);
+  assert_false(background_end(save, true, &none));
+  expect_version(&t, 7, 1);
+
+  const PathText there = path_text("%s/step-00000007", t.dir), kept = path_text("%s/kept", t.dir);
+  must(path_rename(there.text, kept.text, &err), &err);
+  scale_now = 1;
+  t.run.llama.scaled = fp8;
+  tiny_test_save(&t, 7, 1, 1);
+  expect_equal_folders(kept.text, there.text);
+  background_close(save);
+  tiny_test_close(&t);
+}
+
+static void files_are_of_the_moment_of_the_save(void **state) {
+  (void)state;
+  check_moment(SAVE_FP32, false);
+  check_moment(SAVE_BF16, false);
+  check_moment(SAVE_FP32, true);
+}
+
+static void closing_waits_for_what_is_under_way(void **state) {
+  (void)state;
+  TinyTest t = tiny_test_open("");
+  for (int copied = 0; copied < 2; copied++) {
+    BackgroundSave *save = open_save(&t);
+    begin(save, &t, 7 + copied, (uint64_t)copied);
+    if (copied) background_copied(save);
+    background_close(save);
+    expect_version(&t, 7 + copied, (uint64_t)copied);
+  }
+  tiny_test_close(&t);
+}
+
+// The save is struck at call `at`, in this process or, where that dies, in a child. Returns true
+// when it has fewer calls.
+static bool struck(TinyTest *t, Fault fault, int at) {
+  const bool dies = fault == DIE || fault == DIE_SHORT;
+  const pid_t child = dies ? fork() : 0;
+  int status;
+  assert_true(child >= 0);
+  if (child > 0) {
+    assert_int_equal(waitpid(child, &status, 0), child);
+    assert_true(WIFEXITED(status));
+    return WEXITSTATUS(status) != EXIT_KILLED;
+  }
+  BackgroundSave *save = open_save(t);
+  begin(save, t, 200, 2);
+  injected = (struct Injected){.fault = fault, .at = at};
+  background_copied(save);
+  tiny_run_fill(&t->run, 3);
+  const SaveResult r = end(save);
+  const bool fewer = injected.calls < at;
+  injected = (struct Injected){.fault = NO_FAULT};
+  if (dies) _exit(0);
+  if (r.status != 0 && !strstr(r.error.text, "step-00000100' is intact"))
+    fail_msg("%s at call %d: %s", fault_names[fault], at, r.error.text);
+  if (!fewer && r.status == 0 && path_exists(path_text("%s/step-00000200.tmp", t->dir).text))
+    fail_msg("%s at call %d: it left its folder", fault_names[fault], at);
+  background_close(save);
+  return fewer;
+}
+
+static void a_struck_save_leaves_the_checkpoint_before(void **state) {
+  (void)state;
+  Error err = {""};
+  int faults = 0;
+  for (Fault fault = FAIL_EIO; fault < FAULTS; fault++)
+    for (int at = 1; at < 1000; at++) {
+      TinyTest t = tiny_test_open("");
+      tiny_test_save(&t, 100, 1, 9);
+      const bool done = struck(&t, fault, at);
+      char path[PATH_CHARS];
+      must(checkpoint_find("auto", t.dir, path, &err), &err);
+      if (strstr(path, "step-00000200"))
+        expect_version(&t, 200, 2);
+      else
+        expect_version(&t, 100, 1);
+      if (done) assert_non_null(strstr(path, "step-00000200"));
+      BackgroundSave *save = open_save(&t);
+      begin(save, &t, 300, 4);
+      must_end(save, 300);
+      expect_version(&t, 300, 4);
+      background_close(save);
+      tiny_test_close(&t);
+      if (done) break;
+      faults++;
+    }
+  printf("# %d faults\n", faults);
+  assert_true(faults >= 5 * 20);
+}
+
+// ---- Of a run
+
+// A backend that copies when it is waited for: at the last moment that it may.
+static struct {
+  const SnapshotPiece *list;
+  int count;
+} later;
+
+static void note_list(Backend *be, const SnapshotPiece *list, int count) {
+  (void)be;
+  later.list = list;
+  later.count = count;
+}
+
+static double copy_list(Backend *be) {
+  (void)be;
+  for (int i = 0; i < later.count; i++)
+    memcpy(later.list[i].to_host, later.list[i].from, later.list[i].bytes);
+  later.count = 0;
+  return 0;
+}
+
+enum { STEPS = 6 };
+
+// Trains to the last step with a save after every second one, as train.c does.
+static void train(const Config *config, int until) {
+  Error err = {""};
+  Run run;
+  tiny_training_open(&run, config);
+  assert_int_equal(run.saves != NULL, config->output.background_save);
+  run.be->snapshot_begin = note_list;
+  run.be->snapshot_wait = copy_list;
+  while (run_steps_asked(&run) < until) {
+    tiny_training_step(&run);
+    must(run_settle(&run, &err), &err);
+    if (run.state.step % 2 != 0) continue;
+    must(run_save_end(&run, true, &err), &err);
+    must(run_save(&run, &err), &err);
+  }
+  run_close(&run);
+}
+
+static void rename_run(const char *folder, const char *name) {
+  Error err = {""};
+  must(path_rename(path_text("%s/run", folder).text, path_text("%s/%s", folder, name).text, &err),
+       &err);
+}
+
+static void expect_equal_runs(const char *folder, const char *a, const char *b) {
+  static const char *const names[] = {"model.safetensors", "optimizer.safetensors", "state.json"};
+  for (int step = 2; step <= STEPS; step += 2)
+    for (int i = 0; i < 3; i++)
+      expect_equal_files(path_text("%s/%s/step-%08d", folder, a, step).text,
+                         path_text("%s/%s/step-%08d", folder, b, step).text, names[i]);
+}
+
+static void a_run_has_the_files_of_one_that_waits(void **state) {
+  Config config = tiny_training_config(*state, STEPS, "");
+  train(&config, STEPS);
+  rename_run(*state, "beside");
+  config.output.background_save = false;
+  train(&config, STEPS);
+  rename_run(*state, "waiting");
+  expect_equal_runs(*state, "beside", "waiting");
+}
+
+static void a_run_that_goes_on_from_one_has_the_same_bits(void **state) {
+  Config config = tiny_training_config(*state, STEPS, "");
+  train(&config, STEPS);
+  rename_run(*state, "whole");
+  train(&config, 4);
+  strcpy(config.train.resume, "auto");
+  train(&config, STEPS);
+  rename_run(*state, "resumed");
+  expect_equal_runs(*state, "whole", "resumed");
+}
+
+static int log_has(const char *folder, const char *words) {
+  Error err = {""};
+  char *text;
+  size_t bytes;
+  int found = 0;
+  must(file_read(path_text("%s/run/log.jsonl", folder).text, 1 << 20, &text, &bytes, &err), &err);
+  for (const char *at = text; (at = strstr(at, words)); at++) found++;
+  free(text);
+  return found;
+}
+
+// Opens a run, trains for two steps and begins a save, whose thread is then held.
+static void open_and_hold(Run *run, const Config *config) {
+  Error err = {""};
+  tiny_training_open(run, config);
+  for (int i = 0; i < 2; i++) tiny_training_step(run);
+  must(run_settle(run, &err), &err);
+  hold_next_save();
+  must(run_save(run, &err), &err);
+  tiny_training_step(run); // which has the copy written
+  while (sem_wait(&hold.writes) != 0) continue;
+}
+
+static void a_save_is_in_the_log_once_it_is_in_place(void **state) {
+  Error err = {""};
+  pthread_t thread;
+  Run run;
+  const Config config = tiny_training_config(*state, STEPS, "");
+  open_and_hold(&run, &config);
+  must(run_save_end(&run, false, &err), &err);
+  assert_int_equal(run.saved_step, -1);
+  assert_int_equal(log_has(*state, "\"kind\":\"save\""), 0);
+  assert_int_equal(pthread_create(&thread, NULL, release_later, NULL), 0);
+  const double from_ms = now_ms();
+  must(run_save_end(&run, true, &err), &err); // as the next save would
+  assert_true(now_ms() - from_ms > HELD_MS / 2);
+  assert_int_equal(run.saved_step, 2);
+  assert_int_equal(log_has(*state, "\"kind\":\"save\",\"step\":2,"), 1);
+  pthread_join(thread, NULL);
+  run_close(&run);
+}
+
+static void closing_a_run_waits_for_its_save(void **state) {
+  pthread_t thread;
+  Run run;
+  Error err = {""};
+  Config config = tiny_training_config(*state, STEPS, "");
+  open_and_hold(&run, &config);
+  assert_int_equal(pthread_create(&thread, NULL, release_later, NULL), 0);
+  run_close(&run);
+  pthread_join(thread, NULL);
+  assert_int_equal(log_has(*state, "\"kind\":\"save\",\"step\":2,"), 1);
+  TrainState found;
+  must(checkpoint_read_state(path_text("%s/run/latest", *(char **)state).text, &found, &err), &err);
+  assert_int_equal(found.step, 2);
+}
+
+static void a_failed_save_is_told_and_training_goes_on(void **state) {
+  Run run;
+  Error err = {""};
+  const Config config = tiny_training_config(*state, STEPS, "");
+  open_and_hold(&run, &config);
+  injected.disk_full = true;
+  sem_post(&hold.may_go_on);
+  expect_error(run_save_end(&run, true, &err), &err, "of step 2 could not be saved");
+  injected.disk_full = false;
+  assert_int_equal(run.saved_step, -1);
+  must(run_save_end(&run, true, &err), &err); // told once
+  tiny_training_step(&run);
+  must(run_settle(&run, &err), &err);
+  must(run_save(&run, &err), &err);
+  must(run_save_end(&run, true, &err), &err);
+  assert_int_equal(run.saved_step, 4);
+  run_close(&run);
+}
+
+static void a_run_killed_while_it_saves_goes_on_from_the_checkpoint_before(void **state) {
+  Config config = tiny_training_config(*state, STEPS, "");
+  train(&config, STEPS);
+  rename_run(*state, "whole");
+  const pid_t child = fork();
+  assert_true(child >= 0);
+  if (child == 0) {
+    Run run;
+    Error err;
+    train(&config, 2);
+    strcpy(config.train.resume, "auto");
+    open_and_hold(&run, &config);
+    run_save_end(&run, false, &err);
+    raise(SIGKILL);
+  }
+  int status;
+  assert_int_equal(waitpid(child, &status, 0), child);
+  assert_true(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL);
+  assert_true(path_exists(path_text("%s/run/step-00000004.tmp", *(char **)state).text));
+  assert_int_equal(log_has(*state, "\"kind\":\"save\",\"step\":2,"), 1);
+  strcpy(config.train.resume, "auto");
+  train(&config, STEPS);
+  rename_run(*state, "resumed");
+  expect_equal_runs(*state, "whole", "resumed");
+}
+
+static void a_host_without_the_memory_lets_training_wait(void **state) {
+  Config config = tiny_training_config(*state, STEPS, "");
+  Run run;
+  tiny_training_open(&run, &config);
+  assert_true(saves_plan(&config, run.be, 0));
+  assert_false(saves_plan(&config, run.be, SIZE_MAX));
+  assert_false(saves_plan(&config, run.be, memory_available()));
+  config.train.save_interval = -1;
+  assert_false(saves_plan(&config, run.be, 0));
+  config.train.save_interval = 0;
+  config.output.background_save = false;
+  assert_false(saves_plan(&config, run.be, 0));
+  run_close(&run);
+}
+
+#define IN_A_FOLDER(test) cmocka_unit_test_setup_teardown(test, make_tokens_folder, remove_folder)
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(files_are_of_the_moment_of_the_save),
+      cmocka_unit_test(closing_waits_for_what_is_under_way),
+      cmocka_unit_test(a_struck_save_leaves_the_checkpoint_before),
+      IN_A_FOLDER(a_run_has_the_files_of_one_that_waits),
+      IN_A_FOLDER(a_run_that_goes_on_from_one_has_the_same_bits),
+      IN_A_FOLDER(a_save_is_in_the_log_once_it_is_in_place),
+      IN_A_FOLDER(closing_a_run_waits_for_its_save),
+      IN_A_FOLDER(a_failed_save_is_told_and_training_goes_on),
+      IN_A_FOLDER(a_run_killed_while_it_saves_goes_on_from_the_checkpoint_before),
+      IN_A_FOLDER(a_host_without_the_memory_lets_training_wait),
+  };
+  return cmocka_run_group_tests_name("test_background", tests, NULL, NULL);
+}
