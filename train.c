@@ -128,6 +128,7 @@ static int training_loop(Run *run, Error *err) {
       if (run_settle(run, err) != 0) return -1;
       if (validate && !stop_requested) run_validate(run);
       if (sample && !stop_requested) run_sample(run);
+      if (checkpoint) end_save(run, true); // a signal may come meanwhile
       const bool last = step >= c->steps || stop_requested;
       if ((checkpoint || last) && save(run, last, err) != 0) return -1;
       if (last && !stop_requested) run_validate_in_bf16(run);

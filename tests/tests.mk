@@ -4,12 +4,12 @@ UNIT_TESTS := $(patsubst %.c,build/release/%,$(wildcard tests/unit/test_*.c))
 ASAN_TESTS := $(UNIT_TESTS:build/release/%=build/asan/%)
 GRADCHECKS := $(patsubst %.c,build/double/%,$(wildcard tests/unit/gradcheck_*.c))
 # These send signals at moments that a busy machine would shift, so they run alone.
-TIMED_SCRIPTS := tests/cli/test_kill.sh tests/cli/test_resume.sh
+TIMED_SCRIPTS := $(addprefix tests/cli/test_,background.sh kill.sh resume.sh)
 SCRIPT_TESTS := $(filter-out $(TIMED_SCRIPTS),$(sort $(wildcard tests/cli/test_*.sh))) \
   --alone $(TIMED_SCRIPTS)
 
 # ---- tests/unit. tests.a is what tests share, and the library without a GPU.
-SUPPORT := $(filter-out %/cupti_stub.c %/nvtx_recorder.c,$(wildcard tests/support/*.c))
+SUPPORT := $(filter-out %_stub.c %_recorder.c %/slow_sync.c,$(wildcard tests/support/*.c))
 SUPPORT := $(SUPPORT:.c=.o)
 build/%/tests.a: $(addprefix build/%/,$(SUPPORT) $(LIBRARY:.c=.o) kernels/no_cuda.o); $(ARCHIVE)
 build/release/tests/unit/%: build/release/tests/unit/%.o build/release/tests.a; $(LINK) -lcmocka
@@ -26,7 +26,7 @@ build/%/test_checkpoint_faults build/%/test_prepare_faults build/%/test_backgrou
 build/%/test_bench: EXTRA_LIBS = $(WRAP_GPU:%=-Wl,--wrap=%)
 
 # Libraries that tests have loaded: one in CUPTI's place, one for NVTX that writes ranges down.
-LOADED := $(addprefix build/release/tests/,cupti_stub.so $(if $(HAVE_NVTX),nvtx_recorder.so))
+LOADED := $(patsubst %,build/release/tests/%.so,cupti_stub slow_sync $(HAVE_NVTX:yes=nvtx_recorder))
 build/release/tests/%.so: tests/support/%.c $(RULES)
 	mkdir -p $(@D) && $(CC) $(C_FLAGS) $(CFLAGS) $(NVTX_FLAGS) -fPIC -shared $< -o $@
 

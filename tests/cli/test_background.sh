@@ -1,0 +1,61 @@
+#!/usr/bin/env bash
+# Saves on a slow disk: training goes on beside them, a signal waits for them, and a second one does not.
+# shellcheck source=tests/support/lib.sh
+. "$(dirname "$0")/../support/lib.sh"
+prepare_data 400
+config=$folder/config.json
+write_config "$config"
+options=(train.steps=8 train.save_interval=2)
+must "$TRAIN" "$config" "${options[@]}" "output.dir=$folder/whole"
+
+said() { echo "it said: $(tail -n 5 "$folder/said") $(cat "$folder/said.err")"; }
+place() { grep -n -- "$1" "$folder/$2/log.jsonl" | head -n 1 | cut -d: -f 1; } # of a record in a log
+saves_are_told() { for step in 2 4 6 8; do grep -q "\"kind\":\"save\",\"step\":$step,.*\"waited_ms\":" "$1" || return 1; done; }
+
+# slowly RUN: starts the run; a save of it takes about 0.5 s, and a step a millisecond.
+slowly() {
+  # ASan wants to be the first library, but can do without.
+  env "LD_PRELOAD=$PWD/build/release/tests/slow_sync.so" SLOW_SYNC_MS=60 \
+    "ASAN_OPTIONS=verify_asan_link_order=0:detect_leaks=0" \
+    "$TRAIN" "$config" "${options[@]}" "output.dir=$folder/$1" >"$folder/said" 2>"$folder/said.err" </dev/null &
+  process=$!
+}
+
+slowly beside
+wait $process
+check a_run_on_a_slow_disk_ends "status $?, $(said)" test $? = 0
+check it_has_the_bits_of_one_on_a_fast_disk 'they differ' same_bits "$folder/whole" "$folder/beside"
+save=$(place '"kind":"save","step":2,' beside) step=$(place '"kind":"train","step":4,' beside)
+check two_steps_were_done_beside_a_save "step 4 is record $step, the save $save" test "$step" -lt "$save"
+check all_saves_are_told "$(grep save "$folder/beside/log.jsonl")" saves_are_told "$folder/beside/log.jsonl"
+
+# Step 6 is done, and the save of step 4 under way.
+slowly once
+wait_for '"kind":"train","step":6,' "$folder/once/log.jsonl" $process
+kill -TERM $process
+wait $process
+status=$?
+check a_signal_beside_a_save_ends_the_run_with_status_0 "status $status, $(said)" test $status = 0
+check it_has_waited_for_both_saves "$(said)" test -f "$folder/once/latest/state.json" -a -d "$folder/once/step-00000004" \
+  -a "$(basename "$(readlink "$folder/once/latest")")" = step-00000006
+
+slowly twice
+wait_for '"kind":"train","step":6,' "$folder/twice/log.jsonl" $process
+kill -TERM $process
+sleep 0.05
+kill -TERM $process
+from=$(date +%s%N)
+wait $process
+status=$? ms=$((($(date +%s%N) - from) / 1000000))
+check a_second_signal_ends_it_at_once "status $status after $ms ms" test $status = 143 -a $ms -lt 200
+check the_checkpoint_before_is_intact "$(ls "$folder/twice")" \
+  test "$(basename "$(readlink "$folder/twice/latest")")" = step-00000002
+for run in once twice; do
+  must "$TRAIN" "$config" "${options[@]}" "output.dir=$folder/$run" train.resume=auto
+  check "a_run_stopped_${run}_goes_on_with_the_same_bits" 'they differ' same_bits "$folder/whole" "$folder/$run"
+done
+
+"$TRAIN" "$config" "${options[@]}" "output.dir=$folder/waiting" output.background_save=false >"$folder/said" 2>&1
+check saves_that_training_waits_for_have_the_same_bits "$(said)" same_bits "$folder/whole" "$folder/waiting"
+check they_take_no_memory_beside "$(said)" test -z "$(grep 'on the host' "$folder/said")"
+exit $failed
