@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
 # Saves on a slow disk: training goes on beside them, a signal waits for them, and a second one does not.
+# shellcheck disable=SC2317 # functions are called through check
 # shellcheck source=tests/support/lib.sh
 . "$(dirname "$0")/../support/lib.sh"
 prepare_data 400
