@@ -1,4 +1,4 @@
-#define _GNU_SOURCE // MAP_ANONYMOUS, madvise
+#define _GNU_SOURCE // MAP_ANONYMOUS, madvise and what it may be asked for
 #include "model/checkpoint/background.h"
 
 #include <assert.h>
@@ -14,6 +14,10 @@
 #include "base/memory.h"
 #include "base/thread.h"
 #include "model/scalings.h"
+
+#ifndef MADV_POPULATE_WRITE
+#define MADV_POPULATE_WRITE 23 // missing in older headers
+#endif
 
 enum { PARTS = EXP_AVG_SQ + 1 };
 
@@ -118,8 +122,20 @@ static bool asked_to_write(BackgroundSave *b) {
   return write;
 }
 
+// Takes the copy's memory beside the first steps: gigabytes of fresh pages would make the first copy
+// a slow one. In pieces, since nobody else gets memory meanwhile. What is in it stays as it is.
+static void take_memory(BackgroundSave *b) {
+  enum { PIECE = 32 << 20 };
+  for (size_t at = 0; at < b->bytes && phase_of(b) != CLOSING; at += PIECE) {
+    const size_t left = b->bytes - at;
+    if (madvise(b->memory + at, left < PIECE ? left : PIECE, MADV_POPULATE_WRITE) != 0)
+      return; // before Linux 5.14 the first copy takes it
+  }
+}
+
 static void *write_saves(void *save) {
   BackgroundSave *b = save;
+  take_memory(b);
   while (asked_to_write(b)) {
     SaveResult *r = &b->result;
     r->status = checkpoint_save(b->config.output.dir, &b->source, &b->config, b->export, &b->train,
@@ -140,7 +156,7 @@ static int start(BackgroundSave *b, const Llama *llama, Error *err) {
   if (memory == MAP_FAILED)
     return error_set(err, "the system refused %s: %s", size_text(b->bytes).text, strerror(errno));
   b->memory = memory;
-  madvise(memory, b->bytes, MADV_HUGEPAGE); // where there are none, the first save is slower
+  madvise(memory, b->bytes, MADV_HUGEPAGE); // where there are none, taking it is slower
   b->pieces = xcalloc((size_t)(PARTS * llama->param_count), sizeof *b->pieces);
   place(b->pieces, llama->tensors, llama->param_count, be, b->memory);
   if (fp8_used(&llama->shape))
