@@ -2,6 +2,7 @@
 #include <errno.h>
 #include <math.h>
 #include <setjmp.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdlib.h>
@@ -14,7 +15,7 @@
 #include "base/json.h"
 #include "base/memory.h"
 #include "base/shell.h"
-#include "base/shell.h"
+#include "base/thread.h"
 #include "base/utf8.h"
 #include "tests/support/data_test.h"
 
@@ -199,6 +200,30 @@ static void a_character_that_is_not_whole_is_found_at_the_end(void **state) {
     assert_int_equal(utf8_begun(cases[i].text, strlen(cases[i].text)), cases[i].begun);
 }
 
+static void a_run_learns_how_much_memory_there_is(void **state) {
+  (void)state;
+  const size_t all = (size_t)sysconf(_SC_PHYS_PAGES) * (size_t)sysconf(_SC_PAGESIZE);
+  assert_in_range(memory_available(), 64 << 20, all);
+}
+
+static void *see_signals(void *mask) {
+  pthread_sigmask(SIG_BLOCK, NULL, mask);
+  return NULL;
+}
+
+static void threads_leave_signals_to_the_main_one(void **state) {
+  (void)state;
+  Error err = {""};
+  pthread_t thread;
+  sigset_t of_thread, of_main;
+  if (thread_start(&thread, "signals", see_signals, &of_thread, &err) != 0)
+    fail_msg("%s", err.text);
+  pthread_join(thread, NULL);
+  see_signals(&of_main);
+  assert_true(sigismember(&of_thread, SIGTERM) && sigismember(&of_thread, SIGINT));
+  assert_false(sigismember(&of_main, SIGTERM) || sigismember(&of_main, SIGINT));
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(a_line_of_json_is_written_with_its_escapes),
@@ -212,6 +237,8 @@ int main(void) {
       cmocka_unit_test(sentences_grow_at_both_ends_and_are_cut),
       cmocka_unit_test(words_for_a_shell_are_quoted_where_they_must),
       cmocka_unit_test(a_character_that_is_not_whole_is_found_at_the_end),
+      cmocka_unit_test(a_run_learns_how_much_memory_there_is),
+      cmocka_unit_test(threads_leave_signals_to_the_main_one),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
