@@ -122,8 +122,8 @@ static bool asked_to_write(BackgroundSave *b) {
   return write;
 }
 
-// Takes the copy's memory beside the first steps: gigabytes of fresh pages would make the first copy
-// a slow one. In pieces, since nobody else gets memory meanwhile. What is in it stays as it is.
+// Takes the copy's memory beside the first steps: gigabytes of fresh pages would make the first
+// copy a slow one. In pieces, since nobody else gets memory meanwhile. What is in it stays.
 static void take_memory(BackgroundSave *b) {
   enum { PIECE = 32 << 20 };
   for (size_t at = 0; at < b->bytes && phase_of(b) != CLOSING; at += PIECE) {

@@ -18,8 +18,8 @@ typedef struct SaveResult {
 // Bytes of the host's memory that a copy of a run's state takes.
 size_t background_bytes(const ModelConfig *model, const Backend *be);
 
-// Takes what it needs of the backend, and a thread, which takes the memory of the copy while the run
-// starts. llama outlives it.
+// Takes what it needs of the backend, and a thread, which takes the memory of the copy while the
+// run starts. llama outlives it.
 BackgroundSave *background_open(const Llama *llama, Error *err);
 void background_close(BackgroundSave *save); // NULL is fine; waits for what is under way
 
