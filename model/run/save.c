@@ -15,7 +15,8 @@ bool saves_plan(const Config *config, const Backend *be, size_t planned_bytes) {
     printf("  %-51s %12s\n", "besides, on the host: copy of the state, for saves",
            size_text(bytes).text);
   else
-    printf("saves      while training waits: beside it they take %s of the host, which has %s\n",
+    printf("saves      while training waits: a copy of the state takes %s of the host, and %s are "
+           "left\n",
            size_text(bytes).text, size_text(left).text);
   return fits;
 }
