@@ -91,7 +91,7 @@ static int printed(void) {
 // ---- Training
 
 static bool due(int64_t step, int64_t interval, int64_t steps) {
-  return step == steps || (interval > 0 && step % interval == 0);
+  return step >= steps || (interval > 0 && step % interval == 0);
 }
 
 static void say_training_goes_on(const Error *err) {
@@ -114,10 +114,18 @@ static int save(Run *run, bool last, Error *err) {
   return 0;
 }
 
-// Trains until the last step, a signal or an error.
-static int training_loop(Run *run, Error *err) {
+// What a signal has kept the last step from; NULL: nothing.
+static const char *left_out_text(bool validated, bool sampled) {
+  if (validated) return sampled ? NULL : "its sample";
+  return sampled ? "its validation" : "its validation and sample";
+}
+
+// Trains until the last step, a signal or an error. *left_out: as left_out_text has it.
+static int training_loop(Run *run, const char **left_out, Error *err) {
   Llama *llama = &run->llama;
   const TrainConfig *c = &run->config.train;
+  *left_out = NULL;
+  if (run->state.step > c->steps) return 0;
   for (;;) {
     const int64_t step = run_steps_asked(run); // the GPU may still be busy with the last one
     const bool validate = step == 0 || due(step, c->eval_interval, c->steps),
@@ -126,13 +134,15 @@ static int training_loop(Run *run, Error *err) {
     end_save(run, false);
     if (validate || sample || checkpoint || stop_requested) {
       if (run_settle(run, err) != 0) return -1;
-      if (validate && !stop_requested) run_validate(run);
-      if (sample && !stop_requested) run_sample(run);
+      const bool validated = !validate || run_validate(run), sampled = !sample || run_sample(run);
       if (checkpoint) end_save(run, true); // a signal may come meanwhile
       const bool last = step >= c->steps || stop_requested;
       if ((checkpoint || last) && save(run, last, err) != 0) return -1;
-      if (last && !stop_requested) run_validate_in_bf16(run);
-      if (last) return 0;
+      if (last) {
+        const bool in_bf16 = step < c->steps || run_validate_in_bf16(run);
+        if (step >= c->steps) *left_out = left_out_text(validated && in_bf16, sampled);
+        return 0;
+      }
     }
 
     AdamW hyper;
@@ -154,20 +164,26 @@ static void print_word(const char *before, char *word) {
   free(word);
 }
 
-static void print_end(const char *path, const Config *config, int64_t step, bool saved,
-                      int override_count, char **overrides) {
-  const char *dir = config->output.dir;
-  const long long steps = config->train.steps;
-  if (!saved) {
-    printf("ended after step %lld of %lld; nothing was saved, as train.save_interval asks\n",
-           (long long)step, steps);
-  } else if (step >= steps) {
+static void print_end(const char *path, const Run *run, const char *left_out, int override_count,
+                      char **overrides) {
+  const char *dir = run->config.output.dir;
+  const long long step = run->state.step, steps = run->config.train.steps;
+  if (step > steps) {
+    printf("nothing to train: the run is at step %lld already, beyond train.steps=%lld; a larger "
+           "train.steps goes on\n",
+           step, steps);
+  } else if (run->saved_step < 0) {
+    printf("ended after step %lld of %lld; nothing was saved, as train.save_interval asks\n", step,
+           steps);
+  } else if (step == steps && !left_out) {
     print_word("done; the model: ", shell_word(path_text("%s/latest", dir).text));
     print_word("; write with it: ./train --generate ", shell_word(dir));
     printf(" --prompt \"...\"\n");
   } else {
-    printf("stopped after step %lld of %lld; ", (long long)step, steps);
-    print_word("go on with: ./train ", shell_word(path));
+    printf("stopped after step %lld of %lld; ", step, steps);
+    if (left_out) printf("the checkpoint is saved, but %s was left out; ", left_out);
+    print_word(left_out ? "make up for it with: ./train " : "go on with: ./train ",
+               shell_word(path));
     for (int i = 0; i < override_count; i++)
       if (strncmp(overrides[i], "train.resume=", 13) != 0)
         print_word(" ", shell_word(overrides[i]));
@@ -183,11 +199,12 @@ static int command_train(const char *path, int override_count, char **overrides)
   config_print(&config);
   catch_signals(); // from here on a signal means: stop at the next step boundary and save
   if (run_open(&run, &config, &stop_requested, &err) != 0) return fail(&err);
-  const int status = training_loop(&run, &err);
+  const char *left_out;
+  const int status = training_loop(&run, &left_out, &err);
   if (status == 0) {
-    const int64_t step = run.state.step;
-    log_stop(&run.log, step, step >= config.train.steps ? "done" : "signal");
-    print_end(path, &config, step, run.saved_step >= 0, override_count, overrides);
+    const bool done = run.state.step >= config.train.steps && !left_out;
+    log_stop(&run.log, run.state.step, done ? "done" : "signal");
+    print_end(path, &run, left_out, override_count, overrides);
   }
   run_close(&run);
   return status == 0 ? 0 : fail(&err);

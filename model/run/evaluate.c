@@ -31,9 +31,8 @@ static void forget_scalings(Run *run) {
   if (fp8_used(&run->llama.shape)) run->be->scalings_discard(run->be);
 }
 
-// False where there is nothing to validate on, and where the run was asked to stop.
+// False where the run was asked to stop. Only where there is something to validate on.
 static bool validate(Run *run, double *loss, int64_t *tokens) {
-  if (!run->val_data) return false;
   const TrainConfig *c = &run->config.train;
   const int64_t whole = run->val_data->windows / c->batch_size, asked = c->eval_batches;
   const int64_t batches = asked > 0 && asked < whole ? asked : whole;
@@ -46,24 +45,30 @@ static bool validate(Run *run, double *loss, int64_t *tokens) {
   return finished;
 }
 
-void run_validate(Run *run) {
+bool run_validate(Run *run) {
   double loss;
   int64_t tokens;
-  if (!validate(run, &loss, &tokens)) return;
+  if (!run->val_data) return true;
+  if (*run->stop || !validate(run, &loss, &tokens)) return false;
   const bool best = !(loss >= run->state.best_val_loss) && isfinite(loss);
   if (best) {
     run->state.best_val_loss = loss;
     run->state.best_val_step = run->state.step;
+    run->best_is_new = true;
   }
   log_val(&run->log, run->state.step, loss, tokens, best);
+  return true;
 }
 
-void run_validate_in_bf16(Run *run) {
+bool run_validate_in_bf16(Run *run) {
   double loss;
   int64_t tokens;
-  if (!run->val_data || !fp8_used(&run->llama.shape)) return;
+  if (!run->val_data || !fp8_used(&run->llama.shape)) return true;
+  if (*run->stop) return false;
   llama_become_bf16(&run->llama);
-  if (validate(run, &loss, &tokens)) log_val_bf16(&run->log, run->state.step, loss, tokens);
+  if (!validate(run, &loss, &tokens)) return false;
+  log_val_bf16(&run->log, run->state.step, loss, tokens);
+  return true;
 }
 
 // A sample, as it grows.
@@ -81,8 +86,9 @@ static int append(void *sample_, const char *text, size_t bytes, Error *err) {
   return 0;
 }
 
-void run_sample(Run *run) {
-  if (!run->generator) return;
+bool run_sample(Run *run) {
+  if (!run->generator) return true;
+  if (*run->stop) return false;
   const TrainConfig *c = &run->config.train;
   Error err;
   SampleText sample = {0};
@@ -113,4 +119,5 @@ void run_sample(Run *run) {
   forget_scalings(run);
   free(ids.ids);
   free(sample.text);
+  return !*run->stop;
 }

@@ -43,6 +43,7 @@ typedef struct Run {
   double untraced_ms;
   BackgroundSave *saves;     // NULL: training waits for a save
   int64_t saved_step;        // step of the newest checkpoint, -1 = none yet
+  bool best_is_new;          // state.best_val_loss is not in that checkpoint
   int32_t *tokens, *targets; // [B, T] each, host
   // Not 0 once the user asked the run to stop. Validation and sampling look at it between batches
   // and tokens.
@@ -69,11 +70,12 @@ int64_t run_steps_asked(const Run *run);
 // Waits for all steps asked for and books them. Comes before validating, sampling and saving.
 int run_settle(Run *run, Error *err);
 
-void run_validate(Run *run);
+// These three are false where the run was asked to stop before they were done.
+bool run_validate(Run *run);
 // The last of a run in FP8: once more in bf16, after which nothing but closing is allowed. Nothing
 // where the run is in bf16.
-void run_validate_in_bf16(Run *run);
-void run_sample(Run *run);
+bool run_validate_in_bf16(Run *run);
+bool run_sample(Run *run);
 
 // ---- Saving
 

@@ -50,7 +50,9 @@ static int save_at_once(Run *run, Error *err) {
 int run_save(Run *run, Error *err) {
   const Config *c = &run->config;
   int status = 0;
-  if (run->saved_step == run->state.step || c->train.save_interval < 0) return 0;
+  const bool saved = run->saved_step == run->state.step && !run->best_is_new;
+  if (saved || c->train.save_interval < 0) return 0;
+  run->best_is_new = false;
   range_push("save");
   if (run->saves)
     background_begin(run->saves, c, &run->export, &run->state);

@@ -50,6 +50,8 @@ goes_on() {
   [ "$step" = any ] ||
     check "a_signal_${name}_ends_it_there" "$(cat "$folder/$run/latest/state.json")" at_step "$run" "$step"
   case $name in
+  *last_validation) check "a_signal_${name}_says_what_was_left_out" "$(said)" \
+    grep_said 'but its validation and sample was left out' ;;
   *validation) check "a_signal_${name}_cuts_it_short" 'it was finished' \
     test -z "$(grep "\"kind\":\"val\",\"step\":$step," "$folder/$run/log.jsonl")" ;;
   *sample) check "a_signal_${name}_cuts_it_short" "it has $(sample_chars "$run") characters" \
@@ -69,6 +71,7 @@ goes_on between_steps '"kind":"train","step":7,' any TERM "${sampling[@]}"
 goes_on by_the_keyboard '"kind":"train","step":41,' any INT "${sampling[@]}"
 goes_on in_a_validation '"kind":"train","step":20,' 20 TERM "${sampling[@]}"
 goes_on in_the_first_validation '"kind":"start"' 0 TERM "${sampling[@]}"
+goes_on in_the_last_validation '"kind":"train","step":60,' 60 TERM "${sampling[@]}"
 goes_on in_a_sample '"kind":"train","step":30,' 30 TERM "${sampling[@]}"
 
 # ---- A finished run
@@ -77,6 +80,12 @@ files=$(sum)
 train_into first "${sampling[@]}" train.resume=auto
 check a_finished_run_that_is_resumed_says_so "$(said)" grep_said 'at step 60 of 60'
 check a_finished_run_that_is_resumed_keeps_its_files 'they changed' test "$files" = "$(sum)"
+
+files=$(sum)
+train_into first "${sampling[@]}" train.resume=auto train.steps=10 train.resume_allow_changes=true
+check a_run_that_is_beyond_its_end_has_nothing_to_train "status $?, $(said)" \
+  grep_said 'nothing to train: the run is at step 60 already, beyond train.steps=10'
+check a_run_that_is_beyond_its_end_keeps_its_files 'they changed' test "$files" = "$(sum)"
 
 # ---- Changes
 cp -r "$folder/first" "$folder/run"
