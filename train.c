@@ -181,7 +181,7 @@ static void print_end(const char *path, const Run *run, const char *left_out, in
     printf(" --prompt \"...\"\n");
   } else {
     printf("stopped after step %lld of %lld; ", step, steps);
-    if (left_out) printf("the checkpoint is saved, but %s was left out; ", left_out);
+    if (left_out) printf("the checkpoint is saved, but still without %s; ", left_out);
     print_word(left_out ? "make up for it with: ./train " : "go on with: ./train ",
                shell_word(path));
     for (int i = 0; i < override_count; i++)
