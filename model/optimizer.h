@@ -1,15 +1,41 @@
 // The learning-rate schedule. AdamW itself is an operation of the backend (kernels/ops.h).
-#pragma once
-#include "kernels/ops.h"
-#include "model/config/config.h"
-
-// Rate of optimizer step `step` (0-based) of a run of `steps`. Warm-up rises linearly to the peak
-// over warmup_steps steps (step 0 gets peak / warmup_steps); then
+//
+// A run begins with a warm-up, in which the rate rises linearly to learning_rate (step 0 gets
+// learning_rate / warmup_steps). Then, to the last step:
 //   constant: the peak
 //   cosine:   min + (peak - min) (1 + cos(pi t)) / 2, t from 0 at the end of warm-up to 1 at the
 //             last step
 //   wsd:      the peak, and over the last decay_steps steps linearly down to min at the last step
-double learning_rate(const OptimizerConfig *optimizer, int64_t step, int64_t steps);
+// Where warm-up and decay do not fit into the run, as in a short trial, the warm-up takes at most a
+// tenth of the steps, and the decay a fifth.
+//
+// A resume that changes train.steps or the schedule, or asks for train.resume_warmup_steps, plans
+// anew from its step on:
+//   - The peak is the rate that this step would have had, so that the curve has no jump: a cosine
+//     goes on from there to min at the new end.
+//   - It is optimizer.learning_rate where that was changed, where a warm-up is asked for or was not
+//     over, and where the rate had come down to its minimum.
+//   - The rate goes to the peak linearly in train.resume_warmup_steps. Where that is 0 it falls at
+//     once, and rises in what is left of the first warm-up, or in warmup_steps.
+#pragma once
+#include "kernels/ops.h"
+#include "model/config/config.h"
+
+// Zeros: the schedule that the configuration has from step 0 on.
+typedef struct SchedulePlan {
+  int64_t from;      // the first step that it is for
+  int64_t warmup;    // steps from `rate` to `peak`, less those that the run has no room for
+  double rate, peak; // before its first step, and after the warm-up
+} SchedulePlan;
+
+// Rate of optimizer step `step` (0-based, at least plan->from) of a run of `steps`.
+double learning_rate(const OptimizerConfig *optimizer, const SchedulePlan *plan, int64_t step,
+                     int64_t steps);
 
 // AdamW's parameters at that step.
-AdamW adamw_at(const OptimizerConfig *optimizer, int64_t step, int64_t steps);
+AdamW adamw_at(const OptimizerConfig *optimizer, const SchedulePlan *plan, int64_t step,
+               int64_t steps);
+
+// A run of `was` that had `plan` and goes on as `now` from `step`: the plan from there, and whether
+// it is another.
+bool schedule_plan(SchedulePlan *plan, const Config *was, const Config *now, int64_t step);

@@ -24,6 +24,7 @@
 #include "model/checkpoint/export.h"
 #include "model/config/config.h"
 #include "model/llama.h"
+#include "model/optimizer.h"
 
 // What a run needs besides weights, moments and configuration to go on bit for bit.
 typedef struct TrainState {
@@ -34,6 +35,7 @@ typedef struct TrainState {
   int64_t nonfinite_row; // skipped updates in a row
   double best_val_loss;  // NAN before the first validation
   int64_t best_val_step;
+  SchedulePlan plan;  // of the learning rate
   uint64_t tokenizer; // its fingerprint (data/tokenizer/tokenizer.h); 0: not known
 } TrainState;
 

@@ -1,6 +1,6 @@
 // state.json and run.json of a checkpoint. Counters are whole numbers; `sequences` and `tokenizer`,
 // which may use all 64 bits, are strings of digits; best_val_loss is null until there is one;
-// `tokenizer` is left out where it is not known.
+// `tokenizer` is left out where it is not known, and `schedule` where no resume has planned it anew.
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
@@ -19,6 +19,10 @@ enum { VERSION, FIRST_COUNTER, SEQUENCES = FIRST_COUNTER + 5, BEST_VAL_LOSS, TOK
 static const char *const names[KEYS] = {"version",   "step",          "updates",
                                         "nonfinite", "nonfinite_row", "best_val_step",
                                         "sequences", "best_val_loss", "tokenizer"};
+
+#define PLAN_NAME "schedule"
+enum { PLAN_KEYS = 4 };
+static const char *const plan_names[PLAN_KEYS] = {"from", "warmup", "rate", "peak"};
 
 typedef struct DigitsText {
   char text[24];
@@ -40,6 +44,14 @@ char *state_json(const TrainState *s) {
   json_string(&w, names[SEQUENCES], digits.text);
   json_number(&w, names[BEST_VAL_LOSS], s->best_val_loss, JSON_EXACT);
   if (s->tokenizer != 0) json_string(&w, names[TOKENIZER], digits_text(s->tokenizer).text);
+  if (s->plan.from > 0) {
+    json_open(&w, PLAN_NAME, '{');
+    json_whole(&w, plan_names[0], s->plan.from);
+    json_whole(&w, plan_names[1], s->plan.warmup);
+    json_number(&w, plan_names[2], s->plan.rate, JSON_EXACT);
+    json_number(&w, plan_names[3], s->plan.peak, JSON_EXACT);
+    json_close(&w, '}');
+  }
   json_close(&w, '}');
   return w.text;
 }
@@ -52,7 +64,32 @@ static int read_digits(const cJSON *item, uint64_t *value, Error *err) {
   return error_set(err, "the value of '%s' is not a string of digits below 2^64", item->string);
 }
 
-static int read_state(TrainState *s, const cJSON *root, Error *err) {
+static int read_plan(SchedulePlan *plan, const cJSON *object, Error *err) {
+  const cJSON *fields[PLAN_KEYS];
+  double rates[2];
+  *plan = (SchedulePlan){0};
+  if (!object) return 0;
+  if (json_fields(object, plan_names, PLAN_KEYS, fields, err) != 0)
+    return error_prefix(err, PLAN_NAME);
+  for (int i = 0; i < 2; i++) {
+    rates[i] = cJSON_IsNumber(fields[2 + i]) ? fields[2 + i]->valuedouble : -1;
+    if (!(rates[i] >= 0 && rates[i] <= 100))
+      return error_set(err, "the value of '%s' is no learning rate", plan_names[2 + i]);
+  }
+  if (json_integer(fields[0], &plan->from) != 0 || json_integer(fields[1], &plan->warmup) != 0 ||
+      plan->from < 1 || plan->warmup < 0)
+    return error_set(err, "the steps of '" PLAN_NAME "' are not whole numbers from 0 on");
+  plan->rate = rates[0];
+  plan->peak = rates[1];
+  return 0;
+}
+
+// Takes the schedule, which may be missing, out of the tree.
+static int read_state(TrainState *s, cJSON *root, Error *err) {
+  cJSON *plan = cJSON_DetachItemFromObjectCaseSensitive(root, PLAN_NAME);
+  const int status = read_plan(&s->plan, plan, err);
+  cJSON_Delete(plan);
+  if (status != 0) return -1;
   int64_t number, *const counters[] = {&s->step, &s->updates, &s->nonfinite, &s->nonfinite_row,
                                        &s->best_val_step};
   const cJSON *fields[KEYS], *best;

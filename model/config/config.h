@@ -61,10 +61,11 @@ typedef struct TrainConfig {
   int64_t sample_tokens;
   char sample_prompt[TEXT_CHARS];
   double sample_temperature;
-  int64_t max_nonfinite;      // skipped updates in a row before the run stops
-  char resume[PATH_CHARS];    // "" = start anew, "auto" = latest of output.dir if any, or a folder
-  bool resume_allow_changes;  // resume although keys that shape the run differ
-  char init_from[PATH_CHARS]; // folder with weights and config.json to start from; "" = random
+  int64_t max_nonfinite;       // skipped updates in a row before the run stops
+  char resume[PATH_CHARS];     // "" = start anew, "auto" = latest of output.dir if any, or a folder
+  bool resume_allow_changes;   // resume although keys that shape the run differ
+  int64_t resume_warmup_steps; // of a schedule that a resume plans anew (model/optimizer.h)
+  char init_from[PATH_CHARS];  // folder with weights and config.json to start from; "" = random
 } TrainConfig;
 
 typedef enum Schedule { SCHEDULE_CONSTANT, SCHEDULE_COSINE, SCHEDULE_WSD } Schedule;
@@ -140,10 +141,12 @@ void config_print(const Config *config);
 // As backend.precision has it: "fp8".
 const char *precision_name(Precision precision);
 
-// Where `now` differs from `saved` in a key that shapes the run (marked in the table): -1 and a
-// sentence that names the keys with both values. Keys that do not change the numbers (output,
-// intervals, ...) may differ.
+// Where `now` differs from `saved` in a key that shapes the run (marked in the table: model, data,
+// batch): -1 and a sentence that names the keys with both values.
 int config_compare(const Config *saved, const Config *now, Error *err);
+// All that differs, in fresh memory: "train.steps 40 -> 80, optimizer.eps 1e-08 -> 1e-06", or "".
+// Keys of a process, such as train.resume, are left out.
+char *config_changes(const Config *saved, const Config *now);
 
 // Prints the table of keys (name, default, allowed, meaning) in Markdown, for --help-config.
 void config_print_keys(void);

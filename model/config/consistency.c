@@ -107,22 +107,17 @@ static int check_precision(const Config *c, const char *where, Error *err) {
 
 static int check_steps(const Config *c, const char *where, Error *err) {
   const OptimizerConfig *o = &c->optimizer;
-  const int64_t steps = c->train.steps, warmup = o->warmup_steps, decay = o->decay_steps;
+  const int64_t steps = c->train.steps;
   const int64_t profile_end = c->output.profile_start + c->output.profile_steps - 1;
   const char *at_most = "be at most";
   if (o->min_learning_rate > o->learning_rate)
     return refuse(where, "optimizer.min_learning_rate", o->min_learning_rate, at_most,
                   "optimizer.learning_rate", o->learning_rate, err);
-  if (warmup > steps)
-    return refuse(where, "optimizer.warmup_steps", warmup, at_most, "train.steps", steps, err);
-  if (o->schedule == SCHEDULE_WSD && decay == 0)
+  if (o->schedule == SCHEDULE_WSD && o->decay_steps == 0)
     return error_set(err,
                      "%s: optimizer.decay_steps is 0, but the schedule wsd needs it: the last "
                      "steps, in which the rate falls",
                      where);
-  if (o->schedule == SCHEDULE_WSD && warmup + decay > steps)
-    return refuse(where, "optimizer.warmup_steps + optimizer.decay_steps", warmup + decay, at_most,
-                  "train.steps", steps, err);
   if (c->output.profile_steps > 0 && profile_end > steps)
     return refuse(where, "the last profiled step (output.profile_start + output.profile_steps - 1)",
                   profile_end, at_most, "train.steps", steps, err);

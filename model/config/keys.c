@@ -74,7 +74,7 @@ const Key config_keys[] = {
          "folder"),
     BOOL(data, shuffle, "true", SHAPES, "each epoch takes the windows in a new random order"),
 
-    INTEGER(train, steps, REQUIRED, 1, 99999999, SHAPES, "optimizer steps in all"),
+    INTEGER(train, steps, REQUIRED, 1, 99999999, 0, "optimizer steps in all"),
     INTEGER(train, batch_size, "8", 1, 16777216, SHAPES, "sequences in a micro-batch"),
     INTEGER(train, sequence_length, REQUIRED, 1, 16777216, SHAPES, "tokens in a sequence"),
     INTEGER(train, gradient_accumulation, "1", 1, 65536, SHAPES, "micro-batches in a step"),
@@ -104,33 +104,38 @@ const Key config_keys[] = {
     INTEGER(train, max_nonfinite, "10", 1, 99999999, 0,
             "the run stops when so many updates in a row are skipped, because the loss or the "
             "gradient norm is not finite"),
-    TEXT(train, resume, "\"\"", 0, 0,
+    TEXT(train, resume, "\"\"", 0, KEY_OF_PROCESS,
          "empty: start anew; \"auto\": go on from the newest checkpoint in output.dir, if any; "
          "else the folder of a checkpoint to go on from"),
-    BOOL(train, resume_allow_changes, "false", 0,
+    BOOL(train, resume_allow_changes, "false", KEY_OF_PROCESS,
          "resume even if keys that shape the run have changed"),
-    TEXT(train, init_from, "\"\"", 0, 0,
+    INTEGER(train, resume_warmup_steps, "0", 0, 99999999, KEY_OF_PROCESS,
+            "a resume with a new value here, new steps or another schedule takes the learning rate "
+            "to optimizer.learning_rate in so many steps; 0: a new schedule goes on from the rate "
+            "that there is"),
+    TEXT(train, init_from, "\"\"", 0, KEY_OF_PROCESS,
          "checkpoint or Hugging Face folder whose weights the run starts from; empty: random "
          "weights"),
 
-    CHOICE(optimizer, schedule, schedules, "\"cosine\"", SHAPES,
+    CHOICE(optimizer, schedule, schedules, "\"cosine\"", 0,
            "learning-rate schedule: constant, cosine or wsd"),
-    NUMBER(optimizer, learning_rate, "0.0003", 0, 100, SHAPES, "peak learning rate"),
-    NUMBER(optimizer, min_learning_rate, "0", 0, 100, SHAPES,
+    NUMBER(optimizer, learning_rate, "0.0003", 0, 100, 0, "peak learning rate"),
+    NUMBER(optimizer, min_learning_rate, "0", 0, 100, 0,
            "learning rate at the end of cosine and wsd"),
-    INTEGER(optimizer, warmup_steps, "0", 0, 99999999, SHAPES,
-            "first steps, in which the learning rate rises linearly"),
-    INTEGER(optimizer, decay_steps, "0", 0, 99999999, SHAPES,
+    INTEGER(optimizer, warmup_steps, "0", 0, 99999999, 0,
+            "first steps, in which the learning rate rises linearly; at most a tenth of a run that "
+            "has no "
+            "room for them"),
+    INTEGER(optimizer, decay_steps, "0", 0, 99999999, 0,
             "wsd: last steps, in which the learning rate falls linearly"),
-    NUMBER(optimizer, beta1, "0.9", 0, 1, SHAPES | KEY_BELOW_MAX,
+    NUMBER(optimizer, beta1, "0.9", 0, 1, KEY_BELOW_MAX,
            "AdamW: decay of the gradient's running mean"),
-    NUMBER(optimizer, beta2, "0.95", 0, 1, SHAPES | KEY_BELOW_MAX,
+    NUMBER(optimizer, beta2, "0.95", 0, 1, KEY_BELOW_MAX,
            "AdamW: decay of the gradient's running mean square"),
-    NUMBER(optimizer, eps, "1e-08", 0, 1, SHAPES | KEY_ABOVE_MIN,
-           "AdamW: added to the root mean square"),
-    NUMBER(optimizer, weight_decay, "0.1", 0, 100, SHAPES,
+    NUMBER(optimizer, eps, "1e-08", 0, 1, KEY_ABOVE_MIN, "AdamW: added to the root mean square"),
+    NUMBER(optimizer, weight_decay, "0.1", 0, 100, 0,
            "AdamW: weight decay of matrices; norms have none"),
-    NUMBER(optimizer, clip_norm, "1", 0, DBL_MAX, SHAPES,
+    NUMBER(optimizer, clip_norm, "1", 0, DBL_MAX, 0,
            "largest norm that the whole gradient may have; 0: no clipping"),
 
     CHOICE(backend, device, devices, "\"auto\"", 0,
@@ -149,7 +154,7 @@ const Key config_keys[] = {
            "AdamW's moments; bf16: half of their memory, stochastically rounded"),
     INTEGER(backend, threads, "0", 0, 4096, 0, "CPU threads; 0: all"),
 
-    TEXT(output, dir, REQUIRED, 1, 0, "the run's folder: log, configuration, checkpoints"),
+    TEXT(output, dir, REQUIRED, 1, KEY_OF_PROCESS, "the run's folder: log, configuration, checkpoints"),
     CHOICE(
         output, save_dtype, dtypes, "\"fp32\"", 0,
         "of a checkpoint's model.safetensors; bf16: optimizer.safetensors holds the fp32 weights"),

@@ -13,6 +13,7 @@ enum {
   KEY_SHAPES_RUN = 1, // a resumed run must have the same value
   KEY_ABOVE_MIN = 2,  // min itself is not allowed
   KEY_BELOW_MAX = 4,  // max itself is not allowed
+  KEY_OF_PROCESS = 8, // says how one process begins or ends, nothing about the run
 };
 
 typedef struct Key {

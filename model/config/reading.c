@@ -198,6 +198,20 @@ static int list_differences(const Config *saved, const Config *now, const char *
   return differences ? -1 : 0;
 }
 
+char *config_changes(const Config *saved, const Config *now) {
+  char *changes = xstrdup("");
+  for (const Key *key = config_keys; key->name; key++) {
+    if ((key->flags & KEY_OF_PROCESS) || key_equal(key, saved, now)) continue;
+    char *was = key_text(key, saved), *is = key_text(key, now), *before = changes;
+    changes = xasprintf("%s%s%s.%s %s -> %s", before, *before ? ", " : "", key->section, key->name,
+                        was, is);
+    free(before);
+    free(was);
+    free(is);
+  }
+  return changes;
+}
+
 // What to do comes first, because a long list is cut.
 int config_compare(const Config *saved, const Config *now, Error *err) {
   return list_differences(saved, now,

@@ -97,13 +97,14 @@ static void put_record(RunLog *log, const char *kind, int64_t step, const char *
 }
 
 void log_start(RunLog *log, int64_t step, int64_t parameters, int64_t tokens_per_step,
-               const char *backend, bool resumed) {
+               const char *backend, const char *changes) {
   JsonWriter *w = begin_record(log, "start", step);
   json_whole(w, "steps", log->steps);
   json_whole(w, "parameters", parameters);
   json_whole(w, "tokens_per_step", tokens_per_step);
   json_bytes(w, "backend", backend, strlen(backend));
-  json_bool(w, "resumed", resumed);
+  json_bool(w, "resumed", changes);
+  if (changes) json_bytes(w, "changes", changes, strlen(changes));
   end_record(log);
 }
 

@@ -1,6 +1,7 @@
 // What a run tells: progress lines on stdout, and the same as JSON lines in RUN/log.jsonl. Each
 // record has a "kind":
-//   start  step, steps, parameters, tokens_per_step, backend, resumed
+//   start  step, steps, parameters, tokens_per_step, backend, resumed, changes (of the
+//          configuration, where it was resumed)
 //   train  step, loss, lr, grad_norm, ms, tokens_per_s, mfu (null where the peak is not known),
 //          applied; in FP8 also saturated: tensors with values beyond their scale's reach
 //   val    step, loss, tokens
@@ -46,7 +47,7 @@ typedef struct StepLine {
 int log_open(RunLog *log, const char *run_dir, int64_t steps, Error *err);
 void log_close(RunLog *log);
 void log_start(RunLog *log, int64_t step, int64_t parameters, int64_t tokens_per_step,
-               const char *backend, bool resumed);
+               const char *backend, const char *changes);      // NULL: not resumed
 void log_train(RunLog *log, const StepLine *line, bool print); // print: the progress line, too
 void log_val(RunLog *log, int64_t step, double loss, int64_t tokens, bool best);
 void log_val_bf16(RunLog *log, int64_t step, double loss, int64_t tokens);

@@ -22,15 +22,21 @@ static int open_data(Loader **data, const Config *c, const char *key, const char
 
 // ---- What the run starts from
 
-// State and configuration of the checkpoint that the run goes on from.
+// State and configuration of the checkpoint that the run goes on from, and what has changed.
 static int check_resume(Run *run, const char *from, Error *err) {
   Config saved;
+  const Config *now = &run->config;
+  TrainState *state = &run->state;
   if (checkpoint_read_config(from, &saved, err) != 0) return -1;
-  if (!run->config.train.resume_allow_changes && config_compare(&saved, &run->config, err) != 0)
+  if (!now->train.resume_allow_changes && config_compare(&saved, now, err) != 0)
     return error_prefix(err, "cannot resume from '%s'", from);
+  if (checkpoint_read_state(from, state, err) != 0) return -1;
   run->resumed = true;
   run->was = precision_name(saved.backend.precision);
-  return checkpoint_read_state(from, &run->state, err);
+  run->changes = config_changes(&saved, now);
+  run->planned = schedule_plan(&state->plan, &saved, now, state->step);
+  if (run->changes[0] != '\0') state->nonfinite_row = 0; // another learning rate may end the row
+  return 0;
 }
 
 // from[PATH_CHARS]: the folder of the weights, "" where they are random.
@@ -77,6 +83,20 @@ static int load_weights(Run *run, const char *from, Error *err) {
   return 0;
 }
 
+// One line: where from, what has changed, and what becomes of the learning rate.
+static void print_resumed(const Run *run) {
+  const SchedulePlan *plan = &run->state.plan;
+  printf("resumed    at step %lld of %lld", (long long)run->state.step,
+         (long long)run->config.train.steps);
+  if (run->changes[0] != '\0') printf(": %s", run->changes);
+  if (run->planned && plan->warmup > 0)
+    printf("; the learning rate goes from %.3g to %.3g in %lld steps", plan->rate, plan->peak,
+           (long long)plan->warmup);
+  else if (run->planned)
+    printf("; the learning rate goes on from %.3g", plan->peak);
+  printf("\n");
+}
+
 static void print_step(const Run *run) {
   const Config *c = &run->config;
   const TrainConfig *t = &c->train;
@@ -92,8 +112,7 @@ static void print_step(const Run *run) {
   if (run->tracing)
     printf("breakdown  every %lld steps and at the last one\n",
            (long long)c->output.breakdown_interval);
-  if (run->resumed)
-    printf("resumed    at step %lld of %lld\n", (long long)run->state.step, (long long)t->steps);
+  if (run->resumed) print_resumed(run);
   const char *precision = precision_name(c->backend.precision);
   if (run->was && run->was != precision)
     printf("precision  goes on in %s, after %s\n", precision, run->was);
@@ -207,7 +226,7 @@ int run_open(Run *run, const Config *config, const volatile sig_atomic_t *stop, 
   }
   print_start(run);
   log_start(&run->log, run->state.step, model_parameters(&config->model, true),
-            tokens_per_step(config), run->be->name, run->resumed);
+            tokens_per_step(config), run->be->name, run->changes);
   return 0;
 }
 
@@ -221,6 +240,7 @@ void run_close(Run *run) {
   export_close(&run->export);
   tokenizer_close(run->tokenizer);
   free(run->tokens);
+  free(run->changes);
   llama_destroy(&run->llama);
   if (run->be) run->be->destroy(run->be);
   run_unlock(&run->lock);

@@ -82,17 +82,17 @@ check a_finished_run_that_is_resumed_says_so "$(said)" grep_said 'at step 60 of 
 check a_finished_run_that_is_resumed_keeps_its_files 'they changed' test "$files" = "$(sum)"
 
 files=$(sum)
-train_into first "${sampling[@]}" train.resume=auto train.steps=10 train.resume_allow_changes=true
+train_into first "${sampling[@]}" train.resume=auto train.steps=10
 check a_run_that_is_beyond_its_end_has_nothing_to_train "status $?, $(said)" \
   grep_said 'nothing to train: the run is at step 60 already, beyond train.steps=10'
 check a_run_that_is_beyond_its_end_keeps_its_files 'they changed' test "$files" = "$(sum)"
 
 # ---- Changes
 cp -r "$folder/first" "$folder/run"
-refuses resuming_with_another_learning_rate_names_the_key 'optimizer.learning_rate' "$config" "${sampling[@]}" \
-  train.resume=auto optimizer.learning_rate=0.001
-check it_names_both_values "$(said)" grep -q '0\.003.*0\.001\|0\.001.*0\.003' "$folder/said.err"
-train_into run "${sampling[@]}" train.resume=auto optimizer.learning_rate=0.001 train.resume_allow_changes=true
+refuses resuming_with_another_batch_names_the_key 'train.gradient_accumulation' "$config" "${sampling[@]}" \
+  train.resume=auto train.gradient_accumulation=2
+check it_names_both_values "$(said)" grep -q 'was 1 and is 2' "$folder/said.err"
+train_into run "${sampling[@]}" train.resume=auto train.gradient_accumulation=2 train.resume_allow_changes=true
 check a_change_is_allowed_when_asked_for "$(said)" grep_said 'at step 60 of 60'
 train_into run "${sampling[@]}" train.resume=auto output.log_interval=5 train.keep_checkpoints=1
 check a_key_that_changes_no_number_may_change "$(said)" grep_said 'at step 60 of 60'

@@ -230,6 +230,9 @@ static void every_state_is_read_back(void **state) {
        .best_val_step = 77},
       {.step = 1, .best_val_loss = 0x1.fffffffffffffp-1},
       {.step = 1, .best_val_loss = 0x1p-1074},
+      {.step = 9,
+       .best_val_loss = 1,
+       .plan = {.from = 7, .warmup = 3, .rate = 0.1, .peak = 0x1.5555555555555p-9}},
   };
   for (size_t i = 0; i < sizeof states / sizeof *states; i++) {
     TrainState back;
@@ -279,6 +282,11 @@ static void a_malformed_state_is_refused_with_the_reason(void **state) {
        "not a number or null"},
       {"{" COUNTS "\"step\":1,\"sequences\":\"1\",\"best_val_loss\":1e999}",
        "not a number or null"},
+#define PLANNED "{" COUNTS "\"step\":1,\"sequences\":\"1\",\"best_val_loss\":1,\"schedule\":"
+      {PLANNED "[]}", "schedule: it is not an object"},
+      {PLANNED "{\"from\":1,\"warmup\":0,\"rate\":0}}", "schedule: the key 'peak' is missing"},
+      {PLANNED "{\"from\":1,\"warmup\":0,\"rate\":0,\"peak\":-1}}", "'peak' is no learning rate"},
+      {PLANNED "{\"from\":1,\"warmup\":-1,\"rate\":0,\"peak\":1}}", "not whole numbers"},
       {"{\"version\":2}", "'version' is not 1"},
   };
   TinyTest t = tiny_test_open(tied);

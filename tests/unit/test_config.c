@@ -219,7 +219,6 @@ static void keys_that_contradict_each_other_are_refused(void **state) {
   CONTRADICTION("train.loss_chunks=3", "train.loss_chunks is 3");
   CONTRADICTION("train.batch_size=16777216", "gradient_accumulation");
   CONTRADICTION("optimizer.min_learning_rate=1", "min_learning_rate is 1");
-  CONTRADICTION("optimizer.warmup_steps=11", "warmup_steps is 11");
   CONTRADICTION("optimizer.schedule=wsd", "decay_steps is 0");
   CONTRADICTION("model.rope_scaling.rope_type=llama3", "rope_scaling.factor is missing");
   CONTRADICTION("model.rope_scaling={\"rope_type\": \"llama3\", \"factor\": 8, "
@@ -324,19 +323,18 @@ static void only_keys_that_shape_the_run_must_be_equal_on_resume(void **state) {
                              "output.dir=elsewhere",  "backend.threads=3",
                              "backend.device=cpu",    "train.resume_allow_changes=true",
                              "train.init_from=x",     "train.sample_prompt=hello",
-                             "backend.precision=fp8"};
+                             "backend.precision=fp8", "train.steps=11",
+                             "optimizer.beta2=0.5",   "optimizer.learning_rate=1"};
   Error err = {""};
   for (size_t i = 0; i < sizeof free_keys / sizeof *free_keys; i++) {
     const Config now = with(free_keys[i]);
     if (config_compare(&saved, &now, &err)) fail_msg("%s: %s", free_keys[i], err.text);
   }
-  char *const shaping[] = {"train.steps=11",
-                           "train.batch_size=2",
+  char *const shaping[] = {"train.batch_size=2",
                            "train.seed=1",
                            "data.train=u.bin",
                            "data.shuffle=false",
                            "model.rope_theta=7",
-                           "optimizer.beta2=0.5",
                            "backend.kernels=fused",
                            "train.sequence_length=16",
                            "train.gradient_accumulation=2",
@@ -345,11 +343,15 @@ static void only_keys_that_shape_the_run_must_be_equal_on_resume(void **state) {
     const Config now = with(shaping[i]);
     if (config_compare(&saved, &now, &err) == 0) fail_msg("%s was let through", shaping[i]);
   }
-  char *both[] = {"train.steps=11", "data.train=u.bin"};
-  const Config now = parse_with(MINIMAL, 2, both);
+  char *both[] = {"train.seed=11", "data.train=u.bin", "train.steps=11", "train.resume=auto"};
+  const Config now = parse_with(MINIMAL, 4, both);
   assert_int_equal(config_compare(&saved, &now, &err), -1);
-  expect_words(&err, (const char *const[]){"train.steps was 10 and is 11", "resume_allow_changes",
+  expect_words(&err, (const char *const[]){"train.seed was 1337 and is 11", "resume_allow_changes",
                                            "data.train was \"t.bin\" and is \"u.bin\"", NULL});
+  char *changes = config_changes(&saved, &now);
+  assert_string_equal(changes, "data.train \"t.bin\" -> \"u.bin\", train.steps 10 -> 11, "
+                               "train.seed 1337 -> 11");
+  free(changes);
 }
 
 static void the_printed_table_names_every_key_of_a_resolved_configuration(void **state) {
