@@ -154,7 +154,8 @@ const Key config_keys[] = {
            "AdamW's moments; bf16: half of their memory, stochastically rounded"),
     INTEGER(backend, threads, "0", 0, 4096, 0, "CPU threads; 0: all"),
 
-    TEXT(output, dir, REQUIRED, 1, KEY_OF_PROCESS, "the run's folder: log, configuration, checkpoints"),
+    TEXT(output, dir, REQUIRED, 1, KEY_OF_PROCESS,
+         "the run's folder: log, configuration, checkpoints"),
     CHOICE(
         output, save_dtype, dtypes, "\"fp32\"", 0,
         "of a checkpoint's model.safetensors; bf16: optimizer.safetensors holds the fp32 weights"),

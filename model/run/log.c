@@ -1,9 +1,11 @@
 #include "model/run/log.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 TimeText time_text(double seconds) {
   TimeText t;
@@ -46,25 +48,79 @@ ModelText model_text(const ModelConfig *m) {
   return t;
 }
 
+// ---- The file
+
+// Said once, until lines can be written again.
+static void fails(RunLog *log, const char *what) {
+  const char *why = strerror(errno);
+  if (!log->failed)
+    fprintf(stderr, "cannot %s '%s': %s; training goes on, and keeps its lines to try again\n",
+            what, log->path.text, why);
+  log->failed = true;
+}
+
+// Writes the lines that wait, all of them or none: a full disk takes a part of one, which is cut
+// off again.
+static void write_lines(RunLog *log) {
+  JsonWriter *w = &log->lines;
+  size_t done = 0;
+  if (log->torn && ftruncate(log->fd, log->bytes) != 0) return;
+  log->torn = false;
+  while (done < w->used) {
+    const ssize_t n = write(log->fd, w->text + done, w->used - done);
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) {
+      fails(log, "write to");
+      log->torn = done > 0 && ftruncate(log->fd, log->bytes) != 0;
+      return;
+    }
+    done += (size_t)n;
+  }
+  log->bytes += (off_t)done;
+  log->failed = false;
+  w->used = 0;
+}
+
+void log_sync(RunLog *log) {
+  write_lines(log);
+  if (fsync(log->fd) != 0 && errno != EINVAL && errno != EROFS) fails(log, "sync");
+}
+
+// Cuts off what a crash has left of a line, and sets log->bytes.
+static int cut_torn_line(RunLog *log) {
+  char block[1 << 16];
+  off_t end = lseek(log->fd, 0, SEEK_END);
+  log->bytes = 0;
+  if (end < 0) return errno == ESPIPE ? 0 : -1;
+  for (off_t at = end; at > 0 && log->bytes == 0;) {
+    const size_t n = at < (off_t)sizeof block ? (size_t)at : sizeof block;
+    at -= (off_t)n;
+    if (pread(log->fd, block, n, at) != (ssize_t)n) return -1;
+    for (size_t i = n; i > 0 && log->bytes == 0; i--)
+      if (block[i - 1] == '\n') log->bytes = at + (off_t)i;
+  }
+  return log->bytes < end ? ftruncate(log->fd, log->bytes) : 0;
+}
+
 int log_open(RunLog *log, const char *run_dir, int64_t steps, Error *err) {
   *log = (RunLog){.steps = steps};
   log->path = path_text("%s/log.jsonl", run_dir);
-  log->file = fopen(log->path.text, "a+");
-  if (!log->file) return error_set(err, "cannot open '%s': %s", log->path.text, strerror(errno));
-  // A run that was killed may have left half a line: end it, so that records stay one a line.
-  if (fseek(log->file, -1, SEEK_END) == 0) {
-    const int last = fgetc(log->file);
-    fseek(log->file, 0, SEEK_END);
-    if (last != '\n') fputc('\n', log->file);
-  }
-  return 0;
+  log->fd = open(log->path.text, O_RDWR | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
+  log->opened = log->fd >= 0;
+  if (log->opened && cut_torn_line(log) == 0) return 0;
+  return error_set(err, "cannot open '%s': %s", log->path.text, strerror(errno));
 }
 
 void log_close(RunLog *log) {
-  if (log->file) fclose(log->file);
-  free(log->record.text);
-  *log = (RunLog){.file = NULL};
+  if (log->opened) {
+    log_sync(log);
+    close(log->fd);
+  }
+  free(log->lines.text);
+  *log = (RunLog){.steps = 0};
 }
+
+// ---- Records
 
 // Fractions have nine digits, which is more than a float's.
 static void put_number(JsonWriter *w, const char *name, double value) {
@@ -72,8 +128,9 @@ static void put_number(JsonWriter *w, const char *name, double value) {
 }
 
 static JsonWriter *begin_record(RunLog *log, const char *kind, int64_t step) {
-  JsonWriter *w = &log->record;
-  w->used = 0;
+  enum { MOST_WAITING = 1 << 24 }; // bytes
+  JsonWriter *w = &log->lines;
+  if (w->used > MOST_WAITING) w->used = 0;
   json_open(w, NULL, '{');
   json_string(w, "kind", kind);
   json_whole(w, "step", step);
@@ -81,12 +138,11 @@ static JsonWriter *begin_record(RunLog *log, const char *kind, int64_t step) {
 }
 
 static void end_record(RunLog *log) {
-  json_close(&log->record, '}');
-  fprintf(log->file, "%s\n", log->record.text);
-  if (fflush(log->file) == 0 || log->failed) return;
-  fprintf(stderr, "cannot write to '%s': %s; training goes on without it\n", log->path.text,
-          strerror(errno));
-  log->failed = true;
+  json_close(&log->lines, '}');
+  log->lines.comma = false;
+  json_raw(&log->lines, NULL, "\n");
+  log->lines.comma = false;
+  write_lines(log);
 }
 
 // A record of one text, which may be a model's.
@@ -170,6 +226,29 @@ void log_save(RunLog *log, int64_t step, const char *path, double ms, double wai
   put_number(w, "ms", ms);
   put_number(w, "waited_ms", waited_ms);
   end_record(log);
+  log_sync(log);
+}
+
+// Has the file a line that begins so?
+static bool has_line(const RunLog *log, const char *begin) {
+  MappedFile map;
+  Error ignored;
+  const size_t length = strlen(begin);
+  bool found = false;
+  if (file_map(&map, log->path.text, &ignored) != 0) return false;
+  for (size_t at = 0; !found && at + length <= map.bytes;) {
+    found = memcmp(map.data + at, begin, length) == 0;
+    const unsigned char *end = memchr(map.data + at, '\n', map.bytes - at);
+    at = end ? (size_t)(end - map.data) + 1 : map.bytes;
+  }
+  file_unmap(&map);
+  return found;
+}
+
+void log_saved_before(RunLog *log, int64_t step, const char *path) {
+  char begin[64];
+  snprintf(begin, sizeof begin, "{\"kind\":\"save\",\"step\":%lld,", (long long)step);
+  if (!has_line(log, begin)) put_record(log, "save", step, "path", path, strlen(path));
 }
 
 void log_breakdown(RunLog *log, int64_t step, const Breakdown *b) {
@@ -207,4 +286,5 @@ void log_breakdown(RunLog *log, int64_t step, const Breakdown *b) {
 
 void log_stop(RunLog *log, int64_t step, const char *reason) {
   put_record(log, "stop", step, "reason", reason, strlen(reason));
+  log_sync(log);
 }

@@ -15,10 +15,14 @@
 //          the time that it took with the trace.
 // Numbers that are not finite are null. A resumed run appends; a step that is repeated has its
 // later record count.
+//
+// A line is in the file as a whole or not at all: what a crash tore is cut off when the run goes
+// on, and lines that a full disk does not take wait for the next one. All of them are synced before
+// a checkpoint takes its place, after it, and at the end.
 #pragma once
 #include <stdbool.h>
 #include <stdint.h>
-#include <stdio.h>
+#include <sys/types.h>
 #include "base/error.h"
 #include "base/file.h"
 #include "base/json.h"
@@ -26,12 +30,15 @@
 #include "model/config/config.h"
 
 typedef struct RunLog {
-  FILE *file;
+  bool opened;
+  int fd;
   PathText path;
-  JsonWriter record; // the last one
-  bool failed;       // a write failed; said once
-  int64_t steps;     // of the whole run, for "step/total"
-  double ms_mean;    // running mean of a step's time, for the time left
+  off_t bytes;      // of the lines in the file
+  JsonWriter lines; // that are not in the file yet
+  bool failed;      // the last write did; said once
+  bool torn;        // and has left a part of a line
+  int64_t steps;    // of the whole run, for "step/total"
+  double ms_mean;   // running mean of a step's time, for the time left
 } RunLog;
 
 typedef struct StepLine {
@@ -45,7 +52,9 @@ typedef struct StepLine {
 } StepLine;
 
 int log_open(RunLog *log, const char *run_dir, int64_t steps, Error *err);
-void log_close(RunLog *log);
+void log_close(RunLog *log); // zeros are fine
+// Writes what waits, and has the disk hold all of it.
+void log_sync(RunLog *log);
 void log_start(RunLog *log, int64_t step, int64_t parameters, int64_t tokens_per_step,
                const char *backend, const char *changes);      // NULL: not resumed
 void log_train(RunLog *log, const StepLine *line, bool print); // print: the progress line, too
@@ -53,6 +62,8 @@ void log_val(RunLog *log, int64_t step, double loss, int64_t tokens, bool best);
 void log_val_bf16(RunLog *log, int64_t step, double loss, int64_t tokens);
 void log_sample(RunLog *log, int64_t step, const char *text, size_t bytes);
 void log_save(RunLog *log, int64_t step, const char *path, double ms, double waited_ms);
+// A run goes on from this checkpoint: if it was killed before it could say so, the line comes now.
+void log_saved_before(RunLog *log, int64_t step, const char *path);
 void log_breakdown(RunLog *log, int64_t step, const Breakdown *b); // printed, too
 void log_stop(RunLog *log, int64_t step, const char *reason);
 

@@ -211,6 +211,9 @@ static int open_output(Run *run, Error *err) {
   const Config *c = &run->config;
   if (!run->lock.path && create_folder(run, err) != 0) return -1;
   if (log_open(&run->log, c->output.dir, c->train.steps, err) != 0) return -1;
+  const PathText saved = path_text("%s/step-%08lld", c->output.dir, (long long)run->state.step);
+  if (run->resumed && path_exists(saved.text))
+    log_saved_before(&run->log, run->state.step, saved.text);
   char *json = config_json(c);
   const PathText path = path_text("%s/run.json", c->output.dir);
   const int status = file_write_atomic(path.text, json, strlen(json), err);

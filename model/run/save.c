@@ -53,6 +53,7 @@ int run_save(Run *run, Error *err) {
   const bool saved = run->saved_step == run->state.step && !run->best_is_new;
   if (saved || c->train.save_interval < 0) return 0;
   run->best_is_new = false;
+  log_sync(&run->log); // so that it has all lines up to this step before the checkpoint is there
   range_push("save");
   if (run->saves)
     background_begin(run->saves, c, &run->export, &run->state);

@@ -1,8 +1,10 @@
 // Learning-rate schedules, and what a run writes to its log.
 #include <math.h>
 #include <stdio.h>
+#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <cjson/cJSON.h>
@@ -217,8 +219,8 @@ static void the_log_is_one_json_object_a_line(void **state) {
   log_close(&log);
   must(file_read(path, 1 << 20, &text, &bytes, &err), &err);
 
-  cJSON *start = record(text, 1), *train = record(text, 2), *said = record(text, 3),
-        *stop = record(text, 4);
+  cJSON *start = record(text, 0), *train = record(text, 1), *said = record(text, 2),
+        *stop = record(text, 3);
   assert_string_equal(cJSON_GetObjectItemCaseSensitive(start, "kind")->valuestring, "start");
   assert_true(cJSON_IsNull(cJSON_GetObjectItemCaseSensitive(train, "loss")));
   assert_true(cJSON_IsNull(cJSON_GetObjectItemCaseSensitive(train, "grad_norm")));
@@ -236,6 +238,97 @@ static void the_log_is_one_json_object_a_line(void **state) {
   must(directory_remove(dir, &err), &err);
   free(path);
   free(dir);
+}
+
+static int syncs;
+int __real_fsync(int fd);
+int __wrap_fsync(int fd);
+int __wrap_fsync(int fd) {
+  syncs++;
+  return __real_fsync(fd);
+}
+
+typedef struct LogTest {
+  char *dir, *path, *text; // the folder, its log.jsonl, and what that held when it was last read
+  RunLog log;
+} LogTest;
+
+static LogTest log_test_open(const char *before) {
+  Error err;
+  LogTest t = {.dir = temporary_folder()};
+  t.path = xasprintf("%s/log.jsonl", t.dir);
+  must(file_write(t.path, before, strlen(before), &err), &err);
+  must(log_open(&t.log, t.dir, 10, &err), &err);
+  return t;
+}
+
+static const char *log_text(LogTest *t) {
+  Error err;
+  size_t bytes;
+  free(t->text);
+  must(file_read(t->path, 1 << 20, &t->text, &bytes, &err), &err);
+  return t->text;
+}
+
+static void log_test_close(LogTest *t) {
+  Error err;
+  log_close(&t->log);
+  must(directory_remove(t->dir, &err), &err);
+  free(t->text);
+  free(t->path);
+  free(t->dir);
+}
+
+#define STOP(step) "{\"kind\":\"stop\",\"step\":" #step ",\"reason\":\"x\"}\n"
+#define SAVE(step) "{\"kind\":\"save\",\"step\":" #step ",\"path\":\"p\"}\n"
+
+static void a_full_disk_leaves_no_part_of_a_line(void **state) {
+  (void)state;
+  LogTest t = log_test_open(STOP(1));
+  const struct rlimit free_disk = {RLIM_INFINITY, RLIM_INFINITY},
+                      full_disk = {2 * strlen(STOP(1)) + 5, RLIM_INFINITY};
+  signal(SIGXFSZ, SIG_IGN);
+  must(setrlimit(RLIMIT_FSIZE, &full_disk), &(Error){"setrlimit"});
+  for (int64_t step = 2; step < 5; step++) log_stop(&t.log, step, "x");
+  assert_string_equal(log_text(&t), STOP(1) STOP(2));
+  must(setrlimit(RLIMIT_FSIZE, &free_disk), &(Error){"setrlimit"});
+  log_stop(&t.log, 5, "x");
+  assert_string_equal(log_text(&t), STOP(1) STOP(2) STOP(3) STOP(4) STOP(5));
+  log_test_close(&t);
+}
+
+static void what_a_crash_tore_is_cut_off(void **state) {
+  (void)state;
+  enum { LONG = 200000 }; // several blocks
+  char *torn = xcalloc(LONG + 1, 1), *before = xasprintf("%s%s", STOP(1), STOP(2));
+  memset(torn, 'x', LONG);
+  char *both = xasprintf("%s%s", before, torn);
+  LogTest t = log_test_open(both);
+  assert_string_equal(log_text(&t), before);
+  log_stop(&t.log, 3, "x");
+  assert_string_equal(log_text(&t), STOP(1) STOP(2) STOP(3));
+  log_test_close(&t);
+  t = log_test_open(torn); // no line is whole
+  assert_string_equal(log_text(&t), "");
+  log_test_close(&t);
+  free(both);
+  free(before);
+  free(torn);
+}
+
+static void a_save_is_synced_and_its_line_comes_once(void **state) {
+  (void)state;
+  LogTest t = log_test_open(SAVE(1) STOP(20));
+  log_saved_before(&t.log, 1, "p");
+  assert_string_equal(log_text(&t), SAVE(1) STOP(20));
+  log_saved_before(&t.log, 2, "p"); // the run was killed before it wrote this
+  assert_string_equal(log_text(&t), SAVE(1) STOP(20) SAVE(2));
+  syncs = 0;
+  log_save(&t.log, 3, "p", 2, 1);
+  assert_int_equal(syncs, 1);
+  log_stop(&t.log, 3, "x");
+  assert_int_equal(syncs, 2);
+  log_test_close(&t);
 }
 
 // What a run in FP8 writes besides: on the progress line only where something was clipped.
@@ -303,6 +396,9 @@ int main(void) {
       cmocka_unit_test(another_learning_rate_is_the_peak_from_here_on),
       cmocka_unit_test(counts_and_times_read_well),
       cmocka_unit_test(the_log_is_one_json_object_a_line),
+      cmocka_unit_test(a_full_disk_leaves_no_part_of_a_line),
+      cmocka_unit_test(what_a_crash_tore_is_cut_off),
+      cmocka_unit_test(a_save_is_synced_and_its_line_comes_once),
       cmocka_unit_test(fp8_names_its_peak_and_counts_saturated_tensors),
   };
   return cmocka_run_group_tests_name("test_report", tests, NULL, NULL);
