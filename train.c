@@ -1,12 +1,16 @@
 // train: trains a LLaMA from a JSON config, and writes with it. `./train --help` says how to call
 // it.
 #include <errno.h>
+#include <fcntl.h>
+#include <math.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/time.h>
 #include <unistd.h>
 
+#include "base/clock.h"
 #include "base/file.h"
 #include "base/memory.h"
 #include "base/shell.h"
@@ -56,15 +60,27 @@ static const char usage[] =
     "Ctrl-C finishes the step, saves and ends; train.resume=auto goes on from there.\n"
     "Configs to start from are in configs/, and ./prepare turns text into training data.\n";
 
+// Why the process is to stop at the next step boundary.
+enum { BY_SIGNAL = 1, BY_HANGUP, BY_TIME };
+
 // A mutable global: a signal handler can reach nothing else.
 static volatile sig_atomic_t stop_requested = 0;
 
+// The second one ends at once. Not a SIGHUP: a terminal that goes sends several, and other signals.
 static void on_signal(int number) {
-  if (stop_requested) { // the second one ends at once
+  if (stop_requested == BY_SIGNAL && number != SIGHUP) {
     signal(number, SIG_DFL);
     raise(number);
   }
-  stop_requested = 1;
+  if (number != SIGHUP)
+    stop_requested = BY_SIGNAL;
+  else if (!stop_requested)
+    stop_requested = BY_HANGUP;
+}
+
+static void on_alarm(int number) {
+  (void)number;
+  if (!stop_requested) stop_requested = BY_TIME;
 }
 
 static void catch_signals(void) {
@@ -72,6 +88,36 @@ static void catch_signals(void) {
   sigemptyset(&action.sa_mask);
   sigaction(SIGINT, &action, NULL);
   sigaction(SIGTERM, &action, NULL);
+}
+
+// Training outlives its console, unless SIGHUP says that it should end, which nohup keeps away.
+static void catch_signals_of_training(void) {
+  struct sigaction action = {.sa_handler = on_alarm, .sa_flags = SA_RESTART}, hangup;
+  sigemptyset(&action.sa_mask);
+  sigaction(SIGALRM, &action, NULL);
+  action.sa_handler = on_signal;
+  if (sigaction(SIGHUP, NULL, &hangup) == 0 && hangup.sa_handler != SIG_IGN)
+    sigaction(SIGHUP, &action, NULL);
+  signal(SIGPIPE, SIG_IGN);
+  signal(SIGXFSZ, SIG_IGN); // a file's limit is the error of a write
+  catch_signals();
+}
+
+// Has the alarm come in time for train.max_minutes.
+static void set_alarm(const Run *run, double started_ms) {
+  const double minutes = run->config.train.max_minutes;
+  if (minutes == 0 || stop_requested) return;
+  const double left_ms = fmax(1, started_ms + minutes * 60e3 - now_ms() - run_end_ms(run));
+  const struct itimerval alarm = {.it_value = {.tv_sec = (time_t)(left_ms / 1000),
+                                               .tv_usec = (suseconds_t)fmod(left_ms, 1000) * 1000}};
+  setitimer(ITIMER_REAL, &alarm, NULL);
+}
+
+// Without standard output no file may be opened in its place, for prints would go there.
+static void fill_closed_streams(void) {
+  int fd = 0;
+  while (fd >= 0 && fd <= STDERR_FILENO) fd = open("/dev/null", O_RDONLY); // writes to it fail
+  if (fd >= 0) close(fd);
 }
 
 static int fail(const Error *err) {
@@ -120,8 +166,8 @@ static const char *left_out_text(bool validated, bool sampled) {
   return sampled ? "its validation" : "its validation and sample";
 }
 
-// Trains until the last step, a signal or an error. *left_out: as left_out_text has it.
-static int training_loop(Run *run, const char **left_out, Error *err) {
+// Trains until the last step, a signal, train.max_minutes or an error. *left_out: as left_out_text has it.
+static int training_loop(Run *run, double started_ms, const char **left_out, Error *err) {
   Llama *llama = &run->llama;
   const TrainConfig *c = &run->config.train;
   *left_out = NULL;
@@ -132,6 +178,7 @@ static int training_loop(Run *run, const char **left_out, Error *err) {
                sample = step > 0 && due(step, c->sample_interval, c->steps),
                checkpoint = step > 0 && due(step, c->save_interval, c->steps);
     end_save(run, false);
+    set_alarm(run, started_ms);
     if (validate || sample || checkpoint || stop_requested) {
       if (run_settle(run, err) != 0) return -1;
       const bool validated = !validate || run_validate(run), sampled = !sample || run_sample(run);
@@ -180,7 +227,10 @@ static void print_end(const char *path, const Run *run, const char *left_out, in
     print_word("; write with it: ./train --generate ", shell_word(dir));
     printf(" --prompt \"...\"\n");
   } else {
-    printf("stopped after step %lld of %lld; ", step, steps);
+    printf("stopped after step %lld of %lld", step, steps);
+    if (stop_requested == BY_TIME)
+      printf(", as train.max_minutes=%g asks", run->config.train.max_minutes);
+    printf("; ");
     if (left_out) printf("the checkpoint is saved, but still without %s; ", left_out);
     print_word(left_out ? "make up for it with: ./train " : "go on with: ./train ",
                shell_word(path));
@@ -192,18 +242,20 @@ static void print_end(const char *path, const Run *run, const char *left_out, in
 }
 
 static int command_train(const char *path, int override_count, char **overrides) {
+  const double started_ms = now_ms();
   Error err;
   Config config;
   Run run;
   if (config_load(&config, path, override_count, overrides, &err) != 0) return fail(&err);
   config_print(&config);
-  catch_signals(); // from here on a signal means: stop at the next step boundary and save
+  catch_signals_of_training();
   if (run_open(&run, &config, &stop_requested, &err) != 0) return fail(&err);
   const char *left_out;
-  const int status = training_loop(&run, &left_out, &err);
+  const int status = training_loop(&run, started_ms, &left_out, &err);
   if (status == 0) {
     const bool done = run.state.step >= config.train.steps && !left_out;
-    log_stop(&run.log, run.state.step, done ? "done" : "signal");
+    const char *why = stop_requested == BY_TIME ? "max_minutes" : "signal";
+    log_stop(&run.log, run.state.step, done ? "done" : why);
     print_end(path, &run, left_out, override_count, overrides);
   }
   run_close(&run);
@@ -269,6 +321,7 @@ static void let_idle_threads_sleep(char **argv) {
 
 int main(int argc, char **argv) {
   Error err;
+  fill_closed_streams();
   let_idle_threads_sleep(argv);
   const char *first = argc > 1 ? argv[1] : "";
   const bool help = strcmp(first, "--help") == 0 || strcmp(first, "-h") == 0,

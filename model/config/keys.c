@@ -104,6 +104,9 @@ const Key config_keys[] = {
     INTEGER(train, max_nonfinite, "10", 1, 99999999, 0,
             "the run stops when so many updates in a row are skipped, because the loss or the "
             "gradient norm is not finite"),
+    NUMBER(train, max_minutes, "0", 0, 1e8, KEY_OF_PROCESS,
+           "the process saves and ends before so many minutes have passed, as a batch system wants "
+           "it; 0: no limit"),
     TEXT(train, resume, "\"\"", 0, KEY_OF_PROCESS,
          "empty: start anew; \"auto\": go on from the newest checkpoint in output.dir, if any; "
          "else the folder of a checkpoint to go on from"),

@@ -44,6 +44,7 @@ typedef struct Run {
   int64_t untraced;
   double untraced_ms;
   BackgroundSave *saves;     // NULL: training waits for a save
+  double save_ms;            // that the longest save took; 0 before the first
   int64_t saved_step;        // step of the newest checkpoint, -1 = none yet
   bool best_is_new;          // state.best_val_loss is not in that checkpoint
   int32_t *tokens, *targets; // [B, T] each, host
@@ -88,6 +89,9 @@ int run_save(Run *run, Error *err);
 void run_save_copied(Run *run);
 // Tells how a save went that has ended: in the log, or by its error. wait: the one under way, too.
 int run_save_end(Run *run, bool wait, Error *err);
+// How long it will take at most, as far as one can know, until the steps asked for are done and
+// saved, and the process has ended.
+double run_end_ms(const Run *run);
 
 // For run_open, run_close and --plan. Whether saves are to be made beside training, by the config
 // and the memory that the host has besides the run's; prints what it will take, or that it is not

@@ -1,4 +1,5 @@
 // A run's saves: beside training where the host has the memory, else while training waits.
+#include <math.h>
 #include <stdio.h>
 
 #include "base/clock.h"
@@ -32,6 +33,7 @@ static int book(Run *run, const SaveResult *r, Error *err) {
   *err = r->error;
   if (r->status != 0) return -1;
   run->saved_step = r->step;
+  run->save_ms = fmax(run->save_ms, r->ms);
   const PathText path = path_text("%s/step-%08lld", run->config.output.dir, (long long)r->step);
   log_save(&run->log, r->step, path.text, r->ms, r->waited_ms);
   return 0;
@@ -71,6 +73,15 @@ int run_save_end(Run *run, bool wait, Error *err) {
   SaveResult result;
   if (!run->saves || !background_end(run->saves, wait, &result)) return 0;
   return book(run, &result, err);
+}
+
+double run_end_ms(const Run *run) {
+  // Of a disk that no save has been seen on, and of closing what is open.
+  const double bytes_per_ms = 200e3, close_ms = 1000;
+  const double state_bytes = 12.0 * (double)model_parameters(&run->config.model, true);
+  const double save_ms = run->save_ms > 0 ? run->save_ms : state_bytes / bytes_per_ms;
+  const double saves = run->saves ? 2.5 : 1.5; // one may be under way, and the next one be slower
+  return (double)(run->be->steps_ahead + 2) * run->log.ms_mean + saves * save_ms + close_ms;
 }
 
 void saves_close(Run *run) {

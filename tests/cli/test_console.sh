@@ -1,0 +1,66 @@
+#!/usr/bin/env bash
+# A console that goes away ends no run, a hangup and train.max_minutes save and end it, and a limit on the size of
+# files is an error of a save.
+# shellcheck disable=SC2317 # functions are called through check
+# shellcheck source=tests/support/lib.sh
+. "$(dirname "$0")/../support/lib.sh"
+prepare_data 400
+config=$folder/config.json
+write_config "$config"
+endless=(train.steps=1000000 output.log_interval=50)
+
+log_is_whole() { # RUN STEPS: every line is a record, and it has every step
+  [ "$(grep -cvE '^\{"kind":"[a-z]+","step":[0-9]+.*\}$' "$folder/$1/log.jsonl")" = 0 ] &&
+    [ "$(grep -c '"kind":"train"' "$folder/$1/log.jsonl")" = "$2" ]
+}
+stopped_by() { tail -n 1 "$folder/$1/log.jsonl" | grep -q "\"reason\":\"$2\""; }
+said() { echo "status $status, it said: $(tail -n 2 "$folder/said") $(cat "$folder/said.err")"; }
+
+# ---- A console that is closed or broken
+"$TRAIN" "$config" "output.dir=$folder/closed" >&- 2>/dev/null
+status=$?
+check a_run_without_standard_output_trains_to_its_end "status $status" test $status = 0
+check its_log_has_nothing_else_in_it "$(head -n 3 "$folder/closed/log.jsonl")" log_is_whole closed 20
+"$TRAIN" "$config" "output.dir=$folder/head" 2>"$folder/said.err" | head -n 1 >"$folder/said"
+status=${PIPESTATUS[0]}
+check a_broken_pipe_does_not_end_a_run "$(said)" test "$status" = 0
+check its_log_goes_on "$(tail -n 2 "$folder/head/log.jsonl")" log_is_whole head 20
+check a_command_whose_prints_are_its_result_still_fails "$("$TRAIN" --help 2>&1 >&-)" \
+  test "$("$TRAIN" --help 2>&1 >&-)" = 'train: cannot write to standard output: Bad file descriptor'
+
+# ---- Hangups
+# hang_up RUN PREFIX...: two SIGHUPs after step 100, as a terminal that is closed sends them.
+hang_up() {
+  local run=$1
+  shift
+  "$@" "$TRAIN" "$config" "${endless[@]}" "output.dir=$folder/$run" >"$folder/said" 2>"$folder/said.err" </dev/null &
+  process=$!
+  wait_for '"kind":"train","step":100,' "$folder/$run/log.jsonl" $process
+  kill -HUP $process
+  kill -HUP $process 2>/dev/null
+}
+hang_up hangup
+wait $process
+status=$?
+check a_hangup_saves_and_ends_a_run "$(said)" test "$status $(readlink "$folder/hangup/latest" | cut -c 1-5)" = '0 step-'
+hang_up nohup nohup
+wait_for '"kind":"train","step":1000,' "$folder/nohup/log.jsonl" $process
+check nohup_keeps_hangups_away "$(said)" kill -TERM $process
+wait $process
+
+# ---- A limit on the size of files
+(ulimit -f 100 && exec "$TRAIN" "$config" "output.dir=$folder/limit") >"$folder/said" 2>"$folder/said.err"
+status=$?
+check a_file_that_may_not_grow_is_the_error_of_a_save "$(said)" \
+  test "$status $(grep -c 'could not be saved: .*File too large' "$folder/said.err")" = '1 1'
+
+# ---- train.max_minutes
+begin=$(date +%s%N)
+"$TRAIN" "$config" "${endless[@]}" "output.dir=$folder/timed" train.max_minutes=0.05 >"$folder/said" 2>"$folder/said.err"
+status=$? took=$((($(date +%s%N) - begin) / 1000000))
+check a_run_ends_before_its_minutes_are_over "after $took ms, $(said)" test $status = 0 -a $took -gt 500 -a $took -lt 3000
+check it_says_why_and_how_to_go_on "$(said)" \
+  grep -q 'as train.max_minutes=0.05 asks; go on with: .*train.resume=auto' "$folder/said"
+check the_log_says_why "$(tail -n 1 "$folder/timed/log.jsonl")" stopped_by timed max_minutes
+check what_it_did_is_saved "$(ls "$folder/timed")" test -e "$folder/timed/latest/state.json"
+exit $failed
