@@ -247,7 +247,6 @@ static int command_train(const char *path, int override_count, char **overrides)
   Config config;
   Run run;
   if (config_load(&config, path, override_count, overrides, &err) != 0) return fail(&err);
-  config_print(&config);
   catch_signals_of_training();
   if (run_open(&run, &config, &stop_requested, &err) != 0) return fail(&err);
   const char *left_out;

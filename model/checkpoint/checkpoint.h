@@ -86,3 +86,5 @@ int checkpoint_read_state(const char *path, TrainState *state, Error *err);
 // in FP8 that has the scalings of this precision with its moments goes on with them
 // (llama->scaled); those of another precision are passed over.
 int checkpoint_load(const char *path, Llama *llama, bool with_optimizer, Error *err);
+// Would it be loaded into this model? Reads no value.
+int checkpoint_check(const char *path, const ModelConfig *model, bool with_optimizer, Error *err);

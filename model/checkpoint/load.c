@@ -194,6 +194,16 @@ static void wanted_close(Wanted *w) {
   tensor_list_free(&w->list);
 }
 
+int checkpoint_check(const char *path, const ModelConfig *model, bool with_optimizer, Error *err) {
+  int status = 0;
+  for (TensorSet set = WEIGHTS; set <= (with_optimizer ? MOMENTS : WEIGHTS) && status == 0; set++) {
+    Wanted wanted;
+    status = wanted_open(&wanted, path, model, set, err);
+    wanted_close(&wanted);
+  }
+  return status;
+}
+
 // ---- Into the model
 
 static bool is_part(const TensorList *list, int i, int param, StatePart part) {

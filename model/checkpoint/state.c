@@ -43,7 +43,6 @@ char *state_json(const TrainState *s) {
   for (int i = 0; i < SEQUENCES; i++) json_whole(&w, names[i], numbers[i]);
   json_string(&w, names[SEQUENCES], digits.text);
   json_number(&w, names[BEST_VAL_LOSS], s->best_val_loss, JSON_EXACT);
-  if (s->tokenizer != 0) json_string(&w, names[TOKENIZER], digits_text(s->tokenizer).text);
   if (s->plan.from > 0) {
     json_open(&w, PLAN_NAME, '{');
     json_whole(&w, plan_names[0], s->plan.from);
@@ -52,6 +51,7 @@ char *state_json(const TrainState *s) {
     json_number(&w, plan_names[3], s->plan.peak, JSON_EXACT);
     json_close(&w, '}');
   }
+  if (s->tokenizer != 0) json_string(&w, names[TOKENIZER], digits_text(s->tokenizer).text);
   json_close(&w, '}');
   return w.text;
 }

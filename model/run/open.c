@@ -163,6 +163,7 @@ static int open_inputs(Run *run, char *from, Error *err) {
       find_start(run, from, err) != 0 ||
       run_tokenizer(&run->tokenizer, c, run->train_data, run->val_data, from, err) != 0 ||
       check_tokenizer(run, from, err) != 0 ||
+      (from[0] && checkpoint_check(from, &c->model, run->resumed, err) != 0) ||
       export_open(&run->export, run->tokenizer, from, err) != 0 ||
       loader_check(run->train_data, c->model.vocab_size, err) != 0)
     return -1;
@@ -178,12 +179,13 @@ static int open_parts(Run *run, Error *err) {
   if (!run->tokenizer) shape.context = 0;
   run->be = backend_create(c, &shape, c->train.sequence_length, err);
   if (!run->be || (c->output.breakdown && open_trace(run, err) != 0)) return -1;
+  if (llama_create(&run->llama, &c->model, &shape, run->be, err) != 0) return -1;
+  config_print(c);
   MemoryPlan plan;
   memory_plan(&plan, &c->model, &shape, run->be);
   memory_plan_print(&plan);
   const bool background = saves_plan(c, run->be, plan.total_bytes);
   run->planned_bytes = plan.total_bytes;
-  if (llama_create(&run->llama, &c->model, &shape, run->be, err) != 0) return -1;
   run->tokens = xmalloc(2 * M * sizeof *run->tokens);
   run->targets = run->tokens + M;
   if (load_weights(run, from, err) != 0) return -1;

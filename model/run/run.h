@@ -54,7 +54,8 @@ typedef struct Run {
 } Run;
 
 // Checks and opens everything: data, backend, memory, weights (random, from init_from, or resumed),
-// log. Prints the start-up table. On an error nothing is left open, and nothing was written.
+// log. Prints the configuration, the memory plan and the start-up table, the first line only once
+// the memory is there. On an error nothing is left open, and nothing was written.
 int run_open(Run *run, const Config *config, const volatile sig_atomic_t *stop, Error *err);
 void run_close(Run *run);
 

@@ -78,7 +78,7 @@ refuses a_token_file_that_was_cut_is_refused "$folder/cut.bin" "$config" "data.t
 refuses a_file_as_output_folder_is_refused "$folder/text.txt" "$config" "output.dir=$folder/text.txt"
 refuses an_output_folder_below_a_file_is_refused "$folder/text.txt" "$config" "output.dir=$folder/text.txt/run"
 [ ! -e /proc/self ] || \
-  refuses an_output_folder_that_cannot_be_made_is_refused '/proc/absent' "$config" output.dir=/proc/absent/run
+  may_print=yes refuses an_output_folder_that_cannot_be_made_is_refused '/proc/absent' "$config" output.dir=/proc/absent/run
 refuses resuming_from_a_folder_that_is_not_there_names_it "$folder/absent" "$config" "train.resume=$folder/absent"
 
 # ---- The plan

@@ -58,13 +58,15 @@ prepare_data() { # LINES
 listing() { (cd "$folder" && find . ! -name 'said*' | LC_ALL=C sort); }
 
 # why_no_clear_error STATUS WORDS: a clear error is the status 1, one line on standard error
-# ($folder/said.err) with these words, and no file written. Prints what is wrong, or nothing.
+# ($folder/said.err) with these words, nothing else said (unless may_print is set), and no file written. Prints what is wrong,
+# or nothing.
 why_no_clear_error() {
   local status=$1 words=$2 said lines
   said=$(cat "$folder/said.err")
   lines=$(wc -l <"$folder/said.err")
   if [ "$status" != 1 ]; then echo "exit status $status instead of 1, and it said: $said"
   elif [ "$lines" != 1 ]; then echo "$lines lines on standard error instead of one: $said"
+  elif [ -s "$folder/said" ] && [ -z "${may_print:-}" ]; then echo "it printed before it: $(head -n 2 "$folder/said")"
   elif [[ $said != *"$words"* ]]; then echo "'$words' is not in what it said: $said"
   elif [ "$(listing)" != "$before" ]; then
     echo "it wrote something: $(diff <(echo "$before") <(listing) | tr '\n' ' ')"
