@@ -33,8 +33,8 @@ static const char usage[] =
     "       train --bench CONFIG.json [section.key=value ...]  what fusing buys on this GPU\n"
     "       train --doctor                                     what this machine can train on, "
     "tried out\n"
-    "       train --help-config                                every config key, its default and "
-    "meaning\n"
+    "       train --help-config [KEY]                          config keys that begin so, default "
+    "and meaning\n"
     "       train --help | --version\n"
     "\n"
     "DIR is a run's folder, one of its checkpoints, or a Hugging Face LLaMA folder.\n"
@@ -327,7 +327,7 @@ int main(int argc, char **argv) {
              version = strcmp(first, "--version") == 0, keys = strcmp(first, "--help-config") == 0;
   if (help) fputs(usage, stdout);
   if (version) printf("coda.c train %s\n", CODA_VERSION);
-  if (keys) config_print_keys();
+  if (keys && config_print_keys(argc > 2 ? argv[2] : "", &err) != 0) return fail(&err);
   if (help || version || keys) return printed();
   if (strcmp(first, "--doctor") == 0) return doctor();
   if (strcmp(first, "--generate") == 0) return command_generate(argc - 2, argv + 2);

@@ -149,8 +149,9 @@ int config_compare(const Config *saved, const Config *now, Error *err);
 // Keys of a process, such as train.resume, are left out.
 char *config_changes(const Config *saved, const Config *now);
 
-// Prints the table of keys (name, default, allowed, meaning) in Markdown, for --help-config.
-void config_print_keys(void);
+// Prints the table of keys (name, default, allowed, meaning) in Markdown, for --help-config: of
+// those whose name begins so, "train.s" or "" for all. An error where there is none.
+int config_print_keys(const char *prefix, Error *err);
 
 // A Hugging Face config.json (LlamaForCausalLM) -> ModelConfig.
 int model_config_parse(ModelConfig *model, const char *name, const char *json, Error *err);

@@ -236,7 +236,7 @@ static AllowedText range_text(const Key *key) {
   const char *kind = key->type == KEY_INTEGER ? "a whole number" : "a number";
   const char *least = key->flags & KEY_ABOVE_MIN ? ", above " : ", at least ";
   const char *most = key->flags & KEY_BELOW_MAX ? " and below " : " and at most ";
-  const bool no_max = key->max >= (double)JSON_MAX_INTEGER;
+  const bool no_max = key->max > (double)JSON_MAX_INTEGER;
   if (key->type == KEY_INTEGER && !no_max) least = " from ", most = " to ";
   snprintf(t.text, sizeof t.text, "%s%s%s%s%s", kind, least, number_text(key->min).text,
            no_max ? "" : most, no_max ? "" : number_text(key->max).text);

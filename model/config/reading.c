@@ -260,16 +260,30 @@ void config_print(const Config *config) {
   printf("\n");
 }
 
-void config_print_keys(void) {
-  printf("| key | default | allowed | meaning |\n|---|---|---|---|\n");
+static void print_key(const Key *key) {
+  printf("| `%s.%s`%s | ", key->section, key->name, key->flags & KEY_SHAPES_RUN ? " *" : "");
+  if (!key->fallback)
+    printf("required");
+  else if (strcmp(key->fallback, "null") != 0)
+    printf("`%s`", key->fallback);
+  printf(" | %s | %s |\n", key_allowed(key).text, key->meaning);
+}
+
+int config_print_keys(const char *prefix, Error *err) {
+  int printed = 0;
   for (const Key *key = config_keys; key->name; key++) {
-    printf("| `%s.%s`%s | ", key->section, key->name, key->flags & KEY_SHAPES_RUN ? " *" : "");
-    if (!key->fallback)
-      printf("required");
-    else if (strcmp(key->fallback, "null") != 0)
-      printf("`%s`", key->fallback);
-    printf(" | %s | %s |\n", key_allowed(key).text, key->meaning);
+    const PathText name = path_text("%s.%s", key->section, key->name);
+    if (strncmp(name.text, prefix, strlen(prefix)) != 0) continue;
+    if (printed++ == 0) printf("| key | default | allowed | meaning |\n|---|---|---|---|\n");
+    print_key(key);
   }
-  printf("\nA run can be resumed only with the same value of a key marked *, unless "
-         "train.resume_allow_changes is true.\n");
+  if (printed > 0) {
+    printf("\nA run can be resumed only with the same value of a key marked *, unless "
+           "train.resume_allow_changes is true.\n");
+    return 0;
+  }
+  KeyReader r = {.where = "--help-config", .err = err};
+  const char *dot = strrchr(prefix, '.');
+  const PathText section = path_text("%.*s", dot ? (int)(dot - prefix) : 0, prefix);
+  return key_unknown(&r, section.text, dot ? dot + 1 : prefix);
 }

@@ -24,6 +24,12 @@ says() {
 says help_shows_how_to_call_it 'usage: train CONFIG.json' --help
 says version_names_the_program 'coda.c train ' --version
 says help_config_lists_the_keys 'train.sequence_length' --help-config
+says help_config_shows_a_key '| `train.max_minutes` | `0` |' --help-config train.max_minutes
+check help_config_shows_nothing_else "$(cat "$folder/said")" test "$(grep -c '^| `' "$folder/said")" = 1
+says help_config_shows_what_begins_so '| `train.seed` * |' --help-config train.s
+check help_config_leaves_the_rest_out "$(cat "$folder/said")" test "$(grep -c '^| `train\.s' "$folder/said")" = "$(grep -c '^| `' "$folder/said")"
+refuses help_config_of_no_key_names_the_nearest 'did you mean train.batch_size?' --help-config train.batchsize
+refuses help_config_of_a_bare_name_says_where_it_is 'did you mean optimizer.eps?' --help-config eps
 for option in --help --version --help-config; do
   said=$("$TRAIN" $option 2>&1 >/dev/full)
   status=$?
@@ -63,6 +69,9 @@ refuses a_breakdown_on_the_cpu_is_refused 'this run is on the CPU' "$config" out
 refuses a_gpu_that_is_not_there_is_refused 'backend.device' "$config" backend.device=cuda
 refuses a_model_too_large_for_any_memory_is_refused 'memory' "$config" model.hidden_size=131072 \
   model.num_attention_heads=1024 model.intermediate_size=1048576 model.num_hidden_layers=4096
+
+refuses a_seed_that_json_cannot_hold_names_the_most 'a whole number from 0 to 9007199254740991' "$config" \
+  train.seed=18446744073709551615
 
 # ---- Data
 refuses a_missing_token_file_is_named "$folder/absent" "$config" "data.train=$folder/absent-*.bin"
@@ -110,6 +119,12 @@ refuses a_folder_that_holds_a_run_is_not_overwritten 'train.resume=auto' "$confi
 "$TRAIN" "$config" "output.dir=$folder/timed" train.save_interval=-1 >"$folder/said"
 check a_run_that_is_only_timed_saves_nothing "$(ls "$folder/timed")" \
   test "$(ls "$folder/timed"; grep -c 'nothing was saved' "$folder/said")" = $'log.jsonl\nrun.json\n1'
+
+mkdir "$folder/my configs" && cp "$config" "$folder/my configs/a.json"
+"$TRAIN" "$folder/my configs/a.json" "output.dir=$folder/my run" >"$folder/said"
+command=$(sed -n 's/^done; .* write with it: //p' "$folder/said")
+check a_printed_command_holds_paths_with_spaces_together "$command" \
+  eval "\"$TRAIN\" ${command#./train} --tokens 3 >/dev/null"
 
 # ---- Writing
 refuses generating_from_nothing_is_refused '--generate needs' --generate

@@ -192,7 +192,7 @@ static void values_of_the_wrong_type_or_out_of_range_are_refused(void **state) {
   REFUSED("{\"train\": {\"steps\": 0}}", "train.steps is 0");
   REFUSED("{\"train\": {\"steps\": null}}", "train.steps is null");
   REFUSED("{\"train\": {\"steps\": 3000000000}}", "train.steps is 3000000000"); // > int
-  REFUSED("{\"train\": {\"seed\": 9007199254740993}}", "train.seed", "at least 0");
+  REFUSED("{\"train\": {\"seed\": 9007199254740993}}", "train.seed", "from 0 to 9007199254740991");
   REFUSED("{\"train\": {\"seed\": 1e999}}", "train.seed is inf");
   REFUSED("{\"train\": {\"seed\": -1}}", "train.seed is -1");
   REFUSED("{\"optimizer\": {\"beta1\": 1}}", "optimizer.beta1 is 1", "at least 0 and below 1");
@@ -361,14 +361,14 @@ static void the_printed_table_names_every_key_of_a_resolved_configuration(void *
   assert_true(file >= 0 && saved >= 0);
   fflush(stdout);
   dup2(file, STDOUT_FILENO);
-  config_print_keys();
+  Error err = {""};
+  assert_int_equal(config_print_keys("", &err), 0);
   fflush(stdout);
   dup2(saved, STDOUT_FILENO);
   close(saved);
   close(file);
   char *table;
   size_t bytes;
-  Error err = {""};
   assert_int_equal(file_read(path, 1 << 20, &table, &bytes, &err), 0);
   unlink(path);
   const Config c = parse(WITH_MODEL("\"rope_scaling\": {\"rope_type\": \"llama3\", " LLAMA3 "}"));
