@@ -166,7 +166,8 @@ static const char *left_out_text(bool validated, bool sampled) {
   return sampled ? "its validation" : "its validation and sample";
 }
 
-// Trains until the last step, a signal, train.max_minutes or an error. *left_out: as left_out_text has it.
+// Trains until the last step, a signal, train.max_minutes or an error. *left_out: as left_out_text
+// has it.
 static int training_loop(Run *run, double started_ms, const char **left_out, Error *err) {
   Llama *llama = &run->llama;
   const TrainConfig *c = &run->config.train;

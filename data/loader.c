@@ -135,17 +135,29 @@ static int64_t file_offset(const Loader *loader, int f, uint64_t epoch) {
   return (int64_t)(draw % ((uint64_t)most + 1));
 }
 
-// The window of that cursor. tokens, targets: [T].
-static void read_window(const Loader *loader, uint64_t cursor, int32_t *tokens, int32_t *targets) {
+// The window of that cursor: its file, and its first token there.
+static int window_file(const Loader *loader, uint64_t cursor, int64_t *first) {
   const LoaderConfig *c = &loader->config;
   const uint64_t windows = (uint64_t)loader->windows, epoch = cursor / windows;
   uint64_t window = cursor % windows;
   if (c->shuffle) window = permute(window, windows, rng_u64(rng_key(c->seed, "data.order"), epoch));
   const int f = file_of_window(loader, (int64_t)window);
-  const int64_t first =
-      file_offset(loader, f, epoch) + ((int64_t)window - loader->first_window[f]) * c->seq;
-  tokens_read(&loader->files[f], first, c->seq, tokens);
-  tokens_read(&loader->files[f], first + 1, c->seq, targets);
+  *first = file_offset(loader, f, epoch) + ((int64_t)window - loader->first_window[f]) * c->seq;
+  return f;
+}
+
+LoaderPlace loader_place(const Loader *loader, uint64_t cursor) {
+  int64_t first;
+  const int f = window_file(loader, cursor, &first);
+  return (LoaderPlace){loader->files[f].path, first};
+}
+
+// tokens, targets: [T].
+static void read_window(const Loader *loader, uint64_t cursor, int32_t *tokens, int32_t *targets) {
+  int64_t first;
+  const int f = window_file(loader, cursor, &first);
+  tokens_read(&loader->files[f], first, loader->config.seq, tokens);
+  tokens_read(&loader->files[f], first + 1, loader->config.seq, targets);
 }
 
 void loader_next(Loader *loader, int32_t *tokens, int32_t *targets) {

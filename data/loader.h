@@ -38,5 +38,12 @@ void loader_close(Loader *loader);
 // The next B windows. tokens, targets: [B, T] int32. A batch may span two epochs.
 void loader_next(Loader *loader, int32_t *tokens, int32_t *targets);
 
+// Where the sequence of that cursor lies: its file, of the loader, and its first token there.
+typedef struct LoaderPlace {
+  const char *path;
+  int64_t token;
+} LoaderPlace;
+LoaderPlace loader_place(const Loader *loader, uint64_t cursor);
+
 // Bijection of [0, n): where position i goes in the order of `key`. Exposed for tests.
 uint64_t permute(uint64_t i, uint64_t n, uint64_t key);

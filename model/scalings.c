@@ -43,7 +43,10 @@ ScalingName scaling_name(const ModelConfig *c, int index) {
   else if (index >= first && index < param_index(c, PARAM_FINAL_NORM, -1))
     snprintf(name.text, sizeof name.text, "%s of layer %d", params[(index - first) % 6],
              (index - first) / 6);
+  else if (index == 0 && !c->tie_word_embeddings)
+    snprintf(name.text, sizeof name.text, "embedding");
   else
-    snprintf(name.text, sizeof name.text, "lm_head weight");
+    snprintf(name.text, sizeof name.text,
+             index == param_index(c, PARAM_FINAL_NORM, -1) ? "final norm" : "lm_head weight");
   return name;
 }

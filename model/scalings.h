@@ -26,6 +26,6 @@ int scaling_index(const ModelConfig *model, int64_t layer, ScalingOf of);
 void scaling_kinds(const ModelConfig *model, ScalingKind *kinds);
 
 typedef struct ScalingName {
-  char text[64]; // "y of layer 3", "down weight of layer 0"
+  char text[64]; // "y of layer 3", "down weight of layer 0", "final norm"
 } ScalingName;
 ScalingName scaling_name(const ModelConfig *model, int index);

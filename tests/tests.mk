@@ -21,9 +21,8 @@ build/%/test_trace.o build/%/test_attention_graph.o: EXTRA_FLAGS = $(NVTX_FLAGS)
 # Calls that a test replaces: those that change files, to inject faults; those that need a GPU.
 WRAP_FILES := write open fsync rename renameat2 symlink mkdir unlink rmdir
 WRAP_GPU := gpu_usable backend_create bench_gpu_open bench_gpu_bytes
-build/%/test_checkpoint_faults build/%/test_prepare_faults build/%/test_background: EXTRA_LIBS = \
-  $(WRAP_FILES:%=-Wl,--wrap=%)
-build/%/test_report: EXTRA_LIBS = -Wl,--wrap=fsync
+build/%/test_checkpoint_faults build/%/test_prepare_faults build/%/test_background \
+  build/%/test_report: EXTRA_LIBS = $(WRAP_FILES:%=-Wl,--wrap=%)
 build/%/test_bench: EXTRA_LIBS = $(WRAP_GPU:%=-Wl,--wrap=%)
 
 # Libraries that tests have loaded: one in CUPTI's place, one for NVTX that writes ranges down.

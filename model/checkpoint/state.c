@@ -1,6 +1,6 @@
 // state.json and run.json of a checkpoint. Counters are whole numbers; `sequences` and `tokenizer`,
 // which may use all 64 bits, are strings of digits; best_val_loss is null until there is one;
-// `tokenizer` is left out where it is not known, and `schedule` where no resume has planned it anew.
+// `tokenizer` is left out where it is not known, and `schedule` where no resume has planned one.
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>

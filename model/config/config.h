@@ -62,6 +62,7 @@ typedef struct TrainConfig {
   char sample_prompt[TEXT_CHARS];
   double sample_temperature;
   int64_t max_nonfinite;     // skipped updates in a row before the run stops
+  double spike_zscore;       // evidence of a loss so many deviations above the last ones; 0 = off
   double max_minutes;        // the process saves and ends before so many have passed; 0 = no limit
   char resume[PATH_CHARS];   // "" = start anew, "auto" = latest of output.dir if any, or a folder
   bool resume_allow_changes; // resume although keys that shape the run differ

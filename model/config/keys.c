@@ -104,6 +104,10 @@ const Key config_keys[] = {
     INTEGER(train, max_nonfinite, "10", 1, 99999999, 0,
             "the run stops when so many updates in a row are skipped, because the loss or the "
             "gradient norm is not finite"),
+    NUMBER(
+        train, spike_zscore, "0", 0, 1e6, 0,
+        "a loss so many standard deviations above the mean of the last 128 leaves a file with the "
+        "batch and the norms; 0: off"),
     NUMBER(train, max_minutes, "0", 0, 1e8, KEY_OF_PROCESS,
            "the process saves and ends before so many minutes have passed, as a batch system wants "
            "it; 0: no limit"),

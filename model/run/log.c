@@ -229,6 +229,10 @@ void log_save(RunLog *log, int64_t step, const char *path, double ms, double wai
   log_sync(log);
 }
 
+void log_evidence(RunLog *log, int64_t step, const char *path) {
+  put_record(log, "evidence", step, "path", path, strlen(path));
+}
+
 // Has the file a line that begins so?
 static bool has_line(const RunLog *log, const char *begin) {
   MappedFile map;

@@ -8,6 +8,7 @@
 //   val_bf16  the same, of the weights in bf16: at the end of a run in FP8
 //   sample step, text
 //   save   step, path, ms (until it was in place), waited_ms (of them training stood still)
+//   evidence  step, path: of what is known of a step that was not finite or whose loss jumped
 //   stop   step, reason
 //   breakdown  step, and as in model/run/breakdown.h: step_ms, other_steps_ms, gpu_ms, gaps_ms,
 //          lost, groups (an object of {ms, count} by kernels/activity.h's names), kernels (a list
@@ -64,6 +65,7 @@ void log_sample(RunLog *log, int64_t step, const char *text, size_t bytes);
 void log_save(RunLog *log, int64_t step, const char *path, double ms, double waited_ms);
 // A run goes on from this checkpoint: if it was killed before it could say so, the line comes now.
 void log_saved_before(RunLog *log, int64_t step, const char *path);
+void log_evidence(RunLog *log, int64_t step, const char *path);
 void log_breakdown(RunLog *log, int64_t step, const Breakdown *b); // printed, too
 void log_stop(RunLog *log, int64_t step, const char *reason);
 

@@ -16,6 +16,14 @@ typedef struct PendingStep {
   uint64_t cursor; // of the loader, after the step's batches
 } PendingStep;
 
+enum { LOSS_WINDOW = 128 };
+// The last losses of applied steps, and what was made of them when one was looked at.
+typedef struct LossWindow {
+  double values[LOSS_WINDOW]; // a ring
+  int64_t count;              // that were ever put in
+  double mean, deviation;
+} LossWindow;
+
 typedef struct Run {
   Config config;
   RunLock lock; // on output.dir
@@ -38,6 +46,8 @@ typedef struct Run {
   bool calibrates; // FP8: the first step of this process finds the scales
   const char *was; // the precision of the checkpoint that it goes on from; NULL: there is none
   int64_t saturated_row; // FP8: steps in a row in which values were beyond a scale's reach
+  LossWindow losses;
+  int64_t evidence_step; // of the last case; 0: there was none
   bool profiling;        // the profilers' window is open
   bool tracing;          // output.breakdown, until tracing fails
   // Steps since the last traced one, without a process' first two: how many, and their time
@@ -68,6 +78,14 @@ int run_step_begin(Run *run, AdamW *hyper, Error *err);
 void run_load_batch(Run *run);
 // An error means: too many skipped updates in a row.
 int run_step_end(Run *run, Error *err);
+
+// For run_step_end: looks at a booked step. One that is not finite, and is the first of a row or
+// its last, or whose loss is train.spike_zscore deviations above the mean of the last ones, leaves
+// OUTPUT.DIR/nonfinite-STEP.json or spike-STEP.json: its numbers, the batch (the loader's cursor,
+// and file and first token of each sequence), and of each tensor the norms of weight and gradient.
+// A GPU is a step ahead then: the file says of which step the norms are. end: the loader's cursor
+// after the batch.
+void run_watch_step(Run *run, const StepLine *line, uint64_t end);
 
 // Steps done when all that were asked for are.
 int64_t run_steps_asked(const Run *run);

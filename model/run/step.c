@@ -71,10 +71,12 @@ static void watch_saturation(Run *run, const StepLine *line) {
 // in a row were skipped.
 static int book_step(Run *run, Error *err) {
   const Config *c = &run->config;
+  const uint64_t end = run->pending[run->booked % MAX_RESULTS].cursor;
   const StepLine line = take_result(run);
   log_train(&run->log, &line,
             line.step % c->output.log_interval == 0 || line.step == c->train.steps);
   watch_saturation(run, &line);
+  run_watch_step(run, &line, end);
   // After the first step: libraries load their code when it is first called.
   const size_t taken =
       run->booked == 1 && run->be->memory_taken ? run->be->memory_taken(run->be) : 0;

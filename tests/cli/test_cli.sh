@@ -27,7 +27,8 @@ says help_config_lists_the_keys 'train.sequence_length' --help-config
 says help_config_shows_a_key '| `train.max_minutes` | `0` |' --help-config train.max_minutes
 check help_config_shows_nothing_else "$(cat "$folder/said")" test "$(grep -c '^| `' "$folder/said")" = 1
 says help_config_shows_what_begins_so '| `train.seed` * |' --help-config train.s
-check help_config_leaves_the_rest_out "$(cat "$folder/said")" test "$(grep -c '^| `train\.s' "$folder/said")" = "$(grep -c '^| `' "$folder/said")"
+check help_config_leaves_the_rest_out "$(cat "$folder/said")" \
+  test "$(grep -c '^| `train\.s' "$folder/said")" = "$(grep -c '^| `' "$folder/said")"
 refuses help_config_of_no_key_names_the_nearest 'did you mean train.batch_size?' --help-config train.batchsize
 refuses help_config_of_a_bare_name_says_where_it_is 'did you mean optimizer.eps?' --help-config eps
 for option in --help --version --help-config; do

@@ -123,6 +123,8 @@ check it_says_why_it_stopped "$(cat "$folder/said.err")" grep -q 'not finite' "$
 check it_stops_after_max_nonfinite_skipped_updates_in_a_row "skipped: $refused" \
   ends_with "$refused" "$((last - 2)) $((last - 1)) $last "
 check a_skipped_update_is_seen_on_the_progress_line "$(tail -n 4 "$folder/said")" grep -q SKIPPED "$folder/said"
+check the_first_of_a_row_and_the_last_leave_evidence "$(ls "$folder/overflow")" \
+  test -s "$folder/overflow/nonfinite-00000004.json" -a -s "$(printf '%s/overflow/nonfinite-%08d.json' "$folder" "$last")"
 good=$(printf '%s/overflow/step-%08d' "$folder" $((last - 3))) later=$(printf '%s/overflow/step-%08d' "$folder" $((last - 1)))
 for file in model.safetensors optimizer.safetensors; do
   check "a_refused_update_leaves_${file}_intact" "$(cmp "$good/$file" "$later/$file" 2>&1)" \
@@ -132,4 +134,10 @@ check refused_updates_are_counted "$(cat "$later/state.json") after $refused" \
   grep -q "\"nonfinite\": $(($(wc -w <<<"$refused") - 1))," "$later/state.json"
 "$TRAIN" --generate "$folder/overflow" --prompt a --tokens 3 >"$folder/said" 2>"$folder/said.err"
 check the_last_good_checkpoint_loads "$(said)" test $? = 0
+# With another learning rate the row begins anew: the run's weights are lost, but not its first checkpoint's.
+overflow=(train.steps=40 train.save_interval=1 train.keep_checkpoints=99 train.max_nonfinite=3)
+train_into overflow "${overflow[@]}" train.resume=auto optimizer.learning_rate=0.001
+check a_row_begins_anew_with_another_learning_rate "$(said)" grep_said "stopped at step $((last + 2))"
+train_into overflow "${overflow[@]}" "train.resume=$folder/overflow/step-00000001" optimizer.learning_rate=0.0001
+check a_run_goes_on_from_a_checkpoint_before_the_row "status $?, $(said)" grep_said 'done; the model'
 exit $failed

@@ -1,0 +1,155 @@
+// What a run keeps of a step whose loss jumped or was not finite.
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cjson/cJSON.h>
+
+#include "tests/support/cmocka_all.h"
+
+#include "base/file.h"
+#include "base/memory.h"
+#include "tests/support/data_test.h"
+#include "tests/support/tiny_run.h"
+#include "tests/support/tiny_training.h"
+
+enum { STEPS = 5 };
+
+typedef struct EvidenceTest {
+  Run run;
+  StepLine line; // a step like those before
+  uint64_t end;
+} EvidenceTest;
+
+// A run after a few steps, whose last 40 losses were 1 and 3 in turn: mean 2, deviation 1.
+static EvidenceTest open_test(const char *folder) {
+  EvidenceTest t = {.line = {.step = STEPS, .loss = 3, .lr = 0.5, .applied = true}};
+  Config config = tiny_training_config(folder, 1000, "");
+  config.train.spike_zscore = 4;
+  tiny_training_open(&t.run, &config);
+  for (int i = 0; i < STEPS; i++) tiny_training_step(&t.run);
+  t.end = t.run.train_data->cursor;
+  t.run.losses.count = 40;
+  for (int i = 0; i < 40; i++) t.run.losses.values[i] = i % 2 ? 3 : 1;
+  return t;
+}
+
+static bool has_case(const EvidenceTest *t, const char *kind, int64_t step) {
+  return path_exists(path_text("%s/%s-%08d.json", t->run.config.output.dir, kind, (int)step).text);
+}
+
+static double number(const cJSON *object, const char *name) {
+  const cJSON *item = cJSON_GetObjectItemCaseSensitive(object, name);
+  if (!cJSON_IsNumber(item)) fail_msg("%s is no number", name);
+  return item->valuedouble;
+}
+
+static void a_loss_that_jumps_leaves_its_batch_and_norms(void **state) {
+  EvidenceTest t = open_test(*state);
+  Error err = {""};
+  t.line.loss = 5.9; // 3.9 deviations above
+  run_watch_step(&t.run, &t.line, t.end);
+  assert_false(has_case(&t, "spike", STEPS));
+  t.run.losses.count = 40;
+  t.line.loss = 6.1;
+  t.line.grad_norm = 1.5;
+  run_watch_step(&t.run, &t.line, t.end);
+  assert_true(has_case(&t, "spike", STEPS));
+  cJSON *tree = json_read(path_text("%s/spike-%08d.json", t.run.config.output.dir, STEPS).text,
+                          1 << 20, &err);
+  if (!tree) fail_msg("%s", err.text);
+  assert_true(number(tree, "loss") == 6.1 && number(tree, "step") == STEPS);
+
+  // The batch: what lies there in the file is what the run was given.
+  const cJSON *place = cJSON_GetObjectItemCaseSensitive(tree, "sequences")->child;
+  TokenFile file;
+  int32_t first;
+  must(tokens_open(&file, cJSON_GetObjectItemCaseSensitive(place, "file")->valuestring, &err),
+       &err);
+  tokens_read(&file, (int64_t)number(place, "token"), 1, &first);
+  assert_int_equal(first, t.run.tokens[0]);
+  assert_null(place->next);
+  tokens_close(&file);
+
+  // On the CPU the norms are the step's own, and add up to that of the whole gradient.
+  assert_true(number(tree, "norms_of_step") == STEPS);
+  double squares = 0;
+  int count = 0;
+  const cJSON *tensor = cJSON_GetObjectItemCaseSensitive(tree, "tensors")->child;
+  for (; tensor; tensor = tensor->next, count++) {
+    squares += pow(number(tensor, "gradient"), 2);
+    assert_true(number(tensor, "weight") > 0 && number(tensor, "nonfinite") == 0);
+  }
+  assert_int_equal(count, t.run.llama.param_count);
+  run_close(&t.run);
+  char *log, *found;
+  size_t bytes;
+  must(file_read(path_text("%s/run/log.jsonl", (char *)*state).text, 1 << 20, &log, &bytes, &err),
+       &err);
+  found = strstr(log, "\"kind\":\"train\",\"step\":5,");
+  assert_non_null(found);
+  const double norm = strtod(strstr(found, "\"grad_norm\":") + 12, NULL);
+  printf("# gradient norm %.9g, from the tensors' %.9g\n", norm, sqrt(squares));
+  assert_true(fabs(sqrt(squares) / norm - 1) < 1e-4); // seen: 3e-5, the norm weights have moved
+  assert_non_null(strstr(log, "\"kind\":\"evidence\",\"step\":5,\"path\":"));
+  free(log);
+  cJSON_Delete(tree);
+}
+
+static void cases_are_apart(void **state) {
+  EvidenceTest t = open_test(*state);
+  t.line.loss = 100;
+  run_watch_step(&t.run, &t.line, t.end);
+  t.line.step = STEPS + 1;
+  t.run.losses.count = 40;
+  run_watch_step(&t.run, &t.line, t.end);
+  assert_false(has_case(&t, "spike", STEPS + 1));
+  t.line.step = STEPS + 50;
+  t.run.losses.values[0] = 1; // where the jumps were put in
+  t.run.losses.count = 40;
+  t.run.losses.values[40] = 1;
+  run_watch_step(&t.run, &t.line, t.end);
+  assert_true(has_case(&t, "spike", STEPS + 50));
+  run_close(&t.run);
+}
+
+static void a_gradient_that_is_not_finite_is_counted(void **state) {
+  EvidenceTest t = open_test(*state);
+  Error err = {""};
+  const ParamTensor *p = &t.run.llama.tensors[param_index(&t.run.config.model, PARAM_DOWN, 0)];
+  float *gradient = (float *)(void *)p->grad; // a real of the CPU's
+  gradient[3] = NAN;
+  gradient[5] = INFINITY;
+  t.line.applied = false;
+  t.line.loss = NAN;
+  t.run.state.nonfinite_row = 1;
+  run_watch_step(&t.run, &t.line, t.end);
+  t.run.state.nonfinite_row = 2;
+  t.line.step = STEPS + 1;
+  run_watch_step(&t.run, &t.line, t.end); // the same row
+  assert_false(has_case(&t, "nonfinite", STEPS + 1));
+  cJSON *tree = json_read(path_text("%s/nonfinite-%08d.json", t.run.config.output.dir, STEPS).text,
+                          1 << 20, &err);
+  if (!tree) fail_msg("%s", err.text);
+  assert_true(cJSON_IsNull(cJSON_GetObjectItemCaseSensitive(tree, "loss")));
+  const cJSON *tensor = cJSON_GetObjectItemCaseSensitive(tree, "tensors")->child;
+  for (; tensor; tensor = tensor->next) {
+    const bool down = strcmp(cJSON_GetObjectItemCaseSensitive(tensor, "name")->valuestring,
+                             "down weight of layer 0") == 0;
+    assert_true(number(tensor, "nonfinite") == (down ? 2 : 0));
+  }
+  cJSON_Delete(tree);
+  run_close(&t.run);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test_setup_teardown(a_loss_that_jumps_leaves_its_batch_and_norms,
+                                      make_tokens_folder, remove_folder),
+      cmocka_unit_test_setup_teardown(cases_are_apart, make_tokens_folder, remove_folder),
+      cmocka_unit_test_setup_teardown(a_gradient_that_is_not_finite_is_counted, make_tokens_folder,
+                                      remove_folder),
+  };
+  return cmocka_run_group_tests_name("test_evidence", tests, NULL, NULL);
+}
