@@ -14,8 +14,7 @@ def fail(sentence):
 
 
 class TensorBoard:
-    """Event files in a folder. What an earlier follower wrote there is taken away, and so are the
-    steps that a run takes back when it is resumed."""
+    """Event files in a folder, less what an earlier follower wrote and what a resume takes back."""
 
     def __init__(self, run, args):
         try:
@@ -29,6 +28,7 @@ class TensorBoard:
         out = args.out or os.path.join(run, "tensorboard")
         self.open = lambda step: SummaryWriter(out, purge_step=step, flush_secs=10)
         self.writer = self.open(0)
+        self.close = lambda: self.writer.close()
 
     def go_back(self, step):
         self.writer.close()
@@ -39,9 +39,6 @@ class TensorBoard:
             self.writer.add_scalar(name, value, step)
         if text:
             self.writer.add_text("sample", text, step)
-
-    def close(self):
-        self.writer.close()
 
 
 class Wandb:

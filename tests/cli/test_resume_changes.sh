@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Runs that go on longer, or with another learning rate: what is printed, what the learning rate does, and that
 # further resumes go on with it, bit for bit.
+# shellcheck disable=SC2317 # functions are called through check
 # shellcheck source=tests/support/lib.sh
 . "$(dirname "$0")/../support/lib.sh"
 prepare_data 400
