@@ -26,7 +26,8 @@ class TensorBoard:
                 fail("TensorBoard's writer is not installed: pip install tensorboardX, or torch and "
                      "tensorboard")
         out = args.out or os.path.join(run, "tensorboard")
-        self.open = lambda step: SummaryWriter(out, purge_step=step, flush_secs=10)
+        self.open = lambda step: SummaryWriter(  # files are named by the second
+            out, purge_step=step, flush_secs=10, filename_suffix=f".{time.time_ns()}")
         self.writer = self.open(0)
         self.close = lambda: self.writer.close()
 

@@ -13,7 +13,10 @@ for module in torch tensorboardX wandb; do echo 'raise ImportError' >"$folder/no
 cp "$folder/none/torch.py" "$folder/fakes"
 cat >"$folder/fakes/tensorboardX.py" <<'END'
 class SummaryWriter:
-    def __init__(self, folder, purge_step, flush_secs):
+    names = set()
+    def __init__(self, folder, purge_step, flush_secs, filename_suffix):
+        assert filename_suffix not in self.names
+        self.names.add(filename_suffix)
         self.file = open(folder + ".said", "a", buffering=1)
         print("open from", purge_step, file=self.file)
     def add_scalar(self, name, value, step):
