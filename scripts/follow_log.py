@@ -116,5 +116,4 @@ def main():
     to.close()
 
 
-if __name__ == "__main__":
-    main()
+main()

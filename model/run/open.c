@@ -35,7 +35,8 @@ static int check_resume(Run *run, const char *from, Error *err) {
   run->was = precision_name(saved.backend.precision);
   run->changes = config_changes(&saved, now);
   run->planned = schedule_plan(&state->plan, &saved, now, state->step);
-  if (run->changes[0] != '\0') state->nonfinite_row = 0; // another learning rate may end the row
+  if (run->changes[0] != '\0' || run->planned) // another learning rate may end the row
+    state->nonfinite_row = 0;
   return 0;
 }
 

@@ -65,4 +65,6 @@ check what_the_kills_left_behind_is_cleaned_up "$left" test -z "$left"
 check a_killed_run_logs_the_same_losses \
   "$(diff <(losses train "$folder/whole/log.jsonl") <(losses train "$run/log.jsonl") | head -n 4)" \
   test "$(losses train "$folder/whole/log.jsonl")" = "$(losses train "$run/log.jsonl")"
+lost=$(for step in $(seq 2 2 150); do grep -q "\"kind\":\"save\",\"step\":$step," "$run/log.jsonl" || echo "$step"; done)
+check a_killed_run_logs_every_save "the saves of these steps are missing: $lost" test -z "$lost"
 exit $failed
