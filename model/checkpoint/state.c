@@ -66,28 +66,24 @@ static int read_digits(const cJSON *item, uint64_t *value, Error *err) {
 
 static int read_plan(SchedulePlan *plan, const cJSON *object, Error *err) {
   const cJSON *fields[PLAN_KEYS];
-  double rates[2];
-  *plan = (SchedulePlan){0};
-  if (!object) return 0;
+  int64_t steps[2];
   if (json_fields(object, plan_names, PLAN_KEYS, fields, err) != 0)
     return error_prefix(err, PLAN_NAME);
-  for (int i = 0; i < 2; i++) {
-    rates[i] = cJSON_IsNumber(fields[2 + i]) ? fields[2 + i]->valuedouble : -1;
-    if (!(rates[i] >= 0 && rates[i] <= 100))
-      return error_set(err, "the value of '%s' is no learning rate", plan_names[2 + i]);
+  for (int i = 0; i < PLAN_KEYS; i++) {
+    const double value = cJSON_IsNumber(fields[i]) ? fields[i]->valuedouble : -1;
+    if (!(value >= 0) || !isfinite(value) || (i < 2 && json_integer(fields[i], &steps[i]) != 0))
+      return error_set(err, PLAN_NAME ": the value of '%s' is no %s from 0 on", plan_names[i],
+                       i < 2 ? "whole number" : "number");
   }
-  if (json_integer(fields[0], &plan->from) != 0 || json_integer(fields[1], &plan->warmup) != 0 ||
-      plan->from < 1 || plan->warmup < 0)
-    return error_set(err, "the steps of '" PLAN_NAME "' are not whole numbers from 0 on");
-  plan->rate = rates[0];
-  plan->peak = rates[1];
+  *plan = (SchedulePlan){steps[0], steps[1], fields[2]->valuedouble, fields[3]->valuedouble};
   return 0;
 }
 
 // Takes the schedule, which may be missing, out of the tree.
 static int read_state(TrainState *s, cJSON *root, Error *err) {
   cJSON *plan = cJSON_DetachItemFromObjectCaseSensitive(root, PLAN_NAME);
-  const int status = read_plan(&s->plan, plan, err);
+  s->plan = (SchedulePlan){0};
+  const int status = plan ? read_plan(&s->plan, plan, err) : 0;
   cJSON_Delete(plan);
   if (status != 0) return -1;
   int64_t number, *const counters[] = {&s->step, &s->updates, &s->nonfinite, &s->nonfinite_row,

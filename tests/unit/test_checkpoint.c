@@ -285,8 +285,8 @@ static void a_malformed_state_is_refused_with_the_reason(void **state) {
 #define PLANNED "{" COUNTS "\"step\":1,\"sequences\":\"1\",\"best_val_loss\":1,\"schedule\":"
       {PLANNED "[]}", "schedule: it is not an object"},
       {PLANNED "{\"from\":1,\"warmup\":0,\"rate\":0}}", "schedule: the key 'peak' is missing"},
-      {PLANNED "{\"from\":1,\"warmup\":0,\"rate\":0,\"peak\":-1}}", "'peak' is no learning rate"},
-      {PLANNED "{\"from\":1,\"warmup\":-1,\"rate\":0,\"peak\":1}}", "not whole numbers"},
+      {PLANNED "{\"from\":1,\"warmup\":0,\"rate\":0,\"peak\":-1}}", "'peak' is no number"},
+      {PLANNED "{\"from\":1,\"warmup\":-1,\"rate\":0,\"peak\":1}}", "'warmup' is no whole number"},
       {"{\"version\":2}", "'version' is not 1"},
   };
   TinyTest t = tiny_test_open(tied);
