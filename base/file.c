@@ -4,6 +4,7 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <inttypes.h>
 #include <stdarg.h>
 #include <stdbool.h>
 #include <stdio.h>
@@ -17,8 +18,9 @@
 
 enum { WRITER_BUFFER_BYTES = 1 << 20 };
 
-static int open_for_reading(const char *path, size_t *bytes, Error *err) {
-  const int fd = open(path, O_RDONLY | O_CLOEXEC);
+// Without O_NONBLOCK a pipe by name would wait for its writer; regular files know no difference.
+int file_open(const char *path, size_t *bytes, Error *err) {
+  const int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
   if (fd < 0) return error_set(err, "cannot open '%s': %s", path, strerror(errno));
   struct stat st;
   const bool known = fstat(fd, &st) == 0;
@@ -30,8 +32,23 @@ static int open_for_reading(const char *path, size_t *bytes, Error *err) {
   return -1;
 }
 
+int file_read_at(int fd, const char *path, uint64_t offset, void *data, size_t bytes, Error *err) {
+  for (size_t done = 0; done < bytes;) {
+    const ssize_t n = pread(fd, (char *)data + done, bytes - done, (off_t)(offset + done));
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) return error_set(err, "cannot read '%s': %s", path, strerror(errno));
+    if (n == 0)
+      return error_set(err,
+                       "'%s' became shorter while it was in use: it has no byte %" PRIu64
+                       " any more; make or copy it again",
+                       path, offset + done);
+    done += (size_t)n;
+  }
+  return 0;
+}
+
 int file_read(const char *path, size_t max_bytes, char **data, size_t *bytes, Error *err) {
-  const int fd = open_for_reading(path, bytes, err);
+  const int fd = file_open(path, bytes, err);
   if (fd < 0) return -1;
   if (*bytes > max_bytes) {
     close(fd);
@@ -39,19 +56,10 @@ int file_read(const char *path, size_t max_bytes, char **data, size_t *bytes, Er
                      size_text(*bytes).text, size_text(max_bytes).text);
   }
   *data = xcalloc(*bytes + 1, 1);
-  size_t done = 0;
-  ssize_t n = 1;
-  while (done < *bytes && n > 0) {
-    n = read(fd, *data + done, *bytes - done);
-    if (n > 0) done += (size_t)n;
-    if (n < 0 && errno == EINTR) n = 1; // once more
-  }
-  if (n <= 0) {
-    error_set(err, "cannot read '%s': %s", path, n < 0 ? strerror(errno) : "it became shorter");
-    free(*data);
-  }
+  const int status = file_read_at(fd, path, 0, *data, *bytes, err);
+  if (status != 0) free(*data);
   close(fd);
-  return n > 0 ? 0 : -1;
+  return status;
 }
 
 int file_refuse_pointer(const char *path, const void *data, size_t bytes, Error *err) {
@@ -66,7 +74,7 @@ int file_refuse_pointer(const char *path, const void *data, size_t bytes, Error 
 int file_map(MappedFile *map, const char *path, Error *err) {
   *map = (MappedFile){NULL, 0};
   size_t size = 0;
-  const int fd = open_for_reading(path, &size, err);
+  const int fd = file_open(path, &size, err);
   if (fd < 0) return -1;
   void *p = size > 0 ? mmap(NULL, size, PROT_READ, MAP_PRIVATE, fd, 0) : NULL;
   const int why = errno;

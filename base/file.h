@@ -5,6 +5,11 @@
 #include <stdint.h>
 #include "base/error.h"
 
+// A regular file to read from: its descriptor, or -1. A pipe or a device is refused, never waited
+// for.
+int file_open(const char *path, size_t *bytes, Error *err);
+// Its bytes [offset, offset + bytes). That they are not there any more is an error.
+int file_read_at(int fd, const char *path, uint64_t offset, void *data, size_t bytes, Error *err);
 // Reads a whole file of at most max_bytes into fresh memory with a NUL appended (not counted in
 // *bytes).
 int file_read(const char *path, size_t max_bytes, char **data, size_t *bytes, Error *err);

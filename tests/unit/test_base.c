@@ -7,6 +7,7 @@
 #include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 #include <cmocka.h>
 
@@ -136,6 +137,36 @@ static void a_path_that_is_too_long_is_refused_and_not_cut_to_another(void **sta
   assert_string_equal(path_parent("/a").text, "/");
 }
 
+// A test that waits for a writer would hang.
+static void a_pipe_by_name_is_refused_at_once(void **state) {
+  const PathText path = path_text("%s/pipe", (char *)*state);
+  Error err;
+  size_t bytes;
+  char *data;
+  MappedFile map;
+  assert_int_equal(mkfifo(path.text, 0600), 0);
+  assert_int_equal(file_read(path.text, 100, &data, &bytes, &err), -1);
+  assert_says(&err, "it is not a regular file");
+  assert_int_equal(file_map(&map, path.text, &err), -1);
+  assert_says(&err, "it is not a regular file");
+}
+
+static void a_file_that_became_shorter_ends_in_a_sentence(void **state) {
+  const PathText path = path_text("%s/short", (char *)*state);
+  Error err;
+  size_t bytes;
+  char back[6];
+  if (file_write(path.text, "0123456789", 10, &err) != 0) fail_msg("%s", err.text);
+  const int fd = file_open(path.text, &bytes, &err);
+  assert_int_equal(bytes, 10);
+  assert_int_equal(file_read_at(fd, path.text, 3, back, 6, &err), 0);
+  assert_memory_equal(back, "345678", 6);
+  assert_int_equal(truncate(path.text, 7), 0);
+  assert_int_equal(file_read_at(fd, path.text, 3, back, 6, &err), -1);
+  assert_says(&err, "/short' became shorter while it was in use: it has no byte 7 any more");
+  close(fd);
+}
+
 static void a_writer_keeps_its_first_error(void **state) {
   (void)state;
   Error first = {""}, later = {""};
@@ -233,6 +264,8 @@ int main(void) {
       cmocka_unit_test(characters_are_those_of_rfc_3629),
       cmocka_unit_test(an_arena_counts_first_and_gives_aligned_pieces_then),
       cmocka_unit_test(a_path_that_is_too_long_is_refused_and_not_cut_to_another),
+      cmocka_unit_test(a_pipe_by_name_is_refused_at_once),
+      cmocka_unit_test(a_file_that_became_shorter_ends_in_a_sentence),
       cmocka_unit_test(a_writer_keeps_its_first_error),
       cmocka_unit_test(sentences_grow_at_both_ends_and_are_cut),
       cmocka_unit_test(words_for_a_shell_are_quoted_where_they_must),
@@ -240,5 +273,5 @@ int main(void) {
       cmocka_unit_test(a_run_learns_how_much_memory_there_is),
       cmocka_unit_test(threads_leave_signals_to_the_main_one),
   };
-  return cmocka_run_group_tests(tests, NULL, NULL);
+  return cmocka_run_group_tests(tests, make_folder, remove_folder);
 }
