@@ -155,11 +155,20 @@ static const Backend cpu_functions = {
     BACKEND_OPERATIONS(FILL_IN) // .embed = cpu_embed and so on
 };
 
+// Those that OMP_NUM_THREADS asks for, else all processors. OpenMP itself may have been set to
+// another number by a backend before this one.
+static int threads_asked(void) {
+  enum { MOST_THREADS = 4096 };
+  const char *asked = getenv("OMP_NUM_THREADS");
+  const long threads = asked ? strtol(asked, NULL, 10) : 0;
+  return threads > 0 && threads <= MOST_THREADS ? (int)threads : omp_get_num_procs();
+}
+
 Backend *backend_cpu_create(const OpsConfig *config) {
   Cpu *cpu = xcalloc(1, sizeof *cpu);
   cpu->base = cpu_functions;
   cpu->config = *config;
-  cpu->threads = config->threads > 0 ? config->threads : omp_get_num_procs();
+  cpu->threads = config->threads > 0 ? config->threads : threads_asked();
   omp_set_num_threads(cpu->threads);
   openblas_set_num_threads(cpu->threads);
   cpu->rope = rope_table(config);
