@@ -183,20 +183,21 @@ static int training_loop(Run *run, double started_ms, const char **left_out, Err
     if (validate || sample || checkpoint || stop_requested) {
       if (run_settle(run, err) != 0) return -1;
       const bool validated = !validate || run_validate(run), sampled = !sample || run_sample(run);
+      if (run_check_data(run, err) != 0) return -1;
       if (checkpoint) end_save(run, true); // a signal may come meanwhile
       const bool last = step >= c->steps || stop_requested;
       if ((checkpoint || last) && save(run, last, err) != 0) return -1;
       if (last) {
         const bool in_bf16 = step < c->steps || run_validate_in_bf16(run);
         if (step >= c->steps) *left_out = left_out_text(validated && in_bf16, sampled);
-        return 0;
+        return run_check_data(run, err);
       }
     }
 
     AdamW hyper;
     if (run_step_begin(run, &hyper, err) != 0) return -1;
     for (int64_t i = 0; i < c->gradient_accumulation; i++) {
-      run_load_batch(run);
+      run_load_batch(run, i);
       llama_forward(llama);
       llama_backward(llama, 1 / (double)c->gradient_accumulation, i > 0);
     }

@@ -4,6 +4,8 @@
 #include <glob.h>
 #include <inttypes.h>
 #include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
 
 #include "base/memory.h"
 #include "base/rng.h"
@@ -47,15 +49,29 @@ static int find_files(const char *pattern, glob_t *found, Error *err) {
                    pattern);
 }
 
+// Each file stays open, so that its name can be given to another while the run reads it; at first
+// many systems allow 1024.
+static void allow_open_files(void) {
+  struct rlimit limit;
+  if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
+  limit.rlim_cur = limit.rlim_max;
+  setrlimit(RLIMIT_NOFILE, &limit);
+}
+
 static int open_files(Loader *loader, const glob_t *found, Error *err) {
   const LoaderConfig *c = &loader->config;
   const size_t count = found->gl_pathc;
+  allow_open_files();
+  loader->window = xcalloc((size_t)c->seq + 1, sizeof *loader->window);
   loader->files = xcalloc(count, sizeof *loader->files);
   loader->first_window = xcalloc(count + 1, sizeof *loader->first_window);
   for (int f = 0; f < (int)count; f++) {
     TokenFile *file = &loader->files[f];
     if (tokens_open(file, found->gl_pathv[f], err) != 0) return -1;
     loader->file_count = f + 1;
+    uint64_t content;
+    if (tokens_fingerprint(file, &content, err) != 0) return -1;
+    loader->fingerprint = rng_u64(loader->fingerprint, content);
     loader->tokens += file->count;
     // One window fewer than fit leaves T tokens or more for the offset that shuffling adds.
     const int64_t fit = file->count > 0 ? (file->count - 1) / c->seq : 0;
@@ -65,10 +81,20 @@ static int open_files(Loader *loader, const glob_t *found, Error *err) {
   return 0;
 }
 
-int loader_check(const Loader *loader, int64_t vocab_size, Error *err) {
-  for (int f = 0; f < loader->file_count; f++)
-    if (tokens_check(&loader->files[f], vocab_size, err) != 0) return -1;
-  return 0;
+int loader_check(Loader *loader, int64_t vocab_size, Error *err) {
+  loader->config.vocab_size = vocab_size;
+  loader->watch = watch_open(loader->files, loader->file_count, vocab_size, err);
+  return loader->watch ? 0 : -1;
+}
+
+int loader_look(const Loader *loader, Error *err) {
+  return loader->watch ? watch_look(loader->watch, err) : 0;
+}
+
+const char *loader_replaced(const Loader *loader) {
+  for (const TokenFile *f = loader->files; f < loader->files + loader->file_count; f++)
+    if (tokens_replaced(f)) return f->path;
+  return NULL;
 }
 
 static int check_size(const Loader *loader, Error *err) {
@@ -104,9 +130,11 @@ Loader *loader_open(const LoaderConfig *config, Error *err) {
 
 void loader_close(Loader *loader) {
   if (!loader) return;
+  watch_close(loader->watch);
   for (int f = 0; f < loader->file_count; f++) tokens_close(&loader->files[f]);
   free(loader->files);
   free(loader->first_window);
+  free(loader->window);
   free(loader);
 }
 
@@ -153,15 +181,21 @@ LoaderPlace loader_place(const Loader *loader, uint64_t cursor) {
 }
 
 // tokens, targets: [T].
-static void read_window(const Loader *loader, uint64_t cursor, int32_t *tokens, int32_t *targets) {
+static int read_window(const Loader *loader, uint64_t cursor, int32_t *tokens, int32_t *targets,
+                       Error *err) {
   int64_t first;
-  const int f = window_file(loader, cursor, &first);
-  tokens_read(&loader->files[f], first, loader->config.seq, tokens);
-  tokens_read(&loader->files[f], first + 1, loader->config.seq, targets);
+  const LoaderConfig *c = &loader->config;
+  const TokenFile *file = &loader->files[window_file(loader, cursor, &first)];
+  const size_t bytes = (size_t)c->seq * sizeof *tokens;
+  if (tokens_read(file, first, c->seq + 1, c->vocab_size, loader->window, err) != 0) return -1;
+  memcpy(tokens, loader->window, bytes);
+  memcpy(targets, loader->window + 1, bytes);
+  return 0;
 }
 
-void loader_next(Loader *loader, int32_t *tokens, int32_t *targets) {
+int loader_next(Loader *loader, int32_t *tokens, int32_t *targets, Error *err) {
   const int64_t B = loader->config.batch, T = loader->config.seq;
   for (int64_t b = 0; b < B; b++)
-    read_window(loader, loader->cursor++, tokens + b * T, targets + b * T);
+    if (read_window(loader, loader->cursor++, tokens + b * T, targets + b * T, err) != 0) return -1;
+  return loader_look(loader, err);
 }

@@ -8,12 +8,13 @@
 #pragma once
 #include <stdbool.h>
 #include "data/tokens.h"
+#include "data/watch.h"
 
 typedef struct LoaderConfig {
   const char *pattern; // a path or a glob(7) pattern; files in name order. Read by loader_open only
   int64_t batch;       // B
   int64_t seq;         // T
-  int64_t vocab_size;  // 0: the tokens are not checked before loader_check
+  int64_t vocab_size;  // 0: the ids are not checked before loader_check
   uint64_t seed;
   bool shuffle;
 } LoaderConfig;
@@ -26,17 +27,28 @@ typedef struct Loader {
   TokenFile *files; // [file_count]
   int file_count;
   int64_t *first_window; // [file_count + 1] windows in the files before each; the last is the total
+  uint64_t fingerprint;  // of all files, in their order: what they hold, not where they are
+  int32_t *window;       // [T + 1]
+  Watch *watch;          // NULL before loader_check
 } Loader;
 
-// Opens and checks all files, every token included (where vocab_size is not 0). Fewer windows than
-// one batch is an error that says how many tokens are needed and how many there are.
+// Opens all files, and checks them where vocab_size is not 0. Fewer windows than one batch is an
+// error that says how many tokens are needed and how many there are.
 Loader *loader_open(const LoaderConfig *config, Error *err); // NULL on error
-// Checks every token against the vocabulary, which takes 10 s per GB.
-int loader_check(const Loader *loader, int64_t vocab_size, Error *err);
+// From here on no id that is not below vocab_size is given out, and the files are watched
+// (data/watch.h). Comes once; an error is what the first look found.
+int loader_check(Loader *loader, int64_t vocab_size, Error *err);
 void loader_close(Loader *loader);
 
-// The next B windows. tokens, targets: [B, T] int32. A batch may span two epochs.
-void loader_next(Loader *loader, int32_t *tokens, int32_t *targets);
+// The next B windows. tokens, targets: [B, T] int32. A batch may span two epochs. An error names a
+// file that cannot be read, holds an id beyond the vocabulary, or is not what it was any more;
+// after it the cursor stands anywhere.
+int loader_next(Loader *loader, int32_t *tokens, int32_t *targets, Error *err);
+// What the watch found so far, for those that read the files themselves.
+int loader_look(const Loader *loader, Error *err);
+// The first file whose name was taken by another one, or by none; NULL: there is none. The loader
+// goes on with the files that it opened.
+const char *loader_replaced(const Loader *loader);
 
 // Where the sequence of that cursor lies: its file, of the loader, and its first token there.
 typedef struct LoaderPlace {

@@ -1,15 +1,18 @@
 #include "data/tokens.h"
 
 #include <assert.h>
+#include <errno.h>
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
 #include <xxhash.h>
 
 #include "base/memory.h"
 
 _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__,
-               "token files are little-endian and are read in place");
+               "token files are little-endian and are read as they are");
 
 // The magic numbers of files with tokens of 2 and of 4 bytes.
 enum { MAGIC_UINT16 = 20240520, MAGIC_UINT32 = 20240801 };
@@ -38,14 +41,9 @@ static int check_header(const char *name, const Header *h, Error *err) {
                    h->count);
 }
 
-int tokens_parse(TokenFile *file, const char *name, const unsigned char *bytes, size_t size,
-                 Error *err) {
-  *file = (TokenFile){0};
-  if (size < TOKENS_HEADER_BYTES)
-    return error_set(err,
-                     "'%s' is not a token file: it has %zu bytes, less than the header's %d; "
-                     "./prepare makes token files",
-                     name, size, TOKENS_HEADER_BYTES);
+// bytes: a header's, of a file of `size` bytes.
+static int parse_header(TokenFile *file, const char *name, const void *bytes, size_t size,
+                        Error *err) {
   Header h;
   memcpy(&h, bytes, sizeof h);
   if (check_header(name, &h, err) != 0) return -1;
@@ -56,8 +54,7 @@ int tokens_parse(TokenFile *file, const char *name, const unsigned char *bytes, 
                      "'%s' is %s: its header promises %" PRId32
                      " tokens, which make %zu bytes, but it has %zu; make or copy it again",
                      name, size < expected ? "cut short" : "too long", h.count, expected, size);
-  *file = (TokenFile){.tokens = bytes + TOKENS_HEADER_BYTES,
-                      .path = xstrdup(name),
+  *file = (TokenFile){.fd = -1,
                       .count = h.count,
                       .token_bytes = token_bytes,
                       .tokenizer = h.mark == TOKENS_MARK ? h.tokenizer : 0,
@@ -65,35 +62,105 @@ int tokens_parse(TokenFile *file, const char *name, const unsigned char *bytes, 
   return 0;
 }
 
+static int check_length(const char *name, const void *bytes, size_t size, Error *err) {
+  if (file_refuse_pointer(name, bytes, size, err) != 0) return -1;
+  if (size >= TOKENS_HEADER_BYTES) return 0;
+  return error_set(err,
+                   "'%s' is not a token file: it has %zu bytes, less than the header's %d; "
+                   "./prepare makes token files",
+                   name, size, TOKENS_HEADER_BYTES);
+}
+
+int tokens_parse(TokenFile *file, const char *name, const unsigned char *bytes, size_t size,
+                 Error *err) {
+  *file = (TokenFile){.fd = -1};
+  if (check_length(name, bytes, size, err) != 0 || parse_header(file, name, bytes, size, err) != 0)
+    return -1;
+  file->memory = bytes + TOKENS_HEADER_BYTES;
+  file->path = xstrdup(name);
+  return 0;
+}
+
+// What the header of the open file says.
+static int read_header(TokenFile *file, int fd, const char *path, size_t size, Error *err) {
+  char header[TOKENS_HEADER_BYTES];
+  const size_t there = size < sizeof header ? size : sizeof header;
+  if (file_read_at(fd, path, 0, header, there, err) != 0 ||
+      check_length(path, header, there, err) != 0)
+    return -1;
+  return parse_header(file, path, header, size, err);
+}
+
 int tokens_open(TokenFile *file, const char *path, Error *err) {
-  *file = (TokenFile){0};
-  MappedFile map;
-  if (file_map(&map, path, err) != 0) return -1;
-  const int status = tokens_parse(file, path, map.data, map.bytes, err);
-  file->map = map;
+  *file = (TokenFile){.fd = -1};
+  size_t size;
+  const int fd = file_open(path, &size, err);
+  if (fd < 0) return -1;
+  const int status = read_header(file, fd, path, size, err);
+  file->fd = fd;
+  file->path = xstrdup(path);
   if (status != 0) tokens_close(file);
   return status;
 }
 
 void tokens_close(TokenFile *file) {
-  file_unmap(&file->map);
+  if (file->path && file->fd >= 0) close(file->fd);
   free(file->path);
-  *file = (TokenFile){0};
+  *file = (TokenFile){.fd = -1};
 }
 
-void tokens_read(const TokenFile *file, int64_t first, int64_t count, int32_t *tokens) {
-  assert(first >= 0 && count >= 0 && first <= file->count - count);
-  const unsigned char *source = file->tokens + (size_t)first * (size_t)file->token_bytes;
-  if (file->token_bytes == 4) {
-    memcpy(tokens, source, (size_t)count * 4);
-    return;
-  }
-  for (int64_t i = 0; i < count; i++) {
-    uint16_t id;
-    memcpy(&id, source + 2 * i, 2);
-    tokens[i] = id;
-  }
+// ---- Reading
+
+static int read_bytes(const TokenFile *file, int64_t first, size_t bytes, void *to, Error *err) {
+  const size_t at = (size_t)first * (size_t)file->token_bytes;
+  if (file->fd >= 0)
+    return file_read_at(file->fd, file->path, TOKENS_HEADER_BYTES + at, to, bytes, err);
+  if (bytes > 0) memcpy(to, file->memory + at, bytes);
+  return 0;
 }
+
+// Tokens of two bytes, widened.
+static int read_narrow(const TokenFile *file, int64_t first, int64_t count, int32_t *tokens,
+                       Error *err) {
+  enum { AT_ONCE = 8192 };
+  uint16_t narrow[AT_ONCE];
+  for (int64_t done = 0, n; done < count; done += n) {
+    n = count - done < AT_ONCE ? count - done : AT_ONCE;
+    if (read_bytes(file, first + done, (size_t)n * 2, narrow, err) != 0) return -1;
+    for (int64_t i = 0; i < n; i++) tokens[done + i] = narrow[i];
+  }
+  return 0;
+}
+
+// The first of these ids that is not below vocab_size stands at `first` or behind it.
+static int refuse_id(const TokenFile *file, int64_t first, const int32_t *tokens,
+                     int64_t vocab_size, Error *err) {
+  while ((int64_t)(uint32_t)*tokens < vocab_size) tokens++, first++;
+  const uint32_t id = (uint32_t)*tokens; // of uint32 tokens the upper half is negative
+  error_set(err, "'%s' has the token id %" PRIu32 " at position %" PRId64, file->path, id, first);
+  if (id >= TOKENS_MOST_IDS)
+    return error_append(err,
+                        ", which no tokenizer has: the file is damaged; make or copy it again");
+  return error_append(err,
+                      ", but the model knows only 0 to %" PRId64
+                      ": set model.vocab_size to at least %" PRIu32
+                      " or use token files made with the model's tokenizer",
+                      vocab_size - 1, id + 1);
+}
+
+int tokens_read(const TokenFile *file, int64_t first, int64_t count, int64_t vocab_size,
+                int32_t *tokens, Error *err) {
+  assert(first >= 0 && count >= 0 && first <= file->count - count);
+  if ((file->token_bytes == 2 ? read_narrow(file, first, count, tokens, err)
+                              : read_bytes(file, first, (size_t)count * 4, tokens, err)) != 0)
+    return -1;
+  uint32_t max = 0;
+  for (int64_t i = 0; i < count; i++) max = (uint32_t)tokens[i] > max ? (uint32_t)tokens[i] : max;
+  if (vocab_size == 0 || count == 0 || (int64_t)max < vocab_size) return 0;
+  return refuse_id(file, first, tokens, vocab_size, err);
+}
+
+// ---- Checking
 
 // Two loops of one type each, without a branch on the width, so that the compiler vectorises them.
 static uint32_t largest_token(const unsigned char *tokens, size_t count, int token_bytes) {
@@ -112,38 +179,129 @@ static uint32_t largest_token(const unsigned char *tokens, size_t count, int tok
   return max16 > max32 ? max16 : max32;
 }
 
-int tokens_check(const TokenFile *file, int64_t vocab_size, Error *err) {
-  const uint32_t max = largest_token(file->tokens, (size_t)file->count, file->token_bytes);
-  const size_t bytes = (size_t)file->count * (size_t)file->token_bytes;
-  if (file->tokenizer != 0 && XXH3_64bits(file->tokens, bytes) != file->checksum)
-    return error_set(err,
-                     "'%s' is damaged: its tokens are not those that its checksum was made of; "
-                     "make or copy it again",
-                     file->path);
-  if (file->count == 0 || (int64_t)max < vocab_size) return 0;
-  int64_t at = 0;
-  int32_t id; // of uint32 tokens the upper half is negative
-  while (tokens_read(file, at, 1, &id), (int64_t)(uint32_t)id < vocab_size) at++;
-  return error_set(err,
-                   "'%s' has the token id %" PRIu32 " at position %" PRId64
-                   ", but the model knows only 0 to %" PRId64
-                   ": set model.vocab_size to at least %" PRIu64
-                   " or use token files made with the model's tokenizer",
-                   file->path, (uint32_t)id, at, vocab_size - 1, (uint64_t)max + 1);
+enum { PIECE_BYTES = 1 << 20 };
+
+static XXH3_state_t *new_hash(const char *path, Error *err) {
+  XXH3_state_t *hash = XXH3_createState();
+  if (hash && XXH3_64bits_reset(hash) == XXH_OK) return hash;
+  XXH3_freeState(hash);
+  error_set(err, "out of memory for the checksum of '%s'", path);
+  return NULL;
 }
+
+// The sentence is made of the bytes that were seen. -1 where nothing can change it any more.
+static int refuse_piece(const TokenFile *file, int64_t count, int64_t vocab_size, TokenCheck *check,
+                        Error *err) {
+  const TokenFile piece = {
+      .fd = -1, .memory = check->piece, .count = count, .token_bytes = file->token_bytes};
+  int32_t *tokens = xmalloc((size_t)count * sizeof *tokens);
+  if (tokens_read(&piece, 0, count, 0, tokens, err) == 0)
+    refuse_id(file, check->next, tokens, vocab_size, &check->id_error);
+  free(tokens);
+  check->id_found = true;
+  *err = check->id_error;
+  return file->tokenizer == 0 ? -1 : 0;
+}
+
+static int check_piece(const TokenFile *file, int64_t vocab_size, TokenCheck *check, Error *err) {
+  const int64_t left = file->count - check->next, most = PIECE_BYTES / file->token_bytes;
+  const size_t count = (size_t)(left < most ? left : most);
+  const size_t bytes = count * (size_t)file->token_bytes;
+  if (!check->hash && !(check->hash = new_hash(file->path, err))) return -1;
+  if (!check->piece) check->piece = xmalloc(PIECE_BYTES);
+  if (read_bytes(file, check->next, bytes, check->piece, err) != 0) return -1;
+  XXH3_64bits_update(check->hash, check->piece, bytes);
+  if (!check->id_found && count > 0 &&
+      (int64_t)largest_token(check->piece, count, file->token_bytes) >= vocab_size &&
+      refuse_piece(file, (int64_t)count, vocab_size, check, err) != 0)
+    return -1;
+  check->next += (int64_t)count;
+  return 0;
+}
+
+int tokens_check(const TokenFile *file, int64_t vocab_size, TokenCheck *check, Error *err) {
+  int status = check_piece(file, vocab_size, check, err);
+  if (status == 0 && check->next < file->count) return 1;
+  if (status == 0) {
+    check->checksum = XXH3_64bits_digest(check->hash);
+    status = check->id_found ? -1 : 0;
+    if (check->id_found) *err = check->id_error;
+    if (file->tokenizer != 0 && check->checksum != file->checksum)
+      status = error_set(err,
+                         "'%s' is damaged: its tokens are not those that its checksum was made of; "
+                         "make or copy it again",
+                         file->path);
+  }
+  token_check_end(check);
+  return status;
+}
+
+void token_check_end(TokenCheck *check) {
+  XXH3_freeState(check->hash);
+  free(check->piece);
+  *check = (TokenCheck){.checksum = check->checksum};
+}
+
+// ---- Is it still what it was?
+
+int tokens_check_header(const TokenFile *file, Error *err) {
+  TokenFile now;
+  struct stat st;
+  if (file->fd < 0) return 0;
+  if (fstat(file->fd, &st) != 0)
+    return error_set(err, "cannot read '%s': %s", file->path, strerror(errno));
+  if (read_header(&now, file->fd, file->path, (size_t)st.st_size, err) == 0 &&
+      now.count == file->count && now.token_bytes == file->token_bytes &&
+      now.tokenizer == file->tokenizer && now.checksum == file->checksum)
+    return 0;
+  return error_set(err,
+                   "'%s' was changed while it was in use: its size or its header is another; make "
+                   "or copy it again",
+                   file->path);
+}
+
+struct timespec tokens_time(const TokenFile *file) {
+  struct stat st;
+  return file->fd >= 0 && fstat(file->fd, &st) == 0 ? st.st_mtim : (struct timespec){0};
+}
+
+bool tokens_replaced(const TokenFile *file) {
+  struct stat mine, named;
+  return file->fd >= 0 && fstat(file->fd, &mine) == 0 &&
+         (stat(file->path, &named) != 0 || named.st_ino != mine.st_ino ||
+          named.st_dev != mine.st_dev);
+}
+
+int tokens_fingerprint(const TokenFile *file, uint64_t *fingerprint, Error *err) {
+  enum { SAMPLES = 3, SAMPLE_BYTES = 1 << 16 };
+  const int64_t most = SAMPLE_BYTES / file->token_bytes;
+  const int64_t count = file->count < most ? file->count : most;
+  uint64_t facts[4 + SAMPLES] = {(uint64_t)file->count, (uint64_t)file->token_bytes,
+                                 file->tokenizer, file->checksum};
+  const size_t bytes = (size_t)count * (size_t)file->token_bytes;
+  unsigned char *sample = xmalloc(bytes + 1);
+  int status = 0;
+  for (int i = 0; i < SAMPLES && file->tokenizer == 0 && status == 0; i++) {
+    status = read_bytes(file, (file->count - count) / (SAMPLES - 1) * i, bytes, sample, err);
+    if (status == 0) facts[4 + i] = XXH3_64bits(sample, bytes);
+  }
+  free(sample);
+  *fingerprint = XXH3_64bits(facts, sizeof facts);
+  return status;
+}
+
+// ---- Writing
 
 int token_writer_open(TokenWriter *w, const char *path, int64_t vocab_size, uint64_t tokenizer,
                       Error *err) {
   assert(vocab_size > 0);
   *w = (TokenWriter){.token_bytes = vocab_size <= 65536 ? 2 : 4, .tokenizer = tokenizer};
   if (writer_open(&w->file, path, err) != 0) return -1;
-  XXH3_state_t *hash = XXH3_createState();
-  if (!hash || XXH3_64bits_reset(hash) != XXH_OK) {
-    XXH3_freeState(hash);
+  w->hash = new_hash(path, err);
+  if (!w->hash) {
     token_writer_abandon(w);
-    return error_set(err, "out of memory for the checksum of '%s'", path);
+    return -1;
   }
-  w->hash = hash;
   const char header[TOKENS_HEADER_BYTES] = {0};
   return writer_append(&w->file, header, sizeof header, err);
 }

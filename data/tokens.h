@@ -7,12 +7,15 @@
 #pragma once
 #include <stdbool.h>
 #include <stdint.h>
+#include <time.h>
 #include "base/error.h"
 #include "base/file.h"
 
+enum { TOKENS_MOST_IDS = 1 << 24 }; // the largest model.vocab_size
+
 typedef struct TokenFile {
-  MappedFile map;              // empty over a caller's memory
-  const unsigned char *tokens; // the first one, perhaps unaligned
+  int fd;                      // of the open file; -1 over a caller's memory
+  const unsigned char *memory; // there: the first token, perhaps unaligned
   char *path;                  // owned
   int64_t count;               // tokens
   int token_bytes;             // 2 or 4
@@ -20,17 +23,43 @@ typedef struct TokenFile {
   uint64_t checksum;           // of the tokens, where tokenizer is not 0
 } TokenFile;
 
-// Maps and validates header and size. The tokens themselves are checked by tokens_check.
+// Validates header and size. The tokens themselves are checked by tokens_read and tokens_check. The
+// file is read, never mapped, so that one that is cut under a run gives an error and not SIGBUS.
 int tokens_open(TokenFile *file, const char *path, Error *err);
-// The same over memory the caller keeps (for fuzzing).
+// The same over memory the caller keeps.
 int tokens_parse(TokenFile *file, const char *name, const unsigned char *bytes, size_t size,
                  Error *err);
 void tokens_close(TokenFile *file);
-// Tokens [first, first + count) as int32. The range must lie inside the file.
-void tokens_read(const TokenFile *file, int64_t first, int64_t count, int32_t *tokens);
-// Every token id < vocab_size? The sentence names file, position and id of the first that is not. A
-// checksum that the file has must be that of its tokens.
-int tokens_check(const TokenFile *file, int64_t vocab_size, Error *err);
+// Tokens [first, first + count), which lie inside the file, as int32. An id that is not below
+// vocab_size is an error that names file, position and id; a vocab_size of 0 takes every id.
+int tokens_read(const TokenFile *file, int64_t first, int64_t count, int64_t vocab_size,
+                int32_t *tokens, Error *err);
+
+// A check of all tokens, a piece at a time: every id < vocab_size, and the checksum, where the file
+// has one, that of its tokens. It begins as {0}.
+typedef struct TokenCheck {
+  int64_t next;      // the first token that was not looked at
+  uint64_t checksum; // XXH3-64 of the tokens, once all were
+  void *hash;
+  unsigned char *piece;
+  bool id_found; // beyond the vocabulary; what `id_error` says of the first
+  Error id_error;
+} TokenCheck;
+// Checks the next MiB. 1: there is more, 0: the whole file is right, -1: it is not. A file with a
+// checksum is read to its end, as an id that is too large may only be damage. After 0 and -1
+// `check` holds no memory, and so after token_check_end, which ends it before.
+int tokens_check(const TokenFile *file, int64_t vocab_size, TokenCheck *check, Error *err);
+void token_check_end(TokenCheck *check);
+
+// Has the open file still the size and the header that it was opened with?
+int tokens_check_header(const TokenFile *file, Error *err);
+// When the open file was last written to.
+struct timespec tokens_time(const TokenFile *file);
+// Its name belongs to another file by now, or to none.
+bool tokens_replaced(const TokenFile *file);
+// A number for what the file holds: of its header, and where that has no checksum of 192 KiB of its
+// tokens at the start, in the middle and at the end.
+int tokens_fingerprint(const TokenFile *file, uint64_t *fingerprint, Error *err);
 
 // Writing: uint16 tokens where vocab_size allows, else uint32. Count and checksum are filled in at
 // finish; the header's count is an int32, so a file holds at most TOKENS_MAX_COUNT tokens (one more

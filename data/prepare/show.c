@@ -18,6 +18,7 @@ typedef struct Printer {
   bool open;           // a document is being printed
   int64_t shown, most; // documents
   int64_t tokens;      // of the open one
+  int64_t vocab_size;
 } Printer;
 
 static void end_document(Printer *p) {
@@ -42,14 +43,15 @@ static void print_token(Printer *p, int32_t id) {
   p->tokens++;
 }
 
-static void print_file(Printer *p, const TokenFile *file) {
+static int print_file(Printer *p, const TokenFile *file, Error *err) {
   enum { CHUNK = 4096 };
   int32_t ids[CHUNK];
   for (int64_t at = 0; at < file->count && p->shown < p->most; at += CHUNK) {
     const int64_t n = file->count - at < CHUNK ? file->count - at : CHUNK;
-    tokens_read(file, at, n, ids);
+    if (tokens_read(file, at, n, p->vocab_size, ids, err) != 0) return -1;
     for (int64_t i = 0; i < n && p->shown < p->most; i++) print_token(p, ids[i]);
   }
+  return 0;
 }
 
 // ---- Files
@@ -77,8 +79,9 @@ static int print_files(const char *folder, const char *first, Printer *p, bool a
     if (i > 0 && (!all || !path_exists(path.text))) break;
     TokenFile file;
     if (tokens_open(&file, path.text, err) != 0) return -1;
-    print_file(p, &file);
+    const int status = print_file(p, &file, err);
     tokens_close(&file);
+    if (status != 0) return -1;
   }
   end_document(p);
   return 0;
@@ -91,12 +94,13 @@ int prepare_show(const char *path, const char *tokenizer, int64_t documents, Err
   TokenFile file;
   if (tokens_open(&file, first.text, err) != 0) return -1;
   Tokenizer *t = open_tokenizer(tokenizer, folder.text, &file, err);
-  int status = t ? tokens_check(&file, tokenizer_facts(t)->vocab_size, err) : -1;
+  int status = t ? 0 : -1;
   tokens_close(&file);
   if (status == 0) {
     Printer p = {.decoder = decoder_open(t),
                  .begin = tokenizer_facts(t)->begin,
                  .end = tokenizer_facts(t)->end,
+                 .vocab_size = tokenizer_facts(t)->vocab_size,
                  .most = documents};
     status = print_files(folder.text, first.text, &p, all, err);
     decoder_close(p.decoder);

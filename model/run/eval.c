@@ -81,7 +81,8 @@ static int open_text(Evaluation *e, const char *path, Error *err) {
   if (status != 0) return -1;
   if (tokenizer_facts(tokenizer)->end != NO_TOKEN)
     token_ids_push(&e->ids, tokenizer_facts(tokenizer)->end);
-  e->text = (TokenFile){.tokens = (const unsigned char *)e->ids.ids,
+  e->text = (TokenFile){.fd = -1,
+                        .memory = (const unsigned char *)e->ids.ids,
                         .path = xstrdup(path),
                         .count = e->ids.count,
                         .token_bytes = sizeof *e->ids.ids};
@@ -92,14 +93,13 @@ static int open_text(Evaluation *e, const char *path, Error *err) {
 
 static int check_file(const Evaluation *e, const TokenFile *file, Error *err) {
   const Tokenizer *tokenizer = e->trained.tokenizer;
-  if (tokenizer && file->tokenizer != 0 &&
-      file->tokenizer != tokenizer_facts(tokenizer)->fingerprint)
-    return error_set(
-        err,
-        "'%s' was made with another tokenizer than the model's, '%s': make token files "
-        "with ./prepare --tokenizer '%s'",
-        file->path, tokenizer_facts(tokenizer)->name, e->trained.path);
-  return tokens_check(file, e->trained.model.vocab_size, err);
+  if (!tokenizer || file->tokenizer == 0 ||
+      file->tokenizer == tokenizer_facts(tokenizer)->fingerprint)
+    return 0;
+  return error_set(err,
+                   "'%s' was made with another tokenizer than the model's, '%s': make token files "
+                   "with ./prepare --tokenizer '%s'",
+                   file->path, tokenizer_facts(tokenizer)->name, e->trained.path);
 }
 
 static int open_data(Evaluation *e, Error *err) {
@@ -113,6 +113,7 @@ static int open_data(Evaluation *e, Error *err) {
     if (check_file(e, &e->files[f], err) != 0) return -1;
     if (e->files[f].count > 0) e->targets += e->files[f].count - 1;
   }
+  if (e->loader && loader_check(e->loader, e->trained.model.vocab_size, err) != 0) return -1;
   if (e->targets > 0) return 0;
   return error_set(err, "'%s' has no token to predict: a file needs two tokens or more", data);
 }
@@ -184,8 +185,11 @@ static int evaluate_batch(Evaluation *e, const TokenFile *file, int64_t first, i
                           int64_t length, Error *err) {
   const int64_t count = batch * length;
   int32_t *targets = e->tokens + e->B * e->T;
-  tokens_read(file, first, count, e->tokens);
-  tokens_read(file, first + 1, count, targets);
+  const int64_t V = e->trained.model.vocab_size;
+  if (tokens_read(file, first, count, V, e->tokens, err) != 0 ||
+      tokens_read(file, first + 1, count, V, targets, err) != 0 ||
+      (e->loader && loader_look(e->loader, err) != 0))
+    return -1;
   count_bytes(e, targets, count);
   e->nats += sum_of_losses(e, batch, length);
   e->done += count;
@@ -205,7 +209,8 @@ static int evaluate_file(Evaluation *e, const TokenFile *file, Error *err) {
   int64_t first = 0;
   if (e->decoder) decoder_end(e->decoder, &text);
   int32_t start; // has no loss, but the text of those behind it may depend on it
-  if (file->count > 0) tokens_read(file, 0, 1, &start);
+  if (file->count > 0 && tokens_read(file, 0, 1, e->trained.model.vocab_size, &start, err) != 0)
+    return -1;
   if (file->count > 0 && e->decoder) decoder_next(e->decoder, start, &text);
   for (int64_t left; (left = file->count - 1 - first) > 0;) {
     const int64_t length = least(left, e->T), batch = least(left / length, e->B);

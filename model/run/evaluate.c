@@ -9,15 +9,18 @@
 #include "model/run/run.h"
 #include "model/run/text.h"
 
-// The mean loss of the first `batches` batches; false where the run was asked to stop.
+// The mean loss of the first `batches` batches; false where the run was asked to stop, and where
+// the data are bad.
 static bool validation_loss(Run *run, int64_t batches, double *loss) {
   Backend *be = run->be;
+  const TrainConfig *c = &run->config.train;
+  int32_t *tokens = run->batches, *targets = tokens + c->batch_size * c->sequence_length;
   be->step_begin(be);
   run->val_data->cursor = 0;
   for (int64_t i = 0; i < batches; i++) {
     if (*run->stop) return false;
-    loader_next(run->val_data, run->tokens, run->targets);
-    llama_load_batch(&run->llama, run->tokens, run->targets);
+    if (loader_next(run->val_data, tokens, targets, &run->data_error) != 0) return false;
+    llama_load_batch(&run->llama, tokens, targets);
     llama_forward(&run->llama);
     llama_loss(&run->llama, 1 / (double)batches);
   }

@@ -187,8 +187,7 @@ static int open_parts(Run *run, Error *err) {
   memory_plan_print(&plan);
   const bool background = saves_plan(c, run->be, plan.total_bytes);
   run->planned_bytes = plan.total_bytes;
-  run->tokens = xmalloc(2 * M * sizeof *run->tokens);
-  run->targets = run->tokens + M;
+  run->batches = xmalloc((size_t)c->train.gradient_accumulation * 2 * M * sizeof *run->batches);
   if (load_weights(run, from, err) != 0) return -1;
   if (background) saves_open(run);
   run->calibrates = fp8_used(&shape) && !run->llama.scaled;
@@ -245,7 +244,7 @@ void run_close(Run *run) {
   if (run->val_data) loader_close(run->val_data);
   export_close(&run->export);
   tokenizer_close(run->tokenizer);
-  free(run->tokens);
+  free(run->batches);
   free(run->changes);
   llama_destroy(&run->llama);
   if (run->be) run->be->destroy(run->be);

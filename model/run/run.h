@@ -53,11 +53,13 @@ typedef struct Run {
   // Steps since the last traced one, without a process' first two: how many, and their time
   int64_t untraced;
   double untraced_ms;
-  BackgroundSave *saves;     // NULL: training waits for a save
-  double save_ms;            // that the longest save took; 0 before the first
-  int64_t saved_step;        // step of the newest checkpoint, -1 = none yet
-  bool best_is_new;          // state.best_val_loss is not in that checkpoint
-  int32_t *tokens, *targets; // [B, T] each, host
+  BackgroundSave *saves; // NULL: training waits for a save
+  double save_ms;        // that the longest save took; 0 before the first
+  int64_t saved_step;    // step of the newest checkpoint, -1 = none yet
+  bool best_is_new;      // state.best_val_loss is not in that checkpoint
+  int32_t *batches;      // [gradient_accumulation, 2, B, T]: of each batch inputs, targets
+  bool replaced;         // it was said that a token file's name belongs to another
+  Error data_error;      // what was wrong with the data; empty: nothing
   // Not 0 once the user asked the run to stop. Validation and sampling look at it between batches
   // and tokens.
   const volatile sig_atomic_t *stop;
@@ -72,10 +74,12 @@ void run_close(Run *run);
 // ---- Around a step, in this order. Its log line and its place in the state come when its result
 // is there, be->steps_ahead steps later: the GPU never waits for the host.
 
-// What AdamW does in the next step. Opens the profilers' window or a trace where one is due.
+// What AdamW does in the next step. Reads the step's batches, so that bad data end the run as
+// run_check_data does, before anything of the step was launched. Opens the profilers' window or a
+// trace where one is due.
 int run_step_begin(Run *run, AdamW *hyper, Error *err);
-// Loads the next micro-batch into the model.
-void run_load_batch(Run *run);
+// Loads the step's micro-batch i into the model.
+void run_load_batch(Run *run, int64_t i);
 // An error means: too many skipped updates in a row.
 int run_step_end(Run *run, Error *err);
 
@@ -98,6 +102,9 @@ bool run_validate(Run *run);
 // where the run is in bf16.
 bool run_validate_in_bf16(Run *run);
 bool run_sample(Run *run);
+// Comes after validating. Where the data turned out to be bad, saves the steps that were done and
+// returns -1; the sentence says what is wrong with the data, and what was saved.
+int run_check_data(Run *run, Error *err);
 
 // ---- Saving
 

@@ -49,12 +49,25 @@ static int save_at_once(Run *run, Error *err) {
   return book(run, &r, err);
 }
 
+// Once, where data were made anew under the run.
+static void watch_names(Run *run) {
+  const char *path = loader_replaced(run->train_data);
+  if (!path && run->val_data) path = loader_replaced(run->val_data);
+  if (!path || run->replaced) return;
+  run->replaced = true;
+  fprintf(stderr,
+          "train: '%s' was replaced or removed; the run goes on with the files that it opened, but "
+          "cannot be resumed on others\n",
+          path);
+}
+
 int run_save(Run *run, Error *err) {
   const Config *c = &run->config;
   int status = 0;
   const bool saved = run->saved_step == run->state.step && !run->best_is_new;
   if (saved || c->train.save_interval < 0) return 0;
   run->best_is_new = false;
+  watch_names(run);
   log_sync(&run->log); // so that it has all lines up to this step before the checkpoint is there
   range_push("save");
   if (run->saves)
@@ -73,6 +86,26 @@ int run_save_end(Run *run, bool wait, Error *err) {
   SaveResult result;
   if (!run->saves || !background_end(run->saves, wait, &result)) return 0;
   return book(run, &result, err);
+}
+
+// Saves what was done, if anything was, and waits for it.
+static int save_the_last(Run *run, Error *err) {
+  if (run_settle(run, err) != 0) return -1;
+  if (run->state.step == 0) return 0;
+  run_save_end(run, true, err); // whether the one before succeeded
+  return run_save(run, err) == 0 ? run_save_end(run, true, err) : -1;
+}
+
+int run_check_data(Run *run, Error *err) {
+  Error why;
+  if (run->data_error.text[0] == '\0') return 0;
+  *err = run->data_error;
+  if (save_the_last(run, &why) != 0)
+    error_append(err, "; the run was not saved: %s", why.text);
+  else if (run->saved_step == run->state.step)
+    error_append(err, "; step %lld is saved", (long long)run->state.step);
+  log_stop(&run->log, run->state.step, err->text);
+  return -1;
 }
 
 double run_end_ms(const Run *run) {

@@ -161,10 +161,26 @@ static int end_trace(Run *run, double asked_ms, Error *err) {
 
 // ---- A step
 
+// Where micro-batch i has its inputs; its targets follow.
+static int32_t *batch_tokens(const Run *run, int64_t i) {
+  const TrainConfig *c = &run->config.train;
+  return run->batches + i * 2 * c->batch_size * c->sequence_length;
+}
+
+static int read_batches(Run *run, Error *err) {
+  const TrainConfig *c = &run->config.train;
+  for (int64_t i = 0; i < c->gradient_accumulation; i++) {
+    int32_t *tokens = batch_tokens(run, i), *targets = tokens + c->batch_size * c->sequence_length;
+    if (loader_next(run->train_data, tokens, targets, &run->data_error) != 0)
+      return run_check_data(run, err);
+  }
+  return 0;
+}
+
 int run_step_begin(Run *run, AdamW *hyper, Error *err) {
   const OutputConfig *o = &run->config.output;
   bool traced;
-  if (begin_trace(run, &traced, err) != 0) return -1;
+  if (read_batches(run, err) != 0 || begin_trace(run, &traced, err) != 0) return -1;
   *hyper = adamw_at(&run->config.optimizer, &run->state.plan, run_steps_asked(run),
                     run->config.train.steps);
   run->pending[run->asked % MAX_RESULTS] =
@@ -174,9 +190,10 @@ int run_step_begin(Run *run, AdamW *hyper, Error *err) {
   return 0;
 }
 
-void run_load_batch(Run *run) {
-  loader_next(run->train_data, run->tokens, run->targets);
-  llama_load_batch(&run->llama, run->tokens, run->targets);
+void run_load_batch(Run *run, int64_t i) {
+  const int32_t *tokens = batch_tokens(run, i);
+  const TrainConfig *c = &run->config.train;
+  llama_load_batch(&run->llama, tokens, tokens + c->batch_size * c->sequence_length);
 }
 
 int run_step_end(Run *run, Error *err) {

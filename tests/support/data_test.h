@@ -2,6 +2,7 @@
 #pragma once
 #include <stdint.h>
 #include "base/error.h"
+#include "data/loader.h"
 
 // Group setup and teardown: *state is the path of a fresh folder.
 int make_folder(void **state);
@@ -12,3 +13,15 @@ void assert_says(const Error *err, const char *words);
 
 // Writes a token file in two pieces; a failure fails the test.
 void write_tokens(const char *path, const int32_t *tokens, int64_t count, int64_t vocab_size);
+
+// tokens_check of the whole file: 0 or -1.
+int check_tokens(const TokenFile *file, int64_t vocab_size, Error *err);
+// loader_next, whose failure fails the test.
+void next_batch(Loader *loader, int32_t *tokens, int32_t *targets);
+
+// Files whose tokens are first, first + 1, ... below COUNTED_VOCAB: each tells where it comes from.
+enum { COUNTED_VOCAB = 100000 };
+void write_count(const char *folder, const char *name, int32_t first, int32_t count);
+// A loader of FOLDER/NAME; its vocabulary is COUNTED_VOCAB unless config says another.
+Loader *try_open(const char *folder, const char *name, LoaderConfig config, Error *err);
+Loader *open_or_fail(const char *folder, const char *name, LoaderConfig config);

@@ -9,36 +9,7 @@
 
 #include "base/file.h"
 #include "base/memory.h"
-#include "data/loader.h"
 #include "tests/support/data_test.h"
-
-enum { VOCAB = 100000 };
-
-// A file whose tokens are first, first + 1, ...: each token tells where it comes from.
-static void write_count(const char *folder, const char *name, int32_t first, int32_t count) {
-  int32_t *tokens = xmalloc((size_t)count * sizeof *tokens);
-  for (int32_t i = 0; i < count; i++) tokens[i] = first + i;
-  char *path = xasprintf("%s/%s", folder, name);
-  write_tokens(path, tokens, count, VOCAB);
-  free(path);
-  free(tokens);
-}
-
-static Loader *try_open(const char *folder, const char *name, LoaderConfig config, Error *err) {
-  char *pattern = xasprintf("%s/%s", folder, name);
-  config.pattern = pattern;
-  if (config.vocab_size == 0) config.vocab_size = VOCAB;
-  Loader *loader = loader_open(&config, err);
-  free(pattern);
-  return loader;
-}
-
-static Loader *open_or_fail(const char *folder, const char *name, LoaderConfig config) {
-  Error err;
-  Loader *loader = try_open(folder, name, config, &err);
-  if (!loader) fail_msg("%s", err.text);
-  return loader;
-}
 
 static void permute_is_a_bijection(void **state) {
   (void)state;
@@ -107,7 +78,7 @@ static void count_epoch(Loader *loader, int64_t B, int64_t T, int *inputs) {
   int32_t *targets = xmalloc((size_t)(B * T) * sizeof *targets);
   assert_int_equal(loader->windows % B, 0);
   for (int64_t drawn = 0; drawn < loader->windows; drawn += B) {
-    loader_next(loader, tokens, targets);
+    next_batch(loader, tokens, targets);
     for (int64_t i = 0; i < B * T; i++) {
       assert_int_equal(targets[i], tokens[i] + 1);
       if (i % T) assert_int_equal(tokens[i], tokens[i - 1] + 1);
@@ -160,9 +131,9 @@ static void the_offset_of_an_epoch_covers_the_window(void **state) {
   int seen[T] = {0};
   int32_t tokens[T], targets[T];
   for (int epoch = 0; epoch < EPOCHS; epoch++) {
-    int32_t lowest = VOCAB;
+    int32_t lowest = COUNTED_VOCAB;
     for (int i = 0; i < WINDOWS; i++) {
-      loader_next(loader, tokens, targets);
+      next_batch(loader, tokens, targets);
       if (tokens[0] < lowest) lowest = tokens[0];
     }
     assert_in_range(lowest, 0, T - 1);
@@ -180,9 +151,9 @@ static void a_single_window_moves_within_its_file(void **state) {
     Loader *loader = open_or_fail(*state, "single.bin",
                                   (LoaderConfig){.batch = 1, .seq = T, .seed = 6, .shuffle = true});
     assert_int_equal(loader->windows, 1);
-    int32_t tokens[T], targets[T], lowest = VOCAB, highest = 0;
+    int32_t tokens[T], targets[T], lowest = COUNTED_VOCAB, highest = 0;
     for (int epoch = 0; epoch < EPOCHS; epoch++) {
-      loader_next(loader, tokens, targets);
+      next_batch(loader, tokens, targets);
       if (tokens[0] < lowest) lowest = tokens[0];
       if (targets[T - 1] > highest) highest = targets[T - 1];
     }
@@ -202,10 +173,10 @@ static void an_epoch_has_its_own_order_and_a_seed_its_own_epochs(void **state) {
   Loader *a = open_or_fail(*state, "order.bin", config);
   Loader *b = open_or_fail(*state, "order.bin", config2);
   Loader *c = open_or_fail(*state, "order.bin", config);
-  loader_next(a, first, targets);
-  loader_next(a, second, targets);
-  loader_next(b, other, targets);
-  loader_next(c, again, targets);
+  next_batch(a, first, targets);
+  next_batch(a, second, targets);
+  next_batch(b, other, targets);
+  next_batch(c, again, targets);
   assert_memory_equal(first, again, sizeof first);
   assert_memory_not_equal(first, second, sizeof first);
   assert_memory_not_equal(first, other, sizeof first);
@@ -227,12 +198,12 @@ static void a_sought_loader_gives_the_batches_of_one_that_ran(void **state) {
   int32_t tokens[BATCHES][B * T], targets[BATCHES][B * T];
   Loader *loader = open_or_fail(*state, "seek-*.bin", config);
   assert_int_equal(loader->windows, 10);
-  for (int i = 0; i < BATCHES; i++) loader_next(loader, tokens[i], targets[i]);
+  for (int i = 0; i < BATCHES; i++) next_batch(loader, tokens[i], targets[i]);
   for (int i = BATCHES - 1; i >= 0; i--) {
     int32_t again[B * T], again_targets[B * T];
     Loader *fresh = open_or_fail(*state, "seek-*.bin", config);
     fresh->cursor = (uint64_t)(i * B);
-    loader_next(fresh, again, again_targets);
+    next_batch(fresh, again, again_targets);
     assert_memory_equal(tokens[i], again, sizeof again);
     assert_memory_equal(targets[i], again_targets, sizeof again);
     assert_int_equal(fresh->cursor, (i + 1) * B);
@@ -247,7 +218,7 @@ static void a_batch_spans_epochs_without_losing_a_window(void **state) {
   Loader *loader = open_or_fail(*state, "span.bin",
                                 (LoaderConfig){.batch = B, .seq = T, .seed = 4, .shuffle = true});
   int32_t tokens[WINDOWS * B * T], targets[B * T]; // B epochs are WINDOWS batches
-  for (int i = 0; i < WINDOWS; i++) loader_next(loader, tokens + i * B * T, targets);
+  for (int i = 0; i < WINDOWS; i++) next_batch(loader, tokens + i * B * T, targets);
   for (int epoch = 0; epoch < B; epoch++) {
     int inputs[T * (WINDOWS + 1) + 1] = {0};
     for (int i = 0; i < WINDOWS * T; i++) inputs[tokens[epoch * WINDOWS * T + i]]++;
@@ -267,7 +238,7 @@ static void without_shuffle_windows_come_in_file_order(void **state) {
   for (int epoch = 0; epoch < 3; epoch++)
     for (int batch = 0; batch < 2; batch++) {
       int32_t tokens[B * T], targets[B * T];
-      loader_next(loader, tokens, targets);
+      next_batch(loader, tokens, targets);
       for (int i = 0; i < B * T; i++) {
         assert_int_equal(tokens[i], starts[batch * B + i / T] + i % T);
         assert_int_equal(targets[i], tokens[i] + 1);

@@ -1,0 +1,97 @@
+#!/usr/bin/env bash
+# Token files that change under a run, pipes where files should be, and the threads that a run takes.
+# shellcheck source=tests/support/lib.sh
+. "$(dirname "$0")/../support/lib.sh"
+prepare_data 2000
+config=$folder/config.json
+write_config "$config"
+cp -r "$folder/data" "$folder/kept"
+wide=(train.steps=1000000 train.batch_size=8 output.log_interval=1)
+
+# starts NAME OVERRIDES...: a run in the background, into $folder/NAME, after its tenth step.
+starts() {
+  rm -rf "$folder/data" && cp -r "$folder/kept" "$folder/data"
+  "$TRAIN" "$config" "output.dir=$folder/$1" "${wide[@]}" "${@:2}" >"$folder/said" 2>"$folder/said.err" </dev/null &
+  job=$!
+  wait_for '"step":10,' "$folder/$1/log.jsonl" $job
+}
+
+# ends NAME WORDS: the run ends with status 1 and one sentence that has the words, and the steps that it did are saved and
+# good to resume from.
+ends() {
+  local name=$1 words=$2 status said step why='' waited=0
+  while kill -0 $job 2>/dev/null && [ $((waited += 1)) -lt 300 ]; do sleep 0.1; done
+  kill -KILL $job 2>/dev/null
+  wait $job
+  status=$?
+  said=$(cat "$folder/said.err")
+  step=$(sed -n 's/.*; step \([0-9]*\) is saved$/\1/p' <<<"$said")
+  if [ $status != 1 ]; then why="status $status, it said: $said"
+  elif [ "$(wc -l <<<"$said")" != 1 ]; then why="more than one line: $said"
+  elif [[ $said != *"$words"* ]]; then why="'$words' is not in: $said"
+  elif [ "$(readlink "$folder/$name/latest")" != "$(printf 'step-%08d' "$step")" ]; then why="the last checkpoint is not of step '$step'"
+  elif ! grep -q '"kind":"stop"' "$folder/$name/log.jsonl"; then why='the log has no end'
+  fi
+  rm -rf "$folder/data" && cp -r "$folder/kept" "$folder/data"
+  [ -n "$why" ] || "$TRAIN" "$config" "output.dir=$folder/$name" "${wide[@]}" train.resume=auto "train.steps=$((step + 3))" \
+    train.resume_allow_changes=true >"$folder/said" 2>&1 || why="resuming: $(cat "$folder/said")"
+  if [ -z "$why" ]; then passes "$name"; else fails "$name" "$why"; fi
+}
+
+# ---- Data that change under a run
+train=$folder/data/train-00000.bin val=$folder/data/val-00000.bin
+starts a_training_file_that_is_cut_ends_the_run_with_a_checkpoint
+truncate -s 3000 "$train"
+ends a_training_file_that_is_cut_ends_the_run_with_a_checkpoint "$train"
+starts a_validation_file_that_is_cut_does_so_too train.eval_interval=20
+truncate -s 1030 "$val"
+ends a_validation_file_that_is_cut_does_so_too "'$val' became shorter while it was in use"
+starts ids_beyond_the_vocabulary_do_so_too
+head -c 20000 /dev/zero | tr '\0' '\377' | dd of="$train" bs=1 seek=1024 conv=notrunc status=none
+ends ids_beyond_the_vocabulary_do_so_too "'$train' has the token id 65535 at position"
+starts other_tokens_in_place_do_so_too
+printf 'x\0y\0' | dd of="$train" bs=1 seek=40000 conv=notrunc status=none
+ends other_tokens_in_place_do_so_too "'$train' is damaged: its tokens are not those that its checksum was made of"
+starts another_file_copied_over_it_does_so_too
+cp "$val" "$train"
+ends another_file_copied_over_it_does_so_too "$train"
+
+name=a_dataset_made_anew_leaves_the_run_what_it_opened
+"$TRAIN" "$config" "output.dir=$folder/alone" train.steps=3000 train.save_interval=500 >"$folder/said" 2>&1
+starts $name train.steps=3000 train.save_interval=500 train.batch_size=2
+write_text 300 >"$folder/text.txt"
+must "$PREPARE" --force --out "$folder/data" "$folder/text.txt"
+wait $job
+status=$?
+if [ $status != 0 ]; then fails $name "status $status, it said: $(cat "$folder/said.err")"
+elif ! grep -qF "'$train' was replaced or removed; the run goes on with the files that it opened" "$folder/said.err"; then
+  fails $name "it said: $(cat "$folder/said.err")"
+else check $name 'the weights are others' cmp "$folder/alone/latest/model.safetensors" "$folder/$name/latest/model.safetensors"; fi
+rm -rf "$folder/data" && mv "$folder/kept" "$folder/data"
+
+# ---- Pipes by name, which nobody writes to
+mkfifo "$folder/pipe"
+program=$TRAIN
+TRAIN=$folder/patient # a program that waits for a pipe is ended, with another status than 1
+printf '#!/bin/sh\nexec timeout 5 "%s" "$@"\n' "$program" >"$TRAIN" && chmod +x "$TRAIN"
+mkdir "$folder/model" "$folder/half"
+cp "$folder/alone/latest/"{config,tokenizer,tokenizer_config}.json "$folder/model"
+cp "$folder/alone/latest/"{config.json,model.safetensors} "$folder/half"
+mkfifo "$folder/model/model.safetensors" "$folder/half/tokenizer.json"
+refuses a_pipe_as_config_is_refused "'$folder/pipe': it is not a regular file" "$folder/pipe"
+refuses a_pipe_as_data_is_refused "'$folder/pipe': it is not a regular file" "$config" "data.train=$folder/pipe"
+refuses a_pipe_as_tokenizer_is_refused "'$folder/pipe': it is not a regular file" "$config" "data.tokenizer=$folder/pipe"
+refuses a_pipe_as_weights_is_refused "model.safetensors': it is not a regular file" "$config" "train.init_from=$folder/model"
+refuses a_pipe_beside_weights_is_refused "tokenizer.json': it is not a regular file" --generate "$folder/half" --prompt a
+refuses a_pipe_to_evaluate_is_refused "'$folder/pipe': it is not a regular file" --eval "$folder/alone" --data "$folder/pipe"
+TRAIN=$program
+
+# ---- Threads
+threads() { # NAME WORDS OVERRIDES...
+  local said
+  said=$(OMP_NUM_THREADS=3 "$TRAIN" "$config" "output.dir=$folder/$1" train.steps=1 optimizer.warmup_steps=0 "${@:3}" 2>&1)
+  check "$1" "it said: $said" grep -q "^backend .* $2, OpenBLAS (" <<<"$said"
+}
+threads threads_are_as_many_as_omp_num_threads_says '3 threads' backend.threads=0
+threads threads_are_as_many_as_backend_threads_says '2 threads' backend.threads=2
+exit "$failed"

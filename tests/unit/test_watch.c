@@ -1,0 +1,198 @@
+// Token files that change, or turn out to be wrong, while a loader reads them.
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <cmocka.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "base/file.h"
+#include "base/memory.h"
+#include "tests/support/data_test.h"
+
+// Puts this uint32 at that position of a file of wide tokens.
+static void overwrite(const char *path, int64_t position, uint32_t id) {
+  FILE *file = fopen(path, "r+b");
+  assert_non_null(file);
+  assert_int_equal(fseek(file, 1024 + 4 * (long)position, SEEK_SET), 0);
+  assert_int_equal(fwrite(&id, sizeof id, 1, file), 1);
+  assert_int_equal(fclose(file), 0);
+}
+
+// Draws batches of 2 x 8 until one is refused; every token before is below COUNTED_VOCAB.
+static void draw_until_refused(Loader *loader, Error *err) {
+  int32_t tokens[16], targets[16];
+  int64_t batches = 0;
+  while (loader_next(loader, tokens, targets, err) == 0) {
+    for (int i = 0; i < 16; i++)
+      assert_true(tokens[i] < COUNTED_VOCAB && targets[i] < COUNTED_VOCAB);
+    assert_true(++batches <= loader->windows);
+  }
+}
+
+static void an_id_beyond_the_vocabulary_is_never_given_out(void **state) {
+  const LoaderConfig config = {.batch = 2, .seq = 8, .seed = 3, .shuffle = true};
+  const PathText path = path_text("%s/%s", (char *)*state, "overwritten.bin");
+  const uint32_t ids[] = {COUNTED_VOCAB, 3000000000u};
+  const char *const says[] = {
+      "'%s' has the token id 100000 at position 777, but the model knows "
+      "only 0 to 99999: set model.vocab_size",
+      "'%s' has the token id 3000000000 at position 777, which no tokenizer "
+      "has: the file is damaged"};
+  for (int i = 0; i < 2; i++) {
+    Error err;
+    write_count(*state, "overwritten.bin", 0, 1000);
+    Loader *loader = open_or_fail(*state, "overwritten.bin", config);
+    overwrite(path.text, 777, ids[i]);
+    draw_until_refused(loader, &err);
+    char *words = xasprintf(says[i], path.text);
+    assert_says(&err, words);
+    free(words);
+    loader_close(loader);
+  }
+}
+
+static void a_file_cut_under_the_loader_is_an_error(void **state) {
+  const LoaderConfig config = {.batch = 2, .seq = 8, .seed = 3, .shuffle = true};
+  const PathText path = path_text("%s/%s", (char *)*state, "cut.bin");
+  Error err;
+  write_count(*state, "cut.bin", 0, 1000);
+  Loader *loader = open_or_fail(*state, "cut.bin", config);
+  assert_int_equal(truncate(path.text, 1024 + 4 * 500 + 2), 0);
+  draw_until_refused(loader, &err);
+  assert_says(&err, "cut.bin' became shorter while it was in use");
+  loader_close(loader);
+}
+
+static void wait_until_refused(const Loader *loader, Error *err) {
+  const double start = now_ms();
+  while (loader_look(loader, err) == 0) {
+    nanosleep(&(struct timespec){.tv_nsec = 10000000}, NULL);
+    if (now_ms() - start > 20000) fail_msg("nothing was found");
+  }
+}
+
+// Nothing is read after the change: the watch alone finds it. What was only touched is no change.
+static void the_watch_finds_files_that_were_changed(void **state) {
+  const LoaderConfig config = {.batch = 2, .seq = 8};
+  Error err;
+  write_count(*state, "touched.bin", 0, 1000);
+  write_count(*state, "changed.bin", 0, 1000);
+  write_count(*state, "header.bin", 0, 1000);
+  Loader *touched = open_or_fail(*state, "touched.bin", config),
+         *changed = open_or_fail(*state, "changed.bin", config),
+         *header = open_or_fail(*state, "header.bin", config);
+  const struct timespec now[2] = {{.tv_nsec = UTIME_NOW}, {.tv_nsec = UTIME_NOW}};
+  assert_int_equal(utimensat(AT_FDCWD, path_text("%s/touched.bin", (char *)*state).text, now, 0),
+                   0);
+  overwrite(path_text("%s/changed.bin", (char *)*state).text, 500, 7);
+  overwrite(path_text("%s/header.bin", (char *)*state).text, 2 - 256, 999);
+  wait_until_refused(changed, &err);
+  assert_says(&err, "changed.bin' was changed while it was in use: its tokens are others");
+  wait_until_refused(header, &err);
+  assert_says(&err, "header.bin' was changed while it was in use: its size or its header");
+  assert_int_equal(loader_look(touched, &err), 0);
+  loader_close(touched);
+  loader_close(changed);
+  loader_close(header);
+}
+
+// 2.4 GB, nearly all of them a hole: opening takes half a second, whatever the file's size, and the
+// id behind the hole is found while the loader is open.
+static void the_rest_of_a_large_file_is_checked_in_the_background(void **state) {
+  enum { COUNT = 600000000 };
+  const PathText path = path_text("%s/%s", (char *)*state, "large.bin");
+  Error err;
+  write_count(*state, "large.bin", 0, 1);
+  const int32_t count = COUNT;
+  overwrite(path.text, 2 - 256, (uint32_t)count);
+  overwrite(path.text, COUNT - 1, COUNTED_VOCAB);
+  const double start = now_ms();
+  Loader *loader = try_open(*state, "large.bin", (LoaderConfig){.batch = 2, .seq = 8}, &err);
+  const double ms = now_ms() - start;
+  printf("# opening took %.0f ms of 500 to check the tokens; bound 1500\n", ms);
+  assert_true(ms < 1500);
+  if (loader) wait_until_refused(loader, &err); // else half a second was enough
+  assert_says(&err, "large.bin' has the token id 100000 at position 599999999");
+  loader_close(loader);
+}
+
+static void more_files_than_a_process_may_open_at_first_are_opened(void **state) {
+  enum { FILES = 300 };
+  char name[32];
+  struct rlimit before, limit;
+  for (int i = 0; i < FILES; i++) {
+    snprintf(name, sizeof name, "many-%03d.bin", i);
+    write_count(*state, name, i, 9);
+  }
+  assert_int_equal(getrlimit(RLIMIT_NOFILE, &before), 0);
+  limit = before;
+  limit.rlim_cur = FILES / 2;
+  assert_int_equal(setrlimit(RLIMIT_NOFILE, &limit), 0);
+  Loader *loader = open_or_fail(*state, "many-*.bin", (LoaderConfig){.batch = 1, .seq = 8});
+  assert_int_equal(loader->windows, FILES);
+  loader_close(loader);
+  setrlimit(RLIMIT_NOFILE, &before);
+}
+
+static uint64_t fingerprint_of(const char *folder, const char *name) {
+  Loader *loader = open_or_fail(folder, name, (LoaderConfig){.batch = 1, .seq = 8});
+  const uint64_t fingerprint = loader->fingerprint;
+  loader_close(loader);
+  return fingerprint;
+}
+
+static void the_fingerprint_is_of_what_files_hold(void **state) {
+  const char *folder = *state;
+  write_count(folder, "print-0.bin", 0, 99000);
+  write_count(folder, "print-1.bin", 5, 99000);
+  const uint64_t both = fingerprint_of(folder, "print-*.bin");
+  write_count(folder, "moved-a.bin", 0, 99000);
+  write_count(folder, "moved-b.bin", 5, 99000);
+  assert_true(fingerprint_of(folder, "moved-*.bin") == both);
+  assert_true(fingerprint_of(folder, "print-0.bin") != both);
+  for (int i = 0; i < 3; i++) { // in each of its three samples
+    overwrite(path_text("%s/moved-b.bin", folder).text, i == 2 ? 98999 : i * 49500, 77777);
+    assert_true(fingerprint_of(folder, "moved-*.bin") != both);
+    write_count(folder, "moved-b.bin", 5, 99000);
+  }
+  write_count(folder, "moved-a.bin", 5, 99000);
+  write_count(folder, "moved-b.bin", 0, 99000);
+  assert_true(fingerprint_of(folder, "moved-*.bin") != both); // the order is another
+}
+
+static void a_name_that_belongs_to_another_file_is_told(void **state) {
+  Error err;
+  int32_t tokens[8], targets[8];
+  write_count(*state, "named.bin", 0, 9);
+  write_count(*state, "another.bin", 50, 9);
+  Loader *loader = open_or_fail(*state, "named.bin", (LoaderConfig){.batch = 1, .seq = 8});
+  const PathText path = path_text("%s/named.bin", (char *)*state);
+  assert_null(loader_replaced(loader));
+  assert_int_equal(path_rename(path_text("%s/another.bin", (char *)*state).text, path.text, &err),
+                   0);
+  assert_string_equal(loader_replaced(loader), path.text);
+  next_batch(loader, tokens, targets);
+  assert_int_equal(tokens[0], 0); // of the file that was opened
+  assert_int_equal(unlink(path.text), 0);
+  assert_string_equal(loader_replaced(loader), path.text);
+  loader_close(loader);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(an_id_beyond_the_vocabulary_is_never_given_out),
+      cmocka_unit_test(a_file_cut_under_the_loader_is_an_error),
+      cmocka_unit_test(the_watch_finds_files_that_were_changed),
+      cmocka_unit_test(the_rest_of_a_large_file_is_checked_in_the_background),
+      cmocka_unit_test(more_files_than_a_process_may_open_at_first_are_opened),
+      cmocka_unit_test(the_fingerprint_is_of_what_files_hold),
+      cmocka_unit_test(a_name_that_belongs_to_another_file_is_told),
+  };
+  return cmocka_run_group_tests_name("watch", tests, make_folder, remove_folder);
+}
