@@ -16,6 +16,8 @@ int file_read(const char *path, size_t max_bytes, char **data, size_t *bytes, Er
 
 // -1 where the bytes are what git leaves in place of a large file that it did not fetch.
 int file_refuse_pointer(const char *path, const void *data, size_t bytes, Error *err);
+// -1 there, too, and where they are those of a compressed file; the sentence says what unpacks it.
+int file_refuse_packed(const char *path, const void *data, size_t bytes, Error *err);
 
 // A file mapped read-only. Empty files map to data = NULL, bytes = 0.
 typedef struct MappedFile {

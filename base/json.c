@@ -114,7 +114,7 @@ cJSON *json_read(const char *path, size_t max_bytes, Error *err) {
   size_t bytes;
   if (file_read(path, max_bytes, &text, &bytes, err) != 0) return NULL;
   cJSON *tree = NULL;
-  if (file_refuse_pointer(path, text, bytes, err) == 0) tree = json_parse(path, text, bytes, err);
+  if (file_refuse_packed(path, text, bytes, err) == 0) tree = json_parse(path, text, bytes, err);
   free(text);
   return tree;
 }

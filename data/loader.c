@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
+#include <unistd.h>
 
 #include "base/memory.h"
 #include "base/rng.h"
@@ -43,10 +44,12 @@ static int find_files(const char *pattern, glob_t *found, Error *err) {
                      status == GLOB_NOSPACE ? "there are too many" : "a folder cannot be read");
   if (found->gl_pathc > 1 || path_exists(found->gl_pathv[0])) return 0;
   globfree(found);
-  return error_set(err,
-                   "no file matches '%s': check the path, or make token files with ./prepare "
-                   "--out FOLDER TEXT...",
-                   pattern);
+  char here[4096];
+  const bool relative = pattern[0] != '/' && getcwd(here, sizeof here);
+  error_set(err, "no file matches '%s'", pattern);
+  if (relative) error_append(err, " in the current folder, '%s'", here);
+  return error_append(err, ": check the path, or make token files with ./prepare --out FOLDER "
+                           "TEXT...");
 }
 
 // Each file stays open, so that its name can be given to another while the run reads it; at first

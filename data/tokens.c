@@ -63,7 +63,7 @@ static int parse_header(TokenFile *file, const char *name, const void *bytes, si
 }
 
 static int check_length(const char *name, const void *bytes, size_t size, Error *err) {
-  if (file_refuse_pointer(name, bytes, size, err) != 0) return -1;
+  if (file_refuse_packed(name, bytes, size, err) != 0) return -1;
   if (size >= TOKENS_HEADER_BYTES) return 0;
   return error_set(err,
                    "'%s' is not a token file: it has %zu bytes, less than the header's %d; "

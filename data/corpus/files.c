@@ -63,6 +63,8 @@ FileKind file_kind(const char *name, const char *start, size_t bytes, Error *err
               "'%s' is a parquet file: scripts/parquet_to_jsonl.py '%s' | ./prepare --jsonl "
               "--out FOLDER -",
               name, name);
+  } else if (file_refuse_packed(name, start, bytes, err) != 0) {
+    kind = FILE_BINARY;
   } else if (begins(start, bytes, "\xff\xfe") || begins(start, bytes, "\xfe\xff") ||
              memchr(start, 0, bytes)) {
     error_set(err,

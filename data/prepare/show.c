@@ -94,7 +94,9 @@ int prepare_show(const char *path, const char *tokenizer, int64_t documents, Err
   TokenFile file;
   if (tokens_open(&file, first.text, err) != 0) return -1;
   Tokenizer *t = open_tokenizer(tokenizer, folder.text, &file, err);
-  int status = t ? 0 : -1;
+  TokenCheck check = {0};
+  int status = t ? 1 : -1;
+  while (status > 0) status = tokens_check(&file, tokenizer_facts(t)->vocab_size, &check, err);
   tokens_close(&file);
   if (status == 0) {
     Printer p = {.decoder = decoder_open(t),

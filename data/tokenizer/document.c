@@ -81,7 +81,7 @@ static void take_apart(Document *d, Text *rest) {
 
 int document_open(Document *d, const char *name, const char *text, size_t bytes, Error *err) {
   *d = (Document){.name = name, .text = text, .bytes = bytes};
-  if (file_refuse_pointer(name, text, bytes, err) != 0) return -1;
+  if (file_refuse_packed(name, text, bytes, err) != 0) return -1;
   const size_t valid = utf8_valid(text, bytes);
   if (valid < bytes) return json_syntax_error(name, text, bytes, valid, "this is not UTF-8", err);
   Text rest = {0};

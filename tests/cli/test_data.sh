@@ -86,6 +86,15 @@ refuses a_pipe_beside_weights_is_refused "tokenizer.json': it is not a regular f
 refuses a_pipe_to_evaluate_is_refused "'$folder/pipe': it is not a regular file" --eval "$folder/alone" --data "$folder/pipe"
 TRAIN=$program
 
+# ---- What is no token file, and where it was looked for
+printf 'version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n' >"$folder/pointer.bin"
+gzip -c "$train" >"$folder/packed.bin"
+refuses a_git_lfs_pointer_is_no_token_file "'$folder/pointer.bin' is a git-lfs pointer" "$config" "data.train=$folder/pointer.bin"
+refuses a_compressed_token_file_names_what_unpacks_it "'$folder/packed.bin' is compressed by gzip, which is not read here: unpack it first (gunzip)" \
+  "$config" "data.train=$folder/packed.bin"
+refuses a_relative_path_says_where_it_was_looked_for "no file matches 'none/x-*.bin' in the current folder, '$PWD'" \
+  "$config" 'data.train=none/x-*.bin'
+
 # ---- Threads
 threads() { # NAME WORDS OVERRIDES...
   local said

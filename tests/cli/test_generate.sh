@@ -25,6 +25,9 @@ mkdir "$folder/old"
 cp "$run"/latest/{config.json,model.safetensors,run.json} "$folder/old"
 check a_byte_model_without_a_tokenizer_json_takes_bytes 'its text differs' \
   test "$with" = "$(generate "$folder/old" --prompt 'line 7' --tokens 60 | od -c)"
+sed -i 's/"sequence_length": 16/"sequence_length": 4/' "$folder/old/run.json"
+check the_context_is_the_models_and_not_the_runs 'its text differs' \
+  test "$with" = "$(generate "$folder/old" --prompt 'line 7' --tokens 60 | od -c)"
 check standard_input_is_a_prompt 'its text differs' test "$with" = \
   "$(printf 'line 7' | "$TRAIN" --generate "$run" --tokens 60 | od -c)"
 said=$(generate tests/fixtures/gqa_untied --prompt '3 4 5' --tokens 9)

@@ -78,6 +78,13 @@ refuses a_git_lfs_pointer_is_refused \
   "'lfs.jsonl' is a git-lfs pointer, not the file that it stands for: run git lfs pull" lfs.jsonl
 mkdir pointers && cp lfs.jsonl pointers
 refuses a_git_lfs_pointer_in_a_folder_is_refused 'is a git-lfs pointer' pointers
+printf 'PK\3\4 an archive and more' >texts.zip
+refuses an_archive_names_what_unpacks_it "'texts.zip' is compressed by zip, which is not read here: unpack it first (unzip)" texts.zip
+printf '\3757zXZ\0 and more bytes' >text.xz
+refuses another_compression_names_it_too "'text.xz' is compressed by xz" text.xz
+mkdir archives && cp texts.zip text.xz archives && echo text >archives/text
+name=an_archive_in_a_folder_is_passed_over
+if runs --out unpacked archives && grep -q '^skipped  *2 binary' stdout; then passes $name; else fails $name "$(cat stdout stderr)"; fi
 printf 'PAR1xxxx' >table.parquet
 refuses a_parquet_file_names_the_script 'scripts/parquet_to_jsonl.py' table.parquet
 mkdir tables && cp table.parquet tables
