@@ -1,20 +1,17 @@
-#define _GNU_SOURCE // SCHED_IDLE
 #include "data/watch.h"
 
 #include <errno.h>
 #include <math.h>
-#include <pthread.h>
-#include <sched.h>
 #include <semaphore.h>
-#include <signal.h>
 #include <stdatomic.h>
 #include <stdlib.h>
-#include <string.h>
+#include <sys/resource.h>
 
 #include "base/clock.h"
 #include "base/memory.h"
+#include "base/thread.h"
 
-enum { FIRST_LOOK_MS = 500, LOOK_SECONDS = 2 };
+enum { FIRST_LOOK_MS = 500, LOOK_SECONDS = 2, NICE = 10 };
 
 // What is known of a file.
 typedef struct Seen {
@@ -86,26 +83,12 @@ static bool pause_watch(Watch *w) {
 
 static void *keep_watch(void *watch) {
   Watch *w = watch;
-  const struct sched_param none = {0};
-  pthread_setschedparam(pthread_self(), SCHED_IDLE, &none); // where it is refused: as it is
+  setpriority(PRIO_PROCESS, 0, NICE); // of this thread alone; a tenth of a busy processor
   int status;
   do status = check_files(w, INFINITY, &w->error);
   while (status == 0 && pause_watch(w));
   if (status < 0) atomic_store(&w->failed, true);
   return NULL;
-}
-
-// Signals stay with the thread that asks for the watch.
-static int start_thread(Watch *w, Error *err) {
-  sigset_t all, before;
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &before);
-  const int failed = pthread_create(&w->thread, NULL, keep_watch, w);
-  pthread_sigmask(SIG_SETMASK, &before, NULL);
-  w->running = failed == 0;
-  return failed ? error_set(err, "cannot start the thread that checks '%s': %s", w->files[0].path,
-                            strerror(failed))
-                : 0;
 }
 
 Watch *watch_open(const TokenFile *files, int count, int64_t vocab_size, Error *err) {
@@ -115,7 +98,9 @@ Watch *watch_open(const TokenFile *files, int count, int64_t vocab_size, Error *
   w->vocab_size = vocab_size;
   w->seen = xcalloc((size_t)count, sizeof *w->seen);
   sem_init(&w->stop, 0, 0);
-  if (check_files(w, now_ms() + FIRST_LOOK_MS, err) >= 0 && start_thread(w, err) == 0) return w;
+  if (check_files(w, now_ms() + FIRST_LOOK_MS, err) >= 0)
+    w->running = thread_start(&w->thread, "watch", keep_watch, w, err) == 0;
+  if (w->running) return w;
   watch_close(w);
   return NULL;
 }

@@ -73,7 +73,7 @@ static void wait_until_refused(const Loader *loader, Error *err) {
   const double start = now_ms();
   while (loader_look(loader, err) == 0) {
     nanosleep(&(struct timespec){.tv_nsec = 10000000}, NULL);
-    if (now_ms() - start > 20000) fail_msg("nothing was found");
+    if (now_ms() - start > 60000) fail_msg("nothing was found");
   }
 }
 
