@@ -10,7 +10,6 @@
 #include <stdio.h>
 #include <string.h>
 #include <stdlib.h>
-#include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -92,24 +91,6 @@ int file_refuse_packed(const char *path, const void *data, size_t bytes, Error *
                      path, kinds[i].name, kinds[i].command);
   }
   return 0;
-}
-
-int file_map(MappedFile *map, const char *path, Error *err) {
-  *map = (MappedFile){NULL, 0};
-  size_t size = 0;
-  const int fd = file_open(path, &size, err);
-  if (fd < 0) return -1;
-  void *p = size > 0 ? mmap(NULL, size, PROT_READ, MAP_PRIVATE, fd, 0) : NULL;
-  const int why = errno;
-  close(fd);
-  if (p == MAP_FAILED) return error_set(err, "cannot map '%s': %s", path, strerror(why));
-  *map = (MappedFile){p, size};
-  return 0;
-}
-
-void file_unmap(MappedFile *map) {
-  if (map->data) munmap((void *)(uintptr_t)map->data, map->bytes);
-  *map = (MappedFile){NULL, 0};
 }
 
 // The first failure closes the file and stays; after it there is no path.

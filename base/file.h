@@ -19,7 +19,9 @@ int file_refuse_pointer(const char *path, const void *data, size_t bytes, Error 
 // -1 there, too, and where they are those of a compressed file; the sentence says what unpacks it.
 int file_refuse_packed(const char *path, const void *data, size_t bytes, Error *err);
 
-// A file mapped read-only. Empty files map to data = NULL, bytes = 0.
+// A file mapped read-only. Empty files map to data = NULL, bytes = 0. One that is cut while it is
+// read ends the process with one sentence and status 1, so map nothing that a run goes on reading.
+// Not for two threads at once.
 typedef struct MappedFile {
   const unsigned char *data;
   size_t bytes;

@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 #include <cmocka.h>
 
@@ -167,6 +168,31 @@ static void a_file_that_became_shorter_ends_in_a_sentence(void **state) {
   close(fd);
 }
 
+// In a process of its own: what it says, and how it ends.
+static void a_mapped_file_that_is_cut_ends_in_a_sentence(void **state) {
+  const PathText path = path_text("%s/mapped", (char *)*state);
+  char *bytes = xcalloc(100000, 1), said[5000] = "";
+  Error err;
+  int ends[2], status;
+  if (file_write(path.text, bytes, 100000, &err) != 0) fail_msg("%s", err.text);
+  free(bytes);
+  assert_int_equal(pipe(ends), 0);
+  const pid_t child = fork();
+  if (child == 0) {
+    MappedFile map;
+    const bool ready = dup2(ends[1], STDERR_FILENO) >= 0 && file_map(&map, path.text, &err) == 0 &&
+                       truncate(path.text, 5000) == 0;
+    _exit(ready ? 2 + *(const volatile unsigned char *)(map.data + 90000) : 3);
+  }
+  close(ends[1]);
+  assert_int_equal(waitpid(child, &status, 0), child);
+  assert_true(read(ends[0], said, sizeof said - 1) > 0);
+  close(ends[0]);
+  assert_true(WIFEXITED(status) && WEXITSTATUS(status) == 1);
+  assert_true(strncmp(said, "test_base: '/tmp/", 17) == 0);
+  assert_non_null(strstr(said, "/mapped' became shorter while it was read"));
+}
+
 static void a_writer_keeps_its_first_error(void **state) {
   (void)state;
   Error first = {""}, later = {""};
@@ -266,6 +292,7 @@ int main(void) {
       cmocka_unit_test(a_path_that_is_too_long_is_refused_and_not_cut_to_another),
       cmocka_unit_test(a_pipe_by_name_is_refused_at_once),
       cmocka_unit_test(a_file_that_became_shorter_ends_in_a_sentence),
+      cmocka_unit_test(a_mapped_file_that_is_cut_ends_in_a_sentence),
       cmocka_unit_test(a_writer_keeps_its_first_error),
       cmocka_unit_test(sentences_grow_at_both_ends_and_are_cut),
       cmocka_unit_test(words_for_a_shell_are_quoted_where_they_must),
