@@ -180,8 +180,10 @@ Backend *backend_cpu_create(const OpsConfig *config) {
   scalings_open(cpu);
 
   Backend *be = &cpu->base;
-  snprintf(be->description, sizeof be->description, "%d thread%s, OpenBLAS (%s), fp%d",
-           cpu->threads, cpu->threads == 1 ? "" : "s", openblas_get_corename(),
+  char version[32] = "";
+  sscanf(openblas_get_config(), "OpenBLAS %31s", version);
+  snprintf(be->description, sizeof be->description, "%d thread%s, OpenBLAS %s (%s), fp%d",
+           cpu->threads, cpu->threads == 1 ? "" : "s", version, openblas_get_corename(),
            (int)sizeof(real) * 8);
   for (int i = 0; i < OPERATION_COUNT; i++) be->kinds[i] = KERNEL_CPU;
   be->max_tokens = config->max_tokens;

@@ -120,3 +120,10 @@ Backend *backend_create(const Config *c, RunShape *shape, int64_t max_positions,
            why_not.text);
   return be;
 }
+
+BackendText backend_identity(const Backend *be) {
+  BackendText t;
+  snprintf(t.text, sizeof t.text, "%s: %s", be->name, be->description);
+  t.text[strcspn(t.text, ";")] = '\0';
+  return t;
+}

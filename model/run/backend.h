@@ -19,3 +19,11 @@ bool run_graphs(const Config *config);
 // max_positions. "auto" takes the GPU where one is usable, else the CPU, whose description then
 // says what a GPU would have needed. loss_chunks of 0 become as few as fit the memory.
 Backend *backend_create(const Config *config, RunShape *shape, int64_t max_positions, Error *err);
+
+// What a run's bits depend on besides its configuration: backend, hardware, libraries and, on a
+// CPU, threads and the kernels that OpenBLAS takes there: "cpu: 2 threads, OpenBLAS 0.3.21
+// (Haswell), fp32". Not what the description says behind it.
+typedef struct BackendText {
+  char text[600];
+} BackendText;
+BackendText backend_identity(const Backend *be);

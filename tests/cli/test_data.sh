@@ -90,8 +90,8 @@ TRAIN=$program
 printf 'version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n' >"$folder/pointer.bin"
 gzip -c "$train" >"$folder/packed.bin"
 refuses a_git_lfs_pointer_is_no_token_file "'$folder/pointer.bin' is a git-lfs pointer" "$config" "data.train=$folder/pointer.bin"
-refuses a_compressed_token_file_names_what_unpacks_it "'$folder/packed.bin' is compressed by gzip, which is not read here: unpack it first (gunzip)" \
-  "$config" "data.train=$folder/packed.bin"
+refuses a_compressed_token_file_names_what_unpacks_it \
+  "'$folder/packed.bin' is compressed by gzip, which is not read here: unpack it first (gunzip)" "$config" "data.train=$folder/packed.bin"
 refuses a_relative_path_says_where_it_was_looked_for "no file matches 'none/x-*.bin' in the current folder, '$PWD'" \
   "$config" 'data.train=none/x-*.bin'
 
@@ -99,7 +99,7 @@ refuses a_relative_path_says_where_it_was_looked_for "no file matches 'none/x-*.
 threads() { # NAME WORDS OVERRIDES...
   local said
   said=$(OMP_NUM_THREADS=3 "$TRAIN" "$config" "output.dir=$folder/$1" train.steps=1 optimizer.warmup_steps=0 "${@:3}" 2>&1)
-  check "$1" "it said: $said" grep -q "^backend .* $2, OpenBLAS (" <<<"$said"
+  check "$1" "it said: $said" grep -q "^backend .* $2, OpenBLAS [0-9.]* (" <<<"$said"
 }
 threads threads_are_as_many_as_omp_num_threads_says '3 threads' backend.threads=0
 threads threads_are_as_many_as_backend_threads_says '2 threads' backend.threads=2
