@@ -249,6 +249,18 @@ NumberText number_text(double value) {
   return t;
 }
 
+NumberText digits_text(uint64_t value) {
+  NumberText t;
+  snprintf(t.text, sizeof t.text, "%" PRIu64, value);
+  return t;
+}
+
+NumberText hex_text(uint64_t value) {
+  NumberText t;
+  snprintf(t.text, sizeof t.text, "%016" PRIx64, value);
+  return t;
+}
+
 void json_number(JsonWriter *w, const char *name, double value, int digits) {
   NumberText t = number_text(value);
   if (digits != JSON_EXACT) snprintf(t.text, sizeof t.text, "%.*g", digits, value);

@@ -70,3 +70,5 @@ typedef struct NumberText {
   char text[32];
 } NumberText;
 NumberText number_text(double value);
+NumberText digits_text(uint64_t value); // "18446744073709551615"
+NumberText hex_text(uint64_t value);    // "00000000000000ff"

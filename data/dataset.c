@@ -1,7 +1,5 @@
 #include "data/dataset.h"
 
-#include <inttypes.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -13,16 +11,6 @@
 enum { FORMAT = 1 };
 
 // Numbers of 64 bits are hexadecimal text: JSON's are exact up to 2^53 only.
-typedef struct HexText {
-  char text[17];
-} HexText;
-
-static HexText hex_text(uint64_t value) {
-  HexText hex;
-  snprintf(hex.text, sizeof hex.text, "%016" PRIx64, value);
-  return hex;
-}
-
 static void put_part(JsonWriter *w, const char *name, const DatasetPart *part) {
   json_open(w, name, '{');
   json_whole(w, "files", part->files);

@@ -157,6 +157,14 @@ static int parse_tensor(SafeTensor *t, const cJSON *entry, uint64_t data_bytes, 
 
 // ---- The whole header
 
+// Others may mean something else by a "step": what is not a whole number counts as none.
+static int64_t metadata_step(const cJSON *metadata) {
+  const char *text = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(metadata, "step"));
+  char *end;
+  const long long step = text ? strtoll(text, &end, 10) : -1;
+  return text && *text && !*end && step >= 0 ? step : -1;
+}
+
 static int check_metadata(const cJSON *metadata, Error *err) {
   if (!cJSON_IsObject(metadata))
     return error_set(err, "__metadata__ in the header is not an object");
@@ -178,6 +186,7 @@ static int read_tensors(SafeFile *file, const cJSON *root, uint64_t data_bytes, 
   for (const cJSON *entry = root->child; entry; entry = entry->next) {
     if (strcmp(entry->string, "__metadata__") == 0) {
       if (check_metadata(entry, err) != 0) return -1;
+      file->step = metadata_step(entry);
       continue;
     }
     for (const char *c = entry->string; *c; c++)
@@ -214,7 +223,7 @@ static int check_contiguous(const SafeFile *file, uint64_t data_bytes, Error *er
 
 int safetensors_parse(SafeFile *file, const char *name, const unsigned char *bytes, size_t count,
                       Error *err) {
-  *file = (SafeFile){0};
+  *file = (SafeFile){.step = -1};
   if (file_refuse_pointer(name, bytes, count, err) != 0) return -1;
   if (count < LENGTH_BYTES)
     return error_set(err,
@@ -252,6 +261,7 @@ int safetensors_open(SafeFile *file, const char *path, Error *err) {
   if (file_map(&map, path, err) != 0) return -1;
   const int status = safetensors_parse(file, path, map.data, map.bytes, err);
   file->map = map;
+  file->path = xstrdup(path);
   if (status != 0) safetensors_close(file);
   return status;
 }
@@ -259,6 +269,7 @@ int safetensors_open(SafeFile *file, const char *path, Error *err) {
 void safetensors_close(SafeFile *file) {
   for (int i = 0; i < file->count; i++) free(file->tensors[i].name);
   free(file->tensors);
+  free(file->path);
   file_unmap(&file->map);
   *file = (SafeFile){0};
 }
@@ -332,12 +343,25 @@ static int write_tensor(JsonWriter *w, const SafeTensor *t, uint64_t *end, Error
   return 0;
 }
 
-int safetensors_create(SafeWriter *w, const char *path, int count, const SafeTensor *tensors,
-                       Error *err) {
+// What has failed holds no memory.
+static int put(SafeWriter *w, const void *data, size_t bytes, Error *err) {
+  if (writer_append(&w->file, data, bytes, err) != 0) {
+    checksum_abandon(&w->hash);
+    return -1;
+  }
+  checksum_add(&w->hash, data, bytes);
+  return 0;
+}
+
+int safetensors_create(SafeWriter *w, const char *path, int64_t step, int count,
+                       const SafeTensor *tensors, Error *err) {
   *w = (SafeWriter){.file.fd = -1};
   JsonWriter header = {0};
   json_open(&header, NULL, '{');
-  json_raw(&header, "__metadata__", "{\"format\":\"pt\"}");
+  json_open(&header, "__metadata__", '{');
+  json_string(&header, "format", "pt");
+  if (step >= 0) json_string(&header, "step", digits_text((uint64_t)step).text);
+  json_close(&header, '}');
   int status = 0;
   for (int i = 0; i < count && status == 0; i++)
     status = write_tensor(&header, &tensors[i], &w->expected, err);
@@ -346,16 +370,19 @@ int safetensors_create(SafeWriter *w, const char *path, int count, const SafeTen
   const size_t padding = (8 - header.used % 8) % 8;
   const uint64_t length = header.used + padding;
   if (status == 0) status = writer_open(&w->file, path, err);
-  if (status == 0) status = writer_append(&w->file, &length, sizeof length, err);
-  if (status == 0) status = writer_append(&w->file, header.text, header.used, err);
-  if (status == 0) status = writer_append(&w->file, "       ", padding, err);
-  w->file.total = 0; // from here on bytes of data
+  if (status == 0) {
+    checksum_begin(&w->hash);
+    status = put(w, &length, sizeof length, err);
+  }
+  if (status == 0) status = put(w, header.text, header.used, err);
+  if (status == 0) status = put(w, "       ", padding, err);
+  w->header = w->file.total;
   free(header.text);
   return status;
 }
 
 int safetensors_append(SafeWriter *w, const void *data, size_t bytes, Error *err) {
-  return writer_append(&w->file, data, bytes, err);
+  return put(w, data, bytes, err);
 }
 
 static uint16_t bf16_of_float(float value) {
@@ -380,9 +407,15 @@ int safetensors_append_f32(SafeWriter *w, SafeDtype dtype, const float *values, 
 }
 
 int safetensors_finish(SafeWriter *w, Error *err) {
-  if (w->file.fd < 0 || w->file.total == w->expected) return writer_finish(&w->file, err);
-  error_set(err, "'%s' got %" PRIu64 " bytes of data, but its tensors have %" PRIu64, w->file.path,
-            w->file.total, w->expected);
-  writer_abandon(&w->file);
+  const uint64_t written = w->file.total - w->header;
+  if (w->file.fd >= 0 && written != w->expected) {
+    error_set(err, "'%s' got %" PRIu64 " bytes of data, but its tensors have %" PRIu64,
+              w->file.path, written, w->expected);
+    writer_abandon(&w->file);
+  } else if (writer_finish(&w->file, err) == 0) {
+    w->checksum = checksum_end(&w->hash);
+    return 0;
+  }
+  checksum_abandon(&w->hash);
   return -1;
 }

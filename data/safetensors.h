@@ -12,6 +12,7 @@
 #pragma once
 #include <stddef.h>
 #include <stdint.h>
+#include "base/checksum.h"
 #include "base/error.h"
 #include "base/file.h"
 
@@ -41,6 +42,8 @@ typedef struct SafeTensor {
 
 typedef struct SafeFile {
   MappedFile map;            // empty over a caller's memory
+  char *path;                // owned; NULL there
+  int64_t step;              // of training, where the metadata's "step" says so; else -1
   const unsigned char *data; // first byte after the header
   int count;
   SafeTensor *tensors; // in offset order
@@ -68,14 +71,17 @@ int safetensors_read_f32(const SafeTensor *t, int64_t first, int64_t count, floa
 // Writing: names, shapes and dtypes first (begin, end and data are not read), then the data of each
 // tensor, in the same order, in pieces. Names must be unique and free of quotes, backslashes and
 // control characters. Every file carries the metadata {"format": "pt"}, without which transformers
-// refuses to load it. The first failure closes the writer and leaves the partial file to the
-// caller; later calls fail with the same error.
+// refuses to load it, and "step" where that is not negative. The first failure closes the writer
+// and leaves the partial file to the caller; later calls fail with the same error.
 typedef struct SafeWriter {
   FileWriter file;
   uint64_t expected; // bytes of data announced
+  uint64_t header;   // bytes before them
+  Checksum hash;
+  uint64_t checksum; // of the whole file, after finish
 } SafeWriter;
-int safetensors_create(SafeWriter *w, const char *path, int count, const SafeTensor *tensors,
-                       Error *err);
+int safetensors_create(SafeWriter *w, const char *path, int64_t step, int count,
+                       const SafeTensor *tensors, Error *err);
 int safetensors_append(SafeWriter *w, const void *data, size_t bytes, Error *err);
 // The same of `count` floats, as F32 or rounded to BF16 (to nearest, ties to even).
 int safetensors_append_f32(SafeWriter *w, SafeDtype dtype, const float *values, int64_t count,

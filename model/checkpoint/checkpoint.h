@@ -8,6 +8,10 @@
 //                          history, in the order of model/scalings.h
 //   run.json               the resolved configuration
 //   state.json             step, loader cursor, counters
+//   checksums.json         the step, and of each file above its bytes and checksum
+//
+// What changes from step to step names its step: files of tensors and the index of shards in their
+// metadata.
 //
 // so that transformers loads the folder as it is. The weights are the masters, F32; with
 // output.save_dtype=bf16 they are rounded, and optimizer.safetensors has the masters, master.NAME.
@@ -21,6 +25,7 @@
 // to step-00000100.old first, and a crash right then leaves `latest` dangling until checkpoint_find
 // falls back to the .old folder.
 #pragma once
+#include "data/safetensors.h"
 #include "model/checkpoint/export.h"
 #include "model/config/config.h"
 #include "model/llama.h"
@@ -35,8 +40,11 @@ typedef struct TrainState {
   int64_t nonfinite_row; // skipped updates in a row
   double best_val_loss;  // NAN before the first validation
   int64_t best_val_step;
-  SchedulePlan plan;  // of the learning rate
-  uint64_t tokenizer; // its fingerprint (data/tokenizer/tokenizer.h); 0: not known
+  SchedulePlan plan; // of the learning rate
+  // What it was trained with; 0 and "": not known.
+  uint64_t tokenizer; // its fingerprint (data/tokenizer/tokenizer.h)
+  uint64_t data;      // of the training files: Loader.fingerprint
+  char backend[192];  // what its bits depend on: kernels, device, libraries, threads
 } TrainState;
 
 // The three values of a weight that a checkpoint has.
@@ -66,10 +74,28 @@ StateSource state_source(const Llama *llama); // the backend as it is
 int checkpoint_save(const char *run_dir, const StateSource *source, const Config *config,
                     const Export *export, const TrainState *state, Error *err);
 
-// Which folder to read. `resume` is "auto" (what RUN/latest points at; if that is broken the newest
-// complete step folder; *path = "" if the run has no checkpoint yet), or a folder: with weights in
-// it (a checkpoint, or any Hugging Face folder), or a run's folder (then as "auto", but one without
-// a checkpoint is an error). path has PATH_CHARS bytes.
+// A checkpoint, or a Hugging Face folder, that was opened and checked. Its tensors are mapped, so
+// they can be loaded whatever becomes of the folder.
+typedef struct Checkpoint {
+  char path[PATH_CHARS]; // "": the run has none yet
+  bool with_optimizer, has_checksums;
+  SafeFile *files; // [weight_files] of weights, then the optimizer's
+  int weight_files, file_count;
+} Checkpoint;
+
+// Which folder to read, and is it whole? `resume` is "auto" (what RUN/latest points at), or a
+// folder: with weights in it (a checkpoint, or any Hugging Face folder), or a run's folder (then as
+// "auto", but one without a checkpoint is an error). with_optimizer: a run goes on from it, so all
+// of it is looked at; else its weights. What is looked at must be there, be what checksums.json
+// says, of one step, which is also in the folder's name, finite, and no exp_avg_sq below 0.
+//
+// What does not fit is an error where a checkpoint is named. Of a run's checkpoints the newest that
+// fits is taken, with a line on standard error for each that was passed over and why; none left is
+// an error. checkpoint_close afterwards, but not after an error.
+int checkpoint_open(Checkpoint *c, const char *resume, const char *run_dir, bool with_optimizer,
+                    Error *err);
+void checkpoint_close(Checkpoint *c); // zeros are fine
+// The same by the names of files alone, without a word: path has PATH_CHARS bytes.
 int checkpoint_find(const char *resume, const char *run_dir, char *path, Error *err);
 
 // Reads run.json / state.json of a checkpoint folder.
@@ -77,14 +103,14 @@ int checkpoint_read_config(const char *path, Config *config, Error *err);
 int checkpoint_read_state(const char *path, TrainState *state, Error *err);
 
 // Weights, from model.safetensors or from the shards that model.safetensors.index.json lists; F32,
-// BF16 or F16, ours or any Hugging Face LLaMA folder. with_optimizer also the moments; without it
-// they become zero. Shapes are checked against llama->config; a missing or unknown tensor is an
-// error that names it (but old files' rotary_emb.inv_freq, and a tied model's lm_head.weight that
-// equals its embedding, are passed over). With the moments the weights are the masters that stand
-// beside them, if any. Nothing is written before everything is checked, then the
+// BF16 or F16, ours or any Hugging Face LLaMA folder. What was opened with the optimizer gives the
+// moments, too; else they become zero. Shapes are checked against llama->config; a missing or
+// unknown tensor is an error that names it (but old files' rotary_emb.inv_freq, and a tied model's
+// lm_head.weight that equals its embedding, are passed over). With the moments the weights are the
+// masters that stand beside them, if any. Nothing is written before everything is checked, then the
 // masters and the compute copies. AdamW's t is the caller's: be->set_updates(state.updates). A run
 // in FP8 that has the scalings of this precision with its moments goes on with them
 // (llama->scaled); those of another precision are passed over.
-int checkpoint_load(const char *path, Llama *llama, bool with_optimizer, Error *err);
+int checkpoint_load(const Checkpoint *c, Llama *llama, Error *err);
 // Would it be loaded into this model? Reads no value.
-int checkpoint_check(const char *path, const ModelConfig *model, bool with_optimizer, Error *err);
+int checkpoint_check(const Checkpoint *c, const ModelConfig *model, Error *err);

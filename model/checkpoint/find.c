@@ -47,21 +47,24 @@ static int weights_complete(const char *path, Error *err) {
   return status;
 }
 
-int checkpoint_complete(const char *path, Error *err) {
+int checkpoint_complete(const char *path, TrainState *state, Error *err) {
   static const char *const files[] = {MODEL_CONFIG_FILE, OPTIMIZER_FILE, RUN_CONFIG_FILE};
   if (weights_complete(path, err) != 0) return -1;
   for (size_t i = 0; i < sizeof files / sizeof *files; i++)
     if (!has_file(path, files[i])) return error_set(err, "'%s' has no %s", path, files[i]);
-  TrainState state;
-  return checkpoint_read_state(path, &state, err);
+  return checkpoint_read_state(path, state, err);
 }
 
 // The step in "step-00000100SUFFIX", or a negative number if the name is not exactly one that
 // step_path gives.
-static int64_t step_in_name(const char *name, const char *suffix) {
+static int64_t step_with_suffix(const char *name, const char *suffix) {
   if (strncmp(name, "step-", 5) != 0) return -1;
   const int64_t step = strtoll(name + 5, NULL, 10);
   return strcmp(name, step_path(".", step, suffix).text + 2) == 0 ? step : -1;
+}
+
+int64_t step_in_name(const char *name) {
+  return step_with_suffix(name, name_ends_with(name, ".old") ? ".old" : "");
 }
 
 static int descending(const void *a, const void *b) {
@@ -79,7 +82,7 @@ int step_list(const char *run_dir, const char *suffix, int64_t **steps, int *cou
   }
   struct dirent *entry;
   while (errno = 0, (entry = readdir(dir))) {
-    const int64_t step = step_in_name(entry->d_name, suffix);
+    const int64_t step = step_with_suffix(entry->d_name, suffix);
     if (step < 0) continue;
     *steps = xrealloc(*steps, (size_t)(*count + 1) * sizeof **steps);
     (*steps)[(*count)++] = step;
@@ -92,20 +95,53 @@ int step_list(const char *run_dir, const char *suffix, int64_t **steps, int *cou
   return error_set(err, "cannot list the folder '%s': %s", run_dir, strerror(why));
 }
 
-// The newest complete step-*SUFFIX; *newest = -1 where there is none.
-static int newest_complete(const char *run_dir, const char *suffix, int64_t *newest, Error *err) {
-  int64_t *steps;
-  int count, i = 0;
-  Error ignored;
-  const int status = step_list(run_dir, suffix, &steps, &count, err);
-  while (i < count && checkpoint_complete(step_path(run_dir, steps[i], suffix).text, &ignored) != 0)
-    i++;
-  *newest = i < count ? steps[i] : -1;
-  free(steps);
-  return status;
+// ---- Which of them
+
+// A run's checkpoints in the order in which they are tried: what `latest` names and those before it
+// come first, then what the run left when it was taken back; each from the newest on. An .old
+// folder counts after one of its name: only a crash in the middle of replacing it leaves it alone.
+typedef struct Candidates {
+  int64_t latest; // the step that the link names; -1: none
+  int count;
+  PathText *paths;
+} Candidates;
+
+static int64_t latest_step(const char *run_dir) {
+  char target[PATH_MAX];
+  const ssize_t length =
+      readlink(path_text("%s/%s", run_dir, LATEST_LINK).text, target, sizeof target - 1);
+  target[length > 0 ? length : 0] = '\0';
+  const char *slash = strrchr(target, '/');
+  return step_in_name(slash ? slash + 1 : target);
 }
 
-static int give_path(char *path, const char *found, Error *err) {
+// Of one suffix after the other, so that a merge by step is what is left.
+static void add_candidates(Candidates *c, const char *run_dir, int64_t *const steps[2],
+                           const int counts[2], bool later) {
+  int at[2] = {0};
+  while (at[0] < counts[0] || at[1] < counts[1]) {
+    const int old = at[0] == counts[0] || (at[1] < counts[1] && steps[1][at[1]] > steps[0][at[0]]);
+    const int64_t step = steps[old][at[old]++];
+    if (later == (c->latest >= 0 && step > c->latest))
+      c->paths[c->count++] = step_path(run_dir, step, old ? ".old" : "");
+  }
+}
+
+static int candidates_list(Candidates *c, const char *run_dir, Error *err) {
+  int64_t *steps[2] = {NULL};
+  int counts[2] = {0};
+  *c = (Candidates){.latest = latest_step(run_dir)};
+  const int failed = step_list(run_dir, "", &steps[0], &counts[0], err) ||
+                     step_list(run_dir, ".old", &steps[1], &counts[1], err);
+  c->paths = xcalloc((size_t)(counts[0] + counts[1]), sizeof *c->paths);
+  for (int later = 0; later < 2 && !failed; later++)
+    add_candidates(c, run_dir, steps, counts, later);
+  free(steps[0]);
+  free(steps[1]);
+  return failed ? -1 : 0;
+}
+
+int give_path(char *path, const char *found, Error *err) {
   if (strlen(found) >= PATH_CHARS)
     return error_set(err, "the path '%s' is too long: at most %d bytes are allowed", found,
                      PATH_CHARS - 1);
@@ -114,37 +150,76 @@ static int give_path(char *path, const char *found, Error *err) {
 }
 
 static int find_in_run(const char *run_dir, char *path, Error *err) {
-  char target[PATH_MAX];
-  const ssize_t length =
-      readlink(path_text("%s/%s", run_dir, LATEST_LINK).text, target, sizeof target - 1);
-  target[length > 0 ? length : 0] = '\0';
-  const PathText latest =
-      target[0] == '/' ? path_text("%s", target) : path_text("%s/%s", run_dir, target);
+  Candidates list;
+  TrainState state;
   Error ignored;
-  if (length > 0 && checkpoint_complete(latest.text, &ignored) == 0)
-    return give_path(path, latest.text, err);
-  // An .old folder is newer than all others only after a crash in the middle of replacing it.
-  int64_t step, old;
-  if (newest_complete(run_dir, "", &step, err) != 0 ||
-      newest_complete(run_dir, ".old", &old, err) != 0)
-    return -1;
+  int status = candidates_list(&list, run_dir, err), i = 0;
   path[0] = '\0';
-  if (old > step) return give_path(path, step_path(run_dir, old, ".old").text, err);
-  return step >= 0 ? give_path(path, step_path(run_dir, step, "").text, err) : 0;
+  while (i < list.count && checkpoint_complete(list.paths[i].text, &state, &ignored) != 0) i++;
+  if (status == 0 && i < list.count) status = give_path(path, list.paths[i].text, err);
+  free(list.paths);
+  return status;
+}
+
+// 1 if the run has saved since the list was made: it is made anew then.
+static int open_one_of(Checkpoint *c, const Candidates *list, const char *run_dir,
+                       bool with_optimizer, Error *err) {
+  Error why;
+  for (int i = 0; i < list->count; i++) {
+    const char *path = list->paths[i].text;
+    if (checkpoint_open_folder(c, path, with_optimizer, &why) == 0) return 0;
+    if (!path_exists(path) || latest_step(run_dir) != list->latest) return 1;
+    fprintf(stderr, "checkpoint '%s' is passed over: %s\n", path, why.text);
+  }
+  if (list->count == 0) return 0;
+  return error_set(err, "'%s' has no checkpoint left to go on from", run_dir);
+}
+
+static int open_in_run(Checkpoint *c, const char *run_dir, bool with_optimizer, Error *err) {
+  enum { MOST_TRIES = 1000 }; // of a run that saves without a pause
+  int status = 1;
+  *c = (Checkpoint){0};
+  for (int i = 0; i < MOST_TRIES && status == 1; i++) {
+    Candidates list;
+    status = candidates_list(&list, run_dir, err);
+    if (status == 0) status = open_one_of(c, &list, run_dir, with_optimizer, err);
+    free(list.paths);
+  }
+  if (status == 1) return error_set(err, "'%s' changes too fast to be read", run_dir);
+  return status;
+}
+
+// Is `named` a folder of weights, or else (1) a run's?
+static int folder_kind(const char *named, Error *err) {
+  if (!path_exists(named)) return error_set(err, "there is no folder '%s'", named);
+  if (!path_is_directory(named))
+    return error_set(err, "'%s' is not a folder; give a checkpoint's folder or a run's", named);
+  return !has_file(named, WEIGHTS_FILE) && !has_file(named, WEIGHTS_INDEX_FILE);
+}
+
+static int no_checkpoint(const char *folder, Error *err) {
+  if (has_file(folder, MODEL_CONFIG_FILE)) return no_weights(folder, err);
+  return error_set(err,
+                   "'%s' is neither a checkpoint (it has no %s) nor the folder of a run (it "
+                   "has no complete step-* folder)",
+                   folder, WEIGHTS_FILE);
 }
 
 int checkpoint_find(const char *resume, const char *run_dir, char *path, Error *err) {
   if (strcmp(resume, "auto") == 0) return find_in_run(run_dir, path, err);
-  if (!path_exists(resume)) return error_set(err, "there is no folder '%s'", resume);
-  if (!path_is_directory(resume))
-    return error_set(err, "'%s' is not a folder; give a checkpoint's folder or a run's", resume);
-  if (has_file(resume, WEIGHTS_FILE) || has_file(resume, WEIGHTS_INDEX_FILE))
-    return give_path(path, resume, err);
+  const int kind = folder_kind(resume, err);
+  if (kind <= 0) return kind == 0 ? give_path(path, resume, err) : -1;
   if (find_in_run(resume, path, err) != 0) return -1;
-  if (path[0] != '\0') return 0;
-  if (has_file(resume, MODEL_CONFIG_FILE)) return no_weights(resume, err);
-  return error_set(err,
-                   "'%s' is neither a checkpoint (it has no %s) nor the folder of a run (it "
-                   "has no complete step-* folder)",
-                   resume, WEIGHTS_FILE);
+  return path[0] != '\0' ? 0 : no_checkpoint(resume, err);
+}
+
+int checkpoint_open(Checkpoint *c, const char *resume, const char *run_dir, bool with_optimizer,
+                    Error *err) {
+  *c = (Checkpoint){0};
+  if (strcmp(resume, "auto") == 0) return open_in_run(c, run_dir, with_optimizer, err);
+  const int kind = folder_kind(resume, err);
+  if (kind < 0) return -1;
+  if (kind == 0) return checkpoint_open_folder(c, resume, with_optimizer, err);
+  if (open_in_run(c, resume, with_optimizer, err) != 0) return -1;
+  return c->path[0] != '\0' ? 0 : no_checkpoint(resume, err);
 }

@@ -8,7 +8,6 @@
 #include "model/checkpoint/files.h"
 #include "model/scalings.h"
 
-#define SCALINGS ".scalings" // behind the name of a precision
 enum { SCALING_FLOATS = sizeof(ScalingState) / sizeof(float) };
 
 // ---- What stands in our files
@@ -61,8 +60,8 @@ typedef struct Wanted {
   const ModelConfig *model;
   TensorList list;
   const SafeTensor **sources; // [list.count]
-  PathText name;              // of the file, or of the index of the shards
-  SafeFile *files;            // [count]
+  PathText name;              // of the file, or of the folder of shards
+  const SafeFile *files;      // [count]
   int count;
 } Wanted;
 
@@ -71,38 +70,6 @@ static const SafeTensor *find_tensor(const Wanted *w, const char *name) {
   const SafeTensor *found = NULL;
   for (int i = 0; i < w->count && !found; i++) found = safetensors_find(&w->files[i], name);
   return found;
-}
-
-static int open_file(Wanted *w, const char *path, Error *err) {
-  w->files = xrealloc(w->files, (size_t)(w->count + 1) * sizeof *w->files);
-  if (safetensors_open(&w->files[w->count], path, err) != 0) return -1;
-  w->count++;
-  return 0;
-}
-
-// Opens every file of an index. Its map is not needed: the names in the files are.
-static int open_shards(Wanted *w, const char *folder, Error *err) {
-  ShardNames shards;
-  int status = shard_names_read(&shards, folder, err);
-  for (int i = 0; i < shards.count && status == 0; i++)
-    status = open_file(w, path_text("%s/%s", folder, shards.names[i]).text, err);
-  shard_names_free(&shards);
-  return status;
-}
-
-static int open_weights(Wanted *w, const char *folder, Error *err) {
-  w->name = path_text("%s/%s", folder, WEIGHTS_FILE);
-  if (path_exists(w->name.text)) return open_file(w, w->name.text, err);
-  w->name = path_text("%s/%s", folder, WEIGHTS_INDEX_FILE);
-  return path_exists(w->name.text) ? open_shards(w, folder, err) : no_weights(folder, err);
-}
-
-static int open_optimizer(Wanted *w, const char *folder, TensorSet *set, Error *err) {
-  w->name = path_text("%s/%s", folder, OPTIMIZER_FILE);
-  if (open_file(w, w->name.text, err) != 0) return -1;
-  for (int i = 0; i < w->files->count; i++)
-    if (strncmp(w->files->tensors[i].name, "master.", 7) == 0) *set = MOMENTS_AND_MASTERS;
-  return 0;
 }
 
 // ---- What must be there, and nothing else
@@ -175,32 +142,30 @@ static int check_files(const Wanted *w, Error *err) {
   return 0;
 }
 
-// Opens what the folder has and checks it; wanted_close afterwards, whatever came of it.
-static int wanted_open(Wanted *w, const char *folder, const ModelConfig *model, TensorSet set,
-                       Error *err) {
-  *w = (Wanted){.model = model};
-  const int failed =
-      set == WEIGHTS ? open_weights(w, folder, err) : open_optimizer(w, folder, &set, err);
-  if (failed) return -1;
+// Finds and checks what is wanted; wanted_close afterwards, whatever came of it.
+static int wanted_open(Wanted *w, const SafeFile *files, int count, const ModelConfig *model,
+                       TensorSet set, Error *err) {
+  *w = (Wanted){.model = model, .files = files, .count = count};
+  w->name = count == 1 ? path_text("%s", files->path) : path_parent(files->path);
+  for (int i = 0; i < files->count && set == MOMENTS; i++)
+    if (strncmp(files->tensors[i].name, "master.", 7) == 0) set = MOMENTS_AND_MASTERS;
   tensor_list_make(&w->list, model, set, SAFE_F32);
   w->sources = xcalloc((size_t)w->list.count, sizeof *w->sources);
   return check_files(w, err);
 }
 
 static void wanted_close(Wanted *w) {
-  for (int i = 0; i < w->count; i++) safetensors_close(&w->files[i]);
-  free(w->files);
   free(w->sources);
   tensor_list_free(&w->list);
 }
 
-int checkpoint_check(const char *path, const ModelConfig *model, bool with_optimizer, Error *err) {
-  int status = 0;
-  for (TensorSet set = WEIGHTS; set <= (with_optimizer ? MOMENTS : WEIGHTS) && status == 0; set++) {
-    Wanted wanted;
-    status = wanted_open(&wanted, path, model, set, err);
-    wanted_close(&wanted);
-  }
+int checkpoint_check(const Checkpoint *c, const ModelConfig *model, Error *err) {
+  Wanted wanted;
+  int status = wanted_open(&wanted, c->files, c->weight_files, model, WEIGHTS, err);
+  wanted_close(&wanted);
+  if (status != 0 || !c->with_optimizer) return status;
+  status = wanted_open(&wanted, c->files + c->weight_files, 1, model, MOMENTS, err);
+  wanted_close(&wanted);
   return status;
 }
 
@@ -256,11 +221,12 @@ static int load_scalings(const Wanted *w, Llama *llama, Error *err) {
   return status;
 }
 
-int checkpoint_load(const char *path, Llama *llama, bool with_optimizer, Error *err) {
+int checkpoint_load(const Checkpoint *c, Llama *llama, Error *err) {
+  const bool with_optimizer = c->with_optimizer;
   Wanted weights, moments = {0};
-  int status = wanted_open(&weights, path, &llama->config, WEIGHTS, err);
+  int status = wanted_open(&weights, c->files, c->weight_files, &llama->config, WEIGHTS, err);
   if (status == 0 && with_optimizer)
-    status = wanted_open(&moments, path, &llama->config, MOMENTS, err);
+    status = wanted_open(&moments, c->files + c->weight_files, 1, &llama->config, MOMENTS, err);
   if (status == 0 && moments.list.set != MOMENTS_AND_MASTERS)
     status = load_values(&weights, llama, err);
   if (status == 0 && with_optimizer) status = load_values(&moments, llama, err);

@@ -77,14 +77,17 @@ static int append_scalings(SafeWriter *w, const StateSource *source, Error *err)
   return status;
 }
 
-static int write_tensors(const char *path, const StateSource *source, const TensorList *list,
-                         int first, int last, Error *err) {
+static int write_tensors(const char *folder, const char *name, const StateSource *source,
+                         const TensorList *list, int first, int last, FileSums *sums, Error *err) {
   SafeWriter w;
-  int status =
-      safetensors_create(&w, path, last - first + list->scalings, list->tensors + first, err);
+  const PathText path = path_text("%s/%s", folder, name);
+  int status = safetensors_create(&w, path.text, sums->step, last - first + list->scalings,
+                                  list->tensors + first, err);
   if (status == 0) status = append_values(&w, source, list, first, last, err);
   if (status == 0 && list->scalings) status = append_scalings(&w, source, err);
-  return status == 0 ? safetensors_finish(&w, err) : status;
+  if (status == 0) status = safetensors_finish(&w, err);
+  if (status == 0) sums_add(sums, name, w.header + w.expected, w.checksum);
+  return status;
 }
 
 // Takes the text over.
@@ -96,7 +99,7 @@ static int write_text(const char *folder, const char *file, char *text, Error *e
 
 // model.safetensors, or its shards and their index.
 static int write_weights(const char *folder, const StateSource *source, SaveDtype dtype,
-                         uint64_t shard_bytes, Error *err) {
+                         uint64_t shard_bytes, FileSums *sums, Error *err) {
   TensorList list;
   tensor_list_make(&list, &source->llama->config, WEIGHTS,
                    dtype == SAVE_BF16 ? SAFE_BF16 : SAFE_F32);
@@ -104,11 +107,12 @@ static int write_weights(const char *folder, const StateSource *source, SaveDtyp
   const int shards = shards_plan(&list, shard_bytes, first);
   int status = 0;
   for (int i = 0; i < shards && status == 0; i++) {
-    const PathText path = path_text("%s/%s", folder, shard_name(i, shards).text);
-    status = write_tensors(path.text, source, &list, first[i], first[i + 1], err);
+    const PathText name = shard_name(i, shards);
+    status = write_tensors(folder, name.text, source, &list, first[i], first[i + 1], sums, err);
   }
   if (status == 0 && shards > 1)
-    status = write_text(folder, WEIGHTS_INDEX_FILE, shards_json(&list, first, shards), err);
+    status =
+        write_text(folder, WEIGHTS_INDEX_FILE, shards_json(&list, first, shards, sums->step), err);
   free(first);
   tensor_list_free(&list);
   return status;
@@ -116,15 +120,14 @@ static int write_weights(const char *folder, const StateSource *source, SaveDtyp
 
 // The moments, the weights themselves where the others are rounded, and the FP8 scalings.
 static int write_optimizer(const char *folder, const StateSource *source, SaveDtype dtype,
-                           Error *err) {
+                           FileSums *sums, Error *err) {
   const Llama *llama = source->llama;
   TensorList list;
   tensor_list_make(&list, &llama->config, dtype == SAVE_FP32 ? MOMENTS : MOMENTS_AND_MASTERS,
                    SAFE_F32);
   list.scalings = fp8_used(&llama->shape) && llama->scaled;
   if (list.scalings) list.tensors[list.count] = scalings_tensor(&llama->config, &llama->shape);
-  const PathText path = path_text("%s/%s", folder, OPTIMIZER_FILE);
-  const int status = write_tensors(path.text, source, &list, 0, list.count, err);
+  const int status = write_tensors(folder, OPTIMIZER_FILE, source, &list, 0, list.count, sums, err);
   tensor_list_free(&list);
   return status;
 }
@@ -133,15 +136,18 @@ static int write_folder(const char *folder, const StateSource *source, const Con
                         const Export *export, const TrainState *state, Error *err) {
   const SaveDtype dtype = config->output.save_dtype;
   const uint64_t most = export && export->shard_bytes ? export->shard_bytes : SHARD_BYTES;
+  FileSums sums = {.step = state->step};
   Config *stored = xmalloc(sizeof *stored);
   *stored = *config;
   stored->train.resume[0] = '\0';
-  const bool failed =
-      directory_create(folder, err) || write_weights(folder, source, dtype, most, err) ||
-      write_optimizer(folder, source, dtype, err) ||
-      export_write(export, folder, &source->llama->config, dtype, err) ||
-      write_text(folder, RUN_CONFIG_FILE, config_json(stored), err) ||
-      write_text(folder, STATE_FILE, state_json(state), err) || directory_sync(folder, err);
+  const bool failed = directory_create(folder, err) ||
+                      write_weights(folder, source, dtype, most, &sums, err) ||
+                      write_optimizer(folder, source, dtype, &sums, err) ||
+                      export_write(export, folder, &source->llama->config, dtype, err) ||
+                      write_text(folder, RUN_CONFIG_FILE, config_json(stored), err) ||
+                      write_text(folder, STATE_FILE, state_json(state), err) ||
+                      sums_write(&sums, folder, err) || directory_sync(folder, err);
+  sums_free(&sums);
   free(stored);
   return failed ? -1 : 0;
 }
@@ -188,7 +194,9 @@ static void prune(const char *run_dir, int64_t step, int64_t keep) {
   step_list(run_dir, "", &steps, &count, &ignored);
   for (int i = 0; i < count; i++) {
     const PathText path = step_path(run_dir, steps[i], "");
-    if (steps[i] <= step && checkpoint_complete(path.text, &ignored) == 0 && ++complete > keep)
+    TrainState state;
+    if (steps[i] <= step && checkpoint_complete(path.text, &state, &ignored) == 0 &&
+        ++complete > keep)
       path_rename(path.text, step_path(run_dir, steps[i], ".tmp").text, &ignored);
   }
   free(steps);

@@ -99,7 +99,7 @@ typedef struct Entry {
   int shard;
 } Entry;
 
-char *shards_json(const TensorList *list, const int *first, int count) {
+char *shards_json(const TensorList *list, const int *first, int count, int64_t step) {
   Entry *entries = xcalloc((size_t)list->count, sizeof *entries);
   uint64_t total = 0;
   for (int i = 0, shard = 0; i < list->count; i++) {
@@ -112,6 +112,7 @@ char *shards_json(const TensorList *list, const int *first, int count) {
   json_open(&w, NULL, '{');
   json_open(&w, "metadata", '{');
   json_whole(&w, "total_size", (int64_t)total);
+  json_whole(&w, "step", step);
   json_close(&w, '}');
   json_open(&w, "weight_map", '{');
   for (int i = 0; i < list->count; i++)

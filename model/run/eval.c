@@ -74,7 +74,7 @@ static int open_text(Evaluation *e, const char *path, Error *err) {
                        path);
   if (!tokenizer)
     return error_set(err, "'%s' is a text, but '%s' has no tokenizer.json: give token files", path,
-                     e->trained.path);
+                     e->trained.start.path);
   if (file_read(path, MOST_BYTES, &text, &bytes, err) != 0) return -1;
   const int status = prompt_ids(tokenizer, text, bytes, &e->ids, err);
   free(text);
@@ -99,7 +99,7 @@ static int check_file(const Evaluation *e, const TokenFile *file, Error *err) {
   return error_set(err,
                    "'%s' was made with another tokenizer than the model's, '%s': make token files "
                    "with ./prepare --tokenizer '%s'",
-                   file->path, tokenizer_facts(tokenizer)->name, e->trained.path);
+                   file->path, tokenizer_facts(tokenizer)->name, e->trained.start.path);
 }
 
 static int open_data(Evaluation *e, Error *err) {

@@ -23,7 +23,8 @@ static int open_data(Loader **data, const Config *c, const char *key, const char
 // ---- What the run starts from
 
 // State and configuration of the checkpoint that the run goes on from, and what has changed.
-static int check_resume(Run *run, const char *from, Error *err) {
+static int check_resume(Run *run, Error *err) {
+  const char *from = run->start.path;
   Config saved;
   const Config *now = &run->config;
   TrainState *state = &run->state;
@@ -40,29 +41,30 @@ static int check_resume(Run *run, const char *from, Error *err) {
   return 0;
 }
 
-// from[PATH_CHARS]: the folder of the weights, "" where they are random.
-static int find_start(Run *run, char *from, Error *err) {
+// run->start.path becomes the folder of the weights, "" where they are random.
+static int find_start(Run *run, Error *err) {
   const Config *c = &run->config;
   char existing[PATH_CHARS];
-  from[0] = '\0';
   if (checkpoint_find("auto", c->output.dir, existing, err) != 0) return -1;
   if (c->train.resume[0] == '\0' && existing[0] != '\0')
     return error_set(err,
                      "output.dir '%s' already holds the checkpoints of a run; go on with it by "
                      "train.resume=auto, or choose another output.dir",
                      c->output.dir);
-  if (c->train.resume[0] != '\0' && checkpoint_find(c->train.resume, c->output.dir, from, err) != 0)
+  if (c->train.resume[0] != '\0' &&
+      checkpoint_open(&run->start, c->train.resume, c->output.dir, true, err) != 0)
     return -1;
-  if (from[0] != '\0') return check_resume(run, from, err);
+  if (run->start.path[0] != '\0') return check_resume(run, err);
   if (c->train.init_from[0] == '\0') return 0;
-  if (checkpoint_find(c->train.init_from, c->output.dir, from, err) == 0 &&
-      model_config_check(&c->model, from, err) == 0)
+  if (checkpoint_open(&run->start, c->train.init_from, c->output.dir, false, err) == 0 &&
+      model_config_check(&c->model, run->start.path, err) == 0)
     return 0;
   return error_prefix(err, "train.init_from");
 }
 
 // A checkpoint that does not say which tokenizer it had goes on with any.
-static int check_tokenizer(Run *run, const char *from, Error *err) {
+static int check_tokenizer(Run *run, Error *err) {
+  const char *from = run->start.path;
   const TokenizerFacts *facts = run->tokenizer ? tokenizer_facts(run->tokenizer) : NULL;
   const uint64_t now = facts ? facts->fingerprint : 0, was = run->state.tokenizer;
   run->state.tokenizer = now;
@@ -74,9 +76,15 @@ static int check_tokenizer(Run *run, const char *from, Error *err) {
                    from, facts ? "'" : "none", facts ? facts->name : "", facts ? "'" : "", from);
 }
 
-static int load_weights(Run *run, const char *from, Error *err) {
-  if (from[0] == '\0') llama_init_weights(&run->llama, run->config.train.seed);
-  if (from[0] != '\0' && checkpoint_load(from, &run->llama, run->resumed, err) != 0) return -1;
+static int load_weights(Run *run, Error *err) {
+  if (run->start.path[0] == '\0')
+    llama_init_weights(&run->llama, run->config.train.seed);
+  else if (checkpoint_load(&run->start, &run->llama, err) != 0)
+    return -1;
+  if (run->resumed && !run->start.has_checksums)
+    printf("checkpoint '%s' has no checksums, as older ones: damage may go unseen\n",
+           run->start.path);
+  checkpoint_close(&run->start);
   if (!run->resumed) return 0;
   run->be->set_updates(run->be, run->state.updates);
   run->train_data->cursor = run->state.sequences;
@@ -154,18 +162,19 @@ static int open_trace(Run *run, Error *err) {
   return 0;
 }
 
-// All that can be refused before memory is taken. from: as find_start gives it. A folder that is
-// there is locked before its checkpoints are looked at.
-static int open_inputs(Run *run, char *from, Error *err) {
+// All that can be refused before memory is taken. A folder that is there is locked before its
+// checkpoints are looked at.
+static int open_inputs(Run *run, Error *err) {
   const Config *c = &run->config;
   if ((path_is_directory(c->output.dir) && run_lock(&run->lock, c->output.dir, err) != 0) ||
       open_data(&run->train_data, c, "data.train", c->data.train, c->data.shuffle, err) != 0 ||
       (c->data.val[0] && open_data(&run->val_data, c, "data.val", c->data.val, false, err) != 0) ||
-      find_start(run, from, err) != 0 ||
-      run_tokenizer(&run->tokenizer, c, run->train_data, run->val_data, from, err) != 0 ||
-      check_tokenizer(run, from, err) != 0 ||
-      (from[0] && checkpoint_check(from, &c->model, run->resumed, err) != 0) ||
-      export_open(&run->export, run->tokenizer, from, err) != 0 ||
+      find_start(run, err) != 0 ||
+      run_tokenizer(&run->tokenizer, c, run->train_data, run->val_data, run->start.path, err) !=
+          0 ||
+      check_tokenizer(run, err) != 0 ||
+      (run->start.path[0] && checkpoint_check(&run->start, &c->model, err) != 0) ||
+      export_open(&run->export, run->tokenizer, run->start.path, err) != 0 ||
       loader_check(run->train_data, c->model.vocab_size, err) != 0)
     return -1;
   return run->val_data ? loader_check(run->val_data, c->model.vocab_size, err) : 0;
@@ -173,8 +182,7 @@ static int open_inputs(Run *run, char *from, Error *err) {
 
 static int open_parts(Run *run, Error *err) {
   const Config *c = &run->config;
-  char from[PATH_CHARS];
-  if (open_inputs(run, from, err) != 0) return -1;
+  if (open_inputs(run, err) != 0) return -1;
   RunShape shape = run_shape(c);
   const size_t M = (size_t)(c->train.batch_size * c->train.sequence_length);
   if (!run->tokenizer) shape.context = 0;
@@ -188,7 +196,7 @@ static int open_parts(Run *run, Error *err) {
   const bool background = saves_plan(c, run->be, plan.total_bytes);
   run->planned_bytes = plan.total_bytes;
   run->batches = xmalloc((size_t)c->train.gradient_accumulation * 2 * M * sizeof *run->batches);
-  if (load_weights(run, from, err) != 0) return -1;
+  if (load_weights(run, err) != 0) return -1;
   if (background) saves_open(run);
   run->calibrates = fp8_used(&shape) && !run->llama.scaled;
   if (shape.context == 0) return 0;
@@ -242,6 +250,7 @@ void run_close(Run *run) {
   generator_destroy(run->generator);
   if (run->train_data) loader_close(run->train_data);
   if (run->val_data) loader_close(run->val_data);
+  checkpoint_close(&run->start);
   export_close(&run->export);
   tokenizer_close(run->tokenizer);
   free(run->batches);

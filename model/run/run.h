@@ -26,7 +26,8 @@ typedef struct LossWindow {
 
 typedef struct Run {
   Config config;
-  RunLock lock; // on output.dir
+  RunLock lock;     // on output.dir
+  Checkpoint start; // what it starts from, until it is loaded
   Backend *be;
   Llama llama;
   Loader *train_data;

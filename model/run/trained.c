@@ -1,4 +1,3 @@
-#define _XOPEN_SOURCE 700 // realpath
 #include "model/run/trained.h"
 
 #include <stdlib.h>
@@ -11,42 +10,14 @@
 
 enum { MOST_TRIES = 100, MOST_CONFIG_BYTES = 1 << 20 };
 
-// ---- The folder
-
-static int find(Trained *t, Error *err) {
-  const PathText latest = path_text("%s/latest", t->dir);
-  int status = -1;
-  free(t->resolved);
-  t->resolved = NULL;
-  // A run with a checkpoint that cannot be found is a run that just replaced it.
-  for (int i = 0; i < MOST_TRIES && !t->resolved; i++) {
-    status = checkpoint_find(t->dir, t->dir, t->path, err);
-    if (status == 0) t->resolved = realpath(t->path, NULL);
-    if (!path_exists(latest.text)) break;
-  }
-  return status;
-}
-
-// After something in the folder could not be read: true if a newer checkpoint has taken its place,
-// which is then the one to read.
-static bool moved_on(Trained *t) {
-  Error ignored;
-  char *before = t->resolved;
-  t->resolved = NULL;
-  const bool found = find(t, &ignored) == 0;
-  const bool moved = found && (!before || !t->resolved || strcmp(before, t->resolved) != 0);
-  free(before);
-  return moved;
-}
-
 // ---- What it says besides the weights
 
 static int read_tokenizer(Trained *t, Error *err) {
   tokenizer_close(t->tokenizer);
   t->tokenizer = NULL;
-  const bool there = path_exists(path_text("%s/tokenizer.json", t->path).text);
+  const bool there = path_exists(path_text("%s/tokenizer.json", t->start.path).text);
   if (!there && t->model.vocab_size != BYTE_VOCAB) return 0;
-  t->tokenizer = tokenizer_open(there ? t->path : BYTES_NAME, err);
+  t->tokenizer = tokenizer_open(there ? t->start.path : BYTES_NAME, err);
   return t->tokenizer ? 0 : -1;
 }
 
@@ -59,7 +30,7 @@ static int add_end(Trained *t, const cJSON *item) {
 
 // eos_token_id of a file: a number, a list, or null like a key or a file that is not there.
 static int read_ends_of(Trained *t, const char *file, Error *err) {
-  const PathText path = path_text("%s/%s", t->path, file);
+  const PathText path = path_text("%s/%s", t->start.path, file);
   if (t->end_count > 0 || !path_exists(path.text)) return 0;
   cJSON *tree = json_read(path.text, MOST_CONFIG_BYTES, err);
   const cJSON *value = cJSON_GetObjectItemCaseSensitive(tree, "eos_token_id");
@@ -88,17 +59,23 @@ static int read_ends(Trained *t, Error *err) {
   return 0;
 }
 
+static int read_files(Trained *t, Error *err) {
+  const PathText config = path_text("%s/config.json", t->start.path);
+  if (model_config_read(&t->model, config.text, err) != 0) return -1;
+  return read_tokenizer(t, err) == 0 ? read_ends(t, err) : -1;
+}
+
+// A run that goes on may remove the checkpoint at any moment, of which the tensors are mapped by
+// then, but not these files: then its newest takes its place.
 int trained_open(Trained *t, const char *dir, Error *err) {
   *t = (Trained){.dir = dir};
-  int status = find(t, err);
-  for (int i = 0; i < MOST_TRIES && status == 0; i++) {
-    status = model_config_read(&t->model, path_text("%s/config.json", t->path).text, err);
-    if (status == 0) status = read_tokenizer(t, err);
-    if (status == 0) status = read_ends(t, err);
-    if (status == 0 || !moved_on(t)) break;
-    status = 0;
+  for (int i = 0; i < MOST_TRIES; i++) {
+    checkpoint_close(&t->start);
+    if (checkpoint_open(&t->start, dir, dir, false, err) != 0) return -1;
+    if (read_files(t, err) == 0) return 0;
+    if (path_exists(t->start.path)) return -1;
   }
-  return status;
+  return -1;
 }
 
 // ---- The weights
@@ -123,17 +100,13 @@ int trained_load(Trained *t, const RunShape *shape_, int64_t max_positions, cons
   if (!t->be || check_memory(t, &shape, advice, err) != 0 ||
       llama_create(&t->llama, &t->model, &shape, t->be, err) != 0)
     return -1;
-  for (int i = 0; i < MOST_TRIES; i++) {
-    if (checkpoint_load(t->path, &t->llama, false, err) == 0) return 0;
-    if (!moved_on(t)) break;
-  }
-  return -1;
+  return checkpoint_load(&t->start, &t->llama, err);
 }
 
 void trained_close(Trained *t) {
   llama_destroy(&t->llama);
   if (t->be) t->be->destroy(t->be);
   tokenizer_close(t->tokenizer);
-  free(t->resolved);
+  checkpoint_close(&t->start);
   *t = (Trained){0};
 }

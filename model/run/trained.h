@@ -5,11 +5,8 @@
 #include "model/generate.h"
 
 typedef struct Trained {
-  const char *dir; // as the user named it
-  // Where the weights are: dir, or a checkpoint in it. A run that goes on may remove a checkpoint
-  // at any moment; then its newest takes its place.
-  char path[PATH_CHARS];
-  char *resolved; // the same without links; NULL: gone already
+  const char *dir;  // as the user named it
+  Checkpoint start; // dir, or the newest checkpoint in it
   ModelConfig model;
   Tokenizer *tokenizer;   // NULL: there is none
   int32_t ends[MAX_ENDS]; // the tokens that end a text, of which a SampleOptions has as many

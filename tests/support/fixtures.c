@@ -99,7 +99,7 @@ void rig_open(Rig *rig, const char *fixture, int64_t micro_batches, int64_t loss
   rig->be = create(&ops, &shape, micro_batches);
   must(llama_create(&rig->llama, &rig->model, &shape, rig->be, &err), &err);
   llama_init_weights(&rig->llama, 0); // the moments; the load overwrites the weights
-  must(checkpoint_load(rig->folder, &rig->llama, false, &err), &err);
+  must(tiny_load(rig->folder, &rig->llama, false, &err), &err);
 }
 
 void rig_close(Rig *rig) {

@@ -26,6 +26,9 @@ TrainState tiny_state(int64_t step, uint64_t version);
 int tiny_run_save(TinyRun *run, const char *dir, const Export *export, const TrainState *state,
                   int64_t keep, Error *err);
 
+// Opens and checks the folder, and loads it.
+int tiny_load(const char *path, Llama *llama, bool with_optimizer, Error *err);
+
 // A fresh folder under $TMPDIR or /tmp, in fresh memory.
 char *temporary_folder(void);
 
@@ -38,6 +41,8 @@ TinyTest tiny_test_open(const char *model);
 void tiny_test_close(TinyTest *t);
 // Saves weights, moments and state number `version` as a step.
 void tiny_test_save(TinyTest *t, int64_t step, uint64_t version, int64_t keep);
+// Gives the folder NAME checksums of what it has now.
+void tiny_test_sign(const TinyTest *t, const char *name, int64_t step);
 // Of names relative to the folder.
 bool tiny_test_has(const TinyTest *t, const char *name);
 void tiny_test_write(const TinyTest *t, const char *name, const char *text);

@@ -26,7 +26,7 @@ static void check_round_trip(const char *model) {
   tiny_test_save(&t, 7, 1, 1);
   char path[PATH_CHARS];
   must(checkpoint_find("auto", t.dir, path, &err), &err);
-  must(checkpoint_load(path, &t.loaded.llama, true, &err), &err);
+  must(tiny_load(path, &t.loaded.llama, true, &err), &err);
   assert_int_equal(tiny_run_differs(&t.loaded, 1), 0);
   Config saved;
   must(checkpoint_read_config(path, &saved, &err), &err);
@@ -94,7 +94,7 @@ static void without_the_optimizer_moments_become_zero(void **state) {
   tiny_test_save(&t, 7, 1, 1);
   tiny_run_fill(&t.loaded, 2);
   char *path = xasprintf("%s/latest", t.dir);
-  must(checkpoint_load(path, &t.loaded.llama, false, &err), &err);
+  must(tiny_load(path, &t.loaded.llama, false, &err), &err);
   const ParamTensor *p = &t.loaded.llama.tensors[2];
   float values[16], weights[16];
   t.loaded.be->read_master(t.loaded.be, weights, p->master, 16);
@@ -194,7 +194,7 @@ static void saving_a_step_again_replaces_it(void **state) {
   tiny_test_save(&t, 10, 2, 1);
   expect_found(&t, "auto", "step-00000010");
   char *path = xasprintf("%s/latest", t.dir);
-  must(checkpoint_load(path, &t.loaded.llama, true, &err), &err);
+  must(tiny_load(path, &t.loaded.llama, true, &err), &err);
   assert_int_equal(tiny_run_differs(&t.loaded, 2), 0);
   assert_false(tiny_test_has(&t, "step-00000010.tmp"));
   free(path);
@@ -287,7 +287,11 @@ static void a_malformed_state_is_refused_with_the_reason(void **state) {
       {PLANNED "{\"from\":1,\"warmup\":0,\"rate\":0}}", "schedule: the key 'peak' is missing"},
       {PLANNED "{\"from\":1,\"warmup\":0,\"rate\":0,\"peak\":-1}}", "'peak' is no number"},
       {PLANNED "{\"from\":1,\"warmup\":-1,\"rate\":0,\"peak\":1}}", "'warmup' is no whole number"},
-      {"{\"version\":2}", "'version' is not 1"},
+      {"{\"version\":3}", "'version' is not one of 1 to 2"},
+      {"{" COUNTS "\"step\":1,\"sequences\":\"1\",\"best_val_loss\":null,\"data\":7}",
+       "'data' is not a string of digits"},
+      {"{" COUNTS "\"step\":1,\"sequences\":\"1\",\"best_val_loss\":null,\"backend\":7}",
+       "'backend' is not a short text"},
   };
   TinyTest t = tiny_test_open(tied);
   for (size_t i = 0; i < sizeof malformed / sizeof *malformed; i++) {

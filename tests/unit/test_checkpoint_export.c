@@ -32,7 +32,7 @@ static PathText in(const TinyTest *t, const char *name) {
 static int load(TinyTest *t, bool with_optimizer, Error *err) {
   char path[PATH_CHARS];
   must(checkpoint_find("auto", t->dir, path, err), err);
-  return checkpoint_load(path, &t->loaded.llama, with_optimizer, err);
+  return tiny_load(path, &t->loaded.llama, with_optimizer, err);
 }
 
 static cJSON *read_json(const TinyTest *t, const char *name) {
@@ -109,7 +109,7 @@ static void a_bf16_value_is_the_nearest_one(void **state) {
   SafeTensor tensor = {.name = "x", .dtype = SAFE_BF16, .rank = 1, .shape = {COUNT}};
   SafeWriter w;
   SafeFile file;
-  must(safetensors_create(&w, in(&t, "x").text, 1, &tensor, &err), &err);
+  must(safetensors_create(&w, in(&t, "x").text, -1, 1, &tensor, &err), &err);
   must(safetensors_append_f32(&w, SAFE_BF16, values, COUNT, &err), &err);
   must(safetensors_finish(&w, &err), &err);
   must(safetensors_open(&file, in(&t, "x").text, &err), &err);
@@ -178,13 +178,13 @@ static void a_folder_without_safetensors_says_what_it_has(void **state) {
   expect_error(checkpoint_find(t.dir, "unused", path, &err), &err, "has no weights");
   tiny_test_write(&t, "pytorch_model.bin", "PK");
   expect_error(checkpoint_find(t.dir, "unused", path, &err), &err, "save_pretrained");
-  expect_error(checkpoint_load(t.dir, &t.loaded.llama, false, &err), &err, "pytorch_model.bin");
+  expect_error(tiny_load(t.dir, &t.loaded.llama, false, &err), &err, "pytorch_model.bin");
   static const char pointer[] =
       "version https://git-lfs.github.com/spec/v1\noid sha256:1\nsize 9\n";
   tiny_test_write(&t, "model.safetensors.index.json", pointer);
-  expect_error(checkpoint_load(t.dir, &t.loaded.llama, false, &err), &err, "git-lfs pointer");
+  expect_error(tiny_load(t.dir, &t.loaded.llama, false, &err), &err, "git-lfs pointer");
   tiny_test_write(&t, "model.safetensors", pointer);
-  expect_error(checkpoint_load(t.dir, &t.loaded.llama, false, &err), &err, "git lfs pull");
+  expect_error(tiny_load(t.dir, &t.loaded.llama, false, &err), &err, "git lfs pull");
   tiny_test_close(&t);
 }
 
@@ -296,12 +296,14 @@ static void what_cannot_be_carried_over_is_refused(void **state) {
   tiny_test_close(&t);
 }
 
-static void a_state_may_say_which_tokenizer(void **state) {
+static void a_state_may_say_what_it_was_trained_with(void **state) {
   (void)state;
   Error err = {""};
   TinyTest t = tiny_test_open(untied);
   TrainState saved = tiny_state(3, 1), back;
   saved.tokenizer = UINT64_MAX - 4;
+  saved.data = UINT64_MAX - 5;
+  strcpy(saved.backend, "cpu: 2 threads");
   must(tiny_run_save(&t.run, t.dir, NULL, &saved, 9, &err), &err);
   must(checkpoint_read_state(in(&t, "latest").text, &back, &err), &err);
   assert_memory_equal(&back, &saved, sizeof back);
@@ -329,7 +331,7 @@ int main(void) {
       cmocka_unit_test(what_the_run_started_from_is_carried_over),
       cmocka_unit_test(another_tokenizers_files_are_not_carried_over),
       cmocka_unit_test(what_cannot_be_carried_over_is_refused),
-      cmocka_unit_test(a_state_may_say_which_tokenizer),
+      cmocka_unit_test(a_state_may_say_what_it_was_trained_with),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -69,7 +69,7 @@ static int version_found(Test *t, const char *when) {
   Config config;
   if (checkpoint_read_state(path, &state, &err) != 0 ||
       checkpoint_read_config(path, &config, &err) != 0 ||
-      checkpoint_load(path, &t->loaded.llama, true, &err) != 0)
+      tiny_load(path, &t->loaded.llama, true, &err) != 0)
     fail_msg("%s: %s", when, err.text);
   const uint64_t version = UINT64_MAX - state.sequences;
   const TrainState expected = tiny_state(version == BEFORE   ? t->scenario.before
@@ -242,6 +242,7 @@ static void everything_is_synced_before_it_gets_its_name(void **state) {
                              "sync step-00000200.tmp\n"
                              "sync run.json\n"
                              "sync state.json\n"
+                             "sync checksums.json\n"
                              "sync step-00000200.tmp\n"
                              "rename step-00000200.tmp step-00000200\n"
                              "sync %s\n"

@@ -53,7 +53,7 @@ static TinyTest test_open(Fp8Use saved, Fp8Use loaded, bool scaled) {
 
 static int load(TinyTest *t, bool with_optimizer, Error *err) {
   char *path = xasprintf("%s/latest", t->dir);
-  const int status = checkpoint_load(path, &t->loaded.llama, with_optimizer, err);
+  const int status = tiny_load(path, &t->loaded.llama, with_optimizer, err);
   free(path);
   return status;
 }
@@ -111,7 +111,7 @@ static void replace_scalings(const TinyTest *t, SafeDtype dtype, int64_t rows, i
   last->shape[0] = rows;
   last->shape[1] = cols;
   char *other = xasprintf("%s.other", path);
-  must(safetensors_create(&w, other, file.count, list, &err), &err);
+  must(safetensors_create(&w, other, file.step, file.count, list, &err), &err);
   for (int i = 0; i + 1 < file.count; i++)
     must(safetensors_append(&w, list[i].data, list[i].end - list[i].begin, &err), &err);
   uint64_t bytes;
@@ -121,6 +121,7 @@ static void replace_scalings(const TinyTest *t, SafeDtype dtype, int64_t rows, i
   must(safetensors_finish(&w, &err), &err);
   safetensors_close(&file);
   must(path_rename(other, path, &err), &err);
+  tiny_test_sign(t, "latest", 7);
   free(zeros);
   free(list);
   free(other);

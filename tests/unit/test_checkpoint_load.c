@@ -80,7 +80,7 @@ static void bag_write(const TinyTest *t, const char *name, const Bag *bag, int f
     tensors[i].dtype = dtype;
   }
   char *path = xasprintf("%s/%s", t->dir, name);
-  must(safetensors_create(&w, path, last - first, tensors + first, &err), &err);
+  must(safetensors_create(&w, path, 1, last - first, tensors + first, &err), &err);
   for (int i = first; i < last; i++)
     for (int64_t j = 0; j < bag->items[i].elements; j++) {
       const char *bytes = (const char *)&bag->items[i].values[j];
@@ -95,9 +95,11 @@ static void bag_write(const TinyTest *t, const char *name, const Bag *bag, int f
 
 static const char weights_name[] = "latest/model.safetensors";
 
+// With checksums of what the test has made of the files.
 static int load(TinyTest *t, bool with_optimizer, Error *err) {
+  tiny_test_sign(t, "latest", 1);
   char *path = xasprintf("%s/latest", t->dir);
-  const int status = checkpoint_load(path, &t->loaded.llama, with_optimizer, err);
+  const int status = tiny_load(path, &t->loaded.llama, with_optimizer, err);
   free(path);
   return status;
 }

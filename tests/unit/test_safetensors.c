@@ -347,7 +347,7 @@ static void what_is_written_is_read_back(void **state) {
   const unsigned char scalar = 7;
   Error err = {""};
   SafeWriter w;
-  must(safetensors_create(&w, path, 4, tensors, &err), &err);
+  must(safetensors_create(&w, path, -1, 4, tensors, &err), &err);
   must(safetensors_append(&w, z, 8, &err), &err);
   must(safetensors_append(&w, z + 2, 16, &err), &err);
   must(safetensors_append(&w, &a, 8, &err), &err);
@@ -382,7 +382,7 @@ static void too_little_or_too_much_data_is_an_error(void **state) {
   for (size_t bytes = 4; bytes <= 12; bytes += 8) {
     Error err = {""};
     SafeWriter w;
-    must(safetensors_create(&w, path, 1, &t, &err), &err);
+    must(safetensors_create(&w, path, -1, 1, &t, &err), &err);
     must(safetensors_append(&w, values, bytes, &err), &err);
     assert_int_equal(safetensors_finish(&w, &err), -1);
     assert_non_null(strstr(err.text, "bytes of data, but its tensors have 8"));
@@ -403,7 +403,7 @@ static void names_and_sizes_that_no_file_can_have_are_not_written(void **state) 
   for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
     Error err = {""};
     SafeWriter w;
-    assert_int_equal(safetensors_create(&w, "/tmp/never-written.safetensors", 1, &bad[i], &err),
+    assert_int_equal(safetensors_create(&w, "/tmp/never-written.safetensors", -1, 1, &bad[i], &err),
                      -1);
     assert_int_not_equal(err.text[0], '\0');
     assert_int_equal(access("/tmp/never-written.safetensors", F_OK), -1);

@@ -234,7 +234,7 @@ static void bf16_moments_learn_and_go_on_with_the_same_bits(void **state) {
   const TrainState at = {.step = 5, .updates = 5};
   must(tiny_run_save(&t.run, t.dir, NULL, &at, 1, &err), &err);
   char *path = xasprintf("%s/latest", t.dir);
-  must(checkpoint_load(path, &t.loaded.llama, true, &err), &err);
+  must(tiny_load(path, &t.loaded.llama, true, &err), &err);
   free(path);
   t.loaded.be->set_updates(t.loaded.be, at.updates);
   assert_true(same_state(&t.run, &t.loaded));

@@ -106,7 +106,7 @@ static void write_logits(const Rig *rig, const char *path, const float *logits) 
        NULL},
   };
   SafeWriter writer;
-  must(safetensors_create(&writer, path, 2, tensors, &err), &err);
+  must(safetensors_create(&writer, path, -1, 2, tensors, &err), &err);
   must(safetensors_append(&writer, rig->input_ids, ids_bytes, &err), &err);
   must(safetensors_append(&writer, logits, logits_bytes, &err), &err);
   must(safetensors_finish(&writer, &err), &err);

@@ -1,0 +1,274 @@
+// Damaged checkpoints: a named one is refused, of a run's the one before is taken, whatever was
+// done to which file.
+#include <dirent.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+#include <cmocka.h>
+
+#include "base/file.h"
+#include "base/memory.h"
+#include "base/rng.h"
+#include "model/checkpoint/files.h"
+#include "tests/support/tiny_run.h"
+
+static const char tied[] = "\"tie_word_embeddings\": true";
+static const char newest[] = "step-00000200", before[] = "step-00000100";
+
+// A run with checkpoints of version 1 and 2.
+static TinyTest open_run(void) {
+  TinyTest t = tiny_test_open(tied);
+  tiny_test_save(&t, 100, 1, 9);
+  tiny_test_save(&t, 200, 2, 9);
+  return t;
+}
+
+static PathText in(const TinyTest *t, const char *folder, const char *file) {
+  return path_text("%s/%s%s%s", t->dir, folder, file[0] ? "/" : "", file);
+}
+
+static char *read_all(const char *path, size_t *bytes) {
+  Error err = {""};
+  char *data;
+  must(file_read(path, 1 << 20, &data, bytes, &err), &err);
+  return data;
+}
+
+static void write_all(const char *path, const char *data, size_t bytes) {
+  Error err = {""};
+  must(file_write(path, data, bytes, &err), &err);
+}
+
+// Standard error is put aside: what is said there. The caller frees it.
+static int open_quietly(Checkpoint *c, const TinyTest *t, char **said, Error *err) {
+  const PathText path = in(t, "said", "");
+  fflush(stderr);
+  const int kept = dup(STDERR_FILENO);
+  if (kept < 0 || !freopen(path.text, "w", stderr)) fail_msg("cannot put standard error aside");
+  const int status = checkpoint_open(c, "auto", t->dir, true, err);
+  fflush(stderr);
+  dup2(kept, STDERR_FILENO);
+  close(kept);
+  size_t bytes;
+  *said = read_all(path.text, &bytes);
+  return status;
+}
+
+// By its name it is refused with these words; of the run it is passed over, with its name and the
+// words on a line, and the one before comes with all its bits.
+static void expect_damaged(TinyTest *t, const char *what, const char *words) {
+  Error err = {""};
+  Checkpoint c;
+  char *said;
+  if (checkpoint_open(&c, in(t, newest, "").text, t->dir, true, &err) == 0)
+    fail_msg("%s: it was opened", what);
+  if (!strstr(err.text, words)) fail_msg("%s: '%s' lacks '%s'", what, err.text, words);
+  must(open_quietly(&c, t, &said, &err), &err);
+  if (!name_ends_with(c.path, before)) fail_msg("%s: '%s' was opened", what, c.path);
+  if (!strstr(said, newest) || !strstr(said, "passed over") || !strstr(said, words))
+    fail_msg("%s: it said '%s'", what, said);
+  must(checkpoint_load(&c, &t->loaded.llama, &err), &err);
+  assert_int_equal(tiny_run_differs(&t->loaded, 1), 0);
+  checkpoint_close(&c);
+  free(said);
+}
+
+static int compare_names(const void *a, const void *b) {
+  return strcmp(a, b);
+}
+
+// Every file of the newest checkpoint, in order.
+typedef char Name[NAME_BYTES + 1];
+static int list_files(const TinyTest *t, Name *names, int most) {
+  DIR *dir = opendir(in(t, newest, "").text);
+  int count = 0;
+  for (struct dirent *e; dir && count < most && (e = readdir(dir));)
+    if (e->d_name[0] != '.') snprintf(names[count++], sizeof *names, "%s", e->d_name);
+  closedir(dir);
+  qsort(names, (size_t)count, sizeof *names, compare_names);
+  return count;
+}
+
+static void every_flipped_bit_is_found(void **state) {
+  enum { MOST = 20, FLIPS = 40 };
+  (void)state;
+  TinyTest t = open_run();
+  Name names[MOST];
+  const int count = list_files(&t, names, MOST);
+  assert_int_equal(count, 6);
+  int flips = 0;
+  for (int i = 0; i < count; i++) {
+    const PathText path = in(&t, newest, names[i]);
+    size_t bytes;
+    char *data = read_all(path.text, &bytes);
+    for (uint64_t k = 0; k < FLIPS; k++) {
+      const size_t at = k == 0 ? bytes - 1 : rng_u64((uint64_t)i, k) % bytes;
+      const int bit = (int)(rng_u64((uint64_t)i, k + FLIPS) % 8);
+      // Of checksums.json, white space says nothing.
+      if (strcmp(names[i], CHECKSUMS_FILE) == 0 && strchr(" \n", data[at])) continue;
+      data[at] = (char)(data[at] ^ 1 << bit);
+      write_all(path.text, data, bytes);
+      char *what = xasprintf("%s, byte %zu, bit %d", names[i], at, bit);
+      expect_damaged(&t, what, newest);
+      free(what);
+      data[at] = (char)(data[at] ^ 1 << bit);
+      flips++;
+    }
+    write_all(path.text, data, bytes);
+    free(data);
+  }
+  printf("# %d flips in %d files\n", flips, count);
+  tiny_test_close(&t);
+}
+
+static void missing_cut_and_swapped_files_are_found(void **state) {
+  enum { MOST = 20 };
+  (void)state;
+  TinyTest t = open_run();
+  Name names[MOST];
+  const int count = list_files(&t, names, MOST);
+  for (int i = 0; i < count; i++) {
+    const PathText path = in(&t, newest, names[i]);
+    size_t bytes, other_bytes;
+    char *data = read_all(path.text, &bytes),
+         *other = read_all(in(&t, before, names[i]).text, &other_bytes);
+    const bool same = bytes == other_bytes && memcmp(data, other, bytes) == 0;
+    const bool sums = strcmp(names[i], CHECKSUMS_FILE) == 0; // a missing one: an older checkpoint
+    if (!sums) unlink(path.text);
+    if (!sums) expect_damaged(&t, "missing", names[i]);
+    write_all(path.text, data, bytes / 2);
+    expect_damaged(&t, "cut", names[i]);
+    write_all(path.text, "", 0);
+    expect_damaged(&t, "empty", names[i]);
+    write_all(path.text, other, other_bytes);
+    if (!same) expect_damaged(&t, "swapped", newest);
+    // What does not change from step to step is the same everywhere.
+    assert_int_equal(same,
+                     strcmp(names[i], "config.json") == 0 || strcmp(names[i], "run.json") == 0);
+    write_all(path.text, data, bytes);
+    free(data);
+    free(other);
+  }
+  tiny_test_close(&t);
+}
+
+static void a_step_that_is_not_the_folders_name_is_found(void **state) {
+  (void)state;
+  Error err = {""};
+  TinyTest t = open_run();
+  must(directory_remove(in(&t, newest, "").text, &err), &err);
+  must(path_rename(in(&t, before, "").text, in(&t, newest, "").text, &err), &err);
+  tiny_test_save(&t, 100, 1, 9);
+  unlink(in(&t, "latest", "").text);
+  expect_damaged(&t, "another name", "has the state of step 100");
+  tiny_test_close(&t);
+}
+
+// ---- Values that no checksum finds, as they were saved
+
+static void set_values(TinyTest *t, int param, StatePart part, float value) {
+  const ParamTensor *p = &t->run.llama.tensors[param];
+  float values[16];
+  for (int i = 0; i < 16; i++) values[i] = i == 11 ? value : 0;
+  tiny_run_fill(&t->run, 2);
+  if (part == MASTER)
+    t->run.be->write_master(t->run.be, p->master, values, 16);
+  else
+    t->run.be->write_moments(t->run.be, part == EXP_AVG ? p->m : p->v, values, 16);
+  const TrainState state = tiny_state(200, 2);
+  Error err = {""};
+  must(tiny_run_save(&t->run, t->dir, NULL, &state, 9, &err), &err);
+}
+
+static void impossible_values_are_found(void **state) {
+  (void)state;
+  TinyTest t = open_run();
+  const float nan = strtof("nan", NULL), inf = strtof("inf", NULL);
+  const int last = t.run.llama.param_count - 1;
+  set_values(&t, 0, MASTER, nan);
+  expect_damaged(&t, "a NaN", "not finite");
+  t.run.config.output.save_dtype = SAVE_BF16;
+  set_values(&t, last, MASTER, -inf);
+  expect_damaged(&t, "an infinity", "not finite");
+  t.run.config.output.save_dtype = SAVE_FP32;
+  set_values(&t, 2, EXP_AVG, nan);
+  expect_damaged(&t, "a NaN", "'exp_avg.");
+  set_values(&t, last, EXP_AVG_SQ, -0x1p-149f);
+  expect_damaged(&t, "a negative square", "below 0");
+  // -0 is 0, and the finest value of either sign a value.
+  Error err = {""};
+  set_values(&t, last, EXP_AVG_SQ, -0.0f);
+  Checkpoint c;
+  must(checkpoint_open(&c, "auto", t.dir, true, &err), &err);
+  assert_true(name_ends_with(c.path, newest));
+  checkpoint_close(&c);
+  tiny_test_close(&t);
+}
+
+// ---- The rest of the rule
+
+static void none_left_is_an_error(void **state) {
+  (void)state;
+  Error err = {""};
+  TinyTest t = open_run();
+  char *said;
+  Checkpoint c;
+  write_all(in(&t, newest, STATE_FILE).text, "{", 1);
+  write_all(in(&t, before, WEIGHTS_FILE).text, "{", 1);
+  expect_error(open_quietly(&c, &t, &said, &err), &err, "no checkpoint left");
+  if (!strstr(said, newest) || !strstr(said, before)) fail_msg("it said '%s'", said);
+  free(said);
+  tiny_test_close(&t);
+}
+
+static void an_older_checkpoint_has_no_checksums(void **state) {
+  (void)state;
+  Error err = {""};
+  TinyTest t = open_run();
+  Checkpoint c;
+  unlink(in(&t, newest, CHECKSUMS_FILE).text);
+  must(checkpoint_open(&c, "auto", t.dir, true, &err), &err);
+  assert_true(name_ends_with(c.path, newest) && !c.has_checksums);
+  must(checkpoint_load(&c, &t.loaded.llama, &err), &err);
+  assert_int_equal(tiny_run_differs(&t.loaded, 2), 0);
+  checkpoint_close(&c);
+  tiny_test_close(&t);
+}
+
+// For weights alone only they are looked at.
+static void weights_alone_may_stand_beside_damage(void **state) {
+  (void)state;
+  Error err = {""};
+  TinyTest t = open_run();
+  Checkpoint c;
+  const PathText folder = in(&t, newest, "");
+  write_all(in(&t, newest, OPTIMIZER_FILE).text, "{", 1);
+  write_all(in(&t, newest, MODEL_CONFIG_FILE).text, "{}", 2);
+  must(checkpoint_open(&c, folder.text, t.dir, false, &err), &err);
+  checkpoint_close(&c);
+  size_t bytes;
+  char *data = read_all(in(&t, newest, WEIGHTS_FILE).text, &bytes);
+  data[bytes - 7] ^= 1;
+  write_all(in(&t, newest, WEIGHTS_FILE).text, data, bytes);
+  expect_error(checkpoint_open(&c, folder.text, t.dir, false, &err), &err, "its checksum");
+  free(data);
+  tiny_test_close(&t);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(every_flipped_bit_is_found),
+      cmocka_unit_test(missing_cut_and_swapped_files_are_found),
+      cmocka_unit_test(a_step_that_is_not_the_folders_name_is_found),
+      cmocka_unit_test(impossible_values_are_found),
+      cmocka_unit_test(none_left_is_an_error),
+      cmocka_unit_test(an_older_checkpoint_has_no_checksums),
+      cmocka_unit_test(weights_alone_may_stand_beside_damage),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}
