@@ -11,6 +11,7 @@
 #include <string.h>
 #include <stdlib.h>
 #include <sys/stat.h>
+#include <sys/statvfs.h>
 #include <unistd.h>
 
 #include "base/memory.h"
@@ -271,6 +272,16 @@ int path_exchange(const char *from, const char *to, const char *old, Error *err)
   if (path_rename(from, to, err) == 0) return 0;
   path_rename(old, to, &ignored);
   return -1;
+}
+
+uint64_t disk_free(const char *path) {
+  struct statvfs s;
+  PathText at = path_text("%s", path);
+  while (statvfs(at.text, &s) != 0) {
+    if (errno != ENOENT || strcmp(at.text, ".") == 0) return UINT64_MAX;
+    at = path_parent(at.text);
+  }
+  return s.f_blocks > 0 ? (uint64_t)s.f_bavail * s.f_frsize : UINT64_MAX;
 }
 
 int path_exists(const char *path) {

@@ -71,5 +71,8 @@ int path_rename(const char *from, const char *to, Error *err);
 // with it in one step. File systems that cannot do this have it as `old` for a moment, and in the
 // end; a crash in that moment leaves nothing under the name `to`.
 int path_exchange(const char *from, const char *to, const char *old, Error *err);
+// Bytes that this user may still write to the file system of `path`, or of the nearest folder above
+// it that is there; UINT64_MAX where the system does not say.
+uint64_t disk_free(const char *path);
 int path_exists(const char *path); // 1 if anything is there, following links
 int path_is_directory(const char *path);

@@ -64,15 +64,23 @@ struct StateSource {
 };
 StateSource state_source(const Llama *llama); // the backend as it is
 
-// Saves RUN/step-%08d. Then, of the complete checkpoints of this and earlier steps, the newest
-// config->train.keep_checkpoints stay and the others are removed; those of later steps (left by a
-// run that went further and was then taken back) stay until this run reaches them. Removing is no
-// part of success: what cannot be removed now is tried again at the next save. Folders with other
-// names and incomplete ones are never touched, but for step-*.tmp and step-*.old, which a crash may
-// leave. config->train.resume is stored as "". A sentence of failure ends with the checkpoint that
-// a run can still go on from. export may be NULL: no tokenizer, nothing carried over.
+// Saves RUN/step-%08d, and RUN/step-%08d.weights where config->train.weights_every says so. The
+// best validation's checkpoint becomes RUN/best where keep_best says so. Then, of the complete
+// checkpoints of this and earlier steps, the newest keep_checkpoints stay, and of those that no row
+// of skipped updates ended as many, and what keep_every and RUN/best keep; the others are removed.
+// Those of later steps (left by a run that went further and was then taken back) stay until this
+// run reaches them. Removing is no part of success: what cannot be removed now is tried again at
+// the next save. Folders with other names and incomplete ones are never touched, but for step-*.tmp
+// and step-*.old, which a crash may leave. Where there is no room for it nothing is written.
+// config->train.resume is stored as "". A sentence of failure ends with the checkpoint that a run
+// can still go on from. export may be NULL: no tokenizer, nothing carried over.
 int checkpoint_save(const char *run_dir, const StateSource *source, const Config *config,
                     const Export *export, const TrainState *state, Error *err);
+
+// At a run's start: removes the step-*.tmp of a process that was killed. Is there room for a
+// checkpoint in run_dir, or in the folder that it is to be made in? -1 and a sentence if not; one
+// on standard error where there is room for some, but not for all that `steps` more steps leave.
+int checkpoint_prepare(const char *run_dir, const Config *config, int64_t steps, Error *err);
 
 // A checkpoint, or a Hugging Face folder, that was opened and checked. Its tensors are mapped, so
 // they can be loaded whatever becomes of the folder.

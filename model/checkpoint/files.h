@@ -14,6 +14,7 @@
 #define STATE_FILE "state.json"
 #define CHECKSUMS_FILE "checksums.json"
 #define LATEST_LINK "latest"
+#define BEST_LINK "best"
 #define SCALINGS ".scalings" // behind the name of a precision: a tensor of optimizer.safetensors
 enum { NAME_BYTES = 255 };   // of a file, without folder
 
@@ -61,6 +62,8 @@ PathText step_path(const char *run_dir, int64_t step, const char *suffix);
 int checkpoint_complete(const char *path, TrainState *state, Error *err);
 // The step of a folder that is named as a checkpoint's, "step-00000100" or that with .old; else -1.
 int64_t step_in_name(const char *name);
+// Of the folder that RUN/LINK names; -1: there is none.
+int64_t link_step(const char *run_dir, const char *link);
 // path[PATH_CHARS]
 int give_path(char *path, const char *found, Error *err);
 // Says that the folder has no weights in safetensors, and what it has instead.
@@ -72,6 +75,12 @@ int step_list(const char *run_dir, const char *suffix, int64_t **steps, int *cou
 // ---- state.c
 // The text of state.json, in fresh memory.
 char *state_json(const TrainState *state);
+
+// ---- room.c
+// checkpoint_prepare's question.
+int room_for_run(const char *run_dir, const Config *config, int64_t steps, Error *err);
+// Is there room for this save? `weights`: it writes them once more, alone.
+int room_check(const char *run_dir, const Config *config, bool weights, Error *err);
 
 // ---- load.c
 // What a file of ours holds: the weights, or exp_avg.NAME and then exp_avg_sq.NAME of each, and

@@ -106,10 +106,10 @@ typedef struct Candidates {
   PathText *paths;
 } Candidates;
 
-static int64_t latest_step(const char *run_dir) {
+int64_t link_step(const char *run_dir, const char *link) {
   char target[PATH_MAX];
   const ssize_t length =
-      readlink(path_text("%s/%s", run_dir, LATEST_LINK).text, target, sizeof target - 1);
+      readlink(path_text("%s/%s", run_dir, link).text, target, sizeof target - 1);
   target[length > 0 ? length : 0] = '\0';
   const char *slash = strrchr(target, '/');
   return step_in_name(slash ? slash + 1 : target);
@@ -130,7 +130,7 @@ static void add_candidates(Candidates *c, const char *run_dir, int64_t *const st
 static int candidates_list(Candidates *c, const char *run_dir, Error *err) {
   int64_t *steps[2] = {NULL};
   int counts[2] = {0};
-  *c = (Candidates){.latest = latest_step(run_dir)};
+  *c = (Candidates){.latest = link_step(run_dir, LATEST_LINK)};
   const int failed = step_list(run_dir, "", &steps[0], &counts[0], err) ||
                      step_list(run_dir, ".old", &steps[1], &counts[1], err);
   c->paths = xcalloc((size_t)(counts[0] + counts[1]), sizeof *c->paths);
@@ -168,7 +168,7 @@ static int open_one_of(Checkpoint *c, const Candidates *list, const char *run_di
   for (int i = 0; i < list->count; i++) {
     const char *path = list->paths[i].text;
     if (checkpoint_open_folder(c, path, with_optimizer, &why) == 0) return 0;
-    if (!path_exists(path) || latest_step(run_dir) != list->latest) return 1;
+    if (!path_exists(path) || link_step(run_dir, LATEST_LINK) != list->latest) return 1;
     fprintf(stderr, "checkpoint '%s' is passed over: %s\n", path, why.text);
   }
   if (list->count == 0) return 0;

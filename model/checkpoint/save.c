@@ -2,6 +2,7 @@
 
 #include <assert.h>
 #include <errno.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -99,12 +100,12 @@ static int write_text(const char *folder, const char *file, char *text, Error *e
 
 // model.safetensors, or its shards and their index.
 static int write_weights(const char *folder, const StateSource *source, SaveDtype dtype,
-                         uint64_t shard_bytes, FileSums *sums, Error *err) {
+                         uint64_t most_bytes, FileSums *sums, Error *err) {
   TensorList list;
   tensor_list_make(&list, &source->llama->config, WEIGHTS,
                    dtype == SAVE_BF16 ? SAFE_BF16 : SAFE_F32);
   int *first = xcalloc((size_t)list.count + 1, sizeof *first);
-  const int shards = shards_plan(&list, shard_bytes, first);
+  const int shards = shards_plan(&list, most_bytes, first);
   int status = 0;
   for (int i = 0; i < shards && status == 0; i++) {
     const PathText name = shard_name(i, shards);
@@ -132,16 +133,19 @@ static int write_optimizer(const char *folder, const StateSource *source, SaveDt
   return status;
 }
 
+static uint64_t shard_bytes(const Export *export) {
+  return export && export->shard_bytes ? export->shard_bytes : SHARD_BYTES;
+}
+
 static int write_folder(const char *folder, const StateSource *source, const Config *config,
                         const Export *export, const TrainState *state, Error *err) {
   const SaveDtype dtype = config->output.save_dtype;
-  const uint64_t most = export && export->shard_bytes ? export->shard_bytes : SHARD_BYTES;
   FileSums sums = {.step = state->step};
   Config *stored = xmalloc(sizeof *stored);
   *stored = *config;
   stored->train.resume[0] = '\0';
   const bool failed = directory_create(folder, err) ||
-                      write_weights(folder, source, dtype, most, &sums, err) ||
+                      write_weights(folder, source, dtype, shard_bytes(export), &sums, err) ||
                       write_optimizer(folder, source, dtype, &sums, err) ||
                       export_write(export, folder, &source->llama->config, dtype, err) ||
                       write_text(folder, RUN_CONFIG_FILE, config_json(stored), err) ||
@@ -154,16 +158,17 @@ static int write_folder(const char *folder, const StateSource *source, const Con
 
 // ---- Its place in the run's folder
 
-// Gives the finished folder its name. A folder that has the name already changes places with it.
-static int put_in_place(const char *run_dir, int64_t step, Error *err) {
-  const PathText from = step_path(run_dir, step, ".tmp"), to = step_path(run_dir, step, "");
-  const PathText old = step_path(run_dir, step, ".old");
+// Gives the finished RUN/step-NSUFFIX.tmp its name. A folder that has it already changes places
+// with it.
+static int put_in_place(const char *run_dir, int64_t step, const char *suffix, Error *err) {
+  const PathText to = step_path(run_dir, step, suffix), from = path_text("%s.tmp", to.text);
+  const PathText old = path_text("%s.old", to.text);
   return path_exchange(from.text, to.text, old.text, err);
 }
 
-// Swings RUN/latest to the step's folder.
-static int point_latest(const char *run_dir, int64_t step, Error *err) {
-  const PathText link = path_text("%s/%s", run_dir, LATEST_LINK);
+// Swings RUN/NAME to the step's folder.
+static int point_link(const char *run_dir, const char *name, int64_t step, Error *err) {
+  const PathText link = path_text("%s/%s", run_dir, name);
   const PathText temporary = path_text("%s.tmp", link.text), folder = step_path(".", step, "");
   if (unlink(temporary.text) != 0 && errno != ENOENT)
     return error_set(err, "cannot remove '%s': %s", temporary.text, strerror(errno));
@@ -185,41 +190,92 @@ static void remove_leftovers(const char *run_dir, const char *suffix) {
   free(steps);
 }
 
-// Of the complete checkpoints up to `step` keeps the newest `keep`. A folder loses its name before
-// its files, so that a crash leaves no half checkpoint behind.
-static void prune(const char *run_dir, int64_t step, int64_t keep) {
+static void remove_all_leftovers(const char *run_dir, bool old) {
+  remove_leftovers(run_dir, ".tmp");
+  remove_leftovers(run_dir, ".weights.tmp");
+  if (old) remove_leftovers(run_dir, ".old");
+  if (old) remove_leftovers(run_dir, ".weights.old");
+}
+
+// As checkpoint.h says. While updates are skipped the weights stay as they are, so that those saved
+// before come first. A folder loses its name before its files, so that a crash leaves no half
+// checkpoint behind.
+static void prune(const char *run_dir, int64_t step, const TrainConfig *c) {
   Error ignored;
-  int64_t *steps, complete = 0;
+  int64_t *steps, complete = 0, good = 0;
   int count;
+  const int64_t best = c->keep_best ? link_step(run_dir, BEST_LINK) : -1;
   step_list(run_dir, "", &steps, &count, &ignored);
   for (int i = 0; i < count; i++) {
     const PathText path = step_path(run_dir, steps[i], "");
     TrainState state;
-    if (steps[i] <= step && checkpoint_complete(path.text, &state, &ignored) == 0 &&
-        ++complete > keep)
+    if (steps[i] > step || checkpoint_complete(path.text, &state, &ignored) != 0) continue;
+    const bool newest = complete++ < c->keep_checkpoints,
+               last_good = state.nonfinite_row == 0 && good++ < c->keep_checkpoints;
+    if (!newest && !last_good && steps[i] != best &&
+        (c->keep_every == 0 || steps[i] % c->keep_every != 0))
       path_rename(path.text, step_path(run_dir, steps[i], ".tmp").text, &ignored);
   }
   free(steps);
-  remove_leftovers(run_dir, ".old");
-  remove_leftovers(run_dir, ".tmp");
+  remove_all_leftovers(run_dir, true);
+}
+
+int checkpoint_prepare(const char *run_dir, const Config *config, int64_t steps, Error *err) {
+  remove_all_leftovers(run_dir, false);
+  return room_for_run(run_dir, config, steps, err);
+}
+
+// The weights alone, in bf16, beside the checkpoint.
+static int save_weights(const char *run_dir, const StateSource *source, const Export *export,
+                        int64_t step, Error *err) {
+  const PathText folder = step_path(run_dir, step, ".weights.tmp");
+  FileSums sums = {.step = step};
+  const bool failed =
+      directory_create(folder.text, err) ||
+      write_weights(folder.text, source, SAVE_BF16, shard_bytes(export), &sums, err) ||
+      export_write(export, folder.text, &source->llama->config, SAVE_BF16, err) ||
+      sums_write(&sums, folder.text, err) || directory_sync(folder.text, err) ||
+      put_in_place(run_dir, step, ".weights", err) || directory_sync(run_dir, err);
+  sums_free(&sums);
+  return failed ? -1 : 0;
+}
+
+// The checkpoint, up to its links.
+static int save_checkpoint(const char *run_dir, const StateSource *source, const Config *config,
+                           const Export *export, const TrainState *state, Error *err) {
+  const int64_t step = state->step;
+  const bool best =
+      config->train.keep_best && state->best_val_step == step && isfinite(state->best_val_loss);
+  const PathText temporary = step_path(run_dir, step, ".tmp");
+  Error ignored;
+  if (write_folder(temporary.text, source, config, export, state, err) != 0 ||
+      put_in_place(run_dir, step, "", err) != 0) {
+    directory_remove(temporary.text, &ignored);
+    return -1;
+  }
+  if (directory_sync(run_dir, err) != 0 || (best && point_link(run_dir, BEST_LINK, step, err) != 0))
+    return -1;
+  return point_link(run_dir, LATEST_LINK, step, err);
 }
 
 int checkpoint_save(const char *run_dir, const StateSource *source, const Config *config,
                     const Export *export, const TrainState *state, Error *err) {
   assert(source->llama->shape.train && state->step >= 0);
+  const int64_t every = config->train.weights_every;
+  const bool weights = every > 0 && state->step % every == 0;
   Error ignored;
   char previous[PATH_CHARS];
   if (checkpoint_find("auto", run_dir, previous, &ignored) != 0) previous[0] = '\0';
-  const PathText temporary = step_path(run_dir, state->step, ".tmp");
-  remove_leftovers(run_dir, ".tmp"); // before writing: they may be what fills the disk
-  bool failed = directory_create(run_dir, err) ||
-                write_folder(temporary.text, source, config, export, state, err) ||
-                put_in_place(run_dir, state->step, err);
-  if (failed) directory_remove(temporary.text, &ignored);
-  failed = failed || directory_sync(run_dir, err) || point_latest(run_dir, state->step, err);
+  remove_all_leftovers(run_dir, false); // before writing: they may be what fills the disk
+  bool failed = directory_create(run_dir, err) || room_check(run_dir, config, weights, err) ||
+                save_checkpoint(run_dir, source, config, export, state, err);
   if (!failed) {
-    prune(run_dir, state->step, config->train.keep_checkpoints);
-    return 0;
+    prune(run_dir, state->step, &config->train);
+    failed = weights && save_weights(run_dir, source, export, state->step, err) != 0;
+    remove_leftovers(run_dir, ".weights.tmp"); // what it has replaced, or left unfinished
+    if (!failed) return 0;
+    return error_prefix(err, "the checkpoint of step %lld is saved, but not its weights alone",
+                        (long long)state->step);
   }
   const Error why = *err;
   error_set(err, "the checkpoint of step %lld could not be saved: %.1500s; ",

@@ -56,7 +56,8 @@ typedef struct TrainConfig {
   int64_t eval_interval; // steps between validations; 0 = only at the start and the end
   int64_t eval_batches;  // micro-batches a validation reads; 0 = the whole split
   int64_t save_interval; // steps between checkpoints; 0 = only at the end, -1 = never
-  int64_t keep_checkpoints;
+  int64_t keep_checkpoints, keep_every, weights_every;
+  bool keep_best;
   int64_t sample_interval; // steps between samples; 0 = only at the end, -1 = never
   int64_t sample_tokens;
   char sample_prompt[TEXT_CHARS];

@@ -95,6 +95,14 @@ const Key config_keys[] = {
             "steps between checkpoints; 0: only at the end; -1: never, to time a run"),
     INTEGER(train, keep_checkpoints, "3", 1, 99999999, 0,
             "how many of the newest checkpoints are kept"),
+    INTEGER(train, keep_every, "0", 0, 99999999, 0,
+            "checkpoints of steps that are multiples of it are kept, too; 0: none"),
+    BOOL(train, keep_best, "false", 0,
+         "a validation that is the best so far is saved, and kept until a better one: "
+         "output.dir/best"),
+    INTEGER(train, weights_every, "0", 0, 99999999, 0,
+            "a save whose step is a multiple of it leaves step-N.weights, too, for good: a Hugging "
+            "Face folder of the weights in bf16 alone; 0: none"),
     INTEGER(train, sample_interval, "0", -1, 99999999, 0,
             "steps between samples; 0: only at the end; -1: never"),
     INTEGER(train, sample_tokens, "200", 1, 16777216, 0, "tokens in a sample at most"),

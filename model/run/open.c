@@ -219,7 +219,9 @@ static int create_folder(Run *run, Error *err) {
 // The run's folder comes last, so that a mistake found above leaves nothing behind.
 static int open_output(Run *run, Error *err) {
   const Config *c = &run->config;
-  if (!run->lock.path && create_folder(run, err) != 0) return -1;
+  if (checkpoint_prepare(c->output.dir, c, c->train.steps - run->state.step, err) != 0 ||
+      (!run->lock.path && create_folder(run, err) != 0))
+    return -1;
   if (log_open(&run->log, c->output.dir, c->train.steps, err) != 0) return -1;
   const PathText saved = path_text("%s/step-%08lld", c->output.dir, (long long)run->state.step);
   if (run->resumed && path_exists(saved.text))

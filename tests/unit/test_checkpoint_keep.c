@@ -1,0 +1,190 @@
+// Which checkpoints stay when others go, and whether there is room for one.
+#include <fcntl.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/statvfs.h>
+#include <unistd.h>
+#include <cmocka.h>
+
+#include "base/file.h"
+#include "base/memory.h"
+#include "model/checkpoint/files.h"
+#include "tests/support/tiny_run.h"
+
+static const char untied[] = "\"tie_word_embeddings\": false";
+
+// What every file system has free; UINT64_MAX: as it is.
+static uint64_t free_bytes = UINT64_MAX;
+int statvfs(const char *path, struct statvfs *s) { // in the C library's place
+  const int fd = open(path, O_RDONLY);
+  if (fd < 0) return -1;
+  const int status = fstatvfs(fd, s);
+  close(fd);
+  if (free_bytes == UINT64_MAX || status != 0) return status;
+  s->f_frsize = 1;
+  s->f_bavail = free_bytes;
+  return 0;
+}
+
+static int save(TinyTest *t, int64_t step, int64_t skipped, int64_t best, Error *err) {
+  TrainState state = tiny_state(step, 1);
+  state.nonfinite_row = skipped;
+  state.best_val_step = best;
+  return tiny_run_save(&t->run, t->dir, NULL, &state, 2, err);
+}
+
+static void must_save(TinyTest *t, int64_t step, int64_t skipped, int64_t best) {
+  Error err = {""};
+  must(save(t, step, skipped, best, &err), &err);
+}
+
+// "5 10 15": the steps that there are, from the first on.
+static void expect_steps(const TinyTest *t, const char *suffix, const char *expected) {
+  Error err = {""};
+  int64_t *steps;
+  int count;
+  char text[256] = "";
+  must(step_list(t->dir, suffix, &steps, &count, &err), &err);
+  for (int i = count; i-- > 0;)
+    snprintf(text + strlen(text), sizeof text - strlen(text), "%s%lld", text[0] ? " " : "",
+             (long long)steps[i]);
+  free(steps);
+  assert_string_equal(text, expected);
+}
+
+static void a_row_of_skipped_updates_removes_no_good_checkpoint(void **state) {
+  (void)state;
+  TinyTest t = tiny_test_open(untied);
+  must_save(&t, 5, 0, 0);
+  must_save(&t, 10, 3, 0); // skipped from step 8 on
+  must_save(&t, 15, 8, 0);
+  expect_steps(&t, "", "5 10 15");
+  must_save(&t, 20, 13, 0);
+  expect_steps(&t, "", "5 15 20");
+  must_save(&t, 25, 0, 0); // it ended
+  expect_steps(&t, "", "5 20 25");
+  must_save(&t, 30, 0, 0);
+  expect_steps(&t, "", "25 30");
+  tiny_test_close(&t);
+}
+
+static void keep_every_keeps_its_multiples(void **state) {
+  (void)state;
+  TinyTest t = tiny_test_open(untied);
+  t.run.config.train.keep_every = 20;
+  for (int step = 5; step <= 60; step += 5) must_save(&t, step, 0, 0);
+  expect_steps(&t, "", "20 40 55 60");
+  tiny_test_close(&t);
+}
+
+static void keep_best_keeps_the_best_and_names_it(void **state) {
+  (void)state;
+  TinyTest t = tiny_test_open(untied);
+  t.run.config.train.keep_best = true;
+  must_save(&t, 5, 0, 0); // best_val_step of a run without validation
+  assert_int_equal(link_step(t.dir, "best"), -1);
+  must_save(&t, 10, 0, 10);
+  for (int step = 15; step <= 30; step += 5) must_save(&t, step, 0, 10);
+  assert_int_equal(link_step(t.dir, "best"), 10);
+  expect_steps(&t, "", "10 25 30");
+  must_save(&t, 35, 0, 32); // its step was not saved, so 10 is the best that there is
+  expect_steps(&t, "", "10 30 35");
+  must_save(&t, 40, 0, 40);
+  assert_int_equal(link_step(t.dir, "best"), 40);
+  expect_steps(&t, "", "35 40");
+  tiny_test_close(&t);
+}
+
+static void weights_alone_stay_in_bf16(void **state) {
+  (void)state;
+  Error err = {""};
+  TinyTest t = tiny_test_open(untied);
+  t.run.config.train.weights_every = 10;
+  tiny_run_fill(&t.run, 3);
+  for (int step = 5; step <= 20; step += 5) must_save(&t, step, 0, 0);
+  must_save(&t, 20, 0, 0); // again
+  expect_steps(&t, "", "15 20");
+  expect_steps(&t, ".weights", "10 20");
+  expect_steps(&t, ".weights.tmp", "");
+  assert_false(tiny_test_has(&t, "step-00000010.weights/optimizer.safetensors"));
+  assert_true(tiny_test_has(&t, "step-00000010.weights/config.json"));
+  SafeFile file;
+  const PathText folder = path_text("%s/step-00000010.weights", t.dir);
+  must(safetensors_open(&file, path_text("%s/" WEIGHTS_FILE, folder.text).text, &err), &err);
+  assert_int_equal(file.tensors[0].dtype, SAFE_BF16);
+  safetensors_close(&file);
+  must(tiny_load(folder.text, &t.loaded.llama, false, &err), &err);
+  expect_error(tiny_load(folder.text, &t.loaded.llama, true, &err), &err, "optimizer.safetensors");
+  tiny_test_close(&t);
+}
+
+// ---- Room
+
+static uint64_t tensors_bytes(const TinyTest *t, const char *name) {
+  Error err = {""};
+  SafeFile file;
+  must(safetensors_open(&file, path_text("%s/latest/%s", t->dir, name).text, &err), &err);
+  const uint64_t bytes = file.tensors[file.count - 1].end;
+  safetensors_close(&file);
+  return bytes;
+}
+
+static void a_save_without_room_writes_nothing(void **state) {
+  (void)state;
+  for (SaveDtype dtype = SAVE_FP32; dtype <= SAVE_BF16; dtype++) {
+    Error err = {""};
+    TinyTest t = tiny_test_open(untied);
+    t.run.config.output.save_dtype = dtype;
+    must_save(&t, 5, 0, 0);
+    const uint64_t bytes = tensors_bytes(&t, WEIGHTS_FILE) + tensors_bytes(&t, OPTIMIZER_FILE);
+    free_bytes = bytes - 1;
+    expect_error(save(&t, 10, 0, 0, &err), &err, "of free space, but a checkpoint needs");
+    expect_error(-1, &err, "step-00000005' is intact");
+    expect_steps(&t, "", "5");
+    expect_steps(&t, ".tmp", "");
+    expect_error(checkpoint_prepare(t.dir, &t.run.config, 10, &err), &err, "another output.dir");
+    const PathText deeper = path_text("%s/not/there", t.dir);
+    expect_error(checkpoint_prepare(deeper.text, &t.run.config, 10, &err), &err, "free space");
+    free_bytes = bytes;
+    must(checkpoint_prepare(t.dir, &t.run.config, 10, &err), &err);
+    must_save(&t, 10, 0, 0);
+    t.run.config.train.weights_every = 15;
+    expect_error(save(&t, 15, 0, 0, &err), &err, "of free space, but a checkpoint needs");
+    t.run.config.train.save_interval = -1; // a run that saves nothing needs no room
+    free_bytes = 0;
+    must(checkpoint_prepare(t.dir, &t.run.config, 10, &err), &err);
+    free_bytes = UINT64_MAX;
+    tiny_test_close(&t);
+  }
+}
+
+static void a_start_removes_what_a_kill_has_left(void **state) {
+  (void)state;
+  Error err = {""};
+  TinyTest t = tiny_test_open(untied);
+  must_save(&t, 5, 0, 0);
+  must(directory_create(path_text("%s/step-00000003.tmp", t.dir).text, &err), &err);
+  must(directory_create(path_text("%s/step-00000003.weights.tmp", t.dir).text, &err), &err);
+  must(checkpoint_prepare(t.dir, &t.run.config, 10, &err), &err);
+  expect_steps(&t, ".tmp", "");
+  expect_steps(&t, ".weights.tmp", "");
+  expect_steps(&t, "", "5");
+  tiny_test_close(&t);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(a_row_of_skipped_updates_removes_no_good_checkpoint),
+      cmocka_unit_test(keep_every_keeps_its_multiples),
+      cmocka_unit_test(keep_best_keeps_the_best_and_names_it),
+      cmocka_unit_test(weights_alone_stay_in_bf16),
+      cmocka_unit_test(a_save_without_room_writes_nothing),
+      cmocka_unit_test(a_start_removes_what_a_kill_has_left),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}
