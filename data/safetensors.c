@@ -15,9 +15,9 @@
 #endif
 
 enum {
-  LENGTH_BYTES = 8, // the header's length, in front of the header
-  HEADER_MAX_BYTES = 100 * 1000 * 1000,
-  HEADER_MAX_DEPTH = 3, // the file, a tensor, its shape
+  LENGTH_BYTES = 8,                    // the header's length, in front of the header
+  HEADER_MAX_BYTES = 16 * 1000 * 1000, // some 100,000 tensors; it takes 10 times that in memory
+  HEADER_MAX_DEPTH = 3,                // the file, a tensor, its shape
 };
 
 #define NAME(name, bytes) #name,
@@ -234,7 +234,7 @@ int safetensors_parse(SafeFile *file, const char *name, const unsigned char *byt
   memcpy(&length, bytes, LENGTH_BYTES);
   if (length > HEADER_MAX_BYTES)
     return error_set(err,
-                     "'%s' is not a safetensors file: its header would have %" PRIu64
+                     "'%s' is no safetensors file of a model: its header would have %" PRIu64
                      " bytes, more than the %d allowed",
                      name, length, HEADER_MAX_BYTES);
   if (length > count - LENGTH_BYTES)

@@ -5,10 +5,11 @@
 //    "__metadata__": {"k": "v"}}
 //
 // Offsets count from the end of the header. Format: the safetensors README
-// (huggingface/safetensors). The reader accepts a file only if the header is at most 100 MB and
-// inside the file, names are unique, ranges are contiguous from 0 in offset order and end exactly
-// at the end of the file, and each range equals its shape times its dtype, all without overflow.
-// Nothing here aborts on bad input.
+// (huggingface/safetensors). The reader accepts a file only if the header is at most 16 MB (the
+// format's limit is 100, but the largest models have some 100 kB) and inside the file, names are
+// unique, ranges are contiguous from 0 in offset order and end exactly at the end of the file, and
+// each range equals its shape times its dtype, all without overflow. Nothing here aborts on bad
+// input.
 #pragma once
 #include <stddef.h>
 #include <stdint.h>

@@ -186,15 +186,15 @@ static void a_header_length_beyond_the_limit_or_the_file_is_refused(void **state
   bytes[0] = 3;
   expect_refusal("a header one byte longer than the file", bytes, count, "cut off");
   memset(bytes, 0xff, 8);
-  expect_refusal("a header of 2^64 - 1 bytes", bytes, count, "more than the 100000000 allowed");
+  expect_refusal("a header of 2^64 - 1 bytes", bytes, count, "more than the 16000000 allowed");
   free(bytes);
   // One byte over the limit, and the file really has it.
-  const size_t length = 100 * 1000 * 1000 + 1;
+  const size_t length = 16 * 1000 * 1000 + 1;
   char *header = xmalloc(length);
   memset(header, ' ', length);
   memcpy(header, "{}", 2);
   bytes = make_file(header, length, 0, &count);
-  expect_refusal("a header over 100 MB", bytes, count, "more than the 100000000 allowed");
+  expect_refusal("a header over 16 MB", bytes, count, "more than the 16000000 allowed");
   free(bytes);
   free(header);
 }
