@@ -123,7 +123,7 @@ Backend *backend_create(const Config *c, RunShape *shape, int64_t max_positions,
 
 BackendText backend_identity(const Backend *be) {
   BackendText t;
-  snprintf(t.text, sizeof t.text, "%s: %s", be->name, be->description);
+  snprintf(t.text, sizeof t.text, "%.40s: %.148s", be->name, be->description);
   t.text[strcspn(t.text, ";")] = '\0';
   return t;
 }

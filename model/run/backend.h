@@ -24,6 +24,6 @@ Backend *backend_create(const Config *config, RunShape *shape, int64_t max_posit
 // CPU, threads and the kernels that OpenBLAS takes there: "cpu: 2 threads, OpenBLAS 0.3.21
 // (Haswell), fp32". Not what the description says behind it.
 typedef struct BackendText {
-  char text[600];
+  char text[192]; // as TrainState.backend
 } BackendText;
 BackendText backend_identity(const Backend *be);

@@ -76,6 +76,28 @@ static int check_tokenizer(Run *run, Error *err) {
                    from, facts ? "'" : "none", facts ? facts->name : "", facts ? "'" : "", from);
 }
 
+// A checkpoint that does not say what it was trained on goes on with any data.
+static int check_data(Run *run, Error *err) {
+  const Config *c = &run->config;
+  const uint64_t now = run->train_data->fingerprint, was = run->state.data;
+  run->state.data = now;
+  if (was == 0 || was == now || c->train.resume_allow_changes) return 0;
+  return error_set(
+      err,
+      "cannot resume from '%s': '%s' holds other tokens than those that it was trained "
+      "on (train.resume_allow_changes=true goes on with these)",
+      run->start.path, c->data.train);
+}
+
+// Another backend than the checkpoint's is no error, but told.
+static void note_backend(Run *run) {
+  const BackendText now = backend_identity(run->be);
+  char *was = run->state.backend;
+  if (was[0] != '\0' && strcmp(was, now.text) != 0)
+    snprintf(run->was_on.text, sizeof run->was_on.text, "%s", was);
+  snprintf(was, sizeof run->state.backend, "%s", now.text);
+}
+
 static int load_weights(Run *run, Error *err) {
   if (run->start.path[0] == '\0')
     llama_init_weights(&run->llama, run->config.train.seed);
@@ -122,6 +144,10 @@ static void print_step(const Run *run) {
     printf("breakdown  every %lld steps and at the last one\n",
            (long long)c->output.breakdown_interval);
   if (run->resumed) print_resumed(run);
+  if (run->was_on.text[0] != '\0')
+    printf(
+        "           before that the backend was %s: bits differ from those of a run without it\n",
+        run->was_on.text);
   const char *precision = precision_name(c->backend.precision);
   if (run->was && run->was != precision)
     printf("precision  goes on in %s, after %s\n", precision, run->was);
@@ -172,7 +198,7 @@ static int open_inputs(Run *run, Error *err) {
       find_start(run, err) != 0 ||
       run_tokenizer(&run->tokenizer, c, run->train_data, run->val_data, run->start.path, err) !=
           0 ||
-      check_tokenizer(run, err) != 0 ||
+      check_tokenizer(run, err) != 0 || check_data(run, err) != 0 ||
       (run->start.path[0] && checkpoint_check(&run->start, &c->model, err) != 0) ||
       export_open(&run->export, run->tokenizer, run->start.path, err) != 0 ||
       loader_check(run->train_data, c->model.vocab_size, err) != 0)
@@ -187,6 +213,7 @@ static int open_parts(Run *run, Error *err) {
   const size_t M = (size_t)(c->train.batch_size * c->train.sequence_length);
   if (!run->tokenizer) shape.context = 0;
   run->be = backend_create(c, &shape, c->train.sequence_length, err);
+  if (run->be) note_backend(run);
   if (!run->be || (c->output.breakdown && open_trace(run, err) != 0)) return -1;
   if (llama_create(&run->llama, &c->model, &shape, run->be, err) != 0) return -1;
   config_print(c);

@@ -42,10 +42,11 @@ typedef struct Run {
   double booked_ms;                 // when the last one was booked
   size_t planned_bytes;             // the memory plan's total
   bool resumed;
-  char *changes;   // of the configuration since the checkpoint; NULL where there is none
-  bool planned;    // of the learning rate anew, because of them
-  bool calibrates; // FP8: the first step of this process finds the scales
-  const char *was; // the precision of the checkpoint that it goes on from; NULL: there is none
+  char *changes;      // of the configuration since the checkpoint; NULL where there is none
+  bool planned;       // of the learning rate anew, because of them
+  bool calibrates;    // FP8: the first step of this process finds the scales
+  BackendText was_on; // the backend of that checkpoint, where it is another; else empty
+  const char *was;    // the precision of the checkpoint that it goes on from; NULL: there is none
   int64_t saturated_row; // FP8: steps in a row in which values were beyond a scale's reach
   LossWindow losses;
   int64_t evidence_step; // of the last case; 0: there was none

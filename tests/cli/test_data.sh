@@ -69,6 +69,21 @@ elif ! grep -qF "'$train' was replaced or removed; the run goes on with the file
 else check $name 'the weights are others' cmp "$folder/alone/latest/model.safetensors" "$folder/$name/latest/model.safetensors"; fi
 rm -rf "$folder/data" && mv "$folder/kept" "$folder/data"
 
+# ---- A resume knows its data and its backend
+resume=("$config" "output.dir=$folder/alone" train.resume=auto train.save_interval=500)
+write_text 1999 >"$folder/text.txt"
+must "$PREPARE" --out "$folder/others" "$folder/text.txt"
+mv "$folder/data" "$folder/kept" && mv "$folder/others" "$folder/data"
+refuses a_resume_on_other_tokens_is_refused 'holds other tokens than those that it was trained on' "${resume[@]}" train.steps=3001
+must "$TRAIN" "${resume[@]}" train.steps=3001 train.resume_allow_changes=true
+mv "$folder/data" "$folder/others" && mv "$folder/kept" "$folder/data"
+refuses the_checkpoint_knows_the_new_ones 'holds other tokens than those' "${resume[@]}" train.steps=3002
+must "$TRAIN" "${resume[@]}" train.steps=3002 train.resume_allow_changes=true
+said=$(OPENBLAS_CORETYPE=Nehalem "$TRAIN" "${resume[@]}" train.steps=3003 2>&1)
+check another_openblas_kernel_is_told "it said: $said" grep -q 'before that the backend was cpu: 1 thread, OpenBLAS' <<<"$said"
+said=$(OPENBLAS_CORETYPE=Nehalem "$TRAIN" "${resume[@]}" train.steps=3004 2>&1)
+check the_same_is_not "it said: $said" test "$(grep -c 'resumed  \|the backend was' <<<"$said")" = 1
+
 # ---- Pipes by name, which nobody writes to
 mkfifo "$folder/pipe"
 program=$TRAIN
