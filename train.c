@@ -184,9 +184,10 @@ static int training_loop(Run *run, double started_ms, const char **left_out, Err
       if (run_settle(run, err) != 0) return -1;
       const bool validated = !validate || run_validate(run), sampled = !sample || run_sample(run);
       if (run_check_data(run, err) != 0) return -1;
-      if (checkpoint) end_save(run, true); // a signal may come meanwhile
+      const bool best = c->keep_best && step > 0 && run->state.best_val_step == step;
+      if (checkpoint || best) end_save(run, true); // a signal may come meanwhile
       const bool last = step >= c->steps || stop_requested;
-      if ((checkpoint || last) && save(run, last, err) != 0) return -1;
+      if ((checkpoint || best || last) && save(run, last, err) != 0) return -1;
       if (last) {
         const bool in_bf16 = step < c->steps || run_validate_in_bf16(run);
         if (step >= c->steps) *left_out = left_out_text(validated && in_bf16, sampled);

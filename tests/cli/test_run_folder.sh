@@ -72,4 +72,21 @@ printf x | dd of="$folder/bad/step-00000020/model.safetensors" bs=1 seek=5000 co
 refuses nothing_is_written_with_flipped_weights 'its checksum is another' --generate "$folder/bad/step-00000020" --prompt a
 check eval_takes_the_one_before "$(said)" \
   test "$("$TRAIN" --eval "$folder/bad" --data "$folder/data" 2>&1 | grep -c 'passed over\|^loss')" = 2
+
+# ---- What is kept
+keep=(train.eval_interval=5 train.keep_best=true train.keep_checkpoints=1 train.weights_every=20
+  train.save_interval=10 "output.dir=$folder/kept" optimizer.schedule=constant)
+must "$TRAIN" "$config" "${keep[@]}"
+must "$TRAIN" "$config" "${keep[@]}" train.steps=40 train.resume=auto optimizer.learning_rate=30 # ruins it
+best=$(sed -n 's/.*"best_val_step": \([0-9]*\).*/\1/p' "$folder/kept/latest/state.json")
+lowest=$(losses val "$folder/kept/log.jsonl" | grep -v '"step":0,' |
+  sed 's/.*"step":\([0-9]*\),"loss":\([0-9.e+]*\).*/\2 \1/' | sort -g | head -n 1 | cut -d ' ' -f 2)
+check the_best_validation_is_saved_and_kept "best is step $best, the log's $lowest, kept are $(ls "$folder/kept")" \
+  test "$(readlink "$folder/kept/best")$lowest" = "step-$(printf '%08d' "$best")$best"
+check what_is_best_was_not_the_last "it was step $best" test "$best" != 40
+check only_it_and_the_newest_are_kept "$(ls "$folder/kept")" \
+  test "$(cd "$folder/kept" && echo step-????????)" = "step-$(printf '%08d' "$best") step-00000040"
+check weights_alone_stay "$(ls "$folder/kept")" \
+  test "$(cd "$folder/kept" && echo *.weights/*.safetensors)" = \
+  'step-00000020.weights/model.safetensors step-00000040.weights/model.safetensors'
 exit $failed
