@@ -30,9 +30,9 @@ static struct Hold {
   bool armed;
 } hold;
 
-// Of the next save the first sync waits until it is released.
+// Of the next save the first sync waits until it is released. The log is the main thread's.
 static void wait_to_go_on(void) {
-  if (!hold.armed) return;
+  if (!hold.armed || gettid() == getpid()) return;
   hold.armed = false;
   sem_post(&hold.writes);
   while (sem_wait(&hold.may_go_on) != 0) continue;
