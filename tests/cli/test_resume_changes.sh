@@ -25,7 +25,7 @@ below() { awk -v a="$1" -v b="$2" 'BEGIN { exit !(a != "" && b != "" && a < b) }
 must train_into half
 cp -r "$folder/half" "$folder/whole"
 for run in longer twice other; do
-  mkdir "$folder/$run" && cp -r "$folder/half/step-00000020" "$folder/half/log.jsonl" "$folder/$run"
+  mkdir "$folder/$run" && cp -r "$folder/half/step-00000020" "$folder/$run"
 done
 train_into longer train.steps=80 train.resume=auto
 check a_run_goes_on_for_longer_without_being_allowed_to "status $?, $(said)" grep_said 'step 80/80'
