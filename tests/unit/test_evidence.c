@@ -67,8 +67,8 @@ static void a_loss_that_jumps_leaves_its_batch_and_norms(void **state) {
   int32_t first;
   must(tokens_open(&file, cJSON_GetObjectItemCaseSensitive(place, "file")->valuestring, &err),
        &err);
-  tokens_read(&file, (int64_t)number(place, "token"), 1, &first);
-  assert_int_equal(first, t.run.tokens[0]);
+  must(tokens_read(&file, (int64_t)number(place, "token"), 1, 11, &first, &err), &err);
+  assert_int_equal(first, t.run.batches[0]);
   assert_null(place->next);
   tokens_close(&file);
 
