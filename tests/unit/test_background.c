@@ -88,7 +88,7 @@ static void expect_version(TinyTest *t, int64_t step, uint64_t version) {
   TrainState state;
   must(checkpoint_find("auto", t->dir, path, &err), &err);
   must(checkpoint_read_state(path, &state, &err), &err);
-  must(checkpoint_load(path, &t->loaded.llama, true, &err), &err);
+  must(tiny_load(path, &t->loaded.llama, true, &err), &err);
   assert_int_equal(state.step, step);
   assert_int_equal(tiny_run_differs(&t->loaded, version), 0);
 }
