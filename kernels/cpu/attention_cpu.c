@@ -38,16 +38,18 @@ static void head_forward(const Cpu *cpu, int64_t T, int64_t first, const real *q
     for (int64_t i = 0; i < rows; i++) {
       real *row = p + i * keys;
       const int64_t seen = q0 + i + 1;
-      real largest = -INFINITY, sum = 0;
+      real largest = -INFINITY;
+      double sum = 0;
       for (int64_t j = 0; j < seen; j++)
         if (row[j] > largest) largest = row[j];
       for (int64_t j = 0; j < seen; j++) {
         row[j] = real_exp(row[j] - largest);
-        sum += row[j];
+        sum += (double)row[j];
       }
-      for (int64_t j = 0; j < seen; j++) row[j] /= sum;
+      const real per_sum = (real)(1 / sum);
+      for (int64_t j = 0; j < seen; j++) row[j] *= per_sum;
       for (int64_t j = seen; j < keys; j++) row[j] = 0;
-      if (lse) lse[q0 + i] = largest + real_log(sum);
+      if (lse) lse[q0 + i] = largest + (real)log(sum);
     }
     gemm_strided(GEMM_NN, rows, c->d, keys, 1, p, keys, v, R, 0, o + (q0 - first) * o_stride,
                  o_stride);

@@ -3,10 +3,10 @@
 #include <string.h>
 
 static real dot(const real *a, const real *b, int64_t n) {
-  real sum = 0;
+  double sum = 0;
 #pragma omp simd reduction(+ : sum)
-  for (int64_t i = 0; i < n; i++) sum += a[i] * b[i];
-  return sum;
+  for (int64_t i = 0; i < n; i++) sum += (double)a[i] * (double)b[i];
+  return (real)sum;
 }
 
 void finish_norm_dgrad(Cpu *cpu, int64_t M, Operand x_, RowStat sumsq, RowStat s_, Operand dx_) {
@@ -46,7 +46,7 @@ void cpu_down_dgrad(Backend *be, int64_t M, Operand dx, Operand W, const act_t *
 #pragma omp parallel for schedule(static)
   for (int64_t m = 0; m < M; m++) {
     const real r = row_factor(c, x, sumsq, m);
-    real product = 0;
+    double product = 0;
     for (int64_t p = 0; p < F; p++) {
       const int64_t f = feature_of_pair(p, F), at = m * 2 * F + 2 * p;
       const real gate = z[at], up = z[at + 1];
@@ -54,9 +54,9 @@ void cpu_down_dgrad(Backend *be, int64_t M, Operand dx, Operand W, const act_t *
       swiglu_backward(gate, up, dy[m * F + f], &dgate, &dup);
       dz[at] = r * dgate;
       dz[at + 1] = r * dup;
-      product += dz[at] * gate + dz[at + 1] * up;
+      product += (double)dz[at] * (double)gate + (double)dz[at + 1] * (double)up;
     }
-    s[m] = product;
+    s[m] = (real)product;
   }
   leave_copies(cpu, M, 2 * F, dz_, dz);
 }

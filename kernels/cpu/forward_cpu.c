@@ -3,10 +3,10 @@
 #include <string.h>
 
 static real row_sum_of_squares(const real *x, int64_t n) {
-  real sum = 0;
+  double sum = 0;
 #pragma omp simd reduction(+ : sum)
-  for (int64_t i = 0; i < n; i++) sum += x[i] * x[i];
-  return sum;
+  for (int64_t i = 0; i < n; i++) sum += (double)x[i] * (double)x[i];
+  return (real)sum;
 }
 
 void cpu_embed(Backend *be, int64_t M, const int32_t *tokens, const act_t *E_, Operand x_,

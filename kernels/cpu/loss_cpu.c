@@ -20,16 +20,17 @@ void cpu_lm_head(Backend *be, int64_t M, Operand x, RowStat sumsq, Operand W, ac
 
 // z [V] of one row becomes factor * (softmax(z) - onehot(target)); returns the row sum of the two's
 // product.
-static real row_gradient(real *z, int64_t V, int32_t target, real largest, real sum, real factor) {
-  const real per_sum = 1 / sum;
-  real product = 0;
+static real row_gradient(real *z, int64_t V, int32_t target, real largest, double sum,
+                         real factor) {
+  const real per_sum = (real)(1 / sum);
+  double product = 0;
   for (int64_t v = 0; v < V; v++) {
     const real p = real_exp(z[v] - largest) * per_sum;
     const real dz = factor * (v == target ? p - 1 : p);
-    product += dz * z[v];
+    product += (double)dz * (double)z[v];
     z[v] = dz;
   }
-  return product;
+  return (real)product;
 }
 
 void cpu_loss(Backend *be, int64_t M, Operand x, RowStat sumsq, const int32_t *targets,
@@ -42,11 +43,12 @@ void cpu_loss(Backend *be, int64_t M, Operand x, RowStat sumsq, const int32_t *t
 #pragma omp parallel for schedule(static)
   for (int64_t m = 0; m < M; m++) {
     real *row = logits + m * padded_vocab(c);
-    real largest = -INFINITY, sum = 0;
+    real largest = -INFINITY;
+    double sum = 0;
     for (int64_t v = 0; v < V; v++)
       if (row[v] > largest) largest = row[v];
-    for (int64_t v = 0; v < V; v++) sum += real_exp(row[v] - largest);
-    row_loss[m] = (double)largest + log((double)sum) - (double)row[targets[m]];
+    for (int64_t v = 0; v < V; v++) sum += (double)real_exp(row[v] - largest);
+    row_loss[m] = (double)largest + log(sum) - (double)row[targets[m]];
     if (!s) continue;
     s[m] = row_gradient(row, V, targets[m], largest, sum, row_factor(c, x, sumsq, m) * (real)scale);
     for (int64_t v = V; v < padded_vocab(c); v++) row[v] = 0;
