@@ -111,6 +111,7 @@ static const Rule ours[] = {{"fused_kernel", GROUP_PRODUCTS},
                             {"norm_kernel", GROUP_UPDATE}, // of all gradients
                             {"columns_kernel", GROUP_UPDATE},
                             {"gradients_kernel", GROUP_UPDATE},
+                            {"round_gradient_kernel", GROUP_UPDATE},
                             {"factors_kernel", GROUP_UPDATE}};
 
 // The libraries', by a word anywhere in the name as it is, mangled or not. Attention comes first:

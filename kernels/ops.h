@@ -38,7 +38,7 @@ typedef struct Activation act_t; // activations and compute weights: bf16 on a G
                                  // in test builds) on the CPU
 typedef struct Fp8Copy fp8_t; // FP8 copies of either: a byte on a GPU, real on the CPU, which keeps
                               // the rounded values
-typedef struct Statistic stat_t; // row statistics, log-sum-exp: fp32 on a GPU, real on the CPU
+typedef struct Statistic stat_t; // row statistics, sums: fp32 on a GPU, real on the CPU
 typedef struct Gradient grad_t;  // gradients of parameters: bf16 on a GPU, fp32 there when
                                  // micro-batches add up; real on the CPU
 typedef struct Master master_t;  // master weights: fp32 on a GPU, real on the CPU
@@ -163,6 +163,7 @@ typedef struct ParamTensor {
   moment_t *m, *v;     // AdamW's first and second moment
   grad_t *grad;        // gradient with respect to the plain use; a norm weight's: dwn
   grad_t *grad_folded; // dW' = gradient with respect to the folded copy
+  stat_t *part_sum;    // lm_head's, where the loss' chunks add up (wgrad_part), else NULL
   Operand compute;     // W as the GEMMs read it
   Operand folded;      // W * wn, wn = list[norm].master [cols]
   int norm;            // index in the list, -1 = folded with nothing
@@ -271,12 +272,15 @@ typedef void AttentionBackwardOp(Backend *be, int64_t B, int64_t T, const act_t 
 typedef void RopeBackwardOp(Backend *be, int64_t M, int64_t T, act_t *dqkv, const act_t *qkv,
                             Operand x, RowStat sumsq, Operand out, RowStat *s);
 // dW = dz^T x, or += where accumulate.
-// Where gradients are bf16 every addition rounds: C chunks of the loss leave lm_head's with an L2
-// error of 0.25 % (C = 2), 0.4 % (8), 1 % (64) where one chunk leaves 0.17 % (simulated, parts
-// independent). In fixtures bf16 activations alone cost gradients 1 to 5 %.
 //   dz [M, N] in, x [M, K] in, dW [N, K] out or in, out
 typedef void WgradOp(Backend *be, int64_t M, int64_t N, int64_t K, Operand dz, Operand x,
                      grad_t *dW, bool accumulate);
+// A part of dW = dz^T x where gradients are rounded (Backend.rounds_gradients) and the parts come
+// one after the other: every addition to dW would round, and 8 parts leave 0.4 % where one leaves
+// 0.17 %. So sum = dz^T x, or += where add; with the last part dW = sum.
+//   dz [M, N] in, x [M, K] in, sum [N, K] out or in, out; dW [N, K] out, NULL: more parts come.
+typedef void WgradPartOp(Backend *be, int64_t M, int64_t N, int64_t K, Operand dz, Operand x,
+                         stat_t *sum, bool add, grad_t *dW);
 // dE[tokens[m]] += dx[m], in a fixed order; where not accumulate, dE is overwritten (zero where
 // no token points).
 //   tokens [M] int32 in, dx [M, D] in, dE [V, D]
@@ -313,6 +317,7 @@ typedef void AdamwOp(Backend *be, const ParamTensor *list, int count);
   X(AttentionBackwardOp, attention_backward)                                                       \
   X(RopeBackwardOp, rope_backward)                                                                 \
   X(WgradOp, wgrad)                                                                                \
+  X(WgradPartOp, wgrad_part)                                                                       \
   X(EmbedBackwardOp, embed_backward)                                                               \
   X(CastOp, cast)                                                                                  \
   X(GradsFinishOp, grads_finish)                                                                   \
@@ -325,7 +330,8 @@ struct Backend {
   char costs[128];       // what a choice in the configuration costs, for the same; empty: nothing
   // Of one element.
   size_t act_bytes, fp8_bytes, stat_bytes, grad_bytes, master_bytes, moment_bytes;
-  bool folds_softmax; // head_loss leaves u and ux where they have memory (HeadGradient)
+  bool folds_softmax;    // head_loss leaves u and ux where they have memory (HeadGradient)
+  bool rounds_gradients; // grad_t is coarser than stat_t
   // The most parts that a producer leaves of a row statistic.
   struct {
     int64_t sumsq; // of a residual stream's row

@@ -168,6 +168,15 @@ static void record_wgrad(Backend *be, int64_t M, int64_t N, int64_t K, Operand d
   call->statistics = false;
 }
 
+static void record_wgrad_part(Backend *be, int64_t M, int64_t N, int64_t K, Operand dz, Operand x,
+                              stat_t *sum, bool added, grad_t *dW) {
+  OperationCall *call = add_gemm(be, GEMM_TN, N, K, M, dz, x, sum);
+  call->add = added;
+  call->out_is_sum = true;
+  call->beside = dW;
+  call->statistics = false;
+}
+
 static void record_embed_backward(Backend *be, int64_t M, const int32_t *tokens, const act_t *dx,
                                   grad_t *dE, bool accumulate) {
   const OpsConfig *c = config_of(be);
@@ -250,6 +259,7 @@ static const Backend recorder_functions = {
     .attention_backward = record_attention_backward,
     .rope_backward = record_rope_backward,
     .wgrad = record_wgrad,
+    .wgrad_part = record_wgrad_part,
     .embed_backward = record_embed_backward,
     .cast = record_cast,
     .grads_finish = record_grads_finish,
@@ -271,6 +281,7 @@ Recorder *recorder_create(const OpsConfig *config, const Backend *like) {
   r->base.grad_bytes = like->grad_bytes;
   r->base.master_bytes = like->master_bytes;
   r->base.moment_bytes = like->moment_bytes;
+  r->base.rounds_gradients = like->rounds_gradients;
   return r;
 }
 

@@ -27,6 +27,7 @@ struct OperationCall {
   const void *copies;   // FP8: the result's, by_row, where it has no other form. NULL: none
   int64_t out_count;    // elements
   bool out_is_gradient; // grad_t, else act_t
+  bool out_is_sum;      // stat_t: of a weight gradient's parts
   // An input that its maker has to make again before each call: the result takes its place, each
   // kind of kernels keeps it in a form of its own, or it is FP8 copies alone, whose place others
   // take. NULL: none

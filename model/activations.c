@@ -300,14 +300,25 @@ size_t params_layout(ParamTensor *tensors, const ModelConfig *c, const RunShape 
 
 size_t grads_layout(ParamTensor *tensors, const ModelConfig *c, const RunShape *shape,
                     const Backend *be, char *block, MemoryPlan *plan) {
+  const char *name = "gradients", *all = "all parameters";
   Layout l = {{block, 0}, plan, be};
-  for (int i = 0; shape->train && i < params_count(c); i++) {
+  ParamTensor *head = &tensors[param_index(c, PARAM_LM_HEAD, -1)];
+  const size_t head_elements = (size_t)(head->rows * head->cols);
+  if (!shape->train) return 0;
+  for (int i = 0; i < params_count(c); i++) {
     ParamTensor *t = &tensors[i];
     const int64_t n = t->rows * t->cols;
     const bool both = t->norm >= 0 && i == param_index(c, PARAM_EMBED, -1); // a tied embedding
-    if (t->norm < 0 || both) t->grad = take(&l, "gradients", "all parameters", n, be->grad_bytes);
-    if (t->norm >= 0) t->grad_folded = take(&l, "gradients", "all parameters", n, be->grad_bytes);
+    if (t->norm < 0 || both) t->grad = take(&l, name, all, n, be->grad_bytes);
+    if (t->norm >= 0 && t != head) t->grad_folded = take(&l, name, all, n, be->grad_bytes);
   }
+  if (chunks_apart(shape, be)) { // in the place of all the others, which are made later
+    const size_t there = l.arena.used, needed = head_elements * be->stat_bytes;
+    head->part_sum = (stat_t *)block;
+    if (needed > there)
+      take(&l, "lm_head gradient's sum", "what the others lack", (int64_t)(needed - there), 1);
+  }
+  head->grad_folded = take(&l, name, all, (int64_t)head_elements, be->grad_bytes);
   return l.arena.used;
 }
 

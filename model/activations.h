@@ -90,6 +90,13 @@ void memory_plan(MemoryPlan *plan, const ModelConfig *model, const RunShape *sha
                  const Backend *be);
 void memory_plan_print(const MemoryPlan *plan);
 
+// Whether the loss' chunks add up lm_head's gradient in memory of their own, finer than the
+// gradient's (wgrad_part). It lies where the other gradients come later: not in a micro-batch whose
+// gradients add to those of an earlier one.
+static inline bool chunks_apart(const RunShape *shape, const Backend *be) {
+  return shape->train && shape->loss_chunks > 1 && be->rounds_gradients;
+}
+
 // Each lays one class of buffers out in a block, sets the pointers, and books them in the plan
 // (NULL: nowhere). With block = NULL they only count. They return the bytes used. Gradients exist
 // in a training run only.

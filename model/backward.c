@@ -15,10 +15,18 @@ void head_backward(Llama *llama, int64_t chunk, double per_token, bool accumulat
   const ParamTensor *W = llama->lm_head;
   HeadGradient *g = &llama->acts.head;
   const Operand dx = scaled_as(llama, h.dx, llama->config.num_hidden_layers, SCALING_DX);
+  const bool apart = !accumulate && chunks_apart(&llama->shape, be),
+             last = chunk + 1 == llama->shape.loss_chunks;
   g->ux = g->u ? operand_of(h.dx.data) : h.x; // dx comes when u x was read
   RUN(llama, OP_HEAD_LOSS,
       be->head_loss(be, h.M, h.x, h.sumsq, W->folded, h.targets, llama->acts.logits, per_token, g));
-  RUN(llama, OP_LM_HEAD_WGRAD, be->wgrad(be, h.M, V, D, g->p, g->ux, W->grad_folded, accumulate));
+  if (apart)
+    RUN(llama, OP_LM_HEAD_WGRAD,
+        be->wgrad_part(be, h.M, V, D, g->p, g->ux, W->part_sum, chunk > 0,
+                       last ? W->grad_folded : NULL));
+  else
+    RUN(llama, OP_LM_HEAD_WGRAD,
+        be->wgrad(be, h.M, V, D, g->p, g->ux, W->grad_folded, accumulate || chunk > 0));
   RUN(llama, OP_LM_HEAD_DGRAD, be->head_dgrad(be, h.M, g, W->folded, h.x, h.sumsq, dx));
 }
 
@@ -96,7 +104,7 @@ void llama_backward(Llama *llama, double scale, bool accumulate) {
   part_begin(llama, "backward", -1);
   if (!accumulate) be->step_begin(be);
   for (int64_t c = 0; c < llama->shape.loss_chunks; c++)
-    head_backward(llama, c, per_token, accumulate || c > 0);
+    head_backward(llama, c, per_token, accumulate);
   recast_dx(llama);
   for (int64_t l = L - 1; l >= 0; l--) {
     part_begin(llama, "layer", l);

@@ -62,6 +62,7 @@ void llama_become_bf16(Llama *llama) {
   llama->grads_block = NULL;
   for (int i = 0; i < llama->param_count; i++)
     llama->tensors[i].grad = llama->tensors[i].grad_folded = NULL;
+  llama->lm_head->part_sum = NULL;
   params_as_bf16(llama->tensors, llama->param_count);
   const size_t there = acts_layout(acts, &llama->config, &was, be, NULL, NULL);
   memset(layers, 0, (size_t)llama->config.num_hidden_layers * sizeof *layers);

@@ -100,7 +100,8 @@ typedef struct HeadChunk {
 HeadChunk head_chunk(const Llama *llama, int64_t chunk);
 
 // The loss of a chunk; its dlogits take the place of its logits, and its rows of dx start the
-// backward. per_token: the loss' weight of a row.
+// backward. per_token: the loss' weight of a row. accumulate: onto the gradients of an earlier
+// micro-batch; chunks come in order.
 void head_backward(Llama *llama, int64_t chunk, double per_token, bool accumulate);
 // Makes what the layer did not keep (shape.recompute) from what it did, by the forward's own calls:
 // the same values.

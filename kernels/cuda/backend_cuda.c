@@ -106,6 +106,7 @@ static void set_operations(Cuda *c) {
   be->dgrad = cuda_dgrad;
   be->attention_backward = cuda_attention_backward;
   be->wgrad = cuda_wgrad;
+  be->wgrad_part = cuda_wgrad_part;
   be->embed_backward = cuda_embed_backward;
   be->replay_begin = cuda_replay_begin;
   be->replay_end = cuda_replay_end;
@@ -196,6 +197,7 @@ int cuda_ready(Cuda *c, const char *name, Error *err) {
   be->stat_bytes = be->master_bytes = sizeof(float);
   be->moment_bytes = c->config.moments == MOMENTS_BF16 ? sizeof(bf16_bits) : sizeof(float);
   be->grad_bytes = c->options.grads_fp32 ? sizeof(float) : sizeof(bf16_bits);
+  be->rounds_gradients = !c->options.grads_fp32;
   be->max_tokens = c->config.max_tokens;
   be->memory_bytes = gpu->memory_bytes;
   // Every GPU that has FP8 multiplies it twice as fast.

@@ -130,6 +130,7 @@ static inline bool cuda_one_row(const Cuda *c, int64_t M) {
 }
 DgradOp cuda_dgrad;
 WgradOp cuda_wgrad;
+WgradPartOp cuda_wgrad_part;
 
 // ---- scaling.cu
 int cuda_scalings_open(Cuda *c, Error *err);
@@ -165,6 +166,8 @@ void cuda_table_free(Cuda *c);
 
 // ---- grads.cu, adamw.cu
 GradsFinishOp cuda_grads_finish;
+// to = from, in bf16.   both [count]
+void cuda_round_gradient(const Cuda *c, int64_t count, const stat_t *from, grad_t *to);
 AdamwOp cuda_adamw;
 // Of the table's tensors, not in a step: the largest values of those that have FP8 copies and no
 // scale, and all compute copies.

@@ -144,6 +144,27 @@ static __global__ void norm_kernel(int64_t count, const float *sumsq, StepState 
   if (threadIdx.x == 0) state->grad_norm = sqrt(sum);
 }
 
+// Four elements a thread at a time.
+static __global__ __launch_bounds__(THREADS) void round_gradient_kernel(int64_t count,
+                                                                        const float *from,
+                                                                        bf16_bits *to) {
+  const int64_t thread = (int64_t)blockIdx.x * THREADS + threadIdx.x,
+                all = (int64_t)gridDim.x * THREADS;
+#pragma unroll 4
+  for (int64_t i = thread * 4; i + 3 < count; i += all * 4)
+    store_once(to + i, load_once<4>(from + i));
+  const int64_t rest = count - count % 4 + thread;
+  if (rest < count) store_once(to + rest, load_once<1>(from + rest));
+}
+
+void cuda_round_gradient(const Cuda *c, int64_t count, const stat_t *from, grad_t *to) {
+  enum { MOST_BLOCKS = 1 << 14 };
+  const int64_t blocks = blocks_for(count, 16 * THREADS);
+  round_gradient_kernel<<<(unsigned)min(blocks, (int64_t)MOST_BLOCKS), THREADS, 0, c->gpu.stream>>>(
+      count, (const float *)from, (bf16_bits *)to);
+  LAUNCHED();
+}
+
 void cuda_grads_finish(Backend *be, const ParamTensor *list, int count) {
   Cuda *c = cuda_of(be);
   const ParamTable *table = cuda_table(c, list, count);

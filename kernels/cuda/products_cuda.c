@@ -33,7 +33,8 @@ GemmProblem cuda_problem_of(const Cuda *c, const OperationCall *call) {
                          .K = call->K,
                          .form = call->form,
                          .accurate = call->fp8 && is_accurate(call),
-                         .out_fp32 = call->out_is_gradient && c->options.grads_fp32,
+                         .out_fp32 =
+                             call->out_is_sum || (call->out_is_gradient && c->options.grads_fp32),
                          .add = call->add && !added_later,
                          .alignment = 16,
                          .lda = call->lda,
@@ -87,4 +88,13 @@ void cuda_wgrad(Backend *be, int64_t M, int64_t N, int64_t K, Operand dz, Operan
   const GemmProblem p = {
       .M = N, .N = K, .K = M, .form = GEMM_TN, .accurate = true, .out_fp32 = c->options.grads_fp32};
   cuda_multiply(c, p, dz, x, accumulate ? dW : NULL, dW);
+}
+
+void cuda_wgrad_part(Backend *be, int64_t M, int64_t N, int64_t K, Operand dz, Operand x,
+                     stat_t *sum, bool add, grad_t *dW) {
+  Cuda *c = cuda_of(be);
+  const GemmProblem p = {
+      .M = N, .N = K, .K = M, .form = GEMM_TN, .accurate = true, .out_fp32 = true};
+  cuda_multiply(c, p, dz, x, add ? sum : NULL, sum);
+  if (dW) cuda_round_gradient(c, N * K, sum, dW);
 }

@@ -80,7 +80,7 @@ void issue_slice(Llama *llama, int index, bool accumulate) {
   const double per_token = 1 / (double)(llama->shape.batch * llama->shape.seq);
   embed_forward(llama);
   layer_forward(llama, l);
-  head_backward(llama, chunk, per_token, accumulate || chunk > 0);
+  head_backward(llama, chunk, per_token, accumulate);
   layer_backward(llama, l, accumulate);
   embed_backward(llama, accumulate);
   params_update(llama);

@@ -43,7 +43,7 @@ static Backend *gpu_create(const Config *c, OpsConfig ops, const RunShape *shape
                               .batch = shape->train ? shape->batch : 0,
                               .seq = shape->seq,
                               .loss_tokens = model_sizes(&c->model, shape).head_rows};
-  Backend no_memory = {.name = ""};
+  Backend no_memory = {.name = "", .rounds_gradients = !options.grads_fp32};
   Llama outline;
   llama_outline(&outline, &c->model, shape, &no_memory);
   Recorder *recorder = llama_record(&outline, options.grads_fp32 ? 2 : 1);
@@ -67,6 +67,7 @@ static size_t estimate_bytes(const Config *c, const RunShape *shape) {
                          .master_bytes = 4,
                          .moment_bytes = c->backend.moments == MOMENTS_BF16 ? 2 : 4,
                          .grad_bytes = c->train.gradient_accumulation > 1 ? 4 : 2,
+                         .rounds_gradients = c->train.gradient_accumulation == 1,
                          .most_parts = {m->hidden_size / 128 + 1, m->intermediate_size / 128 + 1},
                          .max_tokens = (int64_t)M,
                          .workspace_bytes = M * (2 * (size_t)m->intermediate_size + 8 * Hd) +

@@ -140,6 +140,32 @@ static void wgrad(const Subject *t, Backend *be, bool accumulate) {
   bench_free(&b);
 }
 
+// In eight parts the gradient is as good as in one: it is rounded once.
+static void wgrad_parts(const Subject *t) {
+  enum { PARTS = 8 };
+  Backend *be = t->bf16;
+  const int64_t M = t->M, N = t->R, K = t->s.D, rows = (M + PARTS - 1) / PARTS;
+  Bench b = {.be = be};
+  float *dz = random_bf16(M * N, 1, "dz"), *x = random_bf16(M * K, 1, "x");
+  float *reference = floats(N * K);
+  t->cpu->wgrad(t->cpu, M, N, K, operand_of(act(dz)), operand_of(act(x)), grad(reference), false);
+  act_t *dz_gpu = bf16_buffer(&b, M * N, dz), *x_gpu = bf16_buffer(&b, M * K, x);
+  grad_t *whole_gpu = bf16_buffer(&b, N * K, NULL), *parts_gpu = bf16_buffer(&b, N * K, NULL);
+  stat_t *sum_gpu = fp32_buffer(&b, N * K, NULL);
+  be->wgrad(be, M, N, K, operand_of(dz_gpu), operand_of(x_gpu), whole_gpu, false);
+  for (int64_t m = 0; m < M; m += rows)
+    be->wgrad_part(be, m + rows < M ? rows : M - m, N, K, operand_of(act_at(be, dz_gpu, m * N)),
+                   operand_of(act_at(be, x_gpu, m * K)), sum_gpu, m > 0,
+                   m + rows < M ? NULL : parts_gpu);
+  float *in_one = bench_read(&b, whole_gpu), *in_parts = bench_read(&b, parts_gpu);
+  const double one = deviation(in_one, reference, N * K).l2,
+               parts = deviation(in_parts, reference, N * K).l2;
+  printf("# %-34s L2 %.2e in one, %.2e in parts\n", label(t, "wgrad"), one, parts);
+  if (!(parts <= 1.1 * one + 1e-6)) fail_msg("parts of a weight gradient cost accuracy");
+  free(dz), free(x), free(reference), free(in_one), free(in_parts);
+  bench_free(&b);
+}
+
 // Tokens with runs of one value, so that buckets of one, of several and of many pieces occur.
 static void embed_backward(const Subject *t, Backend *be, bool accumulate) {
   const int64_t M = t->M, D = t->s.D, V = t->s.V;
@@ -168,6 +194,7 @@ OVER_ALL_SHAPES(dgrad, dgrad(t))
 OVER_ALL_SHAPES(rope_backward, rope_backward(t))
 OVER_ALL_SHAPES(wgrad, wgrad(t, t->bf16, false); wgrad(t, t->bf16, true); wgrad(t, t->fp32, false);
                 wgrad(t, t->fp32, true))
+OVER_ALL_SHAPES(wgrad_parts, wgrad_parts(t))
 OVER_ALL_SHAPES(embed_backward, embed_backward(t, t->bf16, false); embed_backward(t, t->bf16, true);
                 embed_backward(t, t->fp32, false); embed_backward(t, t->fp32, true))
 
@@ -178,6 +205,7 @@ int main(void) {
       {"dgrad_matches_the_reference", test_dgrad, NULL, NULL, NULL},
       {"rope_backward_rotates_back", test_rope_backward, NULL, NULL, NULL},
       {"weight_gradients_in_bf16_and_fp32_and_added", test_wgrad, NULL, NULL, NULL},
+      {"a_weight_gradient_in_parts_is_rounded_once", test_wgrad_parts, NULL, NULL, NULL},
       {"embed_backward_sums_in_a_fixed_order", test_embed_backward, NULL, NULL, NULL},
   };
   return run_over_backends(tests, sizeof tests / sizeof *tests);

@@ -134,6 +134,12 @@ static void twin_wgrad(Backend *be, int64_t M, int64_t N, int64_t K, Operand dz,
   round_in_place(dW, N * K);
 }
 
+static void twin_wgrad_part(Backend *be, int64_t M, int64_t N, int64_t K, Operand dz, Operand x,
+                            stat_t *sum, bool add, grad_t *dW) {
+  cpu_wgrad_part(be, M, N, K, dz, x, sum, add, dW);
+  if (dW) round_in_place(dW, N * K);
+}
+
 static void twin_embed_backward(Backend *be, int64_t M, const int32_t *tokens, const act_t *dx,
                                 grad_t *dE, bool accumulate) {
   const OpsConfig *c = &cpu_of(be)->config;
@@ -183,7 +189,9 @@ void bf16_twin(Backend *cpu, bool grads_fp32) {
   cpu->adamw = twin_adamw;
   cpu->refresh = twin_refresh;
   if (grads_fp32) return;
+  cpu->rounds_gradients = true;
   cpu->wgrad = twin_wgrad;
+  cpu->wgrad_part = twin_wgrad_part;
   cpu->embed_backward = twin_embed_backward;
   cpu->grads_finish = twin_grads_finish;
 }

@@ -6,6 +6,7 @@
 
 #include "base/memory.h"
 #include "base/rng.h"
+#include "tests/support/bf16_twin.h"
 #include "tests/support/tiny_run.h"
 
 enum { SEQ = 64, BATCH = SMALL_TOKENS / SEQ, VALIDATION = 1000000 };
@@ -63,6 +64,7 @@ SmallModel small_open(SmallShape shape) {
     s.scalings = 0;
   }
   s.be = backend_cpu_create(&ops);
+  if (shape.bf16) bf16_twin(s.be, shape.grads_fp32);
   must(llama_create(&s.llama, &model, &run, s.be, &err), &err);
   llama_init_weights(&s.llama, 11);
   return s;

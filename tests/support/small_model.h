@@ -20,6 +20,7 @@ typedef struct SmallShape {
   Recompute recompute;
   bool tied;
   int loss_chunks, micro_batches; // 0: 1; micro-batches share SMALL_TOKENS
+  bool bf16, grads_fp32;          // rounded as on a GPU (bf16_twin.h); but for the gradients
 } SmallShape;
 
 // hidden 128, ffn 256, 2 layers, heads 4 of 32, kv heads 2. Random weights, the same for all.

@@ -1,0 +1,120 @@
+// lm_head's gradient where the loss comes in chunks and gradients are bf16, as on a GPU: chunks add
+// up in fp32 and are rounded once, so they cost no accuracy. The sum lies where other gradients
+// come later, which may not show in those.
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "tests/support/cmocka_all.h"
+
+#include "base/memory.h"
+#include "tests/support/gradient.h"
+#include "tests/support/small_model.h"
+
+// |got - want| / |want| of gradient `index`.
+static double error_of(const SmallModel *got, const SmallModel *want, int index) {
+  const ParamTensor *t = &got->llama.tensors[index];
+  double *a = true_gradient(got->be, got->llama.tensors, index),
+         *b = true_gradient(want->be, want->llama.tensors, index), apart = 0, size = 0;
+  for (int64_t i = 0; i < t->rows * t->cols; i++) {
+    apart += (a[i] - b[i]) * (a[i] - b[i]);
+    size += b[i] * b[i];
+  }
+  free(a), free(b);
+  return sqrt(apart / size);
+}
+
+typedef struct Errors {
+  double head, others; // the worst
+} Errors;
+
+// Of gradients in bf16 against the same step with gradients in fp32 and one chunk.
+static Errors errors(bool tied, int chunks, int micro_batches) {
+  SmallModel exact = small_open((SmallShape){
+                 .bf16 = true, .grads_fp32 = true, .tied = tied, .micro_batches = micro_batches}),
+             got = small_open((SmallShape){.bf16 = true,
+                                           .tied = tied,
+                                           .micro_batches = micro_batches,
+                                           .loss_chunks = chunks});
+  SmallModel *const both[] = {&exact, &got};
+  for (int i = 0; i < 2; i++) {
+    small_train(both[i], 0, 1); // so that memory has the gradients of a step before
+    if (i == 1) small_copy(&exact, &got);
+    small_gradients(both[i], 1, 1);
+    both[i]->be->grads_finish(both[i]->be, both[i]->llama.tensors, both[i]->llama.param_count);
+  }
+  const int head = (int)(got.llama.lm_head - got.llama.tensors);
+  Errors e = {.head = error_of(&got, &exact, head)};
+  for (int i = 0; i < got.llama.param_count; i++) {
+    const double other = i == head ? 0 : error_of(&got, &exact, i);
+    if (!(other <= e.others)) e.others = other;
+  }
+  printf("# %s, %d chunks, %d micro-batches: lm_head %.5f, others at most %.5f\n",
+         tied ? "tied" : "untied", chunks, micro_batches, e.head, e.others);
+  small_close(&exact);
+  small_close(&got);
+  return e;
+}
+
+static void check(bool tied) {
+  const Errors one = errors(tied, 1, 1), eight = errors(tied, 8, 1), many = errors(tied, 64, 1);
+  assert_true(one.head > 0.001 && one.head < 0.002); // bf16 rounds: 0.0016
+  assert_true(eight.head < 1.05 * one.head && many.head < 1.1 * one.head); // 1.00, 1.08 at most
+  assert_true(eight.others < 0.003 && many.others < 0.003); // 0.0026, with one chunk, too
+}
+
+static void chunks_cost_lm_heads_gradient_nothing(void **state) {
+  (void)state;
+  check(false);
+}
+
+static void nor_that_of_a_tied_embedding(void **state) {
+  (void)state;
+  check(true);
+}
+
+// There the gradients of the first are where the second would have its sum.
+static void micro_batches_add_to_the_gradients_that_are_there(void **state) {
+  (void)state;
+  const Errors e = errors(false, 4, 2);
+  assert_true(e.head < 0.004 && e.others < 0.005); // 0.0029, 0.0034
+}
+
+// On a GPU: 4 bytes a sum, 2 a gradient.
+static void the_plan_counts_only_what_the_other_gradients_memory_lacks(void **state) {
+  (void)state;
+  const ModelConfig wide = {.hidden_size = 256,
+                            .intermediate_size = 512,
+                            .num_hidden_layers = 4,
+                            .num_attention_heads = 4,
+                            .num_key_value_heads = 4,
+                            .head_dim = 64,
+                            .vocab_size = 1024};
+  ModelConfig long_head = wide;
+  long_head.vocab_size = 1 << 20;
+  long_head.tie_word_embeddings = true; // whose plain gradient takes half of the sum's bytes
+  const Backend be = {.grad_bytes = 2, .stat_bytes = 4, .rounds_gradients = true};
+  const RunShape chunks = {.batch = 1, .seq = 8, .loss_chunks = 8, .train = true},
+                 whole = {.batch = 1, .seq = 8, .loss_chunks = 1, .train = true};
+  ParamTensor list[32];
+  const ModelConfig *const models[] = {&wide, &long_head};
+  for (int i = 0; i < 2; i++) {
+    assert_in_range(params_count(models[i]), 1, 32);
+    params_table(models[i], list);
+    const size_t with = grads_layout(list, models[i], &chunks, &be, NULL, NULL),
+                 without = grads_layout(list, models[i], &whole, &be, NULL, NULL),
+                 sum = (size_t)models[i]->vocab_size * 256 * 4;
+    if (i == 0) assert_int_equal(with, without);
+    if (i == 1) assert_in_range(with - without, sum / 4, sum / 2);
+  }
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(chunks_cost_lm_heads_gradient_nothing),
+      cmocka_unit_test(nor_that_of_a_tied_embedding),
+      cmocka_unit_test(micro_batches_add_to_the_gradients_that_are_there),
+      cmocka_unit_test(the_plan_counts_only_what_the_other_gradients_memory_lacks),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}
