@@ -112,7 +112,7 @@ void tokens_close(TokenFile *file) {
 // ---- Reading
 
 static int read_bytes(const TokenFile *file, int64_t first, size_t bytes, void *to, Error *err) {
-  const size_t at = (size_t)first * (size_t)file->token_bytes;
+  const size_t at = (size_t)(first - file->memory_first) * (size_t)file->token_bytes;
   if (file->fd >= 0)
     return file_read_at(file->fd, file->path, TOKENS_HEADER_BYTES + at, to, bytes, err);
   if (bytes > 0) memcpy(to, file->memory + at, bytes);
@@ -162,23 +162,6 @@ int tokens_read(const TokenFile *file, int64_t first, int64_t count, int64_t voc
 
 // ---- Checking
 
-// Two loops of one type each, without a branch on the width, so that the compiler vectorises them.
-static uint32_t largest_token(const unsigned char *tokens, size_t count, int token_bytes) {
-  uint16_t max16 = 0;
-  uint32_t max32 = 0;
-  for (size_t i = 0; token_bytes == 2 && i < count; i++) {
-    uint16_t id;
-    memcpy(&id, tokens + 2 * i, 2);
-    max16 = id > max16 ? id : max16;
-  }
-  for (size_t i = 0; token_bytes == 4 && i < count; i++) {
-    uint32_t id;
-    memcpy(&id, tokens + 4 * i, 4);
-    max32 = id > max32 ? id : max32;
-  }
-  return max16 > max32 ? max16 : max32;
-}
-
 enum { PIECE_BYTES = 1 << 20 };
 
 static XXH3_state_t *new_hash(const char *path, Error *err) {
@@ -189,33 +172,28 @@ static XXH3_state_t *new_hash(const char *path, Error *err) {
   return NULL;
 }
 
-// The sentence is made of the bytes that were seen. -1 where nothing can change it any more.
-static int refuse_piece(const TokenFile *file, int64_t count, int64_t vocab_size, TokenCheck *check,
-                        Error *err) {
-  const TokenFile piece = {
-      .fd = -1, .memory = check->piece, .count = count, .token_bytes = file->token_bytes};
-  int32_t *tokens = xmalloc((size_t)count * sizeof *tokens);
-  if (tokens_read(&piece, 0, count, 0, tokens, err) == 0)
-    refuse_id(file, check->next, tokens, vocab_size, &check->id_error);
-  free(tokens);
-  check->id_found = true;
-  *err = check->id_error;
-  return file->tokenizer == 0 ? -1 : 0;
-}
-
+// Of a file with a checksum what is wrong with an id is known when its last token was read.
 static int check_piece(const TokenFile *file, int64_t vocab_size, TokenCheck *check, Error *err) {
   const int64_t left = file->count - check->next, most = PIECE_BYTES / file->token_bytes;
-  const size_t count = (size_t)(left < most ? left : most);
-  const size_t bytes = count * (size_t)file->token_bytes;
+  const int64_t count = left < most ? left : most;
+  const size_t bytes = (size_t)(count * file->token_bytes);
   if (!check->hash && !(check->hash = new_hash(file->path, err))) return -1;
-  if (!check->piece) check->piece = xmalloc(PIECE_BYTES);
+  if (!check->piece) {
+    check->piece = xmalloc(PIECE_BYTES);
+    check->ids = xmalloc((size_t)most * sizeof *check->ids);
+  }
   if (read_bytes(file, check->next, bytes, check->piece, err) != 0) return -1;
   XXH3_64bits_update(check->hash, check->piece, bytes);
-  if (!check->id_found && count > 0 &&
-      (int64_t)largest_token(check->piece, count, file->token_bytes) >= vocab_size &&
-      refuse_piece(file, (int64_t)count, vocab_size, check, err) != 0)
-    return -1;
-  check->next += (int64_t)count;
+  TokenFile piece = *file;
+  piece.fd = -1;
+  piece.memory = check->piece;
+  piece.memory_first = check->next;
+  if (!check->id_found && tokens_read(&piece, check->next, count, vocab_size, check->ids, err)) {
+    check->id_found = true;
+    check->id_error = *err;
+    if (file->tokenizer == 0) return -1;
+  }
+  check->next += count;
   return 0;
 }
 
@@ -239,6 +217,7 @@ int tokens_check(const TokenFile *file, int64_t vocab_size, TokenCheck *check, E
 void token_check_end(TokenCheck *check) {
   XXH3_freeState(check->hash);
   free(check->piece);
+  free(check->ids);
   *check = (TokenCheck){.checksum = check->checksum};
 }
 

@@ -15,12 +15,13 @@ enum { TOKENS_MOST_IDS = 1 << 24 }; // the largest model.vocab_size
 
 typedef struct TokenFile {
   int fd;                      // of the open file; -1 over a caller's memory
-  const unsigned char *memory; // there: the first token, perhaps unaligned
-  char *path;                  // owned
-  int64_t count;               // tokens
-  int token_bytes;             // 2 or 4
-  uint64_t tokenizer;          // fingerprint; 0: the file does not say
-  uint64_t checksum;           // of the tokens, where tokenizer is not 0
+  const unsigned char *memory; // there: token memory_first, perhaps unaligned
+  int64_t memory_first;
+  char *path;         // owned
+  int64_t count;      // tokens
+  int token_bytes;    // 2 or 4
+  uint64_t tokenizer; // fingerprint; 0: the file does not say
+  uint64_t checksum;  // of the tokens, where tokenizer is not 0
 } TokenFile;
 
 // Validates header and size. The tokens themselves are checked by tokens_read and tokens_check. The
@@ -41,8 +42,9 @@ typedef struct TokenCheck {
   int64_t next;      // the first token that was not looked at
   uint64_t checksum; // XXH3-64 of the tokens, once all were
   void *hash;
-  unsigned char *piece;
-  bool id_found; // beyond the vocabulary; what `id_error` says of the first
+  unsigned char *piece; // as it stands in the file
+  int32_t *ids;         // as they are
+  bool id_found;        // beyond the vocabulary; what `id_error` says of the first
   Error id_error;
 } TokenCheck;
 // Checks the next MiB. 1: there is more, 0: the whole file is right, -1: it is not. A file with a
