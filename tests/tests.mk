@@ -1,5 +1,4 @@
-# The tests, in folders by what they need: unit and cli nothing, emulated CUDA's headers, fuzz
-# clang, gpu and bench a GPU.
+# The tests, in folders by what they need: emulated CUDA's headers, fuzz clang, gpu, bench a GPU.
 UNIT_TESTS := $(patsubst %.c,build/release/%,$(wildcard tests/unit/test_*.c))
 ASAN_TESTS := $(UNIT_TESTS:build/release/%=build/asan/%)
 GRADCHECKS := $(patsubst %.c,build/double/%,$(wildcard tests/unit/gradcheck_*.c))
@@ -12,9 +11,8 @@ SCRIPT_TESTS := $(filter-out $(TIMED_SCRIPTS),$(sort $(wildcard tests/cli/test_*
 SUPPORT := $(filter-out %_stub.c %_recorder.c %/slow_sync.c,$(wildcard tests/support/*.c))
 SUPPORT := $(SUPPORT:.c=.o)
 build/%/tests.a: $(addprefix build/%/,$(SUPPORT) $(LIBRARY:.c=.o) kernels/no_cuda.o); $(ARCHIVE)
-build/release/tests/unit/%: build/release/tests/unit/%.o build/release/tests.a; $(LINK) -lcmocka
-build/asan/tests/unit/%: build/asan/tests/unit/%.o build/asan/tests.a; $(LINK) -lcmocka
-build/double/tests/unit/%: build/double/tests/unit/%.o build/double/tests.a; $(LINK) -lcmocka
+$(foreach f,release asan double,$(eval build/$f/tests/unit/%: build/$f/tests/unit/%.o \
+  build/$f/tests.a; $$(LINK) -lcmocka))
 
 # Two tests compare our declarations with CUPTI's and cuDNN's headers.
 build/%/test_trace.o build/%/test_attention_graph.o: EXTRA_FLAGS = $(NVTX_FLAGS)
@@ -49,10 +47,13 @@ BENCHES := $(patsubst %.c,build/release/%,$(wildcard tests/bench/bench_*.c))
 BENCH_FUSED := build/release/tests/bench/bench_fused
 LIST_KERNELS := build/release/tests/gpu/list_kernels
 PLANTED_FAULTS := build/release/tests/gpu/planted_faults
-GPU_PROGRAMS := $(GPU_TESTS) $(BENCHES) $(LIST_KERNELS) $(PLANTED_FAULTS)
+TRAIN_FAULTS := build/release/tests/gpu/train_faults
+GPU_PROGRAMS := $(GPU_TESTS) $(BENCHES) $(LIST_KERNELS) $(PLANTED_FAULTS) $(TRAIN_FAULTS)
 TEST_CU := $(wildcard tests/*/programs/*.cu)
 build/release/tests/%.o: tests/%.cu $(RULES); $(COMPILE_FUSED)
 $(PLANTED_FAULTS).o: tests/gpu/planted_faults.cu $(RULES); $(COMPILE_CU)
+$(TRAIN_FAULTS): build/release/train.o
+$(TRAIN_FAULTS): EXTRA_LIBS = -Wl,--wrap=gpu_alloc,--wrap=cudaEventSynchronize
 TEST_C := $(wildcard tests/gpu/*.c tests/bench/*.c)
 TEST_C := $(filter-out $(GPU_PROGRAMS:build/release/%=%.c) tests/bench/tokenize.c,$(TEST_C))
 TEST_O := $(addprefix build/release/,$(SUPPORT) $(TEST_C:.c=.o) $(TEST_CU:.cu=.o))

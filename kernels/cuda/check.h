@@ -1,6 +1,7 @@
 // Checking CUDA and cuBLASLt calls. While things are set up a failure is reported as an Error (the
 // _TRY forms, which return -1 from the function they stand in). Inside a step there is nobody to
 // recover: the GPU's state is lost, so the _CHECK forms print one sentence and end the program.
+// Checkpoints are whole at any moment, also in a save.
 #pragma once
 #include <cublasLt.h>
 #include <cuda_runtime_api.h>
@@ -10,8 +11,10 @@
 
 static inline void cuda_check(cudaError_t status, const char *call, const char *file, int line) {
   if (status == cudaSuccess) return;
-  fprintf(stderr, "%s:%d: %s failed on the GPU: %s (%s)\n", file, line, call,
-          cudaGetErrorString(status), cudaGetErrorName(status));
+  fprintf(stderr,
+          "the GPU failed: %s (%s, in %s, %s:%d); a run can go on from its last checkpoint with "
+          "train.resume=auto\n",
+          cudaGetErrorString(status), cudaGetErrorName(status), call, file, line);
   exit(EXIT_FAILURE);
 }
 
