@@ -268,22 +268,7 @@ static int command_plan(const char *path, int override_count, char **overrides) 
   Error err;
   Config config;
   if (config_load(&config, path, override_count, overrides, &err) != 0) return fail(&err);
-  RunShape shape = run_shape(&config);
-  Backend *be = backend_create(&config, &shape, config.train.sequence_length, &err);
-  if (!be) return fail(&err);
-  char *json = config_json(&config);
-  printf("%s\n", json);
-  free(json);
-  MemoryPlan plan;
-  memory_plan(&plan, &config.model, &shape, be);
-  memory_plan_print(&plan);
-  saves_plan(&config, be, plan.total_bytes);
-  printf("  this %s has %s: the run %s\n", be->name, size_text(be->memory_bytes).text,
-         plan.total_bytes <= be->memory_bytes ? "fits" : "does not fit");
-  printf("%s parameters, %.3g model FLOPs a step\n",
-         count_text((double)model_parameters(&config.model, true)).text, flops_per_step(&config));
-  be->destroy(be);
-  return printed();
+  return plan_print(&config, &err) == 0 ? printed() : fail(&err);
 }
 
 static int command_generate(int argc, char **argv) {

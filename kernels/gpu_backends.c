@@ -9,13 +9,12 @@
 #include "kernels/fused/fused.h"
 #include "kernels/unfused/unfused.h"
 
-int gpu_usable(size_t *memory_bytes, Error *err) {
+int gpu_usable(GpuMemory *memory, Error *err) {
   Gpu gpu;
   CudnnApi cudnn;
-  size_t free_bytes;
-  *memory_bytes = 0;
+  *memory = (GpuMemory){0};
   if (gpu_probe(&gpu, err) != 0) return -1;
-  CUDA_TRY(err, cudaMemGetInfo(&free_bytes, memory_bytes));
+  CUDA_TRY(err, cudaMemGetInfo(&memory->free, &memory->all));
   return cudnn_open(&cudnn, err);
 }
 

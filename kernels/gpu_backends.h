@@ -3,10 +3,29 @@
 #pragma once
 #include "kernels/ops.h"
 
-// 0 if there is a GPU that a backend can use, with all that it needs, and the bytes of its memory;
-// else -1 and what is missing. Of the whole card, not of what is free just now: what a run derives
-// from it has to be the same when it is resumed.
-int gpu_usable(size_t *memory_bytes, Error *err);
+// What a GPU backend must know besides.
+typedef struct GpuOptions {
+  KernelChoice kernels;
+  bool train;         // false: forward only, no scratch of the backward
+  bool grads_fp32;    // gradients fp32 (several micro-batches a step) instead of bf16
+  bool deterministic; // attention's backward gives the same bits every time, at a cost
+  bool graphs;        // replay_begin records what is launched in CUDA graphs
+  // The run's micro-batch: attention and GEMMs of this shape are planned and timed at the start,
+  // others when they first occur. 0: all when they first occur, and untimed.
+  int64_t batch, seq;
+  int64_t loss_tokens;    // rows of the logits at a time; divides batch x seq
+  const char *gemm_cache; // as for gemm_open; NULL = the usual place
+} GpuOptions;
+
+// Bytes of a GPU's memory. What a run derives from `all` is the same when it is resumed; it fits if
+// it fits into `free`.
+typedef struct GpuMemory {
+  size_t all, free;
+} GpuMemory;
+
+// 0 if there is a GPU that a backend can use, with all that it needs, and its memory; else -1 and
+// what is missing. Takes no memory on it but the driver's own.
+int gpu_usable(GpuMemory *memory, Error *err);
 
 // The backend that options->kernels asks for; with KERNELS_AUTO the unfused one where the fused
 // kernels cannot run, and then its description says why. NULL and a sentence on failure: no GPU,

@@ -5,14 +5,14 @@
 // What is missing does not depend on what was asked for.
 #pragma GCC diagnostic ignored "-Wunused-parameter"
 
-int gpu_usable(size_t *memory_bytes, Error *err) {
-  *memory_bytes = 0;
+int gpu_usable(GpuMemory *memory, Error *err) {
+  *memory = (GpuMemory){0};
   return error_set(
       err, "this build has no CUDA: install the CUDA toolkit (nvcc, cuBLASLt) and run make again");
 }
 
 int backend_fused_supported(const OpsConfig *config, Error *err) {
-  size_t none;
+  GpuMemory none;
   return gpu_usable(&none, err);
 }
 

@@ -36,8 +36,7 @@ typedef struct OperationCall OperationCall; // kernels/record.h
 // of different classes cannot be swapped.
 typedef struct Activation act_t; // activations and compute weights: bf16 on a GPU, real (fp32; fp64
                                  // in test builds) on the CPU
-typedef struct Fp8Copy fp8_t; // FP8 copies of either: a byte on a GPU, real on the CPU, which keeps
-                              // the rounded values
+typedef struct Fp8Copy fp8_t;    // FP8 copies of either: a byte on a GPU, rounded reals on the CPU
 typedef struct Statistic stat_t; // row statistics, sums: fp32 on a GPU, real on the CPU
 typedef struct Gradient grad_t;  // gradients of parameters: bf16 on a GPU, fp32 there when
                                  // micro-batches add up; real on the CPU
@@ -137,20 +136,6 @@ static inline int64_t packed_width(const OpsConfig *c) {
 static inline int64_t padded_vocab(const OpsConfig *c) {
   return (c->V + FP8_GROUP - 1) / FP8_GROUP * FP8_GROUP;
 }
-
-// What a GPU backend must know besides.
-typedef struct GpuOptions {
-  KernelChoice kernels;
-  bool train;         // false: forward only, no scratch of the backward
-  bool grads_fp32;    // gradients fp32 (several micro-batches a step) instead of bf16
-  bool deterministic; // attention's backward gives the same bits every time, at a cost
-  bool graphs;        // replay_begin records what is launched in CUDA graphs
-  // The run's micro-batch: attention and GEMMs of this shape are planned and timed at the start,
-  // others when they first occur. 0: all when they first occur, and untimed.
-  int64_t batch, seq;
-  int64_t loss_tokens;    // rows of the logits at a time; divides batch x seq
-  const char *gemm_cache; // as for gemm_open; NULL = the usual place
-} GpuOptions;
 
 // One parameter tensor of the optimizer's list, [rows, cols] row-major. Vectors have rows = 1.
 // A matrix is used plain (compute, grad), folded with the norm weight list[norm] (folded,
@@ -275,9 +260,9 @@ typedef void RopeBackwardOp(Backend *be, int64_t M, int64_t T, act_t *dqkv, cons
 //   dz [M, N] in, x [M, K] in, dW [N, K] out or in, out
 typedef void WgradOp(Backend *be, int64_t M, int64_t N, int64_t K, Operand dz, Operand x,
                      grad_t *dW, bool accumulate);
-// A part of dW = dz^T x where gradients are rounded (Backend.rounds_gradients) and the parts come
-// one after the other: every addition to dW would round, and 8 parts leave 0.4 % where one leaves
-// 0.17 %. So sum = dz^T x, or += where add; with the last part dW = sum.
+// A part of dW = dz^T x where gradients are rounded (rounds_gradients): every addition to dW would
+// round, and 8 parts leave 0.4 % where one leaves 0.17 %. So sum = dz^T x, or += where add; with
+// the last part dW = sum.
 //   dz [M, N] in, x [M, K] in, sum [N, K] out or in, out; dW [N, K] out, NULL: more parts come.
 typedef void WgradPartOp(Backend *be, int64_t M, int64_t N, int64_t K, Operand dz, Operand x,
                          stat_t *sum, bool add, grad_t *dW);
@@ -345,7 +330,7 @@ struct Backend {
   int64_t max_tokens;     // of OpsConfig
   size_t workspace_bytes; // what the backend holds for itself, its libraries' code included
   size_t granule;         // allocations take multiples of so many bytes; 0: what they ask for
-  size_t memory_bytes;    // memory the machine or GPU has for all of it
+  size_t memory_bytes;    // memory that was free for all of it when the backend was opened
   double peak_flops;      // dense matrix FLOP/s of the hardware at its best, in FP8 where a run has
                           // scalings, else in bf16; 0 = not known
 
@@ -452,5 +437,6 @@ static inline RowStat row_stat_from(const Backend *be, RowStat s, int64_t row) {
   return s;
 }
 
-// The CPU reference. NULL never: memory failure exits.
+// The CPU reference; NULL never: memory failure exits. The outline serves memory plans alone.
+Backend backend_cpu_outline(const OpsConfig *config);
 Backend *backend_cpu_create(const OpsConfig *config);

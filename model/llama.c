@@ -38,12 +38,10 @@ int llama_create(Llama *llama, const ModelConfig *config, const RunShape *shape,
   llama->acts_block = fits ? be->alloc(be, plan.acts_bytes) : NULL;
   if (!llama->params_block || !llama->grads_block || !llama->acts_block) {
     llama_destroy(llama);
-    return error_set(
-        err,
-        "not enough memory: the run needs %s (activations %s) and this %s has %s; use a smaller "
-        "train.batch_size, more train.loss_chunks or a smaller model",
-        size_text(plan.total_bytes).text, size_text(plan.acts_bytes).text, be->name,
-        size_text(be->memory_bytes).text);
+    return error_set(err,
+                     "not enough memory: the run needs %s (activations %s) and this %s has %s free",
+                     size_text(plan.total_bytes).text, size_text(plan.acts_bytes).text, be->name,
+                     size_text(be->memory_bytes).text);
   }
   params_layout(llama->tensors, config, shape, be, llama->params_block, NULL);
   grads_layout(llama->tensors, config, shape, be, llama->grads_block, NULL);

@@ -4,7 +4,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "base/memory.h"
 #include "kernels/cpu/cpu.h"
@@ -164,19 +163,31 @@ static int threads_asked(void) {
   return threads > 0 && threads <= MOST_THREADS ? (int)threads : omp_get_num_procs();
 }
 
+static int threads_of(const OpsConfig *config) {
+  return config->threads > 0 ? config->threads : threads_asked();
+}
+
+Backend backend_cpu_outline(const OpsConfig *c) {
+  Backend be = cpu_functions;
+  const size_t scratch = (size_t)threads_of(c) * cpu_attention_scratch(c->max_positions),
+               others = (size_t)(c->max_tokens * c->F + c->max_positions * c->d);
+  be.max_tokens = c->max_tokens;
+  be.workspace_bytes = (scratch + others) * sizeof(real);
+  be.memory_bytes = memory_available();
+  return be;
+}
+
 Backend *backend_cpu_create(const OpsConfig *config) {
   Cpu *cpu = xcalloc(1, sizeof *cpu);
-  cpu->base = cpu_functions;
+  cpu->base = backend_cpu_outline(config);
   cpu->config = *config;
-  cpu->threads = config->threads > 0 ? config->threads : threads_asked();
+  cpu->threads = threads_of(config);
   omp_set_num_threads(cpu->threads);
   openblas_set_num_threads(cpu->threads);
   cpu->rope = rope_table(config);
   cpu->scratch_per_thread = cpu_attention_scratch(config->max_positions);
-  const size_t scratch_bytes = (size_t)cpu->threads * cpu->scratch_per_thread * sizeof(real);
-  const size_t dy_bytes = (size_t)(config->max_tokens * config->F) * sizeof(real);
-  cpu->scratch = xmalloc(scratch_bytes);
-  cpu->dy = xmalloc(dy_bytes);
+  cpu->scratch = xmalloc((size_t)cpu->threads * cpu->scratch_per_thread * sizeof(real));
+  cpu->dy = xmalloc((size_t)(config->max_tokens * config->F) * sizeof(real));
   scalings_open(cpu);
 
   Backend *be = &cpu->base;
@@ -186,9 +197,5 @@ Backend *backend_cpu_create(const OpsConfig *config) {
            cpu->threads, cpu->threads == 1 ? "" : "s", version, openblas_get_corename(),
            (int)sizeof(real) * 8);
   for (int i = 0; i < OPERATION_COUNT; i++) be->kinds[i] = KERNEL_CPU;
-  be->max_tokens = config->max_tokens;
-  be->workspace_bytes =
-      scratch_bytes + dy_bytes + (size_t)(config->max_positions * config->d) * sizeof(real);
-  be->memory_bytes = (size_t)sysconf(_SC_PHYS_PAGES) * (size_t)sysconf(_SC_PAGESIZE);
   return be;
 }

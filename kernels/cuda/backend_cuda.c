@@ -199,7 +199,7 @@ int cuda_ready(Cuda *c, const char *name, Error *err) {
   be->grad_bytes = c->options.grads_fp32 ? sizeof(float) : sizeof(bf16_bits);
   be->rounds_gradients = !c->options.grads_fp32;
   be->max_tokens = c->config.max_tokens;
-  be->memory_bytes = gpu->memory_bytes;
+  be->memory_bytes = gpu->memory_bytes - gpu->used_before;
   // Every GPU that has FP8 multiplies it twice as fast.
   be->peak_flops = (c->config.scaling_count > 0 ? 2 : 1) * gpu->peak_flops;
   be->steps_ahead = 1;

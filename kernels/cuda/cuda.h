@@ -6,6 +6,7 @@
 #include "kernels/cuda/gemm_cublaslt.h"
 #include "kernels/cuda/kernels.h"
 #include "kernels/cuda/trace.h"
+#include "kernels/gpu_backends.h"
 
 #ifdef __cplusplus
 extern "C" {

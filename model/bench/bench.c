@@ -49,7 +49,7 @@ int bench_parse(BenchArgs *args, int argc, char **argv, Error *err) {
 // ---- Opening
 
 static int open_backends(Bench *b, RunShape *shape, Error *err) {
-  size_t memory;
+  GpuMemory memory;
   if (gpu_usable(&memory, err) != 0)
     return error_prefix(err, "the bench times an NVIDIA GPU's kernels");
   Config c = b->config;

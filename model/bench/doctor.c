@@ -78,7 +78,7 @@ static int check_gpu(const char *name, KernelChoice kernels, double expected) {
 
 int doctor(void) {
   Error err;
-  size_t memory_bytes;
+  GpuMemory memory;
   int failed = 0;
   const double expected = try_device(DEVICE_CPU, KERNELS_AUTO, &err);
   if (isfinite(expected))
@@ -86,7 +86,7 @@ int doctor(void) {
   else
     failed = 1, printf("FAIL  cpu: %s\n", err.text);
 
-  if (gpu_usable(&memory_bytes, &err) != 0) {
+  if (gpu_usable(&memory, &err) != 0) {
     printf("----  cuda: %s\n", err.text);
     return failed;
   }

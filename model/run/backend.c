@@ -55,26 +55,31 @@ static Backend *gpu_create(const Config *c, OpsConfig ops, const RunShape *shape
   return be;
 }
 
-// Bytes that a run on the GPU will take, known before there is a backend: its element sizes, and
-// the parts of its workspace that grow with the run (kernels/cuda, kernels/fused).
-static size_t estimate_bytes(const Config *c, const RunShape *shape) {
+// What a backend on the GPU will be: its element sizes, and the parts of its workspace that grow
+// with the run (kernels/cuda, kernels/fused).
+static Backend gpu_outline(const Config *c, const RunShape *shape) {
   const ModelConfig *m = &c->model;
   const size_t M = (size_t)(shape->batch * shape->seq),
                Hd = (size_t)(m->num_attention_heads * m->head_dim);
-  const Backend sizes = {.act_bytes = 2,
-                         .fp8_bytes = 1,
-                         .stat_bytes = 4,
-                         .master_bytes = 4,
-                         .moment_bytes = c->backend.moments == MOMENTS_BF16 ? 2 : 4,
-                         .grad_bytes = c->train.gradient_accumulation > 1 ? 4 : 2,
-                         .rounds_gradients = c->train.gradient_accumulation == 1,
-                         .most_parts = {m->hidden_size / 128 + 1, m->intermediate_size / 128 + 1},
-                         .max_tokens = (int64_t)M,
-                         .workspace_bytes = M * (2 * (size_t)m->intermediate_size + 8 * Hd) +
-                                            M / (size_t)shape->loss_chunks *
-                                                (size_t)(m->vocab_size / 128 + 1) * 8};
+  return (Backend){.name = "GPU",
+                   .act_bytes = 2,
+                   .fp8_bytes = 1,
+                   .stat_bytes = 4,
+                   .master_bytes = 4,
+                   .moment_bytes = c->backend.moments == MOMENTS_BF16 ? 2 : 4,
+                   .grad_bytes = c->train.gradient_accumulation > 1 ? 4 : 2,
+                   .rounds_gradients = c->train.gradient_accumulation == 1,
+                   .most_parts = {m->hidden_size / 128 + 1, m->intermediate_size / 128 + 1},
+                   .max_tokens = (int64_t)M,
+                   .workspace_bytes =
+                       M * (2 * (size_t)m->intermediate_size + 8 * Hd) +
+                       M / (size_t)shape->loss_chunks * (size_t)(m->vocab_size / 128 + 1) * 8};
+}
+
+static size_t estimate_bytes(const Config *c, const RunShape *shape) {
+  const Backend sizes = gpu_outline(c, shape);
   MemoryPlan plan;
-  memory_plan(&plan, m, shape, &sizes);
+  memory_plan(&plan, &c->model, shape, &sizes);
   return plan.total_bytes;
 }
 
@@ -91,20 +96,34 @@ static int64_t choose_loss_chunks(const Config *c, RunShape shape, size_t memory
   return chunks;
 }
 
-Backend *backend_create(const Config *c, RunShape *shape, int64_t max_positions, Error *err) {
-  Error why_not = {""};
-  size_t gpu_bytes = 0;
-  bool gpu = c->backend.device != DEVICE_CPU;
-  if (gpu && gpu_usable(&gpu_bytes, &why_not) != 0) {
-    gpu = false;
-    if (c->backend.device == DEVICE_CUDA) {
-      error_set(err, "backend.device is \"cuda\", but %s; backend.device=cpu needs no GPU",
-                why_not.text);
-      return NULL;
-    }
+Backend backend_outline(const Config *c, const RunShape *shape, bool gpu) {
+  enum { LIBRARIES = 256 << 20 }; // code and workspace of cuBLASLt and cuDNN, roughly
+  const OpsConfig ops =
+      llama_ops_config(&c->model, shape, c->train.sequence_length, (int)c->backend.threads);
+  Backend be = gpu ? gpu_outline(c, shape) : backend_cpu_outline(&ops);
+  if (gpu) be.workspace_bytes += LIBRARIES;
+  return be;
+}
+
+int backend_outlook(Outlook *o, const Config *c, RunShape *shape, Error *err) {
+  GpuMemory memory = {0};
+  *o = (Outlook){.gpu = c->backend.device != DEVICE_CPU};
+  if (o->gpu && gpu_usable(&memory, &o->why_no_gpu) != 0) {
+    o->gpu = false;
+    if (c->backend.device == DEVICE_CUDA)
+      return error_set(err, "backend.device is \"cuda\", but %s; backend.device=cpu needs no GPU",
+                       o->why_no_gpu.text);
   }
   if (shape->loss_chunks == 0)
-    shape->loss_chunks = gpu ? choose_loss_chunks(c, *shape, gpu_bytes) : 1;
+    shape->loss_chunks = o->gpu ? choose_loss_chunks(c, *shape, memory.all) : 1;
+  o->sizes = backend_outline(c, shape, o->gpu);
+  if (o->gpu) o->sizes.memory_bytes = memory.free;
+  return 0;
+}
+
+Backend *backend_create(const Config *c, RunShape *shape, int64_t max_positions, Error *err) {
+  Outlook outlook;
+  if (backend_outlook(&outlook, c, shape, err) != 0) return NULL;
   OpsConfig ops = llama_ops_config(&c->model, shape, max_positions, (int)c->backend.threads);
   ops.moments = c->backend.moments;
   ScalingKind *kinds = NULL;
@@ -113,12 +132,12 @@ Backend *backend_create(const Config *c, RunShape *shape, int64_t max_positions,
     ops.scalings = kinds = xcalloc((size_t)ops.scaling_count, sizeof *kinds);
     scaling_kinds(&c->model, kinds);
   }
-  Backend *be = gpu ? gpu_create(c, ops, shape, err) : backend_cpu_create(&ops);
+  Backend *be = outlook.gpu ? gpu_create(c, ops, shape, err) : backend_cpu_create(&ops);
   free(kinds);
-  if (!be || why_not.text[0] == '\0') return be;
+  if (!be || outlook.why_no_gpu.text[0] == '\0') return be;
   const size_t used = strlen(be->description);
   snprintf(be->description + used, sizeof be->description - used, "; not the GPU, because %.300s",
-           why_not.text);
+           outlook.why_no_gpu.text);
   return be;
 }
 

@@ -15,6 +15,28 @@ double flops_per_step(const Config *config);
 // kernels that are launched inside them, and a recorded step is one launch.
 bool run_graphs(const Config *config);
 
+// A Backend for memory plans alone, of a training run's: on a GPU its workspace is an estimate, and
+// memory_bytes is not known. Nothing is allocated.
+Backend backend_outline(const Config *config, const RunShape *shape, bool gpu);
+
+// What backend_create would open, known without opening it: nothing is allocated, nothing written.
+typedef struct Outlook {
+  bool gpu;
+  Backend sizes;    // of backend_outline, with the memory that is free
+  Error why_no_gpu; // "" where one is used, or none was asked for
+} Outlook;
+// Fails as backend_create does where backend.device asks for a GPU that cannot be used.
+// loss_chunks of 0 become what they would become.
+int backend_outlook(Outlook *outlook, const Config *config, RunShape *shape, Error *err);
+
+// ./train --plan.
+int plan_print(const Config *config, Error *err);
+// 0 unless the run does not fit into the CPU's memory. A GPU's is judged when its backend is open.
+int plan_check(const Config *config, const RunShape *shape, Error *err);
+// Appends to the sentence which batch would fit into that backend's memory, or with which recompute
+// this one would.
+void plan_advise(const Config *config, const RunShape *shape, const Backend *be, Error *err);
+
 // The backend that backend.device asks for, for runs of this shape and RoPE positions below
 // max_positions. "auto" takes the GPU where one is usable, else the CPU, whose description then
 // says what a GPU would have needed. loss_chunks of 0 become as few as fit the memory.

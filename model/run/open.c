@@ -212,10 +212,14 @@ static int open_parts(Run *run, Error *err) {
   RunShape shape = run_shape(c);
   const size_t M = (size_t)(c->train.batch_size * c->train.sequence_length);
   if (!run->tokenizer) shape.context = 0;
+  if (plan_check(c, &shape, err) != 0) return -1;
   run->be = backend_create(c, &shape, c->train.sequence_length, err);
   if (run->be) note_backend(run);
   if (!run->be || (c->output.breakdown && open_trace(run, err) != 0)) return -1;
-  if (llama_create(&run->llama, &c->model, &shape, run->be, err) != 0) return -1;
+  if (llama_create(&run->llama, &c->model, &shape, run->be, err) != 0) {
+    plan_advise(c, &shape, run->be, err);
+    return -1;
+  }
   config_print(c);
   MemoryPlan plan;
   memory_plan(&plan, &c->model, &shape, run->be);

@@ -96,6 +96,18 @@ says plan_shows_the_resolved_config '"sequence_length": 32' --plan "$config"
 says plan_shows_the_memory '  total' --plan "$config"
 says plan_needs_no_data_and_takes_overrides '"num_hidden_layers": 3' --plan "$config" model.num_hidden_layers=3 \
   data.train=absent.bin
+# 500 GB. What is named fits, with half of it as a margin: other programs take and leave memory.
+huge=(model.hidden_size=8 model.intermediate_size=262144 model.num_hidden_layers=8 train.batch_size=600)
+before=$(listing)
+"$TRAIN" --plan "$config" "${huge[@]}" data.train=absent.bin >"$folder/said" 2>&1
+check a_plan_that_does_not_fit_names_a_batch_that_would "$(tail -n 3 "$folder/said")" \
+  grep -qE 'does not fit; it would fit with .*train.batch_size=[0-9]+$' "$folder/said"
+check a_plan_writes_nothing "$(listing)" test "$before" = "$(listing)"
+batch=$(grep -oE 'train.batch_size=[0-9]+$' "$folder/said" | grep -oE '[0-9]+')
+says the_batch_that_is_named_fits 'the run fits' --plan "$config" "${huge[@]}" \
+  "train.batch_size=$(((batch + 1) / 2))"
+says a_batch_of_twice_that_does_not 'does not fit' --plan "$config" "${huge[@]}" "train.batch_size=$((3 * batch))"
+refuses a_run_that_does_not_fit_names_it_too 'train.batch_size=' "$config" "${huge[@]}" data.val=
 
 # ---- A run and what it leaves
 must "$TRAIN" "$config" train.sample_interval=0 train.sample_tokens=20 train.eval_interval=10

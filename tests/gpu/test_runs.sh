@@ -43,6 +43,13 @@ loss_at() { grep "\"kind\":\"$1\",\"step\":$2," "$folder/$3/log.jsonl" | tail -n
 run cpu backend.device=cpu train.steps=200
 ask_doctor
 
+# The plan looks at the GPU, and neither times products nor remembers algorithms.
+XDG_CACHE_HOME=$folder/cache "$TRAIN" --plan "$config" >"$folder/said" 2>&1
+check a_plan_of_the_gpu_says_what_is_free "$(cat "$folder/said")" grep -q 'this GPU has .* free: the run fits' "$folder/said"
+check a_plan_writes_no_cache "$(ls -R "$folder/cache" 2>&1)" test ! -e "$folder/cache"
+"$TRAIN" --plan "$config" train.batch_size=100000 >"$folder/said" 2>&1
+check a_plan_names_the_batch_that_would_fit "$(tail -n 3 "$folder/said")" grep -q 'would fit with .*train.batch_size=' "$folder/said"
+
 relative() { awk -v a="$1" -v b="$2" 'BEGIN { d = (b - a) / a; print d < 0 ? -d : d }'; }
 
 # bf16 keeps 8 bits: a loss may differ by a few thousandths, and training must not make it drift. The CPU backend, rounding

@@ -12,6 +12,7 @@
 #include "base/memory.h"
 #include "base/rng.h"
 #include "kernels/program_math.h"
+#include "kernels/gpu_backends.h"
 #include "model/bench/bench.h"
 #include "model/bench/report.h"
 #include "model/llama.h"
@@ -83,10 +84,10 @@ static StepResult result_not_finite(Backend *be) {
   return (StepResult){.loss = NAN, .grad_norm = NAN};
 }
 
-int __wrap_gpu_usable(size_t *memory_bytes, Error *err);
-int __wrap_gpu_usable(size_t *memory_bytes, Error *err) {
+int __wrap_gpu_usable(GpuMemory *memory, Error *err);
+int __wrap_gpu_usable(GpuMemory *memory, Error *err) {
   (void)err;
-  *memory_bytes = (size_t)1 << 30;
+  *memory = (GpuMemory){(size_t)1 << 30, (size_t)1 << 30};
   return 0;
 }
 
