@@ -43,8 +43,7 @@ static char *read_stdin(size_t *bytes) {
   return text;
 }
 
-// Token ids separated by white space, for models without a tokenizer.
-static int parse_ids(const char *text, TokenIds *ids, Error *err) {
+int write_parse_ids(const char *text, TokenIds *ids, Error *err) {
   for (const char *at = text; *(at += strspn(at, " \t\n")) != '\0';) {
     char *end;
     errno = 0;
@@ -98,7 +97,7 @@ int write_run(const WriteArgs *args, const volatile sig_atomic_t *stop, Error *e
   char *prompt = args->prompt ? xstrdup(args->prompt) : read_stdin(&bytes);
   TokenIds ids = {0};
   int status = t.tokenizer ? prompt_ids(t.tokenizer, prompt, bytes, &ids, err)
-                           : parse_ids(prompt, &ids, err);
+                           : write_parse_ids(prompt, &ids, err);
   if (status == 0) status = load_and_write(&t, args, prompt, bytes, &ids, stop, err);
   free(ids.ids);
   free(prompt);
