@@ -35,16 +35,13 @@ LINK = $(CC) -fopenmp $(FLAGS) $(filter %.o %.a,$^) -o $@ $(EXTRA_LIBS) $(LIBS)
 ARCHIVE = rm -f $@ && ar rcs $@ $(filter %.o,$^)
 
 RULES := Makefile kernels/kernels.mk
-build/release/%.o: %.c $(RULES); $(COMPILE)
-build/asan/%.o: %.c $(RULES); $(COMPILE)
-build/double/%.o: %.c $(RULES); $(COMPILE)
-build/fuzz/%.o: %.c $(RULES); $(COMPILE)
+$(foreach f,release asan double fuzz,$(eval build/$f/%.o: %.c $(RULES); $$(COMPILE)))
 
 include kernels/kernels.mk tests/tests.mk
 
 # ---- What people call
-.PHONY: all test test-gpu bench kernels program test-program sanitize asan fuzz format clean help \
-  FORCE test-programs asan-programs fuzz-programs gpu-programs
+.PHONY: all test test-gpu bench kernels program test-program sanitize asan fuzz night format clean \
+  help FORCE test-programs asan-programs fuzz-programs gpu-programs
 all: train prepare ## build ./train and ./prepare
 train prepare: %: build/release/%
 	ln -sfn $< $@
@@ -77,6 +74,8 @@ asan: asan-programs ## programs and scripts under ASan and UBSan
 	  scripts/run_tests.sh --together $(ASAN_TESTS) $(SCRIPT_TESTS)
 fuzz: fuzz-programs ## run the libFuzzer targets, FUZZ_SECONDS (60) each
 	scripts/run_tests.sh --together $(FUZZERS)
+night: all fuzz-programs $(filter %_faults,$(UNIT_TESTS)) ## attacks for NIGHT_MINUTES (480)
+	FUZZERS='$(FUZZERS)' tests/night/run.sh
 format: ## clang-format over the tree
 	git ls-files '*.c' '*.h' '*.cu' '*.cuh' '*.cpp' | xargs clang-format -i
 clean: ## remove everything that was built
