@@ -14,12 +14,15 @@ variants=('train.save_interval=2'
    train.gradient_accumulation=2'
   'train.save_interval=5 backend.precision=fp8 backend.moments=bf16')
 
+# What this start is saving, not what an earlier one left.
+saving() { find "$1" -maxdepth 1 -name 'step-*.tmp' -newer "$folder/began" 2>/dev/null; }
+
 # Where the run was when it ended, by what it left.
 moment() { # RUN STARTS EVAL_INTERVAL
   local last step
   last=$(tail -n 1 "$1/log.jsonl" 2>/dev/null)
   step=$(grep -oE '"step":[0-9]+' <<<"$last" | grep -oE '[0-9]+')
-  if [ -n "$(compgen -G "$1/step-*.tmp")" ]; then echo save
+  if [ -n "$(saving "$1")" ]; then echo save
   elif [ "$(grep -c '"kind":"start"' "$1/log.jsonl" 2>/dev/null || true)" != "$2" ]; then echo start
   else
     case $last in
@@ -45,7 +48,7 @@ wait_for_moment() { # RUN STARTS PROCESS
   while [ $((tries++)) -lt 1000 ] && kill -0 "$3" 2>/dev/null; do
     case $when in
     training) return ;;
-    save) [ -z "$(compgen -G "$1/step-*.tmp")" ] || return ;;
+    save) [ -z "$(saving "$1")" ] || return ;;
     due) tail -n 1 "$1/log.jsonl" | grep -qE '"kind":"(train|val)","step":[0-9]*[05],' && return ;;
     esac
   done
@@ -65,6 +68,7 @@ gone() {
 interrupt() {
   local run=$1 starts=$2 process status signal validates=25
   shift 2
+  touch "$folder/began"
   "$TRAIN" "$config" "$@" "output.dir=$run" train.resume=auto >"$folder/said" 2>"$folder/said.err" </dev/null &
   process=$!
   wait_for_moment "$run" "$starts" $process
@@ -107,8 +111,9 @@ while time_left; do
   timeout 300 "$TRAIN" "$config" "${options[@]}" "output.dir=$run" train.resume=auto >"$folder/said" 2>"$folder/said.err" \
     </dev/null || fault "it did not go on (status $?): $(cat "$folder/said.err")" "$run"
   [ -n "$problem" ] || differs=$(same_end "$whole" "$run") || fault "it ended with other bits: $differs" "$run"
+  # A start that finds the run finished saves nothing, and so clears nothing away.
   left=$(compgen -G "$run/step-*.tmp"; compgen -G "$run/step-*.old")
-  [ -n "$problem" ] || [ -z "$left" ] || fault "it left $left" "$run"
+  [ -n "$problem" ] || [ -z "$left" ] || grep -q 'at step 150 of 150' "$folder/said" || fault "it left $left" "$run"
   count runs
 done
 finish a_run_interrupted_at_random_moments_always_goes_on_and_ends_with_the_same_bits
