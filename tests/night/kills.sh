@@ -111,6 +111,11 @@ while time_left; do
   timeout 300 "$TRAIN" "$config" "${options[@]}" "output.dir=$run" train.resume=auto >"$folder/said" 2>"$folder/said.err" \
     </dev/null || fault "it did not go on (status $?): $(cat "$folder/said.err")" "$run"
   [ -n "$problem" ] || differs=$(same_end "$whole" "$run") || fault "it ended with other bits: $differs" "$run"
+  interval=$(grep -oE 'save_interval=[0-9]+' <<<"${options[*]}" | grep -oE '[0-9]+')
+  lost=$(for step in $(seq "$interval" "$interval" 150); do
+    grep -q "\"kind\":\"save\",\"step\":$step," "$run/log.jsonl" || echo "$step"
+  done)
+  [ -n "$problem" ] || [ -z "$lost" ] || fault "its log lacks the saves of the steps $lost" "$run"
   # A start that finds the run finished saves nothing, and so clears nothing away.
   left=$(compgen -G "$run/step-*.tmp"; compgen -G "$run/step-*.old")
   [ -n "$problem" ] || [ -z "$left" ] || grep -q 'at step 150 of 150' "$folder/said" || fault "it left $left" "$run"

@@ -39,11 +39,13 @@ start() {
 }
 saved_step() { grep -oE '"step": [0-9]+' "$run/latest/state.json" 2>/dev/null | grep -oE '[0-9]+' || echo 0; }
 
-# The log's steps up to the last checkpoint: saves sync it.
+# The log's steps up to the last checkpoint: saves sync it. What was not synced may be a line's beginning, or zeros.
 log_is_whole() {
   local saved
   saved=$(saved_step)
-  [ "$(losses train "$run/log.jsonl" 2>/dev/null | head -n "$saved")" = "$(losses train "$folder/whole/log.jsonl" | head -n "$saved")" ]
+  [ -e "$run/log.jsonl" ] || return "$saved"
+  tr -d '\0' <"$run/log.jsonl" >"$folder/log"
+  [ "$(losses train "$folder/log" | head -n "$saved")" = "$(losses train "$folder/whole/log.jsonl" | head -n "$saved")" ]
 }
 
 while time_left; do
