@@ -24,8 +24,8 @@ milliseconds() { printf '0.%03d' $((RANDOM % $1)); }
 fault() {
   local kept=$evidence/$part-$seed
   problem=$1
-  mkdir -p "$evidence" && rm -rf "$kept" && cp -r "$2" "$kept" 2>/dev/null
-  cp "$folder/said" "$folder/said.err" "$kept/" 2>/dev/null
+  rm -rf "$kept" && mkdir -p "$kept"
+  cp -r "$2/." "$folder/said" "$folder/said.err" "$kept/" 2>/dev/null
   echo "$problem" >"$kept/why"
   problem+="; kept in $kept"
 }
