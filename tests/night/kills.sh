@@ -15,14 +15,18 @@ variants=('train.save_interval=2'
   'train.save_interval=5 backend.precision=fp8 backend.moments=bf16')
 
 # What this start is saving, not what an earlier one left.
-saving() { find "$1" -maxdepth 1 -name 'step-*.tmp' -newer "$folder/began" 2>/dev/null; }
+saving() { # RUN; without a process of its own, which would take longer than a save
+  local folder_of_step
+  for folder_of_step in "$1"/step-*.tmp; do [ ! "$folder_of_step" -nt "$folder/began" ] || return 0; done
+  return 1
+}
 
 # Where the run was when it ended, by what it left.
 moment() { # RUN STARTS EVAL_INTERVAL
   local last step
   last=$(tail -n 1 "$1/log.jsonl" 2>/dev/null)
   step=$(grep -oE '"step":[0-9]+' <<<"$last" | grep -oE '[0-9]+')
-  if [ -n "$(saving "$1")" ]; then echo save
+  if saving "$1"; then echo save
   elif [ "$(grep -c '"kind":"start"' "$1/log.jsonl" 2>/dev/null || true)" != "$2" ]; then echo start
   else
     case $last in
@@ -37,7 +41,7 @@ moment() { # RUN STARTS EVAL_INTERVAL
 # The moment comes at any time after the start of the process or of training, in a save, or where a validation or a sample
 # is due.
 wait_for_moment() { # RUN STARTS PROCESS
-  local when tries=0
+  local when
   when=$(pick start training training save due due)
   if [ "$when" = start ]; then
     sleep "$(milliseconds 30)"
@@ -45,10 +49,10 @@ wait_for_moment() { # RUN STARTS PROCESS
   fi
   until [ "$(grep -c '"kind":"start"' "$1/log.jsonl" 2>/dev/null)" = "$2" ]; do kill -0 "$3" 2>/dev/null || return; done
   [ "$when" = save ] || sleep "$(milliseconds 150)"
-  while [ $((tries++)) -lt 1000 ] && kill -0 "$3" 2>/dev/null; do
+  while kill -0 "$3" 2>/dev/null; do
     case $when in
     training) return ;;
-    save) [ -z "$(saving "$1")" ] || return ;;
+    save) ! saving "$1" || return ;;
     due) tail -n 1 "$1/log.jsonl" | grep -qE '"kind":"(train|val)","step":[0-9]*[05],' && return ;;
     esac
   done
