@@ -3,11 +3,12 @@
 # waits, and beside it. Prints, of each save, the seconds until it was in place, the time that
 # training stood still for it, and the step after it beside the median of all steps.
 # usage: scripts/save_times.sh [section.key=value ...]
-# EVERY (60): steps between saves, of which there are two and the last. FOLDER: where two such
+# EVERY (60): steps between saves, of which there are two and the last. BACKGROUND=true: only beside
+# training. FOLDER: where two such
 # checkpoints have room; a temporary one by default, which goes.
 set -euo pipefail
 case ${1:-} in -h | --help)
-  sed -n '2,7s/^# //p' "$0"
+  sed -n '2,8s/^# //p' "$0"
   exit 0
   ;;
 esac
@@ -26,7 +27,7 @@ echo "$(nvidia-smi --query-gpu=name --format=csv,noheader 2>/dev/null | head -n 
 echo
 echo '| saves | step | in place after | training waited | the step after it | median step |'
 echo '|---|---|---|---|---|---|'
-for background in false true; do
+for background in ${BACKGROUND:-false true}; do
   ./train configs/llama-3.2-1b.json "data.train=$folder/tokens/train-*.bin" data.val= data.tokenizer=bytes \
     backend.device=cuda train.batch_size=8 train.sequence_length=4096 train.loss_chunks=0 train.sample_interval=-1 \
     optimizer.warmup_steps=0 model.tie_word_embeddings=false "train.steps=$((2 * every + 10))" \

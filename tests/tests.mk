@@ -53,7 +53,7 @@ TEST_CU := $(wildcard tests/*/programs/*.cu)
 build/release/tests/%.o: tests/%.cu $(RULES); $(COMPILE_FUSED)
 $(PLANTED_FAULTS).o: tests/gpu/planted_faults.cu $(RULES); $(COMPILE_CU)
 $(TRAIN_FAULTS): build/release/train.o
-$(TRAIN_FAULTS): EXTRA_LIBS = -Wl,--wrap=gpu_alloc,--wrap=cudaEventSynchronize
+$(TRAIN_FAULTS): EXTRA_LIBS = build/release/gpu.a -Wl,--wrap=gpu_alloc,--wrap=cudaEventSynchronize
 TEST_C := $(wildcard tests/gpu/*.c tests/bench/*.c)
 TEST_C := $(filter-out $(GPU_PROGRAMS:build/release/%=%.c) tests/bench/tokenize.c,$(TEST_C))
 TEST_O := $(addprefix build/release/,$(SUPPORT) $(TEST_C:.c=.o) $(TEST_CU:.cu=.o))
