@@ -114,6 +114,9 @@ static int open_bench(Bench *b, const BenchArgs *args, Error *err) {
   if (open_backends(b, &shape, err) != 0) return -1;
   Llama *fused = &b->llama[BENCH_FUSED], *unfused = &b->llama[BENCH_UNFUSED];
   if (llama_create(fused, &c->model, &shape, b->be[BENCH_FUSED], err) != 0) return -1;
+  size_t sum_bytes;
+  if (bench_sum_apart(fused, &sum_bytes, err) != 0) return -1;
+  b->sum = fused->lm_head->part_sum;
   if (bench_share(unfused, fused, b->be[BENCH_UNFUSED], err) != 0) return -1;
   bench_list(&b->result, fused, c->train.gradient_accumulation, args->only);
   describe(b, args);
@@ -127,7 +130,7 @@ static int open_bench(Bench *b, const BenchArgs *args, Error *err) {
     const int maker = prepared_by(calls, i);
     if (maker >= 0) b->makers[calls[i].operation] = (int)calls[maker].operation;
   }
-  if (check_memory(b, &shape, bench_gpu_bytes(calls, count), err) != 0) return -1;
+  if (check_memory(b, &shape, bench_gpu_bytes(calls, count) + sum_bytes, err) != 0) return -1;
   b->gpu = bench_gpu_open(b->be[BENCH_FUSED], b->be[BENCH_UNFUSED], calls, count, err);
   if (!b->gpu) return -1;
   b->result.facts = b->gpu->facts;
@@ -146,6 +149,7 @@ static void close_bench(Bench *b) {
   if (b->gpu) b->gpu->close(b->gpu);
   recorder_destroy(b->recorder);
   bench_unshare(&b->llama[BENCH_UNFUSED]);
+  if (b->sum) b->be[BENCH_FUSED]->release(b->be[BENCH_FUSED], b->sum);
   if (b->llama[BENCH_FUSED].be) llama_destroy(&b->llama[BENCH_FUSED]);
   for (int kind = 0; kind < BENCH_KINDS; kind++)
     if (b->be[kind]) b->be[kind]->destroy(b->be[kind]);

@@ -74,6 +74,17 @@ void bench_unshare(Llama *to) {
   *to = (Llama){0};
 }
 
+int bench_sum_apart(Llama *llama, size_t *bytes, Error *err) {
+  ParamTensor *head = llama->lm_head;
+  *bytes = 0;
+  if (!head->part_sum) return 0;
+  *bytes = (size_t)(head->rows * head->cols) * llama->be->stat_bytes;
+  head->part_sum = (stat_t *)llama->be->alloc(llama->be, *bytes);
+  if (head->part_sum) return 0;
+  return error_set(err, "the GPU has no %s left for the sum of lm_head's gradient",
+                   size_text(*bytes).text);
+}
+
 void issue_slice(Llama *llama, int index, bool accumulate) {
   const int64_t l = index % llama->config.num_hidden_layers,
                 chunk = index % llama->shape.loss_chunks;

@@ -13,6 +13,11 @@ void bench_weights(Llama *llama, uint64_t seed);
 int bench_share(Llama *to, const Llama *llama, Backend *be, Error *err);
 void bench_unshare(Llama *to);
 
+// In a step the sum of lm_head's gradient over the loss' chunks lies where other gradients come
+// later. Out of order it would overwrite them: it gets memory of its own, which the caller releases
+// (llama->lm_head->part_sum). `bytes`: how many, 0 where there is no such sum.
+int bench_sum_apart(Llama *llama, size_t *bytes, Error *err);
+
 // A micro-batch and its update by the model's own functions, but of one layer and one chunk of the
 // loss, which `index` runs through: every operation of a step once. accumulate: onto gradients that
 // are there.

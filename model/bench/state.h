@@ -13,6 +13,7 @@ typedef struct Bench {
   Config config;
   Backend *be[BENCH_KINDS];
   Llama llama[BENCH_KINDS];    // the same memory, but for the row statistics
+  stat_t *sum;                 // of lm_head's gradient, NULL: there is none
   Recorder *recorder;          // of the unfused kind's operations: their GEMMs for BenchGpu.gemm
   int makers[OPERATION_COUNT]; // by prepared_by: the operation to call before one, -1: none
   BenchGpu *gpu;

@@ -24,11 +24,11 @@ run() { # NAME OVERRIDES...
   must "$TRAIN" "$config" "output.dir=$folder/$name" "$@"
 }
 waits() { grep '"kind":"save"' "$folder/$1/log.jsonl" | sed -E 's/.*"waited_ms":([^,}]*).*/\1/' | tr '\n' ' '; }
-differing() { # RUN OTHER STEP...: files of these checkpoints; run.json says how a run saves
+differing() { # RUN OTHER STEP...: files of these checkpoints; run.json, which checksums.json sums up, says how a run saves
   local a=$folder/$1 b=$folder/$2 step
   shift 2
   for step; do
-    diff -rq --exclude run.json "$a/step-0000000$step" "$b/step-0000000$step" 2>&1
+    diff -rq --exclude run.json --exclude checksums.json "$a/step-0000000$step" "$b/step-0000000$step" 2>&1
   done
 }
 

@@ -57,13 +57,14 @@ for precision in fp8 fp8_head; do
     check "${name}_trains" "$(tail -n 3 "$folder/said")" test $? = 0
     check "${name}_is_told" "$(head -n 60 "$folder/said")" grep -q "^precision  $precision: " "$folder/said"
     check "${name}_names_its_peak" "$(tail -n 5 "$folder/said")" grep -q "of FP8's peak" "$folder/said"
-    # So many rows that 1 % is more than the driver's granule of 2 MiB, which small blocks share.
+    # So many rows that 1 % is more than two of the driver's granules of 2 MiB: observed are one and two, as small blocks
+    # share one and libraries take one. At 388 MiB two were 1.02 %.
     "$TRAIN" "$config" "output.dir=$folder/$name-large" backend.kernels="$kernels" backend.precision=$precision \
-      train.batch_size=128 train.steps=1 optimizer.warmup_steps=0 >"$folder/large" 2>&1
+      train.batch_size=256 train.steps=1 optimizer.warmup_steps=0 >"$folder/large" 2>&1
     read -r taken planned < <(sed -nE 's/^memory +([0-9.]+) MiB taken .* ([0-9.]+) MiB planned .*/\1 \2/p' "$folder/large")
     echo "# $(grep '^memory  ' "$folder/large"), bound 1 %"
     check "${name}_takes_the_memory_that_was_planned" "$taken MiB, $planned planned" \
-      awk -v t="$taken" -v p="$planned" 'BEGIN { d = t - p; exit !(p > 205 && d * d <= (p / 100) ^ 2) }'
+      awk -v t="$taken" -v p="$planned" 'BEGIN { d = t - p; exit !(p > 410 && d * d <= (p / 100) ^ 2) }'
     # On the CPU these runs are apart from fp32 by 7e-4 (fp8) and 1e-5 (fp8_head).
     close_to "${name}_learns_as_bf16_does" "$(loss val "$kernels")" "$(loss val "$name")" 0.01
     close_to "${name}_agrees_with_the_cpu" "$(loss val "cpu-$precision")" "$(loss val "$name")" 0.01

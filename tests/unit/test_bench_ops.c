@@ -369,6 +369,33 @@ static void what_takes_turns_is_prepared(void **state) {
   small_close(&m);
 }
 
+// The sum over the loss' chunks is where no other gradient is, as an operation alone leaves it.
+static void a_sum_apart_overwrites_no_gradient(void **state) {
+  (void)state;
+  SmallModel m = small_open((SmallShape){.bf16 = true, .loss_chunks = 2});
+  Llama *llama = &m.llama;
+  const ParamTensor *head = llama->lm_head;
+  const size_t sum = (size_t)(head->rows * head->cols) * m.be->stat_bytes;
+  size_t bytes, gradients = 0;
+  Error err;
+  assert_ptr_equal(head->part_sum, llama->grads_block);
+  assert_int_equal(bench_sum_apart(llama, &bytes, &err), 0);
+  assert_int_equal(bytes, sum);
+  for (int i = 0; i < llama->param_count; i++) {
+    const ParamTensor *t = &llama->tensors[i];
+    const char *const begins[] = {(char *)t->grad, (char *)t->grad_folded};
+    for (int j = 0; j < 2; j++)
+      if (begins[j]) {
+        const char *end = begins[j] + (size_t)(t->rows * t->cols) * m.be->grad_bytes;
+        assert_true(end <= (char *)head->part_sum || begins[j] >= (char *)head->part_sum + sum);
+        gradients++;
+      }
+  }
+  assert_int_equal(gradients, llama->param_count);
+  m.be->release(m.be, head->part_sum);
+  small_close(&m);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(one_by_one_the_operations_are_a_step),
@@ -379,6 +406,7 @@ int main(void) {
       cmocka_unit_test(bytes_are_those_of_the_arrays),
       cmocka_unit_test(what_works_in_place_is_prepared),
       cmocka_unit_test(what_takes_turns_is_prepared),
+      cmocka_unit_test(a_sum_apart_overwrites_no_gradient),
       cmocka_unit_test(recomputed_operations_are_in_the_backward),
       cmocka_unit_test(a_twin_shares_all_but_the_row_statistics),
       cmocka_unit_test(one_operation_can_be_listed_alone),
