@@ -74,9 +74,8 @@ static int by_name(const void *a, const void *b) {
   return strcmp(((const FileSum *)a)->name, ((const FileSum *)b)->name);
 }
 
-int sums_write(FileSums *sums, const char *folder, Error *err) {
-  if (add_others(sums, folder, err) != 0) return -1;
-  qsort(sums->files, (size_t)sums->count, sizeof *sums->files, by_name);
+// What checksums.json holds, in fresh memory.
+static JsonWriter sums_json(const FileSums *sums) {
   JsonWriter w = {.indent = 2};
   json_open(&w, NULL, '{');
   json_whole(&w, "step", sums->step);
@@ -89,6 +88,13 @@ int sums_write(FileSums *sums, const char *folder, Error *err) {
   }
   json_close(&w, '}');
   json_close(&w, '}');
+  return w;
+}
+
+int sums_write(FileSums *sums, const char *folder, Error *err) {
+  if (add_others(sums, folder, err) != 0) return -1;
+  qsort(sums->files, (size_t)sums->count, sizeof *sums->files, by_name);
+  const JsonWriter w = sums_json(sums);
   const PathText path = path_text("%s/" CHECKSUMS_FILE, folder);
   const int status = file_write(path.text, w.text, w.used, err);
   free(w.text);
@@ -122,6 +128,18 @@ static int read_tree(FileSums *sums, const cJSON *root, Error *err) {
   return 0;
 }
 
+// It has no checksum of its own: it must have every byte of what was read from it, as it was saved.
+static int check_text(const FileSums *sums, const char *path, Error *err) {
+  char *data;
+  size_t bytes;
+  if (file_read(path, SUMS_MAX_BYTES, &data, &bytes, err) != 0) return -1;
+  const JsonWriter w = sums_json(sums);
+  const bool same = bytes == w.used && memcmp(data, w.text, bytes) == 0;
+  free(data);
+  free(w.text);
+  return same ? 0 : error_set(err, "'%s' is not as it was saved", path);
+}
+
 int sums_read(FileSums *sums, const char *folder, Error *err) {
   const PathText path = path_text("%s/" CHECKSUMS_FILE, folder);
   *sums = (FileSums){0};
@@ -130,7 +148,7 @@ int sums_read(FileSums *sums, const char *folder, Error *err) {
   int status = root ? 0 : -1;
   if (root && read_tree(sums, root, err) != 0) status = error_prefix(err, "'%s'", path.text);
   cJSON_Delete(root);
-  return status;
+  return status == 0 ? check_text(sums, path.text, err) : status;
 }
 
 int sums_compare(const FileSum *saved, const char *path, uint64_t bytes, uint64_t checksum,

@@ -109,8 +109,6 @@ static void every_flipped_bit_is_found(void **state) {
     for (uint64_t k = 0; k < FLIPS; k++) {
       const size_t at = k == 0 ? bytes - 1 : rng_u64((uint64_t)i, k) % bytes;
       const int bit = (int)(rng_u64((uint64_t)i, k + FLIPS) % 8);
-      // Of checksums.json, white space says nothing.
-      if (strcmp(names[i], CHECKSUMS_FILE) == 0 && strchr(" \n", data[at])) continue;
       data[at] = (char)(data[at] ^ 1 << bit);
       write_all(path.text, data, bytes);
       char *what = xasprintf("%s, byte %zu, bit %d", names[i], at, bit);
