@@ -4,24 +4,17 @@
 # training stood still for it, and the step after it beside the median of all steps.
 # usage: scripts/save_times.sh [section.key=value ...]
 # EVERY (60): steps between saves, of which there are two and the last. BACKGROUND=true: only beside
-# training. FOLDER: where two such
-# checkpoints have room; a temporary one by default, which goes.
+# training. FOLDER: where two such checkpoints have room, in a folder that goes (the temporary one).
 set -euo pipefail
 case ${1:-} in -h | --help)
-  sed -n '2,8s/^# //p' "$0"
+  sed -n '2,7s/^# //p' "$0"
   exit 0
   ;;
 esac
 cd "$(dirname "$0")/.."
-for program in ./train ./prepare; do
-  [ -x $program ] || { echo "save_times.sh: there is no program '$program'; build it: make all" >&2 && exit 1; }
-done
+# shellcheck source=scripts/own_text.sh
+. scripts/own_text.sh
 every=${EVERY:-60}
-folder=$(mktemp -d -p "${FOLDER:-${TMPDIR:-/tmp}}")
-trap 'rm -rf "$folder"' EXIT
-find base data model kernels -type f -name '*.[ch]' -print0 | xargs -0 cat >"$folder/sources.txt"
-for _ in $(seq 8); do cat "$folder/sources.txt"; done >"$folder/text.txt"
-./prepare --out "$folder/tokens" "$folder/text.txt" >/dev/null
 
 echo "$(nvidia-smi --query-gpu=name --format=csv,noheader 2>/dev/null | head -n 1), $(./train --version), $(nproc) processors"
 echo
@@ -36,7 +29,7 @@ for background in ${BACKGROUND:-false true}; do
   grep '^saves ' "$folder/said" >&2 || true
   sed -nE 's/.*"kind":"train","step":([0-9]+),.*"ms":([^,]*),.*/step \1 \2/p
     s/.*"kind":"save","step":([0-9]+),.*"ms":([^,]*),"waited_ms":([^,}]*).*/save \1 \2 \3/p' "$folder/run/log.jsonl" |
-    sort -k 1,1 -k 3,3n | awk -v how="$([ $background = true ] && echo beside training || echo training waits)" '
+    sort -k 1,1 -k 3,3n | awk -v how="$([ "$background" = true ] && echo beside training || echo training waits)" '
       $1 == "step" { ms[$2] = $3; order[++n] = $3 }
       $1 == "save" { at[$2] = sprintf("%.1f s | %.0f ms", $3 / 1000, $4) }
       END { for (s in at)

@@ -13,16 +13,9 @@ case ${1:-} in -h | --help)
   ;;
 esac
 cd "$(dirname "$0")/.."
-for program in ./train ./prepare; do
-  [ -x $program ] || { echo "step_times.sh: there is no program '$program'; build it: make all" >&2 && exit 1; }
-done
+# shellcheck source=scripts/own_text.sh
+. scripts/own_text.sh
 steps=${STEPS:-40} all_kernels=${KERNELS:-auto unfused} all_precisions=${PRECISION:-bf16}
-folder=$(mktemp -d)
-trap 'rm -rf "$folder"' EXIT
-
-{ find base data model kernels scripts -type f -name '*.[ch]' -print0 | xargs -0 cat; } >"$folder/sources.txt"
-for _ in $(seq 8); do cat "$folder/sources.txt"; done >"$folder/text.txt"
-./prepare --out "$folder/tokens" "$folder/text.txt" >/dev/null
 
 # MODEL CONFIG BATCH LENGTH OVERRIDES...
 time_model() {
