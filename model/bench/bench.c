@@ -125,11 +125,7 @@ static int open_bench(Bench *b, const BenchArgs *args, Error *err) {
   b->recorder = record_slice(unfused);
   const OperationCall *calls = b->recorder->calls;
   const int count = b->recorder->count;
-  for (int i = 0; i < OPERATION_COUNT; i++) b->makers[i] = -1;
-  for (int i = 0; i < count; i++) {
-    const int maker = prepared_by(calls, i);
-    if (maker >= 0) b->makers[calls[i].operation] = (int)calls[maker].operation;
-  }
+  list_makers(b->recorder, b->makers);
   if (check_memory(b, &shape, bench_gpu_bytes(calls, count) + sum_bytes, err) != 0) return -1;
   b->gpu = bench_gpu_open(b->be[BENCH_FUSED], b->be[BENCH_UNFUSED], calls, count, err);
   if (!b->gpu) return -1;

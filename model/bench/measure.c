@@ -160,27 +160,11 @@ static void issue_trial(Bench *b, const Trial *t, Llama *llama) {
     issue_alone(llama, operation, t->index, accumulate);
 }
 
-// Out of order an operation finds what others have left: what it cannot use is made again. In FP8
-// layers take turns in the place of their copies, whose row scales are a layer's own; with another
-// layer's, attention's scores are hundreds, and no exponential of them is finite.
-static void prepare(Bench *b, Llama *llama, Operation operation, int index) {
-  const OperationCall call = *record_alone(b->recorder, llama, operation, index);
-  const int maker = b->makers[operation];
-  if (call.fp8 && call.input.data) {
-    const bool transposed = call.form == GEMM_TN;
-    llama->be->cast(llama->be, transposed ? call.K : call.M, transposed ? call.M : call.K,
-                    call.input);
-  }
-  if (maker < 0) return;
-  prepare(b, llama, (Operation)maker, index);
-  issue_alone(llama, (Operation)maker, index, false);
-}
-
 static void prepare_layer(Bench *b, Llama *llama, const Trial *t) {
-  prepare(b, llama, OP_QKV, t->index);
+  issue_inputs(llama, b->recorder, b->makers, OP_QKV, t->index);
   // z is the kind's own, and the backward overwrites it
   if (t->what == PASS_BACKWARD) layer_forward(llama, t->index % llama->config.num_hidden_layers);
-  if (t->what != PASS_FORWARD) prepare(b, llama, OP_DOWN_WGRAD, t->index);
+  if (t->what != PASS_FORWARD) issue_inputs(llama, b->recorder, b->makers, OP_DOWN_WGRAD, t->index);
 }
 
 // What is neither kind's is the unfused one's neighbour: on its stream.
@@ -198,7 +182,7 @@ static void run_trial(Bench *b, Trial *t) {
   if (t->layer)
     prepare_layer(b, llama, t);
   else if (t->run <= RUN_BARE)
-    prepare(b, llama, b->result.ops[t->what].call.operation, t->index);
+    issue_inputs(llama, b->recorder, b->makers, b->result.ops[t->what].call.operation, t->index);
   g->flush(g, be);
   t->from = g->mark(g, be);
   issue_trial(b, t, llama);

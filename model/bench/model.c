@@ -132,3 +132,25 @@ int prepared_by(const OperationCall *calls, int i) {
     j--;
   return j;
 }
+
+void list_makers(const Recorder *slice, int makers[OPERATION_COUNT]) {
+  for (int i = 0; i < OPERATION_COUNT; i++) makers[i] = -1;
+  for (int i = 0; i < slice->count; i++) {
+    const int maker = prepared_by(slice->calls, i);
+    if (maker >= 0) makers[slice->calls[i].operation] = (int)slice->calls[maker].operation;
+  }
+}
+
+void issue_inputs(Llama *llama, Recorder *recorder, const int makers[OPERATION_COUNT],
+                  Operation operation, int index) {
+  const OperationCall call = *record_alone(recorder, llama, operation, index);
+  if (call.fp8 && call.input.data) {
+    const bool transposed = call.form == GEMM_TN;
+    llama->be->cast(llama->be, transposed ? call.K : call.M, transposed ? call.M : call.K,
+                    call.input);
+  }
+  if (makers[operation] < 0) return;
+  const Operation maker = (Operation)makers[operation];
+  issue_inputs(llama, recorder, makers, maker, index);
+  issue_alone(llama, maker, index, false);
+}

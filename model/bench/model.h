@@ -33,3 +33,11 @@ const OperationCall *record_alone(Recorder *recorder, const Llama *llama, Operat
 // The call that must come first each time: it leaves what call i finds and overwrites, what each
 // backend leaves in its own way (HeadGradient), or FP8 copies whose place others take; -1: none.
 int prepared_by(const OperationCall *calls, int i);
+// The same of each operation of a slice: makers[operation] is the one to call before it; -1: none.
+void list_makers(const Recorder *slice, int makers[OPERATION_COUNT]);
+// Out of order an operation finds what others have left: this makes again what it cannot use. In
+// FP8 layers take turns in the place of their copies, whose row scales are a layer's own; with
+// another layer's, attention's scores are hundreds, and no exponential of them is finite. The
+// recorder is record_slice's; its calls are overwritten.
+void issue_inputs(Llama *llama, Recorder *recorder, const int makers[OPERATION_COUNT],
+                  Operation operation, int index);

@@ -15,7 +15,7 @@ typedef struct Bench {
   Llama llama[BENCH_KINDS];    // the same memory, but for the row statistics
   stat_t *sum;                 // of lm_head's gradient, NULL: there is none
   Recorder *recorder;          // of the unfused kind's operations: their GEMMs for BenchGpu.gemm
-  int makers[OPERATION_COUNT]; // by prepared_by: the operation to call before one, -1: none
+  int makers[OPERATION_COUNT]; // list_makers'
   BenchGpu *gpu;
   BenchResult result;
   AdamW hyper;
