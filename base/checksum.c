@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <xxhash.h>
 
-// A checksum's own file cannot be asked to do without: an end as of xmalloc.
+// Without it no file can be checked: it exits, as xmalloc does.
 static void *new_hash(void) {
   XXH3_state_t *hash = XXH3_createState();
   if (hash && XXH3_64bits_reset(hash) == XXH_OK) return hash;

@@ -38,7 +38,7 @@ static void on_bus_error(int number, siginfo_t *info, void *context) {
   signal(number, SIG_DFL); // another's: back to where it comes once more
 }
 
-static void keep_in_mind(const MappedFile *map, const char *path) {
+static void remember(const MappedFile *map, const char *path) {
   struct sigaction action = {.sa_sigaction = on_bus_error, .sa_flags = SA_SIGINFO};
   sigemptyset(&action.sa_mask);
   sigaction(SIGBUS, &action, NULL);
@@ -61,7 +61,7 @@ int file_map(MappedFile *map, const char *path, Error *err) {
   close(fd);
   if (p == MAP_FAILED) return error_set(err, "cannot map '%s': %s", path, strerror(why));
   *map = (MappedFile){p, size};
-  if (p) keep_in_mind(map, path);
+  if (p) remember(map, path);
   return 0;
 }
 

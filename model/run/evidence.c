@@ -11,7 +11,7 @@
 #include "model/scalings.h"
 
 enum {
-  CHUNK = 1 << 20, // values of a tensor that are read at a time, and rows of them at least 1
+  CHUNK = 1 << 20, // values of a tensor that are read at a time; a longer row is read whole
   STEPS_APART = 50 // between two cases, so that a run that goes to and fro does not fill the disk
 };
 

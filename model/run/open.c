@@ -146,7 +146,7 @@ static void print_step(const Run *run) {
   if (run->resumed) print_resumed(run);
   if (run->was_on.text[0] != '\0')
     printf(
-        "           before that the backend was %s: bits differ from those of a run without it\n",
+        "           the checkpoint was made on %s: the bits will not be those of one whole run\n",
         run->was_on.text);
   const char *precision = precision_name(c->backend.precision);
   if (run->was && run->was != precision)

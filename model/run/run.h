@@ -125,5 +125,5 @@ double run_end_ms(const Run *run);
 // and the memory that the host has besides the run's; prints what it will take, or that it is not
 // there.
 bool saves_plan(const Config *config, const Backend *be, size_t planned_bytes);
-void saves_open(Run *run); // where that cannot be, too, training waits, and a line says so
+void saves_open(Run *run); // if it fails, training waits for saves, and a line says so
 void saves_close(Run *run);

@@ -80,7 +80,7 @@ mv "$folder/data" "$folder/others" && mv "$folder/kept" "$folder/data"
 refuses the_checkpoint_knows_the_new_ones 'holds other tokens than those' "${resume[@]}" train.steps=3002
 must "$TRAIN" "${resume[@]}" train.steps=3002 train.resume_allow_changes=true
 said=$(OPENBLAS_CORETYPE=Nehalem "$TRAIN" "${resume[@]}" train.steps=3003 2>&1)
-check another_openblas_kernel_is_told "it said: $said" grep -q 'before that the backend was cpu: 1 thread, OpenBLAS' <<<"$said"
+check another_openblas_kernel_is_told "it said: $said" grep -q 'the checkpoint was made on cpu: 1 thread, OpenBLAS' <<<"$said"
 said=$(OPENBLAS_CORETYPE=Nehalem "$TRAIN" "${resume[@]}" train.steps=3004 2>&1)
 check the_same_is_not "it said: $said" test "$(grep -c 'resumed  \|the backend was' <<<"$said")" = 1
 
