@@ -129,6 +129,10 @@ static void a_gradient_that_is_not_finite_is_counted(void **state) {
   t.line.step = STEPS + 1;
   run_watch_step(&t.run, &t.line, t.end); // the same row
   assert_false(has_case(&t, "nonfinite", STEPS + 1));
+  t.run.state.nonfinite_row = t.run.config.train.max_nonfinite;
+  t.line.step = STEPS + 2;
+  run_watch_step(&t.run, &t.line, t.end); // its last one, however near
+  assert_true(has_case(&t, "nonfinite", STEPS + 2));
   cJSON *tree = json_read(path_text("%s/nonfinite-%08d.json", t.run.config.output.dir, STEPS).text,
                           1 << 20, &err);
   if (!tree) fail_msg("%s", err.text);
