@@ -102,7 +102,7 @@ at_most makefiles_have_at_most_245_lines 245 "$(makefiles | xargs cat | wc -l)"
 at_most pictures_have_at_most_1500_lines 1500 "$(tree .svg | xargs cat | wc -l)"
 # 14,346 before tokenizers, corpora, evaluation and Hugging Face folders came, 20,979 before FP8,
 # 23,720 before runs were made to survive; now this only sees to it that there is no more.
-at_most there_is_no_more_code_than_there_was 26300 "$(product | lines_of_code)"
+at_most there_is_no_more_code_than_there_was 27900 "$(product | lines_of_code)"
 
 # ---- The rulers themselves, on what is planted in an empty folder
 mkdir "$folder/planted" && cd "$folder/planted" || exit 1
