@@ -45,6 +45,13 @@ static const char *append_function(ActivityLabel *label, const char *mangled) {
   return parts > 0 ? at : NULL;
 }
 
+// " Residual": the program of a kernel of mma.sync's mainloop (kernels/fused/mainloop_sync.cuh).
+static void append_sync_program(ActivityLabel *label, const char *arguments) {
+  const char *end;
+  const size_t length = *arguments == 'I' ? identifier(arguments + 1, &end) : 0;
+  if (length > 0) append(label, " ", 1), append(label, end - length, length);
+}
+
 // " Swiglu 128x256": the program and the tile of a fused kernel, which tell its instances apart
 // (kernels/fused/mainloop.cuh). Nothing where the arguments read otherwise.
 static void append_program(ActivityLabel *label, const char *arguments) {
@@ -72,6 +79,8 @@ ActivityLabel activity_label(const Activity *a) {
     append(&label, name, strlen(name));
   } else if (strcmp(label.text, "fused_kernel") == 0) {
     append_program(&label, arguments);
+  } else if (strcmp(label.text, "sync_kernel") == 0) {
+    append_sync_program(&label, arguments);
   }
   return label;
 }
@@ -85,6 +94,7 @@ typedef struct Rule {
 
 // Ours: the names in kernels/cuda, kernels/unfused and kernels/fused, by the beginning.
 static const Rule ours[] = {{"fused_kernel", GROUP_PRODUCTS},
+                            {"sync_kernel", GROUP_PRODUCTS},
                             {"gemv_kernel", GROUP_PRODUCTS},
                             {"decode_kernel", GROUP_ATTENTION},
                             {"join_parts_kernel", GROUP_ATTENTION},

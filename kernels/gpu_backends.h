@@ -6,6 +6,7 @@
 // What a GPU backend must know besides.
 typedef struct GpuOptions {
   KernelChoice kernels;
+  Mainloop mainloop;
   bool train;         // false: forward only, no scratch of the backward
   bool grads_fp32;    // gradients fp32 (several micro-batches a step) instead of bf16
   bool deterministic; // attention's backward gives the same bits every time, at a cost

@@ -54,6 +54,10 @@ typedef enum KernelKind { KERNEL_CPU, KERNEL_UNFUSED, KERNEL_FUSED } KernelKind;
 // the unfused kernels, fused takes every program that can run.
 typedef enum KernelChoice { KERNELS_AUTO, KERNELS_FUSED, KERNELS_UNFUSED } KernelChoice;
 
+// The GEMM that fused programs run on: wgmma's is Hopper's, mma.sync's runs on every GPU; auto is
+// the faster one.
+typedef enum Mainloop { MAINLOOP_AUTO, MAINLOOP_WGMMA, MAINLOOP_MMA_SYNC } Mainloop;
+
 // What AdamW's moments are kept in.
 typedef enum MomentType { MOMENTS_FP32, MOMENTS_BF16 } MomentType;
 

@@ -9,7 +9,8 @@ kernels=$("$list")
 # Of each kernel: program, rows, columns, registers, bytes of spill stores and loads. A kernel's name has its tile in it, as
 # TileILi128ELi256E...
 assembled=$(for log in "$logs"/*.ptxas; do
-  sed -nE -e "s/.*Compiling entry function '.*TileILi([0-9]+)ELi([0-9]+)E.*/tile \1 \2/p" \
+  sed -nE -e "s/.*Compiling entry function '.*sync_kernel.*/tile 64 64/p" \
+    -e "s/.*Compiling entry function '.*TileILi([0-9]+)ELi([0-9]+)E.*/tile \1 \2/p" \
     -e 's/.* ([0-9]+) bytes spill stores, ([0-9]+) bytes spill loads.*/spills \1 \2/p' \
     -e 's/.*Used ([0-9]+) registers.*/registers \1/p' "$log" |
     awk -v program="$(basename "$log" .ptxas)" '

@@ -8,7 +8,6 @@
 #include "kernels/record.h"
 
 enum {
-  NARROWEST_TILE = 128, // columns: no tile shape leaves more parts a row
   // hidden_size from which the epilogue of programs/probabilities.cu hides behind its product:
   // predicted, 2000 cycles against 12 for each of K
   LONG_HEAD = 192,
@@ -38,25 +37,25 @@ static const struct {
 };
 enum { FUSED_OPERATIONS = sizeof fused_operations / sizeof *fused_operations };
 
-static bool pays(const OpsConfig *c, int fused) {
+static bool pays(Mainloop mainloop, const OpsConfig *c, int fused) {
   const Operation operation = fused_operations[fused].operation;
   if (fused_operations[fused].program == PROGRAM_PROBABILITIES && c->D < LONG_HEAD) return false;
   for (int i = 0; i < c->call_count; i++) {
     const OperationCall *call = &c->calls[i];
     const ProgramName program =
         call->fp8 ? fused_operations[fused].fp8 : fused_operations[fused].program;
-    if (call->operation == operation && !tile_pays(program, call->M, call->N, call->K))
+    if (call->operation == operation && !tile_pays(mainloop, program, call->M, call->N, call->K))
       return false;
   }
   return true;
 }
 
-static void settle_kinds(Backend *be, const OpsConfig *c, KernelChoice choice) {
+static void settle_kinds(Backend *be, const OpsConfig *c, KernelChoice choice, Mainloop mainloop) {
   for (int i = 0; i < OPERATION_COUNT; i++) be->kinds[i] = KERNEL_UNFUSED;
   for (int i = 0; i < FUSED_OPERATIONS; i++) {
     const Operation operation = fused_operations[i].operation;
     if ((!fused_operations[i].of_head || c->V < MOST_COLUMNS) &&
-        (choice == KERNELS_FUSED || pays(c, i)))
+        (choice == KERNELS_FUSED || pays(mainloop, c, i)))
       be->kinds[operation] = KERNEL_FUSED;
   }
   be->kinds[OP_DOWN_DGRAD] = be->kinds[OP_GATE_UP]; // which left z with or without r
@@ -77,7 +76,12 @@ static void describe(Backend *be) {
 
 // ---- Opening
 
-static int check_model(const OpsConfig *c, Error *err) {
+static int check_model(const OpsConfig *c, Mainloop mainloop, Error *err) {
+  if (c->scaling_count > 0 && mainloop != MAINLOOP_WGMMA)
+    return error_set(err,
+                     "fused kernels have FP8 only on GPUs of compute capability 9.0 (Hopper), with "
+                     "backend.mainloop \"auto\" or \"wgmma\"; take backend.kernels \"unfused\" or "
+                     "backend.precision \"bf16\"");
   const struct {
     const char *name;
     int64_t value;
@@ -93,9 +97,10 @@ static int check_model(const OpsConfig *c, Error *err) {
 
 int backend_fused_supported(const OpsConfig *config, Error *err) {
   Gpu gpu;
+  Mainloop mainloop;
   const bool runs =
-      gpu_probe(&gpu, err) == 0 && fused_kernels_check(gpu.major, gpu.minor, err) == 0;
-  return runs ? check_model(config, err) : -1;
+      gpu_probe(&gpu, err) == 0 && fused_mainloop(MAINLOOP_AUTO, &gpu, &mainloop, err) == 0;
+  return runs ? check_model(config, mainloop, err) : -1;
 }
 
 static int take_parts(Cuda *u, RowStat *s, int32_t parts, int64_t rows, Error *err) {
@@ -114,8 +119,10 @@ static int make_workspace(Fused *f, Error *err) {
   launch_rope_table(c->max_positions, c->d, c->max_positions, u->rope, f->rope, u->gpu.stream);
   if (u->base.kinds[OP_VALIDATION_LOSS] != KERNEL_FUSED) return 0;
   const int64_t rows = u->options.loss_tokens > 0 ? u->options.loss_tokens : c->max_tokens;
-  const int32_t bf16 = tile_parts(tile_choose(PROGRAM_PROBABILITIES, rows, c->V, c->D), c->V),
-                fp8 = tile_parts(tile_choose(PROGRAM_PROBABILITIES_FP8, rows, c->V, c->D), c->V),
+  const Mainloop loop = f->kernels.mainloop;
+  const int32_t bf16 = tile_parts(tile_choose(loop, PROGRAM_PROBABILITIES, rows, c->V, c->D), c->V),
+                fp8 = tile_parts(tile_choose(loop, PROGRAM_PROBABILITIES_FP8, rows, c->V, c->D),
+                                 c->V),
                 parts = bf16 > fp8 ? bf16 : fp8;
   f->head.u = cuda_take(u, (size_t)rows * sizeof(float), err);
   return !f->head.u || take_parts(u, &f->head.aim, AIM_PARTS, rows, err) ||
@@ -125,7 +132,8 @@ static int make_workspace(Fused *f, Error *err) {
              : 0;
 }
 
-static void set_operations(Backend *be, const OpsConfig *c) {
+static void set_operations(Backend *be, const OpsConfig *c, Mainloop mainloop) {
+  const TileShape narrowest = mainloop == MAINLOOP_MMA_SYNC ? TILE_64x64 : TILE_128x128;
   const KernelKind *kinds = be->kinds;
   if (kinds[OP_QKV] == KERNEL_FUSED) be->qkv = fused_qkv;
   if (kinds[OP_GATE_UP] == KERNEL_FUSED) be->gate_up = fused_gate_up;
@@ -135,22 +143,26 @@ static void set_operations(Backend *be, const OpsConfig *c) {
   be->residual = fused_residual;
   be->head_dgrad = fused_head_dgrad;
   be->norm_dgrad = fused_norm_dgrad;
-  be->most_parts.sumsq = (c->D + NARROWEST_TILE - 1) / NARROWEST_TILE;
-  be->most_parts.s = (c->F + NARROWEST_TILE - 1) / NARROWEST_TILE;
+  be->most_parts.sumsq = tile_parts(narrowest, c->D);
+  be->most_parts.s = tile_parts(narrowest, c->F);
 }
 
 Backend *backend_fused_create(const OpsConfig *config, const GpuOptions *options, Error *err) {
-  if (check_model(config, err)) return NULL;
+  Gpu gpu;
+  Mainloop mainloop;
+  if (gpu_probe(&gpu, err) || fused_mainloop(options->mainloop, &gpu, &mainloop, err) ||
+      check_model(config, mainloop, err))
+    return NULL;
   Fused *f = xcalloc(1, sizeof *f);
   Cuda *c = &f->unfused.cuda;
-  settle_kinds(&c->base, config, options->kernels);
+  settle_kinds(&c->base, config, options->kernels, mainloop);
   if (unfused_open(&f->unfused, config, options, err) ||
-      fused_kernels_open(&f->kernels, &c->gpu, err) || make_workspace(f, err) ||
-      cuda_ready(c, "cuda, fused", err)) {
+      fused_kernels_open(&f->kernels, mainloop, &c->gpu, err) || make_workspace(f, err) ||
+      cuda_ready(c, mainloop == MAINLOOP_WGMMA ? "cuda, fused" : "cuda, fused by mma.sync", err)) {
     cuda_destroy(&c->base);
     return NULL;
   }
-  set_operations(&c->base, config);
+  set_operations(&c->base, config, mainloop);
   describe(&c->base);
   return &c->base;
 }

@@ -272,14 +272,14 @@ private:
 // Comes last in a program's file: compiles all tile shapes, and makes fused_program_NAME.
 #define DEFINE_PROGRAM(Struct, name_)                                                              \
   extern "C" const Program fused_program_##name_;                                                  \
-  const Program fused_program_##name_ = {#name_,                                                   \
-                                         Struct::FORM,                                             \
-                                         Struct::FORMATS,                                          \
-                                         depth_of<Struct>(),                                       \
-                                         Struct::COLUMNS,                                          \
-                                         {Struct::Loads::width(0), Struct::Loads::width(1)},       \
-                                         {Struct::Stores::width(0), Struct::Stores::width(1)},     \
-                                         Struct::Copies::WIDTH,                                    \
-                                         {program_kernel<Tile128x256, Struct>(),                   \
-                                          program_kernel<Tile128x192, Struct>(),                   \
-                                          program_kernel<Tile128x128, Struct>()}};
+  const Program fused_program_##name_ = {                                                          \
+      #name_,                                                                                      \
+      Struct::FORM,                                                                                \
+      Struct::FORMATS,                                                                             \
+      depth_of<Struct>(),                                                                          \
+      Struct::COLUMNS,                                                                             \
+      {Struct::Loads::width(0), Struct::Loads::width(1)},                                          \
+      {Struct::Stores::width(0), Struct::Stores::width(1)},                                        \
+      Struct::Copies::WIDTH,                                                                       \
+      {program_kernel<Tile128x256, Struct>(), program_kernel<Tile128x192, Struct>(),               \
+       program_kernel<Tile128x128, Struct>(), sync_program_kernel<Struct>()}};

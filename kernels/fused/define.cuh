@@ -2,6 +2,7 @@
 #pragma once
 #include <type_traits>
 #include "kernels/fused/mainloop.cuh"
+#include "kernels/fused/mainloop_sync.cuh"
 
 // As many stages as leave room for the epilogue's tiles.
 using Tile128x256 = Tile<128, 256, 4, COOPERATIVE>;
@@ -26,5 +27,14 @@ template <class Asked, class P> ProgramKernel program_kernel() {
   using SharedTile = Tile<Asked::ROWS, Asked::COLS, Asked::STAGES, COOPERATIVE>;
   if constexpr (fits<P>(Asked::COLS))
     return kernel_in<std::conditional_t<(P::PROMOTE > 0), SharedTile, Asked>, P>();
+  return {};
+}
+
+template <class P> ProgramKernel sync_program_kernel() {
+  constexpr int REGISTERS = 65536 / (2 * SyncTile::THREADS); // at most, of one that also moves data
+  if constexpr (P::FORMATS == GEMM_BF16)
+    return {
+        (const void *)sync_kernel<P>, SyncTile::WARP,        SyncTile::WARP, SyncTile::MOST_STAGES,
+        SyncShared<P>::SLOTS,         SyncTile::STAGE_BYTES, REGISTERS,      REGISTERS};
   return {};
 }

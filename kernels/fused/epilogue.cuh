@@ -40,6 +40,12 @@ template <class Loads, class Stores> constexpr bool chunks_match() {
   return Loads::width(0) == Stores::width(0) && (!both || Loads::width(1) == Stores::width(1));
 }
 
+// Where 16 bytes of a chunk's row lie, as the copy engine puts them with
+// CU_TENSOR_MAP_SWIZZLE_128B (rows of 128 bytes) and _64B (of 64): without bank conflicts.
+static DEVICE int chunk_unit(int width, int row, int unit) {
+  return unit ^ (width == 64 ? row & 7 : (row >> 1) & 3);
+}
+
 // A block of 64 rows of a warpgroup's tile, as end sees it. A thread holds pairs of two of its
 // rows, 0 and 1.
 struct RowBlock {
@@ -392,15 +398,12 @@ template <class Program> struct Step {
   }
 
 private:
-  // Where this lane's row of the four matrices from pair `first` on lies: a 16-byte column c of row
-  // `row` is at c ^ swizzle, as the copy engine puts it with CU_TENSOR_MAP_SWIZZLE_128B (rows of
-  // 128 bytes) and _64B (of 64). No bank conflicts.
+  // Where this lane's row of the four matrices from pair `first` on lies.
   template <class Chunks, int OPERAND, int N> DEVICE uint32_t address(int first) const {
     constexpr int WIDTH = Chunks::width(OPERAND);
     static_assert(N % 4 == 0 && N <= WIDTH / 4, "whole matrices, inside of the chunk");
     const int lane = block.thread & 31, row = (block.thread >> 5) * 16 + (lane & 15);
-    const int swizzle = WIDTH == 64 ? row & 7 : (row >> 1) & 3;
     return slot + Chunks::offset(OPERAND) + row * (WIDTH * 2) +
-           (((first / 2 + (lane >> 4)) ^ swizzle) << 4);
+           (chunk_unit(WIDTH, row, first / 2 + (lane >> 4)) << 4);
   }
 };

@@ -41,7 +41,7 @@ static ProgramCall call_of(const Fused *f, int64_t M, int64_t N, int64_t K, Oper
 
 // sums: the row statistic that the program leaves, a part a tile of columns; NULL: none.
 static void run(const Fused *f, ProgramName name, ProgramCall *call, RowStat *sums) {
-  const TileShape tile = tile_choose(name, call->M, call->N, call->K);
+  const TileShape tile = tile_choose(f->kernels.mainloop, name, call->M, call->N, call->K);
   if (sums) {
     sums->parts = tile_parts(tile, call->N);
     call->args.out[0] = *sums;
@@ -154,7 +154,7 @@ static HeadFinish run_probabilities(const Fused *f, int64_t M, Operand x, RowSta
   const Cuda *u = &f->unfused.cuda;
   const OpsConfig *c = &u->config;
   const ProgramName name = in_fp8(x, W) ? PROGRAM_PROBABILITIES_FP8 : PROGRAM_PROBABILITIES;
-  const TileShape tile = tile_choose(name, f->head.sum.stride, c->V, c->D);
+  const TileShape tile = tile_choose(f->kernels.mainloop, name, f->head.sum.stride, c->V, c->D);
   HeadFinish finish = {.M = M,
                        .r = row_scale_of(u, x, sumsq),
                        .sum = f->head.sum,

@@ -22,13 +22,19 @@ const Program *fused_program(ProgramName name) {
 
 // ---- Set-up
 
-int fused_kernels_check(int major, int minor, Error *err) {
-  if (major == 9 && minor == 0) return 0;
-  return error_set(
-      err,
-      "fused kernels are made for GPUs of compute capability 9.0 (Hopper), and this one "
-      "has %d.%d; use backend.kernels \"unfused\"",
-      major, minor);
+static bool has_wgmma(const Gpu *gpu) {
+  return gpu->major == 9 && gpu->minor == 0;
+}
+
+int fused_mainloop(Mainloop asked, const Gpu *gpu, Mainloop *taken, Error *err) {
+  if (asked == MAINLOOP_WGMMA && !has_wgmma(gpu))
+    return error_set(
+        err,
+        "backend.mainloop \"wgmma\" needs a GPU of compute capability 9.0 (Hopper), and "
+        "this one has %d.%d; take \"auto\"",
+        gpu->major, gpu->minor);
+  *taken = asked != MAINLOOP_AUTO ? asked : has_wgmma(gpu) ? MAINLOOP_WGMMA : MAINLOOP_MMA_SYNC;
+  return 0;
 }
 
 static int find_encode(PFN_cuTensorMapEncodeTiled_v12000 *encode, Error *err) {
@@ -62,11 +68,10 @@ static cudaLaunchConfig_t launch_config(const ProgramKernel *k, int64_t clusters
                               .numAttrs = sizeof attributes / sizeof *attributes};
 }
 
-int fused_program_open(OpenProgram *open, const Program *program, const Gpu *gpu, Error *err) {
-  open->program = program;
-  if (fused_kernels_check(gpu->major, gpu->minor, err) || find_encode(&open->encode, err))
-    return -1;
-  for (int tile = 0; tile < TILE_SHAPES; tile++) {
+static int open_wgmma(OpenProgram *open, const Gpu *gpu, Error *err) {
+  const Program *program = open->program;
+  if (find_encode(&open->encode, err)) return -1;
+  for (int tile = 0; tile < WGMMA_SHAPES; tile++) {
     const ProgramKernel *k = &program->kernels[tile];
     if (!k->kernel) continue;
     CUDA_TRY(err, cudaFuncSetAttribute(k->kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
@@ -81,9 +86,38 @@ int fused_program_open(OpenProgram *open, const Program *program, const Gpu *gpu
   return 0;
 }
 
-int fused_kernels_open(FusedKernels *kernels, const Gpu *gpu, Error *err) {
+// As many stages as leave room for two blocks on a multiprocessor.
+static int open_mma_sync(OpenProgram *open, const Gpu *gpu, Error *err) {
+  enum { LEAST_STAGES = 3, RESERVED = 1024 }; // bytes of a block that are the driver's
+  const ProgramKernel *k = &open->program->kernels[TILE_64x64];
+  int room;
+  if (!k->kernel) return 0;
+  CUDA_TRY(err,
+           cudaDeviceGetAttribute(&room, cudaDevAttrMaxSharedMemoryPerMultiprocessor, gpu->device));
+  open->stages = (room / 2 - RESERVED) / k->shared_bytes;
+  if (open->stages > k->stages) open->stages = k->stages;
+  if (open->stages < LEAST_STAGES)
+    return error_set(err,
+                     "the GPU has %d bytes of shared memory, too few for fused kernels; take "
+                     "backend.kernels \"unfused\"",
+                     room);
+  CUDA_TRY(err, cudaFuncSetAttribute(k->kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                     open->stages * k->shared_bytes));
+  return 0;
+}
+
+int fused_program_open(OpenProgram *open, const Program *program, Mainloop mainloop, const Gpu *gpu,
+                       Error *err) {
+  *open = (OpenProgram){.program = program};
+  if (mainloop != MAINLOOP_MMA_SYNC && has_wgmma(gpu) && open_wgmma(open, gpu, err)) return -1;
+  return mainloop != MAINLOOP_WGMMA ? open_mma_sync(open, gpu, err) : 0;
+}
+
+int fused_kernels_open(FusedKernels *kernels, Mainloop mainloop, const Gpu *gpu, Error *err) {
+  kernels->mainloop = mainloop;
   for (int name = 0; name < PROGRAMS; name++)
-    if (fused_program_open(&kernels->programs[name], fused_program((ProgramName)name), gpu, err))
+    if (fused_program_open(&kernels->programs[name], fused_program((ProgramName)name), mainloop,
+                           gpu, err))
       return -1;
   return 0;
 }
@@ -138,15 +172,10 @@ static EpilogueOperands epilogue_operands(const OpenProgram *open, const Program
   return operands;
 }
 
-void fused_launch(const OpenProgram *open, TileShape tile, const ProgramCall *call,
-                  cudaStream_t stream) {
+static void launch_wgmma(const OpenProgram *open, TileShape tile, const ProgramCall *call,
+                         cudaStream_t stream) {
   const Program *program = open->program;
   const ProgramKernel *k = &program->kernels[tile];
-  if (!k->kernel) fail_call(program, "it has no kernel in this tile shape; ask tile_choose");
-  if (call->M <= 0 || call->N <= 0 || call->K <= 0) return;
-  if (call->M > INT32_MAX - 512 || call->N > INT32_MAX - 512 || call->K > INT32_MAX - 512)
-    fail_call(program, "a side of the product is not below 2^31 - 512");
-
   // K-major operands come in one box a stage (B in two halves), others in boxes of 64 x 64.
   const int32_t depth = program->depth, bytes = DEPTH_BYTES / depth;
   const Matrix A = {call->A, call->M, call->K}, A_across = {call->A, call->K, call->M},
@@ -167,4 +196,42 @@ void fused_launch(const OpenProgram *open, TileShape tile, const ProgramCall *ca
   int M = (int)call->M, N = (int)call->N, K = (int)call->K;
   void *parameters[] = {(void *)(uintptr_t)&a, (void *)(uintptr_t)&b, &operands, &M, &N, &K};
   CUDA_CHECK(cudaLaunchKernelExC(&config, k->kernel, parameters));
+}
+
+static bool in_units(const void *data, int64_t stride) {
+  return (uintptr_t)data % 16 == 0 && stride % 8 == 0;
+}
+
+static void launch_mma_sync(const OpenProgram *open, const ProgramCall *call, cudaStream_t stream) {
+  enum { SIDE = 128, THREADS = 128 }; // of a block's tile
+  const Program *program = open->program;
+  const ProgramKernel *k = &program->kernels[TILE_64x64];
+  bool fits = in_units(call->A, call->stride_a) && in_units(call->B, call->stride_b) &&
+              (program->form == GEMM_TN ? call->M : call->K) % 8 == 0 &&
+              (program->form == GEMM_NT ? call->K : call->N) % 8 == 0;
+  for (int i = 0; i < MAX_TILES; i++)
+    fits = fits && in_units(call->loads[i].data, call->loads[i].cols) &&
+           in_units(call->stores[i].data, call->stores[i].cols);
+  if (!fits) fail_call(program, "a matrix's pointer or rows are not at 16-byte boundaries");
+  const int64_t tiles = (call->M + SIDE - 1) / SIDE * ((call->N + SIDE - 1) / SIDE);
+  if (tiles > INT32_MAX) fail_call(program, "the product has 2^31 tiles or more");
+  int stages = open->stages;
+  void *parameters[] = {(void *)(uintptr_t)call, &stages};
+  CUDA_CHECK(cudaLaunchKernel(k->kernel, (dim3){.x = (unsigned)tiles, .y = 1, .z = 1},
+                              (dim3){.x = THREADS, .y = 1, .z = 1}, parameters,
+                              (size_t)(stages * k->shared_bytes), stream));
+}
+
+void fused_launch(const OpenProgram *open, TileShape tile, const ProgramCall *call,
+                  cudaStream_t stream) {
+  const Program *program = open->program;
+  if (!program->kernels[tile].kernel)
+    fail_call(program, "it has no kernel in this tile shape; ask tile_choose");
+  if (call->M <= 0 || call->N <= 0 || call->K <= 0) return;
+  if (call->M > INT32_MAX - 512 || call->N > INT32_MAX - 512 || call->K > INT32_MAX - 512)
+    fail_call(program, "a side of the product is not below 2^31 - 512");
+  if (tile == TILE_64x64)
+    launch_mma_sync(open, call, stream);
+  else
+    launch_wgmma(open, tile, call, stream);
 }

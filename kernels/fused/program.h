@@ -79,9 +79,9 @@ typedef struct ProgramCall {
 typedef struct ProgramKernel {
   const void *kernel;                             // NULL: it has none in this shape
   int32_t rows, cols;                             // of the tile
-  int32_t stages;                                 // operand tiles under way
+  int32_t stages;                                 // operand tiles under way; mma.sync: at most
   int32_t slots;                                  // epilogue chunks under way, of each warpgroup
-  int32_t shared_bytes;                           // dynamic
+  int32_t shared_bytes;                           // dynamic; mma.sync: of a stage
   int32_t producer_registers, consumer_registers; // a thread, after they were dealt out
 } ProgramKernel;
 
@@ -100,24 +100,29 @@ typedef struct Program {
 typedef struct OpenProgram {
   const Program *program;
   PFN_cuTensorMapEncodeTiled_v12000 encode;
-  int32_t clusters[TILE_SHAPES]; // that the GPU runs at once
+  int32_t clusters[WGMMA_SHAPES]; // that the GPU runs at once
+  int32_t stages;                 // of mma.sync
 } OpenProgram;
 
 // Those of the table in programs.h.
 typedef struct FusedKernels {
+  Mainloop mainloop;
   OpenProgram programs[PROGRAMS];
 } FusedKernels;
 
 const Program *fused_program(ProgramName name);
 
-// 0, or -1 and a sentence: the kernels need compute capability 9.0.
-int fused_kernels_check(int major, int minor, Error *err);
+// The mainloop that is asked for, never MAINLOOP_AUTO: 0, or -1 and a sentence if this GPU has it
+// not.
+int fused_mainloop(Mainloop asked, const Gpu *gpu, Mainloop *taken, Error *err);
 // 0, or -1 and why this GPU or driver cannot run them. There is nothing to close.
-int fused_kernels_open(FusedKernels *kernels, const Gpu *gpu, Error *err);
-int fused_program_open(OpenProgram *open, const Program *program, const Gpu *gpu, Error *err);
+int fused_kernels_open(FusedKernels *kernels, Mainloop mainloop, const Gpu *gpu, Error *err);
+// In the tile shapes of a mainloop; MAINLOOP_AUTO: in all that this GPU can run.
+int fused_program_open(OpenProgram *open, const Program *program, Mainloop mainloop, const Gpu *gpu,
+                       Error *err);
 
-// Only launches. `tile` as tile_choose says, or another. A call that no program can serve (a size
-// of 2^31, a matrix that the copy engine does not take) ends the process with a sentence.
+// Only launches. `tile` as tile_choose says, or another that was opened. A call that no program can
+// serve (a size of 2^31, a matrix not at 16-byte boundaries) ends the process with a sentence.
 void fused_launch(const OpenProgram *open, TileShape tile, const ProgramCall *call,
                   cudaStream_t stream);
 

@@ -2,6 +2,7 @@
 #pragma once
 #include <stdbool.h>
 #include <stdint.h>
+#include "kernels/operations.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -36,22 +37,25 @@ typedef enum ProgramName {
       PROGRAMS // also means: a program that is not in the table
 } ProgramName;
 
-// The shapes of a block's tile of the product, rows x columns. Two blocks, a cluster, take
-// neighbouring tiles of a column and share B.
+// The shapes of a tile of the product, rows x columns, whose columns leave a part of each row's
+// statistics. Of wgmma's mainloop two blocks, a cluster, take neighbouring tiles of a column and
+// share B.
 typedef enum TileShape {
   TILE_128x256, // two warpgroups, 64 rows each, compute and then store together
   TILE_128x192, // two warpgroups in turns: one stores while the other computes
   TILE_128x128, // the same
+  WGMMA_SHAPES,
+  TILE_64x64 = WGMMA_SHAPES, // mma.sync: a warp's of the four that a block has
   TILE_SHAPES
 } TileShape;
 
 // ---- tiles.c
 // The tile shape for a product, by the table of measurements there. A program that has no figures
 // there, or is PROGRAMS, is taken to only store its product.
-TileShape tile_choose(ProgramName name, int64_t M, int64_t N, int64_t K);
+TileShape tile_choose(Mainloop mainloop, ProgramName name, int64_t M, int64_t N, int64_t K);
 // Whether a program pays, beside cuBLASLt's product and the unfused kernels: not where more than a
 // fifth of what its tiles compute lies outside of the product (288 columns take 384).
-bool tile_pays(ProgramName name, int64_t M, int64_t N, int64_t K);
+bool tile_pays(Mainloop mainloop, ProgramName name, int64_t M, int64_t N, int64_t K);
 // Tiles of columns, that is, parts of a row's statistics.
 int32_t tile_parts(TileShape tile, int64_t N);
 

@@ -43,7 +43,7 @@ static const Exposed exposed[PROGRAMS + 1] = {
 
 static int64_t tile_cols(TileShape tile) {
   static const int64_t cols[TILE_SHAPES] = {
-      [TILE_128x256] = 256, [TILE_128x192] = 192, [TILE_128x128] = 128};
+      [TILE_128x256] = 256, [TILE_128x192] = 192, [TILE_128x128] = 128, [TILE_64x64] = 64};
   return cols[tile];
 }
 
@@ -51,19 +51,21 @@ int32_t tile_parts(TileShape tile, int64_t N) {
   return (int32_t)((N + tile_cols(tile) - 1) / tile_cols(tile));
 }
 
-bool tile_pays(ProgramName name, int64_t M, int64_t N, int64_t K) {
-  const TileShape tile = tile_choose(name, M, N, K);
-  return (double)(tile_parts(tile, N) * tile_cols(tile)) <= 1.25 * (double)N;
+bool tile_pays(Mainloop mainloop, ProgramName name, int64_t M, int64_t N, int64_t K) {
+  const TileShape tile = tile_choose(mainloop, name, M, N, K);
+  const int64_t cols = tile == TILE_64x64 ? 2 * tile_cols(tile) : tile_cols(tile); // of a block
+  return (double)((N + cols - 1) / cols * cols) <= 1.25 * (double)N;
 }
 
-TileShape tile_choose(ProgramName name, int64_t M, int64_t N, int64_t K) {
+TileShape tile_choose(Mainloop mainloop, ProgramName name, int64_t M, int64_t N, int64_t K) {
+  if (mainloop == MAINLOOP_MMA_SYNC) return TILE_64x64;
   const Exposed *e = &exposed[exposed[name].of_256 > 0 ? name : PROGRAMS];
-  const double extra[TILE_SHAPES] = {[TILE_128x256] = e->of_256 / (double)K,
-                                     [TILE_128x192] = e->of_192,
-                                     [TILE_128x128] = e->of_128 + e->of_128_k / (double)K};
+  const double extra[WGMMA_SHAPES] = {[TILE_128x256] = e->of_256 / (double)K,
+                                      [TILE_128x192] = e->of_192,
+                                      [TILE_128x128] = e->of_128 + e->of_128_k / (double)K};
   TileShape best = TILE_128x192;
   double least = 0;
-  for (int tile = 0; tile < TILE_SHAPES; tile++) {
+  for (int tile = 0; tile < WGMMA_SHAPES; tile++) {
     const int64_t tiles = (M + CLUSTER_ROWS - 1) / CLUSTER_ROWS * tile_parts((TileShape)tile, N);
     const int64_t rounds = (tiles + CLUSTERS - 1) / CLUSTERS;
     const double time = (double)(rounds * tile_cols((TileShape)tile)) * (1 + extra[tile]);

@@ -91,7 +91,8 @@ typedef enum Precision { PRECISION_BF16, PRECISION_FP8, PRECISION_FP8_HEAD } Pre
 
 typedef struct BackendConfig {
   Device device;
-  KernelChoice kernels; // GPU only
+  KernelChoice kernels; // GPU only, as the next
+  Mainloop mainloop;
   Precision precision;
   bool deterministic; // GPU: equal bits in every run
   bool graphs;        // GPU: a step is recorded once and replayed

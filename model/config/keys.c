@@ -10,13 +10,14 @@ static const char *const schedules[] = {"constant", "cosine", "wsd", NULL};
 static const char *const recomputes[] = {"none", "mlp", "layer", NULL};
 static const char *const devices[] = {"auto", "cuda", "cpu", NULL};
 static const char *const kernel_kinds[] = {"auto", "fused", "unfused", NULL};
+static const char *const mainloops[] = {"auto", "wgmma", "mma_sync", NULL};
 static const char *const precisions[] = {"bf16", "fp8", "fp8_head", NULL};
 static const char *const dtypes[] = {"fp32", "bf16", NULL};
 
 _Static_assert(sizeof(Schedule) == sizeof(int) && sizeof(RopeType) == sizeof(int) &&
                    sizeof(Device) == sizeof(int) && sizeof(KernelChoice) == sizeof(int) &&
                    sizeof(SaveDtype) == sizeof(int) && sizeof(MomentType) == sizeof(int) &&
-                   sizeof(Precision) == sizeof(int),
+                   sizeof(Precision) == sizeof(int) && sizeof(Mainloop) == sizeof(int),
                "choices are stored as int");
 
 #define REQUIRED NULL
@@ -158,6 +159,10 @@ const Key config_keys[] = {
     CHOICE(backend, kernels, kernel_kinds, "\"auto\"", SHAPES,
            "GPU kernels; auto: the programs that pay; fused: every program that can run, at any "
            "width; unfused: a kernel of its own for everything around a GEMM"),
+    CHOICE(
+        backend, mainloop, mainloops, "\"auto\"", SHAPES,
+        "the GEMM of fused kernels; wgmma: Hopper's; mma_sync: of any GPU from compute capability "
+        "8.0 on, bf16 alone; auto: the faster"),
     CHOICE(backend, precision, precisions, "\"bf16\"", 0,
            "what products multiply in; fp8: all of them but attention's; fp8_head: the output "
            "layer's, which pays for narrow models; --generate and --eval take bf16"),

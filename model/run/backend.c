@@ -36,6 +36,7 @@ bool run_graphs(const Config *c) {
 // The backend is created for the calls that such a run makes.
 static Backend *gpu_create(const Config *c, OpsConfig ops, const RunShape *shape, Error *err) {
   const GpuOptions options = {.kernels = c->backend.kernels,
+                              .mainloop = c->backend.mainloop,
                               .train = shape->train,
                               .grads_fp32 = c->train.gradient_accumulation > 1,
                               .deterministic = c->backend.deterministic,
@@ -61,6 +62,7 @@ static Backend gpu_outline(const Config *c, const RunShape *shape) {
   const ModelConfig *m = &c->model;
   const size_t M = (size_t)(shape->batch * shape->seq),
                Hd = (size_t)(m->num_attention_heads * m->head_dim);
+  const int64_t part = c->backend.mainloop == MAINLOOP_MMA_SYNC ? 64 : 128; // columns
   return (Backend){.name = "GPU",
                    .act_bytes = 2,
                    .fp8_bytes = 1,
@@ -69,11 +71,11 @@ static Backend gpu_outline(const Config *c, const RunShape *shape) {
                    .moment_bytes = c->backend.moments == MOMENTS_BF16 ? 2 : 4,
                    .grad_bytes = c->train.gradient_accumulation > 1 ? 4 : 2,
                    .rounds_gradients = c->train.gradient_accumulation == 1,
-                   .most_parts = {m->hidden_size / 128 + 1, m->intermediate_size / 128 + 1},
+                   .most_parts = {m->hidden_size / part + 1, m->intermediate_size / part + 1},
                    .max_tokens = (int64_t)M,
                    .workspace_bytes =
                        M * (2 * (size_t)m->intermediate_size + 8 * Hd) +
-                       M / (size_t)shape->loss_chunks * (size_t)(m->vocab_size / 128 + 1) * 8};
+                       M / (size_t)shape->loss_chunks * (size_t)(m->vocab_size / part + 1) * 8};
 }
 
 static size_t estimate_bytes(const Config *c, const RunShape *shape) {

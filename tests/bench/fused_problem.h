@@ -282,8 +282,10 @@ static inline Subject subject_of(const Program *program) {
 static inline void add_statistics(Problem *p) {
   const Width *w = p->width;
   const int64_t M = p->product.M;
-  const int32_t parts = tile_parts(tile_choose(PROGRAM_RESIDUAL, M, w->D, w->F), w->D),
-                of_mlp = tile_parts(tile_choose(PROGRAM_SWIGLU_BACKWARD, M, w->F, w->D), w->F),
+  const int32_t parts =
+                    tile_parts(tile_choose(MAINLOOP_AUTO, PROGRAM_RESIDUAL, M, w->D, w->F), w->D),
+                of_mlp = tile_parts(
+                    tile_choose(MAINLOOP_AUTO, PROGRAM_SWIGLU_BACKWARD, M, w->F, w->D), w->F),
                 parts_s = p->product.K == 2 * w->F ? of_mlp : 1;
   ProgramArgs *args = &p->call.args;
   args->in[0] =
@@ -296,7 +298,7 @@ static inline void add_statistics(Problem *p) {
   // As many as the smallest tiles leave, of two numbers; each launch says how many it means.
   for (int i = 0; i < 2; i++)
     args->out[i] = (RowStat){
-        .data = take(p, (size_t)(tile_parts(TILE_128x128, p->product.N) * M) * sizeof(MaxSum)),
+        .data = take(p, (size_t)(tile_parts(TILE_64x64, p->product.N) * M) * sizeof(MaxSum)),
         .stride = M};
 }
 
@@ -323,7 +325,8 @@ static inline void problem_open(Problem *p) {
   const int64_t M = p->product.M, N = p->product.N, K = p->product.K;
   const Program *program = p->subject->program;
   Error err;
-  if (fused_program_open(&p->open, program, &p->bench->gpu, &err)) end_with(err.text);
+  if (fused_program_open(&p->open, program, MAINLOOP_AUTO, &p->bench->gpu, &err))
+    end_with(err.text);
   p->call = (ProgramCall){.M = M, .N = N, .K = K};
   if (program->formats == GEMM_BF16) {
     p->call.A = take_random(p, p->bench->normal, M * K);

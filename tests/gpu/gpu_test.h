@@ -18,6 +18,19 @@
 #include "kernels/ops.h"
 #include "tests/support/bf16.h"
 
+// What tests of the GPU backends run over: the unfused kernels, and the programs on the mainloop
+// that this GPU takes by itself and on the one that every GPU has.
+typedef struct KernelMode {
+  const char *name;
+  KernelChoice kernels;
+  Mainloop mainloop;
+} KernelMode;
+enum { KERNEL_MODES = 3 };
+static const KernelMode kernel_modes[KERNEL_MODES] = {
+    {"unfused", KERNELS_UNFUSED, MAINLOOP_AUTO},
+    {"fused", KERNELS_FUSED, MAINLOOP_AUTO},
+    {"mma_sync", KERNELS_FUSED, MAINLOOP_MMA_SYNC}};
+
 enum { GUARD = 1024, MAX_BUFFERS = 64 };
 
 static inline void round_all(float *x, int64_t n) {

@@ -22,7 +22,8 @@ double inv_freq(const Shape *s, int64_t j) {
   return pow(500000, -2 * (double)j / (double)s->d);
 }
 
-static int set_up(void **state, bool fused) {
+static int set_up(void **state, const KernelMode *mode) {
+  const bool fused = mode->kernels == KERNELS_FUSED;
   Subjects *all = xcalloc(1, sizeof *all);
   assert_true(SHAPES <= sizeof all->list / sizeof *all->list);
   for (int i = 0; i < SHAPES; i++) {
@@ -42,7 +43,7 @@ static int set_up(void **state, bool fused) {
                         .rms_norm_eps = eps};
     for (int64_t j = 0; j < s.d / 2; j++) config.inv_freq[j] = inv_freq(&s, j);
     GpuOptions options = {
-        .kernels = fused ? KERNELS_FUSED : KERNELS_UNFUSED, .train = true, .gemm_cache = ""};
+        .kernels = mode->kernels, .mainloop = mode->mainloop, .train = true, .gemm_cache = ""};
     Error err;
     t->cpu = backend_cpu_create(&config);
     t->bf16 = backend_gpu_create(&config, &options, &err);
@@ -60,10 +61,13 @@ static int set_up(void **state, bool fused) {
   return 0;
 }
 static int set_up_unfused(void **state) {
-  return set_up(state, false);
+  return set_up(state, &kernel_modes[0]);
 }
 static int set_up_fused(void **state) {
-  return set_up(state, true);
+  return set_up(state, &kernel_modes[1]);
+}
+static int set_up_mma_sync(void **state) {
+  return set_up(state, &kernel_modes[2]);
 }
 
 static int tear_down(void **state) {
@@ -122,12 +126,9 @@ void scale_rows(const Subject *t, const float *sumsq, int64_t n, float *x) {
 }
 
 int run_over_backends(const struct CMUnitTest *tests, size_t count) {
-  const int unfused = _cmocka_run_group_tests("unfused", tests, count, set_up_unfused, tear_down);
-  Error err;
-  const OpsConfig aligned = {.D = 8, .F = 8, .d = 8};
-  if (backend_fused_supported(&aligned, &err) != 0) {
-    printf("# %s\n", err.text);
-    return unfused;
-  }
-  return unfused + _cmocka_run_group_tests("fused", tests, count, set_up_fused, tear_down);
+  const CMFixtureFunction set_ups[KERNEL_MODES] = {set_up_unfused, set_up_fused, set_up_mma_sync};
+  int failed = 0;
+  for (int i = 0; i < KERNEL_MODES; i++)
+    failed += _cmocka_run_group_tests(kernel_modes[i].name, tests, count, set_ups[i], tear_down);
+  return failed;
 }

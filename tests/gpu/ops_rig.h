@@ -53,6 +53,5 @@ const char *label(const Subject *t, const char *what);
     }                                                                                              \
   }
 
-// Runs them on the unfused and, where there are fused kernels, on the fused backend; returns how
-// many failed.
+// Runs them in each of kernel_modes; returns how many failed.
 int run_over_backends(const struct CMUnitTest *tests, size_t count);

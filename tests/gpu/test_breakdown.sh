@@ -3,6 +3,7 @@
 # stay the same.
 # shellcheck source=tests/support/lib.sh
 . "$(dirname "$0")/../support/lib.sh"
+# shellcheck disable=SC2046 # kernels_are gives several overrides
 prepare_data 4000
 cat >"$folder/config.json" <<END_OF_CONFIG
 {
@@ -17,6 +18,7 @@ cat >"$folder/config.json" <<END_OF_CONFIG
 END_OF_CONFIG
 
 ask_doctor
+[ "$all_kernels" = unfused ] || all_kernels="$all_kernels mma_sync"
 
 run() { # NAME OVERRIDES...
   local name=$1
@@ -27,9 +29,9 @@ breakdowns() { grep '"kind":"breakdown"' "$folder/$1/log.jsonl"; } # RUN
 steps() { breakdowns "$1" | sed -E 's/.*"step":([0-9]+).*/\1/' | paste -sd ' '; } # RUN
 
 for kernels in $all_kernels; do
-  run "$kernels-plain" "backend.kernels=$kernels"
-  run "$kernels-traced" "backend.kernels=$kernels" output.breakdown=true output.breakdown_interval=4
-  run "$kernels-launched" "backend.kernels=$kernels" output.breakdown=true output.breakdown_interval=4 backend.graphs=false
+  run "$kernels-plain" $(kernels_are "$kernels")
+  run "$kernels-traced" $(kernels_are "$kernels") output.breakdown=true output.breakdown_interval=4
+  run "$kernels-launched" $(kernels_are "$kernels") output.breakdown=true output.breakdown_interval=4 backend.graphs=false
   check "a_run_without_it_traces_no_step_with_${kernels}_kernels" "$(steps "$kernels-plain")" test -z "$(steps "$kernels-plain")"
   for run in traced launched; do
     name=$kernels-$run

@@ -24,8 +24,9 @@ static Backend *twin(const OpsConfig *ops, const RunShape *shape, int64_t micro_
 }
 
 static Backend *gpu(const OpsConfig *ops, const RunShape *shape, int64_t micro_batches,
-                    KernelChoice kernels) {
-  const GpuOptions options = {.kernels = kernels,
+                    const KernelMode *mode) {
+  const GpuOptions options = {.kernels = mode->kernels,
+                              .mainloop = mode->mainloop,
                               .train = true,
                               .grads_fp32 = micro_batches > 1,
                               .deterministic = true,
@@ -39,10 +40,13 @@ static Backend *gpu(const OpsConfig *ops, const RunShape *shape, int64_t micro_b
   return be;
 }
 static Backend *unfused(const OpsConfig *ops, const RunShape *shape, int64_t micro_batches) {
-  return gpu(ops, shape, micro_batches, KERNELS_UNFUSED);
+  return gpu(ops, shape, micro_batches, &kernel_modes[0]);
 }
 static Backend *fused(const OpsConfig *ops, const RunShape *shape, int64_t micro_batches) {
-  return gpu(ops, shape, micro_batches, KERNELS_FUSED);
+  return gpu(ops, shape, micro_batches, &kernel_modes[1]);
+}
+static Backend *mma_sync(const OpsConfig *ops, const RunShape *shape, int64_t micro_batches) {
+  return gpu(ops, shape, micro_batches, &kernel_modes[2]);
 }
 
 // What a test is about.
@@ -123,25 +127,22 @@ static const struct {
     {"%s_%s_matches_transformers_over_two_micro_batches_with_fp32_gradients", test_micro_batches},
     {"%s_%s_matches_transformers_with_the_loss_in_two_chunks", test_chunks},
 };
-enum { KINDS = sizeof kinds / sizeof *kinds, MAX_TESTS = 2 * KINDS * FIXTURES };
+enum { KINDS = sizeof kinds / sizeof *kinds, MAX_TESTS = KERNEL_MODES * KINDS * FIXTURES };
 
 int main(void) {
-  const OpsConfig multiples_of_8 = {.D = 8, .F = 8, .d = 8};
-  Error err;
-  const int backends = backend_fused_supported(&multiples_of_8, &err) == 0 ? 2 : 1;
-  if (backends == 1) printf("# %s\n", err.text);
+  RigBackend *const backends[KERNEL_MODES] = {unfused, fused, mma_sync};
   struct CMUnitTest tests[MAX_TESTS] = {0};
   char names[MAX_TESTS][96];
-  Subject subjects[2 * FIXTURES];
+  Subject subjects[KERNEL_MODES * FIXTURES];
   size_t count = 0;
-  for (size_t b = 0; b < (size_t)backends; b++)
+  for (size_t b = 0; b < KERNEL_MODES; b++)
     for (size_t f = 0; f < FIXTURES; f++) {
       // Its intermediate_size, 20, is not for the fused kernels.
-      if (b == 1 && strcmp(fixtures[f], "wide_heads") == 0) continue;
+      if (b > 0 && strcmp(fixtures[f], "wide_heads") == 0) continue;
       Subject *subject = &subjects[b * FIXTURES + f];
-      *subject = (Subject){fixtures[f], b == 1 ? fused : unfused};
+      *subject = (Subject){fixtures[f], backends[b]};
       for (size_t k = 0; k < KINDS; k++, count++) {
-        snprintf(names[count], sizeof names[count], kinds[k].sentence, b == 1 ? "fused" : "unfused",
+        snprintf(names[count], sizeof names[count], kinds[k].sentence, kernel_modes[b].name,
                  fixtures[f]);
         tests[count] = (struct CMUnitTest){names[count], kinds[k].run, NULL, NULL, subject};
       }

@@ -20,8 +20,9 @@ static const ModelConfig model = {.hidden_size = 256,
                                   .rope_theta = 10000,
                                   .initializer_range = 0.08};
 
-static Backend *gpu(const OpsConfig *ops, KernelChoice kernels, bool graphs) {
-  const GpuOptions options = {.kernels = kernels, .graphs = graphs, .gemm_cache = ""};
+static Backend *gpu(const OpsConfig *ops, const KernelMode *mode, bool graphs) {
+  const GpuOptions options = {
+      .kernels = mode->kernels, .mainloop = mode->mainloop, .graphs = graphs, .gemm_cache = ""};
   Error err;
   Backend *be = backend_gpu_create(ops, &options, &err);
   if (!be) fail_msg("%s", err.text);
@@ -40,10 +41,10 @@ static void fill_prompt(int32_t *text) {
 }
 
 // Writes text[PROMPT ..) greedily, twice: the second time from what the first has recorded.
-static void write_text(KernelChoice kernels, bool graphs, int64_t context, int32_t *text) {
+static void write_text(const KernelMode *mode, bool graphs, int64_t context, int32_t *text) {
   const RunShape shape = {.batch = 1, .seq = 64, .loss_chunks = 1, .context = context};
   const OpsConfig ops = llama_ops_config(&model, &shape, model.max_position_embeddings, 0);
-  Backend *be = gpu(&ops, kernels, graphs);
+  Backend *be = gpu(&ops, mode, graphs);
   Llama llama;
   Error err;
   open_model(&llama, be, &shape);
@@ -113,39 +114,27 @@ static void check_written(const char *name, const int32_t *text) {
   free(twin);
 }
 
-static void check_backend(const char *name, KernelChoice kernels) {
+static void check_backend(void **state) {
+  const KernelMode *mode = *state;
   int32_t text[TEXT], launched[TEXT], past_context[TEXT], past_launched[TEXT];
-  write_text(kernels, true, model.max_position_embeddings, text);
-  write_text(kernels, false, model.max_position_embeddings, launched);
+  write_text(mode, true, model.max_position_embeddings, text);
+  write_text(mode, false, model.max_position_embeddings, launched);
   assert_memory_equal(text, launched, sizeof text);
-  check_written(name, text);
-  write_text(kernels, true, SHORT_CONTEXT, past_context); // the cache's newer half is fed again
-  write_text(kernels, false, SHORT_CONTEXT, past_launched);
+  check_written(mode->name, text);
+  write_text(mode, true, SHORT_CONTEXT, past_context); // the cache's newer half is fed again
+  write_text(mode, false, SHORT_CONTEXT, past_launched);
   assert_memory_equal(past_context, past_launched, sizeof past_context);
   assert_memory_equal(past_context, text, SHORT_CONTEXT * sizeof *text);
   assert_memory_not_equal(past_context, text, sizeof text);
 }
 
-static void test_unfused(void **state) {
-  (void)state;
-  check_backend("unfused", KERNELS_UNFUSED);
-}
-
-static void test_fused(void **state) {
-  (void)state;
-  Error err;
-  const RunShape shape = {.batch = 1, .seq = 64, .loss_chunks = 1};
-  const OpsConfig ops = llama_ops_config(&model, &shape, 64, 0);
-  if (backend_fused_supported(&ops, &err) != 0) {
-    printf("# %s\n", err.text);
-    skip();
-  }
-  check_backend("fused", KERNELS_FUSED);
-}
-
 int main(void) {
-  const struct CMUnitTest tests[] = {
-      {"unfused_writes_what_the_cpu_finds_likeliest", test_unfused, NULL, NULL, NULL},
-      {"fused_writes_what_the_cpu_finds_likeliest", test_fused, NULL, NULL, NULL}};
+  static const char *const names[KERNEL_MODES] = {"unfused_writes_what_the_cpu_finds_likeliest",
+                                                  "fused_writes_what_the_cpu_finds_likeliest",
+                                                  "mma_sync_writes_what_the_cpu_finds_likeliest"};
+  struct CMUnitTest tests[KERNEL_MODES];
+  for (int i = 0; i < KERNEL_MODES; i++)
+    tests[i] = (struct CMUnitTest){names[i], check_backend, NULL, NULL,
+                                   (void *)(uintptr_t)&kernel_modes[i]};
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -10,9 +10,9 @@
 #include "tests/gpu/ops_rig.h"
 
 // Mixed: the loss fused, the dgrad not.
-typedef enum Mode { UNFUSED, UNFUSED_FP8, FUSED, MIXED, FUSED_FP8, MODES } Mode;
-static const char *const mode_names[MODES] = {"unfused", "unfused fp8", "fused", "mixed",
-                                              "fused fp8"};
+typedef enum Mode { UNFUSED, UNFUSED_FP8, FUSED, MMA_SYNC, MIXED, FUSED_FP8, MODES } Mode;
+static const char *const mode_names[MODES] = {"unfused",  "unfused fp8", "fused",
+                                              "mma_sync", "mixed",       "fused fp8"};
 static bool in_fp8(Mode mode) {
   return mode == UNFUSED_FP8 || mode == FUSED_FP8;
 }
@@ -183,8 +183,11 @@ static Backend *backend_new(Shape3 s, Mode mode) {
                             .calls = &dgrad,
                             .call_count = mode == MIXED};
   static const KernelChoice choices[MODES] = {KERNELS_UNFUSED, KERNELS_UNFUSED, KERNELS_FUSED,
-                                              KERNELS_AUTO, KERNELS_FUSED};
-  const GpuOptions options = {.kernels = choices[mode], .train = true, .gemm_cache = ""};
+                                              KERNELS_FUSED,   KERNELS_AUTO,    KERNELS_FUSED};
+  const GpuOptions options = {.kernels = choices[mode],
+                              .mainloop = mode == MMA_SYNC ? MAINLOOP_MMA_SYNC : MAINLOOP_AUTO,
+                              .train = true,
+                              .gemm_cache = ""};
   Error err;
   Backend *be = backend_gpu_create(&config, &options, &err);
   if (!be) fail_msg("%s", err.text);

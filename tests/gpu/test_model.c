@@ -88,12 +88,9 @@ static void compare(const Case *c) {
   train(c, be, cpu);
   be->destroy(be);
   assert_true(cpu[STEPS - 1] < cpu[0] - 0.3); // it learned something, so the update was tested too
-  for (int fused = 0; fused < 2; fused++) {
-    if (fused && backend_fused_supported(&config, &err) != 0) {
-      printf("# %s: %s\n", c->name, err.text);
-      continue;
-    }
-    options.kernels = fused ? KERNELS_FUSED : KERNELS_UNFUSED;
+  for (int mode = 0; mode < KERNEL_MODES; mode++) {
+    options.kernels = kernel_modes[mode].kernels;
+    options.mainloop = kernel_modes[mode].mainloop;
     be = backend_gpu_create(&config, &options, &err);
     if (!be) fail_msg("%s", err.text);
     train(c, be, gpu);

@@ -133,7 +133,6 @@ static bool shape_pays(const Machine *m, Shape s) {
 
 static Machine *machine_of(void **state) {
   Machine *m = ((const Subject *)*state)->machine;
-  if (!m->usable) skip();
   return m;
 }
 
@@ -233,7 +232,7 @@ static void chosen_tiles_have_kernels(void **state) {
       for (int64_t M = 1; M < 100000; M *= 7)
         for (int64_t K = 64; K < 200000; K *= 9)
           assert_non_null(fused_program((ProgramName)name)
-                              ->kernels[tile_choose((ProgramName)name, M, N, K)]
+                              ->kernels[tile_choose(MAINLOOP_WGMMA, (ProgramName)name, M, N, K)]
                               .kernel);
 }
 

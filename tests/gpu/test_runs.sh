@@ -3,6 +3,7 @@
 # the memory that was planned.
 # shellcheck source=tests/support/lib.sh
 . "$(dirname "$0")/../support/lib.sh"
+# shellcheck disable=SC2046 # kernels_are gives several overrides
 # Words in no order: how well they can be known has an end. A text that a model comes to know by heart makes runs that differ
 # in the last bits part by hundredths while its loss falls, and then no bound can tell a fault from rounding.
 awk 'BEGIN {
@@ -42,6 +43,7 @@ loss_at() { grep "\"kind\":\"$1\",\"step\":$2," "$folder/$3/log.jsonl" | tail -n
 
 run cpu backend.device=cpu train.steps=200
 ask_doctor
+[ "$all_kernels" = unfused ] || all_kernels="$all_kernels mma_sync"
 
 # The plan looks at the GPU, and neither times products nor remembers algorithms.
 XDG_CACHE_HOME=$folder/cache "$TRAIN" --plan "$config" >"$folder/said" 2>&1
@@ -83,7 +85,7 @@ all_agree() { # RUN_ON_THE_CPU SHAPE OVERRIDES...: the runs KERNELS-SHAPE
   local of_cpu=$1 shape=$2
   shift 2
   for kernels in $all_kernels; do
-    run "$kernels-$shape" backend.kernels="$kernels" train.steps=200 "$@"
+    run "$kernels-$shape" $(kernels_are "$kernels") train.steps=200 "$@"
     agree "$of_cpu" "$kernels-$shape" "$kernels"
   done
 }
@@ -111,7 +113,7 @@ for kernels in $all_kernels; do
     [ $model = shakespeare ] || sampler=-1
     "$TRAIN" configs/$model.json "data.train=$folder/data/train-*.bin" data.val= train.steps=1 optimizer.warmup_steps=0 \
       data.tokenizer=bytes train.sample_interval=$sampler train.save_interval=-1 \
-      backend.device=cuda backend.kernels="$kernels" "output.dir=$folder/memory-$kernels-$model" >"$folder/said" 2>&1
+      backend.device=cuda $(kernels_are "$kernels") "output.dir=$folder/memory-$kernels-$model" >"$folder/said" 2>&1
     percent=$(sed -nE 's/^memory  .* planned \(([-+][0-9.]+) %\)$/\1/p' "$folder/said")
     echo "# $kernels $model: $(grep '^memory  ' "$folder/said"), bound 1 %"
     check "${kernels}_${model}_takes_the_memory_that_was_planned" "$(tail -n 3 "$folder/said")" \
@@ -123,13 +125,13 @@ done
 same() {
   local name=$1 what=$2
   shift 2
-  run "$name" backend.kernels="$kernels" "$@"
+  run "$name" $(kernels_are "$kernels") "$@"
   check "${kernels}_$what" 'they differ' same_bits "$folder/$kernels" "$folder/$name"
 }
 
 all_agree cpu long
 for kernels in $all_kernels; do
-  run "$kernels" backend.kernels="$kernels"
+  run "$kernels" $(kernels_are "$kernels")
   same "$kernels"-again the_same_run_twice_has_equal_bits
   same "$kernels"-launched recorded_steps_have_the_bits_of_launched_ones backend.graphs=false
   for recompute in mlp layer; do
@@ -137,7 +139,7 @@ for kernels in $all_kernels; do
   done
 
   # Interrupted in the middle, at a moment of the machine's choosing, and resumed.
-  "$TRAIN" "$config" backend.kernels="$kernels" "output.dir=$folder/$kernels-cut" >"$folder/said" 2>"$folder/said.err" &
+  "$TRAIN" "$config" $(kernels_are "$kernels") "output.dir=$folder/$kernels-cut" >"$folder/said" 2>"$folder/said.err" &
   process=$!
   wait_for '"kind":"train","step":20,' "$folder/$kernels-cut/log.jsonl" $process
   kill -TERM $process
@@ -145,7 +147,7 @@ for kernels in $all_kernels; do
   check "${kernels}_an_interrupted_run_ends_well" "status $?" test $? = 0
   same "$kernels"-cut a_resumed_run_has_the_bits_of_the_uninterrupted_one train.resume=auto
 
-  run "$kernels"-accumulated backend.kernels="$kernels" train.gradient_accumulation=2 train.batch_size=4
+  run "$kernels"-accumulated $(kernels_are "$kernels") train.gradient_accumulation=2 train.batch_size=4
   a=$(loss_at train 50 "$kernels") b=$(loss_at train 50 "$kernels"-accumulated)
   check "${kernels}_accumulated_micro_batches_train_the_same" "$a and $b" \
     awk -v d="$(relative "$a" "$b")" 'BEGIN { exit !(d <= 0.01) }'
@@ -184,14 +186,16 @@ if [ "$all_kernels" != unfused ]; then
   shape_agrees intermediate_200 model.intermediate_size=200
 
   read -r unfused runs < <(mean_of unfused)
-  read -r fused _ < <(mean_of fused)
-  echo "# mean of $runs runs: unfused $unfused, fused $fused, bound twice unfused"
-  check fused_agrees_with_the_cpu_as_unfused_does "$fused and $unfused of $runs runs" \
-    awk -v f="$fused" -v u="$unfused" -v n="$runs" 'BEGIN { exit !(n == 6 && u > 0 && f > 0 && f <= 2 * u) }'
+  for kernels in fused mma_sync; do
+    read -r fused _ < <(mean_of $kernels)
+    echo "# mean of $runs runs: unfused $unfused, $kernels $fused, bound twice unfused"
+    check ${kernels}_agrees_with_the_cpu_as_unfused_does "$fused and $unfused of $runs runs" \
+      awk -v f="$fused" -v u="$unfused" -v n="$runs" 'BEGIN { exit !(n == 6 && u > 0 && f > 0 && f <= 2 * u) }'
+  done
 
   # Too wide for the CPU.
   for kernels in unfused fused; do
-    run "$kernels-a_fused_validation_loss" backend.kernels="$kernels" model.hidden_size=2048 model.num_hidden_layers=1 \
+    run "$kernels-a_fused_validation_loss" $(kernels_are "$kernels") model.hidden_size=2048 model.num_hidden_layers=1 \
       model.num_attention_heads=16 model.vocab_size=384 optimizer.learning_rate=0.0001
   done
   both_agree a_fused_validation_loss

@@ -117,6 +117,14 @@ ask_doctor() {
   if grep '^----  cuda, fused' "$folder/said" | sed 's/^/# /' | grep .; then all_kernels=unfused; fi
 }
 
+# kernels_are NAME: the overrides for these kernels. mma_sync: the fused ones on the mainloop of every GPU.
+kernels_are() {
+  case $1 in
+  mma_sync) echo backend.kernels=fused backend.mainloop=mma_sync ;;
+  *) echo "backend.kernels=$1" ;;
+  esac
+}
+
 # For tests of ranges: the library that writes them down. It is built where NVTX's headers are.
 RECORDER=$PWD/build/release/tests/nvtx_recorder.so
 

@@ -38,6 +38,7 @@ static void kernels_are_known_by_name(void **state) {
       {"_Z12fused_kernelI4TileILi128ELi128ELi5EL8Schedule1EE17NormDgradResidualL5Major0ELS4_1EEv",
        "fused_kernel NormDgradResidual 128x128", GROUP_PRODUCTS},
       {"_Z12fused_kernelI5OtherEv", "fused_kernel", GROUP_PRODUCTS},
+      {"_Z11sync_kernelI8ResidualEv11ProgramCalli", "sync_kernel Residual", GROUP_PRODUCTS},
       {"nvjet_tst_128x256_64x4_2x1_v_bz_coopA_TNT", "nvjet_tst_128x256_64x4_2x1_v_bz_coopA_TNT",
        GROUP_PRODUCTS},
       {"sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn_n_tilesize128x128x64",

@@ -9,14 +9,14 @@
 
 #include "kernels/fused/programs.h"
 
-static const int64_t cols[TILE_SHAPES] = {256, 192, 128};
+static const int64_t cols[TILE_SHAPES] = {256, 192, 128, 64};
 
 #define NO_KERNEL 1e9
 
 typedef struct Measured {
   ProgramName program;
   int64_t M, N, K;
-  double of_shape[TILE_SHAPES]; // times cuBLASLt's bare product
+  double of_shape[WGMMA_SHAPES]; // times cuBLASLt's bare product
 } Measured;
 
 // kernels/PERFORMANCE.md's run, all three tile shapes.
@@ -59,9 +59,9 @@ static void choice_is_near_the_best_measured(void **state) {
   double worst = 0;
   for (int i = 0; i < MEASURED; i++) {
     const Measured *m = &measured[i];
-    const TileShape tile = tile_choose(m->program, m->M, m->N, m->K);
+    const TileShape tile = tile_choose(MAINLOOP_WGMMA, m->program, m->M, m->N, m->K);
     double best = m->of_shape[0];
-    for (int t = 1; t < TILE_SHAPES; t++)
+    for (int t = 1; t < WGMMA_SHAPES; t++)
       if (m->of_shape[t] < best) best = m->of_shape[t];
     const double lost = m->of_shape[tile] - best;
     if (lost > worst) worst = lost;
@@ -77,11 +77,15 @@ static void every_size_gets_a_shape_with_its_parts(void **state) {
   for (int name = 0; name <= PROGRAMS; name++)
     for (int64_t N = 8; N <= 4096; N += 8)
       for (int64_t M = 1; M <= 40000; M = M * 7 + 3) {
-        const TileShape tile = tile_choose((ProgramName)name, M, N, 288);
-        assert_in_range(tile, 0, TILE_SHAPES - 1);
-        const int64_t parts = tile_parts(tile, N);
-        assert_true(parts * cols[tile] >= N && (parts - 1) * cols[tile] < N);
-        assert_true(parts <= tile_parts(TILE_128x128, N));
+        const Mainloop mainloops[] = {MAINLOOP_WGMMA, MAINLOOP_MMA_SYNC};
+        for (int i = 0; i < 2; i++) {
+          const TileShape tile = tile_choose(mainloops[i], (ProgramName)name, M, N, 288);
+          const TileShape narrowest = i == 0 ? TILE_128x128 : TILE_64x64;
+          assert_in_range(tile, i == 0 ? 0 : WGMMA_SHAPES, narrowest);
+          const int64_t parts = tile_parts(tile, N);
+          assert_true(parts * cols[tile] >= N && (parts - 1) * cols[tile] < N);
+          assert_true(parts <= tile_parts(narrowest, N));
+        }
       }
 }
 
@@ -90,11 +94,11 @@ static void wide_products_pay_and_odd_narrow_ones_do_not(void **state) {
   (void)state;
   const int64_t fitting[] = {128, 192, 384, 768, 864, 1024, 1536, 2048, 3072, 4096, 8192, 57344};
   for (size_t i = 0; i < sizeof fitting / sizeof *fitting; i++)
-    if (!tile_pays(PROGRAM_RESIDUAL, 32768, fitting[i], 768))
+    if (!tile_pays(MAINLOOP_WGMMA, PROGRAM_RESIDUAL, 32768, fitting[i], 768))
       fail_msg("%lld columns were said not to pay", (long long)fitting[i]);
   const int64_t wasteful[] = {8, 64, 96, 136, 200, 288, 300};
   for (size_t i = 0; i < sizeof wasteful / sizeof *wasteful; i++)
-    if (tile_pays(PROGRAM_RESIDUAL, 32768, wasteful[i], 768))
+    if (tile_pays(MAINLOOP_WGMMA, PROGRAM_RESIDUAL, 32768, wasteful[i], 768))
       fail_msg("%lld columns were said to pay", (long long)wasteful[i]);
 }
 

@@ -1,0 +1,341 @@
+// The GEMM that all programs share by mma.sync, for every GPU from compute capability 8.0 on: bf16
+// in, fp32 out. As mainloop.cuh it knows no program, and calls the same `step`.
+//
+// A block's four warps compute 128 x 128 of the product, 64 x 64 each. Operands come in stages of
+// 32 of K, by cp.async; when all warps have read a stage, its place takes the next one. Two blocks
+// share a multiprocessor, so that one's epilogue hides behind the other's products.
+//
+// mma.sync leaves a warp 16 rows of sums, as wgmma leaves each warp of a warpgroup. So a warp takes
+// its rows as four slabs of 16, one after the other, and is the same warp of a warpgroup in all of
+// them: four warps share a slot of 64 rows as a warpgroup does, and warp w's RowBlock starts 16 w
+// rows above its slab. Each slab has a program of its own, and 64 columns a part of statistics.
+#pragma once
+#include "kernels/fused/bases.cuh"
+
+struct SyncTile {
+  static constexpr int ROWS = 128, COLS = 128, DEPTH = 32;
+  static constexpr int WARP = 64; // rows and columns of a warp
+  static constexpr int THREADS = 32 * (ROWS / WARP) * (COLS / WARP);
+  static constexpr int A_BYTES = ROWS * DEPTH * 2, STAGE_BYTES = A_BYTES + COLS * DEPTH * 2;
+  static constexpr int LEAST_STAGES = 3, MOST_STAGES = 4;
+  static constexpr int GROUP = 8; // rows of tiles walked together, as TILE_GROUP
+};
+
+// ---- Operands
+
+// How LINES rows (of A) or columns (of B) of an operand lie in a stage. ACROSS: in memory it is
+// [K, lines], else [lines, K]. 16-byte units are moved within 128 bytes, so that neither the copies
+// nor ldmatrix meet in a bank:
+//   [lines, K]  unit u of line i, in rows of 64 bytes: at u ^ (i / 2 % 4)
+//   [K, lines]  blocks of 64 lines, in them unit u of k, in rows of 128 bytes: at u ^ (k % 8)
+template <bool ACROSS, int LINES> struct SyncOperand {
+  static constexpr int ROW_BYTES = ACROSS ? 128 : SyncTile::DEPTH * 2;
+  static constexpr int UNITS = (ACROSS ? LINES : SyncTile::DEPTH) / 8; // of a row in memory
+  static constexpr int STEP = SyncTile::THREADS / UNITS;               // rows from load to load
+  static constexpr int LOADS = LINES * SyncTile::DEPTH / 8 / SyncTile::THREADS;
+  static constexpr int BLOCK = SyncTile::DEPTH * 128; // bytes of 64 lines, across
+  static_assert(STEP % 8 == 0, "all loads of a thread are moved alike");
+
+  // What this thread copies: LOADS units, STEP rows apart.
+  const uint8_t *from;
+  int64_t row_step, stage_step; // bytes
+  int row, unit;
+  uint32_t to;
+  uint32_t lines; // bit i: load i's line exists
+
+  DEVICE SyncOperand(const void *data, int64_t stride, int first, int all) {
+    unit = threadIdx.x % UNITS, row = threadIdx.x / UNITS;
+    row_step = stride * STEP * 2;
+    stage_step = ACROSS ? stride * SyncTile::DEPTH * 2 : SyncTile::DEPTH * 2;
+    from = reinterpret_cast<const uint8_t *>(data) + (ACROSS ? first * 2 : first * stride * 2) +
+           row * stride * 2 + unit * 16;
+    to = place(ACROSS ? unit * 8 : row, ACROSS ? row : unit * 8);
+    lines = 0;
+#pragma unroll
+    for (int i = 0; i < LOADS; i++)
+      lines |= (uint32_t)(first + (ACROSS ? unit * 8 : row + i * STEP) < all) << i;
+  }
+  // `left` of K are left, from the stage's first on.
+  DEVICE void load(uint32_t stage, int left) {
+#pragma unroll
+    for (int i = 0; i < LOADS; i++)
+      async_load(stage + to + i * STEP * ROW_BYTES, from + i * row_step,
+                 (lines >> i & 1) && (ACROSS ? row + i * STEP : unit * 8) < left);
+    from += stage_step;
+  }
+
+  // Of the 16 bytes that hold (line, k).
+  static DEVICE uint32_t place(int line, int k) {
+    if constexpr (ACROSS)
+      return line / 64 * BLOCK + k * ROW_BYTES + ((line % 64 / 8 ^ k % 8) << 4);
+    else
+      return line * ROW_BYTES + ((k / 8 ^ (ROW_BYTES == 64 ? line / 2 % 4 : line % 8)) << 4);
+  }
+  // The four matrices of 16 lines from first + 16 i on and 16 of K from 16 k on, where `at` is the
+  // stage plus place(first + the lane's line, the lane's k).
+  static DEVICE void fragment(uint32_t at, int i, int k, uint32_t *four) {
+    if constexpr (ACROSS)
+      load_matrices_across((at ^ i << 5) + k * 16 * ROW_BYTES, four);
+    else
+      load_matrices((at ^ k << 5) + i * 16 * ROW_BYTES, four);
+  }
+};
+
+// ---- Products
+
+// Of a warp's slab, as wgmma has them: pair 2 j + h of columns 8 j.
+typedef float SlabSums[SyncTile::WARP / 2];
+
+template <GemmForm FORM> struct SyncProduct {
+  using A = SyncOperand<FORM == GEMM_TN, SyncTile::ROWS>;
+  using B = SyncOperand<FORM != GEMM_NT, SyncTile::COLS>;
+  // For 16 of K: of A's matrices the second is 8 lines on and the third 8 of K, of B's the other
+  // way round.
+  struct Fragments {
+    uint32_t a[4][4], b[4][4];
+  };
+  A a;
+  B b;
+  int K, stages;
+  uint32_t base, lane_a, lane_b;
+
+  DEVICE SyncProduct(const ProgramCall &call, int stages_, uint32_t base_, int row, int column)
+      : a(call.A, stride(call.stride_a, FORM == GEMM_TN ? call.M : call.K), row, (int)call.M),
+        b(call.B, stride(call.stride_b, FORM == GEMM_NT ? call.K : call.N), column, (int)call.N),
+        K((int)call.K), stages(stages_), base(base_) {
+    const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
+    const int second = lane / 8 % 2 * 8, third = lane / 16 * 8;
+    lane_a = A::place(warp % 2 * SyncTile::WARP + lane % 8 + second, third);
+    lane_b = SyncTile::A_BYTES + B::place(warp / 2 * SyncTile::WARP + lane % 8 + third, second);
+  }
+  static DEVICE int64_t stride(int64_t given, int64_t length) {
+    return given ? given : length;
+  }
+
+  DEVICE void load(int stage, int k) {
+    const uint32_t to = base + stage * SyncTile::STAGE_BYTES;
+    a.load(to, K - k);
+    b.load(to + SyncTile::A_BYTES, K - k);
+    async_commit();
+  }
+  // The first stages, as many as there is room for.
+  DEVICE void begin() {
+    for (int s = 0; s < stages; s++) load(s, s * SyncTile::DEPTH);
+  }
+  DEVICE void read(int stage, int k, Fragments &f) const {
+    const uint32_t from = base + stage * SyncTile::STAGE_BYTES;
+#pragma unroll
+    for (int i = 0; i < 4; i++) A::fragment(from + lane_a, i, k, f.a[i]);
+#pragma unroll
+    for (int i = 0; i < 4; i++) B::fragment(from + lane_b, i, k, f.b[i]);
+  }
+  static DEVICE void multiply(const Fragments &f, SlabSums (&sums)[4]) {
+#pragma unroll
+    for (int s = 0; s < 4; s++)
+#pragma unroll
+      for (int j = 0; j < 8; j++) mma_bf16(&sums[s][4 * j], f.a[s], &f.b[j / 2][j % 2 * 2]);
+  }
+  // All stages are loaded when it returns, and none is read any more.
+  DEVICE void run(SlabSums (&sums)[4]) {
+    constexpr int PARTS = SyncTile::DEPTH / 16;
+    Fragments f[2];
+#pragma unroll
+    for (int s = 0; s < 4; s++)
+#pragma unroll
+      for (int i = 0; i < SyncTile::WARP / 2; i++) sums[s][i] = 0;
+    wait(stages - 1);
+    read(0, 0, f[0]);
+    int stage = 0;
+#pragma unroll 1
+    for (int k = 0; k < K; k += SyncTile::DEPTH) {
+#pragma unroll
+      for (int part = 0; part < PARTS; part++) {
+        if (part < PARTS - 1) {
+          read(stage, part + 1, f[(part + 1) % 2]);
+        } else {
+          const int read_last = stage;
+          stage = stage == stages - 1 ? 0 : stage + 1;
+          wait(stages - 2);
+          read(stage, 0, f[(part + 1) % 2]); // past the last: zeros
+          load(read_last, k + stages * SyncTile::DEPTH);
+        }
+        multiply(f[part % 2], sums);
+      }
+    }
+    async_wait<0>();
+    __syncthreads();
+  }
+
+private:
+  // All but the newest groups are there, what all threads loaded.
+  static DEVICE void wait(int groups) {
+    if (groups == 1) async_wait<1>();
+    if (groups == 2) async_wait<2>();
+    if (groups == 3) async_wait<3>();
+    __syncthreads();
+  }
+};
+
+// ---- The program
+
+// Memory of the stages, once there are no products to come: row values, then slots.
+template <class Program> struct SyncShared {
+  static constexpr int ROW_VALUES = Program::RowValues::COUNT * SyncTile::ROWS * 4;
+  static constexpr int SLOT_BYTES = Program::Loads::BYTES > Program::Stores::BYTES
+                                        ? Program::Loads::BYTES
+                                        : Program::Stores::BYTES;
+  static constexpr int GROUPS = SyncTile::THREADS / 128; // of four warps that share slots
+  static constexpr int FITTING =
+      (SyncTile::LEAST_STAGES * SyncTile::STAGE_BYTES - ROW_VALUES) / (GROUPS * SLOT_BYTES);
+  static constexpr int SLOTS = FITTING < 4 ? FITTING : 4;
+  static_assert(SLOTS >= 1, "no room for the program's tiles");
+  uint32_t base;
+
+  DEVICE uint32_t row_value(int which, int row) const {
+    return base + (which * SyncTile::ROWS + row) * 4;
+  }
+  DEVICE uint32_t slot(int group, int i) const {
+    return base + ROW_VALUES + (group * SLOTS + i) * SLOT_BYTES;
+  }
+};
+
+// What a warp does with its sums.
+template <class Program> struct SyncEpilogue {
+  using Loads = typename Program::Loads;
+  using Stores = typename Program::Stores;
+  using Shared = SyncShared<Program>;
+  static constexpr int A_SLAB = SyncTile::WARP / Program::COLUMNS; // steps
+  const ProgramCall &call;
+  Shared shared;
+  int row, column; // of the warp's part of the product
+  int lane, place; // which warp of a warpgroup it is
+  int group;
+
+  // Moves 16 rows of a chunk, a lane 16 bytes at a time: to a slot, or from it.
+  template <class Chunks, class Move>
+  DEVICE void units(int operand, uint32_t slot, const Matrix &matrix, int first_row,
+                    int first_column, Move move) const {
+    const int width = Chunks::width(operand), a_row = width / 8;
+    uint8_t *data = const_cast<uint8_t *>(reinterpret_cast<const uint8_t *>(matrix.data));
+#pragma unroll
+    for (int i = 0; i < 16 * a_row; i += 32) {
+      const int in_row = (i + lane) % a_row, below = (i + lane) / a_row, row = place * 16 + below;
+      const int64_t at = (first_row + below) * matrix.cols + first_column + in_row * 8;
+      move(slot + Chunks::offset(operand) + row * width * 2 + (chunk_unit(width, row, in_row) << 4),
+           data + at * 2,
+           first_row + below < matrix.rows && first_column + in_row * 8 < matrix.cols);
+    }
+  }
+  DEVICE void load(int step) const {
+    if constexpr (Loads::COUNT > 0) {
+      if (step < 4 * A_SLAB) {
+#pragma unroll
+        for (int i = 0; i < Loads::COUNT; i++) {
+          int first_row = row + step / A_SLAB * 16,
+              first =
+                  (column + step % A_SLAB * Program::COLUMNS) * Loads::width(i) / Program::COLUMNS;
+          Program::load_position(call.args, i, first_row, first);
+          units<Loads>(
+              i, shared.slot(group, step % Shared::SLOTS), call.loads[i], first_row, first,
+              [](uint32_t to, const uint8_t *from, bool exists) { async_load(to, from, exists); });
+        }
+      }
+      async_commit();
+    }
+  }
+  DEVICE void store(int step, uint32_t slot) const {
+#pragma unroll
+    for (int i = 0; i < Stores::COUNT; i++)
+      units<Stores>(i, slot, call.stores[i], row + step / A_SLAB * 16,
+                    (column + step % A_SLAB * Program::COLUMNS) * Stores::width(i) /
+                        Program::COLUMNS,
+                    [](uint32_t from, uint8_t *to, bool exists) {
+                      const uint4 unit = shared_load_unit(from);
+                      if (exists) *reinterpret_cast<uint4 *>(to) = unit;
+                    });
+  }
+  DEVICE void run(const SlabSums (&sums)[4]) const {
+#pragma unroll
+    for (int s = 0; s < 4; s++) {
+      const RowBlock block = {call.args,
+                              place * 32 + lane,
+                              row + s * 16 - place * 16,
+                              column / SyncTile::WARP,
+                              ((int)call.N + SyncTile::WARP - 1) / SyncTile::WARP,
+                              call.M,
+                              call.N};
+      TwoRows<Program> values = {};
+#pragma unroll
+      for (int v = 0; v < Program::RowValues::COUNT; v++)
+#pragma unroll
+        for (int h = 0; h < 2; h++)
+          values.values[v][h] =
+              shared_load(shared.row_value(v, row % SyncTile::ROWS + s * 16 + lane / 4 + h * 8));
+      Program program;
+#pragma unroll
+      for (int i = 0; i < A_SLAB; i++) {
+        const int step = s * A_SLAB + i;
+        const uint32_t slot = shared.slot(group, step % Shared::SLOTS);
+        if constexpr (Loads::COUNT > 0) async_wait<Shared::SLOTS - 1>();
+        __syncwarp();
+        program.step(Step<Program>{block, sums[s] + i * (Program::COLUMNS / 2), values,
+                                   column + i * Program::COLUMNS, slot, 1});
+        __syncwarp();
+        store(step, slot);
+        __syncwarp();
+        load(step + Shared::SLOTS);
+      }
+      program.end(block);
+    }
+  }
+};
+
+template <class Program>
+__global__ void __launch_bounds__(SyncTile::THREADS, 2)
+    sync_kernel(const __grid_constant__ ProgramCall call, int stages) {
+  extern __shared__ __align__(128) uint8_t memory[];
+  const uint32_t base = shared_address(memory);
+  constexpr int VALUES = Program::RowValues::COUNT;
+  const int M = (int)call.M, N = (int)call.N, thread = threadIdx.x, warp = thread / 32;
+
+  // The tile: SyncTile::GROUP rows of tiles together, column by column.
+  const int tiles_m = (M + SyncTile::ROWS - 1) / SyncTile::ROWS,
+            tiles_n = (N + SyncTile::COLS - 1) / SyncTile::COLS;
+  const int a_group = SyncTile::GROUP * tiles_n, first = blockIdx.x / a_group * SyncTile::GROUP,
+            in_group = blockIdx.x % a_group, rows = min(SyncTile::GROUP, tiles_m - first);
+  const int row = (first + in_group % rows) * SyncTile::ROWS,
+            column = in_group / rows * SyncTile::COLS;
+
+  SyncProduct<Program::FORM> product(call, stages, base, row, column);
+  product.begin();
+  // Row values, while the first stages are under way: a thread's row is the first of four.
+  float of_row[VALUES > 0 ? VALUES : 1] = {};
+  if constexpr (VALUES > 0) {
+    if (thread < SyncTile::ROWS) {
+      FourRows values[VALUES];
+      Program::RowValues::compute(call.args, row + thread, min(M, row + thread + 1), values);
+#pragma unroll
+      for (int v = 0; v < VALUES; v++) of_row[v] = values[v][0];
+    }
+  }
+  SlabSums sums[4];
+  product.run(sums);
+
+  const SyncEpilogue<Program> epilogue = {call,
+                                          {base},
+                                          row + warp % 2 * SyncTile::WARP,
+                                          column + warp / 2 * SyncTile::WARP,
+                                          thread % 32,
+                                          warp % 4,
+                                          warp / 4};
+#pragma unroll
+  for (int step = 0; step < SyncShared<Program>::SLOTS; step++) epilogue.load(step);
+  if constexpr (VALUES > 0) {
+    if (thread < SyncTile::ROWS)
+#pragma unroll
+      for (int v = 0; v < VALUES; v++)
+        shared_store(epilogue.shared.row_value(v, thread), of_row[v]);
+    __syncthreads();
+  }
+  if (epilogue.column < N) epilogue.run(sums);
+}
