@@ -4,6 +4,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+// Saved checkpoints were made with this number: with another one all of them would be refused.
 enum { CHECKSUM_PIECE = 16 << 20 };
 
 // Of bytes as they come, in any portions.

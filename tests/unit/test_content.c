@@ -1,0 +1,209 @@
+// Checksums and values of files that have several pieces, by any number of threads.
+#include <fcntl.h>
+#include <omp.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+#include <xxhash.h>
+#include <cmocka.h>
+
+#include "base/checksum.h"
+#include "base/memory.h"
+#include "base/rng.h"
+#include "model/checkpoint/files.h"
+#include "tests/support/tiny_run.h"
+
+// What saved checkpoints were made with: another number makes all of them damaged ones.
+enum { PIECE = 16777216 };
+
+// bytes <= 3 * PIECE
+static uint64_t as_described(const unsigned char *data, size_t bytes) {
+  uint64_t pieces[3];
+  size_t count = 0;
+  for (size_t at = 0; at < bytes; at += PIECE)
+    pieces[count++] = XXH3_64bits(data + at, bytes - at < PIECE ? bytes - at : PIECE);
+  return XXH3_64bits(pieces, 8 * count);
+}
+
+static void portions_of_any_size_give_the_checksum(void **state) {
+  enum { MOST = 2 * PIECE + 5 };
+  const size_t sizes[] = {0, 1, PIECE - 1, PIECE, PIECE + 1, 2 * PIECE, MOST};
+  const size_t portions[] = {1021, 65536, PIECE - 1, PIECE, PIECE + 1, MOST};
+  (void)state;
+  unsigned char *data = xmalloc(MOST + 8);
+  for (size_t i = 0; i < MOST; i += 8) memcpy(data + i, &(uint64_t){rng_u64(1, i)}, 8);
+  for (size_t s = 0; s < sizeof sizes / sizeof *sizes; s++)
+    for (size_t p = 0; p < sizeof portions / sizeof *portions; p++) {
+      Checksum c;
+      checksum_begin(&c);
+      for (size_t at = 0, n; at < sizes[s]; at += n) {
+        n = sizes[s] - at < portions[p] ? sizes[s] - at : portions[p];
+        checksum_add(&c, data + at, n);
+      }
+      if (checksum_end(&c) != as_described(data, sizes[s]))
+        fail_msg("%zu bytes in portions of %zu", sizes[s], portions[p]);
+    }
+  free(data);
+}
+
+// ---- Two files: one of two pieces and a half whose floats lie across the borders of pieces, and
+// one of two whole pieces.
+
+enum { FILES = 2, STEP = 7 };
+typedef struct Saved {
+  char *folder;
+  FileSums sums;
+  SafeFile files[FILES];
+  int fds[FILES];
+} Saved;
+
+// `half`: a BF16 before the floats puts them at 2 bytes past multiples of 4. Returns the bytes
+// before the floats.
+static size_t write_file(Saved *s, const char *name, bool half, int64_t floats) {
+  Error err = {""};
+  SafeWriter w;
+  const SafeTensor tensors[] = {
+      {.name = (char[]){"half"}, .dtype = SAFE_BF16, .rank = 1, .shape = {half}},
+      {.name = (char[]){"floats"}, .dtype = SAFE_F32, .rank = 1, .shape = {floats}}};
+  const PathText path = path_text("%s/%s", s->folder, name);
+  must(safetensors_create(&w, path.text, STEP, 2, tensors, &err), &err);
+  float *values = xmalloc((size_t)floats * sizeof *values);
+  for (int64_t i = 0; i < floats; i++) values[i] = (float)rng_u64(2, (uint64_t)i);
+  must(safetensors_append_f32(&w, SAFE_BF16, values, half, &err), &err);
+  must(safetensors_append_f32(&w, SAFE_F32, values, floats, &err), &err);
+  must(safetensors_finish(&w, &err), &err);
+  sums_add(&s->sums, name, w.header + w.expected, w.checksum);
+  free(values);
+  return (size_t)w.header + 2 * half;
+}
+
+static int save(void **state) {
+  Saved *s = xcalloc(1, sizeof *s);
+  Error err = {""};
+  *s = (Saved){.folder = temporary_folder(), .sums.step = STEP};
+  const char *const names[FILES] = {"across", "whole"};
+  write_file(s, names[0], true, 5 * (PIECE / 8));
+  // The header of the second has the same bytes for both numbers of floats.
+  const size_t before = write_file(s, names[1], false, 2 * (PIECE / 4) - 64);
+  s->sums.count = 1;
+  write_file(s, names[1], false, (int64_t)(2 * PIECE - before) / 4);
+  for (int i = 0; i < FILES; i++) {
+    const PathText path = path_text("%s/%s", s->folder, names[i]);
+    must(safetensors_open(&s->files[i], path.text, &err), &err);
+    s->fds[i] = open(path.text, O_RDWR);
+  }
+  *state = s;
+  return s->files[0].map.bytes / PIECE == 2 && s->files[1].map.bytes == 2 * PIECE ? 0 : -1;
+}
+
+static int forget(void **state) {
+  Saved *s = *state;
+  Error err = {""};
+  for (int i = 0; i < FILES; i++) {
+    safetensors_close(&s->files[i]);
+    close(s->fds[i]);
+  }
+  sums_free(&s->sums);
+  must(directory_remove(s->folder, &err), &err);
+  free(s->folder);
+  free(s);
+  return 0;
+}
+
+static void what_was_saved_is_taken_by_any_number_of_threads(void **state) {
+  const Saved *s = *state;
+  Error err = {""};
+  for (int threads = 1; threads <= 5; threads++) {
+    omp_set_num_threads(threads);
+    must(content_check(s->files, FILES, &s->sums, &err), &err);
+  }
+}
+
+// Puts bytes [at, at + count) of a file in place of others, which go to `bytes`.
+static void exchange(const Saved *s, int file, size_t at, void *bytes, size_t count) {
+  unsigned char was[4];
+  assert_true(pread(s->fds[file], was, count, (off_t)at) == (ssize_t)count);
+  assert_true(pwrite(s->fds[file], bytes, count, (off_t)at) == (ssize_t)count);
+  memcpy(bytes, was, count);
+}
+
+static void expect_flip_found(const Saved *s, int file, size_t at) {
+  Error err = {""};
+  unsigned char byte = s->files[file].map.data[at] ^ 1;
+  exchange(s, file, at, &byte, 1);
+  const int status = content_check(s->files, FILES, &s->sums, &err);
+  exchange(s, file, at, &byte, 1);
+  if (status == 0) fail_msg("byte %zu of file %d", at, file);
+  expect_error(status, &err, "its checksum is another");
+  expect_error(status, &err, s->files[file].path);
+}
+
+static void a_flip_in_any_piece_is_found(void **state) {
+  const Saved *s = *state;
+  for (int threads = 1; threads <= 4; threads += 3) {
+    omp_set_num_threads(threads);
+    for (int file = 0; file < FILES; file++)
+      for (size_t at = 0, end; at < s->files[file].map.bytes; at = end) {
+        end = at + PIECE < s->files[file].map.bytes ? at + PIECE : s->files[file].map.bytes;
+        expect_flip_found(s, file, at);
+        expect_flip_found(s, file, end - 1);
+      }
+  }
+}
+
+// Without checksums, as in folders of other programs.
+static void expect_nan_found(const Saved *s, int file, size_t at) {
+  Error err = {""};
+  unsigned char nan[4] = {0, 0, 0xc0, 0x7f};
+  exchange(s, file, at, nan, 4);
+  const int status = content_check(s->files, FILES, &(FileSums){0}, &err);
+  exchange(s, file, at, nan, 4);
+  if (status == 0) fail_msg("a NaN at byte %zu of file %d", at, file);
+  expect_error(status, &err, "'floats' has a value that is not finite");
+  expect_error(status, &err, s->files[file].path);
+}
+
+static void a_nan_in_any_piece_is_found(void **state) {
+  const Saved *s = *state;
+  Error err = {""};
+  omp_set_num_threads(4);
+  must(content_check(s->files, FILES, &(FileSums){0}, &err), &err);
+  for (int file = 0; file < FILES; file++) {
+    const SafeTensor *floats = safetensors_find(&s->files[file], "floats");
+    const size_t bytes = s->files[file].map.bytes;
+    expect_nan_found(s, file, (size_t)(floats->data - s->files[file].map.data));
+    expect_nan_found(s, file, bytes - 4);
+    for (size_t border = PIECE; border < bytes; border += PIECE)
+      for (size_t k = 0; k < 3; k++) expect_nan_found(s, file, border - 4 + 4 * k - bytes % 4);
+  }
+}
+
+// The last: what is cut stays cut.
+static void a_file_that_was_cut_is_found(void **state) {
+  Saved *s = *state;
+  Error err = {""};
+  SafeFile cut;
+  for (int file = 0; file < FILES; file++) {
+    const size_t bytes = s->files[file].map.bytes;
+    const size_t left[] = {bytes - 1, bytes - 4, (bytes - 1) / PIECE * PIECE, PIECE, PIECE - 1};
+    for (size_t i = 0; i < sizeof left / sizeof *left; i++) {
+      assert_int_equal(ftruncate(s->fds[file], (off_t)left[i]), 0);
+      expect_error(safetensors_open(&cut, s->files[file].path, &err), &err, s->files[file].path);
+    }
+  }
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(portions_of_any_size_give_the_checksum),
+      cmocka_unit_test(what_was_saved_is_taken_by_any_number_of_threads),
+      cmocka_unit_test(a_flip_in_any_piece_is_found),
+      cmocka_unit_test(a_nan_in_any_piece_is_found),
+      cmocka_unit_test(a_file_that_was_cut_is_found),
+  };
+  return cmocka_run_group_tests(tests, save, forget);
+}
