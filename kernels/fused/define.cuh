@@ -33,8 +33,13 @@ template <class Asked, class P> ProgramKernel program_kernel() {
 template <class P> ProgramKernel sync_program_kernel() {
   constexpr int REGISTERS = 65536 / (2 * SyncTile::THREADS); // at most, of one that also moves data
   if constexpr (P::FORMATS == GEMM_BF16)
-    return {
-        (const void *)sync_kernel<P>, SyncTile::WARP,        SyncTile::WARP, SyncTile::MOST_STAGES,
-        SyncShared<P>::SLOTS,         SyncTile::STAGE_BYTES, REGISTERS,      REGISTERS};
+    return {(const void *)sync_kernel<P>,
+            SyncTile::WARP,
+            SyncTile::WARP,
+            SyncTile::STAGES,
+            SyncShared<P>::SLOTS,
+            SyncTile::STAGES * SyncTile::STAGE_BYTES,
+            REGISTERS,
+            REGISTERS};
   return {};
 }

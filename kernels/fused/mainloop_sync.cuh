@@ -17,8 +17,14 @@ struct SyncTile {
   static constexpr int WARP = 64; // rows and columns of a warp
   static constexpr int THREADS = 32 * (ROWS / WARP) * (COLS / WARP);
   static constexpr int A_BYTES = ROWS * DEPTH * 2, STAGE_BYTES = A_BYTES + COLS * DEPTH * 2;
-  static constexpr int LEAST_STAGES = 3, MOST_STAGES = 4;
-  static constexpr int GROUP = 8; // rows of tiles walked together, as TILE_GROUP
+  static constexpr int STAGES = 3; // with a fourth, sustained products take 3 % longer
+  static constexpr int GROUP = 8;  // rows of tiles walked together, as TILE_GROUP
+  static DEVICE int warp_row(int warp) {
+    return warp % (ROWS / WARP) * WARP;
+  }
+  static DEVICE int warp_column(int warp) {
+    return warp / (ROWS / WARP) * WARP;
+  }
 };
 
 // ---- Operands
@@ -71,8 +77,12 @@ template <bool ACROSS, int LINES> struct SyncOperand {
     else
       return line * ROW_BYTES + ((k / 8 ^ (ROW_BYTES == 64 ? line / 2 % 4 : line % 8)) << 4);
   }
-  // The four matrices of 16 lines from first + 16 i on and 16 of K from 16 k on, where `at` is the
-  // stage plus place(first + the lane's line, the lane's k).
+  // Of this lane's row of the matrix at (line, k).
+  static DEVICE uint32_t lane_place(int line, int k) {
+    const int row = threadIdx.x % 8;
+    return ACROSS ? place(line, k + row) : place(line + row, k);
+  }
+  // The four matrices 16 i lines and 16 k of K on from lane_place, to which `at` adds the stage.
   static DEVICE void fragment(uint32_t at, int i, int k, uint32_t *four) {
     if constexpr (ACROSS)
       load_matrices_across((at ^ i << 5) + k * 16 * ROW_BYTES, four);
@@ -96,17 +106,17 @@ template <GemmForm FORM> struct SyncProduct {
   };
   A a;
   B b;
-  int K, stages;
+  int K;
   uint32_t base, lane_a, lane_b;
 
-  DEVICE SyncProduct(const ProgramCall &call, int stages_, uint32_t base_, int row, int column)
+  DEVICE SyncProduct(const ProgramCall &call, uint32_t base_, int row, int column)
       : a(call.A, stride(call.stride_a, FORM == GEMM_TN ? call.M : call.K), row, (int)call.M),
         b(call.B, stride(call.stride_b, FORM == GEMM_NT ? call.K : call.N), column, (int)call.N),
-        K((int)call.K), stages(stages_), base(base_) {
+        K((int)call.K), base(base_) {
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
     const int second = lane / 8 % 2 * 8, third = lane / 16 * 8;
-    lane_a = A::place(warp % 2 * SyncTile::WARP + lane % 8 + second, third);
-    lane_b = SyncTile::A_BYTES + B::place(warp / 2 * SyncTile::WARP + lane % 8 + third, second);
+    lane_a = A::lane_place(SyncTile::warp_row(warp) + second, third);
+    lane_b = SyncTile::A_BYTES + B::lane_place(SyncTile::warp_column(warp) + third, second);
   }
   static DEVICE int64_t stride(int64_t given, int64_t length) {
     return given ? given : length;
@@ -118,9 +128,8 @@ template <GemmForm FORM> struct SyncProduct {
     b.load(to + SyncTile::A_BYTES, K - k);
     async_commit();
   }
-  // The first stages, as many as there is room for.
   DEVICE void begin() {
-    for (int s = 0; s < stages; s++) load(s, s * SyncTile::DEPTH);
+    for (int s = 0; s < SyncTile::STAGES; s++) load(s, s * SyncTile::DEPTH);
   }
   DEVICE void read(int stage, int k, Fragments &f) const {
     const uint32_t from = base + stage * SyncTile::STAGE_BYTES;
@@ -143,7 +152,7 @@ template <GemmForm FORM> struct SyncProduct {
     for (int s = 0; s < 4; s++)
 #pragma unroll
       for (int i = 0; i < SyncTile::WARP / 2; i++) sums[s][i] = 0;
-    wait(stages - 1);
+    wait<SyncTile::STAGES - 1>();
     read(0, 0, f[0]);
     int stage = 0;
 #pragma unroll 1
@@ -154,24 +163,21 @@ template <GemmForm FORM> struct SyncProduct {
           read(stage, part + 1, f[(part + 1) % 2]);
         } else {
           const int read_last = stage;
-          stage = stage == stages - 1 ? 0 : stage + 1;
-          wait(stages - 2);
+          stage = stage == SyncTile::STAGES - 1 ? 0 : stage + 1;
+          wait<SyncTile::STAGES - 2>();
           read(stage, 0, f[(part + 1) % 2]); // past the last: zeros
-          load(read_last, k + stages * SyncTile::DEPTH);
+          load(read_last, k + SyncTile::STAGES * SyncTile::DEPTH);
         }
         multiply(f[part % 2], sums);
       }
     }
-    async_wait<0>();
-    __syncthreads();
+    wait<0>();
   }
 
 private:
-  // All but the newest groups are there, what all threads loaded.
-  static DEVICE void wait(int groups) {
-    if (groups == 1) async_wait<1>();
-    if (groups == 2) async_wait<2>();
-    if (groups == 3) async_wait<3>();
+  // All stages but the newest are there, whoever loaded them.
+  template <int STAGES> static DEVICE void wait() {
+    async_wait<STAGES>();
     __syncthreads();
   }
 };
@@ -186,7 +192,7 @@ template <class Program> struct SyncShared {
                                         : Program::Stores::BYTES;
   static constexpr int GROUPS = SyncTile::THREADS / 128; // of four warps that share slots
   static constexpr int FITTING =
-      (SyncTile::LEAST_STAGES * SyncTile::STAGE_BYTES - ROW_VALUES) / (GROUPS * SLOT_BYTES);
+      (SyncTile::STAGES * SyncTile::STAGE_BYTES - ROW_VALUES) / (GROUPS * SLOT_BYTES);
   static constexpr int SLOTS = FITTING < 4 ? FITTING : 4;
   static_assert(SLOTS >= 1, "no room for the program's tiles");
   uint32_t base;
@@ -292,7 +298,7 @@ template <class Program> struct SyncEpilogue {
 
 template <class Program>
 __global__ void __launch_bounds__(SyncTile::THREADS, 2)
-    sync_kernel(const __grid_constant__ ProgramCall call, int stages) {
+    sync_kernel(const __grid_constant__ ProgramCall call) {
   extern __shared__ __align__(128) uint8_t memory[];
   const uint32_t base = shared_address(memory);
   constexpr int VALUES = Program::RowValues::COUNT;
@@ -306,7 +312,7 @@ __global__ void __launch_bounds__(SyncTile::THREADS, 2)
   const int row = (first + in_group % rows) * SyncTile::ROWS,
             column = in_group / rows * SyncTile::COLS;
 
-  SyncProduct<Program::FORM> product(call, stages, base, row, column);
+  SyncProduct<Program::FORM> product(call, base, row, column);
   product.begin();
   // Row values, while the first stages are under way: a thread's row is the first of four.
   float of_row[VALUES > 0 ? VALUES : 1] = {};
@@ -323,8 +329,8 @@ __global__ void __launch_bounds__(SyncTile::THREADS, 2)
 
   const SyncEpilogue<Program> epilogue = {call,
                                           {base},
-                                          row + warp % 2 * SyncTile::WARP,
-                                          column + warp / 2 * SyncTile::WARP,
+                                          row + SyncTile::warp_row(warp),
+                                          column + SyncTile::warp_column(warp),
                                           thread % 32,
                                           warp % 4,
                                           warp / 4};

@@ -86,23 +86,12 @@ static int open_wgmma(OpenProgram *open, const Gpu *gpu, Error *err) {
   return 0;
 }
 
-// As many stages as leave room for two blocks on a multiprocessor.
-static int open_mma_sync(OpenProgram *open, const Gpu *gpu, Error *err) {
-  enum { LEAST_STAGES = 3, RESERVED = 1024 }; // bytes of a block that are the driver's
+// 48 KB of shared memory are there without asking. Finds what was built for other GPUs alone.
+static int open_mma_sync(const OpenProgram *open, Error *err) {
   const ProgramKernel *k = &open->program->kernels[TILE_64x64];
-  int room;
+  struct cudaFuncAttributes here;
   if (!k->kernel) return 0;
-  CUDA_TRY(err,
-           cudaDeviceGetAttribute(&room, cudaDevAttrMaxSharedMemoryPerMultiprocessor, gpu->device));
-  open->stages = (room / 2 - RESERVED) / k->shared_bytes;
-  if (open->stages > k->stages) open->stages = k->stages;
-  if (open->stages < LEAST_STAGES)
-    return error_set(err,
-                     "the GPU has %d bytes of shared memory, too few for fused kernels; take "
-                     "backend.kernels \"unfused\"",
-                     room);
-  CUDA_TRY(err, cudaFuncSetAttribute(k->kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                     open->stages * k->shared_bytes));
+  CUDA_TRY(err, cudaFuncGetAttributes(&here, k->kernel));
   return 0;
 }
 
@@ -110,7 +99,7 @@ int fused_program_open(OpenProgram *open, const Program *program, Mainloop mainl
                        Error *err) {
   *open = (OpenProgram){.program = program};
   if (mainloop != MAINLOOP_MMA_SYNC && has_wgmma(gpu) && open_wgmma(open, gpu, err)) return -1;
-  return mainloop != MAINLOOP_WGMMA ? open_mma_sync(open, gpu, err) : 0;
+  return mainloop != MAINLOOP_WGMMA ? open_mma_sync(open, err) : 0;
 }
 
 int fused_kernels_open(FusedKernels *kernels, Mainloop mainloop, const Gpu *gpu, Error *err) {
@@ -215,11 +204,10 @@ static void launch_mma_sync(const OpenProgram *open, const ProgramCall *call, cu
   if (!fits) fail_call(program, "a matrix's pointer or rows are not at 16-byte boundaries");
   const int64_t tiles = (call->M + SIDE - 1) / SIDE * ((call->N + SIDE - 1) / SIDE);
   if (tiles > INT32_MAX) fail_call(program, "the product has 2^31 tiles or more");
-  int stages = open->stages;
-  void *parameters[] = {(void *)(uintptr_t)call, &stages};
+  void *parameters[] = {(void *)(uintptr_t)call};
   CUDA_CHECK(cudaLaunchKernel(k->kernel, (dim3){.x = (unsigned)tiles, .y = 1, .z = 1},
                               (dim3){.x = THREADS, .y = 1, .z = 1}, parameters,
-                              (size_t)(stages * k->shared_bytes), stream));
+                              (size_t)k->shared_bytes, stream));
 }
 
 void fused_launch(const OpenProgram *open, TileShape tile, const ProgramCall *call,

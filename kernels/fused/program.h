@@ -79,9 +79,9 @@ typedef struct ProgramCall {
 typedef struct ProgramKernel {
   const void *kernel;                             // NULL: it has none in this shape
   int32_t rows, cols;                             // of the tile
-  int32_t stages;                                 // operand tiles under way; mma.sync: at most
+  int32_t stages;                                 // operand tiles under way
   int32_t slots;                                  // epilogue chunks under way, of each warpgroup
-  int32_t shared_bytes;                           // dynamic; mma.sync: of a stage
+  int32_t shared_bytes;                           // dynamic
   int32_t producer_registers, consumer_registers; // a thread, after they were dealt out
 } ProgramKernel;
 
@@ -101,7 +101,6 @@ typedef struct OpenProgram {
   const Program *program;
   PFN_cuTensorMapEncodeTiled_v12000 encode;
   int32_t clusters[WGMMA_SHAPES]; // that the GPU runs at once
-  int32_t stages;                 // of mma.sync
 } OpenProgram;
 
 // Those of the table in programs.h.
