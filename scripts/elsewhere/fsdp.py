@@ -11,13 +11,12 @@ weights, reductions and the optimizer are fp32, the layers bf16 (--fp32: all is 
 it runs on the CPU, through gloo: to try it.
 """
 import argparse
-import glob
 import math
 import os
+import pathlib
 import sys
 import time
 
-import numpy
 import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
@@ -25,42 +24,8 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from transformers import AutoTokenizer, GenerationConfig, LlamaForCausalLM
 from transformers.utils import logging
 
-HEADER_BYTES = 1024
-DTYPES = {20240520: numpy.uint16, 20240801: numpy.uint32}
-
-
-def open_tokens(path):
-    """The tokens of a file, mapped: [count] (data/README.md has the format)."""
-    header = numpy.fromfile(path, dtype="<i4", count=256)
-    if len(header) < 256 or int(header[0]) not in DTYPES:
-        sys.exit(f"fsdp.py: {path} is no token file; ./prepare makes them")
-    dtype = numpy.dtype(DTYPES[int(header[0])]).newbyteorder("<")
-    return numpy.memmap(path, dtype=dtype, mode="r", offset=HEADER_BYTES, shape=(int(header[2]),))
-
-
-class Windows:
-    """Windows of length + 1 tokens; the next begins at the last token of this one."""
-
-    def __init__(self, pattern, length):
-        paths = sorted(glob.glob(pattern))
-        if not paths:
-            sys.exit(f"fsdp.py: no file matches '{pattern}'")
-        files = [open_tokens(path) for path in paths]
-        self.length = length
-        self.places = [(file, window * length) for file in files
-                       for window in range(max(0, len(file) - 1) // length)]
-        if not self.places:
-            sys.exit(f"fsdp.py: '{pattern}' has fewer than {length + 1} tokens")
-
-    def rows(self, first, count):
-        """Windows first to first + count - 1, from the start again after the last:
-        inputs and targets, [count, length] each."""
-        rows = []
-        for number in range(first, first + count):
-            file, at = self.places[number % len(self.places)]
-            rows.append(numpy.asarray(file[at:at + self.length + 1], dtype=numpy.int64))
-        rows = torch.from_numpy(numpy.stack(rows))
-        return rows[:, :-1], rows[:, 1:]
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+from token_windows import Windows  # noqa: E402 (it lies beside this folder)
 
 
 def parse():
@@ -131,7 +96,10 @@ def main():
     device, rank, world = start()
     if options.batch % world:
         sys.exit(f"fsdp.py: --batch {options.batch} cannot be shared by {world} processes")
-    windows = Windows(options.tokens, options.length)
+    try:
+        windows = Windows(options.tokens, options.length)
+    except ValueError as error:
+        sys.exit(f"fsdp.py: {error}")
     model = load(options, device)
     optimizer = adamw(model, options)
     share = options.batch // world
