@@ -1,54 +1,85 @@
 #!/usr/bin/env bash
-# Times whole training steps on this machine's GPU and prints a table: of steps 11 to STEPS (40) the
+# Times whole training steps on this machine and prints a table: of steps 11 to STEPS (40) the
 # median, and the least to the most.
-# usage: scripts/step_times.sh [MODEL...]      15m 110m 350m 1b 1b-8k; all of them by default
+# usage: scripts/step_times.sh [MODEL...]      15m 110m 350m 1b 1b-8k, which are the default; quickstart
 # Each model runs in each of PRECISION (bf16; also fp8, fp8_head), of whose peak MFU is a part, and
-# with each of KERNELS ('auto unfused') in turn; auto are the fused kernels, where they pay.
+# with each of KERNELS ('auto unfused') in turn; auto are the fused kernels, where they pay. A peer of
+# scripts/peers/torch_llama.py may stand among them; PYTHON (python3) is what runs it, and its MFU
+# follows from the times of ours before it. A run that fails is said, and the others go on.
 # Embeddings are untied, nothing is validated, the tokens are this repository's sources. Everything
-# is written below a temporary folder.
+# is written below a temporary folder. DEVICE=cpu times on the CPU, in fp32.
 set -euo pipefail
 case ${1:-} in -h | --help)
-  sed -n '2,8s/^# //p' "$0"
+  sed -n '2,11s/^# //p' "$0"
   exit 0
   ;;
 esac
 cd "$(dirname "$0")/.."
 # shellcheck source=scripts/own_text.sh
 . scripts/own_text.sh
-steps=${STEPS:-40} all_kernels=${KERNELS:-auto unfused} all_precisions=${PRECISION:-bf16}
+steps=${STEPS:-40} all_kernels=${KERNELS:-auto unfused} all_precisions=${PRECISION:-bf16} device=${DEVICE:-cuda} status=0
 
-# MODEL CONFIG BATCH LENGTH OVERRIDES...
-time_model() {
-  local name=$1 config=$2 batch=$3 length=$4 began first='' line
-  shift 4
-  # Bytes in a larger vocabulary: that has to be said.
-  local command=(./train "configs/$config.json" "data.train=$folder/tokens/train-*.bin" data.val= data.tokenizer=bytes backend.device=cuda
-    "train.batch_size=$batch" "train.sequence_length=$length" train.save_interval=-1 train.sample_interval=-1
-    optimizer.warmup_steps=0 model.tie_word_embeddings=false "backend.kernels=$kernels" "backend.precision=$precision"
-    "output.dir=$folder/$name" "$@")
-  "${command[@]}" train.steps=1 >/dev/null # the first start ever also times the algorithms, and remembers them
-  rm -rf "${folder:?}/$name" "$folder/memory"
-  began=${EPOCHREALTIME/[.,]/}
+# run_model NAME COMMAND...: its log is in $folder/NAME, what it said in $folder/said; sets `first`, microseconds to the first
+# step's line, and `memory`.
+run_model() {
+  local name=$1 began line
+  shift
+  first='' memory='' began=${EPOCHREALTIME/[.,]/}
   while IFS= read -r line; do
     case $line in
     "step "*1/*"| loss"*) [ -n "$first" ] || first=$((${EPOCHREALTIME/[.,]/} - began)) ;;
-    "memory  "*) echo "$line" | sed -E 's/memory +([0-9.]+ [A-Za-z]+).*/\1/' >"$folder/memory" ;;
+    "memory  "* | "  total  "*) memory=$(sed -E 's/^[a-z ]+([0-9.]+ [A-Za-z]+).*/\1/' <<<"$line") ;;
     "train: "*) echo "$name: $line" >&2 ;;
     esac
-  done < <("${command[@]}" "train.steps=$steps" 2>&1)
-  wait $! || { echo "step_times.sh: $name in $precision with $kernels kernels did not run to its end" >&2 && exit 1; }
-  grep '"kind":"train"' "$folder/$name/log.jsonl" | tail -n +11 | sed -E 's/.*"ms":([^,]*),"tokens_per_s":([^,]*),"mfu":([^,]*),.*/\1 \2 \3/' |
-    sort -n | awk -v name="$name" -v precision="$precision" -v kernels="$kernels" -v shape="$batch x $length" \
-    -v memory="$(cat "$folder/memory")" -v first="$first" '
+  done < <("$@" 2>&1 | tee "$folder/said")
+  wait $!
+}
+
+# row NAME PRECISION KERNELS SHAPE: the table's, from the log. Of ours it leaves what MFU times ms is, for peers.
+row() {
+  local work=$folder/$1.$2.work
+  grep '"kind":"train"' "$folder/$1/log.jsonl" | tail -n +11 | sed -E 's/.*"ms":([^,]*),"tokens_per_s":([^,]*),"mfu":([^,}]*).*/\1 \2 \3/' |
+    sort -n | awk -v work="$work" -v names="| $1 | $2 | $3 | $4" -v memory="$memory" -v first="$first" '
       { ms[NR] = $1; tokens[NR] = $2; mfu[NR] = $3 }
       END { m = int((NR + 1) / 2)
-            printf "| %s | %s | %s | %s | ", name, precision, kernels, shape
-            printf "%.1f (%.1f to %.1f) | %.0fk | %.1f %% | %s | %.1f s |\n", ms[m], ms[1], ms[NR],
-              tokens[m] / 1000, 100 * mfu[m], memory, first / 1e6 }'
+            if (mfu[m] != "null") print (share = mfu[m]) * ms[m] >work
+            else if ((getline share <work) > 0) share /= ms[m]
+            printf "%s | %.1f (%.1f to %.1f) | %.*fk | %s | %s | %.1f s |\n", names, ms[m], ms[1], ms[NR], tokens[m] < 1e5,
+              tokens[m] / 1000, share ? sprintf("%.1f %%", 100 * share) : "", memory, first / 1e6 }'
+}
+
+# MODEL CONFIG BATCH LENGTH OVERRIDES...
+time_model() {
+  local name=$1 config=$2 batch=$3 length=$4 ours=yes label=$precision
+  shift 4
+  local program=(./train)
+  case $kernels in auto | fused | unfused) ;; *)
+    ours='' program=("${PYTHON:-python3}" scripts/peers/torch_llama.py "$kernels")
+    ;;
+  esac
+  [ "$device" != cpu ] || label=fp32
+  # Bytes in a larger vocabulary: that has to be said.
+  local command=("${program[@]}" "configs/$config.json" "data.train=$folder/tokens/train-*.bin" data.val= data.tokenizer=bytes
+    "backend.device=$device" "train.batch_size=$batch" "train.sequence_length=$length" train.save_interval=-1
+    train.sample_interval=-1 optimizer.warmup_steps=0 model.tie_word_embeddings=false "backend.precision=$precision"
+    "output.dir=$folder/$name" output.log_interval=1 "$@")
+  # The first start ever also times the algorithms, and remembers them.
+  if [ -n "$ours" ]; then
+    command+=("backend.kernels=$kernels")
+    "${command[@]}" train.steps=1 >/dev/null 2>&1 || true
+  fi
+  rm -rf "${folder:?}/$name"
+  if run_model "$name" "${command[@]}" "train.steps=$steps"; then
+    row "$name" "$label" "$kernels" "$batch x $length"
+  else
+    echo "step_times.sh: $name in $label with $kernels did not run to its end: $(tail -n 1 "$folder/said")" >&2
+    status=1
+  fi
   rm -rf "${folder:?}/$name"
 }
 
 card=$(nvidia-smi --query-gpu=name --format=csv,noheader 2>/dev/null | head -n 1) || card=''
+[ "$device" != cpu ] || card="$(nproc) cores of $(sed -n 's/^model name[^:]*: //p' /proc/cpuinfo | head -n 1)"
 echo "${card:-an unknown GPU}, $(./train --version), steps 11 to $steps:"
 echo
 echo '| model | precision | kernels | batch | ms a step | tokens/s | MFU | memory | command to first step |'
@@ -56,12 +87,14 @@ echo '|---|---|---|---|---|---|---|---|---|'
 for model in "${@:-15m 110m 350m 1b 1b-8k}"; do
   for one in $model; do for precision in $all_precisions; do for kernels in $all_kernels; do
     case $one in
+    quickstart) time_model quickstart quickstart 6 128 ;;
     15m) time_model 15m llama-15m 128 256 ;;
     110m) time_model 110m llama-110m 32 1024 ;;
     350m) time_model 350m llama-350m 16 2048 ;;
     1b) time_model 1b llama-3.2-1b 8 4096 train.loss_chunks=0 ;;
     1b-8k) time_model 1b-8k llama-3.2-1b 4 8192 train.loss_chunks=0 ;;
-    *) echo "step_times.sh: unknown model '$one'; there are 15m 110m 350m 1b 1b-8k" >&2 && exit 1 ;;
+    *) echo "step_times.sh: unknown model '$one'; there are 15m 110m 350m 1b 1b-8k quickstart" >&2 && exit 1 ;;
     esac
   done; done; done
 done
+exit $status

@@ -1,0 +1,87 @@
+#!/usr/bin/env bash
+# scripts/peers: PyTorch trains as we do, from the same weights on the same tokens; and the tables of compare.sh and
+# step_times.sh, with a stand-in for Python where that is enough.
+# shellcheck disable=SC2016,SC2317 # the stand-in's own text; functions are called through check
+# shellcheck source=tests/support/lib.sh
+. "$(dirname "$0")/../support/lib.sh"
+real_python=${PYTHON:-}
+for candidate in .venv/bin/python python3; do
+  [ -n "$real_python" ] || ! command -v "$candidate" >/dev/null || real_python=$candidate
+done
+
+# ---- Tables. The stand-in's peers are a step's time in ms, and what part of its peak that is, if it is told: 100+0.5
+cat >"$folder/python" <<'END'
+#!/usr/bin/env bash
+[ "$1" != -c ] || { [[ $2 = *print* ]] && echo 2.99; exit 0; }
+IFS=+ read -r ms mfu <<<"$2"
+for word; do case $word in output.dir=*) out=${word#*=} ;; train.steps=*) steps=${word#*=} ;; esac; done
+[ "$ms" != bad ] || { echo 'torch_llama.py: it is bad' >&2; exit 1; }
+mkdir -p "$out"
+for step in $(seq "$steps"); do
+  echo '{"kind":"train","step":'"$step"',"loss":1,"ms":'"$ms"',"tokens_per_s":7680,"mfu":'"${mfu:-null}"'}'
+done >"$out/log.jsonl"
+echo "step 1/$steps | loss 1"
+echo 'memory     1.5 GiB'
+END
+chmod +x "$folder/python"
+export DEVICE=cpu STEPS=11
+has() { grep -qE -- "$1" "$folder/said"; }
+table() { # NAME WORDS: the line is in what was said
+  check "$1" "$(cat "$folder/said")" has "$2"
+}
+cell() { awk -F ' [|] ' -v name="$1" -v at="$2" '$3 == name { sub(/ .*/, "", $at); print $at; exit }' "$folder/said"; }
+
+PYTHON=$folder/python PEERS='100+0.5 bad 200' scripts/peers/compare.sh quickstart >"$folder/said" 2>&1
+status=$?
+check a_peer_that_fails_fails_the_comparison "status $status, $(cat "$folder/said")" test "$status" = 1
+table a_peer_that_fails_is_said 'quickstart in fp32 with bad did not run to its end: torch_llama.py: it is bad$'
+table the_table_says_whose_torch '^torch 2.99$'
+n='[0-9.]+' shape='6 x 128'
+table ours_is_measured "^\| quickstart \| fp32 \| ours \| $shape \| $n \($n to $n\) \| ${n}k \|  \| $n MiB \| $n s \| 1.00 \|\$"
+table a_peers_row_has_all_columns "torch, 100\+0.5 \| $shape \| 100.0 \(100.0 to 100.0\) \| 7.7k \| 50.0 % \| 1.5 GiB \| $n s \| $n \|\$"
+table the_peers_after_one_that_failed_go_on '^\| quickstart \| fp32 \| torch, 200 .*\| 200.0 .*\| 25.0 % \|'
+check ours_is_measured_again_at_the_end "$(cat "$folder/said")" test "$(grep -c '| ours |' "$folder/said")" = 2
+check the_last_column_is_the_ratio "$(cat "$folder/said")" awk -v ours="$(cell ours 5)" -v ratio="$(cell 'torch, 200' 10)" \
+  'BEGIN { d = 200 / ours - ratio; exit !(ours > 0 && ratio > 0 && d < 0.006 && -d < 0.006) }'
+
+PYTHON=false scripts/peers/compare.sh quickstart >"$folder/said" 2>&1
+table without_torch_it_says_what_to_install "^compare.sh: 'false' has no torch; install it with: false -m pip install torch numpy"
+[ -z "$real_python" ] || "$real_python" scripts/peers/torch_llama.py >"$folder/said" 2>&1
+table the_peer_asks_for_what_it_needs '^torch_llama.py: (torch|numpy) is not installed|^torch_llama.py: it needs a peer and a config'
+
+# ---- Losses
+if ! { [ -n "$real_python" ] && "$real_python" -c 'import torch, numpy, safetensors' 2>/dev/null; }; then
+  echo 'ok - pytorch_trains_as_we_do # SKIP torch, numpy or safetensors is not installed (pip install -r scripts/requirements.txt)'
+  exit "$failed"
+fi
+prepare_data 400
+write_config "$folder/config.json"
+steps() { grep '"kind":"train"' "$1/log.jsonl" | sed -E 's/.*"loss":([^,]*),.*"grad_norm":([^,]*),.*/\1 \2/'; }
+
+# Of loss and gradient norm of five steps, relative to ours: observed at most 1.6e-7 and 3.1e-7.
+agree() { # OURS THEIRS
+  paste <(steps "$1") <(steps "$2") | awk '
+    function off(a, b, d) { d = (a - b) / b; return d < 0 ? -d : d }
+    { loss = off($3, $1) > loss ? off($3, $1) : loss; norm = off($4, $2) > norm ? off($4, $2) : norm; last = $1 }
+    NR == 1 { first = $1 }
+    END { printf "# losses differ by %.1e, norms by %.1e, bounds 2e-6 and 4e-6\n", loss, norm
+          exit !(NR == 5 && last < first && loss <= 2e-6 && norm <= 4e-6) }'
+}
+
+trains_alike() { # NAME OVERRIDES...
+  local name=$1 all
+  shift
+  all=("$folder/config.json" "$@" data.val= train.save_interval=-1 optimizer.schedule=constant optimizer.warmup_steps=0)
+  must "$TRAIN" "$folder/config.json" "$@" train.steps=5 "output.dir=$folder/$name"
+  all+=(train.steps=5 data.shuffle=false "train.init_from=$folder/$name/latest")
+  must "$TRAIN" "${all[@]}" "output.dir=$folder/$name-ours"
+  must "$real_python" scripts/peers/torch_llama.py eager "${all[@]}" "output.dir=$folder/$name-theirs"
+  check "pytorch_trains_$name" "ours: $(steps "$folder/$name-ours"), theirs: $(steps "$folder/$name-theirs")" \
+    agree "$folder/$name-ours" "$folder/$name-theirs"
+}
+trains_alike grouped_heads_in_two_micro_batches train.gradient_accumulation=2
+trains_alike tied_embeddings model.tie_word_embeddings=true model.num_key_value_heads=4 optimizer.clip_norm=0
+trains_alike stretched_rope model.rope_scaling.rope_type=llama3 model.rope_scaling.factor=8 \
+  model.rope_scaling.low_freq_factor=1 model.rope_scaling.high_freq_factor=4 \
+  model.rope_scaling.original_max_position_embeddings=16 model.rope_theta=500
+exit "$failed"
