@@ -15,7 +15,7 @@ PEER is words joined by '+':
 backend.precision=fp8 has torchao's tensorwise float8 in every linear layer but the output layer. The learning rate
 stays optimizer.learning_rate, and windows come in file order: with data.shuffle=false, optimizer.schedule=constant,
 no warm-up and train.init_from=FOLDER (a Hugging Face folder) the losses are ours. Steps go to output.dir/log.jsonl.
-Needs torch 2.5, and torchao or liger-kernel where asked for.
+Needs torch 2.7, and torchao or liger-kernel where asked for.
 """
 import json
 import math
@@ -165,7 +165,10 @@ def load(model, folder):
         fail(f"{folder} holds no model*.safetensors")
 
     def take(weight, *names):
-        packed = torch.cat([theirs.pop(f"{name}.weight") for name in names])
+        for name in names:
+            if f"{name}.weight" not in theirs:
+                fail(f"{folder} has no tensor {name}.weight")
+        packed = torch.cat([theirs[f"{name}.weight"] for name in names])
         if packed.shape != weight.shape:
             fail(f"{folder}: {names[0]} is {list(packed.shape)}, and the config says {list(weight.shape)}")
         weight.data.copy_(packed)
@@ -231,13 +234,14 @@ class Trainer:
                                  fused=True)
 
     def send(self, rows):
-        return rows.pin_memory().to(self.device, non_blocking=True) if self.cuda else rows
+        return rows.contiguous().pin_memory().to(self.device, non_blocking=True) if self.cuda else rows
 
     def step(self, windows, number):
         """Starts a step; what it returns gives loss and gradient norm to `result` when the step is done."""
         t = self.config["train"]
         micro_batches, batch = t["gradient_accumulation"], t["batch_size"]
         total = 0
+        torch.compiler.cudagraph_mark_step_begin()
         self.optimizer.zero_grad(set_to_none=True)
         for micro_batch in range(micro_batches):
             rows = windows.rows((number * micro_batches + micro_batch) * batch, batch)
@@ -319,7 +323,7 @@ def main():
             run(trainer, config)
     except torch.OutOfMemoryError:
         fail("the GPU's memory is too small for it")
-    except (ValueError, KeyError) as error:
+    except ValueError as error:
         fail(error)
     return print(f"memory     {trainer.memory():.1f} GiB, {torch.__version__} on {trainer.device}")
 
