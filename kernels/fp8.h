@@ -17,7 +17,7 @@
 #include <math.h>
 #include <stdint.h>
 #include <string.h>
-#include "kernels/host_device.h"
+#include "base/host_device.h"
 #include "kernels/noise.h"
 
 typedef enum Fp8Format { FP8_E4M3, FP8_E5M2 } Fp8Format;

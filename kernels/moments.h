@@ -7,7 +7,7 @@
 #pragma once
 #include <stdint.h>
 #include <string.h>
-#include "kernels/host_device.h"
+#include "base/host_device.h"
 #include "kernels/noise.h"
 
 // Of a tensor in an update. updates: applied so far; tensor: its place in the list.

@@ -2,7 +2,7 @@
 // bits.
 #pragma once
 #include <stdint.h>
-#include "kernels/host_device.h"
+#include "base/host_device.h"
 
 // The last mixing of murmur3 (Appleby).
 static inline HOST_DEVICE uint32_t noise_mix(uint32_t x) {

@@ -3,7 +3,7 @@
 #pragma once
 #include <math.h>
 #include <stdint.h>
-#include "kernels/host_device.h"
+#include "base/host_device.h"
 
 #ifdef REAL_IS_DOUBLE
 typedef double real;
