@@ -24,6 +24,7 @@
 #include <stddef.h>
 #include <stdint.h>
 #include "base/error.h"
+#include "base/phases.h"
 #include "kernels/activity.h"
 #include "kernels/fp8.h"
 #include "kernels/operations.h"
@@ -312,6 +313,7 @@ typedef void AdamwOp(Backend *be, const ParamTensor *list, int count);
 struct Backend {
   const char *name;      // "cpu", ...
   char description[512]; // hardware and libraries, for the start-up table
+  Phases opening;        // where the time to open it went
   char costs[128];       // what a choice in the configuration costs, for the same; empty: nothing
   // Of one element.
   size_t act_bytes, fp8_bytes, stat_bytes, grad_bytes, master_bytes, moment_bytes;

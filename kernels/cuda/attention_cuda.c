@@ -65,10 +65,12 @@ int cuda_attention_open(Cuda *c, Error *err) {
       cudnn_check(&c->cudnn, c->cudnn.set_stream(c->cudnn_handle, c->gpu.stream),
                   "setting the stream", err))
     return -1;
+  phase_end(&c->base.opening, "cuDNN");
   if (c->options.batch == 0) return 0;
   const bool deterministic = c->options.deterministic,
              both_forms = deterministic || c->options.seq <= 8 * c->config.d;
   if (plan_shape(c, c->options.batch, c->options.seq, both_forms, err)) return -1;
+  phase_end(&c->base.opening, "attention");
   if (deterministic && c->options.train) describe_cost(c);
   return 0;
 }

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/clock.h"
 #include "base/memory.h"
 #include "kernels/cuda/check.h"
 #include "kernels/cuda/cuda.h"
@@ -136,13 +137,19 @@ int cuda_open(Cuda *c, const OpsConfig *config, const GpuOptions *options, Error
   c->options = *options;
   c->config.scalings = copy_of_scalings(config);
   const AttentionShape any = {.B = 1, .T = 1, .H = config->H, .KV = config->KV, .d = config->d};
+  Phases *opening = &c->base.opening;
+  opening->since_ms = now_ms();
   if (attention_shape_check(&any, err) || gpu_open(&c->gpu, err) || check_precision(c, err))
     return -1;
   set_operations(c);
   gemm_open(&c->gemm, &c->gpu, options->gemm_cache);
-  const bool failed = prepare_gemms(c, err) || cuda_attention_open(c, err) ||
-                      cuda_memory_open(c, err) || make_rope_table(c, err) ||
-                      make_workspace(c, err) || cuda_scalings_open(c, err);
+  phase_end(opening, "cuBLASLt");
+  if (prepare_gemms(c, err)) return -1;
+  phase_end(opening, "products");
+  const bool failed = cuda_attention_open(c, err) || cuda_memory_open(c, err) ||
+                      make_rope_table(c, err) || make_workspace(c, err) ||
+                      cuda_scalings_open(c, err);
+  phase_end(opening, "workspace");
   return failed ? -1 : 0;
 }
 
@@ -183,6 +190,7 @@ int cuda_ready(Cuda *c, const char *name, Error *err) {
   const Gpu *gpu = &c->gpu;
   // The copies of preparations are of a stream that this backend's does not wait for.
   const cudaError_t status = cudaDeviceSynchronize();
+  phase_end(&be->opening, "set-up on the GPU");
   if (status != cudaSuccess)
     return error_set(err, "setting up failed on the GPU: %s", cudaGetErrorString(status));
   c->config.calls = NULL;

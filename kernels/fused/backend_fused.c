@@ -156,8 +156,10 @@ Backend *backend_fused_create(const OpsConfig *config, const GpuOptions *options
   Fused *f = xcalloc(1, sizeof *f);
   Cuda *c = &f->unfused.cuda;
   settle_kinds(&c->base, config, options->kernels, mainloop);
-  if (unfused_open(&f->unfused, config, options, err) ||
-      fused_kernels_open(&f->kernels, mainloop, &c->gpu, err) || make_workspace(f, err) ||
+  const bool failed = unfused_open(&f->unfused, config, options, err) ||
+                      fused_kernels_open(&f->kernels, mainloop, &c->gpu, err);
+  phase_end(&c->base.opening, "fused kernels");
+  if (failed || make_workspace(f, err) ||
       cuda_ready(c, mainloop == MAINLOOP_WGMMA ? "cuda, fused" : "cuda, fused by mma.sync", err)) {
     cuda_destroy(&c->base);
     return NULL;

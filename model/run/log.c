@@ -164,6 +164,25 @@ void log_start(RunLog *log, int64_t step, int64_t parameters, int64_t tokens_per
   end_record(log);
 }
 
+void log_opened(RunLog *log, int64_t step, const Phases *phases) {
+  enum { TOLD_MS = 10 };
+  const char *lead = ": ";
+  JsonWriter *w = begin_record(log, "opened", step);
+  put_number(w, "ms", phases_sum(phases));
+  printf("start      %.2f s to the end of the first step", phases_sum(phases) / 1e3);
+  json_open(w, "phases", '{');
+  for (int i = 0; i < phases->count; i++) {
+    const PhaseTime *p = &phases->list[i];
+    put_number(w, p->name, p->ms);
+    if (p->ms < TOLD_MS) continue;
+    printf("%s%s %.2f", lead, p->name, p->ms / 1e3);
+    lead = ", ";
+  }
+  printf("\n");
+  json_close(w, '}');
+  end_record(log);
+}
+
 static void print_step(const RunLog *log, const StepLine *s, double tokens_per_s) {
   char mfu[40] = "", saturated[40] = "";
   if (isfinite(s->mfu))

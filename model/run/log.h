@@ -2,6 +2,8 @@
 // record has a "kind":
 //   start  step, steps, parameters, tokens_per_step, backend, resumed, changes (of the
 //          configuration, where it was resumed)
+//   opened step, ms (from the command to the end of the first step), phases (an object of ms, by
+//          what was done: they follow one another and are the whole)
 //   train  step, loss, lr, grad_norm, ms, tokens_per_s, mfu (null where the peak is not known),
 //          applied; in FP8 also saturated: tensors with values beyond their scale's reach
 //   val    step, loss, tokens
@@ -27,6 +29,7 @@
 #include "base/error.h"
 #include "base/file.h"
 #include "base/json.h"
+#include "base/phases.h"
 #include "model/run/breakdown.h"
 #include "model/config/config.h"
 
@@ -57,7 +60,9 @@ void log_close(RunLog *log); // zeros are fine
 // Writes what waits, and has the disk hold all of it.
 void log_sync(RunLog *log);
 void log_start(RunLog *log, int64_t step, int64_t parameters, int64_t tokens_per_step,
-               const char *backend, const char *changes);      // NULL: not resumed
+               const char *backend, const char *changes); // NULL: not resumed
+// printed, too: what the first step's line waited for since the command was given
+void log_opened(RunLog *log, int64_t step, const Phases *phases);
 void log_train(RunLog *log, const StepLine *line, bool print); // print: the progress line, too
 void log_val(RunLog *log, int64_t step, double loss, int64_t tokens, bool best);
 void log_val_bf16(RunLog *log, int64_t step, double loss, int64_t tokens);

@@ -209,12 +209,15 @@ static int open_inputs(Run *run, Error *err) {
 static int open_parts(Run *run, Error *err) {
   const Config *c = &run->config;
   if (open_inputs(run, err) != 0) return -1;
+  phase_end(&run->phases, "inputs");
   RunShape shape = run_shape(c);
   const size_t M = (size_t)(c->train.batch_size * c->train.sequence_length);
   if (!run->tokenizer) shape.context = 0;
   if (plan_check(c, &shape, err) != 0) return -1;
+  phase_end(&run->phases, "GPU");
   run->be = backend_create(c, &shape, c->train.sequence_length, err);
   if (run->be) note_backend(run);
+  if (run->be) phases_join(&run->phases, &run->be->opening, "backend");
   if (!run->be || (c->output.breakdown && open_trace(run, err) != 0)) return -1;
   if (llama_create(&run->llama, &c->model, &shape, run->be, err) != 0) {
     plan_advise(c, &shape, run->be, err);
@@ -227,7 +230,9 @@ static int open_parts(Run *run, Error *err) {
   const bool background = saves_plan(c, run->be, plan.total_bytes);
   run->planned_bytes = plan.total_bytes;
   run->batches = xmalloc((size_t)c->train.gradient_accumulation * 2 * M * sizeof *run->batches);
+  phase_end(&run->phases, "memory");
   if (load_weights(run, err) != 0) return -1;
+  phase_end(&run->phases, "weights");
   if (background) saves_open(run);
   run->calibrates = fp8_used(&shape) && !run->llama.scaled;
   if (shape.context == 0) return 0;
@@ -265,7 +270,12 @@ static int open_output(Run *run, Error *err) {
 }
 
 int run_open(Run *run, const Config *config, const volatile sig_atomic_t *stop, Error *err) {
-  *run = (Run){.config = *config, .saved_step = -1, .state = {.best_val_loss = NAN}, .stop = stop};
+  *run = (Run){.config = *config,
+               .saved_step = -1,
+               .state = {.best_val_loss = NAN},
+               .stop = stop,
+               .phases = {.since_ms = process_began_ms()}};
+  phase_end(&run->phases, "program");
   if (open_parts(run, err) != 0 || open_output(run, err) != 0) {
     run_close(run);
     return -1;
@@ -273,6 +283,7 @@ int run_open(Run *run, const Config *config, const volatile sig_atomic_t *stop, 
   print_start(run);
   log_start(&run->log, run->state.step, model_parameters(&config->model, true),
             tokens_per_step(config), run->be->name, run->changes);
+  phase_end(&run->phases, "output");
   return 0;
 }
 

@@ -41,6 +41,7 @@ typedef struct Run {
   int64_t asked, booked;            // steps since the start of this process
   double booked_ms;                 // when the last one was booked
   size_t planned_bytes;             // the memory plan's total
+  Phases phases;                    // of this process until its first step was booked
   bool resumed;
   char *changes;      // of the configuration since the checkpoint; NULL where there is none
   bool planned;       // of the learning rate anew, because of them

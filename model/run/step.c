@@ -73,6 +73,10 @@ static int book_step(Run *run, Error *err) {
   const Config *c = &run->config;
   const uint64_t end = run->pending[run->booked % MAX_RESULTS].cursor;
   const StepLine line = take_result(run);
+  if (run->booked == 1) {
+    phase_end(&run->phases, "first step");
+    log_opened(&run->log, line.step, &run->phases);
+  }
   log_train(&run->log, &line,
             line.step % c->output.log_interval == 0 || line.step == c->train.steps);
   watch_saturation(run, &line);
@@ -180,6 +184,7 @@ static int read_batches(Run *run, Error *err) {
 int run_step_begin(Run *run, AdamW *hyper, Error *err) {
   const OutputConfig *o = &run->config.output;
   bool traced;
+  if (run->asked == 0) phase_end(&run->phases, "validation");
   if (read_batches(run, err) != 0 || begin_trace(run, &traced, err) != 0) return -1;
   *hyper = adamw_at(&run->config.optimizer, &run->state.plan, run_steps_asked(run),
                     run->config.train.steps);

@@ -9,13 +9,16 @@
 #include <string.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 #include <cmocka.h>
 
 #include "base/arena.h"
+#include "base/clock.h"
 #include "base/file.h"
 #include "base/json.h"
 #include "base/memory.h"
+#include "base/phases.h"
 #include "base/shell.h"
 #include "base/thread.h"
 #include "base/utf8.h"
@@ -281,6 +284,46 @@ static void threads_leave_signals_to_the_main_one(void **state) {
   assert_false(sigismember(&of_main, SIGTERM) || sigismember(&of_main, SIGINT));
 }
 
+static void sleep_ms(long ms) {
+  assert_int_equal(nanosleep(&(struct timespec){.tv_nsec = ms * 1000000}, NULL), 0);
+}
+
+static void phases_follow_one_another_and_are_the_whole(void **state) {
+  (void)state;
+  const double began = now_ms();
+  Phases all = {.since_ms = began}, inner = {.since_ms = 0};
+  sleep_ms(3);
+  phase_end(&all, "first");
+  sleep_ms(2); // before the inner ones begin: a part of "rest"
+  inner.since_ms = now_ms();
+  sleep_ms(5);
+  phase_end(&inner, "inside");
+  sleep_ms(2);
+  phases_join(&all, &inner, "rest");
+  assert_int_equal(all.count, 3);
+  assert_string_equal(all.list[1].name, "inside");
+  assert_true(all.list[0].ms >= 3 && all.list[1].ms >= 5 && all.list[2].ms >= 4);
+  assert_true(fabs(phases_sum(&all) - (all.since_ms - began)) < 1e-3);
+  assert_true(all.since_ms <= now_ms());
+}
+
+static void phases_without_a_place_are_left_out(void **state) {
+  (void)state;
+  Phases p = {.since_ms = now_ms()};
+  for (int i = 0; i < MAX_PHASES + 2; i++) phase_end(&p, "one");
+  assert_int_equal(p.count, MAX_PHASES);
+}
+
+// To a hundredth of a second, and this process is younger than a run of all tests.
+static void a_process_knows_when_it_began(void **state) {
+  (void)state;
+  const double age = now_ms() - process_began_ms();
+  sleep_ms(30);
+  const double later = now_ms() - process_began_ms();
+  assert_true(age >= 0 && age < 3600e3);
+  assert_true(later - age >= 15);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(a_line_of_json_is_written_with_its_escapes),
@@ -299,6 +342,9 @@ int main(void) {
       cmocka_unit_test(a_character_that_is_not_whole_is_found_at_the_end),
       cmocka_unit_test(a_run_learns_how_much_memory_there_is),
       cmocka_unit_test(threads_leave_signals_to_the_main_one),
+      cmocka_unit_test(phases_follow_one_another_and_are_the_whole),
+      cmocka_unit_test(phases_without_a_place_are_left_out),
+      cmocka_unit_test(a_process_knows_when_it_began),
   };
   return cmocka_run_group_tests(tests, make_folder, remove_folder);
 }

@@ -241,6 +241,30 @@ static void the_log_is_one_json_object_a_line(void **state) {
   free(dir);
 }
 
+static void the_log_has_where_a_start_took_its_time(void **state) {
+  (void)state;
+  char *dir = temporary_folder(), *path = xasprintf("%s/log.jsonl", dir), *text;
+  size_t bytes;
+  Error err;
+  RunLog log;
+  const Phases phases = {.list = {{"program", 20.5}, {"first step", 100}}, .count = 2};
+  must(log_open(&log, dir, 10, &err), &err);
+  log_opened(&log, 1, &phases);
+  log_close(&log);
+  must(file_read(path, 1 << 20, &text, &bytes, &err), &err);
+  cJSON *opened = record(text, 0);
+  const cJSON *list = cJSON_GetObjectItemCaseSensitive(opened, "phases");
+  assert_string_equal(cJSON_GetObjectItemCaseSensitive(opened, "kind")->valuestring, "opened");
+  near(cJSON_GetObjectItemCaseSensitive(opened, "ms")->valuedouble, 120.5);
+  near(cJSON_GetObjectItemCaseSensitive(list, "program")->valuedouble, 20.5);
+  near(cJSON_GetObjectItemCaseSensitive(list, "first step")->valuedouble, 100);
+  cJSON_Delete(opened);
+  free(text);
+  must(directory_remove(dir, &err), &err);
+  free(path);
+  free(dir);
+}
+
 static int syncs;
 static void count_sync(void) {
   syncs++;
@@ -395,6 +419,7 @@ int main(void) {
       cmocka_unit_test(another_learning_rate_is_the_peak_from_here_on),
       cmocka_unit_test(counts_and_times_read_well),
       cmocka_unit_test(the_log_is_one_json_object_a_line),
+      cmocka_unit_test(the_log_has_where_a_start_took_its_time),
       cmocka_unit_test(a_full_disk_leaves_no_part_of_a_line),
       cmocka_unit_test(what_a_crash_tore_is_cut_off),
       cmocka_unit_test(a_save_is_synced_and_its_line_comes_once),
