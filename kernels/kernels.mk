@@ -54,8 +54,8 @@ GPU_HERE := $(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/
   grep -xE '([89]|1[0-9])\.[0-9]' | tr -d . | sort -u)
 CUDA_ARCHS ?= $(or $(GPU_HERE:90=90a),80 86 89 90a)
 NVCC_FLAGS := -std=c++17 -O3 -lineinfo -I. -Werror all-warnings -Xcompiler -Wall,-Wextra -MMD -MP
-COMPILE_CU = mkdir -p $(@D) && $(NVCC) $(NVCC_FLAGS) -c $< -o $@ \
-  $(foreach arch,$(CUDA_ARCHS),-gencode arch=compute_$(arch),code=sm_$(arch))
+COMPILE_CU = mkdir -p $(@D) && $(NVCC) $(NVCC_FLAGS) $(if $(filter %/draw.o,$@),-fmad=false) \
+  -c $< -o $@ $(foreach arch,$(CUDA_ARCHS),-gencode arch=compute_$(arch),code=sm_$(arch))
 build/release/%.o: %.cu $(RULES); $(COMPILE_CU)
 
 # The fused kernels are Hopper's alone, whatever else is built for. One that uses local memory

@@ -357,6 +357,11 @@ struct Backend {
   void (*read_moments)(Backend *be, float *to_host, const moment_t *from, int64_t count);
   void (*read_act)(Backend *be, float *to_host, const act_t *from, int64_t count);
   void (*read_grad)(Backend *be, float *to_host, const grad_t *from, int64_t count);
+  // Row places[n] of `to` becomes deviation * rng_normal(key, n cols + k), k < cols, in fp32: the
+  // bits of base/rng.h. NULL: the model draws on the host and writes.
+  //   to [rows, cols], places [rows] on the host, each below rows
+  void (*draw_master)(Backend *be, master_t *to, const int32_t *places, int64_t rows, int64_t cols,
+                      uint64_t key, double deviation);
 
   // ---- The operations
   BACKEND_OPERATIONS(BACKEND_OPERATION)

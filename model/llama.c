@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "base/memory.h"
+#include "base/rng.h"
 #include "model/packing.h"
 
 void llama_outline(Llama *llama, const ModelConfig *config, const RunShape *shape, Backend *be) {
@@ -98,18 +99,34 @@ Recorder *llama_record(const Llama *llama, int micro_batches) {
   return recorder;
 }
 
-// Packed values of parameter `param` on the host: its HF tensors' initial values, rows in our
-// order.
-static void init_packed(const ModelConfig *c, uint64_t seed, const HfTensor *list, int count,
-                        int param, float *packed) {
-  for (int i = 0; i < count; i++) {
-    const HfTensor *t = &list[i];
-    if (t->param != param) continue;
+// The initial values of a parameter are those of its HF tensors, rows in our order: here on the
+// host, [rows, cols] of the parameter.
+static void init_packed(const ModelConfig *c, uint64_t seed, const HfTensor *t, float *packed) {
 #pragma omp parallel for schedule(static)
-    for (int64_t n = 0; n < t->rows; n++)
-      param_init(c, seed, t->name, t->rank == 1, n * t->cols, t->cols,
-                 packed + packed_row(c, t, n) * t->cols);
-  }
+  for (int64_t n = 0; n < t->rows; n++)
+    param_init(c, seed, t->name, t->rank == 1, n * t->cols, t->cols,
+               packed + packed_row(c, t, n) * t->cols);
+}
+
+static void init_on_host(const Llama *llama, uint64_t seed, const HfTensor *list, int count,
+                         int param) {
+  const ParamTensor *p = &llama->tensors[param];
+  const int64_t n = p->rows * p->cols;
+  float *packed = xmalloc((size_t)n * sizeof *packed);
+  for (int i = 0; i < count; i++)
+    if (list[i].param == param) init_packed(&llama->config, seed, &list[i], packed);
+  llama->be->write_master(llama->be, p->master, packed, n);
+  free(packed);
+}
+
+// The same bits, made where they lie.
+static void draw(const Llama *llama, uint64_t seed, const HfTensor *t) {
+  const ModelConfig *c = &llama->config;
+  int32_t *places = xmalloc((size_t)t->rows * sizeof *places);
+  for (int64_t n = 0; n < t->rows; n++) places[n] = (int32_t)packed_row(c, t, n);
+  llama->be->draw_master(llama->be, llama->tensors[t->param].master, places, t->rows, t->cols,
+                         rng_key(seed, t->name), c->initializer_range);
+  free(places);
 }
 
 void llama_zero_moments(Llama *llama) {
@@ -127,14 +144,10 @@ void llama_init_weights(Llama *llama, uint64_t seed) {
   const int count = hf_tensor_count(c);
   HfTensor *list = xcalloc((size_t)count, sizeof *list);
   hf_tensor_list(c, list);
-  for (int i = 0; i < llama->param_count; i++) {
-    const ParamTensor *p = &llama->tensors[i];
-    const int64_t n = p->rows * p->cols;
-    float *packed = xmalloc((size_t)n * sizeof *packed);
-    init_packed(c, seed, list, count, i, packed);
-    be->write_master(be, p->master, packed, n);
-    free(packed);
-  }
+  for (int i = 0; i < llama->param_count; i++) // norms are all ones: nothing is drawn
+    if (!be->draw_master || !llama->tensors[i].decay) init_on_host(llama, seed, list, count, i);
+  for (int i = 0; i < count && be->draw_master; i++)
+    if (list[i].rank == 2) draw(llama, seed, &list[i]);
   free(list);
   llama_zero_moments(llama);
   be->refresh(be, llama->tensors, llama->param_count);

@@ -43,6 +43,12 @@ void launch_scalings_update(Scaling *all, int count, StepState *state, cudaStrea
 // The scale of a delayed scaling, from the largest value so far, which stays.
 void launch_scaling_set(Scaling *scaling, cudaStream_t stream);
 
+// ---- draw.cu
+// Row places[n] of `to` becomes deviation * rng_normal(key, (first + n) cols + k), k < cols.
+//   to [.., cols] out, places [rows] in, pinned on the host
+void launch_draw(float *to, const int32_t *places, int64_t first, int64_t rows, int64_t cols,
+                 uint64_t key, double deviation, cudaStream_t stream);
+
 // ---- gemv.cu
 // out = W a (+ add, or NULL), one row of a product.   a [K], W [N, K], add [N] in; out [N] out,
 // or row *row of out [.., N] where row, on the device, is not NULL

@@ -129,6 +129,21 @@ static void op_read_grad(Backend *be, float *to_host, const grad_t *from, int64_
   read_either(be, to_host, from, count, be->grad_bytes);
 }
 
+// The places of rows go through the stages, where the kernel reads them.
+static void op_draw_master(Backend *be, master_t *to, const int32_t *places, int64_t rows,
+                           int64_t cols, uint64_t key, double deviation) {
+  enum { PIECE = STAGE_BYTES / sizeof *places };
+  Cuda *c = cuda_of(be);
+  for (int64_t done = 0; done < rows; done += PIECE) {
+    const int stage = take_stage(c);
+    const int64_t piece = rows - done < PIECE ? rows - done : PIECE;
+    int32_t *pinned = (int32_t *)c->pinned->stages[stage];
+    memcpy(pinned, places + done, (size_t)piece * sizeof *pinned);
+    launch_draw((float *)to, pinned, done, piece, cols, key, deviation, c->gpu.stream);
+    CUDA_CHECK(cudaEventRecord(c->stage_free[stage], c->gpu.stream));
+  }
+}
+
 void cuda_set_memory(Cuda *c) {
   Backend *be = &c->base;
   be->alloc = op_alloc;
@@ -143,4 +158,5 @@ void cuda_set_memory(Cuda *c) {
   be->read_moments = op_read_moments;
   be->read_act = op_read_act;
   be->read_grad = op_read_grad;
+  be->draw_master = op_draw_master;
 }

@@ -1,0 +1,25 @@
+// Random weights, drawn where they will lie. Compiled without fused multiply-adds (kernels.mk), for
+// the bits of the host.
+#include "base/rng.h"
+#include "kernels/cuda/common.cuh"
+
+enum { DRAW_THREADS = 256 };
+static constexpr int64_t MOST_BLOCKS = 1 << 16;
+
+// A block draws a row at a time, so that its place comes from the host once.
+static __global__ void draw_kernel(float *to, const int32_t *places, int64_t first, int64_t rows,
+                                   int64_t cols, uint64_t key, double deviation) {
+  for (int64_t n = blockIdx.x; n < rows; n += gridDim.x) {
+    float *row = to + places[n] * cols;
+    const int64_t index = (first + n) * cols;
+    for (int64_t k = threadIdx.x; k < cols; k += DRAW_THREADS)
+      row[k] = (float)(deviation * rng_normal(key, (uint64_t)(index + k)));
+  }
+}
+
+void launch_draw(float *to, const int32_t *places, int64_t first, int64_t rows, int64_t cols,
+                 uint64_t key, double deviation, cudaStream_t stream) {
+  const unsigned blocks = (unsigned)(rows < MOST_BLOCKS ? rows : MOST_BLOCKS);
+  draw_kernel<<<blocks, DRAW_THREADS, 0, stream>>>(to, places, first, rows, cols, key, deviation);
+  LAUNCHED();
+}

@@ -1,0 +1,96 @@
+// Weights that are drawn on the GPU: the bits of those that the host draws.
+#include "tests/gpu/gpu_test.h"
+
+#include "kernels/gpu_backends.h"
+#include "model/llama.h"
+
+static const ModelConfig model = {.hidden_size = 192,
+                                  .intermediate_size = 520,
+                                  .num_hidden_layers = 2,
+                                  .num_attention_heads = 6,
+                                  .num_key_value_heads = 2,
+                                  .head_dim = 32,
+                                  .vocab_size = 203,
+                                  .max_position_embeddings = 64,
+                                  .rms_norm_eps = 1e-5,
+                                  .rope_theta = 10000,
+                                  .initializer_range = 0.02};
+static const RunShape shape = {.batch = 2, .seq = 64, .loss_chunks = 1, .train = true};
+
+static Backend *gpu_backend(void) {
+  const OpsConfig config = llama_ops_config(&model, &shape, shape.seq, 0);
+  const GpuOptions options = {.kernels = KERNELS_UNFUSED, .train = true, .gemm_cache = ""};
+  Error err;
+  Backend *be = backend_gpu_create(&config, &options, &err);
+  if (!be) fail_msg("%s", err.text);
+  return be;
+}
+
+static float *master_of(const Llama *llama, int i, int64_t *count) {
+  const ParamTensor *p = &llama->tensors[i];
+  *count = p->rows * p->cols;
+  float *values = xmalloc((size_t)*count * sizeof *values);
+  llama->be->read_master(llama->be, values, p->master, *count);
+  return values;
+}
+
+static void a_models_weights_are_those_of_the_host(void **state) {
+  (void)state;
+  Llama on_gpu, on_cpu;
+  Error err;
+  const OpsConfig config = llama_ops_config(&model, &shape, shape.seq, 0);
+  Backend *gpu = gpu_backend(), *cpu = backend_cpu_create(&config);
+  if (llama_create(&on_gpu, &model, &shape, gpu, &err)) fail_msg("%s", err.text);
+  if (llama_create(&on_cpu, &model, &shape, cpu, &err)) fail_msg("%s", err.text);
+  llama_init_weights(&on_gpu, 5);
+  llama_init_weights(&on_cpu, 5);
+  for (int i = 0; i < on_gpu.param_count; i++) {
+    int64_t count;
+    float *a = master_of(&on_gpu, i, &count), *b = master_of(&on_cpu, i, &count);
+    int64_t wrong = 0;
+    for (int64_t k = 0; k < count; k++) wrong += memcmp(&a[k], &b[k], sizeof *a) != 0;
+    if (wrong)
+      fail_msg("%lld of %lld values of tensor %d differ", (long long)wrong, (long long)count, i);
+    free(a);
+    free(b);
+  }
+  llama_destroy(&on_gpu);
+  llama_destroy(&on_cpu);
+  gpu->destroy(gpu);
+  cpu->destroy(cpu);
+}
+
+// More rows than their places fit into one stage, and than a launch has blocks.
+static void many_rows_come_in_pieces(void **state) {
+  (void)state;
+  enum { ROWS = (1 << 18) + 37, COLS = 3 };
+  const uint64_t key = rng_key(9, "pieces");
+  Backend *be = gpu_backend();
+  master_t *to = be->alloc(be, (size_t)ROWS * COLS * sizeof(float));
+  assert_non_null(to);
+  int32_t *places = xmalloc(ROWS * sizeof *places);
+  for (int n = 0; n < ROWS; n++) places[n] = ROWS - 1 - n;
+  be->draw_master(be, to, places, ROWS, COLS, key, 0.5);
+  memset(places, 0, ROWS * sizeof *places); // they were taken over
+  float *drawn = xmalloc((size_t)ROWS * COLS * sizeof *drawn);
+  be->read_master(be, drawn, to, (int64_t)ROWS * COLS);
+  int64_t wrong = 0;
+  for (int64_t i = 0; i < (int64_t)ROWS * COLS; i++) {
+    const float expected = (float)(0.5 * rng_normal(key, (uint64_t)i));
+    wrong +=
+        memcmp(&drawn[(ROWS - 1 - i / COLS) * COLS + i % COLS], &expected, sizeof expected) != 0;
+  }
+  if (wrong) fail_msg("%lld values differ", (long long)wrong);
+  be->release(be, to);
+  be->destroy(be);
+  free(drawn);
+  free(places);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(a_models_weights_are_those_of_the_host),
+      cmocka_unit_test(many_rows_come_in_pieces),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}
