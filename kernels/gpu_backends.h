@@ -14,8 +14,9 @@ typedef struct GpuOptions {
   // The run's micro-batch: attention and GEMMs of this shape are planned and timed at the start,
   // others when they first occur. 0: all when they first occur, and untimed.
   int64_t batch, seq;
-  int64_t loss_tokens;    // rows of the logits at a time; divides batch x seq
-  const char *gemm_cache; // as for gemm_open; NULL = the usual place
+  int64_t loss_tokens; // rows of the logits at a time; divides batch x seq
+  // As for gemm_open; NULL = the usual place, where attention's choices are remembered, too.
+  const char *gemm_cache;
 } GpuOptions;
 
 // Bytes of a GPU's memory. What a run derives from `all` is the same when it is resumed; it fits if

@@ -1,9 +1,11 @@
 // cuDNN's attention behind kernels/ops.h: a plan for each shape (B, T), the run's made at the
 // start, another one (of validation) when it first occurs.
 #include <stdio.h>
+#include <stdlib.h>
 
 #include "base/memory.h"
 #include "kernels/cuda/check.h"
+#include "base/choices.h"
 #include "kernels/cuda/cuda.h"
 
 static int plan_shape(Cuda *c, int64_t B, int64_t T, bool both_forms, Error *err) {
@@ -15,13 +17,15 @@ static int plan_shape(Cuda *c, int64_t B, int64_t T, bool both_forms, Error *err
                                     .forward_only = !train,
                                     .both_forms = both_forms,
                                     .forward_config = config,
-                                    .backward_config = config};
+                                    .backward_config = config,
+                                    .choices = &c->attention_choices};
   if (c->attention_count == MAX_ATTENTION_SHAPES)
     return error_set(err, "attention was asked for in more than %d shapes", MAX_ATTENTION_SHAPES);
   PlannedAttention planned = {.B = B, .T = T};
   planned.plan =
       attention_cudnn_create(&c->cudnn, c->cudnn_handle, c->gpu.stream, &shape, &options, err);
   if (!planned.plan) return -1;
+  attention_choices_save(&c->attention_choices);
   size_t bytes = attention_cudnn_workspace(planned.plan, ATTENTION_FORWARD);
   const size_t backward = train ? attention_cudnn_workspace(planned.plan, ATTENTION_BACKWARD) : 0;
   if (backward > bytes) bytes = backward;
@@ -39,21 +43,26 @@ static int plan_shape(Cuda *c, int64_t B, int64_t T, bool both_forms, Error *err
 
 // What equal bits cost, for the start-up table.
 static void describe_cost(Cuda *c) {
-  const AttentionConfig *list;
-  const int count = attention_cudnn_configs(c->attention[0].plan, ATTENTION_BACKWARD, &list);
-  double chosen = 0, plain = 0;
-  for (int i = 0; i < count; i++) {
-    const double ms = list[i].milliseconds;
-    if (list[i].chosen) chosen = ms;
-    if (!list[i].deterministic && ms > 0 && (plain == 0 || ms < plain)) plain = ms;
-  }
-  if (chosen > 0 && plain > 0)
+  const AttentionChoice *b = attention_cudnn_choice(c->attention[0].plan, ATTENTION_BACKWARD);
+  if (b->milliseconds > 0 && b->other_form > 0)
     snprintf(c->base.costs, sizeof c->base.costs,
-             "attention's backward: deterministic %.3f ms a layer, otherwise %.3f ms", chosen,
-             plain);
+             "attention's backward: deterministic %.3f ms a layer, otherwise %.3f ms",
+             b->milliseconds, b->other_form);
   else
     snprintf(c->base.costs, sizeof c->base.costs,
              "attention's backward: deterministic; there was no memory to time its cost");
+}
+
+static void open_choices(Cuda *c) {
+  const Gpu *gpu = &c->gpu;
+  const size_t version = c->cudnn.version;
+  char *path =
+      c->options.gemm_cache ? NULL : choices_path("attention", gpu->name, gpu->driver, version);
+  char *first = xasprintf("coda attention 1 gpu %s sm %d driver %d cudnn %zu\n", gpu->name,
+                          gpu->sm_count, gpu->driver, version);
+  attention_choices_open(&c->attention_choices, path, first);
+  free(path);
+  free(first);
 }
 
 // The deterministic backward's scratch grows with T^2, the plain one's with T. A run that does not
@@ -65,6 +74,7 @@ int cuda_attention_open(Cuda *c, Error *err) {
       cudnn_check(&c->cudnn, c->cudnn.set_stream(c->cudnn_handle, c->gpu.stream),
                   "setting the stream", err))
     return -1;
+  open_choices(c);
   phase_end(&c->base.opening, "cuDNN");
   if (c->options.batch == 0) return 0;
   const bool deterministic = c->options.deterministic,
@@ -77,6 +87,7 @@ int cuda_attention_open(Cuda *c, Error *err) {
 
 void cuda_attention_close(Cuda *c) {
   for (int i = 0; i < c->attention_count; i++) attention_cudnn_destroy(c->attention[i].plan);
+  attention_choices_close(&c->attention_choices);
   if (c->cudnn_handle) c->cudnn.destroy(c->cudnn_handle);
 }
 

@@ -21,6 +21,7 @@ typedef struct Direction {
   CudnnDescriptor plans[MAX_CONFIGS]; // NULL: not asked for, failed to compile, or not kept
   int count;
   int used; // the plan that calls run
+  AttentionChoice choice;
 } Direction;
 
 struct AttentionCudnn {
@@ -89,6 +90,11 @@ int attention_cudnn_configs(const AttentionCudnn *a, AttentionDirection directio
                             const AttentionConfig **list) {
   *list = a->direction[direction].configs;
   return a->direction[direction].count;
+}
+
+const AttentionChoice *attention_cudnn_choice(const AttentionCudnn *a,
+                                              AttentionDirection direction) {
+  return &a->direction[direction].choice;
 }
 
 // ---- Timing
@@ -241,14 +247,74 @@ static int keep_fastest(AttentionCudnn *a, AttentionDirection direction, bool de
   return 0;
 }
 
-// both_forms: the other form of the backward is a choice, too, but no need.
-static int plan(AttentionCudnn *a, AttentionDirection direction, bool deterministic,
-                bool both_forms, int wanted, Error *err) {
+static void forget_plans(const CudnnApi *api, Direction *d) {
+  for (int i = 0; i < d->count; i++)
+    if (d->plans[i]) api->destroy_descriptor(d->plans[i]);
+  *d = (Direction){.count = 0};
+}
+
+// ---- Choices
+
+// Compiles a known choice alone. false: it is not what cuDNN offers now, or does not compile; then
+// nothing is left of the attempt.
+static bool recall(AttentionCudnn *a, const AttentionChoice *known) {
+  const AttentionDirection direction = known->question.direction;
+  const int i = known->number;
+  Direction *d = &a->direction[direction];
+  Error ignored;
+  if (compile_form(a, direction, known->deterministic, i, &ignored, &ignored) || !d->plans[i] ||
+      d->configs[i].engine != known->engine || d->configs[i].kernel != known->kernel) {
+    forget_plans(a->api, d);
+    return false;
+  }
+  use(a, direction, i);
+  d->configs[i].chosen = true;
+  d->configs[i].milliseconds = known->milliseconds;
+  d->choice = *known;
+  return true;
+}
+
+// Writes down what keep_fastest chose.
+static void note_choice(AttentionCudnn *a, const AttentionQuestion *question) {
+  Direction *d = &a->direction[question->direction];
+  const AttentionConfig *chosen = used_config(a, question->direction);
+  AttentionChoice *c = &d->choice;
+  *c = (AttentionChoice){.question = *question,
+                         .deterministic = chosen->deterministic,
+                         .engine = chosen->engine,
+                         .kernel = chosen->kernel,
+                         .milliseconds = chosen->milliseconds};
+  for (int i = 0; i < d->count; i++) {
+    const AttentionConfig *other = &d->configs[i];
+    if (other->deterministic == chosen->deterministic)
+      c->number += i < d->used;
+    else if (other->milliseconds > 0 && (c->other_form == 0 || other->milliseconds < c->other_form))
+      c->other_form = other->milliseconds;
+  }
+}
+
+// The other form of the backward is a choice, too, but no need.
+static int plan(AttentionCudnn *a, AttentionDirection direction, const AttentionOptions *options,
+                Error *err) {
+  const bool backward = direction == ATTENTION_BACKWARD;
+  const int wanted = backward ? options->backward_config : options->forward_config;
+  const AttentionQuestion question = {.shape = a->shape,
+                                      .direction = direction,
+                                      .deterministic = backward && options->deterministic,
+                                      .both_forms = backward && options->both_forms,
+                                      .first = wanted == ATTENTION_FIRST};
+  AttentionChoices *choices = wanted < 0 ? options->choices : NULL;
+  const AttentionChoice *known = choices ? attention_choices_find(choices, &question) : NULL;
+  if (known && recall(a, known)) return 0;
   Error why_not = {""}, not_offered;
-  if (compile_form(a, direction, deterministic, wanted, &why_not, err)) return -1;
-  if (both_forms)
-    (void)compile_form(a, direction, !deterministic, ATTENTION_FASTEST, &why_not, &not_offered);
-  return keep_fastest(a, direction, deterministic, &why_not, err);
+  if (compile_form(a, direction, question.deterministic, wanted, &why_not, err)) return -1;
+  if (question.both_forms)
+    (void)compile_form(a, direction, !question.deterministic, ATTENTION_FASTEST, &why_not,
+                       &not_offered);
+  if (keep_fastest(a, direction, question.deterministic, &why_not, err)) return -1;
+  note_choice(a, &question);
+  if (choices) attention_choices_keep(choices, &a->direction[direction].choice);
+  return 0;
 }
 
 AttentionCudnn *attention_cudnn_create(const CudnnApi *api, CudnnHandle handle,
@@ -262,9 +328,8 @@ AttentionCudnn *attention_cudnn_create(const CudnnApi *api, CudnnHandle handle,
   a->scale = (float)(1 / sqrt((double)shape->d));
   a->mask_value = -INFINITY;
   a->one = 1;
-  if (plan(a, ATTENTION_FORWARD, false, false, options->forward_config, err) == 0 &&
-      (options->forward_only || plan(a, ATTENTION_BACKWARD, options->deterministic,
-                                     options->both_forms, options->backward_config, err) == 0))
+  if (plan(a, ATTENTION_FORWARD, options, err) == 0 &&
+      (options->forward_only || plan(a, ATTENTION_BACKWARD, options, err) == 0))
     return a;
   attention_cudnn_destroy(a);
   return NULL;
@@ -273,8 +338,6 @@ AttentionCudnn *attention_cudnn_create(const CudnnApi *api, CudnnHandle handle,
 void attention_cudnn_destroy(AttentionCudnn *a) {
   if (!a) return;
   for (int direction = 0; direction < 2; direction++)
-    for (int i = 0; i < a->direction[direction].count; i++)
-      if (a->direction[direction].plans[i])
-        a->api->destroy_descriptor(a->direction[direction].plans[i]);
+    forget_plans(a->api, &a->direction[direction]);
   free(a);
 }

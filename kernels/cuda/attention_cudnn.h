@@ -3,11 +3,9 @@
 // Plans are made once, at creation; a call afterwards only launches, on the stream of the handle,
 // and can be captured into a CUDA graph.
 #pragma once
-#include "kernels/cuda/attention_graph.h"
+#include "kernels/cuda/attention_choices.h"
 
 typedef struct AttentionCudnn AttentionCudnn;
-
-typedef enum AttentionDirection { ATTENTION_FORWARD, ATTENTION_BACKWARD } AttentionDirection;
 
 typedef struct AttentionOptions {
   bool deterministic; // the backward gives the same bits in every run
@@ -17,6 +15,9 @@ typedef struct AttentionOptions {
   bool both_forms;
   // Which of the configurations that cuDNN offers: the k-th, or one of the values below.
   int forward_config, backward_config;
+  // What is known already, and takes over what is found; NULL: everything is timed anew. A choice
+  // that cuDNN does not offer as it did, or that does not compile any more, counts as unknown.
+  AttentionChoices *choices;
 } AttentionOptions;
 enum {
   // Times all on scratch memory, which it frees again, and keeps the fastest; the first that
@@ -46,6 +47,10 @@ void attention_cudnn_destroy(AttentionCudnn *a); // NULL is fine
 // Points *list at the configurations; lives as long as the object.
 int attention_cudnn_configs(const AttentionCudnn *a, AttentionDirection direction,
                             const AttentionConfig **list);
+
+// What was chosen for one direction; lives as long as the object.
+const AttentionChoice *attention_cudnn_choice(const AttentionCudnn *a,
+                                              AttentionDirection direction);
 
 // Device memory that a call needs, 256-byte aligned. Its contents are free between calls, so that
 // all layers share it.

@@ -66,6 +66,7 @@ typedef struct Cuda {
   CudnnHandle cudnn_handle;
   PlannedAttention attention[MAX_ATTENTION_SHAPES];
   int attention_count;
+  AttentionChoices attention_choices;
   Trace *trace;       // NULL: nothing is traced
   Snapshot *snapshot; // NULL: the state is never copied beside a step
 } Cuda;

@@ -1,14 +1,13 @@
 #include "kernels/cuda/gemm_cache.h"
 
-#include <ctype.h>
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/file.h"
 #include "base/memory.h"
+#include "base/choices.h"
 
-enum { MAX_CACHE_BYTES = 4 << 20, MAX_LINE = 512, ALGORITHM_WORDS = 8 };
+enum { MAX_LINE = 512, ALGORITHM_WORDS = 8 };
 _Static_assert(sizeof(cublasLtMatmulAlgo_t) == ALGORITHM_WORDS * sizeof(uint64_t),
                "an algorithm is eight words");
 
@@ -25,22 +24,7 @@ static char *identity(const Gpu *gpu) {
 }
 
 char *gemm_cache_default_path(const Gpu *gpu) {
-  const char *cache = getenv("XDG_CACHE_HOME"), *home = getenv("HOME");
-  if (!(cache && *cache) && !(home && *home)) return NULL;
-  char name[sizeof gpu->name];
-  snprintf(name, sizeof name, "%s", gpu->name);
-  for (char *c = name; *c; c++)
-    if (!isalnum((unsigned char)*c)) *c = '-';
-  const bool set = cache && *cache;
-  return xasprintf("%s%s/coda/gemm-%s-%d-%zu.txt", set ? cache : home, set ? "" : "/.cache", name,
-                   gpu->driver, gpu->cublaslt);
-}
-
-// FNV-1a
-static uint64_t checksum(const char *text, size_t bytes) {
-  uint64_t h = 0xcbf29ce484222325u;
-  for (size_t i = 0; i < bytes; i++) h = (h ^ (unsigned char)text[i]) * 0x100000001b3u;
-  return h;
+  return choices_path("gemm", gpu->name, gpu->driver, gpu->cublaslt);
 }
 
 // One problem a line: M N K lda ldb ldd form formats accurate fp32 add alignment microseconds, then
@@ -68,44 +52,21 @@ static bool parse_line(const char *line, GemmPlan *plan) {
          formats >= GEMM_BF16 && formats <= GEMM_E4M3;
 }
 
-// The lines between the first and the checksum, or NULL where the file is not whole or not ours.
-// Cuts the checksum off.
-static char *verified_lines(char *text, const Gpu *gpu) {
-  char *tail = strstr(text, "\nchecksum ");
-  if (!tail) return NULL;
-  uint64_t expected;
-  int used = 0;
-  if (sscanf(tail + 1, "checksum %" SCNx64 "%n", &expected, &used) != 1 ||
-      strcmp(tail + 1 + used, "\n") != 0)
-    return NULL;
-  tail[1] = '\0';
-  if (checksum(text, strlen(text)) != expected) return NULL;
-  char *first = identity(gpu);
-  const size_t length = strlen(first);
-  const bool ours = strncmp(text, first, length) == 0;
-  free(first);
-  return ours ? text + length : NULL;
-}
-
 GemmPlan *gemm_cache_read(const char *path, const Gpu *gpu, int *count) {
   *count = 0;
-  char *text;
-  size_t bytes;
-  Error ignored;
-  if (!path_exists(path) || file_read(path, MAX_CACHE_BYTES, &text, &bytes, &ignored)) return NULL;
-  char *lines = strlen(text) == bytes ? verified_lines(text, gpu) : NULL;
+  char *first = identity(gpu), *text = choices_read(path, first);
   GemmPlan *plans = NULL;
-  while (lines && *lines) {
+  for (const char *line = text; line && *line; line = strchr(line, '\n') + 1) {
     plans = xrealloc(plans, ((size_t)*count + 1) * sizeof *plans);
     plans[*count] = (GemmPlan){0};
-    if (!parse_line(lines, &plans[*count])) {
+    if (!parse_line(line, &plans[*count])) {
       *count = 0; // the checksum held, so another version wrote this: nothing of it is trusted
       break;
     }
     ++*count;
-    lines = strchr(lines, '\n') + 1;
   }
   free(text);
+  free(first);
   return plans;
 }
 
@@ -125,15 +86,13 @@ static size_t print_line(char *to, const GemmPlan *plan) {
 
 int gemm_cache_write(const char *path, const Gpu *gpu, const GemmPlan *plans, int count,
                      Error *err) {
-  if (directory_create(path_parent(path).text, err)) return -1;
-  char *first = identity(gpu);
-  char *text = xmalloc(strlen(first) + (size_t)(count + 1) * MAX_LINE);
-  size_t used = (size_t)sprintf(text, "%s", first);
-  free(first);
+  char *first = identity(gpu), *lines = xmalloc((size_t)count * MAX_LINE + 1);
+  size_t used = 0;
+  lines[0] = '\0';
   for (int i = 0; i < count; i++)
-    if (plans[i].microseconds > 0) used += print_line(text + used, &plans[i]);
-  used += (size_t)sprintf(text + used, "checksum %" PRIx64 "\n", checksum(text, used));
-  const int status = file_write_atomic(path, text, used, err);
-  free(text);
+    if (plans[i].microseconds > 0) used += print_line(lines + used, &plans[i]);
+  const int status = choices_write(path, first, lines, err);
+  free(lines);
+  free(first);
   return status;
 }

@@ -1,6 +1,5 @@
-// The file that remembers which cuBLASLt algorithm was fastest. Text: a line that names GPU, driver
-// and library, one line a problem, and a checksum of all before it. A file that differs in the
-// first line or in the checksum counts as empty.
+// The file that remembers which cuBLASLt algorithm was fastest: one of base/choices.h, with a line
+// a problem.
 #pragma once
 #include "kernels/cuda/gemm_cublaslt.h"
 

@@ -347,6 +347,54 @@ static void both_forms_of_the_backward_are_timed(void **state) {
   problem_free(&p);
 }
 
+static int compiled(const AttentionCudnn *a, AttentionDirection direction) {
+  const AttentionConfig *list;
+  int tried = 0;
+  for (int i = attention_cudnn_configs(a, direction, &list) - 1; i >= 0; i--)
+    tried += list[i].plan_seconds > 0;
+  return tried;
+}
+
+// With what is known the chosen plan alone is compiled; what does not fit to what cuDNN offers is
+// chosen anew, and so is what answered another question.
+static void a_choice_is_remembered_until_it_does_not_fit(void **state) {
+  const Gpu *gpu = *state;
+  Problem p = problem_new((AttentionShape){2, 256, 6, 6, 48});
+  AttentionChoices known;
+  attention_choices_open(&known, NULL, "test\n");
+  for (int equal_bits = 0; equal_bits < 2; equal_bits++) {
+    const int rule = equal_bits ? ATTENTION_FIRST : ATTENTION_FASTEST;
+    const AttentionOptions options = {.deterministic = equal_bits,
+                                      .both_forms = true,
+                                      .forward_config = rule,
+                                      .backward_config = rule,
+                                      .choices = &known};
+    AttentionCudnn *a = create(gpu, &p.s, &options);
+    const AttentionChoice chosen = *attention_cudnn_choice(a, ATTENTION_BACKWARD);
+    assert_true(compiled(a, ATTENTION_BACKWARD) > 1 && chosen.milliseconds > 0);
+    assert_true(chosen.other_form > 0 && (!equal_bits || chosen.deterministic));
+    attention_cudnn_destroy(a);
+    a = create(gpu, &p.s, &options);
+    assert_true(compiled(a, ATTENTION_FORWARD) == 1 && compiled(a, ATTENTION_BACKWARD) == 1);
+    const AttentionChoice *again = attention_cudnn_choice(a, ATTENTION_BACKWARD);
+    assert_true(again->number == chosen.number && again->deterministic == chosen.deterministic);
+    attention_cudnn_destroy(a);
+    check(gpu, &p, &options, equal_bits ? "known, equal bits" : "known");
+    for (int stale = 0; stale < 3; stale++) {
+      AttentionChoice wrong = chosen;
+      if (stale == 0) wrong.kernel += 1000;
+      if (stale == 1) wrong.engine += 1000;
+      if (stale == 2) wrong.number = 99; // not kept where equal bits are asked for
+      attention_choices_keep(&known, &wrong);
+      a = create(gpu, &p.s, &options);
+      assert_int_equal(compiled(a, ATTENTION_BACKWARD) == 1, stale == 2 && equal_bits);
+      attention_cudnn_destroy(a);
+    }
+  }
+  attention_choices_close(&known);
+  problem_free(&p);
+}
+
 static void a_captured_graph_replays_the_same_bits(void **state) {
   const Gpu *gpu = *state;
   Problem p = problem_new(shapes[7]);
@@ -394,6 +442,7 @@ int main(void) {
       cmocka_unit_test(every_configuration_that_is_offered_agrees),
       cmocka_unit_test(timing_chooses_the_fastest),
       cmocka_unit_test(both_forms_of_the_backward_are_timed),
+      cmocka_unit_test(a_choice_is_remembered_until_it_does_not_fit),
       cmocka_unit_test(a_captured_graph_replays_the_same_bits),
       cmocka_unit_test(a_configuration_that_is_not_offered_is_refused),
   };
