@@ -1,9 +1,8 @@
-// Checking CUDA and cuBLASLt calls. While things are set up a failure is reported as an Error (the
+// Checking CUDA calls. While things are set up a failure is reported as an Error (the
 // _TRY forms, which return -1 from the function they stand in). Inside a step there is nobody to
 // recover: the GPU's state is lost, so the _CHECK forms print one sentence and end the program.
 // Checkpoints are whole at any moment, also in a save.
 #pragma once
-#include <cublasLt.h>
 #include <cuda_runtime_api.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -18,14 +17,6 @@ static inline void cuda_check(cudaError_t status, const char *call, const char *
   exit(EXIT_FAILURE);
 }
 
-static inline void cublas_check(cublasStatus_t status, const char *call, const char *file,
-                                int line) {
-  if (status == CUBLAS_STATUS_SUCCESS) return;
-  fprintf(stderr, "%s:%d: %s failed in cuBLASLt: %s\n", file, line, call,
-          cublasLtGetStatusString(status));
-  exit(EXIT_FAILURE);
-}
-
 // The same for what is reported as an Error also inside a step.
 static inline void error_check(int status, const Error *err) {
   if (status == 0) return;
@@ -34,7 +25,6 @@ static inline void error_check(int status, const Error *err) {
 }
 
 #define CUDA_CHECK(call) cuda_check((call), #call, __FILE__, __LINE__)
-#define CUBLAS_CHECK(call) cublas_check((call), #call, __FILE__, __LINE__)
 
 // err: Error *
 #define CUDA_TRY(err, call)                                                                        \
@@ -43,10 +33,4 @@ static inline void error_check(int status, const Error *err) {
     if (status_ != cudaSuccess)                                                                    \
       return error_set(err, "%s failed on the GPU: %s (%s)", #call, cudaGetErrorString(status_),   \
                        cudaGetErrorName(status_));                                                 \
-  } while (0)
-#define CUBLAS_TRY(err, call)                                                                      \
-  do {                                                                                             \
-    const cublasStatus_t status_ = (call);                                                         \
-    if (status_ != CUBLAS_STATUS_SUCCESS)                                                          \
-      return error_set(err, "%s failed in cuBLASLt: %s", #call, cublasLtGetStatusString(status_)); \
   } while (0)

@@ -10,11 +10,12 @@
 
 #define LAUNCHED() CUDA_CHECK(cudaGetLastError())
 
-// Threads that a multiprocessor holds at once.
-#if defined(__CUDA_ARCH__) && (__CUDA_ARCH__ == 860 || __CUDA_ARCH__ == 890)
-#define THREADS_AN_SM 1536
-#else
+// Threads that a multiprocessor holds at once, on every GPU that this code is assembled for: 8.0 has
+// 2048, but what is compiled for it is assembled for 8.6, too (kernels.mk).
+#if defined(__CUDA_ARCH__) && (__CUDA_ARCH__ == 900 || __CUDA_ARCH__ == 1000)
 #define THREADS_AN_SM 2048
+#else
+#define THREADS_AN_SM 1536
 #endif
 
 // The classes of kernels/ops.h, as they lie in a GPU's memory.

@@ -99,7 +99,7 @@ template <class Source, bool WHOLE> struct CopyLane {
       return e4m3_stochastic(fmaf(v.x, scale, of.dither), fmaf(v.y, scale, -of.dither),
                              fp8_noise(of.key, column));
     } else {
-      return __nv_cvt_float2_to_fp8x2({v.x * scale, v.y * scale}, __NV_SATFINITE, __NV_E4M3);
+      return e4m3_two(v.x * scale, v.y * scale);
     }
   }
 

@@ -1,6 +1,5 @@
 // Rows of bf16 and of e4m3, as kernels that read either take them apart.
 #pragma once
-#include <cuda_fp8.h>
 #include "kernels/cuda/common.cuh"
 
 // WIDTH values an access.
@@ -26,7 +25,7 @@ struct E4m3 {
 #pragma unroll
     for (int i = 0; i < 8; i++) {
       const uint16_t two = (uint16_t)(words[i / 2] >> (i % 2 * 16));
-      const float2 v = __half22float2(__nv_cvt_fp8x2_to_halfraw2(two, __NV_E4M3));
+      const float2 v = __half22float2(half2_of_e4m3(two));
       p.v[2 * i] = v.x;
       p.v[2 * i + 1] = v.y;
     }

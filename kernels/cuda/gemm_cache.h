@@ -1,7 +1,20 @@
 // The file that remembers which cuBLASLt algorithm was fastest: one of base/choices.h, with a line
 // a problem.
 #pragma once
+#include <cublasLt.h>
 #include "kernels/cuda/gemm_cublaslt.h"
+
+struct GemmPlan {
+  GemmProblem problem;
+  cublasLtMatmulDesc_t operation; // NULL: not made yet, only remembered
+  cublasLtMatrixLayout_t a, b, d; // of cuBLASLt's column-major operands
+  cublasLtMatmulAlgo_t algorithm;
+  float microseconds; // as timed, 0 = never timed
+  // Where this run timed it (not remembered): how many algorithms there were, and the time of the
+  // heuristics' first.
+  int candidates;
+  float first_microseconds;
+};
 
 // ${XDG_CACHE_HOME:-~/.cache}/coda/gemm-<GPU>-<versions>.txt in fresh memory, or NULL where there
 // is no home.

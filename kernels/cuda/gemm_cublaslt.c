@@ -3,6 +3,7 @@
 #include "base/arena.h"
 #include "base/memory.h"
 #include "kernels/cuda/check.h"
+#include "kernels/cuda/check_cublaslt.h"
 #include "kernels/cuda/gemm_cache.h"
 #include "kernels/cuda/timer.h"
 

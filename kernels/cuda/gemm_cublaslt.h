@@ -33,17 +33,7 @@ typedef struct GemmProblem {
       ldd; // elements from one row, as stored, to the next; 0: the row's own. C's is D's
 } GemmProblem;
 
-typedef struct GemmPlan {
-  GemmProblem problem;
-  cublasLtMatmulDesc_t operation; // NULL: not made yet, only remembered
-  cublasLtMatrixLayout_t a, b, d; // of cuBLASLt's column-major operands
-  cublasLtMatmulAlgo_t algorithm;
-  float microseconds; // as timed, 0 = never timed
-  // Where this run timed it (not remembered): how many algorithms there were, and the time of the
-  // heuristics' first.
-  int candidates;
-  float first_microseconds;
-} GemmPlan;
+typedef struct GemmPlan GemmPlan; // gemm_cache.h
 
 typedef struct Gemm {
   Gpu *gpu; // not owned

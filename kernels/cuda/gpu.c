@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "kernels/cuda/check.h"
+#include "kernels/cuda/check_cublaslt.h"
 
 // cuBLAS' documentation asks for 32 MiB on Hopper; more changed none of our shapes.
 enum { WORKSPACE_BYTES = 32 << 20 };

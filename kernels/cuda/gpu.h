@@ -1,6 +1,5 @@
 // The GPU a run uses: opened once before anything is allocated, closed last.
 #pragma once
-#include <cublasLt.h>
 #include <cuda_runtime_api.h>
 #include <stdbool.h>
 #include <stdint.h>
@@ -14,11 +13,11 @@ typedef struct Gpu {
   size_t memory_bytes; // of the card
   size_t used_before;  // of them, when the GPU was opened: the context, other programs
   size_t l2_bytes;
-  int driver, runtime; // CUDA versions, 13000 = 13.0
-  size_t cublaslt;     // cuBLASLt's version, 130200 = 13.2.0
-  double peak_flops;   // dense bf16 FLOP/s by the data sheet, 0 = not known
-  cudaStream_t stream; // everything of a step runs on it, in order
-  cublasLtHandle_t blas;
+  int driver, runtime;          // CUDA versions, 13000 = 13.0
+  size_t cublaslt;              // cuBLASLt's version, 130200 = 13.2.0
+  double peak_flops;            // dense bf16 FLOP/s by the data sheet, 0 = not known
+  cudaStream_t stream;          // everything of a step runs on it, in order
+  struct cublasLtContext *blas; // a cublasLtHandle_t
   void *workspace; // cuBLASLt's scratch, shared by all plans: they run one after the other
   size_t workspace_bytes;
 } Gpu;

@@ -19,10 +19,7 @@
 //
 // exp is ex2.approx of z log2(e), about 2 units in the last place. A NaN or infinite logit makes
 // the loss NaN.
-#include <cooperative_groups.h>
 #include "kernels/cuda/common.cuh"
-
-namespace cg = cooperative_groups;
 
 // Measured on an H200: 8 vectors in blocks of 512 beat 4 vectors in blocks of 512 by a fifth and 8
 // in blocks of 256 by 2 %.
@@ -53,9 +50,9 @@ static __device__ __forceinline__ void sweep_add(Sweep &a, float x, float c) {
 }
 
 static __device__ __forceinline__ uint32_t max_two(uint32_t a, uint32_t b) {
-  const __nv_bfloat162 m =
-      __hmax2(*reinterpret_cast<__nv_bfloat162 *>(&a), *reinterpret_cast<__nv_bfloat162 *>(&b));
-  return *reinterpret_cast<const uint32_t *>(&m);
+  uint32_t larger;
+  asm("max.bf16x2 %0, %1, %2;" : "=r"(larger) : "r"(a), "r"(b));
+  return larger;
 }
 static __device__ __forceinline__ uint32_t max_vector(const uint4 &v) {
   return max_two(max_two(v.x, v.y), max_two(v.z, v.w));
@@ -154,20 +151,31 @@ static __device__ __forceinline__ RowGradient finish_row(const CrossEntropy &arg
 // * VECTORS vectors. A register that has given its gradient is filled from the next row at once, so
 // that the loads of a row pass under the arithmetic of the one before.
 
+// barrier.cluster.arrive, barrier.cluster.wait: all threads of the cluster
+static __device__ __forceinline__ void cluster_sync() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("barrier.cluster.arrive.aligned;" ::: "memory");
+  asm volatile("barrier.cluster.wait.aligned;" ::: "memory");
+#endif
+}
+// mapa: where *mine, in shared memory, lies in the cluster's block `rank`
+static __device__ __forceinline__ Sweep *in_block(Sweep *mine, int rank) {
+  Sweep *there = mine;
+#if __CUDA_ARCH__ >= 900
+  asm("mapa.u64 %0, %1, %2;" : "=l"(there) : "l"(mine), "r"(rank));
+#endif
+  return there;
+}
+
 // A cluster's blocks hand their sweeps to each other. of_block: this row's, one of two that take
 // turns, so that one barrier a row is enough: who writes it two rows on has passed a barrier that
 // its readers reached.
 static __device__ __forceinline__ Sweep sweep_cluster(Sweep a, Sweep *of_block, int rank,
                                                       int cluster_size) {
-#if __CUDA_ARCH__ >= 900
   if (cluster_size > 1) {
-    cg::cluster_group cluster = cg::this_cluster();
-    if ((int)threadIdx.x < cluster_size)
-      *cluster.map_shared_rank(&of_block[rank], (int)threadIdx.x) = a;
-    cluster.sync();
-  } else
-#endif
-  {
+    if ((int)threadIdx.x < cluster_size) *in_block(&of_block[rank], (int)threadIdx.x) = a;
+    cluster_sync();
+  } else {
     if (threadIdx.x == 0) of_block[rank] = a;
     __syncthreads();
   }
@@ -214,10 +222,7 @@ static __global__ __launch_bounds__(MAX_THREADS,
   const int64_t clusters = gridDim.x / (unsigned)cluster_size;
   const int step = cluster_size * (int)blockDim.x;
   int first = rank * (int)blockDim.x + (int)threadIdx.x;
-#if __CUDA_ARCH__ >= 900
-  if (cluster_size > 1)
-    cg::this_cluster().sync(); // all blocks run: their shared memory may be written
-#endif
+  if (cluster_size > 1) cluster_sync(); // all blocks run: their shared memory may be written
   int64_t m = blockIdx.x / (unsigned)cluster_size;
   const int vectors = whole_vectors(args), edge = edge_column(args, rank == 0);
   bf16_bits *logits = row_of(args, m);

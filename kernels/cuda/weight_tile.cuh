@@ -7,7 +7,6 @@
 // by_col after a transposition of 4 x 4 bytes. They wait in shared memory until a column's 128
 // bytes are together.
 #pragma once
-#include <cuda_fp8.h>
 #include "kernels/cuda/common.cuh"
 
 enum { WEIGHT_THREADS = 256 };
@@ -40,9 +39,7 @@ struct WeightTile {
 #pragma unroll
     for (int i = 0; i < 4; i++) count(p.v[i]);
 #pragma unroll
-    for (int i = 0; i < 2; i++)
-      two[i] = __nv_cvt_float2_to_fp8x2({p.v[2 * i] * scale, p.v[2 * i + 1] * scale},
-                                        __NV_SATFINITE, __NV_E4M3);
+    for (int i = 0; i < 2; i++) two[i] = e4m3_two(p.v[2 * i] * scale, p.v[2 * i + 1] * scale);
     return two[0] | two[1] << 16;
   }
 

@@ -10,6 +10,7 @@
 #include "base/rng.h"
 #include "kernels/cuda/check.h"
 #include "kernels/cuda/cuda.h"
+#include "kernels/cuda/gemm_cache.h"
 #include "kernels/gpu_backends.h"
 #include "kernels/unfused/kernels.h"
 #include "tests/bench/timing.h"

@@ -1,0 +1,42 @@
+// Conversions, one function an instruction ("PTX ISA", cvt): the first value goes into the lower
+// half. cuda_bf16.h and cuda_fp8.h have them, too, but reading their 13,000 lines costs a file a
+// second, once for each architecture.
+//
+// e4m3 needs compute capability 8.9. The backend refuses FP8 on others, so code for these ends
+// there, and the kernels that convert shrink to nothing.
+#pragma once
+#include <cuda_fp16.h>
+#include <stdint.h>
+
+#define CONVERT static __device__ __forceinline__
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 890
+#define E4M3_CONVERT(...) __trap()
+#else
+#define E4M3_CONVERT(...) asm(__VA_ARGS__)
+#endif
+
+// To bf16, round to nearest even.
+CONVERT uint32_t bf16_two(float low, float high) {
+  uint32_t two;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(two) : "f"(high), "f"(low));
+  return two;
+}
+// To e4m3, round to nearest even, saturated.
+CONVERT uint16_t e4m3_two(float low, float high) {
+  uint16_t two = 0;
+  E4M3_CONVERT("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(two) : "f"(high), "f"(low));
+  return two;
+}
+CONVERT uint16_t e4m3_two(__half2 values) {
+  uint16_t two = 0;
+  E4M3_CONVERT("cvt.rn.satfinite.e4m3x2.f16x2 %0, %1;"
+               : "=h"(two)
+               : "r"(*reinterpret_cast<const uint32_t *>(&values)));
+  return two;
+}
+// From e4m3, exact.
+CONVERT __half2 half2_of_e4m3(uint16_t two) {
+  uint32_t halves = 0;
+  E4M3_CONVERT("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(halves) : "h"(two));
+  return *reinterpret_cast<const __half2 *>(&halves);
+}

@@ -1,0 +1,20 @@
+// The conversions of kernels/cuda/convert.cuh, by the host's code in CUDA's headers.
+#pragma once
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <cuda_fp8.h>
+#include <stdint.h>
+
+static inline uint32_t bf16_two(float low, float high) {
+  const __nv_bfloat162 two = __floats2bfloat162_rn(low, high);
+  return *reinterpret_cast<const uint32_t *>(&two);
+}
+static inline uint16_t e4m3_two(float low, float high) {
+  return __nv_cvt_float2_to_fp8x2({low, high}, __NV_SATFINITE, __NV_E4M3);
+}
+static inline uint16_t e4m3_two(__half2 values) {
+  return __nv_cvt_halfraw2_to_fp8x2(values, __NV_SATFINITE, __NV_E4M3);
+}
+static inline __half2 half2_of_e4m3(uint16_t two) {
+  return __nv_cvt_fp8x2_to_halfraw2(two, __NV_E4M3);
+}
