@@ -2,7 +2,7 @@
 
 # Of the GPU backends these files need no CUDA: every flavour has them, and CPU tests try them.
 CUDA_FREE := $(patsubst %,kernels/cuda/%.c,attention_choices attention_graph cudnn_api cudnn_graph \
-  cupti_api library trace) kernels/fused/tiles.c
+  cupti_api library peak trace) kernels/fused/tiles.c
 LIBRARY := $(wildcard $(addsuffix /*.c,base data data/* data/*/* model model/* kernels kernels/cpu))
 LIBRARY := $(filter-out %/prepare.c %/gpu_backends.c %/no_cuda.c,$(LIBRARY)) $(CUDA_FREE)
 
@@ -49,24 +49,25 @@ build/release/train: build/release/train.o build/release/gpu.a; $(LINK) $(CUDA_L
 CUDA_INCLUDE := $(dir $(CUBLASLT_H))
 $(CUDA_O): EXTRA_FLAGS = -isystem $(CUDA_INCLUDE)
 
-# For the GPU that is here, or for all that the backends serve. CUDA_ARCHS="80 90a" chooses: machine
-# code for each, and PTX of the last without a letter, which newer GPUs' drivers compile when they
-# first need it. 86 is assembled from what is compiled for 80.
+# For the GPU that is here, or for all that the backends serve. CUDA_ARCHS="80 90" chooses: machine
+# code for each, and PTX of the last before 90a, which newer GPUs' drivers compile when they first
+# need it. What is compiled for 80 is assembled for 86, too, which costs half as much.
 GPU_HERE := $(shell PATH=$$PATH:/usr/lib/wsl/lib nvidia-smi --query-gpu=compute_cap \
   --format=csv,noheader 2>/dev/null | grep -xE '([89]|1[0-9])\.[0-9]' | tr -d . | sort -un)
-CUDA_ARCHS ?= $(or $(GPU_HERE:90=90a),80 86 89 90a)
-virtual = $(if $(and $(filter 86,$1),$(filter 80,$(CUDA_ARCHS))),80,$1)
-gencode = $(foreach arch,$1,-gencode arch=compute_$(call virtual,$(arch)),code=sm_$(arch))
-ptx = $(foreach arch,$(lastword $(filter-out %a,$1)),-gencode arch=compute_$(arch),code=compute_$(arch))
+CUDA_ARCHS ?= $(or $(GPU_HERE),80 86 89 90)
+override CUDA_ARCHS := $(CUDA_ARCHS:90=90a) # which has wgmma
+compiled = $(if $(and $(filter 86,$1),$(filter 80,$(CUDA_ARCHS))),80,$1)
+gencode = $(foreach a,$1,-gencode arch=compute_$(call compiled,$a),code=sm_$a) \
+  $(foreach a,$(lastword $(filter-out 90a,$1)),-gencode arch=compute_$a,code=compute_$a)
 NVCC_FLAGS := -std=c++17 -O3 -lineinfo -I. -Werror all-warnings -Xcompiler -Wall,-Wextra -MMD -MP
 COMPILE_CU = mkdir -p $(@D) && $(NVCC) $(NVCC_FLAGS) $(if $(filter %/draw.o,$@),-fmad=false) \
-  $(call gencode,$(CUDA_ARCHS)) $(call ptx,$(CUDA_ARCHS)) -c $< -o $@
+  $(call gencode,$(CUDA_ARCHS)) -c $< -o $@
 build/release/%.o: %.cu $(RULES); $(COMPILE_CU)
 
 # Fused kernels, for the same GPUs. One that uses local memory on any of them fails the build. FP8
 # programs are Hopper's alone.
 FUSED_ARCHS = $(or $(and $(filter %_fp8.o,$@),$(filter 90a,$(CUDA_ARCHS))),$(CUDA_ARCHS))
 COMPILE_FUSED = mkdir -p $(@D) && scripts/compile_fused.sh $(@:.o=.ptxas) $(NVCC) $(NVCC_FLAGS) \
-  $(call gencode,$(FUSED_ARCHS)) $(call ptx,$(FUSED_ARCHS)) -Xptxas -v -c $< -o $@
+  $(call gencode,$(FUSED_ARCHS)) -Xptxas -v -c $< -o $@
 build/release/kernels/fused/%.o: kernels/fused/%.cu $(RULES); $(COMPILE_FUSED)
 endif

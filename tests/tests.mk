@@ -22,9 +22,11 @@ WRAP_GPU := gpu_usable backend_create bench_gpu_open bench_gpu_bytes
 build/%/test_checkpoint_faults build/%/test_prepare_faults build/%/test_background \
   build/%/test_report: EXTRA_LIBS = $(WRAP_FILES:%=-Wl,--wrap=%)
 build/%/test_bench: EXTRA_LIBS = $(WRAP_GPU:%=-Wl,--wrap=%)
+build/%/test_gpu_facts: EXTRA_LIBS = -Wl,--wrap=dlopen
 
 # Libraries that tests have loaded: one in CUPTI's place, one for NVTX that writes ranges down.
-LOADED := $(patsubst %,build/release/tests/%.so,cupti_stub slow_sync $(HAVE_NVTX:yes=nvtx_recorder))
+LOADED := $(patsubst %,build/release/tests/%.so,cupti_stub cudnn_stub slow_sync \
+  $(HAVE_NVTX:yes=nvtx_recorder))
 build/release/tests/%.so: tests/support/%.c $(RULES)
 	mkdir -p $(@D) && $(CC) $(C_FLAGS) $(CFLAGS) $(NVTX_FLAGS) -fPIC -shared $< -o $@
 
@@ -79,10 +81,16 @@ $(EMULATED): build/release/emulated/%.o: % $(RULES) tests/tests.mk
 build/release/tests/emulated/%: build/release/tests/gpu/%.o $(EMULATED) \
   build/release/kernels/fused/program.o build/release/gpu_tests.a build/release/tests.a
 	mkdir -p $(@D) && $(CXX) -fopenmp $(filter %.o %.a,$^) -o $@ -lcmocka $(LIBS)
+
+# What is said of a machine's GPUs. Of CUDA's functions those that the test defines go before.
+PROBE_TEST := build/release/tests/emulated/test_gpu
+$(PROBE_TEST).o: EXTRA_FLAGS = -isystem $(CUDA_INCLUDE)
+$(PROBE_TEST): %: %.o build/release/kernels/cuda/gpu.o build/release/tests.a
+	$(LINK) -Wl,-z,muldefs -lcmocka $(CUDA_LIBS)
 endif
 
 # ---- What the Makefile's targets ask for
-CPU_TESTS := $(UNIT_TESTS) $(GRADCHECKS) $(EMULATED_TESTS) $(ASAN_TESTS)
+CPU_TESTS := $(UNIT_TESTS) $(GRADCHECKS) $(EMULATED_TESTS) $(PROBE_TEST) $(ASAN_TESTS)
 test-programs: all $(LOADED) $(CPU_TESTS) $(GPU_PROGRAMS)
 asan-programs: build/asan/train build/asan/prepare $(LOADED) $(ASAN_TESTS)
 fuzz-programs: $(FUZZERS)

@@ -124,12 +124,20 @@ static ScalingKind *copy_of_scalings(const OpsConfig *config) {
 
 static int check_precision(const Cuda *c, Error *err) {
   const Gpu *gpu = &c->gpu;
-  if (c->config.scaling_count == 0 || gpu->major > 8 || gpu->minor == 9) return 0;
-  return error_set(
-      err,
-      "FP8 needs compute capability 8.9 or later (RTX 40, H100 and newer), and the GPU "
-      "(%s) has %d.%d; take backend.precision=bf16",
-      gpu->name, gpu->major, gpu->minor);
+  if (c->config.scaling_count == 0) return 0;
+  if (gpu->major == 8 && gpu->minor < 9)
+    return error_set(
+        err,
+        "FP8 needs compute capability 8.9 or later (RTX 40, H100 and newer), and the GPU "
+        "(%s) has %d.%d; take backend.precision=bf16",
+        gpu->name, gpu->major, gpu->minor);
+  if (gpu->compiled_for >= 89) return 0;
+  return error_set(err,
+                   "FP8 needs kernels compiled for 8.9 or later, and what this program has for the "
+                   "GPU (%s) is for %d.%d: run make again with CUDA_ARCHS=%d%d, or take "
+                   "backend.precision=bf16",
+                   gpu->name, gpu->compiled_for / 10, gpu->compiled_for % 10, gpu->major,
+                   gpu->minor);
 }
 
 int cuda_open(Cuda *c, const OpsConfig *config, const GpuOptions *options, Error *err) {
@@ -196,10 +204,12 @@ int cuda_ready(Cuda *c, const char *name, Error *err) {
   c->config.calls = NULL;
   c->options.gemm_cache = NULL;
   be->name = name;
-  snprintf(be->description, sizeof be->description,
-           "%.100s, compute capability %d.%d, CUDA %d.%d, driver %d.%d, cuBLASLt %zu, cuDNN %zu",
-           gpu->name, gpu->major, gpu->minor, gpu->runtime / 1000, gpu->runtime % 1000 / 10,
-           gpu->driver / 1000, gpu->driver % 1000 / 10, gpu->cublaslt, c->cudnn.version);
+  snprintf(
+      be->description, sizeof be->description,
+      "%.100s, compute capability %d.%d, CUDA %d.%d, driver %d.%d, cuBLASLt %zu, cuDNN %zu%s%.280s",
+      gpu->name, gpu->major, gpu->minor, gpu->runtime / 1000, gpu->runtime % 1000 / 10,
+      gpu->driver / 1000, gpu->driver % 1000 / 10, gpu->cublaslt, c->cudnn.version,
+      *gpu->choice ? "; " : "", gpu->choice);
   be->act_bytes = sizeof(bf16_bits);
   be->fp8_bytes = 1;
   be->stat_bytes = be->master_bytes = sizeof(float);

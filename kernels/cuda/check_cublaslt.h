@@ -1,5 +1,5 @@
-// Checking cuBLASLt calls, as check.h does CUDA's. Apart from it because of cublasLt.h, which brings
-// the headers of all number formats: 18,000 lines that no kernel's file should have to read.
+// Checking cuBLASLt calls, as check.h does CUDA's. It stands apart because cublasLt.h brings the
+// headers of all number formats: 18,000 lines that no kernel's file should have to read.
 #pragma once
 #include <cublasLt.h>
 #include <stdio.h>

@@ -10,8 +10,8 @@
 
 #define LAUNCHED() CUDA_CHECK(cudaGetLastError())
 
-// Threads that a multiprocessor holds at once, on every GPU that this code is assembled for: 8.0 has
-// 2048, but what is compiled for it is assembled for 8.6, too (kernels.mk).
+// Threads that a multiprocessor holds at once, on every GPU that this code is assembled for: 8.0
+// has 2048, but what is compiled for it is assembled for 8.6, too (kernels.mk).
 #if defined(__CUDA_ARCH__) && (__CUDA_ARCH__ == 900 || __CUDA_ARCH__ == 1000)
 #define THREADS_AN_SM 2048
 #else

@@ -42,6 +42,8 @@ typedef struct StepState {
 void launch_scalings_update(Scaling *all, int count, StepState *state, cudaStream_t stream);
 // The scale of a delayed scaling, from the largest value so far, which stays.
 void launch_scaling_set(Scaling *scaling, cudaStream_t stream);
+// A kernel, to ask what this program's kernels were compiled for.
+const void *cuda_any_kernel(void);
 
 // ---- draw.cu
 // Row places[n] of `to` becomes deviation * rng_normal(key, (first + n) cols + k), k < cols.
@@ -65,7 +67,7 @@ typedef struct CrossEntropy {
   act_t *logits;          // [M, V], before r; dlogits' take their place where s is not NULL
   const int32_t *targets; // [M]
   RowScale r;
-  bool clusters; // the GPU has thread block clusters: compute capability 9.0 and later
+  bool clusters; // the kernels know thread block clusters: compiled for 9.0 or later
   int multiprocessors;
   float grad_scale; // dlogits' = r * grad_scale * (softmax - onehot)
   float *row_loss;  // [M] out: log-sum-exp - target logit

@@ -67,7 +67,7 @@ void unfused_head_loss(Backend *be, int64_t M, Operand x, RowStat sumsq, Operand
                              .logits = logits,
                              .targets = targets,
                              .r = row_scale_of(c, x, sumsq),
-                             .clusters = c->gpu.major >= 9,
+                             .clusters = c->gpu.compiled_for >= 90,
                              .multiprocessors = c->gpu.sm_count,
                              .grad_scale = (float)scale,
                              .row_loss = c->row_loss,

@@ -169,7 +169,7 @@ static inline void prepare_loss(Problem *p) {
                            .logits = p->out,
                            .targets = take_copy(p, targets, (size_t)M * sizeof *targets),
                            .r = p->r,
-                           .clusters = p->bench->gpu.major >= 9,
+                           .clusters = p->bench->gpu.compiled_for >= 90,
                            .multiprocessors = p->bench->gpu.sm_count,
                            .grad_scale = 1,
                            .row_loss = take(p, (size_t)M * 4)};

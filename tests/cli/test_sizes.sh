@@ -98,7 +98,7 @@ none no_file_of_code_has_more_than_450_lines "$(long_files)"
 none no_function_has_more_than_60_lines "$(long_functions)"
 none no_line_has_more_than_100_columns "$(long_lines)"
 at_most the_readme_has_at_most_130_lines 130 "$(wc -l <README.md)"
-at_most makefiles_have_at_most_245_lines 245 "$(makefiles | xargs cat | wc -l)"
+at_most makefiles_have_at_most_262_lines 262 "$(makefiles | xargs cat | wc -l)"
 at_most pictures_have_at_most_1500_lines 1500 "$(tree .svg | xargs cat | wc -l)"
 # 14,346 before tokenizers, corpora, evaluation and Hugging Face folders came, 20,979 before FP8,
 # 23,720 before runs were made to survive; now this only sees to it that there is no more.

@@ -49,6 +49,7 @@ int gpu_open(Gpu *gpu, Error *) {
   memset(gpu, 0, sizeof *gpu);
   snprintf(gpu->name, sizeof gpu->name, "programs on the CPU, no GPU");
   gpu->major = 9;
+  gpu->compiled_for = 90;
   gpu->sm_count = 132;
   return 0;
 }

@@ -1,0 +1,164 @@
+// What a run says of the GPUs that a machine has, with CUDA's answers in place of a GPU: none, an
+// old driver, old GPUs, several, and one that the program was not built for.
+#include <cublasLt.h>
+#include <cuda_runtime_api.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "tests/support/cmocka_all.h"
+
+#include "kernels/cuda/gpu.h"
+#include "kernels/cuda/kernels.h"
+
+typedef struct Card {
+  const char *name;
+  int major, minor;
+} Card;
+
+static const Card ada = {"NVIDIA GeForce RTX 4090", 8, 9}, turing = {"Tesla T4", 7, 5};
+
+// CUDA's functions get no context.
+static struct Machine {
+  int driver;
+  cudaError_t counting, finding_code;
+  int ptx_version;
+  int count;
+  Card cards[4];
+} machine;
+
+cudaError_t cudaDriverGetVersion(int *version) {
+  *version = machine.driver;
+  return cudaSuccess;
+}
+cudaError_t cudaRuntimeGetVersion(int *version) {
+  *version = CUDART_VERSION;
+  return cudaSuccess;
+}
+cudaError_t cudaGetDeviceCount(int *count) {
+  *count = machine.count;
+  return machine.counting;
+}
+cudaError_t cudaGetDevice(int *device) {
+  *device = 0;
+  return cudaSuccess;
+}
+cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *properties, int device) {
+  const Card *card = &machine.cards[device];
+  memset(properties, 0, sizeof *properties);
+  snprintf(properties->name, sizeof properties->name, "%s", card->name);
+  properties->major = card->major;
+  properties->minor = card->minor;
+  properties->multiProcessorCount = 128;
+  return cudaSuccess;
+}
+cudaError_t cudaDeviceGetAttribute(int *value, enum cudaDeviceAttr attribute, int device) {
+  (void)attribute, (void)device;
+  *value = 2520000;
+  return cudaSuccess;
+}
+cudaError_t cudaFuncGetAttributes(struct cudaFuncAttributes *attributes, const void *kernel) {
+  assert_ptr_equal(kernel, cuda_any_kernel());
+  attributes->ptxVersion = machine.ptx_version;
+  return machine.finding_code;
+}
+cudaError_t cudaGetLastError(void) {
+  return cudaSuccess;
+}
+const char *cudaGetErrorString(cudaError_t status) {
+  return status == cudaErrorNoDevice ? "no CUDA-capable device is detected" : "another failure";
+}
+const char *cudaGetErrorName(cudaError_t status) {
+  (void)status;
+  return "cudaErrorOfTheTest";
+}
+const void *cuda_any_kernel(void) {
+  return &machine;
+}
+size_t cublasLtGetVersion(void) {
+  return 130000;
+}
+
+static const char *probe(Gpu *gpu, Error *err) {
+  err->text[0] = 0;
+  const int status = gpu_probe(gpu, err);
+  assert_int_equal(status, err->text[0] ? -1 : 0);
+  return err->text;
+}
+
+static void set_machine(int count, Card first, Card second) {
+  machine = (struct Machine){.driver = CUDART_VERSION, .ptx_version = 89, .count = count};
+  machine.cards[0] = first;
+  for (int i = 1; i < 4; i++) machine.cards[i] = second;
+}
+
+static void what_is_missing_is_said_in_one_sentence(void **state) {
+  (void)state;
+  Gpu gpu;
+  Error err;
+  set_machine(1, ada, ada);
+  machine.driver = 0;
+  assert_string_equal(probe(&gpu, &err), "no NVIDIA driver was found: install one");
+  machine.driver = 11080;
+  machine.counting = cudaErrorInsufficientDriver;
+  char words[128];
+  snprintf(words, sizeof words,
+           "the NVIDIA driver supports CUDA 11.8, but this program was built with CUDA %d.%d: "
+           "update the driver",
+           CUDART_VERSION / 1000, CUDART_VERSION % 1000 / 10);
+  assert_string_equal(probe(&gpu, &err), words);
+  machine.counting = cudaErrorNoDevice;
+  assert_string_equal(probe(&gpu, &err),
+                      "no NVIDIA GPU was found (no CUDA-capable device is detected)");
+  machine.counting = cudaSuccess;
+  machine.count = 0;
+  assert_string_equal(probe(&gpu, &err), "no NVIDIA GPU was found (the driver lists none)");
+  set_machine(1, turing, ada);
+  assert_string_equal(probe(&gpu, &err),
+                      "the GPU (Tesla T4) has compute capability 7.5, but bf16 needs 8.0 or later "
+                      "(A100, RTX 30 and newer)");
+}
+
+static void a_gpu_without_kernels_is_refused(void **state) {
+  (void)state;
+  Gpu gpu;
+  Error err;
+  set_machine(1, ada, ada);
+  assert_string_equal(probe(&gpu, &err), "");
+  assert_int_equal(gpu.compiled_for, 89);
+  machine.finding_code = cudaErrorNoKernelImageForDevice;
+  assert_string_equal(probe(&gpu, &err),
+                      "this program has no kernels for the GPU (NVIDIA GeForce RTX 4090, compute "
+                      "capability 8.9): run make again with CUDA_ARCHS=89");
+  machine.finding_code = cudaErrorDevicesUnavailable;
+  assert_string_equal(probe(&gpu, &err),
+                      "the GPU (NVIDIA GeForce RTX 4090) cannot be used: another failure");
+}
+
+static void of_several_the_first_is_taken_and_that_is_said(void **state) {
+  (void)state;
+  Gpu gpu;
+  Error err;
+  set_machine(1, ada, turing);
+  assert_string_equal(probe(&gpu, &err), "");
+  assert_string_equal(gpu.choice, "");
+  machine.count = 3;
+  assert_string_equal(probe(&gpu, &err), "");
+  assert_string_equal(gpu.name, ada.name);
+  assert_string_equal(gpu.choice, "first of 3 GPUs, then Tesla T4 (CUDA_VISIBLE_DEVICES chooses)");
+  set_machine(4, ada, ada);
+  assert_string_equal(probe(&gpu, &err), "");
+  assert_string_equal(gpu.choice, "first of 4 GPUs (CUDA_VISIBLE_DEVICES chooses)");
+  set_machine(2, turing, ada);
+  assert_non_null(strstr(probe(&gpu, &err), "(A100, RTX 30 and newer); it is the first of 2 GPUs, "
+                                            "then NVIDIA GeForce RTX 4090 (CUDA_VISIBLE_DEVICES "
+                                            "chooses)"));
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(what_is_missing_is_said_in_one_sentence),
+      cmocka_unit_test(a_gpu_without_kernels_is_refused),
+      cmocka_unit_test(of_several_the_first_is_taken_and_that_is_said),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}
