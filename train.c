@@ -15,6 +15,7 @@
 #include "base/memory.h"
 #include "base/shell.h"
 #include "build/version.h"
+#include "kernels/openblas.h"
 #include "model/bench/bench.h"
 #include "model/bench/doctor.h"
 #include "model/run/eval.h"
@@ -298,18 +299,20 @@ static int command_bench(int argc, char **argv) {
 
 // OpenMP's threads wait for work by spinning. Asleep they are better on two cores (41 ms for 58,
 // configs/shakespeare-cpu.json alone on the machine) and much better beside other programs (94 ms
-// for 1900 beside two compilers). The library reads its policy before main, so it is set by
-// starting over once; whoever sets it himself has the last word.
-static void let_idle_threads_sleep(char **argv) {
-  if (getenv("OMP_WAIT_POLICY") || getenv("GOMP_SPINCOUNT")) return;
-  if (setenv("OMP_WAIT_POLICY", "passive", 1) == 0) execv("/proc/self/exe", argv);
+// for 1900 beside two compilers). The library reads its policy before main, and OpenBLAS chooses
+// its kernels then, so both are set by starting over; whoever sets them himself has the last word.
+static void start_over_with_libraries_set(char **argv) {
+  const bool policy = !getenv("OMP_WAIT_POLICY") && !getenv("GOMP_SPINCOUNT") &&
+                      setenv("OMP_WAIT_POLICY", "passive", 1) == 0;
+  const bool kernels = openblas_mend();
+  if (policy || kernels) execv("/proc/self/exe", argv);
   // no /proc: go on as it is
 }
 
 int main(int argc, char **argv) {
   Error err;
   fill_closed_streams();
-  let_idle_threads_sleep(argv);
+  start_over_with_libraries_set(argv);
   const char *first = argc > 1 ? argv[1] : "";
   const bool help = strcmp(first, "--help") == 0 || strcmp(first, "-h") == 0,
              version = strcmp(first, "--version") == 0, keys = strcmp(first, "--help-config") == 0;

@@ -7,6 +7,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/control_group.h"
+
 static void *checked(void *memory, size_t bytes) {
   if (memory) return memory;
   fprintf(stderr,
@@ -65,15 +67,9 @@ static size_t read_number(const char *folder, const char *file, const char *key,
   return value;
 }
 
-// /proc/self/cgroup has the line "0::PATH" (version 2).
 static size_t left_in_group(void) {
-  char line[1024] = "";
-  FILE *in = fopen("/proc/self/cgroup", "r");
-  while (in && fgets(line, sizeof line, in) && strncmp(line, "0::", 3) != 0) line[0] = '\0';
-  if (in) fclose(in);
-  if (line[0] == '\0') return SIZE_MAX;
-  line[strcspn(line, "\n")] = '\0';
-  char *folder = xasprintf("/sys/fs/cgroup%s", line + 3);
+  char *folder = control_group_folder("", "");
+  if (!folder) return SIZE_MAX;
   const size_t most = read_number(folder, "memory.max", "", SIZE_MAX),
                used = read_number(folder, "memory.current", "", 0),
                cache = read_number(folder, "memory.stat", "inactive_file ", 0) +

@@ -28,8 +28,8 @@ CUBLASLT := $(firstword $(wildcard $(addsuffix /libcublasLt.so,$(CUDA_HOME)/lib6
 
 # NVTX is headers alone: where they are found, every flavour has the ranges of base/range.c.
 NVTX_FLAGS := $(addprefix -idirafter ,$(wildcard $(CUDA_HOME)/include))
-HAVE_NVTX := $(shell $(CC) $(NVTX_FLAGS) -E -include nvtx3/nvToolsExt.h -x c /dev/null \
-  >/dev/null 2>&1 && echo yes)
+RECORDER := $(shell $(CC) $(NVTX_FLAGS) -E -include nvtx3/nvToolsExt.h -x c /dev/null \
+  >/dev/null 2>&1 && echo nvtx_recorder)
 build/%/base/range.o: EXTRA_FLAGS = $(NVTX_FLAGS)
 
 # ---- The GPU backends, in the release flavour alone, and only where a toolkit is found. Without

@@ -24,9 +24,9 @@ build/%/test_checkpoint_faults build/%/test_prepare_faults build/%/test_backgrou
 build/%/test_bench: EXTRA_LIBS = $(WRAP_GPU:%=-Wl,--wrap=%)
 build/%/test_gpu_facts: EXTRA_LIBS = -Wl,--wrap=dlopen
 
-# Libraries that tests have loaded: one in CUPTI's place, one for NVTX that writes ranges down.
-LOADED := $(patsubst %,build/release/tests/%.so,cupti_stub cudnn_stub slow_sync \
-  $(HAVE_NVTX:yes=nvtx_recorder))
+# Libraries that tests have loaded, such as one for NVTX that writes ranges down.
+LOADED := $(patsubst %,build/release/tests/%.so,corename_stub cudnn_stub cupti_stub slow_sync \
+  $(RECORDER))
 build/release/tests/%.so: tests/support/%.c $(RULES)
 	mkdir -p $(@D) && $(CC) $(C_FLAGS) $(CFLAGS) $(NVTX_FLAGS) -fPIC -shared $< -o $@
 

@@ -7,6 +7,7 @@
 
 #include "base/memory.h"
 #include "kernels/cpu/cpu.h"
+#include "kernels/openblas.h"
 #include "kernels/moments.h"
 
 // There is no device, and little to prepare: many arguments have no use here.
@@ -154,17 +155,8 @@ static const Backend cpu_functions = {
     BACKEND_OPERATIONS(FILL_IN) // .embed = cpu_embed and so on
 };
 
-// Those that OMP_NUM_THREADS asks for, else all processors. OpenMP itself may have been set to
-// another number by a backend before this one.
-static int threads_asked(void) {
-  enum { MOST_THREADS = 4096 };
-  const char *asked = getenv("OMP_NUM_THREADS");
-  const long threads = asked ? strtol(asked, NULL, 10) : 0;
-  return threads > 0 && threads <= MOST_THREADS ? (int)threads : omp_get_num_procs();
-}
-
 static int threads_of(const OpsConfig *config) {
-  return config->threads > 0 ? config->threads : threads_asked();
+  return config->threads > 0 ? config->threads : threads_asked("").count;
 }
 
 Backend backend_cpu_outline(const OpsConfig *c) {

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 
 #include "base/rng.h"
+#include "kernels/openblas.h"
 #include "kernels/gpu_backends.h"
 #include "model/run/backend.h"
 #include "model/llama.h"
@@ -76,15 +77,27 @@ static int check_gpu(const char *name, KernelChoice kernels, double expected) {
   return 1;
 }
 
+static void print_processor(void) {
+  const CpuName name = cpu_name();
+  const CpuFeatures has = cpu_features();
+  const ThreadsAsked threads = threads_asked("");
+  const char *vectors = has.avx512 ? ", AVX-512" : has.avx2 ? ", AVX2" : "";
+  printf("%-14s %s%s; %d thread%s, %s\n", "processor", name.text[0] ? name.text : "unnamed",
+         vectors, threads.count, threads.count == 1 ? "" : "s", threads.why);
+}
+
 int doctor(void) {
   Error err;
   GpuMemory memory;
   int failed = 0;
+  print_processor();
   const double expected = try_device(DEVICE_CPU, KERNELS_AUTO, &err);
   if (isfinite(expected))
     printf("PASS  cpu: three steps of a tiny model, loss %.4f\n", expected);
   else
     failed = 1, printf("FAIL  cpu: %s\n", err.text);
+  const MendText mended = openblas_mended();
+  if (mended.text[0]) printf("----  cpu: %s\n", mended.text);
 
   if (gpu_usable(&memory, &err) != 0) {
     printf("----  cuda: %s\n", err.text);

@@ -172,7 +172,8 @@ const Key config_keys[] = {
          "GPU: a step is recorded once and replayed; false for profilers"),
     CHOICE(backend, moments, dtypes, "\"fp32\"", SHAPES,
            "AdamW's moments; bf16: half of their memory, stochastically rounded"),
-    INTEGER(backend, threads, "0", 0, 4096, 0, "CPU threads; 0: OMP_NUM_THREADS, else all"),
+    INTEGER(backend, threads, "0", 0, 4096, 0,
+            "CPU threads; 0: OMP_NUM_THREADS, else all that it may use"),
 
     TEXT(output, dir, REQUIRED, 1, KEY_OF_PROCESS,
          "the run's folder: log, configuration, checkpoints"),

@@ -31,7 +31,7 @@ model/checkpoint       | model model/config data data/tokenizer base
 model/run              | model/checkpoint model model/config data data/tokenizer kernels base
 model/bench            | model/run model model/config data kernels kernels/bench base
 train.c                | model/bench model/run model/checkpoint model model/config data base
-train.c                | data/tokenizer
+train.c                | data/tokenizer kernels/openblas.h
 train.c                | build/version.h
 '
 

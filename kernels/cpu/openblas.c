@@ -1,0 +1,114 @@
+#include "kernels/openblas.h"
+
+#include <cblas.h>
+#include <math.h>
+#include <omp.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+#ifdef __x86_64__
+#include <cpuid.h>
+#endif
+
+#include "base/control_group.h"
+
+CpuFeatures cpu_features(void) {
+#ifdef __x86_64__
+  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+  return (CpuFeatures){
+      .avx2 = avx2,
+      .avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") &&
+                __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl")};
+#else
+  return (CpuFeatures){0};
+#endif
+}
+
+CpuName cpu_name(void) {
+  CpuName name = {""};
+#ifdef __x86_64__
+  uint32_t words[12];
+  for (uint32_t i = 0; i < 3; i++) {
+    uint32_t *w = words + 4 * i;
+    if (!__get_cpuid(0x80000002 + i, w, w + 1, w + 2, w + 3)) return name;
+  }
+  memcpy(name.text, words, sizeof words);
+#endif
+  return name;
+}
+
+const char *better_core(const char *core, CpuFeatures has) {
+  static const char *const before_avx2[] = {
+      "Unknown",     "Generic",      "Katmai",     "Coppermine", "Northwood",  "Prescott",
+      "Banias",      "Atom",         "Core2",      "Penryn",     "Dunnington", "Nehalem",
+      "Sandybridge", "Nano",         "Athlon",     "Opteron",    "Bobcat",     "Barcelona",
+      "Bulldozer",   "Opteron_SSE3", "Piledriver", "Steamroller"};
+  if (!has.avx2) return NULL;
+  for (size_t i = 0; i < sizeof before_avx2 / sizeof *before_avx2; i++)
+    if (strcasecmp(core, before_avx2[i]) == 0) return has.avx512 ? "SkylakeX" : "Haswell";
+  return NULL;
+}
+
+// A variable's value, NULL where it is empty, too.
+static const char *variable(const char *name) {
+  const char *value = getenv(name);
+  return value && *value ? value : NULL;
+}
+
+static const char asked_name[] = "OPENBLAS_CORETYPE";
+static const char taken_name[] = "CODA_OPENBLAS_TOOK"; // what OpenBLAS took by itself, if mended
+
+bool openblas_mend(void) {
+  const char *asked = variable(asked_name), *core = openblas_get_corename();
+  const bool again = variable(taken_name);
+  if (asked && !again) return false;
+  CpuFeatures has = cpu_features();
+  if (again) has.avx512 = false; // the library was built without such kernels
+  const char *better = better_core(core, has);
+  if (!better || (asked && strcmp(asked, better) == 0)) return false;
+  return (again || setenv(taken_name, core, 1) == 0) && setenv(asked_name, better, 1) == 0;
+}
+
+MendText openblas_mended(void) {
+  MendText text = {""};
+  const char *asked = variable(asked_name), *taken = variable(taken_name);
+  const char *core = openblas_get_corename(), *better = better_core(core, cpu_features());
+  if (taken && !better)
+    snprintf(text.text, sizeof text.text,
+             "OpenBLAS does not know this CPU and took it for %s; mended: it runs %s's kernels",
+             taken, core);
+  else if (better && asked && !taken)
+    snprintf(text.text, sizeof text.text,
+             "OpenBLAS runs %s's kernels, as OPENBLAS_CORETYPE asks: a step may take several times "
+             "as long as with %s's; unset it",
+             core, better);
+  else if (better)
+    snprintf(text.text, sizeof text.text,
+             "OpenBLAS takes this CPU for %s and has no kernels for it; install a newer OpenBLAS",
+             core);
+  return text;
+}
+
+// The number that a variable begins with; 0: none that can be used.
+static int threads_of_variable(const char *name) {
+  enum { MOST_THREADS = 4096 };
+  const char *asked = getenv(name);
+  const long threads = asked ? strtol(asked, NULL, 10) : 0;
+  return threads > 0 && threads <= MOST_THREADS ? (int)threads : 0;
+}
+
+// OpenMP itself may have been set to another number by a backend before this one. It knows which
+// processors the process may run on, but nothing of a quota, under which more threads only wait for
+// one another. OpenBLAS has the threads of our own loops, so its variable counts, too.
+ThreadsAsked threads_asked(const char *root) {
+  const int by_openmp = threads_of_variable("OMP_NUM_THREADS");
+  if (by_openmp > 0) return (ThreadsAsked){by_openmp, "as OMP_NUM_THREADS asks"};
+  const int by_openblas = threads_of_variable("OPENBLAS_NUM_THREADS");
+  if (by_openblas > 0) return (ThreadsAsked){by_openblas, "as OPENBLAS_NUM_THREADS asks"};
+  const int processors = omp_get_num_procs();
+  const double quota = ceil(control_group_cpus(root));
+  if (quota < processors) return (ThreadsAsked){(int)quota, "as the control group's quota allows"};
+  return (ThreadsAsked){processors, "one for each processor"};
+}
