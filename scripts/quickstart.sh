@@ -51,6 +51,13 @@ parse_arguments() {
 start=$SECONDS
 announce() { printf '\n[%s/5] %s\n' "$1" "$2"; }
 
+# Whether there is a driver: its library, or its tool that finds a GPU.
+has_gpu() {
+  local libraries gpus
+  libraries=$(PATH=$PATH:/usr/sbin:/sbin ldconfig -p 2>/dev/null) gpus=$(nvidia-smi -L 2>/dev/null) || true
+  [[ $libraries == *libcuda.so.1* || $gpus == GPU* ]]
+}
+
 # The source files of this repository, NUL between them; a tarball has no git to ask.
 own_sources() {
   if [ -e .git ] && command -v git >/dev/null && git ls-files >/dev/null 2>&1; then
@@ -124,8 +131,11 @@ announce 1 'packages'
 scripts/install_packages.sh build
 
 announce 2 'build'
-make -s -j"$(nproc)" all || fail 'the build failed as shown above'
-echo './train and ./prepare are built'
+for_what='for CPU and GPU' make_arguments=()
+# Code for GPUs takes minutes to build, and nothing could run it.
+has_gpu || { for_what='for the CPU: no NVIDIA driver was found' && make_arguments=(NVCC=); }
+make -s -j"$(nproc)" ${make_arguments[@]+"${make_arguments[@]}"} all || fail 'the build failed as shown above'
+echo "./train and ./prepare are built, $for_what"
 
 announce 3 'text'
 prepare_text
