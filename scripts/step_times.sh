@@ -3,8 +3,8 @@
 # median, and the least to the most.
 # usage: scripts/step_times.sh [MODEL...]      15m 110m 350m 1b 1b-8k, which are the default; quickstart
 # Each model runs in each of PRECISION (bf16; also fp8, fp8_head), of whose peak MFU is a part, and
-# with each of KERNELS ('auto unfused') in turn; auto are the fused kernels, where they pay. A peer of
-# scripts/peers/torch_llama.py may stand among them; PYTHON (python3) is what runs it, and its MFU
+# with each of KERNELS ('auto unfused') in turn; auto are the fused kernels, where they pay, mma_sync
+# those on the mainloop of every GPU. A peer of scripts/peers/torch_llama.py may stand among them; PYTHON (python3) is what runs it, and its MFU
 # follows from the times of ours before it. A run that fails is said, and the others go on.
 # Embeddings are untied, nothing is validated, the tokens are this repository's sources. Everything
 # is written below a temporary folder. DEVICE=cpu times on the CPU, in fp32.
@@ -53,7 +53,7 @@ time_model() {
   local name=$1 config=$2 batch=$3 length=$4 ours=yes label=$precision
   shift 4
   local program=(./train)
-  case $kernels in auto | fused | unfused) ;; *)
+  case $kernels in auto | fused | unfused | mma_sync) ;; *)
     ours='' program=("${PYTHON:-python3}" scripts/peers/torch_llama.py "$kernels")
     ;;
   esac
@@ -65,7 +65,10 @@ time_model() {
     "output.dir=$folder/$name" output.log_interval=1 "$@")
   # The first start ever also times the algorithms, and remembers them.
   if [ -n "$ours" ]; then
-    command+=("backend.kernels=$kernels")
+    case $kernels in
+    mma_sync) command+=(backend.mainloop=mma_sync) ;;
+    *) command+=("backend.kernels=$kernels") ;;
+    esac
     "${command[@]}" train.steps=1 >/dev/null 2>&1 || true
   fi
   rm -rf "${folder:?}/$name"
