@@ -223,7 +223,7 @@ template <class Program> struct SyncEpilogue {
                     int first_column, Move move) const {
     const int width = Chunks::width(operand), a_row = width / 8;
     uint8_t *data = const_cast<uint8_t *>(reinterpret_cast<const uint8_t *>(matrix.data));
-#pragma unroll
+#pragma unroll 1 // few registers here
     for (int i = 0; i < 16 * a_row; i += 32) {
       const int in_row = (i + lane) % a_row, below = (i + lane) / a_row, row = place * 16 + below;
       const int64_t at = (first_row + below) * matrix.cols + first_column + in_row * 8;
@@ -281,7 +281,9 @@ template <class Program> struct SyncEpilogue {
 #pragma unroll
       for (int i = 0; i < A_SLAB; i++) {
         const int step = s * A_SLAB + i;
-        const uint32_t slot = shared.slot(group, step % Shared::SLOTS);
+        uint32_t slot = shared.slot(group, step % Shared::SLOTS);
+        // Else the compiler keeps the addresses of all slots in registers.
+        asm volatile("" : "+r"(slot));
         if constexpr (Loads::COUNT > 0) async_wait<Shared::SLOTS - 1>();
         __syncwarp();
         program.step(Step<Program>{block, sums[s] + i * (Program::COLUMNS / 2), values,
