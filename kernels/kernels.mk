@@ -51,11 +51,10 @@ $(CUDA_O): EXTRA_FLAGS = -isystem $(CUDA_INCLUDE)
 
 # For the GPU that is here, or for all that the backends serve. CUDA_ARCHS="80 90" chooses: machine
 # code for each, and PTX of the last before 90a, which newer GPUs' drivers compile when they first
-# need it. What is compiled for 80 is assembled for 86, too, which costs half as much.
+# need it. 90a is 90 with wgmma. What is compiled for 80 is assembled for 86, too: half the cost.
 GPU_HERE := $(shell PATH=$$PATH:/usr/lib/wsl/lib nvidia-smi --query-gpu=compute_cap \
   --format=csv,noheader 2>/dev/null | grep -xE '([89]|1[0-9])\.[0-9]' | tr -d . | sort -un)
-CUDA_ARCHS ?= $(or $(GPU_HERE),80 86 89 90)
-override CUDA_ARCHS := $(CUDA_ARCHS:90=90a) # which has wgmma
+override CUDA_ARCHS := $(patsubst 90,90a,$(or $(CUDA_ARCHS),$(GPU_HERE),80 86 89 90))
 compiled = $(if $(and $(filter 86,$1),$(filter 80,$(CUDA_ARCHS))),80,$1)
 gencode = $(foreach a,$1,-gencode arch=compute_$(call compiled,$a),code=sm_$a) \
   $(foreach a,$(lastword $(filter-out 90a,$1)),-gencode arch=compute_$a,code=compute_$a)

@@ -78,7 +78,8 @@ int gpu_probe(Gpu *gpu, Error *err) {
   memset(gpu, 0, sizeof *gpu);
   int count = 0;
   CUDA_TRY(err, cudaDriverGetVersion(&gpu->driver)); // 0 without a driver, which is no failure
-  if (gpu->driver == 0) return error_set(err, "no NVIDIA driver was found: install one");
+  if (gpu->driver == 0)
+    return error_set(err, "no NVIDIA driver was found: install one (a container needs --gpus all)");
   const cudaError_t status = cudaGetDeviceCount(&count);
   if (status == cudaErrorInsufficientDriver)
     return error_set(err,

@@ -97,7 +97,8 @@ static void what_is_missing_is_said_in_one_sentence(void **state) {
   Error err;
   set_machine(1, ada, ada);
   machine.driver = 0;
-  assert_string_equal(probe(&gpu, &err), "no NVIDIA driver was found: install one");
+  assert_string_equal(probe(&gpu, &err),
+                      "no NVIDIA driver was found: install one (a container needs --gpus all)");
   machine.driver = 11080;
   machine.counting = cudaErrorInsufficientDriver;
   char words[128];
