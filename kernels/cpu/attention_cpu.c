@@ -25,6 +25,27 @@ static void block_scores(const OpsConfig *c, int64_t rows, int64_t keys, const r
   gemm_strided(GEMM_NT, rows, keys, c->d, scale, q, R, k, R, 0, scores, keys);
 }
 
+// scores [n] become their softmax; returns their log-sum-exp.
+VECTORS static real softmax_row(int64_t n, real *scores) {
+  const real largest = row_largest(n, scores);
+  double sum = 0;
+#pragma omp simd reduction(+ : sum)
+  for (int64_t j = 0; j < n; j++) {
+    scores[j] = real_exp(scores[j] - largest);
+    sum += (double)scores[j];
+  }
+  scale_row(n, (real)(1 / sum), scores);
+  return largest + (real)log(sum);
+}
+
+// scores [n] become p, and dp [n] the scores' gradient. delta: the row's sum of do * o.
+VECTORS static void softmax_backward_row(int64_t n, real lse, real delta, real *scores, real *dp) {
+  for (int64_t j = 0; j < n; j++) {
+    scores[j] = real_exp(scores[j] - lse);
+    dp[j] = scores[j] * (dp[j] - delta);
+  }
+}
+
 // Queries [first, T) of one head. q, k, v point at the head's columns of row 0 (stride R); o at its
 // columns of the row of query `first` (stride H d); lse [T] or NULL.
 static void head_forward(const Cpu *cpu, int64_t T, int64_t first, const real *q, const real *k,
@@ -38,18 +59,9 @@ static void head_forward(const Cpu *cpu, int64_t T, int64_t first, const real *q
     for (int64_t i = 0; i < rows; i++) {
       real *row = p + i * keys;
       const int64_t seen = q0 + i + 1;
-      real largest = -INFINITY;
-      double sum = 0;
-      for (int64_t j = 0; j < seen; j++)
-        if (row[j] > largest) largest = row[j];
-      for (int64_t j = 0; j < seen; j++) {
-        row[j] = real_exp(row[j] - largest);
-        sum += (double)row[j];
-      }
-      const real per_sum = (real)(1 / sum);
-      for (int64_t j = 0; j < seen; j++) row[j] *= per_sum;
+      const real row_lse = softmax_row(seen, row);
       for (int64_t j = seen; j < keys; j++) row[j] = 0;
-      if (lse) lse[q0 + i] = largest + (real)log(sum);
+      if (lse) lse[q0 + i] = row_lse;
     }
     gemm_strided(GEMM_NN, rows, c->d, keys, 1, p, keys, v, R, 0, o + (q0 - first) * o_stride,
                  o_stride);
@@ -112,10 +124,7 @@ static void head_backward(const Cpu *cpu, int64_t T, const real *q, const real *
         delta[i] += do_block[i * o_stride + e] * o_block[i * o_stride + e];
       real *p_row = p + i * keys, *ds_row = ds + i * keys;
       const int64_t seen = q0 + i + 1;
-      for (int64_t j = 0; j < seen; j++) {
-        p_row[j] = real_exp(p_row[j] - lse[q0 + i]);
-        ds_row[j] = p_row[j] * (ds_row[j] - delta[i]);
-      }
+      softmax_backward_row(seen, lse[q0 + i], delta[i], p_row, ds_row);
       for (int64_t j = seen; j < keys; j++) p_row[j] = ds_row[j] = 0;
     }
     gemm_strided(GEMM_TN, keys, d, rows, 1, p, keys, do_block, o_stride, 1, dv, R);

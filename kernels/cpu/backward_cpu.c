@@ -2,7 +2,7 @@
 
 #include <string.h>
 
-static real dot(const real *a, const real *b, int64_t n) {
+VECTORS static real dot(const real *a, const real *b, int64_t n) {
   double sum = 0;
 #pragma omp simd reduction(+ : sum)
   for (int64_t i = 0; i < n; i++) sum += (double)a[i] * (double)b[i];
@@ -35,6 +35,30 @@ void cpu_norm_dgrad(Backend *be, int64_t M, int64_t N, Operand dz, Operand W, Op
   finish_norm_dgrad(cpu, M, x, sumsq, s, dx_);
 }
 
+// dz'' [2 F] of one row from dy [F] and z, times r; the sum of its products with z, whose memory it
+// may have. What dy has of each pair is put side by side first, as the activation was.
+VECTORS static real swiglu_backward_row(int64_t F, real r, const real *z, const real *dy,
+                                        real *dz) {
+  double product = 0;
+  for (int64_t p0 = 0; p0 < F; p0 += PAIR_BLOCK) {
+    const int64_t pairs = F - p0 < PAIR_BLOCK ? F - p0 : PAIR_BLOCK, grouped = pairs / 8 * 8;
+    const real *from = dy + p0;
+    real asked[PAIR_BLOCK];
+    for (int64_t i = 0; i < grouped; i++) asked[i] = from[i / 8 * 8 + feature_of_pair(i % 8, 8)];
+    for (int64_t i = grouped; i < pairs; i++) asked[i] = from[i];
+#pragma omp simd reduction(+ : product)
+    for (int64_t i = 0; i < pairs; i++) {
+      const real gate = z[2 * (p0 + i)], up = z[2 * (p0 + i) + 1];
+      real dgate, dup;
+      swiglu_backward(gate, up, asked[i], &dgate, &dup);
+      dz[2 * (p0 + i)] = dgate *= r;
+      dz[2 * (p0 + i) + 1] = dup *= r;
+      product += (double)dgate * (double)gate + (double)dup * (double)up;
+    }
+  }
+  return (real)product;
+}
+
 void cpu_down_dgrad(Backend *be, int64_t M, Operand dx, Operand W, const act_t *z_, Operand x,
                     RowStat sumsq, Operand dz_, RowStat *s_) {
   Cpu *cpu = cpu_of(be);
@@ -46,17 +70,7 @@ void cpu_down_dgrad(Backend *be, int64_t M, Operand dx, Operand W, const act_t *
 #pragma omp parallel for schedule(static)
   for (int64_t m = 0; m < M; m++) {
     const real r = row_factor(c, x, sumsq, m);
-    double product = 0;
-    for (int64_t p = 0; p < F; p++) {
-      const int64_t f = feature_of_pair(p, F), at = m * 2 * F + 2 * p;
-      const real gate = z[at], up = z[at + 1];
-      real dgate, dup;
-      swiglu_backward(gate, up, dy[m * F + f], &dgate, &dup);
-      dz[at] = r * dgate;
-      dz[at + 1] = r * dup;
-      product += (double)dz[at] * (double)gate + (double)dz[at + 1] * (double)up;
-    }
-    s[m] = (real)product;
+    s[m] = swiglu_backward_row(F, r, z + m * 2 * F, dy + m * F, dz + m * 2 * F);
   }
   leave_copies(cpu, M, 2 * F, dz_, dz);
 }
@@ -70,19 +84,16 @@ void cpu_rope_backward(Backend *be, int64_t M, int64_t T, act_t *dqkv_, const ac
                        Operand x, RowStat sumsq, Operand out, RowStat *s_) {
   Cpu *cpu = cpu_of(be);
   const OpsConfig *c = &cpu->config;
-  const int64_t R = packed_width(c), rotated = (c->H + c->KV) * c->d, half = c->d / 2;
+  const int64_t R = packed_width(c), rotated = (c->H + c->KV) * c->d;
   real *dqkv = reals(dqkv_), *s = sums_of(s_);
   const real *qkv = reals(qkv_);
 #pragma omp parallel for schedule(static)
   for (int64_t m = 0; m < M; m++) {
     const real r = row_factor(c, x, sumsq, m);
-    const real *angle = cpu->rope + m % T * half * 2;
     real *row = dqkv + m * R;
-    for (int64_t i = 0; i < R; i++) row[i] *= r;
+    scale_row(R, r, row);
     s[m] = dot(row, qkv + m * R, R);
-    for (int64_t head = 0; head < rotated; head += c->d)
-      for (int64_t j = 0; j < half; j++)
-        rope_rotate(row + head + 2 * j, row + head + 2 * j + 1, angle[2 * j], -angle[2 * j + 1]);
+    rotate_heads(rotated, c->d, cpu->rope + m % T * c->d, -1, row);
   }
   leave_copies(cpu, M, R, out, dqkv);
 }

@@ -5,6 +5,14 @@
 #include "kernels/ops.h"
 #include "kernels/program_math.h"
 
+// A function that is compiled for AVX2 and AVX-512, too, with its loops as vector instructions: the
+// CPU's version runs. Nothing is contracted, so all agree but in the order of `omp simd` sums.
+#if defined __x86_64__ && defined __gnu_linux__
+#define VECTORS __attribute__((target_clones("avx512f", "avx2", "default")))
+#else
+#define VECTORS
+#endif
+
 // How one tensor's copies are scaled.
 typedef struct CpuScaling {
   ScalingKind kind;
@@ -45,6 +53,17 @@ static inline real *sums_of(RowStat *statistic) {
 static inline real row_rstd(const OpsConfig *c, RowStat sumsq, int64_t m) {
   return rms_rstd(reals(sumsq.data)[m], c->D, (real)c->rms_norm_eps);
 }
+
+// How many pairs of z's columns are worked on together; whole groups of 8.
+enum { PAIR_BLOCK = 64 };
+
+// Multiplies values [n] by factor.
+void scale_row(int64_t n, real factor, real *values);
+// Rotates the pairs of a row's first `columns`, heads of d each. angles [d / 2, 2]: cosine and
+// sine; direction: 1, or -1 to rotate back.
+void rotate_heads(int64_t columns, int64_t d, const real *angles, real direction, real *row);
+// The largest of values [n] that is not NaN; -INFINITY: none.
+real row_largest(int64_t n, const real *values);
 
 // A row-major GEMM through CBLAS: C = alpha A B + beta C, C [M, N], A and B as the form says
 // (kernels/operations.h), with row strides lda, ldb and ldc.

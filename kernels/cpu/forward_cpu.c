@@ -1,12 +1,31 @@
 #include "kernels/cpu/cpu.h"
 
+#include <math.h>
 #include <string.h>
 
-static real row_sum_of_squares(const real *x, int64_t n) {
+VECTORS static real row_sum_of_squares(const real *x, int64_t n) {
   double sum = 0;
 #pragma omp simd reduction(+ : sum)
   for (int64_t i = 0; i < n; i++) sum += (double)x[i] * (double)x[i];
   return (real)sum;
+}
+
+VECTORS void scale_row(int64_t n, real factor, real *values) {
+  for (int64_t i = 0; i < n; i++) values[i] *= factor;
+}
+
+VECTORS void rotate_heads(int64_t columns, int64_t d, const real *angles, real direction,
+                          real *row) {
+  for (int64_t head = 0; head < columns; head += d)
+    for (int64_t j = 0; j < d; j += 2)
+      rope_rotate(row + head + j, row + head + j + 1, angles[j], direction * angles[j + 1]);
+}
+
+VECTORS real row_largest(int64_t n, const real *values) {
+  real largest = -INFINITY;
+#pragma omp simd reduction(max : largest)
+  for (int64_t i = 0; i < n; i++) largest = values[i] > largest ? values[i] : largest;
+  return largest;
 }
 
 void cpu_embed(Backend *be, int64_t M, const int32_t *tokens, const act_t *E_, Operand x_,
@@ -28,18 +47,15 @@ void cpu_qkv(Backend *be, int64_t M, int64_t T, int64_t first, Operand x, RowSta
              act_t *qkv_) {
   const Cpu *cpu = cpu_of(be);
   const OpsConfig *c = &cpu->config;
-  const int64_t R = packed_width(c), rotated = (c->H + c->KV) * c->d, half = c->d / 2;
+  const int64_t R = packed_width(c), rotated = (c->H + c->KV) * c->d;
   real *qkv = reals(qkv_);
   multiply(cpu, GEMM_NT, M, R, c->D, x, W, 0, qkv, R);
 #pragma omp parallel for schedule(static)
   for (int64_t m = 0; m < M; m++) {
     const real r = row_factor(c, x, sumsq, m);
-    const real *angle = cpu->rope + (first + m % T) * half * 2;
     real *row = qkv + m * R;
-    for (int64_t i = 0; i < R; i++) row[i] *= r;
-    for (int64_t head = 0; head < rotated; head += c->d)
-      for (int64_t j = 0; j < half; j++)
-        rope_rotate(row + head + 2 * j, row + head + 2 * j + 1, angle[2 * j], angle[2 * j + 1]);
+    scale_row(R, r, row);
+    rotate_heads(rotated, c->d, cpu->rope + (first + m % T) * c->d, 1, row);
   }
 }
 
@@ -56,6 +72,19 @@ void cpu_residual(Backend *be, int64_t M, int64_t K, Operand a, Operand W, const
   leave_copies(cpu, M, D, out_, out);
 }
 
+// z [2 F] of one row is multiplied by r; y [F] is its activation, which is made of pairs side by
+// side and put in order afterwards, so that both loops become vector instructions.
+VECTORS static void swiglu_row(int64_t F, real r, real *z, real *y) {
+  for (int64_t p0 = 0; p0 < F; p0 += PAIR_BLOCK) {
+    const int64_t pairs = F - p0 < PAIR_BLOCK ? F - p0 : PAIR_BLOCK, grouped = pairs / 8 * 8;
+    real made[PAIR_BLOCK], *block = z + 2 * p0, *to = y + p0;
+    for (int64_t i = 0; i < 2 * pairs; i++) block[i] *= r;
+    for (int64_t i = 0; i < pairs; i++) made[i] = swiglu(block[2 * i], block[2 * i + 1]);
+    for (int64_t i = 0; i < grouped; i++) to[i] = made[i / 8 * 8 + pair_of_feature(i % 8, 8)];
+    for (int64_t i = grouped; i < pairs; i++) to[i] = made[i];
+  }
+}
+
 void cpu_gate_up(Backend *be, int64_t M, Operand x, RowStat sumsq, Operand W, act_t *z_,
                  Operand y_) {
   Cpu *cpu = cpu_of(be);
@@ -66,12 +95,7 @@ void cpu_gate_up(Backend *be, int64_t M, Operand x, RowStat sumsq, Operand W, ac
 #pragma omp parallel for schedule(static)
   for (int64_t m = 0; m < M; m++) {
     const real r = row_factor(c, x, sumsq, m);
-    real *row = z + m * 2 * F;
-    for (int64_t p = 0; p < F; p++) {
-      row[2 * p] *= r;
-      row[2 * p + 1] *= r;
-      y[m * F + feature_of_pair(p, F)] = swiglu(row[2 * p], row[2 * p + 1]);
-    }
+    swiglu_row(F, r, z + m * 2 * F, y + m * F);
   }
   leave_copies(cpu, M, F, y_, y);
 }

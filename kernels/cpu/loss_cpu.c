@@ -14,23 +14,33 @@ void cpu_lm_head(Backend *be, int64_t M, Operand x, RowStat sumsq, Operand W, ac
 #pragma omp parallel for schedule(static)
   for (int64_t m = 0; m < M; m++) {
     const real r = row_factor(c, x, sumsq, m);
-    for (int64_t v = 0; v < V; v++) logits[m * stride + v] *= r;
+    scale_row(V, r, logits + m * stride);
   }
 }
 
 // z [V] of one row becomes factor * (softmax(z) - onehot(target)); returns the row sum of the two's
 // product.
-static real row_gradient(real *z, int64_t V, int32_t target, real largest, double sum,
-                         real factor) {
+VECTORS static real row_gradient(real *z, int64_t V, int32_t target, real largest, double sum,
+                                 real factor) {
   const real per_sum = (real)(1 / sum);
-  double product = 0;
+  const real to_target = z[target];
+  double product = -(double)factor * (double)to_target;
+#pragma omp simd reduction(+ : product)
   for (int64_t v = 0; v < V; v++) {
-    const real p = real_exp(z[v] - largest) * per_sum;
-    const real dz = factor * (v == target ? p - 1 : p);
+    const real dz = factor * real_exp(z[v] - largest) * per_sum;
     product += (double)dz * (double)z[v];
     z[v] = dz;
   }
+  z[target] = factor * (real_exp(to_target - largest) * per_sum - 1);
   return (real)product;
+}
+
+// The sum of exp(z - largest) over z [V].
+VECTORS static double sum_of_powers(int64_t V, const real *z, real largest) {
+  double sum = 0;
+#pragma omp simd reduction(+ : sum)
+  for (int64_t v = 0; v < V; v++) sum += (double)real_exp(z[v] - largest);
+  return sum;
 }
 
 void cpu_loss(Backend *be, int64_t M, Operand x, RowStat sumsq, const int32_t *targets,
@@ -43,11 +53,8 @@ void cpu_loss(Backend *be, int64_t M, Operand x, RowStat sumsq, const int32_t *t
 #pragma omp parallel for schedule(static)
   for (int64_t m = 0; m < M; m++) {
     real *row = logits + m * padded_vocab(c);
-    real largest = -INFINITY;
-    double sum = 0;
-    for (int64_t v = 0; v < V; v++)
-      if (row[v] > largest) largest = row[v];
-    for (int64_t v = 0; v < V; v++) sum += (double)real_exp(row[v] - largest);
+    const real largest = row_largest(V, row);
+    const double sum = sum_of_powers(V, row, largest);
     row_loss[m] = (double)largest + log(sum) - (double)row[targets[m]];
     if (!s) continue;
     s[m] = row_gradient(row, V, targets[m], largest, sum, row_factor(c, x, sumsq, m) * (real)scale);

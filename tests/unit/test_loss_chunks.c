@@ -58,8 +58,9 @@ static Errors errors(bool tied, int chunks, int micro_batches) {
 
 static void check(bool tied) {
   const Errors one = errors(tied, 1, 1), eight = errors(tied, 8, 1), many = errors(tied, 64, 1);
-  assert_true(one.head > 0.001 && one.head < 0.002);                       // bf16 rounds: 0.0016
-  assert_true(eight.head < 1.05 * one.head && many.head < 1.1 * one.head); // 1.00, 1.08 at most
+  assert_true(one.head > 0.001 && one.head < 0.002); // bf16 rounds: 0.0016
+  // 1.00; 1.00 to 1.15 with OpenBLAS's various kernels
+  assert_true(eight.head < 1.05 * one.head && many.head < 1.25 * one.head);
   assert_true(eight.others < 0.003 && many.others < 0.003); // 0.0026, with one chunk, too
 }
 
