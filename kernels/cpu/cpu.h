@@ -57,6 +57,7 @@ static inline real row_rstd(const OpsConfig *c, RowStat sumsq, int64_t m) {
 // How many pairs of z's columns are worked on together; whole groups of 8.
 enum { PAIR_BLOCK = 64 };
 
+double row_sum_of_squares(int64_t n, const real *values);
 // Multiplies values [n] by factor.
 void scale_row(int64_t n, real factor, real *values);
 // Rotates the pairs of a row's first `columns`, heads of d each. angles [d / 2, 2]: cosine and

@@ -3,11 +3,11 @@
 #include <math.h>
 #include <string.h>
 
-VECTORS static real row_sum_of_squares(const real *x, int64_t n) {
+VECTORS double row_sum_of_squares(int64_t n, const real *values) {
   double sum = 0;
 #pragma omp simd reduction(+ : sum)
-  for (int64_t i = 0; i < n; i++) sum += (double)x[i] * (double)x[i];
-  return (real)sum;
+  for (int64_t i = 0; i < n; i++) sum += (double)values[i] * (double)values[i];
+  return sum;
 }
 
 VECTORS void scale_row(int64_t n, real factor, real *values) {
@@ -37,7 +37,7 @@ void cpu_embed(Backend *be, int64_t M, const int32_t *tokens, const act_t *E_, O
 #pragma omp parallel for schedule(static)
   for (int64_t m = 0; m < M; m++) {
     memcpy(x + m * D, E + tokens[m] * D, (size_t)D * sizeof(real));
-    sumsq[m] = row_sum_of_squares(x + m * D, D);
+    sumsq[m] = (real)row_sum_of_squares(D, x + m * D);
   }
   leave_row_scales(cpu, M, x_, *sumsq_);
   leave_copies(cpu, M, D, x_, x);
@@ -67,7 +67,7 @@ void cpu_residual(Backend *be, int64_t M, int64_t K, Operand a, Operand W, const
   memcpy(out, x, (size_t)(M * D) * sizeof(real));
   multiply(cpu, GEMM_NT, M, D, K, a, W, 1, out, D);
 #pragma omp parallel for schedule(static)
-  for (int64_t m = 0; m < M; m++) sumsq[m] = row_sum_of_squares(out + m * D, D);
+  for (int64_t m = 0; m < M; m++) sumsq[m] = (real)row_sum_of_squares(D, out + m * D);
   leave_row_scales(cpu, M, out_, x_sumsq);
   leave_copies(cpu, M, D, out_, out);
 }

@@ -12,6 +12,11 @@ void cpu_step_begin(Backend *be) {
   *step = (StepResult){.updates = step->updates, .saturated_first = -1};
 }
 
+// sum [n] += a b, element by element.
+VECTORS static void add_products(int64_t n, const real *a, const real *b, double *sum) {
+  for (int64_t k = 0; k < n; k++) sum[k] += (double)a[k] * (double)b[k];
+}
+
 // dwn = column sums of dW' W. Columns are shared out, so that each sum runs over the rows in order,
 // whatever the number of threads.
 static void norm_gradient(const ParamTensor *t, const ParamTensor *norm) {
@@ -23,17 +28,14 @@ static void norm_gradient(const ParamTensor *t, const ParamTensor *norm) {
     const int64_t k1 = k0 + slice < t->cols ? k0 + slice : t->cols;
     double sum[64] = {0};
     for (int64_t n = 0; n < t->rows; n++)
-      for (int64_t k = k0; k < k1; k++) {
-        const int64_t at = n * t->cols + k;
-        sum[k - k0] += (double)folded[at] * (double)W[at];
-      }
+      add_products(k1 - k0, folded + n * t->cols + k0, W + n * t->cols + k0, sum);
     for (int64_t k = k0; k < k1; k++) dwn[k] = (real)sum[k - k0];
   }
 }
 
 // Row n of dW; it lies in `made` [cols] where it has to be made of other arrays.
-static const real *gradient_row(const ParamTensor *list, const ParamTensor *t, int64_t n,
-                                real *made) {
+VECTORS static const real *gradient_row(const ParamTensor *list, const ParamTensor *t, int64_t n,
+                                        real *made) {
   const real *plain = t->grad ? reals(t->grad) + n * t->cols : NULL;
   if (t->norm < 0) return plain;
   const real *folded = reals(t->grad_folded) + n * t->cols, *wn = reals(list[t->norm].master);
@@ -49,12 +51,8 @@ static double sum_of_squares(const ParamTensor *list, const ParamTensor *t) {
   {
     real *made = xmalloc((size_t)t->cols * sizeof *made);
 #pragma omp for schedule(static)
-    for (int64_t n = 0; n < t->rows; n++) {
-      const real *g = gradient_row(list, t, n, made);
-      double sum = 0;
-      for (int64_t k = 0; k < t->cols; k++) sum += (double)g[k] * (double)g[k];
-      row_sum[n] = sum;
-    }
+    for (int64_t n = 0; n < t->rows; n++)
+      row_sum[n] = row_sum_of_squares(t->cols, gradient_row(list, t, n, made));
     free(made);
   }
   double total = 0;
@@ -101,17 +99,38 @@ static void round_moments(int64_t count, int64_t first, uint32_t key, real *m, r
   }
 }
 
+// What AdamW multiplies and adds, its bias corrections included.
+typedef struct Factors {
+  real beta1, beta2, eps, clip, step_size, per_root, keep;
+} Factors;
+
 // W -= lr (m^ / (sqrt(v^) + eps) + decay W), with bias-corrected moments. arXiv 1711.05101, as
 // torch.optim.AdamW.
+VECTORS static void adamw_row(int64_t n, const Factors *factors, const real *grad, real *W, real *m,
+                              real *v) {
+  const Factors f = *factors;
+#pragma omp simd
+  for (int64_t k = 0; k < n; k++) {
+    const real g = grad[k] * f.clip;
+    m[k] = f.beta1 * m[k] + (1 - f.beta1) * g;
+    v[k] = f.beta2 * v[k] + (1 - f.beta2) * g * g;
+    W[k] = f.keep * W[k] - f.step_size * m[k] / (real_sqrt(v[k]) * f.per_root + f.eps);
+  }
+}
+
 static void adamw_tensor(const Cpu *cpu, const ParamTensor *list, int index, double clip) {
   const ParamTensor *t = &list[index];
   const AdamW *a = &cpu->hyper;
   const int64_t update = cpu->step.updates;
   const uint32_t key = moment_key(update, index);
-  const real beta1 = (real)a->beta1, beta2 = (real)a->beta2, eps = (real)a->eps, scale = (real)clip;
-  const real step_size = (real)(a->learning_rate / (1 - pow(a->beta1, (double)update)));
-  const real per_root = (real)(1 / sqrt(1 - pow(a->beta2, (double)update)));
-  const real keep = (real)(1 - a->learning_rate * (t->decay ? a->weight_decay : 0));
+  const Factors factors = {.beta1 = (real)a->beta1,
+                           .beta2 = (real)a->beta2,
+                           .eps = (real)a->eps,
+                           .clip = (real)clip,
+                           .step_size =
+                               (real)(a->learning_rate / (1 - pow(a->beta1, (double)update))),
+                           .per_root = (real)(1 / sqrt(1 - pow(a->beta2, (double)update))),
+                           .keep = (real)(1 - a->learning_rate * (t->decay ? a->weight_decay : 0))};
 #pragma omp parallel
   {
     real *made = xmalloc((size_t)t->cols * sizeof *made);
@@ -120,13 +139,7 @@ static void adamw_tensor(const Cpu *cpu, const ParamTensor *list, int index, dou
       const real *grad = gradient_row(list, t, n, made);
       const int64_t first = n * t->cols;
       real *W = reals(t->master) + first, *m = reals(t->m) + first, *v = reals(t->v) + first;
-#pragma omp simd
-      for (int64_t k = 0; k < t->cols; k++) {
-        const real g = grad[k] * scale;
-        m[k] = beta1 * m[k] + (1 - beta1) * g;
-        v[k] = beta2 * v[k] + (1 - beta2) * g * g;
-        W[k] = keep * W[k] - step_size * m[k] / (real_sqrt(v[k]) * per_root + eps);
-      }
+      adamw_row(t->cols, &factors, grad, W, m, v);
       if (cpu->config.moments == MOMENTS_BF16) round_moments(t->cols, first, key, m, v);
     }
     free(made);
