@@ -63,10 +63,13 @@ template <bool ACROSS, int LINES> struct SyncOperand {
   }
   // `left` of K are left, from the stage's first on.
   DEVICE void load(uint32_t stage, int left) {
+    const int of_row = max(0, min(16, 2 * (left - unit * 8))); // bytes
 #pragma unroll
-    for (int i = 0; i < LOADS; i++)
+    for (int i = 0; i < LOADS; i++) {
+      const int bytes = ACROSS ? (row + i * STEP < left ? 16 : 0) : of_row;
       async_load(stage + to + i * STEP * ROW_BYTES, from + i * row_step,
-                 (lines >> i & 1) && (ACROSS ? row + i * STEP : unit * 8) < left);
+                 lines >> i & 1 ? bytes : 0);
+    }
     from += stage_step;
   }
 
@@ -241,9 +244,10 @@ template <class Program> struct SyncEpilogue {
               first =
                   (column + step % A_SLAB * Program::COLUMNS) * Loads::width(i) / Program::COLUMNS;
           Program::load_position(call.args, i, first_row, first);
-          units<Loads>(
-              i, shared.slot(group, step % Shared::SLOTS), call.loads[i], first_row, first,
-              [](uint32_t to, const uint8_t *from, bool exists) { async_load(to, from, exists); });
+          units<Loads>(i, shared.slot(group, step % Shared::SLOTS), call.loads[i], first_row, first,
+                       [](uint32_t to, const uint8_t *from, bool exists) {
+                         async_load(to, from, exists ? 16 : 0);
+                       });
         }
       }
       async_commit();

@@ -196,9 +196,10 @@ static void launch_mma_sync(const OpenProgram *open, const ProgramCall *call, cu
   enum { SIDE = 128, THREADS = 128 }; // of a block's tile
   const Program *program = open->program;
   const ProgramKernel *k = &program->kernels[TILE_64x64];
-  bool fits = in_units(call->A, call->stride_a) && in_units(call->B, call->stride_b) &&
-              (program->form == GEMM_TN ? call->M : call->K) % 8 == 0 &&
-              (program->form == GEMM_NT ? call->K : call->N) % 8 == 0;
+  const int64_t of_a = program->form == GEMM_TN ? call->M : call->K,
+                of_b = program->form == GEMM_NT ? call->K : call->N;
+  bool fits = in_units(call->A, call->stride_a ? call->stride_a : of_a) &&
+              in_units(call->B, call->stride_b ? call->stride_b : of_b);
   for (int i = 0; i < MAX_TILES; i++)
     fits = fits && in_units(call->loads[i].data, call->loads[i].cols) &&
            in_units(call->stores[i].data, call->stores[i].cols);

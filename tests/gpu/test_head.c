@@ -179,7 +179,7 @@ static Backend *backend_new(Shape3 s, Mode mode) {
                             .max_positions = s.M,
                             .rms_norm_eps = eps,
                             .scalings = kinds,
-                            .scaling_count = SCALINGS,
+                            .scaling_count = mode == MMA_SYNC ? 0 : SCALINGS, // it has no FP8
                             .calls = &dgrad,
                             .call_count = mode == MIXED};
   static const KernelChoice choices[MODES] = {KERNELS_UNFUSED, KERNELS_UNFUSED, KERNELS_FUSED,
