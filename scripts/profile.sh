@@ -21,7 +21,8 @@ operations() { sed -nE 's/^ *X\([A-Z_]+, "([a-z_]+)"\).*/\1/p' "$root/kernels/op
 # need PROGRAM NAME PACKAGE
 need() {
   command -v "$1" >/dev/null || die "$1 ($2) is not on the PATH; install it (from NVIDIA's package repository: apt-get install \
-cuda-$3-13-0, where 13-0 is the CUDA toolkit's version; or from https://developer.nvidia.com/$3), or add its folder, often \
+cuda-$3-13-0, where 13-0 is the CUDA toolkit's version; from Debian 13's non-free: apt-get install $3; or from \
+https://developer.nvidia.com/$3), or add its folder, often \
 /usr/local/cuda/bin, to PATH"
 }
 
