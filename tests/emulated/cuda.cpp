@@ -84,6 +84,13 @@ const char *cudaGetErrorName(cudaError_t) {
 cudaError_t cudaFuncSetAttribute(const void *, cudaFuncAttribute, int) {
   return cudaSuccess;
 }
+// Of mma.sync's kernels, of which there are none here.
+cudaError_t cudaFuncGetAttributes(cudaFuncAttributes *, const void *) {
+  return cudaErrorNotSupported;
+}
+cudaError_t cudaLaunchKernel(const void *, dim3, dim3, void **, size_t, cudaStream_t) {
+  return cudaErrorNotSupported;
+}
 cudaError_t cudaOccupancyMaxActiveClusters(int *clusters, const void *,
                                            const cudaLaunchConfig_t *) {
   *clusters = 66;
