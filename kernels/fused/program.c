@@ -215,8 +215,8 @@ static void launch_mma_sync(const OpenProgram *open, const ProgramCall *call, cu
 void fused_launch(const OpenProgram *open, TileShape tile, const ProgramCall *call,
                   cudaStream_t stream) {
   const Program *program = open->program;
-  if (!program->kernels[tile].kernel)
-    fail_call(program, "it has no kernel in this tile shape; ask tile_choose");
+  if (!fused_runs_in(open, tile))
+    fail_call(program, "it was not opened in this tile shape; ask tile_choose");
   if (call->M <= 0 || call->N <= 0 || call->K <= 0) return;
   if (call->M > INT32_MAX - 512 || call->N > INT32_MAX - 512 || call->K > INT32_MAX - 512)
     fail_call(program, "a side of the product is not below 2^31 - 512");

@@ -120,6 +120,11 @@ int fused_kernels_open(FusedKernels *kernels, Mainloop mainloop, const Gpu *gpu,
 int fused_program_open(OpenProgram *open, const Program *program, Mainloop mainloop, const Gpu *gpu,
                        Error *err);
 
+// Whether this GPU runs it in this shape: wgmma's are Hopper's alone.
+static inline bool fused_runs_in(const OpenProgram *open, int tile) {
+  return open->program->kernels[tile].kernel && (tile >= WGMMA_SHAPES || open->clusters[tile] > 0);
+}
+
 // Only launches. `tile` as tile_choose says, or another that was opened. A call that no program can
 // serve (a size of 2^31, a matrix not at 16-byte boundaries) ends the process with a sentence.
 void fused_launch(const OpenProgram *open, TileShape tile, const ProgramCall *call,

@@ -54,8 +54,8 @@ static void time_problem(const Problem *p, Times *t) {
   VariantOf order[VARIANTS];
   int count = 0;
   for (int v = 0; v < VARIANTS; v++)
-    if (v == BARE || (v == TWIN ? p->subject->twin != NULL
-                                : p->subject->program->kernels[v - PROGRAM_TILES].kernel != NULL))
+    if (v == BARE ||
+        (v == TWIN ? p->subject->twin != NULL : fused_runs_in(&p->open, v - PROGRAM_TILES)))
       order[count++] = (VariantOf){p, v};
   for (int round = -WARM_UP; round < rounds; round++) {
     for (int i = count - 1; i > 0; i--) {

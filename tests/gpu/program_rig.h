@@ -281,6 +281,6 @@ static inline void check_case(Machine *m, const Case *c, Shape s, const void *us
   Rig r;
   rig_open(&r, m, c, s, user);
   for (int tile = 0; tile < TILE_SHAPES; tile++)
-    if (c->program->kernels[tile].kernel) check_tile(&r, (TileShape)tile);
+    if (fused_runs_in(&r.open, tile)) check_tile(&r, (TileShape)tile);
   rig_close(&r);
 }

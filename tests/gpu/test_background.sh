@@ -47,7 +47,7 @@ for kernels in $all_kernels; do saves_alike "$kernels" backend.kernels="$kernels
 saves_alike launched backend.graphs=false
 saves_alike bf16_moments backend.moments=bf16
 saves_alike accumulated train.gradient_accumulation=2
-if [ "$all_kernels" != unfused ]; then saves_alike fp8 backend.precision=fp8; fi
+if [ -n "$(fp8_kernels "$config")" ]; then saves_alike fp8 backend.precision=fp8; fi
 rm -rf "$folder"/launched* "$folder"/bf16* "$folder"/accumulated* "$folder"/fp8*
 
 # Killed somewhere behind the first save, and gone on with.

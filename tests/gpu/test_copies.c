@@ -2,6 +2,7 @@
 // arithmetic differs in the last bits, rounded to the nearest but for that.
 #include "kernels/unfused/kernels.h"
 #include "tests/gpu/copies_rig.h"
+#include "tests/gpu/fp8_here.h"
 
 static void cast(Subject *t) {
   const int64_t M = t->M, N = t->s.D;
@@ -199,6 +200,7 @@ OVER_SHAPES(swiglu_back)
 OVER_SHAPES(norm_backward)
 
 int main(void) {
+  if (skipped_without_fp8("copies")) return 0;
   const struct CMUnitTest tests[] = {
       {"a_cast_leaves_both_copies", test_cast, NULL, NULL, NULL},
       {"a_cast_leaves_one_copy_and_ignores_nan", test_cast_partly, NULL, NULL, NULL},

@@ -1,5 +1,6 @@
 // Operations that multiply FP8 copies, and the scales that follow from a run's largest values.
 #include "tests/gpu/copies_rig.h"
+#include "tests/gpu/fp8_here.h"
 
 // ---- Products of copies
 
@@ -200,6 +201,7 @@ static void calibrated(Subject *t) {
 OVER_SHAPES(calibrated)
 
 int main(void) {
+  if (skipped_without_fp8("fp8")) return 0;
   const struct CMUnitTest tests[] = {
       {"one_row_walks_over_fp8_weights", test_one_row, NULL, NULL, NULL},
       {"operations_multiply_copies", test_products, NULL, NULL, NULL},

@@ -6,6 +6,7 @@
 #include "base/file.h"
 #include "kernels/cuda/check.h"
 #include "kernels/cuda/gemm_cache.h"
+#include "tests/gpu/fp8_here.h"
 
 static const GemmProblem problems[] = {
     {.M = 333, .N = 264, .K = 520, .form = GEMM_NT, .alignment = 16, .lda = 528},
@@ -259,6 +260,7 @@ static bool has_fp8(const Gpu *gpu) {
 // Bounds: a result in bf16 carries 1.66e-3. Of fast sums 1.94e-3 in all was observed at K = 2048,
 // of one sign -3.07e-2; of accurate ones -6.5e-4 at any K.
 static void test_fp8(void **state) {
+  if (!fp8_here(false)) skip();
   Place *place = *state;
   static const struct {
     GemmProblem p;
@@ -310,6 +312,7 @@ static void test_fp8(void **state) {
 
 // A recorded product keeps the pointer of its own inverse scale, and reads what is there then.
 static void test_fp8_recorded(void **state) {
+  if (!fp8_here(false)) skip();
   Place *place = *state;
   if (!has_fp8(&place->gpu)) return;
   const cudaStream_t stream = place->gpu.stream;
@@ -346,6 +349,7 @@ static void test_fp8_recorded(void **state) {
 
 // Timed and remembered like others.
 static void test_fp8_remembered(void **state) {
+  if (!fp8_here(false)) skip();
   Place *place = *state;
   if (!has_fp8(&place->gpu)) return;
   const GemmProblem p = {.M = 512, .N = 768, .K = 1024, .formats = GEMM_E4M3, .alignment = 16};

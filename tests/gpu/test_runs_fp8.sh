@@ -47,6 +47,8 @@ same() {
   weights_are "${name}_${what}_has_equal_bits" "$name" "$other"
 }
 ask_doctor
+all_kernels=$(fp8_kernels "$config")
+[ -n "$all_kernels" ] || { echo 'ok - runs_in_fp8 # SKIP this GPU, or this build for it, has no FP8' && exit "$failed"; }
 
 for precision in fp8 fp8_head; do
   run "cpu-$precision" backend.device=cpu backend.precision=$precision

@@ -4,6 +4,7 @@
 
 #include "kernels/cuda/cuda.h"
 #include "kernels/gpu_backends.h"
+#include "tests/gpu/fp8_here.h"
 
 // A norm weight with the matrix that it is folded into, another with a tied embedding, and a matrix
 // used plain.
@@ -270,6 +271,7 @@ static void test_not_finite(void **state) {
 }
 
 int main(void) {
+  if (skipped_without_fp8("update_fp8")) return 0;
   const struct CMUnitTest tests[] = {
       {"both_copies_and_scales_follow_the_update", test_copies, NULL, NULL, NULL},
       {"an_update_that_is_left_out_keeps_copies_and_scales_together", test_not_finite, NULL, NULL,

@@ -117,6 +117,15 @@ ask_doctor() {
   if grep '^----  cuda, fused' "$folder/said" | sed 's/^/# /' | grep .; then all_kernels=unfused; fi
 }
 
+# fp8_kernels CONFIG: those of all_kernels that multiply in FP8 on this GPU, each tried for a step.
+fp8_kernels() {
+  local kernels
+  for kernels in $all_kernels; do
+    "$TRAIN" "$1" "backend.kernels=$kernels" backend.precision=fp8 train.steps=1 optimizer.warmup_steps=0 \
+      train.save_interval=-1 "output.dir=$folder/fp8-$kernels-tried" 2>&1 | grep -qE 'FP8 needs|have FP8 only' || echo "$kernels"
+  done
+}
+
 # kernels_are NAME: the overrides for these kernels. mma_sync: the fused ones on the mainloop of every GPU.
 kernels_are() {
   case $1 in
