@@ -115,6 +115,7 @@ static const Rule ours[] = {{"fused_kernel", GROUP_PRODUCTS},
                             {"sort_kernel", GROUP_ROWS},
                             {"sum_pieces_kernel", GROUP_ROWS},
                             {"join_pieces_kernel", GROUP_ROWS},
+                            {"draw_kernel", GROUP_UPDATE}, // at the start alone
                             {"scaling", GROUP_UPDATE},
                             {"adamw_", GROUP_UPDATE},
                             {"largest_weight_kernel", GROUP_UPDATE},

@@ -39,8 +39,9 @@ static bool check_pushed(const SmallModel *s, int scaling, const ScalingState *b
   assert_memory_equal(after->history + 1, before->history, (SCALE_HISTORY - 1) * sizeof(float));
   assert_true(after->scale == (kind.fixed != 0 ? kind.fixed : fp8_scale(kind.format, top)));
   if (scaling == scaling_index(&s->llama.config, 2, SCALING_DLOGITS)) {
-    // r / q is between 1 and 2 here, and the step's own scale leaves room for 4
-    assert_true(top * SMALL_TOKENS > 0.5f && top * SMALL_TOKENS < 2);
+    // r / q is between 1 and 2, but q is of one addition earlier: observed are 1.87 to 2.0005. The
+    // step's own scale leaves room for 4.
+    assert_true(top * SMALL_TOKENS > 0.5f && top * SMALL_TOKENS < 2.1f);
     return false;
   }
   if (kind.fixed != 0) assert_true(top > 1 && top < 448);
