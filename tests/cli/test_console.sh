@@ -39,7 +39,7 @@ hang_up() {
   kill -HUP $process
   kill -HUP $process 2>/dev/null
 }
-hang_up hangup
+hang_up hangup env --default-signal=HUP # as if the tests did not run under nohup
 wait $process
 status=$?
 check a_hangup_saves_and_ends_a_run "$(said)" test "$status $(readlink "$folder/hangup/latest" | cut -c 1-5)" = '0 step-'
