@@ -124,7 +124,7 @@ check it_stops_after_max_nonfinite_skipped_updates_in_a_row "skipped: $refused" 
   ends_with "$refused" "$((last - 2)) $((last - 1)) $last "
 check a_skipped_update_is_seen_on_the_progress_line "$(tail -n 4 "$folder/said")" grep -q SKIPPED "$folder/said"
 check the_first_of_a_row_and_the_last_leave_evidence "$(ls "$folder/overflow")" \
-  test -s "$folder/overflow/nonfinite-00000004.json" -a -s "$(printf '%s/overflow/nonfinite-%08d.json' "$folder" "$last")"
+  test -s "$(printf '%s/overflow/nonfinite-%08d.json' "$folder" "${refused%% *}")" -a -s "$(printf '%s/overflow/nonfinite-%08d.json' "$folder" "$last")"
 good=$(printf '%s/overflow/step-%08d' "$folder" $((last - 3))) later=$(printf '%s/overflow/step-%08d' "$folder" $((last - 1)))
 tensors() { sed '1s/"step":"[0-9]*"//' "$1"; } # the file without its step
 for file in model.safetensors optimizer.safetensors; do
@@ -140,6 +140,9 @@ overflow=(train.steps=40 train.save_interval=1 train.keep_checkpoints=99 train.m
 train_into overflow "${overflow[@]}" train.resume=auto optimizer.learning_rate=0.001
 stopped=$(sed -nE 's/.*stopped at step ([0-9]+).*/\1/p' "$folder/said.err")
 check a_row_begins_anew_with_another_learning_rate "after step $last: $(said)" test "${stopped:-40}" -ge $((last + 2))
+again=$(grep '"applied":false' "$log" | grep -oE '"step":[0-9]+' | grep -oE '[0-9]+' | tr '\n' ' ')
+check it_ends_with_three_in_a_row_again "skipped: $again, stopped at ${stopped:-none}" \
+  ends_with "$again" "${stopped:+$((stopped - 2)) $((stopped - 1)) $stopped }"
 train_into overflow "${overflow[@]}" "train.resume=$folder/overflow/step-00000001" optimizer.learning_rate=0.0001
 check a_run_goes_on_from_a_checkpoint_before_the_row "status $?, $(said)" grep_said 'done; the model'
 exit $failed
