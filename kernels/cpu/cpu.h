@@ -6,8 +6,8 @@
 #include "kernels/program_math.h"
 
 // A function that is compiled for AVX2 and AVX-512, too, with its loops as vector instructions: the
-// CPU's version runs. Nothing is contracted, so all agree but in the order of `omp simd` sums. What
-// clang 14 makes of it, other files find no name of.
+// CPU's version runs. Nothing is contracted, so all agree but in the order of `omp simd` sums.
+// clang 14 would give other files no name to link with.
 #if defined __x86_64__ && defined __gnu_linux__ && !defined __clang__
 #define VECTORS __attribute__((target_clones("avx512f", "avx2", "default")))
 #else
