@@ -123,8 +123,9 @@ check it_says_why_it_stopped "$(cat "$folder/said.err")" grep -q 'not finite' "$
 check it_stops_after_max_nonfinite_skipped_updates_in_a_row "skipped: $refused" \
   ends_with "$refused" "$((last - 2)) $((last - 1)) $last "
 check a_skipped_update_is_seen_on_the_progress_line "$(tail -n 4 "$folder/said")" grep -q SKIPPED "$folder/said"
+evidence_of() { printf '%s/overflow/nonfinite-%08d.json' "$folder" "$1"; } # STEP
 check the_first_of_a_row_and_the_last_leave_evidence "$(ls "$folder/overflow")" \
-  test -s "$(printf '%s/overflow/nonfinite-%08d.json' "$folder" "${refused%% *}")" -a -s "$(printf '%s/overflow/nonfinite-%08d.json' "$folder" "$last")"
+  test -s "$(evidence_of "${refused%% *}")" -a -s "$(evidence_of "$last")"
 good=$(printf '%s/overflow/step-%08d' "$folder" $((last - 3))) later=$(printf '%s/overflow/step-%08d' "$folder" $((last - 1)))
 tensors() { sed '1s/"step":"[0-9]*"//' "$1"; } # the file without its step
 for file in model.safetensors optimizer.safetensors; do
