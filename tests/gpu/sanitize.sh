@@ -31,6 +31,8 @@ sampled=(backend.kernels=unfused train.sample_interval=3 train.sample_tokens=3)
 aligned=("${sampled[@]}" model.hidden_size=64 model.intermediate_size=96)
 unaligned=("${sampled[@]}" model.hidden_size=36 model.intermediate_size=20 train.batch_size=1 train.sequence_length=8)
 fused=(backend.kernels=fused model.num_hidden_layers=1 model.hidden_size=2048 model.intermediate_size=384 model.vocab_size=384)
+mma_sync=(backend.kernels=fused backend.mainloop=mma_sync model.num_hidden_layers=1 model.hidden_size=264 model.intermediate_size=168
+  model.vocab_size=258) # edges of tiles; any GPU has these kernels
 fp8=(backend.precision=fp8 train.steps=4) # one more: the first calibrates
 launched=(backend.graphs=false)
 replayed=(backend.graphs=true train.gradient_accumulation=2 train.loss_chunks=2)
@@ -104,7 +106,9 @@ run warm_unaligned_launched env -- "${unaligned[@]}" "${launched[@]}"
 run warm_unaligned_pieces env -- "${unaligned[@]}" "${replayed[@]}" "${launched[@]}"
 run warm_fp8_launched env -- "${aligned[@]}" "${fp8[@]}" "${launched[@]}"
 run warm_fp8_replayed env -- "${aligned[@]}" "${fp8[@]}" "${replayed[@]}"
-warm=(warm_{aligned,fp8}_{launched,replayed} warm_unaligned_{launched,pieces})
+run warm_mma_sync_launched env -- "${mma_sync[@]}" "${launched[@]}"
+run warm_mma_sync_replayed env -- "${mma_sync[@]}" "${replayed[@]}"
+warm=(warm_{aligned,fp8,mma_sync}_{launched,replayed} warm_unaligned_{launched,pieces})
 if ! "$TRAIN" --doctor | grep '^----  cuda, fused' | sed 's/^/# /' | grep .; then
   run warm_fused_launched env -- "${fused[@]}" "${launched[@]}"
   run warm_fused_replayed env -- "${fused[@]}" "${replayed[@]}"
@@ -129,6 +133,7 @@ for mode in launched replayed; do
   for tool in memcheck racecheck synccheck; do
     sanitize $tool ${tool}_finds_nothing_in_${mode}_steps "${aligned[@]}" "${steps[@]}"
     sanitize $tool ${tool}_finds_nothing_in_${mode}_fp8_steps "${aligned[@]}" "${fp8[@]}" "${steps[@]}"
+    sanitize $tool ${tool}_finds_nothing_in_${mode}_mma_sync_steps "${mma_sync[@]}" "${steps[@]}"
     case ${warm[*]} in *warm_fused*)
       sanitize $tool ${tool}_finds_nothing_in_${mode}_fused_steps "${fused[@]}" "${steps[@]}"
       sanitize $tool ${tool}_finds_nothing_in_${mode}_fused_fp8_steps "${fused[@]}" "${fp8[@]}" "${steps[@]}" ;;
