@@ -1,8 +1,7 @@
 # `make help` says what there is. kernels/kernels.mk says what the library is made of and finds
 # CUDA; tests/tests.mk builds the tests.
 .DEFAULT_GOAL := help
-.SUFFIXES:
-.SECONDARY: # keep the objects that only a chain of pattern rules asks for
+.SUFFIXES .SECONDARY .SECONDEXPANSION: # keep objects that only a chain of pattern rules asks for
 MAKEFLAGS += --no-builtin-rules
 SHELL := /bin/bash
 
@@ -30,12 +29,20 @@ build/fuzz/%: FLAGS = -O1 -g -Wno-pass-failed -fsanitize=fuzzer-no-link,$(SANITI
 build/fuzz/%: override CC = $(FUZZ_CC)
 
 # What is special to one target stands in its EXTRA_FLAGS and EXTRA_LIBS, in the two other files.
-COMPILE = mkdir -p $(@D) && $(CC) $(C_FLAGS) $(FLAGS) $(EXTRA_FLAGS) -c $< -o $@
+HOST = $(CC) $(C_FLAGS) $(FLAGS) $(EXTRA_FLAGS) -c
 LINK = $(CC) -fopenmp $(FLAGS) $(filter %.o %.a,$^) -o $@ $(EXTRA_LIBS) $(LIBS)
 ARCHIVE = rm -f $@ && ar rcs $@ $(filter %.o,$^)
 
-RULES := Makefile kernels/kernels.mk
-$(foreach f,release asan double fuzz,$(eval build/$f/%.o: %.c $(RULES); $$(COMPILE)))
+# Beside its headers, a file's .d names the command that made it: the value of variable $1. Where
+# that is another now, the file is made again.
+changed = $(if $(subst x$(strip $($1)),,x$(made-$@)),FORCE)
+keep = @echo 'made-$@ := $(subst ','\'',$(strip $($1)))' >> $(basename $@).d
+define compile
+mkdir -p $(@D) && $($1) $< -o $@
+$(keep)
+endef
+FLAVOURS := release asan double fuzz
+$(foreach f,$(FLAVOURS),$(eval build/$f/%.o: %.c $$$$(call changed,HOST); $$(call compile,HOST)))
 
 include kernels/kernels.mk tests/tests.mk
 

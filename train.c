@@ -14,7 +14,6 @@
 #include "base/file.h"
 #include "base/memory.h"
 #include "base/shell.h"
-#include "build/version.h"
 #include "kernels/openblas.h"
 #include "model/bench/bench.h"
 #include "model/bench/doctor.h"

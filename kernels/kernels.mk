@@ -9,14 +9,11 @@ LIBRARY := $(filter-out %/prepare.c %/gpu_backends.c %/no_cuda.c,$(LIBRARY)) $(C
 # The stem of these rules is the flavour. coda.a is the library without a GPU. The linker takes
 # from an archive only the files that a program needs.
 build/%/coda.a: $(addprefix build/%/,$(LIBRARY:.c=.o) kernels/no_cuda.o); $(ARCHIVE)
-build/%/train: build/%/train.o build/%/coda.a; $(LINK)
+build/%/train: build/%/train.o build/%/$$(or $$(BACKENDS),coda.a) $$(call changed,BACKENDS)
+	$(LINK) $(if $(BACKENDS),$(CUDA_LIBS))
+	$(call keep,BACKENDS)
 build/%/prepare: build/%/data/prepare/prepare.o build/%/coda.a; $(LINK)
-
-# The revision reaches train.c through a file that is rewritten only when it changes.
-build/version.h: FORCE
-	@mkdir -p $(@D); echo '#define CODA_VERSION "$(VERSION) ($(REVISION))"' > $@.new
-	@cmp -s $@.new $@ && rm $@.new || mv $@.new $@
-$(addsuffix /train.o,build/release build/asan build/double build/fuzz): build/version.h
+$(FLAVOURS:%=build/%/train.o): EXTRA_FLAGS = -DCODA_VERSION='"$(VERSION) ($(REVISION))"'
 
 # ---- Where CUDA is: CUDA_HOME, nvcc on the PATH, or the usual places. Debian has it in /usr.
 CUDA_HOME ?= $(firstword $(patsubst %/bin/nvcc,%,$(shell command -v nvcc)) \
@@ -43,7 +40,7 @@ CUDA_O := $(addprefix build/release/,$(CUDA_C:.c=.o) $(CUDA_CU:.cu=.o))
 CUDA_LIBS := -L$(dir $(CUBLASLT)) -Wl,-rpath,$(dir $(CUBLASLT)) \
   -lcublasLt -lcudart_static -lstdc++ -lrt -lpthread
 build/release/gpu.a: $(addprefix build/release/,$(LIBRARY:.c=.o)) $(CUDA_O); $(ARCHIVE)
-build/release/train: build/release/train.o build/release/gpu.a; $(LINK) $(CUDA_LIBS)
+build/release/train: BACKENDS = gpu.a
 
 # CUDA's headers are not ours to warn about.
 CUDA_INCLUDE := $(dir $(CUBLASLT_H))
@@ -59,14 +56,12 @@ compiled = $(if $(and $(filter 86,$1),$(filter 80,$(CUDA_ARCHS))),80,$1)
 gencode = $(foreach a,$1,-gencode arch=compute_$(call compiled,$a),code=sm_$a) \
   $(foreach a,$(lastword $(filter-out 90a,$1)),-gencode arch=compute_$a,code=compute_$a)
 NVCC_FLAGS := -std=c++17 -O3 -lineinfo -I. -Werror all-warnings -Xcompiler -Wall,-Wextra -MMD -MP
-COMPILE_CU = mkdir -p $(@D) && $(NVCC) $(NVCC_FLAGS) $(if $(filter %/draw.o,$@),-fmad=false) \
-  $(call gencode,$(CUDA_ARCHS)) -c $< -o $@
-build/release/%.o: %.cu $(RULES); $(COMPILE_CU)
+# FP8 programs are Hopper's alone.
+ARCHS = $(or $(and $(filter %_fp8.o,$@),$(filter 90a,$(CUDA_ARCHS))),$(CUDA_ARCHS))
+CUDA = $(NVCC) $(NVCC_FLAGS) $(if $(filter %/draw.o,$@),-fmad=false) $(call gencode,$(ARCHS)) -c
+build/release/%.o: %.cu $$(call changed,CUDA); $(call compile,CUDA)
 
-# Fused kernels, for the same GPUs. One that uses local memory on any of them fails the build. FP8
-# programs are Hopper's alone.
-FUSED_ARCHS = $(or $(and $(filter %_fp8.o,$@),$(filter 90a,$(CUDA_ARCHS))),$(CUDA_ARCHS))
-COMPILE_FUSED = mkdir -p $(@D) && scripts/compile_fused.sh $(@:.o=.ptxas) $(NVCC) $(NVCC_FLAGS) \
-  $(call gencode,$(FUSED_ARCHS)) -Xptxas -v -c $< -o $@
-build/release/kernels/fused/%.o: kernels/fused/%.cu $(RULES); $(COMPILE_FUSED)
+# The build fails if a fused kernel uses local memory on any of these GPUs.
+FUSED = scripts/compile_fused.sh $(@:.o=.ptxas) $(CUDA) -Xptxas -v
+build/release/kernels/fused/%.o: kernels/fused/%.cu $$(call changed,FUSED); $(call compile,FUSED)
 endif

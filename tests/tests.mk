@@ -27,8 +27,8 @@ build/%/test_gpu_facts: EXTRA_LIBS = -Wl,--wrap=dlopen
 # Libraries that tests have loaded, such as one for NVTX that writes ranges down.
 LOADED := $(patsubst %,build/release/tests/%.so,corename_stub cudnn_stub cupti_stub slow_sync \
   $(RECORDER))
-build/release/tests/%.so: tests/support/%.c $(RULES)
-	mkdir -p $(@D) && $(CC) $(C_FLAGS) $(CFLAGS) $(NVTX_FLAGS) -fPIC -shared $< -o $@
+SHARED = $(CC) $(C_FLAGS) $(CFLAGS) $(NVTX_FLAGS) -fPIC -shared
+build/release/tests/%.so: tests/support/%.c $$(call changed,SHARED); $(call compile,SHARED)
 
 # Drives the tokenizer for scripts/check_tokenizers.py and scripts/compare_tokenizers.py.
 TOKENIZE := build/release/tests/bench/tokenize
@@ -52,17 +52,16 @@ PLANTED_FAULTS := build/release/tests/gpu/planted_faults
 TRAIN_FAULTS := build/release/tests/gpu/train_faults
 GPU_PROGRAMS := $(GPU_TESTS) $(BENCHES) $(LIST_KERNELS) $(PLANTED_FAULTS) $(TRAIN_FAULTS)
 TEST_CU := $(wildcard tests/*/programs/*.cu)
-build/release/tests/%.o: tests/%.cu $(RULES); $(COMPILE_FUSED)
-$(PLANTED_FAULTS).o: tests/gpu/planted_faults.cu $(RULES); $(COMPILE_CU)
+build/release/tests/%.o: tests/%.cu $$(call changed,FUSED); $(call compile,FUSED)
+$(PLANTED_FAULTS).o: tests/gpu/planted_faults.cu $$(call changed,CUDA); $(call compile,CUDA)
 $(TRAIN_FAULTS): build/release/train.o
 $(TRAIN_FAULTS): EXTRA_LIBS = build/release/gpu.a -Wl,--wrap=gpu_alloc,--wrap=cudaEventSynchronize
 TEST_C := $(wildcard tests/gpu/*.c tests/bench/*.c)
 TEST_C := $(filter-out $(GPU_PROGRAMS:build/release/%=%.c) tests/bench/tokenize.c,$(TEST_C))
-TEST_O := $(addprefix build/release/,$(SUPPORT) $(TEST_C:.c=.o) $(TEST_CU:.cu=.o))
-build/release/gpu_tests.a: $(TEST_O); $(ARCHIVE)
+TEST_O := $(addprefix build/release/,$(TEST_C:.c=.o) $(TEST_CU:.cu=.o))
+build/release/gpu_tests.a: $(TEST_O) $(addprefix build/release/,$(SUPPORT)); $(ARCHIVE)
 $(GPU_PROGRAMS:=.o) $(TEST_O): EXTRA_FLAGS = -isystem $(CUDA_INCLUDE)
-$(GPU_PROGRAMS): %: %.o build/release/gpu_tests.a build/release/gpu.a
-	$(LINK) -lcmocka $(CUDA_LIBS)
+$(GPU_PROGRAMS): %: %.o $(addprefix build/release/,gpu_tests.a gpu.a); $(LINK) -lcmocka $(CUDA_LIBS)
 # `make program NAME=residual` compiles this one.
 PROGRAM := $(filter kernels/fused/programs/$(NAME).cu tests/%/$(NAME).cu,$(CUDA_CU) $(TEST_CU))
 PROGRAM := $(PROGRAM:%=build/release/%)
@@ -71,13 +70,12 @@ PROGRAM := $(PROGRAM:%=build/release/%)
 # the mainloop. CUDA's headers are C++ that g++ takes; its pragmas and attributes mean nothing to
 # it. g++ does not find its own headers where /usr/include is named to it.
 EMULATED_TESTS := build/release/tests/emulated/test_programs
-EMULATED_FLAGS := -std=c++17 -O2 -Wall -Wextra -Werror -Wno-attributes -Wno-unknown-pragmas \
+EMULATE = $(CXX) -std=c++17 -O2 -Wall -Wextra -Werror -Wno-attributes -Wno-unknown-pragmas \
   -fno-strict-aliasing -MMD -MP -Itests/emulated -I. -include tests/emulated/warp.h \
-  $(addprefix -isystem ,$(filter-out /usr/include/,$(CUDA_INCLUDE))) $(PACKAGE_FLAGS)
+  $(addprefix -isystem ,$(filter-out /usr/include/,$(CUDA_INCLUDE))) $(PACKAGE_FLAGS) -x c++ -c
 EMULATED := $(wildcard tests/emulated/*.cpp kernels/fused/programs/*.cu) $(TEST_CU)
 EMULATED := $(EMULATED:%=build/release/emulated/%.o)
-$(EMULATED): build/release/emulated/%.o: % $(RULES) tests/tests.mk
-	mkdir -p $(@D) && $(CXX) $(EMULATED_FLAGS) -x c++ -c $< -o $@
+$(EMULATED): build/release/emulated/%.o: % $$(call changed,EMULATE); $(call compile,EMULATE)
 build/release/tests/emulated/%: build/release/tests/gpu/%.o $(EMULATED) \
   build/release/kernels/fused/program.o build/release/gpu_tests.a build/release/tests.a
 	mkdir -p $(@D) && $(CXX) -fopenmp $(filter %.o %.a,$^) -o $@ -lcmocka $(LIBS)

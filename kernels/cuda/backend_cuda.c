@@ -134,7 +134,7 @@ static int check_precision(const Cuda *c, Error *err) {
   if (gpu->compiled_for >= 89) return 0;
   return error_set(err,
                    "FP8 needs kernels compiled for 8.9 or later, and what this program has for the "
-                   "GPU (%s) is for %d.%d: run make clean, then make all CUDA_ARCHS=%d%d, or take "
+                   "GPU (%s) is for %d.%d: run make all CUDA_ARCHS=%d%d, or take "
                    "backend.precision=bf16",
                    gpu->name, gpu->compiled_for / 10, gpu->compiled_for % 10, gpu->major,
                    gpu->minor);

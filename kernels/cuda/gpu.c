@@ -59,7 +59,7 @@ static int find_code(Gpu *gpu, Error *err) {
   if (status == cudaErrorNoKernelImageForDevice || status == cudaErrorUnsupportedPtxVersion)
     return error_set(err,
                      "this program has no kernels for the GPU (%s, compute capability %d.%d): run "
-                     "make clean, then make all CUDA_ARCHS=%d%d",
+                     "make all CUDA_ARCHS=%d%d",
                      gpu->name, gpu->major, gpu->minor, gpu->major, gpu->minor);
   return error_set(err, "the GPU (%s) cannot be used: %s", gpu->name, cudaGetErrorString(status));
 }

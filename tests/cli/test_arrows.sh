@@ -32,7 +32,6 @@ model/run              | model/checkpoint model model/config data data/tokenizer
 model/bench            | model/run model model/config data kernels kernels/bench base
 train.c                | model/bench model/run model/checkpoint model model/config data base
 train.c                | data/tokenizer kernels/openblas.h
-train.c                | build/version.h
 '
 
 sources() { # every C and CUDA file below this folder, but for tests and what is built
@@ -151,7 +150,6 @@ planted train.c '"kernels/fused/fused.h"'
 planted kernels/planted.h '"ops.h"'
 planted data/planted.c '"tests/support/tiny_run.h"'
 planted data/planted.c '"nowhere/planted.h"'
-allowed train.c '"build/version.h" // made by the build'
 allowed kernels/gpu_backends.c '"kernels/fused/fused.h"'
 allowed kernels/fused/programs/planted.cu '"kernels/fused/define.cuh"'
 allowed model/config/planted.c '"kernels/operations.h"'

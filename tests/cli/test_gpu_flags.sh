@@ -15,7 +15,7 @@ compiles() { # NAME OBJECT FLAGS ARGUMENTS...
   shift 3
   said=$(PATH=$folder/bin:$PATH make -n -B NVCC=nvcc CUBLASLT_H=/x/cublasLt.h \
     CUBLASLT=/x/libcublasLt.so "build/release/kernels/$object.o" "$@" 2>&1 |
-    grep -oE 'arch=compute_[^ ]*' | sed -E 's/arch=compute_//; s/,code=/:/' | paste -sd ' ')
+    grep -v ' := ' | grep -oE 'arch=compute_[^ ]*' | sed -E 's/arch=compute_//; s/,code=/:/' | paste -sd ' ')
   check "$name" "it compiles $said" test "$said" = "$flags"
 }
 

@@ -129,7 +129,7 @@ static void a_gpu_without_kernels_is_refused(void **state) {
   machine.finding_code = cudaErrorNoKernelImageForDevice;
   assert_string_equal(probe(&gpu, &err),
                       "this program has no kernels for the GPU (NVIDIA GeForce RTX 4090, compute "
-                      "capability 8.9): run make clean, then make all CUDA_ARCHS=89");
+                      "capability 8.9): run make all CUDA_ARCHS=89");
   machine.finding_code = cudaErrorDevicesUnavailable;
   assert_string_equal(probe(&gpu, &err),
                       "the GPU (NVIDIA GeForce RTX 4090) cannot be used: another failure");
