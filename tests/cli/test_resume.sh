@@ -18,7 +18,6 @@ train_into() { # RUN ARGUMENTS...
   "$TRAIN" "$config" "output.dir=$folder/$run" "$@" >"$folder/said" 2>"$folder/said.err" </dev/null
 }
 said() { echo "it said: $(tail -n 3 "$folder/said" | tr -d '\0') $(cat "$folder/said.err")"; }
-ends_with() { [[ $1 == *"$2" ]]; }
 grep_said() { grep -qF -- "$1" "$folder/said" "$folder/said.err"; }
 sample_chars() { grep '"kind":"sample"' "$folder/$1/log.jsonl" | head -n 1 | wc -c; }
 at_step() { grep -q "\"step\": $2\\b" "$folder/$1/latest/state.json"; }
@@ -110,9 +109,10 @@ status=$?
 check a_second_signal_ends_the_run_at_once "status $status instead of 143, $(said)" test $status = 143
 check a_second_signal_saves_nothing "$(ls "$folder/twice")" test ! -e "$folder/twice/latest"
 
-# ---- Numbers that are not finite: weights that grow by 10000 times a step overflow after a few steps.
+# ---- Numbers that are not finite: weights grow 3500 times a step. Activations, about their third power, overflow in
+# step 5, whatever the order of sums: it is the same step for rates from 20 to 60.
 train_into overflow train.steps=40 train.save_interval=1 train.keep_checkpoints=99 train.max_nonfinite=3 \
-  optimizer.learning_rate=100 optimizer.weight_decay=100 optimizer.warmup_steps=0 optimizer.schedule=constant
+  optimizer.learning_rate=35 optimizer.weight_decay=100 optimizer.warmup_steps=0 optimizer.schedule=constant
 status=$?
 log=$folder/overflow/log.jsonl
 refused=$(grep '"applied":false' "$log" | grep -oE '"step":[0-9]+' | grep -oE '[0-9]+' | tr '\n' ' ')
@@ -120,8 +120,8 @@ last=$(grep -c '"kind":"train"' "$log")
 echo "# skipped updates: steps $refused"
 check updates_that_are_not_finite_stop_the_run_with_status_1 "status $status, $(said)" test $status = 1
 check it_says_why_it_stopped "$(cat "$folder/said.err")" grep -q 'not finite' "$folder/said.err"
-check it_stops_after_max_nonfinite_skipped_updates_in_a_row "skipped: $refused" \
-  ends_with "$refused" "$((last - 2)) $((last - 1)) $last "
+check it_stops_after_max_nonfinite_skipped_updates_in_a_row "skipped: $refused, steps: $last" \
+  test "$refused $last" = '5 6 7  7'
 check a_skipped_update_is_seen_on_the_progress_line "$(tail -n 4 "$folder/said")" grep -q SKIPPED "$folder/said"
 evidence_of() { printf '%s/overflow/nonfinite-%08d.json' "$folder" "$1"; } # STEP
 check the_first_of_a_row_and_the_last_leave_evidence "$(ls "$folder/overflow")" \
@@ -136,14 +136,10 @@ check refused_updates_are_counted "$(cat "$later/state.json") after $refused" \
   grep -q "\"nonfinite\": $(($(wc -w <<<"$refused") - 1))," "$later/state.json"
 "$TRAIN" --generate "$folder/overflow" --prompt a --tokens 3 >"$folder/said" 2>"$folder/said.err"
 check the_last_good_checkpoint_loads "$(said)" test $? = 0
-# With another learning rate the row begins anew. Most often the run's weights are lost, but not its first checkpoint's.
+# With another learning rate the row begins anew: the run's weights are lost, but not its first checkpoint's.
 overflow=(train.steps=40 train.save_interval=1 train.keep_checkpoints=99 train.max_nonfinite=3)
 train_into overflow "${overflow[@]}" train.resume=auto optimizer.learning_rate=0.001
-stopped=$(sed -nE 's/.*stopped at step ([0-9]+).*/\1/p' "$folder/said.err")
-check a_row_begins_anew_with_another_learning_rate "after step $last: $(said)" test "${stopped:-40}" -ge $((last + 2))
-again=$(grep '"applied":false' "$log" | grep -oE '"step":[0-9]+' | grep -oE '[0-9]+' | tr '\n' ' ')
-check it_ends_with_three_in_a_row_again "skipped: $again, stopped at ${stopped:-none}" \
-  ends_with "$again" "${stopped:+$((stopped - 2)) $((stopped - 1)) $stopped }"
+check a_row_begins_anew_with_another_learning_rate "$(said)" grep_said 'stopped at step 9: 3 updates in a row'
 train_into overflow "${overflow[@]}" "train.resume=$folder/overflow/step-00000001" optimizer.learning_rate=0.0001
 check a_run_goes_on_from_a_checkpoint_before_the_row "status $?, $(said)" grep_said 'done; the model'
 exit $failed
