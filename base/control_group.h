@@ -7,5 +7,5 @@
 char *control_group_folder(const char *root, const char *controller);
 
 // How many CPUs' time the quotas of the group, and of those around it, leave to the process: 1.5 is
-// three halves. INFINITY: no quota.
+// that of one and a half. INFINITY: no quota.
 double control_group_cpus(const char *root);

@@ -7,15 +7,15 @@ PEER is words joined by '+':
   eager     PyTorch as it is
   compile   torch.compile
   graphs    torch.compile with CUDA graphs, mode reduce-overhead
-  amp       autocast to bf16 of weights in fp32, with moments in fp32, as ./train keeps them on a GPU; without it all
-            of them are in bf16 there, and on a CPU everything is in fp32
+  amp       autocast to bf16; weights and moments are fp32, as in ./train. Without it both are bf16 on a GPU, and a CPU
+            computes in fp32
   liger     Liger's kernels for RMSNorm, RoPE, SwiGLU and the loss
 
 `./train --plan` resolves the config, so its defaults are ours. backend.device=cpu tries it on the CPU;
 backend.precision=fp8 has torchao's tensorwise float8 in every linear layer but the output layer. The learning rate
 stays optimizer.learning_rate, and windows come in file order: with data.shuffle=false, optimizer.schedule=constant,
 no warm-up and train.init_from=FOLDER (a Hugging Face folder) the losses are ours. Steps go to output.dir/log.jsonl.
-Needs torch 2.7, and torchao or liger-kernel where asked for.
+Needs torch 2.7 or later, and torchao or liger-kernel where asked for.
 """
 import json
 import math
@@ -32,6 +32,11 @@ WORDS = "eager", "compile", "graphs", "amp", "liger"
 
 def fail(sentence):
     sys.exit(f"torch_llama.py: {sentence}")
+
+
+if sys.argv[1:] in (["-h"], ["--help"]):  # before torch is asked for
+    print(__doc__.strip())
+    sys.exit()
 
 
 def need(module, package):
@@ -307,8 +312,6 @@ def resolve(arguments):
 
 
 def main():
-    if sys.argv[1:] in (["-h"], ["--help"]):
-        return print(__doc__.strip())
     if len(sys.argv) < 3:
         fail("it needs a peer and a config; --help says which there are")
     words = sys.argv[1].split("+")
@@ -325,7 +328,7 @@ def main():
         fail("the GPU's memory is too small for it")
     except ValueError as error:
         fail(error)
-    return print(f"memory     {trainer.memory():.1f} GiB, {torch.__version__} on {trainer.device}")
+    print(f"memory     {trainer.memory():.1f} GiB, {torch.__version__} on {trainer.device}")
 
 
 if __name__ == "__main__":

@@ -27,6 +27,8 @@ compiles programs_have_the_same fused/programs/rope "$all"
 compiles fp8_programs_are_hoppers fused/programs/rope_fp8 90a:sm_90a
 here '8.9\n8.9\n'
 compiles the_gpu_that_is_here_has_its_own cuda/loss '89:sm_89 89:compute_89'
+compiles a_container_keeps_those_of_its_image cuda/loss "$all" \
+  "CUDA_ARCHS=$(sed -nE 's/^ARG CUDA_ARCHS="(.*)"/\1/p' Dockerfile)"
 compiles and_links_fp8_programs_too fused/programs/rope_fp8 '89:sm_89 89:compute_89'
 here '9.0\n'
 compiles hopper_has_wgmma cuda/loss 90a:sm_90a

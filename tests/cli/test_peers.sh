@@ -46,6 +46,8 @@ check the_last_column_is_the_ratio "$(cat "$folder/said")" awk -v ours="$(cell o
 
 PYTHON=false scripts/peers/compare.sh quickstart >"$folder/said" 2>&1
 table without_torch_it_says_what_to_install "^compare.sh: 'false' has no torch; install it with: false -m pip install torch numpy"
+"${real_python:-false}" scripts/peers/torch_llama.py --help >"$folder/said" 2>&1
+[ -z "$real_python" ] || table the_peers_are_explained_without_torch '^usage: scripts/peers/torch_llama.py PEER'
 [ -z "$real_python" ] || "$real_python" scripts/peers/torch_llama.py >"$folder/said" 2>&1
 table the_peer_asks_for_what_it_needs '^torch_llama.py: (torch|numpy) is not installed|^torch_llama.py: it needs a peer and a config'
 
