@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/bf16.h"
 #include "base/memory.h"
 #include "base/json.h"
 
@@ -383,13 +384,6 @@ int safetensors_create(SafeWriter *w, const char *path, int64_t step, int count,
 
 int safetensors_append(SafeWriter *w, const void *data, size_t bytes, Error *err) {
   return put(w, data, bytes, err);
-}
-
-static uint16_t bf16_of_float(float value) {
-  uint32_t bits;
-  memcpy(&bits, &value, sizeof bits);
-  if (value != value) return (uint16_t)(bits >> 16 | 64); // still not a number
-  return (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
 }
 
 int safetensors_append_f32(SafeWriter *w, SafeDtype dtype, const float *values, int64_t count,
