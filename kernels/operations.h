@@ -58,6 +58,9 @@ typedef enum KernelChoice { KERNELS_AUTO, KERNELS_FUSED, KERNELS_UNFUSED } Kerne
 // the faster one.
 typedef enum Mainloop { MAINLOOP_AUTO, MAINLOOP_WGMMA, MAINLOOP_MMA_SYNC } Mainloop;
 
+// What the CPU's products multiply in; auto is the faster one.
+typedef enum CpuProducts { PRODUCTS_FP32, PRODUCTS_BF16, PRODUCTS_AUTO } CpuProducts;
+
 // What AdamW's moments are kept in.
 typedef enum MomentType { MOMENTS_FP32, MOMENTS_BF16 } MomentType;
 

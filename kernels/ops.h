@@ -118,6 +118,7 @@ typedef struct OpsConfig {
   double rms_norm_eps;
   double inv_freq[MAX_HEAD_DIM / 2]; // RoPE: angle per position of each of the d/2 pairs
   int threads;                       // CPU threads; 0 = all
+  bool bf16_products;                // CPU: round operands (kernels/bf16_products.h)
   const ScalingKind *scalings;       // [scaling_count] of the operands with FP8 copies; read while
   int scaling_count;                 // the backend is created. The parameters' come first, in the
                                      // order of their list

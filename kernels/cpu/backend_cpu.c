@@ -18,6 +18,7 @@ static void cpu_destroy(Backend *be) {
   free(cpu->rope);
   free(cpu->scratch);
   free(cpu->dy);
+  bf16_products_close(cpu->products);
   free(cpu->scalings);
   free(cpu);
 }
@@ -159,12 +160,27 @@ static int threads_of(const OpsConfig *config) {
   return config->threads > 0 ? config->threads : threads_asked("").count;
 }
 
+static int64_t largest_of(int64_t a, int64_t b) {
+  return a > b ? a : b;
+}
+
+// A holds activations and gradients, B weights, or in a weight's gradient activations.
+static Bf16Room products_room(const OpsConfig *c) {
+  const int64_t heads = c->H * c->d, M = c->max_tokens,
+                widest = largest_of(c->V, largest_of(2 * c->F, packed_width(c))),
+                all = M * largest_of(widest, c->D), row = largest_of(M, widest),
+                input = largest_of(c->D, largest_of(c->F, heads));
+  return (Bf16Room){.A = (size_t)largest_of(all < BF16_PIECE ? all : BF16_PIECE, row),
+                    .B = (size_t)largest_of(widest * c->D, M * input)};
+}
+
 Backend backend_cpu_outline(const OpsConfig *c) {
   Backend be = cpu_functions;
   const size_t scratch = (size_t)threads_of(c) * cpu_attention_scratch(c->max_positions),
                others = (size_t)(c->max_tokens * c->F + c->max_positions * c->d);
   be.max_tokens = c->max_tokens;
   be.workspace_bytes = (scratch + others) * sizeof(real);
+  if (c->bf16_products) be.workspace_bytes += bf16_products_bytes(products_room(c));
   be.memory_bytes = memory_available();
   return be;
 }
@@ -180,6 +196,7 @@ Backend *backend_cpu_create(const OpsConfig *config) {
   cpu->scratch_per_thread = cpu_attention_scratch(config->max_positions);
   cpu->scratch = xmalloc((size_t)cpu->threads * cpu->scratch_per_thread * sizeof(real));
   cpu->dy = xmalloc((size_t)(config->max_tokens * config->F) * sizeof(real));
+  if (config->bf16_products) cpu->products = bf16_products_open(products_room(config));
   scalings_open(cpu);
 
   Backend *be = &cpu->base;
@@ -188,6 +205,10 @@ Backend *backend_cpu_create(const OpsConfig *config) {
   snprintf(be->description, sizeof be->description, "%d thread%s, OpenBLAS %s (%s), fp%d",
            cpu->threads, cpu->threads == 1 ? "" : "s", version, openblas_get_corename(),
            (int)sizeof(real) * 8);
+  const size_t used = strlen(be->description);
+  if (cpu->products)
+    snprintf(be->description + used, sizeof be->description - used, ", products in bf16 by %s",
+             bf16_products_library().text);
   for (int i = 0; i < OPERATION_COUNT; i++) be->kinds[i] = KERNEL_CPU;
   return be;
 }

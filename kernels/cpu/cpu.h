@@ -2,6 +2,7 @@
 // All tensors are `real` (fp32, fp64 in the gradient-check build), and every row statistic has one
 // part.
 #pragma once
+#include "kernels/bf16_products.h"
 #include "kernels/ops.h"
 #include "kernels/program_math.h"
 
@@ -28,9 +29,10 @@ typedef struct Cpu {
   real *rope;    // [max_positions, d/2, 2] cosine and sine
   real *scratch; // [threads, scratch_per_thread] attention's score blocks
   size_t scratch_per_thread;
-  real *dy;             // [max_tokens, F] down_dgrad's GEMM result
-  CpuScaling *scalings; // [config.scaling_count]
-  int parameters;       // the first scalings are theirs, of the last list that was written
+  real *dy;               // [max_tokens, F] down_dgrad's GEMM result
+  Bf16Products *products; // NULL: in fp32
+  CpuScaling *scalings;   // [config.scaling_count]
+  int parameters;         // the first scalings are theirs, of the last list that was written
   bool calibrating;
   AdamW hyper;
   StepResult step;                 // the running one
@@ -74,6 +76,11 @@ void gemm_strided(GemmForm form, int64_t M, int64_t N, int64_t K, real alpha, co
 // The same of whole matrices, C = A B + beta C.
 void gemm(GemmForm form, int64_t M, int64_t N, int64_t K, const real *A, const real *B, real beta,
           real *C);
+// C = A B of operands, or C + A B; C [M, N] with rows of ldc, A and B as the form says. In bf16
+// where the backend has such products. In fp32 are those of a single row, which reading B limits,
+// attention's, and those of FP8 copies.
+void multiply(const Cpu *cpu, GemmForm form, int64_t M, int64_t N, int64_t K, Operand A, Operand B,
+              bool add, real *C, int64_t ldc);
 
 // ---- FP8. Copies hold real values, rounded, in the matrix's own order: by_row [rows, cols],
 // by_col its transpose. A product reads the copies of two operands that have them, else their data.
@@ -85,9 +92,6 @@ static inline real scale_of_row(Operand x, int64_t m) {
 static inline real row_factor(const OpsConfig *c, Operand x, RowStat sumsq, int64_t m) {
   return row_rstd(c, sumsq, m) / scale_of_row(x, m);
 }
-// C = A B + beta C of operands, C [M, N] with rows of ldc, A and B as the form says.
-void multiply(const Cpu *cpu, GemmForm form, int64_t M, int64_t N, int64_t K, Operand A, Operand B,
-              real beta, real *C, int64_t ldc);
 // Where values [M, N] of an operand go before leave_copies: its data, or by_row.
 static inline real *values_of(Operand x) {
   return reals(x.data ? (void *)x.data : (void *)x.by_row);

@@ -8,24 +8,6 @@
 
 #include "base/memory.h"
 
-void multiply(const Cpu *cpu, GemmForm form, int64_t M, int64_t N, int64_t K, Operand A, Operand B,
-              real beta, real *C, int64_t ldc) {
-  const int64_t A_cols = form == GEMM_TN ? M : K, B_cols = form == GEMM_NT ? K : N;
-  const int64_t lda = A.row_stride ? A.row_stride : A_cols,
-                ldb = B.row_stride ? B.row_stride : B_cols;
-  if (!A.by_row || !B.by_row) {
-    gemm_strided(form, M, N, K, 1, reals(A.data), lda, reals(B.data), ldb, beta, C, ldc);
-    return;
-  }
-  // Copies have what is summed over in their rows.
-  const real alpha =
-      1 / (real)cpu->scalings[A.scaling].state.scale / (real)cpu->scalings[B.scaling].state.scale;
-  const bool A_by_col = form == GEMM_TN, B_by_col = form != GEMM_NT;
-  gemm_strided(GEMM_NT, M, N, K, alpha, reals(A_by_col ? A.by_col : A.by_row),
-               A_by_col ? A.stride : lda, reals(B_by_col ? B.by_col : B.by_row),
-               B_by_col ? B.stride : ldb, beta, C, ldc);
-}
-
 void leave_row_scales(const Cpu *cpu, int64_t M, Operand x, RowStat previous) {
   if (!x.row_scale) return;
   for (int64_t m = 0; m < M; m++)

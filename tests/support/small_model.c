@@ -55,6 +55,7 @@ SmallModel small_open(SmallShape shape) {
                         .train = true,
                         .fp8 = shape.fp8};
   OpsConfig ops = llama_ops_config(&model, &run, SEQ, 1);
+  ops.bf16_products = shape.bf16_products;
   s.kinds = xcalloc((size_t)s.scalings, sizeof *s.kinds);
   scaling_kinds(&model, s.kinds);
   if (shape.fp8.layers || shape.fp8.head) {
@@ -94,6 +95,35 @@ void small_gradients(SmallModel *s, uint64_t number, double scale) {
     llama_forward(&s->llama);
     llama_backward(&s->llama, scale / s->micro_batches, i > 0);
   }
+}
+
+static Difference difference(const float *got, const float *want, int64_t count) {
+  double diff2 = 0, got2 = 0, want2 = 0;
+  for (int64_t i = 0; i < count; i++) {
+    const double g = (double)got[i], w = (double)want[i];
+    diff2 += (g - w) * (g - w);
+    got2 += g * g;
+    want2 += w * w;
+  }
+  return (Difference){sqrt(diff2 / want2), sqrt(got2 / want2)};
+}
+
+Difference small_compare(const SmallModel *got, const SmallModel *want) {
+  Difference worst = {0, 1};
+  got->be->grads_finish(got->be, got->llama.tensors, got->llama.param_count);
+  want->be->grads_finish(want->be, want->llama.tensors, want->llama.param_count);
+  for (int i = 0; i < got->llama.param_count; i++) {
+    const ParamTensor *a = &got->llama.tensors[i], *b = &want->llama.tensors[i];
+    const grad_t *const arrays[][2] = {{a->grad, b->grad}, {a->grad_folded, b->grad_folded}};
+    for (int j = 0; j < 2; j++) {
+      if (!arrays[j][0] || (j == 1 && arrays[1][0] == arrays[0][0])) continue;
+      const Difference d =
+          difference((const float *)arrays[j][0], (const float *)arrays[j][1], a->rows * a->cols);
+      if (!(d.error <= worst.error)) worst.error = d.error;
+      if (!(fabs(d.ratio - 1) <= fabs(worst.ratio - 1))) worst.ratio = d.ratio;
+    }
+  }
+  return worst;
 }
 
 StepResult small_update(SmallModel *s) {

@@ -21,6 +21,7 @@ typedef struct SmallShape {
   bool tied;
   int loss_chunks, micro_batches; // 0: 1; micro-batches share SMALL_TOKENS
   bool bf16, grads_fp32;          // rounded as on a GPU (bf16_twin.h); but for the gradients
+  bool bf16_products;             // by oneDNN
 } SmallShape;
 
 // hidden 128, ffn 256, 2 layers, heads 4 of 32, kv heads 2. Random weights, the same for all.
@@ -29,6 +30,11 @@ void small_close(SmallModel *s);
 
 // Loss and gradients of batch `number` of the language, times `scale`, before grads_finish.
 void small_gradients(SmallModel *s, uint64_t number, double scale);
+// The worst over all gradients, those of the norm weights included, of each: it calls grads_finish.
+typedef struct Difference {
+  double error, ratio; // |got - want| / |want|, |got| / |want|
+} Difference;
+Difference small_compare(const SmallModel *got, const SmallModel *want);
 StepResult small_update(SmallModel *s);
 // Steps first .. last - 1, on the batches of these numbers. Returns the last one's result.
 StepResult small_train(SmallModel *s, uint64_t first, uint64_t last);

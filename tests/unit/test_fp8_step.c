@@ -17,47 +17,13 @@ enum { TRAINED = 40 }; // steps in fp32 before gradients are compared
 
 // ---- Gradients
 
-typedef struct Difference {
-  double error, ratio; // |got - want| / |want|, |got| / |want|
-} Difference;
-
-static Difference difference(const float *got, const float *want, int64_t count) {
-  double diff2 = 0, got2 = 0, want2 = 0;
-  for (int64_t i = 0; i < count; i++) {
-    const double g = (double)got[i], w = (double)want[i];
-    diff2 += (g - w) * (g - w);
-    got2 += g * g;
-    want2 += w * w;
-  }
-  return (Difference){sqrt(diff2 / want2), sqrt(got2 / want2)};
-}
-
-// The worst over all gradients, those of the norm weights included.
-static Difference compare_gradients(const SmallModel *got, const SmallModel *want) {
-  Difference worst = {0, 1};
-  got->be->grads_finish(got->be, got->llama.tensors, got->llama.param_count);
-  want->be->grads_finish(want->be, want->llama.tensors, want->llama.param_count);
-  for (int i = 0; i < got->llama.param_count; i++) {
-    const ParamTensor *a = &got->llama.tensors[i], *b = &want->llama.tensors[i];
-    const grad_t *const arrays[][2] = {{a->grad, b->grad}, {a->grad_folded, b->grad_folded}};
-    for (int j = 0; j < 2; j++) {
-      if (!arrays[j][0] || (j == 1 && arrays[1][0] == arrays[0][0])) continue;
-      const Difference d =
-          difference((const float *)arrays[j][0], (const float *)arrays[j][1], a->rows * a->cols);
-      if (!(d.error <= worst.error)) worst.error = d.error;
-      if (!(fabs(d.ratio - 1) <= fabs(worst.ratio - 1))) worst.ratio = d.ratio;
-    }
-  }
-  return worst;
-}
-
 static void check_gradients(const char *what, SmallShape shape, double error, double ratio) {
   SmallModel exact = small_open((SmallShape){.tied = shape.tied}), fp8 = small_open(shape);
   small_train(&exact, 0, TRAINED);
   small_copy(&exact, &fp8);
   small_gradients(&exact, TRAINED, 1);
   small_gradients(&fp8, TRAINED, 1);
-  const Difference d = compare_gradients(&fp8, &exact);
+  const Difference d = small_compare(&fp8, &exact);
   printf("# %s: largest error %.2f %%, bound %.2f; norm ratio %.4f, bound %.4f from 1\n", what,
          100 * d.error, 100 * error, d.ratio, ratio);
   assert_true(d.error <= error && fabs(d.ratio - 1) <= ratio);
@@ -229,7 +195,7 @@ static void pieces_add_up(void **state) {
     small_copy(&whole, &pieces);
     small_gradients(&whole, 5, 1);
     small_gradients(&pieces, 5, 1);
-    const Difference d = compare_gradients(&pieces, &whole);
+    const Difference d = small_compare(&pieces, &whole);
     printf("# pieces %d: error %.1e, norm ratio %.6f; bound %.0e\n", (int)i, d.error, d.ratio,
            cases[i].bound);
     assert_true(d.error <= cases[i].bound);
@@ -250,7 +216,7 @@ static void the_first_step_may_be_cut_too(void **state) {
   for (uint64_t batch = 0; batch < 4; batch++) {
     small_gradients(&whole, batch, 1);
     small_gradients(&chunks, batch, 1);
-    const Difference d = compare_gradients(&chunks, &whole);
+    const Difference d = small_compare(&chunks, &whole);
     printf("# calibrating in chunks: error %.1e, bound 0.2\n", d.error);
     assert_true(d.error <= 0.2);
     whole.be->scalings_discard(whole.be);

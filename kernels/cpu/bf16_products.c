@@ -1,0 +1,280 @@
+#include "kernels/bf16_products.h"
+
+#include <stdio.h>
+
+#if defined HAVE_ONEDNN && !defined REAL_IS_DOUBLE
+#include <assert.h>
+#include <oneapi/dnnl/dnnl.h>
+#include <stdlib.h>
+
+#include "base/bf16.h"
+#include "base/memory.h"
+#include "kernels/cpu/cpu.h"
+
+// A product as oneDNN has it, of packed operands.
+typedef struct Shape {
+  GemmForm form;
+  bool add;
+  int64_t M, N, K, ldc;
+} Shape;
+
+typedef struct Product {
+  Shape shape;
+  dnnl_primitive_t primitive; // NULL: oneDNN has none
+  dnnl_memory_t A, B, C;      // their data changes from call to call
+} Product;
+
+struct Bf16Products {
+  dnnl_engine_t engine;
+  dnnl_stream_t stream;
+  Product *list; // [count]
+  int count;
+  Bf16Room room;
+  uint16_t *A, *B; // [room.A], [room.B]
+};
+
+// ---- The interface of oneDNN 2, in which a description is a struct, and that of oneDNN 3.
+typedef dnnl_memory_desc_t Matrix;
+
+#if DNNL_VERSION_MAJOR >= 3
+
+static int describe(Matrix *matrix, int64_t rows, int64_t cols, dnnl_data_type_t type,
+                    int64_t row_stride, int64_t col_stride) {
+  const dnnl_dims_t sizes = {rows, cols}, strides = {row_stride, col_stride};
+  return dnnl_memory_desc_create_with_strides(matrix, 2, sizes, type, strides);
+}
+
+static int matmul(dnnl_primitive_desc_t *made, dnnl_engine_t engine, const Matrix matrices[3],
+                  dnnl_primitive_attr_t attr) {
+  return dnnl_matmul_primitive_desc_create(made, engine, matrices[0], matrices[1], NULL,
+                                           matrices[2], attr);
+}
+
+static int memory_of(dnnl_memory_t *memory, const Matrix *matrix, dnnl_engine_t engine) {
+  return dnnl_memory_create(memory, *matrix, engine, DNNL_MEMORY_NONE);
+}
+
+static void release(Matrix *matrix) {
+  (void)dnnl_memory_desc_destroy(*matrix);
+}
+
+static int append_sum(dnnl_post_ops_t ops) {
+  return dnnl_post_ops_append_sum(ops, 1, 0, dnnl_data_type_undef);
+}
+#else
+static int describe(Matrix *matrix, int64_t rows, int64_t cols, dnnl_data_type_t type,
+                    int64_t row_stride, int64_t col_stride) {
+  const dnnl_dims_t sizes = {rows, cols}, strides = {row_stride, col_stride};
+  return dnnl_memory_desc_init_by_strides(matrix, 2, sizes, type, strides);
+}
+
+static int matmul(dnnl_primitive_desc_t *made, dnnl_engine_t engine, const Matrix matrices[3],
+                  dnnl_primitive_attr_t attr) {
+  dnnl_matmul_desc_t product;
+  int status = dnnl_matmul_desc_init(&product, &matrices[0], &matrices[1], NULL, &matrices[2]);
+  if (!status) status = dnnl_primitive_desc_create(made, &product, attr, engine, NULL);
+  return status;
+}
+
+static int memory_of(dnnl_memory_t *memory, const Matrix *matrix, dnnl_engine_t engine) {
+  return dnnl_memory_create(memory, matrix, engine, DNNL_MEMORY_NONE);
+}
+
+static void release(Matrix *matrix) {
+  (void)matrix;
+}
+
+static int append_sum(dnnl_post_ops_t ops) {
+  return dnnl_post_ops_append_sum(ops, 1);
+}
+#endif
+
+// ---- One product
+
+// What is done with the result: nothing, or it is added to what is there.
+static int attributes(dnnl_primitive_attr_t *attr, bool add) {
+  dnnl_post_ops_t ops = NULL;
+  int status = dnnl_primitive_attr_create(attr);
+  if (status || !add) return status;
+  status = dnnl_post_ops_create(&ops);
+  if (!status) status = append_sum(ops);
+  if (!status) status = dnnl_primitive_attr_set_post_ops(*attr, ops); // keeps a copy
+  if (ops) (void)dnnl_post_ops_destroy(ops);
+  return status;
+}
+
+static void product_close(Product *p) {
+  dnnl_memory_t *memories[] = {&p->A, &p->B, &p->C};
+  if (p->primitive) (void)dnnl_primitive_destroy(p->primitive);
+  for (int i = 0; i < 3; i++)
+    if (*memories[i]) (void)dnnl_memory_destroy(*memories[i]);
+}
+
+// Its primitive stays NULL where oneDNN has none.
+static Product product_open(dnnl_engine_t engine, Shape s) {
+  Product p = {.shape = s};
+  const int64_t A_row = s.form == GEMM_TN ? 1 : s.K, A_col = s.form == GEMM_TN ? s.M : 1;
+  const int64_t B_row = s.form == GEMM_NT ? 1 : s.N, B_col = s.form == GEMM_NT ? s.K : 1;
+  Matrix matrices[3];
+  int described = 0, status = describe(&matrices[0], s.M, s.K, dnnl_bf16, A_row, A_col);
+  described += !status;
+  if (!status) status = describe(&matrices[1], s.K, s.N, dnnl_bf16, B_row, B_col);
+  described += !status;
+  if (!status) status = describe(&matrices[2], s.M, s.N, dnnl_f32, s.ldc, 1);
+  described += !status;
+  dnnl_primitive_attr_t attr = NULL;
+  dnnl_primitive_desc_t made = NULL;
+  dnnl_primitive_t primitive = NULL;
+  if (!status) status = attributes(&attr, s.add);
+  if (!status) status = matmul(&made, engine, matrices, attr);
+  if (!status) status = dnnl_primitive_create(&primitive, made);
+  dnnl_memory_t *memories[] = {&p.A, &p.B, &p.C};
+  for (int i = 0; i < 3 && !status; i++) status = memory_of(memories[i], &matrices[i], engine);
+  for (int i = 0; i < described; i++) release(&matrices[i]);
+  if (made) (void)dnnl_primitive_desc_destroy(made);
+  if (attr) (void)dnnl_primitive_attr_destroy(attr);
+  if (!status)
+    p.primitive = primitive;
+  else if (primitive)
+    (void)dnnl_primitive_destroy(primitive);
+  return p;
+}
+
+static const Product *find_product(Bf16Products *products, Shape s) {
+  for (int i = 0; i < products->count; i++) {
+    const Shape *have = &products->list[i].shape;
+    if (have->form == s.form && have->add == s.add && have->M == s.M && have->N == s.N &&
+        have->K == s.K && have->ldc == s.ldc)
+      return &products->list[i];
+  }
+  const size_t count = (size_t)products->count + 1;
+  products->list = xrealloc(products->list, count * sizeof *products->list);
+  products->list[products->count] = product_open(products->engine, s);
+  return &products->list[products->count++];
+}
+
+// ---- Rounding
+
+VECTORS static void round_row(int64_t n, const float *from, uint16_t *to) {
+  for (int64_t i = 0; i < n; i++) to[i] = bf16_of_float(from[i]);
+}
+
+static void round_matrix(int64_t rows, int64_t cols, const float *from, int64_t stride,
+                         uint16_t *to) {
+#pragma omp parallel for schedule(static)
+  for (int64_t i = 0; i < rows; i++) round_row(cols, from + i * stride, to + i * cols);
+}
+
+// ---- The interface
+
+static bool cpu_has(dnnl_cpu_isa_t isa) {
+  return (dnnl_get_effective_cpu_isa() & isa) == isa;
+}
+
+int bf16_products_usable(Error *err) {
+  if (cpu_has(dnnl_cpu_isa_avx512_core)) return 0;
+  return error_set(err, "oneDNN multiplies in bf16 on CPUs with AVX-512, which this one has not");
+}
+
+bool bf16_products_pay(void) {
+  return cpu_has(dnnl_cpu_isa_avx512_core_amx);
+}
+
+ProductsText bf16_products_library(void) {
+  const dnnl_version_t *v = dnnl_version();
+  ProductsText t;
+  snprintf(t.text, sizeof t.text, "oneDNN %d.%d.%d", v->major, v->minor, v->patch);
+  return t;
+}
+
+Bf16Products *bf16_products_open(Bf16Room room) {
+  Bf16Products *products = xcalloc(1, sizeof *products);
+  int status = dnnl_engine_create(&products->engine, dnnl_cpu, 0);
+  if (!status)
+    status = dnnl_stream_create(&products->stream, products->engine, dnnl_stream_default_flags);
+  assert(!status); // a CPU is always there
+  products->room = room;
+  products->A = xmalloc(room.A * sizeof *products->A);
+  products->B = xmalloc(room.B * sizeof *products->B);
+  return products;
+}
+
+void bf16_products_close(Bf16Products *products) {
+  if (!products) return;
+  for (int i = 0; i < products->count; i++) product_close(&products->list[i]);
+  free(products->list);
+  (void)dnnl_stream_destroy(products->stream);
+  (void)dnnl_engine_destroy(products->engine);
+  free(products->A);
+  free(products->B);
+  free(products);
+}
+
+// Of operands that are there.
+static void run(const Bf16Products *products, const Product *p, float *C) {
+  const dnnl_exec_arg_t args[] = {
+      {DNNL_ARG_SRC, p->A}, {DNNL_ARG_WEIGHTS, p->B}, {DNNL_ARG_DST, p->C}};
+  int status = dnnl_memory_set_data_handle(p->A, products->A);
+  if (!status) status = dnnl_memory_set_data_handle(p->B, products->B);
+  if (!status) status = dnnl_memory_set_data_handle(p->C, C);
+  if (!status) status = dnnl_primitive_execute(p->primitive, products->stream, 3, args);
+  if (!status) status = dnnl_stream_wait(products->stream);
+  assert(!status); // nothing depends on the values
+}
+
+int bf16_product(Bf16Products *products, GemmForm form, int64_t M, int64_t N, int64_t K,
+                 const real *A, int64_t lda, const real *B, int64_t ldb, bool add, real *C,
+                 int64_t ldc) {
+  const int64_t fit = (int64_t)products->room.A / K, piece = fit < M ? fit : M;
+  assert(piece > 0 && (size_t)(N * K) <= products->room.B);
+  // oneDNN refuses a shape before anything of C is written: the last piece's is asked for, too.
+  const int64_t last = (M - 1) % piece + 1;
+  if (!find_product(products, (Shape){form, add, last, N, K, ldc})->primitive ||
+      !find_product(products, (Shape){form, add, piece, N, K, ldc})->primitive)
+    return -1;
+  if (form == GEMM_NT)
+    round_matrix(N, K, B, ldb, products->B);
+  else
+    round_matrix(K, N, B, ldb, products->B);
+  for (int64_t m = 0; m < M; m += piece) {
+    const int64_t rows = M - m < piece ? M - m : piece;
+    if (form == GEMM_TN)
+      round_matrix(K, rows, A + m, lda, products->A);
+    else
+      round_matrix(rows, K, A + m * lda, lda, products->A);
+    run(products, find_product(products, (Shape){form, add, rows, N, K, ldc}), C + m * ldc);
+  }
+  return 0;
+}
+
+#else // without oneDNN, or for fp64
+#pragma GCC diagnostic ignored "-Wunused-parameter"
+
+int bf16_products_usable(Error *err) {
+#ifdef REAL_IS_DOUBLE
+  return error_set(err, "this build computes in fp64");
+#else
+  return error_set(err, "this build has no oneDNN: install libdnnl-dev and run make again");
+#endif
+}
+
+bool bf16_products_pay(void) {
+  return false;
+}
+
+ProductsText bf16_products_library(void) {
+  return (ProductsText){"no oneDNN"};
+}
+
+Bf16Products *bf16_products_open(Bf16Room room) {
+  return NULL;
+}
+
+void bf16_products_close(Bf16Products *products) {}
+
+int bf16_product(Bf16Products *products, GemmForm form, int64_t M, int64_t N, int64_t K,
+                 const real *A, int64_t lda, const real *B, int64_t ldb, bool add, real *C,
+                 int64_t ldc) {
+  return -1;
+}
+#endif
