@@ -5,8 +5,9 @@
 #include <stdlib.h>
 
 #include "base/rng.h"
-#include "kernels/openblas.h"
+#include "kernels/bf16_products.h"
 #include "kernels/gpu_backends.h"
+#include "kernels/openblas.h"
 #include "model/run/backend.h"
 #include "model/llama.h"
 #include "model/optimizer.h"
@@ -40,13 +41,13 @@ static double tiny_loss(Llama *llama, const Config *c) {
   return loss;
 }
 
-// The loss of the tiny run on `device` with these kernels, NAN with a sentence where it cannot run.
-// Prints what the backend says of itself.
-static double try_device(Device device, KernelChoice kernels, Error *err) {
+// The loss of the tiny run so, NAN with a sentence where it cannot run. Prints what the backend
+// says of itself.
+static double try_backend(BackendConfig backend, Error *err) {
   Config config;
   if (config_parse(&config, "the doctor's run", tiny_run, 0, NULL, err) != 0) return NAN;
-  config.backend.device = device;
-  config.backend.kernels = kernels;
+  backend.graphs = config.backend.graphs;
+  config.backend = backend;
   RunShape shape = run_shape(&config);
   Backend *be = backend_create(&config, &shape, config.train.sequence_length, err);
   if (!be) return NAN;
@@ -62,14 +63,15 @@ static double try_device(Device device, KernelChoice kernels, Error *err) {
   return loss;
 }
 
-// 1 if these kernels cannot run or disagree with the CPU's loss.
-static int check_gpu(const char *name, KernelChoice kernels, double expected) {
+// 1 if it cannot run or disagrees with the CPU's loss in fp32.
+static int check_bf16(const char *name, BackendConfig backend, double expected) {
   enum { BF16_AGREEMENT_PER_CENT = 2 }; // three steps in bf16 stay well below this
   Error err;
-  const double loss = try_device(DEVICE_CUDA, kernels, &err);
+  const double loss = try_backend(backend, &err);
   const double difference = 100 * fabs(loss - expected) / expected;
   if (difference <= BF16_AGREEMENT_PER_CENT) {
-    printf("PASS  %s: the same, loss %.4f, %.2f %% from the CPU's\n", name, loss, difference);
+    printf("PASS  %s: the same, loss %.4f, %.2f %% from fp32's on the CPU\n", name, loss,
+           difference);
     return 0;
   }
   if (isfinite(loss)) error_set(&err, "loss %.4f where the CPU has %.4f", loss, expected);
@@ -86,27 +88,40 @@ static void print_processor(void) {
          vectors, threads.count, threads.count == 1 ? "" : "s", threads.why);
 }
 
+static int check_cpu_products(double expected) {
+  const BackendConfig backend = {.device = DEVICE_CPU, .cpu_products = PRODUCTS_BF16};
+  Error err;
+  if (bf16_products_pay()) return check_bf16("cpu, products in bf16", backend, expected);
+  if (bf16_products_usable(&err) == 0)
+    error_set(&err,
+              "this CPU has no AMX, and fp32 is faster: backend.cpu_products=auto takes that");
+  printf("----  cpu, products in bf16: %s\n", err.text);
+  return 0;
+}
+
 int doctor(void) {
   Error err;
   GpuMemory memory;
   int failed = 0;
   print_processor();
-  const double expected = try_device(DEVICE_CPU, KERNELS_AUTO, &err);
+  const double expected = try_backend((BackendConfig){.device = DEVICE_CPU}, &err);
   if (isfinite(expected))
     printf("PASS  cpu: three steps of a tiny model, loss %.4f\n", expected);
   else
     failed = 1, printf("FAIL  cpu: %s\n", err.text);
   const MendText mended = openblas_mended();
   if (mended.text[0]) printf("----  cpu: %s\n", mended.text);
+  failed |= check_cpu_products(expected);
 
   if (gpu_usable(&memory, &err) != 0) {
     printf("----  cuda: %s\n", err.text);
     return failed;
   }
-  failed |= check_gpu("cuda, unfused", KERNELS_UNFUSED, expected);
+  BackendConfig cuda = {.device = DEVICE_CUDA, .kernels = KERNELS_UNFUSED};
+  failed |= check_bf16("cuda, unfused", cuda, expected);
   const OpsConfig any_that_fits = {.D = 8, .F = 8, .d = 8};
   if (backend_fused_supported(&any_that_fits, &err) == 0)
-    failed |= check_gpu("cuda, fused", KERNELS_FUSED, expected);
+    cuda.kernels = KERNELS_FUSED, failed |= check_bf16("cuda, fused", cuda, expected);
   else
     printf("----  cuda, fused: %s\n", err.text);
   return failed;

@@ -98,6 +98,7 @@ typedef struct BackendConfig {
   bool graphs;        // GPU: a step is recorded once and replayed
   MomentType moments; // AdamW's
   int64_t threads;    // CPU threads; 0 = all
+  CpuProducts cpu_products;
 } BackendConfig;
 
 typedef enum SaveDtype { SAVE_FP32, SAVE_BF16 } SaveDtype;

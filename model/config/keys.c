@@ -11,6 +11,7 @@ static const char *const recomputes[] = {"none", "mlp", "layer", NULL};
 static const char *const devices[] = {"auto", "cuda", "cpu", NULL};
 static const char *const kernel_kinds[] = {"auto", "fused", "unfused", NULL};
 static const char *const mainloops[] = {"auto", "wgmma", "mma_sync", NULL};
+static const char *const products[] = {"fp32", "bf16", "auto", NULL};
 static const char *const precisions[] = {"bf16", "fp8", "fp8_head", NULL};
 static const char *const dtypes[] = {"fp32", "bf16", NULL};
 
@@ -174,6 +175,10 @@ const Key config_keys[] = {
            "AdamW's moments; bf16: half of their memory, stochastically rounded"),
     INTEGER(backend, threads, "0", 0, 4096, 0,
             "CPU threads; 0: OMP_NUM_THREADS, else all that it may use"),
+    CHOICE(
+        backend, cpu_products, products, "\"fp32\"", 0,
+        "CPU: what products multiply in; bf16: operands are rounded, by oneDNN; auto: bf16 where "
+        "the CPU has AMX, which makes it faster"),
 
     TEXT(output, dir, REQUIRED, 1, KEY_OF_PROCESS,
          "the run's folder: log, configuration, checkpoints"),

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "base/memory.h"
+#include "kernels/bf16_products.h"
 #include "kernels/gpu_backends.h"
 #include "model/llama.h"
 #include "model/scalings.h"
@@ -98,10 +99,18 @@ static int64_t choose_loss_chunks(const Config *c, RunShape shape, size_t memory
   return chunks;
 }
 
+static OpsConfig ops_config(const Config *c, const RunShape *shape, int64_t max_positions) {
+  const CpuProducts products = c->backend.cpu_products;
+  OpsConfig ops = llama_ops_config(&c->model, shape, max_positions, (int)c->backend.threads);
+  ops.moments = c->backend.moments;
+  ops.bf16_products =
+      products == PRODUCTS_BF16 || (products == PRODUCTS_AUTO && bf16_products_pay());
+  return ops;
+}
+
 Backend backend_outline(const Config *c, const RunShape *shape, bool gpu) {
   enum { LIBRARIES = 256 << 20 }; // code and workspace of cuBLASLt and cuDNN, roughly
-  const OpsConfig ops =
-      llama_ops_config(&c->model, shape, c->train.sequence_length, (int)c->backend.threads);
+  const OpsConfig ops = ops_config(c, shape, c->train.sequence_length);
   Backend be = gpu ? gpu_outline(c, shape) : backend_cpu_outline(&ops);
   if (gpu) be.workspace_bytes += LIBRARIES;
   return be;
@@ -116,6 +125,8 @@ int backend_outlook(Outlook *o, const Config *c, RunShape *shape, Error *err) {
       return error_set(err, "backend.device is \"cuda\", but %s; backend.device=cpu needs no GPU",
                        o->why_no_gpu.text);
   }
+  if (!o->gpu && c->backend.cpu_products == PRODUCTS_BF16 && bf16_products_usable(err) != 0)
+    return error_prefix(err, "backend.cpu_products=bf16 cannot be had here (auto would be fp32)");
   if (shape->loss_chunks == 0)
     shape->loss_chunks = o->gpu ? choose_loss_chunks(c, *shape, memory.all) : 1;
   o->sizes = backend_outline(c, shape, o->gpu);
@@ -126,8 +137,7 @@ int backend_outlook(Outlook *o, const Config *c, RunShape *shape, Error *err) {
 Backend *backend_create(const Config *c, RunShape *shape, int64_t max_positions, Error *err) {
   Outlook outlook;
   if (backend_outlook(&outlook, c, shape, err) != 0) return NULL;
-  OpsConfig ops = llama_ops_config(&c->model, shape, max_positions, (int)c->backend.threads);
-  ops.moments = c->backend.moments;
+  OpsConfig ops = ops_config(c, shape, max_positions);
   ScalingKind *kinds = NULL;
   if (fp8_used(shape)) {
     ops.scaling_count = scaling_count(&c->model);
