@@ -24,7 +24,7 @@ module() { pkg-config --exists "$1" 2>/dev/null; }
 
 # What is missing: in the distribution's names, and in words for systems of another kind.
 find_missing() {
-  packages=() words=()
+  packages=() words=() optional=()
   main_line='int main(void) { return 0; }' compiles "$cc" -fopenmp ||
     { packages+=(gcc libc6-dev) && words+=('a C compiler with OpenMP'); }
   # Kernels are compiled by nvcc, which needs a C++ compiler.
@@ -41,6 +41,10 @@ find_missing() {
   module zlib || { packages+=(zlib1g-dev) && words+=('zlib'); }
   module libzstd || { packages+=(libzstd-dev) && words+=('zstd'); }
   module libxxhash || { packages+=(libxxhash-dev) && words+=('xxHash'); }
+  # oneDNN pays where the CPU has AMX. The build goes without it, too.
+  if [ "$1" = test ] || grep -qw amx_bf16 /proc/cpuinfo 2>/dev/null; then
+    "$cc" -E -include oneapi/dnnl/dnnl.h -x c /dev/null >/dev/null 2>&1 || optional+=(libdnnl-dev)
+  fi
   [ "$1" = test ] || return 0
   module cmocka || { packages+=(libcmocka-dev) && words+=('cmocka'); }
   # Some releases have libFuzzer's run-time library in a package of its own.
@@ -83,10 +87,27 @@ install_missing() {
   rm -f "$log"
 }
 
+# What this system does not have, or does not give, is done without.
+install_optional() {
+  if ! command -v apt-get >/dev/null || { [ "$(id -u)" != 0 ] && ! sudo -n true 2>/dev/null; }; then
+    say "going without ${optional[*]}, which this user cannot install"
+    return 0
+  fi
+  log=$(mktemp)
+  say "installing ${optional[*]}"
+  [ ${#packages[@]} != 0 ] || apt update || true # apt install says what came of it
+  apt install -y --no-install-recommends "${optional[@]}" ||
+    say "going without ${optional[*]}: apt-get says '$(tail -n 1 "$log")'"
+  rm -f "$log"
+}
+
 what=${1:-}
 [ "$what" = build ] || [ "$what" = test ] || fail "say what for: build or test"
 find_missing "$what"
-if [ ${#packages[@]} = 0 ]; then
+if [ ${#packages[@]} = 0 ] && [ ${#optional[@]} != 0 ]; then
+  install_optional
+  exit 0
+elif [ ${#packages[@]} = 0 ]; then
   say "nothing is missing"
   exit 0
 fi
@@ -98,5 +119,6 @@ if [ "$(id -u)" != 0 ] && ! command -v sudo >/dev/null; then
     "apt-get install ${packages[*]}"
 fi
 install_missing
+[ ${#optional[@]} = 0 ] || install_optional
 find_missing "$what"
 [ ${#packages[@]} = 0 ] || fail "installed, but still not usable: $(missing_words)"
