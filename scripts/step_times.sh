@@ -7,17 +7,20 @@
 # those on the mainloop of every GPU. A peer of scripts/peers/torch_llama.py may stand among them; PYTHON (python3) is what runs it, and its MFU
 # follows from the times of ours before it. A run that fails is said, and the others go on.
 # Embeddings are untied, nothing is validated, the tokens are this repository's sources. Everything
-# is written below a temporary folder. DEVICE=cpu times on the CPU, in fp32.
+# is written below a temporary folder. DEVICE=cpu times on the CPU, in PRECISION fp32; also bf16, of
+# products alone.
 set -euo pipefail
 case ${1:-} in -h | --help)
-  sed -n '2,11s/^# //p' "$0"
+  sed -n '2,12s/^# //p' "$0"
   exit 0
   ;;
 esac
 cd "$(dirname "$0")/.."
 # shellcheck source=scripts/own_text.sh
 . scripts/own_text.sh
-steps=${STEPS:-40} all_kernels=${KERNELS:-auto unfused} all_precisions=${PRECISION:-bf16} device=${DEVICE:-cuda} status=0
+steps=${STEPS:-40} all_kernels=${KERNELS:-auto unfused} device=${DEVICE:-cuda} precision_key=precision default=bf16 status=0
+[ "$device" != cpu ] || precision_key=cpu_products default=fp32
+all_precisions=${PRECISION:-$default}
 
 # run_model NAME COMMAND...: its log is in $folder/NAME, what it said in $folder/said; sets `first`, microseconds to the first
 # step's line, and `memory`.
@@ -50,18 +53,17 @@ row() {
 
 # MODEL CONFIG BATCH LENGTH OVERRIDES...
 time_model() {
-  local name=$1 config=$2 batch=$3 length=$4 ours=yes label=$precision
+  local name=$1 config=$2 batch=$3 length=$4 ours=yes
   shift 4
   local program=(./train)
   case $kernels in auto | fused | unfused | mma_sync) ;; *)
     ours='' program=("${PYTHON:-python3}" scripts/peers/torch_llama.py "$kernels")
     ;;
   esac
-  [ "$device" != cpu ] || label=fp32
   # Bytes in a larger vocabulary: that has to be said.
   local command=("${program[@]}" "configs/$config.json" "data.train=$folder/tokens/train-*.bin" data.val= data.tokenizer=bytes
     "backend.device=$device" "train.batch_size=$batch" "train.sequence_length=$length" train.save_interval=-1
-    train.sample_interval=-1 optimizer.warmup_steps=0 model.tie_word_embeddings=false "backend.precision=$precision"
+    train.sample_interval=-1 optimizer.warmup_steps=0 model.tie_word_embeddings=false "backend.$precision_key=$precision"
     "output.dir=$folder/$name" output.log_interval=1 "$@")
   # The first start ever also times the algorithms, and remembers them.
   if [ -n "$ours" ]; then
@@ -73,9 +75,9 @@ time_model() {
   fi
   rm -rf "${folder:?}/$name"
   if run_model "$name" "${command[@]}" "train.steps=$steps"; then
-    row "$name" "$label" "$kernels" "$batch x $length"
+    row "$name" "$precision" "$kernels" "$batch x $length"
   else
-    echo "step_times.sh: $name in $label with $kernels did not run to its end: $(tail -n 1 "$folder/said")" >&2
+    echo "step_times.sh: $name in $precision with $kernels did not run to its end: $(tail -n 1 "$folder/said")" >&2
     status=1
   fi
   rm -rf "${folder:?}/$name"
