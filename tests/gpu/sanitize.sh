@@ -120,10 +120,13 @@ for name in "${warm[@]}"; do
   check "${name}_runs" "$(tail -n 3 "$folder/$name.log")" test "$(cat "$folder/$name.status")" = 0
 done
 
+# All at once, 32 runs took more memory than a host had, whose kernel killed one.
+at_once=${JOBS:-10}
 names=()
 sanitize() { # TOOL NAME OVERRIDES...: in the background; its name is added to `names`
   local tool=$1 name=$2
   shift 2
+  while [ "$(jobs -rp | wc -l)" -ge "$at_once" ]; do wait -n; done
   tool_options "$tool"
   names+=("$name")
   run "$name" "$SANITIZER" "${options[@]}" -- "$@" &
