@@ -18,7 +18,6 @@ PACKAGE_FLAGS := $(shell pkg-config --cflags $(PACKAGES) 2>/dev/null)
 C_FLAGS := -std=c11 -D_POSIX_C_SOURCE=200809L $(WARNINGS) -I. -fopenmp -MMD -MP $(PACKAGE_FLAGS)
 # oneDNN multiplies in bf16 on the CPU; without it, or with ONEDNN= , nothing does.
 ONEDNN := $(shell $(CC) -E -include oneapi/dnnl/dnnl.h -x c /dev/null >/dev/null 2>&1 && echo yes)
-C_FLAGS += $(if $(ONEDNN),-DHAVE_ONEDNN)
 LIBS := $(if $(ONEDNN),-ldnnl) $(shell pkg-config --libs $(PACKAGES) 2>/dev/null || \
   echo -lcjson -lopenblas -lpcre2-8 -lutf8proc -lz -lzstd -lxxhash) -ldl -lm
 

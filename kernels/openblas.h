@@ -1,6 +1,6 @@
 // Which kernels OpenBLAS runs, and on how many threads. It chooses its kernels, "a core", when it
-// is loaded. A release takes a CPU that is newer than itself for an old one: 0.3.21 (Debian 12) an
-// Emerald Rapids Xeon for a Prescott, where a step takes 3 to 5 times as long.
+// is loaded. A release takes a CPU newer than itself for an old one: 0.3.21 (Debian 12) takes an
+// Emerald Rapids Xeon for a Prescott, and a step then takes 3 to 5 times as long.
 #pragma once
 #include <stdbool.h>
 

@@ -1,17 +1,19 @@
 #!/usr/bin/env bash
 # Times whole training steps on this machine and prints a table: of steps 11 to STEPS (40) the
 # median, and the least to the most.
-# usage: scripts/step_times.sh [MODEL...]      15m 110m 350m 1b 1b-8k, which are the default; quickstart
+# usage: scripts/step_times.sh [MODEL...]      15m 110m 350m 1b 1b-8k, which are the default; quickstart,
+# the default on a CPU
 # Each model runs in each of PRECISION (bf16; also fp8, fp8_head), of whose peak MFU is a part, and
 # with each of KERNELS ('auto unfused') in turn; auto are the fused kernels, where they pay, mma_sync
-# those on the mainloop of every GPU. A peer of scripts/peers/torch_llama.py may stand among them; PYTHON (python3) is what runs it, and its MFU
-# follows from the times of ours before it. A run that fails is said, and the others go on.
+# those on the mainloop of every GPU. A peer of scripts/peers/torch_llama.py may stand among them;
+# PYTHON (python3) is what runs it, and its MFU follows from the times of ours before it. A run that
+# fails is said, and the others go on.
 # Embeddings are untied, nothing is validated, the tokens are this repository's sources. Everything
 # is written below a temporary folder. DEVICE=cpu times on the CPU, in PRECISION fp32; also bf16, of
 # products alone.
 set -euo pipefail
 case ${1:-} in -h | --help)
-  sed -n '2,12s/^# //p' "$0"
+  sed -n '2,14s/^# //p' "$0"
   exit 0
   ;;
 esac
@@ -89,7 +91,9 @@ echo "${card:-an unknown GPU}, $(./train --version), steps 11 to $steps:"
 echo
 echo '| model | precision | kernels | batch | ms a step | tokens/s | MFU | memory | command to first step |'
 echo '|---|---|---|---|---|---|---|---|---|'
-for model in "${@:-15m 110m 350m 1b 1b-8k}"; do
+models='15m 110m 350m 1b 1b-8k'
+[ "$device" != cpu ] || models=quickstart
+for model in "${@:-$models}"; do
   for one in $model; do for precision in $all_precisions; do for kernels in $all_kernels; do
     case $one in
     quickstart) time_model quickstart quickstart 6 128 ;;

@@ -86,7 +86,7 @@ MendText openblas_mended(void) {
              core, better);
   else if (better)
     snprintf(text.text, sizeof text.text,
-             "OpenBLAS takes this CPU for %s and has no kernels for it; install a newer OpenBLAS",
+             "OpenBLAS takes this CPU for %s and has no better kernels; install a newer OpenBLAS",
              core);
   return text;
 }
@@ -101,7 +101,7 @@ static int threads_of_variable(const char *name) {
 
 // OpenMP itself may have been set to another number by a backend before this one. It knows which
 // processors the process may run on, but nothing of a quota, under which more threads only wait for
-// one another. OpenBLAS has the threads of our own loops, so its variable counts, too.
+// one another. OpenBLAS works on OpenMP's threads, as our loops do, so its variable counts, too.
 ThreadsAsked threads_asked(const char *root) {
   const int by_openmp = threads_of_variable("OMP_NUM_THREADS");
   if (by_openmp > 0) return (ThreadsAsked){by_openmp, "as OMP_NUM_THREADS asks"};

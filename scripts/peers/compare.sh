@@ -11,6 +11,7 @@ case ${1:-} in -h | --help)
   ;;
 esac
 cd "$(dirname "$0")/../.."
+if [ $# = 0 ] && [ "${DEVICE:-}" = cpu ]; then set -- quickstart; fi
 [ $# -gt 0 ] || set -- 15m 110m 350m 1b
 export PYTHON=${PYTHON:-python3}
 for module in torch numpy; do
