@@ -19,18 +19,22 @@ for module in torch numpy; do
     { echo "compare.sh: '$PYTHON' has no $module; install it with: $PYTHON -m pip install torch numpy; or name another PYTHON" >&2 && exit 1; }
 done
 echo "torch $("$PYTHON" -c 'import torch; print(torch.__version__)')"
-KERNELS="auto ${PEERS:-compile compile+amp} auto" scripts/step_times.sh "$@" | awk -F ' [|] ' -v OFS=' | ' '
-  function end() { sub(/ \|$/, "") } # the last column, before one more
-  NF == 9 && $3 == "kernels" { end(); sub("kernels", "what"); print $0, "times ours |"; next }
-  /^\|-/ { print $0 "---|"; next }
-  NF == 9 {
-    split($5, ms, " ")
-    if ($3 == "auto" && !($1 $2 in ours)) ours[$1 $2] = ms[1]
-    end()
-    name = $3 == "auto" ? "ours" : "torch, " $3
-    $3 = name
-    print $0, ($1 $2 in ours ? sprintf("%.2f |", ms[1] / ours[$1 $2]) : "|")
-    fflush()
-    next
-  }
-  { print; fflush() }'
+# Row by row: an awk may keep rows back until its input ends.
+declare -A ours
+KERNELS="auto ${PEERS:-compile compile+amp} auto" scripts/step_times.sh "$@" | while IFS= read -r line; do
+  case $line in
+  '| model |'*) echo "${line/ kernels / what } times ours |" ;;
+  '|-'*) echo "$line---|" ;;
+  '| '*)
+    IFS='|' read -r _ model precision kernels shape times rest <<<"$line"
+    read -r kernels <<<"$kernels"
+    read -r ms _ <<<"$times"
+    name="torch, $kernels" key=$model$precision
+    if [ "$kernels" = auto ]; then name=ours ours[$key]=${ours[$key]:-$ms}; fi
+    ratio=''
+    [ -z "${ours[$key]:-}" ] || ratio=$(awk -v a="$ms" -v b="${ours[$key]}" 'BEGIN { printf "%.2f ", a / b }')
+    echo "|$model|$precision| $name |$shape|$times|$rest $ratio|"
+    ;;
+  *) echo "$line" ;;
+  esac
+done

@@ -15,6 +15,7 @@ cat >"$folder/python" <<'END'
 [ "$1" != -c ] || { [[ $2 = *print* ]] && echo 2.99; exit 0; }
 IFS=+ read -r ms mfu <<<"$2"
 for word; do case $word in output.dir=*) out=${word#*=} ;; train.steps=*) steps=${word#*=} ;; esac; done
+[ "$ms" != hangs ] || exec sleep 20
 [ "$ms" != bad ] || { echo 'torch_llama.py: it is bad' >&2; exit 1; }
 mkdir -p "$out"
 for step in $(seq "$steps"); do
@@ -43,6 +44,12 @@ table the_peers_after_one_that_failed_go_on '^\| quickstart \| fp32 \| torch, 20
 check ours_is_measured_again_at_the_end "$(cat "$folder/said")" test "$(grep -c '| ours |' "$folder/said")" = 2
 check the_last_column_is_the_ratio "$(cat "$folder/said")" awk -v ours="$(cell ours 5)" -v ratio="$(cell 'torch, 200' 10)" \
   'BEGIN { d = 200 / ours - ratio; exit !(ours > 0 && ratio > 0 && d < 0.006 && -d < 0.006) }'
+
+PYTHON=$folder/python PEERS=hangs scripts/peers/compare.sh quickstart >"$folder/said" 2>&1 &
+shown_early() { wait_for '| ours |' "$folder/said" "$1" && kill -0 "$1" 2>/dev/null; } # PROCESS
+check a_row_is_shown_before_the_next_is_there "the whole table came at once" shown_early $!
+pkill -P "$(pgrep -P $! -d ,)" 2>/dev/null
+pkill -P $! 2>/dev/null
 
 PYTHON=false scripts/peers/compare.sh quickstart >"$folder/said" 2>&1
 table without_torch_it_says_what_to_install "^compare.sh: 'false' has no torch; install it with: false -m pip install torch numpy"
