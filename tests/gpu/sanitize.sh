@@ -120,8 +120,8 @@ for name in "${warm[@]}"; do
   check "${name}_runs" "$(tail -n 3 "$folder/$name.log")" test "$(cat "$folder/$name.status")" = 0
 done
 
-# All at once, 32 runs took more memory than a host had, whose kernel killed one.
-at_once=${JOBS:-10}
+# Of all at once one was killed on a host of 128 GiB. Ten at once took more than five minutes.
+at_once=${JOBS:-16}
 names=()
 sanitize() { # TOOL NAME OVERRIDES...: in the background; its name is added to `names`
   local tool=$1 name=$2
