@@ -46,7 +46,11 @@ struct RegexScan {
 #define WHITE_SPACE                                                                                \
   "\\t-\\r \\x{85}\\x{a0}\\x{1680}\\x{2000}-\\x{200a}\\x{2028}\\x{2029}\\x{202f}"                  \
   "\\x{205f}\\x{3000}"
-#define WORD "\\p{Alphabetic}\\p{M}\\p{Nd}\\p{Pc}"
+// What is alphabetic, without \p{Alphabetic}, which PCRE2 10.39 (Ubuntu 22.04) does not know:
+// letters, marks, numerals that are letters, and letters in circles and squares.
+#define WORD                                                                                       \
+  "\\p{L}\\p{M}\\p{Nl}\\x{24b6}-\\x{24e9}\\x{1f130}-\\x{1f149}\\x{1f150}-\\x{1f169}"               \
+  "\\x{1f170}-\\x{1f189}\\p{Nd}\\p{Pc}"
 
 typedef struct Translation {
   const char *pattern; // NUL-terminated
