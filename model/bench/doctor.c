@@ -93,8 +93,8 @@ static int check_cpu_products(double expected) {
   Error err;
   if (bf16_products_pay()) return check_bf16("cpu, products in bf16", backend, expected);
   if (bf16_products_usable(&err) == 0)
-    error_set(&err,
-              "this CPU has no AMX, and fp32 is faster: backend.cpu_products=auto takes that");
+    error_set(&err, "%s finds no AMX, so fp32 is faster, and backend.cpu_products=auto takes it",
+              bf16_products_library().text);
   printf("----  cpu, products in bf16: %s\n", err.text);
   return 0;
 }
