@@ -41,7 +41,7 @@ static inline HOST_DEVICE int64_t fp8_row_place(int64_t m) {
 
 // 2^floor(log2 value), of a normal value > 0.
 static inline HOST_DEVICE float power_of_two_below(float value) {
-  int exponent;
+  int exponent = 0; // gcc 11 does not know that frexpf sets it
   (void)frexpf(value, &exponent);
   return ldexpf(1.0f, exponent - 1);
 }
