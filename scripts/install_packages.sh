@@ -46,6 +46,7 @@ find_missing() {
     "$cc" -E -include oneapi/dnnl/dnnl.h -x c /dev/null >/dev/null 2>&1 || optional+=(libdnnl-dev)
   fi
   [ "$1" = test ] || return 0
+  command -v python3 >/dev/null || { packages+=(python3) && words+=('Python'); }
   module cmocka || { packages+=(libcmocka-dev) && words+=('cmocka'); }
   # Some releases have libFuzzer's run-time library in a package of its own.
   compiles "$fuzz_cc" -fopenmp -fsanitize=fuzzer,address,undefined ||

@@ -16,15 +16,15 @@ says() { check "$1" "it said: $(head -n 4 "$folder/said")" grep -q "$2" "$folder
 says_not() { check "$1" "it said: $(head -n 4 "$folder/said")" test -z "$(grep "$2" "$folder/said")"; }
 
 # oneDNN believes this of the CPU; a program without oneDNN has no such products anywhere.
-cpu=ONEDNN_MAX_CPU_ISA
-export $cpu=AVX2
+believe() { export ONEDNN_MAX_CPU_ISA=$1 DNNL_MAX_CPU_ISA=$1; } # before 2.6 it is called so
+believe AVX2
 refuses bf16_is_refused_where_it_cannot_be_had 'backend.cpu_products=bf16 cannot be had here (auto would be fp32): ' \
   "${options[@]}" backend.cpu_products=bf16
 refuses a_plan_refuses_it_too 'backend.cpu_products=bf16 cannot be had here' --plan "${options[@]}" backend.cpu_products=bf16
-export $cpu=AVX512_CORE_BF16
+believe AVX512_CORE_BF16
 trains slow backend.cpu_products=auto
 says_not auto_is_fp32_where_bf16_does_not_pay "$products"
-unset $cpu
+unset ONEDNN_MAX_CPU_ISA DNNL_MAX_CPU_ISA
 
 "$TRAIN" --doctor >"$folder/said" 2>&1
 says the_doctor_tells_of_them '^\(PASS\|----\)  cpu, products in bf16: '

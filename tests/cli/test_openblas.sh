@@ -19,7 +19,7 @@ case $said in
 esac
 
 doctor OPENBLAS_CORETYPE=Haswell
-says_not nothing_is_said_of_kernels_that_are_good_enough '^----  cpu'
+says_not nothing_is_said_of_kernels_that_are_good_enough '^----  cpu:'
 # Where OMP_WAIT_POLICY is set, there is no other reason to start over.
 stub=LD_PRELOAD=$PWD/build/release/tests/corename_stub.so
 for policy in '' passive; do
