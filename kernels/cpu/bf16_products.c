@@ -36,14 +36,17 @@ struct Bf16Products {
 // ---- The interface of oneDNN 2, in which a description is a struct, and that of oneDNN 3.
 typedef dnnl_memory_desc_t Matrix;
 
-#if DNNL_VERSION_MAJOR >= 3
-
 static int describe(Matrix *matrix, int64_t rows, int64_t cols, dnnl_data_type_t type,
                     int64_t row_stride, int64_t col_stride) {
   const dnnl_dims_t sizes = {rows, cols}, strides = {row_stride, col_stride};
+#if DNNL_VERSION_MAJOR >= 3
   return dnnl_memory_desc_create_with_strides(matrix, 2, sizes, type, strides);
+#else
+  return dnnl_memory_desc_init_by_strides(matrix, 2, sizes, type, strides);
+#endif
 }
 
+#if DNNL_VERSION_MAJOR >= 3
 static int matmul(dnnl_primitive_desc_t *made, dnnl_engine_t engine, const Matrix matrices[3],
                   dnnl_primitive_attr_t attr) {
   return dnnl_matmul_primitive_desc_create(made, engine, matrices[0], matrices[1], NULL,
@@ -62,12 +65,6 @@ static int append_sum(dnnl_post_ops_t ops) {
   return dnnl_post_ops_append_sum(ops, 1, 0, dnnl_data_type_undef);
 }
 #else
-static int describe(Matrix *matrix, int64_t rows, int64_t cols, dnnl_data_type_t type,
-                    int64_t row_stride, int64_t col_stride) {
-  const dnnl_dims_t sizes = {rows, cols}, strides = {row_stride, col_stride};
-  return dnnl_memory_desc_init_by_strides(matrix, 2, sizes, type, strides);
-}
-
 static int matmul(dnnl_primitive_desc_t *made, dnnl_engine_t engine, const Matrix matrices[3],
                   dnnl_primitive_attr_t attr) {
   dnnl_matmul_desc_t product;
