@@ -4,7 +4,8 @@ WORKDIR /coda
 COPY scripts/install_packages.sh scripts/
 RUN scripts/install_packages.sh build && rm -rf /var/lib/apt/lists/*
 COPY . .
-# Those that make takes without a GPU. Were they forgotten, make would build anew for a container's.
+# Those that make takes without a GPU. Were they forgotten, make would build again for the GPU of a
+# container.
 ARG CUDA_ARCHS="80 86 89 90"
 ENV CUDA_ARCHS="$CUDA_ARCHS"
 RUN make -s -j"$(nproc)" all
