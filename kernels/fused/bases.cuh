@@ -199,9 +199,9 @@ template <class Program> struct CopiedGated : ProgramDefaults {
 };
 
 // GatedBackward in FP8: of dz'' = (r / q) dz the copies alone, which take the place of z in the
-// slot; s = the row sums of dz'' z. What is stored has 3 bits of mantissa, so that fp16's 10 do for
-// the arithmetic, of two features at once. Program::slopes(gate, up, of_gate, of_up) gives their
-// derivatives: dz is dy times them.
+// slot; s = the row sums of dz'' z. For two features at a time Program::slopes(gate, up, of_gate,
+// of_up) gives the derivatives: dz is dy times them. Products of gate, up and dy stay in fp32:
+// outliers of SwiGLU, which grow late in training, take them beyond fp16.
 //   args.in[0], inverse_D, eps, a, b, row_scale of the forward's A, copies, out[0] s
 //   loads[0] z [M, 2 N]   copies of dz'' [M, 2 N]
 template <class Program> struct CopiedGatedBackward : ProgramDefaults {
@@ -210,62 +210,49 @@ template <class Program> struct CopiedGatedBackward : ProgramDefaults {
   static constexpr int COLUMNS = 32; // of dy: 64 of z
   using Loads = Chunks<64>;
   using Copies = CopyChunks<64>;
-  using RowValues = ScaledRstd;
-  // Sums of products of e4m3 values, of up to 448 each, lie in fp16's range after this, with room
-  // for slopes.
-  static constexpr float TO_HALF = 0x1p-12f;
-  float sums[2] = {}, row_value[2];
-  __half2 largest[2] = {};
+  using RowValues = CopiedRstd;
+  RowSum sums; // both of scale_of(copy_scale) dz''
+  Largest largest;
 
   template <class S> DEVICE void step(const S &s) {
     uint32_t z[16];
     s.template load<0>(z);
     s.loads_done();
-    __half2 scale[2];
-#pragma unroll
-    for (int h = 0; h < 2; h++) {
-      row_value[h] = s.row_value(h);
-      scale[h] = __float2half2_rn(half_scale(row_value[h] * s.copy_scale));
-    }
 #pragma unroll
     for (int first = 0; first < 16; first += 8) {
       uint32_t words[4];
 #pragma unroll
-      for (int i = 0; i < 4; i++) // two features, in row h: pairs 4 j + h and 4 j + 2 + h
-        words[i] = two_features(s.product(first / 2 + i), z[first + i / 2 * 4 + i % 2],
-                                z[first + i / 2 * 4 + 2 + i % 2], i % 2, scale[i % 2]);
+      for (int i = 0; i < 4; i++) { // two features, in row h: pairs 4 j + h and 4 j + 2 + h
+        const int h = i % 2, at = first + i / 2 * 4 + h;
+        const float2 dy = s.product(first / 2 + i);
+        words[i] =
+            two_features({dy.x * s.row_value(h), dy.y * s.row_value(h)}, z[at], z[at + 2], h);
+      }
       s.store_copies(words, 4 * first);
     }
   }
   DEVICE void end(const RowBlock &block) {
-    RowSum s;
-    Largest all;
-#pragma unroll
-    for (int h = 0; h < 2; h++) {
-      s.add(h, sums[h] * row_value[h]);
-      all.add(fmaxf(__low2float(largest[h]), __high2float(largest[h])) * (row_value[h] / TO_HALF));
-    }
-    s.store(block, block.args.out[0]);
-    all.store(block);
+    const float inverse = 1 / copies_scale(block.args);
+    sums.multiply(inverse);
+    largest.value *= inverse;
+    sums.store(block, block.args.out[0]);
+    largest.store(block);
   }
 
 private:
-  // Finite and above 0 in fp16, whatever the scales, so that no 0 meets an infinity. Past these
-  // bounds dy, or dz'', has one of a tensor several orders of magnitude larger, and few bits left.
-  static DEVICE float half_scale(float scale) {
-    return fminf(fmaxf(scale / TO_HALF, 0x1p-24f), 65504);
-  }
-  DEVICE uint32_t two_features(float2 dy, uint32_t first, uint32_t second, int h, __half2 scale) {
-    const __half2 gate = __floats2half2_rn(bf16_low(first), bf16_low(second)),
-                  up = __floats2half2_rn(bf16_high(first), bf16_high(second)),
-                  d = __floats2half2_rn(dy.x * TO_HALF, dy.y * TO_HALF);
-    __half2 of_gate, of_up;
+  DEVICE uint32_t two_features(float2 dy, uint32_t first, uint32_t second, int h) {
+    const float2 gate = {bf16_low(first), bf16_low(second)},
+                 up = {bf16_high(first), bf16_high(second)};
+    float2 of_gate, of_up;
     Program::slopes(gate, up, of_gate, of_up);
-    const __half2 z_slope = __hfma2(gate, of_gate, __hmul2(up, of_up));
-    sums[h] = fmaf(dy.x, __low2float(z_slope), fmaf(dy.y, __high2float(z_slope), sums[h]));
-    const __half2 dgate = __hmul2(d, of_gate), dup = __hmul2(d, of_up);
-    largest[h] = __hmax2(largest[h], __hmax2(__habs2(dgate), __habs2(dup)));
-    return __byte_perm(e4m3_two(__hmul2(dgate, scale)), e4m3_two(__hmul2(dup, scale)), 0x5140);
+    return e4m3_four(count(dy.x * of_gate.x, gate.x, h), count(dy.x * of_up.x, up.x, h),
+                     count(dy.y * of_gate.y, gate.y, h), count(dy.y * of_up.y, up.y, h));
+  }
+  // An element of dz'', and of z.
+  DEVICE float count(float dz, float z, int h) {
+    sums.add_product(h, dz, z);
+    largest.add(dz);
+    return dz;
   }
 };
 

@@ -87,7 +87,7 @@ struct Largest {
   float value = 0;
 
   DEVICE void add(float x) {
-    value = fmaxf(value, fabsf(x));
+    value = max_with_nan(value, fabsf(x));
   }
   DEVICE void store(const RowBlock &block) const {
     if (!block.args.copies) return;
@@ -134,6 +134,9 @@ struct RowSum : RowStatistic<RowSum> {
   }
   DEVICE void add_product(int i, float a, float b) {
     rows[i & 1] = fmaf(a, b, rows[i & 1]);
+  }
+  DEVICE void multiply(float factor) {
+    rows[0] *= factor, rows[1] *= factor;
   }
   DEVICE void add_squares(int i, uint32_t pair) { // of packed bf16
     add_product(i, bf16_low(pair), bf16_low(pair));
@@ -284,6 +287,22 @@ struct ScaledRstd {
 #pragma unroll
     for (int i = 0; i < 4; i++)
       values[0][i] *= product_scale(args) / row_scale(args, row + 32 * i, M);
+  }
+};
+
+// The scale of the copies; 1 where they have none, as in a calibration's first pass.
+static DEVICE float copies_scale(const ProgramArgs &args) {
+  const float scale = args.copies ? __ldg(&args.copies->scale) : 1.0f;
+  return scale > 0 ? scale : 1;
+}
+
+// ScaledRstd times the copies' scale: products with it are values of the copies.
+struct CopiedRstd {
+  static constexpr int COUNT = 1;
+  static DEVICE void compute(const ProgramArgs &args, int row, int M, FourRows (&values)[COUNT]) {
+    ScaledRstd::compute(args, row, M, values);
+#pragma unroll
+    for (int i = 0; i < 4; i++) values[0][i] *= copies_scale(args);
   }
 };
 

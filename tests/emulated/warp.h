@@ -46,11 +46,12 @@ static inline unsigned __byte_perm(unsigned x, unsigned y, unsigned nibbles) {
   }
   return result;
 }
-// Of bits of floats that are not negative.
 static inline unsigned __reduce_max_sync(unsigned, unsigned bits) {
-  float all = __uint_as_float(bits);
-  for (int mask = 1; mask < 32; mask *= 2) all = fmaxf(all, warp_exchange(all, mask));
-  return __float_as_uint(all);
+  for (int mask = 1; mask < 32; mask *= 2) {
+    const unsigned other = __float_as_uint(warp_exchange(__uint_as_float(bits), mask));
+    if (other > bits) bits = other;
+  }
+  return bits;
 }
 static inline unsigned atomicMax(unsigned *to, unsigned value) {
   const unsigned old = *to;

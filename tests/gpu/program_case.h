@@ -55,6 +55,7 @@ typedef enum StatisticKind { NO_STATISTIC, ROW_SUM, ROW_MAX, ROW_SOFTMAX } Stati
 struct Rig;
 
 typedef struct Case {
+  const char *name; // NULL: the program's
   const Program *program;
   void (*row)(const Row *row);
   double scale;     // deviation of the product's elements; 0 = 1

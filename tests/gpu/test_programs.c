@@ -87,6 +87,16 @@ static const Case cases[] = {
      .out = {ROW_SUM},
      .out_floor = 2e-3,        // observed: 7.1e-4, of fp16 arithmetic
      .largest_error = 1.5e-3}, // observed: 5.1e-4
+    // Outliers: y beyond 2^17, dz beyond 2^31.
+    {.name = "swiglu_backward_fp8_of_outliers",
+     .program = &fused_program_swiglu_backward_fp8,
+     .row = swiglu_backward_row,
+     .scale = 1e6,
+     .load_scale = {150},
+     .copy_scale = 0x1p-23f,
+     .out = {ROW_SUM},
+     .out_floor = 2e-3,
+     .largest_error = 1.5e-3},
     {.program = &fused_program_norm_dgrad_fp8, .row = norm_dgrad_fp8, .copies_of_store = true},
     {.program = &fused_program_norm_dgrad_residual_fp8,
      .row = norm_dgrad_fp8,
@@ -115,6 +125,10 @@ static const Case cases[] = {
      .in_place_of = 1},
 };
 enum { CASES = sizeof cases / sizeof *cases };
+
+static const char *case_name(const Case *c) {
+  return c->name ? c->name : c->program->name;
+}
 
 // ---- Tests
 
@@ -198,6 +212,31 @@ static void a_maximum_keeps_nan(void **state) {
     free(got);
   }
   rig_close(&r);
+}
+
+// So it does for the largest value of FP8 copies, in every program that writes them.
+static void the_largest_copy_keeps_nan(void **state) {
+  Machine *m = machine_of(state);
+  for (int i = 0; i < CASES; i++) {
+    Rig r;
+    if (cases[i].program->copy_cols == 0) continue;
+    rig_open(&r, m, &cases[i], (Shape){130, 384, 64}, NULL);
+    bench_reset(&r.b);
+    const uint8_t nan = 0x7f;
+    memory_write(&m->memory, (void *)(uintptr_t)r.call.B, &nan, sizeof nan);
+    for (int tile = 0; tile < TILE_SHAPES; tile++) {
+      Scaling s;
+      if (!fused_runs_in(&r.open, tile)) continue;
+      for (int which = 0; which < 2; which++)
+        r.call.args.out[which].parts = tile_parts((TileShape)tile, r.s.N);
+      launch(&r, (TileShape)tile);
+      memory_read(r.b.be, &s, r.call.args.copies, sizeof s);
+      uint32_t largest = 0;
+      for (int j = 0; j < MAXIMA; j++) largest = s.maxima[j] > largest ? s.maxima[j] : largest;
+      if (largest <= 0x7f800000) fail_msg("%s: its bits are %08x", case_name(&cases[i]), largest);
+    }
+    rig_close(&r);
+  }
 }
 
 // FP8's accumulators truncate: without promotion a sum of K = 32768 positive terms comes out 38 %
@@ -290,19 +329,27 @@ static void a_call_is_one_kernel(void **state) {
 }
 
 int main(int argc, char **argv) {
+  static const struct CMUnitTest others[] = {
+      cmocka_unit_test(every_program_has_a_case),
+      cmocka_unit_test(a_maximum_keeps_nan),
+      cmocka_unit_test(the_largest_copy_keeps_nan),
+      cmocka_unit_test(promoted_sums_of_one_sign_keep_their_size),
+      cmocka_unit_test(chosen_tiles_have_kernels),
+      cmocka_unit_test(a_call_is_one_kernel)};
   Machine machine;
   Subject subjects[CASES + 1];
-  struct CMUnitTest tests[CASES + 5];
+  enum { OTHERS = sizeof others / sizeof *others };
+  struct CMUnitTest tests[CASES + OTHERS];
   Shape only = {0};
   bool known = argc < 2;
   for (int i = 0; i < CASES; i++) {
     subjects[i].c = &cases[i];
-    tests[i] = (struct CMUnitTest){cases[i].program->name, test_case, NULL, NULL, &subjects[i]};
-    known = known || strcmp(argv[1], cases[i].program->name) == 0;
+    tests[i] = (struct CMUnitTest){case_name(&cases[i]), test_case, NULL, NULL, &subjects[i]};
+    known = known || strcmp(argv[1], case_name(&cases[i])) == 0;
   }
   if (argc > 3 || !known || (argc == 3 && !shape_read(argv[2], &only))) {
     fprintf(stderr, "usage: test_programs [NAME [MxNxK]]; N and K are multiples of 8. NAME:");
-    for (int i = 0; i < CASES; i++) fprintf(stderr, " %s", cases[i].program->name);
+    for (int i = 0; i < CASES; i++) fprintf(stderr, " %s", case_name(&cases[i]));
     fprintf(stderr, "\n");
     return EXIT_FAILURE;
   }
@@ -312,11 +359,7 @@ int main(int argc, char **argv) {
     return EXIT_FAILURE;
   }
   for (int i = 0; i <= CASES; i++) subjects[i].machine = &machine, subjects[i].only = only;
-  static const struct CMUnitTest others[] = {
-      cmocka_unit_test(every_program_has_a_case), cmocka_unit_test(a_maximum_keeps_nan),
-      cmocka_unit_test(promoted_sums_of_one_sign_keep_their_size),
-      cmocka_unit_test(chosen_tiles_have_kernels), cmocka_unit_test(a_call_is_one_kernel)};
-  for (int i = 0; i < 5; i++) {
+  for (int i = 0; i < OTHERS; i++) {
     tests[CASES + i] = others[i];
     tests[CASES + i].initial_state = &subjects[CASES];
   }
