@@ -53,6 +53,14 @@ static inline HOST_DEVICE float fp8_scale(Fp8Format format, float largest_value)
   return power_of_two_below(fp8_largest(format) / largest_value);
 }
 
+// The largest value that the next scale follows from. One that is not finite says that the scale
+// was too large, not by how much: it counts as 16 times beyond its reach.
+static inline HOST_DEVICE float fp8_counted(Fp8Format format, float scale, float largest_value) {
+  const float most = 0x1p99f, beyond = 16 * fp8_largest(format) / scale;
+  if (isfinite(largest_value)) return largest_value;
+  return beyond < most ? beyond : most;
+}
+
 // The scale of dlogits = (r / q) loss_scale (p - onehot): |p - onehot| <= 1, and r / q is below 2,
 // or more where an addition made a row smaller: there is room for 16.
 static inline HOST_DEVICE float fp8_dlogits_scale(Fp8Format format, double loss_scale) {

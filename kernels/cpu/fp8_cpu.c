@@ -101,10 +101,10 @@ void scalings_open(Cpu *cpu) {
 
 // Nothing follows from a largest value of 0: no copies were written.
 static void push(CpuScaling *s) {
-  if (!(s->largest > 0 && isfinite(s->largest))) return;
+  if (s->largest == 0) return;
   float *history = s->state.history, top = 0;
   memmove(history + 1, history, (SCALE_HISTORY - 1) * sizeof *history);
-  history[0] = s->largest;
+  history[0] = fp8_counted(s->kind.format, s->state.scale, s->largest);
   for (int i = 0; i < SCALE_HISTORY; i++) top = fmaxf(top, history[i]);
   set_scale(s, top);
 }

@@ -223,7 +223,8 @@ void cuda_adamw(Backend *be, const ParamTensor *list, int count) {
   factors_kernel<<<1, 1, 0, c->gpu.stream>>>(c->state);
   LAUNCHED();
   if (c->scalings)
-    launch_scalings_update(c->scalings, c->config.scaling_count, c->state, c->gpu.stream);
+    launch_scalings_update(c->scalings, c->table_count, c->config.scaling_count, c->state,
+                           c->gpu.stream);
   by_gradient(c->table.grads_fp32, [&](auto *grad) {
     using Grad = std::remove_pointer_t<decltype(grad)>;
     if (c->config.moments == MOMENTS_BF16)

@@ -36,10 +36,12 @@ typedef struct StepState {
 
 // ---- scaling.cu
 // Once a step, before copies are written with the new scales: the largest values of the step go
-// into the histories, and delayed scales follow from those. Nothing follows from a largest value of
-// 0 (no copies were written), or from one that is not finite. Tells the state which tensors had
-// values beyond their scale's reach.   all [count] in, out
-void launch_scalings_update(Scaling *all, int count, StepState *state, cudaStream_t stream);
+// into the histories, and delayed scales follow from those (fp8_counted). Nothing follows from a
+// largest value of 0: no copies were written. A skipped update (state->applied) changes no scale:
+// its largest values are dropped, but for those of the first `parameters`, whose copies stay. Tells
+// the state which tensors had values beyond their scale's reach.   all [count] in, out
+void launch_scalings_update(Scaling *all, int parameters, int count, StepState *state,
+                            cudaStream_t stream);
 // The scale of a delayed scaling, from the largest value so far, which stays.
 void launch_scaling_set(Scaling *scaling, cudaStream_t stream);
 // A kernel, to ask what this program's kernels were compiled for.

@@ -31,8 +31,8 @@ static __device__ __forceinline__ float push(Scaling *s, float largest) {
 }
 
 // Launch: one block, its warps take scalings in turn.
-static __global__ __launch_bounds__(1024) void scalings_kernel(Scaling *all, int count,
-                                                               StepState *state) {
+static __global__ __launch_bounds__(1024) void scalings_kernel(Scaling *all, int parameters,
+                                                               int count, StepState *state) {
   __shared__ int saturated[32], first[32];
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   int of_warp = 0, first_of_warp = count;
@@ -40,13 +40,13 @@ static __global__ __launch_bounds__(1024) void scalings_kernel(Scaling *all, int
     Scaling *s = &all[i];
     const float largest = largest_of(s);
     __syncwarp();
-    s->maxima[lane] = 0;
+    if (state->applied || i >= parameters) s->maxima[lane] = 0;
     if (!(largest * s->scale <= fp8_largest((Fp8Format)s->format))) { // or it is NaN
       of_warp++;
       first_of_warp = min(first_of_warp, i);
     }
-    if (!(largest > 0 && isfinite(largest))) continue;
-    const float top = push(s, largest);
+    if (largest == 0 || !state->applied) continue;
+    const float top = push(s, fp8_counted((Fp8Format)s->format, s->scale, largest));
     if (lane == 0 && !s->fixed) set_scale(s, top);
   }
   if (lane == 0) {
@@ -75,8 +75,9 @@ const void *cuda_any_kernel(void) {
   return (const void *)scalings_kernel;
 }
 
-void launch_scalings_update(Scaling *all, int count, StepState *state, cudaStream_t stream) {
-  scalings_kernel<<<1, 1024, 0, stream>>>(all, count, state);
+void launch_scalings_update(Scaling *all, int parameters, int count, StepState *state,
+                            cudaStream_t stream) {
+  scalings_kernel<<<1, 1024, 0, stream>>>(all, parameters, count, state);
   LAUNCHED();
 }
 

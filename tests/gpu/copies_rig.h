@@ -91,10 +91,12 @@ static inline uint8_t *bytes_of(Subject *t, const void *from, int64_t count) {
   return bytes;
 }
 
-// As the update begins; returns what it tells of saturation.
+// As an update begins that is applied; returns what it tells of saturation. No scaling is a
+// parameter's.
 static inline StepState update_scalings(Subject *t) {
-  StepState state;
-  launch_scalings_update(t->c->scalings, SCALINGS, t->c->state, t->c->gpu.stream);
+  StepState state = {.applied = 1};
+  t->be->write(t->be, &t->c->state->applied, &state.applied, sizeof state.applied);
+  launch_scalings_update(t->c->scalings, 0, SCALINGS, t->c->state, t->c->gpu.stream);
   t->be->read(t->be, &state, t->c->state, sizeof state);
   return state;
 }

@@ -9,6 +9,8 @@
 // A norm weight with the matrix that it is folded into, another with a tied embedding, and a matrix
 // used plain.
 enum { NORM, FOLDED, TIED_NORM, TIED, PLAIN, TENSORS };
+// An activation's scaling, behind those of the tensors.
+enum { ACTIVATION = TENSORS, SCALINGS };
 enum { PADDING = 0xff }; // what buffers begin with
 
 typedef struct Side {
@@ -55,7 +57,7 @@ static Operand copies(Bench *b, const ParamTensor *t, int i, bool fp8) {
 }
 
 static void side_open(Rig *r, Side *s, bool fp8) {
-  ScalingKind kinds[TENSORS] = {{FP8_E4M3, 0}};
+  ScalingKind kinds[SCALINGS] = {{FP8_E4M3, 0}};
   const OpsConfig config = {.D = r->D,
                             .F = 16,
                             .H = 1,
@@ -67,7 +69,7 @@ static void side_open(Rig *r, Side *s, bool fp8) {
                             .rms_norm_eps = 1e-5f,
                             .moments = r->moments,
                             .scalings = kinds,
-                            .scaling_count = fp8 ? TENSORS : 0};
+                            .scaling_count = fp8 ? SCALINGS : 0};
   const GpuOptions options = {
       .kernels = KERNELS_UNFUSED, .train = true, .grads_fp32 = r->grads_fp32, .gemm_cache = ""};
   Error err;
@@ -124,22 +126,25 @@ static void rig_close(Rig *r) {
   for (int i = 0; i < TENSORS; i++) free(r->weights[i]), free(r->gradients[i]), free(r->folded[i]);
 }
 
+static StepResult step(Side *s) {
+  Backend *be = s->be;
+  be->step_begin(be);
+  be->grads_finish(be, s->list, TENSORS);
+  be->adamw(be, s->list, TENSORS);
+  be->step_end(be);
+  return be->step_result(be);
+}
+
 // Copies without scales yet, and so many steps.
 static StepResult run(Side *s, int steps) {
   Backend *be = s->be;
-  const ScalingState none[TENSORS] = {{0}};
+  const ScalingState none[SCALINGS] = {{0}};
   StepResult result = {0};
   if (s->list[PLAIN].compute.fp8) be->scalings_write(be, none);
   be->set_updates(be, 0);
   be->set_hyper(be, &hyper);
   be->refresh(be, s->list, TENSORS);
-  for (int i = 0; i < steps; i++) {
-    be->step_begin(be);
-    be->grads_finish(be, s->list, TENSORS);
-    be->adamw(be, s->list, TENSORS);
-    be->step_end(be);
-    result = be->step_result(be);
-  }
+  for (int i = 0; i < steps; i++) result = step(s);
   return result;
 }
 
@@ -225,7 +230,7 @@ static void check(int64_t D, int64_t rows, int64_t V, MomentType moments, bool g
       saturated += steps > 0 && last[i] * scales[i] > fp8_largest(FP8_E4M3);
       // The first step's scale is that of refresh, whose largest value is the first in the history.
       if (steps > 0) scales[i] = fp8_scale(FP8_E4M3, top[i]);
-      ScalingState states[TENSORS];
+      ScalingState states[SCALINGS];
       r.fp8.be->scalings_read(r.fp8.be, states);
       if (steps > 0) assert_true(states[i].scale == scales[i]);
       scales[i] = states[i].scale;
@@ -250,6 +255,15 @@ static void test_copies(void **state) {
   }
 }
 
+// As a step leaves it: a scale, and the largest value.
+static void set_activation(Side *s, float scale, float largest) {
+  Scaling *all = cuda_of(s->be)->scalings;
+  const float inverse = 1 / scale;
+  s->be->write(s->be, &all[ACTIVATION].scale, &scale, sizeof scale);
+  s->be->write(s->be, &all[ACTIVATION].inverse, &inverse, sizeof inverse);
+  s->be->write(s->be, &all[ACTIVATION].maxima[5], &largest, sizeof largest);
+}
+
 static void test_not_finite(void **state) {
   (void)state;
   Rig r;
@@ -258,9 +272,19 @@ static void test_not_finite(void **state) {
   side_open(&r, &r.fp8, true);
   side_open(&r, &r.bf16, false);
   bench_reset(&r.fp8.bench);
-  assert_false(run(&r.fp8, 2).applied);
-  ScalingState states[TENSORS];
+  run(&r.fp8, 0);
+  set_activation(&r.fp8, 4, 1e20f);
+  ScalingState before[SCALINGS], states[SCALINGS];
+  r.fp8.be->scalings_read(r.fp8.be, before);
+  const StepResult skipped = step(&r.fp8);
+  assert_true(!skipped.applied && skipped.saturated == 1 && skipped.saturated_first == ACTIVATION);
+  assert_true(!step(&r.fp8).applied);
   r.fp8.be->scalings_read(r.fp8.be, states);
+  assert_memory_equal(before, states, sizeof before);
+  Scaling activation;
+  r.fp8.be->read(r.fp8.be, &activation, &cuda_of(r.fp8.be)->scalings[ACTIVATION],
+                 sizeof activation);
+  for (int i = 0; i < MAXIMA; i++) assert_int_equal(activation.maxima[i], 0);
   for (int i = 0; i < TENSORS; i++) {
     float *W = bench_read(&r.fp8.bench, r.fp8.list[i].master);
     expect_same("master", W, r.weights[i], elements(&r.fp8.list[i]));
@@ -270,11 +294,36 @@ static void test_not_finite(void **state) {
   rig_close(&r);
 }
 
+// A largest value that is not finite lowers the scale, step by step, until one is.
+static void test_infinite_maximum(void **state) {
+  (void)state;
+  Rig r;
+  rig_open(&r, 144, 48, 77, MOMENTS_FP32, false);
+  side_open(&r, &r.fp8, true);
+  side_open(&r, &r.bf16, false);
+  bench_reset(&r.fp8.bench);
+  run(&r.fp8, 0);
+  float scale = 4;
+  const float not_finite[] = {INFINITY, NAN, INFINITY};
+  for (int i = 0; i < 3; i++, scale /= 16) {
+    ScalingState states[SCALINGS];
+    set_activation(&r.fp8, scale, not_finite[i]);
+    const StepResult result = step(&r.fp8);
+    assert_true(result.applied && result.saturated > 0);
+    r.fp8.be->scalings_read(r.fp8.be, states);
+    assert_true(states[ACTIVATION].scale == scale / 16);
+    assert_true(states[ACTIVATION].history[0] == 16 * 448 / scale);
+  }
+  rig_close(&r);
+}
+
 int main(void) {
   if (skipped_without_fp8("update_fp8")) return 0;
   const struct CMUnitTest tests[] = {
       {"both_copies_and_scales_follow_the_update", test_copies, NULL, NULL, NULL},
       {"an_update_that_is_left_out_keeps_copies_and_scales_together", test_not_finite, NULL, NULL,
+       NULL},
+      {"a_largest_value_that_is_not_finite_lowers_its_scale", test_infinite_maximum, NULL, NULL,
        NULL},
   };
   return cmocka_run_group_tests(tests, NULL, NULL);

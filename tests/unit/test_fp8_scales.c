@@ -8,6 +8,7 @@
 #include "tests/support/cmocka_all.h"
 
 #include "base/memory.h"
+#include "kernels/cpu/cpu.h"
 #include "tests/support/small_model.h"
 
 static const SmallShape ALL = {.fp8 = {.layers = true, .head = true}};
@@ -230,6 +231,28 @@ static void a_skipped_update_leaves_the_scales_alone(void **state) {
   small_close(&twin);
 }
 
+// It says that the scale is too large, not by how much.
+static void a_largest_value_that_is_not_finite_lowers_the_scale(void **state) {
+  (void)state;
+  SmallModel s = small_open(ALL);
+  small_train(&s, 0, 3);
+  const int y = scaling_index(&s.llama.config, 1, SCALING_Y);
+  const float values[] = {INFINITY, NAN};
+  for (uint64_t i = 0; i < 2; i++) {
+    ScalingState *before = small_scalings(&s);
+    small_gradients(&s, 3 + i, 1);
+    cpu_of(s.be)->scalings[y].largest = values[i];
+    const StepResult result = small_update(&s);
+    ScalingState *after = small_scalings(&s);
+    assert_true(result.applied && result.saturated > 0);
+    assert_true(after[y].history[0] == 16 * 448 / before[y].scale);
+    assert_true(after[y].scale == before[y].scale / 16);
+    free(before);
+    free(after);
+  }
+  small_close(&s);
+}
+
 // As a checkpoint keeps them.
 static void state_that_is_written_goes_on_as_it_was(void **state) {
   (void)state;
@@ -252,6 +275,7 @@ int main(void) {
       cmocka_unit_test(calibrating_finds_the_scales_on_the_way),
       cmocka_unit_test(what_is_beyond_a_scale_is_counted),
       cmocka_unit_test(a_skipped_update_leaves_the_scales_alone),
+      cmocka_unit_test(a_largest_value_that_is_not_finite_lowers_the_scale),
       cmocka_unit_test(state_that_is_written_goes_on_as_it_was),
   };
   return cmocka_run_group_tests_name("test_fp8_scales", tests, NULL, NULL);
