@@ -1,5 +1,5 @@
 // cuDNN's attention behind kernels/ops.h: a plan for each shape (B, T), the run's made at the
-// start, another one (of validation) when it first occurs.
+// start, others (of --eval, say) when they occur.
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -7,6 +7,33 @@
 #include "kernels/cuda/check.h"
 #include "base/choices.h"
 #include "kernels/cuda/cuda.h"
+
+// Where the next plan goes.
+static PlannedAttention *free_place(Cuda *c) {
+  if (c->attention_count < MAX_ATTENTION_SHAPES) return &c->attention[c->attention_count++];
+  const int first = c->options.batch > 0;
+  PlannedAttention *oldest = &c->attention[first];
+  for (int i = first; i < MAX_ATTENTION_SHAPES; i++)
+    if (c->attention[i].last_call < oldest->last_call) oldest = &c->attention[i];
+  CUDA_CHECK(cudaStreamSynchronize(c->gpu.stream));
+  attention_cudnn_destroy(oldest->plan);
+  oldest->plan = NULL;
+  oldest->B = oldest->T = 0;
+  return oldest;
+}
+
+// At least so many bytes, cleared as cuda_take's are.
+static int take_workspace(Cuda *c, PlannedAttention *p, size_t bytes) {
+  if (p->workspace && bytes <= p->bytes) return 0;
+  if (p->workspace) CUDA_CHECK(cudaFree(p->workspace));
+  c->base.workspace_bytes -= p->bytes;
+  p->bytes = 0;
+  p->workspace = gpu_alloc(bytes);
+  if (!p->workspace) return -1;
+  CUDA_CHECK(cudaMemsetAsync(p->workspace, 0, bytes, c->gpu.stream));
+  c->base.workspace_bytes += p->bytes = bytes;
+  return 0;
+}
 
 static int plan_shape(Cuda *c, int64_t B, int64_t T, bool both_forms, Error *err) {
   const OpsConfig *o = &c->config;
@@ -19,25 +46,21 @@ static int plan_shape(Cuda *c, int64_t B, int64_t T, bool both_forms, Error *err
                                     .forward_config = config,
                                     .backward_config = config,
                                     .choices = &c->attention_choices};
-  if (c->attention_count == MAX_ATTENTION_SHAPES)
-    return error_set(err, "attention was asked for in more than %d shapes", MAX_ATTENTION_SHAPES);
-  PlannedAttention planned = {.B = B, .T = T};
-  planned.plan =
+  PlannedAttention *p = free_place(c);
+  p->plan =
       attention_cudnn_create(&c->cudnn, c->cudnn_handle, c->gpu.stream, &shape, &options, err);
-  if (!planned.plan) return -1;
+  if (!p->plan) return -1;
   attention_choices_save(&c->attention_choices);
-  size_t bytes = attention_cudnn_workspace(planned.plan, ATTENTION_FORWARD);
-  const size_t backward = train ? attention_cudnn_workspace(planned.plan, ATTENTION_BACKWARD) : 0;
+  size_t bytes = attention_cudnn_workspace(p->plan, ATTENTION_FORWARD);
+  const size_t backward = train ? attention_cudnn_workspace(p->plan, ATTENTION_BACKWARD) : 0;
   if (backward > bytes) bytes = backward;
-  planned.workspace = cuda_take(c, bytes, err);
-  if (!planned.workspace) {
-    attention_cudnn_destroy(planned.plan);
+  if (take_workspace(c, p, bytes) != 0)
     return error_set(err,
                      "the GPU has no %s left for attention's workspace at %lld x %lld tokens; use "
                      "a smaller train.batch_size",
                      size_text(bytes).text, (long long)B, (long long)T);
-  }
-  c->attention[c->attention_count++] = planned;
+  p->B = B;
+  p->T = T;
   return 0;
 }
 
@@ -86,20 +109,32 @@ int cuda_attention_open(Cuda *c, Error *err) {
 }
 
 void cuda_attention_close(Cuda *c) {
-  for (int i = 0; i < c->attention_count; i++) attention_cudnn_destroy(c->attention[i].plan);
+  for (int i = 0; i < c->attention_count; i++) {
+    attention_cudnn_destroy(c->attention[i].plan);
+    if (c->attention[i].workspace) CUDA_CHECK(cudaFree(c->attention[i].workspace));
+  }
   attention_choices_close(&c->attention_choices);
   if (c->cudnn_handle) c->cudnn.destroy(c->cudnn_handle);
+}
+
+static PlannedAttention *find_plan(Cuda *c, int64_t B, int64_t T) {
+  for (int i = 0; i < c->attention_count; i++)
+    if (c->attention[i].B == B && c->attention[i].T == T) return &c->attention[i];
+  return NULL;
 }
 
 static void run(Backend *be, int64_t B, int64_t T, AttentionDirection direction,
                 AttentionTensors tensors) {
   Cuda *c = cuda_of(be);
   Error err;
-  int i = 0;
-  while (i < c->attention_count && (c->attention[i].B != B || c->attention[i].T != T)) i++;
-  if (i == c->attention_count) error_check(plan_shape(c, B, T, false, &err), &err);
-  tensors.workspace = c->attention[i].workspace;
-  error_check(attention_cudnn_run(c->attention[i].plan, direction, &tensors, &err), &err);
+  PlannedAttention *p = find_plan(c, B, T);
+  if (!p) {
+    error_check(plan_shape(c, B, T, false, &err), &err);
+    p = find_plan(c, B, T);
+  }
+  p->last_call = ++c->attention_calls;
+  tensors.workspace = p->workspace;
+  error_check(attention_cudnn_run(p->plan, direction, &tensors, &err), &err);
 }
 
 void cuda_attention(Backend *be, int64_t B, int64_t T, const act_t *qkv, Operand o, stat_t *lse) {

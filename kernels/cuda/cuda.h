@@ -22,11 +22,14 @@ typedef struct Recording {
   cudaGraphExec_t graph; // from the second call on
 } Recording;
 
-// Attention as planned for one shape; a run has one, validation may add another.
+// Attention as planned for one shape. A run's own comes first and stays, since recorded steps use
+// it; of the others the one that was used longest ago makes room.
 typedef struct PlannedAttention {
-  int64_t B, T;
-  AttentionCudnn *plan;
-  void *workspace; // its own: a recorded step goes on using it when another shape comes
+  int64_t B, T;         // 0: nothing is planned here
+  AttentionCudnn *plan; // NULL there
+  void *workspace;      // the plan's own
+  size_t bytes;         // of workspace
+  int64_t last_call;    // the value of Cuda.attention_calls then
 } PlannedAttention;
 
 typedef struct Snapshot Snapshot; // snapshot.c
@@ -66,6 +69,7 @@ typedef struct Cuda {
   CudnnHandle cudnn_handle;
   PlannedAttention attention[MAX_ATTENTION_SHAPES];
   int attention_count;
+  int64_t attention_calls;
   AttentionChoices attention_choices;
   Trace *trace;       // NULL: nothing is traced
   Snapshot *snapshot; // NULL: the state is never copied beside a step
