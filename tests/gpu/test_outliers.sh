@@ -1,0 +1,50 @@
+#!/usr/bin/env bash
+# FP8 late in training: where a layer's SwiGLU gives values beyond fp16 (|y| above 40k), fused and unfused FP8 stay as close to
+# bf16 as they are without such values. At 110M, from one checkpoint of 20 steps, as it is and with a layer's weights edited.
+# shellcheck source=tests/support/lib.sh
+. "$(dirname "$0")/../support/lib.sh"
+command -v python3 >/dev/null || { echo 'ok - outliers # SKIP there is no python3, which edits the checkpoint' && exit 0; }
+prepare_data 8000
+ask_doctor
+write_config "$folder/config.json"
+[ "$(fp8_kernels "$folder/config.json" | paste -sd ' ')" = 'unfused fused' ] ||
+  { echo 'ok - outliers # SKIP this GPU, or this build for it, has no fused FP8' && exit "$failed"; }
+layers=12 layer=6 factor=150 steps=70
+run() { # NAME OVERRIDES...
+  local name=$1
+  shift
+  must "$TRAIN" configs/llama-110m.json "data.train=$folder/data/train-*.bin" data.val= data.tokenizer=bytes backend.device=cuda \
+    train.batch_size=8 train.sample_interval=-1 train.save_interval=0 optimizer.schedule=constant optimizer.learning_rate=3e-4 \
+    optimizer.warmup_steps=5 optimizer.clip_norm=0 train.resume_allow_changes=true "output.dir=$folder/$name" "$@"
+}
+run start train.steps=20 backend.kernels=unfused
+for kind in plain outliers; do cp -r "$folder/start/step-00000020" "$folder/$kind"; done
+must tests/gpu/grow_outliers.py "$folder/outliers" $layer $factor
+for kind in plain outliers; do
+  for how in 'bf16 fused' 'fp8 unfused' 'fp8 fused'; do
+    read -r precision kernels <<<"$how"
+    run "$kind-$precision-$kernels" "train.resume=$folder/$kind" train.steps=$steps "backend.precision=$precision" "backend.kernels=$kernels"
+  done
+  largest=$(tests/gpu/grow_outliers.py --largest-y "$folder/$kind-fp8-fused/latest" $layers)
+  echo "# $kind: the largest y of each layer in the last steps: $largest"
+  [ $kind = plain ] || check one_layer_has_y_above_40k "$largest" awk -v l="$largest" -v at=$layer \
+    'BEGIN { split(l, y, " "); exit !(y[at + 1] > 40000) }'
+done
+losses_of() { sed -nE 's/.*"kind":"train","step":([0-9]+),"loss":([^,}]*),.*"applied":true.*/\1 \2/p' "$folder/$1/log.jsonl" | tail -n 50; }
+# apart A B: over the last 50 steps, the mean and the largest relative difference, and how many steps both have.
+apart() {
+  paste -d ' ' <(losses_of "$1") <(losses_of "$2") | awk '
+    NF == 4 && $1 == $3 { d = ($4 - $2) / $2; if (d < 0) d = -d; if (d > worst) worst = d; sum += d; n++ }
+    END { print n ? sum / n : 1, n ? worst + 0 : 1, n + 0 }'
+}
+for pair in 'fp8-fused bf16-fused' 'fp8-unfused bf16-fused' 'fp8-fused fp8-unfused'; do
+  read -r a b <<<"$pair"
+  read -r plain_mean plain_worst plain_steps < <(apart "plain-$a" "plain-$b")
+  read -r mean worst n < <(apart "outliers-$a" "outliers-$b")
+  echo "# $a beside $b, 50 steps: without outliers apart by $plain_mean in the mean, $plain_worst at most ($plain_steps steps);" \
+    "with them $mean, $worst ($n steps)"
+  check "${a//-/_}_stays_by_${b//-/_}_with_outliers" "$mean and $worst of $n steps, $plain_mean and $plain_worst of $plain_steps without" \
+    awk -v n="$n" -v p="$plain_steps" -v m="$mean" -v w="$worst" -v pm="$plain_mean" -v pw="$plain_worst" \
+    'BEGIN { exit !(n == 50 && p == 50 && m <= 2 * pm + 1e-3 && w <= 2 * pw + 4e-3) }'
+done
+exit "$failed"
