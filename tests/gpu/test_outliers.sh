@@ -4,7 +4,8 @@
 # shellcheck source=tests/support/lib.sh
 . "$(dirname "$0")/../support/lib.sh"
 command -v python3 >/dev/null || { echo 'ok - outliers # SKIP there is no python3, which edits the checkpoint' && exit 0; }
-prepare_data 8000
+write_words 12000 >"$folder/text.txt"
+must "$PREPARE" --out "$folder/data" "$folder/text.txt"
 ask_doctor
 write_config "$folder/config.json"
 [ "$(fp8_kernels "$folder/config.json" | paste -sd ' ')" = 'unfused fused' ] ||

@@ -4,21 +4,7 @@
 # shellcheck source=tests/support/lib.sh
 . "$(dirname "$0")/../support/lib.sh"
 # shellcheck disable=SC2046 # kernels_are gives several overrides
-# Words in no order: how well they can be known has an end. A text that a model comes to know by heart makes runs that differ
-# in the last bits part by hundredths while its loss falls, and then no bound can tell a fault from rounding.
-awk 'BEGIN {
-  x = 1
-  for (line = 0; line < 6000; line++) {
-    text = ""
-    for (i = 0; i < 10; i++) {
-      x = (x * 1103 + 12345) % 1048573
-      word = x % 97
-      text = text (i ? " " : "")
-      for (k = 0; k < 2 + word % 4; k++) text = text sprintf("%c", 97 + (word * 7 + k * 11) % 26)
-    }
-    print text "."
-  }
-}' >"$folder/text.txt"
+write_words 6000 >"$folder/text.txt"
 must "$PREPARE" --out "$folder/data" "$folder/text.txt"
 config=$folder/config.json
 cat >"$config" <<END

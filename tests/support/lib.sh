@@ -32,6 +32,24 @@ must() {
 # write_text LINES: the lines differ, so that there is something to learn and to shuffle.
 write_text() { seq -f 'line %g is a line of a small text, and so is the next one.' "$1"; }
 
+# write_words LINES: words in no order, which can be known only so well. A text that a model comes to know by heart makes runs
+# that differ in the last bits part by hundredths while its loss falls: then no bound can tell a fault from rounding.
+write_words() {
+  awk -v lines="$1" 'BEGIN {
+    x = 1
+    for (line = 0; line < lines; line++) {
+      text = ""
+      for (i = 0; i < 10; i++) {
+        x = (x * 1103 + 12345) % 1048573
+        word = x % 97
+        text = text (i ? " " : "")
+        for (k = 0; k < 2 + word % 4; k++) text = text sprintf("%c", 97 + (word * 7 + k * 11) % 26)
+      }
+      print text "."
+    }
+  }'
+}
+
 # write_config FILE: a model of a step in about a millisecond, on the tokens in $folder/data.
 write_config() {
   cat >"$1" <<END
