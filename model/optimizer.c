@@ -30,11 +30,11 @@ double learning_rate(const OptimizerConfig *o, const SchedulePlan *plan_, int64_
   const Fitted f = fit(o, plan_, steps);
   const SchedulePlan *plan = &f.plan;
   const double floor_rate = o->min_learning_rate, above = plan->peak - floor_rate;
-  const int64_t done = step - plan->from, left = steps > step ? steps - 1 - step : 0;
+  const int64_t done = step - plan->from, left = steps > step ? steps - step : 0;
   if (done < plan->warmup)
     return plan->rate + (plan->peak - plan->rate) * (double)(done + 1) / (double)plan->warmup;
   if (o->schedule == SCHEDULE_COSINE) {
-    const int64_t length = steps - 1 - plan->from - plan->warmup;
+    const int64_t length = steps - plan->from - plan->warmup;
     const double t = length > 0 ? fmin(1, (double)(done - plan->warmup) / (double)length) : 1;
     return floor_rate + above * 0.5 * (1 + cos(3.14159265358979323846 * t));
   }

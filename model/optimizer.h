@@ -3,9 +3,10 @@
 // A run begins with a warm-up, in which the rate rises linearly to learning_rate (step 0 gets
 // learning_rate / warmup_steps). Then, to the last step:
 //   constant: the peak
-//   cosine:   min + (peak - min) (1 + cos(pi t)) / 2, t from 0 at the end of warm-up to 1 at the
-//             last step
-//   wsd:      the peak, and over the last decay_steps steps linearly down to min at the last step
+//   cosine:   min + (peak - min) (1 + cos(pi t)) / 2
+//   wsd:      the peak, and over the last decay_steps steps min + (peak - min) (1 - t)
+// t is the part of these steps that was done before: 0 in the first one, below 1 in the last. So a
+// run of one step trains at the peak, and the last step trains even where min is 0.
 // Where warm-up and decay do not fit into the run, as in a short trial, the warm-up takes at most a
 // tenth of the steps, and the decay a fifth.
 //

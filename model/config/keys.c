@@ -138,7 +138,7 @@ const Key config_keys[] = {
            "learning-rate schedule: constant, cosine or wsd"),
     NUMBER(optimizer, learning_rate, "0.0003", 0, 100, 0, "peak learning rate"),
     NUMBER(optimizer, min_learning_rate, "0", 0, 100, 0,
-           "learning rate at the end of cosine and wsd"),
+           "learning rate that cosine and wsd come down to at the end"),
     INTEGER(optimizer, warmup_steps, "0", 0, 99999999, 0,
             "first steps, in which the learning rate rises linearly; at most a tenth of a run that "
             "has no "

@@ -115,6 +115,9 @@ log=$folder/run/log.jsonl
 check validation_is_logged_at_step_0_at_intervals_and_at_the_end "$(grep '"val"' "$log")" \
   test "$(grep '"kind":"val"' "$log" | grep -oE '"step":[0-9]+' | tr '\n' ' ')" = '"step":0 "step":10 "step":20 '
 check every_step_is_logged "$(grep -c '"train"' "$log") of 20" test "$(grep -c '"kind":"train"' "$log")" = 20
+must "$TRAIN" "$config" train.steps=1 optimizer.warmup_steps=0 "output.dir=$folder/single"
+check a_run_of_one_step_trains "$(grep '"train"' "$folder/single/log.jsonl")" \
+  grep -q '"kind":"train","step":1,.*"lr":0.003,' "$folder/single/log.jsonl"
 check the_sample_is_logged "$(cat "$log")" grep -q '"kind":"sample","step":20' "$log"
 check the_end_is_logged "$(tail -n 1 "$log")" grep -q '"kind":"stop","step":20,"reason":"done"' "$log"
 if command -v python3 >/dev/null; then

@@ -43,24 +43,42 @@ static void warmup_rises_linearly_to_the_peak(void **state) {
   }
 }
 
-static void cosine_ends_at_the_minimum(void **state) {
+static double cosine(double t) {
+  return 0.1 + 0.9 * 0.5 * (1 + cos(3.14159265358979323846 * t));
+}
+
+static void a_cosine_would_reach_the_minimum_after_the_last_step(void **state) {
   (void)state;
   const OptimizerConfig o = schedule(SCHEDULE_COSINE, 1, 0);
-  near(learning_rate(&o, &whole, 1, 102), 1);
-  near(learning_rate(&o, &whole, 51, 102), 0.55);
-  near(learning_rate(&o, &whole, 26, 102), 0.1 + 0.9 * 0.5 * (1 + cos(3.14159265358979323846 / 4)));
-  near(learning_rate(&o, &whole, 101, 102), 0.1);
-  const OptimizerConfig none = schedule(SCHEDULE_COSINE, 0, 0);
-  near(learning_rate(&none, &whole, 0, 1), 0.1); // a run of one step is at its end
+  near(learning_rate(&o, &whole, 1, 101), 1);
+  near(learning_rate(&o, &whole, 51, 101), 0.55);
+  near(learning_rate(&o, &whole, 26, 101), cosine(0.25));
+  near(learning_rate(&o, &whole, 100, 101), cosine(0.99));
+  near(learning_rate(&o, &whole, 101, 101), 0.1);
 }
 
 static void wsd_is_flat_and_then_falls_linearly(void **state) {
   (void)state;
   const OptimizerConfig o = schedule(SCHEDULE_WSD, 0, 10);
   near(learning_rate(&o, &whole, 0, 100), 1);
-  near(learning_rate(&o, &whole, 89, 100), 1);
-  near(learning_rate(&o, &whole, 94, 100), 0.1 + 0.9 * 0.5);
-  near(learning_rate(&o, &whole, 99, 100), 0.1);
+  near(learning_rate(&o, &whole, 90, 100), 1);
+  near(learning_rate(&o, &whole, 91, 100), 0.1 + 0.9 * 0.9);
+  near(learning_rate(&o, &whole, 95, 100), 0.1 + 0.9 * 0.5);
+  near(learning_rate(&o, &whole, 99, 100), 0.1 + 0.9 * 0.1);
+  near(learning_rate(&o, &whole, 100, 100), 0.1);
+}
+
+// Of a run, or of what is left of one after a resume, whatever the schedule and its minimum.
+static void a_single_step_trains_at_the_peak(void **state) {
+  (void)state;
+  const SchedulePlan resumed = {.from = 9, .rate = 0.5, .peak = 0.7};
+  for (Schedule kind = SCHEDULE_CONSTANT; kind <= SCHEDULE_WSD; kind++)
+    for (int64_t warmup = 0; warmup <= 5; warmup += 5) {
+      OptimizerConfig o = schedule(kind, warmup, 3);
+      o.min_learning_rate = 0;
+      near(learning_rate(&o, &whole, 0, 1), 1);
+      near(learning_rate(&o, &resumed, 9, 10), 0.7);
+    }
 }
 
 static double rate_of(const Config *c, const SchedulePlan *plan, int64_t step) {
@@ -78,11 +96,12 @@ static void a_short_trial_warms_up_for_a_tenth_and_decays_for_a_fifth(void **sta
   OptimizerConfig o = schedule(SCHEDULE_COSINE, 21, 0);
   near(learning_rate(&o, &whole, 0, 20), 1. / 3);
   near(learning_rate(&o, &whole, 2, 20), 1);
-  near(learning_rate(&o, &whole, 19, 20), 0.1);
+  near(learning_rate(&o, &whole, 19, 20), cosine(16. / 17));
   o = schedule(SCHEDULE_WSD, 15, 6);
   near(learning_rate(&o, &whole, 2, 20), 1);
   near(learning_rate(&o, &whole, 14, 20), 1);
-  near(learning_rate(&o, &whole, 15, 20), 0.1 + 0.9 * 4 / 5);
+  near(learning_rate(&o, &whole, 15, 20), 1);
+  near(learning_rate(&o, &whole, 16, 20), 0.1 + 0.9 * 4 / 5);
 }
 
 static void an_unchanged_run_keeps_its_plan(void **state) {
@@ -108,13 +127,13 @@ static void a_longer_cosine_goes_on_from_the_rate_that_there_is(void **state) {
   assert_true(schedule_plan(&plan, &was, &now, 50));
   near(rate_of(&now, &plan, 50), rate_of(&was, &whole, 50));
   assert_true(rate_of(&now, &plan, 60) > rate_of(&was, &whole, 60));
-  near(rate_of(&now, &plan, 199), 0.1);
+  near(rate_of(&now, &plan, 200), 0.1);
   // And once more, from there.
   const Config again = run_of(300, SCHEDULE_COSINE);
   SchedulePlan second = plan;
   assert_true(schedule_plan(&second, &now, &again, 120));
   near(rate_of(&again, &second, 120), rate_of(&now, &plan, 120));
-  near(rate_of(&again, &second, 299), 0.1);
+  near(rate_of(&again, &second, 300), 0.1);
 }
 
 static void a_longer_wsd_stays_at_its_peak(void **state) {
@@ -123,8 +142,8 @@ static void a_longer_wsd_stays_at_its_peak(void **state) {
   SchedulePlan plan = whole;
   assert_true(schedule_plan(&plan, &was, &now, 80));
   near(rate_of(&now, &plan, 80), 1);
-  near(rate_of(&now, &plan, 189), 1);
-  near(rate_of(&now, &plan, 199), 0.1);
+  near(rate_of(&now, &plan, 190), 1);
+  near(rate_of(&now, &plan, 200), 0.1);
 }
 
 static void a_finished_run_rises_to_its_peak_again(void **state) {
@@ -133,9 +152,10 @@ static void a_finished_run_rises_to_its_peak_again(void **state) {
     const Config was = run_of(100, kind), now = run_of(200, kind);
     SchedulePlan plan = whole;
     assert_true(schedule_plan(&plan, &was, &now, 100));
-    near(rate_of(&now, &plan, 100), 0.1 + 0.9 / 4);
+    const double before = rate_of(&was, &whole, 99);
+    near(rate_of(&now, &plan, 100), before + (1 - before) / 4);
     near(rate_of(&now, &plan, 103), 1);
-    near(rate_of(&now, &plan, 199), 0.1);
+    near(rate_of(&now, &plan, 200), 0.1);
   }
 }
 
@@ -147,7 +167,7 @@ static void a_warm_up_that_is_not_over_goes_on(void **state) {
   assert_true(schedule_plan(&plan, &was, &now, 10));
   for (int64_t step = 10; step < 20; step++)
     near(rate_of(&now, &plan, step), rate_of(&was, &whole, step));
-  near(rate_of(&now, &plan, 199), 0.1);
+  near(rate_of(&now, &plan, 200), 0.1);
 }
 
 static void another_learning_rate_is_the_peak_from_here_on(void **state) {
@@ -158,7 +178,7 @@ static void another_learning_rate_is_the_peak_from_here_on(void **state) {
   now.optimizer.learning_rate = 0.5; // lower than the rate at step 10: at once
   assert_true(schedule_plan(&plan, &was, &now, 10));
   near(rate_of(&now, &plan, 10), 0.5);
-  near(rate_of(&now, &plan, 99), 0.1);
+  near(rate_of(&now, &plan, 100), 0.1);
   plan = whole;
   now.optimizer.learning_rate = 2; // higher: in warmup_steps
   assert_true(schedule_plan(&plan, &was, &now, 10));
@@ -170,7 +190,7 @@ static void another_learning_rate_is_the_peak_from_here_on(void **state) {
   now.train.resume_warmup_steps = 20; // asked for
   assert_true(schedule_plan(&plan, &was, &now, 60));
   near(rate_of(&now, &plan, 79), 1);
-  near(rate_of(&now, &plan, 99), 0.1);
+  near(rate_of(&now, &plan, 100), 0.1);
 }
 
 static void counts_and_times_read_well(void **state) {
@@ -408,8 +428,9 @@ static void fp8_names_its_peak_and_counts_saturated_tensors(void **state) {
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(warmup_rises_linearly_to_the_peak),
-      cmocka_unit_test(cosine_ends_at_the_minimum),
+      cmocka_unit_test(a_cosine_would_reach_the_minimum_after_the_last_step),
       cmocka_unit_test(wsd_is_flat_and_then_falls_linearly),
+      cmocka_unit_test(a_single_step_trains_at_the_peak),
       cmocka_unit_test(a_short_trial_warms_up_for_a_tenth_and_decays_for_a_fifth),
       cmocka_unit_test(an_unchanged_run_keeps_its_plan),
       cmocka_unit_test(a_longer_cosine_goes_on_from_the_rate_that_there_is),
