@@ -39,11 +39,10 @@ typedef struct Evaluation {
   TokenFile text;   // over them
   TokenFile *files; // [count]
   int count;
-  Decoder *decoder;      // NULL: no tokenizer
   int64_t T, B, rows;    // rows of logits that there is room for
   int32_t *tokens;       // [B, T] inputs, then [B, T] targets
   int64_t targets, done; // tokens with a loss: all, so far
-  int64_t bytes;         // of text, of those so far
+  TextBytes text_bytes;  // of those so far
   double nats;           // the sum of their losses
   Progress progress;
 } Evaluation;
@@ -142,7 +141,7 @@ static int open_model(Evaluation *e, Error *err) {
       .batch = e->B, .seq = e->T, .loss_chunks = (e->B * e->T + e->rows - 1) / e->rows};
   e->rows = model_sizes(m, &shape).head_rows;
   e->tokens = xcalloc((size_t)(2 * e->B * e->T), sizeof *e->tokens);
-  if (e->trained.tokenizer) e->decoder = decoder_open(e->trained.tokenizer);
+  text_bytes_open(&e->text_bytes, e->trained.tokenizer);
   return trained_load(&e->trained, &shape, e->T, "take a smaller --batch or --length", err);
 }
 
@@ -170,16 +169,6 @@ static double sum_of_losses(Evaluation *e, int64_t batch, int64_t length) {
   return be->step_result(be).loss * (double)(batch * length);
 }
 
-static void count_bytes(Evaluation *e, const int32_t *ids, int64_t count) {
-  const char *text;
-  const TokenizerFacts *facts = e->decoder ? tokenizer_facts(e->trained.tokenizer) : NULL;
-  for (int64_t i = 0; e->decoder && i < count; i++) {
-    e->bytes += (int64_t)decoder_next(e->decoder, ids[i], &text);
-    if (ids[i] == facts->begin || ids[i] == facts->end)
-      e->bytes += (int64_t)decoder_end(e->decoder, &text);
-  }
-}
-
 // Windows of `length` tokens from token `first` of the file on.
 static int evaluate_batch(Evaluation *e, const TokenFile *file, int64_t first, int64_t batch,
                           int64_t length, Error *err) {
@@ -190,10 +179,12 @@ static int evaluate_batch(Evaluation *e, const TokenFile *file, int64_t first, i
       tokens_read(file, first + 1, count, V, targets, err) != 0 ||
       (e->loader && loader_look(e->loader, err) != 0))
     return -1;
-  count_bytes(e, targets, count);
+  text_bytes_add(&e->text_bytes, targets, count);
   e->nats += sum_of_losses(e, batch, length);
   e->done += count;
-  progress_show(&e->progress, (uint64_t)e->done, (uint64_t)e->targets, (uint64_t)e->bytes);
+  const int64_t bytes = e->text_bytes.count; // below 0 in the middle of a first character
+  progress_show(&e->progress, (uint64_t)e->done, (uint64_t)e->targets,
+                (uint64_t)(bytes > 0 ? bytes : 0));
   if (*e->stop)
     return error_set(err, "stopped after %lld of %lld tokens", (long long)e->done,
                      (long long)e->targets);
@@ -205,19 +196,17 @@ static int evaluate_batch(Evaluation *e, const TokenFile *file, int64_t first, i
 }
 
 static int evaluate_file(Evaluation *e, const TokenFile *file, Error *err) {
-  const char *text;
   int64_t first = 0;
-  if (e->decoder) decoder_end(e->decoder, &text);
-  int32_t start; // has no loss, but the text of those behind it may depend on it
-  if (file->count > 0 && tokens_read(file, 0, 1, e->trained.model.vocab_size, &start, err) != 0)
-    return -1;
-  if (file->count > 0 && e->decoder) decoder_next(e->decoder, start, &text);
+  int32_t start;
+  if (file->count == 0) return 0;
+  if (tokens_read(file, 0, 1, e->trained.model.vocab_size, &start, err) != 0) return -1;
+  text_bytes_begin(&e->text_bytes, start);
   for (int64_t left; (left = file->count - 1 - first) > 0;) {
     const int64_t length = least(left, e->T), batch = least(left / length, e->B);
     if (evaluate_batch(e, file, first, batch, length, err) != 0) return -1;
     first += batch * length;
   }
-  if (e->decoder) e->bytes += (int64_t)decoder_end(e->decoder, &text);
+  text_bytes_end(&e->text_bytes);
   return 0;
 }
 
@@ -229,12 +218,14 @@ static void report(const Evaluation *e) {
          (long long)e->targets, e->count, e->count == 1 ? "" : "s", (long long)e->T);
   printf("loss           %.6f nats a token\n", loss);
   printf("perplexity     %.6g\n", exp(loss));
-  if (e->bytes > 0)
-    printf("bits per byte  %.6f, at %.4f bytes a token\n", e->nats / log(2) / (double)e->bytes,
-           (double)e->bytes / (double)e->targets);
+  if (e->text_bytes.count > 0)
+    printf("bits per byte  %.6f, at %.4f bytes a token\n",
+           bits_per_byte(e->nats, e->text_bytes.count),
+           (double)e->text_bytes.count / (double)e->targets);
   else
-    printf("bits per byte  not known: %s\n",
-           e->decoder ? "these tokens are no text" : "the model comes without a tokenizer");
+    printf("bits per byte  not known: %s\n", e->trained.tokenizer
+                                                 ? "these tokens are no text"
+                                                 : "the model comes without a tokenizer");
 }
 
 static int evaluate(Evaluation *e, Error *err) {
@@ -254,7 +245,7 @@ int eval_run(const EvalArgs *args, const volatile sig_atomic_t *stop, Error *err
   const int status = evaluate(&e, err);
   loader_close(e.loader);
   if (!e.loader) tokens_close(&e.text);
-  decoder_close(e.decoder);
+  text_bytes_close(&e.text_bytes);
   trained_close(&e.trained);
   free(e.ids.ids);
   free(e.tokens);

@@ -1,5 +1,6 @@
 #include "model/run/text.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -79,4 +80,46 @@ int text_write(const Writing *w, const char *prompt, size_t bytes, const TokenId
   if (status == 0) status = show(&s, text, waiting, err);
   decoder_close(s.decoder);
   return status;
+}
+
+// ---- Counting bytes
+
+void text_bytes_open(TextBytes *t, const Tokenizer *tokenizer) {
+  *t = (TextBytes){.begin = NO_TOKEN, .end = NO_TOKEN};
+  if (!tokenizer) return;
+  t->decoder = decoder_open(tokenizer);
+  t->begin = tokenizer_facts(tokenizer)->begin;
+  t->end = tokenizer_facts(tokenizer)->end;
+}
+
+void text_bytes_close(TextBytes *t) {
+  decoder_close(t->decoder);
+  *t = (TextBytes){0};
+}
+
+void text_bytes_begin(TextBytes *t, int32_t first) {
+  const char *text;
+  if (!t->decoder) return;
+  decoder_end(t->decoder, &text);
+  decoder_next(t->decoder, first, &text);
+  // What it leaves of a character that is not whole comes with the rest of it.
+  t->count -= (int64_t)decoder_end(t->decoder, &text);
+  decoder_next(t->decoder, first, &text);
+}
+
+void text_bytes_add(TextBytes *t, const int32_t *ids, int64_t count) {
+  const char *text;
+  for (int64_t i = 0; t->decoder && i < count; i++) {
+    t->count += (int64_t)decoder_next(t->decoder, ids[i], &text);
+    if (ids[i] == t->begin || ids[i] == t->end) t->count += (int64_t)decoder_end(t->decoder, &text);
+  }
+}
+
+void text_bytes_end(TextBytes *t) {
+  const char *text;
+  if (t->decoder) t->count += (int64_t)decoder_end(t->decoder, &text);
+}
+
+double bits_per_byte(double nats, int64_t bytes) {
+  return bytes > 0 ? nats / log(2) / (double)bytes : NAN;
 }

@@ -1,4 +1,5 @@
-// Text in and out of a model: the token ids of a prompt, and what is written as text.
+// Text in and out of a model: the token ids of a prompt, what is written as text, and how many bytes
+// of text token ids stand for.
 #pragma once
 #include <signal.h>
 #include "data/tokenizer/tokenizer.h"
@@ -22,3 +23,18 @@ typedef struct Writing {
 // Shows prompt[bytes], then what the model writes after its ids: whole UTF-8 characters, as soon as
 // they are. What is no character is shown as it is.
 int text_write(const Writing *w, const char *prompt, size_t bytes, const TokenIds *ids, Error *err);
+
+// Counts the bytes of the text that token ids stand for.
+typedef struct TextBytes {
+  Decoder *decoder; // NULL: there is no tokenizer, and nothing is counted
+  int32_t begin, end;
+  int64_t count; // the bytes of a character that is not whole yet are still missing
+} TextBytes;
+void text_bytes_open(TextBytes *t, const Tokenizer *tokenizer); // NULL: no tokenizer
+void text_bytes_close(TextBytes *t);
+// A new text. Its first token is not counted, but the text of the next ones may depend on it.
+void text_bytes_begin(TextBytes *t, int32_t first);
+void text_bytes_add(TextBytes *t, const int32_t *ids, int64_t count);
+void text_bytes_end(TextBytes *t);
+// Bits a byte where the losses of that text have the sum `nats`; NAN where there are no bytes.
+double bits_per_byte(double nats, int64_t bytes);

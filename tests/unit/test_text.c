@@ -1,4 +1,5 @@
 // Prompts as token ids, and what a model writes as text.
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -202,11 +203,42 @@ static void showing_may_end_it_and_so_may_a_signal(void **state) {
   setting_close(&s);
 }
 
+// However a text is cut into windows, in the middle of characters, too, their bytes are its own.
+static void bytes_are_counted_wherever_a_text_is_cut(void **state) {
+  (void)state;
+  static const char text[] = "a\u00e9 \u20ac\xff\u00e9\U0001f600d\xe2\x82";
+  Error err;
+  TokenIds ids = {0};
+  Tokenizer *t = tokenizer_open(BYTES_NAME, &err);
+  if (!t) fail_msg("%s", err.text);
+  const int32_t begin = tokenizer_facts(t)->begin, end = tokenizer_facts(t)->end;
+  must(prompt_ids(t, text, sizeof text - 1, &ids, &err), &err);
+  token_ids_push(&ids, end);
+  for (int64_t first = 0; first < ids.count; first++)
+    for (int64_t last = first + 1; last <= ids.count; last++) {
+      TextBytes bytes;
+      text_bytes_open(&bytes, t);
+      text_bytes_begin(&bytes, ids.ids[first]);
+      text_bytes_add(&bytes, ids.ids + first + 1, last - first - 1);
+      text_bytes_end(&bytes);
+      int64_t expected = 0;
+      for (int64_t i = first + 1; i < last; i++)
+        expected += ids.ids[i] != begin && ids.ids[i] != end;
+      assert_int_equal(bytes.count, expected);
+      text_bytes_close(&bytes);
+    }
+  assert_true(bits_per_byte(8 * log(2), 4) == 2);
+  assert_true(isnan(bits_per_byte(1, 0)));
+  free(ids.ids);
+  tokenizer_close(t);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(a_prompt_begins_once),
       cmocka_unit_test(text_is_shown_in_whole_characters),
       cmocka_unit_test(showing_may_end_it_and_so_may_a_signal),
+      cmocka_unit_test(bytes_are_counted_wherever_a_text_is_cut),
   };
   return cmocka_run_group_tests_name("test_text", tests, NULL, NULL);
 }
