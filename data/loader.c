@@ -105,14 +105,17 @@ static int check_size(const Loader *loader, Error *err) {
   if (windows >= B) return 0;
   // The smallest file with so many windows.
   const int64_t needed = (loader->config.shuffle && B >= 2 ? B + 1 : B) * T + 1;
-  return error_set(err,
-                   "'%s' has %" PRId64 " token%s in %d file%s, %" PRId64 " sequence%s of %" PRId64
-                   ", but a batch of %" PRId64 " needs at least %" PRId64
-                   " tokens in one file: add text, or lower train.batch_size or "
-                   "train.sequence_length",
-                   loader->config.pattern, loader->tokens, loader->tokens == 1 ? "" : "s",
-                   loader->file_count, loader->file_count == 1 ? "" : "s", windows,
-                   windows == 1 ? "" : "s", T, B, needed);
+  error_set(
+      err, "'%s' has %" PRId64 " token%s in %d file%s, %" PRId64 " sequence%s of %" PRId64 ", but ",
+      loader->config.pattern, loader->tokens, loader->tokens == 1 ? "" : "s", loader->file_count,
+      loader->file_count == 1 ? "" : "s", windows, windows == 1 ? "" : "s", T);
+  if (B > 1)
+    error_append(err, "a batch of %" PRId64, B);
+  else
+    error_append(err, "one");
+  return error_append(
+      err, " needs at least %" PRId64 " tokens in one file: add text, or lower %s", needed,
+      B > 1 ? "train.batch_size or train.sequence_length" : "train.sequence_length");
 }
 
 Loader *loader_open(const LoaderConfig *config, Error *err) {
@@ -183,9 +186,8 @@ LoaderPlace loader_place(const Loader *loader, uint64_t cursor) {
   return (LoaderPlace){loader->files[f].path, first};
 }
 
-// tokens, targets: [T].
-static int read_window(const Loader *loader, uint64_t cursor, int32_t *tokens, int32_t *targets,
-                       Error *err) {
+int loader_window(const Loader *loader, uint64_t cursor, int32_t *tokens, int32_t *targets,
+                  Error *err) {
   int64_t first;
   const LoaderConfig *c = &loader->config;
   const TokenFile *file = &loader->files[window_file(loader, cursor, &first)];
@@ -199,6 +201,7 @@ static int read_window(const Loader *loader, uint64_t cursor, int32_t *tokens, i
 int loader_next(Loader *loader, int32_t *tokens, int32_t *targets, Error *err) {
   const int64_t B = loader->config.batch, T = loader->config.seq;
   for (int64_t b = 0; b < B; b++)
-    if (read_window(loader, loader->cursor++, tokens + b * T, targets + b * T, err) != 0) return -1;
+    if (loader_window(loader, loader->cursor++, tokens + b * T, targets + b * T, err) != 0)
+      return -1;
   return loader_look(loader, err);
 }

@@ -44,7 +44,11 @@ void loader_close(Loader *loader);
 // file that cannot be read, holds an id beyond the vocabulary, or is not what it was any more;
 // after it the cursor stands anywhere.
 int loader_next(Loader *loader, int32_t *tokens, int32_t *targets, Error *err);
-// What the watch found so far, for those that read the files themselves.
+// The window of that cursor alone, which stays where it is. tokens, targets: [T]. It does not ask
+// the watch.
+int loader_window(const Loader *loader, uint64_t cursor, int32_t *tokens, int32_t *targets,
+                  Error *err);
+// What the watch found so far, for those that read single windows, or the files themselves.
 int loader_look(const Loader *loader, Error *err);
 // The first file whose name was taken by another one, or by none; NULL: there is none. The loader
 // goes on with the files that it opened.

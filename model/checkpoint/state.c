@@ -1,7 +1,7 @@
-// state.json and run.json of a checkpoint. Counters are whole numbers; `sequences`, `tokenizer` and
-// `data`, which may use all 64 bits, are strings of digits; best_val_loss is null until there is
-// one; `tokenizer`, `data` and `backend` are left out where they are not known, and `schedule`
-// where no resume has planned one. Version 1, which had no `data` and `backend`, is read, too.
+// state.json and run.json of a checkpoint. Counters are whole numbers; `sequences`, `tokenizer`,
+// `data` and `validation`, which may use all 64 bits, are strings of digits; best_val_loss is null
+// until there is one; `tokenizer`, `data`, `validation` and `backend` are left out where they are
+// not known, and `schedule` where no resume has planned one. Version 1, which had no `data` and `backend`, is read, too.
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
@@ -21,8 +21,9 @@ static const char *const names[KEYS] = {"version",   "step",          "updates",
                                         "nonfinite", "nonfinite_row", "best_val_step",
                                         "sequences", "best_val_loss"};
 // Those that may be missing.
-enum { TOKENIZER, DATA, BACKEND, SCHEDULE, MORE_KEYS };
-static const char *const more_names[MORE_KEYS] = {"tokenizer", "data", "backend", "schedule"};
+enum { TOKENIZER, DATA, VALIDATION, BACKEND, SCHEDULE, MORE_KEYS };
+static const char *const more_names[MORE_KEYS] = {"tokenizer", "data", "validation", "backend",
+                                                  "schedule"};
 
 enum { PLAN_KEYS = 4 };
 static const char *const plan_names[PLAN_KEYS] = {"from", "warmup", "rate", "peak"};
@@ -38,6 +39,7 @@ char *state_json(const TrainState *s) {
   json_number(&w, names[BEST_VAL_LOSS], s->best_val_loss, JSON_EXACT);
   if (s->tokenizer != 0) json_string(&w, more_names[TOKENIZER], digits_text(s->tokenizer).text);
   if (s->data != 0) json_string(&w, more_names[DATA], digits_text(s->data).text);
+  if (s->validation != 0) json_string(&w, more_names[VALIDATION], digits_text(s->validation).text);
   if (s->backend[0] != '\0') json_string(&w, more_names[BACKEND], s->backend);
   if (s->plan.from > 0) {
     json_open(&w, more_names[SCHEDULE], '{');
@@ -76,7 +78,7 @@ static int read_plan(SchedulePlan *plan, const cJSON *object, Error *err) {
 
 // Takes what may be missing out of the tree.
 static int read_more(TrainState *s, cJSON *root, Error *err) {
-  uint64_t *const numbers[] = {&s->tokenizer, &s->data};
+  uint64_t *const numbers[] = {&s->tokenizer, &s->data, &s->validation};
   int status = 0;
   for (int i = 0; i < MORE_KEYS && status == 0; i++) {
     cJSON *item = cJSON_DetachItemFromObjectCaseSensitive(root, more_names[i]);

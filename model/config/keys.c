@@ -92,7 +92,8 @@ const Key config_keys[] = {
     INTEGER(train, eval_interval, "500", 0, 99999999, 0,
             "steps between validations; 0: only at the start and the end"),
     INTEGER(train, eval_batches, "20", 0, 2147483647, 0,
-            "micro-batches that a validation reads; 0: the whole split"),
+            "micro-batches that a validation reads, always the same ones, spread evenly over the "
+            "split; 0: the whole split"),
     INTEGER(train, save_interval, "500", -1, 99999999, 0,
             "steps between checkpoints; 0: only at the end; -1: never, to time a run"),
     INTEGER(train, keep_checkpoints, "3", 1, 99999999, 0,

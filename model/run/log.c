@@ -213,23 +213,28 @@ void log_train(RunLog *log, const StepLine *s, bool print) {
   end_record(log);
 }
 
-static void put_val(RunLog *log, const char *kind, int64_t step, double loss, int64_t tokens,
-                    const char *remark) {
-  printf("step %lld | validation loss %.4f over %s tokens%s\n", (long long)step, loss,
-         count_text((double)tokens).text, remark);
+static void put_val(RunLog *log, const char *kind, const ValLine *v, const char *remark) {
+  char error[40] = "", bits[48] = "";
+  if (!v->whole && isfinite(v->error)) snprintf(error, sizeof error, " +- %.4f", v->error);
+  if (isfinite(v->bits_per_byte))
+    snprintf(bits, sizeof bits, ", %.4f bits per byte,", v->bits_per_byte);
+  printf("step %lld | validation loss %.4f%s%s over %s tokens%s%s\n", (long long)v->step, v->loss,
+         error, bits, count_text((double)v->tokens).text, v->whole ? ", all windows" : "", remark);
   fflush(stdout);
-  JsonWriter *w = begin_record(log, kind, step);
-  put_number(w, "loss", loss);
-  json_whole(w, "tokens", tokens);
+  JsonWriter *w = begin_record(log, kind, v->step);
+  put_number(w, "loss", v->loss);
+  put_number(w, "stderr", v->error);
+  put_number(w, "bits_per_byte", v->bits_per_byte);
+  json_whole(w, "tokens", v->tokens);
   end_record(log);
 }
 
-void log_val(RunLog *log, int64_t step, double loss, int64_t tokens, bool best) {
-  put_val(log, "val", step, loss, tokens, best ? " (best so far)" : "");
+void log_val(RunLog *log, const ValLine *line, bool best) {
+  put_val(log, "val", line, best ? " (best so far)" : "");
 }
 
-void log_val_bf16(RunLog *log, int64_t step, double loss, int64_t tokens) {
-  put_val(log, "val_bf16", step, loss, tokens, " in bf16, as --eval takes the weights");
+void log_val_bf16(RunLog *log, const ValLine *line) {
+  put_val(log, "val_bf16", line, ", in bf16 as --eval takes the weights");
 }
 
 void log_sample(RunLog *log, int64_t step, const char *text, size_t bytes) {

@@ -6,7 +6,9 @@
 //          what was done: they follow one another and are the whole)
 //   train  step, loss, lr, grad_norm, ms, tokens_per_s, mfu (null where the peak is not known),
 //          applied; in FP8 also saturated: tensors with values beyond their scale's reach
-//   val    step, loss, tokens
+//   val    step, loss, stderr (its standard error as the mean of the whole split: of the choice of
+//          windows; 0 where all were read, null where one batch was), bits_per_byte (null where the
+//          tokenizer is not known), tokens
 //   val_bf16  the same, of the weights in bf16: at the end of a run in FP8
 //   sample step, text
 //   save   step, path, ms (until it was in place), waited_ms (of them training stood still)
@@ -55,6 +57,14 @@ typedef struct StepLine {
   int saturated, saturated_first; // as in StepResult
 } StepLine;
 
+typedef struct ValLine {
+  int64_t step;
+  double loss, error; // nats a token, and its standard error: 0 of the whole split, NAN: not known
+  double bits_per_byte; // NAN where not known
+  int64_t tokens;
+  bool whole; // of all windows of the split
+} ValLine;
+
 int log_open(RunLog *log, const char *run_dir, int64_t steps, Error *err);
 void log_close(RunLog *log); // zeros are fine
 // Writes what waits, and has the disk hold all of it.
@@ -64,8 +74,8 @@ void log_start(RunLog *log, int64_t step, int64_t parameters, int64_t tokens_per
 // printed, too: what the first step's line waited for since the command was given
 void log_opened(RunLog *log, int64_t step, const Phases *phases);
 void log_train(RunLog *log, const StepLine *line, bool print); // print: the progress line, too
-void log_val(RunLog *log, int64_t step, double loss, int64_t tokens, bool best);
-void log_val_bf16(RunLog *log, int64_t step, double loss, int64_t tokens);
+void log_val(RunLog *log, const ValLine *line, bool best);
+void log_val_bf16(RunLog *log, const ValLine *line);
 void log_sample(RunLog *log, int64_t step, const char *text, size_t bytes);
 void log_save(RunLog *log, int64_t step, const char *path, double ms, double waited_ms);
 // A run goes on from this checkpoint: if it was killed before it could say so, the line comes now.

@@ -8,16 +8,27 @@
 #include "model/run/run.h"
 #include "model/run/tokenizer.h"
 
-// key: whose pattern it is.
-static int open_data(Loader **data, const Config *c, const char *key, const char *pattern,
-                     bool shuffle, Error *err) {
-  const LoaderConfig loader = {.pattern = pattern,
+static int open_train_data(Run *run, Error *err) {
+  const Config *c = &run->config;
+  const LoaderConfig loader = {.pattern = c->data.train,
                                .batch = c->train.batch_size,
                                .seq = c->train.sequence_length,
                                .seed = c->train.seed,
-                               .shuffle = shuffle};
-  *data = loader_open(&loader, err);
-  return *data ? 0 : error_prefix(err, "%s", key);
+                               .shuffle = c->data.shuffle};
+  run->train_data = loader_open(&loader, err);
+  return run->train_data ? 0 : error_prefix(err, "data.train");
+}
+
+// A single window is enough to validate on.
+static int open_val_data(Run *run, Error *err) {
+  const Config *c = &run->config;
+  const LoaderConfig loader = {.pattern = c->data.val, .batch = 1, .seq = c->train.sequence_length};
+  if (c->data.val[0] == '\0') return 0;
+  run->val_data = loader_open(&loader, err);
+  if (!run->val_data) return error_prefix(err, "data.val");
+  run->val_windows =
+      val_windows(run->val_data->windows, c->train.batch_size, c->train.eval_batches);
+  return 0;
 }
 
 // ---- What the run starts from
@@ -89,6 +100,19 @@ static int check_data(Run *run, Error *err) {
       run->start.path, c->data.train);
 }
 
+// Losses on other windows cannot be compared: the best one starts anew.
+static void check_validation(Run *run) {
+  TrainState *s = &run->state;
+  if (!run->val_data) return;
+  const uint64_t was = s->validation;
+  s->validation = val_fingerprint(&run->val_windows, run->val_data->fingerprint,
+                                  run->config.train.sequence_length);
+  run->val_changed = isfinite(s->best_val_loss) && was != s->validation;
+  if (!run->val_changed) return;
+  s->best_val_loss = NAN;
+  s->best_val_step = 0;
+}
+
 // Another backend than the checkpoint's is no error, but told.
 static void note_backend(Run *run) {
   const BackendText now = backend_identity(run->be);
@@ -125,6 +149,7 @@ static void print_resumed(const Run *run) {
            (long long)plan->warmup);
   else if (run->planned)
     printf("; the learning rate goes on from %.3g", plan->peak);
+  if (run->val_changed) printf("; validation reads other windows, so its best loss starts anew");
   printf("\n");
 }
 
@@ -193,9 +218,7 @@ static int open_trace(Run *run, Error *err) {
 static int open_inputs(Run *run, Error *err) {
   const Config *c = &run->config;
   if ((path_is_directory(c->output.dir) && run_lock(&run->lock, c->output.dir, err) != 0) ||
-      open_data(&run->train_data, c, "data.train", c->data.train, c->data.shuffle, err) != 0 ||
-      (c->data.val[0] && open_data(&run->val_data, c, "data.val", c->data.val, false, err) != 0) ||
-      find_start(run, err) != 0 ||
+      open_train_data(run, err) != 0 || open_val_data(run, err) != 0 || find_start(run, err) != 0 ||
       run_tokenizer(&run->tokenizer, c, run->train_data, run->val_data, run->start.path, err) !=
           0 ||
       check_tokenizer(run, err) != 0 || check_data(run, err) != 0 ||
@@ -203,6 +226,7 @@ static int open_inputs(Run *run, Error *err) {
       export_open(&run->export, run->tokenizer, run->start.path, err) != 0 ||
       loader_check(run->train_data, c->model.vocab_size, err) != 0)
     return -1;
+  check_validation(run);
   return run->val_data ? loader_check(run->val_data, c->model.vocab_size, err) : 0;
 }
 

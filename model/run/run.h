@@ -8,6 +8,7 @@
 #include "model/generate.h"
 #include "model/run/backend.h"
 #include "model/run/log.h"
+#include "model/run/val_windows.h"
 
 // A step that the backend was asked for and whose result was not taken yet.
 typedef struct PendingStep {
@@ -31,7 +32,10 @@ typedef struct Run {
   Backend *be;
   Llama llama;
   Loader *train_data;
-  Loader *val_data;     // NULL: no validation
+  Loader *val_data; // NULL: no validation
+  ValWindows val_windows;
+  bool val_counted;     // val_bytes is known: the first validation counts them
+  int64_t val_bytes;    // of the text that the windows predict, 0 where they have none
   Tokenizer *tokenizer; // NULL: none is known
   Export export;        // what checkpoints have besides
   Generator *generator; // NULL: no samples
@@ -46,6 +50,7 @@ typedef struct Run {
   char *changes;      // of the configuration since the checkpoint; NULL where there is none
   bool planned;       // of the learning rate anew, because of them
   bool calibrates;    // FP8: the first step of this process finds the scales
+  bool val_changed;   // the best validation loss starts anew: the checkpoint's was of other windows
   BackendText was_on; // the backend of that checkpoint, where it is another; else empty
   const char *was;    // the precision of the checkpoint that it goes on from; NULL: there is none
   int64_t saturated_row; // FP8: steps in a row in which values were beyond a scale's reach

@@ -88,12 +88,7 @@ check a_run_that_replaces_its_checkpoint_is_read "$failures of 60 failed" test $
 
 # ---- --eval
 # Tokens of which 8 whole batches of 2 windows are made, so that nothing is left over.
-slice() { # COUNT [FIRST]: a token file that does not say who made it
-  head -c 8 "$folder/data/val-00000.bin"
-  printf '%b' "$(printf '\\x%02x\\x%02x\\0\\0' $(($1 % 256)) $(($1 / 256)))"
-  head -c 1012 /dev/zero
-  tail -c +$((1025 + 2 * ${2:-0})) "$folder/data/val-00000.bin" | head -c $((2 * $1))
-}
+slice() { token_slice "$folder/data/val-00000.bin" "$@"; } # COUNT [FIRST]
 slice 513 >"$folder/even.bin"
 must "$TRAIN" "$config" "output.dir=$folder/evened" "data.val=$folder/even.bin" train.eval_batches=0
 logged=$(grep '"val","step":20' "$folder/evened/log.jsonl" | sed 's/.*"loss":\([0-9.]*\).*/\1/')

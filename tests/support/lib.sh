@@ -72,6 +72,15 @@ prepare_data() { # LINES
   must "$PREPARE" --out "$folder/data" "$folder/text.txt"
 }
 
+# token_slice FILE COUNT [FIRST]: so many of a file's 16-bit tokens, as a token file that does not say
+# who made it.
+token_slice() {
+  head -c 8 "$1"
+  printf '%b' "$(printf '\\x%02x\\x%02x\\x%02x\\0' $(($2 % 256)) $(($2 / 256 % 256)) $(($2 / 65536)))"
+  head -c 1012 /dev/zero
+  tail -c +$((1025 + 2 * ${3:-0})) "$1" | head -c $((2 * $2))
+}
+
 # Every name under $folder, which shows whether anything was written.
 listing() { (cd "$folder" && find . ! -name 'said*' | LC_ALL=C sort); }
 

@@ -6,6 +6,7 @@
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "base/file.h"
 #include "base/memory.h"
@@ -247,6 +248,23 @@ static void without_shuffle_windows_come_in_file_order(void **state) {
   loader_close(loader);
 }
 
+static void a_single_window_is_that_of_its_cursor(void **state) {
+  enum { T = 4, B = 3, BATCHES = 4 };
+  write_count(*state, "alone.bin", 0, T * 7 + 3);
+  Loader *loader = open_or_fail(*state, "alone.bin",
+                                (LoaderConfig){.batch = B, .seq = T, .seed = 8, .shuffle = true});
+  int32_t tokens[B * T], targets[B * T], input[T], target[T];
+  Error err;
+  for (uint64_t cursor = 0; cursor < B * BATCHES; cursor++) {
+    if (cursor % B == 0) next_batch(loader, tokens, targets);
+    assert_int_equal(loader_window(loader, cursor, input, target, &err), 0);
+    assert_memory_equal(input, tokens + cursor % B * T, sizeof input);
+    assert_memory_equal(target, targets + cursor % B * T, sizeof target);
+    assert_int_equal(loader->cursor, (cursor / B + 1) * B);
+  }
+  loader_close(loader);
+}
+
 // The sentence's number is exact: with it the loader opens, with one token less it does not.
 static void check_least(const char *folder, int64_t B, int64_t T, bool shuffle, int32_t least) {
   const LoaderConfig config = {.batch = B, .seq = T, .shuffle = shuffle};
@@ -255,6 +273,7 @@ static void check_least(const char *folder, int64_t B, int64_t T, bool shuffle, 
   assert_null(try_open(folder, "least.bin", config, &err));
   char *needs = xasprintf("needs at least %d tokens in one file", least);
   char *has = xasprintf("has %d token", least - 1);
+  assert_int_equal(strstr(err.text, "train.batch_size") != NULL, B > 1);
   assert_says(&err, needs);
   assert_says(&err, has);
   free(needs);
@@ -317,6 +336,7 @@ int main(void) {
       cmocka_unit_test(a_sought_loader_gives_the_batches_of_one_that_ran),
       cmocka_unit_test(a_batch_spans_epochs_without_losing_a_window),
       cmocka_unit_test(without_shuffle_windows_come_in_file_order),
+      cmocka_unit_test(a_single_window_is_that_of_its_cursor),
       cmocka_unit_test(a_set_smaller_than_a_batch_says_how_many_tokens_it_needs),
       cmocka_unit_test(a_pattern_that_matches_nothing_suggests_prepare),
       cmocka_unit_test(a_name_with_brackets_is_found),

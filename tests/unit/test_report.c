@@ -374,55 +374,110 @@ static void a_save_is_synced_and_its_line_comes_once(void **state) {
   log_test_close(&t);
 }
 
+// A log whose printed lines are kept, too. text: of log.jsonl, lines: what was printed.
+typedef struct PrintedLog {
+  RunLog log;
+  char *dir, *text, *lines;
+  int out;
+} PrintedLog;
+
+static void printed_open(PrintedLog *p) {
+  Error err;
+  *p = (PrintedLog){.dir = temporary_folder()};
+  must(log_open(&p->log, p->dir, 10, &err), &err);
+  fflush(stdout);
+  p->out = dup(STDOUT_FILENO);
+  assert_non_null(freopen(path_text("%s/shown", p->dir).text, "w", stdout));
+}
+
+static void printed_read(PrintedLog *p) {
+  size_t bytes;
+  Error err;
+  fflush(stdout);
+  dup2(p->out, STDOUT_FILENO);
+  close(p->out);
+  log_close(&p->log);
+  must(file_read(path_text("%s/log.jsonl", p->dir).text, 1 << 20, &p->text, &bytes, &err), &err);
+  must(file_read(path_text("%s/shown", p->dir).text, 1 << 20, &p->lines, &bytes, &err), &err);
+}
+
+static void printed_close(PrintedLog *p) {
+  Error err;
+  must(directory_remove(p->dir, &err), &err);
+  free(p->text);
+  free(p->lines);
+  free(p->dir);
+}
+
 // What a run in FP8 writes besides: on the progress line only where something was clipped.
 static void fp8_names_its_peak_and_counts_saturated_tensors(void **state) {
   (void)state;
-  char *dir = temporary_folder(), *path = xasprintf("%s/log.jsonl", dir),
-       *shown = xasprintf("%s/shown", dir), *text, *lines;
-  size_t bytes;
-  Error err;
-  RunLog log;
-  must(log_open(&log, dir, 10, &err), &err);
-  fflush(stdout);
-  const int out = dup(STDOUT_FILENO);
-  assert_non_null(freopen(shown, "w", stdout));
+  PrintedLog p;
+  printed_open(&p);
   StepLine line = {.step = 1, .ms = 2, .tokens = 64, .mfu = 0.25, .applied = true};
-  log_train(&log, &line, true);
+  log_train(&p.log, &line, true);
   line.fp8 = true;
-  log_train(&log, &line, true);
+  log_train(&p.log, &line, true);
   line.saturated = 3;
-  log_train(&log, &line, true);
-  log_val_bf16(&log, 10, 1.5, 640);
-  fflush(stdout);
-  dup2(out, STDOUT_FILENO);
-  close(out);
-  log_close(&log);
-  must(file_read(path, 1 << 20, &text, &bytes, &err), &err);
-  must(file_read(shown, 1 << 20, &lines, &bytes, &err), &err);
-
+  log_train(&p.log, &line, true);
+  printed_read(&p);
   static const double counts[] = {NAN, 0, 3};
   for (int i = 0; i < 3; i++) {
-    cJSON *train = record(text, i);
+    cJSON *train = record(p.text, i);
     const cJSON *saturated = cJSON_GetObjectItemCaseSensitive(train, "saturated");
     assert_true(isnan(counts[i]) ? !saturated : saturated && saturated->valuedouble == counts[i]);
     cJSON_Delete(train);
   }
-  cJSON *val = record(text, 3);
-  assert_string_equal(cJSON_GetObjectItemCaseSensitive(val, "kind")->valuestring, "val_bf16");
-  near(cJSON_GetObjectItemCaseSensitive(val, "loss")->valuedouble, 1.5);
-  cJSON_Delete(val);
-  const char *first = lines, *second = strchr(first, '\n') + 1, *third = strchr(second, '\n') + 1;
+  const char *first = p.lines, *second = strchr(first, '\n') + 1, *third = strchr(second, '\n') + 1;
   assert_int_equal(strncmp(strstr(first, "25.0%"), "25.0% of peak |", 15), 0);
   assert_int_equal(strncmp(strstr(second, "25.0%"), "25.0% of FP8's peak |", 21), 0);
   assert_ptr_equal(strstr(first, "saturated"), strstr(third, "saturated"));
   assert_non_null(strstr(third, " | 3 saturated\n"));
-  assert_non_null(strstr(third, "validation loss 1.5000 over 640 tokens in bf16"));
-  free(text);
-  free(lines);
-  must(directory_remove(dir, &err), &err);
-  free(shown);
-  free(path);
-  free(dir);
+  printed_close(&p);
+}
+
+// NAN: null.
+static void expect_number(const cJSON *object, const char *name, double value) {
+  const cJSON *item = cJSON_GetObjectItemCaseSensitive(object, name);
+  assert_non_null(item);
+  if (isnan(value))
+    assert_true(cJSON_IsNull(item));
+  else
+    near(item->valuedouble, value);
+}
+
+static void a_validation_says_what_is_known_of_it(void **state) {
+  (void)state;
+  PrintedLog p;
+  printed_open(&p);
+  ValLine val = {.step = 10, .loss = 1.5, .error = 0.125, .bits_per_byte = 2.25, .tokens = 640};
+  log_val(&p.log, &val, true);
+  val.error = val.bits_per_byte = NAN;
+  log_val(&p.log, &val, false);
+  val.error = 0;
+  val.whole = true;
+  log_val_bf16(&p.log, &val);
+  printed_read(&p);
+  static const struct {
+    const char *kind;
+    double error, bits;
+  } expected[] = {{"val", 0.125, 2.25}, {"val", NAN, NAN}, {"val_bf16", 0, NAN}};
+  for (int i = 0; i < 3; i++) {
+    cJSON *got = record(p.text, i);
+    assert_string_equal(cJSON_GetObjectItemCaseSensitive(got, "kind")->valuestring,
+                        expected[i].kind);
+    expect_number(got, "loss", 1.5);
+    expect_number(got, "stderr", expected[i].error);
+    expect_number(got, "bits_per_byte", expected[i].bits);
+    expect_number(got, "tokens", 640);
+    cJSON_Delete(got);
+  }
+  assert_string_equal(p.lines, "step 10 | validation loss 1.5000 +- 0.1250, 2.2500 bits per byte, "
+                               "over 640 tokens (best so far)\n"
+                               "step 10 | validation loss 1.5000 over 640 tokens\n"
+                               "step 10 | validation loss 1.5000 over 640 tokens, all windows, in "
+                               "bf16 as --eval takes the weights\n");
+  printed_close(&p);
 }
 
 int main(void) {
@@ -445,6 +500,7 @@ int main(void) {
       cmocka_unit_test(what_a_crash_tore_is_cut_off),
       cmocka_unit_test(a_save_is_synced_and_its_line_comes_once),
       cmocka_unit_test(fp8_names_its_peak_and_counts_saturated_tensors),
+      cmocka_unit_test(a_validation_says_what_is_known_of_it),
   };
   return cmocka_run_group_tests_name("test_report", tests, NULL, NULL);
 }

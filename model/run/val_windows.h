@@ -1,0 +1,36 @@
+// Which windows of the validation split a run reads, and how far their mean may be from the whole
+// split's.
+#pragma once
+#include <stdint.h>
+
+// The same windows in every validation of a run and in every process. Where not all are read, they
+// are spread evenly over the split, and batch i has every `batches`-th of them from the i-th on. So
+// each batch is an even sample of the split by itself (interpenetrating samples: Mahalanobis, J. R.
+// Stat. Soc. 1946), and the spread of the batches' means says how much a mean depends on the choice
+// of the windows. Texts of one kind that stand together do not change that.
+typedef struct ValWindows {
+  int64_t split;   // windows in the split, at least 1
+  int64_t read;    // of them
+  int64_t batch;   // windows in a batch; fewer in the last one where all of the split is read
+  int64_t batches; // in a validation
+} ValWindows;
+
+// eval_batches: 0 reads the whole split, as do more batches than it has.
+ValWindows val_windows(int64_t split, int64_t batch, int64_t eval_batches);
+// How many windows batch i has, and its row-th one: a number below `split`.
+int64_t val_batch_size(const ValWindows *w, int64_t i);
+int64_t val_window(const ValWindows *w, int64_t i, int64_t row);
+// Two losses can be compared where this is the same. data: Loader.fingerprint of the split. Never 0.
+uint64_t val_fingerprint(const ValWindows *w, uint64_t data, int64_t sequence_length);
+
+// The mean of all windows, from batch to batch.
+typedef struct ValMean {
+  double sum; // of the windows' losses
+  int64_t windows, batches;
+  double mean, squares; // of the batches' means: their mean, and the squares around it
+} ValMean;
+void val_mean_add(ValMean *m, double batch_sum, int64_t windows);
+double val_mean(const ValMean *m);
+// Its standard error as an estimate of the split's mean: 0 where all of it was read, NAN where one
+// batch says nothing of its spread.
+double val_standard_error(const ValMean *m, const ValWindows *w);

@@ -1,0 +1,138 @@
+// What a run does between steps: it validates. The windows are val_windows.h's.
+#include <math.h>
+#include <string.h>
+
+#include "base/range.h"
+#include "model/run/run.h"
+#include "model/run/text.h"
+
+// A validation under way.
+typedef struct Validation {
+  Run *run;
+  int32_t *tokens, *targets; // [B, T] each
+  ValMean mean;
+  TextBytes text;  // without a decoder where the bytes are known, or never will be
+  LoaderPlace end; // of the window that was counted last
+} Validation;
+
+static void count_window(Validation *v, int64_t window, int64_t row) {
+  const int64_t T = v->run->config.train.sequence_length;
+  if (!v->text.decoder) return;
+  const LoaderPlace place = loader_place(v->run->val_data, (uint64_t)window);
+  if (place.path != v->end.path || place.token != v->end.token) {
+    text_bytes_end(&v->text);
+    text_bytes_begin(&v->text, v->tokens[row * T]);
+  }
+  text_bytes_add(&v->text, v->targets + row * T, T);
+  v->end = (LoaderPlace){place.path, place.token + T};
+}
+
+static void copy_row(Validation *v, int64_t to, int64_t from) {
+  const int64_t T = v->run->config.train.sequence_length;
+  const size_t bytes = (size_t)T * sizeof *v->tokens;
+  if (to == from) return;
+  memcpy(v->tokens + to * T, v->tokens + from * T, bytes);
+  memcpy(v->targets + to * T, v->targets + from * T, bytes);
+}
+
+static int read_batch(Validation *v, int64_t i, int64_t windows) {
+  Run *run = v->run;
+  const int64_t T = run->config.train.sequence_length;
+  for (int64_t row = 0; row < windows; row++) {
+    const int64_t window = val_window(&run->val_windows, i, row);
+    if (loader_window(run->val_data, (uint64_t)window, v->tokens + row * T, v->targets + row * T,
+                      &run->data_error) != 0)
+      return -1;
+    count_window(v, window, row);
+  }
+  return loader_look(run->val_data, &run->data_error);
+}
+
+// The sum of the losses of all B windows, each a mean over its tokens.
+static double sum_of_losses(Validation *v) {
+  Llama *llama = &v->run->llama;
+  Backend *be = llama->be;
+  be->step_begin(be);
+  llama_load_batch(llama, v->tokens, v->targets);
+  llama_forward(llama);
+  llama_loss(llama, 1);
+  be->step_end(be);
+  return be->step_result(be).loss * (double)v->run->val_windows.batch;
+}
+
+// A batch with fewer windows than B has its first one in the place of the missing ones, and a batch
+// of nothing else says what that adds. So every forward has the one shape that the backend has
+// prepared and recorded, and FP8's groups of rows are whole.
+static bool validate_batch(Validation *v, int64_t i) {
+  const int64_t B = v->run->val_windows.batch, windows = val_batch_size(&v->run->val_windows, i);
+  if (*v->run->stop || read_batch(v, i, windows) != 0) return false;
+  for (int64_t row = windows; row < B; row++) copy_row(v, row, 0);
+  double sum = sum_of_losses(v);
+  if (windows < B) {
+    for (int64_t row = 0; row < windows; row++) copy_row(v, row, 0);
+    sum -= sum_of_losses(v) * (double)(B - windows) / (double)B;
+  }
+  val_mean_add(&v->mean, sum, windows);
+  return true;
+}
+
+// False where the run was asked to stop, and where the data are bad.
+static bool validate_batches(Validation *v) {
+  Run *run = v->run;
+  bool finished = true;
+  text_bytes_open(&v->text, run->val_counted ? NULL : run->tokenizer);
+  range_push("evaluation");
+  for (int64_t i = 0; i < run->val_windows.batches && finished; i++)
+    finished = validate_batch(v, i);
+  range_pop();
+  text_bytes_end(&v->text);
+  if (finished && !run->val_counted) {
+    run->val_counted = true;
+    run->val_bytes = v->text.count;
+  }
+  text_bytes_close(&v->text);
+  // A forward that trains nothing is no part of training's scales.
+  if (fp8_used(&run->llama.shape)) run->be->scalings_discard(run->be);
+  return finished;
+}
+
+// Only where there is something to validate on.
+static bool validate(Run *run, ValLine *line) {
+  const TrainConfig *c = &run->config.train;
+  Validation v = {.run = run, .tokens = run->batches};
+  v.targets = v.tokens + c->batch_size * c->sequence_length;
+  if (!validate_batches(&v)) return false;
+  const double loss = val_mean(&v.mean);
+  const int64_t tokens = run->val_windows.read * c->sequence_length;
+  *line = (ValLine){.step = run->state.step,
+                    .loss = loss,
+                    .error = val_standard_error(&v.mean, &run->val_windows),
+                    .bits_per_byte = bits_per_byte(loss * (double)tokens, run->val_bytes),
+                    .tokens = tokens,
+                    .whole = run->val_windows.read == run->val_windows.split};
+  return true;
+}
+
+bool run_validate(Run *run) {
+  ValLine line;
+  if (!run->val_data) return true;
+  if (*run->stop || !validate(run, &line)) return false;
+  const bool best = !(line.loss >= run->state.best_val_loss) && isfinite(line.loss);
+  if (best) {
+    run->state.best_val_loss = line.loss;
+    run->state.best_val_step = run->state.step;
+    run->best_is_new = true;
+  }
+  log_val(&run->log, &line, best);
+  return true;
+}
+
+bool run_validate_in_bf16(Run *run) {
+  ValLine line;
+  if (!run->val_data || !fp8_used(&run->llama.shape)) return true;
+  if (*run->stop) return false;
+  llama_become_bf16(&run->llama);
+  if (!validate(run, &line)) return false;
+  log_val_bf16(&run->log, &line);
+  return true;
+}
