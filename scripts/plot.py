@@ -2,8 +2,8 @@
 """Draws the loss curves of one or more runs to a PNG. (plot.py bench --help: what ./train --bench measured.)
 
 A run is the folder that ./train wrote (its log.jsonl is read), or a log file itself. Training loss is drawn thin as it
-is and thick smoothed, validation loss with markers; x is the optimizer step. --all adds panels for the learning rate
-and the gradient norm.
+is and thick smoothed, validation loss with markers and its standard error; x is the optimizer step. --all adds panels
+for the learning rate and the gradient norm.
 """
 import argparse
 import html
@@ -97,10 +97,13 @@ def draw_losses(axes, runs, options):
                 axes.plot(steps, losses, color=colour, linewidth=0.6, alpha=0.3)
             axes.plot(steps, smooth(losses, window), color=colour, linewidth=1.8, label=f"{run.name}, training")
         if val_steps:
-            last = next((v for v in reversed(val_losses) if math.isfinite(v)), math.nan)
-            axes.plot(val_steps, val_losses, color=colour, linewidth=1, linestyle="--", marker="o", markersize=5,
-                      markerfacecolor="white", markeredgewidth=1.5,
-                      label=f"{run.name}, validation ({last:.3f} at the end)")
+            _, errors = run.series("val", "stderr")  # NaN, and no bar, in older logs and where one batch is read
+            last, error = next(((v, e) for v, e in zip(reversed(val_losses), reversed(errors)) if math.isfinite(v)),
+                               (math.nan, math.nan))
+            said = f"{last:.3f} +- {error:.3f}" if error > 0 else f"{last:.3f}"
+            axes.errorbar(val_steps, val_losses, yerr=errors, color=colour, linewidth=1, linestyle="--", marker="o",
+                          markersize=5, markerfacecolor="white", markeredgewidth=1.5, capsize=3,
+                          label=f"{run.name}, validation ({said} at the end)")
     axes.set_ylabel("loss (nats per token)")
     axes.set_title(options.title or "Loss of " + ", ".join(run.name for run in runs), loc="left", fontweight="bold")
     axes.legend(frameon=False)

@@ -49,7 +49,8 @@ mkdir "$folder/first" "$folder/second"
     echo '{"kind":"train","step":'"$step"',"loss":'"$((100 / step + 2))"'.25,"lr":0.001,"grad_norm":1.5,"ms":3}'
   done
   echo '{"kind":"train","step":39,"loss":null,"lr":0.001,"grad_norm":null,"ms":3}'
-  echo '{"kind":"val","step":40,"loss":4.5}'
+  echo '{"kind":"val","step":20,"loss":4.75,"stderr":null,"bits_per_byte":null,"tokens":64}'
+  echo '{"kind":"val","step":40,"loss":4.5,"stderr":0.0625,"bits_per_byte":2.25,"tokens":64}'
   printf '{"kind":"train","st'
 } >"$folder/first/log.jsonl"
 grep -v '"val"' "$folder/first/log.jsonl" >"$folder/second/log.jsonl"
@@ -149,6 +150,9 @@ if ! "$python" -c 'import matplotlib' 2>/dev/null; then
 fi
 draws a_run_with_a_cut_last_line_and_a_null_loss_is_drawn "$folder/first"
 draws two_runs_are_drawn_with_every_panel_on_a_logarithmic_axis "$folder/first" "$folder/second/log.jsonl" --all --log
+"$python" scripts/plot.py "$folder/first" -o "$folder/words.svg" >/dev/null 2>&1
+if grep -q 'first, validation (4.500 +- 0.062 at the end)' "$folder/words.svg"; then passes a_validation_has_its_standard_error
+else fails a_validation_has_its_standard_error "it says: $(grep -o 'first, validation[^<]*' "$folder/words.svg")"; fi
 
 # The later record of a repeated step counts: leaving out the one before it draws the same picture.
 "$python" scripts/plot.py "$folder/first" --title same -o "$folder/all.png" >/dev/null 2>&1
