@@ -201,4 +201,15 @@ if [ "$all_kernels" != unfused ]; then
   done
   both_agree a_fused_validation_loss
 fi
+
+# All of the split, 214 windows: 26 batches of 8 and one of 6, or 23 of 9 and one of 7, which are replayed as all others are.
+for kernels in $all_kernels; do
+  for batch in 8 9; do
+    run "$kernels-whole-$batch" $(kernels_are "$kernels") train.steps=1 train.eval_batches=0 "train.batch_size=$batch"
+  done
+  a=$(loss_at val 0 "$kernels-whole-8") b=$(loss_at val 0 "$kernels-whole-9")
+  difference=$(relative "$a" "$b")
+  echo "# $kernels, a whole split in batches of 8 and 9: $a and $b, relative difference $difference, bound 1e-4"
+  check "${kernels}_reads_a_whole_split_in_any_batches" "$a and $b" awk -v d="$difference" 'BEGIN { exit !(d <= 1e-4) }'
+done
 exit "$failed"
