@@ -120,8 +120,8 @@ for name in "${warm[@]}"; do
   check "${name}_runs" "$(tail -n 3 "$folder/$name.log")" test "$(cat "$folder/$name.status")" = 0
 done
 
-# Of all at once one was killed on a host of 128 GiB. Ten at once took more than five minutes.
-at_once=${JOBS:-16}
+# Each takes some 10 GiB of the host: of sixteen at once on 128 GiB racecheck of recorded fused steps was killed.
+at_once=${JOBS:-6}
 names=()
 sanitize() { # TOOL NAME OVERRIDES...: in the background; its name is added to `names`
   local tool=$1 name=$2

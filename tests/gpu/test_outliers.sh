@@ -15,15 +15,16 @@ run() { # NAME OVERRIDES...
   local name=$1
   shift
   must "$TRAIN" configs/llama-110m.json "data.train=$folder/data/train-*.bin" data.val= data.tokenizer=bytes backend.device=cuda \
-    train.batch_size=8 train.sample_interval=-1 train.save_interval=0 optimizer.schedule=constant optimizer.learning_rate=3e-4 \
+    train.batch_size=8 train.sample_interval=-1 train.save_interval=0 optimizer.schedule=constant optimizer.learning_rate=3e-5 \
     optimizer.warmup_steps=5 optimizer.clip_norm=0 train.resume_allow_changes=true "output.dir=$folder/$name" "$@"
 }
-run start train.steps=20 backend.kernels=unfused
+run start train.steps=20 backend.kernels=unfused optimizer.learning_rate=3e-4
 for kind in plain outliers; do cp -r "$folder/start/step-00000020" "$folder/$kind"; done
 must tests/gpu/grow_outliers.py "$folder/outliers" $layer $factor
 for kind in plain outliers; do
   for how in 'bf16 fused' 'fp8 unfused' 'fp8 fused'; do
     read -r precision kernels <<<"$how"
+    # A rate at which losses fall slowly: where they fall fast, runs that differ in the last bits are apart in time.
     run "$kind-$precision-$kernels" "train.resume=$folder/$kind" train.steps=$steps "backend.precision=$precision" "backend.kernels=$kernels"
   done
   largest=$(tests/gpu/grow_outliers.py --largest-y "$folder/$kind-fp8-fused/latest" $layers)
