@@ -3,7 +3,7 @@ UNIT_TESTS := $(patsubst %.c,build/release/%,$(wildcard tests/unit/test_*.c))
 ASAN_TESTS := $(UNIT_TESTS:build/release/%=build/asan/%)
 GRADCHECKS := $(patsubst %.c,build/double/%,$(wildcard tests/unit/gradcheck_*.c))
 # These send signals at moments that a busy machine would shift, so they run alone.
-TIMED_SCRIPTS := $(addprefix tests/cli/test_,background.sh night.sh resume.sh)
+TIMED_SCRIPTS := $(addprefix tests/cli/test_,night.sh resume.sh)
 SCRIPT_TESTS := $(filter-out $(TIMED_SCRIPTS),$(sort $(wildcard tests/cli/test_*.sh))) \
   --alone $(TIMED_SCRIPTS)
 
