@@ -2,8 +2,10 @@
 // give the text back; all give the same ids with a fresh encoder as with one that is warm.
 #undef NDEBUG
 #include <assert.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "base/memory.h"
 #include "base/utf8.h"
@@ -30,7 +32,12 @@ static Kind *open_kinds(void) {
   for (int i = 0; i < KINDS && !kinds[i].tokenizer; i++) {
     Error err;
     kinds[i].tokenizer = tokenizer_open(names[i], &err);
-    assert(kinds[i].tokenizer);
+    if (!kinds[i].tokenizer) {
+      fprintf(stderr,
+              "fuzz_encoder: %s; run it in the repository's root, whose fixtures it reads\n",
+              err.text);
+      _exit(1); // libFuzzer takes exit for a crash
+    }
     kinds[i].warm = encoder_open(kinds[i].tokenizer);
   }
   return kinds;
