@@ -1,6 +1,8 @@
 #include "base/error.h"
 
+#include <limits.h>
 #include <stdarg.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -50,15 +52,44 @@ static int edit_distance(const char *a, const char *b) {
   return row[lb];
 }
 
-const char *nearest_name(const char *name, const char *const *names, int count) {
+static bool separates(char c) {
+  return c == '-' || c == '_';
+}
+
+// Both stand where a word begins, or before its separators.
+static bool abbreviates(const char *name, const char *full) {
+  while (separates(*name)) name++;
+  while (separates(*full)) full++;
+  if (*name == '\0' || *full == '\0') return *name == '\0';
+  const char *next = full;
+  while (*next && !separates(*next)) next++;
+  for (int i = 0; full + i < next && name[i] == full[i]; i++)
+    if (abbreviates(name + i + 1, next)) return true;
+  return false;
+}
+
+static bool begins(const char *name, const char *full) {
+  return strncmp(name, full, strlen(name)) == 0;
+}
+
+// The nearest of those that `fits`, or all where it is NULL, and at less than `limit` edits.
+static const char *nearest_of(const char *name, const char *const *names, int count,
+                              bool (*fits)(const char *, const char *), int limit) {
   const char *best = NULL;
-  int best_distance = (int)strlen(name) / 3 + 2;
   for (int i = 0; i < count; i++) {
     const int distance = edit_distance(name, names[i]);
-    if (distance < best_distance) {
-      best_distance = distance;
-      best = names[i];
-    }
+    if (distance >= limit || (fits && !fits(name, names[i]))) continue;
+    limit = distance;
+    best = names[i];
   }
   return best;
+}
+
+const char *nearest_name(const char *name, const char *const *names, int count) {
+  const char *best = NULL;
+  if (name[strspn(name, "-_")] != '\0') { // it has letters
+    best = nearest_of(name, names, count, begins, INT_MAX);
+    if (!best) best = nearest_of(name, names, count, abbreviates, INT_MAX);
+  }
+  return best ? best : nearest_of(name, names, count, NULL, (int)strlen(name) / 3 + 2);
 }

@@ -15,6 +15,8 @@ int error_prefix(Error *err, const char *format, ...) __attribute__((format(prin
 // Puts more behind the sentence that is there.
 int error_append(Error *err, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
-// The name in names[count] nearest to `name` by edit distance, or NULL if none is near enough to be
-// what the user meant (more than a third of its letters differ).
+// The name in names[count] that the user meant by `name`: one that begins so, else one that it
+// abbreviates, else one that differs in a third of its letters at most; NULL: none. An abbreviation
+// has the beginning of each word, or of the first few: lr of learning_rate, min_lr of
+// min_learning_rate. Of several names the nearest by edit distance counts.
 const char *nearest_name(const char *name, const char *const *names, int count);

@@ -36,7 +36,7 @@ int option_read(const Option *list, int count, const char *command, int argc, ch
   const char *name = argv[*at], *near, *names[MOST_OPTIONS];
   const size_t length = strcspn(name, "=");
   const bool joined = name[length] == '=';
-  char all[256] = "";
+  char all[256] = "", alone[101];
   for (int i = 0; i < count; i++) {
     const size_t used = strlen(all);
     snprintf(all + used, sizeof all - used, "%s %s", i > 0 ? "," : "", list[i].name);
@@ -51,7 +51,8 @@ int option_read(const Option *list, int count, const char *command, int argc, ch
     const char *next = *at < argc ? argv[*at] : NULL;
     return read_value(&list[i], joined ? name + length + 1 : next, err);
   }
-  if ((near = nearest_name(name, names, count)))
-    return error_set(err, "unknown option '%.100s' of %s; did you mean %s?", name, command, near);
-  return error_set(err, "unknown option '%.100s' of %s; there are%s", name, command, all);
+  snprintf(alone, sizeof alone, "%.*s", (int)length, name);
+  if ((near = nearest_name(alone, names, count)))
+    return error_set(err, "unknown option '%s' of %s; did you mean %s?", alone, command, near);
+  return error_set(err, "unknown option '%s' of %s; there are%s", alone, command, all);
 }

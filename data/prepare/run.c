@@ -137,7 +137,7 @@ static int write_done(Job *job, Encoding *encoding, bool all, Error *err) {
 static int encode_corpus(Job *job, Error *err) {
   Encoding *encoding = encoding_open(job->tokenizer, (int)job->options->threads);
   if (!encoding) return error_set(err, "the system has no threads left: use fewer --threads");
-  Progress progress = progress_begin();
+  Progress progress = progress_begin("MB", 1e6);
   CorpusReader reader;
   corpus_open(&reader, &job->corpus);
   int status = 1;

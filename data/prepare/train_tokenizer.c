@@ -45,7 +45,7 @@ static int interrupted(Error *err) {
 }
 
 static int read_texts(BpeTrainer *trainer, const Corpus *corpus, Error *err) {
-  Progress progress = progress_begin();
+  Progress progress = progress_begin("MB", 1e6);
   CorpusReader reader;
   CorpusBlock block;
   corpus_open(&reader, corpus);
@@ -65,7 +65,7 @@ static int read_texts(BpeTrainer *trainer, const Corpus *corpus, Error *err) {
 static int make_tokens(BpeTrainer *trainer, Error *err) {
   enum { STEP = 16 };                             // tokens between two looks at signals
   int status = bpe_trainer_step(trainer, 0, err); // counts the rest, which takes a while
-  Progress progress = progress_begin();
+  Progress progress = progress_begin("MB", 1e6);
   while (status >= 0 && (status = bpe_trainer_step(trainer, STEP, err)) > 0) {
     if (interrupted(err) != 0) return -1;
     const BpeProgress p = bpe_trainer_progress(trainer);

@@ -182,9 +182,7 @@ static int evaluate_batch(Evaluation *e, const TokenFile *file, int64_t first, i
   text_bytes_add(&e->text_bytes, targets, count);
   e->nats += sum_of_losses(e, batch, length);
   e->done += count;
-  const int64_t bytes = e->text_bytes.count; // below 0 in the middle of a first character
-  progress_show(&e->progress, (uint64_t)e->done, (uint64_t)e->targets,
-                (uint64_t)(bytes > 0 ? bytes : 0));
+  progress_show(&e->progress, (uint64_t)e->done, (uint64_t)e->targets, (uint64_t)e->done);
   if (*e->stop)
     return error_set(err, "stopped after %lld of %lld tokens", (long long)e->done,
                      (long long)e->targets);
@@ -232,7 +230,7 @@ static int evaluate(Evaluation *e, Error *err) {
   if (trained_open(&e->trained, e->args->dir, err) != 0 || open_data(e, err) != 0 ||
       open_model(e, err) != 0)
     return -1;
-  e->progress = progress_begin();
+  e->progress = progress_begin("tokens", 1);
   int status = 0;
   for (int f = 0; f < e->count && status == 0; f++) status = evaluate_file(e, &e->files[f], err);
   progress_end(&e->progress);

@@ -39,6 +39,7 @@ for option in --help --version --help-config; do
 done
 refuses no_arguments_is_an_error_that_points_to_help '--help'
 refuses an_unknown_option_names_the_nearest_one 'did you mean --generate' --genrate x
+refuses an_abbreviated_option_names_the_whole_one 'did you mean --generate?' --gen x
 refuses plan_without_a_config_is_refused 'no config' --plan
 
 # ---- The config file
@@ -53,6 +54,7 @@ refuses a_key_that_is_there_twice_is_refused 'batch_size is there twice' "$folde
 
 # ---- Overrides
 refuses an_override_of_an_unknown_key_names_the_nearest_one 'did you mean train.batch_size' "$config" train.batchsize=4
+refuses a_key_by_its_initials_is_named_whole 'did you mean optimizer.learning_rate?' "$config" optimizer.lr=1e-3
 refuses an_override_without_a_value_is_refused 'steps' "$config" train.steps
 refuses an_override_that_is_no_number_names_the_key_and_the_value 'train.steps is "many"' "$config" train.steps=many
 refuses a_fraction_of_a_step_is_refused 'train.steps is 2.5' "$config" train.steps=2.5

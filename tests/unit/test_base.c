@@ -5,6 +5,7 @@
 #include <signal.h>
 #include <stdarg.h>
 #include <stddef.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -18,7 +19,9 @@
 #include "base/file.h"
 #include "base/json.h"
 #include "base/memory.h"
+#include "base/options.h"
 #include "base/phases.h"
+#include "base/progress.h"
 #include "base/shell.h"
 #include "base/thread.h"
 #include "base/utf8.h"
@@ -238,6 +241,86 @@ static void words_for_a_shell_are_quoted_where_they_must(void **state) {
   }
 }
 
+static void a_name_that_was_meant_is_found(void **state) {
+  (void)state;
+  static const char *const options[] = {"--prompt", "--tokens", "--temperature",
+                                        "--top-k",  "--top-p",  "--seed"};
+  static const char *const keys[] = {"schedule",     "learning_rate", "min_learning_rate",
+                                     "warmup_steps", "weight_decay",  "clip_norm",
+                                     "eps",          "epsilon",       "sequence_length"};
+  static const struct {
+    const char *name, *option, *key;
+  } cases[] = {{"--temp", "--temperature", NULL},
+               {"--temprature", "--temperature", NULL},
+               {"--tok", "--tokens", NULL},
+               {"--top_k", "--top-k", NULL},
+               {"lr", NULL, "learning_rate"},
+               {"min_lr", NULL, "min_learning_rate"},
+               {"minlr", NULL, "min_learning_rate"},
+               {"wd", NULL, "weight_decay"},
+               {"warmup", NULL, "warmup_steps"},
+               {"seq_len", NULL, "sequence_length"},
+               {"weigth_decay", NULL, "weight_decay"},
+               {"eps", NULL, "eps"}, // and not epsilon
+               {"rate", NULL, NULL}, // the first word has no letter
+               {"zebra", NULL, NULL},
+               {"--", NULL, NULL},
+               {"", NULL, NULL}};
+  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    const char *const *names = cases[i].key ? keys : options, *const near = cases[i].name;
+    const int count =
+        cases[i].key ? (int)(sizeof keys / sizeof *keys) : (int)(sizeof options / sizeof *options);
+    const char *expected = cases[i].key ? cases[i].key : cases[i].option;
+    const char *found = nearest_name(near, names, count);
+    if (!expected && found) fail_msg("'%s' is taken for %s", near, found);
+    if (expected && (!found || strcmp(found, expected) != 0))
+      fail_msg("'%s' is taken for %s, not %s", near, found ? found : "nothing", expected);
+  }
+}
+
+static void an_unknown_option_is_named_without_its_value(void **state) {
+  (void)state;
+  double temperature;
+  const Option list[] = {{.name = "--temperature", .high = 1, .number = &temperature}};
+  char *argv[] = {"--temp=0.5", NULL};
+  int at = 0;
+  Error err = {""};
+  assert_int_equal(option_read(list, 1, "--generate", 1, argv, &at, &err), -1);
+  assert_string_equal(err.text,
+                      "unknown option '--temp' of --generate; did you mean --temperature?");
+}
+
+// What one line of progress says after a second.
+static void amounts_are_told_in_their_unit(void **state) {
+  (void)state;
+  static const struct {
+    const char *unit;
+    double in_unit;
+    uint64_t amount;
+    const char *words;
+  } cases[] = {{"MB", 1e6, 8500000, "8 MB, 4.2 MB/s"},
+               {"MB", 1e6, 1000000000, "1000 MB, 500 MB/s"},
+               {"tokens", 1, 5, "5 tokens, 2.5 tokens/s"},
+               {"tokens", 1, 4000, "4000 tokens, 2000 tokens/s"}};
+  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    FILE *said = tmpfile();
+    assert_non_null(said);
+    const int before = dup(STDERR_FILENO);
+    assert_int_equal(dup2(fileno(said), STDERR_FILENO), STDERR_FILENO);
+    Progress p = progress_begin(cases[i].unit, cases[i].in_unit);
+    p.start -= 2; // seconds
+    progress_show(&p, 1, 4, cases[i].amount);
+    dup2(before, STDERR_FILENO);
+    close(before);
+    char line[200] = "";
+    rewind(said);
+    assert_non_null(fgets(line, sizeof line, said));
+    fclose(said);
+    if (!strstr(line, cases[i].words)) fail_msg("'%s' is not in: %s", cases[i].words, line);
+    assert_non_null(strstr(line, " 25 %"));
+  }
+}
+
 static void a_character_that_is_not_whole_is_found_at_the_end(void **state) {
   (void)state;
   static const struct {
@@ -339,6 +422,9 @@ int main(void) {
       cmocka_unit_test(a_writer_keeps_its_first_error),
       cmocka_unit_test(sentences_grow_at_both_ends_and_are_cut),
       cmocka_unit_test(words_for_a_shell_are_quoted_where_they_must),
+      cmocka_unit_test(a_name_that_was_meant_is_found),
+      cmocka_unit_test(an_unknown_option_is_named_without_its_value),
+      cmocka_unit_test(amounts_are_told_in_their_unit),
       cmocka_unit_test(a_character_that_is_not_whole_is_found_at_the_end),
       cmocka_unit_test(a_run_learns_how_much_memory_there_is),
       cmocka_unit_test(threads_leave_signals_to_the_main_one),

@@ -291,6 +291,7 @@ static void a_bad_override_is_refused_by_name(void **state) {
   OVERRIDE_REFUSED("train.steps", "has no '='");
   OVERRIDE_REFUSED("train.stesp=5", "did you mean train.steps?");
   OVERRIDE_REFUSED("trian.steps=5", "did you mean train.steps?");
+  OVERRIDE_REFUSED("optimizer.lr=1", "did you mean optimizer.learning_rate?");
   OVERRIDE_REFUSED("steps=5", "is not a section");
   OVERRIDE_REFUSED("train=5", "train.KEY=VALUE");
   OVERRIDE_REFUSED("train.steps=abc", "train.steps is \"abc\"", "a whole number");
