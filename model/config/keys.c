@@ -1,6 +1,7 @@
 #include "model/config/keys.h"
 
 #include <float.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -370,9 +371,19 @@ static int store(const Key *key, Config *config, const cJSON *value) {
 }
 
 int key_set(KeyReader *r, const Key *key, const cJSON *value) {
+// The value for a sentence. A whole number that a double would round is not shown in digits.
+static ShownText value_shown(const Key *key, const cJSON *value) {
+  ShownText shown = json_shown(value);
+  const double number = cJSON_IsNumber(value) ? value->valuedouble : 0;
+  if (key->type == KEY_INTEGER && isfinite(number) && fabs(number) > (double)JSON_MAX_INTEGER)
+    snprintf(shown.text, sizeof shown.text, "%s %lld", number > 0 ? "more than" : "less than",
+             number > 0 ? (long long)JSON_MAX_INTEGER : -(long long)JSON_MAX_INTEGER);
+  return shown;
+}
+
   if (store(key, r->config, value))
     return error_set(r->err, "%s: %s is %s, but it must be %s", r->where,
-                     key_name(r, key->section, key->name).text, json_shown(value).text,
+                     key_name(r, key->section, key->name).text, value_shown(key, value).text,
                      key_allowed(key).text);
   r->given[key - config_keys] = true;
   return 0;

@@ -5,13 +5,15 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/json.h"
 #include "base/memory.h"
 #include "base/options.h"
 #include "model/run/text.h"
 #include "model/run/trained.h"
 
 int write_parse(WriteArgs *args, int argc, char *const *argv, Error *err) {
-  double tokens = 400, temperature = 0.8, top_k = 0, top_p = 1, seed = 1337;
+  double tokens = 400, temperature = 0.8, top_k = 0, top_p = 1;
+  int64_t seed = 1337;
   if (argc < 1) return error_set(err, "--generate needs the folder of a run or checkpoint");
   *args = (WriteArgs){.dir = argv[0]};
   const Option options[] = {{.name = "--prompt", .needs = "a text", .text = &args->prompt},
@@ -19,7 +21,7 @@ int write_parse(WriteArgs *args, int argc, char *const *argv, Error *err) {
                             {.name = "--temperature", .high = 100, .number = &temperature},
                             {.name = "--top-k", .high = 1e9, .number = &top_k},
                             {.name = "--top-p", .high = 1, .number = &top_p},
-                            {.name = "--seed", .high = 9e15, .number = &seed}};
+                            {.name = "--seed", .high = JSON_MAX_INTEGER, .whole = &seed}};
   for (int i = 1; i < argc; i++)
     if (option_read(options, sizeof options / sizeof *options, "--generate", argc, argv, &i, err))
       return -1;

@@ -61,7 +61,7 @@ refuses a_fraction_of_a_step_is_refused 'train.steps is 2.5' "$config" train.ste
 
 # ---- Values
 refuses no_sequences_are_refused 'train.batch_size is 0' "$config" train.batch_size=0
-refuses an_absurd_width_is_refused 'model.hidden_size is 1' "$config" model.hidden_size=1000000000000000000
+refuses an_absurd_width_is_refused 'model.hidden_size is more than 9007199254740991' "$config" model.hidden_size=1000000000000000000
 refuses an_infinite_learning_rate_is_refused 'optimizer.learning_rate' "$config" optimizer.learning_rate=1e999
 refuses a_sequence_longer_than_the_positions_is_refused 'max_position_embeddings' "$config" train.sequence_length=33
 refuses heads_that_do_not_divide_the_width_are_refused 'num_attention_heads' "$config" model.num_attention_heads=5 \
@@ -73,8 +73,9 @@ refuses a_gpu_that_is_not_there_is_refused 'backend.device' "$config" backend.de
 refuses a_model_too_large_for_any_memory_is_refused 'memory' "$config" model.hidden_size=131072 \
   model.num_attention_heads=1024 model.intermediate_size=1048576 model.num_hidden_layers=4096
 
-refuses a_seed_that_json_cannot_hold_names_the_most 'a whole number from 0 to 9007199254740991' "$config" \
-  train.seed=18446744073709551615
+refuses a_seed_that_json_cannot_hold_names_the_most \
+  'train.seed is more than 9007199254740991, but it must be a whole number from 0 to 9007199254740991' "$config" \
+  train.seed=9007199254740993
 
 # ---- Data
 refuses a_missing_token_file_is_named "$folder/absent" "$config" "data.train=$folder/absent-*.bin"
@@ -150,6 +151,9 @@ refuses generating_from_a_missing_folder_names_it "$folder/absent" --generate "$
 refuses generating_from_a_folder_without_a_model_is_refused "$folder/data" --generate "$folder/data"
 refuses an_unknown_option_of_generate_names_the_nearest_one 'did you mean --temperature' --generate "$folder/run" \
   --temprature 1
+refuses the_beginning_of_an_option_names_the_whole_one 'did you mean --temperature?' --generate "$folder/run" --temp 1
+refuses a_seed_is_a_whole_number "--seed needs a whole number from 0 to 9007199254740991, not '1.5'" --generate "$folder/run" \
+  --seed 1.5
 refuses a_temperature_below_0_is_refused '--temperature needs a number from 0' --generate "$folder/run" --temperature -1
 refuses a_temperature_that_is_no_number_is_refused "not 'warm'" --generate "$folder/run" --temperature warm
 refuses a_temperature_of_nan_is_refused "not 'nan'" --generate "$folder/run" --temperature nan

@@ -296,6 +296,9 @@ static void a_bad_override_is_refused_by_name(void **state) {
   OVERRIDE_REFUSED("train=5", "train.KEY=VALUE");
   OVERRIDE_REFUSED("train.steps=abc", "train.steps is \"abc\"", "a whole number");
   OVERRIDE_REFUSED("train.steps=", "train.steps is \"\"");
+  OVERRIDE_REFUSED("train.seed=18446744073709551615", "train.seed is more than 9007199254740991,");
+  OVERRIDE_REFUSED("train.seed=9007199254740993", "train.seed is more than 9007199254740991,");
+  OVERRIDE_REFUSED("train.seed=-18446744073709551615", "is less than -9007199254740991,");
   OVERRIDE_REFUSED("optimizer.eps=nan", "optimizer.eps is \"nan\"");
   OVERRIDE_REFUSED("data.shuffle=yes", "true or false");
   OVERRIDE_REFUSED("backend.device=gpu", "\"auto\", \"cuda\" or \"cpu\"");
