@@ -51,44 +51,59 @@ static const char usage[] =
     "Configs to start from are in configs/, and ./prepare turns text into training data.\n";
 // clang-format on
 
-// Why the process is to stop at the next step boundary.
-enum { BY_SIGNAL = 1, BY_HANGUP, BY_TIME };
+// Why the process is to stop at the next step boundary. A notice may be followed by other signals.
+enum { BY_SIGNAL = 1, BY_NOTICE, BY_TIME };
 
 // A mutable global: a signal handler can reach nothing else.
 static volatile sig_atomic_t stop_requested = 0;
 
-// The second one ends at once. Not a SIGHUP: a terminal that goes sends several, and other signals.
+// The second one kills.
 static void on_signal(int number) {
-  if (stop_requested == BY_SIGNAL && number != SIGHUP) {
+  if (stop_requested == BY_SIGNAL) {
     signal(number, SIG_DFL);
     raise(number);
   }
-  if (number != SIGHUP)
-    stop_requested = BY_SIGNAL;
-  else if (!stop_requested)
-    stop_requested = BY_HANGUP;
+  stop_requested = BY_SIGNAL;
 }
 
-static void on_alarm(int number) {
+// Signals that never kill: a closing terminal sends several SIGHUPs, and a batch system one of its
+// choice well before SIGTERM.
+static void on_notice(int number) {
   (void)number;
-  if (!stop_requested) stop_requested = BY_TIME;
+  if (!stop_requested) stop_requested = BY_NOTICE;
+}
+
+// The kernel's is the alarm of train.max_minutes; anybody else's is a notice.
+static void on_alarm(int number, siginfo_t *info, void *context) {
+  (void)context;
+  if (info->si_code != SI_KERNEL)
+    on_notice(number);
+  else if (!stop_requested)
+    stop_requested = BY_TIME;
+}
+
+static void catch_signal(int number, void (*handler)(int), int flags) {
+  struct sigaction action = {.sa_handler = handler, .sa_flags = flags};
+  sigemptyset(&action.sa_mask);
+  sigaction(number, &action, NULL);
 }
 
 static void catch_signals(void) {
-  struct sigaction action = {.sa_handler = on_signal};
-  sigemptyset(&action.sa_mask);
-  sigaction(SIGINT, &action, NULL);
-  sigaction(SIGTERM, &action, NULL);
+  catch_signal(SIGINT, on_signal, 0);
+  catch_signal(SIGTERM, on_signal, 0);
 }
 
-// Training outlives its console, unless SIGHUP says that it should end, which nohup keeps away.
-static void catch_signals_of_training(void) {
-  struct sigaction action = {.sa_handler = on_alarm, .sa_flags = SA_RESTART}, hangup;
-  sigemptyset(&action.sa_mask);
-  sigaction(SIGALRM, &action, NULL);
-  action.sa_handler = on_signal;
-  if (sigaction(SIGHUP, NULL, &hangup) == 0 && hangup.sa_handler != SIG_IGN)
-    sigaction(SIGHUP, &action, NULL);
+// A console that goes away ends no run but by SIGHUP. What is ignored, as by nohup, stays so.
+static void catch_signals_of_training(const Config *config) {
+  static const int notices[] = {SIGHUP, SIGUSR1, SIGUSR2, SIGALRM};
+  for (size_t i = 0; i < sizeof notices / sizeof *notices; i++) {
+    struct sigaction before;
+    if (sigaction(notices[i], NULL, &before) == 0 && before.sa_handler != SIG_IGN)
+      catch_signal(notices[i], on_notice, SA_RESTART);
+  }
+  struct sigaction alarm = {.sa_sigaction = on_alarm, .sa_flags = SA_RESTART | SA_SIGINFO};
+  sigemptyset(&alarm.sa_mask);
+  if (config->train.max_minutes > 0) sigaction(SIGALRM, &alarm, NULL);
   signal(SIGPIPE, SIG_IGN);
   signal(SIGXFSZ, SIG_IGN); // a file's limit is the error of a write
   catch_signals();
@@ -241,7 +256,7 @@ static int command_train(const char *path, int override_count, char **overrides)
   Config config;
   Run run;
   if (config_load(&config, path, override_count, overrides, &err) != 0) return fail(&err);
-  catch_signals_of_training();
+  catch_signals_of_training(&config);
   if (run_open(&run, &config, &stop_requested, &err) != 0) return fail(&err);
   const char *left_out;
   const int status = training_loop(&run, started_ms, &left_out, &err);

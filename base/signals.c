@@ -3,7 +3,7 @@
 #include <signal.h>
 #include <stddef.h>
 
-static const int stopping[] = {SIGINT, SIGTERM, SIGHUP};
+static const int stopping[] = {SIGINT, SIGTERM, SIGHUP, SIGUSR1, SIGUSR2};
 enum { STOPPING = sizeof stopping / sizeof *stopping };
 
 void signals_hold(void) {

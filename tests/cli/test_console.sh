@@ -48,6 +48,31 @@ wait_for '"kind":"train","step":1000,' "$folder/nohup/log.jsonl" $process
 check nohup_keeps_hangups_away "$(said)" kill -TERM $process
 wait $process
 
+# ---- Notices: signals that batch systems send some time before the end. SIGTERM follows, and is the first that counts.
+# noticed RUN SIGNAL PREFIX...: the signal three times after step 100.
+noticed() {
+  local run=$1 signal=$2
+  shift 2
+  "$@" "$TRAIN" "$config" "${endless[@]}" "output.dir=$folder/$run" >"$folder/said" 2>"$folder/said.err" </dev/null &
+  process=$!
+  wait_for '"kind":"train","step":100,' "$folder/$run/log.jsonl" $process
+  for _ in 1 2 3; do kill -"$signal" $process 2>/dev/null; done
+}
+for signal in USR1 USR2 ALRM; do
+  noticed "$signal" $signal env --default-signal=$signal
+  kill -TERM $process 2>/dev/null
+  wait $process
+  status=$?
+  check "SIG${signal}_and_then_SIGTERM_save_and_end_a_run" "$(said)" \
+    test "$status $(readlink "$folder/$signal/latest" | cut -c 1-5)" = '0 step-'
+  check "the_log_has_SIG${signal}_as_a_signal" "$(tail -n 1 "$folder/$signal/log.jsonl")" stopped_by "$signal" signal
+  check "SIG${signal}_is_not_taken_for_max_minutes" "$(said)" test -z "$(grep max_minutes "$folder/said")"
+done
+noticed ignored USR1 env --ignore-signal=USR1
+wait_for '"kind":"train","step":1000,' "$folder/ignored/log.jsonl" $process
+check an_ignored_notice_stays_so "$(said)" kill -TERM $process
+wait $process
+
 # ---- A limit on the size of files
 (ulimit -f 100 && exec "$TRAIN" "$config" "output.dir=$folder/limit") >"$folder/said" 2>"$folder/said.err"
 status=$?
@@ -63,4 +88,8 @@ check it_says_why_and_how_to_go_on "$(said)" \
   grep -q 'as train.max_minutes=0.05 asks; go on with: .*train.resume=auto' "$folder/said"
 check the_log_says_why "$(tail -n 1 "$folder/timed/log.jsonl")" stopped_by timed max_minutes
 check what_it_did_is_saved "$(ls "$folder/timed")" test -e "$folder/timed/latest/state.json"
+endless+=(train.max_minutes=5)
+noticed early ALRM env --default-signal=ALRM
+wait $process
+check an_alarm_of_others_is_not_that_of_max_minutes "$(said)" stopped_by early signal
 exit $failed
