@@ -132,7 +132,7 @@ static int fail(const Error *err) {
   return 1;
 }
 
-// What was printed is the result: its last word is whether it could be written.
+// stdout is the command's result, so a failed write is an error.
 static int printed(void) {
   Error err;
   if (fflush(stdout) == 0 && !ferror(stdout)) return 0;
@@ -297,7 +297,12 @@ static int command_bench(int argc, char **argv) {
   Error err;
   BenchArgs args;
   if (bench_parse(&args, argc, argv, &err) != 0) return fail(&err);
-  return bench_run(&args, &err) == 0 ? 0 : fail(&err);
+  return bench_run(&args, &err) == 0 ? printed() : fail(&err);
+}
+
+static int command_doctor(void) {
+  const int failed = doctor();
+  return printed() || failed;
 }
 
 // ---- The command line
@@ -325,7 +330,7 @@ int main(int argc, char **argv) {
   if (version) printf("coda.c train %s\n", CODA_VERSION);
   if (keys && config_print_keys(argc > 2 ? argv[2] : "", &err) != 0) return fail(&err);
   if (help || version || keys) return printed();
-  if (strcmp(first, "--doctor") == 0) return doctor();
+  if (strcmp(first, "--doctor") == 0) return command_doctor();
   if (strcmp(first, "--generate") == 0) return command_generate(argc - 2, argv + 2);
   if (strcmp(first, "--eval") == 0) return command_eval(argc - 2, argv + 2);
   if (strcmp(first, "--bench") == 0) return command_bench(argc - 2, argv + 2);

@@ -31,7 +31,7 @@ check help_config_leaves_the_rest_out "$(cat "$folder/said")" \
   test "$(grep -c '^| `train\.s' "$folder/said")" = "$(grep -c '^| `' "$folder/said")"
 refuses help_config_of_no_key_names_the_nearest 'did you mean train.batch_size?' --help-config train.batchsize
 refuses help_config_of_a_bare_name_says_where_it_is 'did you mean optimizer.eps?' --help-config eps
-for option in --help --version --help-config; do
+for option in --help --version --help-config --doctor; do
   said=$("$TRAIN" $option 2>&1 >/dev/full)
   status=$?
   check "${option#--}_that_cannot_be_written_is_an_error" "exit status $status, it said '$said'" \
