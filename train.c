@@ -178,7 +178,6 @@ static int training_loop(Run *run, double started_ms, const char **left_out, Err
   Llama *llama = &run->llama;
   const TrainConfig *c = &run->config.train;
   *left_out = NULL;
-  if (run->state.step > c->steps) return 0;
   for (;;) {
     const int64_t step = run_steps_asked(run); // the GPU may still be busy with the last one
     const bool validate = step == 0 || due(step, c->eval_interval, c->steps),
@@ -220,21 +219,33 @@ static void print_word(const char *before, char *word) {
   free(word);
 }
 
-static void print_end(const char *path, const Run *run, const char *left_out, int override_count,
-                      char **overrides) {
-  const char *dir = run->config.output.dir;
+static void print_model(const Run *run) {
+  print_word("the model: ", shell_word(run->saved.text));
+  print_word("; write with it: ./train --generate ", shell_word(run->saved.text));
+  printf(" --prompt \"...\"\n");
+}
+
+static void print_finished(const Run *run) {
   const long long step = run->state.step, steps = run->config.train.steps;
   if (step > steps) {
     printf("nothing to train: the run is at step %lld already, beyond train.steps=%lld; a larger "
-           "train.steps goes on\n",
+           "train.steps resumes it\n",
            step, steps);
-  } else if (run->saved_step < 0) {
+  } else {
+    printf("nothing to do: the run is done, at step %lld of %lld; ", step, steps);
+    print_model(run);
+  }
+}
+
+static void print_end(const char *path, const Run *run, const char *left_out, int override_count,
+                      char **overrides) {
+  const long long step = run->state.step, steps = run->config.train.steps;
+  if (run->saved_step < 0) {
     printf("ended after step %lld of %lld; nothing was saved, as train.save_interval asks\n", step,
            steps);
   } else if (step == steps && !left_out) {
-    print_word("done; the model: ", shell_word(path_text("%s/latest", dir).text));
-    print_word("; write with it: ./train --generate ", shell_word(dir));
-    printf(" --prompt \"...\"\n");
+    printf("done; ");
+    print_model(run);
   } else {
     printf("stopped after step %lld of %lld", step, steps);
     if (stop_requested == BY_TIME)
@@ -258,6 +269,11 @@ static int command_train(const char *path, int override_count, char **overrides)
   if (config_load(&config, path, override_count, overrides, &err) != 0) return fail(&err);
   catch_signals_of_training(&config);
   if (run_open(&run, &config, &stop_requested, &err) != 0) return fail(&err);
+  if (run.finished) {
+    print_finished(&run);
+    run_close(&run);
+    return 0;
+  }
   const char *left_out;
   const int status = training_loop(&run, started_ms, &left_out, &err);
   if (status == 0) {

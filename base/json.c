@@ -228,7 +228,7 @@ void json_close(JsonWriter *w, char bracket) {
 
 void json_string(JsonWriter *w, const char *name, const char *text) {
   put_name(w, name);
-  put_string(w, text, strlen(text), false);
+  put_string(w, text, strlen(text), w->foreign);
 }
 
 void json_bytes(JsonWriter *w, const char *name, const char *text, size_t bytes) {

@@ -41,21 +41,23 @@ ShownText json_shown(const cJSON *item);
 
 // ---- Writing
 
-// Start from zeros, but for `indent`. The text is the caller's to free, or to write out and begin
+// Start from zeros, but for `indent` and `foreign`. The text is the caller's to free, or to write out and begin
 // again by `used = 0`.
 typedef struct JsonWriter {
   char *text; // NUL-terminated
   size_t used, capacity;
-  int indent; // spaces a level: a value a line, and a newline at the end; 0: all on one line
-  int depth;  // open objects and lists
-  bool comma; // the next value needs one in front
+  int indent;   // spaces a level: a value a line, and a newline at the end; 0: all on one line
+  int depth;    // open objects and lists
+  bool comma;   // the next value needs one in front
+  bool foreign; // strings may hold any bytes: json_string writes them as json_bytes does
 } JsonWriter;
 
 // Every value takes the name that it has in its object; NULL in a list and for the outermost value.
 void json_open(JsonWriter *w, const char *name, char bracket); // '{' or '['
 void json_close(JsonWriter *w, char bracket);                  // '}' or ']'
 void json_string(JsonWriter *w, const char *name, const char *text);
-// Text that a model wrote: what is not UTF-8 becomes U+FFFD, every control character \u00xx.
+// Text that a model wrote, or a file's name: what is not UTF-8 becomes U+FFFD, every control
+// character \u00xx.
 void json_bytes(JsonWriter *w, const char *name, const char *text, size_t bytes);
 // With so many significant digits at most, or JSON_EXACT: as few as read back as the same bits.
 // null if the value is not finite.

@@ -26,7 +26,7 @@ for background in ${BACKGROUND:-false true}; do
     optimizer.warmup_steps=0 model.tie_word_embeddings=false "train.steps=$((2 * every + 10))" \
     "train.save_interval=$every" train.keep_checkpoints=1 "output.background_save=$background" \
     "output.dir=$folder/run" "$@" >"$folder/said" 2>&1 || { tail -n 5 "$folder/said" >&2 && exit 1; }
-  grep '^saves ' "$folder/said" >&2 || true
+  grep 'training waits for saves' "$folder/said" >&2 || true
   sed -nE 's/.*"kind":"train","step":([0-9]+),.*"ms":([^,]*),.*/step \1 \2/p
     s/.*"kind":"save","step":([0-9]+),.*"ms":([^,]*),"waited_ms":([^,}]*).*/save \1 \2 \3/p' "$folder/run/log.jsonl" |
     sort -k 1,1 -k 3,3n | awk -v how="$([ "$background" = true ] && echo beside training || echo training waits)" '

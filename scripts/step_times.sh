@@ -25,19 +25,21 @@ steps=${STEPS:-40} all_kernels=${KERNELS:-auto unfused} device=${DEVICE:-cuda} p
 all_precisions=${PRECISION:-$default}
 
 # run_model NAME COMMAND...: its log is in $folder/NAME, what it said in $folder/said; sets `first`, microseconds to the first
-# step's line, and `memory`.
+# step's line, and `memory`, which is what the driver counted where the log has that.
 run_model() {
-  local name=$1 began line
+  local name=$1 began line taken
   shift
   first='' memory='' began=${EPOCHREALTIME/[.,]/}
   while IFS= read -r line; do
     case $line in
     "step "*1/*"| loss"*) [ -n "$first" ] || first=$((${EPOCHREALTIME/[.,]/} - began)) ;;
-    "memory  "* | "  total  "*) memory=$(sed -E 's/^[a-z ]+([0-9.]+ [A-Za-z]+).*/\1/' <<<"$line") ;;
+    "memory  "*) memory=$(sed -E 's/^[a-z ]+([0-9.]+ [A-Za-z]+).*/\1/' <<<"$line") ;;
     "train: "*) echo "$name: $line" >&2 ;;
     esac
   done < <("$@" 2>&1 | tee "$folder/said")
-  wait $!
+  wait $! || return
+  taken=$(sed -nE 's/.*"memory_taken":([1-9][0-9]*).*/\1/p' "$folder/$name/log.jsonl" 2>/dev/null) || true
+  [ -z "$taken" ] || memory=$(awk -v b="$taken" 'BEGIN { printf "%.1f GiB", b / 2 ^ 30 }')
 }
 
 # row NAME PRECISION KERNELS SHAPE: the table's, from the log. Of ours it leaves what MFU times ms is, for peers.

@@ -1,10 +1,11 @@
 // The run's configuration: a JSON file and "section.key=value" overrides become checked structs.
 // One table in keys.c names every key with its type, range and default; parsing, overrides, the
-// resolved print-out, the resume check and `train --help-config` all derive from it.
+// resolved configuration, the resume check and `train --help-config` all derive from it.
 #pragma once
 #include <stdbool.h>
 #include <stdint.h>
 #include "base/error.h"
+#include "base/json.h"
 #include "kernels/operations.h"
 
 typedef enum RopeType { ROPE_DEFAULT, ROPE_LLAMA3 } RopeType;
@@ -140,7 +141,10 @@ int config_parse(Config *config, const char *name, const char *json, int overrid
 // config_parse(config_json(c)) == c.
 char *config_json(const Config *config);
 
-// Prints the same, a few lines a section, for the start of a run.
+// The same as a value of an object.
+void config_write(JsonWriter *w, const char *name, const Config *config);
+
+// For the start of a run, on four lines at most: the keys that have a default and another value.
 void config_print(const Config *config);
 
 // As backend.precision has it: "fp8".

@@ -168,15 +168,19 @@ int config_load(Config *config, const char *path, int override_count, char *cons
                      overrides, err);
 }
 
+void config_write(JsonWriter *w, const char *name, const Config *config) {
+  json_open(w, name, '{');
+  for (int i = 0; i < SECTION_COUNT; i++) {
+    json_open(w, config_sections[i], '{');
+    keys_write_section(w, config_sections[i], config);
+    json_close(w, '}');
+  }
+  json_close(w, '}');
+}
+
 char *config_json(const Config *config) {
   JsonWriter w = {.indent = 2};
-  json_open(&w, NULL, '{');
-  for (int i = 0; i < SECTION_COUNT; i++) {
-    json_open(&w, config_sections[i], '{');
-    keys_write_section(&w, config_sections[i], config);
-    json_close(&w, '}');
-  }
-  json_close(&w, '}');
+  config_write(&w, NULL, config);
   return w.text;
 }
 
@@ -239,25 +243,39 @@ int model_config_check(const ModelConfig *model, const char *folder, Error *err)
   return differ;
 }
 
+// Has the key a default, and the configuration another value?
+static bool is_set(const Key *key, const Config *config) {
+  Error ignored;
+  Config defaults = {0};
+  KeyReader r = {.config = &defaults, .where = "", .err = &ignored};
+  return key->fallback && strcmp(key->fallback, "null") != 0 &&
+         key_set_json(&r, key, key->fallback) == 0 && !key_equal(key, &defaults, config);
+}
+
 void config_print(const Config *config) {
-  enum { INDENT = 4, WIDTH = 110 };
+  enum { INDENT = 10, WIDTH = 110, MOST_LINES = 4 };
   const char *section = "";
-  size_t column = 0;
-  printf("config");
+  int lines = 1, left_out = 0;
+  int column = printf("%-*s", INDENT, "config");
   for (const Key *key = config_keys; key->name; key++) {
-    if (strcmp(key->section, "model.rope_scaling") == 0 &&
-        config->model.rope_scaling.type == ROPE_DEFAULT)
-      continue;
+    if (!is_set(key, config)) continue;
     char *value = key_text(key, config);
-    if (strcmp(section, key->section) != 0)
-      column = (size_t)printf("\n  %s:", key->section);
-    else if (column + strlen(key->name) + strlen(value) + 2 > WIDTH)
-      column = (size_t)printf("\n%*s", INDENT, "");
-    column += (size_t)printf(" %s=%s", key->name, value);
+    char *word = strcmp(section, key->section) == 0
+                     ? xasprintf(" %s=%s", key->name, value)
+                     : xasprintf(" %s: %s=%s", key->section, key->name, value);
+    const bool full = column > INDENT && column + (int)strlen(word) > WIDTH;
+    left_out += left_out > 0 || (full && lines == MOST_LINES);
+    if (full && left_out == 0) {
+      column = printf("\n%*s", INDENT, "") - 1;
+      lines++;
+    }
+    if (left_out == 0) column += printf("%s", word);
     section = key->section;
+    free(word);
     free(value);
   }
-  printf("\n");
+  if (left_out > 0) printf(" and %d more, as log.jsonl has them", left_out);
+  printf("%s\n", column > INDENT ? "" : " the defaults");
 }
 
 static void print_key(const Key *key) {

@@ -7,6 +7,8 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "model/run/backend.h"
+
 TimeText time_text(double seconds) {
   TimeText t;
   if (!(seconds > 0)) seconds = 0; // NAN too
@@ -103,7 +105,7 @@ static int cut_torn_line(RunLog *log) {
 }
 
 int log_open(RunLog *log, const char *run_dir, int64_t steps, Error *err) {
-  *log = (RunLog){.steps = steps};
+  *log = (RunLog){.steps = steps, .lines = {.foreign = true}};
   log->path = path_text("%s/log.jsonl", run_dir);
   log->fd = open(log->path.text, O_RDWR | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
   log->opened = log->fd >= 0;
@@ -145,41 +147,68 @@ static void end_record(RunLog *log) {
   write_lines(log);
 }
 
-// A record of one text, which may be a model's.
+// A record of one text.
 static void put_record(RunLog *log, const char *kind, int64_t step, const char *name,
-                       const char *text, size_t bytes) {
-  json_bytes(begin_record(log, kind, step), name, text, bytes);
+                       const char *text) {
+  json_string(begin_record(log, kind, step), name, text);
   end_record(log);
 }
 
-void log_start(RunLog *log, int64_t step, int64_t parameters, int64_t tokens_per_step,
-               const char *backend, const char *changes) {
-  JsonWriter *w = begin_record(log, "start", step);
+static void put_data(JsonWriter *w, const StartFacts *f) {
+  json_open(w, "data", '{');
+  json_whole(w, "train_tokens", f->train->tokens);
+  json_whole(w, "train_files", f->train->file_count);
+  json_whole(w, "val_tokens", f->val ? f->val->tokens : 0);
+  put_number(w, "epochs", f->epochs);
+  json_close(w, '}');
+}
+
+static void put_memory(JsonWriter *w, const StartFacts *f) {
+  json_open(w, "memory", '{');
+  json_whole(w, "planned", (int64_t)f->plan->total_bytes);
+  json_whole(w, "free", (int64_t)f->be->memory_bytes);
+  json_whole(w, "host_copy", (int64_t)f->host_copy);
+  json_open(w, "items", '[');
+  for (int i = 0; i < f->plan->count; i++) {
+    const PlanItem *item = &f->plan->items[i];
+    json_open(w, NULL, '{');
+    json_string(w, "name", item->name);
+    json_string(w, "shape", item->shape);
+    json_whole(w, "bytes", (int64_t)item->bytes);
+    json_close(w, '}');
+  }
+  json_close(w, ']');
+  json_close(w, '}');
+}
+
+void log_start(RunLog *log, const StartFacts *f) {
+  JsonWriter *w = begin_record(log, "start", f->step);
   json_whole(w, "steps", log->steps);
-  json_whole(w, "parameters", parameters);
-  json_whole(w, "tokens_per_step", tokens_per_step);
-  json_bytes(w, "backend", backend, strlen(backend));
-  json_bool(w, "resumed", changes);
-  if (changes) json_bytes(w, "changes", changes, strlen(changes));
+  json_whole(w, "parameters", model_parameters(&f->config->model, true));
+  json_whole(w, "tokens_per_step", tokens_per_step(f->config));
+  put_number(w, "flops_per_step", flops_per_step(f->config));
+  json_string(w, "backend", f->be->name);
+  json_string(w, "device", f->be->description);
+  json_string(w, "costs", f->be->costs);
+  put_data(w, f);
+  if (f->tokenizer)
+    json_string(w, "tokenizer", f->tokenizer);
+  else
+    json_raw(w, "tokenizer", "null");
+  put_memory(w, f);
+  config_write(w, "config", f->config);
+  json_bool(w, "resumed", f->changes);
+  if (f->changes) json_string(w, "changes", f->changes);
   end_record(log);
 }
 
-void log_opened(RunLog *log, int64_t step, const Phases *phases) {
-  enum { TOLD_MS = 10 };
-  const char *lead = ": ";
+void log_opened(RunLog *log, int64_t step, const Phases *phases, size_t memory_taken) {
   JsonWriter *w = begin_record(log, "opened", step);
   put_number(w, "ms", phases_sum(phases));
-  printf("start      %.2f s to the end of the first step", phases_sum(phases) / 1e3);
   json_open(w, "phases", '{');
-  for (int i = 0; i < phases->count; i++) {
-    const PhaseTime *p = &phases->list[i];
-    put_number(w, p->name, p->ms);
-    if (p->ms < TOLD_MS) continue;
-    printf("%s%s %.2f", lead, p->name, p->ms / 1e3);
-    lead = ", ";
-  }
-  printf("\n");
+  for (int i = 0; i < phases->count; i++) put_number(w, phases->list[i].name, phases->list[i].ms);
   json_close(w, '}');
+  json_whole(w, "memory_taken", (int64_t)memory_taken);
   end_record(log);
 }
 
@@ -238,7 +267,8 @@ void log_val_bf16(RunLog *log, const ValLine *line) {
 }
 
 void log_sample(RunLog *log, int64_t step, const char *text, size_t bytes) {
-  put_record(log, "sample", step, "text", text, bytes);
+  json_bytes(begin_record(log, "sample", step), "text", text, bytes);
+  end_record(log);
 }
 
 void log_save(RunLog *log, int64_t step, const char *path, double ms, double waited_ms) {
@@ -246,7 +276,7 @@ void log_save(RunLog *log, int64_t step, const char *path, double ms, double wai
          time_text(ms / 1000).text, waited_ms);
   fflush(stdout);
   JsonWriter *w = begin_record(log, "save", step);
-  json_bytes(w, "path", path, strlen(path));
+  json_string(w, "path", path);
   put_number(w, "ms", ms);
   put_number(w, "waited_ms", waited_ms);
   end_record(log);
@@ -254,16 +284,16 @@ void log_save(RunLog *log, int64_t step, const char *path, double ms, double wai
 }
 
 void log_evidence(RunLog *log, int64_t step, const char *path) {
-  put_record(log, "evidence", step, "path", path, strlen(path));
+  put_record(log, "evidence", step, "path", path);
 }
 
 // Has the file a line that begins so?
-static bool has_line(const RunLog *log, const char *begin) {
+static bool has_line(const char *path, const char *begin) {
   MappedFile map;
   Error ignored;
   const size_t length = strlen(begin);
   bool found = false;
-  if (file_map(&map, log->path.text, &ignored) != 0) return false;
+  if (file_map(&map, path, &ignored) != 0) return false;
   for (size_t at = 0; !found && at + length <= map.bytes;) {
     found = memcmp(map.data + at, begin, length) == 0;
     const unsigned char *end = memchr(map.data + at, '\n', map.bytes - at);
@@ -276,7 +306,14 @@ static bool has_line(const RunLog *log, const char *begin) {
 void log_saved_before(RunLog *log, int64_t step, const char *path) {
   char begin[64];
   snprintf(begin, sizeof begin, "{\"kind\":\"save\",\"step\":%lld,", (long long)step);
-  if (!has_line(log, begin)) put_record(log, "save", step, "path", path, strlen(path));
+  if (!has_line(log->path.text, begin)) put_record(log, "save", step, "path", path);
+}
+
+bool log_has_end(const char *run_dir, int64_t step) {
+  char begin[80];
+  snprintf(begin, sizeof begin, "{\"kind\":\"stop\",\"step\":%lld,\"reason\":\"done\"}",
+           (long long)step);
+  return has_line(path_text("%s/log.jsonl", run_dir).text, begin);
 }
 
 void log_breakdown(RunLog *log, int64_t step, const Breakdown *b) {
@@ -304,7 +341,7 @@ void log_breakdown(RunLog *log, int64_t step, const Breakdown *b) {
     json_open(w, NULL, '{');
     json_whole(w, "count", k->part.count);
     put_number(w, "ms", k->part.ms);
-    json_bytes(w, "name", k->label.text, strlen(k->label.text));
+    json_string(w, "name", k->label.text);
     json_string(w, "group", keys[k->group]);
     json_close(w, '}');
   }
@@ -313,6 +350,6 @@ void log_breakdown(RunLog *log, int64_t step, const Breakdown *b) {
 }
 
 void log_stop(RunLog *log, int64_t step, const char *reason) {
-  put_record(log, "stop", step, "reason", reason, strlen(reason));
+  put_record(log, "stop", step, "reason", reason);
   log_sync(log);
 }

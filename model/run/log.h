@@ -1,9 +1,14 @@
 // What a run tells: progress lines on stdout, and the same as JSON lines in RUN/log.jsonl. Each
 // record has a "kind":
-//   start  step, steps, parameters, tokens_per_step, backend, resumed, changes (of the
+//   start  step, steps, parameters, tokens_per_step, flops_per_step (the model's), backend, device
+//          (hardware and libraries), costs (of equal bits, or ""), data (an object: train_tokens,
+//          train_files, val_tokens, epochs that the whole run reads), tokenizer (null where it is
+//          not known), memory (an object of bytes: planned, free, host_copy for saves, and items, a
+//          list of {name, shape, bytes}), config (an object: all keys), resumed, changes (of the
 //          configuration, where it was resumed)
 //   opened step, ms (from the command to the end of the first step), phases (an object of ms, by
-//          what was done: they follow one another and are the whole)
+//          name: they follow one another and are the whole), memory_taken (bytes of the GPU by the
+//          driver's count; 0: the backend does not count)
 //   train  step, loss, lr, grad_norm, ms, tokens_per_s, mfu (null where the peak is not known),
 //          applied; in FP8 also saturated: tensors with values beyond their scale's reach
 //   val    step, loss, stderr (its standard error as the mean of the whole split: of the choice of
@@ -32,8 +37,10 @@
 #include "base/file.h"
 #include "base/json.h"
 #include "base/phases.h"
-#include "model/run/breakdown.h"
+#include "data/loader.h"
+#include "model/activations.h"
 #include "model/config/config.h"
+#include "model/run/breakdown.h"
 
 typedef struct RunLog {
   bool opened;
@@ -46,6 +53,19 @@ typedef struct RunLog {
   int64_t steps;    // of the whole run, for "step/total"
   double ms_mean;   // running mean of a step's time, for the time left
 } RunLog;
+
+typedef struct StartFacts {
+  int64_t step;
+  const Config *config;
+  const Backend *be;
+  const MemoryPlan *plan;
+  size_t host_copy;      // bytes of the copy that saves are made from; 0: there is none
+  const Loader *train;   // the data
+  const Loader *val;     // NULL: no validation
+  double epochs;         // of train
+  const char *tokenizer; // its name; NULL: not known
+  const char *changes;   // NULL: not resumed
+} StartFacts;
 
 typedef struct StepLine {
   int64_t step; // 1-based: steps done
@@ -69,10 +89,10 @@ int log_open(RunLog *log, const char *run_dir, int64_t steps, Error *err);
 void log_close(RunLog *log); // zeros are fine
 // Writes what waits, and has the disk hold all of it.
 void log_sync(RunLog *log);
-void log_start(RunLog *log, int64_t step, int64_t parameters, int64_t tokens_per_step,
-               const char *backend, const char *changes); // NULL: not resumed
-// printed, too: what the first step's line waited for since the command was given
-void log_opened(RunLog *log, int64_t step, const Phases *phases);
+// Has the run in this folder come to its end at this step, validation and sample included?
+bool log_has_end(const char *run_dir, int64_t step);
+void log_start(RunLog *log, const StartFacts *facts);
+void log_opened(RunLog *log, int64_t step, const Phases *phases, size_t memory_taken);
 void log_train(RunLog *log, const StepLine *line, bool print); // print: the progress line, too
 void log_val(RunLog *log, const ValLine *line, bool best);
 void log_val_bf16(RunLog *log, const ValLine *line);

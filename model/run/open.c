@@ -44,6 +44,7 @@ static int check_resume(Run *run, Error *err) {
     return error_prefix(err, "cannot resume from '%s'", from);
   if (checkpoint_read_state(from, state, err) != 0) return -1;
   run->resumed = true;
+  run->saved = path_text("%s", from);
   run->was = precision_name(saved.backend.precision);
   run->changes = config_changes(&saved, now);
   run->planned = schedule_plan(&state->plan, &saved, now, state->step);
@@ -138,6 +139,8 @@ static int load_weights(Run *run, Error *err) {
   return 0;
 }
 
+// ---- The start-up table: twelve lines at most. A resume has its own in the place of the settings.
+
 // One line: where from, what has changed, and what becomes of the learning rate.
 static void print_resumed(const Run *run) {
   const SchedulePlan *plan = &run->state.plan;
@@ -151,58 +154,106 @@ static void print_resumed(const Run *run) {
     printf("; the learning rate goes on from %.3g", plan->peak);
   if (run->val_changed) printf("; validation reads other windows, so its best loss starts anew");
   printf("\n");
-}
-
-static void print_step(const Run *run) {
-  const Config *c = &run->config;
-  const TrainConfig *t = &c->train;
-  printf("step       %lld x %lld x %lld tokens (accumulation x sequences x length), %.3g model "
-         "FLOPs\n",
-         (long long)t->gradient_accumulation, (long long)t->batch_size,
-         (long long)t->sequence_length, flops_per_step(c));
-  const long long first = run->state.step + c->output.profile_start,
-                  last = first + c->output.profile_steps - 1;
-  if (c->output.profile_steps > 0)
-    printf("profile    steps %lld to %lld%s\n", first, last,
-           first > t->steps ? ", which this run does not reach" : "");
-  if (run->tracing)
-    printf("breakdown  every %lld steps and at the last one\n",
-           (long long)c->output.breakdown_interval);
-  if (run->resumed) print_resumed(run);
   if (run->was_on.text[0] != '\0')
     printf(
         "           the checkpoint was made on %s: the bits will not be those of one whole run\n",
         run->was_on.text);
-  const char *precision = precision_name(c->backend.precision);
-  if (run->was && run->was != precision)
-    printf("precision  goes on in %s, after %s\n", precision, run->was);
 }
 
-static void print_start(const Run *run) {
-  const TrainConfig *t = &run->config.train;
-  const double windows = (double)(t->steps * t->batch_size * t->gradient_accumulation);
-  printf("model      %s\n", model_text(&run->config.model).text);
-  printf("backend    %s: %s\n", run->be->name, run->be->description);
-  if (run->be->costs[0] != '\0') printf("           %s\n", run->be->costs);
-  if (fp8_used(&run->llama.shape))
-    printf("precision  %s: %s; the first step %s\n", precision_name(run->config.backend.precision),
+static void print_backend(const Run *run) {
+  const char *precision = precision_name(run->config.backend.precision), *costs = run->be->costs;
+  printf("backend    %s: %s%s%s\n", run->be->name, run->be->description, costs[0] ? "; " : "",
+         costs);
+  const bool fp8 = fp8_used(&run->llama.shape), other = run->was && run->was != precision;
+  if (!fp8 && !other) return;
+  printf("precision  ");
+  if (other) printf("goes on in %s, after %s%s", precision, run->was, fp8 ? ": " : "");
+  if (fp8 && !other) printf("%s: ", precision);
+  if (fp8)
+    printf("%s; the first step %s",
            run->llama.shape.fp8.layers ? "layers and output layer multiply in FP8"
                                        : "the output layer multiplies in FP8, the layers in bf16",
            run->calibrates ? "finds the scales" : "has the checkpoint's scales");
+  printf("\n");
+}
+
+// Of the whole run.
+static double epochs(const Run *run) {
+  const TrainConfig *t = &run->config.train;
+  return (double)(t->steps * t->batch_size * t->gradient_accumulation) /
+         (double)run->train_data->windows;
+}
+
+static void print_data(const Run *run) {
+  const TrainConfig *t = &run->config.train;
+  const int files = run->train_data->file_count;
+  const long long tokens = t->sequence_length, sequences = t->batch_size;
   printf("data       %s training tokens in %d file%s",
-         count_text((double)run->train_data->tokens).text, run->train_data->file_count,
-         run->train_data->file_count == 1 ? "" : "s");
+         count_text((double)run->train_data->tokens).text, files, files == 1 ? "" : "s");
   if (run->val_data)
     printf(", %s validation tokens", count_text((double)run->val_data->tokens).text);
-  printf("; the run reads %.2f epochs\n", windows / (double)run->train_data->windows);
   if (run->tokenizer)
-    printf("tokenizer  %s, %lld tokens\n", tokenizer_facts(run->tokenizer)->name,
+    printf("\ntokenizer  %s, %lld tokens\n", tokenizer_facts(run->tokenizer)->name,
            (long long)tokenizer_facts(run->tokenizer)->vocab_size);
   else
-    printf("tokenizer  not known: no samples; data.tokenizer may name it\n");
-  print_step(run);
+    printf("\ntokenizer  not known: no samples; data.tokenizer may name it\n");
+  printf("steps      %lld of ", (long long)t->steps);
+  if (t->gradient_accumulation > 1) printf("%lld x ", (long long)t->gradient_accumulation);
+  printf("%lld x %lld tokens (%ssequences x length), %.2f epochs\n", sequences, tokens,
+         t->gradient_accumulation > 1 ? "accumulation x " : "", epochs(run));
+}
+
+static void print_memory(const Run *run) {
+  const SavesPlan *saves = &run->saves_plan;
+  const PlanItem *most = run->plan.items;
+  for (int i = 1; i < run->plan.count; i++)
+    if (run->plan.items[i].bytes > most->bytes) most = &run->plan.items[i];
+  printf("memory     %s, the largest part %s for %s; %s were free",
+         size_text(run->plan.total_bytes).text, size_text(most->bytes).text, most->name,
+         size_text(run->be->memory_bytes).text);
+  if (saves->background)
+    printf("; on the host %s for saves", size_text(saves->bytes).text);
+  else if (saves->bytes > 0)
+    printf("; training waits for saves: a copy of the state takes %s of the host, and %s are left",
+           size_text(saves->bytes).text, size_text(saves->left).text);
+  printf("\n");
+}
+
+static void print_start(const Run *run) {
+  const Config *c = &run->config;
+  printf("model      %s\n", model_text(&c->model).text);
+  print_backend(run);
+  print_data(run);
+  print_memory(run);
+  if (run->resumed)
+    print_resumed(run);
+  else
+    config_print(c);
+  const long long first = run->state.step + c->output.profile_start,
+                  last = first + c->output.profile_steps - 1;
+  if (c->output.profile_steps > 0)
+    printf("profile    steps %lld to %lld%s\n", first, last,
+           first > c->train.steps ? ", which this run does not reach" : "");
   fflush(stdout);
 }
+
+static void log_begin(Run *run) {
+  const SavesPlan *saves = &run->saves_plan;
+  const StartFacts facts = {.step = run->state.step,
+                            .config = &run->config,
+                            .be = run->be,
+                            .plan = &run->plan,
+                            .host_copy = saves->background ? saves->bytes : 0,
+                            .train = run->train_data,
+                            .val = run->val_data,
+                            .epochs = epochs(run),
+                            .tokenizer =
+                                run->tokenizer ? tokenizer_facts(run->tokenizer)->name : NULL,
+                            .changes = run->changes};
+  log_start(&run->log, &facts);
+}
+
+// ---- Opening
 
 static int open_trace(Run *run, Error *err) {
   if (!run->be->trace_open)
@@ -232,7 +283,6 @@ static int open_inputs(Run *run, Error *err) {
 
 static int open_parts(Run *run, Error *err) {
   const Config *c = &run->config;
-  if (open_inputs(run, err) != 0) return -1;
   phase_end(&run->phases, "inputs");
   RunShape shape = run_shape(c);
   const size_t M = (size_t)(c->train.batch_size * c->train.sequence_length);
@@ -247,17 +297,13 @@ static int open_parts(Run *run, Error *err) {
     plan_advise(c, &shape, run->be, err);
     return -1;
   }
-  config_print(c);
-  MemoryPlan plan;
-  memory_plan(&plan, &c->model, &shape, run->be);
-  memory_plan_print(&plan);
-  const bool background = saves_plan(c, run->be, plan.total_bytes);
-  run->planned_bytes = plan.total_bytes;
+  memory_plan(&run->plan, &c->model, &shape, run->be);
+  run->saves_plan = saves_plan(c, run->be, run->plan.total_bytes);
   run->batches = xmalloc((size_t)c->train.gradient_accumulation * 2 * M * sizeof *run->batches);
   phase_end(&run->phases, "memory");
   if (load_weights(run, err) != 0) return -1;
   phase_end(&run->phases, "weights");
-  if (background) saves_open(run);
+  if (run->saves_plan.background) saves_open(run);
   run->calibrates = fp8_used(&shape) && !run->llama.scaled;
   if (shape.context == 0) return 0;
   run->generator = generator_create(&run->llama, shape.context, err);
@@ -293,6 +339,14 @@ static int open_output(Run *run, Error *err) {
   return status;
 }
 
+// Is nothing left to do for a run that is resumed?
+static bool has_ended(const Run *run) {
+  const Config *c = &run->config;
+  return run->resumed &&
+         (run->state.step > c->train.steps ||
+          (run->state.step == c->train.steps && log_has_end(c->output.dir, run->state.step)));
+}
+
 int run_open(Run *run, const Config *config, const volatile sig_atomic_t *stop, Error *err) {
   *run = (Run){.config = *config,
                .saved_step = -1,
@@ -300,13 +354,17 @@ int run_open(Run *run, const Config *config, const volatile sig_atomic_t *stop, 
                .stop = stop,
                .phases = {.since_ms = process_began_ms()}};
   phase_end(&run->phases, "program");
-  if (open_parts(run, err) != 0 || open_output(run, err) != 0) {
+  int status = open_inputs(run, err);
+  run->finished = status == 0 && has_ended(run);
+  if (run->finished) return 0;
+  if (status == 0) status = open_parts(run, err);
+  if (status == 0) status = open_output(run, err);
+  if (status != 0) {
     run_close(run);
     return -1;
   }
   print_start(run);
-  log_start(&run->log, run->state.step, model_parameters(&config->model, true),
-            tokens_per_step(config), run->be->name, run->changes);
+  log_begin(run);
   phase_end(&run->phases, "output");
   return 0;
 }

@@ -92,7 +92,11 @@ int plan_print(const Config *c, Error *err) {
   MemoryPlan plan;
   memory_plan(&plan, &c->model, &shape, &outlook.sizes);
   memory_plan_print(&plan);
-  saves_plan(c, &outlook.sizes, outlook.gpu ? 0 : plan.total_bytes);
+  const SavesPlan saves = saves_plan(c, &outlook.sizes, outlook.gpu ? 0 : plan.total_bytes);
+  if (saves.bytes > 0)
+    printf("  %-51s %12s%s\n", "besides, on the host: copy of the state, for saves",
+           size_text(saves.bytes).text,
+           saves.background ? "" : ", which is not free: training waits for saves");
   print_device(c, &shape, &outlook, plan.total_bytes);
   printf("%s parameters, %.3g model FLOPs a step\n",
          count_text((double)model_parameters(&c->model, true)).text, flops_per_step(c));

@@ -25,6 +25,12 @@ typedef struct LossWindow {
   double mean, deviation;
 } LossWindow;
 
+typedef struct SavesPlan {
+  bool background; // beside training
+  size_t bytes;    // of the copy that this takes on the host; 0: it is not asked for
+  size_t left;     // that the host has
+} SavesPlan;
+
 typedef struct Run {
   Config config;
   RunLock lock;     // on output.dir
@@ -44,9 +50,11 @@ typedef struct Run {
   PendingStep pending[MAX_RESULTS]; // a ring
   int64_t asked, booked;            // steps since the start of this process
   double booked_ms;                 // when the last one was booked
-  size_t planned_bytes;             // the memory plan's total
-  Phases phases;                    // of this process until its first step was booked
+  MemoryPlan plan;
+  SavesPlan saves_plan;
+  Phases phases; // of this process until its first step was booked
   bool resumed;
+  bool finished;      // before it started: nothing but the lock, the data and `saved` is open
   char *changes;      // of the configuration since the checkpoint; NULL where there is none
   bool planned;       // of the learning rate anew, because of them
   bool calibrates;    // FP8: the first step of this process finds the scales
@@ -64,6 +72,7 @@ typedef struct Run {
   BackgroundSave *saves; // NULL: training waits for a save
   double save_ms;        // that the longest save took; 0 before the first
   int64_t saved_step;    // step of the newest checkpoint, -1 = none yet
+  PathText saved;        // that checkpoint's folder
   bool best_is_new;      // state.best_val_loss is not in that checkpoint
   int32_t *batches;      // [gradient_accumulation, 2, B, T]: of each batch inputs, targets
   bool replaced;         // it was said that a token file's name belongs to another
@@ -74,8 +83,9 @@ typedef struct Run {
 } Run;
 
 // Checks and opens everything: data, backend, memory, weights (random, from init_from, or resumed),
-// log. Prints the configuration, the memory plan and the start-up table, the first line only once
-// the memory is there. On an error nothing is left open, and nothing was written.
+// log. Prints the start-up table once the memory is there: twelve lines at most. A run that has
+// ended already is found `finished`, and prints nothing. On an error nothing is left open, and
+// nothing was written.
 int run_open(Run *run, const Config *config, const volatile sig_atomic_t *stop, Error *err);
 void run_close(Run *run);
 
@@ -128,8 +138,7 @@ int run_save_end(Run *run, bool wait, Error *err);
 double run_end_ms(const Run *run);
 
 // For run_open, run_close and --plan. Whether saves are to be made beside training, by the config
-// and the memory that the host has besides the run's; prints what it will take, or that it is not
-// there.
-bool saves_plan(const Config *config, const Backend *be, size_t planned_bytes);
+// and the memory that the host has besides the run's.
+SavesPlan saves_plan(const Config *config, const Backend *be, size_t planned_bytes);
 void saves_open(Run *run); // if it fails, training waits for saves, and a line says so
 void saves_close(Run *run);

@@ -7,19 +7,12 @@
 #include "base/range.h"
 #include "model/run/run.h"
 
-bool saves_plan(const Config *config, const Backend *be, size_t planned_bytes) {
-  if (!config->output.background_save || config->train.save_interval < 0) return false;
-  const size_t bytes = background_bytes(&config->model, be), left = memory_available();
+SavesPlan saves_plan(const Config *config, const Backend *be, size_t planned_bytes) {
+  if (!config->output.background_save || config->train.save_interval < 0) return (SavesPlan){0};
   const size_t run_bytes = be->memory_taken ? 0 : planned_bytes; // a GPU's are elsewhere
-  const bool fits = run_bytes <= left && bytes <= left - run_bytes;
-  if (fits)
-    printf("  %-51s %12s\n", "besides, on the host: copy of the state, for saves",
-           size_text(bytes).text);
-  else
-    printf("saves      while training waits: a copy of the state takes %s of the host, and %s are "
-           "left\n",
-           size_text(bytes).text, size_text(left).text);
-  return fits;
+  SavesPlan plan = {.bytes = background_bytes(&config->model, be), .left = memory_available()};
+  plan.background = run_bytes <= plan.left && plan.bytes <= plan.left - run_bytes;
+  return plan;
 }
 
 void saves_open(Run *run) {
@@ -35,6 +28,7 @@ static int book(Run *run, const SaveResult *r, Error *err) {
   run->saved_step = r->step;
   run->save_ms = fmax(run->save_ms, r->ms);
   const PathText path = path_text("%s/step-%08lld", run->config.output.dir, (long long)r->step);
+  run->saved = path;
   log_save(&run->log, r->step, path.text, r->ms, r->waited_ms);
   return 0;
 }

@@ -75,19 +75,14 @@ static int book_step(Run *run, Error *err) {
   const StepLine line = take_result(run);
   if (run->booked == 1) {
     phase_end(&run->phases, "first step");
-    log_opened(&run->log, line.step, &run->phases);
+    // Not before: libraries load their code when it is first called.
+    log_opened(&run->log, line.step, &run->phases,
+               run->be->memory_taken ? run->be->memory_taken(run->be) : 0);
   }
   log_train(&run->log, &line,
             line.step % c->output.log_interval == 0 || line.step == c->train.steps);
   watch_saturation(run, &line);
   run_watch_step(run, &line, end);
-  // After the first step: libraries load their code when it is first called.
-  const size_t taken =
-      run->booked == 1 && run->be->memory_taken ? run->be->memory_taken(run->be) : 0;
-  if (taken > 0)
-    printf("memory     %s taken on the GPU by the driver's count, %s planned (%+.1f %%)\n",
-           size_text(taken).text, size_text(run->planned_bytes).text,
-           100 * ((double)taken / (double)run->planned_bytes - 1));
   if (line.applied || run->state.nonfinite_row < c->train.max_nonfinite) return 0;
   error_set(err,
             "stopped at step %lld: %lld updates in a row had a loss or gradient norm that is not "

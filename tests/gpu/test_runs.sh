@@ -100,10 +100,13 @@ for kernels in $all_kernels; do
     "$TRAIN" configs/$model.json "data.train=$folder/data/train-*.bin" data.val= train.steps=1 optimizer.warmup_steps=0 \
       data.tokenizer=bytes train.sample_interval=$sampler train.save_interval=-1 \
       backend.device=cuda $(kernels_are "$kernels") "output.dir=$folder/memory-$kernels-$model" >"$folder/said" 2>&1
-    percent=$(sed -nE 's/^memory  .* planned \(([-+][0-9.]+) %\)$/\1/p' "$folder/said")
-    echo "# $kernels $model: $(grep '^memory  ' "$folder/said"), bound 1 %"
+    taken=$(sed -nE 's/.*"memory_taken":([0-9]+).*/\1/p' "$folder/memory-$kernels-$model/log.jsonl")
+    planned=$(sed -nE 's/.*"memory":\{"planned":([0-9]+),.*/\1/p' "$folder/memory-$kernels-$model/log.jsonl")
+    echo "# $kernels $model: $taken bytes taken, $planned planned, bound 1 %"
     check "${kernels}_${model}_takes_the_memory_that_was_planned" "$(tail -n 3 "$folder/said")" \
-      awk -v p="$percent" 'BEGIN { exit !(p != "" && p <= 1 && p >= -1) }'
+      awk -v t="$taken" -v p="$planned" 'BEGIN { d = t - p; exit !(p > 0 && t > 0 && d * d <= (p / 100) ^ 2) }'
+    check "the_start_of_${kernels}_${model}_is_short" "$(sed '/^step .* loss /,$d' "$folder/said")" \
+      test "$(sed '/^step .* loss /,$d' "$folder/said" | wc -l)" -le 12
   done
 done
 

@@ -13,6 +13,7 @@
 
 #include "base/file.h"
 #include "base/memory.h"
+#include "base/utf8.h"
 #include "model/run/log.h"
 #include "model/optimizer.h"
 #include "tests/support/faults.h"
@@ -224,7 +225,6 @@ static void the_log_is_one_json_object_a_line(void **state) {
   must(file_write_atomic(path, "{\"kind\":\"tr", 11, &err), &err); // a killed run's half line
   RunLog log;
   must(log_open(&log, dir, 10, &err), &err);
-  log_start(&log, 0, 1000, 64, "cpu", NULL);
   log_train(&log,
             &(StepLine){.step = 1,
                         .loss = NAN,
@@ -240,9 +240,7 @@ static void the_log_is_one_json_object_a_line(void **state) {
   log_close(&log);
   must(file_read(path, 1 << 20, &text, &bytes, &err), &err);
 
-  cJSON *start = record(text, 0), *train = record(text, 1), *said = record(text, 2),
-        *stop = record(text, 3);
-  assert_string_equal(cJSON_GetObjectItemCaseSensitive(start, "kind")->valuestring, "start");
+  cJSON *train = record(text, 0), *said = record(text, 1), *stop = record(text, 2);
   assert_true(cJSON_IsNull(cJSON_GetObjectItemCaseSensitive(train, "loss")));
   assert_true(cJSON_IsNull(cJSON_GetObjectItemCaseSensitive(train, "grad_norm")));
   near(cJSON_GetObjectItemCaseSensitive(train, "tokens_per_s")->valuedouble, 32000);
@@ -251,13 +249,112 @@ static void the_log_is_one_json_object_a_line(void **state) {
                       "a\"\\\n\x01\xef\xbf\xbd\xe2\x82\xac\xef\xbf\xbd\xef\xbf\xbd\xef\xbf\xbd\xef"
                       "\xbf\xbd\xef\xbf\xbd");
   assert_string_equal(cJSON_GetObjectItemCaseSensitive(stop, "reason")->valuestring, "done");
-  cJSON_Delete(start);
   cJSON_Delete(train);
   cJSON_Delete(said);
   cJSON_Delete(stop);
   free(text);
   must(directory_remove(dir, &err), &err);
   free(path);
+  free(dir);
+}
+
+// As far as log_start looks at it, with bytes in its names that are no UTF-8.
+static Config config_of_any_bytes(void) {
+  Config config;
+  Error err;
+  const char json[] =
+      "{\"model\": {\"hidden_size\": 16, \"intermediate_size\": 20, \"num_hidden_layers\": 1,"
+      " \"num_attention_heads\": 4, \"vocab_size\": 300},"
+      " \"data\": {\"train\": \"a\xff/t.bin\"}, \"train\": {\"steps\": 10, \"batch_size\": 4,"
+      " \"sequence_length\": 32}, \"output\": {\"dir\": \"\xed\xa0\x80\"}}";
+  must(config_parse(&config, "test", json, 0, NULL, &err), &err);
+  return config;
+}
+
+static const cJSON *item(const cJSON *object, const char *name) {
+  const cJSON *found = cJSON_GetObjectItemCaseSensitive(object, name);
+  assert_non_null(found);
+  return found;
+}
+
+static void the_start_has_the_whole_plan_and_config_in_utf8(void **state) {
+  (void)state;
+  char *dir = temporary_folder(), *path = xasprintf("%s/log.jsonl", dir), *text;
+  size_t bytes;
+  Error err;
+  RunLog log;
+  const Config config = config_of_any_bytes();
+  const MemoryPlan plan = {
+      .count = 2, .total_bytes = 42, .items = {{"x", "[M, D]", 40}, {"logits", "[M, V]", 2}}};
+  const Backend be = {.name = "cpu", .description = "d\xc3", .costs = "c", .memory_bytes = 1000};
+  const Loader train = {.tokens = 640, .file_count = 2}, val = {.tokens = 64};
+  StartFacts facts = {.step = 3,
+                      .config = &config,
+                      .be = &be,
+                      .plan = &plan,
+                      .host_copy = 7,
+                      .train = &train,
+                      .val = &val,
+                      .epochs = 2,
+                      .tokenizer = "\xff/tokenizer.json",
+                      .changes = "data.tokenizer \"\xff\" -> \"bytes\""};
+  must(log_open(&log, dir, 10, &err), &err);
+  log_start(&log, &facts);
+  facts.changes = facts.tokenizer = NULL;
+  log_start(&log, &facts);
+  log_close(&log);
+  must(file_read(path, 1 << 20, &text, &bytes, &err), &err);
+  assert_int_equal(utf8_valid(text, bytes), bytes);
+
+  cJSON *start = record(text, 0), *again = record(text, 1);
+  const cJSON *memory = item(start, "memory"), *of_train = item(item(start, "config"), "train");
+  assert_string_equal(item(start, "kind")->valuestring, "start");
+  assert_int_equal(item(start, "step")->valueint, 3);
+  assert_int_equal(item(start, "steps")->valueint, 10);
+  assert_int_equal(item(start, "tokens_per_step")->valueint, 128);
+  near(item(start, "parameters")->valuedouble, (double)model_parameters(&config.model, true));
+  near(item(start, "flops_per_step")->valuedouble, model_step_flops(&config.model, 4, 32));
+  assert_string_equal(item(start, "device")->valuestring, "d\xef\xbf\xbd");
+  assert_string_equal(item(start, "costs")->valuestring, "c");
+  assert_int_equal(item(item(start, "data"), "train_tokens")->valueint, 640);
+  assert_int_equal(item(item(start, "data"), "val_tokens")->valueint, 64);
+  assert_string_equal(item(start, "tokenizer")->valuestring, "\xef\xbf\xbd/tokenizer.json");
+  assert_true(cJSON_IsNull(item(again, "tokenizer")));
+  assert_int_equal(item(memory, "planned")->valueint, 42);
+  assert_int_equal(item(memory, "free")->valueint, 1000);
+  assert_int_equal(item(memory, "host_copy")->valueint, 7);
+  assert_int_equal(cJSON_GetArraySize(item(memory, "items")), 2);
+  assert_string_equal(item(item(memory, "items")->child->next, "name")->valuestring, "logits");
+  assert_int_equal(item(of_train, "batch_size")->valueint, 4);
+  assert_int_equal(item(of_train, "keep_checkpoints")->valueint, 3); // a default
+  assert_true(cJSON_IsTrue(item(start, "resumed")));
+  assert_string_equal(item(start, "changes")->valuestring,
+                      "data.tokenizer \"\xef\xbf\xbd\" -> \"bytes\"");
+  assert_true(cJSON_IsFalse(item(again, "resumed")));
+  assert_null(cJSON_GetObjectItemCaseSensitive(again, "changes"));
+  cJSON_Delete(start);
+  cJSON_Delete(again);
+  free(text);
+  must(directory_remove(dir, &err), &err);
+  free(path);
+  free(dir);
+}
+
+static void an_end_is_one_of_that_step(void **state) {
+  (void)state;
+  char *dir = temporary_folder();
+  Error err;
+  RunLog log;
+  assert_false(log_has_end(dir, 10)); // no file
+  must(log_open(&log, dir, 10, &err), &err);
+  log_stop(&log, 10, "signal");
+  assert_false(log_has_end(dir, 10));
+  log_stop(&log, 10, "done");
+  assert_true(log_has_end(dir, 10));
+  assert_false(log_has_end(dir, 1));
+  assert_false(log_has_end(dir, 20));
+  log_close(&log);
+  must(directory_remove(dir, &err), &err);
   free(dir);
 }
 
@@ -269,13 +366,14 @@ static void the_log_has_where_a_start_took_its_time(void **state) {
   RunLog log;
   const Phases phases = {.list = {{"program", 20.5}, {"first step", 100}}, .count = 2};
   must(log_open(&log, dir, 10, &err), &err);
-  log_opened(&log, 1, &phases);
+  log_opened(&log, 1, &phases, 123);
   log_close(&log);
   must(file_read(path, 1 << 20, &text, &bytes, &err), &err);
   cJSON *opened = record(text, 0);
   const cJSON *list = cJSON_GetObjectItemCaseSensitive(opened, "phases");
   assert_string_equal(cJSON_GetObjectItemCaseSensitive(opened, "kind")->valuestring, "opened");
   near(cJSON_GetObjectItemCaseSensitive(opened, "ms")->valuedouble, 120.5);
+  assert_int_equal(item(opened, "memory_taken")->valueint, 123);
   near(cJSON_GetObjectItemCaseSensitive(list, "program")->valuedouble, 20.5);
   near(cJSON_GetObjectItemCaseSensitive(list, "first step")->valuedouble, 100);
   cJSON_Delete(opened);
@@ -495,6 +593,8 @@ int main(void) {
       cmocka_unit_test(another_learning_rate_is_the_peak_from_here_on),
       cmocka_unit_test(counts_and_times_read_well),
       cmocka_unit_test(the_log_is_one_json_object_a_line),
+      cmocka_unit_test(the_start_has_the_whole_plan_and_config_in_utf8),
+      cmocka_unit_test(an_end_is_one_of_that_step),
       cmocka_unit_test(the_log_has_where_a_start_took_its_time),
       cmocka_unit_test(a_full_disk_leaves_no_part_of_a_line),
       cmocka_unit_test(what_a_crash_tore_is_cut_off),
