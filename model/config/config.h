@@ -49,7 +49,7 @@ typedef enum Recompute { RECOMPUTE_NONE, RECOMPUTE_MLP, RECOMPUTE_LAYER } Recomp
 typedef struct TrainConfig {
   int64_t steps;                 // optimizer steps in all
   int64_t batch_size;            // sequences in a micro-batch, B
-  int64_t sequence_length;       // T
+  int64_t sequence_length;       // T; default max_position_embeddings, at most 4096
   int64_t gradient_accumulation; // micro-batches a step
   int64_t loss_chunks;           // pieces in which a micro-batch's logits are made; 0 = few as fit
   Recompute recompute;

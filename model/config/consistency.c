@@ -124,9 +124,15 @@ static int check_steps(const Config *c, const char *where, Error *err) {
   return 0;
 }
 
+static void resolve_length(Config *c) {
+  enum { MOST = 4096 };
+  const int64_t positions = c->model.max_position_embeddings;
+  if (c->train.sequence_length == 0) c->train.sequence_length = positions < MOST ? positions : MOST;
+}
+
 int config_resolve(Config *config, const char *where, Error *err) {
-  if (model_resolve(config, where, err) || check_shape(config, where, err) ||
-      check_precision(config, where, err))
-    return -1;
+  if (model_resolve(config, where, err)) return -1;
+  resolve_length(config);
+  if (check_shape(config, where, err) || check_precision(config, where, err)) return -1;
   return check_steps(config, where, err);
 }

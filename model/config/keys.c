@@ -79,7 +79,8 @@ const Key config_keys[] = {
 
     INTEGER(train, steps, REQUIRED, 1, 99999999, 0, "optimizer steps in all"),
     INTEGER(train, batch_size, "8", 1, 16777216, SHAPES, "sequences in a micro-batch"),
-    INTEGER(train, sequence_length, REQUIRED, 1, 16777216, SHAPES, "tokens in a sequence"),
+    INTEGER(train, sequence_length, DERIVED, 1, 16777216, SHAPES,
+            "tokens in a sequence; by default model.max_position_embeddings, at most 4096"),
     INTEGER(train, gradient_accumulation, "1", 1, 65536, SHAPES, "micro-batches in a step"),
     INTEGER(train, loss_chunks, "0", 0, 16777216, 0,
             "pieces in which the logits are made, to save memory; divides batch_size x "
@@ -370,7 +371,6 @@ static int store(const Key *key, Config *config, const cJSON *value) {
   return key->choices[choice] ? 0 : -1;
 }
 
-int key_set(KeyReader *r, const Key *key, const cJSON *value) {
 // The value for a sentence. A whole number that a double would round is not shown in digits.
 static ShownText value_shown(const Key *key, const cJSON *value) {
   ShownText shown = json_shown(value);
@@ -381,6 +381,7 @@ static ShownText value_shown(const Key *key, const cJSON *value) {
   return shown;
 }
 
+int key_set(KeyReader *r, const Key *key, const cJSON *value) {
   if (store(key, r->config, value))
     return error_set(r->err, "%s: %s is %s, but it must be %s", r->where,
                      key_name(r, key->section, key->name).text, value_shown(key, value).text,

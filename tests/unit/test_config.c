@@ -313,6 +313,16 @@ static void a_model_override_replaces_a_model_file_that_is_not_there(void **stat
   assert_int_equal(c.model.hidden_size, 128);
 }
 
+static void a_sequence_is_as_long_as_the_model_allows_by_default(void **state) {
+  (void)state;
+  const char *const json = "{\"model\": {" SIZES "}, \"data\": {\"train\": \"t\"},"
+                           " \"train\": {\"steps\": 1}, \"output\": {\"dir\": \"o\"}}";
+  char *positions[] = {"model.max_position_embeddings=4095", "train.batch_size=1"};
+  assert_int_equal(parse_with(json, 2, positions).train.sequence_length, 4095);
+  positions[0] = "model.max_position_embeddings=131072";
+  assert_int_equal(parse_with(json, 2, positions).train.sequence_length, 4096);
+}
+
 // ---- Resume
 
 static Config with(char *override) {
@@ -408,6 +418,7 @@ int main(void) {
       cmocka_unit_test(a_shorter_text_leaves_nothing_of_a_longer_one),
       cmocka_unit_test(a_bad_override_is_refused_by_name),
       cmocka_unit_test(a_model_override_replaces_a_model_file_that_is_not_there),
+      cmocka_unit_test(a_sequence_is_as_long_as_the_model_allows_by_default),
       cmocka_unit_test(only_keys_that_shape_the_run_must_be_equal_on_resume),
       cmocka_unit_test(the_printed_table_names_every_key_of_a_resolved_configuration),
   };
