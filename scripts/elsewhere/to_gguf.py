@@ -5,20 +5,20 @@ usage: scripts/elsewhere/to_gguf.py LLAMA_CPP FOLDER [options of convert_hf_to_g
 
 LLAMA_CPP is a checkout of github.com/ggml-org/llama.cpp. Its converter knows a byte-level BPE by
 the ids of one test string, so it refuses a vocabulary that it has not met. What llama.cpp must know
-is only how text is split: this finds that in tokenizer.json, for Llama 3's pattern, GPT-2's, and
-bytes. A folder with Llama 3's own tokenizer needs no such help.
+is only how text is split: this finds that in tokenizer.json, for Llama 3's pattern and GPT-2's. A
+folder with Llama 3's own tokenizer needs no such help. llama.cpp loads no vocabulary without merges,
+so a model of bytes is refused.
 """
 import json
 import pathlib
 import sys
 
 # Patterns and llama.cpp's names for them. smaug-bpe is Llama 3's pattern without that model's
-# ignore_merges; a tokenizer of bytes has no merges, so that it may go by any name.
+# ignore_merges.
 NAMES = {
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+": "smaug-bpe",
     r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+": "gpt-2",
-    "": "gpt-2",
 }
 
 
@@ -27,13 +27,16 @@ def fail(sentence):
 
 
 def pattern_of(folder):
-    """The regular expression that splits text; "" where the tokens are bytes."""
+    """The regular expression that splits text."""
     tokenizer = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
+    if not tokenizer["model"].get("merges"):
+        fail(f"{folder}: its tokens are bytes, and llama.cpp loads no vocabulary without merges: "
+             "train one with ./prepare --train-tokenizer, and a model on it")
     parts = tokenizer["pre_tokenizer"].get("pretokenizers", [tokenizer["pre_tokenizer"]])
     patterns = [part["pattern"].get("Regex", "") for part in parts if part["type"] == "Split"]
-    if not patterns and tokenizer["model"]["merges"]:
+    if not patterns:
         fail(f"{folder}: a tokenizer that ./prepare did not train; run the converter itself")
-    return patterns[0] if patterns else ""
+    return patterns[0]
 
 
 def main():
