@@ -68,6 +68,13 @@ total=$("$TRAIN" --plan "$config" "${all_set[@]}" | sed -nE 's/^  total +//p')
 check the_plan_has_the_total_that_the_start_says "$total; $(grep '^memory' "$folder/all_set.start")" \
   grep -qF "memory     $total, the largest part " "$folder/all_set.start"
 
+# ---- Names of any bytes: the log is UTF-8, and JSON, all the same
+broken=$folder/$'br\xffoken \xed\xa0\x80\nname'
+must "$TRAIN" "$config" "output.dir=$broken" train.steps=2 train.sample_prompt=$'\xc3' train.sample_interval=0 train.sample_tokens=5
+must "$TRAIN" "$config" "output.dir=$broken" train.steps=3 train.resume=auto "train.sample_prompt=$broken"
+check the_log_is_utf8_whatever_the_names_are "$(head -c 300 "$broken/log.jsonl")" iconv -f UTF-8 -t UTF-8 -o /dev/null "$broken/log.jsonl"
+check its_lines_are_whole "$(cat "$broken/log.jsonl")" test "$(grep -cvE '^\{"kind":"[a-z]+","step":[0-9]+.*\}$' "$broken/log.jsonl")" = 0
+
 # ---- Resumed
 trains new train.resume=auto train.steps=40 optimizer.learning_rate=0.001
 short new
