@@ -139,14 +139,15 @@ int model_config_read(ModelConfig *model, const char *path, Error *err) {
 
 // ---- Writing
 
-static bool we_write(const ConfigExtras *x, const char *name) {
-  static const char *const names[] = {"architectures", "torch_dtype", "dtype", "rope_scaling",
-                                      "rope_parameters"};
+// Fields that are not carried over: ours are written, and a LLaMA has no sliding_window.
+static bool we_write(const char *name) {
+  static const char *const names[] = {"architectures", "torch_dtype",     "dtype",
+                                      "rope_scaling",  "rope_parameters", "bos_token_id",
+                                      "eos_token_id",  "use_cache",       "sliding_window"};
   for (size_t i = 0; i < sizeof names / sizeof *names; i++)
     if (strcmp(names[i], name) == 0) return true;
   for (int i = 0; i < FIXED_KEYS; i++)
     if (strcmp(fixed_keys[i].name, name) == 0) return fixed_keys[i].written;
-  if (strcmp(name, "bos_token_id") == 0 || strcmp(name, "eos_token_id") == 0) return !x->carry_ids;
   return key_find("model", name) != NULL;
 }
 
@@ -162,29 +163,34 @@ static cJSON *next_value(const char **at, const char *end) {
   return cJSON_ParseWithLengthOpts(*at, (size_t)(end - *at), at, false);
 }
 
-// The fields of x->carried that we do not write, each in its own spelling.
-static void write_carried(JsonWriter *w, const ConfigExtras *x) {
+// Carried fields in their own spelling: the one of this name, or (NULL) all that we do not write.
+// false: there is none of this name.
+static bool write_carried(JsonWriter *w, const ConfigExtras *x, const char *name) {
+  bool found = false;
+  if (!x->carried) return false;
   const char *at = strchr(x->carried, '{') + 1, *end = at + strlen(at);
-  for (cJSON *name; (name = next_value(&at, end)); cJSON_Delete(name)) {
-    const char *value = skip(at);
+  for (cJSON *field; (field = next_value(&at, end)); cJSON_Delete(field)) {
+    const char *value = skip(at), *key = field->valuestring;
     cJSON_Delete(next_value(&at, end));
-    if (we_write(x, name->valuestring)) continue;
+    if (name ? strcmp(key, name) != 0 : we_write(key)) continue;
     char *json = xasprintf("%.*s", (int)(at - value), value);
-    json_raw(w, name->valuestring, json);
+    json_raw(w, key, json);
     free(json);
+    found = true;
   }
+  return found;
 }
 
-// A token's id, or null: without it transformers would take 1 and 2 for the begin and the end.
-static void write_id(JsonWriter *w, const cJSON *carried, const ConfigExtras *x, const char *name,
-                     int id) {
-  if (x->carry_ids && cJSON_GetObjectItemCaseSensitive(carried, name)) return;
+// A token's id, or null: without it transformers would take 1 and 2 for BOS and EOS. The place is
+// the same whether it is carried over or not, so that a resumed run, which carries over what it
+// wrote itself, writes the same bytes.
+static void write_id(JsonWriter *w, const ConfigExtras *x, const char *name, int id) {
+  if (x->carry_ids && write_carried(w, x, name)) return;
   json_number(w, name, id < 0 ? NAN : id, JSON_EXACT);
 }
 
 // rope_theta beside rope_scaling is transformers 4's spelling, which version 5 still reads.
 char *model_config_json(const ModelConfig *model, const ConfigExtras *x) {
-  cJSON *carried = x->carried ? cJSON_Parse(x->carried) : NULL;
   Config config;
   memset(&config, 0, sizeof config);
   config.model = *model;
@@ -193,14 +199,13 @@ char *model_config_json(const ModelConfig *model, const ConfigExtras *x) {
   json_raw(&w, "architectures", "[\"LlamaForCausalLM\"]");
   for (int i = 0; i < FIXED_KEYS; i++)
     if (fixed_keys[i].written) json_raw(&w, fixed_keys[i].name, fixed_keys[i].value);
-  write_id(&w, carried, x, "bos_token_id", x->begin);
-  write_id(&w, carried, x, "eos_token_id", x->end);
+  write_id(&w, x, "bos_token_id", x->begin);
+  write_id(&w, x, "eos_token_id", x->end);
   json_string(&w, "torch_dtype", x->dtype == SAVE_BF16 ? "bfloat16" : "float32");
-  if (!cJSON_GetObjectItemCaseSensitive(carried, "use_cache")) json_bool(&w, "use_cache", true);
+  if (!write_carried(&w, x, "use_cache")) json_bool(&w, "use_cache", true);
   keys_write_section(&w, "model", &config);
-  if (carried) write_carried(&w, x);
+  write_carried(&w, x, NULL);
   json_close(&w, '}');
-  cJSON_Delete(carried);
   return w.text;
 }
 

@@ -214,6 +214,23 @@ static void carried_ids_that_are_not_there_come_from_the_tokenizer(void **state)
   cJSON_Delete(tree);
 }
 
+// A resumed run carries over what it has written itself.
+static void what_we_wrote_is_carried_over_in_the_same_bytes(void **state) {
+  (void)state;
+  const Config c = parse(MINIMAL);
+  const char *const from[] = {NULL, foreign, "{}"};
+  for (int i = 0; i < 6; i++) {
+    ConfigExtras x = {.begin = -1, .end = 257, .carried = from[i / 2], .carry_ids = i % 2};
+    char *whole = model_config_json(&c.model, &x);
+    x.carried = whole;
+    x.carry_ids = true;
+    char *resumed = model_config_json(&c.model, &x);
+    assert_string_equal(resumed, whole);
+    free(resumed);
+    free(whole);
+  }
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(a_folder_gives_sizes_weights_and_tokenizer),
@@ -223,6 +240,7 @@ int main(void) {
       cmocka_unit_test(init_from_is_checked_field_by_field),
       cmocka_unit_test(fields_that_we_do_not_set_are_carried_over),
       cmocka_unit_test(carried_ids_that_are_not_there_come_from_the_tokenizer),
+      cmocka_unit_test(what_we_wrote_is_carried_over_in_the_same_bytes),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
