@@ -1,5 +1,6 @@
-// Hugging Face LlamaConfig: reading every spelling that transformers 4 and 5 write, writing one
-// that both read, and what follows from a model's sizes.
+// Hugging Face LlamaConfig: reading every spelling that transformers 4 and 5 write, and those
+// MistralConfigs that mean the same, writing one that both read, and what follows from a model's
+// sizes.
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -16,17 +17,23 @@ static const struct {
     {"attention_dropout", "0", true},       {"partial_rotary_factor", "1", false},
     {"quantization_config", "null", false},
 };
-enum { FIXED_KEYS = sizeof fixed_keys / sizeof *fixed_keys };
+enum { MODEL_TYPE, FIXED_KEYS = sizeof fixed_keys / sizeof *fixed_keys };
 
-static int check_fixed(KeyReader *r, const cJSON *item) {
+static bool is_mistral(const cJSON *object) {
+  const char *type = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(object, "model_type"));
+  return type && strcmp(type, "mistral") == 0;
+}
+
+static int check_fixed(KeyReader *r, const cJSON *object, const cJSON *item) {
   for (int i = 0; i < FIXED_KEYS; i++) {
     if (strcmp(fixed_keys[i].name, item->string) != 0 || cJSON_IsNull(item)) continue;
     cJSON *only = cJSON_Parse(fixed_keys[i].value);
-    const bool same = cJSON_Compare(item, only, true);
+    const bool same = cJSON_Compare(item, only, true) || (i == MODEL_TYPE && is_mistral(object));
     cJSON_Delete(only);
     if (same) return 0;
-    return error_set(r->err, "%s: %s is %s, but only %s is supported", r->where, item->string,
-                     json_shown(item).text, fixed_keys[i].value);
+    return error_set(r->err, "%s: %s is %s, but only %s%s is supported", r->where, item->string,
+                     json_shown(item).text, fixed_keys[i].value,
+                     i == MODEL_TYPE ? " or \"mistral\"" : "");
   }
   return 0;
 }
@@ -56,7 +63,7 @@ static int read_rope_key(KeyReader *r, const cJSON *item, const char *name) {
   }
   if (key) return key_set(r, key, item);
   if (strcmp(item->string, "rope_theta") == 0) return read_inner_theta(r, item, name);
-  if (strcmp(item->string, "partial_rotary_factor") == 0) return check_fixed(r, item);
+  if (strcmp(item->string, "partial_rotary_factor") == 0) return check_fixed(r, NULL, item);
   return key_unknown(r, "model.rope_scaling", item->string);
 }
 
@@ -81,6 +88,28 @@ static int set_default(KeyReader *r, const char *name, const char *json) {
   return key_given(r, "model", name) ? 0 : key_set_json(r, key_find("model", name), json);
 }
 
+// A Mistral is a LLaMA whose tokens see no further back than sliding_window: one that no sequence
+// exceeds changes nothing. Where the file is silent MistralConfig's defaults hold.
+static int read_mistral(KeyReader *r, const cJSON *object) {
+  const cJSON *window = cJSON_GetObjectItemCaseSensitive(object, "sliding_window");
+  int64_t tokens = 4096;
+  if (set_default(r, "max_position_embeddings", "131072") ||
+      (!cJSON_GetObjectItemCaseSensitive(object, "num_key_value_heads") &&
+       set_default(r, "num_key_value_heads", "8")))
+    return -1;
+  if (cJSON_IsNull(window)) return 0;
+  if (window && (json_integer(window, &tokens) != 0 || tokens < 1))
+    return error_set(r->err, "%s: sliding_window is %s, but it must be a number of tokens or null",
+                     r->where, json_shown(window).text);
+  const int64_t longest = r->config->model.max_position_embeddings;
+  if (tokens >= longest) return 0;
+  return error_set(r->err,
+                   "%s: sliding_window is %lld, but a window below max_position_embeddings, here "
+                   "%lld, is not supported; for sequences of at most %lld tokens set "
+                   "max_position_embeddings to that in the file",
+                   r->where, (long long)tokens, (long long)longest, (long long)tokens);
+}
+
 int model_read(KeyReader *r, const cJSON *object) {
   const cJSON *rope = NULL;
   for (const cJSON *item = object->child; item; item = item->next) {
@@ -97,11 +126,12 @@ int model_read(KeyReader *r, const cJSON *object) {
       continue;
     }
     if (!r->hugging_face) return key_unknown(r, "model", item->string);
-    if (check_fixed(r, item)) return -1;
+    if (check_fixed(r, object, item)) return -1;
   }
   // Last, so that an outer rope_theta is known.
   if (rope && model_read_rope(r, rope, rope->string)) return -1;
   if (!r->hugging_face) return 0;
+  if (is_mistral(object) && read_mistral(r, object)) return -1;
   return set_default(r, "rms_norm_eps", "1e-06") || set_default(r, "rope_theta", "10000") ? -1 : 0;
 }
 

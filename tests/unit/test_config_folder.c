@@ -143,8 +143,8 @@ static void init_from_is_checked_field_by_field(void **state) {
     drop(folder);
   }
   Error err = {""};
-  put(ours, "config.json", "{\"model_type\": \"mistral\", " SIZES "}");
-  expect_error(model_config_check(&c.model, ours, &err), &err, "model_type is \"mistral\"");
+  put(ours, "config.json", "{\"model_type\": \"qwen2\", " SIZES "}");
+  expect_error(model_config_check(&c.model, ours, &err), &err, "model_type is \"qwen2\"");
   drop(ours);
 }
 
@@ -154,7 +154,7 @@ static const char foreign[] =
     "{\n  \"_name_or_path\": \"x\\\"y\", \"architectures\": [\"Other\"], \"bos_token_id\": 1,\n"
     "  \"eos_token_id\": [2, 3], \"pad_token_id\": 0, \"dtype\": \"float16\", \"hidden_size\": 9,\n"
     "  \"rope_parameters\": {\"rope_theta\": 1.0, \"rope_type\": \"default\"}, \"use_cache\": "
-    "false,"
+    "false, \"sliding_window\": 9,"
     "\n  \"a \\\"key\\\"\": {\"b\": [1.0, 1e-7, \"}\", null]}, \"float\": 3.0,\n"
     "  \"attention_bias\": false, \"hidden_act\": \"silu\"}\n";
 
@@ -195,6 +195,7 @@ static void fields_that_we_do_not_set_are_carried_over(void **state) {
     expect_field(tree, "architectures", "[\"LlamaForCausalLM\"]");
     expect_field(tree, "dtype", "nothing");
     expect_field(tree, "rope_parameters", "nothing");
+    expect_field(tree, "sliding_window", "nothing");
     cJSON_Delete(tree);
   }
   const Config c = parse(MINIMAL);

@@ -127,9 +127,56 @@ static void a_hugging_face_model_that_is_not_ours_is_refused(void **state) {
   }
   ModelConfig m;
   Error err = {""};
-  assert_int_equal(model_config_parse(&m, "x", "{\"model_type\": \"mistral\"}", &err), -1);
-  expect_words(&err, (const char *const[]){"model_type is \"mistral\"", NULL});
+  assert_int_equal(model_config_parse(&m, "x", "{\"model_type\": \"qwen2\"}", &err), -1);
+  expect_words(&err, (const char *const[]){"model_type is \"qwen2\"", "or \"mistral\"", NULL});
   assert_int_equal(model_config_parse(&m, "x", "[]", &err), -1);
+}
+
+// ---- Mistral
+
+#define MISTRAL "{\"architectures\": [\"MistralForCausalLM\"], " SIZES ", "
+
+static void a_mistral_whose_window_is_never_reached_is_a_llama(void **state) {
+  (void)state;
+  const char *const windows[] = {"null", "128", "4096"};
+  const ModelConfig llama = parse_model("{" SIZES ", \"max_position_embeddings\": 128}");
+  for (int i = 0; i < 3; i++) {
+    char *json = xasprintf(MISTRAL "\"sliding_window\": %s, \"max_position_embeddings\": 128, "
+                                   "\"num_key_value_heads\": null, \"model_type\": \"mistral\"}",
+                           windows[i]);
+    const ModelConfig m = parse_model(json);
+    assert_memory_equal(&m, &llama, sizeof m);
+    free(json);
+  }
+  // MistralConfig's own defaults, where the file is silent.
+  const ModelConfig m = parse_model(
+      "{\"model_type\": \"mistral\", \"sliding_window\": null, \"hidden_size\": 64, "
+      "\"intermediate_size\": 128, \"num_hidden_layers\": 2, \"num_attention_heads\": 16, "
+      "\"vocab_size\": 258}");
+  assert_int_equal(m.num_key_value_heads, 8);
+  assert_int_equal(m.max_position_embeddings, 131072);
+}
+
+static void a_mistral_with_a_window_is_refused(void **state) {
+  (void)state;
+  const struct {
+    const char *extra, *word;
+  } cases[] = {
+      {"\"max_position_embeddings\": 128, \"sliding_window\": 127",
+       "sliding_window is 127, but a window below max_position_embeddings, here 128,"},
+      {"\"max_position_embeddings\": 4097", "sliding_window is 4096"},
+      {"\"max_position_embeddings\": 8, \"sliding_window\": 8.5", "sliding_window is 8.5"},
+      {"\"max_position_embeddings\": 8, \"sliding_window\": true", "sliding_window is true"},
+      {"\"max_position_embeddings\": 8, \"sliding_window\": 0", "sliding_window is 0"},
+  };
+  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    char *json = xasprintf(MISTRAL "\"model_type\": \"mistral\", %s}", cases[i].extra);
+    ModelConfig m;
+    Error err = {""};
+    if (model_config_parse(&m, "config.json", json, &err) == 0) fail_msg("accepted: %s", json);
+    expect_words(&err, (const char *const[]){"config.json: ", cases[i].word, NULL});
+    free(json);
+  }
 }
 
 // ---- Counts
@@ -178,6 +225,8 @@ int main(void) {
       cmocka_unit_test(the_config_of_llama_32_1b_equals_ours),
       cmocka_unit_test(our_config_json_reads_back_as_the_same_model),
       cmocka_unit_test(a_hugging_face_model_that_is_not_ours_is_refused),
+      cmocka_unit_test(a_mistral_whose_window_is_never_reached_is_a_llama),
+      cmocka_unit_test(a_mistral_with_a_window_is_refused),
       cmocka_unit_test(parameter_counts_equal_the_published_ones),
       cmocka_unit_test(flops_of_a_step_count_matrices_and_half_of_attention),
   };
