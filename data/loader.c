@@ -34,10 +34,9 @@ uint64_t permute(uint64_t i, uint64_t n, uint64_t key) {
 }
 
 // GLOB_NOCHECK gives the pattern itself where nothing matches: a name with brackets, or nothing.
-static int find_files(const char *pattern, glob_t *found, Error *err) {
-  if (path_is_directory(pattern))
-    return error_set(err, "'%s' is a folder: name the token files in it, as in '%s/train-*.bin'",
-                     pattern, pattern);
+static int find_files(const LoaderConfig *c, glob_t *found, Error *err) {
+  const PathText in_folder = path_text("%s/%s-*.bin", c->pattern, c->split);
+  const char *pattern = path_is_directory(c->pattern) ? in_folder.text : c->pattern;
   const int status = glob(pattern, GLOB_NOCHECK, NULL, found);
   if (status != 0)
     return error_set(err, "cannot list the files that match '%s': %s", pattern,
@@ -121,7 +120,7 @@ static int check_size(const Loader *loader, Error *err) {
 Loader *loader_open(const LoaderConfig *config, Error *err) {
   assert(config->batch > 0 && config->seq > 0 && config->vocab_size >= 0);
   glob_t found;
-  if (find_files(config->pattern, &found, err) != 0) return NULL;
+  if (find_files(config, &found, err) != 0) return NULL;
   Loader *loader = xcalloc(1, sizeof *loader);
   loader->config = *config;
   if (open_files(loader, &found, err) != 0 ||

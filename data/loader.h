@@ -11,10 +11,12 @@
 #include "data/watch.h"
 
 typedef struct LoaderConfig {
-  const char *pattern; // a path or a glob(7) pattern; files in name order. Read by loader_open only
-  int64_t batch;       // B
-  int64_t seq;         // T
-  int64_t vocab_size;  // 0: the ids are not checked before loader_check
+  // Read by loader_open alone. A path or a glob(7) pattern, files in name order; a folder stands
+  // for FOLDER/SPLIT-*.bin, as ./prepare names them. split: "train" or "val".
+  const char *pattern, *split;
+  int64_t batch;      // B
+  int64_t seq;        // T
+  int64_t vocab_size; // 0: the ids are not checked before loader_check
   uint64_t seed;
   bool shuffle;
 } LoaderConfig;

@@ -36,7 +36,7 @@ typedef struct ModelConfig {
 enum { PATH_CHARS = 1024, TEXT_CHARS = 4096 };
 
 typedef struct DataConfig {
-  char train[PATH_CHARS];     // token files, one path or a glob
+  char train[PATH_CHARS];     // token files: a path, a glob, or a folder of ./prepare
   char val[PATH_CHARS];       // the same; empty = no validation
   char tokenizer[PATH_CHARS]; // "bytes", a tokenizer.json or a folder; empty = the token files'
   bool shuffle;               // windows in a new random order each epoch

@@ -70,8 +70,10 @@ const Key config_keys[] = {
     INTEGER(model.rope_scaling, original_max_position_embeddings, DERIVED, 1, 2147483647, SHAPES,
             "sequence length that the model had before the stretch"),
 
-    TEXT(data, train, REQUIRED, 1, SHAPES, "token files to train on: a path or a glob"),
-    TEXT(data, val, "\"\"", 0, SHAPES, "token files to validate on; empty: no validation"),
+    TEXT(data, train, REQUIRED, 1, SHAPES,
+         "token files to train on: a path, a glob, or a folder, for its train-*.bin"),
+    TEXT(data, val, "\"\"", 0, SHAPES,
+         "token files to validate on, a folder for its val-*.bin; empty: no validation"),
     TEXT(data, tokenizer, "\"\"", 0, 0,
          "\"bytes\", a tokenizer.json, or a folder with one; empty: the one in the token files' "
          "folder"),

@@ -50,7 +50,7 @@ typedef struct Evaluation {
 // ---- The data
 
 static int open_token_files(Evaluation *e, const char *pattern, Error *err) {
-  const LoaderConfig config = {.pattern = pattern, .batch = 1, .seq = 1};
+  const LoaderConfig config = {.pattern = pattern, .split = "val", .batch = 1, .seq = 1};
   e->loader = loader_open(&config, err);
   if (!e->loader) return -1;
   e->files = e->loader->files;
@@ -103,10 +103,8 @@ static int check_file(const Evaluation *e, const TokenFile *file, Error *err) {
 
 static int open_data(Evaluation *e, Error *err) {
   const char *data = e->args->data;
-  const bool folder = path_is_directory(data);
-  const PathText pattern = path_text("%s%s", data, folder ? "/val-*.bin" : "");
-  if ((name_ends_with(pattern.text, ".bin") ? open_token_files(e, pattern.text, err)
-                                            : open_text(e, data, err)) != 0)
+  const bool tokens = path_is_directory(data) || name_ends_with(data, ".bin");
+  if ((tokens ? open_token_files(e, data, err) : open_text(e, data, err)) != 0)
     return error_prefix(err, "--data");
   for (int f = 0; f < e->count; f++) {
     if (check_file(e, &e->files[f], err) != 0) return -1;

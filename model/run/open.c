@@ -11,6 +11,7 @@
 static int open_train_data(Run *run, Error *err) {
   const Config *c = &run->config;
   const LoaderConfig loader = {.pattern = c->data.train,
+                               .split = "train",
                                .batch = c->train.batch_size,
                                .seq = c->train.sequence_length,
                                .seed = c->train.seed,
@@ -22,7 +23,8 @@ static int open_train_data(Run *run, Error *err) {
 // A single window is enough to validate on.
 static int open_val_data(Run *run, Error *err) {
   const Config *c = &run->config;
-  const LoaderConfig loader = {.pattern = c->data.val, .batch = 1, .seq = c->train.sequence_length};
+  const LoaderConfig loader = {
+      .pattern = c->data.val, .split = "val", .batch = 1, .seq = c->train.sequence_length};
   if (c->data.val[0] == '\0') return 0;
   run->val_data = loader_open(&loader, err);
   if (!run->val_data) return error_prefix(err, "data.val");

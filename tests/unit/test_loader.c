@@ -300,8 +300,20 @@ static void a_pattern_that_matches_nothing_suggests_prepare(void **state) {
   assert_says(&err, "./prepare");
   assert_null(try_open(*state, "nothing.bin", config, &err));
   assert_says(&err, "./prepare");
+}
+
+static void a_folder_stands_for_the_files_of_its_split(void **state) {
+  Error err;
+  LoaderConfig config = {.split = "other", .batch = 1, .seq = 1};
   assert_null(try_open(*state, ".", config, &err));
-  assert_says(&err, "is a folder");
+  assert_says(&err, "./other-*.bin");
+  write_count(*state, "split-00000.bin", 0, 10);
+  write_count(*state, "split-00001.bin", 0, 20);
+  config.split = "split";
+  Loader *loader = open_or_fail(*state, ".", config);
+  assert_int_equal(loader->file_count, 2);
+  assert_int_equal(loader->tokens, 30);
+  loader_close(loader);
 }
 
 static void a_name_with_brackets_is_found(void **state) {
@@ -339,6 +351,7 @@ int main(void) {
       cmocka_unit_test(a_single_window_is_that_of_its_cursor),
       cmocka_unit_test(a_set_smaller_than_a_batch_says_how_many_tokens_it_needs),
       cmocka_unit_test(a_pattern_that_matches_nothing_suggests_prepare),
+      cmocka_unit_test(a_folder_stands_for_the_files_of_its_split),
       cmocka_unit_test(a_name_with_brackets_is_found),
       cmocka_unit_test(a_faulty_file_among_good_ones_is_named),
   };
