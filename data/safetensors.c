@@ -225,7 +225,9 @@ static int check_contiguous(const SafeFile *file, uint64_t data_bytes, Error *er
 int safetensors_parse(SafeFile *file, const char *name, const unsigned char *bytes, size_t count,
                       Error *err) {
   *file = (SafeFile){.step = -1};
-  if (file_refuse_pointer(name, bytes, count, err) != 0) return -1;
+  // Where a header begins, a length may look like another format's first bytes.
+  const bool begins = count > LENGTH_BYTES && bytes[LENGTH_BYTES] == '{';
+  if (!begins && file_refuse_packed(name, bytes, count, err) != 0) return -1;
   if (count < LENGTH_BYTES)
     return error_set(err,
                      "'%s' is not a safetensors file: it has %zu bytes, not even the %d that "
@@ -242,7 +244,7 @@ int safetensors_parse(SafeFile *file, const char *name, const unsigned char *byt
     return error_set(
         err, "'%s' is cut off: its header should have %" PRIu64 " bytes, but only %zu follow", name,
         length, count - LENGTH_BYTES);
-  if (length == 0 || bytes[LENGTH_BYTES] != '{')
+  if (length == 0 || !begins)
     return error_set(err, "'%s' is not a safetensors file: the header does not begin with '{'",
                      name);
   file->data = bytes + LENGTH_BYTES + length;

@@ -199,6 +199,29 @@ static void a_header_length_beyond_the_limit_or_the_file_is_refused(void **state
   free(header);
 }
 
+static void a_packed_file_is_named(void **state) {
+  static const unsigned char gzip[] = "\x1f\x8b\x08\0\0\0\0\0\0\3 packed",
+                             zstd[] = "\x28\xb5\x2f\xfd packed",
+                             pointer[] = "version https://git-lfs.github.com/spec/v1\n";
+  (void)state;
+  expect_refusal("gzip", gzip, sizeof gzip, "gunzip");
+  expect_refusal("zstd", zstd, sizeof zstd, "unzstd");
+  expect_refusal("a pointer", pointer, sizeof pointer, "git lfs pull");
+  // The length of a header may begin with the same bytes as gzip.
+  enum { LENGTH = 0x088b1f };
+  char *header = xmalloc(LENGTH);
+  memset(header, ' ', LENGTH);
+  memcpy(header, "{}", 2);
+  size_t count;
+  unsigned char *bytes = make_file(header, LENGTH, 0, &count);
+  Error err = {""};
+  SafeFile file;
+  must(safetensors_parse(&file, "x", bytes, count, &err), &err);
+  safetensors_close(&file);
+  free(bytes);
+  free(header);
+}
+
 static void a_file_with_unordered_scalar_and_empty_tensors_is_read(void **state) {
   (void)state;
   const char *header = "{\"late\":" ENTRY("U8", "[2]", "[4,6]") ",\n\t\"empty\":" ENTRY(
@@ -426,6 +449,7 @@ int main(void) {
       cmocka_unit_test(embedded_nul_bytes_are_refused),
       cmocka_unit_test(every_truncation_of_a_good_file_is_refused),
       cmocka_unit_test(a_header_length_beyond_the_limit_or_the_file_is_refused),
+      cmocka_unit_test(a_packed_file_is_named),
       cmocka_unit_test(a_file_with_unordered_scalar_and_empty_tensors_is_read),
       cmocka_unit_test(ten_thousand_tensors_are_read_in_a_moment),
       cmocka_unit_test(every_bf16_value_is_converted_exactly),
