@@ -5,6 +5,7 @@
 
 #include "base/file.h"
 #include "base/json.h"
+#include "data/folder/model_folder.h"
 #include "data/tokenizer/component.h"
 #include "data/tokenizer/export.h"
 #include "data/tokenizer/tokenizer_parts.h"
@@ -192,22 +193,32 @@ static int find_end_beside(Tokenizer *t, const char *path, Error *err) {
   return 0;
 }
 
-Tokenizer *tokenizer_open(const char *path, Error *err) {
-  if (strcmp(path, BYTES_NAME) == 0) return open_bytes(err);
-  const bool folder = path_is_directory(path);
-  const PathText file = path_text(folder ? "%s/tokenizer.json" : "%s", path);
+static Tokenizer *open_file(const char *path, Error *err) {
   char *json;
   size_t bytes;
-  if (folder && !path_exists(file.text)) {
-    error_set(err, "'%s' has no tokenizer.json", path);
-    return NULL;
-  }
-  if (file_read(file.text, MAX_FILE_BYTES, &json, &bytes, err) != 0) return NULL;
-  Tokenizer *t = open_over(file.text, json, bytes, err);
+  if (file_read(path, MAX_FILE_BYTES, &json, &bytes, err) != 0) return NULL;
+  Tokenizer *t = open_over(path, json, bytes, err);
   if (!t) return NULL;
-  if (read_config(t, file.text, err) == 0 && find_end_beside(t, file.text, err) == 0) return t;
+  if (read_config(t, path, err) == 0 && find_end_beside(t, path, err) == 0) return t;
   tokenizer_close(t);
   return NULL;
+}
+
+static int open_in_folder(void *tokenizer, const char *folder, const FileSums *sums, Error *err) {
+  const PathText path = path_text("%s/" TOKENIZER_FILE, folder);
+  (void)sums;
+  if (!path_exists(path.text)) return error_set(err, "'%s' has no " TOKENIZER_FILE, folder);
+  Tokenizer *t = open_file(path.text, err);
+  *(Tokenizer **)tokenizer = t;
+  return t ? 0 : -1;
+}
+
+Tokenizer *tokenizer_open(const char *path, Error *err) {
+  Tokenizer *t = NULL;
+  if (strcmp(path, BYTES_NAME) == 0) return open_bytes(err);
+  if (path_is_directory(path))
+    return model_folder_read(path, false, open_in_folder, &t, err) == 0 ? t : NULL;
+  return model_folder_check(path, err) == 0 ? open_file(path, err) : NULL;
 }
 
 // ---- Saving

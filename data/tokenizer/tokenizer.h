@@ -28,8 +28,8 @@ typedef struct TokenizerFacts {
   int32_t begin, end;
 } TokenizerFacts;
 
-// BYTES_NAME, a tokenizer.json, or a folder that holds one (or one of the byte tokenizer, as
-// tokenizer_save writes it). NULL on error.
+// BYTES_NAME, a tokenizer.json, or a folder with one as model_folder_read finds it
+// (data/folder/model_folder.h), such as a run's. NULL on error.
 Tokenizer *tokenizer_open(const char *path, Error *err);
 // A tokenizer.json over memory; `name` stands for the path in sentences.
 Tokenizer *tokenizer_parse(const char *name, const char *json, size_t bytes, Error *err);

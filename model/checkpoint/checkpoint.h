@@ -9,6 +9,7 @@
 //   run.json               the resolved configuration
 //   state.json             step, loader cursor, counters
 //   checksums.json         the step, and of each file above its bytes and checksum
+//                          (data/folder/checksums.h)
 //
 // What changes from step to step names its step: files of tensors and the index of shards in their
 // metadata.
@@ -25,6 +26,7 @@
 // to step-00000100.old first, and a crash right then leaves `latest` dangling until checkpoint_find
 // falls back to the .old folder.
 #pragma once
+#include "data/folder/model_folder.h"
 #include "data/safetensors.h"
 #include "model/checkpoint/export.h"
 #include "model/config/config.h"
@@ -67,7 +69,8 @@ StateSource state_source(const Llama *llama); // the backend as it is
 
 // Saves RUN/step-%08d, and RUN/step-%08d.weights where config->train.weights_every says so. The
 // best validation's checkpoint becomes RUN/best where keep_best says so. Then, of the complete
-// checkpoints of this and earlier steps, the newest keep_checkpoints stay, and of those that no row
+// checkpoints of this and earlier steps, the newest keep_checkpoints stay (those without
+// checksums.json come after all others), and of those that no row
 // of skipped updates ended as many, and what keep_every and RUN/best keep; the others are removed.
 // Those of later steps (left by a run that went further and was then taken back) stay until this
 // run reaches them. Removing is no part of success: what cannot be removed now is tried again at
@@ -92,20 +95,21 @@ typedef struct Checkpoint {
   int weight_files, file_count;
 } Checkpoint;
 
-// Which folder to read, and is it whole? `resume` is "auto" (what RUN/latest points at), or a
-// folder: with weights in it (a checkpoint, or any Hugging Face folder), or a run's folder (then as
-// "auto", but one without a checkpoint is an error). with_optimizer: a run goes on from it, so all
-// of it is looked at; else its weights. What is looked at must be there, be what checksums.json
-// says, of one step, which is also in the folder's name, finite, and no exp_avg_sq below 0.
-//
-// What does not fit is an error where a checkpoint is named. Of a run's checkpoints the newest that
-// fits is taken, with a line on standard error for each that was passed over and why; none left is
-// an error. checkpoint_close afterwards, but not after an error.
+// Opens the folder that `resume` stands for (data/folder/model_folder.h), or, where that is "auto",
+// the one that run_dir stands for, which may have none yet. with_optimizer: a run resumes from it,
+// so all of it is checked; else all but the files that a resumed run alone reads. All that is
+// checked must be there, as checksums.json has it, of one step, which is also in the folder's name,
+// with values that are finite, and no exp_avg_sq below 0. checkpoint_close afterwards, but not
+// after an error.
 int checkpoint_open(Checkpoint *c, const char *resume, const char *run_dir, bool with_optimizer,
                     Error *err);
+// The part of it that looks at one folder, a FolderRead for those who read more files there.
+// `checkpoint` is a Checkpoint of zeros but for with_optimizer, or one that is open, and closed.
+int checkpoint_open_folder(void *checkpoint, const char *folder, const FileSums *sums, Error *err);
 void checkpoint_close(Checkpoint *c); // zeros are fine
-// The same by the names of files alone, without a word: path has PATH_CHARS bytes.
-int checkpoint_find(const char *resume, const char *run_dir, char *path, Error *err);
+// The first of run_checkpoints that is complete, by the names of files alone, without a word; "":
+// none. path has PATH_CHARS bytes.
+int checkpoint_find(const char *run_dir, char *path, Error *err);
 
 // Reads run.json / state.json of a checkpoint folder.
 int checkpoint_read_config(const char *path, Config *config, Error *err);

@@ -93,9 +93,6 @@ static int check_file(const SafeFile *file, const Piece *pieces, size_t count, c
   const FileSum *saved = sums_find(sums, slash ? slash + 1 : file->path);
   if (sums->count > 0 && !saved)
     return error_set(err, "'%s' is not among the files of " CHECKSUMS_FILE, file->path);
-  if (sums->count > 0 && file->step != sums->step)
-    return error_set(err, "'%s' is of step %lld, but " CHECKSUMS_FILE " of step %lld", file->path,
-                     (long long)file->step, (long long)sums->step);
   uint64_t *checksums = xcalloc(count, sizeof *checksums);
   for (size_t i = 0; i < count; i++) checksums[i] = pieces[i].checksum;
   const uint64_t checksum = checksum_of_pieces(checksums, count);

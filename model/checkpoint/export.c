@@ -43,7 +43,7 @@ static int read_files(Export *x, const char *from, Error *err) {
     if (file_read(path.text, CARRIED_BYTES, &file->data, &file->bytes, err) != 0) return -1;
     file->name = carried_names[i];
     x->count++;
-    if (file_refuse_pointer(path.text, file->data, file->bytes, err) != 0) return -1;
+    if (file_refuse_packed(path.text, file->data, file->bytes, err) != 0) return -1;
   }
   return 0;
 }

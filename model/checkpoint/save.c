@@ -197,26 +197,27 @@ static void remove_all_leftovers(const char *run_dir, bool old) {
   if (old) remove_leftovers(run_dir, ".weights.old");
 }
 
-// As checkpoint.h says. While updates are skipped the weights stay as they are, so that those saved
-// before come first. A folder loses its name before its files, so that a crash leaves no half
+// As checkpoint.h says, in the order in which a resume tries them. While updates are skipped the
+// weights stay as they are, so that those saved before come first. A folder loses its name before its files, so that a crash leaves no half
 // checkpoint behind.
 static void prune(const char *run_dir, int64_t step, const TrainConfig *c) {
   Error ignored;
-  int64_t *steps, complete = 0, good = 0;
-  int count;
+  RunCheckpoints run;
+  int64_t complete = 0, good = 0;
   const int64_t best = c->keep_best ? link_step(run_dir, BEST_LINK) : -1;
-  step_list(run_dir, "", &steps, &count, &ignored);
-  for (int i = 0; i < count; i++) {
-    const PathText path = step_path(run_dir, steps[i], "");
+  const int status = run_checkpoints(&run, run_dir, &ignored);
+  for (int i = 0; i < run.count && status == 0; i++) {
+    const RunCheckpoint *at = &run.list[i];
     TrainState state;
-    if (steps[i] > step || checkpoint_complete(path.text, &state, &ignored) != 0) continue;
+    if (at->step > step || at->old || checkpoint_complete(at->path.text, &state, &ignored) != 0)
+      continue;
     const bool newest = complete++ < c->keep_checkpoints,
                last_good = state.nonfinite_row == 0 && good++ < c->keep_checkpoints;
-    if (!newest && !last_good && steps[i] != best &&
-        (c->keep_every == 0 || steps[i] % c->keep_every != 0))
-      path_rename(path.text, step_path(run_dir, steps[i], ".tmp").text, &ignored);
+    if (!newest && !last_good && at->step != best &&
+        (c->keep_every == 0 || at->step % c->keep_every != 0))
+      path_rename(at->path.text, step_path(run_dir, at->step, ".tmp").text, &ignored);
   }
-  free(steps);
+  free(run.list);
   remove_all_leftovers(run_dir, true);
 }
 
@@ -265,7 +266,7 @@ int checkpoint_save(const char *run_dir, const StateSource *source, const Config
   const bool weights = every > 0 && state->step % every == 0;
   Error ignored;
   char previous[PATH_CHARS];
-  if (checkpoint_find("auto", run_dir, previous, &ignored) != 0) previous[0] = '\0';
+  if (checkpoint_find(run_dir, previous, &ignored) != 0) previous[0] = '\0';
   remove_all_leftovers(run_dir, false); // before writing: they may be what fills the disk
   bool failed = directory_create(run_dir, err) || room_check(run_dir, config, weights, err) ||
                 save_checkpoint(run_dir, source, config, export, state, err);

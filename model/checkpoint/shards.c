@@ -35,10 +35,19 @@ static int collect(ShardNames *shards, const cJSON *weight_map, Error *err) {
   return 0;
 }
 
+// Others may mean something else by a "step", so anything but a whole number counts as none.
+static int64_t index_step(const cJSON *tree) {
+  const cJSON *metadata = cJSON_GetObjectItemCaseSensitive(tree, "metadata");
+  int64_t step;
+  if (json_integer(cJSON_GetObjectItemCaseSensitive(metadata, "step"), &step) != 0) return -1;
+  return step;
+}
+
 int shard_names_parse(ShardNames *shards, const char *name, const char *json, size_t bytes,
                       Error *err) {
   *shards = (ShardNames){.tree = json_parse(name, json, bytes, err)};
   if (!shards->tree) return -1;
+  shards->step = index_step(shards->tree);
   const cJSON *weight_map = cJSON_GetObjectItemCaseSensitive(shards->tree, "weight_map");
   const int status = cJSON_IsObject(weight_map) ? collect(shards, weight_map, err)
                                                 : error_set(err, "there is no object 'weight_map'");
@@ -53,7 +62,7 @@ int shard_names_read(ShardNames *shards, const char *folder, Error *err) {
   size_t bytes;
   *shards = (ShardNames){0};
   if (file_read(path.text, INDEX_MAX_BYTES, &json, &bytes, err) != 0) return -1;
-  int status = file_refuse_pointer(path.text, json, bytes, err);
+  int status = file_refuse_packed(path.text, json, bytes, err);
   if (status == 0) status = shard_names_parse(shards, path.text, json, bytes, err);
   free(json);
   return status;

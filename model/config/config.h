@@ -38,7 +38,7 @@ enum { PATH_CHARS = 1024, TEXT_CHARS = 4096 };
 typedef struct DataConfig {
   char train[PATH_CHARS];     // token files: a path, a glob, or a folder of ./prepare
   char val[PATH_CHARS];       // the same; empty = no validation
-  char tokenizer[PATH_CHARS]; // "bytes", a tokenizer.json or a folder; empty = the token files'
+  char tokenizer[PATH_CHARS]; // as tokenizer_open takes it; empty = the token files'
   bool shuffle;               // windows in a new random order each epoch
 } DataConfig;
 
@@ -126,9 +126,10 @@ typedef struct Config {
 } Config;
 
 // Reads the file, applies the overrides ("section.key=value", in order), checks everything. Nothing
-// is opened but the file itself and, where "model" is a path, that config.json, or the one of that
-// folder (relative to the config file's folder first, then to the working directory). A folder is
-// also train.init_from and, where it has a tokenizer.json, data.tokenizer, unless they are given.
+// is opened but the file itself and, where "model" is a path, that config.json, or the one of the
+// folder that it stands for (data/folder/model_folder.h; relative to the config file's folder first,
+// then to the working directory). A folder is also train.init_from and, where it has a
+// tokenizer.json, data.tokenizer, unless they are given.
 int config_load(Config *config, const char *path, int override_count, char *const *overrides,
                 Error *err);
 
@@ -161,7 +162,8 @@ char *config_changes(const Config *saved, const Config *now);
 // those whose name begins so, "train.s" or "" for all. An error where there is none.
 int config_print_keys(const char *prefix, Error *err);
 
-// A Hugging Face config.json (LlamaForCausalLM) -> ModelConfig.
+// A Hugging Face config.json (LlamaForCausalLM, or a MistralForCausalLM whose window no sequence
+// exceeds) -> ModelConfig.
 int model_config_parse(ModelConfig *model, const char *name, const char *json, Error *err);
 
 int model_config_read(ModelConfig *model, const char *path, Error *err); // the same of a file

@@ -74,9 +74,10 @@ const Key config_keys[] = {
          "token files to train on: a path, a glob, or a folder, for its train-*.bin"),
     TEXT(data, val, "\"\"", 0, SHAPES,
          "token files to validate on, a folder for its val-*.bin; empty: no validation"),
-    TEXT(data, tokenizer, "\"\"", 0, 0,
-         "\"bytes\", a tokenizer.json, or a folder with one; empty: the one in the token files' "
-         "folder"),
+    TEXT(
+        data, tokenizer, "\"\"", 0, 0,
+        "\"bytes\", a tokenizer.json, or a folder with one, such as a run's; empty: the one in the "
+        "token files' folder"),
     BOOL(data, shuffle, "true", SHAPES, "each epoch takes the windows in a new random order"),
 
     INTEGER(train, steps, REQUIRED, 1, 99999999, 0, "optimizer steps in all"),
@@ -136,7 +137,7 @@ const Key config_keys[] = {
             "to optimizer.learning_rate in so many steps; 0: a new schedule goes on from the rate "
             "that there is"),
     TEXT(train, init_from, "\"\"", 0, KEY_OF_PROCESS,
-         "checkpoint or Hugging Face folder whose weights the run starts from; empty: random "
+         "run, checkpoint or Hugging Face folder whose weights the run starts from; empty: random "
          "weights"),
 
     CHOICE(optimizer, schedule, schedules, "\"cosine\"", 0,

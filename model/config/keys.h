@@ -39,7 +39,8 @@ typedef struct KeyReader {
   bool given[MAX_KEYS]; // by the file or an override
   const char *where;    // a file's path, or "override 'train.steps=5'"
   bool hugging_face;    // a config.json: keys are named without "model."
-  PathText folder;      // that the model was read from; "" where it was no folder
+  PathText folder;      // that the user named for the model; "" where it was no folder
+  bool folder_has_tokenizer;
   Error *err;
 } KeyReader;
 

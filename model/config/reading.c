@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include "base/memory.h"
+#include "data/folder/model_folder.h"
 #include "model/config/keys.h"
 
 // ---- The model: an object, or the path of a config.json or of a folder with one
@@ -16,18 +17,36 @@ static PathText find_model_path(const char *config_name, const char *path) {
   return path_exists(beside.text) ? beside : path_text("%s", path);
 }
 
+typedef struct ModelFile {
+  PathText path;
+  bool has_tokenizer; // beside it
+  cJSON *tree;
+} ModelFile;
+
+static int read_in_folder(void *file_, const char *folder, const FileSums *sums, Error *err) {
+  ModelFile *file = file_;
+  (void)sums;
+  file->path = path_text("%s/" MODEL_CONFIG_FILE, folder);
+  file->has_tokenizer = has_file(folder, TOKENIZER_FILE);
+  file->tree = json_read(file->path.text, CONFIG_MAX_BYTES, err);
+  return file->tree ? 0 : -1;
+}
+
 static int read_model_file(KeyReader *r, const char *config_name, const char *path) {
   const char *where = r->where;
-  PathText found = find_model_path(config_name, path);
-  if (path_is_directory(found.text)) {
-    r->folder = found;
-    found = path_text("%s/" MODEL_CONFIG_FILE, r->folder.text);
+  ModelFile file = {.path = find_model_path(config_name, path)};
+  if (path_is_directory(file.path.text)) {
+    r->folder = file.path;
+    if (model_folder_read(r->folder.text, false, read_in_folder, &file, r->err) != 0)
+      return error_prefix(r->err, "%s: model", where);
+    r->folder_has_tokenizer = file.has_tokenizer;
+  } else if (model_folder_check(file.path.text, r->err) != 0 ||
+             !(file.tree = json_read(file.path.text, CONFIG_MAX_BYTES, r->err))) {
+    return error_prefix(r->err, "%s: model", where);
   }
-  cJSON *tree = json_read(found.text, CONFIG_MAX_BYTES, r->err);
-  if (!tree) error_prefix(r->err, "%s: model", where);
-  r->where = found.text;
+  r->where = file.path.text;
   r->hugging_face = true;
-  const int failed = model_read_tree(r, tree);
+  const int failed = model_read_tree(r, file.tree);
   r->where = where;
   r->hugging_face = false;
   return failed;
@@ -58,8 +77,7 @@ static int use_folder(KeyReader *r) {
   const char *folder = r->folder.text;
   if (!folder[0]) return 0;
   if (set_path(r, "train", "init_from", folder)) return -1;
-  if (!path_exists(path_text("%s/tokenizer.json", folder).text)) return 0;
-  return set_path(r, "data", "tokenizer", folder);
+  return r->folder_has_tokenizer ? set_path(r, "data", "tokenizer", folder) : 0;
 }
 
 // ---- The file

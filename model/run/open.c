@@ -59,7 +59,7 @@ static int check_resume(Run *run, Error *err) {
 static int find_start(Run *run, Error *err) {
   const Config *c = &run->config;
   char existing[PATH_CHARS];
-  if (checkpoint_find("auto", c->output.dir, existing, err) != 0) return -1;
+  if (checkpoint_find(c->output.dir, existing, err) != 0) return -1;
   if (c->train.resume[0] == '\0' && existing[0] != '\0')
     return error_set(err,
                      "output.dir '%s' already holds the checkpoints of a run; go on with it by "
@@ -317,7 +317,7 @@ static int create_folder(Run *run, Error *err) {
   const char *dir = run->config.output.dir;
   char existing[PATH_CHARS];
   if (directory_create(dir, err) != 0 || run_lock(&run->lock, dir, err) != 0 ||
-      checkpoint_find("auto", dir, existing, err) != 0)
+      checkpoint_find(dir, existing, err) != 0)
     return -1;
   if (existing[0] == '\0') return 0;
   return error_set(err, "another process has trained in output.dir '%s' since this one started",

@@ -8,14 +8,14 @@
 #include "base/memory.h"
 #include "model/run/backend.h"
 
-enum { MOST_TRIES = 100, MOST_CONFIG_BYTES = 1 << 20 };
+enum { MOST_CONFIG_BYTES = 1 << 20 };
 
 // ---- What it says besides the weights
 
 static int read_tokenizer(Trained *t, Error *err) {
   tokenizer_close(t->tokenizer);
   t->tokenizer = NULL;
-  const bool there = path_exists(path_text("%s/tokenizer.json", t->start.path).text);
+  const bool there = path_exists(path_text("%s/" TOKENIZER_FILE, t->start.path).text);
   if (!there && t->model.vocab_size != BYTE_VOCAB) return 0;
   t->tokenizer = tokenizer_open(there ? t->start.path : BYTES_NAME, err);
   return t->tokenizer ? 0 : -1;
@@ -59,23 +59,19 @@ static int read_ends(Trained *t, Error *err) {
   return 0;
 }
 
-static int read_files(Trained *t, Error *err) {
-  const PathText config = path_text("%s/config.json", t->start.path);
-  if (model_config_read(&t->model, config.text, err) != 0) return -1;
-  return read_tokenizer(t, err) == 0 ? read_ends(t, err) : -1;
+static int read_folder(void *trained, const char *folder, const FileSums *sums, Error *err) {
+  Trained *t = trained;
+  const PathText config = path_text("%s/" MODEL_CONFIG_FILE, folder);
+  return checkpoint_open_folder(&t->start, folder, sums, err) ||
+                 model_config_read(&t->model, config.text, err) || read_tokenizer(t, err) ||
+                 read_ends(t, err)
+             ? -1
+             : 0;
 }
 
-// A run that goes on may remove the checkpoint at any moment, of which the tensors are mapped by
-// then, but not these files: then its newest takes its place.
 int trained_open(Trained *t, const char *dir, Error *err) {
-  *t = (Trained){.dir = dir};
-  for (int i = 0; i < MOST_TRIES; i++) {
-    checkpoint_close(&t->start);
-    if (checkpoint_open(&t->start, dir, dir, false, err) != 0) return -1;
-    if (read_files(t, err) == 0) return 0;
-    if (path_exists(t->start.path)) return -1;
-  }
-  return -1;
+  *t = (Trained){0};
+  return model_folder_read(dir, false, read_folder, t, err);
 }
 
 // ---- The weights

@@ -5,8 +5,7 @@
 #include "model/generate.h"
 
 typedef struct Trained {
-  const char *dir;  // as the user named it
-  Checkpoint start; // dir, or the newest checkpoint in it
+  Checkpoint start; // the folder that the user named, or that it stands for
   ModelConfig model;
   Tokenizer *tokenizer;   // NULL: there is none
   int32_t ends[MAX_ENDS]; // the tokens that end a text, of which a SampleOptions has as many
@@ -15,9 +14,9 @@ typedef struct Trained {
   Llama llama;
 } Trained;
 
-// Reads all but the weights. dir: of a run, a checkpoint, or a Hugging Face LLaMA folder. Without a
-// tokenizer.json a model of BYTE_VOCAB tokens takes bytes. The ends are eos_token_id of
-// generation_config.json, else of config.json, else the tokenizer's. dir must stay.
+// Reads all but the weights. dir: as model_folder_read takes it. Without a tokenizer.json a model of
+// BYTE_VOCAB tokens takes bytes. The ends are eos_token_id of generation_config.json, else of
+// config.json, else the tokenizer's. trained_close afterwards, also after an error.
 int trained_open(Trained *t, const char *dir, Error *err);
 // The weights, on the backend that there is, for forwards of this shape and positions below
 // max_positions. shape->context: of the one generator there will be; 0: none, and the shape may

@@ -9,7 +9,8 @@
 # same. A room may have several lines. no_cuda.c stands in for the functions of kernels/bench.
 export rooms='
 base                   |
-data/tokenizer         | base
+data/folder            | base
+data/tokenizer         | data/folder base
 data/tokenizer/training | data/tokenizer base
 data                   | data/tokenizer base
 data/corpus            | base
@@ -23,11 +24,11 @@ kernels/unfused        | kernels/cuda kernels base
 kernels/fused          | kernels/unfused kernels/cuda kernels base
 kernels/fused/programs | kernels/fused kernels base
 kernels/bench          | kernels/fused kernels/unfused kernels/cuda kernels base
-model/config           | kernels/operations.h kernels/fp8.h base
+model/config           | kernels/operations.h kernels/fp8.h data/folder base
 model                  | model/config kernels base
 model                  | no base/clock.h base/file.h <time.h> <sys/time.h> <signal.h>
 model                  | no <fcntl.h> <unistd.h> <dirent.h> <sys/stat.h> <sys/mman.h>
-model/checkpoint       | model model/config data data/tokenizer base
+model/checkpoint       | model model/config data data/folder data/tokenizer base
 model/run              | model/checkpoint model model/config data data/tokenizer kernels base
 model/bench            | model/run model model/config data kernels kernels/bench base
 train.c                | model/bench model/run model/checkpoint model model/config data base
@@ -113,6 +114,7 @@ allowed() { # FILE INCLUDE
 planted base/planted.h '"data/tokens.h"'
 planted base/planted.h '"kernels/ops.h"'
 planted data/planted.c '"model/config/config.h"'
+planted data/folder/planted.c '"data/safetensors.h"'
 planted data/tokenizer/planted.c '"data/tokens.h"'
 planted data/tokenizer/planted.c '"data/tokenizer/training/train.h"'
 planted data/corpus/planted.c '"data/tokenizer/tokenizer.h"'

@@ -11,7 +11,7 @@ base=$folder/base
 # The folder: a checkpoint of ours, without what only we need, and with what others have.
 must "$TRAIN" "$config" train.steps=5 "output.dir=$folder/first" model.rope_theta=7e5
 cp -rL "$folder/first/latest" "$base"
-rm "$base"/{optimizer.safetensors,run.json,state.json}
+rm "$base"/{optimizer.safetensors,run.json,state.json,checksums.json}
 sed -i 's/"use_cache": true/"use_cache": false, "pad_token_id": 11, "x": {"y": 1.0}/' "$base/config.json"
 echo '{"temperature": 0.5}' >"$base/generation_config.json"
 echo 'template' >"$base/chat_template.jinja"
@@ -37,7 +37,19 @@ carried_over() { # RUN
 }
 check what_we_do_not_set_is_carried_over "$(cat "$folder/second/latest/config.json")" carried_over "$folder/second"
 
-# ---- Interrupted and resumed, with weights in bf16, the folder gone meanwhile: the same bits
+# ---- Interrupted and resumed: the same bytes of every file, from a folder and from nothing
+for start in "$folder/go_on.json" "$config"; do
+  again=("$TRAIN" "$start" "output.dir=$folder/again" train.steps=8 train.save_interval=4)
+  must "${again[@]}"
+  mv "$folder/again/step-00000008" "$folder/at_once"
+  must "${again[@]}" train.resume=auto
+  check "resumed_from_$(basename "$start" .json)_every_file_has_the_same_bytes" \
+    "$(diff -r "$folder/at_once" "$folder/again/step-00000008" 2>&1)" \
+    diff -rq "$folder/at_once" "$folder/again/step-00000008"
+  rm -r "$folder/again" "$folder/at_once"
+done
+
+# ---- The same with weights in bf16, the folder gone meanwhile
 go_on whole train.steps=8 output.save_dtype=bf16
 go_on parts train.steps=8 output.save_dtype=bf16 train.save_interval=4
 rm -r "$folder/parts/step-00000008"
@@ -59,14 +71,104 @@ must "$TRAIN" "$folder/go_on.json" "output.dir=$folder/longer" model.max_positio
 check a_longer_context_is_allowed "$(cat "$folder/longer/latest/config.json")" \
   grep -q '"max_position_embeddings": 64' "$folder/longer/latest/config.json"
 refuses a_folder_without_config_json_is_refused 'config.json' "$config" "model=$folder/data"
-for edit in 's/"model_type": "llama"/"model_type": "mistral"/' \
+for edit in 's/"model_type": "llama"/"sliding_window": 16, "model_type": "mistral"/' \
+  's/"model_type": "llama"/"model_type": "qwen"/' \
   's/"rope_scaling": null/"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}/'; do
   rm -rf "$folder/edited"
   cp -r "$base" "$folder/edited"
   sed -i "$edit" "$folder/edited/config.json"
-  word=$(sed 's/.*_type": "\([a-z]*\)".*/\1/' <<<"$edit")
+  word=$(sed 's/.*_type": "\([a-z]*\)".*/\1/; s/mistral/sliding_window/' <<<"$edit")
   refuses "${word}_as_init_from_is_refused" "$word" "$folder/go_on.json" "train.init_from=$folder/edited"
   refuses "${word}_as_a_model_is_refused" "$word" "$folder/go_on.json" "model=$folder/edited"
+done
+sed -i 's/"rope_scaling": {[^}]*}/"sliding_window": 32, "rope_scaling": null/; s/"model_type": "llama"/"model_type": "mistral"/' \
+  "$folder/edited/config.json"
+must "$TRAIN" "$folder/go_on.json" "model=$folder/edited" "output.dir=$folder/mistral" train.steps=1 \
+  optimizer.warmup_steps=0
+saved_as_a_llama() { grep -q '"LlamaForCausalLM"' "$1" && grep -q '"model_type": "llama"' "$1" && ! grep -q window "$1"; }
+check a_mistral_whose_window_is_never_reached_is_saved_as_a_llama "$(cat "$folder/mistral/latest/config.json")" \
+  saved_as_a_llama "$folder/mistral/latest/config.json"
+
+# ---- One reader: every command and key takes the same folders, and refuses the same damage
+run=$folder/first
+echo 'a short text' >"$folder/short.txt"
+must "$TRAIN" "$config" "output.dir=$run" model.rope_theta=7e5 train.steps=6 train.resume=auto train.keep_best=true
+readers=(eval generate model init_from tokenizer prepare)
+reader() { # NAME FOLDER: the command line that reads it, in `line`
+  rm -rf "$folder/out"
+  case $1 in
+  eval) line=("$TRAIN" --eval "$2" --data "$folder/short.txt") ;;
+  generate) line=("$TRAIN" --generate "$2" --prompt line --tokens 4) ;;
+  model) line=("$TRAIN" --plan "$config" "model=$2") ;;
+  init_from) line=("$TRAIN" "$config" model.rope_theta=7e5 "train.init_from=$2" "output.dir=$folder/out" train.steps=1
+    optimizer.warmup_steps=0) ;;
+  tokenizer) line=("$TRAIN" "$config" "data.tokenizer=$2" "output.dir=$folder/out" train.steps=1 optimizer.warmup_steps=0) ;;
+  prepare) line=("$PREPARE" --out "$folder/out" --tokenizer "$2" "$folder/text.txt") ;;
+  esac
+}
+for reader in "${readers[@]}"; do
+  for named in "$run" "$run/latest/" "$run/best" "$run/step-00000005" "$base"; do
+    reader "$reader" "$named"
+    "${line[@]}" >"$folder/said" 2>"$folder/said.err" </dev/null
+    check "${reader}_takes_${named##*folder/}" "$(cat "$folder/said.err")" test $? = 0 -a ! -s "$folder/said.err"
+  done
+done
+# refused_by_all NAME WORDS FOLDER: one sentence with the words from each reader, and nothing written.
+refused_by_all() {
+  local why
+  for reader in "${readers[@]}"; do
+    reader "$reader" "$3"
+    before=$(listing)
+    "${line[@]}" >"$folder/said" 2>"$folder/said.err" </dev/null
+    why=$(why_no_clear_error $? "$2")
+    check "${1}_is_refused_by_$reader" "$why" test -z "$why"
+  done
+}
+damaged() { # EDIT [FILE]: a copy of a checkpoint in $folder/damaged, edited
+  rm -rf "$folder/damaged" && cp -rL "$run/latest" "$folder/damaged"
+  sed -i "$1" "$folder/damaged/${2:-config.json}"
+}
+damaged 's/"rope_theta": 700000.0/"rope_theta": 100.0/'
+refused_by_all another_rope_theta 'remove checksums.json' "$folder/damaged"
+damaged 's/"rope_theta"/"rope_tieta"/'
+refused_by_all a_damaged_key 'config.json' "$folder/damaged"
+rm "$folder/damaged/checksums.json"
+reader eval "$folder/damaged"
+"${line[@]}" >"$folder/said" 2>&1
+check without_checksums_an_edited_folder_is_taken "$(cat "$folder/said")" test $? = 0
+damaged 's/ByteLevel/BiteLevel/' tokenizer.json
+refused_by_all a_damaged_tokenizer 'tokenizer.json' "$folder/damaged"
+rm -rf "$folder/damaged" && mkdir "$folder/damaged"
+refused_by_all an_empty_folder "$folder/damaged" "$folder/damaged"
+refused_by_all no_folder "$folder/none" "$folder/none"
+
+# ---- Another run's checkpoint of which one has lost its checksums
+cp -r "$run" "$folder/lost"
+rm "$folder/lost/step-00000006/checksums.json"
+for reader in "${readers[@]}"; do
+  reader "$reader" "$folder/lost"
+  "${line[@]}" >"$folder/said" 2>"$folder/said.err" </dev/null
+  check "${reader}_passes_over_a_checkpoint_that_lost_its_checksums" "$(cat "$folder/said.err")" \
+    grep -q "step-00000006' is passed over: it has no checksums.json, as '.*/step-00000005' has" "$folder/said.err"
+done
+
+# ---- What others have in place of the files that are read
+packed() { # FILE: in $folder/damaged, whose checksums are gone
+  damaged '' && rm "$folder/damaged/checksums.json"
+  gzip -c "$run/latest/$1" >"$folder/damaged/$1"
+}
+for file in model.safetensors config.json tokenizer.json; do
+  packed $file
+  for reader in "${readers[@]}"; do
+    [[ $file != *.safetensors || $reader =~ eval|generate|init_from ]] || continue
+    [[ $file != config.json || $reader =~ eval|generate|model|init_from ]] || continue
+    [[ $file != tokenizer.json || $reader =~ eval|generate|tokenizer|prepare ]] || continue
+    reader $reader "$folder/damaged"
+    before=$(listing)
+    "${line[@]}" >"$folder/said" 2>"$folder/said.err" </dev/null
+    why=$(why_no_clear_error $? 'gunzip')
+    check "a_packed_${file}_is_named_by_$reader" "$why" test -z "$why"
+  done
 done
 mkdir "$folder/pickled"
 cp "$base/config.json" "$folder/pickled"

@@ -86,7 +86,7 @@ static void expect_version(TinyTest *t, int64_t step, uint64_t version) {
   Error err = {""};
   char path[PATH_CHARS];
   TrainState state;
-  must(checkpoint_find("auto", t->dir, path, &err), &err);
+  must(checkpoint_find(t->dir, path, &err), &err);
   must(checkpoint_read_state(path, &state, &err), &err);
   must(tiny_load(path, &t->loaded.llama, true, &err), &err);
   assert_int_equal(state.step, step);
@@ -220,7 +220,7 @@ static void a_struck_save_leaves_the_checkpoint_before(void **state) {
       tiny_test_save(&t, 100, 1, 9);
       const bool done = struck(&t, fault, at);
       char path[PATH_CHARS];
-      must(checkpoint_find("auto", t.dir, path, &err), &err);
+      must(checkpoint_find(t.dir, path, &err), &err);
       const bool there = strstr(path, "step-00000200") != NULL;
       assert_true(there || !done);
       expect_version(&t, there ? 200 : 100, there ? 2 : 1);

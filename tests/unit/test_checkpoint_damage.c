@@ -163,7 +163,7 @@ static void a_step_that_is_not_the_folders_name_is_found(void **state) {
   must(path_rename(in(&t, before, "").text, in(&t, newest, "").text, &err), &err);
   tiny_test_save(&t, 100, 1, 9);
   unlink(in(&t, "latest", "").text);
-  expect_damaged(&t, "another name", "has the state of step 100");
+  expect_damaged(&t, "another name", "is of step 100");
   tiny_test_close(&t);
 }
 
@@ -224,37 +224,120 @@ static void none_left_is_an_error(void **state) {
   tiny_test_close(&t);
 }
 
-static void an_older_checkpoint_has_no_checksums(void **state) {
+static void expect_opened(const TinyTest *t, const char *name, bool has_checksums,
+                          const char *words) {
+  Error err = {""};
+  Checkpoint c;
+  char *said;
+  must(open_quietly(&c, t, &said, &err), &err);
+  if (!name_ends_with(c.path, name)) fail_msg("'%s' was opened", c.path);
+  assert_int_equal(c.has_checksums, has_checksums);
+  if (words ? !strstr(said, words) : said[0] != '\0') fail_msg("it said '%s'", said);
+  checkpoint_close(&c);
+  free(said);
+}
+
+// A newer one without them may have lost them to damage; where none has them, an older version made
+// the run.
+static void a_checkpoint_with_checksums_comes_first(void **state) {
   (void)state;
   Error err = {""};
   TinyTest t = open_run();
-  Checkpoint c;
+  char path[PATH_CHARS];
   unlink(in(&t, newest, CHECKSUMS_FILE).text);
-  must(checkpoint_open(&c, "auto", t.dir, true, &err), &err);
-  assert_true(name_ends_with(c.path, newest) && !c.has_checksums);
-  must(checkpoint_load(&c, &t.loaded.llama, &err), &err);
-  assert_int_equal(tiny_run_differs(&t.loaded, 2), 0);
+  expect_opened(&t, before, true, "step-00000200' is passed over: it has no checksums.json");
+  must(checkpoint_find(t.dir, path, &err), &err);
+  assert_true(name_ends_with(path, before));
+  Checkpoint c;
+  must(checkpoint_open(&c, in(&t, newest, "").text, t.dir, true, &err), &err); // by its name
   checkpoint_close(&c);
+  unlink(in(&t, before, CHECKSUMS_FILE).text);
+  expect_opened(&t, newest, false, NULL);
+  must(checkpoint_find(t.dir, path, &err), &err);
+  assert_true(name_ends_with(path, newest));
   tiny_test_close(&t);
 }
 
-// For weights alone only they are looked at.
+// Neither is one kept for its step alone while others are removed.
+static void a_save_keeps_those_with_checksums(void **state) {
+  (void)state;
+  TinyTest t = open_run();
+  unlink(in(&t, newest, CHECKSUMS_FILE).text);
+  tiny_test_save(&t, 300, 3, 2);
+  assert_true(tiny_test_has(&t, before) && !tiny_test_has(&t, newest));
+  tiny_test_close(&t);
+}
+
+// Without checksums.json, too, each file names its step.
+static void files_of_two_steps_are_found(void **state) {
+  static const char *const files[] = {WEIGHTS_FILE, OPTIMIZER_FILE, STATE_FILE};
+  (void)state;
+  for (int i = 0; i < 3; i++) {
+    TinyTest t = open_run();
+    size_t bytes;
+    char *other = read_all(in(&t, before, files[i]).text, &bytes);
+    unlink(in(&t, newest, CHECKSUMS_FILE).text);
+    unlink(in(&t, before, CHECKSUMS_FILE).text);
+    write_all(in(&t, newest, files[i]).text, other, bytes);
+    expect_damaged(&t, files[i], "of step 100");
+    free(other);
+    tiny_test_close(&t);
+  }
+}
+
+// For weights alone the files that only a resumed run reads are not looked at.
 static void weights_alone_may_stand_beside_damage(void **state) {
+  static const char *const others[] = {OPTIMIZER_FILE, STATE_FILE, RUN_CONFIG_FILE};
+  static const char *const read[] = {MODEL_CONFIG_FILE, CHECKSUMS_FILE, WEIGHTS_FILE};
   (void)state;
   Error err = {""};
   TinyTest t = open_run();
   Checkpoint c;
   const PathText folder = in(&t, newest, "");
-  write_all(in(&t, newest, OPTIMIZER_FILE).text, "{", 1);
-  write_all(in(&t, newest, MODEL_CONFIG_FILE).text, "{}", 2);
-  must(checkpoint_open(&c, folder.text, t.dir, false, &err), &err);
-  checkpoint_close(&c);
+  for (int i = 0; i < 3; i++) {
+    write_all(in(&t, newest, others[i]).text, "{", 1);
+    must(checkpoint_open(&c, folder.text, t.dir, false, &err), &err);
+    checkpoint_close(&c);
+    unlink(in(&t, newest, others[i]).text);
+    must(checkpoint_open(&c, folder.text, t.dir, false, &err), &err);
+    checkpoint_close(&c);
+  }
+  for (int i = 0; i < 3; i++) {
+    const PathText path = in(&t, newest, read[i]);
+    size_t bytes;
+    char *data = read_all(path.text, &bytes);
+    data[bytes - 7] ^= 1;
+    write_all(path.text, data, bytes);
+    expect_error(checkpoint_open(&c, folder.text, t.dir, false, &err), &err, path.text);
+    data[bytes - 7] ^= 1;
+    write_all(path.text, data, bytes);
+    free(data);
+  }
+  unlink(in(&t, newest, MODEL_CONFIG_FILE).text);
+  expect_error(checkpoint_open(&c, folder.text, t.dir, false, &err), &err, "has no config.json");
+  tiny_test_close(&t);
+}
+
+// What older versions wrote: without the checksum of itself.
+static void checksums_without_their_own_are_read(void **state) {
+  (void)state;
+  Error err = {""};
+  TinyTest t = open_run();
+  Checkpoint c;
+  const PathText path = in(&t, newest, CHECKSUMS_FILE);
   size_t bytes;
-  char *data = read_all(in(&t, newest, WEIGHTS_FILE).text, &bytes);
-  data[bytes - 7] ^= 1;
-  write_all(in(&t, newest, WEIGHTS_FILE).text, data, bytes);
-  expect_error(checkpoint_open(&c, folder.text, t.dir, false, &err), &err, "its checksum");
-  free(data);
+  char *text = read_all(path.text, &bytes);
+  static const char own[] = ",\n  \"xxh3\": ";
+  size_t at = 0;
+  while (at < bytes && strncmp(text + at, own, sizeof own - 1) != 0) at++;
+  if (at == bytes) fail_msg("'%s' has no checksum of its own", text);
+  char *older = xasprintf("%.*s\n}\n", (int)at, text);
+  write_all(path.text, older, strlen(older));
+  free(older);
+  must(checkpoint_open(&c, in(&t, newest, "").text, t.dir, true, &err), &err);
+  assert_true(c.has_checksums);
+  checkpoint_close(&c);
+  free(text);
   tiny_test_close(&t);
 }
 
@@ -265,7 +348,10 @@ int main(void) {
       cmocka_unit_test(a_step_that_is_not_the_folders_name_is_found),
       cmocka_unit_test(impossible_values_are_found),
       cmocka_unit_test(none_left_is_an_error),
-      cmocka_unit_test(an_older_checkpoint_has_no_checksums),
+      cmocka_unit_test(a_checkpoint_with_checksums_comes_first),
+      cmocka_unit_test(a_save_keeps_those_with_checksums),
+      cmocka_unit_test(files_of_two_steps_are_found),
+      cmocka_unit_test(checksums_without_their_own_are_read),
       cmocka_unit_test(weights_alone_may_stand_beside_damage),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);

@@ -31,7 +31,7 @@ static PathText in(const TinyTest *t, const char *name) {
 
 static int load(TinyTest *t, bool with_optimizer, Error *err) {
   char path[PATH_CHARS];
-  must(checkpoint_find("auto", t->dir, path, err), err);
+  must(checkpoint_find(t->dir, path, err), err);
   return tiny_load(path, &t->loaded.llama, with_optimizer, err);
 }
 
@@ -164,7 +164,7 @@ static void large_weights_are_sharded_and_indexed(void **state) {
   must(load(&t, false, &err), &err); // as any Hugging Face folder
   char path[PATH_CHARS];
   tiny_test_remove(&t, path_text("latest/model-00002-of-%05d.safetensors", most).text);
-  must(checkpoint_find("auto", t.dir, path, &err), &err); // not complete any more
+  must(checkpoint_find(t.dir, path, &err), &err); // not complete any more
   assert_string_equal(path, in(&t, "step-00000007").text);
   tiny_test_close(&t);
 }
@@ -172,12 +172,11 @@ static void large_weights_are_sharded_and_indexed(void **state) {
 static void a_folder_without_safetensors_says_what_it_has(void **state) {
   (void)state;
   Error err = {""};
-  char path[PATH_CHARS];
   TinyTest t = tiny_test_open(untied);
   tiny_test_write(&t, "config.json", "{}");
-  expect_error(checkpoint_find(t.dir, "unused", path, &err), &err, "has no weights");
+  expect_error(tiny_load(t.dir, &t.loaded.llama, false, &err), &err, "has no weights");
   tiny_test_write(&t, "pytorch_model.bin", "PK");
-  expect_error(checkpoint_find(t.dir, "unused", path, &err), &err, "save_pretrained");
+  expect_error(tiny_load(t.dir, &t.loaded.llama, false, &err), &err, "save_pretrained");
   expect_error(tiny_load(t.dir, &t.loaded.llama, false, &err), &err, "pytorch_model.bin");
   static const char pointer[] =
       "version https://git-lfs.github.com/spec/v1\noid sha256:1\nsize 9\n";

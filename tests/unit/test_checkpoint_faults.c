@@ -63,7 +63,7 @@ static int save(Test *t, int64_t step, uint64_t version, Error *err) {
 static int version_found(Test *t, const char *when) {
   Error err = {""};
   char path[PATH_CHARS];
-  if (checkpoint_find("auto", t->dir, path, &err) != 0) fail_msg("%s: %s", when, err.text);
+  if (checkpoint_find(t->dir, path, &err) != 0) fail_msg("%s: %s", when, err.text);
   if (path[0] == '\0') return 0;
   TrainState state;
   Config config;

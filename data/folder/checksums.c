@@ -1,3 +1,5 @@
+#include "data/folder/checksums.h"
+
 #include <dirent.h>
 #include <errno.h>
 #include <stdbool.h>
@@ -7,9 +9,9 @@
 
 #include "base/checksum.h"
 #include "base/file.h"
-#include "base/json.h"
 #include "base/memory.h"
-#include "model/checkpoint/files.h"
+
+#define CHECKSUM_KEY "xxh3"
 
 // Of a file without tensors: a tokenizer's have some 10 MB.
 enum { SUMS_MAX_BYTES = 1 << 20, SMALL_MAX_BYTES = 256 << 20 };
@@ -36,14 +38,18 @@ void sums_free(FileSums *sums) {
   *sums = (FileSums){0};
 }
 
+static uint64_t checksum_of(const char *data, size_t bytes) {
+  Checksum c;
+  checksum_begin(&c);
+  checksum_add(&c, data, bytes);
+  return checksum_end(&c);
+}
+
 static int small_checksum(const char *path, uint64_t *bytes, uint64_t *checksum, Error *err) {
   char *data;
   size_t count;
-  Checksum c;
   if (file_read(path, SMALL_MAX_BYTES, &data, &count, err) != 0) return -1;
-  checksum_begin(&c);
-  checksum_add(&c, data, count);
-  *checksum = checksum_end(&c);
+  *checksum = checksum_of(data, count);
   *bytes = count;
   free(data);
   return 0;
@@ -74,8 +80,8 @@ static int by_name(const void *a, const void *b) {
   return strcmp(((const FileSum *)a)->name, ((const FileSum *)b)->name);
 }
 
-// What checksums.json holds, in fresh memory.
-static JsonWriter sums_json(const FileSums *sums) {
+// The text of checksums.json, in fresh memory. own: with its own checksum.
+static JsonWriter sums_json(const FileSums *sums, bool own) {
   JsonWriter w = {.indent = 2};
   json_open(&w, NULL, '{');
   json_whole(&w, "step", sums->step);
@@ -83,10 +89,11 @@ static JsonWriter sums_json(const FileSums *sums) {
   for (int i = 0; i < sums->count; i++) {
     json_open(&w, sums->files[i].name, '{');
     json_whole(&w, "bytes", (int64_t)sums->files[i].bytes);
-    json_string(&w, "xxh3", sums->files[i].checksum.text);
+    json_string(&w, CHECKSUM_KEY, sums->files[i].checksum.text);
     json_close(&w, '}');
   }
   json_close(&w, '}');
+  if (own) json_string(&w, CHECKSUM_KEY, hex_text(checksum_of(w.text, w.used)).text);
   json_close(&w, '}');
   return w;
 }
@@ -94,7 +101,7 @@ static JsonWriter sums_json(const FileSums *sums) {
 int sums_write(FileSums *sums, const char *folder, Error *err) {
   if (add_others(sums, folder, err) != 0) return -1;
   qsort(sums->files, (size_t)sums->count, sizeof *sums->files, by_name);
-  const JsonWriter w = sums_json(sums);
+  const JsonWriter w = sums_json(sums, true);
   const PathText path = path_text("%s/" CHECKSUMS_FILE, folder);
   const int status = file_write(path.text, w.text, w.used, err);
   free(w.text);
@@ -104,7 +111,7 @@ int sums_write(FileSums *sums, const char *folder, Error *err) {
 // ---- Reading
 
 static int read_file(FileSums *sums, const cJSON *entry, Error *err) {
-  static const char *const names[] = {"bytes", "xxh3"};
+  static const char *const names[] = {"bytes", CHECKSUM_KEY};
   const cJSON *fields[2];
   int64_t bytes;
   if (json_fields(entry, names, 2, fields, err) != 0) return -1;
@@ -128,16 +135,16 @@ static int read_tree(FileSums *sums, const cJSON *root, Error *err) {
   return 0;
 }
 
-// It has no checksum of its own: it must have every byte of what was read from it, as it was saved.
-static int check_text(const FileSums *sums, const char *path, Error *err) {
+// It must have every byte of the text that a save writes of its values.
+static int check_text(const FileSums *sums, const char *path, bool own, Error *err) {
   char *data;
   size_t bytes;
   if (file_read(path, SUMS_MAX_BYTES, &data, &bytes, err) != 0) return -1;
-  const JsonWriter w = sums_json(sums);
+  const JsonWriter w = sums_json(sums, own);
   const bool same = bytes == w.used && memcmp(data, w.text, bytes) == 0;
   free(data);
   free(w.text);
-  return same ? 0 : error_set(err, "'%s' is not as it was saved", path);
+  return same ? 0 : error_set(err, "it is not as it was saved");
 }
 
 int sums_read(FileSums *sums, const char *folder, Error *err) {
@@ -145,30 +152,41 @@ int sums_read(FileSums *sums, const char *folder, Error *err) {
   *sums = (FileSums){0};
   if (!path_exists(path.text)) return 0;
   cJSON *root = json_read(path.text, SUMS_MAX_BYTES, err);
-  int status = root ? 0 : -1;
-  if (root && read_tree(sums, root, err) != 0) status = error_prefix(err, "'%s'", path.text);
+  if (!root) return -1;
+  cJSON *own = cJSON_DetachItemFromObjectCaseSensitive(root, CHECKSUM_KEY);
+  int status = read_tree(sums, root, err);
+  if (status == 0) status = check_text(sums, path.text, own != NULL, err);
+  cJSON_Delete(own);
   cJSON_Delete(root);
-  return status == 0 ? check_text(sums, path.text, err) : status;
+  if (status == 0) return 0;
+  error_prefix(err, "'%s'", path.text);
+  return error_append(err, " (without it the folder's other files are taken unchecked)");
 }
 
 int sums_compare(const FileSum *saved, const char *path, uint64_t bytes, uint64_t checksum,
                  Error *err) {
   if (saved->bytes != bytes)
-    return error_set(err, "'%s' has %llu bytes, but was saved with %llu", path,
-                     (unsigned long long)bytes, (unsigned long long)saved->bytes);
+    return error_set(err,
+                     "'%s' has %llu bytes, but was saved with %llu (if it was changed on purpose, "
+                     "remove " CHECKSUMS_FILE " beside it)",
+                     path, (unsigned long long)bytes, (unsigned long long)saved->bytes);
   if (strcmp(saved->checksum.text, hex_text(checksum).text) == 0) return 0;
   return error_set(err,
                    "'%s' is not what was saved: its checksum is another (if it was changed on "
-                   "purpose, remove " CHECKSUMS_FILE ")",
+                   "purpose, remove " CHECKSUMS_FILE " beside it)",
                    path);
 }
 
-int sums_check_small(const FileSums *sums, const char *folder, Error *err) {
+int sums_check_small(const FileSums *sums, const char *folder, bool whole, Error *err) {
   for (int i = 0; i < sums->count; i++) {
     const FileSum *sum = &sums->files[i];
     const PathText path = path_text("%s/%s", folder, sum->name);
+    const bool of_run =
+        strcmp(sum->name, RUN_CONFIG_FILE) == 0 || strcmp(sum->name, STATE_FILE) == 0;
     uint64_t bytes, checksum;
-    if (has_tensors(sum->name)) continue;
+    if (has_tensors(sum->name) || (of_run && !whole)) continue;
+    if (!path_exists(path.text))
+      return error_set(err, "'%s' has no %s, with which it was saved", folder, sum->name);
     if (small_checksum(path.text, &bytes, &checksum, err) != 0 ||
         sums_compare(sum, path.text, bytes, checksum, err) != 0)
       return -1;

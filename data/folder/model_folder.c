@@ -1,0 +1,229 @@
+#include "data/folder/model_folder.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <inttypes.h>
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "base/memory.h"
+
+bool has_file(const char *folder, const char *file) {
+  const PathText name = path_text("%s/%s", folder, file);
+  return path_exists(name.text) && !path_is_directory(name.text);
+}
+
+// ---- Names of checkpoints
+
+PathText step_path(const char *run_dir, int64_t step, const char *suffix) {
+  return path_text("%s/step-%08" PRId64 "%s", run_dir, step, suffix);
+}
+
+// The step in "step-00000100SUFFIX", or a negative number if the name is not exactly one that
+// step_path gives.
+static int64_t step_with_suffix(const char *name, const char *suffix) {
+  if (strncmp(name, "step-", 5) != 0) return -1;
+  const int64_t step = strtoll(name + 5, NULL, 10);
+  return strcmp(name, step_path(".", step, suffix).text + 2) == 0 ? step : -1;
+}
+
+int64_t step_in_name(const char *folder) {
+  const char *slash = strrchr(folder, '/'), *name = slash ? slash + 1 : folder;
+  return step_with_suffix(name, name_ends_with(name, ".old") ? ".old" : "");
+}
+
+// The target of a symbolic link; "" where the path is none.
+static PathText link_target(const char *path) {
+  char target[PATH_MAX];
+  const ssize_t length = readlink(path, target, sizeof target - 1);
+  target[length > 0 ? length : 0] = '\0';
+  return path_text("%s", target);
+}
+
+int64_t link_step(const char *run_dir, const char *link) {
+  return step_in_name(link_target(path_text("%s/%s", run_dir, link).text).text);
+}
+
+static int descending(const void *a, const void *b) {
+  const int64_t s = *(const int64_t *)a, t = *(const int64_t *)b;
+  return s < t ? 1 : s > t ? -1 : 0;
+}
+
+int step_list(const char *run_dir, const char *suffix, int64_t **steps, int *count, Error *err) {
+  *steps = NULL;
+  *count = 0;
+  DIR *dir = opendir(run_dir);
+  if (!dir) {
+    if (errno == ENOENT) return 0;
+    return error_set(err, "cannot open the folder '%s': %s", run_dir, strerror(errno));
+  }
+  struct dirent *entry;
+  while (errno = 0, (entry = readdir(dir))) {
+    const int64_t step = step_with_suffix(entry->d_name, suffix);
+    if (step < 0) continue;
+    *steps = xrealloc(*steps, (size_t)(*count + 1) * sizeof **steps);
+    (*steps)[(*count)++] = step;
+  }
+  const int why = errno;
+  closedir(dir);
+  if (*count > 0) qsort(*steps, (size_t)*count, sizeof **steps, descending);
+  if (why == 0) return 0;
+  *count = 0; // a part of the list would mislead
+  return error_set(err, "cannot list the folder '%s': %s", run_dir, strerror(why));
+}
+
+// ---- The checkpoints of a run
+
+static int in_order(const void *a, const void *b) {
+  const RunCheckpoint *x = a, *y = b;
+  if (x->later != y->later) return x->later ? 1 : -1;
+  if (x->has_checksums != y->has_checksums) return x->has_checksums ? -1 : 1;
+  if (x->step != y->step) return x->step < y->step ? 1 : -1;
+  return (int)x->old - (int)y->old;
+}
+
+static int add_checkpoints(RunCheckpoints *c, const char *run_dir, bool old, Error *err) {
+  const char *suffix = old ? ".old" : "";
+  int64_t *steps;
+  int count;
+  const int status = step_list(run_dir, suffix, &steps, &count, err);
+  c->list = xrealloc(c->list, (size_t)(c->count + count + 1) * sizeof *c->list);
+  for (int i = 0; i < count; i++) {
+    RunCheckpoint *found = &c->list[c->count++];
+    *found = (RunCheckpoint){.path = step_path(run_dir, steps[i], suffix),
+                             .step = steps[i],
+                             .later = c->latest >= 0 && steps[i] > c->latest,
+                             .old = old};
+    found->has_checksums = has_file(found->path.text, CHECKSUMS_FILE);
+  }
+  free(steps);
+  return status;
+}
+
+int run_checkpoints(RunCheckpoints *c, const char *run_dir, Error *err) {
+  *c = (RunCheckpoints){.latest = link_step(run_dir, LATEST_LINK)};
+  if (add_checkpoints(c, run_dir, false, err) != 0 || add_checkpoints(c, run_dir, true, err) != 0)
+    return -1;
+  qsort(c->list, (size_t)c->count, sizeof *c->list, in_order);
+  return 0;
+}
+
+// ---- Reading one folder
+
+// Which folder has this name now? Zeros: none.
+typedef struct FolderId {
+  dev_t device;
+  ino_t inode;
+} FolderId;
+
+static FolderId folder_id(const char *path) {
+  struct stat st;
+  return stat(path, &st) == 0 ? (FolderId){st.st_dev, st.st_ino} : (FolderId){0};
+}
+
+static bool same_folder(FolderId a, FolderId b) {
+  return a.device == b.device && a.inode == b.inode;
+}
+
+typedef struct Reader {
+  FolderRead read;
+  void *context;
+  bool whole;
+} Reader;
+
+// 1, with the sentence, where the folder was removed or replaced meanwhile.
+static int read_folder(const char *folder, const Reader *r, Error *err) {
+  FileSums sums;
+  const FolderId before = folder_id(folder);
+  int status = sums_read(&sums, folder, err);
+  if (status == 0) status = sums_check_small(&sums, folder, r->whole, err);
+  if (status == 0 && r->read) status = r->read(r->context, folder, &sums, err);
+  sums_free(&sums);
+  return status != 0 && !same_folder(before, folder_id(folder)) ? 1 : status;
+}
+
+// ---- Reading a run's
+
+// Those before list[at] in step that come after it for want of checksums.
+static void tell_passed_over(const RunCheckpoints *c, int at) {
+  const RunCheckpoint *taken = &c->list[at];
+  for (int i = at + 1; i < c->count; i++) {
+    const RunCheckpoint *other = &c->list[i];
+    if (other->later == taken->later && other->step > taken->step)
+      fprintf(stderr, "checkpoint '%s' is passed over: it has no " CHECKSUMS_FILE ", as '%s' has\n",
+              other->path.text, taken->path.text);
+  }
+}
+
+// 1 where the run has saved since the list was made.
+static int read_one_of(const RunCheckpoints *c, const char *run_dir, const Reader *r, Error *err) {
+  for (int i = 0; i < c->count; i++) {
+    const char *path = c->list[i].path.text;
+    const int status = read_folder(path, r, err);
+    if (status == 0) tell_passed_over(c, i);
+    if (status == 0) return 0;
+    if (status == 1 || link_step(run_dir, LATEST_LINK) != c->latest) return 1;
+    if (c->count > 1) fprintf(stderr, "checkpoint '%s' is passed over: %s\n", path, err->text);
+  }
+  return c->count == 1 ? -1 : error_set(err, "'%s' has no checkpoint left to read", run_dir);
+}
+
+enum { MOST_TRIES = 1000 }; // of a run that saves without a pause
+
+static int changes_too_fast(const char *path, Error *err) {
+  return error_set(err, "'%s' changes too fast to be read", path);
+}
+
+int run_folder_read(const char *run_dir, bool whole, FolderRead read, void *context, Error *err) {
+  const Reader r = {read, context, whole};
+  for (int i = 0; i < MOST_TRIES; i++) {
+    RunCheckpoints c;
+    int status = run_checkpoints(&c, run_dir, err);
+    const bool none = status == 0 && c.count == 0;
+    if (status == 0 && !none) status = read_one_of(&c, run_dir, &r, err);
+    free(c.list);
+    if (none || status <= 0) return none ? 1 : status;
+  }
+  return changes_too_fast(run_dir, err);
+}
+
+// ---- Reading what the user named
+
+// Where RUN/latest or RUN/best points; any other folder as it is, but for slashes at its end.
+static PathText resolve(const char *named) {
+  size_t length = strlen(named);
+  while (length > 1 && named[length - 1] == '/') length--;
+  const PathText folder = path_text("%.*s", (int)length, named), target = link_target(folder.text);
+  if (strchr(target.text, '/') || step_in_name(target.text) < 0) return folder;
+  if (!strchr(folder.text, '/')) return target;
+  return path_text("%s/%s", path_parent(folder.text).text, target.text);
+}
+
+static int read_named(const char *named, const Reader *r, Error *err) {
+  for (int i = 0; i < MOST_TRIES; i++) {
+    const PathText folder = resolve(named);
+    const int status = read_folder(folder.text, r, err);
+    if (status == 0) return 0;
+    if (status < 0 && strcmp(resolve(named).text, folder.text) == 0) return -1;
+  }
+  return changes_too_fast(named, err);
+}
+
+int model_folder_check(const char *file, Error *err) {
+  return read_named(path_parent(file).text, &(Reader){0}, err);
+}
+
+int model_folder_read(const char *named, bool whole, FolderRead read, void *context, Error *err) {
+  const Reader r = {read, context, whole};
+  if (!path_exists(named)) return error_set(err, "there is no folder '%s'", named);
+  if (!path_is_directory(named))
+    return error_set(err, "'%s' is not a folder; give a checkpoint's folder or a run's", named);
+  if (has_file(named, WEIGHTS_FILE) || has_file(named, WEIGHTS_INDEX_FILE))
+    return read_named(named, &r, err);
+  const int status = run_folder_read(resolve(named).text, whole, read, context, err);
+  return status == 1 ? read_named(named, &r, err) : status;
+}

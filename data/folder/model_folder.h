@@ -1,0 +1,64 @@
+// The folder of a model as users name it: a checkpoint, RUN/latest, RUN/best, any Hugging Face
+// folder, or the folder of a run, which stands for the run's newest checkpoint. Every command and
+// key that takes such a folder finds it here, so that all take the same ones and check the same.
+#pragma once
+#include <stdbool.h>
+#include <stdint.h>
+#include "base/error.h"
+#include "base/file.h"
+#include "data/folder/checksums.h"
+
+#define WEIGHTS_FILE "model.safetensors"
+#define WEIGHTS_INDEX_FILE "model.safetensors.index.json" // where the weights are in shards
+#define TOKENIZER_FILE "tokenizer.json"
+#define LATEST_LINK "latest"
+#define BEST_LINK "best"
+
+// Reads from the folder, in place of what an earlier call has read. -1 and a sentence where the
+// folder does not serve. sums: those of its checksums.json.
+typedef int (*FolderRead)(void *context, const char *folder, const FileSums *sums, Error *err);
+
+// Calls `read` with the folder that `named` stands for, once its small files were compared with its
+// checksums.json (sums_check_small has `whole`). A folder with weights stands for itself, and so
+// does one without checkpoints.
+//
+// A folder that does not serve is an error. Of a run's checkpoints the first that serves is taken,
+// in the order of run_checkpoints; a line on standard error names each that was passed over, and
+// why; none left is an error. What a training run removes or replaces while it is read is looked
+// for anew, so `read` may be called more than once.
+int model_folder_read(const char *named, bool whole, FolderRead read, void *context, Error *err);
+// The same of a run's folder. 1 where it has no checkpoint, or is not there.
+int run_folder_read(const char *run_dir, bool whole, FolderRead read, void *context, Error *err);
+// The same check for a file that was named itself, of all small files beside it.
+int model_folder_check(const char *file, Error *err);
+
+// ---- What a run's folder has
+
+// Ordered as they are tried: first `latest` and those of earlier steps, then those of later steps,
+// which a run leaves that was taken back. In both those with checksums.json come first, and then
+// the newest. An .old folder comes after one of its name: only a crash in the middle of replacing
+// it leaves it alone.
+typedef struct RunCheckpoint {
+  PathText path;
+  int64_t step;
+  bool later, old, has_checksums;
+} RunCheckpoint;
+typedef struct RunCheckpoints {
+  int64_t latest; // the step that the link names; -1: none
+  int count;
+  RunCheckpoint *list;
+} RunCheckpoints;
+// A run_dir that does not exist has none. The caller frees the list, also after an error.
+int run_checkpoints(RunCheckpoints *c, const char *run_dir, Error *err);
+
+// RUN/step-00000100SUFFIX
+PathText step_path(const char *run_dir, int64_t step, const char *suffix);
+// The step of a folder that is named as a checkpoint's, "step-00000100" or that with .old; else -1.
+// It may have a path in front.
+int64_t step_in_name(const char *folder);
+// Of the folder that RUN/LINK names; -1: there is none.
+int64_t link_step(const char *run_dir, const char *link);
+// The steps of all RUN/step-*SUFFIX, descending, in fresh memory (also after a failure, then none).
+int step_list(const char *run_dir, const char *suffix, int64_t **steps, int *count, Error *err);
+// Has the folder a file of this name?
+bool has_file(const char *folder, const char *file);
