@@ -7,6 +7,7 @@
 #include "base/json.h"
 #include "base/utf8.h"
 #include "data/tokenizer/byte_level.h"
+#include "data/tokenizer/sentencepiece.h"
 
 // What is not vocabulary or merges; real ones stay far below 1 MB.
 enum { MAX_TREE_BYTES = 4 << 20 };
@@ -81,7 +82,9 @@ static void take_apart(Document *d, Text *rest) {
 
 int document_open(Document *d, const char *name, const char *text, size_t bytes, Error *err) {
   *d = (Document){.name = name, .text = text, .bytes = bytes};
-  if (file_refuse_packed(name, text, bytes, err) != 0) return -1;
+  if (file_refuse_packed(name, text, bytes, err) != 0 ||
+      sentencepiece_refuse(name, text, bytes, err) != 0)
+    return -1;
   const size_t valid = utf8_valid(text, bytes);
   if (valid < bytes) return json_syntax_error(name, text, bytes, valid, "this is not UTF-8", err);
   Text rest = {0};

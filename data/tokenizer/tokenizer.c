@@ -207,7 +207,10 @@ static Tokenizer *open_file(const char *path, Error *err) {
 static int open_in_folder(void *tokenizer, const char *folder, const FileSums *sums, Error *err) {
   const PathText path = path_text("%s/" TOKENIZER_FILE, folder);
   (void)sums;
-  if (!path_exists(path.text)) return error_set(err, "'%s' has no " TOKENIZER_FILE, folder);
+  if (!path_exists(path.text)) {
+    error_set(err, "'%s' has no " TOKENIZER_FILE, folder);
+    return tokenizer_advise(folder, err);
+  }
   Tokenizer *t = open_file(path.text, err);
   *(Tokenizer **)tokenizer = t;
   return t ? 0 : -1;

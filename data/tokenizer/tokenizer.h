@@ -31,6 +31,9 @@ typedef struct TokenizerFacts {
 // BYTES_NAME, a tokenizer.json, or a folder with one as model_folder_read finds it
 // (data/folder/model_folder.h), such as a run's. NULL on error.
 Tokenizer *tokenizer_open(const char *path, Error *err);
+// Appends to a sentence about a folder without tokenizer.json how to make one, if its
+// tokenizer.model is SentencePiece's; returns -1.
+int tokenizer_advise(const char *folder, Error *err);
 // A tokenizer.json over memory; `name` stands for the path in sentences.
 Tokenizer *tokenizer_parse(const char *name, const char *json, size_t bytes, Error *err);
 void tokenizer_close(Tokenizer *tokenizer); // NULL is fine

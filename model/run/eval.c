@@ -71,9 +71,11 @@ static int open_text(Evaluation *e, const char *path, Error *err) {
                        "'%s' is neither token files (*.bin) nor plain text: make token files "
                        "of it with ./prepare",
                        path);
-  if (!tokenizer)
-    return error_set(err, "'%s' is a text, but '%s' has no tokenizer.json: give token files", path,
-                     e->trained.start.path);
+  if (!tokenizer) {
+    error_set(err, "'%s' is a text, but '%s' has no tokenizer.json: give token files", path,
+              e->trained.start.path);
+    return tokenizer_advise(e->trained.start.path, err);
+  }
   if (file_read(path, MOST_BYTES, &text, &bytes, err) != 0) return -1;
   const int status = prompt_ids(tokenizer, text, bytes, &e->ids, err);
   free(text);

@@ -100,6 +100,7 @@ int write_run(const WriteArgs *args, const volatile sig_atomic_t *stop, Error *e
   TokenIds ids = {0};
   int status = t.tokenizer ? prompt_ids(t.tokenizer, prompt, bytes, &ids, err)
                            : write_parse_ids(prompt, &ids, err);
+  if (status != 0 && !t.tokenizer) tokenizer_advise(t.start.path, err);
   if (status == 0) status = load_and_write(&t, args, prompt, bytes, &ids, stop, err);
   free(ids.ids);
   free(prompt);

@@ -153,6 +153,17 @@ for reader in "${readers[@]}"; do
 done
 
 # ---- What others have in place of the files that are read
+must "$TRAIN" "$config" model.vocab_size=300 "output.dir=$folder/spm-run" train.steps=1 optimizer.warmup_steps=0
+cp -rL "$folder/spm-run/latest" "$folder/spm"
+rm "$folder/spm"/{checksums.json,tokenizer*}
+printf '\n\016\n\005<unk>\025\0\0\0\0\030\002\n\014\n\003<s>\025' >"$folder/spm/tokenizer.model"
+for reader in eval generate tokenizer prepare; do
+  reader "$reader" "$folder/spm"
+  before=$(listing)
+  "${line[@]}" >"$folder/said" 2>"$folder/said.err" </dev/null
+  why=$(why_no_clear_error $? 'is a SentencePiece model')
+  check "${reader}_says_how_to_convert_sentencepiece" "$why" test -z "$why"
+done
 packed() { # FILE: in $folder/damaged, whose checksums are gone
   damaged '' && rm "$folder/damaged/checksums.json"
   gzip -c "$run/latest/$1" >"$folder/damaged/$1"

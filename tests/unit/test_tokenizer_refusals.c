@@ -215,6 +215,27 @@ static void files_that_are_not_there_are_named(void **state) {
   free(missing);
 }
 
+static void sentencepiece_is_named_with_a_way_out(void **state) {
+  static const char model[] = "\n\x0e\n\x05<unk>\x15\0\0\0\0\x18\x02\n\x0c\n\x03<s>\x15";
+  Error err;
+  char *folder = xasprintf("%s/spm", (char *)*state),
+       *path = xasprintf("%s/tokenizer.model", folder);
+  assert_int_equal(directory_create(folder, &err), 0);
+  assert_int_equal(file_write(path, model, sizeof model - 1, &err), 0);
+  const char *const names[] = {folder, path};
+  for (int i = 0; i < 2; i++) {
+    assert_null(tokenizer_open(names[i], &err));
+    assert_says(&err, "tokenizer.model' is a SentencePiece model");
+    assert_says(&err, "T.from_pretrained('");
+  }
+  // Another program's of that name, such as tiktoken's.
+  assert_int_equal(file_write(path, "IQ== 0\nIg== 1\n", 14, &err), 0);
+  assert_null(tokenizer_open(folder, &err));
+  assert_null(strstr(err.text, "SentencePiece"));
+  free(path);
+  free(folder);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(what_the_others_are_made_of_is_fine),
@@ -228,6 +249,7 @@ int main(void) {
       cmocka_unit_test(what_is_deep_or_large_is_refused),
       cmocka_unit_test(every_beginning_of_a_file_is_refused),
       cmocka_unit_test(files_that_are_not_there_are_named),
+      cmocka_unit_test(sentencepiece_is_named_with_a_way_out),
   };
   return cmocka_run_group_tests_name("tokenizer_refusals", tests, make_folder, remove_folder);
 }
