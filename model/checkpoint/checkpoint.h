@@ -99,7 +99,7 @@ typedef struct Checkpoint {
 // the one that run_dir stands for, which may have none yet. with_optimizer: a run resumes from it,
 // so all of it is checked; else all but the files that a resumed run alone reads. All that is
 // checked must be there, as checksums.json has it, of one step, which is also in the folder's name,
-// with values that are finite, and no exp_avg_sq below 0. checkpoint_close afterwards, but not
+// with values that are finite, no exp_avg_sq below 0, and possible FP8 scales. checkpoint_close afterwards, but not
 // after an error.
 int checkpoint_open(Checkpoint *c, const char *resume, const char *run_dir, bool with_optimizer,
                     Error *err);

@@ -1,5 +1,6 @@
 // Every byte of a checkpoint's tensors is looked at once, by all threads: its checksum is made, and
 // while it is in the cache its values are tested.
+#include <math.h>
 #include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
@@ -58,10 +59,30 @@ static bool bad_part(const SafeTensor *t, uint64_t from, uint64_t to) {
   return bad_half(at, (size_t)(last - first), t->dtype == SAFE_BF16 ? 0x7f80 : 0x7c00);
 }
 
-// Largest values so far, which may be infinite, are no values of the model.
+// FP8 scalings: scales are positive, or 0 before the first use, which leaves a history. A largest
+// value of the past may be infinite.
+static bool bad_scalings(const SafeTensor *t) {
+  if (t->dtype != SAFE_F32 || t->rank != 2 || t->shape[1] != SCALING_FLOATS)
+    return false; // refused for its shape
+  for (int64_t row = 0; row < t->shape[0]; row++) {
+    ScalingState s;
+    bool used = false;
+    memcpy(&s, t->data + (uint64_t)row * sizeof s, sizeof s);
+    for (int i = 0; i < SCALE_HISTORY; i++) {
+      if (!(s.history[i] >= 0)) return true;
+      used |= s.history[i] > 0;
+    }
+    if (!isfinite(s.scale) || s.scale < 0 || (used && s.scale == 0)) return true;
+  }
+  return false;
+}
+
+static bool is_scalings(const SafeTensor *t) {
+  return name_ends_with(t->name, SCALINGS) != 0;
+}
+
 static bool is_tested(const SafeTensor *t) {
-  return (t->dtype == SAFE_F32 || t->dtype == SAFE_BF16 || t->dtype == SAFE_F16) &&
-         !name_ends_with(t->name, SCALINGS);
+  return (t->dtype == SAFE_F32 || t->dtype == SAFE_BF16 || t->dtype == SAFE_F16) && !is_scalings(t);
 }
 
 static void test_values(void *piece_, const void *portion, size_t bytes) {
@@ -100,6 +121,10 @@ static int check_file(const SafeFile *file, const Piece *pieces, size_t count, c
   if (saved && sums_compare(saved, file->path, file->map.bytes, checksum, err) != 0) return -1;
   for (size_t i = 0; i < count; i++)
     if (pieces[i].bad) return refuse_value(&pieces[i], err);
+  for (const SafeTensor *t = file->tensors; t < file->tensors + file->count; t++)
+    if (is_scalings(t) && bad_scalings(t))
+      return error_set(err, "'%s': the tensor '%.200s' has an impossible FP8 scale or history",
+                       file->path, t->name);
   return 0;
 }
 

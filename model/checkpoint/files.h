@@ -7,9 +7,12 @@
 #include "data/safetensors.h"
 #include "model/checkpoint/checkpoint.h"
 #include "model/packing.h"
+#include "model/scalings.h"
 
 #define OPTIMIZER_FILE "optimizer.safetensors"
-#define SCALINGS ".scalings" // behind the name of a precision: a tensor of optimizer.safetensors
+// Behind the name of a precision: a tensor of optimizer.safetensors, a ScalingState a row.
+#define SCALINGS ".scalings"
+enum { SCALING_FLOATS = sizeof(ScalingState) / sizeof(float) };
 
 // ---- content.c
 // Are these files what `sums` (where they have any) says, and their values possible ones?

@@ -8,8 +8,6 @@
 #include "model/checkpoint/files.h"
 #include "model/scalings.h"
 
-enum { SCALING_FLOATS = sizeof(ScalingState) / sizeof(float) };
-
 // ---- What stands in our files
 
 void tensor_list_make(TensorList *list, const ModelConfig *model, TensorSet set, SafeDtype dtype) {
@@ -206,36 +204,49 @@ static int load_values(const Wanted *w, const Llama *llama, Error *err) {
   return 0;
 }
 
-// Nothing where there are none of this precision.
-static int load_scalings(const Wanted *w, Llama *llama, Error *err) {
+// Does a product of this run read copies with that scale? No product reads the gradient of the
+// embedding's output.
+static bool scale_needed(const Llama *llama, int i) {
+  if (i < llama->param_count) return llama->tensors[i].compute.fp8 || llama->tensors[i].folded.fp8;
+  return llama->shape.fp8.layers && i != scaling_index(&llama->config, 0, SCALING_DX);
+}
+
+// In fresh memory; NULL where there are none of this precision.
+static int read_scalings(const Wanted *w, const Llama *llama, ScalingState **states, Error *err) {
   const SafeTensor wanted = scalings_tensor(w->model, &llama->shape);
   const SafeTensor *found = find_tensor(w, wanted.name);
-  const int64_t count = wanted.shape[0];
+  const int count = (int)wanted.shape[0];
   free(wanted.name);
+  *states = NULL;
   if (!found) return 0;
-  ScalingState *states = xcalloc((size_t)count, sizeof *states);
-  const int status = safetensors_read_f32(found, 0, count * SCALING_FLOATS, (float *)states, err);
-  if (status == 0) llama->be->scalings_write(llama->be, states);
-  llama->scaled = status == 0;
-  free(states);
+  *states = xcalloc((size_t)count, sizeof **states);
+  int status = safetensors_read_f32(found, 0, count * SCALING_FLOATS, (float *)*states, err);
+  for (int i = 0; i < count && status == 0; i++)
+    if ((*states)[i].scale == 0 && scale_needed(llama, i))
+      status = error_set(err, "'%s': the tensor '%.200s' has a scale of 0 for the %s", w->name.text,
+                         found->name, scaling_name(w->model, i).text);
   return status;
 }
 
 int checkpoint_load(const Checkpoint *c, Llama *llama, Error *err) {
   const bool with_optimizer = c->with_optimizer;
   Wanted weights, moments = {0};
+  ScalingState *scalings = NULL;
   int status = wanted_open(&weights, c->files, c->weight_files, &llama->config, WEIGHTS, err);
   if (status == 0 && with_optimizer)
     status = wanted_open(&moments, c->files + c->weight_files, 1, &llama->config, MOMENTS, err);
+  if (status == 0 && with_optimizer && fp8_used(&llama->shape))
+    status = read_scalings(&moments, llama, &scalings, err);
   if (status == 0 && moments.list.set != MOMENTS_AND_MASTERS)
     status = load_values(&weights, llama, err);
   if (status == 0 && with_optimizer) status = load_values(&moments, llama, err);
-  if (status == 0 && with_optimizer && fp8_used(&llama->shape))
-    status = load_scalings(&moments, llama, err);
   if (status == 0) {
+    if (scalings) llama->be->scalings_write(llama->be, scalings);
+    llama->scaled = scalings != NULL;
     if (!with_optimizer) llama_zero_moments(llama);
     llama->be->refresh(llama->be, llama->tensors, llama->param_count);
   }
+  free(scalings);
   wanted_close(&moments);
   wanted_close(&weights);
   return status;

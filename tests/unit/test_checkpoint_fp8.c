@@ -1,5 +1,6 @@
 // The FP8 scalings of a run in its checkpoints: what is saved comes back, of the same precision
 // alone, and nothing else takes their place.
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -96,8 +97,10 @@ static void other_scalings_are_passed_over(void **state) {
   }
 }
 
-// The same file with the scalings in another shape, or as another dtype.
-static void replace_scalings(const TinyTest *t, SafeDtype dtype, int64_t rows, int64_t cols) {
+// The same file with the scalings in another shape, as another dtype, or with other values; NULL:
+// zeros.
+static void replace_scalings(const TinyTest *t, SafeDtype dtype, int64_t rows, int64_t cols,
+                             const ScalingState *states) {
   Error err = {""};
   SafeFile file;
   SafeWriter w;
@@ -117,7 +120,7 @@ static void replace_scalings(const TinyTest *t, SafeDtype dtype, int64_t rows, i
   uint64_t bytes;
   must(safetensors_bytes(last, &bytes, &err), &err);
   void *zeros = xcalloc(1, bytes);
-  must(safetensors_append(&w, zeros, bytes, &err), &err);
+  must(safetensors_append(&w, states ? (const void *)states : zeros, bytes, &err), &err);
   must(safetensors_finish(&w, &err), &err);
   safetensors_close(&file);
   must(path_rename(other, path, &err), &err);
@@ -140,15 +143,53 @@ static void scalings_of_another_shape_are_refused_before_anything_is_written(voi
   for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
     Error err = {""};
     tiny_run_fill(&t.loaded, 2);
-    replace_scalings(&t, wrong[i].dtype, wrong[i].rows, wrong[i].cols);
+    replace_scalings(&t, wrong[i].dtype, wrong[i].rows, wrong[i].cols, NULL);
     expect_error(load(&t, true, &err), &err, "fp8.scalings");
     assert_int_equal(tiny_run_differs(&t.loaded, 2), 0);
     assert_int_equal(written, 0);
   }
   Error err = {""};
-  replace_scalings(&t, SAFE_F32, count, 1 + SCALE_HISTORY);
+  fill_kept();
+  replace_scalings(&t, SAFE_F32, count, 1 + SCALE_HISTORY, kept);
   must(load(&t, true, &err), &err);
   assert_int_equal(written, 1);
+  tiny_test_close(&t);
+}
+
+// Loads with one value of the scaling of `at` in place of its own.
+static int load_with(TinyTest *t, int at, int value, float is, Error *err) {
+  fill_kept();
+  if (value < 0) kept[at] = (ScalingState){.scale = is};
+  if (value == 0) kept[at].scale = is;
+  if (value > 0) kept[at].history[value - 1] = is;
+  replace_scalings(t, SAFE_F32, count, 1 + SCALE_HISTORY, kept);
+  return load(t, true, err);
+}
+
+static void scales_that_cannot_be_are_refused_before_anything_is_written(void **state) {
+  (void)state;
+  TinyTest t = test_open(all, all, true);
+  const ModelConfig *c = &t.run.config.model;
+  const int used = scaling_index(c, 0, SCALING_Y), never = scaling_index(c, 0, SCALING_DX);
+  const float bad[] = {-1, -INFINITY, INFINITY, NAN, 0};
+  for (int i = 0; i < 5; i++) {
+    Error err = {""};
+    tiny_run_fill(&t.loaded, 2);
+    expect_error(load_with(&t, used, 0, bad[i], &err), &err, "fp8.scalings");
+    expect_error(load_with(&t, never, 0, bad[i], &err), &err, "fp8.scalings");
+    if (i != 2 && i != 4) // a largest value of the past may be infinite, or not there yet
+      expect_error(load_with(&t, used, SCALE_HISTORY, bad[i], &err), &err, "fp8.scalings");
+    assert_int_equal(tiny_run_differs(&t.loaded, 2), 0);
+    assert_int_equal(written, 0);
+  }
+  // Nobody has looked for a scale: right where no product needs one.
+  Error err = {""};
+  expect_error(load_with(&t, used, -1, 0, &err), &err, "a scale of 0 for the y of layer 0");
+  assert_int_equal(tiny_run_differs(&t.loaded, 2), 0);
+  must(load_with(&t, never, -1, 0, &err), &err);
+  must(load_with(&t, used, SCALE_HISTORY, INFINITY, &err), &err);
+  must(load_with(&t, used, SCALE_HISTORY, 0, &err), &err);
+  assert_int_equal(written, 3);
   tiny_test_close(&t);
 }
 
@@ -157,6 +198,7 @@ int main(void) {
       cmocka_unit_test(scalings_come_back_in_every_bit),
       cmocka_unit_test(other_scalings_are_passed_over),
       cmocka_unit_test(scalings_of_another_shape_are_refused_before_anything_is_written),
+      cmocka_unit_test(scales_that_cannot_be_are_refused_before_anything_is_written),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
