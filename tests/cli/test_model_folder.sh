@@ -169,12 +169,12 @@ packed() { # FILE: in $folder/damaged, whose checksums are gone
   gzip -c "$run/latest/$1" >"$folder/damaged/$1"
 }
 for file in model.safetensors config.json tokenizer.json; do
-  packed $file
+  packed "$file"
   for reader in "${readers[@]}"; do
     [[ $file != *.safetensors || $reader =~ eval|generate|init_from ]] || continue
     [[ $file != config.json || $reader =~ eval|generate|model|init_from ]] || continue
     [[ $file != tokenizer.json || $reader =~ eval|generate|tokenizer|prepare ]] || continue
-    reader $reader "$folder/damaged"
+    reader "$reader" "$folder/damaged"
     before=$(listing)
     "${line[@]}" >"$folder/said" 2>"$folder/said.err" </dev/null
     why=$(why_no_clear_error $? 'gunzip')
