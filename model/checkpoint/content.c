@@ -59,8 +59,8 @@ static bool bad_part(const SafeTensor *t, uint64_t from, uint64_t to) {
   return bad_half(at, (size_t)(last - first), t->dtype == SAFE_BF16 ? 0x7f80 : 0x7c00);
 }
 
-// FP8 scalings: scales are positive, or 0 before the first use, which leaves a history. A largest
-// value of the past may be infinite.
+// FP8 scalings: scales are positive, or 0 before the first use, which leaves a history of largest
+// values.
 static bool bad_scalings(const SafeTensor *t) {
   if (t->dtype != SAFE_F32 || t->rank != 2 || t->shape[1] != SCALING_FLOATS)
     return false; // refused for its shape
@@ -69,7 +69,7 @@ static bool bad_scalings(const SafeTensor *t) {
     bool used = false;
     memcpy(&s, t->data + (uint64_t)row * sizeof s, sizeof s);
     for (int i = 0; i < SCALE_HISTORY; i++) {
-      if (!(s.history[i] >= 0)) return true;
+      if (!isfinite(s.history[i]) || s.history[i] < 0) return true;
       used |= s.history[i] > 0;
     }
     if (!isfinite(s.scale) || s.scale < 0 || (used && s.scale == 0)) return true;
