@@ -135,7 +135,8 @@ typedef struct Reader {
   bool whole;
 } Reader;
 
-// 1, with the sentence, where the folder was removed or replaced meanwhile.
+// 1 where the folder was removed or replaced meanwhile, also after a success: what was read may be
+// of two folders, or lack a file that is there no more.
 static int read_folder(const char *folder, const Reader *r, Error *err) {
   FileSums sums;
   const FolderId before = folder_id(folder);
@@ -143,7 +144,7 @@ static int read_folder(const char *folder, const Reader *r, Error *err) {
   if (status == 0) status = sums_check_small(&sums, folder, r->whole, err);
   if (status == 0 && r->read) status = r->read(r->context, folder, &sums, err);
   sums_free(&sums);
-  return status != 0 && !same_folder(before, folder_id(folder)) ? 1 : status;
+  return same_folder(before, folder_id(folder)) ? status : 1;
 }
 
 // ---- Reading a run's

@@ -89,22 +89,17 @@ int checkpoint_prepare(const char *run_dir, const Config *config, int64_t steps,
 // A checkpoint, or a Hugging Face folder, that was opened and checked. Its tensors are mapped, so
 // they can be loaded whatever becomes of the folder.
 typedef struct Checkpoint {
-  char path[PATH_CHARS]; // "": the run has none yet
+  char path[PATH_CHARS]; // "": none is open
   bool with_optimizer, has_checksums;
   SafeFile *files; // [weight_files] of weights, then the optimizer's
   int weight_files, file_count;
 } Checkpoint;
 
-// Opens the folder that `resume` stands for (data/folder/model_folder.h), or, where that is "auto",
-// the one that run_dir stands for, which may have none yet. with_optimizer: a run resumes from it,
-// so all of it is checked; else all but the files that a resumed run alone reads. All that is
-// checked must be there, as checksums.json has it, of one step, which is also in the folder's name,
-// with values that are finite, no exp_avg_sq below 0, and possible FP8 scales. checkpoint_close afterwards, but not
-// after an error.
-int checkpoint_open(Checkpoint *c, const char *resume, const char *run_dir, bool with_optimizer,
-                    Error *err);
-// The part of it that looks at one folder, a FolderRead for those who read more files there.
-// `checkpoint` is a Checkpoint of zeros but for with_optimizer, or one that is open, and closed.
+// A FolderRead (data/folder/model_folder.h). `checkpoint`: a Checkpoint, zeros but for
+// with_optimizer, or one that is open, and is closed. with_optimizer: a run resumes from it, so all
+// of it is checked; else all but the files that a resumed run alone reads. All that is checked must
+// be there, as checksums.json has it, of one step, which is also in the folder's name, with values
+// that are finite, no exp_avg_sq below 0, and possible FP8 scales.
 int checkpoint_open_folder(void *checkpoint, const char *folder, const FileSums *sums, Error *err);
 void checkpoint_close(Checkpoint *c); // zeros are fine
 // The first of run_checkpoints that is complete, by the names of files alone, without a word; "":

@@ -90,14 +90,6 @@ int checkpoint_open_folder(void *checkpoint, const char *folder, const FileSums 
   return -1;
 }
 
-int checkpoint_open(Checkpoint *c, const char *resume, const char *run_dir, bool with_optimizer,
-                    Error *err) {
-  *c = (Checkpoint){.with_optimizer = with_optimizer};
-  if (strcmp(resume, "auto") != 0)
-    return model_folder_read(resume, with_optimizer, checkpoint_open_folder, c, err);
-  return run_folder_read(run_dir, with_optimizer, checkpoint_open_folder, c, err) < 0 ? -1 : 0;
-}
-
 void checkpoint_close(Checkpoint *c) {
   for (int i = 0; i < c->file_count; i++) safetensors_close(&c->files[i]);
   free(c->files);

@@ -48,32 +48,12 @@ static int check_resume(Run *run, Error *err) {
   run->resumed = true;
   run->saved = path_text("%s", from);
   run->was = precision_name(saved.backend.precision);
+  free(run->changes);
   run->changes = config_changes(&saved, now);
   run->planned = schedule_plan(&state->plan, &saved, now, state->step);
   if (run->changes[0] != '\0' || run->planned) // another learning rate may end the row
     state->nonfinite_row = 0;
   return 0;
-}
-
-// run->start.path becomes the folder of the weights, "" where they are random.
-static int find_start(Run *run, Error *err) {
-  const Config *c = &run->config;
-  char existing[PATH_CHARS];
-  if (checkpoint_find(c->output.dir, existing, err) != 0) return -1;
-  if (c->train.resume[0] == '\0' && existing[0] != '\0')
-    return error_set(err,
-                     "output.dir '%s' already holds the checkpoints of a run; go on with it by "
-                     "train.resume=auto, or choose another output.dir",
-                     c->output.dir);
-  if (c->train.resume[0] != '\0' &&
-      checkpoint_open(&run->start, c->train.resume, c->output.dir, true, err) != 0)
-    return -1;
-  if (run->start.path[0] != '\0') return check_resume(run, err);
-  if (c->train.init_from[0] == '\0') return 0;
-  if (checkpoint_open(&run->start, c->train.init_from, c->output.dir, false, err) == 0 &&
-      model_config_check(&c->model, run->start.path, err) == 0)
-    return 0;
-  return error_prefix(err, "train.init_from");
 }
 
 // A checkpoint that does not say which tokenizer it had goes on with any.
@@ -114,6 +94,66 @@ static void check_validation(Run *run) {
   if (!run->val_changed) return;
   s->best_val_loss = NAN;
   s->best_val_step = 0;
+}
+
+// What follows from the folder of the weights, if there is one, and from the data. An older checkpoint
+// would not mend what is wrong here.
+static int open_beside(Run *run, Error *err) {
+  const Config *c = &run->config;
+  const char *from = run->start.path;
+  tokenizer_close(run->tokenizer);
+  export_close(&run->export);
+  run->tokenizer = NULL;
+  if (from[0] && run->start.with_optimizer && check_resume(run, err) != 0) return -1;
+  if (from[0] && !run->start.with_optimizer && model_config_check(&c->model, from, err) != 0)
+    return error_prefix(err, "train.init_from");
+  if (run_tokenizer(&run->tokenizer, c, run->train_data, run->val_data, from, err) != 0 ||
+      check_tokenizer(run, err) != 0 || check_data(run, err) != 0 ||
+      (from[0] && checkpoint_check(&run->start, &c->model, err) != 0))
+    return -1;
+  return export_open(&run->export, run->tokenizer, from, err);
+}
+
+// What a run starts from, as it is read.
+typedef struct Start {
+  Run *run;
+  int status; // of open_beside
+  Error why;
+} Start;
+
+static int read_start(void *start, const char *folder, const FileSums *sums, Error *err) {
+  Start *s = start;
+  if (checkpoint_open_folder(&s->run->start, folder, sums, err) != 0) return -1;
+  s->status = open_beside(s->run, &s->why);
+  return 0;
+}
+
+// run->start.path becomes the folder of the weights, "" where they are random.
+static int open_start(Run *run, Error *err) {
+  const Config *c = &run->config;
+  const char *resume = c->train.resume, *init_from = c->train.init_from;
+  Start start = {.run = run};
+  char existing[PATH_CHARS];
+  int status = 1; // no folder
+  if (checkpoint_find(c->output.dir, existing, err) != 0) return -1;
+  if (resume[0] == '\0' && existing[0] != '\0')
+    return error_set(err,
+                     "output.dir '%s' already holds the checkpoints of a run; go on with it by "
+                     "train.resume=auto, or choose another output.dir",
+                     c->output.dir);
+  run->start.with_optimizer = true;
+  if (strcmp(resume, "auto") == 0)
+    status = run_folder_read(c->output.dir, true, read_start, &start, err);
+  else if (resume[0] != '\0')
+    status = model_folder_read(resume, true, read_start, &start, err);
+  if (status == 1 && init_from[0] != '\0') {
+    run->start.with_optimizer = false;
+    status = model_folder_read(init_from, false, read_start, &start, err);
+    if (status != 0) return error_prefix(err, "train.init_from");
+  }
+  if (status != 0) return status == 1 ? open_beside(run, err) : -1;
+  if (start.status != 0) *err = start.why;
+  return start.status;
 }
 
 // Another backend than the checkpoint's is no error, but told.
@@ -271,12 +311,7 @@ static int open_trace(Run *run, Error *err) {
 static int open_inputs(Run *run, Error *err) {
   const Config *c = &run->config;
   if ((path_is_directory(c->output.dir) && run_lock(&run->lock, c->output.dir, err) != 0) ||
-      open_train_data(run, err) != 0 || open_val_data(run, err) != 0 || find_start(run, err) != 0 ||
-      run_tokenizer(&run->tokenizer, c, run->train_data, run->val_data, run->start.path, err) !=
-          0 ||
-      check_tokenizer(run, err) != 0 || check_data(run, err) != 0 ||
-      (run->start.path[0] && checkpoint_check(&run->start, &c->model, err) != 0) ||
-      export_open(&run->export, run->tokenizer, run->start.path, err) != 0 ||
+      open_train_data(run, err) != 0 || open_val_data(run, err) != 0 || open_start(run, err) != 0 ||
       loader_check(run->train_data, c->model.vocab_size, err) != 0)
     return -1;
   check_validation(run);

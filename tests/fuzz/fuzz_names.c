@@ -178,8 +178,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t size) {
           snprintf(tensors[j].name, strlen(tensors[j].name) + 1, "%d", j);
   write_weights(tensors, count, shards);
   Error err = {""};
-  Checkpoint c;
-  bool loaded = checkpoint_open(&c, fuzz_folder(), "", false, &err) == 0;
+  Checkpoint c = {0};
+  bool loaded = model_folder_read(fuzz_folder(), false, checkpoint_open_folder, &c, &err) == 0;
   if (loaded) {
     const bool fits = checkpoint_check(&c, &m->config, &err) == 0;
     loaded = checkpoint_load(&c, &m->llama, &err) == 0;

@@ -105,9 +105,14 @@ int tiny_run_save(TinyRun *run, const char *dir, const Export *export, const Tra
   return checkpoint_save(dir, &source, &run->config, export, state, err);
 }
 
+int tiny_open(Checkpoint *c, const char *path, bool with_optimizer, Error *err) {
+  *c = (Checkpoint){.with_optimizer = with_optimizer};
+  return model_folder_read(path, with_optimizer, checkpoint_open_folder, c, err);
+}
+
 int tiny_load(const char *path, Llama *llama, bool with_optimizer, Error *err) {
   Checkpoint c;
-  if (checkpoint_open(&c, path, path, with_optimizer, err) != 0) return -1;
+  if (tiny_open(&c, path, with_optimizer, err) != 0) return -1;
   const int status = checkpoint_load(&c, llama, err);
   checkpoint_close(&c);
   return status;

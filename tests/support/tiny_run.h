@@ -26,7 +26,8 @@ TrainState tiny_state(int64_t step, uint64_t version);
 int tiny_run_save(TinyRun *run, const char *dir, const Export *export, const TrainState *state,
                   int64_t keep, Error *err);
 
-// Opens and checks the folder, and loads it.
+// Opens and checks the folder that the path stands for; and loads it.
+int tiny_open(Checkpoint *c, const char *path, bool with_optimizer, Error *err);
 int tiny_load(const char *path, Llama *llama, bool with_optimizer, Error *err);
 
 // A fresh folder under $TMPDIR or /tmp, in fresh memory.

@@ -50,7 +50,7 @@ static int open_quietly(Checkpoint *c, const TinyTest *t, char **said, Error *er
   fflush(stderr);
   const int kept = dup(STDERR_FILENO);
   if (kept < 0 || !freopen(path.text, "w", stderr)) fail_msg("cannot put standard error aside");
-  const int status = checkpoint_open(c, "auto", t->dir, true, err);
+  const int status = tiny_open(c, t->dir, true, err);
   fflush(stderr);
   dup2(kept, STDERR_FILENO);
   close(kept);
@@ -65,8 +65,7 @@ static void expect_damaged(TinyTest *t, const char *what, const char *words) {
   Error err = {""};
   Checkpoint c;
   char *said;
-  if (checkpoint_open(&c, in(t, newest, "").text, t->dir, true, &err) == 0)
-    fail_msg("%s: it was opened", what);
+  if (tiny_open(&c, in(t, newest, "").text, true, &err) == 0) fail_msg("%s: it was opened", what);
   if (!strstr(err.text, words)) fail_msg("%s: '%s' lacks '%s'", what, err.text, words);
   must(open_quietly(&c, t, &said, &err), &err);
   if (!name_ends_with(c.path, before)) fail_msg("%s: '%s' was opened", what, c.path);
@@ -202,7 +201,7 @@ static void impossible_values_are_found(void **state) {
   Error err = {""};
   set_values(&t, last, EXP_AVG_SQ, -0.0f);
   Checkpoint c;
-  must(checkpoint_open(&c, "auto", t.dir, true, &err), &err);
+  must(tiny_open(&c, t.dir, true, &err), &err);
   assert_true(name_ends_with(c.path, newest));
   checkpoint_close(&c);
   tiny_test_close(&t);
@@ -249,7 +248,7 @@ static void a_checkpoint_with_checksums_comes_first(void **state) {
   must(checkpoint_find(t.dir, path, &err), &err);
   assert_true(name_ends_with(path, before));
   Checkpoint c;
-  must(checkpoint_open(&c, in(&t, newest, "").text, t.dir, true, &err), &err); // by its name
+  must(tiny_open(&c, in(&t, newest, "").text, true, &err), &err); // by its name
   checkpoint_close(&c);
   unlink(in(&t, before, CHECKSUMS_FILE).text);
   expect_opened(&t, newest, false, NULL);
@@ -296,10 +295,10 @@ static void weights_alone_may_stand_beside_damage(void **state) {
   const PathText folder = in(&t, newest, "");
   for (int i = 0; i < 3; i++) {
     write_all(in(&t, newest, others[i]).text, "{", 1);
-    must(checkpoint_open(&c, folder.text, t.dir, false, &err), &err);
+    must(tiny_open(&c, folder.text, false, &err), &err);
     checkpoint_close(&c);
     unlink(in(&t, newest, others[i]).text);
-    must(checkpoint_open(&c, folder.text, t.dir, false, &err), &err);
+    must(tiny_open(&c, folder.text, false, &err), &err);
     checkpoint_close(&c);
   }
   for (int i = 0; i < 3; i++) {
@@ -308,13 +307,13 @@ static void weights_alone_may_stand_beside_damage(void **state) {
     char *data = read_all(path.text, &bytes);
     data[bytes - 7] ^= 1;
     write_all(path.text, data, bytes);
-    expect_error(checkpoint_open(&c, folder.text, t.dir, false, &err), &err, path.text);
+    expect_error(tiny_open(&c, folder.text, false, &err), &err, path.text);
     data[bytes - 7] ^= 1;
     write_all(path.text, data, bytes);
     free(data);
   }
   unlink(in(&t, newest, MODEL_CONFIG_FILE).text);
-  expect_error(checkpoint_open(&c, folder.text, t.dir, false, &err), &err, "has no config.json");
+  expect_error(tiny_open(&c, folder.text, false, &err), &err, "has no config.json");
   tiny_test_close(&t);
 }
 
@@ -334,7 +333,7 @@ static void checksums_without_their_own_are_read(void **state) {
   char *older = xasprintf("%.*s\n}\n", (int)at, text);
   write_all(path.text, older, strlen(older));
   free(older);
-  must(checkpoint_open(&c, in(&t, newest, "").text, t.dir, true, &err), &err);
+  must(tiny_open(&c, in(&t, newest, "").text, true, &err), &err);
   assert_true(c.has_checksums);
   checkpoint_close(&c);
   free(text);
