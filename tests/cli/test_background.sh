@@ -28,7 +28,8 @@ wait_for '"kind":"train","step":4,' "$folder/beside/log.jsonl" $process
 check two_steps_are_done_beside_a_save "$(said)" test -z "$(place '"kind":"save"' beside)" -a ! -e "$folder/beside/latest"
 touch "$folder/go"
 wait $process
-check a_run_on_a_slow_disk_ends "status $?, $(said)" test $? = 0
+status=$?
+check a_run_on_a_slow_disk_ends "status $status, $(said)" test $status = 0
 check it_has_the_bits_of_one_on_a_fast_disk 'they differ' same_bits "$folder/whole" "$folder/beside"
 check all_saves_are_told "$(grep save "$folder/beside/log.jsonl")" saves_are_told "$folder/beside/log.jsonl"
 

@@ -44,9 +44,11 @@ check bf16_is_judged_once 'there is a second validation' test "$(count_of val_bf
 "$TRAIN" --plan "$config" "${options[@]}" backend.precision=fp8 >"$folder/said" 2>"$folder/said.err"
 check the_plan_lists_the_copies "$(said)" grep -q 'FP8 copies' "$folder/said"
 "$TRAIN" --generate "$folder/fp8" --prompt line --tokens 3 >"$folder/said" 2>"$folder/said.err"
-check its_model_writes "$(said)" test $? = 0
+status=$?
+check its_model_writes "$(said)" test $status = 0
 "$TRAIN" --eval "$folder/fp8" --data "$folder/data" >"$folder/said" 2>"$folder/said.err"
-check its_model_is_evaluated "$(said)" test $? = 0
+status=$?
+check its_model_is_evaluated "$(said)" test $status = 0
 
 
 # ---- The same numbers by other ways
@@ -97,7 +99,8 @@ as_whole a_killed_run_ends_with_the_same_bits fp8 $run
 # goes_on RUN FROM STEP PRECISION WAS
 goes_on() {
   train_into "$1" "train.resume=$(printf '%s/%s/step-%08d' "$folder" "$2" "$3")" "backend.precision=$4"
-  check "$5_goes_on_in_$4" "$(said)" test $? = 0
+  status=$?
+  check "$5_goes_on_in_$4" "$(said)" test $status = 0
   check "$5_that_goes_on_in_$4_says_so" "$(said)" grep -qE "^precision  goes on in $4, after $5(:|\$)" "$folder/said"
   echo "# $5, then $4: validation $(last_loss val "$1")"
   check "$5_that_goes_on_in_$4_goes_on_learning" "$(last_loss val "$1"), in bf16 $(last_loss val bf16)" \

@@ -134,8 +134,11 @@ for file in model.safetensors optimizer.safetensors; do
 done
 check refused_updates_are_counted "$(cat "$later/state.json") after $refused" \
   grep -q "\"nonfinite\": $(($(wc -w <<<"$refused") - 1))," "$later/state.json"
-"$TRAIN" --generate "$folder/overflow" --prompt a --tokens 3 >"$folder/said" 2>"$folder/said.err"
-check the_last_good_checkpoint_loads "$(said)" test $? = 0
+# Of the last save before the row no loss was seen: it was the first that is not finite.
+good=$(printf '%s/overflow/step-%08d' "$folder" $((last - 4)))
+"$TRAIN" --generate "$good" --prompt a --tokens 3 >"$folder/said" 2>"$folder/said.err"
+status=$?
+check the_last_good_checkpoint_loads "$(said)" test $status = 0
 # With another learning rate the row begins anew: the run's weights are lost, but not its first checkpoint's.
 overflow=(train.steps=40 train.save_interval=1 train.keep_checkpoints=99 train.max_nonfinite=3)
 train_into overflow "${overflow[@]}" train.resume=auto optimizer.learning_rate=0.001

@@ -23,9 +23,11 @@ refuses a_second_process_is_refused_without_resume_too 'trains there' "$config" 
 kill -CONT $process
 check the_first_process_goes_on "$(cat "$folder/said.one")" kill -0 $process
 "$TRAIN" --generate "$run" --prompt x --tokens 4 >"$folder/said" 2>"$folder/said.err"
-check generate_reads_beside_a_run "$(said)" test $? = 0
+status=$?
+check generate_reads_beside_a_run "$(said)" test $status = 0
 "$TRAIN" --eval "$run" --data "$folder/data" >"$folder/said" 2>"$folder/said.err"
-check eval_reads_beside_a_run "$(said)" test $? = 0
+status=$?
+check eval_reads_beside_a_run "$(said)" test $status = 0
 kill -KILL $process
 wait $process 2>/dev/null
 check a_killed_run_leaves_its_file 'there is none' test -e "$run/lock"

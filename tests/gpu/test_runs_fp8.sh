@@ -56,7 +56,8 @@ for precision in fp8 fp8_head; do
     name=$kernels-$precision
     [ -d "$folder/$kernels" ] || run "$kernels" backend.kernels="$kernels"
     "$TRAIN" "$config" "output.dir=$folder/$name" backend.kernels="$kernels" backend.precision=$precision >"$folder/said" 2>&1
-    check "${name}_trains" "$(tail -n 3 "$folder/said")" test $? = 0
+    status=$?
+    check "${name}_trains" "$(tail -n 3 "$folder/said")" test $status = 0
     check "${name}_is_told" "$(head -n 60 "$folder/said")" grep -q "^precision  $precision: " "$folder/said"
     check "${name}_names_its_peak" "$(tail -n 5 "$folder/said")" grep -q "of FP8's peak" "$folder/said"
     # So many rows that 1 % is more than two of the driver's granules of 2 MiB: observed are one and two, as small blocks
