@@ -248,13 +248,9 @@ static int save_checkpoint(const char *run_dir, const StateSource *source, const
   const bool best =
       config->train.keep_best && state->best_val_step == step && isfinite(state->best_val_loss);
   const PathText temporary = step_path(run_dir, step, ".tmp");
-  Error ignored;
   if (write_folder(temporary.text, source, config, export, state, err) != 0 ||
-      put_in_place(run_dir, step, "", err) != 0) {
-    directory_remove(temporary.text, &ignored);
-    return -1;
-  }
-  if (directory_sync(run_dir, err) != 0 || (best && point_link(run_dir, BEST_LINK, step, err) != 0))
+      put_in_place(run_dir, step, "", err) != 0 || directory_sync(run_dir, err) != 0 ||
+      (best && point_link(run_dir, BEST_LINK, step, err) != 0))
     return -1;
   return point_link(run_dir, LATEST_LINK, step, err);
 }
@@ -278,6 +274,7 @@ int checkpoint_save(const char *run_dir, const StateSource *source, const Config
     return error_prefix(err, "the checkpoint of step %lld is saved, but not its weights alone",
                         (long long)state->step);
   }
+  remove_all_leftovers(run_dir, false);
   const Error why = *err;
   error_set(err, "the checkpoint of step %lld could not be saved: %.1500s; ",
             (long long)state->step, why.text);

@@ -15,9 +15,10 @@ const char *const fault_names[FAULTS] = {
 struct Injected injected;
 
 // True if this call is to fail; errno is set.
-static bool strikes(void) {
+static bool strikes(const char *call) {
   if (injected.fault == NO_FAULT) return false;
   if (++injected.calls != injected.at) return false;
+  injected.struck = call;
   if (injected.fault == DIE || injected.fault == DIE_SHORT) _exit(EXIT_KILLED);
   errno = injected.fault == FAIL_EIO ? EIO : ENOSPC;
   return true;
@@ -49,11 +50,11 @@ ssize_t __wrap_write(int fd, const void *data, size_t bytes) {
   }
   if (half && injected.calls + 1 == injected.at) {
     if (__real_write(fd, data, bytes / 2) < 0) return -1;
-    strikes();
+    strikes("write");
     injected.disk_full = true;
     return (ssize_t)(bytes / 2);
   }
-  if (strikes()) return -1;
+  if (strikes("write")) return -1;
   return __real_write(fd, data, injected.always_short && bytes > 1 ? bytes / 2 : bytes);
 }
 
@@ -62,7 +63,7 @@ int __wrap_open(const char *path, int flags, ...) {
   va_start(args, flags);
   const mode_t mode = flags & O_CREAT ? va_arg(args, mode_t) : 0;
   va_end(args);
-  return strikes() ? -1 : __real_open(path, flags, mode);
+  return strikes("open") ? -1 : __real_open(path, flags, mode);
 }
 
 static void log_event(const char *what, const char *a, const char *b) {
@@ -78,12 +79,12 @@ int __wrap_fsync(int fd) { // not done: these tests pull no plug, and it is slow
   snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
   if (readlink(link, path, sizeof path - 1) < 0) return -1;
   log_event("sync", path, "");
-  return strikes() ? -1 : 0;
+  return strikes("fsync") ? -1 : 0;
 }
 
 int __wrap_rename(const char *from, const char *to) {
   log_event("rename", from, to);
-  return strikes() ? -1 : __real_rename(from, to);
+  return strikes("rename") ? -1 : __real_rename(from, to);
 }
 
 int __wrap_renameat2(int from_dir, const char *from, int to_dir, const char *to, unsigned flags) {
@@ -91,21 +92,21 @@ int __wrap_renameat2(int from_dir, const char *from, int to_dir, const char *to,
     errno = EINVAL;
     return -1;
   }
-  return strikes() ? -1 : __real_renameat2(from_dir, from, to_dir, to, flags);
+  return strikes("renameat2") ? -1 : __real_renameat2(from_dir, from, to_dir, to, flags);
 }
 
 int __wrap_symlink(const char *target, const char *path) {
-  return strikes() ? -1 : __real_symlink(target, path);
+  return strikes("symlink") ? -1 : __real_symlink(target, path);
 }
 
 int __wrap_mkdir(const char *path, mode_t mode) {
-  return strikes() ? -1 : __real_mkdir(path, mode);
+  return strikes("mkdir") ? -1 : __real_mkdir(path, mode);
 }
 
 int __wrap_unlink(const char *path) {
-  return strikes() ? -1 : __real_unlink(path);
+  return strikes("unlink") ? -1 : __real_unlink(path);
 }
 
 int __wrap_rmdir(const char *path) {
-  return strikes() ? -1 : __real_rmdir(path);
+  return strikes("rmdir") ? -1 : __real_rmdir(path);
 }

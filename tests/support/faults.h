@@ -11,11 +11,12 @@ enum { EXIT_KILLED = 77 }; // of a process that a fault ended
 // What the wrapped calls do. Global because their signatures are the system's.
 extern struct Injected {
   Fault fault;
-  int at;            // the call that fails, from 1
-  int calls;         // so far
-  bool disk_full;    // a short write happened
-  bool no_exchange;  // renameat2 as on file systems without it
-  bool always_short; // every write takes half of what it is given
+  int at;             // the call that fails, from 1
+  int calls;          // so far
+  const char *struck; // the name of the call that failed; NULL: none did
+  bool disk_full;     // a short write happened
+  bool no_exchange;   // renameat2 as on file systems without it
+  bool always_short;  // every write takes half of what it is given
   bool log;
   void (*before_sync)(void); // called before each, by the thread that asks for it; NULL: nothing
   char events[2048];         // where log: "sync NAME" and "rename FROM TO", a line each
