@@ -67,17 +67,18 @@ struct StateSource {
 };
 StateSource state_source(const Llama *llama); // the backend as it is
 
-// Saves RUN/step-%08d, and RUN/step-%08d.weights where config->train.weights_every says so. The
-// best validation's checkpoint becomes RUN/best where keep_best says so. Then, of the complete
-// checkpoints of this and earlier steps, the newest keep_checkpoints stay (those without
-// checksums.json come after all others), and of those that no row
-// of skipped updates ended as many, and what keep_every and RUN/best keep; the others are removed.
-// Those of later steps (left by a run that went further and was then taken back) stay until this
-// run reaches them. Removing is no part of success: what cannot be removed now is tried again at
-// the next save. Folders with other names and incomplete ones are never touched, but for step-*.tmp
-// and step-*.old, which a crash may leave. Where there is no room for it nothing is written.
-// config->train.resume is stored as "". A sentence of failure ends with the checkpoint that a run
-// can still go on from. export may be NULL: no tokenizer, nothing carried over.
+// Saves RUN/step-%08d, and RUN/step-%08d.weights where config->train.weights_every says so. The best validation's
+// checkpoint becomes RUN/best where keep_best says so. Before and after, checkpoints are removed:
+// of the complete ones of this and earlier steps the newest keep_checkpoints stay (those without
+// checksums.json come after all others), what keep_every and RUN/best keep, and, so that a row of
+// skipped updates removes nothing good, the newest keep_checkpoints - 1 (at least one) after which
+// an update was applied: the last save's own weights may already be those of a run that has
+// diverged. Those of later steps (left by a run that went further and was then taken back) stay
+// until this run reaches them. Removing is no part of success: what cannot be removed now is tried
+// again at the next save. Folders with other names and incomplete ones are never touched, but for
+// step-*.tmp and step-*.old, which a crash may leave. Where there is no room for it nothing is
+// written. config->train.resume is stored as "". A sentence of failure ends with the checkpoint
+// that a run can still go on from. export may be NULL: no tokenizer, nothing carried over.
 int checkpoint_save(const char *run_dir, const StateSource *source, const Config *config,
                     const Export *export, const TrainState *state, Error *err);
 

@@ -197,28 +197,29 @@ static void remove_all_leftovers(const char *run_dir, bool old) {
   if (old) remove_leftovers(run_dir, ".weights.old");
 }
 
-// As checkpoint.h says, in the order in which a resume tries them. While updates are skipped the
-// weights stay as they are, so that those saved before come first. A folder loses its name before its files, so that a crash leaves no half
-// checkpoint behind.
-static void prune(const char *run_dir, int64_t step, const TrainConfig *c) {
+// As checkpoint.h says, in the order in which a resume tries them. An update that was applied since
+// a save had a finite loss, so the weights that it was computed from were good. A folder loses its
+// name before its files, so that a crash leaves no half checkpoint behind.
+static void prune(const char *run_dir, const TrainState *now, const TrainConfig *c) {
   Error ignored;
   RunCheckpoints run;
   int64_t complete = 0, good = 0;
-  const int64_t best = c->keep_best ? link_step(run_dir, BEST_LINK) : -1;
+  const int64_t keep = c->keep_checkpoints,
+                best = c->keep_best ? link_step(run_dir, BEST_LINK) : -1;
   const int status = run_checkpoints(&run, run_dir, &ignored);
   for (int i = 0; i < run.count && status == 0; i++) {
     const RunCheckpoint *at = &run.list[i];
     TrainState state;
-    if (at->step > step || at->old || checkpoint_complete(at->path.text, &state, &ignored) != 0)
+    if (at->step > now->step || at->old ||
+        checkpoint_complete(at->path.text, &state, &ignored) != 0)
       continue;
-    const bool newest = complete++ < c->keep_checkpoints,
-               last_good = state.nonfinite_row == 0 && good++ < c->keep_checkpoints;
+    const bool newest = complete++ < keep,
+               last_good = state.updates < now->updates && good++ < (keep > 1 ? keep - 1 : 1);
     if (!newest && !last_good && at->step != best &&
         (c->keep_every == 0 || at->step % c->keep_every != 0))
       path_rename(at->path.text, step_path(run_dir, at->step, ".tmp").text, &ignored);
   }
   free(run.list);
-  remove_all_leftovers(run_dir, true);
 }
 
 int checkpoint_prepare(const char *run_dir, const Config *config, int64_t steps, Error *err) {
@@ -262,12 +263,14 @@ int checkpoint_save(const char *run_dir, const StateSource *source, const Config
   const bool weights = every > 0 && state->step % every == 0;
   Error ignored;
   char previous[PATH_CHARS];
+  prune(run_dir, state, &config->train); // since the last save that one may have become good
+  remove_all_leftovers(run_dir, false);  // before writing: they may be what fills the disk
   if (checkpoint_find(run_dir, previous, &ignored) != 0) previous[0] = '\0';
-  remove_all_leftovers(run_dir, false); // before writing: they may be what fills the disk
   bool failed = directory_create(run_dir, err) || room_check(run_dir, config, weights, err) ||
                 save_checkpoint(run_dir, source, config, export, state, err);
   if (!failed) {
-    prune(run_dir, state->step, &config->train);
+    prune(run_dir, state, &config->train);
+    remove_all_leftovers(run_dir, true);
     failed = weights && save_weights(run_dir, source, export, state->step, err) != 0;
     remove_leftovers(run_dir, ".weights.tmp"); // what it has replaced, or left unfinished
     if (!failed) return 0;

@@ -102,7 +102,8 @@ const Key config_keys[] = {
     INTEGER(train, save_interval, "500", -1, 99999999, 0,
             "steps between checkpoints; 0: only at the end; -1: never, to time a run"),
     INTEGER(train, keep_checkpoints, "3", 1, 99999999, 0,
-            "how many of the newest checkpoints are kept"),
+            "how many of the newest checkpoints are kept, and at least one after which a step was "
+            "finite"),
     INTEGER(train, keep_every, "0", 0, 99999999, 0,
             "checkpoints of steps that are multiples of it are kept, too; 0: none"),
     BOOL(train, keep_best, "false", 0,

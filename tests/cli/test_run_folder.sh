@@ -86,8 +86,21 @@ lowest=$(losses val "$folder/kept/log.jsonl" | grep -v '"step":0,' |
 check the_best_validation_is_saved_and_kept "best is step $best, the log's $lowest, kept are $(ls "$folder/kept")" \
   test "$(readlink "$folder/kept/best")$lowest" = "step-$(printf '%08d' "$best")$best"
 check what_is_best_was_not_the_last "it was step $best" test "$best" != 40
-check only_it_and_the_newest_are_kept "$(ls "$folder/kept")" \
-  test "$(cd "$folder/kept" && echo step-????????)" = "step-$(printf '%08d' "$best") step-00000040"
+check only_it_the_newest_and_the_last_good_one_are_kept "$(ls "$folder/kept")" \
+  test "$(cd "$folder/kept" && echo step-????????)" = "step-$(printf '%08d' "$best") step-00000030 step-00000040"
+
+# The last update that is applied ruins the weights, which no loss has shown when they are saved.
+stuck=(train.steps=14 train.save_interval=1 train.keep_checkpoints=1 optimizer.warmup_steps=0 optimizer.learning_rate=100
+  optimizer.weight_decay=100)
+"$TRAIN" "$config" "${stuck[@]}" "output.dir=$folder/stuck" >"$folder/said" 2>"$folder/said.err"
+last=$(sed -n 's/.*"kind":"train","step":\([0-9]*\),.*"applied":true.*/\1/p' "$folder/stuck/log.jsonl" | tail -n 1)
+check a_run_that_diverges_skips_updates "$(said)" test "${last:-0}" -gt 1 -a "${last:-99}" -lt 10
+good=step-$(printf '%08d' $((last - 1)))
+check a_run_that_diverged_keeps_weights_that_a_finite_step_followed "$(ls "$folder/stuck"), its last update was $last" \
+  test -d "$folder/stuck/$good"
+"$TRAIN" "$config" train.steps=$last "output.dir=$folder/freed" "train.resume=$folder/stuck/$good" \
+  train.resume_allow_changes=true optimizer.learning_rate=0.001 >"$folder/said" 2>"$folder/said.err"
+check a_run_goes_on_from_them "$(said)" grep -q '"applied":true' "$folder/freed/log.jsonl"
 check weights_alone_stay "$(ls "$folder/kept")" \
   test "$(cd "$folder/kept" && echo *.weights/*.safetensors)" = \
   'step-00000020.weights/model.safetensors step-00000040.weights/model.safetensors'

@@ -31,8 +31,10 @@ int statvfs(const char *path, struct statvfs *s) { // in the C library's place
   return 0;
 }
 
+// skipped: updates in a row, the last ones; none before them.
 static int save(TinyTest *t, int64_t step, int64_t skipped, int64_t best, Error *err) {
   TrainState state = tiny_state(step, 1);
+  state.updates = step - skipped;
   state.nonfinite_row = skipped;
   state.best_val_step = best;
   return tiny_run_save(&t->run, t->dir, NULL, &state, 2, err);
@@ -66,10 +68,51 @@ static void a_row_of_skipped_updates_removes_no_good_checkpoint(void **state) {
   expect_steps(&t, "", "5 10 15");
   must_save(&t, 20, 13, 0);
   expect_steps(&t, "", "5 15 20");
-  must_save(&t, 25, 0, 0); // it ended
-  expect_steps(&t, "", "5 20 25");
+  must_save(&t, 25, 0, 0); // it ended, so the weights of step 20 were good
+  expect_steps(&t, "", "20 25");
   must_save(&t, 30, 0, 0);
   expect_steps(&t, "", "25 30");
+  tiny_test_close(&t);
+}
+
+static int save_of_one(TinyTest *t, int64_t step, int64_t updates, Error *err) {
+  TrainState state = tiny_state(step, 1);
+  state.updates = updates;
+  return tiny_run_save(&t->run, t->dir, NULL, &state, 1, err);
+}
+
+static void the_last_good_one_is_one_after_which_a_step_was_finite(void **state) {
+  (void)state;
+  Error err = {""};
+  TinyTest t = tiny_test_open(untied);
+  must(save_of_one(&t, 2, 2, &err), &err);
+  must(save_of_one(&t, 4, 4, &err), &err); // its update was applied, and ruined the weights
+  expect_steps(&t, "", "2 4");
+  must(save_of_one(&t, 6, 4, &err), &err);
+  must(save_of_one(&t, 8, 4, &err), &err);
+  expect_steps(&t, "", "2 8");
+  must(save_of_one(&t, 10, 6, &err), &err); // they were not ruined after all
+  expect_steps(&t, "", "8 10");
+  tiny_test_close(&t);
+}
+
+static void room_is_made_before_a_save_but_not_of_the_latest(void **state) {
+  (void)state;
+  Error err = {""};
+  TinyTest t = tiny_test_open(untied);
+  for (int step = 2; step <= 4; step++) must(save_of_one(&t, step, step, &err), &err);
+  expect_steps(&t, "", "3 4");
+  free_bytes = 0;
+  expect_error(save_of_one(&t, 5, 5, &err), &err, "step-00000004' is intact");
+  expect_steps(&t, "", "4");
+  free_bytes = UINT64_MAX;
+  must(save_of_one(&t, 9, 9, &err), &err);
+  tiny_test_remove(&t, "latest"); // the run is taken back to step 4
+  assert_int_equal(symlink("step-00000004", path_text("%s/latest", t.dir).text), 0);
+  free_bytes = 0;
+  expect_error(save_of_one(&t, 11, 11, &err), &err, "step-00000004' is intact");
+  expect_steps(&t, "", "4");
+  free_bytes = UINT64_MAX;
   tiny_test_close(&t);
 }
 
@@ -180,6 +223,8 @@ static void a_start_removes_what_a_kill_has_left(void **state) {
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(a_row_of_skipped_updates_removes_no_good_checkpoint),
+      cmocka_unit_test(the_last_good_one_is_one_after_which_a_step_was_finite),
+      cmocka_unit_test(room_is_made_before_a_save_but_not_of_the_latest),
       cmocka_unit_test(keep_every_keeps_its_multiples),
       cmocka_unit_test(keep_best_keeps_the_best_and_names_it),
       cmocka_unit_test(weights_alone_stay_in_bf16),
