@@ -146,24 +146,26 @@ static bool due(int64_t step, int64_t interval, int64_t steps) {
   return step >= steps || (interval > 0 && step % interval == 0);
 }
 
-static void say_training_goes_on(const Error *err) {
-  fprintf(stderr, "train: %s; training goes on\n", err->text);
+// A failed save, with its sentence, ends a run only where its folder is gone, or it was the last.
+static int survive(Run *run, int status, Error *err) {
+  if (status == 0) return 0;
+  const Error why = *err;
+  if (run_check_folder(run, true, err) != 0) return -1;
+  fprintf(stderr, "train: %s; training goes on\n", why.text);
+  return 0;
 }
 
 // Tells how the save under way has ended, if it has. wait: once it has.
-static void end_save(Run *run, bool wait) {
-  Error err;
-  if (run_save_end(run, wait, &err) != 0) say_training_goes_on(&err);
+static int end_save(Run *run, bool wait, Error *err) {
+  return survive(run, run_save_end(run, wait, err), err);
 }
 
-// Saves, one at a time. A failed save ends a run only where it was the last, which is waited for.
+// Saves, one at a time. The last one is waited for.
 static int save(Run *run, bool last, Error *err) {
-  end_save(run, true);
-  int status = run_save(run, err);
-  if (status == 0 && last) status = run_save_end(run, true, err);
-  if (status == 0 || last) return status;
-  say_training_goes_on(err);
-  return 0;
+  if (end_save(run, true, err) != 0) return -1;
+  if (last) return run_save_last(run, err);
+  if (run_check_folder(run, true, err) != 0) return -1;
+  return survive(run, run_save(run, err), err);
 }
 
 // What a signal has kept the last step from; NULL: nothing.
@@ -183,14 +185,15 @@ static int training_loop(Run *run, double started_ms, const char **left_out, Err
     const bool validate = step == 0 || due(step, c->eval_interval, c->steps),
                sample = step > 0 && due(step, c->sample_interval, c->steps),
                checkpoint = step > 0 && due(step, c->save_interval, c->steps);
-    end_save(run, false);
+    if (end_save(run, false, err) != 0 || run_check_folder(run, false, err) != 0) return -1;
     set_alarm(run, started_ms);
     if (validate || sample || checkpoint || stop_requested) {
       if (run_settle(run, err) != 0) return -1;
       const bool validated = !validate || run_validate(run), sampled = !sample || run_sample(run);
       if (run_check_data(run, err) != 0) return -1;
       const bool best = c->keep_best && step > 0 && run->state.best_val_step == step;
-      if (checkpoint || best) end_save(run, true); // a signal may come meanwhile
+      // A signal may come meanwhile.
+      if ((checkpoint || best) && end_save(run, true, err) != 0) return -1;
       const bool last = step >= c->steps || stop_requested;
       if ((checkpoint || best || last) && save(run, last, err) != 0) return -1;
       if (last) {

@@ -211,14 +211,18 @@ int file_check_writable(const char *path, Error *err) {
   return 0;
 }
 
+int directory_add(const char *path, Error *err) {
+  if (mkdir(path, 0755) == 0 || (errno == EEXIST && path_is_directory(path))) return 0;
+  return error_set(err, "cannot create the folder '%s': %s", path, strerror(errno));
+}
+
 int directory_create(const char *path, Error *err) {
   PathText partial = path_text("%s", path);
   for (char *p = partial.text + 1;; p++) {
     if (*p != '/' && *p != '\0') continue;
     const char end = *p;
     *p = '\0';
-    if (mkdir(partial.text, 0755) != 0 && !(errno == EEXIST && path_is_directory(partial.text)))
-      return error_set(err, "cannot create the folder '%s': %s", partial.text, strerror(errno));
+    if (directory_add(partial.text, err) != 0) return -1;
     if (end == '\0') return 0;
     *p = end;
   }

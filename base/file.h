@@ -64,6 +64,7 @@ PathText path_parent(const char *path); // "." or "/" at the end
 int name_ends_with(const char *name, const char *ending);
 
 int directory_create(const char *path, Error *err); // with parents; fine if it exists
+int directory_add(const char *path, Error *err);    // in a parent that is there; fine if it exists
 int directory_sync(const char *path, Error *err);   // fsync of a directory's entries
 int directory_remove(const char *path, Error *err); // recursive; fine if it is not there
 int path_rename(const char *from, const char *to, Error *err);

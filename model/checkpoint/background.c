@@ -11,6 +11,7 @@
 
 #include "base/arena.h"
 #include "base/clock.h"
+#include "base/file.h"
 #include "base/memory.h"
 #include "base/thread.h"
 #include "model/scalings.h"
@@ -33,6 +34,7 @@ struct BackgroundSave {
   size_t bytes;
   SnapshotPiece *pieces; // [param_count, PARTS]
   ScalingState *scalings;
+  PathText run_dir;
   Config config;
   const Export *export;
   TrainState train;
@@ -138,8 +140,8 @@ static void *write_saves(void *save) {
   take_memory(b);
   while (asked_to_write(b)) {
     SaveResult *r = &b->result;
-    r->status = checkpoint_save(b->config.output.dir, &b->source, &b->config, b->export, &b->train,
-                                &r->error);
+    r->status =
+        checkpoint_save(b->run_dir.text, &b->source, &b->config, b->export, &b->train, &r->error);
     r->ms = now_ms() - b->began_ms;
     set_phase(b, ENDED);
   }
@@ -195,12 +197,13 @@ void background_close(BackgroundSave *b) {
   release(b);
 }
 
-void background_begin(BackgroundSave *b, const Config *config, const Export *export,
-                      const TrainState *state) {
+void background_begin(BackgroundSave *b, const char *run_dir, const Config *config,
+                      const Export *export, const TrainState *state) {
   Backend *be = b->llama->be;
   assert(phase_of(b) == IDLE);
   b->began_ms = now_ms();
   b->state.scaled = b->llama->scaled;
+  b->run_dir = path_text("%s", run_dir);
   b->config = *config;
   b->export = export;
   b->train = *state;

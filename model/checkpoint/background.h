@@ -23,10 +23,10 @@ size_t background_bytes(const ModelConfig *model, const Backend *be);
 BackgroundSave *background_open(const Llama *llama, Error *err);
 void background_close(BackgroundSave *save); // NULL is fine; waits for what is under way
 
-// Begins a save into config->output.dir; the one before has been taken by background_end. Only
-// export stays the caller's until this one has ended.
-void background_begin(BackgroundSave *save, const Config *config, const Export *export,
-                      const TrainState *state);
+// Begins a save into run_dir; the one before has been taken by background_end. Only export stays
+// the caller's until this one has ended.
+void background_begin(BackgroundSave *save, const char *run_dir, const Config *config,
+                      const Export *export, const TrainState *state);
 // Comes before weights or moments change: waits until they are copied, and has them written. Does
 // nothing where no save was begun.
 void background_copied(BackgroundSave *save);

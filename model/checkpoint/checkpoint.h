@@ -67,7 +67,8 @@ struct StateSource {
 };
 StateSource state_source(const Llama *llama); // the backend as it is
 
-// Saves RUN/step-%08d, and RUN/step-%08d.weights where config->train.weights_every says so. The best validation's
+// Saves RUN/step-%08d, and RUN/step-%08d.weights where config->train.weights_every says so. RUN is
+// there: where it was removed the save fails, and does not create it. The best validation's
 // checkpoint becomes RUN/best where keep_best says so. Before and after, checkpoints are removed:
 // of the complete ones of this and earlier steps the newest keep_checkpoints stay (those without
 // checksums.json come after all others), what keep_every and RUN/best keep, and, so that a row of
@@ -82,10 +83,13 @@ StateSource state_source(const Llama *llama); // the backend as it is
 int checkpoint_save(const char *run_dir, const StateSource *source, const Config *config,
                     const Export *export, const TrainState *state, Error *err);
 
-// At a run's start: removes the step-*.tmp of a process that was killed. Is there room for a
-// checkpoint in run_dir, or in the folder that it is to be made in? -1 and a sentence if not; one
-// on standard error where there is room for some, but not for all that `steps` more steps leave.
-int checkpoint_prepare(const char *run_dir, const Config *config, int64_t steps, Error *err);
+// At a run's start, in a folder that it has locked: removes the step-*.tmp of a process that was
+// killed.
+void checkpoint_clear(const char *run_dir);
+// Is there room for a checkpoint in run_dir, or in the folder that it will be created in? -1 and a
+// sentence if not; one on standard error where there is room for some, but not for all that `steps`
+// more steps save. Writes nothing.
+int checkpoint_room(const char *run_dir, const Config *config, int64_t steps, Error *err);
 
 // A checkpoint, or a Hugging Face folder, that was opened and checked. Its tensors are mapped, so
 // they can be loaded whatever becomes of the folder.

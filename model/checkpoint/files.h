@@ -31,8 +31,6 @@ int no_weights(const char *folder, Error *err);
 char *state_json(const TrainState *state);
 
 // ---- room.c
-// checkpoint_prepare's question.
-int room_for_run(const char *run_dir, const Config *config, int64_t steps, Error *err);
 // Is there room for this save? `weights`: it writes them once more, alone.
 int room_check(const char *run_dir, const Config *config, bool weights, Error *err);
 

@@ -3,7 +3,6 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -11,25 +10,33 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "base/file.h"
-#include "base/memory.h"
-
-// Its holder removes the file before it lets go, so that what was opened here may have no name.
-static bool still_there(const RunLock *lock) {
-  struct stat held, named;
-  return fstat(lock->fd, &held) == 0 && stat(lock->path, &named) == 0 &&
-         held.st_ino == named.st_ino && held.st_dev == named.st_dev;
+static bool same(const struct stat *a, const struct stat *b) {
+  return a->st_dev == b->st_dev && a->st_ino == b->st_ino;
 }
 
-static int refuse(const RunLock *lock, const char *run_dir, Error *err) {
+static bool names_the_folder(const char *path, const struct stat *folder) {
+  struct stat named;
+  return stat(path, &named) == 0 && same(&named, folder);
+}
+
+// Does RUN/lock still name the file that is open? Its holder removes it before letting go, so a
+// file that was just opened may have no name left.
+static bool still_there(const RunLock *lock) {
+  struct stat held, named;
+  if (fstatat(lock->folder, LOCK_FILE, &named, AT_SYMLINK_NOFOLLOW) != 0)
+    return errno != ENOENT && errno != ESTALE;
+  return fstat(lock->file, &held) != 0 || same(&held, &named);
+}
+
+static int refuse(const RunLock *lock, Error *err) {
   char holder[128] = "";
-  const ssize_t n = read(lock->fd, holder, sizeof holder - 1);
+  const ssize_t n = read(lock->file, holder, sizeof holder - 1);
   holder[n > 0 ? n : 0] = '\0';
   holder[strcspn(holder, "\n")] = '\0';
   return error_set(err,
                    "output.dir '%s' is in use: %s trains there; wait until it ends, stop it, or "
                    "choose another output.dir",
-                   run_dir, holder[0] ? holder : "another process");
+                   lock->given.text, holder[0] ? holder : "another process");
 }
 
 static void write_holder(const RunLock *lock) {
@@ -37,42 +44,114 @@ static void write_holder(const RunLock *lock) {
   gethostname(host, sizeof host - 1);
   const int n = snprintf(text, sizeof text, "process %ld on %s\n", (long)getpid(), host);
   // What cannot be written only makes another's sentence shorter.
-  if (ftruncate(lock->fd, 0) != 0 || write(lock->fd, text, (size_t)n) != n) return;
+  if (ftruncate(lock->file, 0) != 0 || write(lock->file, text, (size_t)n) != n) return;
 }
 
-int run_lock(RunLock *lock, const char *run_dir, Error *err) {
-  *lock = (RunLock){.path = xasprintf("%s/" LOCK_FILE, run_dir)};
+static int open_file(RunLock *lock, Error *err) {
+  struct stat st;
+  lock->file =
+      openat(lock->folder, LOCK_FILE, O_RDWR | O_CREAT | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC, 0644);
+  if (lock->file < 0 && errno != ELOOP && errno != EISDIR && errno != ENXIO)
+    return error_set(err, "cannot create '%s/" LOCK_FILE "': %s", lock->given.text,
+                     strerror(errno));
+  if (lock->file >= 0 && fstat(lock->file, &st) == 0 && S_ISREG(st.st_mode)) return 0;
+  if (lock->file >= 0) close(lock->file);
+  return error_set(err,
+                   "'%s/" LOCK_FILE "' is not a regular file but a link, folder or device, and a "
+                   "run would write into it: remove it",
+                   lock->given.text);
+}
+
+static int take_lock(RunLock *lock, Error *err) {
   for (;;) {
-    lock->fd = open(lock->path, O_RDWR | O_CREAT | O_CLOEXEC, 0644);
-    if (lock->fd < 0) {
-      error_set(err, "cannot create '%s': %s", lock->path, strerror(errno));
-      break;
-    }
-    const bool locked = flock(lock->fd, LOCK_EX | LOCK_NB) == 0;
+    if (open_file(lock, err) != 0) return -1;
+    const bool locked = flock(lock->file, LOCK_EX | LOCK_NB) == 0;
+    const int why = errno;
     if (locked && !still_there(lock)) {
-      close(lock->fd);
+      close(lock->file);
       continue;
     }
-    if (!locked && errno == EWOULDBLOCK) {
-      refuse(lock, run_dir, err);
-      close(lock->fd);
-      break;
+    if (!locked && why == EWOULDBLOCK) {
+      refuse(lock, err);
+      close(lock->file);
+      return -1;
     }
     if (!locked)
       fprintf(stderr, "'%s' cannot be locked (%s): see to it that no other process trains there\n",
-              run_dir, strerror(errno));
+              lock->given.text, strerror(why));
     write_holder(lock);
     return 0;
   }
-  free(lock->path);
-  *lock = (RunLock){0};
+}
+
+// The folder's absolute path now; "" where the system does not say.
+static PathText place_of(const RunLock *lock) {
+  PathText place = {""};
+  const PathText link = path_text("/proc/self/fd/%d", lock->folder);
+  const ssize_t n = readlink(link.text, place.text, sizeof place.text - 1);
+  place.text[n > 0 ? n : 0] = '\0';
+  return place;
+}
+
+int run_lock(RunLock *lock, const char *run_dir, Error *err) {
+  struct stat st;
+  *lock = (RunLock){.folder = open(run_dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC),
+                    .given = path_text("%s", run_dir),
+                    .name = path_text("%s", run_dir)};
+  if (lock->folder < 0)
+    return error_set(err, "cannot open the folder '%s': %s", run_dir, strerror(errno));
+  lock->path = path_text("/proc/self/fd/%d/.", lock->folder); // no other path begins so
+  if (fstat(lock->folder, &st) != 0 || !names_the_folder(lock->path.text, &st))
+    lock->path = lock->given;
+  lock->home = place_of(lock);
+  if (lock->home.text[0] != '/') lock->home = lock->given;
+  lock->held = take_lock(lock, err) == 0;
+  if (lock->held) return 0;
+  close(lock->folder);
   return -1;
 }
 
 void run_unlock(RunLock *lock) {
-  if (!lock->path) return;
-  unlink(lock->path);
-  close(lock->fd);
-  free(lock->path);
-  *lock = (RunLock){0};
+  if (!lock->held) return;
+  if (still_there(lock)) unlinkat(lock->folder, LOCK_FILE, 0);
+  close(lock->file);
+  close(lock->folder);
+  *lock = (RunLock){.held = false};
+}
+
+FolderState run_lock_look(RunLock *lock, Error *why) {
+  struct stat held, named;
+  const char *given = lock->given.text;
+  const bool answers = stat(given, &named) == 0,
+             absent = !answers && (errno == ENOENT || errno == ENOTDIR || errno == ESTALE);
+  const bool known = fstat(lock->folder, &held) == 0;
+  const bool here = known && answers && same(&held, &named);
+  if (!still_there(lock)) {
+    error_set(why,
+              here ? "'%s/" LOCK_FILE "' was removed or replaced while the run trained there, so "
+                     "that output.dir may be another run's"
+                   : "output.dir '%s' was removed while the run trained there",
+              given);
+    return FOLDER_LOST;
+  }
+  lock->name = lock->given;
+  if (here || !known || (!answers && !absent)) return FOLDER_KEPT;
+  const PathText place = place_of(lock);
+  if (names_the_folder(place.text, &held)) {
+    lock->name = place;
+    error_set(why, "output.dir '%s' was moved to '%s' while the run trained there", given,
+              place.text);
+    return FOLDER_MOVED;
+  }
+  error_set(why, "output.dir '%s' is not the folder any more in which the run trained", given);
+  return FOLDER_LOST;
+}
+
+void run_lock_name(const RunLock *lock, Error *err) {
+  const Error old = *err;
+  const char *path = lock->path.text, *from = old.text;
+  err->text[0] = '\0';
+  for (const char *found; (found = strstr(from, path)); from = found + strlen(path))
+    error_append(err, "%.*s%s", (int)(found - from), from, lock->name.text);
+  error_append(err, "%s", from);
 }

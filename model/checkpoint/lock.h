@@ -1,17 +1,37 @@
-// One process trains in a run's folder. The lock is flock's on RUN/lock, so it ends with its
-// process, however that dies; the file alone, which a kill leaves behind, locks nothing. Readers
-// (--generate, --eval) take none.
+// One process trains in a run's folder, and writes into no other. The lock is flock's on RUN/lock,
+// so it ends with its process, however that dies; the file alone, which a kill leaves behind, locks
+// nothing. Readers (--generate, --eval) take none.
+//
+// The folder stays open with its lock: whatever is written below `path` lands in this folder, even
+// if somebody moves it, or gives its name to another, at that very moment.
 #pragma once
+#include <stdbool.h>
 #include "base/error.h"
+#include "base/file.h"
 
 #define LOCK_FILE "lock"
 
 typedef struct RunLock {
-  int fd;     // 0: not held
-  char *path; // owned
+  bool held;
+  int folder, file; // descriptors of RUN and RUN/lock
+  PathText given;   // RUN as the user named it
+  PathText home;    // its absolute path when it was locked
+  PathText name;    // for sentences: as given, or where it is now that it was moved
+  PathText path;    // for writing: /proc/self/fd/FOLDER/. or as given, where there is no /proc
 } RunLock;
 
-// The folder must be there. -1 if another process has the lock, whose id the sentence names. Where
-// the file system knows no locks it says so on standard error and goes on without.
+// The folder must be there. -1 if another process has the lock, whose id the sentence names, or if
+// RUN/lock is a link or a device, which would have another file overwritten. Where the file system
+// knows no locks it says so on standard error and locks nothing.
 int run_lock(RunLock *lock, const char *run_dir, Error *err);
-void run_unlock(RunLock *lock); // removes the file; zeros are fine
+// Removes the file, unless its name belongs to another by now; zeros are fine.
+void run_unlock(RunLock *lock);
+
+// KEPT: the name and the lock are still this run's. MOVED: the folder has another name, lock->name
+// now, and is still this run's. LOST: it was removed, or its lock was, so that nothing may be
+// written into it. Only KEPT leaves *why alone. A system that does not answer is taken for KEPT.
+typedef enum FolderState { FOLDER_KEPT, FOLDER_MOVED, FOLDER_LOST } FolderState;
+FolderState run_lock_look(RunLock *lock, Error *why);
+
+// A sentence about files below lock->path becomes one about lock->name.
+void run_lock_name(const RunLock *lock, Error *err);

@@ -34,15 +34,15 @@ int room_check(const char *run_dir, const Config *config, bool weights, Error *e
 }
 
 // The newest are there beside the one that is written.
-int room_for_run(const char *run_dir, const Config *config, int64_t steps, Error *err) {
+int checkpoint_room(const char *run_dir, const Config *config, int64_t steps, Error *err) {
   const TrainConfig *t = &config->train;
   const int64_t saves = t->save_interval > 0 ? 1 + steps / t->save_interval : 1;
   int64_t *found;
   int count;
   if (t->save_interval < 0) return 0;
-  if (room_check(run_dir, config, false, err) != 0 ||
-      step_list(run_dir, "", &found, &count, err) != 0)
+  if (room_check(run_dir, config, false, err) != 0)
     return -1;
+  if (step_list(run_dir, "", &found, &count, err) != 0) return -1;
   free(found);
   const int64_t all = count + saves, most = t->keep_checkpoints + 1,
                 more = (all < most ? all : most) - count;

@@ -144,7 +144,7 @@ static int write_folder(const char *folder, const StateSource *source, const Con
   Config *stored = xmalloc(sizeof *stored);
   *stored = *config;
   stored->train.resume[0] = '\0';
-  const bool failed = directory_create(folder, err) ||
+  const bool failed = directory_add(folder, err) ||
                       write_weights(folder, source, dtype, shard_bytes(export), &sums, err) ||
                       write_optimizer(folder, source, dtype, &sums, err) ||
                       export_write(export, folder, &source->llama->config, dtype, err) ||
@@ -222,9 +222,8 @@ static void prune(const char *run_dir, const TrainState *now, const TrainConfig 
   free(run.list);
 }
 
-int checkpoint_prepare(const char *run_dir, const Config *config, int64_t steps, Error *err) {
+void checkpoint_clear(const char *run_dir) {
   remove_all_leftovers(run_dir, false);
-  return room_for_run(run_dir, config, steps, err);
 }
 
 // The weights alone, in bf16, beside the checkpoint.
@@ -233,7 +232,7 @@ static int save_weights(const char *run_dir, const StateSource *source, const Ex
   const PathText folder = step_path(run_dir, step, ".weights.tmp");
   FileSums sums = {.step = step};
   const bool failed =
-      directory_create(folder.text, err) ||
+      directory_add(folder.text, err) ||
       write_weights(folder.text, source, SAVE_BF16, shard_bytes(export), &sums, err) ||
       export_write(export, folder.text, &source->llama->config, SAVE_BF16, err) ||
       sums_write(&sums, folder.text, err) || directory_sync(folder.text, err) ||
@@ -266,7 +265,7 @@ int checkpoint_save(const char *run_dir, const StateSource *source, const Config
   prune(run_dir, state, &config->train); // since the last save that one may have become good
   remove_all_leftovers(run_dir, false);  // before writing: they may be what fills the disk
   if (checkpoint_find(run_dir, previous, &ignored) != 0) previous[0] = '\0';
-  bool failed = directory_create(run_dir, err) || room_check(run_dir, config, weights, err) ||
+  bool failed = room_check(run_dir, config, weights, err) ||
                 save_checkpoint(run_dir, source, config, export, state, err);
   if (!failed) {
     prune(run_dir, state, &config->train);

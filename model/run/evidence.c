@@ -118,17 +118,20 @@ static char *case_json(const Run *run, const StepLine *line, const LossWindow *l
 
 static void write_case(Run *run, const StepLine *line, const char *kind, uint64_t end) {
   Error err;
-  const PathText path =
-      path_text("%s/%s-%08" PRId64 ".json", run->config.output.dir, kind, line->step);
+  const PathText file = path_text("%s-%08" PRId64 ".json", kind, line->step),
+                 path = path_text("%s/%s", run->lock.name.text, file.text),
+                 to = path_text("%s/%s", run->lock.path.text, file.text);
   char *json = case_json(run, line, &run->losses, kind, end);
   run->evidence_step = line->step;
   fflush(stdout);
-  if (file_write_atomic(path.text, json, strlen(json), &err) == 0) {
+  if (run_lock_look(&run->lock, &err) != FOLDER_LOST &&
+      file_write_atomic(to.text, json, strlen(json), &err) == 0) {
     fprintf(stderr,
             "step %lld: the loss or the gradient norm %s; norms and the batch are in '%s'\n",
             (long long)line->step, line->applied ? "jumped" : "is not finite", path.text);
     log_evidence(&run->log, line->step, path.text);
   } else {
+    run_lock_name(&run->lock, &err);
     fprintf(stderr, "step %lld: no evidence: %s\n", (long long)line->step, err.text);
   }
   free(json);

@@ -7,6 +7,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "base/memory.h"
 #include "model/run/backend.h"
 
 TimeText time_text(double seconds) {
@@ -66,6 +67,7 @@ static void fails(RunLog *log, const char *what) {
 static void write_lines(RunLog *log) {
   JsonWriter *w = &log->lines;
   size_t done = 0;
+  if (!log->opened) return;
   if (log->torn && ftruncate(log->fd, log->bytes) != 0) return;
   log->torn = false;
   while (done < w->used) {
@@ -85,7 +87,7 @@ static void write_lines(RunLog *log) {
 
 void log_sync(RunLog *log) {
   write_lines(log);
-  if (fsync(log->fd) != 0 && errno != EINVAL && errno != EROFS) fails(log, "sync");
+  if (log->opened && fsync(log->fd) != 0 && errno != EINVAL && errno != EROFS) fails(log, "sync");
 }
 
 // Cuts off what a crash has left of a line, and sets log->bytes.
@@ -111,6 +113,24 @@ int log_open(RunLog *log, const char *run_dir, int64_t steps, Error *err) {
   log->opened = log->fd >= 0;
   if (log->opened && cut_torn_line(log) == 0) return 0;
   return error_set(err, "cannot open '%s': %s", log->path.text, strerror(errno));
+}
+
+void log_move(RunLog *log, const char *run_dir) {
+  Error ignored;
+  const off_t end = lseek(log->fd, 0, SEEK_END); // beyond log->bytes if another run writes there
+  size_t bytes = end > 0 ? (size_t)end : 0;
+  char *lines = xmalloc(bytes + 1);
+  if (file_read_at(log->fd, log->path.text, 0, lines, bytes, &ignored) != 0) bytes = 0;
+  while (bytes > 0 && lines[bytes - 1] != '\n') bytes--;
+  close(log->fd);
+  log->opened = log->torn = false;
+  if (run_dir) {
+    log->path = path_text("%s/log.jsonl", run_dir);
+    log->bytes = (off_t)bytes;
+    log->opened = file_write(log->path.text, lines, bytes, &ignored) == 0 &&
+                  (log->fd = open(log->path.text, O_RDWR | O_APPEND | O_CLOEXEC)) >= 0;
+  }
+  free(lines);
 }
 
 void log_close(RunLog *log) {

@@ -87,6 +87,9 @@ typedef struct ValLine {
 
 int log_open(RunLog *log, const char *run_dir, int64_t steps, Error *err);
 void log_close(RunLog *log); // zeros are fine
+// Goes on in the log of another folder, which gets the lines so far, as far as they can be read.
+// NULL: writes nothing any more.
+void log_move(RunLog *log, const char *run_dir);
 // Writes what waits, and has the disk hold all of it.
 void log_sync(RunLog *log);
 // Has the run in this folder come to its end at this step, validation and sample included?

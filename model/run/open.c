@@ -347,7 +347,7 @@ static int open_parts(Run *run, Error *err) {
   return run->generator ? 0 : -1;
 }
 
-// Takes the lock of a folder that was not there when its checkpoints were looked for.
+// Takes the lock of a folder that did not exist when its checkpoints were looked for.
 static int create_folder(Run *run, Error *err) {
   const char *dir = run->config.output.dir;
   char existing[PATH_CHARS];
@@ -359,21 +359,33 @@ static int create_folder(Run *run, Error *err) {
                    dir);
 }
 
-// The run's folder comes last, so that a mistake found above leaves nothing behind.
-static int open_output(Run *run, Error *err) {
-  const Config *c = &run->config;
-  if (checkpoint_prepare(c->output.dir, c, c->train.steps - run->state.step, err) != 0 ||
-      (!run->lock.path && create_folder(run, err) != 0))
-    return -1;
-  if (log_open(&run->log, c->output.dir, c->train.steps, err) != 0) return -1;
-  const PathText saved = path_text("%s/step-%08lld", c->output.dir, (long long)run->state.step);
-  if (run->resumed && path_exists(saved.text))
-    log_saved_before(&run->log, run->state.step, saved.text);
-  char *json = config_json(c);
-  const PathText path = path_text("%s/run.json", c->output.dir);
+static int write_run_json(const Run *run, Error *err) {
+  char *json = config_json(&run->config);
+  const PathText path = path_text("%s/run.json", run->lock.path.text);
   const int status = file_write_atomic(path.text, json, strlen(json), err);
   free(json);
   return status;
+}
+
+// The run's folder comes last, so that a mistake found above leaves nothing behind. What was read
+// above was read by its name.
+static int open_output(Run *run, Error *err) {
+  const Config *c = &run->config;
+  RunLock *lock = &run->lock;
+  if (lock->held) checkpoint_clear(lock->path.text);
+  if (checkpoint_room(c->output.dir, c, c->train.steps - run->state.step, err) != 0 ||
+      (!lock->held && create_folder(run, err) != 0) || run_lock_look(lock, err) != FOLDER_KEPT)
+    return -1;
+  if (log_open(&run->log, lock->path.text, c->train.steps, err) != 0 ||
+      write_run_json(run, err) != 0) {
+    run_lock_name(lock, err);
+    return -1;
+  }
+  run->log.path = path_text("%s/log.jsonl", c->output.dir);
+  const PathText saved = path_text("%s/step-%08lld", c->output.dir, (long long)run->state.step);
+  if (run->resumed && path_exists(saved.text))
+    log_saved_before(&run->log, run->state.step, saved.text);
+  return 0;
 }
 
 // Is nothing left to do for a run that is resumed?

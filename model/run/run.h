@@ -33,7 +33,8 @@ typedef struct SavesPlan {
 
 typedef struct Run {
   Config config;
-  RunLock lock;     // on output.dir
+  RunLock lock;     // on output.dir, and the folder itself
+  double looked_ms; // when run_check_folder looked after it
   Checkpoint start; // what it starts from, until it is loaded
   Backend *be;
   Llama llama;
@@ -126,9 +127,16 @@ int run_check_data(Run *run, Error *err);
 
 // ---- Saving
 
+// Is the run's folder still its own? Looks once a second, or `now`. If it was removed, moved or
+// replaced, saves as run_save_last does, and returns -1: training ends.
+int run_check_folder(Run *run, bool now, Error *err);
 // Begins a save, or makes it where run->saves is NULL; the one before has ended. Nothing where the
 // step is saved already or train.save_interval says never.
 int run_save(Run *run, Error *err);
+// A run's last save: waits for all steps and for the save. Where the folder is not the run's own
+// any more, or does not take it, the steps are saved beside it, or in $TMPDIR or /tmp, together
+// with the log; this is an error, too, and the sentence says where they are.
+int run_save_last(Run *run, Error *err);
 // Comes before an update, which changes what a save copies beside the step.
 void run_save_copied(Run *run);
 // Tells how a save went that has ended: in the log, or by its error. wait: the one under way, too.

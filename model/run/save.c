@@ -1,10 +1,18 @@
-// A run's saves: beside training where the host has the memory, else while training waits.
+// A run's saves: beside training where the host has the memory, else while training waits; and the
+// last one, which finds another place where the run's folder is gone or takes nothing.
+#include <errno.h>
 #include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include "base/clock.h"
+#include "base/file.h"
 #include "base/memory.h"
 #include "base/range.h"
+#include "base/shell.h"
 #include "model/run/run.h"
 
 SavesPlan saves_plan(const Config *config, const Backend *be, size_t planned_bytes) {
@@ -22,25 +30,26 @@ void saves_open(Run *run) {
 }
 
 // Takes a save that has ended into the run.
-static int book(Run *run, const SaveResult *r, Error *err) {
+static int book(Run *run, const RunLock *folder, const SaveResult *r, Error *err) {
   *err = r->error;
+  run_lock_name(folder, err);
   if (r->status != 0) return -1;
   run->saved_step = r->step;
   run->save_ms = fmax(run->save_ms, r->ms);
-  const PathText path = path_text("%s/step-%08lld", run->config.output.dir, (long long)r->step);
+  const PathText path = path_text("%s/step-%08lld", folder->name.text, (long long)r->step);
   run->saved = path;
   log_save(&run->log, r->step, path.text, r->ms, r->waited_ms);
   return 0;
 }
 
-static int save_at_once(Run *run, Error *err) {
-  const Config *c = &run->config;
+static SaveResult save_at_once(Run *run, const RunLock *folder) {
   const StateSource source = state_source(&run->llama);
   const double from_ms = now_ms();
   SaveResult r = {.step = run->state.step};
-  r.status = checkpoint_save(c->output.dir, &source, c, &run->export, &run->state, &r.error);
+  r.status = checkpoint_save(folder->path.text, &source, &run->config, &run->export, &run->state,
+                             &r.error);
   r.ms = r.waited_ms = now_ms() - from_ms;
-  return book(run, &r, err);
+  return r;
 }
 
 // Once, where data were made anew under the run.
@@ -64,10 +73,12 @@ int run_save(Run *run, Error *err) {
   watch_names(run);
   log_sync(&run->log); // so that it has all lines up to this step before the checkpoint is there
   range_push("save");
-  if (run->saves)
-    background_begin(run->saves, c, &run->export, &run->state);
-  else
-    status = save_at_once(run, err);
+  if (run->saves) {
+    background_begin(run->saves, run->lock.path.text, c, &run->export, &run->state);
+  } else {
+    const SaveResult r = save_at_once(run, &run->lock);
+    status = book(run, &run->lock, &r, err);
+  }
   range_pop();
   return status;
 }
@@ -79,23 +90,95 @@ void run_save_copied(Run *run) {
 int run_save_end(Run *run, bool wait, Error *err) {
   SaveResult result;
   if (!run->saves || !background_end(run->saves, wait, &result)) return 0;
-  return book(run, &result, err);
+  return book(run, &run->lock, &result, err);
 }
 
-// Saves what was done, if anything was, and waits for it.
-static int save_the_last(Run *run, Error *err) {
-  if (run_settle(run, err) != 0) return -1;
-  if (run->state.step == 0) return 0;
+// ---- The last one
+
+// Saves into a folder that did not exist: BASE.rescued-STEP, or BASE.rescued-STEP-2 and so on.
+static int save_into_fresh(Run *run, const char *base, PathText *folder, Error *err) {
+  enum { MOST_NAMES = 100 };
+  const long long step = (long long)run->state.step;
+  RunLock lock;
+  *folder = path_text("%s.rescued-%08lld", base, step);
+  for (int i = 2; mkdir(folder->text, 0755) != 0; i++) {
+    if (errno != EEXIST || i > MOST_NAMES)
+      return error_set(err, "cannot create the folder '%s': %s", folder->text, strerror(errno));
+    *folder = path_text("%s.rescued-%08lld-%d", base, step, i);
+  }
+  int status = run_lock(&lock, folder->text, err);
+  if (status == 0) {
+    const SaveResult r = save_at_once(run, &lock);
+    status = r.status;
+    if (status == 0) log_move(&run->log, folder->text);
+    if (status == 0) book(run, &lock, &r, err);
+    run_unlock(&lock);
+  }
+  if (status != 0) rmdir(folder->text); // a failed save leaves nothing in it
+  return status;
+}
+
+static int say_where(const Run *run, const char *folder, Error *err) {
+  char *word = shell_word(folder);
+  error_append(err, "; step %lld is saved: resume it with train.resume=auto output.dir=%s",
+               (long long)run->state.step, word);
+  free(word);
+  return -1;
+}
+
+// Beside the run's folder, else among temporary files. *err says why; where it is saved is added.
+static int save_elsewhere(Run *run, Error *err) {
+  Error ignored;
+  PathText folder;
+  const char *home = run->lock.home.text, *slash = strrchr(home, '/'), *tmp = getenv("TMPDIR");
+  const PathText other =
+      path_text("%s/%s", tmp && tmp[0] != '\0' ? tmp : "/tmp", slash ? slash + 1 : home);
+  const char *const bases[] = {home, other.text};
+  for (int i = 0; i < 2; i++)
+    if (save_into_fresh(run, bases[i], &folder, &ignored) == 0)
+      return say_where(run, folder.text, err);
+  log_move(&run->log, NULL);
+  return error_append(err, "; neither '%s.rescued-*' nor '%s.rescued-*' takes it", home,
+                      other.text);
+}
+
+// As run_save_last, but for the log's record of the end.
+static int save_last(Run *run, Error *err) {
+  Error lost = {""};
   run_save_end(run, true, err); // whether the one before succeeded
-  return run_save(run, err) == 0 ? run_save_end(run, true, err) : -1;
+  FolderState folder = run_lock_look(&run->lock, &lost);
+  int status = folder == FOLDER_LOST ? -1 : run_save(run, err);
+  if (status == 0) status = run_save_end(run, true, err);
+  if (folder == FOLDER_KEPT) folder = run_lock_look(&run->lock, &lost); // it may be gone by now
+  if (status == 0 && folder == FOLDER_KEPT) return 0;
+  if (folder != FOLDER_KEPT) *err = lost;
+  if (run->config.train.save_interval < 0)
+    return error_append(err, "; nothing was saved, as train.save_interval=-1 asks");
+  if (status == 0 && folder == FOLDER_MOVED) return say_where(run, run->lock.name.text, err);
+  return save_elsewhere(run, err);
+}
+
+int run_save_last(Run *run, Error *err) {
+  if (run_settle(run, err) != 0) return -1;
+  if (save_last(run, err) == 0) return 0;
+  log_stop(&run->log, run->state.step, err->text);
+  return -1;
+}
+
+int run_check_folder(Run *run, bool now, Error *err) {
+  enum { EVERY_MS = 1000 };
+  const double at_ms = now_ms();
+  if (!now && at_ms - run->looked_ms < EVERY_MS) return 0;
+  run->looked_ms = at_ms;
+  return run_lock_look(&run->lock, err) == FOLDER_KEPT ? 0 : run_save_last(run, err);
 }
 
 int run_check_data(Run *run, Error *err) {
   Error why;
   if (run->data_error.text[0] == '\0') return 0;
   *err = run->data_error;
-  if (save_the_last(run, &why) != 0)
-    error_append(err, "; the run was not saved: %s", why.text);
+  if (run_settle(run, &why) != 0 || (run->state.step > 0 && save_last(run, &why) != 0))
+    error_append(err, "; %s", why.text);
   else if (run->saved_step == run->state.step)
     error_append(err, "; step %lld is saved", (long long)run->state.step);
   log_stop(&run->log, run->state.step, err->text);

@@ -16,7 +16,7 @@ begin() { # ARGUMENTS...: trains in the background, past its first save; $proces
 
 # ---- One process a folder
 begin
-kill -STOP $process # so that what is written meanwhile is not its own
+stop $process # so that what is written meanwhile is not its own
 refuses a_second_process_is_refused_with_the_first_ones_id "process $process on " \
   "$config" train.steps=50 train.resume=auto
 refuses a_second_process_is_refused_without_resume_too 'trains there' "$config" train.steps=50
@@ -98,10 +98,153 @@ check a_run_that_diverges_skips_updates "$(said)" test "${last:-0}" -gt 1 -a "${
 good=step-$(printf '%08d' $((last - 1)))
 check a_run_that_diverged_keeps_weights_that_a_finite_step_followed "$(ls "$folder/stuck"), its last update was $last" \
   test -d "$folder/stuck/$good"
-"$TRAIN" "$config" train.steps=$last "output.dir=$folder/freed" "train.resume=$folder/stuck/$good" \
+"$TRAIN" "$config" train.steps="$last" "output.dir=$folder/freed" "train.resume=$folder/stuck/$good" \
   train.resume_allow_changes=true optimizer.learning_rate=0.001 >"$folder/said" 2>"$folder/said.err"
 check a_run_goes_on_from_them "$(said)" grep -q '"applied":true' "$folder/freed/log.jsonl"
 check weights_alone_stay "$(ls "$folder/kept")" \
   test "$(cd "$folder/kept" && echo *.weights/*.safetensors)" = \
   'step-00000020.weights/model.safetensors step-00000040.weights/model.safetensors'
+
+# ---- A folder that is taken from under its run: an error, the steps saved elsewhere, and nobody else's files touched
+options=(train.steps=400 train.save_interval=5 train.keep_checkpoints=1)
+must "$TRAIN" "$config" "${options[@]}" train.save_interval=0 "output.dir=$folder/unharmed"
+running() { # WORDS ARGUMENTS...: trains in the background, and stands still once its log has the words; $process is its id
+  local words=$1
+  shift
+  "$TRAIN" "$config" "${options[@]}" "$@" >"$folder/said" 2>"$folder/said.err" </dev/null &
+  process=$!
+  wait_for "$words" "$run/log.jsonl" $process && stop $process
+}
+ended() { # NAME WORDS: the run goes on to its end, an error with these words; $place is where it says that its steps are
+  kill -CONT $process
+  wait $process
+  status=$?
+  place=$(sed -n 's/.*; step [0-9]* is saved: resume it with train.resume=auto output.dir=//p' "$folder/said.err")
+  check "a_run_whose_folder_$1_ends_with_one_sentence" "status $status, $(said)" \
+    test "$status $(wc -l <"$folder/said.err") $(grep -c "^train: .*$2" "$folder/said.err")" = '1 1 1'
+}
+resumes() { # NAME: the run goes on from $place, to the same bits, and its log has every step
+  "$TRAIN" "$config" "${options[@]}" train.save_interval=0 train.resume=auto "output.dir=$place" >"$folder/said" \
+    2>"$folder/said.err"
+  check "a_run_whose_folder_$1_resumes_to_the_same_bits" "from $place: $(said)" same_bits "$folder/unharmed" "$place"
+  check "a_run_whose_folder_$1_has_its_whole_log" "in $place" \
+    test "$(losses train "$folder/unharmed/log.jsonl")" = "$(losses train "$place/log.jsonl")"
+  rm -rf "$run" "$folder/moved" "$folder"/run.rescued*
+}
+sums() { (cd "$run" && find . -type f -exec cksum {} + | LC_ALL=C sort); }
+
+rm -rf "$run"
+running '"kind":"save"'
+rm -rf "$run"
+ended is_removed 'was removed while the run trained there'
+check it_is_not_created_again "$(ls "$run" 2>&1)" test ! -e "$run"
+resumes is_removed
+
+running '"kind":"save"'
+mv "$run" "$folder/moved"
+ended is_moved "was moved to '$folder/moved' while"
+check a_moved_folder_has_the_steps "$place" test "$place" = "$folder/moved"
+resumes is_moved
+
+# Another run has the name, and a third one wants it: the second one's lock and files stay.
+running '"kind":"save"'
+first=$process
+mv "$run" "$folder/moved"
+mv "$folder/said" "$folder/said.one" && mv "$folder/said.err" "$folder/said.one.err"
+running '"kind":"save"'
+second=$process
+before=$(sums)
+kill -CONT $first
+wait $first
+status=$?
+check a_run_whose_name_another_has_ends_with_one_sentence "status $status, $(cat "$folder/said.one.err")" \
+  test "$status $(wc -l <"$folder/said.one.err") $(grep -c 'was moved to' "$folder/said.one.err")" = '1 1 1'
+check it_touches_nothing_of_the_other "$(diff <(echo "$before") <(sums))" test "$before" = "$(sums)"
+refuses a_third_one_is_refused_with_the_seconds_id "process $second on " "$config" "${options[@]}" train.resume=auto
+kill -CONT $second
+wait $second
+status=$?
+check the_second_one_ends_as_if_nothing_had_been "status $status, $(said)" same_bits "$folder/unharmed" "$run"
+place=$folder/moved
+resumes is_named_as_another
+
+# Without saves to come, a look a second sees it.
+options=(train.steps=400 train.save_interval=0)
+running '"kind":"train"'
+rm -rf "$run"
+sleep 1.1
+ended is_removed_between_saves 'was removed while'
+check it_ends_before_the_last_step "$place" test -n "$place" -a ! -d "$place/step-00000400"
+resumes is_removed_between_saves
+running '"kind":"train"'
+rm "$run/lock"
+before=$(ls "$run")
+sleep 1.1
+ended loses_its_lock 'so that output.dir may be another run.s'
+check nothing_more_is_written_there "$(ls "$run")" test "$(ls "$run")" = "$before"
+resumes loses_its_lock
+running '"kind":"train"' train.save_interval=-1
+rm -rf "$run"
+sleep 1.1
+ended that_saves_nothing_is_removed 'nothing was saved, as train.save_interval=-1 asks'
+mkdir "$folder/deep"
+run=$folder/deep/run
+export TMPDIR=$folder/none
+running '"kind":"train"' "output.dir=$run"
+unset TMPDIR
+rm -rf "$folder/deep"
+sleep 1.1
+ended is_removed_with_all_around_it "neither '$run.rescued-.' nor '$folder/none/run.rescued-.' takes it"
+run=$folder/run
+
+# ---- Links
+echo precious >"$folder/precious"
+mkdir "$run"
+ln -s ../precious "$run/lock"
+refuses a_lock_that_is_a_link_is_refused 'is not a regular file' "$config" "${options[@]}"
+check what_it_links_to_is_untouched "$(cat "$folder/precious")" test "$(cat "$folder/precious")" = precious
+rm -r "$run"
+
+# ---- Disks that take nothing more, where file systems can be mounted
+mount=$folder/mount disk=$folder/disk
+mounted() { # NAME COMMAND...: the command mounts $mount, or the test is left out
+  local name=$1
+  shift
+  mkdir -p "$mount"
+  if "$@" 2>/dev/null; then
+    trap 'umount "$mount" 2>/dev/null; rm -rf "$folder"' EXIT
+  else
+    echo "ok - $name # SKIP no file system can be mounted here"
+    return 1
+  fi
+}
+rescued() { # NAME WORDS: as above, for a run that goes on to its last step before it ends so
+  kill -CONT $process
+  wait $process
+  status=$?
+  place=$(sed -n 's/.*; step 400 is saved: resume it with train.resume=auto output.dir=//p' "$folder/said.err")
+  check "a_run_whose_$1_ends_with_an_error" "status $status, $(said)" \
+    test "$status $(tail -n 1 "$folder/said.err" | grep -c "^train: .*$2.*step 400 is saved")" = '1 1'
+  check "a_run_whose_$1_has_its_last_step" "in $place: $(said)" same_bits "$folder/unharmed" "$place"
+  check "a_run_whose_$1_has_its_whole_log" "in $place" \
+    test "$(losses train "$folder/unharmed/log.jsonl")" = "$(losses train "$place/log.jsonl")"
+  umount "$mount"
+}
+run=$mount/run TMPDIR=$folder/temporary
+mkdir "$TMPDIR"
+export TMPDIR
+if mounted a_run_whose_disk_is_full_ends_with_an_error mount -t tmpfs -o size=4m tmpfs "$mount"; then
+  running '"kind":"train"' "output.dir=$run"
+  head -c 8M /dev/zero >"$mount/full" 2>/dev/null
+  rescued disk_is_full 'free space'
+fi
+# shellcheck disable=SC2317 # it is called through mounted
+loop() { truncate -s 16M "$disk" && mkfs.ext4 -q -F "$disk" && mount -o loop,errors=remount-ro "$disk" "$mount"; }
+if mounted a_run_whose_disk_becomes_read_only_ends_with_an_error loop; then
+  running '"kind":"train"' "output.dir=$run"
+  if echo test >"/sys/fs/ext4/$(basename "$(findmnt -no SOURCE "$mount")")/trigger_fs_error"; then
+    rescued disk_becomes_read_only 'Read-only file system'
+  fi
+fi
+unset TMPDIR
 exit $failed

@@ -33,8 +33,8 @@ options=(train.steps=60 train.save_interval=3 train.keep_checkpoints=2 train.eva
 must "$TRAIN" "$config" "${options[@]}" "output.dir=$folder/whole"
 run=$mount/run
 
-start() {
-  "$TRAIN" "$config" "${options[@]}" "output.dir=$run" train.resume=auto >"$folder/said" 2>"$folder/said.err" </dev/null &
+start() { # with a place for the steps that the disk does not take any more
+  TMPDIR=$folder "$TRAIN" "$config" "${options[@]}" "output.dir=$run" train.resume=auto >"$folder/said" 2>"$folder/said.err" </dev/null &
   process=$!
 }
 saved_step() { grep -oE '"step": [0-9]+' "$run/latest/state.json" 2>/dev/null | grep -oE '[0-9]+' || echo 0; }

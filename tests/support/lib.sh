@@ -132,6 +132,14 @@ wait_for() {
   done
 }
 
+# stop PROCESS: it stands still, every thread of it, when this returns. SIGCONT lets it go on.
+stop() {
+  kill -STOP "$1"
+  while kill -0 "$1" 2>/dev/null && grep -L '^State:.*[TZ] (' /proc/"$1"/task/*/status 2>/dev/null | grep -q .; do
+    sleep 0.005
+  done
+}
+
 # For tests on the GPU: has --doctor look at it, and sets `all_kernels`. The fused kernels are left
 # out only on a GPU that they are not made for.
 ask_doctor() {

@@ -64,8 +64,7 @@ static BackgroundSave *open_save(const TinyTest *t) {
 static void begin(BackgroundSave *save, TinyTest *t, int64_t step, uint64_t version) {
   tiny_run_fill(&t->run, version);
   const TrainState state = tiny_state(step, version);
-  snprintf(t->run.config.output.dir, sizeof t->run.config.output.dir, "%s", t->dir);
-  background_begin(save, &t->run.config, NULL, &state);
+  background_begin(save, t->dir, &t->run.config, NULL, &state);
 }
 
 static SaveResult end(BackgroundSave *save) {

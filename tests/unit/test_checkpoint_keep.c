@@ -190,17 +190,17 @@ static void a_save_without_room_writes_nothing(void **state) {
     expect_error(-1, &err, "step-00000005' is intact");
     expect_steps(&t, "", "5");
     expect_steps(&t, ".tmp", "");
-    expect_error(checkpoint_prepare(t.dir, &t.run.config, 10, &err), &err, "another output.dir");
+    expect_error(checkpoint_room(t.dir, &t.run.config, 10, &err), &err, "another output.dir");
     const PathText deeper = path_text("%s/not/there", t.dir);
-    expect_error(checkpoint_prepare(deeper.text, &t.run.config, 10, &err), &err, "free space");
+    expect_error(checkpoint_room(deeper.text, &t.run.config, 10, &err), &err, "free space");
     free_bytes = bytes;
-    must(checkpoint_prepare(t.dir, &t.run.config, 10, &err), &err);
+    must(checkpoint_room(t.dir, &t.run.config, 10, &err), &err);
     must_save(&t, 10, 0, 0);
     t.run.config.train.weights_every = 15;
     expect_error(save(&t, 15, 0, 0, &err), &err, "of free space, but a checkpoint needs");
     t.run.config.train.save_interval = -1; // a run that saves nothing needs no room
     free_bytes = 0;
-    must(checkpoint_prepare(t.dir, &t.run.config, 10, &err), &err);
+    must(checkpoint_room(t.dir, &t.run.config, 10, &err), &err);
     free_bytes = UINT64_MAX;
     tiny_test_close(&t);
   }
@@ -213,7 +213,7 @@ static void a_start_removes_what_a_kill_has_left(void **state) {
   must_save(&t, 5, 0, 0);
   must(directory_create(path_text("%s/step-00000003.tmp", t.dir).text, &err), &err);
   must(directory_create(path_text("%s/step-00000003.weights.tmp", t.dir).text, &err), &err);
-  must(checkpoint_prepare(t.dir, &t.run.config, 10, &err), &err);
+  checkpoint_clear(t.dir);
   expect_steps(&t, ".tmp", "");
   expect_steps(&t, ".weights.tmp", "");
   expect_steps(&t, "", "5");

@@ -1,0 +1,208 @@
+// The lock on a run's folder, and what it says of a folder that is taken from under a run.
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "tests/support/cmocka_all.h"
+
+#include "base/file.h"
+#include "model/checkpoint/lock.h"
+#include "tests/support/data_test.h"
+#include "tests/support/tiny_run.h"
+
+// A folder with RUN, which is locked.
+typedef struct Locked {
+  PathText run, moved, file; // RUN, where it goes, RUN/lock
+  RunLock lock;
+} Locked;
+
+static Locked locked_run(void **state) {
+  const char *folder = *state;
+  Error err = {""};
+  Locked l = {.run = path_text("%s/run", folder),
+              .moved = path_text("%s/moved", folder),
+              .file = path_text("%s/run/" LOCK_FILE, folder)};
+  must(directory_add(l.run.text, &err), &err);
+  must(run_lock(&l.lock, l.run.text, &err), &err);
+  return l;
+}
+
+static void move(const char *from, const char *to) {
+  Error err = {""};
+  must(path_rename(from, to, &err), &err);
+}
+
+static void write_text(const char *path, const char *text) {
+  Error err = {""};
+  must(file_write(path, text, strlen(text), &err), &err);
+}
+
+static void expect_text(const char *path, const char *text) {
+  Error err = {""};
+  char *found;
+  size_t bytes;
+  must(file_read(path, 1 << 16, &found, &bytes, &err), &err);
+  assert_string_equal(found, text);
+  free(found);
+}
+
+static void expect_state(Locked *l, FolderState expected, const char *word) {
+  Error why = {""};
+  assert_int_equal(run_lock_look(&l->lock, &why), expected);
+  if (!strstr(why.text, word)) fail_msg("the sentence '%s' lacks '%s'", why.text, word);
+  assert_string_equal(l->lock.name.text, expected == FOLDER_MOVED ? l->moved.text : l->run.text);
+}
+
+// ---- One process a folder
+
+static void a_second_lock_is_refused_until_the_first_is_gone(void **state) {
+  Locked l = locked_run(state);
+  Error err = {""};
+  RunLock second;
+  char holder[64];
+  snprintf(holder, sizeof holder, "process %ld on ", (long)getpid());
+  expect_error(run_lock(&second, l.run.text, &err), &err, holder);
+  run_unlock(&l.lock);
+  assert_false(path_exists(l.file.text));
+  run_unlock(&l.lock); // zeros are fine
+  must(run_lock(&second, l.run.text, &err), &err);
+  run_unlock(&second);
+}
+
+static void a_lock_that_is_no_file_is_refused_and_its_target_untouched(void **state) {
+  const char *folder = *state;
+  const PathText target = path_text("%s/precious", folder), absent = path_text("%s/none", folder),
+                 file = path_text("%s/" LOCK_FILE, folder);
+  Error err = {""};
+  RunLock lock;
+  write_text(target.text, "as it was");
+  assert_int_equal(symlink(target.text, file.text), 0);
+  expect_error(run_lock(&lock, folder, &err), &err, "is not a regular file");
+  expect_text(target.text, "as it was");
+  assert_int_equal(unlink(file.text), 0);
+  assert_int_equal(symlink(absent.text, file.text), 0);
+  expect_error(run_lock(&lock, folder, &err), &err, "is not a regular file");
+  assert_false(path_exists(absent.text));
+  assert_int_equal(unlink(file.text), 0);
+  assert_int_equal(mkfifo(file.text, 0600), 0);
+  expect_error(run_lock(&lock, folder, &err), &err, "is not a regular file");
+  assert_int_equal(unlink(file.text), 0);
+  must(directory_add(file.text, &err), &err);
+  expect_error(run_lock(&lock, folder, &err), &err, "is not a regular file");
+  assert_false(lock.held);
+}
+
+static void the_lock_of_another_is_not_removed(void **state) {
+  Locked l = locked_run(state);
+  Error err = {""};
+  move(l.run.text, l.moved.text);
+  must(directory_add(l.run.text, &err), &err);
+  RunLock second;
+  must(run_lock(&second, l.run.text, &err), &err);
+  run_unlock(&l.lock);
+  assert_true(path_exists(l.file.text));
+  assert_false(path_exists(path_text("%s/" LOCK_FILE, l.moved.text).text));
+  run_unlock(&second);
+
+  must(run_lock(&l.lock, l.run.text, &err), &err);
+  assert_int_equal(unlink(l.file.text), 0);
+  must(run_lock(&second, l.run.text, &err), &err); // of the same folder
+  run_unlock(&l.lock);
+  assert_true(path_exists(l.file.text));
+  run_unlock(&second);
+  assert_false(path_exists(l.file.text));
+}
+
+// ---- Whose folder it is
+
+static void a_folder_that_is_there_is_kept(void **state) {
+  Locked l = locked_run(state);
+  expect_state(&l, FOLDER_KEPT, "");
+  move(l.run.text, l.moved.text);
+  assert_int_equal(symlink("moved", l.run.text), 0); // as one does where a disk is full
+  expect_state(&l, FOLDER_KEPT, "");
+  run_unlock(&l.lock);
+}
+
+static void a_moved_folder_is_found_where_it_is(void **state) {
+  Locked l = locked_run(state);
+  Error err = {""};
+  move(l.run.text, l.moved.text);
+  expect_state(&l, FOLDER_MOVED, "was moved to '");
+  expect_state(&l, FOLDER_MOVED, l.moved.text); // as often as one asks
+  must(directory_add(l.run.text, &err), &err);  // and another has its name
+  expect_state(&l, FOLDER_MOVED, l.moved.text);
+  must(directory_remove(l.run.text, &err), &err);
+  move(l.moved.text, l.run.text);
+  expect_state(&l, FOLDER_KEPT, "");
+  run_unlock(&l.lock);
+}
+
+static void a_removed_folder_is_lost(void **state) {
+  Locked l = locked_run(state);
+  Error err = {""};
+  must(directory_remove(l.run.text, &err), &err);
+  expect_state(&l, FOLDER_LOST, "was removed while");
+  must(directory_add(l.run.text, &err), &err);
+  expect_state(&l, FOLDER_LOST, "was removed while");
+  run_unlock(&l.lock);
+}
+
+static void a_folder_without_our_lock_is_lost(void **state) {
+  Locked l = locked_run(state);
+  Error err = {""};
+  RunLock second;
+  assert_int_equal(unlink(l.file.text), 0);
+  expect_state(&l, FOLDER_LOST, "may be another run's");
+  must(run_lock(&second, l.run.text, &err), &err);
+  expect_state(&l, FOLDER_LOST, "may be another run's");
+  run_unlock(&second);
+  run_unlock(&l.lock);
+}
+
+// ---- What is written
+
+static void what_is_written_lands_in_the_folder_that_is_held(void **state) {
+  Locked l = locked_run(state);
+  Error err = {""};
+  move(l.run.text, l.moved.text);
+  must(directory_add(l.run.text, &err), &err);
+  write_text(path_text("%s/note", l.lock.path.text).text, "ours");
+  assert_false(path_exists(path_text("%s/note", l.run.text).text));
+  expect_text(path_text("%s/note", l.moved.text).text, "ours");
+  must(directory_sync(l.lock.path.text, &err), &err);
+  run_unlock(&l.lock);
+}
+
+static void sentences_have_the_users_name(void **state) {
+  Locked l = locked_run(state);
+  const char *path = l.lock.path.text, *run = l.run.text;
+  static const char sentence[] = "cannot rename '%s/a' to '%s/b' in '%s'; all else is fine";
+  Error err, expected;
+  error_set(&err, sentence, path, path, path);
+  error_set(&expected, sentence, run, run, run);
+  for (int i = 0; i < 2; i++) {
+    run_lock_name(&l.lock, &err);
+    assert_string_equal(err.text, expected.text);
+  }
+  run_unlock(&l.lock);
+}
+
+#define IN_A_FOLDER(test) cmocka_unit_test_setup_teardown(test, make_folder, remove_folder)
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      IN_A_FOLDER(a_second_lock_is_refused_until_the_first_is_gone),
+      IN_A_FOLDER(a_lock_that_is_no_file_is_refused_and_its_target_untouched),
+      IN_A_FOLDER(the_lock_of_another_is_not_removed),
+      IN_A_FOLDER(a_folder_that_is_there_is_kept),
+      IN_A_FOLDER(a_moved_folder_is_found_where_it_is),
+      IN_A_FOLDER(a_removed_folder_is_lost),
+      IN_A_FOLDER(a_folder_without_our_lock_is_lost),
+      IN_A_FOLDER(what_is_written_lands_in_the_folder_that_is_held),
+      IN_A_FOLDER(sentences_have_the_users_name),
+  };
+  return cmocka_run_group_tests_name("test_run_lock", tests, NULL, NULL);
+}
