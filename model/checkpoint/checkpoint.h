@@ -83,6 +83,9 @@ StateSource state_source(const Llama *llama); // the backend as it is
 int checkpoint_save(const char *run_dir, const StateSource *source, const Config *config,
                     const Export *export, const TrainState *state, Error *err);
 
+// The step of the checkpoint that RUN/best names; -1: there is none.
+int64_t checkpoint_best(const char *run_dir);
+
 // At a run's start, in a folder that it has locked: removes the step-*.tmp of a process that was
 // killed.
 void checkpoint_clear(const char *run_dir);

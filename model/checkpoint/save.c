@@ -226,6 +226,10 @@ void checkpoint_clear(const char *run_dir) {
   remove_all_leftovers(run_dir, false);
 }
 
+int64_t checkpoint_best(const char *run_dir) {
+  return link_step(run_dir, BEST_LINK);
+}
+
 // The weights alone, in bf16, beside the checkpoint.
 static int save_weights(const char *run_dir, const StateSource *source, const Export *export,
                         int64_t step, Error *err) {

@@ -178,6 +178,7 @@ static int load_weights(Run *run, Error *err) {
   run->be->set_updates(run->be, run->state.updates);
   run->train_data->cursor = run->state.sequences;
   run->saved_step = run->state.step;
+  run->best_saved = (BestLoss){run->state.best_val_loss, run->state.best_val_step};
   return 0;
 }
 
@@ -400,6 +401,7 @@ int run_open(Run *run, const Config *config, const volatile sig_atomic_t *stop, 
   *run = (Run){.config = *config,
                .saved_step = -1,
                .state = {.best_val_loss = NAN},
+               .best_saved = {.loss = NAN},
                .stop = stop,
                .phases = {.since_ms = process_began_ms()}};
   phase_end(&run->phases, "program");

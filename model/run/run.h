@@ -31,6 +31,12 @@ typedef struct SavesPlan {
   size_t left;     // that the host has
 } SavesPlan;
 
+// The best validation of a run, as TrainState has it.
+typedef struct BestLoss {
+  double loss;
+  int64_t step;
+} BestLoss;
+
 typedef struct Run {
   Config config;
   RunLock lock;     // on output.dir, and the folder itself
@@ -75,6 +81,8 @@ typedef struct Run {
   int64_t saved_step;    // step of the newest checkpoint, -1 = none yet
   PathText saved;        // that checkpoint's folder
   bool best_is_new;      // state.best_val_loss is not in that checkpoint
+  BestLoss best_saved;   // of the newest checkpoint
+  BestLoss best_saving;  // of the save under way
   int32_t *batches;      // [gradient_accumulation, 2, B, T]: of each batch inputs, targets
   bool replaced;         // it was said that a token file's name belongs to another
   Error data_error;      // what was wrong with the data; empty: nothing

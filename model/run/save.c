@@ -29,12 +29,33 @@ void saves_open(Run *run) {
   if (!run->saves) printf("saves      while training waits: %s\n", err.text);
 }
 
+static BestLoss best_of(const TrainState *s) {
+  return (BestLoss){s->best_val_loss, s->best_val_step};
+}
+
+// A best validation that was not saved is forgotten: the next one is compared with the saved one.
+static void book_failure(Run *run, const RunLock *folder, int64_t step) {
+  TrainState *s = &run->state;
+  run->best_is_new = true;
+  if (!run->config.train.keep_best || run->best_saving.step != step) return;
+  if (checkpoint_best(folder->path.text) == step) { // what failed came after it
+    run->best_saved = run->best_saving;
+  } else if (s->best_val_step == step) {
+    s->best_val_loss = run->best_saved.loss;
+    s->best_val_step = run->best_saved.step;
+  }
+}
+
 // Takes a save that has ended into the run.
 static int book(Run *run, const RunLock *folder, const SaveResult *r, Error *err) {
   *err = r->error;
   run_lock_name(folder, err);
-  if (r->status != 0) return -1;
+  if (r->status != 0) {
+    book_failure(run, folder, r->step);
+    return -1;
+  }
   run->saved_step = r->step;
+  run->best_saved = run->best_saving;
   run->save_ms = fmax(run->save_ms, r->ms);
   const PathText path = path_text("%s/step-%08lld", folder->name.text, (long long)r->step);
   run->saved = path;
@@ -46,6 +67,7 @@ static SaveResult save_at_once(Run *run, const RunLock *folder) {
   const StateSource source = state_source(&run->llama);
   const double from_ms = now_ms();
   SaveResult r = {.step = run->state.step};
+  run->best_saving = best_of(&run->state);
   r.status = checkpoint_save(folder->path.text, &source, &run->config, &run->export, &run->state,
                              &r.error);
   r.ms = r.waited_ms = now_ms() - from_ms;
@@ -74,6 +96,7 @@ int run_save(Run *run, Error *err) {
   log_sync(&run->log); // so that it has all lines up to this step before the checkpoint is there
   range_push("save");
   if (run->saves) {
+    run->best_saving = best_of(&run->state);
     background_begin(run->saves, run->lock.path.text, c, &run->export, &run->state);
   } else {
     const SaveResult r = save_at_once(run, &run->lock);
@@ -146,6 +169,7 @@ static int save_elsewhere(Run *run, Error *err) {
 static int save_last(Run *run, Error *err) {
   Error lost = {""};
   run_save_end(run, true, err); // whether the one before succeeded
+  const BestLoss best = best_of(&run->state);
   FolderState folder = run_lock_look(&run->lock, &lost);
   int status = folder == FOLDER_LOST ? -1 : run_save(run, err);
   if (status == 0) status = run_save_end(run, true, err);
@@ -155,6 +179,8 @@ static int save_last(Run *run, Error *err) {
   if (run->config.train.save_interval < 0)
     return error_append(err, "; nothing was saved, as train.save_interval=-1 asks");
   if (status == 0 && folder == FOLDER_MOVED) return say_where(run, run->lock.name.text, err);
+  run->state.best_val_loss = best.loss;
+  run->state.best_val_step = best.step;
   return save_elsewhere(run, err);
 }
 

@@ -389,6 +389,58 @@ static void a_failed_save_is_told_and_training_goes_on(void **state) {
   run_close(&run);
 }
 
+static int save_at_once(Run *run, double best, Error *err) {
+  tiny_training_step(run);
+  must(run_settle(run, err), err);
+  run->state.best_val_loss = best;
+  run->state.best_val_step = run->state.step;
+  return run_save(run, err);
+}
+
+// One fault in each save, from its first call to its last.
+static void a_best_validation_counts_only_once_it_is_saved(void **state) {
+  Run run;
+  Error err = {""};
+  Config config = tiny_training_config(*state, 1000, "");
+  config.output.background_save = false;
+  config.train.keep_best = true;
+  config.train.weights_every = 1;
+  tiny_training_open(&run, &config);
+  must(save_at_once(&run, 1000, &err), &err);
+  int lost = 0, saved = 0, at = 1;
+  for (double best = 999; best > 0; best--, at++) {
+    injected = (struct Injected){.fault = FAIL_EIO, .at = at};
+    const int status = save_at_once(&run, best, &err);
+    const bool fewer = injected.calls < at;
+    injected = (struct Injected){.fault = NO_FAULT};
+    const int64_t named = checkpoint_best(path_text("%s/run", *(char **)state).text);
+    assert_int_equal(run.state.best_val_step, named);
+    assert_true(status != 0 || named == run.state.step);
+    if (status != 0) *(named == run.state.step ? &saved : &lost) += 1;
+    if (fewer) break;
+  }
+  assert_in_range(lost, 20, 999);
+  assert_in_range(saved, 10, 999); // its weights alone were not
+  run_close(&run);
+}
+
+static void a_better_validation_outlives_the_failed_save_of_the_one_before(void **state) {
+  Run run;
+  Error err = {""};
+  Config config = tiny_training_config(*state, STEPS, "");
+  config.train.keep_best = true;
+  open_and_hold(&run, &config); // step 2, without a validation
+  run.best_saving = (BestLoss){3, 2};
+  run.state.best_val_loss = 2;
+  run.state.best_val_step = 3;
+  injected.disk_full = true;
+  sem_post(&hold.may_go_on);
+  expect_error(run_save_end(&run, true, &err), &err, "of step 2 could not be saved");
+  injected.disk_full = false;
+  assert_int_equal(run.state.best_val_step, 3);
+  run_close(&run);
+}
+
 static void a_run_killed_while_it_saves_goes_on_from_the_checkpoint_before(void **state) {
   Config config = tiny_training_config(*state, STEPS, "");
   train(&config, STEPS);
@@ -442,6 +494,8 @@ int main(void) {
       IN_A_FOLDER(a_save_is_in_the_log_once_it_is_in_place),
       IN_A_FOLDER(closing_a_run_waits_for_its_save),
       IN_A_FOLDER(a_failed_save_is_told_and_training_goes_on),
+      IN_A_FOLDER(a_best_validation_counts_only_once_it_is_saved),
+      IN_A_FOLDER(a_better_validation_outlives_the_failed_save_of_the_one_before),
       IN_A_FOLDER(a_run_killed_while_it_saves_goes_on_from_the_checkpoint_before),
       IN_A_FOLDER(a_host_without_the_memory_lets_training_wait),
   };
