@@ -41,7 +41,7 @@ int checkpoint_room(const char *run_dir, const Config *config, int64_t steps, Er
   int count;
   if (t->save_interval < 0) return 0;
   if (room_check(run_dir, config, false, err) != 0)
-    return -1;
+    return error_append(err, "; train.save_interval=-1 trains without saving anything");
   if (step_list(run_dir, "", &found, &count, err) != 0) return -1;
   free(found);
   const int64_t all = count + saves, most = t->keep_checkpoints + 1,

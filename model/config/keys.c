@@ -100,7 +100,8 @@ const Key config_keys[] = {
             "micro-batches that a validation reads, always the same ones, spread evenly over the "
             "split; 0: the whole split"),
     INTEGER(train, save_interval, "500", -1, 99999999, 0,
-            "steps between checkpoints; 0: only at the end; -1: never, to time a run"),
+            "steps between checkpoints; 0: only at the end; -1: never, to time a run, or where a "
+            "checkpoint has no room"),
     INTEGER(train, keep_checkpoints, "3", 1, 99999999, 0,
             "how many of the newest checkpoints are kept, and at least one after which a step was "
             "finite"),

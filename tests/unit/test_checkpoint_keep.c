@@ -191,6 +191,7 @@ static void a_save_without_room_writes_nothing(void **state) {
     expect_steps(&t, "", "5");
     expect_steps(&t, ".tmp", "");
     expect_error(checkpoint_room(t.dir, &t.run.config, 10, &err), &err, "another output.dir");
+    expect_error(-1, &err, "train.save_interval=-1 trains without");
     const PathText deeper = path_text("%s/not/there", t.dir);
     expect_error(checkpoint_room(deeper.text, &t.run.config, 10, &err), &err, "free space");
     free_bytes = bytes;
