@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# A night of attacks, for NIGHT_MINUTES (480): signals, power cuts, damage in checkpoints and faults at system calls, and
-# beside them every fuzz target in turn. Ends with a table of what was done and what failed, also in build/night/report.md;
+# A night of attacks, for NIGHT_MINUTES (480): signals, power cuts, damage in checkpoints, folders that are taken from under
+# their runs and faults at system calls, and beside them every fuzz target in turn. Ends with a table of what was done and what failed, also in build/night/report.md;
 # what failed is kept in build/night/evidence, and the inputs that fuzzing found in build/night/corpus, for the next night.
 # usage: make night [NIGHT_MINUTES=480] [NIGHT_SEED=N]; FUZZERS: the targets' programs
 set -u
@@ -28,8 +28,9 @@ attacks() {
   for program in build/release/tests/unit/test_{checkpoint,prepare}_faults; do
     "$program" >"$said/$(basename "$program").0" 2>&1
   done
-  part kills $((total * 45 / 100))
-  part flips $((total * 35 / 100))
+  part kills $((total * 40 / 100))
+  part flips $((total * 30 / 100))
+  part folders $((total * 12 / 100))
   unset TMPDIR
   part power $((total - SECONDS > 10 ? total - SECONDS : 10))
 }
@@ -75,6 +76,9 @@ row() { # WHAT NUMBER PART
   for what in missing 'of another step' 'of another run'; do
     row "of these: a file $what" "$(sum_of flips "$what")" flips
   done
+  row 'runs whose folder was taken' "$(sum_of folders runs)" folders
+  row 'processes in them' "$(sum_of folders processes)" folders
+  row 'of these ended, and resumed elsewhere' "$(sum_of folders 'ended and resumed elsewhere')" folders
   for program in test_checkpoint_faults test_prepare_faults; do
     row "faults at system calls, $program" "$(faults_of "$program")" "$program"
   done
