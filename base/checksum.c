@@ -1,19 +1,18 @@
 #include "base/checksum.h"
 
-#include <stdio.h>
-#include <stdlib.h>
 #include <xxhash.h>
 
-// Without it no file can be checked: it exits, as xmalloc does.
-static void *new_hash(void) {
+#include "base/memory.h"
+
+void *checksum_state(void) {
   XXH3_state_t *hash = XXH3_createState();
-  if (hash && XXH3_64bits_reset(hash) == XXH_OK) return hash;
-  fputs("out of memory for a checksum\n", stderr);
-  exit(1);
+  if (!hash || XXH3_64bits_reset(hash) != XXH_OK)
+    out_of_memory("the system refused a checksum's state");
+  return hash;
 }
 
 void checksum_begin(Checksum *c) {
-  *c = (Checksum){.piece = new_hash(), .whole = new_hash()};
+  *c = (Checksum){.piece = checksum_state(), .whole = checksum_state()};
 }
 
 static void end_piece(Checksum *c) {
@@ -51,7 +50,7 @@ uint64_t checksum_piece(const void *data, size_t bytes,
                         void (*seen)(void *context, const void *portion, size_t bytes),
                         void *context) {
   enum { PORTION = 128 << 10 };
-  XXH3_state_t *hash = new_hash();
+  XXH3_state_t *hash = checksum_state();
   for (const unsigned char *at = data, *end = at + bytes; at < end;) {
     const size_t left = (size_t)(end - at), n = left < PORTION ? left : PORTION;
     XXH3_64bits_update(hash, at, n);

@@ -23,3 +23,6 @@ uint64_t checksum_piece(const void *data, size_t bytes,
                         void (*seen)(void *context, const void *portion, size_t bytes),
                         void *context);
 uint64_t checksum_of_pieces(const uint64_t *checksums, size_t pieces);
+
+// The XXH3_state_t of no bytes yet, for checksums of other kinds; XXH3_freeState frees it.
+void *checksum_state(void);

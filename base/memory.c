@@ -1,20 +1,57 @@
-#define _GNU_SOURCE // vasprintf
+#define _GNU_SOURCE // vasprintf, program_invocation_short_name
 #include "base/memory.h"
 
+#include <errno.h>
+#include <omp.h>
+#include <setjmp.h>
 #include <stdarg.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "base/control_group.h"
 
+typedef struct Attempt {
+  jmp_buf start;
+  Error *err;
+} Attempt;
+
+// A mutable global, one a thread: xmalloc has no argument that could name the attempt. NULL: none.
+static _Thread_local Attempt *attempt;
+
+bool memory_try(void (*work)(void *context), void *context, Error *err) {
+  Attempt here = {.err = err}, *const outer = attempt;
+  const int ran_out = setjmp(here.start);
+  attempt = ran_out ? outer : &here;
+  if (ran_out) return false;
+  work(context);
+  attempt = outer;
+  return true;
+}
+
+void out_of_memory(const char *format, ...) {
+  Error why;
+  va_list args;
+  va_start(args, format);
+  vsnprintf(why.text, sizeof why.text, format, args);
+  va_end(args);
+  if (attempt && omp_get_level() == 0) { // a jump out of a parallel region would break its team
+    error_set(attempt->err, "out of memory: %.2000s", why.text);
+    longjmp(attempt->start, 1);
+  }
+  fflush(stdout);
+  flockfile(stderr); // never unlocked, so that of several threads one speaks
+  fprintf(stderr, "%s: out of memory: %s\n", program_invocation_short_name, why.text);
+  _exit(1); // exit would run destructors under the feet of other threads
+}
+
 static void *checked(void *memory, size_t bytes) {
-  if (memory) return memory;
-  fprintf(stderr,
-          "out of memory: the system refused %zu bytes; use a smaller model, batch or file\n",
-          bytes);
-  exit(1);
+  if (!memory)
+    out_of_memory("the system refused %s; use a smaller model, batch or file",
+                  size_text(bytes).text);
+  return memory;
 }
 
 void *xmalloc(size_t bytes) {

@@ -9,6 +9,7 @@
 #include <unistd.h>
 #include <xxhash.h>
 
+#include "base/checksum.h"
 #include "base/memory.h"
 
 _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__,
@@ -164,24 +165,14 @@ int tokens_read(const TokenFile *file, int64_t first, int64_t count, int64_t voc
 
 enum { PIECE_BYTES = 1 << 20 };
 
-static XXH3_state_t *new_hash(const char *path, Error *err) {
-  XXH3_state_t *hash = XXH3_createState();
-  if (hash && XXH3_64bits_reset(hash) == XXH_OK) return hash;
-  XXH3_freeState(hash);
-  error_set(err, "out of memory for the checksum of '%s'", path);
-  return NULL;
-}
-
 // Of a file with a checksum what is wrong with an id is known when its last token was read.
 static int check_piece(const TokenFile *file, int64_t vocab_size, TokenCheck *check, Error *err) {
   const int64_t left = file->count - check->next, most = PIECE_BYTES / file->token_bytes;
   const int64_t count = left < most ? left : most;
   const size_t bytes = (size_t)(count * file->token_bytes);
-  if (!check->hash && !(check->hash = new_hash(file->path, err))) return -1;
-  if (!check->piece) {
-    check->piece = xmalloc(PIECE_BYTES);
-    check->ids = xmalloc((size_t)most * sizeof *check->ids);
-  }
+  if (!check->hash) check->hash = checksum_state();
+  if (!check->piece) check->piece = xmalloc(PIECE_BYTES);
+  if (!check->ids) check->ids = xmalloc((size_t)most * sizeof *check->ids);
   if (read_bytes(file, check->next, bytes, check->piece, err) != 0) return -1;
   XXH3_64bits_update(check->hash, check->piece, bytes);
   TokenFile piece = *file;
@@ -276,11 +267,7 @@ int token_writer_open(TokenWriter *w, const char *path, int64_t vocab_size, uint
   assert(vocab_size > 0);
   *w = (TokenWriter){.token_bytes = vocab_size <= 65536 ? 2 : 4, .tokenizer = tokenizer};
   if (writer_open(&w->file, path, err) != 0) return -1;
-  w->hash = new_hash(path, err);
-  if (!w->hash) {
-    token_writer_abandon(w);
-    return -1;
-  }
+  w->hash = checksum_state();
   const char header[TOKENS_HEADER_BYTES] = {0};
   return writer_append(&w->file, header, sizeof header, err);
 }

@@ -24,9 +24,11 @@ struct Watch {
   const TokenFile *files;
   int count;
   int64_t vocab_size;
-  Seen *seen;       // [count]
-  int at;           // the file that is being checked
-  TokenCheck check; // how far
+  Seen *seen;           // [count]
+  int at;               // the file that is being checked
+  TokenCheck check;     // how far
+  struct timespec time; // of the file when that began
+  int status;           // of the last look
   pthread_t thread;
   bool running;
   sem_t stop;         // posted once, by watch_close
@@ -49,6 +51,7 @@ static int end_file(Watch *w, Error *err) {
                      "again",
                      file->path);
   s->checked = true;
+  s->time = w->time;
   s->checksum = w->check.checksum;
   return 0;
 }
@@ -60,7 +63,7 @@ static int check_files(Watch *w, double until_ms, Error *err) {
     const TokenFile *file = &w->files[w->at];
     const struct timespec time = tokens_time(file);
     if (!is_new(w, time)) continue;
-    if (w->check.next == 0) w->seen[w->at].time = time;
+    if (w->check.next == 0) w->time = time;
     if (tokens_check_header(file, err) != 0) return -1;
     int more;
     while ((more = tokens_check(file, w->vocab_size, &w->check, err)) == 1)
@@ -81,13 +84,19 @@ static bool pause_watch(Watch *w) {
   return status != 0;
 }
 
+static void check_all(void *watch) {
+  Watch *w = watch;
+  w->status = check_files(w, INFINITY, &w->error);
+}
+
 static void *keep_watch(void *watch) {
   Watch *w = watch;
+  Error none;
   setpriority(PRIO_PROCESS, 0, NICE); // of this thread alone; a tenth of a busy processor
-  int status;
-  do status = check_files(w, INFINITY, &w->error);
-  while (status == 0 && pause_watch(w));
-  if (status < 0) atomic_store(&w->failed, true);
+  do
+    if (!memory_try(check_all, w, &none)) w->status = 0; // from where it stands at the next look
+  while (w->status == 0 && pause_watch(w));
+  if (w->status < 0) atomic_store(&w->failed, true);
   return NULL;
 }
 

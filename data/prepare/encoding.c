@@ -42,13 +42,23 @@ void batch_add(Batch *b, const char *text, size_t bytes, Segment segment) {
 
 // ---- The workers
 
-static void encode_batch(Encoder *encoder, const TokenizerFacts *facts, Batch *b) {
+typedef struct Worker {
+  const Tokenizer *tokenizer;
+  Encoder *encoder; // NULL until the first batch
+  Batch *batch;     // that is being encoded
+} Worker;
+
+static void encode_batch(void *worker) {
+  Worker *w = worker;
+  Batch *b = w->batch;
+  const TokenizerFacts *facts = tokenizer_facts(w->tokenizer);
+  if (!w->encoder) w->encoder = encoder_open(w->tokenizer);
   for (size_t i = 0; i < b->count && !b->failed; i++) {
     Segment *s = &b->segments[i];
     s->ids = b->ids.count;
     if (s->first && facts->begin != NO_TOKEN) token_ids_push(&b->ids, facts->begin);
     b->failed =
-        encoder_append(encoder, b->text + s->text, s->bytes, !s->first, &b->ids, &b->error) != 0;
+        encoder_append(w->encoder, b->text + s->text, s->bytes, !s->first, &b->ids, &b->error) != 0;
     if (s->last && facts->end != NO_TOKEN) token_ids_push(&b->ids, facts->end);
     if (b->failed && s->line > 0)
       error_prefix(&b->error, "'%s' line %lld", s->file, (long long)s->line);
@@ -68,15 +78,18 @@ static Batch *begin_batch(Encoding *e) {
 
 static void *work(void *encoding) {
   Encoding *e = encoding;
-  Encoder *encoder = encoder_open(e->tokenizer);
-  for (Batch *b; (b = begin_batch(e));) {
-    encode_batch(encoder, tokenizer_facts(e->tokenizer), b);
+  Worker w = {.tokenizer = e->tokenizer};
+  while ((w.batch = begin_batch(e))) {
+    if (!memory_try(encode_batch, &w, &w.batch->error)) {
+      w.batch->failed = true;
+      w.encoder = NULL; // a buffer that could not grow may have its new size already
+    }
     pthread_mutex_lock(&e->mutex);
-    b->done = true;
+    w.batch->done = true;
     pthread_cond_signal(&e->done);
     pthread_mutex_unlock(&e->mutex);
   }
-  encoder_close(encoder);
+  encoder_close(w.encoder);
   return NULL;
 }
 

@@ -259,31 +259,68 @@ static int save_checkpoint(const char *run_dir, const StateSource *source, const
   return point_link(run_dir, LATEST_LINK, step, err);
 }
 
+typedef struct Save {
+  const char *run_dir;
+  const StateSource *source;
+  const Config *config;
+  const Export *export;
+  const TrainState *state;
+  Error *err;
+  char intact[PATH_CHARS]; // the checkpoint before; "": none
+  bool weights;            // alone are still to be saved
+  bool saved;              // the checkpoint is in place
+  int status;
+} Save;
+
+static int make_save(Save *s) {
+  const char *run_dir = s->run_dir;
+  Error ignored;
+  char found[PATH_CHARS];
+  prune(run_dir, s->state, &s->config->train); // since the last save that one may have become good
+  remove_all_leftovers(run_dir, false);        // before writing: they may be what fills the disk
+  const bool known = checkpoint_find(run_dir, found, &ignored) == 0;
+  strcpy(s->intact, known ? found : "");
+  if (room_check(run_dir, s->config, s->weights, s->err) != 0 ||
+      save_checkpoint(run_dir, s->source, s->config, s->export, s->state, s->err) != 0) {
+    remove_all_leftovers(run_dir, false);
+    return -1;
+  }
+  s->saved = true;
+  prune(run_dir, s->state, &s->config->train);
+  remove_all_leftovers(run_dir, true);
+  if (s->weights && save_weights(run_dir, s->source, s->export, s->state->step, s->err) == 0)
+    s->weights = false;
+  remove_leftovers(run_dir, ".weights.tmp"); // what it has replaced, or left unfinished
+  return s->weights ? -1 : 0;
+}
+
+static void try_save(void *save) {
+  Save *s = save;
+  s->status = make_save(s);
+}
+
 int checkpoint_save(const char *run_dir, const StateSource *source, const Config *config,
                     const Export *export, const TrainState *state, Error *err) {
   assert(source->llama->shape.train && state->step >= 0);
   const int64_t every = config->train.weights_every;
-  const bool weights = every > 0 && state->step % every == 0;
+  Save s = {.run_dir = run_dir,
+            .source = source,
+            .config = config,
+            .export = export,
+            .state = state,
+            .err = err,
+            .weights = every > 0 && state->step % every == 0};
+  const int64_t latest = link_step(run_dir, LATEST_LINK); // what is known without memory
   Error ignored;
-  char previous[PATH_CHARS];
-  prune(run_dir, state, &config->train); // since the last save that one may have become good
-  remove_all_leftovers(run_dir, false);  // before writing: they may be what fills the disk
-  if (checkpoint_find(run_dir, previous, &ignored) != 0) previous[0] = '\0';
-  bool failed = room_check(run_dir, config, weights, err) ||
-                save_checkpoint(run_dir, source, config, export, state, err);
-  if (!failed) {
-    prune(run_dir, state, &config->train);
-    remove_all_leftovers(run_dir, true);
-    failed = weights && save_weights(run_dir, source, export, state->step, err) != 0;
-    remove_leftovers(run_dir, ".weights.tmp"); // what it has replaced, or left unfinished
-    if (!failed) return 0;
+  if (latest >= 0) give_path(s.intact, step_path(run_dir, latest, "").text, &ignored);
+  // Memory that is refused after all is in place is no failure: pruning is tried again.
+  if (memory_try(try_save, &s, err) ? s.status == 0 : s.saved && !s.weights) return 0;
+  if (s.saved)
     return error_prefix(err, "the checkpoint of step %lld is saved, but not its weights alone",
                         (long long)state->step);
-  }
-  remove_all_leftovers(run_dir, false);
   const Error why = *err;
   error_set(err, "the checkpoint of step %lld could not be saved: %.1500s; ",
             (long long)state->step, why.text);
-  if (!previous[0]) return error_append(err, "the run has no earlier checkpoint");
-  return error_append(err, "the checkpoint '%s' is intact", previous);
+  if (!s.intact[0]) return error_append(err, "the run has no earlier checkpoint");
+  return error_append(err, "the checkpoint '%s' is intact", s.intact);
 }

@@ -16,7 +16,7 @@ struct Injected injected;
 
 // True if this call is to fail; errno is set.
 static bool strikes(const char *call) {
-  if (injected.fault == NO_FAULT) return false;
+  if (injected.fault == NO_FAULT || injected.fault == NO_MEMORY) return false;
   if (++injected.calls != injected.at) return false;
   injected.struck = call;
   if (injected.fault == DIE || injected.fault == DIE_SHORT) _exit(EXIT_KILLED);
@@ -29,6 +29,12 @@ ssize_t __wrap_write(int fd, const void *data, size_t bytes);
 int __real_open(const char *path, int flags, ...);
 int __wrap_open(const char *path, int flags, ...);
 int __wrap_fsync(int fd);
+void *__real_malloc(size_t bytes);
+void *__wrap_malloc(size_t bytes);
+void *__real_calloc(size_t count, size_t size);
+void *__wrap_calloc(size_t count, size_t size);
+void *__real_realloc(void *old, size_t bytes);
+void *__wrap_realloc(void *old, size_t bytes);
 int __real_rename(const char *from, const char *to);
 int __wrap_rename(const char *from, const char *to);
 int __real_renameat2(int from_dir, const char *from, int to_dir, const char *to, unsigned flags);
@@ -109,4 +115,23 @@ int __wrap_unlink(const char *path) {
 
 int __wrap_rmdir(const char *path) {
   return strikes("rmdir") ? -1 : __real_rmdir(path);
+}
+
+static bool refuses_memory(void) {
+  if (injected.fault != NO_MEMORY || gettid() == getpid()) return false;
+  if (++injected.calls < injected.at) return false;
+  errno = ENOMEM;
+  return true;
+}
+
+void *__wrap_malloc(size_t bytes) {
+  return refuses_memory() ? NULL : __real_malloc(bytes);
+}
+
+void *__wrap_calloc(size_t count, size_t size) {
+  return refuses_memory() ? NULL : __real_calloc(count, size);
+}
+
+void *__wrap_realloc(void *old, size_t bytes) {
+  return refuses_memory() ? NULL : __real_realloc(old, bytes);
 }

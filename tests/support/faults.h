@@ -1,9 +1,18 @@
-// Faults at system calls. The calls that change files are wrapped by the linker (WRAP_FILES in
-// tests.mk) and counted.
+// Faults at system calls, and memory that is refused. The calls that change files and those that
+// allocate are wrapped by the linker (WRAP_FAULTS in tests.mk) and counted.
 #pragma once
 #include <stdbool.h>
 
-typedef enum Fault { NO_FAULT, FAIL_EIO, FAIL_ENOSPC, FAIL_SHORT, DIE, DIE_SHORT, FAULTS } Fault;
+typedef enum Fault {
+  NO_FAULT,
+  FAIL_EIO,
+  FAIL_ENOSPC,
+  FAIL_SHORT,
+  DIE,
+  DIE_SHORT,
+  FAULTS,   // the number of those above
+  NO_MEMORY // in threads beside the main one: from allocation `at` on
+} Fault;
 extern const char *const fault_names[FAULTS];
 
 enum { EXIT_KILLED = 77 }; // of a process that a fault ended

@@ -236,6 +236,48 @@ static void a_struck_save_leaves_the_checkpoint_before(void **state) {
   assert_true(faults >= 5 * 20);
 }
 
+// In a child, since what such a save held is lost, which ASan would call a leak.
+static bool save_without_memory(TinyTest *t, int from) {
+  const pid_t child = fork();
+  int status;
+  assert_true(child >= 0);
+  if (child > 0) {
+    assert_int_equal(waitpid(child, &status, 0), child);
+    if (!WIFEXITED(status) || WEXITSTATUS(status) > 1)
+      fail_msg("no memory from allocation %d on: status %d", from, status);
+    return WEXITSTATUS(status) == 1;
+  }
+  BackgroundSave *save = open_save(t);
+  begin(save, t, 200, 2);
+  injected = (struct Injected){.fault = NO_MEMORY, .at = from};
+  background_copied(save);
+  const SaveResult r = end(save);
+  injected = (struct Injected){.fault = NO_FAULT};
+  if (r.status != 0 && (!strstr(r.error.text, "of step 200 could not be saved: out of memory: ") ||
+                        !strstr(r.error.text, "step-00000100' is intact"))) {
+    fprintf(stderr, "no memory from allocation %d on: %s\n", from, r.error.text);
+    _exit(2);
+  }
+  begin(save, t, 300, 4);
+  must_end(save, 300);
+  _exit(r.status != 0);
+}
+
+static void a_save_without_memory_fails_and_the_next_one_succeeds(void **state) {
+  (void)state;
+  int from = 1;
+  for (bool fails = true; fails; from++) {
+    TinyTest t = tiny_test_open("");
+    tiny_test_save(&t, 100, 1, 9);
+    fails = save_without_memory(&t, from);
+    expect_version(&t, 300, 4);
+    assert_false(path_exists(path_text("%s/step-00000200.tmp", t.dir).text));
+    tiny_test_close(&t);
+  }
+  printf("# %d allocations\n", from - 2);
+  assert_true(from > 20);
+}
+
 // ---- Of a run
 
 // A backend that copies when it is waited for: at the last moment that it may.
@@ -489,6 +531,7 @@ int main(void) {
       cmocka_unit_test(files_are_of_the_moment_of_the_save),
       cmocka_unit_test(closing_waits_for_what_is_under_way),
       cmocka_unit_test(a_struck_save_leaves_the_checkpoint_before),
+      cmocka_unit_test(a_save_without_memory_fails_and_the_next_one_succeeds),
       IN_A_FOLDER(a_run_has_the_files_of_one_that_waits),
       IN_A_FOLDER(a_run_that_goes_on_from_one_has_the_same_bits),
       IN_A_FOLDER(a_save_is_in_the_log_once_it_is_in_place),

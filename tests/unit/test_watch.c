@@ -14,6 +14,7 @@
 #include "base/file.h"
 #include "base/memory.h"
 #include "tests/support/data_test.h"
+#include "tests/support/faults.h"
 
 // Puts this uint32 at that position of a file of wide tokens.
 static void overwrite(const char *path, int64_t position, uint32_t id) {
@@ -100,6 +101,22 @@ static void the_watch_finds_files_that_were_changed(void **state) {
   loader_close(touched);
   loader_close(changed);
   loader_close(header);
+}
+
+static void a_watch_without_memory_looks_again(void **state) {
+  Error err;
+  write_count(*state, "looked-at.bin", 0, 1000);
+  Loader *loader = open_or_fail(*state, "looked-at.bin", (LoaderConfig){.batch = 2, .seq = 8});
+  injected = (struct Injected){.fault = NO_MEMORY, .at = 1};
+  overwrite(path_text("%s/looked-at.bin", (char *)*state).text, 500, 7);
+  while (*(volatile int *)&injected.calls < 2) { // the second look: the first one has ended nothing
+    assert_int_equal(loader_look(loader, &err), 0);
+    nanosleep(&(struct timespec){.tv_nsec = 10000000}, NULL);
+  }
+  injected = (struct Injected){.fault = NO_FAULT};
+  wait_until_refused(loader, &err);
+  assert_says(&err, "looked-at.bin' was changed while it was in use: its tokens are others");
+  loader_close(loader);
 }
 
 // 2.4 GB, nearly all of them a hole: opening takes half a second, whatever the file's size, and the
@@ -189,6 +206,7 @@ int main(void) {
       cmocka_unit_test(an_id_beyond_the_vocabulary_is_never_given_out),
       cmocka_unit_test(a_file_cut_under_the_loader_is_an_error),
       cmocka_unit_test(the_watch_finds_files_that_were_changed),
+      cmocka_unit_test(a_watch_without_memory_looks_again),
       cmocka_unit_test(the_rest_of_a_large_file_is_checked_in_the_background),
       cmocka_unit_test(more_files_than_a_process_may_open_at_first_are_opened),
       cmocka_unit_test(the_fingerprint_is_of_what_files_hold),
