@@ -9,6 +9,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include "base/control_group.h"
@@ -116,8 +117,16 @@ static size_t left_in_group(void) {
   return most > kept ? (most == SIZE_MAX ? most : most - kept) : 0;
 }
 
+static size_t left_of_address_space(void) {
+  struct rlimit limit;
+  if (getrlimit(RLIMIT_AS, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return SIZE_MAX;
+  const size_t used = read_number("/proc/self", "statm", "", 0) * (size_t)sysconf(_SC_PAGESIZE);
+  return limit.rlim_cur > used ? limit.rlim_cur - used : 0;
+}
+
 size_t memory_available(void) {
   const size_t kib = read_number("/proc", "meminfo", "MemAvailable:", SIZE_MAX / 1024),
-               of_group = left_in_group();
-  return kib * 1024 < of_group ? kib * 1024 : of_group;
+               of_group = left_in_group(), of_process = left_of_address_space(),
+               least = of_group < of_process ? of_group : of_process;
+  return kib * 1024 < least ? kib * 1024 : least;
 }

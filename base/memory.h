@@ -15,7 +15,7 @@ char *xasprintf(const char *format, ...) __attribute__((format(printf, 1, 2)));
 // As if memory were refused here: for memory that comes from elsewhere. printf style: what could not
 // be had, and what to do. Ends the process with the sentence "PROGRAM: out of memory: ..." and status
 // 1, at once, whatever other threads do; in memory_try it returns to there.
-_Noreturn void out_of_memory(const char *format, ...) __attribute__((format(printf, 1, 2)));
+void out_of_memory(const char *format, ...) __attribute__((noreturn, format(printf, 1, 2)));
 
 // Calls work(context). False where this thread ran out of memory in it: err says so, and all that
 // `work` had allocated or opened by then is lost, so that it should not be much. Threads that OpenMP
@@ -29,5 +29,6 @@ typedef struct SizeText {
 SizeText size_text(size_t bytes);
 
 // Bytes that the system can still give, without swapping: what is free, and what the disk's cache
-// would give back, within the limit of this process' control group. SIZE_MAX where it does not say.
+// would give back, within the limits of this process (its control group's, and `ulimit -v`).
+// SIZE_MAX where it does not say.
 size_t memory_available(void);

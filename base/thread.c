@@ -1,8 +1,12 @@
 #define _GNU_SOURCE // pthread_setname_np
 #include "base/thread.h"
 
+#include <omp.h>
 #include <signal.h>
+#include <stdlib.h>
 #include <string.h>
+
+#include "base/memory.h"
 
 int thread_start(pthread_t *thread, const char *name, void *(*work)(void *), void *context,
                  Error *err) {
@@ -15,5 +19,32 @@ int thread_start(pthread_t *thread, const char *name, void *(*work)(void *), voi
   }
   if (failed) return error_set(err, "no thread can be started: %s", strerror(failed));
   pthread_setname_np(*thread, name); // a name that is refused is no loss
+  return 0;
+}
+
+static void *wait_for_lock(void *lock) {
+  pthread_mutex_lock(lock);
+  pthread_mutex_unlock(lock);
+  return NULL;
+}
+
+// As many threads are tried first: all are there at once, since none ends before the last is there.
+int thread_team(int threads, Error *err) {
+  pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+  pthread_t *tried = xmalloc((size_t)threads * sizeof *tried);
+  int count = 0;
+  pthread_mutex_lock(&lock);
+  while (count < threads - 1 &&
+         thread_start(&tried[count], "trial", wait_for_lock, &lock, err) == 0)
+    count++;
+  pthread_mutex_unlock(&lock);
+  for (int i = 0; i < count; i++) pthread_join(tried[i], NULL);
+  free(tried);
+  if (count < threads - 1)
+    return error_append(err, "; of %d threads there are %d: set OMP_NUM_THREADS to fewer", threads,
+                        count + 1);
+  omp_set_num_threads(threads);
+#pragma omp parallel
+  {}
   return 0;
 }

@@ -29,6 +29,10 @@ typedef struct MendText {
 } MendText;
 MendText openblas_mended(void);
 
+// Takes now what `threads` threads, this one among them, multiply with: OpenMP's threads and
+// OpenBLAS's buffers. out_of_memory where the system refuses them; OpenBLAS would ask for ever.
+void openblas_take_threads(int threads);
+
 // How many threads the CPU backend takes where the config leaves it open, and why so many. root: of
 // the files that tell quotas, as base/control_group.h has it.
 typedef struct ThreadsAsked {

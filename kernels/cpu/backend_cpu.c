@@ -187,11 +187,10 @@ Backend backend_cpu_outline(const OpsConfig *c) {
 
 Backend *backend_cpu_create(const OpsConfig *config) {
   Cpu *cpu = xcalloc(1, sizeof *cpu);
-  cpu->base = backend_cpu_outline(config);
   cpu->config = *config;
   cpu->threads = threads_of(config);
-  omp_set_num_threads(cpu->threads);
-  openblas_set_num_threads(cpu->threads);
+  openblas_take_threads(cpu->threads);
+  cpu->base = backend_cpu_outline(config); // with the memory that is left now
   cpu->rope = rope_table(config);
   cpu->scratch_per_thread = cpu_attention_scratch(config->max_positions);
   cpu->scratch = xmalloc((size_t)cpu->threads * cpu->scratch_per_thread * sizeof(real));

@@ -1,6 +1,8 @@
+#define _GNU_SOURCE // program_invocation_short_name, MAP_ANONYMOUS
 #include "kernels/openblas.h"
 
 #include <cblas.h>
+#include <errno.h>
 #include <math.h>
 #include <omp.h>
 #include <stdint.h>
@@ -8,11 +10,15 @@
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
+#include <sys/mman.h>
+#include <unistd.h>
 #ifdef __x86_64__
 #include <cpuid.h>
 #endif
 
 #include "base/control_group.h"
+#include "base/memory.h"
+#include "base/thread.h"
 
 CpuFeatures cpu_features(void) {
 #ifdef __x86_64__
@@ -111,4 +117,55 @@ ThreadsAsked threads_asked(const char *root) {
   const double quota = ceil(control_group_cpus(root));
   if (quota < processors) return (ThreadsAsked){(int)quota, "as the control group's quota allows"};
   return (ThreadsAsked){processors, "one for each processor"};
+}
+
+// ---- Its buffers. OpenBLAS maps one for each thread when it is loaded, and one more for each thread
+// that multiplies by itself, when it first does. 0.3.21 asks for ever where the system refuses one,
+// as under `ulimit -v`, so the same memory is tried before.
+
+#define BUFFER_BYTES ((size_t)128 << 20) // on x86-64 and ARM64
+
+static void try_buffers(int count) {
+  const size_t others = 32 << 20; // what else is allocated meanwhile
+  const size_t bytes = (size_t)count * BUFFER_BYTES + others;
+  void *memory =
+      mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (memory == MAP_FAILED)
+    out_of_memory("OpenBLAS needs %s of address space for its threads, and the system refused it; "
+                  "allow more (ulimit -v), or set OMP_NUM_THREADS and backend.threads to fewer",
+                  size_text(bytes).text);
+  munmap(memory, bytes);
+}
+
+// glibc calls this before the constructors of shared libraries, of which OpenBLAS's is one and its
+// own another: what they set is not there yet. Another libc may not call it.
+static void before_loading(int argc, char **argv, char **variables) {
+  const char *slash = argc > 0 ? strrchr(argv[0], '/') : NULL;
+  if (!environ) environ = variables;
+  if (argc > 0) program_invocation_short_name = slash ? (char *)(uintptr_t)slash + 1 : argv[0];
+  const int asked = threads_of_variable("OMP_NUM_THREADS");
+  const long processors = sysconf(_SC_NPROCESSORS_CONF);
+  try_buffers(asked > 0 && asked < processors ? asked : (int)processors);
+}
+__attribute__((section(".preinit_array"),
+               used)) static void (*const run_before_loading)(int, char **,
+                                                              char **) = before_loading;
+
+// OpenBLAS's own, which it exports without a header.
+void *blas_memory_alloc(int unused) __attribute__((weak));
+void blas_memory_free(void *buffer) __attribute__((weak));
+
+void openblas_take_threads(int threads) {
+  Error err;
+  const int more = threads - openblas_get_num_threads();
+  if (thread_team(threads, &err) != 0) out_of_memory("%s", err.text);
+  try_buffers(threads + (more > 0 ? more : 0));
+  openblas_set_num_threads(threads);
+  if (!blas_memory_alloc || !blas_memory_free) return;
+#pragma omp parallel
+  {
+    void *buffer = blas_memory_alloc(0); // which keeps its memory when it is freed
+#pragma omp barrier
+    blas_memory_free(buffer);
+  }
 }
