@@ -1,5 +1,6 @@
 #include "base/json.h"
 
+#include <errno.h>
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
@@ -91,7 +92,9 @@ static int check_unique(const cJSON *value, Error *err) {
 cJSON *json_parse(const char *name, const char *text, size_t bytes, Error *err) {
   const char *nul = memchr(text, '\0', bytes), *end = text;
   if (!nul) nul = find_escaped_nul(text, bytes);
+  errno = 0;
   cJSON *tree = nul ? NULL : cJSON_ParseWithLengthOpts(text, bytes, &end, 0);
+  if (!tree && errno == ENOMEM) out_of_memory("the system refused what %s takes", name);
   size_t at = (size_t)((nul ? nul : end) - text);
   while (tree && at < bytes && is_space(text[at])) at++;
   if (tree && at == bytes) {

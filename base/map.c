@@ -59,6 +59,9 @@ int file_map(MappedFile *map, const char *path, Error *err) {
   void *p = size > 0 ? mmap(NULL, size, PROT_READ, MAP_PRIVATE, fd, 0) : NULL;
   const int why = errno;
   close(fd);
+  // A checkpoint is not to be passed over for want of memory.
+  if (p == MAP_FAILED && why == ENOMEM)
+    out_of_memory("the system refused %s to map '%s'", size_text(size).text, path);
   if (p == MAP_FAILED) return error_set(err, "cannot map '%s': %s", path, strerror(why));
   *map = (MappedFile){p, size};
   if (p) remember(map, path);

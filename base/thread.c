@@ -1,7 +1,6 @@
 #define _GNU_SOURCE // pthread_setname_np
 #include "base/thread.h"
 
-#include <omp.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
@@ -29,22 +28,21 @@ static void *wait_for_lock(void *lock) {
 }
 
 // As many threads are tried first: all are there at once, since none ends before the last is there.
-int thread_team(int threads, Error *err) {
+void thread_team(int threads) {
   pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
   pthread_t *tried = xmalloc((size_t)threads * sizeof *tried);
   int count = 0;
+  Error err;
   pthread_mutex_lock(&lock);
   while (count < threads - 1 &&
-         thread_start(&tried[count], "trial", wait_for_lock, &lock, err) == 0)
+         thread_start(&tried[count], "trial", wait_for_lock, &lock, &err) == 0)
     count++;
   pthread_mutex_unlock(&lock);
   for (int i = 0; i < count; i++) pthread_join(tried[i], NULL);
   free(tried);
   if (count < threads - 1)
-    return error_append(err, "; of %d threads there are %d: set OMP_NUM_THREADS to fewer", threads,
-                        count + 1);
-  omp_set_num_threads(threads);
-#pragma omp parallel
+    out_of_memory("of %d threads the system gives %d; set OMP_NUM_THREADS to fewer", threads,
+                  count + 1);
+#pragma omp parallel num_threads(threads)
   {}
-  return 0;
 }

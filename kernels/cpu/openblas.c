@@ -156,9 +156,9 @@ void *blas_memory_alloc(int unused) __attribute__((weak));
 void blas_memory_free(void *buffer) __attribute__((weak));
 
 void openblas_take_threads(int threads) {
-  Error err;
   const int more = threads - openblas_get_num_threads();
-  if (thread_team(threads, &err) != 0) out_of_memory("%s", err.text);
+  omp_set_num_threads(threads);
+  thread_team(threads);
   try_buffers(threads + (more > 0 ? more : 0));
   openblas_set_num_threads(threads);
   if (!blas_memory_alloc || !blas_memory_free) return;

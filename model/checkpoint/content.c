@@ -1,12 +1,14 @@
 // Every byte of a checkpoint's tensors is looked at once, by all threads: its checksum is made, and
 // while it is in the cache its values are tested.
 #include <math.h>
+#include <omp.h>
 #include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/checksum.h"
 #include "base/memory.h"
+#include "base/thread.h"
 #include "model/checkpoint/files.h"
 
 typedef struct Piece {
@@ -142,6 +144,7 @@ int content_check(const SafeFile *files, int count, const FileSums *sums, Error 
       pieces[n++] = (Piece){
           .file = &files[i], .first = at, .bytes = left < CHECKSUM_PIECE ? left : CHECKSUM_PIECE};
     }
+  thread_team(omp_get_max_threads());
 #pragma omp parallel for schedule(dynamic)
   for (size_t i = 0; i < total; i++) {
     Piece *p = &pieces[i];

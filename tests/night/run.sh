@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # A night of attacks, for NIGHT_MINUTES (480): signals, power cuts, damage in checkpoints, folders that are taken from under
-# their runs and faults at system calls, and beside them every fuzz target in turn. Ends with a table of what was done and what failed, also in build/night/report.md;
+# their runs, limits of memory and faults at system calls, and beside them every fuzz target in turn. Ends with a table of what
+# was done and what failed, also in build/night/report.md;
 # what failed is kept in build/night/evidence, and the inputs that fuzzing found in build/night/corpus, for the next night.
 # usage: make night [NIGHT_MINUTES=480] [NIGHT_SEED=N]; FUZZERS: the targets' programs
 set -u
@@ -29,8 +30,9 @@ attacks() {
     "$program" >"$said/$(basename "$program").0" 2>&1
   done
   part kills $((total * 40 / 100))
-  part flips $((total * 30 / 100))
+  part flips $((total * 25 / 100))
   part folders $((total * 12 / 100))
+  part limits $((total * 8 / 100))
   unset TMPDIR
   part power $((total - SECONDS > 10 ? total - SECONDS : 10))
 }
@@ -79,6 +81,9 @@ row() { # WHAT NUMBER PART
   row 'runs whose folder was taken' "$(sum_of folders runs)" folders
   row 'processes in them' "$(sum_of folders processes)" folders
   row 'of these ended, and resumed elsewhere' "$(sum_of folders 'ended and resumed elsewhere')" folders
+  row 'limits of memory' "$(sum_of limits 'limits of .*')" limits
+  row 'of these: too small' "$(sum_of limits 'that .* found too small')" limits
+  row 'failed runs that resumed' "$(sum_of limits 'failed runs that resumed')" limits
   for program in test_checkpoint_faults test_prepare_faults; do
     row "faults at system calls, $program" "$(faults_of "$program")" "$program"
   done

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "base/memory.h"
+#include "base/thread.h"
 #include "base/utf8.h"
 #include "data/tokenizer/regex.h"
 
@@ -37,6 +38,7 @@ WordCounter *counter_open(const char *pattern, const CountLimits *limits, int th
   c->regex = regex;
   c->limits = *limits;
   c->threads = threads > 0 ? threads : omp_get_max_threads();
+  thread_team(c->threads);
   c->scans = xcalloc((size_t)c->threads, sizeof(RegexScan *));
   c->tables = xcalloc((size_t)c->threads, sizeof *c->tables);
   for (int i = 0; i < c->threads; i++) c->scans[i] = regex_scan_open(regex);

@@ -1,0 +1,75 @@
+#!/usr/bin/env bash
+# Memory that the system refuses: a save that cannot have it fails alone, and training outlives it; where a program cannot
+# have its own, it ends with one sentence.
+# shellcheck source=tests/support/lib.sh
+. "$(dirname "$0")/../support/lib.sh"
+prepare_data 400
+config=$folder/config.json
+write_config "$config"
+
+# ---- A run whose limit comes when it has all that steps need. A save reads a matrix of 32 MiB.
+model=(model.hidden_size=512 model.intermediate_size=8192 model.num_hidden_layers=1)
+failed_saves() { grep -c 'could not be saved: out of memory: .*; training goes on$' "$folder/said.err"; }
+saves() { grep -c '"kind":"save"' "$run/log.jsonl"; }
+until_more() { # COUNT WHAT: until there are more than COUNT of `WHAT`
+  until [ "$($2)" -gt "$1" ]; do
+    kill -0 $process 2>/dev/null || return
+    sleep 0.02
+  done
+}
+
+saves_fail_alone() { # BACKGROUND
+  local saved name status steps
+  name=$([ "$1" = true ] && echo beside_training || echo while_training_waits)
+  run=$folder/run-$1
+  "$TRAIN" "$config" "${model[@]}" train.steps=100000 train.save_interval=4 "output.background_save=$1" \
+    "output.dir=$run" >"$folder/said" 2>"$folder/said.err" </dev/null &
+  process=$!
+  wait_for '"kind":"train","step":2,' "$run/log.jsonl" $process
+  prlimit --pid $process --as=$((($(awk '/^VmSize/ { print $2 }' "/proc/$process/status") + (8 << 10)) << 10)):
+  until_more 1 failed_saves
+  saved=$(saves)
+  prlimit --pid $process --as=unlimited:
+  until_more "$saved" saves
+  kill -TERM $process
+  wait $process
+  status=$?
+  check "training_outlives_saves_without_memory_$name" "status $status, $saved and $(saves) saves: $(head -c 1000 "$folder/said.err")" \
+    test $status = 0 -a "$(failed_saves)" -gt 1 -a "$(grep -vc 'training goes on$' "$folder/said.err")" = 0 -a "$(saves)" -gt "$saved"
+  steps=$(grep -oE 'after step [0-9]+' "$folder/said" | grep -oE '[0-9]+')
+  "$TRAIN" "$config" "${model[@]}" "train.steps=$((steps + 1))" "output.dir=$run" train.resume=auto >"$folder/said" 2>&1
+  check "and_resumes_$name" "$(tail -n 1 "$folder/said")" grep -q "^resumed    at step $steps " "$folder/said"
+}
+
+# ASan reserves terabytes of addresses.
+if grep -q __asan_init "$TRAIN"; then
+  echo 'ok - memory_that_is_refused # SKIP ASan needs more addresses than a limit allows'
+  exit 0
+fi
+if command -v prlimit >/dev/null; then
+  saves_fail_alone true
+  saves_fail_alone false
+else
+  echo 'ok - saves_fail_alone # SKIP there is no prlimit'
+fi
+
+# ---- Limits from where OpenBLAS's buffers, which it would ask for without an end, do not fit any more.
+ends_by() { # KIB: how `train --version` ends; nothing if all is well
+  local status
+  (ulimit -v "$1" && exec timeout 20 "$TRAIN" --version) >"$folder/said" 2>"$folder/said.err"
+  status=$?
+  case $status-$(wc -l <"$folder/said.err") in
+  0-0) ;;
+  1-1) if grep -q '^train: out of memory: OpenBLAS needs ' "$folder/said.err"; then refused=yes; else cat "$folder/said.err"; fi ;;
+  127-1) ;; # the system's loader: its libraries are larger than that
+  *) echo "status $status, $(cat "$folder/said.err")" ;;
+  esac
+}
+refused='' wrong=''
+for ((kib = 100000; kib < 20000000; kib = kib * 21 / 20)); do
+  ends_by $kib >"$folder/wrong"
+  [ ! -s "$folder/wrong" ] || wrong+="$kib KiB: $(cat "$folder/wrong") "
+done
+check without_room_for_its_buffers_openblas_is_not_waited_for "$wrong" test -z "$wrong"
+check some_limits_had_no_room_for_them 'all had' test "$refused" = yes
+exit $failed
