@@ -1,6 +1,7 @@
 #include "model/sample.h"
 
 #include <assert.h>
+#include <float.h>
 #include <math.h>
 #include <stdbool.h>
 #include <stdlib.h>
@@ -209,7 +210,8 @@ int32_t sample_token(float *logits, int64_t V, const SampleOptions *options, dou
   int32_t id = -1;
   if (ranking_open(&d.ranking, logits, V)) {
     d.largest = d.ranking.heap[0].largest;
-    id = d.temperature > 0 ? draw(&d, options, u) : ranking_take(&d.ranking);
+    // Below 1 / FLT_MAX a temperature acts as 0: the draw's float has no inverse of it.
+    id = 1 / d.temperature <= FLT_MAX ? draw(&d, options, u) : ranking_take(&d.ranking);
   }
   free(d.list);
   free(d.ranking.heap);

@@ -1,4 +1,5 @@
 // Generation: the cached, token-by-token pass against the training forward, and the sampler.
+#include <float.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -331,6 +332,20 @@ static void ties_go_to_the_lower_id(void **state) {
   }
 }
 
+// Of some temperatures 1 / temperature is no float any more, or no double.
+static void the_least_temperatures_take_the_likeliest(void **state) {
+  (void)state;
+  const double temperatures[] = {1e-3, 1e-38, 1e-39, DBL_MIN, 5e-324};
+  for (int i = 0; i < 5; i++)
+    for (int draws = 0; draws < 30; draws++) {
+      float logits[] = {1, 2.9f, 3, 2};
+      const SampleOptions cold = {.temperature = temperatures[i],
+                                  .top_k = draws % 3 == 1 ? 3 : 0,
+                                  .top_p = draws % 3 == 2 ? 0.99 : 1};
+      assert_int_equal(sample_token(logits, 4, &cold, (draws + 0.5) / 30), 2);
+    }
+}
+
 static void logits_that_are_not_finite_are_refused(void **state) {
   (void)state;
   const SampleOptions sampled = {.temperature = 1, .top_p = 1};
@@ -403,6 +418,7 @@ int main(void) {
       cmocka_unit_test(samples_follow_the_distribution),
       cmocka_unit_test(sampling_agrees_with_a_sort_of_all_tokens),
       cmocka_unit_test(ties_go_to_the_lower_id),
+      cmocka_unit_test(the_least_temperatures_take_the_likeliest),
       cmocka_unit_test(logits_that_are_not_finite_are_refused),
       cmocka_unit_test(several_tokens_may_end_a_text),
       cmocka_unit_test(a_model_with_nan_ends_in_a_sentence),
