@@ -146,15 +146,20 @@ static void decode_byte_fallback(Text *token) {
   token->bytes = 1;
 }
 
+// Each Replace may make a token longer, so that some in a row could take all memory: what is beyond
+// this length is cut off.
+enum { MOST_TOKEN_BYTES = 1 << 20 };
+
 static void replace(Decoder *d, const char *from, const char *to) {
   const size_t from_bytes = strlen(from), to_bytes = strlen(to);
   d->next.bytes = 0;
-  for (size_t at = 0; at < d->token.bytes;) {
+  for (size_t at = 0; at < d->token.bytes && d->next.bytes < MOST_TOKEN_BYTES;) {
     const bool is =
         d->token.bytes - at >= from_bytes && memcmp(d->token.data + at, from, from_bytes) == 0;
     text_append(&d->next, is ? to : d->token.data + at, is ? to_bytes : 1);
     at += is ? from_bytes : 1;
   }
+  if (d->next.bytes > MOST_TOKEN_BYTES) d->next.bytes = MOST_TOKEN_BYTES;
   swap(d);
 }
 

@@ -189,10 +189,11 @@ static int apply_form(NormalizerBuffers *b, int form, Error *err) {
   return 0;
 }
 
-static void replace(NormalizerBuffers *b, const char *from, const char *to) {
+// Stops where the text has more than `most` bytes.
+static void replace(NormalizerBuffers *b, const char *from, const char *to, size_t most) {
   const size_t from_bytes = strlen(from), to_bytes = strlen(to);
   const char *at = b->now.data, *const end = at + b->now.bytes;
-  while (at < end) {
+  while (at < end && b->next.bytes <= most) {
     const char *found = memchr(at, from[0], (size_t)(end - at));
     if (!found || (size_t)(end - found) < from_bytes) break;
     const bool is = memcmp(found, from, from_bytes) == 0;
@@ -203,7 +204,7 @@ static void replace(NormalizerBuffers *b, const char *from, const char *to) {
   text_append(&b->next, at, (size_t)(end - at));
 }
 
-static int apply_step(const NormalizerStep *step, NormalizerBuffers *b, bool continues,
+static int apply_step(const NormalizerStep *step, NormalizerBuffers *b, bool continues, size_t most,
                       Error *err) {
   const Text *now = &b->now;
   switch (step->kind) {
@@ -214,7 +215,7 @@ static int apply_step(const NormalizerStep *step, NormalizerBuffers *b, bool con
     text_append(&b->next, now->data, now->bytes);
     return 0;
   case NORMALIZE_REPLACE:
-    replace(b, step->from, step->to);
+    replace(b, step->from, step->to, most);
     return 0;
   case NORMALIZE_STRIP: {
     const size_t left = step->left ? white_space_at_start(now->data, now->bytes) : 0;
@@ -229,12 +230,18 @@ static int apply_step(const NormalizerStep *step, NormalizerBuffers *b, bool con
 
 int normalizer_apply(const Normalizer *n, NormalizerBuffers *b, const char *text, size_t bytes,
                      bool continues, Error *err) {
+  const size_t most = NORMALIZER_GROWTH * bytes + NORMALIZER_MORE_BYTES;
   b->now.bytes = 0;
   text_append(&b->now, text, bytes);
   for (int i = 0; i < n->count; i++) {
     b->next.bytes = 0;
     text_room(&b->now, 1); // so that it is never NULL
-    if (apply_step(&n->steps[i], b, continues, err) != 0) return -1;
+    if (apply_step(&n->steps[i], b, continues, most, err) != 0) return -1;
+    if (b->next.bytes > most)
+      return error_set(err,
+                       "the tokenizer's normalizer makes more than %s of %s of text, so its steps "
+                       "cannot be meant: look at what its Replace and Prepend write",
+                       size_text(most).text, size_text(bytes).text);
     const Text now = b->now;
     b->now = b->next;
     b->next = now;

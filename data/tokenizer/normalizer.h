@@ -29,8 +29,12 @@ typedef struct NormalizerBuffers {
 } NormalizerBuffers;
 void normalizer_buffers_close(NormalizerBuffers *b);
 
+// A text may become so many times as long, and so many bytes longer. A normal form makes 11 times as
+// much of U+FDFA.
+enum { NORMALIZER_GROWTH = 16, NORMALIZER_MORE_BYTES = 1 << 20 };
+
 // text[bytes] -> b->now, which is another text. continues: nothing is put in front. What is no
-// UTF-8 stays as it is.
+// UTF-8 stays as it is. -1: it would become too long, or utf8proc refuses it.
 int normalizer_apply(const Normalizer *n, NormalizerBuffers *b, const char *text, size_t bytes,
                      bool continues, Error *err);
 

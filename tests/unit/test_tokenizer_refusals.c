@@ -179,6 +179,34 @@ static void what_is_deep_or_large_is_refused(void **state) {
   free(json);
 }
 
+#define TEN "aaaaaaaaaa"
+#define LONGER "{\"type\":\"Replace\",\"pattern\":{\"String\":\"a\"},\"content\":\"" TEN TEN "\"}"
+#define SIX LONGER "," LONGER "," LONGER "," LONGER "," LONGER "," LONGER
+
+// Of one byte these six would make 64 MB, and of a word gigabytes.
+static void replaced_text_does_not_grow_without_a_bound(void **state) {
+  (void)state;
+  const char *const json = WITH("\"normalizer\":{\"type\":\"Sequence\",\"normalizers\":[" SIX
+                                "]},\"decoder\":{\"type\":\"Sequence\",\"decoders\":[" SIX "]}");
+  const char *text;
+  TokenIds ids = {0};
+  Error err = {""};
+  Tokenizer *t = tokenizer_parse("some.json", json, strlen(json), &err);
+  if (!t) fail_msg("%s", err.text);
+  Encoder *encoder = encoder_open(t);
+  assert_int_equal(encoder_append(encoder, "abab", 4, false, &ids, &err), -1);
+  assert_says(&err, "normalizer makes more than 1.00 MiB of 4 B of text");
+  assert_int_equal(encoder_append(encoder, "bb", 2, false, &ids, &err), 0);
+  assert_int_equal(ids.count, 2);
+  Decoder *decoder = decoder_open(t);
+  assert_int_equal(decoder_next(decoder, 0, &text), 1 << 20);
+  assert_int_equal(decoder_next(decoder, 1, &text), 1);
+  decoder_close(decoder);
+  encoder_close(encoder);
+  tokenizer_close(t);
+  free(ids.ids);
+}
+
 static void every_beginning_of_a_file_is_refused(void **state) {
   (void)state;
   char *json;
@@ -247,6 +275,7 @@ int main(void) {
       cmocka_unit_test(a_regular_expression_is_checked),
       cmocka_unit_test(a_match_that_takes_for_ever_ends),
       cmocka_unit_test(what_is_deep_or_large_is_refused),
+      cmocka_unit_test(replaced_text_does_not_grow_without_a_bound),
       cmocka_unit_test(every_beginning_of_a_file_is_refused),
       cmocka_unit_test(files_that_are_not_there_are_named),
       cmocka_unit_test(sentencepiece_is_named_with_a_way_out),
