@@ -202,7 +202,8 @@ int corpus_next(CorpusReader *r, CorpusBlock *block, Error *err) {
       if (got == 0) close_file(r);
       if (got == 0) continue;
     }
-    const size_t bytes = cut_piece(r->buffer + r->start, r->known, r->complete, &r->searched);
+    const size_t bytes =
+        cut_piece(&r->corpus->joined, r->buffer + r->start, r->known, r->complete, &r->searched);
     if (bytes > 0 || r->complete) {
       give_piece(r, bytes, block);
       return 1;

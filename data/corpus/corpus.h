@@ -7,6 +7,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include "base/byte_set.h"
 #include "base/error.h"
 #include "data/corpus/stream.h"
 
@@ -33,6 +34,7 @@ typedef struct Corpus {
   const char *field;     // of a .jsonl line, as jsonl_text has it; NULL: "text"
   const char *separator; // between the documents of a text file; NULL: there is none
   bool stdin_jsonl;      // standard input is .jsonl, not text
+  ByteSet joined;        // no document is cut between a newline and one of these bytes
   Spool *spool;          // for corpus_measure, where standard input is among the files
 
   CorpusFile *files; // [count]

@@ -24,24 +24,27 @@ static bool may_be_white(const char *text, size_t bytes) {
 
 // Behind a newline with no white space on either side: there every pre-tokenizer that we know of
 // begins a new word, and no normal form reaches across.
-static bool is_safe(const char *text, size_t at, size_t known) {
-  if (at < 2 || text[at - 1] != '\n' || may_be_white(text + at, known - at)) return false;
+static bool is_safe(const ByteSet *joined, const char *text, size_t at, size_t known) {
+  if (at < 2 || text[at - 1] != '\n' || may_be_white(text + at, known - at) ||
+      byte_set_has(joined, text[at]))
+    return false;
   const size_t left = cut_character(text, at - 2);
   return !may_be_white(text + left, known - left);
 }
 
-size_t cut_piece(const char *text, size_t known, bool complete, size_t *searched) {
+size_t cut_piece(const ByteSet *joined, const char *text, size_t known, bool complete,
+                 size_t *searched) {
   if (complete && known <= PIECE) return known;
   if (known < PIECE + LOOK && !complete) return 0;
   const size_t end = complete ? known : known - LOOK;
   for (size_t at = PIECE; *searched == 0 && at > 0; at--)
-    if (is_safe(text, at, known)) return at;
+    if (is_safe(joined, text, at, known)) return at;
   if (*searched < PIECE) *searched = PIECE;
   while (*searched < end && *searched < MOST) {
     const char *newline = memchr(text + *searched, '\n', end - *searched);
     *searched = newline ? (size_t)(newline - text) + 1 : end;
     if (*searched > MOST || *searched == end) break;
-    if (newline && is_safe(text, *searched, known)) return *searched;
+    if (newline && is_safe(joined, text, *searched, known)) return *searched;
   }
   if (known >= MOST + LOOK) return cut_character(text, MOST);
   return complete ? known : 0;

@@ -294,8 +294,10 @@ static void print_report(const Job *job) {
 
 static int gather(Job *job, Error *err) {
   const PrepareOptions *o = job->options;
-  job->corpus =
-      (Corpus){.field = o->field, .separator = o->separator, .stdin_jsonl = o->jsonl || o->field};
+  job->corpus = (Corpus){.field = o->field,
+                         .separator = o->separator,
+                         .stdin_jsonl = o->jsonl || o->field,
+                         .joined = job->facts->joined};
   for (int i = 0; i < o->path_count; i++)
     if (corpus_add(&job->corpus, o->paths[i], err) != 0) return -1;
   return 0;

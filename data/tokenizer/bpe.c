@@ -95,8 +95,7 @@ static void find_breaks(Bpe *bpe) {
     const size_t bytes = v->tokens[m->merged].length;
     for (size_t at = 1; at < bytes; at++) {
       const Meeting meets = meeting(text, bytes, at);
-      if (begins_character(text[at]))
-        bpe->joined[meets.before][meets.behind / 64] |= (uint64_t)1 << meets.behind % 64;
+      if (begins_character(text[at])) byte_set_add(&bpe->joined[meets.before], (char)meets.behind);
     }
     if (stands_in(bpe, m->left) || stands_in(bpe, m->right)) bpe->breaks = false;
   }
@@ -106,9 +105,20 @@ size_t bpe_word_length(const Bpe *bpe, const char *text, size_t bytes) {
   for (size_t at = 1; at < bytes; at++) {
     if (!begins_character(text[at])) continue;
     const Meeting meets = meeting(text, bytes, at);
-    if (!(bpe->joined[meets.before][meets.behind / 64] >> meets.behind % 64 & 1)) return at;
+    if (!byte_set_has(&bpe->joined[meets.before], (char)meets.behind)) return at;
   }
   return bytes;
+}
+
+// Two unknown characters can become one token, and merged bytes spell <0x0A>.
+bool bpe_hides_newlines(const Bpe *bpe) {
+  if (bpe->byte['\n'] != NO_TOKEN) return false;
+  const int32_t newline = bpe->fallback['\n'];
+  if (!bpe->byte_fallback || newline == NO_TOKEN)
+    return bpe->fuse_unknown && bpe->unknown != NO_TOKEN;
+  for (size_t i = 0; i < bpe->merges.count; i++)
+    if (bpe->merges.list[i].left == newline || bpe->merges.list[i].right == newline) return true;
+  return false;
 }
 
 int bpe_read(Bpe *bpe, const Document *document, bool byte_level, Error *err) {

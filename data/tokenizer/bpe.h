@@ -1,5 +1,6 @@
 // The model of a tokenizer.json: a BPE over bytes, or over characters with byte_fallback.
 #pragma once
+#include "base/byte_set.h"
 #include "data/tokenizer/document.h"
 #include "data/tokenizer/tokenizer.h"
 
@@ -17,7 +18,7 @@ typedef struct Bpe {
   // token has side by side. They are told apart by the last byte of the one and the first of the
   // other; U+2581, which stands for a space, counts as the byte 0xff.
   bool breaks;
-  uint64_t joined[256][4]; // bits: some token has them side by side
+  ByteSet joined[256]; // by the first of two: those that some token has behind it
 } Bpe;
 
 // Start from zeros.
@@ -28,6 +29,9 @@ typedef struct Symbol {
   int32_t id; // NO_TOKEN: merged into the one before it
   int32_t previous, next;
 } Symbol;
+
+// Can a newline become one token with what follows, though no token's text has both?
+bool bpe_hides_newlines(const Bpe *bpe);
 
 // What merging writes, one for each thread. Start from zeros.
 typedef struct BpeScratch {

@@ -51,6 +51,20 @@ int normalizer_read(Normalizer *n, const cJSON *component, Error *err) {
   return component_read(component, "normalizer", "normalizers", read_step, n, err);
 }
 
+bool normalizer_keeps_lines(const Normalizer *n) {
+  for (const NormalizerStep *s = n->steps; s < n->steps + n->count; s++)
+    if (s->kind == NORMALIZE_STRIP || (s->kind == NORMALIZE_REPLACE && strchr(s->from, '\n')))
+      return false;
+  return true;
+}
+
+bool normalizer_keeps_characters(const Normalizer *n) {
+  for (const NormalizerStep *s = n->steps; s < n->steps + n->count; s++)
+    if (s->kind == NORMALIZE_FORM || (s->kind == NORMALIZE_REPLACE && s->from[0] != ' '))
+      return false;
+  return true;
+}
+
 void normalizer_close(Normalizer *n) {
   for (int i = 0; i < n->count; i++) {
     free(n->steps[i].from);

@@ -22,6 +22,11 @@ typedef struct Normalizer {
 int normalizer_read(Normalizer *n, const cJSON *component, Error *err);
 void normalizer_close(Normalizer *n);
 
+// Does text keep its newlines, and the spaces at the ends of what is normalized? Does it keep every
+// character that is not white space?
+bool normalizer_keeps_lines(const Normalizer *n);
+bool normalizer_keeps_characters(const Normalizer *n);
+
 typedef struct NormalizerBuffers {
   Text now, next;
   int *characters; // [capacity] for utf8proc

@@ -63,6 +63,29 @@ static void index_added(Tokenizer *t) {
       t->added[lists[i]->tokens[k].id] = &lists[i]->tokens[k];
 }
 
+// Adds the bytes that stand behind a newline.
+static void add_behind_newlines(ByteSet *set, const char *text, size_t bytes) {
+  for (size_t i = 1; i < bytes; i++)
+    if (text[i - 1] == '\n') byte_set_add(set, text[i]);
+}
+
+// Where a step of the tokenizer changes what a token's text can say of it, all bytes or none.
+static void find_joined(Tokenizer *t) {
+  const Vocabulary *v = &t->bpe.vocabulary;
+  ByteSet *joined = &t->facts.joined;
+  for (int32_t id = 0; id < v->size; id++) {
+    if (vocabulary_has(v, id))
+      add_behind_newlines(joined, vocabulary_text(v, id), v->tokens[id].length);
+    if (t->added[id])
+      add_behind_newlines(joined, t->added[id]->pattern.data, t->added[id]->pattern.bytes);
+  }
+  bool any = false;
+  for (int c = '!'; c < 256; c++) any |= byte_set_has(joined, (char)c);
+  if (!normalizer_keeps_lines(&t->normalizer) || bpe_hides_newlines(&t->bpe) ||
+      (any && !normalizer_keeps_characters(&t->normalizer)))
+    memset(joined, 0xff, sizeof *joined);
+}
+
 static int read_document(Tokenizer *t, const Document *d, Error *err) {
   if (!cJSON_IsObject(d->tree) || !cJSON_IsObject(member(d, "model")))
     return error_set(err, "%s is no tokenizer.json: it has no object 'model'", d->name);
@@ -80,6 +103,7 @@ static int read_document(Tokenizer *t, const Document *d, Error *err) {
   if (t->bpe.vocabulary.count == 0) return error_set(err, "%s has no tokens", d->name);
   t->facts.vocab_size = t->bpe.vocabulary.size;
   index_added(t);
+  find_joined(t);
   t->facts.fingerprint = tokenizer_fingerprint(t);
   t->word = regex_open("[\\w\\x{200c}\\x{200d}]", err);
   return t->word ? 0 : -1;

@@ -6,6 +6,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include "base/byte_set.h"
 #include "base/error.h"
 
 // The byte tokenizer: ids 0 to 255 are bytes, then begin and end of a document.
@@ -26,6 +27,9 @@ typedef struct TokenizerFacts {
   // tokenizer_config.json beside it, else eos_token_id of generation_config.json or config.json,
   // else a special token of a name known for it (<|end_of_text|>, <|endoftext|>, </s>).
   int32_t begin, end;
+  // The bytes that a token can reach across a newline: a document that is cut between a newline and
+  // one of them may have other ids than the whole. Empty for most tokenizers.
+  ByteSet joined;
 } TokenizerFacts;
 
 // BYTES_NAME, a tokenizer.json, or a folder with one as model_folder_read finds it

@@ -113,6 +113,7 @@ static void values_too_deep_in_each_other_are_refused(void **state) {
 // ---- Where long documents are cut
 
 enum { MIB = 1 << 20 };
+static const ByteSet none;
 
 static void a_long_text_is_cut_behind_a_newline_between_words(void **state) {
   (void)state;
@@ -121,25 +122,31 @@ static void a_long_text_is_cut_behind_a_newline_between_words(void **state) {
   memset(text, 'a', bytes);
   size_t searched = 0;
   text[1000] = '\n';
-  assert_int_equal(cut_piece(text, bytes, false, &searched), 1001);
+  assert_int_equal(cut_piece(&none, text, bytes, false, &searched), 1001);
   static const char *const unsafe[] = {
       "\n\n", "\n ", " \n", "\r\n", "\n\xc2\xa0", "\xe3\x80\x80\n", "\n\xe2\x80\x83", "\t\n"};
   for (size_t i = 0; i < sizeof unsafe / sizeof *unsafe; i++) {
     memset(text, 'a', bytes);
     memcpy(text + 2000, unsafe[i], strlen(unsafe[i]));
     text[1000] = '\n';
-    assert_int_equal(cut_piece(text, bytes, false, &searched), 1001);
+    assert_int_equal(cut_piece(&none, text, bytes, false, &searched), 1001);
   }
   static const char *const safe[] = {"\xc3\xa9\n\xc3\xa9", "\xe3\x81\x82\n\xe3\x81\x82", "}\n}",
                                      "\xf0\x9f\x98\x80\n\xf0\x9f\x98\x80"};
   for (size_t i = 0; i < sizeof safe / sizeof *safe; i++) {
     memset(text, 'a', bytes);
     memcpy(text + 2000, safe[i], strlen(safe[i]));
-    assert_int_equal(cut_piece(text, bytes, false, &searched), 2001 + strcspn(safe[i], "\n"));
+    assert_int_equal(cut_piece(&none, text, bytes, false, &searched),
+                     2001 + strcspn(safe[i], "\n"));
   }
   memset(text, 'a', bytes);
   text[2 * MIB] = '\n';
-  assert_int_equal(cut_piece(text, bytes, false, &searched), 2 * MIB + 1);
+  assert_int_equal(cut_piece(&none, text, bytes, false, &searched), 2 * MIB + 1);
+  ByteSet joined = {0};
+  byte_set_add(&joined, 'b');
+  memcpy(text + 1000, "\na\nb", 4);
+  searched = 0;
+  assert_int_equal(cut_piece(&joined, text, bytes, false, &searched), 1001);
   free(text);
 }
 
@@ -149,13 +156,13 @@ static void more_is_asked_for_until_a_place_is_known(void **state) {
   char *text = xmalloc(bytes);
   for (size_t i = 0; i < bytes; i++) text[i] = "\xe2\x82\xac"[i % 3];
   size_t searched = 0;
-  assert_int_equal(cut_piece(text, 0, false, &searched), 0);
-  assert_int_equal(cut_piece(text, MIB, false, &searched), 0);
-  assert_int_equal(cut_piece(text, MIB, true, &searched), MIB);
+  assert_int_equal(cut_piece(&none, text, 0, false, &searched), 0);
+  assert_int_equal(cut_piece(&none, text, MIB, false, &searched), 0);
+  assert_int_equal(cut_piece(&none, text, MIB, true, &searched), MIB);
   for (size_t known = 2 * MIB; known <= (size_t)16 * MIB; known += 2 * MIB)
-    assert_int_equal(cut_piece(text, known, false, &searched), 0);
-  assert_int_equal(cut_piece(text, 15 * MIB, true, &searched), 15 * MIB);
-  const size_t cut = cut_piece(text, bytes, false, &searched);
+    assert_int_equal(cut_piece(&none, text, known, false, &searched), 0);
+  assert_int_equal(cut_piece(&none, text, 15 * MIB, true, &searched), 15 * MIB);
+  const size_t cut = cut_piece(&none, text, bytes, false, &searched);
   assert_int_equal(cut, (size_t)16 * MIB / 3 * 3);
   free(text);
 }

@@ -163,7 +163,8 @@ static TokenIds encode_pieces(const Tokenizer *tokenizer, const char *text, size
     Batch *batch = encoding_free_batch(encoding);
     if (batch && at < bytes) {
       size_t searched = 0;
-      const size_t n = cut_piece(text + at, bytes - at, true, &searched);
+      const size_t n =
+          cut_piece(&tokenizer_facts(tokenizer)->joined, text + at, bytes - at, true, &searched);
       const Segment segment = {.first = at == 0, .last = at + n == bytes, .file = "test"};
       batch_add(batch, text + at, n, segment);
       encoding_give(encoding, batch);
@@ -217,7 +218,8 @@ static void a_cut_at_any_safe_place_keeps_the_ids(void **state) {
   int cuts = 0;
   for (size_t searched = 0, at = 0;; cuts++) {
     searched = MIB + at;
-    at = cut_piece(long_text, MIB + bytes, true, &searched) - MIB;
+    at = cut_piece(&tokenizer_facts(tokenizer)->joined, long_text, MIB + bytes, true, &searched) -
+         MIB;
     if (at >= bytes) break;
     TokenIds ids = {0};
     Error err;
@@ -237,11 +239,43 @@ static void a_cut_at_any_safe_place_keeps_the_ids(void **state) {
   free(text);
 }
 
+// A vocabulary without a pre-tokenizer, whose tokens hold a newline and what follows: "c\nd", "\ne".
+static void a_cut_spares_what_tokens_have_across_a_newline(void **state) {
+  (void)state;
+  enum { LINES = 400000 };
+  static const char json[] =
+      "{\"model\":{\"type\":\"BPE\",\"byte_fallback\":true,\"vocab\":{\"c\":0,\"d\":1,\"e\":2,"
+      "\"f\":3,"
+      "\"\\n\":4,\"c\\n\":5,\"c\\nd\":6,\"\\ne\":7},\"merges\":[[\"c\",\"\\n\"],[\"c\\n\",\"d\"],"
+      "[\"\\n\",\"e\"]]},\"added_tokens\":[{\"id\":8,\"content\":\"<s>\",\"special\":true},"
+      "{\"id\":9,\"content\":\"</s>\",\"special\":true}],\"post_processor\":{\"type\":"
+      "\"TemplateProcessing\",\"single\":[{\"SpecialToken\":{\"id\":\"<s>\",\"type_id\":0}},"
+      "{\"Sequence\":{\"id\":\"A\",\"type_id\":0}}],\"special_tokens\":{\"<s>\":{\"id\":\"<s>\","
+      "\"ids\":[8]}}}}";
+  Error err;
+  Tokenizer *tokenizer = tokenizer_parse("joined.json", json, strlen(json), &err);
+  if (!tokenizer) fail_msg("%s", err.text);
+  char *text = xmalloc(3 * LINES);
+  for (size_t i = 0; i < LINES; i++) // of ten lines one begins with f, which nothing is joined with
+    memcpy(text + 3 * i, i % 10 == 0 ? "fc\n" : i % 2 ? "df\n" : "ec\n", 3);
+  int pieces;
+  TokenIds whole = encode_whole(tokenizer, text, 3 * LINES),
+           cut = encode_pieces(tokenizer, text, 3 * LINES, 1, &pieces);
+  assert_int_equal(pieces, 2);
+  assert_int_equal(cut.count, whole.count);
+  assert_memory_equal(cut.ids, whole.ids, (size_t)whole.count * sizeof *whole.ids);
+  free(cut.ids);
+  free(whole.ids);
+  free(text);
+  tokenizer_close(tokenizer);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(a_dataset_is_read_back),
       cmocka_unit_test(a_dataset_json_that_is_wrong_is_refused),
       cmocka_unit_test(pieces_on_any_number_of_threads_have_the_ids_of_the_whole),
+      cmocka_unit_test(a_cut_spares_what_tokens_have_across_a_newline),
       cmocka_unit_test(a_cut_at_any_safe_place_keeps_the_ids),
   };
   return cmocka_run_group_tests_name("prepare", tests, make_folder, remove_folder);

@@ -105,6 +105,13 @@ static void check_case(const Tokenizer *t, Encoder *encoder, const cJSON *expect
   free(ids.ids);
 }
 
+// How many bytes, but for white space, can be joined with a newline before them.
+static int joined_count(const Tokenizer *t) {
+  int count = 0;
+  for (int c = '!'; c < 256; c++) count += byte_set_has(&tokenizer_facts(t)->joined, (char)c);
+  return count;
+}
+
 static void check_fixture(const char *name, int begin, int end) {
   char *folder = xasprintf(FIXTURES "%s", name), *path = xasprintf("%s/expected.json", folder);
   Tokenizer *t = open_it(folder);
@@ -119,10 +126,47 @@ static void check_fixture(const char *name, int begin, int end) {
   assert_int_equal(tokenizer_facts(t)->begin, begin);
   assert_int_equal(tokenizer_facts(t)->end, end);
   assert_string_equal(tokenizer_facts(t)->name, path_text("%s/tokenizer.json", folder).text);
+  assert_true(joined_count(t) <= 1); // two of them have "\n|"
   cJSON_Delete(cases);
   tokenizer_close(t);
   free(folder);
   free(path);
+}
+
+static void expect_joined(const char *more, const char *token, int count) {
+  enum { ALL = 256 - '!' };
+  Error err;
+  char *json =
+      xasprintf("{%s\"model\":{\"type\":\"BPE\",\"byte_fallback\":true,\"unk_token\":\"a\","
+                "\"vocab\":{\"a\":0,\"<0x0A>\":1,\"%s\":2,\"\\n\\n\":3},\"merges\":[%s]}}",
+                more, token, strcmp(token, "<0x0A>a") == 0 ? "[\"<0x0A>\",\"a\"]" : "");
+  Tokenizer *t = tokenizer_parse("joined.json", json, strlen(json), &err);
+  if (!t) fail_msg("%s", err.text);
+  if (joined_count(t) != (count < 0 ? ALL : count))
+    fail_msg("%d bytes are joined by %s", joined_count(t), json);
+  tokenizer_close(t);
+  free(json);
+}
+
+#define NORMAL(type, more) "\"normalizer\":{\"type\":\"" type "\"" more "},"
+#define REPLACE(from) NORMAL("Replace", ",\"pattern\":{\"String\":\"" from "\"},\"content\":\"_\"")
+
+static void it_is_known_what_a_token_reaches_across_a_newline(void **state) {
+  (void)state;
+  static const char *const changes[] = {NORMAL("NFC", ""), REPLACE("b"), REPLACE("b ")};
+  expect_joined("", "ab", 0);
+  expect_joined("", "a\\n", 0);
+  expect_joined("", "a\\nb\\nc", 2);
+  expect_joined(REPLACE(" "), "a\\nb", 1);
+  expect_joined("", "<0x0A>a", -1);
+  for (int i = 0; i < 3; i++) {
+    expect_joined(changes[i], "ab", 0);
+    expect_joined(changes[i], "a\\nb", -1);
+  }
+  expect_joined(REPLACE("\\n"), "ab", -1);
+  expect_joined(REPLACE(" \\n"), "ab", -1);
+  expect_joined(NORMAL("Strip", ""), "ab", -1);
+  expect_joined("\"added_tokens\":[{\"id\":4,\"content\":\"x\\ny\"}],", "ab", 1);
 }
 
 static void ids_and_text_are_those_of_the_python_package(void **state) {
@@ -379,6 +423,7 @@ static void the_byte_tokenizer_is_saved_and_opened(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
+      cmocka_unit_test(it_is_known_what_a_token_reaches_across_a_newline),
       cmocka_unit_test(ids_and_text_are_those_of_the_python_package),
       cmocka_unit_test(broken_utf8_comes_back),
       cmocka_unit_test(the_byte_tokenizer_is_bytes),
