@@ -31,7 +31,7 @@ typedef struct Batch {
 void batch_add(Batch *batch, const char *text, size_t bytes, Segment segment);
 
 typedef struct Encoding Encoding;
-Encoding *encoding_open(const Tokenizer *tokenizer, int threads); // exits if the system has none
+Encoding *encoding_open(const Tokenizer *tokenizer, int threads); // NULL: the system gives none
 // An empty batch to fill, or NULL while as much is under way as may be.
 Batch *encoding_free_batch(Encoding *encoding);
 void encoding_give(Encoding *encoding, Batch *batch);
