@@ -18,8 +18,9 @@ PACKAGE_FLAGS := $(shell pkg-config --cflags $(PACKAGES) 2>/dev/null)
 C_FLAGS := -std=c11 -D_POSIX_C_SOURCE=200809L $(WARNINGS) -I. -fopenmp -MMD -MP $(PACKAGE_FLAGS)
 # oneDNN multiplies in bf16 on the CPU; without it, or with ONEDNN= , nothing does.
 ONEDNN := $(shell $(CC) -E -include oneapi/dnnl/dnnl.h -x c /dev/null >/dev/null 2>&1 && echo yes)
-LIBS := -Wl,--as-needed $(if $(ONEDNN),-ldnnl) $(shell pkg-config --libs $(PACKAGES) 2>/dev/null || \
-  echo -lcjson -lopenblas -lpcre2-8 -lutf8proc -lz -lzstd -lxxhash) -ldl -lm
+LIBS := -Wl,--as-needed $(if $(ONEDNN),-ldnnl) \
+  $(or $(shell pkg-config --libs $(PACKAGES) 2>/dev/null), \
+    -lcjson -lopenblas -lpcre2-8 -lutf8proc -lz -lzstd -lxxhash) -ldl -lm
 
 # Every flavour has its own folder: what users run; ASan and UBSan; the CPU backend in fp64, for
 # gradient checks; clang's libFuzzer.

@@ -41,8 +41,8 @@ ShownText json_shown(const cJSON *item);
 
 // ---- Writing
 
-// Start from zeros, but for `indent` and `foreign`. The text is the caller's to free, or to write out and begin
-// again by `used = 0`.
+// Start from zeros, but for `indent` and `foreign`. The text is the caller's to free, or to write
+// out and begin again by `used = 0`.
 typedef struct JsonWriter {
   char *text; // NUL-terminated
   size_t used, capacity;

@@ -8,5 +8,6 @@ int thread_start(pthread_t *thread, const char *name, void *(*work)(void *), voi
                  Error *err);
 
 // Has OpenMP start its threads, `threads` with this one, which this thread's next parallel regions
-// of as many run on. out_of_memory where the system refuses them: OpenMP itself would end the process.
+// of as many run on. out_of_memory where the system refuses them: OpenMP itself would end the
+// process.
 void thread_team(int threads);

@@ -34,8 +34,8 @@ typedef struct NormalizerBuffers {
 } NormalizerBuffers;
 void normalizer_buffers_close(NormalizerBuffers *b);
 
-// A text may become so many times as long, and so many bytes longer. A normal form makes 11 times as
-// much of U+FDFA.
+// A text may become so many times as long, and so many bytes longer. A normal form makes 11 times
+// as much of U+FDFA.
 enum { NORMALIZER_GROWTH = 16, NORMALIZER_MORE_BYTES = 1 << 20 };
 
 // text[bytes] -> b->now, which is another text. continues: nothing is put in front. What is no

@@ -119,9 +119,9 @@ ThreadsAsked threads_asked(const char *root) {
   return (ThreadsAsked){processors, "one for each processor"};
 }
 
-// ---- Its buffers. OpenBLAS maps one for each thread when it is loaded, and one more for each thread
-// that multiplies by itself, when it first does. 0.3.21 asks for ever where the system refuses one,
-// as under `ulimit -v`, so the same memory is tried before.
+// ---- Its buffers. OpenBLAS maps one for each thread when it is loaded, and one more for each
+// thread that multiplies by itself, when it first does. 0.3.21 asks for ever where the system
+// refuses one, as under `ulimit -v`, so the same memory is tried before.
 
 #define BUFFER_BYTES ((size_t)128 << 20) // on x86-64 and ARM64
 

@@ -1,7 +1,8 @@
 // state.json and run.json of a checkpoint. Counters are whole numbers; `sequences`, `tokenizer`,
 // `data` and `validation`, which may use all 64 bits, are strings of digits; best_val_loss is null
 // until there is one; `tokenizer`, `data`, `validation` and `backend` are left out where they are
-// not known, and `schedule` where no resume has planned one. Version 1, which had no `data` and `backend`, is read, too.
+// not known, and `schedule` where no resume has planned one. Version 1, which had no `data` and
+// `backend`, is read, too.
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>

@@ -96,8 +96,8 @@ static void check_validation(Run *run) {
   s->best_val_step = 0;
 }
 
-// What follows from the folder of the weights, if there is one, and from the data. An older checkpoint
-// would not mend what is wrong here.
+// What follows from the folder of the weights, if there is one, and from the data. An older
+// checkpoint would not mend what is wrong here.
 static int open_beside(Run *run, Error *err) {
   const Config *c = &run->config;
   const char *from = run->start.path;

@@ -1,5 +1,5 @@
-// Text in and out of a model: the token ids of a prompt, what is written as text, and how many bytes
-// of text token ids stand for.
+// Text in and out of a model: the token ids of a prompt, what is written as text, and how many
+// bytes of text token ids stand for.
 #pragma once
 #include <signal.h>
 #include "data/tokenizer/tokenizer.h"

@@ -14,8 +14,8 @@ typedef struct Trained {
   Llama llama;
 } Trained;
 
-// Reads all but the weights. dir: as model_folder_read takes it. Without a tokenizer.json a model of
-// BYTE_VOCAB tokens takes bytes. The ends are eos_token_id of generation_config.json, else of
+// Reads all but the weights. dir: as model_folder_read takes it. Without a tokenizer.json a model
+// of BYTE_VOCAB tokens takes bytes. The ends are eos_token_id of generation_config.json, else of
 // config.json, else the tokenizer's. trained_close afterwards, also after an error.
 int trained_open(Trained *t, const char *dir, Error *err);
 // The weights, on the backend that there is, for forwards of this shape and positions below

@@ -20,7 +20,8 @@ ValWindows val_windows(int64_t split, int64_t batch, int64_t eval_batches);
 // How many windows batch i has, and its row-th one: a number below `split`.
 int64_t val_batch_size(const ValWindows *w, int64_t i);
 int64_t val_window(const ValWindows *w, int64_t i, int64_t row);
-// Two losses can be compared where this is the same. data: Loader.fingerprint of the split. Never 0.
+// Two losses can be compared where this is the same; never 0. data: Loader.fingerprint of the
+// split.
 uint64_t val_fingerprint(const ValWindows *w, uint64_t data, int64_t sequence_length);
 
 // The mean of all windows, from batch to batch.

@@ -239,7 +239,8 @@ static void a_cut_at_any_safe_place_keeps_the_ids(void **state) {
   free(text);
 }
 
-// A vocabulary without a pre-tokenizer, whose tokens hold a newline and what follows: "c\nd", "\ne".
+// A vocabulary without a pre-tokenizer, whose tokens hold a newline and what follows: "c\nd",
+// "\ne".
 static void a_cut_spares_what_tokens_have_across_a_newline(void **state) {
   (void)state;
   enum { LINES = 400000 };

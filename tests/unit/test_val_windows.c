@@ -85,10 +85,10 @@ static ValMean mean_of(const ValWindows *w, const double *losses) {
   return mean;
 }
 
-// How far the sample's mean is from the split's, in standard errors: squared, and averaged over many
-// splits, it is (n - 1) / (n - 3) = 1.12 for n = 20 batches of independent windows; observed 1.01.
-// Where the split has parts, the sample shares them more evenly than a batch does, so the error
-// said is the larger one; observed 0.58. 3 standard errors are passed in 0.7 % of the cases;
+// How far the sample's mean is from the split's, in standard errors: squared, and averaged over
+// many splits, it is (n - 1) / (n - 3) = 1.12 for n = 20 batches of independent windows; observed
+// 1.01. Where the split has parts, the sample shares them more evenly than a batch does, so the
+// error said is the larger one; observed 0.58. 3 standard errors are passed in 0.7 % of the cases;
 // observed 0.2 and 0.1 %.
 static void the_error_is_as_large_as_it_says(void **state) {
   (void)state;
