@@ -81,15 +81,16 @@ build/release/tests/emulated/%: build/release/tests/gpu/%.o $(EMULATED) \
   build/release/kernels/fused/program.o build/release/gpu_tests.a build/release/tests.a
 	mkdir -p $(@D) && $(CXX) -fopenmp $(filter %.o %.a,$^) -o $@ -lcmocka $(LIBS)
 
-# What is said of a machine's GPUs. Of CUDA's functions those that the test defines go before.
-PROBE_TEST := build/release/tests/emulated/test_gpu
-$(PROBE_TEST).o: EXTRA_FLAGS = -isystem $(CUDA_INCLUDE)
-$(PROBE_TEST): %: %.o build/release/kernels/cuda/gpu.o build/release/tests.a
+# test_NAME is of kernels/cuda/NAME.c. Of CUDA's functions those that the test defines go before.
+STUBBED_TESTS := $(addprefix build/release/tests/emulated/test_,gpu attention_cuda)
+$(STUBBED_TESTS:=.o): EXTRA_FLAGS = -isystem $(CUDA_INCLUDE)
+$(STUBBED_TESTS): build/release/tests/emulated/test_%: build/release/tests/emulated/test_%.o \
+  build/release/kernels/cuda/%.o build/release/tests.a
 	$(LINK) -Wl,-z,muldefs -lcmocka $(CUDA_LIBS)
 endif
 
 # ---- What the Makefile's targets ask for
-CPU_TESTS := $(UNIT_TESTS) $(GRADCHECKS) $(EMULATED_TESTS) $(PROBE_TEST) $(ASAN_TESTS)
+CPU_TESTS := $(UNIT_TESTS) $(GRADCHECKS) $(EMULATED_TESTS) $(STUBBED_TESTS) $(ASAN_TESTS)
 test-programs: all $(LOADED) $(CPU_TESTS) $(GPU_PROGRAMS)
 asan-programs: build/asan/train build/asan/prepare $(LOADED) $(ASAN_TESTS)
 fuzz-programs: $(FUZZERS)

@@ -1,0 +1,187 @@
+// Which shapes of attention are planned for at a time, with counters in place of cuDNN and the GPU:
+// any number of shapes, the run's own always there, nothing freed that is in use.
+#include <cuda_runtime_api.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "tests/support/cmocka_all.h"
+
+#include "base/memory.h"
+#include "kernels/cuda/cuda.h"
+
+struct AttentionCudnn {
+  int64_t B, T;
+};
+
+enum { MOST = 64 };
+static struct Machine {
+  AttentionCudnn *plans[MOST]; // that exist; NULL: none
+  struct {
+    void *memory;
+    size_t bytes;
+  } blocks[MOST];
+  int created;
+  const AttentionCudnn *ran; // the last plan that ran, and in which memory
+  void *workspace;
+} machine;
+
+static int plans_there(void) {
+  int count = 0;
+  for (int i = 0; i < MOST; i++) count += machine.plans[i] != NULL;
+  return count;
+}
+static int plan_at(const AttentionCudnn *plan) {
+  int i = 0;
+  while (i < MOST && machine.plans[i] != plan) i++;
+  if (i == MOST) fail_msg("a plan that does not exist is used");
+  return i;
+}
+static int block_at(const void *memory) {
+  int i = 0;
+  while (i < MOST && machine.blocks[i].memory != memory) i++;
+  if (i == MOST) fail_msg("memory that was not allocated is used");
+  return i;
+}
+static size_t bytes_there(void) {
+  size_t sum = 0;
+  for (int i = 0; i < MOST; i++) sum += machine.blocks[i].bytes;
+  return sum;
+}
+
+// ---- cuDNN's part
+
+AttentionCudnn *attention_cudnn_create(const CudnnApi *api, CudnnHandle handle, cudaStream_t stream,
+                                       const AttentionShape *shape, const AttentionOptions *options,
+                                       Error *err) {
+  (void)api, (void)handle, (void)stream, (void)options, (void)err;
+  AttentionCudnn *plan = xmalloc(sizeof *plan);
+  *plan = (AttentionCudnn){shape->B, shape->T};
+  machine.plans[plan_at(NULL)] = plan;
+  machine.created++;
+  return plan;
+}
+void attention_cudnn_destroy(AttentionCudnn *a) {
+  if (!a) return;
+  machine.plans[plan_at(a)] = NULL;
+  free(a);
+}
+const AttentionChoice *attention_cudnn_choice(const AttentionCudnn *a,
+                                              AttentionDirection direction) {
+  (void)a, (void)direction;
+  return NULL;
+}
+size_t attention_cudnn_workspace(const AttentionCudnn *a, AttentionDirection direction) {
+  plan_at(a);
+  return (size_t)(a->B * a->T) * (direction == ATTENTION_BACKWARD ? 3 : 2);
+}
+int attention_cudnn_run(const AttentionCudnn *a, AttentionDirection direction,
+                        const AttentionTensors *tensors, Error *err) {
+  (void)err;
+  plan_at(a);
+  const size_t needed = attention_cudnn_workspace(a, direction);
+  assert_true(machine.blocks[block_at(tensors->workspace)].bytes >= needed);
+  memset(tensors->workspace, 0xff, needed);
+  machine.ran = a;
+  machine.workspace = tensors->workspace;
+  return 0;
+}
+void cuda_cast(Backend *be, int64_t M, int64_t N, Operand x) {
+  (void)be, (void)M, (void)N, (void)x;
+}
+
+// ---- CUDA's part
+
+void *gpu_alloc(size_t bytes) {
+  const int i = block_at(NULL);
+  machine.blocks[i].memory = xmalloc(bytes);
+  machine.blocks[i].bytes = bytes;
+  return machine.blocks[i].memory;
+}
+cudaError_t cudaFree(void *memory) {
+  const int i = block_at(memory);
+  machine.blocks[i].memory = NULL;
+  machine.blocks[i].bytes = 0;
+  free(memory);
+  return cudaSuccess;
+}
+cudaError_t cudaMemsetAsync(void *memory, int value, size_t bytes, cudaStream_t stream) {
+  (void)stream;
+  assert_true(machine.blocks[block_at(memory)].bytes >= bytes);
+  memset(memory, value, bytes);
+  return cudaSuccess;
+}
+cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
+  (void)stream;
+  return cudaSuccess;
+}
+
+// ---- Tests
+
+static Cuda *open_cuda(int64_t batch, int64_t seq) {
+  memset(&machine, 0, sizeof machine);
+  Cuda *c = xcalloc(1, sizeof *c);
+  c->config = (OpsConfig){.H = 4, .KV = 2, .d = 16};
+  c->options = (GpuOptions){.train = batch > 0, .batch = batch, .seq = seq};
+  attention_choices_open(&c->attention_choices, NULL, "none");
+  return c;
+}
+static void close_cuda(Cuda *c) {
+  cuda_attention_close(c);
+  assert_int_equal(plans_there(), 0);
+  assert_int_equal(bytes_there(), 0);
+  free(c);
+}
+static void attend(Cuda *c, int64_t B, int64_t T) {
+  static const uint16_t qkv;
+  cuda_attention(&c->base, B, T, (const act_t *)(const void *)&qkv, (Operand){0}, NULL);
+  assert_true(machine.ran->B == B && machine.ran->T == T);
+  assert_true(plans_there() <= MAX_ATTENTION_SHAPES);
+  assert_true(c->base.workspace_bytes == bytes_there());
+}
+
+// As --eval of files of many lengths asks for them.
+static void any_number_of_shapes_is_served(void **state) {
+  (void)state;
+  Cuda *c = open_cuda(0, 0);
+  for (int64_t i = 0; i < 200; i++) attend(c, 1 + i * 7 % 30, 16 << i % 3);
+  assert_int_equal(plans_there(), MAX_ATTENTION_SHAPES);
+  close_cuda(c);
+}
+
+static void the_shape_of_the_run_stays(void **state) {
+  (void)state;
+  Cuda *c = open_cuda(4, 128);
+  attend(c, 4, 128);
+  const AttentionCudnn *plan = machine.ran;
+  const void *workspace = machine.workspace;
+  for (int64_t i = 1; i < 40; i++) attend(c, 1, i);
+  attend(c, 4, 128);
+  assert_ptr_equal(machine.ran, plan);
+  assert_ptr_equal(machine.workspace, workspace); // recorded steps hold its address
+  close_cuda(c);
+}
+
+static void the_shape_that_was_used_longest_ago_makes_room(void **state) {
+  (void)state;
+  Cuda *c = open_cuda(0, 0);
+  for (int64_t T = 1; T <= MAX_ATTENTION_SHAPES; T++) attend(c, 1, T);
+  attend(c, 1, 1);
+  attend(c, 1, 100); // in the place of 2
+  assert_int_equal(machine.created, MAX_ATTENTION_SHAPES + 1);
+  attend(c, 1, 1);
+  attend(c, 1, 3);
+  assert_int_equal(machine.created, MAX_ATTENTION_SHAPES + 1);
+  attend(c, 1, 2);
+  assert_int_equal(machine.created, MAX_ATTENTION_SHAPES + 2);
+  close_cuda(c);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(any_number_of_shapes_is_served),
+      cmocka_unit_test(the_shape_of_the_run_stays),
+      cmocka_unit_test(the_shape_that_was_used_longest_ago_makes_room),
+  };
+  return cmocka_run_group_tests_name("attention_plans", tests, NULL, NULL);
+}
