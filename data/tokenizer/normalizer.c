@@ -52,16 +52,20 @@ int normalizer_read(Normalizer *n, const cJSON *component, Error *err) {
 }
 
 bool normalizer_keeps_lines(const Normalizer *n) {
-  for (const NormalizerStep *s = n->steps; s < n->steps + n->count; s++)
+  for (int i = 0; i < n->count; i++) {
+    const NormalizerStep *s = &n->steps[i];
     if (s->kind == NORMALIZE_STRIP || (s->kind == NORMALIZE_REPLACE && strchr(s->from, '\n')))
       return false;
+  }
   return true;
 }
 
 bool normalizer_keeps_characters(const Normalizer *n) {
-  for (const NormalizerStep *s = n->steps; s < n->steps + n->count; s++)
+  for (int i = 0; i < n->count; i++) {
+    const NormalizerStep *s = &n->steps[i];
     if (s->kind == NORMALIZE_FORM || (s->kind == NORMALIZE_REPLACE && s->from[0] != ' '))
       return false;
+  }
   return true;
 }
 
