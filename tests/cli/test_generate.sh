@@ -164,6 +164,7 @@ cp "$config" "$dir/my config.json"
 command=$(sed -n 's/.*write with it: .\/train //p' "$folder/said")
 said=$(eval "\"$TRAIN\" $command" </dev/null | tr -d '\0')
 check the_command_that_writes_can_be_pasted "'$command' said '$said'" grep -q '^\.\.\.' <<<"$said"
+rm "$folder/said" # the run before has said tok/s, too
 "$TRAIN" "$dir/my config.json" "output.dir=$dir/run" train.resume=auto \
   train.resume_allow_changes=true train.steps=1000000 >"$folder/said" 2>&1 &
 process=$!
