@@ -41,7 +41,7 @@ wrong_end() {
   local last
   last=$(grep -vcE '^(train|prepare): .*; training goes on$' "$folder/said.err")
   # The system's loader, where not even the libraries fit.
-  [ "$status" != 127 ] || ! grep -q 'error while loading shared libraries' "$folder/said.err" || status=loader
+  [ "$status" != 127 ] || ! grep -qE 'loading shared libraries|cannot allocate TLS' "$folder/said.err" || status=loader
   case $status-$last in
   0-0 | loader-1) ;;
   1-1) tail -n 1 "$folder/said.err" | grep -qE '^(train|prepare): ' || echo 'not a sentence of ours' ;;
