@@ -68,7 +68,7 @@ try() { # KIB WHAT
 
 # The least of a row of growing limits that is ample for it.
 ample() { # WHAT
-  local kib=$((96 << 10))
+  local kib=$((24 << 10))
   while under $kib "$1" && [ $status != 0 ] && [ $kib -lt $((64 << 20)) ]; do kib=$((kib * 5 / 4)); done
   echo $kib
 }
