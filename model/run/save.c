@@ -223,6 +223,6 @@ double run_end_ms(const Run *run) {
 void saves_close(Run *run) {
   if (!run->saves) return;
   Error err;
-  if (run_save_end(run, true, &err) != 0) fprintf(stderr, "%s\n", err.text);
+  if (run_save_end(run, true, &err) != 0) fprintf(stderr, "train: %s\n", err.text);
   background_close(run->saves);
 }
