@@ -6,9 +6,9 @@
 
 // How many bytes of text[known] to take as a piece: about 1 MiB, up to the last place before that,
 // or the first behind it; a character's boundary where none comes within 16 MiB; 0 if more has to
-// be known. complete: the document ends there. Not in front of the bytes of `joined`, which the
-// tokenizer can join with a newline. *searched says how far it was looked in vain; start
-// with 0.
+// be known. complete: the document ends there. A place in front of a byte of `joined`, which the
+// tokenizer can join with a newline, does not count. *searched says how far it was looked in vain;
+// start with 0.
 size_t cut_piece(const ByteSet *joined, const char *text, size_t known, bool complete,
                  size_t *searched);
 

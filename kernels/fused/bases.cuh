@@ -211,7 +211,7 @@ template <class Program> struct CopiedGatedBackward : ProgramDefaults {
   using Loads = Chunks<64>;
   using Copies = CopyChunks<64>;
   using RowValues = CopiedRstd;
-  RowSum sums; // both of scale_of(copy_scale) dz''
+  RowSum sums; // this and `largest` are of dz'' times the copies' scale, until the end
   Largest largest;
 
   template <class S> DEVICE void step(const S &s) {

@@ -120,7 +120,8 @@ for name in "${warm[@]}"; do
   check "${name}_runs" "$(tail -n 3 "$folder/$name.log")" test "$(cat "$folder/$name.status")" = 0
 done
 
-# Each takes some 10 GiB of the host: of sixteen at once on 128 GiB racecheck of recorded fused steps was killed.
+# Of sixteen at once on a host of 128 GiB racecheck of recorded fused steps was killed (status 9), for memory it seems; of five
+# at once it was not.
 at_once=${JOBS:-6}
 names=()
 sanitize() { # TOOL NAME OVERRIDES...: in the background; its name is added to `names`
