@@ -197,8 +197,7 @@ static int training_loop(Run *run, double started_ms, const char **left_out, Err
       const bool last = step >= c->steps || stop_requested;
       if ((checkpoint || best || last) && save(run, last, err) != 0) return -1;
       if (last) {
-        const bool in_bf16 = step < c->steps || run_validate_in_bf16(run);
-        if (step >= c->steps) *left_out = left_out_text(validated && in_bf16, sampled);
+        if (step >= c->steps) *left_out = left_out_text(validated, sampled);
         return run_check_data(run, err);
       }
     }

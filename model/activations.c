@@ -84,9 +84,9 @@ static Shared take_shared(const Sizes *n, const RunShape *shape, Layout *l) {
   Shared s = {0};
   const int64_t width = n->R > 2 * n->F ? n->R : 2 * n->F, by_col = up_to_group(n->M);
   const char *name = "FP8 copies, in turns";
-  if (shape->fp8.layers || shape->fp8.head) s.stream = take_fp8(l, name, "", n->M * n->D);
-  if (shape->fp8.layers) s.inner = take_fp8(l, name, "", n->M * width);
-  if (!shape->fp8.layers || !shape->train) return s;
+  if (shape->fp8) s.stream = take_fp8(l, name, "", n->M * n->D);
+  if (shape->fp8) s.inner = take_fp8(l, name, "", n->M * width);
+  if (!shape->fp8 || !shape->train) return s;
   s.inner_by_col = take_fp8(l, name, "", width * by_col);
   s.gradient = take_fp8(l, name, "", n->M * n->D);
   s.gradient_by_col = take_fp8(l, name, "", n->D * by_col);
@@ -124,7 +124,7 @@ static void number_scalings(LayerActs *a, const ModelConfig *c, int64_t layer) {
 // What no backward waits for, or what it makes again, all layers keep in the first one's buffers.
 static void take_layers(LayerActs *layers, const Sizes *n, const RunShape *shape,
                         const Shared *shared, Layout *l) {
-  const bool fp8 = shape->fp8.layers;
+  const bool fp8 = shape->fp8;
   const Recompute again = shape->recompute;
   for (int64_t i = 0; i < n->L; i++) {
     LayerActs *a = &layers[i];
@@ -159,12 +159,12 @@ static void take_head(Acts *acts, const Sizes *n, const RunShape *shape, const S
                       Layout *l) {
   HeadGradient *g = &acts->head;
   acts->x_final.data = take_act(l, "final x", "[M, D]", n->M * n->D);
-  take_stream(&acts->x_final, n, shape, shape->fp8.head, true, l);
-  acts->x_final.by_row = shape->fp8.head ? shared->stream : NULL;
+  take_stream(&acts->x_final, n, shape, shape->fp8, true, l);
+  acts->x_final.by_row = shape->fp8 ? shared->stream : NULL;
   acts->final_sumsq = take_stat(l, "final row sums", "[parts, M]", l->be->most_parts.sumsq);
   acts->logits = take_act(l, "logits", "[M / chunks, V]", n->head_rows * n->padded_V);
   if (!shape->train) return;
-  if (shape->fp8.head) {
+  if (shape->fp8) {
     g->p.fp8 = true;
     g->p.stride = up_to_group(n->head_rows);
     g->p.by_row = take_fp8(l, "dlogits", "2 x [M / chunks, V]", n->head_rows * n->padded_V);
@@ -179,7 +179,7 @@ static void take_head(Acts *acts, const Sizes *n, const RunShape *shape, const S
 
 static void take_backward(Acts *acts, const Sizes *n, const RunShape *shape, const Shared *shared,
                           Layout *l) {
-  const bool fp8 = shape->fp8.layers;
+  const bool fp8 = shape->fp8;
   if (fp8) {
     acts->dx = acts->dx1 = with_copies(shared->gradient, shared->gradient_by_col, n);
     acts->dz = acts->dqkv_prime = with_copies(shared->inner, shared->inner_by_col, n);
@@ -268,15 +268,6 @@ static Operand take_weight(Layout *l, const ParamTensor *t, bool fp8, int scalin
   return w;
 }
 
-// The two copies lie side by side: together they have bf16's bytes.
-void params_as_bf16(ParamTensor *tensors, int count) {
-  for (int i = 0; i < count; i++) {
-    Operand *const both[] = {&tensors[i].compute, &tensors[i].folded};
-    for (int j = 0; j < 2; j++)
-      if (both[j]->fp8) *both[j] = operand_of((act_t *)both[j]->by_row);
-  }
-}
-
 size_t params_layout(ParamTensor *tensors, const ModelConfig *c, const RunShape *shape,
                      const Backend *be, char *block, MemoryPlan *plan) {
   Layout l = {{block, 0}, plan, be};
@@ -285,8 +276,7 @@ size_t params_layout(ParamTensor *tensors, const ModelConfig *c, const RunShape 
   for (int i = 0; i < params_count(c); i++) {
     ParamTensor *t = &tensors[i];
     const int64_t n = t->rows * t->cols;
-    const bool embed = i == param_index(c, PARAM_EMBED, -1), matrix = t->decay,
-               fp8 = i == param_index(c, PARAM_LM_HEAD, -1) ? shape->fp8.head : shape->fp8.layers;
+    const bool embed = i == param_index(c, PARAM_EMBED, -1), matrix = t->decay, fp8 = shape->fp8;
     t->master = take(&l, "master weights", "all parameters", n, be->master_bytes);
     if (shape->train) {
       t->m = take(&l, "AdamW m", moments, n, be->moment_bytes);

@@ -5,11 +5,6 @@
 #include "kernels/ops.h"
 #include "model/config/config.h"
 
-// What is multiplied in FP8.
-typedef struct Fp8Use {
-  bool layers, head;
-} Fp8Use;
-
 // Shapes of a run: what the tables need besides the model.
 typedef struct RunShape {
   int64_t batch;       // B, sequences in a micro-batch
@@ -18,12 +13,8 @@ typedef struct RunShape {
   Recompute recompute; // what the backward makes again instead of keeping
   bool train;          // false: forward only, nothing kept for a backward
   int64_t context;     // positions that a generator beside it holds, 0 = there is none
-  Fp8Use fp8;
+  bool fp8;            // products multiply in FP8
 } RunShape;
-
-static inline bool fp8_used(const RunShape *shape) {
-  return shape->fp8.layers || shape->fp8.head;
-}
 
 // The dimensions of kernels/ops.h, of a micro-batch.
 typedef struct Sizes {
@@ -102,8 +93,6 @@ static inline bool chunks_apart(const RunShape *shape, const Backend *be) {
 // in a training run only.
 size_t params_layout(ParamTensor *tensors, const ModelConfig *model, const RunShape *shape,
                      const Backend *be, char *block, MemoryPlan *plan);
-// Makes bf16 operands of weights that have FP8 copies, in the copies' memory.
-void params_as_bf16(ParamTensor *tensors, int count);
 // tensors: as params_layout left them.
 size_t grads_layout(ParamTensor *tensors, const ModelConfig *model, const RunShape *shape,
                     const Backend *be, char *block, MemoryPlan *plan);

@@ -50,29 +50,6 @@ int llama_create(Llama *llama, const ModelConfig *config, const RunShape *shape,
   return 0;
 }
 
-void llama_become_bf16(Llama *llama) {
-  Backend *be = llama->be;
-  const RunShape was = llama->shape;
-  Acts *acts = &llama->acts;
-  LayerActs *layers = acts->layers;
-  llama->shape.train = false;
-  llama->shape.fp8 = (Fp8Use){.layers = false};
-  be->release(be, llama->grads_block); // which also forgets what was recorded
-  llama->grads_block = NULL;
-  for (int i = 0; i < llama->param_count; i++)
-    llama->tensors[i].grad = llama->tensors[i].grad_folded = NULL;
-  llama->lm_head->part_sum = NULL;
-  params_as_bf16(llama->tensors, llama->param_count);
-  const size_t there = acts_layout(acts, &llama->config, &was, be, NULL, NULL);
-  memset(layers, 0, (size_t)llama->config.num_hidden_layers * sizeof *layers);
-  *acts = (Acts){.layers = layers};
-  const size_t taken =
-      acts_layout(acts, &llama->config, &llama->shape, be, llama->acts_block, NULL);
-  assert(taken <= there); // a forward's layers share their buffers
-  (void)there, (void)taken;
-  be->refresh(be, llama->tensors, llama->param_count);
-}
-
 void llama_destroy(Llama *llama) {
   Backend *be = llama->be;
   if (llama->params_block) be->release(be, llama->params_block);
@@ -189,7 +166,7 @@ OpsConfig llama_ops_config(const ModelConfig *c, const RunShape *shape, int64_t 
 }
 
 void llama_calibrate(const Llama *llama, bool on) {
-  if (fp8_used(&llama->shape) && !llama->scaled) llama->be->calibrate(llama->be, on);
+  if (llama->shape.fp8 && !llama->scaled) llama->be->calibrate(llama->be, on);
 }
 
 void llama_load_batch(Llama *llama, const int32_t *tokens, const int32_t *targets) {

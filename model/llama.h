@@ -38,11 +38,6 @@ int llama_create(Llama *llama, const ModelConfig *config, const RunShape *shape,
 void llama_outline(Llama *llama, const ModelConfig *config, const RunShape *shape, Backend *be);
 void llama_destroy(Llama *llama); // either; zeros are fine
 
-// The end of a run in FP8: from here on there are forwards in bf16, of this struct alone, and
-// nothing is trained any more. Lays the weights' copies and the activations out anew in the same
-// memory, writes the former, and gives the gradients' memory back.
-void llama_become_bf16(Llama *llama);
-
 // Random weights (params.h), moments zero, compute copies written.
 void llama_init_weights(Llama *llama, uint64_t seed);
 // The moments alone; without shape.train there are none.

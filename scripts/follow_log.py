@@ -70,7 +70,7 @@ def show(record, to):
         to.go_back(step)
     if kind == "breakdown":
         values = {name: group["ms"] for name, group in record["groups"].items()}
-    if kind in ("train", "val", "val_bf16", "breakdown", "sample"):
+    if kind in ("train", "val", "breakdown", "sample"):
         to.add(step, {f"{kind}/{name}": float(value) for name, value in values.items()
                       if name != "step" and isinstance(value, (int, float))}, record.get("text"))
 

@@ -3,7 +3,7 @@
 # median, and the least to the most.
 # usage: scripts/step_times.sh [MODEL...]      15m 110m 350m 1b 1b-8k, which are the default; quickstart,
 # the default on a CPU
-# Each model runs in each of PRECISION (bf16; also fp8, fp8_head), of whose peak MFU is a part, and
+# Each model runs in each of PRECISION (bf16; also fp8), of whose peak MFU is a part, and
 # with each of KERNELS ('auto unfused') in turn; auto are the fused kernels, where they pay, mma_sync
 # those on the mainloop of every GPU. A peer of scripts/peers/torch_llama.py may stand among them;
 # PYTHON (python3) is what runs it, and its MFU follows from the times of ours before it. A run that

@@ -136,7 +136,7 @@ static int open_bench(Bench *b, const BenchArgs *args, Error *err) {
   const size_t M = (size_t)(shape.batch * shape.seq);
   b->tokens = xmalloc(2 * M * sizeof *b->tokens);
   bench_weights(fused, c->train.seed);
-  if (fp8_used(&shape)) share_scalings(b->be[BENCH_FUSED], b->be[BENCH_UNFUSED], &c->model);
+  if (shape.fp8) share_scalings(b->be[BENCH_FUSED], b->be[BENCH_UNFUSED], &c->model);
   b->gpu->turn(b->gpu, b->be[BENCH_UNFUSED]);
   return 0;
 }
@@ -172,7 +172,7 @@ int bench_run(const BenchArgs *args, Error *err) {
   if (status == 0 && args->json && file_check_writable(args->json, err) != 0)
     status = error_prefix(err, "--json"); // before minutes of measuring, not after
   if (status == 0) status = open_bench(b, args, err);
-  if (status == 0 && fp8_used(&b->llama[BENCH_FUSED].shape)) {
+  if (status == 0 && b->llama[BENCH_FUSED].shape.fp8) {
     printf("compared   not in FP8: the reference has no copies to read\n");
   } else if (status == 0) {
     Llama *const llamas[BENCH_KINDS] = {&b->llama[BENCH_FUSED], &b->llama[BENCH_UNFUSED]};

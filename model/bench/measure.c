@@ -307,7 +307,7 @@ int bench_measure(Bench *b, Error *err) {
   double first[BENCH_KINDS];
   for (int kind = 0; kind < BENCH_KINDS; kind++)
     if (run_steps(b, (BenchKind)kind, 0, FIRST_STEPS, false, &first[kind], err) != 0) return -1;
-  if (b->llama[BENCH_FUSED].shape.fp8.layers) spread_as_gradients(b);
+  if (b->llama[BENCH_FUSED].shape.fp8) spread_as_gradients(b);
   const int steps =
       within((int)(timed_steps_ms / first[BENCH_FUSED]), LEAST_TIMED_STEPS, MOST_TIMED_STEPS);
   const double usual = r->whole ? usual_seconds : usual_op_seconds,

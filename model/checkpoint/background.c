@@ -161,7 +161,7 @@ static int start(BackgroundSave *b, const Llama *llama, Error *err) {
   madvise(memory, b->bytes, MADV_HUGEPAGE); // where there are none, taking it is slower
   b->pieces = xcalloc((size_t)(PARTS * llama->param_count), sizeof *b->pieces);
   place(b->pieces, llama->tensors, llama->param_count, be, b->memory);
-  if (fp8_used(&llama->shape))
+  if (llama->shape.fp8)
     b->scalings = xcalloc((size_t)scaling_count(&llama->config), sizeof *b->scalings);
   if (be->snapshot_open(be, err) != 0) return -1;
   return thread_start(&b->thread, "save", write_saves, b, err);

@@ -50,7 +50,7 @@ void tensor_list_make(TensorList *list, const ModelConfig *model, TensorSet set,
 void tensor_list_free(TensorList *list);
 // The FP8 scalings of a run of this shape, [scaling_count] of ScalingState; its name is the
 // caller's.
-SafeTensor scalings_tensor(const ModelConfig *model, const RunShape *shape);
+SafeTensor scalings_tensor(const ModelConfig *model);
 // Which values of its parameter tensor i is a part of.
 StatePart tensor_part(const TensorList *list, int i);
 

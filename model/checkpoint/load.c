@@ -31,9 +31,8 @@ void tensor_list_make(TensorList *list, const ModelConfig *model, TensorSet set,
   }
 }
 
-SafeTensor scalings_tensor(const ModelConfig *model, const RunShape *shape) {
-  const Precision precision = shape->fp8.layers ? PRECISION_FP8 : PRECISION_FP8_HEAD;
-  return (SafeTensor){.name = xasprintf("%s" SCALINGS, precision_name(precision)),
+SafeTensor scalings_tensor(const ModelConfig *model) {
+  return (SafeTensor){.name = xasprintf("%s" SCALINGS, precision_name(PRECISION_FP8)),
                       .dtype = SAFE_F32,
                       .rank = 2,
                       .shape = {scaling_count(model), SCALING_FLOATS}};
@@ -93,7 +92,7 @@ static int check_tensor(const Wanted *w, int i, Error *err) {
 }
 
 static int check_scalings(const Wanted *w, const SafeTensor *t, Error *err) {
-  const SafeTensor wanted = scalings_tensor(w->model, &(RunShape){.batch = 1}); // for its shape
+  const SafeTensor wanted = scalings_tensor(w->model);
   const ShapeText shape = safetensors_shape_text(&wanted);
   free(wanted.name);
   if (t->dtype == SAFE_F32 && strcmp(safetensors_shape_text(t).text, shape.text) == 0) return 0;
@@ -208,12 +207,12 @@ static int load_values(const Wanted *w, const Llama *llama, Error *err) {
 // embedding's output.
 static bool scale_needed(const Llama *llama, int i) {
   if (i < llama->param_count) return llama->tensors[i].compute.fp8 || llama->tensors[i].folded.fp8;
-  return llama->shape.fp8.layers && i != scaling_index(&llama->config, 0, SCALING_DX);
+  return i != scaling_index(&llama->config, 0, SCALING_DX);
 }
 
 // In fresh memory; NULL where there are none of this precision.
 static int read_scalings(const Wanted *w, const Llama *llama, ScalingState **states, Error *err) {
-  const SafeTensor wanted = scalings_tensor(w->model, &llama->shape);
+  const SafeTensor wanted = scalings_tensor(w->model);
   const SafeTensor *found = find_tensor(w, wanted.name);
   const int count = (int)wanted.shape[0];
   free(wanted.name);
@@ -235,7 +234,7 @@ int checkpoint_load(const Checkpoint *c, Llama *llama, Error *err) {
   int status = wanted_open(&weights, c->files, c->weight_files, &llama->config, WEIGHTS, err);
   if (status == 0 && with_optimizer)
     status = wanted_open(&moments, c->files + c->weight_files, 1, &llama->config, MOMENTS, err);
-  if (status == 0 && with_optimizer && fp8_used(&llama->shape))
+  if (status == 0 && with_optimizer && llama->shape.fp8)
     status = read_scalings(&moments, llama, &scalings, err);
   if (status == 0 && moments.list.set != MOMENTS_AND_MASTERS)
     status = load_values(&weights, llama, err);

@@ -126,8 +126,8 @@ static int write_optimizer(const char *folder, const StateSource *source, SaveDt
   TensorList list;
   tensor_list_make(&list, &llama->config, dtype == SAVE_FP32 ? MOMENTS : MOMENTS_AND_MASTERS,
                    SAFE_F32);
-  list.scalings = fp8_used(&llama->shape) && llama->scaled;
-  if (list.scalings) list.tensors[list.count] = scalings_tensor(&llama->config, &llama->shape);
+  list.scalings = llama->shape.fp8 && llama->scaled;
+  if (list.scalings) list.tensors[list.count] = scalings_tensor(&llama->config);
   const int status = write_tensors(folder, OPTIMIZER_FILE, source, &list, 0, list.count, sums, err);
   tensor_list_free(&list);
   return status;

@@ -86,9 +86,8 @@ typedef struct OptimizerConfig {
 
 typedef enum Device { DEVICE_AUTO, DEVICE_CUDA, DEVICE_CPU } Device;
 
-// What products multiply in: bf16 (real on the CPU); FP8 in the layers and the output layer, or in
-// the output layer alone.
-typedef enum Precision { PRECISION_BF16, PRECISION_FP8, PRECISION_FP8_HEAD } Precision;
+// What products multiply in: bf16 (real on the CPU), or FP8.
+typedef enum Precision { PRECISION_BF16, PRECISION_FP8 } Precision;
 
 typedef struct BackendConfig {
   Device device;

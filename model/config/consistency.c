@@ -85,18 +85,17 @@ static int check_precision(const Config *c, const char *where, Error *err) {
   const struct {
     const char *name;
     int64_t value;
-    bool of_head;
-  } sizes[] = {{"model.hidden_size", m->hidden_size, true},
-               {"model.intermediate_size", m->intermediate_size, false},
-               {"model.num_attention_heads x model.head_dim", H * d, false},
+  } sizes[] = {{"model.hidden_size", m->hidden_size},
+               {"model.intermediate_size", m->intermediate_size},
+               {"model.num_attention_heads x model.head_dim", H * d},
                {"(model.num_attention_heads + 2 x model.num_key_value_heads) x model.head_dim",
-                (H + 2 * KV) * d, false},
-               {"train.batch_size x train.sequence_length", M, true},
+                (H + 2 * KV) * d},
+               {"train.batch_size x train.sequence_length", M},
                {"train.batch_size x train.sequence_length / train.loss_chunks",
-                chunks > 0 ? M / chunks : M, true}};
+                chunks > 0 ? M / chunks : M}};
   const Precision precision = c->backend.precision;
   for (size_t i = 0; precision != PRECISION_BF16 && i < sizeof sizes / sizeof *sizes; i++)
-    if (sizes[i].value % FP8_GROUP != 0 && (sizes[i].of_head || precision == PRECISION_FP8))
+    if (sizes[i].value % FP8_GROUP != 0)
       return error_set(err,
                        "%s: %s is %lld, but with backend.precision \"%s\" it must be a multiple of "
                        "%d; change it, or take \"bf16\"",

@@ -13,7 +13,7 @@ static const char *const devices[] = {"auto", "cuda", "cpu", NULL};
 static const char *const kernel_kinds[] = {"auto", "fused", "unfused", NULL};
 static const char *const mainloops[] = {"auto", "wgmma", "mma_sync", NULL};
 static const char *const products[] = {"fp32", "bf16", "auto", NULL};
-static const char *const precisions[] = {"bf16", "fp8", "fp8_head", NULL};
+static const char *const precisions[] = {"bf16", "fp8", NULL};
 static const char *const dtypes[] = {"fp32", "bf16", NULL};
 
 _Static_assert(sizeof(Schedule) == sizeof(int) && sizeof(RopeType) == sizeof(int) &&
@@ -172,9 +172,10 @@ const Key config_keys[] = {
         backend, mainloop, mainloops, "\"auto\"", SHAPES,
         "the GEMM of fused kernels; wgmma: Hopper's; mma_sync: of any GPU from compute capability "
         "8.0 on, bf16 alone; auto: the faster"),
-    CHOICE(backend, precision, precisions, "\"bf16\"", 0,
-           "what products multiply in; fp8: all of them but attention's; fp8_head: the output "
-           "layer's, which pays for narrow models; --generate and --eval take bf16"),
+    CHOICE(
+        backend, precision, precisions, "\"bf16\"", 0,
+        "what products multiply in; fp8: all of them but attention's; --generate and --eval take "
+        "bf16"),
     BOOL(backend, deterministic, "false", SHAPES,
          "GPU: every run gives the same bits, at a cost in speed"),
     BOOL(backend, graphs, "true", 0,

@@ -17,8 +17,7 @@ RunShape run_shape(const Config *c) {
                     .recompute = c->train.recompute,
                     .train = true,
                     .context = c->train.sample_interval >= 0 ? c->train.sequence_length : 0,
-                    .fp8 = {.layers = c->backend.precision == PRECISION_FP8,
-                            .head = c->backend.precision != PRECISION_BF16}};
+                    .fp8 = c->backend.precision == PRECISION_FP8};
 }
 
 int64_t tokens_per_step(const Config *c) {
@@ -89,7 +88,7 @@ static size_t estimate_bytes(const Config *c, const RunShape *shape) {
 // As few loss chunks as leave the run 95 % of the memory. Where nothing fits, as few as keep the
 // logits below a tenth of it: llama_create then says what is missing.
 static int64_t choose_loss_chunks(const Config *c, RunShape shape, size_t memory) {
-  const int64_t M = shape.batch * shape.seq, least = shape.fp8.head ? FP8_GROUP : 1;
+  const int64_t M = shape.batch * shape.seq, least = shape.fp8 ? FP8_GROUP : 1;
   int64_t chunks = 1;
   for (int64_t next = 1; next <= 256 && M % (next * least) == 0; next *= 2) {
     shape.loss_chunks = chunks = next;
@@ -139,7 +138,7 @@ Backend *backend_create(const Config *c, RunShape *shape, int64_t max_positions,
   if (backend_outlook(&outlook, c, shape, err) != 0) return NULL;
   OpsConfig ops = ops_config(c, shape, max_positions);
   ScalingKind *kinds = NULL;
-  if (fp8_used(shape)) {
+  if (shape->fp8) {
     ops.scaling_count = scaling_count(&c->model);
     ops.scalings = kinds = xcalloc((size_t)ops.scaling_count, sizeof *kinds);
     scaling_kinds(&c->model, kinds);

@@ -262,28 +262,21 @@ void log_train(RunLog *log, const StepLine *s, bool print) {
   end_record(log);
 }
 
-static void put_val(RunLog *log, const char *kind, const ValLine *v, const char *remark) {
+void log_val(RunLog *log, const ValLine *v, bool best) {
   char error[40] = "", bits[48] = "";
   if (!v->whole && isfinite(v->error)) snprintf(error, sizeof error, " +- %.4f", v->error);
   if (isfinite(v->bits_per_byte))
     snprintf(bits, sizeof bits, ", %.4f bits per byte,", v->bits_per_byte);
   printf("step %lld | validation loss %.4f%s%s over %s tokens%s%s\n", (long long)v->step, v->loss,
-         error, bits, count_text((double)v->tokens).text, v->whole ? ", all windows" : "", remark);
+         error, bits, count_text((double)v->tokens).text, v->whole ? ", all windows" : "",
+         best ? " (best so far)" : "");
   fflush(stdout);
-  JsonWriter *w = begin_record(log, kind, v->step);
+  JsonWriter *w = begin_record(log, "val", v->step);
   put_number(w, "loss", v->loss);
   put_number(w, "stderr", v->error);
   put_number(w, "bits_per_byte", v->bits_per_byte);
   json_whole(w, "tokens", v->tokens);
   end_record(log);
-}
-
-void log_val(RunLog *log, const ValLine *line, bool best) {
-  put_val(log, "val", line, best ? " (best so far)" : "");
-}
-
-void log_val_bf16(RunLog *log, const ValLine *line) {
-  put_val(log, "val_bf16", line, ", in bf16 as --eval takes the weights");
 }
 
 void log_sample(RunLog *log, int64_t step, const char *text, size_t bytes) {

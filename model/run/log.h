@@ -14,7 +14,6 @@
 //   val    step, loss, stderr (its standard error as the mean of the whole split: of the choice of
 //          windows; 0 where all were read, null where one batch was), bits_per_byte (null where the
 //          tokenizer is not known), tokens
-//   val_bf16  the same, of the weights in bf16: at the end of a run in FP8
 //   sample step, text
 //   save   step, path, ms (until it was in place), waited_ms (of them training stood still)
 //   evidence  step, path: of what is known of a step that was not finite or whose loss jumped
@@ -98,7 +97,6 @@ void log_start(RunLog *log, const StartFacts *facts);
 void log_opened(RunLog *log, int64_t step, const Phases *phases, size_t memory_taken);
 void log_train(RunLog *log, const StepLine *line, bool print); // print: the progress line, too
 void log_val(RunLog *log, const ValLine *line, bool best);
-void log_val_bf16(RunLog *log, const ValLine *line);
 void log_sample(RunLog *log, int64_t step, const char *text, size_t bytes);
 void log_save(RunLog *log, int64_t step, const char *path, double ms, double waited_ms);
 // A run goes on from this checkpoint: if it was killed before it could say so, the line comes now.

@@ -207,15 +207,13 @@ static void print_backend(const Run *run) {
   const char *precision = precision_name(run->config.backend.precision), *costs = run->be->costs;
   printf("backend    %s: %s%s%s\n", run->be->name, run->be->description, costs[0] ? "; " : "",
          costs);
-  const bool fp8 = fp8_used(&run->llama.shape), other = run->was && run->was != precision;
+  const bool fp8 = run->llama.shape.fp8, other = run->was && run->was != precision;
   if (!fp8 && !other) return;
   printf("precision  ");
   if (other) printf("goes on in %s, after %s%s", precision, run->was, fp8 ? ": " : "");
   if (fp8 && !other) printf("%s: ", precision);
   if (fp8)
-    printf("%s; the first step %s",
-           run->llama.shape.fp8.layers ? "layers and output layer multiply in FP8"
-                                       : "the output layer multiplies in FP8, the layers in bf16",
+    printf("layers and output layer multiply in FP8; the first step %s",
            run->calibrates ? "finds the scales" : "has the checkpoint's scales");
   printf("\n");
 }
@@ -342,7 +340,7 @@ static int open_parts(Run *run, Error *err) {
   if (load_weights(run, err) != 0) return -1;
   phase_end(&run->phases, "weights");
   if (run->saves_plan.background) saves_open(run);
-  run->calibrates = fp8_used(&shape) && !run->llama.scaled;
+  run->calibrates = shape.fp8 && !run->llama.scaled;
   if (shape.context == 0) return 0;
   run->generator = generator_create(&run->llama, shape.context, err);
   return run->generator ? 0 : -1;

@@ -123,11 +123,8 @@ int64_t run_steps_asked(const Run *run);
 // Waits for all steps asked for and books them. Comes before validating, sampling and saving.
 int run_settle(Run *run, Error *err);
 
-// These three are false where the run was asked to stop before they were done.
+// Both are false where the run was asked to stop before they were done.
 bool run_validate(Run *run);
-// The last of a run in FP8: once more in bf16, after which nothing but closing is allowed. Nothing
-// where the run is in bf16.
-bool run_validate_in_bf16(Run *run);
 bool run_sample(Run *run);
 // Comes after validating. Where the data turned out to be bad, saves the steps that were done and
 // returns -1; the sentence says what is wrong with the data, and what was saved.

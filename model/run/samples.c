@@ -53,7 +53,7 @@ bool run_sample(Run *run) {
     fprintf(stderr, "no sample: %s\n", err.text);
   }
   range_pop();
-  if (fp8_used(&run->llama.shape)) run->be->scalings_discard(run->be);
+  if (run->llama.shape.fp8) run->be->scalings_discard(run->be);
   free(ids.ids);
   free(sample.text);
   return !*run->stop;

@@ -48,7 +48,7 @@ static StepLine take_result(Run *run) {
                     .tokens = tokens_per_step(c),
                     .mfu = peak > 0 ? flops_per_step(c) / (ms * 1e-3 * peak) : NAN,
                     .applied = result.applied,
-                    .fp8 = fp8_used(&run->llama.shape),
+                    .fp8 = run->llama.shape.fp8,
                     .saturated = result.saturated,
                     .saturated_first = result.saturated_first};
 }

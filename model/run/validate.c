@@ -92,7 +92,7 @@ static bool validate_batches(Validation *v) {
   }
   text_bytes_close(&v->text);
   // A forward that trains nothing is no part of training's scales.
-  if (fp8_used(&run->llama.shape)) run->be->scalings_discard(run->be);
+  if (run->llama.shape.fp8) run->be->scalings_discard(run->be);
   return finished;
 }
 
@@ -124,15 +124,5 @@ bool run_validate(Run *run) {
     run->best_is_new = true;
   }
   log_val(&run->log, &line, best);
-  return true;
-}
-
-bool run_validate_in_bf16(Run *run) {
-  ValLine line;
-  if (!run->val_data || !fp8_used(&run->llama.shape)) return true;
-  if (*run->stop) return false;
-  llama_become_bf16(&run->llama);
-  if (!validate(run, &line)) return false;
-  log_val_bf16(&run->log, &line);
   return true;
 }

@@ -15,7 +15,7 @@ all_set=(model.max_position_embeddings=64 model.rms_norm_eps=1e-6 model.rope_the
   train.weights_every=10 train.sample_interval=-1 train.sample_tokens=9 train.sample_prompt=line train.sample_temperature=0.5
   train.max_nonfinite=5 train.spike_zscore=8 train.max_minutes=60 train.resume_allow_changes=true optimizer.schedule=wsd
   optimizer.decay_steps=5 optimizer.min_learning_rate=1e-4 optimizer.beta1=0.8 optimizer.beta2=0.9 optimizer.eps=1e-7
-  optimizer.weight_decay=0.2 optimizer.clip_norm=2 backend.precision=fp8_head backend.moments=bf16 backend.graphs=false
+  optimizer.weight_decay=0.2 optimizer.clip_norm=2 backend.precision=fp8 backend.moments=bf16 backend.graphs=false
   output.save_dtype=bf16 output.log_interval=2 output.profile_start=3 output.profile_steps=2)
 
 # trains NAME OVERRIDES...: what the start says is in $folder/NAME.start, up to the first line with a loss.
@@ -48,7 +48,7 @@ done
 check keys_with_their_defaults_are_left_out "$(cat "$folder/new.start")" test -z "$(grep weight_decay "$folder/new.start")"
 trains all_set "${all_set[@]}"
 short all_set
-has all_set 'precision  fp8_head: '
+has all_set 'precision  fp8: '
 has all_set 'profile    steps 3 to 4'
 check settings_without_room_are_counted "$(cat "$folder/all_set.start")" \
   grep -qE ' and [0-9]+ more, as log.jsonl has them$' "$folder/all_set.start"
@@ -79,9 +79,9 @@ check its_lines_are_whole "$(cat "$broken/log.jsonl")" test "$(grep -cvE '^\{"ki
 trains new train.resume=auto train.steps=40 optimizer.learning_rate=0.001
 short new
 has new 'resumed    at step 20 of 40: train.steps 20 -> 40, optimizer.learning_rate 0.003 -> 0.001; the learning rate '
-trains all_set "${all_set[@]}" train.resume=auto train.steps=40 backend.precision=fp8 optimizer.decay_steps=9 train.seed=8
+trains all_set "${all_set[@]}" train.resume=auto train.steps=40 backend.precision=bf16 optimizer.decay_steps=9 train.seed=8
 short all_set
-has all_set 'precision  goes on in fp8, after fp8_head: layers and output layer multiply in FP8'
+has all_set 'precision  goes on in bf16, after fp8'
 
 # ---- Finished
 # finished NAME WORDS OVERRIDES...: one line with the words, the status 0, and nothing changes.

@@ -58,7 +58,7 @@ SmallModel small_open(SmallShape shape) {
   ops.bf16_products = shape.bf16_products;
   s.kinds = xcalloc((size_t)s.scalings, sizeof *s.kinds);
   scaling_kinds(&model, s.kinds);
-  if (shape.fp8.layers || shape.fp8.head) {
+  if (shape.fp8) {
     ops.scalings = s.kinds;
     ops.scaling_count = s.scalings;
   } else {

@@ -16,7 +16,7 @@ typedef struct SmallModel {
 
 // What may differ between two of them.
 typedef struct SmallShape {
-  Fp8Use fp8;
+  bool fp8;
   Recompute recompute;
   bool tied;
   int loss_chunks, micro_batches; // 0: 1; micro-batches share SMALL_TOKENS

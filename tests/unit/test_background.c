@@ -133,7 +133,7 @@ static void check_moment(SaveDtype dtype, bool fp8) {
   TinyTest t = tiny_test_open("\"tie_word_embeddings\": false");
   t.run.config.output.save_dtype = dtype;
   t.run.config.train.keep_checkpoints = 1;
-  t.run.llama.shape.fp8.head = t.run.llama.scaled = fp8;
+  t.run.llama.shape.fp8 = t.run.llama.scaled = fp8;
   t.run.be->scalings_read = read_scale_now;
   BackgroundSave *save = open_save(&t);
   scale_now = 1;

@@ -91,9 +91,9 @@ Backend *__wrap_backend_create(const Config *c, RunShape *shape, int64_t positio
   assert_int_equal(c->backend.device, DEVICE_CUDA);
   if (shape->loss_chunks == 0) shape->loss_chunks = 1;
   OpsConfig ops = llama_ops_config(&c->model, shape, positions, (int)c->backend.threads);
-  shape->fp8.layers = shape->fp8.head = c->backend.precision == PRECISION_FP8;
+  shape->fp8 = c->backend.precision == PRECISION_FP8;
   ScalingKind *kinds = NULL;
-  scales.count = shape->fp8.layers ? scaling_count(&c->model) : 0;
+  scales.count = shape->fp8 ? scaling_count(&c->model) : 0;
   if (scales.count > 0) {
     ops.scaling_count = scales.count;
     ops.scalings = kinds = xcalloc((size_t)scales.count, sizeof *kinds);

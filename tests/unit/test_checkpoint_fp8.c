@@ -37,7 +37,7 @@ static void fill_kept(void) {
 }
 
 // In bf16 memory, but with a shape that says otherwise: only the scalings are looked at.
-static TinyTest test_open(Fp8Use saved, Fp8Use loaded, bool scaled) {
+static TinyTest test_open(bool saved, bool loaded, bool scaled) {
   TinyTest t = tiny_test_open("\"tie_word_embeddings\": false");
   t.run.llama.shape.fp8 = saved;
   t.run.llama.scaled = scaled;
@@ -59,34 +59,30 @@ static int load(TinyTest *t, bool with_optimizer, Error *err) {
   return status;
 }
 
-static const Fp8Use none = {false, false}, all = {true, true}, head = {false, true};
-
 static void scalings_come_back_in_every_bit(void **state) {
   (void)state;
-  const Fp8Use uses[] = {all, head};
-  for (int i = 0; i < 2; i++) {
-    Error err = {""};
-    TinyTest t = test_open(uses[i], uses[i], true);
-    ScalingState expected[MOST];
-    memcpy(expected, kept, sizeof kept);
-    memset(kept, 0, sizeof kept);
-    must(load(&t, true, &err), &err);
-    assert_int_equal(tiny_run_differs(&t.loaded, 1), 0);
-    assert_int_equal(written, 1);
-    assert_true(t.loaded.llama.scaled);
-    assert_memory_equal(kept, expected, (size_t)count * sizeof *kept);
-    tiny_test_close(&t);
-  }
+  Error err = {""};
+  TinyTest t = test_open(true, true, true);
+  ScalingState expected[MOST];
+  memcpy(expected, kept, sizeof kept);
+  memset(kept, 0, sizeof kept);
+  must(load(&t, true, &err), &err);
+  assert_int_equal(tiny_run_differs(&t.loaded, 1), 0);
+  assert_int_equal(written, 1);
+  assert_true(t.loaded.llama.scaled);
+  assert_memory_equal(kept, expected, (size_t)count * sizeof *kept);
+  tiny_test_close(&t);
 }
 
 // Whoever starts from weights alone, goes on in another precision or has no scales yet calibrates.
 static void other_scalings_are_passed_over(void **state) {
   (void)state;
   const struct {
-    Fp8Use saved, loaded;
-    bool scaled, with_optimizer;
-  } cases[] = {{none, all, true, true}, {all, none, true, true}, {all, head, true, true},
-               {head, all, true, true}, {all, all, false, true}, {all, all, true, false}};
+    bool saved, loaded, scaled, with_optimizer;
+  } cases[] = {{false, true, true, true},
+               {true, false, true, true},
+               {true, true, false, true},
+               {true, true, true, false}};
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
     Error err = {""};
     TinyTest t = test_open(cases[i].saved, cases[i].loaded, cases[i].scaled);
@@ -133,7 +129,7 @@ static void replace_scalings(const TinyTest *t, SafeDtype dtype, int64_t rows, i
 
 static void scalings_of_another_shape_are_refused_before_anything_is_written(void **state) {
   (void)state;
-  TinyTest t = test_open(all, all, true);
+  TinyTest t = test_open(true, true, true);
   const struct {
     SafeDtype dtype;
     int64_t rows, cols;
@@ -168,7 +164,7 @@ static int load_with(TinyTest *t, int at, int value, float is, Error *err) {
 
 static void scales_that_cannot_be_are_refused_before_anything_is_written(void **state) {
   (void)state;
-  TinyTest t = test_open(all, all, true);
+  TinyTest t = test_open(true, true, true);
   const ModelConfig *c = &t.run.config.model;
   const int used = scaling_index(c, 0, SCALING_Y), never = scaling_index(c, 0, SCALING_DX);
   const float bad[] = {-1, -INFINITY, INFINITY, NAN, 0};

@@ -227,34 +227,28 @@ static void keys_that_contradict_each_other_are_refused(void **state) {
                 "high_freq_factor is 4");
 }
 
-// Products sum over groups of 16. Those of the output layer alone over fewer sizes.
+// Products sum over groups of 16.
 static void fp8_takes_sizes_in_multiples_of_16(void **state) {
   (void)state;
 #define IN(precision)                                                                              \
   "{\"model\": {" SIZES "}, \"backend\": {\"precision\": \"" precision "\"}, " REST "}"
   static const struct {
     const char *override, *name;
-    bool of_head;
-  } odd[] = {{"model.hidden_size=72", "model.hidden_size is 72", true},
-             {"model.intermediate_size=136", "model.intermediate_size is 136", false},
-             {"model.head_dim=2", "x model.head_dim is 8", false},
-             {"train.sequence_length=31", "x train.sequence_length is 248", true},
-             {"train.loss_chunks=32", "/ train.loss_chunks is 8", true}};
+  } odd[] = {{"model.hidden_size=72", "model.hidden_size is 72"},
+             {"model.intermediate_size=136", "model.intermediate_size is 136"},
+             {"model.head_dim=2", "x model.head_dim is 8"},
+             {"train.sequence_length=31", "x train.sequence_length is 248"},
+             {"train.loss_chunks=32", "/ train.loss_chunks is 8"}};
   for (size_t i = 0; i < sizeof odd / sizeof *odd; i++) {
     char *override = xstrdup(odd[i].override);
     parse_with(MINIMAL, 1, &override);
     const char *const words[] = {odd[i].name, "\"fp8\"", "a multiple of 16", NULL};
     expect_refusal(IN("fp8"), override, words);
-    if (odd[i].of_head)
-      expect_refusal(IN("fp8_head"), override, (const char *const[]){odd[i].name, NULL});
-    else
-      assert_int_equal(parse_with(IN("fp8_head"), 1, &override).backend.precision,
-                       PRECISION_FP8_HEAD);
     free(override);
   }
   assert_int_equal(parse(IN("fp8")).backend.precision, PRECISION_FP8);
   assert_int_equal(parse(MINIMAL).backend.precision, PRECISION_BF16);
-  REFUSED(IN("fp16"), "backend.precision is \"fp16\"", "\"bf16\", \"fp8\" or \"fp8_head\"");
+  REFUSED(IN("fp16"), "backend.precision is \"fp16\"", "\"bf16\" or \"fp8\"");
   REFUSED("{\"model\": {" SIZES ", \"head_dim\": 4, \"num_key_value_heads\": 1}, "
           "\"backend\": {\"precision\": \"fp8\"}, " REST "}",
           "x model.head_dim is 24", "\"bf16\"");

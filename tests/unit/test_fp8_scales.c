@@ -11,7 +11,7 @@
 #include "kernels/cpu/cpu.h"
 #include "tests/support/small_model.h"
 
-static const SmallShape ALL = {.fp8 = {.layers = true, .head = true}};
+static const SmallShape FP8 = {.fp8 = true};
 
 static const ParamTensor *down(const SmallModel *s) {
   return s->llama.layers[1].down;
@@ -91,7 +91,7 @@ static int checked_step(SmallModel *s, uint64_t step, int *first) {
 
 static void scales_follow_the_history(void **state) {
   (void)state;
-  SmallModel s = small_open(ALL);
+  SmallModel s = small_open(FP8);
   int first, beyond = 0;
   small_train(&s, 0, 1);
   for (uint64_t step = 1; step < 20; step++) beyond += checked_step(&s, step, &first);
@@ -102,7 +102,7 @@ static void scales_follow_the_history(void **state) {
 // The copies of a weight are those of its values after the update, with the scale of the update.
 static void an_update_writes_the_copies(void **state) {
   (void)state;
-  SmallModel s = small_open(ALL);
+  SmallModel s = small_open(FP8);
   small_train(&s, 0, 3);
   ScalingState *scales = small_scalings(&s);
   const ParamTensor *const matrices[] = {s.llama.layers[0].qkv, s.llama.lm_head};
@@ -124,7 +124,7 @@ static void an_update_writes_the_copies(void **state) {
 
 static void a_validation_leaves_the_scales_alone(void **state) {
   (void)state;
-  SmallModel a = small_open(ALL), b = small_open(ALL);
+  SmallModel a = small_open(FP8), b = small_open(FP8);
   small_train(&a, 0, 3);
   small_train(&b, 0, 3);
   const double loss = small_validation_loss(&b, 2);
@@ -160,7 +160,7 @@ static float *gradients_of(const SmallModel *s, size_t *bytes) {
 
 static void calibrating_finds_the_scales_on_the_way(void **state) {
   (void)state;
-  SmallModel s = small_open(ALL);
+  SmallModel s = small_open(FP8);
   size_t bytes;
   small_gradients(&s, 0, 1);
   ScalingState *found = small_scalings(&s);
@@ -190,7 +190,7 @@ static void set_scale(SmallModel *s, int index, float factor) {
 
 static void what_is_beyond_a_scale_is_counted(void **state) {
   (void)state;
-  SmallModel s = small_open(ALL), twin = small_open(ALL);
+  SmallModel s = small_open(FP8), twin = small_open(FP8);
   small_train(&s, 0, 20);
   const int tensors[] = {down_scaling(&s), scaling_index(&s.llama.config, 1, SCALING_Y),
                          scaling_index(&s.llama.config, 0, SCALING_DZ)};
@@ -217,7 +217,7 @@ static void what_is_beyond_a_scale_is_counted(void **state) {
 
 static void a_skipped_update_leaves_the_scales_alone(void **state) {
   (void)state;
-  SmallModel s = small_open(ALL), twin = small_open(ALL);
+  SmallModel s = small_open(FP8), twin = small_open(FP8);
   small_train(&s, 0, 3);
   small_train(&twin, 0, 3);
   small_gradients(&s, 3, (double)NAN);
@@ -234,7 +234,7 @@ static void a_skipped_update_leaves_the_scales_alone(void **state) {
 // It says that the scale is too large, not by how much.
 static void a_largest_value_that_is_not_finite_lowers_the_scale(void **state) {
   (void)state;
-  SmallModel s = small_open(ALL);
+  SmallModel s = small_open(FP8);
   small_train(&s, 0, 3);
   const int y = scaling_index(&s.llama.config, 1, SCALING_Y);
   const float values[] = {INFINITY, NAN};
@@ -256,7 +256,7 @@ static void a_largest_value_that_is_not_finite_lowers_the_scale(void **state) {
 // As a checkpoint keeps them.
 static void state_that_is_written_goes_on_as_it_was(void **state) {
   (void)state;
-  SmallModel s = small_open(ALL), resumed = small_open(ALL);
+  SmallModel s = small_open(FP8), resumed = small_open(FP8);
   small_train(&s, 0, 3);
   small_copy(&s, &resumed);
   assert_true(small_equal(&s, &resumed));

@@ -11,8 +11,6 @@
 #include "kernels/program_math.h"
 #include "tests/support/small_model.h"
 
-static const Fp8Use ALL = {.layers = true, .head = true}, HEAD = {.head = true},
-                    LAYERS = {.layers = true};
 enum { TRAINED = 40 }; // steps in fp32 before gradients are compared
 
 // ---- Gradients
@@ -35,10 +33,8 @@ static void gradients_are_near_those_of_fp32(void **state) {
   (void)state;
   // Most of it is the rounding of weights, which is the same for all tokens, and the noise that
   // dlogits are rounded with, which these few tokens do not average out.
-  check_gradients("all in FP8", (SmallShape){.fp8 = ALL}, 0.15, 0.07);
-  check_gradients("all in FP8, tied", (SmallShape){.fp8 = ALL, .tied = true}, 0.15, 0.05);
-  check_gradients("the head", (SmallShape){.fp8 = HEAD}, 0.08, 0.05);
-  check_gradients("the head, tied", (SmallShape){.fp8 = HEAD, .tied = true}, 0.08, 0.05);
+  check_gradients("FP8", (SmallShape){.fp8 = true}, 0.15, 0.07);
+  check_gradients("FP8, tied", (SmallShape){.fp8 = true, .tied = true}, 0.15, 0.05);
 }
 
 // ---- The arithmetic, exactly: what an operation made of its operands' copies
@@ -98,7 +94,7 @@ static float rstd(const float *row, int64_t D) {
 
 static void copies_are_scaled_values(void **state) {
   (void)state;
-  SmallModel s = small_open((SmallShape){.fp8 = ALL});
+  SmallModel s = small_open((SmallShape){.fp8 = true});
   small_train(&s, 0, 3);
   small_gradients(&s, 3, 1);
   const Sizes n = model_sizes(&s.llama.config, &s.llama.shape);
@@ -128,7 +124,7 @@ static void copies_are_scaled_values(void **state) {
 // What is still there when a backward ends: that of layer 0's attention.
 static void products_are_those_of_the_copies(void **state) {
   (void)state;
-  SmallModel s = small_open((SmallShape){.fp8 = ALL});
+  SmallModel s = small_open((SmallShape){.fp8 = true});
   small_train(&s, 0, 3);
   small_gradients(&s, 3, 1);
   const Sizes n = model_sizes(&s.llama.config, &s.llama.shape);
@@ -165,10 +161,10 @@ static void products_are_those_of_the_copies(void **state) {
 
 static void recomputing_gives_the_same_bits(void **state) {
   (void)state;
-  SmallModel kept = small_open((SmallShape){.fp8 = ALL});
+  SmallModel kept = small_open((SmallShape){.fp8 = true});
   small_train(&kept, 0, 4);
   for (Recompute r = RECOMPUTE_MLP; r <= RECOMPUTE_LAYER; r++) {
-    SmallModel again = small_open((SmallShape){.fp8 = ALL, .recompute = r});
+    SmallModel again = small_open((SmallShape){.fp8 = true, .recompute = r});
     small_train(&again, 0, 4);
     assert_true(small_equal(&kept, &again));
     small_close(&again);
@@ -184,10 +180,9 @@ static void pieces_add_up(void **state) {
   const struct {
     SmallShape shape;
     double bound;
-  } cases[] = {{{.fp8 = LAYERS, .micro_batches = 2}, 3e-2},
-               {{.fp8 = LAYERS, .micro_batches = 4, .loss_chunks = 2}, 3e-2},
-               {{.fp8 = ALL, .loss_chunks = 4}, 8e-2},
-               {{.fp8 = HEAD, .micro_batches = 4, .loss_chunks = 2}, 8e-2}};
+  } cases[] = {{{.fp8 = true, .micro_batches = 2}, 8e-2},
+               {{.fp8 = true, .loss_chunks = 4}, 8e-2},
+               {{.fp8 = true, .micro_batches = 4, .loss_chunks = 2}, 8e-2}};
   for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
     SmallModel whole = small_open((SmallShape){.fp8 = cases[i].shape.fp8}),
                pieces = small_open(cases[i].shape);
@@ -208,8 +203,8 @@ static void pieces_add_up(void **state) {
 // all chunks, which is most of the difference; a wrong scale gave 29 %.
 static void the_first_step_may_be_cut_too(void **state) {
   (void)state;
-  SmallModel trained = small_open((SmallShape){0}), whole = small_open((SmallShape){.fp8 = ALL}),
-             chunks = small_open((SmallShape){.fp8 = ALL, .loss_chunks = 32});
+  SmallModel trained = small_open((SmallShape){0}), whole = small_open((SmallShape){.fp8 = true}),
+             chunks = small_open((SmallShape){.fp8 = true, .loss_chunks = 32});
   small_train(&trained, 0, TRAINED);
   small_copy(&trained, &whole);
   small_copy(&trained, &chunks);
@@ -231,7 +226,7 @@ static void the_first_step_may_be_cut_too(void **state) {
 
 static void training_loses_nothing(void **state) {
   (void)state;
-  SmallModel exact = small_open((SmallShape){0}), fp8 = small_open((SmallShape){.fp8 = ALL});
+  SmallModel exact = small_open((SmallShape){0}), fp8 = small_open((SmallShape){.fp8 = true});
   small_train(&exact, 0, 200);
   small_train(&fp8, 0, 200);
   const double a = small_validation_loss(&exact, 8), b = small_validation_loss(&fp8, 8);
