@@ -67,12 +67,11 @@ struct StateSource {
 };
 StateSource state_source(const Llama *llama); // the backend as it is
 
-// Saves RUN/step-%08d, and RUN/step-%08d.weights where config->train.weights_every says so. RUN is
-// there: where it was removed the save fails, and does not create it. The best validation's
-// checkpoint becomes RUN/best where keep_best says so. Before and after, checkpoints are removed:
-// of the complete ones of this and earlier steps the newest keep_checkpoints stay (those without
-// checksums.json come after all others), what keep_every and RUN/best keep, and, so that a row of
-// skipped updates removes nothing good, the newest keep_checkpoints - 1 (at least one) after which
+// Saves RUN/step-%08d. RUN must exist: where it was removed the save fails, and does not create it.
+// The best validation's checkpoint becomes RUN/best where keep_best says so. Before and after,
+// checkpoints are removed: of the complete ones of this and earlier steps the newest
+// keep_checkpoints stay (those without checksums.json come after all others), the one that RUN/best
+// names, and, so that a row of skipped updates removes nothing good, the newest keep_checkpoints - 1 (at least one) after which
 // an update was applied: the last save's own weights may already be those of a run that has
 // diverged. Those of later steps (left by a run that went further and was then taken back) stay
 // until this run reaches them. Removing is no part of success: what cannot be removed now is tried

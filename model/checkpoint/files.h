@@ -31,8 +31,8 @@ int no_weights(const char *folder, Error *err);
 char *state_json(const TrainState *state);
 
 // ---- room.c
-// Is there room for this save? `weights`: it writes them once more, alone.
-int room_check(const char *run_dir, const Config *config, bool weights, Error *err);
+// Is there room for this save?
+int room_check(const char *run_dir, const Config *config, Error *err);
 
 // ---- load.c
 // What a file of ours holds: the weights, or exp_avg.NAME and then exp_avg_sq.NAME of each, and

@@ -22,10 +22,8 @@ static uint64_t checkpoint_bytes(const Config *c) {
          list_bytes(&c->model, rounded ? MOMENTS_AND_MASTERS : MOMENTS, SAFE_F32);
 }
 
-int room_check(const char *run_dir, const Config *config, bool weights, Error *err) {
-  const uint64_t free_bytes = disk_free(run_dir),
-                 needed = checkpoint_bytes(config) +
-                          (weights ? list_bytes(&config->model, WEIGHTS, SAFE_BF16) : 0);
+int room_check(const char *run_dir, const Config *config, Error *err) {
+  const uint64_t free_bytes = disk_free(run_dir), needed = checkpoint_bytes(config);
   if (free_bytes >= needed) return 0;
   return error_set(err,
                    "'%s' has %s of free space, but a checkpoint needs %s: make room, or choose "
@@ -40,7 +38,7 @@ int checkpoint_room(const char *run_dir, const Config *config, int64_t steps, Er
   int64_t *found;
   int count;
   if (t->save_interval < 0) return 0;
-  if (room_check(run_dir, config, false, err) != 0)
+  if (room_check(run_dir, config, err) != 0)
     return error_append(err, "; train.save_interval=-1 trains without saving anything");
   if (step_list(run_dir, "", &found, &count, err) != 0) return -1;
   free(found);

@@ -158,10 +158,9 @@ static int write_folder(const char *folder, const StateSource *source, const Con
 
 // ---- Its place in the run's folder
 
-// Gives the finished RUN/step-NSUFFIX.tmp its name. A folder that has it already changes places
-// with it.
-static int put_in_place(const char *run_dir, int64_t step, const char *suffix, Error *err) {
-  const PathText to = step_path(run_dir, step, suffix), from = path_text("%s.tmp", to.text);
+// Gives the finished RUN/step-N.tmp its name. A folder that has it already changes places with it.
+static int put_in_place(const char *run_dir, int64_t step, Error *err) {
+  const PathText to = step_path(run_dir, step, ""), from = path_text("%s.tmp", to.text);
   const PathText old = path_text("%s.old", to.text);
   return path_exchange(from.text, to.text, old.text, err);
 }
@@ -192,9 +191,7 @@ static void remove_leftovers(const char *run_dir, const char *suffix) {
 
 static void remove_all_leftovers(const char *run_dir, bool old) {
   remove_leftovers(run_dir, ".tmp");
-  remove_leftovers(run_dir, ".weights.tmp");
   if (old) remove_leftovers(run_dir, ".old");
-  if (old) remove_leftovers(run_dir, ".weights.old");
 }
 
 // As checkpoint.h says, in the order in which a resume tries them. An update that was applied since
@@ -215,8 +212,7 @@ static void prune(const char *run_dir, const TrainState *now, const TrainConfig 
       continue;
     const bool newest = complete++ < keep,
                last_good = state.updates < now->updates && good++ < (keep > 1 ? keep - 1 : 1);
-    if (!newest && !last_good && at->step != best &&
-        (c->keep_every == 0 || at->step % c->keep_every != 0))
+    if (!newest && !last_good && at->step != best)
       path_rename(at->path.text, step_path(run_dir, at->step, ".tmp").text, &ignored);
   }
   free(run.list);
@@ -230,21 +226,6 @@ int64_t checkpoint_best(const char *run_dir) {
   return link_step(run_dir, BEST_LINK);
 }
 
-// The weights alone, in bf16, beside the checkpoint.
-static int save_weights(const char *run_dir, const StateSource *source, const Export *export,
-                        int64_t step, Error *err) {
-  const PathText folder = step_path(run_dir, step, ".weights.tmp");
-  FileSums sums = {.step = step};
-  const bool failed =
-      directory_add(folder.text, err) ||
-      write_weights(folder.text, source, SAVE_BF16, shard_bytes(export), &sums, err) ||
-      export_write(export, folder.text, &source->llama->config, SAVE_BF16, err) ||
-      sums_write(&sums, folder.text, err) || directory_sync(folder.text, err) ||
-      put_in_place(run_dir, step, ".weights", err) || directory_sync(run_dir, err);
-  sums_free(&sums);
-  return failed ? -1 : 0;
-}
-
 // The checkpoint, up to its links.
 static int save_checkpoint(const char *run_dir, const StateSource *source, const Config *config,
                            const Export *export, const TrainState *state, Error *err) {
@@ -253,7 +234,7 @@ static int save_checkpoint(const char *run_dir, const StateSource *source, const
       config->train.keep_best && state->best_val_step == step && isfinite(state->best_val_loss);
   const PathText temporary = step_path(run_dir, step, ".tmp");
   if (write_folder(temporary.text, source, config, export, state, err) != 0 ||
-      put_in_place(run_dir, step, "", err) != 0 || directory_sync(run_dir, err) != 0 ||
+      put_in_place(run_dir, step, err) != 0 || directory_sync(run_dir, err) != 0 ||
       (best && point_link(run_dir, BEST_LINK, step, err) != 0))
     return -1;
   return point_link(run_dir, LATEST_LINK, step, err);
@@ -267,7 +248,6 @@ typedef struct Save {
   const TrainState *state;
   Error *err;
   char intact[PATH_CHARS]; // the checkpoint before; "": none
-  bool weights;            // alone are still to be saved
   bool saved;              // the checkpoint is in place
   int status;
 } Save;
@@ -280,7 +260,7 @@ static int make_save(Save *s) {
   remove_all_leftovers(run_dir, false);        // before writing: they may be what fills the disk
   const bool known = checkpoint_find(run_dir, found, &ignored) == 0;
   strcpy(s->intact, known ? found : "");
-  if (room_check(run_dir, s->config, s->weights, s->err) != 0 ||
+  if (room_check(run_dir, s->config, s->err) != 0 ||
       save_checkpoint(run_dir, s->source, s->config, s->export, s->state, s->err) != 0) {
     remove_all_leftovers(run_dir, false);
     return -1;
@@ -288,10 +268,7 @@ static int make_save(Save *s) {
   s->saved = true;
   prune(run_dir, s->state, &s->config->train);
   remove_all_leftovers(run_dir, true);
-  if (s->weights && save_weights(run_dir, s->source, s->export, s->state->step, s->err) == 0)
-    s->weights = false;
-  remove_leftovers(run_dir, ".weights.tmp"); // what it has replaced, or left unfinished
-  return s->weights ? -1 : 0;
+  return 0;
 }
 
 static void try_save(void *save) {
@@ -302,22 +279,17 @@ static void try_save(void *save) {
 int checkpoint_save(const char *run_dir, const StateSource *source, const Config *config,
                     const Export *export, const TrainState *state, Error *err) {
   assert(source->llama->shape.train && state->step >= 0);
-  const int64_t every = config->train.weights_every;
   Save s = {.run_dir = run_dir,
             .source = source,
             .config = config,
             .export = export,
             .state = state,
-            .err = err,
-            .weights = every > 0 && state->step % every == 0};
+            .err = err};
   const int64_t latest = link_step(run_dir, LATEST_LINK); // what is known without memory
   Error ignored;
   if (latest >= 0) give_path(s.intact, step_path(run_dir, latest, "").text, &ignored);
   // Memory that is refused after all is in place is no failure: pruning is tried again.
-  if (memory_try(try_save, &s, err) ? s.status == 0 : s.saved && !s.weights) return 0;
-  if (s.saved)
-    return error_prefix(err, "the checkpoint of step %lld is saved, but not its weights alone",
-                        (long long)state->step);
+  if (memory_try(try_save, &s, err) ? s.status == 0 : s.saved) return 0;
   const Error why = *err;
   error_set(err, "the checkpoint of step %lld could not be saved: %.1500s; ",
             (long long)state->step, why.text);

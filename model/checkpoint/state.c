@@ -144,5 +144,5 @@ int checkpoint_read_state(const char *path, TrainState *state, Error *err) {
 int checkpoint_read_config(const char *path, Config *config, Error *err) {
   PathText name;
   if (find_file(path, RUN_CONFIG_FILE, &name, err) != 0) return -1;
-  return config_load(config, name.text, 0, NULL, err);
+  return config_load_saved(config, name.text, err);
 }

@@ -33,7 +33,7 @@ typedef struct ModelConfig {
 
 #define MODEL_CONFIG_FILE "config.json" // Hugging Face's
 
-enum { PATH_CHARS = 1024, TEXT_CHARS = 4096 };
+enum { PATH_CHARS = 1024 };
 
 typedef struct DataConfig {
   char train[PATH_CHARS];     // token files: a path, a glob, or a folder of ./prepare
@@ -57,14 +57,11 @@ typedef struct TrainConfig {
   int64_t eval_interval; // steps between validations; 0 = only at the start and the end
   int64_t eval_batches;  // micro-batches a validation reads; 0 = the whole split
   int64_t save_interval; // steps between checkpoints; 0 = only at the end, -1 = never
-  int64_t keep_checkpoints, keep_every, weights_every;
+  int64_t keep_checkpoints;
   bool keep_best;
   int64_t sample_interval; // steps between samples; 0 = only at the end, -1 = never
   int64_t sample_tokens;
-  char sample_prompt[TEXT_CHARS];
-  double sample_temperature;
   int64_t max_nonfinite;     // skipped updates in a row before the run stops
-  double spike_zscore;       // evidence of a loss so many deviations above the last ones; 0 = off
   double max_minutes;        // the process saves and ends before so many have passed; 0 = no limit
   char resume[PATH_CHARS];   // "" = start anew, "auto" = latest of output.dir if any, or a folder
   bool resume_allow_changes; // resume although keys that shape the run differ
@@ -132,8 +129,10 @@ typedef struct Config {
 int config_load(Config *config, const char *path, int override_count, char *const *overrides,
                 Error *err);
 
-// The same from memory, for tests, fuzzing and checkpoints; `name` stands for the path in
-// sentences.
+// A checkpoint's run.json, as this or an older version wrote it: keys that are no more are ignored.
+int config_load_saved(Config *config, const char *path, Error *err);
+
+// config_load from memory; `name` stands for the path in sentences.
 int config_parse(Config *config, const char *name, const char *json, int override_count,
                  char *const *overrides, Error *err);
 

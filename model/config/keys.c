@@ -105,27 +105,15 @@ const Key config_keys[] = {
     INTEGER(train, keep_checkpoints, "3", 1, 99999999, 0,
             "how many of the newest checkpoints are kept, and at least one after which a step was "
             "finite"),
-    INTEGER(train, keep_every, "0", 0, 99999999, 0,
-            "checkpoints of steps that are multiples of it are kept, too; 0: none"),
     BOOL(train, keep_best, "false", 0,
          "a validation that is the best so far is saved, and kept until a better one: "
          "output.dir/best"),
-    INTEGER(train, weights_every, "0", 0, 99999999, 0,
-            "a save whose step is a multiple of it leaves step-N.weights, too, for good: a Hugging "
-            "Face folder of the weights in bf16 alone; 0: none"),
     INTEGER(train, sample_interval, "0", -1, 99999999, 0,
             "steps between samples; 0: only at the end; -1: never"),
     INTEGER(train, sample_tokens, "200", 1, 16777216, 0, "tokens in a sample at most"),
-    TEXT(train, sample_prompt, "\"\"", 0, 0, "text that a sample begins with"),
-    NUMBER(train, sample_temperature, "0.8", 0, 100, 0,
-           "sampling temperature; 0: always the likeliest token"),
     INTEGER(train, max_nonfinite, "10", 1, 99999999, 0,
             "the run stops when so many updates in a row are skipped, because the loss or the "
             "gradient norm is not finite"),
-    NUMBER(
-        train, spike_zscore, "0", 0, 1e6, 0,
-        "a loss so many standard deviations above the mean of the last 128 leaves a file with the "
-        "batch and the norms; 0: off"),
     NUMBER(train, max_minutes, "0", 0, 1e8, KEY_OF_PROCESS,
            "the process saves and ends before so many minutes have passed, as a batch system wants "
            "it; 0: no limit"),
@@ -215,6 +203,20 @@ const Key config_keys[] = {
         "process (in FP8 four) never"),
     {.name = NULL},
 };
+// Keys of older versions. A user's configuration is refused with the advice; a checkpoint's may have
+// them, and they mean nothing there.
+static const struct {
+  const char *section, *name, *advice;
+} retired_keys[] = {
+    {"train", "keep_every",
+     "train.keep_checkpoints says how many stay; copy what is to stay longer"},
+    {"train", "weights_every", "a checkpoint is a Hugging Face folder already; copy its folder"},
+    {"train", "sample_prompt", "./train --generate RUN --prompt TEXT continues any text"},
+    {"train", "sample_temperature", "samples have 0.8; ./train --generate RUN takes --temperature"},
+    {"train", "spike_zscore", "log.jsonl has the loss and the gradient norm of every step"},
+};
+enum { RETIRED_KEYS = sizeof retired_keys / sizeof *retired_keys };
+
 _Static_assert(sizeof config_keys / sizeof *config_keys <= MAX_KEYS, "raise MAX_KEYS");
 
 const char *const config_sections[SECTION_COUNT] = {"model",     "data",    "train",
@@ -234,6 +236,17 @@ const Key *key_find(const char *section, const char *name) {
 
 static bool key_inside(const Key *key, const char *section) {
   return strncmp(key->section, section, strlen(section)) == 0;
+}
+
+static const char *retired_advice(const char *section, const char *name) {
+  for (int i = 0; i < RETIRED_KEYS; i++)
+    if (strcmp(retired_keys[i].section, section) == 0 && strcmp(retired_keys[i].name, name) == 0)
+      return retired_keys[i].advice;
+  return NULL;
+}
+
+bool key_retired(const char *section, const char *name) {
+  return retired_advice(section, name) != NULL;
 }
 
 bool key_given(const KeyReader *r, const char *section, const char *name) {
@@ -312,6 +325,10 @@ static const char *known_section(const char *name) {
 }
 
 int key_unknown(KeyReader *r, const char *section, const char *name) {
+  const char *advice = retired_advice(section, name);
+  if (advice)
+    return error_set(r->err, "%s: %s is no key any more: remove it; %s", r->where,
+                     key_name(r, section, name).text, advice);
   const char *known = known_section(section), *separator = "";
   const Key *near = suggest(known ? known : section, name);
   error_set(r->err, "%s: %s is not a key", r->where, key_name(r, section, name).text);

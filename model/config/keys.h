@@ -41,10 +41,12 @@ typedef struct KeyReader {
   bool hugging_face;    // a config.json: keys are named without "model."
   PathText folder;      // that the user named for the model; "" where it was no folder
   bool folder_has_tokenizer;
+  bool of_checkpoint; // retired keys are passed over
   Error *err;
 } KeyReader;
 
 const Key *key_find(const char *section, const char *name);
+bool key_retired(const char *section, const char *name); // an older version had it
 bool key_given(const KeyReader *r, const char *section, const char *name);
 // Sets the section and those inside it back to what they were before anything was read.
 void keys_forget(KeyReader *r, const char *section);
@@ -52,7 +54,8 @@ void keys_forget(KeyReader *r, const char *section);
 // Checks type and range and stores the value.
 int key_set(KeyReader *r, const Key *key, const cJSON *value);
 int key_set_json(KeyReader *r, const Key *key, const char *json);
-// -1 and a sentence with what the user may have meant; the second only if it is no section.
+// -1 and a sentence with what the user may have meant, or what replaces a retired key; the second
+// only if it is no section.
 int key_unknown(KeyReader *r, const char *section, const char *name);
 int section_check(KeyReader *r, const char *name);
 // Gives every key that was not given its default; a missing required key is an error.

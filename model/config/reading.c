@@ -89,6 +89,7 @@ static int read_section(KeyReader *r, const cJSON *section) {
                      name, name);
   for (const cJSON *item = section->child; item; item = item->next) {
     const Key *key = key_find(name, item->string);
+    if (!key && r->of_checkpoint && key_retired(name, item->string)) continue;
     if (!key) return key_unknown(r, name, item->string);
     if (key_set(r, key, item)) return -1;
   }
@@ -158,11 +159,11 @@ static int apply_override(KeyReader *r, const char *config_name, const char *ove
 // ---- The interface
 
 // Takes the tree over; NULL fails: its maker said why.
-static int read_config(Config *config, const char *name, cJSON *tree, int override_count,
-                       char *const *overrides, Error *err) {
+static int read_config(Config *config, const char *name, cJSON *tree, bool of_checkpoint,
+                       int override_count, char *const *overrides, Error *err) {
   if (!tree) return -1;
   memset(config, 0, sizeof *config); // padding too: configurations are compared as bytes
-  KeyReader r = {.config = config, .where = name, .err = err};
+  KeyReader r = {.config = config, .where = name, .of_checkpoint = of_checkpoint, .err = err};
   bool model_replaced = false;
   for (int i = 0; i < override_count; i++)
     if (strncmp(overrides[i], "model=", 6) == 0) model_replaced = true;
@@ -176,14 +177,18 @@ static int read_config(Config *config, const char *name, cJSON *tree, int overri
 
 int config_parse(Config *config, const char *name, const char *json, int override_count,
                  char *const *overrides, Error *err) {
-  return read_config(config, name, json_parse(name, json, strlen(json), err), override_count,
+  return read_config(config, name, json_parse(name, json, strlen(json), err), false, override_count,
                      overrides, err);
 }
 
 int config_load(Config *config, const char *path, int override_count, char *const *overrides,
                 Error *err) {
-  return read_config(config, path, json_read(path, CONFIG_MAX_BYTES, err), override_count,
+  return read_config(config, path, json_read(path, CONFIG_MAX_BYTES, err), false, override_count,
                      overrides, err);
+}
+
+int config_load_saved(Config *config, const char *path, Error *err) {
+  return read_config(config, path, json_read(path, CONFIG_MAX_BYTES, err), true, 0, NULL, err);
 }
 
 void config_write(JsonWriter *w, const char *name, const Config *config) {

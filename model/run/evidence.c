@@ -1,4 +1,4 @@
-// What is kept of a step that was not finite, or whose loss jumped.
+// What is kept of a step that was not finite.
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
@@ -96,19 +96,14 @@ static void put_batch(JsonWriter *w, const Run *run, uint64_t end) {
   json_close(w, ']');
 }
 
-static char *case_json(const Run *run, const StepLine *line, const LossWindow *losses,
-                       const char *kind, uint64_t end) {
+static char *case_json(const Run *run, const StepLine *line, uint64_t end) {
   JsonWriter w = {.indent = 1};
   json_open(&w, NULL, '{');
-  json_string(&w, "kind", kind);
+  json_string(&w, "kind", "nonfinite");
   json_whole(&w, "step", line->step);
   json_number(&w, "loss", line->loss, 9);
   json_number(&w, "grad_norm", line->grad_norm, 9);
   json_number(&w, "lr", line->lr, 9);
-  json_bool(&w, "applied", line->applied);
-  json_whole(&w, "losses", losses->count < LOSS_WINDOW ? losses->count : LOSS_WINDOW);
-  json_number(&w, "loss_mean", losses->mean, 9);
-  json_number(&w, "loss_deviation", losses->deviation, 9);
   put_batch(&w, run, end);
   json_whole(&w, "norms_of_step", run_steps_asked(run));
   put_tensors(&w, run);
@@ -116,19 +111,20 @@ static char *case_json(const Run *run, const StepLine *line, const LossWindow *l
   return w.text;
 }
 
-static void write_case(Run *run, const StepLine *line, const char *kind, uint64_t end) {
+static void write_case(Run *run, const StepLine *line, uint64_t end) {
   Error err;
-  const PathText file = path_text("%s-%08" PRId64 ".json", kind, line->step),
+  const PathText file = path_text("nonfinite-%08" PRId64 ".json", line->step),
                  path = path_text("%s/%s", run->lock.name.text, file.text),
                  to = path_text("%s/%s", run->lock.path.text, file.text);
-  char *json = case_json(run, line, &run->losses, kind, end);
+  char *json = case_json(run, line, end);
   run->evidence_step = line->step;
   fflush(stdout);
   if (run_lock_look(&run->lock, &err) != FOLDER_LOST &&
       file_write_atomic(to.text, json, strlen(json), &err) == 0) {
     fprintf(stderr,
-            "step %lld: the loss or the gradient norm %s; norms and the batch are in '%s'\n",
-            (long long)line->step, line->applied ? "jumped" : "is not finite", path.text);
+            "step %lld: the loss or the gradient norm is not finite; norms and the batch are in "
+            "'%s'\n",
+            (long long)line->step, path.text);
     log_evidence(&run->log, line->step, path.text);
   } else {
     run_lock_name(&run->lock, &err);
@@ -139,27 +135,8 @@ static void write_case(Run *run, const StepLine *line, const char *kind, uint64_
 
 // ---- Which steps
 
-// Mean and standard deviation of the losses that are in the window.
-static void describe(LossWindow *w) {
-  const int64_t count = w->count < LOSS_WINDOW ? w->count : LOSS_WINDOW;
-  double squares = 0;
-  w->mean = w->deviation = 0;
-  for (int64_t i = 0; i < count; i++) w->mean += w->values[i] / (double)count;
-  for (int64_t i = 0; i < count; i++) squares += pow(w->values[i] - w->mean, 2) / (double)count;
-  w->deviation = sqrt(squares);
-}
-
 void run_watch_step(Run *run, const StepLine *line, uint64_t end) {
-  enum { LEAST = 32 }; // losses that a jump is seen against
-  const TrainConfig *c = &run->config.train;
   const int64_t row = run->state.nonfinite_row;
-  LossWindow *w = &run->losses;
   const bool apart = run->evidence_step == 0 || line->step - run->evidence_step >= STEPS_APART;
-  if (c->spike_zscore > 0 || row > 0) describe(w);
-  if ((row == 1 && apart) || row >= c->max_nonfinite) write_case(run, line, "nonfinite", end);
-  if (!line->applied) return;
-  const bool jumped = c->spike_zscore > 0 && w->count >= LEAST && w->deviation > 0 &&
-                      line->loss > w->mean + c->spike_zscore * w->deviation;
-  if (jumped && apart) write_case(run, line, "spike", end);
-  w->values[w->count++ % LOSS_WINDOW] = line->loss;
+  if ((row == 1 && apart) || row >= run->config.train.max_nonfinite) write_case(run, line, end);
 }

@@ -16,7 +16,7 @@
 //          tokenizer is not known), tokens
 //   sample step, text
 //   save   step, path, ms (until it was in place), waited_ms (of them training stood still)
-//   evidence  step, path: of what is known of a step that was not finite or whose loss jumped
+//   evidence  step, path: of what is known of a step that was not finite
 //   stop   step, reason
 //   breakdown  step, and as in model/run/breakdown.h: step_ms, other_steps_ms, gpu_ms, gaps_ms,
 //          lost, groups (an object of {ms, count} by kernels/activity.h's names), kernels (a list

@@ -17,14 +17,6 @@ typedef struct PendingStep {
   uint64_t cursor; // of the loader, after the step's batches
 } PendingStep;
 
-enum { LOSS_WINDOW = 128 };
-// The last losses of applied steps, and what was made of them when one was looked at.
-typedef struct LossWindow {
-  double values[LOSS_WINDOW]; // a ring
-  int64_t count;              // that were ever put in
-  double mean, deviation;
-} LossWindow;
-
 typedef struct SavesPlan {
   bool background; // beside training
   size_t bytes;    // of the copy that this takes on the host; 0: it is not asked for
@@ -69,7 +61,6 @@ typedef struct Run {
   BackendText was_on; // the backend of that checkpoint, where it is another; else empty
   const char *was;    // the precision of the checkpoint that it goes on from; NULL: there is none
   int64_t saturated_row; // FP8: steps in a row in which values were beyond a scale's reach
-  LossWindow losses;
   int64_t evidence_step; // of the last case; 0: there was none
   bool profiling;        // the profilers' window is open
   bool tracing;          // output.breakdown, until tracing fails
@@ -110,10 +101,10 @@ void run_load_batch(Run *run, int64_t i);
 // An error means: too many skipped updates in a row.
 int run_step_end(Run *run, Error *err);
 
-// For run_step_end: looks at a booked step. One that is not finite, and is the first of a row or
-// its last, or whose loss is train.spike_zscore deviations above the mean of the last ones, leaves
-// OUTPUT.DIR/nonfinite-STEP.json or spike-STEP.json: its numbers, the batch (the loader's cursor,
-// and file and first token of each sequence), and of each tensor the norms of weight and gradient.
+// For run_step_end: looks at a booked step. The first of a row that are not finite, and the last of
+// a row that ends the run, are written to OUTPUT.DIR/nonfinite-STEP.json: its numbers, the batch
+// (the loader's cursor, and file and first token of each sequence), and the norms of each tensor's
+// weight and gradient.
 // A GPU is a step ahead then: the file says of which step the norms are. end: the loader's cursor
 // after the batch.
 void run_watch_step(Run *run, const StepLine *line, uint64_t end);

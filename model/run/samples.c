@@ -29,22 +29,19 @@ bool run_sample(Run *run) {
   const TrainConfig *c = &run->config.train;
   Error err;
   SampleText sample = {0};
-  Writing writing = {.generator = run->generator,
-                     .tokenizer = run->tokenizer,
-                     .options = {.temperature = c->sample_temperature,
-                                 .top_p = 1,
-                                 .seed = c->seed,
-                                 .max_tokens = c->sample_tokens},
-                     .stop = run->stop,
-                     .show = append,
-                     .context = &sample};
+  Writing writing = {
+      .generator = run->generator,
+      .tokenizer = run->tokenizer,
+      .options = {.temperature = 0.8, .top_p = 1, .seed = c->seed, .max_tokens = c->sample_tokens},
+      .stop = run->stop,
+      .show = append,
+      .context = &sample};
   sample_options_end(&writing.options, tokenizer_facts(run->tokenizer)->end);
-  const char *prompt = c->sample_prompt;
   TokenIds ids = {0};
   range_push("sample");
   llama_calibrate(&run->llama, true);
-  if (prompt_ids(run->tokenizer, prompt, strlen(prompt), &ids, &err) == 0 &&
-      text_write(&writing, prompt, strlen(prompt), &ids, &err) == 0) {
+  if (prompt_ids(run->tokenizer, "", 0, &ids, &err) == 0 &&
+      text_write(&writing, "", 0, &ids, &err) == 0) {
     printf("step %lld | sample\n----\n%.*s\n----\n", (long long)run->state.step, (int)sample.bytes,
            sample.text);
     fflush(stdout);

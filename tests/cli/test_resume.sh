@@ -10,7 +10,7 @@ write_config "$config"
 # Validations of hundreds of sequences and samples of thousands of tokens, so that a signal can fall into them; the
 # likeliest token is never the end of the document, which would end a sample.
 sampling=(train.steps=60 train.batch_size=8 train.eval_batches=0 train.eval_interval=20
-  train.sample_interval=30 train.sample_tokens=4000 train.sample_temperature=0)
+  train.sample_interval=30 train.sample_tokens=4000)
 
 train_into() { # RUN ARGUMENTS...
   local run=$1

@@ -65,7 +65,7 @@ damaged() { # NAME WORDS COMMAND...: it goes on from step 10, says why, and ends
 damaged without_moments 'no optimizer.safetensors' rm optimizer.safetensors
 damaged that_was_cut 'model.safetensors' truncate -s 5000 model.safetensors
 damaged with_the_weights_of_another 'is of step 10' cp ../step-00000010/model.safetensors .
-damaged of_another_step "state.json' is not what was saved" cp ../step-00000010/state.json .
+damaged of_another_step "state.json' .*was saved" cp ../step-00000010/state.json .
 cp -a "$folder/whole" "$folder/bad"
 truncate -s 5000 "$folder/bad/step-00000020/optimizer.safetensors"
 refuses a_named_checkpoint_that_was_cut_is_refused 'optimizer.safetensors' "$config" "${twice[@]}" \
@@ -76,7 +76,7 @@ check eval_takes_the_one_before "$(said)" \
   test "$("$TRAIN" --eval "$folder/bad" --data "$folder/data" 2>&1 | grep -c 'passed over\|^loss')" = 2
 
 # ---- What is kept
-keep=(train.eval_interval=5 train.keep_best=true train.keep_checkpoints=1 train.weights_every=20
+keep=(train.eval_interval=5 train.keep_best=true train.keep_checkpoints=1
   train.save_interval=10 "output.dir=$folder/kept" optimizer.schedule=constant)
 must "$TRAIN" "$config" "${keep[@]}"
 must "$TRAIN" "$config" "${keep[@]}" train.steps=40 train.resume=auto optimizer.learning_rate=30 # ruins it
@@ -101,9 +101,6 @@ check a_run_that_diverged_keeps_weights_that_a_finite_step_followed "$(ls "$fold
 "$TRAIN" "$config" train.steps="$last" "output.dir=$folder/freed" "train.resume=$folder/stuck/$good" \
   train.resume_allow_changes=true optimizer.learning_rate=0.001 >"$folder/said" 2>"$folder/said.err"
 check a_run_goes_on_from_them "$(said)" grep -q '"applied":true' "$folder/freed/log.jsonl"
-check weights_alone_stay "$(ls "$folder/kept")" \
-  test "$(cd "$folder/kept" && echo *.weights/*.safetensors)" = \
-  'step-00000020.weights/model.safetensors step-00000040.weights/model.safetensors'
 
 # ---- A folder that is taken from under its run: an error, the steps saved elsewhere, and nobody else's files touched
 options=(train.steps=400 train.save_interval=5 train.keep_checkpoints=1)

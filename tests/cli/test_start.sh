@@ -11,9 +11,8 @@ write_config "$config"
 # A value other than the default for every key that may have one here, so that no table could be longer.
 all_set=(model.max_position_embeddings=64 model.rms_norm_eps=1e-6 model.rope_theta=10000 model.tie_word_embeddings=true
   model.initializer_range=0.03 data.shuffle=false data.tokenizer=bytes train.gradient_accumulation=2 train.loss_chunks=2
-  train.recompute=mlp train.seed=7 train.eval_interval=10 train.keep_checkpoints=2 train.keep_every=5 train.keep_best=true
-  train.weights_every=10 train.sample_interval=-1 train.sample_tokens=9 train.sample_prompt=line train.sample_temperature=0.5
-  train.max_nonfinite=5 train.spike_zscore=8 train.max_minutes=60 train.resume_allow_changes=true optimizer.schedule=wsd
+  train.recompute=mlp train.seed=7 train.eval_interval=10 train.keep_checkpoints=2 train.keep_best=true
+  train.sample_interval=-1 train.sample_tokens=9 train.max_nonfinite=5 train.max_minutes=60 train.resume_allow_changes=true optimizer.schedule=wsd
   optimizer.decay_steps=5 optimizer.min_learning_rate=1e-4 optimizer.beta1=0.8 optimizer.beta2=0.9 optimizer.eps=1e-7
   optimizer.weight_decay=0.2 optimizer.clip_norm=2 backend.precision=fp8 backend.moments=bf16 backend.graphs=false
   output.save_dtype=bf16 output.log_interval=2 output.profile_start=3 output.profile_steps=2)
@@ -70,8 +69,8 @@ check the_plan_has_the_total_that_the_start_says "$total; $(grep '^memory' "$fol
 
 # ---- Names of any bytes: the log is UTF-8, and JSON, all the same
 broken=$folder/$'br\xffoken \xed\xa0\x80\nname'
-must "$TRAIN" "$config" "output.dir=$broken" train.steps=2 train.sample_prompt=$'\xc3' train.sample_interval=0 train.sample_tokens=5
-must "$TRAIN" "$config" "output.dir=$broken" train.steps=3 train.resume=auto "train.sample_prompt=$broken"
+must "$TRAIN" "$config" "output.dir=$broken" train.steps=2 train.sample_interval=0 train.sample_tokens=5
+must "$TRAIN" "$config" "output.dir=$broken" train.steps=3 train.resume=auto
 check the_log_is_utf8_whatever_the_names_are "$(head -c 300 "$broken/log.jsonl")" iconv -f UTF-8 -t UTF-8 -o /dev/null "$broken/log.jsonl"
 check its_lines_are_whole "$(cat "$broken/log.jsonl")" test "$(grep -cvE '^\{"kind":"[a-z]+","step":[0-9]+.*\}$' "$broken/log.jsonl")" = 0
 

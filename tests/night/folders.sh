@@ -13,7 +13,7 @@ common=(train.steps=200 train.gradient_accumulation=3 train.keep_checkpoints=2)
 variants=('train.save_interval=5'
   'train.save_interval=0'
   'train.save_interval=9 output.background_save=false output.save_dtype=bf16'
-  'train.save_interval=25 train.eval_interval=20 train.keep_best=true train.weights_every=50')
+  'train.save_interval=25 train.eval_interval=20 train.keep_best=true')
 home=$folder/home run=$folder/home/run away=$folder/home/away
 lost='was removed while the run trained|was moved to|may be another run|is not the folder any more'
 declare -A pids

@@ -116,15 +116,6 @@ static void room_is_made_before_a_save_but_not_of_the_latest(void **state) {
   tiny_test_close(&t);
 }
 
-static void keep_every_keeps_its_multiples(void **state) {
-  (void)state;
-  TinyTest t = tiny_test_open(untied);
-  t.run.config.train.keep_every = 20;
-  for (int step = 5; step <= 60; step += 5) must_save(&t, step, 0, 0);
-  expect_steps(&t, "", "20 40 55 60");
-  tiny_test_close(&t);
-}
-
 static void keep_best_keeps_the_best_and_names_it(void **state) {
   (void)state;
   TinyTest t = tiny_test_open(untied);
@@ -140,29 +131,6 @@ static void keep_best_keeps_the_best_and_names_it(void **state) {
   must_save(&t, 40, 0, 40);
   assert_int_equal(link_step(t.dir, "best"), 40);
   expect_steps(&t, "", "35 40");
-  tiny_test_close(&t);
-}
-
-static void weights_alone_stay_in_bf16(void **state) {
-  (void)state;
-  Error err = {""};
-  TinyTest t = tiny_test_open(untied);
-  t.run.config.train.weights_every = 10;
-  tiny_run_fill(&t.run, 3);
-  for (int step = 5; step <= 20; step += 5) must_save(&t, step, 0, 0);
-  must_save(&t, 20, 0, 0); // again
-  expect_steps(&t, "", "15 20");
-  expect_steps(&t, ".weights", "10 20");
-  expect_steps(&t, ".weights.tmp", "");
-  assert_false(tiny_test_has(&t, "step-00000010.weights/optimizer.safetensors"));
-  assert_true(tiny_test_has(&t, "step-00000010.weights/config.json"));
-  SafeFile file;
-  const PathText folder = path_text("%s/step-00000010.weights", t.dir);
-  must(safetensors_open(&file, path_text("%s/" WEIGHTS_FILE, folder.text).text, &err), &err);
-  assert_int_equal(file.tensors[0].dtype, SAFE_BF16);
-  safetensors_close(&file);
-  must(tiny_load(folder.text, &t.loaded.llama, false, &err), &err);
-  expect_error(tiny_load(folder.text, &t.loaded.llama, true, &err), &err, "optimizer.safetensors");
   tiny_test_close(&t);
 }
 
@@ -197,8 +165,6 @@ static void a_save_without_room_writes_nothing(void **state) {
     free_bytes = bytes;
     must(checkpoint_room(t.dir, &t.run.config, 10, &err), &err);
     must_save(&t, 10, 0, 0);
-    t.run.config.train.weights_every = 15;
-    expect_error(save(&t, 15, 0, 0, &err), &err, "of free space, but a checkpoint needs");
     t.run.config.train.save_interval = -1; // a run that saves nothing needs no room
     free_bytes = 0;
     must(checkpoint_room(t.dir, &t.run.config, 10, &err), &err);
@@ -213,10 +179,8 @@ static void a_start_removes_what_a_kill_has_left(void **state) {
   TinyTest t = tiny_test_open(untied);
   must_save(&t, 5, 0, 0);
   must(directory_create(path_text("%s/step-00000003.tmp", t.dir).text, &err), &err);
-  must(directory_create(path_text("%s/step-00000003.weights.tmp", t.dir).text, &err), &err);
   checkpoint_clear(t.dir);
   expect_steps(&t, ".tmp", "");
-  expect_steps(&t, ".weights.tmp", "");
   expect_steps(&t, "", "5");
   tiny_test_close(&t);
 }
@@ -226,9 +190,7 @@ int main(void) {
       cmocka_unit_test(a_row_of_skipped_updates_removes_no_good_checkpoint),
       cmocka_unit_test(the_last_good_one_is_one_after_which_a_step_was_finite),
       cmocka_unit_test(room_is_made_before_a_save_but_not_of_the_latest),
-      cmocka_unit_test(keep_every_keeps_its_multiples),
       cmocka_unit_test(keep_best_keeps_the_best_and_names_it),
-      cmocka_unit_test(weights_alone_stay_in_bf16),
       cmocka_unit_test(a_save_without_room_writes_nothing),
       cmocka_unit_test(a_start_removes_what_a_kill_has_left),
   };

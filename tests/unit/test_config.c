@@ -8,6 +8,7 @@
 #include "base/file.h"
 #include "base/memory.h"
 #include "tests/support/config_test.h"
+#include "tests/support/tiny_run.h"
 
 #define REFUSED(json, ...)                                                                         \
   expect_refusal(json, NULL, (const char *const[]){"c.json", __VA_ARGS__, NULL})
@@ -62,7 +63,7 @@ static void the_resolved_configuration_reads_back_as_the_same_bytes(void **state
                        "optimizer.min_learning_rate=4.9e-324",
                        "train.seed=9007199254740991",
                        "model.rope_theta=1234567.0000000002",
-                       "train.sample_prompt=\"a\\\"\\\\\\n\\t\\u00e9/\"",
+                       "data.val=\"a\\\"\\\\\\n\\t\\u00e9/\"",
                        "optimizer.weight_decay=0.1000000000000000055",
                        "optimizer.schedule=wsd",
                        "optimizer.decay_steps=3",
@@ -71,7 +72,7 @@ static void the_resolved_configuration_reads_back_as_the_same_bytes(void **state
   const Config c = parse_with(MINIMAL, sizeof overrides / sizeof *overrides, overrides);
   assert_true(c.optimizer.learning_rate == 0.12345678901234567);
   assert_int_equal(c.train.seed, 9007199254740991);
-  assert_string_equal(c.train.sample_prompt, "a\"\\\n\t\xc3\xa9/");
+  assert_string_equal(c.data.val, "a\"\\\n\t\xc3\xa9/");
   expect_round_trip(&c);
   const Config plain = parse(MINIMAL);
   expect_round_trip(&plain);
@@ -258,11 +259,11 @@ static void fp8_takes_sizes_in_multiples_of_16(void **state) {
 
 static void overrides_apply_in_order(void **state) {
   (void)state;
-  char *overrides[] = {"train.steps=20",         "train.steps=30",
-                       "output.dir=123",         "data.val=a b*.bin",
-                       "train.resume=\"auto\"",  "optimizer.schedule=constant",
-                       "data.shuffle=false",     "model.tie_word_embeddings=true",
-                       "train.sample_prompt=x=y"};
+  char *overrides[] = {"train.steps=20",        "train.steps=30",
+                       "output.dir=123",        "data.val=a b*.bin",
+                       "train.resume=\"auto\"", "optimizer.schedule=constant",
+                       "data.shuffle=false",    "model.tie_word_embeddings=true",
+                       "train.init_from=x=y"};
   const Config c = parse_with(MINIMAL, sizeof overrides / sizeof *overrides, overrides);
   assert_int_equal(c.train.steps, 30);
   assert_string_equal(c.output.dir, "123");
@@ -270,7 +271,7 @@ static void overrides_apply_in_order(void **state) {
   assert_string_equal(c.train.resume, "auto");
   assert_int_equal(c.optimizer.schedule, SCHEDULE_CONSTANT);
   assert_true(!c.data.shuffle && c.model.tie_word_embeddings);
-  assert_string_equal(c.train.sample_prompt, "x=y");
+  assert_string_equal(c.train.init_from, "x=y");
 }
 
 static void a_shorter_text_leaves_nothing_of_a_longer_one(void **state) {
@@ -298,6 +299,28 @@ static void a_bad_override_is_refused_by_name(void **state) {
   OVERRIDE_REFUSED("backend.device=gpu", "\"auto\", \"cuda\" or \"cpu\"");
   OVERRIDE_REFUSED("=", "is not a section");
   OVERRIDE_REFUSED("model=/nowhere/config.json", "/nowhere/config.json");
+}
+
+static void a_key_of_an_older_version_is_refused_with_what_to_do_instead(void **state) {
+  (void)state;
+  Error err = {""};
+  Config config;
+  const Config plain = parse(MINIMAL);
+  OVERRIDE_REFUSED("train.keep_every=5", "train.keep_every is no key any more: remove it; ",
+                   "train.keep_checkpoints says how many stay");
+  const char old[] = "{\"model\": {" SIZES "}, \"data\": {\"train\": \"t.bin\"},"
+                     " \"output\": {\"dir\": \"runs/x\"}, \"train\": {\"steps\": 10,"
+                     " \"sequence_length\": 32, \"sample_temperature\": 0.5}}";
+  expect_error(config_parse(&config, "c.json", old, 0, NULL, &err), &err,
+               "c.json: train.sample_temperature is no key any more: remove it; samples have 0.8");
+  // A checkpoint that has it still loads.
+  char *folder = temporary_folder();
+  const PathText path = path_text("%s/run.json", folder);
+  must(file_write(path.text, old, strlen(old), &err), &err);
+  must(config_load_saved(&config, path.text, &err), &err);
+  assert_memory_equal(&config, &plain, sizeof config);
+  must(directory_remove(folder, &err), &err);
+  free(folder);
 }
 
 static void a_model_override_replaces_a_model_file_that_is_not_there(void **state) {
@@ -330,7 +353,7 @@ static void only_keys_that_shape_the_run_must_be_equal_on_resume(void **state) {
                              "train.resume=auto",     "train.keep_checkpoints=9",
                              "output.dir=elsewhere",  "backend.threads=3",
                              "backend.device=cpu",    "train.resume_allow_changes=true",
-                             "train.init_from=x",     "train.sample_prompt=hello",
+                             "train.init_from=x",     "train.sample_tokens=9",
                              "backend.precision=fp8", "train.steps=11",
                              "optimizer.beta2=0.5",   "optimizer.learning_rate=1"};
   Error err = {""};
@@ -411,6 +434,7 @@ int main(void) {
       cmocka_unit_test(overrides_apply_in_order),
       cmocka_unit_test(a_shorter_text_leaves_nothing_of_a_longer_one),
       cmocka_unit_test(a_bad_override_is_refused_by_name),
+      cmocka_unit_test(a_key_of_an_older_version_is_refused_with_what_to_do_instead),
       cmocka_unit_test(a_model_override_replaces_a_model_file_that_is_not_there),
       cmocka_unit_test(a_sequence_is_as_long_as_the_model_allows_by_default),
       cmocka_unit_test(only_keys_that_shape_the_run_must_be_equal_on_resume),

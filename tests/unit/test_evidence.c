@@ -1,4 +1,4 @@
-// What a run keeps of a step whose loss jumped or was not finite.
+// What a run keeps of a step that was not finite.
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -18,25 +18,26 @@ enum { STEPS = 5 };
 
 typedef struct EvidenceTest {
   Run run;
-  StepLine line; // a step like those before
+  StepLine line; // its last step, as if it had not been finite
   uint64_t end;
 } EvidenceTest;
 
-// A run after a few steps, whose last 40 losses were 1 and 3 in turn: mean 2, deviation 1.
 static EvidenceTest open_test(const char *folder) {
-  EvidenceTest t = {.line = {.step = STEPS, .loss = 3, .lr = 0.5, .applied = true}};
-  Config config = tiny_training_config(folder, 1000, "");
-  config.train.spike_zscore = 4;
+  EvidenceTest t = {.line = {.step = STEPS, .loss = NAN, .lr = 0.5, .grad_norm = 1.5}};
+  const Config config = tiny_training_config(folder, 1000, "");
   tiny_training_open(&t.run, &config);
   for (int i = 0; i < STEPS; i++) tiny_training_step(&t.run);
   t.end = t.run.train_data->cursor;
-  t.run.losses.count = 40;
-  for (int i = 0; i < 40; i++) t.run.losses.values[i] = i % 2 ? 3 : 1;
+  t.run.state.nonfinite_row = 1;
   return t;
 }
 
-static bool has_case(const EvidenceTest *t, const char *kind, int64_t step) {
-  return path_exists(path_text("%s/%s-%08d.json", t->run.config.output.dir, kind, (int)step).text);
+static PathText case_path(const EvidenceTest *t, int64_t step) {
+  return path_text("%s/nonfinite-%08d.json", t->run.config.output.dir, (int)step);
+}
+
+static bool has_case(const EvidenceTest *t, int64_t step) {
+  return path_exists(case_path(t, step).text);
 }
 
 static double number(const cJSON *object, const char *name) {
@@ -45,21 +46,14 @@ static double number(const cJSON *object, const char *name) {
   return item->valuedouble;
 }
 
-static void a_loss_that_jumps_leaves_its_batch_and_norms(void **state) {
+static void a_step_that_is_not_finite_leaves_its_batch_and_norms(void **state) {
   EvidenceTest t = open_test(*state);
   Error err = {""};
-  t.line.loss = 5.9; // 3.9 deviations above
   run_watch_step(&t.run, &t.line, t.end);
-  assert_false(has_case(&t, "spike", STEPS));
-  t.run.losses.count = 40;
-  t.line.loss = 6.1;
-  t.line.grad_norm = 1.5;
-  run_watch_step(&t.run, &t.line, t.end);
-  assert_true(has_case(&t, "spike", STEPS));
-  cJSON *tree = json_read(path_text("%s/spike-%08d.json", t.run.config.output.dir, STEPS).text,
-                          1 << 20, &err);
+  cJSON *tree = json_read(case_path(&t, STEPS).text, 1 << 20, &err);
   if (!tree) fail_msg("%s", err.text);
-  assert_true(number(tree, "loss") == 6.1 && number(tree, "step") == STEPS);
+  assert_true(number(tree, "grad_norm") == 1.5 && number(tree, "step") == STEPS);
+  assert_true(cJSON_IsNull(cJSON_GetObjectItemCaseSensitive(tree, "loss")));
 
   // The batch: what lies there in the file is what the run was given.
   const cJSON *place = cJSON_GetObjectItemCaseSensitive(tree, "sequences")->child;
@@ -99,18 +93,13 @@ static void a_loss_that_jumps_leaves_its_batch_and_norms(void **state) {
 
 static void cases_are_apart(void **state) {
   EvidenceTest t = open_test(*state);
-  t.line.loss = 100;
   run_watch_step(&t.run, &t.line, t.end);
-  t.line.step = STEPS + 1;
-  t.run.losses.count = 40;
+  t.line.step = STEPS + 1; // another row
   run_watch_step(&t.run, &t.line, t.end);
-  assert_false(has_case(&t, "spike", STEPS + 1));
+  assert_false(has_case(&t, STEPS + 1));
   t.line.step = STEPS + 50;
-  t.run.losses.values[0] = 1; // where the jumps were put in
-  t.run.losses.count = 40;
-  t.run.losses.values[40] = 1;
   run_watch_step(&t.run, &t.line, t.end);
-  assert_true(has_case(&t, "spike", STEPS + 50));
+  assert_true(has_case(&t, STEPS + 50));
   run_close(&t.run);
 }
 
@@ -121,22 +110,17 @@ static void a_gradient_that_is_not_finite_is_counted(void **state) {
   float *gradient = (float *)(void *)p->grad; // a real of the CPU's
   gradient[3] = NAN;
   gradient[5] = INFINITY;
-  t.line.applied = false;
-  t.line.loss = NAN;
-  t.run.state.nonfinite_row = 1;
   run_watch_step(&t.run, &t.line, t.end);
   t.run.state.nonfinite_row = 2;
   t.line.step = STEPS + 1;
   run_watch_step(&t.run, &t.line, t.end); // the same row
-  assert_false(has_case(&t, "nonfinite", STEPS + 1));
+  assert_false(has_case(&t, STEPS + 1));
   t.run.state.nonfinite_row = t.run.config.train.max_nonfinite;
   t.line.step = STEPS + 2;
   run_watch_step(&t.run, &t.line, t.end); // its last one, however near
-  assert_true(has_case(&t, "nonfinite", STEPS + 2));
-  cJSON *tree = json_read(path_text("%s/nonfinite-%08d.json", t.run.config.output.dir, STEPS).text,
-                          1 << 20, &err);
+  assert_true(has_case(&t, STEPS + 2));
+  cJSON *tree = json_read(case_path(&t, STEPS).text, 1 << 20, &err);
   if (!tree) fail_msg("%s", err.text);
-  assert_true(cJSON_IsNull(cJSON_GetObjectItemCaseSensitive(tree, "loss")));
   const cJSON *tensor = cJSON_GetObjectItemCaseSensitive(tree, "tensors")->child;
   for (; tensor; tensor = tensor->next) {
     const bool down = strcmp(cJSON_GetObjectItemCaseSensitive(tensor, "name")->valuestring,
@@ -149,7 +133,7 @@ static void a_gradient_that_is_not_finite_is_counted(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test_setup_teardown(a_loss_that_jumps_leaves_its_batch_and_norms,
+      cmocka_unit_test_setup_teardown(a_step_that_is_not_finite_leaves_its_batch_and_norms,
                                       make_tokens_folder, remove_folder),
       cmocka_unit_test_setup_teardown(cases_are_apart, make_tokens_folder, remove_folder),
       cmocka_unit_test_setup_teardown(a_gradient_that_is_not_finite_is_counted, make_tokens_folder,
