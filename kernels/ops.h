@@ -220,11 +220,11 @@ typedef void ResidualOp(Backend *be, int64_t M, int64_t K, Operand a, Operand W,
 //   x [M, D] in, sumsq in, W [2F, D] in (folded), z [M, 2F] out, y [M, F] out
 typedef void GateUpOp(Backend *be, int64_t M, Operand x, RowStat sumsq, Operand W, act_t *z,
                       Operand y);
-// logits = r * (x W'^T), for generation.
-//   x [M, D] in, sumsq in, W [V, D] in (folded), logits [M, V] out, rows of padded_vocab
-typedef void LmHeadOp(Backend *be, int64_t M, Operand x, RowStat sumsq, Operand W, act_t *logits);
-// The same for training and validation, with the loss: adds scale * sum over m of (log-sum-exp -
-// target's logit) to the loss of the running step. Where g is not NULL the gradient follows at
+// logits = r * (x W'^T) of one row, for generation.
+//   x [1, D] in, sumsq in, W [V, D] in (folded), logits [V] out
+typedef void RowLogitsOp(Backend *be, Operand x, RowStat sumsq, Operand W, act_t *logits);
+// The logits of a training step or a validation, and their loss: adds scale * sum over m of
+// (log-sum-exp - target's logit) to the loss of the running step. Where g is not NULL the gradient follows at
 // once, since the logits pass by only once: dlogits' = r * scale * (softmax - onehot(target)).
 //   x [M, D] in, sumsq in, W [V, D] in (folded), targets [M] int32 in, logits [M, V] scratch, rows
 //   of padded_vocab; g's p and s out, u and ux as said there
@@ -295,7 +295,7 @@ typedef void AdamwOp(Backend *be, const ParamTensor *list, int count);
   X(AttentionTokenOp, attention_token)                                                             \
   X(ResidualOp, residual)                                                                          \
   X(GateUpOp, gate_up)                                                                             \
-  X(LmHeadOp, lm_head)                                                                             \
+  X(RowLogitsOp, row_logits)                                                                       \
   X(HeadLossOp, head_loss)                                                                         \
   X(HeadDgradOp, head_dgrad)                                                                       \
   X(NormDgradOp, norm_dgrad)                                                                       \

@@ -117,6 +117,6 @@ void llama_loss(Llama *llama, double scale) {
 void row_logits(Llama *llama, int64_t row) {
   Backend *be = llama->be;
   const Acts *a = &llama->acts;
-  be->lm_head(be, 1, operand_from(be, a->x_final, row, llama->config.hidden_size),
-              row_stat_from(be, a->final_sumsq, row), llama->lm_head->folded, a->logits);
+  be->row_logits(be, operand_from(be, a->x_final, row, llama->config.hidden_size),
+                 row_stat_from(be, a->final_sumsq, row), llama->lm_head->folded, a->logits);
 }

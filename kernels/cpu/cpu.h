@@ -123,6 +123,8 @@ void cpu_scalings_write(Backend *be, const ScalingState *from_host);
 BACKEND_OPERATIONS(DECLARE_OPERATION)
 #undef DECLARE_OPERATION
 
+// logits [M, V] = r (x W'^T), rows of padded_vocab: head_loss up to them.
+void cpu_logits(Backend *be, int64_t M, Operand x, RowStat sumsq, Operand W, act_t *logits);
 // head_loss from the logits [M, V] on, which become dlogits.
 void cpu_loss(Backend *be, int64_t M, Operand x, RowStat sumsq, const int32_t *targets,
               act_t *logits, double scale, RowStat *s);

@@ -5,7 +5,7 @@
 
 #include "base/memory.h"
 
-void cpu_lm_head(Backend *be, int64_t M, Operand x, RowStat sumsq, Operand W, act_t *logits_) {
+void cpu_logits(Backend *be, int64_t M, Operand x, RowStat sumsq, Operand W, act_t *logits_) {
   const Cpu *cpu = cpu_of(be);
   const OpsConfig *c = &cpu->config;
   const int64_t V = c->V, stride = padded_vocab(c);
@@ -16,6 +16,10 @@ void cpu_lm_head(Backend *be, int64_t M, Operand x, RowStat sumsq, Operand W, ac
     const real r = row_factor(c, x, sumsq, m);
     scale_row(V, r, logits + m * stride);
   }
+}
+
+void cpu_row_logits(Backend *be, Operand x, RowStat sumsq, Operand W, act_t *logits) {
+  cpu_logits(be, 1, x, sumsq, W, logits);
 }
 
 // z [V] of one row becomes factor * (softmax(z) - onehot(target)); returns the row sum of the two's
@@ -68,7 +72,7 @@ void cpu_loss(Backend *be, int64_t M, Operand x, RowStat sumsq, const int32_t *t
 
 void cpu_head_loss(Backend *be, int64_t M, Operand x, RowStat sumsq, Operand W,
                    const int32_t *targets, act_t *logits, double scale, HeadGradient *g) {
-  cpu_lm_head(be, M, x, sumsq, W, logits);
+  cpu_logits(be, M, x, sumsq, W, logits);
   cpu_loss(be, M, x, sumsq, targets, logits, scale, g ? &g->s : NULL);
   if (g) leave_dlogits_copies(cpu_of(be), M, g->p, reals(logits), scale);
 }

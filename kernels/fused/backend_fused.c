@@ -139,7 +139,6 @@ static void set_operations(Backend *be, const OpsConfig *c, Mainloop mainloop) {
   if (kinds[OP_GATE_UP] == KERNEL_FUSED) be->gate_up = fused_gate_up;
   if (kinds[OP_DOWN_DGRAD] == KERNEL_FUSED) be->down_dgrad = fused_down_dgrad;
   if (kinds[OP_VALIDATION_LOSS] == KERNEL_FUSED) be->head_loss = fused_head_loss;
-  be->lm_head = fused_lm_head;
   be->residual = fused_residual;
   be->head_dgrad = fused_head_dgrad;
   be->norm_dgrad = fused_norm_dgrad;

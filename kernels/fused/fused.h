@@ -33,7 +33,6 @@ Backend *backend_fused_create(const OpsConfig *config, const GpuOptions *options
 QkvOp fused_qkv;
 ResidualOp fused_residual;
 GateUpOp fused_gate_up;
-LmHeadOp fused_lm_head;
 HeadLossOp fused_head_loss;
 HeadDgradOp fused_head_dgrad;
 NormDgradOp fused_norm_dgrad;

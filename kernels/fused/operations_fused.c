@@ -135,18 +135,6 @@ void fused_gate_up(Backend *be, int64_t M, Operand x, RowStat sumsq, Operand W, 
   run(f, PROGRAM_SWIGLU, &call, NULL);
 }
 
-void fused_lm_head(Backend *be, int64_t M, Operand x, RowStat sumsq, Operand W, act_t *logits) {
-  const Fused *f = fused_of(be);
-  const OpsConfig *c = &f->unfused.cuda.config;
-  if (cuda_one_row(&f->unfused.cuda, M)) {
-    unfused_lm_head(be, M, x, sumsq, W, logits);
-    return;
-  }
-  ProgramCall call = call_of(f, M, c->V, c->D, x, W, false, x, sumsq);
-  call.stores[0] = (Matrix){logits, M, padded_vocab(c)};
-  run(f, in_fp8(x, W) ? PROGRAM_LOGITS_FP8 : PROGRAM_LOGITS, &call, NULL);
-}
-
 // The softmax before its normaliser, into P. Its sums of rows are the backend's own, and the result
 // says where they lie.
 static HeadFinish run_probabilities(const Fused *f, int64_t M, Operand x, RowStat sumsq, Operand W,

@@ -17,7 +17,7 @@ int unfused_open(Unfused *u, const OpsConfig *config, const GpuOptions *options,
   be->qkv_token = unfused_qkv_token;
   be->residual = unfused_residual;
   be->gate_up = unfused_gate_up;
-  be->lm_head = unfused_lm_head;
+  be->row_logits = unfused_row_logits;
   be->head_loss = unfused_head_loss;
   be->head_dgrad = unfused_head_dgrad;
   be->norm_dgrad = unfused_norm_dgrad;

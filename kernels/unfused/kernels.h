@@ -29,9 +29,8 @@ void launch_norm_backward_fp8(int64_t M, RowScale r, Operand x, RowStat s, const
 //   x, from [M, D], s in; u [M] in, or NULL: 1; dx [M, D] out, not from
 void launch_norm_backward(int64_t M, RowScale r, const act_t *x, RowStat s, const stat_t *u,
                           const act_t *from, act_t *dx, cudaStream_t stream);
-// x[m] *= r.   x [M, N] in, out, rows `stride` apart
-void launch_scale_rows(int64_t M, int64_t N, int64_t stride, RowScale r, act_t *x,
-                       cudaStream_t stream);
+// x *= r, one row.   x [N] in, out
+void launch_scale_row(int64_t N, RowScale r, act_t *x, cudaStream_t stream);
 
 // ---- rope.cu
 // qkv[m] *= r, then q and k heads rotated.   qkv [M, R] in, out

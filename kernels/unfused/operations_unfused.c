@@ -48,11 +48,10 @@ void unfused_gate_up(Backend *be, int64_t M, Operand x, RowStat sumsq, Operand W
   if (!y.by_row) launch_swiglu(M, c->config.F, r, z, y.data, c->gpu.stream);
 }
 
-void unfused_lm_head(Backend *be, int64_t M, Operand x, RowStat sumsq, Operand W, act_t *logits) {
+void unfused_row_logits(Backend *be, Operand x, RowStat sumsq, Operand W, act_t *logits) {
   Cuda *c = cuda_of(be);
-  const int64_t stride = padded_vocab(&c->config);
-  cuda_forward(c, M, c->config.V, c->config.D, x, W, NULL, logits, stride);
-  launch_scale_rows(M, c->config.V, stride, row_scale_of(c, x, sumsq), logits, c->gpu.stream);
+  cuda_gemv(c, c->config.V, c->config.D, x, W, NULL, NULL, logits);
+  launch_scale_row(c->config.V, row_scale_of(c, x, sumsq), logits, c->gpu.stream);
 }
 
 // The logits stay the plain product; cross entropy applies r as it reads them.

@@ -45,22 +45,9 @@ norm_backward_kernel(int64_t M, int lanes, RowScale r, const bf16_bits *__restri
   }
 }
 
-// Rows may be very long here (logits) and few (generation), so a block takes a stretch of one row.
-// What lies behind the n columns nobody has written: it is not read.
-template <int N>
-static __global__ void scale_rows_kernel(int64_t first, int64_t n, int64_t stride, RowScale r,
-                                         bf16_bits *x) {
-  const int64_t m = first + blockIdx.y;
-  const float scale = row_rstd(r, m);
-  const int64_t k = ((int64_t)blockIdx.x * blockDim.x + threadIdx.x) * N;
-  bf16_bits *at = x + m * stride + k;
-  for (int64_t i = 0; k + N > n && i < n - k; i++)
-    at[i] = bf16_from_float(scale * bf16_to_float(at[i]));
-  if (k + N > n) return;
-  Pack<N> p = load_pack<N>(at);
-#pragma unroll
-  for (int i = 0; i < N; i++) p.v[i] *= scale;
-  store_pack(at, p);
+static __global__ void scale_row_kernel(int64_t n, RowScale r, bf16_bits *x) {
+  const int64_t k = (int64_t)blockIdx.x * ROW_THREADS + threadIdx.x;
+  if (k < n) x[k] = bf16_from_float(row_rstd(r, 0) * bf16_to_float(x[k]));
 }
 
 void launch_row_sumsq(int64_t M, int64_t D, const act_t *x, RowStat *sumsq, cudaStream_t stream) {
@@ -78,16 +65,9 @@ void launch_norm_backward(int64_t M, RowScale r, const act_t *x, RowStat s, cons
   });
 }
 
-void launch_scale_rows(int64_t M, int64_t N, int64_t stride, RowScale r, act_t *x,
-                       cudaStream_t stream) {
-  const int64_t GRID_ROWS = 65535; // the grid's y dimension has 16 bits
-  by_width(stride, [&](auto width, int) {
-    constexpr int VALUES = decltype(width)::value;
-    for (int64_t m = 0; m < M; m += GRID_ROWS) {
-      const dim3 grid(blocks_for(N, VALUES * ROW_THREADS), (unsigned)min(GRID_ROWS, M - m));
-      scale_rows_kernel<VALUES><<<grid, ROW_THREADS, 0, stream>>>(m, N, stride, r, bits(x));
-    }
-  });
+void launch_scale_row(int64_t N, RowScale r, act_t *x, cudaStream_t stream) {
+  scale_row_kernel<<<blocks_for(N, ROW_THREADS), ROW_THREADS, 0, stream>>>(N, r, bits(x));
+  LAUNCHED();
 }
 
 // ---- In FP8: dx = q product - (r / D) q s x + residual, in bf16 and as copies.

@@ -24,7 +24,7 @@ QkvOp unfused_qkv;
 QkvTokenOp unfused_qkv_token;
 ResidualOp unfused_residual;
 GateUpOp unfused_gate_up;
-LmHeadOp unfused_lm_head;
+RowLogitsOp unfused_row_logits;
 HeadLossOp unfused_head_loss;
 HeadDgradOp unfused_head_dgrad;
 NormDgradOp unfused_norm_dgrad;

@@ -78,10 +78,10 @@ static float *cpu_logits(const int32_t *text, bool rounded_to_bf16) {
   float *logits = xmalloc((size_t)(TEXT * V) * sizeof *logits);
   llama_load_batch(&llama, text, text);
   llama_forward(&llama);
-  be->lm_head(be, TEXT, llama.acts.x_final, llama.acts.final_sumsq, llama.lm_head->folded,
-              llama.acts.logits);
-  for (int64_t i = 0; i < TEXT; i++)
-    be->read_act(be, logits + i * V, act_at(be, llama.acts.logits, i * padded_vocab(&ops)), V);
+  for (int64_t i = 0; i < TEXT; i++) {
+    row_logits(&llama, i);
+    be->read_act(be, logits + i * V, llama.acts.logits, V);
+  }
   llama_destroy(&llama);
   be->destroy(be);
   return logits;

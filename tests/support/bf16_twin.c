@@ -52,15 +52,15 @@ static void twin_gate_up(Backend *be, int64_t M, Operand x, RowStat sumsq, Opera
   round_in_place(y.data, M * F);
 }
 
-static void twin_lm_head(Backend *be, int64_t M, Operand x, RowStat sumsq, Operand W,
-                         act_t *logits) {
-  cpu_lm_head(be, M, x, sumsq, W, logits);
-  round_in_place(logits, M * padded_vocab(&cpu_of(be)->config));
+static void twin_row_logits(Backend *be, Operand x, RowStat sumsq, Operand W, act_t *logits) {
+  cpu_row_logits(be, x, sumsq, W, logits);
+  round_in_place(logits, cpu_of(be)->config.V);
 }
 
 static void twin_head_loss(Backend *be, int64_t M, Operand x, RowStat sumsq, Operand W,
                            const int32_t *targets, act_t *logits, double scale, HeadGradient *g) {
-  twin_lm_head(be, M, x, sumsq, W, logits);
+  cpu_logits(be, M, x, sumsq, W, logits);
+  round_in_place(logits, M * padded_vocab(&cpu_of(be)->config));
   cpu_loss(be, M, x, sumsq, targets, logits, scale, g ? &g->s : NULL);
   if (g) round_in_place(logits, M * padded_vocab(&cpu_of(be)->config));
 }
@@ -178,7 +178,7 @@ void bf16_twin(Backend *cpu, bool grads_fp32) {
   cpu->attention = twin_attention;
   cpu->residual = twin_residual;
   cpu->gate_up = twin_gate_up;
-  cpu->lm_head = twin_lm_head;
+  cpu->row_logits = twin_row_logits;
   cpu->head_loss = twin_head_loss;
   cpu->head_dgrad = twin_head_dgrad;
   cpu->norm_dgrad = twin_norm_dgrad;

@@ -140,16 +140,12 @@ float *rig_logits(Rig *rig, double *loss) {
   llama_loss(&rig->llama, 1.0);
   rig->be->step_end(rig->be);
   *loss = rig->be->step_result(rig->be).loss;
-  const Acts *a =
-      &rig->llama
-           .acts; // the loss may leave anything in the logits' place: make them as generation does
-  rig->be->lm_head(rig->be, rig->tokens_count, a->x_final, a->final_sumsq,
-                   rig->llama.tensors[param_index(&rig->model, PARAM_LM_HEAD, -1)].folded,
-                   a->logits);
-  const int64_t V = rig->model.vocab_size,
-                stride = model_sizes(&rig->model, &rig->llama.shape).padded_V;
-  for (int64_t m = 0; m < rig->tokens_count; m++)
-    rig->be->read_act(rig->be, logits + m * V, act_at(rig->be, a->logits, m * stride), V);
+  // The loss may write anything in the logits' place: compute them as generation does.
+  const int64_t V = rig->model.vocab_size;
+  for (int64_t m = 0; m < rig->tokens_count; m++) {
+    row_logits(&rig->llama, m);
+    rig->be->read_act(rig->be, logits + m * V, rig->llama.acts.logits, V);
+  }
   return logits;
 }
 

@@ -37,13 +37,9 @@ static int32_t next_by_training_forward(TinyRun *run, const int32_t *ids, int64_
   memcpy(tokens, ids, (size_t)count * sizeof *ids);
   llama_load_batch(&run->llama, tokens, targets);
   llama_forward(&run->llama);
-  const Acts *a = &run->llama.acts;
-  run->be->lm_head(run->be, 8, a->x_final, a->final_sumsq,
-                   run->llama.tensors[param_index(&run->llama.config, PARAM_LM_HEAD, -1)].folded,
-                   a->logits);
+  row_logits(&run->llama, count - 1);
   float row[11];
-  const int64_t stride = model_sizes(&run->llama.config, &run->llama.shape).padded_V;
-  run->be->read_act(run->be, row, act_at(run->be, a->logits, (count - 1) * stride), 11);
+  run->be->read_act(run->be, row, run->llama.acts.logits, 11);
   int32_t best = 0;
   for (int32_t v = 1; v < 11; v++)
     if (row[v] > row[best]) best = v;
