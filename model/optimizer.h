@@ -10,33 +10,14 @@
 // Where warm-up and decay do not fit into the run, as in a short trial, the warm-up takes at most a
 // tenth of the steps, and the decay a fifth.
 //
-// A resume that changes train.steps or the schedule, or asks for train.resume_warmup_steps, plans
-// anew from its step on:
-//   - The peak is the rate that this step would have had, so that the curve has no jump: a cosine
-//     goes on from there to min at the new end.
-//   - It is optimizer.learning_rate where that was changed, where a warm-up is asked for or was not
-//     over, and where the rate had come down to its minimum.
-//   - The rate goes to the peak linearly in train.resume_warmup_steps. Where that is 0 it falls at
-//     once, and rises in what is left of the first warm-up, or in warmup_steps.
+// The rate follows from the configuration and the step alone: a run that is resumed with other
+// steps or another schedule goes on at the rate that a run of that configuration has at that step.
 #pragma once
 #include "kernels/ops.h"
 #include "model/config/config.h"
 
-// Zeros: the schedule that the configuration has from step 0 on.
-typedef struct SchedulePlan {
-  int64_t from;      // the first step that it is for
-  int64_t warmup;    // steps from `rate` to `peak`, less those that the run has no room for
-  double rate, peak; // before its first step, and after the warm-up
-} SchedulePlan;
-
-// Rate of optimizer step `step` (0-based, at least plan->from) of a run of `steps`.
-double learning_rate(const OptimizerConfig *optimizer, const SchedulePlan *plan, int64_t step,
-                     int64_t steps);
+// Rate of optimizer step `step` (0-based) of a run of `steps`.
+double learning_rate(const OptimizerConfig *optimizer, int64_t step, int64_t steps);
 
 // AdamW's parameters at that step.
-AdamW adamw_at(const OptimizerConfig *optimizer, const SchedulePlan *plan, int64_t step,
-               int64_t steps);
-
-// A run of `was` that had `plan` and goes on as `now` from `step`: the plan from there, and whether
-// it is another.
-bool schedule_plan(SchedulePlan *plan, const Config *was, const Config *now, int64_t step);
+AdamW adamw_at(const OptimizerConfig *optimizer, int64_t step, int64_t steps);

@@ -130,7 +130,7 @@ static int open_bench(Bench *b, const BenchArgs *args, Error *err) {
   b->gpu = bench_gpu_open(b->be[BENCH_FUSED], b->be[BENCH_UNFUSED], calls, count, err);
   if (!b->gpu) return -1;
   b->result.facts = b->gpu->facts;
-  b->hyper = adamw_at(&c->optimizer, &(SchedulePlan){0}, 0, 1);
+  b->hyper = adamw_at(&c->optimizer, 0, 1);
   // The weights stay as they are, and so do the scales of their FP8 copies, which the kinds share.
   b->hyper.learning_rate = 0;
   const size_t M = (size_t)(shape.batch * shape.seq);

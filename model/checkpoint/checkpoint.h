@@ -43,7 +43,6 @@ typedef struct TrainState {
   double best_val_loss;  // NAN before the first validation
   int64_t best_val_step;
   uint64_t validation; // what best_val_loss was measured on (val_fingerprint); 0: not known
-  SchedulePlan plan;   // of the learning rate
   // What it was trained with; 0 and "": not known.
   uint64_t tokenizer; // its fingerprint (data/tokenizer/tokenizer.h)
   uint64_t data;      // of the training files: Loader.fingerprint

@@ -1,8 +1,8 @@
 // state.json and run.json of a checkpoint. Counters are whole numbers; `sequences`, `tokenizer`,
 // `data` and `validation`, which may use all 64 bits, are strings of digits; best_val_loss is null
 // until there is one; `tokenizer`, `data`, `validation` and `backend` are left out where they are
-// not known, and `schedule` where no resume has planned one. Version 1, which had no `data` and
-// `backend`, is read, too.
+// not known. Version 1, which had no `data` and `backend`, is read, too, and so is the `schedule`
+// of older versions, which counts for nothing.
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
@@ -26,9 +26,6 @@ enum { TOKENIZER, DATA, VALIDATION, BACKEND, SCHEDULE, MORE_KEYS };
 static const char *const more_names[MORE_KEYS] = {"tokenizer", "data", "validation", "backend",
                                                   "schedule"};
 
-enum { PLAN_KEYS = 4 };
-static const char *const plan_names[PLAN_KEYS] = {"from", "warmup", "rate", "peak"};
-
 char *state_json(const TrainState *s) {
   const int64_t numbers[SEQUENCES] = {STATE_VERSION, s->step,          s->updates,
                                       s->nonfinite,  s->nonfinite_row, s->best_val_step};
@@ -42,14 +39,6 @@ char *state_json(const TrainState *s) {
   if (s->data != 0) json_string(&w, more_names[DATA], digits_text(s->data).text);
   if (s->validation != 0) json_string(&w, more_names[VALIDATION], digits_text(s->validation).text);
   if (s->backend[0] != '\0') json_string(&w, more_names[BACKEND], s->backend);
-  if (s->plan.from > 0) {
-    json_open(&w, more_names[SCHEDULE], '{');
-    json_whole(&w, plan_names[0], s->plan.from);
-    json_whole(&w, plan_names[1], s->plan.warmup);
-    json_number(&w, plan_names[2], s->plan.rate, JSON_EXACT);
-    json_number(&w, plan_names[3], s->plan.peak, JSON_EXACT);
-    json_close(&w, '}');
-  }
   json_close(&w, '}');
   return w.text;
 }
@@ -62,21 +51,6 @@ static int read_digits(const cJSON *item, uint64_t *value, Error *err) {
   return error_set(err, "the value of '%s' is not a string of digits below 2^64", item->string);
 }
 
-static int read_plan(SchedulePlan *plan, const cJSON *object, Error *err) {
-  const cJSON *fields[PLAN_KEYS];
-  int64_t steps[2];
-  if (json_fields(object, plan_names, PLAN_KEYS, fields, err) != 0)
-    return error_prefix(err, "schedule");
-  for (int i = 0; i < PLAN_KEYS; i++) {
-    const double value = cJSON_IsNumber(fields[i]) ? fields[i]->valuedouble : -1;
-    if (!(value >= 0) || !isfinite(value) || (i < 2 && json_integer(fields[i], &steps[i]) != 0))
-      return error_set(err, "schedule: the value of '%s' is no %s from 0 on", plan_names[i],
-                       i < 2 ? "whole number" : "number");
-  }
-  *plan = (SchedulePlan){steps[0], steps[1], fields[2]->valuedouble, fields[3]->valuedouble};
-  return 0;
-}
-
 // Takes what may be missing out of the tree.
 static int read_more(TrainState *s, cJSON *root, Error *err) {
   uint64_t *const numbers[] = {&s->tokenizer, &s->data, &s->validation};
@@ -86,11 +60,9 @@ static int read_more(TrainState *s, cJSON *root, Error *err) {
     const char *text = cJSON_GetStringValue(item);
     if (item && i < BACKEND)
       status = read_digits(item, numbers[i], err);
-    else if (item && i == SCHEDULE)
-      status = read_plan(&s->plan, item, err);
-    else if (item && (!text || strlen(text) >= sizeof s->backend))
+    else if (item && i == BACKEND && (!text || strlen(text) >= sizeof s->backend))
       status = error_set(err, "the value of 'backend' is not a short text");
-    else if (item)
+    else if (item && i == BACKEND)
       strcpy(s->backend, text);
     cJSON_Delete(item);
   }

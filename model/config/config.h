@@ -61,12 +61,11 @@ typedef struct TrainConfig {
   bool keep_best;
   int64_t sample_interval; // steps between samples; 0 = only at the end, -1 = never
   int64_t sample_tokens;
-  int64_t max_nonfinite;     // skipped updates in a row before the run stops
-  double max_minutes;        // the process saves and ends before so many have passed; 0 = no limit
-  char resume[PATH_CHARS];   // "" = start anew, "auto" = latest of output.dir if any, or a folder
-  bool resume_allow_changes; // resume although keys that shape the run differ
-  int64_t resume_warmup_steps; // of a schedule that a resume plans anew (model/optimizer.h)
-  char init_from[PATH_CHARS];  // folder with weights and config.json to start from; "" = random
+  int64_t max_nonfinite;      // skipped updates in a row before the run stops
+  double max_minutes;         // the process saves and ends before so many have passed; 0 = no limit
+  char resume[PATH_CHARS];    // "" = start anew, "auto" = latest of output.dir if any, or a folder
+  bool resume_allow_changes;  // resume although keys that shape the run differ
+  char init_from[PATH_CHARS]; // folder with weights and config.json to start from; "" = random
 } TrainConfig;
 
 typedef enum Schedule { SCHEDULE_CONSTANT, SCHEDULE_COSINE, SCHEDULE_WSD } Schedule;

@@ -122,10 +122,6 @@ const Key config_keys[] = {
          "else the folder of a checkpoint to go on from"),
     BOOL(train, resume_allow_changes, "false", KEY_OF_PROCESS,
          "resume even if keys that shape the run have changed"),
-    INTEGER(train, resume_warmup_steps, "0", 0, 99999999, KEY_OF_PROCESS,
-            "a resume with a new value here, new steps or another schedule takes the learning rate "
-            "to optimizer.learning_rate in so many steps; 0: a new schedule goes on from the rate "
-            "that there is"),
     TEXT(train, init_from, "\"\"", 0, KEY_OF_PROCESS,
          "run, checkpoint or Hugging Face folder whose weights the run starts from; empty: random "
          "weights"),
@@ -213,6 +209,7 @@ static const struct {
     {"train", "weights_every", "a checkpoint is a Hugging Face folder already; copy its folder"},
     {"train", "sample_prompt", "./train --generate RUN --prompt TEXT continues any text"},
     {"train", "sample_temperature", "samples have 0.8; ./train --generate RUN takes --temperature"},
+    {"train", "resume_warmup_steps", "a resumed run has the rate of its schedule at that step"},
     {"train", "spike_zscore", "log.jsonl has the loss and the gradient norm of every step"},
 };
 enum { RETIRED_KEYS = sizeof retired_keys / sizeof *retired_keys };

@@ -50,9 +50,9 @@ static int check_resume(Run *run, Error *err) {
   run->was = precision_name(saved.backend.precision);
   free(run->changes);
   run->changes = config_changes(&saved, now);
-  run->planned = schedule_plan(&state->plan, &saved, now, state->step);
-  if (run->changes[0] != '\0' || run->planned) // another learning rate may end the row
-    state->nonfinite_row = 0;
+  run->lr_changed = learning_rate(&saved.optimizer, state->step, saved.train.steps) !=
+                    learning_rate(&now->optimizer, state->step, now->train.steps);
+  if (run->changes[0] != '\0') state->nonfinite_row = 0; // another learning rate may end the row
   return 0;
 }
 
@@ -186,15 +186,12 @@ static int load_weights(Run *run, Error *err) {
 
 // One line: where from, what has changed, and what becomes of the learning rate.
 static void print_resumed(const Run *run) {
-  const SchedulePlan *plan = &run->state.plan;
-  printf("resumed    at step %lld of %lld", (long long)run->state.step,
-         (long long)run->config.train.steps);
+  const Config *c = &run->config;
+  printf("resumed    at step %lld of %lld", (long long)run->state.step, (long long)c->train.steps);
   if (run->changes[0] != '\0') printf(": %s", run->changes);
-  if (run->planned && plan->warmup > 0)
-    printf("; the learning rate goes from %.3g to %.3g in %lld steps", plan->rate, plan->peak,
-           (long long)plan->warmup);
-  else if (run->planned)
-    printf("; the learning rate goes on from %.3g", plan->peak);
+  if (run->lr_changed)
+    printf("; the learning rate is %.3g here",
+           learning_rate(&c->optimizer, run->state.step, c->train.steps));
   if (run->val_changed) printf("; validation reads other windows, so its best loss starts anew");
   printf("\n");
   if (run->was_on.text[0] != '\0')

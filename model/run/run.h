@@ -55,7 +55,7 @@ typedef struct Run {
   bool resumed;
   bool finished;      // before it started: nothing but the lock, the data and `saved` is open
   char *changes;      // of the configuration since the checkpoint; NULL where there is none
-  bool planned;       // of the learning rate anew, because of them
+  bool lr_changed;    // with them the schedule has another rate at this step
   bool calibrates;    // FP8: the first step of this process finds the scales
   bool val_changed;   // the best validation loss starts anew: the checkpoint's was of other windows
   BackendText was_on; // the backend of that checkpoint, where it is another; else empty

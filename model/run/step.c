@@ -181,8 +181,7 @@ int run_step_begin(Run *run, AdamW *hyper, Error *err) {
   bool traced;
   if (run->asked == 0) phase_end(&run->phases, "validation");
   if (read_batches(run, err) != 0 || begin_trace(run, &traced, err) != 0) return -1;
-  *hyper = adamw_at(&run->config.optimizer, &run->state.plan, run_steps_asked(run),
-                    run->config.train.steps);
+  *hyper = adamw_at(&run->config.optimizer, run_steps_asked(run), run->config.train.steps);
   run->pending[run->asked % MAX_RESULTS] =
       (PendingStep){.learning_rate = hyper->learning_rate, .asked_ms = now_ms(), .traced = traced};
   if (o->profile_steps > 0 && run->asked + 1 == o->profile_start) profile(run, true);

@@ -19,8 +19,6 @@
 #include "tests/support/faults.h"
 #include "tests/support/tiny_run.h"
 
-static const SchedulePlan whole; // from step 0 on
-
 static OptimizerConfig schedule(Schedule kind, int64_t warmup, int64_t decay) {
   return (OptimizerConfig){.schedule = kind,
                            .learning_rate = 1,
@@ -37,10 +35,10 @@ static void warmup_rises_linearly_to_the_peak(void **state) {
   (void)state;
   for (Schedule kind = SCHEDULE_CONSTANT; kind <= SCHEDULE_WSD; kind++) {
     const OptimizerConfig o = schedule(kind, 4, 10);
-    near(learning_rate(&o, &whole, 0, 100), 0.25);
-    near(learning_rate(&o, &whole, 2, 100), 0.75);
-    near(learning_rate(&o, &whole, 3, 100), 1);
-    near(learning_rate(&o, &whole, 4, 100), 1);
+    near(learning_rate(&o, 0, 100), 0.25);
+    near(learning_rate(&o, 2, 100), 0.75);
+    near(learning_rate(&o, 3, 100), 1);
+    near(learning_rate(&o, 4, 100), 1);
   }
 }
 
@@ -51,147 +49,46 @@ static double cosine(double t) {
 static void a_cosine_would_reach_the_minimum_after_the_last_step(void **state) {
   (void)state;
   const OptimizerConfig o = schedule(SCHEDULE_COSINE, 1, 0);
-  near(learning_rate(&o, &whole, 1, 101), 1);
-  near(learning_rate(&o, &whole, 51, 101), 0.55);
-  near(learning_rate(&o, &whole, 26, 101), cosine(0.25));
-  near(learning_rate(&o, &whole, 100, 101), cosine(0.99));
-  near(learning_rate(&o, &whole, 101, 101), 0.1);
+  near(learning_rate(&o, 1, 101), 1);
+  near(learning_rate(&o, 51, 101), 0.55);
+  near(learning_rate(&o, 26, 101), cosine(0.25));
+  near(learning_rate(&o, 100, 101), cosine(0.99));
+  near(learning_rate(&o, 101, 101), 0.1);
 }
 
 static void wsd_is_flat_and_then_falls_linearly(void **state) {
   (void)state;
   const OptimizerConfig o = schedule(SCHEDULE_WSD, 0, 10);
-  near(learning_rate(&o, &whole, 0, 100), 1);
-  near(learning_rate(&o, &whole, 90, 100), 1);
-  near(learning_rate(&o, &whole, 91, 100), 0.1 + 0.9 * 0.9);
-  near(learning_rate(&o, &whole, 95, 100), 0.1 + 0.9 * 0.5);
-  near(learning_rate(&o, &whole, 99, 100), 0.1 + 0.9 * 0.1);
-  near(learning_rate(&o, &whole, 100, 100), 0.1);
+  near(learning_rate(&o, 0, 100), 1);
+  near(learning_rate(&o, 90, 100), 1);
+  near(learning_rate(&o, 91, 100), 0.1 + 0.9 * 0.9);
+  near(learning_rate(&o, 95, 100), 0.1 + 0.9 * 0.5);
+  near(learning_rate(&o, 99, 100), 0.1 + 0.9 * 0.1);
+  near(learning_rate(&o, 100, 100), 0.1);
 }
 
-// Of a run, or of what is left of one after a resume, whatever the schedule and its minimum.
+// Whatever the schedule and its minimum.
 static void a_single_step_trains_at_the_peak(void **state) {
   (void)state;
-  const SchedulePlan resumed = {.from = 9, .rate = 0.5, .peak = 0.7};
   for (Schedule kind = SCHEDULE_CONSTANT; kind <= SCHEDULE_WSD; kind++)
     for (int64_t warmup = 0; warmup <= 5; warmup += 5) {
       OptimizerConfig o = schedule(kind, warmup, 3);
       o.min_learning_rate = 0;
-      near(learning_rate(&o, &whole, 0, 1), 1);
-      near(learning_rate(&o, &resumed, 9, 10), 0.7);
+      near(learning_rate(&o, 0, 1), 1);
     }
-}
-
-static double rate_of(const Config *c, const SchedulePlan *plan, int64_t step) {
-  return learning_rate(&c->optimizer, plan, step, c->train.steps);
-}
-
-// A run of `steps` steps that rises to 1 in 4 and has the schedule; wsd falls in 10.
-static Config run_of(int64_t steps, Schedule kind) {
-  Config c = {.train = {.steps = steps}, .optimizer = schedule(kind, 4, 10)};
-  return c;
 }
 
 static void a_short_trial_warms_up_for_a_tenth_and_decays_for_a_fifth(void **state) {
   (void)state;
   OptimizerConfig o = schedule(SCHEDULE_COSINE, 21, 0);
-  near(learning_rate(&o, &whole, 0, 20), 1. / 3);
-  near(learning_rate(&o, &whole, 2, 20), 1);
-  near(learning_rate(&o, &whole, 19, 20), cosine(16. / 17));
+  near(learning_rate(&o, 0, 20), 1. / 3);
+  near(learning_rate(&o, 2, 20), 1);
+  near(learning_rate(&o, 19, 20), cosine(16. / 17));
   o = schedule(SCHEDULE_WSD, 15, 6);
-  near(learning_rate(&o, &whole, 2, 20), 1);
-  near(learning_rate(&o, &whole, 14, 20), 1);
-  near(learning_rate(&o, &whole, 15, 20), 1);
-  near(learning_rate(&o, &whole, 16, 20), 0.1 + 0.9 * 4 / 5);
-}
-
-static void an_unchanged_run_keeps_its_plan(void **state) {
-  (void)state;
-  Config was = run_of(100, SCHEDULE_COSINE), now = was;
-  now.optimizer.weight_decay = 0.5;
-  SchedulePlan plan = {.from = 7, .warmup = 2, .rate = 0.25, .peak = 0.5};
-  const SchedulePlan before = plan;
-  assert_false(schedule_plan(&plan, &was, &now, 50));
-  was.train.resume_warmup_steps = 5; // was asked for by the resume before, and no more
-  assert_false(schedule_plan(&plan, &was, &now, 50));
-  now.train.resume_warmup_steps = 5;
-  assert_false(schedule_plan(&plan, &was, &now, 50));
-  now.train.steps = 50;
-  assert_false(schedule_plan(&plan, &was, &now, 50)); // nothing is left to plan
-  assert_memory_equal(&plan, &before, sizeof plan);
-}
-
-static void a_longer_cosine_goes_on_from_the_rate_that_there_is(void **state) {
-  (void)state;
-  const Config was = run_of(100, SCHEDULE_COSINE), now = run_of(200, SCHEDULE_COSINE);
-  SchedulePlan plan = whole;
-  assert_true(schedule_plan(&plan, &was, &now, 50));
-  near(rate_of(&now, &plan, 50), rate_of(&was, &whole, 50));
-  assert_true(rate_of(&now, &plan, 60) > rate_of(&was, &whole, 60));
-  near(rate_of(&now, &plan, 200), 0.1);
-  // And once more, from there.
-  const Config again = run_of(300, SCHEDULE_COSINE);
-  SchedulePlan second = plan;
-  assert_true(schedule_plan(&second, &now, &again, 120));
-  near(rate_of(&again, &second, 120), rate_of(&now, &plan, 120));
-  near(rate_of(&again, &second, 300), 0.1);
-}
-
-static void a_longer_wsd_stays_at_its_peak(void **state) {
-  (void)state;
-  const Config was = run_of(100, SCHEDULE_WSD), now = run_of(200, SCHEDULE_WSD);
-  SchedulePlan plan = whole;
-  assert_true(schedule_plan(&plan, &was, &now, 80));
-  near(rate_of(&now, &plan, 80), 1);
-  near(rate_of(&now, &plan, 190), 1);
-  near(rate_of(&now, &plan, 200), 0.1);
-}
-
-static void a_finished_run_rises_to_its_peak_again(void **state) {
-  (void)state;
-  for (Schedule kind = SCHEDULE_COSINE; kind <= SCHEDULE_WSD; kind++) {
-    const Config was = run_of(100, kind), now = run_of(200, kind);
-    SchedulePlan plan = whole;
-    assert_true(schedule_plan(&plan, &was, &now, 100));
-    const double before = rate_of(&was, &whole, 99);
-    near(rate_of(&now, &plan, 100), before + (1 - before) / 4);
-    near(rate_of(&now, &plan, 103), 1);
-    near(rate_of(&now, &plan, 200), 0.1);
-  }
-}
-
-static void a_warm_up_that_is_not_over_goes_on(void **state) {
-  (void)state;
-  Config was = run_of(100, SCHEDULE_COSINE), now = run_of(200, SCHEDULE_COSINE);
-  was.optimizer.warmup_steps = now.optimizer.warmup_steps = 20;
-  SchedulePlan plan = whole;
-  assert_true(schedule_plan(&plan, &was, &now, 10));
-  for (int64_t step = 10; step < 20; step++)
-    near(rate_of(&now, &plan, step), rate_of(&was, &whole, step));
-  near(rate_of(&now, &plan, 200), 0.1);
-}
-
-static void another_learning_rate_is_the_peak_from_here_on(void **state) {
-  (void)state;
-  const Config was = run_of(100, SCHEDULE_COSINE);
-  Config now = was;
-  SchedulePlan plan = whole;
-  now.optimizer.learning_rate = 0.5; // lower than the rate at step 10: at once
-  assert_true(schedule_plan(&plan, &was, &now, 10));
-  near(rate_of(&now, &plan, 10), 0.5);
-  near(rate_of(&now, &plan, 100), 0.1);
-  plan = whole;
-  now.optimizer.learning_rate = 2; // higher: in warmup_steps
-  assert_true(schedule_plan(&plan, &was, &now, 10));
-  const double before = rate_of(&was, &whole, 9);
-  near(rate_of(&now, &plan, 10), before + (2 - before) / 4);
-  near(rate_of(&now, &plan, 13), 2);
-  plan = whole;
-  now = was;
-  now.train.resume_warmup_steps = 20; // asked for
-  assert_true(schedule_plan(&plan, &was, &now, 60));
-  near(rate_of(&now, &plan, 79), 1);
-  near(rate_of(&now, &plan, 100), 0.1);
+  near(learning_rate(&o, 2, 20), 1);
+  near(learning_rate(&o, 14, 20), 1);
+  near(learning_rate(&o, 15, 20), 1);
+  near(learning_rate(&o, 16, 20), 0.1 + 0.9 * 4 / 5);
 }
 
 static void counts_and_times_read_well(void **state) {
@@ -584,12 +481,6 @@ int main(void) {
       cmocka_unit_test(wsd_is_flat_and_then_falls_linearly),
       cmocka_unit_test(a_single_step_trains_at_the_peak),
       cmocka_unit_test(a_short_trial_warms_up_for_a_tenth_and_decays_for_a_fifth),
-      cmocka_unit_test(an_unchanged_run_keeps_its_plan),
-      cmocka_unit_test(a_longer_cosine_goes_on_from_the_rate_that_there_is),
-      cmocka_unit_test(a_longer_wsd_stays_at_its_peak),
-      cmocka_unit_test(a_finished_run_rises_to_its_peak_again),
-      cmocka_unit_test(a_warm_up_that_is_not_over_goes_on),
-      cmocka_unit_test(another_learning_rate_is_the_peak_from_here_on),
       cmocka_unit_test(counts_and_times_read_well),
       cmocka_unit_test(the_log_is_one_json_object_a_line),
       cmocka_unit_test(the_start_has_the_whole_plan_and_config_in_utf8),
