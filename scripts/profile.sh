@@ -3,7 +3,7 @@
 # usage: scripts/profile.sh CONFIG.json [KERNELS] [section.key=value ...]
 #        scripts/profile.sh --ncu OPERATION CONFIG.json [KERNELS] [section.key=value ...]
 # KERNELS: auto, fused or unfused, as backend.kernels; or both (the default): auto, then unfused.
-# Without --ncu: steps 10 to 12 on a time line (output.profile_start=10 output.profile_steps=3), and
+# Without --ncu: steps 10 to 12 on a time line (output.profile_steps=3), and
 # Nsight Systems' own tables of kernels and NVTX ranges. With it: LAUNCHES (12) kernels of the
 # operation in step 10, each run many times for its counters. Reports go to OUT (runs/profile).
 set -euo pipefail
@@ -49,19 +49,18 @@ auto | fused | unfused) kinds=$1 && shift ;;
 both) shift ;;
 esac
 
-start=10 steps=3
+steps=3
 [ -z "$operation" ] || steps=1
 for override in "$@"; do
   case $override in
-  output.profile_start=*) start=${override#*=} ;;
   output.profile_steps=*) steps=${override#*=} ;;
   *.*=*) ;;
   *) die "'$override' is none of auto, fused, unfused and both, and no override section.key=value" ;;
   esac
 done
-for number in "$start" "$steps" "$launches"; do
+for number in "$steps" "$launches"; do
   [[ $number =~ ^[1-9][0-9]{0,5}$ ]] ||
-    die "output.profile_start, output.profile_steps and LAUNCHES must be whole numbers from 1 to 999999, not '$number'"
+    die "output.profile_steps and LAUNCHES must be whole numbers from 1 to 999999, not '$number'"
 done
 
 [ -f "$config" ] || die "there is no config '$config'; those that come with coda.c are in configs/"
@@ -76,9 +75,9 @@ export OMP_WAIT_POLICY=passive # train would start itself over to set it
 train_command() { # KIND OVERRIDES...
   local kind=$1
   shift
-  command=("$train" "$config" backend.device=cuda "backend.kernels=$kind" "train.steps=$((start + steps - 1))" data.val=
+  command=("$train" "$config" backend.device=cuda "backend.kernels=$kind" "train.steps=$((9 + steps))" data.val=
     train.save_interval=-1 train.sample_interval=-1 optimizer.schedule=constant optimizer.warmup_steps=0
-    "output.profile_start=$start" "output.profile_steps=$steps" "output.dir=$out/$kind" "$@")
+    "output.profile_steps=$steps" "output.dir=$out/$kind" "$@")
 }
 
 # written REPORT TOOL: the report is there, and of this run.

@@ -99,14 +99,14 @@ typedef struct BackendConfig {
 
 typedef enum SaveDtype { SAVE_FP32, SAVE_BF16 } SaveDtype;
 
+enum { PROFILE_START = 10 }; // the steps before it warm up
+
 typedef struct OutputConfig {
   char dir[PATH_CHARS];  // the run's folder: log.jsonl, run.json, checkpoints
   SaveDtype save_dtype;  // of the weights in a checkpoint's model.safetensors
   bool background_save;  // written while training goes on
   int64_t log_interval;  // steps between progress lines
-  int64_t profile_start; // first step of the profilers' window, counted from the process' first
-  int64_t profile_steps; // steps in it; 0 = no window
-  bool profile_graphs;   // GPU: with a window, too, a step is recorded and replayed
+  int64_t profile_steps; // that profilers record, from step PROFILE_START of a process; 0 = none
   bool breakdown;        // GPU: single steps are traced and split up
   int64_t breakdown_interval; // steps between them
 } OutputConfig;

@@ -107,7 +107,7 @@ static int check_precision(const Config *c, const char *where, Error *err) {
 static int check_steps(const Config *c, const char *where, Error *err) {
   const OptimizerConfig *o = &c->optimizer;
   const int64_t steps = c->train.steps;
-  const int64_t profile_end = c->output.profile_start + c->output.profile_steps - 1;
+  const int64_t profile_end = PROFILE_START + c->output.profile_steps - 1;
   const char *at_most = "be at most";
   if (o->min_learning_rate > o->learning_rate)
     return refuse(where, "optimizer.min_learning_rate", o->min_learning_rate, at_most,
@@ -118,8 +118,8 @@ static int check_steps(const Config *c, const char *where, Error *err) {
                      "steps, in which the rate falls",
                      where);
   if (c->output.profile_steps > 0 && profile_end > steps)
-    return refuse(where, "the last profiled step (output.profile_start + output.profile_steps - 1)",
-                  profile_end, at_most, "train.steps", steps, err);
+    return refuse(where, "the last profiled step (9 + output.profile_steps)", profile_end, at_most,
+                  "train.steps", steps, err);
   return 0;
 }
 

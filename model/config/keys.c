@@ -182,15 +182,10 @@ const Key config_keys[] = {
          "a checkpoint is written while training goes on, from a copy in the host's memory; false: "
          "training waits"),
     INTEGER(output, log_interval, "1", 1, 99999999, 0, "steps between progress lines"),
-    INTEGER(output, profile_start, "10", 1, 99999999, 0,
-            "first step that a profiler records, counted from where the process starts or resumes; "
-            "the steps before it warm up"),
     INTEGER(output, profile_steps, "0", 0, 99999999, 0,
-            "steps that a profiler records, between cudaProfilerStart and cudaProfilerStop; 0: "
-            "none"),
-    BOOL(output, profile_graphs, "false", 0,
-         "GPU, with profile_steps; true: steps are replayed as backend.graphs says; false: none "
-         "is, so that NVTX ranges hold their kernels"),
+            "steps that a profiler records, between cudaProfilerStart and cudaProfilerStop, from "
+            "the process' tenth on; a GPU's steps are then not replayed, so that NVTX ranges hold "
+            "their kernels; 0: none"),
     BOOL(output, breakdown, "false", 0,
          "GPU: traces a step now and then with CUPTI and prints where its time went"),
     INTEGER(
@@ -210,6 +205,8 @@ static const struct {
     {"train", "sample_prompt", "./train --generate RUN --prompt TEXT continues any text"},
     {"train", "sample_temperature", "samples have 0.8; ./train --generate RUN takes --temperature"},
     {"train", "resume_warmup_steps", "a resumed run has the rate of its schedule at that step"},
+    {"output", "profile_start", "output.profile_steps begin with the process' tenth step"},
+    {"output", "profile_graphs", "steps are not replayed while output.profile_steps is above 0"},
     {"train", "spike_zscore", "log.jsonl has the loss and the gradient norm of every step"},
 };
 enum { RETIRED_KEYS = sizeof retired_keys / sizeof *retired_keys };

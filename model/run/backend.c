@@ -30,7 +30,7 @@ double flops_per_step(const Config *c) {
 }
 
 bool run_graphs(const Config *c) {
-  return c->backend.graphs && (c->output.profile_steps == 0 || c->output.profile_graphs);
+  return c->backend.graphs && c->output.profile_steps == 0;
 }
 
 // The backend is created for the calls that such a run makes.

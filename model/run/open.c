@@ -267,7 +267,7 @@ static void print_start(const Run *run) {
     print_resumed(run);
   else
     config_print(c);
-  const long long first = run->state.step + c->output.profile_start,
+  const long long first = run->state.step + PROFILE_START,
                   last = first + c->output.profile_steps - 1;
   if (c->output.profile_steps > 0)
     printf("profile    steps %lld to %lld%s\n", first, last,

@@ -184,7 +184,7 @@ int run_step_begin(Run *run, AdamW *hyper, Error *err) {
   *hyper = adamw_at(&run->config.optimizer, run_steps_asked(run), run->config.train.steps);
   run->pending[run->asked % MAX_RESULTS] =
       (PendingStep){.learning_rate = hyper->learning_rate, .asked_ms = now_ms(), .traced = traced};
-  if (o->profile_steps > 0 && run->asked + 1 == o->profile_start) profile(run, true);
+  if (o->profile_steps > 0 && run->asked + 1 == PROFILE_START) profile(run, true);
   range_push("step");
   return 0;
 }
@@ -200,7 +200,7 @@ int run_step_end(Run *run, Error *err) {
   PendingStep *pending = &run->pending[run->asked++ % MAX_RESULTS];
   range_pop();
   pending->cursor = run->train_data->cursor;
-  if (run->profiling && run->asked + 1 == o->profile_start + o->profile_steps) profile(run, false);
+  if (run->profiling && run->asked + 1 == PROFILE_START + o->profile_steps) profile(run, false);
   if (pending->traced) return end_trace(run, pending->asked_ms, err);
   return run->asked - run->booked > run->be->steps_ahead ? book_step(run, err) : 0;
 }

@@ -61,7 +61,6 @@ declines a_missing_config_is_named "$folder/absent.json" "$folder/absent.json"
 declines an_unknown_option_is_named "'--nuc'" --nuc gate_up "$config"
 declines an_unknown_kind_of_kernels_is_refused "'fast' is none of auto, fused, unfused and both" "$config" fast
 declines a_window_of_no_steps_is_refused "not '0'" "$config" output.profile_steps=0
-declines a_window_that_starts_nowhere_is_refused "not 'soon'" "$config" both output.profile_start=soon
 declines ncu_without_an_operation_is_refused "'' is none; there are embed qkv attention" --ncu
 declines an_unknown_operation_lists_those_there_are 'qkv_dgrad embed_backward grads_finish adamw' --ncu gate "$config"
 TRAIN=$folder/absent declines a_program_that_is_not_built_is_named 'make all' "$config"
@@ -93,7 +92,7 @@ for kind in auto unfused; do
   check "the_${kind}_run_is_recorded_with_ranges_and_kernels" "$(cat "$calls")" called "backend.kernels=$kind" \
     --trace=cuda,nvtx,cublas --cuda-graph-trace=node
   check "train_gets_the_window_for_the_${kind}_run" "$(cat "$calls")" called "$TRAIN $config" "backend.kernels=$kind" \
-    train.steps=12 output.profile_start=10 output.profile_steps=3
+    train.steps=12 output.profile_steps=3
   check "the_${kind}_run_trains_to_the_end_of_the_window" "$(logged $kind) steps" test "$(logged $kind)" = 12
   check "train_is_told_the_window_of_the_${kind}_run" "$(cat "$folder/out/$kind.said")" \
     grep -q '^profile    steps 10 to 12$' "$folder/out/$kind.said"
@@ -104,9 +103,9 @@ check it_leaves_no_checkpoint "$(listing)" test -z "$(find "$folder/out" -name '
 
 profile "$config" "${here[@]}"
 check both_kinds_are_the_default "$(runs)" test "$(runs)" = 'backend.kernels=auto backend.kernels=unfused '
-profile "$config" unfused "${here[@]}" output.profile_start=2 output.profile_steps=5
+profile "$config" unfused "${here[@]}" output.profile_steps=5
 check one_kind_alone_is_run "$(runs)" test "$(runs)" = 'backend.kernels=unfused '
-check the_run_ends_with_the_window_that_was_asked_for "$(cat "$calls")" called train.steps=6
+check the_run_ends_with_the_window_that_was_asked_for "$(cat "$calls")" called train.steps=14
 check overrides_come_last "$(cat "$calls")" grep -q 'backend.device=cuda .* backend.device=cpu' "$calls"
 
 profile "$config" fused "${here[@]}" train.batch_size=0
@@ -126,6 +125,6 @@ check ncu_runs_both_kinds_of_kernels "$(runs)" test "$(runs)" = 'backend.kernels
 check ncu_looks_at_the_range_of_the_operation_in_either_kind "$(cat "$calls")" called --nvtx '--nvtx-include gate_up (fused)/' \
   '--nvtx-include gate_up (unfused)/' '--launch-count 5'
 check ncu_waits_for_the_window_of_one_step "$(cat "$calls")" called '--profile-from-start off' "$TRAIN $config" train.steps=10 \
-  output.profile_start=10 output.profile_steps=1
+  output.profile_steps=1
 check ncu_prints_its_report "$(cat "$calls")" called "ncu --import $folder/out/unfused-gate_up.ncu-rep"
 exit "$failed"

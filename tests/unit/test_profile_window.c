@@ -1,5 +1,6 @@
 // The window that profilers record: which steps it holds, that it is closed however a run ends, and
 // what it does to recorded steps.
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -43,67 +44,61 @@ static void expect_window(int64_t before, int64_t after) {
   assert_int_equal(window.closed, after >= 0);
 }
 
+enum { STEPS = PROFILE_START + 2 };
+
 static void it_holds_the_steps_asked_for(void **state) {
-  const Config middle =
-      tiny_training_config(*state, 6, ", \"profile_start\": 3, \"profile_steps\": 2");
-  train(&middle, 6, false);
-  expect_window(2, 4);
-  const Config first =
-      tiny_training_config(*state, 6, ", \"profile_start\": 1, \"profile_steps\": 1");
-  train(&first, 6, false);
-  expect_window(0, 1);
-  const Config all =
-      tiny_training_config(*state, 6, ", \"profile_start\": 1, \"profile_steps\": 6");
-  train(&all, 6, false);
-  expect_window(0, 6);
+  for (int steps = 1; steps <= 3; steps++) {
+    char output[40];
+    snprintf(output, sizeof output, ", \"profile_steps\": %d", steps);
+    const Config config = tiny_training_config(*state, STEPS, output);
+    train(&config, STEPS, false);
+    expect_window(PROFILE_START - 1, PROFILE_START - 1 + steps);
+  }
 }
 
 static void it_stays_closed_where_none_is_asked_for(void **state) {
-  const Config none = tiny_training_config(*state, 6, ", \"profile_start\": 3");
-  train(&none, 6, false);
+  const Config none = tiny_training_config(*state, STEPS, "");
+  train(&none, STEPS, false);
   expect_window(-1, -1);
 }
 
 static void it_is_closed_when_a_run_is_interrupted_inside(void **state) {
-  const Config config =
-      tiny_training_config(*state, 6, ", \"profile_start\": 3, \"profile_steps\": 4");
-  train(&config, 4, false);
-  expect_window(2, 4);
+  const Config config = tiny_training_config(*state, STEPS, ", \"profile_steps\": 3");
+  train(&config, PROFILE_START, false);
+  expect_window(PROFILE_START - 1, PROFILE_START);
 }
 
 static void a_resumed_run_warms_up_again(void **state) {
-  Config config = tiny_training_config(*state, 6, ", \"profile_start\": 2, \"profile_steps\": 1");
-  train(&config, 3, true);
-  expect_window(1, 2);
+  Config config = tiny_training_config(*state, 2 * STEPS, ", \"profile_steps\": 1");
+  train(&config, STEPS, true);
+  expect_window(PROFILE_START - 1, PROFILE_START);
   strcpy(config.train.resume, "auto");
-  train(&config, 3, false);
-  expect_window(4, 5);
+  train(&config, STEPS, false);
+  expect_window(STEPS + PROFILE_START - 1, STEPS + PROFILE_START);
 }
 
 static void a_window_beyond_the_run_is_refused(void **state) {
   static const char json[] =
       "{\"model\": {\"hidden_size\": 16, \"intermediate_size\": 20, \"num_hidden_layers\": 1,"
       " \"num_attention_heads\": 4, \"vocab_size\": 11}, \"data\": {\"train\": \"t.bin\"},"
-      " \"train\": {\"steps\": 12, \"sequence_length\": 8}, \"output\": {\"dir\": \"d\","
-      " \"profile_start\": 11}}";
+      " \"train\": {\"steps\": 12, \"sequence_length\": 8}, \"output\": {\"dir\": \"d\"}}";
   (void)state;
   Config config;
   Error err = {""};
-  char fits[] = "output.profile_steps=2", beyond[] = "output.profile_steps=3";
+  char fits[] = "output.profile_steps=3", beyond[] = "output.profile_steps=4";
   char *overrides[] = {fits};
   must(config_parse(&config, "test", json, 1, overrides, &err), &err);
   overrides[0] = beyond;
   expect_error(config_parse(&config, "test", json, 1, overrides, &err), &err,
-               "output.profile_steps - 1) is 13, but it must be at most train.steps, which is 12");
+               "is 13, but it must be at most train.steps, which is 12");
 }
 
 static void steps_are_not_recorded_beside_a_window(void **state) {
-  const Config plain = tiny_training_config(*state, 6, "");
-  assert_true(run_graphs(&plain));
-  Config config = tiny_training_config(*state, 6, ", \"profile_start\": 1, \"profile_steps\": 1");
-  assert_false(run_graphs(&config));
-  config.output.profile_graphs = true;
+  Config config = tiny_training_config(*state, STEPS, "");
   assert_true(run_graphs(&config));
+  config.output.profile_steps = 1;
+  assert_false(run_graphs(&config));
+  config.output.profile_steps = 0;
   config.backend.graphs = false;
   assert_false(run_graphs(&config));
 }
