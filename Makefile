@@ -50,14 +50,18 @@ $(foreach f,$(FLAVOURS),$(eval build/$f/%.o: %.c $$$$(call changed,HOST); $$(cal
 include kernels/kernels.mk tests/tests.mk
 
 # ---- What people call
-.PHONY: all test test-gpu bench kernels program test-program sanitize asan fuzz night format clean \
-  help FORCE test-programs asan-programs fuzz-programs gpu-programs
+.PHONY: all test test-all test-gpu bench kernels program test-program sanitize asan fuzz night \
+  format clean help FORCE quick-programs test-programs asan-programs fuzz-programs gpu-programs
 all: train prepare ## build ./train and ./prepare
 train prepare: %: build/release/%
 	ln -sfn $< $@
 
-test: test-programs fuzz-programs ## build and run every test that needs no GPU, fuzzers included
-	scripts/run_tests.sh --together $(FUZZERS) $(CPU_TESTS) $(SCRIPT_TESTS)
+test: quick-programs ## build and run the tests that take two minutes and need no GPU
+	TEST_TIER=1 scripts/run_tests.sh --together $(QUICK_TESTS) $(call scripts_of,$(QUICK_SCRIPTS))
+test-all: FUZZ_SECONDS ?= 10
+test-all: test-programs fuzz-programs ## all that need no GPU: fuzzers, sanitizers, every fault too
+	FUZZ_SECONDS=$(FUZZ_SECONDS) scripts/run_tests.sh --together $(FUZZERS) $(QUICK_TESTS) \
+	  $(ASAN_TESTS) $(call scripts_of,$(SCRIPT_TESTS))
 
 ifdef HAVE_CUDA
 test-gpu: gpu-programs ## build and run the tests that need a GPU
@@ -81,7 +85,7 @@ endif
 
 asan: asan-programs ## programs and scripts under ASan and UBSan
 	TRAIN=build/asan/train PREPARE=build/asan/prepare \
-	  scripts/run_tests.sh --together $(ASAN_TESTS) $(SCRIPT_TESTS)
+	  scripts/run_tests.sh --together $(ASAN_TESTS) $(call scripts_of,$(SCRIPT_TESTS))
 fuzz: fuzz-programs ## run the libFuzzer targets, FUZZ_SECONDS (60) each
 	scripts/run_tests.sh --together $(FUZZERS)
 night: all fuzz-programs $(filter %_faults,$(UNIT_TESTS)) ## attacks for NIGHT_MINUTES (480)
@@ -95,6 +99,6 @@ help: ## this text
 	@echo 'coda.c $(VERSION)'; echo
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' Makefile | expand -t 21
 	@echo; echo '  ./scripts/quickstart.sh    from nothing to a model that writes'
-	@echo '  ./scripts/test.sh          install what the tests need, build, run them'
+	@echo '  ./scripts/test.sh          install what the tests need, build, run them; --all: the slow ones, too'
 
 -include $(shell find build -name '*.d' 2>/dev/null)

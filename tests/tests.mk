@@ -1,11 +1,15 @@
 # The tests, in folders by what they need: emulated CUDA's headers, fuzz clang, gpu, bench a GPU.
+# There are two tiers. The first is `make test`; the second, `make test-all`, has the first and all
+# that takes longer: sanitizers, fuzzers, slow scripts, every fault and every shape.
 UNIT_TESTS := $(patsubst %.c,build/release/%,$(wildcard tests/unit/test_*.c))
 ASAN_TESTS := $(UNIT_TESTS:build/release/%=build/asan/%)
 GRADCHECKS := $(patsubst %.c,build/double/%,$(wildcard tests/unit/gradcheck_*.c))
+SCRIPT_TESTS := $(wildcard tests/cli/test_*.sh)
+SLOW_SCRIPTS := $(patsubst %,tests/cli/test_%.sh,by_hand gpu_flags memory model_folder night peers \
+  plot real_text rebuild)
 # These send signals at moments that a busy machine would shift, so they run alone.
-TIMED_SCRIPTS := $(addprefix tests/cli/test_,night.sh resume.sh)
-SCRIPT_TESTS := $(filter-out $(TIMED_SCRIPTS),$(sort $(wildcard tests/cli/test_*.sh))) \
-  --alone $(TIMED_SCRIPTS)
+TIMED_SCRIPTS := $(patsubst %,tests/cli/test_%.sh,night resume)
+scripts_of = $(filter-out $(TIMED_SCRIPTS),$1) --alone $(filter $(TIMED_SCRIPTS),$1)
 
 # ---- tests/unit. tests.a is what tests share, and the library without a GPU.
 SUPPORT := $(filter-out %_stub.c %_recorder.c %/slow_sync.c,$(wildcard tests/support/*.c))
@@ -43,8 +47,8 @@ FUZZERS := $(if $(HAVE_FUZZER),$(patsubst %.c,build/fuzz/%,$(wildcard tests/fuzz
 build/fuzz/tests/fuzz/%: build/fuzz/tests/fuzz/%.o build/fuzz/coda.a; $(LINK) -fsanitize=fuzzer
 
 ifdef HAVE_CUDA
-# ---- tests/gpu and tests/bench. gpu_tests.a is what they share. Fused programs that only tests
-# launch are in it; planted_faults has plain kernels, and a main of its own.
+# ---- tests/gpu and tests/bench. They share gpu_tests.a, and the fused programs that only tests
+# launch; planted_faults has plain kernels, and a main of its own.
 GPU_TESTS := $(patsubst %.c,build/release/%,$(wildcard tests/gpu/test_*.c))
 BENCHES := $(patsubst %.c,build/release/%,$(wildcard tests/bench/bench_*.c))
 BENCH_FUSED := build/release/tests/bench/bench_fused
@@ -59,10 +63,12 @@ $(TRAIN_FAULTS): build/release/train.o
 $(TRAIN_FAULTS): EXTRA_LIBS = build/release/gpu.a -Wl,--wrap=gpu_alloc,--wrap=cudaEventSynchronize
 TEST_C := $(wildcard tests/gpu/*.c tests/bench/*.c)
 TEST_C := $(filter-out $(GPU_PROGRAMS:build/release/%=%.c) tests/bench/tokenize.c,$(TEST_C))
-TEST_O := $(addprefix build/release/,$(TEST_C:.c=.o) $(TEST_CU:.cu=.o))
+TEST_O := $(TEST_C:%.c=build/release/%.o)
 build/release/gpu_tests.a: $(TEST_O) $(addprefix build/release/,$(SUPPORT)); $(ARCHIVE)
+build/release/test_programs.a: $(TEST_CU:%.cu=build/release/%.o); $(ARCHIVE)
 $(GPU_PROGRAMS:=.o) $(TEST_O): EXTRA_FLAGS = -isystem $(CUDA_INCLUDE)
-$(GPU_PROGRAMS): %: %.o $(addprefix build/release/,gpu_tests.a gpu.a); $(LINK) -lcmocka $(CUDA_LIBS)
+$(GPU_PROGRAMS): %: %.o $(addprefix build/release/,gpu_tests.a test_programs.a gpu.a)
+	$(LINK) -lcmocka $(CUDA_LIBS)
 # `make program NAME=residual` compiles this one.
 PROGRAM := $(filter kernels/fused/programs/$(NAME).cu tests/%/$(NAME).cu,$(CUDA_CU) $(TEST_CU))
 PROGRAM := $(PROGRAM:%=build/release/%)
@@ -90,8 +96,10 @@ $(STUBBED_TESTS): build/release/tests/emulated/test_%: build/release/tests/emula
 endif
 
 # ---- What the Makefile's targets ask for
-CPU_TESTS := $(UNIT_TESTS) $(GRADCHECKS) $(EMULATED_TESTS) $(STUBBED_TESTS) $(ASAN_TESTS)
-test-programs: all $(LOADED) $(CPU_TESTS) $(GPU_PROGRAMS)
+QUICK_TESTS := $(UNIT_TESTS) $(GRADCHECKS) $(EMULATED_TESTS) $(STUBBED_TESTS)
+QUICK_SCRIPTS := $(filter-out $(SLOW_SCRIPTS),$(SCRIPT_TESTS))
+quick-programs: all $(LOADED) $(QUICK_TESTS)
+test-programs: quick-programs $(ASAN_TESTS) $(GPU_PROGRAMS)
 asan-programs: build/asan/train build/asan/prepare $(LOADED) $(ASAN_TESTS)
 fuzz-programs: $(FUZZERS)
 gpu-programs: all $(LOADED) $(GPU_PROGRAMS)

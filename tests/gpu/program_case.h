@@ -7,6 +7,7 @@
 #include "tests/gpu/gpu_test.h"
 #include "tests/gpu/program_fp8.h"
 #include "tests/gpu/program_list.h"
+#include "tests/support/tier.h"
 
 static const float eps = 1e-5f;
 

@@ -13,6 +13,8 @@
 # the tool's buffer. The other tools get sizes for which our kernels take their wide accesses. The fused kernels store
 # through the copy engine only, so initcheck is not for them; every program runs at any width. Recorded steps launch what
 # launched ones do, and initcheck does not come to their end in 300 s: it gets launched ones, whole and in pieces.
+#
+# usage: make sanitize [TOOLS='racecheck memcheck'] [ONLY='*_fp8_*']: these tools alone, the runs of these names alone
 # shellcheck source=tests/support/lib.sh
 . "$(dirname "$0")/../support/lib.sh"
 PLANTED=build/release/tests/gpu/planted_faults
@@ -21,6 +23,7 @@ if [ -z "$SANITIZER" ]; then
   fails sanitizer_runs 'compute-sanitizer was not found: install the CUDA toolkit, or name it in SANITIZER'
   exit 1
 fi
+read -ra tools <<<"${TOOLS:-memcheck racecheck synccheck initcheck}"
 libraries='nvjet|cutlass|cudnn|cublas|xmma|splitK|fmha|sdpa'
 ours=$(grep -ohE '\b[a-z_]+_kernel\(' kernels/*/*.cu kernels/*/*.cuh | tr -d '(' | sort -u | paste -sd '|')
 prepare_data 200
@@ -90,7 +93,7 @@ judge() { # NAME
 }
 
 is_reported() { [ "$1" -gt 0 ] && grep -q "$2" "$3"; } # COUNT KERNEL LOG
-for tool in memcheck racecheck synccheck initcheck; do
+for tool in "${tools[@]}"; do
   name=${tool}_reports_a_planted_fault
   tool_options $tool
   timeout "${LIMIT:-300}" "$SANITIZER" "${options[@]}" "$PLANTED" $tool >"$folder/$name.log" 2>&1
@@ -127,6 +130,8 @@ names=()
 sanitize() { # TOOL NAME OVERRIDES...: in the background; its name is added to `names`
   local tool=$1 name=$2
   shift 2
+  # shellcheck disable=SC2053 # ONLY is a pattern
+  [[ " ${tools[*]} " == *" $tool "* && $name == ${ONLY:-*} ]] || return 0
   while [ "$(jobs -rp | wc -l)" -ge "$at_once" ]; do wait -n; done
   tool_options "$tool"
   names+=("$name")

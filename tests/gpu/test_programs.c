@@ -140,9 +140,9 @@ typedef struct Subject {
 } Subject;
 
 // The large shapes are there for the mainloop's rings. Programs on the CPU (tests/emulated), which
-// has no mainloop, would take minutes for them.
+// has no mainloop, would take minutes for them, and a minute for those of a million elements.
 static bool shape_pays(const Machine *m, Shape s) {
-  return m->gpu.memory_bytes > 0 || s.M * s.N <= 4 << 20;
+  return m->gpu.memory_bytes > 0 || s.M * s.N <= (first_tier() ? 1 << 17 : 4 << 20);
 }
 
 static Machine *machine_of(void **state) {

@@ -1,7 +1,7 @@
 // Faults at system calls, and memory that is refused. The calls that change files and those that
 // allocate are wrapped by the linker (WRAP_FAULTS in tests.mk) and counted.
 #pragma once
-#include <stdbool.h>
+#include "tests/support/tier.h"
 
 typedef enum Fault {
   NO_FAULT,
@@ -16,6 +16,11 @@ typedef enum Fault {
 extern const char *const fault_names[FAULTS];
 
 enum { EXIT_KILLED = 77 }; // of a process that a fault ended
+
+// From a call that fails to the next that does: each one, and in the first tier every seventh.
+static inline int fault_stride(void) {
+  return first_tier() ? 7 : 1;
+}
 
 // What the wrapped calls do. Global because their signatures are the system's.
 extern struct Injected {

@@ -10,6 +10,7 @@
 #include "base/memory.h"
 #include "kernels/program_math.h"
 #include "tests/support/small_model.h"
+#include "tests/support/tier.h"
 
 enum { TRAINED = 40 }; // steps in fp32 before gradients are compared
 
@@ -226,6 +227,7 @@ static void the_first_step_may_be_cut_too(void **state) {
 
 static void training_loses_nothing(void **state) {
   (void)state;
+  SECOND_TIER_ONLY();
   SmallModel exact = small_open((SmallShape){0}), fp8 = small_open((SmallShape){.fp8 = true});
   small_train(&exact, 0, 200);
   small_train(&fp8, 0, 200);

@@ -122,6 +122,7 @@ static void a_watch_without_memory_looks_again(void **state) {
 // 2.4 GB, nearly all of them a hole: opening takes half a second, whatever the file's size, and the
 // id behind the hole is found while the loader is open.
 static void the_rest_of_a_large_file_is_checked_in_the_background(void **state) {
+  SECOND_TIER_ONLY();
   enum { COUNT = 600000000 };
   const PathText path = path_text("%s/%s", (char *)*state, "large.bin");
   Error err;
