@@ -10,10 +10,10 @@
 #include <sys/time.h>
 #include <unistd.h>
 
-#include "base/clock.h"
+#include "base/os.h"
 #include "base/file.h"
 #include "base/memory.h"
-#include "base/shell.h"
+#include "base/command.h"
 #include "kernels/openblas.h"
 #include "model/bench/bench.h"
 #include "model/bench/doctor.h"

@@ -5,14 +5,17 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stdbool.h>
 #include <stdio.h>
-#include <string.h>
 #include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
 #include <unistd.h>
+#include <xxhash.h>
 
 #include "base/memory.h"
 
@@ -91,6 +94,78 @@ int file_refuse_packed(const char *path, const void *data, size_t bytes, Error *
   return 0;
 }
 
+// ---- Mapping
+
+// A mutable global: a signal handler can reach nothing else. A slot is free where `data` is NULL.
+enum { MOST_MAPPED = 256 };
+static struct Mapped {
+  const unsigned char *volatile data;
+  size_t bytes;
+  char *path; // owned
+} mapped[MOST_MAPPED];
+
+static void say(const char *text) {
+  if (write(STDERR_FILENO, text, strlen(text)) < 0) _exit(1);
+}
+
+// A page of a mapping has no file behind it any more. No one can go on without it, and what is
+// mapped is read before there is anything to save.
+static void on_bus_error(int number, siginfo_t *info, void *context) {
+  (void)context;
+  const unsigned char *at = info->si_addr;
+  for (const struct Mapped *m = mapped; m < mapped + MOST_MAPPED; m++) {
+    if (!m->data || at < m->data || at >= m->data + m->bytes) continue;
+    say(program_invocation_short_name);
+    say(": '");
+    say(m->path);
+    say("' became shorter while it was read, or its disk failed: make or copy it again\n");
+    _exit(1);
+  }
+  signal(number, SIG_DFL); // another's: back to where it comes once more
+}
+
+static void remember(const MappedFile *map, const char *path) {
+  struct sigaction action = {.sa_sigaction = on_bus_error, .sa_flags = SA_SIGINFO};
+  sigemptyset(&action.sa_mask);
+  sigaction(SIGBUS, &action, NULL);
+  for (struct Mapped *m = mapped; m < mapped + MOST_MAPPED; m++) {
+    if (m->data) continue;
+    m->bytes = map->bytes;
+    m->path = xstrdup(path);
+    m->data = map->data;
+    break;
+  }
+}
+
+int file_map(MappedFile *map, const char *path, Error *err) {
+  *map = (MappedFile){NULL, 0};
+  size_t size = 0;
+  const int fd = file_open(path, &size, err);
+  if (fd < 0) return -1;
+  void *p = size > 0 ? mmap(NULL, size, PROT_READ, MAP_PRIVATE, fd, 0) : NULL;
+  const int why = errno;
+  close(fd);
+  // A checkpoint is not to be passed over for want of memory.
+  if (p == MAP_FAILED && why == ENOMEM)
+    out_of_memory("the system refused %s to map '%s'", size_text(size).text, path);
+  if (p == MAP_FAILED) return error_set(err, "cannot map '%s': %s", path, strerror(why));
+  *map = (MappedFile){p, size};
+  if (p) remember(map, path);
+  return 0;
+}
+
+void file_unmap(MappedFile *map) {
+  for (struct Mapped *m = mapped; map->data && m < mapped + MOST_MAPPED; m++) {
+    if (m->data != map->data) continue;
+    m->data = NULL;
+    free(m->path);
+  }
+  if (map->data) munmap((void *)(uintptr_t)map->data, map->bytes);
+  *map = (MappedFile){NULL, 0};
+}
+
+// ---- Writing
+
 // The first failure closes the file and stays; after it there is no path.
 static int writer_fail(FileWriter *w, const char *what, Error *err) {
   if (w->path) error_set(&w->error, "cannot %s '%s': %s", what, w->path, strerror(errno));
@@ -164,6 +239,8 @@ int file_write(const char *path, const void *data, size_t bytes, Error *err) {
   if (writer_open(&w, path, err) != 0 || writer_append(&w, data, bytes, err) != 0) return -1;
   return writer_finish(&w, err);
 }
+
+// ---- Paths and folders
 
 PathText path_text(const char *format, ...) {
   PathText path;
@@ -293,4 +370,68 @@ int path_exists(const char *path) {
 int path_is_directory(const char *path) {
   struct stat st;
   return stat(path, &st) == 0 && S_ISDIR(st.st_mode);
+}
+
+// ---- Checksums
+
+void *checksum_state(void) {
+  XXH3_state_t *hash = XXH3_createState();
+  if (!hash || XXH3_64bits_reset(hash) != XXH_OK)
+    out_of_memory("the system refused a checksum's state");
+  return hash;
+}
+
+void checksum_begin(Checksum *c) {
+  *c = (Checksum){.piece = checksum_state(), .whole = checksum_state()};
+}
+
+static void end_piece(Checksum *c) {
+  const uint64_t hash = XXH3_64bits_digest(c->piece);
+  XXH3_64bits_update(c->whole, &hash, sizeof hash);
+  XXH3_64bits_reset(c->piece);
+  c->filled = 0;
+}
+
+void checksum_add(Checksum *c, const void *data, size_t bytes) {
+  for (const unsigned char *at = data; bytes > 0;) {
+    const size_t room = CHECKSUM_PIECE - c->filled, n = bytes < room ? bytes : room;
+    XXH3_64bits_update(c->piece, at, n);
+    at += n;
+    bytes -= n;
+    c->filled += n;
+    if (c->filled == CHECKSUM_PIECE) end_piece(c);
+  }
+}
+
+uint64_t checksum_end(Checksum *c) {
+  if (c->filled > 0) end_piece(c);
+  const uint64_t hash = XXH3_64bits_digest(c->whole);
+  checksum_abandon(c);
+  return hash;
+}
+
+void checksum_abandon(Checksum *c) {
+  XXH3_freeState(c->piece);
+  XXH3_freeState(c->whole);
+  *c = (Checksum){0};
+}
+
+uint64_t checksum_piece(const void *data, size_t bytes,
+                        void (*seen)(void *context, const void *portion, size_t bytes),
+                        void *context) {
+  enum { PORTION = 128 << 10 };
+  XXH3_state_t *hash = checksum_state();
+  for (const unsigned char *at = data, *end = at + bytes; at < end;) {
+    const size_t left = (size_t)(end - at), n = left < PORTION ? left : PORTION;
+    XXH3_64bits_update(hash, at, n);
+    if (seen) seen(context, at, n);
+    at += n;
+  }
+  const uint64_t checksum = XXH3_64bits_digest(hash);
+  XXH3_freeState(hash);
+  return checksum;
+}
+
+uint64_t checksum_of_pieces(const uint64_t *checksums, size_t pieces) {
+  return XXH3_64bits(checksums, pieces * sizeof *checksums);
 }

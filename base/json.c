@@ -8,7 +8,7 @@
 #include <string.h>
 #include "base/file.h"
 #include "base/memory.h"
-#include "base/utf8.h"
+#include "base/text.h"
 
 // ---- Reading
 

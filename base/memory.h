@@ -28,7 +28,28 @@ typedef struct SizeText {
 } SizeText;
 SizeText size_text(size_t bytes);
 
-// Bytes that the system can still give, without swapping: what is free, and what the disk's cache
-// would give back, within the limits of this process (its control group's, and `ulimit -v`).
-// SIZE_MAX where it does not say.
+// Bytes that the system can still give without swapping: free memory and what the disk cache
+// would release, within the limits of this process (its control group and `ulimit -v`).
+// SIZE_MAX where the system does not say.
 size_t memory_available(void);
+
+// What this process' control group (cgroups, version 1 or 2) allows it: containers and batch
+// systems limit programs by it. root: "" for the system's files; a test has others below a folder.
+// The CPU time that the quotas of the group, and of the groups around it, allow: 1.5 is that of one
+// and a half CPUs. INFINITY: no quota.
+double control_group_cpus(const char *root);
+
+// Pieces of one block of memory, each aligned to 256 bytes, which suits a GPU's vector loads and
+// copy engine. Laid out twice: without a block to learn its size, then in it.
+typedef struct Arena {
+  char *block; // NULL: the pieces are only counted
+  size_t used; // bytes so far, with what aligns the next piece
+} Arena;
+
+// The next piece, or NULL where there is no block. The block must be as large as the count said.
+static inline void *arena_take(Arena *a, size_t bytes) {
+  enum { ALIGNMENT = 256 };
+  void *piece = a->block ? a->block + a->used : NULL;
+  a->used += (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
+  return piece;
+}

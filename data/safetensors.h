@@ -13,9 +13,8 @@
 #pragma once
 #include <stddef.h>
 #include <stdint.h>
-#include "base/checksum.h"
-#include "base/error.h"
 #include "base/file.h"
+#include "base/error.h"
 
 // Every dtype of the format, with the bytes of an element. F32, BF16 and F16 can be read as float.
 #define SAFE_DTYPES(X)                                                                             \

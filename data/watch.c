@@ -7,9 +7,8 @@
 #include <stdlib.h>
 #include <sys/resource.h>
 
-#include "base/clock.h"
+#include "base/os.h"
 #include "base/memory.h"
-#include "base/thread.h"
 
 enum { FIRST_LOOK_MS = 500, LOOK_SECONDS = 2, NICE = 10 };
 

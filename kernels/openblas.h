@@ -34,7 +34,7 @@ MendText openblas_mended(void);
 void openblas_take_threads(int threads);
 
 // How many threads the CPU backend takes where the config leaves it open, and why so many. root: of
-// the files that tell quotas, as base/control_group.h has it.
+// the files that tell quotas, as base/memory.h has it.
 typedef struct ThreadsAsked {
   int count;
   const char *why; // "as OMP_NUM_THREADS asks"

@@ -24,7 +24,7 @@
 #include <stddef.h>
 #include <stdint.h>
 #include "base/error.h"
-#include "base/phases.h"
+#include "base/os.h"
 #include "kernels/activity.h"
 #include "kernels/fp8.h"
 #include "kernels/operations.h"

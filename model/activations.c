@@ -3,7 +3,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "base/arena.h"
 #include "base/memory.h"
 #include "model/params.h"
 #include "model/scalings.h"

@@ -6,7 +6,7 @@
 #include <string.h>
 
 #include "base/memory.h"
-#include "base/signals.h"
+#include "base/os.h"
 #include "data/corpus/files.h"
 #include "data/corpus/cut.h"
 #include "data/corpus/jsonl.h"

@@ -7,7 +7,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
-#include "base/byte_set.h"
+#include "base/text.h"
 #include "base/error.h"
 #include "data/corpus/stream.h"
 

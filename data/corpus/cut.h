@@ -2,7 +2,7 @@
 #pragma once
 #include <stdbool.h>
 #include <stddef.h>
-#include "base/byte_set.h"
+#include "base/text.h"
 
 // How many bytes of text[known] to take as a piece: about 1 MiB, up to the last place before that,
 // or the first behind it; a character's boundary where none comes within 16 MiB; 0 if more has to

@@ -10,7 +10,7 @@
 
 #include "base/memory.h"
 #include "base/file.h"
-#include "base/utf8.h"
+#include "base/text.h"
 
 enum { MAX_FOREIGN_PERCENT = 10 };
 

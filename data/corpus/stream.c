@@ -11,7 +11,7 @@
 #include <zstd.h>
 
 #include "base/memory.h"
-#include "base/signals.h"
+#include "base/os.h"
 
 enum { INPUT_BYTES = 1 << 18, MAGIC_BYTES = 4 };
 

@@ -1,4 +1,4 @@
-// checksums.json of a checkpoint: the step, bytes and checksum (base/checksum.h) of every other
+// checksums.json of a checkpoint: the step, bytes and checksum (base/file.h) of every other
 // file, and at its end the checksum of the text before that. A save writes it last. Older versions
 // wrote none, or none of itself.
 #pragma once

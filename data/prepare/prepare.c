@@ -9,8 +9,8 @@
 
 #include "base/file.h"
 #include "base/json.h"
-#include "base/options.h"
-#include "base/signals.h"
+#include "base/command.h"
+#include "base/os.h"
 #include "data/prepare/run.h"
 #include "data/prepare/train_tokenizer.h"
 #include "data/tokenizer/tokenizer.h"

@@ -11,9 +11,9 @@
 #include <unistd.h>
 
 #include "base/memory.h"
-#include "base/progress.h"
+#include "base/command.h"
 #include "base/rng.h"
-#include "base/signals.h"
+#include "base/os.h"
 #include "data/corpus/corpus.h"
 #include "data/corpus/cut.h"
 #include "data/dataset.h"

@@ -17,7 +17,7 @@ typedef struct PrepareOptions {
   int path_count;
 } PrepareOptions;
 
-// Holds signals back (base/signals.h); one that came is an error.
+// Holds signals back (base/os.h); one that came is an error.
 int prepare_run(const PrepareOptions *options, Error *err);
 
 // Prints the first documents of a dataset's folder or a token file. tokenizer: NULL means the one

@@ -8,9 +8,8 @@
 #include <unistd.h>
 
 #include "base/file.h"
-#include "base/progress.h"
-#include "base/shell.h"
-#include "base/signals.h"
+#include "base/command.h"
+#include "base/os.h"
 #include "data/tokenizer/regex.h"
 #include "data/tokenizer/training/train.h"
 

@@ -15,6 +15,6 @@ typedef struct TokenizerJob {
 // Refuses what can be refused before a text is looked at.
 int prepare_tokenizer_check(const TokenizerJob *job, Error *err);
 // Shows its progress on standard error and a report on standard output. Ends with an error if a
-// signal came that is held back (base/signals.h). On an error nothing is left behind, and a
+// signal came that is held back (base/os.h). On an error nothing is left behind, and a
 // tokenizer that was there stays as it is.
 int prepare_tokenizer(const Corpus *corpus, const TokenizerJob *job, Error *err);

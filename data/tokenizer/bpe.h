@@ -1,6 +1,6 @@
 // The model of a tokenizer.json: a BPE over bytes, or over characters with byte_fallback.
 #pragma once
-#include "base/byte_set.h"
+#include "base/text.h"
 #include "data/tokenizer/document.h"
 #include "data/tokenizer/tokenizer.h"
 

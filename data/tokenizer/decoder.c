@@ -3,7 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/utf8.h"
+#include "base/text.h"
 #include "data/tokenizer/byte_level.h"
 #include "data/tokenizer/component.h"
 #include "data/tokenizer/tokenizer_parts.h"

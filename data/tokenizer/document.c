@@ -5,7 +5,7 @@
 
 #include "base/file.h"
 #include "base/json.h"
-#include "base/utf8.h"
+#include "base/text.h"
 #include "data/tokenizer/byte_level.h"
 #include "data/tokenizer/sentencepiece.h"
 

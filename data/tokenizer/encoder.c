@@ -1,6 +1,6 @@
 #include <stdlib.h>
 
-#include "base/utf8.h"
+#include "base/text.h"
 #include "data/tokenizer/cache.h"
 #include "data/tokenizer/tokenizer_parts.h"
 

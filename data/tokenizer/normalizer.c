@@ -3,7 +3,7 @@
 #include <stdlib.h>
 #include <utf8proc.h>
 
-#include "base/utf8.h"
+#include "base/text.h"
 #include "data/tokenizer/component.h"
 
 // ---- Reading

@@ -4,7 +4,7 @@
 #include <cjson/cJSON.h>
 #include <stdbool.h>
 #include "base/error.h"
-#include "data/tokenizer/text.h"
+#include "base/text.h"
 
 typedef struct NormalizerStep {
   enum { NORMALIZE_FORM, NORMALIZE_PREPEND, NORMALIZE_REPLACE, NORMALIZE_STRIP } kind;

@@ -5,7 +5,7 @@
 #include <stdbool.h>
 #include "base/error.h"
 #include "data/tokenizer/regex.h"
-#include "data/tokenizer/text.h"
+#include "base/text.h"
 
 typedef struct CutStep {
   enum {

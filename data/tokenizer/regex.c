@@ -16,7 +16,7 @@
 #include <string.h>
 
 #include "base/memory.h"
-#include "base/utf8.h"
+#include "base/text.h"
 #include "data/tokenizer/llama3_match.h"
 
 enum {

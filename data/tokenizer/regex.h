@@ -25,6 +25,6 @@ void regex_scan_close(RegexScan *scan); // NULL is fine
 
 // The next match in text[bytes] at or after `at`: 1 and its bounds, 0 if there is none, -1 and a
 // sentence where PCRE2 meets its limits: a pattern that backtracks for ever ends so. The text must
-// be UTF-8 (utf8_valid in base/utf8.h), and `at` the start of a character or the end.
+// be UTF-8 (utf8_valid in base/text.h), and `at` the start of a character or the end.
 int regex_next(RegexScan *scan, const char *text, size_t bytes, size_t at, size_t *begin,
                size_t *end, Error *err);

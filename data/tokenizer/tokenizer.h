@@ -6,7 +6,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
-#include "base/byte_set.h"
+#include "base/text.h"
 #include "base/error.h"
 
 // The byte tokenizer: ids 0 to 255 are bytes, then begin and end of a document.

@@ -4,7 +4,7 @@
 #include <stddef.h>
 #include <stdint.h>
 #include "base/error.h"
-#include "data/tokenizer/text.h"
+#include "base/text.h"
 
 enum { MAX_TOKEN_ID = (1 << 24) - 1 };
 

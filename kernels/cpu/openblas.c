@@ -16,9 +16,8 @@
 #include <cpuid.h>
 #endif
 
-#include "base/control_group.h"
 #include "base/memory.h"
-#include "base/thread.h"
+#include "base/os.h"
 
 CpuFeatures cpu_features(void) {
 #ifdef __x86_64__

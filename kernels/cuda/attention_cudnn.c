@@ -6,9 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/arena.h"
-#include "base/clock.h"
 #include "base/memory.h"
+#include "base/os.h"
 #include "kernels/cuda/check.h"
 #include "kernels/cuda/gpu.h"
 #include "kernels/cuda/timer.h"

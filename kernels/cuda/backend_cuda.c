@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/clock.h"
+#include "base/os.h"
 #include "base/memory.h"
 #include "kernels/cuda/check.h"
 #include "kernels/cuda/cuda.h"

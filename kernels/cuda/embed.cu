@@ -16,7 +16,7 @@
 #include "kernels/cuda/tensors.cuh"
 
 extern "C" {
-#include "base/arena.h"
+#include "base/memory.h"
 }
 
 // The vocabulary row is read and written once; sumsq as a by-product.

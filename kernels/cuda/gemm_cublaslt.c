@@ -1,6 +1,5 @@
 #include "kernels/cuda/gemm_cublaslt.h"
 
-#include "base/arena.h"
 #include "base/memory.h"
 #include "kernels/cuda/check.h"
 #include "kernels/cuda/check_cublaslt.h"

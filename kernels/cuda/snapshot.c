@@ -8,9 +8,8 @@
 #include <string.h>
 #include <omp.h>
 
-#include "base/clock.h"
+#include "base/os.h"
 #include "base/memory.h"
-#include "base/thread.h"
 #include "kernels/cuda/check.h"
 #include "kernels/cuda/cuda.h"
 

@@ -5,7 +5,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/arena.h"
 #include "base/memory.h"
 #include "kernels/cuda/check.h"
 #include "kernels/cuda/cuda.h"

@@ -6,7 +6,7 @@
 
 #include "base/file.h"
 #include "base/memory.h"
-#include "base/options.h"
+#include "base/command.h"
 #include "kernels/gpu_backends.h"
 #include "model/bench/compare.h"
 #include "model/bench/state.h"

@@ -2,7 +2,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/clock.h"
+#include "base/os.h"
 #include "base/memory.h"
 #include "base/rng.h"
 #include "model/bench/state.h"

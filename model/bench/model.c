@@ -2,7 +2,6 @@
 
 #include <stdlib.h>
 
-#include "base/arena.h"
 #include "base/memory.h"
 #include "base/rng.h"
 

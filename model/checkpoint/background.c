@@ -9,11 +9,9 @@
 #include <string.h>
 #include <sys/mman.h>
 
-#include "base/arena.h"
-#include "base/clock.h"
-#include "base/file.h"
 #include "base/memory.h"
-#include "base/thread.h"
+#include "base/os.h"
+#include "base/file.h"
 #include "model/scalings.h"
 
 #ifndef MADV_POPULATE_WRITE

@@ -6,9 +6,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/checksum.h"
+#include "base/file.h"
 #include "base/memory.h"
-#include "base/thread.h"
+#include "base/os.h"
 #include "model/checkpoint/files.h"
 
 typedef struct Piece {

@@ -7,8 +7,7 @@
 
 #include "base/file.h"
 #include "base/memory.h"
-#include "base/options.h"
-#include "base/progress.h"
+#include "base/command.h"
 #include "data/loader.h"
 #include "model/run/text.h"
 #include "model/run/trained.h"

@@ -35,7 +35,7 @@
 #include "base/error.h"
 #include "base/file.h"
 #include "base/json.h"
-#include "base/phases.h"
+#include "base/os.h"
 #include "data/loader.h"
 #include "model/activations.h"
 #include "model/config/config.h"

@@ -8,11 +8,11 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "base/clock.h"
+#include "base/os.h"
 #include "base/file.h"
 #include "base/memory.h"
 #include "base/range.h"
-#include "base/shell.h"
+#include "base/command.h"
 #include "model/run/run.h"
 
 SavesPlan saves_plan(const Config *config, const Backend *be, size_t planned_bytes) {

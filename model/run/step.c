@@ -2,7 +2,7 @@
 #include <math.h>
 #include <stdio.h>
 
-#include "base/clock.h"
+#include "base/os.h"
 #include "base/memory.h"
 #include "base/range.h"
 #include "model/optimizer.h"

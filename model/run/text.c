@@ -4,7 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "base/utf8.h"
+#include "base/text.h"
 
 int prompt_ids(const Tokenizer *tokenizer, const char *text, size_t bytes, TokenIds *ids,
                Error *err) {

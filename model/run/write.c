@@ -7,7 +7,7 @@
 
 #include "base/json.h"
 #include "base/memory.h"
-#include "base/options.h"
+#include "base/command.h"
 #include "model/run/text.h"
 #include "model/run/trained.h"
 

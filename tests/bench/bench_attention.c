@@ -8,7 +8,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include "base/clock.h"
+#include "base/os.h"
 #include "base/memory.h"
 #include "kernels/cuda/attention_cudnn.h"
 #include "tests/bench/timing.h"

@@ -4,7 +4,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "base/clock.h"
+#include "base/os.h"
 #include "model/generate.h"
 #include "model/run/backend.h"
 #include "tests/bench/gpu_timer.h"

@@ -26,7 +26,7 @@ kernels/fused/programs | kernels/fused kernels base
 kernels/bench          | kernels/fused kernels/unfused kernels/cuda kernels base
 model/config           | kernels/operations.h kernels/fp8.h data/folder base
 model                  | model/config kernels base
-model                  | no base/clock.h base/file.h <time.h> <sys/time.h> <signal.h>
+model                  | no base/os.h base/file.h <time.h> <sys/time.h> <signal.h>
 model                  | no <fcntl.h> <unistd.h> <dirent.h> <sys/stat.h> <sys/mman.h>
 model/checkpoint       | model model/config data data/folder data/tokenizer base
 model/run              | model/checkpoint model model/config data data/tokenizer kernels base
@@ -138,7 +138,7 @@ planted model/config/planted.c '"data/tokenizer/tokenizer.h"'
 planted model/forward.c '"model/run/trainer.h"'
 planted model/forward.c '"data/loader.h"'
 planted model/planted.c '"kernels/cuda/gpu.h"'
-planted model/planted.c '"base/clock.h"'
+planted model/planted.c '"base/os.h"'
 planted model/planted.c '"base/file.h"'
 planted model/planted.c '<signal.h>'
 planted model/planted.c '<time.h>'

@@ -8,7 +8,7 @@
 
 #include "tests/support/cmocka_all.h"
 
-#include "base/clock.h"
+#include "base/os.h"
 #include "base/memory.h"
 #include "kernels/gpu_backends.h"
 #include "tests/support/tiny_run.h"

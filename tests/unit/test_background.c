@@ -13,7 +13,7 @@
 
 #include "tests/support/cmocka_all.h"
 
-#include "base/clock.h"
+#include "base/os.h"
 #include "base/file.h"
 #include "base/memory.h"
 #include "model/run/run.h"

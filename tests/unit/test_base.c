@@ -14,17 +14,12 @@
 #include <unistd.h>
 #include <cmocka.h>
 
-#include "base/arena.h"
-#include "base/clock.h"
+#include "base/memory.h"
+#include "base/os.h"
 #include "base/file.h"
 #include "base/json.h"
-#include "base/memory.h"
-#include "base/options.h"
-#include "base/phases.h"
-#include "base/progress.h"
-#include "base/shell.h"
-#include "base/thread.h"
-#include "base/utf8.h"
+#include "base/command.h"
+#include "base/text.h"
 #include "tests/support/data_test.h"
 
 static void write_all_kinds(JsonWriter *w) {

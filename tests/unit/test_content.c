@@ -11,7 +11,7 @@
 #include <xxhash.h>
 #include <cmocka.h>
 
-#include "base/checksum.h"
+#include "base/file.h"
 #include "base/memory.h"
 #include "base/rng.h"
 #include "model/checkpoint/files.h"

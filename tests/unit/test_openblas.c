@@ -6,7 +6,6 @@
 
 #include "tests/support/cmocka_all.h"
 
-#include "base/control_group.h"
 #include "base/memory.h"
 #include "kernels/openblas.h"
 

@@ -8,7 +8,7 @@
 #include <string.h>
 #include <utf8proc.h>
 
-#include "base/utf8.h"
+#include "base/text.h"
 #include "data/tokenizer/regex.h"
 #include "tests/support/data_test.h"
 

@@ -13,7 +13,7 @@
 
 #include "base/file.h"
 #include "base/memory.h"
-#include "base/utf8.h"
+#include "base/text.h"
 #include "model/run/log.h"
 #include "model/optimizer.h"
 #include "tests/support/faults.h"

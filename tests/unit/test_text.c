@@ -6,7 +6,7 @@
 #include "tests/support/cmocka_all.h"
 
 #include "base/memory.h"
-#include "base/utf8.h"
+#include "base/text.h"
 #include "model/run/text.h"
 #include "tests/support/tiny_run.h"
 

@@ -11,8 +11,7 @@
 #include "base/file.h"
 #include "base/json.h"
 #include "base/memory.h"
-#include "base/utf8.h"
-#include "data/tokenizer/text.h"
+#include "base/text.h"
 #include "data/tokenizer/tokenizer.h"
 #include "tests/support/data_test.h"
 

@@ -10,7 +10,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "base/clock.h"
+#include "base/os.h"
 #include "base/file.h"
 #include "base/memory.h"
 #include "tests/support/data_test.h"

@@ -5,8 +5,8 @@
 #include <string.h>
 
 #include "base/memory.h"
-#include "base/thread.h"
-#include "base/utf8.h"
+#include "base/os.h"
+#include "base/text.h"
 #include "data/tokenizer/regex.h"
 
 // What a thread matches at once. A pattern may walk over a run of spaces and back, so one without

@@ -1,8 +1,10 @@
-// UTF-8 as RFC 3629 has it.
+// Text: UTF-8 as RFC 3629 defines it, text that grows, and sets of bytes.
 #pragma once
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>
+#include "base/memory.h"
 
 // Bytes of the character at text[0], of which bytes > 0 are there; 0 if it is none: overlong forms,
 // surrogates and what lies beyond U+10FFFF are none.
@@ -48,4 +50,38 @@ static inline size_t utf8_valid(const char *text, size_t bytes) {
     i += length;
   }
   return i;
+}
+
+// Text that grows. Starts from zeros; free(text->data) at the end.
+typedef struct Text {
+  char *data; // [bytes], not NUL-terminated
+  size_t bytes, capacity;
+} Text;
+
+// Room for `more` bytes behind what is there.
+static inline char *text_room(Text *text, size_t more) {
+  if (!text->data || text->capacity - text->bytes < more) {
+    text->capacity = 2 * (text->bytes + more) + 16;
+    text->data = xrealloc(text->data, text->capacity);
+  }
+  return text->data + text->bytes;
+}
+
+static inline void text_append(Text *text, const char *data, size_t bytes) {
+  if (bytes == 0) return;
+  memcpy(text_room(text, bytes), data, bytes);
+  text->bytes += bytes;
+}
+
+// A set of bytes. Starts from zeros: empty.
+typedef struct ByteSet {
+  uint64_t bits[4];
+} ByteSet;
+
+static inline void byte_set_add(ByteSet *set, char byte) {
+  set->bits[(unsigned char)byte / 64] |= (uint64_t)1 << (unsigned char)byte % 64;
+}
+
+static inline bool byte_set_has(const ByteSet *set, char byte) {
+  return set->bits[(unsigned char)byte / 64] >> (unsigned char)byte % 64 & 1;
 }

@@ -1,9 +1,15 @@
-#include "base/options.h"
+#include "base/command.h"
 
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
+
+#include "base/memory.h"
+#include "base/os.h"
+
+// ---- Options
 
 // Sets the number and returns true if the text is one in the range.
 static bool read_number(const Option *o, const char *value) {
@@ -55,4 +61,56 @@ int option_read(const Option *list, int count, const char *command, int argc, ch
   if ((near = nearest_name(alone, names, count)))
     return error_set(err, "unknown option '%s' of %s; did you mean %s?", alone, command, near);
   return error_set(err, "unknown option '%s' of %s; there are%s", alone, command, all);
+}
+
+// ---- Words for a shell
+
+char *shell_word(const char *text) {
+  static const char plain[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789"
+                              "_./,:=@%+-";
+  if (text[0] != '\0' && text[strspn(text, plain)] == '\0') return xstrdup(text);
+  char *word = xmalloc(4 * strlen(text) + 3), *at = word;
+  *at++ = '\'';
+  for (; *text; text++) {
+    const size_t bytes = *text == '\'' ? 4 : 1; // out of the quotes, a quote, into them again
+    memcpy(at, bytes > 1 ? "'\\''" : text, bytes);
+    at += bytes;
+  }
+  memcpy(at, "'", 2);
+  return word;
+}
+
+// ---- Progress
+
+Progress progress_begin(const char *unit, double in_unit) {
+  return (Progress){.unit = unit,
+                    .in_unit = in_unit,
+                    .start = now_ms() / 1000,
+                    .terminal = isatty(STDERR_FILENO) == 1};
+}
+
+static void show_amount(const Progress *p, double amount, double elapsed, const char *end) {
+  const double rate = amount / elapsed;
+  fprintf(stderr, "%.0f %s, %.*f %s/s%s", amount, p->unit, rate < 10 ? 1 : 0, rate, p->unit, end);
+}
+
+void progress_show(Progress *p, uint64_t done, uint64_t total, uint64_t amount) {
+  const double now = now_ms() / 1000, elapsed = now - p->start;
+  if (elapsed < 1 || now - p->shown < (p->terminal ? 0.1 : 10)) return;
+  p->shown = now;
+  const double part = total > 0 && done < total ? (double)done / (double)total : 1;
+  enum { WIDTH = 30 };
+  char bar[WIDTH + 1];
+  for (int i = 0; i < WIDTH; i++) bar[i] = i < (int)(part * WIDTH) ? '#' : '.';
+  bar[WIDTH] = '\0';
+  if (p->terminal && total > 0) fprintf(stderr, "\r[%s] ", bar);
+  if (p->terminal && total == 0) fputs("\r", stderr);
+  if (total > 0) fprintf(stderr, "%3.0f %%, ", 100 * part);
+  if (amount > 0) show_amount(p, (double)amount / p->in_unit, elapsed, total > 0 ? ", " : "");
+  if (total > 0) fprintf(stderr, "%.0f s left", part > 0 ? elapsed * (1 - part) / part : 0);
+  fputs(p->terminal ? "\033[K" : "\n", stderr);
+}
+
+void progress_end(const Progress *p) {
+  if (p->terminal && p->shown > 0) fputs("\r\033[K", stderr);
 }

@@ -1,0 +1,60 @@
+// What the operating system gives a program besides files and memory: threads, signals, the clock.
+#pragma once
+#include <pthread.h>
+#include <stdbool.h>
+#include <time.h>
+#include "base/error.h"
+
+// ---- Threads beside the main one
+
+// Starts one that gets no signals: those are the main thread's. name: for tools, at most 15 bytes.
+int thread_start(pthread_t *thread, const char *name, void *(*work)(void *), void *context,
+                 Error *err);
+
+// Has OpenMP start its threads, `threads` with this one, which this thread's next parallel regions
+// of as many run on. out_of_memory where the system refuses them: OpenMP itself would end the
+// process.
+void thread_team(int threads);
+
+// ---- The signals that end a program, held back while files are half written: the program looks
+// for them at places where it can clean up
+
+// Blocks SIGINT, SIGTERM, SIGHUP and, which batch systems send before a job's end, SIGUSR1 and
+// SIGUSR2 for this thread and those that it starts; one that is ignored, as under nohup, stays so.
+// A limit on file sizes becomes an error of write.
+void signals_hold(void);
+bool signals_came(void); // one of them waits
+
+// ---- Time
+
+// Milliseconds that pass, for measuring.
+static inline double now_ms(void) {
+  struct timespec t;
+  clock_gettime(CLOCK_MONOTONIC, &t);
+  return (double)t.tv_sec * 1e3 + (double)t.tv_nsec * 1e-6;
+}
+
+// How long the parts of a start take, one after another, for a table of where the time went.
+enum { MAX_PHASES = 24 };
+
+typedef struct PhaseTime {
+  const char *name;
+  double ms;
+} PhaseTime;
+
+// Zeros, but for since_ms, are none yet.
+typedef struct Phases {
+  PhaseTime list[MAX_PHASES];
+  int count;
+  double since_ms; // now_ms() when the last one ended
+} Phases;
+
+// Ends what began when the last one ended. Past MAX_PHASES nothing is kept any more.
+void phase_end(Phases *p, const char *name);
+// Takes over what took place since p's last one. The rest of the time until now belongs to `name`.
+void phases_join(Phases *p, const Phases *inner, const char *name);
+double phases_sum(const Phases *p);
+
+// now_ms() when this process began, before its libraries were loaded; now where the system does not
+// say. To a hundredth of a second.
+double process_began_ms(void);
