@@ -380,10 +380,10 @@ struct Backend {
   void (*set_updates)(Backend *be, int64_t updates); // after load
 
   // ---- FP8: the scales of copies, which live in the backend.
-  // While on, an operation that leaves copies first finds the largest value and sets the scale: for
-  // the first step of a run that has no history. It runs twice, so nothing may be in place, and
-  // nothing is recorded.
-  void (*calibrate)(Backend *be, bool on);
+  // True until the first update (set_hyper) or scalings_write: no scales are known yet. Until then
+  // an operation that writes copies finds their largest value first and sets the scale. It runs
+  // twice, so nothing may be in place, and nothing is recorded.
+  bool calibrating;
   // Forgets the largest values since the last update: of a validation, or a sample.
   void (*scalings_discard)(Backend *be);
   // [scaling_count] for a checkpoint. Reading waits for the GPU.

@@ -241,8 +241,6 @@ static bool issue_always(Backend *be, ReplaySlot slot) {
 
 static void ignore_end(Backend *be, ReplaySlot slot) {}
 
-static void ignore_calibrate(Backend *be, bool on) {}
-
 static const Backend recorder_functions = {
     .name = "recorder",
     .silent = true,
@@ -267,7 +265,6 @@ static const Backend recorder_functions = {
     .set_hyper = ignore_hyper,
     .step_begin = ignore,
     .step_end = ignore,
-    .calibrate = ignore_calibrate,
     .replay_begin = issue_always,
     .replay_end = ignore_end,
 };

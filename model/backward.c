@@ -34,7 +34,7 @@ void head_backward(Llama *llama, int64_t chunk, double per_token, bool accumulat
 static void recast_dx(Llama *llama) {
   const Sizes n = model_sizes(&llama->config, &llama->shape);
   const Operand dx = scaled_as(llama, llama->acts.dx, n.L, SCALING_DX);
-  if (dx.by_row && !llama->scaled && llama->shape.loss_chunks > 1)
+  if (dx.by_row && llama->be->calibrating && llama->shape.loss_chunks > 1)
     RUN(llama, OP_CAST, llama->be->cast(llama->be, n.M, n.D, dx));
 }
 
@@ -125,8 +125,6 @@ void params_update(Llama *llama) {
 
 void llama_update(Llama *llama, const AdamW *hyper) {
   Backend *be = llama->be;
-  llama_calibrate(llama, false);
-  llama->scaled = true;
   be->set_hyper(be, hyper);
   if (be->replay_begin(be, REPLAY_UPDATE)) {
     part_begin(llama, "optimizer", -1);

@@ -76,7 +76,6 @@ void layer_forward(Llama *llama, int64_t l) {
 
 void llama_forward(Llama *llama) {
   Backend *be = llama->be;
-  llama_calibrate(llama, true);
   if (!be->replay_begin(be, REPLAY_FORWARD)) return;
   part_begin(llama, "forward", -1);
   embed_forward(llama);

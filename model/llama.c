@@ -67,7 +67,6 @@ Recorder *llama_record(const Llama *llama, int micro_batches) {
   Recorder *recorder = recorder_create(&ops, llama->be);
   Llama recorded = *llama;
   recorded.be = &recorder->base;
-  recorded.scaled = true; // as in ordinary steps
   llama_forward(&recorded);
   llama_loss(&recorded, 1);
   if (!llama->shape.train) return recorder;
@@ -163,10 +162,6 @@ OpsConfig llama_ops_config(const ModelConfig *c, const RunShape *shape, int64_t 
   assert(c->head_dim <= MAX_HEAD_DIM);
   for (int64_t j = 0; j < c->head_dim / 2; j++) ops.inv_freq[j] = rope_frequency(c, j);
   return ops;
-}
-
-void llama_calibrate(const Llama *llama, bool on) {
-  if (llama->shape.fp8 && !llama->scaled) llama->be->calibrate(llama->be, on);
 }
 
 void llama_load_batch(Llama *llama, const int32_t *tokens, const int32_t *targets) {

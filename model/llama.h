@@ -19,7 +19,6 @@ typedef struct Llama {
   LayerParams *layers;          // [num_hidden_layers]
   ParamTensor *embed, *lm_head; // the same tensor where they are tied
   Acts acts;
-  bool scaled;   // FP8: the scales of copies are known, from a step or a checkpoint
   int64_t first; // generation: position of the first row; in training 0
   // Generation: where not NULL, there is one row, at the position that the backend finds here.
   const int32_t *position;
@@ -57,9 +56,6 @@ Recorder *llama_record(const Llama *llama, int micro_batches);
 
 // A micro-batch. tokens and targets: [B, T] int32 on the host, row-major.
 void llama_load_batch(Llama *llama, const int32_t *tokens, const int32_t *targets);
-// FP8: while no scales are known, operations find them on their way. A forward and an update turn
-// it on and off; a generator's calls need it on.
-void llama_calibrate(const Llama *llama, bool on);
 // The layers: x_final and its sum of squares.
 void llama_forward(Llama *llama);
 // The loss of the loaded micro-batch is added to the running step's, times scale / tokens:

@@ -143,7 +143,6 @@ static const Backend cpu_functions = {
     .step_result = cpu_step_result,
     .refresh = cpu_refresh,
     .set_updates = cpu_set_updates,
-    .calibrate = cpu_calibrate,
     .scalings_discard = cpu_scalings_discard,
     .scalings_read = cpu_scalings_read,
     .scalings_write = cpu_scalings_write,

@@ -33,7 +33,6 @@ typedef struct Cpu {
   Bf16Products *products; // NULL: in fp32
   CpuScaling *scalings;   // [config.scaling_count]
   int parameters;         // the first scalings are theirs, of the last list that was written
-  bool calibrating;
   AdamW hyper;
   StepResult step;                 // the running one
   StepResult results[MAX_RESULTS]; // ended and not yet taken, a ring
@@ -113,7 +112,6 @@ void scalings_open(Cpu *cpu);
 // At the end of a step: tells its result which tensors had values beyond their scale's reach, and,
 // where the update is applied, sets the delayed scales anew.
 void scalings_update(Cpu *cpu);
-void cpu_calibrate(Backend *be, bool on);
 void cpu_scalings_discard(Backend *be);
 void cpu_scalings_read(Backend *be, ScalingState *to_host);
 void cpu_scalings_write(Backend *be, const ScalingState *from_host);

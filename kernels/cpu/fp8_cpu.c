@@ -62,7 +62,7 @@ void leave_copies(Cpu *cpu, int64_t M, int64_t N, Operand x, const real *values)
   if (!x.by_row) return;
   find_largest(cpu, M, N, x, values);
   CpuScaling *s = &cpu->scalings[x.scaling];
-  if (cpu->calibrating) set_scale(s, s->largest);
+  if (cpu->base.calibrating) set_scale(s, s->largest);
   write_copies(cpu, M, N, x, values, false);
 }
 
@@ -93,6 +93,7 @@ void cpu_cast(Backend *be, int64_t M, int64_t N, Operand x) {
 void scalings_open(Cpu *cpu) {
   const OpsConfig *c = &cpu->config;
   cpu->scalings = xcalloc((size_t)c->scaling_count, sizeof *cpu->scalings);
+  cpu->base.calibrating = c->scaling_count > 0;
   for (int i = 0; i < c->scaling_count; i++) {
     cpu->scalings[i].kind = c->scalings[i];
     cpu->scalings[i].state.scale = c->scalings[i].fixed;
@@ -123,10 +124,6 @@ void scalings_update(Cpu *cpu) {
   }
 }
 
-void cpu_calibrate(Backend *be, bool on) {
-  cpu_of(be)->calibrating = on;
-}
-
 // What the parameters' copies have left belongs to the next update.
 void cpu_scalings_discard(Backend *be) {
   Cpu *cpu = cpu_of(be);
@@ -152,4 +149,5 @@ void cpu_scalings_write(Backend *be, const ScalingState *from_host) {
     s->state = state_of(s, from_host[i]);
     s->largest = 0;
   }
+  be->calibrating = false;
 }

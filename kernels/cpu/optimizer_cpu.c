@@ -148,6 +148,7 @@ static void adamw_tensor(const Cpu *cpu, const ParamTensor *list, int index, dou
 
 void cpu_set_hyper(Backend *be, const AdamW *hyper) {
   cpu_of(be)->hyper = *hyper;
+  be->calibrating = false;
 }
 
 void cpu_adamw(Backend *be, const ParamTensor *list, int count) {

@@ -48,7 +48,6 @@ typedef struct Cuda {
   void *embed_scratch; // of the embedding's backward
   StepState *state;    // on the device
   Scaling *scalings;   // [scaling_count], on the device
-  bool calibrating;
   // Pinned memory. Results of steps lie there on their way to the host: put there by step_end,
   // taken in the same order. Writes go through the stages, so that they wait neither for the GPU
   // nor for the driver.

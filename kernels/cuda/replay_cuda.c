@@ -6,7 +6,7 @@
 bool cuda_replay_begin(Backend *be, ReplaySlot slot) {
   Cuda *c = cuda_of(be);
   Recording *r = &c->recordings[slot];
-  if (c->calibrating) return true;
+  if (be->calibrating) return true;
   if (r->graph) {
     CUDA_CHECK(cudaGraphLaunch(r->graph, c->gpu.stream));
     return false;
@@ -19,7 +19,7 @@ bool cuda_replay_begin(Backend *be, ReplaySlot slot) {
 void cuda_replay_end(Backend *be, ReplaySlot slot) {
   Cuda *c = cuda_of(be);
   Recording *r = &c->recordings[slot];
-  if (r->calls < 2 || c->calibrating) return;
+  if (r->calls < 2 || be->calibrating) return;
   cudaGraph_t graph;
   CUDA_CHECK(cudaStreamEndCapture(c->gpu.stream, &graph));
   CUDA_CHECK(cudaGraphInstantiate(&r->graph, graph, 0));

@@ -88,13 +88,9 @@ void launch_scaling_set(Scaling *scaling, cudaStream_t stream) {
 
 // ---- Behind kernels/ops.h
 
-static void op_calibrate(Backend *be, bool on) {
-  cuda_of(be)->calibrating = on;
-}
-
 bool cuda_launch_again(const Cuda *c, int pass, Operand out) {
   if (pass == 0) return true;
-  if (pass > 1 || !c->calibrating || !out.by_row) return false;
+  if (pass > 1 || !c->base.calibrating || !out.by_row) return false;
   launch_scaling_set(c->scalings + out.scaling, c->gpu.stream);
   return true;
 }
@@ -139,13 +135,14 @@ static void op_scalings_write(Backend *be, const ScalingState *from_host) {
     memset(all[i].maxima, 0, sizeof all[i].maxima);
   }
   be->write(be, cuda_of(be)->scalings, all, (size_t)count * sizeof *all);
+  be->calibrating = false;
   free(all);
 }
 
 int cuda_scalings_open(Cuda *c, Error *err) {
   Backend *be = &c->base;
   const int count = c->config.scaling_count;
-  be->calibrate = op_calibrate;
+  be->calibrating = count > 0;
   be->scalings_discard = op_discard;
   be->scalings_read = op_scalings_read;
   be->scalings_write = op_scalings_write;

@@ -178,6 +178,7 @@ static void op_step_begin(Backend *be) {
 // Not in a recording, which would freeze the values.
 static void op_set_hyper(Backend *be, const AdamW *hyper) {
   be->write(be, &cuda_of(be)->state->hyper, hyper, sizeof *hyper);
+  be->calibrating = false;
 }
 
 static void op_step_end(Backend *be) {

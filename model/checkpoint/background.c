@@ -178,7 +178,7 @@ BackgroundSave *background_open(const Llama *llama, Error *err) {
   BackgroundSave *b = xcalloc(1, sizeof *b);
   b->llama = llama;
   b->state = *llama;
-  b->source = (StateSource){&b->state, read_copy, read_scalings};
+  b->source = (StateSource){.llama = &b->state, .read = read_copy};
   pthread_mutex_init(&b->lock, NULL); // cannot fail on Linux, nor can the next
   pthread_cond_init(&b->changed, NULL);
   if (start(b, llama, err) == 0) return b;
@@ -200,13 +200,13 @@ void background_begin(BackgroundSave *b, const char *run_dir, const Config *conf
   Backend *be = b->llama->be;
   assert(phase_of(b) == IDLE);
   b->began_ms = now_ms();
-  b->state.scaled = b->llama->scaled;
+  b->source.scalings = b->scalings && !be->calibrating ? read_scalings : NULL;
   b->run_dir = path_text("%s", run_dir);
   b->config = *config;
   b->export = export;
   b->train = *state;
   b->result = (SaveResult){.step = state->step};
-  if (b->scalings && b->state.scaled) be->scalings_read(be, b->scalings);
+  if (b->source.scalings) be->scalings_read(be, b->scalings);
   be->snapshot_begin(be, b->pieces, PARTS * b->llama->param_count);
   b->result.waited_ms = now_ms() - b->began_ms;
   set_phase(b, COPYING);

@@ -61,7 +61,7 @@ struct StateSource {
   // in the files' order: all masters, then all EXP_AVG, then all EXP_AVG_SQ, then, where
   // output.save_dtype rounds, the masters again. One that a shard's end cuts is asked for twice.
   int (*read)(const StateSource *source, float *packed, int param, StatePart part, Error *err);
-  // [scaling_count(&llama->config)], after all others; only where llama->scaled.
+  // [scaling_count(&llama->config)], after all others; NULL in bf16, and while no scale is known.
   int (*scalings)(const StateSource *source, ScalingState *states, Error *err);
 };
 StateSource state_source(const Llama *llama); // the backend as it is
@@ -123,8 +123,8 @@ int checkpoint_read_state(const char *path, TrainState *state, Error *err);
 // lm_head.weight that equals its embedding, are passed over). With the moments the weights are the
 // masters that stand beside them, if any. Nothing is written before everything is checked, then the
 // masters and the compute copies. AdamW's t is the caller's: be->set_updates(state.updates). A run
-// in FP8 that has the scalings of this precision with its moments goes on with them
-// (llama->scaled); those of another precision are passed over.
+// in FP8 that has the scalings of this precision with its moments takes them; those
+// of another precision are passed over.
 int checkpoint_load(const Checkpoint *c, Llama *llama, Error *err);
 // Would it be loaded into this model? Reads no value.
 int checkpoint_check(const Checkpoint *c, const ModelConfig *model, Error *err);

@@ -241,7 +241,6 @@ int checkpoint_load(const Checkpoint *c, Llama *llama, Error *err) {
   if (status == 0 && with_optimizer) status = load_values(&moments, llama, err);
   if (status == 0) {
     if (scalings) llama->be->scalings_write(llama->be, scalings);
-    llama->scaled = scalings != NULL;
     if (!with_optimizer) llama_zero_moments(llama);
     llama->be->refresh(llama->be, llama->tensors, llama->param_count);
   }

@@ -37,7 +37,9 @@ static int read_backend_scalings(const StateSource *source, ScalingState *states
 }
 
 StateSource state_source(const Llama *llama) {
-  return (StateSource){.llama = llama, .read = read_backend, .scalings = read_backend_scalings};
+  const bool scaled = llama->shape.fp8 && !llama->be->calibrating;
+  return (StateSource){
+      .llama = llama, .read = read_backend, .scalings = scaled ? read_backend_scalings : NULL};
 }
 
 // ---- The files of one checkpoint
@@ -126,7 +128,7 @@ static int write_optimizer(const char *folder, const StateSource *source, SaveDt
   TensorList list;
   tensor_list_make(&list, &llama->config, dtype == SAVE_FP32 ? MOMENTS : MOMENTS_AND_MASTERS,
                    SAFE_F32);
-  list.scalings = llama->shape.fp8 && llama->scaled;
+  list.scalings = source->scalings != NULL;
   if (list.scalings) list.tensors[list.count] = scalings_tensor(&llama->config);
   const int status = write_tensors(folder, OPTIMIZER_FILE, source, &list, 0, list.count, sums, err);
   tensor_list_free(&list);

@@ -337,7 +337,7 @@ static int open_parts(Run *run, Error *err) {
   if (load_weights(run, err) != 0) return -1;
   phase_end(&run->phases, "weights");
   if (run->saves_plan.background) saves_open(run);
-  run->calibrates = shape.fp8 && !run->llama.scaled;
+  run->calibrates = run->be->calibrating;
   if (shape.context == 0) return 0;
   run->generator = generator_create(&run->llama, shape.context, err);
   return run->generator ? 0 : -1;

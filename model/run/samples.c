@@ -39,7 +39,6 @@ bool run_sample(Run *run) {
   sample_options_end(&writing.options, tokenizer_facts(run->tokenizer)->end);
   TokenIds ids = {0};
   range_push("sample");
-  llama_calibrate(&run->llama, true);
   if (prompt_ids(run->tokenizer, "", 0, &ids, &err) == 0 &&
       text_write(&writing, "", 0, &ids, &err) == 0) {
     printf("step %lld | sample\n----\n%.*s\n----\n", (long long)run->state.step, (int)sample.bytes,

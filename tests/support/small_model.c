@@ -171,8 +171,7 @@ void small_copy(const SmallModel *from, SmallModel *to) {
   from->be->step_begin(from->be);
   from->be->step_end(from->be);
   be->set_updates(be, from->be->step_result(from->be).updates);
-  to->llama.scaled = from->scalings > 0 && to->scalings > 0 && from->llama.scaled;
-  if (to->llama.scaled) {
+  if (from->scalings > 0 && to->scalings > 0 && !from->be->calibrating) {
     ScalingState *states = small_scalings(from);
     be->scalings_write(be, states);
     free(states);

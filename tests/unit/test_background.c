@@ -133,7 +133,8 @@ static void check_moment(SaveDtype dtype, bool fp8) {
   TinyTest t = tiny_test_open("\"tie_word_embeddings\": false");
   t.run.config.output.save_dtype = dtype;
   t.run.config.train.keep_checkpoints = 1;
-  t.run.llama.shape.fp8 = t.run.llama.scaled = fp8;
+  t.run.llama.shape.fp8 = fp8;
+  t.run.be->calibrating = !fp8;
   t.run.be->scalings_read = read_scale_now;
   BackgroundSave *save = open_save(&t);
   scale_now = 1;
@@ -143,7 +144,7 @@ static void check_moment(SaveDtype dtype, bool fp8) {
   while (sem_wait(&hold.writes) != 0) continue;
   tiny_run_fill(&t.run, 2);
   scale_now = 2;
-  t.run.llama.scaled = false;
+  t.run.be->calibrating = true;
   assert_false(background_end(save, false, &none));
   sem_post(&hold.may_go_on);
   must_end(save, 7);
@@ -153,7 +154,7 @@ static void check_moment(SaveDtype dtype, bool fp8) {
   const PathText there = path_text("%s/step-00000007", t.dir), kept = path_text("%s/kept", t.dir);
   must(path_rename(there.text, kept.text, &err), &err);
   scale_now = 1;
-  t.run.llama.scaled = fp8;
+  t.run.be->calibrating = !fp8;
   tiny_test_save(&t, 7, 1, 1);
   expect_equal_folders(kept.text, there.text);
   background_close(save);

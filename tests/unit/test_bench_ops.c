@@ -352,7 +352,7 @@ static void what_takes_turns_is_prepared(void **state) {
                                                     [OP_QKV_DGRAD] = OP_ROPE_BACKWARD,
                                                     [OP_LM_HEAD_WGRAD] = OP_HEAD_LOSS,
                                                     [OP_LM_HEAD_DGRAD] = OP_HEAD_LOSS};
-  SmallModel m = small_open((SmallShape){.fp8 = {.layers = true, .head = true}});
+  SmallModel m = small_open((SmallShape){.fp8 = true});
   Recorder *slice = record_slice(&m.llama);
   int prepared = 0, cast = 0;
   for (int i = 0; i < slice->count; i++) {
@@ -385,7 +385,7 @@ static double off(const Operand *x, int64_t rows, int64_t cols) {
 // What an operation reads out of order is its own layer's, whatever was in that place.
 static void inputs_are_made_again(void **state) {
   (void)state;
-  SmallModel m = small_open((SmallShape){.fp8 = {.layers = true, .head = true}});
+  SmallModel m = small_open((SmallShape){.fp8 = true});
   Recorder *slice = record_slice(&m.llama);
   int makers[OPERATION_COUNT];
   list_makers(slice, makers);
