@@ -6,7 +6,7 @@ ASAN_TESTS := $(UNIT_TESTS:build/release/%=build/asan/%)
 GRADCHECKS := $(patsubst %.c,build/double/%,$(wildcard tests/unit/gradcheck_*.c))
 SCRIPT_TESTS := $(wildcard tests/cli/test_*.sh)
 SLOW_SCRIPTS := $(patsubst %,tests/cli/test_%.sh,by_hand gpu_flags memory model_folder night peers \
-  plot real_text rebuild)
+  plot real_text rebuild run_folder)
 # These send signals at moments that a busy machine would shift, so they run alone.
 TIMED_SCRIPTS := $(patsubst %,tests/cli/test_%.sh,night resume)
 scripts_of = $(filter-out $(TIMED_SCRIPTS),$1) --alone $(filter $(TIMED_SCRIPTS),$1)

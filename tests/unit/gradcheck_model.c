@@ -1,21 +1,11 @@
 // Built in double precision: every parameter tensor's gradient against central differences of the
 // loss, along random directions and single elements, for grouped queries, tied and untied
 // embeddings, odd sizes and llama3 RoPE scaling.
-#include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <cmocka.h>
-
-#include "base/memory.h"
 #include "base/rng.h"
 #include "kernels/program_math.h"
 #include "model/llama.h"
 #include "tests/support/gradient.h"
+#include "tests/support/test.h"
 
 enum { DIRECTIONS = 3, ELEMENTS = 8 };
 static const double STEP = 1e-5;
@@ -143,28 +133,24 @@ static ModelConfig small_model(void) {
                        .rope_theta = 10000};
 }
 
-static void grouped_queries_untied(void **state) {
-  (void)state;
+TEST(grouped_queries_untied) {
   check_case(&(Case){small_model(), 2, 9, 1, RECOMPUTE_NONE});
 }
 
-static void one_kv_head_tied_in_three_loss_chunks_with_the_mlp_made_again(void **state) {
-  (void)state;
+TEST(one_kv_head_tied_in_three_loss_chunks_with_the_mlp_made_again) {
   ModelConfig m = small_model();
   m.num_key_value_heads = 1;
   m.tie_word_embeddings = true;
   check_case(&(Case){m, 3, 5, 3, RECOMPUTE_MLP});
 }
 
-static void whole_layers_made_again(void **state) {
-  (void)state;
+TEST(whole_layers_made_again) {
   ModelConfig m = small_model();
   m.num_hidden_layers = 3;
   check_case(&(Case){m, 2, 6, 1, RECOMPUTE_LAYER});
 }
 
-static void odd_sizes(void **state) {
-  (void)state;
+TEST(odd_sizes) {
   ModelConfig m = small_model();
   m.hidden_size = 15, m.intermediate_size = 21, m.num_attention_heads = 3,
   m.num_key_value_heads = 3, m.head_dim = 6;
@@ -172,8 +158,7 @@ static void odd_sizes(void **state) {
   check_case(&(Case){m, 1, 7, 1, RECOMPUTE_NONE});
 }
 
-static void llama3_scaling_over_several_attention_blocks(void **state) {
-  (void)state;
+TEST(llama3_scaling_over_several_attention_blocks) {
   ModelConfig m = small_model();
   m.num_hidden_layers = 1;
   m.rope_scaling.type = ROPE_LLAMA3;
@@ -181,15 +166,4 @@ static void llama3_scaling_over_several_attention_blocks(void **state) {
   m.rope_scaling.high_freq_factor = 4;
   m.rope_scaling.original_max_position_embeddings = 16;
   check_case(&(Case){m, 1, 131, 1, RECOMPUTE_NONE});
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(grouped_queries_untied),
-      cmocka_unit_test(one_kv_head_tied_in_three_loss_chunks_with_the_mlp_made_again),
-      cmocka_unit_test(odd_sizes),
-      cmocka_unit_test(whole_layers_made_again),
-      cmocka_unit_test(llama3_scaling_over_several_attention_blocks),
-  };
-  return cmocka_run_group_tests_name("gradcheck_model", tests, NULL, NULL);
 }

@@ -1,24 +1,17 @@
 // The attention graphs against the installed cuDNN, without a GPU: cuDNN's support check takes a
 // device's properties from text.
 #include <dlfcn.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <string.h>
-#include <cmocka.h>
 #include "kernels/cuda/attention_graph.h"
 
 #if defined(__has_include)
 #if __has_include(<cudnn_graph.h>) && __has_include(<cuda_runtime_api.h>)
 #include <cudnn_graph.h>
+#include "tests/support/test.h"
 #define HAVE_CUDNN_HEADER
 #endif
 #endif
 
-static void the_constants_are_those_of_the_installed_header(void **state) {
-  (void)state;
+TEST(the_constants_are_those_of_the_installed_header) {
 #ifdef HAVE_CUDNN_HEADER
 #define COMPARE(name, value)                                                                       \
   if ((int)CUDNN_##name != (value)) fail_msg(#name " is %d, not %d", (int)CUDNN_##name, value);
@@ -31,8 +24,7 @@ static void the_constants_are_those_of_the_installed_header(void **state) {
 #endif
 }
 
-static void versions_that_cannot_work_are_refused(void **state) {
-  (void)state;
+TEST(versions_that_cannot_work_are_refused) {
   static const struct {
     size_t version;
     bool works;
@@ -54,8 +46,7 @@ static void versions_that_cannot_work_are_refused(void **state) {
   }
 }
 
-static void impossible_shapes_are_refused_with_the_reason(void **state) {
-  (void)state;
+TEST(impossible_shapes_are_refused_with_the_reason) {
   static const struct {
     AttentionShape shape;
     const char *text;
@@ -185,19 +176,16 @@ static void expect_engines(const Device *device_description, size_t shape_count)
   api.destroy_descriptor(device);
 }
 
-static void every_shape_has_engines_on_hopper(void **state) {
-  (void)state;
+TEST(every_shape_has_engines_on_hopper) {
   expect_engines(&h200, sizeof shapes / sizeof *shapes);
 }
-static void ampere_and_ada_have_engines(void **state) {
-  (void)state;
+TEST(ampere_and_ada_have_engines) {
   expect_engines(&a100, 5);
   expect_engines(&rtx4090, 5);
 }
 
 // That a count of zero is possible, so that the checks above can fail.
-static void a_graph_outside_the_pattern_is_offered_no_engine(void **state) {
-  (void)state;
+TEST(a_graph_outside_the_pattern_is_offered_no_engine) {
   CudnnApi api;
   library_open(&api);
   CudnnDescriptor device = device_open(&api, &h200);
@@ -215,8 +203,7 @@ static void a_graph_outside_the_pattern_is_offered_no_engine(void **state) {
   api.destroy_descriptor(device);
 }
 
-static void a_failure_of_cudnn_is_reported_in_a_sentence(void **state) {
-  (void)state;
+TEST(a_failure_of_cudnn_is_reported_in_a_sentence) {
   CudnnApi api;
   library_open(&api);
   CudnnGraph g;
@@ -227,17 +214,4 @@ static void a_failure_of_cudnn_is_reported_in_a_sentence(void **state) {
   printf("# %s\n", err.text);
   assert_non_null(strstr(err.text, "cuDNN 9."));
   assert_non_null(strstr(err.text, "finalizing the operation graph: CUDNN_STATUS_"));
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(the_constants_are_those_of_the_installed_header),
-      cmocka_unit_test(versions_that_cannot_work_are_refused),
-      cmocka_unit_test(impossible_shapes_are_refused_with_the_reason),
-      cmocka_unit_test(every_shape_has_engines_on_hopper),
-      cmocka_unit_test(ampere_and_ada_have_engines),
-      cmocka_unit_test(a_graph_outside_the_pattern_is_offered_no_engine),
-      cmocka_unit_test(a_failure_of_cudnn_is_reported_in_a_sentence),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

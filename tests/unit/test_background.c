@@ -5,20 +5,14 @@
 #include <pthread.h>
 #include <semaphore.h>
 #include <signal.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "tests/support/cmocka_all.h"
-
 #include "base/os.h"
-#include "base/file.h"
-#include "base/memory.h"
 #include "model/run/run.h"
 #include "tests/support/data_test.h"
 #include "tests/support/faults.h"
+#include "tests/support/test.h"
 #include "tests/support/tiny_run.h"
 #include "tests/support/tiny_training.h"
 
@@ -161,15 +155,13 @@ static void check_moment(SaveDtype dtype, bool fp8) {
   tiny_test_close(&t);
 }
 
-static void files_are_of_the_moment_of_the_save(void **state) {
-  (void)state;
+TEST(files_are_of_the_moment_of_the_save) {
   check_moment(SAVE_FP32, false);
   check_moment(SAVE_BF16, false);
   check_moment(SAVE_FP32, true);
 }
 
-static void closing_waits_for_what_is_under_way(void **state) {
-  (void)state;
+TEST(closing_waits_for_what_is_under_way) {
   TinyTest t = tiny_test_open("");
   for (int copied = 0; copied < 2; copied++) {
     BackgroundSave *save = open_save(&t);
@@ -210,8 +202,7 @@ static bool struck(TinyTest *t, Fault fault, int at) {
   return fewer;
 }
 
-static void a_struck_save_leaves_the_checkpoint_before(void **state) {
-  (void)state;
+TEST(a_struck_save_leaves_the_checkpoint_before) {
   Error err = {""};
   int faults = 0;
   for (Fault fault = FAIL_EIO; fault < FAULTS; fault++)
@@ -264,8 +255,7 @@ static bool save_without_memory(TinyTest *t, int from) {
   _exit(r.status != 0);
 }
 
-static void a_save_without_memory_fails_and_the_next_one_succeeds(void **state) {
-  (void)state;
+TEST(a_save_without_memory_fails_and_the_next_one_succeeds) {
   int from = 1;
   for (bool fails = true; fails; from += fault_stride()) {
     TinyTest t = tiny_test_open("");
@@ -335,7 +325,7 @@ static void expect_equal_runs(const char *folder, const char *a, const char *b) 
                          path_text("%s/%s/step-%08d", folder, b, step).text, names[i]);
 }
 
-static void a_run_has_the_files_of_one_that_waits(void **state) {
+TEST_WITH(a_run_has_the_files_of_one_that_waits, make_tokens_folder, remove_folder) {
   Config config = tiny_training_config(*state, STEPS, "");
   train(&config, STEPS);
   rename_run(*state, "beside");
@@ -345,7 +335,7 @@ static void a_run_has_the_files_of_one_that_waits(void **state) {
   expect_equal_runs(*state, "beside", "waiting");
 }
 
-static void a_run_that_goes_on_from_one_has_the_same_bits(void **state) {
+TEST_WITH(a_run_that_goes_on_from_one_has_the_same_bits, make_tokens_folder, remove_folder) {
   Config config = tiny_training_config(*state, STEPS, "");
   train(&config, STEPS);
   rename_run(*state, "whole");
@@ -379,7 +369,7 @@ static void open_and_hold(Run *run, const Config *config) {
   while (sem_wait(&hold.writes) != 0) continue;
 }
 
-static void a_save_is_in_the_log_once_it_is_in_place(void **state) {
+TEST_WITH(a_save_is_in_the_log_once_it_is_in_place, make_tokens_folder, remove_folder) {
   Error err = {""};
   pthread_t thread;
   Run run;
@@ -398,7 +388,7 @@ static void a_save_is_in_the_log_once_it_is_in_place(void **state) {
   run_close(&run);
 }
 
-static void closing_a_run_waits_for_its_save(void **state) {
+TEST_WITH(closing_a_run_waits_for_its_save, make_tokens_folder, remove_folder) {
   pthread_t thread;
   Run run;
   Error err = {""};
@@ -413,7 +403,7 @@ static void closing_a_run_waits_for_its_save(void **state) {
   assert_int_equal(found.step, 2);
 }
 
-static void a_failed_save_is_told_and_training_goes_on(void **state) {
+TEST_WITH(a_failed_save_is_told_and_training_goes_on, make_tokens_folder, remove_folder) {
   Run run;
   Error err = {""};
   const Config config = tiny_training_config(*state, STEPS, "");
@@ -441,7 +431,7 @@ static int save_at_once(Run *run, double best, Error *err) {
 }
 
 // One fault in each save, from its first call to its last.
-static void a_best_validation_counts_only_once_it_is_saved(void **state) {
+TEST_WITH(a_best_validation_counts_only_once_it_is_saved, make_tokens_folder, remove_folder) {
   Run run;
   Error err = {""};
   Config config = tiny_training_config(*state, 1000, "");
@@ -465,7 +455,8 @@ static void a_best_validation_counts_only_once_it_is_saved(void **state) {
   run_close(&run);
 }
 
-static void a_better_validation_outlives_the_failed_save_of_the_one_before(void **state) {
+TEST_WITH(a_better_validation_outlives_the_failed_save_of_the_one_before, make_tokens_folder,
+          remove_folder) {
   Run run;
   Error err = {""};
   Config config = tiny_training_config(*state, STEPS, "");
@@ -482,7 +473,8 @@ static void a_better_validation_outlives_the_failed_save_of_the_one_before(void 
   run_close(&run);
 }
 
-static void a_run_killed_while_it_saves_goes_on_from_the_checkpoint_before(void **state) {
+TEST_WITH(a_run_killed_while_it_saves_goes_on_from_the_checkpoint_before, make_tokens_folder,
+          remove_folder) {
   Config config = tiny_training_config(*state, STEPS, "");
   train(&config, STEPS);
   rename_run(*state, "whole");
@@ -508,7 +500,7 @@ static void a_run_killed_while_it_saves_goes_on_from_the_checkpoint_before(void 
   expect_equal_runs(*state, "whole", "resumed");
 }
 
-static void a_host_without_the_memory_lets_training_wait(void **state) {
+TEST_WITH(a_host_without_the_memory_lets_training_wait, make_tokens_folder, remove_folder) {
   Config config = tiny_training_config(*state, STEPS, "");
   Run run;
   tiny_training_open(&run, &config);
@@ -521,25 +513,4 @@ static void a_host_without_the_memory_lets_training_wait(void **state) {
   config.output.background_save = false;
   assert_false(saves_plan(&config, run.be, 0).background);
   run_close(&run);
-}
-
-#define IN_A_FOLDER(test) cmocka_unit_test_setup_teardown(test, make_tokens_folder, remove_folder)
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(files_are_of_the_moment_of_the_save),
-      cmocka_unit_test(closing_waits_for_what_is_under_way),
-      cmocka_unit_test(a_struck_save_leaves_the_checkpoint_before),
-      cmocka_unit_test(a_save_without_memory_fails_and_the_next_one_succeeds),
-      IN_A_FOLDER(a_run_has_the_files_of_one_that_waits),
-      IN_A_FOLDER(a_run_that_goes_on_from_one_has_the_same_bits),
-      IN_A_FOLDER(a_save_is_in_the_log_once_it_is_in_place),
-      IN_A_FOLDER(closing_a_run_waits_for_its_save),
-      IN_A_FOLDER(a_failed_save_is_told_and_training_goes_on),
-      IN_A_FOLDER(a_best_validation_counts_only_once_it_is_saved),
-      IN_A_FOLDER(a_better_validation_outlives_the_failed_save_of_the_one_before),
-      IN_A_FOLDER(a_run_killed_while_it_saves_goes_on_from_the_checkpoint_before),
-      IN_A_FOLDER(a_host_without_the_memory_lets_training_wait),
-  };
-  return cmocka_run_group_tests_name("test_background", tests, NULL, NULL);
 }

@@ -1,26 +1,17 @@
 // What everything stands on: JSON both ways, memory in pieces, sentences, paths.
 #include <errno.h>
-#include <math.h>
-#include <setjmp.h>
 #include <signal.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
-#include <cmocka.h>
 
-#include "base/memory.h"
 #include "base/os.h"
-#include "base/file.h"
 #include "base/json.h"
 #include "base/command.h"
 #include "base/text.h"
 #include "tests/support/data_test.h"
+#include "tests/support/test.h"
 
 static void write_all_kinds(JsonWriter *w) {
   json_open(w, NULL, '{');
@@ -37,8 +28,7 @@ static void write_all_kinds(JsonWriter *w) {
   json_close(w, '}');
 }
 
-static void a_line_of_json_is_written_with_its_escapes(void **state) {
-  (void)state;
+TEST(a_line_of_json_is_written_with_its_escapes) {
   JsonWriter w = {0};
   for (int i = 0; i < 2; i++) { // the second time in the same memory
     w.used = 0;
@@ -52,8 +42,7 @@ static void a_line_of_json_is_written_with_its_escapes(void **state) {
   free(w.text);
 }
 
-static void indented_json_has_a_value_a_line(void **state) {
-  (void)state;
+TEST(indented_json_has_a_value_a_line) {
   JsonWriter w = {.indent = 2};
   json_open(&w, NULL, '{');
   json_whole(&w, "a", 1);
@@ -66,8 +55,7 @@ static void indented_json_has_a_value_a_line(void **state) {
   free(w.text);
 }
 
-static void numbers_are_as_short_as_their_bits_allow(void **state) {
-  (void)state;
+TEST(numbers_are_as_short_as_their_bits_allow) {
   const struct {
     double value;
     const char *text;
@@ -78,16 +66,14 @@ static void numbers_are_as_short_as_their_bits_allow(void **state) {
     assert_string_equal(number_text(cases[i].value).text, cases[i].text);
 }
 
-static void a_duplicate_key_is_named_with_where_it_is(void **state) {
-  (void)state;
+TEST(a_duplicate_key_is_named_with_where_it_is) {
   Error err = {""};
   const char *text = "{\"a\": [1, {\"b\": {\"k\": 1, \"\\u006b\": 2}}]}";
   assert_null(json_parse("x.json", text, strlen(text), &err));
   assert_string_equal(err.text, "x.json: a.b.k is there twice; keep one of them");
 }
 
-static void characters_are_those_of_rfc_3629(void **state) {
-  (void)state;
+TEST(characters_are_those_of_rfc_3629) {
   const struct {
     const char *text;
     size_t bytes, length;
@@ -108,8 +94,7 @@ static void characters_are_those_of_rfc_3629(void **state) {
     assert_int_equal(utf8_length(cases[i].text, cases[i].bytes), cases[i].length);
 }
 
-static void an_arena_counts_first_and_gives_aligned_pieces_then(void **state) {
-  (void)state;
+TEST(an_arena_counts_first_and_gives_aligned_pieces_then) {
   Arena count = {0};
   assert_null(arena_take(&count, 1));
   assert_null(arena_take(&count, 256));
@@ -123,8 +108,7 @@ static void an_arena_counts_first_and_gives_aligned_pieces_then(void **state) {
   assert_int_equal(a.used, 256);
 }
 
-static void a_path_that_is_too_long_is_refused_and_not_cut_to_another(void **state) {
-  (void)state;
+TEST(a_path_that_is_too_long_is_refused_and_not_cut_to_another) {
   char *tail = xmalloc(5001);
   memset(tail, 'a', 5000);
   for (int i = 1; i < 5000; i += 2) tail[i] = '/';
@@ -140,7 +124,7 @@ static void a_path_that_is_too_long_is_refused_and_not_cut_to_another(void **sta
 }
 
 // A test that waits for a writer would hang.
-static void a_pipe_by_name_is_refused_at_once(void **state) {
+TEST(a_pipe_by_name_is_refused_at_once) {
   const PathText path = path_text("%s/pipe", (char *)*state);
   Error err;
   size_t bytes;
@@ -153,7 +137,7 @@ static void a_pipe_by_name_is_refused_at_once(void **state) {
   assert_says(&err, "it is not a regular file");
 }
 
-static void a_file_that_became_shorter_ends_in_a_sentence(void **state) {
+TEST(a_file_that_became_shorter_ends_in_a_sentence) {
   const PathText path = path_text("%s/short", (char *)*state);
   Error err;
   size_t bytes;
@@ -170,7 +154,7 @@ static void a_file_that_became_shorter_ends_in_a_sentence(void **state) {
 }
 
 // In a process of its own: what it says, and how it ends.
-static void a_mapped_file_that_is_cut_ends_in_a_sentence(void **state) {
+TEST(a_mapped_file_that_is_cut_ends_in_a_sentence) {
   const PathText path = path_text("%s/mapped", (char *)*state);
   char *bytes = xcalloc(100000, 1), said[5000] = "";
   Error err;
@@ -194,8 +178,7 @@ static void a_mapped_file_that_is_cut_ends_in_a_sentence(void **state) {
   assert_non_null(strstr(said, "/mapped' became shorter while it was read"));
 }
 
-static void a_writer_keeps_its_first_error(void **state) {
-  (void)state;
+TEST(a_writer_keeps_its_first_error) {
   Error first = {""}, later = {""};
   FileWriter w;
   assert_int_equal(writer_open(&w, "/tmp/no/such/folder/x", &first), -1);
@@ -207,8 +190,7 @@ static void a_writer_keeps_its_first_error(void **state) {
   writer_abandon(&w);
 }
 
-static void sentences_grow_at_both_ends_and_are_cut(void **state) {
-  (void)state;
+TEST(sentences_grow_at_both_ends_and_are_cut) {
   Error err;
   assert_int_equal(error_set(&err, "%d", 1), -1);
   assert_int_equal(error_append(&err, ", %s", "two"), -1);
@@ -220,8 +202,7 @@ static void sentences_grow_at_both_ends_and_are_cut(void **state) {
   assert_string_equal(size_text(3 << 19).text, "1.50 MiB");
 }
 
-static void words_for_a_shell_are_quoted_where_they_must(void **state) {
-  (void)state;
+TEST(words_for_a_shell_are_quoted_where_they_must) {
   static const char *const words[][2] = {{"runs/a-b_1.json", "runs/a-b_1.json"},
                                          {"", "''"},
                                          {"my runs", "'my runs'"},
@@ -236,8 +217,7 @@ static void words_for_a_shell_are_quoted_where_they_must(void **state) {
   }
 }
 
-static void a_name_that_was_meant_is_found(void **state) {
-  (void)state;
+TEST(a_name_that_was_meant_is_found) {
   static const char *const options[] = {"--prompt", "--tokens", "--temperature",
                                         "--top-k",  "--top-p",  "--seed"};
   static const char *const keys[] = {"schedule",     "learning_rate", "min_learning_rate",
@@ -273,8 +253,7 @@ static void a_name_that_was_meant_is_found(void **state) {
   }
 }
 
-static void an_unknown_option_is_named_without_its_value(void **state) {
-  (void)state;
+TEST(an_unknown_option_is_named_without_its_value) {
   double temperature;
   const Option list[] = {{.name = "--temperature", .high = 1, .number = &temperature}};
   char *argv[] = {"--temp=0.5", NULL};
@@ -286,8 +265,7 @@ static void an_unknown_option_is_named_without_its_value(void **state) {
 }
 
 // What one line of progress says after a second.
-static void amounts_are_told_in_their_unit(void **state) {
-  (void)state;
+TEST(amounts_are_told_in_their_unit) {
   static const struct {
     const char *unit;
     double in_unit;
@@ -316,8 +294,7 @@ static void amounts_are_told_in_their_unit(void **state) {
   }
 }
 
-static void a_character_that_is_not_whole_is_found_at_the_end(void **state) {
-  (void)state;
+TEST(a_character_that_is_not_whole_is_found_at_the_end) {
   static const struct {
     const char *text;
     size_t begun;
@@ -338,8 +315,7 @@ static void a_character_that_is_not_whole_is_found_at_the_end(void **state) {
     assert_int_equal(utf8_begun(cases[i].text, strlen(cases[i].text)), cases[i].begun);
 }
 
-static void a_run_learns_how_much_memory_there_is(void **state) {
-  (void)state;
+TEST(a_run_learns_how_much_memory_there_is) {
   const size_t all = (size_t)sysconf(_SC_PHYS_PAGES) * (size_t)sysconf(_SC_PAGESIZE);
   assert_in_range(memory_available(), 64 << 20, all);
 }
@@ -349,8 +325,7 @@ static void *see_signals(void *mask) {
   return NULL;
 }
 
-static void threads_leave_signals_to_the_main_one(void **state) {
-  (void)state;
+TEST(threads_leave_signals_to_the_main_one) {
   Error err = {""};
   pthread_t thread;
   sigset_t of_thread, of_main;
@@ -366,8 +341,7 @@ static void sleep_ms(long ms) {
   assert_int_equal(nanosleep(&(struct timespec){.tv_nsec = ms * 1000000}, NULL), 0);
 }
 
-static void phases_follow_one_another_and_are_the_whole(void **state) {
-  (void)state;
+TEST(phases_follow_one_another_and_are_the_whole) {
   const double began = now_ms();
   Phases all = {.since_ms = began}, inner = {.since_ms = 0};
   sleep_ms(3);
@@ -385,16 +359,14 @@ static void phases_follow_one_another_and_are_the_whole(void **state) {
   assert_true(all.since_ms <= now_ms());
 }
 
-static void phases_without_a_place_are_left_out(void **state) {
-  (void)state;
+TEST(phases_without_a_place_are_left_out) {
   Phases p = {.since_ms = now_ms()};
   for (int i = 0; i < MAX_PHASES + 2; i++) phase_end(&p, "one");
   assert_int_equal(p.count, MAX_PHASES);
 }
 
 // To a hundredth of a second, and this process is younger than a run of all tests.
-static void a_process_knows_when_it_began(void **state) {
-  (void)state;
+TEST(a_process_knows_when_it_began) {
   const double age = now_ms() - process_began_ms();
   sleep_ms(30);
   const double later = now_ms() - process_began_ms();
@@ -402,30 +374,4 @@ static void a_process_knows_when_it_began(void **state) {
   assert_true(later - age >= 15);
 }
 
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(a_line_of_json_is_written_with_its_escapes),
-      cmocka_unit_test(indented_json_has_a_value_a_line),
-      cmocka_unit_test(numbers_are_as_short_as_their_bits_allow),
-      cmocka_unit_test(a_duplicate_key_is_named_with_where_it_is),
-      cmocka_unit_test(characters_are_those_of_rfc_3629),
-      cmocka_unit_test(an_arena_counts_first_and_gives_aligned_pieces_then),
-      cmocka_unit_test(a_path_that_is_too_long_is_refused_and_not_cut_to_another),
-      cmocka_unit_test(a_pipe_by_name_is_refused_at_once),
-      cmocka_unit_test(a_file_that_became_shorter_ends_in_a_sentence),
-      cmocka_unit_test(a_mapped_file_that_is_cut_ends_in_a_sentence),
-      cmocka_unit_test(a_writer_keeps_its_first_error),
-      cmocka_unit_test(sentences_grow_at_both_ends_and_are_cut),
-      cmocka_unit_test(words_for_a_shell_are_quoted_where_they_must),
-      cmocka_unit_test(a_name_that_was_meant_is_found),
-      cmocka_unit_test(an_unknown_option_is_named_without_its_value),
-      cmocka_unit_test(amounts_are_told_in_their_unit),
-      cmocka_unit_test(a_character_that_is_not_whole_is_found_at_the_end),
-      cmocka_unit_test(a_run_learns_how_much_memory_there_is),
-      cmocka_unit_test(threads_leave_signals_to_the_main_one),
-      cmocka_unit_test(phases_follow_one_another_and_are_the_whole),
-      cmocka_unit_test(phases_without_a_place_are_left_out),
-      cmocka_unit_test(a_process_knows_when_it_began),
-  };
-  return cmocka_run_group_tests(tests, make_folder, remove_folder);
-}
+TEST_GROUP(make_folder, remove_folder);

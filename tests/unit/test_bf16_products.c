@@ -1,18 +1,12 @@
 // oneDNN's products in bf16 against sums in fp64 of the same rounded operands, and a training step
 // with them against one in fp32.
-#include <math.h>
 #include <omp.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
-#include "tests/support/cmocka_all.h"
-
-#include "base/memory.h"
 #include "base/rng.h"
 #include "kernels/bf16_products.h"
 #include "tests/support/bf16.h"
 #include "tests/support/small_model.h"
+#include "tests/support/test.h"
 
 static void skip_without(void) {
   Error err;
@@ -102,8 +96,7 @@ static void check(Bf16Products *products, Problem p, int64_t step) {
   discard(&o);
 }
 
-static void products_are_those_of_rounded_operands(void **state) {
-  (void)state;
+TEST(products_are_those_of_rounded_operands) {
   skip_without();
   static const int64_t sizes[][3] = {{1, 1, 1},     {2, 3, 5},      {17, 31, 33},   {64, 64, 64},
                                      {96, 258, 48}, {129, 16, 511}, {48, 576, 192}, {33, 100, 1}};
@@ -122,8 +115,7 @@ static void products_are_those_of_rounded_operands(void **state) {
 }
 
 // A's memory holds some of its rows alone.
-static void large_operands_are_rounded_in_pieces(void **state) {
-  (void)state;
+TEST(large_operands_are_rounded_in_pieces) {
   skip_without();
   Bf16Products *products = bf16_products_open((Bf16Room){.A = 4000, .B = 20000});
   for (int form = GEMM_NT; form <= GEMM_TN; form++)
@@ -132,8 +124,7 @@ static void large_operands_are_rounded_in_pieces(void **state) {
   bf16_products_close(products);
 }
 
-static void what_is_not_a_number_stays_so(void **state) {
-  (void)state;
+TEST(what_is_not_a_number_stays_so) {
   skip_without();
   const Problem p = {GEMM_NT, 5, 6, 20, 0, false};
   Bf16Products *products = bf16_products_open((Bf16Room){.A = 1000, .B = 1000});
@@ -168,8 +159,7 @@ static double error_of(SmallShape shape, uint64_t steps) {
 }
 
 // Where a GPU rounds everything that it stores, too, this rounds operands alone.
-static void gradients_are_nearer_to_fp32_than_those_of_a_gpu(void **state) {
-  (void)state;
+TEST(gradients_are_nearer_to_fp32_than_those_of_a_gpu) {
   skip_without();
   for (int tied = 0; tied < 2; tied++) {
     const double products = error_of((SmallShape){.tied = tied, .bf16_products = true}, 20),
@@ -182,8 +172,7 @@ static void gradients_are_nearer_to_fp32_than_those_of_a_gpu(void **state) {
 }
 
 // The loss falls as in fp32.
-static void a_small_model_learns_as_in_fp32(void **state) {
-  (void)state;
+TEST(a_small_model_learns_as_in_fp32) {
   skip_without();
   SmallModel exact = small_open((SmallShape){0}),
              bf16 = small_open((SmallShape){.bf16_products = true});
@@ -194,15 +183,4 @@ static void a_small_model_learns_as_in_fp32(void **state) {
   assert_true(fabs(got - want) < 0.01 * want);
   small_close(&bf16);
   small_close(&exact);
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(products_are_those_of_rounded_operands),
-      cmocka_unit_test(large_operands_are_rounded_in_pieces),
-      cmocka_unit_test(what_is_not_a_number_stays_so),
-      cmocka_unit_test(gradients_are_nearer_to_fp32_than_those_of_a_gpu),
-      cmocka_unit_test(a_small_model_learns_as_in_fp32),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

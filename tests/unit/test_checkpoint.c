@@ -1,17 +1,7 @@
 // Checkpoints: what is saved is loaded bit for bit, which folders are found, kept and removed.
-#include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stdbool.h>
-#include <stddef.h>
-#include <stdlib.h>
-#include <string.h>
-#include <cmocka.h>
-
-#include "base/file.h"
-#include "base/memory.h"
 #include "model/packing.h"
 #include "data/safetensors.h"
+#include "tests/support/test.h"
 #include "tests/support/tiny_run.h"
 
 static const char tied[] = "\"tie_word_embeddings\": true";
@@ -46,19 +36,16 @@ static void check_round_trip(const char *model) {
   tiny_test_close(&t);
 }
 
-static void a_tied_model_is_loaded_bit_for_bit(void **state) {
-  (void)state;
+TEST(a_tied_model_is_loaded_bit_for_bit) {
   check_round_trip(tied);
 }
 
-static void an_untied_model_is_loaded_bit_for_bit(void **state) {
-  (void)state;
+TEST(an_untied_model_is_loaded_bit_for_bit) {
   check_round_trip(untied);
 }
 
 // Initial weights are drawn by Hugging Face's name and element: the file must have them in order.
-static void weights_stand_in_hugging_faces_order(void **state) {
-  (void)state;
+TEST(weights_stand_in_hugging_faces_order) {
   Error err = {""};
   TinyTest t = tiny_test_open(untied);
   const ModelConfig *c = &t.run.config.model;
@@ -87,8 +74,7 @@ static void weights_stand_in_hugging_faces_order(void **state) {
   tiny_test_close(&t);
 }
 
-static void without_the_optimizer_moments_become_zero(void **state) {
-  (void)state;
+TEST(without_the_optimizer_moments_become_zero) {
   Error err = {""};
   TinyTest t = tiny_test_open(tied);
   tiny_test_save(&t, 7, 1, 1);
@@ -120,8 +106,7 @@ static void expect_found(const TinyTest *t, const char *name) {
   free(expected);
 }
 
-static void the_latest_checkpoint_is_found(void **state) {
-  (void)state;
+TEST(the_latest_checkpoint_is_found) {
   Error err = {""};
   char path[PATH_CHARS];
   TinyTest t = tiny_test_open(tied);
@@ -143,8 +128,7 @@ static void the_latest_checkpoint_is_found(void **state) {
   tiny_test_close(&t);
 }
 
-static void an_older_checkpoint_that_latest_points_at_wins(void **state) {
-  (void)state;
+TEST(an_older_checkpoint_that_latest_points_at_wins) {
   TinyTest t = tiny_test_open(tied);
   tiny_test_save(&t, 20, 1, 3);
   tiny_test_save(&t, 10, 2, 3); // the run was taken back
@@ -153,8 +137,7 @@ static void an_older_checkpoint_that_latest_points_at_wins(void **state) {
   tiny_test_close(&t);
 }
 
-static void the_newest_are_kept_and_foreign_folders_left_alone(void **state) {
-  (void)state;
+TEST(the_newest_are_kept_and_foreign_folders_left_alone) {
   Error err = {""};
   TinyTest t = tiny_test_open(tied);
   static const char *const foreign[] = {"samples", "step-1", "step-00000001x", "step-00000002",
@@ -179,8 +162,7 @@ static void the_newest_are_kept_and_foreign_folders_left_alone(void **state) {
   tiny_test_close(&t);
 }
 
-static void saving_a_step_again_replaces_it(void **state) {
-  (void)state;
+TEST(saving_a_step_again_replaces_it) {
   Error err = {""};
   TinyTest t = tiny_test_open(tied);
   tiny_test_save(&t, 10, 1, 1);
@@ -194,8 +176,7 @@ static void saving_a_step_again_replaces_it(void **state) {
   tiny_test_close(&t);
 }
 
-static void a_run_folder_that_cannot_be_made_is_an_error(void **state) {
-  (void)state;
+TEST(a_run_folder_that_cannot_be_made_is_an_error) {
   Error err = {""};
   TinyTest t = tiny_test_open(tied);
   tiny_test_write(&t, "file", "");
@@ -208,8 +189,7 @@ static void a_run_folder_that_cannot_be_made_is_an_error(void **state) {
 
 // ---- state.json
 
-static void every_state_is_read_back(void **state) {
-  (void)state;
+TEST(every_state_is_read_back) {
   Error err = {""};
   TinyTest t = tiny_test_open(tied);
   const TrainState states[] = {
@@ -239,8 +219,7 @@ static void every_state_is_read_back(void **state) {
   tiny_test_close(&t);
 }
 
-static void a_malformed_state_is_refused_with_the_reason(void **state) {
-  (void)state;
+TEST(a_malformed_state_is_refused_with_the_reason) {
 #define COUNTS                                                                                     \
   "\"version\":1,\"updates\":1,\"nonfinite\":0,\"nonfinite_row\":0,\"best_val_step\":0,"
   static const struct {
@@ -295,21 +274,4 @@ static void a_malformed_state_is_refused_with_the_reason(void **state) {
   tiny_test_remove(&t, "state.json");
   expect_error(checkpoint_read_state(t.dir, &back, &err), &err, "train.init_from");
   tiny_test_close(&t);
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(a_tied_model_is_loaded_bit_for_bit),
-      cmocka_unit_test(an_untied_model_is_loaded_bit_for_bit),
-      cmocka_unit_test(weights_stand_in_hugging_faces_order),
-      cmocka_unit_test(without_the_optimizer_moments_become_zero),
-      cmocka_unit_test(the_latest_checkpoint_is_found),
-      cmocka_unit_test(an_older_checkpoint_that_latest_points_at_wins),
-      cmocka_unit_test(the_newest_are_kept_and_foreign_folders_left_alone),
-      cmocka_unit_test(saving_a_step_again_replaces_it),
-      cmocka_unit_test(a_run_folder_that_cannot_be_made_is_an_error),
-      cmocka_unit_test(every_state_is_read_back),
-      cmocka_unit_test(a_malformed_state_is_refused_with_the_reason),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

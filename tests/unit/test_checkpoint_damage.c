@@ -1,20 +1,11 @@
 // Damaged checkpoints: a named one is refused, of a run's the one before is taken, whatever was
 // done to which file.
 #include <dirent.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stdbool.h>
-#include <stddef.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <unistd.h>
-#include <cmocka.h>
 
-#include "base/file.h"
-#include "base/memory.h"
 #include "base/rng.h"
 #include "model/checkpoint/files.h"
+#include "tests/support/test.h"
 #include "tests/support/tiny_run.h"
 
 static const char tied[] = "\"tie_word_embeddings\": true";
@@ -93,7 +84,7 @@ static int list_files(const TinyTest *t, Name *names, int most) {
   return count;
 }
 
-static void every_flipped_bit_is_found(void **state) {
+TEST(every_flipped_bit_is_found) {
   enum { MOST = 20, FLIPS = 40 };
   (void)state;
   TinyTest t = open_run();
@@ -123,7 +114,7 @@ static void every_flipped_bit_is_found(void **state) {
   tiny_test_close(&t);
 }
 
-static void missing_cut_and_swapped_files_are_found(void **state) {
+TEST(missing_cut_and_swapped_files_are_found) {
   enum { MOST = 20 };
   (void)state;
   TinyTest t = open_run();
@@ -154,8 +145,7 @@ static void missing_cut_and_swapped_files_are_found(void **state) {
   tiny_test_close(&t);
 }
 
-static void a_step_that_is_not_the_folders_name_is_found(void **state) {
-  (void)state;
+TEST(a_step_that_is_not_the_folders_name_is_found) {
   Error err = {""};
   TinyTest t = open_run();
   must(directory_remove(in(&t, newest, "").text, &err), &err);
@@ -182,8 +172,7 @@ static void set_values(TinyTest *t, int param, StatePart part, float value) {
   must(tiny_run_save(&t->run, t->dir, NULL, &state, 9, &err), &err);
 }
 
-static void impossible_values_are_found(void **state) {
-  (void)state;
+TEST(impossible_values_are_found) {
   TinyTest t = open_run();
   const float nan = strtof("nan", NULL), inf = strtof("inf", NULL);
   const int last = t.run.llama.param_count - 1;
@@ -209,8 +198,7 @@ static void impossible_values_are_found(void **state) {
 
 // ---- The rest of the rule
 
-static void none_left_is_an_error(void **state) {
-  (void)state;
+TEST(none_left_is_an_error) {
   Error err = {""};
   TinyTest t = open_run();
   char *said;
@@ -238,8 +226,7 @@ static void expect_opened(const TinyTest *t, const char *name, bool has_checksum
 
 // A newer one without them may have lost them to damage; where none has them, an older version made
 // the run.
-static void a_checkpoint_with_checksums_comes_first(void **state) {
-  (void)state;
+TEST(a_checkpoint_with_checksums_comes_first) {
   Error err = {""};
   TinyTest t = open_run();
   char path[PATH_CHARS];
@@ -258,8 +245,7 @@ static void a_checkpoint_with_checksums_comes_first(void **state) {
 }
 
 // Neither is one kept for its step alone while others are removed.
-static void a_save_keeps_those_with_checksums(void **state) {
-  (void)state;
+TEST(a_save_keeps_those_with_checksums) {
   TinyTest t = open_run();
   unlink(in(&t, newest, CHECKSUMS_FILE).text);
   tiny_test_save(&t, 300, 3, 2);
@@ -268,7 +254,7 @@ static void a_save_keeps_those_with_checksums(void **state) {
 }
 
 // Without checksums.json, too, each file names its step.
-static void files_of_two_steps_are_found(void **state) {
+TEST(files_of_two_steps_are_found) {
   static const char *const files[] = {WEIGHTS_FILE, OPTIMIZER_FILE, STATE_FILE};
   (void)state;
   for (int i = 0; i < 3; i++) {
@@ -285,7 +271,7 @@ static void files_of_two_steps_are_found(void **state) {
 }
 
 // For weights alone the files that only a resumed run reads are not looked at.
-static void weights_alone_may_stand_beside_damage(void **state) {
+TEST(weights_alone_may_stand_beside_damage) {
   static const char *const others[] = {OPTIMIZER_FILE, STATE_FILE, RUN_CONFIG_FILE};
   static const char *const read[] = {MODEL_CONFIG_FILE, CHECKSUMS_FILE, WEIGHTS_FILE};
   (void)state;
@@ -318,8 +304,7 @@ static void weights_alone_may_stand_beside_damage(void **state) {
 }
 
 // What older versions wrote: without the checksum of itself.
-static void checksums_without_their_own_are_read(void **state) {
-  (void)state;
+TEST(checksums_without_their_own_are_read) {
   Error err = {""};
   TinyTest t = open_run();
   Checkpoint c;
@@ -338,20 +323,4 @@ static void checksums_without_their_own_are_read(void **state) {
   checkpoint_close(&c);
   free(text);
   tiny_test_close(&t);
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(every_flipped_bit_is_found),
-      cmocka_unit_test(missing_cut_and_swapped_files_are_found),
-      cmocka_unit_test(a_step_that_is_not_the_folders_name_is_found),
-      cmocka_unit_test(impossible_values_are_found),
-      cmocka_unit_test(none_left_is_an_error),
-      cmocka_unit_test(a_checkpoint_with_checksums_comes_first),
-      cmocka_unit_test(a_save_keeps_those_with_checksums),
-      cmocka_unit_test(files_of_two_steps_are_found),
-      cmocka_unit_test(checksums_without_their_own_are_read),
-      cmocka_unit_test(weights_alone_may_stand_beside_damage),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

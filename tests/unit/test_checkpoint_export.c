@@ -1,19 +1,8 @@
 // Checkpoints for other programs: weights in bf16 and in shards, ids and tokenizer, what is carried
 // over from the folder that the run started from; and that a run goes on from all of them.
-#include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stdbool.h>
-#include <stddef.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <cmocka.h>
-
-#include "base/file.h"
 #include "base/json.h"
-#include "base/memory.h"
 #include "data/safetensors.h"
+#include "tests/support/test.h"
 #include "tests/support/tiny_run.h"
 
 static const char untied[] = "\"tie_word_embeddings\": false";
@@ -65,8 +54,7 @@ static uint32_t nearest_bf16(float value) {
   return rest > 0x8000 || (rest == 0x8000 && below % 2) ? below + 1 : below;
 }
 
-static void weights_in_bf16_leave_the_masters_to_go_on_from(void **state) {
-  (void)state;
+TEST(weights_in_bf16_leave_the_masters_to_go_on_from) {
   Error err = {""};
   TinyTest t = tiny_test_open(untied);
   t.run.config.output.save_dtype = SAVE_BF16;
@@ -97,8 +85,7 @@ static void weights_in_bf16_leave_the_masters_to_go_on_from(void **state) {
   tiny_test_close(&t);
 }
 
-static void a_bf16_value_is_the_nearest_one(void **state) {
-  (void)state;
+TEST(a_bf16_value_is_the_nearest_one) {
   Error err = {""};
   TinyTest t = tiny_test_open(untied);
   const float values[] = {1.0f,      0x1.01p0f, 0x1.03p0f, 0x1.010002p0f, -0x1.01p0f,
@@ -120,8 +107,7 @@ static void a_bf16_value_is_the_nearest_one(void **state) {
 
 // ---- Shards
 
-static void large_weights_are_sharded_and_indexed(void **state) {
-  (void)state;
+TEST(large_weights_are_sharded_and_indexed) {
   Error err = {""};
   TinyTest t = tiny_test_open(untied);
   const Export export = {.shard_bytes = 4000};
@@ -169,8 +155,7 @@ static void large_weights_are_sharded_and_indexed(void **state) {
   tiny_test_close(&t);
 }
 
-static void a_folder_without_safetensors_says_what_it_has(void **state) {
-  (void)state;
+TEST(a_folder_without_safetensors_says_what_it_has) {
   Error err = {""};
   TinyTest t = tiny_test_open(untied);
   tiny_test_write(&t, "config.json", "{}");
@@ -196,8 +181,7 @@ static Tokenizer *bytes_tokenizer(void) {
   return tokenizer;
 }
 
-static void a_checkpoint_names_the_tokens_around_a_document(void **state) {
-  (void)state;
+TEST(a_checkpoint_names_the_tokens_around_a_document) {
   Error err = {""};
   TinyTest t = tiny_test_open(untied);
   Export export;
@@ -219,8 +203,7 @@ static void a_checkpoint_names_the_tokens_around_a_document(void **state) {
 
 static const char generation[] = "{ \"temperature\": 0.6, \"eos_token_id\": [1, 2]}";
 
-static void what_the_run_started_from_is_carried_over(void **state) {
-  (void)state;
+TEST(what_the_run_started_from_is_carried_over) {
   Error err = {""};
   TinyTest t = tiny_test_open(untied);
   tiny_test_write(&t, "config.json",
@@ -258,8 +241,7 @@ static void what_the_run_started_from_is_carried_over(void **state) {
 }
 
 // Fields of another tokenizer's folder are kept, but its ids and files would be wrong.
-static void another_tokenizers_files_are_not_carried_over(void **state) {
-  (void)state;
+TEST(another_tokenizers_files_are_not_carried_over) {
   Error err = {""};
   TinyTest t = tiny_test_open(untied);
   Tokenizer *tokenizer = bytes_tokenizer();
@@ -279,8 +261,7 @@ static void another_tokenizers_files_are_not_carried_over(void **state) {
   tiny_test_close(&t);
 }
 
-static void what_cannot_be_carried_over_is_refused(void **state) {
-  (void)state;
+TEST(what_cannot_be_carried_over_is_refused) {
   Error err = {""};
   Export export;
   TinyTest t = tiny_test_open(untied);
@@ -295,8 +276,7 @@ static void what_cannot_be_carried_over_is_refused(void **state) {
   tiny_test_close(&t);
 }
 
-static void a_state_may_say_what_it_was_trained_with(void **state) {
-  (void)state;
+TEST(a_state_may_say_what_it_was_trained_with) {
   Error err = {""};
   TinyTest t = tiny_test_open(untied);
   TrainState saved = tiny_state(3, 1), back;
@@ -320,19 +300,4 @@ static void a_state_may_say_what_it_was_trained_with(void **state) {
   free(old);
   free(bad);
   tiny_test_close(&t);
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(weights_in_bf16_leave_the_masters_to_go_on_from),
-      cmocka_unit_test(a_bf16_value_is_the_nearest_one),
-      cmocka_unit_test(large_weights_are_sharded_and_indexed),
-      cmocka_unit_test(a_folder_without_safetensors_says_what_it_has),
-      cmocka_unit_test(a_checkpoint_names_the_tokens_around_a_document),
-      cmocka_unit_test(what_the_run_started_from_is_carried_over),
-      cmocka_unit_test(another_tokenizers_files_are_not_carried_over),
-      cmocka_unit_test(what_cannot_be_carried_over_is_refused),
-      cmocka_unit_test(a_state_may_say_what_it_was_trained_with),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -3,20 +3,11 @@
 #define _GNU_SOURCE
 #include <errno.h>
 #include <glob.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stdbool.h>
-#include <stddef.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/wait.h>
 #include <unistd.h>
-#include <cmocka.h>
 
-#include "base/file.h"
-#include "base/memory.h"
 #include "tests/support/faults.h"
+#include "tests/support/test.h"
 #include "tests/support/tiny_run.h"
 
 // ---- A run before, during and after the fault
@@ -181,35 +172,29 @@ static void run_scenario(const Scenario *scenario) {
   tiny_run_close(&t.run);
 }
 
-static void a_struck_first_save_leaves_nothing_or_a_checkpoint(void **state) {
-  (void)state;
+TEST(a_struck_first_save_leaves_nothing_or_a_checkpoint) {
   run_scenario(&(Scenario){.name = "first save", .during = 200, .keep = 2});
 }
 
-static void a_struck_save_leaves_the_previous_checkpoint(void **state) {
-  (void)state;
+TEST(a_struck_save_leaves_the_previous_checkpoint) {
   run_scenario(&(Scenario){.name = "second save", .before = 100, .during = 200, .keep = 2});
 }
 
-static void a_struck_save_of_shards_and_a_tokenizer_leaves_the_previous_one(void **state) {
-  (void)state;
+TEST(a_struck_save_of_shards_and_a_tokenizer_leaves_the_previous_one) {
   run_scenario(
       &(Scenario){.name = "with extras", .before = 100, .during = 200, .keep = 2, .extras = true});
 }
 
-static void a_struck_save_that_keeps_one_leaves_one(void **state) {
-  (void)state;
+TEST(a_struck_save_that_keeps_one_leaves_one) {
   run_scenario(
       &(Scenario){.name = "keep one", .earlier = 50, .before = 100, .during = 200, .keep = 1});
 }
 
-static void a_struck_save_of_the_same_step_leaves_the_old_or_the_new_one(void **state) {
-  (void)state;
+TEST(a_struck_save_of_the_same_step_leaves_the_old_or_the_new_one) {
   run_scenario(&(Scenario){.name = "same step", .before = 200, .during = 200, .keep = 1});
 }
 
-static void the_same_holds_on_file_systems_without_exchange(void **state) {
-  (void)state;
+TEST(the_same_holds_on_file_systems_without_exchange) {
   run_scenario(&(Scenario){.name = "same step without exchange",
                            .before = 200,
                            .during = 200,
@@ -218,8 +203,7 @@ static void the_same_holds_on_file_systems_without_exchange(void **state) {
 }
 
 // What a loss of power needs, which no test here can cause.
-static void everything_is_synced_before_it_gets_its_name(void **state) {
-  (void)state;
+TEST(everything_is_synced_before_it_gets_its_name) {
   Error err = {""};
   Test t = {.scenario = {.keep = 1}, .dir = temporary_folder()};
   tiny_run_open(&t.run, "");
@@ -259,8 +243,7 @@ static void everything_is_synced_before_it_gets_its_name(void **state) {
   tiny_run_close(&t.run);
 }
 
-static void a_system_that_writes_only_half_of_what_is_asked_saves_all(void **state) {
-  (void)state;
+TEST(a_system_that_writes_only_half_of_what_is_asked_saves_all) {
   Error err = {""};
   Test t = {.scenario = {.name = "short writes", .during = 200, .keep = 1},
             .dir = temporary_folder()};
@@ -275,18 +258,4 @@ static void a_system_that_writes_only_half_of_what_is_asked_saves_all(void **sta
   free(t.dir);
   tiny_run_close(&t.loaded);
   tiny_run_close(&t.run);
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(a_struck_first_save_leaves_nothing_or_a_checkpoint),
-      cmocka_unit_test(a_struck_save_leaves_the_previous_checkpoint),
-      cmocka_unit_test(a_struck_save_of_shards_and_a_tokenizer_leaves_the_previous_one),
-      cmocka_unit_test(a_struck_save_that_keeps_one_leaves_one),
-      cmocka_unit_test(a_struck_save_of_the_same_step_leaves_the_old_or_the_new_one),
-      cmocka_unit_test(the_same_holds_on_file_systems_without_exchange),
-      cmocka_unit_test(everything_is_synced_before_it_gets_its_name),
-      cmocka_unit_test(a_system_that_writes_only_half_of_what_is_asked_saves_all),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

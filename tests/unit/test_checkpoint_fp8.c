@@ -1,15 +1,8 @@
 // The FP8 scalings of a run in its checkpoints: what is saved comes back, of the same precision
 // alone, and nothing else takes their place.
-#include <math.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include "tests/support/cmocka_all.h"
-
-#include "base/file.h"
-#include "base/memory.h"
 #include "data/safetensors.h"
 #include "model/scalings.h"
+#include "tests/support/test.h"
 #include "tests/support/tiny_run.h"
 
 enum { MOST = 64 };
@@ -60,8 +53,7 @@ static int load(TinyTest *t, bool with_optimizer, Error *err) {
   return status;
 }
 
-static void scalings_come_back_in_every_bit(void **state) {
-  (void)state;
+TEST(scalings_come_back_in_every_bit) {
   Error err = {""};
   TinyTest t = test_open(true, true, true);
   ScalingState expected[MOST];
@@ -76,8 +68,7 @@ static void scalings_come_back_in_every_bit(void **state) {
 }
 
 // Whoever starts from weights alone, goes on in another precision or has no scales yet calibrates.
-static void other_scalings_are_passed_over(void **state) {
-  (void)state;
+TEST(other_scalings_are_passed_over) {
   const struct {
     bool saved, loaded, scaled, with_optimizer;
   } cases[] = {{false, true, true, true},
@@ -128,8 +119,7 @@ static void replace_scalings(const TinyTest *t, SafeDtype dtype, int64_t rows, i
   free(path);
 }
 
-static void scalings_of_another_shape_are_refused_before_anything_is_written(void **state) {
-  (void)state;
+TEST(scalings_of_another_shape_are_refused_before_anything_is_written) {
   TinyTest t = test_open(true, true, true);
   const struct {
     SafeDtype dtype;
@@ -163,8 +153,7 @@ static int load_with(TinyTest *t, int at, int value, float is, Error *err) {
   return load(t, true, err);
 }
 
-static void scales_that_cannot_be_are_refused_before_anything_is_written(void **state) {
-  (void)state;
+TEST(scales_that_cannot_be_are_refused_before_anything_is_written) {
   TinyTest t = test_open(true, true, true);
   const ModelConfig *c = &t.run.config.model;
   const int used = scaling_index(c, 0, SCALING_Y), never = scaling_index(c, 0, SCALING_DX);
@@ -187,14 +176,4 @@ static void scales_that_cannot_be_are_refused_before_anything_is_written(void **
   must(load_with(&t, used, SCALE_HISTORY, 0, &err), &err);
   assert_int_equal(written, 2);
   tiny_test_close(&t);
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(scalings_come_back_in_every_bit),
-      cmocka_unit_test(other_scalings_are_passed_over),
-      cmocka_unit_test(scalings_of_another_shape_are_refused_before_anything_is_written),
-      cmocka_unit_test(scales_that_cannot_be_are_refused_before_anything_is_written),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,19 +1,10 @@
 // Which checkpoints stay when others go, and whether there is room for one.
 #include <fcntl.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stdbool.h>
-#include <stddef.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/statvfs.h>
 #include <unistd.h>
-#include <cmocka.h>
 
-#include "base/file.h"
-#include "base/memory.h"
 #include "model/checkpoint/files.h"
+#include "tests/support/test.h"
 #include "tests/support/tiny_run.h"
 
 static const char untied[] = "\"tie_word_embeddings\": false";
@@ -59,8 +50,7 @@ static void expect_steps(const TinyTest *t, const char *suffix, const char *expe
   assert_string_equal(text, expected);
 }
 
-static void a_row_of_skipped_updates_removes_no_good_checkpoint(void **state) {
-  (void)state;
+TEST(a_row_of_skipped_updates_removes_no_good_checkpoint) {
   TinyTest t = tiny_test_open(untied);
   must_save(&t, 5, 0, 0);
   must_save(&t, 10, 3, 0); // skipped from step 8 on
@@ -81,8 +71,7 @@ static int save_of_one(TinyTest *t, int64_t step, int64_t updates, Error *err) {
   return tiny_run_save(&t->run, t->dir, NULL, &state, 1, err);
 }
 
-static void the_last_good_one_is_one_after_which_a_step_was_finite(void **state) {
-  (void)state;
+TEST(the_last_good_one_is_one_after_which_a_step_was_finite) {
   Error err = {""};
   TinyTest t = tiny_test_open(untied);
   must(save_of_one(&t, 2, 2, &err), &err);
@@ -96,8 +85,7 @@ static void the_last_good_one_is_one_after_which_a_step_was_finite(void **state)
   tiny_test_close(&t);
 }
 
-static void room_is_made_before_a_save_but_not_of_the_latest(void **state) {
-  (void)state;
+TEST(room_is_made_before_a_save_but_not_of_the_latest) {
   Error err = {""};
   TinyTest t = tiny_test_open(untied);
   for (int step = 2; step <= 4; step++) must(save_of_one(&t, step, step, &err), &err);
@@ -116,8 +104,7 @@ static void room_is_made_before_a_save_but_not_of_the_latest(void **state) {
   tiny_test_close(&t);
 }
 
-static void keep_best_keeps_the_best_and_names_it(void **state) {
-  (void)state;
+TEST(keep_best_keeps_the_best_and_names_it) {
   TinyTest t = tiny_test_open(untied);
   t.run.config.train.keep_best = true;
   must_save(&t, 5, 0, 0); // best_val_step of a run without validation
@@ -145,8 +132,7 @@ static uint64_t tensors_bytes(const TinyTest *t, const char *name) {
   return bytes;
 }
 
-static void a_save_without_room_writes_nothing(void **state) {
-  (void)state;
+TEST(a_save_without_room_writes_nothing) {
   for (SaveDtype dtype = SAVE_FP32; dtype <= SAVE_BF16; dtype++) {
     Error err = {""};
     TinyTest t = tiny_test_open(untied);
@@ -173,8 +159,7 @@ static void a_save_without_room_writes_nothing(void **state) {
   }
 }
 
-static void a_start_removes_what_a_kill_has_left(void **state) {
-  (void)state;
+TEST(a_start_removes_what_a_kill_has_left) {
   Error err = {""};
   TinyTest t = tiny_test_open(untied);
   must_save(&t, 5, 0, 0);
@@ -183,16 +168,4 @@ static void a_start_removes_what_a_kill_has_left(void **state) {
   expect_steps(&t, ".tmp", "");
   expect_steps(&t, "", "5");
   tiny_test_close(&t);
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(a_row_of_skipped_updates_removes_no_good_checkpoint),
-      cmocka_unit_test(the_last_good_one_is_one_after_which_a_step_was_finite),
-      cmocka_unit_test(room_is_made_before_a_save_but_not_of_the_latest),
-      cmocka_unit_test(keep_best_keeps_the_best_and_names_it),
-      cmocka_unit_test(a_save_without_room_writes_nothing),
-      cmocka_unit_test(a_start_removes_what_a_kill_has_left),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

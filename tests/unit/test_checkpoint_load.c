@@ -1,16 +1,9 @@
 // Weights that other programs wrote, or that are not what the model needs: what is loaded, what is
 // passed over and what is refused.
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stdbool.h>
-#include <stddef.h>
-#include <stdlib.h>
-#include <string.h>
 #include <unistd.h>
-#include <cmocka.h>
 
-#include "base/memory.h"
 #include "data/safetensors.h"
+#include "tests/support/test.h"
 #include "tests/support/tiny_run.h"
 
 static const char tied[] = "\"tie_word_embeddings\": true";
@@ -104,8 +97,7 @@ static int load(TinyTest *t, bool with_optimizer, Error *err) {
   return status;
 }
 
-static void a_missing_tensor_is_named(void **state) {
-  (void)state;
+TEST(a_missing_tensor_is_named) {
   Error err = {""};
   TinyTest t = tiny_test_open(untied);
   tiny_test_save(&t, 1, 1, 1);
@@ -127,8 +119,7 @@ static void a_missing_tensor_is_named(void **state) {
   tiny_test_close(&t);
 }
 
-static void an_unknown_tensor_is_named(void **state) {
-  (void)state;
+TEST(an_unknown_tensor_is_named) {
   Error err = {""};
   TinyTest t = tiny_test_open(untied);
   tiny_test_save(&t, 1, 1, 1);
@@ -141,8 +132,7 @@ static void an_unknown_tensor_is_named(void **state) {
   tiny_test_close(&t);
 }
 
-static void a_wrong_shape_or_dtype_is_named(void **state) {
-  (void)state;
+TEST(a_wrong_shape_or_dtype_is_named) {
   Error err = {""};
   TinyTest t = tiny_test_open(untied);
   tiny_test_save(&t, 1, 1, 1);
@@ -169,8 +159,7 @@ static void a_wrong_shape_or_dtype_is_named(void **state) {
   tiny_test_close(&t);
 }
 
-static void a_tied_model_takes_an_equal_lm_head_only(void **state) {
-  (void)state;
+TEST(a_tied_model_takes_an_equal_lm_head_only) {
   Error err = {""};
   TinyTest t = tiny_test_open(tied);
   tiny_test_save(&t, 1, 1, 1);
@@ -187,8 +176,7 @@ static void a_tied_model_takes_an_equal_lm_head_only(void **state) {
   tiny_test_close(&t);
 }
 
-static void rotary_buffers_of_old_files_are_passed_over(void **state) {
-  (void)state;
+TEST(rotary_buffers_of_old_files_are_passed_over) {
   Error err = {""};
   TinyTest t = tiny_test_open(tied);
   tiny_test_save(&t, 1, 1, 1);
@@ -202,8 +190,7 @@ static void rotary_buffers_of_old_files_are_passed_over(void **state) {
   tiny_test_close(&t);
 }
 
-static void bf16_weights_are_read(void **state) {
-  (void)state;
+TEST(bf16_weights_are_read) {
   Error err = {""};
   TinyTest t = tiny_test_open(untied);
   tiny_test_save(&t, 1, 1, 1);
@@ -224,8 +211,7 @@ static void bf16_weights_are_read(void **state) {
   tiny_test_close(&t);
 }
 
-static void sharded_weights_are_read(void **state) {
-  (void)state;
+TEST(sharded_weights_are_read) {
   Error err = {""};
   TinyTest t = tiny_test_open(untied);
   tiny_test_save(&t, 1, 1, 1);
@@ -253,8 +239,7 @@ static void sharded_weights_are_read(void **state) {
   tiny_test_close(&t);
 }
 
-static void a_damaged_weights_file_is_refused(void **state) {
-  (void)state;
+TEST(a_damaged_weights_file_is_refused) {
   Error err = {""};
   TinyTest t = tiny_test_open(tied);
   tiny_test_save(&t, 1, 1, 1);
@@ -263,18 +248,4 @@ static void a_damaged_weights_file_is_refused(void **state) {
   expect_error(load(&t, true, &err), &err, "model.safetensors");
   free(path);
   tiny_test_close(&t);
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(a_missing_tensor_is_named),
-      cmocka_unit_test(an_unknown_tensor_is_named),
-      cmocka_unit_test(a_wrong_shape_or_dtype_is_named),
-      cmocka_unit_test(a_tied_model_takes_an_equal_lm_head_only),
-      cmocka_unit_test(rotary_buffers_of_old_files_are_passed_over),
-      cmocka_unit_test(bf16_weights_are_read),
-      cmocka_unit_test(sharded_weights_are_read),
-      cmocka_unit_test(a_damaged_weights_file_is_refused),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,13 +1,7 @@
 // Attention's choices from one start to the next: what is found again, and what is not trusted.
-#include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-
-#include "base/file.h"
-#include "base/memory.h"
 #include "kernels/cuda/attention_choices.h"
 #include "base/choices.h"
-#include "tests/support/cmocka_all.h"
+#include "tests/support/test.h"
 #include "tests/support/tiny_run.h"
 
 static const char first[] = "coda attention test\n";
@@ -76,8 +70,7 @@ static int count_of(const char *path, const char *line) {
   return count;
 }
 
-static void every_question_has_its_own_choice(void **state) {
-  (void)state;
+TEST(every_question_has_its_own_choice) {
   Place p = place_new();
   AttentionChoices all;
   keep_all(&p);
@@ -95,8 +88,7 @@ static void every_question_has_its_own_choice(void **state) {
   place_free(&p);
 }
 
-static void a_newer_choice_takes_the_place_of_the_older(void **state) {
-  (void)state;
+TEST(a_newer_choice_takes_the_place_of_the_older) {
   Place p = place_new();
   AttentionChoices all;
   keep_all(&p);
@@ -113,8 +105,7 @@ static void a_newer_choice_takes_the_place_of_the_older(void **state) {
   place_free(&p);
 }
 
-static void what_cannot_be_an_answer_is_not_kept(void **state) {
-  (void)state;
+TEST(what_cannot_be_an_answer_is_not_kept) {
   AttentionChoice wrong[7];
   for (int i = 0; i < 7; i++) wrong[i] = plain;
   wrong[0].milliseconds = 0;
@@ -134,8 +125,7 @@ static void what_cannot_be_an_answer_is_not_kept(void **state) {
   attention_choices_close(&all);
 }
 
-static void a_file_that_is_damaged_or_of_another_library_is_empty(void **state) {
-  (void)state;
+TEST(a_file_that_is_damaged_or_of_another_library_is_empty) {
   Place p = place_new();
   Error err;
   char *text;
@@ -158,8 +148,7 @@ static void a_file_that_is_damaged_or_of_another_library_is_empty(void **state) 
   place_free(&p);
 }
 
-static void whole_lines_that_are_no_choices_are_not_trusted(void **state) {
-  (void)state;
+TEST(whole_lines_that_are_no_choices_are_not_trusted) {
   static const char good[] = "8 4096 32 8 64 1 0 0 0 2 5 -1 0 0.25 0\n";
   static const char *const bad[] = {
       "8 4096 32 8 64 1 0 0 0 2 5 -1 0 0.25\n",     // one number less,
@@ -181,8 +170,7 @@ static void whole_lines_that_are_no_choices_are_not_trusted(void **state) {
   place_free(&p);
 }
 
-static void a_file_that_cannot_be_written_is_no_failure(void **state) {
-  (void)state;
+TEST(a_file_that_cannot_be_written_is_no_failure) {
   AttentionChoices all;
   attention_choices_open(&all, "/proc/nowhere/attention.txt", first);
   attention_choices_keep(&all, &plain);
@@ -204,23 +192,9 @@ static void expect_path(const char *cache, const char *home, const char *expecte
   free(path);
 }
 
-static void the_file_lies_where_caches_do(void **state) {
-  (void)state;
+TEST(the_file_lies_where_caches_do) {
   expect_path("/c", "/h", "/c/coda/attention-NVIDIA-H200-x-13000-91900.txt");
   expect_path("", "/h", "/h/.cache/coda/attention-NVIDIA-H200-x-13000-91900.txt");
   expect_path(NULL, "/h", "/h/.cache/coda/attention-NVIDIA-H200-x-13000-91900.txt");
   expect_path(NULL, NULL, NULL);
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(every_question_has_its_own_choice),
-      cmocka_unit_test(a_newer_choice_takes_the_place_of_the_older),
-      cmocka_unit_test(what_cannot_be_an_answer_is_not_kept),
-      cmocka_unit_test(a_file_that_is_damaged_or_of_another_library_is_empty),
-      cmocka_unit_test(whole_lines_that_are_no_choices_are_not_trusted),
-      cmocka_unit_test(a_file_that_cannot_be_written_is_no_failure),
-      cmocka_unit_test(the_file_lies_where_caches_do),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,13 +1,10 @@
 // The configuration: what is accepted, what is refused and in which words, that the resolved form
 // reads back as the same bytes, and that every file in configs/ is valid.
 #include <dirent.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <unistd.h>
 
-#include "base/file.h"
-#include "base/memory.h"
 #include "tests/support/config_test.h"
+#include "tests/support/test.h"
 #include "tests/support/tiny_run.h"
 
 #define REFUSED(json, ...)                                                                         \
@@ -39,8 +36,7 @@ static void expect_round_trip(const Config *config) {
 
 // ---- Accepted
 
-static void a_minimal_file_gets_the_defaults(void **state) {
-  (void)state;
+TEST(a_minimal_file_gets_the_defaults) {
   const Config c = parse(MINIMAL);
   assert_int_equal(c.model.num_key_value_heads, 4);
   assert_int_equal(c.model.head_dim, 16);
@@ -56,8 +52,7 @@ static void a_minimal_file_gets_the_defaults(void **state) {
   assert_string_equal(c.output.dir, "runs/x");
 }
 
-static void the_resolved_configuration_reads_back_as_the_same_bytes(void **state) {
-  (void)state;
+TEST(the_resolved_configuration_reads_back_as_the_same_bytes) {
   char *overrides[] = {"optimizer.learning_rate=0.12345678901234567",
                        "optimizer.eps=1e-300",
                        "optimizer.min_learning_rate=4.9e-324",
@@ -78,8 +73,7 @@ static void the_resolved_configuration_reads_back_as_the_same_bytes(void **state
   expect_round_trip(&plain);
 }
 
-static void every_file_in_configs_is_valid(void **state) {
-  (void)state;
+TEST(every_file_in_configs_is_valid) {
   DIR *folder = opendir("configs");
   assert_non_null(folder);
   int count = 0;
@@ -106,8 +100,7 @@ static void every_file_in_configs_is_valid(void **state) {
   assert_true(count >= 10);
 }
 
-static void a_file_on_disk_is_read_with_its_model_beside_it(void **state) {
-  (void)state;
+TEST(a_file_on_disk_is_read_with_its_model_beside_it) {
   char folder[] = "/tmp/test-config-XXXXXX";
   assert_non_null(mkdtemp(folder));
   Error err = {""};
@@ -138,8 +131,7 @@ static void a_file_on_disk_is_read_with_its_model_beside_it(void **state) {
 
 // ---- Refused
 
-static void text_that_is_not_json_is_refused_with_line_and_column(void **state) {
-  (void)state;
+TEST(text_that_is_not_json_is_refused_with_line_and_column) {
   REFUSED("", "line 1, column 1", "the end of the file");
   REFUSED("{\n  \"train\": {\n    \"steps\": x\n}}", "line 3, column 14", "'x'");
   REFUSED("{\"train\": {\"steps\": 10,}}", "line 1, column 24", "'}'");
@@ -157,8 +149,7 @@ static void text_that_is_not_json_is_refused_with_line_and_column(void **state) 
   free(deep);
 }
 
-static void unknown_keys_are_refused_with_the_nearest(void **state) {
-  (void)state;
+TEST(unknown_keys_are_refused_with_the_nearest) {
   REFUSED("{\"trian\": {}}", "trian", "did you mean train?");
   REFUSED("{\"nonsense\": {}}", "nonsense", "optimizer");
   REFUSED("{\"train\": {\"step\": 1}}", "train.step ", "did you mean train.steps?");
@@ -169,23 +160,20 @@ static void unknown_keys_are_refused_with_the_nearest(void **state) {
   REFUSED(WITH_MODEL("\"rope_scaling\": {\"factr\": 1}"), "model.rope_scaling.factor");
 }
 
-static void duplicate_keys_are_refused(void **state) {
-  (void)state;
+TEST(duplicate_keys_are_refused) {
   REFUSED("{\"train\": {}, \"train\": {}}", "train is there twice");
   REFUSED("{\"train\": {\"steps\": 1, \"seed\": 2, \"steps\": 1}}", "train.steps is there twice");
   REFUSED(WITH_MODEL("\"hidden_size\": 64"), "model.hidden_size is there twice");
   REFUSED(WITH_MODEL("\"rope_scaling\": {\"factor\": 1, \"factor\": 1}"), "factor is there twice");
 }
 
-static void missing_keys_are_refused_by_name(void **state) {
-  (void)state;
+TEST(missing_keys_are_refused_by_name) {
   REFUSED("{" REST "}", "model.hidden_size is missing");
   REFUSED("{\"model\": {" SIZES "}}", "data.train is missing");
   REFUSED("{\"model\": {" SIZES "}, \"data\": {\"train\": \"t\"}}", "train.steps is missing");
 }
 
-static void values_of_the_wrong_type_or_out_of_range_are_refused(void **state) {
-  (void)state;
+TEST(values_of_the_wrong_type_or_out_of_range_are_refused) {
   REFUSED("{\"train\": 5}", "train must be an object");
   REFUSED("{\"model\": 5}", "model is 5", "config.json");
   REFUSED("{\"train\": {\"steps\": \"10\"}}", "train.steps is \"10\"", "a whole number from 1");
@@ -210,8 +198,7 @@ static void values_of_the_wrong_type_or_out_of_range_are_refused(void **state) {
   free(json);
 }
 
-static void keys_that_contradict_each_other_are_refused(void **state) {
-  (void)state;
+TEST(keys_that_contradict_each_other_are_refused) {
   REFUSED(WITH_MODEL("\"num_key_value_heads\": 3"), "num_key_value_heads is 3", "which is 4");
   REFUSED(WITH_MODEL("\"head_dim\": 15"), "head_dim is 15", "even");
   CONTRADICTION("model.hidden_size=62", "hidden_size is 62");
@@ -229,8 +216,7 @@ static void keys_that_contradict_each_other_are_refused(void **state) {
 }
 
 // Products sum over groups of 16.
-static void fp8_takes_sizes_in_multiples_of_16(void **state) {
-  (void)state;
+TEST(fp8_takes_sizes_in_multiples_of_16) {
 #define IN(precision)                                                                              \
   "{\"model\": {" SIZES "}, \"backend\": {\"precision\": \"" precision "\"}, " REST "}"
   static const struct {
@@ -257,8 +243,7 @@ static void fp8_takes_sizes_in_multiples_of_16(void **state) {
 
 // ---- Overrides
 
-static void overrides_apply_in_order(void **state) {
-  (void)state;
+TEST(overrides_apply_in_order) {
   char *overrides[] = {"train.steps=20",        "train.steps=30",
                        "output.dir=123",        "data.val=a b*.bin",
                        "train.resume=\"auto\"", "optimizer.schedule=constant",
@@ -274,15 +259,13 @@ static void overrides_apply_in_order(void **state) {
   assert_string_equal(c.train.init_from, "x=y");
 }
 
-static void a_shorter_text_leaves_nothing_of_a_longer_one(void **state) {
-  (void)state;
+TEST(a_shorter_text_leaves_nothing_of_a_longer_one) {
   char *twice[] = {"output.dir=a-much-longer-name", "output.dir=b"}, *once[] = {"output.dir=b"};
   const Config a = parse_with(MINIMAL, 2, twice), b = parse_with(MINIMAL, 1, once);
   assert_memory_equal(&a, &b, sizeof a);
 }
 
-static void a_bad_override_is_refused_by_name(void **state) {
-  (void)state;
+TEST(a_bad_override_is_refused_by_name) {
   OVERRIDE_REFUSED("train.steps", "has no '='");
   OVERRIDE_REFUSED("train.stesp=5", "did you mean train.steps?");
   OVERRIDE_REFUSED("trian.steps=5", "did you mean train.steps?");
@@ -301,8 +284,7 @@ static void a_bad_override_is_refused_by_name(void **state) {
   OVERRIDE_REFUSED("model=/nowhere/config.json", "/nowhere/config.json");
 }
 
-static void a_key_of_an_older_version_is_refused_with_what_to_do_instead(void **state) {
-  (void)state;
+TEST(a_key_of_an_older_version_is_refused_with_what_to_do_instead) {
   Error err = {""};
   Config config;
   const Config plain = parse(MINIMAL);
@@ -323,15 +305,13 @@ static void a_key_of_an_older_version_is_refused_with_what_to_do_instead(void **
   free(folder);
 }
 
-static void a_model_override_replaces_a_model_file_that_is_not_there(void **state) {
-  (void)state;
+TEST(a_model_override_replaces_a_model_file_that_is_not_there) {
   char *overrides[] = {"model={" SIZES "}", "model.hidden_size=128"};
   const Config c = parse_with("{\"model\": \"/nowhere/config.json\", " REST "}", 2, overrides);
   assert_int_equal(c.model.hidden_size, 128);
 }
 
-static void a_sequence_is_as_long_as_the_model_allows_by_default(void **state) {
-  (void)state;
+TEST(a_sequence_is_as_long_as_the_model_allows_by_default) {
   const char *const json = "{\"model\": {" SIZES "}, \"data\": {\"train\": \"t\"},"
                            " \"train\": {\"steps\": 1}, \"output\": {\"dir\": \"o\"}}";
   char *positions[] = {"model.max_position_embeddings=4095", "train.batch_size=1"};
@@ -346,8 +326,7 @@ static Config with(char *override) {
   return parse_with(MINIMAL, 1, &override);
 }
 
-static void only_keys_that_shape_the_run_must_be_equal_on_resume(void **state) {
-  (void)state;
+TEST(only_keys_that_shape_the_run_must_be_equal_on_resume) {
   const Config saved = parse(MINIMAL);
   char *const free_keys[] = {"train.save_interval=7", "train.eval_interval=7",
                              "train.resume=auto",     "train.keep_checkpoints=9",
@@ -385,8 +364,7 @@ static void only_keys_that_shape_the_run_must_be_equal_on_resume(void **state) {
   free(changes);
 }
 
-static void the_printed_table_names_every_key_of_a_resolved_configuration(void **state) {
-  (void)state;
+TEST(the_printed_table_names_every_key_of_a_resolved_configuration) {
   char path[] = "/tmp/test-config-keys-XXXXXX";
   const int file = mkstemp(path), saved = dup(STDOUT_FILENO);
   assert_true(file >= 0 && saved >= 0);
@@ -416,29 +394,4 @@ static void the_printed_table_names_every_key_of_a_resolved_configuration(void *
   free(table);
   printf("# %d keys\n", keys);
   assert_true(keys > 50);
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(a_minimal_file_gets_the_defaults),
-      cmocka_unit_test(the_resolved_configuration_reads_back_as_the_same_bytes),
-      cmocka_unit_test(every_file_in_configs_is_valid),
-      cmocka_unit_test(a_file_on_disk_is_read_with_its_model_beside_it),
-      cmocka_unit_test(text_that_is_not_json_is_refused_with_line_and_column),
-      cmocka_unit_test(unknown_keys_are_refused_with_the_nearest),
-      cmocka_unit_test(duplicate_keys_are_refused),
-      cmocka_unit_test(missing_keys_are_refused_by_name),
-      cmocka_unit_test(values_of_the_wrong_type_or_out_of_range_are_refused),
-      cmocka_unit_test(keys_that_contradict_each_other_are_refused),
-      cmocka_unit_test(fp8_takes_sizes_in_multiples_of_16),
-      cmocka_unit_test(overrides_apply_in_order),
-      cmocka_unit_test(a_shorter_text_leaves_nothing_of_a_longer_one),
-      cmocka_unit_test(a_bad_override_is_refused_by_name),
-      cmocka_unit_test(a_key_of_an_older_version_is_refused_with_what_to_do_instead),
-      cmocka_unit_test(a_model_override_replaces_a_model_file_that_is_not_there),
-      cmocka_unit_test(a_sequence_is_as_long_as_the_model_allows_by_default),
-      cmocka_unit_test(only_keys_that_shape_the_run_must_be_equal_on_resume),
-      cmocka_unit_test(the_printed_table_names_every_key_of_a_resolved_configuration),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

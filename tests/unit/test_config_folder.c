@@ -1,11 +1,8 @@
 // A Hugging Face folder as the model: what the configuration takes from it, what init_from checks,
 // and what our config.json carries over from another one.
-#include <stdlib.h>
-
-#include "base/file.h"
 #include "base/json.h"
-#include "base/memory.h"
 #include "tests/support/config_test.h"
+#include "tests/support/test.h"
 #include "tests/support/tiny_run.h"
 
 #define HF_CONFIG "{\"model_type\": \"llama\", " SIZES ", \"rope_theta\": 7e5"
@@ -38,8 +35,7 @@ static Config parse_folder(const char *folder, const char *extra) {
   return config;
 }
 
-static void a_folder_gives_sizes_weights_and_tokenizer(void **state) {
-  (void)state;
+TEST(a_folder_gives_sizes_weights_and_tokenizer) {
   char *folder = folder_with(HF_CONFIG "}");
   Config c = parse_folder(folder, "");
   assert_int_equal(c.model.hidden_size, 64);
@@ -57,8 +53,7 @@ static void a_folder_gives_sizes_weights_and_tokenizer(void **state) {
   drop(folder);
 }
 
-static void an_override_may_be_a_folder_or_a_file(void **state) {
-  (void)state;
+TEST(an_override_may_be_a_folder_or_a_file) {
   char *folder = folder_with(HF_CONFIG "}");
   char *as_folder = xasprintf("model=%s", folder);
   char *as_file = xasprintf("model=%s/config.json", folder);
@@ -78,8 +73,7 @@ static void an_override_may_be_a_folder_or_a_file(void **state) {
   drop(folder);
 }
 
-static void a_folder_is_looked_for_beside_the_config_first(void **state) {
-  (void)state;
+TEST(a_folder_is_looked_for_beside_the_config_first) {
   Error err = {""};
   Config c;
   char *folder = temporary_folder(), *base = xasprintf("%s/base", folder);
@@ -95,8 +89,7 @@ static void a_folder_is_looked_for_beside_the_config_first(void **state) {
   drop(folder);
 }
 
-static void a_folder_without_config_json_is_refused(void **state) {
-  (void)state;
+TEST(a_folder_without_config_json_is_refused) {
   char *folder = temporary_folder(), *json = xasprintf("{\"model\": \"%s\", " REST "}", folder);
   Config c;
   Error err = {""};
@@ -112,8 +105,7 @@ static void a_folder_without_config_json_is_refused(void **state) {
 
 // ---- train.init_from beside a model section
 
-static void init_from_is_checked_field_by_field(void **state) {
-  (void)state;
+TEST(init_from_is_checked_field_by_field) {
   const struct {
     const char *theirs, *words[3]; // no words: accepted
   } cases[] = {
@@ -178,8 +170,7 @@ static void expect_field(const cJSON *tree, const char *name, const char *json) 
   free(text);
 }
 
-static void fields_that_we_do_not_set_are_carried_over(void **state) {
-  (void)state;
+TEST(fields_that_we_do_not_set_are_carried_over) {
   ConfigExtras x = {.begin = 256, .end = 257, .dtype = SAVE_BF16, .carried = foreign};
   for (int carry = 0; carry < 2; carry++) {
     x.carry_ids = carry;
@@ -204,8 +195,7 @@ static void fields_that_we_do_not_set_are_carried_over(void **state) {
   free(json);
 }
 
-static void carried_ids_that_are_not_there_come_from_the_tokenizer(void **state) {
-  (void)state;
+TEST(carried_ids_that_are_not_there_come_from_the_tokenizer) {
   const ConfigExtras x = {.begin = -1, .end = 5, .carried = "{}", .carry_ids = true};
   cJSON *tree = written(&x);
   expect_field(tree, "bos_token_id", "null");
@@ -216,8 +206,7 @@ static void carried_ids_that_are_not_there_come_from_the_tokenizer(void **state)
 }
 
 // A resumed run carries over what it has written itself.
-static void what_we_wrote_is_carried_over_in_the_same_bytes(void **state) {
-  (void)state;
+TEST(what_we_wrote_is_carried_over_in_the_same_bytes) {
   const Config c = parse(MINIMAL);
   const char *const from[] = {NULL, foreign, "{}"};
   for (int i = 0; i < 6; i++) {
@@ -230,18 +219,4 @@ static void what_we_wrote_is_carried_over_in_the_same_bytes(void **state) {
     free(resumed);
     free(whole);
   }
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(a_folder_gives_sizes_weights_and_tokenizer),
-      cmocka_unit_test(an_override_may_be_a_folder_or_a_file),
-      cmocka_unit_test(a_folder_is_looked_for_beside_the_config_first),
-      cmocka_unit_test(a_folder_without_config_json_is_refused),
-      cmocka_unit_test(init_from_is_checked_field_by_field),
-      cmocka_unit_test(fields_that_we_do_not_set_are_carried_over),
-      cmocka_unit_test(carried_ids_that_are_not_there_come_from_the_tokenizer),
-      cmocka_unit_test(what_we_wrote_is_carried_over_in_the_same_bytes),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,9 +1,7 @@
 // The model's part of the configuration: what is understood of Hugging Face's config.json and what
 // is refused, and what is counted of a model.
-#include <stdlib.h>
-
-#include "base/memory.h"
 #include "tests/support/config_test.h"
+#include "tests/support/test.h"
 
 // ---- Hugging Face
 
@@ -24,8 +22,7 @@ static void expect_llama3(const char *json) {
 
 #define HF "{\"model_type\": \"llama\", " SIZES ", "
 
-static void all_spellings_of_rope_scaling_are_understood(void **state) {
-  (void)state;
+TEST(all_spellings_of_rope_scaling_are_understood) {
   expect_llama3(HF "\"rope_theta\": 500000.0, \"rope_scaling\": {\"rope_type\": \"llama3\", " LLAMA3
                    "}}");
   expect_llama3(HF "\"rope_theta\": 500000.0, \"rope_scaling\": {\"type\": \"llama3\", " LLAMA3
@@ -65,8 +62,7 @@ static const char llama_32_1b[] =
     "\"rope_theta\": 500000.0, \"tie_word_embeddings\": true, "
     "\"transformers_version\": \"4.57.0\", \"use_cache\": true, \"vocab_size\": 128256}";
 
-static void the_config_of_llama_32_1b_equals_ours(void **state) {
-  (void)state;
+TEST(the_config_of_llama_32_1b_equals_ours) {
   const ModelConfig hf = parse_model(llama_32_1b);
   Config ours;
   Error err = {""};
@@ -74,8 +70,7 @@ static void the_config_of_llama_32_1b_equals_ours(void **state) {
   assert_memory_equal(&hf, &ours.model, sizeof hf);
 }
 
-static void our_config_json_reads_back_as_the_same_model(void **state) {
-  (void)state;
+TEST(our_config_json_reads_back_as_the_same_model) {
   const char *const models[] = {llama_32_1b, HF "\"head_dim\": 32, \"rms_norm_eps\": 3.3e-7}"};
   for (int i = 0; i < 2; i++) {
     const ModelConfig m = parse_model(models[i]);
@@ -92,8 +87,7 @@ static void our_config_json_reads_back_as_the_same_model(void **state) {
   }
 }
 
-static void a_hugging_face_model_that_is_not_ours_is_refused(void **state) {
-  (void)state;
+TEST(a_hugging_face_model_that_is_not_ours_is_refused) {
   const struct {
     const char *extra, *word;
   } cases[] = {
@@ -136,8 +130,7 @@ static void a_hugging_face_model_that_is_not_ours_is_refused(void **state) {
 
 #define MISTRAL "{\"architectures\": [\"MistralForCausalLM\"], " SIZES ", "
 
-static void a_mistral_whose_window_is_never_reached_is_a_llama(void **state) {
-  (void)state;
+TEST(a_mistral_whose_window_is_never_reached_is_a_llama) {
   const char *const windows[] = {"null", "128", "4096"};
   const ModelConfig llama = parse_model("{" SIZES ", \"max_position_embeddings\": 128}");
   for (int i = 0; i < 3; i++) {
@@ -157,8 +150,7 @@ static void a_mistral_whose_window_is_never_reached_is_a_llama(void **state) {
   assert_int_equal(m.max_position_embeddings, 131072);
 }
 
-static void a_mistral_with_a_window_is_refused(void **state) {
-  (void)state;
+TEST(a_mistral_with_a_window_is_refused) {
   const struct {
     const char *extra, *word;
   } cases[] = {
@@ -192,8 +184,7 @@ static ModelConfig llama3_shape(int64_t D, int64_t F, int64_t L, int64_t H) {
 }
 
 // Totals from the model cards' safetensors indexes (total_size / 2 for the bf16 files).
-static void parameter_counts_equal_the_published_ones(void **state) {
-  (void)state;
+TEST(parameter_counts_equal_the_published_ones) {
   const ModelConfig big = llama3_shape(4096, 14336, 32, 32);
   const ModelConfig huge = llama3_shape(8192, 28672, 80, 64);
   ModelConfig small = llama3_shape(2048, 8192, 16, 32);
@@ -205,8 +196,7 @@ static void parameter_counts_equal_the_published_ones(void **state) {
   assert_int_equal(model_parameters(&small, false), 1235814400);
 }
 
-static void flops_of_a_step_count_matrices_and_half_of_attention(void **state) {
-  (void)state;
+TEST(flops_of_a_step_count_matrices_and_half_of_attention) {
   // By hand: D 2, H 1, d 2, F 3, L 1, V 5. Matrices: 4 x 2x2 + 3 x 2x3 + 5x2 = 44.
   const ModelConfig m = {.hidden_size = 2,
                          .intermediate_size = 3,
@@ -217,18 +207,4 @@ static void flops_of_a_step_count_matrices_and_half_of_attention(void **state) {
                          .vocab_size = 5};
   const double flops = model_step_flops(&m, 7, 4);
   assert_true(flops == 6.0 * 28 * 44 + 6.0 * 1 * 7 * 1 * 16 * 2);
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(all_spellings_of_rope_scaling_are_understood),
-      cmocka_unit_test(the_config_of_llama_32_1b_equals_ours),
-      cmocka_unit_test(our_config_json_reads_back_as_the_same_model),
-      cmocka_unit_test(a_hugging_face_model_that_is_not_ours_is_refused),
-      cmocka_unit_test(a_mistral_whose_window_is_never_reached_is_a_llama),
-      cmocka_unit_test(a_mistral_with_a_window_is_refused),
-      cmocka_unit_test(parameter_counts_equal_the_published_ones),
-      cmocka_unit_test(flops_of_a_step_count_matrices_and_half_of_attention),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

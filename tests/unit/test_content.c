@@ -1,20 +1,12 @@
 // Checksums and values of files that have several pieces, by any number of threads.
 #include <fcntl.h>
 #include <omp.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stdbool.h>
-#include <stddef.h>
-#include <stdlib.h>
-#include <string.h>
 #include <unistd.h>
 #include <xxhash.h>
-#include <cmocka.h>
 
-#include "base/file.h"
-#include "base/memory.h"
 #include "base/rng.h"
 #include "model/checkpoint/files.h"
+#include "tests/support/test.h"
 #include "tests/support/tiny_run.h"
 
 // What saved checkpoints were made with: another number makes all of them damaged ones.
@@ -29,7 +21,7 @@ static uint64_t as_described(const unsigned char *data, size_t bytes) {
   return XXH3_64bits(pieces, 8 * count);
 }
 
-static void portions_of_any_size_give_the_checksum(void **state) {
+TEST(portions_of_any_size_give_the_checksum) {
   enum { MOST = 2 * PIECE + 5 };
   const size_t sizes[] = {0, 1, PIECE - 1, PIECE, PIECE + 1, 2 * PIECE, MOST};
   const size_t portions[] = {1021, 65536, PIECE - 1, PIECE, PIECE + 1, MOST};
@@ -114,7 +106,7 @@ static int forget(void **state) {
   return 0;
 }
 
-static void what_was_saved_is_taken_by_any_number_of_threads(void **state) {
+TEST(what_was_saved_is_taken_by_any_number_of_threads) {
   const Saved *s = *state;
   Error err = {""};
   for (int threads = 1; threads <= 5; threads++) {
@@ -142,7 +134,7 @@ static void expect_flip_found(const Saved *s, int file, size_t at) {
   expect_error(status, &err, s->files[file].path);
 }
 
-static void a_flip_in_any_piece_is_found(void **state) {
+TEST(a_flip_in_any_piece_is_found) {
   const Saved *s = *state;
   for (int threads = 1; threads <= 4; threads += 3) {
     omp_set_num_threads(threads);
@@ -167,7 +159,7 @@ static void expect_nan_found(const Saved *s, int file, size_t at) {
   expect_error(status, &err, s->files[file].path);
 }
 
-static void a_nan_in_any_piece_is_found(void **state) {
+TEST(a_nan_in_any_piece_is_found) {
   const Saved *s = *state;
   Error err = {""};
   omp_set_num_threads(4);
@@ -183,7 +175,7 @@ static void a_nan_in_any_piece_is_found(void **state) {
 }
 
 // The last: what is cut stays cut.
-static void a_file_that_was_cut_is_found(void **state) {
+TEST(a_file_that_was_cut_is_found) {
   Saved *s = *state;
   Error err = {""};
   SafeFile cut;
@@ -197,13 +189,4 @@ static void a_file_that_was_cut_is_found(void **state) {
   }
 }
 
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(portions_of_any_size_give_the_checksum),
-      cmocka_unit_test(what_was_saved_is_taken_by_any_number_of_threads),
-      cmocka_unit_test(a_flip_in_any_piece_is_found),
-      cmocka_unit_test(a_nan_in_any_piece_is_found),
-      cmocka_unit_test(a_file_that_was_cut_is_found),
-  };
-  return cmocka_run_group_tests(tests, save, forget);
-}
+TEST_GROUP(save, forget);

@@ -1,12 +1,7 @@
 // FP8's formats, the places of its copies and its scales: kernels/fp8.h.
-#include <math.h>
-#include <stdio.h>
-#include <string.h>
-
-#include "tests/support/cmocka_all.h"
-
 #include "base/rng.h"
 #include "kernels/fp8.h"
+#include "tests/support/test.h"
 
 enum { E4M3_CODES = 127, E5M2_CODES = 124 }; // finite and not negative
 
@@ -33,8 +28,7 @@ static void check(Fp8Format format, float value, float expected) {
     fail_msg("format %d: %a became %a", format, (double)-value, (double)negative);
 }
 
-static void the_formats_are_theirs(void **state) {
-  (void)state;
+TEST(the_formats_are_theirs) {
   float e4m3[128], e5m2[128];
   assert_int_equal(table_of(FP8_E4M3, e4m3), E4M3_CODES);
   assert_int_equal(table_of(FP8_E5M2, e5m2), E5M2_CODES);
@@ -44,8 +38,7 @@ static void the_formats_are_theirs(void **state) {
   assert_true(fp8_largest(FP8_E4M3) == 448 && fp8_largest(FP8_E5M2) == 57344);
 }
 
-static void all_codes_have_their_values(void **state) {
-  (void)state;
+TEST(all_codes_have_their_values) {
   for (Fp8Format format = FP8_E4M3; format <= FP8_E5M2; format++) {
     float values[128];
     const int codes = table_of(format, values);
@@ -65,8 +58,7 @@ static void all_codes_have_their_values(void **state) {
   assert_true(isinf(fp8_value(FP8_E5M2, 0x7c)) && fp8_value(FP8_E5M2, 0xfc) < 0);
 }
 
-static void ties_go_to_the_even_code(void **state) {
-  (void)state;
+TEST(ties_go_to_the_even_code) {
   for (Fp8Format format = FP8_E4M3; format <= FP8_E5M2; format++) {
     float values[128];
     const int codes = table_of(format, values);
@@ -79,8 +71,7 @@ static void ties_go_to_the_even_code(void **state) {
   }
 }
 
-static void what_is_beyond_saturates(void **state) {
-  (void)state;
+TEST(what_is_beyond_saturates) {
   for (Fp8Format format = FP8_E4M3; format <= FP8_E5M2; format++) {
     const float largest = fp8_largest(format);
     const float beyond[] = {nextafterf(largest, INFINITY), largest * 1.0625f, largest * 2,
@@ -90,8 +81,7 @@ static void what_is_beyond_saturates(void **state) {
   }
 }
 
-static void every_value_goes_to_the_nearest(void **state) {
-  (void)state;
+TEST(every_value_goes_to_the_nearest) {
   for (Fp8Format format = FP8_E4M3; format <= FP8_E5M2; format++) {
     float values[128];
     const int codes = table_of(format, values);
@@ -107,8 +97,7 @@ static void every_value_goes_to_the_nearest(void **state) {
 
 // Over many rows the mean is the value, of any size; every result is one of its two neighbours, and
 // exact values and what is beyond stay.
-static void stochastic_rounding_is_right_in_the_mean(void **state) {
-  (void)state;
+TEST(stochastic_rounding_is_right_in_the_mean) {
   enum { ROWS = 1 << 16 };
   double worst = 0;
   float values[128];
@@ -140,8 +129,7 @@ static void stochastic_rounding_is_right_in_the_mean(void **state) {
   assert_true(worst < 4.5); // of 44
 }
 
-static void stochastic_rounding_leaves_exact_values(void **state) {
-  (void)state;
+TEST(stochastic_rounding_leaves_exact_values) {
   float values[128];
   const int codes = table_of(FP8_E4M3, values);
   for (uint32_t m = 0; m < 1000; m++) {
@@ -156,8 +144,7 @@ static void stochastic_rounding_leaves_exact_values(void **state) {
   }
 }
 
-static void places_are_those_of_the_registers(void **state) {
-  (void)state;
+TEST(places_are_those_of_the_registers) {
   for (int64_t group = 0; group < 48; group += 16) {
     for (int b = 0; b < 2; b++)
       for (int q = 0; q < 4; q++)
@@ -169,8 +156,7 @@ static void places_are_those_of_the_registers(void **state) {
   }
 }
 
-static void a_scale_is_the_largest_power_that_fits(void **state) {
-  (void)state;
+TEST(a_scale_is_the_largest_power_that_fits) {
   for (Fp8Format format = FP8_E4M3; format <= FP8_E5M2; format++) {
     const float largest = fp8_largest(format);
     for (uint64_t i = 0; i < 20000; i++) {
@@ -193,19 +179,4 @@ static void a_scale_is_the_largest_power_that_fits(void **state) {
   assert_true(fp8_dlogits_scale(FP8_E5M2, 1.0 / 32768) == 0x1p26f); // 16 / 32768 at most
   assert_true(fp8_dlogits_scale(FP8_E4M3, 1.0 / 32768) == 0x1p19f);
   assert_true(fp8_dlogits_scale(FP8_E4M3, (double)NAN) == 1);
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(the_formats_are_theirs),
-      cmocka_unit_test(all_codes_have_their_values),
-      cmocka_unit_test(ties_go_to_the_even_code),
-      cmocka_unit_test(what_is_beyond_saturates),
-      cmocka_unit_test(every_value_goes_to_the_nearest),
-      cmocka_unit_test(stochastic_rounding_is_right_in_the_mean),
-      cmocka_unit_test(stochastic_rounding_leaves_exact_values),
-      cmocka_unit_test(places_are_those_of_the_registers),
-      cmocka_unit_test(a_scale_is_the_largest_power_that_fits),
-  };
-  return cmocka_run_group_tests_name("test_fp8", tests, NULL, NULL);
 }

@@ -1,15 +1,8 @@
 // The scales of FP8 copies on the CPU backend: what sets them, what leaves them alone, what counts
 // as beyond their reach.
-#include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include "tests/support/cmocka_all.h"
-
-#include "base/memory.h"
 #include "kernels/cpu/cpu.h"
 #include "tests/support/small_model.h"
+#include "tests/support/test.h"
 
 static const SmallShape FP8 = {.fp8 = true};
 
@@ -89,8 +82,7 @@ static int checked_step(SmallModel *s, uint64_t step, int *first) {
   return beyond;
 }
 
-static void scales_follow_the_history(void **state) {
-  (void)state;
+TEST(scales_follow_the_history) {
   SmallModel s = small_open(FP8);
   int first, beyond = 0;
   small_train(&s, 0, 1);
@@ -100,8 +92,7 @@ static void scales_follow_the_history(void **state) {
 }
 
 // The copies of a weight are those of its values after the update, with the scale of the update.
-static void an_update_writes_the_copies(void **state) {
-  (void)state;
+TEST(an_update_writes_the_copies) {
   SmallModel s = small_open(FP8);
   small_train(&s, 0, 3);
   ScalingState *scales = small_scalings(&s);
@@ -122,8 +113,7 @@ static void an_update_writes_the_copies(void **state) {
   small_close(&s);
 }
 
-static void a_validation_leaves_the_scales_alone(void **state) {
-  (void)state;
+TEST(a_validation_leaves_the_scales_alone) {
   SmallModel a = small_open(FP8), b = small_open(FP8);
   small_train(&a, 0, 3);
   small_train(&b, 0, 3);
@@ -158,8 +148,7 @@ static float *gradients_of(const SmallModel *s, size_t *bytes) {
   return all;
 }
 
-static void calibrating_finds_the_scales_on_the_way(void **state) {
-  (void)state;
+TEST(calibrating_finds_the_scales_on_the_way) {
   SmallModel s = small_open(FP8);
   size_t bytes;
   small_gradients(&s, 0, 1);
@@ -187,8 +176,7 @@ static void set_scale(SmallModel *s, int index, float factor) {
   free(states);
 }
 
-static void what_is_beyond_a_scale_is_counted(void **state) {
-  (void)state;
+TEST(what_is_beyond_a_scale_is_counted) {
   SmallModel s = small_open(FP8), twin = small_open(FP8);
   small_train(&s, 0, 20);
   const int tensors[] = {down_scaling(&s), scaling_index(&s.llama.config, 1, SCALING_Y),
@@ -214,8 +202,7 @@ static void what_is_beyond_a_scale_is_counted(void **state) {
   small_close(&twin);
 }
 
-static void a_skipped_update_leaves_the_scales_alone(void **state) {
-  (void)state;
+TEST(a_skipped_update_leaves_the_scales_alone) {
   SmallModel s = small_open(FP8), twin = small_open(FP8);
   small_train(&s, 0, 3);
   small_train(&twin, 0, 3);
@@ -231,8 +218,7 @@ static void a_skipped_update_leaves_the_scales_alone(void **state) {
 }
 
 // It says that the scale is too large, not by how much.
-static void a_largest_value_that_is_not_finite_lowers_the_scale(void **state) {
-  (void)state;
+TEST(a_largest_value_that_is_not_finite_lowers_the_scale) {
   SmallModel s = small_open(FP8);
   small_train(&s, 0, 3);
   const int y = scaling_index(&s.llama.config, 1, SCALING_Y);
@@ -253,8 +239,7 @@ static void a_largest_value_that_is_not_finite_lowers_the_scale(void **state) {
 }
 
 // As a checkpoint keeps them.
-static void state_that_is_written_goes_on_as_it_was(void **state) {
-  (void)state;
+TEST(state_that_is_written_goes_on_as_it_was) {
   SmallModel s = small_open(FP8), resumed = small_open(FP8);
   small_train(&s, 0, 3);
   small_copy(&s, &resumed);
@@ -264,18 +249,4 @@ static void state_that_is_written_goes_on_as_it_was(void **state) {
   assert_true(small_equal(&s, &resumed));
   small_close(&s);
   small_close(&resumed);
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(scales_follow_the_history),
-      cmocka_unit_test(an_update_writes_the_copies),
-      cmocka_unit_test(a_validation_leaves_the_scales_alone),
-      cmocka_unit_test(calibrating_finds_the_scales_on_the_way),
-      cmocka_unit_test(what_is_beyond_a_scale_is_counted),
-      cmocka_unit_test(a_skipped_update_leaves_the_scales_alone),
-      cmocka_unit_test(a_largest_value_that_is_not_finite_lowers_the_scale),
-      cmocka_unit_test(state_that_is_written_goes_on_as_it_was),
-  };
-  return cmocka_run_group_tests_name("test_fp8_scales", tests, NULL, NULL);
 }

@@ -1,16 +1,8 @@
 // A training step in FP8 on the CPU backend, the reference: its gradients against fp32's, its
 // scales, and that nothing else depends on how a step is cut.
-#include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include "tests/support/cmocka_all.h"
-
-#include "base/memory.h"
 #include "kernels/program_math.h"
 #include "tests/support/small_model.h"
-#include "tests/support/tier.h"
+#include "tests/support/test.h"
 
 enum { TRAINED = 40 }; // steps in fp32 before gradients are compared
 
@@ -30,8 +22,7 @@ static void check_gradients(const char *what, SmallShape shape, double error, do
   small_close(&exact);
 }
 
-static void gradients_are_near_those_of_fp32(void **state) {
-  (void)state;
+TEST(gradients_are_near_those_of_fp32) {
   // Most of it is the rounding of weights, which is the same for all tokens, and the noise that
   // dlogits are rounded with, which these few tokens do not average out.
   check_gradients("FP8", (SmallShape){.fp8 = true}, 0.15, 0.07);
@@ -93,8 +84,7 @@ static float rstd(const float *row, int64_t D) {
   return (float)(1 / sqrt(sum / (double)D + 1e-5));
 }
 
-static void copies_are_scaled_values(void **state) {
-  (void)state;
+TEST(copies_are_scaled_values) {
   SmallModel s = small_open((SmallShape){.fp8 = true});
   small_train(&s, 0, 3);
   small_gradients(&s, 3, 1);
@@ -123,8 +113,7 @@ static void copies_are_scaled_values(void **state) {
 }
 
 // What is still there when a backward ends: that of layer 0's attention.
-static void products_are_those_of_the_copies(void **state) {
-  (void)state;
+TEST(products_are_those_of_the_copies) {
   SmallModel s = small_open((SmallShape){.fp8 = true});
   small_train(&s, 0, 3);
   small_gradients(&s, 3, 1);
@@ -160,8 +149,7 @@ static void products_are_those_of_the_copies(void **state) {
 
 // ---- How a step is cut
 
-static void recomputing_gives_the_same_bits(void **state) {
-  (void)state;
+TEST(recomputing_gives_the_same_bits) {
   SmallModel kept = small_open((SmallShape){.fp8 = true});
   small_train(&kept, 0, 4);
   for (Recompute r = RECOMPUTE_MLP; r <= RECOMPUTE_LAYER; r++) {
@@ -176,8 +164,7 @@ static void recomputing_gives_the_same_bits(void **state) {
 // With the same scales rows do not know which batch they are in. Only the order of sums changes,
 // and with it now and then how a value is rounded to FP8; and in the head the noise that a row's
 // dlogits are rounded with.
-static void pieces_add_up(void **state) {
-  (void)state;
+TEST(pieces_add_up) {
   const struct {
     SmallShape shape;
     double bound;
@@ -202,8 +189,7 @@ static void pieces_add_up(void **state) {
 
 // The scale of final dx, for one, is found chunk by chunk. A chunk's 16 rows have the same noise in
 // all chunks, which is most of the difference; a wrong scale gave 29 %.
-static void the_first_step_may_be_cut_too(void **state) {
-  (void)state;
+TEST(the_first_step_may_be_cut_too) {
   SmallModel trained = small_open((SmallShape){0}), whole = small_open((SmallShape){.fp8 = true}),
              chunks = small_open((SmallShape){.fp8 = true, .loss_chunks = 32});
   small_train(&trained, 0, TRAINED);
@@ -225,8 +211,7 @@ static void the_first_step_may_be_cut_too(void **state) {
 
 // ---- Training
 
-static void training_loses_nothing(void **state) {
-  (void)state;
+TEST(training_loses_nothing) {
   SECOND_TIER_ONLY();
   SmallModel exact = small_open((SmallShape){0}), fp8 = small_open((SmallShape){.fp8 = true});
   small_train(&exact, 0, 200);
@@ -237,17 +222,4 @@ static void training_loses_nothing(void **state) {
   assert_true(a < 3 && fabs(b / a - 1) < 0.01); // log(509) = 6.2
   small_close(&fp8);
   small_close(&exact);
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(gradients_are_near_those_of_fp32),
-      cmocka_unit_test(copies_are_scaled_values),
-      cmocka_unit_test(products_are_those_of_the_copies),
-      cmocka_unit_test(recomputing_gives_the_same_bits),
-      cmocka_unit_test(pieces_add_up),
-      cmocka_unit_test(the_first_step_may_be_cut_too),
-      cmocka_unit_test(training_loses_nothing),
-  };
-  return cmocka_run_group_tests_name("test_fp8_step", tests, NULL, NULL);
 }

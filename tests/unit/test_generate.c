@@ -1,15 +1,10 @@
 // Generation: the cached, token-by-token pass against the training forward, and the sampler.
 #include <float.h>
-#include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include "tests/support/cmocka_all.h"
 
 #include "base/rng.h"
 #include "model/generate.h"
 #include "tests/support/fixtures.h"
+#include "tests/support/test.h"
 #include "tests/support/tiny_run.h"
 
 static const SampleOptions greedy = {.temperature = 0, .top_p = 1, .max_tokens = 1};
@@ -49,8 +44,7 @@ static int32_t next_by_training_forward(TinyRun *run, const int32_t *ids, int64_
   return best;
 }
 
-static void cached_generation_agrees_with_the_training_forward(void **state) {
-  (void)state;
+TEST(cached_generation_agrees_with_the_training_forward) {
   TinyRun run;
   Error err;
   tiny_run_open(&run, "\"initializer_range\": 0.4");
@@ -84,8 +78,7 @@ static void cached_generation_agrees_with_the_training_forward(void **state) {
 }
 
 // The likeliest token after every beginning of every fixture's text, by transformers.
-static void greedy_tokens_are_those_of_transformers(void **state) {
-  (void)state;
+TEST(greedy_tokens_are_those_of_transformers) {
   for (int f = 0; f < FIXTURES; f++) {
     Rig rig;
     Error err;
@@ -117,8 +110,7 @@ static void greedy_tokens_are_those_of_transformers(void **state) {
   }
 }
 
-static void a_full_context_moves_on_from_its_newer_half(void **state) {
-  (void)state;
+TEST(a_full_context_moves_on_from_its_newer_half) {
   TinyRun run;
   Error err;
   tiny_run_open(&run, "\"initializer_range\": 0.4");
@@ -141,8 +133,7 @@ static void a_full_context_moves_on_from_its_newer_half(void **state) {
   tiny_run_close(&run);
 }
 
-static void the_same_seed_writes_the_same_text_and_can_be_stopped(void **state) {
-  (void)state;
+TEST(the_same_seed_writes_the_same_text_and_can_be_stopped) {
   TinyRun run;
   Error err;
   tiny_run_open(&run, "\"initializer_range\": 0.4");
@@ -170,8 +161,7 @@ static void *counting_alloc(Backend *be, size_t bytes) {
   return real_alloc(be, bytes);
 }
 
-static void the_memory_plan_books_the_generator(void **state) {
-  (void)state;
+TEST(the_memory_plan_books_the_generator) {
   TinyRun run;
   Error err;
   tiny_run_open(&run, "");
@@ -195,8 +185,7 @@ static void the_memory_plan_books_the_generator(void **state) {
   tiny_run_close(&run);
 }
 
-static void prompts_that_do_not_fit_the_vocabulary_are_refused(void **state) {
-  (void)state;
+TEST(prompts_that_do_not_fit_the_vocabulary_are_refused) {
   TinyRun run;
   Error err;
   tiny_run_open(&run, "");
@@ -223,8 +212,7 @@ static void counts(const float *logits, int V, const SampleOptions *options, int
   }
 }
 
-static void samples_follow_the_distribution(void **state) {
-  (void)state;
+TEST(samples_follow_the_distribution) {
   const float logits[] = {0, 2, 1, -1}; // probabilities 0.0871, 0.6439, 0.2369, 0.0321
   const double p[] = {0.087144, 0.643914, 0.236883, 0.032059};
   int count[4];
@@ -286,8 +274,7 @@ static int32_t sample_by_sorting(const float *logits, const SampleOptions *o, do
   return (int32_t)(order[i] - logits);
 }
 
-static void sampling_agrees_with_a_sort_of_all_tokens(void **state) {
-  (void)state;
+TEST(sampling_agrees_with_a_sort_of_all_tokens) {
   const SampleOptions options[] = {{.temperature = 1, .top_p = 1},
                                    {.temperature = 0.3, .top_p = 1},
                                    {.temperature = 1, .top_p = 0.9},
@@ -317,8 +304,7 @@ static void sampling_agrees_with_a_sort_of_all_tokens(void **state) {
   assert_true(close < CASES * DRAWS / 100);
 }
 
-static void ties_go_to_the_lower_id(void **state) {
-  (void)state;
+TEST(ties_go_to_the_lower_id) {
   const float logits[] = {1, 3, 3, 2};
   const SampleOptions one = {.temperature = 1, .top_k = 1, .top_p = 1};
   for (int i = 0; i < 2; i++) {
@@ -329,8 +315,7 @@ static void ties_go_to_the_lower_id(void **state) {
 }
 
 // Of some temperatures 1 / temperature is no float any more, or no double.
-static void the_least_temperatures_take_the_likeliest(void **state) {
-  (void)state;
+TEST(the_least_temperatures_take_the_likeliest) {
   const double temperatures[] = {1e-3, 1e-38, 1e-39, DBL_MIN, 5e-324};
   for (int i = 0; i < 5; i++)
     for (int draws = 0; draws < 30; draws++) {
@@ -342,8 +327,7 @@ static void the_least_temperatures_take_the_likeliest(void **state) {
     }
 }
 
-static void logits_that_are_not_finite_are_refused(void **state) {
-  (void)state;
+TEST(logits_that_are_not_finite_are_refused) {
   const SampleOptions sampled = {.temperature = 1, .top_p = 1};
   for (int at = 0; at < MANY; at += 37)
     for (int i = 0; i < 4; i++) {
@@ -360,8 +344,7 @@ static void logits_that_are_not_finite_are_refused(void **state) {
   }
 }
 
-static void several_tokens_may_end_a_text(void **state) {
-  (void)state;
+TEST(several_tokens_may_end_a_text) {
   TinyRun run;
   Error err;
   tiny_run_open(&run, "\"initializer_range\": 0.4");
@@ -383,8 +366,7 @@ static void several_tokens_may_end_a_text(void **state) {
   tiny_run_close(&run);
 }
 
-static void a_model_with_nan_ends_in_a_sentence(void **state) {
-  (void)state;
+TEST(a_model_with_nan_ends_in_a_sentence) {
   TinyRun run;
   Error err;
   tiny_run_open(&run, "");
@@ -401,23 +383,4 @@ static void a_model_with_nan_ends_in_a_sentence(void **state) {
   expect_error(generator_next(g, &id, &err), &err, "not finite");
   generator_destroy(g);
   tiny_run_close(&run);
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(cached_generation_agrees_with_the_training_forward),
-      cmocka_unit_test(greedy_tokens_are_those_of_transformers),
-      cmocka_unit_test(a_full_context_moves_on_from_its_newer_half),
-      cmocka_unit_test(the_same_seed_writes_the_same_text_and_can_be_stopped),
-      cmocka_unit_test(the_memory_plan_books_the_generator),
-      cmocka_unit_test(prompts_that_do_not_fit_the_vocabulary_are_refused),
-      cmocka_unit_test(samples_follow_the_distribution),
-      cmocka_unit_test(sampling_agrees_with_a_sort_of_all_tokens),
-      cmocka_unit_test(ties_go_to_the_lower_id),
-      cmocka_unit_test(the_least_temperatures_take_the_likeliest),
-      cmocka_unit_test(logits_that_are_not_finite_are_refused),
-      cmocka_unit_test(several_tokens_may_end_a_text),
-      cmocka_unit_test(a_model_with_nan_ends_in_a_sentence),
-  };
-  return cmocka_run_group_tests_name("test_generate", tests, NULL, NULL);
 }

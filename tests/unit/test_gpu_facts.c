@@ -1,18 +1,14 @@
 // What is known of GPUs and their libraries without having one.
 #include <dlfcn.h>
-#include <math.h>
-#include <string.h>
-
-#include "tests/support/cmocka_all.h"
 
 #include "kernels/cuda/cudnn_api.h"
 #include "kernels/cuda/peak.h"
 #include "model/activations.h"
 #include "model/run/backend.h"
+#include "tests/support/test.h"
 
 // Dense bf16 with fp32 accumulation, as NVIDIA's data sheets and whitepapers have it.
-static void peaks_are_those_of_the_data_sheets(void **state) {
-  (void)state;
+TEST(peaks_are_those_of_the_data_sheets) {
   static const struct {
     const char *name;
     int major, minor, sm_count;
@@ -52,8 +48,7 @@ void *__wrap_dlopen(const char *name, int flags) {
   return __real_dlopen(name, flags);
 }
 
-static void a_cudnn_of_another_major_version_is_named(void **state) {
-  (void)state;
+TEST(a_cudnn_of_another_major_version_is_named) {
   CudnnApi api;
   Error err = {""};
   assert_int_equal(cudnn_open(&api, &err), -1);
@@ -63,8 +58,7 @@ static void a_cudnn_of_another_major_version_is_named(void **state) {
 
 // By the plan, with room for what the driver and a screen take. The plan of llama-110m.json says
 // 12.6 GiB, of which a run on an H200 took 12.4.
-static void the_configs_for_24_gb_fit(void **state) {
-  (void)state;
+TEST(the_configs_for_24_gb_fit) {
   static const char *const paths[] = {"configs/llama-15m.json", "configs/llama-110m.json",
                                       "configs/llama-350m-24gb.json",
                                       "configs/llama-3.2-1b-24gb.json"};
@@ -81,13 +75,4 @@ static void the_configs_for_24_gb_fit(void **state) {
     print_message("# %s: %.1f GiB\n", paths[i], gib);
     assert_true(gib < 22.5);
   }
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(peaks_are_those_of_the_data_sheets),
-      cmocka_unit_test(the_configs_for_24_gb_fit),
-      cmocka_unit_test(a_cudnn_of_another_major_version_is_named),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,16 +1,10 @@
 // lm_head's gradient where the loss comes in chunks and gradients are bf16, as on a GPU: chunks add
 // up in fp32 and are rounded once, so they cost no accuracy. The sum lies where other gradients
 // come later, which may not show in those.
-#include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-
-#include "tests/support/cmocka_all.h"
-
-#include "base/memory.h"
 #include "tests/support/bf16.h"
 #include "tests/support/gradient.h"
 #include "tests/support/small_model.h"
+#include "tests/support/test.h"
 
 // |got - want| / |want| of gradient `index`.
 static double error_of(const SmallModel *got, const SmallModel *want, int index) {
@@ -81,26 +75,22 @@ static void check(bool tied) {
   }
 }
 
-static void chunks_cost_lm_heads_gradient_nothing(void **state) {
-  (void)state;
+TEST(chunks_cost_lm_heads_gradient_nothing) {
   check(false);
 }
 
-static void nor_that_of_a_tied_embedding(void **state) {
-  (void)state;
+TEST(nor_that_of_a_tied_embedding) {
   check(true);
 }
 
 // There the gradients of the first are where the second would have its sum.
-static void micro_batches_add_to_the_gradients_that_are_there(void **state) {
-  (void)state;
+TEST(micro_batches_add_to_the_gradients_that_are_there) {
   const Errors e = errors(false, 4, 2);
   assert_true(e.head < 0.004 && e.others < 0.005); // 0.0029, 0.0035
 }
 
 // On a GPU: 4 bytes a sum, 2 a gradient.
-static void the_plan_counts_only_what_the_other_gradients_memory_lacks(void **state) {
-  (void)state;
+TEST(the_plan_counts_only_what_the_other_gradients_memory_lacks) {
   const ModelConfig wide = {.hidden_size = 256,
                             .intermediate_size = 512,
                             .num_hidden_layers = 4,
@@ -125,14 +115,4 @@ static void the_plan_counts_only_what_the_other_gradients_memory_lacks(void **st
     if (i == 0) assert_int_equal(with, without);
     if (i == 1) assert_in_range(with - without, sum / 4, sum / 2);
   }
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(chunks_cost_lm_heads_gradient_nothing),
-      cmocka_unit_test(nor_that_of_a_tied_embedding),
-      cmocka_unit_test(micro_batches_add_to_the_gradients_that_are_there),
-      cmocka_unit_test(the_plan_counts_only_what_the_other_gradients_memory_lacks),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,15 +1,9 @@
 // Which folder a name stands for, what is compared with its checksums, and a run that saves while
 // it is read.
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <unistd.h>
 
-#include "tests/support/cmocka_all.h"
-
-#include "base/file.h"
-#include "base/memory.h"
 #include "data/folder/model_folder.h"
+#include "tests/support/test.h"
 #include "tests/support/tiny_run.h"
 
 // A run's folder, in which folders are "checkpoints" by their names and a file or two.
@@ -89,7 +83,7 @@ static void expect_read(Test *t, const char *name, int failures, const char *fol
   assert_string_equal(t->read, folders);
 }
 
-static void a_name_stands_for_one_folder(void **state) {
+TEST_WITH(a_name_stands_for_one_folder, make_test, remove_test) {
   Test *t = *state;
   make_step(t, 5, "", true);
   make_step(t, 10, "", true);
@@ -113,7 +107,7 @@ static void a_name_stands_for_one_folder(void **state) {
   assert_int_equal(run_folder_read(in(t, "none").text, false, note, t, &err), 1);
 }
 
-static void the_checkpoints_of_a_run_are_tried_in_order(void **state) {
+TEST_WITH(the_checkpoints_of_a_run_are_tried_in_order, make_test, remove_test) {
   Test *t = *state;
   make_step(t, 10, "", true);
   make_step(t, 20, "", false);
@@ -131,7 +125,7 @@ static void the_checkpoints_of_a_run_are_tried_in_order(void **state) {
   expect_error(model_folder_read(t->dir, false, note, t, &err), &err, "no checkpoint left");
 }
 
-static void a_lone_checkpoint_says_itself_what_is_wrong(void **state) {
+TEST_WITH(a_lone_checkpoint_says_itself_what_is_wrong, make_test, remove_test) {
   Test *t = *state;
   Error err = {""};
   make_step(t, 10, "", true);
@@ -149,7 +143,7 @@ static void save_and_prune(Test *t, const char *folder) {
   remove_folder(t, strrchr(folder, '/') + 1);
 }
 
-static void a_checkpoint_that_goes_while_it_is_read_is_followed_by_the_next(void **state) {
+TEST_WITH(a_checkpoint_that_goes_while_it_is_read_is_followed_by_the_next, make_test, remove_test) {
   Test *t = *state;
   static const char *const names[] = {".", "latest"};
   for (int i = 0; i < 4; i++) { // also where nothing seemed to be missing
@@ -169,7 +163,7 @@ static void replace(Test *t, const char *folder) {
   must(path_exchange(in(t, "step-00000010.new").text, folder, in(t, "gone").text, &err), &err);
 }
 
-static void a_checkpoint_that_is_replaced_is_read_again(void **state) {
+TEST_WITH(a_checkpoint_that_is_replaced_is_read_again, make_test, remove_test) {
   Test *t = *state;
   static const char *const names[] = {".", "step-00000010"};
   for (int i = 0; i < 2; i++) {
@@ -182,7 +176,7 @@ static void a_checkpoint_that_is_replaced_is_read_again(void **state) {
 
 // ---- Checksums
 
-static void small_files_are_as_they_were_saved(void **state) {
+TEST_WITH(small_files_are_as_they_were_saved, make_test, remove_test) {
   Test *t = *state;
   Error err = {""};
   put(t, "m", STATE_FILE, "{}");
@@ -205,7 +199,7 @@ static void small_files_are_as_they_were_saved(void **state) {
 }
 
 // No byte of it may change, also where what it says is used by other readers alone.
-static void every_byte_of_checksums_json_counts(void **state) {
+TEST_WITH(every_byte_of_checksums_json_counts, make_test, remove_test) {
   Test *t = *state;
   Error err = {""};
   char *text;
@@ -222,18 +216,4 @@ static void every_byte_of_checksums_json_counts(void **state) {
     text[i / 8] = (char)(text[i / 8] ^ 1 << i % 8);
   }
   free(text);
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-#define TEST(name) cmocka_unit_test_setup_teardown(name, make_test, remove_test)
-      TEST(a_name_stands_for_one_folder),
-      TEST(the_checkpoints_of_a_run_are_tried_in_order),
-      TEST(a_lone_checkpoint_says_itself_what_is_wrong),
-      TEST(a_checkpoint_that_goes_while_it_is_read_is_followed_by_the_next),
-      TEST(a_checkpoint_that_is_replaced_is_read_again),
-      TEST(small_files_are_as_they_were_saved),
-      TEST(every_byte_of_checksums_json_counts),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

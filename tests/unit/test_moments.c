@@ -1,15 +1,10 @@
 // The rounding of AdamW's moments to bf16: right in the mean, where rounding to nearest sticks.
-#include <math.h>
-#include <stdio.h>
-
-#include "tests/support/cmocka_all.h"
-
 #include "base/rng.h"
 #include "kernels/moments.h"
 #include "tests/support/bf16.h"
+#include "tests/support/test.h"
 
-static void what_bf16_holds_stays(void **state) {
-  (void)state;
+TEST(what_bf16_holds_stays) {
   for (uint32_t half = 0; half <= 0xffff; half++)
     for (uint32_t noise = 0; noise <= 0xffff; noise += 0x1111) {
       const float value = from_bf16((uint16_t)half), rounded_value = moment_round(value, noise);
@@ -19,8 +14,7 @@ static void what_bf16_holds_stays(void **state) {
   assert_true(isnan(nan));
 }
 
-static void the_mean_over_all_noise_is_the_value(void **state) {
-  (void)state;
+TEST(the_mean_over_all_noise_is_the_value) {
   for (uint64_t i = 0; i < 100; i++) {
     const float value = (float)(rng_normal(1, i) * exp(8 * rng_normal(2, i)));
     double sum = 0; // exact: 65536 numbers of 8 bits
@@ -29,8 +23,7 @@ static void the_mean_over_all_noise_is_the_value(void **state) {
   }
 }
 
-static void nearest_is_the_nearest(void **state) {
-  (void)state;
+TEST(nearest_is_the_nearest) {
   for (uint64_t i = 0; i < 10000; i++) {
     const float value = (float)rng_normal(3, i), near = moment_round(value, MOMENT_NEAREST);
     assert_true(fabsf(near - value) <= fabsf(rounded(value) - value)); // ties may differ
@@ -48,8 +41,7 @@ static void expect_uniform(const char *what, const int64_t counts[64], int64_t a
   assert_true(chi < 130); // 6 deviations; observed 50 to 101
 }
 
-static void noise_is_uniform_over_elements_updates_and_tensors(void **state) {
-  (void)state;
+TEST(noise_is_uniform_over_elements_updates_and_tensors) {
   enum { DRAWS = 1 << 18 };
   for (int along = 0; along < 3; along++) {
     int64_t m[64] = {0}, v[64] = {0}, both[64] = {0};
@@ -69,8 +61,7 @@ static void noise_is_uniform_over_elements_updates_and_tensors(void **state) {
 
 // v of 1000 elements, from 1, where the gradient has become 0.01: after 3000 updates with beta2 =
 // 0.999 it is 0.05. To nearest it does not move.
-static void v_follows_where_nearest_would_stick(void **state) {
-  (void)state;
+TEST(v_follows_where_nearest_would_stick) {
   enum { ELEMENTS = 1000, UPDATES = 3000 };
   const float beta2 = 0.999f, square = 1e-4f;
   double exact = 1, mean = 0, squares = 0;
@@ -92,15 +83,4 @@ static void v_follows_where_nearest_would_stick(void **state) {
   assert_true(nearest == 1);
   assert_true(fabs(off) < 5 * deviation / sqrt(ELEMENTS)); // observed: 0.5
   assert_true(deviation < 0.2);                            // observed: 0.117
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(what_bf16_holds_stays),
-      cmocka_unit_test(the_mean_over_all_noise_is_the_value),
-      cmocka_unit_test(nearest_is_the_nearest),
-      cmocka_unit_test(noise_is_uniform_over_elements_updates_and_tensors),
-      cmocka_unit_test(v_follows_where_nearest_would_stick),
-  };
-  return cmocka_run_group_tests_name("test_moments", tests, NULL, NULL);
 }

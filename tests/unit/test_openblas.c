@@ -1,16 +1,10 @@
 // Which kernels OpenBLAS is asked for, and how many threads.
-#include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <sys/stat.h>
 
-#include "tests/support/cmocka_all.h"
-
-#include "base/memory.h"
 #include "kernels/openblas.h"
+#include "tests/support/test.h"
 
-static void cores_that_are_too_weak_are_replaced(void **state) {
-  (void)state;
+TEST(cores_that_are_too_weak_are_replaced) {
   static const struct {
     const char *core;
     CpuFeatures has;
@@ -74,8 +68,7 @@ static void assert_cpus(const Root *root, double expected) {
   if (!(cpus == expected)) fail_msg("%g CPUs instead of %g", cpus, expected);
 }
 
-static void quotas_of_version_2_are_found(void **state) {
-  (void)state;
+TEST(quotas_of_version_2_are_found) {
   const Root root = new_root("0::/batch/job");
   assert_cpus(&root, INFINITY);
   write_line(root.path, "sys/fs/cgroup/batch/job", "cpu.max", "max 100000");
@@ -92,8 +85,7 @@ static void quotas_of_version_2_are_found(void **state) {
   remove_root(&container);
 }
 
-static void quotas_of_version_1_are_found(void **state) {
-  (void)state;
+TEST(quotas_of_version_1_are_found) {
   // As in a container: the path is the host's, and its own folder is what is mounted.
   const Root root = new_root("5:memory:/docker/1234\n4:cpu,cpuacct:/docker/1234\n0::/docker/1234");
   assert_cpus(&root, INFINITY);
@@ -111,8 +103,7 @@ static void assert_threads(const Root *root, int count, const char *why) {
   assert_string_equal(threads.why, why);
 }
 
-static void threads_are_as_many_as_are_asked_for_or_allowed(void **state) {
-  (void)state;
+TEST(threads_are_as_many_as_are_asked_for_or_allowed) {
   const Root root = new_root("0::/");
   assert_int_equal(unsetenv("OMP_NUM_THREADS") | unsetenv("OPENBLAS_NUM_THREADS"), 0);
   assert_string_equal(threads_asked(root.path).why, "one for each processor");
@@ -126,14 +117,4 @@ static void threads_are_as_many_as_are_asked_for_or_allowed(void **state) {
   assert_int_equal(setenv("OMP_NUM_THREADS", "3,2", 1), 0);
   assert_threads(&root, 3, "as OMP_NUM_THREADS asks");
   remove_root(&root);
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(cores_that_are_too_weak_are_replaced),
-      cmocka_unit_test(quotas_of_version_2_are_found),
-      cmocka_unit_test(quotas_of_version_1_are_found),
-      cmocka_unit_test(threads_are_as_many_as_are_asked_for_or_allowed),
-  };
-  return cmocka_run_group_tests_name("test_openblas", tests, NULL, NULL);
 }

@@ -1,13 +1,8 @@
 // The window that profilers record: which steps it holds, that it is closed however a run ends, and
 // what it does to recorded steps.
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include "tests/support/cmocka_all.h"
-
 #include "model/run/run.h"
 #include "tests/support/data_test.h"
+#include "tests/support/test.h"
 #include "tests/support/tiny_run.h"
 #include "tests/support/tiny_training.h"
 
@@ -46,7 +41,7 @@ static void expect_window(int64_t before, int64_t after) {
 
 enum { STEPS = PROFILE_START + 2 };
 
-static void it_holds_the_steps_asked_for(void **state) {
+TEST_WITH(it_holds_the_steps_asked_for, make_tokens_folder, remove_folder) {
   for (int steps = 1; steps <= 3; steps++) {
     char output[40];
     snprintf(output, sizeof output, ", \"profile_steps\": %d", steps);
@@ -56,19 +51,19 @@ static void it_holds_the_steps_asked_for(void **state) {
   }
 }
 
-static void it_stays_closed_where_none_is_asked_for(void **state) {
+TEST_WITH(it_stays_closed_where_none_is_asked_for, make_tokens_folder, remove_folder) {
   const Config none = tiny_training_config(*state, STEPS, "");
   train(&none, STEPS, false);
   expect_window(-1, -1);
 }
 
-static void it_is_closed_when_a_run_is_interrupted_inside(void **state) {
+TEST_WITH(it_is_closed_when_a_run_is_interrupted_inside, make_tokens_folder, remove_folder) {
   const Config config = tiny_training_config(*state, STEPS, ", \"profile_steps\": 3");
   train(&config, PROFILE_START, false);
   expect_window(PROFILE_START - 1, PROFILE_START);
 }
 
-static void a_resumed_run_warms_up_again(void **state) {
+TEST_WITH(a_resumed_run_warms_up_again, make_tokens_folder, remove_folder) {
   Config config = tiny_training_config(*state, 2 * STEPS, ", \"profile_steps\": 1");
   train(&config, STEPS, true);
   expect_window(PROFILE_START - 1, PROFILE_START);
@@ -77,7 +72,7 @@ static void a_resumed_run_warms_up_again(void **state) {
   expect_window(STEPS + PROFILE_START - 1, STEPS + PROFILE_START);
 }
 
-static void a_window_beyond_the_run_is_refused(void **state) {
+TEST(a_window_beyond_the_run_is_refused) {
   static const char json[] =
       "{\"model\": {\"hidden_size\": 16, \"intermediate_size\": 20, \"num_hidden_layers\": 1,"
       " \"num_attention_heads\": 4, \"vocab_size\": 11}, \"data\": {\"train\": \"t.bin\"},"
@@ -93,7 +88,7 @@ static void a_window_beyond_the_run_is_refused(void **state) {
                "is 13, but it must be at most train.steps, which is 12");
 }
 
-static void steps_are_not_recorded_beside_a_window(void **state) {
+TEST_WITH(steps_are_not_recorded_beside_a_window, make_tokens_folder, remove_folder) {
   Config config = tiny_training_config(*state, STEPS, "");
   assert_true(run_graphs(&config));
   config.output.profile_steps = 1;
@@ -101,21 +96,4 @@ static void steps_are_not_recorded_beside_a_window(void **state) {
   config.output.profile_steps = 0;
   config.backend.graphs = false;
   assert_false(run_graphs(&config));
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test_setup_teardown(it_holds_the_steps_asked_for, make_tokens_folder,
-                                      remove_folder),
-      cmocka_unit_test_setup_teardown(it_stays_closed_where_none_is_asked_for, make_tokens_folder,
-                                      remove_folder),
-      cmocka_unit_test_setup_teardown(it_is_closed_when_a_run_is_interrupted_inside,
-                                      make_tokens_folder, remove_folder),
-      cmocka_unit_test_setup_teardown(a_resumed_run_warms_up_again, make_tokens_folder,
-                                      remove_folder),
-      cmocka_unit_test(a_window_beyond_the_run_is_refused),
-      cmocka_unit_test_setup_teardown(steps_are_not_recorded_beside_a_window, make_tokens_folder,
-                                      remove_folder),
-  };
-  return cmocka_run_group_tests_name("test_profile_window", tests, NULL, NULL);
 }

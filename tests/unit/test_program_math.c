@@ -1,11 +1,8 @@
 // The CPU's exponential, against the C library's in fp64.
 #include <float.h>
-#include <math.h>
-#include <string.h>
-
-#include "tests/support/cmocka_all.h"
 
 #include "kernels/program_math.h"
+#include "tests/support/test.h"
 
 // In ulp of fp32, of which denormals have one size.
 static double ulps_away(float value, double exact) {
@@ -13,8 +10,7 @@ static double ulps_away(float value, double exact) {
   return fabs((double)value - exact) / ldexp(1, exponent - 23);
 }
 
-static void the_exponential_is_right_to_an_ulp(void **state) {
-  (void)state;
+TEST(the_exponential_is_right_to_an_ulp) {
   double worst = 0;
   for (uint64_t i = 0; i <= UINT32_MAX; i += 503) { // floats of every size and sign
     const uint32_t bits = (uint32_t)i;
@@ -32,11 +28,4 @@ static void the_exponential_is_right_to_an_ulp(void **state) {
   print_message("# %.2f ulp away, bound 1 (observed 0.96)\n", worst);
   assert_true(worst < 1);
   assert_true(exp_inline(0) == 1 && exp_inline(-INFINITY) == 0 && isinf(exp_inline(INFINITY)));
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(the_exponential_is_right_to_an_ulp),
-  };
-  return cmocka_run_group_tests_name("test_program_math", tests, NULL, NULL);
 }

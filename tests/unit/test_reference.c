@@ -1,14 +1,8 @@
 // The CPU backend is what GPUs are judged by, so its own sums have to be good: the loss, its
 // gradient and the long row sums of a step against the same in fp64, at a real vocabulary.
-#include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-
-#include "tests/support/cmocka_all.h"
-
-#include "base/memory.h"
 #include "base/rng.h"
 #include "kernels/cpu/cpu.h"
+#include "tests/support/test.h"
 
 enum { M = 6, D = 64, V = 128256 };
 static const double SCALE = 1.0 / M;
@@ -92,8 +86,7 @@ static void add_error(double sums[2], double got, double want) {
   sums[1] += want * want;
 }
 
-static void a_loss_over_128256_logits_is_as_near_to_fp64_as_its_products(void **state) {
-  (void)state;
+TEST(a_loss_over_128256_logits_is_as_near_to_fp64_as_its_products) {
   Head h = open_head();
   const Operand x = operand_of((act_t *)h.x), W = operand_of((act_t *)h.W);
   const RowStat sumsq = {(stat_t *)h.sumsq, M, 1};
@@ -123,8 +116,7 @@ static void a_loss_over_128256_logits_is_as_near_to_fp64_as_its_products(void **
 
 // ---- Other sums over rows. They are compared with fp64 sums of the same fp32 terms.
 
-static void sums_over_a_wide_layer_are_as_near_to_fp64_as_their_terms(void **state) {
-  (void)state;
+TEST(sums_over_a_wide_layer_are_as_near_to_fp64_as_their_terms) {
   enum { WIDE = 65536, NARROW = 8 };
   const OpsConfig c = {.D = NARROW,
                        .F = WIDE,
@@ -155,8 +147,7 @@ static void sums_over_a_wide_layer_are_as_near_to_fp64_as_their_terms(void **sta
   assert_true(error < 1e-9); // 2.1e-11 was observed, 2.4e-8 with sums in fp32
 }
 
-static void a_softmax_over_16384_keys_is_as_near_to_fp64_as_its_terms(void **state) {
-  (void)state;
+TEST(a_softmax_over_16384_keys_is_as_near_to_fp64_as_its_terms) {
   enum { T = 16384, d = 8, R = 3 * d };
   const OpsConfig c = {.D = d,
                        .F = 8,
@@ -178,13 +169,4 @@ static void a_softmax_over_16384_keys_is_as_near_to_fp64_as_its_terms(void **sta
   free(qkv);
   be->destroy(be);
   assert_true(error < 3e-7); // 6e-8 was observed, 7.7e-7 with sums in fp32
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(sums_over_a_wide_layer_are_as_near_to_fp64_as_their_terms),
-      cmocka_unit_test(a_softmax_over_16384_keys_is_as_near_to_fp64_as_its_terms),
-      cmocka_unit_test(a_loss_over_128256_logits_is_as_near_to_fp64_as_its_products),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,16 +1,10 @@
 // Regular expressions: Oniguruma's meaning, and the two ways by which Llama 3's pattern is matched.
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <cmocka.h>
-#include <stdint.h>
-#include <stdlib.h>
-#include <string.h>
 #include <utf8proc.h>
 
 #include "base/text.h"
 #include "data/tokenizer/regex.h"
 #include "tests/support/data_test.h"
+#include "tests/support/test.h"
 
 static Regex *open_it(const char *pattern) {
   Error err;
@@ -37,8 +31,7 @@ static void matches(const char *pattern, const char *text, const char *const *ex
   regex_close(regex);
 }
 
-static void it_means_what_oniguruma_means(void **state) {
-  (void)state;
+TEST(it_means_what_oniguruma_means) {
   matches("\\s+", "a \u180e\u2003b\xc2\x85",
           (const char *const[]){" ", "\u2003", "\xc2\x85", NULL});
   matches("\\w+", "a\u0301_\u203f\u2460-b", (const char *const[]){"a\u0301_\u203f", "b", NULL});
@@ -50,8 +43,7 @@ static void it_means_what_oniguruma_means(void **state) {
 }
 
 // As far as this PCRE2 knows the property, of which older ones need a list.
-static void a_word_has_what_is_alphabetic(void **state) {
-  (void)state;
+TEST(a_word_has_what_is_alphabetic) {
   Error err;
   Regex *property = regex_open("[\\p{Alphabetic}\\p{M}\\p{Nd}\\p{Pc}]", &err), *w = open_it("\\w");
   if (!property) {
@@ -93,8 +85,7 @@ static size_t random_text(char *text, size_t capacity, uint32_t *seed) {
 }
 
 // The group around it keeps the pattern from being recognised.
-static void llama3s_pattern_matches_by_hand_as_by_pcre2(void **state) {
-  (void)state;
+TEST(llama3s_pattern_matches_by_hand_as_by_pcre2) {
   Regex *regexes[2] = {open_it(LLAMA3_PATTERN), open_it("(?:" LLAMA3_PATTERN ")")};
   RegexScan *scans[2] = {regex_scan_open(regexes[0]), regex_scan_open(regexes[1])};
   uint32_t seed = 1;
@@ -117,13 +108,4 @@ static void llama3s_pattern_matches_by_hand_as_by_pcre2(void **state) {
     regex_scan_close(scans[k]);
     regex_close(regexes[k]);
   }
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(it_means_what_oniguruma_means),
-      cmocka_unit_test(a_word_has_what_is_alphabetic),
-      cmocka_unit_test(llama3s_pattern_matches_by_hand_as_by_pcre2),
-  };
-  return cmocka_run_group_tests_name("regex", tests, NULL, NULL);
 }

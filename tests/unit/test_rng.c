@@ -1,9 +1,6 @@
 // Random numbers: their bits, which every machine and GPU must find, and how normal they are.
-#include <stdio.h>
-#include <stdlib.h>
-
 #include "base/rng.h"
-#include "tests/support/cmocka_all.h"
+#include "tests/support/test.h"
 
 enum { DRAWS = 1 << 20 };
 
@@ -14,8 +11,7 @@ static double units(double value, long double exact) {
 }
 
 // Long double has 11 bits more. The bounds are what was found (0.846 and 1.407), rounded up.
-static void logarithm_and_cosine_are_those_of_libm(void **state) {
-  (void)state;
+TEST(logarithm_and_cosine_are_those_of_libm) {
   double worst_log = 0, worst_cos = 0;
   for (uint64_t i = 0; i < DRAWS; i++) {
     double x = rng_uniform(5, i) + 0x1p-54;
@@ -33,8 +29,7 @@ static void logarithm_and_cosine_are_those_of_libm(void **state) {
   assert_true(rng_log(1) == 0 && rng_cos(0) == 1 && rng_cos(6.283185307179586) == 1);
 }
 
-static void normals_are_normal(void **state) {
-  (void)state;
+TEST(normals_are_normal) {
   double sum = 0, squares = 0, fourth = 0;
   for (uint64_t i = 0; i < DRAWS; i++) {
     const double x = rng_normal(77, i);
@@ -50,8 +45,7 @@ static void normals_are_normal(void **state) {
 }
 
 // FNV-1a of the doubles' bytes. A fused multiply-add, or another library's cosine, changes it.
-static void normals_have_the_same_bits_everywhere(void **state) {
-  (void)state;
+TEST(normals_have_the_same_bits_everywhere) {
   uint64_t hash = 0xcbf29ce484222325u;
   for (uint64_t i = 0; i < DRAWS; i++) {
     const double x = rng_normal(rng_key(1337, "model.embed_tokens.weight"), i);
@@ -61,13 +55,4 @@ static void normals_have_the_same_bits_everywhere(void **state) {
   }
   printf("# %016llx\n", (unsigned long long)hash);
   assert_true(hash == 0x218f1edc623b1a72);
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(logarithm_and_cosine_are_those_of_libm),
-      cmocka_unit_test(normals_are_normal),
-      cmocka_unit_test(normals_have_the_same_bits_everywhere),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,15 +1,10 @@
 // The lock on a run's folder, and what it says of a folder that is taken from under a run.
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "tests/support/cmocka_all.h"
-
-#include "base/file.h"
 #include "model/checkpoint/lock.h"
 #include "tests/support/data_test.h"
+#include "tests/support/test.h"
 #include "tests/support/tiny_run.h"
 
 // A folder with RUN, which is locked.
@@ -57,7 +52,7 @@ static void expect_state(Locked *l, FolderState expected, const char *word) {
 
 // ---- One process a folder
 
-static void a_second_lock_is_refused_until_the_first_is_gone(void **state) {
+TEST_WITH(a_second_lock_is_refused_until_the_first_is_gone, make_folder, remove_folder) {
   Locked l = locked_run(state);
   Error err = {""};
   RunLock second;
@@ -71,7 +66,7 @@ static void a_second_lock_is_refused_until_the_first_is_gone(void **state) {
   run_unlock(&second);
 }
 
-static void a_lock_that_is_no_file_is_refused_and_its_target_untouched(void **state) {
+TEST_WITH(a_lock_that_is_no_file_is_refused_and_its_target_untouched, make_folder, remove_folder) {
   const char *folder = *state;
   const PathText target = path_text("%s/precious", folder), absent = path_text("%s/none", folder),
                  file = path_text("%s/" LOCK_FILE, folder);
@@ -94,7 +89,7 @@ static void a_lock_that_is_no_file_is_refused_and_its_target_untouched(void **st
   assert_false(lock.held);
 }
 
-static void the_lock_of_another_is_not_removed(void **state) {
+TEST_WITH(the_lock_of_another_is_not_removed, make_folder, remove_folder) {
   Locked l = locked_run(state);
   Error err = {""};
   move(l.run.text, l.moved.text);
@@ -117,7 +112,7 @@ static void the_lock_of_another_is_not_removed(void **state) {
 
 // ---- Whose folder it is
 
-static void a_folder_that_is_there_is_kept(void **state) {
+TEST_WITH(a_folder_that_is_there_is_kept, make_folder, remove_folder) {
   Locked l = locked_run(state);
   expect_state(&l, FOLDER_KEPT, "");
   move(l.run.text, l.moved.text);
@@ -126,7 +121,7 @@ static void a_folder_that_is_there_is_kept(void **state) {
   run_unlock(&l.lock);
 }
 
-static void a_moved_folder_is_found_where_it_is(void **state) {
+TEST_WITH(a_moved_folder_is_found_where_it_is, make_folder, remove_folder) {
   Locked l = locked_run(state);
   Error err = {""};
   move(l.run.text, l.moved.text);
@@ -140,7 +135,7 @@ static void a_moved_folder_is_found_where_it_is(void **state) {
   run_unlock(&l.lock);
 }
 
-static void a_removed_folder_is_lost(void **state) {
+TEST_WITH(a_removed_folder_is_lost, make_folder, remove_folder) {
   Locked l = locked_run(state);
   Error err = {""};
   must(directory_remove(l.run.text, &err), &err);
@@ -150,7 +145,7 @@ static void a_removed_folder_is_lost(void **state) {
   run_unlock(&l.lock);
 }
 
-static void a_folder_without_our_lock_is_lost(void **state) {
+TEST_WITH(a_folder_without_our_lock_is_lost, make_folder, remove_folder) {
   Locked l = locked_run(state);
   Error err = {""};
   RunLock second;
@@ -164,7 +159,7 @@ static void a_folder_without_our_lock_is_lost(void **state) {
 
 // ---- What is written
 
-static void what_is_written_lands_in_the_folder_that_is_held(void **state) {
+TEST_WITH(what_is_written_lands_in_the_folder_that_is_held, make_folder, remove_folder) {
   Locked l = locked_run(state);
   Error err = {""};
   move(l.run.text, l.moved.text);
@@ -176,7 +171,7 @@ static void what_is_written_lands_in_the_folder_that_is_held(void **state) {
   run_unlock(&l.lock);
 }
 
-static void sentences_have_the_users_name(void **state) {
+TEST_WITH(sentences_have_the_users_name, make_folder, remove_folder) {
   Locked l = locked_run(state);
   const char *path = l.lock.path.text, *run = l.run.text;
   static const char sentence[] = "cannot rename '%s/a' to '%s/b' in '%s'; all else is fine";
@@ -188,21 +183,4 @@ static void sentences_have_the_users_name(void **state) {
     assert_string_equal(err.text, expected.text);
   }
   run_unlock(&l.lock);
-}
-
-#define IN_A_FOLDER(test) cmocka_unit_test_setup_teardown(test, make_folder, remove_folder)
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      IN_A_FOLDER(a_second_lock_is_refused_until_the_first_is_gone),
-      IN_A_FOLDER(a_lock_that_is_no_file_is_refused_and_its_target_untouched),
-      IN_A_FOLDER(the_lock_of_another_is_not_removed),
-      IN_A_FOLDER(a_folder_that_is_there_is_kept),
-      IN_A_FOLDER(a_moved_folder_is_found_where_it_is),
-      IN_A_FOLDER(a_removed_folder_is_lost),
-      IN_A_FOLDER(a_folder_without_our_lock_is_lost),
-      IN_A_FOLDER(what_is_written_lands_in_the_folder_that_is_held),
-      IN_A_FOLDER(sentences_have_the_users_name),
-  };
-  return cmocka_run_group_tests_name("test_run_lock", tests, NULL, NULL);
 }

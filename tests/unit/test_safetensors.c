@@ -1,19 +1,10 @@
 // The safetensors reader and writer: what is refused and why, exact conversions, round trips.
 #define _GNU_SOURCE // memmem
-#include <math.h>
-#include <setjmp.h>
-#include <stdbool.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <time.h>
 #include <unistd.h>
-#include <cmocka.h>
 
-#include "base/memory.h"
 #include "data/safetensors.h"
+#include "tests/support/test.h"
 
 // A file in memory: the header's length, the header, `data_bytes` bytes 0, 1, 2, ...
 static unsigned char *make_file(const char *header, size_t length, size_t data_bytes,
@@ -136,8 +127,7 @@ static const struct {
     {"data without tensors", "{}", 1, "the file has 1 bytes"},
 };
 
-static void malformed_headers_are_refused_with_the_reason(void **state) {
-  (void)state;
+TEST(malformed_headers_are_refused_with_the_reason) {
   for (size_t i = 0; i < sizeof malformed / sizeof *malformed; i++) {
     size_t count;
     unsigned char *bytes = make_file(malformed[i].header, strlen(malformed[i].header),
@@ -147,8 +137,7 @@ static void malformed_headers_are_refused_with_the_reason(void **state) {
   }
 }
 
-static void embedded_nul_bytes_are_refused(void **state) {
-  (void)state;
+TEST(embedded_nul_bytes_are_refused) {
   static const char behind[] = "{}\0";
   static const char inside[] = "{\"a\0b\":{}}";
   size_t count;
@@ -160,8 +149,7 @@ static void embedded_nul_bytes_are_refused(void **state) {
   free(bytes);
 }
 
-static void every_truncation_of_a_good_file_is_refused(void **state) {
-  (void)state;
+TEST(every_truncation_of_a_good_file_is_refused) {
   const char *header = "{\"a\":" ENTRY("F32", "[2]", "[0,8]") ",\"__metadata__\":{\"k\":\"v\"}}";
   size_t count;
   unsigned char *bytes = make_file(header, strlen(header), 8, &count);
@@ -179,8 +167,7 @@ static void every_truncation_of_a_good_file_is_refused(void **state) {
   free(bytes);
 }
 
-static void a_header_length_beyond_the_limit_or_the_file_is_refused(void **state) {
-  (void)state;
+TEST(a_header_length_beyond_the_limit_or_the_file_is_refused) {
   size_t count;
   unsigned char *bytes = make_file("{}", 2, 0, &count);
   bytes[0] = 3;
@@ -199,7 +186,7 @@ static void a_header_length_beyond_the_limit_or_the_file_is_refused(void **state
   free(header);
 }
 
-static void a_packed_file_is_named(void **state) {
+TEST(a_packed_file_is_named) {
   static const unsigned char gzip[] = "\x1f\x8b\x08\0\0\0\0\0\0\3 packed",
                              zstd[] = "\x28\xb5\x2f\xfd packed",
                              pointer[] = "version https://git-lfs.github.com/spec/v1\n";
@@ -222,8 +209,7 @@ static void a_packed_file_is_named(void **state) {
   free(header);
 }
 
-static void a_file_with_unordered_scalar_and_empty_tensors_is_read(void **state) {
-  (void)state;
+TEST(a_file_with_unordered_scalar_and_empty_tensors_is_read) {
   const char *header = "{\"late\":" ENTRY("U8", "[2]", "[4,6]") ",\n\t\"empty\":" ENTRY(
       "F64", "[3,0]",
       "[4,4]") ",\"scalar\":" ENTRY("F32", "[]", "[0,4]") ",\"__metadata__\":{\"format\":\"pt\"},"
@@ -256,8 +242,7 @@ static void a_file_with_unordered_scalar_and_empty_tensors_is_read(void **state)
   free(bytes);
 }
 
-static void ten_thousand_tensors_are_read_in_a_moment(void **state) {
-  (void)state;
+TEST(ten_thousand_tensors_are_read_in_a_moment) {
   enum { TENSORS = 10000 };
   char *header = NULL;
   size_t length = 0;
@@ -336,13 +321,11 @@ static void check_all_16_bit_values(const char *dtype, int fraction_bits, int ex
   free(bytes);
 }
 
-static void every_bf16_value_is_converted_exactly(void **state) {
-  (void)state;
+TEST(every_bf16_value_is_converted_exactly) {
   check_all_16_bit_values("BF16", 7, 8);
 }
 
-static void every_f16_value_is_converted_exactly(void **state) {
-  (void)state;
+TEST(every_f16_value_is_converted_exactly) {
   check_all_16_bit_values("F16", 10, 5);
 }
 
@@ -356,8 +339,7 @@ static char *temporary_path(void) {
   return path;
 }
 
-static void what_is_written_is_read_back(void **state) {
-  (void)state;
+TEST(what_is_written_is_read_back) {
   char *path = temporary_path();
   const SafeTensor tensors[] = {
       {.name = "z.weight", .dtype = SAFE_F32, .rank = 2, .shape = {2, 3}},
@@ -397,8 +379,7 @@ static void what_is_written_is_read_back(void **state) {
   free(path);
 }
 
-static void too_little_or_too_much_data_is_an_error(void **state) {
-  (void)state;
+TEST(too_little_or_too_much_data_is_an_error) {
   char *path = temporary_path();
   const SafeTensor t = {.name = "a", .dtype = SAFE_F32, .rank = 1, .shape = {2}};
   const float values[3] = {1, 2, 3};
@@ -414,8 +395,7 @@ static void too_little_or_too_much_data_is_an_error(void **state) {
   free(path);
 }
 
-static void names_and_sizes_that_no_file_can_have_are_not_written(void **state) {
-  (void)state;
+TEST(names_and_sizes_that_no_file_can_have_are_not_written) {
   const SafeTensor bad[] = {
       {.name = "a\"b", .dtype = SAFE_F32, .rank = 0},
       {.name = "a\nb", .dtype = SAFE_F32, .rank = 0},
@@ -433,31 +413,11 @@ static void names_and_sizes_that_no_file_can_have_are_not_written(void **state) 
   }
 }
 
-static void a_missing_file_and_a_folder_are_refused(void **state) {
-  (void)state;
+TEST(a_missing_file_and_a_folder_are_refused) {
   Error err = {""};
   SafeFile file;
   assert_int_equal(safetensors_open(&file, "/tmp/no/such/file.safetensors", &err), -1);
   assert_non_null(strstr(err.text, "/tmp/no/such/file.safetensors"));
   assert_int_equal(safetensors_open(&file, "/tmp", &err), -1);
   assert_non_null(strstr(err.text, "not a regular file"));
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(malformed_headers_are_refused_with_the_reason),
-      cmocka_unit_test(embedded_nul_bytes_are_refused),
-      cmocka_unit_test(every_truncation_of_a_good_file_is_refused),
-      cmocka_unit_test(a_header_length_beyond_the_limit_or_the_file_is_refused),
-      cmocka_unit_test(a_packed_file_is_named),
-      cmocka_unit_test(a_file_with_unordered_scalar_and_empty_tensors_is_read),
-      cmocka_unit_test(ten_thousand_tensors_are_read_in_a_moment),
-      cmocka_unit_test(every_bf16_value_is_converted_exactly),
-      cmocka_unit_test(every_f16_value_is_converted_exactly),
-      cmocka_unit_test(what_is_written_is_read_back),
-      cmocka_unit_test(too_little_or_too_much_data_is_an_error),
-      cmocka_unit_test(names_and_sizes_that_no_file_can_have_are_not_written),
-      cmocka_unit_test(a_missing_file_and_a_folder_are_refused),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

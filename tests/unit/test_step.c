@@ -1,18 +1,12 @@
 // The training step as a whole on the CPU backend: equal bits, skipped updates, clipping, decay,
 // the memory plan.
-#include <math.h>
 #include <omp.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
-#include "tests/support/cmocka_all.h"
-
-#include "base/memory.h"
 #include "base/rng.h"
 #include "kernels/moments.h"
 #include "model/packing.h"
 #include "tests/support/gradient.h"
+#include "tests/support/test.h"
 #include "tests/support/tiny_run.h"
 
 enum { TOKENS = 8 };
@@ -78,8 +72,7 @@ static bool same_state(const TinyRun *a, const TinyRun *b) {
   return same;
 }
 
-static void the_same_seed_gives_the_same_bits(void **state) {
-  (void)state;
+TEST(the_same_seed_gives_the_same_bits) {
   TinyRun a, b;
   tiny_run_open(&a, "");
   tiny_run_open(&b, "");
@@ -97,8 +90,7 @@ static void the_same_seed_gives_the_same_bits(void **state) {
   tiny_run_close(&b);
 }
 
-static void initial_weights_do_not_depend_on_the_threads(void **state) {
-  (void)state;
+TEST(initial_weights_do_not_depend_on_the_threads) {
   TinyRun one, four;
   tiny_run_open(&one, "");
   tiny_run_open(&four, "");
@@ -112,8 +104,7 @@ static void initial_weights_do_not_depend_on_the_threads(void **state) {
   tiny_run_close(&four);
 }
 
-static void one_batch_is_learnt_by_heart(void **state) {
-  (void)state;
+TEST(one_batch_is_learnt_by_heart) {
   TinyRun run;
   tiny_run_open(&run, "\"initializer_range\": 0.2");
   llama_init_weights(&run.llama, 1);
@@ -126,8 +117,7 @@ static void one_batch_is_learnt_by_heart(void **state) {
   tiny_run_close(&run);
 }
 
-static void an_update_that_is_not_finite_changes_nothing(void **state) {
-  (void)state;
+TEST(an_update_that_is_not_finite_changes_nothing) {
   TinyRun run, twin;
   tiny_run_open(&run, "");
   tiny_run_open(&twin, "");
@@ -149,8 +139,7 @@ static void an_update_that_is_not_finite_changes_nothing(void **state) {
   tiny_run_close(&twin);
 }
 
-static void decay_moves_matrices_only(void **state) {
-  (void)state;
+TEST(decay_moves_matrices_only) {
   TinyRun run;
   tiny_run_open(&run, "");
   llama_init_weights(&run.llama, 7);
@@ -178,8 +167,7 @@ static void decay_moves_matrices_only(void **state) {
   tiny_run_close(&run);
 }
 
-static void clipping_scales_the_gradient_to_the_norm(void **state) {
-  (void)state;
+TEST(clipping_scales_the_gradient_to_the_norm) {
   TinyRun run;
   tiny_run_open(&run, "\"initializer_range\": 0.3");
   llama_init_weights(&run.llama, 7);
@@ -203,8 +191,7 @@ static void clipping_scales_the_gradient_to_the_norm(void **state) {
   tiny_run_close(&run);
 }
 
-static void the_gradient_norm_is_that_of_all_gradients(void **state) {
-  (void)state;
+TEST(the_gradient_norm_is_that_of_all_gradients) {
   TinyRun run;
   tiny_run_open(&run, "\"tie_word_embeddings\": true");
   llama_init_weights(&run.llama, 7);
@@ -224,8 +211,7 @@ static void the_gradient_norm_is_that_of_all_gradients(void **state) {
   tiny_run_close(&run);
 }
 
-static void bf16_moments_learn_and_go_on_with_the_same_bits(void **state) {
-  (void)state;
+TEST(bf16_moments_learn_and_go_on_with_the_same_bits) {
   Error err = {""};
   static const char bf16[] = "\"initializer_range\": 0.2}, \"backend\": {\"moments\": \"bf16\"";
   TinyTest t = tiny_test_open(bf16);
@@ -254,8 +240,7 @@ static void bf16_moments_learn_and_go_on_with_the_same_bits(void **state) {
   tiny_test_close(&t);
 }
 
-static void initial_weights_have_the_asked_spread(void **state) {
-  (void)state;
+TEST(initial_weights_have_the_asked_spread) {
   TinyRun run;
   tiny_run_open(&run, "\"initializer_range\": 0.5");
   llama_init_weights(&run.llama, 3);
@@ -283,8 +268,7 @@ static void initial_weights_have_the_asked_spread(void **state) {
   tiny_run_close(&run);
 }
 
-static void packed_rows_are_a_permutation(void **state) {
-  (void)state;
+TEST(packed_rows_are_a_permutation) {
   static const int64_t ffn[] = {8, 16, 20, 21, 5};
   for (size_t f = 0; f < sizeof ffn / sizeof ffn[0]; f++) {
     ModelConfig c = {.hidden_size = 6,
@@ -309,8 +293,7 @@ static void packed_rows_are_a_permutation(void **state) {
   }
 }
 
-static void the_memory_plan_books_every_byte(void **state) {
-  (void)state;
+TEST(the_memory_plan_books_every_byte) {
   TinyRun run;
   tiny_run_open(&run, "");
   const RunShape shape = {.batch = 3, .seq = 8, .loss_chunks = 2, .train = true};
@@ -366,8 +349,7 @@ static float *state_with(Recompute recompute, int64_t loss_chunks, size_t *bytes
   return all;
 }
 
-static void saving_memory_does_not_change_the_bits(void **state) {
-  (void)state;
+TEST(saving_memory_does_not_change_the_bits) {
   size_t bytes, same_bytes;
   float *kept = state_with(RECOMPUTE_NONE, 1, &bytes);
   for (Recompute r = RECOMPUTE_MLP; r <= RECOMPUTE_LAYER; r++) {
@@ -379,8 +361,7 @@ static void saving_memory_does_not_change_the_bits(void **state) {
   free(kept);
 }
 
-static void saving_memory_saves_what_the_plan_says(void **state) {
-  (void)state;
+TEST(saving_memory_saves_what_the_plan_says) {
   TinyRun run;
   tiny_run_open(&run, "");
   ModelConfig model = run.llama.config;
@@ -405,23 +386,4 @@ static void saving_memory_saves_what_the_plan_says(void **state) {
   assert_in_range(layer.total_bytes - chunked.total_bytes, (M - M / 4) * V * element - round,
                   (M - M / 4) * V * element + round);
   tiny_run_close(&run);
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(the_same_seed_gives_the_same_bits),
-      cmocka_unit_test(initial_weights_do_not_depend_on_the_threads),
-      cmocka_unit_test(one_batch_is_learnt_by_heart),
-      cmocka_unit_test(an_update_that_is_not_finite_changes_nothing),
-      cmocka_unit_test(decay_moves_matrices_only),
-      cmocka_unit_test(clipping_scales_the_gradient_to_the_norm),
-      cmocka_unit_test(the_gradient_norm_is_that_of_all_gradients),
-      cmocka_unit_test(bf16_moments_learn_and_go_on_with_the_same_bits),
-      cmocka_unit_test(initial_weights_have_the_asked_spread),
-      cmocka_unit_test(packed_rows_are_a_permutation),
-      cmocka_unit_test(the_memory_plan_books_every_byte),
-      cmocka_unit_test(saving_memory_does_not_change_the_bits),
-      cmocka_unit_test(saving_memory_saves_what_the_plan_says),
-  };
-  return cmocka_run_group_tests_name("test_step", tests, NULL, NULL);
 }

@@ -1,13 +1,7 @@
 // Prompts as token ids, and what a model writes as text.
-#include <math.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include "tests/support/cmocka_all.h"
-
-#include "base/memory.h"
 #include "base/text.h"
 #include "model/run/text.h"
+#include "tests/support/test.h"
 #include "tests/support/tiny_run.h"
 
 // Byte-level, with the vocabulary of tiny_run: the bytes of e with an acute accent (2, 3) and of
@@ -57,8 +51,7 @@ static void expect_ids(const Tokenizer *t, const char *text, const int32_t *ids,
   expect_ids(t, text, (const int32_t[]){__VA_ARGS__},                                              \
              sizeof((const int32_t[]){__VA_ARGS__}) / sizeof(int32_t))
 
-static void a_prompt_begins_once(void **state) {
-  (void)state;
+TEST(a_prompt_begins_once) {
   Tokenizer *begins = open_tokenizer(BEGINS), *plain = open_tokenizer("null");
   EXPECT_IDS(begins, "ad", 0, 4, 10);
   EXPECT_IDS(begins, "", 0);
@@ -140,8 +133,7 @@ static void setting_close(Setting *s) {
   tiny_run_close(&s->run);
 }
 
-static void text_is_shown_in_whole_characters(void **state) {
-  (void)state;
+TEST(text_is_shown_in_whole_characters) {
   static const char *const prompts[] = {"", "ad", "\xc3\xa9", "a\xc3", "a\xe2\x82", "\xe2"};
   enum { PROMPTS = sizeof prompts / sizeof *prompts, TOKENS = 20, SEEDS = 100 };
   Setting s;
@@ -178,8 +170,7 @@ static void text_is_shown_in_whole_characters(void **state) {
   setting_close(&s);
 }
 
-static void showing_may_end_it_and_so_may_a_signal(void **state) {
-  (void)state;
+TEST(showing_may_end_it_and_so_may_a_signal) {
   Setting s;
   setting_open(&s);
   Error err;
@@ -204,8 +195,7 @@ static void showing_may_end_it_and_so_may_a_signal(void **state) {
 }
 
 // However a text is cut into windows, in the middle of characters, too, their bytes are its own.
-static void bytes_are_counted_wherever_a_text_is_cut(void **state) {
-  (void)state;
+TEST(bytes_are_counted_wherever_a_text_is_cut) {
   static const char text[] = "a\u00e9 \u20ac\xff\u00e9\U0001f600d\xe2\x82";
   Error err;
   TokenIds ids = {0};
@@ -231,14 +221,4 @@ static void bytes_are_counted_wherever_a_text_is_cut(void **state) {
   assert_true(isnan(bits_per_byte(1, 0)));
   free(ids.ids);
   tokenizer_close(t);
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(a_prompt_begins_once),
-      cmocka_unit_test(text_is_shown_in_whole_characters),
-      cmocka_unit_test(showing_may_end_it_and_so_may_a_signal),
-      cmocka_unit_test(bytes_are_counted_wherever_a_text_is_cut),
-  };
-  return cmocka_run_group_tests_name("test_text", tests, NULL, NULL);
 }

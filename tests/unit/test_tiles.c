@@ -1,13 +1,7 @@
 // The choice of tile shapes for the fused kernels (kernels/fused/tiles.c): against what was
 // measured (kernels/PERFORMANCE.md), and for every size that a model may have.
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-
-#include <cmocka.h>
-
 #include "kernels/fused/programs.h"
+#include "tests/support/test.h"
 
 static const int64_t cols[TILE_SHAPES] = {256, 192, 128, 64};
 
@@ -53,8 +47,7 @@ static const Measured measured[] = {
 enum { MEASURED = sizeof measured / sizeof *measured };
 
 // 128x128 is avoided where the others are near, since long runs pay for its loads.
-static void choice_is_near_the_best_measured(void **state) {
-  (void)state;
+TEST(choice_is_near_the_best_measured) {
   const double allowed = 0.025;
   double worst = 0;
   for (int i = 0; i < MEASURED; i++) {
@@ -72,8 +65,7 @@ static void choice_is_near_the_best_measured(void **state) {
   print_message("# at most %.3f of cuBLASLt's time is lost (bound %.3f)\n", worst, allowed);
 }
 
-static void every_size_gets_a_shape_with_its_parts(void **state) {
-  (void)state;
+TEST(every_size_gets_a_shape_with_its_parts) {
   for (int name = 0; name <= PROGRAMS; name++)
     for (int64_t N = 8; N <= 4096; N += 8)
       for (int64_t M = 1; M <= 40000; M = M * 7 + 3) {
@@ -90,8 +82,7 @@ static void every_size_gets_a_shape_with_its_parts(void **state) {
 }
 
 // The widths of configs/: 288 is the only hidden_size that the tiles do not fit.
-static void wide_products_pay_and_odd_narrow_ones_do_not(void **state) {
-  (void)state;
+TEST(wide_products_pay_and_odd_narrow_ones_do_not) {
   const int64_t fitting[] = {128, 192, 384, 768, 864, 1024, 1536, 2048, 3072, 4096, 8192, 57344};
   for (size_t i = 0; i < sizeof fitting / sizeof *fitting; i++)
     if (!tile_pays(MAINLOOP_WGMMA, PROGRAM_RESIDUAL, 32768, fitting[i], 768))
@@ -100,13 +91,4 @@ static void wide_products_pay_and_odd_narrow_ones_do_not(void **state) {
   for (size_t i = 0; i < sizeof wasteful / sizeof *wasteful; i++)
     if (tile_pays(MAINLOOP_WGMMA, PROGRAM_RESIDUAL, 32768, wasteful[i], 768))
       fail_msg("%lld columns were said to pay", (long long)wasteful[i]);
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(choice_is_near_the_best_measured),
-      cmocka_unit_test(every_size_gets_a_shape_with_its_parts),
-      cmocka_unit_test(wide_products_pay_and_odd_narrow_ones_do_not),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,17 +1,9 @@
 // Token files: what is written is read back, and every fault of a header is named.
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <cmocka.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/stat.h>
 
-#include "base/file.h"
-#include "base/memory.h"
 #include "data/tokens.h"
 #include "tests/support/data_test.h"
+#include "tests/support/test.h"
 
 static void check_round_trip(const char *folder, int64_t vocab, int token_bytes) {
   enum { COUNT = 1000003 }; // more than the writer's buffer holds
@@ -40,15 +32,15 @@ static void check_round_trip(const char *folder, int64_t vocab, int token_bytes)
   free(back);
 }
 
-static void uint16_tokens_are_read_back(void **state) {
+TEST(uint16_tokens_are_read_back) {
   check_round_trip(*state, 65536, 2);
 }
 
-static void uint32_tokens_are_read_back(void **state) {
+TEST(uint32_tokens_are_read_back) {
   check_round_trip(*state, 65537, 4);
 }
 
-static void a_file_of_no_tokens_is_valid(void **state) {
+TEST(a_file_of_no_tokens_is_valid) {
   char *path = xasprintf("%s/none.bin", (char *)*state);
   const int32_t unused = 0;
   write_tokens(path, &unused, 0, 258);
@@ -62,7 +54,7 @@ static void a_file_of_no_tokens_is_valid(void **state) {
 }
 
 // The bytes are spelled out, so that the format and not only the pair of reader and writer is held.
-static void the_header_is_that_of_llm_c(void **state) {
+TEST(the_header_is_that_of_llm_c) {
   char *path = xasprintf("%s/header.bin", (char *)*state);
   const int32_t tokens[3] = {1, 258, 65535};
   write_tokens(path, tokens, 3, 65536);
@@ -99,45 +91,39 @@ static void refused(int32_t magic, int32_t version, int32_t count, size_t size, 
   assert_null(file.path);
 }
 
-static void a_wrong_magic_number_is_refused(void **state) {
-  (void)state;
+TEST(a_wrong_magic_number_is_refused) {
   refused(20240521, 1, 8, 1024 + 16, "its first number is 20240521");
   refused(0, 0, 0, 1024, "its first number is 0");
 }
 
-static void a_wrong_version_is_refused(void **state) {
-  (void)state;
+TEST(a_wrong_version_is_refused) {
   refused(20240520, 2, 8, 1024 + 16, "version 2, but only version 1");
   refused(20240520, 7, 8, 1024 + 16, "version 7, but only version 1");
   refused(20240801, 1, 8, 1024 + 32, "version 1, but only version 7");
 }
 
-static void a_negative_count_is_refused(void **state) {
-  (void)state;
+TEST(a_negative_count_is_refused) {
   refused(20240520, 1, -1, 1024 + 16, "number of tokens is -1");
   refused(20240801, 7, INT32_MIN, 1024, "number of tokens is -2147483648");
 }
 
-static void a_truncated_header_is_refused(void **state) {
-  (void)state;
+TEST(a_truncated_header_is_refused) {
   refused(20240520, 1, 0, 1023, "it has 1023 bytes, less than the header's 1024");
   refused(20240520, 1, 0, 0, "it has 0 bytes");
 }
 
-static void a_truncated_file_is_refused(void **state) {
-  (void)state;
+TEST(a_truncated_file_is_refused) {
   refused(20240520, 1, 8, 1024 + 15, "is cut short: its header promises 8 tokens");
   refused(20240801, 7, 8, 1024 + 16, "which make 1056 bytes, but it has 1040");
   refused(20240801, 7, INT32_MAX, 1024 + 16, "which make 8589935612 bytes");
 }
 
-static void a_file_too_long_is_refused(void **state) {
-  (void)state;
+TEST(a_file_too_long_is_refused) {
   refused(20240520, 1, 8, 1024 + 17, "is too long: its header promises 8 tokens");
   refused(20240520, 1, 0, 1026, "is too long");
 }
 
-static void a_missing_file_and_a_folder_are_refused(void **state) {
+TEST(a_missing_file_and_a_folder_are_refused) {
   Error err;
   TokenFile file;
   assert_int_equal(tokens_open(&file, "/tmp/there/is/none.bin", &err), -1);
@@ -175,14 +161,14 @@ static void check_bad_id(const char *folder, int64_t writer_vocab, int32_t bad) 
   free(path);
 }
 
-static void an_id_out_of_range_is_named_with_its_position(void **state) {
+TEST(an_id_out_of_range_is_named_with_its_position) {
   check_bad_id(*state, 65536, 50);
   check_bad_id(*state, 65536, 65535);
   check_bad_id(*state, 128256, 128000);
   check_bad_id(*state, 128256, -1); // as uint32 the largest id there is
 }
 
-static void more_tokens_than_a_header_can_count_are_refused(void **state) {
+TEST(more_tokens_than_a_header_can_count_are_refused) {
   char *path = xasprintf("%s/many.bin", (char *)*state);
   Error err;
   TokenWriter w;
@@ -196,8 +182,7 @@ static void more_tokens_than_a_header_can_count_are_refused(void **state) {
   free(path);
 }
 
-static void a_full_disk_is_an_error_of_the_writer(void **state) {
-  (void)state;
+TEST(a_full_disk_is_an_error_of_the_writer) {
   Error err;
   TokenWriter w;
   const int32_t tokens[2] = {1, 2};
@@ -208,7 +193,7 @@ static void a_full_disk_is_an_error_of_the_writer(void **state) {
 }
 
 // The header's words are spelled out. The checksum of no tokens is XXH3-64's own test vector.
-static void a_marked_file_says_who_made_it_and_what_it_holds(void **state) {
+TEST(a_marked_file_says_who_made_it_and_what_it_holds) {
   char *path = xasprintf("%s/marked.bin", (char *)*state);
   Error err;
   TokenWriter w;
@@ -234,7 +219,7 @@ static void a_marked_file_says_who_made_it_and_what_it_holds(void **state) {
   free(path);
 }
 
-static void a_flipped_bit_of_a_marked_file_is_found(void **state) {
+TEST(a_flipped_bit_of_a_marked_file_is_found) {
   char *path = xasprintf("%s/flipped.bin", (char *)*state);
   Error err;
   TokenWriter w;
@@ -260,24 +245,4 @@ static void a_flipped_bit_of_a_marked_file_is_found(void **state) {
   free(path);
 }
 
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(uint16_tokens_are_read_back),
-      cmocka_unit_test(uint32_tokens_are_read_back),
-      cmocka_unit_test(a_file_of_no_tokens_is_valid),
-      cmocka_unit_test(the_header_is_that_of_llm_c),
-      cmocka_unit_test(a_wrong_magic_number_is_refused),
-      cmocka_unit_test(a_wrong_version_is_refused),
-      cmocka_unit_test(a_negative_count_is_refused),
-      cmocka_unit_test(a_truncated_header_is_refused),
-      cmocka_unit_test(a_truncated_file_is_refused),
-      cmocka_unit_test(a_file_too_long_is_refused),
-      cmocka_unit_test(a_missing_file_and_a_folder_are_refused),
-      cmocka_unit_test(an_id_out_of_range_is_named_with_its_position),
-      cmocka_unit_test(more_tokens_than_a_header_can_count_are_refused),
-      cmocka_unit_test(a_full_disk_is_an_error_of_the_writer),
-      cmocka_unit_test(a_marked_file_says_who_made_it_and_what_it_holds),
-      cmocka_unit_test(a_flipped_bit_of_a_marked_file_is_found),
-  };
-  return cmocka_run_group_tests_name("tokens", tests, make_folder, remove_folder);
-}
+TEST_GROUP(make_folder, remove_folder);

@@ -1,12 +1,6 @@
 // Counting words for the training of a tokenizer: how text is cut, and what is forgotten.
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <cmocka.h>
-#include <stdio.h>
-#include <string.h>
-
 #include "data/tokenizer/training/count.h"
+#include "tests/support/test.h"
 
 static void count(WordCounter *counter, const char *text, size_t bytes) {
   Error err;
@@ -34,8 +28,7 @@ static WordCounter *small_counter(const char *pattern) {
   return counter;
 }
 
-static void long_words_are_cut_between_characters(void **state) {
-  (void)state;
+TEST(long_words_are_cut_between_characters) {
   WordCounter *counter = small_counter("\\p{L}+");
   count(counter, "aaaaaaa\u00e9xyz", 12); // the eighth byte is the first of two
   count(counter, "\x80\x80\x80\x80\x80\x80\x80\x80\x80", 9);
@@ -51,8 +44,7 @@ static void long_words_are_cut_between_characters(void **state) {
   words_free(&words);
 }
 
-static void a_pattern_may_match_nothing_at_all(void **state) {
-  (void)state;
+TEST(a_pattern_may_match_nothing_at_all) {
   WordCounter *counter = small_counter("x*");
   count(counter, "xx\u00e9yxx", 7); // "xx", then nothing before each character, then "xx"
   WordTable words = counted(counter);
@@ -81,8 +73,7 @@ static WordTable noise_counted(int threads) {
   return counted(counter);
 }
 
-static void rare_words_are_forgotten_where_there_are_too_many(void **state) {
-  (void)state;
+TEST(rare_words_are_forgotten_where_there_are_too_many) {
   WordTable one = noise_counted(1);
   assert_true(one.count < 30000 + 25000 && one.count > 100);
   for (int i = 0; i < 100; i++) {
@@ -101,13 +92,4 @@ static void rare_words_are_forgotten_where_there_are_too_many(void **state) {
     words_free(&other);
   }
   words_free(&one);
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(long_words_are_cut_between_characters),
-      cmocka_unit_test(a_pattern_may_match_nothing_at_all),
-      cmocka_unit_test(rare_words_are_forgotten_where_there_are_too_many),
-  };
-  return cmocka_run_group_tests_name("train_count", tests, NULL, NULL);
 }

@@ -1,13 +1,7 @@
 // Which windows a validation reads, and how sure their mean is said to be.
-#include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-
-#include "tests/support/cmocka_all.h"
-
-#include "base/memory.h"
 #include "base/rng.h"
 #include "model/run/val_windows.h"
+#include "tests/support/test.h"
 
 static const struct {
   int64_t split, batch, eval_batches;
@@ -20,8 +14,7 @@ static ValWindows windows_of(int shape) {
   return val_windows(shapes[shape].split, shapes[shape].batch, shapes[shape].eval_batches);
 }
 
-static void every_window_comes_at_most_once(void **state) {
-  (void)state;
+TEST(every_window_comes_at_most_once) {
   for (int s = 0; s < SHAPES; s++) {
     const ValWindows w = windows_of(s);
     char *seen = xcalloc((size_t)w.split, 1);
@@ -44,8 +37,7 @@ static void every_window_comes_at_most_once(void **state) {
 }
 
 // The row-th window of a batch of B lies in the row-th part of B of the split.
-static void every_batch_is_spread_over_the_split(void **state) {
-  (void)state;
+TEST(every_batch_is_spread_over_the_split) {
   int sampled = 0;
   for (int s = 0; s < SHAPES; s++) {
     const ValWindows w = windows_of(s);
@@ -90,8 +82,7 @@ static ValMean mean_of(const ValWindows *w, const double *losses) {
 // 1.01. Where the split has parts, the sample shares them more evenly than a batch does, so the
 // error said is the larger one; observed 0.58. 3 standard errors are passed in 0.7 % of the cases;
 // observed 0.2 and 0.1 %.
-static void the_error_is_as_large_as_it_says(void **state) {
-  (void)state;
+TEST(the_error_is_as_large_as_it_says) {
   const ValWindows w = val_windows(SPLIT, BATCH, BATCHES);
   double *losses = xcalloc(SPLIT, sizeof *losses);
   for (int kinds = 0; kinds <= 3; kinds += 3) {
@@ -111,8 +102,7 @@ static void the_error_is_as_large_as_it_says(void **state) {
   free(losses);
 }
 
-static void its_error_is_that_of_the_batches_means(void **state) {
-  (void)state;
+TEST(its_error_is_that_of_the_batches_means) {
   const ValWindows w = val_windows(1000, 2, 4);
   static const double means[] = {1, 2, 4, 5};
   ValMean mean = {0};
@@ -125,8 +115,7 @@ static void its_error_is_that_of_the_batches_means(void **state) {
   assert_true(fabs(val_standard_error(&mean, &w) - error) < 1e-12);
 }
 
-static void a_whole_split_has_no_error_and_a_last_batch_its_own_weight(void **state) {
-  (void)state;
+TEST(a_whole_split_has_no_error_and_a_last_batch_its_own_weight) {
   const ValWindows w = val_windows(7, 3, 0);
   static const double losses[] = {1, 2, 3, 4, 5, 6, 70};
   const ValMean mean = mean_of(&w, losses);
@@ -135,8 +124,7 @@ static void a_whole_split_has_no_error_and_a_last_batch_its_own_weight(void **st
   assert_true(val_standard_error(&mean, &w) == 0);
 }
 
-static void other_windows_have_another_fingerprint(void **state) {
-  (void)state;
+TEST(other_windows_have_another_fingerprint) {
   const ValWindows few = val_windows(1000, 8, 20), fewer = val_windows(1000, 8, 10),
                    in_other_batches = val_windows(1000, 4, 40), whole = val_windows(1000, 8, 0);
   const uint64_t print = val_fingerprint(&few, 7, 64);
@@ -146,16 +134,4 @@ static void other_windows_have_another_fingerprint(void **state) {
   assert_true(print != val_fingerprint(&whole, 7, 64));
   assert_true(print != val_fingerprint(&few, 8, 64));
   assert_true(print != val_fingerprint(&few, 7, 32));
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(every_window_comes_at_most_once),
-      cmocka_unit_test(every_batch_is_spread_over_the_split),
-      cmocka_unit_test(the_error_is_as_large_as_it_says),
-      cmocka_unit_test(its_error_is_that_of_the_batches_means),
-      cmocka_unit_test(a_whole_split_has_no_error_and_a_last_batch_its_own_weight),
-      cmocka_unit_test(other_windows_have_another_fingerprint),
-  };
-  return cmocka_run_group_tests_name("val_windows", tests, NULL, NULL);
 }

@@ -1,20 +1,13 @@
 // Token files that change, or turn out to be wrong, while a loader reads them.
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <cmocka.h>
 #include <fcntl.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include "base/os.h"
-#include "base/file.h"
-#include "base/memory.h"
 #include "tests/support/data_test.h"
 #include "tests/support/faults.h"
+#include "tests/support/test.h"
 
 // Puts this uint32 at that position of a file of wide tokens.
 static void overwrite(const char *path, int64_t position, uint32_t id) {
@@ -36,7 +29,7 @@ static void draw_until_refused(Loader *loader, Error *err) {
   }
 }
 
-static void an_id_beyond_the_vocabulary_is_never_given_out(void **state) {
+TEST(an_id_beyond_the_vocabulary_is_never_given_out) {
   const LoaderConfig config = {.batch = 2, .seq = 8, .seed = 3, .shuffle = true};
   const PathText path = path_text("%s/%s", (char *)*state, "overwritten.bin");
   const uint32_t ids[] = {COUNTED_VOCAB, 3000000000u};
@@ -58,7 +51,7 @@ static void an_id_beyond_the_vocabulary_is_never_given_out(void **state) {
   }
 }
 
-static void a_file_cut_under_the_loader_is_an_error(void **state) {
+TEST(a_file_cut_under_the_loader_is_an_error) {
   const LoaderConfig config = {.batch = 2, .seq = 8, .seed = 3, .shuffle = true};
   const PathText path = path_text("%s/%s", (char *)*state, "cut.bin");
   Error err;
@@ -79,7 +72,7 @@ static void wait_until_refused(const Loader *loader, Error *err) {
 }
 
 // Nothing is read after the change: the watch alone finds it. What was only touched is no change.
-static void the_watch_finds_files_that_were_changed(void **state) {
+TEST(the_watch_finds_files_that_were_changed) {
   const LoaderConfig config = {.batch = 2, .seq = 8};
   Error err;
   write_count(*state, "touched.bin", 0, 1000);
@@ -103,7 +96,7 @@ static void the_watch_finds_files_that_were_changed(void **state) {
   loader_close(header);
 }
 
-static void a_watch_without_memory_looks_again(void **state) {
+TEST(a_watch_without_memory_looks_again) {
   Error err;
   write_count(*state, "looked-at.bin", 0, 1000);
   Loader *loader = open_or_fail(*state, "looked-at.bin", (LoaderConfig){.batch = 2, .seq = 8});
@@ -121,7 +114,7 @@ static void a_watch_without_memory_looks_again(void **state) {
 
 // 2.4 GB, nearly all of them a hole: opening takes half a second, whatever the file's size, and the
 // id behind the hole is found while the loader is open.
-static void the_rest_of_a_large_file_is_checked_in_the_background(void **state) {
+TEST(the_rest_of_a_large_file_is_checked_in_the_background) {
   SECOND_TIER_ONLY();
   enum { COUNT = 600000000 };
   const PathText path = path_text("%s/%s", (char *)*state, "large.bin");
@@ -140,7 +133,7 @@ static void the_rest_of_a_large_file_is_checked_in_the_background(void **state) 
   loader_close(loader);
 }
 
-static void more_files_than_a_process_may_open_at_first_are_opened(void **state) {
+TEST(more_files_than_a_process_may_open_at_first_are_opened) {
   enum { FILES = 300 };
   char name[32];
   struct rlimit before, limit;
@@ -165,7 +158,7 @@ static uint64_t fingerprint_of(const char *folder, const char *name) {
   return fingerprint;
 }
 
-static void the_fingerprint_is_of_what_files_hold(void **state) {
+TEST(the_fingerprint_is_of_what_files_hold) {
   const char *folder = *state;
   write_count(folder, "print-0.bin", 0, 99000);
   write_count(folder, "print-1.bin", 5, 99000);
@@ -184,7 +177,7 @@ static void the_fingerprint_is_of_what_files_hold(void **state) {
   assert_true(fingerprint_of(folder, "moved-*.bin") != both); // the order is another
 }
 
-static void a_name_that_belongs_to_another_file_is_told(void **state) {
+TEST(a_name_that_belongs_to_another_file_is_told) {
   Error err;
   int32_t tokens[8], targets[8];
   write_count(*state, "named.bin", 0, 9);
@@ -202,16 +195,4 @@ static void a_name_that_belongs_to_another_file_is_told(void **state) {
   loader_close(loader);
 }
 
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(an_id_beyond_the_vocabulary_is_never_given_out),
-      cmocka_unit_test(a_file_cut_under_the_loader_is_an_error),
-      cmocka_unit_test(the_watch_finds_files_that_were_changed),
-      cmocka_unit_test(a_watch_without_memory_looks_again),
-      cmocka_unit_test(the_rest_of_a_large_file_is_checked_in_the_background),
-      cmocka_unit_test(more_files_than_a_process_may_open_at_first_are_opened),
-      cmocka_unit_test(the_fingerprint_is_of_what_files_hold),
-      cmocka_unit_test(a_name_that_belongs_to_another_file_is_told),
-  };
-  return cmocka_run_group_tests_name("watch", tests, make_folder, remove_folder);
-}
+TEST_GROUP(make_folder, remove_folder);

@@ -1,0 +1,41 @@
+// A test is TEST(its_name) { ... }. Those of a file run one after the other, in the order of their
+// lines, from the main of test.c: nothing has to list them.
+#pragma once
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h> // after setjmp.h, stdarg.h, stddef.h and stdint.h
+
+#include "base/file.h"
+#include "base/memory.h"
+#include "tests/support/tier.h"
+
+typedef struct RegisteredTest {
+  const char *name;
+  CMUnitTestFunction run;
+  CMFixtureFunction setup, teardown;
+  int line;
+} RegisteredTest;
+
+// Pointers, which the linker puts side by side, in a section of their own.
+#define TEST_WITH(name, setup, teardown)                                                           \
+  static void name(void **state);                                                                  \
+  static const RegisteredTest name##_test = {#name, name, setup, teardown, __LINE__};              \
+  static const RegisteredTest *const name##_registered                                             \
+      __attribute__((section("registered_tests"), used)) = &name##_test;                           \
+  static void name(void **state __attribute__((unused)))
+#define TEST(name) TEST_WITH(name, NULL, NULL)
+
+// What goes before and after all tests of a file.
+typedef struct TestGroup {
+  CMFixtureFunction setup, teardown;
+} TestGroup;
+#define TEST_GROUP(setup, teardown) const TestGroup test_group = {setup, teardown}
+extern const TestGroup test_group __attribute__((weak));
