@@ -3,9 +3,8 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "kernels/cuda/check.h"
-#include "kernels/cuda/cudnn_api.h"
 #include "kernels/cuda/gpu.h"
+#include "kernels/cuda/cudnn.h"
 #include "kernels/fused/fused.h"
 #include "kernels/unfused/unfused.h"
 

@@ -6,10 +6,9 @@
 #include <stdlib.h>
 
 #include "base/memory.h"
-#include "kernels/cuda/check.h"
+#include "kernels/cuda/gpu.h"
 #include "kernels/cuda/cuda.h"
-#include "kernels/cuda/library.h"
-#include "kernels/cuda/timer.h"
+#include "kernels/cuda/cudnn.h"
 
 enum {
   PEAK = 8192, // rows and columns of the GEMM that is the measure

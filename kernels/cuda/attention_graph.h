@@ -5,7 +5,7 @@
 // Facts: NVIDIA's cudnn-frontend 1.23, scaled_dot_product_flash_attention.h (CompositeSDPANode and
 // CompositeSDPABackwardNode), reduced to bf16, causal, no dropout, no bias, no padding.
 #pragma once
-#include "kernels/cuda/cudnn_graph.h"
+#include "kernels/cuda/cudnn.h"
 
 // B sequences of T positions, H query heads, KV key/value heads, d columns a head. Rows of qkv are
 // packed: H q heads, KV k heads, KV v heads; R = (H + 2 KV) d.

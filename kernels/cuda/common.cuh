@@ -3,8 +3,8 @@
 #pragma once
 #include <stdint.h>
 #include <type_traits>
-#include "kernels/cuda/bf16.cuh"
-#include "kernels/cuda/check.h"
+#include "kernels/cuda/formats.cuh"
+#include "kernels/cuda/gpu.h"
 #include "kernels/cuda/kernels.h"
 #include "kernels/program_math.h"
 
@@ -72,6 +72,99 @@ template <int N> static __device__ __forceinline__ void store_pack(bf16_bits *to
     p = widen(b);
   }
 }
+
+// The same of fp32; 8 are two accesses.
+static __device__ __forceinline__ Pack<4> four(float4 f) {
+  return {f.x, f.y, f.z, f.w};
+}
+template <int N> static __device__ __forceinline__ Pack<N> load_pack(const float *from) {
+  const float4 *fours = reinterpret_cast<const float4 *>(from);
+  if constexpr (N == 1)
+    return {*from};
+  else if constexpr (N == 4)
+    return four(*fours);
+  else
+    return {fours[0].x, fours[0].y, fours[0].z, fours[0].w,
+            fours[1].x, fours[1].y, fours[1].z, fours[1].w};
+}
+static __device__ __forceinline__ void store_pack(float *to, const Pack<1> &p) {
+  *to = p.v[0];
+}
+static __device__ __forceinline__ void store_pack(float *to, const Pack<4> &p) {
+  *reinterpret_cast<float4 *>(to) = {p.v[0], p.v[1], p.v[2], p.v[3]};
+}
+static __device__ __forceinline__ void store_pack(float *to, const Pack<8> &p) {
+  store_pack(to, Pack<4>{p.v[0], p.v[1], p.v[2], p.v[3]});
+  store_pack(to + 4, Pack<4>{p.v[4], p.v[5], p.v[6], p.v[7]});
+}
+
+// Of what is read or written once a step: kept out of the caches.
+template <int N> static __device__ __forceinline__ Pack<N> load_once(const float *from) {
+  if constexpr (N == 1)
+    return {__ldcs(from)};
+  else
+    return four(__ldcs(reinterpret_cast<const float4 *>(from)));
+}
+template <int N> static __device__ __forceinline__ Pack<N> load_once(const bf16_bits *from) {
+  if constexpr (N == 1)
+    return {bf16_to_float(__ldcs(from))};
+  else
+    return widen(__ldcs(reinterpret_cast<const Bits<N> *>(from)));
+}
+template <int N>
+static __device__ __forceinline__ void store_once(bf16_bits *to, const Pack<N> &p) {
+  if constexpr (N == 1)
+    __stcs(to, bf16_from_float(p.v[0]));
+  else
+    __stcs(reinterpret_cast<Bits<N> *>(to), narrow(p));
+}
+static __device__ __forceinline__ void store_once(float *to, const Pack<1> &p) {
+  __stcs(to, p.v[0]);
+}
+static __device__ __forceinline__ void store_once(float *to, const Pack<4> &p) {
+  __stcs(reinterpret_cast<float4 *>(to), {p.v[0], p.v[1], p.v[2], p.v[3]});
+}
+
+// Calls launch with a null pointer to the gradients' type.
+template <class Launch> static void by_gradient(bool fp32, Launch launch) {
+  if (fp32)
+    launch((float *)nullptr);
+  else
+    launch((bf16_bits *)nullptr);
+}
+
+// ---- Rows of bf16 and of e4m3, as kernels that read either take them apart
+
+// WIDTH values an access.
+template <int N> struct Bf16 {
+  static constexpr int WIDTH = N;
+  using Element = bf16_bits;
+  using Raw = std::conditional_t<N == 1, bf16_bits, Bits<N>>;
+  static __device__ __forceinline__ Pack<N> values(Raw raw) {
+    if constexpr (N == 1)
+      return {bf16_to_float(raw)};
+    else
+      return widen(raw);
+  }
+};
+
+struct E4m3 {
+  static constexpr int WIDTH = 16;
+  using Element = uint8_t;
+  using Raw = uint4;
+  static __device__ __forceinline__ Pack<16> values(Raw raw) {
+    const uint32_t words[4] = {raw.x, raw.y, raw.z, raw.w};
+    Pack<16> p;
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+      const uint16_t two = (uint16_t)(words[i / 2] >> (i % 2 * 16));
+      const float2 v = __half22float2(half2_of_e4m3(two));
+      p.v[2 * i] = v.x;
+      p.v[2 * i + 1] = v.y;
+    }
+    return p;
+  }
+};
 
 // ---- Sums in a fixed order
 // Of values[count] by a block of 1024 threads; thread 0 has it. UNROLL: loads under way at once.

@@ -1,5 +1,5 @@
 // Row kernels that leave a matrix as FP8 copies, in both orders of kernels/fp8.h, with its largest
-// value and a sum over each row. A *source* says what the matrix is; kernels/cuda/cast.cu has the
+// value and a sum over each row. A *source* says what the matrix is; kernels/cuda/scales.cu has the
 // plainest one. It has
 //     STORES                       whether it is stored in bf16, too
 //     STOCHASTIC                   whether it is rounded so; rows then have a key and its dither
@@ -13,8 +13,6 @@
 // bytes, and by_col, through shared memory, in pieces of 32.
 #pragma once
 #include "kernels/cuda/common.cuh"
-#include "kernels/cuda/fp8.cuh"
-#include "kernels/cuda/scaling.h"
 
 enum {
   COPY_THREADS = 256,

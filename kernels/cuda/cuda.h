@@ -2,8 +2,8 @@
 // the operations that have nothing to fuse. A backend starts with a Cuda, sets the operations that
 // it does itself, and knows its kernels; this part knows neither of them.
 #pragma once
-#include "kernels/cuda/attention_cudnn.h"
-#include "kernels/cuda/gemm_cublaslt.h"
+#include "kernels/cuda/attention.h"
+#include "kernels/cuda/gemm.h"
 #include "kernels/cuda/kernels.h"
 #include "kernels/cuda/trace.h"
 #include "kernels/gpu_backends.h"
@@ -86,7 +86,7 @@ static inline RowScale row_scale_of(const Cuda *c, Operand x, RowStat sumsq) {
                     x.by_row ? (const float *)x.row_scale : NULL};
 }
 
-// ---- backend_cuda.c
+// ---- backend.c
 // Opens into zeroed memory in which base.kinds already says what runs each operation. Prepares the
 // GEMMs of config->calls that no fused kernel runs, and sets the operations that are declared here.
 // After a failure, too, the caller calls cuda_destroy.
@@ -100,7 +100,7 @@ void cuda_destroy(Backend *be);
 // when there is none left.
 void *cuda_take(Cuda *c, size_t bytes, Error *err);
 
-// ---- memory_cuda.c: the functions of kernels/ops.h
+// ---- memory.c: the functions of kernels/ops.h
 void cuda_set_memory(Cuda *c);
 // Pinned memory and its events.
 int cuda_memory_open(Cuda *c, Error *err);
@@ -110,13 +110,13 @@ void cuda_memory_close(Cuda *c);
 void cuda_set_snapshot(Cuda *c);
 void cuda_snapshot_close(Cuda *c); // waits for what is under way
 
-// ---- attention_cuda.c
+// ---- attention.c
 int cuda_attention_open(Cuda *c, Error *err);
 void cuda_attention_close(Cuda *c);
 AttentionOp cuda_attention;
 AttentionBackwardOp cuda_attention_backward;
 
-// ---- products_cuda.c
+// ---- gemm.c
 // out = A B (+ add, or NULL) in bf16, or in FP8 where both have copies. p says M, N, K, the form,
 // and of out_fp32, accurate and ldd what is not 0; the rest follows from the operands.
 void cuda_multiply(Cuda *c, GemmProblem p, Operand A, Operand B, const void *add, void *out);
@@ -137,13 +137,11 @@ DgradOp cuda_dgrad;
 WgradOp cuda_wgrad;
 WgradPartOp cuda_wgrad_part;
 
-// ---- scaling.cu
+// ---- scales.cu
 int cuda_scalings_open(Cuda *c, Error *err);
 // for (int pass = 0; cuda_launch_again(c, pass, out); pass++) launch what leaves out: once, but
 // twice while the run calibrates, with the scale set in between.
 bool cuda_launch_again(const Cuda *c, int pass, Operand out);
-
-// ---- cast.cu
 CastOp cuda_cast;
 // x's FP8 copies. previous: the sums of squares that its row_scale follows from; without data its
 // row_scale is there, or it has none. sumsq: of x, out, or NULL.
@@ -163,13 +161,13 @@ size_t cuda_embed_scratch(int64_t max_tokens, int64_t V, int64_t D);
 AttentionDecodeOp cuda_attention_decode;
 AttentionTokenOp cuda_attention_token;
 
-// ---- update_cuda.c
+// ---- update.c
 void cuda_set_update(Cuda *c);
 // The tables of the list, built where the last call was for another.
 const ParamTable *cuda_table(Cuda *c, const ParamTensor *list, int count);
 void cuda_table_free(Cuda *c);
 
-// ---- grads.cu, adamw.cu
+// ---- optimizer.cu
 GradsFinishOp cuda_grads_finish;
 // to = from, in bf16.   both [count]
 void cuda_round_gradient(const Cuda *c, int64_t count, const stat_t *from, grad_t *to);
@@ -179,9 +177,8 @@ AdamwOp cuda_adamw;
 void cuda_largest_weights(const Cuda *c);
 void cuda_copy_weights(const Cuda *c);
 
-// ---- replay_cuda.c
-bool cuda_replay_begin(Backend *be, ReplaySlot slot);
-void cuda_replay_end(Backend *be, ReplaySlot slot);
+// ---- step.c: the functions of kernels/ops.h
+void cuda_set_step(Cuda *c);
 void cuda_replay_close(Cuda *c); // forgets what was recorded
 
 #ifdef __cplusplus

@@ -4,7 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "kernels/cuda/library.h"
+#include "kernels/cuda/cudnn.h"
 
 static const LibraryFunction functions[] = {
     {"cuptiGetVersion", offsetof(CuptiApi, get_version)},

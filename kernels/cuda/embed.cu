@@ -13,7 +13,7 @@
 // straight to dE, the pieces of a longer one to scratch in fp32, and one more kernel adds those up
 // in order. So a token that fills the batch is shared out over the whole GPU like any other.
 #include "kernels/cuda/cuda.h"
-#include "kernels/cuda/tensors.cuh"
+#include "kernels/cuda/common.cuh"
 
 extern "C" {
 #include "base/memory.h"

@@ -1,34 +1,32 @@
-// Rows of bf16 and of e4m3, as kernels that read either take them apart.
+// bf16 and FP8 in registers: as bits, alone and packed.
 #pragma once
-#include "kernels/cuda/common.cuh"
+#include <stdint.h>
+#include "kernels/cuda/convert.cuh"
 
-// WIDTH values an access.
-template <int N> struct Bf16 {
-  static constexpr int WIDTH = N;
-  using Element = bf16_bits;
-  using Raw = std::conditional_t<N == 1, bf16_bits, Bits<N>>;
-  static __device__ __forceinline__ Pack<N> values(Raw raw) {
-    if constexpr (N == 1)
-      return {bf16_to_float(raw)};
-    else
-      return widen(raw);
-  }
-};
+static __device__ __forceinline__ float bf16_low(uint32_t two) {
+  return __uint_as_float(two << 16);
+}
+static __device__ __forceinline__ float bf16_high(uint32_t two) {
+  return __uint_as_float(two & 0xffff0000u);
+}
+static __device__ __forceinline__ float bf16_to_float(uint16_t bits) {
+  return __uint_as_float((uint32_t)bits << 16);
+}
+static __device__ __forceinline__ uint16_t bf16_from_float(float value) {
+  return (uint16_t)bf16_two(value, 0);
+}
 
-struct E4m3 {
-  static constexpr int WIDTH = 16;
-  using Element = uint8_t;
-  using Raw = uint4;
-  static __device__ __forceinline__ Pack<16> values(Raw raw) {
-    const uint32_t words[4] = {raw.x, raw.y, raw.z, raw.w};
-    Pack<16> p;
-#pragma unroll
-    for (int i = 0; i < 8; i++) {
-      const uint16_t two = (uint16_t)(words[i / 2] >> (i % 2 * 16));
-      const float2 v = __half22float2(half2_of_e4m3(two));
-      p.v[2 * i] = v.x;
-      p.v[2 * i + 1] = v.y;
-    }
-    return p;
-  }
-};
+// e4m3 of four values, the first in the lowest byte.
+static __device__ __forceinline__ uint32_t e4m3_four(float a, float b, float c, float d) {
+  return e4m3_two(a, b) | (uint32_t)e4m3_two(c, d) << 16;
+}
+
+// fp8_round_stochastic of two dithered values times 2^-8, whose exponents are fp16's then: each
+// one's code in the upper byte of its half. NaN, of either sign, gets no noise.
+static __device__ __forceinline__ uint32_t e4m3_stochastic(float a, float b, uint32_t noise) {
+  const __half2 largest = __floats2half2_rn(1.75f, 1.75f), exact = __floats2half2_rn(a, b),
+                h = __hmax2_nan(__hmin2_nan(exact, largest), __hneg2(largest));
+  const uint32_t bits =
+      *reinterpret_cast<const uint32_t *>(&h) + (noise & __heq2_mask(h, h) & 0x007f007fu);
+  return bits + (bits & 0x7fff7fffu); // moves all but the sign
+}

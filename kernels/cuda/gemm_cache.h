@@ -2,7 +2,7 @@
 // a problem.
 #pragma once
 #include <cublasLt.h>
-#include "kernels/cuda/gemm_cublaslt.h"
+#include "kernels/cuda/gemm.h"
 
 struct GemmPlan {
   GemmProblem problem;

@@ -1,15 +1,54 @@
 #include "kernels/cuda/gpu.h"
 
-#include <stdio.h>
+#include <assert.h>
+#include <cublasLt.h>
+#include <stdlib.h>
 #include <string.h>
 
-#include "kernels/cuda/check.h"
-#include "kernels/cuda/check_cublaslt.h"
+#include "base/memory.h"
+#include "base/rng.h"
 #include "kernels/cuda/kernels.h"
-#include "kernels/cuda/peak.h"
+#include "kernels/fp8.h"
 
 // cuBLAS' documentation asks for 32 MiB on Hopper; more changed none of our shapes.
 enum { WORKSPACE_BYTES = 32 << 20 };
+
+// ---- What a data sheet promises
+
+// FLOPs of one multiprocessor and clock, from NVIDIA's data sheets and architecture whitepapers:
+//   8.0   A100 312 TFLOP/s / (108 x 1.41 GHz)
+//   8.6   A40 149.7 / (84 x 1.74)                       GeForce RTX 3090 71 / (82 x 1.695)
+//   8.9   RTX 6000 Ada 364.2 / (142 x 2.505)            GeForce RTX 4090 165.2 / (128 x 2.52)
+//   9.0   H100 SXM 989.5 / (132 x 1.83)
+//   10.x  B200 2250 / (148 x 1.86)
+//   12.0  RTX PRO 6000 503.8 / (188 x 2.617)            GeForce RTX 5090 209.5 / (170 x 2.407)
+// GeForce cards add up in fp32 at half the rate of the others of their family.
+static int flops_a_clock(const char *name, int major, int minor) {
+  const int geforce = strstr(name, "GeForce") != NULL;
+  switch (major * 10 + minor) {
+  case 80:
+    return 2048;
+  case 86:
+  case 89:
+  case 120:
+    return geforce ? 512 : 1024;
+  case 90:
+    return 4096;
+  case 100:
+  case 103:
+    return 8192;
+  default:
+    return 0;
+  }
+}
+
+double gpu_peak_flops(const char *name, int major, int minor, int sm_count, double hertz) {
+  // The data sheet's clock is not their highest.
+  if (strstr(name, "H100") || strstr(name, "H200")) hertz = 1.83e9;
+  return flops_a_clock(name, major, minor) * sm_count * hertz;
+}
+
+// ---- The GPU
 
 // Fills in gpu->choice where there is one. Kinds that are like the one before are named once.
 static int describe_choice(Gpu *gpu, int count, Error *err) {
@@ -127,4 +166,74 @@ size_t gpu_memory_taken(const Gpu *gpu) {
   CUDA_CHECK(cudaMemGetInfo(&free_bytes, &total));
   const size_t used = total - free_bytes;
   return used > gpu->used_before ? used - gpu->used_before : 0; // another program may have ended
+}
+
+// ---- Timing
+
+static int compare_doubles(const void *x, const void *y) {
+  const double a = *(const double *)x, b = *(const double *)y;
+  return (a > b) - (a < b);
+}
+
+double median(double *times, int count) {
+  qsort(times, (size_t)count, sizeof *times, compare_doubles);
+  return times[count / 2];
+}
+
+int time_calls(TimedCall *call, const void *context, int warm_up, int runs, cudaStream_t stream,
+               double *milliseconds, Error *err) {
+  cudaEvent_t events[MAX_TIMED_RUNS + 1];
+  double times[MAX_TIMED_RUNS] = {0};
+  int status = 0;
+  assert(runs <= MAX_TIMED_RUNS);
+  for (int i = 0; i <= runs; i++) CUDA_CHECK(cudaEventCreate(&events[i]));
+  for (int i = -warm_up; i < runs && status == 0; i++) {
+    if (i <= 0) CUDA_CHECK(cudaEventRecord(events[0], stream)); // its last record counts
+    status = call(context, err);
+    if (i >= 0) CUDA_CHECK(cudaEventRecord(events[i + 1], stream));
+  }
+  CUDA_CHECK(cudaStreamSynchronize(stream));
+  for (int i = 0; i < runs && status == 0; i++) {
+    float ms = 0;
+    CUDA_CHECK(cudaEventElapsedTime(&ms, events[i], events[i + 1]));
+    times[i] = ms;
+  }
+  for (int i = 0; i <= runs; i++) CUDA_CHECK(cudaEventDestroy(events[i]));
+  *milliseconds = median(times, runs);
+  return status;
+}
+
+enum { PATTERN = (1 << 18) - 5 }; // a prime: in a matrix filled with copies no two rows are alike
+
+// Copies of a pattern of PATTERN elements, which it frees.
+static void fill(void *to, size_t bytes, void *pattern, size_t element_bytes, cudaStream_t stream) {
+  size_t done = bytes < PATTERN * element_bytes ? bytes : PATTERN * element_bytes;
+  CUDA_CHECK(cudaMemcpyAsync(to, pattern, done, cudaMemcpyHostToDevice, stream));
+  while (done < bytes) { // each copy doubles what is filled
+    const size_t more = bytes - done < done ? bytes - done : done;
+    CUDA_CHECK(cudaMemcpyAsync((char *)to + done, to, more, cudaMemcpyDeviceToDevice, stream));
+    done += more;
+  }
+  CUDA_CHECK(cudaStreamSynchronize(stream));
+  free(pattern);
+}
+
+void fill_random(void *to, size_t bytes, double scale, cudaStream_t stream) {
+  uint16_t *pattern = xmalloc(PATTERN * sizeof *pattern);
+#pragma omp parallel for schedule(static)
+  for (int i = 0; i < PATTERN; i++) {
+    const float value = (float)(scale * rng_normal(1, (uint64_t)i));
+    uint32_t bits;
+    memcpy(&bits, &value, sizeof bits);
+    pattern[i] = (uint16_t)(bits >> 16);
+  }
+  fill(to, bytes, pattern, sizeof *pattern, stream);
+}
+
+void fill_random_fp8(void *to, size_t bytes, cudaStream_t stream) {
+  uint8_t *pattern = xmalloc(PATTERN);
+#pragma omp parallel for schedule(static)
+  for (int i = 0; i < PATTERN; i++)
+    pattern[i] = fp8_bits(FP8_E4M3, (float)rng_normal(1, (uint64_t)i));
+  fill(to, bytes, pattern, sizeof *pattern, stream);
 }

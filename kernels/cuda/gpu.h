@@ -1,9 +1,67 @@
-// The GPU a run uses: opened once before anything is allocated, closed last.
+// The GPU a run uses, how calls of CUDA and cuBLASLt are checked, and how work on it is timed.
 #pragma once
 #include <cuda_runtime_api.h>
 #include <stdbool.h>
 #include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
 #include "base/error.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+// ---- Checking. While things are set up a failure is reported as an Error (the _TRY forms, which
+// return -1 from the function they stand in). Inside a step there is nobody to recover: the GPU's
+// state is lost, so the _CHECK forms print one sentence and end the program. Checkpoints are whole
+// at any moment, also in a save. Files that check cuBLASLt's calls include its header themselves:
+// it has 18,000 lines, which no kernel's file should have to read.
+
+static inline void cuda_check(cudaError_t status, const char *call, const char *file, int line) {
+  if (status == cudaSuccess) return;
+  fprintf(stderr,
+          "the GPU failed: %s (%s, in %s, %s:%d); a run can go on from its last checkpoint with "
+          "train.resume=auto\n",
+          cudaGetErrorString(status), cudaGetErrorName(status), call, file, line);
+  exit(EXIT_FAILURE);
+}
+
+// The same for what is reported as an Error also inside a step.
+static inline void error_check(int status, const Error *err) {
+  if (status == 0) return;
+  fprintf(stderr, "%s\n", err->text);
+  exit(EXIT_FAILURE);
+}
+
+#define CUDA_CHECK(call) cuda_check((call), #call, __FILE__, __LINE__)
+
+// err: Error *
+#define CUDA_TRY(err, call)                                                                        \
+  do {                                                                                             \
+    const cudaError_t status_ = (call);                                                            \
+    if (status_ != cudaSuccess)                                                                    \
+      return error_set(err, "%s failed on the GPU: %s (%s)", #call, cudaGetErrorString(status_),   \
+                       cudaGetErrorName(status_));                                                 \
+  } while (0)
+
+#define CUBLAS_CHECK(call)                                                                         \
+  do {                                                                                             \
+    const cublasStatus_t status_ = (call);                                                         \
+    if (status_ == CUBLAS_STATUS_SUCCESS) break;                                                   \
+    fprintf(stderr, "%s:%d: %s failed in cuBLASLt: %s\n", __FILE__, __LINE__, #call,               \
+            cublasLtGetStatusString(status_));                                                     \
+    exit(EXIT_FAILURE);                                                                            \
+  } while (0)
+
+// err: Error *
+#define CUBLAS_TRY(err, call)                                                                      \
+  do {                                                                                             \
+    const cublasStatus_t status_ = (call);                                                         \
+    if (status_ != CUBLAS_STATUS_SUCCESS)                                                          \
+      return error_set(err, "%s failed in cuBLASLt: %s", #call, cublasLtGetStatusString(status_)); \
+  } while (0)
+
+// ---- The GPU: opened once before anything is allocated, closed last
 
 typedef struct Gpu {
   int device;
@@ -19,7 +77,7 @@ typedef struct Gpu {
   size_t l2_bytes;
   int driver, runtime;          // CUDA versions, 13000 = 13.0
   size_t cublaslt;              // cuBLASLt's version, 130200 = 13.2.0
-  double peak_flops;            // dense bf16 FLOP/s, see peak.h
+  double peak_flops;            // dense bf16 FLOP/s, see gpu_peak_flops
   cudaStream_t stream;          // everything of a step runs on it, in order
   struct cublasLtContext *blas; // a cublasLtHandle_t
   void *workspace; // cuBLASLt's scratch, shared by all plans: they run one after the other
@@ -40,3 +98,32 @@ void *gpu_alloc(size_t bytes);
 // Bytes of the card's memory that are in use beyond those at its opening, by the driver's count:
 // other programs' are counted, too.
 size_t gpu_memory_taken(const Gpu *gpu);
+
+// What a GPU's data sheet promises: dense bf16 FLOP/s with fp32 accumulation at `hertz`, the
+// highest clock of the card; 0 where no data sheet is known. name: as the driver says it.
+double gpu_peak_flops(const char *name, int major, int minor, int sm_count, double hertz);
+
+// ---- Timing of what a plan is chosen by, and the data that it is timed on
+
+enum { MAX_TIMED_RUNS = 8 };
+
+// Launches; 0, or -1 and why not.
+typedef int TimedCall(const void *context, Error *err);
+
+// Sorts the times.
+double median(double *times, int count);
+
+// The median of `runs` calls, one behind the other after warm_up calls, in milliseconds. Fails
+// where a call does.
+int time_calls(TimedCall *call, const void *context, int warm_up, int runs, cudaStream_t stream,
+               double *milliseconds, Error *err);
+
+// Fills device memory with random normal values, bf16, times scale: the clock that a GPU holds
+// depends on the data, and on zeros it runs faster than on a model's.
+void fill_random(void *to, size_t bytes, double scale, cudaStream_t stream);
+// The same in e4m3, with a standard deviation of 1; read as e5m2 its values are finite, too.
+void fill_random_fp8(void *to, size_t bytes, cudaStream_t stream);
+
+#ifdef __cplusplus
+}
+#endif

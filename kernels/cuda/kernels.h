@@ -8,13 +8,30 @@
 // run in a fixed order.
 #pragma once
 #include <cuda_runtime_api.h>
-#include "kernels/cuda/scaling.h"
+#include <stdint.h>
+#include "kernels/ops.h"
 
 #ifdef __cplusplus
 extern "C" {
 #endif
 
 typedef uint16_t bf16_bits;
+
+// Scales of FP8 copies, on the device. A tensor's copies hold scale * value, saturated. The scale
+// is a power of two and delayed: it follows from the largest values of earlier steps, so that an
+// epilogue knows it before it has seen the tensor. Whoever writes copies also takes the largest
+// value, and once a step all scales are set anew.
+enum { MAXIMA = 32 }; // words that blocks spread their largest values over: a warp's lanes
+
+typedef struct Scaling {
+  float inverse, scale; // 1 / scale, which cuBLASLt wants at a 16-byte boundary, and what copies
+                        // were multiplied by: both powers of two. 0: none
+  int32_t format;       // Fp8Format
+  int32_t fixed;        // the scale stays as it is: maxima are looked at for saturation only
+  float history[SCALE_HISTORY]; // largest values of the last steps, newest first; 0: none
+  uint32_t maxima[MAXIMA]; // bits of the largest |value| of the running step, before `scale`; the
+                           // largest of them counts. Bits of floats >= 0 compare as integers.
+} Scaling;
 
 // RMSNorm's row scale r = rsqrt(sumsq of the row / D + eps). Rows are multiplied by r / q.
 typedef struct RowScale {
@@ -31,10 +48,10 @@ typedef struct StepState {
   int32_t saturated, saturated_first; // as in StepResult
   int64_t updates; // this and what follows outlive the step, what is before begins as 0
   AdamW hyper;
-  float clip, step_size, per_root; // factors of the running update, see adamw.cu
+  float clip, step_size, per_root; // factors of the running update, see optimizer.cu
 } StepState;
 
-// ---- scaling.cu
+// ---- scales.cu
 // Once a step, before copies are written with the new scales: the largest values of the step go
 // into the histories, and delayed scales follow from those (fp8_counted). Nothing follows from a
 // largest value of 0: no copies were written. A skipped update (state->applied) changes no scale:
@@ -53,7 +70,7 @@ const void *cuda_any_kernel(void);
 void launch_draw(float *to, const int32_t *places, int64_t first, int64_t rows, int64_t cols,
                  uint64_t key, double deviation, cudaStream_t stream);
 
-// ---- gemv.cu
+// ---- decode.cu
 // out = W a (+ add, or NULL), one row of a product.   a [K], W [N, K], add [N] in; out [N] out,
 // or row *row of out [.., N] where row, on the device, is not NULL
 void launch_gemv(int64_t N, int64_t K, const act_t *a, const act_t *W, const act_t *add,
@@ -80,7 +97,7 @@ void launch_cross_entropy(const CrossEntropy *args, cudaStream_t stream);
 void launch_add_loss(int64_t M, const float *row_loss, double scale, StepState *state,
                      cudaStream_t stream);
 
-// ---- The parameters' tables, for grads.cu and adamw.cu: one launch serves all tensors.
+// ---- The parameters' tables, for optimizer.cu: one launch serves all tensors.
 typedef struct DeviceTensor {
   int64_t rows, cols;
   float *master;

@@ -10,7 +10,7 @@
 
 #include "base/os.h"
 #include "base/memory.h"
-#include "kernels/cuda/check.h"
+#include "kernels/cuda/gpu.h"
 #include "kernels/cuda/cuda.h"
 
 enum { MAX_THREADS = 12, PIECE_BYTES = 8 << 20 };

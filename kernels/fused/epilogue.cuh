@@ -7,8 +7,7 @@
 // shared memory, brought and taken by the copy engine. A chunk of 64 columns gives a thread 16
 // bf16 pairs, which lie as the product's do; a chunk of 32 columns gives it 8.
 #pragma once
-#include "kernels/cuda/bf16.cuh"
-#include "kernels/cuda/fp8.cuh"
+#include "kernels/cuda/formats.cuh"
 #include "kernels/fused/program.h"
 #include "kernels/fused/ptx.cuh"
 #include "kernels/program_math.h"

@@ -1,5 +1,5 @@
 // What is around programs/probabilities.cu, row by row: see head.h.
-#include "kernels/cuda/formats.cuh"
+#include "kernels/cuda/common.cuh"
 #include "kernels/fused/head.h"
 #include "kernels/fused/kernels.h"
 

@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "kernels/cuda/check.h"
+#include "kernels/cuda/gpu.h"
 
 #define ROW(NAME, file) extern const Program fused_program_##file;
 FUSED_PROGRAMS(ROW)

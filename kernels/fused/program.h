@@ -8,8 +8,8 @@
 #include <cuda_runtime_api.h>
 #include <stdint.h>
 #include "base/error.h"
-#include "kernels/cuda/gemm_cublaslt.h"
-#include "kernels/cuda/scaling.h"
+#include "kernels/cuda/gemm.h"
+#include "kernels/cuda/kernels.h"
 #include "kernels/fused/programs.h"
 #include "kernels/ops.h"
 

@@ -1,6 +1,6 @@
 // The table of angles as programs/rope.cu takes it: a tile of it goes with a tile of the product.
 #include <cuda_fp16.h>
-#include "kernels/cuda/check.h"
+#include "kernels/cuda/gpu.h"
 #include "kernels/fused/kernels.h"
 
 static __global__ void rope_table_kernel(int64_t count, int d, int cols, int64_t period,

@@ -10,7 +10,7 @@
 #include <string.h>
 #include "base/os.h"
 #include "base/memory.h"
-#include "kernels/cuda/attention_cudnn.h"
+#include "kernels/cuda/attention.h"
 #include "tests/bench/timing.h"
 
 enum { WARM_UP = 3, RUNS = 20, FLUSH_BYTES = 256 << 20 };

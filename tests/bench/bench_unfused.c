@@ -8,7 +8,7 @@
 
 #include "base/memory.h"
 #include "base/rng.h"
-#include "kernels/cuda/check.h"
+#include "kernels/cuda/gpu.h"
 #include "kernels/cuda/cuda.h"
 #include "kernels/cuda/gemm_cache.h"
 #include "kernels/gpu_backends.h"

@@ -7,7 +7,7 @@
 
 #include "base/memory.h"
 #include "base/rng.h"
-#include "kernels/cuda/gemm_cublaslt.h"
+#include "kernels/cuda/gemm.h"
 #include "kernels/fused/head.h"
 #include "kernels/fused/rope.h"
 #include "kernels/unfused/unfused.h"

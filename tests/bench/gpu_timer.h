@@ -3,7 +3,7 @@
 #pragma once
 #include <stdlib.h>
 
-#include "kernels/cuda/check.h"
+#include "kernels/cuda/gpu.h"
 
 typedef struct GpuTimer {
   cudaStream_t stream;

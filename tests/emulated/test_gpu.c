@@ -2,6 +2,7 @@
 // old driver, old GPUs, several, and one that the program was not built for.
 #include <cublasLt.h>
 #include <cuda_runtime_api.h>
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -155,8 +156,41 @@ static void of_several_the_first_is_taken_and_that_is_said(void **state) {
                                             "chooses)"));
 }
 
+// Dense bf16 with fp32 accumulation, as NVIDIA's data sheets and whitepapers have it.
+static void peaks_are_those_of_the_data_sheets(void **state) {
+  (void)state;
+  static const struct {
+    const char *name;
+    int major, minor, sm_count;
+    double ghz, tflops;
+  } cards[] = {
+      {"NVIDIA A100-SXM4-80GB", 8, 0, 108, 1.41, 312},
+      {"NVIDIA A40", 8, 6, 84, 1.74, 149.7},
+      {"NVIDIA RTX A6000", 8, 6, 84, 1.8, 154.8},
+      {"NVIDIA A10", 8, 6, 72, 1.695, 125},
+      {"NVIDIA GeForce RTX 3090", 8, 6, 82, 1.695, 71},
+      {"NVIDIA GeForce RTX 3080", 8, 6, 68, 1.71, 59.5},
+      {"NVIDIA L4", 8, 9, 58, 2.04, 121},
+      {"NVIDIA RTX 6000 Ada Generation", 8, 9, 142, 2.505, 364.2},
+      {"NVIDIA GeForce RTX 4090", 8, 9, 128, 2.52, 165.2},
+      {"NVIDIA GeForce RTX 4080", 8, 9, 76, 2.505, 97.5},
+      {"NVIDIA H100 80GB HBM3", 9, 0, 132, 1.98, 989.5},
+      {"NVIDIA B200", 10, 0, 148, 1.86, 2250},
+      {"NVIDIA GeForce RTX 5090", 12, 0, 170, 2.407, 209.5},
+  };
+  for (size_t i = 0; i < sizeof cards / sizeof *cards; i++) {
+    const double peak = gpu_peak_flops(cards[i].name, cards[i].major, cards[i].minor,
+                                       cards[i].sm_count, cards[i].ghz * 1e9) *
+                        1e-12;
+    if (fabs(peak / cards[i].tflops - 1) > 0.005) // at most 0.3 % apart: the sheets are rounded
+      fail_msg("%s: %.1f TFLOP/s, not %.1f", cards[i].name, peak, cards[i].tflops);
+  }
+  assert_true(gpu_peak_flops("NVIDIA T4", 7, 5, 40, 1.59e9) == 0);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
+      cmocka_unit_test(peaks_are_those_of_the_data_sheets),
       cmocka_unit_test(what_is_missing_is_said_in_one_sentence),
       cmocka_unit_test(a_gpu_without_kernels_is_refused),
       cmocka_unit_test(of_several_the_first_is_taken_and_that_is_said),

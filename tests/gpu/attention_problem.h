@@ -2,7 +2,7 @@
 // does that rounds to bf16 where a flash-attention kernel does (the probabilities, ds, the outputs,
 // and dk and dv of each query head) and computes in fp32 otherwise.
 #pragma once
-#include "kernels/cuda/attention_cudnn.h"
+#include "kernels/cuda/attention.h"
 
 typedef struct Sizes {
   size_t rows, qkv, o, lse; // elements

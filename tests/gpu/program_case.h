@@ -2,7 +2,7 @@
 // what its twins compute; program_rig.h runs it.
 #pragma once
 #include "kernels/cpu/cpu.h"
-#include "kernels/cuda/check.h"
+#include "kernels/cuda/gpu.h"
 #include "kernels/fused/program.h"
 #include "tests/gpu/gpu_test.h"
 #include "tests/gpu/program_fp8.h"

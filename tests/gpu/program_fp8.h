@@ -1,6 +1,6 @@
 // FP8 operands of programs in tests.
 #pragma once
-#include "kernels/cuda/scaling.h"
+#include "kernels/cuda/kernels.h"
 #include "tests/gpu/gpu_test.h"
 
 static inline int64_t whole_16(int64_t n) {

@@ -1,7 +1,7 @@
 // Random data of any size for benchmarks: the clock that a GPU holds depends on the data.
 #pragma once
 #include <stddef.h>
-#include "kernels/cuda/check.h"
+#include "kernels/cuda/gpu.h"
 
 // Fills device memory with copies of a pattern from the host.
 static inline void fill_with_copies(char *memory, size_t bytes, const void *pattern,

@@ -4,7 +4,7 @@
 #include <unistd.h>
 
 #include "base/file.h"
-#include "kernels/cuda/check.h"
+#include "kernels/cuda/gpu.h"
 #include "kernels/cuda/gemm_cache.h"
 #include "tests/gpu/fp8_here.h"
 

@@ -240,7 +240,7 @@ static void the_largest_copy_keeps_nan(void **state) {
 }
 
 // FP8's accumulators truncate: without promotion a sum of K = 32768 positive terms comes out 38 %
-// short (kernels/cuda/gemm_cublaslt.h).
+// short (kernels/cuda/gemm.h).
 static void promoted_sums_of_one_sign_keep_their_size(void **state) {
   Machine *m = machine_of(state);
   if (!runs_somewhere(m, &fused_program_residual_promoted_fp8)) skip();

@@ -1,4 +1,4 @@
-#include "kernels/cuda/attention_cudnn.h"
+#include "kernels/cuda/attention.h"
 
 #include <assert.h>
 #include <cuda_runtime_api.h>
@@ -8,9 +8,7 @@
 
 #include "base/memory.h"
 #include "base/os.h"
-#include "kernels/cuda/check.h"
 #include "kernels/cuda/gpu.h"
-#include "kernels/cuda/timer.h"
 
 // A graph is offered fewer configurations than FORM_CONFIGS; the backward may have two graphs.
 enum { FORM_CONFIGS = 8, MAX_CONFIGS = 2 * FORM_CONFIGS };

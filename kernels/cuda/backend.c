@@ -6,7 +6,7 @@
 
 #include "base/os.h"
 #include "base/memory.h"
-#include "kernels/cuda/check.h"
+#include "kernels/cuda/gpu.h"
 #include "kernels/cuda/cuda.h"
 #include "kernels/record.h"
 
@@ -97,6 +97,7 @@ static void set_operations(Cuda *c) {
   Backend *be = &c->base;
   be->destroy = cuda_destroy;
   cuda_set_memory(c);
+  cuda_set_step(c);
   cuda_set_update(c);
   cuda_set_snapshot(c);
   be->embed = cuda_embed;
@@ -109,8 +110,6 @@ static void set_operations(Cuda *c) {
   be->wgrad = cuda_wgrad;
   be->wgrad_part = cuda_wgrad_part;
   be->embed_backward = cuda_embed_backward;
-  be->replay_begin = cuda_replay_begin;
-  be->replay_end = cuda_replay_end;
   be->profile = op_profile;
   be->trace_open = op_trace_open;
   be->trace_begin = op_trace_begin;

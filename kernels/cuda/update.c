@@ -1,12 +1,11 @@
-// The update: tables of the parameters on the device, built from the model's list once, and the
-// launches over them.
-#include <assert.h>
+// The tables of the parameters on the device, built from the model's list once, and the update over
+// them.
 #include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/memory.h"
-#include "kernels/cuda/check.h"
+#include "kernels/cuda/gpu.h"
 #include "kernels/cuda/cuda.h"
 
 static int64_t ceil_div(int64_t a, int64_t b) {
@@ -171,39 +170,6 @@ const ParamTable *cuda_table(Cuda *c, const ParamTensor *list, int count) {
 
 // ---- The operations
 
-static void op_step_begin(Backend *be) {
-  be->zero(be, cuda_of(be)->state, offsetof(StepState, updates));
-}
-
-// Not in a recording, which would freeze the values.
-static void op_set_hyper(Backend *be, const AdamW *hyper) {
-  be->write(be, &cuda_of(be)->state->hyper, hyper, sizeof *hyper);
-  be->calibrating = false;
-}
-
-static void op_step_end(Backend *be) {
-  Cuda *c = cuda_of(be);
-  assert(c->published - c->taken < MAX_RESULTS);
-  const int slot = (int)(c->published++ % MAX_RESULTS);
-  CUDA_CHECK(cudaMemcpyAsync(&c->pinned->results[slot], c->state, sizeof *c->state,
-                             cudaMemcpyDeviceToHost, c->gpu.stream));
-  CUDA_CHECK(cudaEventRecord(c->result_ready[slot], c->gpu.stream));
-}
-
-static StepResult op_step_result(Backend *be) {
-  Cuda *c = cuda_of(be);
-  assert(c->taken < c->published);
-  const int slot = (int)(c->taken++ % MAX_RESULTS);
-  CUDA_CHECK(cudaEventSynchronize(c->result_ready[slot]));
-  const StepState *s = &c->pinned->results[slot];
-  return (StepResult){.loss = s->loss,
-                      .grad_norm = s->grad_norm,
-                      .applied = s->applied != 0,
-                      .updates = s->updates,
-                      .saturated = s->saturated,
-                      .saturated_first = s->saturated > 0 ? s->saturated_first : -1};
-}
-
 // Gives those with FP8 copies a scale that have none, from their largest value.
 static void calibrate(Cuda *c, const ParamTensor *list, int count) {
   Backend *be = &c->base;
@@ -225,19 +191,10 @@ static void op_refresh(Backend *be, const ParamTensor *list, int count) {
   cuda_copy_weights(c);
 }
 
-static void op_set_updates(Backend *be, int64_t updates) {
-  be->write(be, &cuda_of(be)->state->updates, &updates, sizeof updates);
-}
-
 void cuda_set_update(Cuda *c) {
   Backend *be = &c->base;
   be->list_bytes = list_bytes;
-  be->step_begin = op_step_begin;
   be->grads_finish = cuda_grads_finish;
-  be->set_hyper = op_set_hyper;
   be->adamw = cuda_adamw;
-  be->step_end = op_step_end;
-  be->step_result = op_step_result;
   be->refresh = op_refresh;
-  be->set_updates = op_set_updates;
 }

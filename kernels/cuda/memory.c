@@ -3,7 +3,7 @@
 #include <string.h>
 
 #include "base/memory.h"
-#include "kernels/cuda/check.h"
+#include "kernels/cuda/gpu.h"
 #include "kernels/cuda/cuda.h"
 #include "kernels/moments.h"
 

@@ -4,7 +4,7 @@
 #include <stdlib.h>
 
 #include "base/memory.h"
-#include "kernels/cuda/check.h"
+#include "kernels/cuda/gpu.h"
 #include "base/choices.h"
 #include "kernels/cuda/cuda.h"
 

@@ -1,0 +1,530 @@
+// The end of a step: the norm of the gradients, and AdamW. One launch serves all tensors, through
+// the tables of update.c.
+#include "kernels/cuda/common.cuh"
+#include "kernels/cuda/cuda.h"
+#include "kernels/moments.h"
+
+// ---- What the norm needs of the weight-gradient GEMMs' results, in three launches for all tensors; the
+// results are only read:
+//   1. gradients: a block a tile of 128 x 256 (or 32768 elements of a tensor that is not folded).
+//        partial column sums of dW' W; partial sum of squares of dW = dW' wn (+ what the plain use
+//        has left)
+//   2. columns: dwn[k] = sum of the partial column sums of column k, over ascending rows; sum of
+//        squares of dwn; a copy of wn, which dW needs after wn's own update
+//   3. norm: one block adds all partial sums of squares in order, in double.
+// Where gradients are bf16 the column sums are of dW' W', W' the bf16 copy, and divided by wn in
+// the end: half of the bytes for W, and W' is rounded as dW' is.
+// Norm weights are reached through the matrix that they are folded into; everything else has its
+// own tiles. Bytes: a folded matrix reads dW' and W' or the fp32 master; others read dW.
+
+enum { THREADS = 256, WARPS = THREADS / 32 };
+
+// Whether column sums have W' for W.
+template <typename Grad> static __device__ __forceinline__ bool of_copy(const DeviceTensor &t) {
+  return sizeof(Grad) == sizeof(bf16_bits) && t.folded;
+}
+
+// N columns a lane, warps take rows in turn, four of them at a time, so that a thread's loads are
+// under way together. Leaves the column sums of each warp; returns the thread's part of the sum of
+// squares.
+template <typename Grad, int N>
+static __device__ __forceinline__ float folded_tile(const DeviceTensor &t, int64_t row0, int64_t c0,
+                                                    float (&sums)[WARPS][TILE_COLS]) {
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const int rows = (int)min((int64_t)TILE_ROWS, t.rows - row0);
+  const Grad *plain = (const Grad *)t.grad, *folded = (const Grad *)t.grad_folded;
+  float squares = 0;
+  for (int j = lane * N; j < TILE_COLS; j += 32 * N) {
+    const int64_t c = c0 + j;
+    Pack<N> column_sum = {};
+    if (c < t.cols) {
+      const Pack<N> wn = load_pack<N>(t.norm + c);
+      for (int n0 = warp; n0 < rows; n0 += 4 * WARPS) {
+        const int64_t first = (row0 + n0) * t.cols + c, step = WARPS * t.cols;
+        Pack<N> g[4], w[4], d[4] = {};
+#pragma unroll
+        for (int k = 0; k < 4; k++)
+          if (n0 + k * WARPS < rows) {
+            g[k] = load_pack<N>(folded + first + k * step);
+            w[k] = of_copy<Grad>(t) ? load_pack<N>((const bf16_bits *)t.folded + first + k * step)
+                                    : load_once<N>(t.master + first + k * step);
+            if (plain) d[k] = load_pack<N>(plain + first + k * step);
+          }
+#pragma unroll
+        for (int k = 0; k < 4; k++)
+          if (n0 + k * WARPS < rows) {
+#pragma unroll
+            for (int i = 0; i < N; i++) {
+              column_sum.v[i] += g[k].v[i] * w[k].v[i];
+              d[k].v[i] += g[k].v[i] * wn.v[i];
+            }
+            squares += square_sum(d[k]);
+          }
+      }
+    }
+    store_pack(&sums[warp][j], column_sum);
+  }
+  return squares;
+}
+
+template <typename Grad>
+static __global__ __launch_bounds__(THREADS, 3) void gradients_kernel(ParamTable table) {
+  __shared__ __align__(16) float sums[WARPS][TILE_COLS];
+  __shared__ float scratch[32];
+  const DeviceTensor t = table.tensors[table.tile_owner[blockIdx.x]];
+  const int64_t tile = blockIdx.x - t.first_tile;
+  float squares = 0;
+  if (t.norm) {
+    const int64_t across = (t.cols + TILE_COLS - 1) / TILE_COLS;
+    const int64_t row_tile = tile / across, c0 = tile % across * TILE_COLS;
+    if (t.cols % 4 == 0)
+      squares = folded_tile<Grad, 4>(t, row_tile * TILE_ROWS, c0, sums);
+    else
+      squares = folded_tile<Grad, 1>(t, row_tile * TILE_ROWS, c0, sums);
+    __syncthreads();
+    const int64_t c = c0 + threadIdx.x;
+    float sum = 0;
+#pragma unroll
+    for (int w = 0; w < WARPS; w++) sum += sums[w][threadIdx.x];
+    if (c < t.cols) t.column_partials[row_tile * t.cols + c] = sum;
+  } else {
+    const Grad *grad = (const Grad *)t.grad;
+    const int64_t begin = tile * TILE_ELEMENTS,
+                  end = min(begin + (int64_t)TILE_ELEMENTS, t.rows * t.cols);
+#pragma unroll 8
+    for (int64_t i = begin + threadIdx.x * 4; i + 3 < end; i += THREADS * 4)
+      squares += square_sum(load_pack<4>(grad + i));
+    const int64_t rest = end - end % 4 + threadIdx.x;
+    if (rest < end) squares += square_sum(load_pack<1>(grad + rest));
+  }
+  squares = block_sum(squares, scratch);
+  if (threadIdx.x == 0) table.sumsq[blockIdx.x] = squares;
+}
+
+// The sum of every WARPS-th row's dW' W from row `first` on: where W' / wn is not W, in a column
+// whose norm weight is next to nothing.
+template <typename Grad>
+static __device__ float sum_of_masters(const DeviceTensor &t, int64_t first, int64_t c) {
+  float sum = 0;
+  for (int64_t i = first * t.cols + c; i < t.rows * t.cols; i += WARPS * t.cols)
+    sum += load_pack<1>((const Grad *)t.grad_folded + i).v[0] * t.master[i];
+  return sum;
+}
+
+// Launch: a block COLUMN_BLOCK columns; 8 threads a column share out the rows.
+template <typename Grad>
+static __global__ __launch_bounds__(THREADS) void columns_kernel(ParamTable table) {
+  __shared__ float part[WARPS][COLUMN_BLOCK];
+  const DeviceTensor t = table.tensors[table.column_owner[blockIdx.x]];
+  const int share = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const int64_t c = (blockIdx.x - t.first_column) * COLUMN_BLOCK + lane;
+  const int64_t rows = (t.rows + TILE_ROWS - 1) / TILE_ROWS;
+  const float wn = c < t.cols ? t.norm[c] : 1;
+  const bool tiny = fabsf(wn) < 0x1p-60f;
+  float sum = 0;
+  if (c < t.cols && of_copy<Grad>(t) && tiny) {
+    sum = sum_of_masters<Grad>(t, share, c);
+  } else if (c < t.cols) {
+#pragma unroll 8
+    for (int64_t n = share; n < rows; n += WARPS) sum += t.column_partials[n * t.cols + c];
+  }
+  part[share][lane] = sum;
+  __syncthreads();
+  if (share > 0) return;
+  sum = 0;
+#pragma unroll
+  for (int i = 0; i < WARPS; i++) sum += part[i][lane];
+  Pack<1> dwn = {of_copy<Grad>(t) && !tiny ? sum / wn : sum};
+  if (c < t.cols) {
+    store_pack((Grad *)t.norm_grad + c, dwn);
+    t.norm_before[c] = wn;
+  }
+  const float squares = warp_sum(c < t.cols ? square_sum(dwn) : 0.0f);
+  if (lane == 0) table.sumsq[table.tiles + blockIdx.x] = squares;
+}
+
+static __global__ void norm_kernel(int64_t count, const float *sumsq, StepState *state) {
+  const double sum = sum_by_block<8>(count, sumsq);
+  if (threadIdx.x == 0) state->grad_norm = sqrt(sum);
+}
+
+// Four elements a thread at a time.
+static __global__ __launch_bounds__(THREADS) void round_gradient_kernel(int64_t count,
+                                                                        const float *from,
+                                                                        bf16_bits *to) {
+  const int64_t thread = (int64_t)blockIdx.x * THREADS + threadIdx.x,
+                all = (int64_t)gridDim.x * THREADS;
+#pragma unroll 4
+  for (int64_t i = thread * 4; i + 3 < count; i += all * 4)
+    store_once(to + i, load_once<4>(from + i));
+  const int64_t rest = count - count % 4 + thread;
+  if (rest < count) store_once(to + rest, load_once<1>(from + rest));
+}
+
+void cuda_round_gradient(const Cuda *c, int64_t count, const stat_t *from, grad_t *to) {
+  enum { MOST_BLOCKS = 1 << 14 };
+  const int64_t blocks = blocks_for(count, 16 * THREADS);
+  round_gradient_kernel<<<(unsigned)min(blocks, (int64_t)MOST_BLOCKS), THREADS, 0, c->gpu.stream>>>(
+      count, (const float *)from, (bf16_bits *)to);
+  LAUNCHED();
+}
+
+void cuda_grads_finish(Backend *be, const ParamTensor *list, int count) {
+  Cuda *c = cuda_of(be);
+  const ParamTable *table = cuda_table(c, list, count);
+  const cudaStream_t stream = c->gpu.stream;
+  by_gradient(table->grads_fp32, [&](auto *grad) {
+    using Grad = std::remove_pointer_t<decltype(grad)>;
+    gradients_kernel<Grad><<<(unsigned)table->tiles, THREADS, 0, stream>>>(*table);
+    LAUNCHED();
+    if (table->columns > 0)
+      columns_kernel<Grad><<<(unsigned)table->columns, THREADS, 0, stream>>>(*table);
+    LAUNCHED();
+  });
+  norm_kernel<<<1, 1024, 0, stream>>>(table->tiles + table->columns, table->sumsq, c->state);
+  LAUNCHED();
+}
+
+// ---- FP8 copies of a weight W [N, K], by_row [N, K] and by_col [K, stride], from one pass over it.
+//
+// A block of 8 warps has a tile of 128 x 128. A warp has 16 of its rows, a lane four neighbouring
+// columns, of four rows at a time: 2q, 2q + 1, 2q + 8 and 2q + 9, whose values of a column are four
+// neighbouring bytes of by_col (kernels/fp8.h). So both copies are made of words: those of by_row
+// after an exchange between two lanes, since four columns are halves of two such words; those of
+// by_col after a transposition of 4 x 4 bytes. They wait in shared memory until a column's 128
+// bytes are together.
+
+enum { WEIGHT_THREADS = 256 };
+
+struct WeightTile {
+  const DeviceTensor &t;
+  uint32_t (*by_col)[WEIGHT_TILE / 4]; // [WEIGHT_TILE] in shared memory: words of columns
+  int64_t row0;                        // of the tile
+  int c0;
+  int warp, lane;
+  float scale;
+  uint32_t largest; // bits of the largest |value|; NaN is larger than all
+
+  __device__ __forceinline__ int column() const {
+    return c0 + lane * 4;
+  }
+  // Row k (0 .. 3) of step q (0 .. 3).
+  __device__ __forceinline__ int64_t row(int q, int k) const {
+    return row0 + warp * 16 + 2 * q + k % 2 + k / 2 * 8;
+  }
+  __device__ __forceinline__ bool inside(int q, int k) const {
+    return column() < t.cols && row(q, k) < t.rows;
+  }
+
+  __device__ __forceinline__ void count(float value) {
+    largest = max(largest, __float_as_uint(fabsf(value)));
+  }
+  __device__ __forceinline__ uint32_t convert(const Pack<4> &p) {
+    uint32_t two[2];
+#pragma unroll
+    for (int i = 0; i < 4; i++) count(p.v[i]);
+#pragma unroll
+    for (int i = 0; i < 2; i++) two[i] = e4m3_two(p.v[2 * i] * scale, p.v[2 * i + 1] * scale);
+    return two[0] | two[1] << 16;
+  }
+
+  // Four columns of a row. The lane two on has those 8 on; they share two words of by_row, and each
+  // stores one. By whole warps.
+  __device__ __forceinline__ void store_row(int64_t row, bool inside, uint32_t four) const {
+    const bool second = lane & 2;
+    const uint32_t got = __shfl_xor_sync(0xffffffffu, second ? four : four >> 16, 2),
+                   word = second ? __byte_perm(got, four, 0x7610) : __byte_perm(four, got, 0x5410);
+    const int place = column() - lane % 4 * 4 + (lane % 2 * 2 + second) * 4;
+    if (inside) *reinterpret_cast<uint32_t *>(t.by_row + row * t.cols + place) = word;
+  }
+
+  // Step q: the values of four columns in each of the four rows, 0 past the last.
+  __device__ __forceinline__ void store(int q, const Pack<4> (&values)[4]) {
+    uint32_t rows[4];
+#pragma unroll
+    for (int k = 0; k < 4; k++) {
+      rows[k] = convert(values[k]);
+      store_row(row(q, k), inside(q, k), rows[k]);
+    }
+    const uint32_t a = __byte_perm(rows[0], rows[1], 0x5140),
+                   b = __byte_perm(rows[2], rows[3], 0x5140),
+                   c = __byte_perm(rows[0], rows[1], 0x7362),
+                   d = __byte_perm(rows[2], rows[3], 0x7362);
+    const int word = (warp * 4 + q) ^ lane; // no two lanes meet in a bank, here or in finish
+    by_col[lane * 4][word] = __byte_perm(a, b, 0x5410);
+    by_col[lane * 4 + 1][word] = __byte_perm(a, b, 0x7632);
+    by_col[lane * 4 + 2][word] = __byte_perm(c, d, 0x5410);
+    by_col[lane * 4 + 3][word] = __byte_perm(c, d, 0x7632);
+  }
+
+  // After all steps, by the whole block.
+  __device__ __forceinline__ void finish() const {
+    if (!t.by_col) return;
+    __syncthreads();
+    const int64_t row = row0 + lane * 4, end = (t.rows + FP8_GROUP - 1) / FP8_GROUP * FP8_GROUP;
+    for (int c = warp; c < WEIGHT_TILE && c0 + c < t.cols; c += WEIGHT_THREADS / 32)
+      if (row < end)
+        *reinterpret_cast<uint32_t *>(t.by_col + (c0 + c) * t.stride + row) =
+            by_col[c][lane ^ (c / 4)];
+  }
+
+  // In the tensor's scaling, by whole warps.
+  __device__ __forceinline__ void report(int64_t block) const {
+    const uint32_t most = __reduce_max_sync(0xffffffffu, largest);
+    if (lane == 0) atomicMax(&t.scaling->maxima[(block * 8 + warp) % MAXIMA], most);
+  }
+};
+
+// That of a block of the update's launch.
+static __device__ __forceinline__ WeightTile weight_tile(const DeviceTensor &t, int64_t block,
+                                                         uint32_t (*by_col)[WEIGHT_TILE / 4]) {
+  const int64_t tile = block - t.first_update, across = (t.cols + WEIGHT_TILE - 1) / WEIGHT_TILE;
+  return {t,
+          by_col,
+          tile / across * WEIGHT_TILE,
+          (int)(tile % across) * WEIGHT_TILE,
+          (int)threadIdx.x / 32,
+          (int)threadIdx.x % 32,
+          t.scaling->scale,
+          0};
+}
+
+// ---- AdamW over all tensors, and the compute copies. arXiv 1711.05101, as torch.optim.AdamW:
+//   g' = clip g      m = b1 m + (1 - b1) g'      v = b2 v + (1 - b2) g'^2
+//   W = (1 - lr decay) W - lr / (1 - b1^t) m / (sqrt(v / (1 - b2^t)) + eps)
+//   compute = bf16(W)      folded = bf16(W wn), with the wn of this update; or both FP8 copies
+// and g = grad + grad_folded wn, with the wn that the forward used (grads.cu keeps it).
+// Three launches: norm weights first, since the folded copies read them; then what has bf16 copies,
+// then what has FP8 copies (weight_tile.cuh). Before them one thread decides on the device whether
+// the update happens (loss and norm finite), counts it, and prepares its factors: so nothing has to
+// come back to the host within a step. Bytes an element: 12 + 12 of fp32 state (8 + 8 with bf16
+// moments, rounded after the step is made), a gradient of 2 or 4, copies of 2 (twice both for a
+// tied embedding).
+// Launch: a block UPDATE_BLOCK elements of one tensor, 4 a thread at a time; or a tile.
+
+static __global__ void factors_kernel(StepState *state) {
+  state->applied = isfinite(state->loss) && isfinite(state->grad_norm);
+  if (!state->applied) return;
+  const AdamW a = state->hyper;
+  const double t = (double)++state->updates;
+  const bool clipped = a.clip_norm > 0 && state->grad_norm > a.clip_norm;
+  state->clip = clipped ? (float)(a.clip_norm / state->grad_norm) : 1.0f;
+  state->step_size = (float)(a.learning_rate / (1 - pow(a.beta1, t)));
+  state->per_root = (float)(1 / sqrt(1 - pow(a.beta2, t)));
+}
+
+struct Factors {
+  float clip, step_size, per_root, keep, beta1, beta2, eps;
+  uint32_t key; // of bf16 moments' noise
+};
+
+static __device__ __forceinline__ float update(float w, float &m, float &v, float g,
+                                               const Factors &f) {
+  g *= f.clip;
+  m = f.beta1 * m + (1 - f.beta1) * g;
+  v = f.beta2 * v + (1 - f.beta2) * g * g;
+  return f.keep * w - f.step_size * m / (sqrtf(v) * f.per_root + f.eps);
+}
+
+// Of a vector over the columns of a matrix, from one column on; past the last one comes the first.
+template <int N>
+static __device__ __forceinline__ Pack<N> at_columns(const float *vector, int column, int cols) {
+  if (N > 1 && cols % N == 0) return load_pack<N>(vector + column);
+  Pack<N> values;
+#pragma unroll
+  for (int k = 0; k < N; k++) values.v[k] = vector[(column + k) % cols];
+  return values;
+}
+
+template <int N> struct Elements { Pack<N> w, m, v, g; };
+
+// From element i of the tensor on. norm: wn as the forward used it, of their columns.
+template <typename Grad, typename Moment, int N>
+static __device__ __forceinline__ Elements<N> load_elements(const DeviceTensor &t, int64_t i,
+                                                            const Pack<N> &norm) {
+  Elements<N> e = {load_once<N>(t.master + i),
+                   load_once<N>((const Moment *)t.m + i),
+                   load_once<N>((const Moment *)t.v + i),
+                   {}};
+  if (t.grad) e.g = load_pack<N>((const Grad *)t.grad + i);
+  if (!t.grad_folded) return e;
+  const Pack<N> folded = load_pack<N>((const Grad *)t.grad_folded + i);
+#pragma unroll
+  for (int k = 0; k < N; k++) e.g.v[k] += folded.v[k] * norm.v[k];
+  return e;
+}
+
+// Updates and stores them, and leaves the new weights in e.
+template <typename Moment, int N>
+static __device__ __forceinline__ void update_elements(const DeviceTensor &t, int64_t i,
+                                                       Elements<N> &e, const Factors &f) {
+#pragma unroll
+  for (int k = 0; k < N; k++) e.w.v[k] = update(e.w.v[k], e.m.v[k], e.v.v[k], e.g.v[k], f);
+  store_once(t.master + i, e.w);
+  if constexpr (std::is_same_v<Moment, bf16_bits>) {
+#pragma unroll
+    for (int k = 0; k < N; k++) {
+      const uint32_t noise = moment_noise(f.key, i + k);
+      e.m.v[k] = moment_round(e.m.v[k], noise);
+      e.v.v[k] = moment_round(e.v.v[k], noise >> 16);
+    }
+  }
+  store_once((Moment *)t.m + i, e.m);
+  store_once((Moment *)t.v + i, e.v);
+}
+
+template <int N>
+static __device__ __forceinline__ void copy_pack(const DeviceTensor &t, int64_t i, int column,
+                                                 const Pack<N> &w) {
+  Pack<N> copy = w;
+  if (t.compute) store_pack(t.compute + i, copy);
+  if (!t.folded) return;
+  const Pack<N> wn = at_columns<N>(t.norm, column, (int)t.cols);
+#pragma unroll
+  for (int k = 0; k < N; k++) copy.v[k] = w.v[k] * wn.v[k];
+  store_pack(t.folded + i, copy);
+}
+
+// The update and the copies; Moment void: the copies only.
+template <typename Grad, typename Moment, int N>
+static __device__ __forceinline__ void step(const DeviceTensor &t, int64_t i, int column,
+                                            const Factors &f) {
+  if constexpr (std::is_void_v<Moment>) {
+    copy_pack(t, i, column, load_pack<N>((const float *)t.master + i));
+  } else {
+    Pack<N> norm = {};
+    if (t.norm) norm = at_columns<N>(t.norm_before, column, (int)t.cols);
+    Elements<N> e = load_elements<Grad, Moment, N>(t, i, norm);
+    update_elements<Moment>(t, i, e, f);
+    copy_pack(t, i, column, e.w);
+  }
+}
+
+static __device__ __forceinline__ Factors factors_of(const DeviceTensor &t,
+                                                     const StepState *state) {
+  const AdamW &a = state->hyper;
+  const float keep = (float)(1 - a.learning_rate * (t.decay ? a.weight_decay : 0));
+  return {state->clip,    state->step_size, state->per_root, keep,
+          (float)a.beta1, (float)a.beta2,   (float)a.eps,    moment_key(state->updates, t.index)};
+}
+
+template <typename Grad, typename Moment>
+static __global__ __launch_bounds__(THREADS) void adamw_kernel(ParamTable table,
+                                                               int64_t first_block,
+                                                               const StepState *state) {
+  constexpr bool UPDATE = !std::is_void_v<Moment>;
+  if (UPDATE && !state->applied) return;
+  const int64_t block = first_block + blockIdx.x;
+  const DeviceTensor t = table.tensors[table.update_owner[block]];
+  const Factors f = UPDATE ? factors_of(t, state) : Factors{};
+  const int64_t begin = (block - t.first_update) * UPDATE_BLOCK,
+                end = min(begin + (int64_t)UPDATE_BLOCK, t.rows * t.cols);
+  const int start_column = (int)(begin % t.cols), cols = (int)t.cols;
+#pragma unroll 2
+  for (int64_t i = begin + threadIdx.x * 4; i + 3 < end; i += THREADS * 4)
+    step<Grad, Moment, 4>(t, i, (start_column + (int)(i - begin)) % cols, f);
+  const int64_t i = end - end % 4 + threadIdx.x; // the last one to three elements of a tensor
+  if (i < end) step<Grad, Moment, 1>(t, i, (int)(i % cols), f);
+}
+
+// Of tensors with FP8 copies, a tile a block. An update that is left out writes the copies, too,
+// since their scales may be new.
+template <typename Grad, typename Moment>
+static __global__ __launch_bounds__(WEIGHT_THREADS,
+                                    2) void adamw_fp8_kernel(ParamTable table, int64_t first_block,
+                                                             const StepState *state) {
+  __shared__ uint32_t by_col[WEIGHT_TILE][WEIGHT_TILE / 4];
+  constexpr bool UPDATE = !std::is_void_v<Moment>;
+  const bool update = UPDATE && state->applied;
+  const int64_t block = first_block + blockIdx.x;
+  const DeviceTensor t = table.tensors[table.update_owner[block]];
+  const Factors f = update ? factors_of(t, state) : Factors{};
+  WeightTile tile = weight_tile(t, block, by_col);
+  const int column = tile.column();
+  Pack<4> before = {}, norm = {1, 1, 1, 1};
+  if (t.norm && column < t.cols) {
+    if (UPDATE) before = load_pack<4>((const float *)t.norm_before + column);
+    norm = load_pack<4>(t.norm + column);
+  }
+#pragma unroll 1
+  for (int q = 0; q < 4; q++) {
+    Elements<4> e[4] = {};
+#pragma unroll
+    for (int k = 0; k < 4; k++) { // their loads are under way together
+      const int64_t i = tile.row(q, k) * t.cols + column;
+      if (!tile.inside(q, k)) continue;
+      if constexpr (UPDATE) {
+        if (update) e[k] = load_elements<Grad, Moment, 4>(t, i, before);
+      }
+      if (!update) e[k].w = load_once<4>(t.master + i);
+    }
+    Pack<4> values[4];
+#pragma unroll
+    for (int k = 0; k < 4; k++) {
+      const int64_t i = tile.row(q, k) * t.cols + column;
+      const bool inside = tile.inside(q, k);
+      if constexpr (UPDATE) {
+        if (update && inside) update_elements<Moment>(t, i, e[k], f);
+      }
+#pragma unroll
+      for (int c = 0; c < 4; c++) values[k].v[c] = e[k].w.v[c] * norm.v[c];
+      if (t.compute && inside) store_pack(t.compute + i, e[k].w);
+    }
+    tile.store(q, values);
+  }
+  tile.finish();
+  tile.report(block);
+}
+
+// The largest values of those that have no scale yet.
+static __global__
+__launch_bounds__(WEIGHT_THREADS) void largest_weight_kernel(ParamTable table,
+                                                             int64_t first_block) {
+  const int64_t block = first_block + blockIdx.x;
+  const DeviceTensor t = table.tensors[table.update_owner[block]];
+  if (t.scaling->scale != 0) return;
+  WeightTile tile = weight_tile(t, block, nullptr);
+  for (int i = 0; i < 16; i++)
+    for (int c = tile.column(); tile.inside(i / 4, i % 4) && c < tile.column() + 4; c++)
+      tile.count(t.master[tile.row(i / 4, i % 4) * t.cols + c] * (t.norm ? t.norm[c] : 1));
+  tile.report(block);
+}
+
+template <typename Grad, typename Moment> static void launch(const Cuda *c) {
+  const ParamTable &table = c->table;
+  const auto blocks = [&](auto kernel, int threads, int64_t first, int64_t end) {
+    if (first == end) return;
+    kernel<<<(unsigned)(end - first), threads, 0, c->gpu.stream>>>(table, first, c->state);
+    LAUNCHED();
+  };
+  blocks(adamw_kernel<Grad, Moment>, THREADS, 0, table.norm_blocks);
+  blocks(adamw_kernel<Grad, Moment>, THREADS, table.norm_blocks, table.plain_blocks);
+  blocks(adamw_fp8_kernel<Grad, Moment>, WEIGHT_THREADS, table.plain_blocks, table.update_blocks);
+}
+
+void cuda_adamw(Backend *be, const ParamTensor *list, int count) {
+  Cuda *c = cuda_of(be);
+  cuda_table(c, list, count);
+  factors_kernel<<<1, 1, 0, c->gpu.stream>>>(c->state);
+  LAUNCHED();
+  if (c->scalings)
+    launch_scalings_update(c->scalings, c->table_count, c->config.scaling_count, c->state,
+                           c->gpu.stream);
+  by_gradient(c->table.grads_fp32, [&](auto *grad) {
+    using Grad = std::remove_pointer_t<decltype(grad)>;
+    if (c->config.moments == MOMENTS_BF16)
+      launch<Grad, bf16_bits>(c);
+    else
+      launch<Grad, float>(c);
+  });
+}
+
+void cuda_largest_weights(const Cuda *c) {
+  const int64_t first = c->table.plain_blocks, blocks = c->table.update_blocks - first;
+  largest_weight_kernel<<<(unsigned)blocks, WEIGHT_THREADS, 0, c->gpu.stream>>>(c->table, first);
+  LAUNCHED();
+}
+
+void cuda_copy_weights(const Cuda *c) {
+  launch<float, void>(c);
+}

@@ -1,0 +1,88 @@
+// A step's begin and end, its results on their way to the host, and its parts recorded as CUDA
+// graphs, so that the host stays out of the GPU's way.
+#include <assert.h>
+#include <stddef.h>
+
+#include "kernels/cuda/cuda.h"
+
+static void op_step_begin(Backend *be) {
+  be->zero(be, cuda_of(be)->state, offsetof(StepState, updates));
+}
+
+// Not in a recording, which would freeze the values.
+static void op_set_hyper(Backend *be, const AdamW *hyper) {
+  be->write(be, &cuda_of(be)->state->hyper, hyper, sizeof *hyper);
+  be->calibrating = false;
+}
+
+static void op_step_end(Backend *be) {
+  Cuda *c = cuda_of(be);
+  assert(c->published - c->taken < MAX_RESULTS);
+  const int slot = (int)(c->published++ % MAX_RESULTS);
+  CUDA_CHECK(cudaMemcpyAsync(&c->pinned->results[slot], c->state, sizeof *c->state,
+                             cudaMemcpyDeviceToHost, c->gpu.stream));
+  CUDA_CHECK(cudaEventRecord(c->result_ready[slot], c->gpu.stream));
+}
+
+static StepResult op_step_result(Backend *be) {
+  Cuda *c = cuda_of(be);
+  assert(c->taken < c->published);
+  const int slot = (int)(c->taken++ % MAX_RESULTS);
+  CUDA_CHECK(cudaEventSynchronize(c->result_ready[slot]));
+  const StepState *s = &c->pinned->results[slot];
+  return (StepResult){.loss = s->loss,
+                      .grad_norm = s->grad_norm,
+                      .applied = s->applied != 0,
+                      .updates = s->updates,
+                      .saturated = s->saturated,
+                      .saturated_first = s->saturated > 0 ? s->saturated_first : -1};
+}
+
+static void op_set_updates(Backend *be, int64_t updates) {
+  be->write(be, &cuda_of(be)->state->updates, &updates, sizeof updates);
+}
+
+// ---- Graphs
+
+// The first call launches as it goes, since plans that were not made at the start are made there.
+static bool op_replay_begin(Backend *be, ReplaySlot slot) {
+  Cuda *c = cuda_of(be);
+  Recording *r = &c->recordings[slot];
+  if (be->calibrating) return true;
+  if (r->graph) {
+    CUDA_CHECK(cudaGraphLaunch(r->graph, c->gpu.stream));
+    return false;
+  }
+  if (c->options.graphs && r->calls++ > 0)
+    CUDA_CHECK(cudaStreamBeginCapture(c->gpu.stream, cudaStreamCaptureModeThreadLocal));
+  return true;
+}
+
+static void op_replay_end(Backend *be, ReplaySlot slot) {
+  Cuda *c = cuda_of(be);
+  Recording *r = &c->recordings[slot];
+  if (r->calls < 2 || be->calibrating) return;
+  cudaGraph_t graph;
+  CUDA_CHECK(cudaStreamEndCapture(c->gpu.stream, &graph));
+  CUDA_CHECK(cudaGraphInstantiate(&r->graph, graph, 0));
+  CUDA_CHECK(cudaGraphDestroy(graph));
+  CUDA_CHECK(cudaGraphLaunch(r->graph, c->gpu.stream));
+}
+
+void cuda_replay_close(Cuda *c) {
+  for (int i = 0; i < REPLAY_SLOTS; i++) {
+    if (c->recordings[i].graph) CUDA_CHECK(cudaGraphExecDestroy(c->recordings[i].graph));
+    c->recordings[i] = (Recording){0};
+  }
+}
+
+void cuda_set_step(Cuda *c) {
+  Backend *be = &c->base;
+  be->step_begin = op_step_begin;
+  be->set_hyper = op_set_hyper;
+  be->step_end = op_step_end;
+  be->step_result = op_step_result;
+  be->set_updates = op_set_updates;
+  be->replay_begin = op_replay_begin;
+  be->replay_end = op_replay_end;
+}
