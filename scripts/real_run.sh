@@ -66,7 +66,7 @@ ls -l "$text" >>"$report"
 [ -e "$out/data/dataset.json" ] ||
   part prepare ./prepare --tokenizer "$out/tok" --val-fraction 0.02 --out "$out/data" "$text"
 part train ./train "$config" "data.train=$out/data/train-*.bin" "data.val=$out/data/val-*.bin" \
-  "output.dir=$out/run" output.log_interval=100 train.resume=auto "$@"
+  "output.dir=$out/run" train.resume=auto "$@"
 cp "$out/run/log.jsonl" "$out/log.jsonl"
 
 rm -f "$out/samples.txt"

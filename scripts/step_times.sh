@@ -68,7 +68,7 @@ time_model() {
   local command=("${program[@]}" "configs/$config.json" "data.train=$folder/tokens/train-*.bin" data.val= data.tokenizer=bytes
     "backend.device=$device" "train.batch_size=$batch" "train.sequence_length=$length" train.save_interval=-1
     train.sample_interval=-1 optimizer.warmup_steps=0 model.tie_word_embeddings=false "backend.$precision_key=$precision"
-    "output.dir=$folder/$name" output.log_interval=1 "$@")
+    "output.dir=$folder/$name" "$@")
   # The first start ever also times the algorithms, and remembers them.
   if [ -n "$ours" ]; then
     case $kernels in

@@ -105,7 +105,6 @@ typedef struct OutputConfig {
   char dir[PATH_CHARS];  // the run's folder: log.jsonl, run.json, checkpoints
   SaveDtype save_dtype;  // of the weights in a checkpoint's model.safetensors
   bool background_save;  // written while training goes on
-  int64_t log_interval;  // steps between progress lines
   int64_t profile_steps; // that profilers record, from step PROFILE_START of a process; 0 = none
   bool breakdown;        // GPU: single steps are traced and split up
   int64_t breakdown_interval; // steps between them

@@ -181,7 +181,6 @@ const Key config_keys[] = {
     BOOL(output, background_save, "true", 0,
          "a checkpoint is written while training goes on, from a copy in the host's memory; false: "
          "training waits"),
-    INTEGER(output, log_interval, "1", 1, 99999999, 0, "steps between progress lines"),
     INTEGER(output, profile_steps, "0", 0, 99999999, 0,
             "steps that a profiler records, between cudaProfilerStart and cudaProfilerStop, from "
             "the process' tenth on; a GPU's steps are then not replayed, so that NVTX ranges hold "
@@ -207,6 +206,7 @@ static const struct {
     {"train", "resume_warmup_steps", "a resumed run has the rate of its schedule at that step"},
     {"output", "profile_start", "output.profile_steps begin with the process' tenth step"},
     {"output", "profile_graphs", "steps are not replayed while output.profile_steps is above 0"},
+    {"output", "log_interval", "progress lines come once a second; log.jsonl has every step"},
     {"train", "spike_zscore", "log.jsonl has the loss and the gradient norm of every step"},
 };
 enum { RETIRED_KEYS = sizeof retired_keys / sizeof *retired_keys };

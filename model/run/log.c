@@ -7,6 +7,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "base/os.h"
 #include "base/memory.h"
 #include "model/run/backend.h"
 
@@ -107,7 +108,7 @@ static int cut_torn_line(RunLog *log) {
 }
 
 int log_open(RunLog *log, const char *run_dir, int64_t steps, Error *err) {
-  *log = (RunLog){.steps = steps, .lines = {.foreign = true}};
+  *log = (RunLog){.steps = steps, .lines = {.foreign = true}, .opened_ms = now_ms()};
   log->path = path_text("%s/log.jsonl", run_dir);
   log->fd = open(log->path.text, O_RDWR | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
   log->opened = log->fd >= 0;
@@ -246,10 +247,20 @@ static void print_step(const RunLog *log, const StepLine *s, double tokens_per_s
   fflush(stdout);
 }
 
-void log_train(RunLog *log, const StepLine *s, bool print) {
+static bool line_due(const RunLog *log, const StepLine *s, double now) {
+  const double pace_ms = now - log->opened_ms < 60e3 ? 1e3 : 10e3;
+  return !s->applied || s->step == log->steps || log->printed_ms == 0 ||
+         now - log->printed_ms >= pace_ms;
+}
+
+void log_train(RunLog *log, const StepLine *s) {
   log->ms_mean = log->ms_mean > 0 ? 0.95 * log->ms_mean + 0.05 * s->ms : s->ms;
   const double tokens_per_s = s->ms > 0 ? 1000 * (double)s->tokens / s->ms : 0;
-  if (print || !s->applied) print_step(log, s, tokens_per_s);
+  const double now = now_ms();
+  if (line_due(log, s, now)) {
+    print_step(log, s, tokens_per_s);
+    log->printed_ms = now;
+  }
   JsonWriter *w = begin_record(log, "train", s->step);
   put_number(w, "loss", s->loss);
   put_number(w, "lr", s->lr);

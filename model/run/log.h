@@ -45,12 +45,13 @@ typedef struct RunLog {
   bool opened;
   int fd;
   PathText path;
-  off_t bytes;      // of the lines in the file
-  JsonWriter lines; // that are not in the file yet
-  bool failed;      // the last write did; said once
-  bool torn;        // and has left a part of a line
-  int64_t steps;    // of the whole run, for "step/total"
-  double ms_mean;   // running mean of a step's time, for the time left
+  off_t bytes;                  // of the lines in the file
+  JsonWriter lines;             // that are not in the file yet
+  bool failed;                  // the last write did; said once
+  bool torn;                    // and has left a part of a line
+  int64_t steps;                // of the whole run, for "step/total"
+  double ms_mean;               // running mean of a step's time, for the time left
+  double opened_ms, printed_ms; // when the log was opened, and the last progress line printed
 } RunLog;
 
 typedef struct StartFacts {
@@ -95,7 +96,9 @@ void log_sync(RunLog *log);
 bool log_has_end(const char *run_dir, int64_t step);
 void log_start(RunLog *log, const StartFacts *facts);
 void log_opened(RunLog *log, int64_t step, const Phases *phases, size_t memory_taken);
-void log_train(RunLog *log, const StepLine *line, bool print); // print: the progress line, too
+// Prints the progress line of the first and the last step, of one that was skipped, and otherwise
+// once a second, after a minute once in ten.
+void log_train(RunLog *log, const StepLine *line);
 void log_val(RunLog *log, const ValLine *line, bool best);
 void log_sample(RunLog *log, int64_t step, const char *text, size_t bytes);
 void log_save(RunLog *log, int64_t step, const char *path, double ms, double waited_ms);

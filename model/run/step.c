@@ -79,8 +79,7 @@ static int book_step(Run *run, Error *err) {
     log_opened(&run->log, line.step, &run->phases,
                run->be->memory_taken ? run->be->memory_taken(run->be) : 0);
   }
-  log_train(&run->log, &line,
-            line.step % c->output.log_interval == 0 || line.step == c->train.steps);
+  log_train(&run->log, &line);
   watch_saturation(run, &line);
   run_watch_step(run, &line, end);
   if (line.applied || run->state.nonfinite_row < c->train.max_nonfinite) return 0;

@@ -7,7 +7,7 @@
 prepare_data 400
 config=$folder/config.json
 write_config "$config"
-endless=(train.steps=1000000 output.log_interval=50)
+endless=(train.steps=1000000)
 
 log_is_whole() { # RUN STEPS: every line is a record, and it has every step
   [ "$(grep -cvE '^\{"kind":"[a-z]+","step":[0-9]+.*\}$' "$folder/$1/log.jsonl")" = 0 ] &&

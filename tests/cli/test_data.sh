@@ -6,7 +6,7 @@ prepare_data 2000
 config=$folder/config.json
 write_config "$config"
 cp -r "$folder/data" "$folder/kept"
-wide=(train.steps=1000000 train.batch_size=8 output.log_interval=1)
+wide=(train.steps=1000000 train.batch_size=8)
 
 # starts NAME OVERRIDES...: a run in the background, into $folder/NAME, after its tenth step.
 starts() {

@@ -28,7 +28,7 @@ Config tiny_training_config(const char *folder, int steps, const char *output) {
       " \"data\": {\"train\": \"%s/tokens.bin\"},"
       " \"train\": {\"steps\": %d, \"sequence_length\": 8, \"batch_size\": 1},"
       " \"backend\": {\"device\": \"cpu\", \"threads\": 1},"
-      " \"output\": {\"dir\": \"%s/run\", \"log_interval\": 100%s}}",
+      " \"output\": {\"dir\": \"%s/run\"%s}}",
       VOCAB, folder, steps, folder, output);
   must(config_parse(&config, "test", json, 0, NULL, &err), &err);
   free(json);
