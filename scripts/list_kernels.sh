@@ -6,22 +6,20 @@ set -euo pipefail
 list=${1:?usage: scripts/list_kernels.sh LIST LOGS} logs=${2:?usage: scripts/list_kernels.sh LIST LOGS}
 kernels=$("$list")
 
-# Of each kernel: program, rows, columns, registers, bytes of spill stores and loads. A kernel's name has its tile in it, as
-# TileILi128ELi256E...
-assembled=$(for log in "$logs"/*.ptxas; do
-  sed -nE -e "s/.*Compiling entry function '.*sync_kernel.*/tile 64 64/p" \
-    -e "s/.*Compiling entry function '.*TileILi([0-9]+)ELi([0-9]+)E.*/tile \1 \2/p" \
-    -e 's/.* ([0-9]+) bytes spill stores, ([0-9]+) bytes spill loads.*/spills \1 \2/p' \
-    -e 's/.*Used ([0-9]+) registers.*/registers \1/p' "$log" |
-    awk -v program="$(basename "$log" .ptxas)" '
-      $1 == "tile" { tile = $2 " " $3 }
-      $1 == "spills" { spills = $2 " " $3 }
-      $1 == "registers" { print program, tile, $2, spills }'
-done)
+# Of each kernel: program, rows, columns, registers, bytes of spill stores and loads. A kernel's name has its program and its
+# tile in it, as TileILi128ELi256E...16program_residualL5...
+assembled=$(sed -nE -e "s/.*entry function '.*sync_kernel.*program_([a-z0-9_]+).*/kernel \1 64 64/p" \
+  -e "s/.*entry function '.*TileILi([0-9]+)ELi([0-9]+)E.*program_([a-z0-9_]+).*/kernel \3 \1 \2/p" \
+  -e 's/.* ([0-9]+) bytes spill stores, ([0-9]+) bytes spill loads.*/spills \1 \2/p' \
+  -e 's/.*Used ([0-9]+) registers.*/registers \1/p' "$logs"/*.ptxas |
+  awk '
+    $1 == "kernel" { kernel = $2 " " $3 " " $4 }
+    $1 == "spills" { spills = $2 " " $3 }
+    $1 == "registers" { print kernel, $2, spills }')
 
 awk '
   BEGIN {
-    format = "%-20s %-8s %6s %6s %14s %15s %13s %12s\n"
+    format = "%-38s %-8s %6s %6s %14s %15s %13s %12s\n"
     printf format, "program", "tile", "stages", "slots", "shared memory", "registers", "spill stores", "spill loads"
   }
   FNR == NR { made[$1, $2, $3] = $4 " " $5 " " $6; next }

@@ -30,9 +30,10 @@ template <class Asked, class P> ProgramKernel program_kernel() {
   return {};
 }
 
+// mma.sync is for bf16: before Hopper there is no FP8 in registers as wgmma leaves it.
 template <class P> ProgramKernel sync_program_kernel() {
   constexpr int REGISTERS = 65536 / (2 * SyncTile::THREADS); // at most, of one that also moves data
-  if constexpr (P::FORMATS == GEMM_BF16)
+  if constexpr (P::FORMATS == GEMM_BF16 && P::Copies::WIDTH == 0)
     return {(const void *)sync_kernel<P>,
             SyncTile::WARP,
             SyncTile::WARP,

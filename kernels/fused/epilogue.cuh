@@ -253,23 +253,24 @@ struct NoRowValues {
   static constexpr int COUNT = 0;
 };
 
-// RMSNorm's r of the rows of A, from their sums of squares in args.in[0].
-struct Rstd {
-  static constexpr int COUNT = 1; // values a row
-  template <int AHEAD = 4>
-  static DEVICE void of_rows(const ProgramArgs &args, int row, int M, FourRows &r) {
-    row_totals<RowSum, AHEAD>(args.in[0], row, M, r);
-#pragma unroll
-    for (int i = 0; i < 4; i++) r[i] = rsqrtf(r[i] * args.inverse_D + args.eps);
-  }
-  static DEVICE void compute(const ProgramArgs &args, int row, int M, FourRows (&values)[COUNT]) {
-    of_rows(args, row, M, values[0]);
+// ---- Precision: what A and B are, and whether what a program makes has FP8 copies. A program is a
+// template over it, and is compiled for both.
+
+struct Bf16 {
+  static constexpr GemmFormats FORMATS = GEMM_BF16;
+  static constexpr GemmForm DGRAD = GEMM_NN; // of a dgrad: W as the forward has it
+  static constexpr int PROMOTE = 0;
+  static constexpr bool COPIES = false;
+  template <int WIDTH> using Copies = CopyChunks<>;
+  // Gives row values the scales of A and B, which FP8's product comes without.
+  static DEVICE void scale_rows(const ProgramArgs &, int, int, FourRows &) {}
+  // v + x of a product v, in FP8 scale v + x.
+  static DEVICE float scaled_sum(float, float v, float x) {
+    return v + x;
   }
 };
 
-// ---- The same for FP8, whose product comes without the scales of its operands.
-
-// What that is to be multiplied by.
+// What the product of FP8 operands is to be multiplied by.
 static DEVICE float product_scale(const ProgramArgs &args) {
   return __ldg(&args.a->inverse) * __ldg(&args.b->inverse);
 }
@@ -277,42 +278,63 @@ static DEVICE float product_scale(const ProgramArgs &args) {
 static DEVICE float row_scale(const ProgramArgs &args, int row, int M) {
   return args.row_scale && row < M ? __ldg(args.row_scale + row) : 1.0f;
 }
-
-// product_scale r / q: for the rows of A with q in them, or of a gradient that is to undo that.
-struct ScaledRstd {
-  static constexpr int COUNT = 1;
-  static DEVICE void compute(const ProgramArgs &args, int row, int M, FourRows (&values)[COUNT]) {
-    Rstd::of_rows(args, row, M, values[0]);
-#pragma unroll
-    for (int i = 0; i < 4; i++)
-      values[0][i] *= product_scale(args) / row_scale(args, row + 32 * i, M);
-  }
-};
-
 // The scale of the copies; 1 where they have none, as in a calibration's first pass.
 static DEVICE float copies_scale(const ProgramArgs &args) {
   const float scale = args.copies ? __ldg(&args.copies->scale) : 1.0f;
   return scale > 0 ? scale : 1;
 }
 
-// ScaledRstd times the copies' scale: products with it are values of the copies.
-struct CopiedRstd {
-  static constexpr int COUNT = 1;
-  static DEVICE void compute(const ProgramArgs &args, int row, int M, FourRows (&values)[COUNT]) {
-    ScaledRstd::compute(args, row, M, values);
+// STAGES of K, of 128, after which the tensor cores' sums are promoted to fp32; 0: they never are.
+template <int STAGES = 0> struct E4m3 {
+  static constexpr GemmFormats FORMATS = GEMM_E4M3;
+  static constexpr GemmForm DGRAD = GEMM_NT; // W's copy by columns is its transpose
+  static constexpr int PROMOTE = STAGES;
+  static constexpr bool COPIES = true;
+  template <int WIDTH> using Copies = CopyChunks<WIDTH>;
+  // For the rows of A with q in them, or of a gradient that is to undo that.
+  static DEVICE void scale_rows(const ProgramArgs &args, int row, int M, FourRows &values) {
 #pragma unroll
-    for (int i = 0; i < 4; i++) values[0][i] *= copies_scale(args);
+    for (int i = 0; i < 4; i++) values[i] *= product_scale(args) / row_scale(args, row + 32 * i, M);
+  }
+  static DEVICE float scaled_sum(float scale, float v, float x) {
+    return fmaf(scale, v, x);
   }
 };
 
-// What a program starts from, and may redefine.
-struct ProgramDefaults {
+// ---- Row values that several programs have
+
+// RMSNorm's r of the rows of A, from their sums of squares in args.in[0].
+template <int AHEAD = 4>
+static DEVICE void rstd_of_rows(const ProgramArgs &args, int row, int M, FourRows &r) {
+  row_totals<RowSum, AHEAD>(args.in[0], row, M, r);
+#pragma unroll
+  for (int i = 0; i < 4; i++) r[i] = rsqrtf(r[i] * args.inverse_D + args.eps);
+}
+
+// That, for the product: in FP8 with the scales of A and B.
+template <class In = Bf16> struct Rstd {
+  static constexpr int COUNT = 1; // values a row
+  static DEVICE void compute(const ProgramArgs &args, int row, int M, FourRows (&values)[COUNT]) {
+    rstd_of_rows(args, row, M, values[0]);
+    In::scale_rows(args, row, M, values[0]);
+  }
+};
+
+// The scales of A and B alone.
+template <class In> struct ProductScale {
+  static constexpr int COUNT = 1;
+  static DEVICE void compute(const ProgramArgs &args, int row, int M, FourRows (&values)[COUNT]) {
+#pragma unroll
+    for (int i = 0; i < 4; i++) values[0][i] = 1;
+    In::scale_rows(args, row, M, values[0]);
+  }
+};
+
+// ---- What a program starts from, and may redefine.
+template <class In = Bf16> struct ProgramDefaults {
   static constexpr GemmForm FORM = GEMM_NT;
-  static constexpr GemmFormats FORMATS = GEMM_BF16;
-  // Stages of K, of 128, after which FP8's sums are promoted to fp32; 0: they never are.
-  static constexpr int PROMOTE = 0;
-  // Takes the last kilobyte of shared memory, for a register.
-  static constexpr bool ALIGNED = false;
+  static constexpr GemmFormats FORMATS = In::FORMATS;
+  static constexpr int PROMOTE = In::PROMOTE;
   // Whether its registers do for a tile of 192 columns, and shared memory for its tiles beside the
   // operands of 256.
   static constexpr bool FITS_192 = true, FITS_256 = true;
@@ -321,13 +343,24 @@ struct ProgramDefaults {
   using Loads = Chunks<>;
   // Tile operands out; chunk i takes the place of the chunk i that was loaded.
   using Stores = Chunks<>;
-  using Copies = CopyChunks<>;
   using RowValues = NoRowValues;
+  // FP8 copies of what it makes, and what they are multiplied by: the scale of args.copies, a row
+  // value, whose number this is (such a tensor has no other scale), or nothing more.
+  using Copies = CopyChunks<>;
+  enum { BY_SCALING = -1, SCALED_ALREADY = -2 };
+  static constexpr int COPY_SCALE = BY_SCALING;
+  // Where product and loads are 0 it makes 0, so that nothing need be done for rows past M.
+  static constexpr bool KEEPS_ZERO = false;
+  Largest largest_copied; // its base stores it
   // Where in the matrix of load i the chunk for the step at (row, column) starts.
   static DEVICE void load_position(const ProgramArgs &, int, int &, int &) {}
   // Called after the last step of 64 rows of a tile; the program starts anew for the next 64.
   DEVICE void end(const RowBlock &) {}
 };
+
+// Takes the last kilobyte of shared memory, for a second slot.
+template <class Program>
+constexpr bool takes_all_memory = Program::Stores::COUNT > 0 && Program::Copies::WIDTH == 64;
 
 // Elements of K that A and B come in at a time.
 template <class Program> constexpr int depth_of() {
@@ -363,6 +396,9 @@ template <class Program> struct Step {
   // Whether pair i lies inside of the product; a multiple of 8 columns does or does not.
   DEVICE bool inside(int i) const {
     return first_column + 8 * (i >> 1) < block.N;
+  }
+  DEVICE bool row_inside(int i) const {
+    return block.row(i & 1) < block.M;
   }
 
   // ---- The product, and what belongs to its rows and columns
@@ -410,9 +446,9 @@ template <class Program> struct Step {
     store_matrices_across(
         copies + Copies::BY_COL + column * 64 + ((warp ^ ((column >> 1) & 3)) << 4), across);
   }
-  // All warps have loaded what the copies are stored over. Does nothing where that is nothing.
+  // All warps have loaded what the copies are stored over.
   DEVICE void loads_done() const {
-    if constexpr (Program::Stores::BYTES < Program::Loads::BYTES) warpgroup_sync();
+    warpgroup_sync();
   }
 
 private:

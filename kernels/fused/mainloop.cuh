@@ -210,7 +210,7 @@ template <class T, class Program, Major A_MAJOR, Major B_MAJOR> struct Block {
     const int first_row = T::PINGPONG ? 0 : consumer * T::CONSUMER_ROWS; // in the block's tile
     constexpr bool ROW_VALUES = Program::RowValues::COUNT > 0;
     constexpr bool ARRIVE_EARLY =
-        T::BLOCKS == 1 && Program::ALIGNED; // later takes a register too many
+        T::BLOCKS == 1 && takes_all_memory<Program>; // later takes a register too many
     if (ROW_VALUES) mbarrier_wait(shared.row_full(rows.at), rows.parity);
     float copy_scale = 1;
     if (Copies::WIDTH > 0 && tile.args.copies) copy_scale = __ldg(&tile.args.copies->scale);
@@ -246,6 +246,7 @@ template <class T, class Program, Major A_MAJOR, Major B_MAJOR> struct Block {
         if (lane == 0) mbarrier_arrive(shared.done(consumer, ring.at));
       }
       program.end(block);
+      if constexpr (Copies::WIDTH > 0) program.largest_copied.store(block);
     }
     if (ROW_VALUES && !ARRIVE_EARLY && lane == 0) mbarrier_arrive(shared.row_empty(rows.at));
   }
@@ -277,7 +278,7 @@ template <class T, class Program, Major A_MAJOR, Major B_MAJOR> struct Block {
 // ---- The kernel
 
 template <class Program> DEVICE uint32_t shared_base() {
-  if constexpr (Program::ALIGNED) {
+  if constexpr (takes_all_memory<Program>) {
     extern __shared__ __align__(1024) uint8_t aligned_memory[];
     return shared_address(aligned_memory);
   } else {

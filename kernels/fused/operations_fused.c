@@ -204,12 +204,11 @@ void fused_norm_dgrad(Backend *be, int64_t M, int64_t N, Operand dz, Operand W, 
     return;
   }
   ProgramCall call = call_of(f, M, c->D, N, dz, W, true, x, sumsq);
-  const bool fp8 = in_fp8(dz, W);
-  call.loads[fp8 ? 1 : 0] = (Matrix){x.data, M, c->D};
-  call.loads[fp8 ? 0 : 1] = (Matrix){residual, M, c->D};
+  call.loads[0] = (Matrix){x.data, M, c->D};
+  call.loads[1] = (Matrix){residual, M, c->D};
   call.stores[0] = (Matrix){dx.data, M, c->D};
   call.args.in[1] = s;
-  if (fp8)
+  if (in_fp8(dz, W))
     run_copied(
         f, N > LONG_K ? PROGRAM_NORM_DGRAD_RESIDUAL_PROMOTED_FP8 : PROGRAM_NORM_DGRAD_RESIDUAL_FP8,
         &call, c->D, dx, NULL);

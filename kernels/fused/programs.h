@@ -8,30 +8,29 @@
 extern "C" {
 #endif
 
-// The table of programs that train runs: PROGRAM_NAME, programs/name.cu, and the operation of
-// kernels/ops.h that it serves.
+// The table of programs that train runs: PROGRAM_NAME and name, as DEFINE_PROGRAM has it, and the
+// operation of kernels/ops.h that it serves. _FP8: the same where A and B are FP8; PROMOTED: for a
+// long K.
 #define FUSED_PROGRAMS(ROW)                                                                        \
   ROW(RESIDUAL, residual)                       /* residual */                                     \
   ROW(ROPE, rope)                               /* qkv */                                          \
   ROW(SWIGLU, swiglu)                           /* gate_up */                                      \
-  ROW(LOGITS, logits)                           /* lm_head */                                      \
   ROW(PROBABILITIES, probabilities)             /* head_loss */                                    \
   ROW(SWIGLU_BACKWARD, swiglu_backward)         /* down_dgrad */                                   \
   ROW(NORM_DGRAD, norm_dgrad)                   /* head_dgrad */                                   \
   ROW(NORM_DGRAD_RESIDUAL, norm_dgrad_residual) /* norm_dgrad */                                   \
-  ROW(RESIDUAL_FP8, residual_fp8)               /* the same where A and B are FP8 */               \
+  ROW(RESIDUAL_FP8, residual_fp8)                                                                  \
+  ROW(RESIDUAL_PROMOTED_FP8, residual_promoted_fp8)                                                \
   ROW(ROPE_FP8, rope_fp8)                                                                          \
   ROW(SWIGLU_FP8, swiglu_fp8)                                                                      \
-  ROW(LOGITS_FP8, logits_fp8)                                                                      \
   ROW(PROBABILITIES_FP8, probabilities_fp8)                                                        \
   ROW(SWIGLU_BACKWARD_FP8, swiglu_backward_fp8)                                                    \
   ROW(NORM_DGRAD_FP8, norm_dgrad_fp8)                                                              \
   ROW(NORM_DGRAD_RESIDUAL_FP8, norm_dgrad_residual_fp8)                                            \
-  ROW(RESIDUAL_PROMOTED_FP8, residual_promoted_fp8) /* for a long K */                             \
   ROW(NORM_DGRAD_RESIDUAL_PROMOTED_FP8, norm_dgrad_residual_promoted_fp8)
 
 typedef enum ProgramName {
-#define ROW(NAME, file) PROGRAM_##NAME,
+#define ROW(NAME, name) PROGRAM_##NAME,
   FUSED_PROGRAMS(ROW)
 #undef ROW
       PROGRAMS // also means: a program that is not in the table

@@ -35,9 +35,9 @@ template <class T, class Program> struct Shared {
       Program::Loads::BYTES > STORE_BYTES ? Program::Loads::BYTES : STORE_BYTES;
   static constexpr int A_ROW_VALUES = Program::RowValues::COUNT * T::ROWS * 4; // of a tile
 
-  // Aligned memory needs none, and then CopiedPairs have room for a second slot; in others it
-  // takes a register that some do not have.
-  static constexpr int SLACK = Program::ALIGNED ? 0 : 1024;
+  // Aligned memory needs none, which makes room for a second slot; but it takes a register, which
+  // some programs do not have.
+  static constexpr int SLACK = takes_all_memory<Program> ? 0 : 1024;
   static constexpr int BARRIERS = 2 * T::STAGES + 2 + 4 + 4 * MAX_SLOTS;
   static constexpr int FIXED = T::STAGES * T::STAGE_BYTES + 2 * A_ROW_VALUES + BARRIERS * 8 + SLACK;
   static constexpr int FITTING = (SHARED_LIMIT - FIXED) / (2 * SLOT_BYTES);

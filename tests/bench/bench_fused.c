@@ -208,7 +208,6 @@ static void bench_width(Bench *b, const Width *w, const Program *only, Table *al
       {&fused_program_residual, "out", {M, D, Hd}},
       {&fused_program_swiglu, "gate_up", {M, 2 * F, D}},
       {&fused_program_residual, "down", {M, D, F}},
-      {&fused_program_logits, "lm_head", {head_tokens, V, D}},
       {&fused_program_probabilities, "head_loss", {head_tokens, V, D}},
       {&fused_program_norm_dgrad, "lm_head dgrad", {head_tokens, D, V}},
       {&fused_program_swiglu_backward, "down dgrad", {M, F, D}},
@@ -218,7 +217,6 @@ static void bench_width(Bench *b, const Width *w, const Program *only, Table *al
       {&fused_program_residual_fp8, "out", {M, D, Hd}},
       {&fused_program_swiglu_fp8, "gate_up", {M, 2 * F, D}},
       {&fused_program_residual_promoted_fp8, "down", {M, D, F}},
-      {&fused_program_logits_fp8, "lm_head", {head_tokens, V, D}},
       {&fused_program_probabilities_fp8, "head_loss", {head_tokens, V, D}},
       {&fused_program_norm_dgrad_fp8, "lm_head dgrad", {head_tokens, D, V}},
       {&fused_program_swiglu_backward_fp8, "down dgrad", {M, F, D}},
@@ -280,8 +278,7 @@ static void print_method(const Bench *b) {
          "of %d rounds (%d at 70b) after %d.\n"
          "cuBLASLt: the fastest of its heuristics' algorithms, bf16 out, nothing around it; in FP8 "
          "with fast accumulation. twin: "
-         "its product and the unfused kernels. For logits: the product and a pass over it for the "
-         "loss.\n",
+         "its product and the unfused kernels.\n",
          FLUSH_BYTES >> 20, MAX_ROUNDS, widths[WIDTHS - 1].rounds, WARM_UP);
 }
 

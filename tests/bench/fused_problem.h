@@ -221,7 +221,7 @@ static inline void twin_swiglu(const Problem *p) {
   launch_swiglu(p->product.M, p->product.N / 2, p->r, stored(p, 0), stored(p, 1),
                 p->bench->gpu.stream);
 }
-static inline void twin_logits(const Problem *p) {
+static inline void twin_probabilities(const Problem *p) {
   run_product(p, false, NULL, p->out);
   launch_cross_entropy(&p->loss, p->bench->gpu.stream);
 }
@@ -243,9 +243,8 @@ static const Subject subjects[] = {
     {&fused_program_residual, PROGRAM_RESIDUAL, FORWARD, true, NULL, twin_residual},
     {&fused_program_rope, PROGRAM_ROPE, FORWARD, false, prepare_rope, twin_rope},
     {&fused_program_swiglu, PROGRAM_SWIGLU, FORWARD, false, NULL, twin_swiglu},
-    {&fused_program_logits, PROGRAM_LOGITS, FORWARD, false, prepare_loss, twin_logits},
     {&fused_program_probabilities, PROGRAM_PROBABILITIES, FORWARD, false, prepare_probabilities,
-     twin_logits},
+     twin_probabilities},
     {&fused_program_swiglu_backward, PROGRAM_SWIGLU_BACKWARD, BACKWARD, false, NULL,
      twin_swiglu_backward},
     {&fused_program_norm_dgrad, PROGRAM_NORM_DGRAD, BACKWARD, false, NULL, twin_norm_dgrad},
@@ -256,7 +255,6 @@ static const Subject subjects[] = {
      NULL},
     {&fused_program_rope_fp8, PROGRAM_ROPE_FP8, IN_FP8, false, prepare_rope, NULL},
     {&fused_program_swiglu_fp8, PROGRAM_SWIGLU_FP8, IN_FP8, false, NULL, NULL},
-    {&fused_program_logits_fp8, PROGRAM_LOGITS_FP8, IN_FP8, false, NULL, NULL},
     {&fused_program_probabilities_fp8, PROGRAM_PROBABILITIES_FP8, IN_FP8, false,
      prepare_probabilities, NULL},
     {&fused_program_swiglu_backward_fp8, PROGRAM_SWIGLU_BACKWARD_FP8, IN_FP8, false, NULL, NULL},

@@ -24,12 +24,10 @@ all='80:sm_80 80:sm_86 89:sm_89 90a:sm_90a 89:compute_89'
 compiles without_a_gpu_all_have_code_and_later_ones_ptx cuda/loss "$all"
 compiles an_empty_choice_is_none cuda/loss "$all" CUDA_ARCHS=
 compiles programs_have_the_same fused/programs/rope "$all"
-compiles fp8_programs_are_hoppers fused/programs/rope_fp8 90a:sm_90a
 here '8.9\n8.9\n'
 compiles the_gpu_that_is_here_has_its_own cuda/loss '89:sm_89 89:compute_89'
 compiles a_container_keeps_those_of_its_image cuda/loss "$all" \
   "CUDA_ARCHS=$(sed -nE 's/^ARG CUDA_ARCHS="(.*)"/\1/p' Dockerfile)"
-compiles and_links_fp8_programs_too fused/programs/rope_fp8 '89:sm_89 89:compute_89'
 here '9.0\n'
 compiles hopper_has_wgmma cuda/loss 90a:sm_90a
 here '12.0\n8.6\n7.5\n'

@@ -20,7 +20,7 @@ END
 chmod +x bin/gcc && cp bin/gcc bin/nvcc && cp bin/gcc bin/other
 mkdir -p base data/prepare kernels/{cuda,fused/programs} tests/support
 touch train.c base/a.c data/prepare/prepare.c kernels/{no_cuda,gpu_backends}.c \
-  kernels/{cuda/loss,fused/programs/rope,fused/programs/rope_fp8}.cu
+  kernels/{cuda/loss,fused/programs/rope,fused/programs/residual}.cu
 for file in $(make -np NVCC= help | sed -n 's/^CUDA_FREE := //p'); do touch "$file"; done
 
 run() { # ARGUMENTS...: make, with a toolkit and for one kind of GPU unless they say otherwise
@@ -40,25 +40,25 @@ links() { # NAME ARCHIVE
 with_train() { echo "$@" release/train | tr ' ' '\n' | sort | paste -sd ' '; }
 
 loss=release/kernels/cuda/loss.o rope=release/kernels/fused/programs/rope.o
-fp8=release/kernels/fused/programs/rope_fp8.o none=release/kernels/no_cuda.o
+residual=release/kernels/fused/programs/residual.o none=release/kernels/no_cuda.o
 host="release/base/a.o release/train.o release/kernels/gpu_backends.o"
 for file in $(make -np NVCC= help | sed -n 's/^CUDA_FREE := //p'); do host+=" release/${file%.c}.o"; done
 
-makes all_is_made_at_first "$(with_train "$host" $loss $rope $fp8)" train
+makes all_is_made_at_first "$(with_train "$host" $loss $residual $rope)" train
 links with_a_toolkit_train_has_gpu_backends gpu.a
 makes the_same_command_makes_nothing '' train
 check and_says_that_nothing_is_to_do "$(run -n train)" run -q train
 
 # ---- GPUs and their compiler
-makes other_gpus_need_their_code "$(with_train $loss $rope $fp8)" train CUDA_ARCHS=80
+makes other_gpus_need_their_code "$(with_train $loss $residual $rope)" train CUDA_ARCHS=80
 makes they_need_it_once '' train CUDA_ARCHS=80
 makes what_is_only_printed_changes_nothing '' -n train
 makes so_nothing_is_made_after_it '' train CUDA_ARCHS=80
 makes a_program_alone_leaves_the_others $rope build/$rope
-makes and_they_leave_it "$(with_train $loss $fp8)" train
-makes what_is_hoppers_alone_stays "$(with_train $loss $rope)" train 'CUDA_ARCHS=80 90'
-makes another_nvcc_makes_what_is_its "$(with_train $loss $rope $fp8)" train 'CUDA_ARCHS=80 90' NVCC=bin/other
-makes and_so_does_the_first "$(with_train $loss $rope $fp8)" train
+makes and_they_leave_it "$(with_train $loss $residual)" train
+makes a_gpu_more_needs_all "$(with_train $loss $residual $rope)" train 'CUDA_ARCHS=80 90'
+makes another_nvcc_makes_what_is_its "$(with_train $loss $residual $rope)" train 'CUDA_ARCHS=80 90' NVCC=bin/other
+makes and_so_does_the_first "$(with_train $loss $residual $rope)" train
 
 # ---- The host's
 makes other_flags_make_host_code "$(with_train "$host")" train CFLAGS=-O1

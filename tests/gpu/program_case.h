@@ -69,7 +69,6 @@ typedef struct Case {
   } in[2];
   StatisticKind out[2];
   double out_floor;     // of the error of sums; 0 = 1e-6
-  bool without_out;     // out[0].data may be NULL
   bool any_N;           // N of any size; the columns up to a multiple of 16 are stored, too
   bool one_sign;        // no element of FP8 operands is negative
   float copy_scale;     // 0 = 8

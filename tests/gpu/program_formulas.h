@@ -23,10 +23,10 @@ static void residual_fp8(const Row *row) {
   for (int64_t n = 0; n < row->N; n++) row_store(row, COPIED, n, q * (double)row->stores[0][n]);
 }
 
-static void logits(const Row *row) {
+static void capped_logits(const Row *row) {
   const double r = rstd_of(row) / row->q;
   for (int64_t n = 0; n < row->N; n++)
-    row->terms[0][n] = row_store(row, 0, n, r * (double)row->product[n]);
+    row->terms[0][n] = row_store(row, 0, n, 30 * tanh(r * (double)row->product[n] / 30));
 }
 
 // A row's aim and its u are made up, so that they differ from the neighbours'.
@@ -88,10 +88,9 @@ static void norm_dgrad(const Row *row) {
 
 static void norm_dgrad_fp8(const Row *row) {
   const double factor = rstd_of(row) / row->D * row->in[1];
-  const bool has_residual = row->loads[1];
   for (int64_t n = 0; n < row->N; n++) {
-    const double x = (double)row->loads[has_residual][n],
-                 residual = has_residual ? (double)row->loads[0][n] : 0;
+    const double x = (double)row->loads[0][n],
+                 residual = row->loads[1] ? (double)row->loads[1][n] : 0;
     const double dx = row->q * ((double)row->product[n] - factor * x) + residual;
     row_store(row, COPIED, n, (double)row_store(row, 0, n, dx));
   }

@@ -11,7 +11,9 @@
   ROW(absmax)                                                                                      \
   ROW(layer_norm)                                                                                  \
   ROW(geglu)                                                                                       \
-  ROW(geglu_backward)
+  ROW(geglu_backward)                                                                              \
+  ROW(capped_logits)                                                                               \
+  ROW(capped_logits_fp8)
 
 #define ROW(NAME, file) extern const Program fused_program_##file;
 FUSED_PROGRAMS(ROW)

@@ -187,17 +187,6 @@ static inline void launch(const Rig *r, TileShape tile) {
   CUDA_CHECK(cudaStreamSynchronize(r->stream));
 }
 
-// Without statistics out: the same tiles.
-static inline void expect_same_without_out(Rig *r, TileShape tile, const float *got) {
-  const RowStat out = r->call.args.out[0];
-  r->call.args.out[0] = (RowStat){.data = NULL};
-  RUN_TWICE(&r->b, launch(r, tile));
-  float *alone = bench_read(&r->b, r->call.stores[0].data);
-  expect_same("tiles without the statistic", alone, got, r->s.M * r->store_cols[0]);
-  free(alone);
-  r->call.args.out[0] = out;
-}
-
 // stores[0] in memory of its own: the same tiles, and the load left alone.
 static inline void expect_same_apart(Rig *r, TileShape tile, const float *got) {
   const int load = r->c->in_place_of - 1;
@@ -270,7 +259,6 @@ static inline void check_tile(Rig *r, TileShape tile) {
     free(parts);
   }
   if (copies && r->s.M * r->s.N < 1 << 20) expect_same_without_copies(r, tile, got[0]);
-  if (r->c->without_out) expect_same_without_out(r, tile, got[0]);
   if (r->c->in_place_of) expect_same_apart(r, tile, got[0]);
   for (int i = 0; i < STORES; i++) free(got[i]);
   free(copies);

@@ -1,11 +1,12 @@
 // z = r (A B^T), y = silu(gate) up of z's column pairs as stored: arXiv 2002.05202.
-//   args.in[0] sums of squares of A's rows, inverse_D, eps   stores[0] z [M, N]
-//   stores[1] y [M, N / 2]
+//   The operands are those of Gated (kernels/fused/bases.cuh).
 #include "kernels/fused/define.cuh"
 
-struct Swiglu : Gated<Swiglu> {
+template <class In> struct Swiglu : Gated<Swiglu<In>, In> {
+  static constexpr bool KEEPS_ZERO = true;
   static DEVICE float activation(float gate, float up) {
     return swiglu(gate, up);
   }
 };
-DEFINE_PROGRAM(Swiglu, swiglu)
+DEFINE_PROGRAM(Swiglu<Bf16>, swiglu)
+DEFINE_PROGRAM(Swiglu<E4m3<>>, swiglu_fp8)

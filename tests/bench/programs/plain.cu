@@ -3,7 +3,7 @@
 //   stores[0] [M, N]
 #include "kernels/fused/define.cuh"
 
-template <GemmForm WHICH> struct Plain : Pairs<Plain<WHICH>, 16> {
+template <GemmForm WHICH> struct Plain : Pairs<Plain<WHICH>, Bf16, 16> {
   static constexpr GemmForm FORM = WHICH;
   template <class S> DEVICE uint32_t pair(const S &, int, float2 v) const {
     return bf16_two(v.x, v.y);

@@ -15,7 +15,7 @@ struct Geglu : Gated<Geglu> {
 };
 DEFINE_PROGRAM(Geglu, geglu)
 
-struct GegluBackward : GatedBackward<GegluBackward, 4> {
+struct GegluBackward : GatedBackward<GegluBackward, Bf16, 4> {
   static DEVICE float2 gradient(float gate, float up, float dy) {
     const float s = gelu_sigmoid(gate), gelu = gate * s;
     const float slope = 1.5957691f * (1 + 0.134145f * gate * gate); // of 2 u

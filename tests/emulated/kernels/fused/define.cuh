@@ -168,6 +168,7 @@ void emulated_rows(const EpilogueOperands &operands, const RowBlock &tile, const
       program.step(EmulatedStep<Program>{step, operands, values});
     }
     program.end(block);
+    if constexpr (Program::Copies::WIDTH > 0) program.largest_copied.store(block);
   }
 }
 
