@@ -13,7 +13,7 @@ typedef struct GpuTimer {
 } GpuTimer;
 
 // What is timed: launches on the timer's stream.
-typedef void TimedCall(void *context);
+typedef void BenchCall(void *context);
 
 // flush_bytes: more than the second-level cache has (60 MB at most), or 0. Ends the process with a
 // sentence if the GPU refuses.
@@ -32,7 +32,7 @@ static inline void gpu_timer_close(GpuTimer *t) {
 }
 
 // Milliseconds a call, of `calls` back to back.
-static inline double gpu_timer_ms(const GpuTimer *t, int calls, TimedCall *call, void *context) {
+static inline double gpu_timer_ms(const GpuTimer *t, int calls, BenchCall *call, void *context) {
   // Also long enough for the host to have launched what is timed before its turn comes.
   if (t->flush) CUDA_CHECK(cudaMemsetAsync(t->flush, 0, t->flush_bytes, t->stream));
   CUDA_CHECK(cudaEventRecord(t->start, t->stream));
