@@ -10,6 +10,196 @@
 #include "base/memory.h"
 #include "base/text.h"
 
+// ---- The scanner
+
+enum { MAX_DEPTH = 512 };
+#define NUL_REFUSED "a NUL character is not allowed"
+
+static bool is_space(char c) {
+  return c == ' ' || c == '\t' || c == '\r' || c == '\n';
+}
+
+static bool next_is(const JsonScan *s, char c) {
+  return s->at < s->end && *s->at == c;
+}
+
+bool json_wrong(JsonScan *s, const char *problem) {
+  s->problem = next_is(s, '\0') ? NUL_REFUSED : problem;
+  return false;
+}
+
+static void skip_space(JsonScan *s) {
+  while (s->at < s->end && is_space(*s->at)) s->at++;
+}
+
+bool json_take(JsonScan *s, char c) {
+  skip_space(s);
+  if (!next_is(s, c)) return false;
+  s->at++;
+  return true;
+}
+
+bool json_take_end(JsonScan *s) {
+  skip_space(s);
+  return s->at == s->end || json_wrong(s, "there is text after the JSON value");
+}
+
+// The four digits at `at`, which stays where one is missing.
+static bool scan_hex(JsonScan *s, unsigned *code) {
+  *code = 0;
+  for (int i = 0; i < 4; i++, s->at++) {
+    const char c = s->at < s->end ? *s->at : ' ';
+    const bool digit = c >= '0' && c <= '9', low = c >= 'a' && c <= 'f',
+               high = c >= 'A' && c <= 'F';
+    if (!digit && !low && !high) return json_wrong(s, "\\u needs four hexadecimal digits");
+    *code = *code * 16 + (unsigned)(digit ? c - '0' : (c | 32) - 'a' + 10);
+  }
+  return true;
+}
+
+static char *put_character(char *out, unsigned code) {
+  if (code < 0x80) {
+    *out++ = (char)code;
+    return out;
+  }
+  const int more = code < 0x800 ? 1 : code < 0x10000 ? 2 : 3;
+  static const unsigned char lead[] = {0, 0xc0, 0xe0, 0xf0};
+  *out++ = (char)(lead[more] | code >> (6 * more));
+  for (int i = more - 1; i >= 0; i--) *out++ = (char)(0x80 | (code >> (6 * i) & 0x3f));
+  return out;
+}
+
+// Behind "\u". A pair of surrogates is one character; half a pair is none.
+static bool scan_unicode(JsonScan *s, char **out) {
+  char *const escape = s->at - 2;
+  unsigned code, low;
+  if (!scan_hex(s, &code)) return false;
+  if (code >= 0xd800 && code < 0xdc00 && s->end - s->at >= 2 && memcmp(s->at, "\\u", 2) == 0) {
+    char *const second = s->at;
+    s->at += 2;
+    if (!scan_hex(s, &low)) return false;
+    if (low >= 0xdc00 && low < 0xe000)
+      code = 0x10000 + ((code - 0xd800) << 10) + (low - 0xdc00);
+    else
+      s->at = second;
+  }
+  const bool half = code >= 0xd800 && code < 0xe000;
+  if ((half && !s->halves) || (code == 0 && !s->nuls)) {
+    s->at = escape;
+    return json_wrong(s, half ? "half of a surrogate pair" : NUL_REFUSED);
+  }
+  *out = put_character(*out, half ? 0xfffd : code);
+  return true;
+}
+
+// At the backslash.
+static bool scan_escape(JsonScan *s, char **out) {
+  static const char names[] = "\"\\/bfnrt", characters[] = "\"\\/\b\f\n\r\t";
+  s->at++;
+  const char *name = s->at < s->end && *s->at ? strchr(names, *s->at) : NULL;
+  if (name) {
+    *(*out)++ = characters[name - names];
+    s->at++;
+    return true;
+  }
+  if (!next_is(s, 'u')) return json_wrong(s, "there is no such escape");
+  s->at++;
+  return scan_unicode(s, out);
+}
+
+// Behind the opening quote. text: NULL where the string stays as it is. No escape is shorter than
+// its character, so `out` never passes `at`.
+static bool scan_string(JsonScan *s, char **text, size_t *bytes) {
+  char spare[4], *out = s->at;
+  if (text) *text = out;
+  for (;;) {
+    char *const run = s->at;
+    while (s->at < s->end && *s->at != '"' && *s->at != '\\' && (unsigned char)*s->at >= ' ')
+      s->at++;
+    const size_t length = (size_t)(s->at - run);
+    if (text && out != run) memmove(out, run, length);
+    out += length;
+    if (s->at == s->end) return json_wrong(s, "a string has no end");
+    if (*s->at == '"') break;
+    if (*s->at != '\\') return json_wrong(s, "a control character in a string must be escaped");
+    char *to = text ? out : spare;
+    if (!scan_escape(s, &to)) return false;
+    if (text) out = to;
+  }
+  s->at++;
+  if (text) *bytes = (size_t)(out - *text);
+  return true;
+}
+
+bool json_take_string(JsonScan *s, char **text, size_t *bytes) {
+  if (!json_take(s, '"')) return json_wrong(s, "a string in quotes is missing");
+  return scan_string(s, text, bytes);
+}
+
+bool json_take_key(JsonScan *s, char **text, size_t *bytes) {
+  if (!json_take(s, '"')) return json_wrong(s, "a key in quotes is missing");
+  if (!scan_string(s, text, bytes)) return false;
+  return json_take(s, ':') || json_wrong(s, "a colon is missing");
+}
+
+static bool scan_digits(JsonScan *s) {
+  char *const start = s->at;
+  while (s->at < s->end && *s->at >= '0' && *s->at <= '9') s->at++;
+  return s->at > start;
+}
+
+static bool scan_number(JsonScan *s) {
+  static const char problem[] = "a digit is missing";
+  if (next_is(s, '-')) s->at++;
+  if (next_is(s, '0'))
+    s->at++;
+  else if (!scan_digits(s))
+    return json_wrong(s, problem);
+  if (next_is(s, '.') && (s->at++, !scan_digits(s))) return json_wrong(s, problem);
+  if (!next_is(s, 'e') && !next_is(s, 'E')) return true;
+  s->at++;
+  if (next_is(s, '+') || next_is(s, '-')) s->at++;
+  return scan_digits(s) || json_wrong(s, problem);
+}
+
+static bool scan_word(JsonScan *s) {
+  static const char *const words[] = {"true", "false", "null"};
+  for (int i = 0; i < 3; i++) {
+    const size_t length = strlen(words[i]);
+    if ((size_t)(s->end - s->at) < length || memcmp(s->at, words[i], length) != 0) continue;
+    s->at += length;
+    return true;
+  }
+  return json_wrong(s, "a value is missing");
+}
+
+// Behind the opening bracket.
+static bool skip_members(JsonScan *s, bool object) {
+  const char close = object ? '}' : ']';
+  if (json_take(s, close)) return true;
+  do {
+    if (object && !json_take_key(s, NULL, NULL)) return false;
+    if (!json_skip(s)) return false;
+  } while (json_take(s, ','));
+  return json_take(s, close) ||
+         json_wrong(s, object ? "a comma or } is missing" : "a comma or ] is missing");
+}
+
+bool json_skip(JsonScan *s) {
+  skip_space(s);
+  if (s->depth == MAX_DEPTH)
+    return json_wrong(s, "its values lie more than 512 deep in each other");
+  if (json_take(s, '"')) return scan_string(s, NULL, NULL);
+  const bool object = json_take(s, '{');
+  if (!object && !json_take(s, '['))
+    return next_is(s, '-') || (s->at < s->end && *s->at >= '0' && *s->at <= '9') ? scan_number(s)
+                                                                                 : scan_word(s);
+  s->depth++;
+  const bool ok = skip_members(s, object);
+  s->depth--;
+  return ok;
+}
+
 // ---- Reading
 
 int json_syntax_error(const char *name, const char *text, size_t bytes, size_t at,
@@ -27,37 +217,6 @@ int json_syntax_error(const char *name, const char *text, size_t bytes, size_t a
   }
   return error_set(err, "%s is not valid JSON: line %zu, column %zu: %s, at %s", name, line,
                    at - start + 1, problem, seen);
-}
-
-// A \u0000 would end the C string early, and two different keys would read as one.
-static const char *find_escaped_nul(const char *text, size_t bytes) {
-  for (size_t i = 0; i + 6 <= bytes; i++) {
-    if (text[i] != '\\') continue;
-    if (memcmp(text + i, "\\u0000", 6) == 0) return text + i;
-    i++; // the escaped character, which may be a backslash
-  }
-  return NULL;
-}
-
-static int is_space(char c) {
-  return c == ' ' || c == '\t' || c == '\r' || c == '\n';
-}
-
-// Where parsing failed. Where a key should be and is not, cJSON's pointer is one character past it:
-// after a comma that should not be there, or at a key without quotes.
-static size_t failure_position(const char *text, size_t bytes, size_t at) {
-  size_t before = at ? at - 1 : 0; // of the last character before text[at - 1] that is no space
-  while (before > 0 && is_space(text[before - 1])) before--;
-  if (before > 0) {
-    const char missed = text[at - 1], previous = text[before - 1];
-    const bool empty_object = previous == '{' && missed == '}';
-    if ((previous == ',' || previous == '{') && !empty_object &&
-        !strchr(" \t\r\n[,:\"0123456789", missed))
-      return at - 1;
-  }
-  // It stops in front of the white space that precedes what it did not understand.
-  while (at < bytes && is_space(text[at])) at++;
-  return at;
 }
 
 static int compare_names(const void *a, const void *b) {
@@ -90,24 +249,21 @@ static int check_unique(const cJSON *value, Error *err) {
 }
 
 cJSON *json_parse(const char *name, const char *text, size_t bytes, Error *err) {
-  const char *nul = memchr(text, '\0', bytes), *end = text;
-  if (!nul) nul = find_escaped_nul(text, bytes);
-  errno = 0;
-  cJSON *tree = nul ? NULL : cJSON_ParseWithLengthOpts(text, bytes, &end, 0);
-  if (!tree && errno == ENOMEM) out_of_memory("the system refused what %s takes", name);
-  size_t at = (size_t)((nul ? nul : end) - text);
-  while (tree && at < bytes && is_space(text[at])) at++;
-  if (tree && at == bytes) {
-    if (check_unique(tree, err) == 0) return tree;
-    error_prefix(err, "%s", name);
-  } else {
-    if (!tree && !nul) at = failure_position(text, bytes, at);
-    json_syntax_error(name, text, bytes, at,
-                      nul    ? "a NUL character is not allowed"
-                      : tree ? "there is text after the JSON value"
-                             : "a value, comma or bracket is wrong",
-                      err);
+  const bool marked = bytes >= 3 && memcmp(text, "\xef\xbb\xbf", 3) == 0; // cJSON passes over it
+  char *const all = (char *)(uintptr_t)text; // json_skip changes nothing
+  JsonScan s = {.at = all + (marked ? 3 : 0), .end = all + bytes};
+  const char *end = text;
+  cJSON *tree = NULL;
+  if (json_skip(&s) && json_take_end(&s)) {
+    errno = 0;
+    tree = cJSON_ParseWithLengthOpts(text, bytes, &end, 0);
+    if (!tree && errno == ENOMEM) out_of_memory("the system refused what %s takes", name);
+    s.at = all + (end - text);
+    s.problem = "this value is too long"; // a number of more than 60 digits
   }
+  if (!tree) json_syntax_error(name, text, bytes, (size_t)(s.at - all), s.problem, err);
+  if (!tree || check_unique(tree, err) == 0) return tree;
+  error_prefix(err, "%s", name);
   cJSON_Delete(tree);
   return NULL;
 }

@@ -1,6 +1,6 @@
-// JSON. The reader is strict, over cJSON, which by itself takes duplicate keys, text after the
-// value, a NUL hidden in a string and numbers that saturate. The writer makes text in memory; its
-// numbers read back as the same bits unless they are rounded on purpose.
+// JSON. The reader is strict: cJSON makes the tree, but by itself it takes much that is not JSON,
+// duplicate keys, text after the value and a NUL inside a string. The writer makes text in memory;
+// its numbers read back as the same bits unless they are rounded on purpose.
 #pragma once
 #include <cjson/cJSON.h>
 #include <stdbool.h>
@@ -20,11 +20,6 @@ cJSON *json_parse(const char *name, const char *text, size_t bytes, Error *err);
 // The same of a file of at most max_bytes.
 cJSON *json_read(const char *path, size_t max_bytes, Error *err);
 
-// The sentence of both for text[at]: `name` is not valid JSON, its line and column from 1, the
-// problem, and what stands there.
-int json_syntax_error(const char *name, const char *text, size_t bytes, size_t at,
-                      const char *problem, Error *err);
-
 // -1 unless the item is a number, whole, and exact (at most JSON_MAX_INTEGER either way).
 int json_integer(const cJSON *item, int64_t *value);
 
@@ -38,6 +33,35 @@ typedef struct ShownText {
   char text[88];
 } ShownText;
 ShownText json_shown(const cJSON *item);
+
+// ---- Reading without a tree: texts that are too large for one, and lines of .jsonl
+
+// Takes RFC 8259's JSON and nothing else, at most 512 values inside of each other. Where a function
+// returns false, `problem` says what is wrong at `at`; only json_take sets none.
+typedef struct JsonScan {
+  char *at, *end; // what is left of the text
+  bool halves;    // half of a surrogate pair becomes U+FFFD, else it is wrong
+  bool nuls;      // \u0000 is taken, else it is wrong
+  int depth;
+  const char *problem;
+} JsonScan;
+
+// Passes over white space, and takes the character if it is there.
+bool json_take(JsonScan *s, char c);
+// Takes a string; a key and its colon. Unescapes it in place, which spoils the JSON that was there;
+// text[bytes] is not NUL-terminated. text: NULL where all stays as it is.
+bool json_take_string(JsonScan *s, char **text, size_t *bytes);
+bool json_take_key(JsonScan *s, char **text, size_t *bytes);
+// Passes over a value, which stays as it is.
+bool json_skip(JsonScan *s);
+// Nothing but white space is left.
+bool json_take_end(JsonScan *s);
+bool json_wrong(JsonScan *s, const char *problem); // sets the problem; false
+
+// The sentence for what is wrong at text[at]: `name` is not valid JSON, its line and column from 1,
+// the problem, and what stands there.
+int json_syntax_error(const char *name, const char *text, size_t bytes, size_t at,
+                      const char *problem, Error *err);
 
 // ---- Writing
 

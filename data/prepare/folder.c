@@ -11,7 +11,6 @@
 #include <unistd.h>
 
 #include "data/dataset.h"
-#include "data/shards.h"
 
 // ---- What is in it
 

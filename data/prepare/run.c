@@ -14,12 +14,10 @@
 #include "base/command.h"
 #include "base/rng.h"
 #include "base/os.h"
-#include "data/corpus/corpus.h"
-#include "data/corpus/cut.h"
+#include "data/prepare/corpus.h"
 #include "data/dataset.h"
 #include "data/prepare/encoding.h"
 #include "data/prepare/folder.h"
-#include "data/shards.h"
 
 // From this many documents on, whole ones are kept for validation.
 enum { MANY_DOCUMENTS = 100, BATCH_BYTES = 1 << 20 };

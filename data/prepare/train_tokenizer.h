@@ -2,7 +2,7 @@
 #pragma once
 #include <stdbool.h>
 #include <stdint.h>
-#include "data/corpus/corpus.h"
+#include "data/prepare/corpus.h"
 
 typedef struct TokenizerJob {
   const char *out;     // folder for tokenizer.json and tokenizer_config.json; made if missing

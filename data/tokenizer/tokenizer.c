@@ -5,7 +5,7 @@
 
 #include "base/file.h"
 #include "base/json.h"
-#include "data/folder/model_folder.h"
+#include "data/model_folder.h"
 #include "data/tokenizer/component.h"
 #include "data/tokenizer/export.h"
 #include "data/tokenizer/tokenizer_parts.h"

@@ -33,7 +33,7 @@ typedef struct TokenizerFacts {
 } TokenizerFacts;
 
 // BYTES_NAME, a tokenizer.json, or a folder with one as model_folder_read finds it
-// (data/folder/model_folder.h), such as a run's. NULL on error.
+// (data/model_folder.h), such as a run's. NULL on error.
 Tokenizer *tokenizer_open(const char *path, Error *err);
 // Appends to a sentence about a folder without tokenizer.json how to make one, if its
 // tokenizer.model is SentencePiece's; returns -1.

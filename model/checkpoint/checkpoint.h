@@ -9,7 +9,7 @@
 //   run.json               the resolved configuration
 //   state.json             step, loader cursor, counters
 //   checksums.json         the step, and of each file above its bytes and checksum
-//                          (data/folder/checksums.h)
+//                          (data/model_folder.h)
 //
 // What changes from step to step names its step: files of tensors and the index of shards in their
 // metadata.
@@ -26,7 +26,7 @@
 // to step-00000100.old first, and a crash right then leaves `latest` dangling until checkpoint_find
 // falls back to the .old folder.
 #pragma once
-#include "data/folder/model_folder.h"
+#include "data/model_folder.h"
 #include "data/safetensors.h"
 #include "model/checkpoint/export.h"
 #include "model/config/config.h"
@@ -101,7 +101,7 @@ typedef struct Checkpoint {
   int weight_files, file_count;
 } Checkpoint;
 
-// A FolderRead (data/folder/model_folder.h). `checkpoint`: a Checkpoint, zeros but for
+// A FolderRead (data/model_folder.h). `checkpoint`: a Checkpoint, zeros but for
 // with_optimizer, or one that is open, and is closed. with_optimizer: a run resumes from it, so all
 // of it is checked; else all but the files that a resumed run alone reads. All that is checked must
 // be there, as checksums.json has it, of one step, which is also in the folder's name, with values

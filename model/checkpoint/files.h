@@ -3,7 +3,7 @@
 #pragma once
 #include <cjson/cJSON.h>
 #include "base/json.h"
-#include "data/folder/model_folder.h"
+#include "data/model_folder.h"
 #include "data/safetensors.h"
 #include "model/checkpoint/checkpoint.h"
 #include "model/packing.h"

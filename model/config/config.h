@@ -121,7 +121,7 @@ typedef struct Config {
 
 // Reads the file, applies the overrides ("section.key=value", in order), checks everything. Nothing
 // is opened but the file itself and, where "model" is a path, that config.json, or the one of the
-// folder that it stands for (data/folder/model_folder.h; relative to the config file's folder
+// folder that it stands for (data/model_folder.h; relative to the config file's folder
 // first, then to the working directory). A folder is also train.init_from and, where it has a
 // tokenizer.json, data.tokenizer, unless they are given.
 int config_load(Config *config, const char *path, int override_count, char *const *overrides,

@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include "base/memory.h"
-#include "data/folder/model_folder.h"
+#include "data/model_folder.h"
 #include "model/config/keys.h"
 
 // ---- The model: an object, or the path of a config.json or of a folder with one

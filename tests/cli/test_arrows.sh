@@ -9,12 +9,11 @@
 # same. A room may have several lines. no_cuda.c stands in for the functions of kernels/bench.
 export rooms='
 base                   |
-data/folder            | base
-data/tokenizer         | data/folder base
-data/tokenizer/training | data/tokenizer base
+data/model_folder.h    | base
+data/model_folder.c    | data/model_folder.h base
+data/tokenizer         | data/model_folder.h base
 data                   | data/tokenizer base
-data/corpus            | base
-data/prepare           | data data/corpus data/tokenizer/training data/tokenizer base
+data/prepare           | data data/tokenizer base
 kernels                | base
 kernels/gpu_backends.c | kernels/fused kernels/unfused kernels/cuda kernels base
 kernels/no_cuda.c      | kernels/bench kernels base
@@ -24,11 +23,11 @@ kernels/unfused        | kernels/cuda kernels base
 kernels/fused          | kernels/unfused kernels/cuda kernels base
 kernels/fused/programs | kernels/fused kernels base
 kernels/bench          | kernels/fused kernels/unfused kernels/cuda kernels base
-model/config           | kernels/operations.h kernels/fp8.h data/folder base
+model/config           | kernels/operations.h kernels/fp8.h data/model_folder.h base
 model                  | model/config kernels base
 model                  | no base/os.h base/file.h <time.h> <sys/time.h> <signal.h>
 model                  | no <fcntl.h> <unistd.h> <dirent.h> <sys/stat.h> <sys/mman.h>
-model/checkpoint       | model model/config data data/folder data/tokenizer base
+model/checkpoint       | model model/config data data/model_folder.h data/tokenizer base
 model/run              | model/checkpoint model model/config data data/tokenizer kernels base
 model/bench            | model/run model model/config data kernels kernels/bench base
 train.c                | model/bench model/run model/checkpoint model model/config data base
@@ -114,10 +113,9 @@ allowed() { # FILE INCLUDE
 planted base/planted.h '"data/tokens.h"'
 planted base/planted.h '"kernels/ops.h"'
 planted data/planted.c '"model/config/config.h"'
-planted data/folder/planted.c '"data/safetensors.h"'
+planted data/model_folder.c '"data/safetensors.h"'
 planted data/tokenizer/planted.c '"data/tokens.h"'
-planted data/tokenizer/planted.c '"data/tokenizer/training/train.h"'
-planted data/corpus/planted.c '"data/tokenizer/tokenizer.h"'
+planted data/tokenizer/planted.c '"data/prepare/run.h"'
 planted data/planted.c '"data/prepare/run.h"'
 planted kernels/planted.h '"kernels/cpu/cpu.h"'
 planted kernels/planted.h '"kernels/cuda/gpu.h"'

@@ -9,7 +9,7 @@
 
 #include "base/json.h"
 #include "base/memory.h"
-#include "data/corpus/jsonl.h"
+#include "data/prepare/corpus.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t size);
 

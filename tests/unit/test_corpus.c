@@ -12,9 +12,7 @@
 
 #include "base/file.h"
 #include "base/memory.h"
-#include "data/corpus/corpus.h"
-#include "data/corpus/cut.h"
-#include "data/corpus/jsonl.h"
+#include "data/prepare/corpus.h"
 #include "tests/support/data_test.h"
 
 // ---- One line of .jsonl
@@ -79,9 +77,9 @@ static void what_is_no_json_is_refused_with_its_column(void **state) {
   is_refused("{\"x\":\"a\tb\"}", "column 8: a control character");
   is_refused("{\"x\":\"\\x\"}", "column 8: there is no such escape");
   is_refused("{\"x\":\"\\u12g4\"}", "column 11: \\u needs four");
-  is_refused("{\"x\":\"a", "column 8: the line ends inside a string");
+  is_refused("{\"x\":\"a", "column 8: a string has no end");
   is_refused("{\"x\":1", "column 7: a comma or }");
-  is_refused("{} {}", "column 4: there is text behind");
+  is_refused("{} {}", "column 4: there is text after");
   is_refused("", "column 1: a value");
 }
 

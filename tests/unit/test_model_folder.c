@@ -2,7 +2,7 @@
 // it is read.
 #include <unistd.h>
 
-#include "data/folder/model_folder.h"
+#include "data/model_folder.h"
 #include "tests/support/test.h"
 #include "tests/support/tiny_run.h"
 

@@ -11,7 +11,7 @@
 #include "base/file.h"
 #include "base/memory.h"
 #include "base/rng.h"
-#include "data/corpus/cut.h"
+#include "data/prepare/corpus.h"
 #include "data/prepare/encoding.h"
 #include "data/tokenizer/regex.h"
 #include "data/tokenizer/training/train.h"

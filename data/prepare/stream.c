@@ -1,4 +1,4 @@
-#include "data/corpus/stream.h"
+#include "data/prepare/stream.h"
 
 #include <errno.h>
 #include <fcntl.h>

@@ -1,5 +1,5 @@
 // The documents in text files, folders, .jsonl files and standard input, one after the other and in
-// pieces, so that documents of any size can be read. All may be compressed (data/stream.h).
+// pieces, so that documents of any size can be read. All may be compressed (stream.h).
 //
 // A text file is a document, or holds several with a separator between them. Each line of a .jsonl
 // file (or .jsonl.gz, .jsonl.zst) is one. Documents without text are passed over.
@@ -9,7 +9,7 @@
 #include <stdint.h>
 #include "base/text.h"
 #include "base/error.h"
-#include "data/corpus/stream.h"
+#include "data/prepare/stream.h"
 
 // What a file in a folder is. What stands before text is passed over; FILE_SPECIAL: devices, links
 // to folders. A broken one (compressed, but damaged; a Git LFS pointer) is an error even there.
@@ -92,3 +92,20 @@ void corpus_open(CorpusReader *reader, const Corpus *corpus);
 int corpus_next(CorpusReader *reader, CorpusBlock *block, Error *err);
 uint64_t corpus_position(const CorpusReader *reader); // bytes of the files that were read
 void corpus_close(CorpusReader *reader);
+
+// How many bytes of text[known] to take as a piece: about 1 MiB, up to the last place before that,
+// or the first behind it; a character's boundary where none comes within 16 MiB; 0 if more has to
+// be known. complete: the document ends there. A place in front of a byte of `joined`, which the
+// tokenizer can join with a newline, does not count. *searched says how far it was looked in vain;
+// start with 0.
+size_t cut_piece(const ByteSet *joined, const char *text, size_t known, bool complete,
+                 size_t *searched);
+// `at` or up to 3 bytes less, so that text[at] begins a character.
+size_t cut_character(const char *text, size_t at);
+
+// line[bytes] must be one JSON object with the string `field`: a key, or keys with dots between them
+// for objects inside each other. Unescapes in place, so that the line is spoilt and
+// text[text_bytes] lies in it. "\u0000" is a NUL; half of a surrogate pair becomes U+FFFD; bytes
+// that are no UTF-8 stay. The sentence is about "it", the line, and has the column.
+int jsonl_text(char *line, size_t bytes, const char *field, char **text, size_t *text_bytes,
+               Error *err);
