@@ -2,7 +2,7 @@
 #pragma once
 #include <cjson/cJSON.h>
 #include "data/tokenizer/normalizer.h"
-#include "data/tokenizer/vocabulary.h"
+#include "data/tokenizer/bpe.h"
 
 typedef struct AddedToken {
   char *content; // owned, as the file has it

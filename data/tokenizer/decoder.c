@@ -4,7 +4,7 @@
 #include <string.h>
 
 #include "base/text.h"
-#include "data/tokenizer/byte_level.h"
+#include "data/tokenizer/bpe.h"
 #include "data/tokenizer/component.h"
 #include "data/tokenizer/tokenizer_parts.h"
 

@@ -7,7 +7,7 @@
 #include "base/json.h"
 #include "data/model_folder.h"
 #include "data/tokenizer/component.h"
-#include "data/tokenizer/export.h"
+#include "data/tokenizer/json.h"
 #include "data/tokenizer/tokenizer_parts.h"
 
 enum { MAX_FILE_BYTES = 256 << 20, MAX_CONFIG_BYTES = 16 << 20 };
@@ -226,6 +226,20 @@ static Tokenizer *open_file(const char *path, Error *err) {
   if (read_config(t, path, err) == 0 && find_end_beside(t, path, err) == 0) return t;
   tokenizer_close(t);
   return NULL;
+}
+
+int tokenizer_advise(const char *folder, Error *err) {
+  enum { MAX_BYTES = 64 << 20 };
+  const PathText path = path_text("%s/tokenizer.model", folder);
+  Error advice;
+  char *data;
+  size_t bytes;
+  if (!path_exists(path.text) || file_read(path.text, MAX_BYTES, &data, &bytes, &advice) != 0)
+    return -1;
+  if (sentencepiece_refuse(path.text, data, bytes, &advice) != 0)
+    error_append(err, "; %s", advice.text);
+  free(data);
+  return -1;
 }
 
 static int open_in_folder(void *tokenizer, const char *folder, const FileSums *sums, Error *err) {

@@ -51,10 +51,10 @@ static void what_is_no_json_is_named_with_its_place(void **state) {
   refused("[]", "no object 'model'");
   refused("{\"model\":3}", "no object 'model'");
   refused("{\"model\":{\"type\":\"BPE\",\"vocab\":{\"a\":0", "line 1, column");
-  refused("{\"model\":\n" BPE("{\"a\":0,}", "[]") "}}", "line 2, column 30: a string should begin");
+  refused("{\"model\":\n" BPE("{\"a\":0,}", "[]") "}}", "line 2, column 30: a key in quotes");
   refused(MODEL("{\"a\" 0}", "[]"), "a colon is missing");
-  refused(MODEL("{\"a\":0]", "[]"), "a comma or bracket is wrong");
-  refused(MODEL("{\"a\\q\":0}", "[]"), "this escape is wrong");
+  refused(MODEL("{\"a\":0]", "[]"), "a comma or } is missing");
+  refused(MODEL("{\"a\\q\":0}", "[]"), "there is no such escape");
   refused(MODEL("{\"\\ud800x\":0}", "[]"), "half of a surrogate pair");
   refused(MODEL("{\"a\xff\":0}", "[]"), "this is not UTF-8, at the byte 0xff");
   refused(MODEL("{\"a\":0}", "[") "", "line 1");
@@ -84,7 +84,7 @@ static void merges_are_checked(void **state) {
   refused(MODEL("{\"a\":0,\"b\":1}", "[\"ab\"]"), "two tokens with a space between");
   refused(MODEL("{\"a\":0,\"b\":1}", "[\"a b b\"]"), "two tokens with a space between");
   refused(MODEL("{\"a\":0,\"b\":1}", "[[\"a\"]]"), "a merge should have two tokens");
-  refused(MODEL("{\"a\":0,\"b\":1}", "[3]"), "a string should begin here");
+  refused(MODEL("{\"a\":0,\"b\":1}", "[3]"), "a string in quotes is missing");
 }
 
 static void added_tokens_are_checked(void **state) {

@@ -4,7 +4,7 @@
 #include <string.h>
 
 #include "base/memory.h"
-#include "data/tokenizer/byte_level.h"
+#include "data/tokenizer/bpe.h"
 
 enum { FIRST_SLOTS = 1 << 16 }; // of the pairs' hash table
 

@@ -7,7 +7,7 @@
 
 #include "base/file.h"
 #include "base/memory.h"
-#include "data/tokenizer/export.h"
+#include "data/tokenizer/json.h"
 #include "data/tokenizer/training/count.h"
 #include "data/tokenizer/training/merges.h"
 

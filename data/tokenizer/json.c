@@ -1,0 +1,436 @@
+#include "data/tokenizer/json.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/file.h"
+#include "base/json.h"
+#include "base/memory.h"
+#include "base/text.h"
+
+// What is not vocabulary or merges; real ones stay far below 1 MB.
+enum { MAX_TREE_BYTES = 4 << 20 };
+
+// The file is a protocol buffer: field 1, a piece of fewer than 128 bytes, whose own field 1 is its
+// text, with its score, field 2, behind that.
+int sentencepiece_refuse(const char *path, const void *data, size_t bytes, Error *err) {
+  enum { MESSAGE = 0x0a, FLOAT = 0x15 };
+  const unsigned char *at = data;
+  if (bytes < 8 || at[0] != MESSAGE || at[2] != MESSAGE || at[3] > 127 || bytes < 5u + at[3] ||
+      at[4 + at[3]] != FLOAT)
+    return 0;
+  const PathText folder = path_parent(path);
+  return error_set(err,
+                   "'%s' is a SentencePiece model, which is not read here: make a tokenizer.json "
+                   "of it: pip install transformers sentencepiece protobuf; python3 -c \"from "
+                   "transformers import LlamaTokenizerFast as T; "
+                   "T.from_pretrained('%s').save_pretrained('%s')\"",
+                   path, folder.text, folder.text);
+}
+
+// ---- Taking a tokenizer.json apart
+
+static JsonScan scan_from(const Document *d, size_t at) {
+  return (JsonScan){.at = d->copy + at, .end = d->copy + d->bytes, .nuls = true};
+}
+
+static bool is_key(const char *key, size_t bytes, const char *name) {
+  return bytes == strlen(name) && memcmp(key, name, bytes) == 0;
+}
+
+// Copies what stands in front of the value that is next into `rest`, and null for the value.
+// *copied: how much of the text is done.
+static bool cut_out(const Document *d, JsonScan *s, size_t begin, size_t *copied, Text *rest) {
+  s->at = d->copy + begin;
+  if (!json_skip(s)) return false;
+  const size_t end = (size_t)(s->at - d->copy);
+  text_append(rest, d->text + *copied, begin - *copied);
+  text_append(rest, "null", 4);
+  for (size_t i = begin; i < end; i++) // so that sentences name the right line
+    if (d->text[i] == '\n') text_append(rest, "\n", 1);
+  *copied = end;
+  return true;
+}
+
+// Behind the brace of the document, or of its model.
+static bool take_apart(Document *d, JsonScan *s, bool in_model, size_t *copied, Text *rest) {
+  if (json_take(s, '}')) return true;
+  do {
+    char *key;
+    size_t bytes;
+    if (!json_take_key(s, &key, &bytes)) return false;
+    const bool vocab = in_model && is_key(key, bytes, "vocab"),
+               merges = in_model && is_key(key, bytes, "merges");
+    bool ok;
+    if ((vocab && json_take(s, '{')) || (merges && json_take(s, '['))) {
+      size_t *const at = vocab ? &d->vocab_at : &d->merges_at;
+      *at = (size_t)(s->at - d->copy) - 1;
+      ok = cut_out(d, s, *at, copied, rest);
+    } else if (!in_model && is_key(key, bytes, "model") && json_take(s, '{')) {
+      ok = take_apart(d, s, true, copied, rest);
+    } else {
+      ok = json_skip(s);
+    }
+    if (!ok) return false;
+  } while (json_take(s, ','));
+  return json_take(s, '}') || json_wrong(s, "a comma or } is missing");
+}
+
+static int read_tree(Document *d, Text *rest, Error *err) {
+  JsonScan s = scan_from(d, 0);
+  size_t copied = 0;
+  const bool object = json_take(&s, '{');
+  if (!(object ? take_apart(d, &s, false, &copied, rest) : json_skip(&s)) || !json_take_end(&s))
+    return json_syntax_error(d->name, d->text, d->bytes, (size_t)(s.at - d->copy), s.problem, err);
+  text_append(rest, d->text + copied, d->bytes - copied);
+  text_append(rest, "", 1);
+  if (rest->bytes > MAX_TREE_BYTES)
+    return error_set(err,
+                     "%s has %s beside its vocabulary and merges, more than the %s allowed here",
+                     d->name, size_text(rest->bytes).text, size_text(MAX_TREE_BYTES).text);
+  d->tree = json_parse(d->name, rest->data, rest->bytes - 1, err);
+  return d->tree ? 0 : -1;
+}
+
+int document_open(Document *d, const char *name, const char *text, size_t bytes, Error *err) {
+  *d = (Document){.name = name, .text = text, .bytes = bytes};
+  if (file_refuse_packed(name, text, bytes, err) != 0 ||
+      sentencepiece_refuse(name, text, bytes, err) != 0)
+    return -1;
+  const size_t valid = utf8_valid(text, bytes);
+  if (valid < bytes) return json_syntax_error(name, text, bytes, valid, "this is not UTF-8", err);
+  d->copy = memcpy(xmalloc(bytes), text, bytes);
+  Text rest = {0};
+  const int status = read_tree(d, &rest, err);
+  free(rest.data);
+  return status;
+}
+
+void document_close(Document *d) {
+  cJSON_Delete(d->tree);
+  free(d->copy);
+}
+
+// ---- Reading the two large parts, which are known to be JSON
+
+// What went wrong, at its place in the file.
+static int refuse(const Document *d, const JsonScan *s, Error *err) {
+  if (!s->problem) return error_prefix(err, "%s", d->name);
+  return json_syntax_error(d->name, d->text, d->bytes, (size_t)(s->at - d->copy), s->problem, err);
+}
+
+static bool read_id(JsonScan *s, int64_t *id) {
+  const bool negative = json_take(s, '-');
+  const char *const start = s->at;
+  *id = 0;
+  for (; *s->at >= '0' && *s->at <= '9'; s->at++)
+    if (*id < INT64_MAX / 16) *id = 10 * *id + (*s->at - '0');
+  if (negative) *id = -*id;
+  return (s->at > start && !strchr(".eE", *s->at)) ||
+         json_wrong(s, "an id should be a whole number");
+}
+
+// The text, or, where it is written in GPT-2's alphabet, the bytes that it stands for, in `raw`.
+static bool to_raw(bool byte_level, Text *raw, const char **text, size_t *bytes) {
+  if (!byte_level) return false;
+  raw->bytes = 0;
+  const ptrdiff_t n = byte_level_decode(*text, *bytes, text_room(raw, *bytes + 1));
+  if (n < 0) return false;
+  *text = raw->data;
+  *bytes = (size_t)n;
+  return true;
+}
+
+static int read_tokens(JsonScan *s, bool byte_level, Text *raw, Vocabulary *v, Error *err) {
+  json_take(s, '{');
+  if (json_take(s, '}')) return 0;
+  do {
+    char *key;
+    size_t bytes;
+    int64_t id;
+    if (!json_take_key(s, &key, &bytes) || !read_id(s, &id)) return -1;
+    const char *text = key;
+    const bool is_raw = to_raw(byte_level, raw, &text, &bytes);
+    if (vocabulary_add(v, text, bytes, is_raw, id, err) != 0) return -1;
+  } while (json_take(s, ','));
+  return 0;
+}
+
+int document_read_vocabulary(const Document *d, bool byte_level, Vocabulary *v, Error *err) {
+  if (d->vocab_at == 0)
+    return error_set(err, "%s: model.vocab is not there, or no object", d->name);
+  JsonScan s = scan_from(d, d->vocab_at);
+  Text raw = {0};
+  const int status = read_tokens(&s, byte_level, &raw, v, err);
+  free(raw.data);
+  return status == 0 ? 0 : refuse(d, &s, err);
+}
+
+typedef struct Side {
+  char *text;
+  size_t bytes;
+} Side;
+
+// "a b" or ["a", "b"].
+static bool read_merge(JsonScan *s, Side sides[2]) {
+  if (json_take(s, '[')) {
+    for (int i = 0; i < 2; i++) {
+      if (i > 0 && !json_take(s, ',')) return json_wrong(s, "a merge should have two tokens");
+      if (!json_take_string(s, &sides[i].text, &sides[i].bytes)) return false;
+    }
+    return json_take(s, ']') || json_wrong(s, "a merge should have two tokens");
+  }
+  char *text;
+  size_t bytes;
+  if (!json_take_string(s, &text, &bytes)) return false;
+  char *const space = memchr(text, ' ', bytes), *const end = text + bytes;
+  if (!space || memchr(space + 1, ' ', (size_t)(end - space) - 1))
+    return json_wrong(s, "a merge should be two tokens with a space between");
+  sides[0] = (Side){text, (size_t)(space - text)};
+  sides[1] = (Side){space + 1, (size_t)(end - space) - 1};
+  return true;
+}
+
+typedef struct MergeReader {
+  bool byte_level;
+  const Vocabulary *vocabulary;
+  Merges *merges;
+  Text raw, joined;
+} MergeReader;
+
+static int32_t find_token(MergeReader *r, const char *token, size_t token_bytes, Error *err) {
+  const char *text = token;
+  size_t bytes = token_bytes;
+  const bool raw = to_raw(r->byte_level, &r->raw, &text, &bytes);
+  const int32_t id = vocabulary_find(r->vocabulary, text, bytes, raw);
+  if (id < 0)
+    error_set(err, "merge %zu names '%.*s', which the vocabulary does not have",
+              r->merges->count + 1, token_bytes < 100 ? (int)token_bytes : 100, token);
+  return id;
+}
+
+static int add_merge(MergeReader *r, const Side sides[2], Error *err) {
+  int32_t ids[3];
+  r->joined.bytes = 0;
+  for (int i = 0; i < 2; i++) {
+    text_append(&r->joined, sides[i].text, sides[i].bytes);
+    if ((ids[i] = find_token(r, sides[i].text, sides[i].bytes, err)) < 0) return -1;
+  }
+  if ((ids[2] = find_token(r, r->joined.data, r->joined.bytes, err)) < 0) return -1;
+  merges_add(r->merges, ids[0], ids[1], ids[2]);
+  return 0;
+}
+
+static int read_merges(JsonScan *s, MergeReader *r, Error *err) {
+  json_take(s, '[');
+  if (json_take(s, ']')) return 0;
+  do {
+    Side sides[2];
+    if (!read_merge(s, sides) || add_merge(r, sides, err) != 0) return -1;
+  } while (json_take(s, ','));
+  return 0;
+}
+
+int document_read_merges(const Document *d, bool byte_level, const Vocabulary *v, Merges *m,
+                         Error *err) {
+  if (d->merges_at == 0)
+    return error_set(err, "%s: model.merges is not there, or no list", d->name);
+  JsonScan s = scan_from(d, d->merges_at);
+  MergeReader r = {.byte_level = byte_level, .vocabulary = v, .merges = m};
+  const int status = read_merges(&s, &r, err);
+  free(r.raw.data);
+  free(r.joined.data);
+  return status == 0 ? 0 : refuse(d, &s, err);
+}
+
+// ---- Writing: tokens as text, each byte a character of GPT-2's alphabet
+
+// Every token's characters, each token with a NUL behind it.
+typedef struct Names {
+  char *text;
+  size_t *starts; // [count] into text
+} Names;
+
+static Names spell_tokens(const BpeExport *bpe) {
+  const size_t count = (size_t)bpe->count, bytes = bpe->offsets[count];
+  Names names = {.text = xmalloc(2 * bytes + count + 1),
+                 .starts = xmalloc(count * sizeof *names.starts)};
+  size_t used = 0;
+  for (size_t i = 0; i < count; i++) {
+    names.starts[i] = used;
+    const size_t start = bpe->offsets[i], length = bpe->offsets[i + 1] - start;
+    used += byte_level_encode(bpe->bytes + start, length, names.text + used);
+    names.text[used++] = '\0';
+  }
+  return names;
+}
+
+static void free_names(Names *names) {
+  free(names->text);
+  free(names->starts);
+}
+
+// ---- The parts of tokenizer.json
+
+static void put_special_token(JsonWriter *w, int64_t id, const char *text) {
+  json_open(w, NULL, '{');
+  json_whole(w, "id", id);
+  json_string(w, "content", text);
+  json_bool(w, "single_word", false);
+  json_bool(w, "lstrip", false);
+  json_bool(w, "rstrip", false);
+  json_bool(w, "normalized", false);
+  json_bool(w, "special", true);
+  json_close(w, '}');
+}
+
+static void put_byte_level(JsonWriter *w, const char *name) {
+  json_open(w, name, '{');
+  json_string(w, "type", "ByteLevel");
+  json_bool(w, "add_prefix_space", false);
+  json_bool(w, "trim_offsets", true);
+  json_bool(w, "use_regex", false);
+  json_close(w, '}');
+}
+
+static void put_pre_tokenizer(JsonWriter *w, const char *pattern) {
+  if (!pattern) {
+    put_byte_level(w, "pre_tokenizer");
+    return;
+  }
+  json_open(w, "pre_tokenizer", '{');
+  json_string(w, "type", "Sequence");
+  json_open(w, "pretokenizers", '[');
+  json_open(w, NULL, '{');
+  json_string(w, "type", "Split");
+  json_open(w, "pattern", '{');
+  json_string(w, "Regex", pattern);
+  json_close(w, '}');
+  json_string(w, "behavior", "Isolated");
+  json_bool(w, "invert", false);
+  json_close(w, '}');
+  put_byte_level(w, NULL);
+  json_close(w, ']');
+  json_close(w, '}');
+}
+
+// One piece of a template: the begin token, or a text ("A", "B"). type_id: of the text it is in.
+static void put_piece(JsonWriter *w, const char *kind, const char *id, int type_id) {
+  json_open(w, NULL, '{');
+  json_open(w, kind, '{');
+  json_string(w, "id", id);
+  json_whole(w, "type_id", type_id);
+  json_close(w, '}');
+  json_close(w, '}');
+}
+
+static void put_template(JsonWriter *w, const BpeExport *bpe) {
+  json_open(w, NULL, '{');
+  json_string(w, "type", "TemplateProcessing");
+  json_open(w, "single", '[');
+  put_piece(w, "SpecialToken", bpe->begin, 0);
+  put_piece(w, "Sequence", "A", 0);
+  json_close(w, ']');
+  json_open(w, "pair", '[');
+  put_piece(w, "SpecialToken", bpe->begin, 0);
+  put_piece(w, "Sequence", "A", 0);
+  put_piece(w, "SpecialToken", bpe->begin, 1);
+  put_piece(w, "Sequence", "B", 1);
+  json_close(w, ']');
+  json_open(w, "special_tokens", '{');
+  json_open(w, bpe->begin, '{');
+  json_string(w, "id", bpe->begin);
+  json_open(w, "ids", '[');
+  json_whole(w, NULL, bpe->count);
+  json_close(w, ']');
+  json_open(w, "tokens", '[');
+  json_string(w, NULL, bpe->begin);
+  json_close(w, ']');
+  json_close(w, '}');
+  json_close(w, '}');
+  json_close(w, '}');
+}
+
+static void put_post_processor(JsonWriter *w, const BpeExport *bpe) {
+  json_open(w, "post_processor", '{');
+  json_string(w, "type", "Sequence");
+  json_open(w, "processors", '[');
+  put_byte_level(w, NULL);
+  put_template(w, bpe);
+  json_close(w, ']');
+  json_close(w, '}');
+}
+
+// A merge is "left right", which every version of the readers takes: no character of the alphabet
+// is a space.
+static void put_merges(JsonWriter *w, const BpeExport *bpe, const Names *names) {
+  json_open(w, "merges", '[');
+  for (int64_t i = 0; i < bpe->merge_count; i++) {
+    const char *left = names->text + names->starts[bpe->merges[i][0]];
+    const char *right = names->text + names->starts[bpe->merges[i][1]];
+    char *merge = xasprintf("%s %s", left, right);
+    json_string(w, NULL, merge);
+    free(merge);
+  }
+  json_close(w, ']');
+}
+
+static void put_vocabulary(JsonWriter *w, const BpeExport *bpe, const Names *names) {
+  json_open(w, "vocab", '{');
+  for (int32_t i = 0; i < bpe->count; i++) json_whole(w, names->text + names->starts[i], i);
+  json_close(w, '}');
+}
+
+static void put_model(JsonWriter *w, const BpeExport *bpe) {
+  Names names = spell_tokens(bpe);
+  json_open(w, "model", '{');
+  json_string(w, "type", "BPE");
+  json_raw(w, "dropout", "null");
+  json_raw(w, "unk_token", "null");
+  json_raw(w, "continuing_subword_prefix", "null");
+  json_raw(w, "end_of_word_suffix", "null");
+  json_bool(w, "fuse_unk", false);
+  json_bool(w, "byte_fallback", false);
+  json_bool(w, "ignore_merges", false);
+  put_vocabulary(w, bpe, &names);
+  put_merges(w, bpe, &names);
+  json_close(w, '}');
+  free_names(&names);
+}
+
+char *export_tokenizer(const BpeExport *bpe) {
+  JsonWriter w = {.indent = 2};
+  json_open(&w, NULL, '{');
+  json_string(&w, "version", "1.0");
+  json_raw(&w, "truncation", "null");
+  json_raw(&w, "padding", "null");
+  json_open(&w, "added_tokens", '[');
+  put_special_token(&w, bpe->count, bpe->begin);
+  put_special_token(&w, bpe->count + 1, bpe->end);
+  json_close(&w, ']');
+  json_raw(&w, "normalizer", "null");
+  put_pre_tokenizer(&w, bpe->pattern);
+  put_post_processor(&w, bpe);
+  put_byte_level(&w, "decoder");
+  put_model(&w, bpe);
+  json_close(&w, '}');
+  return w.text;
+}
+
+char *export_tokenizer_config(const char *begin, const char *end) {
+  JsonWriter w = {.indent = 2};
+  json_open(&w, NULL, '{');
+  if (begin) json_string(&w, "bos_token", begin);
+  json_bool(&w, "clean_up_tokenization_spaces", false);
+  if (end) json_string(&w, "eos_token", end);
+  // A LLaMA takes no token_type_ids, which would come without this.
+  json_open(&w, "model_input_names", '[');
+  json_string(&w, NULL, "input_ids");
+  json_string(&w, NULL, "attention_mask");
+  json_close(&w, ']');
+  // transformers' own word for "not limited by the tokenizer".
+  json_raw(&w, "model_max_length", "1000000000000000019884624838656");
+  json_string(&w, "tokenizer_class", "PreTrainedTokenizerFast");
+  json_close(&w, '}');
+  return w.text;
+}

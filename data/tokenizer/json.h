@@ -1,0 +1,47 @@
+// tokenizer.json as a text: its parts, and a byte-level BPE written as one.
+#pragma once
+#include <cjson/cJSON.h>
+#include "data/tokenizer/bpe.h"
+
+// ---- Reading. The vocabulary and the merges, which can be hundreds of thousands of values, are
+// read in one pass each; the rest is a small cJSON tree
+
+struct Document {
+  const char *name; // for sentences
+  const char *text; // [bytes], the caller's
+  size_t bytes;
+  char *copy;                 // owned, of the text; its strings are unescaped in place
+  cJSON *tree;                // owned; null stands in place of model.vocab and model.merges
+  size_t vocab_at, merges_at; // where these two begin in the text; 0: not there
+};
+
+int document_open(Document *d, const char *name, const char *text, size_t bytes, Error *err);
+void document_close(Document *d);
+
+// byte_level: tokens in GPT-2's alphabet are taken as the bytes that they stand for. Once each: the
+// copy is spoilt.
+int document_read_vocabulary(const Document *d, bool byte_level, Vocabulary *v, Error *err);
+int document_read_merges(const Document *d, bool byte_level, const Vocabulary *v, Merges *m,
+                         Error *err);
+
+// -1 where these bytes of the file `path` are SentencePiece's tokenizer.model, which is not read
+// here; the sentence says how to make a tokenizer.json of it.
+int sentencepiece_refuse(const char *path, const void *data, size_t bytes, Error *err);
+
+// ---- Writing, as the Python packages tokenizers and transformers load it. The same input gives the
+// same bytes
+
+typedef struct BpeExport {
+  const char *bytes;          // the tokens' bytes, one token after the other
+  const size_t *offsets;      // [count + 1] token i is bytes [offsets[i], offsets[i + 1])
+  int32_t count;              // tokens; no two are the same bytes, and every byte is one of them
+  const int32_t (*merges)[2]; // [merge_count] the tokens to join, the first to be joined first
+  int64_t merge_count;
+  const char *pattern;     // text is cut by this regular expression first; NULL: it is not cut
+  const char *begin, *end; // the special tokens around a document: ids count and count + 1
+} BpeExport;
+
+// tokenizer.json. NUL-terminated; the caller frees it.
+char *export_tokenizer(const BpeExport *bpe);
+// tokenizer_config.json, of any tokenizer. begin and end may be NULL. The caller frees it.
+char *export_tokenizer_config(const char *begin, const char *end);
