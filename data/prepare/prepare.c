@@ -12,7 +12,6 @@
 #include "base/command.h"
 #include "base/os.h"
 #include "data/prepare/run.h"
-#include "data/prepare/train_tokenizer.h"
 #include "data/tokenizer/tokenizer.h"
 #include "data/tokens.h"
 

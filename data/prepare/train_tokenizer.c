@@ -1,4 +1,4 @@
-#include "data/prepare/train_tokenizer.h"
+#include "data/prepare/run.h"
 
 #include <errno.h>
 #include <inttypes.h>
@@ -11,7 +11,7 @@
 #include "base/command.h"
 #include "base/os.h"
 #include "data/tokenizer/regex.h"
-#include "data/tokenizer/training/train.h"
+#include "data/tokenizer/train.h"
 
 // The folder that is to hold `out`, or out itself: one that is there.
 static PathText standing_folder(const char *out) {

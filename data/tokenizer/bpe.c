@@ -6,7 +6,6 @@
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 
-#include "data/tokenizer/component.h"
 #include "data/tokenizer/json.h"
 
 // ---- GPT-2's alphabet

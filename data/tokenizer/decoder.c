@@ -1,88 +1,9 @@
-#include "data/tokenizer/decoder.h"
-
+#include <ctype.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/text.h"
-#include "data/tokenizer/bpe.h"
-#include "data/tokenizer/component.h"
-#include "data/tokenizer/tokenizer_parts.h"
-
-// ---- Reading
-
-static int read_metaspace(DecodeStep *step, const cJSON *component, Error *err) {
-  const char *mark = component_string(component, "replacement", err);
-  if (!mark) return -1;
-  step->from = xstrdup(mark);
-  step->to = xstrdup(" ");
-  bool prefix = true;
-  const cJSON *scheme = cJSON_GetObjectItemCaseSensitive(component, "prepend_scheme");
-  if (component_flag(component, "add_prefix_space", &prefix, err) != 0) return -1;
-  step->start_is_empty =
-      prefix && !(cJSON_IsString(scheme) && strcmp(scheme->valuestring, "never") == 0);
-  return *mark ? 0 : component_refused(component, err);
-}
-
-static int read_strip(DecodeStep *step, const cJSON *component, Error *err) {
-  const char *content = component_string(component, "content", err);
-  if (!content || component_count(component, "start", &step->left, err) != 0 ||
-      component_count(component, "stop", &step->right, err) != 0)
-    return -1;
-  step->from = xstrdup(content);
-  const size_t bytes = strlen(content);
-  const bool one = bytes > 0 && utf8_length(content, bytes) == bytes;
-  // What the end of a whole text loses is not known before it ends.
-  return one && !(step->fused && step->right > 0) ? 0 : component_refused(component, err);
-}
-
-static int read_step(void *into, const cJSON *component, const char *type, Error *err) {
-  DecodeSteps *d = into;
-  if (strcmp(type, "Fuse") == 0) {
-    d->fused = true;
-    return 0;
-  }
-  d->steps = xrealloc(d->steps, ((size_t)d->count + 1) * sizeof *d->steps);
-  DecodeStep *step = &d->steps[d->count++];
-  *step = (DecodeStep){.fused = d->fused};
-  if (strcmp(type, "Strip") == 0) {
-    step->kind = DECODE_STRIP;
-    return read_strip(step, component, err);
-  }
-  if (d->fused) return component_refused(component, err);
-  if (strcmp(type, "ByteLevel") == 0) {
-    step->kind = DECODE_BYTE_LEVEL;
-    d->fused = true;
-    return 0;
-  }
-  if (strcmp(type, "ByteFallback") == 0) {
-    step->kind = DECODE_BYTE_FALLBACK;
-    return 0;
-  }
-  if (strcmp(type, "Metaspace") == 0) {
-    step->kind = DECODE_META;
-    return read_metaspace(step, component, err);
-  }
-  if (strcmp(type, "Replace") == 0) {
-    step->kind = DECODE_REPLACE;
-    return component_replace(component, &step->from, &step->to, err);
-  }
-  return component_refused(component, err);
-}
-
-int decode_steps_read(DecodeSteps *d, const cJSON *component, Error *err) {
-  d->spaces = !component || cJSON_IsNull(component);
-  return component_read(component, "decoder", "decoders", read_step, d, err);
-}
-
-void decode_steps_close(DecodeSteps *d) {
-  for (int i = 0; i < d->count; i++) {
-    free(d->steps[i].from);
-    free(d->steps[i].to);
-  }
-  free(d->steps);
-}
-
-// ---- Decoding
+#include "data/tokenizer/parts.h"
 
 struct Decoder {
   const Tokenizer *tokenizer;
@@ -94,9 +15,9 @@ struct Decoder {
 };
 
 static void start(Decoder *d) {
-  const DecodeSteps *steps = &d->tokenizer->decoder;
+  const Steps *steps = &d->tokenizer->decoder;
   d->started = false;
-  for (int i = 0; i < steps->count; i++) d->left[i] = steps->steps[i].left;
+  for (int i = 0; i < steps->count; i++) d->left[i] = steps->list[i].left;
 }
 
 Decoder *decoder_open(const Tokenizer *tokenizer) {
@@ -132,17 +53,11 @@ static void decode_byte_level(Decoder *d) {
   swap(d);
 }
 
-static int hex_digit(char c) {
-  const char *const digits = "0123456789abcdef0123456789ABCDEF", *found = strchr(digits, c);
-  return c && found ? (int)(found - digits) % 16 : -1;
-}
-
 static void decode_byte_fallback(Text *token) {
-  const char *const t = token->data;
+  char *const t = token->data;
   if (token->bytes != 6 || memcmp(t, "<0x", 3) != 0 || t[5] != '>') return;
-  const int high = hex_digit(t[3]), low = hex_digit(t[4]);
-  if (high < 0 || low < 0) return;
-  token->data[0] = (char)(16 * high + low);
+  if (!isxdigit((unsigned char)t[3]) || !isxdigit((unsigned char)t[4])) return;
+  t[0] = (char)strtol(t + 3, NULL, 16);
   token->bytes = 1;
 }
 
@@ -151,15 +66,10 @@ static void decode_byte_fallback(Text *token) {
 enum { MOST_TOKEN_BYTES = 1 << 20 };
 
 static void replace(Decoder *d, const char *from, const char *to) {
-  const size_t from_bytes = strlen(from), to_bytes = strlen(to);
   d->next.bytes = 0;
-  for (size_t at = 0; at < d->token.bytes && d->next.bytes < MOST_TOKEN_BYTES;) {
-    const bool is =
-        d->token.bytes - at >= from_bytes && memcmp(d->token.data + at, from, from_bytes) == 0;
-    text_append(&d->next, is ? to : d->token.data + at, is ? to_bytes : 1);
-    at += is ? from_bytes : 1;
-  }
+  text_replace(&d->token, &d->next, from, to, MOST_TOKEN_BYTES);
   if (d->next.bytes > MOST_TOKEN_BYTES) d->next.bytes = MOST_TOKEN_BYTES;
+  text_room(&d->next, 1); // so that it is never NULL
   swap(d);
 }
 
@@ -183,9 +93,9 @@ static void strip(Text *token, const char *content, int64_t *left, int64_t right
 }
 
 static void apply_steps(Decoder *d) {
-  const DecodeSteps *steps = &d->tokenizer->decoder;
+  const Steps *steps = &d->tokenizer->decoder;
   for (int i = 0; i < steps->count; i++) {
-    const DecodeStep *step = &steps->steps[i];
+    const Step *step = &steps->list[i];
     int64_t left = step->left;
     switch (step->kind) {
     case DECODE_BYTE_LEVEL:
@@ -264,7 +174,7 @@ static void forget_given(Decoder *d) {
 size_t decoder_next(Decoder *d, int32_t id, const char **text) {
   forget_given(d);
   if (!look_up(d, id)) return give(d, 0, text);
-  if (d->tokenizer->decoder.spaces && d->started) text_append(&d->out, " ", 1);
+  if (d->tokenizer->decoder.missing && d->started) text_append(&d->out, " ", 1);
   apply_steps(d);
   d->started = true;
   text_append(&d->out, d->token.data, d->token.bytes);

@@ -24,6 +24,25 @@ int document_read_vocabulary(const Document *d, bool byte_level, Vocabulary *v, 
 int document_read_merges(const Document *d, bool byte_level, const Vocabulary *v, Merges *m,
                          Error *err);
 
+// A component is an object with a "type" and fields, or a Sequence of such.
+// Reads one component that is no Sequence. `into` is the caller's.
+typedef int ComponentReader(void *into, const cJSON *component, const char *type, Error *err);
+
+// Calls `read` for the component, or for those of a Sequence, in order. null and NULL are none.
+// `what`: "normalizer" and the like, which a sentence begins with; `list`: the key of a Sequence's
+// members.
+int component_read(const cJSON *component, const char *what, const char *list,
+                   ComponentReader *read, void *into, Error *err);
+
+// The sentence for one that is not known, or known and not supported as it is.
+int component_refused(const cJSON *component, Error *err);
+
+// Fields. *value must hold what a missing one means.
+int component_flag(const cJSON *component, const char *key, bool *value, Error *err);
+int component_count(const cJSON *component, const char *key, int64_t *value, Error *err);
+// Never missing; NULL is an error. The string belongs to the component.
+const char *component_string(const cJSON *component, const char *key, Error *err);
+
 // -1 where these bytes of the file `path` are SentencePiece's tokenizer.model, which is not read
 // here; the sentence says how to make a tokenizer.json of it.
 int sentencepiece_refuse(const char *path, const void *data, size_t bytes, Error *err);

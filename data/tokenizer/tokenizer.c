@@ -2,13 +2,14 @@
 
 #include <stdio.h>
 #include <stdlib.h>
+#define XXH_INLINE_ALL
+#include <xxhash.h>
 
 #include "base/file.h"
 #include "base/json.h"
 #include "data/model_folder.h"
-#include "data/tokenizer/component.h"
 #include "data/tokenizer/json.h"
-#include "data/tokenizer/tokenizer_parts.h"
+#include "data/tokenizer/parts.h"
 
 enum { MAX_FILE_BYTES = 256 << 20, MAX_CONFIG_BYTES = 16 << 20 };
 
@@ -86,12 +87,95 @@ static void find_joined(Tokenizer *t) {
     memset(joined, 0xff, sizeof *joined);
 }
 
+// ---- The fingerprint: a hash of what decides between text and ids, in this order and form for good,
+// since token files carry it. begin and end are not in it: ids mean the same whatever they are
+
+static void put_number(XXH3_state_t *hash, int64_t number) {
+  XXH3_64bits_update(hash, &number, sizeof number);
+}
+
+static void put_text(XXH3_state_t *hash, const char *text, size_t bytes) {
+  put_number(hash, (int64_t)bytes);
+  XXH3_64bits_update(hash, text, bytes);
+}
+
+static void put_string(XXH3_state_t *hash, const char *string) {
+  put_text(hash, string ? string : "", string ? strlen(string) : 0);
+}
+
+static void put_bpe(XXH3_state_t *hash, const Bpe *bpe) {
+  const Vocabulary *v = &bpe->vocabulary;
+  put_number(hash, bpe->byte_level);
+  put_number(hash, bpe->ignore_merges);
+  put_number(hash, bpe->byte_fallback);
+  put_number(hash, bpe->unknown == NO_TOKEN ? NO_TOKEN : bpe->unknown * 2 + bpe->fuse_unknown);
+  put_number(hash, v->size);
+  for (int32_t id = 0; id < v->size; id++) {
+    put_number(hash, v->tokens[id].there * 2 + v->tokens[id].raw);
+    put_text(hash, vocabulary_text(v, id), v->tokens[id].length);
+  }
+  put_number(hash, (int64_t)bpe->merges.count);
+  for (size_t i = 0; i < bpe->merges.count; i++) {
+    put_number(hash, bpe->merges.list[i].left);
+    put_number(hash, bpe->merges.list[i].right);
+  }
+}
+
+static void put_added(XXH3_state_t *hash, const AddedTokens *added) {
+  put_number(hash, (int64_t)added->count);
+  for (size_t i = 0; i < added->count; i++) {
+    const AddedToken *t = &added->tokens[i];
+    put_number(hash, t->id);
+    put_string(hash, t->content);
+    put_number(hash, t->special + 2 * t->single_word + 4 * t->left + 8 * t->right);
+  }
+}
+
+// The numbers of a step that its stage has, and its texts.
+static void put_steps(XXH3_state_t *hash, const Steps *steps) {
+  put_number(hash, steps->count);
+  for (int i = 0; i < steps->count; i++) {
+    const Step *s = &steps->list[i];
+    put_number(hash, s->kind);
+    if (steps->stage == NORMALIZE) {
+      put_number(hash, s->form);
+      put_number(hash, s->left + 2 * s->right);
+    } else if (steps->stage == CUT) {
+      put_number(hash, s->scheme);
+      put_number(hash, s->behavior * 2 + s->invert);
+    } else {
+      put_number(hash, s->start_is_empty + 2 * s->fused);
+      put_number(hash, s->left);
+      put_number(hash, s->right);
+    }
+    put_string(hash, steps->stage == CUT ? s->to : s->from);
+    put_string(hash, steps->stage == CUT ? s->from : s->to);
+  }
+}
+
+static uint64_t fingerprint(const Tokenizer *t) {
+  XXH3_state_t *hash = XXH3_createState();
+  if (!hash || XXH3_64bits_reset(hash) != XXH_OK) return 1;
+  put_bpe(hash, &t->bpe);
+  put_added(hash, &t->raw);
+  put_added(hash, &t->normalized);
+  put_steps(hash, &t->normalizer);
+  put_steps(hash, &t->pre_tokenizer);
+  put_number(hash, t->decoder.missing);
+  put_steps(hash, &t->decoder);
+  const uint64_t result = XXH3_64bits_digest(hash);
+  XXH3_freeState(hash);
+  return result ? result : 1;
+}
+
+// ---- The whole document
+
 static int read_document(Tokenizer *t, const Document *d, Error *err) {
   if (!cJSON_IsObject(d->tree) || !cJSON_IsObject(member(d, "model")))
     return error_set(err, "%s is no tokenizer.json: it has no object 'model'", d->name);
-  if (normalizer_read(&t->normalizer, member(d, "normalizer"), err) != 0 ||
-      pre_tokenizer_read(&t->pre_tokenizer, member(d, "pre_tokenizer"), err) != 0 ||
-      decode_steps_read(&t->decoder, member(d, "decoder"), err) != 0)
+  if (steps_read(&t->normalizer, NORMALIZE, member(d, "normalizer"), err) != 0 ||
+      steps_read(&t->pre_tokenizer, CUT, member(d, "pre_tokenizer"), err) != 0 ||
+      steps_read(&t->decoder, DECODE, member(d, "decoder"), err) != 0)
     return error_prefix(err, "%s", d->name);
   const bool byte_level = t->pre_tokenizer.byte_level;
   if (bpe_read(&t->bpe, d, byte_level, err) != 0) return -1;
@@ -104,7 +188,7 @@ static int read_document(Tokenizer *t, const Document *d, Error *err) {
   t->facts.vocab_size = t->bpe.vocabulary.size;
   index_added(t);
   find_joined(t);
-  t->facts.fingerprint = tokenizer_fingerprint(t);
+  t->facts.fingerprint = fingerprint(t);
   t->word = regex_open("[\\w\\x{200c}\\x{200d}]", err);
   return t->word ? 0 : -1;
 }
@@ -139,13 +223,13 @@ Tokenizer *tokenizer_parse(const char *name, const char *json, size_t bytes, Err
 
 void tokenizer_close(Tokenizer *t) {
   if (!t) return;
-  normalizer_close(&t->normalizer);
+  steps_close(&t->normalizer);
   added_close(&t->raw);
   added_close(&t->normalized);
-  pre_tokenizer_close(&t->pre_tokenizer);
+  steps_close(&t->pre_tokenizer);
   regex_close(t->word);
   bpe_close(&t->bpe);
-  decode_steps_close(&t->decoder);
+  steps_close(&t->decoder);
   free(t->added);
   free(t->name);
   free(t->json);

@@ -96,7 +96,7 @@ found() { # FILE INCLUDE WHY: the lines that come with a file that has this incl
 planted() { # FILE INCLUDE: is refused
   local path=${2//\"/} room=$1
   case $1 in
-  train.c | kernels/gpu_backends.c | kernels/no_cuda.c) ;;
+  train.c | data/model_folder.c | kernels/gpu_backends.c | kernels/no_cuda.c) ;;
   *) room=$(dirname "$1") ;;
   esac
   local expected="$1:2: $room may not include $path" said

@@ -14,7 +14,7 @@
 #include "data/prepare/corpus.h"
 #include "data/prepare/encoding.h"
 #include "data/tokenizer/regex.h"
-#include "data/tokenizer/training/train.h"
+#include "data/tokenizer/train.h"
 #include "tests/support/data_test.h"
 #include "tests/support/dataset_reader.h"
 

@@ -14,7 +14,7 @@
 #include "base/rng.h"
 #include "data/tokenizer/regex.h"
 #include "data/tokenizer/tokenizer.h"
-#include "data/tokenizer/training/train.h"
+#include "data/tokenizer/train.h"
 #include "tests/support/data_test.h"
 
 // ---- Support

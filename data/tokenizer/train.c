@@ -1,10 +1,17 @@
-#include "data/tokenizer/training/merges.h"
+#include "data/tokenizer/train.h"
 
+#include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
+#include "base/file.h"
 #include "base/memory.h"
-#include "data/tokenizer/bpe.h"
+#include "data/tokenizer/json.h"
+#include "data/tokenizer/words.h"
+
+// ---- The merges of byte-pair encoding: the pair of neighbouring tokens that is the most frequent in
+// all words becomes a token, and so on
 
 enum { FIRST_SLOTS = 1 << 16 }; // of the pairs' hash table
 
@@ -24,7 +31,7 @@ typedef struct Candidate {
   PairKey key;
 } Candidate;
 
-struct Merger {
+typedef struct Merger {
   Word *words; // [word_count] start and length in symbols
   size_t word_count;
   int32_t *symbols; // token ids
@@ -42,7 +49,7 @@ struct Merger {
   size_t heap_count, heap_capacity;
   int32_t (*merges)[2]; // [merge_count]
   size_t merge_count, merge_capacity;
-};
+} Merger;
 
 // Room for one more in a list of any kind.
 static void *more_room(void *list, size_t count, size_t *capacity, size_t size) {
@@ -225,7 +232,9 @@ static int32_t joined_token(Merger *m, int32_t left, int32_t right) {
   return id;
 }
 
-bool merger_step(Merger *m) {
+// Joins the most frequent pair to a new token; of equally frequent ones that with the smaller left
+// id, then right id. False: no pair is left that comes twice.
+static bool merger_step(Merger *m) {
   Pair *best;
   int32_t left, right, joined;
   drop_pairs(m);
@@ -275,7 +284,10 @@ static void spell_words(Merger *m, const char *bytes) {
     }
 }
 
-Merger *merger_open(WordTable *words, const char *const *reserved, int reserved_count) {
+// Every byte is a token, in the order of GPT-2's alphabet; ids count on from there. The words are
+// taken over, and the table is left empty: at most INT32_MAX bytes of words. No merge makes one of
+// the texts in reserved[reserved_count], which are the caller's.
+static Merger *merger_open(WordTable *words, const char *const *reserved, int reserved_count) {
   Merger *m = xcalloc(1, sizeof *m);
   m->words = words->words;
   m->word_count = words->count;
@@ -294,7 +306,7 @@ Merger *merger_open(WordTable *words, const char *const *reserved, int reserved_
   return m;
 }
 
-void merger_close(Merger *m) {
+static void merger_close(Merger *m) {
   if (!m) return;
   for (size_t i = 0; i < m->pair_count; i++) free(m->pairs[i].places);
   words_free(&m->tokens);
@@ -307,17 +319,135 @@ void merger_close(Merger *m) {
   free(m);
 }
 
-const WordTable *merger_tokens(const Merger *m) {
-  return &m->tokens;
+// ---- The trainer
+
+enum { SPECIAL_TOKENS = 2 };
+static const char *const special_tokens[SPECIAL_TOKENS] = {BPE_BEGIN, BPE_END};
+
+// 1 GB of noise, of which every word is another, must fit into 8 GB of memory.
+static const CountLimits limits = {.longest_word = BPE_LONGEST_WORD,
+                                   .batch_bytes = 1 << 24,
+                                   .max_words = 1 << 24,
+                                   .max_words_bytes = 1 << 27};
+
+struct BpeTrainer {
+  BpeOptions options;
+  WordCounter *counter;
+  Merger *merger; // from the first step on
+  int64_t words;
+};
+
+BpeTrainer *bpe_trainer_open(const BpeOptions *options, Error *err) {
+  const int64_t size = options->vocab_size;
+  if (size < BPE_MIN_VOCAB || size > BPE_MAX_VOCAB) {
+    error_set(err,
+              "a tokenizer can have from %d to %d tokens (256 bytes, merges, and the special "
+              "tokens %s and %s), not %" PRId64,
+              BPE_MIN_VOCAB, BPE_MAX_VOCAB, BPE_BEGIN, BPE_END, size);
+    return NULL;
+  }
+  WordCounter *counter = counter_open(options->pattern, &limits, options->threads, err);
+  if (!counter) return NULL;
+  BpeTrainer *t = xcalloc(1, sizeof *t);
+  t->options = *options;
+  t->counter = counter;
+  return t;
 }
 
-const int32_t (*merger_merges(const Merger *m, int64_t *count))[2] {
-  *count = (int64_t)m->merge_count;
-  return (const int32_t(*)[2])m->merges;
+void bpe_trainer_close(BpeTrainer *t) {
+  if (!t) return;
+  counter_close(t->counter);
+  merger_close(t->merger);
+  free(t);
 }
 
-int64_t merger_text_tokens(const Merger *m) {
+int bpe_trainer_add(BpeTrainer *t, const char *text, size_t bytes, Error *err) {
+  return counter_add(t->counter, text, bytes, err);
+}
+
+static int64_t tokens_made(const BpeTrainer *t) {
+  return t->merger ? (int64_t)t->merger->tokens.count + SPECIAL_TOKENS : 0;
+}
+
+static int begin_merging(BpeTrainer *t, Error *err) {
+  WordTable words;
+  if (counter_finish(t->counter, &words, err) != 0) return -1;
+  t->words = (int64_t)words.count;
+  t->merger = merger_open(&words, special_tokens, SPECIAL_TOKENS);
+  return 0;
+}
+
+int bpe_trainer_step(BpeTrainer *t, int64_t tokens, Error *err) {
+  if (!t->merger && begin_merging(t, err) != 0) return -1;
+  const int64_t size = t->options.vocab_size, made = tokens_made(t);
+  const int64_t until = size - made < tokens ? size : made + tokens;
+  while (tokens_made(t) < until)
+    if (!merger_step(t->merger))
+      return error_set(err,
+                       "the text is too little for %" PRId64 " tokens: it gives %" PRId64
+                       "; add text or ask for fewer tokens",
+                       size, tokens_made(t));
+  return tokens_made(t) < size;
+}
+
+BpeProgress bpe_trainer_progress(const BpeTrainer *t) {
+  return (BpeProgress){.bytes = counter_bytes(t->counter),
+                       .words = t->words,
+                       .tokens = tokens_made(t),
+                       .vocab_size = t->options.vocab_size};
+}
+
+int64_t bpe_trainer_text_tokens(const BpeTrainer *t) {
+  const Merger *m = t->merger;
   int64_t tokens = 0;
   for (size_t w = 0; w < m->word_count; w++) tokens += m->words[w].count * m->words[w].length;
   return tokens;
+}
+
+// ---- The files
+
+static char *tokenizer_json(const BpeTrainer *t) {
+  const WordTable *tokens = &t->merger->tokens;
+  size_t *offsets = xmalloc((tokens->count + 1) * sizeof *offsets);
+  for (size_t i = 0; i < tokens->count; i++) offsets[i] = tokens->words[i].start;
+  offsets[tokens->count] = tokens->bytes_used;
+  const BpeExport bpe = {.bytes = tokens->bytes,
+                         .offsets = offsets,
+                         .count = (int32_t)tokens->count,
+                         .merges = (const int32_t(*)[2])t->merger->merges,
+                         .merge_count = (int64_t)t->merger->merge_count,
+                         .pattern = t->options.pattern,
+                         .begin = BPE_BEGIN,
+                         .end = BPE_END};
+  char *json = export_tokenizer(&bpe);
+  free(offsets);
+  return json;
+}
+
+// Both under their temporary names first; then the names, that of tokenizer.json last.
+static int write_both(const char *folder, const char *const texts[2], Error *err) {
+  static const char *const names[2] = {"tokenizer_config.json", "tokenizer.json"};
+  PathText temporary[2], final[2];
+  int status = 0;
+  for (int i = 0; i < 2; i++) {
+    final[i] = path_text("%s/%s", folder, names[i]);
+    temporary[i] = path_text("%s/%s.tmp", folder, names[i]);
+    if (path_is_directory(final[i].text))
+      return error_set(err, "'%s' is a folder: a file is to take this name", final[i].text);
+  }
+  for (int i = 0; i < 2 && status == 0; i++)
+    status = file_write(temporary[i].text, texts[i], strlen(texts[i]), err);
+  for (int i = 0; i < 2 && status == 0; i++)
+    status = path_rename(temporary[i].text, final[i].text, err);
+  if (status == 0) return directory_sync(folder, err);
+  for (int i = 0; i < 2; i++) unlink(temporary[i].text);
+  return -1;
+}
+
+int bpe_trainer_save(const BpeTrainer *t, const char *folder, Error *err) {
+  char *json = tokenizer_json(t), *config = export_tokenizer_config(BPE_BEGIN, BPE_END);
+  const int status = write_both(folder, (const char *const[2]){config, json}, err);
+  free(json);
+  free(config);
+  return status;
 }
