@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "base/memory.h"
+#include "base/os.h"
 #include "base/rng.h"
 
 // A Feistel network is a bijection for any round function (Luby & Rackoff, SIAM J. Comput. 1988).
@@ -83,14 +84,67 @@ static int open_files(Loader *loader, const glob_t *found, Error *err) {
   return 0;
 }
 
-int loader_check(Loader *loader, int64_t vocab_size, Error *err) {
-  loader->config.vocab_size = vocab_size;
-  loader->watch = watch_open(loader->files, loader->file_count, vocab_size, err);
-  return loader->watch ? 0 : -1;
+// ---- The check of all tokens
+
+enum { FIRST_LOOK_MS = 500, LOOK_MS = 1, LOOK_SHARE = 100, PAUSE_MS = 2000 };
+
+typedef struct LoaderSeen {
+  struct timespec time; // when the file was last written to, before it was read
+  uint64_t checksum;    // of its tokens, where they were checked
+  bool checked;
+} LoaderSeen;
+
+// All tokens of file `at` were read and are right. Are they those that were there before?
+static int end_file(Loader *loader, Error *err) {
+  LoaderWatch *w = &loader->watch;
+  LoaderSeen *s = &w->seen[w->at];
+  if (s->checked && s->checksum != w->check.checksum)
+    return error_set(err,
+                     "'%s' was changed while it was in use: its tokens are others; make or copy it "
+                     "again",
+                     loader->files[w->at].path);
+  *s = (LoaderSeen){.time = w->time, .checksum = w->check.checksum, .checked = true};
+  return 0;
 }
 
-int loader_look(const Loader *loader, Error *err) {
-  return loader->watch ? watch_look(loader->watch, err) : 0;
+// 0: all files are right, -1: one is not, 1: the time came.
+static int check_files(Loader *loader, double until_ms, Error *err) {
+  LoaderWatch *w = &loader->watch;
+  for (; w->at < loader->file_count; w->at++) {
+    const TokenFile *file = &loader->files[w->at];
+    const LoaderSeen *s = &w->seen[w->at];
+    const struct timespec time = tokens_time(file);
+    if (s->checked && time.tv_sec == s->time.tv_sec && time.tv_nsec == s->time.tv_nsec) continue;
+    if (w->check.next == 0) w->time = time;
+    if (tokens_check_header(file, err) != 0) return -1;
+    int more;
+    while ((more = tokens_check(file, loader->config.vocab_size, &w->check, err)) == 1)
+      if (now_ms() > until_ms) return 1;
+    if (more != 0 || end_file(loader, err) != 0) return -1;
+  }
+  w->at = 0;
+  return 0;
+}
+
+static int look(Loader *loader, double ms, Error *err) {
+  const double start = now_ms();
+  const int status = check_files(loader, start + ms, err);
+  const double end = now_ms();
+  loader->watch.due_ms = end + (status == 0 ? PAUSE_MS : LOOK_SHARE * (end - start));
+  return status < 0 ? -1 : 0;
+}
+
+int loader_check(Loader *loader, int64_t vocab_size, Error *err) {
+  loader->config.vocab_size = vocab_size;
+  loader->watch.seen = xcalloc((size_t)loader->file_count, sizeof *loader->watch.seen);
+  const int status = look(loader, FIRST_LOOK_MS, err);
+  loader->watch.due_ms = 0; // that long look is no reason to wait
+  return status;
+}
+
+int loader_look(Loader *loader, Error *err) {
+  const LoaderWatch *w = &loader->watch;
+  return w->seen && now_ms() >= w->due_ms ? look(loader, LOOK_MS, err) : 0;
 }
 
 const char *loader_replaced(const Loader *loader) {
@@ -135,7 +189,8 @@ Loader *loader_open(const LoaderConfig *config, Error *err) {
 
 void loader_close(Loader *loader) {
   if (!loader) return;
-  watch_close(loader->watch);
+  token_check_end(&loader->watch.check);
+  free(loader->watch.seen);
   for (int f = 0; f < loader->file_count; f++) tokens_close(&loader->files[f]);
   free(loader->files);
   free(loader->first_window);

@@ -8,7 +8,6 @@
 #pragma once
 #include <stdbool.h>
 #include "data/tokens.h"
-#include "data/watch.h"
 
 typedef struct LoaderConfig {
   // Read by loader_open alone. A path or a glob(7) pattern, files in name order; a folder stands
@@ -21,6 +20,17 @@ typedef struct LoaderConfig {
   bool shuffle;
 } LoaderConfig;
 
+// How far the files are checked. All tokens are: by the first half second of loader_check, then by
+// the calls of loader_look, which take a hundredth of the time for it. Two seconds after the last
+// file they begin again with the files that were written to since.
+typedef struct LoaderWatch {
+  struct LoaderSeen *seen; // [file_count]; NULL before loader_check
+  int at;                  // the file that is being checked
+  TokenCheck check;        // how far
+  struct timespec time;    // of the file when that began
+  double due_ms;           // now_ms() from which on loader_look goes on
+} LoaderWatch;
+
 typedef struct Loader {
   LoaderConfig config;
   uint64_t cursor;  // sequences drawn so far; to go on from elsewhere, set it
@@ -31,14 +41,14 @@ typedef struct Loader {
   int64_t *first_window; // [file_count + 1] windows in the files before each; the last is the total
   uint64_t fingerprint;  // of all files, in their order: what they hold, not where they are
   int32_t *window;       // [T + 1]
-  Watch *watch;          // NULL before loader_check
+  LoaderWatch watch;
 } Loader;
 
 // Opens all files, and checks them where vocab_size is not 0. Fewer windows than one batch is an
 // error that says how many tokens are needed and how many there are.
 Loader *loader_open(const LoaderConfig *config, Error *err); // NULL on error
-// From here on no id that is not below vocab_size is given out, and the files are watched
-// (data/watch.h). Comes once; an error is what the first look found.
+// From here on no id that is not below vocab_size is given out, and the files are checked. Comes
+// once; an error is what the first half second found.
 int loader_check(Loader *loader, int64_t vocab_size, Error *err);
 void loader_close(Loader *loader);
 
@@ -46,14 +56,15 @@ void loader_close(Loader *loader);
 // file that cannot be read, holds an id beyond the vocabulary, or is not what it was any more;
 // after it the cursor stands anywhere.
 int loader_next(Loader *loader, int32_t *tokens, int32_t *targets, Error *err);
-// The window of that cursor alone, which stays where it is. tokens, targets: [T]. It does not ask
-// the watch.
+// The window of that cursor alone, which stays where it is. tokens, targets: [T]. The caller calls
+// loader_look.
 int loader_window(const Loader *loader, uint64_t cursor, int32_t *tokens, int32_t *targets,
                   Error *err);
-// What the watch found so far, for those that read single windows, or the files themselves.
-int loader_look(const Loader *loader, Error *err);
-// The first file whose name was taken by another one, or by none; NULL: there is none. The loader
-// goes on with the files that it opened.
+// Goes on with the check of the files: -1 where one is damaged or was changed, or holds an id that is
+// not below vocab_size. For callers that read single windows, or the files themselves.
+int loader_look(Loader *loader, Error *err);
+// The first file whose name belongs to another file by now, or to none; NULL: there is none. The
+// loader still reads the files that it opened.
 const char *loader_replaced(const Loader *loader);
 
 // Where the sequence of that cursor lies: its file, of the loader, and its first token there.

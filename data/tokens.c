@@ -163,7 +163,7 @@ int tokens_read(const TokenFile *file, int64_t first, int64_t count, int64_t voc
 
 // ---- Checking
 
-enum { PIECE_BYTES = 1 << 20 };
+enum { PIECE_BYTES = 1 << 18 };
 
 // Of a file with a checksum what is wrong with an id is known when its last token was read.
 static int check_piece(const TokenFile *file, int64_t vocab_size, TokenCheck *check, Error *err) {
@@ -171,8 +171,9 @@ static int check_piece(const TokenFile *file, int64_t vocab_size, TokenCheck *ch
   const int64_t count = left < most ? left : most;
   const size_t bytes = (size_t)(count * file->token_bytes);
   if (!check->hash) check->hash = checksum_state();
+  if (check->next == 0) XXH3_64bits_reset(check->hash);
   if (!check->piece) check->piece = xmalloc(PIECE_BYTES);
-  if (!check->ids) check->ids = xmalloc((size_t)most * sizeof *check->ids);
+  if (!check->ids) check->ids = xmalloc(PIECE_BYTES / 2 * sizeof *check->ids);
   if (read_bytes(file, check->next, bytes, check->piece, err) != 0) return -1;
   XXH3_64bits_update(check->hash, check->piece, bytes);
   TokenFile piece = *file;
@@ -201,7 +202,8 @@ int tokens_check(const TokenFile *file, int64_t vocab_size, TokenCheck *check, E
                          "make or copy it again",
                          file->path);
   }
-  token_check_end(check);
+  check->next = 0;
+  check->id_found = false;
   return status;
 }
 
@@ -209,7 +211,7 @@ void token_check_end(TokenCheck *check) {
   XXH3_freeState(check->hash);
   free(check->piece);
   free(check->ids);
-  *check = (TokenCheck){.checksum = check->checksum};
+  *check = (TokenCheck){0};
 }
 
 // ---- Is it still what it was?

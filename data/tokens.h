@@ -37,19 +37,19 @@ int tokens_read(const TokenFile *file, int64_t first, int64_t count, int64_t voc
                 int32_t *tokens, Error *err);
 
 // A check of all tokens, a piece at a time: every id < vocab_size, and the checksum, where the file
-// has one, that of its tokens. It begins as {0}.
+// has one, that of its tokens. Starts from zeros.
 typedef struct TokenCheck {
   int64_t next;      // the first token that was not looked at
   uint64_t checksum; // XXH3-64 of the tokens, once all were
   void *hash;
-  unsigned char *piece; // as it stands in the file
+  unsigned char *piece; // as it lies in the file
   int32_t *ids;         // as they are
   bool id_found;        // beyond the vocabulary; what `id_error` says of the first
   Error id_error;
 } TokenCheck;
-// Checks the next MiB. 1: there is more, 0: the whole file is right, -1: it is not. A file with a
-// checksum is read to its end, as an id that is too large may only be damage. After 0 and -1
-// `check` holds no memory, and so after token_check_end, which ends it before.
+// Checks the next 256 KiB. 1: there is more, 0: the whole file is right, -1: it is not. A file with a
+// checksum is read to its end, as an id that is too large may only be damage. After 0 and -1 the next
+// call begins with another file, or the same; token_check_end frees the memory, at any time.
 int tokens_check(const TokenFile *file, int64_t vocab_size, TokenCheck *check, Error *err);
 void token_check_end(TokenCheck *check);
 

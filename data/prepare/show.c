@@ -97,6 +97,7 @@ int prepare_show(const char *path, const char *tokenizer, int64_t documents, Err
   TokenCheck check = {0};
   int status = t ? 1 : -1;
   while (status > 0) status = tokens_check(&file, tokenizer_facts(t)->vocab_size, &check, err);
+  token_check_end(&check);
   tokens_close(&file);
   if (status == 0) {
     Printer p = {.decoder = decoder_open(t),

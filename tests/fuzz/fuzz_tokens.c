@@ -27,6 +27,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t size) {
   TokenCheck check = {0};
   int status;
   while ((status = tokens_check(&file, VOCAB, &check, &err)) == 1) continue;
+  token_check_end(&check);
   assert((status == 0) == (in_range && whole));
   assert((tokens_read(&file, 0, file.count, VOCAB, tokens, &err) == 0) == in_range);
   if (file.count > 0) {

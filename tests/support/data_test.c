@@ -42,6 +42,7 @@ int check_tokens(const TokenFile *file, int64_t vocab_size, Error *err) {
   TokenCheck check = {0};
   int status;
   while ((status = tokens_check(file, vocab_size, &check, err)) == 1) continue;
+  token_check_end(&check);
   return status;
 }
 
