@@ -25,7 +25,6 @@
 #include <stdint.h>
 #include "base/error.h"
 #include "base/os.h"
-#include "kernels/activity.h"
 #include "kernels/fp8.h"
 #include "kernels/operations.h"
 #include "kernels/snapshot.h"
@@ -408,13 +407,6 @@ struct Backend {
   // Opens or closes the window that profilers record (cudaProfilerStart, cudaProfilerStop), once
   // the GPU has done all that it was asked for. Nothing on the CPU.
   void (*profile)(Backend *be, bool open);
-  // Tracing of single steps: what is asked for between trace_begin and trace_end, both of which
-  // wait until the GPU has done all that it was asked for. The activities are valid until the next
-  // trace_begin. trace_open, which comes once and before them, fails where something is missing;
-  // NULL, all three: there is no GPU to trace.
-  int (*trace_open)(Backend *be, Error *err);
-  int (*trace_begin)(Backend *be, Error *err);
-  int (*trace_end)(Backend *be, Activities *activities, Error *err);
 };
 
 // Element `index` of an array of activations. NULL stays NULL.

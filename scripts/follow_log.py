@@ -65,13 +65,11 @@ class Wandb:
 
 def show(record, to):
     """One record of log.jsonl; model/run/log.h lists them. null, a number not finite, is left out."""
-    kind, step, values = record["kind"], record["step"], record
+    kind, step = record["kind"], record["step"]
     if kind == "start" and record["resumed"]:
         to.go_back(step)
-    if kind == "breakdown":
-        values = {name: group["ms"] for name, group in record["groups"].items()}
-    if kind in ("train", "val", "breakdown", "sample"):
-        to.add(step, {f"{kind}/{name}": float(value) for name, value in values.items()
+    if kind in ("train", "val", "sample"):
+        to.add(step, {f"{kind}/{name}": float(value) for name, value in record.items()
                       if name != "step" and isinstance(value, (int, float))}, record.get("text"))
 
 

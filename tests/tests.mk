@@ -18,8 +18,8 @@ build/%/tests.a: $(addprefix build/%/,$(SUPPORT) $(LIBRARY:.c=.o) kernels/no_cud
 $(foreach f,release asan double,$(eval build/$f/tests/unit/%: build/$f/tests/unit/%.o \
   build/$f/tests.a; $$(LINK) -lcmocka))
 
-# Two tests compare our declarations with CUPTI's and cuDNN's headers.
-build/%/test_trace.o build/%/test_attention_graph.o: EXTRA_FLAGS = $(NVTX_FLAGS)
+# A test compares our declarations with cuDNN's headers.
+build/%/test_attention_graph.o: EXTRA_FLAGS = $(NVTX_FLAGS)
 # Calls that a test replaces: those that change files or allocate, to inject faults; those that need
 # a GPU.
 WRAP_FAULTS := write open fsync rename renameat2 symlink mkdir unlink rmdir malloc calloc realloc
@@ -30,7 +30,7 @@ build/%/test_bench: EXTRA_LIBS = $(WRAP_GPU:%=-Wl,--wrap=%)
 build/%/test_gpu_facts: EXTRA_LIBS = -Wl,--wrap=dlopen
 
 # Libraries that tests have loaded, such as one for NVTX that writes ranges down.
-LOADED := $(patsubst %,build/release/tests/%.so,corename_stub cudnn_stub cupti_stub slow_sync \
+LOADED := $(patsubst %,build/release/tests/%.so,corename_stub cudnn_stub slow_sync \
   $(RECORDER))
 SHARED = $(CC) $(C_FLAGS) $(CFLAGS) $(NVTX_FLAGS) -fPIC -shared
 build/release/tests/%.so: tests/support/%.c $$(call changed,SHARED); $(call compile,SHARED)

@@ -17,22 +17,6 @@ static void op_profile(Backend *be, bool open) {
   CUDA_CHECK(open ? cudaProfilerStart() : cudaProfilerStop());
 }
 
-static int op_trace_open(Backend *be, Error *err) {
-  Cuda *c = cuda_of(be);
-  c->trace = trace_open(NULL, c->gpu.runtime / 1000, err);
-  return c->trace ? 0 : -1;
-}
-
-static int op_trace_begin(Backend *be, Error *err) {
-  CUDA_CHECK(cudaStreamSynchronize(cuda_of(be)->gpu.stream));
-  return trace_begin(cuda_of(be)->trace, err);
-}
-
-static int op_trace_end(Backend *be, Activities *activities, Error *err) {
-  CUDA_CHECK(cudaStreamSynchronize(cuda_of(be)->gpu.stream));
-  return trace_end(cuda_of(be)->trace, activities, err);
-}
-
 // ---- Set-up
 
 void *cuda_take(Cuda *c, size_t bytes, Error *err) {
@@ -111,9 +95,6 @@ static void set_operations(Cuda *c) {
   be->wgrad_part = cuda_wgrad_part;
   be->embed_backward = cuda_embed_backward;
   be->profile = op_profile;
-  be->trace_open = op_trace_open;
-  be->trace_begin = op_trace_begin;
-  be->trace_end = op_trace_end;
 }
 
 static ScalingKind *copy_of_scalings(const OpsConfig *config) {
@@ -164,7 +145,6 @@ void cuda_destroy(Backend *be) {
   Cuda *c = cuda_of(be);
   if (c->gpu.stream) CUDA_CHECK(cudaStreamSynchronize(c->gpu.stream));
   cuda_snapshot_close(c);
-  trace_close(c->trace);
   cuda_attention_close(c);
   cuda_table_free(c);
   cuda_replay_close(c);

@@ -5,7 +5,6 @@
 #include "kernels/cuda/attention.h"
 #include "kernels/cuda/gemm.h"
 #include "kernels/cuda/kernels.h"
-#include "kernels/cuda/trace.h"
 #include "kernels/gpu_backends.h"
 
 #ifdef __cplusplus
@@ -70,7 +69,6 @@ typedef struct Cuda {
   int attention_count;
   int64_t attention_calls;
   AttentionChoices attention_choices;
-  Trace *trace;       // NULL: nothing is traced
   Snapshot *snapshot; // NULL: the state is never copied beside a step
 } Cuda;
 

@@ -106,8 +106,6 @@ typedef struct OutputConfig {
   SaveDtype save_dtype;  // of the weights in a checkpoint's model.safetensors
   bool background_save;  // written while training goes on
   int64_t profile_steps; // that profilers record, from step PROFILE_START of a process; 0 = none
-  bool breakdown;        // GPU: single steps are traced and split up
-  int64_t breakdown_interval; // steps between them
 } OutputConfig;
 
 typedef struct Config {

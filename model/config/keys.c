@@ -185,12 +185,6 @@ const Key config_keys[] = {
             "steps that a profiler records, between cudaProfilerStart and cudaProfilerStop, from "
             "the process' tenth on; a GPU's steps are then not replayed, so that NVTX ranges hold "
             "their kernels; 0: none"),
-    BOOL(output, breakdown, "false", 0,
-         "GPU: traces a step now and then with CUPTI and prints where its time went"),
-    INTEGER(
-        output, breakdown_interval, "100", 1, 99999999, 0,
-        "with breakdown: steps between traced ones; the last is traced, too, the first three of a "
-        "process (in FP8 four) never"),
     {.name = NULL},
 };
 // Keys of older versions. A user's configuration is refused with the advice; a checkpoint's may have
@@ -207,6 +201,10 @@ static const struct {
     {"output", "profile_start", "output.profile_steps begin with the process' tenth step"},
     {"output", "profile_graphs", "steps are not replayed while output.profile_steps is above 0"},
     {"output", "log_interval", "progress lines come once a second; log.jsonl has every step"},
+    {"output", "breakdown",
+     "./train --bench CONFIG times each operation of a step, and scripts/profile.sh, with Nsight "
+     "Systems, each kernel"},
+    {"output", "breakdown_interval", "output.breakdown is gone as well"},
     {"train", "spike_zscore", "log.jsonl has the loss and the gradient norm of every step"},
 };
 enum { RETIRED_KEYS = sizeof retired_keys / sizeof *retired_keys };

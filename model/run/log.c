@@ -3,6 +3,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -338,39 +339,6 @@ bool log_has_end(const char *run_dir, int64_t step) {
   snprintf(begin, sizeof begin, "{\"kind\":\"stop\",\"step\":%lld,\"reason\":\"done\"}",
            (long long)step);
   return has_line(path_text("%s/log.jsonl", run_dir).text, begin);
-}
-
-void log_breakdown(RunLog *log, int64_t step, const Breakdown *b) {
-#define GROUP_KEY(enumerator, key, name) key,
-  static const char *const keys[] = {ACTIVITY_GROUPS(GROUP_KEY)};
-#undef GROUP_KEY
-  breakdown_print(b, step, log->steps, stdout);
-  JsonWriter *w = begin_record(log, "breakdown", step);
-  put_number(w, "step_ms", b->step_ms);
-  put_number(w, "other_steps_ms", b->other_steps_ms);
-  put_number(w, "gpu_ms", b->gpu_ms);
-  put_number(w, "gaps_ms", b->gaps_ms);
-  json_whole(w, "lost", b->lost);
-  json_open(w, "groups", '{');
-  for (int i = 0; i < GROUP_COUNT; i++) {
-    json_open(w, keys[i], '{');
-    json_whole(w, "count", b->groups[i].count);
-    put_number(w, "ms", b->groups[i].ms);
-    json_close(w, '}');
-  }
-  json_close(w, '}');
-  json_open(w, "kernels", '[');
-  for (int i = 0; i < b->kernel_count; i++) {
-    const BreakdownKernel *k = &b->kernels[i];
-    json_open(w, NULL, '{');
-    json_whole(w, "count", k->part.count);
-    put_number(w, "ms", k->part.ms);
-    json_string(w, "name", k->label.text);
-    json_string(w, "group", keys[k->group]);
-    json_close(w, '}');
-  }
-  json_close(w, ']');
-  end_record(log);
 }
 
 void log_stop(RunLog *log, int64_t step, const char *reason) {

@@ -18,10 +18,6 @@
 //   save   step, path, ms (until it was in place), waited_ms (of them training stood still)
 //   evidence  step, path: of what is known of a step that was not finite
 //   stop   step, reason
-//   breakdown  step, and as in model/run/breakdown.h: step_ms, other_steps_ms, gpu_ms, gaps_ms,
-//          lost, groups (an object of {ms, count} by kernels/activity.h's names), kernels (a list
-//          of {name, group, ms, count}, the longest first). The train record of a traced step has
-//          the time that it took with the trace.
 // Numbers that are not finite are null. A resumed run appends; a step that is repeated has its
 // later record count.
 //
@@ -39,7 +35,6 @@
 #include "data/loader.h"
 #include "model/activations.h"
 #include "model/config/config.h"
-#include "model/run/breakdown.h"
 
 typedef struct RunLog {
   bool opened;
@@ -105,7 +100,6 @@ void log_save(RunLog *log, int64_t step, const char *path, double ms, double wai
 // A run goes on from this checkpoint: if it was killed before it could say so, the line comes now.
 void log_saved_before(RunLog *log, int64_t step, const char *path);
 void log_evidence(RunLog *log, int64_t step, const char *path);
-void log_breakdown(RunLog *log, int64_t step, const Breakdown *b); // printed, too
 void log_stop(RunLog *log, int64_t step, const char *reason);
 
 // "3.2 s", "1 min 10 s", "2 h 05 min", "3 d 04 h".

@@ -293,15 +293,6 @@ static void log_begin(Run *run) {
 
 // ---- Opening
 
-static int open_trace(Run *run, Error *err) {
-  if (!run->be->trace_open)
-    return error_set(err, "output.breakdown is true, but only a GPU's steps can be split up, and "
-                          "this run is on the CPU: leave it false");
-  if (run->be->trace_open(run->be, err) != 0) return error_prefix(err, "output.breakdown is true");
-  run->tracing = true;
-  return 0;
-}
-
 // All that can be refused before memory is taken. A folder that is there is locked before its
 // checkpoints are looked at.
 static int open_inputs(Run *run, Error *err) {
@@ -325,7 +316,7 @@ static int open_parts(Run *run, Error *err) {
   run->be = backend_create(c, &shape, c->train.sequence_length, err);
   if (run->be) note_backend(run);
   if (run->be) phases_join(&run->phases, &run->be->opening, "backend");
-  if (!run->be || (c->output.breakdown && open_trace(run, err) != 0)) return -1;
+  if (!run->be) return -1;
   if (llama_create(&run->llama, &c->model, &shape, run->be, err) != 0) {
     plan_advise(c, &shape, run->be, err);
     return -1;

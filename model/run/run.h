@@ -13,7 +13,6 @@
 // A step that the backend was asked for and whose result was not taken yet.
 typedef struct PendingStep {
   double learning_rate, asked_ms;
-  bool traced;
   uint64_t cursor; // of the loader, after the step's batches
 } PendingStep;
 
@@ -63,10 +62,6 @@ typedef struct Run {
   int64_t saturated_row; // FP8: steps in a row in which values were beyond a scale's reach
   int64_t evidence_step; // of the last case; 0: there was none
   bool profiling;        // the profilers' window is open
-  bool tracing;          // output.breakdown, until tracing fails
-  // Steps since the last traced one, without a process' first two: how many, and their time
-  int64_t untraced;
-  double untraced_ms;
   BackgroundSave *saves; // NULL: training waits for a save
   double save_ms;        // that the longest save took; 0 before the first
   int64_t saved_step;    // step of the newest checkpoint, -1 = none yet
@@ -93,8 +88,8 @@ void run_close(Run *run);
 // is there, be->steps_ahead steps later: the GPU never waits for the host.
 
 // What AdamW does in the next step. Reads the step's batches, so that bad data end the run as
-// run_check_data does, before anything of the step was launched. Opens the profilers' window or a
-// trace where one is due.
+// run_check_data does, before anything of the step was launched. Opens the profilers' window
+// where it is due.
 int run_step_begin(Run *run, AdamW *hyper, Error *err);
 // Loads the step's micro-batch i into the model.
 void run_load_batch(Run *run, int64_t i);

@@ -1,4 +1,4 @@
-// What happens around a step: a batch goes in, a result comes out, traces and profilers watch.
+// What happens around a step: a batch goes in, a result comes out, profilers watch.
 #include <math.h>
 #include <stdio.h>
 
@@ -10,12 +10,6 @@
 #include "model/scalings.h"
 
 enum { SATURATED_STEPS = 3 }; // in a row that are nothing to speak of: scales follow in a step
-
-// A process' first step launches what its second one records; from the third on steps are alike.
-// One that calibrates comes before them.
-static int warm_up_steps(const Run *run) {
-  return run->calibrates ? 3 : 2;
-}
 
 static void profile(Run *run, bool open) {
   run->be->profile(run->be, open);
@@ -35,10 +29,6 @@ static StepLine take_result(Run *run) {
   s->sequences = pending->cursor;
   s->nonfinite += !result.applied;
   s->nonfinite_row = result.applied ? 0 : s->nonfinite_row + 1;
-  if (!pending->traced && run->booked > warm_up_steps(run)) {
-    run->untraced++;
-    run->untraced_ms += ms;
-  }
   const double peak = run->be->peak_flops;
   return (StepLine){.step = s->step,
                     .loss = result.loss,
@@ -102,61 +92,6 @@ int64_t run_steps_asked(const Run *run) {
   return run->state.step + (run->asked - run->booked);
 }
 
-// ---- Traces
-
-// A trace that fails ends the traces, not the training.
-static void stop_tracing(Run *run, int64_t step, const Error *why) {
-  fflush(stdout);
-  fprintf(stderr, "no breakdown of step %lld: %s; training goes on without them\n", (long long)step,
-          why->text);
-  run->tracing = false;
-}
-
-// Where the next step is one to trace: waits for those before it, and traces from here on. The
-// first trace of a process is thrown away: in it CUPTI prepares the recorded graphs, which shows as
-// about 1 ms of gaps.
-static int begin_trace(Run *run, bool *traced, Error *err) {
-  const int64_t step = run_steps_asked(run) + 1;
-  const bool due =
-      step % run->config.output.breakdown_interval == 0 || step == run->config.train.steps;
-  const int warm_up = warm_up_steps(run);
-  *traced = run->tracing && (run->asked == warm_up || (run->asked > warm_up && due));
-  if (!*traced) return 0;
-  if (run_settle(run, err) != 0) return -1;
-  run_save_copied(run); // no part of the step
-  Error why;
-  if (run->be->trace_begin(run->be, &why) == 0) return 0;
-  stop_tracing(run, step, &why);
-  *traced = false;
-  return 0;
-}
-
-static int tell_breakdown(Run *run, double step_ms, const Activities *activities, Error *err) {
-  const double others_ms = run->untraced > 0 ? run->untraced_ms / (double)run->untraced : NAN;
-  Breakdown b = {.step_ms = step_ms, .other_steps_ms = others_ms};
-  run->untraced = 0;
-  run->untraced_ms = 0;
-  breakdown_make(&b, activities);
-  const bool seen = b.groups[GROUP_PRODUCTS].count > 0;
-  if (seen) log_breakdown(&run->log, run->state.step, &b);
-  breakdown_free(&b);
-  return seen ? 0
-              : error_set(err, "CUPTI recorded none of its matrix products, as happens beside "
-                               "another profiler");
-}
-
-static int end_trace(Run *run, double asked_ms, Error *err) {
-  Activities activities;
-  Error why;
-  const int status = run_settle(run, err);
-  const double step_ms = run->booked_ms - asked_ms;
-  if (run->be->trace_end(run->be, &activities, &why) != 0 ||
-      (status == 0 && run->booked > warm_up_steps(run) + 1 &&
-       tell_breakdown(run, step_ms, &activities, &why) != 0))
-    stop_tracing(run, run->state.step, &why);
-  return status;
-}
-
 // ---- A step
 
 // Where micro-batch i has its inputs; its targets follow.
@@ -177,12 +112,11 @@ static int read_batches(Run *run, Error *err) {
 
 int run_step_begin(Run *run, AdamW *hyper, Error *err) {
   const OutputConfig *o = &run->config.output;
-  bool traced;
   if (run->asked == 0) phase_end(&run->phases, "validation");
-  if (read_batches(run, err) != 0 || begin_trace(run, &traced, err) != 0) return -1;
+  if (read_batches(run, err) != 0) return -1;
   *hyper = adamw_at(&run->config.optimizer, run_steps_asked(run), run->config.train.steps);
   run->pending[run->asked % MAX_RESULTS] =
-      (PendingStep){.learning_rate = hyper->learning_rate, .asked_ms = now_ms(), .traced = traced};
+      (PendingStep){.learning_rate = hyper->learning_rate, .asked_ms = now_ms()};
   if (o->profile_steps > 0 && run->asked + 1 == PROFILE_START) profile(run, true);
   range_push("step");
   return 0;
@@ -200,6 +134,5 @@ int run_step_end(Run *run, Error *err) {
   range_pop();
   pending->cursor = run->train_data->cursor;
   if (run->profiling && run->asked + 1 == PROFILE_START + o->profile_steps) profile(run, false);
-  if (pending->traced) return end_trace(run, pending->asked_ms, err);
   return run->asked - run->booked > run->be->steps_ahead ? book_step(run, err) : 0;
 }

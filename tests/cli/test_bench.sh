@@ -11,7 +11,7 @@ refuses a_bench_without_a_config_is_refused 'no config given' --bench
 refuses a_missing_config_of_a_bench_is_named "$folder/absent.json" --bench "$folder/absent.json"
 refuses a_wrong_override_of_a_bench_is_refused 'train.batch_size is 0' --bench "$config" train.batch_size=0
 refuses an_unknown_option_of_bench_names_the_nearest_one 'did you mean --json' --bench "$config" --jsn x
-refuses an_option_like_no_other_lists_those_there_are 'there are --op, --json, --seconds' --bench "$config" --breakdown y
+refuses an_option_like_no_other_lists_those_there_are 'there are --op, --json, --seconds' --bench "$config" --no-such-option y
 refuses an_unknown_operation_lists_those_there_are "embed qkv attention" --bench "$config" --op gate
 refuses an_option_without_an_operation_lists_those_there_are 'an operation of embed' --bench "$config" --op
 refuses an_operation_that_no_step_has_is_refused "'validation_loss' is none" --bench "$config" --op validation_loss
