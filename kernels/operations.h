@@ -25,7 +25,7 @@
   X(QKV_WGRAD, "qkv_wgrad")                                                                        \
   X(QKV_DGRAD, "qkv_dgrad")                                                                        \
   X(EMBED_BACKWARD, "embed_backward")                                                              \
-  X(CAST, "cast")                                                                                  \
+  X(REPACK, "repack")                                                                                \
   X(GRADS_FINISH, "grads_finish")                                                                  \
   X(ADAMW, "adamw")
 
@@ -40,10 +40,10 @@ static inline const char *operation_name(Operation operation) {
   return names[operation];
 }
 
-// Those of every training step: a validation has a loss of its own, and only layers that are made
-// again in FP8 need casts.
+// Those of every training step: a validation has a loss of its own, and only layers that are
+// recomputed in FP8 are repacked.
 static inline int operation_trains(Operation operation) {
-  return operation != OP_VALIDATION_LOSS && operation != OP_CAST;
+  return operation != OP_VALIDATION_LOSS && operation != OP_REPACK;
 }
 
 // What runs an operation. A fused backend leaves to the unfused kernels what has nothing to fuse,

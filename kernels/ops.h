@@ -272,9 +272,10 @@ typedef void WgradPartOp(Backend *be, int64_t M, int64_t N, int64_t K, Operand d
 //   tokens [M] int32 in, dx [M, D] in, dE [V, D]
 typedef void EmbedBackwardOp(Backend *be, int64_t M, const int32_t *tokens, const act_t *dx,
                              grad_t *dE, bool accumulate);
-// x's FP8 copies from its data and row_scale, where a backward makes a layer again.
+// Writes x's FP8 copies again from its data and row_scale, where a backward recomputes a layer;
+// nothing where it has none.
 //   x [M, N] data and row_scale in, copies out
-typedef void CastOp(Backend *be, int64_t M, int64_t N, Operand x);
+typedef void RepackOp(Backend *be, int64_t M, int64_t N, Operand x);
 
 // Leaves the gradients dwn of the norm weights, and takes the norm over all gradients. What the
 // matrices have is only read; their folded copies may stand for W.
@@ -305,7 +306,7 @@ typedef void AdamwOp(Backend *be, const ParamTensor *list, int count);
   X(WgradOp, wgrad)                                                                                \
   X(WgradPartOp, wgrad_part)                                                                       \
   X(EmbedBackwardOp, embed_backward)                                                               \
-  X(CastOp, cast)                                                                                  \
+  X(RepackOp, repack)                                                                              \
   X(GradsFinishOp, grads_finish)                                                                   \
   X(AdamwOp, adamw)
 #define BACKEND_OPERATION(type, name) type *name;

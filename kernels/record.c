@@ -188,7 +188,8 @@ static void record_embed_backward(Backend *be, int64_t M, const int32_t *tokens,
   call->statistics = false;
 }
 
-static void record_cast(Backend *be, int64_t M, int64_t N, Operand x) {
+static void record_repack(Backend *be, int64_t M, int64_t N, Operand x) {
+  if (!x.fp8) return;
   const double bytes = (double)(M * N) * (double)(be->act_bytes + 2 * be->fp8_bytes);
   add_memory(be, M, N, x.by_row, bytes);
 }
@@ -259,7 +260,7 @@ static const Backend recorder_functions = {
     .wgrad = record_wgrad,
     .wgrad_part = record_wgrad_part,
     .embed_backward = record_embed_backward,
-    .cast = record_cast,
+    .repack = record_repack,
     .grads_finish = record_grads_finish,
     .adamw = record_adamw,
     .set_hyper = ignore_hyper,

@@ -2,23 +2,18 @@
 // reversed.
 #include "model/ranges.h"
 
-static Sizes sizes_of(const Llama *llama) {
-  return model_sizes(&llama->config, &llama->shape);
-}
-
 void embed_forward(Llama *llama) {
   Backend *be = llama->be;
-  const Acts *acts = &llama->acts;
-  LayerActs *a = &acts->layers[0];
+  LayerActs *a = &llama->acts.layers[0];
   RUN(llama, OP_EMBED,
-      be->embed(be, sizes_of(llama).M, acts->tokens, llama->embed->compute.data, a->x,
+      be->embed(be, llama_sizes(llama).M, llama->acts.tokens, llama->embed->compute.data, a->x,
                 &a->x_sumsq));
 }
 
 // Generation: the keys and values of the rows before are in the cache, and these rows' go there.
 static void cached_attention(Llama *llama, int64_t l) {
   Backend *be = llama->be;
-  const Sizes n = sizes_of(llama);
+  const Sizes n = llama_sizes(llama);
   const LayerActs *a = &llama->acts.layers[l];
   const Operand W = llama->layers[l].qkv->folded;
   if (llama->position) {
@@ -33,7 +28,7 @@ static void cached_attention(Llama *llama, int64_t l) {
 
 void layer_attention(Llama *llama, int64_t l) {
   Backend *be = llama->be;
-  const Sizes n = sizes_of(llama);
+  const Sizes n = llama_sizes(llama);
   const LayerParams *w = &llama->layers[l];
   LayerActs *a = &llama->acts.layers[l];
   if (a->cache) {
@@ -51,21 +46,17 @@ void layer_gate_up(Llama *llama, int64_t l) {
   Backend *be = llama->be;
   LayerActs *a = &llama->acts.layers[l];
   RUN(llama, OP_GATE_UP,
-      be->gate_up(be, sizes_of(llama).M, a->x1, a->x1_sumsq, llama->layers[l].gate_up->folded, a->z,
-                  a->y));
+      be->gate_up(be, llama_sizes(llama).M, a->x1, a->x1_sumsq, llama->layers[l].gate_up->folded,
+                  a->z, a->y));
 }
 
 static void layer_down(Llama *llama, int64_t l) {
   Backend *be = llama->be;
-  const Sizes n = sizes_of(llama);
-  Acts *acts = &llama->acts;
-  const LayerActs *a = &acts->layers[l];
-  const bool last = l + 1 == n.L;
-  const Operand x_next = last ? acts->x_final : acts->layers[l + 1].x;
-  RowStat *sumsq = last ? &acts->final_sumsq : &acts->layers[l + 1].x_sumsq;
+  const Sizes n = llama_sizes(llama);
+  LayerActs *a = &llama->acts.layers[l], *next = a + 1;
   RUN(llama, OP_DOWN,
       be->residual(be, n.M, n.F, a->y, llama->layers[l].down->compute, a->x1.data, a->x1_sumsq,
-                   x_next, sumsq));
+                   next->x, &next->x_sumsq));
 }
 
 void layer_forward(Llama *llama, int64_t l) {
@@ -88,21 +79,9 @@ void llama_forward(Llama *llama) {
   be->replay_end(be, REPLAY_FORWARD);
 }
 
-HeadChunk head_chunk(const Llama *llama, int64_t chunk) {
-  const Backend *be = llama->be;
-  const Acts *a = &llama->acts;
-  const Sizes n = sizes_of(llama);
-  const int64_t row = chunk * n.head_rows, left = n.M - row;
-  return (HeadChunk){.M = left < n.head_rows ? left : n.head_rows,
-                     .x = operand_from(be, a->x_final, row, n.D),
-                     .sumsq = row_stat_from(be, a->final_sumsq, row),
-                     .targets = a->targets ? a->targets + row : NULL,
-                     .dx = operand_from(be, a->dx, row, n.D)};
-}
-
 void llama_loss(Llama *llama, double scale) {
   Backend *be = llama->be;
-  const double per_token = scale / (double)sizes_of(llama).M;
+  const double per_token = scale / (double)llama_sizes(llama).M;
   if (!be->replay_begin(be, REPLAY_LOSS)) return;
   for (int64_t c = 0; c < llama->shape.loss_chunks; c++) {
     const HeadChunk h = head_chunk(llama, c);
@@ -115,7 +94,7 @@ void llama_loss(Llama *llama, double scale) {
 
 void row_logits(Llama *llama, int64_t row) {
   Backend *be = llama->be;
-  const Acts *a = &llama->acts;
-  be->row_logits(be, operand_from(be, a->x_final, row, llama->config.hidden_size),
-                 row_stat_from(be, a->final_sumsq, row), llama->lm_head->folded, a->logits);
+  const LayerActs *last = &llama->acts.layers[llama->config.num_hidden_layers];
+  be->row_logits(be, operand_from(be, last->x, row, llama->config.hidden_size),
+                 row_stat_from(be, last->x_sumsq, row), llama->lm_head->folded, llama->acts.logits);
 }

@@ -26,11 +26,11 @@ Generator *generator_create(Llama *llama, int64_t max_positions, Error *err) {
   Llama *own = &g->llama;
   *own = *llama;
   own->shape = sampler_shape(&llama->shape, max_positions, be);
-  own->acts = (Acts){.layers = xcalloc((size_t)c->num_hidden_layers, sizeof *own->acts.layers)};
+  own->acts = (Acts){.layers = xcalloc((size_t)c->num_hidden_layers + 1, sizeof *own->acts.layers)};
   g->rows = own->shape.seq;
   g->history = xcalloc((size_t)max_positions, sizeof *g->history);
   g->logits_host = xcalloc((size_t)c->vocab_size, sizeof *g->logits_host);
-  const size_t bytes = sampler_layout(&own->acts, c, &own->shape, be, NULL);
+  const size_t bytes = acts_layout(&own->acts, c, &own->shape, be, NULL, NULL);
   g->block = be->alloc(be, bytes);
   if (!g->block) {
     error_set(err, "not enough memory for a context of %lld tokens (%s); use a shorter one",
@@ -38,7 +38,7 @@ Generator *generator_create(Llama *llama, int64_t max_positions, Error *err) {
     generator_destroy(g);
     return NULL;
   }
-  sampler_layout(&own->acts, c, &own->shape, be, g->block);
+  acts_layout(&own->acts, c, &own->shape, be, g->block, NULL);
   return g;
 }
 

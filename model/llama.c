@@ -14,7 +14,7 @@ void llama_outline(Llama *llama, const ModelConfig *config, const RunShape *shap
   *llama =
       (Llama){.config = *config, .shape = *shape, .be = be, .param_count = params_count(config)};
   ParamTensor *all = llama->tensors = xcalloc((size_t)llama->param_count, sizeof *all);
-  llama->acts.layers = xcalloc((size_t)L, sizeof *llama->acts.layers);
+  llama->acts.layers = xcalloc((size_t)L + 1, sizeof *llama->acts.layers);
   llama->layers = xcalloc((size_t)L, sizeof *llama->layers);
   for (int64_t l = 0; l < L; l++)
     llama->layers[l] = (LayerParams){.qkv = all + param_index(config, PARAM_QKV, l),
@@ -61,18 +61,17 @@ void llama_destroy(Llama *llama) {
   *llama = (Llama){0};
 }
 
-Recorder *llama_record(const Llama *llama, int micro_batches) {
-  const AdamW hyper = {0};
-  const OpsConfig ops = llama_ops_config(&llama->config, &llama->shape, 1, 0);
-  Recorder *recorder = recorder_create(&ops, llama->be);
-  Llama recorded = *llama;
-  recorded.be = &recorder->base;
-  llama_forward(&recorded);
-  llama_loss(&recorded, 1);
-  if (!llama->shape.train) return recorder;
-  for (int i = 0; i < micro_batches; i++) llama_backward(&recorded, 1, i > 0);
-  llama_update(&recorded, &hyper);
-  return recorder;
+HeadChunk head_chunk(const Llama *llama, int64_t chunk) {
+  const Backend *be = llama->be;
+  const Sizes n = llama_sizes(llama);
+  const LayerActs *last = &llama->acts.layers[n.L];
+  const int32_t *targets = llama->acts.targets;
+  const int64_t row = chunk * n.head_rows, left = n.M - row;
+  return (HeadChunk){.M = left < n.head_rows ? left : n.head_rows,
+                     .x = operand_from(be, last->x, row, n.D),
+                     .sumsq = row_stat_from(be, last->x_sumsq, row),
+                     .targets = targets ? targets + row : NULL,
+                     .dx = operand_from(be, last->dx, row, n.D)};
 }
 
 // The initial values of a parameter are those of its HF tensors, rows in our order: here on the
@@ -95,7 +94,7 @@ static void init_on_host(const Llama *llama, uint64_t seed, const HfTensor *list
   free(packed);
 }
 
-// The same bits, made where they lie.
+// Draws the same values directly in device memory.
 static void draw(const Llama *llama, uint64_t seed, const HfTensor *t) {
   const ModelConfig *c = &llama->config;
   int32_t *places = xmalloc((size_t)t->rows * sizeof *places);

@@ -2,8 +2,7 @@
 // activations. Dimension names as in kernels/ops.h.
 #pragma once
 #include "kernels/record.h"
-#include "model/activations.h"
-#include "model/params.h"
+#include "model/tensors.h"
 
 // The matrices of a layer, in Llama.tensors.
 typedef struct LayerParams {
@@ -15,7 +14,7 @@ typedef struct Llama {
   RunShape shape;
   Backend *be; // not owned
   int param_count;
-  ParamTensor *tensors;         // [param_count] in the order of model/params.h
+  ParamTensor *tensors;         // [param_count] in the order of model/tensors.def
   LayerParams *layers;          // [num_hidden_layers]
   ParamTensor *embed, *lm_head; // the same tensor where they are tied
   Acts acts;
@@ -29,6 +28,10 @@ typedef struct Llama {
   char *acts_block;
 } Llama;
 
+static inline Sizes llama_sizes(const Llama *llama) {
+  return model_sizes(&llama->config, &llama->shape);
+}
+
 // Allocates everything the run needs on the backend (the sum printed by memory_plan_print); weights
 // are not set.
 int llama_create(Llama *llama, const ModelConfig *config, const RunShape *shape, Backend *be,
@@ -37,7 +40,7 @@ int llama_create(Llama *llama, const ModelConfig *config, const RunShape *shape,
 void llama_outline(Llama *llama, const ModelConfig *config, const RunShape *shape, Backend *be);
 void llama_destroy(Llama *llama); // either; zeros are fine
 
-// Random weights (params.h), moments zero, compute copies written.
+// Random weights (tensors.h), moments zero, compute copies written.
 void llama_init_weights(Llama *llama, uint64_t seed);
 // The moments alone; without shape.train there are none.
 void llama_zero_moments(Llama *llama);
@@ -56,7 +59,7 @@ Recorder *llama_record(const Llama *llama, int micro_batches);
 
 // A micro-batch. tokens and targets: [B, T] int32 on the host, row-major.
 void llama_load_batch(Llama *llama, const int32_t *tokens, const int32_t *targets);
-// The layers: x_final and its sum of squares.
+// The layers: x of the output layer and its sums of squares.
 void llama_forward(Llama *llama);
 // The loss of the loaded micro-batch is added to the running step's, times scale / tokens:
 // validation.
@@ -74,16 +77,16 @@ void embed_forward(Llama *llama);
 // z, y.
 void layer_attention(Llama *llama, int64_t l);
 void layer_gate_up(Llama *llama, int64_t l);
-// All of a layer's forward: x of layer l -> x of the next, or x_final.
+// All of a layer's forward: x of layer l -> x of the next.
 void layer_forward(Llama *llama, int64_t l);
-// Logits of row `row` of x_final, for generation.
+// Logits of row `row` of the output layer's x, for generation.
 void row_logits(Llama *llama, int64_t row);
 
 // Rows of one loss chunk, whose logits exist together: tokens / loss_chunks, in the last one fewer
 // where that is no whole number.
 typedef struct HeadChunk {
   int64_t M;
-  Operand x;              // [M, D] of x_final
+  Operand x;              // [M, D] of the output layer's x
   RowStat sumsq;          // of these rows
   const int32_t *targets; // [M]
   Operand dx;             // [M, D] of dx, no memory where nothing is trained

@@ -2,7 +2,7 @@
 // packed tensor is one to three HF tensors stacked, with rows in another order; columns are never
 // touched.
 #pragma once
-#include "model/params.h"
+#include "model/tensors.h"
 
 typedef struct HfTensor {
   char name[80];      // "model.layers.3.self_attn.q_proj.weight"

@@ -84,7 +84,7 @@ void leave_weight_copies(Cpu *cpu, int64_t N, int64_t K, Operand W, const real *
   write_copies(cpu, N, K, W, values, false);
 }
 
-void cpu_cast(Backend *be, int64_t M, int64_t N, Operand x) {
+void cpu_repack(Backend *be, int64_t M, int64_t N, Operand x) {
   leave_copies(cpu_of(be), M, N, x, reals(x.data));
 }
 

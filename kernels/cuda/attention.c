@@ -140,7 +140,7 @@ static void run(Backend *be, int64_t B, int64_t T, AttentionDirection direction,
 void cuda_attention(Backend *be, int64_t B, int64_t T, const act_t *qkv, Operand o, stat_t *lse) {
   run(be, B, T, ATTENTION_FORWARD,
       (AttentionTensors){.qkv = qkv, .o = o.data, .lse = (float *)lse});
-  if (o.by_row) cuda_cast(be, B * T, cuda_of(be)->config.H * cuda_of(be)->config.d, o);
+  if (o.by_row) cuda_repack(be, B * T, cuda_of(be)->config.H * cuda_of(be)->config.d, o);
 }
 
 void cuda_attention_backward(Backend *be, int64_t B, int64_t T, const act_t *qkv, const act_t *o,

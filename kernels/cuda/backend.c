@@ -85,7 +85,7 @@ static void set_operations(Cuda *c) {
   cuda_set_update(c);
   cuda_set_snapshot(c);
   be->embed = cuda_embed;
-  be->cast = cuda_cast;
+  be->repack = cuda_repack;
   be->attention = cuda_attention;
   be->attention_decode = cuda_attention_decode;
   be->attention_token = cuda_attention_token;

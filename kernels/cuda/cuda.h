@@ -140,7 +140,7 @@ int cuda_scalings_open(Cuda *c, Error *err);
 // for (int pass = 0; cuda_launch_again(c, pass, out); pass++) launch what leaves out: once, but
 // twice while the run calibrates, with the scale set in between.
 bool cuda_launch_again(const Cuda *c, int pass, Operand out);
-CastOp cuda_cast;
+RepackOp cuda_repack;
 // x's FP8 copies. previous: the sums of squares that its row_scale follows from; without data its
 // row_scale is there, or it has none. sumsq: of x, out, or NULL.
 void cuda_cast_rows(Cuda *c, int64_t M, int64_t N, Operand x, RowStat previous, RowStat *sumsq);

@@ -262,7 +262,7 @@ static void decode(const Cuda *c, int64_t rows, DecodeArgs s) {
 
 static void cast_heads(Backend *be, int64_t rows, Operand o) {
   const OpsConfig *c = &cuda_of(be)->config;
-  if (o.by_row) cuda_cast(be, rows, c->H * c->d, o);
+  if (o.by_row) cuda_repack(be, rows, c->H * c->d, o);
 }
 
 void cuda_attention_decode(Backend *be, int64_t T, int64_t rows, const act_t *qkv, Operand o) {

@@ -215,7 +215,8 @@ void cuda_cast_rows(Cuda *c, int64_t M, int64_t N, Operand x, RowStat previous, 
   cast_rows<false>(c, M, N, x, previous, sumsq);
 }
 
-void cuda_cast(Backend *be, int64_t M, int64_t N, Operand x) {
+void cuda_repack(Backend *be, int64_t M, int64_t N, Operand x) {
+  if (!x.by_row) return;
   cuda_cast_rows(cuda_of(be), M, N, x, (RowStat){}, nullptr);
 }
 

@@ -14,7 +14,7 @@
 #include "model/ranges.h"
 #include "model/run/backend.h"
 #include "model/run/log.h"
-#include "model/scalings.h"
+#include "model/tensors.h"
 
 // ---- The command line
 

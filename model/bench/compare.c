@@ -79,11 +79,17 @@ static void list_inputs(const Llama *llama, Input inputs[INPUTS]) {
   const LayerActs *a = &llama->acts.layers[0];
   const Acts *s = &llama->acts;
   const Sizes n = model_sizes(&llama->config, &llama->shape);
-  const Input all[INPUTS] = {
-      {a->x.data, n.M * n.D},       {a->qkv, n.M * n.R},           {a->o.data, n.M * n.Hd},
-      {a->x1.data, n.M * n.D},      {a->z, n.M * 2 * n.F},         {a->y.data, n.M * n.F},
-      {s->x_final.data, n.M * n.D}, {s->logits, n.M * n.padded_V}, {s->dx.data, n.M * n.D},
-      {s->da, n.M * n.Hd},          {s->dqkv, n.M * n.R}};
+  const Input all[INPUTS] = {{a->x.data, n.M * n.D},
+                             {a->qkv, n.M * n.R},
+                             {a->o.data, n.M * n.Hd},
+                             {a->x1.data, n.M * n.D},
+                             {a->z, n.M * 2 * n.F},
+                             {a->y.data, n.M * n.F},
+                             {s->layers[n.L].x.data, n.M * n.D},
+                             {s->logits, n.M * n.padded_V},
+                             {a->dx.data, n.M * n.D},
+                             {a->da, n.M * n.Hd},
+                             {a->dqkv, n.M * n.R}};
   memcpy(inputs, all, sizeof all);
 }
 
@@ -91,15 +97,14 @@ static void list_inputs(const Llama *llama, Input inputs[INPUTS]) {
 static void write_statistics(Llama *llama) {
   const double D = (double)llama->config.hidden_size;
   Acts *acts = &llama->acts;
-  RowStat *const all[] = {&acts->layers[0].x_sumsq, &acts->layers[0].x1_sumsq, &acts->final_sumsq,
-                          &acts->s};
+  RowStat *const all[] = {&acts->layers[0].x_sumsq, &acts->layers[0].x1_sumsq,
+                          &acts->layers[llama->config.num_hidden_layers].x_sumsq, &acts->s};
   const Values values[] = {{107, D, D / 16}, {108, D, D / 16}, {109, D, D / 16}, {101, 0, 1}};
   for (int i = 0; i < 4; i++) {
     all[i]->parts = 1;
     write_values(llama->be, all[i]->data, values[i], llama->shape.batch * llama->shape.seq,
                  sizeof(float)); // fp32 as masters are
   }
-  acts->head.s = acts->s;
 }
 
 // Those that this call overwrote, or all of them (NULL), and waits for them: each backend has a
@@ -220,11 +225,11 @@ static float *read_output(Backend *be, const void *from, int64_t count, bool gra
 
 // The first of dlogits', rows without their padding.
 static float *read_dlogits(const Llama *llama, int64_t count) {
-  const HeadGradient *g = &llama->acts.head;
-  const int64_t V = llama->config.vocab_size, stride = g->p.row_stride, rows = count / V;
-  float *all = read_output(llama->be, g->p.data, rows * stride, false), *u = NULL;
-  if (g->u)
-    llama->be->read(llama->be, u = xmalloc((size_t)rows * sizeof *u), g->u,
+  const HeadGradient g = {.p = llama->acts.dlogits, .u = llama->acts.softmax_scale};
+  const int64_t V = llama->config.vocab_size, stride = g.p.row_stride, rows = count / V;
+  float *all = read_output(llama->be, g.p.data, rows * stride, false), *u = NULL;
+  if (g.u)
+    llama->be->read(llama->be, u = xmalloc((size_t)rows * sizeof *u), g.u,
                     (size_t)rows * sizeof *u);
   for (int64_t m = 0; m < rows; m++)
     for (int64_t v = 0; v < V; v++) all[m * V + v] = (u ? u[m] : 1) * all[m * stride + v];

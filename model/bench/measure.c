@@ -6,7 +6,7 @@
 #include "base/memory.h"
 #include "base/rng.h"
 #include "model/bench/state.h"
-#include "model/scalings.h"
+#include "model/tensors.h"
 
 enum {
   FIRST_STEPS = 4, // in FP8 calibrated, launched, recorded, replayed
@@ -177,7 +177,7 @@ static void run_trial(Bench *b, Trial *t) {
   // No scale follows from what operations out of order leave: AdamW alone keeps all as they are.
   be->scalings_discard(be);
   // Out of order dx goes round in a circle, through dz or attention and back, and would grow.
-  g->fill(g, be, llama->acts.dx.data,
+  g->fill(g, be, llama->acts.layers[0].dx.data,
           llama->shape.batch * llama->shape.seq * llama->config.hidden_size);
   if (t->layer)
     prepare_layer(b, llama, t);
@@ -295,7 +295,7 @@ static void spread_as_gradients(Bench *b) {
   float least = INFINITY;
   be->scalings_read(be, states);
   for (int64_t l = 1; l <= c->num_hidden_layers; l++) { // the embedding reads no copies
-    const float largest = states[scaling_index(c, l, SCALING_DX)].history[0];
+    const float largest = states[scaling_index(c, l, TENSOR_dx)].history[0];
     if (largest > 0) least = fminf(least, largest);
   }
   free(states);

@@ -41,9 +41,8 @@ static size_t lay_out_statistics(Acts *acts, int64_t L, const Backend *be, char 
     take_stat(&arena, be, be->most_parts.sumsq, &acts->layers[l].x_sumsq);
     take_stat(&arena, be, be->most_parts.sumsq, &acts->layers[l].x1_sumsq);
   }
-  take_stat(&arena, be, be->most_parts.sumsq, &acts->final_sumsq);
+  take_stat(&arena, be, be->most_parts.sumsq, &acts->layers[L].x_sumsq);
   take_stat(&arena, be, be->most_parts.s, &acts->s);
-  acts->head.s = acts->s;
   return arena.used;
 }
 
@@ -51,9 +50,9 @@ int bench_share(Llama *to, const Llama *llama, Backend *be, Error *err) {
   const int64_t L = llama->config.num_hidden_layers;
   *to = *llama;
   to->be = be;
-  if (!be->folds_softmax) to->acts.head.u = NULL;
-  to->acts.layers = xmalloc((size_t)L * sizeof *to->acts.layers);
-  for (int64_t l = 0; l < L; l++) to->acts.layers[l] = llama->acts.layers[l];
+  if (!be->folds_softmax) to->acts.softmax_scale = NULL;
+  to->acts.layers = xmalloc((size_t)(L + 1) * sizeof *to->acts.layers);
+  for (int64_t l = 0; l <= L; l++) to->acts.layers[l] = llama->acts.layers[l];
   const size_t bytes = lay_out_statistics(&to->acts, L, be, NULL);
   to->acts_block = be->alloc(be, bytes);
   if (!to->acts_block) {
@@ -145,8 +144,8 @@ void issue_inputs(Llama *llama, Recorder *recorder, const int makers[OPERATION_C
   const OperationCall call = *record_alone(recorder, llama, operation, index);
   if (call.fp8 && call.input.data) {
     const bool transposed = call.form == GEMM_TN;
-    llama->be->cast(llama->be, transposed ? call.K : call.M, transposed ? call.M : call.K,
-                    call.input);
+    llama->be->repack(llama->be, transposed ? call.K : call.M, transposed ? call.M : call.K,
+                      call.input);
   }
   if (makers[operation] < 0) return;
   const Operation maker = (Operation)makers[operation];

@@ -12,7 +12,7 @@
 #include "base/memory.h"
 #include "base/os.h"
 #include "base/file.h"
-#include "model/scalings.h"
+#include "model/tensors.h"
 
 #ifndef MADV_POPULATE_WRITE
 #define MADV_POPULATE_WRITE 23 // missing in older headers

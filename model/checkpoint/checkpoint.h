@@ -5,7 +5,7 @@
 //   tokenizer.json ...     where the tokenizer is known: model/checkpoint/export.h
 //   optimizer.safetensors  exp_avg.NAME and exp_avg_sq.NAME for every NAME of model.safetensors; of
 //                          a run in FP8 its scalings, too: PRECISION.scalings, each scale with its
-//                          history, in the order of model/scalings.h
+//                          history, in the order of model/tensors.def
 //   run.json               the resolved configuration
 //   state.json             step, loader cursor, counters
 //   checksums.json         the step, and of each file above its bytes and checksum

@@ -7,7 +7,7 @@
 #include "data/safetensors.h"
 #include "model/checkpoint/checkpoint.h"
 #include "model/packing.h"
-#include "model/scalings.h"
+#include "model/tensors.h"
 
 #define OPTIMIZER_FILE "optimizer.safetensors"
 // Behind the name of a precision: a tensor of optimizer.safetensors, a ScalingState a row.

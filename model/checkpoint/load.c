@@ -6,7 +6,7 @@
 #include "base/json.h"
 #include "base/memory.h"
 #include "model/checkpoint/files.h"
-#include "model/scalings.h"
+#include "model/tensors.h"
 
 // ---- What stands in our files
 
@@ -203,13 +203,6 @@ static int load_values(const Wanted *w, const Llama *llama, Error *err) {
   return 0;
 }
 
-// Does a product of this run read copies with that scale? No product reads the gradient of the
-// embedding's output.
-static bool scale_needed(const Llama *llama, int i) {
-  if (i < llama->param_count) return llama->tensors[i].compute.fp8 || llama->tensors[i].folded.fp8;
-  return i != scaling_index(&llama->config, 0, SCALING_DX);
-}
-
 // In fresh memory; NULL where there are none of this precision.
 static int read_scalings(const Wanted *w, const Llama *llama, ScalingState **states, Error *err) {
   const SafeTensor wanted = scalings_tensor(w->model);
@@ -221,7 +214,7 @@ static int read_scalings(const Wanted *w, const Llama *llama, ScalingState **sta
   *states = xcalloc((size_t)count, sizeof **states);
   int status = safetensors_read_f32(found, 0, count * SCALING_FLOATS, (float *)*states, err);
   for (int i = 0; i < count && status == 0; i++)
-    if ((*states)[i].scale == 0 && scale_needed(llama, i))
+    if ((*states)[i].scale == 0 && scaling_used(&llama->config, i))
       status = error_set(err, "'%s': the tensor '%.200s' has a scale of 0 for the %s", w->name.text,
                          found->name, scaling_name(w->model, i).text);
   return status;

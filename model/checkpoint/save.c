@@ -11,7 +11,7 @@
 #include "base/file.h"
 #include "base/memory.h"
 #include "model/checkpoint/files.h"
-#include "model/scalings.h"
+#include "model/tensors.h"
 
 #define SHARD_BYTES UINT64_C(5000000000) // as transformers does
 

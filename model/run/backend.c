@@ -8,7 +8,7 @@
 #include "kernels/bf16_products.h"
 #include "kernels/gpu_backends.h"
 #include "model/llama.h"
-#include "model/scalings.h"
+#include "model/tensors.h"
 
 RunShape run_shape(const Config *c) {
   return (RunShape){.batch = c->train.batch_size,

@@ -1,6 +1,6 @@
 // Which backend a run gets.
 #pragma once
-#include "model/activations.h"
+#include "model/tensors.h"
 
 // The shapes of a training run, with room for samples where any are asked for (they need a
 // tokenizer); loss_chunks as configured, 0 = backend_create chooses.

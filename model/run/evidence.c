@@ -8,7 +8,7 @@
 #include "base/file.h"
 #include "base/memory.h"
 #include "model/run/run.h"
-#include "model/scalings.h"
+#include "model/tensors.h"
 
 enum {
   CHUNK = 1 << 20, // values of a tensor that are read at a time; a longer row is read whole

@@ -33,7 +33,7 @@
 #include "base/json.h"
 #include "base/os.h"
 #include "data/loader.h"
-#include "model/activations.h"
+#include "model/tensors.h"
 #include "model/config/config.h"
 
 typedef struct RunLog {

@@ -7,7 +7,7 @@
 #include "base/range.h"
 #include "model/optimizer.h"
 #include "model/run/run.h"
-#include "model/scalings.h"
+#include "model/tensors.h"
 
 enum { SATURATED_STEPS = 3 }; // in a row that are nothing to speak of: scales follow in a step
 

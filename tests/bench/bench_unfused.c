@@ -171,7 +171,7 @@ static void row_copies(Pool *p, const Sizes *z, Backend *be, RowScale r, RopeSha
   CUDA_CHECK(cudaMemset(q, 0x3f, (size_t)M * 4));
   CUDA_CHECK(cudaMemset(sums.data, 0, (size_t)M * 4));
   cuda_of(be)->scalings = scaling;
-  KERNEL(p, "cast", 2 * MD, cuda_cast(be, M, D, copies(p, M, D, take(p, md))));
+  KERNEL(p, "cast", 2 * MD, cuda_repack(be, M, D, copies(p, M, D, take(p, md))));
   KERNEL(p, "norm_backward, fp8", 5 * MD,
          launch_norm_backward_fp8(M, r, (Operand){.data = take(p, md), .row_scale = (stat_t *)q},
                                   sums, take(p, md), take(p, md), copies(p, M, D, take(p, md)),

@@ -86,7 +86,7 @@ int attention_cudnn_run(const AttentionCudnn *a, AttentionDirection direction,
   machine.workspace = tensors->workspace;
   return 0;
 }
-void cuda_cast(Backend *be, int64_t M, int64_t N, Operand x) {
+void cuda_repack(Backend *be, int64_t M, int64_t N, Operand x) {
   (void)be, (void)M, (void)N, (void)x;
 }
 

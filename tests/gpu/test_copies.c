@@ -10,7 +10,7 @@ static void cast(Subject *t) {
   Operand plain = copies_out(t, M, N, DELAYED), rows = copies_out(t, M, N, FIXED);
   plain.data = rows.data = bf16_buffer(&t->b, M * N, x);
   rows.row_scale = fp32_buffer(&t->b, M, q);
-  RUN_TWICE(&t->b, (t->be->cast(t->be, M, N, plain), t->be->cast(t->be, M, N, rows)));
+  RUN_TWICE(&t->b, (t->be->repack(t->be, M, N, plain), t->be->repack(t->be, M, N, rows)));
   expect_copies(t, "cast", plain, M, N, x, 0);
   expect_copies(t, "cast of scaled rows", rows, M, N, qx, 0);
   free(x), free(q), free(qx);
@@ -24,7 +24,7 @@ static void cast_partly(Subject *t) {
   Operand out = copies_out(t, M, N, DELAYED);
   out.by_col = NULL;
   out.data = bf16_buffer(&t->b, M * N, x);
-  RUN_TWICE(&t->b, t->be->cast(t->be, M, N, out));
+  RUN_TWICE(&t->b, t->be->repack(t->be, M, N, out));
   uint8_t *by_row = bytes_of(t, out.by_row, M * N);
   for (int64_t i = 0; i < M * N; i++)
     assert_int_equal(by_row[i / N * N + fp8_column_place(i % N)],

@@ -139,7 +139,7 @@ static Operand cast_of(Subject *t, float largest, Operand out) {
   uint16_t *bits = xmalloc((size_t)(M * N) * sizeof *bits);
   for (int64_t i = 0; i < M * N; i++) bits[i] = to_bf16(x[i]);
   t->be->write(t->be, out.data, bits, (size_t)(M * N) * sizeof *bits);
-  t->be->cast(t->be, M, N, out);
+  t->be->repack(t->be, M, N, out);
   free(x), free(bits);
   return out;
 }

@@ -2,7 +2,7 @@
 // or FP8, and a language for it to learn. A failure of any function fails the test.
 #pragma once
 #include "model/llama.h"
-#include "model/scalings.h"
+#include "model/tensors.h"
 
 enum { SMALL_TOKENS = 512, SMALL_VOCAB = 509 };
 

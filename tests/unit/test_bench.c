@@ -17,7 +17,7 @@
 #include "model/bench/report.h"
 #include "model/llama.h"
 #include "model/run/backend.h"
-#include "model/scalings.h"
+#include "model/tensors.h"
 
 enum { MOST_MARKS = 4096, NO_ROOM = 77, NOT_FINITE = 78 /* seeds */ };
 

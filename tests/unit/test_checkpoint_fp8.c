@@ -1,7 +1,7 @@
 // The FP8 scalings of a run in its checkpoints: what is saved comes back, of the same precision
 // alone, and nothing else takes their place.
 #include "data/safetensors.h"
-#include "model/scalings.h"
+#include "model/tensors.h"
 #include "tests/support/test.h"
 #include "tests/support/tiny_run.h"
 
@@ -156,7 +156,7 @@ static int load_with(TinyTest *t, int at, int value, float is, Error *err) {
 TEST(scales_that_cannot_be_are_refused_before_anything_is_written) {
   TinyTest t = test_open(true, true, true);
   const ModelConfig *c = &t.run.config.model;
-  const int used = scaling_index(c, 0, SCALING_Y), never = scaling_index(c, 0, SCALING_DX);
+  const int used = scaling_index(c, 0, TENSOR_y), never = scaling_index(c, 0, TENSOR_dx);
   const float bad[] = {-1, -INFINITY, INFINITY, NAN, 0};
   for (int i = 0; i < 5; i++) {
     Error err = {""};

@@ -24,10 +24,10 @@ static float largest_weight(const ParamTensor *t) {
 static float largest_row_factor(const SmallModel *s) {
   const Acts *acts = &s->llama.acts;
   const ModelConfig *c = &s->llama.config;
-  const float *sumsq = (const float *)acts->final_sumsq.data,
-              *q = (const float *)acts->x_final.row_scale;
+  const float *sumsq = (const float *)acts->layers[2].x_sumsq.data,
+              *q = (const float *)acts->layers[2].x.row_scale;
   float largest = 0;
-  assert_int_equal(acts->final_sumsq.parts, 1);
+  assert_int_equal(acts->layers[2].x_sumsq.parts, 1);
   for (int m = 0; m < SMALL_TOKENS; m++) {
     const float mean = sumsq[m] / (float)c->hidden_size;
     largest = fmaxf(largest, 1 / sqrtf(mean + (float)c->rms_norm_eps) / q[m]);
@@ -47,7 +47,7 @@ static bool check_pushed(const SmallModel *s, int scaling, const ScalingState *b
   }
   assert_memory_equal(after->history + 1, before->history, (SCALE_HISTORY - 1) * sizeof(float));
   assert_true(after->scale == (kind.fixed != 0 ? kind.fixed : fp8_scale(kind.format, top)));
-  if (scaling == scaling_index(&s->llama.config, 2, SCALING_DLOGITS)) {
+  if (scaling == scaling_of_dlogits(&s->llama.config)) {
     // r / q passes 2 where the last addition made a row smaller: 1.49 to 2.003 were observed, and
     // dlogits of 0.97 to 1.00 of it. The step's own scale has room.
     const float factor = largest_row_factor(s), largest = after->history[0];
@@ -179,8 +179,8 @@ static void set_scale(SmallModel *s, int index, float factor) {
 TEST(what_is_beyond_a_scale_is_counted) {
   SmallModel s = small_open(FP8), twin = small_open(FP8);
   small_train(&s, 0, 20);
-  const int tensors[] = {down_scaling(&s), scaling_index(&s.llama.config, 1, SCALING_Y),
-                         scaling_index(&s.llama.config, 0, SCALING_DZ)};
+  const int tensors[] = {down_scaling(&s), scaling_index(&s.llama.config, 1, TENSOR_y),
+                         scaling_index(&s.llama.config, 0, TENSOR_dz)};
   for (uint64_t i = 0; i < 3; i++) {
     small_copy(&s, &twin);
     set_scale(&s, tensors[i], 256);
@@ -221,7 +221,7 @@ TEST(a_skipped_update_leaves_the_scales_alone) {
 TEST(a_largest_value_that_is_not_finite_lowers_the_scale) {
   SmallModel s = small_open(FP8);
   small_train(&s, 0, 3);
-  const int y = scaling_index(&s.llama.config, 1, SCALING_Y);
+  const int y = scaling_index(&s.llama.config, 1, TENSOR_y);
   const float values[] = {INFINITY, NAN};
   for (uint64_t i = 0; i < 2; i++) {
     ScalingState *before = small_scalings(&s);

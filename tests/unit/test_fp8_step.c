@@ -105,9 +105,7 @@ TEST(copies_are_scaled_values) {
     y[i / n.F * n.F + feature_of_pair(i % n.F, n.F)] = swiglu(pair[0], pair[1]);
   }
   check_by_col(&s, y, a->y, n.M, n.F);
-  Operand dx1 = s.llama.acts.dx1;
-  dx1.scaling = scaling_index(&s.llama.config, 0, SCALING_DX1);
-  check_by_col(&s, (const float *)dx1.data, dx1, n.M, n.D);
+  check_by_col(&s, (const float *)a->dx1.data, a->dx1, n.M, n.D);
   free(y);
   small_close(&s);
 }
@@ -121,9 +119,7 @@ TEST(products_are_those_of_the_copies) {
   const Acts *acts = &s.llama.acts;
   const LayerActs *a = &acts->layers[0];
   const ParamTensor *out = s.llama.layers[0].out, *qkv = s.llama.layers[0].qkv;
-  Operand dqkv = acts->dqkv_prime, dx1 = acts->dx1;
-  dqkv.scaling = scaling_index(&s.llama.config, 0, SCALING_DQKV);
-  dx1.scaling = scaling_index(&s.llama.config, 0, SCALING_DX1);
+  const Operand dqkv = a->dqkv_prime, dx1 = a->dx1;
   // dW' = dz''^T (q x)
   check_exact(
       "out's weight gradient", out->grad,
@@ -143,7 +139,7 @@ TEST(products_are_those_of_the_copies) {
     for (int64_t k = m * n.D; k < (m + 1) * n.D; k++)
       dx[k] = (double)residual[k] + (double)q[m] * (dx[k] - factor * (double)x[k]);
   }
-  check_exact("qkv's dgrad", acts->dx.data, dx, n.M * n.D, 1e-5);
+  check_exact("qkv's dgrad", a->dx.data, dx, n.M * n.D, 1e-5);
   small_close(&s);
 }
 

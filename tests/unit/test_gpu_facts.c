@@ -2,8 +2,8 @@
 #include <dlfcn.h>
 
 #include "kernels/cuda/cudnn.h"
-#include "model/activations.h"
 #include "model/run/backend.h"
+#include "model/tensors.h"
 #include "tests/support/test.h"
 
 void *__real_dlopen(const char *name, int flags);

@@ -1,0 +1,524 @@
+#include "model/tensors.h"
+
+#include <assert.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/memory.h"
+#include "base/rng.h"
+
+Sizes model_sizes(const ModelConfig *c, const RunShape *shape) {
+  const int64_t M = shape->batch * shape->seq, Hd = c->num_attention_heads * c->head_dim;
+  return (Sizes){
+      .B = shape->batch,
+      .T = shape->seq,
+      .M = M,
+      .D = c->hidden_size,
+      .F = c->intermediate_size,
+      .H = c->num_attention_heads,
+      .Hd = Hd,
+      .R = Hd + 2 * c->num_key_value_heads * c->head_dim,
+      .V = c->vocab_size,
+      .padded_V = padded_vocab(&(OpsConfig){.V = c->vocab_size}),
+      .L = c->num_hidden_layers,
+      .head_rows = shape->loss_chunks > 0 ? (M + shape->loss_chunks - 1) / shape->loss_chunks : M};
+}
+
+// ---- Parameters
+
+enum { BEFORE_LAYERS = PARAM_ATTN_NORM, PER_LAYER = PARAM_FINAL_NORM - PARAM_ATTN_NORM };
+enum { NO_NORM = -1 };
+
+static const char *param_name(ParamKind kind) {
+#define PARAMETER(enumerator, name, ...) [PARAM_##enumerator] = name,
+  static const char *const names[] = {
+#include "model/tensors.def"
+  };
+#undef PARAMETER
+  return names[kind];
+}
+
+int params_count(const ModelConfig *c) {
+  return BEFORE_LAYERS + PER_LAYER * (int)c->num_hidden_layers + (c->tie_word_embeddings ? 1 : 2);
+}
+
+int param_index(const ModelConfig *c, ParamKind kind, int64_t layer) {
+  const int after = BEFORE_LAYERS + PER_LAYER * (int)c->num_hidden_layers;
+  if (kind == PARAM_FINAL_NORM) return after;
+  if (kind == PARAM_LM_HEAD && !c->tie_word_embeddings) return after + 1;
+  if (kind == PARAM_EMBED || kind == PARAM_LM_HEAD) return 0;
+  return BEFORE_LAYERS + PER_LAYER * (int)layer + (int)(kind - PARAM_ATTN_NORM);
+}
+
+static ParamKind param_kind(const ModelConfig *c, int index) {
+  const int after = BEFORE_LAYERS + PER_LAYER * (int)c->num_hidden_layers;
+  if (index < BEFORE_LAYERS) return c->tie_word_embeddings ? PARAM_LM_HEAD : PARAM_EMBED;
+  if (index < after) return (ParamKind)(PARAM_ATTN_NORM + (index - BEFORE_LAYERS) % PER_LAYER);
+  return index == after ? PARAM_FINAL_NORM : PARAM_LM_HEAD;
+}
+
+static int64_t param_layer(int index) {
+  return (index - BEFORE_LAYERS) / PER_LAYER;
+}
+
+void params_table(const ModelConfig *c, ParamTensor *list) {
+  const Sizes n = model_sizes(c, &(RunShape){.batch = 1, .seq = 1});
+  const int64_t D = n.D, F = n.F, V = n.V, Hd = n.Hd, R = n.R;
+#define PARAMETER(enumerator, name, rows, cols, norm) {rows, cols, norm},
+  const struct {
+    int64_t rows, cols;
+    int norm;
+  } table[] = {
+#include "model/tensors.def"
+  };
+#undef PARAMETER
+  for (int i = 0; i < params_count(c); i++) {
+    const ParamKind kind = param_kind(c, i);
+    const int norm = table[kind].norm;
+    list[i] = (ParamTensor){
+        .rows = table[kind].rows,
+        .cols = table[kind].cols,
+        .norm = norm == NO_NORM ? -1 : param_index(c, (ParamKind)norm, param_layer(i)),
+        .decay = table[kind].rows > 1};
+  }
+}
+
+void param_init(const ModelConfig *c, uint64_t seed, const char *hf_name, bool norm, int64_t first,
+                int64_t count, float *values) {
+  const uint64_t key = rng_key(seed, hf_name);
+  for (int64_t i = 0; i < count; i++)
+    values[i] = norm ? 1 : (float)(c->initializer_range * rng_normal(key, (uint64_t)(first + i)));
+}
+
+// ---- The rows of activations and gradients
+
+typedef enum TensorKind { OPERAND, VALUES, STATISTIC, SUMS, IDS } TensorKind;
+typedef enum Where { LAYERS, TO_END } Where;
+typedef enum Lifetime { KEPT, RECOMPUTED_LAYER, RECOMPUTED_MLP, GRADIENT, CACHE } Lifetime;
+typedef enum ScaleRule { UNSCALED, DELAYED, OF_ROWS, OF_LOSS } ScaleRule;
+// Where copies lie: in a buffer of their own, or in one that operands share in turns.
+typedef enum Pool { OWN_BUFFER, STREAM, INNER, RESIDUAL_GRADIENT, POOLS } Pool;
+
+typedef struct TensorRow {
+  const char *name, *shape;
+  TensorKind kind;
+  size_t offset; // of the field
+  int64_t rows, cols;
+  Where where;
+  Lifetime lifetime;
+  Pool rows_in, cols_in;
+  Lifetime cols_live;
+  ScaleRule scale;
+  bool alone;
+  int64_t first_layer; // that has copies
+  size_t in_place;     // the offset of that field, plus one; 0: none
+} TensorRow;
+
+#define STEP(kind, field, ...) STEP_##field,
+enum StepTensor {
+#include "model/tensors.def"
+  STEP_TENSORS
+};
+#undef STEP
+
+typedef struct Table {
+  TensorRow layer[LAYER_TENSORS], step[STEP_TENSORS];
+  bool step_exists[STEP_TENSORS];
+} Table;
+
+#define ROW(of, kind_, field, name_, rows_, cols_, ...)                                            \
+  {                                                                                                \
+    .name = name_, .shape = "[" #rows_ ", " #cols_ "]", .kind = kind_,                             \
+    .offset = offsetof(of, field), .rows = rows_, .cols = cols_, __VA_ARGS__                       \
+  }
+
+static Table make_table(const ModelConfig *c, const RunShape *shape, const Backend *be) {
+  const Sizes n = model_sizes(c, shape);
+  const int64_t B = n.B, T = n.T, M = n.M, D = n.D, F = n.F, H = n.H, Hd = n.Hd, R = n.R,
+                padded_V = n.padded_V, chunk = n.head_rows, context = shape->context,
+                parts = be->most_parts.sumsq, s_parts = be->most_parts.s;
+  const bool train = shape->train, fp8 = shape->fp8, folds_softmax = be->folds_softmax;
+  return (Table){
+#define FIELD(field) 1 + offsetof(LayerActs, field)
+#define LAYER(kind, field, name, rows, cols, where_, lifetime_, ...)                               \
+  ROW(LayerActs, kind, field, name, rows, cols, .where = where_, .lifetime = lifetime_,            \
+      __VA_ARGS__),
+      .layer =
+          {
+#include "model/tensors.def"
+          },
+#undef LAYER
+#undef FIELD
+#define FIELD(field) 1 + offsetof(Acts, field)
+#define STEP(kind, field, name, rows, cols, exists, ...)                                           \
+  ROW(Acts, kind, field, name, rows, cols, __VA_ARGS__),
+      .step =
+          {
+#include "model/tensors.def"
+          },
+#undef STEP
+#undef FIELD
+#define STEP(kind, field, name, rows, cols, exists, ...) exists,
+      .step_exists =
+          {
+#include "model/tensors.def"
+          }
+#undef STEP
+  };
+}
+
+// ---- FP8 scales
+
+static Table names_alone(const ModelConfig *c) {
+  return make_table(c, &(RunShape){.batch = 1, .seq = 1}, &(Backend){.name = ""});
+}
+
+// How many rows before `end` have a scale in layer `layer`.
+static int scaled_before(const ModelConfig *c, const Table *t, int64_t layer, int end) {
+  int count = 0;
+  for (int i = 0; i < end; i++)
+    count += t->layer[i].scale && (layer < c->num_hidden_layers || t->layer[i].where == TO_END);
+  return count;
+}
+
+static int first_of_layer(const ModelConfig *c, const Table *t, int64_t layer) {
+  return params_count(c) + scaled_before(c, t, 0, LAYER_TENSORS) * (int)layer;
+}
+
+int scaling_index(const ModelConfig *c, int64_t layer, LayerTensor tensor) {
+  const Table t = names_alone(c);
+  return first_of_layer(c, &t, layer) + scaled_before(c, &t, layer, (int)tensor);
+}
+
+int scaling_of_dlogits(const ModelConfig *c) {
+  return scaling_index(c, c->num_hidden_layers, LAYER_TENSORS);
+}
+
+int scaling_count(const ModelConfig *c) {
+  return scaling_of_dlogits(c) + 1;
+}
+
+// The row of an index that is no parameter's, and its layer.
+static const TensorRow *scaled_row(const ModelConfig *c, const Table *t, int index,
+                                   int64_t *layer) {
+  const int each = scaled_before(c, t, 0, LAYER_TENSORS), at = index - params_count(c);
+  *layer = at / each;
+  for (int i = 0; i < LAYER_TENSORS; i++)
+    if (t->layer[i].scale && (*layer < c->num_hidden_layers || t->layer[i].where == TO_END) &&
+        scaled_before(c, t, *layer, i) == at % each)
+      return &t->layer[i];
+  return &t->step[STEP_dlogits];
+}
+
+void scaling_kinds(const ModelConfig *c, ScalingKind *kinds) {
+  const Table t = names_alone(c);
+  int64_t layer;
+  for (int i = 0; i < scaling_count(c); i++) {
+    const bool fixed = i >= params_count(c) && scaled_row(c, &t, i, &layer)->scale != DELAYED;
+    kinds[i] = (ScalingKind){FP8_E4M3, fixed ? 1.0f : 0.0f};
+  }
+}
+
+bool scaling_used(const ModelConfig *c, int index) {
+  const Table t = names_alone(c);
+  int64_t layer;
+  if (index >= params_count(c)) {
+    const TensorRow *row = scaled_row(c, &t, index, &layer);
+    return layer >= row->first_layer;
+  }
+  ParamTensor *list = xcalloc((size_t)params_count(c), sizeof *list);
+  params_table(c, list);
+  const bool looked_up = index == 0 && !c->tie_word_embeddings, matrix = list[index].decay;
+  free(list);
+  return matrix && !looked_up;
+}
+
+ScalingName scaling_name(const ModelConfig *c, int index) {
+  const int64_t L = c->num_hidden_layers;
+  const bool parameter = index < params_count(c);
+  const Table t = names_alone(c);
+  ScalingName name;
+  int64_t layer = param_layer(index);
+  const char *what =
+      parameter ? param_name(param_kind(c, index)) : scaled_row(c, &t, index, &layer)->name;
+  const bool in_layer = parameter
+                            ? index >= BEFORE_LAYERS && index < param_index(c, PARAM_FINAL_NORM, -1)
+                            : layer < L;
+  if (in_layer)
+    snprintf(name.text, sizeof name.text, "%s of layer %lld", what, (long long)layer);
+  else
+    snprintf(name.text, sizeof name.text, "%s%s",
+             parameter || index == scaling_of_dlogits(c) ? "" : "final ", what);
+  return name;
+}
+
+// ---- Laying out
+
+// Buffers laid out in a block, each booked in the plan.
+typedef struct Layout {
+  Arena arena;
+  MemoryPlan *plan;
+  const ModelConfig *model;
+  const RunShape *shape;
+  const Backend *be;
+  Table table;
+  fp8_t *rows_in[POOLS], *cols_in[POOLS];
+} Layout;
+
+static void book(MemoryPlan *plan, const char *name, const char *shape, size_t bytes) {
+  if (!plan) return;
+  for (int i = 0; i < plan->count; i++) { // one line for all layers
+    PlanItem *item = &plan->items[i];
+    if (strcmp(item->name, name) != 0 || strcmp(item->shape, shape) != 0) continue;
+    item->bytes += bytes;
+    item->buffers++;
+    return;
+  }
+  assert(plan->count < PLAN_MAX_ITEMS);
+  plan->items[plan->count++] = (PlanItem){name, shape, 1, bytes};
+}
+
+static void *take(Layout *l, const char *name, const char *shape, int64_t elements,
+                  size_t element_bytes) {
+  const size_t before = l->arena.used;
+  void *p = arena_take(&l->arena, (size_t)elements * element_bytes);
+  book(l->plan, name, shape, l->arena.used - before);
+  return p;
+}
+
+static int64_t up_to_group(int64_t n) {
+  return (n + FP8_GROUP - 1) / FP8_GROUP * FP8_GROUP;
+}
+
+static bool exists(const Layout *l, const TensorRow *r, int64_t layer) {
+  if (r->lifetime == GRADIENT && !l->shape->train) return false;
+  if (r->lifetime == CACHE && !l->shape->cache) return false;
+  return layer < l->model->num_hidden_layers || r->where == TO_END;
+}
+
+// Whether a layer has a buffer of its own, or that of layer 0.
+static bool owns(const Layout *l, Lifetime lifetime, int64_t layer) {
+  const Recompute again = l->shape->recompute;
+  if (layer == 0 || lifetime == CACHE) return true;
+  if (lifetime == GRADIENT) return false;
+  if (layer == l->model->num_hidden_layers) return true;
+  if (lifetime == RECOMPUTED_LAYER && again == RECOMPUTE_LAYER) return false;
+  if (lifetime == RECOMPUTED_MLP && again != RECOMPUTE_NONE) return false;
+  return l->shape->train;
+}
+
+// first: where layer 0 has its field.
+static void place_operand(Layout *l, const TensorRow *r, Operand *x, const Operand *first,
+                          int64_t layer) {
+  const bool fp8 = l->shape->fp8, own = owns(l, r->lifetime, layer);
+  const size_t act_bytes = l->be->act_bytes, fp8_bytes = l->be->fp8_bytes;
+  x->fp8 = fp8 && layer >= r->first_layer;
+  if (fp8 ? !r->alone : !r->in_place)
+    x->data = own ? take(l, r->name, r->shape, r->rows * r->cols, act_bytes) : first->data;
+  if (!x->fp8) return;
+  x->stride = up_to_group(r->rows);
+  if (r->scale == OF_ROWS)
+    x->row_scale =
+        own ? take(l, "row scales", "[M]", r->rows, l->be->stat_bytes) : first->row_scale;
+  x->by_row = l->rows_in[r->rows_in];
+  if (r->rows_in == OWN_BUFFER)
+    x->by_row = take(l, r->name, "FP8 by row", r->rows * r->cols, fp8_bytes);
+  if (!l->shape->train) return;
+  x->by_col = l->cols_in[r->cols_in];
+  if (r->cols_in == OWN_BUFFER)
+    x->by_col = owns(l, r->cols_live, layer)
+                    ? take(l, r->name, "FP8 by column", r->cols * x->stride, fp8_bytes)
+                    : first->by_col;
+}
+
+// A field of `of`, the struct of a layer or of the step; first: that of layer 0.
+static void place(Layout *l, const TensorRow *r, void *of, const void *first_of, int64_t layer) {
+  void *field = (char *)of + r->offset;
+  const void *first = (const char *)first_of + r->offset;
+  const bool own = owns(l, r->lifetime, layer);
+  const int64_t count = r->rows * r->cols, stride = l->be->max_tokens;
+  if (r->kind == OPERAND) place_operand(l, r, field, first, layer);
+  if (r->kind == VALUES)
+    *(act_t **)field =
+        own ? take(l, r->name, r->shape, count, l->be->act_bytes) : *(act_t *const *)first;
+  if (r->kind == STATISTIC)
+    *(stat_t **)field =
+        own ? take(l, r->name, r->shape, count, l->be->stat_bytes) : *(stat_t *const *)first;
+  if (r->kind == IDS) *(int32_t **)field = take(l, r->name, r->shape, count, sizeof(int32_t));
+  if (r->kind != SUMS) return;
+  RowStat *sums = field;
+  *sums = *(const RowStat *)first;
+  if (own) sums->data = take(l, r->name, r->shape, r->rows * stride, l->be->stat_bytes);
+  sums->stride = stride;
+}
+
+// In bf16 some gradients take the place of what they are made from.
+static void place_inside(const Layout *l, const TensorRow *r, void *of) {
+  if (r->in_place && !l->shape->fp8)
+    ((Operand *)((char *)of + r->offset))->data = *(act_t **)((char *)of + r->in_place - 1);
+}
+
+// The buffer of a pool is as large as its largest operand.
+static void take_pools(Layout *l) {
+  for (int pool = OWN_BUFFER + 1; pool < POOLS && l->shape->fp8; pool++) {
+    int64_t rows = 0, cols = 0;
+    for (int i = 0; i < LAYER_TENSORS; i++) {
+      const TensorRow *r = &l->table.layer[i];
+      if (!r->scale || !exists(l, r, 0)) continue;
+      const int64_t of_rows = r->rows * r->cols, of_cols = r->cols * up_to_group(r->rows);
+      if ((int)r->rows_in == pool && of_rows > rows) rows = of_rows;
+      if ((int)r->cols_in == pool && of_cols > cols && l->shape->train) cols = of_cols;
+    }
+    const char *name = "FP8 copies, in turns";
+    if (rows > 0) l->rows_in[pool] = take(l, name, "by row", rows, l->be->fp8_bytes);
+    if (cols > 0) l->cols_in[pool] = take(l, name, "by column", cols, l->be->fp8_bytes);
+  }
+}
+
+static void number_scales(Layout *l, LayerActs *a, int64_t layer) {
+  const ModelConfig *c = l->model;
+  int next = first_of_layer(c, &l->table, layer);
+  for (int i = 0; i < LAYER_TENSORS; i++) {
+    const TensorRow *r = &l->table.layer[i];
+    if (r->scale && (layer < c->num_hidden_layers || r->where == TO_END))
+      ((Operand *)((char *)a + r->offset))->scaling = next++;
+  }
+}
+
+size_t acts_layout(Acts *acts, const ModelConfig *c, const RunShape *shape, const Backend *be,
+                   char *block, MemoryPlan *plan) {
+  const int64_t L = c->num_hidden_layers;
+  Layout l = {.arena = {block, 0}, .plan = plan, .model = c, .shape = shape, .be = be};
+  l.table = make_table(c, shape, be);
+  LayerActs *layers = acts->layers;
+  memset(layers, 0, (size_t)(L + 1) * sizeof *layers);
+  *acts = (Acts){.layers = layers};
+  take_pools(&l);
+  for (int64_t layer = 0; layer <= L; layer++) {
+    for (int i = 0; i < LAYER_TENSORS; i++)
+      if (exists(&l, &l.table.layer[i], layer))
+        place(&l, &l.table.layer[i], &layers[layer], &layers[0], layer);
+    for (int i = 0; i < LAYER_TENSORS; i++)
+      if (exists(&l, &l.table.layer[i], layer)) place_inside(&l, &l.table.layer[i], &layers[layer]);
+    number_scales(&l, &layers[layer], layer);
+  }
+  for (int i = 0; i < STEP_TENSORS; i++) {
+    if (!l.table.step_exists[i]) continue;
+    place(&l, &l.table.step[i], acts, acts, 0);
+    place_inside(&l, &l.table.step[i], acts);
+  }
+  acts->dlogits.scaling = scaling_of_dlogits(c);
+  acts->dlogits.row_stride = model_sizes(c, shape).padded_V;
+  return l.arena.used;
+}
+
+RunShape sampler_shape(const RunShape *run, int64_t context, const Backend *be) {
+  enum { FEED_ROWS = 64 }; // tokens of a prompt that go through the layers together
+  const int64_t rows = be->max_tokens < FEED_ROWS ? be->max_tokens : FEED_ROWS;
+  return (RunShape){.batch = 1,
+                    .seq = rows,
+                    .loss_chunks = rows,
+                    .context = context,
+                    .cache = true,
+                    .fp8 = run->fp8};
+}
+
+// A matrix as products read it.
+static Operand take_weight(Layout *l, const ParamTensor *t, bool fp8, int scaling) {
+  const char *name = "compute weights", *shape = "all matrices";
+  const size_t each = fp8 ? l->be->fp8_bytes : l->be->act_bytes;
+  if (!fp8) return operand_of(take(l, name, shape, t->rows * t->cols, each));
+  Operand w = {.stride = up_to_group(t->rows), .scaling = scaling, .fp8 = true};
+  w.by_row = take(l, name, shape, w.stride * t->cols, each); // products take rows in whole groups
+  w.by_col = take(l, name, shape, t->cols * w.stride, each);
+  return w;
+}
+
+size_t params_layout(ParamTensor *tensors, const ModelConfig *c, const RunShape *shape,
+                     const Backend *be, char *block, MemoryPlan *plan) {
+  Layout l = {.arena = {block, 0}, .plan = plan, .model = c, .shape = shape, .be = be};
+  const char *moments = be->moment_bytes == 2 ? "all parameters, bf16" : "all parameters";
+  params_table(c, tensors);
+  for (int i = 0; i < params_count(c); i++) {
+    ParamTensor *t = &tensors[i];
+    const int64_t n = t->rows * t->cols;
+    const bool embed = i == param_index(c, PARAM_EMBED, -1);
+    t->master = take(&l, "master weights", "all parameters", n, be->master_bytes);
+    if (shape->train) {
+      t->m = take(&l, "AdamW m", moments, n, be->moment_bytes);
+      t->v = take(&l, "AdamW v", moments, n, be->moment_bytes);
+    }
+    if (embed || (t->decay && t->norm < 0))
+      t->compute = take_weight(&l, t, shape->fp8 && !embed, i);
+    if (t->norm >= 0) t->folded = take_weight(&l, t, shape->fp8, i);
+  }
+  return l.arena.used;
+}
+
+size_t grads_layout(ParamTensor *tensors, const ModelConfig *c, const RunShape *shape,
+                    const Backend *be, char *block, MemoryPlan *plan) {
+  const char *name = "gradients", *all = "all parameters";
+  Layout l = {.arena = {block, 0}, .plan = plan, .model = c, .shape = shape, .be = be};
+  ParamTensor *head = &tensors[param_index(c, PARAM_LM_HEAD, -1)];
+  const size_t head_elements = (size_t)(head->rows * head->cols);
+  if (!shape->train) return 0;
+  for (int i = 0; i < params_count(c); i++) {
+    ParamTensor *t = &tensors[i];
+    const int64_t n = t->rows * t->cols;
+    const bool both = t->norm >= 0 && i == param_index(c, PARAM_EMBED, -1); // a tied embedding
+    if (t->norm < 0 || both) t->grad = take(&l, name, all, n, be->grad_bytes);
+    if (t->norm >= 0 && t != head) t->grad_folded = take(&l, name, all, n, be->grad_bytes);
+  }
+  if (chunks_apart(shape, be)) { // in the place of all the others, which are made later
+    const size_t there = l.arena.used, needed = head_elements * be->stat_bytes;
+    head->part_sum = (stat_t *)block;
+    if (needed > there)
+      take(&l, "lm_head gradient's sum", "what the others lack", (int64_t)(needed - there), 1);
+  }
+  head->grad_folded = take(&l, name, all, (int64_t)head_elements, be->grad_bytes);
+  return l.arena.used;
+}
+
+// ---- The memory plan
+
+// What an allocation takes beyond the bytes that it asks for.
+static size_t rounding(const Backend *be, size_t bytes) {
+  return be->granule > 0 ? (be->granule - bytes % be->granule) % be->granule : 0;
+}
+
+void memory_plan(MemoryPlan *plan, const ModelConfig *c, const RunShape *shape, const Backend *be) {
+  *plan = (MemoryPlan){0};
+  ParamTensor *tensors = xcalloc((size_t)params_count(c), sizeof *tensors);
+  Acts acts = {.layers = xcalloc((size_t)c->num_hidden_layers + 1, sizeof(LayerActs))};
+  plan->params_bytes = params_layout(tensors, c, shape, be, NULL, plan);
+  plan->grads_bytes = grads_layout(tensors, c, shape, be, NULL, plan);
+  plan->acts_bytes = acts_layout(&acts, c, shape, be, NULL, plan);
+  if (shape->context > 0) {
+    const RunShape sampler = sampler_shape(shape, shape->context, be);
+    plan->sampler_bytes = acts_layout(&acts, c, &sampler, be, NULL, NULL);
+    book(plan, "sampler", "[context, R] a layer", plan->sampler_bytes);
+  }
+  plan->workspace_bytes = be->workspace_bytes + rounding(be, plan->params_bytes) +
+                          rounding(be, plan->grads_bytes) + rounding(be, plan->acts_bytes) +
+                          rounding(be, plan->sampler_bytes);
+  if (be->list_bytes) plan->workspace_bytes += be->list_bytes(tensors, params_count(c));
+  book(plan, "backend workspace", "", plan->workspace_bytes);
+  for (int i = 0; i < plan->count; i++) plan->total_bytes += plan->items[i].bytes;
+  free(acts.layers);
+  free(tensors);
+}
+
+void memory_plan_print(const MemoryPlan *plan) {
+  printf("memory plan\n");
+  for (int i = 0; i < plan->count; i++) {
+    const PlanItem *item = &plan->items[i];
+    char buffers[24] = "";
+    if (item->shape[0] == '[' && item->buffers > 1)
+      snprintf(buffers, sizeof buffers, "%lld x ", (long long)item->buffers);
+    const int width = 24 - (int)strlen(buffers);
+    printf("  %-26s %s%-*s %12s\n", item->name, buffers, width > 0 ? width : 0, item->shape,
+           size_text(item->bytes).text);
+  }
+  printf("  %-51s %12s\n", "total", size_text(plan->total_bytes).text);
+}

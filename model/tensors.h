@@ -1,0 +1,133 @@
+// The tensors of a run: structs and functions that follow from the rows of model/tensors.def. The
+// memory plan is the sum of that table; it is printed before anything is allocated.
+#pragma once
+#include "kernels/ops.h"
+#include "model/config/config.h"
+
+// Shapes of a run: what the table needs besides the model.
+typedef struct RunShape {
+  int64_t batch;       // B, sequences in a micro-batch
+  int64_t seq;         // T
+  int64_t loss_chunks; // divides batch * seq in training
+  Recompute recompute; // what the backward computes again instead of keeping
+  bool train;          // false: forward only, nothing kept for a backward
+  int64_t context;     // positions that a generator beside it holds, 0 = there is none
+  bool cache;          // this is that generator: its layers have a cache of `context` positions
+  bool fp8;            // products multiply in FP8
+} RunShape;
+
+// The dimensions of kernels/ops.h, of a micro-batch.
+typedef struct Sizes {
+  int64_t B, T, M, D, F, H, Hd, R, V, L;
+  int64_t padded_V;  // of padded_vocab
+  int64_t head_rows; // rows of logits that exist together: M / loss_chunks, rounded up
+} Sizes;
+Sizes model_sizes(const ModelConfig *model, const RunShape *shape);
+
+// ---- Parameters
+
+#define PARAMETER(enumerator, ...) PARAM_##enumerator,
+typedef enum ParamKind {
+#include "model/tensors.def"
+} ParamKind;
+#undef PARAMETER
+
+int params_count(const ModelConfig *model);
+// Fills list[params_count(model)] with what is known without memory: rows, cols, norm and decay,
+// which is true of matrices alone.
+void params_table(const ModelConfig *model, ParamTensor *list);
+// Indices into the list; layer: -1 outside the layers.
+int param_index(const ModelConfig *model, ParamKind kind, int64_t layer);
+// Initial values of HF tensor `hf_name`, element range [first, first + count): 1 for norms, else
+// normal with standard deviation initializer_range. Depends on (seed, name, element) alone.
+void param_init(const ModelConfig *model, uint64_t seed, const char *hf_name, bool norm,
+                int64_t first, int64_t count, float *values);
+
+// ---- Activations and their gradients
+
+#define TYPE_OPERAND Operand
+#define TYPE_VALUES act_t *
+#define TYPE_STATISTIC stat_t *
+#define TYPE_SUMS RowStat
+#define TYPE_IDS int32_t *
+#define LAYER(kind, field, ...) TYPE_##kind field;
+typedef struct LayerActs {
+#include "model/tensors.def"
+} LayerActs;
+#undef LAYER
+#define STEP(kind, field, ...) TYPE_##kind field;
+typedef struct Acts {
+  LayerActs *layers; // [L + 1]; of the last one, the output layer's, only x, x_sumsq and dx exist
+#include "model/tensors.def"
+} Acts;
+#undef STEP
+
+#define LAYER(kind, field, ...) TENSOR_##field,
+typedef enum LayerTensor {
+#include "model/tensors.def"
+  LAYER_TENSORS
+} LayerTensor;
+#undef LAYER
+
+// ---- FP8 scales, numbered: first the parameters in the order of their list, then layer by layer
+// the rows of the table that have one, then dlogits.
+
+int scaling_count(const ModelConfig *model);
+int scaling_index(const ModelConfig *model, int64_t layer, LayerTensor tensor);
+int scaling_of_dlogits(const ModelConfig *model);
+// False where no product reads copies with that scale: only copies' scales are state.
+bool scaling_used(const ModelConfig *model, int index);
+// How each is scaled: [scaling_count].
+void scaling_kinds(const ModelConfig *model, ScalingKind *kinds);
+
+typedef struct ScalingName {
+  char text[64]; // "y of layer 3", "down weight of layer 0", "final norm"
+} ScalingName;
+ScalingName scaling_name(const ModelConfig *model, int index);
+
+// ---- Memory
+
+enum { PLAN_MAX_ITEMS = 40 };
+
+// One line of the memory plan.
+typedef struct PlanItem {
+  const char *name;  // "z (gate, up)"
+  const char *shape; // "M, 2 * F"
+  int64_t buffers;   // how many of that shape
+  size_t bytes;      // all together
+} PlanItem;
+
+typedef struct MemoryPlan {
+  int count;
+  PlanItem items[PLAN_MAX_ITEMS];
+  size_t params_bytes, grads_bytes, acts_bytes; // the three allocations
+  size_t sampler_bytes;                         // the generator's
+  size_t workspace_bytes; // what the backend holds for itself, and what allocations are rounded by
+  size_t total_bytes;
+} MemoryPlan;
+
+// Bytes of everything a run allocates on this backend.
+void memory_plan(MemoryPlan *plan, const ModelConfig *model, const RunShape *shape,
+                 const Backend *be);
+void memory_plan_print(const MemoryPlan *plan);
+
+// Whether the loss' chunks add up lm_head's gradient in memory of their own, finer than the
+// gradient's (wgrad_part). It lies where the other gradients come later: not in a micro-batch whose
+// gradients add to those of an earlier one.
+static inline bool chunks_apart(const RunShape *shape, const Backend *be) {
+  return shape->train && shape->loss_chunks > 1 && be->rounds_gradients;
+}
+
+// Each lays one class of buffers out in a block, sets the pointers, and books them in the plan
+// (NULL: nowhere). With block = NULL they only count. They return the bytes used. Gradients exist
+// in a training run only.
+size_t params_layout(ParamTensor *tensors, const ModelConfig *model, const RunShape *shape,
+                     const Backend *be, char *block, MemoryPlan *plan);
+// tensors: as params_layout left them.
+size_t grads_layout(ParamTensor *tensors, const ModelConfig *model, const RunShape *shape,
+                    const Backend *be, char *block, MemoryPlan *plan);
+// acts->layers: [num_hidden_layers + 1], the caller's.
+size_t acts_layout(Acts *acts, const ModelConfig *model, const RunShape *shape, const Backend *be,
+                   char *block, MemoryPlan *plan);
+// The shape of a generator with `context` positions beside a run of `shape`.
+RunShape sampler_shape(const RunShape *run, int64_t context, const Backend *be);
