@@ -1,8 +1,7 @@
 # What the library and the two programs are made of, and how kernels are compiled.
 
 # Of the GPU backends these files need no CUDA: every flavour has them, and CPU tests try them.
-CUDA_FREE := $(patsubst %,kernels/cuda/%.c,attention_choices attention_graph cudnn) \
-  kernels/fused/tiles.c
+CUDA_FREE := $(patsubst %,kernels/cuda/%.c,attention_graph choices cudnn) kernels/fused/tiles.c
 LIBRARY := $(wildcard $(addsuffix /*.c,base data data/* data/*/* model model/* kernels kernels/cpu))
 LIBRARY := $(filter-out %/prepare.c %/gpu_backends.c %/no_cuda.c,$(LIBRARY)) $(CUDA_FREE)
 

@@ -5,7 +5,6 @@
 
 #include "base/memory.h"
 #include "kernels/cuda/gpu.h"
-#include "base/choices.h"
 #include "kernels/cuda/cuda.h"
 
 // Where the next plan goes.
@@ -50,7 +49,7 @@ static int plan_shape(Cuda *c, int64_t B, int64_t T, bool both_forms, Error *err
   p->plan =
       attention_cudnn_create(&c->cudnn, c->cudnn_handle, c->gpu.stream, &shape, &options, err);
   if (!p->plan) return -1;
-  attention_choices_save(&c->attention_choices);
+  choices_save(&c->attention_choices);
   size_t bytes = attention_cudnn_workspace(p->plan, ATTENTION_FORWARD);
   const size_t backward = train ? attention_cudnn_workspace(p->plan, ATTENTION_BACKWARD) : 0;
   if (backward > bytes) bytes = backward;
@@ -83,7 +82,7 @@ static void open_choices(Cuda *c) {
       c->options.gemm_cache ? NULL : choices_path("attention", gpu->name, gpu->driver, version);
   char *first = xasprintf("coda attention 1 gpu %s sm %d driver %d cudnn %zu\n", gpu->name,
                           gpu->sm_count, gpu->driver, version);
-  attention_choices_open(&c->attention_choices, path, first);
+  choices_open(&c->attention_choices, path, first);
   free(path);
   free(first);
 }
@@ -113,7 +112,7 @@ void cuda_attention_close(Cuda *c) {
     attention_cudnn_destroy(c->attention[i].plan);
     if (c->attention[i].workspace) CUDA_CHECK(cudaFree(c->attention[i].workspace));
   }
-  attention_choices_close(&c->attention_choices);
+  choices_close(&c->attention_choices);
   if (c->cudnn_handle) c->cudnn.destroy(c->cudnn_handle);
 }
 

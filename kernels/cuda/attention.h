@@ -1,9 +1,85 @@
 // Causal grouped-query attention on the GPU through cuDNN, for one shape.
-//
-// Plans are made once, at creation; a call afterwards only launches, on the stream of the handle,
-// and can be captured into a CUDA graph.
 #pragma once
-#include "kernels/cuda/attention_choices.h"
+#include <stdbool.h>
+#include "kernels/cuda/choices.h"
+#include "kernels/cuda/cudnn.h"
+
+// B sequences of T positions, H query heads, KV key/value heads, d columns a head. Rows of qkv are
+// packed: H q heads, KV k heads, KV v heads; R = (H + 2 KV) d.
+typedef struct AttentionShape {
+  int64_t B, T, H, KV, d;
+} AttentionShape;
+
+static inline int64_t attention_row(const AttentionShape *s) {
+  return (s->H + 2 * s->KV) * s->d;
+}
+
+// ---- attention_graph.c: operation graphs, the primitive operations that cuDNN matches to its
+// flash-attention kernels. The pattern is strict: a graph that deviates from it is no error, it is
+// offered no engine.
+//
+// Facts: NVIDIA's cudnn-frontend 1.23, scaled_dot_product_flash_attention.h (CompositeSDPANode and
+// CompositeSDPABackwardNode), reduced to bf16, causal, no dropout, no bias, no padding.
+
+// Ids of the tensors in a variant pack; ATTENTION_K is the k columns of qkv, and so on.
+enum {
+  ATTENTION_Q = 1,      // bf16 [B, T, H, d] with rows of R
+  ATTENTION_K,          // bf16 [B, T, KV, d] with rows of R
+  ATTENTION_V,          // like K
+  ATTENTION_O,          // bf16 [B, T, H, d]
+  ATTENTION_LSE,        // fp32 [B, H, T], natural log-sum-exp of the scaled scores
+  ATTENTION_DO,         // bf16 [B, T, H, d]
+  ATTENTION_DQ,         // like Q
+  ATTENTION_DK,         // like K
+  ATTENTION_DV,         // like V
+  ATTENTION_DQ_SUM,     // fp32 [B, T, H, d] scratch; not there in the deterministic form
+  ATTENTION_ROW_SUM,    // fp32 [B, H, T] scratch
+  ATTENTION_SCALE,      // host float, 1 / sqrt(d)
+  ATTENTION_MASK_VALUE, // host float, -INFINITY
+  ATTENTION_ONE,        // host float, 1; backward only
+};
+
+// 0 if cuDNN can take the shape on some GPU; else fails with the reason.
+int attention_shape_check(const AttentionShape *s, Error *err);
+
+// Builds the graph. handle as for graph_finish. On failure the graph is destroyed.
+int attention_graph_forward(CudnnGraph *g, const CudnnApi *api, CudnnHandle handle,
+                            const AttentionShape *s, Error *err);
+// dq is added up in fp32 in no fixed order, so that its last bits may differ between runs; dk and
+// dv are not. deterministic: nothing differs, for B H T^2 2 bytes of workspace.
+int attention_graph_backward(CudnnGraph *g, const CudnnApi *api, CudnnHandle handle,
+                             const AttentionShape *s, bool deterministic, Error *err);
+
+// Which of cuDNN's ways to run attention was the fastest, as Choices remember it.
+
+typedef enum AttentionDirection { ATTENTION_FORWARD, ATTENTION_BACKWARD } AttentionDirection;
+
+// What was to be chosen: as in AttentionOptions.
+typedef struct AttentionQuestion {
+  AttentionShape shape;
+  AttentionDirection direction;
+  bool deterministic, both_forms;
+  bool first; // ATTENTION_FIRST instead of ATTENTION_FASTEST
+} AttentionQuestion;
+
+typedef struct AttentionChoice {
+  bool deterministic;     // of a backward: its form
+  int number;             // of those that cuDNN offers for the form, from 0
+  int64_t engine, kernel; // cuDNN's ids
+  double milliseconds;    // of one call; 0: it was not timed, and nothing is remembered
+  double other_form;      // likewise, of the fastest of the other form; 0: not timed
+} AttentionChoice;
+
+// False where nothing is known. An answer that does not fit its question is as good as none: a
+// choice where equal bits are asked for never follows from a file.
+bool attention_choice_find(const Choices *all, const AttentionQuestion *question,
+                           AttentionChoice *choice);
+// One that was not timed, or that cannot answer the question, is not kept.
+void attention_choice_keep(Choices *all, const AttentionQuestion *question,
+                           const AttentionChoice *choice);
+
+// ---- attention_plan.c. Plans are made once, at creation; a call afterwards only launches, on the
+// stream of the handle, and can be captured into a CUDA graph.
 
 typedef struct AttentionCudnn AttentionCudnn;
 
@@ -17,7 +93,7 @@ typedef struct AttentionOptions {
   int forward_config, backward_config;
   // What is known already, and takes over what is found; NULL: everything is timed anew. A choice
   // that cuDNN does not offer as it did, or that does not compile any more, counts as unknown.
-  AttentionChoices *choices;
+  Choices *choices;
 } AttentionOptions;
 enum {
   // Times all on scratch memory, which it frees again, and keeps the fastest; the first that

@@ -1,4 +1,8 @@
-#include "kernels/cuda/attention_graph.h"
+#include "kernels/cuda/attention.h"
+
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
 
 int attention_shape_check(const AttentionShape *s, Error *err) {
   if (s->B < 1 || s->T < 1 || s->H < 1 || s->KV < 1 || s->d < 1)
@@ -188,4 +192,51 @@ int attention_graph_backward(CudnnGraph *g, const CudnnApi *api, CudnnHandle han
       graph_reshape(g, in.k_transposed, graph_virtual(g, DATA_BFLOAT16, in_rows(s, s->KV, R)));
   query_gradient(b, deterministic, ds, k);
   return finish(g, handle, err);
+}
+
+// ---- Choices
+
+// Timed, and an answer to its question: of a form that may be chosen, and the first where that was
+// asked for.
+static bool answers(const AttentionQuestion *q, const AttentionChoice *c) {
+  return isfinite(c->milliseconds) && c->milliseconds > 0 && isfinite(c->other_form) &&
+         c->other_form >= 0 && c->number >= 0 && (!q->first || c->number == 0) &&
+         (c->deterministic == q->deterministic || (q->both_forms && c->deterministic));
+}
+
+typedef struct QuestionText {
+  char text[160];
+} QuestionText;
+
+// B T H KV d direction deterministic both first
+static QuestionText text_of(const AttentionQuestion *q) {
+  const AttentionShape *s = &q->shape;
+  QuestionText t;
+  snprintf(t.text, sizeof t.text,
+           "%" PRId64 " %" PRId64 " %" PRId64 " %" PRId64 " %" PRId64 " %d %d %d %d", s->B, s->T,
+           s->H, s->KV, s->d, (int)q->direction, q->deterministic, q->both_forms, q->first);
+  return t;
+}
+
+// The answer: number engine kernel form and two times.
+bool attention_choice_find(const Choices *all, const AttentionQuestion *question,
+                           AttentionChoice *c) {
+  const char *answer = choices_find(all, text_of(question).text);
+  int form, used = 0;
+  if (!answer ||
+      sscanf(answer, "%d %" SCNd64 " %" SCNd64 " %d %lf %lf%n", &c->number, &c->engine, &c->kernel,
+             &form, &c->milliseconds, &c->other_form, &used) != 6 ||
+      answer[used] != '\n')
+    return false;
+  c->deterministic = form != 0;
+  return answers(question, c);
+}
+
+void attention_choice_keep(Choices *all, const AttentionQuestion *question,
+                           const AttentionChoice *c) {
+  char answer[160];
+  if (!answers(question, c)) return;
+  snprintf(answer, sizeof answer, "%d %" PRId64 " %" PRId64 " %d %.9g %.9g", c->number, c->engine,
+           c->kernel, c->deterministic, c->milliseconds, c->other_form);
+  choices_keep(all, text_of(question).text, answer);
 }

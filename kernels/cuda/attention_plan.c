@@ -254,8 +254,7 @@ static void forget_plans(const CudnnApi *api, Direction *d) {
 
 // Compiles a known choice alone. false: it is not what cuDNN offers now, or does not compile; then
 // nothing is left of the attempt.
-static bool recall(AttentionCudnn *a, const AttentionChoice *known) {
-  const AttentionDirection direction = known->question.direction;
+static bool recall(AttentionCudnn *a, AttentionDirection direction, const AttentionChoice *known) {
   const int i = known->number;
   Direction *d = &a->direction[direction];
   Error ignored;
@@ -272,12 +271,11 @@ static bool recall(AttentionCudnn *a, const AttentionChoice *known) {
 }
 
 // Writes down what keep_fastest chose.
-static void note_choice(AttentionCudnn *a, const AttentionQuestion *question) {
-  Direction *d = &a->direction[question->direction];
-  const AttentionConfig *chosen = used_config(a, question->direction);
+static void note_choice(AttentionCudnn *a, AttentionDirection direction) {
+  Direction *d = &a->direction[direction];
+  const AttentionConfig *chosen = used_config(a, direction);
   AttentionChoice *c = &d->choice;
-  *c = (AttentionChoice){.question = *question,
-                         .deterministic = chosen->deterministic,
+  *c = (AttentionChoice){.deterministic = chosen->deterministic,
                          .engine = chosen->engine,
                          .kernel = chosen->kernel,
                          .milliseconds = chosen->milliseconds};
@@ -300,17 +298,18 @@ static int plan(AttentionCudnn *a, AttentionDirection direction, const Attention
                                       .deterministic = backward && options->deterministic,
                                       .both_forms = backward && options->both_forms,
                                       .first = wanted == ATTENTION_FIRST};
-  AttentionChoices *choices = wanted < 0 ? options->choices : NULL;
-  const AttentionChoice *known = choices ? attention_choices_find(choices, &question) : NULL;
-  if (known && recall(a, known)) return 0;
+  Choices *choices = wanted < 0 ? options->choices : NULL;
+  AttentionChoice known;
+  if (choices && attention_choice_find(choices, &question, &known) && recall(a, direction, &known))
+    return 0;
   Error why_not = {""}, not_offered;
   if (compile_form(a, direction, question.deterministic, wanted, &why_not, err)) return -1;
   if (question.both_forms)
     (void)compile_form(a, direction, !question.deterministic, ATTENTION_FASTEST, &why_not,
                        &not_offered);
   if (keep_fastest(a, direction, question.deterministic, &why_not, err)) return -1;
-  note_choice(a, &question);
-  if (choices) attention_choices_keep(choices, &a->direction[direction].choice);
+  note_choice(a, direction);
+  if (choices) attention_choice_keep(choices, &question, &a->direction[direction].choice);
   return 0;
 }
 

@@ -68,7 +68,7 @@ typedef struct Cuda {
   PlannedAttention attention[MAX_ATTENTION_SHAPES];
   int attention_count;
   int64_t attention_calls;
-  AttentionChoices attention_choices;
+  Choices attention_choices;
   Snapshot *snapshot; // NULL: the state is never copied beside a step
 } Cuda;
 

@@ -1,11 +1,21 @@
 #include <cublasLt.h>
+#include <inttypes.h>
+#include <string.h>
 
 #include "base/memory.h"
 #include "kernels/cuda/cuda.h"
-#include "kernels/cuda/gemm_cache.h"
 #include "kernels/record.h"
 
 enum { MAX_ALGORITHMS = 16, ROUNDS = 5 };
+_Static_assert(sizeof(cublasLtMatmulAlgo_t) == ALGORITHM_WORDS * sizeof(uint64_t),
+               "an algorithm is eight words");
+
+struct GemmPlan {
+  GemmProblem problem;
+  cublasLtMatmulDesc_t operation;
+  cublasLtMatrixLayout_t a, b, d; // of cuBLASLt's column-major operands
+  GemmChoice choice;
+};
 
 // ---- Descriptors. cuBLASLt is column-major: a row-major D = A B is computed as D^T = B^T A^T, so
 // its A is our B and its M our N.
@@ -112,19 +122,85 @@ static cublasStatus_t multiply(const Gpu *gpu, const GemmPlan *plan,
                         gpu->stream);
 }
 
-// ---- The list of plans. Those that the cache remembers are there from the start, without
-// descriptors.
+// ---- What is remembered, a line of Choices for a problem
 
-static GemmPlan *find(const Gemm *gemm, const GemmProblem *problem) {
+typedef struct Question {
+  char text[240];
+} Question;
+
+// M N K lda ldb ldd form formats accurate fp32 add alignment
+static Question question_of(const GemmProblem *p) {
+  Question q;
+  snprintf(q.text, sizeof q.text,
+           "%" PRId64 " %" PRId64 " %" PRId64 " %" PRId64 " %" PRId64 " %" PRId64
+           " %d %d %d %d %d %d",
+           p->M, p->N, p->K, p->lda, p->ldb, p->ldd, (int)p->form, (int)p->formats, p->accurate,
+           p->out_fp32, p->add, p->alignment);
+  return q;
+}
+
+static cublasLtMatmulAlgo_t algorithm_of(const GemmPlan *plan) {
+  cublasLtMatmulAlgo_t algorithm;
+  memcpy(&algorithm, plan->choice.algorithm, sizeof algorithm);
+  return algorithm;
+}
+
+static void set_algorithm(GemmPlan *plan, const cublasLtMatmulAlgo_t *algorithm) {
+  memcpy(plan->choice.algorithm, algorithm, sizeof *algorithm);
+}
+
+// Whether this library still takes the plan's algorithm for its problem.
+static bool still_runs(const Gpu *gpu, const GemmPlan *plan) {
+  const cublasLtMatmulAlgo_t algorithm = algorithm_of(plan);
+  cublasLtMatmulHeuristicResult_t result;
+  return cublasLtMatmulAlgoCheck(gpu->blas, plan->operation, plan->a, plan->b, plan->d, plan->d,
+                                 &algorithm, &result) == CUBLAS_STATUS_SUCCESS &&
+         result.workspaceSize <= gpu->workspace_bytes;
+}
+
+// The answer: microseconds, then the algorithm's words. False where none is known that runs.
+static bool recall(const Gemm *gemm, GemmPlan *plan) {
+  const char *answer = choices_find(&gemm->choices, question_of(&plan->problem).text);
+  uint64_t *w = plan->choice.algorithm;
+  int used = 0;
+  return answer &&
+         sscanf(answer,
+                "%f %" SCNx64 " %" SCNx64 " %" SCNx64 " %" SCNx64 " %" SCNx64 " %" SCNx64
+                " %" SCNx64 " %" SCNx64 "%n",
+                &plan->choice.microseconds, w, w + 1, w + 2, w + 3, w + 4, w + 5, w + 6, w + 7,
+                &used) == 1 + ALGORITHM_WORDS &&
+         answer[used] == '\n' && plan->choice.microseconds > 0 && still_runs(gemm->gpu, plan);
+}
+
+static void remember(Gemm *gemm, const GemmPlan *plan) {
+  const uint64_t *w = plan->choice.algorithm;
+  char answer[240];
+  snprintf(answer, sizeof answer,
+           "%.3f %" PRIx64 " %" PRIx64 " %" PRIx64 " %" PRIx64 " %" PRIx64 " %" PRIx64 " %" PRIx64
+           " %" PRIx64,
+           (double)plan->choice.microseconds, w[0], w[1], w[2], w[3], w[4], w[5], w[6], w[7]);
+  choices_keep(&gemm->choices, question_of(&plan->problem).text, answer);
+}
+
+// ---- The list of plans
+
+static bool same_problem(const GemmProblem *a, const GemmProblem *b) {
+  return a->M == b->M && a->N == b->N && a->K == b->K && a->form == b->form &&
+         a->formats == b->formats && a->accurate == b->accurate && a->out_fp32 == b->out_fp32 &&
+         a->add == b->add && a->alignment == b->alignment && a->lda == b->lda && a->ldb == b->ldb &&
+         a->ldd == b->ldd;
+}
+
+static const GemmPlan *find(const Gemm *gemm, const GemmProblem *problem) {
   for (int i = 0; i < gemm->count; i++)
-    if (gemm_same_problem(&gemm->plans[i].problem, problem)) return &gemm->plans[i];
+    if (same_problem(&gemm->plans[i].problem, problem)) return &gemm->plans[i];
   return NULL;
 }
 
-const GemmPlan *gemm_find(const Gemm *gemm, const GemmProblem *problem) {
+const GemmChoice *gemm_find(const Gemm *gemm, const GemmProblem *problem) {
   const GemmProblem whole = with_strides(*problem);
   const GemmPlan *plan = find(gemm, &whole);
-  return plan && plan->operation ? plan : NULL;
+  return plan ? &plan->choice : NULL;
 }
 
 static GemmPlan *append(Gemm *gemm, const GemmProblem *problem) {
@@ -138,11 +214,12 @@ static GemmPlan *append(Gemm *gemm, const GemmProblem *problem) {
 
 void gemm_open(Gemm *gemm, Gpu *gpu, const char *cache_path) {
   *gemm = (Gemm){.gpu = gpu};
-  if (!cache_path)
-    gemm->cache_path = gemm_cache_default_path(gpu);
-  else if (*cache_path)
-    gemm->cache_path = xstrdup(cache_path);
-  if (gemm->cache_path) gemm->plans = gemm_cache_read(gemm->cache_path, gpu, &gemm->count);
+  char *usual = cache_path ? NULL : choices_path("gemm", gpu->name, gpu->driver, gpu->cublaslt);
+  char *first = xasprintf("coda gemm 2 gpu %s sm %d driver %d cublaslt %zu\n", gpu->name,
+                          gpu->sm_count, gpu->driver, gpu->cublaslt);
+  choices_open(&gemm->choices, cache_path && *cache_path ? cache_path : usual, first);
+  free(usual);
+  free(first);
 }
 
 void gemm_close(Gemm *gemm) {
@@ -154,7 +231,7 @@ void gemm_close(Gemm *gemm) {
     if (plan->d) CUBLAS_CHECK(cublasLtMatrixLayoutDestroy(plan->d));
   }
   free(gemm->plans);
-  free(gemm->cache_path);
+  choices_close(&gemm->choices);
   *gemm = (Gemm){0};
 }
 
@@ -206,8 +283,8 @@ static void choose(GemmPlan *plan, const cublasLtMatmulHeuristicResult_t *result
     if (times[i][0] > 0 && (best < 0 || times[i][0] < best)) best = times[i][0];
   }
   const double limit = best * 1.2;
-  plan->candidates = count;
-  plan->first_microseconds = (float)(times[0][0] * 1e3);
+  plan->choice.candidates = count;
+  plan->choice.first_microseconds = (float)(times[0][0] * 1e3);
   for (int round = 1; round < ROUNDS; round++)
     for (int i = 0; i < count; i++)
       if (times[i][0] > 0 && times[i][0] <= limit)
@@ -216,11 +293,11 @@ static void choose(GemmPlan *plan, const cublasLtMatmulHeuristicResult_t *result
   for (int i = 0; i < count; i++) {
     if (!(times[i][0] > 0 && times[i][0] <= limit)) continue;
     const double ms = median(times[i], ROUNDS);
-    if (i == 0) plan->first_microseconds = (float)(ms * 1e3);
+    if (i == 0) plan->choice.first_microseconds = (float)(ms * 1e3);
     if (best >= 0 && ms >= best) continue;
     best = ms;
-    plan->algorithm = results[i].algo;
-    plan->microseconds = (float)(ms * 1e3);
+    set_algorithm(plan, &results[i].algo);
+    plan->choice.microseconds = (float)(ms * 1e3);
   }
 }
 
@@ -247,43 +324,31 @@ static bool time_algorithms(const Gpu *gpu, GemmPlan *plan,
 
 // ---- Making plans
 
-// Whether this library still takes the remembered algorithm for the problem.
-static bool still_runs(const Gpu *gpu, const GemmPlan *plan) {
-  cublasLtMatmulHeuristicResult_t result;
-  return cublasLtMatmulAlgoCheck(gpu->blas, plan->operation, plan->a, plan->b, plan->d, plan->d,
-                                 &plan->algorithm, &result) == CUBLAS_STATUS_SUCCESS &&
-         result.workspaceSize <= gpu->workspace_bytes;
-}
-
 // The problem's plan, made where there is none: with the remembered algorithm, or the fastest of
 // `most`. NULL on failure.
 static const GemmPlan *plan_for(Gemm *gemm, const GemmProblem *problem, int most, Error *err) {
   cublasLtMatmulHeuristicResult_t results[MAX_ALGORITHMS];
   const GemmProblem whole = with_strides(*problem);
-  GemmPlan *plan = find(gemm, &whole);
+  const GemmPlan *known = find(gemm, &whole);
   int found = 0;
-  if (plan && plan->operation) return plan;
-  const bool remembered = plan != NULL;
-  if (!plan) plan = append(gemm, &whole);
+  if (known) return known;
+  GemmPlan *plan = append(gemm, &whole);
   if (make_descriptors(gemm->gpu, plan, err)) return NULL;
-  if (remembered && still_runs(gemm->gpu, plan)) return plan;
+  if (recall(gemm, plan)) return plan;
   if (ask_heuristics(gemm->gpu, plan, most, results, &found, err)) return NULL;
-  plan->algorithm = results[0].algo;
-  plan->microseconds = 0;
-  if (found > 1 && time_algorithms(gemm->gpu, plan, results, found)) gemm->timed = true;
+  set_algorithm(plan, &results[0].algo);
+  plan->choice.microseconds = 0;
+  if (found > 1 && time_algorithms(gemm->gpu, plan, results, found)) remember(gemm, plan);
   return plan;
 }
 
+// Another start that times anew may find another algorithm the faster: then its sums round in
+// another order.
 int gemm_prepare(Gemm *gemm, const GemmProblem *problems, int count, Error *err) {
   int status = 0;
   for (int i = 0; i < count && !status; i++)
     status = plan_for(gemm, &problems[i], MAX_ALGORITHMS, err) ? 0 : -1;
-  // A cache that cannot be written (a read-only home) is no failure, but the next start times anew,
-  // and may find another algorithm the faster: then its sums round in another order.
-  Error ignored;
-  if (gemm->timed && gemm->cache_path)
-    (void)gemm_cache_write(gemm->cache_path, gemm->gpu, gemm->plans, gemm->count, &ignored);
-  gemm->timed = false;
+  choices_save(&gemm->choices);
   return status;
 }
 
@@ -304,14 +369,16 @@ static const GemmPlan *plan_of_run(Gemm *gemm, GemmProblem problem, const void *
 void gemm_run(Gemm *gemm, GemmProblem problem, const void *A, const void *B, const void *C,
               void *D) {
   const GemmPlan *plan = plan_of_run(gemm, problem, A, B, C, D);
-  CUBLAS_CHECK(multiply(gemm->gpu, plan, &plan->algorithm, A, B, problem.add ? C : D, D));
+  const cublasLtMatmulAlgo_t algorithm = algorithm_of(plan);
+  CUBLAS_CHECK(multiply(gemm->gpu, plan, &algorithm, A, B, problem.add ? C : D, D));
 }
 
 void gemm_run_fp8(Gemm *gemm, GemmProblem problem, const void *A, const float *inverse_A,
                   const void *B, const float *inverse_B, const void *C, void *D) {
   const GemmPlan *plan = plan_of_run(gemm, problem, A, B, C, D);
   CUBLAS_CHECK(set_scales(plan, inverse_A, inverse_B));
-  CUBLAS_CHECK(multiply(gemm->gpu, plan, &plan->algorithm, A, B, problem.add ? C : D, D));
+  const cublasLtMatmulAlgo_t algorithm = algorithm_of(plan);
+  CUBLAS_CHECK(multiply(gemm->gpu, plan, &algorithm, A, B, problem.add ? C : D, D));
 }
 
 // ---- The backends' products, and the operations that are nothing else

@@ -9,6 +9,7 @@
 // (generation's shapes) gets what is remembered, or the heuristics' first choice, when it first
 // occurs.
 #pragma once
+#include "kernels/cuda/choices.h"
 #include "kernels/cuda/gpu.h"
 #include "kernels/operations.h"
 
@@ -33,14 +34,24 @@ typedef struct GemmProblem {
       ldd; // elements from one row, as stored, to the next; 0: the row's own. C's is D's
 } GemmProblem;
 
-typedef struct GemmPlan GemmPlan; // gemm_cache.h
+// The algorithm that a problem got.
+enum { ALGORITHM_WORDS = 8 };
+typedef struct GemmChoice {
+  uint64_t algorithm[ALGORITHM_WORDS]; // a cublasLtMatmulAlgo_t
+  float microseconds;                  // as timed, 0 = never timed
+  // Where this run timed it (not remembered): how many algorithms there were, and the time of the
+  // heuristics' first.
+  int candidates;
+  float first_microseconds;
+} GemmChoice;
+
+typedef struct GemmPlan GemmPlan; // gemm.c
 
 typedef struct Gemm {
   Gpu *gpu; // not owned
   GemmPlan *plans;
   int count, capacity;
-  char *cache_path; // NULL = no cache
-  bool timed;       // algorithms that the cache does not know yet
+  Choices choices;
 } Gemm;
 
 // cache_path: the file, or NULL for the place named above; "" = keep no cache. Reads it and
@@ -64,5 +75,5 @@ void gemm_run(Gemm *gemm, GemmProblem problem, const void *A, const void *B, con
 void gemm_run_fp8(Gemm *gemm, GemmProblem problem, const void *A, const float *inverse_A,
                   const void *B, const float *inverse_B, const void *C, void *D);
 
-// For tests and benchmarks: the plan of a prepared problem, or NULL.
-const GemmPlan *gemm_find(const Gemm *gemm, const GemmProblem *problem);
+// For tests and benchmarks: what a prepared problem got, or NULL.
+const GemmChoice *gemm_find(const Gemm *gemm, const GemmProblem *problem);

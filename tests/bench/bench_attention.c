@@ -60,8 +60,8 @@ static void call(const AttentionCudnn *a, AttentionDirection direction, const Te
 }
 
 // Median milliseconds.
-static double time_calls(const Bench *b, const AttentionCudnn *a, AttentionDirection direction,
-                         const Tensors *t) {
+static double time_direction(const Bench *b, const AttentionCudnn *a, AttentionDirection direction,
+                             const Tensors *t) {
   double ms;
   TIME_CALLS(&b->timer, RUNS, 1, ms, call(a, direction, t));
   return ms;
@@ -111,8 +111,8 @@ static void bench_shape(const Bench *b, const char *name, const AttentionShape *
     printf("  created, all timed, in %.2f s\n", created);
     const size_t workspace = attention_cudnn_workspace(a, ATTENTION_BACKWARD);
     Tensors t = tensors_new(s, workspace);
-    const double forward = time_calls(b, a, ATTENTION_FORWARD, &t);
-    const double backward = time_calls(b, a, ATTENTION_BACKWARD, &t);
+    const double forward = time_direction(b, a, ATTENTION_FORWARD, &t);
+    const double backward = time_direction(b, a, ATTENTION_BACKWARD, &t);
     printf("  cold cache: forward %.3f ms (%.0f TFLOP/s), %sbackward %.3f ms (%.0f TFLOP/s), "
            "workspace %s\n",
            forward, teraflops(s, ATTENTION_FORWARD, forward), deterministic ? "deterministic " : "",

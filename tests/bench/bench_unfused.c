@@ -10,7 +10,7 @@
 #include "base/rng.h"
 #include "kernels/cuda/gpu.h"
 #include "kernels/cuda/cuda.h"
-#include "kernels/cuda/gemm_cache.h"
+#include "kernels/cuda/gemm.h"
 #include "kernels/gpu_backends.h"
 #include "kernels/unfused/kernels.h"
 #include "tests/bench/timing.h"
@@ -348,7 +348,7 @@ static void products(Pool *p, const Sizes *z) {
       fprintf(stderr, "%s\n", err.text);
       exit(1);
     }
-    const GemmPlan *plan = gemm_find(&gemm, q);
+    const GemmChoice *plan = gemm_find(&gemm, q);
     const double flops = 2.0 * (double)q->M * (double)q->N * (double)q->K;
     printf("  %-26s %9.1f us %8.1f TFLOP/s   %d algorithms, %.2f x the heuristics' first\n",
            list[i].name, (double)plan->microseconds, flops / (double)plan->microseconds * 1e-6,

@@ -123,7 +123,7 @@ static Cuda *open_cuda(int64_t batch, int64_t seq) {
   Cuda *c = xcalloc(1, sizeof *c);
   c->config = (OpsConfig){.H = 4, .KV = 2, .d = 16};
   c->options = (GpuOptions){.train = batch > 0, .batch = batch, .seq = seq};
-  attention_choices_open(&c->attention_choices, NULL, "none");
+  choices_open(&c->attention_choices, NULL, "none");
   return c;
 }
 static void close_cuda(Cuda *c) {

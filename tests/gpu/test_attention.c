@@ -360,8 +360,8 @@ static int compiled(const AttentionCudnn *a, AttentionDirection direction) {
 static void a_choice_is_remembered_until_it_does_not_fit(void **state) {
   const Gpu *gpu = *state;
   Problem p = problem_new((AttentionShape){2, 256, 6, 6, 48});
-  AttentionChoices known;
-  attention_choices_open(&known, NULL, "test\n");
+  Choices known;
+  choices_open(&known, NULL, "test\n");
   for (int equal_bits = 0; equal_bits < 2; equal_bits++) {
     const int rule = equal_bits ? ATTENTION_FIRST : ATTENTION_FASTEST;
     const AttentionOptions options = {.deterministic = equal_bits,
@@ -385,13 +385,18 @@ static void a_choice_is_remembered_until_it_does_not_fit(void **state) {
       if (stale == 0) wrong.kernel += 1000;
       if (stale == 1) wrong.engine += 1000;
       if (stale == 2) wrong.number = 99; // not kept where equal bits are asked for
-      attention_choices_keep(&known, &wrong);
+      const AttentionQuestion question = {.shape = p.s,
+                                          .direction = ATTENTION_BACKWARD,
+                                          .deterministic = equal_bits,
+                                          .both_forms = true,
+                                          .first = equal_bits};
+      attention_choice_keep(&known, &question, &wrong);
       a = create(gpu, &p.s, &options);
       assert_int_equal(compiled(a, ATTENTION_BACKWARD) == 1, stale == 2 && equal_bits);
       attention_cudnn_destroy(a);
     }
   }
-  attention_choices_close(&known);
+  choices_close(&known);
   problem_free(&p);
 }
 

@@ -5,7 +5,7 @@
 
 #include "base/file.h"
 #include "kernels/cuda/gpu.h"
-#include "kernels/cuda/gemm_cache.h"
+#include "kernels/cuda/gemm.h"
 #include "tests/gpu/fp8_here.h"
 
 static const GemmProblem problems[] = {
@@ -41,14 +41,14 @@ static int tear_down(void **state) {
 
 // Prepares the problems; returns whether every choice is exactly the one in `expected` (or leaves
 // the choices there).
-static bool prepare(Place *p, Gpu *gpu, GemmPlan *choices, bool compare) {
+static bool prepare(Place *p, Gpu *gpu, GemmChoice *choices, bool compare) {
   Gemm gemm;
   Error err;
   gemm_open(&gemm, gpu, p->path);
   if (gemm_prepare(&gemm, problems, PROBLEMS, &err)) fail_msg("%s", err.text);
   bool same = true;
   for (int i = 0; i < PROBLEMS; i++) {
-    const GemmPlan *plan = gemm_find(&gemm, &problems[i]);
+    const GemmChoice *plan = gemm_find(&gemm, &problems[i]);
     assert_non_null(plan);
     assert_true(plan->microseconds > 0);
     // Two timings of a product are never equal to the last bit, so an equal time was remembered.
@@ -62,7 +62,7 @@ static bool prepare(Place *p, Gpu *gpu, GemmPlan *choices, bool compare) {
 }
 
 // The file's times have three decimals.
-static void as_written(GemmPlan *plans) {
+static void as_written(GemmChoice *plans) {
   for (int i = 0; i < PROBLEMS; i++) {
     char text[32];
     snprintf(text, sizeof text, "%.3f", (double)plans[i].microseconds);
@@ -72,30 +72,36 @@ static void as_written(GemmPlan *plans) {
 
 static void test_remembered(void **state) {
   Place *p = *state;
-  GemmPlan choices[PROBLEMS];
+  GemmChoice choices[PROBLEMS];
   prepare(p, &p->gpu, choices, false);
   as_written(choices);
   assert_true(path_exists(p->path));
   assert_true(prepare(p, &p->gpu, choices, true));
 }
 
+// How many choices the file has for this GPU.
+static int remembered(const Place *p, const Gpu *gpu) {
+  Gpu copy = *gpu;
+  Gemm gemm;
+  int count = 0;
+  gemm_open(&gemm, &copy, p->path);
+  for (const char *c = gemm.choices.lines; *c; c++) count += *c == '\n';
+  gemm_close(&gemm);
+  return count;
+}
+
 static void spoil_and_expect_new(Place *p, const char *data, size_t bytes) {
   Error err;
   if (file_write_atomic(p->path, data, bytes, &err)) fail_msg("%s", err.text);
-  int count;
-  GemmPlan *read = gemm_cache_read(p->path, &p->gpu, &count);
-  assert_int_equal(count, 0);
-  free(read);
-  GemmPlan choices[PROBLEMS];
+  assert_int_equal(remembered(p, &p->gpu), 0);
+  GemmChoice choices[PROBLEMS];
   prepare(p, &p->gpu, choices, false);
-  read = gemm_cache_read(p->path, &p->gpu, &count); // written anew
-  assert_int_equal(count, PROBLEMS);
-  free(read);
+  assert_int_equal(remembered(p, &p->gpu), PROBLEMS); // written anew
 }
 
 static void test_spoiled(void **state) {
   Place *p = *state;
-  GemmPlan choices[PROBLEMS];
+  GemmChoice choices[PROBLEMS];
   prepare(p, &p->gpu, choices, false);
   char *text;
   size_t bytes;
@@ -111,19 +117,16 @@ static void test_spoiled(void **state) {
 
 static void test_of_another_gpu(void **state) {
   Place *p = *state;
-  GemmPlan choices[PROBLEMS];
+  GemmChoice choices[PROBLEMS];
   prepare(p, &p->gpu, choices, false);
   Gpu other = p->gpu;
   other.driver++;
-  int count;
-  GemmPlan *read = gemm_cache_read(p->path, &other, &count);
-  assert_int_equal(count, 0);
-  free(read);
+  assert_int_equal(remembered(p, &other), 0);
 }
 
 static void test_unwritable(void **state) {
   Place *p = *state;
-  GemmPlan choices[PROBLEMS];
+  GemmChoice choices[PROBLEMS];
   snprintf(p->path, sizeof p->path, "/proc/nowhere/gemm.txt");
   prepare(p, &p->gpu, choices, false);
 }
@@ -359,7 +362,7 @@ static void test_fp8_remembered(void **state) {
     Error err;
     gemm_open(&gemm, &place->gpu, place->path);
     if (gemm_prepare(&gemm, &p, 1, &err)) fail_msg("%s", err.text);
-    const GemmPlan *plan = gemm_find(&gemm, &p);
+    const GemmChoice *plan = gemm_find(&gemm, &p);
     assert_true(plan && plan->microseconds > 0);
     assert_true(i == 0 || fabsf(plan->microseconds - microseconds) < 1e-3f);
     microseconds = plan->microseconds;

@@ -1,7 +1,7 @@
 // The attention graphs against the installed cuDNN, without a GPU: cuDNN's support check takes a
 // device's properties from text.
 #include <dlfcn.h>
-#include "kernels/cuda/attention_graph.h"
+#include "kernels/cuda/attention.h"
 
 #if defined(__has_include)
 #if __has_include(<cudnn_graph.h>) && __has_include(<cuda_runtime_api.h>)

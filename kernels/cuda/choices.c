@@ -1,0 +1,110 @@
+#include "kernels/cuda/choices.h"
+
+#include <ctype.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/file.h"
+#include "base/memory.h"
+
+enum { MAX_FILE_BYTES = 4 << 20 };
+
+char *choices_path(const char *kind, const char *gpu, int driver, size_t library) {
+  const char *cache = getenv("XDG_CACHE_HOME"), *home = getenv("HOME");
+  if (!(cache && *cache) && !(home && *home)) return NULL;
+  char *name = xstrdup(gpu);
+  for (char *c = name; *c; c++)
+    if (!isalnum((unsigned char)*c)) *c = '-';
+  const bool set = cache && *cache;
+  char *path = xasprintf("%s%s/coda/%s-%s-%d-%zu.txt", set ? cache : home, set ? "" : "/.cache",
+                         kind, name, driver, library);
+  free(name);
+  return path;
+}
+
+// FNV-1a
+static uint64_t checksum(const char *text, size_t bytes) {
+  uint64_t h = 0xcbf29ce484222325u;
+  for (size_t i = 0; i < bytes; i++) h = (h ^ (unsigned char)text[i]) * 0x100000001b3u;
+  return h;
+}
+
+// The lines in `text`, or NULL where it is not whole or not for `first`. Cuts the checksum off.
+static const char *verified_lines(char *text, const char *first) {
+  char *tail = strstr(text, "\nchecksum ");
+  if (!tail) return NULL;
+  uint64_t expected;
+  int used = 0;
+  if (sscanf(tail + 1, "checksum %" SCNx64 "%n", &expected, &used) != 1 ||
+      strcmp(tail + 1 + used, "\n") != 0)
+    return NULL;
+  tail[1] = '\0';
+  if (checksum(text, strlen(text)) != expected) return NULL;
+  const size_t length = strlen(first);
+  return strncmp(text, first, length) == 0 ? text + length : NULL;
+}
+
+// The file's lines in fresh memory, none of a file that cannot be trusted.
+static char *read_lines(const char *path, const char *first) {
+  char *text;
+  size_t bytes;
+  Error ignored;
+  if (!path_exists(path) || file_read(path, MAX_FILE_BYTES, &text, &bytes, &ignored))
+    return xstrdup("");
+  const char *lines = strlen(text) == bytes ? verified_lines(text, first) : NULL;
+  char *copy = xstrdup(lines ? lines : "");
+  free(text);
+  return copy;
+}
+
+void choices_open(Choices *c, const char *path, const char *first) {
+  *c = (Choices){.path = path ? xstrdup(path) : NULL,
+                 .first = xstrdup(first),
+                 .lines = path ? read_lines(path, first) : xstrdup("")};
+}
+
+void choices_close(Choices *c) {
+  free(c->path);
+  free(c->first);
+  free(c->lines);
+  *c = (Choices){.path = NULL};
+}
+
+// The question's line, NULL where there is none.
+static char *find_line(const Choices *c, const char *question) {
+  const size_t length = strlen(question);
+  for (char *line = c->lines; *line; line = strchr(line, '\n') + 1)
+    if (strncmp(line, question, length) == 0 && line[length] == ' ') return line;
+  return NULL;
+}
+
+const char *choices_find(const Choices *c, const char *question) {
+  const char *line = find_line(c, question);
+  return line ? line + strlen(question) + 1 : NULL;
+}
+
+void choices_keep(Choices *c, const char *question, const char *answer) {
+  char *known = find_line(c, question);
+  if (known) {
+    const char *next = strchr(known, '\n') + 1;
+    memmove(known, next, strlen(next) + 1);
+  }
+  char *lines = xasprintf("%s%s %s\n", c->lines, question, answer);
+  free(c->lines);
+  c->lines = lines;
+  c->changed = true;
+}
+
+void choices_save(Choices *c) {
+  if (!c->path || !c->changed) return;
+  c->changed = false;
+  char *body = xasprintf("%s%s", c->first, c->lines);
+  char *text = xasprintf("%schecksum %" PRIx64 "\n", body, checksum(body, strlen(body)));
+  Error ignored;
+  if (directory_create(path_parent(c->path).text, &ignored) == 0)
+    (void)file_write_atomic(c->path, text, strlen(text), &ignored);
+  free(body);
+  free(text);
+}

@@ -1,0 +1,31 @@
+// A file that remembers what was fastest, from one start to the next. Text: a line that names what
+// it holds for (GPU, driver, library), a line for each choice, its question and then the answer,
+// and a checksum of all before it. A file that differs in the first line or in the checksum counts
+// as empty. Needs no CUDA.
+#pragma once
+#include <stdbool.h>
+#include <stddef.h>
+
+typedef struct Choices {
+  char *path, *first; // of the file, NULL: there is none; its first line
+  char *lines;        // "QUESTION ANSWER\n", one a choice
+  bool changed;       // since the file was read or written
+} Choices;
+
+// ${XDG_CACHE_HOME:-~/.cache}/coda/KIND-GPU-DRIVER-LIBRARY.txt in fresh memory, or NULL where there
+// is no home. Other characters in the GPU's name than letters and digits become '-'.
+char *choices_path(const char *kind, const char *gpu, int driver, size_t library);
+
+// Reads the file; one that cannot be read or trusted is an empty one. path may be NULL; `first`
+// ends with a newline. Both are copied.
+void choices_open(Choices *c, const char *path, const char *first);
+void choices_close(Choices *c); // zeros are fine
+
+// The answer, up to the line's newline; NULL where none is known. Lives until the next choice is
+// kept.
+const char *choices_find(const Choices *c, const char *question);
+// Takes the place of what was known.
+void choices_keep(Choices *c, const char *question, const char *answer);
+// Writes the file, atomically, where anything changed. A file that cannot be written (a read-only
+// home) is no failure: the next start times anew.
+void choices_save(Choices *c);
