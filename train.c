@@ -1,23 +1,15 @@
 // train: trains a LLaMA from a JSON config, and writes with it. `./train --help` says how to call
 // it.
 #include <errno.h>
-#include <fcntl.h>
-#include <math.h>
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/time.h>
-#include <unistd.h>
 
-#include "base/os.h"
-#include "base/file.h"
-#include "base/memory.h"
 #include "base/command.h"
-#include "kernels/openblas.h"
 #include "model/bench/bench.h"
 #include "model/bench/doctor.h"
 #include "model/run/eval.h"
+#include "model/run/process.h"
 #include "model/run/run.h"
 #include "model/run/write.h"
 
@@ -26,7 +18,7 @@
 static const char usage[] =
     "usage: train CONFIG.json [section.key=value ...]          train\n"
     "       train --plan CONFIG.json [section.key=value ...]   the resolved config, its memory\n"
-    "       train --generate DIR [--prompt TEXT] [options]     write; without --prompt: stdin\n"
+    "       train --generate DIR [--prompt TEXT] [options]     continue a text, or stdin\n"
     "       train --eval DIR --data FILES [options]            loss, perplexity, bits per byte\n"
     "       train --bench CONFIG.json [section.key=value ...]  what fusing buys on this GPU\n"
     "       train --doctor                                     what can train on this machine\n"
@@ -51,80 +43,30 @@ static const char usage[] =
     "Configs to start from are in configs/, and ./prepare turns text into training data.\n";
 // clang-format on
 
-// Why the process is to stop at the next step boundary. A notice may be followed by other signals.
-enum { BY_SIGNAL = 1, BY_NOTICE, BY_TIME };
-
-// A mutable global: a signal handler can reach nothing else.
-static volatile sig_atomic_t stop_requested = 0;
-
-// The second one kills.
-static void on_signal(int number) {
-  if (stop_requested == BY_SIGNAL) {
-    signal(number, SIG_DFL);
-    raise(number);
+// Trains until the last step, a signal, train.max_minutes or an error.
+static int train(Run *run, Error *err) {
+  Llama *llama = &run->llama;
+  const int64_t micro_batches = run->config.train.gradient_accumulation;
+  while (!run_done(run)) {
+    if (run_pause_due(run)) {
+      if (run_pause(run, err) != 0) return -1;
+      continue;
+    }
+    AdamW hyper;
+    if (run_step_begin(run, &hyper, err) != 0) return run_bad_data(run, err);
+    for (int64_t i = 0; i < micro_batches; i++) {
+      run_load_batch(run, i);
+      llama_forward(llama);
+      llama_backward(llama, 1 / (double)micro_batches, i > 0);
+    }
+    run_save_copied(run); // the update overwrites what a save under way copies
+    llama_update(llama, &hyper);
+    if (run_step_end(run, err) != 0) return -1;
   }
-  stop_requested = BY_SIGNAL;
+  return 0;
 }
 
-// Signals that never kill: a closing terminal sends several SIGHUPs, and a batch system one of its
-// choice well before SIGTERM.
-static void on_notice(int number) {
-  (void)number;
-  if (!stop_requested) stop_requested = BY_NOTICE;
-}
-
-// The kernel's is the alarm of train.max_minutes; anybody else's is a notice.
-static void on_alarm(int number, siginfo_t *info, void *context) {
-  (void)context;
-  if (info->si_code != SI_KERNEL)
-    on_notice(number);
-  else if (!stop_requested)
-    stop_requested = BY_TIME;
-}
-
-static void catch_signal(int number, void (*handler)(int), int flags) {
-  struct sigaction action = {.sa_handler = handler, .sa_flags = flags};
-  sigemptyset(&action.sa_mask);
-  sigaction(number, &action, NULL);
-}
-
-static void catch_signals(void) {
-  catch_signal(SIGINT, on_signal, 0);
-  catch_signal(SIGTERM, on_signal, 0);
-}
-
-// A console that goes away ends no run but by SIGHUP. What is ignored, as by nohup, stays so.
-static void catch_signals_of_training(const Config *config) {
-  static const int notices[] = {SIGHUP, SIGUSR1, SIGUSR2, SIGALRM};
-  for (size_t i = 0; i < sizeof notices / sizeof *notices; i++) {
-    struct sigaction before;
-    if (sigaction(notices[i], NULL, &before) == 0 && before.sa_handler != SIG_IGN)
-      catch_signal(notices[i], on_notice, SA_RESTART);
-  }
-  struct sigaction alarm = {.sa_sigaction = on_alarm, .sa_flags = SA_RESTART | SA_SIGINFO};
-  sigemptyset(&alarm.sa_mask);
-  if (config->train.max_minutes > 0) sigaction(SIGALRM, &alarm, NULL);
-  signal(SIGPIPE, SIG_IGN);
-  signal(SIGXFSZ, SIG_IGN); // a file's limit is the error of a write
-  catch_signals();
-}
-
-// Has the alarm come in time for train.max_minutes.
-static void set_alarm(const Run *run, double started_ms) {
-  const double minutes = run->config.train.max_minutes;
-  if (minutes == 0 || stop_requested) return;
-  const double left_ms = fmax(1, started_ms + minutes * 60e3 - now_ms() - run_end_ms(run));
-  const struct itimerval alarm = {.it_value = {.tv_sec = (time_t)(left_ms / 1000),
-                                               .tv_usec = (suseconds_t)fmod(left_ms, 1000) * 1000}};
-  setitimer(ITIMER_REAL, &alarm, NULL);
-}
-
-// Without standard output no file may be opened in its place, for prints would go there.
-static void fill_closed_streams(void) {
-  int fd = 0;
-  while (fd >= 0 && fd <= STDERR_FILENO) fd = open("/dev/null", O_RDONLY); // writes to it fail
-  if (fd >= 0) close(fd);
-}
+// ---- What is said
 
 static int fail(const Error *err) {
   fflush(stdout);
@@ -138,81 +80,6 @@ static int printed(void) {
   if (fflush(stdout) == 0 && !ferror(stdout)) return 0;
   error_set(&err, "cannot write to standard output: %s", strerror(errno));
   return fail(&err);
-}
-
-// ---- Training
-
-static bool due(int64_t step, int64_t interval, int64_t steps) {
-  return step >= steps || (interval > 0 && step % interval == 0);
-}
-
-// A failed save, with its sentence, ends a run only where its folder is gone, or it was the last.
-static int survive(Run *run, int status, Error *err) {
-  if (status == 0) return 0;
-  const Error why = *err;
-  if (run_check_folder(run, true, err) != 0) return -1;
-  fprintf(stderr, "train: %s; training goes on\n", why.text);
-  return 0;
-}
-
-// Tells how the save under way has ended, if it has. wait: once it has.
-static int end_save(Run *run, bool wait, Error *err) {
-  return survive(run, run_save_end(run, wait, err), err);
-}
-
-// Saves, one at a time. The last one is waited for.
-static int save(Run *run, bool last, Error *err) {
-  if (end_save(run, true, err) != 0) return -1;
-  if (last) return run_save_last(run, err);
-  if (run_check_folder(run, true, err) != 0) return -1;
-  return survive(run, run_save(run, err), err);
-}
-
-// What a signal has kept the last step from; NULL: nothing.
-static const char *left_out_text(bool validated, bool sampled) {
-  if (validated) return sampled ? NULL : "its sample";
-  return sampled ? "its validation" : "its validation and sample";
-}
-
-// Trains until the last step, a signal, train.max_minutes or an error. *left_out: as left_out_text
-// has it.
-static int training_loop(Run *run, double started_ms, const char **left_out, Error *err) {
-  Llama *llama = &run->llama;
-  const TrainConfig *c = &run->config.train;
-  *left_out = NULL;
-  for (;;) {
-    const int64_t step = run_steps_asked(run); // the GPU may still be busy with the last one
-    const bool validate = step == 0 || due(step, c->eval_interval, c->steps),
-               sample = step > 0 && due(step, c->sample_interval, c->steps),
-               checkpoint = step > 0 && due(step, c->save_interval, c->steps);
-    if (end_save(run, false, err) != 0 || run_check_folder(run, false, err) != 0) return -1;
-    set_alarm(run, started_ms);
-    if (validate || sample || checkpoint || stop_requested) {
-      if (run_settle(run, err) != 0) return -1;
-      const bool validated = !validate || run_validate(run), sampled = !sample || run_sample(run);
-      if (run_check_data(run, err) != 0) return -1;
-      const bool best = c->keep_best && step > 0 && run->state.best_val_step == step;
-      // A signal may come meanwhile.
-      if ((checkpoint || best) && end_save(run, true, err) != 0) return -1;
-      const bool last = step >= c->steps || stop_requested;
-      if ((checkpoint || best || last) && save(run, last, err) != 0) return -1;
-      if (last) {
-        if (step >= c->steps) *left_out = left_out_text(validated, sampled);
-        return run_check_data(run, err);
-      }
-    }
-
-    AdamW hyper;
-    if (run_step_begin(run, &hyper, err) != 0) return -1;
-    for (int64_t i = 0; i < c->gradient_accumulation; i++) {
-      run_load_batch(run, i);
-      llama_forward(llama);
-      llama_backward(llama, 1 / (double)c->gradient_accumulation, i > 0);
-    }
-    run_save_copied(run);
-    llama_update(llama, &hyper);
-    if (run_step_end(run, err) != 0) return -1;
-  }
 }
 
 // Takes the word over.
@@ -239,8 +106,8 @@ static void print_finished(const Run *run) {
   }
 }
 
-static void print_end(const char *path, const Run *run, const char *left_out, int override_count,
-                      char **overrides) {
+static void print_end(const char *path, const Run *run, int override_count, char **overrides) {
+  const char *left_out = run->left_out;
   const long long step = run->state.step, steps = run->config.train.steps;
   if (run->saved_step < 0) {
     printf("ended after step %lld of %lld; nothing was saved, as train.save_interval asks\n", step,
@@ -250,7 +117,7 @@ static void print_end(const char *path, const Run *run, const char *left_out, in
     print_model(run);
   } else {
     printf("stopped after step %lld of %lld", step, steps);
-    if (stop_requested == BY_TIME)
+    if (*run->stop == STOP_BY_TIME)
       printf(", as train.max_minutes=%g asks", run->config.train.max_minutes);
     printf("; ");
     if (left_out) printf("the checkpoint is saved, but still without %s; ", left_out);
@@ -264,25 +131,23 @@ static void print_end(const char *path, const Run *run, const char *left_out, in
 }
 
 static int command_train(const char *path, int override_count, char **overrides) {
-  const double started_ms = now_ms();
   Error err;
   Config config;
   Run run;
   if (config_load(&config, path, override_count, overrides, &err) != 0) return fail(&err);
-  catch_signals_of_training(&config);
-  if (run_open(&run, &config, &stop_requested, &err) != 0) return fail(&err);
+  process_catch_signals_of_training(config.train.max_minutes > 0);
+  if (run_open(&run, &config, process_stop(), &err) != 0) return fail(&err);
   if (run.finished) {
     print_finished(&run);
     run_close(&run);
     return 0;
   }
-  const char *left_out;
-  const int status = training_loop(&run, started_ms, &left_out, &err);
+  const int status = train(&run, &err);
   if (status == 0) {
-    const bool done = run.state.step >= config.train.steps && !left_out;
-    const char *why = stop_requested == BY_TIME ? "max_minutes" : "signal";
+    const bool done = run.state.step >= config.train.steps && !run.left_out;
+    const char *why = *run.stop == STOP_BY_TIME ? "max_minutes" : "signal";
     log_stop(&run.log, run.state.step, done ? "done" : why);
-    print_end(path, &run, left_out, override_count, overrides);
+    print_end(path, &run, override_count, overrides);
   }
   run_close(&run);
   return status == 0 ? 0 : fail(&err);
@@ -299,16 +164,16 @@ static int command_generate(int argc, char **argv) {
   Error err;
   WriteArgs args;
   if (write_parse(&args, argc, argv, &err) != 0) return fail(&err);
-  catch_signals();
-  return write_run(&args, &stop_requested, &err) == 0 ? 0 : fail(&err);
+  process_catch_signals();
+  return write_run(&args, process_stop(), &err) == 0 ? 0 : fail(&err);
 }
 
 static int command_eval(int argc, char **argv) {
   Error err;
   EvalArgs args;
   if (eval_parse(&args, argc, argv, &err) != 0) return fail(&err);
-  catch_signals();
-  return eval_run(&args, &stop_requested, &err) == 0 ? printed() : fail(&err);
+  process_catch_signals();
+  return eval_run(&args, process_stop(), &err) == 0 ? printed() : fail(&err);
 }
 
 static int command_bench(int argc, char **argv) {
@@ -325,22 +190,9 @@ static int command_doctor(void) {
 
 // ---- The command line
 
-// OpenMP's threads wait for work by spinning. Asleep they are better on two cores (41 ms for 58,
-// configs/shakespeare-cpu.json alone on the machine) and much better beside other programs (94 ms
-// for 1900 beside two compilers). The library reads its policy before main, and OpenBLAS chooses
-// its kernels then, so both are set by starting over; whoever sets them himself has the last word.
-static void start_over_with_libraries_set(char **argv) {
-  const bool policy = !getenv("OMP_WAIT_POLICY") && !getenv("GOMP_SPINCOUNT") &&
-                      setenv("OMP_WAIT_POLICY", "passive", 1) == 0;
-  const bool kernels = openblas_mend();
-  if (policy || kernels) execv("/proc/self/exe", argv);
-  // no /proc: go on as it is
-}
-
 int main(int argc, char **argv) {
   Error err;
-  fill_closed_streams();
-  start_over_with_libraries_set(argv);
+  process_start(argv);
   const char *first = argc > 1 ? argv[1] : "";
   const bool help = strcmp(first, "--help") == 0 || strcmp(first, "-h") == 0,
              version = strcmp(first, "--version") == 0, keys = strcmp(first, "--help-config") == 0;

@@ -218,6 +218,10 @@ void background_copied(BackgroundSave *b) {
   set_phase(b, WRITING);
 }
 
+bool background_ended(BackgroundSave *b) {
+  return phase_of(b) == ENDED;
+}
+
 bool background_end(BackgroundSave *b, bool wait, SaveResult *result) {
   const double from_ms = now_ms(), waited_ms = b->result.waited_ms;
   if (wait) background_copied(b);

@@ -30,5 +30,6 @@ void background_begin(BackgroundSave *save, const char *run_dir, const Config *c
 // Comes before weights or moments change: waits until they are copied, and has them written. Does
 // nothing where no save was begun.
 void background_copied(BackgroundSave *save);
+bool background_ended(BackgroundSave *save); // background_end has something to take
 // Takes the result of a save that has ended; false where there is none. wait: until it has.
 bool background_end(BackgroundSave *save, bool wait, SaveResult *result);

@@ -5,6 +5,7 @@
 
 #include "base/file.h"
 #include "base/memory.h"
+#include "base/os.h"
 #include "model/run/run.h"
 #include "model/run/tokenizer.h"
 
@@ -386,6 +387,8 @@ static bool has_ended(const Run *run) {
 int run_open(Run *run, const Config *config, const volatile sig_atomic_t *stop, Error *err) {
   *run = (Run){.config = *config,
                .saved_step = -1,
+               .paused_step = -1,
+               .deadline_ms = now_ms() + config->train.max_minutes * 60e3,
                .state = {.best_val_loss = NAN},
                .best_saved = {.loss = NAN},
                .stop = stop,

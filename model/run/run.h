@@ -30,51 +30,63 @@ typedef struct BestLoss {
 
 typedef struct Run {
   Config config;
-  RunLock lock;     // on output.dir, and the folder itself
-  double looked_ms; // when run_check_folder looked after it
-  Checkpoint start; // what it starts from, until it is loaded
-  Backend *be;
-  Llama llama;
+  // Not 0 once the user asked the run to stop. Validation and sampling look at it between batches
+  // and tokens.
+  const volatile sig_atomic_t *stop;
+  double deadline_ms;   // now_ms() that train.max_minutes ends at
+  bool finished;        // found at its end: nothing but the lock, the data and `saved` is open
+  bool done;            // ended, by its last step or because it was asked to stop
+  const char *left_out; // what a signal kept the last step from; NULL: nothing
+
+  // What it trains on and with
   Loader *train_data;
   Loader *val_data; // NULL: no validation
   ValWindows val_windows;
   bool val_counted;     // val_bytes is known: the first validation counts them
   int64_t val_bytes;    // of the text that the windows predict, 0 where they have none
+  bool data_replaced;   // it was said that a token file's name belongs to another
+  Error data_error;     // what was wrong with the data; empty: nothing
   Tokenizer *tokenizer; // NULL: none is known
-  Export export;        // what checkpoints have besides
+  Backend *be;
+  Llama llama;
   Generator *generator; // NULL: no samples
-  RunLog log;
+  MemoryPlan plan;
+  Phases phases; // of this process until its first step was booked
+
+  // What it starts from
+  Checkpoint start; // until it is loaded
+  bool resumed;
+  char *changes;      // keys that differ from the checkpoint's; NULL where there is none
+  bool lr_changed;    // with them the schedule has another rate at this step
+  bool calibrates;    // FP8: the first step of this process finds the scales
+  bool val_changed;   // validation reads other windows, so the best loss was forgotten
+  BackendText was_on; // the checkpoint's backend, where it is another; else empty
+  const char *was;    // the checkpoint's precision; NULL where there is none
+
+  // Its steps
   TrainState state;                 // after the last booked step
   PendingStep pending[MAX_RESULTS]; // a ring
   int64_t asked, booked;            // steps since the start of this process
   double booked_ms;                 // when the last one was booked
-  MemoryPlan plan;
-  SavesPlan saves_plan;
-  Phases phases; // of this process until its first step was booked
-  bool resumed;
-  bool finished;      // before it started: nothing but the lock, the data and `saved` is open
-  char *changes;      // of the configuration since the checkpoint; NULL where there is none
-  bool lr_changed;    // with them the schedule has another rate at this step
-  bool calibrates;    // FP8: the first step of this process finds the scales
-  bool val_changed;   // the best validation loss starts anew: the checkpoint's was of other windows
-  BackendText was_on; // the backend of that checkpoint, where it is another; else empty
-  const char *was;    // the precision of the checkpoint that it goes on from; NULL: there is none
+  int32_t *batches;      // [gradient_accumulation, 2, B, T]: of each batch inputs, targets
+  int64_t paused_step;   // that was validated, sampled and saved last; -1: none
   int64_t saturated_row; // FP8: steps in a row in which values were beyond a scale's reach
-  int64_t evidence_step; // of the last case; 0: there was none
+  int64_t evidence_step; // of the last nonfinite-STEP.json; 0: there was none
   bool profiling;        // the profilers' window is open
+
+  // Its folder and its saves
+  RunLock lock;     // on output.dir, and the folder itself
+  double looked_ms; // when run_check_folder last looked
+  RunLog log;
+  Export export; // what checkpoints have besides
+  SavesPlan saves_plan;
   BackgroundSave *saves; // NULL: training waits for a save
-  double save_ms;        // that the longest save took; 0 before the first
+  double save_ms;        // of the longest save; 0 before the first
   int64_t saved_step;    // step of the newest checkpoint, -1 = none yet
   PathText saved;        // that checkpoint's folder
   bool best_is_new;      // state.best_val_loss is not in that checkpoint
   BestLoss best_saved;   // of the newest checkpoint
   BestLoss best_saving;  // of the save under way
-  int32_t *batches;      // [gradient_accumulation, 2, B, T]: of each batch inputs, targets
-  bool replaced;         // it was said that a token file's name belongs to another
-  Error data_error;      // what was wrong with the data; empty: nothing
-  // Not 0 once the user asked the run to stop. Validation and sampling look at it between batches
-  // and tokens.
-  const volatile sig_atomic_t *stop;
 } Run;
 
 // Checks and opens everything: data, backend, memory, weights (random, from init_from, or resumed),
@@ -87,8 +99,8 @@ void run_close(Run *run);
 // ---- Around a step, in this order. Its log line and its place in the state come when its result
 // is there, be->steps_ahead steps later: the GPU never waits for the host.
 
-// What AdamW does in the next step. Reads the step's batches, so that bad data end the run as
-// run_check_data does, before anything of the step was launched. Opens the profilers' window
+// What AdamW does in the next step. Reads the step's batches, so that bad data are found before
+// anything of the step was launched: run_bad_data then ends the run. Opens the profilers' window
 // where it is due.
 int run_step_begin(Run *run, AdamW *hyper, Error *err);
 // Loads the step's micro-batch i into the model.
@@ -105,19 +117,28 @@ int run_step_end(Run *run, Error *err);
 void run_watch_step(Run *run, const StepLine *line, uint64_t end);
 
 // Steps done when all that were asked for are.
-int64_t run_steps_asked(const Run *run);
+static inline int64_t run_steps_asked(const Run *run) {
+  return run->state.step + (run->asked - run->booked);
+}
 // Waits for all steps asked for and books them. Comes before validating, sampling and saving.
 int run_settle(Run *run, Error *err);
 
-// Both are false where the run was asked to stop before they were done.
+// ---- Between steps (pause.c)
+
+// Whether the run has ended: by its last step, or because it was asked to stop.
+bool run_done(const Run *run);
+// Whether anything is to be done before the next step: a validation, a sample or a save is due, a
+// save has ended, the folder was not looked at for a second, or the run was asked to stop.
+bool run_pause_due(const Run *run);
+// Does it, and sets the alarm of train.max_minutes.
+int run_pause(Run *run, Error *err);
+
+// False where the run was asked to stop before it was done, or the data are bad.
 bool run_validate(Run *run);
-bool run_sample(Run *run);
-// Comes after validating. Where the data turned out to be bad, saves the steps that were done and
-// returns -1; the sentence says what is wrong with the data, and what was saved.
-int run_check_data(Run *run, Error *err);
 
 // ---- Saving
 
+bool run_folder_due(const Run *run); // run_check_folder has not looked for a second
 // Is the run's folder still its own? Looks once a second, or `now`. If it was removed, moved or
 // replaced, saves as run_save_last does, and returns -1: training ends.
 int run_check_folder(Run *run, bool now, Error *err);
@@ -128,6 +149,9 @@ int run_save(Run *run, Error *err);
 // any more, or does not take it, the steps are saved beside it, or in $TMPDIR or /tmp, together
 // with the log; this is an error, too, and the sentence says where they are.
 int run_save_last(Run *run, Error *err);
+// Where the data turned out to be bad: saves the steps that were done; the sentence says what is
+// wrong with the data, and what was saved. After another error it does nothing. Always -1.
+int run_bad_data(Run *run, Error *err);
 // Comes before an update, which changes what a save copies beside the step.
 void run_save_copied(Run *run);
 // Tells how a save went that has ended: in the log, or by its error. wait: the one under way, too.

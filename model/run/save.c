@@ -78,8 +78,8 @@ static SaveResult save_at_once(Run *run, const RunLock *folder) {
 static void watch_names(Run *run) {
   const char *path = loader_replaced(run->train_data);
   if (!path && run->val_data) path = loader_replaced(run->val_data);
-  if (!path || run->replaced) return;
-  run->replaced = true;
+  if (!path || run->data_replaced) return;
+  run->data_replaced = true;
   fprintf(stderr,
           "train: '%s' was replaced or removed; the run goes on with the files that it opened, but "
           "cannot be resumed on others\n",
@@ -191,17 +191,20 @@ int run_save_last(Run *run, Error *err) {
   return -1;
 }
 
-int run_check_folder(Run *run, bool now, Error *err) {
+bool run_folder_due(const Run *run) {
   enum { EVERY_MS = 1000 };
-  const double at_ms = now_ms();
-  if (!now && at_ms - run->looked_ms < EVERY_MS) return 0;
-  run->looked_ms = at_ms;
+  return now_ms() - run->looked_ms >= EVERY_MS;
+}
+
+int run_check_folder(Run *run, bool now, Error *err) {
+  if (!now && !run_folder_due(run)) return 0;
+  run->looked_ms = now_ms();
   return run_lock_look(&run->lock, err) == FOLDER_KEPT ? 0 : run_save_last(run, err);
 }
 
-int run_check_data(Run *run, Error *err) {
+int run_bad_data(Run *run, Error *err) {
   Error why;
-  if (run->data_error.text[0] == '\0') return 0;
+  if (run->data_error.text[0] == '\0') return -1;
   *err = run->data_error;
   if (run_settle(run, &why) != 0 || (run->state.step > 0 && save_last(run, &why) != 0))
     error_append(err, "; %s", why.text);

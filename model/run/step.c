@@ -88,10 +88,6 @@ int run_settle(Run *run, Error *err) {
   return 0;
 }
 
-int64_t run_steps_asked(const Run *run) {
-  return run->state.step + (run->asked - run->booked);
-}
-
 // ---- A step
 
 // Where micro-batch i has its inputs; its targets follow.
@@ -105,7 +101,7 @@ static int read_batches(Run *run, Error *err) {
   for (int64_t i = 0; i < c->gradient_accumulation; i++) {
     int32_t *tokens = batch_tokens(run, i), *targets = tokens + c->batch_size * c->sequence_length;
     if (loader_next(run->train_data, tokens, targets, &run->data_error) != 0)
-      return run_check_data(run, err);
+      return error_set(err, "%s", run->data_error.text);
   }
   return 0;
 }

@@ -1,0 +1,149 @@
+// What a run does between steps: it validates, samples, saves, looks after its folder, and ends.
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/memory.h"
+#include "base/os.h"
+#include "base/range.h"
+#include "model/run/process.h"
+#include "model/run/run.h"
+#include "model/run/text.h"
+
+// ---- A sample of the model's text
+
+// A sample, as it grows.
+typedef struct SampleText {
+  char *text;
+  size_t bytes;
+} SampleText;
+
+static int append(void *sample_, const char *text, size_t bytes, Error *err) {
+  (void)err;
+  SampleText *sample = sample_;
+  sample->text = xrealloc(sample->text, sample->bytes + bytes);
+  memcpy(sample->text + sample->bytes, text, bytes);
+  sample->bytes += bytes;
+  return 0;
+}
+
+// False where the run was asked to stop before it was done.
+static bool write_sample(Run *run) {
+  if (!run->generator) return true;
+  if (*run->stop) return false;
+  const TrainConfig *c = &run->config.train;
+  Error err;
+  SampleText sample = {0};
+  Writing writing = {
+      .generator = run->generator,
+      .tokenizer = run->tokenizer,
+      .options = {.temperature = 0.8, .top_p = 1, .seed = c->seed, .max_tokens = c->sample_tokens},
+      .stop = run->stop,
+      .show = append,
+      .context = &sample};
+  sample_options_end(&writing.options, tokenizer_facts(run->tokenizer)->end);
+  TokenIds ids = {0};
+  range_push("sample");
+  if (prompt_ids(run->tokenizer, "", 0, &ids, &err) == 0 &&
+      text_write(&writing, "", 0, &ids, &err) == 0) {
+    printf("step %lld | sample\n----\n%.*s\n----\n", (long long)run->state.step, (int)sample.bytes,
+           sample.text);
+    fflush(stdout);
+    log_sample(&run->log, run->state.step, sample.text, sample.bytes);
+  } else {
+    fprintf(stderr, "no sample: %s\n", err.text);
+  }
+  range_pop();
+  if (run->llama.shape.fp8) run->be->scalings_discard(run->be);
+  free(ids.ids);
+  free(sample.text);
+  return !*run->stop;
+}
+
+// ---- What is due
+
+typedef struct Due {
+  bool validation, sample, save;
+} Due;
+
+static bool at_interval(int64_t step, int64_t interval, int64_t steps) {
+  return step >= steps || (interval > 0 && step % interval == 0);
+}
+
+static Due due_at(const Run *run, int64_t step) {
+  const TrainConfig *c = &run->config.train;
+  return (Due){.validation = step == 0 || at_interval(step, c->eval_interval, c->steps),
+               .sample = step > 0 && at_interval(step, c->sample_interval, c->steps),
+               .save = step > 0 && at_interval(step, c->save_interval, c->steps)};
+}
+
+static bool step_due(const Run *run) {
+  const int64_t step = run_steps_asked(run);
+  const Due due = due_at(run, step);
+  return *run->stop || (step != run->paused_step && (due.validation || due.sample || due.save));
+}
+
+bool run_pause_due(const Run *run) {
+  return step_due(run) || run_folder_due(run) || (run->saves && background_ended(run->saves));
+}
+
+bool run_done(const Run *run) {
+  return run->done;
+}
+
+// ---- Saves
+
+// A failed save, with its sentence, ends a run only where its folder is gone, or it was the last.
+static int survive(Run *run, int status, Error *err) {
+  if (status == 0) return 0;
+  const Error why = *err;
+  if (run_check_folder(run, true, err) != 0) return -1;
+  fprintf(stderr, "train: %s; training goes on\n", why.text);
+  return 0;
+}
+
+// Reports a finished background save; `wait` waits for it first.
+static int end_save(Run *run, bool wait, Error *err) {
+  return survive(run, run_save_end(run, wait, err), err);
+}
+
+// Saves, one at a time. The last one is waited for.
+static int save(Run *run, bool last, Error *err) {
+  if (end_save(run, true, err) != 0) return -1;
+  if (last) return run_save_last(run, err);
+  if (run_check_folder(run, true, err) != 0) return -1;
+  return survive(run, run_save(run, err), err);
+}
+
+// ---- The pause
+
+// Has the alarm come in time for train.max_minutes.
+static void set_alarm(const Run *run) {
+  if (run->config.train.max_minutes > 0 && !*run->stop)
+    process_alarm(run->deadline_ms - now_ms() - run_end_ms(run));
+}
+
+// What a signal has kept the last step from; NULL: nothing.
+static const char *left_out_text(bool validated, bool sampled) {
+  if (validated) return sampled ? NULL : "its sample";
+  return sampled ? "its validation" : "its validation and sample";
+}
+
+int run_pause(Run *run, Error *err) {
+  const TrainConfig *c = &run->config.train;
+  const int64_t step = run_steps_asked(run); // the GPU may still be busy with the last one
+  if (end_save(run, false, err) != 0 || run_check_folder(run, false, err) != 0) return -1;
+  set_alarm(run);
+  if (!step_due(run)) return 0;
+  const Due due = due_at(run, step);
+  run->paused_step = step;
+  if (run_settle(run, err) != 0) return -1;
+  const bool validated = !due.validation || run_validate(run),
+             sampled = !due.sample || write_sample(run);
+  if (run->data_error.text[0] != '\0') return run_bad_data(run, err);
+  const bool saves = due.save || (c->keep_best && step > 0 && run->state.best_val_step == step);
+  if (saves && end_save(run, true, err) != 0) return -1;
+  run->done = step >= c->steps || *run->stop; // a signal may have come meanwhile
+  if (step >= c->steps) run->left_out = left_out_text(validated, sampled);
+  return saves || run->done ? save(run, run->done, err) : 0;
+}

@@ -1,0 +1,104 @@
+// Signals, standard streams and the libraries' settings of a ./train process.
+#include "model/run/process.h"
+
+#include <fcntl.h>
+#include <math.h>
+#include <stdbool.h>
+#include <stdlib.h>
+#include <sys/time.h>
+#include <unistd.h>
+
+#include "kernels/openblas.h"
+
+// ---- The start
+
+// Without standard output no file may be opened in its place, for prints would go there.
+static void fill_closed_streams(void) {
+  int fd = 0;
+  while (fd >= 0 && fd <= STDERR_FILENO) fd = open("/dev/null", O_RDONLY); // writes to it fail
+  if (fd >= 0) close(fd);
+}
+
+// OpenMP's threads wait for work by spinning. Asleep they are better on two cores (41 ms for 58,
+// configs/shakespeare-cpu.json alone on the machine) and much better beside other programs (94 ms
+// for 1900 beside two compilers). The library reads its policy before main, and OpenBLAS chooses
+// its kernels then, so both are set by starting over; whoever sets them himself has the last word.
+static void start_over_with_libraries_set(char **argv) {
+  const bool policy = !getenv("OMP_WAIT_POLICY") && !getenv("GOMP_SPINCOUNT") &&
+                      setenv("OMP_WAIT_POLICY", "passive", 1) == 0;
+  const bool kernels = openblas_mend();
+  if (policy || kernels) execv("/proc/self/exe", argv);
+  // no /proc: stay as it is
+}
+
+void process_start(char **argv) {
+  fill_closed_streams();
+  start_over_with_libraries_set(argv);
+}
+
+// ---- Signals
+
+// A mutable global: a signal handler can reach nothing else.
+static volatile sig_atomic_t stop_requested = 0;
+
+const volatile sig_atomic_t *process_stop(void) {
+  return &stop_requested;
+}
+
+// The second one kills.
+static void on_signal(int number) {
+  if (stop_requested == STOP_BY_SIGNAL) {
+    signal(number, SIG_DFL);
+    raise(number);
+  }
+  stop_requested = STOP_BY_SIGNAL;
+}
+
+// Never kills: a closing terminal may send several SIGHUPs, and a batch system its signal well
+// before SIGTERM.
+static void on_notice(int number) {
+  (void)number;
+  if (!stop_requested) stop_requested = STOP_BY_NOTICE;
+}
+
+// SIGALRM of the kernel is that of process_alarm; anybody else's is a notice.
+static void on_alarm(int number, siginfo_t *info, void *context) {
+  (void)context;
+  if (info->si_code != SI_KERNEL)
+    on_notice(number);
+  else if (!stop_requested)
+    stop_requested = STOP_BY_TIME;
+}
+
+static void catch_signal(int number, void (*handler)(int), int flags) {
+  struct sigaction action = {.sa_handler = handler, .sa_flags = flags};
+  sigemptyset(&action.sa_mask);
+  sigaction(number, &action, NULL);
+}
+
+void process_catch_signals(void) {
+  catch_signal(SIGINT, on_signal, 0);
+  catch_signal(SIGTERM, on_signal, 0);
+}
+
+void process_catch_signals_of_training(bool has_time_limit) {
+  static const int notices[] = {SIGHUP, SIGUSR1, SIGUSR2, SIGALRM};
+  for (size_t i = 0; i < sizeof notices / sizeof *notices; i++) {
+    struct sigaction before; // what is ignored, as by nohup, stays so
+    if (sigaction(notices[i], NULL, &before) == 0 && before.sa_handler != SIG_IGN)
+      catch_signal(notices[i], on_notice, SA_RESTART);
+  }
+  struct sigaction alarm = {.sa_sigaction = on_alarm, .sa_flags = SA_RESTART | SA_SIGINFO};
+  sigemptyset(&alarm.sa_mask);
+  if (has_time_limit) sigaction(SIGALRM, &alarm, NULL);
+  signal(SIGPIPE, SIG_IGN);
+  signal(SIGXFSZ, SIG_IGN); // a file's limit is the error of a write
+  process_catch_signals();
+}
+
+void process_alarm(double ms) {
+  const double left_ms = fmax(1, ms);
+  const struct itimerval alarm = {.it_value = {.tv_sec = (time_t)(left_ms / 1000),
+                                               .tv_usec = (suseconds_t)fmod(left_ms, 1000) * 1000}};
+  setitimer(ITIMER_REAL, &alarm, NULL);
+}
