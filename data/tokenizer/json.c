@@ -324,96 +324,42 @@ static void free_names(Names *names) {
   free(names->starts);
 }
 
-// ---- The parts of tokenizer.json
+// ---- tokenizer.json, but for the values that a BPE has
 
-static void put_special_token(JsonWriter *w, int64_t id, const char *text) {
-  json_open(w, NULL, '{');
-  json_whole(w, "id", id);
-  json_string(w, "content", text);
-  json_bool(w, "single_word", false);
-  json_bool(w, "lstrip", false);
-  json_bool(w, "rstrip", false);
-  json_bool(w, "normalized", false);
-  json_bool(w, "special", true);
-  json_close(w, '}');
-}
+// clang-format off
+#define JSON(...) #__VA_ARGS__
+#define BYTE_LEVEL JSON({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": false})
 
-static void put_byte_level(JsonWriter *w, const char *name) {
-  json_open(w, name, '{');
-  json_string(w, "type", "ByteLevel");
-  json_bool(w, "add_prefix_space", false);
-  json_bool(w, "trim_offsets", true);
-  json_bool(w, "use_regex", false);
-  json_close(w, '}');
-}
+// The pattern.
+#define CUT_AND_BYTES JSON( \
+  {"type": "Sequence", "pretokenizers": [ \
+    {"type": "Split", "pattern": {"Regex": %s}, "behavior": "Isolated", "invert": false},) BYTE_LEVEL "]}"
 
-static void put_pre_tokenizer(JsonWriter *w, const char *pattern) {
-  if (!pattern) {
-    put_byte_level(w, "pre_tokenizer");
-    return;
-  }
-  json_open(w, "pre_tokenizer", '{');
-  json_string(w, "type", "Sequence");
-  json_open(w, "pretokenizers", '[');
-  json_open(w, NULL, '{');
-  json_string(w, "type", "Split");
-  json_open(w, "pattern", '{');
-  json_string(w, "Regex", pattern);
-  json_close(w, '}');
-  json_string(w, "behavior", "Isolated");
-  json_bool(w, "invert", false);
-  json_close(w, '}');
-  put_byte_level(w, NULL);
-  json_close(w, ']');
-  json_close(w, '}');
-}
-
-// One piece of a template: the begin token, or a text ("A", "B"). type_id: of the text it is in.
-static void put_piece(JsonWriter *w, const char *kind, const char *id, int type_id) {
-  json_open(w, NULL, '{');
-  json_open(w, kind, '{');
-  json_string(w, "id", id);
-  json_whole(w, "type_id", type_id);
-  json_close(w, '}');
-  json_close(w, '}');
-}
-
-static void put_template(JsonWriter *w, const BpeExport *bpe) {
-  json_open(w, NULL, '{');
-  json_string(w, "type", "TemplateProcessing");
-  json_open(w, "single", '[');
-  put_piece(w, "SpecialToken", bpe->begin, 0);
-  put_piece(w, "Sequence", "A", 0);
-  json_close(w, ']');
-  json_open(w, "pair", '[');
-  put_piece(w, "SpecialToken", bpe->begin, 0);
-  put_piece(w, "Sequence", "A", 0);
-  put_piece(w, "SpecialToken", bpe->begin, 1);
-  put_piece(w, "Sequence", "B", 1);
-  json_close(w, ']');
-  json_open(w, "special_tokens", '{');
-  json_open(w, bpe->begin, '{');
-  json_string(w, "id", bpe->begin);
-  json_open(w, "ids", '[');
-  json_whole(w, NULL, bpe->count);
-  json_close(w, ']');
-  json_open(w, "tokens", '[');
-  json_string(w, NULL, bpe->begin);
-  json_close(w, ']');
-  json_close(w, '}');
-  json_close(w, '}');
-  json_close(w, '}');
-}
-
-static void put_post_processor(JsonWriter *w, const BpeExport *bpe) {
-  json_open(w, "post_processor", '{');
-  json_string(w, "type", "Sequence");
-  json_open(w, "processors", '[');
-  put_byte_level(w, NULL);
-  put_template(w, bpe);
-  json_close(w, ']');
-  json_close(w, '}');
-}
+// The ids of begin and end, the pre_tokenizer, the id of begin.
+#define TOKENIZER_JSON JSON( \
+  {"version": "1.0", "truncation": null, "padding": null, \
+   "added_tokens": [ \
+     {"id": %d, "content": "<|begin_of_text|>", "single_word": false, "lstrip": false, "rstrip": false, \
+      "normalized": false, "special": true}, \
+     {"id": %d, "content": "<|end_of_text|>", "single_word": false, "lstrip": false, "rstrip": false, \
+      "normalized": false, "special": true}], \
+   "normalizer": null, \
+   "pre_tokenizer": %s, \
+   "post_processor": {"type": "Sequence", "processors": [) BYTE_LEVEL "," JSON( \
+     {"type": "TemplateProcessing", \
+      "single": [{"SpecialToken": {"id": "<|begin_of_text|>", "type_id": 0}}, \
+                 {"Sequence": {"id": "A", "type_id": 0}}], \
+      "pair": [{"SpecialToken": {"id": "<|begin_of_text|>", "type_id": 0}}, \
+               {"Sequence": {"id": "A", "type_id": 0}}, \
+               {"SpecialToken": {"id": "<|begin_of_text|>", "type_id": 1}}, \
+               {"Sequence": {"id": "B", "type_id": 1}}], \
+      "special_tokens": {"<|begin_of_text|>": {"id": "<|begin_of_text|>", "ids": [%d], \
+                                               "tokens": ["<|begin_of_text|>"]}}}]}, \
+   "decoder": ) BYTE_LEVEL JSON(, \
+   "model": {"type": "BPE", "dropout": null, "unk_token": null, "continuing_subword_prefix": null, \
+             "end_of_word_suffix": null, "fuse_unk": false, "byte_fallback": false, \
+             "ignore_merges": false, "vocab": null, "merges": null}})
+// clang-format on
 
 // A merge is "left right", which every version of the readers takes: no character of the alphabet
 // is a space.
@@ -435,39 +381,49 @@ static void put_vocabulary(JsonWriter *w, const BpeExport *bpe, const Names *nam
   json_close(w, '}');
 }
 
-static void put_model(JsonWriter *w, const BpeExport *bpe) {
-  Names names = spell_tokens(bpe);
-  json_open(w, "model", '{');
-  json_string(w, "type", "BPE");
-  json_raw(w, "dropout", "null");
-  json_raw(w, "unk_token", "null");
-  json_raw(w, "continuing_subword_prefix", "null");
-  json_raw(w, "end_of_word_suffix", "null");
-  json_bool(w, "fuse_unk", false);
-  json_bool(w, "byte_fallback", false);
-  json_bool(w, "ignore_merges", false);
-  put_vocabulary(w, bpe, &names);
-  put_merges(w, bpe, &names);
-  json_close(w, '}');
-  free_names(&names);
+static void put_tree(JsonWriter *w, const cJSON *item, const BpeExport *bpe, const Names *names) {
+  const char *name = item->string;
+  const bool object = cJSON_IsObject(item);
+  if (name && strcmp(name, "vocab") == 0) {
+    put_vocabulary(w, bpe, names);
+  } else if (name && strcmp(name, "merges") == 0) {
+    put_merges(w, bpe, names);
+  } else if (object || cJSON_IsArray(item)) {
+    json_open(w, name, object ? '{' : '[');
+    for (const cJSON *member = item->child; member; member = member->next)
+      put_tree(w, member, bpe, names);
+    json_close(w, object ? '}' : ']');
+  } else if (cJSON_IsString(item)) {
+    json_string(w, name, item->valuestring);
+  } else if (cJSON_IsNumber(item)) {
+    json_whole(w, name, (int64_t)item->valuedouble);
+  } else {
+    json_raw(w, name, cJSON_IsNull(item) ? "null" : cJSON_IsTrue(item) ? "true" : "false");
+  }
+}
+
+// The pre_tokenizer. The caller frees it.
+static char *cut_and_bytes(const char *pattern) {
+  if (!pattern) return xstrdup(BYTE_LEVEL);
+  JsonWriter w = {0};
+  json_string(&w, NULL, pattern);
+  char *json = xasprintf(CUT_AND_BYTES, w.text);
+  free(w.text);
+  return json;
 }
 
 char *export_tokenizer(const BpeExport *bpe) {
   JsonWriter w = {.indent = 2};
-  json_open(&w, NULL, '{');
-  json_string(&w, "version", "1.0");
-  json_raw(&w, "truncation", "null");
-  json_raw(&w, "padding", "null");
-  json_open(&w, "added_tokens", '[');
-  put_special_token(&w, bpe->count, bpe->begin);
-  put_special_token(&w, bpe->count + 1, bpe->end);
-  json_close(&w, ']');
-  json_raw(&w, "normalizer", "null");
-  put_pre_tokenizer(&w, bpe->pattern);
-  put_post_processor(&w, bpe);
-  put_byte_level(&w, "decoder");
-  put_model(&w, bpe);
-  json_close(&w, '}');
+  Error err;
+  char *cut = cut_and_bytes(bpe->pattern);
+  char *json = xasprintf(TOKENIZER_JSON, bpe->count, bpe->count + 1, cut, bpe->count);
+  cJSON *tree = json_parse("tokenizer.json", json, strlen(json), &err);
+  Names names = spell_tokens(bpe);
+  put_tree(&w, tree, bpe, &names);
+  cJSON_Delete(tree);
+  free_names(&names);
+  free(json);
+  free(cut);
   return w.text;
 }
 

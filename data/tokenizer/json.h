@@ -56,11 +56,11 @@ typedef struct BpeExport {
   int32_t count;              // tokens; no two are the same bytes, and every byte is one of them
   const int32_t (*merges)[2]; // [merge_count] the tokens to join, the first to be joined first
   int64_t merge_count;
-  const char *pattern;     // text is cut by this regular expression first; NULL: it is not cut
-  const char *begin, *end; // the special tokens around a document: ids count and count + 1
+  const char *pattern; // text is cut by this regular expression first; NULL: it is not cut
 } BpeExport;
 
-// tokenizer.json. NUL-terminated; the caller frees it.
+// tokenizer.json, in which <|begin_of_text|> and <|end_of_text|> have the ids count and count + 1.
+// NUL-terminated; the caller frees it.
 char *export_tokenizer(const BpeExport *bpe);
 // tokenizer_config.json, of any tokenizer. begin and end may be NULL. The caller frees it.
 char *export_tokenizer_config(const char *begin, const char *end);

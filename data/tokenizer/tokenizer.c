@@ -248,11 +248,7 @@ static Tokenizer *open_bytes(Error *err) {
   size_t offsets[257];
   for (size_t i = 0; i < 256; i++) bytes[i] = (char)i;
   for (size_t i = 0; i < 257; i++) offsets[i] = i;
-  const BpeExport export = {.bytes = bytes,
-                            .offsets = offsets,
-                            .count = 256,
-                            .begin = "<|begin_of_text|>",
-                            .end = "<|end_of_text|>"};
+  const BpeExport export = {.bytes = bytes, .offsets = offsets, .count = 256};
   char *json = export_tokenizer(&export);
   Tokenizer *t = open_over(BYTES_NAME, json, strlen(json), err);
   if (t) find_end(t);

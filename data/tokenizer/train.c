@@ -416,9 +416,7 @@ static char *tokenizer_json(const BpeTrainer *t) {
                          .count = (int32_t)tokens->count,
                          .merges = (const int32_t(*)[2])t->merger->merges,
                          .merge_count = (int64_t)t->merger->merge_count,
-                         .pattern = t->options.pattern,
-                         .begin = BPE_BEGIN,
-                         .end = BPE_END};
+                         .pattern = t->options.pattern};
   char *json = export_tokenizer(&bpe);
   free(offsets);
   return json;
