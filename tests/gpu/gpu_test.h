@@ -2,21 +2,10 @@
 // NaN, every operation run twice for equal bits, and errors measured against a twin that rounds
 // where the operation stores.
 #pragma once
-#include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <cmocka.h>
-
-#include "base/memory.h"
 #include "base/rng.h"
 #include "kernels/ops.h"
 #include "tests/support/bf16.h"
+#include "tests/support/test.h"
 
 // What tests of the GPU backends run over: the unfused kernels, and the programs on the mainloop
 // that this GPU takes by itself and on the one that every GPU has.

@@ -3,14 +3,9 @@
 //
 // Bounds: twice the error of a twin that rounds as such a kernel does (attention_problem.h).
 #include <cuda_runtime_api.h>
-#include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
-#include "base/memory.h"
 #include "tests/gpu/attention_problem.h"
-#include "tests/support/cmocka_all.h"
+#include "tests/support/test.h"
 
 // ---- The GPU
 
@@ -259,7 +254,7 @@ static const AttentionShape shapes[] = {
 };
 enum { SHAPES = sizeof shapes / sizeof *shapes };
 
-static void every_shape_agrees_with_the_cpu(void **state) {
+TEST(every_shape_agrees_with_the_cpu) {
   for (size_t i = 0; i < SHAPES; i++) {
     Problem p = problem_new(shapes[i]);
     check(*state, &p, &plain, "plain");
@@ -267,7 +262,7 @@ static void every_shape_agrees_with_the_cpu(void **state) {
   }
 }
 
-static void the_deterministic_backward_gives_equal_bits(void **state) {
+TEST(the_deterministic_backward_gives_equal_bits) {
   for (size_t i = 0; i < SHAPES; i++) {
     Problem p = problem_new(shapes[i]);
     check(*state, &p, &deterministic, "deterministic");
@@ -275,7 +270,7 @@ static void the_deterministic_backward_gives_equal_bits(void **state) {
   }
 }
 
-static void every_configuration_that_is_offered_agrees(void **state) {
+TEST(every_configuration_that_is_offered_agrees) {
   static const AttentionShape tried[] = {{1, 333, 8, 2, 64}, {2, 200, 4, 1, 128}};
   for (size_t i = 0; i < 2; i++) {
     Problem p = problem_new(tried[i]);
@@ -297,7 +292,7 @@ static void every_configuration_that_is_offered_agrees(void **state) {
   }
 }
 
-static void timing_chooses_the_fastest(void **state) {
+TEST(timing_chooses_the_fastest) {
   const AttentionShape s = {4, 1024, 12, 4, 64};
   AttentionCudnn *a = create(*state, &s, &timed);
   for (int direction = 0; direction < 2; direction++) {
@@ -319,7 +314,7 @@ static void timing_chooses_the_fastest(void **state) {
 
 // The fastest of both where any may be chosen, the fastest deterministic one where equal bits are
 // asked for; and the forward before it and the scratch fit what was chosen.
-static void both_forms_of_the_backward_are_timed(void **state) {
+TEST(both_forms_of_the_backward_are_timed) {
   Problem p = problem_new((AttentionShape){2, 256, 6, 6, 48});
   for (int equal_bits = 0; equal_bits < 2; equal_bits++) {
     const AttentionOptions options = {.deterministic = equal_bits,
@@ -357,7 +352,7 @@ static int compiled(const AttentionCudnn *a, AttentionDirection direction) {
 
 // With what is known the chosen plan alone is compiled; what does not fit to what cuDNN offers is
 // chosen anew, and so is what answered another question.
-static void a_choice_is_remembered_until_it_does_not_fit(void **state) {
+TEST(a_choice_is_remembered_until_it_does_not_fit) {
   const Gpu *gpu = *state;
   Problem p = problem_new((AttentionShape){2, 256, 6, 6, 48});
   Choices known;
@@ -400,7 +395,7 @@ static void a_choice_is_remembered_until_it_does_not_fit(void **state) {
   problem_free(&p);
 }
 
-static void a_captured_graph_replays_the_same_bits(void **state) {
+TEST(a_captured_graph_replays_the_same_bits) {
   const Gpu *gpu = *state;
   Problem p = problem_new(shapes[7]);
   AttentionCudnn *a = create(gpu, &p.s, &deterministic);
@@ -430,7 +425,7 @@ static void a_captured_graph_replays_the_same_bits(void **state) {
   problem_free(&p);
 }
 
-static void a_configuration_that_is_not_offered_is_refused(void **state) {
+TEST(a_configuration_that_is_not_offered_is_refused) {
   const Gpu *gpu = *state;
   const AttentionShape s = {1, 128, 4, 4, 64};
   const AttentionOptions options = {.forward_config = 99};
@@ -440,16 +435,4 @@ static void a_configuration_that_is_not_offered_is_refused(void **state) {
   assert_non_null(strstr(err.text, "number 99 was asked for"));
 }
 
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(every_shape_agrees_with_the_cpu),
-      cmocka_unit_test(the_deterministic_backward_gives_equal_bits),
-      cmocka_unit_test(every_configuration_that_is_offered_agrees),
-      cmocka_unit_test(timing_chooses_the_fastest),
-      cmocka_unit_test(both_forms_of_the_backward_are_timed),
-      cmocka_unit_test(a_choice_is_remembered_until_it_does_not_fit),
-      cmocka_unit_test(a_captured_graph_replays_the_same_bits),
-      cmocka_unit_test(a_configuration_that_is_not_offered_is_refused),
-  };
-  return cmocka_run_group_tests(tests, open_gpu, close_gpu);
-}
+TEST_GROUP(open_gpu, close_gpu);

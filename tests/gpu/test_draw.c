@@ -34,8 +34,7 @@ static float *master_of(const Llama *llama, int i, int64_t *count) {
   return values;
 }
 
-static void a_models_weights_are_those_of_the_host(void **state) {
-  (void)state;
+TEST(a_models_weights_are_those_of_the_host) {
   Llama on_gpu, on_cpu;
   Error err;
   const OpsConfig config = llama_ops_config(&model, &shape, shape.seq, 0);
@@ -61,8 +60,7 @@ static void a_models_weights_are_those_of_the_host(void **state) {
 }
 
 // More rows than their places fit into one stage, and than a launch has blocks.
-static void many_rows_come_in_pieces(void **state) {
-  (void)state;
+TEST(many_rows_come_in_pieces) {
   enum { ROWS = (1 << 18) + 37, COLS = 3 };
   const uint64_t key = rng_key(9, "pieces");
   Backend *be = gpu_backend();
@@ -85,12 +83,4 @@ static void many_rows_come_in_pieces(void **state) {
   be->destroy(be);
   free(drawn);
   free(places);
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(a_models_weights_are_those_of_the_host),
-      cmocka_unit_test(many_rows_come_in_pieces),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

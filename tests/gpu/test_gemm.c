@@ -3,7 +3,6 @@
 
 #include <unistd.h>
 
-#include "base/file.h"
 #include "kernels/cuda/gpu.h"
 #include "kernels/cuda/gemm.h"
 #include "tests/gpu/fp8_here.h"
@@ -70,7 +69,7 @@ static void as_written(GemmChoice *plans) {
   }
 }
 
-static void test_remembered(void **state) {
+TEST_WITH(choices_are_remembered, set_up, tear_down) {
   Place *p = *state;
   GemmChoice choices[PROBLEMS];
   prepare(p, &p->gpu, choices, false);
@@ -99,7 +98,7 @@ static void spoil_and_expect_new(Place *p, const char *data, size_t bytes) {
   assert_int_equal(remembered(p, &p->gpu), PROBLEMS); // written anew
 }
 
-static void test_spoiled(void **state) {
+TEST_WITH(a_spoiled_cache_is_ignored_and_rewritten, set_up, tear_down) {
   Place *p = *state;
   GemmChoice choices[PROBLEMS];
   prepare(p, &p->gpu, choices, false);
@@ -115,7 +114,7 @@ static void test_spoiled(void **state) {
   free(text);
 }
 
-static void test_of_another_gpu(void **state) {
+TEST_WITH(a_cache_of_another_driver_is_ignored, set_up, tear_down) {
   Place *p = *state;
   GemmChoice choices[PROBLEMS];
   prepare(p, &p->gpu, choices, false);
@@ -124,7 +123,7 @@ static void test_of_another_gpu(void **state) {
   assert_int_equal(remembered(p, &other), 0);
 }
 
-static void test_unwritable(void **state) {
+TEST_WITH(a_cache_that_cannot_be_written_is_no_error, set_up, tear_down) {
   Place *p = *state;
   GemmChoice choices[PROBLEMS];
   snprintf(p->path, sizeof p->path, "/proc/nowhere/gemm.txt");
@@ -262,7 +261,7 @@ static bool has_fp8(const Gpu *gpu) {
 
 // Bounds: a result in bf16 carries 1.66e-3. Of fast sums 1.94e-3 in all was observed at K = 2048,
 // of one sign -3.07e-2; of accurate ones -6.5e-4 at any K.
-static void test_fp8(void **state) {
+TEST_WITH(fp8_products_are_as_exact_as_they_say, set_up, tear_down) {
   if (!fp8_here(false)) skip();
   Place *place = *state;
   static const struct {
@@ -314,7 +313,7 @@ static void test_fp8(void **state) {
 }
 
 // A recorded product keeps the pointer of its own inverse scale, and reads what is there then.
-static void test_fp8_recorded(void **state) {
+TEST_WITH(fp8_products_are_recorded_with_their_scales, set_up, tear_down) {
   if (!fp8_here(false)) skip();
   Place *place = *state;
   if (!has_fp8(&place->gpu)) return;
@@ -351,7 +350,7 @@ static void test_fp8_recorded(void **state) {
 }
 
 // Timed and remembered like others.
-static void test_fp8_remembered(void **state) {
+TEST_WITH(fp8_choices_are_remembered, set_up, tear_down) {
   if (!fp8_here(false)) skip();
   Place *place = *state;
   if (!has_fp8(&place->gpu)) return;
@@ -368,17 +367,4 @@ static void test_fp8_remembered(void **state) {
     microseconds = plan->microseconds;
     gemm_close(&gemm);
   }
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      {"choices_are_remembered", test_remembered, set_up, tear_down, NULL},
-      {"a_spoiled_cache_is_ignored_and_rewritten", test_spoiled, set_up, tear_down, NULL},
-      {"a_cache_of_another_driver_is_ignored", test_of_another_gpu, set_up, tear_down, NULL},
-      {"a_cache_that_cannot_be_written_is_no_error", test_unwritable, set_up, tear_down, NULL},
-      {"fp8_products_are_as_exact_as_they_say", test_fp8, set_up, tear_down, NULL},
-      {"fp8_products_are_recorded_with_their_scales", test_fp8_recorded, set_up, tear_down, NULL},
-      {"fp8_choices_are_remembered", test_fp8_remembered, set_up, tear_down, NULL},
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -352,8 +352,7 @@ static bool mode_runs(Mode mode) {
   return mode == MIXED || mode == FUSED_FP8 ? fp8_here(true) : !in_fp8(mode) || fp8_here(false);
 }
 
-static void losses_and_gradients(void **state) {
-  (void)state;
+TEST(losses_and_gradients) {
   for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
     Backend *backends[MODES] = {NULL};
     for (int mode = 0; mode < MODES; mode++)
@@ -374,8 +373,7 @@ static void losses_and_gradients(void **state) {
 
 // A row's loss beyond what its scale holds is no number, so that the update is skipped; one that is
 // large, and one of 0, are what they are.
-static void losses_out_of_range(void **state) {
-  (void)state;
+TEST(losses_out_of_range) {
   const Shape3 s = {3, 64, 258};
   const struct {
     float logit; // of all tokens but the target, whose logit is 0
@@ -402,10 +400,4 @@ static void losses_out_of_range(void **state) {
     be->destroy(be);
     problem_free(&p);
   }
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(losses_and_gradients),
-                                     cmocka_unit_test(losses_out_of_range)};
-  return cmocka_run_group_tests_name("head", tests, NULL, NULL);
 }

@@ -99,8 +99,7 @@ static void compare(const Case *c) {
   }
 }
 
-static void test_untied(void **state) {
-  (void)state;
+TEST(losses_follow_the_cpu) {
   const Case c = {.name = "untied",
                   .model = {.hidden_size = 192,
                             .intermediate_size = 512,
@@ -120,8 +119,7 @@ static void test_untied(void **state) {
   compare(&c);
 }
 
-static void test_tied(void **state) {
-  (void)state;
+TEST(losses_follow_the_cpu_tied_in_chunks_and_micro_batches) {
   Case c = {.name = "tied, chunks, micro-batches",
             .model = {.hidden_size = 128,
                       .intermediate_size = 344,
@@ -143,12 +141,4 @@ static void test_tied(void **state) {
   c.name = "tied, chunks"; // which add up apart
   c.micro_batches = 1;
   compare(&c);
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      {"losses_follow_the_cpu", test_untied, NULL, NULL, NULL},
-      {"losses_follow_the_cpu_tied_in_chunks_and_micro_batches", test_tied, NULL, NULL, NULL},
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -20,8 +20,7 @@ static bool replay(const Part *p) {
   return true;
 }
 
-static void a_recorded_step_outlives_a_larger_shape(void **state) {
-  (void)state;
+TEST(a_recorded_step_outlives_a_larger_shape) {
   enum { ROWS = B * T, LONG_ROWS = B * LONGER, PIECES = 32, PIECE = 2 << 20 };
   const OpsConfig config = {.D = H * D_HEAD,
                             .F = 64,
@@ -73,9 +72,4 @@ static void a_recorded_step_outlives_a_larger_shape(void **state) {
   free(poison), free(found), free(first), free(again), free(qkv), free(da);
   bench_free(&b);
   be->destroy(be);
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(a_recorded_step_outlives_a_larger_shape)};
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

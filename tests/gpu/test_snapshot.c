@@ -1,16 +1,11 @@
 // Copies of the GPU's memory on the host, beside what it computes: whole, of the moment that they
 // were asked for, and how fast.
 #define _GNU_SOURCE
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/mman.h>
 
-#include "tests/support/cmocka_all.h"
-
 #include "base/os.h"
-#include "base/memory.h"
 #include "kernels/gpu_backends.h"
+#include "tests/support/test.h"
 #include "tests/support/tiny_run.h"
 
 static Backend *open_gpu(void) {
@@ -43,8 +38,7 @@ static void fill(unsigned char *to, size_t bytes, unsigned piece) {
 }
 
 // Of no byte, of whole and broken parts that threads copy, and of more parts than threads.
-static void pieces_of_all_sizes_are_whole(void **state) {
-  (void)state;
+TEST(pieces_of_all_sizes_are_whole) {
   const size_t sizes[] = {1, 0, 8 << 20, (8 << 20) + 1, (8 << 20) - 1, 4096, 200 << 20, 3};
   enum { PIECES = sizeof sizes / sizeof *sizes };
   Backend *be = open_gpu();
@@ -83,8 +77,7 @@ static void *fresh_pages(size_t bytes) {
 }
 
 // A copy that does not wait for the GPU finds what was there before it got to the last memset.
-static void what_was_asked_for_earlier_is_in_it(void **state) {
-  (void)state;
+TEST(what_was_asked_for_earlier_is_in_it) {
   const size_t bytes = (size_t)1 << 30;
   Backend *be = open_gpu();
   char *memory = on_gpu(be, bytes), *other = on_gpu(be, bytes);
@@ -107,8 +100,7 @@ static void what_was_asked_for_earlier_is_in_it(void **state) {
 }
 
 // How fast is printed: beside a step only what is left of it shows.
-static void gigabytes_are_copied(void **state) {
-  (void)state;
+TEST(gigabytes_are_copied) {
   const size_t bytes = (size_t)4 << 30;
   Backend *be = open_gpu();
   char *memory = on_gpu(be, bytes), *copy = fresh_pages(bytes);
@@ -127,13 +119,4 @@ static void gigabytes_are_copied(void **state) {
   munmap(copy, bytes);
   be->release(be, memory);
   be->destroy(be);
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(pieces_of_all_sizes_are_whole),
-      cmocka_unit_test(what_was_asked_for_earlier_is_in_it),
-      cmocka_unit_test(gigabytes_are_copied),
-  };
-  return cmocka_run_group_tests_name("test_snapshot", tests, NULL, NULL);
 }

@@ -293,8 +293,7 @@ static void check_update(int64_t D, int64_t rows, int64_t V, bool grads_fp32, Mo
   update_close(&u);
 }
 
-static void test_update(void **state) {
-  (void)state;
+TEST(the_norm_is_of_all_gradients_and_adamw_updates_every_tensor) {
   for (MomentType moments = MOMENTS_FP32; moments <= MOMENTS_BF16; moments++) {
     check_update(200, 300, 1003, false, moments);
     check_update(200, 300, 1003, true, moments);
@@ -304,8 +303,7 @@ static void test_update(void **state) {
   }
 }
 
-static void test_not_finite(void **state) {
-  (void)state;
+TEST(a_gradient_that_is_not_finite_changes_nothing) {
   Update u;
   update_open(&u, 64, 100, 65, false, MOMENTS_FP32);
   u.start[4].grad[17] = NAN;
@@ -324,8 +322,7 @@ static void test_not_finite(void **state) {
   update_close(&u);
 }
 
-static void test_refresh(void **state) {
-  (void)state;
+TEST(refresh_writes_the_compute_copies) {
   Update u;
   update_open(&u, 37, 100, 65, false, MOMENTS_FP32);
   gpu_list(&u);
@@ -351,8 +348,7 @@ static void captured_part(Backend *be, ParamTensor *list, const int32_t *tokens,
   be->adamw(be, list, TENSORS);
 }
 
-static void test_graph(void **state) {
-  (void)state;
+TEST(a_captured_step_gives_the_same_bits) {
   enum { M = 64 };
   Update u;
   const int64_t padded = padded_vocab(&(OpsConfig){.V = 1003});
@@ -399,8 +395,7 @@ static void test_graph(void **state) {
 
 // ---- Results that are read a step late
 
-static void test_results_in_order(void **state) {
-  (void)state;
+TEST(results_come_in_the_order_of_their_steps) {
   Update u;
   update_open(&u, 64, 100, 65, false, MOMENTS_FP32);
   gpu_list(&u);
@@ -415,16 +410,4 @@ static void test_results_in_order(void **state) {
   }
   for (int i = 0; i < 3; i++) assert_int_equal(u.gpu->step_result(u.gpu).updates, i + 1);
   update_close(&u);
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      {"the_norm_is_of_all_gradients_and_adamw_updates_every_tensor", test_update, NULL, NULL,
-       NULL},
-      {"a_gradient_that_is_not_finite_changes_nothing", test_not_finite, NULL, NULL, NULL},
-      {"refresh_writes_the_compute_copies", test_refresh, NULL, NULL, NULL},
-      {"a_captured_step_gives_the_same_bits", test_graph, NULL, NULL, NULL},
-      {"results_come_in_the_order_of_their_steps", test_results_in_order, NULL, NULL, NULL},
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

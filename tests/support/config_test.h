@@ -1,9 +1,8 @@
 // Configurations as text, and what tests of reading them share.
 #pragma once
-#include <string.h>
 
 #include "model/config/config.h"
-#include "tests/support/cmocka_all.h"
+#include "tests/support/test.h"
 
 #define SIZES                                                                                      \
   "\"hidden_size\": 64, \"intermediate_size\": 128, \"num_hidden_layers\": 2, "                    \

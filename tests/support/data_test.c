@@ -1,14 +1,5 @@
 #include "tests/support/data_test.h"
-
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <cmocka.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include "base/file.h"
-#include "base/memory.h"
+#include "tests/support/test.h"
 
 int make_folder(void **state) {
   char *folder = xstrdup("/tmp/token_files.XXXXXX");

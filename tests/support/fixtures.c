@@ -1,15 +1,8 @@
 #include "tests/support/fixtures.h"
 
-#include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include "tests/support/cmocka_all.h"
-
-#include "base/memory.h"
 #include "model/checkpoint/checkpoint.h"
 #include "tests/support/gradient.h"
+#include "tests/support/test.h"
 #include "tests/support/tiny_run.h"
 
 const char *const fixtures[FIXTURES] = {"gqa_untied", "mha_tied", "llama3_rope", "wide_heads"};

@@ -1,12 +1,8 @@
 #include "tests/support/small_model.h"
 
-#include <math.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include "base/memory.h"
 #include "base/rng.h"
 #include "tests/support/bf16_twin.h"
+#include "tests/support/test.h"
 #include "tests/support/tiny_run.h"
 
 enum { SEQ = 64, BATCH = SMALL_TOKENS / SEQ, VALIDATION = 1000000 };

@@ -1,18 +1,10 @@
 #include "tests/support/tiny_run.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <math.h>
-#include <stdlib.h>
-#include <string.h>
 #include <unistd.h>
-#include <cmocka.h>
 
-#include "base/file.h"
-#include "base/memory.h"
 #include "base/rng.h"
 #include "model/checkpoint/files.h"
+#include "tests/support/test.h"
 
 void tiny_run_open(TinyRun *run, const char *text) {
   Error err = {""};

@@ -1,10 +1,7 @@
 #include "tests/support/tiny_training.h"
 
-#include <stdint.h>
-#include <stdlib.h>
-
-#include "base/memory.h"
 #include "tests/support/data_test.h"
+#include "tests/support/test.h"
 #include "tests/support/tiny_run.h"
 
 enum { TOKENS = 200, VOCAB = 11 };

@@ -4,19 +4,10 @@
 //
 // With COMPARE_DIR set it writes instead: per fixture a checkpoint of the trained model and its
 // logits, for scripts/check_transformers.py to load into transformers.
-#include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <cmocka.h>
-
-#include "base/memory.h"
 #include "model/checkpoint/checkpoint.h"
 #include "data/safetensors.h"
 #include "tests/support/fixtures.h"
+#include "tests/support/test.h"
 #include "tests/support/tiny_run.h"
 
 // Largest accepted errors (see Worst), and what fp32 on the CPU was observed to give: the
