@@ -33,7 +33,7 @@ build/fuzz/%: override CC = $(FUZZ_CC)
 
 # What is special to one target stands in its EXTRA_FLAGS and EXTRA_LIBS, in the two other files.
 HOST = $(CC) $(C_FLAGS) $(FLAGS) $(EXTRA_FLAGS) -c
-LINK = $(CC) -fopenmp $(FLAGS) $(filter %.o %.a,$^) -o $@ $(EXTRA_LIBS) $(LIBS)
+LINK = $(CC) -fopenmp $(FLAGS) $(filter %.o,$^) $(filter %.a,$^) -o $@ $(EXTRA_LIBS) $(LIBS)
 ARCHIVE = rm -f $@ && ar rcs $@ $(filter %.o,$^)
 
 # Beside its headers, a file's .d names the command that made it: the value of variable $1. Where
