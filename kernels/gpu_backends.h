@@ -25,6 +25,12 @@ typedef struct GpuMemory {
   size_t all, free;
 } GpuMemory;
 
+// Element sizes and the most parts of row statistics, which are known without a GPU.
+void backend_gpu_sizes(Backend *be, const OpsConfig *config, const GpuOptions *options);
+// For memory plans: a backend of those sizes, with the parts of its workspace that grow with the
+// run.
+Backend backend_gpu_outline(const OpsConfig *config, const GpuOptions *options);
+
 // 0 if there is a GPU that a backend can use, with all that it needs, and its memory; else -1 and
 // what is missing. Takes no memory on it but the driver's own.
 int gpu_usable(GpuMemory *memory, Error *err);

@@ -123,6 +123,7 @@ static int check_precision(const Cuda *c, Error *err) {
 int cuda_open(Cuda *c, const OpsConfig *config, const GpuOptions *options, Error *err) {
   c->config = *config;
   c->options = *options;
+  backend_gpu_sizes(&c->base, config, options);
   c->config.scalings = copy_of_scalings(config);
   const AttentionShape any = {.B = 1, .T = 1, .H = config->H, .KV = config->KV, .d = config->d};
   Phases *opening = &c->base.opening;
@@ -189,13 +190,6 @@ int cuda_ready(Cuda *c, const char *name, Error *err) {
       gpu->name, gpu->major, gpu->minor, gpu->runtime / 1000, gpu->runtime % 1000 / 10,
       gpu->driver / 1000, gpu->driver % 1000 / 10, gpu->cublaslt, c->cudnn.version,
       *gpu->choice ? "; " : "", gpu->choice);
-  be->act_bytes = sizeof(bf16_bits);
-  be->fp8_bytes = 1;
-  be->stat_bytes = be->master_bytes = sizeof(float);
-  be->moment_bytes = c->config.moments == MOMENTS_BF16 ? sizeof(bf16_bits) : sizeof(float);
-  be->grad_bytes = c->options.grads_fp32 ? sizeof(float) : sizeof(bf16_bits);
-  be->rounds_gradients = !c->options.grads_fp32;
-  be->max_tokens = c->config.max_tokens;
   be->memory_bytes = gpu->memory_bytes - gpu->used_before;
   // Every GPU that has FP8 multiplies it twice as fast.
   be->peak_flops = (c->config.scaling_count > 0 ? 2 : 1) * gpu->peak_flops;

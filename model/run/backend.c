@@ -33,17 +33,30 @@ bool run_graphs(const Config *c) {
   return c->backend.graphs && c->output.profile_steps == 0;
 }
 
+static OpsConfig ops_config(const Config *c, const RunShape *shape, int64_t max_positions) {
+  const CpuProducts products = c->backend.cpu_products;
+  OpsConfig ops = llama_ops_config(&c->model, shape, max_positions, (int)c->backend.threads);
+  ops.moments = c->backend.moments;
+  ops.bf16_products =
+      products == PRODUCTS_BF16 || (products == PRODUCTS_AUTO && bf16_products_pay());
+  return ops;
+}
+
+static GpuOptions gpu_options(const Config *c, const RunShape *shape) {
+  return (GpuOptions){.kernels = c->backend.kernels,
+                      .mainloop = c->backend.mainloop,
+                      .train = shape->train,
+                      .grads_fp32 = c->train.gradient_accumulation > 1,
+                      .deterministic = c->backend.deterministic,
+                      .graphs = run_graphs(c),
+                      .batch = shape->train ? shape->batch : 0,
+                      .seq = shape->seq,
+                      .loss_tokens = model_sizes(&c->model, shape).head_rows};
+}
+
 // The backend is created for the calls that such a run makes.
 static Backend *gpu_create(const Config *c, OpsConfig ops, const RunShape *shape, Error *err) {
-  const GpuOptions options = {.kernels = c->backend.kernels,
-                              .mainloop = c->backend.mainloop,
-                              .train = shape->train,
-                              .grads_fp32 = c->train.gradient_accumulation > 1,
-                              .deterministic = c->backend.deterministic,
-                              .graphs = run_graphs(c),
-                              .batch = shape->train ? shape->batch : 0,
-                              .seq = shape->seq,
-                              .loss_tokens = model_sizes(&c->model, shape).head_rows};
+  const GpuOptions options = gpu_options(c, shape);
   Backend no_memory = {.name = "", .rounds_gradients = !options.grads_fp32};
   Llama outline;
   llama_outline(&outline, &c->model, shape, &no_memory);
@@ -56,30 +69,20 @@ static Backend *gpu_create(const Config *c, OpsConfig ops, const RunShape *shape
   return be;
 }
 
-// What a backend on the GPU will be: its element sizes, and the parts of its workspace that grow
-// with the run (kernels/cuda, kernels/fused).
-static Backend gpu_outline(const Config *c, const RunShape *shape) {
-  const ModelConfig *m = &c->model;
-  const size_t M = (size_t)(shape->batch * shape->seq),
-               Hd = (size_t)(m->num_attention_heads * m->head_dim);
-  const int64_t part = c->backend.mainloop == MAINLOOP_MMA_SYNC ? 64 : 128; // columns
-  return (Backend){.name = "GPU",
-                   .act_bytes = 2,
-                   .fp8_bytes = 1,
-                   .stat_bytes = 4,
-                   .master_bytes = 4,
-                   .moment_bytes = c->backend.moments == MOMENTS_BF16 ? 2 : 4,
-                   .grad_bytes = c->train.gradient_accumulation > 1 ? 4 : 2,
-                   .rounds_gradients = c->train.gradient_accumulation == 1,
-                   .most_parts = {m->hidden_size / part + 1, m->intermediate_size / part + 1},
-                   .max_tokens = (int64_t)M,
-                   .workspace_bytes =
-                       M * (2 * (size_t)m->intermediate_size + 8 * Hd) +
-                       M / (size_t)shape->loss_chunks * (size_t)(m->vocab_size / part + 1) * 8};
+Backend backend_outline(const Config *c, const RunShape *shape, bool gpu) {
+  enum { LIBRARIES = 256 << 20 }; // code and workspace of cuBLASLt and cuDNN, roughly
+  const OpsConfig ops = ops_config(c, shape, c->train.sequence_length);
+  if (!gpu) return backend_cpu_outline(&ops);
+  const GpuOptions options = gpu_options(c, shape);
+  Backend be = backend_gpu_outline(&ops, &options);
+  be.workspace_bytes += LIBRARIES;
+  return be;
 }
 
 static size_t estimate_bytes(const Config *c, const RunShape *shape) {
-  const Backend sizes = gpu_outline(c, shape);
+  const OpsConfig ops = ops_config(c, shape, c->train.sequence_length);
+  const GpuOptions options = gpu_options(c, shape);
+  const Backend sizes = backend_gpu_outline(&ops, &options);
   MemoryPlan plan;
   memory_plan(&plan, &c->model, shape, &sizes);
   return plan.total_bytes;
@@ -96,23 +99,6 @@ static int64_t choose_loss_chunks(const Config *c, RunShape shape, size_t memory
     if ((double)(M / next * c->model.vocab_size) * 2 < 0.1 * (double)memory && next > 1) break;
   }
   return chunks;
-}
-
-static OpsConfig ops_config(const Config *c, const RunShape *shape, int64_t max_positions) {
-  const CpuProducts products = c->backend.cpu_products;
-  OpsConfig ops = llama_ops_config(&c->model, shape, max_positions, (int)c->backend.threads);
-  ops.moments = c->backend.moments;
-  ops.bf16_products =
-      products == PRODUCTS_BF16 || (products == PRODUCTS_AUTO && bf16_products_pay());
-  return ops;
-}
-
-Backend backend_outline(const Config *c, const RunShape *shape, bool gpu) {
-  enum { LIBRARIES = 256 << 20 }; // code and workspace of cuBLASLt and cuDNN, roughly
-  const OpsConfig ops = ops_config(c, shape, c->train.sequence_length);
-  Backend be = gpu ? gpu_outline(c, shape) : backend_cpu_outline(&ops);
-  if (gpu) be.workspace_bytes += LIBRARIES;
-  return be;
 }
 
 int backend_outlook(Outlook *o, const Config *c, RunShape *shape, Error *err) {

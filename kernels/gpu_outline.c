@@ -1,0 +1,32 @@
+#include "kernels/gpu_backends.h"
+
+enum { BF16 = 2, FP32 = 4 }; // bytes
+
+// Columns of the narrowest tile of each mainloop (kernels/fused/tiles.c): a tile writes a part.
+static int64_t narrowest_tile(const GpuOptions *o) {
+  return o->mainloop == MAINLOOP_MMA_SYNC ? 64 : 128;
+}
+
+void backend_gpu_sizes(Backend *be, const OpsConfig *c, const GpuOptions *o) {
+  const int64_t part = narrowest_tile(o);
+  be->act_bytes = BF16;
+  be->fp8_bytes = 1;
+  be->stat_bytes = be->master_bytes = FP32;
+  be->moment_bytes = c->moments == MOMENTS_BF16 ? BF16 : FP32;
+  be->grad_bytes = o->grads_fp32 ? FP32 : BF16;
+  be->rounds_gradients = !o->grads_fp32;
+  be->most_parts.sumsq = c->D / part + 1;
+  be->most_parts.s = c->F / part + 1;
+  be->max_tokens = c->max_tokens;
+}
+
+Backend backend_gpu_outline(const OpsConfig *c, const GpuOptions *o) {
+  const size_t F = (size_t)c->F, Hd = (size_t)(c->H * c->d),
+               loss_parts = (size_t)(c->V / narrowest_tile(o) + 1);
+  Backend be = {.name = "GPU"};
+  backend_gpu_sizes(&be, c, o);
+  // Scratch of the SwiGLU's and attention's backward, and two sums of each row of dlogits.
+  be.workspace_bytes = (size_t)c->max_tokens * (BF16 * F + 4 * BF16 * Hd) +
+                       (size_t)o->loss_tokens * loss_parts * 2 * FP32;
+  return be;
+}
