@@ -1,14 +1,9 @@
 // Which shapes of attention are planned for at a time, with counters in place of cuDNN and the GPU:
 // any number of shapes, the run's own always there, nothing freed that is in use.
 #include <cuda_runtime_api.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
-#include "tests/support/cmocka_all.h"
-
-#include "base/memory.h"
 #include "kernels/cuda/cuda.h"
+#include "tests/support/test.h"
 
 struct AttentionCudnn {
   int64_t B, T;
@@ -141,16 +136,14 @@ static void attend(Cuda *c, int64_t B, int64_t T) {
 }
 
 // As --eval of files of many lengths asks for them.
-static void any_number_of_shapes_is_served(void **state) {
-  (void)state;
+TEST(any_number_of_shapes_is_served) {
   Cuda *c = open_cuda(0, 0);
   for (int64_t i = 0; i < 200; i++) attend(c, 1 + i * 7 % 30, 16 << i % 3);
   assert_int_equal(plans_there(), MAX_ATTENTION_SHAPES);
   close_cuda(c);
 }
 
-static void the_shape_of_the_run_stays(void **state) {
-  (void)state;
+TEST(the_shape_of_the_run_stays) {
   Cuda *c = open_cuda(4, 128);
   attend(c, 4, 128);
   const AttentionCudnn *plan = machine.ran;
@@ -162,8 +155,7 @@ static void the_shape_of_the_run_stays(void **state) {
   close_cuda(c);
 }
 
-static void the_shape_that_was_used_longest_ago_makes_room(void **state) {
-  (void)state;
+TEST(the_shape_that_was_used_longest_ago_makes_room) {
   Cuda *c = open_cuda(0, 0);
   for (int64_t T = 1; T <= MAX_ATTENTION_SHAPES; T++) attend(c, 1, T);
   attend(c, 1, 1);
@@ -175,13 +167,4 @@ static void the_shape_that_was_used_longest_ago_makes_room(void **state) {
   attend(c, 1, 2);
   assert_int_equal(machine.created, MAX_ATTENTION_SHAPES + 2);
   close_cuda(c);
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(any_number_of_shapes_is_served),
-      cmocka_unit_test(the_shape_of_the_run_stays),
-      cmocka_unit_test(the_shape_that_was_used_longest_ago_makes_room),
-  };
-  return cmocka_run_group_tests_name("attention_plans", tests, NULL, NULL);
 }

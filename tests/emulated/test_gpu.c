@@ -2,14 +2,10 @@
 // old driver, old GPUs, several, and one that the program was not built for.
 #include <cublasLt.h>
 #include <cuda_runtime_api.h>
-#include <math.h>
-#include <stdio.h>
-#include <string.h>
-
-#include "tests/support/cmocka_all.h"
 
 #include "kernels/cuda/gpu.h"
 #include "kernels/cuda/kernels.h"
+#include "tests/support/test.h"
 
 typedef struct Card {
   const char *name;
@@ -92,8 +88,7 @@ static void set_machine(int count, Card first, Card second) {
   for (int i = 1; i < 4; i++) machine.cards[i] = second;
 }
 
-static void what_is_missing_is_said_in_one_sentence(void **state) {
-  (void)state;
+TEST(what_is_missing_is_said_in_one_sentence) {
   Gpu gpu;
   Error err;
   set_machine(1, ada, ada);
@@ -120,8 +115,7 @@ static void what_is_missing_is_said_in_one_sentence(void **state) {
                       "(A100, RTX 30 and newer)");
 }
 
-static void a_gpu_without_kernels_is_refused(void **state) {
-  (void)state;
+TEST(a_gpu_without_kernels_is_refused) {
   Gpu gpu;
   Error err;
   set_machine(1, ada, ada);
@@ -136,8 +130,7 @@ static void a_gpu_without_kernels_is_refused(void **state) {
                       "the GPU (NVIDIA GeForce RTX 4090) cannot be used: another failure");
 }
 
-static void of_several_the_first_is_taken_and_that_is_said(void **state) {
-  (void)state;
+TEST(of_several_the_first_is_taken_and_that_is_said) {
   Gpu gpu;
   Error err;
   set_machine(1, ada, turing);
@@ -157,8 +150,7 @@ static void of_several_the_first_is_taken_and_that_is_said(void **state) {
 }
 
 // Dense bf16 with fp32 accumulation, as NVIDIA's data sheets and whitepapers have it.
-static void peaks_are_those_of_the_data_sheets(void **state) {
-  (void)state;
+TEST(peaks_are_those_of_the_data_sheets) {
   static const struct {
     const char *name;
     int major, minor, sm_count;
@@ -186,14 +178,4 @@ static void peaks_are_those_of_the_data_sheets(void **state) {
       fail_msg("%s: %.1f TFLOP/s, not %.1f", cards[i].name, peak, cards[i].tflops);
   }
   assert_true(gpu_peak_flops("NVIDIA T4", 7, 5, 40, 1.59e9) == 0);
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(peaks_are_those_of_the_data_sheets),
-      cmocka_unit_test(what_is_missing_is_said_in_one_sentence),
-      cmocka_unit_test(a_gpu_without_kernels_is_refused),
-      cmocka_unit_test(of_several_the_first_is_taken_and_that_is_said),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

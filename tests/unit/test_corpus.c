@@ -1,19 +1,11 @@
 // The documents of files: fields of JSON, separators, compressed files, and where long documents
 // are cut. What is read must not depend on how it was packed.
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <cmocka.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <zlib.h>
 #include <zstd.h>
 
-#include "base/file.h"
-#include "base/memory.h"
 #include "data/prepare/corpus.h"
 #include "tests/support/data_test.h"
+#include "tests/support/test.h"
 
 // ---- One line of .jsonl
 
@@ -31,8 +23,7 @@ static void field_is(const char *line, const char *field, const char *expected, 
 
 #define FIELD_IS(line, field, expected) field_is(line, field, expected, sizeof expected - 1)
 
-static void a_field_is_unescaped(void **state) {
-  (void)state;
+TEST(a_field_is_unescaped) {
   FIELD_IS("{\"text\":\"a\"}", "text", "a");
   FIELD_IS(" { \"b\" : [ 1 , {\"text\" : 2} ] , \"text\" : \"a\" } ", "text", "a");
   FIELD_IS("{\"text\":\"\"}", "text", "");
@@ -46,8 +37,7 @@ static void a_field_is_unescaped(void **state) {
   FIELD_IS("{\"n\":[0,-0.5e+7,1E2,true,false,null,\"\",{},[]],\"text\":\"x\"}", "text", "x");
 }
 
-static void a_dotted_field_lies_in_objects(void **state) {
-  (void)state;
+TEST(a_dotted_field_lies_in_objects) {
   FIELD_IS("{\"c\":{\"b\":1},\"a\":{\"x\":{},\"b\":{\"c\":\"deep\"}}}", "a.b.c", "deep");
   FIELD_IS("{\"b\":\"no\",\"a\":{\"b\":\"yes\"}}", "a.b", "yes");
 }
@@ -62,8 +52,7 @@ static void is_refused(const char *line, const char *why) {
   assert_says(&err, why);
 }
 
-static void what_is_no_json_is_refused_with_its_column(void **state) {
-  (void)state;
+TEST(what_is_no_json_is_refused_with_its_column) {
   is_refused("{\"x\":1,}", "column 8: a key in quotes");
   is_refused("{\"x\" 1}", "column 6: a colon");
   is_refused("{\"x\":1 \"y\":2}", "column 8: a comma or }");
@@ -83,8 +72,7 @@ static void what_is_no_json_is_refused_with_its_column(void **state) {
   is_refused("", "column 1: a value");
 }
 
-static void a_line_without_the_field_is_refused(void **state) {
-  (void)state;
+TEST(a_line_without_the_field_is_refused) {
   is_refused("{\"b\":\"x\"}", "has no \"a.b\" string");
   is_refused("{\"a\":\"x\"}", "has no \"a.b\" string");
   is_refused("{\"a\":{\"b\":7}}", "has no \"a.b\" string");
@@ -93,8 +81,7 @@ static void a_line_without_the_field_is_refused(void **state) {
   is_refused("{\"a\":{\"b\":\"x\"},\"a\":1}", "has \"a.b\" twice");
 }
 
-static void values_too_deep_in_each_other_are_refused(void **state) {
-  (void)state;
+TEST(values_too_deep_in_each_other_are_refused) {
   for (int object = 0; object < 2; object++) {
     const size_t depth = 100000, unit = object ? 5 : 1;
     char *line = xmalloc(6 + depth * unit), *text;
@@ -113,8 +100,7 @@ static void values_too_deep_in_each_other_are_refused(void **state) {
 enum { MIB = 1 << 20 };
 static const ByteSet none;
 
-static void a_long_text_is_cut_behind_a_newline_between_words(void **state) {
-  (void)state;
+TEST(a_long_text_is_cut_behind_a_newline_between_words) {
   const size_t bytes = 3 * MIB;
   char *text = xmalloc(bytes);
   memset(text, 'a', bytes);
@@ -148,8 +134,7 @@ static void a_long_text_is_cut_behind_a_newline_between_words(void **state) {
   free(text);
 }
 
-static void more_is_asked_for_until_a_place_is_known(void **state) {
-  (void)state;
+TEST(more_is_asked_for_until_a_place_is_known) {
   const size_t bytes = (size_t)17 * MIB;
   char *text = xmalloc(bytes);
   for (size_t i = 0; i < bytes; i++) text[i] = "\xe2\x82\xac"[i % 3];
@@ -251,7 +236,7 @@ static void documents_are(const Corpus *options, const char *folder, const char 
   free(path);
 }
 
-static void a_separator_ends_documents(void **state) {
+TEST(a_separator_ends_documents) {
   const Corpus plain = {0}, split = {.separator = "<|end|>"};
   documents_are(&plain, *state, "a.txt", "\na\n<|end|>\nb\n", "<\na\n<|end|>\nb\n>");
   documents_are(&split, *state, "a.txt", "a\n<|end|>\nb\n", "<a><b\n>");
@@ -262,7 +247,7 @@ static void a_separator_ends_documents(void **state) {
   documents_are(&split, *state, "a.txt", "<|end<|end|>|>", "<<|end><|>>");
 }
 
-static void lines_are_documents_whatever_the_end_of_the_file(void **state) {
+TEST(lines_are_documents_whatever_the_end_of_the_file) {
   const Corpus plain = {0}, other = {.field = "x.y"};
   documents_are(&plain, *state, "a.jsonl",
                 "{\"text\":\"a\"}\n\n{\"text\":\"\"}\r\n{\"text\":\"b\"}", "<a><b>");
@@ -271,7 +256,7 @@ static void lines_are_documents_whatever_the_end_of_the_file(void **state) {
 }
 
 // A separator at, before and behind every border of blocks and pieces.
-static void documents_of_any_length_come_whole(void **state) {
+TEST(documents_of_any_length_come_whole) {
   const Corpus split = {.separator = "\n--\n"};
   char *path = xasprintf("%s/long.txt", (char *)*state);
   const size_t sizes[] = {MIB - 5, MIB, 1, MIB + 4, 5 * MIB + 17, 2, 3 * MIB};
@@ -315,7 +300,7 @@ static int read_all(const char *path, Error *err) {
 
 // Cut at any length, and with any byte flipped, a packed file gives a sentence or, where a flipped
 // bit means nothing, the text; never silence about a missing part.
-static void a_damaged_file_is_refused(void **state) {
+TEST(a_damaged_file_is_refused) {
   char *path = xasprintf("%s/damaged.jsonl", (char *)*state);
   char text[6000] = "";
   for (int i = 0; i < 100; i++)
@@ -355,19 +340,4 @@ static void a_damaged_file_is_refused(void **state) {
   free(path);
 }
 
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(a_field_is_unescaped),
-      cmocka_unit_test(a_dotted_field_lies_in_objects),
-      cmocka_unit_test(what_is_no_json_is_refused_with_its_column),
-      cmocka_unit_test(a_line_without_the_field_is_refused),
-      cmocka_unit_test(values_too_deep_in_each_other_are_refused),
-      cmocka_unit_test(a_long_text_is_cut_behind_a_newline_between_words),
-      cmocka_unit_test(more_is_asked_for_until_a_place_is_known),
-      cmocka_unit_test(a_separator_ends_documents),
-      cmocka_unit_test(lines_are_documents_whatever_the_end_of_the_file),
-      cmocka_unit_test(documents_of_any_length_come_whole),
-      cmocka_unit_test(a_damaged_file_is_refused),
-  };
-  return cmocka_run_group_tests_name("corpus", tests, make_folder, remove_folder);
-}
+TEST_GROUP(make_folder, remove_folder);

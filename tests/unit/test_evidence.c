@@ -1,16 +1,8 @@
 // What a run keeps of a step that was not finite.
-#include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
 #include <cjson/cJSON.h>
 
-#include "tests/support/cmocka_all.h"
-
-#include "base/file.h"
-#include "base/memory.h"
 #include "tests/support/data_test.h"
+#include "tests/support/test.h"
 #include "tests/support/tiny_run.h"
 #include "tests/support/tiny_training.h"
 
@@ -46,7 +38,7 @@ static double number(const cJSON *object, const char *name) {
   return item->valuedouble;
 }
 
-static void a_step_that_is_not_finite_leaves_its_batch_and_norms(void **state) {
+TEST_WITH(a_step_that_is_not_finite_leaves_its_batch_and_norms, make_tokens_folder, remove_folder) {
   EvidenceTest t = open_test(*state);
   Error err = {""};
   run_watch_step(&t.run, &t.line, t.end);
@@ -91,7 +83,7 @@ static void a_step_that_is_not_finite_leaves_its_batch_and_norms(void **state) {
   cJSON_Delete(tree);
 }
 
-static void cases_are_apart(void **state) {
+TEST_WITH(cases_are_apart, make_tokens_folder, remove_folder) {
   EvidenceTest t = open_test(*state);
   run_watch_step(&t.run, &t.line, t.end);
   t.line.step = STEPS + 1; // another row
@@ -103,7 +95,7 @@ static void cases_are_apart(void **state) {
   run_close(&t.run);
 }
 
-static void a_gradient_that_is_not_finite_is_counted(void **state) {
+TEST_WITH(a_gradient_that_is_not_finite_is_counted, make_tokens_folder, remove_folder) {
   EvidenceTest t = open_test(*state);
   Error err = {""};
   const ParamTensor *p = &t.run.llama.tensors[param_index(&t.run.config.model, PARAM_DOWN, 0)];
@@ -129,15 +121,4 @@ static void a_gradient_that_is_not_finite_is_counted(void **state) {
   }
   cJSON_Delete(tree);
   run_close(&t.run);
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test_setup_teardown(a_step_that_is_not_finite_leaves_its_batch_and_norms,
-                                      make_tokens_folder, remove_folder),
-      cmocka_unit_test_setup_teardown(cases_are_apart, make_tokens_folder, remove_folder),
-      cmocka_unit_test_setup_teardown(a_gradient_that_is_not_finite_is_counted, make_tokens_folder,
-                                      remove_folder),
-  };
-  return cmocka_run_group_tests_name("test_evidence", tests, NULL, NULL);
 }

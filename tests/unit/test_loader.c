@@ -1,19 +1,10 @@
 // The loader: what an epoch holds, in which order, and that a cursor is all there is to resume.
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <cmocka.h>
 #include <inttypes.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
-#include "base/file.h"
-#include "base/memory.h"
 #include "tests/support/data_test.h"
+#include "tests/support/test.h"
 
-static void permute_is_a_bijection(void **state) {
-  (void)state;
+TEST(permute_is_a_bijection) {
   static const uint64_t sizes[] = {1, 2, 3, 4, 5, 64, 65, 100, 1000, 4096, 4097};
   for (size_t s = 0; s < sizeof sizes / sizeof *sizes; s++) {
     for (uint64_t key = 0; key < 20; key++) {
@@ -29,8 +20,7 @@ static void permute_is_a_bijection(void **state) {
   }
 }
 
-static void permute_stays_in_range_for_huge_sets(void **state) {
-  (void)state;
+TEST(permute_stays_in_range_for_huge_sets) {
   static const uint64_t sizes[] = {(uint64_t)1 << 32, ((uint64_t)1 << 40) + 1,
                                    ((uint64_t)1 << 62) + 1, UINT64_MAX};
   for (size_t s = 0; s < sizeof sizes / sizeof *sizes; s++)
@@ -42,8 +32,7 @@ static void permute_stays_in_range_for_huge_sets(void **state) {
 
 // Over the keys, every position is as likely as every other: chi-squared of n cells, n - 1 degrees
 // of freedom, mean n - 1 and standard deviation sqrt(2 (n - 1)); 6 of them are the bound.
-static void permute_spreads_positions_evenly_over_the_keys(void **state) {
-  (void)state;
+TEST(permute_spreads_positions_evenly_over_the_keys) {
   static const struct {
     uint64_t n;
     double bound;
@@ -61,8 +50,7 @@ static void permute_spreads_positions_evenly_over_the_keys(void **state) {
   }
 }
 
-static void permute_depends_on_the_key(void **state) {
-  (void)state;
+TEST(permute_depends_on_the_key) {
   int same = 0, fixed = 0;
   for (uint64_t i = 0; i < 1000; i++) {
     same += permute(i, 1000, 1) == permute(i, 1000, 2);
@@ -100,7 +88,7 @@ static int inputs_between(const int *inputs, int first, int last) {
   return total;
 }
 
-static void a_shuffled_epoch_visits_every_window_once(void **state) {
+TEST(a_shuffled_epoch_visits_every_window_once) {
   const int64_t T = 7, B = 5;
   write_count(*state, "once-0.bin", 0, 7 * 31 + 4);    // 31 fit: 30
   write_count(*state, "once-1.bin", 1000, 7 * 16 + 1); // 16 fit: 15
@@ -123,7 +111,7 @@ static void a_shuffled_epoch_visits_every_window_once(void **state) {
 }
 
 // The lowest token of an epoch is the file's offset: every one in [0, T) turns up, and no other.
-static void the_offset_of_an_epoch_covers_the_window(void **state) {
+TEST(the_offset_of_an_epoch_covers_the_window) {
   enum { T = 8, WINDOWS = 10, EPOCHS = 200 };
   write_count(*state, "offset.bin", 0, T * (WINDOWS + 1) + 1);
   Loader *loader = open_or_fail(*state, "offset.bin",
@@ -145,7 +133,7 @@ static void the_offset_of_an_epoch_covers_the_window(void **state) {
 }
 
 // Too short for T offsets: the window moves between the file's two ends, and no further.
-static void a_single_window_moves_within_its_file(void **state) {
+TEST(a_single_window_moves_within_its_file) {
   enum { T = 8, EPOCHS = 200 };
   for (int32_t count = T + 1; count <= 2 * T; count++) {
     write_count(*state, "single.bin", 0, count);
@@ -164,7 +152,7 @@ static void a_single_window_moves_within_its_file(void **state) {
   }
 }
 
-static void an_epoch_has_its_own_order_and_a_seed_its_own_epochs(void **state) {
+TEST(an_epoch_has_its_own_order_and_a_seed_its_own_epochs) {
   enum { T = 4, B = 50 };
   write_count(*state, "order.bin", 0, T * (B + 1) + 1);
   int32_t first[B * T], second[B * T], other[B * T], again[B * T], targets[B * T];
@@ -191,7 +179,7 @@ static void an_epoch_has_its_own_order_and_a_seed_its_own_epochs(void **state) {
 }
 
 // Batches of 4 out of 10 windows: the third spans two epochs.
-static void a_sought_loader_gives_the_batches_of_one_that_ran(void **state) {
+TEST(a_sought_loader_gives_the_batches_of_one_that_ran) {
   enum { T = 5, B = 4, BATCHES = 23 };
   write_count(*state, "seek-0.bin", 0, T * 7 + 3);
   write_count(*state, "seek-1.bin", 500, T * 5 + 1);
@@ -213,7 +201,7 @@ static void a_sought_loader_gives_the_batches_of_one_that_ran(void **state) {
   loader_close(loader);
 }
 
-static void a_batch_spans_epochs_without_losing_a_window(void **state) {
+TEST(a_batch_spans_epochs_without_losing_a_window) {
   enum { T = 3, WINDOWS = 7, B = 5 };
   write_count(*state, "span.bin", 0, T * (WINDOWS + 1) + 1);
   Loader *loader = open_or_fail(*state, "span.bin",
@@ -228,7 +216,7 @@ static void a_batch_spans_epochs_without_losing_a_window(void **state) {
   loader_close(loader);
 }
 
-static void without_shuffle_windows_come_in_file_order(void **state) {
+TEST(without_shuffle_windows_come_in_file_order) {
   enum { T = 4, B = 3 };
   write_count(*state, "plain-1.bin", 100, T * 2 + 1); // 2 windows; named after plain-0
   write_count(*state, "plain-0.bin", 0, T * 4 + 4);   // 4 windows and 3 tokens too few for a fifth
@@ -248,7 +236,7 @@ static void without_shuffle_windows_come_in_file_order(void **state) {
   loader_close(loader);
 }
 
-static void a_single_window_is_that_of_its_cursor(void **state) {
+TEST(a_single_window_is_that_of_its_cursor) {
   enum { T = 4, B = 3, BATCHES = 4 };
   write_count(*state, "alone.bin", 0, T * 7 + 3);
   Loader *loader = open_or_fail(*state, "alone.bin",
@@ -284,7 +272,7 @@ static void check_least(const char *folder, int64_t B, int64_t T, bool shuffle, 
   loader_close(loader);
 }
 
-static void a_set_smaller_than_a_batch_says_how_many_tokens_it_needs(void **state) {
+TEST(a_set_smaller_than_a_batch_says_how_many_tokens_it_needs) {
   check_least(*state, 1, 1, false, 2);
   check_least(*state, 1, 16, true, 17);
   check_least(*state, 2, 16, true, 49);
@@ -292,7 +280,7 @@ static void a_set_smaller_than_a_batch_says_how_many_tokens_it_needs(void **stat
   check_least(*state, 12, 64, true, 13 * 64 + 1);
 }
 
-static void a_pattern_that_matches_nothing_suggests_prepare(void **state) {
+TEST(a_pattern_that_matches_nothing_suggests_prepare) {
   Error err;
   const LoaderConfig config = {.batch = 1, .seq = 1};
   assert_null(try_open(*state, "nothing-*.bin", config, &err));
@@ -302,7 +290,7 @@ static void a_pattern_that_matches_nothing_suggests_prepare(void **state) {
   assert_says(&err, "./prepare");
 }
 
-static void a_folder_stands_for_the_files_of_its_split(void **state) {
+TEST(a_folder_stands_for_the_files_of_its_split) {
   Error err;
   LoaderConfig config = {.split = "other", .batch = 1, .seq = 1};
   assert_null(try_open(*state, ".", config, &err));
@@ -316,12 +304,12 @@ static void a_folder_stands_for_the_files_of_its_split(void **state) {
   loader_close(loader);
 }
 
-static void a_name_with_brackets_is_found(void **state) {
+TEST(a_name_with_brackets_is_found) {
   write_count(*state, "odd[1].bin", 0, 10);
   loader_close(open_or_fail(*state, "odd[1].bin", (LoaderConfig){.batch = 1, .seq = 3}));
 }
 
-static void a_faulty_file_among_good_ones_is_named(void **state) {
+TEST(a_faulty_file_among_good_ones_is_named) {
   write_count(*state, "mixed-0.bin", 0, 100);
   write_count(*state, "mixed-1.bin", 300, 100);
   const LoaderConfig config = {.batch = 1, .seq = 3, .vocab_size = 350};
@@ -335,25 +323,4 @@ static void a_faulty_file_among_good_ones_is_named(void **state) {
   assert_says(&err, "mixed-2.bin' is not a token file");
 }
 
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(permute_is_a_bijection),
-      cmocka_unit_test(permute_stays_in_range_for_huge_sets),
-      cmocka_unit_test(permute_spreads_positions_evenly_over_the_keys),
-      cmocka_unit_test(permute_depends_on_the_key),
-      cmocka_unit_test(a_shuffled_epoch_visits_every_window_once),
-      cmocka_unit_test(the_offset_of_an_epoch_covers_the_window),
-      cmocka_unit_test(a_single_window_moves_within_its_file),
-      cmocka_unit_test(an_epoch_has_its_own_order_and_a_seed_its_own_epochs),
-      cmocka_unit_test(a_sought_loader_gives_the_batches_of_one_that_ran),
-      cmocka_unit_test(a_batch_spans_epochs_without_losing_a_window),
-      cmocka_unit_test(without_shuffle_windows_come_in_file_order),
-      cmocka_unit_test(a_single_window_is_that_of_its_cursor),
-      cmocka_unit_test(a_set_smaller_than_a_batch_says_how_many_tokens_it_needs),
-      cmocka_unit_test(a_pattern_that_matches_nothing_suggests_prepare),
-      cmocka_unit_test(a_folder_stands_for_the_files_of_its_split),
-      cmocka_unit_test(a_name_with_brackets_is_found),
-      cmocka_unit_test(a_faulty_file_among_good_ones_is_named),
-  };
-  return cmocka_run_group_tests_name("loader", tests, make_folder, remove_folder);
-}
+TEST_GROUP(make_folder, remove_folder);

@@ -1,15 +1,5 @@
 // What ./prepare is made of: dataset.json is read back and checked, and text that is cut into
 // pieces and encoded on several threads has the ids of the whole.
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <cmocka.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include "base/file.h"
-#include "base/memory.h"
 #include "base/rng.h"
 #include "data/prepare/corpus.h"
 #include "data/prepare/encoding.h"
@@ -17,10 +7,11 @@
 #include "data/tokenizer/train.h"
 #include "tests/support/data_test.h"
 #include "tests/support/dataset_reader.h"
+#include "tests/support/test.h"
 
 // ---- dataset.json
 
-static void a_dataset_is_read_back(void **state) {
+TEST(a_dataset_is_read_back) {
   uint64_t checksums[3] = {1, UINT64_MAX, 0x0123456789abcdef};
   static const char name[] = "a \"name\"\n";
   const Dataset written = {.tokenizer = name,
@@ -74,7 +65,7 @@ static void refused(const char *folder, const char *part, const char *by, const 
   free(json);
 }
 
-static void a_dataset_json_that_is_wrong_is_refused(void **state) {
+TEST(a_dataset_json_that_is_wrong_is_refused) {
   refused(*state, "258", "259", NULL);
   refused(*state, "\"format\": 1", "\"format\": 2", "2 is not a whole number from 1 to 1");
   refused(*state, "\"seed\": 3", "\"sead\": 3", "'sead' is unknown");
@@ -183,7 +174,7 @@ static TokenIds encode_pieces(const Tokenizer *tokenizer, const char *text, size
   return all;
 }
 
-static void pieces_on_any_number_of_threads_have_the_ids_of_the_whole(void **state) {
+TEST(pieces_on_any_number_of_threads_have_the_ids_of_the_whole) {
   enum { BYTES = 9 << 20, TRAIN_BYTES = 100000 };
   char *text = mixed_text(BYTES);
   const size_t bytes = strlen(text);
@@ -204,7 +195,7 @@ static void pieces_on_any_number_of_threads_have_the_ids_of_the_whole(void **sta
 }
 
 // Every place that is safe to cut, not only those that pieces of a MiB happen to meet at.
-static void a_cut_at_any_safe_place_keeps_the_ids(void **state) {
+TEST(a_cut_at_any_safe_place_keeps_the_ids) {
   enum { BYTES = 20000, MIB = 1 << 20 };
   char *text = mixed_text(BYTES);
   const size_t bytes = strlen(text);
@@ -241,8 +232,7 @@ static void a_cut_at_any_safe_place_keeps_the_ids(void **state) {
 
 // A vocabulary without a pre-tokenizer, whose tokens hold a newline and what follows: "c\nd",
 // "\ne".
-static void a_cut_spares_what_tokens_have_across_a_newline(void **state) {
-  (void)state;
+TEST(a_cut_spares_what_tokens_have_across_a_newline) {
   enum { LINES = 400000 };
   static const char json[] =
       "{\"model\":{\"type\":\"BPE\",\"byte_fallback\":true,\"vocab\":{\"c\":0,\"d\":1,\"e\":2,"
@@ -271,13 +261,4 @@ static void a_cut_spares_what_tokens_have_across_a_newline(void **state) {
   tokenizer_close(tokenizer);
 }
 
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(a_dataset_is_read_back),
-      cmocka_unit_test(a_dataset_json_that_is_wrong_is_refused),
-      cmocka_unit_test(pieces_on_any_number_of_threads_have_the_ids_of_the_whole),
-      cmocka_unit_test(a_cut_spares_what_tokens_have_across_a_newline),
-      cmocka_unit_test(a_cut_at_any_safe_place_keeps_the_ids),
-  };
-  return cmocka_run_group_tests_name("prepare", tests, make_folder, remove_folder);
-}
+TEST_GROUP(make_folder, remove_folder);

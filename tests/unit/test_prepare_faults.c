@@ -4,24 +4,16 @@
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <cmocka.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "base/file.h"
-#include "base/memory.h"
 #include "data/prepare/run.h"
 #include "data/tokenizer/tokenizer.h"
 #include "data/tokens.h"
 #include "tests/support/data_test.h"
 #include "tests/support/faults.h"
 #include "tests/support/dataset_reader.h"
+#include "tests/support/test.h"
 
 // The seeds of the datasets, which tell them apart.
 enum { NOTHING = 0, BEFORE = 1, DURING = 2, AFTER = 3 };
@@ -172,26 +164,26 @@ static void run_scenario(void **state, Scenario scenario) {
   printf("# %s: %d faults\n", scenario.name, faults);
 }
 
-static void a_struck_first_run_leaves_nothing_or_a_dataset(void **state) {
+TEST(a_struck_first_run_leaves_nothing_or_a_dataset) {
   run_scenario(state, (Scenario){.name = "first run", .out = "new/set"});
 }
 
-static void a_struck_run_leaves_the_old_or_the_new_dataset(void **state) {
+TEST(a_struck_run_leaves_the_old_or_the_new_dataset) {
   run_scenario(state, (Scenario){.name = "forced run", .out = "set", .before = true});
 }
 
-static void the_same_holds_on_file_systems_without_exchange(void **state) {
+TEST(the_same_holds_on_file_systems_without_exchange) {
   run_scenario(state, (Scenario){.name = "forced run without exchange",
                                  .out = "set",
                                  .before = true,
                                  .no_exchange = true});
 }
 
-static void the_same_holds_of_standard_input(void **state) {
+TEST(the_same_holds_of_standard_input) {
   run_scenario(state, (Scenario){.name = "from standard input", .out = "set", .from_stdin = true});
 }
 
-static void an_encoder_without_memory_ends_it_with_a_sentence(void **state) {
+TEST(an_encoder_without_memory_ends_it_with_a_sentence) {
   Test t = open_test(*state, (Scenario){.name = "no memory", .out = "set"});
   int at = 1;
   while (strike(&t, NO_MEMORY, at)) at += fault_stride();
@@ -199,13 +191,4 @@ static void an_encoder_without_memory_ends_it_with_a_sentence(void **state) {
   assert_true(at > 2);
 }
 
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(a_struck_first_run_leaves_nothing_or_a_dataset),
-      cmocka_unit_test(a_struck_run_leaves_the_old_or_the_new_dataset),
-      cmocka_unit_test(the_same_holds_on_file_systems_without_exchange),
-      cmocka_unit_test(the_same_holds_of_standard_input),
-      cmocka_unit_test(an_encoder_without_memory_ends_it_with_a_sentence),
-  };
-  return cmocka_run_group_tests_name("prepare faults", tests, make_folder, remove_folder);
-}
+TEST_GROUP(make_folder, remove_folder);

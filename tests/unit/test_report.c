@@ -1,22 +1,15 @@
 // Learning-rate schedules, and what a run writes to its log.
-#include <math.h>
-#include <stdio.h>
 #include <signal.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/resource.h>
 #include <unistd.h>
 
 #include <cjson/cJSON.h>
 
-#include "tests/support/cmocka_all.h"
-
-#include "base/file.h"
-#include "base/memory.h"
 #include "base/text.h"
 #include "model/run/log.h"
 #include "model/optimizer.h"
 #include "tests/support/faults.h"
+#include "tests/support/test.h"
 #include "tests/support/tiny_run.h"
 
 static OptimizerConfig schedule(Schedule kind, int64_t warmup, int64_t decay) {
@@ -31,8 +24,7 @@ static void near(double a, double b) {
   if (!(fabs(a - b) <= 1e-12)) fail_msg("%.17g is not %.17g", a, b);
 }
 
-static void warmup_rises_linearly_to_the_peak(void **state) {
-  (void)state;
+TEST(warmup_rises_linearly_to_the_peak) {
   for (Schedule kind = SCHEDULE_CONSTANT; kind <= SCHEDULE_WSD; kind++) {
     const OptimizerConfig o = schedule(kind, 4, 10);
     near(learning_rate(&o, 0, 100), 0.25);
@@ -46,8 +38,7 @@ static double cosine(double t) {
   return 0.1 + 0.9 * 0.5 * (1 + cos(3.14159265358979323846 * t));
 }
 
-static void a_cosine_would_reach_the_minimum_after_the_last_step(void **state) {
-  (void)state;
+TEST(a_cosine_would_reach_the_minimum_after_the_last_step) {
   const OptimizerConfig o = schedule(SCHEDULE_COSINE, 1, 0);
   near(learning_rate(&o, 1, 101), 1);
   near(learning_rate(&o, 51, 101), 0.55);
@@ -56,8 +47,7 @@ static void a_cosine_would_reach_the_minimum_after_the_last_step(void **state) {
   near(learning_rate(&o, 101, 101), 0.1);
 }
 
-static void wsd_is_flat_and_then_falls_linearly(void **state) {
-  (void)state;
+TEST(wsd_is_flat_and_then_falls_linearly) {
   const OptimizerConfig o = schedule(SCHEDULE_WSD, 0, 10);
   near(learning_rate(&o, 0, 100), 1);
   near(learning_rate(&o, 90, 100), 1);
@@ -68,8 +58,7 @@ static void wsd_is_flat_and_then_falls_linearly(void **state) {
 }
 
 // Whatever the schedule and its minimum.
-static void a_single_step_trains_at_the_peak(void **state) {
-  (void)state;
+TEST(a_single_step_trains_at_the_peak) {
   for (Schedule kind = SCHEDULE_CONSTANT; kind <= SCHEDULE_WSD; kind++)
     for (int64_t warmup = 0; warmup <= 5; warmup += 5) {
       OptimizerConfig o = schedule(kind, warmup, 3);
@@ -78,8 +67,7 @@ static void a_single_step_trains_at_the_peak(void **state) {
     }
 }
 
-static void a_short_trial_warms_up_for_a_tenth_and_decays_for_a_fifth(void **state) {
-  (void)state;
+TEST(a_short_trial_warms_up_for_a_tenth_and_decays_for_a_fifth) {
   OptimizerConfig o = schedule(SCHEDULE_COSINE, 21, 0);
   near(learning_rate(&o, 0, 20), 1. / 3);
   near(learning_rate(&o, 2, 20), 1);
@@ -91,8 +79,7 @@ static void a_short_trial_warms_up_for_a_tenth_and_decays_for_a_fifth(void **sta
   near(learning_rate(&o, 16, 20), 0.1 + 0.9 * 4 / 5);
 }
 
-static void counts_and_times_read_well(void **state) {
-  (void)state;
+TEST(counts_and_times_read_well) {
   assert_string_equal(count_text(950).text, "950");
   assert_string_equal(count_text(21800).text, "21.8k");
   assert_string_equal(count_text(999600).text, "1.00M");
@@ -114,8 +101,7 @@ static cJSON *record(const char *text, int index) {
   return json;
 }
 
-static void the_log_is_one_json_object_a_line(void **state) {
-  (void)state;
+TEST(the_log_is_one_json_object_a_line) {
   char *dir = temporary_folder(), *path = xasprintf("%s/log.jsonl", dir), *text;
   size_t bytes;
   Error err;
@@ -172,8 +158,7 @@ static const cJSON *item(const cJSON *object, const char *name) {
   return found;
 }
 
-static void the_start_has_the_whole_plan_and_config_in_utf8(void **state) {
-  (void)state;
+TEST(the_start_has_the_whole_plan_and_config_in_utf8) {
   char *dir = temporary_folder(), *path = xasprintf("%s/log.jsonl", dir), *text;
   size_t bytes;
   Error err;
@@ -235,8 +220,7 @@ static void the_start_has_the_whole_plan_and_config_in_utf8(void **state) {
   free(dir);
 }
 
-static void an_end_is_one_of_that_step(void **state) {
-  (void)state;
+TEST(an_end_is_one_of_that_step) {
   char *dir = temporary_folder();
   Error err;
   RunLog log;
@@ -253,8 +237,7 @@ static void an_end_is_one_of_that_step(void **state) {
   free(dir);
 }
 
-static void the_log_has_where_a_start_took_its_time(void **state) {
-  (void)state;
+TEST(the_log_has_where_a_start_took_its_time) {
   char *dir = temporary_folder(), *path = xasprintf("%s/log.jsonl", dir), *text;
   size_t bytes;
   Error err;
@@ -317,8 +300,7 @@ static void log_test_close(LogTest *t) {
 #define STOP(step) "{\"kind\":\"stop\",\"step\":" #step ",\"reason\":\"x\"}\n"
 #define SAVE(step) "{\"kind\":\"save\",\"step\":" #step ",\"path\":\"p\"}\n"
 
-static void a_full_disk_leaves_no_part_of_a_line(void **state) {
-  (void)state;
+TEST(a_full_disk_leaves_no_part_of_a_line) {
   LogTest t = log_test_open(STOP(1));
   const struct rlimit free_disk = {RLIM_INFINITY, RLIM_INFINITY},
                       full_disk = {2 * strlen(STOP(1)) + 5, RLIM_INFINITY};
@@ -332,8 +314,7 @@ static void a_full_disk_leaves_no_part_of_a_line(void **state) {
   log_test_close(&t);
 }
 
-static void what_a_crash_tore_is_cut_off(void **state) {
-  (void)state;
+TEST(what_a_crash_tore_is_cut_off) {
   enum { LONG = 200000 }; // several blocks
   char *torn = xcalloc(LONG + 1, 1), *before = xasprintf("%s%s", STOP(1), STOP(2));
   memset(torn, 'x', LONG);
@@ -351,8 +332,7 @@ static void what_a_crash_tore_is_cut_off(void **state) {
   free(torn);
 }
 
-static void a_save_is_synced_and_its_line_comes_once(void **state) {
-  (void)state;
+TEST(a_save_is_synced_and_its_line_comes_once) {
   LogTest t = log_test_open(SAVE(1) STOP(20));
   log_saved_before(&t.log, 1, "p");
   assert_string_equal(log_text(&t), SAVE(1) STOP(20));
@@ -403,8 +383,7 @@ static void printed_close(PrintedLog *p) {
 }
 
 // What a run in FP8 writes besides: on the progress line only where something was clipped.
-static void fp8_names_its_peak_and_counts_saturated_tensors(void **state) {
-  (void)state;
+TEST(fp8_names_its_peak_and_counts_saturated_tensors) {
   PrintedLog p;
   printed_open(&p);
   StepLine line = {.step = 1, .ms = 2, .tokens = 64, .mfu = 0.25, .applied = true};
@@ -441,8 +420,7 @@ static void expect_number(const cJSON *object, const char *name, double value) {
     near(item->valuedouble, value);
 }
 
-static void a_validation_says_what_is_known_of_it(void **state) {
-  (void)state;
+TEST(a_validation_says_what_is_known_of_it) {
   PrintedLog p;
   printed_open(&p);
   ValLine val = {.step = 10, .loss = 1.5, .error = 0.125, .bits_per_byte = 2.25, .tokens = 640};
@@ -472,25 +450,4 @@ static void a_validation_says_what_is_known_of_it(void **state) {
                                "step 10 | validation loss 1.5000 over 640 tokens\n"
                                "step 10 | validation loss 1.5000 over 640 tokens, all windows\n");
   printed_close(&p);
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(warmup_rises_linearly_to_the_peak),
-      cmocka_unit_test(a_cosine_would_reach_the_minimum_after_the_last_step),
-      cmocka_unit_test(wsd_is_flat_and_then_falls_linearly),
-      cmocka_unit_test(a_single_step_trains_at_the_peak),
-      cmocka_unit_test(a_short_trial_warms_up_for_a_tenth_and_decays_for_a_fifth),
-      cmocka_unit_test(counts_and_times_read_well),
-      cmocka_unit_test(the_log_is_one_json_object_a_line),
-      cmocka_unit_test(the_start_has_the_whole_plan_and_config_in_utf8),
-      cmocka_unit_test(an_end_is_one_of_that_step),
-      cmocka_unit_test(the_log_has_where_a_start_took_its_time),
-      cmocka_unit_test(a_full_disk_leaves_no_part_of_a_line),
-      cmocka_unit_test(what_a_crash_tore_is_cut_off),
-      cmocka_unit_test(a_save_is_synced_and_its_line_comes_once),
-      cmocka_unit_test(fp8_names_its_peak_and_counts_saturated_tensors),
-      cmocka_unit_test(a_validation_says_what_is_known_of_it),
-  };
-  return cmocka_run_group_tests_name("test_report", tests, NULL, NULL);
 }

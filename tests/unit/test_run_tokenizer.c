@@ -1,11 +1,8 @@
 // Which tokenizer a run gets, and which token files and vocabularies it refuses.
-#include <stdlib.h>
-
-#include "base/file.h"
 #include "base/json.h"
-#include "base/memory.h"
 #include "model/run/tokenizer.h"
 #include "tests/support/config_test.h"
+#include "tests/support/test.h"
 #include "tests/support/tiny_run.h"
 
 enum { OTHERS = 12345 }; // a fingerprint that no tokenizer here has
@@ -98,8 +95,7 @@ static void check_case(const char *folder, const Case *c) {
   loader_close(train);
 }
 
-static void files_and_vocabulary_must_be_the_tokenizers(void **state) {
-  (void)state;
+TEST(files_and_vocabulary_must_be_the_tokenizers) {
   const uint64_t bytes = fingerprint(BYTES_NAME);
   const Case cases[] = {
       {0, 0, "", "", 258, "bytes", {NULL}},
@@ -127,8 +123,7 @@ static void files_and_vocabulary_must_be_the_tokenizers(void **state) {
   drop(folder);
 }
 
-static void the_data_name_their_tokenizer_before_the_model_does(void **state) {
-  (void)state;
+TEST(the_data_name_their_tokenizer_before_the_model_does) {
   char *data = folder_with_tokenizer(20), *model = folder_with_tokenizer(25),
        *plain = temporary_folder();
   const uint64_t bytes = fingerprint(BYTES_NAME), datas = fingerprint(data),
@@ -163,12 +158,4 @@ static void the_data_name_their_tokenizer_before_the_model_does(void **state) {
   drop(data);
   drop(model);
   drop(plain);
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(files_and_vocabulary_must_be_the_tokenizers),
-      cmocka_unit_test(the_data_name_their_tokenizer_before_the_model_does),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

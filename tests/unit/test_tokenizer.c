@@ -1,19 +1,10 @@
 // The tokenizer against what the Python package tokenizers gives, by small tokenizers of every kind
 // that people have (scripts/check_tokenizers.py --fixtures makes them), and its own promises.
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <cmocka.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include "base/file.h"
 #include "base/json.h"
-#include "base/memory.h"
 #include "base/text.h"
 #include "data/tokenizer/tokenizer.h"
 #include "tests/support/data_test.h"
+#include "tests/support/test.h"
 
 #define FIXTURES "tests/fixtures/tokenizers/"
 
@@ -150,8 +141,7 @@ static void expect_joined(const char *more, const char *token, int count) {
 #define NORMAL(type, more) "\"normalizer\":{\"type\":\"" type "\"" more "},"
 #define REPLACE(from) NORMAL("Replace", ",\"pattern\":{\"String\":\"" from "\"},\"content\":\"_\"")
 
-static void it_is_known_what_a_token_reaches_across_a_newline(void **state) {
-  (void)state;
+TEST(it_is_known_what_a_token_reaches_across_a_newline) {
   static const char *const changes[] = {NORMAL("NFC", ""), REPLACE("b"), REPLACE("b ")};
   expect_joined("", "ab", 0);
   expect_joined("", "a\\n", 0);
@@ -168,8 +158,7 @@ static void it_is_known_what_a_token_reaches_across_a_newline(void **state) {
   expect_joined("\"added_tokens\":[{\"id\":4,\"content\":\"x\\ny\"}],", "ab", 1);
 }
 
-static void ids_and_text_are_those_of_the_python_package(void **state) {
-  (void)state;
+TEST(ids_and_text_are_those_of_the_python_package) {
   check_fixture("llama3", 310, NO_TOKEN);
   check_fixture("gpt2", NO_TOKEN, NO_TOKEN);
   check_fixture("smollm", NO_TOKEN, NO_TOKEN);
@@ -201,15 +190,13 @@ static void check_bytes_come_back(const char *path) {
   tokenizer_close(t);
 }
 
-static void broken_utf8_comes_back(void **state) {
-  (void)state;
+TEST(broken_utf8_comes_back) {
   check_bytes_come_back(BYTES_NAME);
   check_bytes_come_back(FIXTURES "llama3");
   check_bytes_come_back(FIXTURES "smollm");
 }
 
-static void the_byte_tokenizer_is_bytes(void **state) {
-  (void)state;
+TEST(the_byte_tokenizer_is_bytes) {
   Tokenizer *t = open_it(BYTES_NAME);
   const TokenizerFacts *facts = tokenizer_facts(t);
   assert_string_equal(facts->name, BYTES_NAME);
@@ -226,8 +213,7 @@ static void the_byte_tokenizer_is_bytes(void **state) {
 }
 
 // What a decoder shows at once, and what it holds back.
-static void a_decoder_gives_whole_characters(void **state) {
-  (void)state;
+TEST(a_decoder_gives_whole_characters) {
   Tokenizer *t = open_it(BYTES_NAME);
   Decoder *d = decoder_open(t);
   const char *text;
@@ -248,8 +234,7 @@ static void a_decoder_gives_whole_characters(void **state) {
 
 // ---- Pieces of a text
 
-static void a_piece_that_continues_has_nothing_in_front(void **state) {
-  (void)state;
+TEST(a_piece_that_continues_has_nothing_in_front) {
   const char *const kinds[] = {FIXTURES "gpt2", FIXTURES "llama2", FIXTURES "mistral"};
   for (int i = 0; i < 3; i++) {
     Tokenizer *t = open_it(kinds[i]);
@@ -274,8 +259,7 @@ static void a_piece_that_continues_has_nothing_in_front(void **state) {
 }
 
 // A word of a megabyte must not take hours: the same letter, and what can never be merged.
-static void a_long_word_is_encoded_in_time(void **state) {
-  (void)state;
+TEST(a_long_word_is_encoded_in_time) {
   enum { BYTES = 1 << 20 };
   const char *const kinds[] = {FIXTURES "llama3", FIXTURES "llama2", FIXTURES "qwen"};
   char *text = xmalloc(BYTES);
@@ -294,8 +278,7 @@ static void a_long_word_is_encoded_in_time(void **state) {
 }
 
 // Marks in a row are sorted by their class, however many there are.
-static void a_million_marks_are_normalized_in_time(void **state) {
-  (void)state;
+TEST(a_million_marks_are_normalized_in_time) {
   enum { PAIRS = 250000 };
   Tokenizer *t = open_it(FIXTURES "qwen");
   Text text = {0};
@@ -337,8 +320,7 @@ static Tokenizer *open_eights(void) {
 
 // The words that a cache holds must not change what comes out. Here many thousand words differ from
 // each other in three letters at one place alone, and take each other's places.
-static void an_encoder_mixes_no_words_up(void **state) {
-  (void)state;
+TEST(an_encoder_mixes_no_words_up) {
   static const struct {
     size_t bytes, place;
   } shapes[] = {{7, 4}, {7, 0}, {11, 8}, {11, 0}, {31, 0}, {31, 8}, {31, 16}, {31, 28}};
@@ -375,7 +357,7 @@ static void check_same_file(const char *a, const char *b) {
   free(y);
 }
 
-static void what_was_read_is_saved_byte_for_byte(void **state) {
+TEST(what_was_read_is_saved_byte_for_byte) {
   Error err;
   Tokenizer *t = open_it(FIXTURES "llama2");
   char *folder = xasprintf("%s/saved", (char *)*state);
@@ -408,7 +390,7 @@ static void what_was_read_is_saved_byte_for_byte(void **state) {
   tokenizer_close(t);
 }
 
-static void the_byte_tokenizer_is_saved_and_opened(void **state) {
+TEST(the_byte_tokenizer_is_saved_and_opened) {
   Error err;
   Tokenizer *t = open_it(BYTES_NAME);
   assert_int_equal(tokenizer_save(t, *state, &err), 0);
@@ -420,19 +402,4 @@ static void the_byte_tokenizer_is_saved_and_opened(void **state) {
   tokenizer_close(t);
 }
 
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(it_is_known_what_a_token_reaches_across_a_newline),
-      cmocka_unit_test(ids_and_text_are_those_of_the_python_package),
-      cmocka_unit_test(broken_utf8_comes_back),
-      cmocka_unit_test(the_byte_tokenizer_is_bytes),
-      cmocka_unit_test(a_decoder_gives_whole_characters),
-      cmocka_unit_test(a_piece_that_continues_has_nothing_in_front),
-      cmocka_unit_test(a_long_word_is_encoded_in_time),
-      cmocka_unit_test(a_million_marks_are_normalized_in_time),
-      cmocka_unit_test(an_encoder_mixes_no_words_up),
-      cmocka_unit_test(what_was_read_is_saved_byte_for_byte),
-      cmocka_unit_test(the_byte_tokenizer_is_saved_and_opened),
-  };
-  return cmocka_run_group_tests_name("tokenizer", tests, make_folder, remove_folder);
-}
+TEST_GROUP(make_folder, remove_folder);

@@ -1,16 +1,7 @@
 // A tokenizer.json that is broken, hostile or not supported ends in one sentence that says why.
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <cmocka.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include "base/file.h"
-#include "base/memory.h"
 #include "data/tokenizer/tokenizer.h"
 #include "tests/support/data_test.h"
+#include "tests/support/test.h"
 
 #define BPE(vocab, merges) "{\"type\":\"BPE\",\"vocab\":" vocab ",\"merges\":" merges
 #define GOOD BPE("{\"a\":0,\"b\":1,\"ab\":2}", "[\"a b\"]")
@@ -36,16 +27,14 @@ static void taken(const char *json) {
   tokenizer_close(t);
 }
 
-static void what_the_others_are_made_of_is_fine(void **state) {
-  (void)state;
+TEST(what_the_others_are_made_of_is_fine) {
   taken(MODEL("{\"a\":0,\"b\":1,\"ab\":2}", "[\"a b\"]"));
   taken(MODEL("{\"a\":0,\"b\":7,\"ab\":16777215}", "[[\"a\", \"b\"]]"));
   taken(WITH("\"added_tokens\":[" ADDED(3, "<x>") "," ADDED(1, "b") "]"));
   taken(SPLIT("[^\\\\s\\\\p{L}]+|\\\\p{N}{1,3}(?i:'s)"));
 }
 
-static void what_is_no_json_is_named_with_its_place(void **state) {
-  (void)state;
+TEST(what_is_no_json_is_named_with_its_place) {
   refused("", "some.json is not valid JSON");
   refused("version https://git-lfs.github.com/spec/v1\noid sha256:0\n", "is a git-lfs pointer");
   refused("[]", "no object 'model'");
@@ -62,8 +51,7 @@ static void what_is_no_json_is_named_with_its_place(void **state) {
   refused("{\"model\":" BPE("{\n\"a\":0\n}", "[]") "},\n?}", "line 4, column 1");
 }
 
-static void ids_are_checked(void **state) {
-  (void)state;
+TEST(ids_are_checked) {
   refused(MODEL("{\"a\":0,\"b\":0}", "[]"), "two tokens have the id 0");
   refused(MODEL("{\"a\":0,\"a\":1}", "[]"), "'a' is there twice, with the ids 0 and 1");
   refused(MODEL("{\"a\":-1}", "[]"), "the id -1, but ids lie in [0, 16777215]");
@@ -77,8 +65,7 @@ static void ids_are_checked(void **state) {
   refused(MODEL("{\"a\":0}", "{}"), "model.merges is not there, or no list");
 }
 
-static void merges_are_checked(void **state) {
-  (void)state;
+TEST(merges_are_checked) {
   refused(MODEL("{\"a\":0,\"b\":1}", "[\"a c\"]"), "merge 1 names 'c', which the vocabulary");
   refused(MODEL("{\"a\":0,\"b\":1}", "[\"a b\"]"), "merge 1 names 'ab'");
   refused(MODEL("{\"a\":0,\"b\":1}", "[\"ab\"]"), "two tokens with a space between");
@@ -87,8 +74,7 @@ static void merges_are_checked(void **state) {
   refused(MODEL("{\"a\":0,\"b\":1}", "[3]"), "a string in quotes is missing");
 }
 
-static void added_tokens_are_checked(void **state) {
-  (void)state;
+TEST(added_tokens_are_checked) {
   refused(WITH("\"added_tokens\":{}"), "added_tokens is not a list");
   refused(WITH("\"added_tokens\":[" ADDED(5, "<x>") "]"), "the next free one, is 3");
   refused(WITH("\"added_tokens\":[" ADDED(1, "a") "]"), "'a' has the id 1, but its id in the");
@@ -97,8 +83,7 @@ static void added_tokens_are_checked(void **state) {
   refused(WITH("\"added_tokens\":[{\"id\":3}]"), "'content' should be a string");
 }
 
-static void a_component_that_is_not_supported_is_named(void **state) {
-  (void)state;
+TEST(a_component_that_is_not_supported_is_named) {
   refused(WITH("\"normalizer\":{\"type\":\"Lowercase\"}"), "normalizer: {\"type\":\"Lowercase\"}");
   refused(
       WITH("\"normalizer\":{\"type\":\"Replace\",\"pattern\":{\"Regex\":\"a\"},\"content\":\"\"}"),
@@ -119,8 +104,7 @@ static void a_component_that_is_not_supported_is_named(void **state) {
           "'<s>' has no id");
 }
 
-static void a_regular_expression_is_checked(void **state) {
-  (void)state;
+TEST(a_regular_expression_is_checked) {
   refused(SPLIT("(a"), "does not compile: missing closing parenthesis");
   refused(SPLIT("\\\\bword"), "has '\\b' at byte 0");
   refused(SPLIT("x[a[b]]"), "has '[b' at byte 3");
@@ -132,8 +116,7 @@ static void a_regular_expression_is_checked(void **state) {
   refused(SPLIT("(?:(?:(?:a{1000}){1000}){1000}){1000}"), "does not compile");
 }
 
-static void a_match_that_takes_for_ever_ends(void **state) {
-  (void)state;
+TEST(a_match_that_takes_for_ever_ends) {
   const char json[] = SPLIT("(?:a+)+[bc]");
   char text[100];
   memset(text, 'a', sizeof text);
@@ -162,8 +145,7 @@ static char *repeat(const char *before, const char *text, size_t times, const ch
   return out;
 }
 
-static void what_is_deep_or_large_is_refused(void **state) {
-  (void)state;
+TEST(what_is_deep_or_large_is_refused) {
   char *json = repeat("{\"model\":", "[", 100000, "");
   refused(json, "not valid JSON");
   free(json);
@@ -184,8 +166,7 @@ static void what_is_deep_or_large_is_refused(void **state) {
 #define SIX LONGER "," LONGER "," LONGER "," LONGER "," LONGER "," LONGER
 
 // Of one byte these six would make 64 MB, and of a word gigabytes.
-static void replaced_text_does_not_grow_without_a_bound(void **state) {
-  (void)state;
+TEST(replaced_text_does_not_grow_without_a_bound) {
   const char *const json = WITH("\"normalizer\":{\"type\":\"Sequence\",\"normalizers\":[" SIX
                                 "]},\"decoder\":{\"type\":\"Sequence\",\"decoders\":[" SIX "]}");
   const char *text;
@@ -207,8 +188,7 @@ static void replaced_text_does_not_grow_without_a_bound(void **state) {
   free(ids.ids);
 }
 
-static void every_beginning_of_a_file_is_refused(void **state) {
-  (void)state;
+TEST(every_beginning_of_a_file_is_refused) {
   char *json;
   size_t bytes;
   Error err;
@@ -222,7 +202,7 @@ static void every_beginning_of_a_file_is_refused(void **state) {
   free(json);
 }
 
-static void files_that_are_not_there_are_named(void **state) {
+TEST(files_that_are_not_there_are_named) {
   Error err;
   char *missing = xasprintf("%s/missing.json", (char *)*state);
   assert_null(tokenizer_open(missing, &err));
@@ -243,7 +223,7 @@ static void files_that_are_not_there_are_named(void **state) {
   free(missing);
 }
 
-static void sentencepiece_is_named_with_a_way_out(void **state) {
+TEST(sentencepiece_is_named_with_a_way_out) {
   static const char model[] = "\n\x0e\n\x05<unk>\x15\0\0\0\0\x18\x02\n\x0c\n\x03<s>\x15";
   Error err;
   char *folder = xasprintf("%s/spm", (char *)*state),
@@ -264,21 +244,4 @@ static void sentencepiece_is_named_with_a_way_out(void **state) {
   free(folder);
 }
 
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(what_the_others_are_made_of_is_fine),
-      cmocka_unit_test(what_is_no_json_is_named_with_its_place),
-      cmocka_unit_test(ids_are_checked),
-      cmocka_unit_test(merges_are_checked),
-      cmocka_unit_test(added_tokens_are_checked),
-      cmocka_unit_test(a_component_that_is_not_supported_is_named),
-      cmocka_unit_test(a_regular_expression_is_checked),
-      cmocka_unit_test(a_match_that_takes_for_ever_ends),
-      cmocka_unit_test(what_is_deep_or_large_is_refused),
-      cmocka_unit_test(replaced_text_does_not_grow_without_a_bound),
-      cmocka_unit_test(every_beginning_of_a_file_is_refused),
-      cmocka_unit_test(files_that_are_not_there_are_named),
-      cmocka_unit_test(sentencepiece_is_named_with_a_way_out),
-  };
-  return cmocka_run_group_tests_name("tokenizer_refusals", tests, make_folder, remove_folder);
-}
+TEST_GROUP(make_folder, remove_folder);

@@ -1,21 +1,12 @@
 // Training a tokenizer: the merges of an obvious trainer, the same file for any number of threads,
 // text that is hostile, and what is refused.
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <cmocka.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include "base/file.h"
 #include "base/json.h"
-#include "base/memory.h"
 #include "base/rng.h"
 #include "data/tokenizer/regex.h"
 #include "data/tokenizer/tokenizer.h"
 #include "data/tokenizer/train.h"
 #include "tests/support/data_test.h"
+#include "tests/support/test.h"
 
 // ---- Support
 
@@ -138,7 +129,7 @@ static Obvious *make_obvious(uint64_t seed) {
   return o;
 }
 
-static void merges_are_those_of_an_obvious_trainer(void **state) {
+TEST(merges_are_those_of_an_obvious_trainer) {
   enum { SEEDS = 12, VOCAB = 258 + 120 };
   for (uint64_t seed = 0; seed < SEEDS; seed++) {
     BpeTrainer *trainer = trainer_for("[ab]+", VOCAB, 1 + (int)seed % 3);
@@ -166,7 +157,7 @@ static void merges_are_those_of_an_obvious_trainer(void **state) {
 
 // ---- The file
 
-static void bytes_and_special_tokens_have_llama_3s_places(void **state) {
+TEST(bytes_and_special_tokens_have_llama_3s_places) {
   BpeTrainer *trainer = trainer_for(LLAMA3_PATTERN, 259, 1);
   add(trainer, "ab ab", 5);
   char *json = trained(trainer, *state);
@@ -210,7 +201,7 @@ static char *trained_by(int threads, const char *folder) {
   return trained(trainer, folder);
 }
 
-static void any_number_of_threads_gives_the_same_file(void **state) {
+TEST(any_number_of_threads_gives_the_same_file) {
   char *one = trained_by(1, *state);
   for (int threads = 0; threads <= 3; threads++) {
     char *other = trained_by(threads, *state);
@@ -221,7 +212,7 @@ static void any_number_of_threads_gives_the_same_file(void **state) {
 }
 
 // What the trainer made of its text is what the encoder makes of it, broken UTF-8 included.
-static void the_saved_tokenizer_encodes_as_it_was_trained(void **state) {
+TEST(the_saved_tokenizer_encodes_as_it_was_trained) {
   enum { DOCUMENTS = 50, ROOM = 4096 };
   Error err;
   char text[ROOM];
@@ -260,8 +251,7 @@ static void the_saved_tokenizer_encodes_as_it_was_trained(void **state) {
   tokenizer_close(tokenizer);
 }
 
-static void progress_is_told(void **state) {
-  (void)state;
+TEST(progress_is_told) {
   Error err;
   BpeTrainer *trainer = trainer_for("[a-z]+", 260, 1);
   add(trainer, "aaaa bb aaaa bb bb", 18);
@@ -286,7 +276,7 @@ static void progress_is_told(void **state) {
 // ---- Hostile text
 
 // Thirteen merges leave it in two pieces. The next would join them, but "ab" is joined instead.
-static void no_merge_makes_a_special_token(void **state) {
+TEST(no_merge_makes_a_special_token) {
   BpeTrainer *trainer = trainer_for("[^;]+", 258 + 14, 1);
   for (int i = 0; i < 3; i++) add(trainer, BPE_END ";", sizeof BPE_END);
   for (int i = 0; i < 2; i++) add(trainer, "ab", 2);
@@ -300,7 +290,7 @@ static void no_merge_makes_a_special_token(void **state) {
   free(json);
 }
 
-static void broken_utf8_counts_as_bytes(void **state) {
+TEST(broken_utf8_counts_as_bytes) {
   BpeTrainer *trainer = trainer_for(LLAMA3_PATTERN, 260, 1);
   for (int i = 0; i < 2; i++)
     add(trainer,
@@ -321,8 +311,7 @@ static void broken_utf8_counts_as_bytes(void **state) {
   free(json);
 }
 
-static void a_run_of_spaces_without_end_is_no_error(void **state) {
-  (void)state;
+TEST(a_run_of_spaces_without_end_is_no_error) {
   enum { BYTES = 40 << 20 };
   char *text = xmalloc(BYTES);
   memset(text, ' ', BYTES);
@@ -343,15 +332,13 @@ static void assert_refused(int64_t vocab_size, const char *pattern, const char *
   assert_says(&err, words);
 }
 
-static void wrong_options_are_refused(void **state) {
-  (void)state;
+TEST(wrong_options_are_refused) {
   assert_refused(257, "a", "from 258 to 1048576 tokens");
   assert_refused(1048577, "a", "not 1048577");
   assert_refused(300, "(", "the regular expression does not compile");
 }
 
-static void too_little_text_says_how_many_tokens_it_gives(void **state) {
-  (void)state;
+TEST(too_little_text_says_how_many_tokens_it_gives) {
   Error err;
   BpeTrainer *trainer = trainer_for("[a-z]+", 300, 1);
   add(trainer, "abc abc", 7);
@@ -364,8 +351,7 @@ static void too_little_text_says_how_many_tokens_it_gives(void **state) {
   bpe_trainer_close(trainer);
 }
 
-static void a_pattern_that_backtracks_for_ever_is_an_error(void **state) {
-  (void)state;
+TEST(a_pattern_that_backtracks_for_ever_is_an_error) {
   enum { BYTES = 1000 };
   Error err;
   char text[BYTES];
@@ -377,7 +363,7 @@ static void a_pattern_that_backtracks_for_ever_is_an_error(void **state) {
   bpe_trainer_close(trainer);
 }
 
-static void a_failed_save_leaves_nothing(void **state) {
+TEST(a_failed_save_leaves_nothing) {
   Error err;
   BpeTrainer *trainer = trainer_for("[a-z]+", 258, 1);
   train(trainer);
@@ -393,20 +379,4 @@ static void a_failed_save_leaves_nothing(void **state) {
   bpe_trainer_close(trainer);
 }
 
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(merges_are_those_of_an_obvious_trainer),
-      cmocka_unit_test(bytes_and_special_tokens_have_llama_3s_places),
-      cmocka_unit_test(any_number_of_threads_gives_the_same_file),
-      cmocka_unit_test(the_saved_tokenizer_encodes_as_it_was_trained),
-      cmocka_unit_test(progress_is_told),
-      cmocka_unit_test(no_merge_makes_a_special_token),
-      cmocka_unit_test(broken_utf8_counts_as_bytes),
-      cmocka_unit_test(a_run_of_spaces_without_end_is_no_error),
-      cmocka_unit_test(wrong_options_are_refused),
-      cmocka_unit_test(too_little_text_says_how_many_tokens_it_gives),
-      cmocka_unit_test(a_pattern_that_backtracks_for_ever_is_an_error),
-      cmocka_unit_test(a_failed_save_leaves_nothing),
-  };
-  return cmocka_run_group_tests_name("train_tokenizer", tests, make_folder, remove_folder);
-}
+TEST_GROUP(make_folder, remove_folder);
