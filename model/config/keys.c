@@ -396,7 +396,14 @@ static ShownText value_shown(const Key *key, const cJSON *value) {
   return shown;
 }
 
+// Older versions multiplied in FP8 in the output layer alone, too: such a run goes on in FP8.
+static bool is_retired_choice(const KeyReader *r, const Key *key, const cJSON *value) {
+  const char *text = cJSON_GetStringValue(value);
+  return r->of_checkpoint && key->choices == precisions && text && strcmp(text, "fp8_head") == 0;
+}
+
 int key_set(KeyReader *r, const Key *key, const cJSON *value) {
+  if (is_retired_choice(r, key, value)) return key_set_json(r, key, "\"fp8\"");
   if (store(key, r->config, value))
     return error_set(r->err, "%s: %s is %s, but it must be %s", r->where,
                      key_name(r, key->section, key->name).text, value_shown(key, value).text,

@@ -301,6 +301,12 @@ TEST(a_key_of_an_older_version_is_refused_with_what_to_do_instead) {
   must(file_write(path.text, old, strlen(old), &err), &err);
   must(config_load_saved(&config, path.text, &err), &err);
   assert_memory_equal(&config, &plain, sizeof config);
+  const char head[] =
+      "{\"model\": {" SIZES "}, \"backend\": {\"precision\": \"fp8_head\"}, " REST "}";
+  must(file_write(path.text, head, strlen(head), &err), &err);
+  must(config_load_saved(&config, path.text, &err), &err);
+  assert_int_equal(config.backend.precision, PRECISION_FP8);
+  OVERRIDE_REFUSED("backend.precision=fp8_head", "it must be \"bf16\" or \"fp8\"");
   must(directory_remove(folder, &err), &err);
   free(folder);
 }
