@@ -6,8 +6,7 @@
 #include <string.h>
 
 #include "base/command.h"
-#include "model/bench/bench.h"
-#include "model/bench/doctor.h"
+#include "model/run/bench.h"
 #include "model/run/eval.h"
 #include "model/run/process.h"
 #include "model/run/run.h"
@@ -37,7 +36,7 @@ static const char usage[] =
     "  FILES: token files ('data/mine/val-*.bin'), a folder with val-*.bin, or one plain text.\n"
     "  Each file is cut into windows of N tokens: every token but its first is predicted once.\n"
     "Options of --bench, which needs no data:\n"
-    "  --op NAME (one operation alone)  --json FILE  --seconds S (8; with --op: 3)\n"
+    "  --op NAME (one operation alone)  --seconds S (8; with --op: 3)\n"
     "\n"
     "Ctrl-C finishes the step, saves and ends; train.resume=auto resumes from there.\n"
     "Configs to start from are in configs/, and ./prepare turns text into training data.\n";
@@ -179,8 +178,9 @@ static int command_eval(int argc, char **argv) {
 static int command_bench(int argc, char **argv) {
   Error err;
   BenchArgs args;
+  BenchResult result;
   if (bench_parse(&args, argc, argv, &err) != 0) return fail(&err);
-  return bench_run(&args, &err) == 0 ? printed() : fail(&err);
+  return bench_run(&args, &result, &err) == 0 ? printed() : fail(&err);
 }
 
 static int command_doctor(void) {

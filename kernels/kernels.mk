@@ -33,7 +33,7 @@ build/%/kernels/cpu/bf16_products.o: EXTRA_FLAGS = $(if $(ONEDNN),-DHAVE_ONEDNN)
 # them kernels/no_cuda.c says that they are missing.
 ifneq ($(and $(NVCC),$(CUBLASLT_H),$(CUBLASLT)),)
 HAVE_CUDA := yes
-CUDA_FOLDERS := kernels/cuda kernels/unfused kernels/fused kernels/fused/programs kernels/bench
+CUDA_FOLDERS := kernels/cuda kernels/unfused kernels/fused kernels/fused/programs
 CUDA_C := $(filter-out $(LIBRARY),$(wildcard kernels/gpu_backends.c $(CUDA_FOLDERS:%=%/*.c)))
 CUDA_CU := $(wildcard $(CUDA_FOLDERS:%=%/*.cu))
 CUDA_O := $(addprefix build/release/,$(CUDA_C:.c=.o) $(CUDA_CU:.cu=.o))

@@ -1,5 +1,5 @@
 // Stands in for the GPU backends in a build without CUDA.
-#include "kernels/bench/bench_gpu.h"
+#include "kernels/bench_gpu.h"
 #include "kernels/gpu_backends.h"
 
 // What is missing does not depend on what was asked for.

@@ -21,7 +21,7 @@ typedef struct Llama {
   int64_t first; // generation: position of the first row; in training 0
   // Generation: where not NULL, there is one row, at the position that the backend finds here.
   const int32_t *position;
-  // For timing operations one by one (model/bench): those that are left out, a bit for each.
+  // For timing operations one by one (model/run/bench.c): those that are left out, a bit for each.
   uint32_t left_out;
   char *params_block; // masters, moments, compute copies
   char *grads_block;
@@ -70,7 +70,7 @@ void llama_backward(Llama *llama, double scale, bool accumulate);
 // AdamW on all parameters. The step's result is there for step_result when the GPU is done with it.
 void llama_update(Llama *llama, const AdamW *hyper);
 
-// ---- Parts of a step, never recorded: for backward.c, generate.c and model/bench.
+// ---- Parts of a step, never recorded: for backward.c, generate.c and model/run/bench.c.
 
 void embed_forward(Llama *llama);
 // The parts of a layer's forward that a backward may have to make again: x -> qkv, o, x1; and x1 ->

@@ -3,7 +3,7 @@
 # usage: scripts/compare.sh [1b|7b|70b ...] [section.key=value ...]      all three by default
 # Each is configs/WIDTH-width.json with few layers (1b: 8, 7b: 4, 70b: 2), so that it starts fast
 # and fits one GPU. More layers change no operation and no layer; in the step, the output layer and
-# its loss weigh more than they would. Tables, JSON and a picture go into OUT (runs/compare).
+# its loss weigh more than they would. The tables go into OUT (runs/compare), too.
 set -euo pipefail
 root=$(dirname "$0")/..
 train=${TRAIN:-$root/train} out=${OUT:-runs/compare}
@@ -30,7 +30,7 @@ done
 mkdir -p "$out" 2>/dev/null || die "cannot create the folder '$out' for the results; OUT=... names another one"
 
 export OMP_WAIT_POLICY=passive # train would start itself over to set it
-began=$SECONDS files=()
+began=$SECONDS
 for width in "${widths[@]}"; do
   case $width in
   1b) layers=8 ;;
@@ -38,14 +38,7 @@ for width in "${widths[@]}"; do
   70b) layers=2 ;;
   esac
   echo "== $width: $layers layers"
-  rm -f "$out/$width.json"
-  "$train" --bench "$root/configs/$width-width.json" --json "$out/$width.json" "model.num_hidden_layers=$layers" \
-    "${overrides[@]}" | tee "$out/$width.txt"
-  files+=("$out/$width.json")
+  "$train" --bench "$root/configs/$width-width.json" "model.num_hidden_layers=$layers" "${overrides[@]}" |
+    tee "$out/$width.txt"
 done
-echo "== $((SECONDS - began)) s in all; JSON: ${files[*]}"
-if command -v python3 >/dev/null; then
-  python3 "$root/scripts/plot.py" bench "${files[@]}" -o "$out/compare.svg"
-else
-  echo "for a picture, where there is Python: scripts/plot.py bench ${files[*]} -o $out/compare.svg"
-fi
+echo "== $((SECONDS - began)) s in all; tables: $out"

@@ -1,12 +1,11 @@
 #!/usr/bin/env python3
-"""Draws the loss curves of one or more runs to a PNG. (plot.py bench --help: what ./train --bench measured.)
+"""Draws the loss curves of one or more runs to a PNG.
 
 A run is the folder that ./train wrote (its log.jsonl is read), or a log file itself. Training loss is drawn thin as it
 is and thick smoothed, validation loss with markers and its standard error; x is the optimizer step. --all adds panels
 for the learning rate and the gradient norm.
 """
 import argparse
-import html
 import json
 import math
 import pathlib
@@ -157,148 +156,7 @@ def draw(runs, options):
     print(f"{options.output}: {', '.join(run.name for run in runs)}")
 
 
-# ---- What ./train --bench measured, as SVG: a line of text for each operation, so that two pictures can be compared
-
-STYLE = """<style>
-.end{text-anchor:end} .mid{text-anchor:middle} .bold{font-weight:bold} .small{font-size:9px}
-.fused{fill:#2f6db3} .unfused{fill:#d1622b} .bare{stroke:#000;stroke-width:1.6;fill:none}
-.products{fill:#3b8f5a} .attention{fill:#8a5fb0} .rest{fill:#b8942f}
-.light{fill:#fff} .grey{fill:#555} .grid{stroke:#ddd;fill:none}
-</style>"""
-WIDTH, LEFT, RIGHT = 900, 165, 590  # of the picture; the bars of operations lie between LEFT and RIGHT
-ROW = 18  # height of an operation
-STEP_LEFT = 650  # the bars of a step begin here
-
-
-def read_bench(path):
-    try:
-        result = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        fail(f"{path} cannot be read: {error.strerror}; ./train --bench CONFIG.json --json {path} writes it")
-    except ValueError as error:
-        fail(f"{path} is not JSON: {error}")
-    if not isinstance(result, dict) or result.get("kind") != "bench" or not result.get("operations"):
-        fail(f"{path} is no bench; ./train --bench CONFIG.json --json FILE writes one")
-    return result
-
-
-def median(operation, what):
-    value = operation[what]["median"]
-    return value if isinstance(value, (int, float)) else math.nan
-
-
-def text(x, y, words, classes=""):
-    return f'<text x="{x:g}" y="{y:g}"' + (f' class="{classes}"' if classes else "") + f">{html.escape(words)}</text>"
-
-
-def bar(x, y, width, height, kind):
-    return f'<rect x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}" class="{kind}"/>'
-
-
-def ticks(most):
-    """Round numbers from 0 to `most`, at most seven."""
-    step = 10.0 ** math.floor(math.log10(most / 6))
-    step *= next(factor for factor in (1, 2, 5, 10) if most / (step * factor) <= 6)
-    return [step * i for i in range(int(most / step) + 1)]
-
-
-def draw_operations(bench, top):
-    """A bar for each kind of an operation, of all its calls in a step; a tick where the bare GEMMs alone would end."""
-    rows = []
-    for operation in bench["operations"]:
-        times = [median(operation, what) * operation["calls"] for what in ("fused", "unfused", "bare")]
-        calls = f" x {operation['calls']}" if operation["calls"] > 1 else ""
-        rows.append((operation["name"] + calls, times))
-    most = max((time for _, times in rows for time in times if math.isfinite(time)), default=1.0)
-    scale = (RIGHT - LEFT) / (1.04 * most)
-    name = pathlib.Path(bench["config"]).stem + ", " + bench["model"].split(",")[0]
-    bottom = top + 26 + ROW * len(rows)
-    lines = [text(12, top + 12, name, "bold")]
-    for kind, x in (("fused", RIGHT - 205), ("unfused", RIGHT - 147)):
-        lines.append(bar(x, top + 4, 9, 9, kind) + text(x + 13, top + 12, kind))
-    lines.append(f'<path d="M{RIGHT - 73} {top + 3}v11" class="bare"/>' + text(RIGHT - 66, top + 12, "bare GEMM"))
-    for tick in ticks(most):
-        x = round(LEFT + scale * tick, 1)
-        lines.append(f'<path d="M{x:g} {top + 22}V{bottom}" class="grid"/>' + text(x, bottom + 13, f"{tick:g}", "mid"))
-    lines.append(text(LEFT, bottom + 28, "ms of a step; the number: unfused / fused", "grey"))
-    for i, (label, (fused, unfused, bare)) in enumerate(rows):
-        y = top + 25 + ROW * i
-        line = text(LEFT - 6, y + 11, label, "end")
-        for time, kind, offset in ((fused, "fused", 1), (unfused, "unfused", 8)):
-            line += bar(LEFT, y + offset, scale * time, 6.5, kind) if math.isfinite(time) else ""
-        if math.isfinite(bare):
-            line += f'<path d="M{LEFT + scale * bare:.1f} {y - 0.5:g}v16.5" class="bare"/>'
-        if math.isfinite(unfused / fused):
-            end = LEFT + scale * max(t for t in (fused, unfused, bare) if math.isfinite(t))
-            line += text(round(end + 5, 1), y + 11, f"{unfused / fused:.2f}", "grey small")
-        lines.append(line)
-    return lines, bottom + 34
-
-
-def draw_step(bench, top, bottom):
-    """The step in parts: bare GEMMs, attention, the rest; beside it, what the parts are at their least."""
-    if "step" not in bench:
-        return []
-    kinds = ("fused", "unfused", "floor")
-    parts = [[bench["step_parts"][kind][part] for part in ("products", "attention", "rest")] for kind in kinds]
-    ratios = bench["step"]
-    lines = [text(STEP_LEFT, top + 12, f"step, ms: fused / floor {ratios['fused_over_floor']:.3f},", "bold"),
-             text(STEP_LEFT, top + 26, f"unfused / fused {ratios['unfused_over_fused']:.3f}", "bold")]
-    base, most = bottom - 34, max(sum(heights) for heights in parts)
-    scale = (base - top - 46) / most
-    for i, (kind, heights) in enumerate(zip(kinds, parts)):
-        x, y, line = STEP_LEFT + 78 * i, base, ""
-        for part, height in zip(("products", "attention", "rest"), heights):
-            y -= scale * height
-            line += bar(x, y, 62, scale * height, part)
-            if scale * height > 11:
-                line += text(x + 31, round(y + scale * height / 2 + 4, 1), f"{height:.1f}", "mid light")
-        line += text(x + 31, round(y - 4, 1), f"{sum(heights):.1f}", "mid") + text(x + 31, base + 13, kind, "mid")
-        lines.append(line)
-    for i, (part, words) in enumerate((("products", "bare GEMMs"), ("attention", "attention"), ("rest", "the rest"))):
-        x = STEP_LEFT + 90 * i
-        lines.append(bar(x, base + 20, 9, 9, part) + text(x + 13, base + 28, words))
-    return lines
-
-
-def draw_bench(benches, options):
-    gpu = benches[0]["measured"]["gpu"].split(",")[0]
-    verdicts = [f"{pathlib.Path(bench['config']).stem}: {bench['measured']['verdict']}" for bench in benches]
-    lines, top = [text(WIDTH - 12, 16, "; ".join([options.title or gpu] + verdicts), "end grey small")], 24
-    for bench in benches:
-        operations, bottom = draw_operations(bench, top)
-        lines += operations + draw_step(bench, top, bottom)
-        top = bottom + 14
-    head = (f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{top}" viewBox="0 0 {WIDTH} {top}" '
-            'font-family="sans-serif" font-size="11">')
-    picture = "\n".join([head, STYLE, '<rect width="100%" height="100%" fill="#fff"/>', *lines, "</svg>"]) + "\n"
-    try:
-        pathlib.Path(options.output).write_text(picture, encoding="utf-8")
-    except OSError as error:
-        fail(f"{options.output} cannot be written: {error}")
-    print(f"{options.output}: {', '.join(pathlib.Path(bench['config']).stem for bench in benches)}")
-
-
-def main_bench(arguments):
-    parser = argparse.ArgumentParser(prog="plot.py bench", description="Draws what ./train --bench CONFIG.json --json "
-                                     "FILE measured as SVG: a bar an operation, and the step in parts.")
-    parser.add_argument("files", nargs="+", type=pathlib.Path, metavar="FILE", help="what --json wrote")
-    parser.add_argument("-o", "--output", default="bench.svg", help="the picture to write (default: bench.svg)")
-    parser.add_argument("--title", help="what stands above the picture instead of the GPU's name")
-    options = parser.parse_args(arguments)
-    if not options.output.endswith(".svg"):
-        fail(f"{options.output}: a bench is drawn as SVG; give the picture a name that ends in .svg")
-    benches = [read_bench(path) for path in options.files]
-    try:
-        draw_bench(benches, options)
-    except (KeyError, TypeError) as error:
-        fail(f"a bench lacks {error}; it is of another version, or was changed")
-
-
 def main():
-    if sys.argv[1:2] == ["bench"]:
-        main_bench(sys.argv[2:])
-        return
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", nargs="+", type=pathlib.Path, metavar="RUN_OR_LOG",
                         help="a run's folder, or its log.jsonl")

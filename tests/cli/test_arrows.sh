@@ -6,7 +6,7 @@
 
 # A room is a folder without its subfolders, or a single file, whose own line then counts alone.
 # The files of a folder may include each other. After `no` stand headers that are refused all the
-# same. A room may have several lines. no_cuda.c stands in for the functions of kernels/bench.
+# same. A room may have several lines.
 export rooms='
 base                   |
 data/model_folder.h    | base
@@ -16,21 +16,19 @@ data                   | data/tokenizer base
 data/prepare           | data data/tokenizer base
 kernels                | base
 kernels/gpu_backends.c | kernels/fused kernels/unfused kernels/cuda kernels base
-kernels/no_cuda.c      | kernels/bench kernels base
+kernels/no_cuda.c      | kernels base
 kernels/cpu            | kernels base
 kernels/cuda           | kernels base
 kernels/unfused        | kernels/cuda kernels base
 kernels/fused          | kernels/unfused kernels/cuda kernels base
 kernels/fused/programs | kernels/fused kernels base
-kernels/bench          | kernels/fused kernels/unfused kernels/cuda kernels base
 model/config           | kernels/operations.h kernels/fp8.h data/model_folder.h base
 model                  | model/config kernels base
 model                  | no base/os.h base/file.h <time.h> <sys/time.h> <signal.h>
 model                  | no <fcntl.h> <unistd.h> <dirent.h> <sys/stat.h> <sys/mman.h>
 model/checkpoint       | model model/config data data/model_folder.h data/tokenizer base
 model/run              | model/checkpoint model model/config data data/tokenizer kernels base
-model/bench            | model/run model model/config data kernels kernels/bench base
-train.c                | model/bench model/run model/checkpoint model model/config data base
+train.c                | model/run model/checkpoint model model/config data base
 train.c                | data/tokenizer kernels/openblas.h
 '
 
@@ -124,12 +122,10 @@ planted kernels/cpu/planted.c '"model/llama.h"'
 planted kernels/cuda/planted.cu '"kernels/unfused/unfused.h"'
 planted kernels/cuda/planted.cu '"kernels/fused/fused.h"'
 planted kernels/unfused/planted.cuh '"kernels/fused/fused.h"'
-planted kernels/unfused/planted.cuh '"kernels/bench/bench_gpu.h"'
 planted kernels/fused/planted.c '"kernels/gpu_backends.c"'
 planted kernels/fused/programs/planted.cu '"kernels/unfused/unfused.h"'
-planted kernels/gpu_backends.c '"kernels/bench/bench_gpu.h"'
+planted kernels/gpu_backends.c '"model/run/bench.h"'
 planted kernels/no_cuda.c '"kernels/cuda/gpu.h"'
-planted kernels/bench/planted.c '"model/bench/bench.h"'
 planted model/config/planted.c '"model/llama.h"'
 planted model/config/planted.c '"kernels/ops.h"'
 planted model/config/planted.c '"data/tokenizer/tokenizer.h"'
@@ -142,9 +138,7 @@ planted model/planted.c '<signal.h>'
 planted model/planted.c '<time.h>'
 planted model/checkpoint/planted.c '"model/run/log.h"'
 planted model/checkpoint/planted.c '"kernels/ops.h"'
-planted model/run/planted.c '"model/bench/bench.h"'
 planted model/run/planted.c '"kernels/cuda/trace.h"'
-planted model/bench/planted.c '"kernels/cuda/bench_gpu.h"'
 planted train.c '"kernels/ops.h"'
 planted train.c '"kernels/fused/fused.h"'
 planted kernels/planted.h '"ops.h"'
@@ -154,7 +148,7 @@ allowed kernels/gpu_backends.c '"kernels/fused/fused.h"'
 allowed kernels/fused/programs/planted.cu '"kernels/fused/define.cuh"'
 allowed model/config/planted.c '"kernels/operations.h"'
 allowed model/planted.c '<math.h>'
-allowed model/bench/planted.c '"kernels/bench/bench_gpu.h"'
+allowed model/run/planted.c '"kernels/bench_gpu.h"'
 allowed tests/unit/planted.c '"kernels/fused/fused.h"'
 
 for file in stray.c model/attic/planted.c kernels/cuda/attic/planted.cu scripts/planted.h; do

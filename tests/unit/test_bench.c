@@ -1,23 +1,16 @@
 // ./train --bench from end to end without a GPU: the CPU backend stands in for both kinds of
 // kernels, and for the GPU's clock one that only what is timed moves on, so that every figure is
 // known. The Makefile has the linker put the functions below in place of those that need a GPU.
-#include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include "tests/support/cmocka_all.h"
-
 #include "base/file.h"
 #include "base/memory.h"
 #include "base/rng.h"
-#include "kernels/program_math.h"
 #include "kernels/gpu_backends.h"
-#include "model/bench/bench.h"
-#include "model/bench/report.h"
-#include "model/llama.h"
+#include "kernels/program_math.h"
+#include "model/ranges.h"
 #include "model/run/backend.h"
+#include "model/run/bench.h"
 #include "model/tensors.h"
+#include "tests/support/test.h"
 
 enum { MOST_MARKS = 4096, NO_ROOM = 77, NOT_FINITE = 78 /* seeds */ };
 
@@ -233,124 +226,84 @@ static const char config[] =
     " \"train\": {\"steps\": 20, \"batch_size\": 2, \"sequence_length\": 32},"
     " \"optimizer\": {\"learning_rate\": 0.001}, \"output\": {\"dir\": \"absent\"}}";
 
-typedef struct Files {
-  char folder[64];
-  char *config, *json;
-} Files;
-
-static Files files_new(void) {
-  Files f = {.folder = "/tmp/test_bench.XXXXXX"};
-  Error err;
-  assert_non_null(mkdtemp(f.folder));
-  f.config = xasprintf("%s/config.json", f.folder);
-  f.json = xasprintf("%s/bench.json", f.folder);
-  assert_int_equal(file_write_atomic(f.config, config, strlen(config), &err), 0);
-  return f;
-}
-
-static void files_free(Files *f) {
-  Error err;
-  directory_remove(f->folder, &err);
-  free(f->config);
-  free(f->json);
-}
-
-static cJSON *bench(Files *f, const char *const *more, int count) {
-  char *argv[16] = {f->config, (char *)"--json", f->json, (char *)"--seconds", (char *)"0.2"};
-  for (int i = 0; i < count; i++) argv[5 + i] = (char *)(uintptr_t)more[i];
+// A folder with the config, which the overrides change. -1 with a sentence where it is refused.
+static int bench(BenchResult *result, const char *const *more, int count, Error *err) {
+  char folder[] = "/tmp/test_bench.XXXXXX";
   BenchArgs args;
-  Error err;
-  if (bench_parse(&args, 5 + count, argv, &err) != 0 || bench_run(&args, &err) != 0)
-    fail_msg("%s", err.text);
-  char *text;
-  size_t bytes;
-  if (file_read(f->json, 1 << 20, &text, &bytes, &err) != 0) fail_msg("%s", err.text);
-  cJSON *json = cJSON_Parse(text);
-  assert_non_null(json);
-  free(text);
-  return json;
+  Error ignored;
+  assert_non_null(mkdtemp(folder));
+  char *path = xasprintf("%s/config.json", folder);
+  char *argv[16] = {path, (char *)"--seconds", (char *)"0.2"};
+  for (int i = 0; i < count; i++) argv[3 + i] = (char *)(uintptr_t)more[i];
+  assert_int_equal(file_write_atomic(path, config, strlen(config), &ignored), 0);
+  if (bench_parse(&args, 3 + count, argv, err) != 0) fail_msg("%s", err->text);
+  const int status = bench_run(&args, result, err);
+  assert_int_equal(directory_remove(folder, &ignored), 0);
+  free(path);
+  return status;
 }
 
-static double at(const cJSON *object, const char *a, const char *b) {
-  const cJSON *item = cJSON_GetObjectItemCaseSensitive(object, a);
-  if (b) item = cJSON_GetObjectItemCaseSensitive(item, b);
-  if (!cJSON_IsNumber(item)) fail_msg("%s %s is no number", a, b ? b : "");
-  return item->valuedouble;
+static BenchResult measured(const char *const *more, int count) {
+  BenchResult result;
+  Error err;
+  if (bench(&result, more, count, &err) != 0) fail_msg("%s", err.text);
+  return result;
 }
 
 static void near(double a, double b) {
   if (!(fabs(a - b) <= 1e-9 * fmax(fabs(a), fabs(b)))) fail_msg("%.17g is not %.17g", a, b);
 }
 
-static double calls_of(const cJSON *json, const char *operation) {
-  const cJSON *ops = cJSON_GetObjectItemCaseSensitive(json, "operations");
-  for (int i = 0; i < cJSON_GetArraySize(ops); i++) {
-    const cJSON *op = cJSON_GetArrayItem(ops, i);
-    if (strcmp(cJSON_GetObjectItemCaseSensitive(op, "name")->valuestring, operation) == 0)
-      return at(op, "calls", NULL);
-  }
-  fail_msg("there is no %s", operation);
+static double calls_of(const BenchResult *r, Operation operation) {
+  for (int i = 0; i < r->op_count; i++)
+    if (r->ops[i].call.operation == operation) return (double)r->ops[i].calls;
+  fail_msg("there is no %s", operation_name(operation));
   return NAN;
 }
 
-static const char *const kind_names[BENCH_KINDS] = {"fused", "unfused"};
-
 // Every operation takes its kind's time, and gate_up more; bare GEMMs are timed on the unfused
 // kind's stream. Returns the calls of all.
-static double check_operations(const cJSON *json, int expected) {
-  const cJSON *ops = cJSON_GetObjectItemCaseSensitive(json, "operations"), *op;
+static double check_operations(const BenchResult *r, int expected) {
   double calls = 0;
-  assert_int_equal(cJSON_GetArraySize(ops), expected);
-  cJSON_ArrayForEach(op, ops) {
-    const bool gate_up =
-        strcmp(cJSON_GetObjectItemCaseSensitive(op, "name")->valuestring, "gate_up") == 0;
+  assert_int_equal(r->op_count, expected);
+  for (int i = 0; i < r->op_count; i++) {
+    const BenchOp *op = &r->ops[i];
+    const bool gate_up = op->call.operation == OP_GATE_UP;
     for (int kind = 0; kind < BENCH_KINDS; kind++)
-      near(at(op, kind_names[kind], "median"), kind_ms[kind] + (gate_up ? gate_up_ms[kind] : 0));
-    assert_true(at(op, "fused", "count") >= 8); // at least twice in each of at least four rounds
-    const cJSON *apart = cJSON_GetObjectItemCaseSensitive(op, "largest_difference");
-    // They are one backend.
-    assert_true(scales.count > 0 || at(apart, "fused_reference", NULL) == 0);
-    calls += at(op, "calls", NULL);
-    if (strcmp(cJSON_GetObjectItemCaseSensitive(op, "class")->valuestring, "product") != 0) {
-      assert_true(cJSON_IsNull(cJSON_GetObjectItemCaseSensitive(op, "fused_over_bare")));
-      continue;
-    }
-    near(at(op, "bare", "median"), kind_ms[BENCH_UNFUSED] + gemm_ms);
-    near(at(op, "bare_back_to_back", NULL), kind_ms[BENCH_UNFUSED] / 3 + gemm_ms); // 3 calls
+      near(op->time[kind].median, kind_ms[kind] + (gate_up ? gate_up_ms[kind] : 0));
+    assert_true(op->time[BENCH_FUSED].count >= 8); // at least twice in each of at least four rounds
+    calls += (double)op->calls;
+    if (op->call.class == CLASS_GEMM)
+      near(op->bare.median, kind_ms[BENCH_UNFUSED] + gemm_ms);
+    else
+      assert_int_equal(op->bare.count, 0);
   }
-  near(at(json, "measured", "copy_gigabytes_per_s"),
-       1000 / (kind_ms[BENCH_UNFUSED] + copy_ms) * 1e-6);
-  near(at(json, "measured", "tflops_of_8192"), 1024 / (kind_ms[BENCH_UNFUSED] + peak_ms) * 1e-9);
+  near(bench_copy_rate(r), 1000 / (kind_ms[BENCH_UNFUSED] + copy_ms));
+  near(bench_square_rate(r), 1024 / (kind_ms[BENCH_UNFUSED] + peak_ms) * 1e-9);
+  assert_true(r->busy[BUSY_OPS].count > 0);
+  near(r->busy[BUSY_OPS].sum.watts, 600.0 * r->busy[BUSY_OPS].count);
   return calls;
 }
 
 // What takes a time beside its kind's is gate_up: once in each layer's forward, and again where it
 // is recomputed.
-static void check_whole(const cJSON *json, double calls, bool recompute) {
-  const cJSON *layer = cJSON_GetObjectItemCaseSensitive(json, "layer"),
-              *sums = cJSON_GetObjectItemCaseSensitive(json, "sum_of_operations");
+static void check_whole(const BenchResult *r, double calls, bool recompute) {
   double step[BENCH_KINDS];
   for (int kind = 0; kind < BENCH_KINDS; kind++) {
-    const char *name = kind_names[kind];
-    const double gate_ups = calls_of(json, "gate_up") * gate_up_ms[kind];
+    const double gate_ups = calls_of(r, OP_GATE_UP) * gate_up_ms[kind];
     step[kind] = kind_ms[kind] + gate_ups;
-    near(at(cJSON_GetObjectItemCaseSensitive(json, "step"), name, "median"), step[kind]);
-    near(at(sums, name, "ms"), calls * kind_ms[kind] + gate_ups);
-    near(at(cJSON_GetObjectItemCaseSensitive(layer, "forward"), name, "median"),
-         kind_ms[kind] + gate_up_ms[kind]);
-    near(at(cJSON_GetObjectItemCaseSensitive(layer, "backward"), name, "median"),
-         kind_ms[kind] + (recompute ? gate_up_ms[kind] : 0));
-    near(at(cJSON_GetObjectItemCaseSensitive(layer, "both"), name, "median"),
-         kind_ms[kind] + (recompute ? 2 : 1) * gate_up_ms[kind]);
+    near(r->step[kind].median, step[kind]);
+    near(ops_sums(r).all[kind], calls * kind_ms[kind] + gate_ups);
+    near(r->layer[PASS_FORWARD][kind].median, kind_ms[kind] + gate_up_ms[kind]);
+    near(r->layer[PASS_BACKWARD][kind].median, kind_ms[kind] + (recompute ? gate_up_ms[kind] : 0));
+    near(r->layer[PASS_BOTH][kind].median, kind_ms[kind] + (recompute ? 2 : 1) * gate_up_ms[kind]);
   }
   const double steps = fmin(fmax(floor(200 / step[BENCH_FUSED]), 2), 16); // 200 ms, 2 to 16
-  near(at(cJSON_GetObjectItemCaseSensitive(json, "step"), "unfused", "count"),
-       steps * at(json, "measured", "rounds"));
-  near(at(json, "gain_by_rounds", "median"), step[BENCH_UNFUSED] / step[BENCH_FUSED]);
+  near(r->step[BENCH_UNFUSED].count, steps * r->rounds);
+  near(r->gain.median, step[BENCH_UNFUSED] / step[BENCH_FUSED]);
 }
 
-static void everything_is_measured(void **state) {
-  (void)state;
+TEST(everything_is_measured) {
   static const struct {
     const char *overrides[2];
     bool recompute;
@@ -361,90 +314,59 @@ static void everything_is_measured(void **state) {
       {{"train.recompute=layer", "model.num_hidden_layers=1"}, true, 1},
   };
   for (size_t i = 0; i < sizeof variants / sizeof *variants; i++) {
-    Files f = files_new();
     memset(first_loss, 0, sizeof first_loss);
-    cJSON *json = bench(&f, variants[i].overrides, 2);
+    const BenchResult r = measured(variants[i].overrides, 2);
     // Both kinds step on the same batches: what they share is then of the same rows.
     assert_true(first_loss[0] > 0 && first_loss[BENCH_FUSED] == first_loss[BENCH_UNFUSED]);
-    const double calls = check_operations(json, OPERATION_COUNT - 2);
-    near(calls_of(json, "gate_up"), variants[i].gate_ups);
-    check_whole(json, calls, variants[i].recompute);
-    assert_true(at(json, "measured", "rounds") >= 4);
-    cJSON_Delete(json);
-    files_free(&f);
+    const double calls = check_operations(&r, OPERATION_COUNT - 2);
+    near(calls_of(&r, OP_GATE_UP), variants[i].gate_ups);
+    check_whole(&r, calls, variants[i].recompute);
+    assert_true(r.rounds >= 4);
   }
 }
 
 // Operations out of order leave values of any size; the scales stay those of whole steps. Where
 // operations had a say in them, they were 1024 times off; batches make 4.
-static void scales_stay_those_of_steps(void **state) {
-  (void)state;
+TEST(scales_stay_those_of_steps) {
   static const char *const overrides[][2] = {
       {"model.tie_word_embeddings=true", "train.loss_chunks=2"},
       {"model.tie_word_embeddings=false", "train.recompute=layer"},
       {"--op", "adamw"}};
   for (size_t i = 0; i < sizeof overrides / sizeof *overrides; i++) {
-    Files f = files_new();
     const char *const more[] = {"backend.precision=fp8", overrides[i][0], overrides[i][1]};
     scales.most = 1;
-    cJSON *json = bench(&f, more, 3);
-    const bool whole = i < 2;
-    check_operations(json, whole ? OPERATION_COUNT - 2 : 1);
+    const BenchResult r = measured(more, 3);
+    check_operations(&r, i < 2 ? OPERATION_COUNT - 2 : 1);
     printf("# scales go up or down %g times at most (bound 16)\n", (double)scales.most);
     assert_true(scales.first && scales.most <= 16);
     free(scales.first);
     free(scales.now);
     scales.first = scales.now = NULL;
-    cJSON_Delete(json);
-    files_free(&f);
   }
 }
 
-static void one_operation_is_measured_alone(void **state) {
-  (void)state;
-  Files f = files_new();
-  cJSON *json = bench(&f, (const char *const[]){"--op", "down_dgrad"}, 2);
-  check_operations(json, 1);
-  assert_null(cJSON_GetObjectItemCaseSensitive(json, "step"));
-  cJSON_Delete(json);
-  files_free(&f);
+TEST(one_operation_is_measured_alone) {
+  const BenchResult r = measured((const char *const[]){"--op", "down_dgrad"}, 2);
+  check_operations(&r, 1);
+  assert_false(r.whole);
+  assert_int_equal(r.step[BENCH_FUSED].count, 0);
 }
 
-static void refused(char *const *more, int count, const char *words) {
-  Files f = files_new();
-  char *argv[8] = {f.config, (char *)"--json", f.json};
-  for (int i = 0; i < count; i++) argv[3 + i] = more[i];
-  BenchArgs args;
+static void refused(const char *const *more, int count, const char *words) {
+  BenchResult r;
   Error err = {""};
-  assert_int_equal(bench_parse(&args, 3 + count, argv, &err), 0);
-  assert_int_equal(bench_run(&args, &err), -1);
+  assert_int_equal(bench(&r, more, count, &err), -1);
   if (!strstr(err.text, words)) fail_msg("%s", err.text);
-  assert_false(path_exists(f.json));
-  files_free(&f);
 }
 
-static void what_does_not_fit_is_refused(void **state) {
-  (void)state;
-  refused((char *[]){(char *)"model.num_hidden_layers=2000", (char *)"model.hidden_size=8192",
-                     (char *)"model.num_attention_heads=64",
-                     (char *)"model.num_key_value_heads=64"},
+TEST(what_does_not_fit_is_refused) {
+  refused((const char *const[]){"model.num_hidden_layers=2000", "model.hidden_size=8192",
+                                "model.num_attention_heads=64", "model.num_key_value_heads=64"},
           4, "not enough memory: the run needs");
-  refused((char *[]){(char *)"train.seed=77"}, 1, "the bench needs");
+  refused((const char *const[]){"train.seed=77"}, 1, "the bench needs");
 }
 
-static void a_step_that_is_not_finite_is_refused(void **state) {
-  (void)state;
-  refused((char *[]){(char *)"train.seed=78"}, 1,
+TEST(a_step_that_is_not_finite_is_refused) {
+  refused((const char *const[]){"train.seed=78"}, 1,
           "of fused kernels on random weights is not finite");
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(everything_is_measured),
-      cmocka_unit_test(scales_stay_those_of_steps),
-      cmocka_unit_test(one_operation_is_measured_alone),
-      cmocka_unit_test(what_does_not_fit_is_refused),
-      cmocka_unit_test(a_step_that_is_not_finite_is_refused),
-  };
-  return cmocka_run_group_tests_name("test_bench", tests, NULL, NULL);
 }

@@ -1,17 +1,11 @@
 // The bench's operations are the step's: one by one in a step's order they leave what the step
-// leaves, and each one's inputs for comparing are set the same for all that are compared.
-#include <math.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include "tests/support/cmocka_all.h"
-
+// leaves.
 #include "base/rng.h"
 #include "kernels/program_math.h"
-#include "model/bench/compare.h"
-#include "model/bench/state.h"
 #include "model/ranges.h"
+#include "model/run/bench.h"
 #include "tests/support/small_model.h"
+#include "tests/support/test.h"
 
 typedef struct Model {
   Backend *be;
@@ -105,108 +99,13 @@ static void one_by_one_they_are_a_step(bool tied, int64_t chunks) {
   close_model(&parts);
 }
 
-static void one_by_one_the_operations_are_a_step(void **state) {
-  (void)state;
+TEST(one_by_one_the_operations_are_a_step) {
   one_by_one_they_are_a_step(false, 1);
   one_by_one_they_are_a_step(true, 4);
 }
 
-// The CPU backend as both kinds; the fused one's results are off by this part of the largest in one
-// element.
-static double wrong_by;
-
-static void read_wrong(float *to, const real *values, int64_t count) {
-  double most = 0;
-  for (int64_t i = 0; i < count; i++) {
-    to[i] = (float)values[i];
-    most = fmax(most, fabs((double)values[i]));
-  }
-  to[count / 2] += (float)(wrong_by * most);
-}
-static void read_wrong_act(Backend *be, float *to, const act_t *from, int64_t count) {
-  (void)be;
-  read_wrong(to, (const real *)from, count);
-}
-static void read_wrong_grad(Backend *be, float *to, const grad_t *from, int64_t count) {
-  (void)be;
-  read_wrong(to, (const real *)from, count);
-}
-
-static void leave_undone(Backend *be, const ParamTensor *list, int count) {
-  (void)be, (void)list, (void)count;
-}
-
-static int compare(BenchResult *r, bool tied, Operation only, double wrong, bool update,
-                   Error *err) {
-  Model m;
-  ModelConfig c = config;
-  c.tie_word_embeddings = tied;
-  open_model(&m, &c, 2);
-  const OpsConfig ops = llama_ops_config(&c, &m.llama.shape, m.llama.shape.seq, 1);
-  Llama twin = m.llama;
-  twin.be = backend_cpu_create(&ops);
-  Llama *const kinds[BENCH_KINDS] = {&m.llama, &twin};
-  bench_list(r, &m.llama, 1, only);
-  wrong_by = wrong;
-  m.be->read_act = read_wrong_act;
-  m.be->read_grad = read_wrong_grad;
-  if (!update) m.be->grads_finish = m.be->adamw = leave_undone;
-  const int status = bench_compare(r, kinds, 1, err);
-  twin.be->destroy(twin.be);
-  close_model(&m);
-  return status;
-}
-
-static void the_same_backend_thrice_differs_in_nothing(void **state) {
-  (void)state;
-  for (int tied = 0; tied < 2; tied++) {
-    BenchResult r = {.whole = true};
-    Error err;
-    assert_int_equal(compare(&r, tied, OPERATION_COUNT, 0, true, &err), 0);
-    assert_int_equal(r.op_count, OPERATION_COUNT - 2);
-    for (int i = 0; i < r.op_count; i++) {
-      const Differences *d = &r.ops[i].differences;
-      if (d->fused_unfused != 0 || d->fused_reference != 0 || d->unfused_reference != 0)
-        fail_msg("%s: %g %g %g", operation_name(r.ops[i].call.operation), d->fused_unfused,
-                 d->fused_reference, d->unfused_reference);
-    }
-  }
-}
-
-static void what_differs_is_found_and_refused(void **state) {
-  (void)state;
-  for (int i = 0; i < OPERATION_COUNT; i++) {
-    if (!operation_trains((Operation)i)) continue;
-    BenchResult r = {.whole = false};
-    Error err;
-    if (compare(&r, false, (Operation)i, 0.01, true, &err) != 0) fail_msg("%s", err.text);
-    const Differences *d = &r.ops[0].differences;
-    if (d->unfused_reference != 0 || fabs(d->fused_reference - 0.01) > 1e-6 ||
-        fabs(d->fused_unfused - 0.01) > 1e-6)
-      fail_msg("%s: %g %g %g", operation_name((Operation)i), d->fused_unfused, d->fused_reference,
-               d->unfused_reference);
-    const double too_much[] = {-0.1, NAN};
-    for (int k = 0; k < 2; k++) {
-      assert_int_equal(compare(&r, false, (Operation)i, too_much[k], true, &err), -1);
-      if (!strstr(err.text, operation_name((Operation)i)) || !strstr(err.text, "of fused kernels"))
-        fail_msg("%s", err.text);
-    }
-  }
-}
-
-static void an_update_left_undone_is_refused(void **state) {
-  (void)state;
-  for (int i = OP_GRADS_FINISH; i <= OP_ADAMW; i++) {
-    BenchResult r = {.whole = false};
-    Error err = {""};
-    assert_int_equal(compare(&r, false, (Operation)i, 0, false, &err), -1);
-    if (!strstr(err.text, operation_name((Operation)i))) fail_msg("%s", err.text);
-  }
-}
-
 // Every product's FLOPs, as often as it is called, are the model's.
-static void flops_and_calls_are_those_of_a_step(void **state) {
-  (void)state;
+TEST(flops_and_calls_are_those_of_a_step) {
   Model m;
   open_model(&m, &config, 2);
   BenchResult r = {.whole = true};
@@ -234,8 +133,7 @@ static const BenchOp *op_of(const BenchResult *r, Operation operation) {
 }
 
 // On the CPU every element has sizeof(real) bytes.
-static void bytes_are_those_of_the_arrays(void **state) {
-  (void)state;
+TEST(bytes_are_those_of_the_arrays) {
   enum { M = 32, LAYERS = 3, LAYER = R * D + D * HD + 2 * F * D + D * F, NORMS = 2 * LAYERS + 1 };
   const double all = 2 * V * D + LAYERS * LAYER + NORMS * D, matrices = all - NORMS * D,
                folded = V * D + LAYERS * (R * D + 2 * F * D), e = sizeof(real);
@@ -266,8 +164,7 @@ static void bytes_are_those_of_the_arrays(void **state) {
   close_model(&m);
 }
 
-static void recomputed_operations_are_in_the_backward(void **state) {
-  (void)state;
+TEST(recomputed_operations_are_in_the_backward) {
   for (Recompute again = RECOMPUTE_NONE; again <= RECOMPUTE_LAYER; again++) {
     Model m;
     open_model(&m, &config, 1);
@@ -282,8 +179,7 @@ static void recomputed_operations_are_in_the_backward(void **state) {
   }
 }
 
-static void a_twin_shares_all_but_the_row_statistics(void **state) {
-  (void)state;
+TEST(a_twin_shares_all_but_the_row_statistics) {
   Model m;
   Llama twin = {0};
   Error err;
@@ -302,8 +198,7 @@ static void a_twin_shares_all_but_the_row_statistics(void **state) {
   close_model(&m);
 }
 
-static void one_operation_can_be_listed_alone(void **state) {
-  (void)state;
+TEST(one_operation_can_be_listed_alone) {
   Model m;
   open_model(&m, &config, 1);
   BenchResult r = {.whole = false};
@@ -316,8 +211,7 @@ static void one_operation_can_be_listed_alone(void **state) {
 }
 
 // What a call overwrites is there again before it: by the step's own order, nobody lists it.
-static void what_works_in_place_is_prepared(void **state) {
-  (void)state;
+TEST(what_works_in_place_is_prepared) {
   Model m;
   open_model(&m, &config, 1);
   Recorder *slice = record_slice(&m.llama);
@@ -341,8 +235,7 @@ static void what_works_in_place_is_prepared(void **state) {
 }
 
 // In FP8 what exists as copies alone is made again, too; of all else the copies can be cast anew.
-static void what_takes_turns_is_prepared(void **state) {
-  (void)state;
+TEST(what_takes_turns_is_prepared) {
   static const Operation makers[OPERATION_COUNT] = {[OP_DOWN] = OP_GATE_UP,
                                                     [OP_DOWN_DGRAD] = OP_GATE_UP,
                                                     [OP_GATE_UP_WGRAD] = OP_DOWN_DGRAD,
@@ -383,8 +276,7 @@ static double off(const Operand *x, int64_t rows, int64_t cols) {
 }
 
 // What an operation reads out of order is its own layer's, whatever was in that place.
-static void inputs_are_made_again(void **state) {
-  (void)state;
+TEST(inputs_are_made_again) {
   SmallModel m = small_open((SmallShape){.fp8 = true});
   Recorder *slice = record_slice(&m.llama);
   int makers[OPERATION_COUNT];
@@ -411,8 +303,7 @@ static void inputs_are_made_again(void **state) {
 }
 
 // The sum over the loss' chunks is where no other gradient is, as an operation alone leaves it.
-static void a_sum_apart_overwrites_no_gradient(void **state) {
-  (void)state;
+TEST(a_sum_apart_overwrites_no_gradient) {
   SmallModel m = small_open((SmallShape){.bf16 = true, .loss_chunks = 2});
   Llama *llama = &m.llama;
   const ParamTensor *head = llama->lm_head;
@@ -428,23 +319,4 @@ static void a_sum_apart_overwrites_no_gradient(void **state) {
   assert_true(at + sum <= gradients || at >= gradients + plan.grads_bytes);
   m.be->release(m.be, head->part_sum);
   small_close(&m);
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(one_by_one_the_operations_are_a_step),
-      cmocka_unit_test(the_same_backend_thrice_differs_in_nothing),
-      cmocka_unit_test(what_differs_is_found_and_refused),
-      cmocka_unit_test(an_update_left_undone_is_refused),
-      cmocka_unit_test(flops_and_calls_are_those_of_a_step),
-      cmocka_unit_test(bytes_are_those_of_the_arrays),
-      cmocka_unit_test(what_works_in_place_is_prepared),
-      cmocka_unit_test(what_takes_turns_is_prepared),
-      cmocka_unit_test(inputs_are_made_again),
-      cmocka_unit_test(a_sum_apart_overwrites_no_gradient),
-      cmocka_unit_test(recomputed_operations_are_in_the_backward),
-      cmocka_unit_test(a_twin_shares_all_but_the_row_statistics),
-      cmocka_unit_test(one_operation_can_be_listed_alone),
-  };
-  return cmocka_run_group_tests_name("test_bench_ops", tests, NULL, NULL);
 }

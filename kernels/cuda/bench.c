@@ -1,4 +1,4 @@
-#include "kernels/bench/bench_gpu.h"
+#include "kernels/bench_gpu.h"
 
 #include <dlfcn.h>
 #include <math.h>

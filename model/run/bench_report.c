@@ -1,15 +1,11 @@
-#include "model/bench/report.h"
+// What follows from a bench's measurements, and its table.
+#include "model/run/bench.h"
 
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 
 #include "model/ranges.h"
-
-// From here on a machine is too noisy: between the 10th and the 90th percentile of a step, and
-// between two measurements of the same kernels.
-static const double most_spread = 0.05, most_apart = 0.02;
 
 const char *const bench_kind_names[BENCH_FLOOR + 1] = {"fused", "unfused", "floor"};
 
@@ -92,9 +88,7 @@ OpsSums ops_sums(const BenchResult *r) {
       if (op->call.class == CLASS_ATTENTION) s.attention[kind] += ms;
       if (op->alike && kind < BENCH_KINDS) s.alike[kind] += ms;
     }
-    if (op->call.class != CLASS_GEMM) continue;
-    s.bare += calls * op->bare.median;
-    s.alone += calls * op->alone;
+    if (op->call.class == CLASS_GEMM) s.bare += calls * op->bare.median;
   }
   return s;
 }
@@ -128,39 +122,6 @@ static double percent(double part) {
   return 100 * part;
 }
 
-// NAN where either is not known.
-static double wider(const Spread times[BENCH_KINDS]) {
-  const double a = spread_width(&times[BENCH_FUSED]), b = spread_width(&times[BENCH_UNFUSED]);
-  return a > b || isnan(a) ? a : b;
-}
-
-// Of a single operation there is no step: its own times say how quiet the machine was.
-Verdict bench_verdict(const BenchResult *r) {
-  static const char *const leads[] = {
-      [CONCLUSIVE] = "quiet enough",
-      [UNDECIDED] = "no conclusion, the rounds do not agree on which is faster",
-      [TOO_NOISY] = "too noisy to conclude"};
-  const double width = wider(r->whole ? r->step : r->ops[0].time);
-  const double apart = fabs(same_kernels_ratio(r) - 1); // NAN: no such operation, no objection
-  Verdict v = {.conclusion = CONCLUSIVE};
-  if (!(width <= most_spread) || (r->whole && apart > most_apart))
-    v.conclusion = TOO_NOISY;
-  else if (r->whole && !(r->gain.tenth > 1 || r->gain.ninetieth < 1))
-    v.conclusion = UNDECIDED;
-  const int used =
-      snprintf(v.text, sizeof v.text,
-               "%s: %s spread by %.1f %% (10th to 90th percentile; %.0f %% is too much)",
-               leads[v.conclusion], r->whole ? "steps" : "the operation's times", percent(width),
-               percent(most_spread));
-  if (r->whole)
-    snprintf(
-        v.text + used, sizeof v.text - (size_t)used,
-        ", what both kinds run with the same kernels differs by %.1f %% (%.0f %% is too much), "
-        "unfused / fused by rounds %.3f to %.3f",
-        percent(apart), percent(most_apart), r->gain.tenth, r->gain.ninetieth);
-  return v;
-}
-
 // ---- The table
 
 // A number, or a dash where it is not known.
@@ -184,26 +145,21 @@ static const char *kind_text(const BenchOp *op) {
 }
 
 static void print_ops(const BenchResult *r) {
-  printf("\nOperations, ms a call. bare: the product alone in cuBLASLt. difference: the largest, "
-         "as a part of the fp32 reference's largest value (%d rows)\n",
-         r->compared_rows);
-  printf("%-19s %-8s %-26s %5s %8s %8s %8s %7s %8s %8s %6s %6s %6s  %-26s\n", "", "runs", "shape",
-         "calls", "fused", "unfused", "bare", "fused", "unfused", "TFLOP/s", "% of", "GB/s", "% of",
-         "difference: fused, fused, unf.");
-  printf("%-19s %-8s %-26s %5s %8s %8s %8s %7s %8s %8s %6s %6s %6s  %-26s\n", "", "", "", "", "",
-         "", "", "/ bare", "/ fused", "", "peak", "", "copy", "- unf., - fp32, - fp32");
+  printf("\nOperations, ms a call. bare: the product alone in cuBLASLt\n");
+  printf("%-19s %-8s %-26s %5s %8s %8s %8s %7s %8s %8s %6s %6s %6s\n", "", "runs", "shape", "calls",
+         "fused", "unfused", "bare", "fused", "unfused", "TFLOP/s", "% of", "GB/s", "% of");
+  printf("%-19s %-8s %-26s %5s %8s %8s %8s %7s %8s %8s %6s %6s %6s\n", "", "", "", "", "", "", "",
+         "/ bare", "/ fused", "", "peak", "", "copy");
   for (int i = 0; i < r->op_count; i++) {
     const BenchOp *op = &r->ops[i];
     const OpRates rates = op_rates(r, op);
-    const Differences *d = &op->differences;
-    printf("%-19s %-8s %-26s %5lld %8.4f %8.4f %8s %7s %8.3f %8s %6s %6s %6s  %8s %8s %8s\n",
+    printf("%-19s %-8s %-26s %5lld %8.4f %8.4f %8s %7s %8.3f %8s %6s %6s %6s\n",
            operation_name(op->call.operation), kind_text(op), op->call.shape, (long long)op->calls,
            op->time[BENCH_FUSED].median, op->time[BENCH_UNFUSED].median,
            cell("%.4f", op->bare.median).text, cell("%.3f", rates.over_bare).text,
            rates.unfused_over, cell("%.1f", rates.tflops).text,
            cell("%.1f", percent(rates.of_peak)).text, cell("%.0f", rates.gigabytes_per_second).text,
-           cell("%.1f", percent(rates.of_copy)).text, cell("%.1e", d->fused_unfused).text,
-           cell("%.1e", d->fused_reference).text, cell("%.1e", d->unfused_reference).text);
+           cell("%.1f", percent(rates.of_copy)).text);
   }
 }
 
@@ -250,7 +206,7 @@ static void print_busy(const char *what, const Busy *b) {
 }
 
 static void print_method(const BenchResult *r) {
-  printf("\nHow it was measured\n  %s\n", r->gpu);
+  printf("\nHow it was measured\n");
   printf("  NVIDIA driver %s, clock at most %s MHz, power limit %s W, second-level cache %.0f MB\n",
          r->facts.driver[0] ? r->facts.driver : "of unknown version",
          cell("%.0f", r->facts.most_clock_mhz).text, cell("%.0f", r->facts.limit_watts).text,
@@ -271,14 +227,16 @@ static void print_method(const BenchResult *r) {
   printf("\n  peaks: %.1f TFLOP/s, the fastest of the bare products (8192 x 8192 x 8192: %.1f); a "
          "copy, read and written, %.0f GB/s\n",
          bench_peak(r), bench_square_rate(r), bench_copy_rate(r) * 1e-6);
+  if (!r->whole) return;
   const OpsSums s = ops_sums(r);
-  if (isfinite(s.bare / s.alone))
-    printf("  bare products take %.3f times what cuBLASLt takes for them called back to back\n",
-           s.bare / s.alone);
-  for (BenchKind kind = BENCH_FUSED; r->whole && kind < BENCH_KINDS; kind++)
-    printf("  %s: operations add up to %.3f ms, the step takes %.3f ms: %.3f of it\n",
-           bench_kind_names[kind], s.all[kind], step_ms(r, kind), s.all[kind] / step_ms(r, kind));
-  printf("  %s\n", bench_verdict(r).text);
+  for (BenchKind kind = BENCH_FUSED; kind < BENCH_KINDS; kind++)
+    printf("  %s: operations add up to %.3f ms, the step takes %.3f ms: %.3f of it; steps spread "
+           "by %.1f %%\n",
+           bench_kind_names[kind], s.all[kind], step_ms(r, kind), s.all[kind] / step_ms(r, kind),
+           percent(spread_width(&r->step[kind])));
+  printf("  unfused / fused by rounds: %.3f to %.3f; what both run with the same kernels takes "
+         "%.3f times as long in the fused kind\n",
+         r->gain.tenth, r->gain.ninetieth, same_kernels_ratio(r));
 }
 
 void bench_print(const BenchResult *r) {

@@ -1,4 +1,4 @@
-#include "model/bench/doctor.h"
+// ./train --doctor: which paths this machine can train on, tried with a tiny model.
 
 #include <math.h>
 #include <stdio.h>
@@ -8,9 +8,9 @@
 #include "kernels/bf16_products.h"
 #include "kernels/gpu_backends.h"
 #include "kernels/openblas.h"
-#include "model/run/backend.h"
 #include "model/llama.h"
 #include "model/optimizer.h"
+#include "model/run/backend.h"
 
 static const char tiny_run[] =
     "{\"model\": {\"hidden_size\": 128, \"intermediate_size\": 256, \"num_hidden_layers\": 2, "
