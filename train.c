@@ -7,10 +7,9 @@
 
 #include "base/command.h"
 #include "model/run/bench.h"
-#include "model/run/eval.h"
 #include "model/run/process.h"
 #include "model/run/run.h"
-#include "model/run/write.h"
+#include "model/run/commands.h"
 
 // The formatter would break lines of the text in the middle of a word.
 // clang-format off
@@ -161,10 +160,10 @@ static int command_plan(const char *path, int override_count, char **overrides) 
 
 static int command_generate(int argc, char **argv) {
   Error err;
-  WriteArgs args;
-  if (write_parse(&args, argc, argv, &err) != 0) return fail(&err);
+  GenerateArgs args;
+  if (generate_parse(&args, argc, argv, &err) != 0) return fail(&err);
   process_catch_signals();
-  return write_run(&args, process_stop(), &err) == 0 ? 0 : fail(&err);
+  return generate_run(&args, process_stop(), &err) == 0 ? 0 : fail(&err);
 }
 
 static int command_eval(int argc, char **argv) {

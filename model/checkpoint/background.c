@@ -1,5 +1,5 @@
 #define _GNU_SOURCE // MAP_ANONYMOUS, madvise and what it may be asked for
-#include "model/checkpoint/background.h"
+#include "model/checkpoint/checkpoint.h"
 
 #include <assert.h>
 #include <errno.h>

@@ -2,7 +2,7 @@
 //
 //   model.safetensors      weights, Hugging Face names and layout; past 5 GB shards and an index
 //   config.json            Hugging Face's LlamaForCausalLM config
-//   tokenizer.json ...     where the tokenizer is known: model/checkpoint/export.h
+//   tokenizer.json ...     where the tokenizer is known: export.c
 //   optimizer.safetensors  exp_avg.NAME and exp_avg_sq.NAME for every NAME of model.safetensors; of
 //                          a run in FP8 its scalings, too: PRECISION.scalings, each scale with its
 //                          history, in the order of model/tensors.def
@@ -28,7 +28,7 @@
 #pragma once
 #include "data/model_folder.h"
 #include "data/safetensors.h"
-#include "model/checkpoint/export.h"
+#include "data/tokenizer/tokenizer.h"
 #include "model/config/config.h"
 #include "model/llama.h"
 #include "model/optimizer.h"
@@ -48,6 +48,35 @@ typedef struct TrainState {
   uint64_t data;      // of the training files: Loader.fingerprint
   char backend[192];  // what its bits depend on: kernels, device, libraries, threads
 } TrainState;
+
+// ---- What a checkpoint has for other programs besides its weights: config.json,
+// generation_config.json and the tokenizer's files. What a run started from is carried over into
+// every checkpoint of it (export.c)
+
+typedef struct CarriedFile {
+  const char *name;
+  char *data;
+  size_t bytes;
+} CarriedFile;
+
+typedef struct Export {
+  const Tokenizer *tokenizer; // the caller's; NULL where none is known
+  char *config;               // the config.json that ours goes on from, or NULL
+  bool same_tokenizer;        // as there, so that its ids and the files below are right
+  CarriedFile *files;
+  int count;
+  uint64_t shard_bytes; // of weights in a file at most; 0: 5 GB
+} Export;
+
+// Reads what is carried over from the folder `from`: a checkpoint or a Hugging Face folder; "" if a
+// run starts from nothing. Where its tokenizer is not `tokenizer`, only fields of config.json are.
+int export_open(Export *x, const Tokenizer *tokenizer, const char *from, Error *err);
+void export_close(Export *x); // zeros are fine
+// Writes and syncs all of that. x may be NULL: config.json alone. dtype: of the weights.
+int export_write(const Export *x, const char *folder, const ModelConfig *model, SaveDtype dtype,
+                 Error *err);
+
+// ---- Saving
 
 // The three values of a weight that a checkpoint has.
 typedef enum StatePart { MASTER, EXP_AVG, EXP_AVG_SQ } StatePart;
@@ -91,6 +120,42 @@ void checkpoint_clear(const char *run_dir);
 // sentence if not; one on standard error where there is room for some, but not for all that `steps`
 // more steps save. Writes nothing.
 int checkpoint_room(const char *run_dir, const Config *config, int64_t steps, Error *err);
+
+// ---- Saving beside training: the state is copied to the host while the next step computes its
+// gradients; then a thread writes the checkpoint, as checkpoint_save does. All functions are the
+// main thread's.
+
+typedef struct BackgroundSave BackgroundSave;
+
+// A save that has ended.
+typedef struct SaveResult {
+  int64_t step;
+  int status;       // of checkpoint_save
+  Error error;      // its sentence
+  double ms;        // from its beginning to its end
+  double waited_ms; // of them: the run stood still
+} SaveResult;
+
+// Bytes of the host's memory that a copy of a run's state takes.
+size_t background_bytes(const ModelConfig *model, const Backend *be);
+
+// Takes what it needs of the backend, and a thread, which takes the memory of the copy while the
+// run starts. llama outlives it.
+BackgroundSave *background_open(const Llama *llama, Error *err);
+void background_close(BackgroundSave *save); // NULL is fine; waits for what is under way
+
+// Begins a save into run_dir; the one before has been taken by background_end. Only export stays
+// the caller's until this one has ended.
+void background_begin(BackgroundSave *save, const char *run_dir, const Config *config,
+                      const Export *export, const TrainState *state);
+// Comes before weights or moments change: waits until they are copied, and has them written. Does
+// nothing where no save was begun.
+void background_copied(BackgroundSave *save);
+bool background_ended(BackgroundSave *save); // background_end has something to take
+// Takes the result of a save that has ended; false where there is none. wait: until it has.
+bool background_end(BackgroundSave *save, bool wait, SaveResult *result);
+
+// ---- Reading
 
 // A checkpoint, or a Hugging Face folder, that was opened and checked. Its tensors are mapped, so
 // they can be loaded whatever becomes of the folder.

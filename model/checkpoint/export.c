@@ -1,4 +1,4 @@
-#include "model/checkpoint/export.h"
+#include "model/checkpoint/checkpoint.h"
 
 #include <math.h>
 #include <stdlib.h>

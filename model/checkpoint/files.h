@@ -30,10 +30,6 @@ int no_weights(const char *folder, Error *err);
 // The text of state.json, in fresh memory.
 char *state_json(const TrainState *state);
 
-// ---- room.c
-// Is there room for this save?
-int room_check(const char *run_dir, const Config *config, Error *err);
-
 // ---- load.c
 // What a file of ours holds: the weights, or exp_avg.NAME and then exp_avg_sq.NAME of each, and
 // then, where the weights beside it are rounded, master.NAME.

@@ -82,7 +82,7 @@ int model_read_tree(KeyReader *r, cJSON *tree);
 // Reads the value of rope_scaling (or rope_parameters), forgetting what was read before.
 int model_read_rope(KeyReader *r, const cJSON *value, const char *name);
 
-// ---- consistency.c
+// ---- reading.c
 // Fills in what follows from other keys, then checks them against each other.
 int model_resolve(Config *config, const char *where, Error *err);
 int config_resolve(Config *config, const char *where, Error *err);

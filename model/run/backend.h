@@ -29,8 +29,6 @@ typedef struct Outlook {
 // loss_chunks of 0 become what they would become.
 int backend_outlook(Outlook *outlook, const Config *config, RunShape *shape, Error *err);
 
-// ./train --plan.
-int plan_print(const Config *config, Error *err);
 // 0 unless the run does not fit into the CPU's memory. A GPU's is judged when its backend is open.
 int plan_check(const Config *config, const RunShape *shape, Error *err);
 // Appends to the sentence which batch would fit into that backend's memory, or with which recompute

@@ -1,4 +1,4 @@
-#include "model/run/eval.h"
+#include "model/run/commands.h"
 
 #include <math.h>
 #include <stdio.h>

@@ -1,3 +1,4 @@
+#include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -7,7 +8,6 @@
 #include "base/memory.h"
 #include "base/os.h"
 #include "model/run/run.h"
-#include "model/run/tokenizer.h"
 
 static int open_train_data(Run *run, Error *err) {
   const Config *c = &run->config;
@@ -32,6 +32,95 @@ static int open_val_data(Run *run, Error *err) {
   run->val_windows =
       val_windows(run->val_data->windows, c->train.batch_size, c->train.eval_batches);
   return 0;
+}
+
+// ---- Its tokenizer
+
+static bool holds_tokenizer(const char *folder) {
+  return folder[0] != '\0' && path_exists(path_text("%s/tokenizer.json", folder).text);
+}
+
+static int choose_tokenizer(Tokenizer **tokenizer, const Config *c, const TokenFile *file,
+                            const char *from, Error *err) {
+  const PathText beside = path_parent(file->path);
+  const char *path = c->data.tokenizer[0] != '\0'   ? c->data.tokenizer
+                     : holds_tokenizer(beside.text) ? beside.text
+                     : holds_tokenizer(from)        ? from
+                                                    : NULL;
+  *tokenizer = tokenizer_open(path ? path : BYTES_NAME, err);
+  if (!*tokenizer && path == from) return 0;
+  if (!*tokenizer) return path == beside.text ? -1 : error_prefix(err, "data.tokenizer");
+  const bool bytes = file->tokenizer == tokenizer_facts(*tokenizer)->fingerprint ||
+                     (file->tokenizer == 0 && c->model.vocab_size == BYTE_VOCAB);
+  if (path || bytes) return 0;
+  tokenizer_close(*tokenizer);
+  *tokenizer = NULL;
+  return 0;
+}
+
+// "the tokenizer 'data/mine'", as far as can be found out.
+typedef struct MakerText {
+  char text[1200];
+} MakerText;
+
+static MakerText maker_text(const TokenFile *file) {
+  MakerText t;
+  const PathText beside = path_parent(file->path);
+  const char *const paths[] = {BYTES_NAME, beside.text};
+  snprintf(t.text, sizeof t.text, "another tokenizer (fingerprint %016" PRIx64 ")",
+           file->tokenizer);
+  for (int i = 0; i < 2; i++) {
+    Error ignored;
+    Tokenizer *tokenizer =
+        i == 0 || holds_tokenizer(paths[i]) ? tokenizer_open(paths[i], &ignored) : NULL;
+    if (tokenizer && tokenizer_facts(tokenizer)->fingerprint == file->tokenizer)
+      snprintf(t.text, sizeof t.text, "the tokenizer '%.1000s'", paths[i]);
+    tokenizer_close(tokenizer);
+  }
+  return t;
+}
+
+static int check_token_files(const Loader *loader, const Tokenizer *tokenizer, Error *err) {
+  const TokenizerFacts *facts = tokenizer ? tokenizer_facts(tokenizer) : NULL;
+  for (const TokenFile *f = loader->files; f < loader->files + loader->file_count; f++) {
+    if (f->tokenizer == 0 || (facts && f->tokenizer == facts->fingerprint)) continue;
+    const MakerText maker = maker_text(f);
+    if (!facts)
+      return error_set(err,
+                       "'%s' was made with %s, which is not in its folder: name it in "
+                       "data.tokenizer",
+                       f->path, maker.text);
+    return error_set(err,
+                     "'%s' was made with %s, but the run's tokenizer is '%s': make the token files "
+                     "with that one (./prepare --tokenizer), or name theirs in data.tokenizer",
+                     f->path, maker.text, facts->name);
+  }
+  return 0;
+}
+
+static int check_vocabulary(const Config *c, const Tokenizer *tokenizer, Error *err) {
+  const TokenizerFacts *facts = tokenizer_facts(tokenizer);
+  const int64_t V = c->model.vocab_size, least = facts->vocab_size;
+  if (V >= least && (V <= least + SPARE_TOKENS || c->data.tokenizer[0] != '\0')) return 0;
+  error_set(err,
+            "model.vocab_size is %" PRId64 ", but the tokenizer '%s' has %" PRId64 " tokens: ", V,
+            facts->name, least);
+  if (V < least) return error_append(err, "set it to that or more");
+  return error_append(err,
+                      "set it to that, take token files of the model's tokenizer, or name this one "
+                      "in data.tokenizer if so many unused tokens are meant");
+}
+
+int run_tokenizer(Tokenizer **tokenizer, const Config *config, const Loader *train,
+                  const Loader *val, const char *from, Error *err) {
+  if (choose_tokenizer(tokenizer, config, &train->files[0], from, err) != 0) return -1;
+  if (check_token_files(train, *tokenizer, err) == 0 &&
+      (!val || check_token_files(val, *tokenizer, err) == 0) &&
+      (!*tokenizer || check_vocabulary(config, *tokenizer, err) == 0))
+    return 0;
+  tokenizer_close(*tokenizer);
+  *tokenizer = NULL;
+  return -1;
 }
 
 // ---- What the run starts from

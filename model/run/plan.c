@@ -5,6 +5,7 @@
 
 #include "base/memory.h"
 #include "model/run/backend.h"
+#include "model/run/commands.h"
 #include "model/run/run.h"
 
 // What a run that does not fit may change.

@@ -2,13 +2,12 @@
 #pragma once
 #include <signal.h>
 #include "data/loader.h"
-#include "model/checkpoint/background.h"
 #include "model/checkpoint/checkpoint.h"
 #include "model/checkpoint/lock.h"
 #include "model/generate.h"
 #include "model/run/backend.h"
 #include "model/run/log.h"
-#include "model/run/val_windows.h"
+#include "model/run/validate.h"
 
 // A step that the backend was asked for and whose result was not taken yet.
 typedef struct PendingStep {
@@ -95,6 +94,18 @@ typedef struct Run {
 // nothing was written.
 int run_open(Run *run, const Config *config, const volatile sig_atomic_t *stop, Error *err);
 void run_close(Run *run);
+
+// For run_open: which tokenizer a run has. The one that data.tokenizer names; else the one in the folder of the training files; else the one
+// in `from`, the folder that the run starts from ("": none), if it can be read; else bytes, where
+// the files say so or say nothing and model.vocab_size is theirs. *tokenizer = NULL where none is
+// known: token files that do not say who made them train all the same.
+//
+// An error: a training or validation file (val may be NULL) was made with another tokenizer, or
+// model.vocab_size is not the tokenizer's. It may have SPARE_TOKENS more, and any number more where
+// data.tokenizer is set.
+enum { SPARE_TOKENS = 1024 };
+int run_tokenizer(Tokenizer **tokenizer, const Config *config, const Loader *train,
+                  const Loader *val, const char *from, Error *err);
 
 // ---- Around a step, in this order. Its log line and its place in the state come when its result
 // is there, be->steps_ahead steps later: the GPU never waits for the host.

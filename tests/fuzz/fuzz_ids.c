@@ -7,7 +7,7 @@
 #include <string.h>
 
 #include "base/memory.h"
-#include "model/run/write.h"
+#include "model/run/commands.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t size);
 
@@ -17,7 +17,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t size) {
   char *text = xmalloc(size + 1); // exactly as large, so that ASan sees a byte too far
   memcpy(text, bytes, size);
   text[size] = '\0';
-  if (write_parse_ids(text, &ids, &err) != 0) {
+  if (generate_parse_ids(text, &ids, &err) != 0) {
     assert(err.text[0] != '\0');
   } else {
     char *plain = xcalloc((size_t)ids.count + 1, 12);
@@ -25,7 +25,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t size) {
       assert(ids.ids[i] >= 0);
       at += sprintf(plain + at, "%d ", ids.ids[i]);
     }
-    assert(write_parse_ids(plain, &again, &err) == 0 && again.count == ids.count);
+    assert(generate_parse_ids(plain, &again, &err) == 0 && again.count == ids.count);
     assert(ids.count == 0 || memcmp(ids.ids, again.ids, (size_t)ids.count * sizeof *ids.ids) == 0);
     free(plain);
   }

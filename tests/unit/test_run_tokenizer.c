@@ -1,6 +1,6 @@
 // Which tokenizer a run gets, and which token files and vocabularies it refuses.
 #include "base/json.h"
-#include "model/run/tokenizer.h"
+#include "model/run/run.h"
 #include "tests/support/config_test.h"
 #include "tests/support/test.h"
 #include "tests/support/tiny_run.h"

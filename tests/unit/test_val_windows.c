@@ -1,6 +1,6 @@
 // Which windows a validation reads, and how sure their mean is said to be.
 #include "base/rng.h"
-#include "model/run/val_windows.h"
+#include "model/run/validate.h"
 #include "tests/support/test.h"
 
 static const struct {

@@ -1,4 +1,4 @@
-#include "model/run/write.h"
+#include "model/run/commands.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -11,11 +11,11 @@
 #include "model/run/text.h"
 #include "model/run/trained.h"
 
-int write_parse(WriteArgs *args, int argc, char *const *argv, Error *err) {
+int generate_parse(GenerateArgs *args, int argc, char *const *argv, Error *err) {
   double tokens = 400, temperature = 0.8, top_k = 0, top_p = 1;
   int64_t seed = 1337;
   if (argc < 1) return error_set(err, "--generate needs the folder of a run or checkpoint");
-  *args = (WriteArgs){.dir = argv[0]};
+  *args = (GenerateArgs){.dir = argv[0]};
   const Option options[] = {{.name = "--prompt", .needs = "a text", .text = &args->prompt},
                             {.name = "--tokens", .low = 1, .high = 1e9, .number = &tokens},
                             {.name = "--temperature", .high = 100, .number = &temperature},
@@ -45,7 +45,7 @@ static char *read_stdin(size_t *bytes) {
   return text;
 }
 
-int write_parse_ids(const char *text, TokenIds *ids, Error *err) {
+int generate_parse_ids(const char *text, TokenIds *ids, Error *err) {
   for (const char *at = text; *(at += strspn(at, " \t\n")) != '\0';) {
     char *end;
     errno = 0;
@@ -68,8 +68,8 @@ static int print(void *context, const char *text, size_t bytes, Error *err) {
 }
 
 // The cache holds what is asked for, as far as the model's positions go.
-static int load_and_write(Trained *t, const WriteArgs *args, const char *prompt, size_t bytes,
-                          const TokenIds *ids, const volatile sig_atomic_t *stop, Error *err) {
+static int load_and_generate(Trained *t, const GenerateArgs *args, const char *prompt, size_t bytes,
+                             const TokenIds *ids, const volatile sig_atomic_t *stop, Error *err) {
   enum { ROWS = 64 };
   const int64_t most = t->model.max_position_embeddings,
                 asked = ids->count + args->options.max_tokens;
@@ -89,7 +89,7 @@ static int load_and_write(Trained *t, const WriteArgs *args, const char *prompt,
   return status;
 }
 
-int write_run(const WriteArgs *args, const volatile sig_atomic_t *stop, Error *err) {
+int generate_run(const GenerateArgs *args, const volatile sig_atomic_t *stop, Error *err) {
   Trained t;
   if (trained_open(&t, args->dir, err) != 0) {
     trained_close(&t);
@@ -99,9 +99,9 @@ int write_run(const WriteArgs *args, const volatile sig_atomic_t *stop, Error *e
   char *prompt = args->prompt ? xstrdup(args->prompt) : read_stdin(&bytes);
   TokenIds ids = {0};
   int status = t.tokenizer ? prompt_ids(t.tokenizer, prompt, bytes, &ids, err)
-                           : write_parse_ids(prompt, &ids, err);
+                           : generate_parse_ids(prompt, &ids, err);
   if (status != 0 && !t.tokenizer) tokenizer_advise(t.start.path, err);
-  if (status == 0) status = load_and_write(&t, args, prompt, bytes, &ids, stop, err);
+  if (status == 0) status = load_and_generate(&t, args, prompt, bytes, &ids, stop, err);
   free(ids.ids);
   free(prompt);
   trained_close(&t);

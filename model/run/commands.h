@@ -1,0 +1,45 @@
+// Commands of ./train beside training: --generate, --eval and --plan.
+#pragma once
+#include <signal.h>
+#include <stdint.h>
+#include "base/error.h"
+#include "data/tokenizer/tokenizer.h"
+#include "model/config/config.h"
+#include "model/generate.h"
+
+// ---- --generate: continues a text with a trained model
+
+typedef struct GenerateArgs {
+  const char *dir;    // of a run, a checkpoint, or a Hugging Face LLaMA folder
+  const char *prompt; // NULL: stdin
+  SampleOptions options;
+} GenerateArgs;
+
+// What follows --generate on the command line.
+int generate_parse(GenerateArgs *args, int argc, char *const *argv, Error *err);
+// The prompt of a model without a tokenizer: ids separated by white space. ids gets them appended.
+int generate_parse_ids(const char *text, TokenIds *ids, Error *err);
+// Prints the prompt and what follows, token by token, until *stop is not 0.
+int generate_run(const GenerateArgs *args, const volatile sig_atomic_t *stop, Error *err);
+
+// ---- --eval: how well a trained model predicts a text
+
+typedef struct EvalArgs {
+  const char *dir;  // as for --generate
+  const char *data; // token files: a glob that ends in .bin, or a folder with val-*.bin; or a text
+  int64_t length;   // of a window; 0: max_position_embeddings, at most 4096
+  int64_t batch;    // windows at a time; 0: about 8192 tokens
+} EvalArgs;
+
+// What follows --eval on the command line.
+int eval_parse(EvalArgs *args, int argc, char *const *argv, Error *err);
+
+// Prints the mean loss of a token, perplexity, and bits per byte of text. A file is cut into
+// windows as in training, but to its end: each begins with the last token of the one before, and
+// the last one is shorter, so every token but the file's first has a loss once. Bits per byte: the
+// losses of all these tokens, also of those that are no text, over the bytes of their text.
+int eval_run(const EvalArgs *args, const volatile sig_atomic_t *stop, Error *err);
+
+// ---- --plan: the resolved configuration, and what memory the run would take
+
+int plan_print(const Config *config, Error *err);
