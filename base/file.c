@@ -108,8 +108,8 @@ static void say(const char *text) {
   if (write(STDERR_FILENO, text, strlen(text)) < 0) _exit(1);
 }
 
-// A page of a mapping has no file behind it any more. No one can go on without it, and what is
-// mapped is read before there is anything to save.
+// A page of a mapping has lost its file. The program cannot continue without it; mapped files are
+// read before there is anything to save.
 static void on_bus_error(int number, siginfo_t *info, void *context) {
   (void)context;
   const unsigned char *at = info->si_addr;

@@ -14,13 +14,13 @@ int file_read_at(int fd, const char *path, uint64_t offset, void *data, size_t b
 // *bytes).
 int file_read(const char *path, size_t max_bytes, char **data, size_t *bytes, Error *err);
 
-// -1 where the bytes are what git leaves in place of a large file that it did not fetch.
+// -1 if the bytes are git-lfs' pointer to a large file that it did not fetch.
 int file_refuse_pointer(const char *path, const void *data, size_t bytes, Error *err);
-// -1 there, too, and where they are those of a compressed file; the sentence says what unpacks it.
+// -1 also for a compressed file; the sentence names the command that unpacks it.
 int file_refuse_packed(const char *path, const void *data, size_t bytes, Error *err);
 
 // A file mapped read-only. Empty files map to data = NULL, bytes = 0. One that is cut while it is
-// read ends the process with one sentence and status 1, so map nothing that a run goes on reading.
+// read ends the process with one sentence and status 1, so map no file that a run keeps reading.
 // Not for two threads at once.
 typedef struct MappedFile {
   const unsigned char *data;
@@ -51,11 +51,11 @@ void writer_abandon(FileWriter *w); // closes without syncing; safe after a fail
 int file_write(const char *path, const void *data, size_t bytes, Error *err);
 // The same by path.tmp, which takes the name when it is complete; syncs the folder, too.
 int file_write_atomic(const char *path, const void *data, size_t bytes, Error *err);
-// Tries whether it could be written so, for results that take long to make; leaves what is there.
+// Checks that the file can be written so, before a long computation; changes nothing.
 int file_check_writable(const char *path, Error *err);
 
-// A path put together printf style. One that is too long for the system is cut, but stays too long
-// for it, so that what is done with it fails.
+// A path put together printf style. A path that is too long for the system is cut, but stays too
+// long, so that every use of it fails.
 typedef struct PathText {
   char text[4096 + 1]; // Linux takes 4095 bytes
 } PathText;
@@ -68,9 +68,9 @@ int directory_add(const char *path, Error *err);    // in a parent that is there
 int directory_sync(const char *path, Error *err);   // fsync of a directory's entries
 int directory_remove(const char *path, Error *err); // recursive; fine if it is not there
 int path_rename(const char *from, const char *to, Error *err);
-// Gives `from` the name `to`. What has that name already, a folder with files, say, changes places
-// with it in one step. File systems that cannot do this have it as `old` for a moment, and in the
-// end; a crash in that moment leaves nothing under the name `to`.
+// Gives `from` the name `to`. If `to` exists, a folder with files, say, the two change places in
+// one step. File systems that cannot do this keep it as `old`; a crash in between leaves nothing
+// under the name `to`.
 int path_exchange(const char *from, const char *to, const char *old, Error *err);
 // Bytes that this user may still write to the file system of `path`, or of the nearest folder above
 // it that is there; UINT64_MAX where the system does not say.

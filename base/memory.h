@@ -12,9 +12,9 @@ char *xstrdup(const char *text);
 // printf into fresh memory; the caller frees it.
 char *xasprintf(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
-// As if memory were refused here: for memory that comes from elsewhere. printf style: what could
-// not be had, and what to do. Ends the process with the sentence "PROGRAM: out of memory: ..." and
-// status 1, at once, whatever other threads do; in memory_try it returns to there.
+// For memory that another library refused. printf style: the memory that was refused, and what to
+// do. Ends the process with the sentence "PROGRAM: out of memory: ..." and status 1, at once,
+// whatever other threads do; in memory_try it returns to there.
 void out_of_memory(const char *format, ...) __attribute__((noreturn, format(printf, 1, 2)));
 
 // Calls work(context). False where this thread ran out of memory in it: err says so, and all that
@@ -43,7 +43,7 @@ double control_group_cpus(const char *root);
 // copy engine. Laid out twice: without a block to learn its size, then in it.
 typedef struct Arena {
   char *block; // NULL: the pieces are only counted
-  size_t used; // bytes so far, with what aligns the next piece
+  size_t used; // bytes so far, aligned for the next piece
 } Arena;
 
 // The next piece, or NULL where there is no block. The block must be as large as the count said.

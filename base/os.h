@@ -49,9 +49,9 @@ typedef struct Phases {
   double since_ms; // now_ms() when the last one ended
 } Phases;
 
-// Ends what began when the last one ended. Past MAX_PHASES nothing is kept any more.
+// Ends the phase that began when the last one ended. More than MAX_PHASES are dropped.
 void phase_end(Phases *p, const char *name);
-// Takes over what took place since p's last one. The rest of the time until now belongs to `name`.
+// Adds inner's phases, which ran since p's last one. The rest of the time belongs to `name`.
 void phases_join(Phases *p, const Phases *inner, const char *name);
 double phases_sum(const Phases *p);
 

@@ -9,7 +9,7 @@
 #define nvtxRangePop() 0
 #endif
 
-// What they return is the depth, or that no profiler is there: nothing to act on.
+// They return the depth, or that there is no profiler: no errors.
 void range_push(const char *name) {
   (void)nvtxRangePushA(name);
 }

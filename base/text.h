@@ -58,7 +58,7 @@ typedef struct Text {
   size_t bytes, capacity;
 } Text;
 
-// Room for `more` bytes behind what is there.
+// Room for `more` bytes behind the text.
 static inline char *text_room(Text *text, size_t more) {
   if (!text->data || text->capacity - text->bytes < more) {
     text->capacity = 2 * (text->bytes + more) + 16;

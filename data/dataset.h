@@ -25,7 +25,7 @@ enum { SHARDS_MAX = 100000 }; // as many as five digits number, so that name ord
 int shards_append(Shards *s, const int32_t *tokens, int64_t count, Error *err);
 // Completes the last file; all are on disk.
 int shards_finish(Shards *s, Error *err);
-// Frees what is held; the files stay. Safe at any time.
+// Frees the memory; the files stay. Safe at any time.
 void shards_close(Shards *s);
 // The number of a shard's file name, "train-00012.bin", or -1 for any other.
 int shard_index(const char *file, const char *name);

@@ -28,12 +28,12 @@ typedef struct LoaderWatch {
   int at;                  // the file that is being checked
   TokenCheck check;        // how far
   struct timespec time;    // of the file when that began
-  double due_ms;           // now_ms() from which on loader_look goes on
+  double due_ms;           // now_ms() at which loader_look checks again
 } LoaderWatch;
 
 typedef struct Loader {
   LoaderConfig config;
-  uint64_t cursor;  // sequences drawn so far; to go on from elsewhere, set it
+  uint64_t cursor;  // sequences drawn so far; setting it moves the loader
   int64_t tokens;   // in all files
   int64_t windows;  // sequences an epoch
   TokenFile *files; // [file_count]
@@ -48,20 +48,20 @@ typedef struct Loader {
 // error that says how many tokens are needed and how many there are.
 Loader *loader_open(const LoaderConfig *config, Error *err); // NULL on error
 // From here on no id that is not below vocab_size is given out, and the files are checked. Comes
-// once; an error is what the first half second found.
+// once; an error was found in the first half second.
 int loader_check(Loader *loader, int64_t vocab_size, Error *err);
 void loader_close(Loader *loader);
 
 // The next B windows. tokens, targets: [B, T] int32. A batch may span two epochs. An error names a
-// file that cannot be read, holds an id beyond the vocabulary, or is not what it was any more;
+// file that cannot be read, holds an id beyond the vocabulary, or was changed;
 // after it the cursor stands anywhere.
 int loader_next(Loader *loader, int32_t *tokens, int32_t *targets, Error *err);
 // The window of that cursor alone, which stays where it is. tokens, targets: [T]. The caller calls
 // loader_look.
 int loader_window(const Loader *loader, uint64_t cursor, int32_t *tokens, int32_t *targets,
                   Error *err);
-// Goes on with the check of the files: -1 where one is damaged or was changed, or holds an id that is
-// not below vocab_size. For callers that read single windows, or the files themselves.
+// Goes on with the check of the files: -1 where one is damaged or was changed, or holds an id that
+// is not below vocab_size. For callers that read single windows, or the files themselves.
 int loader_look(Loader *loader, Error *err);
 // The first file whose name belongs to another file by now, or to none; NULL: there is none. The
 // loader still reads the files that it opened.

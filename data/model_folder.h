@@ -51,25 +51,24 @@ int sums_check_small(const FileSums *sums, const char *folder, bool whole, Error
 
 // ---- The folder that a user names
 
-// Reads from the folder, in place of what an earlier call has read. -1 and a sentence where the
+// Reads from the folder, and forgets what an earlier call read. -1 and a sentence where the
 // folder does not serve. sums: those of its checksums.json.
 typedef int (*FolderRead)(void *context, const char *folder, const FileSums *sums, Error *err);
 
 // Calls `read` with the folder that `named` stands for, once its small files were compared with its
 // checksums.json (sums_check_small has `whole`). A folder with weights stands for itself, and so
 // does one without checkpoints.
-//
-// A folder that does not serve is an error. Of a run's checkpoints the first that serves is taken,
+//  A folder that does not serve is an error. Of a run's checkpoints the first that serves is taken,
 // in the order of run_checkpoints; a line on standard error names each that was passed over, and
-// why; none left is an error. What a training run removes or replaces while it is read is looked
-// for anew, so `read` may be called more than once.
+// why; none left is an error. A folder that a training run removes or replaces meanwhile is looked
+// for again, so `read` may be called more than once.
 int model_folder_read(const char *named, bool whole, FolderRead read, void *context, Error *err);
 // The same of a run's folder. 1 where it has no checkpoint, or is not there.
 int run_folder_read(const char *run_dir, bool whole, FolderRead read, void *context, Error *err);
 // The same check for a file that was named itself, of all small files beside it.
 int model_folder_check(const char *file, Error *err);
 
-// ---- What a run's folder has
+// ---- The checkpoints in a run's folder
 
 // Ordered as they are tried: first `latest` and those of earlier steps, then those of later steps,
 // which a run leaves that was taken back. In both those with checksums.json come first, and then
@@ -93,9 +92,9 @@ PathText step_path(const char *run_dir, int64_t step, const char *suffix);
 // The step of a folder that is named as a checkpoint's, "step-00000100" or that with .old; else -1.
 // It may have a path in front.
 int64_t step_in_name(const char *folder);
-// Of the folder that RUN/LINK names; -1: there is none.
+// The same of the folder that RUN/LINK names; -1 without one.
 int64_t link_step(const char *run_dir, const char *link);
 // The steps of all RUN/step-*SUFFIX, descending, in fresh memory (also after a failure, then none).
 int step_list(const char *run_dir, const char *suffix, int64_t **steps, int *count, Error *err);
-// Has the folder a file of this name?
+// True if the folder has a file of this name.
 bool has_file(const char *folder, const char *file);

@@ -158,7 +158,7 @@ static int parse_tensor(SafeTensor *t, const cJSON *entry, uint64_t data_bytes, 
 
 // ---- The whole header
 
-// Others may mean something else by a "step": what is not a whole number counts as none.
+// Others may mean something else by a "step": a value that is not a whole number counts as none.
 static int64_t metadata_step(const cJSON *metadata) {
   const char *text = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(metadata, "step"));
   char *end;
@@ -346,7 +346,7 @@ static int write_tensor(JsonWriter *w, const SafeTensor *t, uint64_t *end, Error
   return 0;
 }
 
-// What has failed holds no memory.
+// A writer that has failed holds no memory.
 static int put(SafeWriter *w, const void *data, size_t bytes, Error *err) {
   if (writer_append(&w->file, data, bytes, err) != 0) {
     checksum_abandon(&w->hash);

@@ -82,7 +82,7 @@ int tokens_parse(TokenFile *file, const char *name, const unsigned char *bytes, 
   return 0;
 }
 
-// What the header of the open file says.
+// Reads the header of the open file.
 static int read_header(TokenFile *file, int fd, const char *path, size_t size, Error *err) {
   char header[TOKENS_HEADER_BYTES];
   const size_t there = size < sizeof header ? size : sizeof header;
@@ -165,7 +165,7 @@ int tokens_read(const TokenFile *file, int64_t first, int64_t count, int64_t voc
 
 enum { PIECE_BYTES = 1 << 18 };
 
-// Of a file with a checksum what is wrong with an id is known when its last token was read.
+// In a file with a checksum a wrong id may be damage: its last token tells.
 static int check_piece(const TokenFile *file, int64_t vocab_size, TokenCheck *check, Error *err) {
   const int64_t left = file->count - check->next, most = PIECE_BYTES / file->token_bytes;
   const int64_t count = left < most ? left : most;
@@ -214,7 +214,7 @@ void token_check_end(TokenCheck *check) {
   *check = (TokenCheck){0};
 }
 
-// ---- Is it still what it was?
+// ---- Changes while the file is in use
 
 int tokens_check_header(const TokenFile *file, Error *err) {
   TokenFile now;

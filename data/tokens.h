@@ -47,20 +47,20 @@ typedef struct TokenCheck {
   bool id_found;        // beyond the vocabulary; what `id_error` says of the first
   Error id_error;
 } TokenCheck;
-// Checks the next 256 KiB. 1: there is more, 0: the whole file is right, -1: it is not. A file with a
-// checksum is read to its end, as an id that is too large may only be damage. After 0 and -1 the next
-// call begins with another file, or the same; token_check_end frees the memory, at any time.
+// Checks the next 256 KiB. 1: there is more, 0: the whole file is right, -1: it is not. A file with
+// a checksum is read to its end, as an id that is too large may only be damage. After 0 and -1 the
+// next call begins with another file, or the same; token_check_end frees the memory, at any time.
 int tokens_check(const TokenFile *file, int64_t vocab_size, TokenCheck *check, Error *err);
 void token_check_end(TokenCheck *check);
 
-// Has the open file still the size and the header that it was opened with?
+// An error unless the open file still has the size and the header that it was opened with.
 int tokens_check_header(const TokenFile *file, Error *err);
 // When the open file was last written to.
 struct timespec tokens_time(const TokenFile *file);
-// Its name belongs to another file by now, or to none.
+// True if its name belongs to another file now, or to none.
 bool tokens_replaced(const TokenFile *file);
-// A number for what the file holds: of its header, and where that has no checksum of 192 KiB of its
-// tokens at the start, in the middle and at the end.
+// A hash of the file's content: of its header and, if that has no checksum, of 192 KiB of its
+// tokens, at the start, in the middle and at the end.
 int tokens_fingerprint(const TokenFile *file, uint64_t *fingerprint, Error *err);
 
 // Writing: uint16 tokens where vocab_size allows, else uint32. Count and checksum are filled in at

@@ -19,7 +19,7 @@ enum { FILE_PROBE_BYTES = 1 << 16, BLOCK_BYTES = 1 << 20, LINE_MAX_BYTES = 1 << 
 
 enum { MAX_FOREIGN_PERCENT = 10 };
 
-// ---- What a file is
+// ---- The kind of a file
 
 static bool ends_with(const char *name, size_t length, const char *ending) {
   const size_t n = strlen(ending);
@@ -89,7 +89,7 @@ static FileKind file_kind(const char *name, const char *start, size_t bytes, Err
   return kind;
 }
 
-// Opens the file to learn what it is; the sentence says why it is not text.
+// Opens the file to learn its kind; the sentence says why it is not text.
 static FileKind probe(const char *path, bool *packed, Error *err) {
   if (access(path, R_OK) != 0) {
     error_set(err, "cannot open '%s': %s", path, strerror(errno));
@@ -212,7 +212,7 @@ static bool read_wanted(Line *l, const char *rest) {
   return l->found;
 }
 
-// Behind the opening brace. field: what is looked for here.
+// Behind the opening brace. field: the key to look for.
 static bool read_object(Line *l, const char *field) {
   const char *dot = strchr(field, '.');
   const size_t wanted = dot ? (size_t)(dot - field) : strlen(field);
@@ -320,7 +320,7 @@ static const char *open_name(const CorpusReader *r) {
   return file_is_stdin(path) ? "standard input" : path;
 }
 
-// Reads a block behind what waits.
+// Reads a block into the buffer.
 static int fill(CorpusReader *r, Error *err) {
   memmove(r->buffer, r->buffer + r->start, r->end - r->start);
   r->end -= r->start;
@@ -415,7 +415,7 @@ static bool is_newline(char c) {
   return c == '\n' || c == '\r';
 }
 
-// How much of what waits is the document's: up to a separator, or to where one may begin.
+// How much of the buffer is the document's: up to a separator, or to where one may begin.
 static void look_for_end(CorpusReader *r) {
   const char *text = r->buffer + r->start, *separator = r->corpus->separator;
   const size_t waiting = r->end - r->start, length = separator ? strlen(separator) : 1;

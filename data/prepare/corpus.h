@@ -11,7 +11,7 @@
 #include "base/error.h"
 #include "data/prepare/stream.h"
 
-// What a file in a folder is. What stands before text is passed over; FILE_SPECIAL: devices, links
+// The kinds of files in a folder. Those before FILE_TEXT are skipped; FILE_SPECIAL: devices, links
 // to folders. A broken one (compressed, but damaged; a Git LFS pointer) is an error even there.
 typedef enum FileKind {
   FILE_HIDDEN,
@@ -29,10 +29,10 @@ typedef struct CorpusFile {
   int64_t size; // of the one document that it is, where that is known without reading it; else -1
 } CorpusFile;
 
-// Start from zeros, and set what is to be other than said here.
+// Start from zeros, and set what differs from the defaults here.
 typedef struct Corpus {
   const char *field;     // of a .jsonl line, as jsonl_text has it; NULL: "text"
-  const char *separator; // between the documents of a text file; NULL: there is none
+  const char *separator; // between the documents of a text file; NULL: none
   bool stdin_jsonl;      // standard input is .jsonl, not text
   ByteSet joined;        // no document is cut between a newline and one of these bytes
   Spool *spool;          // for corpus_measure, where standard input is among the files
@@ -45,9 +45,9 @@ typedef struct Corpus {
   int64_t skipped[FILE_TEXT]; // files and hidden folders that were passed over, by kind
 } Corpus;
 
-// Adds a file, standard input (STREAM_STDIN, once), or what is in a folder, in name order: symbolic
-// links to folders are not followed; what is not text is counted and passed over. A file named by
-// the caller that is binary or not readable is an error.
+// Adds a file, standard input (STREAM_STDIN, once), or the files of a folder, in name order:
+// symbolic links to folders are not followed; files that are not text are counted and skipped. A
+// file named by the caller that is binary or not readable is an error.
 int corpus_add(Corpus *corpus, const char *path, Error *err);
 void corpus_free(Corpus *corpus);
 // The documents' number and their sizes in bytes, no further than `limit`: sizes[limit]. What it
@@ -67,7 +67,7 @@ typedef struct CorpusReader {
   char *buffer;        // [capacity], bytes [start, end) wait
   size_t capacity, start, end;
   size_t looked;    // of those that wait: no end of a line, no separator begins before here
-  bool in_document; // what waits begins with more of a document:
+  bool in_document; // more of a document waits in the buffer:
   bool complete;    // its end is there
   size_t known;     // bytes that are surely its own
   size_t behind;    // bytes to pass over at its end
@@ -103,8 +103,8 @@ size_t cut_piece(const ByteSet *joined, const char *text, size_t known, bool com
 // `at` or up to 3 bytes less, so that text[at] begins a character.
 size_t cut_character(const char *text, size_t at);
 
-// line[bytes] must be one JSON object with the string `field`: a key, or keys with dots between them
-// for objects inside each other. Unescapes in place, so that the line is spoilt and
+// line[bytes] must be one JSON object with the string `field`: a key, or keys with dots between
+// them for objects inside each other. Unescapes in place, so that the line is spoilt and
 // text[text_bytes] lies in it. "\u0000" is a NUL; half of a surrogate pair becomes U+FFFD; bytes
 // that are no UTF-8 stay. The sentence is about "it", the line, and has the column.
 int jsonl_text(char *line, size_t bytes, const char *field, char **text, size_t *text_bytes,

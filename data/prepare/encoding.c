@@ -56,10 +56,10 @@ static void encode_batch(void *worker) {
   for (size_t i = 0; i < b->count && !b->failed; i++) {
     Segment *s = &b->segments[i];
     s->ids = b->ids.count;
-    if (s->first && facts->begin != NO_TOKEN) token_ids_push(&b->ids, facts->begin);
+    if (s->first && facts->bos != NO_TOKEN) token_ids_push(&b->ids, facts->bos);
     b->failed =
         encoder_append(w->encoder, b->text + s->text, s->bytes, !s->first, &b->ids, &b->error) != 0;
-    if (s->last && facts->end != NO_TOKEN) token_ids_push(&b->ids, facts->end);
+    if (s->last && facts->eos != NO_TOKEN) token_ids_push(&b->ids, facts->eos);
     if (b->failed && s->line > 0)
       error_prefix(&b->error, "'%s' line %lld", s->file, (long long)s->line);
     else if (b->failed)
@@ -67,7 +67,7 @@ static void encode_batch(void *worker) {
   }
 }
 
-// The next batch that nobody has begun, or NULL when there will be none.
+// The next batch to encode; NULL at the end.
 static Batch *begin_batch(Encoding *e) {
   pthread_mutex_lock(&e->mutex);
   while (e->begun_count == e->given_count && !e->closing) pthread_cond_wait(&e->given, &e->mutex);

@@ -11,7 +11,7 @@
 typedef struct Segment {
   size_t text, bytes;
   int64_t ids;      // where its ids begin in the batch; they end where those of the next begin
-  bool first, last; // of the part's: begin and end go around it
+  bool first, last; // of the part's: BOS and EOS go around it
   bool val;         // kept for validation; the batch's user's alone
   const char *file; // for sentences
   int64_t line;     // 0: none
@@ -39,4 +39,4 @@ void encoding_give(Encoding *encoding, Batch *batch);
 // none. It must be returned by encoding_return before the next is taken.
 Batch *encoding_take(Encoding *encoding, bool wait);
 void encoding_return(Encoding *encoding, Batch *batch);
-void encoding_close(Encoding *encoding); // what is under way is thrown away
+void encoding_close(Encoding *encoding); // batches under way are dropped

@@ -12,11 +12,11 @@
 
 #include "data/dataset.h"
 
-// ---- What is in it
+// ---- Its contents
 
 typedef struct Contents {
   bool dataset, tokenizer; // files of one
-  PathText other;          // a file that is neither; empty: there is none
+  PathText other;          // a file that is neither; empty: none
 } Contents;
 
 static bool is_tokenizer(const char *name) {
@@ -97,7 +97,7 @@ static void remove_created(const char *path, int missing) {
   for (; missing > 0 && rmdir(at.text) == 0; missing--) at = path_parent(at.text);
 }
 
-// Removes what a killed run has left, unless it is not ours.
+// Removes the leftovers of a killed run, unless other files are there.
 static int remove_leftover(const char *path, Error *err) {
   Contents c;
   if (look_into(path, &c, err) != 0) return -1;
@@ -155,7 +155,7 @@ int out_commit(OutFolder *f, Error *err) {
       directory_sync(path_parent(f->path.text).text, err) != 0)
     return -1;
   close(f->lock);
-  Error ignored; // what cannot be removed stays for the next time
+  Error ignored; // the next run removes the rest
   directory_remove(f->temporary.text, &ignored);
   directory_remove(f->old.text, &ignored);
   return 0;

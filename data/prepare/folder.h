@@ -6,7 +6,7 @@
 #include "base/file.h"
 #include "data/tokenizer/tokenizer.h"
 
-// In OUT.tmp, for what is read of standard input twice.
+// In OUT.tmp: the part of standard input that is read twice.
 #define OUT_SPOOL ".prepare-stdin"
 
 typedef struct OutFolder {
@@ -18,10 +18,10 @@ typedef struct OutFolder {
 // Refuses, and writes nothing, where `out` holds other files than a dataset's, or a dataset and
 // `force` is not set. The files of this tokenizer alone are no hindrance.
 int out_check(const char *out, const Tokenizer *tokenizer, bool force, Error *err);
-// Makes OUT.tmp, empty. What an earlier run left there is removed.
+// Creates OUT.tmp, empty, and removes the leftovers of an earlier run.
 int out_begin(OutFolder *folder, const char *out, Error *err);
 // Syncs it and gives it its name.
 int out_commit(OutFolder *folder, Error *err);
-// Removes what was made; safe once, after out_begin succeeded, in place of out_commit or after it
-// failed.
+// Removes OUT.tmp and the folders that were created; safe once, after out_begin succeeded, in place
+// of out_commit or after it failed.
 void out_discard(OutFolder *folder);

@@ -121,8 +121,8 @@ static int write_batch(Job *job, const Batch *batch, Error *err) {
   return 0;
 }
 
-// Writes what is done; with `all`, everything that is under way. Where no batch is free it waits
-// for the oldest.
+// Writes the batches that are done; with `all`, all batches. Waits for the oldest where no batch is
+// free.
 static int write_done(Job *job, Encoding *encoding, bool all, Error *err) {
   for (Batch *done; (done = encoding_take(encoding, all || !encoding_free_batch(encoding)));) {
     if (write_batch(job, done, err) != 0) return -1;
@@ -167,8 +167,8 @@ static int write_manifest(const Job *job, Error *err) {
   const Dataset dataset = {.tokenizer = job->facts->name,
                            .fingerprint = job->facts->fingerprint,
                            .vocab_size = job->facts->vocab_size,
-                           .begin = job->facts->begin,
-                           .end = job->facts->end,
+                           .begin = job->facts->bos,
+                           .end = job->facts->eos,
                            .train = dataset_part(&job->train),
                            .val = dataset_part(&job->val),
                            .whole_documents = job->documents == MANY_DOCUMENTS,
@@ -178,7 +178,7 @@ static int write_manifest(const Job *job, Error *err) {
 }
 
 // Says so before hours of work when the disk cannot hold the tokens of the text files, or their
-// number of shards has no end. What other tokenizers than bytes and other files need is not known.
+// number of shards has no end. The need of other tokenizers and other files is not known.
 static int check_room(const Job *job, Error *err) {
   const uint64_t text_bytes = job->corpus.text_bytes;
   if (job->facts->vocab_size != BYTE_VOCAB) return 0;

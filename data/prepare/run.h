@@ -35,9 +35,9 @@ typedef struct TokenizerJob {
   bool force;          // a tokenizer.json that is there may be replaced
 } TokenizerJob;
 
-// Refuses what can be refused before a text is looked at.
+// Refuses before a text is read, as far as possible.
 int prepare_tokenizer_check(const TokenizerJob *job, Error *err);
 // Shows its progress on standard error and a report on standard output. Ends with an error if a
-// signal came that is held back (base/os.h). On an error nothing is left behind, and a
-// tokenizer that was there stays as it is.
+// signal came that is held back (base/os.h). After an error no file is left behind, and an
+// older tokenizer stays.
 int prepare_tokenizer(const Corpus *corpus, const TokenizerJob *job, Error *err);

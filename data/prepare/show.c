@@ -101,8 +101,8 @@ int prepare_show(const char *path, const char *tokenizer, int64_t documents, Err
   tokens_close(&file);
   if (status == 0) {
     Printer p = {.decoder = decoder_open(t),
-                 .begin = tokenizer_facts(t)->begin,
-                 .end = tokenizer_facts(t)->end,
+                 .begin = tokenizer_facts(t)->bos,
+                 .end = tokenizer_facts(t)->eos,
                  .vocab_size = tokenizer_facts(t)->vocab_size,
                  .most = documents};
     status = print_files(folder.text, first.text, &p, all, err);

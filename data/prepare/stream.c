@@ -63,7 +63,7 @@ static int spool_append(Stream *s, const unsigned char *data, size_t bytes, Erro
   return 0;
 }
 
-// More input behind what waits. At the end of the file `ended` is set.
+// Reads more input. At the end of the file `ended` is set.
 static int fill(Stream *s, Error *err) {
   memmove(s->input, s->input + s->start, s->end - s->start);
   s->end -= s->start;

@@ -8,8 +8,7 @@
 
 #define STREAM_STDIN "-"
 
-// What was read of standard input while it was looked through a first time, so that it can be read
-// again from its start.
+// The part of standard input that was read a first time, so that it can be read again.
 typedef struct Spool {
   int fd; // of an empty file, open for reading and writing
   uint64_t bytes;

@@ -10,7 +10,7 @@
 
 // ---- GPT-2's alphabet
 
-// What Latin-1 prints: not the controls, the two spaces and the soft hyphen.
+// The printable characters of Latin-1: without controls, the two spaces and the soft hyphen.
 static bool stands_for_itself(uint32_t c) {
   return (c >= '!' && c <= '~') || (c >= 0xa1 && c <= 0xff && c != 0xad);
 }

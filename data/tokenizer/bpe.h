@@ -8,8 +8,8 @@
 #include "base/text.h"
 #include "data/tokenizer/tokenizer.h"
 
-// ---- GPT-2's alphabet: every byte as one printable character, so that a vocabulary of bytes can be
-// written as text. A byte that is a printable character of Latin-1 stands for itself; the others
+// ---- GPT-2's alphabet: every byte as one printable character, so that a vocabulary of bytes can
+// be written as text. A byte that is a printable character of Latin-1 stands for itself; the others
 // become U+0100, U+0101 and so on, in order
 
 // The character of a byte.
@@ -100,7 +100,7 @@ typedef struct Bpe {
   bool byte_level;    // symbols are bytes, else characters
   bool ignore_merges; // a word that is a token is taken whole
   bool fuse_unknown;
-  int32_t unknown;    // the token for what has none, or NO_TOKEN: that is left out
+  int32_t unknown;    // the token for characters without one; NO_TOKEN: they are dropped
   int32_t byte[256];  // byte_level: its token, else that of ASCII; or NO_TOKEN
   bool byte_fallback; // characters without a token become <0x00> to <0xFF>
   int32_t fallback[256];
@@ -120,10 +120,10 @@ typedef struct Symbol {
   int32_t previous, next;
 } Symbol;
 
-// Can a newline become one token with what follows, though no token's text has both?
+// True if a newline can become one token with the text after it, though no token's text has both.
 bool bpe_hides_newlines(const Bpe *bpe);
 
-// What merging writes, one for each thread. Start from zeros.
+// The buffers of merging, one for each thread. Start from zeros.
 typedef struct BpeScratch {
   Symbol *symbols; // [capacity]
   size_t capacity;
@@ -132,7 +132,7 @@ typedef struct BpeScratch {
 } BpeScratch;
 void bpe_scratch_close(BpeScratch *s);
 
-// Bytes of the first word of text[bytes], whose tokens do not depend on what follows.
+// Bytes of the first word of text[bytes], whose tokens do not depend on the text after it.
 size_t bpe_word_length(const Bpe *bpe, const char *text, size_t bytes);
 
 enum { BPE_MAX_BYTES = 1 << 30 }; // of a word

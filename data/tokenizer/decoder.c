@@ -7,7 +7,7 @@
 
 struct Decoder {
   const Tokenizer *tokenizer;
-  Text out;         // what was given last, and behind it what waits
+  Text out;         // the text that was returned last, then the text that waits
   size_t given;     // bytes of it
   Text token, next; // a token on its way through the steps
   bool started;     // a token has come
@@ -43,7 +43,7 @@ static void swap(Decoder *d) {
   d->next = token;
 }
 
-// What `text` stands for in GPT-2's alphabet, if it is written in it.
+// The bytes that the token stands for, if it is written in GPT-2's alphabet.
 static void decode_byte_level(Decoder *d) {
   d->next.bytes = 0;
   const ptrdiff_t n =
@@ -61,8 +61,8 @@ static void decode_byte_fallback(Text *token) {
   token->bytes = 1;
 }
 
-// Each Replace may make a token longer, so that some in a row could take all memory: what is beyond
-// this length is cut off.
+// Each Replace may make a token longer, so that some in a row could take all memory: a token is cut
+// off at this length.
 enum { MOST_TOKEN_BYTES = 1 << 20 };
 
 static void replace(Decoder *d, const char *from, const char *to) {
@@ -158,7 +158,7 @@ static size_t unfinished(const Text *text) {
   return 0;
 }
 
-// Gives [0, bytes) of what there is; the rest waits.
+// Returns the first bytes of `out`; the rest waits.
 static size_t give(Decoder *d, size_t bytes, const char **text) {
   *text = d->out.data;
   return d->given = bytes;

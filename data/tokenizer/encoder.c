@@ -143,8 +143,8 @@ const AddedToken *added_next(const AddedTokens *added, const char *text, size_t 
   return NULL;
 }
 
-// ---- The tokens of words that were met before: text repeats. A table of a fixed size, where a word
-// takes the place of the one that was there. A word and its tokens fill a cache line
+// ---- The tokens of words that were met before: text repeats. A table of a fixed size, where a
+// word takes the place of the one that was there. A word and its tokens fill a cache line
 
 enum { CACHE_MAX_BYTES = 32, CACHE_MAX_IDS = 7, CACHE_WORDS = 1 << 17, CACHE_LINE = 64 };
 
@@ -278,7 +278,7 @@ static int encode_pre_token(void *to, const char *text, size_t bytes, Error *err
 
 // ---- Finding added tokens
 
-// Does a word go on at the start or the end of the text?
+// 1 if a word touches the start or the end of the text.
 static int is_word(Encoder *e, const char *text, size_t bytes, bool at_end, Error *err) {
   if (bytes == 0) return 0;
   size_t length = 1, begin, end;
@@ -290,7 +290,7 @@ static int is_word(Encoder *e, const char *text, size_t bytes, bool at_end, Erro
 
 typedef int PlainTaker(Encoder *e, Piece piece, Error *err);
 
-// Finds the added tokens of a piece; what lies between them goes to `take`.
+// Finds the added tokens of a piece; the text between them goes to `take`.
 static int find_added(Encoder *e, const AddedTokens *added, Piece piece, PlainTaker *take,
                       Error *err) {
   const char *const text = piece.text;

@@ -8,7 +8,7 @@
 #include "base/memory.h"
 #include "base/text.h"
 
-// What is not vocabulary or merges; real ones stay far below 1 MB.
+// Of the text beside vocabulary and merges; real files stay far below 1 MB.
 enum { MAX_TREE_BYTES = 4 << 20 };
 
 // The file is a protocol buffer: field 1, a piece of fewer than 128 bytes, whose own field 1 is its
@@ -38,7 +38,7 @@ static bool is_key(const char *key, size_t bytes, const char *name) {
   return bytes == strlen(name) && memcmp(key, name, bytes) == 0;
 }
 
-// Copies what stands in front of the value that is next into `rest`, and null for the value.
+// Copies the text up to the next value into `rest`, and null for the value.
 // *copied: how much of the text is done.
 static bool cut_out(const Document *d, JsonScan *s, size_t begin, size_t *copied, Text *rest) {
   s->at = d->copy + begin;
@@ -167,7 +167,7 @@ const char *component_string(const cJSON *component, const char *key, Error *err
 
 // ---- Reading the two large parts, which are known to be JSON
 
-// What went wrong, at its place in the file.
+// The sentence for a fault, with its place in the file.
 static int refuse(const Document *d, const JsonScan *s, Error *err) {
   if (!s->problem) return error_prefix(err, "%s", d->name);
   return json_syntax_error(d->name, d->text, d->bytes, (size_t)(s->at - d->copy), s->problem, err);
@@ -335,7 +335,7 @@ static void free_names(Names *names) {
   {"type": "Sequence", "pretokenizers": [ \
     {"type": "Split", "pattern": {"Regex": %s}, "behavior": "Isolated", "invert": false},) BYTE_LEVEL "]}"
 
-// The ids of begin and end, the pre_tokenizer, the id of begin.
+// The ids of BOS and EOS, the pre_tokenizer, the id of BOS.
 #define TOKENIZER_JSON JSON( \
   {"version": "1.0", "truncation": null, "padding": null, \
    "added_tokens": [ \

@@ -29,7 +29,7 @@ int document_read_merges(const Document *d, bool byte_level, const Vocabulary *v
 typedef int ComponentReader(void *into, const cJSON *component, const char *type, Error *err);
 
 // Calls `read` for the component, or for those of a Sequence, in order. null and NULL are none.
-// `what`: "normalizer" and the like, which a sentence begins with; `list`: the key of a Sequence's
+// `what`: the first word of a sentence, such as "normalizer"; `list`: the key of a Sequence's
 // members.
 int component_read(const cJSON *component, const char *what, const char *list,
                    ComponentReader *read, void *into, Error *err);
@@ -37,7 +37,7 @@ int component_read(const cJSON *component, const char *what, const char *list,
 // The sentence for one that is not known, or known and not supported as it is.
 int component_refused(const cJSON *component, Error *err);
 
-// Fields. *value must hold what a missing one means.
+// Fields. *value must hold the value of a missing one.
 int component_flag(const cJSON *component, const char *key, bool *value, Error *err);
 int component_count(const cJSON *component, const char *key, int64_t *value, Error *err);
 // Never missing; NULL is an error. The string belongs to the component.
@@ -47,8 +47,8 @@ const char *component_string(const cJSON *component, const char *key, Error *err
 // here; the sentence says how to make a tokenizer.json of it.
 int sentencepiece_refuse(const char *path, const void *data, size_t bytes, Error *err);
 
-// ---- Writing, as the Python packages tokenizers and transformers load it. The same input gives the
-// same bytes
+// ---- Writing, as the Python packages tokenizers and transformers load it. The same input gives
+// the same bytes
 
 typedef struct BpeExport {
   const char *bytes;          // the tokens' bytes, one token after the other

@@ -1,4 +1,4 @@
-// What a Tokenizer is, for the files of this folder.
+// The members of a Tokenizer, for the files of this folder.
 #pragma once
 #include "data/tokenizer/bpe.h"
 #include "data/tokenizer/steps.h"
@@ -8,10 +8,10 @@
 
 typedef struct AddedToken {
   char *content; // owned, as the file has it
-  Text pattern;  // what is looked for: the same, or its normalized form
+  Text pattern;  // the text to look for: the same, or its normalized form
   int32_t id;
   bool special, normalized;
-  bool single_word; // only where no word goes on beside it
+  bool single_word; // only where no word touches it
   bool left, right; // with the white space on that side
 } AddedToken;
 
@@ -44,7 +44,7 @@ struct Tokenizer {
   size_t config_bytes;
   Steps normalizer, pre_tokenizer, decoder;
   AddedTokens raw, normalized; // added tokens: before and behind the normalizer
-  Regex *word;                 // a letter, or what else goes on a word
+  Regex *word;                 // a letter, or another character of words
   Bpe bpe;
   const AddedToken **added; // [vocab_size] by id; NULL for most
 };

@@ -3,9 +3,9 @@
 //   \w      PCRE2's has no marks and no connectors: the properties are listed
 //   ^ $     match at every line: PCRE2_MULTILINE
 //   \uhhhh  is \x{hhhh}
-// What is refused means something else in PCRE2, and no known tokenizer needs it: nested classes,
-// && and [:names:] in classes; \b \h \G \K \N \O \Q \R \X \y and the like; flags but (?i:...) and a
-// leading (?i); (*VERBS); {,n}, {n}? and a possessive {n,m}+.
+// These mean something else in PCRE2, and no known tokenizer needs them, so they are refused:
+// nested classes, && and [:names:] in classes; \b \h \G \K \N \O \Q \R \X \y and the like; flags
+// but (?i:...) and a leading (?i); (*VERBS); {,n}, {n}? and a possessive {n,m}+.
 #define PCRE2_CODE_UNIT_WIDTH 8
 #include "data/tokenizer/regex.h"
 
@@ -45,7 +45,7 @@ struct RegexScan {
 #define WHITE_SPACE                                                                                \
   "\\t-\\r \\x{85}\\x{a0}\\x{1680}\\x{2000}-\\x{200a}\\x{2028}\\x{2029}\\x{202f}"                  \
   "\\x{205f}\\x{3000}"
-// What is alphabetic, without \p{Alphabetic}, which PCRE2 10.39 (Ubuntu 22.04) does not know:
+// Alphabetic characters, without \p{Alphabetic}, which PCRE2 10.39 (Ubuntu 22.04) does not know:
 // letters, marks, numerals that are letters, and letters in circles and squares.
 #define WORD                                                                                       \
   "\\p{L}\\p{M}\\p{Nl}\\x{24b6}-\\x{24e9}\\x{1f130}-\\x{1f149}\\x{1f150}-\\x{1f169}"               \
@@ -241,8 +241,8 @@ void regex_scan_close(RegexScan *scan) {
   free(scan);
 }
 
-// ---- LLAMA3_PATTERN by hand where only ASCII decides, which is most of what there is: several times
-// as fast as the regular expression. tests/unit/test_regex.c holds the two against each other
+// ---- LLAMA3_PATTERN by hand where only ASCII decides, which is most of what there is: several
+// times as fast as the regular expression. tests/unit/test_regex.c holds the two against each other
 
 static inline bool is_letter(char c) {
   return (unsigned char)((c | 0x20) - 'a') < 26;

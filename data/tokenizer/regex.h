@@ -1,6 +1,6 @@
 // Regular expressions as tokenizer.json has them: Oniguruma's syntax, matched by PCRE2.
 //
-// A Regex does not change once it is open, and threads may share it. What a match writes lies in a
+// A Regex does not change once it is open, and threads may share it. A match writes into a
 // RegexScan, one for each thread.
 #pragma once
 #include <stddef.h>

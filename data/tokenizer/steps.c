@@ -343,7 +343,7 @@ static void order_characters(int *characters, size_t count, int *scratch) {
 
 // One of the four forms of text[bytes], which is UTF-8.
 static int append_form(NormalizerBuffers *b, int form, const char *text, size_t bytes, Error *err) {
-  enum { LONGEST = 32 }; // what a character becomes has 18 at most
+  enum { LONGEST = 32 }; // a character becomes 18 at most
   const utf8proc_uint8_t *const at = (const utf8proc_uint8_t *)text;
   size_t count = 0;
   utf8proc_ssize_t n = 0;
@@ -517,7 +517,7 @@ static int put_in_front(const Way *way, int number, Piece piece) {
   return go_on(way, number + 1, piece);
 }
 
-// What a Split makes of matches and of what lies between them.
+// The state of a Split between its matches.
 typedef struct Split {
   const Way *way;
   int number; // of the step
@@ -525,7 +525,7 @@ typedef struct Split {
   size_t begin, end; // the piece that may grow yet
   bool waiting;      // there is one
   bool ends;         // no step comes behind this one
-  bool last;         // what came last was a match
+  bool last;         // the last part was a match
 } Split;
 
 static inline int emit(const Split *s, size_t begin, size_t end) {
@@ -537,7 +537,7 @@ static inline int emit(const Split *s, size_t begin, size_t end) {
                  : go_on(way, s->number + 1, piece);
 }
 
-// Emits what waits, and lets [begin, end) wait.
+// Emits the piece that waits, and lets [begin, end) wait.
 static int wait_with(Split *s, size_t begin, size_t end) {
   if (s->waiting && emit(s, s->begin, s->end) != 0) return -1;
   s->begin = begin, s->end = end, s->waiting = true;

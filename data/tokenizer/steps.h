@@ -22,7 +22,7 @@ enum { DECODE_BYTE_LEVEL, DECODE_BYTE_FALLBACK, DECODE_META, DECODE_REPLACE, DEC
 
 typedef struct Step {
   int kind;            // of its stage
-  char *from, *to;     // owned: what is replaced or stripped, or the regex; what is written
+  char *from, *to;     // owned: the text to replace or strip, or the regex; the text to write
   Regex *regex;        // owned
   int form;            // NORMALIZE_FORM: utf8proc's options
   int64_t left, right; // of a Strip: at most so many; NORMALIZE_STRIP: 0 or 1, for all
@@ -53,8 +53,8 @@ void steps_close(Steps *steps); // zeros are fine
 
 // ---- Normalizing
 
-// Does it keep newlines, and the spaces at the ends of a text? Does it keep every character that is
-// not white space?
+// True if it keeps newlines, and the spaces at the ends of a text; if it keeps every character that
+// is not white space.
 bool normalizer_keeps_lines(const Steps *normalizer);
 bool normalizer_keeps_characters(const Steps *normalizer);
 

@@ -24,7 +24,7 @@ static int32_t find_token(const Tokenizer *t, const char *text) {
   return vocabulary_find_named(&t->bpe.vocabulary, text, t->bpe.byte_level);
 }
 
-// The one special token that a template puts in front of the text is `begin`.
+// The one special token that a template puts in front of the text is BOS.
 static int read_template(Tokenizer *t, const cJSON *template, Error *err) {
   const cJSON *single = cJSON_GetObjectItemCaseSensitive(template, "single");
   const cJSON *tokens = cJSON_GetObjectItemCaseSensitive(template, "special_tokens");
@@ -39,9 +39,9 @@ static int read_template(Tokenizer *t, const cJSON *template, Error *err) {
     if (json_integer(cJSON_GetArrayItem(ids, 0), &id) != 0 ||
         !vocabulary_has(&t->bpe.vocabulary, id))
       return error_set(err, "the special token '%.100s' has no id in the vocabulary", name);
-    if (t->facts.begin != NO_TOKEN || cJSON_GetArraySize(ids) != 1)
+    if (t->facts.bos != NO_TOKEN || cJSON_GetArraySize(ids) != 1)
       return error_set(err, "more than one token in front of a text is not supported");
-    t->facts.begin = (int32_t)id;
+    t->facts.bos = (int32_t)id;
   }
   return error_set(err, "a TemplateProcessing without a Sequence in 'single'");
 }
@@ -70,7 +70,7 @@ static void add_behind_newlines(ByteSet *set, const char *text, size_t bytes) {
     if (text[i - 1] == '\n') byte_set_add(set, text[i]);
 }
 
-// Where a step of the tokenizer changes what a token's text can say of it, all bytes or none.
+// Where a step of the tokenizer hides the newlines in tokens, all bytes count.
 static void find_joined(Tokenizer *t) {
   const Vocabulary *v = &t->bpe.vocabulary;
   ByteSet *joined = &t->facts.joined;
@@ -87,8 +87,9 @@ static void find_joined(Tokenizer *t) {
     memset(joined, 0xff, sizeof *joined);
 }
 
-// ---- The fingerprint: a hash of what decides between text and ids, in this order and form for good,
-// since token files carry it. begin and end are not in it: ids mean the same whatever they are
+// ---- The fingerprint: a hash of what decides between text and ids, in this order and form for
+// good, since token files carry it. BOS and EOS are not in it: ids mean the same whatever they
+// are
 
 static void put_number(XXH3_state_t *hash, int64_t number) {
   XXH3_64bits_update(hash, &number, sizeof number);
@@ -195,7 +196,7 @@ static int read_document(Tokenizer *t, const Document *d, Error *err) {
 
 static void find_end(Tokenizer *t) {
   static const char *const names[] = {"<|end_of_text|>", "<|endoftext|>", "</s>"};
-  for (int i = 0; i < 3 && t->facts.end == NO_TOKEN; i++) t->facts.end = find_token(t, names[i]);
+  for (int i = 0; i < 3 && t->facts.eos == NO_TOKEN; i++) t->facts.eos = find_token(t, names[i]);
 }
 
 // Takes json[bytes], which has a NUL behind it.
@@ -204,7 +205,7 @@ static Tokenizer *open_over(const char *name, char *json, size_t bytes, Error *e
   t->json = json;
   t->json_bytes = bytes;
   t->name = xstrdup(name);
-  t->facts = (TokenizerFacts){.name = t->name, .begin = NO_TOKEN, .end = NO_TOKEN};
+  t->facts = (TokenizerFacts){.name = t->name, .bos = NO_TOKEN, .eos = NO_TOKEN};
   Document d;
   const bool read =
       document_open(&d, name, json, bytes, err) == 0 && read_document(t, &d, err) == 0;
@@ -276,21 +277,21 @@ static int read_config(Tokenizer *t, const char *path, Error *err) {
   if (!config) return -1;
   const cJSON *eos = cJSON_GetObjectItemCaseSensitive(config, "eos_token");
   if (cJSON_IsObject(eos)) eos = cJSON_GetObjectItemCaseSensitive(eos, "content");
-  if (cJSON_IsString(eos)) t->facts.end = find_token(t, eos->valuestring);
+  if (cJSON_IsString(eos)) t->facts.eos = find_token(t, eos->valuestring);
   cJSON_Delete(config);
   return 0;
 }
 
 static int find_end_beside(Tokenizer *t, const char *path, Error *err) {
   static const char *const names[] = {"generation_config.json", "config.json"};
-  for (int i = 0; i < 2 && t->facts.end == NO_TOKEN; i++) {
+  for (int i = 0; i < 2 && t->facts.eos == NO_TOKEN; i++) {
     cJSON *config = read_beside(path, names[i], err);
     if (!config && err->text[0]) return -1;
     const cJSON *eos = cJSON_GetObjectItemCaseSensitive(config, "eos_token_id");
     if (cJSON_IsArray(eos)) eos = eos->child;
     int64_t id;
     if (json_integer(eos, &id) == 0 && vocabulary_has(&t->bpe.vocabulary, id))
-      t->facts.end = (int32_t)id;
+      t->facts.eos = (int32_t)id;
     cJSON_Delete(config);
   }
   find_end(t);
@@ -356,7 +357,7 @@ int tokenizer_save(const Tokenizer *t, const char *folder, Error *err) {
   const PathText config = path_text("%s/tokenizer_config.json", folder);
   if (file_write_atomic(json.text, t->json, t->json_bytes, err) != 0) return -1;
   if (t->config) return file_write_atomic(config.text, t->config, t->config_bytes, err);
-  char *begin = copy_text(t, t->facts.begin), *end = copy_text(t, t->facts.end);
+  char *begin = copy_text(t, t->facts.bos), *end = copy_text(t, t->facts.eos);
   char *text = export_tokenizer_config(begin, end);
   const int result = file_write_atomic(config.text, text, strlen(text), err);
   free(begin);

@@ -1,7 +1,7 @@
 // Text <-> token ids: the built-in byte tokenizer, or a Hugging Face tokenizer.json.
 //
-// A Tokenizer does not change once it is open, and threads may share it. What is written while
-// encoding or decoding lies in an Encoder or Decoder, one for each thread.
+// A Tokenizer does not change once it is open, and threads may share it. Encoding and decoding
+// write into an Encoder or Decoder, one for each thread.
 #pragma once
 #include <stdbool.h>
 #include <stddef.h>
@@ -9,9 +9,9 @@
 #include "base/text.h"
 #include "base/error.h"
 
-// The byte tokenizer: ids 0 to 255 are bytes, then begin and end of a document.
+// The byte tokenizer: ids 0 to 255 are bytes, then BOS and EOS.
 #define BYTES_NAME "bytes"
-enum { TOKEN_BEGIN = 256, TOKEN_END = 257, BYTE_VOCAB = 258 };
+enum { TOKEN_BOS = 256, TOKEN_EOS = 257, BYTE_VOCAB = 258 };
 
 enum { NO_TOKEN = -1 };
 
@@ -19,14 +19,14 @@ typedef struct Tokenizer Tokenizer;
 
 typedef struct TokenizerFacts {
   const char *name; // BYTES_NAME, or the path that it was read from; the tokenizer's
-  // Never 0; equal for files that say the same, however they spell it. begin and end have no part
+  // Never 0; equal for files that say the same, however they spell it. BOS and EOS have no part
   // in it: ids mean the same, whatever these are.
   uint64_t fingerprint;
   int64_t vocab_size; // the largest id + 1
-  // The tokens around a document, or NO_TOKEN. begin: by the post-processor. end: eos_token of the
+  // The tokens around a document, or NO_TOKEN. BOS: by the post-processor. EOS: eos_token of the
   // tokenizer_config.json beside it, else eos_token_id of generation_config.json or config.json,
   // else a special token of a name known for it (<|end_of_text|>, <|endoftext|>, </s>).
-  int32_t begin, end;
+  int32_t bos, eos;
   // The bytes that a token can reach across a newline: a document that is cut between a newline and
   // one of them may have other ids than the whole. Empty for most tokenizers.
   ByteSet joined;
@@ -59,8 +59,8 @@ typedef struct Encoder Encoder;
 Encoder *encoder_open(const Tokenizer *tokenizer);
 void encoder_close(Encoder *encoder); // NULL is fine
 // Appends the ids of text[bytes], which need not be UTF-8, as the Python package tokenizers does
-// with add_special_tokens=False: added tokens inside the text are found; begin and end are the
-// caller's. continues: the text goes on from the piece before, so nothing is put in front of it.
+// with add_special_tokens=False: added tokens inside the text are found; BOS and EOS are the
+// caller's. continues: the text continues the piece before, so nothing is put in front of it.
 // An error: the regular expression ran into PCRE2's limits.
 int encoder_append(Encoder *encoder, const char *text, size_t bytes, bool continues, TokenIds *ids,
                    Error *err);
@@ -74,5 +74,5 @@ void decoder_close(Decoder *decoder); // NULL is fine
 // skip_special_tokens=True: whole UTF-8 characters; the bytes of one that is not whole yet wait.
 // Returns how many bytes; *text is valid until the next call. Ids out of range are no text.
 size_t decoder_next(Decoder *decoder, int32_t id, const char **text);
-// What still waits: bytes that are no whole character come as they are. Starts a new text.
+// The text that still waits; bytes that are no whole character come as they are. Starts a new text.
 size_t decoder_end(Decoder *decoder, const char **text);

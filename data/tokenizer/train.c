@@ -10,8 +10,8 @@
 #include "data/tokenizer/json.h"
 #include "data/tokenizer/words.h"
 
-// ---- The merges of byte-pair encoding: the pair of neighbouring tokens that is the most frequent in
-// all words becomes a token, and so on
+// ---- The merges of byte-pair encoding: the pair of neighbouring tokens that is the most frequent
+// in all words becomes a token, and so on
 
 enum { FIRST_SLOTS = 1 << 16 }; // of the pairs' hash table
 
@@ -284,9 +284,9 @@ static void spell_words(Merger *m, const char *bytes) {
     }
 }
 
-// Every byte is a token, in the order of GPT-2's alphabet; ids count on from there. The words are
-// taken over, and the table is left empty: at most INT32_MAX bytes of words. No merge makes one of
-// the texts in reserved[reserved_count], which are the caller's.
+// Every byte is a token, in the order of GPT-2's alphabet; ids count on from there. The words move
+// into the merger, and the table becomes empty: at most INT32_MAX bytes of words. No merge makes
+// one of the texts in reserved[reserved_count], which are the caller's.
 static Merger *merger_open(WordTable *words, const char *const *reserved, int reserved_count) {
   Merger *m = xcalloc(1, sizeof *m);
   m->words = words->words;

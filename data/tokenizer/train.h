@@ -1,6 +1,6 @@
 // Training a byte-level BPE tokenizer: text is counted first, then the merges are found.
 //
-// Words are what the pattern cuts the text into, and what it leaves between its matches; bytes that
+// Words are the matches of the pattern, and the text between them; bytes that
 // are not UTF-8 are words as they are. Words longer than BPE_LONGEST_WORD bytes are cut again. Of
 // more than 16 million different words the rarest are forgotten, so that memory stays bounded. The
 // same pieces of text give the same tokenizer, however many threads count.
@@ -41,7 +41,7 @@ typedef struct BpeProgress {
   int64_t vocab_size; // to be made
 } BpeProgress;
 BpeProgress bpe_trainer_progress(const BpeTrainer *trainer);
-// How many tokens the text has with those made so far, without begin and end. After a first step.
+// How many tokens the text has with those made so far, without BOS and EOS. After a first step.
 int64_t bpe_trainer_text_tokens(const BpeTrainer *trainer);
 
 // When it is done: writes tokenizer.json and tokenizer_config.json into the folder, which must be

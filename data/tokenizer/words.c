@@ -32,7 +32,7 @@ static void put_slot(WordTable *t, uint64_t hash, size_t number) {
   t->slots[at] = make_slot(hash, number);
 }
 
-// Makes the hash table anew, at most half full when all words are in.
+// Builds the hash table again, at most half full with all words.
 static void fill_slots(WordTable *t, size_t slots) {
   free(t->slots);
   t->slot_count = slots;
@@ -104,8 +104,8 @@ void words_drop_rare(WordTable *t, int64_t least) {
 
 // ---- Counting
 
-// What a thread matches at once. A pattern may walk over a run of spaces and back, so one without
-// an end would come to PCRE2's limits.
+// A thread matches so many bytes at once. A pattern may walk over a run of spaces and back, so one
+// without an end would come to PCRE2's limits.
 enum { PIECE_BYTES = 1 << 20 };
 
 typedef struct Piece {
@@ -179,7 +179,7 @@ static void add_word(const WordCounter *c, WordTable *table, const char *word, s
   if (length > 0) words_add(table, word, length, 1);
 }
 
-// UTF-8: the matches are words, and so is what is between them.
+// UTF-8: the matches are words, and so is the text between them.
 static int count_valid(const WordCounter *c, int thread, const char *text, size_t bytes,
                        Error *err) {
   WordTable *table = &c->tables[thread];
@@ -254,7 +254,7 @@ static void bound_words(WordCounter *c) {
     words_drop_rare(all, least);
 }
 
-// Counts what waits. The words are bounded before, so that those of the last batch all stay.
+// Counts the batch. The words are bounded before, so that those of the last batch all stay.
 static int count_batch(WordCounter *c, Error *err) {
   bound_words(c);
   if (count_pieces(c, err) != 0) return -1;
@@ -262,7 +262,7 @@ static int count_batch(WordCounter *c, Error *err) {
   return 0;
 }
 
-// Takes what can be matched at once.
+// Takes text that can be matched at once.
 static int add_piece(WordCounter *c, const char *text, size_t bytes, Error *err) {
   if (bytes > c->limits.batch_bytes - c->used && count_batch(c, err) != 0) return -1;
   if (c->piece_count == c->piece_capacity) {

@@ -1,5 +1,5 @@
-// The words of a text and how often each comes, for training a tokenizer: a pattern cuts the text, on
-// several threads.
+// The words of a text and how often each comes, for training a tokenizer: a pattern cuts the text,
+// on several threads.
 #pragma once
 #include <stddef.h>
 #include <stdint.h>
@@ -48,7 +48,7 @@ void counter_close(WordCounter *counter); // NULL is fine
 
 // As bpe_trainer_add of train.h.
 int counter_add(WordCounter *counter, const char *text, size_t bytes, Error *err);
-// Counts what waits and gives the words, in any order. The same pieces of text give the same words,
+// Counts the rest and gives the words, in any order. The same pieces of text give the same words,
 // however many threads count.
 int counter_finish(WordCounter *counter, WordTable *words, Error *err);
 int64_t counter_bytes(const WordCounter *counter); // that were added

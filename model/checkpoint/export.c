@@ -112,8 +112,8 @@ static int write_files(const Export *x, const char *folder, int begin, int end, 
 int export_write(const Export *x, const char *folder, const ModelConfig *model, SaveDtype dtype,
                  Error *err) {
   const TokenizerFacts *facts = x && x->tokenizer ? tokenizer_facts(x->tokenizer) : NULL;
-  const ConfigExtras extras = {.begin = facts ? facts->begin : NO_TOKEN,
-                               .end = facts ? facts->end : NO_TOKEN,
+  const ConfigExtras extras = {.begin = facts ? facts->bos : NO_TOKEN,
+                               .end = facts ? facts->eos : NO_TOKEN,
                                .dtype = dtype,
                                .carried = x ? x->config : NULL,
                                .carry_ids = x && x->same_tokenizer};

@@ -79,8 +79,8 @@ static int open_text(Evaluation *e, const char *path, Error *err) {
   const int status = prompt_ids(tokenizer, text, bytes, &e->ids, err);
   free(text);
   if (status != 0) return -1;
-  if (tokenizer_facts(tokenizer)->end != NO_TOKEN)
-    token_ids_push(&e->ids, tokenizer_facts(tokenizer)->end);
+  if (tokenizer_facts(tokenizer)->eos != NO_TOKEN)
+    token_ids_push(&e->ids, tokenizer_facts(tokenizer)->eos);
   e->text = (TokenFile){.fd = -1,
                         .memory = (const unsigned char *)e->ids.ids,
                         .path = xstrdup(path),

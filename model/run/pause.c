@@ -41,7 +41,7 @@ static bool write_sample(Run *run) {
       .stop = run->stop,
       .show = append,
       .context = &sample};
-  sample_options_end(&writing.options, tokenizer_facts(run->tokenizer)->end);
+  sample_options_end(&writing.options, tokenizer_facts(run->tokenizer)->eos);
   TokenIds ids = {0};
   range_push("sample");
   if (prompt_ids(run->tokenizer, "", 0, &ids, &err) == 0 &&

@@ -8,7 +8,7 @@
 
 int prompt_ids(const Tokenizer *tokenizer, const char *text, size_t bytes, TokenIds *ids,
                Error *err) {
-  const int32_t begin = tokenizer_facts(tokenizer)->begin, end = tokenizer_facts(tokenizer)->end;
+  const int32_t begin = tokenizer_facts(tokenizer)->bos, end = tokenizer_facts(tokenizer)->eos;
   const int64_t first = ids->count;
   if (begin != NO_TOKEN) token_ids_push(ids, begin);
   const int64_t text_at = ids->count;
@@ -88,8 +88,8 @@ void text_bytes_open(TextBytes *t, const Tokenizer *tokenizer) {
   *t = (TextBytes){.begin = NO_TOKEN, .end = NO_TOKEN};
   if (!tokenizer) return;
   t->decoder = decoder_open(tokenizer);
-  t->begin = tokenizer_facts(tokenizer)->begin;
-  t->end = tokenizer_facts(tokenizer)->end;
+  t->begin = tokenizer_facts(tokenizer)->bos;
+  t->end = tokenizer_facts(tokenizer)->eos;
 }
 
 void text_bytes_close(TextBytes *t) {

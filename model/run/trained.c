@@ -54,7 +54,7 @@ static int read_ends(Trained *t, Error *err) {
   if (read_ends_of(t, "generation_config.json", err) != 0 ||
       read_ends_of(t, "config.json", err) != 0)
     return -1;
-  const int32_t end = t->tokenizer ? tokenizer_facts(t->tokenizer)->end : NO_TOKEN;
+  const int32_t end = t->tokenizer ? tokenizer_facts(t->tokenizer)->eos : NO_TOKEN;
   if (t->end_count == 0 && end != NO_TOKEN) t->ends[t->end_count++] = end;
   return 0;
 }

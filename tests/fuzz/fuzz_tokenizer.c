@@ -19,7 +19,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t size) {
   }
   const TokenizerFacts *facts = tokenizer_facts(t);
   assert(facts->vocab_size > 0 && facts->fingerprint != 0);
-  assert(facts->begin < facts->vocab_size && facts->end < facts->vocab_size);
+  assert(facts->bos < facts->vocab_size && facts->eos < facts->vocab_size);
   Encoder *encoder = encoder_open(t);
   Decoder *decoder = decoder_open(t);
   TokenIds ids = {0};

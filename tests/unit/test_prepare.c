@@ -136,9 +136,9 @@ static TokenIds encode_whole(const Tokenizer *tokenizer, const char *text, size_
   Encoder *encoder = encoder_open(tokenizer);
   TokenIds ids = {0};
   Error err;
-  token_ids_push(&ids, facts->begin);
+  token_ids_push(&ids, facts->bos);
   if (encoder_append(encoder, text, bytes, false, &ids, &err) != 0) fail_msg("%s", err.text);
-  token_ids_push(&ids, facts->end);
+  token_ids_push(&ids, facts->eos);
   encoder_close(encoder);
   return ids;
 }
@@ -214,10 +214,10 @@ TEST(a_cut_at_any_safe_place_keeps_the_ids) {
     if (at >= bytes) break;
     TokenIds ids = {0};
     Error err;
-    token_ids_push(&ids, tokenizer_facts(tokenizer)->begin);
+    token_ids_push(&ids, tokenizer_facts(tokenizer)->bos);
     assert_int_equal(encoder_append(encoder, text, at, false, &ids, &err), 0);
     assert_int_equal(encoder_append(encoder, text + at, bytes - at, true, &ids, &err), 0);
-    token_ids_push(&ids, tokenizer_facts(tokenizer)->end);
+    token_ids_push(&ids, tokenizer_facts(tokenizer)->eos);
     assert_int_equal(ids.count, whole.count);
     assert_memory_equal(ids.ids, whole.ids, (size_t)whole.count * sizeof *whole.ids);
     free(ids.ids);

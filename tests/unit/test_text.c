@@ -64,7 +64,7 @@ TEST(a_prompt_begins_once) {
   tokenizer_close(plain);
   Error err;
   Tokenizer *bytes = tokenizer_open(BYTES_NAME, &err);
-  EXPECT_IDS(bytes, "a\xff", TOKEN_BEGIN, 'a', 255);
+  EXPECT_IDS(bytes, "a\xff", TOKEN_BOS, 'a', 255);
   tokenizer_close(bytes);
 }
 
@@ -201,7 +201,7 @@ TEST(bytes_are_counted_wherever_a_text_is_cut) {
   TokenIds ids = {0};
   Tokenizer *t = tokenizer_open(BYTES_NAME, &err);
   if (!t) fail_msg("%s", err.text);
-  const int32_t begin = tokenizer_facts(t)->begin, end = tokenizer_facts(t)->end;
+  const int32_t begin = tokenizer_facts(t)->bos, end = tokenizer_facts(t)->eos;
   must(prompt_ids(t, text, sizeof text - 1, &ids, &err), &err);
   token_ids_push(&ids, end);
   for (int64_t first = 0; first < ids.count; first++)

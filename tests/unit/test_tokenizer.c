@@ -113,8 +113,8 @@ static void check_fixture(const char *name, int begin, int end) {
   int number = 0;
   for (const cJSON *c = cases->child; c; c = c->next) check_case(t, encoder, c, name, number++);
   encoder_close(encoder);
-  assert_int_equal(tokenizer_facts(t)->begin, begin);
-  assert_int_equal(tokenizer_facts(t)->end, end);
+  assert_int_equal(tokenizer_facts(t)->bos, begin);
+  assert_int_equal(tokenizer_facts(t)->eos, end);
   assert_string_equal(tokenizer_facts(t)->name, path_text("%s/tokenizer.json", folder).text);
   assert_true(joined_count(t) <= 1); // two of them have "\n|"
   cJSON_Delete(cases);
@@ -201,8 +201,8 @@ TEST(the_byte_tokenizer_is_bytes) {
   const TokenizerFacts *facts = tokenizer_facts(t);
   assert_string_equal(facts->name, BYTES_NAME);
   assert_int_equal(facts->vocab_size, BYTE_VOCAB);
-  assert_int_equal(facts->begin, TOKEN_BEGIN);
-  assert_int_equal(facts->end, TOKEN_END);
+  assert_int_equal(facts->bos, TOKEN_BOS);
+  assert_int_equal(facts->eos, TOKEN_EOS);
   char text[256];
   for (int i = 0; i < 256; i++) text[i] = (char)i;
   TokenIds ids = encode(t, text, 256);
@@ -223,7 +223,7 @@ TEST(a_decoder_gives_whole_characters) {
     assert_int_equal(decoder_next(d, bytes[i], &text), shown[i]);
   assert_int_equal(decoder_end(d, &text), 1);
   assert_memory_equal(text, "\xc3", 1);
-  assert_int_equal(decoder_next(d, TOKEN_BEGIN, &text), 0);
+  assert_int_equal(decoder_next(d, TOKEN_BOS, &text), 0);
   assert_int_equal(decoder_next(d, -1, &text), 0);
   assert_int_equal(decoder_next(d, INT32_MAX, &text), 0);
   assert_int_equal(decoder_next(d, 'x', &text), 1);
@@ -375,7 +375,7 @@ TEST(what_was_read_is_saved_byte_for_byte) {
   const char own[] = "{ \"eos_token\": {\"content\": \"<s>\"}, \"mine\": 1}";
   assert_int_equal(file_write(path, own, sizeof own - 1, &err), 0);
   Tokenizer *again = open_it(folder);
-  assert_int_equal(tokenizer_facts(again)->end, 1);
+  assert_int_equal(tokenizer_facts(again)->eos, 1);
   assert_true(tokenizer_facts(again)->fingerprint == tokenizer_facts(t)->fingerprint);
   char *second = xasprintf("%s/second", (char *)*state);
   assert_int_equal(directory_create(second, &err), 0);
@@ -396,8 +396,8 @@ TEST(the_byte_tokenizer_is_saved_and_opened) {
   assert_int_equal(tokenizer_save(t, *state, &err), 0);
   Tokenizer *again = open_it(*state);
   assert_true(tokenizer_facts(again)->fingerprint == tokenizer_facts(t)->fingerprint);
-  assert_int_equal(tokenizer_facts(again)->begin, TOKEN_BEGIN);
-  assert_int_equal(tokenizer_facts(again)->end, TOKEN_END);
+  assert_int_equal(tokenizer_facts(again)->bos, TOKEN_BOS);
+  assert_int_equal(tokenizer_facts(again)->eos, TOKEN_EOS);
   tokenizer_close(again);
   tokenizer_close(t);
 }

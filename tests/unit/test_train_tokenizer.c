@@ -225,8 +225,8 @@ TEST(the_saved_tokenizer_encodes_as_it_was_trained) {
   if (!tokenizer) fail_msg("%s", err.text);
   const TokenizerFacts *facts = tokenizer_facts(tokenizer);
   assert_int_equal(facts->vocab_size, 500);
-  assert_int_equal(facts->begin, 498);
-  assert_int_equal(facts->end, 499);
+  assert_int_equal(facts->bos, 498);
+  assert_int_equal(facts->eos, 499);
   Encoder *encoder = encoder_open(tokenizer);
   Decoder *decoder = decoder_open(tokenizer);
   int64_t count = 0;
