@@ -8,7 +8,7 @@
 keys=configs/README.md # the page with the table of keys
 pages=(README.md configs/README.md configs/REAL_TEXT.md data/README.md tests/README.md
   scripts/README.md scripts/ELSEWHERE.md scripts/CONTAINERS.md
-  kernels/PERFORMANCE.md kernels/ATTEMPTS.md)
+  kernels/PERFORMANCE.md kernels/HISTORY.md kernels/ATTEMPTS.md)
 
 print_keys() { "$TRAIN" --help-config | grep '^|'; }
 case ${1:-} in
