@@ -18,8 +18,14 @@ case ${1:-} in -h | --help)
   ;;
 esac
 cd "$(dirname "$0")/.."
-# shellcheck source=scripts/own_text.sh
-. scripts/own_text.sh
+for program in ./train ./prepare; do
+  [ -x $program ] || { echo "step_times.sh: there is no program '$program'; build it: make all" >&2 && exit 1; }
+done
+folder=$(mktemp -d -p "${TMPDIR:-/tmp}")
+trap 'rm -rf "$folder"' EXIT
+find base data model kernels scripts -type f -name '*.[ch]' -print0 | xargs -0 cat >"$folder/sources.txt"
+for _ in $(seq 8); do cat "$folder/sources.txt"; done >"$folder/text.txt"
+./prepare --out "$folder/tokens" "$folder/text.txt" >/dev/null
 steps=${STEPS:-40} all_kernels=${KERNELS:-auto unfused} device=${DEVICE:-cuda} precision_key=precision default=bf16 status=0
 [ "$device" != cpu ] || precision_key=cpu_products default=fp32
 all_precisions=${PRECISION:-$default}

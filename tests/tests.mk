@@ -35,7 +35,7 @@ LOADED := $(patsubst %,build/release/tests/%.so,corename_stub cudnn_stub slow_sy
 SHARED = $(CC) $(C_FLAGS) $(CFLAGS) $(NVTX_FLAGS) -fPIC -shared
 build/release/tests/%.so: tests/support/%.c $$(call changed,SHARED); $(call compile,SHARED)
 
-# Drives the tokenizer for scripts/check_tokenizers.py and scripts/compare_tokenizers.py.
+# Drives the tokenizer for scripts/check_tokenizers.py.
 TOKENIZE := build/release/tests/bench/tokenize
 $(TOKENIZE): %: %.o build/release/tests.a; $(LINK)
 

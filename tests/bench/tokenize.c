@@ -1,32 +1,17 @@
-// Drives the tokenizer for scripts that compare it with the Python packages.
-//   tokenize texts TOKENIZER      standard input: texts, each a uint32 of its length and its bytes;
-//                                 standard output, for each: the number of ids (uint32), the ids
-//                                 (int32), the length of what they decode to (uint32), and that
-//   tokenize time TOKENIZER FILE [SECONDS]
-//                                 seconds to load, and user seconds to encode the file in pieces of
-//                                 about 10 kB that end with a line: the best of runs that fill the
-//                                 time. Prints: load best bytes tokens
+// Drives the tokenizer for scripts/check_tokenizers.py: tokenize TOKENIZER
+// Standard input: texts, each a uint32 of its length and its bytes; standard output, for each: the
+// number of ids (uint32), the ids (int32), the length of what they decode to (uint32), and that.
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
-#include "base/file.h"
 #include "base/memory.h"
 #include "data/tokenizer/tokenizer.h"
-
-enum { PIECE = 10000 };
 
 static void must(bool fine, const Error *err) {
   if (fine) return;
   fprintf(stderr, "tokenize: %s\n", err->text);
   exit(1);
-}
-
-static double cpu_seconds(void) {
-  struct timespec now;
-  clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &now);
-  return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
 }
 
 static void put(const void *data, size_t size, size_t count) {
@@ -70,41 +55,12 @@ static void answer_texts(const Tokenizer *tokenizer) {
   decoder_close(decoder);
 }
 
-static void time_file(const Tokenizer *tokenizer, const char *path, double seconds, double load) {
-  Error err;
-  MappedFile map;
-  must(file_map(&map, path, &err) == 0, &err);
-  const char *const text = (const char *)map.data;
-  double best = 1e9;
-  TokenIds ids = {0};
-  for (const double start = cpu_seconds(); best > 1e8 || cpu_seconds() - start < seconds;) {
-    Encoder *encoder = encoder_open(tokenizer); // with an empty cache
-    const double begin = cpu_seconds();
-    ids.count = 0;
-    for (size_t at = 0, end; at < map.bytes; at = end) {
-      end = at + PIECE < map.bytes ? at + PIECE : map.bytes;
-      while (end < map.bytes && text[end - 1] != '\n') end++;
-      must(encoder_append(encoder, text + at, end - at, false, &ids, &err) == 0, &err);
-    }
-    const double took = cpu_seconds() - begin;
-    if (took < best) best = took;
-    encoder_close(encoder);
-  }
-  printf("%.4f %.4f %zu %lld\n", load, best, map.bytes, (long long)ids.count);
-  free(ids.ids);
-  file_unmap(&map);
-}
-
 int main(int count, char **words) {
-  if (count < 3) return 2;
+  if (count != 2) return 2;
   Error err;
-  const double start = cpu_seconds();
-  Tokenizer *tokenizer = tokenizer_open(words[2], &err);
+  Tokenizer *tokenizer = tokenizer_open(words[1], &err);
   must(tokenizer != NULL, &err);
-  const double load = cpu_seconds() - start;
-  if (strcmp(words[1], "texts") == 0) answer_texts(tokenizer);
-  if (strcmp(words[1], "time") == 0 && count > 3)
-    time_file(tokenizer, words[3], count > 4 ? atof(words[4]) : 3, load);
+  answer_texts(tokenizer);
   tokenizer_close(tokenizer);
   return 0;
 }
