@@ -1,5 +1,5 @@
-// train: trains a LLaMA from a JSON config, and writes with it. `./train --help` says how to call
-// it.
+// train: trains a LLaMA from a JSON config, and continues texts with it. `./train --help` says how
+// to call it.
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -119,7 +119,7 @@ static void print_end(const char *path, const Run *run, int override_count, char
       printf(", as train.max_minutes=%g asks", run->config.train.max_minutes);
     printf("; ");
     if (left_out) printf("the checkpoint is saved, but still without %s; ", left_out);
-    print_word(left_out ? "make up for it with: ./train " : "go on with: ./train ",
+    print_word(left_out ? "make up for it with: ./train " : "resume with: ./train ",
                shell_word(path));
     for (int i = 0; i < override_count; i++)
       if (strncmp(overrides[i], "train.resume=", 13) != 0)

@@ -13,7 +13,7 @@ usage: scripts/quickstart.sh [--text FILE_OR_DIR] [--out DIR] [--steps N] [secti
   --steps N           how long to train
   section.key=value   any other key of the config (./train --help-config lists them), such as model.hidden_size=256
 
-A folder that holds a finished run is left alone: DIR-2, DIR-3, ... is used. An interrupted run is gone on with.
+A folder that holds a finished run is left alone: DIR-2, DIR-3, ... is used. An interrupted run is resumed.
 END
 }
 
@@ -79,7 +79,7 @@ plain() {
 }
 
 # Chooses the run's folder and the data's: the first of OUT, OUT-2, ... that is free, or that holds an interrupted
-# run on the same text, which is then gone on with. source.txt beside the dataset says whose it is.
+# run on the same text, which is then resumed. source.txt beside the dataset says whose it is.
 choose_folders() {
   local base=$1 source=$2 number=1
   run=$base
@@ -98,7 +98,7 @@ choose_folders() {
 
 prepare_text() {
   if [ "$going_on" = yes ]; then
-    echo "the run in $run was interrupted: it goes on, with its text as it was prepared in $data"
+    echo "the run in $run was interrupted: it resumes, with its text as it was prepared in $data"
     return 0
   fi
   if [ -n "$text" ]; then
@@ -140,12 +140,12 @@ echo "./train and ./prepare are built, $for_what"
 announce 3 'text'
 prepare_text
 
-announce 4 "training, into $run (Ctrl-C saves and ends; the same command goes on)"
+announce 4 "training, into $run (Ctrl-C saves and ends; the same command resumes)"
 ./train configs/quickstart.json "data.train=$data/tokens/train-*.bin" "data.val=$data/tokens/val-*.bin" "output.dir=$run" \
   train.resume=auto ${overrides[@]+"${overrides[@]}"} || exit 1
 shown=$(printf '%q' "$run")
 if ! finished "$run"; then
-  echo "The same command goes on, too. What it writes so far: ./train --generate $shown --prompt ''"
+  echo "The same command resumes, too. What it writes so far: ./train --generate $shown --prompt ''"
   exit 0
 fi
 

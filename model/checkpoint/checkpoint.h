@@ -33,7 +33,7 @@
 #include "model/llama.h"
 #include "model/optimizer.h"
 
-// What a run needs besides weights, moments and configuration to go on bit for bit.
+// What a run needs besides weights, moments and configuration to resume bit for bit.
 typedef struct TrainState {
   int64_t step;          // optimizer steps done (skipped updates included)
   int64_t updates;       // updates applied: AdamW's t
@@ -61,7 +61,7 @@ typedef struct CarriedFile {
 
 typedef struct Export {
   const Tokenizer *tokenizer; // the caller's; NULL where none is known
-  char *config;               // the config.json that ours goes on from, or NULL
+  char *config;               // the config.json whose other fields are carried over, or NULL
   bool same_tokenizer;        // as there, so that its ids and the files below are right
   CarriedFile *files;
   int count;
@@ -106,7 +106,7 @@ StateSource state_source(const Llama *llama); // the backend as it is
 // again at the next save. Folders with other names and incomplete ones are never touched, but for
 // step-*.tmp and step-*.old, which a crash may leave. Where there is no room for it nothing is
 // written. config->train.resume is stored as "". A sentence of failure ends with the checkpoint
-// that a run can still go on from. export may be NULL: no tokenizer, nothing carried over.
+// that a run can still resume from. export may be NULL: no tokenizer, nothing carried over.
 int checkpoint_save(const char *run_dir, const StateSource *source, const Config *config,
                     const Export *export, const TrainState *state, Error *err);
 

@@ -98,7 +98,7 @@ static int find_file(const char *path, const char *file, PathText *found, Error 
   *found = path_text("%s/%s", path, file);
   if (path_exists(found->text)) return 0;
   return error_set(err,
-                   "'%s' is not a checkpoint that a run can go on from: it has no %s (weights "
+                   "'%s' is not a checkpoint that a run can resume from: it has no %s (weights "
                    "alone can be started from with train.init_from)",
                    path, file);
 }

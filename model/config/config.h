@@ -162,7 +162,7 @@ int model_config_parse(ModelConfig *model, const char *name, const char *json, E
 
 int model_config_read(ModelConfig *model, const char *path, Error *err); // the same of a file
 
-// May weights that belong to FOLDER/config.json go on as `model`? The sentence names every field
+// Whether weights that belong to FOLDER/config.json fit `model`. The sentence names every field
 // that differs. initializer_range may, and max_position_embeddings may be longer.
 int model_config_check(const ModelConfig *model, const char *folder, Error *err);
 

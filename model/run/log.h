@@ -21,8 +21,8 @@
 // Numbers that are not finite are null. A resumed run appends; a step that is repeated has its
 // later record count.
 //
-// A line is in the file as a whole or not at all: what a crash tore is cut off when the run goes
-// on, and lines that a full disk does not take wait for the next one. All of them are synced before
+// A line is in the file as a whole or not at all: what a crash tore is cut off when the run is
+// resumed, and lines that a full disk does not take wait for the next one. All of them are synced before
 // a checkpoint takes its place, after it, and at the end.
 #pragma once
 #include <stdbool.h>
@@ -82,7 +82,7 @@ typedef struct ValLine {
 
 int log_open(RunLog *log, const char *run_dir, int64_t steps, Error *err);
 void log_close(RunLog *log); // zeros are fine
-// Goes on in the log of another folder, which gets the lines so far, as far as they can be read.
+// Moves to the log of another folder, which gets the lines so far, as far as they can be read.
 // NULL: writes nothing any more.
 void log_move(RunLog *log, const char *run_dir);
 // Writes what waits, and has the disk hold all of it.
@@ -97,7 +97,7 @@ void log_train(RunLog *log, const StepLine *line);
 void log_val(RunLog *log, const ValLine *line, bool best);
 void log_sample(RunLog *log, int64_t step, const char *text, size_t bytes);
 void log_save(RunLog *log, int64_t step, const char *path, double ms, double waited_ms);
-// A run goes on from this checkpoint: if it was killed before it could say so, the line comes now.
+// A run resumes from this checkpoint: if it was killed before it could say so, the line comes now.
 void log_saved_before(RunLog *log, int64_t step, const char *path);
 void log_evidence(RunLog *log, int64_t step, const char *path);
 void log_stop(RunLog *log, int64_t step, const char *reason);

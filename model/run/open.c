@@ -125,7 +125,7 @@ int run_tokenizer(Tokenizer **tokenizer, const Config *config, const Loader *tra
 
 // ---- What the run starts from
 
-// State and configuration of the checkpoint that the run goes on from, and what has changed.
+// State and configuration of the checkpoint that the run resumes from, and what has changed.
 static int check_resume(Run *run, Error *err) {
   const char *from = run->start.path;
   Config saved;
@@ -146,7 +146,7 @@ static int check_resume(Run *run, Error *err) {
   return 0;
 }
 
-// A checkpoint that does not say which tokenizer it had goes on with any.
+// A checkpoint that names no tokenizer resumes with any.
 static int check_tokenizer(Run *run, Error *err) {
   const char *from = run->start.path;
   const TokenizerFacts *facts = run->tokenizer ? tokenizer_facts(run->tokenizer) : NULL;
@@ -160,7 +160,7 @@ static int check_tokenizer(Run *run, Error *err) {
                    from, facts ? "'" : "none", facts ? facts->name : "", facts ? "'" : "", from);
 }
 
-// A checkpoint that does not say what it was trained on goes on with any data.
+// A checkpoint that does not say what it was trained on resumes on any data.
 static int check_data(Run *run, Error *err) {
   const Config *c = &run->config;
   const uint64_t now = run->train_data->fingerprint, was = run->state.data;
@@ -169,7 +169,7 @@ static int check_data(Run *run, Error *err) {
   return error_set(
       err,
       "cannot resume from '%s': '%s' holds other tokens than those that it was trained "
-      "on (train.resume_allow_changes=true goes on with these)",
+      "on (train.resume_allow_changes=true takes these)",
       run->start.path, c->data.train);
 }
 
@@ -228,7 +228,7 @@ static int open_start(Run *run, Error *err) {
   if (checkpoint_find(c->output.dir, existing, err) != 0) return -1;
   if (resume[0] == '\0' && existing[0] != '\0')
     return error_set(err,
-                     "output.dir '%s' already holds the checkpoints of a run; go on with it by "
+                     "output.dir '%s' already holds the checkpoints of a run; resume it by "
                      "train.resume=auto, or choose another output.dir",
                      c->output.dir);
   run->start.with_optimizer = true;
@@ -297,7 +297,7 @@ static void print_backend(const Run *run) {
   const bool fp8 = run->llama.shape.fp8, other = run->was && run->was != precision;
   if (!fp8 && !other) return;
   printf("precision  ");
-  if (other) printf("goes on in %s, after %s%s", precision, run->was, fp8 ? ": " : "");
+  if (other) printf("now %s, after %s%s", precision, run->was, fp8 ? ": " : "");
   if (fp8 && !other) printf("%s: ", precision);
   if (fp8)
     printf("layers and output layer multiply in FP8; the first step %s",

@@ -9,7 +9,7 @@
 #include "model/run/run.h"
 #include "model/tensors.h"
 
-enum { SATURATED_STEPS = 3 }; // in a row that are nothing to speak of: scales follow in a step
+enum { SATURATED_STEPS = 3 }; // in a row are normal: the scale catches up a step later
 
 static void profile(Run *run, bool open) {
   run->be->profile(run->be, open);

@@ -85,7 +85,7 @@ begin=$(date +%s%N)
 status=$? took=$((($(date +%s%N) - begin) / 1000000))
 check a_run_ends_before_its_minutes_are_over "after $took ms, $(said)" test $status = 0 -a $took -gt 500 -a $took -lt 3000
 check it_says_why_and_how_to_go_on "$(said)" \
-  grep -q 'as train.max_minutes=0.05 asks; go on with: .*train.resume=auto' "$folder/said"
+  grep -q 'as train.max_minutes=0.05 asks; resume with: .*train.resume=auto' "$folder/said"
 check the_log_says_why "$(tail -n 1 "$folder/timed/log.jsonl")" stopped_by timed max_minutes
 check what_it_did_is_saved "$(ls "$folder/timed")" test -e "$folder/timed/latest/state.json"
 endless+=(train.max_minutes=5)

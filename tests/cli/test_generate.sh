@@ -170,8 +170,8 @@ rm "$folder/said" # the run before has said tok/s, too
 process=$!
 wait_for 'tok/s' "$folder/said" $process
 kill -INT $process; wait $process
-command=$(sed -n 's/.*go on with: .\/train //p' "$folder/said")
+command=$(sed -n 's/.*resume with: .\/train //p' "$folder/said")
 said=$(eval "\"$TRAIN\" --plan $command" 2>&1)
-check the_command_that_goes_on_can_be_pasted "'$command' said '$said'" \
+check the_command_that_resumes_can_be_pasted "'$command' said '$said'" \
   grep -qF '"steps": 1000000' <<<"$said"
 exit $failed
