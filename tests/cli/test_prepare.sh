@@ -59,9 +59,8 @@ if [ "$got" = '256 120 0 121 92 0 257 ' ]; then passes $name; else fails $name "
 
 { printf '{"text": "'; seq -s ' ' 1 300000 | tr -d '\n'; printf '"}'; } >huge.jsonl
 runs --out huge huge.jsonl
-name=a_line_of_two_megabytes_is_read
-if [ "$(documents huge/train-00000.bin huge/val-00000.bin | tr -d '[]')" = "$(seq -s ' ' 1 300000)" ]; then
-  passes $name; else fails $name "the text differs"; fi
+check a_line_of_two_megabytes_is_read "the text differs" \
+  test "$(documents huge/train-00000.bin huge/val-00000.bin | tr -d '[]')" = "$(seq -s ' ' 1 300000)"
 
 # ---- Folders
 
@@ -81,8 +80,8 @@ ln -s ../a tree/d/link
 mkfifo tree/fifo
 runs --out tree.out --val-fraction 0.5 tree
 holds folders_are_read_in_name_order '[a][bc][js][a][z]' tree.out/train-00000.bin
-name=what_was_passed_over_is_counted
-if grep -q '2 hidden, 2 binary, 1 empty, 1 unreadable, 2 links' stdout; then passes $name; else fails $name "$(cat stdout)"; fi
+check what_was_passed_over_is_counted "$(cat stdout)" \
+  grep -q '2 hidden, 2 binary, 1 empty, 1 unreadable, 2 links' stdout
 runs --out paths.out --val-fraction 0.5 tree/z tree/.git tree/d/loop/a
 holds a_named_path_is_taken_even_if_hidden '[z][hid][a]' paths.out/train-00000.bin
 

@@ -120,7 +120,7 @@ untouched a_tokenizer_that_is_none_is_refused "tokenizer.json" --tokenizer mine 
 # <|begin|> in the text is one id, and ends what --show takes for a document
 printf 'a<|begin|>b and more of it' >marker
 runs --tokenizer "$source/tests/fixtures/tokenizers/llama3" --val-fraction 0.000001 --out special marker
-name=a_special_token_in_the_text_is_one_id
-if [ "$("$prepare" --show 9 special | grep -c 'end of document')" = 2 ]; then passes $name; else fails $name "$("$prepare" --show 9 special)"; fi
+check a_special_token_in_the_text_is_one_id "$("$prepare" --show 9 special)" \
+  test "$("$prepare" --show 9 special | grep -c 'end of document')" = 2
 
 exit $failed

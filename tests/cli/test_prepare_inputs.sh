@@ -34,8 +34,7 @@ gzip -c text | runs --out text.gz -
 holds so_is_compressed_text '[0123456789abcdefgh][ijk]' text.gz/*.bin
 mkdir folder && gzip -c text >folder/a.txt.gz && cp many.jsonl.gz folder/b.jsonl.gz
 runs --out folder.out folder
-name=a_folder_may_hold_compressed_files
-if grep -q '301 in 2 files' stdout; then passes $name; else fails $name "$(cat stdout)"; fi
+check a_folder_may_hold_compressed_files "$(cat stdout)" grep -q '301 in 2 files' stdout
 
 for threads in 1 2 7; do
   runs --threads $threads --out "threads$threads" many.jsonl && same_dataset "${threads}_threads_write_the_same_bytes" "threads$threads"

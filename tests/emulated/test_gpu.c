@@ -90,7 +90,6 @@ static void set_machine(int count, Card first, Card second) {
 
 TEST(what_is_missing_is_said_in_one_sentence) {
   Gpu gpu;
-  Error err;
   set_machine(1, ada, ada);
   machine.driver = 0;
   assert_string_equal(probe(&gpu, &err),
@@ -117,7 +116,6 @@ TEST(what_is_missing_is_said_in_one_sentence) {
 
 TEST(a_gpu_without_kernels_is_refused) {
   Gpu gpu;
-  Error err;
   set_machine(1, ada, ada);
   assert_string_equal(probe(&gpu, &err), "");
   assert_int_equal(gpu.compiled_for, 89);
@@ -132,7 +130,6 @@ TEST(a_gpu_without_kernels_is_refused) {
 
 TEST(of_several_the_first_is_taken_and_that_is_said) {
   Gpu gpu;
-  Error err;
   set_machine(1, ada, turing);
   assert_string_equal(probe(&gpu, &err), "");
   assert_string_equal(gpu.choice, "");

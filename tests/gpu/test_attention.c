@@ -429,7 +429,6 @@ TEST(a_configuration_that_is_not_offered_is_refused) {
   const Gpu *gpu = *state;
   const AttentionShape s = {1, 128, 4, 4, 64};
   const AttentionOptions options = {.forward_config = 99};
-  Error err = {""};
   assert_null(attention_cudnn_create(&gpu->api, gpu->handle, gpu->stream, &s, &options, &err));
   printf("# %s\n", err.text);
   assert_non_null(strstr(err.text, "number 99 was asked for"));

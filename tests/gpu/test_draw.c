@@ -36,7 +36,6 @@ static float *master_of(const Llama *llama, int i, int64_t *count) {
 
 TEST(a_models_weights_are_those_of_the_host) {
   Llama on_gpu, on_cpu;
-  Error err;
   const OpsConfig config = llama_ops_config(&model, &shape, shape.seq, 0);
   Backend *gpu = gpu_backend(), *cpu = backend_cpu_create(&config);
   if (llama_create(&on_gpu, &model, &shape, gpu, &err)) fail_msg("%s", err.text);

@@ -104,7 +104,6 @@ TEST_WITH(a_spoiled_cache_is_ignored_and_rewritten, set_up, tear_down) {
   prepare(p, &p->gpu, choices, false);
   char *text;
   size_t bytes;
-  Error err;
   if (file_read(p->path, 1 << 20, &text, &bytes, &err)) fail_msg("%s", err.text);
   text[bytes / 2] ^= 1;
   spoil_and_expect_new(p, text, bytes);
@@ -358,7 +357,6 @@ TEST_WITH(fp8_choices_are_remembered, set_up, tear_down) {
   float microseconds = 0;
   for (int i = 0; i < 2; i++) {
     Gemm gemm;
-    Error err;
     gemm_open(&gemm, &place->gpu, place->path);
     if (gemm_prepare(&gemm, &p, 1, &err)) fail_msg("%s", err.text);
     const GemmChoice *plan = gemm_find(&gemm, &p);

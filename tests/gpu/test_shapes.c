@@ -36,7 +36,6 @@ TEST(a_recorded_step_outlives_a_larger_shape) {
                               .graphs = true,
                               .deterministic = true,
                               .gemm_cache = ""};
-  Error err;
   Backend *be = backend_gpu_create(&config, &options, &err);
   if (!be) fail_msg("%s", err.text);
   float *qkv = random_bf16(LONG_ROWS * R, 1, "qkv"), *da = random_bf16(ROWS * H * D_HEAD, 1, "da");

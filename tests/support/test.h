@@ -1,5 +1,6 @@
-// A test is TEST(its_name) { ... }. Those of a file run one after the other, in the order of their
-// lines, from the main of test.c: nothing has to list them.
+// A test is TEST(its_name) { ... }, whose body has cmocka's `state` and an empty `err`. Those of a
+// file run one after the other, in the order of their lines, from the main of test.c: nothing has
+// to list them.
 #pragma once
 #include <math.h>
 #include <setjmp.h>
@@ -13,6 +14,7 @@
 
 #include <cmocka.h> // after setjmp.h, stdarg.h, stddef.h and stdint.h
 
+#include "base/error.h"
 #include "base/file.h"
 #include "base/memory.h"
 #include "tests/support/tier.h"
@@ -26,11 +28,14 @@ typedef struct RegisteredTest {
 
 // Pointers, which the linker puts side by side, in a section of their own.
 #define TEST_WITH(name, setup, teardown)                                                           \
-  static void name(void **state);                                                                  \
-  static const RegisteredTest name##_test = {#name, name, setup, teardown, __LINE__};              \
+  static void name(void **state, Error err);                                                       \
+  static void name##_run(void **state) {                                                           \
+    name(state, (Error){""});                                                                      \
+  }                                                                                                \
+  static const RegisteredTest name##_test = {#name, name##_run, setup, teardown, __LINE__};        \
   static const RegisteredTest *const name##_registered                                             \
       __attribute__((section("registered_tests"), used)) = &name##_test;                           \
-  static void name(void **state __attribute__((unused)))
+  static void name(void **state __attribute__((unused)), Error err __attribute__((unused)))
 #define TEST(name) TEST_WITH(name, NULL, NULL)
 
 // What goes before and after all tests of a file.

@@ -40,7 +40,6 @@ TEST(versions_that_cannot_work_are_refused) {
                {100000, false, "cuDNN 10.0.0 "},
                {8907, false, "cuDNN 8.9.7 "}};
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-    Error err = {""};
     assert_int_equal(cudnn_version_supported(cases[i].version, &err), cases[i].works ? 0 : -1);
     assert_non_null(strstr(err.text, cases[i].text));
   }
@@ -55,7 +54,6 @@ TEST(impossible_shapes_are_refused_with_the_reason) {
                {{1, 8, 4, 4, 264}, "head_dim 264"},
                {{1, 0, 4, 4, 64}, "at least 1"}};
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-    Error err = {""};
     assert_int_equal(attention_shape_check(&cases[i].shape, &err), -1);
     assert_non_null(strstr(err.text, cases[i].text));
   }
@@ -190,7 +188,6 @@ TEST(a_graph_outside_the_pattern_is_offered_no_engine) {
   library_open(&api);
   CudnnDescriptor device = device_open(&api, &h200);
   CudnnGraph g;
-  Error err;
   char names[256];
   const TensorShape x = {{1, 4, 128, 64}, {32768, 8192, 64, 1}};
   const TensorShape p = {{1, 4, 128, 128}, {65536, 16384, 128, 1}};
@@ -207,7 +204,6 @@ TEST(a_failure_of_cudnn_is_reported_in_a_sentence) {
   CudnnApi api;
   library_open(&api);
   CudnnGraph g;
-  Error err = {""};
   graph_begin(&g, &api);
   assert_int_equal(graph_finish(&g, NULL, &err), -1); // no operation
   graph_destroy(&g);

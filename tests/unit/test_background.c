@@ -203,7 +203,6 @@ static bool struck(TinyTest *t, Fault fault, int at) {
 }
 
 TEST(a_struck_save_leaves_the_checkpoint_before) {
-  Error err = {""};
   int faults = 0;
   for (Fault fault = FAIL_EIO; fault < FAULTS; fault++)
     for (int at = 1; at < 1000; at += fault_stride()) {
@@ -370,7 +369,6 @@ static void open_and_hold(Run *run, const Config *config) {
 }
 
 TEST_WITH(a_save_is_in_the_log_once_it_is_in_place, make_tokens_folder, remove_folder) {
-  Error err = {""};
   pthread_t thread;
   Run run;
   const Config config = tiny_training_config(*state, STEPS, "");
@@ -391,7 +389,6 @@ TEST_WITH(a_save_is_in_the_log_once_it_is_in_place, make_tokens_folder, remove_f
 TEST_WITH(closing_a_run_waits_for_its_save, make_tokens_folder, remove_folder) {
   pthread_t thread;
   Run run;
-  Error err = {""};
   Config config = tiny_training_config(*state, STEPS, "");
   open_and_hold(&run, &config);
   assert_int_equal(pthread_create(&thread, NULL, release_later, NULL), 0);
@@ -405,7 +402,6 @@ TEST_WITH(closing_a_run_waits_for_its_save, make_tokens_folder, remove_folder) {
 
 TEST_WITH(a_failed_save_is_told_and_training_goes_on, make_tokens_folder, remove_folder) {
   Run run;
-  Error err = {""};
   const Config config = tiny_training_config(*state, STEPS, "");
   open_and_hold(&run, &config);
   injected.disk_full = true;
@@ -433,7 +429,6 @@ static int save_at_once(Run *run, double best, Error *err) {
 // One fault in each save, from its first call to its last.
 TEST_WITH(a_best_validation_counts_only_once_it_is_saved, make_tokens_folder, remove_folder) {
   Run run;
-  Error err = {""};
   Config config = tiny_training_config(*state, 1000, "");
   config.output.background_save = false;
   config.train.keep_best = true;
@@ -458,7 +453,6 @@ TEST_WITH(a_best_validation_counts_only_once_it_is_saved, make_tokens_folder, re
 TEST_WITH(a_better_validation_outlives_the_failed_save_of_the_one_before, make_tokens_folder,
           remove_folder) {
   Run run;
-  Error err = {""};
   Config config = tiny_training_config(*state, STEPS, "");
   config.train.keep_best = true;
   open_and_hold(&run, &config); // step 2, without a validation
@@ -482,7 +476,6 @@ TEST_WITH(a_run_killed_while_it_saves_goes_on_from_the_checkpoint_before, make_t
   assert_true(child >= 0);
   if (child == 0) {
     Run run;
-    Error err;
     train(&config, 2);
     strcpy(config.train.resume, "auto");
     open_and_hold(&run, &config);

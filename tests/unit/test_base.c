@@ -67,7 +67,6 @@ TEST(numbers_are_as_short_as_their_bits_allow) {
 }
 
 TEST(a_duplicate_key_is_named_with_where_it_is) {
-  Error err = {""};
   const char *text = "{\"a\": [1, {\"b\": {\"k\": 1, \"\\u006b\": 2}}]}";
   assert_null(json_parse("x.json", text, strlen(text), &err));
   assert_string_equal(err.text, "x.json: a.b.k is there twice; keep one of them");
@@ -126,7 +125,6 @@ TEST(a_path_that_is_too_long_is_refused_and_not_cut_to_another) {
 // A test that waits for a writer would hang.
 TEST(a_pipe_by_name_is_refused_at_once) {
   const PathText path = path_text("%s/pipe", (char *)*state);
-  Error err;
   size_t bytes;
   char *data;
   MappedFile map;
@@ -139,7 +137,6 @@ TEST(a_pipe_by_name_is_refused_at_once) {
 
 TEST(a_file_that_became_shorter_ends_in_a_sentence) {
   const PathText path = path_text("%s/short", (char *)*state);
-  Error err;
   size_t bytes;
   char back[6];
   if (file_write(path.text, "0123456789", 10, &err) != 0) fail_msg("%s", err.text);
@@ -157,7 +154,6 @@ TEST(a_file_that_became_shorter_ends_in_a_sentence) {
 TEST(a_mapped_file_that_is_cut_ends_in_a_sentence) {
   const PathText path = path_text("%s/mapped", (char *)*state);
   char *bytes = xcalloc(100000, 1), said[5000] = "";
-  Error err;
   int ends[2], status;
   if (file_write(path.text, bytes, 100000, &err) != 0) fail_msg("%s", err.text);
   free(bytes);
@@ -191,7 +187,6 @@ TEST(a_writer_keeps_its_first_error) {
 }
 
 TEST(sentences_grow_at_both_ends_and_are_cut) {
-  Error err;
   assert_int_equal(error_set(&err, "%d", 1), -1);
   assert_int_equal(error_append(&err, ", %s", "two"), -1);
   assert_int_equal(error_prefix(&err, "x"), -1);
@@ -258,7 +253,6 @@ TEST(an_unknown_option_is_named_without_its_value) {
   const Option list[] = {{.name = "--temperature", .high = 1, .number = &temperature}};
   char *argv[] = {"--temp=0.5", NULL};
   int at = 0;
-  Error err = {""};
   assert_int_equal(option_read(list, 1, "--generate", 1, argv, &at, &err), -1);
   assert_string_equal(err.text,
                       "unknown option '--temp' of --generate; did you mean --temperature?");
@@ -326,7 +320,6 @@ static void *see_signals(void *mask) {
 }
 
 TEST(threads_leave_signals_to_the_main_one) {
-  Error err = {""};
   pthread_t thread;
   sigset_t of_thread, of_main;
   if (thread_start(&thread, "signals", see_signals, &of_thread, &err) != 0)

@@ -182,7 +182,6 @@ TEST(recomputed_operations_are_in_the_backward) {
 TEST(a_twin_shares_all_but_the_row_statistics) {
   Model m;
   Llama twin = {0};
-  Error err;
   open_model(&m, &config, 1);
   if (bench_share(&twin, &m.llama, m.be, &err) != 0) fail_msg("%s", err.text);
   const Acts *a = &m.llama.acts, *b = &twin.acts;
@@ -309,7 +308,6 @@ TEST(a_sum_apart_overwrites_no_gradient) {
   const ParamTensor *head = llama->lm_head;
   const size_t sum = (size_t)(head->rows * head->cols) * m.be->stat_bytes;
   size_t bytes;
-  Error err;
   MemoryPlan plan;
   memory_plan(&plan, &llama->config, &llama->shape, m.be);
   assert_ptr_equal(head->part_sum, llama->grads_block);

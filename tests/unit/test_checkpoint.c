@@ -46,7 +46,6 @@ TEST(an_untied_model_is_loaded_bit_for_bit) {
 
 // Initial weights are drawn by Hugging Face's name and element: the file must have them in order.
 TEST(weights_stand_in_hugging_faces_order) {
-  Error err = {""};
   TinyTest t = tiny_test_open(untied);
   const ModelConfig *c = &t.run.config.model;
   llama_init_weights(&t.run.llama, 5);
@@ -75,7 +74,6 @@ TEST(weights_stand_in_hugging_faces_order) {
 }
 
 TEST(without_the_optimizer_moments_become_zero) {
-  Error err = {""};
   TinyTest t = tiny_test_open(tied);
   tiny_test_save(&t, 7, 1, 1);
   tiny_run_fill(&t.loaded, 2);
@@ -107,7 +105,6 @@ static void expect_found(const TinyTest *t, const char *name) {
 }
 
 TEST(the_latest_checkpoint_is_found) {
-  Error err = {""};
   char path[PATH_CHARS];
   TinyTest t = tiny_test_open(tied);
   must(checkpoint_find("/tmp/no/such/run", path, &err), &err);
@@ -138,7 +135,6 @@ TEST(an_older_checkpoint_that_latest_points_at_wins) {
 }
 
 TEST(the_newest_are_kept_and_foreign_folders_left_alone) {
-  Error err = {""};
   TinyTest t = tiny_test_open(tied);
   static const char *const foreign[] = {"samples", "step-1", "step-00000001x", "step-00000002",
                                         "my.tmp"};
@@ -163,7 +159,6 @@ TEST(the_newest_are_kept_and_foreign_folders_left_alone) {
 }
 
 TEST(saving_a_step_again_replaces_it) {
-  Error err = {""};
   TinyTest t = tiny_test_open(tied);
   tiny_test_save(&t, 10, 1, 1);
   tiny_test_save(&t, 10, 2, 1);
@@ -177,7 +172,6 @@ TEST(saving_a_step_again_replaces_it) {
 }
 
 TEST(a_run_folder_that_cannot_be_made_is_an_error) {
-  Error err = {""};
   TinyTest t = tiny_test_open(tied);
   tiny_test_write(&t, "file", "");
   char *path = xasprintf("%s/file/run", t.dir);
@@ -190,7 +184,6 @@ TEST(a_run_folder_that_cannot_be_made_is_an_error) {
 // ---- state.json
 
 TEST(every_state_is_read_back) {
-  Error err = {""};
   TinyTest t = tiny_test_open(tied);
   const TrainState states[] = {
       {.step = 0, .best_val_loss = NAN},
@@ -259,13 +252,11 @@ TEST(a_malformed_state_is_refused_with_the_reason) {
   };
   TinyTest t = tiny_test_open(tied);
   for (size_t i = 0; i < sizeof malformed / sizeof *malformed; i++) {
-    Error err = {""};
     TrainState back;
     tiny_test_write(&t, "state.json", malformed[i].json);
     expect_error(checkpoint_read_state(t.dir, &back, &err), &err, malformed[i].word);
     expect_error(-1, &err, "state.json");
   }
-  Error err = {""};
   TrainState back;
   tiny_test_write(&t, "state.json", // an older version's, which a resume had planned anew
                   "{" COUNTS "\"step\":1,\"sequences\":\"1\",\"best_val_loss\":1,\"schedule\":"

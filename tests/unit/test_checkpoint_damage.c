@@ -146,7 +146,6 @@ TEST(missing_cut_and_swapped_files_are_found) {
 }
 
 TEST(a_step_that_is_not_the_folders_name_is_found) {
-  Error err = {""};
   TinyTest t = open_run();
   must(directory_remove(in(&t, newest, "").text, &err), &err);
   must(path_rename(in(&t, before, "").text, in(&t, newest, "").text, &err), &err);
@@ -187,7 +186,6 @@ TEST(impossible_values_are_found) {
   set_values(&t, last, EXP_AVG_SQ, -0x1p-149f);
   expect_damaged(&t, "a negative square", "below 0");
   // -0 is 0, and the finest value of either sign a value.
-  Error err = {""};
   set_values(&t, last, EXP_AVG_SQ, -0.0f);
   Checkpoint c;
   must(tiny_open(&c, t.dir, true, &err), &err);
@@ -199,7 +197,6 @@ TEST(impossible_values_are_found) {
 // ---- The rest of the rule
 
 TEST(none_left_is_an_error) {
-  Error err = {""};
   TinyTest t = open_run();
   char *said;
   Checkpoint c;
@@ -227,7 +224,6 @@ static void expect_opened(const TinyTest *t, const char *name, bool has_checksum
 // A newer one without them may have lost them to damage; where none has them, an older version made
 // the run.
 TEST(a_checkpoint_with_checksums_comes_first) {
-  Error err = {""};
   TinyTest t = open_run();
   char path[PATH_CHARS];
   unlink(in(&t, newest, CHECKSUMS_FILE).text);
@@ -275,7 +271,6 @@ TEST(weights_alone_may_stand_beside_damage) {
   static const char *const others[] = {OPTIMIZER_FILE, STATE_FILE, RUN_CONFIG_FILE};
   static const char *const read[] = {MODEL_CONFIG_FILE, CHECKSUMS_FILE, WEIGHTS_FILE};
   (void)state;
-  Error err = {""};
   TinyTest t = open_run();
   Checkpoint c;
   const PathText folder = in(&t, newest, "");
@@ -305,7 +300,6 @@ TEST(weights_alone_may_stand_beside_damage) {
 
 // What older versions wrote: without the checksum of itself.
 TEST(checksums_without_their_own_are_read) {
-  Error err = {""};
   TinyTest t = open_run();
   Checkpoint c;
   const PathText path = in(&t, newest, CHECKSUMS_FILE);

@@ -55,7 +55,6 @@ static uint32_t nearest_bf16(float value) {
 }
 
 TEST(weights_in_bf16_leave_the_masters_to_go_on_from) {
-  Error err = {""};
   TinyTest t = tiny_test_open(untied);
   t.run.config.output.save_dtype = SAVE_BF16;
   save(&t, 7, 1, NULL);
@@ -86,7 +85,6 @@ TEST(weights_in_bf16_leave_the_masters_to_go_on_from) {
 }
 
 TEST(a_bf16_value_is_the_nearest_one) {
-  Error err = {""};
   TinyTest t = tiny_test_open(untied);
   const float values[] = {1.0f,      0x1.01p0f, 0x1.03p0f, 0x1.010002p0f, -0x1.01p0f,
                           0x1p-149f, INFINITY,  -0.0f,     NAN,           0x1.fffffep127f};
@@ -108,7 +106,6 @@ TEST(a_bf16_value_is_the_nearest_one) {
 // ---- Shards
 
 TEST(large_weights_are_sharded_and_indexed) {
-  Error err = {""};
   TinyTest t = tiny_test_open(untied);
   const Export export = {.shard_bytes = 4000};
   save(&t, 7, 1, NULL);
@@ -156,7 +153,6 @@ TEST(large_weights_are_sharded_and_indexed) {
 }
 
 TEST(a_folder_without_safetensors_says_what_it_has) {
-  Error err = {""};
   TinyTest t = tiny_test_open(untied);
   tiny_test_write(&t, "config.json", "{}");
   expect_error(tiny_load(t.dir, &t.loaded.llama, false, &err), &err, "has no weights");
@@ -182,7 +178,6 @@ static Tokenizer *bytes_tokenizer(void) {
 }
 
 TEST(a_checkpoint_names_the_tokens_around_a_document) {
-  Error err = {""};
   TinyTest t = tiny_test_open(untied);
   Export export;
   Tokenizer *tokenizer = bytes_tokenizer();
@@ -204,7 +199,6 @@ TEST(a_checkpoint_names_the_tokens_around_a_document) {
 static const char generation[] = "{ \"temperature\": 0.6, \"eos_token_id\": [1, 2]}";
 
 TEST(what_the_run_started_from_is_carried_over) {
-  Error err = {""};
   TinyTest t = tiny_test_open(untied);
   tiny_test_write(&t, "config.json",
                   "{\"pad_token_id\": 3, \"eos_token_id\": [1, 2], \"x\": \"y\"}");
@@ -242,7 +236,6 @@ TEST(what_the_run_started_from_is_carried_over) {
 
 // Fields of another tokenizer's folder are kept, but its ids and files would be wrong.
 TEST(another_tokenizers_files_are_not_carried_over) {
-  Error err = {""};
   TinyTest t = tiny_test_open(untied);
   Tokenizer *tokenizer = bytes_tokenizer();
   tiny_test_write(&t, "config.json", "{\"pad_token_id\": 3, \"eos_token_id\": [1, 2]}");
@@ -262,7 +255,6 @@ TEST(another_tokenizers_files_are_not_carried_over) {
 }
 
 TEST(what_cannot_be_carried_over_is_refused) {
-  Error err = {""};
   Export export;
   TinyTest t = tiny_test_open(untied);
   expect_error(export_open(&export, NULL, t.dir, &err), &err, "config.json");
@@ -277,7 +269,6 @@ TEST(what_cannot_be_carried_over_is_refused) {
 }
 
 TEST(a_state_may_say_what_it_was_trained_with) {
-  Error err = {""};
   TinyTest t = tiny_test_open(untied);
   TrainState saved = tiny_state(3, 1), back;
   saved.tokenizer = UINT64_MAX - 4;

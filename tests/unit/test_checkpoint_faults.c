@@ -204,7 +204,6 @@ TEST(the_same_holds_on_file_systems_without_exchange) {
 
 // What a loss of power needs, which no test here can cause.
 TEST(everything_is_synced_before_it_gets_its_name) {
-  Error err = {""};
   Test t = {.scenario = {.keep = 1}, .dir = temporary_folder()};
   tiny_run_open(&t.run, "");
   open_extras(&t);
@@ -244,7 +243,6 @@ TEST(everything_is_synced_before_it_gets_its_name) {
 }
 
 TEST(a_system_that_writes_only_half_of_what_is_asked_saves_all) {
-  Error err = {""};
   Test t = {.scenario = {.name = "short writes", .during = 200, .keep = 1},
             .dir = temporary_folder()};
   tiny_run_open(&t.run, "");

@@ -54,7 +54,6 @@ static int load(TinyTest *t, bool with_optimizer, Error *err) {
 }
 
 TEST(scalings_come_back_in_every_bit) {
-  Error err = {""};
   TinyTest t = test_open(true, true, true);
   ScalingState expected[MOST];
   memcpy(expected, kept, sizeof kept);
@@ -76,7 +75,6 @@ TEST(other_scalings_are_passed_over) {
                {true, true, false, true},
                {true, true, true, false}};
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-    Error err = {""};
     TinyTest t = test_open(cases[i].saved, cases[i].loaded, cases[i].scaled);
     must(load(&t, cases[i].with_optimizer, &err), &err);
     assert_int_equal(written, 0);
@@ -128,14 +126,12 @@ TEST(scalings_of_another_shape_are_refused_before_anything_is_written) {
                {SAFE_F32, count, SCALE_HISTORY},
                {SAFE_BF16, count, 1 + SCALE_HISTORY}};
   for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
-    Error err = {""};
     tiny_run_fill(&t.loaded, 2);
     replace_scalings(&t, wrong[i].dtype, wrong[i].rows, wrong[i].cols, NULL);
     expect_error(load(&t, true, &err), &err, "fp8.scalings");
     assert_int_equal(tiny_run_differs(&t.loaded, 2), 0);
     assert_int_equal(written, 0);
   }
-  Error err = {""};
   fill_kept();
   replace_scalings(&t, SAFE_F32, count, 1 + SCALE_HISTORY, kept);
   must(load(&t, true, &err), &err);
@@ -159,7 +155,6 @@ TEST(scales_that_cannot_be_are_refused_before_anything_is_written) {
   const int used = scaling_index(c, 0, TENSOR_y), never = scaling_index(c, 0, TENSOR_dx);
   const float bad[] = {-1, -INFINITY, INFINITY, NAN, 0};
   for (int i = 0; i < 5; i++) {
-    Error err = {""};
     tiny_run_fill(&t.loaded, 2);
     expect_error(load_with(&t, used, 0, bad[i], &err), &err, "fp8.scalings");
     expect_error(load_with(&t, never, 0, bad[i], &err), &err, "fp8.scalings");
@@ -169,7 +164,6 @@ TEST(scales_that_cannot_be_are_refused_before_anything_is_written) {
     assert_int_equal(written, 0);
   }
   // Nobody has looked for a scale: right where no product needs one.
-  Error err = {""};
   expect_error(load_with(&t, used, -1, 0, &err), &err, "a scale of 0 for the y of layer 0");
   assert_int_equal(tiny_run_differs(&t.loaded, 2), 0);
   must(load_with(&t, never, -1, 0, &err), &err);

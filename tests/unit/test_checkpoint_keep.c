@@ -72,7 +72,6 @@ static int save_of_one(TinyTest *t, int64_t step, int64_t updates, Error *err) {
 }
 
 TEST(the_last_good_one_is_one_after_which_a_step_was_finite) {
-  Error err = {""};
   TinyTest t = tiny_test_open(untied);
   must(save_of_one(&t, 2, 2, &err), &err);
   must(save_of_one(&t, 4, 4, &err), &err); // its update was applied, and ruined the weights
@@ -86,7 +85,6 @@ TEST(the_last_good_one_is_one_after_which_a_step_was_finite) {
 }
 
 TEST(room_is_made_before_a_save_but_not_of_the_latest) {
-  Error err = {""};
   TinyTest t = tiny_test_open(untied);
   for (int step = 2; step <= 4; step++) must(save_of_one(&t, step, step, &err), &err);
   expect_steps(&t, "", "3 4");
@@ -134,7 +132,6 @@ static uint64_t tensors_bytes(const TinyTest *t, const char *name) {
 
 TEST(a_save_without_room_writes_nothing) {
   for (SaveDtype dtype = SAVE_FP32; dtype <= SAVE_BF16; dtype++) {
-    Error err = {""};
     TinyTest t = tiny_test_open(untied);
     t.run.config.output.save_dtype = dtype;
     must_save(&t, 5, 0, 0);
@@ -160,7 +157,6 @@ TEST(a_save_without_room_writes_nothing) {
 }
 
 TEST(a_start_removes_what_a_kill_has_left) {
-  Error err = {""};
   TinyTest t = tiny_test_open(untied);
   must_save(&t, 5, 0, 0);
   must(directory_create(path_text("%s/step-00000003.tmp", t.dir).text, &err), &err);

@@ -98,7 +98,6 @@ static int load(TinyTest *t, bool with_optimizer, Error *err) {
 }
 
 TEST(a_missing_tensor_is_named) {
-  Error err = {""};
   TinyTest t = tiny_test_open(untied);
   tiny_test_save(&t, 1, 1, 1);
   tiny_run_fill(&t.loaded, 2);
@@ -120,7 +119,6 @@ TEST(a_missing_tensor_is_named) {
 }
 
 TEST(an_unknown_tensor_is_named) {
-  Error err = {""};
   TinyTest t = tiny_test_open(untied);
   tiny_test_save(&t, 1, 1, 1);
   Bag bag = bag_read(&t, weights_name);
@@ -133,7 +131,6 @@ TEST(an_unknown_tensor_is_named) {
 }
 
 TEST(a_wrong_shape_or_dtype_is_named) {
-  Error err = {""};
   TinyTest t = tiny_test_open(untied);
   tiny_test_save(&t, 1, 1, 1);
   Bag bag = bag_read(&t, weights_name);
@@ -160,7 +157,6 @@ TEST(a_wrong_shape_or_dtype_is_named) {
 }
 
 TEST(a_tied_model_takes_an_equal_lm_head_only) {
-  Error err = {""};
   TinyTest t = tiny_test_open(tied);
   tiny_test_save(&t, 1, 1, 1);
   Bag bag = bag_read(&t, weights_name);
@@ -177,7 +173,6 @@ TEST(a_tied_model_takes_an_equal_lm_head_only) {
 }
 
 TEST(rotary_buffers_of_old_files_are_passed_over) {
-  Error err = {""};
   TinyTest t = tiny_test_open(tied);
   tiny_test_save(&t, 1, 1, 1);
   Bag bag = bag_read(&t, weights_name);
@@ -191,7 +186,6 @@ TEST(rotary_buffers_of_old_files_are_passed_over) {
 }
 
 TEST(bf16_weights_are_read) {
-  Error err = {""};
   TinyTest t = tiny_test_open(untied);
   tiny_test_save(&t, 1, 1, 1);
   Bag bag = bag_read(&t, weights_name);
@@ -212,7 +206,6 @@ TEST(bf16_weights_are_read) {
 }
 
 TEST(sharded_weights_are_read) {
-  Error err = {""};
   TinyTest t = tiny_test_open(untied);
   tiny_test_save(&t, 1, 1, 1);
   Bag bag = bag_read(&t, weights_name);
@@ -240,7 +233,6 @@ TEST(sharded_weights_are_read) {
 }
 
 TEST(a_damaged_weights_file_is_refused) {
-  Error err = {""};
   TinyTest t = tiny_test_open(tied);
   tiny_test_save(&t, 1, 1, 1);
   char *path = xasprintf("%s/%s", t.dir, weights_name);

@@ -136,7 +136,6 @@ TEST(what_cannot_be_an_answer_is_not_kept) {
 
 TEST(a_file_that_is_damaged_or_of_another_library_is_empty) {
   Place p = place_new();
-  Error err;
   char *text;
   size_t bytes;
   keep_all(&p);

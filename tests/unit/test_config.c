@@ -81,7 +81,6 @@ TEST(every_file_in_configs_is_valid) {
     if (!strstr(entry->d_name, ".json")) continue;
     char *path = xasprintf("configs/%s", entry->d_name);
     Config c;
-    Error err = {""};
     // continue.json goes on with a Hugging Face folder, which is the user's.
     char *model = "model=tests/fixtures/llama3_rope";
     char *const overrides[] = {model, "train.sequence_length=64"};
@@ -103,7 +102,6 @@ TEST(every_file_in_configs_is_valid) {
 TEST(a_file_on_disk_is_read_with_its_model_beside_it) {
   char folder[] = "/tmp/test-config-XXXXXX";
   assert_non_null(mkdtemp(folder));
-  Error err = {""};
   char *model = xasprintf("%s/hf.json", folder), *path = xasprintf("%s/run.json", folder);
   const char *hf = "{\"model_type\": \"llama\", " SIZES "}";
   const char *run = "{\"model\": \"hf.json\", " REST "}";
@@ -285,7 +283,6 @@ TEST(a_bad_override_is_refused_by_name) {
 }
 
 TEST(a_key_of_an_older_version_is_refused_with_what_to_do_instead) {
-  Error err = {""};
   Config config;
   const Config plain = parse(MINIMAL);
   OVERRIDE_REFUSED("train.keep_every=5", "train.keep_every is no key any more: remove it; ",
@@ -341,7 +338,6 @@ TEST(only_keys_that_shape_the_run_must_be_equal_on_resume) {
                              "train.init_from=x",     "train.sample_tokens=9",
                              "backend.precision=fp8", "train.steps=11",
                              "optimizer.beta2=0.5",   "optimizer.learning_rate=1"};
-  Error err = {""};
   for (size_t i = 0; i < sizeof free_keys / sizeof *free_keys; i++) {
     const Config now = with(free_keys[i]);
     if (config_compare(&saved, &now, &err)) fail_msg("%s: %s", free_keys[i], err.text);
@@ -376,7 +372,6 @@ TEST(the_printed_table_names_every_key_of_a_resolved_configuration) {
   assert_true(file >= 0 && saved >= 0);
   fflush(stdout);
   dup2(file, STDOUT_FILENO);
-  Error err = {""};
   assert_int_equal(config_print_keys("", &err), 0);
   fflush(stdout);
   dup2(saved, STDOUT_FILENO);

@@ -74,7 +74,6 @@ TEST(an_override_may_be_a_folder_or_a_file) {
 }
 
 TEST(a_folder_is_looked_for_beside_the_config_first) {
-  Error err = {""};
   Config c;
   char *folder = temporary_folder(), *base = xasprintf("%s/base", folder);
   must(directory_create(base, &err), &err);
@@ -92,7 +91,6 @@ TEST(a_folder_is_looked_for_beside_the_config_first) {
 TEST(a_folder_without_config_json_is_refused) {
   char *folder = temporary_folder(), *json = xasprintf("{\"model\": \"%s\", " REST "}", folder);
   Config c;
-  Error err = {""};
   expect_error(config_parse(&c, "c.json", json, 0, NULL, &err), &err, "config.json");
   expect_words(&err, (const char *const[]){"c.json: model", folder, NULL});
   const ModelConfig model = {0};
@@ -126,7 +124,6 @@ TEST(init_from_is_checked_field_by_field) {
   char *ours = folder_with(HF_CONFIG "}");
   const Config c = parse_folder(ours, "");
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-    Error err = {""};
     char *json = xasprintf(HF_CONFIG "%s}", cases[i].theirs), *folder = folder_with(json);
     const int status = model_config_check(&c.model, folder, &err);
     if ((status != 0) != (cases[i].words[0] != NULL)) fail_msg("%s: '%s'", json, err.text);
@@ -134,7 +131,6 @@ TEST(init_from_is_checked_field_by_field) {
     free(json);
     drop(folder);
   }
-  Error err = {""};
   put(ours, "config.json", "{\"model_type\": \"qwen2\", " SIZES "}");
   expect_error(model_config_check(&c.model, ours, &err), &err, "model_type is \"qwen2\"");
   drop(ours);

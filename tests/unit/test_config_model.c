@@ -65,7 +65,6 @@ static const char llama_32_1b[] =
 TEST(the_config_of_llama_32_1b_equals_ours) {
   const ModelConfig hf = parse_model(llama_32_1b);
   Config ours;
-  Error err = {""};
   assert_int_equal(config_load(&ours, "configs/llama-3.2-1b.json", 0, NULL, &err), 0);
   assert_memory_equal(&hf, &ours.model, sizeof hf);
 }
@@ -113,14 +112,12 @@ TEST(a_hugging_face_model_that_is_not_ours_is_refused) {
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
     char *json = xasprintf("{" SIZES ", %s}", cases[i].extra);
     ModelConfig m;
-    Error err = {""};
     if (model_config_parse(&m, "config.json", json, &err) == 0) fail_msg("accepted: %s", json);
     expect_words(&err, (const char *const[]){"config.json: ", cases[i].word, NULL});
     if (strstr(err.text, "model.")) fail_msg("'%s' names a section of ours", err.text);
     free(json);
   }
   ModelConfig m;
-  Error err = {""};
   assert_int_equal(model_config_parse(&m, "x", "{\"model_type\": \"qwen2\"}", &err), -1);
   expect_words(&err, (const char *const[]){"model_type is \"qwen2\"", "or \"mistral\"", NULL});
   assert_int_equal(model_config_parse(&m, "x", "[]", &err), -1);
@@ -164,7 +161,6 @@ TEST(a_mistral_with_a_window_is_refused) {
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
     char *json = xasprintf(MISTRAL "\"model_type\": \"mistral\", %s}", cases[i].extra);
     ModelConfig m;
-    Error err = {""};
     if (model_config_parse(&m, "config.json", json, &err) == 0) fail_msg("accepted: %s", json);
     expect_words(&err, (const char *const[]){"config.json: ", cases[i].word, NULL});
     free(json);

@@ -108,7 +108,6 @@ static int forget(void **state) {
 
 TEST(what_was_saved_is_taken_by_any_number_of_threads) {
   const Saved *s = *state;
-  Error err = {""};
   for (int threads = 1; threads <= 5; threads++) {
     omp_set_num_threads(threads);
     must(content_check(s->files, FILES, &s->sums, &err), &err);
@@ -161,7 +160,6 @@ static void expect_nan_found(const Saved *s, int file, size_t at) {
 
 TEST(a_nan_in_any_piece_is_found) {
   const Saved *s = *state;
-  Error err = {""};
   omp_set_num_threads(4);
   must(content_check(s->files, FILES, &(FileSums){0}, &err), &err);
   for (int file = 0; file < FILES; file++) {
@@ -177,7 +175,6 @@ TEST(a_nan_in_any_piece_is_found) {
 // The last: what is cut stays cut.
 TEST(a_file_that_was_cut_is_found) {
   Saved *s = *state;
-  Error err = {""};
   SafeFile cut;
   for (int file = 0; file < FILES; file++) {
     const size_t bytes = s->files[file].map.bytes;

@@ -88,7 +88,6 @@ TEST(values_too_deep_in_each_other_are_refused) {
     memcpy(line, "{\"x\":", 5);
     for (size_t i = 0; i < depth; i++) memcpy(line + 5 + i * unit, object ? "{\"x\":" : "[", unit);
     size_t bytes;
-    Error err;
     assert_int_equal(jsonl_text(line, 5 + depth * unit, "text", &text, &bytes, &err), -1);
     assert_says(&err, "512 deep");
     free(line);
@@ -308,7 +307,6 @@ TEST(a_damaged_file_is_refused) {
   for (Packing packing = GZIP; packing < PACKINGS; packing++) {
     char *whole, *data;
     size_t bytes;
-    Error err;
     write_packed(path, packing, text, strlen(text));
     assert_int_equal(read_all(path, &err), 0);
     assert_int_equal(file_read(path, 1 << 20, &whole, &bytes, &err), 0);

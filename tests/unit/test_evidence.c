@@ -40,7 +40,6 @@ static double number(const cJSON *object, const char *name) {
 
 TEST_WITH(a_step_that_is_not_finite_leaves_its_batch_and_norms, make_tokens_folder, remove_folder) {
   EvidenceTest t = open_test(*state);
-  Error err = {""};
   run_watch_step(&t.run, &t.line, t.end);
   cJSON *tree = json_read(case_path(&t, STEPS).text, 1 << 20, &err);
   if (!tree) fail_msg("%s", err.text);
@@ -97,7 +96,6 @@ TEST_WITH(cases_are_apart, make_tokens_folder, remove_folder) {
 
 TEST_WITH(a_gradient_that_is_not_finite_is_counted, make_tokens_folder, remove_folder) {
   EvidenceTest t = open_test(*state);
-  Error err = {""};
   const ParamTensor *p = &t.run.llama.tensors[param_index(&t.run.config.model, PARAM_DOWN, 0)];
   float *gradient = (float *)(void *)p->grad; // a real of the CPU's
   gradient[3] = NAN;

@@ -46,7 +46,6 @@ static int32_t next_by_training_forward(TinyRun *run, const int32_t *ids, int64_
 
 TEST(cached_generation_agrees_with_the_training_forward) {
   TinyRun run;
-  Error err;
   tiny_run_open(&run, "\"initializer_range\": 0.4");
   int checked = 0;
   for (uint64_t seed = 0; seed < 20; seed++) {
@@ -81,7 +80,6 @@ TEST(cached_generation_agrees_with_the_training_forward) {
 TEST(greedy_tokens_are_those_of_transformers) {
   for (int f = 0; f < FIXTURES; f++) {
     Rig rig;
-    Error err;
     rig_open(&rig, fixtures[f], 1, 1, rig_cpu);
     const int64_t V = rig.model.vocab_size, T = rig.llama.shape.seq;
     const SafeTensor *expected = rig_expected(&rig, "logits", "");
@@ -112,7 +110,6 @@ TEST(greedy_tokens_are_those_of_transformers) {
 
 TEST(a_full_context_moves_on_from_its_newer_half) {
   TinyRun run;
-  Error err;
   tiny_run_open(&run, "\"initializer_range\": 0.4");
   llama_init_weights(&run.llama, 2);
   Generator *g = generator_create(&run.llama, 8, &err);
@@ -135,7 +132,6 @@ TEST(a_full_context_moves_on_from_its_newer_half) {
 
 TEST(the_same_seed_writes_the_same_text_and_can_be_stopped) {
   TinyRun run;
-  Error err;
   tiny_run_open(&run, "\"initializer_range\": 0.4");
   llama_init_weights(&run.llama, 2);
   Generator *g = generator_create(&run.llama, 8, &err);
@@ -163,7 +159,6 @@ static void *counting_alloc(Backend *be, size_t bytes) {
 
 TEST(the_memory_plan_books_the_generator) {
   TinyRun run;
-  Error err;
   tiny_run_open(&run, "");
   MemoryPlan without, with;
   RunShape shape = run.llama.shape;
@@ -187,7 +182,6 @@ TEST(the_memory_plan_books_the_generator) {
 
 TEST(prompts_that_do_not_fit_the_vocabulary_are_refused) {
   TinyRun run;
-  Error err;
   tiny_run_open(&run, "");
   llama_init_weights(&run.llama, 2);
   Generator *g = generator_create(&run.llama, 8, &err);
@@ -346,7 +340,6 @@ TEST(logits_that_are_not_finite_are_refused) {
 
 TEST(several_tokens_may_end_a_text) {
   TinyRun run;
-  Error err;
   tiny_run_open(&run, "\"initializer_range\": 0.4");
   llama_init_weights(&run.llama, 2);
   Generator *g = generator_create(&run.llama, 8, &err);
@@ -368,7 +361,6 @@ TEST(several_tokens_may_end_a_text) {
 
 TEST(a_model_with_nan_ends_in_a_sentence) {
   TinyRun run;
-  Error err;
   tiny_run_open(&run, "");
   llama_init_weights(&run.llama, 2);
   const ParamTensor *norm =

@@ -18,7 +18,6 @@ void *__wrap_dlopen(const char *name, int flags) {
 
 TEST(a_cudnn_of_another_major_version_is_named) {
   CudnnApi api;
-  Error err = {""};
   assert_int_equal(cudnn_open(&api, &err), -1);
   assert_non_null(strstr(err.text, "cuDNN 8.9.7 is installed"));
   assert_non_null(strstr(err.text, "needs 9.11 or later"));
@@ -32,7 +31,6 @@ TEST(the_configs_for_24_gb_fit) {
                                       "configs/llama-3.2-1b-24gb.json"};
   for (size_t i = 0; i < sizeof paths / sizeof *paths; i++) {
     Config c;
-    Error err = {""};
     if (config_load(&c, paths[i], 0, NULL, &err) != 0) fail_msg("%s", err.text);
     RunShape shape = run_shape(&c);
     if (shape.loss_chunks == 0) shape.loss_chunks = 1;

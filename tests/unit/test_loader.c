@@ -242,7 +242,6 @@ TEST(a_single_window_is_that_of_its_cursor) {
   Loader *loader = open_or_fail(*state, "alone.bin",
                                 (LoaderConfig){.batch = B, .seq = T, .seed = 8, .shuffle = true});
   int32_t tokens[B * T], targets[B * T], input[T], target[T];
-  Error err;
   for (uint64_t cursor = 0; cursor < B * BATCHES; cursor++) {
     if (cursor % B == 0) next_batch(loader, tokens, targets);
     assert_int_equal(loader_window(loader, cursor, input, target, &err), 0);
@@ -281,7 +280,6 @@ TEST(a_set_smaller_than_a_batch_says_how_many_tokens_it_needs) {
 }
 
 TEST(a_pattern_that_matches_nothing_suggests_prepare) {
-  Error err;
   const LoaderConfig config = {.batch = 1, .seq = 1};
   assert_null(try_open(*state, "nothing-*.bin", config, &err));
   assert_says(&err, "nothing-*.bin");
@@ -291,7 +289,6 @@ TEST(a_pattern_that_matches_nothing_suggests_prepare) {
 }
 
 TEST(a_folder_stands_for_the_files_of_its_split) {
-  Error err;
   LoaderConfig config = {.split = "other", .batch = 1, .seq = 1};
   assert_null(try_open(*state, ".", config, &err));
   assert_says(&err, "./other-*.bin");
@@ -313,7 +310,6 @@ TEST(a_faulty_file_among_good_ones_is_named) {
   write_count(*state, "mixed-0.bin", 0, 100);
   write_count(*state, "mixed-1.bin", 300, 100);
   const LoaderConfig config = {.batch = 1, .seq = 3, .vocab_size = 350};
-  Error err;
   assert_null(try_open(*state, "mixed-*.bin", config, &err));
   assert_says(&err, "mixed-1.bin' has the token id 350 at position 50");
   char *path = xasprintf("%s/mixed-2.bin", (char *)*state);

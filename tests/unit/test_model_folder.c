@@ -100,7 +100,6 @@ TEST_WITH(a_name_stands_for_one_folder, make_test, remove_test) {
   expect_read(t, "model", 0, " model");
   expect_read(t, "tokenizer", 0, " tokenizer");
   expect_read(t, "elsewhere", 0, " elsewhere");
-  Error err = {""};
   expect_error(model_folder_read(in(t, "none").text, false, note, t, &err), &err, "no folder");
   expect_error(model_folder_read(in(t, "model/" WEIGHTS_INDEX_FILE).text, false, note, t, &err),
                &err, "is not a folder");
@@ -120,14 +119,12 @@ TEST_WITH(the_checkpoints_of_a_run_are_tried_in_order, make_test, remove_test) {
   expect_read(t, ".", 5,
               " step-00000030 step-00000030.old step-00000010 step-00000020 step-00000040 "
               "step-00000050");
-  Error err = {""};
   t->failures = 9;
   expect_error(model_folder_read(t->dir, false, note, t, &err), &err, "no checkpoint left");
 }
 
 TEST_WITH(a_lone_checkpoint_says_itself_what_is_wrong, make_test, remove_test) {
   Test *t = *state;
-  Error err = {""};
   make_step(t, 10, "", true);
   t->failures = 1;
   expect_error(model_folder_read(t->dir, false, note, t, &err), &err,
@@ -178,7 +175,6 @@ TEST_WITH(a_checkpoint_that_is_replaced_is_read_again, make_test, remove_test) {
 
 TEST_WITH(small_files_are_as_they_were_saved, make_test, remove_test) {
   Test *t = *state;
-  Error err = {""};
   put(t, "m", STATE_FILE, "{}");
   put(t, "m", RUN_CONFIG_FILE, "{}");
   put(t, "m", TOKENIZER_FILE, "{\"a\": 1}");
@@ -201,7 +197,6 @@ TEST_WITH(small_files_are_as_they_were_saved, make_test, remove_test) {
 // No byte of it may change, also where what it says is used by other readers alone.
 TEST_WITH(every_byte_of_checksums_json_counts, make_test, remove_test) {
   Test *t = *state;
-  Error err = {""};
   char *text;
   size_t bytes;
   put(t, "m", "config.json", "{}");

@@ -25,7 +25,6 @@ TEST(a_dataset_is_read_back) {
                            .val_fraction = 0.1,
                            .seed = 77};
   Dataset d;
-  Error err;
   assert_int_equal(dataset_read(&d, *state, &err), 0);
   assert_int_equal(dataset_write(&written, *state, &err), 0);
   if (dataset_read(&d, *state, &err) != 1) fail_msg("%s", err.text);
@@ -213,7 +212,6 @@ TEST(a_cut_at_any_safe_place_keeps_the_ids) {
          MIB;
     if (at >= bytes) break;
     TokenIds ids = {0};
-    Error err;
     token_ids_push(&ids, tokenizer_facts(tokenizer)->bos);
     assert_int_equal(encoder_append(encoder, text, at, false, &ids, &err), 0);
     assert_int_equal(encoder_append(encoder, text + at, bytes - at, true, &ids, &err), 0);
@@ -243,7 +241,6 @@ TEST(a_cut_spares_what_tokens_have_across_a_newline) {
       "\"TemplateProcessing\",\"single\":[{\"SpecialToken\":{\"id\":\"<s>\",\"type_id\":0}},"
       "{\"Sequence\":{\"id\":\"A\",\"type_id\":0}}],\"special_tokens\":{\"<s>\":{\"id\":\"<s>\","
       "\"ids\":[8]}}}}";
-  Error err;
   Tokenizer *tokenizer = tokenizer_parse("joined.json", json, strlen(json), &err);
   if (!tokenizer) fail_msg("%s", err.text);
   char *text = xmalloc(3 * LINES);

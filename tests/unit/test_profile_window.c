@@ -79,7 +79,6 @@ TEST(a_window_beyond_the_run_is_refused) {
       " \"train\": {\"steps\": 12, \"sequence_length\": 8}, \"output\": {\"dir\": \"d\"}}";
   (void)state;
   Config config;
-  Error err = {""};
   char fits[] = "output.profile_steps=3", beyond[] = "output.profile_steps=4";
   char *overrides[] = {fits};
   must(config_parse(&config, "test", json, 1, overrides, &err), &err);

@@ -44,7 +44,6 @@ TEST(it_means_what_oniguruma_means) {
 
 // As far as this PCRE2 knows the property, of which older ones need a list.
 TEST(a_word_has_what_is_alphabetic) {
-  Error err;
   Regex *property = regex_open("[\\p{Alphabetic}\\p{M}\\p{Nd}\\p{Pc}]", &err), *w = open_it("\\w");
   if (!property) {
     regex_close(w);
@@ -90,7 +89,6 @@ TEST(llama3s_pattern_matches_by_hand_as_by_pcre2) {
   RegexScan *scans[2] = {regex_scan_open(regexes[0]), regex_scan_open(regexes[1])};
   uint32_t seed = 1;
   char text[100];
-  Error err;
   for (int i = 0; i < 200000; i++) {
     const size_t bytes = random_text(text, sizeof text, &seed);
     assert_int_equal(utf8_valid(text, bytes), bytes);

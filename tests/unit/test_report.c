@@ -104,7 +104,6 @@ static cJSON *record(const char *text, int index) {
 TEST(the_log_is_one_json_object_a_line) {
   char *dir = temporary_folder(), *path = xasprintf("%s/log.jsonl", dir), *text;
   size_t bytes;
-  Error err;
   must(file_write_atomic(path, "{\"kind\":\"tr", 11, &err), &err); // a killed run's half line
   RunLog log;
   must(log_open(&log, dir, 10, &err), &err);
@@ -161,7 +160,6 @@ static const cJSON *item(const cJSON *object, const char *name) {
 TEST(the_start_has_the_whole_plan_and_config_in_utf8) {
   char *dir = temporary_folder(), *path = xasprintf("%s/log.jsonl", dir), *text;
   size_t bytes;
-  Error err;
   RunLog log;
   const Config config = config_of_any_bytes();
   const MemoryPlan plan = {
@@ -222,7 +220,6 @@ TEST(the_start_has_the_whole_plan_and_config_in_utf8) {
 
 TEST(an_end_is_one_of_that_step) {
   char *dir = temporary_folder();
-  Error err;
   RunLog log;
   assert_false(log_has_end(dir, 10)); // no file
   must(log_open(&log, dir, 10, &err), &err);
@@ -240,7 +237,6 @@ TEST(an_end_is_one_of_that_step) {
 TEST(the_log_has_where_a_start_took_its_time) {
   char *dir = temporary_folder(), *path = xasprintf("%s/log.jsonl", dir), *text;
   size_t bytes;
-  Error err;
   RunLog log;
   const Phases phases = {.list = {{"program", 20.5}, {"first step", 100}}, .count = 2};
   must(log_open(&log, dir, 10, &err), &err);

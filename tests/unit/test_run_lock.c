@@ -54,7 +54,6 @@ static void expect_state(Locked *l, FolderState expected, const char *word) {
 
 TEST_WITH(a_second_lock_is_refused_until_the_first_is_gone, make_folder, remove_folder) {
   Locked l = locked_run(state);
-  Error err = {""};
   RunLock second;
   char holder[64];
   snprintf(holder, sizeof holder, "process %ld on ", (long)getpid());
@@ -70,7 +69,6 @@ TEST_WITH(a_lock_that_is_no_file_is_refused_and_its_target_untouched, make_folde
   const char *folder = *state;
   const PathText target = path_text("%s/precious", folder), absent = path_text("%s/none", folder),
                  file = path_text("%s/" LOCK_FILE, folder);
-  Error err = {""};
   RunLock lock;
   write_text(target.text, "as it was");
   assert_int_equal(symlink(target.text, file.text), 0);
@@ -91,7 +89,6 @@ TEST_WITH(a_lock_that_is_no_file_is_refused_and_its_target_untouched, make_folde
 
 TEST_WITH(the_lock_of_another_is_not_removed, make_folder, remove_folder) {
   Locked l = locked_run(state);
-  Error err = {""};
   move(l.run.text, l.moved.text);
   must(directory_add(l.run.text, &err), &err);
   RunLock second;
@@ -123,7 +120,6 @@ TEST_WITH(a_folder_that_is_there_is_kept, make_folder, remove_folder) {
 
 TEST_WITH(a_moved_folder_is_found_where_it_is, make_folder, remove_folder) {
   Locked l = locked_run(state);
-  Error err = {""};
   move(l.run.text, l.moved.text);
   expect_state(&l, FOLDER_MOVED, "was moved to '");
   expect_state(&l, FOLDER_MOVED, l.moved.text); // as often as one asks
@@ -137,7 +133,6 @@ TEST_WITH(a_moved_folder_is_found_where_it_is, make_folder, remove_folder) {
 
 TEST_WITH(a_removed_folder_is_lost, make_folder, remove_folder) {
   Locked l = locked_run(state);
-  Error err = {""};
   must(directory_remove(l.run.text, &err), &err);
   expect_state(&l, FOLDER_LOST, "was removed while");
   must(directory_add(l.run.text, &err), &err);
@@ -147,7 +142,6 @@ TEST_WITH(a_removed_folder_is_lost, make_folder, remove_folder) {
 
 TEST_WITH(a_folder_without_our_lock_is_lost, make_folder, remove_folder) {
   Locked l = locked_run(state);
-  Error err = {""};
   RunLock second;
   assert_int_equal(unlink(l.file.text), 0);
   expect_state(&l, FOLDER_LOST, "may be another run's");
@@ -161,7 +155,6 @@ TEST_WITH(a_folder_without_our_lock_is_lost, make_folder, remove_folder) {
 
 TEST_WITH(what_is_written_lands_in_the_folder_that_is_held, make_folder, remove_folder) {
   Locked l = locked_run(state);
-  Error err = {""};
   move(l.run.text, l.moved.text);
   must(directory_add(l.run.text, &err), &err);
   write_text(path_text("%s/note", l.lock.path.text).text, "ours");
@@ -175,7 +168,7 @@ TEST_WITH(sentences_have_the_users_name, make_folder, remove_folder) {
   Locked l = locked_run(state);
   const char *path = l.lock.path.text, *run = l.run.text;
   static const char sentence[] = "cannot rename '%s/a' to '%s/b' in '%s'; all else is fine";
-  Error err, expected;
+  Error expected;
   error_set(&err, sentence, path, path, path);
   error_set(&expected, sentence, run, run, run);
   for (int i = 0; i < 2; i++) {

@@ -148,7 +148,6 @@ TEST(the_data_name_their_tokenizer_before_the_model_does) {
   for (size_t i = 0; i < sizeof beside / sizeof *beside; i++) check_case(data, &beside[i]);
   for (size_t i = 0; i < sizeof alone / sizeof *alone; i++) check_case(plain, &alone[i]);
   // One of a kind that cannot be read, where only the model has it, is as good as none.
-  Error err = {""};
   const char unigram[] = "{\"model\": {\"type\": \"Unigram\"}}";
   must(file_write(path_text("%s/tokenizer.json", model).text, unigram, strlen(unigram), &err),
        &err);

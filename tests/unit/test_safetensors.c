@@ -153,7 +153,6 @@ TEST(every_truncation_of_a_good_file_is_refused) {
   const char *header = "{\"a\":" ENTRY("F32", "[2]", "[0,8]") ",\"__metadata__\":{\"k\":\"v\"}}";
   size_t count;
   unsigned char *bytes = make_file(header, strlen(header), 8, &count);
-  Error err = {""};
   SafeFile file;
   must(safetensors_parse(&file, "whole", bytes, count, &err), &err);
   safetensors_close(&file);
@@ -201,7 +200,6 @@ TEST(a_packed_file_is_named) {
   memcpy(header, "{}", 2);
   size_t count;
   unsigned char *bytes = make_file(header, LENGTH, 0, &count);
-  Error err = {""};
   SafeFile file;
   must(safetensors_parse(&file, "x", bytes, count, &err), &err);
   safetensors_close(&file);
@@ -218,7 +216,6 @@ TEST(a_file_with_unordered_scalar_and_empty_tensors_is_read) {
                                                                         "[6,7]") "}   ";
   size_t count;
   unsigned char *bytes = make_file(header, strlen(header), 7, &count);
-  Error err = {""};
   SafeFile file;
   must(safetensors_parse(&file, "x", bytes, count, &err), &err);
   assert_int_equal(file.count, 4);
@@ -257,7 +254,6 @@ TEST(ten_thousand_tensors_are_read_in_a_moment) {
   assert_int_equal(fclose(out), 0);
   size_t count;
   unsigned char *bytes = make_file(header, length, TENSORS, &count);
-  Error err = {""};
   SafeFile file;
   const clock_t start = clock();
   must(safetensors_parse(&file, "x", bytes, count, &err), &err);
@@ -350,7 +346,6 @@ TEST(what_is_written_is_read_back) {
   const float z[6] = {1, -0.0f, 0x1p-149f, INFINITY, 3.25f, -1e30f};
   const int64_t a = -5;
   const unsigned char scalar = 7;
-  Error err = {""};
   SafeWriter w;
   must(safetensors_create(&w, path, -1, 4, tensors, &err), &err);
   must(safetensors_append(&w, z, 8, &err), &err);
@@ -384,7 +379,6 @@ TEST(too_little_or_too_much_data_is_an_error) {
   const SafeTensor t = {.name = "a", .dtype = SAFE_F32, .rank = 1, .shape = {2}};
   const float values[3] = {1, 2, 3};
   for (size_t bytes = 4; bytes <= 12; bytes += 8) {
-    Error err = {""};
     SafeWriter w;
     must(safetensors_create(&w, path, -1, 1, &t, &err), &err);
     must(safetensors_append(&w, values, bytes, &err), &err);
@@ -404,7 +398,6 @@ TEST(names_and_sizes_that_no_file_can_have_are_not_written) {
       {.name = "a", .dtype = SAFE_U8, .rank = 1, .shape = {INT64_C(1) << 53}},
   };
   for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
-    Error err = {""};
     SafeWriter w;
     assert_int_equal(safetensors_create(&w, "/tmp/never-written.safetensors", -1, 1, &bad[i], &err),
                      -1);
@@ -414,7 +407,6 @@ TEST(names_and_sizes_that_no_file_can_have_are_not_written) {
 }
 
 TEST(a_missing_file_and_a_folder_are_refused) {
-  Error err = {""};
   SafeFile file;
   assert_int_equal(safetensors_open(&file, "/tmp/no/such/file.safetensors", &err), -1);
   assert_non_null(strstr(err.text, "/tmp/no/such/file.safetensors"));

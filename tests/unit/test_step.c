@@ -212,7 +212,6 @@ TEST(the_gradient_norm_is_that_of_all_gradients) {
 }
 
 TEST(bf16_moments_learn_and_go_on_with_the_same_bits) {
-  Error err = {""};
   static const char bf16[] = "\"initializer_range\": 0.2}, \"backend\": {\"moments\": \"bf16\"";
   TinyTest t = tiny_test_open(bf16);
   llama_init_weights(&t.run.llama, 1);

@@ -62,7 +62,6 @@ TEST(a_prompt_begins_once) {
   EXPECT_IDS(plain, "", 1); // where the document before would stop
   tokenizer_close(begins);
   tokenizer_close(plain);
-  Error err;
   Tokenizer *bytes = tokenizer_open(BYTES_NAME, &err);
   EXPECT_IDS(bytes, "a\xff", TOKEN_BOS, 'a', 255);
   tokenizer_close(bytes);
@@ -142,7 +141,6 @@ TEST(text_is_shown_in_whole_characters) {
   int completed = 0; // prompts that end in a part of a character, which the model went on from
   for (int p = 0; p < PROMPTS; p++)
     for (uint64_t seed = 0; seed < SEEDS; seed++) {
-      Error err;
       Shown shown = {.bytes = 0};
       TokenIds ids = {0};
       Writing w = {.generator = s.generator,
@@ -173,7 +171,6 @@ TEST(text_is_shown_in_whole_characters) {
 TEST(showing_may_end_it_and_so_may_a_signal) {
   Setting s;
   setting_open(&s);
-  Error err;
   Shown shown = {.most_pieces = 3};
   TokenIds ids = {0};
   volatile sig_atomic_t stop = 0;
@@ -197,7 +194,6 @@ TEST(showing_may_end_it_and_so_may_a_signal) {
 // However a text is cut into windows, in the middle of characters, too, their bytes are its own.
 TEST(bytes_are_counted_wherever_a_text_is_cut) {
   static const char text[] = "a\u00e9 \u20ac\xff\u00e9\U0001f600d\xe2\x82";
-  Error err;
   TokenIds ids = {0};
   Tokenizer *t = tokenizer_open(BYTES_NAME, &err);
   if (!t) fail_msg("%s", err.text);

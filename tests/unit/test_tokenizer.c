@@ -240,7 +240,6 @@ TEST(a_piece_that_continues_has_nothing_in_front) {
     Tokenizer *t = open_it(kinds[i]);
     Encoder *encoder = encoder_open(t);
     TokenIds ids = {0};
-    Error err;
     assert_int_equal(encoder_append(encoder, "the line\n", 9, false, &ids, &err), 0);
     const int64_t first = ids.count;
     assert_int_equal(encoder_append(encoder, "the next", 8, true, &ids, &err), 0);
@@ -358,7 +357,6 @@ static void check_same_file(const char *a, const char *b) {
 }
 
 TEST(what_was_read_is_saved_byte_for_byte) {
-  Error err;
   Tokenizer *t = open_it(FIXTURES "llama2");
   char *folder = xasprintf("%s/saved", (char *)*state);
   assert_int_equal(directory_create(folder, &err), 0);
@@ -391,7 +389,6 @@ TEST(what_was_read_is_saved_byte_for_byte) {
 }
 
 TEST(the_byte_tokenizer_is_saved_and_opened) {
-  Error err;
   Tokenizer *t = open_it(BYTES_NAME);
   assert_int_equal(tokenizer_save(t, *state, &err), 0);
   Tokenizer *again = open_it(*state);

@@ -121,7 +121,6 @@ TEST(a_match_that_takes_for_ever_ends) {
   char text[100];
   memset(text, 'a', sizeof text);
   text[1] = 'b'; // what comes before the failure must not stay
-  Error err;
   Tokenizer *t = tokenizer_parse("some.json", json, strlen(json), &err);
   if (!t) fail_msg("%s", err.text);
   Encoder *encoder = encoder_open(t);
@@ -171,7 +170,6 @@ TEST(replaced_text_does_not_grow_without_a_bound) {
                                 "]},\"decoder\":{\"type\":\"Sequence\",\"decoders\":[" SIX "]}");
   const char *text;
   TokenIds ids = {0};
-  Error err = {""};
   Tokenizer *t = tokenizer_parse("some.json", json, strlen(json), &err);
   if (!t) fail_msg("%s", err.text);
   Encoder *encoder = encoder_open(t);
@@ -191,7 +189,6 @@ TEST(replaced_text_does_not_grow_without_a_bound) {
 TEST(every_beginning_of_a_file_is_refused) {
   char *json;
   size_t bytes;
-  Error err;
   assert_int_equal(
       file_read("tests/fixtures/tokenizers/qwen/tokenizer.json", 1 << 20, &json, &bytes, &err), 0);
   while (bytes > 0 && json[bytes - 1] != '}') bytes--;
@@ -203,7 +200,6 @@ TEST(every_beginning_of_a_file_is_refused) {
 }
 
 TEST(files_that_are_not_there_are_named) {
-  Error err;
   char *missing = xasprintf("%s/missing.json", (char *)*state);
   assert_null(tokenizer_open(missing, &err));
   assert_says(&err, "missing.json");
@@ -225,7 +221,6 @@ TEST(files_that_are_not_there_are_named) {
 
 TEST(sentencepiece_is_named_with_a_way_out) {
   static const char model[] = "\n\x0e\n\x05<unk>\x15\0\0\0\0\x18\x02\n\x0c\n\x03<s>\x15";
-  Error err;
   char *folder = xasprintf("%s/spm", (char *)*state),
        *path = xasprintf("%s/tokenizer.model", folder);
   assert_int_equal(directory_create(folder, &err), 0);

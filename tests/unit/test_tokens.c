@@ -44,7 +44,6 @@ TEST(a_file_of_no_tokens_is_valid) {
   char *path = xasprintf("%s/none.bin", (char *)*state);
   const int32_t unused = 0;
   write_tokens(path, &unused, 0, 258);
-  Error err;
   TokenFile file;
   assert_int_equal(tokens_open(&file, path, &err), 0);
   assert_int_equal(file.count, 0);
@@ -60,7 +59,6 @@ TEST(the_header_is_that_of_llm_c) {
   write_tokens(path, tokens, 3, 65536);
   char *data;
   size_t bytes;
-  Error err;
   assert_int_equal(file_read(path, 4096, &data, &bytes, &err), 0);
   assert_int_equal(bytes, 1024 + 6);
   const unsigned char start[12] = {0x88, 0xd8, 0x34, 0x01, 1, 0, 0, 0, 3, 0, 0, 0};
@@ -124,7 +122,6 @@ TEST(a_file_too_long_is_refused) {
 }
 
 TEST(a_missing_file_and_a_folder_are_refused) {
-  Error err;
   TokenFile file;
   assert_int_equal(tokens_open(&file, "/tmp/there/is/none.bin", &err), -1);
   assert_says(&err, "'/tmp/there/is/none.bin'");
@@ -170,7 +167,6 @@ TEST(an_id_out_of_range_is_named_with_its_position) {
 
 TEST(more_tokens_than_a_header_can_count_are_refused) {
   char *path = xasprintf("%s/many.bin", (char *)*state);
-  Error err;
   TokenWriter w;
   const int32_t tokens[2] = {1, 2};
   assert_int_equal(token_writer_open(&w, path, 258, 0, &err), 0);
@@ -183,7 +179,6 @@ TEST(more_tokens_than_a_header_can_count_are_refused) {
 }
 
 TEST(a_full_disk_is_an_error_of_the_writer) {
-  Error err;
   TokenWriter w;
   const int32_t tokens[2] = {1, 2};
   if (token_writer_open(&w, "/dev/full", 258, 0, &err) != 0) fail_msg("%s", err.text);
@@ -195,7 +190,6 @@ TEST(a_full_disk_is_an_error_of_the_writer) {
 // The header's words are spelled out. The checksum of no tokens is XXH3-64's own test vector.
 TEST(a_marked_file_says_who_made_it_and_what_it_holds) {
   char *path = xasprintf("%s/marked.bin", (char *)*state);
-  Error err;
   TokenWriter w;
   const int32_t tokens[3] = {7, 258, 65535};
   for (int pieces = 0; pieces <= 3; pieces += 3) {
@@ -221,7 +215,6 @@ TEST(a_marked_file_says_who_made_it_and_what_it_holds) {
 
 TEST(a_flipped_bit_of_a_marked_file_is_found) {
   char *path = xasprintf("%s/flipped.bin", (char *)*state);
-  Error err;
   TokenWriter w;
   int32_t tokens[1000];
   for (int i = 0; i < 1000; i++) tokens[i] = i;

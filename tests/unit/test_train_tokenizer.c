@@ -214,7 +214,6 @@ TEST(any_number_of_threads_gives_the_same_file) {
 // What the trainer made of its text is what the encoder makes of it, broken UTF-8 included.
 TEST(the_saved_tokenizer_encodes_as_it_was_trained) {
   enum { DOCUMENTS = 50, ROOM = 4096 };
-  Error err;
   char text[ROOM];
   BpeTrainer *trainer = trainer_for(LLAMA3_PATTERN, 500, 1);
   for (uint64_t d = 0; d < DOCUMENTS; d++) add(trainer, text, make_document(d, text, ROOM));
@@ -252,7 +251,6 @@ TEST(the_saved_tokenizer_encodes_as_it_was_trained) {
 }
 
 TEST(progress_is_told) {
-  Error err;
   BpeTrainer *trainer = trainer_for("[a-z]+", 260, 1);
   add(trainer, "aaaa bb aaaa bb bb", 18);
   BpeProgress p = bpe_trainer_progress(trainer);
@@ -339,7 +337,6 @@ TEST(wrong_options_are_refused) {
 }
 
 TEST(too_little_text_says_how_many_tokens_it_gives) {
-  Error err;
   BpeTrainer *trainer = trainer_for("[a-z]+", 300, 1);
   add(trainer, "abc abc", 7);
   assert_int_equal(bpe_trainer_step(trainer, 1000, &err), -1);
@@ -353,7 +350,6 @@ TEST(too_little_text_says_how_many_tokens_it_gives) {
 
 TEST(a_pattern_that_backtracks_for_ever_is_an_error) {
   enum { BYTES = 1000 };
-  Error err;
   char text[BYTES];
   memset(text, 'a', BYTES);
   BpeTrainer *trainer = trainer_for("(a+)+b|((a*)*)*c", 300, 2);
@@ -364,7 +360,6 @@ TEST(a_pattern_that_backtracks_for_ever_is_an_error) {
 }
 
 TEST(a_failed_save_leaves_nothing) {
-  Error err;
   BpeTrainer *trainer = trainer_for("[a-z]+", 258, 1);
   train(trainer);
   assert_int_equal(bpe_trainer_save(trainer, "/nowhere", &err), -1);

@@ -39,7 +39,6 @@ TEST(an_id_beyond_the_vocabulary_is_never_given_out) {
       "'%s' has the token id 3000000000 at position 777, which no tokenizer "
       "has: the file is damaged"};
   for (int i = 0; i < 2; i++) {
-    Error err;
     write_count(*state, "overwritten.bin", 0, 1000);
     Loader *loader = open_or_fail(*state, "overwritten.bin", config);
     overwrite(path.text, 777, ids[i]);
@@ -54,7 +53,6 @@ TEST(an_id_beyond_the_vocabulary_is_never_given_out) {
 TEST(a_file_cut_under_the_loader_is_an_error) {
   const LoaderConfig config = {.batch = 2, .seq = 8, .seed = 3, .shuffle = true};
   const PathText path = path_text("%s/%s", (char *)*state, "cut.bin");
-  Error err;
   write_count(*state, "cut.bin", 0, 1000);
   Loader *loader = open_or_fail(*state, "cut.bin", config);
   assert_int_equal(truncate(path.text, 1024 + 4 * 500 + 2), 0);
@@ -75,7 +73,6 @@ static void wait_until_refused(Loader *loader, Error *err) {
 // changed.
 TEST(files_that_were_changed_are_found) {
   const LoaderConfig config = {.batch = 2, .seq = 8};
-  Error err;
   write_count(*state, "touched.bin", 0, 1000);
   write_count(*state, "changed.bin", 0, 1000);
   write_count(*state, "header.bin", 0, 1000);
@@ -99,7 +96,6 @@ TEST(files_that_were_changed_are_found) {
 
 // In the middle of a run there may be none left.
 TEST(a_look_needs_no_memory) {
-  Error err;
   write_count(*state, "looked-at.bin", 0, 1000);
   Loader *loader = open_or_fail(*state, "looked-at.bin", (LoaderConfig){.batch = 2, .seq = 8});
   overwrite(path_text("%s/looked-at.bin", (char *)*state).text, 500, 7);
@@ -117,7 +113,6 @@ TEST(the_rest_of_a_large_file_is_checked_by_and_by) {
   SECOND_TIER_ONLY();
   enum { COUNT = 200000000 };
   const PathText path = path_text("%s/%s", (char *)*state, "large.bin");
-  Error err;
   write_count(*state, "large.bin", 0, 1);
   const int32_t count = COUNT;
   overwrite(path.text, 2 - 256, (uint32_t)count);
@@ -177,7 +172,6 @@ TEST(the_fingerprint_is_of_what_files_hold) {
 }
 
 TEST(a_name_that_belongs_to_another_file_is_told) {
-  Error err;
   int32_t tokens[8], targets[8];
   write_count(*state, "named.bin", 0, 9);
   write_count(*state, "another.bin", 50, 9);
