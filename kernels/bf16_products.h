@@ -4,7 +4,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include "base/error.h"
-#include "kernels/program_math.h"
+#include "kernels/math.h"
 #include "kernels/operations.h"
 
 // Whether this program and this CPU have them; -1: err says in a clause why not.

@@ -25,7 +25,7 @@
 #include <stdint.h>
 #include "base/error.h"
 #include "base/os.h"
-#include "kernels/fp8.h"
+#include "kernels/formats.h"
 #include "kernels/operations.h"
 #include "kernels/snapshot.h"
 
@@ -54,7 +54,7 @@ typedef struct RowStat {
 
 // A matrix [rows, cols] that products read: an activation, a gradient or a weight. Where it has FP8
 // copies products read those, and multiply two such operands in FP8; others are read in bf16. The
-// model decides. The copies' order and rounding are in kernels/fp8.h, and they hold scale * value,
+// model decides. The copies' order and rounding are in kernels/formats.h, and they hold scale * value,
 // where scale is a power of two: of the tensor, times that of the row. An operation that leaves an
 // operand leaves whatever of it has memory.
 typedef struct Operand {
@@ -121,7 +121,7 @@ typedef struct OpsConfig {
   const ScalingKind *scalings;       // [scaling_count] of the operands with FP8 copies; read while
   int scaling_count;                 // the backend is created. The parameters' come first, in the
                                      // order of their list
-  MomentType moments;                // bf16: rounded as kernels/moments.h says, on the CPU, too
+  MomentType moments;                // bf16: rounded as kernels/formats.h says, on the CPU, too
   // The calls of a run in their order (kernels/record.h): a GPU backend chooses kernels and
   // cuBLASLt's algorithms by them. Read while it is created; none is fine.
   const OperationCall *calls;
@@ -135,7 +135,7 @@ static inline int64_t packed_width(const OpsConfig *c) {
 
 // Elements from one row of logits to the next. Those past V are zeros in the gradient.
 static inline int64_t padded_vocab(const OpsConfig *c) {
-  return (c->V + FP8_GROUP - 1) / FP8_GROUP * FP8_GROUP;
+  return fp8_padded(c->V);
 }
 
 // One parameter tensor of the optimizer's list, [rows, cols] row-major. Vectors have rows = 1.
@@ -198,17 +198,16 @@ typedef void QkvOp(Backend *be, int64_t M, int64_t T, int64_t first, Operand x, 
 //   qkv [B, T, R] in, o [B, T, H d] out, lse [B, H, T] out, natural log, of the scaled scores
 typedef void AttentionOp(Backend *be, int64_t B, int64_t T, const act_t *qkv, Operand o,
                          stat_t *lse);
-// The same for generation: one sequence, and only its last `rows` positions ask.
-//   qkv [T, R] in (the KV cache), o [rows, H d] out
-typedef void AttentionDecodeOp(Backend *be, int64_t T, int64_t rows, const act_t *qkv, Operand o);
-// qkv and attention_decode of one row, whose position the backend reads as it runs, so that they
-// can be recorded once and replayed for every token.
+// qkv and attention of generation. The backend reads the position as it runs, so that the calls of
+// a token can be recorded once and replayed for every token.
 //   position [1] int32 in, the backend's memory; x [1, D] in, sumsq in, W [R, D] in (folded);
 //   cache [.., R]: row *position out
 typedef void QkvTokenOp(Backend *be, const int32_t *position, Operand x, RowStat sumsq, Operand W,
                         act_t *cache);
-//   cache [*position + 1, R] in, o [1, H d] out
-typedef void AttentionTokenOp(Backend *be, const int32_t *position, const act_t *cache, Operand o);
+// One sequence, of which the last `rows` positions ask; *position is the first of them.
+//   cache [*position + rows, R] in, o [rows, H d] out
+typedef void AttentionDecodeOp(Backend *be, const int32_t *position, int64_t rows,
+                               const act_t *cache, Operand o);
 // out = x + a W^T; sumsq of out as stored. Serves the attention output and the MLP's down
 // projection.
 //   a [M, K] in, W [D, K] in, x [M, D] and its sumsq in, out [M, D] out (not x), sumsq out
@@ -292,7 +291,6 @@ typedef void AdamwOp(Backend *be, const ParamTensor *list, int count);
   X(AttentionOp, attention)                                                                        \
   X(AttentionDecodeOp, attention_decode)                                                           \
   X(QkvTokenOp, qkv_token)                                                                         \
-  X(AttentionTokenOp, attention_token)                                                             \
   X(ResidualOp, residual)                                                                          \
   X(GateUpOp, gate_up)                                                                             \
   X(RowLogitsOp, row_logits)                                                                       \
@@ -326,10 +324,8 @@ struct Backend {
     int64_t s;     // of the backward's row sums
   } most_parts;
   KernelKind kinds[OPERATION_COUNT]; // what runs each operation: for profilers
-  // For kernels/record.c: the operation under way in model/forward.c or model/backward.c; and that
-  // profilers are told of none, since nothing runs.
-  Operation operation;
-  bool silent;
+  Operation operation;    // under way in model/forward.c or model/backward.c, which set it
+  bool silent;            // profilers are told of none, since nothing runs (kernels/record.c)
   int64_t max_tokens;     // of OpsConfig
   size_t workspace_bytes; // what the backend holds for itself, its libraries' code included
   size_t granule;         // allocations take multiples of so many bytes; 0: what they ask for

@@ -16,14 +16,12 @@ static void cached_attention(Llama *llama, int64_t l) {
   const Sizes n = llama_sizes(llama);
   const LayerActs *a = &llama->acts.layers[l];
   const Operand W = llama->layers[l].qkv->folded;
-  if (llama->position) {
+  if (n.T == 1)
     be->qkv_token(be, llama->position, a->x, a->x_sumsq, W, a->cache);
-    be->attention_token(be, llama->position, a->cache, a->o);
-    return;
-  }
-  act_t *qkv = act_at(be, a->cache, llama->first * n.R);
-  be->qkv(be, n.M, n.T, llama->first, a->x, a->x_sumsq, W, qkv);
-  be->attention_decode(be, llama->first + n.T, n.T, a->cache, a->o);
+  else
+    be->qkv(be, n.M, n.T, llama->first, a->x, a->x_sumsq, W,
+            act_at(be, a->cache, llama->first * n.R));
+  be->attention_decode(be, llama->position, n.T, a->cache, a->o);
 }
 
 void layer_attention(Llama *llama, int64_t l) {

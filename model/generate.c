@@ -61,12 +61,12 @@ static void feed_rows(Generator *g, const int32_t *ids, int64_t count) {
   const int32_t position = (int32_t)g->length;
   const bool alone = count == 1;
   llama->first = g->length;
-  llama->position = alone ? acts->targets : NULL; // a generator has no other use for them
+  llama->position = acts->targets; // a generator has no other use for them
   llama->shape.seq = llama->shape.loss_chunks = count;
   assert(g->length + count <= llama->shape.context);
   memcpy(g->history + g->length, ids, (size_t)count * sizeof *ids);
   be->write(be, acts->tokens, ids, (size_t)count * sizeof *ids);
-  if (alone) be->write(be, acts->targets, &position, sizeof position);
+  be->write(be, acts->targets, &position, sizeof position);
   if (!alone || be->replay_begin(be, REPLAY_TOKEN)) {
     embed_forward(llama);
     for (int64_t l = 0; l < llama->config.num_hidden_layers; l++) layer_forward(llama, l);

@@ -18,9 +18,8 @@ typedef struct Llama {
   LayerParams *layers;          // [num_hidden_layers]
   ParamTensor *embed, *lm_head; // the same tensor where they are tied
   Acts acts;
-  int64_t first; // generation: position of the first row; in training 0
-  // Generation: where not NULL, there is one row, at the position that the backend finds here.
-  const int32_t *position;
+  int64_t first;           // generation: position of the first row; in training 0
+  const int32_t *position; // generation: the same, in the backend's memory; in training NULL
   // For timing operations one by one (model/run/bench.c): those that are left out, a bit for each.
   uint32_t left_out;
   char *params_block; // masters, moments, compute copies

@@ -3,7 +3,7 @@
 #include <assert.h>
 #include <stdio.h>
 
-#include "kernels/program_math.h"
+#include "kernels/math.h"
 
 int hf_tensor_count(const ModelConfig *model) {
   return 9 * (int)model->num_hidden_layers + (model->tie_word_embeddings ? 2 : 3);

@@ -287,10 +287,6 @@ static void *take(Layout *l, const char *name, const char *shape, int64_t elemen
   return p;
 }
 
-static int64_t up_to_group(int64_t n) {
-  return (n + FP8_GROUP - 1) / FP8_GROUP * FP8_GROUP;
-}
-
 static bool exists(const Layout *l, const TensorRow *r, int64_t layer) {
   if (r->lifetime == GRADIENT && !l->shape->train) return false;
   if (r->lifetime == CACHE && !l->shape->cache) return false;
@@ -317,7 +313,7 @@ static void place_operand(Layout *l, const TensorRow *r, Operand *x, const Opera
   if (fp8 ? !r->alone : !r->in_place)
     x->data = own ? take(l, r->name, r->shape, r->rows * r->cols, act_bytes) : first->data;
   if (!x->fp8) return;
-  x->stride = up_to_group(r->rows);
+  x->stride = fp8_padded(r->rows);
   if (r->scale == OF_ROWS)
     x->row_scale =
         own ? take(l, "row scales", "[M]", r->rows, l->be->stat_bytes) : first->row_scale;
@@ -366,7 +362,7 @@ static void take_pools(Layout *l) {
     for (int i = 0; i < LAYER_TENSORS; i++) {
       const TensorRow *r = &l->table.layer[i];
       if (!r->scale || !exists(l, r, 0)) continue;
-      const int64_t of_rows = r->rows * r->cols, of_cols = r->cols * up_to_group(r->rows);
+      const int64_t of_rows = r->rows * r->cols, of_cols = r->cols * fp8_padded(r->rows);
       if ((int)r->rows_in == pool && of_rows > rows) rows = of_rows;
       if ((int)r->cols_in == pool && of_cols > cols && l->shape->train) cols = of_cols;
     }
@@ -429,7 +425,7 @@ static Operand take_weight(Layout *l, const ParamTensor *t, bool fp8, int scalin
   const char *name = "compute weights", *shape = "all matrices";
   const size_t each = fp8 ? l->be->fp8_bytes : l->be->act_bytes;
   if (!fp8) return operand_of(take(l, name, shape, t->rows * t->cols, each));
-  Operand w = {.stride = up_to_group(t->rows), .scaling = scaling, .fp8 = true};
+  Operand w = {.stride = fp8_padded(t->rows), .scaling = scaling, .fp8 = true};
   w.by_row = take(l, name, shape, w.stride * t->cols, each); // products take rows in whole groups
   w.by_col = take(l, name, shape, t->cols * w.stride, each);
   return w;

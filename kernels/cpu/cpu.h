@@ -1,10 +1,10 @@
-// Inside the CPU backend: its state, and the operations that backend_cpu.c gathers into a Backend.
+// Inside the CPU backend: its state, and the operations that backend.c gathers into a Backend.
 // All tensors are `real` (fp32, fp64 in the gradient-check build), and every row statistic has one
 // part.
 #pragma once
 #include "kernels/bf16_products.h"
 #include "kernels/ops.h"
-#include "kernels/program_math.h"
+#include "kernels/math.h"
 
 // A function that is compiled for AVX2 and AVX-512, too, with its loops as vector instructions: the
 // CPU's version runs. Nothing is contracted, so all agree but in the order of `omp simd` sums.

@@ -21,17 +21,14 @@ static PlannedAttention *free_place(Cuda *c) {
   return oldest;
 }
 
-// At least so many bytes, cleared as cuda_take's are.
+// At least so many bytes.
 static int take_workspace(Cuda *c, PlannedAttention *p, size_t bytes) {
+  Error ignored;
   if (p->workspace && bytes <= p->bytes) return 0;
-  if (p->workspace) CUDA_CHECK(cudaFree(p->workspace));
-  c->base.workspace_bytes -= p->bytes;
-  p->bytes = 0;
-  p->workspace = gpu_alloc(bytes);
-  if (!p->workspace) return -1;
-  CUDA_CHECK(cudaMemsetAsync(p->workspace, 0, bytes, c->gpu.stream));
-  c->base.workspace_bytes += p->bytes = bytes;
-  return 0;
+  cuda_give_back(c, p->workspace);
+  p->workspace = cuda_take(c, bytes, &ignored);
+  p->bytes = p->workspace ? bytes : 0;
+  return p->workspace ? 0 : -1;
 }
 
 static int plan_shape(Cuda *c, int64_t B, int64_t T, bool both_forms, Error *err) {
@@ -110,7 +107,7 @@ int cuda_attention_open(Cuda *c, Error *err) {
 void cuda_attention_close(Cuda *c) {
   for (int i = 0; i < c->attention_count; i++) {
     attention_cudnn_destroy(c->attention[i].plan);
-    if (c->attention[i].workspace) CUDA_CHECK(cudaFree(c->attention[i].workspace));
+    cuda_give_back(c, c->attention[i].workspace);
   }
   choices_close(&c->attention_choices);
   if (c->cudnn_handle) c->cudnn.destroy(c->cudnn_handle);

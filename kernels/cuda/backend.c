@@ -19,20 +19,6 @@ static void op_profile(Backend *be, bool open) {
 
 // ---- Set-up
 
-void *cuda_take(Cuda *c, size_t bytes, Error *err) {
-  void *memory = c->workspace_count < MAX_WORKSPACES ? gpu_alloc(bytes) : NULL;
-  if (!memory) {
-    error_set(err, "the GPU has no %s left for the backend's workspace", size_text(bytes).text);
-    return NULL;
-  }
-  c->workspaces[c->workspace_count++] = memory;
-  c->base.workspace_bytes += bytes;
-  // Zero also where it is written first: compute-sanitizer does not see what cuBLASLt stores
-  // through the copy engine, and would report every read of it.
-  CUDA_CHECK(cudaMemsetAsync(memory, 0, bytes, c->gpu.stream));
-  return memory;
-}
-
 // cosine and sine of position * inv_freq, in double before rounding: exact at large positions too.
 static int make_rope_table(Cuda *c, Error *err) {
   const int64_t half = c->config.d / 2, positions = c->config.max_positions;
@@ -88,7 +74,6 @@ static void set_operations(Cuda *c) {
   be->repack = cuda_repack;
   be->attention = cuda_attention;
   be->attention_decode = cuda_attention_decode;
-  be->attention_token = cuda_attention_token;
   be->dgrad = cuda_dgrad;
   be->attention_backward = cuda_attention_backward;
   be->wgrad = cuda_wgrad;

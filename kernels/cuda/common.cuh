@@ -6,7 +6,7 @@
 #include "kernels/cuda/formats.cuh"
 #include "kernels/cuda/gpu.h"
 #include "kernels/cuda/kernels.h"
-#include "kernels/program_math.h"
+#include "kernels/math.h"
 
 #define LAUNCHED() CUDA_CHECK(cudaGetLastError())
 

@@ -1,4 +1,4 @@
-// Row kernels that leave a matrix as FP8 copies, in both orders of kernels/fp8.h, with its largest
+// Row kernels that leave a matrix as FP8 copies, in both orders of kernels/formats.h, with its largest
 // value and a sum over each row. A *source* says what the matrix is; kernels/cuda/scales.cu has the
 // plainest one. It has
 //     STORES                       whether it is stored in bf16, too

@@ -13,7 +13,7 @@ extern "C" {
 
 // Generation's attention shares a token's keys out over so many blocks a head.
 enum { DECODE_SPLITS = 16 };
-enum { MAX_ATTENTION_SHAPES = 8, MAX_WORKSPACES = 24, STAGES = 4, STAGE_BYTES = 1 << 20 };
+enum { MAX_ATTENTION_SHAPES = 8, STAGES = 4, STAGE_BYTES = 1 << 20 };
 
 // A part of a step on its way from launches to a graph.
 typedef struct Recording {
@@ -31,6 +31,11 @@ typedef struct PlannedAttention {
   int64_t last_call;    // the value of Cuda.attention_calls then
 } PlannedAttention;
 
+typedef struct Workspace {
+  void *memory;
+  size_t bytes;
+} Workspace;
+
 typedef struct Snapshot Snapshot; // snapshot.c
 
 typedef struct Cuda {
@@ -39,7 +44,7 @@ typedef struct Cuda {
   GpuOptions options; // gemm_cache: NULL once it is open
   Gpu gpu;
   Gemm gemm;
-  void *workspaces[MAX_WORKSPACES]; // of cuda_take
+  Workspace *workspaces; // [workspace_count], of cuda_take
   int workspace_count;
   float *rope;         // [max_positions, d/2, 2] cosine and sine
   float *row_loss;     // [max_tokens]
@@ -94,15 +99,16 @@ int cuda_open(Cuda *c, const OpsConfig *config, const GpuOptions *options, Error
 int cuda_ready(Cuda *c, const char *name, Error *err);
 // Closes the backend and frees it: it starts with a Cuda and was allocated in one piece.
 void cuda_destroy(Backend *be);
-// Workspace: counted, cleared on the backend's stream, freed with the backend. NULL and a sentence
-// when there is none left.
-void *cuda_take(Cuda *c, size_t bytes, Error *err);
 
 // ---- memory.c: the functions of kernels/ops.h
 void cuda_set_memory(Cuda *c);
 // Pinned memory and its events.
 int cuda_memory_open(Cuda *c, Error *err);
 void cuda_memory_close(Cuda *c);
+// Workspace: counted, cleared on the backend's stream, freed with the backend or given back. NULL
+// and a sentence when there is none left.
+void *cuda_take(Cuda *c, size_t bytes, Error *err);
+void cuda_give_back(Cuda *c, void *memory); // NULL is fine
 
 // ---- snapshot.c: the functions of kernels/ops.h
 void cuda_set_snapshot(Cuda *c);
@@ -157,7 +163,6 @@ EmbedBackwardOp cuda_embed_backward;
 // Bytes of the embedding's backward's scratch.
 size_t cuda_embed_scratch(int64_t max_tokens, int64_t V, int64_t D);
 AttentionDecodeOp cuda_attention_decode;
-AttentionTokenOp cuda_attention_token;
 
 // ---- update.c
 void cuda_set_update(Cuda *c);

@@ -102,8 +102,7 @@ static __device__ __forceinline__ void softmax_join(Softmax &a, float largest, f
 
 struct DecodeArgs {
   int H, KV, d, splits;
-  int64_t first;           // position of the first row ...
-  const int32_t *position; // ... or, where not NULL, there it stands
+  const int32_t *position; // of the first row
   const bf16_bits *qkv;    // [.., R]
   bf16_bits *o;            // [rows, H d]
   float *parts;            // [splits, H, d + 2] o, largest and sum, with more than one split
@@ -124,7 +123,7 @@ template <int LANES> static __device__ __forceinline__ Place place(const DecodeA
   p.row = blockIdx.x / s.splits / s.KV;
   p.head = p.group * of_group + (int)blockIdx.y * HEADS;
   p.heads = min(HEADS, of_group - (int)blockIdx.y * HEADS);
-  p.keys = (s.position ? *s.position : s.first) + p.row + 1;
+  p.keys = *s.position + p.row + 1;
   const int64_t part = (p.keys + s.splits - 1) / s.splits;
   p.begin = p.split * part;
   p.end = min(p.begin + part, p.keys);
@@ -243,45 +242,28 @@ template <int LANES> static void launch_decode(int64_t rows, const DecodeArgs &s
   decode_kernel<LANES><<<grid, WARPS * 32, 0, to>>>(s);
 }
 
-// As few lanes a key as hold a head.
-static void decode(const Cuda *c, int64_t rows, DecodeArgs s) {
-  const cudaStream_t stream = c->gpu.stream;
-  s.H = (int)c->config.H;
-  s.KV = (int)c->config.KV;
-  s.d = (int)c->config.d;
-  if (s.d <= 64)
-    launch_decode<8>(rows, s, stream);
-  else if (s.d <= 128)
-    launch_decode<16>(rows, s, stream);
+// Few rows leave multiprocessors idle, so that the keys of a single one are shared out. As few lanes
+// a key as hold a head.
+void cuda_attention_decode(Backend *be, const int32_t *position, int64_t rows, const act_t *cache,
+                           Operand o) {
+  const Cuda *c = cuda_of(be);
+  const int H = (int)c->config.H, d = (int)c->config.d;
+  const DecodeArgs args = {H,
+                           (int)c->config.KV,
+                           d,
+                           rows == 1 ? DECODE_SPLITS : 1,
+                           position,
+                           bits(cache),
+                           bits(o.data),
+                           c->decode_parts};
+  if (d <= 64)
+    launch_decode<8>(rows, args, c->gpu.stream);
+  else if (d <= 128)
+    launch_decode<16>(rows, args, c->gpu.stream);
   else
-    launch_decode<32>(rows, s, stream);
+    launch_decode<32>(rows, args, c->gpu.stream);
   LAUNCHED();
-  if (s.splits > 1) join_parts_kernel<<<(unsigned)s.H, (unsigned)s.d, 0, stream>>>(s);
+  if (args.splits > 1) join_parts_kernel<<<(unsigned)H, (unsigned)d, 0, c->gpu.stream>>>(args);
   LAUNCHED();
-}
-
-static void cast_heads(Backend *be, int64_t rows, Operand o) {
-  const OpsConfig *c = &cuda_of(be)->config;
-  if (o.by_row) cuda_repack(be, rows, c->H * c->d, o);
-}
-
-void cuda_attention_decode(Backend *be, int64_t T, int64_t rows, const act_t *qkv, Operand o) {
-  DecodeArgs args = {};
-  args.splits = 1;
-  args.first = T - rows;
-  args.qkv = bits(qkv);
-  args.o = bits(o.data);
-  decode(cuda_of(be), rows, args);
-  cast_heads(be, rows, o);
-}
-
-void cuda_attention_token(Backend *be, const int32_t *position, const act_t *cache, Operand o) {
-  DecodeArgs args = {};
-  args.splits = DECODE_SPLITS;
-  args.position = position;
-  args.qkv = bits(cache);
-  args.o = bits(o.data);
-  args.parts = cuda_of(be)->decode_parts;
-  decode(cuda_of(be), 1, args);
-  cast_heads(be, 1, o);
+  if (o.by_row) cuda_repack(be, rows, H * d, o);
 }

@@ -386,16 +386,12 @@ void gemm_run_fp8(Gemm *gemm, GemmProblem problem, const void *A, const float *i
 // Of a forward. A sum of one sign is 6 % short there where the tensor cores add alone.
 enum { MOST_FAST_K = 4096 };
 
-static int64_t whole_groups(int64_t n) {
-  return (n + FP8_GROUP - 1) / FP8_GROUP * FP8_GROUP;
-}
-
 // The same product of FP8 copies, whose rows are along K, and padded: lda, ldb of the copies.
 static GemmProblem of_copies(GemmProblem p, int64_t lda, int64_t ldb) {
   p.formats = GEMM_E4M3;
   p.form = GEMM_NT;
-  p.N = whole_groups(p.N);
-  p.K = whole_groups(p.K);
+  p.N = fp8_padded(p.N);
+  p.K = fp8_padded(p.K);
   p.lda = lda;
   p.ldb = ldb;
   return p;

@@ -8,7 +8,7 @@
 #include "base/memory.h"
 #include "base/rng.h"
 #include "kernels/cuda/kernels.h"
-#include "kernels/fp8.h"
+#include "kernels/formats.h"
 
 // cuBLAS' documentation asks for 32 MiB on Hopper; more changed none of our shapes.
 enum { WORKSPACE_BYTES = 32 << 20 };

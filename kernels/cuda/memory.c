@@ -5,7 +5,7 @@
 #include "base/memory.h"
 #include "kernels/cuda/gpu.h"
 #include "kernels/cuda/cuda.h"
-#include "kernels/moments.h"
+#include "kernels/formats.h"
 
 int cuda_memory_open(Cuda *c, Error *err) {
   CUDA_TRY(err, cudaHostAlloc((void **)&c->pinned, sizeof *c->pinned, cudaHostAllocDefault));
@@ -22,7 +22,33 @@ void cuda_memory_close(Cuda *c) {
   for (int i = 0; i < MAX_RESULTS; i++)
     if (c->result_ready[i]) CUDA_CHECK(cudaEventDestroy(c->result_ready[i]));
   if (c->pinned) CUDA_CHECK(cudaFreeHost(c->pinned));
-  for (int i = 0; i < c->workspace_count; i++) CUDA_CHECK(cudaFree(c->workspaces[i]));
+  for (int i = 0; i < c->workspace_count; i++) CUDA_CHECK(cudaFree(c->workspaces[i].memory));
+  free(c->workspaces);
+}
+
+void *cuda_take(Cuda *c, size_t bytes, Error *err) {
+  void *memory = gpu_alloc(bytes);
+  if (!memory) {
+    error_set(err, "the GPU has no %s left for the backend's workspace", size_text(bytes).text);
+    return NULL;
+  }
+  c->workspaces = xrealloc(c->workspaces, ((size_t)c->workspace_count + 1) * sizeof *c->workspaces);
+  c->workspaces[c->workspace_count++] = (Workspace){memory, bytes};
+  c->base.workspace_bytes += bytes;
+  // Zero also where it is written first: compute-sanitizer does not see what cuBLASLt stores
+  // through the copy engine, and would report every read of it.
+  CUDA_CHECK(cudaMemsetAsync(memory, 0, bytes, c->gpu.stream));
+  return memory;
+}
+
+void cuda_give_back(Cuda *c, void *memory) {
+  for (int i = 0; i < c->workspace_count; i++) {
+    if (c->workspaces[i].memory != memory) continue;
+    CUDA_CHECK(cudaFree(memory));
+    c->base.workspace_bytes -= c->workspaces[i].bytes;
+    c->workspaces[i] = c->workspaces[--c->workspace_count];
+    return;
+  }
 }
 
 static void *op_alloc(Backend *be, size_t bytes) {

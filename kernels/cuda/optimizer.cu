@@ -2,7 +2,7 @@
 // the tables of update.c.
 #include "kernels/cuda/common.cuh"
 #include "kernels/cuda/cuda.h"
-#include "kernels/moments.h"
+#include "kernels/formats.h"
 
 // ---- What the norm needs of the weight-gradient GEMMs' results, in three launches for all tensors; the
 // results are only read:
@@ -189,7 +189,7 @@ void cuda_grads_finish(Backend *be, const ParamTensor *list, int count) {
 //
 // A block of 8 warps has a tile of 128 x 128. A warp has 16 of its rows, a lane four neighbouring
 // columns, of four rows at a time: 2q, 2q + 1, 2q + 8 and 2q + 9, whose values of a column are four
-// neighbouring bytes of by_col (kernels/fp8.h). So both copies are made of words: those of by_row
+// neighbouring bytes of by_col (kernels/formats.h). So both copies are made of words: those of by_row
 // after an exchange between two lanes, since four columns are halves of two such words; those of
 // by_col after a transposition of 4 x 4 bytes. They wait in shared memory until a column's 128
 // bytes are together.
@@ -261,7 +261,7 @@ struct WeightTile {
   __device__ __forceinline__ void finish() const {
     if (!t.by_col) return;
     __syncthreads();
-    const int64_t row = row0 + lane * 4, end = (t.rows + FP8_GROUP - 1) / FP8_GROUP * FP8_GROUP;
+    const int64_t row = row0 + lane * 4, end = fp8_padded(t.rows);
     for (int c = warp; c < WEIGHT_TILE && c0 + c < t.cols; c += WEIGHT_THREADS / 32)
       if (row < end)
         *reinterpret_cast<uint32_t *>(t.by_col + (c0 + c) * t.stride + row) =

@@ -10,7 +10,7 @@
 #include "kernels/cuda/formats.cuh"
 #include "kernels/fused/program.h"
 #include "kernels/fused/ptx.cuh"
-#include "kernels/program_math.h"
+#include "kernels/math.h"
 
 // Columns of the chunks of a program's tile operands: Chunks<>, Chunks<64>, Chunks<64, 32>.
 template <int FIRST = 0, int SECOND = 0> struct Chunks {
@@ -430,7 +430,7 @@ template <class Program> struct Step {
   }
   // ---- FP8 copies, 32 of their columns at a time, from `first` on: 0 or 32. words[2 g + h] has,
   // of the thread's row h and group g of 16 columns, columns c, c + 1, c + 8, c + 9, where the
-  // thread's pairs lie at c. That is the order in which a row's copy lies (kernels/fp8.h); of the
+  // thread's pairs lie at c. That is the order in which a row's copy lies (kernels/formats.h); of the
   // columns' copies rows h = 0 and 1 are neighbours.
   DEVICE void store_copies(const uint32_t (&words)[4], int first) const {
     using Copies = typename Program::Copies;

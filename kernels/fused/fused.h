@@ -24,12 +24,12 @@ static inline Fused *fused_of(Backend *be) {
   return (Fused *)be;
 }
 
-// ---- backend_fused.c
+// ---- backend.c
 // NULL and a sentence on failure. Needs what backend_fused_supported checks. The description names
 // the operations that are left to the unfused kernels.
 Backend *backend_fused_create(const OpsConfig *config, const GpuOptions *options, Error *err);
 
-// ---- operations_fused.c
+// ---- operations.c
 QkvOp fused_qkv;
 ResidualOp fused_residual;
 GateUpOp fused_gate_up;

@@ -5,7 +5,7 @@
 #include <string.h>
 #include "base/memory.h"
 #include "data/model_folder.h"
-#include "kernels/fp8.h"
+#include "kernels/formats.h"
 #include "model/config/keys.h"
 
 // ---- The model: an object, or the path of a config.json or of a folder with one

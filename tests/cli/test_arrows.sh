@@ -22,7 +22,7 @@ kernels/cuda           | kernels base
 kernels/unfused        | kernels/cuda kernels base
 kernels/fused          | kernels/unfused kernels/cuda kernels base
 kernels/fused/programs | kernels/fused kernels base
-model/config           | kernels/operations.h kernels/fp8.h data/model_folder.h base
+model/config           | kernels/operations.h kernels/formats.h data/model_folder.h base
 model                  | model/config kernels base
 model                  | no base/os.h base/file.h <time.h> <sys/time.h> <signal.h>
 model                  | no <fcntl.h> <unistd.h> <dirent.h> <sys/stat.h> <sys/mman.h>

@@ -87,24 +87,21 @@ void cuda_repack(Backend *be, int64_t M, int64_t N, Operand x) {
 
 // ---- CUDA's part
 
-void *gpu_alloc(size_t bytes) {
+void *cuda_take(Cuda *c, size_t bytes, Error *err) {
+  (void)err;
   const int i = block_at(NULL);
   machine.blocks[i].memory = xmalloc(bytes);
   machine.blocks[i].bytes = bytes;
+  c->base.workspace_bytes += bytes;
   return machine.blocks[i].memory;
 }
-cudaError_t cudaFree(void *memory) {
+void cuda_give_back(Cuda *c, void *memory) {
+  if (!memory) return;
   const int i = block_at(memory);
+  c->base.workspace_bytes -= machine.blocks[i].bytes;
   machine.blocks[i].memory = NULL;
   machine.blocks[i].bytes = 0;
   free(memory);
-  return cudaSuccess;
-}
-cudaError_t cudaMemsetAsync(void *memory, int value, size_t bytes, cudaStream_t stream) {
-  (void)stream;
-  assert_true(machine.blocks[block_at(memory)].bytes >= bytes);
-  memset(memory, value, bytes);
-  return cudaSuccess;
 }
 cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
   (void)stream;

@@ -69,15 +69,11 @@ static inline void close_subject(Subject *t) {
   t->be->destroy(t->be);
 }
 
-static inline int64_t whole_groups(int64_t n) {
-  return (n + FP8_GROUP - 1) / FP8_GROUP * FP8_GROUP;
-}
-
 // ---- Copies that an operation leaves
 
 // With memory for both, and a group more in the rows of by_col.
 static inline Operand copies_out(Subject *t, int64_t M, int64_t N, int scaling) {
-  const int64_t stride = whole_groups(M) + FP8_GROUP;
+  const int64_t stride = fp8_padded(M) + FP8_GROUP;
   return (Operand){.by_row = buffer_new(&t->b, M * N, 1, NULL)->data,
                    .by_col = buffer_new(&t->b, N * stride, 1, NULL)->data,
                    .stride = stride,

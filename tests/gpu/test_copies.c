@@ -1,6 +1,6 @@
-// The kernels that leave FP8 copies: bit for bit as kernels/fp8.h has them, or, where the GPU's
+// The kernels that leave FP8 copies: bit for bit as kernels/formats.h has them, or, where the GPU's
 // arithmetic differs in the last bits, rounded to the nearest but for that.
-#include "kernels/unfused/kernels.h"
+#include "kernels/unfused/unfused.h"
 #include "tests/gpu/copies_rig.h"
 #include "tests/gpu/fp8_here.h"
 

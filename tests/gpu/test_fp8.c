@@ -8,9 +8,9 @@
 static Operand copies_in(Subject *t, int64_t rows, int64_t cols, bool weight, const char *name,
                          float **values) {
   const int scaling = weight ? WEIGHT : DELAYED;
-  Operand x = {.stride = whole_groups(rows) + FP8_GROUP, .scaling = scaling, .fp8 = true};
+  Operand x = {.stride = fp8_padded(rows) + FP8_GROUP, .scaling = scaling, .fp8 = true};
   *values = random_bf16(rows * cols, weight ? 1 / sqrt((double)cols) : 0.5, name);
-  const int64_t all_rows = whole_groups(rows);
+  const int64_t all_rows = fp8_padded(rows);
   uint8_t *by_row = xcalloc((size_t)(all_rows * cols), 1),
           *by_col = xcalloc((size_t)(cols * x.stride), 1);
   for (int64_t i = 0; i < rows * cols; i++) {

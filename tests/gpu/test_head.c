@@ -3,7 +3,7 @@
 // in FP8. Against the CPU's products and a softmax in double; the bound of each error is twice that
 // of a twin, the same with a rounding wherever the backend stores. Beside it: where the normaliser
 // is folded, errors do not grow with the logits, even in rows whose target is all but certain.
-#include "kernels/fp8.h"
+#include "kernels/formats.h"
 #include "kernels/fused/head.h"
 #include "kernels/gpu_backends.h"
 #include "kernels/record.h"
@@ -209,16 +209,13 @@ typedef struct Run {
 static void *fp8_buffer(Bench *b, int64_t count, const uint8_t *bits) {
   return buffer_new(b, count, 1, bits)->data;
 }
-static int64_t groups(int64_t n) {
-  return (n + FP8_GROUP - 1) / FP8_GROUP * FP8_GROUP;
-}
 
 // Fills in the copies of values [rows, cols], each row times its scale; a weight's, or those of an
 // activation, whose rows are tokens.
 static void copies_new(Bench *b, Operand *x, int64_t rows, int64_t cols, const float *values,
                        const float *row_scale, float scale, bool weight) {
   x->fp8 = true;
-  x->stride = groups(rows);
+  x->stride = fp8_padded(rows);
   uint8_t *by_row = xcalloc((size_t)(x->stride * cols), 1),
           *by_col = xcalloc((size_t)(x->stride * cols), 1);
   for (int64_t m = 0; values && m < rows; m++)
@@ -241,7 +238,7 @@ static void take_copies(Run *r, const Problem *p) {
   copies_new(&r->b, &r->W, V, D, p->W, NULL, p->scale_W, true);
   copies_new(&r->b, &r->dx, M, D, NULL, NULL, 1, false);
   r->g.p.by_row = fp8_buffer(&r->b, M * r->stride, NULL);
-  r->g.p.stride = groups(M);
+  r->g.p.stride = fp8_padded(M);
   r->g.p.by_col = fp8_buffer(&r->b, r->stride * r->g.p.stride, NULL);
   r->g.p.data = NULL, r->g.p.fp8 = true;
   r->x.scaling = SCALING_X, r->W.scaling = SCALING_W;

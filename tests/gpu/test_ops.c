@@ -63,6 +63,7 @@ static void residual(const Subject *t) {
   void *a_gpu = bf16_buffer(&b, M * K, a), *W_gpu = bf16_buffer(&b, D * K, W),
        *x_gpu = bf16_buffer(&b, M * D, x), *out_gpu = bf16_buffer(&b, M * D, NULL);
   RowStat sumsq_gpu = stat_out(&b, b.be->most_parts.sumsq);
+  b.be->operation = OP_DOWN;
   RUN_TWICE(&b, b.be->residual(b.be, M, K, operand_of(a_gpu), operand_of(W_gpu), x_gpu,
                                (RowStat){.data = NULL}, operand_of(out_gpu), &sumsq_gpu));
   float *got = bench_read(&b, out_gpu), *sumsq = stat_read(&b, sumsq_gpu, M),
@@ -116,14 +117,16 @@ static void gate_up(const Subject *t) {
 
 static void decode(const Subject *t) {
   const int64_t T = t->s.T, R = t->R, Hd = t->Hd, rows = T > 3 ? T - 2 : 1;
+  const int32_t first = (int32_t)(T - rows);
   Bench b = {.be = t->bf16};
   float *packed = random_bf16(T * R, 1, "qkv"), *reference = floats(rows * Hd),
         *twin = floats(rows * Hd);
-  t->cpu->attention_decode(t->cpu, T, rows, act(packed), operand_of(act(reference)));
+  t->cpu->attention_decode(t->cpu, &first, rows, act(packed), operand_of(act(reference)));
   memcpy(twin, reference, (size_t)(rows * Hd) * sizeof *twin);
   round_all(twin, rows * Hd);
   void *qkv_gpu = bf16_buffer(&b, T * R, packed), *o_gpu = bf16_buffer(&b, rows * Hd, NULL);
-  RUN_TWICE(&b, b.be->attention_decode(b.be, T, rows, qkv_gpu, operand_of(o_gpu)));
+  const int32_t *first_gpu = int32_buffer(&b, 1, &first);
+  RUN_TWICE(&b, b.be->attention_decode(b.be, first_gpu, rows, qkv_gpu, operand_of(o_gpu)));
   float *got = bench_read(&b, o_gpu);
   expect_near(label(t, "attention_decode"), got, twin, reference, rows * Hd, 1e-6);
   free(packed), free(reference), free(twin), free(got);
@@ -283,7 +286,7 @@ static void one_row(const Subject *t) {
 
 enum { TOKENS = 3 }; // positions that are asked for, one after the other
 
-// The last positions of a cache, by qkv_token and attention_token: o [TOKENS, H d], and the cache.
+// The last positions of a cache, by qkv_token and attention_decode: o [TOKENS, H d], and the cache.
 // The third is replayed where the backend has graphs.
 static void write_tokens(const Subject *t, const float *x, const float *sumsq, const float *W,
                          const float *cache, float **o, float **cache_after) {
@@ -305,7 +308,7 @@ static void write_tokens(const Subject *t, const float *x, const float *sumsq, c
     if (b.be->replay_begin(b.be, REPLAY_TOKEN)) {
       b.be->qkv_token(b.be, position_gpu, operand_of(x_gpu), sumsq_gpu, operand_of(W_gpu),
                       cache_gpu);
-      b.be->attention_token(b.be, position_gpu, cache_gpu, operand_of(o_gpu));
+      b.be->attention_decode(b.be, position_gpu, 1, cache_gpu, operand_of(o_gpu));
       b.be->replay_end(b.be, REPLAY_TOKEN);
     }
     b.be->read_act(b.be, *o + i * Hd, o_gpu, Hd);
@@ -339,12 +342,13 @@ static void token(const Subject *t) {
     }
     round_all(twin, R);
     expect_near(label(t, "qkv_token"), after + (T + i) * R, twin, row, R, 1e-6);
-    t->cpu->attention_decode(t->cpu, T + i + 1, 1, act(after), operand_of(act(expected + i * Hd)));
+    const int32_t position = (int32_t)(T + i);
+    t->cpu->attention_decode(t->cpu, &position, 1, act(after), operand_of(act(expected + i * Hd)));
     free(z);
   }
   memcpy(o_twin, expected, (size_t)(TOKENS * Hd) * sizeof *o_twin);
   round_all(o_twin, TOKENS * Hd);
-  expect_near(label(t, "attention_token"), o, o_twin, expected, TOKENS * Hd, 1e-6);
+  expect_near(label(t, "attention_decode of a token"), o, o_twin, expected, TOKENS * Hd, 1e-6);
   free(x), free(W), free(sumsq), free(cache), free(o), free(after), free(again);
   free(after_again), free(row), free(twin), free(expected), free(o_twin);
 }

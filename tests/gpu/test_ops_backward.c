@@ -21,6 +21,7 @@ static void norm_dgrad(const Subject *t) {
        *x_gpu = bf16_buffer(&b, M * D, x), *dx_gpu = bf16_buffer(&b, M * D, dx);
   const RowStat sumsq_gpu = stat_in(&b, b.be->most_parts.sumsq, M, sumsq),
                 s_gpu = stat_in(&b, parts, M, s);
+  b.be->operation = OP_GATE_UP_DGRAD;
   RUN_TWICE(&b, b.be->norm_dgrad(b.be, M, N, operand_of(dz_gpu), operand_of(W_gpu),
                                  operand_of(x_gpu), sumsq_gpu, s_gpu, dx_gpu, operand_of(dx_gpu)));
   float *got = bench_read(&b, dx_gpu);

@@ -1,4 +1,4 @@
-// The FP8 copies that the update writes of weights: both, bit for bit as kernels/fp8.h says, with
+// The FP8 copies that the update writes of weights: both, bit for bit as kernels/formats.h says, with
 // scales that follow from largest values; and the update itself, equal to that beside bf16 copies.
 #include "tests/gpu/gpu_test.h"
 
@@ -37,9 +37,6 @@ static bool is_norm(int i) {
 static int64_t elements(const ParamTensor *t) {
   return t->rows * t->cols;
 }
-static int64_t up_to_group(int64_t n) {
-  return (n + FP8_GROUP - 1) / FP8_GROUP * FP8_GROUP;
-}
 static void *bytes(Bench *b, int64_t count) {
   return buffer_new(b, count, 1, NULL)->data;
 }
@@ -50,7 +47,7 @@ static void *gradient(const Rig *r, Bench *b, int64_t n, const float *values) {
 
 static Operand copies(Bench *b, const ParamTensor *t, int i, bool fp8) {
   if (!fp8) return operand_of(bf16_buffer(b, elements(t), NULL));
-  Operand x = {.stride = up_to_group(t->rows) + FP8_GROUP, .scaling = i, .fp8 = true};
+  Operand x = {.stride = fp8_padded(t->rows) + FP8_GROUP, .scaling = i, .fp8 = true};
   x.by_row = bytes(b, elements(t));
   x.by_col = bytes(b, t->cols * x.stride);
   return x;
@@ -177,7 +174,7 @@ static float check_copies(Side *s, int i, float scale) {
       largest = fmaxf(largest, fabsf(value));
       uint8_t got = by_col[k * x->stride + fp8_column_place(n)];
       if (!there && got == 0x80) got = 0; // of a norm weight below 0, zero has a sign
-      expect_byte("by_col", n, k, got, n < up_to_group(t->rows) ? expected : PADDING);
+      expect_byte("by_col", n, k, got, n < fp8_padded(t->rows) ? expected : PADDING);
       if (there) expect_byte("by_row", n, k, by_row[n * t->cols + fp8_column_place(k)], expected);
     }
   Scaling on_device;

@@ -2,7 +2,7 @@
 // loss, along random directions and single elements, for grouped queries, tied and untied
 // embeddings, odd sizes and llama3 RoPE scaling.
 #include "base/rng.h"
-#include "kernels/program_math.h"
+#include "kernels/math.h"
 #include "model/llama.h"
 #include "tests/support/gradient.h"
 #include "tests/support/test.h"

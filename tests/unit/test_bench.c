@@ -5,7 +5,7 @@
 #include "base/memory.h"
 #include "base/rng.h"
 #include "kernels/gpu_backends.h"
-#include "kernels/program_math.h"
+#include "kernels/math.h"
 #include "model/ranges.h"
 #include "model/run/backend.h"
 #include "model/run/bench.h"

@@ -1,7 +1,7 @@
 // The bench's operations are the step's: one by one in a step's order they leave what the step
 // leaves.
 #include "base/rng.h"
-#include "kernels/program_math.h"
+#include "kernels/math.h"
 #include "model/ranges.h"
 #include "model/run/bench.h"
 #include "tests/support/small_model.h"

@@ -1,6 +1,6 @@
-// FP8's formats, the places of its copies and its scales: kernels/fp8.h.
+// FP8's formats, the places of its copies and its scales: kernels/formats.h.
 #include "base/rng.h"
-#include "kernels/fp8.h"
+#include "kernels/formats.h"
 #include "tests/support/test.h"
 
 enum { E4M3_CODES = 127, E5M2_CODES = 124 }; // finite and not negative

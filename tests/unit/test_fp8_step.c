@@ -1,6 +1,6 @@
 // A training step in FP8 on the CPU backend, the reference: its gradients against fp32's, its
 // scales, and that nothing else depends on how a step is cut.
-#include "kernels/program_math.h"
+#include "kernels/math.h"
 #include "tests/support/small_model.h"
 #include "tests/support/test.h"
 

@@ -1,6 +1,6 @@
 // The rounding of AdamW's moments to bf16: right in the mean, where rounding to nearest sticks.
 #include "base/rng.h"
-#include "kernels/moments.h"
+#include "kernels/formats.h"
 #include "tests/support/bf16.h"
 #include "tests/support/test.h"
 

@@ -1,7 +1,7 @@
 // The CPU's exponential, against the C library's in fp64.
 #include <float.h>
 
-#include "kernels/program_math.h"
+#include "kernels/math.h"
 #include "tests/support/test.h"
 
 // In ulp of fp32, of which denormals have one size.

@@ -3,7 +3,7 @@
 #include <omp.h>
 
 #include "base/rng.h"
-#include "kernels/moments.h"
+#include "kernels/formats.h"
 #include "model/packing.h"
 #include "tests/support/gradient.h"
 #include "tests/support/test.h"

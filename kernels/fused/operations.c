@@ -11,6 +11,11 @@ static bool is_fused(const Backend *be, Operation operation) {
   return be->kinds[operation] == KERNEL_FUSED;
 }
 
+// Whether the model's operation under way is one: functions that serve several ask this.
+static bool this_is_fused(const Backend *be) {
+  return is_fused(be, be->operation);
+}
+
 static bool in_fp8(Operand A, Operand W) {
   return A.by_row && W.by_row;
 }
@@ -56,7 +61,7 @@ static void run_copied(const Fused *f, ProgramName name, ProgramCall *call, int6
   const int64_t M = call->M;
   if (out.by_row) {
     call->copies[0] = (Matrix){out.by_row, M, cols};
-    call->copies[1] = (Matrix){out.by_col, cols, (M + FP8_GROUP - 1) / FP8_GROUP * FP8_GROUP};
+    call->copies[1] = (Matrix){out.by_col, cols, fp8_padded(M)};
     call->by_col_stride = out.stride;
     call->args.copies = &u->scalings[out.scaling];
     call->args.row_scale_out = (float *)out.row_scale;
@@ -101,7 +106,7 @@ void fused_residual(Backend *be, int64_t M, int64_t K, Operand a, Operand W, con
                     RowStat x_sumsq, Operand out, RowStat *sumsq) {
   const Fused *f = fused_of(be);
   const OpsConfig *c = &f->unfused.cuda.config;
-  if (!is_fused(be, K == c->F ? OP_DOWN : OP_OUT) || cuda_one_row(&f->unfused.cuda, M)) {
+  if (!this_is_fused(be) || cuda_one_row(&f->unfused.cuda, M)) {
     unfused_residual(be, M, K, a, W, x, x_sumsq, out, sumsq);
     return;
   }
@@ -190,16 +195,11 @@ void fused_head_loss(Backend *be, int64_t M, Operand x, RowStat sumsq, Operand W
 
 // ---- Backward
 
-// The width tells which of the model's GEMMs it is.
-static Operation norm_dgrad_operation(const OpsConfig *c, int64_t N) {
-  return N == packed_width(c) ? OP_QKV_DGRAD : OP_GATE_UP_DGRAD;
-}
-
 void fused_norm_dgrad(Backend *be, int64_t M, int64_t N, Operand dz, Operand W, Operand x,
                       RowStat sumsq, RowStat s, const act_t *residual, Operand dx) {
   const Fused *f = fused_of(be);
   const OpsConfig *c = &f->unfused.cuda.config;
-  if (!is_fused(be, norm_dgrad_operation(c, N))) {
+  if (!this_is_fused(be)) {
     unfused_norm_dgrad(be, M, N, dz, W, x, sumsq, s, residual, dx);
     return;
   }

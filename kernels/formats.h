@@ -1,5 +1,22 @@
-// FP8: its two formats, and the order in which copies of a matrix lie. For the host; kernels
-// convert with the GPU's instructions, to the same bits.
+// Formats narrower than fp32: FP8, and AdamW's moments as bf16 (bf16 itself is in base/bf16.h). For
+// the host; kernels convert with the GPU's instructions, to the same bits.
+#pragma once
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+#include "base/host_device.h"
+
+// Noise for stochastic rounding: a hash of where the value is, so that the same run gives the same
+// bits.
+
+// The last mixing of murmur3 (Appleby).
+static inline HOST_DEVICE uint32_t noise_mix(uint32_t x) {
+  x = (x ^ (x >> 16)) * 0x85ebca6bu;
+  x = (x ^ (x >> 13)) * 0xc2b2ae35u;
+  return x ^ (x >> 16);
+}
+
+// ---- FP8: its two formats, and the order in which copies of a matrix lie.
 //
 // e4m3 has 3 bits of mantissa and reaches 448, e5m2 has 2 and reaches 57344 ("FP8 Formats for Deep
 // Learning", arXiv 2209.05433). Conversion rounds to nearest even and saturates; NaN stays NaN.
@@ -13,16 +30,15 @@
 //         2 r + h                                      r 0 .. 7, h 0 .. 1
 // Weights [N, K] are read by forward (by_row) and dgrad, which sums over N (by_col, its N in the
 // order of by_row's columns, since the gradient's by_row copy meets it).
-#pragma once
-#include <math.h>
-#include <stdint.h>
-#include <string.h>
-#include "base/host_device.h"
-#include "kernels/noise.h"
 
 typedef enum Fp8Format { FP8_E4M3, FP8_E5M2 } Fp8Format;
 
 enum { FP8_GROUP = 16 }; // sizes that FP8 products sum over are multiples of it
+
+// n rounded up to whole groups.
+static inline HOST_DEVICE int64_t fp8_padded(int64_t n) {
+  return (n + FP8_GROUP - 1) / FP8_GROUP * FP8_GROUP;
+}
 
 static inline HOST_DEVICE float fp8_largest(Fp8Format format) {
   return format == FP8_E4M3 ? 448.0f : 57344.0f;
@@ -147,4 +163,32 @@ static inline float fp8_value(Fp8Format format, uint8_t bits) {
     return format == FP8_E5M2 && fraction == 0 ? sign * INFINITY : NAN;
   if (exponent == 0) return sign * ldexpf((float)fraction, 1 - bias - mantissa);
   return sign * ldexpf((float)(fraction + (1 << mantissa)), exponent - bias - mantissa);
+}
+
+// ---- AdamW's moments as bf16. A step moves v by (1 - beta2) of what it differs from the squared
+// gradient. With beta2 = 0.999 that is often less than half of the distance from one bf16 to the
+// next, and rounding to nearest would leave v where it is for ever. So rounding is stochastic: away
+// from zero with the probability of what it would cut off, so that it is right in the mean. The
+// noise is a hash of the update, the tensor and the element: the same run gives the same bits,
+// resumed or not.
+
+// Of a tensor in an update. updates: applied so far; tensor: its place in the list.
+static inline HOST_DEVICE uint32_t moment_key(int64_t updates, int tensor) {
+  return noise_mix(noise_mix((uint32_t)updates) + (uint32_t)tensor);
+}
+// Of an element: 16 bits for m, and above them 16 for v.
+static inline HOST_DEVICE uint32_t moment_noise(uint32_t key, int64_t element) {
+  return noise_mix((uint32_t)element ^ key);
+}
+
+// The bf16 below or above, as a float; what bf16 holds stays as it is. Of `noise` the low 16 bits
+// count; MOMENT_NEAREST rounds to nearest.
+enum { MOMENT_NEAREST = 0x8000 };
+static inline HOST_DEVICE float moment_round(float value, uint32_t noise) {
+  uint32_t bits;
+  memcpy(&bits, &value, sizeof bits);
+  if ((bits & 0x7f800000u) != 0x7f800000u) bits += noise & 0xffffu; // infinities and NaN stay
+  bits &= 0xffff0000u;
+  memcpy(&value, &bits, sizeof value);
+  return value;
 }

@@ -5,7 +5,7 @@
 #include <stdlib.h>
 
 #include "base/memory.h"
-#include "kernels/moments.h"
+#include "kernels/formats.h"
 
 void cpu_step_begin(Backend *be) {
   StepResult *step = &cpu_of(be)->step;

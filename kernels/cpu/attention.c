@@ -89,9 +89,10 @@ void cpu_attention(Backend *be, int64_t B, int64_t T, const act_t *qkv, Operand 
   leave_copies(cpu, B * T, cpu->config.H * cpu->config.d, o, reals(o.data));
 }
 
-void cpu_attention_decode(Backend *be, int64_t T, int64_t rows, const act_t *qkv, Operand o) {
+void cpu_attention_decode(Backend *be, const int32_t *position, int64_t rows, const act_t *cache,
+                          Operand o) {
   Cpu *cpu = cpu_of(be);
-  attend(cpu, 1, T, T - rows, reals(qkv), reals(o.data), NULL);
+  attend(cpu, 1, *position + rows, *position, reals(cache), reals(o.data), NULL);
   leave_copies(cpu, rows, cpu->config.H * cpu->config.d, o, reals(o.data));
 }
 
@@ -99,10 +100,6 @@ void cpu_qkv_token(Backend *be, const int32_t *position, Operand x, RowStat sums
                    act_t *cache) {
   const int64_t R = packed_width(&cpu_of(be)->config);
   be->qkv(be, 1, 1, *position, x, sumsq, W, act_at(be, cache, *position * R));
-}
-
-void cpu_attention_token(Backend *be, const int32_t *position, const act_t *cache, Operand o) {
-  be->attention_decode(be, *position + 1, 1, cache, o);
 }
 
 // One query head's share; dk and dv are added to.

@@ -8,7 +8,7 @@
 #include "base/memory.h"
 #include "kernels/cpu/cpu.h"
 #include "kernels/openblas.h"
-#include "kernels/moments.h"
+#include "kernels/formats.h"
 
 // There is no device, and little to prepare: many arguments have no use here.
 #pragma GCC diagnostic ignored "-Wunused-parameter"
