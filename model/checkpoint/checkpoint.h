@@ -81,8 +81,8 @@ int export_write(const Export *x, const char *folder, const ModelConfig *model, 
 // The three values of a weight that a checkpoint has.
 typedef enum StatePart { MASTER, EXP_AVG, EXP_AVG_SQ } StatePart;
 
-// Where a save takes what it writes from: the backend as it is, or a copy of its state on the host.
-// Of `llama` a save itself reads shapes and flags only, no values.
+// The source of the values that a save writes: the backend, or a copy of its state on the host. Of
+// `llama` a save itself reads shapes and flags only.
 typedef struct StateSource StateSource;
 struct StateSource {
   const Llama *llama;
@@ -116,9 +116,9 @@ int64_t checkpoint_best(const char *run_dir);
 // At a run's start, in a folder that it has locked: removes the step-*.tmp of a process that was
 // killed.
 void checkpoint_clear(const char *run_dir);
-// Is there room for a checkpoint in run_dir, or in the folder that it will be created in? -1 and a
-// sentence if not; one on standard error where there is room for some, but not for all that `steps`
-// more steps save. Writes nothing.
+// Checks that the disk of run_dir, which may not exist yet, has room for a checkpoint: -1 and a
+// sentence if not. Warns on standard error where the next `steps` steps save more than there is room
+// for. Writes nothing.
 int checkpoint_room(const char *run_dir, const Config *config, int64_t steps, Error *err);
 
 // ---- Saving beside training: the state is copied to the host while the next step computes its
@@ -139,7 +139,7 @@ typedef struct SaveResult {
 // Bytes of the host's memory that a copy of a run's state takes.
 size_t background_bytes(const ModelConfig *model, const Backend *be);
 
-// Takes what it needs of the backend, and a thread, which takes the memory of the copy while the
+// Allocates what it needs on the backend and starts a thread, which allocates the copy while the
 // run starts. llama outlives it.
 BackgroundSave *background_open(const Llama *llama, Error *err);
 void background_close(BackgroundSave *save); // NULL is fine; waits for what is under way
@@ -191,5 +191,5 @@ int checkpoint_read_state(const char *path, TrainState *state, Error *err);
 // in FP8 that has the scalings of this precision with its moments takes them; those
 // of another precision are passed over.
 int checkpoint_load(const Checkpoint *c, Llama *llama, Error *err);
-// Would it be loaded into this model? Reads no value.
+// Checks that checkpoint_load would accept it for this model, without reading values.
 int checkpoint_check(const Checkpoint *c, const ModelConfig *model, Error *err);

@@ -19,7 +19,7 @@ typedef struct Piece {
   const SafeTensor *bad; // the first with an impossible value; NULL: there is none
 } Piece;
 
-// Is one of [count] values not finite or (unsigned_) below 0? An exponent of ones carries into the
+// Whether one of [count] values is not finite or (unsigned_) below 0. An exponent of ones carries into the
 // sign's place when its last bit is added.
 static bool bad_f32(const unsigned char *at, size_t count, bool unsigned_) {
   uint32_t carries = 0, signs = 0;
@@ -61,7 +61,7 @@ static bool bad_part(const SafeTensor *t, uint64_t from, uint64_t to) {
   return bad_half(at, (size_t)(last - first), t->dtype == SAFE_BF16 ? 0x7f80 : 0x7c00);
 }
 
-// FP8 scalings: scales are positive, or 0 before the first use, which leaves a history of largest
+// FP8 scalings: scales are positive, or 0 before the first use, which writes a history of largest
 // values.
 static bool bad_scalings(const SafeTensor *t) {
   if (t->dtype != SAFE_F32 || t->rank != 2 || t->shape[1] != SCALING_FLOATS)

@@ -20,7 +20,7 @@ static const char *const carried_names[] = {
 };
 enum { SAVED = 2, CARRIED = sizeof carried_names / sizeof *carried_names };
 
-// Is the folder's tokenizer this one? Where no tokenizer is known, nothing speaks against it.
+// Whether the folder's tokenizer is this one; true where no tokenizer is known.
 static bool has_tokenizer(const char *folder, const Tokenizer *tokenizer) {
   if (!tokenizer) return true;
   const PathText path = path_text("%s/tokenizer.json", folder);
@@ -88,16 +88,16 @@ static int write_text(const char *folder, const char *name, char *text, Error *e
   return status;
 }
 
-static int write_generation_config(const char *folder, int begin, int end, Error *err) {
+static int write_generation_config(const char *folder, int bos, int eos, Error *err) {
   JsonWriter w = {.indent = 2};
   json_open(&w, NULL, '{');
-  json_number(&w, "bos_token_id", begin < 0 ? NAN : begin, JSON_EXACT);
-  json_number(&w, "eos_token_id", end < 0 ? NAN : end, JSON_EXACT);
+  json_number(&w, "bos_token_id", bos < 0 ? NAN : bos, JSON_EXACT);
+  json_number(&w, "eos_token_id", eos < 0 ? NAN : eos, JSON_EXACT);
   json_close(&w, '}');
   return write_text(folder, GENERATION_FILE, w.text, err);
 }
 
-static int write_files(const Export *x, const char *folder, int begin, int end, Error *err) {
+static int write_files(const Export *x, const char *folder, int bos, int eos, Error *err) {
   bool generation = !x->tokenizer;
   for (int i = 0; i < x->count; i++) {
     const CarriedFile *file = &x->files[i];
@@ -105,18 +105,18 @@ static int write_files(const Export *x, const char *folder, int begin, int end, 
     if (file_write(path.text, file->data, file->bytes, err) != 0) return -1;
     if (strcmp(file->name, GENERATION_FILE) == 0) generation = true;
   }
-  if (!generation && write_generation_config(folder, begin, end, err) != 0) return -1;
+  if (!generation && write_generation_config(folder, bos, eos, err) != 0) return -1;
   return x->tokenizer ? tokenizer_save(x->tokenizer, folder, err) : 0;
 }
 
 int export_write(const Export *x, const char *folder, const ModelConfig *model, SaveDtype dtype,
                  Error *err) {
   const TokenizerFacts *facts = x && x->tokenizer ? tokenizer_facts(x->tokenizer) : NULL;
-  const ConfigExtras extras = {.begin = facts ? facts->bos : NO_TOKEN,
-                               .end = facts ? facts->eos : NO_TOKEN,
+  const ConfigExtras extras = {.bos = facts ? facts->bos : NO_TOKEN,
+                               .eos = facts ? facts->eos : NO_TOKEN,
                                .dtype = dtype,
                                .carried = x ? x->config : NULL,
                                .carry_ids = x && x->same_tokenizer};
   if (write_text(folder, MODEL_CONFIG_FILE, model_config_json(model, &extras), err) != 0) return -1;
-  return x ? write_files(x, folder, extras.begin, extras.end, err) : 0;
+  return x ? write_files(x, folder, extras.bos, extras.eos, err) : 0;
 }

@@ -15,7 +15,7 @@
 enum { SCALING_FLOATS = sizeof(ScalingState) / sizeof(float) };
 
 // ---- content.c
-// Are these files what `sums` (where they have any) says, and their values possible ones?
+// Checks the files against `sums` (where it has any), and that their values are possible.
 int content_check(const SafeFile *files, int count, const FileSums *sums, Error *err);
 
 // ---- find.c
@@ -23,7 +23,7 @@ int content_check(const SafeFile *files, int count, const FileSums *sums, Error 
 int checkpoint_complete(const char *path, TrainState *state, Error *err);
 // path[PATH_CHARS]
 int give_path(char *path, const char *found, Error *err);
-// Says that the folder has no weights in safetensors, and what it has instead.
+// -1 and a sentence: the folder has no weights in safetensors, but what else it has.
 int no_weights(const char *folder, Error *err);
 
 // ---- state.c

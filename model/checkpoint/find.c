@@ -62,7 +62,7 @@ int checkpoint_find(const char *run_dir, char *path, Error *err) {
 
 // ---- Opening: files of one step
 
-// The step that something named, -1 while nothing has, and what it was.
+// The step that a file named, -1 while none has, and that file.
 typedef struct StepNamed {
   int64_t step;
   PathText by;

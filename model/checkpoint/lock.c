@@ -19,8 +19,8 @@ static bool names_the_folder(const char *path, const struct stat *folder) {
   return stat(path, &named) == 0 && same(&named, folder);
 }
 
-// Does RUN/lock still name the file that is open? Its holder removes it before letting go, so a
-// file that was just opened may have no name left.
+// Whether RUN/lock still names the open file. Its holder removes it before letting go, so a file
+// that was just opened may have no name left.
 static bool still_there(const RunLock *lock) {
   struct stat held, named;
   if (fstatat(lock->folder, LOCK_FILE, &named, AT_SYMLINK_NOFOLLOW) != 0)

@@ -63,7 +63,7 @@ typedef struct TrainConfig {
   int64_t sample_tokens;
   int64_t max_nonfinite;      // skipped updates in a row before the run stops
   double max_minutes;         // the process saves and ends before so many have passed; 0 = no limit
-  char resume[PATH_CHARS];    // "" = start anew, "auto" = latest of output.dir if any, or a folder
+  char resume[PATH_CHARS];    // "" = a new run, "auto" = latest of output.dir if any, or a folder
   bool resume_allow_changes;  // resume although keys that shape the run differ
   char init_from[PATH_CHARS]; // folder with weights and config.json to start from; "" = random
 } TrainConfig;
@@ -168,11 +168,11 @@ int model_config_check(const ModelConfig *model, const char *folder, Error *err)
 
 // And back. The text is the caller's to free.
 typedef struct ConfigExtras {
-  int begin, end;  // the tokens around a document, -1 where the tokenizer is not known
+  int bos, eos;    // the tokens around a document, -1 where the tokenizer is not known
   SaveDtype dtype; // of the weights beside it
   const char
       *carried;   // NULL, or a valid config.json: its fields that say nothing of the above stay
-  bool carry_ids; // its bos_token_id and eos_token_id win over begin and end
+  bool carry_ids; // its bos_token_id and eos_token_id win over bos and eos
 } ConfigExtras;
 char *model_config_json(const ModelConfig *model, const ConfigExtras *extras);
 

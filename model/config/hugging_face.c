@@ -229,8 +229,8 @@ char *model_config_json(const ModelConfig *model, const ConfigExtras *x) {
   json_raw(&w, "architectures", "[\"LlamaForCausalLM\"]");
   for (int i = 0; i < FIXED_KEYS; i++)
     if (fixed_keys[i].written) json_raw(&w, fixed_keys[i].name, fixed_keys[i].value);
-  write_id(&w, x, "bos_token_id", x->begin);
-  write_id(&w, x, "eos_token_id", x->end);
+  write_id(&w, x, "bos_token_id", x->bos);
+  write_id(&w, x, "eos_token_id", x->eos);
   json_string(&w, "torch_dtype", x->dtype == SAVE_BF16 ? "bfloat16" : "float32");
   if (!write_carried(&w, x, "use_cache")) json_bool(&w, "use_cache", true);
   keys_write_section(&w, "model", &config);

@@ -118,7 +118,7 @@ const Key config_keys[] = {
            "the process saves and ends before so many minutes have passed, as a batch system wants "
            "it; 0: no limit"),
     TEXT(train, resume, "\"\"", 0, KEY_OF_PROCESS,
-         "empty: start anew; \"auto\": resume from the newest checkpoint in output.dir, if any; "
+         "empty: a new run; \"auto\": resume from the newest checkpoint in output.dir, if any; "
          "else the folder of a checkpoint"),
     BOOL(train, resume_allow_changes, "false", KEY_OF_PROCESS,
          "resume even if keys that shape the run have changed"),

@@ -398,7 +398,7 @@ int model_config_check(const ModelConfig *model, const char *folder, Error *err)
   return differ;
 }
 
-// Has the key a default, and the configuration another value?
+// Whether the key has a default, and the configuration another value.
 static bool is_set(const Key *key, const Config *config) {
   Error ignored;
   Config defaults = {0};

@@ -312,7 +312,7 @@ void log_evidence(RunLog *log, int64_t step, const char *path) {
   put_record(log, "evidence", step, "path", path);
 }
 
-// Has the file a line that begins so?
+// Whether a line of the file begins so.
 static bool has_line(const char *path, const char *begin) {
   MappedFile map;
   Error ignored;

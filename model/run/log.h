@@ -87,7 +87,7 @@ void log_close(RunLog *log); // zeros are fine
 void log_move(RunLog *log, const char *run_dir);
 // Writes what waits, and has the disk hold all of it.
 void log_sync(RunLog *log);
-// Has the run in this folder come to its end at this step, validation and sample included?
+// Whether the run in this folder ended at this step, with its validation and sample.
 bool log_has_end(const char *run_dir, int64_t step);
 void log_start(RunLog *log, const StartFacts *facts);
 void log_opened(RunLog *log, int64_t step, const Phases *phases, size_t memory_taken);

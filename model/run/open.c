@@ -173,7 +173,7 @@ static int check_data(Run *run, Error *err) {
       run->start.path, c->data.train);
 }
 
-// Losses on other windows cannot be compared: the best one starts anew.
+// Losses on other windows cannot be compared: the best one is forgotten.
 static void check_validation(Run *run) {
   TrainState *s = &run->state;
   if (!run->val_data) return;
@@ -444,8 +444,8 @@ static int write_run_json(const Run *run, Error *err) {
   return status;
 }
 
-// The run's folder comes last, so that a mistake found above leaves nothing behind. What was read
-// above was read by its name.
+// The run's folder comes last, so that a mistake found above writes nothing. Up to here files were
+// read by their names.
 static int open_output(Run *run, Error *err) {
   const Config *c = &run->config;
   RunLock *lock = &run->lock;
@@ -465,7 +465,7 @@ static int open_output(Run *run, Error *err) {
   return 0;
 }
 
-// Is nothing left to do for a run that is resumed?
+// Whether a resumed run has nothing left to do.
 static bool has_ended(const Run *run) {
   const Config *c = &run->config;
   return run->resumed &&

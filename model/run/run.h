@@ -150,8 +150,8 @@ bool run_validate(Run *run);
 // ---- Saving
 
 bool run_folder_due(const Run *run); // run_check_folder has not looked for a second
-// Is the run's folder still its own? Looks once a second, or `now`. If it was removed, moved or
-// replaced, saves as run_save_last does, and returns -1: training ends.
+// Checks that the folder is still the run's own: once a second, or `now`. If it was removed, moved
+// or replaced, saves as run_save_last does, and returns -1: training ends.
 int run_check_folder(Run *run, bool now, Error *err);
 // Begins a save, or makes it where run->saves is NULL; the one before has ended. Nothing where the
 // step is saved already or train.save_interval says never.

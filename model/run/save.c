@@ -74,7 +74,7 @@ static SaveResult save_at_once(Run *run, const RunLock *folder) {
   return r;
 }
 
-// Once, where data were made anew under the run.
+// Warns once when the data files of the run were replaced.
 static void watch_names(Run *run) {
   const char *path = loader_replaced(run->train_data);
   if (!path && run->val_data) path = loader_replaced(run->val_data);

@@ -102,7 +102,7 @@ void text_bytes_begin(TextBytes *t, int32_t first) {
   if (!t->decoder) return;
   decoder_end(t->decoder, &text);
   decoder_next(t->decoder, first, &text);
-  // What it leaves of a character that is not whole comes with the rest of it.
+  // The bytes of an incomplete character come again with its rest.
   t->count -= (int64_t)decoder_end(t->decoder, &text);
   decoder_next(t->decoder, first, &text);
 }

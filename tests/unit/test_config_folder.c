@@ -167,7 +167,7 @@ static void expect_field(const cJSON *tree, const char *name, const char *json) 
 }
 
 TEST(fields_that_we_do_not_set_are_carried_over) {
-  ConfigExtras x = {.begin = 256, .end = 257, .dtype = SAVE_BF16, .carried = foreign};
+  ConfigExtras x = {.bos = 256, .eos = 257, .dtype = SAVE_BF16, .carried = foreign};
   for (int carry = 0; carry < 2; carry++) {
     x.carry_ids = carry;
     cJSON *tree = written(&x);
@@ -192,7 +192,7 @@ TEST(fields_that_we_do_not_set_are_carried_over) {
 }
 
 TEST(carried_ids_that_are_not_there_come_from_the_tokenizer) {
-  const ConfigExtras x = {.begin = -1, .end = 5, .carried = "{}", .carry_ids = true};
+  const ConfigExtras x = {.bos = -1, .eos = 5, .carried = "{}", .carry_ids = true};
   cJSON *tree = written(&x);
   expect_field(tree, "bos_token_id", "null");
   expect_field(tree, "eos_token_id", "5");
@@ -206,7 +206,7 @@ TEST(what_we_wrote_is_carried_over_in_the_same_bytes) {
   const Config c = parse(MINIMAL);
   const char *const from[] = {NULL, foreign, "{}"};
   for (int i = 0; i < 6; i++) {
-    ConfigExtras x = {.begin = -1, .end = 257, .carried = from[i / 2], .carry_ids = i % 2};
+    ConfigExtras x = {.bos = -1, .eos = 257, .carried = from[i / 2], .carry_ids = i % 2};
     char *whole = model_config_json(&c.model, &x);
     x.carried = whole;
     x.carry_ids = true;

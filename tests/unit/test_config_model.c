@@ -75,7 +75,7 @@ TEST(our_config_json_reads_back_as_the_same_model) {
     const ModelConfig m = parse_model(models[i]);
     const bool bytes = m.vocab_size == 258;
     char *json =
-        model_config_json(&m, &(ConfigExtras){.begin = bytes ? 256 : -1, .end = bytes ? 257 : -1});
+        model_config_json(&m, &(ConfigExtras){.bos = bytes ? 256 : -1, .eos = bytes ? 257 : -1});
     const ModelConfig again = parse_model(json);
     assert_memory_equal(&m, &again, sizeof m);
     assert_true((strstr(json, "\"eos_token_id\": 257") != NULL) == bytes);
