@@ -77,13 +77,13 @@ static int load_and_generate(Trained *t, const GenerateArgs *args, const char *p
   const RunShape shape = {.batch = 1, .seq = ROWS, .loss_chunks = 1, .context = context};
   if (trained_load(t, &shape, context > ROWS ? context : ROWS, "ask for fewer --tokens", err) != 0)
     return -1;
-  Writing w = {.generator = generator_create(&t->llama, context, err),
-               .tokenizer = t->tokenizer,
-               .options = args->options,
-               .stop = stop,
-               .show = print};
+  TextGeneration w = {.generator = generator_create(&t->llama, context, err),
+                      .tokenizer = t->tokenizer,
+                      .options = args->options,
+                      .stop = stop,
+                      .show = print};
   for (int i = 0; i < t->end_count; i++) sample_options_end(&w.options, t->ends[i]);
-  int status = w.generator ? text_write(&w, prompt, bytes, ids, err) : -1;
+  int status = w.generator ? text_generate(&w, prompt, bytes, ids, err) : -1;
   if (status == 0) status = print(NULL, "\n", 1, err);
   generator_destroy(w.generator);
   return status;

@@ -34,18 +34,18 @@ static bool write_sample(Run *run) {
   const TrainConfig *c = &run->config.train;
   Error err;
   SampleText sample = {0};
-  Writing writing = {
+  TextGeneration generation = {
       .generator = run->generator,
       .tokenizer = run->tokenizer,
       .options = {.temperature = 0.8, .top_p = 1, .seed = c->seed, .max_tokens = c->sample_tokens},
       .stop = run->stop,
       .show = append,
       .context = &sample};
-  sample_options_end(&writing.options, tokenizer_facts(run->tokenizer)->eos);
+  sample_options_end(&generation.options, tokenizer_facts(run->tokenizer)->eos);
   TokenIds ids = {0};
   range_push("sample");
   if (prompt_ids(run->tokenizer, "", 0, &ids, &err) == 0 &&
-      text_write(&writing, "", 0, &ids, &err) == 0) {
+      text_generate(&generation, "", 0, &ids, &err) == 0) {
     printf("step %lld | sample\n----\n%.*s\n----\n", (long long)run->state.step, (int)sample.bytes,
            sample.text);
     fflush(stdout);

@@ -31,7 +31,7 @@ int prompt_ids(const Tokenizer *tokenizer, const char *text, size_t bytes, Token
 // The decoder is given the prompt, too, since some put no space in front of a text's first word.
 // Bytes at the prompt's end that begin a character wait in it, and come again with the rest.
 typedef struct Stream {
-  const Writing *w;
+  const TextGeneration *w;
   Decoder *decoder; // NULL: ids
   const char *again;
   size_t again_bytes;
@@ -56,7 +56,7 @@ static int show_token(Stream *s, int32_t id, Error *err) {
 
 // Until the end, *stop or an error.
 static int show_what_follows(Stream *s, Error *err) {
-  const Writing *w = s->w;
+  const TextGeneration *w = s->w;
   for (int32_t id; !*w->stop;) {
     const int status = generator_next(w->generator, &id, err);
     if (status <= 0) return status;
@@ -65,8 +65,8 @@ static int show_what_follows(Stream *s, Error *err) {
   return 0;
 }
 
-int text_write(const Writing *w, const char *prompt, size_t bytes, const TokenIds *ids,
-               Error *err) {
+int text_generate(const TextGeneration *w, const char *prompt, size_t bytes, const TokenIds *ids,
+                  Error *err) {
   if (generator_start(w->generator, ids->ids, ids->count, &w->options, err) != 0) return -1;
   Stream s = {.w = w, .decoder = w->tokenizer ? decoder_open(w->tokenizer) : NULL};
   const char *text = prompt;
@@ -85,11 +85,11 @@ int text_write(const Writing *w, const char *prompt, size_t bytes, const TokenId
 // ---- Counting bytes
 
 void text_bytes_open(TextBytes *t, const Tokenizer *tokenizer) {
-  *t = (TextBytes){.begin = NO_TOKEN, .end = NO_TOKEN};
+  *t = (TextBytes){.bos = NO_TOKEN, .eos = NO_TOKEN};
   if (!tokenizer) return;
   t->decoder = decoder_open(tokenizer);
-  t->begin = tokenizer_facts(tokenizer)->bos;
-  t->end = tokenizer_facts(tokenizer)->eos;
+  t->bos = tokenizer_facts(tokenizer)->bos;
+  t->eos = tokenizer_facts(tokenizer)->eos;
 }
 
 void text_bytes_close(TextBytes *t) {
@@ -111,7 +111,7 @@ void text_bytes_add(TextBytes *t, const int32_t *ids, int64_t count) {
   const char *text;
   for (int64_t i = 0; t->decoder && i < count; i++) {
     t->count += (int64_t)decoder_next(t->decoder, ids[i], &text);
-    if (ids[i] == t->begin || ids[i] == t->end) t->count += (int64_t)decoder_end(t->decoder, &text);
+    if (ids[i] == t->bos || ids[i] == t->eos) t->count += (int64_t)decoder_end(t->decoder, &text);
   }
 }
 

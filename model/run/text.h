@@ -5,29 +5,30 @@
 #include "data/tokenizer/tokenizer.h"
 #include "model/generate.h"
 
-// Appends the ids that a model is given for a prompt: the tokenizer's begin, where it has one and
-// the text does not start with it, then the text's. An empty prompt of a tokenizer without begin is
-// its end, which is where a document before would stop; without that, too, an error.
+// Appends the ids of a prompt: BOS, where the tokenizer has one and the text does not begin with
+// it, then those of the text. An empty prompt of a tokenizer without BOS is EOS, where a document
+// before would end; without EOS, too, it is an error.
 int prompt_ids(const Tokenizer *tokenizer, const char *text, size_t bytes, TokenIds *ids,
                Error *err);
 
-typedef struct Writing {
+typedef struct TextGeneration {
   Generator *generator;
   const Tokenizer *tokenizer; // NULL: token ids are written, each with a space in front
   SampleOptions options;
   const volatile sig_atomic_t *stop;                                      // not 0: no more tokens
   int (*show)(void *context, const char *text, size_t bytes, Error *err); // -1: no more
   void *context;
-} Writing;
+} TextGeneration;
 
-// Shows prompt[bytes], then what the model writes after its ids: whole UTF-8 characters, as soon as
-// they are. What is no character is shown as it is.
-int text_write(const Writing *w, const char *prompt, size_t bytes, const TokenIds *ids, Error *err);
+// Shows prompt[bytes], then the text that the model generates after its ids: whole UTF-8 characters,
+// each as soon as it is complete. Bytes that are no character are shown as they are.
+int text_generate(const TextGeneration *w, const char *prompt, size_t bytes, const TokenIds *ids,
+                  Error *err);
 
 // Counts the bytes of the text that token ids stand for.
 typedef struct TextBytes {
   Decoder *decoder; // NULL: there is no tokenizer, and nothing is counted
-  int32_t begin, end;
+  int32_t bos, eos;
   int64_t count; // the bytes of a character that is not whole yet are still missing
 } TextBytes;
 void text_bytes_open(TextBytes *t, const Tokenizer *tokenizer); // NULL: no tokenizer

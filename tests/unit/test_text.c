@@ -143,15 +143,16 @@ TEST(text_is_shown_in_whole_characters) {
     for (uint64_t seed = 0; seed < SEEDS; seed++) {
       Shown shown = {.bytes = 0};
       TokenIds ids = {0};
-      Writing w = {.generator = s.generator,
-                   .tokenizer = s.tokenizer,
-                   .options = {.temperature = 1, .top_p = 1, .seed = seed, .max_tokens = TOKENS},
-                   .stop = &stop,
-                   .show = show,
-                   .context = &shown};
+      TextGeneration w = {
+          .generator = s.generator,
+          .tokenizer = s.tokenizer,
+          .options = {.temperature = 1, .top_p = 1, .seed = seed, .max_tokens = TOKENS},
+          .stop = &stop,
+          .show = show,
+          .context = &shown};
       const size_t bytes = strlen(prompts[p]);
       must(prompt_ids(s.tokenizer, prompts[p], bytes, &ids, &err), &err);
-      must(text_write(&w, prompts[p], bytes, &ids, &err), &err);
+      must(text_generate(&w, prompts[p], bytes, &ids, &err), &err);
       must(generator_start(s.generator, ids.ids, ids.count, &w.options, &err), &err);
       int32_t id;
       while (generator_next(s.generator, &id, &err) == 1) token_ids_push(&ids, id);
@@ -174,18 +175,18 @@ TEST(showing_may_end_it_and_so_may_a_signal) {
   Shown shown = {.most_pieces = 3};
   TokenIds ids = {0};
   volatile sig_atomic_t stop = 0;
-  Writing w = {.generator = s.generator,
-               .options = {.temperature = 1, .top_p = 1, .max_tokens = 20},
-               .stop = &stop,
-               .show = show,
-               .context = &shown};
+  TextGeneration w = {.generator = s.generator,
+                      .options = {.temperature = 1, .top_p = 1, .max_tokens = 20},
+                      .stop = &stop,
+                      .show = show,
+                      .context = &shown};
   must(prompt_ids(s.tokenizer, "ad", 2, &ids, &err), &err);
-  expect_error(text_write(&w, "0 4 10", 6, &ids, &err), &err, "enough");
+  expect_error(text_generate(&w, "0 4 10", 6, &ids, &err), &err, "enough");
   assert_int_equal(shown.pieces, 3);
   assert_memory_equal(shown.text, "0 4 10 ", 7); // without a tokenizer: ids
   stop = 1;
   shown = (Shown){.bytes = 0};
-  must(text_write(&w, "0 4 10", 6, &ids, &err), &err);
+  must(text_generate(&w, "0 4 10", 6, &ids, &err), &err);
   assert_int_equal(shown.pieces, 1);
   free(ids.ids);
   setting_close(&s);
