@@ -271,23 +271,6 @@ int file_write_atomic(const char *path, const void *data, size_t bytes, Error *e
   return -1;
 }
 
-int file_check_writable(const char *path, Error *err) {
-  struct stat st;
-  if (stat(path, &st) == 0 && !S_ISREG(st.st_mode)) // a rename would replace /dev/null
-    return error_set(err, "'%s' is not a regular file: name one, or one that is not there yet",
-                     path);
-  const PathText temporary = path_text("%s.tmp", path);
-  const int fd = open(temporary.text, O_WRONLY | O_CREAT | O_CLOEXEC, 0644);
-  if (fd < 0)
-    return error_set(err,
-                     "cannot write to '%s': %s; name a file in a folder that is there and may be "
-                     "written to",
-                     path, strerror(errno));
-  close(fd);
-  unlink(temporary.text);
-  return 0;
-}
-
 int directory_add(const char *path, Error *err) {
   if (mkdir(path, 0755) == 0 || (errno == EEXIST && path_is_directory(path))) return 0;
   return error_set(err, "cannot create the folder '%s': %s", path, strerror(errno));

@@ -51,8 +51,6 @@ void writer_abandon(FileWriter *w); // closes without syncing; safe after a fail
 int file_write(const char *path, const void *data, size_t bytes, Error *err);
 // The same by path.tmp, which takes the name when it is complete; syncs the folder, too.
 int file_write_atomic(const char *path, const void *data, size_t bytes, Error *err);
-// Checks that the file can be written so, before a long computation; changes nothing.
-int file_check_writable(const char *path, Error *err);
 
 // A path put together printf style. A path that is too long for the system is cut, but stays too
 // long, so that every use of it fails.

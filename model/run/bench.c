@@ -150,7 +150,8 @@ int bench_sum_apart(Llama *llama, size_t *bytes, Error *err) {
                    size_text(*bytes).text);
 }
 
-void issue_slice(Llama *llama, int index, bool accumulate) {
+// A micro-batch and its update, but of one layer and one chunk of the loss: every operation once.
+static void issue_slice(Llama *llama, int index, bool accumulate) {
   const int64_t l = index % llama->config.num_hidden_layers,
                 chunk = index % llama->shape.loss_chunks;
   const double per_token = 1 / (double)(llama->shape.batch * llama->shape.seq);
@@ -177,8 +178,9 @@ Recorder *record_slice(const Llama *llama) {
   return recorder;
 }
 
-const OperationCall *record_alone(Recorder *recorder, const Llama *llama, Operation operation,
-                                  int index) {
+// The call of issue_alone, recorded in place of what the recorder had.
+static const OperationCall *record_alone(Recorder *recorder, const Llama *llama,
+                                         Operation operation, int index) {
   Llama recorded = *llama;
   recorded.be = &recorder->base;
   recorder->count = 0;
