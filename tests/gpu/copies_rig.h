@@ -186,12 +186,11 @@ static inline void rows_free(Rows *r) {
   free(r->x), free(r->sumsq), free(r->q), free(r->factor);
 }
 
-#define OVER_SHAPES(name)                                                                          \
-  static void test_##name(void **state) {                                                          \
-    (void)state;                                                                                   \
+#define OVER_SHAPES(name, check)                                                                   \
+  TEST(name) {                                                                                     \
     for (int i_ = 0; i_ < SHAPES; i_++) {                                                          \
       Subject t = open_subject(&shapes[i_], false);                                                \
-      name(&t);                                                                                    \
+      check(&t);                                                                                   \
       close_subject(&t);                                                                           \
     }                                                                                              \
   }

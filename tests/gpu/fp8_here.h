@@ -1,9 +1,8 @@
 // Whether this GPU multiplies in FP8, for tests that need it: not before compute capability 8.9,
 // and the fused kernels on Hopper alone.
 #pragma once
-#include <stdio.h>
-
 #include "kernels/fused/program.h"
+#include "tests/support/test.h"
 
 static inline bool fp8_here(bool fused) {
   Gpu gpu;
@@ -13,9 +12,10 @@ static inline bool fp8_here(bool fused) {
          (!fused || fused_mainloop(MAINLOOP_WGMMA, &gpu, &mainloop, &err) == 0);
 }
 
-// For a whole program of tests: says that they are skipped.
-static inline bool skipped_without_fp8(const char *name) {
-  if (fp8_here(false)) return false;
-  printf("1..1\nok 1 - %s # SKIP this GPU, or this build for it, has no FP8\n", name);
-  return true;
+// A TEST_GROUP's set-up: ends a whole program of tests where it is skipped.
+static inline int needs_fp8(void **state) {
+  (void)state;
+  if (fp8_here(false)) return 0;
+  printf("ok - fp8 # SKIP this GPU, or this build for it, has no FP8\n");
+  exit(EXIT_SUCCESS);
 }

@@ -191,26 +191,13 @@ static void norm_backward(Subject *t) {
   rows_free(&x);
 }
 
-OVER_SHAPES(cast)
-OVER_SHAPES(cast_partly)
-OVER_SHAPES(cast_dlogits)
-OVER_SHAPES(embed)
-OVER_SHAPES(rope_backward)
-OVER_SHAPES(swiglu_forward)
-OVER_SHAPES(swiglu_back)
-OVER_SHAPES(norm_backward)
+OVER_SHAPES(a_cast_leaves_both_copies, cast)
+OVER_SHAPES(a_cast_leaves_one_copy_and_counts_nan, cast_partly)
+OVER_SHAPES(dlogits_are_rounded_as_the_host_does, cast_dlogits)
+OVER_SHAPES(embed_scales_rows_by_their_own_rms, embed)
+OVER_SHAPES(rope_backward_leaves_copies, rope_backward)
+OVER_SHAPES(swiglu_leaves_copies, swiglu_forward)
+OVER_SHAPES(swiglu_backward_leaves_copies, swiglu_back)
+OVER_SHAPES(norm_backward_leaves_copies, norm_backward)
 
-int main(void) {
-  if (skipped_without_fp8("copies")) return 0;
-  const struct CMUnitTest tests[] = {
-      {"a_cast_leaves_both_copies", test_cast, NULL, NULL, NULL},
-      {"a_cast_leaves_one_copy_and_counts_nan", test_cast_partly, NULL, NULL, NULL},
-      {"dlogits_are_rounded_as_the_host_does", test_cast_dlogits, NULL, NULL, NULL},
-      {"embed_scales_rows_by_their_own_rms", test_embed, NULL, NULL, NULL},
-      {"rope_backward_leaves_copies", test_rope_backward, NULL, NULL, NULL},
-      {"swiglu_leaves_copies", test_swiglu_forward, NULL, NULL, NULL},
-      {"swiglu_backward_leaves_copies", test_swiglu_back, NULL, NULL, NULL},
-      {"norm_backward_leaves_copies", test_norm_backward, NULL, NULL, NULL},
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
-}
+TEST_GROUP(needs_fp8, NULL);

@@ -105,7 +105,7 @@ static void one_row(Subject *t) {
   free(a), free(W), free(reference), free(got);
 }
 
-OVER_SHAPES(one_row)
+OVER_SHAPES(one_row_walks_over_fp8_weights, one_row)
 
 static void products(Subject *t) {
   if (!has_fp8(t)) {
@@ -116,10 +116,9 @@ static void products(Subject *t) {
   dgrad(t);
   wgrad(t);
 }
-OVER_SHAPES(products)
+OVER_SHAPES(operations_multiply_copies, products)
 
-static void test_wgrad_fp32(void **state) {
-  (void)state;
+TEST(weight_gradients_in_fp32_add_up) {
   Subject t = open_subject(&shapes[0], true);
   if (has_fp8(&t)) wgrad(&t);
   close_subject(&t);
@@ -174,7 +173,7 @@ static void scales_follow(Subject *t) {
   assert_int_equal(update_scalings(t).saturated, 0);
   expect_scaling(t, 128, 3);
 }
-OVER_SHAPES(scales_follow)
+OVER_SHAPES(scales_follow_from_sixteen_steps, scales_follow)
 
 // While a run calibrates the copies have the scale of their own largest value, kept through a
 // checkpoint.
@@ -198,16 +197,6 @@ static void calibrated(Subject *t) {
   close_subject(&other);
   free(by_row);
 }
-OVER_SHAPES(calibrated)
+OVER_SHAPES(a_run_calibrates_and_remembers, calibrated)
 
-int main(void) {
-  if (skipped_without_fp8("fp8")) return 0;
-  const struct CMUnitTest tests[] = {
-      {"one_row_walks_over_fp8_weights", test_one_row, NULL, NULL, NULL},
-      {"operations_multiply_copies", test_products, NULL, NULL, NULL},
-      {"weight_gradients_in_fp32_add_up", test_wgrad_fp32, NULL, NULL, NULL},
-      {"scales_follow_from_sixteen_steps", test_scales_follow, NULL, NULL, NULL},
-      {"a_run_calibrates_and_remembers", test_calibrated, NULL, NULL, NULL},
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
-}
+TEST_GROUP(needs_fp8, NULL);

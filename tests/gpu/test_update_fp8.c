@@ -243,8 +243,7 @@ static void check(int64_t D, int64_t rows, int64_t V, MomentType moments, bool g
   rig_close(&r);
 }
 
-static void test_copies(void **state) {
-  (void)state;
+TEST(both_copies_and_scales_follow_the_update) {
   for (MomentType moments = MOMENTS_FP32; moments <= MOMENTS_BF16; moments++) {
     check(16, 16, 2, moments, true);
     check(128, 256, 130, moments, false);
@@ -261,8 +260,7 @@ static void set_activation(Side *s, float scale, float largest) {
   s->be->write(s->be, &all[ACTIVATION].maxima[5], &largest, sizeof largest);
 }
 
-static void test_not_finite(void **state) {
-  (void)state;
+TEST(an_update_that_is_left_out_keeps_copies_and_scales_together) {
   Rig r;
   rig_open(&r, 144, 48, 77, MOMENTS_FP32, false);
   r.gradients[PLAIN][17] = NAN;
@@ -292,8 +290,7 @@ static void test_not_finite(void **state) {
 }
 
 // A largest value that is not finite lowers the scale, step by step, until one is.
-static void test_infinite_maximum(void **state) {
-  (void)state;
+TEST(a_largest_value_that_is_not_finite_lowers_its_scale) {
   Rig r;
   rig_open(&r, 144, 48, 77, MOMENTS_FP32, false);
   side_open(&r, &r.fp8, true);
@@ -314,14 +311,4 @@ static void test_infinite_maximum(void **state) {
   rig_close(&r);
 }
 
-int main(void) {
-  if (skipped_without_fp8("update_fp8")) return 0;
-  const struct CMUnitTest tests[] = {
-      {"both_copies_and_scales_follow_the_update", test_copies, NULL, NULL, NULL},
-      {"an_update_that_is_left_out_keeps_copies_and_scales_together", test_not_finite, NULL, NULL,
-       NULL},
-      {"a_largest_value_that_is_not_finite_lowers_its_scale", test_infinite_maximum, NULL, NULL,
-       NULL},
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
-}
+TEST_GROUP(needs_fp8, NULL);
