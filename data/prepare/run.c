@@ -15,9 +15,8 @@
 #include "base/rng.h"
 #include "base/os.h"
 #include "data/prepare/corpus.h"
-#include "data/dataset.h"
+#include "data/prepare/dataset.h"
 #include "data/prepare/encoding.h"
-#include "data/prepare/folder.h"
 
 // From this many documents on, whole ones are kept for validation.
 enum { MANY_DOCUMENTS = 100, BATCH_BYTES = 1 << 20 };

@@ -8,7 +8,7 @@
 #include "base/file.h"
 #include "base/json.h"
 #include "base/memory.h"
-#include "data/dataset.h"
+#include "data/prepare/dataset.h"
 #include "data/tokenizer/tokenizer.h"
 
 enum { MAX_DATASET_BYTES = 1 << 24, FORMAT = 1 };

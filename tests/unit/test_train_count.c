@@ -1,5 +1,5 @@
 // Counting words for the training of a tokenizer: how text is cut, and what is forgotten.
-#include "data/tokenizer/words.h"
+#include "data/tokenizer/train.h"
 #include "tests/support/test.h"
 
 static void count(WordCounter *counter, const char *text, size_t bytes) {

@@ -1,18 +1,120 @@
 #define _GNU_SOURCE // realpath
-#include "data/prepare/folder.h"
+#include "data/prepare/dataset.h"
 
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "data/dataset.h"
+#include "base/json.h"
+#include "base/memory.h"
 
-// ---- Its contents
+// ---- Shards
+
+static int begin_shard(Shards *s, Error *err) {
+  if (s->count == SHARDS_MAX)
+    return error_set(err, "there would be more than %d %s files: use a larger --shard-tokens",
+                     SHARDS_MAX, s->name);
+  const PathText path = path_text("%s/%s-%05d.bin", s->dir, s->name, s->count);
+  if (token_writer_open(&s->writer, path.text, s->vocab_size, s->tokenizer, err) != 0) return -1;
+  s->open = true;
+  s->count++;
+  return 0;
+}
+
+int shards_finish(Shards *s, Error *err) {
+  if (!s->open) return 0;
+  s->open = false;
+  if (token_writer_finish(&s->writer, err) != 0) return -1;
+  s->checksums = xrealloc(s->checksums, (size_t)s->count * sizeof *s->checksums);
+  s->checksums[s->count - 1] = s->writer.checksum;
+  return 0;
+}
+
+int shards_append(Shards *s, const int32_t *tokens, int64_t count, Error *err) {
+  while (count > 0) {
+    if (s->open && s->writer.count == s->limit && shards_finish(s, err) != 0) return -1;
+    if (!s->open && begin_shard(s, err) != 0) return -1;
+    const int64_t room = s->limit - s->writer.count;
+    const int64_t n = count < room ? count : room;
+    if (token_writer_append(&s->writer, tokens, n, err) != 0) return -1;
+    tokens += n;
+    count -= n;
+    s->tokens += n;
+  }
+  return 0;
+}
+
+void shards_close(Shards *s) {
+  if (s->open) token_writer_abandon(&s->writer);
+  s->open = false;
+  free(s->checksums);
+  s->checksums = NULL;
+}
+
+int shard_index(const char *file, const char *name) {
+  const size_t length = strlen(name);
+  char digits[6];
+  int end = 0;
+  if (strncmp(file, name, length) != 0) return -1;
+  if (sscanf(file + length, "-%5[0-9].bin%n", digits, &end) != 1 || end != 10) return -1;
+  return file[length + 10] == '\0' ? atoi(digits) : -1;
+}
+
+// ---- dataset.json
+
+enum { FORMAT = 1 };
+
+// Numbers of 64 bits are hexadecimal text: JSON's are exact up to 2^53 only.
+static void put_part(JsonWriter *w, const char *name, const DatasetPart *part) {
+  json_open(w, name, '{');
+  json_whole(w, "files", part->files);
+  json_whole(w, "tokens", part->tokens);
+  json_whole(w, "documents", part->documents);
+  json_whole(w, "bytes", part->bytes);
+  json_open(w, "xxh3", '[');
+  for (int i = 0; i < part->files; i++) json_string(w, NULL, hex_text(part->checksums[i]).text);
+  json_close(w, ']');
+  json_close(w, '}');
+}
+
+static void put_token(JsonWriter *w, const char *name, int32_t id) {
+  if (id == NO_TOKEN)
+    json_raw(w, name, "null");
+  else
+    json_whole(w, name, id);
+}
+
+int dataset_write(const Dataset *d, const char *folder, Error *err) {
+  JsonWriter w = {.indent = 2};
+  json_open(&w, NULL, '{');
+  json_whole(&w, "format", FORMAT);
+  json_open(&w, "tokenizer", '{');
+  json_bytes(&w, "name", d->tokenizer, strlen(d->tokenizer));
+  json_string(&w, "fingerprint", hex_text(d->fingerprint).text);
+  json_whole(&w, "vocab_size", d->vocab_size);
+  put_token(&w, "begin", d->begin);
+  put_token(&w, "end", d->end);
+  json_close(&w, '}');
+  put_part(&w, "train", &d->train);
+  put_part(&w, "val", &d->val);
+  json_open(&w, "split", '{');
+  json_string(&w, "val", d->whole_documents ? "whole documents" : "the tail of each document");
+  json_number(&w, "fraction", d->val_fraction, JSON_EXACT);
+  json_whole(&w, "seed", d->seed);
+  json_close(&w, '}');
+  json_close(&w, '}');
+  const int status = file_write(path_text("%s/%s", folder, DATASET_FILE).text, w.text, w.used, err);
+  free(w.text);
+  return status;
+}
+
+// ---- The contents of a folder
 
 typedef struct Contents {
   bool dataset, tokenizer; // files of one
@@ -81,7 +183,7 @@ int out_check(const char *out, const Tokenizer *tokenizer, bool force, Error *er
                    out, out);
 }
 
-// ---- Making it
+// ---- Making the folder
 
 // How many folders of the path are not there.
 static int count_missing(const char *path) {
