@@ -1,15 +1,10 @@
 # shellcheck shell=bash disable=SC2034 # a test that sources this ends with "exit $failed"
 # The tests of ./prepare source this: token files as text, and what is refused.
-source=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
-prepare=$(realpath "${PREPARE:-$source/prepare}") || exit 1
-folder=$(mktemp -d)
-trap 'rm -rf "$folder"' EXIT
+# shellcheck source=tests/support/lib.sh
+. "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
+source=$PWD prepare=$PREPARE
 cd "$folder" || exit 1
 export LC_ALL=C
-failed=0
-
-passes() { echo "ok - $1"; }
-fails() { echo "not ok - $1: $2" && failed=1; }
 
 # ids FILE: the token ids, one a line.
 ids() { tail -c +1025 "$1" | od -An -v -tu2 -w2 | tr -d ' '; }
