@@ -239,7 +239,7 @@ static const char *duplicate_key(const cJSON *object) {
 // The sentence names the key with those of the objects around it, as in "model.hidden_size".
 static int check_unique(const cJSON *value, Error *err) {
   const char *twice = cJSON_IsObject(value) ? duplicate_key(value) : NULL;
-  if (twice) return error_set(err, "%.200s is there twice; keep one of them", twice);
+  if (twice) return error_set(err, "%.200s appears twice; keep one of them", twice);
   for (const cJSON *item = value->child; item; item = item->next) {
     if (check_unique(item, err) == 0) continue;
     const Error inner = *err;

@@ -100,7 +100,7 @@ static int end_file(Loader *loader, Error *err) {
   LoaderSeen *s = &w->seen[w->at];
   if (s->checked && s->checksum != w->check.checksum)
     return error_set(err,
-                     "'%s' was changed while it was in use: its tokens are others; make or copy it "
+                     "'%s' was changed while it was in use: its tokens differ; make or copy it "
                      "again",
                      loader->files[w->at].path);
   *s = (LoaderSeen){.time = w->time, .checksum = w->check.checksum, .checked = true};

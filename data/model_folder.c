@@ -137,7 +137,7 @@ static int read_tree(FileSums *sums, const cJSON *root, Error *err) {
   const cJSON *fields[2];
   if (json_fields(root, names, 2, fields, err) != 0) return -1;
   if (json_integer(fields[0], &sums->step) != 0 || !cJSON_IsObject(fields[1]) || !fields[1]->child)
-    return error_set(err, "'step' is no whole number, or 'files' names none");
+    return error_set(err, "'step' is not a whole number, or 'files' names none");
   for (const cJSON *entry = fields[1]->child; entry; entry = entry->next)
     if (read_file(sums, entry, err) != 0) return -1;
   return 0;
@@ -180,7 +180,7 @@ int sums_compare(const FileSum *saved, const char *path, uint64_t bytes, uint64_
                      path, (unsigned long long)bytes, (unsigned long long)saved->bytes);
   if (strcmp(saved->checksum.text, hex_text(checksum).text) == 0) return 0;
   return error_set(err,
-                   "'%s' is not what was saved: its checksum is another (if it was changed on "
+                   "'%s' is not what was saved: its checksum differs (if it was changed on "
                    "purpose, remove " CHECKSUMS_FILE " beside it)",
                    path);
 }

@@ -237,7 +237,7 @@ int safetensors_parse(SafeFile *file, const char *name, const unsigned char *byt
   memcpy(&length, bytes, LENGTH_BYTES);
   if (length > HEADER_MAX_BYTES)
     return error_set(err,
-                     "'%s' is no safetensors file of a model: its header would have %" PRIu64
+                     "'%s' is not a safetensors file of a model: its header would have %" PRIu64
                      " bytes, more than the %d allowed",
                      name, length, HEADER_MAX_BYTES);
   if (length > count - LENGTH_BYTES)

@@ -227,7 +227,7 @@ int tokens_check_header(const TokenFile *file, Error *err) {
       now.tokenizer == file->tokenizer && now.checksum == file->checksum)
     return 0;
   return error_set(err,
-                   "'%s' was changed while it was in use: its size or its header is another; make "
+                   "'%s' was changed while it was in use: its size or its header differs; make "
                    "or copy it again",
                    file->path);
 }

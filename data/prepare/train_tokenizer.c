@@ -33,7 +33,7 @@ int prepare_tokenizer_check(const TokenizerJob *job, Error *err) {
   if (!trainer) return error_prefix(err, "--train-tokenizer");
   const PathText file = path_text("%s/tokenizer.json", job->out), at = standing_folder(job->out);
   if (path_exists(file.text) && !job->force)
-    return error_set(err, "'%s' is there already: --force replaces it", file.text);
+    return error_set(err, "'%s' exists: --force replaces it", file.text);
   if (!path_is_directory(at.text)) return error_set(err, "'%s' is not a folder", at.text);
   if (access(at.text, W_OK | X_OK) == 0) return 0;
   return error_set(err, "cannot write into '%s': %s", at.text, strerror(errno));
@@ -90,7 +90,7 @@ static void print_report(const BpeTrainer *trainer, const Corpus *corpus, const 
          (double)p.bytes / (double)bpe_trainer_text_tokens(trainer));
   printf("tokenizer  %s/tokenizer.json\n", out);
   char *word = shell_word(out);
-  printf("go on      ./prepare --tokenizer %s --out FOLDER TEXT..., and \"vocab_size\": %" PRId64
+  printf("next       ./prepare --tokenizer %s --out FOLDER TEXT..., and \"vocab_size\": %" PRId64
          " in \"model\"\n",
          word, p.vocab_size);
   free(word);

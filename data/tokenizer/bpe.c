@@ -123,7 +123,7 @@ int vocabulary_add(Vocabulary *v, const char *text, size_t bytes, bool raw, int6
   if (2 * ((size_t)v->count + 1) > v->mask) grow_slots(v);
   const size_t slot = find_slot(v, text, bytes, raw);
   if (v->slots[slot] >= 0)
-    return error_set(err, "the token '%.*s' is there twice, with the ids %d and %" PRId64,
+    return error_set(err, "the token '%.*s' appears twice, with the ids %d and %" PRId64,
                      bytes < 100 ? (int)bytes : 100, text, v->slots[slot], id);
   if (take_id(v, id, err) != 0) return -1;
   v->tokens[id] = (Token){.offset = (uint32_t)v->text.bytes,

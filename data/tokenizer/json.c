@@ -212,7 +212,7 @@ static int read_tokens(JsonScan *s, bool byte_level, Text *raw, Vocabulary *v, E
 
 int document_read_vocabulary(const Document *d, bool byte_level, Vocabulary *v, Error *err) {
   if (d->vocab_at == 0)
-    return error_set(err, "%s: model.vocab is not there, or no object", d->name);
+    return error_set(err, "%s: model.vocab is missing, or not an object", d->name);
   JsonScan s = scan_from(d, d->vocab_at);
   Text raw = {0};
   const int status = read_tokens(&s, byte_level, &raw, v, err);
@@ -288,7 +288,7 @@ static int read_merges(JsonScan *s, MergeReader *r, Error *err) {
 int document_read_merges(const Document *d, bool byte_level, const Vocabulary *v, Merges *m,
                          Error *err) {
   if (d->merges_at == 0)
-    return error_set(err, "%s: model.merges is not there, or no list", d->name);
+    return error_set(err, "%s: model.merges is missing, or not a list", d->name);
   JsonScan s = scan_from(d, d->merges_at);
   MergeReader r = {.byte_level = byte_level, .vocabulary = v, .merges = m};
   const int status = read_merges(&s, &r, err);

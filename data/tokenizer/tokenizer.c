@@ -173,7 +173,7 @@ static uint64_t fingerprint(const Tokenizer *t) {
 
 static int read_document(Tokenizer *t, const Document *d, Error *err) {
   if (!cJSON_IsObject(d->tree) || !cJSON_IsObject(member(d, "model")))
-    return error_set(err, "%s is no tokenizer.json: it has no object 'model'", d->name);
+    return error_set(err, "%s is not a tokenizer.json: it has no object 'model'", d->name);
   if (steps_read(&t->normalizer, NORMALIZE, member(d, "normalizer"), err) != 0 ||
       steps_read(&t->pre_tokenizer, CUT, member(d, "pre_tokenizer"), err) != 0 ||
       steps_read(&t->decoder, DECODE, member(d, "decoder"), err) != 0)

@@ -50,7 +50,7 @@ refuses json_that_breaks_off_is_refused "$folder/broken.json" "$folder/broken.js
 sed 's/"hidden_size"/"hiden_size"/' "$config" >"$folder/typo.json"
 refuses an_unknown_key_names_the_nearest_one 'did you mean model.hidden_size' "$folder/typo.json"
 sed 's/"batch_size": 2/"batch_size": 2, "batch_size": 4/' "$config" >"$folder/twice.json"
-refuses a_key_that_is_there_twice_is_refused 'batch_size is there twice' "$folder/twice.json"
+refuses a_key_that_is_there_twice_is_refused 'batch_size appears twice' "$folder/twice.json"
 
 # ---- Overrides
 refuses an_override_of_an_unknown_key_names_the_nearest_one 'did you mean train.batch_size' "$config" train.batchsize=4

@@ -71,7 +71,7 @@ truncate -s 5000 "$folder/bad/step-00000020/optimizer.safetensors"
 refuses a_named_checkpoint_that_was_cut_is_refused 'optimizer.safetensors' "$config" "${twice[@]}" \
   "output.dir=$folder/bad" "train.resume=$folder/bad/step-00000020"
 printf x | dd of="$folder/bad/step-00000020/model.safetensors" bs=1 seek=5000 conv=notrunc 2>/dev/null
-refuses nothing_is_written_with_flipped_weights 'its checksum is another' --generate "$folder/bad/step-00000020" --prompt a
+refuses nothing_is_written_with_flipped_weights 'its checksum differs' --generate "$folder/bad/step-00000020" --prompt a
 check eval_takes_the_one_before "$(said)" \
   test "$("$TRAIN" --eval "$folder/bad" --data "$folder/data" 2>&1 | grep -c 'passed over\|^loss')" = 2
 

@@ -75,7 +75,7 @@ refuses_to_train() { # NAME WORDS ARGUMENTS...
   check "$name" "$why" test -z "$why"
 }
 : >empty.txt
-refuses_to_train a_tokenizer_that_is_there_is_kept "'one/tokenizer.json' is there already: --force" 500 --out one text
+refuses_to_train a_tokenizer_that_is_there_is_kept "'one/tokenizer.json' exists: --force" 500 --out one text
 for option in '--tokenizer one' '--val-fraction 0.2' '--seed 0' '--shard-tokens 9'; do
   # shellcheck disable=SC2086 # two words
   refuses_to_train "${option%% *}_says_nothing_here" "makes no token files: leave ${option%% *} out" 300 $option \

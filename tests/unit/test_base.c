@@ -69,7 +69,7 @@ TEST(numbers_are_as_short_as_their_bits_allow) {
 TEST(a_duplicate_key_is_named_with_where_it_is) {
   const char *text = "{\"a\": [1, {\"b\": {\"k\": 1, \"\\u006b\": 2}}]}";
   assert_null(json_parse("x.json", text, strlen(text), &err));
-  assert_string_equal(err.text, "x.json: a.b.k is there twice; keep one of them");
+  assert_string_equal(err.text, "x.json: a.b.k appears twice; keep one of them");
 }
 
 TEST(characters_are_those_of_rfc_3629) {

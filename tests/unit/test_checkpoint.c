@@ -225,7 +225,7 @@ TEST(a_malformed_state_is_refused_with_the_reason) {
       {"{" COUNTS "\"sequences\":\"1\",\"best_val_loss\":null}", "'step' is missing"},
       {"{" COUNTS "\"step\":1,\"sequences\":\"1\",\"best_val_loss\":null,\"x\":1}",
        "'x' is unknown"},
-      {"{" COUNTS "\"step\":1,\"step\":1,\"best_val_loss\":null}", "step is there twice"},
+      {"{" COUNTS "\"step\":1,\"step\":1,\"best_val_loss\":null}", "step appears twice"},
       {"{" COUNTS "\"step\":-1,\"sequences\":\"1\",\"best_val_loss\":null}",
        "'step' is not a whole"},
       {"{" COUNTS "\"step\":1.5,\"sequences\":\"1\",\"best_val_loss\":null}",

@@ -159,10 +159,10 @@ TEST(unknown_keys_are_refused_with_the_nearest) {
 }
 
 TEST(duplicate_keys_are_refused) {
-  REFUSED("{\"train\": {}, \"train\": {}}", "train is there twice");
-  REFUSED("{\"train\": {\"steps\": 1, \"seed\": 2, \"steps\": 1}}", "train.steps is there twice");
-  REFUSED(WITH_MODEL("\"hidden_size\": 64"), "model.hidden_size is there twice");
-  REFUSED(WITH_MODEL("\"rope_scaling\": {\"factor\": 1, \"factor\": 1}"), "factor is there twice");
+  REFUSED("{\"train\": {}, \"train\": {}}", "train appears twice");
+  REFUSED("{\"train\": {\"steps\": 1, \"seed\": 2, \"steps\": 1}}", "train.steps appears twice");
+  REFUSED(WITH_MODEL("\"hidden_size\": 64"), "model.hidden_size appears twice");
+  REFUSED(WITH_MODEL("\"rope_scaling\": {\"factor\": 1, \"factor\": 1}"), "factor appears twice");
 }
 
 TEST(missing_keys_are_refused_by_name) {

@@ -154,7 +154,7 @@ static cJSON *written(const ConfigExtras *extras) {
   must(model_config_parse(&again, "written", json, &err), &err);
   assert_memory_equal(&again, &c.model, sizeof again);
   cJSON *tree = json_parse("written", json, strlen(json), &err);
-  if (!tree) fail_msg("%s", err.text); // also where a key is there twice
+  if (!tree) fail_msg("%s", err.text); // also where a key appears twice
   free(json);
   return tree;
 }

@@ -129,7 +129,7 @@ static void expect_flip_found(const Saved *s, int file, size_t at) {
   const int status = content_check(s->files, FILES, &s->sums, &err);
   exchange(s, file, at, &byte, 1);
   if (status == 0) fail_msg("byte %zu of file %d", at, file);
-  expect_error(status, &err, "its checksum is another");
+  expect_error(status, &err, "its checksum differs");
   expect_error(status, &err, s->files[file].path);
 }
 

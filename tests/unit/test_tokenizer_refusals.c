@@ -53,7 +53,7 @@ TEST(what_is_no_json_is_named_with_its_place) {
 
 TEST(ids_are_checked) {
   refused(MODEL("{\"a\":0,\"b\":0}", "[]"), "two tokens have the id 0");
-  refused(MODEL("{\"a\":0,\"a\":1}", "[]"), "'a' is there twice, with the ids 0 and 1");
+  refused(MODEL("{\"a\":0,\"a\":1}", "[]"), "'a' appears twice, with the ids 0 and 1");
   refused(MODEL("{\"a\":-1}", "[]"), "the id -1, but ids lie in [0, 16777215]");
   refused(MODEL("{\"a\":16777216}", "[]"), "the id 16777216");
   refused(MODEL("{\"a\":2147483648}", "[]"), "the id 2147483648");
@@ -61,8 +61,8 @@ TEST(ids_are_checked) {
   refused(MODEL("{\"a\":1.5}", "[]"), "an id should be a whole number");
   refused(MODEL("{\"a\":\"0\"}", "[]"), "an id should be a whole number");
   refused(MODEL("{}", "[]"), "has no tokens");
-  refused(MODEL("[]", "[]"), "model.vocab is not there, or no object");
-  refused(MODEL("{\"a\":0}", "{}"), "model.merges is not there, or no list");
+  refused(MODEL("[]", "[]"), "model.vocab is missing, or not an object");
+  refused(MODEL("{\"a\":0}", "{}"), "model.merges is missing, or not a list");
 }
 
 TEST(merges_are_checked) {

@@ -85,7 +85,7 @@ TEST(files_that_were_changed_are_found) {
   overwrite(path_text("%s/changed.bin", (char *)*state).text, 500, 7);
   overwrite(path_text("%s/header.bin", (char *)*state).text, 2 - 256, 999);
   wait_until_refused(changed, &err);
-  assert_says(&err, "changed.bin' was changed while it was in use: its tokens are others");
+  assert_says(&err, "changed.bin' was changed while it was in use: its tokens differ");
   wait_until_refused(header, &err);
   assert_says(&err, "header.bin' was changed while it was in use: its size or its header");
   assert_int_equal(loader_look(touched, &err), 0);
@@ -103,7 +103,7 @@ TEST(a_look_needs_no_memory) {
   wait_until_refused(loader, &err);
   assert_int_equal(injected.calls, 0);
   injected = (struct Injected){.fault = NO_FAULT};
-  assert_says(&err, "looked-at.bin' was changed while it was in use: its tokens are others");
+  assert_says(&err, "looked-at.bin' was changed while it was in use: its tokens differ");
   loader_close(loader);
 }
 
