@@ -12,7 +12,8 @@ if ! "$@" 2>"$log"; then
   cat "$log" >&2
   exit 1
 fi
-grep -E -B 1 '[1-9][0-9]* bytes (stack frame|spill)' "$log" >&2 || exit 0
+grep -qE '[1-9][0-9]* bytes (stack frame|spill)' "$log" || exit 0
+scripts/show_ptxas.sh "$object" "$log" >&2
 echo "$object: a kernel uses local memory, as shown above" >&2
 "$nvcc" --version | grep -q 'release 13\.' || exit 0
 rm -f "$object"

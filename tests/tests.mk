@@ -84,7 +84,7 @@ EMULATED := $(wildcard tests/emulated/*.cpp kernels/fused/programs/*.cu) $(TEST_
 EMULATED := $(EMULATED:%=build/release/emulated/%.o)
 $(EMULATED): build/release/emulated/%.o: % $$(call changed,EMULATE); $(call compile,EMULATE)
 build/release/tests/emulated/%: build/release/tests/gpu/%.o $(EMULATED) \
-  build/release/kernels/fused/program.o build/release/gpu_tests.a build/release/tests.a
+  build/release/kernels/fused/program.o build/release/tests.a
 	mkdir -p $(@D) && $(CXX) -fopenmp $(filter %.o %.a,$^) -o $@ -lcmocka $(LIBS)
 
 # test_NAME is of kernels/cuda/NAME.c. Of CUDA's functions those that the test defines go before.

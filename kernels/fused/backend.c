@@ -3,7 +3,7 @@
 
 #include "base/memory.h"
 #include "kernels/fused/fused.h"
-#include "kernels/fused/head.h"
+#include "kernels/fused/kernels.h"
 #include "kernels/gpu_backends.h"
 #include "kernels/record.h"
 

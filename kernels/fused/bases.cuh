@@ -1,6 +1,7 @@
 // Bases for programs. Each owns the loop over a step's pairs, their loads and stores, FP8 copies of
 // what is made, and the unrolling; a program gives the formula of one pair. In: Bf16 or E4m3.
 #pragma once
+#include <cuda_fp16.h>
 #include <type_traits>
 #include "kernels/fused/epilogue.cuh"
 
@@ -89,6 +90,30 @@ private:
   static DEVICE void made(const S &s, int i, float2 v, uint32_t &, uint32_t &, Copies &copies) {
     static_assert(Program::Stores::COUNT == 0, "what is stored is packed bf16");
     copies.put(s, i, v);
+  }
+};
+
+// Programs that rotate pairs of columns by the position of their row: arXiv 2104.09864. `pair` gets
+// the pair's angle as a load, for `angle_of`.
+//   args.params: row m is at position ROPE_FIRST + m % ROPE_PERIOD; columns below ROPE_ROTATED are
+//   heads of ROPE_HEAD_DIM
+//   loads[0] cosines and sines of pairs as fp16, [positions, columns]: row p holds, at columns c
+//   and c + 1, those of position p and of the pair at c % head_dim. A step takes 64 x 64 of it, so
+//   rows up to first + period + 62 and columns up to head_dim + 63 are read; beyond may lie
+//   anything.
+template <class Program, class In = Bf16> struct Rotated : Pairs<Program, In> {
+  using Loads = Chunks<64>;
+  static DEVICE void load_position(const ProgramArgs &args, int, int &row, int &column) {
+    row = args.params[ROPE_FIRST].i + row % args.params[ROPE_PERIOD].i;
+    column = column % args.params[ROPE_HEAD_DIM].i;
+  }
+
+  template <class S> static DEVICE bool is_rotated(const S &s, int i) {
+    return s.column(i) < s.block.args.params[ROPE_ROTATED].i;
+  }
+  // Its cosine and sine.
+  static DEVICE float2 angle_of(uint32_t halves) {
+    return __half22float2(*reinterpret_cast<const __half2 *>(&halves));
   }
 };
 

@@ -103,6 +103,46 @@ static DEVICE void e4m3_of_pairs(const float2 (&v)[4], uint32_t *words) {
   for (int h = 0; h < 2; h++) words[h] = e4m3_four(v[h].x, v[h].y, v[2 + h].x, v[2 + h].y);
 }
 
+// x within least and most, or NaN.
+static DEVICE float clamp_with_nan(float x, float least, float most) {
+  return x > most ? most : x < least ? least : x;
+}
+
+// The sum over the four threads that share their rows, in all of them.
+static DEVICE float quad_sum(float x) {
+#pragma unroll
+  for (int lanes = 1; lanes <= 2; lanes *= 2) x += __shfl_xor_sync(0xffffffffu, x, lanes);
+  return x;
+}
+
+// Sums of columns over the product's rows, such as a bias gradient. As a member of a program, it is
+// given all pairs of a step in their order, and stores a part for every 16 rows:
+//   to.data [ceil(M / 16), to.stride], fp32
+struct ColumnSum {
+  float2 sums[2]; // of the columns of two neighbouring blocks of 8
+
+  template <class S> DEVICE void add(const S &s, int i, float2 v, const RowStat &to) {
+    float2 &sum = sums[i >> 1 & 1];
+    if (!s.row_inside(i)) v = {0, 0};
+    sum = i & 1 ? float2{sum.x + v.x, sum.y + v.y} : v;
+    if (i % 4 == 3) store(s, i - 3, to);
+  }
+
+private:
+  // The lanes of a column each take one of their four columns, half of them on every exchange.
+  template <class S> DEVICE void store(const S &s, int first, const RowStat &to) const {
+    const int lane = s.block.thread & 31, block = lane >> 4, odd = lane >> 3 & 1;
+    const float2 kept = block ? sums[1] : sums[0], given = block ? sums[0] : sums[1];
+    const float x = kept.x + __shfl_xor_sync(0xffffffffu, given.x, 16),
+                y = kept.y + __shfl_xor_sync(0xffffffffu, given.y, 16);
+    float all = (odd ? y : x) + __shfl_xor_sync(0xffffffffu, odd ? x : y, 8);
+    all += __shfl_xor_sync(0xffffffffu, all, 4);
+    const int64_t part = s.block.row(0) / 16, column = s.column(first + 2 * block) + odd;
+    if ((lane & 4) == 0 && 16 * part < s.block.M && column < s.block.N)
+      reinterpret_cast<float *>(to.data)[part * to.stride + column] = all;
+  }
+};
+
 template <class Statistic> struct RowStatistic {
   float rows[2] = {Statistic::NEUTRAL, Statistic::NEUTRAL};
 
@@ -249,6 +289,24 @@ static DEVICE void row_totals(const RowStat &p, int row, int M, FourRows &totals
   }
 }
 
+// The log-sum-exp of rows, from the MaxSum parts that Logits leaves. Of rows past M it is 0.
+static DEVICE void row_log_sum_exp(const RowStat &p, int row, int M, FourRows &lse) {
+  const MaxSum *parts = reinterpret_cast<const MaxSum *>(p.data) + row;
+#pragma unroll
+  for (int i = 0; i < 4; i++) {
+    OnlineSoftmax all = {0, 1};
+    if (row + 32 * i < M) {
+      all = {parts[32 * i].max, parts[32 * i].sum};
+#pragma unroll 1
+      for (int part = 1; part < p.parts; part++) {
+        const MaxSum next = parts[part * p.stride + 32 * i];
+        all.merge({next.max, next.sum});
+      }
+    }
+    lse[i] = all.max + __logf(all.sum);
+  }
+}
+
 struct NoRowValues {
   static constexpr int COUNT = 0;
 };
@@ -351,6 +409,9 @@ template <class In = Bf16> struct ProgramDefaults {
   static constexpr int COPY_SCALE = BY_SCALING;
   // Where product and loads are 0 it makes 0, so that nothing need be done for rows past M.
   static constexpr bool KEEPS_ZERO = false;
+  // 64 or 128: the product's columns come in groups of so many, heads, and s.group_squares(i) is
+  // the sum of pair i's row's squares over the step's group. No tile cuts a group. 1: none.
+  static constexpr int GROUP = 1;
   Largest largest_copied; // its base stores it
   // Where in the matrix of load i the chunk for the step at (row, column) starts.
   static DEVICE void load_position(const ProgramArgs &, int, int &, int &) {}
@@ -369,15 +430,30 @@ template <class Program> constexpr int depth_of() {
 
 // Whether there is a kernel for tiles of so many columns. A promoted program holds its sums twice.
 template <class Program> constexpr bool fits(int cols) {
-  return cols == 128 ||
-         (cols == 192 ? Program::FITS_192 : Program::PROMOTE == 0 && Program::FITS_256);
+  return cols % Program::GROUP == 0 &&
+         (cols == 128 ||
+          (cols == 192 ? Program::FITS_192 : Program::PROMOTE == 0 && Program::FITS_256));
 }
 
 // The values of a thread's two rows.
 template <class Program> struct TwoRows {
   static constexpr int COUNT = Program::RowValues::COUNT;
   float values[COUNT > 0 ? COUNT : 1][2];
+  float squares[2]; // of Program::GROUP columns
 };
+
+// The sums of squares of so many columns of the product, in the thread's two rows.
+template <int COLUMNS> static DEVICE void sum_squares(const float *accumulators, float (&sums)[2]) {
+#pragma unroll
+  for (int h = 0; h < 2; h++) {
+    float all = 0;
+#pragma unroll
+    for (int i = h; i < COLUMNS / 4; i += 2)
+      all = fmaf(accumulators[2 * i], accumulators[2 * i],
+                 fmaf(accumulators[2 * i + 1], accumulators[2 * i + 1], all));
+    sums[h] = quad_sum(all);
+  }
+}
 
 // A step, as Program::step sees it.
 template <class Program> struct Step {
@@ -398,7 +474,7 @@ template <class Program> struct Step {
     return first_column + 8 * (i >> 1) < block.N;
   }
   DEVICE bool row_inside(int i) const {
-    return block.row(i & 1) < block.M;
+    return (int)block.row(i & 1) < (int)block.M;
   }
 
   // ---- The product, and what belongs to its rows and columns
@@ -409,6 +485,11 @@ template <class Program> struct Step {
   DEVICE float row_value(int i, int which = 0) const {
     static_assert(Program::RowValues::COUNT > 0, "the program has to name its RowValues");
     return rows.values[which][i & 1];
+  }
+  // The sum of the product's squares over Program::GROUP columns of pair i's row.
+  DEVICE float group_squares(int i) const {
+    static_assert(Program::GROUP > 1, "the program has to name its GROUP of columns");
+    return rows.squares[i & 1];
   }
   // Pair i's columns of a vector over the product's columns; 0 past N.
   DEVICE float2 column_values(const float *vector, int i) const {

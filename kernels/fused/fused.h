@@ -13,7 +13,7 @@ typedef struct Fused {
   // not whole steps.
   uint16_t *rope;          // [max_positions, rope_table_cols(d)]
   uint16_t *rope_periodic; // [max_positions + 63, rope_table_cols(d)]
-  // Of head.h, for the largest M of head_loss; no data where that is no program's.
+  // Of the head (kernels.h), for the largest M of head_loss; no data where that is no program's.
   struct {
     RowStat aim, sum, entropy;
     stat_t *u; // [the same M], where dlogits are cast

@@ -240,6 +240,9 @@ template <class T, class Program, Major A_MAJOR, Major B_MAJOR> struct Block {
         const Step<Program> step = {block,  accumulators[b] + i * (Program::COLUMNS / 2),
                                     values, tile.column_tile * T::COLS + i * Program::COLUMNS,
                                     slot,   copy_scale};
+        if constexpr (Program::GROUP > 1)
+          if (i * Program::COLUMNS % Program::GROUP == 0)
+            sum_squares<Program::GROUP>(step.accumulators, values.squares);
         program.step(step);
         fence_copy_engine();
         __syncwarp();

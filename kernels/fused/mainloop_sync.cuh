@@ -187,9 +187,12 @@ private:
 
 // ---- The program
 
-// Memory of the stages, once there are no products to come: row values, then slots.
+// Memory of the stages, once there are no products to come: row values, then the sums of squares of
+// either 64 columns where a group is both, then slots.
 template <class Program> struct SyncShared {
-  static constexpr int ROW_VALUES = Program::RowValues::COUNT * SyncTile::ROWS * 4;
+  static constexpr bool GROUP_OF_TWO = Program::GROUP > SyncTile::WARP;
+  static constexpr int ROW_VALUES =
+      (Program::RowValues::COUNT + (GROUP_OF_TWO ? 2 : 0)) * SyncTile::ROWS * 4;
   static constexpr int SLOT_BYTES = Program::Loads::BYTES > Program::Stores::BYTES
                                         ? Program::Loads::BYTES
                                         : Program::Stores::BYTES;
@@ -202,6 +205,9 @@ template <class Program> struct SyncShared {
 
   DEVICE uint32_t row_value(int which, int row) const {
     return base + (which * SyncTile::ROWS + row) * 4;
+  }
+  DEVICE uint32_t squares(int half, int row) const {
+    return row_value(Program::RowValues::COUNT + half, row);
   }
   DEVICE uint32_t slot(int group, int i) const {
     return base + ROW_VALUES + (group * SLOTS + i) * SLOT_BYTES;
@@ -264,6 +270,20 @@ template <class Program> struct SyncEpilogue {
                       if (exists) *reinterpret_cast<uint4 *>(to) = unit;
                     });
   }
+  // For the warp with the other 64 columns of the group.
+  DEVICE void share_squares(const SlabSums (&sums)[4]) const {
+#pragma unroll
+    for (int s = 0; s < 4; s++) {
+      float squares[2];
+      sum_squares<SyncTile::WARP>(sums[s], squares);
+#pragma unroll
+      for (int h = 0; h < 2; h++)
+        if (lane % 4 == 0)
+          shared_store(shared.squares(column / SyncTile::WARP % 2,
+                                      row % SyncTile::ROWS + s * 16 + lane / 4 + h * 8),
+                       squares[h]);
+    }
+  }
   DEVICE void run(const SlabSums (&sums)[4]) const {
 #pragma unroll
     for (int s = 0; s < 4; s++) {
@@ -281,6 +301,15 @@ template <class Program> struct SyncEpilogue {
         for (int h = 0; h < 2; h++)
           values.values[v][h] =
               shared_load(shared.row_value(v, row % SyncTile::ROWS + s * 16 + lane / 4 + h * 8));
+      if constexpr (Shared::GROUP_OF_TWO)
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+          const int in_block = row % SyncTile::ROWS + s * 16 + lane / 4 + h * 8;
+          values.squares[h] =
+              shared_load(shared.squares(0, in_block)) + shared_load(shared.squares(1, in_block));
+        }
+      else if constexpr (Program::GROUP > 1)
+        sum_squares<Program::GROUP>(sums[s], values.squares);
       Program program;
 #pragma unroll
       for (int i = 0; i < A_SLAB; i++) {
@@ -342,12 +371,13 @@ __global__ void __launch_bounds__(SyncTile::THREADS, 2)
                                           warp / 4};
 #pragma unroll
   for (int step = 0; step < SyncShared<Program>::SLOTS; step++) epilogue.load(step);
+  if constexpr (SyncShared<Program>::GROUP_OF_TWO) epilogue.share_squares(sums);
   if constexpr (VALUES > 0) {
     if (thread < SyncTile::ROWS)
 #pragma unroll
       for (int v = 0; v < VALUES; v++)
         shared_store(epilogue.shared.row_value(v, thread), of_row[v]);
-    __syncthreads();
   }
+  if constexpr (VALUES > 0 || SyncShared<Program>::GROUP_OF_TWO) __syncthreads();
   if (epilogue.column < N) epilogue.run(sums);
 }

@@ -1,7 +1,6 @@
 // The operations: a program each, in bf16, or in FP8 where both operands have copies. Those that
 // serve several GEMMs leave some of them to the unfused kernels, as Backend.kinds says.
 #include "kernels/fused/fused.h"
-#include "kernels/fused/rope.h"
 
 // What FP8's sums may be long without promotion: at 4096 those of one sign are 6 % short, those of
 // random signs 0.02 %.

@@ -36,11 +36,15 @@ typedef struct MaxSum {
   float max, sum;
 } MaxSum;
 
+// The params of programs that rotate (Rotated in bases.cuh).
+enum { ROPE_FIRST, ROPE_PERIOD, ROPE_HEAD_DIM, ROPE_ROTATED };
+
 // What programs read and write besides tiles. Each program's file says which of these it uses, and
 // names its params.
 typedef struct ProgramArgs {
   RowStat in[2];        // where RMSNorm's r is needed, in[0] has the sums of squares
-  RowStat out[2];       // parts >= tile_parts(tile, N): those beyond become neutral, 0 of a sum
+  RowStat out[2];       // parts >= tile_parts(tile, N): those beyond become neutral, 0 of a sum;
+                        // or ColumnSum's, as it says
   float inverse_D, eps; // r = rsqrt(sum of squares * inverse_D + eps)
   const float *columns; // a vector over the product's columns, [N], at an 8-byte boundary
   union {

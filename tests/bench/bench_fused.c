@@ -121,10 +121,22 @@ static void print_times(const char *const names[3], const GemmProblem *q, const 
   printf("\n");
 }
 
+// The tile shape that tile_choose names; the fastest where the program has none there; 0 = it has
+// none at all.
+static int chosen_variant(const Problem *p, const Times *t) {
+  const GemmProblem *q = &p->product;
+  int chosen = PROGRAM_TILES + (int)tile_choose(MAINLOOP_AUTO, p->subject->name, q->M, q->N, q->K);
+  if (t->median[chosen] > 0) return chosen;
+  chosen = 0;
+  for (int v = PROGRAM_TILES; v < VARIANTS; v++)
+    if (t->median[v] > 0 && (!chosen || t->median[v] < t->median[chosen])) chosen = v;
+  return chosen;
+}
+
 static void print_row(const Problem *p, const Times *t, Table *all) {
   const GemmProblem *q = &p->product;
-  const int chosen =
-      PROGRAM_TILES + (int)tile_choose(MAINLOOP_AUTO, p->subject->name, q->M, q->N, q->K);
+  const int chosen = chosen_variant(p, t);
+  if (!chosen) end_with("bench_fused: this GPU runs the program in no tile shape");
   char shape[64], spread[16];
   snprintf(shape, sizeof shape, "%lldx%lldx%lld", (long long)q->M, (long long)q->N,
            (long long)q->K);
@@ -298,6 +310,8 @@ int main(int argc, char **argv) {
   for (size_t i = 0; i < WIDTHS && !request.shape.M; i++)
     if (strcmp(request.width, "all") == 0 || strcmp(request.width, widths[i].name) == 0)
       bench_width(&b, &widths[i], request.program, &all);
+  if (!all.count)
+    end_with("bench_fused: the program is in no layer of these widths; name a shape, MxNxK");
   printf("\n");
   print_summary(&all, "plain", ANY);
   print_summary(&all, "forward", FORWARD);

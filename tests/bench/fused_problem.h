@@ -8,11 +8,9 @@
 #include "base/memory.h"
 #include "base/rng.h"
 #include "kernels/cuda/gemm.h"
-#include "kernels/fused/head.h"
-#include "kernels/fused/rope.h"
+#include "kernels/fused/kernels.h"
 #include "kernels/unfused/unfused.h"
 #include "tests/bench/gpu_timer.h"
-#include "tests/gpu/fused_support.h"
 #include "tests/gpu/program_list.h"
 #include "tests/gpu/random_fill.h"
 
@@ -190,6 +188,17 @@ static inline void prepare_probabilities(Problem *p) {
   free(aim);
 }
 
+// Parts of a log-sum-exp for CappedDlogits, and a z-loss of 0.
+static inline void prepare_lse(Problem *p) {
+  const int64_t M = p->product.M;
+  p->call.args.in[1] = (RowStat){(stat_t *)take_filled(p, 2 * M, 1), M, 1};
+}
+
+static inline void prepare_column_sums(Problem *p) {
+  const int64_t parts = (p->product.M + 15) / 16, N = p->product.N;
+  p->call.args.out[0] = (RowStat){.data = take(p, (size_t)(parts * N) * 4), .stride = N};
+}
+
 // ---- The twins
 
 static inline void run_product(const Problem *p, bool add, const void *C, void *to) {
@@ -263,9 +272,18 @@ static const Subject subjects[] = {
      NULL},
     {&fused_program_norm_dgrad_residual_promoted_fp8, PROGRAM_NORM_DGRAD_RESIDUAL_PROMOTED_FP8,
      IN_FP8, false, NULL, NULL},
+    // Tests' programs
+    {&fused_program_bias_gelu_backward, PROGRAMS, ANY, false, prepare_column_sums, NULL},
+    {&fused_program_capped_dlogits, PROGRAMS, ANY, false, prepare_lse, NULL},
+    {&fused_program_capped_dlogits_fp8, PROGRAMS, ANY, false, prepare_lse, NULL},
+    {&fused_program_head_norm_rope_64, PROGRAMS, ANY, false, prepare_rope, NULL},
+    {&fused_program_head_norm_rope_128, PROGRAMS, ANY, false, prepare_rope, NULL},
+    {&fused_program_head_norm_rope_64_fp8, PROGRAMS, ANY, false, prepare_rope, NULL},
+    {&fused_program_head_norm_rope_128_fp8, PROGRAMS, ANY, false, prepare_rope, NULL},
 };
 
-// Of a program without a row there, the product and the tile shapes are timed.
+// Of a program without a row there, the product and the tile shapes are timed. Then its params are
+// 0, its statistics of rows are sums, and what lies beside them is filled with random values.
 static inline Subject subject_of(const Program *program) {
   for (size_t i = 0; i < sizeof subjects / sizeof *subjects; i++)
     if (subjects[i].program == program) return subjects[i];

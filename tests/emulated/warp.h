@@ -63,3 +63,4 @@ static inline __half2 __hfma2(__half2 a, __half2 b, __half2 c) {
                            fmaf(__high2float(a), __high2float(b), __high2float(c)));
 }
 #define __expf expf // glibc declares one of its own
+#define __logf logf

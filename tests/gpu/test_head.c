@@ -1,10 +1,10 @@
 // The output layer of both GPU backends: the loss, and the gradients of x and W that come of what
-// head_loss leaves, whether the softmax's normaliser is folded (kernels/fused/head.h) or not, and
+// head_loss leaves, whether the softmax's normaliser is folded (kernels/fused/kernels.h) or not, and
 // in FP8. Against the CPU's products and a softmax in double; the bound of each error is twice that
 // of a twin, the same with a rounding wherever the backend stores. Beside it: where the normaliser
 // is folded, errors do not grow with the logits, even in rows whose target is all but certain.
 #include "kernels/formats.h"
-#include "kernels/fused/head.h"
+#include "kernels/fused/kernels.h"
 #include "kernels/gpu_backends.h"
 #include "kernels/record.h"
 #include "tests/gpu/ops_rig.h"

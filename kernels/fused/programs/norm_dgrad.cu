@@ -1,5 +1,5 @@
 // Dgrads through RMSNorm, whose scale r is in A already: dx = A B - (r / D) s x, and
-//     norm_dgrad            lm_head's, whose A has rows that are u times too small (head.h)
+//     norm_dgrad            lm_head's, whose A has rows that are u times too small (kernels.h)
 //     norm_dgrad_residual   gate_up's and qkv's, into the residual stream: + residual
 // In FP8 A has r / q in it and s is its sums: dx = q (A B^T) - (r / D) q s x (+ residual).
 //   args.in[0] sums of squares of x's rows, in[1] s, inverse_D, eps, row_scale u, NULL: 1

@@ -1,11 +1,10 @@
 // The head in training and validation: P = exp(r (A B^T) - c) of each row's c, the softmax before
 // its normaliser, 0 in the column of the row's target; and the row's sums of P and of P log2(P): see
-// head.h.
-//   args.in[0] sums of squares of A's rows, in[1] aims of rows (head.h), inverse_D, eps
+// kernels.h.
+//   args.in[0] sums of squares of A's rows, in[1] aims of rows (kernels.h), inverse_D, eps
 //   stores[0] P [M, N or more columns, which become 0]   out[0] sums of P, out[1] of P log2(P)
 //   FP8: args.a, b, row_scale of A
 #include "kernels/fused/define.cuh"
-#include "kernels/fused/head.h"
 
 // r log2(e), the exponent to start from and the target's column of each row.
 template <class In> struct HeadRow {

@@ -1,17 +1,15 @@
 // y = A B^T / a, where a is the largest magnitude in A's row; and the largest magnitudes in y's
 // rows, as stored, for the program that reads y.
-//   args.in[0] largest magnitudes in A's rows, params[ABSMAX_LEAST].f   stores[0] y [M, N]
+//   args.in[0] largest magnitudes in A's rows, params[0].f the least a   stores[0] y [M, N]
 //   args.out[0] largest magnitudes in y's rows
 #include "kernels/fused/define.cuh"
-#include "tests/gpu/programs/absmax.h"
 
 struct InverseMax {
   static constexpr int COUNT = 1;
   static DEVICE void compute(const ProgramArgs &args, int row, int M, FourRows (&values)[COUNT]) {
     row_totals<RowMax>(args.in[0], row, M, values[0]);
 #pragma unroll
-    for (int i = 0; i < 4; i++)
-      values[0][i] = 1 / max_with_nan(values[0][i], args.params[ABSMAX_LEAST].f);
+    for (int i = 0; i < 4; i++) values[0][i] = 1 / max_with_nan(values[0][i], args.params[0].f);
   }
 };
 

@@ -127,6 +127,10 @@ std::vector<float> emulated_product(const EmulatedMap &a, const EmulatedMap &b, 
   const std::vector<float> A = a.floats(FP8_E4M3), B = b.floats(FP8_E4M3);
   std::vector<float> values((size_t)M * (size_t)N);
   gemm(Program::FORM, M, N, K, A.data(), B.data(), 0, values.data());
+  // Sums as a GPU has them are not the reference's bit for bit: the tensor cores truncate them, in
+  // FP8 to some 14 bits.
+  const uint32_t kept = Program::FORMATS == GEMM_BF16 ? 0xfffffffcu : 0xfffffc00u;
+  for (float &value : values) value = __uint_as_float(__float_as_uint(value) & kept);
   return values;
 }
 
@@ -159,12 +163,21 @@ void emulated_rows(const EpilogueOperands &operands, const RowBlock &tile, const
   for (int first = 0; first < EMULATED_ROWS; first += 64) {
     RowBlock block = tile;
     block.first_row += first;
-    const TwoRows<Program> rows = row_values.of(block, tile.first_row);
+    TwoRows<Program> rows = row_values.of(block, tile.first_row);
     const float copy_scale = operands.args.copies ? operands.args.copies->scale : 1;
     Program program;
     for (int column = 0; column < COLS; column += Program::COLUMNS) {
       const Step<Program> step = {block, nullptr,   rows, tile.column_tile * COLS + column,
                                   0,     copy_scale};
+      if constexpr (Program::GROUP > 1)
+        for (int h = 0; h < 2; h++) {
+          const int group = step.first_column / Program::GROUP * Program::GROUP;
+          rows.squares[h] = 0;
+          for (int n = group; n < group + Program::GROUP && n < block.N; n++) {
+            const float v = block.row(h) < block.M ? values[block.row(h) * block.N + n] : 0;
+            rows.squares[h] += v * v;
+          }
+        }
       program.step(EmulatedStep<Program>{step, operands, values});
     }
     program.end(block);
