@@ -7,7 +7,6 @@
 #include "kernels/fused/program.h"
 #include "tests/gpu/gpu_test.h"
 #include "tests/gpu/program_list.h"
-#include "tests/support/tier.h"
 
 static const float eps = 1e-5f;
 

@@ -1,7 +1,7 @@
 // Faults at system calls, and memory that is refused. The calls that change files and those that
 // allocate are wrapped by the linker (WRAP_FAULTS in tests.mk) and counted.
 #pragma once
-#include "tests/support/tier.h"
+#include "tests/support/test.h"
 
 typedef enum Fault {
   NO_FAULT,

@@ -17,7 +17,6 @@
 #include "base/error.h"
 #include "base/file.h"
 #include "base/memory.h"
-#include "tests/support/tier.h"
 
 typedef struct RegisteredTest {
   const char *name;
@@ -44,3 +43,18 @@ typedef struct TestGroup {
 } TestGroup;
 #define TEST_GROUP(setup, teardown) const TestGroup test_group = {setup, teardown}
 extern const TestGroup test_group __attribute__((weak));
+
+// `make test` sets TEST_TIER=1, and tests that take long do a part of their cases there. Called by
+// hand, and in the second tier, they do all.
+static inline bool first_tier(void) {
+  return getenv("TEST_TIER") != NULL;
+}
+
+// The whole test is the second tier's.
+#define SECOND_TIER_ONLY()                                                                         \
+  do {                                                                                             \
+    if (first_tier()) {                                                                            \
+      print_message("# the second tier has this test\n");                                          \
+      skip();                                                                                      \
+    }                                                                                              \
+  } while (0)
