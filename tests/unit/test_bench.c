@@ -280,8 +280,12 @@ static double check_operations(const BenchResult *r, int expected) {
   }
   near(bench_copy_rate(r), 1000 / (kind_ms[BENCH_UNFUSED] + copy_ms));
   near(bench_square_rate(r), 1024 / (kind_ms[BENCH_UNFUSED] + peak_ms) * 1e-9);
-  assert_true(r->busy[BUSY_OPS].count > 0);
-  near(r->busy[BUSY_OPS].sum.watts, 600.0 * r->busy[BUSY_OPS].count);
+  int samples = 0; // every 50 ms of the machine's own clock: by its load, of one kind or another
+  for (int with = 0; with < BUSY_COUNT; with++) {
+    near(r->busy[with].sum.watts, 600.0 * r->busy[with].count);
+    samples += r->busy[with].count;
+  }
+  assert_true(samples > 0);
   return calls;
 }
 
