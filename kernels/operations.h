@@ -25,7 +25,7 @@
   X(QKV_WGRAD, "qkv_wgrad")                                                                        \
   X(QKV_DGRAD, "qkv_dgrad")                                                                        \
   X(EMBED_BACKWARD, "embed_backward")                                                              \
-  X(REPACK, "repack")                                                                                \
+  X(REPACK, "repack")                                                                              \
   X(GRADS_FINISH, "grads_finish")                                                                  \
   X(ADAMW, "adamw")
 

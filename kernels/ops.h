@@ -20,92 +20,11 @@
 // model/packing.h says which), and q and k are stored so that RoPE rotates columns (2j, 2j+1) of a
 // head. y and v are in natural order.
 #pragma once
-#include <stdbool.h>
-#include <stddef.h>
-#include <stdint.h>
-#include "base/error.h"
 #include "base/os.h"
-#include "kernels/formats.h"
 #include "kernels/operations.h"
-#include "kernels/snapshot.h"
+#include "kernels/services.h"
 
-typedef struct Backend Backend;
 typedef struct OperationCall OperationCall; // kernels/record.h
-
-// Storage classes. The model only passes pointers on; the types are incomplete, so that arguments
-// of different classes cannot be swapped.
-typedef struct Activation act_t; // activations and compute weights: bf16 on a GPU, real (fp32; fp64
-                                 // in test builds) on the CPU
-typedef struct Fp8Copy fp8_t;    // FP8 copies of either: a byte on a GPU, rounded reals on the CPU
-typedef struct Statistic stat_t; // row statistics, sums: fp32 on a GPU, real on the CPU
-typedef struct Gradient grad_t;  // gradients of parameters: bf16 on a GPU, fp32 there when
-                                 // micro-batches add up; real on the CPU
-typedef struct Master master_t;  // master weights: fp32 on a GPU, real on the CPU
-typedef struct Moment moment_t;  // AdamW's moments: fp32 or bf16 on a GPU, real on the CPU
-
-// A statistic of rows: for each row `parts` partial sums, which its consumer adds up in their
-// order. A producer leaves one part a tile of columns and fills in how many; stride and memory are
-// the model's.
-typedef struct RowStat {
-  stat_t *data;   // [parts, stride], room for Backend.most_parts
-  int64_t stride; // rows from one part to the next, at least M
-  int32_t parts;
-} RowStat;
-
-// A matrix [rows, cols] that products read: an activation, a gradient or a weight. Where it has FP8
-// copies products read those, and multiply two such operands in FP8; others are read in bf16. The
-// model decides. The copies' order and rounding are in kernels/formats.h, and they hold scale * value,
-// where scale is a power of two: of the tensor, times that of the row. An operation that leaves an
-// operand leaves whatever of it has memory.
-typedef struct Operand {
-  act_t *data;        // [rows, cols]; NULL: nothing but products reads it
-  fp8_t *by_row;      // [rows, cols], for products that sum over columns
-  fp8_t *by_col;      // [cols, stride], for products that sum over rows; NULL: there are none
-  int64_t stride;     // a multiple of FP8_GROUP, at least rows
-  int64_t row_stride; // of data and by_row: elements from one row to the next; 0: cols
-  stat_t *row_scale;  // [rows] of the residual stream, else NULL: q, see below
-  int scaling;        // the tensor's index in OpsConfig.scalings
-  bool fp8;           // has copies; of a model without memory, too
-} Operand;
-
-// One without copies.
-static inline Operand operand_of(act_t *data) {
-  const Operand x = {data, NULL, NULL, 0, 0, NULL, 0, false};
-  return x;
-}
-
-// How a tensor's copies are scaled. Either so that the largest value of the last SCALE_HISTORY
-// steps is inside of the format ("delayed": no pass over the tensor has to find it first), or by a
-// scale that never changes.
-//
-// The residual stream's rows differ, and its scale needs no history: row m is multiplied by
-// q = 2^floor(log2 r_prev), r_prev RMSNorm's r of the row one addition earlier (of the embedding:
-// of itself). Its consumer multiplies by r / q. Backward, with dz'' = (r / q) dz and s = sum over a
-// row of dz'' z:
-//     dx = q (dz'' W') - (r / D) q s x        dW' = dz''^T (q x)
-typedef struct ScalingKind {
-  Fp8Format format;
-  float fixed; // 0: delayed
-} ScalingKind;
-
-enum { SCALE_HISTORY = 16 };
-
-// What a checkpoint keeps of a scaling. scale 0: there is none yet.
-typedef struct ScalingState {
-  float scale;
-  float history[SCALE_HISTORY]; // largest values of the last steps, newest first
-} ScalingState;
-
-// What head_loss leaves for the backward: the gradient of the logits is dlogits' = u p, row by row.
-// A backend that folds the softmax's normaliser (Backend.folds_softmax) gets memory for u and ux;
-// without it, and in FP8, u is NULL = 1, p is dlogits' itself, and the model lets ux be x. ux may
-// lie where head_dgrad will leave dx.
-typedef struct HeadGradient {
-  Operand p;  // [M, V], rows of padded_vocab; data is the logits' memory
-  Operand ux; // [M, D] u x, for the weight gradient p^T (u x)
-  stat_t *u;  // [M]
-  RowStat s;  // row sums of dlogits' z
-} HeadGradient;
 
 enum { MAX_HEAD_DIM = 1024 };
 
@@ -137,52 +56,6 @@ static inline int64_t packed_width(const OpsConfig *c) {
 static inline int64_t padded_vocab(const OpsConfig *c) {
   return fp8_padded(c->V);
 }
-
-// One parameter tensor of the optimizer's list, [rows, cols] row-major. Vectors have rows = 1.
-// A matrix is used plain (compute, grad), folded with the norm weight list[norm] (folded,
-// grad_folded), or, a tied embedding, both ways; an unused pair has no memory. A norm weight is
-// folded into one matrix. The gradient of the loss is dW = grad + grad_folded * wn, of those that
-// are there, with the wn that the forward used: adamw forms it as it reads, and no array holds it.
-typedef struct ParamTensor {
-  int64_t rows, cols;
-  master_t *master;    // weight
-  moment_t *m, *v;     // AdamW's first and second moment
-  grad_t *grad;        // gradient with respect to the plain use; a norm weight's: dwn
-  grad_t *grad_folded; // dW' = gradient with respect to the folded copy
-  stat_t *part_sum;    // lm_head's, where the loss' chunks add up (wgrad_part), else NULL
-  Operand compute;     // W as the GEMMs read it
-  Operand folded;      // W * wn, wn = list[norm].master [cols]
-  int norm;            // index in the list, -1 = folded with nothing
-  bool decay;          // AdamW's weight decay applies
-} ParamTensor;
-
-typedef struct AdamW {
-  double learning_rate, beta1, beta2, eps, weight_decay;
-  double clip_norm; // gradients are scaled by min(1, clip_norm / norm); 0 = no clipping
-} AdamW;
-
-// What a training step reports. Lives in the backend, read with step_result.
-typedef struct StepResult {
-  double loss;      // mean over the step's tokens, nats
-  double grad_norm; // L2 norm of all gradients, before clipping
-  bool applied;     // false: loss or grad_norm was not finite and adamw changed nothing
-  int64_t updates;  // updates applied since the start of the run; AdamW's t for bias correction
-  // FP8: tensors some value of which was beyond its scale's reach, and the first one's index.
-  int saturated, saturated_first;
-} StepResult;
-
-enum { MAX_RESULTS = 4 };
-
-// Parts of a step that are the same at every step.
-typedef enum ReplaySlot {
-  REPLAY_FORWARD,
-  REPLAY_LOSS,           // of a validation
-  REPLAY_FIRST_BACKWARD, // starts the gradients
-  REPLAY_NEXT_BACKWARD,  // adds to them
-  REPLAY_UPDATE,
-  REPLAY_TOKEN, // generation: one token through all layers
-  REPLAY_SLOTS
-} ReplaySlot;
 
 // ---- The operations' types. A backend declares a function of each: `QkvOp fused_qkv;`.
 
@@ -332,79 +205,14 @@ struct Backend {
   size_t memory_bytes;    // memory that was free for all of it when the backend was opened
   double peak_flops;      // dense matrix FLOP/s of the hardware at its best, in FP8 where a run has
                           // scalings, else in bf16; 0 = not known
-
-  void (*destroy)(Backend *be);
-
-  // Bytes that the backend takes besides when it first sees this list of parameters (in refresh,
-  // for one), of which rows, cols and norm are set. NULL: none.
-  size_t (*list_bytes)(const ParamTensor *list, int count);
-
-  // ---- Memory of the backend. alloc returns NULL when there is not enough.
-  void *(*alloc)(Backend *be, size_t bytes);
-  // Bytes taken on the GPU since the backend was opened, by the driver's count. NULL on the CPU.
-  size_t (*memory_taken)(Backend *be);
-  void (*release)(Backend *be, void *memory);
-  void (*zero)(Backend *be, void *memory, size_t bytes);
-  void (*write)(Backend *be, void *to, const void *from_host, size_t bytes);
-  void (*read)(Backend *be, void *to_host, const void *from, size_t bytes);
-  // master_t, moment_t <-> host float; what is written into bf16 is rounded to nearest
-  void (*write_master)(Backend *be, master_t *to, const float *from_host, int64_t count);
-  void (*read_master)(Backend *be, float *to_host, const master_t *from, int64_t count);
-  void (*write_moments)(Backend *be, moment_t *to, const float *from_host, int64_t count);
-  void (*read_moments)(Backend *be, float *to_host, const moment_t *from, int64_t count);
-  void (*read_act)(Backend *be, float *to_host, const act_t *from, int64_t count);
-  void (*read_grad)(Backend *be, float *to_host, const grad_t *from, int64_t count);
-  // Row places[n] of `to` becomes deviation * rng_normal(key, n cols + k), k < cols, in fp32: the
-  // bits of base/rng.h. NULL: the model draws on the host and writes.
-  //   to [rows, cols], places [rows] on the host, each below rows
-  void (*draw_master)(Backend *be, master_t *to, const int32_t *places, int64_t rows, int64_t cols,
-                      uint64_t key, double deviation);
-
-  // ---- The operations
-  BACKEND_OPERATIONS(BACKEND_OPERATION)
-#undef BACKEND_OPERATION
-
-  // ---- The update. A step: set_hyper, step_begin, head_loss for every micro-batch, grads_finish,
-  // adamw, step_end. A validation: step_begin, head_loss, step_end. Results are taken in the order
-  // of the step_ends.
-  void (*set_hyper)(Backend *be, const AdamW *hyper);
-  void (*step_begin)(Backend *be);
-  void (*step_end)(Backend *be); // puts the result on its way; at most MAX_RESULTS may be untaken
-  StepResult (*step_result)(Backend *be); // waits for the oldest result and takes it
-  // Writes the compute copies from the masters (after init or load).
-  void (*refresh)(Backend *be, const ParamTensor *list, int count);
-  void (*set_updates)(Backend *be, int64_t updates); // after load
-
-  // ---- FP8: the scales of copies, which live in the backend.
-  // True until the first update (set_hyper) or scalings_write: no scales are known yet. Until then
-  // an operation that writes copies finds their largest value first and sets the scale. It runs
-  // twice, so nothing may be in place, and nothing is recorded.
-  bool calibrating;
-  // Forgets the largest values since the last update: of a validation, or a sample.
-  void (*scalings_discard)(Backend *be);
-  // [scaling_count] for a checkpoint. Reading waits for the GPU.
-  void (*scalings_read)(Backend *be, ScalingState *to_host);
-  void (*scalings_write)(Backend *be, const ScalingState *from_host);
-
-  // ---- Copies of the state on the host, beside what follows
-  SnapshotOpen *snapshot_open;
-  SnapshotBegin *snapshot_begin;
-  SnapshotWait *snapshot_wait;
-
-  // A part of a step, which is the same at every call with this slot: the same operations (from
-  // embed to adamw, and step_begin), pointers, shapes and flags.
-  //     if (be->replay_begin(be, slot)) { operations; be->replay_end(be, slot); }
-  // A GPU backend records what is launched the second time. From then on replay_begin launches the
-  // record and returns false, so that the host's share of a step is one call. Records are forgotten
-  // when memory is released, which they may point to.
-  bool (*replay_begin)(Backend *be, ReplaySlot slot);
-  void (*replay_end)(Backend *be, ReplaySlot slot);
   int steps_ahead; // steps worth asking for before the first one's result is taken: 1 on a GPU, 0
                    // on the CPU
-  // Opens or closes the window that profilers record (cudaProfilerStart, cudaProfilerStop), once
-  // the GPU has done all that it was asked for. Nothing on the CPU.
-  void (*profile)(Backend *be, bool open);
+  // FP8: no scales are known yet. True until the first update (set_hyper) or scalings_write: no scales are known yet. Until then an operation that writes copies finds their largest value first and sets the scale. It runs twice, so nothing may be in place, and nothing is recorded.
+  bool calibrating;
+  Services services;
+  BACKEND_OPERATIONS(BACKEND_OPERATION)
 };
+#undef BACKEND_OPERATION
 
 // Element `index` of an array of activations. NULL stays NULL.
 static inline act_t *act_at(const Backend *be, const act_t *p, int64_t index) {

@@ -263,11 +263,11 @@ static const Backend recorder_functions = {
     .repack = record_repack,
     .grads_finish = record_grads_finish,
     .adamw = record_adamw,
-    .set_hyper = ignore_hyper,
-    .step_begin = ignore,
-    .step_end = ignore,
-    .replay_begin = issue_always,
-    .replay_end = ignore_end,
+    .services.set_hyper = ignore_hyper,
+    .services.step_begin = ignore,
+    .services.step_end = ignore,
+    .services.replay_begin = issue_always,
+    .services.replay_end = ignore_end,
 };
 
 Recorder *recorder_create(const OpsConfig *config, const Backend *like) {

@@ -84,9 +84,9 @@ void llama_backward(Llama *llama, double scale, bool accumulate) {
   const ReplaySlot slot = accumulate ? REPLAY_NEXT_BACKWARD : REPLAY_FIRST_BACKWARD;
   const int64_t L = llama->config.num_hidden_layers, chunks = llama->shape.loss_chunks;
   const double per_token = scale / (double)llama_sizes(llama).M;
-  if (!be->replay_begin(be, slot)) return;
+  if (!be->services.replay_begin(be, slot)) return;
   part_begin(llama, "backward", -1);
-  if (!accumulate) be->step_begin(be);
+  if (!accumulate) be->services.step_begin(be);
   for (int64_t c = 0; c < chunks; c++) head_backward(llama, c, per_token, accumulate);
   // While scales are looked for, a chunk may have found another one than those before it.
   if (be->calibrating && chunks > 1) repack(llama, llama->acts.layers[L].dx);
@@ -98,7 +98,7 @@ void llama_backward(Llama *llama, double scale, bool accumulate) {
   }
   embed_backward(llama, accumulate);
   part_end(llama);
-  be->replay_end(be, slot);
+  be->services.replay_end(be, slot);
 }
 
 void params_update(Llama *llama) {
@@ -109,12 +109,12 @@ void params_update(Llama *llama) {
 
 void llama_update(Llama *llama, const AdamW *hyper) {
   Backend *be = llama->be;
-  be->set_hyper(be, hyper);
-  if (be->replay_begin(be, REPLAY_UPDATE)) {
+  be->services.set_hyper(be, hyper);
+  if (be->services.replay_begin(be, REPLAY_UPDATE)) {
     part_begin(llama, "optimizer", -1);
     params_update(llama);
     part_end(llama);
-    be->replay_end(be, REPLAY_UPDATE);
+    be->services.replay_end(be, REPLAY_UPDATE);
   }
-  be->step_end(be);
+  be->services.step_end(be);
 }

@@ -65,7 +65,7 @@ void layer_forward(Llama *llama, int64_t l) {
 
 void llama_forward(Llama *llama) {
   Backend *be = llama->be;
-  if (!be->replay_begin(be, REPLAY_FORWARD)) return;
+  if (!be->services.replay_begin(be, REPLAY_FORWARD)) return;
   part_begin(llama, "forward", -1);
   embed_forward(llama);
   for (int64_t l = 0; l < llama->config.num_hidden_layers; l++) {
@@ -74,20 +74,20 @@ void llama_forward(Llama *llama) {
     part_end(llama);
   }
   part_end(llama);
-  be->replay_end(be, REPLAY_FORWARD);
+  be->services.replay_end(be, REPLAY_FORWARD);
 }
 
 void llama_loss(Llama *llama, double scale) {
   Backend *be = llama->be;
   const double per_token = scale / (double)llama_sizes(llama).M;
-  if (!be->replay_begin(be, REPLAY_LOSS)) return;
+  if (!be->services.replay_begin(be, REPLAY_LOSS)) return;
   for (int64_t c = 0; c < llama->shape.loss_chunks; c++) {
     const HeadChunk h = head_chunk(llama, c);
     RUN(llama, OP_VALIDATION_LOSS,
         be->head_loss(be, h.M, h.x, h.sumsq, llama->lm_head->folded, h.targets, llama->acts.logits,
                       per_token, NULL));
   }
-  be->replay_end(be, REPLAY_LOSS);
+  be->services.replay_end(be, REPLAY_LOSS);
 }
 
 void row_logits(Llama *llama, int64_t row) {

@@ -31,7 +31,7 @@ Generator *generator_create(Llama *llama, int64_t max_positions, Error *err) {
   g->history = xcalloc((size_t)max_positions, sizeof *g->history);
   g->logits_host = xcalloc((size_t)c->vocab_size, sizeof *g->logits_host);
   const size_t bytes = acts_layout(&own->acts, c, &own->shape, be, NULL, NULL);
-  g->block = be->alloc(be, bytes);
+  g->block = be->services.alloc(be, bytes);
   if (!g->block) {
     error_set(err, "not enough memory for a context of %lld tokens (%s); use a shorter one",
               (long long)max_positions, size_text(bytes).text);
@@ -44,7 +44,7 @@ Generator *generator_create(Llama *llama, int64_t max_positions, Error *err) {
 
 void generator_destroy(Generator *g) {
   if (!g) return;
-  if (g->block) g->llama.be->release(g->llama.be, g->block);
+  if (g->block) g->llama.be->services.release(g->llama.be, g->block);
   free(g->llama.acts.layers);
   free(g->history);
   free(g->logits_host);
@@ -65,16 +65,16 @@ static void feed_rows(Generator *g, const int32_t *ids, int64_t count) {
   llama->shape.seq = llama->shape.loss_chunks = count;
   assert(g->length + count <= llama->shape.context);
   memcpy(g->history + g->length, ids, (size_t)count * sizeof *ids);
-  be->write(be, acts->tokens, ids, (size_t)count * sizeof *ids);
-  be->write(be, acts->targets, &position, sizeof position);
-  if (!alone || be->replay_begin(be, REPLAY_TOKEN)) {
+  be->services.write(be, acts->tokens, ids, (size_t)count * sizeof *ids);
+  be->services.write(be, acts->targets, &position, sizeof position);
+  if (!alone || be->services.replay_begin(be, REPLAY_TOKEN)) {
     embed_forward(llama);
     for (int64_t l = 0; l < llama->config.num_hidden_layers; l++) layer_forward(llama, l);
     row_logits(llama, count - 1);
-    if (alone) be->replay_end(be, REPLAY_TOKEN);
+    if (alone) be->services.replay_end(be, REPLAY_TOKEN);
   }
   g->length += count;
-  be->read_act(be, g->logits_host, acts->logits, llama->config.vocab_size);
+  be->services.read_act(be, g->logits_host, acts->logits, llama->config.vocab_size);
 }
 
 // A full cache is emptied and its newer half fed again from position 0, so that text can go on for

@@ -34,9 +34,9 @@ int llama_create(Llama *llama, const ModelConfig *config, const RunShape *shape,
   MemoryPlan plan;
   memory_plan(&plan, config, shape, be);
   const bool fits = plan.total_bytes <= be->memory_bytes;
-  llama->params_block = fits ? be->alloc(be, plan.params_bytes) : NULL;
-  llama->grads_block = fits ? be->alloc(be, plan.grads_bytes) : NULL;
-  llama->acts_block = fits ? be->alloc(be, plan.acts_bytes) : NULL;
+  llama->params_block = fits ? be->services.alloc(be, plan.params_bytes) : NULL;
+  llama->grads_block = fits ? be->services.alloc(be, plan.grads_bytes) : NULL;
+  llama->acts_block = fits ? be->services.alloc(be, plan.acts_bytes) : NULL;
   if (!llama->params_block || !llama->grads_block || !llama->acts_block) {
     llama_destroy(llama);
     return error_set(err,
@@ -52,9 +52,9 @@ int llama_create(Llama *llama, const ModelConfig *config, const RunShape *shape,
 
 void llama_destroy(Llama *llama) {
   Backend *be = llama->be;
-  if (llama->params_block) be->release(be, llama->params_block);
-  if (llama->grads_block) be->release(be, llama->grads_block);
-  if (llama->acts_block) be->release(be, llama->acts_block);
+  if (llama->params_block) be->services.release(be, llama->params_block);
+  if (llama->grads_block) be->services.release(be, llama->grads_block);
+  if (llama->acts_block) be->services.release(be, llama->acts_block);
   free(llama->tensors);
   free(llama->layers);
   free(llama->acts.layers);
@@ -90,7 +90,7 @@ static void init_on_host(const Llama *llama, uint64_t seed, const HfTensor *list
   float *packed = xmalloc((size_t)n * sizeof *packed);
   for (int i = 0; i < count; i++)
     if (list[i].param == param) init_packed(&llama->config, seed, &list[i], packed);
-  llama->be->write_master(llama->be, p->master, packed, n);
+  llama->be->services.write_master(llama->be, p->master, packed, n);
   free(packed);
 }
 
@@ -99,8 +99,8 @@ static void draw(const Llama *llama, uint64_t seed, const HfTensor *t) {
   const ModelConfig *c = &llama->config;
   int32_t *places = xmalloc((size_t)t->rows * sizeof *places);
   for (int64_t n = 0; n < t->rows; n++) places[n] = (int32_t)packed_row(c, t, n);
-  llama->be->draw_master(llama->be, llama->tensors[t->param].master, places, t->rows, t->cols,
-                         rng_key(seed, t->name), c->initializer_range);
+  llama->be->services.draw_master(llama->be, llama->tensors[t->param].master, places, t->rows,
+                                  t->cols, rng_key(seed, t->name), c->initializer_range);
   free(places);
 }
 
@@ -108,8 +108,8 @@ void llama_zero_moments(Llama *llama) {
   for (int i = 0; llama->shape.train && i < llama->param_count; i++) {
     const ParamTensor *p = &llama->tensors[i];
     const size_t bytes = (size_t)(p->rows * p->cols) * llama->be->moment_bytes;
-    llama->be->zero(llama->be, p->m, bytes);
-    llama->be->zero(llama->be, p->v, bytes);
+    llama->be->services.zero(llama->be, p->m, bytes);
+    llama->be->services.zero(llama->be, p->v, bytes);
   }
 }
 
@@ -120,12 +120,13 @@ void llama_init_weights(Llama *llama, uint64_t seed) {
   HfTensor *list = xcalloc((size_t)count, sizeof *list);
   hf_tensor_list(c, list);
   for (int i = 0; i < llama->param_count; i++) // norms are all ones: nothing is drawn
-    if (!be->draw_master || !llama->tensors[i].decay) init_on_host(llama, seed, list, count, i);
-  for (int i = 0; i < count && be->draw_master; i++)
+    if (!be->services.draw_master || !llama->tensors[i].decay)
+      init_on_host(llama, seed, list, count, i);
+  for (int i = 0; i < count && be->services.draw_master; i++)
     if (list[i].rank == 2) draw(llama, seed, &list[i]);
   free(list);
   llama_zero_moments(llama);
-  be->refresh(be, llama->tensors, llama->param_count);
+  be->services.refresh(be, llama->tensors, llama->param_count);
 }
 
 // RoPE's angle per position of pair j. HF transformers, modeling_rope_utils.py,
@@ -165,6 +166,6 @@ OpsConfig llama_ops_config(const ModelConfig *c, const RunShape *shape, int64_t 
 
 void llama_load_batch(Llama *llama, const int32_t *tokens, const int32_t *targets) {
   const size_t bytes = (size_t)(llama->shape.batch * llama->shape.seq) * sizeof(int32_t);
-  llama->be->write(llama->be, llama->acts.tokens, tokens, bytes);
-  llama->be->write(llama->be, llama->acts.targets, targets, bytes);
+  llama->be->services.write(llama->be, llama->acts.tokens, tokens, bytes);
+  llama->be->services.write(llama->be, llama->acts.targets, targets, bytes);
 }

@@ -498,7 +498,8 @@ void memory_plan(MemoryPlan *plan, const ModelConfig *c, const RunShape *shape, 
   plan->workspace_bytes = be->workspace_bytes + rounding(be, plan->params_bytes) +
                           rounding(be, plan->grads_bytes) + rounding(be, plan->acts_bytes) +
                           rounding(be, plan->sampler_bytes);
-  if (be->list_bytes) plan->workspace_bytes += be->list_bytes(tensors, params_count(c));
+  if (be->services.list_bytes)
+    plan->workspace_bytes += be->services.list_bytes(tensors, params_count(c));
   book(plan, "backend workspace", "", plan->workspace_bytes);
   for (int i = 0; i < plan->count; i++) plan->total_bytes += plan->items[i].bytes;
   free(acts.layers);

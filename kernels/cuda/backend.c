@@ -32,7 +32,7 @@ static int make_rope_table(Cuda *c, Error *err) {
       table[(t * half + j) * 2] = (float)cos(angle);
       table[(t * half + j) * 2 + 1] = (float)sin(angle);
     }
-  c->base.write(&c->base, c->rope, table, bytes);
+  c->base.services.write(&c->base, c->rope, table, bytes);
   free(table);
   return 0;
 }
@@ -65,7 +65,7 @@ static int prepare_gemms(Cuda *c, Error *err) {
 
 static void set_operations(Cuda *c) {
   Backend *be = &c->base;
-  be->destroy = cuda_destroy;
+  be->services.destroy = cuda_destroy;
   cuda_set_memory(c);
   cuda_set_step(c);
   cuda_set_update(c);
@@ -79,7 +79,7 @@ static void set_operations(Cuda *c) {
   be->wgrad = cuda_wgrad;
   be->wgrad_part = cuda_wgrad_part;
   be->embed_backward = cuda_embed_backward;
-  be->profile = op_profile;
+  be->services.profile = op_profile;
 }
 
 static ScalingKind *copy_of_scalings(const OpsConfig *config) {

@@ -172,17 +172,17 @@ static void op_draw_master(Backend *be, master_t *to, const int32_t *places, int
 
 void cuda_set_memory(Cuda *c) {
   Backend *be = &c->base;
-  be->alloc = op_alloc;
-  be->memory_taken = op_memory_taken;
-  be->release = op_release;
-  be->zero = op_zero;
-  be->write = op_write;
-  be->read = op_read;
-  be->write_master = op_write_master;
-  be->read_master = op_read_master;
-  be->write_moments = op_write_moments;
-  be->read_moments = op_read_moments;
-  be->read_act = op_read_act;
-  be->read_grad = op_read_grad;
-  be->draw_master = op_draw_master;
+  be->services.alloc = op_alloc;
+  be->services.memory_taken = op_memory_taken;
+  be->services.release = op_release;
+  be->services.zero = op_zero;
+  be->services.write = op_write;
+  be->services.read = op_read;
+  be->services.write_master = op_write_master;
+  be->services.read_master = op_read_master;
+  be->services.write_moments = op_write_moments;
+  be->services.read_moments = op_read_moments;
+  be->services.read_act = op_read_act;
+  be->services.read_grad = op_read_grad;
+  be->services.draw_master = op_draw_master;
 }

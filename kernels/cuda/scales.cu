@@ -110,7 +110,7 @@ static Scaling *read_all(Backend *be) {
   const Cuda *c = cuda_of(be);
   const size_t bytes = (size_t)c->config.scaling_count * sizeof(Scaling);
   Scaling *all = (Scaling *)xmalloc(bytes);
-  be->read(be, all, c->scalings, bytes);
+  be->services.read(be, all, c->scalings, bytes);
   return all;
 }
 
@@ -134,7 +134,7 @@ static void op_scalings_write(Backend *be, const ScalingState *from_host) {
     memcpy(all[i].history, from_host[i].history, sizeof all[i].history);
     memset(all[i].maxima, 0, sizeof all[i].maxima);
   }
-  be->write(be, cuda_of(be)->scalings, all, (size_t)count * sizeof *all);
+  be->services.write(be, cuda_of(be)->scalings, all, (size_t)count * sizeof *all);
   be->calibrating = false;
   free(all);
 }
@@ -143,9 +143,9 @@ int cuda_scalings_open(Cuda *c, Error *err) {
   Backend *be = &c->base;
   const int count = c->config.scaling_count;
   be->calibrating = count > 0;
-  be->scalings_discard = op_discard;
-  be->scalings_read = op_scalings_read;
-  be->scalings_write = op_scalings_write;
+  be->services.scalings_discard = op_discard;
+  be->services.scalings_read = op_scalings_read;
+  be->services.scalings_write = op_scalings_write;
   if (count == 0) return 0;
   const size_t bytes = (size_t)count * sizeof(Scaling);
   c->scalings = (Scaling *)cuda_take(c, bytes, err);
@@ -158,7 +158,7 @@ int cuda_scalings_open(Cuda *c, Error *err) {
     all[i].scale = kind.fixed;
     all[i].inverse = kind.fixed != 0 ? 1 / kind.fixed : 0;
   }
-  be->write(be, c->scalings, all, bytes);
+  be->services.write(be, c->scalings, all, bytes);
   free(all);
   return 0;
 }

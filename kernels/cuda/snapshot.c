@@ -188,7 +188,7 @@ static double op_wait(Backend *be) {
 
 void cuda_set_snapshot(Cuda *c) {
   Backend *be = &c->base;
-  be->snapshot_open = op_open;
-  be->snapshot_begin = op_begin;
-  be->snapshot_wait = op_wait;
+  be->services.snapshot_open = op_open;
+  be->services.snapshot_begin = op_begin;
+  be->services.snapshot_wait = op_wait;
 }

@@ -6,12 +6,12 @@
 #include "kernels/cuda/cuda.h"
 
 static void op_step_begin(Backend *be) {
-  be->zero(be, cuda_of(be)->state, offsetof(StepState, updates));
+  be->services.zero(be, cuda_of(be)->state, offsetof(StepState, updates));
 }
 
 // Not in a recording, which would freeze the values.
 static void op_set_hyper(Backend *be, const AdamW *hyper) {
-  be->write(be, &cuda_of(be)->state->hyper, hyper, sizeof *hyper);
+  be->services.write(be, &cuda_of(be)->state->hyper, hyper, sizeof *hyper);
   be->calibrating = false;
 }
 
@@ -39,7 +39,7 @@ static StepResult op_step_result(Backend *be) {
 }
 
 static void op_set_updates(Backend *be, int64_t updates) {
-  be->write(be, &cuda_of(be)->state->updates, &updates, sizeof updates);
+  be->services.write(be, &cuda_of(be)->state->updates, &updates, sizeof updates);
 }
 
 // ---- Graphs
@@ -78,11 +78,11 @@ void cuda_replay_close(Cuda *c) {
 
 void cuda_set_step(Cuda *c) {
   Backend *be = &c->base;
-  be->step_begin = op_step_begin;
-  be->set_hyper = op_set_hyper;
-  be->step_end = op_step_end;
-  be->step_result = op_step_result;
-  be->set_updates = op_set_updates;
-  be->replay_begin = op_replay_begin;
-  be->replay_end = op_replay_end;
+  be->services.step_begin = op_step_begin;
+  be->services.set_hyper = op_set_hyper;
+  be->services.step_end = op_step_end;
+  be->services.step_result = op_step_result;
+  be->services.set_updates = op_set_updates;
+  be->services.replay_begin = op_replay_begin;
+  be->services.replay_end = op_replay_end;
 }

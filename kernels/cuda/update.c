@@ -145,7 +145,7 @@ static void build_table(Cuda *c, const ParamTensor *list, int count) {
   place(&on_host, count, partials, block, &unused);
   describe(&on_host, list, count, column_partials, c->scalings);
   const size_t made_here = (size_t)((char *)on_host.sumsq - block);
-  c->base.write(&c->base, c->table_memory, block, made_here);
+  c->base.services.write(&c->base, c->table_memory, block, made_here);
   free(block);
 }
 
@@ -174,7 +174,7 @@ const ParamTable *cuda_table(Cuda *c, const ParamTensor *list, int count) {
 static void calibrate(Cuda *c, const ParamTensor *list, int count) {
   Backend *be = &c->base;
   ScalingState *states = xmalloc((size_t)c->config.scaling_count * sizeof *states);
-  be->scalings_read(be, states);
+  be->services.scalings_read(be, states);
   cuda_largest_weights(c);
   for (int i = 0; i < count; i++) {
     const Operand *fp8 = fp8_use(&list[i]);
@@ -193,8 +193,8 @@ static void op_refresh(Backend *be, const ParamTensor *list, int count) {
 
 void cuda_set_update(Cuda *c) {
   Backend *be = &c->base;
-  be->list_bytes = list_bytes;
+  be->services.list_bytes = list_bytes;
   be->grads_finish = cuda_grads_finish;
   be->adamw = cuda_adamw;
-  be->refresh = op_refresh;
+  be->services.refresh = op_refresh;
 }

@@ -161,7 +161,7 @@ static int start(BackgroundSave *b, const Llama *llama, Error *err) {
   place(b->pieces, llama->tensors, llama->param_count, be, b->memory);
   if (llama->shape.fp8)
     b->scalings = xcalloc((size_t)scaling_count(&llama->config), sizeof *b->scalings);
-  if (be->snapshot_open(be, err) != 0) return -1;
+  if (be->services.snapshot_open(be, err) != 0) return -1;
   return thread_start(&b->thread, "save", write_saves, b, err);
 }
 
@@ -206,15 +206,15 @@ void background_begin(BackgroundSave *b, const char *run_dir, const Config *conf
   b->export = export;
   b->train = *state;
   b->result = (SaveResult){.step = state->step};
-  if (b->source.scalings) be->scalings_read(be, b->scalings);
-  be->snapshot_begin(be, b->pieces, PARTS * b->llama->param_count);
+  if (b->source.scalings) be->services.scalings_read(be, b->scalings);
+  be->services.snapshot_begin(be, b->pieces, PARTS * b->llama->param_count);
   b->result.waited_ms = now_ms() - b->began_ms;
   set_phase(b, COPYING);
 }
 
 void background_copied(BackgroundSave *b) {
   if (phase_of(b) != COPYING) return;
-  b->result.waited_ms += b->llama->be->snapshot_wait(b->llama->be);
+  b->result.waited_ms += b->llama->be->services.snapshot_wait(b->llama->be);
   set_phase(b, WRITING);
 }
 

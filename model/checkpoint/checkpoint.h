@@ -187,7 +187,7 @@ int checkpoint_read_state(const char *path, TrainState *state, Error *err);
 // unknown tensor is an error that names it (but old files' rotary_emb.inv_freq, and a tied model's
 // lm_head.weight that equals its embedding, are passed over). With the moments the weights are the
 // masters that stand beside them, if any. Nothing is written before everything is checked, then the
-// masters and the compute copies. AdamW's t is the caller's: be->set_updates(state.updates). A run
+// masters and the compute copies. AdamW's t is the caller's: be->services.set_updates(state.updates). A run
 // in FP8 that has the scalings of this precision with its moments takes them; those
 // of another precision are passed over.
 int checkpoint_load(const Checkpoint *c, Llama *llama, Error *err);

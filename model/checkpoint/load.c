@@ -190,9 +190,9 @@ static int load_packed(const Wanted *w, const Llama *llama, int first, Error *er
                                     packed + packed_row(w->model, t, row) * t->cols, err);
   }
   if (status == 0 && part == MASTER)
-    be->write_master(be, p->master, packed, p->rows * p->cols);
+    be->services.write_master(be, p->master, packed, p->rows * p->cols);
   else if (status == 0)
-    be->write_moments(be, part == EXP_AVG ? p->m : p->v, packed, p->rows * p->cols);
+    be->services.write_moments(be, part == EXP_AVG ? p->m : p->v, packed, p->rows * p->cols);
   free(packed);
   return status;
 }
@@ -233,9 +233,9 @@ int checkpoint_load(const Checkpoint *c, Llama *llama, Error *err) {
     status = load_values(&weights, llama, err);
   if (status == 0 && with_optimizer) status = load_values(&moments, llama, err);
   if (status == 0) {
-    if (scalings) llama->be->scalings_write(llama->be, scalings);
+    if (scalings) llama->be->services.scalings_write(llama->be, scalings);
     if (!with_optimizer) llama_zero_moments(llama);
-    llama->be->refresh(llama->be, llama->tensors, llama->param_count);
+    llama->be->services.refresh(llama->be, llama->tensors, llama->param_count);
   }
   free(scalings);
   wanted_close(&moments);

@@ -23,16 +23,16 @@ static int read_backend(const StateSource *source, float *packed, int param, Sta
   const ParamTensor *p = &source->llama->tensors[param];
   (void)err;
   if (part == MASTER)
-    be->read_master(be, packed, p->master, p->rows * p->cols);
+    be->services.read_master(be, packed, p->master, p->rows * p->cols);
   else
-    be->read_moments(be, packed, part == EXP_AVG ? p->m : p->v, p->rows * p->cols);
+    be->services.read_moments(be, packed, part == EXP_AVG ? p->m : p->v, p->rows * p->cols);
   return 0;
 }
 
 static int read_backend_scalings(const StateSource *source, ScalingState *states, Error *err) {
   Backend *be = source->llama->be;
   (void)err;
-  be->scalings_read(be, states);
+  be->services.scalings_read(be, states);
   return 0;
 }
 

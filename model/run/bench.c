@@ -82,7 +82,7 @@ static void fill_tensor(Llama *llama, const ParamTensor *t, uint64_t key, float 
         t->rows == 1 ? 1 : (float)(deviation * rng_normal(key, (uint64_t)i)); // norms are 1
   for (int64_t i = 0; i < n; i += PATTERN) {
     master_t *to = (master_t *)((uintptr_t)t->master + (size_t)i * be->master_bytes);
-    be->write_master(be, to, pattern, n - i < PATTERN ? n - i : PATTERN);
+    be->services.write_master(be, to, pattern, n - i < PATTERN ? n - i : PATTERN);
   }
 }
 
@@ -94,7 +94,7 @@ static void random_weights(Llama *llama, uint64_t seed) {
     fill_tensor(llama, &llama->tensors[i], rng_mix(seed) + (uint64_t)i, pattern);
   free(pattern);
   llama_zero_moments(llama);
-  llama->be->refresh(llama->be, llama->tensors, llama->param_count);
+  llama->be->services.refresh(llama->be, llama->tensors, llama->param_count);
 }
 
 static void take_stat(Arena *arena, const Backend *be, int64_t most_parts, RowStat *s) {
@@ -121,20 +121,20 @@ int bench_share(Llama *to, const Llama *llama, Backend *be, Error *err) {
   to->acts.layers = xmalloc((size_t)(L + 1) * sizeof *to->acts.layers);
   for (int64_t l = 0; l <= L; l++) to->acts.layers[l] = llama->acts.layers[l];
   const size_t bytes = lay_out_statistics(&to->acts, L, be, NULL);
-  to->acts_block = be->alloc(be, bytes);
+  to->acts_block = be->services.alloc(be, bytes);
   if (!to->acts_block) {
     bench_unshare(to);
     return error_set(err, "the GPU has no %s left for the row statistics of the second kind",
                      size_text(bytes).text);
   }
-  be->zero(be, to->acts_block, bytes);
+  be->services.zero(be, to->acts_block, bytes);
   lay_out_statistics(&to->acts, L, be, to->acts_block);
   return 0;
 }
 
 void bench_unshare(Llama *to) {
   if (!to->be) return;
-  if (to->acts_block) to->be->release(to->be, to->acts_block);
+  if (to->acts_block) to->be->services.release(to->be, to->acts_block);
   free(to->acts.layers);
   *to = (Llama){0};
 }
@@ -144,7 +144,7 @@ int bench_sum_apart(Llama *llama, size_t *bytes, Error *err) {
   *bytes = 0;
   if (!head->part_sum) return 0;
   *bytes = (size_t)(head->rows * head->cols) * llama->be->stat_bytes;
-  head->part_sum = (stat_t *)llama->be->alloc(llama->be, *bytes);
+  head->part_sum = (stat_t *)llama->be->services.alloc(llama->be, *bytes);
   if (head->part_sum) return 0;
   return error_set(err, "the GPU has no %s left for the sum of lm_head's gradient",
                    size_text(*bytes).text);
@@ -358,7 +358,7 @@ static void issue_step(Bench *b, Llama *llama) {
 }
 
 static int take_result(Bench *b, BenchKind kind, Error *err) {
-  const StepResult result = b->be[kind]->step_result(b->be[kind]);
+  const StepResult result = b->be[kind]->services.step_result(b->be[kind]);
   if (result.applied) return 0;
   return error_set(
       err,
@@ -377,7 +377,7 @@ static int run_steps(Bench *b, BenchKind kind, int64_t first, int count, bool ke
   int marks[MOST_TIMED_STEPS + 1], status = 0, taken = 0;
   double times[MOST_TIMED_STEPS];
   g->turn(g, be);
-  be->scalings_discard(be); // of operations out of order
+  be->services.scalings_discard(be); // of operations out of order
   b->batches = first;
   for (int i = 0; i < count; i++) {
     issue_step(b, &b->llama[kind]);
@@ -436,7 +436,7 @@ static void run_trial(Bench *b, Trial *t) {
   Llama *llama = &b->llama[kind];
   g->turn(g, be);
   // No scale follows from what operations out of order leave: AdamW alone keeps all as they are.
-  be->scalings_discard(be);
+  be->services.scalings_discard(be);
   // Out of order dx goes round in a circle, through dz or attention and back, and would grow.
   g->fill(g, be, llama->acts.layers[0].dx.data,
           llama->shape.batch * llama->shape.seq * llama->config.hidden_size);
@@ -492,7 +492,7 @@ static int operations_round(Bench *b, int round, bool keep, Error *err) {
   // AdamW does nothing where the loss or the gradients are not finite.
   int status = 0;
   for (int kind = 0; kind < BENCH_KINDS; kind++) {
-    b->be[kind]->step_end(b->be[kind]);
+    b->be[kind]->services.step_end(b->be[kind]);
     status |= take_result(b, (BenchKind)kind, err);
   }
   return status;
@@ -530,8 +530,8 @@ static int steps_round(Bench *b, int round, int count, bool keep, Error *err) {
 static void share_scalings(Bench *b) {
   Backend *from = b->be[BENCH_FUSED], *to = b->be[BENCH_UNFUSED];
   ScalingState *states = xcalloc((size_t)scaling_count(&b->config.model), sizeof *states);
-  from->scalings_read(from, states);
-  to->scalings_write(to, states);
+  from->services.scalings_read(from, states);
+  to->services.scalings_write(to, states);
   free(states);
 }
 
@@ -543,7 +543,7 @@ static void spread_as_gradients(Bench *b) {
   Backend *be = b->be[BENCH_UNFUSED];
   ScalingState *states = xmalloc((size_t)scaling_count(c) * sizeof *states);
   float least = INFINITY;
-  be->scalings_read(be, states);
+  be->services.scalings_read(be, states);
   for (int64_t l = 1; l <= c->num_hidden_layers; l++) { // the embedding reads no copies
     const float largest = states[scaling_index(c, l, TENSOR_dx)].history[0];
     if (largest > 0) least = fminf(least, largest);
@@ -673,10 +673,10 @@ static void close_bench(Bench *b) {
   if (b->gpu) b->gpu->close(b->gpu);
   recorder_destroy(b->recorder);
   bench_unshare(&b->llama[BENCH_UNFUSED]);
-  if (b->sum) b->be[BENCH_FUSED]->release(b->be[BENCH_FUSED], b->sum);
+  if (b->sum) b->be[BENCH_FUSED]->services.release(b->be[BENCH_FUSED], b->sum);
   if (b->llama[BENCH_FUSED].be) llama_destroy(&b->llama[BENCH_FUSED]);
   for (int kind = 0; kind < BENCH_KINDS; kind++)
-    if (b->be[kind]) b->be[kind]->destroy(b->be[kind]);
+    if (b->be[kind]) b->be[kind]->services.destroy(b->be[kind]);
   free(b->samples);
   free(b->tokens);
 }

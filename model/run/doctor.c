@@ -36,7 +36,7 @@ static double tiny_loss(Llama *llama, const Config *c) {
     llama_forward(llama);
     llama_backward(llama, 1, false);
     llama_update(llama, &hyper);
-    loss = be->step_result(be).loss;
+    loss = be->services.step_result(be).loss;
   }
   return loss;
 }
@@ -59,7 +59,7 @@ static double try_backend(BackendConfig backend, Error *err) {
     llama_destroy(&llama);
     if (!isfinite(loss)) error_set(err, "the loss after three steps is not finite");
   }
-  be->destroy(be);
+  be->services.destroy(be);
   return loss;
 }
 

@@ -159,13 +159,13 @@ static double sum_of_losses(Evaluation *e, int64_t batch, int64_t length) {
     if (longer >= length) shape->seq = least(longer, e->T);
   const int32_t *targets = e->tokens + e->B * e->T;
   llama_load_batch(llama, e->tokens, targets);
-  be->step_begin(be);
+  be->services.step_begin(be);
   llama_forward(llama);
   shape->seq = length;
   shape->loss_chunks = (batch * length + e->rows - 1) / e->rows;
   llama_loss(llama, 1);
-  be->step_end(be);
-  return be->step_result(be).loss * (double)(batch * length);
+  be->services.step_end(be);
+  return be->services.step_result(be).loss * (double)(batch * length);
 }
 
 // Windows of `length` tokens from token `first` of the file on.

@@ -265,7 +265,7 @@ static int load_weights(Run *run, Error *err) {
            run->start.path);
   checkpoint_close(&run->start);
   if (!run->resumed) return 0;
-  run->be->set_updates(run->be, run->state.updates);
+  run->be->services.set_updates(run->be, run->state.updates);
   run->train_data->cursor = run->state.sequences;
   run->saved_step = run->state.step;
   run->best_saved = (BestLoss){run->state.best_val_loss, run->state.best_val_step};
@@ -499,7 +499,7 @@ int run_open(Run *run, const Config *config, const volatile sig_atomic_t *stop, 
 }
 
 void run_close(Run *run) {
-  if (run->profiling) run->be->profile(run->be, false);
+  if (run->profiling) run->be->services.profile(run->be, false);
   saves_close(run);
   log_close(&run->log);
   generator_destroy(run->generator);
@@ -511,7 +511,7 @@ void run_close(Run *run) {
   free(run->batches);
   free(run->changes);
   llama_destroy(&run->llama);
-  if (run->be) run->be->destroy(run->be);
+  if (run->be) run->be->services.destroy(run->be);
   run_unlock(&run->lock);
   *run = (Run){0};
 }

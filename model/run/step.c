@@ -12,7 +12,7 @@
 enum { SATURATED_STEPS = 3 }; // in a row are normal: the scale catches up a step later
 
 static void profile(Run *run, bool open) {
-  run->be->profile(run->be, open);
+  run->be->services.profile(run->be, open);
   run->profiling = open;
 }
 
@@ -21,7 +21,7 @@ static StepLine take_result(Run *run) {
   const Config *c = &run->config;
   TrainState *s = &run->state;
   const PendingStep *pending = &run->pending[run->booked++ % MAX_RESULTS];
-  const StepResult result = run->be->step_result(run->be);
+  const StepResult result = run->be->services.step_result(run->be);
   const double now = now_ms(), ms = now - fmax(pending->asked_ms, run->booked_ms);
   run->booked_ms = now;
   s->step++;
@@ -67,7 +67,7 @@ static int book_step(Run *run, Error *err) {
     phase_end(&run->phases, "first step");
     // Not before: libraries load their code when it is first called.
     log_opened(&run->log, line.step, &run->phases,
-               run->be->memory_taken ? run->be->memory_taken(run->be) : 0);
+               run->be->services.memory_taken ? run->be->services.memory_taken(run->be) : 0);
   }
   log_train(&run->log, &line);
   watch_saturation(run, &line);

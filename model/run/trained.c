@@ -101,7 +101,7 @@ int trained_load(Trained *t, const RunShape *shape_, int64_t max_positions, cons
 
 void trained_close(Trained *t) {
   llama_destroy(&t->llama);
-  if (t->be) t->be->destroy(t->be);
+  if (t->be) t->be->services.destroy(t->be);
   tokenizer_close(t->tokenizer);
   checkpoint_close(&t->start);
   *t = (Trained){0};

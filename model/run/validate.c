@@ -105,12 +105,12 @@ static int read_batch(Validation *v, int64_t i, int64_t windows) {
 static double sum_of_losses(Validation *v) {
   Llama *llama = &v->run->llama;
   Backend *be = llama->be;
-  be->step_begin(be);
+  be->services.step_begin(be);
   llama_load_batch(llama, v->tokens, v->targets);
   llama_forward(llama);
   llama_loss(llama, 1);
-  be->step_end(be);
-  return be->step_result(be).loss * (double)v->run->val_windows.batch;
+  be->services.step_end(be);
+  return be->services.step_result(be).loss * (double)v->run->val_windows.batch;
 }
 
 // A batch with fewer windows than B has its first one in the place of the missing ones, and a batch
@@ -145,7 +145,7 @@ static bool validate_batches(Validation *v) {
   }
   text_bytes_close(&v->text);
   // A forward that trains nothing is no part of training's scales.
-  if (run->llama.shape.fp8) run->be->scalings_discard(run->be);
+  if (run->llama.shape.fp8) run->be->services.scalings_discard(run->be);
   return finished;
 }
 

@@ -59,6 +59,6 @@ int main(int argc, char **argv) {
   measure(g, "temperature 0.8, top-p 0.95", (SampleOptions){.temperature = 0.8, .top_p = 0.95}, V);
   generator_destroy(g);
   llama_destroy(&llama);
-  be->destroy(be);
+  be->services.destroy(be);
   return 0;
 }

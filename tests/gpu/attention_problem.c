@@ -44,7 +44,7 @@ static void reference_run(const Problem *p, Results *r) {
   stat_t *lse = (stat_t *)r->lse;
   cpu->attention(cpu, s->B, s->T, qkv, operand_of(o), lse);
   cpu->attention_backward(cpu, s->B, s->T, qkv, o, lse, d_o, (act_t *)r->dqkv);
-  cpu->destroy(cpu);
+  cpu->services.destroy(cpu);
 }
 
 static float dot(const float *x, const float *y, int64_t n) {

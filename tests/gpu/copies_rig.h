@@ -60,13 +60,13 @@ static inline Subject open_subject(const Shape *s, bool grads_fp32) {
   t.b.be = t.be;
   ScalingState states[SCALINGS] = {{0}};
   for (int i = 0; i < SCALINGS; i++) states[i].scale = scales[i];
-  t.be->scalings_write(t.be, states);
+  t.be->services.scalings_write(t.be, states);
   return t;
 }
 
 static inline void close_subject(Subject *t) {
   bench_free(&t->b);
-  t->be->destroy(t->be);
+  t->be->services.destroy(t->be);
 }
 
 // ---- Copies that an operation leaves
@@ -83,7 +83,7 @@ static inline Operand copies_out(Subject *t, int64_t M, int64_t N, int scaling) 
 
 static inline uint8_t *bytes_of(Subject *t, const void *from, int64_t count) {
   uint8_t *bytes = xmalloc((size_t)count);
-  t->be->read(t->be, bytes, from, (size_t)count);
+  t->be->services.read(t->be, bytes, from, (size_t)count);
   return bytes;
 }
 
@@ -91,9 +91,9 @@ static inline uint8_t *bytes_of(Subject *t, const void *from, int64_t count) {
 // parameter's.
 static inline StepState update_scalings(Subject *t) {
   StepState state = {.applied = 1};
-  t->be->write(t->be, &t->c->state->applied, &state.applied, sizeof state.applied);
+  t->be->services.write(t->be, &t->c->state->applied, &state.applied, sizeof state.applied);
   launch_scalings_update(t->c->scalings, 0, SCALINGS, t->c->state, t->c->gpu.stream);
-  t->be->read(t->be, &state, t->c->state, sizeof state);
+  t->be->services.read(t->be, &state, t->c->state, sizeof state);
   return state;
 }
 
@@ -132,7 +132,7 @@ static inline void expect_copies(Subject *t, const char *what, Operand x, int64_
     }
   ScalingState states[SCALINGS];
   update_scalings(t);
-  t->be->scalings_read(t->be, states);
+  t->be->services.scalings_read(t->be, states);
   const double found = (double)states[x.scaling].history[0];
   printf("# %-24s %lld x %lld: %lld rounded the other way, largest off by %.1e\n", what,
          (long long)M, (long long)N, (long long)others, fabs(found / (double)largest - 1));

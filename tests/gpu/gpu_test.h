@@ -62,7 +62,7 @@ static inline Buffer *buffer_new(Bench *b, int64_t count, int width, const void 
     memcpy(t->initial, initial, t->bytes);
   else
     memset(t->initial, 0xff, t->bytes); // NaN in both types
-  t->base = b->be->alloc(b->be, t->bytes + 2 * GUARD);
+  t->base = b->be->services.alloc(b->be, t->bytes + 2 * GUARD);
   assert_non_null(t->base);
   t->data = t->base + GUARD;
   return t;
@@ -84,7 +84,7 @@ static inline void *int32_buffer(Bench *b, int64_t count, const int32_t *values)
 }
 static inline void bench_free(Bench *b) {
   for (int i = 0; i < b->count; i++) {
-    b->be->release(b->be, b->buffers[i].base);
+    b->be->services.release(b->be, b->buffers[i].base);
     free(b->buffers[i].initial);
   }
   b->count = 0;
@@ -96,7 +96,7 @@ static inline void bench_reset(Bench *b) {
     char *whole = xmalloc(t->bytes + 2 * GUARD);
     memset(whole, 0xff, t->bytes + 2 * GUARD);
     memcpy(whole + GUARD, t->initial, t->bytes);
-    b->be->write(b->be, t->base, whole, t->bytes + 2 * GUARD);
+    b->be->services.write(b->be, t->base, whole, t->bytes + 2 * GUARD);
     free(whole);
   }
 }
@@ -107,7 +107,7 @@ static inline char **bench_snapshot(Bench *b) {
   for (int i = 0; i < b->count; i++) {
     const Buffer *t = &b->buffers[i];
     s[i] = xmalloc(t->bytes + 2 * GUARD);
-    b->be->read(b->be, s[i], t->base, t->bytes + 2 * GUARD);
+    b->be->services.read(b->be, s[i], t->base, t->bytes + 2 * GUARD);
     for (int g = 0; g < GUARD; g++)
       if (s[i][g] != (char)0xff || s[i][GUARD + t->bytes + (size_t)g] != (char)0xff)
         fail_msg("buffer %d: something wrote outside of it", i);
@@ -144,9 +144,9 @@ static inline float *bench_read(Bench *b, const void *data) {
     if (t->data != data) continue;
     float *values = xmalloc((size_t)t->count * sizeof *values);
     if (t->width == 2)
-      b->be->read_act(b->be, values, data, t->count);
+      b->be->services.read_act(b->be, values, data, t->count);
     else
-      b->be->read(b->be, values, data, t->bytes);
+      b->be->services.read(b->be, values, data, t->bytes);
     return values;
   }
   fail_msg("not a buffer of this test");

@@ -74,10 +74,10 @@ static int tear_down(void **state) {
   Subjects *all = *state;
   for (int i = 0; i < all->count; i++) {
     Subject *t = &all->list[i];
-    t->cpu->destroy(t->cpu);
-    t->bf16->destroy(t->bf16);
-    t->fp32->destroy(t->fp32);
-    t->writer->destroy(t->writer);
+    t->cpu->services.destroy(t->cpu);
+    t->bf16->services.destroy(t->bf16);
+    t->fp32->services.destroy(t->fp32);
+    t->writer->services.destroy(t->writer);
   }
   free(all);
   return 0;

@@ -165,11 +165,11 @@ static inline void memory_read_act(Backend *be, float *to, const act_t *from, in
 }
 
 static inline int machine_open(Machine *m, Error *err) {
-  *m = (Machine){.memory = {.alloc = memory_alloc,
-                            .release = memory_release,
-                            .write = memory_write,
-                            .read = memory_read,
-                            .read_act = memory_read_act}};
+  *m = (Machine){.memory = {.services.alloc = memory_alloc,
+                            .services.release = memory_release,
+                            .services.write = memory_write,
+                            .services.read = memory_read,
+                            .services.read_act = memory_read_act}};
   if (gpu_open(&m->gpu, err)) return -1;
   printf("# %s\n", m->gpu.name);
   return 0;

@@ -31,7 +31,7 @@ static void cast_partly(Subject *t) {
                      fp8_bits(FP8_E4M3, scales[DELAYED] * x[i]));
   ScalingState states[SCALINGS];
   update_scalings(t);
-  t->be->scalings_read(t->be, states);
+  t->be->services.scalings_read(t->be, states);
   assert_true(states[DELAYED].history[0] == 16 * 448 / scales[DELAYED]);
   assert_true(states[DELAYED].scale == scales[DELAYED] / 16);
   free(x), free(by_row);

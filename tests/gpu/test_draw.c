@@ -30,7 +30,7 @@ static float *master_of(const Llama *llama, int i, int64_t *count) {
   const ParamTensor *p = &llama->tensors[i];
   *count = p->rows * p->cols;
   float *values = xmalloc((size_t)*count * sizeof *values);
-  llama->be->read_master(llama->be, values, p->master, *count);
+  llama->be->services.read_master(llama->be, values, p->master, *count);
   return values;
 }
 
@@ -54,8 +54,8 @@ TEST(a_models_weights_are_those_of_the_host) {
   }
   llama_destroy(&on_gpu);
   llama_destroy(&on_cpu);
-  gpu->destroy(gpu);
-  cpu->destroy(cpu);
+  gpu->services.destroy(gpu);
+  cpu->services.destroy(cpu);
 }
 
 // More rows than their places fit into one stage, and than a launch has blocks.
@@ -63,14 +63,14 @@ TEST(many_rows_come_in_pieces) {
   enum { ROWS = (1 << 18) + 37, COLS = 3 };
   const uint64_t key = rng_key(9, "pieces");
   Backend *be = gpu_backend();
-  master_t *to = be->alloc(be, (size_t)ROWS * COLS * sizeof(float));
+  master_t *to = be->services.alloc(be, (size_t)ROWS * COLS * sizeof(float));
   assert_non_null(to);
   int32_t *places = xmalloc(ROWS * sizeof *places);
   for (int n = 0; n < ROWS; n++) places[n] = ROWS - 1 - n;
-  be->draw_master(be, to, places, ROWS, COLS, key, 0.5);
+  be->services.draw_master(be, to, places, ROWS, COLS, key, 0.5);
   memset(places, 0, ROWS * sizeof *places); // they were taken over
   float *drawn = xmalloc((size_t)ROWS * COLS * sizeof *drawn);
-  be->read_master(be, drawn, to, (int64_t)ROWS * COLS);
+  be->services.read_master(be, drawn, to, (int64_t)ROWS * COLS);
   int64_t wrong = 0;
   for (int64_t i = 0; i < (int64_t)ROWS * COLS; i++) {
     const float expected = (float)(0.5 * rng_normal(key, (uint64_t)i));
@@ -78,8 +78,8 @@ TEST(many_rows_come_in_pieces) {
         memcmp(&drawn[(ROWS - 1 - i / COLS) * COLS + i % COLS], &expected, sizeof expected) != 0;
   }
   if (wrong) fail_msg("%lld values differ", (long long)wrong);
-  be->release(be, to);
-  be->destroy(be);
+  be->services.release(be, to);
+  be->services.destroy(be);
   free(drawn);
   free(places);
 }

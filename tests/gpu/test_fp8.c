@@ -137,7 +137,7 @@ static Operand cast_of(Subject *t, float largest, Operand out) {
   }
   uint16_t *bits = xmalloc((size_t)(M * N) * sizeof *bits);
   for (int64_t i = 0; i < M * N; i++) bits[i] = to_bf16(x[i]);
-  t->be->write(t->be, out.data, bits, (size_t)(M * N) * sizeof *bits);
+  t->be->services.write(t->be, out.data, bits, (size_t)(M * N) * sizeof *bits);
   t->be->repack(t->be, M, N, out);
   free(x), free(bits);
   return out;
@@ -145,7 +145,7 @@ static Operand cast_of(Subject *t, float largest, Operand out) {
 
 static void expect_scaling(Subject *t, float scale, float newest) {
   ScalingState states[SCALINGS];
-  t->be->scalings_read(t->be, states);
+  t->be->services.scalings_read(t->be, states);
   assert_true(states[DELAYED].scale == scale);
   assert_true(states[DELAYED].history[0] == newest);
   assert_true(states[FIXED].scale == 1);
@@ -169,7 +169,7 @@ static void scales_follow(Subject *t) {
   assert_int_equal(update_scalings(t).saturated, 0); // of a step without copies
   expect_scaling(t, 128, 3);
   cast_of(t, 200, out);
-  t->be->scalings_discard(t->be);
+  t->be->services.scalings_discard(t->be);
   assert_int_equal(update_scalings(t).saturated, 0);
   expect_scaling(t, 128, 3);
 }
@@ -180,7 +180,7 @@ OVER_SHAPES(scales_follow_from_sixteen_steps, scales_follow)
 static void calibrated(Subject *t) {
   const int64_t M = t->M, N = t->s.D, middle = M * N / 2;
   ScalingState states[SCALINGS] = {{0}};
-  t->be->scalings_write(t->be, states);
+  t->be->services.scalings_write(t->be, states);
   expect_scaling(t, 0, 0);
   t->be->calibrating = true;
   const Operand out = cast_of(t, 100, (Operand){.data = NULL});
@@ -190,9 +190,9 @@ static void calibrated(Subject *t) {
   expect_scaling(t, 4, 0);
   update_scalings(t);
   expect_scaling(t, 4, 100);
-  t->be->scalings_read(t->be, states);
+  t->be->services.scalings_read(t->be, states);
   Subject other = open_subject(&t->s, false);
-  other.be->scalings_write(other.be, states);
+  other.be->services.scalings_write(other.be, states);
   expect_scaling(&other, 4, 100);
   close_subject(&other);
   free(by_row);

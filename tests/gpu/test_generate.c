@@ -63,7 +63,7 @@ static void write_text(const KernelMode *mode, bool graphs, int64_t context, int
   }
   generator_destroy(g);
   llama_destroy(&llama);
-  be->destroy(be);
+  be->services.destroy(be);
 }
 
 // Of the whole text [TEXT, V], in fresh memory.
@@ -80,10 +80,10 @@ static float *cpu_logits(const int32_t *text, bool rounded_to_bf16) {
   llama_forward(&llama);
   for (int64_t i = 0; i < TEXT; i++) {
     row_logits(&llama, i);
-    be->read_act(be, logits + i * V, llama.acts.logits, V);
+    be->services.read_act(be, logits + i * V, llama.acts.logits, V);
   }
   llama_destroy(&llama);
-  be->destroy(be);
+  be->services.destroy(be);
   return logits;
 }
 

@@ -245,7 +245,7 @@ static void take_copies(Run *r, const Problem *p) {
   r->g.p.scaling = SCALING_P, r->dx.scaling = SCALING_DX;
   const ScalingState states[SCALINGS] = {
       [SCALING_W] = {.scale = p->scale_W}, [SCALING_DX] = {.scale = 1}};
-  be->scalings_write(be, states);
+  be->services.scalings_write(be, states);
 }
 
 static Run run_new(Backend *be, Mode mode, const Problem *p) {
@@ -273,19 +273,19 @@ static Run run_new(Backend *be, Mode mode, const Problem *p) {
 static void loss_and_gradients(Run *r, const Problem *p) {
   Backend *be = r->b.be;
   const int64_t M = p->s.M;
-  be->step_begin(be);
+  be->services.step_begin(be);
   be->head_loss(be, M, r->x, r->sumsq, r->W, r->targets, r->logits, p->scale, &r->g);
   be->wgrad(be, M, p->s.V, p->s.D, r->g.p, r->g.ux, r->dW, false);
   be->head_dgrad(be, M, &r->g, r->W, r->x, r->sumsq, r->dx);
-  be->step_end(be);
+  be->services.step_end(be);
 }
 
 static float loss_alone(Run *r, const Problem *p) {
   Backend *be = r->b.be;
-  be->step_begin(be);
+  be->services.step_begin(be);
   be->head_loss(be, p->s.M, r->x, r->sumsq, r->W, r->targets, r->logits, p->scale, NULL);
-  be->step_end(be);
-  return (float)be->step_result(be).loss;
+  be->services.step_end(be);
+  return (float)be->services.step_result(be).loss;
 }
 
 // ---- Tests
@@ -321,8 +321,8 @@ static void check(Backend *be, Mode mode, const Problem *p, const Results *refer
   Run r = run_new(be, mode, p);
   RUN_TWICE(&r.b, loss_and_gradients(&r, p));
   float *dx = bench_read(&r.b, r.dx.data), *dW = bench_read(&r.b, r.dW);
-  be->step_result(be); // of the first of the two
-  const float loss = (float)be->step_result(be).loss;
+  be->services.step_result(be); // of the first of the two
+  const float loss = (float)be->services.step_result(be).loss;
   // A twin of one number may be lucky; unfused, logits of up to 80 are rounded by up to 0.25 each,
   // and in FP8 the tensor cores' sums are truncated.
   const double of_loss = folds(mode) && !fp8 ? 1e-5 : 1e-3, of_sums = fp8 ? 1e-2 : 1e-5;
@@ -364,7 +364,7 @@ TEST(losses_and_gradients) {
       problem_free(&p);
     }
     for (int mode = 0; mode < MODES; mode++)
-      if (backends[mode]) backends[mode]->destroy(backends[mode]);
+      if (backends[mode]) backends[mode]->services.destroy(backends[mode]);
   }
 }
 
@@ -387,14 +387,14 @@ TEST(losses_out_of_range) {
     Run r = run_new(be, FUSED, &p);
     bench_reset(&r.b);
     loss_and_gradients(&r, &p);
-    const double loss = be->step_result(be).loss;
+    const double loss = be->services.step_result(be).loss;
     printf("# logits %g: loss %.7g\n", (double)rows[i].logit, loss);
     if (isnan(rows[i].loss))
       assert_true(isnan(loss));
     else
       assert_true(fabs(loss - rows[i].loss) <= 1e-5 * rows[i].loss);
     bench_free(&r.b);
-    be->destroy(be);
+    be->services.destroy(be);
     problem_free(&p);
   }
 }

@@ -39,7 +39,7 @@ static void train(const Case *c, Backend *be, double *losses) {
   if (llama_create(&llama, &c->model, &shape, be, &err)) fail_msg("%s", err.text);
   llama_init_weights(&llama, 1);
   for (int step = 0; step < STEPS; step++) {
-    be->step_begin(be);
+    be->services.step_begin(be);
     for (int i = 0; i < c->micro_batches; i++) {
       make_batch(c, step * c->micro_batches + i, tokens, targets);
       llama_load_batch(&llama, tokens, targets);
@@ -47,10 +47,10 @@ static void train(const Case *c, Backend *be, double *losses) {
       llama_backward(&llama, 1.0 / c->micro_batches, i > 0);
     }
     be->grads_finish(be, llama.tensors, llama.param_count);
-    be->set_hyper(be, &hyper);
+    be->services.set_hyper(be, &hyper);
     be->adamw(be, llama.tensors, llama.param_count);
-    be->step_end(be);
-    const StepResult result = be->step_result(be);
+    be->services.step_end(be);
+    const StepResult result = be->services.step_result(be);
     assert_true(result.applied);
     losses[step] = result.loss;
   }
@@ -86,7 +86,7 @@ static void compare(const Case *c) {
   Error err;
   Backend *be = backend_cpu_create(&config);
   train(c, be, cpu);
-  be->destroy(be);
+  be->services.destroy(be);
   assert_true(cpu[STEPS - 1] < cpu[0] - 0.3); // it learned something, so the update was tested too
   for (int mode = 0; mode < KERNEL_MODES; mode++) {
     options.kernels = kernel_modes[mode].kernels;
@@ -95,7 +95,7 @@ static void compare(const Case *c) {
     if (!be) fail_msg("%s", err.text);
     train(c, be, gpu);
     compare_losses(c, be->name, cpu, gpu);
-    be->destroy(be);
+    be->services.destroy(be);
   }
 }
 

@@ -212,18 +212,18 @@ static void head_loss(const Subject *t) {
     g.ux.data = bf16_buffer(&b, M * D, NULL);
     g.u = fp32_buffer(&b, M, NULL);
   }
-  RUN_TWICE(&b, (b.be->step_begin(b.be),
+  RUN_TWICE(&b, (b.be->services.step_begin(b.be),
                  b.be->head_loss(b.be, M, operand_of(x_gpu), sumsq_gpu, operand_of(W_gpu),
                                  targets_gpu, logits_gpu, scale, &g),
-                 b.be->step_end(b.be)));
+                 b.be->services.step_end(b.be)));
   float *got = read_logits(&b, logits_gpu, M, V), *got_s = stat_read(&b, g.s, M);
   if (g.u) {
     float *u = bench_read(&b, g.u);
     for (int64_t i = 0; i < M * V; i++) got[i] *= u[i / V];
     free(u);
   }
-  b.be->step_result(b.be); // of the first of the two
-  const float got_loss = (float)b.be->step_result(b.be).loss, loss_reference = (float)loss,
+  b.be->services.step_result(b.be); // of the first of the two
+  const float got_loss = (float)b.be->services.step_result(b.be).loss, loss_reference = (float)loss,
               twin_loss = (float)loss_twin;
   // A twin of one number may be lucky; logits of up to 12 are rounded by up to 3e-2 each.
   expect_near(label(t, "loss"), &got_loss, &twin_loss, &loss_reference, 1, 1e-4);
@@ -231,11 +231,11 @@ static void head_loss(const Subject *t) {
   expect_near(label(t, "loss s"), got_s, s_twin, s, M, 1e-5);
 
   // Evaluation: the loss alone, the same one.
-  b.be->step_begin(b.be);
+  b.be->services.step_begin(b.be);
   b.be->head_loss(b.be, M, operand_of(x_gpu), sumsq_gpu, operand_of(W_gpu), targets_gpu, logits_gpu,
                   scale, NULL);
-  b.be->step_end(b.be);
-  const float evaluated = (float)b.be->step_result(b.be).loss;
+  b.be->services.step_end(b.be);
+  const float evaluated = (float)b.be->services.step_result(b.be).loss;
   expect_same("loss of an evaluation", &evaluated, &got_loss, 1);
   free(reference), free(twin), free(s), free(s_twin), free(got), free(got_s);
   head_free(&h);
@@ -302,16 +302,16 @@ static void write_tokens(const Subject *t, const float *x, const float *sumsq, c
     const int32_t position = (int32_t)t->s.T + i;
     uint16_t *row = xmalloc((size_t)D * sizeof *row);
     for (int64_t k = 0; k < D; k++) row[k] = to_bf16(x[i * D + k]);
-    b.be->write(b.be, x_gpu, row, (size_t)D * sizeof *row);
-    b.be->write(b.be, sumsq_gpu.data, &sumsq[i], sizeof *sumsq);
-    b.be->write(b.be, position_gpu, &position, sizeof position);
-    if (b.be->replay_begin(b.be, REPLAY_TOKEN)) {
+    b.be->services.write(b.be, x_gpu, row, (size_t)D * sizeof *row);
+    b.be->services.write(b.be, sumsq_gpu.data, &sumsq[i], sizeof *sumsq);
+    b.be->services.write(b.be, position_gpu, &position, sizeof position);
+    if (b.be->services.replay_begin(b.be, REPLAY_TOKEN)) {
       b.be->qkv_token(b.be, position_gpu, operand_of(x_gpu), sumsq_gpu, operand_of(W_gpu),
                       cache_gpu);
       b.be->attention_decode(b.be, position_gpu, 1, cache_gpu, operand_of(o_gpu));
-      b.be->replay_end(b.be, REPLAY_TOKEN);
+      b.be->services.replay_end(b.be, REPLAY_TOKEN);
     }
-    b.be->read_act(b.be, *o + i * Hd, o_gpu, Hd);
+    b.be->services.read_act(b.be, *o + i * Hd, o_gpu, Hd);
     free(row);
   }
   *cache_after = bench_read(&b, cache_gpu);

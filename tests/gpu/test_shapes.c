@@ -13,10 +13,10 @@ typedef struct Part {
 // Returns whether the calls were made, or a record of them launched.
 static bool replay(const Part *p) {
   Backend *be = p->be;
-  if (!be->replay_begin(be, REPLAY_FIRST_BACKWARD)) return false;
+  if (!be->services.replay_begin(be, REPLAY_FIRST_BACKWARD)) return false;
   be->attention(be, B, T, p->qkv, operand_of(p->o), p->lse);
   be->attention_backward(be, B, T, p->qkv, p->o, p->lse, p->da, p->dqkv);
-  be->replay_end(be, REPLAY_FIRST_BACKWARD);
+  be->services.replay_end(be, REPLAY_FIRST_BACKWARD);
   return true;
 }
 
@@ -56,19 +56,19 @@ TEST(a_recorded_step_outlives_a_larger_shape) {
   char *pieces[PIECES], *poison = xmalloc(PIECE), *found = xmalloc(PIECE);
   memset(poison, 0x5a, PIECE);
   for (int i = 0; i < PIECES; i++) {
-    pieces[i] = be->alloc(be, PIECE);
+    pieces[i] = be->services.alloc(be, PIECE);
     assert_non_null(pieces[i]);
-    be->write(be, pieces[i], poison, PIECE);
+    be->services.write(be, pieces[i], poison, PIECE);
   }
   assert_false(replay(&p));
   float *again = bench_read(&b, p.dqkv);
   expect_same("dqkv", again, first, ROWS * R);
   for (int i = 0; i < PIECES; i++) {
-    be->read(be, found, pieces[i], PIECE);
+    be->services.read(be, found, pieces[i], PIECE);
     assert_memory_equal(found, poison, PIECE);
-    be->release(be, pieces[i]);
+    be->services.release(be, pieces[i]);
   }
   free(poison), free(found), free(first), free(again), free(qkv), free(da);
   bench_free(&b);
-  be->destroy(be);
+  be->services.destroy(be);
 }

@@ -22,12 +22,12 @@ static Backend *open_gpu(void) {
   const GpuOptions options = {.kernels = KERNELS_UNFUSED, .train = true, .gemm_cache = ""};
   Backend *be = backend_gpu_create(&config, &options, &err);
   if (!be) fail_msg("%s", err.text);
-  must(be->snapshot_open(be, &err), &err);
+  must(be->services.snapshot_open(be, &err), &err);
   return be;
 }
 
 static char *on_gpu(Backend *be, size_t bytes) {
-  char *memory = be->alloc(be, bytes);
+  char *memory = be->services.alloc(be, bytes);
   if (!memory) fail_msg("the GPU has no %zu bytes left", bytes);
   return memory;
 }
@@ -51,22 +51,22 @@ TEST(pieces_of_all_sizes_are_whole) {
   for (unsigned round = 0; round < 3; round++) {
     for (unsigned i = 0; i < PIECES; i++) {
       fill(expected[i], sizes[i], i + round);
-      be->write(be, (void *)(uintptr_t)list[i].from, expected[i], sizes[i]);
+      be->services.write(be, (void *)(uintptr_t)list[i].from, expected[i], sizes[i]);
     }
-    be->snapshot_begin(be, list, PIECES);
-    assert_true(be->snapshot_wait(be) >= 0);
+    be->services.snapshot_begin(be, list, PIECES);
+    assert_true(be->services.snapshot_wait(be) >= 0);
     for (int i = 0; i < PIECES; i++) {
       assert_memory_equal(list[i].to_host, expected[i], sizes[i]);
       assert_int_equal(((char *)list[i].to_host)[sizes[i]], 0);
     }
   }
-  assert_true(be->snapshot_wait(be) == 0); // nothing is under way
+  assert_true(be->services.snapshot_wait(be) == 0); // nothing is under way
   for (int i = 0; i < PIECES; i++) {
-    be->release(be, (void *)(uintptr_t)list[i].from);
+    be->services.release(be, (void *)(uintptr_t)list[i].from);
     free(list[i].to_host);
     free(expected[i]);
   }
-  be->destroy(be);
+  be->services.destroy(be);
 }
 
 static void *fresh_pages(size_t bytes) {
@@ -83,20 +83,20 @@ TEST(what_was_asked_for_earlier_is_in_it) {
   char *memory = on_gpu(be, bytes), *other = on_gpu(be, bytes);
   unsigned char *mark = xmalloc(1 << 20), *copy = fresh_pages(bytes);
   memset(mark, 0xff, 1 << 20);
-  for (size_t at = 0; at < bytes; at += 1 << 20) be->write(be, memory + at, mark, 1 << 20);
-  be->read(be, mark, memory, 1 << 20);                      // it is there
-  for (int i = 0; i < 200; i++) be->zero(be, other, bytes); // some 50 ms
-  be->zero(be, memory, bytes);
+  for (size_t at = 0; at < bytes; at += 1 << 20) be->services.write(be, memory + at, mark, 1 << 20);
+  be->services.read(be, mark, memory, 1 << 20);                      // it is there
+  for (int i = 0; i < 200; i++) be->services.zero(be, other, bytes); // some 50 ms
+  be->services.zero(be, memory, bytes);
   const SnapshotPiece piece = {copy, memory, bytes};
-  be->snapshot_begin(be, &piece, 1);
-  be->snapshot_wait(be);
+  be->services.snapshot_begin(be, &piece, 1);
+  be->services.snapshot_wait(be);
   for (size_t k = 0; k < bytes; k++)
     if (copy[k] != 0) fail_msg("byte %zu is of before", k);
   munmap(copy, bytes);
   free(mark);
-  be->release(be, memory);
-  be->release(be, other);
-  be->destroy(be);
+  be->services.release(be, memory);
+  be->services.release(be, other);
+  be->services.destroy(be);
 }
 
 // How fast is printed: beside a step only what is left of it shows.
@@ -106,10 +106,10 @@ TEST(gigabytes_are_copied) {
   char *memory = on_gpu(be, bytes), *copy = fresh_pages(bytes);
   const SnapshotPiece piece = {copy, memory, bytes};
   for (int round = 0; round < 3; round++) {
-    be->zero(be, memory, bytes);
+    be->services.zero(be, memory, bytes);
     const double from_ms = now_ms();
-    be->snapshot_begin(be, &piece, 1);
-    const double idle_ms = be->snapshot_wait(be), ms = now_ms() - from_ms;
+    be->services.snapshot_begin(be, &piece, 1);
+    const double idle_ms = be->services.snapshot_wait(be), ms = now_ms() - from_ms;
     printf("# %s in %.0f ms, %.1f GB/s%s\n", size_text(bytes).text, ms, (double)bytes / ms / 1e6,
            round == 0 ? ", into fresh pages" : "");
     assert_true(idle_ms > 0 && idle_ms <= ms);
@@ -117,6 +117,6 @@ TEST(gigabytes_are_copied) {
     memset(copy, 1, bytes);
   }
   munmap(copy, bytes);
-  be->release(be, memory);
-  be->destroy(be);
+  be->services.release(be, memory);
+  be->services.destroy(be);
 }

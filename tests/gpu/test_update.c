@@ -158,19 +158,19 @@ static void update_close(Update *u) {
     host_free(&u->cpu_host[i]);
     host_free(&u->twin_host[i]);
   }
-  u->cpu->destroy(u->cpu);
-  u->gpu->destroy(u->gpu);
+  u->cpu->services.destroy(u->cpu);
+  u->gpu->services.destroy(u->gpu);
 }
 
 static StepResult step(Backend *be, ParamTensor *list) {
-  be->refresh(be, list, TENSORS);
-  be->set_updates(be, 5);
-  be->step_begin(be);
+  be->services.refresh(be, list, TENSORS);
+  be->services.set_updates(be, 5);
+  be->services.step_begin(be);
   be->grads_finish(be, list, TENSORS);
-  be->set_hyper(be, &hyper);
+  be->services.set_hyper(be, &hyper);
   be->adamw(be, list, TENSORS);
-  be->step_end(be);
-  return be->step_result(be);
+  be->services.step_end(be);
+  return be->services.step_result(be);
 }
 
 static void compare(Update *u, int i, const char *what, const void *got_at, const float *twin,
@@ -253,8 +253,8 @@ static void check_update(int64_t D, int64_t rows, int64_t V, bool grads_fp32, Mo
   host_list(&u, u.on_cpu, u.cpu_host);
   host_list(&u, u.twin, u.twin_host);
   const StepResult expected = step(u.cpu, u.on_cpu);
-  u.cpu->set_updates(u.cpu, 5);
-  u.cpu->step_begin(u.cpu);
+  u.cpu->services.set_updates(u.cpu, 5);
+  u.cpu->services.step_begin(u.cpu);
   if (!grads_fp32) read_from_copies(&u);
   u.cpu->grads_finish(u.cpu, u.twin, TENSORS);
   for (int i = 0; i < TENSORS && !grads_fp32; i++) {
@@ -326,7 +326,7 @@ TEST(refresh_writes_the_compute_copies) {
   Update u;
   update_open(&u, 37, 100, 65, false, MOMENTS_FP32);
   gpu_list(&u);
-  RUN_TWICE(&u.bench, u.gpu->refresh(u.gpu, u.on_gpu, TENSORS));
+  RUN_TWICE(&u.bench, u.gpu->services.refresh(u.gpu, u.on_gpu, TENSORS));
   for (int i = 0; i < TENSORS; i++) check_copies(&u, i);
   update_close(&u);
 }
@@ -339,7 +339,7 @@ static void captured_part(Backend *be, ParamTensor *list, const int32_t *tokens,
   RowStat sumsq = {.data = sumsq_, .stride = M};
   HeadGradient g = {.p = operand_of(logits), .s = {.data = s_, .stride = M}};
   g.p.row_stride = padded_vocab(&(OpsConfig){.V = E->rows});
-  be->step_begin(be);
+  be->services.step_begin(be);
   be->embed(be, M, tokens, E->compute.data, operand_of(x), &sumsq);
   be->head_loss(be, M, operand_of(x), sumsq, E->folded, tokens, logits, 1.0 / (double)M, &g);
   be->wgrad(be, M, E->rows, E->cols, g.p, operand_of(x), E->grad_folded, false);
@@ -363,12 +363,12 @@ TEST(a_captured_step_gives_the_same_bits) {
   const cudaStream_t stream = cuda_of(be)->gpu.stream;
 
   bench_reset(&u.bench);
-  be->set_updates(be, 0);
-  be->set_hyper(be, &hyper);
-  be->refresh(be, u.on_gpu, TENSORS);
+  be->services.set_updates(be, 0);
+  be->services.set_hyper(be, &hyper);
+  be->services.refresh(be, u.on_gpu, TENSORS);
   captured_part(be, u.on_gpu, tokens_gpu, sumsq, x, logits, s, M);
-  be->step_end(be);
-  const StepResult first = be->step_result(be);
+  be->services.step_end(be);
+  const StepResult first = be->services.step_result(be);
   char **direct = bench_snapshot(&u.bench);
 
   cudaGraph_t graph;
@@ -378,11 +378,11 @@ TEST(a_captured_step_gives_the_same_bits) {
   assert_int_equal(cudaStreamEndCapture(stream, &graph), cudaSuccess);
   assert_int_equal(cudaGraphInstantiate(&program, graph, 0), cudaSuccess);
   bench_reset(&u.bench);
-  be->set_updates(be, 0);
-  be->refresh(be, u.on_gpu, TENSORS);
+  be->services.set_updates(be, 0);
+  be->services.refresh(be, u.on_gpu, TENSORS);
   assert_int_equal(cudaGraphLaunch(program, stream), cudaSuccess);
-  be->step_end(be);
-  const StepResult second = be->step_result(be);
+  be->services.step_end(be);
+  const StepResult second = be->services.step_result(be);
   bench_compare(&u.bench, direct, bench_snapshot(&u.bench));
   printf("# loss %.6f directly, %.6f from the graph\n", first.loss, second.loss);
   assert_memory_equal(&first.loss, &second.loss, sizeof first.loss);
@@ -400,14 +400,14 @@ TEST(results_come_in_the_order_of_their_steps) {
   update_open(&u, 64, 100, 65, false, MOMENTS_FP32);
   gpu_list(&u);
   bench_reset(&u.bench);
-  u.gpu->refresh(u.gpu, u.on_gpu, TENSORS);
-  u.gpu->set_hyper(u.gpu, &hyper);
+  u.gpu->services.refresh(u.gpu, u.on_gpu, TENSORS);
+  u.gpu->services.set_hyper(u.gpu, &hyper);
   for (int i = 0; i < 3; i++) {
-    u.gpu->step_begin(u.gpu);
+    u.gpu->services.step_begin(u.gpu);
     u.gpu->grads_finish(u.gpu, u.on_gpu, TENSORS);
     u.gpu->adamw(u.gpu, u.on_gpu, TENSORS);
-    u.gpu->step_end(u.gpu);
+    u.gpu->services.step_end(u.gpu);
   }
-  for (int i = 0; i < 3; i++) assert_int_equal(u.gpu->step_result(u.gpu).updates, i + 1);
+  for (int i = 0; i < 3; i++) assert_int_equal(u.gpu->services.step_result(u.gpu).updates, i + 1);
   update_close(&u);
 }

@@ -118,18 +118,18 @@ static void rig_close(Rig *r) {
   Side *const sides[] = {&r->fp8, &r->bf16};
   for (int i = 0; i < 2; i++) {
     bench_free(&sides[i]->bench);
-    sides[i]->be->destroy(sides[i]->be);
+    sides[i]->be->services.destroy(sides[i]->be);
   }
   for (int i = 0; i < TENSORS; i++) free(r->weights[i]), free(r->gradients[i]), free(r->folded[i]);
 }
 
 static StepResult step(Side *s) {
   Backend *be = s->be;
-  be->step_begin(be);
+  be->services.step_begin(be);
   be->grads_finish(be, s->list, TENSORS);
   be->adamw(be, s->list, TENSORS);
-  be->step_end(be);
-  return be->step_result(be);
+  be->services.step_end(be);
+  return be->services.step_result(be);
 }
 
 // Copies without scales yet, and so many steps.
@@ -137,17 +137,17 @@ static StepResult run(Side *s, int steps) {
   Backend *be = s->be;
   const ScalingState none[SCALINGS] = {{0}};
   StepResult result = {0};
-  if (s->list[PLAIN].compute.fp8) be->scalings_write(be, none);
-  be->set_updates(be, 0);
-  be->set_hyper(be, &hyper);
-  be->refresh(be, s->list, TENSORS);
+  if (s->list[PLAIN].compute.fp8) be->services.scalings_write(be, none);
+  be->services.set_updates(be, 0);
+  be->services.set_hyper(be, &hyper);
+  be->services.refresh(be, s->list, TENSORS);
   for (int i = 0; i < steps; i++) result = step(s);
   return result;
 }
 
 static uint8_t *read_bytes(Backend *be, const fp8_t *from, int64_t count) {
   uint8_t *to = xmalloc((size_t)count);
-  be->read(be, to, from, (size_t)count);
+  be->services.read(be, to, from, (size_t)count);
   return to;
 }
 
@@ -178,7 +178,7 @@ static float check_copies(Side *s, int i, float scale) {
       if (there) expect_byte("by_row", n, k, by_row[n * t->cols + fp8_column_place(k)], expected);
     }
   Scaling on_device;
-  s->be->read(s->be, &on_device, &cuda_of(s->be)->scalings[i], sizeof on_device);
+  s->be->services.read(s->be, &on_device, &cuda_of(s->be)->scalings[i], sizeof on_device);
   uint32_t found = 0;
   for (int j = 0; j < MAXIMA; j++)
     if (on_device.maxima[j] > found) found = on_device.maxima[j];
@@ -228,7 +228,7 @@ static void check(int64_t D, int64_t rows, int64_t V, MomentType moments, bool g
       // The first step's scale is that of refresh, whose largest value is the first in the history.
       if (steps > 0) scales[i] = fp8_scale(FP8_E4M3, top[i]);
       ScalingState states[SCALINGS];
-      r.fp8.be->scalings_read(r.fp8.be, states);
+      r.fp8.be->services.scalings_read(r.fp8.be, states);
       if (steps > 0) assert_true(states[i].scale == scales[i]);
       scales[i] = states[i].scale;
       last[i] = check_copies(&r.fp8, i, scales[i]);
@@ -255,9 +255,9 @@ TEST(both_copies_and_scales_follow_the_update) {
 static void set_activation(Side *s, float scale, float largest) {
   Scaling *all = cuda_of(s->be)->scalings;
   const float inverse = 1 / scale;
-  s->be->write(s->be, &all[ACTIVATION].scale, &scale, sizeof scale);
-  s->be->write(s->be, &all[ACTIVATION].inverse, &inverse, sizeof inverse);
-  s->be->write(s->be, &all[ACTIVATION].maxima[5], &largest, sizeof largest);
+  s->be->services.write(s->be, &all[ACTIVATION].scale, &scale, sizeof scale);
+  s->be->services.write(s->be, &all[ACTIVATION].inverse, &inverse, sizeof inverse);
+  s->be->services.write(s->be, &all[ACTIVATION].maxima[5], &largest, sizeof largest);
 }
 
 TEST(an_update_that_is_left_out_keeps_copies_and_scales_together) {
@@ -270,15 +270,15 @@ TEST(an_update_that_is_left_out_keeps_copies_and_scales_together) {
   run(&r.fp8, 0);
   set_activation(&r.fp8, 4, 1e20f);
   ScalingState before[SCALINGS], states[SCALINGS];
-  r.fp8.be->scalings_read(r.fp8.be, before);
+  r.fp8.be->services.scalings_read(r.fp8.be, before);
   const StepResult skipped = step(&r.fp8);
   assert_true(!skipped.applied && skipped.saturated == 1 && skipped.saturated_first == ACTIVATION);
   assert_true(!step(&r.fp8).applied);
-  r.fp8.be->scalings_read(r.fp8.be, states);
+  r.fp8.be->services.scalings_read(r.fp8.be, states);
   assert_memory_equal(before, states, sizeof before);
   Scaling activation;
-  r.fp8.be->read(r.fp8.be, &activation, &cuda_of(r.fp8.be)->scalings[ACTIVATION],
-                 sizeof activation);
+  r.fp8.be->services.read(r.fp8.be, &activation, &cuda_of(r.fp8.be)->scalings[ACTIVATION],
+                          sizeof activation);
   for (int i = 0; i < MAXIMA; i++) assert_int_equal(activation.maxima[i], 0);
   for (int i = 0; i < TENSORS; i++) {
     float *W = bench_read(&r.fp8.bench, r.fp8.list[i].master);
@@ -304,7 +304,7 @@ TEST(a_largest_value_that_is_not_finite_lowers_its_scale) {
     set_activation(&r.fp8, scale, not_finite[i]);
     const StepResult result = step(&r.fp8);
     assert_true(result.applied && result.saturated > 0);
-    r.fp8.be->scalings_read(r.fp8.be, states);
+    r.fp8.be->services.scalings_read(r.fp8.be, states);
     assert_true(states[ACTIVATION].scale == scale / 16);
     assert_true(states[ACTIVATION].history[0] == 16 * 448 / scale);
   }

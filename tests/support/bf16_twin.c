@@ -187,7 +187,7 @@ void bf16_twin(Backend *cpu, bool grads_fp32) {
   cpu->attention_backward = twin_attention_backward;
   cpu->rope_backward = twin_rope_backward;
   cpu->adamw = twin_adamw;
-  cpu->refresh = twin_refresh;
+  cpu->services.refresh = twin_refresh;
   if (grads_fp32) return;
   cpu->rounds_gradients = true;
   cpu->wgrad = twin_wgrad;

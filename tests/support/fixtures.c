@@ -97,7 +97,7 @@ void rig_open(Rig *rig, const char *fixture, int64_t micro_batches, int64_t loss
 
 void rig_close(Rig *rig) {
   llama_destroy(&rig->llama);
-  rig->be->destroy(rig->be);
+  rig->be->services.destroy(rig->be);
   safetensors_close(&rig->initial);
   safetensors_close(&rig->expected);
   free(rig->hf);
@@ -108,7 +108,7 @@ void rig_close(Rig *rig) {
 
 void rig_backward(Rig *rig) {
   const int64_t size = rig->tokens_count / rig->micro_batches;
-  rig->be->step_begin(rig->be);
+  rig->be->services.step_begin(rig->be);
   for (int64_t i = 0; i < rig->micro_batches; i++) {
     llama_load_batch(&rig->llama, rig->input_ids + i * size, rig->targets + i * size);
     llama_forward(&rig->llama);
@@ -118,26 +118,26 @@ void rig_backward(Rig *rig) {
 }
 
 StepResult rig_update(Rig *rig) {
-  rig->be->set_hyper(rig->be, &adamw);
+  rig->be->services.set_hyper(rig->be, &adamw);
   rig->be->adamw(rig->be, rig->llama.tensors, rig->llama.param_count);
-  rig->be->step_end(rig->be);
-  return rig->be->step_result(rig->be);
+  rig->be->services.step_end(rig->be);
+  return rig->be->services.step_result(rig->be);
 }
 
 float *rig_logits(Rig *rig, double *loss) {
   const int64_t count = rig->tokens_count * rig->model.vocab_size;
   float *logits = xmalloc((size_t)count * sizeof *logits);
-  rig->be->step_begin(rig->be);
+  rig->be->services.step_begin(rig->be);
   llama_load_batch(&rig->llama, rig->input_ids, rig->targets);
   llama_forward(&rig->llama);
   llama_loss(&rig->llama, 1.0);
-  rig->be->step_end(rig->be);
-  *loss = rig->be->step_result(rig->be).loss;
+  rig->be->services.step_end(rig->be);
+  *loss = rig->be->services.step_result(rig->be).loss;
   // The loss may write anything in the logits' place: compute them as generation does.
   const int64_t V = rig->model.vocab_size;
   for (int64_t m = 0; m < rig->tokens_count; m++) {
     row_logits(&rig->llama, m);
-    rig->be->read_act(rig->be, logits + m * V, rig->llama.acts.logits, V);
+    rig->be->services.read_act(rig->be, logits + m * V, rig->llama.acts.logits, V);
   }
   return logits;
 }
@@ -168,7 +168,7 @@ static float *read_gradient(const Rig *rig, const HfTensor *t) {
 static float *read_weight(const Rig *rig, const HfTensor *t) {
   const ParamTensor *p = &rig->llama.tensors[t->param];
   float *packed = packed_buffer(p);
-  rig->be->read_master(rig->be, packed, p->master, p->rows * p->cols);
+  rig->be->services.read_master(rig->be, packed, p->master, p->rows * p->cols);
   return unpack(rig, t, packed);
 }
 

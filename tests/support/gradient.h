@@ -9,14 +9,14 @@
 static inline double *exact_values(Backend *be, const void *from, int64_t count, bool master) {
   double *values = xmalloc((size_t)count * sizeof *values);
   if (be->master_bytes == sizeof *values) {
-    be->read(be, values, from, (size_t)count * sizeof *values);
+    be->services.read(be, values, from, (size_t)count * sizeof *values);
     return values;
   }
   float *read = xmalloc((size_t)count * sizeof *read);
   if (master)
-    be->read_master(be, read, from, count);
+    be->services.read_master(be, read, from, count);
   else
-    be->read_grad(be, read, from, count);
+    be->services.read_grad(be, read, from, count);
   for (int64_t i = 0; i < count; i++) values[i] = (double)read[i];
   free(read);
   return values;

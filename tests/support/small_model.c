@@ -69,7 +69,7 @@ SmallModel small_open(SmallShape shape) {
 
 void small_close(SmallModel *s) {
   llama_destroy(&s->llama);
-  s->be->destroy(s->be);
+  s->be->services.destroy(s->be);
   free(s->kinds);
 }
 
@@ -85,7 +85,7 @@ static void load_batch(SmallModel *s, uint64_t number, int micro) {
 }
 
 void small_gradients(SmallModel *s, uint64_t number, double scale) {
-  s->be->step_begin(s->be);
+  s->be->services.step_begin(s->be);
   for (int i = 0; i < s->micro_batches; i++) {
     load_batch(s, number, i);
     llama_forward(&s->llama);
@@ -124,7 +124,7 @@ Difference small_compare(const SmallModel *got, const SmallModel *want) {
 
 StepResult small_update(SmallModel *s) {
   llama_update(&s->llama, &adamw);
-  return s->be->step_result(s->be);
+  return s->be->services.step_result(s->be);
 }
 
 StepResult small_train(SmallModel *s, uint64_t first, uint64_t last) {
@@ -137,21 +137,21 @@ StepResult small_train(SmallModel *s, uint64_t first, uint64_t last) {
 }
 
 double small_validation_loss(SmallModel *s, int batches) {
-  s->be->step_begin(s->be);
+  s->be->services.step_begin(s->be);
   for (int i = 0; i < batches; i++)
     for (int micro = 0; micro < s->micro_batches; micro++) {
       load_batch(s, VALIDATION + (uint64_t)i, micro);
       llama_forward(&s->llama);
       llama_loss(&s->llama, 1.0 / batches / s->micro_batches);
     }
-  s->be->step_end(s->be);
-  s->be->scalings_discard(s->be);
-  return s->be->step_result(s->be).loss;
+  s->be->services.step_end(s->be);
+  s->be->services.scalings_discard(s->be);
+  return s->be->services.step_result(s->be).loss;
 }
 
 ScalingState *small_scalings(const SmallModel *s) {
   ScalingState *states = xcalloc((size_t)s->scalings, sizeof *states);
-  s->be->scalings_read(s->be, states);
+  s->be->services.scalings_read(s->be, states);
   return states;
 }
 
@@ -160,19 +160,19 @@ void small_copy(const SmallModel *from, SmallModel *to) {
   for (int i = 0; i < to->llama.param_count; i++) {
     const ParamTensor *a = &from->llama.tensors[i], *b = &to->llama.tensors[i];
     const size_t bytes = (size_t)(a->rows * a->cols) * be->master_bytes;
-    be->write(be, b->master, a->master, bytes); // from one host array to another
-    be->write(be, b->m, a->m, bytes);
-    be->write(be, b->v, a->v, bytes);
+    be->services.write(be, b->master, a->master, bytes); // from one host array to another
+    be->services.write(be, b->m, a->m, bytes);
+    be->services.write(be, b->v, a->v, bytes);
   }
-  from->be->step_begin(from->be);
-  from->be->step_end(from->be);
-  be->set_updates(be, from->be->step_result(from->be).updates);
+  from->be->services.step_begin(from->be);
+  from->be->services.step_end(from->be);
+  be->services.set_updates(be, from->be->services.step_result(from->be).updates);
   if (from->scalings > 0 && to->scalings > 0 && !from->be->calibrating) {
     ScalingState *states = small_scalings(from);
-    be->scalings_write(be, states);
+    be->services.scalings_write(be, states);
     free(states);
   }
-  be->refresh(be, to->llama.tensors, to->llama.param_count);
+  be->services.refresh(be, to->llama.tensors, to->llama.param_count);
 }
 
 bool small_equal(const SmallModel *a, const SmallModel *b) {

@@ -29,7 +29,7 @@ void tiny_run_open(TinyRun *run, const char *text) {
 
 void tiny_run_close(TinyRun *run) {
   llama_destroy(&run->llama);
-  run->be->destroy(run->be);
+  run->be->services.destroy(run->be);
 }
 
 // Value i of one array of one version; every seventh is far out of the ordinary.
@@ -55,8 +55,8 @@ void tiny_run_fill(TinyRun *run, uint64_t version) {
     const int64_t count = p->rows * p->cols;
     for (int j = 0; j < 3; j++) {
       float *values = tiny_array(version, 3 * i + j, count);
-      if (j == 0) be->write_master(be, p->master, values, count);
-      if (j > 0) be->write_moments(be, j == 1 ? p->m : p->v, values, count);
+      if (j == 0) be->services.write_master(be, p->master, values, count);
+      if (j > 0) be->services.write_moments(be, j == 1 ? p->m : p->v, values, count);
       free(values);
     }
   }
@@ -71,8 +71,8 @@ int tiny_run_differs(const TinyRun *run, uint64_t version) {
     float *found = xmalloc((size_t)count * sizeof *found);
     for (int j = 0; j < 3; j++) {
       float *expected = tiny_array(version, 3 * i + j, count);
-      if (j == 0) be->read_master(be, found, p->master, count);
-      if (j > 0) be->read_moments(be, found, j == 1 ? p->m : p->v, count);
+      if (j == 0) be->services.read_master(be, found, p->master, count);
+      if (j > 0) be->services.read_moments(be, found, j == 1 ? p->m : p->v, count);
       if (memcmp(found, expected, (size_t)count * sizeof *found) != 0) differs = 1;
       free(expected);
     }

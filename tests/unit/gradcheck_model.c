@@ -24,17 +24,17 @@ static void randomise(Llama *llama, uint64_t seed) {
     for (int64_t k = 0; k < p->rows * p->cols; k++)
       w[k] = (p->rows == 1 ? 1.0 : 0.0) + 0.3 * rng_normal(seed + (uint64_t)i, (uint64_t)k);
   }
-  llama->be->refresh(llama->be, llama->tensors, llama->param_count);
+  llama->be->services.refresh(llama->be, llama->tensors, llama->param_count);
 }
 
 static double loss_of(Llama *llama) {
   Backend *be = llama->be;
-  be->refresh(be, llama->tensors, llama->param_count);
-  be->step_begin(be);
+  be->services.refresh(be, llama->tensors, llama->param_count);
+  be->services.step_begin(be);
   llama_forward(llama);
   llama_loss(llama, 1);
-  be->step_end(be);
-  return be->step_result(be).loss;
+  be->services.step_end(be);
+  return be->services.step_result(be).loss;
 }
 
 // d loss / d h of master + h * direction, by the central difference.
@@ -99,7 +99,7 @@ static void check_case(const Case *c) {
 
   // Two accumulated halves of the same batch make one whole, so that accumulation is under test,
   // too.
-  be->step_begin(be);
+  be->services.step_begin(be);
   for (int half = 0; half < 2; half++) {
     llama_forward(&llama);
     llama_backward(&llama, 0.5, half > 0);
@@ -117,7 +117,7 @@ static void check_case(const Case *c) {
   assert_true(worst <= BOUND);
   free(tokens);
   llama_destroy(&llama);
-  be->destroy(be);
+  be->services.destroy(be);
 }
 
 static ModelConfig small_model(void) {

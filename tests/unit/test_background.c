@@ -129,7 +129,7 @@ static void check_moment(SaveDtype dtype, bool fp8) {
   t.run.config.train.keep_checkpoints = 1;
   t.run.llama.shape.fp8 = fp8;
   t.run.be->calibrating = !fp8;
-  t.run.be->scalings_read = read_scale_now;
+  t.run.be->services.scalings_read = read_scale_now;
   BackgroundSave *save = open_save(&t);
   scale_now = 1;
   hold_next_save();
@@ -298,8 +298,8 @@ static void train(const Config *config, int until) {
   Run run;
   tiny_training_open(&run, config);
   assert_int_equal(run.saves != NULL, config->output.background_save);
-  run.be->snapshot_begin = note_list;
-  run.be->snapshot_wait = copy_list;
+  run.be->services.snapshot_begin = note_list;
+  run.be->services.snapshot_wait = copy_list;
   while (run_steps_asked(&run) < until) {
     tiny_training_step(&run);
     must(run_settle(&run, &err), &err);

@@ -48,9 +48,9 @@ static void adamw_with_scales(Backend *be, const ParamTensor *list, int count) {
   if (!scales.first) {
     scales.first = xcalloc((size_t)scales.count, sizeof *scales.first);
     scales.now = xcalloc((size_t)scales.count, sizeof *scales.now);
-    be->scalings_read(be, scales.first);
+    be->services.scalings_read(be, scales.first);
   }
-  be->scalings_read(be, scales.now);
+  be->services.scalings_read(be, scales.now);
   for (int i = 0; i < scales.count; i++) {
     const float a = scales.first[i].scale, b = scales.now[i].scale;
     if (a > 0) scales.most = fmaxf(scales.most, fmaxf(a / b, b / a));
@@ -99,8 +99,8 @@ Backend *__wrap_backend_create(const Config *c, RunShape *shape, int64_t positio
     memory_plan(&plan, &c->model, shape, be);
     be->memory_bytes = plan.total_bytes;
   }
-  cpu_step_result = be->step_result;
-  be->step_result = c->train.seed == NOT_FINITE ? result_not_finite : noted_result;
+  cpu_step_result = be->services.step_result;
+  be->services.step_result = c->train.seed == NOT_FINITE ? result_not_finite : noted_result;
   cpu_gate_up = be->gate_up;
   be->gate_up = slow_gate_up;
   cpu_adamw = be->adamw;

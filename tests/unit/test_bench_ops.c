@@ -41,7 +41,7 @@ static void open_model(Model *m, const ModelConfig *c, int64_t chunks) {
 
 static void close_model(Model *m) {
   llama_destroy(&m->llama);
-  m->be->destroy(m->be);
+  m->be->services.destroy(m->be);
 }
 
 static void issue(Model *m, Operation operation, int index, bool accumulate) {
@@ -80,8 +80,8 @@ static void one_by_one_they_are_a_step(bool tied, int64_t chunks) {
   open_model(&parts, &c, chunks);
   Model *const models[] = {&whole, &parts};
   for (int i = 0; i < 2; i++) {
-    models[i]->be->set_hyper(models[i]->be, &hyper);
-    models[i]->be->step_begin(models[i]->be);
+    models[i]->be->services.set_hyper(models[i]->be, &hyper);
+    models[i]->be->services.step_begin(models[i]->be);
   }
   llama_forward(&whole.llama);
   llama_backward(&whole.llama, 1, false);
@@ -315,6 +315,6 @@ TEST(a_sum_apart_overwrites_no_gradient) {
   assert_int_equal(bytes, sum);
   const char *at = (const char *)head->part_sum, *gradients = llama->grads_block;
   assert_true(at + sum <= gradients || at >= gradients + plan.grads_bytes);
-  m.be->release(m.be, head->part_sum);
+  m.be->services.release(m.be, head->part_sum);
   small_close(&m);
 }

@@ -81,13 +81,13 @@ TEST(without_the_optimizer_moments_become_zero) {
   must(tiny_load(path, &t.loaded.llama, false, &err), &err);
   const ParamTensor *p = &t.loaded.llama.tensors[2];
   float values[16], weights[16];
-  t.loaded.be->read_master(t.loaded.be, weights, p->master, 16);
-  t.run.be->read_master(t.run.be, values, t.run.llama.tensors[2].master, 16);
+  t.loaded.be->services.read_master(t.loaded.be, weights, p->master, 16);
+  t.run.be->services.read_master(t.run.be, values, t.run.llama.tensors[2].master, 16);
   assert_memory_equal(weights, values, sizeof values);
   const float zeros[16] = {0};
-  t.loaded.be->read_moments(t.loaded.be, values, p->m, 16);
+  t.loaded.be->services.read_moments(t.loaded.be, values, p->m, 16);
   assert_memory_equal(values, zeros, sizeof zeros);
-  t.loaded.be->read_moments(t.loaded.be, values, p->v, 16);
+  t.loaded.be->services.read_moments(t.loaded.be, values, p->v, 16);
   assert_memory_equal(values, zeros, sizeof zeros);
   free(path);
   tiny_test_close(&t);

@@ -36,8 +36,8 @@ static TinyTest test_open(bool saved, bool loaded, bool scaled) {
   t.run.be->calibrating = !scaled;
   t.loaded.be->calibrating = true;
   t.loaded.llama.shape.fp8 = loaded;
-  t.run.be->scalings_read = read_kept;
-  t.loaded.be->scalings_write = write_kept;
+  t.run.be->services.scalings_read = read_kept;
+  t.loaded.be->services.scalings_write = write_kept;
   count = scaling_count(&t.run.config.model);
   assert_in_range(count, 1, MOST);
   fill_kept();

@@ -171,8 +171,8 @@ TEST(calibrating_finds_the_scales_on_the_way) {
 static void set_scale(SmallModel *s, int index, float factor) {
   ScalingState *states = small_scalings(s);
   states[index].scale *= factor;
-  s->be->scalings_write(s->be, states);
-  s->be->refresh(s->be, s->llama.tensors, s->llama.param_count);
+  s->be->services.scalings_write(s->be, states);
+  s->be->services.refresh(s->be, s->llama.tensors, s->llama.param_count);
   free(states);
 }
 

@@ -197,8 +197,8 @@ TEST(the_first_step_may_be_cut_too) {
     const Difference d = small_compare(&chunks, &whole);
     printf("# calibrating in chunks: error %.1e, bound 0.2\n", d.error);
     assert_true(d.error <= 0.2);
-    whole.be->scalings_discard(whole.be);
-    chunks.be->scalings_discard(chunks.be);
+    whole.be->services.scalings_discard(whole.be);
+    chunks.be->services.scalings_discard(chunks.be);
   }
   small_close(&chunks);
   small_close(&whole);

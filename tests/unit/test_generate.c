@@ -34,7 +34,7 @@ static int32_t next_by_training_forward(TinyRun *run, const int32_t *ids, int64_
   llama_forward(&run->llama);
   row_logits(&run->llama, count - 1);
   float row[11];
-  run->be->read_act(run->be, row, run->llama.acts.logits, 11);
+  run->be->services.read_act(run->be, row, run->llama.acts.logits, 11);
   int32_t best = 0;
   for (int32_t v = 1; v < 11; v++)
     if (row[v] > row[best]) best = v;
@@ -169,8 +169,8 @@ TEST(the_memory_plan_books_the_generator) {
   for (int i = 0; i < with.count; i++) sum += with.items[i].bytes;
   assert_int_equal(sum, with.total_bytes);
 
-  real_alloc = run.be->alloc;
-  run.be->alloc = counting_alloc;
+  real_alloc = run.be->services.alloc;
+  run.be->services.alloc = counting_alloc;
   allocated = 0;
   Generator *g = generator_create(&run.llama, 8, &err);
   assert_non_null(g);
@@ -366,8 +366,8 @@ TEST(a_model_with_nan_ends_in_a_sentence) {
   const ParamTensor *norm =
       &run.llama.tensors[param_index(&run.llama.config, PARAM_FINAL_NORM, -1)];
   const float nan[16] = {[3] = NAN};
-  run.be->write_master(run.be, norm->master, nan, norm->cols);
-  run.be->refresh(run.be, run.llama.tensors, run.llama.param_count);
+  run.be->services.write_master(run.be, norm->master, nan, norm->cols);
+  run.be->services.refresh(run.be, run.llama.tensors, run.llama.param_count);
   Generator *g = generator_create(&run.llama, 8, &err);
   const int32_t prompt[] = {3};
   int32_t id;

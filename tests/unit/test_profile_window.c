@@ -24,7 +24,7 @@ static void train(const Config *config, int steps, bool save) {
   Error err = {""};
   Run run;
   tiny_training_open(&run, config);
-  run.be->profile = note;
+  run.be->services.profile = note;
   window = (struct Window){.run = &run, .before = -1, .after = -1};
   for (int i = 0; i < steps; i++) tiny_training_step(&run);
   must(run_settle(&run, &err), &err);

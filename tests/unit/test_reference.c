@@ -50,7 +50,7 @@ static Head open_head(void) {
 }
 
 static void close_head(Head *h) {
-  h->be->destroy(h->be);
+  h->be->services.destroy(h->be);
   free(h->x), free(h->W), free(h->sumsq), free(h->s), free(h->logits), free(h->dx);
 }
 
@@ -92,10 +92,10 @@ TEST(a_loss_over_128256_logits_is_as_near_to_fp64_as_its_products) {
   const RowStat sumsq = {(stat_t *)h.sumsq, M, 1};
   HeadGradient g = {.p = operand_of((act_t *)h.logits), .ux = x, .s = {(stat_t *)h.s, M, 1}};
   g.p.row_stride = h.stride;
-  h.be->step_begin(h.be);
+  h.be->services.step_begin(h.be);
   h.be->head_loss(h.be, M, x, sumsq, W, h.targets, (act_t *)h.logits, SCALE, &g);
   h.be->head_dgrad(h.be, M, &g, W, x, sumsq, operand_of((act_t *)h.dx));
-  h.be->step_end(h.be);
+  h.be->services.step_end(h.be);
 
   double *z = xmalloc(V * sizeof *z), dx[D], loss = 0, of_p[2] = {0}, of_s[2] = {0}, of_dx[2] = {0};
   for (int64_t m = 0; m < M; m++) {
@@ -106,7 +106,8 @@ TEST(a_loss_over_128256_logits_is_as_near_to_fp64_as_its_products) {
     for (int64_t k = 0; k < D; k++) add_error(of_dx, (double)h.dx[m * D + k], dx[k]);
   }
   const double p = sqrt(of_p[0] / of_p[1]), s = sqrt(of_s[0] / of_s[1]),
-               d = sqrt(of_dx[0] / of_dx[1]), l = fabs(h.be->step_result(h.be).loss / loss - 1);
+               d = sqrt(of_dx[0] / of_dx[1]),
+               l = fabs(h.be->services.step_result(h.be).loss / loss - 1);
   printf("# from fp64: loss %.1e, dlogits %.1e, s %.1e, dx %.1e\n", l, p, s, d);
   free(z);
   close_head(&h);
@@ -143,7 +144,7 @@ TEST(sums_over_a_wide_layer_are_as_near_to_fp64_as_their_terms) {
   const double error = fabs((double)s - sum) / size;
   printf("# down_dgrad's s, over its terms' sizes: %.1e\n", error);
   free(W), free(z), free(dx), free(dz);
-  be->destroy(be);
+  be->services.destroy(be);
   assert_true(error < 1e-9); // 2.1e-11 was observed, 2.4e-8 with sums in fp32
 }
 
@@ -168,6 +169,6 @@ TEST(a_softmax_over_16384_keys_is_as_near_to_fp64_as_its_terms) {
   const double error = fabs((double)o[0] - 1);
   printf("# the sum of p: 1 %+.1e\n", (double)o[0] - 1);
   free(qkv);
-  be->destroy(be);
+  be->services.destroy(be);
   assert_true(error < 3e-7); // 6e-8 was observed, 7.7e-7 with sums in fp32
 }

@@ -27,17 +27,17 @@ static void load_batch(TinyRun *run, uint64_t seed) {
 static void gradients(TinyRun *run, uint64_t seed, double scale) {
   Backend *be = run->be;
   load_batch(run, seed);
-  be->step_begin(be);
+  be->services.step_begin(be);
   llama_forward(&run->llama);
   llama_backward(&run->llama, scale, false);
   be->grads_finish(be, run->llama.tensors, run->llama.param_count);
 }
 
 static StepResult update(TinyRun *run, const AdamW *hyper) {
-  run->be->set_hyper(run->be, hyper);
+  run->be->services.set_hyper(run->be, hyper);
   run->be->adamw(run->be, run->llama.tensors, run->llama.param_count);
-  run->be->step_end(run->be);
-  return run->be->step_result(run->be);
+  run->be->services.step_end(run->be);
+  return run->be->services.step_result(run->be);
 }
 
 static StepResult step(TinyRun *run, uint64_t seed, const AdamW *hyper) {
@@ -54,9 +54,9 @@ static float *snapshot(const TinyRun *run, size_t *bytes) {
   for (int i = 0; i < run->llama.param_count; i++) {
     const ParamTensor *p = &run->llama.tensors[i];
     const int64_t n = p->rows * p->cols;
-    run->be->read_master(run->be, at, p->master, n);
-    run->be->read_moments(run->be, at + n, p->m, n);
-    run->be->read_moments(run->be, at + 2 * n, p->v, n);
+    run->be->services.read_master(run->be, at, p->master, n);
+    run->be->services.read_moments(run->be, at + n, p->m, n);
+    run->be->services.read_moments(run->be, at + 2 * n, p->v, n);
     at += 3 * n;
   }
   *bytes = 3 * count * sizeof *all;
@@ -180,7 +180,7 @@ TEST(clipping_scales_the_gradient_to_the_norm) {
     const ParamTensor *p = &run.llama.tensors[i];
     const int64_t n = p->rows * p->cols;
     float *m = xmalloc((size_t)n * sizeof *m);
-    run.be->read_moments(run.be, m, p->m, n);
+    run.be->services.read_moments(run.be, m, p->m, n);
     for (int64_t k = 0; k < n; k++) sum += (double)m[k] * (double)m[k];
     free(m);
   }
@@ -204,8 +204,9 @@ TEST(the_gradient_norm_is_that_of_all_gradients) {
     for (int64_t k = 0; k < n; k++) sum += g[k] * g[k];
     free(g);
   }
-  run.be->step_end(run.be);
-  const double norm = run.be->step_result(run.be).grad_norm, error = fabs(norm - sqrt(sum)) / norm;
+  run.be->services.step_end(run.be);
+  const double norm = run.be->services.step_result(run.be).grad_norm,
+               error = fabs(norm - sqrt(sum)) / norm;
   printf("# relative error %.1e, bound 5e-8 (observed 7.8e-9, of sums in fp32)\n", error);
   assert_true(error <= 5e-8);
   tiny_run_close(&run);
@@ -221,7 +222,7 @@ TEST(bf16_moments_learn_and_go_on_with_the_same_bits) {
   char *path = xasprintf("%s/latest", t.dir);
   must(tiny_load(path, &t.loaded.llama, true, &err), &err);
   free(path);
-  t.loaded.be->set_updates(t.loaded.be, at.updates);
+  t.loaded.be->services.set_updates(t.loaded.be, at.updates);
   assert_true(same_state(&t.run, &t.loaded));
   double last = 0;
   for (int i = 0; i < 300; i++) last = step(&t.run, 3, &adamw).loss;
@@ -229,8 +230,8 @@ TEST(bf16_moments_learn_and_go_on_with_the_same_bits) {
   assert_true(same_state(&t.run, &t.loaded));
   const ParamTensor *p = t.run.llama.embed;
   float moments[2][11 * 16];
-  t.run.be->read_moments(t.run.be, moments[0], p->m, 11 * 16);
-  t.run.be->read_moments(t.run.be, moments[1], p->v, 11 * 16);
+  t.run.be->services.read_moments(t.run.be, moments[0], p->m, 11 * 16);
+  t.run.be->services.read_moments(t.run.be, moments[1], p->v, 11 * 16);
   for (int i = 0; i < 11 * 16; i++)
     for (int j = 0; j < 2; j++)
       assert_true(moments[j][i] == moment_round(moments[j][i], MOMENT_NEAREST));
@@ -249,7 +250,7 @@ TEST(initial_weights_have_the_asked_spread) {
     const ParamTensor *p = &run.llama.tensors[i];
     const int64_t n = p->rows * p->cols;
     float *w = xmalloc((size_t)n * sizeof *w);
-    run.be->read_master(run.be, w, p->master, n);
+    run.be->services.read_master(run.be, w, p->master, n);
     for (int64_t k = 0; k < n; k++) {
       if (p->rows == 1)
         assert_true(w[k] == 1.0f);
@@ -334,7 +335,7 @@ static float *state_with(Recompute recompute, int64_t loss_chunks, size_t *bytes
   must(llama_create(&run.llama, &run.config.model, &shape, run.be, &err), &err);
   llama_init_weights(&run.llama, 7);
   for (uint64_t i = 0; i < 3; i++) {
-    run.be->step_begin(run.be);
+    run.be->services.step_begin(run.be);
     for (int micro = 0; micro < 2; micro++) {
       load_batch(&run, 2 * i + (uint64_t)micro);
       llama_forward(&run.llama);

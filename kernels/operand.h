@@ -1,0 +1,119 @@
+// What operations read and write: classes of memory, row statistics, operands of products with
+// their FP8 copies and scales, and parameters.
+#pragma once
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include "kernels/formats.h"
+
+typedef struct Backend Backend;
+
+// Storage classes. The model only passes pointers on; the types are incomplete, so that arguments
+// of different classes cannot be swapped.
+typedef struct Activation act_t; // activations and compute weights: bf16 on a GPU, real (fp32; fp64
+                                 // in test builds) on the CPU
+typedef struct Fp8Copy fp8_t;    // FP8 copies of either: a byte on a GPU, rounded reals on the CPU
+typedef struct Statistic stat_t; // row statistics, sums: fp32 on a GPU, real on the CPU
+typedef struct Gradient grad_t;  // gradients of parameters: bf16 on a GPU, fp32 there when
+                                 // micro-batches add up; real on the CPU
+typedef struct Master master_t;  // master weights: fp32 on a GPU, real on the CPU
+typedef struct Moment moment_t;  // AdamW's moments: fp32 or bf16 on a GPU, real on the CPU
+
+// A statistic of rows: for each row `parts` partial sums, which its consumer adds up in their
+// order. A producer leaves one part a tile of columns and fills in how many; stride and memory are
+// the model's.
+typedef struct RowStat {
+  stat_t *data;   // [parts, stride], room for Backend.most_parts
+  int64_t stride; // rows from one part to the next, at least M
+  int32_t parts;
+} RowStat;
+
+// A matrix [rows, cols] that products read: an activation, a gradient or a weight. Where it has FP8
+// copies products read those, and multiply two such operands in FP8; others are read in bf16. The
+// model decides. The copies' order and rounding are in kernels/formats.h, and they hold scale * value,
+// where scale is a power of two: of the tensor, times that of the row. An operation
+// writes every part of its output operand that has memory.
+typedef struct Operand {
+  act_t *data;        // [rows, cols]; NULL: nothing but products reads it
+  fp8_t *by_row;      // [rows, cols], for products that sum over columns
+  fp8_t *by_col;      // [cols, stride], for products that sum over rows; NULL: there are none
+  int64_t stride;     // a multiple of FP8_GROUP, at least rows
+  int64_t row_stride; // of data and by_row: elements from one row to the next; 0: cols
+  stat_t *row_scale;  // [rows] of the residual stream, else NULL: q, see below
+  int scaling;        // the tensor's index in OpsConfig.scalings
+  bool fp8;           // has copies; of a model without memory, too
+} Operand;
+
+// One without copies.
+static inline Operand operand_of(act_t *data) {
+  const Operand x = {data, NULL, NULL, 0, 0, NULL, 0, false};
+  return x;
+}
+
+// How a tensor's copies are scaled. Either so that the largest value of the last SCALE_HISTORY
+// steps is inside of the format ("delayed": no pass over the tensor has to find it first), or by a
+// scale that never changes.
+//
+// The residual stream's rows differ, and its scale needs no history: row m is multiplied by
+// q = 2^floor(log2 r_prev), r_prev RMSNorm's r of the row one addition earlier (of the embedding:
+// of itself). Its consumer multiplies by r / q. Backward, with dz'' = (r / q) dz and s = sum over a
+// row of dz'' z:
+//     dx = q (dz'' W') - (r / D) q s x        dW' = dz''^T (q x)
+typedef struct ScalingKind {
+  Fp8Format format;
+  float fixed; // 0: delayed
+} ScalingKind;
+
+enum { SCALE_HISTORY = 16 };
+
+// What a checkpoint keeps of a scaling. scale 0: there is none yet.
+typedef struct ScalingState {
+  float scale;
+  float history[SCALE_HISTORY]; // largest values of the last steps, newest first
+} ScalingState;
+
+// What head_loss leaves for the backward: the gradient of the logits is dlogits' = u p, row by row.
+// A backend that folds the softmax's normaliser (Backend.folds_softmax) gets memory for u and ux;
+// without it, and in FP8, u is NULL = 1, p is dlogits' itself, and the model lets ux be x. ux may
+// lie where head_dgrad will leave dx.
+typedef struct HeadGradient {
+  Operand p;  // [M, V], rows of padded_vocab; data is the logits' memory
+  Operand ux; // [M, D] u x, for the weight gradient p^T (u x)
+  stat_t *u;  // [M]
+  RowStat s;  // row sums of dlogits' z
+} HeadGradient;
+
+// One parameter tensor of the optimizer's list, [rows, cols] row-major. Vectors have rows = 1.
+// A matrix is used plain (compute, grad), folded with the norm weight list[norm] (folded,
+// grad_folded), or, a tied embedding, both ways; an unused pair has no memory. A norm weight is
+// folded into one matrix. The gradient of the loss is dW = grad + grad_folded * wn, of those that
+// are there, with the wn that the forward used: adamw forms it as it reads, and no array holds it.
+typedef struct ParamTensor {
+  int64_t rows, cols;
+  master_t *master;    // weight
+  moment_t *m, *v;     // AdamW's first and second moment
+  grad_t *grad;        // gradient with respect to the plain use; a norm weight's: dwn
+  grad_t *grad_folded; // dW' = gradient with respect to the folded copy
+  stat_t *part_sum;    // lm_head's, where the loss' chunks add up (wgrad_part), else NULL
+  Operand compute;     // W as the GEMMs read it
+  Operand folded;      // W * wn, wn = list[norm].master [cols]
+  int norm;            // index in the list, -1 = folded with nothing
+  bool decay;          // AdamW's weight decay applies
+} ParamTensor;
+
+typedef struct AdamW {
+  double learning_rate, beta1, beta2, eps, weight_decay;
+  double clip_norm; // gradients are scaled by min(1, clip_norm / norm); 0 = no clipping
+} AdamW;
+
+// What a training step reports. Lives in the backend, read with step_result.
+typedef struct StepResult {
+  double loss;      // mean over the step's tokens, nats
+  double grad_norm; // L2 norm of all gradients, before clipping
+  bool applied;     // false: loss or grad_norm was not finite and adamw changed nothing
+  int64_t updates;  // updates applied since the start of the run; AdamW's t for bias correction
+  // FP8: tensors some value of which was beyond its scale's reach, and the first one's index.
+  int saturated, saturated_first;
+} StepResult;
+
+enum { MAX_RESULTS = 4 };
