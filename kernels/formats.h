@@ -6,8 +6,8 @@
 #include <string.h>
 #include "base/host_device.h"
 
-// Noise for stochastic rounding: a hash of where the value is, so that the same run gives the same
-// bits.
+// Noise for stochastic rounding: a hash of the value's position, so that the same run gives the
+// same bits.
 
 // The last mixing of murmur3 (Appleby).
 static inline HOST_DEVICE uint32_t noise_mix(uint32_t x) {
@@ -44,12 +44,12 @@ static inline HOST_DEVICE float fp8_largest(Fp8Format format) {
   return format == FP8_E4M3 ? 448.0f : 57344.0f;
 }
 
-// Where column c (0 .. N - 1) of a by_row copy lies in its row.
+// The position of column c (0 .. N - 1) in a row of a by_row copy.
 static inline HOST_DEVICE int64_t fp8_column_place(int64_t c) {
   const int64_t in = c % 16;
   return c - in + in % 8 / 2 * 4 + in / 8 * 2 + in % 2;
 }
-// Where row m (0 .. M - 1) of the matrix lies in a row of its by_col copy.
+// The position of row m (0 .. M - 1) of the matrix in a row of its by_col copy.
 static inline HOST_DEVICE int64_t fp8_row_place(int64_t m) {
   const int64_t in = m % 16;
   return m - in + in % 8 * 2 + in / 8;
@@ -69,8 +69,8 @@ static inline HOST_DEVICE float fp8_scale(Fp8Format format, float largest_value)
   return power_of_two_below(fp8_largest(format) / largest_value);
 }
 
-// The largest value that the next scale follows from. One that is not finite says that the scale
-// was too large, not by how much: it counts as 16 times beyond its reach.
+// The largest value from which the next scale follows. A value that is not finite says that the
+// scale was too large, but not by how much: it counts as 16 times beyond the scale's reach.
 static inline HOST_DEVICE float fp8_counted(Fp8Format format, float scale, float largest_value) {
   const float most = 0x1p99f, beyond = 16 * fp8_largest(format) / scale;
   if (isfinite(largest_value)) return largest_value;
@@ -78,7 +78,7 @@ static inline HOST_DEVICE float fp8_counted(Fp8Format format, float scale, float
 }
 
 // The scale of dlogits = (r / q) loss_scale (p - onehot): |p - onehot| <= 1, and r / q is below 2,
-// or more where an addition made a row smaller: there is room for 16.
+// but larger where an addition made a row smaller: the scale allows for 16.
 static inline HOST_DEVICE float fp8_dlogits_scale(Fp8Format format, double loss_scale) {
   return fp8_scale(format, 16 * (float)loss_scale);
 }
@@ -86,7 +86,7 @@ static inline HOST_DEVICE float fp8_dlogits_scale(Fp8Format format, double loss_
 static inline int fp8_mantissa(Fp8Format format) {
   return format == FP8_E4M3 ? 3 : 2;
 }
-// Below it the exponent stays.
+// The least normal value; below it the exponent stays the same.
 static inline float fp8_least_normal(Fp8Format format) {
   return format == FP8_E4M3 ? 0x1p-6f : 0x1p-14f;
 }
@@ -111,18 +111,19 @@ static inline float fp8_round(Fp8Format format, float value) {
   return copysignf(fp8_round_at(size, fp8_least_normal(format), fp8_mantissa(format)), value);
 }
 
-// e4m3's value below or above, right in the mean, for dlogits: early in training p is nearly the
-// same in all rows, so what rounding to nearest does to a column does not average out over tokens,
-// and with a large vocabulary most p are below e4m3's least value. Exact values stay.
-// First to nearest with fp16's 10 bits of mantissa, in steps of 2^-16 below 2^-6, with a dither of
-// the row, since even these would lose the least p; it has the other sign in odd columns. Then up
-// with the probability of what is cut off, 7 bits of noise.
+// Stochastic rounding to e4m3, unbiased, for dlogits: early in training p is nearly the same in all
+// rows, so the error of rounding to nearest does not average out over a column's tokens, and with a
+// large vocabulary most p are below e4m3's least value. Exact values stay. First the value is
+// rounded to nearest with fp16's 10 bits of mantissa, in steps of 2^-16 below 2^-6, after the row's
+// dither is added, since even these steps would lose the least p; the dither has the other sign in
+// odd columns. Then it is rounded up with a probability equal to the fraction that is cut off, from
+// 7 bits of noise.
 
-// Of a row of the call; below half a step.
+// The dither of a row of the call; below half a step.
 static inline HOST_DEVICE float fp8_dither(uint32_t key) {
   return ((float)(key >> 16) - 32767.5f) * 0x1p-32f;
 }
-// A word is for the columns 2 i and 2 i + 1, 16 bits each.
+// The noise of the columns 2 i and 2 i + 1, 16 bits each.
 static inline HOST_DEVICE uint32_t fp8_noise(uint32_t key, uint32_t column) {
   return noise_mix(key ^ column / 2);
 }
@@ -139,7 +140,7 @@ static inline float fp8_round_stochastic(float value, uint32_t key, uint32_t col
   return copysignf(floorf(fine / unit + (float)noise / 128) * unit, dithered);
 }
 
-// Its bits: sign, exponent, mantissa. NaN is 0x7f in both.
+// The bits of the rounded value: sign, exponent, mantissa. NaN is 0x7f in both formats.
 static inline uint8_t fp8_bits(Fp8Format format, float value) {
   const int mantissa = fp8_mantissa(format), bias = format == FP8_E4M3 ? 7 : 15;
   if (isnan(value)) return 0x7f;
@@ -165,24 +166,24 @@ static inline float fp8_value(Fp8Format format, uint8_t bits) {
   return sign * ldexpf((float)(fraction + (1 << mantissa)), exponent - bias - mantissa);
 }
 
-// ---- AdamW's moments as bf16. A step moves v by (1 - beta2) of what it differs from the squared
+// ---- AdamW's moments as bf16. A step moves v by (1 - beta2) of its difference from the squared
 // gradient. With beta2 = 0.999 that is often less than half of the distance from one bf16 to the
-// next, and rounding to nearest would leave v where it is for ever. So rounding is stochastic: away
-// from zero with the probability of what it would cut off, so that it is right in the mean. The
-// noise is a hash of the update, the tensor and the element: the same run gives the same bits,
-// resumed or not.
+// next, and with rounding to nearest v would never change. So rounding is stochastic: away from
+// zero with a probability equal to the fraction that is cut off, so that it is unbiased. The noise
+// is a hash of the update, the tensor and the element: the same run gives the same bits, resumed or
+// not.
 
-// Of a tensor in an update. updates: applied so far; tensor: its place in the list.
+// The key of a tensor in an update. updates: applied so far; tensor: its index in the list.
 static inline HOST_DEVICE uint32_t moment_key(int64_t updates, int tensor) {
   return noise_mix(noise_mix((uint32_t)updates) + (uint32_t)tensor);
 }
-// Of an element: 16 bits for m, and above them 16 for v.
+// The noise of an element: 16 bits for m, and above them 16 for v.
 static inline HOST_DEVICE uint32_t moment_noise(uint32_t key, int64_t element) {
   return noise_mix((uint32_t)element ^ key);
 }
 
-// The bf16 below or above, as a float; what bf16 holds stays as it is. Of `noise` the low 16 bits
-// count; MOMENT_NEAREST rounds to nearest.
+// The bf16 below or above, as a float; a value that bf16 holds exactly stays the same. Only the low
+// 16 bits of `noise` count; MOMENT_NEAREST rounds to nearest.
 enum { MOMENT_NEAREST = 0x8000 };
 static inline HOST_DEVICE float moment_round(float value, uint32_t noise) {
   uint32_t bits;

@@ -3,24 +3,24 @@
 #pragma once
 #include "kernels/ops.h"
 
-// What a GPU backend must know besides.
+// Options of a GPU backend besides OpsConfig.
 typedef struct GpuOptions {
   KernelChoice kernels;
   Mainloop mainloop;
   bool train;         // false: forward only, no scratch of the backward
   bool grads_fp32;    // gradients fp32 (several micro-batches a step) instead of bf16
   bool deterministic; // attention's backward gives the same bits every time, at a cost
-  bool graphs;        // replay_begin records what is launched in CUDA graphs
+  bool graphs;        // replay_begin captures launches in CUDA graphs
   // The run's micro-batch: attention and GEMMs of this shape are planned and timed at the start,
-  // others when they first occur. 0: all when they first occur, and untimed.
+  // others when they first occur. With 0 all are planned when they first occur, and none is timed.
   int64_t batch, seq;
   int64_t loss_tokens; // rows of the logits at a time; divides batch x seq
-  // As for gemm_open; NULL = the usual place, where attention's choices are remembered, too.
+  // As for gemm_open; NULL = the default path, whose folder also holds attention's choices.
   const char *gemm_cache;
 } GpuOptions;
 
-// Bytes of a GPU's memory. What a run derives from `all` is the same when it is resumed; it fits if
-// it fits into `free`.
+// Bytes of a GPU's memory. A run derives its plan from `all`, so that the plan is the same when the
+// run is resumed; the plan fits if it fits into `free`.
 typedef struct GpuMemory {
   size_t all, free;
 } GpuMemory;
@@ -31,13 +31,13 @@ void backend_gpu_sizes(Backend *be, const OpsConfig *config, const GpuOptions *o
 // run.
 Backend backend_gpu_outline(const OpsConfig *config, const GpuOptions *options);
 
-// 0 if there is a GPU that a backend can use, with all that it needs, and its memory; else -1 and
-// what is missing. Takes no memory on it but the driver's own.
+// 0 and the GPU's memory if there is a GPU that a backend can use, with all that it needs; else -1
+// and the missing part in err. Allocates no memory on the GPU but the driver's own.
 int gpu_usable(GpuMemory *memory, Error *err);
 
 // The backend that options->kernels asks for; with KERNELS_AUTO the unfused one where the fused
 // kernels cannot run, and then its description says why. NULL and a sentence on failure: no GPU,
-// too old a driver, no cuDNN, a head size it cannot do, no memory.
+// too old a driver, no cuDNN, an unsupported head size, no memory.
 Backend *backend_gpu_create(const OpsConfig *config, const GpuOptions *options, Error *err);
 
 // 0 if the fused kernels run on the current GPU and with this model, else -1 and why not.

@@ -27,7 +27,7 @@ static inline HOST_DEVICE float exp_inline(float x) {
   const float most = 90, least = -105; // their powers are infinity and 0; NaN stays
   x = x > most ? most : x;
   x = x < least ? least : x;
-  const float magic = 12582912; // 1.5 2^23: what is added to it is rounded to a whole number
+  const float magic = 12582912; // 1.5 2^23: a value added to it is rounded to a whole number
   const float shifted = x * LOG2_E + magic, n = shifted - magic;
   const float r = x - n * 0.693145752f - n * 1.42860677e-6f; // the first has 16 bits: exact
   const float q =

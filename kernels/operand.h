@@ -20,39 +20,40 @@ typedef struct Master master_t;  // master weights: fp32 on a GPU, real on the C
 typedef struct Moment moment_t;  // AdamW's moments: fp32 or bf16 on a GPU, real on the CPU
 
 // A statistic of rows: for each row `parts` partial sums, which its consumer adds up in their
-// order. A producer leaves one part a tile of columns and fills in how many; stride and memory are
-// the model's.
+// order. A producer writes one part per tile of columns and sets `parts`; the model sets stride and
+// allocates the memory.
 typedef struct RowStat {
   stat_t *data;   // [parts, stride], room for Backend.most_parts
   int64_t stride; // rows from one part to the next, at least M
   int32_t parts;
 } RowStat;
 
-// A matrix [rows, cols] that products read: an activation, a gradient or a weight. Where it has FP8
-// copies products read those, and multiply two such operands in FP8; others are read in bf16. The
-// model decides. The copies' order and rounding are in kernels/formats.h, and they hold scale * value,
-// where scale is a power of two: of the tensor, times that of the row. An operation
-// writes every part of its output operand that has memory.
+// A matrix [rows, cols] that products read: an activation, a gradient or a weight. Products read
+// its FP8 copies where it has them, and multiply in FP8 where both operands have copies; other
+// operands are read in bf16. The model decides which operands have copies. Copies hold scale *
+// value, where scale is a power of two: the tensor's scale times the row's. Their order and
+// rounding are in kernels/formats.h. An operation writes every part of its output operand that has
+// memory.
 typedef struct Operand {
-  act_t *data;        // [rows, cols]; NULL: nothing but products reads it
+  act_t *data;        // [rows, cols]; NULL where only products read the tensor
   fp8_t *by_row;      // [rows, cols], for products that sum over columns
-  fp8_t *by_col;      // [cols, stride], for products that sum over rows; NULL: there are none
+  fp8_t *by_col;      // [cols, stride], for products that sum over rows; NULL where there are none
   int64_t stride;     // a multiple of FP8_GROUP, at least rows
   int64_t row_stride; // of data and by_row: elements from one row to the next; 0: cols
-  stat_t *row_scale;  // [rows] of the residual stream, else NULL: q, see below
+  stat_t *row_scale;  // [rows], q of the residual stream's rows (see below); else NULL
   int scaling;        // the tensor's index in OpsConfig.scalings
-  bool fp8;           // has copies; of a model without memory, too
+  bool fp8;           // has copies, also in a model without memory
 } Operand;
 
-// One without copies.
+// An operand without copies.
 static inline Operand operand_of(act_t *data) {
   const Operand x = {data, NULL, NULL, 0, 0, NULL, 0, false};
   return x;
 }
 
-// How a tensor's copies are scaled. Either so that the largest value of the last SCALE_HISTORY
-// steps is inside of the format ("delayed": no pass over the tensor has to find it first), or by a
-// scale that never changes.
+// How a tensor's copies are scaled. A delayed scale keeps the largest value of the last
+// SCALE_HISTORY steps inside the format, so that no pass over the tensor has to find its largest
+// value first. A fixed scale never changes.
 //
 // The residual stream's rows differ, and its scale needs no history: row m is multiplied by
 // q = 2^floor(log2 r_prev), r_prev RMSNorm's r of the row one addition earlier (of the embedding:
@@ -61,21 +62,21 @@ static inline Operand operand_of(act_t *data) {
 //     dx = q (dz'' W') - (r / D) q s x        dW' = dz''^T (q x)
 typedef struct ScalingKind {
   Fp8Format format;
-  float fixed; // 0: delayed
+  float fixed; // the fixed scale; 0 for a delayed one
 } ScalingKind;
 
 enum { SCALE_HISTORY = 16 };
 
-// What a checkpoint keeps of a scaling. scale 0: there is none yet.
+// The state of a scaling in a checkpoint. A scale of 0 is not set yet.
 typedef struct ScalingState {
   float scale;
   float history[SCALE_HISTORY]; // largest values of the last steps, newest first
 } ScalingState;
 
-// What head_loss leaves for the backward: the gradient of the logits is dlogits' = u p, row by row.
-// A backend that folds the softmax's normaliser (Backend.folds_softmax) gets memory for u and ux;
-// without it, and in FP8, u is NULL = 1, p is dlogits' itself, and the model lets ux be x. ux may
-// lie where head_dgrad will leave dx.
+// head_loss writes this for the backward: the gradient of the logits is dlogits' = u p, row by row.
+// A backend that folds the softmax's normaliser (Backend.folds_softmax) gets memory for u and ux.
+// In other backends, and in FP8, u is NULL and counts as 1, p is dlogits' itself, and the model
+// sets ux to x. ux may share the memory into which head_dgrad writes dx.
 typedef struct HeadGradient {
   Operand p;  // [M, V], rows of padded_vocab; data is the logits' memory
   Operand ux; // [M, D] u x, for the weight gradient p^T (u x)
@@ -84,10 +85,11 @@ typedef struct HeadGradient {
 } HeadGradient;
 
 // One parameter tensor of the optimizer's list, [rows, cols] row-major. Vectors have rows = 1.
-// A matrix is used plain (compute, grad), folded with the norm weight list[norm] (folded,
-// grad_folded), or, a tied embedding, both ways; an unused pair has no memory. A norm weight is
-// folded into one matrix. The gradient of the loss is dW = grad + grad_folded * wn, of those that
-// are there, with the wn that the forward used: adamw forms it as it reads, and no array holds it.
+// A matrix is used plain (compute, grad) or folded with the norm weight list[norm] (folded,
+// grad_folded); a tied embedding is used both ways. An unused pair has no memory. A norm weight is
+// folded into one matrix. The gradient of the loss is dW = grad + grad_folded * wn, where an unused
+// term is 0 and wn is the norm weight that the forward used: adamw computes dW as it reads, and no
+// array holds it.
 typedef struct ParamTensor {
   int64_t rows, cols;
   master_t *master;    // weight
@@ -97,7 +99,7 @@ typedef struct ParamTensor {
   stat_t *part_sum;    // lm_head's, where the loss' chunks add up (wgrad_part), else NULL
   Operand compute;     // W as the GEMMs read it
   Operand folded;      // W * wn, wn = list[norm].master [cols]
-  int norm;            // index in the list, -1 = folded with nothing
+  int norm;            // index in the list; -1 where the matrix is not folded
   bool decay;          // AdamW's weight decay applies
 } ParamTensor;
 
@@ -106,13 +108,13 @@ typedef struct AdamW {
   double clip_norm; // gradients are scaled by min(1, clip_norm / norm); 0 = no clipping
 } AdamW;
 
-// What a training step reports. Lives in the backend, read with step_result.
+// The result of a training step. It lives in the backend, and step_result reads it.
 typedef struct StepResult {
   double loss;      // mean over the step's tokens, nats
   double grad_norm; // L2 norm of all gradients, before clipping
   bool applied;     // false: loss or grad_norm was not finite and adamw changed nothing
   int64_t updates;  // updates applied since the start of the run; AdamW's t for bias correction
-  // FP8: tensors some value of which was beyond its scale's reach, and the first one's index.
+  // FP8: number of tensors with a value beyond their scale's reach, and the first one's index.
   int saturated, saturated_first;
 } StepResult;
 

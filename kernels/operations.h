@@ -40,28 +40,28 @@ static inline const char *operation_name(Operation operation) {
   return names[operation];
 }
 
-// Those of every training step: a validation has a loss of its own, and only layers that are
-// recomputed in FP8 are repacked.
+// True for the operations of every training step: a validation has a loss of its own, and only
+// layers that are recomputed in FP8 are repacked.
 static inline int operation_trains(Operation operation) {
   return operation != OP_VALIDATION_LOSS && operation != OP_REPACK;
 }
 
-// What runs an operation. A fused backend leaves to the unfused kernels what has nothing to fuse,
-// and what they do faster.
+// The kernels that run an operation. A fused backend runs an operation on the unfused kernels where
+// there is nothing to fuse, or where they are faster.
 typedef enum KernelKind { KERNEL_CPU, KERNEL_UNFUSED, KERNEL_FUSED } KernelKind;
 
-// Which kernels a run on a GPU asks for: auto takes the programs that pay and leaves the others to
-// the unfused kernels, fused takes every program that can run.
+// The kernels that a run on a GPU asks for: auto uses the programs that are faster, and the unfused
+// kernels for the other operations; fused uses every program that can run.
 typedef enum KernelChoice { KERNELS_AUTO, KERNELS_FUSED, KERNELS_UNFUSED } KernelChoice;
 
 // The GEMM that fused programs run on: wgmma's is Hopper's, mma.sync's runs on every GPU; auto is
 // the faster one.
 typedef enum Mainloop { MAINLOOP_AUTO, MAINLOOP_WGMMA, MAINLOOP_MMA_SYNC } Mainloop;
 
-// What the CPU's products multiply in; auto is the faster one.
+// The precision of the CPU's products; auto is the faster one.
 typedef enum CpuProducts { PRODUCTS_FP32, PRODUCTS_BF16, PRODUCTS_AUTO } CpuProducts;
 
-// What AdamW's moments are kept in.
+// The type of AdamW's moments.
 typedef enum MomentType { MOMENTS_FP32, MOMENTS_BF16 } MomentType;
 
 // Row-major GEMMs, by how A and B are stored; the result is [M, N].

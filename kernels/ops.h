@@ -1,4 +1,4 @@
-// The interface between the model and what runs it: a function for each GEMM with everything around
+// The interface between the model and its backends: a function for each GEMM with everything around
 // it. The model (model/forward.c, model/backward.c) is written once, over this. Three backends
 // implement it: kernels/cpu is the reference in plain C, kernels/unfused and kernels/fused run on a
 // GPU.
@@ -11,8 +11,8 @@
 // RMSNorm is not an operation here. h = r * x * wn with r = rsqrt(mean(x^2) + eps), so in z = h W^T
 // the column scale wn is folded into the compute copy of the weight, W' = W * wn (AdamW writes it),
 // and the row scale r is applied where the GEMM's result is stored. Its only trace is the sum of
-// squares of each row of x, left by the operation that made x. Backward, with dz' = r dz and s =
-// sum over a row of dz' * z:
+// squares of each row of x, written by the operation that computes x. Backward, with dz' = r dz and
+// s = sum over a row of dz' * z:
 //     dx = dz' W' - (r / D) s x
 //     dW' = dz'^T x        dW = dW' * wn        dwn[k] = sum_n dW'[n,k] W[n,k]
 //
@@ -28,7 +28,8 @@ typedef struct OperationCall OperationCall; // kernels/record.h
 
 enum { MAX_HEAD_DIM = 1024 };
 
-// What a backend must know before any memory is allocated. All sizes are final for its life.
+// The configuration of a backend, known before any memory is allocated. All sizes are final for its
+// life.
 typedef struct OpsConfig {
   int64_t D, F, H, KV, d, V;
   int64_t max_tokens;    // largest M of any call
@@ -42,7 +43,7 @@ typedef struct OpsConfig {
                                      // order of their list
   MomentType moments;                // bf16: rounded as kernels/formats.h says, on the CPU, too
   // The calls of a run in their order (kernels/record.h): a GPU backend chooses kernels and
-  // cuBLASLt's algorithms by them. Read while it is created; none is fine.
+  // cuBLASLt's algorithms by them. Read while it is created; may be empty.
   const OperationCall *calls;
   int call_count;
 } OpsConfig;
@@ -52,7 +53,7 @@ static inline int64_t packed_width(const OpsConfig *c) {
   return (c->H + 2 * c->KV) * c->d;
 }
 
-// Elements from one row of logits to the next. Those past V are zeros in the gradient.
+// Elements from one row of logits to the next. In the gradient the elements past V are zeros.
 static inline int64_t padded_vocab(const OpsConfig *c) {
   return fp8_padded(c->V);
 }
@@ -77,7 +78,8 @@ typedef void AttentionOp(Backend *be, int64_t B, int64_t T, const act_t *qkv, Op
 //   cache [.., R]: row *position out
 typedef void QkvTokenOp(Backend *be, const int32_t *position, Operand x, RowStat sumsq, Operand W,
                         act_t *cache);
-// One sequence, of which the last `rows` positions ask; *position is the first of them.
+// Attention of one sequence for the queries of its last `rows` positions; *position is the first of
+// them.
 //   cache [*position + rows, R] in, o [rows, H d] out
 typedef void AttentionDecodeOp(Backend *be, const int32_t *position, int64_t rows,
                                const act_t *cache, Operand o);
@@ -95,10 +97,11 @@ typedef void GateUpOp(Backend *be, int64_t M, Operand x, RowStat sumsq, Operand 
 //   x [1, D] in, sumsq in, W [V, D] in (folded), logits [V] out
 typedef void RowLogitsOp(Backend *be, Operand x, RowStat sumsq, Operand W, act_t *logits);
 // The logits of a training step or a validation, and their loss: adds scale * sum over m of
-// (log-sum-exp - target's logit) to the loss of the running step. Where g is not NULL the gradient follows at
-// once, since the logits pass by only once: dlogits' = r * scale * (softmax - onehot(target)).
+// (log-sum-exp - target's logit) to the loss of the running step. Where g is not NULL the gradient
+// is computed in the same call, since the logits are read only once: dlogits' = r * scale *
+// (softmax - onehot(target)).
 //   x [M, D] in, sumsq in, W [V, D] in (folded), targets [M] int32 in, logits [M, V] scratch, rows
-//   of padded_vocab; g's p and s out, u and ux as said there
+//   of padded_vocab; g's p and s out, u and ux as HeadGradient says
 typedef void HeadLossOp(Backend *be, int64_t M, Operand x, RowStat sumsq, Operand W,
                         const int32_t *targets, act_t *logits, double scale, HeadGradient *g);
 // dx = u (p W') - (r / D) s x.
@@ -120,7 +123,7 @@ typedef void DownDgradOp(Backend *be, int64_t M, Operand dx, Operand W, const ac
 // da = dy W, the plain dgrad of the attention output projection.
 //   dy [M, D] in, W [D, K] in, da [M, K] out
 typedef void DgradOp(Backend *be, int64_t M, int64_t K, Operand dy, Operand W, act_t *da);
-//   qkv, o, lse as attention left them, do_ [B, T, H d] in, dqkv [B, T, R] out
+//   qkv, o, lse as attention wrote them, do_ [B, T, H d] in, dqkv [B, T, R] out
 typedef void AttentionBackwardOp(Backend *be, int64_t B, int64_t T, const act_t *qkv,
                                  const act_t *o, const stat_t *lse, const act_t *do_, act_t *dqkv);
 // Rotates dq and dk back and multiplies all by r; s = row sum of dqkv' qkv (a rotation keeps the
@@ -134,9 +137,9 @@ typedef void RopeBackwardOp(Backend *be, int64_t M, int64_t T, act_t *dqkv, cons
 typedef void WgradOp(Backend *be, int64_t M, int64_t N, int64_t K, Operand dz, Operand x,
                      grad_t *dW, bool accumulate);
 // A part of dW = dz^T x where gradients are rounded (rounds_gradients): every addition to dW would
-// round, and 8 parts leave 0.4 % where one leaves 0.17 %. So sum = dz^T x, or += where add; with
-// the last part dW = sum.
-//   dz [M, N] in, x [M, K] in, sum [N, K] out or in, out; dW [N, K] out, NULL: more parts come.
+// round, and 8 parts have an error of 0.4 % where one part has 0.17 %. So sum = dz^T x, or += where
+// add; with the last part dW = sum.
+//   dz [M, N] in, x [M, K] in, sum [N, K] out or in, out; dW [N, K] out, NULL before the last part.
 typedef void WgradPartOp(Backend *be, int64_t M, int64_t N, int64_t K, Operand dz, Operand x,
                          stat_t *sum, bool add, grad_t *dW);
 // dE[tokens[m]] += dx[m], in a fixed order; where not accumulate, dE is overwritten (zero where
@@ -144,20 +147,20 @@ typedef void WgradPartOp(Backend *be, int64_t M, int64_t N, int64_t K, Operand d
 //   tokens [M] int32 in, dx [M, D] in, dE [V, D]
 typedef void EmbedBackwardOp(Backend *be, int64_t M, const int32_t *tokens, const act_t *dx,
                              grad_t *dE, bool accumulate);
-// Writes x's FP8 copies again from its data and row_scale, where a backward recomputes a layer;
-// nothing where it has none.
+// Rewrites x's FP8 copies from its data and row_scale, where a backward recomputes a layer. Does
+// nothing where x has no copies.
 //   x [M, N] data and row_scale in, copies out
 typedef void RepackOp(Backend *be, int64_t M, int64_t N, Operand x);
 
-// Leaves the gradients dwn of the norm weights, and takes the norm over all gradients. What the
-// matrices have is only read; their folded copies may stand for W.
+// Writes the gradients dwn of the norm weights, and computes the norm over all gradients. The
+// gradients of the matrices are only read; their folded copies may be read in place of W.
 typedef void GradsFinishOp(Backend *be, const ParamTensor *list, int count);
-// Sets the delayed scales anew. Then decoupled AdamW on all tensors with the parameters of the last
-// set_hyper, norm weights first, then the compute copies. If the loss or the gradient norm is not
-// finite, no weight and no moment changes, and the result says so.
+// Updates the delayed scales. Then applies decoupled AdamW to all tensors with the parameters of
+// the last set_hyper, norm weights first, and writes the compute copies. If the loss or the
+// gradient norm is not finite, no weight and no moment changes, and the result says so.
 typedef void AdamwOp(Backend *be, const ParamTensor *list, int count);
 
-// X(type, name) of each.
+// X(type, name) for each operation.
 #define BACKEND_OPERATIONS(X)                                                                      \
   X(EmbedOp, embed)                                                                                \
   X(QkvOp, qkv)                                                                                    \
@@ -185,29 +188,30 @@ typedef void AdamwOp(Backend *be, const ParamTensor *list, int count);
 struct Backend {
   const char *name;      // "cpu", ...
   char description[512]; // hardware and libraries, for the start-up table
-  Phases opening;        // where the time to open it went
-  char costs[128];       // what a choice in the configuration costs, for the same; empty: nothing
+  Phases opening;        // the time that each phase of its opening took
+  char costs[128]; // the cost of a choice in the configuration, for the same table; empty if none
   // Of one element.
   size_t act_bytes, fp8_bytes, stat_bytes, grad_bytes, master_bytes, moment_bytes;
-  bool folds_softmax;    // head_loss leaves u and ux where they have memory (HeadGradient)
+  bool folds_softmax;    // head_loss writes u and ux where they have memory (HeadGradient)
   bool rounds_gradients; // grad_t is coarser than stat_t
-  // The most parts that a producer leaves of a row statistic.
+  // The most parts that a producer writes of a row statistic.
   struct {
     int64_t sumsq; // of a residual stream's row
     int64_t s;     // of the backward's row sums
   } most_parts;
-  KernelKind kinds[OPERATION_COUNT]; // what runs each operation: for profilers
-  Operation operation;    // under way in model/forward.c or model/backward.c, which set it
-  bool silent;            // profilers are told of none, since nothing runs (kernels/record.c)
-  int64_t max_tokens;     // of OpsConfig
-  size_t workspace_bytes; // what the backend holds for itself, its libraries' code included
-  size_t granule;         // allocations take multiples of so many bytes; 0: what they ask for
-  size_t memory_bytes;    // memory that was free for all of it when the backend was opened
+  KernelKind kinds[OPERATION_COUNT]; // the kernels that run each operation, for profilers
+  Operation operation;               // the current one, set by model/forward.c and model/backward.c
+  bool silent;        // profilers are told of no operation, since nothing runs (kernels/record.c)
+  int64_t max_tokens; // of OpsConfig
+  size_t workspace_bytes; // the backend's own memory, including its libraries' code
+  size_t granule;         // allocations are rounded up to multiples of this; 0 = no rounding
+  size_t memory_bytes;    // memory that was free when the backend was opened
   double peak_flops;      // dense matrix FLOP/s of the hardware at its best, in FP8 where a run has
                           // scalings, else in bf16; 0 = not known
-  int steps_ahead; // steps worth asking for before the first one's result is taken: 1 on a GPU, 0
-                   // on the CPU
-  // FP8: no scales are known yet. True until the first update (set_hyper) or scalings_write: no scales are known yet. Until then an operation that writes copies finds their largest value first and sets the scale. It runs twice, so nothing may be in place, and nothing is recorded.
+  int steps_ahead; // steps to queue before the first one's result is read: 1 on a GPU, 0 on the CPU
+  // FP8: no scales are known yet; true until the first update (set_hyper) or scalings_write. Until
+  // then an operation that writes copies runs twice: first to find their largest value and set the
+  // scale. So no operation may work in place, and no CUDA graph is recorded.
   bool calibrating;
   Services services;
   BACKEND_OPERATIONS(BACKEND_OPERATION)

@@ -23,7 +23,7 @@ static OperationCall *add(Backend *be, OperationCall call) {
   return &r->calls[r->count++];
 }
 
-// An operation that leaves its GEMM's result, with what is around it.
+// An operation that is a GEMM with an epilogue.
 static OperationCall *add_gemm(Backend *be, GemmForm form, int64_t M, int64_t N, int64_t K,
                                Operand A, Operand B, void *out) {
   const bool fp8 = A.fp8 && B.fp8;
@@ -103,15 +103,16 @@ static void record_residual(Backend *be, int64_t M, int64_t K, Operand a, Operan
 static void record_gate_up(Backend *be, int64_t M, Operand x, RowStat sumsq, Operand W, act_t *z,
                            Operand y) {
   const OpsConfig *c = config_of(be);
-  // To compare is y: each backend stores z in its own way.
+  // The bench compares y: each backend stores z in its own way.
   OperationCall *call = add_gemm(be, GEMM_NT, M, 2 * c->F, c->D, x, W, y.data);
   call->out_count = M * c->F;
   call->beside = z;
   call->copies = y.by_row;
 }
 
-// Beside the GEMM what makes row scales of the softmax: x and the targets' rows of W in, for the
-// gradient u x out, too. p is whatever the backend leaves, so it is compared by what comes of it.
+// Besides the GEMM, the bytes from which the softmax's row scales follow: x and the targets' rows
+// of W are read, and for the gradient u x is written, too. Each backend has a p of its own, so the
+// bench compares the results that follow from it.
 static void record_head_loss(Backend *be, int64_t M, Operand x, RowStat sumsq, Operand W,
                              const int32_t *targets, act_t *logits, double scale, HeadGradient *g) {
   const OpsConfig *c = config_of(be);
@@ -150,7 +151,7 @@ static void record_attention_backward(Backend *be, int64_t B, int64_t T, const a
   add_attention(be, B, T, dqkv, packed_width(config_of(be)), 5);
 }
 
-// An attention of another kind has it in its epilogue: a floor does not count it.
+// Another attention kernel could do this in its epilogue, so a floor does not count it.
 static void record_rope_backward(Backend *be, int64_t M, int64_t T, act_t *dqkv, const act_t *qkv,
                                  Operand x, RowStat sumsq, Operand out, RowStat *s) {
   const int64_t R = packed_width(config_of(be));
@@ -194,13 +195,13 @@ static void record_repack(Backend *be, int64_t M, int64_t N, Operand x) {
   add_memory(be, M, N, x.by_row, bytes);
 }
 
-// Of an element.
+// Bytes of one element of an operand, in all its forms.
 static double copies_bytes(const Backend *be, const Operand *x) {
   return (double)((x->data ? be->act_bytes : 0) + (x->by_row ? be->fp8_bytes : 0) +
                   (x->by_col ? be->fp8_bytes : 0));
 }
 
-// Every parameter once: what the pass over the gradients, or AdamW, reads and writes of it.
+// Every parameter once: the bytes that the pass over the gradients, or AdamW, reads and writes.
 static OperationCall *add_update(Backend *be, const ParamTensor *list, int count, bool adamw) {
   const double grad = (double)be->grad_bytes, master = (double)be->master_bytes,
                moment = (double)be->moment_bytes, act = (double)be->act_bytes;
@@ -214,7 +215,7 @@ static OperationCall *add_update(Backend *be, const ParamTensor *list, int count
     if (adamw)
       bytes += n * (2 * master + 4 * moment + copies_bytes(be, &t->compute) +
                     copies_bytes(be, &t->folded));
-    else if (t->norm >= 0) // W, or its copy where that is no coarser than the gradient
+    else if (t->norm >= 0) // W, or its folded copy where that is no coarser than the gradient
       bytes += n * (t->folded.data && act == grad ? act : master);
   }
   OperationCall *call = add_memory(be, 0, 0, NULL, bytes);
@@ -223,7 +224,7 @@ static OperationCall *add_update(Backend *be, const ParamTensor *list, int count
   return call;
 }
 
-// Part of it could be AdamW's: a floor does not count it.
+// AdamW could do a part of this pass, so a floor does not count it.
 static void record_grads_finish(Backend *be, const ParamTensor *list, int count) {
   add_update(be, list, count, false)->floor_bytes = 0;
 }

@@ -1,42 +1,42 @@
-// A backend that computes nothing: it keeps a list of the calls that the model makes. Whoever has
-// to know the operations of a step, their GEMMs, operands and costs, reads them off model/forward.c
-// and model/backward.c this way.
+// A backend that computes nothing: it keeps a list of the calls that the model makes. Memory plans,
+// the choice of kernels and the bench get the operations of a step, their GEMMs, operands and costs
+// in this way from model/forward.c and model/backward.c.
 #pragma once
 #include "kernels/ops.h"
 
-// What an operation is at its least: a GEMM, attention, or bytes through memory.
+// The least work that an operation needs: a GEMM, attention, or bytes through memory.
 typedef enum OperationClass { CLASS_GEMM, CLASS_ATTENTION, CLASS_MEMORY } OperationClass;
 
 struct OperationCall {
   Operation operation;
   OperationClass class;
-  // Its GEMM (of CLASS_GEMM) of A and B: the result is [M, N]
+  // The GEMM of A and B, for CLASS_GEMM; the result is [M, N]
   int64_t M, N, K;
   GemmForm form;
-  bool add; // to a residual, or to gradients that are there
+  bool add; // adds to a residual, or to existing gradients
   // The GEMM's operands, and the largest of the operation's results. B is the compute or folded
   // copy of a weight, as is the embedding's B; in a weight gradient it is an activation. NULL where
   // there is none, or where the recorded model has no memory.
   const void *A, *B;
   int64_t lda, ldb, ldd; // elements from one row, as stored, to the next; 0: the row's own
-  bool fp8; // the operands are FP8 copies, both K-major whatever `form` says of the product
+  bool fp8; // the operands are FP8 copies, both K-major for every `form` of the product
   int scaling_A, scaling_B;
-  Operand input; // FP8: what A is a copy of
+  Operand input; // FP8: the operand of which A is a copy
   void *out;
   const void *beside;   // another result
-  const void *copies;   // FP8: the result's, by_row, where it has no other form. NULL: none
+  const void *copies;   // FP8: the result's by_row copies where it has no data, else NULL
   int64_t out_count;    // elements
   bool out_is_gradient; // grad_t, else act_t
-  bool out_is_sum;      // stat_t: of a weight gradient's parts
-  // An input that its maker has to make again before each call: the result takes its place, each
-  // kind of kernels keeps it in a form of its own, or it is FP8 copies alone, whose place others
-  // take. NULL: none
+  bool out_is_sum;      // stat_t: the sum of a weight gradient's parts
+  // An input that its producer has to recompute before each call, else NULL: the result overwrites
+  // it, each kind of kernels keeps it in a form of its own, or it exists only as FP8 copies, which
+  // other tensors overwrite.
   const void *made_before;
-  bool statistics;    // reads or leaves statistics of rows
+  bool statistics;    // reads or writes statistics of rows
   char shape[64];     // for people: "32768 x 2048 x 8192"
   double flops;       // of the GEMM or attention (causal: half of the scores)
-  double bytes;       // that must move (of CLASS_MEMORY)
-  double floor_bytes; // that a floor counts beside GEMM and attention
+  double bytes;       // that must move (for CLASS_MEMORY)
+  double floor_bytes; // that a floor counts besides GEMM and attention
 };
 
 typedef struct Recorder {

@@ -1,4 +1,4 @@
-// What a backend does besides the operations of kernels/ops.h: memory, the step around the
+// The services of a backend besides the operations of kernels/ops.h: memory, the step around the
 // operations, FP8 scales in checkpoints, copies of the state, replay and profiling.
 #pragma once
 #include "base/error.h"
@@ -15,40 +15,42 @@ typedef enum ReplaySlot {
   REPLAY_SLOTS
 } ReplaySlot;
 
-// ---- Copies of a backend's state on the host, made beside the operations that follow: a checkpoint
-// is written from them while training continues.
+// ---- Copies of a backend's state on the host. A checkpoint is written from them while training
+// continues, so they are made concurrently with the operations that follow.
 
-// A piece of the backend's memory, and where on the host its copy goes.
+// A piece of the backend's memory, and the host address of its copy.
 typedef struct SnapshotPiece {
   void *to_host;
   const void *from;
   size_t bytes;
 } SnapshotPiece;
 
-// Comes once, before the first step, and takes the memory and the threads that copies need.
+// Called once, before the first step: allocates the memory and starts the threads that copies need.
 typedef int SnapshotOpen(Backend *be, Error *err);
-// Starts to copy list[count], once all is done that was asked for earlier. The list and what is
-// copied stay as they are until SnapshotWait has returned: an update comes after it.
+// Starts to copy list[count] once all earlier operations have finished. The list and the copied
+// memory must not change until SnapshotWait has returned, so an update comes after it.
 typedef void SnapshotBegin(Backend *be, const SnapshotPiece *list, int count);
-// Waits until all is copied. Returns the ms in which the backend had nothing else to do.
+// Waits until everything is copied. Returns the milliseconds in which the backend had no other
+// work.
 typedef double SnapshotWait(Backend *be);
 
 typedef struct Services {
   void (*destroy)(Backend *be);
 
-  // Bytes that the backend takes besides when it first sees this list of parameters (in refresh,
-  // for one), of which rows, cols and norm are set. NULL: none.
+  // Additional bytes that the backend allocates when it first sees this list of parameters (in
+  // refresh, for one), of which rows, cols and norm are set. NULL where it allocates none.
   size_t (*list_bytes)(const ParamTensor *list, int count);
 
   // ---- Memory of the backend. alloc returns NULL when there is not enough.
   void *(*alloc)(Backend *be, size_t bytes);
-  // Bytes taken on the GPU since the backend was opened, by the driver's count. NULL on the CPU.
+  // Bytes allocated on the GPU since the backend was opened, by the driver's count. NULL on the
+  // CPU.
   size_t (*memory_taken)(Backend *be);
   void (*release)(Backend *be, void *memory);
   void (*zero)(Backend *be, void *memory, size_t bytes);
   void (*write)(Backend *be, void *to, const void *from_host, size_t bytes);
   void (*read)(Backend *be, void *to_host, const void *from, size_t bytes);
-  // master_t, moment_t <-> host float; what is written into bf16 is rounded to nearest
+  // master_t, moment_t <-> host float; values written into bf16 are rounded to nearest
   void (*write_master)(Backend *be, master_t *to, const float *from_host, int64_t count);
   void (*read_master)(Backend *be, float *to_host, const master_t *from, int64_t count);
   void (*write_moments)(Backend *be, moment_t *to, const float *from_host, int64_t count);
@@ -62,18 +64,18 @@ typedef struct Services {
                       uint64_t key, double deviation);
 
   // ---- The update. A step: set_hyper, step_begin, head_loss for every micro-batch, grads_finish,
-  // adamw, step_end. A validation: step_begin, head_loss, step_end. Results are taken in the order
+  // adamw, step_end. A validation: step_begin, head_loss, step_end. Results are read in the order
   // of the step_ends.
   void (*set_hyper)(Backend *be, const AdamW *hyper);
   void (*step_begin)(Backend *be);
-  void (*step_end)(Backend *be); // puts the result on its way; at most MAX_RESULTS may be untaken
-  StepResult (*step_result)(Backend *be); // waits for the oldest result and takes it
+  void (*step_end)(Backend *be);          // queues the result; at most MAX_RESULTS may be unread
+  StepResult (*step_result)(Backend *be); // waits for the oldest unread result and reads it
   // Writes the compute copies from the masters (after init or load).
   void (*refresh)(Backend *be, const ParamTensor *list, int count);
   void (*set_updates)(Backend *be, int64_t updates); // after load
 
   // ---- FP8: the scales of copies, which live in the backend.
-  // Forgets the largest values since the last update: of a validation, or a sample.
+  // Discards the largest values since the last update: those of a validation, or of a sample.
   void (*scalings_discard)(Backend *be);
   // [scaling_count] for a checkpoint. Reading waits for the GPU.
   void (*scalings_read)(Backend *be, ScalingState *to_host);
@@ -85,15 +87,15 @@ typedef struct Services {
   SnapshotWait *snapshot_wait;
 
   // ---- Replay and profiling
-  // A part of a step, which is the same at every call with this slot: the same operations (from
-  // embed to adamw, and step_begin), pointers, shapes and flags.
+  // Enclose a part of a step that is the same at every call with this slot: the same operations
+  // (from embed to adamw, and step_begin), pointers, shapes and flags.
   //     if (be->replay_begin(be, slot)) { operations; be->replay_end(be, slot); }
-  // A GPU backend records what is launched the second time. From then on replay_begin launches the
-  // record and returns false, so that the host's share of a step is one call. Records are forgotten
-  // when memory is released, which they may point to.
+  // A GPU backend captures the second call's launches in a CUDA graph. From then on replay_begin
+  // launches the graph and returns false, so that the host's share of a step is one call. Releasing
+  // memory destroys the graphs, since they may point to it.
   bool (*replay_begin)(Backend *be, ReplaySlot slot);
   void (*replay_end)(Backend *be, ReplaySlot slot);
   // Opens or closes the window that profilers record (cudaProfilerStart, cudaProfilerStop), once
-  // the GPU has done all that it was asked for. Nothing on the CPU.
+  // the GPU has finished all work queued so far. Does nothing on the CPU.
   void (*profile)(Backend *be, bool open);
 } Services;
