@@ -64,7 +64,7 @@ static int train(Run *run, Error *err) {
   return 0;
 }
 
-// ---- What is said
+// ---- Messages
 
 static int fail(const Error *err) {
   fflush(stdout);
@@ -80,7 +80,7 @@ static int printed(void) {
   return fail(&err);
 }
 
-// Takes the word over.
+// Frees `word`.
 static void print_word(const char *before, char *word) {
   printf("%s%s", before, word);
   free(word);

@@ -10,7 +10,7 @@ void head_backward(Llama *llama, int64_t chunk, double per_token, bool accumulat
   HeadGradient g = {.p = acts->dlogits, .u = acts->softmax_scale, .s = acts->s};
   const bool apart = !accumulate && chunks_apart(&llama->shape, be),
              last = chunk + 1 == llama->shape.loss_chunks;
-  g.ux = g.u ? operand_of(h.dx.data) : h.x; // dx comes when u x was read
+  g.ux = g.u ? operand_of(h.dx.data) : h.x; // dx is written after u x was read
   RUN(llama, OP_HEAD_LOSS,
       be->head_loss(be, h.M, h.x, h.sumsq, W->folded, h.targets, acts->logits, per_token, &g));
   if (apart)
@@ -23,7 +23,7 @@ void head_backward(Llama *llama, int64_t chunk, double per_token, bool accumulat
   RUN(llama, OP_LM_HEAD_DGRAD, be->head_dgrad(be, h.M, &g, W->folded, h.x, h.sumsq, h.dx));
 }
 
-// Layers used the memory that products read x from in turns: it is written again from x.
+// Layers share the buffers from which products read x; they get x of this layer again.
 static void repack(Llama *llama, Operand x) {
   const Sizes n = llama_sizes(llama);
   RUN(llama, OP_REPACK, llama->be->repack(llama->be, n.M, n.D, x));
@@ -88,7 +88,7 @@ void llama_backward(Llama *llama, double scale, bool accumulate) {
   part_begin(llama, "backward", -1);
   if (!accumulate) be->services.step_begin(be);
   for (int64_t c = 0; c < chunks; c++) head_backward(llama, c, per_token, accumulate);
-  // While scales are looked for, a chunk may have found another one than those before it.
+  // While the backend calibrates, a chunk may find another scale than the chunks before it.
   if (be->calibrating && chunks > 1) repack(llama, llama->acts.layers[L].dx);
   for (int64_t l = L - 1; l >= 0; l--) {
     part_begin(llama, "layer", l);

@@ -10,7 +10,7 @@ void embed_forward(Llama *llama) {
                 &a->x_sumsq));
 }
 
-// Generation: the keys and values of the rows before are in the cache, and these rows' go there.
+// Generation: the cache holds the keys and values of earlier rows, and gets those of these rows.
 static void cached_attention(Llama *llama, int64_t l) {
   Backend *be = llama->be;
   const Sizes n = llama_sizes(llama);

@@ -13,7 +13,7 @@ struct Generator {
   int64_t length; // positions filled
   SampleOptions options;
   int64_t written;    // tokens since the prompt
-  int32_t newest;     // the last of them: not fed yet
+  int32_t newest;     // the last token of these: not fed yet
   char *block;        // backend memory of the activations and the cache
   int32_t *history;   // [context] token ids in the cache, host
   float *logits_host; // [V]
@@ -52,8 +52,8 @@ void generator_destroy(Generator *g) {
 }
 
 // Runs `count` <= rows tokens at positions length .. through the layers; their keys and values stay
-// in the cache. The last token's logits are left in g->logits_host. A token alone goes through the
-// same calls every time, which a backend may record.
+// in the cache. Writes the last token's logits to g->logits_host. A single token makes the same
+// calls every time, which a backend may record.
 static void feed_rows(Generator *g, const int32_t *ids, int64_t count) {
   Llama *llama = &g->llama;
   Backend *be = llama->be;
@@ -77,15 +77,14 @@ static void feed_rows(Generator *g, const int32_t *ids, int64_t count) {
   be->services.read_act(be, g->logits_host, acts->logits, llama->config.vocab_size);
 }
 
-// A full cache is emptied and its newer half fed again from position 0, so that text can go on for
-// ever.
+// A full cache is emptied and its newer half fed again from position 0, so that text has no limit.
 static void feed(Generator *g, const int32_t *ids, int64_t count) {
   while (count > 0) {
     if (g->length == g->llama.shape.context) {
       const int64_t kept = g->length / 2;
       const int32_t *newer = g->history + g->length - kept;
       g->length = 0;
-      feed(g, newer, kept); // what it overwrites lies before `newer`
+      feed(g, newer, kept); // overwrites tokens before `newer` alone
     }
     int64_t now = count < g->rows ? count : g->rows;
     if (now > g->llama.shape.context - g->length) now = g->llama.shape.context - g->length;

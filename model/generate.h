@@ -11,8 +11,8 @@ typedef struct Generator Generator;
 Generator *generator_create(Llama *llama, int64_t max_positions, Error *err);
 void generator_destroy(Generator *g);
 
-// Feeds the prompt (count >= 1 token ids). When the cache is full, the newer half of what is in it
-// is fed again, so that text can go on for ever.
+// Feeds the prompt (count >= 1 token ids). When the cache is full, the newer half of its tokens is
+// fed again, so that text has no limit.
 int generator_start(Generator *g, const int32_t *prompt, int64_t count,
                     const SampleOptions *options, Error *err);
 // The next token: 1. At the end, after max_tokens or where one of `ends` was sampled: 0. Logits

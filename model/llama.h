@@ -20,7 +20,7 @@ typedef struct Llama {
   Acts acts;
   int64_t first;           // generation: position of the first row; in training 0
   const int32_t *position; // generation: the same, in the backend's memory; in training NULL
-  // For timing operations one by one (model/run/bench.c): those that are left out, a bit for each.
+  // For timing operations one by one (model/run/bench.c): a bit for each operation that is skipped.
   uint32_t left_out;
   char *params_block; // masters, moments, compute copies
   char *grads_block;
@@ -44,17 +44,17 @@ void llama_init_weights(Llama *llama, uint64_t seed);
 // The moments alone; without shape.train there are none.
 void llama_zero_moments(Llama *llama);
 
-// The backend configuration that serves this model, without calls.
+// The backend configuration for this model; makes no calls.
 OpsConfig llama_ops_config(const ModelConfig *config, const RunShape *shape, int64_t max_positions,
                            int threads);
 
 // The calls of a step: a forward, a validation's loss, and where shape.train `micro_batches`
-// backwards, the second and later ones onto gradients that are there, and the update. Pointers are
+// backwards, of which all but the first accumulate gradients, and the update. Pointers are
 // llama's. The caller destroys it.
 Recorder *llama_record(const Llama *llama, int micro_batches);
 
 // ---- A step: load_batch, forward and backward for each micro-batch, then update. The backend
-// records what is the same in every step and replays it (kernels/ops.h).
+// records the calls that are the same in every step and replays them (kernels/ops.h).
 
 // A micro-batch. tokens and targets: [B, T] int32 on the host, row-major.
 void llama_load_batch(Llama *llama, const int32_t *tokens, const int32_t *targets);
@@ -63,17 +63,16 @@ void llama_forward(Llama *llama);
 // The loss of the loaded micro-batch is added to the running step's, times scale / tokens:
 // validation.
 void llama_loss(Llama *llama, double scale);
-// lm_head, loss and the whole backward. Where not accumulate, a step begins: gradients are
+// lm_head, loss and the whole backward. Without `accumulate` a step begins: gradients are
 // overwritten. scale: 1 / micro-batches.
 void llama_backward(Llama *llama, double scale, bool accumulate);
-// AdamW on all parameters. The step's result is there for step_result when the GPU is done with it.
+// AdamW on all parameters. step_result has the step's result when the GPU is done.
 void llama_update(Llama *llama, const AdamW *hyper);
 
 // ---- Parts of a step, never recorded: for backward.c, generate.c and model/run/bench.c.
 
 void embed_forward(Llama *llama);
-// The parts of a layer's forward that a backward may have to make again: x -> qkv, o, x1; and x1 ->
-// z, y.
+// The parts of a layer's forward that a backward may recompute: x -> qkv, o, x1; and x1 -> z, y.
 void layer_attention(Llama *llama, int64_t l);
 void layer_gate_up(Llama *llama, int64_t l);
 // All of a layer's forward: x of layer l -> x of the next.
@@ -88,7 +87,7 @@ typedef struct HeadChunk {
   Operand x;              // [M, D] of the output layer's x
   RowStat sumsq;          // of these rows
   const int32_t *targets; // [M]
-  Operand dx;             // [M, D] of dx, no memory where nothing is trained
+  Operand dx;             // [M, D] of dx, without memory where nothing is trained
 } HeadChunk;
 HeadChunk head_chunk(const Llama *llama, int64_t chunk);
 
@@ -96,8 +95,8 @@ HeadChunk head_chunk(const Llama *llama, int64_t chunk);
 // backward. per_token: the loss' weight of a row. accumulate: onto the gradients of an earlier
 // micro-batch; chunks come in order.
 void head_backward(Llama *llama, int64_t chunk, double per_token, bool accumulate);
-// Makes what the layer did not keep (shape.recompute) from what it did, by the forward's own calls:
-// the same values.
+// Recomputes the activations that the layer did not keep (shape.recompute) from those it kept, by
+// the forward's own calls: the values are the same.
 void layer_again(Llama *llama, int64_t l);
 // From dx of the layer's output to dx of its input.
 void layer_backward(Llama *llama, int64_t l, bool accumulate);

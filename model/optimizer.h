@@ -10,8 +10,8 @@
 // Where warm-up and decay do not fit into the run, as in a short trial, the warm-up takes at most a
 // tenth of the steps, and the decay a fifth.
 //
-// The rate follows from the configuration and the step alone: a run that is resumed with other
-// steps or another schedule goes on at the rate that a run of that configuration has at that step.
+// The rate follows from the configuration and the step alone: a run that resumes with other
+// steps or another schedule has the rate that a run of that configuration has at that step.
 #pragma once
 #include "kernels/ops.h"
 #include "model/config/config.h"

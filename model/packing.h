@@ -6,8 +6,8 @@
 
 typedef struct HfTensor {
   char name[80];      // "model.layers.3.self_attn.q_proj.weight"
-  ParamKind kind;     // what it is a part of
-  int param;          // that one's index in the list of parameters
+  ParamKind kind;     // of the parameter that it is a part of
+  int param;          // that parameter's index in the list
   int part;           // 0, 1, 2: q k v, or gate up; 0 otherwise
   int rank;           // 1 for norms, 2 for matrices
   int64_t rows, cols; // in the file; rows = 1 for norms

@@ -1,14 +1,13 @@
 // How forward.c and backward.c call an operation: by name, inside its range on a profiler's time
-// line. The range says what runs it: "gate_up (fused)".
+// line. The range names the kernel kind: "gate_up (fused)".
 #pragma once
 #include "model/llama.h"
 
-// False where the operation is left out. Else tells the backend which one it is, and opens its
-// range.
+// False where the operation is skipped. Else tells the backend the operation and opens its range.
 bool operation_begin(const Llama *llama, Operation operation);
 
-// The ranges around operations: "forward", "layer 3" (a number below 0: none). Where the backend is
-// silent there are no ranges.
+// The ranges around operations: "forward", "layer 3" (a negative number is
+// not printed). A silent backend gets no ranges.
 void part_begin(const Llama *llama, const char *name, int64_t number);
 void part_end(const Llama *llama);
 

@@ -1,4 +1,4 @@
-// The calls of a step, listed by going through it with a backend that writes them down.
+// The calls of a step: the model's own functions run on a backend that lists them.
 #include "kernels/record.h"
 
 #include "model/llama.h"

@@ -14,8 +14,8 @@ void sample_options_end(SampleOptions *options, int32_t id) {
   if (id >= 0) options->ends[options->end_count++] = id;
 }
 
-// ---- The tokens in the order of falling logits, as far as they are asked for: of 128256 mostly a
-// few. A heap holds blocks of logits by their largest; a logit that was taken becomes -infinity.
+// ---- The tokens in the order of falling logits, as many as are needed: of 128256 mostly a few.
+// A heap holds blocks of logits by their largest; a logit that was taken becomes -infinity.
 
 enum { BLOCK = 64, LANES = 8 };
 

@@ -14,7 +14,7 @@ typedef struct SampleOptions {
   int end_count;
 } SampleOptions;
 
-// One more token that ends a text; a negative one is none. At most MAX_ENDS.
+// Adds a token that ends a text; a negative id is ignored. At most MAX_ENDS.
 void sample_options_end(SampleOptions *options, int32_t id);
 
 // Picks a token id from logits[V] (overwritten): temperature, then top-k, then top-p, then the

@@ -97,7 +97,7 @@ typedef enum TensorKind { OPERAND, VALUES, STATISTIC, SUMS, IDS } TensorKind;
 typedef enum Where { LAYERS, TO_END } Where;
 typedef enum Lifetime { KEPT, RECOMPUTED_LAYER, RECOMPUTED_MLP, GRADIENT, CACHE } Lifetime;
 typedef enum ScaleRule { UNSCALED, DELAYED, OF_ROWS, OF_LOSS } ScaleRule;
-// Where copies lie: in a buffer of their own, or in one that operands share in turns.
+// The buffer of copies: their own, or one that operands use in turns.
 typedef enum Pool { OWN_BUFFER, STREAM, INNER, RESIDUAL_GRADIENT, POOLS } Pool;
 
 typedef struct TensorRow {
@@ -199,7 +199,7 @@ int scaling_count(const ModelConfig *c) {
   return scaling_of_dlogits(c) + 1;
 }
 
-// The row of an index that is no parameter's, and its layer.
+// The row and layer of a scale index that is not a parameter's.
 static const TensorRow *scaled_row(const ModelConfig *c, const Table *t, int index,
                                    int64_t *layer) {
   const int each = scaled_before(c, t, 0, LAYER_TENSORS), at = index - params_count(c);
@@ -304,7 +304,7 @@ static bool owns(const Layout *l, Lifetime lifetime, int64_t layer) {
   return l->shape->train;
 }
 
-// first: where layer 0 has its field.
+// first: the field of layer 0.
 static void place_operand(Layout *l, const TensorRow *r, Operand *x, const Operand *first,
                           int64_t layer) {
   const bool fp8 = l->shape->fp8, own = owns(l, r->lifetime, layer);
@@ -349,7 +349,7 @@ static void place(Layout *l, const TensorRow *r, void *of, const void *first_of,
   sums->stride = stride;
 }
 
-// In bf16 some gradients take the place of what they are made from.
+// In bf16 some gradients overwrite the tensors that they are computed from.
 static void place_inside(const Layout *l, const TensorRow *r, void *of) {
   if (r->in_place && !l->shape->fp8)
     ((Operand *)((char *)of + r->offset))->data = *(act_t **)((char *)of + r->in_place - 1);
@@ -410,7 +410,7 @@ size_t acts_layout(Acts *acts, const ModelConfig *c, const RunShape *shape, cons
 }
 
 RunShape sampler_shape(const RunShape *run, int64_t context, const Backend *be) {
-  enum { FEED_ROWS = 64 }; // tokens of a prompt that go through the layers together
+  enum { FEED_ROWS = 64 }; // tokens of a prompt that pass the layers together
   const int64_t rows = be->max_tokens < FEED_ROWS ? be->max_tokens : FEED_ROWS;
   return (RunShape){.batch = 1,
                     .seq = rows,
@@ -466,7 +466,7 @@ size_t grads_layout(ParamTensor *tensors, const ModelConfig *c, const RunShape *
     if (t->norm < 0 || both) t->grad = take(&l, name, all, n, be->grad_bytes);
     if (t->norm >= 0 && t != head) t->grad_folded = take(&l, name, all, n, be->grad_bytes);
   }
-  if (chunks_apart(shape, be)) { // in the place of all the others, which are made later
+  if (chunks_apart(shape, be)) { // in the memory of all the others, which are written later
     const size_t there = l.arena.used, needed = head_elements * be->stat_bytes;
     head->part_sum = (stat_t *)block;
     if (needed > there)
@@ -478,7 +478,7 @@ size_t grads_layout(ParamTensor *tensors, const ModelConfig *c, const RunShape *
 
 // ---- The memory plan
 
-// What an allocation takes beyond the bytes that it asks for.
+// Bytes that an allocation uses beyond the bytes requested.
 static size_t rounding(const Backend *be, size_t bytes) {
   return be->granule > 0 ? (be->granule - bytes % be->granule) % be->granule : 0;
 }

@@ -9,10 +9,10 @@ typedef struct RunShape {
   int64_t batch;       // B, sequences in a micro-batch
   int64_t seq;         // T
   int64_t loss_chunks; // divides batch * seq in training
-  Recompute recompute; // what the backward computes again instead of keeping
+  Recompute recompute; // activations that the backward recomputes
   bool train;          // false: forward only, nothing kept for a backward
-  int64_t context;     // positions that a generator beside it holds, 0 = there is none
-  bool cache;          // this is that generator: its layers have a cache of `context` positions
+  int64_t context;     // positions of a generator beside it, 0 = no generator
+  bool cache;          // a generator's shape: its layers cache `context` positions
   bool fp8;            // products multiply in FP8
 } RunShape;
 
@@ -33,7 +33,7 @@ typedef enum ParamKind {
 #undef PARAMETER
 
 int params_count(const ModelConfig *model);
-// Fills list[params_count(model)] with what is known without memory: rows, cols, norm and decay,
+// Fills list[params_count(model)] with the fields that need no memory: rows, cols, norm and decay,
 // which is true of matrices alone.
 void params_table(const ModelConfig *model, ParamTensor *list);
 // Indices into the list; layer: -1 outside the layers.
@@ -102,7 +102,7 @@ typedef struct MemoryPlan {
   PlanItem items[PLAN_MAX_ITEMS];
   size_t params_bytes, grads_bytes, acts_bytes; // the three allocations
   size_t sampler_bytes;                         // the generator's
-  size_t workspace_bytes; // what the backend holds for itself, and what allocations are rounded by
+  size_t workspace_bytes; // the backend's own, and rounding of allocations
   size_t total_bytes;
 } MemoryPlan;
 
@@ -112,8 +112,8 @@ void memory_plan(MemoryPlan *plan, const ModelConfig *model, const RunShape *sha
 void memory_plan_print(const MemoryPlan *plan);
 
 // Whether the loss' chunks add up lm_head's gradient in memory of their own, finer than the
-// gradient's (wgrad_part). It lies where the other gradients come later: not in a micro-batch whose
-// gradients add to those of an earlier one.
+// gradient's (wgrad_part). It lies in the memory of gradients that are written later, so there is
+// none in a micro-batch whose gradients add to those of an earlier one.
 static inline bool chunks_apart(const RunShape *shape, const Backend *be) {
   return shape->train && shape->loss_chunks > 1 && be->rounds_gradients;
 }
@@ -123,7 +123,7 @@ static inline bool chunks_apart(const RunShape *shape, const Backend *be) {
 // in a training run only.
 size_t params_layout(ParamTensor *tensors, const ModelConfig *model, const RunShape *shape,
                      const Backend *be, char *block, MemoryPlan *plan);
-// tensors: as params_layout left them.
+// tensors: as params_layout filled them.
 size_t grads_layout(ParamTensor *tensors, const ModelConfig *model, const RunShape *shape,
                     const Backend *be, char *block, MemoryPlan *plan);
 // acts->layers: [num_hidden_layers + 1], the caller's.

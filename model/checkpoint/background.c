@@ -1,4 +1,4 @@
-#define _GNU_SOURCE // MAP_ANONYMOUS, madvise and what it may be asked for
+#define _GNU_SOURCE // MAP_ANONYMOUS, madvise and its advice
 #include "model/checkpoint/checkpoint.h"
 
 #include <assert.h>
@@ -20,8 +20,8 @@
 
 enum { PARTS = EXP_AVG_SQ + 1 };
 
-// COPYING: the backend copies. WRITING: the thread writes. ENDED: the result was not taken yet. The
-// thread alone goes from WRITING to ENDED; all other changes are the main thread's.
+// COPYING: the backend copies. WRITING: the thread writes. ENDED: background_end was not called
+// yet. The thread alone goes from WRITING to ENDED; all other changes are the main thread's.
 typedef enum Phase { IDLE, COPYING, WRITING, ENDED, CLOSING } Phase;
 
 struct BackgroundSave {
@@ -39,7 +39,7 @@ struct BackgroundSave {
   double began_ms;
   SaveResult result;
   pthread_t thread;
-  pthread_mutex_t lock; // for the phase; while it is WRITING, what is above is the thread's
+  pthread_mutex_t lock; // for the phase; while it is WRITING, the fields above are the thread's
   pthread_cond_t changed;
   Phase phase;
 };
@@ -122,14 +122,14 @@ static bool asked_to_write(BackgroundSave *b) {
   return write;
 }
 
-// Takes the copy's memory beside the first steps: gigabytes of fresh pages would make the first
-// copy a slow one. In pieces, since nobody else gets memory meanwhile. What is in it stays.
+// Allocates the copy's pages beside the first steps: gigabytes of fresh pages would slow down the
+// first copy. In pieces, since no other thread gets memory meanwhile. The contents stay.
 static void take_memory(BackgroundSave *b) {
   enum { PIECE = 32 << 20 };
   for (size_t at = 0; at < b->bytes && phase_of(b) != CLOSING; at += PIECE) {
     const size_t left = b->bytes - at;
     if (madvise(b->memory + at, left < PIECE ? left : PIECE, MADV_POPULATE_WRITE) != 0)
-      return; // before Linux 5.14 the first copy takes it
+      return; // before Linux 5.14 the first copy allocates them
   }
 }
 
@@ -156,7 +156,7 @@ static int start(BackgroundSave *b, const Llama *llama, Error *err) {
   if (memory == MAP_FAILED)
     return error_set(err, "the system refused %s: %s", size_text(b->bytes).text, strerror(errno));
   b->memory = memory;
-  madvise(memory, b->bytes, MADV_HUGEPAGE); // where there are none, taking it is slower
+  madvise(memory, b->bytes, MADV_HUGEPAGE); // without them allocation is slower
   b->pieces = xcalloc((size_t)(PARTS * llama->param_count), sizeof *b->pieces);
   place(b->pieces, llama->tensors, llama->param_count, be, b->memory);
   if (llama->shape.fp8)

@@ -11,10 +11,8 @@
 //   checksums.json         the step, and of each file above its bytes and checksum
 //                          (data/model_folder.h)
 //
-// What changes from step to step names its step: files of tensors and the index of shards in their
-// metadata.
-//
-// so that transformers loads the folder as it is. The weights are the masters, F32; with
+// Files that change from step to step name their step: files of tensors and the index of shards in
+// their metadata. transformers loads the folder as it is. The weights are the masters, F32; with
 // output.save_dtype=bf16 they are rounded, and optimizer.safetensors has the masters, master.NAME.
 //
 // A save writes RUN/step-00000100.tmp/, syncs every file and the folder, renames it, syncs RUN,
@@ -33,7 +31,7 @@
 #include "model/llama.h"
 #include "model/optimizer.h"
 
-// What a run needs besides weights, moments and configuration to resume bit for bit.
+// The state of a run besides weights, moments and configuration: it resumes bit for bit with it.
 typedef struct TrainState {
   int64_t step;          // optimizer steps done (skipped updates included)
   int64_t updates;       // updates applied: AdamW's t
@@ -42,16 +40,16 @@ typedef struct TrainState {
   int64_t nonfinite_row; // skipped updates in a row
   double best_val_loss;  // NAN before the first validation
   int64_t best_val_step;
-  uint64_t validation; // what best_val_loss was measured on (val_fingerprint); 0: not known
-  // What it was trained with; 0 and "": not known.
+  uint64_t validation; // the windows of best_val_loss (val_fingerprint); 0: not known
+  // Tokenizer, data and backend of the training; 0 and "": not known.
   uint64_t tokenizer; // its fingerprint (data/tokenizer/tokenizer.h)
   uint64_t data;      // of the training files: Loader.fingerprint
-  char backend[192];  // what its bits depend on: kernels, device, libraries, threads
+  char backend[192];  // its bits depend on it: kernels, device, libraries, threads
 } TrainState;
 
-// ---- What a checkpoint has for other programs besides its weights: config.json,
-// generation_config.json and the tokenizer's files. What a run started from is carried over into
-// every checkpoint of it (export.c)
+// ---- The files of a checkpoint for other programs, besides its weights: config.json,
+// generation_config.json and the tokenizer's files. Those of the folder that a run started from are
+// carried over into every checkpoint of it (export.c)
 
 typedef struct CarriedFile {
   const char *name;
@@ -68,8 +66,9 @@ typedef struct Export {
   uint64_t shard_bytes; // of weights in a file at most; 0: 5 GB
 } Export;
 
-// Reads what is carried over from the folder `from`: a checkpoint or a Hugging Face folder; "" if a
-// run starts from nothing. Where its tokenizer is not `tokenizer`, only fields of config.json are.
+// Reads the files that are carried over from the folder `from`: a checkpoint or a Hugging Face
+// folder; "" if a run starts from nothing. Where its tokenizer is not `tokenizer`, only fields of
+// config.json are.
 int export_open(Export *x, const Tokenizer *tokenizer, const char *from, Error *err);
 void export_close(Export *x); // zeros are fine
 // Writes and syncs all of that. x may be NULL: config.json alone. dtype: of the weights.
@@ -99,14 +98,15 @@ StateSource state_source(const Llama *llama); // the backend as it is
 // The best validation's checkpoint becomes RUN/best where keep_best says so. Before and after,
 // checkpoints are removed: of the complete ones of this and earlier steps the newest
 // keep_checkpoints stay (those without checksums.json come after all others), the one that RUN/best
-// names, and, so that a row of skipped updates removes nothing good, the newest keep_checkpoints - 1 (at least one) after which
-// an update was applied: the last save's own weights may already be those of a run that has
-// diverged. Those of later steps (left by a run that went further and was then taken back) stay
-// until this run reaches them. Removing is no part of success: what cannot be removed now is tried
-// again at the next save. Folders with other names and incomplete ones are never touched, but for
-// step-*.tmp and step-*.old, which a crash may leave. Where there is no room for it nothing is
-// written. config->train.resume is stored as "". A sentence of failure ends with the checkpoint
-// that a run can still resume from. export may be NULL: no tokenizer, nothing carried over.
+// names, and, so that a row of skipped updates removes nothing good, as many but one (at least one)
+// after which an update was applied: the last save's own weights may already be those of a run that
+// has diverged. Those of later steps (written by a run that went further and was then taken back)
+// stay until this run reaches them. Removing is no part of success: a folder that cannot be removed
+// now is tried again at the next save. Folders with other names and incomplete ones are never
+// touched, but for step-*.tmp and step-*.old, which a crash may leave. Without room for a
+// checkpoint nothing is written. config->train.resume is stored as "". A sentence of failure ends
+// with the checkpoint that a run can still resume from. export may be NULL: no tokenizer, nothing
+// carried over.
 int checkpoint_save(const char *run_dir, const StateSource *source, const Config *config,
                     const Export *export, const TrainState *state, Error *err);
 
@@ -117,8 +117,8 @@ int64_t checkpoint_best(const char *run_dir);
 // killed.
 void checkpoint_clear(const char *run_dir);
 // Checks that the disk of run_dir, which may not exist yet, has room for a checkpoint: -1 and a
-// sentence if not. Warns on standard error where the next `steps` steps save more than there is room
-// for. Writes nothing.
+// sentence if not. Warns on standard error where the next `steps` steps save more than there is
+// room for. Writes nothing.
 int checkpoint_room(const char *run_dir, const Config *config, int64_t steps, Error *err);
 
 // ---- Saving beside training: the state is copied to the host while the next step computes its
@@ -142,14 +142,14 @@ size_t background_bytes(const ModelConfig *model, const Backend *be);
 // Allocates what it needs on the backend and starts a thread, which allocates the copy while the
 // run starts. llama outlives it.
 BackgroundSave *background_open(const Llama *llama, Error *err);
-void background_close(BackgroundSave *save); // NULL is fine; waits for what is under way
+void background_close(BackgroundSave *save); // NULL is fine; waits for a save under way
 
-// Begins a save into run_dir; the one before has been taken by background_end. Only export stays
-// the caller's until this one has ended.
+// Begins a save into run_dir; background_end has taken the result of the one before. Only export
+// stays the caller's until this one has ended.
 void background_begin(BackgroundSave *save, const char *run_dir, const Config *config,
                       const Export *export, const TrainState *state);
-// Comes before weights or moments change: waits until they are copied, and has them written. Does
-// nothing where no save was begun.
+// Comes before weights or moments change: waits until they are copied, and starts the writing.
+// Does nothing where no save was begun.
 void background_copied(BackgroundSave *save);
 bool background_ended(BackgroundSave *save); // background_end has something to take
 // Takes the result of a save that has ended; false where there is none. wait: until it has.
@@ -182,14 +182,14 @@ int checkpoint_read_config(const char *path, Config *config, Error *err);
 int checkpoint_read_state(const char *path, TrainState *state, Error *err);
 
 // Weights, from model.safetensors or from the shards that model.safetensors.index.json lists; F32,
-// BF16 or F16, ours or any Hugging Face LLaMA folder. What was opened with the optimizer gives the
-// moments, too; else they become zero. Shapes are checked against llama->config; a missing or
+// BF16 or F16, ours or any Hugging Face LLaMA folder. A checkpoint opened with the optimizer gives
+// the moments, too; else they become zero. Shapes are checked against llama->config; a missing or
 // unknown tensor is an error that names it (but old files' rotary_emb.inv_freq, and a tied model's
-// lm_head.weight that equals its embedding, are passed over). With the moments the weights are the
+// lm_head.weight that equals its embedding, are skipped). With the moments the weights are the
 // masters that stand beside them, if any. Nothing is written before everything is checked, then the
-// masters and the compute copies. AdamW's t is the caller's: be->services.set_updates(state.updates). A run
-// in FP8 that has the scalings of this precision with its moments takes them; those
-// of another precision are passed over.
+// masters and the compute copies. AdamW's t is the caller's:
+// be->services.set_updates(state.updates). A run in FP8 that has the scalings of this precision
+// with its moments uses them; those of another precision are skipped.
 int checkpoint_load(const Checkpoint *c, Llama *llama, Error *err);
 // Checks that checkpoint_load would accept it for this model, without reading values.
 int checkpoint_check(const Checkpoint *c, const ModelConfig *model, Error *err);

@@ -1,5 +1,5 @@
-// Every byte of a checkpoint's tensors is looked at once, by all threads: its checksum is made, and
-// while it is in the cache its values are tested.
+// Every byte of a checkpoint's tensors is read once, by all threads, which compute its checksum and
+// test its values while it is in the cache.
 #include <math.h>
 #include <omp.h>
 #include <stdbool.h>
@@ -19,8 +19,8 @@ typedef struct Piece {
   const SafeTensor *bad; // the first with an impossible value; NULL: there is none
 } Piece;
 
-// Whether one of [count] values is not finite or (unsigned_) below 0. An exponent of ones carries into the
-// sign's place when its last bit is added.
+// Whether one of [count] values is not finite or (unsigned_) below 0. An exponent of ones carries
+// into the sign's place when its last bit is added.
 static bool bad_f32(const unsigned char *at, size_t count, bool unsigned_) {
   uint32_t carries = 0, signs = 0;
   for (size_t i = 0; i < count; i++) {

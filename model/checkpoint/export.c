@@ -27,7 +27,7 @@ static bool has_tokenizer(const char *folder, const Tokenizer *tokenizer) {
   if (!path_exists(path.text)) return false;
   const TokenizerFacts *facts = tokenizer_facts(tokenizer);
   if (strcmp(facts->name, folder) == 0 || strcmp(facts->name, path.text) == 0) return true;
-  Error ignored; // one that cannot be read is another one
+  Error ignored; // a tokenizer that cannot be read is another one
   Tokenizer *theirs = tokenizer_open(folder, &ignored);
   const bool same = theirs && tokenizer_facts(theirs)->fingerprint == facts->fingerprint;
   tokenizer_close(theirs);
@@ -81,7 +81,7 @@ void export_close(Export *x) {
 
 // ---- Writing
 
-// Takes the text over.
+// Frees `text`.
 static int write_text(const char *folder, const char *name, char *text, Error *err) {
   const int status = file_write(path_text("%s/%s", folder, name).text, text, strlen(text), err);
   free(text);

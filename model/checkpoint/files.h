@@ -1,4 +1,4 @@
-// What lies where in a run's folder. Internal to model/checkpoint: the rest of the program sees
+// The files of a run's folder. Internal to model/checkpoint: the rest of the program sees
 // checkpoint.h.
 #pragma once
 #include <cjson/cJSON.h>
@@ -18,12 +18,12 @@ enum { SCALING_FLOATS = sizeof(ScalingState) / sizeof(float) };
 // Checks the files against `sums` (where it has any), and that their values are possible.
 int content_check(const SafeFile *files, int count, const FileSums *sums, Error *err);
 
-// ---- find.c
-// 0 if the folder has all that a run needs and its state can be read, else -1 and the reason.
+// ---- find.c 0 if the folder has every file that a run needs and its state can be read, else -1
+// and the reason.
 int checkpoint_complete(const char *path, TrainState *state, Error *err);
 // path[PATH_CHARS]
 int give_path(char *path, const char *found, Error *err);
-// -1 and a sentence: the folder has no weights in safetensors, but what else it has.
+// -1 and a sentence: the folder has no weights in safetensors; it names the weights that are there.
 int no_weights(const char *folder, Error *err);
 
 // ---- state.c
@@ -31,7 +31,7 @@ int no_weights(const char *folder, Error *err);
 char *state_json(const TrainState *state);
 
 // ---- load.c
-// What a file of ours holds: the weights, or exp_avg.NAME and then exp_avg_sq.NAME of each, and
+// The tensors of a file of ours: the weights, or exp_avg.NAME and then exp_avg_sq.NAME of each, and
 // then, where the weights beside it are rounded, master.NAME.
 typedef enum TensorSet { WEIGHTS, MOMENTS, MOMENTS_AND_MASTERS } TensorSet;
 typedef struct TensorList {

@@ -8,7 +8,7 @@
 #include "model/checkpoint/files.h"
 #include "model/tensors.h"
 
-// ---- What stands in our files
+// ---- The tensors of our files
 
 void tensor_list_make(TensorList *list, const ModelConfig *model, TensorSet set, SafeDtype dtype) {
   static const char *const prefixes[] = {"exp_avg.", "exp_avg_sq.", "master."};
@@ -69,7 +69,7 @@ static const SafeTensor *find_tensor(const Wanted *w, const char *name) {
   return found;
 }
 
-// ---- What must be there, and nothing else
+// ---- Exactly these tensors must be there
 
 static int check_tensor(const Wanted *w, int i, Error *err) {
   const SafeTensor *wanted = &w->list.tensors[i], *found = w->sources[i];
@@ -102,7 +102,7 @@ static int check_scalings(const Wanted *w, const SafeTensor *t, Error *err) {
                    w->name.text, t->name, safetensors_shape_text(t).text, shape.text);
 }
 
-// A tensor of a file that is no wanted one's source: -1 unless it says nothing new.
+// A tensor of a file that is not the source of a wanted one: -1 unless it says nothing new.
 static int check_extra(const Wanted *w, const SafeTensor *t, Error *err) {
   // Buffers that older versions of transformers saved; they follow from rope_theta.
   if (name_ends_with(t->name, ".rotary_emb.inv_freq")) return 0;
@@ -139,7 +139,7 @@ static int check_files(const Wanted *w, Error *err) {
   return 0;
 }
 
-// Finds and checks what is wanted; wanted_close afterwards, whatever came of it.
+// Finds and checks the wanted tensors; wanted_close afterwards, also after an error.
 static int wanted_open(Wanted *w, const SafeFile *files, int count, const ModelConfig *model,
                        TensorSet set, Error *err) {
   *w = (Wanted){.model = model, .files = files, .count = count};

@@ -43,7 +43,7 @@ static void write_holder(const RunLock *lock) {
   char host[64] = "", text[128];
   gethostname(host, sizeof host - 1);
   const int n = snprintf(text, sizeof text, "process %ld on %s\n", (long)getpid(), host);
-  // What cannot be written only makes another's sentence shorter.
+  // A write that fails only makes another process' sentence shorter.
   if (ftruncate(lock->file, 0) != 0 || write(lock->file, text, (size_t)n) != n) return;
 }
 

@@ -1,9 +1,9 @@
 // One process trains in a run's folder, and writes into no other. The lock is flock's on RUN/lock,
-// so it ends with its process, however that dies; the file alone, which a kill leaves behind, locks
+// so it ends with its process, however that dies; the file alone, which outlives a kill, locks
 // nothing. Readers (--generate, --eval) take none.
 //
-// The folder stays open with its lock: whatever is written below `path` lands in this folder, even
-// if somebody moves it, or gives its name to another, at that very moment.
+// The folder stays open with its lock: every file below `path` is written into this folder, even if
+// somebody moves it, or gives its name to another, at that very moment.
 #pragma once
 #include <stdbool.h>
 #include "base/error.h"

@@ -230,7 +230,7 @@ static int point_link(const char *run_dir, const char *name, int64_t step, Error
   return -1;
 }
 
-// Removes all RUN/step-*SUFFIX; what cannot be removed stays for the next time.
+// Removes all RUN/step-*SUFFIX; the next save tries again where it fails.
 static void remove_leftovers(const char *run_dir, const char *suffix) {
   Error ignored;
   int64_t *steps;
@@ -309,7 +309,7 @@ static int make_save(Save *s) {
   Error ignored;
   char found[PATH_CHARS];
   prune(run_dir, s->state, &s->config->train); // since the last save that one may have become good
-  remove_all_leftovers(run_dir, false);        // before writing: they may be what fills the disk
+  remove_all_leftovers(run_dir, false);        // before writing: they may fill the disk
   const bool known = checkpoint_find(run_dir, found, &ignored) == 0;
   strcpy(s->intact, known ? found : "");
   if (check_room(run_dir, s->config, s->err) != 0 ||

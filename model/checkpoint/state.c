@@ -1,8 +1,8 @@
 // state.json and run.json of a checkpoint. Counters are whole numbers; `sequences`, `tokenizer`,
 // `data` and `validation`, which may use all 64 bits, are strings of digits; best_val_loss is null
-// until there is one; `tokenizer`, `data`, `validation` and `backend` are left out where they are
+// until there is one; `tokenizer`, `data`, `validation` and `backend` are missing where they are
 // not known. Version 1, which had no `data` and `backend`, is read, too, and so is the `schedule`
-// of older versions, which counts for nothing.
+// of older versions, which is ignored.
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
@@ -51,7 +51,7 @@ static int read_digits(const cJSON *item, uint64_t *value, Error *err) {
   return error_set(err, "the value of '%s' is not a string of digits below 2^64", item->string);
 }
 
-// Takes what may be missing out of the tree.
+// Takes the optional keys out of the tree.
 static int read_more(TrainState *s, cJSON *root, Error *err) {
   uint64_t *const numbers[] = {&s->tokenizer, &s->data, &s->validation};
   int status = 0;

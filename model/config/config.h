@@ -42,7 +42,7 @@ typedef struct DataConfig {
   bool shuffle;               // windows in a new random order each epoch
 } DataConfig;
 
-// Activations that the backward makes again instead of keeping them: the MLP's z and y (one more
+// Activations that the backward recomputes instead of keeping them: the MLP's z and y (one more
 // gate_up GEMM a layer), or all of a layer but its input (one more forward).
 typedef enum Recompute { RECOMPUTE_NONE, RECOMPUTE_MLP, RECOMPUTE_LAYER } Recompute;
 
@@ -51,7 +51,7 @@ typedef struct TrainConfig {
   int64_t batch_size;            // sequences in a micro-batch, B
   int64_t sequence_length;       // T; default max_position_embeddings, at most 4096
   int64_t gradient_accumulation; // micro-batches a step
-  int64_t loss_chunks;           // pieces in which a micro-batch's logits are made; 0 = few as fit
+  int64_t loss_chunks;           // pieces of a micro-batch's logits; 0 = as few as fit
   Recompute recompute;
   uint64_t seed;
   int64_t eval_interval; // steps between validations; 0 = only at the start and the end
@@ -82,7 +82,7 @@ typedef struct OptimizerConfig {
 
 typedef enum Device { DEVICE_AUTO, DEVICE_CUDA, DEVICE_CPU } Device;
 
-// What products multiply in: bf16 (real on the CPU), or FP8.
+// The precision of products: bf16 (real on the CPU), or FP8.
 typedef enum Precision { PRECISION_BF16, PRECISION_FP8 } Precision;
 
 typedef struct BackendConfig {
@@ -104,7 +104,7 @@ enum { PROFILE_START = 10 }; // the steps before it warm up
 typedef struct OutputConfig {
   char dir[PATH_CHARS];  // the run's folder: log.jsonl, run.json, checkpoints
   SaveDtype save_dtype;  // of the weights in a checkpoint's model.safetensors
-  bool background_save;  // written while training goes on
+  bool background_save;  // written beside training
   int64_t profile_steps; // that profilers record, from step PROFILE_START of a process; 0 = none
 } OutputConfig;
 
@@ -125,7 +125,7 @@ typedef struct Config {
 int config_load(Config *config, const char *path, int override_count, char *const *overrides,
                 Error *err);
 
-// A checkpoint's run.json, as this or an older version wrote it: keys that are no more are ignored.
+// A checkpoint's run.json, as this or an older version wrote it: retired keys are ignored.
 int config_load_saved(Config *config, const char *path, Error *err);
 
 // config_load from memory; `name` stands for the path in sentences.
@@ -148,7 +148,7 @@ const char *precision_name(Precision precision);
 // Where `now` differs from `saved` in a key that shapes the run (marked in the table: model, data,
 // batch): -1 and a sentence that names the keys with both values.
 int config_compare(const Config *saved, const Config *now, Error *err);
-// All that differs, in fresh memory: "train.steps 40 -> 80, optimizer.eps 1e-08 -> 1e-06", or "".
+// All differences, in fresh memory: "train.steps 40 -> 80, optimizer.eps 1e-08 -> 1e-06", or "".
 // Keys of a process, such as train.resume, are left out.
 char *config_changes(const Config *saved, const Config *now);
 

@@ -1,13 +1,13 @@
 // Hugging Face LlamaConfig: reading every spelling that transformers 4 and 5 write, and those
-// MistralConfigs that mean the same, writing one that both read, and what follows from a model's
-// sizes.
+// MistralConfigs that mean the same, writing one that both read, and the counts that follow from a
+// model's sizes.
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 #include "base/memory.h"
 #include "model/config/keys.h"
 
-// What LlamaConfig can say and this trainer does only in one way.
+// Fields of LlamaConfig of which this trainer supports one value only.
 static const struct {
   const char *name, *value; // the only value, as JSON; null or absent means the same
   bool written;             // into our config.json
@@ -181,7 +181,7 @@ static bool we_write(const char *name) {
   return key_find("model", name) != NULL;
 }
 
-// Past what separates values: to cJSON every control byte is white space.
+// Past the separators of values: to cJSON every control byte is white space.
 static const char *skip(const char *at) {
   while (*at == ',' || *at == ':' || (*at > '\0' && *at <= ' ')) at++;
   return at;

@@ -187,8 +187,8 @@ const Key config_keys[] = {
             "their kernels; 0: none"),
     {.name = NULL},
 };
-// Keys of older versions. A user's configuration is refused with the advice; a checkpoint's may have
-// them, and they mean nothing there.
+// Keys of older versions. A user's configuration is refused with the advice; a checkpoint's may
+// have them, and they mean nothing there.
 static const struct {
   const char *section, *name, *advice;
 } retired_keys[] = {
@@ -396,7 +396,7 @@ static ShownText value_shown(const Key *key, const cJSON *value) {
   return shown;
 }
 
-// Older versions multiplied in FP8 in the output layer alone, too: such a run goes on in FP8.
+// Older versions multiplied in FP8 in the output layer alone, too: such a run resumes in FP8.
 static bool is_retired_choice(const KeyReader *r, const Key *key, const cJSON *value) {
   const char *text = cJSON_GetStringValue(value);
   return r->of_checkpoint && key->choices == precisions && text && strcmp(text, "fp8_head") == 0;

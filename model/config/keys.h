@@ -1,5 +1,5 @@
-// The table of configuration keys and what can be done with one key. Internal to model/config: the
-// rest of the program sees config.h.
+// The table of configuration keys and the functions of one key. Internal to model/config: the rest
+// of the program sees config.h.
 #pragma once
 #include <stdbool.h>
 #include <stddef.h>
@@ -13,7 +13,7 @@ enum {
   KEY_SHAPES_RUN = 1, // a resumed run must have the same value
   KEY_ABOVE_MIN = 2,  // min itself is not allowed
   KEY_BELOW_MAX = 4,  // max itself is not allowed
-  KEY_OF_PROCESS = 8, // says how one process begins or ends, nothing about the run
+  KEY_OF_PROCESS = 8, // about one process' beginning or end, not about the run
 };
 
 typedef struct Key {
@@ -33,7 +33,7 @@ extern const Key config_keys[]; // at most MAX_KEYS; the last has no name
 extern const char *const config_sections[SECTION_COUNT];
 #define SECTIONS "model, data, train, optimizer, backend, output"
 
-// Values on their way into a Config, with what the sentences need to say where they came from.
+// Values on their way into a Config, with their origin for sentences.
 typedef struct KeyReader {
   Config *config;
   bool given[MAX_KEYS]; // by the file or an override
@@ -41,7 +41,7 @@ typedef struct KeyReader {
   bool hugging_face;    // a config.json: keys are named without "model."
   PathText folder;      // that the user named for the model; "" where it was no folder
   bool folder_has_tokenizer;
-  bool of_checkpoint; // retired keys are passed over
+  bool of_checkpoint; // retired keys are ignored
   Error *err;
 } KeyReader;
 
@@ -54,8 +54,8 @@ void keys_forget(KeyReader *r, const char *section);
 // Checks type and range and stores the value.
 int key_set(KeyReader *r, const Key *key, const cJSON *value);
 int key_set_json(KeyReader *r, const Key *key, const char *json);
-// -1 and a sentence with what the user may have meant, or what replaces a retired key; the second
-// only if it is no section.
+// -1 and a sentence with the key that the user may have meant, or the advice of a retired key; the
+// second only if it is no section.
 int key_unknown(KeyReader *r, const char *section, const char *name);
 int section_check(KeyReader *r, const char *name);
 // Gives every key that was not given its default; a missing required key is an error.
@@ -74,7 +74,7 @@ void keys_write_section(JsonWriter *w, const char *section, const Config *config
 
 // ---- hugging_face.c
 // Reads a model object: ours, where an unknown key is an error, or (r->hugging_face) a config.json,
-// where keys that do not concern the shape are passed over and what cannot be honoured is an error.
+// where keys that do not concern the shape are skipped and an unsupported value is an error.
 int model_read(KeyReader *r, const cJSON *object);
 // The same of a whole config.json (r->hugging_face); frees the tree. NULL fails: its maker said
 // why.
@@ -83,6 +83,6 @@ int model_read_tree(KeyReader *r, cJSON *tree);
 int model_read_rope(KeyReader *r, const cJSON *value, const char *name);
 
 // ---- reading.c
-// Fills in what follows from other keys, then checks them against each other.
+// Derives the keys that follow from other keys, then checks all against each other.
 int model_resolve(Config *config, const char *where, Error *err);
 int config_resolve(Config *config, const char *where, Error *err);

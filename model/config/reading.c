@@ -53,7 +53,7 @@ static int read_model_file(KeyReader *r, const char *config_name, const char *pa
   return failed;
 }
 
-// Replaces whatever was said about the model before.
+// Replaces every earlier value of the model.
 static int read_model(KeyReader *r, const char *config_name, const cJSON *value) {
   keys_forget(r, "model");
   r->folder.text[0] = '\0';
@@ -73,7 +73,7 @@ static int set_path(KeyReader *r, const char *section, const char *name, const c
   return failed;
 }
 
-// What a model's folder gives besides its config.json.
+// The keys that a model's folder sets besides its config.json.
 static int use_folder(KeyReader *r) {
   const char *folder = r->folder.text;
   if (!folder[0]) return 0;
@@ -112,8 +112,8 @@ static int read_tree(KeyReader *r, const cJSON *tree, bool skip_model) {
 
 // ---- Overrides
 
-// The value as JSON where it is JSON of a type that the key takes, else as a bare string. What
-// begins with a brace is meant as JSON.
+// The value as JSON where it is JSON of a type that the key takes, else as a bare string. A
+// value that begins with a brace is meant as JSON.
 static cJSON *override_value(KeyReader *r, const char *text, const Key *key) {
   const bool string = key && (key->type == KEY_TEXT || key->type == KEY_CHOICE);
   cJSON *value = json_parse(r->where, text, strlen(text), r->err);
@@ -157,7 +157,7 @@ static int apply_override(KeyReader *r, const char *config_name, const char *ove
   return failed;
 }
 
-// ---- What follows from other keys, and keys that contradict each other
+// ---- Keys that follow from others, and keys that contradict each other
 
 // "KEY is VALUE, but it must be at most OTHER, which is LIMIT."
 static int refuse(const char *where, const char *key, double value, const char *must,
@@ -371,7 +371,7 @@ char *config_changes(const Config *saved, const Config *now) {
   return changes;
 }
 
-// What to do comes first, because a long list is cut.
+// The advice comes first, because a long list is cut.
 int config_compare(const Config *saved, const Config *now, Error *err) {
   return list_differences(saved, now,
                           "the configuration is not the one of the saved run (restore it, or set "
