@@ -102,7 +102,7 @@ typedef struct MemoryPlan {
   PlanItem items[PLAN_MAX_ITEMS];
   size_t params_bytes, grads_bytes, acts_bytes; // the three allocations
   size_t sampler_bytes;                         // the generator's
-  size_t workspace_bytes; // the backend's own, and rounding of allocations
+  size_t workspace_bytes;                       // the backend's own, and rounding of allocations
   size_t total_bytes;
 } MemoryPlan;
 

@@ -15,18 +15,19 @@ double flops_per_step(const Config *config);
 // kernels that are launched inside them, and a recorded step is one launch.
 bool run_graphs(const Config *config);
 
-// A Backend for memory plans alone, of a training run's: on a GPU its workspace is an estimate, and
+// A training run's Backend for memory plans alone: on a GPU its workspace is an estimate, and
 // memory_bytes is not known. Nothing is allocated.
 Backend backend_outline(const Config *config, const RunShape *shape, bool gpu);
 
-// What backend_create would open, known without opening it: nothing is allocated, nothing written.
+// The backend that backend_create would open, found without opening it: nothing is allocated or
+// written.
 typedef struct Outlook {
   bool gpu;
   Backend sizes;    // of backend_outline, with the memory that is free
   Error why_no_gpu; // "" where one is used, or none was asked for
 } Outlook;
 // Fails as backend_create does where backend.device asks for a GPU that cannot be used.
-// loss_chunks of 0 become what they would become.
+// loss_chunks of 0 become the number that it would choose.
 int backend_outlook(Outlook *outlook, const Config *config, RunShape *shape, Error *err);
 
 // 0 unless the run does not fit into the CPU's memory. A GPU's is judged when its backend is open.
@@ -37,12 +38,12 @@ void plan_advise(const Config *config, const RunShape *shape, const Backend *be,
 
 // The backend that backend.device asks for, for runs of this shape and RoPE positions below
 // max_positions. "auto" takes the GPU where one is usable, else the CPU, whose description then
-// says what a GPU would have needed. loss_chunks of 0 become as few as fit the memory.
+// names the missing parts for a GPU. loss_chunks of 0 become as few as fit the memory.
 Backend *backend_create(const Config *config, RunShape *shape, int64_t max_positions, Error *err);
 
-// What a run's bits depend on besides its configuration: backend, hardware, libraries and, on a
-// CPU, threads and the kernels that OpenBLAS takes there: "cpu: 2 threads, OpenBLAS 0.3.21
-// (Haswell), fp32". Not what the description says behind it.
+// The run's bits depend on this besides the configuration: backend, hardware, libraries and, on a
+// CPU, threads and the kernels that OpenBLAS chose: "cpu: 2 threads, OpenBLAS 0.3.21
+// (Haswell), fp32". Without the rest of the description.
 typedef struct BackendText {
   char text[192]; // as TrainState.backend
 } BackendText;

@@ -178,7 +178,7 @@ Recorder *record_slice(const Llama *llama) {
   return recorder;
 }
 
-// The call of issue_alone, recorded in place of what the recorder had.
+// The call of issue_alone, recorded in place of the recorder's calls.
 static const OperationCall *record_alone(Recorder *recorder, const Llama *llama,
                                          Operation operation, int index) {
   Llama recorded = *llama;
@@ -282,11 +282,11 @@ enum {
 static const double usual_seconds = 8, usual_op_seconds = 3, // without --seconds
     most_warm_up_ms = 600, timed_steps_ms = 200, sample_interval_ms = 50;
 
-// What runs: a BenchKind, a bare GEMM, or one of the two measures.
+// The measured kernel: a BenchKind, a bare GEMM, or one of the two measures.
 enum { RUN_BARE = BENCH_KINDS, RUN_PEAK, RUN_COPY };
 
 typedef struct Trial {
-  Spread *of; // in the result: what it is a measurement of
+  Spread *of; // in the result: the measured times
   int run;
   bool layer;   // a layer's pass, else an operation
   int what;     // a BenchPass, or the operation's place in the result
@@ -428,14 +428,15 @@ static void prepare_layer(Bench *b, Llama *llama, const Trial *t) {
   if (t->what != PASS_FORWARD) issue_inputs(llama, b->recorder, b->makers, OP_DOWN_WGRAD, t->index);
 }
 
-// What is neither kind's is the unfused one's neighbour: on its stream.
+// Calls that belong to neither kind run on the unfused one's stream.
 static void run_trial(Bench *b, Trial *t) {
   const BenchKind kind = t->run == BENCH_FUSED ? BENCH_FUSED : BENCH_UNFUSED;
   BenchGpu *g = b->gpu;
   Backend *be = b->be[kind];
   Llama *llama = &b->llama[kind];
   g->turn(g, be);
-  // No scale follows from what operations out of order leave: AdamW alone keeps all as they are.
+  // No scale follows from the outputs of operations out of order: AdamW alone keeps all as they
+  // are.
   be->services.scalings_discard(be);
   // Out of order dx goes round in a circle, through dz or attention and back, and would grow.
   g->fill(g, be, llama->acts.layers[0].dx.data,
@@ -535,7 +536,7 @@ static void share_scalings(Bench *b) {
   free(states);
 }
 
-// FP8: makes what dx is filled with as large as its copies' scales expect, which follow from the
+// FP8: fills dx with values as large as its copies' scales expect, which follow from the
 // steps before. Else copies would be saturated or all zero, and multiplying those takes less power.
 // Normal values reach 6 deviations; layers differ, and copies mind too large values more.
 static void spread_as_gradients(Bench *b) {

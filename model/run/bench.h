@@ -1,5 +1,5 @@
-// ./train --bench: what fusing buys on this machine's GPU, operation by operation, for layers, and
-// for the whole step. bench.c measures; bench_report.c has the arithmetic and the table.
+// ./train --bench: the gain of fusing on this machine's GPU, operation by operation, for layers,
+// and for the whole step. bench.c measures; bench_report.c has the arithmetic and the table.
 #pragma once
 #include "kernels/bench_gpu.h"
 #include "model/llama.h"
@@ -12,7 +12,7 @@ typedef struct BenchArgs {
   char **overrides;
 } BenchArgs;
 
-// The floor is no kind: it is what neither can do without.
+// The floor is no kind: it is the work that neither can avoid.
 typedef enum BenchKind {
   BENCH_FUSED,
   BENCH_UNFUSED,
@@ -33,14 +33,14 @@ double spread_width(const Spread *s);         // (ninetieth - tenth) / median
 
 typedef struct BenchOp {
   OperationCall call;          // the first one of a step
-  KernelKind runs;             // what the fused backend runs it with
+  KernelKind runs;             // the fused backend's kernel for it
   bool alike;                  // both kinds do the very same: not even row statistics differ
   int64_t calls;               // in a step
   int in_forward, in_backward; // calls in a layer's pass
   Spread time[BENCH_KINDS], bare;
 } BenchOp;
 
-// The means of what was read while the GPU was busy with one thing.
+// The means of the readings while the GPU was busy with one thing.
 typedef struct Busy {
   GpuSample sum;
   int count;
@@ -62,7 +62,7 @@ typedef struct BenchResult {
   double seconds; // of measuring
 } BenchResult;
 
-// ---- What follows. `kind` may be BENCH_FLOOR.
+// ---- Derived figures. `kind` may be BENCH_FLOOR.
 
 double bench_copy_rate(const BenchResult *r); // bytes a ms
 // TFLOP/s: of 8192 x 8192 x 8192, and of the fastest bare product, or of that.
@@ -100,16 +100,16 @@ double same_kernels_ratio(const BenchResult *r);
 
 void bench_print(const BenchResult *r);
 
-// What follows --bench on the command line; argv is reordered.
+// The arguments after --bench; argv is reordered.
 int bench_parse(BenchArgs *args, int argc, char **argv, Error *err);
 // Measures, prints, and fills in the result.
 int bench_run(const BenchArgs *args, BenchResult *result, Error *err);
 
 // ---- Parts of it
 
-// Fills in what is known before measuring: the operations of a step (only: of that one), what each
-// is and how often it is called, from a recording of the model's own step. `runs` follows from the
-// fused backend, llama's.
+// Fills in the fields that are known before measuring: the operations of a step (only: of that
+// one), what each is and how often it is called, from a recording of the model's own step. `runs`
+// follows from the fused backend, llama's.
 void bench_list(BenchResult *result, const Llama *llama, int64_t accumulation, Operation only);
 
 // `to` becomes the same model on another backend of the same GPU. All memory is shared but the
@@ -123,8 +123,9 @@ void bench_unshare(Llama *to);
 // caller releases (llama->lm_head->part_sum). `bytes`: how many, 0 where there is no such sum.
 int bench_sum_apart(Llama *llama, size_t *bytes, Error *err);
 
-// One operation of a micro-batch and its update, by the model's own functions: of layer `index`, and
-// chunk `index` of the loss, both modulo their number. accumulate: onto gradients that are there.
+// One operation of a micro-batch and its update, by the model's own functions: of layer `index`,
+// and chunk `index` of the loss, both modulo their number. accumulate: onto gradients that are
+// there.
 void issue_alone(Llama *llama, Operation operation, int index, bool accumulate);
 // The calls of one layer's and one chunk's, each operation once, in a step's order. The caller
 // destroys it.

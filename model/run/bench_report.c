@@ -1,4 +1,4 @@
-// What follows from a bench's measurements, and its table.
+// The figures that follow from a bench's measurements, and its table.
 #include "model/run/bench.h"
 
 #include <math.h>
@@ -9,7 +9,7 @@
 
 const char *const bench_kind_names[BENCH_FLOOR + 1] = {"fused", "unfused", "floor"};
 
-// ---- What follows
+// ---- Derived figures
 
 static int by_value(const void *a, const void *b) {
   const double x = *(const double *)a, y = *(const double *)b;

@@ -15,7 +15,7 @@ typedef struct GenerateArgs {
   SampleOptions options;
 } GenerateArgs;
 
-// What follows --generate on the command line.
+// The arguments after --generate.
 int generate_parse(GenerateArgs *args, int argc, char *const *argv, Error *err);
 // The prompt of a model without a tokenizer: ids separated by white space. ids gets them appended.
 int generate_parse_ids(const char *text, TokenIds *ids, Error *err);
@@ -31,15 +31,15 @@ typedef struct EvalArgs {
   int64_t batch;    // windows at a time; 0: about 8192 tokens
 } EvalArgs;
 
-// What follows --eval on the command line.
+// The arguments after --eval.
 int eval_parse(EvalArgs *args, int argc, char *const *argv, Error *err);
 
 // Prints the mean loss of a token, perplexity, and bits per byte of text. A file is cut into
 // windows as in training, but to its end: each begins with the last token of the one before, and
 // the last one is shorter, so every token but the file's first has a loss once. Bits per byte: the
-// losses of all these tokens, also of those that are no text, over the bytes of their text.
+// losses of all these tokens, also of tokens that are no text, over the bytes of their text.
 int eval_run(const EvalArgs *args, const volatile sig_atomic_t *stop, Error *err);
 
-// ---- --plan: the resolved configuration, and what memory the run would take
+// ---- --plan: the resolved configuration, and the memory of the run
 
 int plan_print(const Config *config, Error *err);

@@ -41,8 +41,8 @@ static double tiny_loss(Llama *llama, const Config *c) {
   return loss;
 }
 
-// The loss of the tiny run so, NAN with a sentence where it cannot run. Prints what the backend
-// says of itself.
+// The loss of the tiny run so, NAN with a sentence where it cannot run. Prints the backend's
+// description.
 static double try_backend(BackendConfig backend, Error *err) {
   Config config;
   if (config_parse(&config, "the doctor's run", tiny_run, 0, NULL, err) != 0) return NAN;

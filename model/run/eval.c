@@ -38,7 +38,7 @@ typedef struct Evaluation {
   TokenFile text;   // over them
   TokenFile *files; // [count]
   int count;
-  int64_t T, B, rows;    // rows of logits that there is room for
+  int64_t T, B, rows;    // rows: of logits that fit
   int32_t *tokens;       // [B, T] inputs, then [B, T] targets
   int64_t targets, done; // tokens with a loss: all, so far
   TextBytes text_bytes;  // of those so far
@@ -148,7 +148,7 @@ static int open_model(Evaluation *e, Error *err) {
 
 // The sum of the losses of `batch` windows of `length` tokens, inputs [batch, length] and then the
 // targets in e->tokens. A single window is made longer, to one of few lengths that a GPU then
-// prepares for; no token sees those behind it.
+// prepares for; no token sees the tokens after it.
 static double sum_of_losses(Evaluation *e, int64_t batch, int64_t length) {
   Llama *llama = &e->trained.llama;
   Backend *be = llama->be;

@@ -1,4 +1,4 @@
-// What is kept of a step that was not finite.
+// The evidence that is kept of a step that was not finite.
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
@@ -134,7 +134,7 @@ static void write_case(Run *run, const StepLine *line, uint64_t end) {
   free(json);
 }
 
-// ---- Which steps
+// ---- Steps with evidence
 
 void run_watch_step(Run *run, const StepLine *line, uint64_t end) {
   const int64_t row = run->state.nonfinite_row;

@@ -67,7 +67,7 @@ static int print(void *context, const char *text, size_t bytes, Error *err) {
   return error_set(err, "cannot write to standard output: %s", strerror(errno));
 }
 
-// The cache holds what is asked for, as far as the model's positions go.
+// The cache holds as many positions as are asked for, within the model's.
 static int load_and_generate(Trained *t, const GenerateArgs *args, const char *prompt, size_t bytes,
                              const TokenIds *ids, const volatile sig_atomic_t *stop, Error *err) {
   enum { ROWS = 64 };

@@ -92,7 +92,7 @@ void log_sync(RunLog *log) {
   if (log->opened && fsync(log->fd) != 0 && errno != EINVAL && errno != EROFS) fails(log, "sync");
 }
 
-// Cuts off what a crash has left of a line, and sets log->bytes.
+// Cuts off the part of a line that a crash wrote, and sets log->bytes.
 static int cut_torn_line(RunLog *log) {
   char block[1 << 16];
   off_t end = lseek(log->fd, 0, SEEK_END);

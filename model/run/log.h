@@ -1,5 +1,5 @@
-// What a run tells: progress lines on stdout, and the same as JSON lines in RUN/log.jsonl. Each
-// record has a "kind":
+// A run's progress lines on stdout, and the same as JSON lines in RUN/log.jsonl. Each record has a
+// "kind":
 //   start  step, steps, parameters, tokens_per_step, flops_per_step (the model's), backend, device
 //          (hardware and libraries), costs (of equal bits, or ""), data (an object: train_tokens,
 //          train_files, val_tokens, epochs that the whole run reads), tokenizer (null where it is
@@ -16,13 +16,13 @@
 //          tokenizer is not known), tokens
 //   sample step, text
 //   save   step, path, ms (until it was in place), waited_ms (of them training stood still)
-//   evidence  step, path: of what is known of a step that was not finite
+//   evidence  step, path: of the file about a step that was not finite
 //   stop   step, reason
 // Numbers that are not finite are null. A resumed run appends; a step that is repeated has its
 // later record count.
 //
-// A line is in the file as a whole or not at all: what a crash tore is cut off when the run is
-// resumed, and lines that a full disk does not take wait for the next one. All of them are synced before
+// A line is in the file as a whole or not at all: a line that a crash tore is cut off when the run
+// resumes, and lines that a full disk refuses wait for the next one. All of them are synced before
 // a checkpoint takes its place, after it, and at the end.
 #pragma once
 #include <stdbool.h>
@@ -43,7 +43,7 @@ typedef struct RunLog {
   off_t bytes;                  // of the lines in the file
   JsonWriter lines;             // that are not in the file yet
   bool failed;                  // the last write did; said once
-  bool torn;                    // and has left a part of a line
+  bool torn;                    // and wrote a part of a line
   int64_t steps;                // of the whole run, for "step/total"
   double ms_mean;               // running mean of a step's time, for the time left
   double opened_ms, printed_ms; // when the log was opened, and the last progress line printed
@@ -85,7 +85,7 @@ void log_close(RunLog *log); // zeros are fine
 // Moves to the log of another folder, which gets the lines so far, as far as they can be read.
 // NULL: writes nothing any more.
 void log_move(RunLog *log, const char *run_dir);
-// Writes what waits, and has the disk hold all of it.
+// Writes the waiting lines, and syncs the file.
 void log_sync(RunLog *log);
 // Whether the run in this folder ended at this step, with its validation and sample.
 bool log_has_end(const char *run_dir, int64_t step);

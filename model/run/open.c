@@ -123,9 +123,9 @@ int run_tokenizer(Tokenizer **tokenizer, const Config *config, const Loader *tra
   return -1;
 }
 
-// ---- What the run starts from
+// ---- The checkpoint or weights that a run starts from
 
-// State and configuration of the checkpoint that the run resumes from, and what has changed.
+// State and configuration of the checkpoint that the run resumes from, and the changes.
 static int check_resume(Run *run, Error *err) {
   const char *from = run->start.path;
   Config saved;
@@ -160,7 +160,7 @@ static int check_tokenizer(Run *run, Error *err) {
                    from, facts ? "'" : "none", facts ? facts->name : "", facts ? "'" : "", from);
 }
 
-// A checkpoint that does not say what it was trained on resumes on any data.
+// A checkpoint that does not name its data resumes on any data.
 static int check_data(Run *run, Error *err) {
   const Config *c = &run->config;
   const uint64_t now = run->train_data->fingerprint, was = run->state.data;
@@ -186,8 +186,8 @@ static void check_validation(Run *run) {
   s->best_val_step = 0;
 }
 
-// What follows from the folder of the weights, if there is one, and from the data. An older
-// checkpoint would not mend what is wrong here.
+// Keys that follow from the folder of the weights, if there is one, and from the data. An older
+// checkpoint would not mend an error here.
 static int open_beside(Run *run, Error *err) {
   const Config *c = &run->config;
   const char *from = run->start.path;
@@ -204,7 +204,7 @@ static int open_beside(Run *run, Error *err) {
   return export_open(&run->export, run->tokenizer, from, err);
 }
 
-// What a run starts from, as it is read.
+// The start of a run, as it is read.
 typedef struct Start {
   Run *run;
   int status; // of open_beside
@@ -246,7 +246,7 @@ static int open_start(Run *run, Error *err) {
   return start.status;
 }
 
-// Another backend than the checkpoint's is no error, but told.
+// Another backend than the checkpoint's is no error, but reported.
 static void note_backend(Run *run) {
   const BackendText now = backend_identity(run->be);
   char *was = run->state.backend;
@@ -274,7 +274,7 @@ static int load_weights(Run *run, Error *err) {
 
 // ---- The start-up table: twelve lines at most. A resume has its own in the place of the settings.
 
-// One line: where from, what has changed, and what becomes of the learning rate.
+// One line: the step, the changes, and the learning rate.
 static void print_resumed(const Run *run) {
   const Config *c = &run->config;
   printf("resumed    at step %lld of %lld", (long long)run->state.step, (long long)c->train.steps);
@@ -383,8 +383,8 @@ static void log_begin(Run *run) {
 
 // ---- Opening
 
-// All that can be refused before memory is taken. A folder that is there is locked before its
-// checkpoints are looked at.
+// All checks that need no memory. An existing folder is locked before its checkpoints are looked
+// at.
 static int open_inputs(Run *run, Error *err) {
   const Config *c = &run->config;
   if ((path_is_directory(c->output.dir) && run_lock(&run->lock, c->output.dir, err) != 0) ||

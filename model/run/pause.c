@@ -1,4 +1,4 @@
-// What a run does between steps: it validates, samples, saves, looks after its folder, and ends.
+// The work between steps: a run validates, samples, saves, checks its folder, and ends.
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -60,7 +60,7 @@ static bool write_sample(Run *run) {
   return !*run->stop;
 }
 
-// ---- What is due
+// ---- Work that is due
 
 typedef struct Due {
   bool validation, sample, save;
@@ -123,7 +123,7 @@ static void set_alarm(const Run *run) {
     process_alarm(run->deadline_ms - now_ms() - run_end_ms(run));
 }
 
-// What a signal has kept the last step from; NULL: nothing.
+// The work of the last step that a signal prevented; NULL: none.
 static const char *left_out_text(bool validated, bool sampled) {
   if (validated) return sampled ? NULL : "its sample";
   return sampled ? "its validation" : "its validation and sample";

@@ -1,4 +1,4 @@
-// The memory plan without a backend, and what would fit.
+// The memory plan without a backend, and runs that would fit.
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -8,7 +8,7 @@
 #include "model/run/commands.h"
 #include "model/run/run.h"
 
-// What a run that does not fit may change.
+// The changes that may make a run fit.
 typedef struct Search {
   const Config *config;
   RunShape shape;

@@ -84,7 +84,7 @@ void process_catch_signals(void) {
 void process_catch_signals_of_training(bool has_time_limit) {
   static const int notices[] = {SIGHUP, SIGUSR1, SIGUSR2, SIGALRM};
   for (size_t i = 0; i < sizeof notices / sizeof *notices; i++) {
-    struct sigaction before; // what is ignored, as by nohup, stays so
+    struct sigaction before; // a signal that is ignored, as by nohup, stays so
     if (sigaction(notices[i], NULL, &before) == 0 && before.sa_handler != SIG_IGN)
       catch_signal(notices[i], on_notice, SA_RESTART);
   }

@@ -1,4 +1,4 @@
-// What a ./train process does about signals, its standard streams and the libraries' settings.
+// Signals, standard streams and the libraries' settings of a ./train process.
 #pragma once
 #include <signal.h>
 #include <stdbool.h>

@@ -9,7 +9,7 @@
 #include "model/run/log.h"
 #include "model/run/validate.h"
 
-// A step that the backend was asked for and whose result was not taken yet.
+// A step that was launched and whose result was not read yet.
 typedef struct PendingStep {
   double learning_rate, asked_ms;
   uint64_t cursor; // of the loader, after the step's batches
@@ -35,16 +35,16 @@ typedef struct Run {
   double deadline_ms;   // now_ms() that train.max_minutes ends at
   bool finished;        // found at its end: nothing but the lock, the data and `saved` is open
   bool done;            // ended, by its last step or because it was asked to stop
-  const char *left_out; // what a signal kept the last step from; NULL: nothing
+  const char *left_out; // work of the last step that a signal prevented; NULL: none
 
-  // What it trains on and with
+  // Its data, model and backend
   Loader *train_data;
   Loader *val_data; // NULL: no validation
   ValWindows val_windows;
   bool val_counted;     // val_bytes is known: the first validation counts them
   int64_t val_bytes;    // of the text that the windows predict, 0 where they have none
   bool data_replaced;   // it was said that a token file's name belongs to another
-  Error data_error;     // what was wrong with the data; empty: nothing
+  Error data_error;     // the error of the data; empty: none
   Tokenizer *tokenizer; // NULL: none is known
   Backend *be;
   Llama llama;
@@ -52,7 +52,7 @@ typedef struct Run {
   MemoryPlan plan;
   Phases phases; // of this process until its first step was booked
 
-  // What it starts from
+  // Its start
   Checkpoint start; // until it is loaded
   bool resumed;
   char *changes;      // keys that differ from the checkpoint's; NULL where there is none
@@ -77,7 +77,7 @@ typedef struct Run {
   RunLock lock;     // on output.dir, and the folder itself
   double looked_ms; // when run_check_folder last looked
   RunLog log;
-  Export export; // what checkpoints have besides
+  Export export; // the checkpoints' other files
   SavesPlan saves_plan;
   BackgroundSave *saves; // NULL: training waits for a save
   double save_ms;        // of the longest save; 0 before the first
@@ -95,10 +95,11 @@ typedef struct Run {
 int run_open(Run *run, const Config *config, const volatile sig_atomic_t *stop, Error *err);
 void run_close(Run *run);
 
-// For run_open: which tokenizer a run has. The one that data.tokenizer names; else the one in the folder of the training files; else the one
-// in `from`, the folder that the run starts from ("": none), if it can be read; else bytes, where
-// the files say so or say nothing and model.vocab_size is theirs. *tokenizer = NULL where none is
-// known: token files that do not say who made them train all the same.
+// For run_open: the tokenizer of a run. It is the one that data.tokenizer names; else the one in
+// the folder of the training files; else the one in `from`, the folder that the run starts from
+// ("": none), if it can be read; else bytes, where the files say so or say nothing and
+// model.vocab_size is theirs. *tokenizer = NULL where none is known: token files that do not say
+// who made them train all the same.
 //
 // An error: a training or validation file (val may be NULL) was made with another tokenizer, or
 // model.vocab_size is not the tokenizer's. It may have SPARE_TOKENS more, and any number more where
@@ -110,8 +111,8 @@ int run_tokenizer(Tokenizer **tokenizer, const Config *config, const Loader *tra
 // ---- Around a step, in this order. Its log line and its place in the state come when its result
 // is there, be->steps_ahead steps later: the GPU never waits for the host.
 
-// What AdamW does in the next step. Reads the step's batches, so that bad data are found before
-// anything of the step was launched: run_bad_data then ends the run. Opens the profilers' window
+// Sets AdamW's parameters of the next step. Reads the step's batches, so that bad data are found
+// before any call of the step: run_bad_data then ends the run. Opens the profilers' window
 // where it is due.
 int run_step_begin(Run *run, AdamW *hyper, Error *err);
 // Loads the step's micro-batch i into the model.
@@ -127,7 +128,7 @@ int run_step_end(Run *run, Error *err);
 // after the batch.
 void run_watch_step(Run *run, const StepLine *line, uint64_t end);
 
-// Steps done when all that were asked for are.
+// Steps done when all launched ones are.
 static inline int64_t run_steps_asked(const Run *run) {
   return run->state.step + (run->asked - run->booked);
 }
@@ -160,12 +161,12 @@ int run_save(Run *run, Error *err);
 // any more, or does not take it, the steps are saved beside it, or in $TMPDIR or /tmp, together
 // with the log; this is an error, too, and the sentence says where they are.
 int run_save_last(Run *run, Error *err);
-// Where the data turned out to be bad: saves the steps that were done; the sentence says what is
-// wrong with the data, and what was saved. After another error it does nothing. Always -1.
+// Where the data turned out to be bad: saves the steps that were done; the sentence names the error
+// of the data and the save. After another error it does nothing. Always -1.
 int run_bad_data(Run *run, Error *err);
-// Comes before an update, which changes what a save copies beside the step.
+// Comes before an update, which changes the tensors that a save copies beside the step.
 void run_save_copied(Run *run);
-// Tells how a save went that has ended: in the log, or by its error. wait: the one under way, too.
+// Reports a save that has ended: in the log, or by its error. wait: one under way, too.
 int run_save_end(Run *run, bool wait, Error *err);
 // How long it will take at most, as far as one can know, until the steps asked for are done and
 // saved, and the process has ended.

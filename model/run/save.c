@@ -38,7 +38,7 @@ static void book_failure(Run *run, const RunLock *folder, int64_t step) {
   TrainState *s = &run->state;
   run->best_is_new = true;
   if (!run->config.train.keep_best || run->best_saving.step != step) return;
-  if (checkpoint_best(folder->path.text) == step) { // what failed came after it
+  if (checkpoint_best(folder->path.text) == step) { // the failure came after it
     run->best_saved = run->best_saving;
   } else if (s->best_val_step == step) {
     s->best_val_loss = run->best_saved.loss;
@@ -137,7 +137,7 @@ static int save_into_fresh(Run *run, const char *base, PathText *folder, Error *
     if (status == 0) book(run, &lock, &r, err);
     run_unlock(&lock);
   }
-  if (status != 0) rmdir(folder->text); // a failed save leaves nothing in it
+  if (status != 0) rmdir(folder->text); // a failed save writes nothing into it
   return status;
 }
 

@@ -1,4 +1,4 @@
-// What happens around a step: a batch goes in, a result comes out, profilers watch.
+// The work around a step: a batch goes in, a result comes out, profilers watch.
 #include <math.h>
 #include <stdio.h>
 

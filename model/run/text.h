@@ -1,5 +1,5 @@
-// Text in and out of a model: the token ids of a prompt, what is written as text, and how many
-// bytes of text token ids stand for.
+// Text in and out of a model: the token ids of a prompt, generated tokens as text, and the number
+// of bytes of text that token ids stand for.
 #pragma once
 #include <signal.h>
 #include "data/tokenizer/tokenizer.h"
@@ -20,8 +20,8 @@ typedef struct TextGeneration {
   void *context;
 } TextGeneration;
 
-// Shows prompt[bytes], then the text that the model generates after its ids: whole UTF-8 characters,
-// each as soon as it is complete. Bytes that are no character are shown as they are.
+// Shows prompt[bytes], then the text that the model generates after its ids: whole UTF-8
+// characters, each as soon as it is complete. Bytes that are no character are shown as they are.
 int text_generate(const TextGeneration *w, const char *prompt, size_t bytes, const TokenIds *ids,
                   Error *err);
 

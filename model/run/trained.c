@@ -10,7 +10,7 @@
 
 enum { MOST_CONFIG_BYTES = 1 << 20 };
 
-// ---- What it says besides the weights
+// ---- Its files besides the weights
 
 static int read_tokenizer(Trained *t, Error *err) {
   tokenizer_close(t->tokenizer);
@@ -24,7 +24,7 @@ static int read_tokenizer(Trained *t, Error *err) {
 static int add_end(Trained *t, const cJSON *item) {
   int64_t id;
   if (json_integer(item, &id) != 0 || id > INT32_MAX || t->end_count == MAX_ENDS) return -1;
-  if (id >= 0) t->ends[t->end_count++] = (int32_t)id; // some write -1 for none
+  if (id >= 0) t->ends[t->end_count++] = (int32_t)id; // some models write -1 for none
   return 0;
 }
 

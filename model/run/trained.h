@@ -20,7 +20,7 @@ typedef struct Trained {
 int trained_open(Trained *t, const char *dir, Error *err);
 // The weights, on the backend that there is, for forwards of this shape and positions below
 // max_positions. shape->context: of the one generator there will be; 0: none, and the shape may
-// change from call to call. `advice` is what to do where memory is short.
+// change from call to call. `advice` is for the user whose memory is short.
 int trained_load(Trained *t, const RunShape *shape, int64_t max_positions, const char *advice,
                  Error *err);
 void trained_close(Trained *t); // zeros are fine

@@ -114,7 +114,7 @@ static double sum_of_losses(Validation *v) {
 }
 
 // A batch with fewer windows than B has its first one in the place of the missing ones, and a batch
-// of nothing else says what that adds. So every forward has the one shape that the backend has
+// of that window alone measures its share. So every forward has the one shape that the backend has
 // prepared and recorded, and FP8's groups of rows are whole.
 static bool validate_batch(Validation *v, int64_t i) {
   const int64_t B = v->run->val_windows.batch, windows = val_batch_size(&v->run->val_windows, i);

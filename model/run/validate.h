@@ -1,5 +1,5 @@
-// Which windows of the validation split a run reads, and how far their mean may be from the whole
-// split's.
+// The windows of the validation split that a run reads, and how far their mean may be from the
+// whole split's.
 #pragma once
 #include <stdint.h>
 
