@@ -468,3 +468,50 @@ void keys_write_section(JsonWriter *w, const char *section, const Config *config
   keys_write_section(w, "model.rope_scaling", config);
   json_close(w, '}');
 }
+
+// ---- The model's keys: which follow from others, and which contradict each other
+
+int key_conflict(const char *where, const char *key, double value, const char *must,
+                 const char *other, double limit, Error *err) {
+  return error_set(err, "%s: %s is %s, but it must %s %s, which is %s", where, key,
+                   number_text(value).text, must, other, number_text(limit).text);
+}
+
+static int check_llama3(const Config *config, const char *where, Error *err) {
+  static const Config none; // no valid value of these keys is 0
+  for (const Key *key = config_keys; key->name; key++)
+    if (strcmp(key->section, "model.rope_scaling") == 0 && key_equal(key, config, &none))
+      return error_set(err, "%s: rope_scaling.%s is missing; llama3 scaling needs it", where,
+                       key->name);
+  const double low = config->model.rope_scaling.low_freq_factor;
+  const double high = config->model.rope_scaling.high_freq_factor;
+  if (high > low) return 0;
+  return key_conflict(where, "rope_scaling.high_freq_factor", high, "be above", "low_freq_factor",
+                      low, err);
+}
+
+static int resolve_heads(ModelConfig *model, const char *where, Error *err) {
+  const int64_t D = model->hidden_size, H = model->num_attention_heads;
+  int64_t *KV = &model->num_key_value_heads, *d = &model->head_dim;
+  if (*KV == 0) *KV = H;
+  if (H % *KV != 0)
+    return key_conflict(where, "num_key_value_heads", *KV, "divide", "num_attention_heads", H, err);
+  if (*d == 0 && D % H != 0) {
+    key_conflict(where, "hidden_size", D, "be a multiple of", "num_attention_heads", H, err);
+    return error_append(err, ", unless head_dim is given");
+  }
+  if (*d == 0) *d = D / H;
+  if (*d % 2 == 0 && *d <= 1024) return 0;
+  return error_set(err,
+                   "%s: head_dim is %lld, but it must be even and at most 1024, because RoPE "
+                   "turns pairs (hidden_size %lld, num_attention_heads %lld)",
+                   where, (long long)*d, (long long)D, (long long)H);
+}
+
+int model_resolve(Config *config, const char *where, Error *err) {
+  ModelConfig *model = &config->model;
+  if (resolve_heads(model, where, err)) return -1;
+  if (model->rope_scaling.type == ROPE_LLAMA3) return check_llama3(config, where, err);
+  memset(&model->rope_scaling, 0, sizeof model->rope_scaling);
+  return 0;
+}

@@ -82,7 +82,11 @@ int model_read_tree(KeyReader *r, cJSON *tree);
 // Reads the value of rope_scaling (or rope_parameters), forgetting what was read before.
 int model_read_rope(KeyReader *r, const cJSON *value, const char *name);
 
-// ---- reading.c
-// Derives the keys that follow from other keys, then checks all against each other.
+// ---- Keys against each other: each fills in those that follow from others, then checks.
+// Of the model alone.
 int model_resolve(Config *config, const char *where, Error *err);
+// -1, and "KEY is VALUE, but it must be at most OTHER, which is LIMIT."
+int key_conflict(const char *where, const char *key, double value, const char *must,
+                 const char *other, double limit, Error *err);
+// Of all sections (reading.c).
 int config_resolve(Config *config, const char *where, Error *err);

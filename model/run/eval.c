@@ -9,7 +9,7 @@
 #include "base/memory.h"
 #include "base/command.h"
 #include "data/loader.h"
-#include "model/run/text.h"
+#include "model/run/token_text.h"
 #include "model/run/trained.h"
 
 int eval_parse(EvalArgs *args, int argc, char *const *argv, Error *err) {

@@ -8,7 +8,7 @@
 #include "base/json.h"
 #include "base/memory.h"
 #include "base/command.h"
-#include "model/run/text.h"
+#include "model/run/token_text.h"
 #include "model/run/trained.h"
 
 int generate_parse(GenerateArgs *args, int argc, char *const *argv, Error *err) {

@@ -8,7 +8,7 @@
 #include "base/range.h"
 #include "model/run/process.h"
 #include "model/run/run.h"
-#include "model/run/text.h"
+#include "model/run/token_text.h"
 
 // ---- A sample of the model's text
 

@@ -7,7 +7,7 @@
 #include "base/range.h"
 #include "base/rng.h"
 #include "model/run/run.h"
-#include "model/run/text.h"
+#include "model/run/token_text.h"
 
 // ---- Windows
 

@@ -1,6 +1,6 @@
 // Prompts as token ids, and what a model writes as text.
 #include "base/text.h"
-#include "model/run/text.h"
+#include "model/run/token_text.h"
 #include "tests/support/test.h"
 #include "tests/support/tiny_run.h"
 

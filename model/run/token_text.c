@@ -1,4 +1,4 @@
-#include "model/run/text.h"
+#include "model/run/token_text.h"
 
 #include <math.h>
 #include <stdio.h>
