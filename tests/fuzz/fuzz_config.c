@@ -35,7 +35,7 @@ static void try_model(const char *json) {
     return;
   }
   char *written =
-      model_config_json(&model, &(ConfigExtras){.begin = 256, .end = 257, .carried = json});
+      model_config_json(&model, &(ConfigExtras){.bos = 256, .eos = 257, .carried = json});
   check(model_config_parse(&again, "written", written, &err) == 0);
   check(memcmp(&model, &again, sizeof model) == 0);
   free(written);
