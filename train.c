@@ -57,7 +57,7 @@ static int train(Run *run, Error *err) {
       llama_forward(llama);
       llama_backward(llama, 1 / (double)micro_batches, i > 0);
     }
-    run_save_copied(run); // the update overwrites what a save under way copies
+    run_save_copied(run); // the update overwrites tensors that a save under way copies
     llama_update(llama, &hyper);
     if (run_step_end(run, err) != 0) return -1;
   }

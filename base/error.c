@@ -72,7 +72,7 @@ static bool begins(const char *name, const char *full) {
   return strncmp(name, full, strlen(name)) == 0;
 }
 
-// The nearest of those that `fits`, or all where it is NULL, and at less than `limit` edits.
+// The nearest of the names that `fits` accepts (all where it is NULL), at less than `limit` edits.
 static const char *nearest_of(const char *name, const char *const *names, int count,
                               bool (*fits)(const char *, const char *), int limit) {
   const char *best = NULL;

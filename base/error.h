@@ -1,5 +1,5 @@
-// One way to report what went wrong: a function that can fail returns 0 or -1 and leaves one
-// sentence (what, where, what to do) in the caller's Error. Nothing below train.c prints it or
+// One way to report an error: a function that can fail returns 0 or -1 and writes one sentence (the
+// error, the place, the advice) into the caller's Error. Nothing below train.c prints it or
 // exits.
 #pragma once
 
@@ -16,7 +16,7 @@ int error_prefix(Error *err, const char *format, ...) __attribute__((format(prin
 int error_append(Error *err, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
 // The name in names[count] that the user meant by `name`: one that begins so, else one that it
-// abbreviates, else one that differs in a third of its letters at most; NULL: none. An abbreviation
-// has the beginning of each word, or of the first few: lr of learning_rate, min_lr of
+// abbreviates, else one that differs in a third of its letters at most; NULL: there is none. An
+// abbreviation has the beginning of each word, or of the first few: lr of learning_rate, min_lr of
 // min_learning_rate. Of several names the nearest by edit distance counts.
 const char *nearest_name(const char *name, const char *const *names, int count);

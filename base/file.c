@@ -121,7 +121,7 @@ static void on_bus_error(int number, siginfo_t *info, void *context) {
     say("' became shorter while it was read, or its disk failed: make or copy it again\n");
     _exit(1);
   }
-  signal(number, SIG_DFL); // another's: back to where it comes once more
+  signal(number, SIG_DFL); // not of a mapping: the instruction repeats, and the signal kills
 }
 
 static void remember(const MappedFile *map, const char *path) {

@@ -8,7 +8,7 @@
 // A regular file to read from: its descriptor, or -1. A pipe or a device is refused, never waited
 // for.
 int file_open(const char *path, size_t *bytes, Error *err);
-// Its bytes [offset, offset + bytes). That they are not there any more is an error.
+// Its bytes [offset, offset + bytes). A file that became shorter is an error.
 int file_read_at(int fd, const char *path, uint64_t offset, void *data, size_t bytes, Error *err);
 // Reads a whole file of at most max_bytes into fresh memory with a NUL appended (not counted in
 // *bytes).
@@ -31,7 +31,7 @@ void file_unmap(MappedFile *map);
 
 // Buffered writer: create (or truncate), append, then finish = flush + fsync + close. The first
 // failure closes the writer and frees what it holds: every later call but open fails with the same
-// error, and the partial file is left to the caller.
+// error, and the partial file stays for the caller.
 typedef struct FileWriter {
   int fd;
   char *path; // owned
@@ -67,8 +67,8 @@ int directory_sync(const char *path, Error *err);   // fsync of a directory's en
 int directory_remove(const char *path, Error *err); // recursive; fine if it is not there
 int path_rename(const char *from, const char *to, Error *err);
 // Gives `from` the name `to`. If `to` exists, a folder with files, say, the two change places in
-// one step. File systems that cannot do this keep it as `old`; a crash in between leaves nothing
-// under the name `to`.
+// one step. File systems that cannot do this keep it as `old`; after a crash in between no file has
+// the name `to`.
 int path_exchange(const char *from, const char *to, const char *old, Error *err);
 // Bytes that this user may still write to the file system of `path`, or of the nearest folder above
 // it that is there; UINT64_MAX where the system does not say.
@@ -76,10 +76,10 @@ uint64_t disk_free(const char *path);
 int path_exists(const char *path); // 1 if anything is there, following links
 int path_is_directory(const char *path);
 
-// The checksum of a file: XXH3-64 of the XXH3-64s of its pieces, so that several threads can make
-// one. Each piece but the last has CHECKSUM_PIECE bytes; an empty file has none.
+// The checksum of a file: XXH3-64 of the XXH3-64s of its pieces, so that several threads can
+// compute one. Each piece but the last has CHECKSUM_PIECE bytes; an empty file has none.
 //
-// Saved checkpoints were made with this number: with another one all of them would be refused.
+// Saved checkpoints have checksums with this number: with another one all of them would be refused.
 enum { CHECKSUM_PIECE = 16 << 20 };
 
 // Of bytes as they come, in any portions.

@@ -1,4 +1,4 @@
-// JSON. The reader is strict: cJSON makes the tree, but by itself it takes much that is not JSON,
+// JSON. The reader is strict: cJSON makes the tree, but by itself it accepts much that is not JSON,
 // duplicate keys, text after the value and a NUL inside a string. The writer makes text in memory;
 // its numbers read back as the same bits unless they are rounded on purpose.
 #pragma once
@@ -24,7 +24,7 @@ cJSON *json_read(const char *path, size_t max_bytes, Error *err);
 int json_integer(const cJSON *item, int64_t *value);
 
 // An object that has exactly the keys names[count]: fields[i] becomes the value of names[i]. The
-// sentence says what is missing or unknown.
+// sentence names the missing or unknown key.
 int json_fields(const cJSON *object, const char *const *names, int count, const cJSON **fields,
                 Error *err);
 
@@ -36,30 +36,30 @@ ShownText json_shown(const cJSON *item);
 
 // ---- Reading without a tree: texts that are too large for one, and lines of .jsonl
 
-// Takes RFC 8259's JSON and nothing else, at most 512 values inside of each other. Where a function
-// returns false, `problem` says what is wrong at `at`; only json_take sets none.
+// Accepts RFC 8259's JSON and nothing else, at most 512 values inside of each other. Where a
+// function returns false, `problem` describes the error at `at`; only json_take sets none.
 typedef struct JsonScan {
-  char *at, *end; // what is left of the text
+  char *at, *end; // the rest of the text
   bool halves;    // half of a surrogate pair becomes U+FFFD, else it is wrong
-  bool nuls;      // \u0000 is taken, else it is wrong
+  bool nuls;      // \u0000 is accepted, else it is wrong
   int depth;
   const char *problem;
 } JsonScan;
 
-// Passes over white space, and takes the character if it is there.
+// Skips white space, and the character if it is there.
 bool json_take(JsonScan *s, char c);
-// Takes a string; a key and its colon. Unescapes it in place, which spoils the JSON that was there;
-// text[bytes] is not NUL-terminated. text: NULL where all stays as it is.
+// Reads a string; a key and its colon. Unescapes it in place, which spoils the JSON that was there;
+// text[bytes] is not NUL-terminated. With text = NULL the JSON stays as it is.
 bool json_take_string(JsonScan *s, char **text, size_t *bytes);
 bool json_take_key(JsonScan *s, char **text, size_t *bytes);
-// Passes over a value, which stays as it is.
+// Skips a value, which stays as it is.
 bool json_skip(JsonScan *s);
-// Nothing but white space is left.
+// True where nothing but white space follows.
 bool json_take_end(JsonScan *s);
 bool json_wrong(JsonScan *s, const char *problem); // sets the problem; false
 
-// The sentence for what is wrong at text[at]: `name` is not valid JSON, its line and column from 1,
-// the problem, and what stands there.
+// The sentence for the error at text[at]: `name` is not valid JSON, its line and column from 1,
+// the problem, and the characters there.
 int json_syntax_error(const char *name, const char *text, size_t bytes, size_t at,
                       const char *problem, Error *err);
 
@@ -80,7 +80,7 @@ typedef struct JsonWriter {
 void json_open(JsonWriter *w, const char *name, char bracket); // '{' or '['
 void json_close(JsonWriter *w, char bracket);                  // '}' or ']'
 void json_string(JsonWriter *w, const char *name, const char *text);
-// Text that a model wrote, or a file's name: what is not UTF-8 becomes U+FFFD, every control
+// Text that a model wrote, or a file's name: bytes that are not UTF-8 become U+FFFD, every control
 // character \u00xx.
 void json_bytes(JsonWriter *w, const char *name, const char *text, size_t bytes);
 // With so many significant digits at most, or JSON_EXACT: as few as read back as the same bits.

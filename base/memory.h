@@ -12,13 +12,13 @@ char *xstrdup(const char *text);
 // printf into fresh memory; the caller frees it.
 char *xasprintf(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
-// For memory that another library refused. printf style: the memory that was refused, and what to
-// do. Ends the process with the sentence "PROGRAM: out of memory: ..." and status 1, at once,
-// whatever other threads do; in memory_try it returns to there.
+// For memory that another library refused. printf style: the memory that was refused, and the
+// advice. Ends the process with the sentence "PROGRAM: out of memory: ..." and status 1, at once,
+// without waiting for other threads; inside memory_try it returns from that.
 void out_of_memory(const char *format, ...) __attribute__((noreturn, format(printf, 1, 2)));
 
-// Calls work(context). False where this thread ran out of memory in it: err says so, and all that
-// `work` had allocated or opened by then is lost, so that it should not be much. Threads that
+// Calls work(context). False where this thread ran out of memory in it: err says so, and all memory
+// and files of `work` by then are lost, so that they should be few. Threads that
 // OpenMP starts in `work` are not covered.
 bool memory_try(void (*work)(void *context), void *context, Error *err);
 
@@ -28,12 +28,12 @@ typedef struct SizeText {
 } SizeText;
 SizeText size_text(size_t bytes);
 
-// Bytes that the system can still give without swapping: free memory and what the disk cache
-// would release, within the limits of this process (its control group and `ulimit -v`).
+// Bytes that the system can still give without swapping: free memory and the part of the disk cache
+// that can be released, within the limits of this process (its control group and `ulimit -v`).
 // SIZE_MAX where the system does not say.
 size_t memory_available(void);
 
-// What this process' control group (cgroups, version 1 or 2) allows it: containers and batch
+// The limits of this process' control group (cgroups, version 1 or 2): containers and batch
 // systems limit programs by it. root: "" for the system's files; a test has others below a folder.
 // The CPU time that the quotas of the group, and of the groups around it, allow: 1.5 is that of one
 // and a half CPUs. INFINITY: no quota.

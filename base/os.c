@@ -21,7 +21,7 @@ int thread_start(pthread_t *thread, const char *name, void *(*work)(void *), voi
     pthread_sigmask(SIG_SETMASK, &before, NULL);
   }
   if (failed) return error_set(err, "no thread can be started: %s", strerror(failed));
-  pthread_setname_np(*thread, name); // a name that is refused is no loss
+  pthread_setname_np(*thread, name); // a refused name does no harm
   return 0;
 }
 
@@ -31,7 +31,7 @@ static void *wait_for_lock(void *lock) {
   return NULL;
 }
 
-// As many threads are tried first: all are there at once, since none ends before the last is there.
+// As many threads are tried first: all run at once, since none ends before the last has started.
 void thread_team(int threads) {
   pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
   pthread_t *tried = xmalloc((size_t)threads * sizeof *tried);

@@ -1,4 +1,4 @@
-// What the operating system gives a program besides files and memory: threads, signals, the clock.
+// The operating system's services besides files and memory: threads, signals, the clock.
 #pragma once
 #include <pthread.h>
 #include <stdbool.h>
@@ -11,8 +11,8 @@
 int thread_start(pthread_t *thread, const char *name, void *(*work)(void *), void *context,
                  Error *err);
 
-// Has OpenMP start its threads, `threads` with this one, which this thread's next parallel regions
-// of as many run on. out_of_memory where the system refuses them: OpenMP itself would end the
+// Has OpenMP start its threads, `threads` with this one; this thread's next parallel regions of as
+// many run on them. out_of_memory where the system refuses them: OpenMP itself would end the
 // process.
 void thread_team(int threads);
 
@@ -20,7 +20,8 @@ void thread_team(int threads);
 // for them at places where it can clean up
 
 // Blocks SIGINT, SIGTERM, SIGHUP and, which batch systems send before a job's end, SIGUSR1 and
-// SIGUSR2 for this thread and those that it starts; one that is ignored, as under nohup, stays so.
+// SIGUSR2 for this thread and those that it starts; an ignored signal, as under nohup, stays
+// ignored.
 // A limit on file sizes becomes an error of write.
 void signals_hold(void);
 bool signals_came(void); // one of them waits
@@ -34,7 +35,7 @@ static inline double now_ms(void) {
   return (double)t.tv_sec * 1e3 + (double)t.tv_nsec * 1e-6;
 }
 
-// How long the parts of a start take, one after another, for a table of where the time went.
+// The times of a start's parts, one after another, for a table.
 enum { MAX_PHASES = 24 };
 
 typedef struct PhaseTime {
@@ -42,7 +43,7 @@ typedef struct PhaseTime {
   double ms;
 } PhaseTime;
 
-// Zeros, but for since_ms, are none yet.
+// All zero but for since_ms: no phase yet.
 typedef struct Phases {
   PhaseTime list[MAX_PHASES];
   int count;

@@ -9,7 +9,7 @@
 #define nvtxRangePop() 0
 #endif
 
-// They return the depth, or that there is no profiler: no errors.
+// They return the depth, or a code for "no profiler": no errors.
 void range_push(const char *name) {
   (void)nvtxRangePushA(name);
 }

@@ -6,8 +6,8 @@
 #include <string.h>
 #include "base/memory.h"
 
-// Bytes of the character at text[0], of which bytes > 0 are there; 0 if it is none: overlong forms,
-// surrogates and what lies beyond U+10FFFF are none.
+// Bytes of the character at text[0], of which bytes > 0 are there; 0 if it is no character:
+// overlong forms, surrogates and codes beyond U+10FFFF are none.
 static inline size_t utf8_length(const char *text, size_t bytes) {
   const unsigned char *p = (const unsigned char *)text, c = p[0];
   const size_t length = c < 0x80   ? 1

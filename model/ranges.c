@@ -2,7 +2,7 @@
 
 #include "base/range.h"
 
-// By operation and kind, so that a step makes no text.
+// By operation and kind, so that a step formats no text.
 static const char *range_name(Operation operation, KernelKind kind) {
 #define RANGES(enumerator, name)                                                                   \
   {[KERNEL_CPU] = name " (cpu)",                                                                   \

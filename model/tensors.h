@@ -4,7 +4,7 @@
 #include "kernels/ops.h"
 #include "model/config/config.h"
 
-// Shapes of a run: what the table needs besides the model.
+// Shapes of a run, which the table needs besides the model.
 typedef struct RunShape {
   int64_t batch;       // B, sequences in a micro-batch
   int64_t seq;         // T

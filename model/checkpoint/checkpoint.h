@@ -98,15 +98,15 @@ StateSource state_source(const Llama *llama); // the backend as it is
 // The best validation's checkpoint becomes RUN/best where keep_best says so. Before and after,
 // checkpoints are removed: of the complete ones of this and earlier steps the newest
 // keep_checkpoints stay (those without checksums.json come after all others), the one that RUN/best
-// names, and, so that a row of skipped updates removes nothing good, the newest
-// (keep_checkpoints - 1, at least one) after which an update was applied: the last save's own weights may already be those of a run that
-// has diverged. Those of later steps (written by a run that went further and was then taken back)
-// stay until this run reaches them. Removing is no part of success: a folder that cannot be removed
-// now is tried again at the next save. Folders with other names and incomplete ones are never
-// touched, but for step-*.tmp and step-*.old, which a crash may leave. Without room for a
-// checkpoint nothing is written. config->train.resume is stored as "". A sentence of failure ends
-// with the checkpoint that a run can still resume from. export may be NULL: no tokenizer, nothing
-// carried over.
+// names, and, so that a row of skipped updates removes nothing good, the newest (keep_checkpoints -
+// 1, at least one) after which an update was applied: the last save's own weights may already be
+// those of a run that has diverged. Those of later steps (written by a run that went further and
+// was then taken back) stay until this run reaches them. Removing is no part of success: a folder
+// that cannot be removed now is tried again at the next save. Folders with other names and
+// incomplete ones are never touched, but for step-*.tmp and step-*.old, which a crash may leave.
+// Without room for a checkpoint nothing is written. config->train.resume is stored as "". A
+// sentence of failure ends with the checkpoint that a run can still resume from. export may be
+// NULL: no tokenizer, nothing carried over.
 int checkpoint_save(const char *run_dir, const StateSource *source, const Config *config,
                     const Export *export, const TrainState *state, Error *err);
 

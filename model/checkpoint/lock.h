@@ -29,7 +29,7 @@ void run_unlock(RunLock *lock);
 
 // KEPT: the name and the lock are still this run's. MOVED: the folder has another name, lock->name
 // now, and is still this run's. LOST: it was removed, or its lock was, so that nothing may be
-// written into it. Only KEPT leaves *why alone. A system that does not answer is taken for KEPT.
+// written into it. Only KEPT leaves *why alone. A system that does not answer counts as KEPT.
 typedef enum FolderState { FOLDER_KEPT, FOLDER_MOVED, FOLDER_LOST } FolderState;
 FolderState run_lock_look(RunLock *lock, Error *why);
 

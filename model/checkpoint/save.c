@@ -337,7 +337,7 @@ int checkpoint_save(const char *run_dir, const StateSource *source, const Config
             .export = export,
             .state = state,
             .err = err};
-  const int64_t latest = link_step(run_dir, LATEST_LINK); // what is known without memory
+  const int64_t latest = link_step(run_dir, LATEST_LINK); // needs no memory
   Error ignored;
   if (latest >= 0) give_path(s.intact, step_path(run_dir, latest, "").text, &ignored);
   // Memory that is refused after all is in place is no failure: pruning is tried again.

@@ -212,8 +212,8 @@ static bool write_carried(JsonWriter *w, const ConfigExtras *x, const char *name
 }
 
 // A token's id, or null: without it transformers would take 1 and 2 for BOS and EOS. The place is
-// the same whether it is carried over or not, so that a resumed run, which carries over what it
-// wrote itself, writes the same bytes.
+// the same whether it is carried over or not, so that a resumed run, which carries over its own
+// files, writes the same bytes.
 static void write_id(JsonWriter *w, const ConfigExtras *x, const char *name, int id) {
   if (x->carry_ids && write_carried(w, x, name)) return;
   json_number(w, name, id < 0 ? NAN : id, JSON_EXACT);

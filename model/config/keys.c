@@ -90,8 +90,8 @@ const Key config_keys[] = {
             "sequence_length; 0: as few as fit"),
     CHOICE(
         train, recompute, recomputes, "\"none\"", 0,
-        "what the backward pass computes again to save memory; mlp: z and y (about 10 % slower); "
-        "layer: all but a layer's input (about 30 % slower)"),
+        "activations that the backward pass recomputes, to save memory; mlp: z and y (about 10 % "
+        "slower); layer: all but a layer's input (about 30 % slower)"),
     INTEGER(train, seed, "1337", 0, JSON_MAX_INTEGER, SHAPES,
             "seed of the initial weights and of the data's order"),
     INTEGER(train, eval_interval, "500", 0, 99999999, 0,
@@ -156,10 +156,9 @@ const Key config_keys[] = {
         backend, mainloop, mainloops, "\"auto\"", SHAPES,
         "the GEMM of fused kernels; wgmma: Hopper's; mma_sync: of any GPU from compute capability "
         "8.0 on, bf16 alone; auto: the faster"),
-    CHOICE(
-        backend, precision, precisions, "\"bf16\"", 0,
-        "what products multiply in; fp8: all of them but attention's; --generate and --eval take "
-        "bf16"),
+    CHOICE(backend, precision, precisions, "\"bf16\"", 0,
+           "number format of products; fp8: all of them but attention's; --generate and --eval use "
+           "bf16"),
     BOOL(backend, deterministic, "false", SHAPES,
          "GPU: every run gives the same bits, at a cost in speed"),
     BOOL(backend, graphs, "true", 0,
@@ -170,7 +169,7 @@ const Key config_keys[] = {
             "CPU threads; 0: OMP_NUM_THREADS, else all that it may use"),
     CHOICE(
         backend, cpu_products, products, "\"fp32\"", 0,
-        "CPU: what products multiply in; bf16: operands are rounded, by oneDNN; auto: bf16 where "
+        "CPU: number format of products; bf16: operands are rounded, by oneDNN; auto: bf16 where "
         "the CPU has AMX, which makes it faster"),
 
     TEXT(output, dir, REQUIRED, 1, KEY_OF_PROCESS,

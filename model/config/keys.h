@@ -48,7 +48,7 @@ typedef struct KeyReader {
 const Key *key_find(const char *section, const char *name);
 bool key_retired(const char *section, const char *name); // an older version had it
 bool key_given(const KeyReader *r, const char *section, const char *name);
-// Sets the section and those inside it back to what they were before anything was read.
+// Sets the section and those inside it back to their values before any read.
 void keys_forget(KeyReader *r, const char *section);
 
 // Checks type and range and stores the value.
@@ -79,7 +79,7 @@ int model_read(KeyReader *r, const cJSON *object);
 // The same of a whole config.json (r->hugging_face); frees the tree. NULL fails: its maker said
 // why.
 int model_read_tree(KeyReader *r, cJSON *tree);
-// Reads the value of rope_scaling (or rope_parameters), forgetting what was read before.
+// Reads the value of rope_scaling (or rope_parameters), and forgets earlier values.
 int model_read_rope(KeyReader *r, const cJSON *value, const char *name);
 
 // ---- Keys against each other: each fills in those that follow from others, then checks.

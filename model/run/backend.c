@@ -88,8 +88,8 @@ static size_t estimate_bytes(const Config *c, const RunShape *shape) {
   return plan.total_bytes;
 }
 
-// As few loss chunks as leave the run 95 % of the memory. Where nothing fits, as few as keep the
-// logits below a tenth of it: llama_create then says what is missing.
+// The fewest loss chunks with which the run fits into 95 % of the memory. Where none fits, the
+// fewest that keep the logits below a tenth of it: llama_create then reports the missing memory.
 static int64_t choose_loss_chunks(const Config *c, RunShape shape, size_t memory) {
   const int64_t M = shape.batch * shape.seq, least = shape.fp8 ? FP8_GROUP : 1;
   int64_t chunks = 1;

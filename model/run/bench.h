@@ -108,7 +108,7 @@ int bench_run(const BenchArgs *args, BenchResult *result, Error *err);
 // ---- Parts of it
 
 // Fills in the fields that are known before measuring: the operations of a step (only: of that
-// one), what each is and how often it is called, from a recording of the model's own step. `runs`
+// one), its kind and its number of calls, from a recording of the model's own step. `runs`
 // follows from the fused backend, llama's.
 void bench_list(BenchResult *result, const Llama *llama, int64_t accumulation, Operation only);
 

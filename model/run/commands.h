@@ -19,7 +19,7 @@ typedef struct GenerateArgs {
 int generate_parse(GenerateArgs *args, int argc, char *const *argv, Error *err);
 // The prompt of a model without a tokenizer: ids separated by white space. ids gets them appended.
 int generate_parse_ids(const char *text, TokenIds *ids, Error *err);
-// Prints the prompt and what follows, token by token, until *stop is not 0.
+// Prints the prompt and the generated text, token by token, until *stop is not 0.
 int generate_run(const GenerateArgs *args, const volatile sig_atomic_t *stop, Error *err);
 
 // ---- --eval: how well a trained model predicts a text

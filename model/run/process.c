@@ -22,7 +22,7 @@ static void fill_closed_streams(void) {
 // OpenMP's threads wait for work by spinning. Asleep they are better on two cores (41 ms for 58,
 // configs/shakespeare-cpu.json alone on the machine) and much better beside other programs (94 ms
 // for 1900 beside two compilers). The library reads its policy before main, and OpenBLAS chooses
-// its kernels then, so both are set by starting over; whoever sets them himself has the last word.
+// its kernels then, so both are set by starting over; a user's own settings stay.
 static void start_over_with_libraries_set(char **argv) {
   const bool policy = !getenv("OMP_WAIT_POLICY") && !getenv("GOMP_SPINCOUNT") &&
                       setenv("OMP_WAIT_POLICY", "passive", 1) == 0;

@@ -154,8 +154,8 @@ bool run_folder_due(const Run *run); // run_check_folder has not looked for a se
 // Checks that the folder is still the run's own: once a second, or `now`. If it was removed, moved
 // or replaced, saves as run_save_last does, and returns -1: training ends.
 int run_check_folder(Run *run, bool now, Error *err);
-// Begins a save, or makes it where run->saves is NULL; the one before has ended. Nothing where the
-// step is saved already or train.save_interval says never.
+// Begins a save, or writes it at once where run->saves is NULL; the one before has ended. Nothing
+// where the step is saved already or train.save_interval says never.
 int run_save(Run *run, Error *err);
 // A run's last save: waits for all steps and for the save. Where the folder is not the run's own
 // any more, or does not take it, the steps are saved beside it, or in $TMPDIR or /tmp, together
