@@ -15,8 +15,8 @@ static inline int64_t attention_row(const AttentionShape *s) {
 }
 
 // ---- attention_graph.c: operation graphs, the primitive operations that cuDNN matches to its
-// flash-attention kernels. The pattern is strict: a graph that deviates from it is no error, it is
-// offered no engine.
+// flash-attention kernels. The pattern is strict: cuDNN offers no engine for a graph that deviates
+// from it, and reports no error.
 //
 // Facts: NVIDIA's cudnn-frontend 1.23, scaled_dot_product_flash_attention.h (CompositeSDPANode and
 // CompositeSDPABackwardNode), reduced to bf16, causal, no dropout, no bias, no padding.
@@ -32,29 +32,29 @@ enum {
   ATTENTION_DQ,         // like Q
   ATTENTION_DK,         // like K
   ATTENTION_DV,         // like V
-  ATTENTION_DQ_SUM,     // fp32 [B, T, H, d] scratch; not there in the deterministic form
+  ATTENTION_DQ_SUM,     // fp32 [B, T, H, d] scratch; absent in the deterministic form
   ATTENTION_ROW_SUM,    // fp32 [B, H, T] scratch
   ATTENTION_SCALE,      // host float, 1 / sqrt(d)
   ATTENTION_MASK_VALUE, // host float, -INFINITY
   ATTENTION_ONE,        // host float, 1; backward only
 };
 
-// 0 if cuDNN can take the shape on some GPU; else fails with the reason.
+// 0 if cuDNN supports the shape on some GPU; else fails with the reason.
 int attention_shape_check(const AttentionShape *s, Error *err);
 
 // Builds the graph. handle as for graph_finish. On failure the graph is destroyed.
 int attention_graph_forward(CudnnGraph *g, const CudnnApi *api, CudnnHandle handle,
                             const AttentionShape *s, Error *err);
-// dq is added up in fp32 in no fixed order, so that its last bits may differ between runs; dk and
-// dv are not. deterministic: nothing differs, for B H T^2 2 bytes of workspace.
+// dq is added up in fp32 in no fixed order, so that its last bits may differ between runs; those of
+// dk and dv do not. deterministic: no bit differs, at the cost of B H T^2 2 bytes of workspace.
 int attention_graph_backward(CudnnGraph *g, const CudnnApi *api, CudnnHandle handle,
                              const AttentionShape *s, bool deterministic, Error *err);
 
-// Which of cuDNN's ways to run attention was the fastest, as Choices remember it.
+// The fastest of cuDNN's configurations for attention, as Choices remember it.
 
 typedef enum AttentionDirection { ATTENTION_FORWARD, ATTENTION_BACKWARD } AttentionDirection;
 
-// What was to be chosen: as in AttentionOptions.
+// The key of a remembered choice; the fields are as in AttentionOptions.
 typedef struct AttentionQuestion {
   AttentionShape shape;
   AttentionDirection direction;
@@ -64,17 +64,17 @@ typedef struct AttentionQuestion {
 
 typedef struct AttentionChoice {
   bool deterministic;     // of a backward: its form
-  int number;             // of those that cuDNN offers for the form, from 0
+  int number;             // index of the configuration that cuDNN offers for the form
   int64_t engine, kernel; // cuDNN's ids
-  double milliseconds;    // of one call; 0: it was not timed, and nothing is remembered
-  double other_form;      // likewise, of the fastest of the other form; 0: not timed
+  double milliseconds;    // of one call; 0 = not timed, and then the choice is not remembered
+  double other_form;      // likewise, for the fastest of the other form; 0 = not timed
 } AttentionChoice;
 
-// False where nothing is known. An answer that does not fit its question is as good as none: a
-// choice where equal bits are asked for never follows from a file.
+// False where no choice is known. An answer that does not fit its question is ignored: where equal
+// bits are asked for, the choice never comes from a file.
 bool attention_choice_find(const Choices *all, const AttentionQuestion *question,
                            AttentionChoice *choice);
-// One that was not timed, or that cannot answer the question, is not kept.
+// A choice that was not timed, or that does not fit the question, is not stored.
 void attention_choice_keep(Choices *all, const AttentionQuestion *question,
                            const AttentionChoice *choice);
 
@@ -89,21 +89,21 @@ typedef struct AttentionOptions {
   // The backward's other form is compiled and timed, too: kept where it is faster and allowed, else
   // there for comparison.
   bool both_forms;
-  // Which of the configurations that cuDNN offers: the k-th, or one of the values below.
+  // The index of a configuration that cuDNN offers, or one of the values below.
   int forward_config, backward_config;
-  // What is known already, and takes over what is found; NULL: everything is timed anew. A choice
-  // that cuDNN does not offer as it did, or that does not compile any more, counts as unknown.
+  // The known choices, to which new ones are added; NULL: all configurations are timed. A choice
+  // that cuDNN no longer offers, or that no longer compiles, counts as unknown.
   Choices *choices;
 } AttentionOptions;
 enum {
-  // Times all on scratch memory, which it frees again, and keeps the fastest; the first that
-  // compiles where there is no room for the scratch.
+  // Times all on scratch memory, which it frees again, and keeps the fastest; keeps the first that
+  // compiles where the scratch cannot be allocated.
   ATTENTION_FASTEST = -1,
   // The first that compiles. Two runs make the same choice, as `deterministic` needs.
   ATTENTION_FIRST = -2
 };
 
-// What cuDNN offered for one direction, for the start-up table.
+// A configuration that cuDNN offered for one direction, for the start-up table.
 typedef struct AttentionConfig {
   int64_t engine, kernel; // cuDNN's ids
   bool deterministic;     // of a backward: its form
@@ -124,7 +124,7 @@ void attention_cudnn_destroy(AttentionCudnn *a); // NULL is fine
 int attention_cudnn_configs(const AttentionCudnn *a, AttentionDirection direction,
                             const AttentionConfig **list);
 
-// What was chosen for one direction; lives as long as the object.
+// The choice for one direction; it lives as long as the object.
 const AttentionChoice *attention_cudnn_choice(const AttentionCudnn *a,
                                               AttentionDirection direction);
 
@@ -132,13 +132,14 @@ const AttentionChoice *attention_cudnn_choice(const AttentionCudnn *a,
 // all layers share it.
 size_t attention_cudnn_workspace(const AttentionCudnn *a, AttentionDirection direction);
 
-// What a call reads and writes, all of it 16-byte aligned; the forward knows the first three alone.
+// The tensors that a call reads and writes, all 16-byte aligned; the forward uses only the first
+// three and the workspace.
 typedef struct AttentionTensors {
   const void *qkv; // bf16 [B, T, R]
-  void *o;         // bf16 [B, T, H, d], left by the forward
+  void *o;         // bf16 [B, T, H, d], written by the forward
   float *lse;      // fp32 [B, H, T], likewise
   const void *do_; // bf16 [B, T, H, d]
-  void *dqkv;      // bf16 [B, T, R], left by the backward
+  void *dqkv;      // bf16 [B, T, R], written by the backward
   void *workspace;
 } AttentionTensors;
 int attention_cudnn_run(const AttentionCudnn *a, AttentionDirection direction,

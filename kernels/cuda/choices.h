@@ -1,13 +1,13 @@
-// A file that remembers what was fastest, from one start to the next. Text: a line that names what
-// it holds for (GPU, driver, library), a line for each choice, its question and then the answer,
-// and a checksum of all before it. A file that differs in the first line or in the checksum counts
+// A file that remembers the fastest algorithms from one start to the next. It is text: a line that
+// names its GPU, driver and library, a line for each choice (the question, then the answer), and a
+// checksum of everything before it. A file that differs in the first line or in the checksum counts
 // as empty. Needs no CUDA.
 #pragma once
 #include <stdbool.h>
 #include <stddef.h>
 
 typedef struct Choices {
-  char *path, *first; // of the file, NULL: there is none; its first line
+  char *path, *first; // of the file, NULL where there is none; its first line
   char *lines;        // "QUESTION ANSWER\n", one a choice
   bool changed;       // since the file was read or written
 } Choices;
@@ -24,8 +24,8 @@ void choices_close(Choices *c); // zeros are fine
 // The answer, up to the line's newline; NULL where none is known. Lives until the next choice is
 // kept.
 const char *choices_find(const Choices *c, const char *question);
-// Takes the place of what was known.
+// Replaces the known answer.
 void choices_keep(Choices *c, const char *question, const char *answer);
-// Writes the file, atomically, where anything changed. A file that cannot be written (a read-only
-// home) is no failure: the next start times anew.
+// Writes the file, atomically, if a choice changed. A file that cannot be written (a read-only
+// home) is not an error: the next start times the candidates again.
 void choices_save(Choices *c);

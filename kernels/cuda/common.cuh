@@ -1,5 +1,5 @@
-// What kernels share: the storage classes as arrays, packs of bf16 values, rows that lanes work on
-// together, sums over warps and blocks.
+// Functions that kernels share: the storage classes as arrays, packs of bf16 values, rows that
+// lanes process together, sums over warps and blocks.
 #pragma once
 #include <stdint.h>
 #include <type_traits>
@@ -25,7 +25,7 @@ static inline bf16_bits *bits(act_t *x) {
 static inline const bf16_bits *bits(const act_t *x) {
   return reinterpret_cast<const bf16_bits *>(x);
 }
-// Of a statistic that its producer leaves whole, in one part.
+// A statistic that its producer writes whole, in one part.
 static inline float *one_part(RowStat *s) {
   s->parts = 1;
   return reinterpret_cast<float *>(s->data);
@@ -61,7 +61,7 @@ template <int N> static __device__ __forceinline__ Pack<N> load_pack(const bf16_
     return widen(*reinterpret_cast<const Bits<N> *>(from));
 }
 
-// Stores and leaves in `p` what was stored, that is, the rounded values.
+// Stores the rounded values, and writes them back into `p`.
 template <int N> static __device__ __forceinline__ void store_pack(bf16_bits *to, Pack<N> &p) {
   if constexpr (N == 1) {
     *to = bf16_from_float(p.v[0]);
@@ -98,7 +98,7 @@ static __device__ __forceinline__ void store_pack(float *to, const Pack<8> &p) {
   store_pack(to + 4, Pack<4>{p.v[4], p.v[5], p.v[6], p.v[7]});
 }
 
-// Of what is read or written once a step: kept out of the caches.
+// Accesses of data that is read or written once a step: they bypass the caches.
 template <int N> static __device__ __forceinline__ Pack<N> load_once(const float *from) {
   if constexpr (N == 1)
     return {__ldcs(from)};
@@ -133,7 +133,7 @@ template <class Launch> static void by_gradient(bool fp32, Launch launch) {
     launch((bf16_bits *)nullptr);
 }
 
-// ---- Rows of bf16 and of e4m3, as kernels that read either take them apart
+// ---- Rows of bf16 and of e4m3, unpacked for kernels that read either
 
 // WIDTH values an access.
 template <int N> struct Bf16 {
@@ -167,7 +167,7 @@ struct E4m3 {
 };
 
 // ---- Sums in a fixed order
-// Of values[count] by a block of 1024 threads; thread 0 has it. UNROLL: loads under way at once.
+// The sum of values[count] by a block of 1024 threads; thread 0 gets it. UNROLL: loads in flight.
 template <int UNROLL>
 static __device__ __forceinline__ double sum_by_block(int64_t count, const float *values) {
   __shared__ double part[1024];
@@ -197,8 +197,8 @@ static __device__ __forceinline__ float group_sum(float value, int lanes) {
   return value;
 }
 
-// Over a block of whole warps, at most 32; every thread gets it. Ends with all threads past their
-// reads of `scratch` only after the caller's next barrier: use one scratch a call.
+// The sum over a block of whole warps, at most 32; every thread gets it. Ends with all threads past
+// their reads of `scratch` only after the caller's next barrier: use one scratch a call.
 static __device__ __forceinline__ float block_sum(float value, float *scratch /* [32] */) {
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, warps = blockDim.x / 32;
   value = warp_sum(value);
@@ -220,7 +220,7 @@ static __device__ __forceinline__ float stat_part(const RowStat &s, int part, in
 }
 static __device__ __forceinline__ float row_sum(const RowStat &s, int64_t m) {
   float sum = stat_part(s, 0, m);
-#pragma unroll 8 // their loads are under way together
+#pragma unroll 8 // their loads are in flight together
   for (int part = 1; part < s.parts; part++) sum += stat_part(s, part, m);
   return sum;
 }
@@ -245,13 +245,12 @@ static __device__ __forceinline__ float rstd_from_shares(const RowScale &r, floa
   return rms_rstd(group_sum(share, lanes), r.D, r.eps);
 }
 
-// ---- Kernels that walk over rows, each row shared by a group of 4 to 32 lanes, so that narrow
-// rows leave few lanes idle. Launch: row_blocks blocks of ROW_THREADS, a thread for each lane of
-// each row.
+// ---- Kernels that process rows, each by a group of 4 to 32 lanes, so that few lanes are idle on
+// narrow rows. Launch: row_blocks blocks of ROW_THREADS, a thread for each lane of each row.
 enum { ROW_THREADS = 256 };
 
-// How many lanes share a row of `packs` accesses: as many as possible with at most an eighth of
-// them idle at its end, but no fewer than cover 64 bytes at once.
+// The number of lanes that share a row of `packs` accesses: as many as possible with at most an
+// eighth of them idle at its end, but no fewer than read 64 bytes at once.
 static inline int lanes_a_row(int64_t packs) {
   int lanes = 32;
   while (lanes > 4 && (packs + lanes - 1) / lanes * lanes * 8 > packs * 9) lanes /= 2;

@@ -2,8 +2,8 @@
 // half. cuda_bf16.h and cuda_fp8.h have them, too, but reading their 13,000 lines costs a file a
 // second, once for each architecture.
 //
-// e4m3 needs compute capability 8.9. The backend refuses FP8 on others, so code for these ends
-// there, and the kernels that convert shrink to nothing.
+// e4m3 needs compute capability 8.9. The backend refuses FP8 on older GPUs, so the conversions
+// compile to a trap there, and the kernels that convert become empty.
 #pragma once
 #include <cuda_fp16.h>
 #include <stdint.h>

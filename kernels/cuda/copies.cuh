@@ -1,6 +1,6 @@
-// Row kernels that leave a matrix as FP8 copies, in both orders of kernels/formats.h, with its largest
-// value and a sum over each row. A *source* says what the matrix is; kernels/cuda/scales.cu has the
-// plainest one. It has
+// Row kernels that write a matrix as FP8 copies, in both orders of kernels/formats.h, with its
+// largest value and a sum over each row. A *source* computes the matrix; kernels/cuda/scales.cu has
+// the simplest one. It has
 //     STORES                       whether it is stored in bf16, too
 //     STOCHASTIC                   whether it is rounded so; rows then have a key and its dither
 //     Row row(m)                   what all of row m needs, by one thread; Row {} past the last row
@@ -27,11 +27,11 @@ struct Copies {
   int64_t M;
   int N;            // a multiple of FP8_GROUP
   bf16_bits *data;  // [M, N] of a source that stores: the copies are of the rounded values
-  uint8_t *by_row;  // [M, N]; NULL: not
-  uint8_t *by_col;  // [N, stride], zeros up to whole groups of rows; NULL: not
+  uint8_t *by_row;  // [M, N], or NULL
+  uint8_t *by_col;  // [N, stride], zeros up to whole groups of rows; or NULL
   int64_t stride;   // at least M in whole groups
   Scaling *scaling; // NULL: there are no copies
-  float *sums;      // [M] row sums; NULL: not
+  float *sums;      // [M] row sums, or NULL
 
   // Makes row m the first: offsets inside of a block then fit in 32 bits.
   __device__ __forceinline__ void skip(int64_t m) {

@@ -1,6 +1,6 @@
-// What both GPU backends are made of: the GPU and its libraries, memory, replays, the update, and
-// the operations that have nothing to fuse. A backend starts with a Cuda, sets the operations that
-// it does itself, and knows its kernels; this part knows neither of them.
+// The common part of both GPU backends: the GPU and its libraries, memory, replays, the update, and
+// the operations that have nothing to fuse. A backend starts with a Cuda, sets its own operations,
+// and calls its own kernels; this part depends on neither backend.
 #pragma once
 #include "kernels/cuda/attention.h"
 #include "kernels/cuda/gemm.h"
@@ -11,24 +11,24 @@
 extern "C" {
 #endif
 
-// Generation's attention shares a token's keys out over so many blocks a head.
+// Generation's attention splits a token's keys over this many blocks per head.
 enum { DECODE_SPLITS = 16 };
 enum { MAX_ATTENTION_SHAPES = 8, STAGES = 4, STAGE_BYTES = 1 << 20 };
 
-// A part of a step on its way from launches to a graph.
+// A part of a step, launched the first time and replayed as a CUDA graph later.
 typedef struct Recording {
   int64_t calls;
   cudaGraphExec_t graph; // from the second call on
 } Recording;
 
-// Attention as planned for one shape. A run's own comes first and stays, since recorded steps use
-// it; of the others the one that was used longest ago makes room.
+// The attention plan of one shape. The run's own shape comes first and stays, since recorded steps
+// use it; a new shape replaces the least recently used one of the others.
 typedef struct PlannedAttention {
-  int64_t B, T;         // 0: nothing is planned here
-  AttentionCudnn *plan; // NULL there
+  int64_t B, T;         // 0: the entry is empty
+  AttentionCudnn *plan; // NULL in an empty entry
   void *workspace;      // the plan's own
   size_t bytes;         // of workspace
-  int64_t last_call;    // the value of Cuda.attention_calls then
+  int64_t last_call;    // the value of Cuda.attention_calls at its last call
 } PlannedAttention;
 
 typedef struct Workspace {
@@ -52,9 +52,8 @@ typedef struct Cuda {
   void *embed_scratch; // of the embedding's backward
   StepState *state;    // on the device
   Scaling *scalings;   // [scaling_count], on the device
-  // Pinned memory. Results of steps lie there on their way to the host: put there by step_end,
-  // taken in the same order. Writes go through the stages, so that they wait neither for the GPU
-  // nor for the driver.
+  // Pinned memory. step_end copies the results of steps to it, and they are read in the same order.
+  // Writes go through the stages, so that they wait neither for the GPU nor for the driver.
   struct {
     char stages[STAGES][STAGE_BYTES];
     StepState results[MAX_RESULTS];
@@ -74,7 +73,7 @@ typedef struct Cuda {
   int attention_count;
   int64_t attention_calls;
   Choices attention_choices;
-  Snapshot *snapshot; // NULL: the state is never copied beside a step
+  Snapshot *snapshot; // NULL where the state is never copied during a step
 } Cuda;
 
 static inline Cuda *cuda_of(Backend *be) {
@@ -94,8 +93,8 @@ static inline RowScale row_scale_of(const Cuda *c, Operand x, RowStat sumsq) {
 // GEMMs of config->calls that no fused kernel runs, and sets the operations that are declared here.
 // After a failure, too, the caller calls cuda_destroy.
 int cuda_open(Cuda *c, const OpsConfig *config, const GpuOptions *options, Error *err);
-// Comes last, when all memory is taken and all kernels are loaded: waits for that, and fills in
-// what the backend says of itself.
+// Called last, when all memory is allocated and all kernels are being loaded: waits for the GPU,
+// and fills in the backend's description.
 int cuda_ready(Cuda *c, const char *name, Error *err);
 // Closes the backend and frees it: it starts with a Cuda and was allocated in one piece.
 void cuda_destroy(Backend *be);
@@ -105,14 +104,14 @@ void cuda_set_memory(Cuda *c);
 // Pinned memory and its events.
 int cuda_memory_open(Cuda *c, Error *err);
 void cuda_memory_close(Cuda *c);
-// Workspace: counted, cleared on the backend's stream, freed with the backend or given back. NULL
-// and a sentence when there is none left.
+// Workspace: counted, cleared on the backend's stream, freed by cuda_give_back or with the backend.
+// NULL and a sentence when there is no memory left.
 void *cuda_take(Cuda *c, size_t bytes, Error *err);
 void cuda_give_back(Cuda *c, void *memory); // NULL is fine
 
 // ---- snapshot.c: the functions of kernels/ops.h
 void cuda_set_snapshot(Cuda *c);
-void cuda_snapshot_close(Cuda *c); // waits for what is under way
+void cuda_snapshot_close(Cuda *c); // waits for a running snapshot
 
 // ---- attention.c
 int cuda_attention_open(Cuda *c, Error *err);
@@ -121,8 +120,8 @@ AttentionOp cuda_attention;
 AttentionBackwardOp cuda_attention_backward;
 
 // ---- gemm.c
-// out = A B (+ add, or NULL) in bf16, or in FP8 where both have copies. p says M, N, K, the form,
-// and of out_fp32, accurate and ldd what is not 0; the rest follows from the operands.
+// out = A B (+ add, or NULL) in bf16, or in FP8 where both have copies. p gives M, N, K and the
+// form, and out_fp32, accurate and ldd where they are not 0; the rest follows from the operands.
 void cuda_multiply(Cuda *c, GemmProblem p, Operand A, Operand B, const void *add, void *out);
 // The problem of a recorded call, alignment and add included, as cuda_multiply has it.
 GemmProblem cuda_problem_of(const Cuda *c, const OperationCall *call);
@@ -133,7 +132,7 @@ void cuda_forward(Cuda *c, int64_t M, int64_t N, int64_t K, Operand a, Operand W
 // The same of one row, as launch_gemv says.
 void cuda_gemv(Cuda *c, int64_t N, int64_t K, Operand a, Operand W, const act_t *add,
                const int32_t *row, act_t *out);
-// Whether a product of M rows is a walk over the weights: one row, in a backend that only writes.
+// True where a product runs as GEMV: one row, in a backend that does not train.
 static inline bool cuda_one_row(const Cuda *c, int64_t M) {
   return M == 1 && !c->options.train;
 }
@@ -143,16 +142,17 @@ WgradPartOp cuda_wgrad_part;
 
 // ---- scales.cu
 int cuda_scalings_open(Cuda *c, Error *err);
-// for (int pass = 0; cuda_launch_again(c, pass, out); pass++) launch what leaves out: once, but
-// twice while the run calibrates, with the scale set in between.
+// for (int pass = 0; cuda_launch_again(c, pass, out); pass++) launch the kernel that writes out:
+// once, but twice while the run calibrates, with the scale set in between.
 bool cuda_launch_again(const Cuda *c, int pass, Operand out);
 RepackOp cuda_repack;
-// x's FP8 copies. previous: the sums of squares that its row_scale follows from; without data its
-// row_scale is there, or it has none. sumsq: of x, out, or NULL.
+// Writes x's FP8 copies. previous: the sums of squares from which row_scale is computed; where
+// previous has no data, x's row_scale is already written, or x has none. sumsq: of x, out, or NULL.
 void cuda_cast_rows(Cuda *c, int64_t M, int64_t N, Operand x, RowStat previous, RowStat *sumsq);
-// The copies of dlogits'' = (r / q) grad_scale (p - onehot) from a matrix of it, whose rows are
-// `factors` times too small, NULL: 1. They are e4m3, rounded as fp8_round_stochastic does. Their
-// scale follows from grad_scale: largest and least values are known beforehand.
+// Writes the copies of dlogits'' = (r / q) grad_scale (p - onehot) from a matrix whose rows are
+// smaller than those of dlogits'' by `factors` (NULL: 1). They are e4m3, rounded as
+// fp8_round_stochastic does. Their scale follows from grad_scale: largest and least values are
+// known beforehand.
 //   from [M, V], rows of padded_vocab, in; factors [M] in
 void cuda_cast_dlogits(Cuda *c, int64_t M, Operand dlogits, act_t *from, stat_t *factors,
                        double grad_scale);
@@ -160,13 +160,13 @@ void cuda_cast_dlogits(Cuda *c, int64_t M, Operand dlogits, act_t *from, stat_t 
 // ---- embed.cu, decode.cu
 EmbedOp cuda_embed;
 EmbedBackwardOp cuda_embed_backward;
-// Bytes of the embedding's backward's scratch.
+// Bytes of scratch of the embedding's backward.
 size_t cuda_embed_scratch(int64_t max_tokens, int64_t V, int64_t D);
 AttentionDecodeOp cuda_attention_decode;
 
 // ---- update.c
 void cuda_set_update(Cuda *c);
-// The tables of the list, built where the last call was for another.
+// The tables of the list, rebuilt where the last call was for another list.
 const ParamTable *cuda_table(Cuda *c, const ParamTensor *list, int count);
 void cuda_table_free(Cuda *c);
 
@@ -175,14 +175,14 @@ GradsFinishOp cuda_grads_finish;
 // to = from, in bf16.   both [count]
 void cuda_round_gradient(const Cuda *c, int64_t count, const stat_t *from, grad_t *to);
 AdamwOp cuda_adamw;
-// Of the table's tensors, not in a step: the largest values of those that have FP8 copies and no
-// scale, and all compute copies.
+// For the table's tensors, outside of a step: the first finds the largest values of the tensors
+// that have FP8 copies and no scale, the second writes all compute copies.
 void cuda_largest_weights(const Cuda *c);
 void cuda_copy_weights(const Cuda *c);
 
 // ---- step.c: the functions of kernels/ops.h
 void cuda_set_step(Cuda *c);
-void cuda_replay_close(Cuda *c); // forgets what was recorded
+void cuda_replay_close(Cuda *c); // destroys the recorded graphs
 
 #ifdef __cplusplus
 }

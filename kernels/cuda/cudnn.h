@@ -17,8 +17,9 @@ typedef struct LibraryFunction {
   size_t offset; // of the pointer to it in `functions`
 } LibraryFunction;
 
-// Writes the addresses of all in `list` into the struct `functions`. NULL, or the name of the first
-// that the library (dlopen's) does not have; its pointer and those after it stay as they are.
+// Writes the addresses of all in `list` into the struct `functions`. Returns NULL, or the name of
+// the first function that the library (dlopen's) does not have; its pointer and those after it are
+// not changed.
 const char *library_functions(void *library, const LibraryFunction *list, size_t count,
                               void *functions);
 

@@ -2,9 +2,9 @@
 #include "kernels/cuda/common.cuh"
 #include "kernels/cuda/cuda.h"
 
-// ---- A product of one row, for generation: a walk over the weights, which is all that it costs.
-// Launch: a warp two rows of W, 8 warps a block. A lane takes every 32nd access of 16 bytes, and
-// AHEAD of each row are under way before the first is used.
+// ---- A product of one row, for generation. Its only cost is reading the weights once. Launch: two
+// rows of W per warp, 8 warps per block. A lane reads every 32nd 16 bytes, and AHEAD loads of each
+// row are in flight before the first is used.
 
 enum { GEMV_WARPS = 8, OUTPUTS = 2, AHEAD = 4 };
 
@@ -76,12 +76,11 @@ void launch_gemv_fp8(int64_t N, int64_t K, const fp8_t *a, const Scaling *scalin
   LAUNCHED();
 }
 
-// ---- Attention of generation: the last rows of one sequence ask the whole cache. softmax(q k^T /
-// sqrt(d)) v, causal, grouped queries; the softmax is taken online, in fp32.
-//
-// Launch: a block asks for one row and up to HEADS query heads of a key/value head, and looks at
-// one of `splits` parts of the keys. LANES neighbours share a key, 8 of its columns each (d <= 256,
-// a multiple of 8), so that it is read once for all of those heads, 16 bytes a lane. Softmaxes are
+// ---- Attention of generation: the queries of one sequence's last rows attend to the whole cache.
+// softmax(q k^T / sqrt(d)) v, causal, grouped queries; the softmax is computed online, in fp32.
+// Launch: a block has one row and up to HEADS query heads of a key/value head, and reads one of
+// `splits` parts of the keys. LANES neighbours share a key, 8 of its columns each (d <= 256, a
+// multiple of 8), so that it is read once for all of those heads, 16 bytes a lane. Softmaxes are
 // joined in a fixed order: lanes of a warp, warps of a block, and, by a second kernel, the parts.
 
 enum { WARPS = 8, HEADS = 4, PER_LANE = 8 };
@@ -108,7 +107,7 @@ struct DecodeArgs {
   float *parts;            // [splits, H, d + 2] o, largest and sum, with more than one split
 };
 
-// What a thread works on. The same for all threads of a block but for slot and column.
+// The work of a thread. Slot and column differ between the threads of a block, the rest does not.
 struct Place {
   int64_t row, keys, begin, end; // keys [begin, end) of the part
   int head, heads, group;        // query heads [head, head + heads)
@@ -149,7 +148,7 @@ static __device__ __forceinline__ void walk_keys(const DecodeArgs &s, const Plac
     if (inside && h < p.heads) of_q[h] = load_pack<PER_LANE>(q + h * s.d);
     a[h] = {-1e30f, 0, {}};
   }
-  // All lanes of a warp walk as long as any has a key.
+  // All lanes of a warp loop as long as any of them has a key.
   constexpr int SLOTS = WARPS * 32 / LANES;
   for (int64_t t = p.begin + p.slot; __any_sync(0xffffffffu, t < p.end); t += SLOTS) {
     Pack<PER_LANE> key = {}, value = {};
@@ -168,7 +167,8 @@ static __device__ __forceinline__ void walk_keys(const DecodeArgs &s, const Plac
   }
 }
 
-// Joins the softmaxes of a warp's slots, then of the warps; threads of the first slot have them.
+// Joins the softmaxes of a warp's slots, then of the warps; the first slot's threads get the
+// result.
 template <int LANES>
 static __device__ __forceinline__ void join_block(const Place &p, Softmax (&a)[HEADS]) {
   __shared__ Softmax of_warp[WARPS][HEADS][LANES];
@@ -222,7 +222,7 @@ static __global__ __launch_bounds__(WARPS * 32) void decode_kernel(DecodeArgs s)
   }
 }
 
-// o of a row from its parts. Launch: a block a head, a thread a column.
+// Computes o of a row from its parts. Launch: a block per head, a thread per column.
 static __global__ void join_parts_kernel(DecodeArgs s) {
   const int head = (int)blockIdx.x, column = (int)threadIdx.x;
   float largest = -1e30f, sum = 0, o = 0;
@@ -242,8 +242,8 @@ template <int LANES> static void launch_decode(int64_t rows, const DecodeArgs &s
   decode_kernel<LANES><<<grid, WARPS * 32, 0, to>>>(s);
 }
 
-// Few rows leave multiprocessors idle, so that the keys of a single one are shared out. As few lanes
-// a key as hold a head.
+// Few rows do not fill the multiprocessors, so the keys of a single row are split over blocks. A
+// key gets the fewest lanes that hold a head.
 void cuda_attention_decode(Backend *be, const int32_t *position, int64_t rows, const act_t *cache,
                            Operand o) {
   const Cuda *c = cuda_of(be);

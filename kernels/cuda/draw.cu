@@ -1,12 +1,12 @@
-// Random weights, drawn where they will lie. Compiled without fused multiply-adds (kernels.mk), for
-// the bits of the host.
+// Random weights, drawn directly in device memory. Compiled without fused multiply-adds
+// (kernels.mk), so that they have the host's bits.
 #include "base/rng.h"
 #include "kernels/cuda/common.cuh"
 
 enum { DRAW_THREADS = 256 };
 static constexpr int64_t MOST_BLOCKS = 1 << 16;
 
-// A block draws a row at a time, so that its place comes from the host once.
+// A block draws one row at a time, so that the row's place is read from the host once.
 static __global__ void draw_kernel(float *to, const int32_t *places, int64_t first, int64_t rows,
                                    int64_t cols, uint64_t key, double deviation) {
   for (int64_t n = blockIdx.x; n < rows; n += gridDim.x) {

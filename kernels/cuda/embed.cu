@@ -11,7 +11,8 @@
 //
 // Then each bucket is summed in pieces of PIECE rows, in rank order: a bucket of one piece goes
 // straight to dE, the pieces of a longer one to scratch in fp32, and one more kernel adds those up
-// in order. So a token that fills the batch is shared out over the whole GPU like any other.
+// in order. So the work for a token that fills the batch is spread over the whole GPU like any
+// other.
 #include "kernels/cuda/cuda.h"
 #include "kernels/cuda/common.cuh"
 
@@ -49,7 +50,8 @@ void cuda_embed(Backend *be, int64_t M, const int32_t *tokens, const act_t *E, O
 
 // ---- Backward
 enum { PIECE = 32, THREADS = 256, STRETCH = THREADS, AHEAD = 4, COUNTERS = 4 };
-// Blocks of sum_pieces_kernel: four on each multiprocessor of an H200. Others take them in turns.
+// Blocks of sum_pieces_kernel: four on each multiprocessor of an H200. Smaller GPUs run them in
+// turns.
 static const int64_t RESIDENT_BLOCKS = 4 * 132;
 
 struct Entry { // of a token's list
@@ -65,8 +67,8 @@ struct Buckets {
   // Zeroed together before each call:
   int32_t *count;        // [V] tokens in v's bucket
   int32_t *entries;      // [V] stretches that have v
-  int32_t *cursor;       // [1] slots given out
-  int32_t *entry_cursor; // [1] list entries given out
+  int32_t *cursor;       // [1] slots assigned so far
+  int32_t *entry_cursor; // [1] list entries assigned so far
   int32_t *piece_count;  // [1]
   int32_t *long_count;   // [1] buckets of more than PIECE
   int32_t *start;        // [V] the bucket's first slot

@@ -4,10 +4,10 @@
 //
 // gemm_prepare times every algorithm that the heuristics return, on random data of the real shape,
 // and keeps the fastest; the choice is remembered in
-// ${XDG_CACHE_HOME:-~/.cache}/coda/gemm-<GPU>-<versions>.txt. A cache that is damaged, or of
-// another GPU, driver or library, is ignored and written anew. A problem that was not prepared
-// (generation's shapes) gets what is remembered, or the heuristics' first choice, when it first
-// occurs.
+// ${XDG_CACHE_HOME:-~/.cache}/coda/gemm-<GPU>-<versions>.txt. A cache that is damaged, or belongs
+// to another GPU, driver or library, is ignored and rewritten. A problem that was not prepared
+// (generation's shapes) gets the remembered algorithm, or the heuristics' first choice, when it
+// first occurs.
 #pragma once
 #include "kernels/cuda/choices.h"
 #include "kernels/cuda/gpu.h"
@@ -24,8 +24,8 @@ typedef struct GemmProblem {
   int64_t M, N, K;
   GemmForm form;
   GemmFormats formats;
-  // FP8: parts of 128 of K are added up in fp32. Without it the tensor cores add alone, up to 8 %
-  // faster; but they truncate: a sum of one sign is 3 % short at K = 2048, 38 % at 32768.
+  // FP8: partial sums of 128 of K are added up in fp32. Without it only the tensor cores add, up to
+  // 8 % faster; but they truncate: a sum of one sign is 3 % too small at K = 2048, 38 % at 32768.
   bool accurate;
   bool out_fp32; // C and D fp32, otherwise bf16
   bool add;
@@ -59,13 +59,13 @@ typedef struct Gemm {
 void gemm_open(Gemm *gemm, Gpu *gpu, const char *cache_path);
 void gemm_close(Gemm *gemm);
 
-// Plans with timed algorithms. Needs the operands' memory for as long as it takes; where it cannot
-// have it, or where the heuristics return one algorithm only, nothing is timed.
+// Makes plans with timed algorithms. It allocates memory for the operands meanwhile; where it
+// cannot, or where the heuristics return only one algorithm, nothing is timed.
 int gemm_prepare(Gemm *gemm, const GemmProblem *problems, int count, Error *err);
 
-// On the GPU's stream. C is read where problem.add, and may be D; but then cuBLASLt rounds the
-// product to bf16 before it adds (13.1 on an H200, every algorithm), and apart it does not.
-// problem.alignment is not read: it follows from the pointers.
+// Runs on the GPU's stream. C is read where problem.add is set, and may be D; but then cuBLASLt
+// rounds the product to bf16 before it adds (13.1 on an H200, every algorithm), which it does not
+// do where C and D differ. problem.alignment is not read: it follows from the pointers.
 void gemm_run(Gemm *gemm, GemmProblem problem, const void *A, const void *B, const void *C,
               void *D);
 
@@ -75,5 +75,5 @@ void gemm_run(Gemm *gemm, GemmProblem problem, const void *A, const void *B, con
 void gemm_run_fp8(Gemm *gemm, GemmProblem problem, const void *A, const float *inverse_A,
                   const void *B, const float *inverse_B, const void *C, void *D);
 
-// For tests and benchmarks: what a prepared problem got, or NULL.
+// For tests and benchmarks: the algorithm of a prepared problem, or NULL.
 const GemmChoice *gemm_find(const Gemm *gemm, const GemmProblem *problem);

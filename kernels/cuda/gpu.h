@@ -12,21 +12,21 @@ extern "C" {
 #endif
 
 // ---- Checking. While things are set up a failure is reported as an Error (the _TRY forms, which
-// return -1 from the function they stand in). Inside a step there is nobody to recover: the GPU's
-// state is lost, so the _CHECK forms print one sentence and end the program. Checkpoints are whole
-// at any moment, also in a save. Files that check cuBLASLt's calls include its header themselves:
-// it has 18,000 lines, which no kernel's file should have to read.
+// return -1 from the function they stand in). Inside a step no caller can recover: the GPU's state
+// is lost, so the _CHECK forms print one sentence and end the program. Checkpoints are whole at any
+// moment, also in a save. Files that check cuBLASLt's calls include its header themselves: it has
+// 18,000 lines, which no kernel's file should have to read.
 
 static inline void cuda_check(cudaError_t status, const char *call, const char *file, int line) {
   if (status == cudaSuccess) return;
   fprintf(stderr,
-          "the GPU failed: %s (%s, in %s, %s:%d); a run can go on from its last checkpoint with "
+          "the GPU failed: %s (%s, in %s, %s:%d); resume the run from its last checkpoint with "
           "train.resume=auto\n",
           cudaGetErrorString(status), cudaGetErrorName(status), call, file, line);
   exit(EXIT_FAILURE);
 }
 
-// The same for what is reported as an Error also inside a step.
+// The same for functions that report an Error, where they are called inside a step.
 static inline void error_check(int status, const Error *err) {
   if (status == 0) return;
   fprintf(stderr, "%s\n", err->text);
@@ -66,10 +66,10 @@ static inline void error_check(int status, const Error *err) {
 typedef struct Gpu {
   int device;
   char name[256];   // "NVIDIA H200"
-  char choice[512]; // where there are several: "first of 2 GPUs, then NVIDIA T400 (...)"
+  char choice[512]; // where there are several GPUs: "first of 2 GPUs, then NVIDIA T400 (...)"
   int major, minor; // compute capability
-  // What the kernels that it runs were compiled for, 80 = 8.0: earlier than its own where the
-  // driver compiles PTX.
+  // The compute capability that its kernels were compiled for, 80 = 8.0: lower than the GPU's own
+  // where the driver compiles PTX.
   int compiled_for;
   int sm_count;
   size_t memory_bytes; // of the card
@@ -78,14 +78,14 @@ typedef struct Gpu {
   int driver, runtime;          // CUDA versions, 13000 = 13.0
   size_t cublaslt;              // cuBLASLt's version, 130200 = 13.2.0
   double peak_flops;            // dense bf16 FLOP/s, see gpu_peak_flops
-  cudaStream_t stream;          // everything of a step runs on it, in order
+  cudaStream_t stream;          // all work of a step runs on it, in order
   struct cublasLtContext *blas; // a cublasLtHandle_t
   void *workspace; // cuBLASLt's scratch, shared by all plans: they run one after the other
   size_t workspace_bytes;
 } Gpu;
 
-// What the current device is, without opening anything on it: the fields up to stream. Fails as
-// gpu_open does.
+// Reads the properties of the current device without opening anything on it: the fields up to
+// stream. Fails as gpu_open does.
 int gpu_probe(Gpu *gpu, Error *err);
 // The current device: CUDA's first, which is the fastest, unless CUDA_VISIBLE_DEVICES chooses.
 // Fails with what to install or change when there is none, when it is older than compute capability
@@ -93,17 +93,17 @@ int gpu_probe(Gpu *gpu, Error *err);
 int gpu_open(Gpu *gpu, Error *err);
 void gpu_close(Gpu *gpu);
 
-// Memory of the GPU, NULL when there is not enough: what that means is the caller's to say.
+// Allocates memory of the GPU; NULL when there is not enough, and then the caller reports it.
 void *gpu_alloc(size_t bytes);
 // Bytes of the card's memory that are in use beyond those at its opening, by the driver's count:
 // other programs' are counted, too.
 size_t gpu_memory_taken(const Gpu *gpu);
 
-// What a GPU's data sheet promises: dense bf16 FLOP/s with fp32 accumulation at `hertz`, the
-// highest clock of the card; 0 where no data sheet is known. name: as the driver says it.
+// The peak of a GPU by its data sheet: dense bf16 FLOP/s with fp32 accumulation at `hertz`, the
+// highest clock of the card; 0 where no data sheet is known. name: as the driver gives it.
 double gpu_peak_flops(const char *name, int major, int minor, int sm_count, double hertz);
 
-// ---- Timing of what a plan is chosen by, and the data that it is timed on
+// ---- Timing of the candidates for a plan, and the data that they are timed on
 
 enum { MAX_TIMED_RUNS = 8 };
 

@@ -1,6 +1,7 @@
 // The kernels that both GPU backends launch, as C sees them. Each launch_ function only launches:
 // on `stream`, without waiting, allocating or reading anything back, so that all of them can be
-// captured in a CUDA graph. The backends' own (kernels/unfused, kernels/fused) keep to this, too.
+// captured in a CUDA graph. The backends' own kernels (kernels/unfused, kernels/fused) follow this
+// rule, too.
 //
 // Names as in kernels/ops.h; activations are bf16, rounded to nearest even, arithmetic and row
 // statistics fp32. All matrices are row-major and start at 16-byte boundaries; where a row's bytes
@@ -19,16 +20,16 @@ typedef uint16_t bf16_bits;
 
 // Scales of FP8 copies, on the device. A tensor's copies hold scale * value, saturated. The scale
 // is a power of two and delayed: it follows from the largest values of earlier steps, so that an
-// epilogue knows it before it has seen the tensor. Whoever writes copies also takes the largest
-// value, and once a step all scales are set anew.
+// epilogue knows it before it has seen the tensor. A kernel that writes copies also finds the
+// largest value, and all scales are updated once a step.
 enum { MAXIMA = 32 }; // words that blocks spread their largest values over: a warp's lanes
 
 typedef struct Scaling {
   float inverse, scale; // 1 / scale, which cuBLASLt wants at a 16-byte boundary, and what copies
                         // were multiplied by: both powers of two. 0: none
   int32_t format;       // Fp8Format
-  int32_t fixed;        // the scale stays as it is: maxima are looked at for saturation only
-  float history[SCALE_HISTORY]; // largest values of the last steps, newest first; 0: none
+  int32_t fixed;        // the scale never changes: maxima are read for saturation only
+  float history[SCALE_HISTORY]; // largest values of the last steps, newest first; 0 = none
   uint32_t maxima[MAXIMA]; // bits of the largest |value| of the running step, before `scale`; the
                            // largest of them counts. Bits of floats >= 0 compare as integers.
 } Scaling;
@@ -41,27 +42,29 @@ typedef struct RowScale {
   const float *q; // [M] row_scale of an Operand with FP8 copies; NULL: 1
 } RowScale;
 
-// What a step leaves on the device.
+// The results and state of a step, on the device.
 typedef struct StepState {
   double loss, grad_norm;
   int64_t applied;                    // 0 or 1
   int32_t saturated, saturated_first; // as in StepResult
-  int64_t updates; // this and what follows outlive the step, what is before begins as 0
+  int64_t
+      updates; // this and the following fields outlive the step; the fields before it start at 0
   AdamW hyper;
   float clip, step_size, per_root; // factors of the running update, see optimizer.cu
 } StepState;
 
 // ---- scales.cu
-// Once a step, before copies are written with the new scales: the largest values of the step go
-// into the histories, and delayed scales follow from those (fp8_counted). Nothing follows from a
-// largest value of 0: no copies were written. A skipped update (state->applied) changes no scale:
-// its largest values are dropped, but for those of the first `parameters`, whose copies stay. Tells
-// the state which tensors had values beyond their scale's reach.   all [count] in, out
+// Called once a step, before copies are written with the new scales: stores the largest values of
+// the step in the histories, and computes the delayed scales from those (fp8_counted). A largest
+// value of 0 is ignored: no copies were written. A skipped update (state->applied) changes no
+// scale: its largest values are dropped, except for those of the first `parameters` tensors, whose
+// copies stay. Writes into the state which tensors had values beyond their scale's reach. all
+// [count] in, out
 void launch_scalings_update(Scaling *all, int parameters, int count, StepState *state,
                             cudaStream_t stream);
-// The scale of a delayed scaling, from the largest value so far, which stays.
+// Sets the scale of a delayed scaling from the largest value so far, which is kept.
 void launch_scaling_set(Scaling *scaling, cudaStream_t stream);
-// A kernel, to ask what this program's kernels were compiled for.
+// Any kernel, to ask for which compute capability this program's kernels were compiled.
 const void *cuda_any_kernel(void);
 
 // ---- draw.cu
@@ -83,7 +86,7 @@ void launch_gemv_fp8(int64_t N, int64_t K, const fp8_t *a, const Scaling *scalin
 // ---- loss.cu
 typedef struct CrossEntropy {
   int64_t M, V, stride;   // of the logits' rows: padded_vocab
-  act_t *logits;          // [M, V], before r; dlogits' take their place where s is not NULL
+  act_t *logits;          // [M, V], before r; overwritten by dlogits' where s is not NULL
   const int32_t *targets; // [M]
   RowScale r;
   bool clusters; // the kernels know thread block clusters: compiled for 9.0 or later
@@ -103,8 +106,8 @@ typedef struct DeviceTensor {
   float *master;
   moment_t *m, *v;
   grad_t *grad, *grad_folded;
-  bf16_bits *compute, *folded; // the copies that are bf16
-  uint8_t *by_row, *by_col;    // those that are FP8, e4m3: of the matrix times norm, if it has one
+  bf16_bits *compute, *folded; // the bf16 copies
+  uint8_t *by_row, *by_col;    // the e4m3 copies, of the matrix times norm if it has one
   int64_t stride;              // as in Operand
   Scaling *scaling;
   const float *norm;      // [cols] master of the norm weight folded in, or NULL, as the next three

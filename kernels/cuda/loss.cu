@@ -1,10 +1,9 @@
-// Cross entropy: one pass over the logits that takes the loss and writes the gradient in place.
+// Cross entropy: one pass over the logits that computes the loss and writes the gradient in place.
 // With z = r logit,
 //   lse = log sum exp z         loss = lse - z_target
 //   dlogits' = f (p - onehot)   with p = exp(z - lse), f = r grad_scale
 //   s = row sum of dlogits' z = f (sum p z - z_target)
-// so one sweep that keeps (largest z, sum of exp, sum of exp z) has all that the second sweep
-// needs.
+// so one sweep that keeps (largest z, sum of exp, sum of exp z) has all inputs of the second sweep.
 //
 // A row stays in registers between the sweeps, 8 vectors of 16 bytes a thread: each logit is read
 // once and written once. A row of V = 128256 is the whole register file of a multiprocessor, so on
@@ -27,7 +26,7 @@ enum { VECTORS = 8, MAX_THREADS = 512, BLOCKS_AN_SM = 2, MAX_CLUSTER = 8 };
 
 // State of a sweep over stored logits x, in powers of two: u = c x = z log2(e).
 struct Sweep {
-  float largest; // of u; finite when nothing was seen
+  float largest; // of u; finite also before the first value
   float sum;     // of 2^(u - largest)
   float dot;     // of 2^(u - largest) x
 };
@@ -107,7 +106,7 @@ static __device__ __forceinline__ Sweep sweep_with_edge(Sweep a, const CrossEntr
   return column < args.V ? sweep_join(a, {c * logit, 1, logit}) : a;
 }
 
-// What the second sweep needs.
+// The inputs of the second sweep.
 struct RowGradient {
   float c;      // u = c * stored logit
   float lse;    // in powers of two
@@ -167,9 +166,9 @@ static __device__ __forceinline__ Sweep *in_block(Sweep *mine, int rank) {
   return there;
 }
 
-// A cluster's blocks hand their sweeps to each other. of_block: this row's, one of two that take
-// turns, so that one barrier a row is enough: who writes it two rows on has passed a barrier that
-// its readers reached.
+// The blocks of a cluster exchange their sweeps. of_block: this row's buffer, one of two that
+// alternate, so that one barrier per row is enough: a block that writes it two rows later has
+// passed a barrier that the buffer's readers reached.
 static __device__ __forceinline__ Sweep sweep_cluster(Sweep a, Sweep *of_block, int rank,
                                                       int cluster_size) {
   if (cluster_size > 1) {
@@ -184,7 +183,7 @@ static __device__ __forceinline__ Sweep sweep_cluster(Sweep a, Sweep *of_block, 
   return row;
 }
 
-// What a thread holds of a row: the vectors first, first + step, ...
+// A thread's part of a row: the vectors first, first + step, ...
 static __device__ __forceinline__ void load_held(uint4 (&held)[VECTORS], bf16_bits *row,
                                                  int vectors, int first, int step) {
 #pragma unroll
@@ -232,7 +231,7 @@ static __global__ __launch_bounds__(MAX_THREADS,
   float r = row_factor(args, m, row_share(args.r.sumsq, m, m < args.M, lane, 32));
 
   for (int turn = 0; m < args.M; turn ^= 1) {
-    // Else all vectors' places are kept in registers, and spilled.
+    // Otherwise the compiler keeps all vectors' addresses in registers, and spills them.
     asm volatile("" : "+r"(first));
     const int target = args.targets[m];
     const float at_edge = edge_logit(args, logits, edge);

@@ -4,11 +4,11 @@
 #include "kernels/cuda/cuda.h"
 #include "kernels/formats.h"
 
-// ---- What the norm needs of the weight-gradient GEMMs' results, in three launches for all tensors; the
-// results are only read:
+// ---- The norm of the gradients, in three launches for all tensors. The results of the
+// weight-gradient GEMMs are only read:
 //   1. gradients: a block a tile of 128 x 256 (or 32768 elements of a tensor that is not folded).
-//        partial column sums of dW' W; partial sum of squares of dW = dW' wn (+ what the plain use
-//        has left)
+//        partial column sums of dW' W; partial sum of squares of dW = dW' wn (+ the plain use's
+//        gradient)
 //   2. columns: dwn[k] = sum of the partial column sums of column k, over ascending rows; sum of
 //        squares of dwn; a copy of wn, which dW needs after wn's own update
 //   3. norm: one block adds all partial sums of squares in order, in double.
@@ -19,13 +19,13 @@
 
 enum { THREADS = 256, WARPS = THREADS / 32 };
 
-// Whether column sums have W' for W.
+// True where column sums read W' in place of W.
 template <typename Grad> static __device__ __forceinline__ bool of_copy(const DeviceTensor &t) {
   return sizeof(Grad) == sizeof(bf16_bits) && t.folded;
 }
 
-// N columns a lane, warps take rows in turn, four of them at a time, so that a thread's loads are
-// under way together. Leaves the column sums of each warp; returns the thread's part of the sum of
+// N columns per lane; warps process rows in turn, four at a time, so that a thread's loads are in
+// flight together. Writes the column sums of each warp; returns the thread's part of the sum of
 // squares.
 template <typename Grad, int N>
 static __device__ __forceinline__ float folded_tile(const DeviceTensor &t, int64_t row0, int64_t c0,
@@ -111,7 +111,7 @@ static __device__ float sum_of_masters(const DeviceTensor &t, int64_t first, int
   return sum;
 }
 
-// Launch: a block COLUMN_BLOCK columns; 8 threads a column share out the rows.
+// Launch: COLUMN_BLOCK columns per block; the 8 threads of a column divide the rows among them.
 template <typename Grad>
 static __global__ __launch_bounds__(THREADS) void columns_kernel(ParamTable table) {
   __shared__ float part[WARPS][COLUMN_BLOCK];
@@ -185,14 +185,14 @@ void cuda_grads_finish(Backend *be, const ParamTensor *list, int count) {
   LAUNCHED();
 }
 
-// ---- FP8 copies of a weight W [N, K], by_row [N, K] and by_col [K, stride], from one pass over it.
+// ---- FP8 copies of a weight W: one pass over W [N, K] writes by_row [N, K] and by_col [K, stride].
 //
 // A block of 8 warps has a tile of 128 x 128. A warp has 16 of its rows, a lane four neighbouring
 // columns, of four rows at a time: 2q, 2q + 1, 2q + 8 and 2q + 9, whose values of a column are four
-// neighbouring bytes of by_col (kernels/formats.h). So both copies are made of words: those of by_row
-// after an exchange between two lanes, since four columns are halves of two such words; those of
-// by_col after a transposition of 4 x 4 bytes. They wait in shared memory until a column's 128
-// bytes are together.
+// neighbouring bytes of by_col (kernels/formats.h). So both copies are written as words: those of
+// by_row after an exchange between two lanes, since four columns are halves of two such words;
+// those of by_col after a transposition of 4 x 4 bytes. The words of by_col stay in shared memory
+// until a column's 128 bytes are complete.
 
 enum { WEIGHT_THREADS = 256 };
 
@@ -250,7 +250,7 @@ struct WeightTile {
                    b = __byte_perm(rows[2], rows[3], 0x5140),
                    c = __byte_perm(rows[0], rows[1], 0x7362),
                    d = __byte_perm(rows[2], rows[3], 0x7362);
-    const int word = (warp * 4 + q) ^ lane; // no two lanes meet in a bank, here or in finish
+    const int word = (warp * 4 + q) ^ lane; // no bank conflicts, here or in finish
     by_col[lane * 4][word] = __byte_perm(a, b, 0x5410);
     by_col[lane * 4 + 1][word] = __byte_perm(a, b, 0x7632);
     by_col[lane * 4 + 2][word] = __byte_perm(c, d, 0x5410);
@@ -275,7 +275,7 @@ struct WeightTile {
   }
 };
 
-// That of a block of the update's launch.
+// The tensor of a block of the update's launch.
 static __device__ __forceinline__ WeightTile weight_tile(const DeviceTensor &t, int64_t block,
                                                          uint32_t (*by_col)[WEIGHT_TILE / 4]) {
   const int64_t tile = block - t.first_update, across = (t.cols + WEIGHT_TILE - 1) / WEIGHT_TILE;
@@ -293,14 +293,14 @@ static __device__ __forceinline__ WeightTile weight_tile(const DeviceTensor &t, 
 //   g' = clip g      m = b1 m + (1 - b1) g'      v = b2 v + (1 - b2) g'^2
 //   W = (1 - lr decay) W - lr / (1 - b1^t) m / (sqrt(v / (1 - b2^t)) + eps)
 //   compute = bf16(W)      folded = bf16(W wn), with the wn of this update; or both FP8 copies
-// and g = grad + grad_folded wn, with the wn that the forward used (grads.cu keeps it).
-// Three launches: norm weights first, since the folded copies read them; then what has bf16 copies,
-// then what has FP8 copies (weight_tile.cuh). Before them one thread decides on the device whether
-// the update happens (loss and norm finite), counts it, and prepares its factors: so nothing has to
-// come back to the host within a step. Bytes an element: 12 + 12 of fp32 state (8 + 8 with bf16
-// moments, rounded after the step is made), a gradient of 2 or 4, copies of 2 (twice both for a
-// tied embedding).
-// Launch: a block UPDATE_BLOCK elements of one tensor, 4 a thread at a time; or a tile.
+// and g = grad + grad_folded wn, with the wn that the forward used (grads_finish copies it). Three
+// launches: norm weights first, since the folded copies read them; then the tensors with bf16
+// copies, then those with FP8 copies (a tile per block). Before them one thread decides on the
+// device whether the update is applied (loss and norm finite), counts it, and computes its factors:
+// so no value has to be copied to the host within a step. Bytes an element: 12 + 12 of fp32 state
+// (8 + 8 with bf16 moments, rounded after the step is made), a gradient of 2 or 4, copies of 2
+// (twice both for a tied embedding).
+// Launch: UPDATE_BLOCK elements of one tensor per block, 4 per thread at a time; or a tile per block.
 
 static __global__ void factors_kernel(StepState *state) {
   state->applied = isfinite(state->loss) && isfinite(state->grad_norm);
@@ -338,7 +338,7 @@ static __device__ __forceinline__ Pack<N> at_columns(const float *vector, int co
 
 template <int N> struct Elements { Pack<N> w, m, v, g; };
 
-// From element i of the tensor on. norm: wn as the forward used it, of their columns.
+// The elements of the tensor from i on. norm: wn of their columns, as the forward used it.
 template <typename Grad, typename Moment, int N>
 static __device__ __forceinline__ Elements<N> load_elements(const DeviceTensor &t, int64_t i,
                                                             const Pack<N> &norm) {
@@ -354,7 +354,7 @@ static __device__ __forceinline__ Elements<N> load_elements(const DeviceTensor &
   return e;
 }
 
-// Updates and stores them, and leaves the new weights in e.
+// Updates and stores them, and writes the new weights into e.
 template <typename Moment, int N>
 static __device__ __forceinline__ void update_elements(const DeviceTensor &t, int64_t i,
                                                        Elements<N> &e, const Factors &f) {
@@ -385,7 +385,7 @@ static __device__ __forceinline__ void copy_pack(const DeviceTensor &t, int64_t 
   store_pack(t.folded + i, copy);
 }
 
-// The update and the copies; Moment void: the copies only.
+// The update and the copies; where Moment is void, only the copies.
 template <typename Grad, typename Moment, int N>
 static __device__ __forceinline__ void step(const DeviceTensor &t, int64_t i, int column,
                                             const Factors &f) {
@@ -427,8 +427,8 @@ static __global__ __launch_bounds__(THREADS) void adamw_kernel(ParamTable table,
   if (i < end) step<Grad, Moment, 1>(t, i, (int)(i % cols), f);
 }
 
-// Of tensors with FP8 copies, a tile a block. An update that is left out writes the copies, too,
-// since their scales may be new.
+// For tensors with FP8 copies, a tile per block. A skipped update writes the copies, too, since
+// their scales may be new.
 template <typename Grad, typename Moment>
 static __global__ __launch_bounds__(WEIGHT_THREADS,
                                     2) void adamw_fp8_kernel(ParamTable table, int64_t first_block,
@@ -450,7 +450,7 @@ static __global__ __launch_bounds__(WEIGHT_THREADS,
   for (int q = 0; q < 4; q++) {
     Elements<4> e[4] = {};
 #pragma unroll
-    for (int k = 0; k < 4; k++) { // their loads are under way together
+    for (int k = 0; k < 4; k++) { // their loads are in flight together
       const int64_t i = tile.row(q, k) * t.cols + column;
       if (!tile.inside(q, k)) continue;
       if constexpr (UPDATE) {
@@ -476,7 +476,7 @@ static __global__ __launch_bounds__(WEIGHT_THREADS,
   tile.report(block);
 }
 
-// The largest values of those that have no scale yet.
+// The largest values of the tensors that have no scale yet.
 static __global__
 __launch_bounds__(WEIGHT_THREADS) void largest_weight_kernel(ParamTable table,
                                                              int64_t first_block) {

@@ -1,5 +1,5 @@
-// The scales of FP8 copies: set anew once a step, at once while a run calibrates, and kept in
-// checkpoints. And the plainest copies, those of a bf16 matrix.
+// The scales of FP8 copies: updated once a step, set at once while a run calibrates, and saved in
+// checkpoints. Also the simplest copies, those of a bf16 matrix.
 #include "kernels/cuda/copies.cuh"
 #include "kernels/cuda/cuda.h"
 
@@ -95,7 +95,8 @@ bool cuda_launch_again(const Cuda *c, int pass, Operand out) {
   return true;
 }
 
-// What the update has left of the parameters, whose scalings come first, belongs to the next step.
+// The largest values of the parameters, whose scalings come first, were written by the update and
+// belong to the next step.
 static void op_discard(Backend *be) {
   const Cuda *c = cuda_of(be);
   const int rest = c->config.scaling_count - c->table_count;
