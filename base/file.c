@@ -221,7 +221,7 @@ int writer_finish(FileWriter *w, Error *err) {
   if (writer_flush(w, err) != 0) return -1;
   if (fsync(w->fd) != 0) return writer_fail(w, "sync", err);
   const int fd = w->fd;
-  w->fd = -1; // closed, whatever close says
+  w->fd = -1; // closed, even where close fails
   if (close(fd) != 0) return writer_fail(w, "close", err);
   writer_abandon(w);
   return 0;

@@ -30,7 +30,7 @@ int file_map(MappedFile *map, const char *path, Error *err);
 void file_unmap(MappedFile *map);
 
 // Buffered writer: create (or truncate), append, then finish = flush + fsync + close. The first
-// failure closes the writer and frees what it holds: every later call but open fails with the same
+// failure closes the writer and frees its memory: every later call but open fails with the same
 // error, and the partial file stays for the caller.
 typedef struct FileWriter {
   int fd;

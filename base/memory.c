@@ -90,7 +90,7 @@ SizeText size_text(size_t bytes) {
   return s;
 }
 
-// ---- What the system allows
+// ---- The system's limits
 
 // Whether `word` is one of the words between commas.
 static bool has_word(const char *words, const char *word) {

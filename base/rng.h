@@ -1,9 +1,9 @@
 // Stateless random numbers: every draw is a hash of (key, index), so a stream needs no state in a
-// checkpoint and gives the same values whatever the order or the number of threads.
+// checkpoint and gives the same values in any order, with any number of threads.
 // The mixer is splitmix64's finalizer (Steele, Lea, Flood, OOPSLA 2014).
 //
-// Every draw has the same bits on every machine and on a GPU: there is nothing in it but integers
-// and what IEEE 754 rounds in one way, + - * / and sqrt. A compiler must not fuse a product and a
+// Every draw has the same bits on every machine and on a GPU: it has nothing but integers and
+// operations that IEEE 754 rounds in one way, + - * / and sqrt. A compiler must not fuse a product and a
 // sum (gcc -std=c11 does not; nvcc needs -fmad=false).
 #pragma once
 #include <math.h>

@@ -139,7 +139,7 @@ typedef struct SaveResult {
 // Bytes of the host's memory that a copy of a run's state takes.
 size_t background_bytes(const ModelConfig *model, const Backend *be);
 
-// Allocates what it needs on the backend and starts a thread, which allocates the copy while the
+// Allocates its memory on the backend and starts a thread, which allocates the copy while the
 // run starts. llama outlives it.
 BackgroundSave *background_open(const Llama *llama, Error *err);
 void background_close(BackgroundSave *save); // NULL is fine; waits for a save under way
@@ -158,7 +158,7 @@ bool background_end(BackgroundSave *save, bool wait, SaveResult *result);
 // ---- Reading
 
 // A checkpoint, or a Hugging Face folder, that was opened and checked. Its tensors are mapped, so
-// they can be loaded whatever becomes of the folder.
+// they can be loaded even after the folder is gone.
 typedef struct Checkpoint {
   char path[PATH_CHARS]; // "": none is open
   bool with_optimizer, has_checksums;

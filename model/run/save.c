@@ -215,7 +215,7 @@ int run_bad_data(Run *run, Error *err) {
 }
 
 double run_end_ms(const Run *run) {
-  // Of a disk that no save has been seen on, and of closing what is open.
+  // Of a disk without a measured save, and of closing the open files.
   const double bytes_per_ms = 200e3, close_ms = 1000;
   const double state_bytes = 12.0 * (double)model_parameters(&run->config.model, true);
   const double save_ms = run->save_ms > 0 ? run->save_ms : state_bytes / bytes_per_ms;
