@@ -102,7 +102,7 @@ void cpu_qkv_token(Backend *be, const int32_t *position, Operand x, RowStat sums
   be->qkv(be, 1, 1, *position, x, sumsq, W, act_at(be, cache, *position * R));
 }
 
-// One query head's share; dk and dv are added to.
+// One query head's contribution; it is added to dk and dv.
 static void head_backward(const Cpu *cpu, int64_t T, const real *q, const real *k, const real *v,
                           const real *o, const real *lse, const real *do_, real *dq, real *dk,
                           real *dv) {

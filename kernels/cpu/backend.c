@@ -44,7 +44,7 @@ static void cpu_write_master(Backend *be, master_t *to, const float *from, int64
   for (int64_t i = 0; i < count; i++) reals(to)[i] = (real)from[i];
 }
 
-// What the moments hold is rounded here, not in a type of its own.
+// The moments' values are rounded here; they have no type of their own.
 static void cpu_write_moments(Backend *be, moment_t *to, const float *from, int64_t count) {
   const bool bf16 = cpu_of(be)->config.moments == MOMENTS_BF16;
   for (int64_t i = 0; i < count; i++)
@@ -73,7 +73,7 @@ static void cpu_read_grad(Backend *be, float *to, const grad_t *from, int64_t co
 
 static void cpu_profile(Backend *be, bool open) {}
 
-// There is no engine that copies beside a step, so it is done at once.
+// The CPU has no copy engine that works during a step, so the copy is made at once.
 static int cpu_snapshot_open(Backend *be, Error *err) {
   return 0;
 }

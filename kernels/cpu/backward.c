@@ -35,8 +35,8 @@ void cpu_norm_dgrad(Backend *be, int64_t M, int64_t N, Operand dz, Operand W, Op
   finish_norm_dgrad(cpu, M, x, sumsq, s, dx_);
 }
 
-// dz'' [2 F] of one row from dy [F] and z, times r; the sum of its products with z, whose memory it
-// may have. What dy has of each pair is put side by side first, as the activation was.
+// dz'' [2 F] of one row from dy [F] and z, times r; returns the sum of its products with z. dz''
+// may be z. The values of dy for each pair are first put side by side, as the activation was.
 VECTORS static real swiglu_backward_row(int64_t F, real r, const real *z, const real *dy,
                                         real *dz) {
   double product = 0;
@@ -116,7 +116,7 @@ void cpu_embed_backward(Backend *be, int64_t M, const int32_t *tokens, const act
   const real *dx = reals(dx_);
   real *dE = reals(dE_);
   if (!accumulate) memset(dE, 0, (size_t)(c->V * D) * sizeof(real));
-// Threads share out the columns, so that each sum runs over the tokens in order, whatever the
+// Threads divide the columns among them, so that each sum runs over the tokens in order for any
 // number of threads.
 #pragma omp parallel for schedule(static)
   for (int64_t k0 = 0; k0 < D; k0 += slice) {

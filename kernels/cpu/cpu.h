@@ -15,7 +15,7 @@
 #define VECTORS
 #endif
 
-// How one tensor's copies are scaled.
+// The scaling of one tensor's copies.
 typedef struct CpuScaling {
   ScalingKind kind;
   ScalingState state;
@@ -30,12 +30,12 @@ typedef struct Cpu {
   real *scratch; // [threads, scratch_per_thread] attention's score blocks
   size_t scratch_per_thread;
   real *dy;               // [max_tokens, F] down_dgrad's GEMM result
-  Bf16Products *products; // NULL: in fp32
+  Bf16Products *products; // NULL: products are in fp32
   CpuScaling *scalings;   // [config.scaling_count]
-  int parameters;         // the first scalings are theirs, of the last list that was written
+  int parameters; // the first scalings belong to this many, those of the last list that was written
   AdamW hyper;
   StepResult step;                 // the running one
-  StepResult results[MAX_RESULTS]; // ended and not yet taken, a ring
+  StepResult results[MAX_RESULTS]; // ended and not yet read, a ring
   int64_t ended, taken;
 } Cpu;
 
@@ -56,7 +56,7 @@ static inline real row_rstd(const OpsConfig *c, RowStat sumsq, int64_t m) {
   return rms_rstd(reals(sumsq.data)[m], c->D, (real)c->rms_norm_eps);
 }
 
-// How many pairs of z's columns are worked on together; whole groups of 8.
+// Number of pairs of z's columns that are processed together; whole groups of 8.
 enum { PAIR_BLOCK = 64 };
 
 double row_sum_of_squares(int64_t n, const real *values);
@@ -65,7 +65,7 @@ void scale_row(int64_t n, real factor, real *values);
 // Rotates the pairs of a row's first `columns`, heads of d each. angles [d / 2, 2]: cosine and
 // sine; direction: 1, or -1 to rotate back.
 void rotate_heads(int64_t columns, int64_t d, const real *angles, real direction, real *row);
-// The largest of values [n] that is not NaN; -INFINITY: none.
+// The largest of values [n] that is not NaN; -INFINITY if there is none.
 real row_largest(int64_t n, const real *values);
 
 // A row-major GEMM through CBLAS: C = alpha A B + beta C, C [M, N], A and B as the form says
@@ -75,42 +75,42 @@ void gemm_strided(GemmForm form, int64_t M, int64_t N, int64_t K, real alpha, co
 // The same of whole matrices, C = A B + beta C.
 void gemm(GemmForm form, int64_t M, int64_t N, int64_t K, const real *A, const real *B, real beta,
           real *C);
-// C = A B of operands, or C + A B; C [M, N] with rows of ldc, A and B as the form says. In bf16
-// where the backend has such products. In fp32 are those of a single row, which reading B limits,
-// attention's, and those of FP8 copies.
+// C = A B of operands, or C + A B; C [M, N] with rows of ldc, A and B as the form says. It is in
+// bf16 where the backend has such products. Always in fp32 are the products of a single row, which
+// are limited by reading B, those of attention, and those of FP8 copies.
 void multiply(const Cpu *cpu, GemmForm form, int64_t M, int64_t N, int64_t K, Operand A, Operand B,
               bool add, real *C, int64_t ldc);
 
 // ---- FP8. Copies hold real values, rounded, in the matrix's own order: by_row [rows, cols],
 // by_col its transpose. A product reads the copies of two operands that have them, else their data.
 
-// q of row m of x, and what a consumer of x multiplies that row by: r / q.
+// q of row m of x, and r / q, by which a consumer of x multiplies that row.
 static inline real scale_of_row(Operand x, int64_t m) {
   return x.row_scale ? reals(x.row_scale)[m] : 1;
 }
 static inline real row_factor(const OpsConfig *c, Operand x, RowStat sumsq, int64_t m) {
   return row_rstd(c, sumsq, m) / scale_of_row(x, m);
 }
-// Where values [M, N] of an operand go before leave_copies: its data, or by_row.
+// The memory of an operand's values [M, N] before leave_copies: its data, or by_row.
 static inline real *values_of(Operand x) {
   return reals(x.data ? (void *)x.data : (void *)x.by_row);
 }
 // x's q from the sums of squares of the rows one addition earlier, if it has memory for them.
 void leave_row_scales(const Cpu *cpu, int64_t M, Operand x, RowStat previous);
-// The copies of x [M, N] from its values, and the largest of them.
+// Writes the copies of x [M, N] from its values, and records the largest of them.
 void leave_copies(Cpu *cpu, int64_t M, int64_t N, Operand x, const real *values);
 // The same of dlogits [M, V], rounded stochastically, with the scale that follows from grad_scale.
 void leave_dlogits_copies(Cpu *cpu, int64_t M, Operand dlogits, const real *values,
                           double grad_scale);
-// The same of a weight, whose scale is set where there is none.
+// The same for a weight, whose scale is set if there is none yet.
 void leave_weight_copies(Cpu *cpu, int64_t N, int64_t K, Operand W, const real *values);
-// What is the same in all backwards of a norm: dx holds dz'' W' + residual / q and becomes
-// q (dx - (r / D) s x); and its copies.
+// The common part of all backwards of a norm: dx holds dz'' W' + residual / q and becomes q (dx -
+// (r / D) s x); also writes its copies.
 void finish_norm_dgrad(Cpu *cpu, int64_t M, Operand x, RowStat sumsq, RowStat s, Operand dx);
 
 void scalings_open(Cpu *cpu);
-// At the end of a step: tells its result which tensors had values beyond their scale's reach, and,
-// where the update is applied, sets the delayed scales anew.
+// At the end of a step: writes into its result which tensors had values beyond their scale's reach,
+// and, where the update is applied, updates the delayed scales.
 void scalings_update(Cpu *cpu);
 void cpu_scalings_discard(Backend *be);
 void cpu_scalings_read(Backend *be, ScalingState *to_host);
@@ -121,12 +121,12 @@ void cpu_scalings_write(Backend *be, const ScalingState *from_host);
 BACKEND_OPERATIONS(DECLARE_OPERATION)
 #undef DECLARE_OPERATION
 
-// logits [M, V] = r (x W'^T), rows of padded_vocab: head_loss up to them.
+// logits [M, V] = r (x W'^T), rows of padded_vocab: the first part of head_loss.
 void cpu_logits(Backend *be, int64_t M, Operand x, RowStat sumsq, Operand W, act_t *logits);
-// head_loss from the logits [M, V] on, which become dlogits.
+// The rest of head_loss: it overwrites the logits [M, V] with dlogits.
 void cpu_loss(Backend *be, int64_t M, Operand x, RowStat sumsq, const int32_t *targets,
               act_t *logits, double scale, RowStat *s);
-// Elements of scratch that a thread's attention needs for sequences of T.
+// Elements of scratch per thread for the attention of sequences of T.
 size_t cpu_attention_scratch(int64_t T);
 
 void cpu_set_hyper(Backend *be, const AdamW *hyper);

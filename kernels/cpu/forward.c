@@ -72,8 +72,8 @@ void cpu_residual(Backend *be, int64_t M, int64_t K, Operand a, Operand W, const
   leave_copies(cpu, M, D, out_, out);
 }
 
-// z [2 F] of one row is multiplied by r; y [F] is its activation, which is made of pairs side by
-// side and put in order afterwards, so that both loops become vector instructions.
+// z [2 F] of one row is multiplied by r; y [F] is its activation, which is computed on pairs side
+// by side and put in order afterwards, so that both loops become vector instructions.
 VECTORS static void swiglu_row(int64_t F, real r, real *z, real *y) {
   for (int64_t p0 = 0; p0 < F; p0 += PAIR_BLOCK) {
     const int64_t pairs = F - p0 < PAIR_BLOCK ? F - p0 : PAIR_BLOCK, grouped = pairs / 8 * 8;

@@ -1,4 +1,4 @@
-// FP8 on the CPU: what is rounded, what scales it, and the products of what was rounded.
+// FP8 on the CPU: rounding to copies, and their scales.
 #include "kernels/cpu/cpu.h"
 
 #include <assert.h>
@@ -43,7 +43,7 @@ static void write_copies(const Cpu *cpu, int64_t M, int64_t N, Operand x, const 
   const int64_t stride = x.row_stride ? x.row_stride : N;
   const CpuScaling *s = &cpu->scalings[x.scaling];
   real *by_row = reals(x.by_row), *by_col = reals(x.by_col);
-  assert(s->state.scale > 0); // else nobody has calibrated
+  assert(s->state.scale > 0); // otherwise the run has not calibrated
 #pragma omp parallel for schedule(static)
   for (int64_t m = 0; m < M; m++) {
     const real scale = scale_of_row(x, m) * (real)s->state.scale;
@@ -100,7 +100,7 @@ void scalings_open(Cpu *cpu) {
   }
 }
 
-// Nothing follows from a largest value of 0: no copies were written.
+// A largest value of 0 is ignored: no copies were written.
 static void push(CpuScaling *s) {
   if (s->largest == 0) return;
   float *history = s->state.history, top = 0;
@@ -124,13 +124,13 @@ void scalings_update(Cpu *cpu) {
   }
 }
 
-// What the parameters' copies have left belongs to the next update.
+// The largest values of the parameters' copies belong to the next update.
 void cpu_scalings_discard(Backend *be) {
   Cpu *cpu = cpu_of(be);
   for (int i = cpu->parameters; i < cpu->config.scaling_count; i++) cpu->scalings[i].largest = 0;
 }
 
-// A fixed scale is not state: head_loss makes dlogits' of its own.
+// A fixed scale is not state: head_loss computes the scale of dlogits'.
 static ScalingState state_of(const CpuScaling *s, ScalingState state) {
   if (s->kind.fixed != 0) state.scale = s->kind.fixed;
   return state;

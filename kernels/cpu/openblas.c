@@ -56,21 +56,21 @@ const char *better_core(const char *core, CpuFeatures has) {
   return NULL;
 }
 
-// A variable's value, NULL where it is empty, too.
+// A variable's value; NULL also where it is empty.
 static const char *variable(const char *name) {
   const char *value = getenv(name);
   return value && *value ? value : NULL;
 }
 
 static const char asked_name[] = "OPENBLAS_CORETYPE";
-static const char taken_name[] = "CODA_OPENBLAS_TOOK"; // what OpenBLAS took by itself, if mended
+static const char taken_name[] = "CODA_OPENBLAS_TOOK"; // OpenBLAS's own choice, if it was changed
 
 bool openblas_mend(void) {
   const char *asked = variable(asked_name), *core = openblas_get_corename();
   const bool again = variable(taken_name);
   if (asked && !again) return false;
   CpuFeatures has = cpu_features();
-  if (again) has.avx512 = false; // the library was built without such kernels
+  if (again) has.avx512 = false; // this OpenBLAS was built without AVX-512 kernels
   const char *better = better_core(core, has);
   if (!better || (asked && strcmp(asked, better) == 0)) return false;
   return (again || setenv(taken_name, core, 1) == 0) && setenv(asked_name, better, 1) == 0;
@@ -96,7 +96,7 @@ MendText openblas_mended(void) {
   return text;
 }
 
-// The number that a variable begins with; 0: none that can be used.
+// The number at the start of a variable; 0 if it has no usable one.
 static int threads_of_variable(const char *name) {
   enum { MOST_THREADS = 4096 };
   const char *asked = getenv(name);
@@ -106,7 +106,7 @@ static int threads_of_variable(const char *name) {
 
 // OpenMP itself may have been set to another number by a backend before this one. It knows which
 // processors the process may run on, but nothing of a quota, under which more threads only wait for
-// one another. OpenBLAS works on OpenMP's threads, as our loops do, so its variable counts, too.
+// one another. OpenBLAS uses OpenMP's threads, as our loops do, so its variable counts, too.
 ThreadsAsked threads_asked(const char *root) {
   const int by_openmp = threads_of_variable("OMP_NUM_THREADS");
   if (by_openmp > 0) return (ThreadsAsked){by_openmp, "as OMP_NUM_THREADS asks"};
@@ -119,13 +119,13 @@ ThreadsAsked threads_asked(const char *root) {
 }
 
 // ---- Its buffers. OpenBLAS maps one for each thread when it is loaded, and one more for each
-// thread that multiplies by itself, when it first does. 0.3.21 asks for ever where the system
-// refuses one, as under `ulimit -v`, so the same memory is tried before.
+// thread that multiplies by itself, when it first does. 0.3.21 retries for ever where the system
+// refuses one, as under `ulimit -v`, so the same amount is allocated before as a test.
 
 #define BUFFER_BYTES ((size_t)128 << 20) // on x86-64 and ARM64
 
 static void try_buffers(int count) {
-  const size_t others = 32 << 20; // what else is allocated meanwhile
+  const size_t others = 32 << 20; // for other allocations meanwhile
   const size_t bytes = (size_t)count * BUFFER_BYTES + others;
   void *memory =
       mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);

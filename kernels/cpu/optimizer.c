@@ -17,8 +17,8 @@ VECTORS static void add_products(int64_t n, const real *a, const real *b, double
   for (int64_t k = 0; k < n; k++) sum[k] += (double)a[k] * (double)b[k];
 }
 
-// dwn = column sums of dW' W. Columns are shared out, so that each sum runs over the rows in order,
-// whatever the number of threads.
+// dwn = column sums of dW' W. Threads divide the columns among them, so that each sum runs over the
+// rows in order for any number of threads.
 static void norm_gradient(const ParamTensor *t, const ParamTensor *norm) {
   const int64_t slice = 64;
   const real *W = reals(t->master), *folded = reals(t->grad_folded);
@@ -33,7 +33,7 @@ static void norm_gradient(const ParamTensor *t, const ParamTensor *norm) {
   }
 }
 
-// Row n of dW; it lies in `made` [cols] where it has to be made of other arrays.
+// Row n of dW; it is in `made` [cols] where it has to be computed from other arrays.
 VECTORS static const real *gradient_row(const ParamTensor *list, const ParamTensor *t, int64_t n,
                                         real *made) {
   const real *plain = t->grad ? reals(t->grad) + n * t->cols : NULL;
@@ -90,7 +90,7 @@ void cpu_refresh(Backend *be, const ParamTensor *list, int count) {
   for (int i = 0; i < count; i++) refresh_tensor(cpu, list, &list[i]);
 }
 
-// Elements `first` and following of a tensor. The step was made with the moments as they were.
+// Elements `first` and following of a tensor. The step used the moments before rounding.
 static void round_moments(int64_t count, int64_t first, uint32_t key, real *m, real *v) {
   for (int64_t k = 0; k < count; k++) {
     const uint32_t noise = moment_noise(key, first + k);
@@ -99,7 +99,7 @@ static void round_moments(int64_t count, int64_t first, uint32_t key, real *m, r
   }
 }
 
-// What AdamW multiplies and adds, its bias corrections included.
+// The factors of AdamW's update, including its bias corrections.
 typedef struct Factors {
   real beta1, beta2, eps, clip, step_size, per_root, keep;
 } Factors;

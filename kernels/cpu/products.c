@@ -1,4 +1,4 @@
-// The CPU's matrix products: CBLAS in fp32 (fp64 in the gradient-check build), and oneDNN's in bf16.
+// The CPU's matrix products: CBLAS in fp32 (fp64 in the gradient-check build), oneDNN in bf16.
 #include <assert.h>
 #include <cblas.h>
 #include <stdio.h>
@@ -51,7 +51,7 @@ void multiply(const Cpu *cpu, GemmForm form, int64_t M, int64_t N, int64_t K, Op
       gemm_strided(form, M, N, K, 1, a, lda, b, ldb, add, C, ldc);
     return;
   }
-  // Copies have what is summed over in their rows.
+  // Copies have the summed dimension along their rows.
   const real alpha =
       1 / (real)cpu->scalings[A.scaling].state.scale / (real)cpu->scalings[B.scaling].state.scale;
   const bool A_by_col = form == GEMM_TN, B_by_col = form != GEMM_NT;
@@ -65,7 +65,7 @@ void multiply(const Cpu *cpu, GemmForm form, int64_t M, int64_t N, int64_t K, Op
 #if defined HAVE_ONEDNN && !defined REAL_IS_DOUBLE
 #include <oneapi/dnnl/dnnl.h>
 
-// A product as oneDNN has it, of packed operands.
+// A oneDNN product of packed operands.
 typedef struct Shape {
   GemmForm form;
   bool add;
@@ -74,7 +74,7 @@ typedef struct Shape {
 
 typedef struct Product {
   Shape shape;
-  dnnl_primitive_t primitive; // NULL: oneDNN has none
+  dnnl_primitive_t primitive; // NULL where oneDNN has none
   dnnl_memory_t A, B, C;      // their data changes from call to call
 } Product;
 
@@ -142,7 +142,7 @@ static int append_sum(dnnl_post_ops_t ops) {
 
 // ---- One product
 
-// What is done with the result: nothing, or it is added to what is there.
+// The attributes of a product: its result overwrites C, or is added to it.
 static int attributes(dnnl_primitive_attr_t *attr, bool add) {
   dnnl_post_ops_t ops = NULL;
   int status = dnnl_primitive_attr_create(attr);
@@ -224,7 +224,8 @@ static bool cpu_has(dnnl_cpu_isa_t isa) {
 
 int bf16_products_usable(Error *err) {
   if (cpu_has(dnnl_cpu_isa_avx512_core)) return 0;
-  return error_set(err, "oneDNN multiplies in bf16 on CPUs with AVX-512, which this one has not");
+  return error_set(err,
+                   "oneDNN multiplies in bf16 on CPUs with AVX-512, which this one does not have");
 }
 
 bool bf16_products_pay(void) {
@@ -261,7 +262,7 @@ void bf16_products_close(Bf16Products *products) {
   free(products);
 }
 
-// Of operands that are there.
+// For existing operands.
 static void run(const Bf16Products *products, const Product *p, float *C) {
   const dnnl_exec_arg_t args[] = {
       {DNNL_ARG_SRC, p->A}, {DNNL_ARG_WEIGHTS, p->B}, {DNNL_ARG_DST, p->C}};

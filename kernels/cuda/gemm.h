@@ -30,8 +30,8 @@ typedef struct GemmProblem {
   bool out_fp32; // C and D fp32, otherwise bf16
   bool add;
   int alignment; // of all pointers, in bytes: 2, 4, 8 or 16
-  int64_t lda, ldb,
-      ldd; // elements from one row, as stored, to the next; 0: the row's own. C's is D's
+  // Elements from one row, as stored, to the next; 0 = the row's length. C's is D's.
+  int64_t lda, ldb, ldd;
 } GemmProblem;
 
 // The algorithm that a problem got.

@@ -47,8 +47,7 @@ typedef struct StepState {
   double loss, grad_norm;
   int64_t applied;                    // 0 or 1
   int32_t saturated, saturated_first; // as in StepResult
-  int64_t
-      updates; // this and the following fields outlive the step; the fields before it start at 0
+  int64_t updates; // this and the next fields outlive the step; those before start at 0
   AdamW hyper;
   float clip, step_size, per_root; // factors of the running update, see optimizer.cu
 } StepState;

@@ -185,7 +185,7 @@ void cuda_grads_finish(Backend *be, const ParamTensor *list, int count) {
   LAUNCHED();
 }
 
-// ---- FP8 copies of a weight W: one pass over W [N, K] writes by_row [N, K] and by_col [K, stride].
+// ---- FP8 copies of a weight: one pass over W [N, K] writes by_row [N, K], by_col [K, stride].
 //
 // A block of 8 warps has a tile of 128 x 128. A warp has 16 of its rows, a lane four neighbouring
 // columns, of four rows at a time: 2q, 2q + 1, 2q + 8 and 2q + 9, whose values of a column are four
@@ -300,7 +300,7 @@ static __device__ __forceinline__ WeightTile weight_tile(const DeviceTensor &t, 
 // so no value has to be copied to the host within a step. Bytes an element: 12 + 12 of fp32 state
 // (8 + 8 with bf16 moments, rounded after the step is made), a gradient of 2 or 4, copies of 2
 // (twice both for a tied embedding).
-// Launch: UPDATE_BLOCK elements of one tensor per block, 4 per thread at a time; or a tile per block.
+// Launch: UPDATE_BLOCK elements of one tensor, 4 per thread at a time, or a tile per block.
 
 static __global__ void factors_kernel(StepState *state) {
   state->applied = isfinite(state->loss) && isfinite(state->grad_norm);

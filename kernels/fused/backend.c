@@ -14,10 +14,10 @@ enum {
   MOST_COLUMNS = 1 << 24, // fp32 holds a target's column exactly
 };
 
-// ---- Who runs what
+// ---- The kernels of each operation
 
-// The table of fused operations. Those that are left to the unfused kernels are named in this
-// order.
+// The table of fused operations. The description names those that run on the unfused kernels in
+// this order.
 static const struct {
   Operation operation;
   ProgramName program, fp8;
@@ -58,7 +58,7 @@ static void settle_kinds(Backend *be, const OpsConfig *c, KernelChoice choice, M
         (choice == KERNELS_FUSED || pays(mainloop, c, i)))
       be->kinds[operation] = KERNEL_FUSED;
   }
-  be->kinds[OP_DOWN_DGRAD] = be->kinds[OP_GATE_UP]; // which left z with or without r
+  be->kinds[OP_DOWN_DGRAD] = be->kinds[OP_GATE_UP]; // gate_up wrote z with or without r
   be->folds_softmax = be->kinds[OP_HEAD_LOSS] == KERNEL_FUSED;
 }
 

@@ -1,5 +1,6 @@
-// Bases for programs. Each owns the loop over a step's pairs, their loads and stores, FP8 copies of
-// what is made, and the unrolling; a program gives the formula of one pair. In: Bf16 or E4m3.
+// Bases for programs. Each owns the loop over a step's pairs, their loads and stores, the FP8
+// copies of the result, and the unrolling; a program gives the formula of one pair. In: Bf16 or
+// E4m3.
 #pragma once
 #include <cuda_fp16.h>
 #include <type_traits>
@@ -29,14 +30,15 @@ template <class Program> struct CopiesOut {
   }
 };
 
-// Programs that treat all pairs alike. Program gives `pair(s, i, v)`: what is made of pair i, where
-// the product has v; s is the step. With Loads of one or two tiles it is pair(s, i, v, a) or
-// pair(s, i, v, a, b), with the loaded pairs at the same place. It returns
-//     uint32_t   packed bf16, which is stored, and copied as stored
+// Programs that treat all pairs alike. Program gives `pair(s, i, v)`, which computes the result of
+// pair i from the product's v; s is the step. With Loads of one or two tiles it is pair(s, i, v, a)
+// or pair(s, i, v, a, b), with the loaded pairs at the same place. It returns
+//     uint32_t   packed bf16, which is stored, and whose stored values are copied
 //     uint2      two such: x goes to stores[0], y to stores[1], and y is copied
-//     float2     what is copied alone: Stores = Chunks<>
-// TOGETHER pairs (4, 8 or 16) are worked on at once: fewer need fewer registers. After each such
-// group `stored` gets what went to stores[0], for statistics that take many pairs at a time.
+//     float2     values that are only copied: Stores = Chunks<>
+// TOGETHER pairs (4, 8 or 16) are computed at once: fewer need fewer registers. After each such
+// group `stored` gets the values that were written to stores[0], for statistics that process many
+// pairs at a time.
 template <class Program, class In = Bf16, int TOGETHER = 4> struct Pairs : ProgramDefaults<In> {
   using Stores = Chunks<64>;
 
@@ -44,7 +46,7 @@ template <class Program, class In = Bf16, int TOGETHER = 4> struct Pairs : Progr
     Program &program = static_cast<Program &>(*this);
     constexpr int LOADS = Program::Loads::COUNT, STORES = Program::Stores::COUNT;
     constexpr bool COPIES = Program::Copies::WIDTH > 0;
-    // Copies follow the chunks that are stored: loads that lie there make room for them.
+    // Copies follow the stored chunks in the slot, and overwrite loads that lie there.
     constexpr bool FIRST_AHEAD = COPIES && LOADS > 0 && STORES == 0,
                    SECOND_AHEAD = COPIES && LOADS > 1 && STORES < 2;
     uint32_t a[16], b[16];
@@ -98,9 +100,9 @@ private:
 //   args.params: row m is at position ROPE_FIRST + m % ROPE_PERIOD; columns below ROPE_ROTATED are
 //   heads of ROPE_HEAD_DIM
 //   loads[0] cosines and sines of pairs as fp16, [positions, columns]: row p holds, at columns c
-//   and c + 1, those of position p and of the pair at c % head_dim. A step takes 64 x 64 of it, so
-//   rows up to first + period + 62 and columns up to head_dim + 63 are read; beyond may lie
-//   anything.
+//   and c + 1, those of position p and of the pair at c % head_dim. A step reads 64 x 64 of it, so
+//   rows up to first + period + 62 and columns up to head_dim + 63 are read; values beyond those
+//   may be arbitrary.
 template <class Program, class In = Bf16> struct Rotated : Pairs<Program, In> {
   using Loads = Chunks<64>;
   static DEVICE void load_position(const ProgramArgs &args, int, int &row, int &column) {
@@ -139,7 +141,7 @@ template <class Program, class In = Bf16> struct Logits : Pairs<Program, In, 8> 
 };
 
 // A gated activation after RMSNorm: z = r (A B^T), whose pairs are a feature's gate and up, and
-// y = Program::activation(gate, up) of z as stored. In FP8 y is copied alone.
+// y = Program::activation(gate, up) of z as stored. In FP8 y is only copied.
 //   args.in[0], inverse_D, eps   stores[0] z [M, N]   stores[1] y [M, N / 2]
 //   FP8: a, b, row_scale of A, copies of y [M, N / 2] in place of stores[1]
 template <class Program, class In = Bf16> struct Gated : ProgramDefaults<In> {
@@ -147,8 +149,8 @@ template <class Program, class In = Bf16> struct Gated : ProgramDefaults<In> {
   using Copies = typename In::template Copies<32>;
   using RowValues = Rstd<In>;
 
-  // 16 columns of z at a time. By the order of features in a group of 8 pairs (pair_of_feature),
-  // what a thread holds of two neighbouring blocks of 8 columns are the features of one pair of y.
+  // 16 columns of z at a time. By the order of features in a group of 8 pairs (pair_of_feature), a
+  // thread's values in two neighbouring blocks of 8 columns are the features of one pair of y.
   template <class S> DEVICE void step(const S &s) {
     uint32_t y[4];
     CopiesOut<Program> copies(this->largest_copied);
@@ -188,11 +190,10 @@ template <class In> struct RstdOfCopies : Rstd<In> {
   }
 };
 
-// Its backward on top of a dgrad: dy = A B, and for each pair of z (dgate, dup) =
-// Program::gradient(gate, up, dy), multiplied by r; s = the row sums of dz' z. In FP8 dz'' = dz' / q
-// is copied alone, which takes the place of z in the slot.
-// TOGETHER pairs (4, 8 or 16) of z at once: with more, more of the arithmetic is under way, and
-// more registers are needed.
+// The backward of Gated on top of a dgrad: dy = A B, and for each pair of z (dgate, dup) =
+// Program::gradient(gate, up, dy), multiplied by r; s = the row sums of dz' z. In FP8 dz'' = dz' /
+// q is only copied, and the copies overwrite z in the slot. TOGETHER pairs (4, 8 or 16) of z are
+// computed at once: more pairs put more arithmetic in flight, and need more registers.
 //   args.in[0], inverse_D, eps, out[0] s   loads[0] z [M, 2 N]   stores[0] dz' [M, 2 N], may be z
 //   FP8: a, b, row_scale of the forward's A, copies of dz'' [M, 2 N] in place of stores[0]
 template <class Program, class In = Bf16, int TOGETHER = 8>
@@ -254,7 +255,7 @@ struct GatedBackward : ProgramDefaults<In> {
     }
     sums.store(block, block.args.out[0]);
   }
-  // The gradients of two features. A program may compute those that are copied in fewer bits.
+  // The gradients of two features. A program may compute copied gradients in fewer bits.
   static DEVICE void gradients(float2 gate, float2 up, float2 dy, float2 &dz0, float2 &dz1) {
     dz0 = Program::gradient(gate.x, up.x, dy.x);
     dz1 = Program::gradient(gate.y, up.y, dy.y);

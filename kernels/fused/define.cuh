@@ -1,10 +1,10 @@
-// What every program's file includes: the bases, and the tile shapes it is compiled for.
+// Every program's file includes this: the bases, and the tile shapes for which it is compiled.
 #pragma once
 #include <type_traits>
 #include "kernels/fused/mainloop.cuh"
 #include "kernels/fused/mainloop_sync.cuh"
 
-// As many stages as leave room for the epilogue's tiles.
+// The most stages beside which the epilogue's tiles fit.
 using Tile128x256 = Tile<128, 256, 4, COOPERATIVE>;
 using Tile128x192 = Tile<128, 192, 4, PING_PONG>;
 using Tile128x128 = Tile<128, 128, 5, PING_PONG>;
@@ -30,7 +30,7 @@ template <class Asked, class P> ProgramKernel program_kernel() {
   return {};
 }
 
-// mma.sync is for bf16: before Hopper there is no FP8 in registers as wgmma leaves it.
+// mma.sync is for bf16: before Hopper no FP8 product has its sums in wgmma's register layout.
 template <class P> ProgramKernel sync_program_kernel() {
   constexpr int REGISTERS = 65536 / (2 * SyncTile::THREADS); // at most, of one that also moves data
   if constexpr (P::FORMATS == GEMM_BF16 && P::Copies::WIDTH == 0)

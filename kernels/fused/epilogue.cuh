@@ -1,11 +1,11 @@
-// What programs are written with: the five primitives, and the one place that says which thread
-// holds what. bases.cuh has the loops that most programs share.
+// The primitives from which programs are written, five of them, and the only place that defines
+// which thread holds which values. bases.cuh has the loops that most programs share.
 //
 // A warpgroup's tile of the product (64 or 128 rows) is worked off in steps of 64 rows x
 // Program::COLUMNS columns. In a step a thread holds 16 pairs of neighbouring columns, 8 where
-// COLUMNS is 32: see Step::column. Tile operands come and go as chunks of the same 64 rows in
-// shared memory, brought and taken by the copy engine. A chunk of 64 columns gives a thread 16
-// bf16 pairs, which lie as the product's do; a chunk of 32 columns gives it 8.
+// COLUMNS is 32: see Step::column. Tile operands are loaded and stored as chunks of the same 64
+// rows in shared memory, which the copy engine moves. A chunk of 64 columns gives a thread 16 bf16
+// pairs, which lie as the product's do; a chunk of 32 columns gives it 8.
 #pragma once
 #include "kernels/cuda/formats.cuh"
 #include "kernels/fused/program.h"
@@ -24,23 +24,23 @@ template <int FIRST = 0, int SECOND = 0> struct Chunks {
   static constexpr int BYTES = 64 * (FIRST + SECOND) * 2;
 };
 
-// The FP8 copies of what goes with a step, 64 columns of it, 32 or 0: by rows [64, WIDTH], and by
-// columns [WIDTH, 64] BY_COL bytes on. They follow the chunks that are stored. Where they take the
-// place of loads, warps store over what others load: `loads_done` stands between.
+// The FP8 copies of a step's result, 64 of its columns, 32 or 0: by rows [64, WIDTH], and by
+// columns [WIDTH, 64] at an offset of BY_COL bytes. They follow the stored chunks. Where they
+// overlap loads, warps store over values that other warps load: `loads_done` separates the two.
 template <int WIDTH_ = 0> struct CopyChunks {
   static constexpr int WIDTH = WIDTH_, BY_COL = 64 * WIDTH, BYTES = 2 * BY_COL;
 };
 
-// Chunks that are stored take the place of chunks that were loaded: a warp rewrites only what it
-// has read itself, if the two are the same bytes.
+// Stored chunks overwrite loaded chunks: a warp writes only bytes that it has read itself, if the
+// two have the same layout.
 template <class Loads, class Stores> constexpr bool chunks_match() {
   if (Loads::COUNT == 0 || Stores::COUNT == 0) return true;
   const bool both = Loads::COUNT == 2 && Stores::COUNT == 2;
   return Loads::width(0) == Stores::width(0) && (!both || Loads::width(1) == Stores::width(1));
 }
 
-// Where 16 bytes of a chunk's row lie, as the copy engine puts them with
-// CU_TENSOR_MAP_SWIZZLE_128B (rows of 128 bytes) and _64B (of 64): without bank conflicts.
+// The address of 16 bytes of a chunk's row. The copy engine places them with
+// CU_TENSOR_MAP_SWIZZLE_128B (rows of 128 bytes) and _64B (of 64), without bank conflicts.
 static DEVICE int chunk_unit(int width, int row, int unit) {
   return unit ^ (width == 64 ? row & 7 : (row >> 1) & 3);
 }
@@ -56,21 +56,21 @@ struct RowBlock {
   DEVICE int64_t row(int h) const {
     return first_row + (thread >> 5) * 16 + ((thread & 31) >> 2) + h * 8;
   }
-  // Of the four threads that share their rows, one writes what belongs to row h.
+  // True in the one of the four threads sharing a row that writes the results of row h.
   DEVICE bool writes(int h) const {
     return (thread & 3) == 0 && row(h) < M;
   }
-  // Where it writes this tile's part of a statistic.
+  // The address to which it writes this tile's part of a statistic.
   template <class V> DEVICE V &part(const RowStat &to, int h) const {
     return reinterpret_cast<V *>(to.data)[column_tile * to.stride + row(h)];
   }
 };
 
-// ---- Statistics of rows. As a member of a program, one collects what `add` is given of the
-// thread's two rows: i is the pair's number. `store` is for the program's end: it joins the four
-// threads of a row and leaves the tile's part.
+// ---- Statistics of rows. As a member of a program, a statistic collects the values of the
+// thread's two rows that `add` gets; i is the pair's number. The program's end calls `store`: it
+// joins the four threads of a row and writes the tile's part.
 
-// The larger, or NaN if either is: fmaxf drops a NaN.
+// The larger value, or NaN if either is NaN: fmaxf drops a NaN.
 static DEVICE float max_with_nan(float a, float b) {
 #ifdef __CUDA_ARCH__
   float larger;
@@ -81,7 +81,7 @@ static DEVICE float max_with_nan(float a, float b) {
 #endif
 }
 
-// The largest |value| of a tensor that FP8 copies are made of, for its Scaling: before `scale`.
+// The largest |value| of a tensor that has FP8 copies, for its Scaling: before `scale`.
 struct Largest {
   float value = 0;
 
@@ -97,13 +97,13 @@ struct Largest {
   }
 };
 
-// e4m3 of four pairs, as Step::store_copies takes them.
+// e4m3 of four pairs, in the form that Step::store_copies reads.
 static DEVICE void e4m3_of_pairs(const float2 (&v)[4], uint32_t *words) {
 #pragma unroll
   for (int h = 0; h < 2; h++) words[h] = e4m3_four(v[h].x, v[h].y, v[2 + h].x, v[2 + h].y);
 }
 
-// x within least and most, or NaN.
+// x clamped to [least, most]; NaN stays NaN.
 static DEVICE float clamp_with_nan(float x, float least, float most) {
   return x > most ? most : x < least ? least : x;
 }
@@ -129,7 +129,7 @@ struct ColumnSum {
   }
 
 private:
-  // The lanes of a column each take one of their four columns, half of them on every exchange.
+  // Every lane of a column ends with one of its four columns, as each exchange halves their number.
   template <class S> DEVICE void store(const S &s, int first, const RowStat &to) const {
     const int lane = s.block.thread & 31, block = lane >> 4, odd = lane >> 3 & 1;
     const float2 kept = block ? sums[1] : sums[0], given = block ? sums[0] : sums[1];
@@ -158,7 +158,7 @@ template <class Statistic> struct RowStatistic {
         all = Statistic::join(all, __shfl_xor_sync(0xffffffffu, all, lanes));
       if (!block.writes(h)) continue;
       block.part<float>(to, h) = all;
-      // Parts that no tile has become neutral: a consumer joins all that the call has.
+      // Parts that belong to no tile become neutral: a consumer joins all parts of the call.
       if (block.column_tile == block.column_tiles - 1)
         for (int part = block.column_tiles; part < to.parts; part++)
           reinterpret_cast<float *>(to.data)[part * to.stride + block.row(h)] = Statistic::NEUTRAL;
@@ -228,8 +228,8 @@ struct OnlineSoftmax {
   }
 };
 
-// The parts of a row's log-sum-exp, each a MaxSum. Takes many pairs at a time: its sum is scaled to
-// a new maximum once for all of them.
+// The parts of a row's log-sum-exp, each a MaxSum. It processes many pairs at a time: its sum is
+// scaled to a new maximum once for all of them.
 struct RowSoftmax {
   OnlineSoftmax rows[2];
 
@@ -259,15 +259,15 @@ static DEVICE __half2 half_tanh(__half2 x) {
 #endif
 }
 
-// ---- Values of rows: what `using RowValues = ...` may name. A warp that has nothing else to do
-// computes them a tile ahead; a step asks for them with row_value.
+// ---- Values of rows: the types that `using RowValues = ...` may name. A warp with no other work
+// computes them a tile ahead; a step reads them with row_value.
 
-// Values of four rows, 32 apart, as a lane of that warp has them.
+// Values of four rows, 32 apart: those of one lane of that warp.
 typedef float FourRows[4];
 
 // Joins the rows' parts in their order: row_totals<RowSum>, row_totals<RowMax>. Rows are row,
 // row + 32, row + 64 and row + 96; those past M come out neutral. AHEAD parts of all four rows are
-// under way together: with fewer, the warp falls behind the tensor cores.
+// in flight together: with fewer, the warp falls behind the tensor cores.
 template <class Statistic, int AHEAD = 4>
 static DEVICE void row_totals(const RowStat &p, int row, int M, FourRows &totals) {
   const float *from = reinterpret_cast<const float *>(p.data) + row;
@@ -289,7 +289,7 @@ static DEVICE void row_totals(const RowStat &p, int row, int M, FourRows &totals
   }
 }
 
-// The log-sum-exp of rows, from the MaxSum parts that Logits leaves. Of rows past M it is 0.
+// The log-sum-exp of rows, from the MaxSum parts that Logits writes. It is 0 for rows past M.
 static DEVICE void row_log_sum_exp(const RowStat &p, int row, int M, FourRows &lse) {
   const MaxSum *parts = reinterpret_cast<const MaxSum *>(p.data) + row;
 #pragma unroll
@@ -311,8 +311,8 @@ struct NoRowValues {
   static constexpr int COUNT = 0;
 };
 
-// ---- Precision: what A and B are, and whether what a program makes has FP8 copies. A program is a
-// template over it, and is compiled for both.
+// ---- Precision: the formats of A and B, and whether a program's result has FP8 copies. A program
+// is a template over it, and is compiled for both.
 
 struct Bf16 {
   static constexpr GemmFormats FORMATS = GEMM_BF16;
@@ -320,7 +320,7 @@ struct Bf16 {
   static constexpr int PROMOTE = 0;
   static constexpr bool COPIES = false;
   template <int WIDTH> using Copies = CopyChunks<>;
-  // Gives row values the scales of A and B, which FP8's product comes without.
+  // Multiplies row values by the scales of A and B, which FP8's product does not include.
   static DEVICE void scale_rows(const ProgramArgs &, int, int, FourRows &) {}
   // v + x of a product v, in FP8 scale v + x.
   static DEVICE float scaled_sum(float, float v, float x) {
@@ -328,11 +328,11 @@ struct Bf16 {
   }
 };
 
-// What the product of FP8 operands is to be multiplied by.
+// The factor of the product of FP8 operands.
 static DEVICE float product_scale(const ProgramArgs &args) {
   return __ldg(&args.a->inverse) * __ldg(&args.b->inverse);
 }
-// q of a row: what its copies are multiplied by, a power of two.
+// q of a row: the factor of its copies, a power of two.
 static DEVICE float row_scale(const ProgramArgs &args, int row, int M) {
   return args.row_scale && row < M ? __ldg(args.row_scale + row) : 1.0f;
 }
@@ -349,7 +349,7 @@ template <int STAGES = 0> struct E4m3 {
   static constexpr int PROMOTE = STAGES;
   static constexpr bool COPIES = true;
   template <int WIDTH> using Copies = CopyChunks<WIDTH>;
-  // For the rows of A with q in them, or of a gradient that is to undo that.
+  // For rows of A that contain q, or rows of a gradient that divides by it.
   static DEVICE void scale_rows(const ProgramArgs &args, int row, int M, FourRows &values) {
 #pragma unroll
     for (int i = 0; i < 4; i++) values[i] *= product_scale(args) / row_scale(args, row + 32 * i, M);
@@ -369,7 +369,7 @@ static DEVICE void rstd_of_rows(const ProgramArgs &args, int row, int M, FourRow
   for (int i = 0; i < 4; i++) r[i] = rsqrtf(r[i] * args.inverse_D + args.eps);
 }
 
-// That, for the product: in FP8 with the scales of A and B.
+// r as a factor of the product: in FP8 with the scales of A and B.
 template <class In = Bf16> struct Rstd {
   static constexpr int COUNT = 1; // values a row
   static DEVICE void compute(const ProgramArgs &args, int row, int M, FourRows (&values)[COUNT]) {
@@ -378,7 +378,7 @@ template <class In = Bf16> struct Rstd {
   }
 };
 
-// The scales of A and B alone.
+// Only the scales of A and B.
 template <class In> struct ProductScale {
   static constexpr int COUNT = 1;
   static DEVICE void compute(const ProgramArgs &args, int row, int M, FourRows (&values)[COUNT]) {
@@ -388,47 +388,49 @@ template <class In> struct ProductScale {
   }
 };
 
-// ---- What a program starts from, and may redefine.
+// ---- A program's defaults, which it may redefine.
 template <class In = Bf16> struct ProgramDefaults {
   static constexpr GemmForm FORM = GEMM_NT;
   static constexpr GemmFormats FORMATS = In::FORMATS;
   static constexpr int PROMOTE = In::PROMOTE;
-  // Whether its registers do for a tile of 192 columns, and shared memory for its tiles beside the
-  // operands of 256.
+  // True where its registers suffice for a tile of 192 columns; and where its tiles fit in shared
+  // memory beside the operands of 256.
   static constexpr bool FITS_192 = true, FITS_256 = true;
   static constexpr int COLUMNS = 64;
-  // Tile operands in; they are under way while the product is computed.
+  // Tile operands in; they are loaded while the product is computed.
   using Loads = Chunks<>;
-  // Tile operands out; chunk i takes the place of the chunk i that was loaded.
+  // Tile operands out; chunk i overwrites the loaded chunk i.
   using Stores = Chunks<>;
   using RowValues = NoRowValues;
-  // FP8 copies of what it makes, and what they are multiplied by: the scale of args.copies, a row
-  // value, whose number this is (such a tensor has no other scale), or nothing more.
+  // FP8 copies of its result, and their factor: the scale of args.copies, the row value with this
+  // number (such a tensor has no other scale), or no further factor.
   using Copies = CopyChunks<>;
   enum { BY_SCALING = -1, SCALED_ALREADY = -2 };
   static constexpr int COPY_SCALE = BY_SCALING;
-  // Where product and loads are 0 it makes 0, so that nothing need be done for rows past M.
+  // True where its result is 0 for a product and loads of 0, so that rows past M need no special
+  // case.
   static constexpr bool KEEPS_ZERO = false;
   // 64 or 128: the product's columns come in groups of so many, heads, and s.group_squares(i) is
   // the sum of pair i's row's squares over the step's group. No tile cuts a group. 1: none.
   static constexpr int GROUP = 1;
-  Largest largest_copied; // its base stores it
-  // Where in the matrix of load i the chunk for the step at (row, column) starts.
+  Largest largest_copied; // the program's base stores it
+  // The start of the chunk for the step at (row, column) in the matrix of load i.
   static DEVICE void load_position(const ProgramArgs &, int, int &, int &) {}
   // Called after the last step of 64 rows of a tile; the program starts anew for the next 64.
   DEVICE void end(const RowBlock &) {}
 };
 
-// Takes the last kilobyte of shared memory, for a second slot.
+// True where a second slot needs the last kilobyte of shared memory.
 template <class Program>
 constexpr bool takes_all_memory = Program::Stores::COUNT > 0 && Program::Copies::WIDTH == 64;
 
-// Elements of K that A and B come in at a time.
+// Elements of K in one stage of A and B.
 template <class Program> constexpr int depth_of() {
   return Program::FORMATS == GEMM_BF16 ? DEPTH_BYTES / 2 : DEPTH_BYTES;
 }
 
-// Whether there is a kernel for tiles of so many columns. A promoted program holds its sums twice.
+// True where there is a kernel for tiles of this many columns. A promoted program holds its sums
+// twice.
 template <class Program> constexpr bool fits(int cols) {
   return cols % Program::GROUP == 0 &&
          (cols == 128 ||
@@ -442,7 +444,7 @@ template <class Program> struct TwoRows {
   float squares[2]; // of Program::GROUP columns
 };
 
-// The sums of squares of so many columns of the product, in the thread's two rows.
+// The sums of squares of this many columns of the product, in the thread's two rows.
 template <int COLUMNS> static DEVICE void sum_squares(const float *accumulators, float (&sums)[2]) {
 #pragma unroll
   for (int h = 0; h < 2; h++) {
@@ -477,11 +479,11 @@ template <class Program> struct Step {
     return (int)block.row(i & 1) < (int)block.M;
   }
 
-  // ---- The product, and what belongs to its rows and columns
+  // ---- The product, and the values of its rows and columns
   DEVICE float2 product(int i) const {
     return {accumulators[2 * i], accumulators[2 * i + 1]};
   }
-  // A value of pair i's row, of those that RowValues computes.
+  // One of the values that RowValues computes for pair i's row.
   DEVICE float row_value(int i, int which = 0) const {
     static_assert(Program::RowValues::COUNT > 0, "the program has to name its RowValues");
     return rows.values[which][i & 1];
@@ -494,10 +496,11 @@ template <class Program> struct Step {
   // Pair i's columns of a vector over the product's columns; 0 past N.
   DEVICE float2 column_values(const float *vector, int i) const {
     if (!inside(i)) return {0, 0};
-    return *reinterpret_cast<const float2 *>(vector + column(i)); // __ldg would be moved, and spill
+    // The compiler would move __ldg, and spill.
+    return *reinterpret_cast<const float2 *>(vector + column(i));
   }
 
-  // ---- Tiles. What a chunk's pairs are stored over has to be loaded before.
+  // ---- Tiles. Pairs must be loaded before a chunk's pairs are stored over them.
   // Pairs first to first + N - 1 of a chunk; `first` a multiple of 4, known to the compiler.
   template <int OPERAND, int N> DEVICE void load(uint32_t (&pairs)[N], int first = 0) const {
 #pragma unroll
@@ -511,8 +514,8 @@ template <class Program> struct Step {
   }
   // ---- FP8 copies, 32 of their columns at a time, from `first` on: 0 or 32. words[2 g + h] has,
   // of the thread's row h and group g of 16 columns, columns c, c + 1, c + 8, c + 9, where the
-  // thread's pairs lie at c. That is the order in which a row's copy lies (kernels/formats.h); of the
-  // columns' copies rows h = 0 and 1 are neighbours.
+  // thread's pairs lie at c. A row's copy has this order (kernels/formats.h); in the columns'
+  // copies rows h = 0 and 1 are neighbours.
   DEVICE void store_copies(const uint32_t (&words)[4], int first) const {
     using Copies = typename Program::Copies;
     const uint32_t across[4] = {
@@ -527,13 +530,13 @@ template <class Program> struct Step {
     store_matrices_across(
         copies + Copies::BY_COL + column * 64 + ((warp ^ ((column >> 1) & 3)) << 4), across);
   }
-  // All warps have loaded what the copies are stored over.
+  // Waits until all warps have loaded the values that the copies overwrite.
   DEVICE void loads_done() const {
     warpgroup_sync();
   }
 
 private:
-  // Where this lane's row of the four matrices from pair `first` on lies.
+  // The address of this lane's row of the four matrices from pair `first` on.
   template <class Chunks, int OPERAND, int N> DEVICE uint32_t address(int first) const {
     constexpr int WIDTH = Chunks::width(OPERAND);
     static_assert(N % 4 == 0 && N <= WIDTH / 4, "whole matrices, inside of the chunk");

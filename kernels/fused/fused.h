@@ -1,7 +1,7 @@
 // The fused GPU backend: GEMMs of the layers' forward and backward pass with something around them
 // are one kernel each, a program (program.h), and so are lm_head's dgrad and, where it pays, the
-// loss. Backend.kinds says which operations these are in a run; the others are the unfused
-// backend's, on whose state this one is built.
+// loss. Backend.kinds says which operations run fused; the others are the unfused backend's, whose
+// state is the first part of this one.
 #pragma once
 #include "kernels/fused/kernels.h"
 #include "kernels/unfused/unfused.h"
@@ -9,11 +9,11 @@
 typedef struct Fused {
   Unfused unfused; // first: a Backend * of this backend is a Fused *
   FusedKernels kernels;
-  // Angles for programs/rope.cu: of all positions, and scratch for batches of sequences that are
-  // not whole steps.
+  // Angles for programs/rope.cu: those of all positions, and scratch for batches whose sequences
+  // are not whole steps.
   uint16_t *rope;          // [max_positions, rope_table_cols(d)]
   uint16_t *rope_periodic; // [max_positions + 63, rope_table_cols(d)]
-  // Of the head (kernels.h), for the largest M of head_loss; no data where that is no program's.
+  // Memory of the head (kernels.h), for the largest M of head_loss; NULL where no program runs it.
   struct {
     RowStat aim, sum, entropy;
     stat_t *u; // [the same M], where dlogits are cast
@@ -26,7 +26,7 @@ static inline Fused *fused_of(Backend *be) {
 
 // ---- backend.c
 // NULL and a sentence on failure. Needs what backend_fused_supported checks. The description names
-// the operations that are left to the unfused kernels.
+// the operations that run on the unfused kernels.
 Backend *backend_fused_create(const OpsConfig *config, const GpuOptions *options, Error *err);
 
 // ---- operations.c

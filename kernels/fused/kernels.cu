@@ -1,4 +1,4 @@
-// RoPE's table, and what is around programs/probabilities.cu, row by row.
+// RoPE's table, and the row kernels around programs/probabilities.cu.
 #include <cuda_fp16.h>
 #include "kernels/cuda/common.cuh"
 #include "kernels/fused/kernels.h"
@@ -19,7 +19,8 @@ void launch_rope_table(int64_t rows, int64_t d, int64_t period, const float *fro
   LAUNCHED();
 }
 
-// ---- Before programs/probabilities.cu: where a row aims. Launch: see my_lane; the lanes of a row share its dot product.
+// ---- Before programs/probabilities.cu: the aims of rows. Launch: see my_lane; the lanes of a row
+// share its dot product.
 template <class Format>
 static __global__ void
 head_aim_kernel(int64_t M, int lanes, RowScale r, const typename Format::Element *__restrict__ x,
@@ -63,8 +64,9 @@ void launch_head_aim(int64_t M, RowScale r, Operand x, Operand W, const Scaling 
   LAUNCHED();
 }
 
-// ---- After it: loss, row scales, the target's element, and u x. Launch: a block ROWS rows. First
-// a lane has one of them and the warps share out the parts of its sums; then all walk over x.
+// ---- After it: loss, row scales, the target's element, and u x. Launch: ROWS rows per block.
+// First a lane has one of them and the warps divide the parts of its sums among them; then all
+// process x.
 enum { ROWS = 32, WARPS = ROW_THREADS / 32 };
 
 // Sums of every WARPS-th part.

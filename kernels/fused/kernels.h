@@ -1,5 +1,5 @@
-// The fused backend's kernels that are not programs, as C sees them. What kernels/cuda/kernels.h
-// says of launches holds.
+// The fused backend's kernels that are not programs, as C sees them. The rules for launches in
+// kernels/cuda/kernels.h apply.
 #pragma once
 #include "kernels/cuda/kernels.h"
 #include "kernels/fused/program.h"
@@ -20,38 +20,39 @@ static inline int64_t rope_table_cols(int64_t d) {
 void launch_rope_table(int64_t rows, int64_t d, int64_t period, const float *from, uint16_t *to,
                        cudaStream_t stream);
 
-// ---- The head: what is around programs/probabilities.cu
-// The softmax is folded like RMSNorm's r.
+// ---- The head: the kernels around programs/probabilities.cu. The softmax is folded like RMSNorm's
+// r.
 //
 // With z = r x W'^T, the probabilities p of a row are exp(z - lse). The program stores
 //     P = exp(z - c)     with a row's c known before: z_t + ln 2^AIM, z_t its target's logit
-// and 0 in the target's column, and leaves the row's sums
+// and 0 in the target's column, and writes the row's sums
 //     S = sum P          A = sum P log2(P)
-// of the unrounded values. lse is known once all columns are, and so what is left is row scales:
+// of the unrounded values. lse is known once all columns are computed, so that only row scales
+// remain:
 //     exp(lse - c) = S + 2^-AIM             loss = lse - z_t = log(1 + S 2^AIM)
 //     dlogits' = u P                        u = scale r / (S + 2^-AIM)
 //     s = sum dlogits' z = u ln2 (A + AIM S)
-// In the target's column p - 1 is exactly -S / (S + 2^-AIM), so -S takes the place of the 0 there:
-// nothing cancels where p is near 1. c moves with the row, so neither large logits nor a mean
-// that drifts matter: a row's P goes out of range only where its loss does. S up to 2^MOST, a loss
-// of 106 nats, keeps u and its products in range; above the loss is NaN, and the update is skipped.
+// In the target's column p - 1 is exactly -S / (S + 2^-AIM), so -S replaces the 0 there: no digits
+// cancel where p is near 1. c moves with the row, so neither large logits nor a mean that drifts
+// matter: a row's P goes out of range only where its loss does. S up to 2^MOST, a loss of 106 nats,
+// keeps u and its products in range; above the loss is NaN, and the update is skipped.
 // Probabilities below 2^(-126 + AIM) of the target's become 0.
 enum { HEAD_AIM = 64, HEAD_MOST = 90 };
 
-// What a row's aim has beside its target's column: the exponent of 2 that P starts from.
+// The parts of a row's aim: its target's column, and the exponent of 2 from which P starts.
 enum { AIM_EXPONENT, AIM_TARGET, AIM_PARTS };
 
-// Where each row aims, from its target's logit r x W[target].
+// Computes each row's aim from its target's logit r x W[target].
 //   x [M, D], W [V, D] in, of which FP8 copies are read where both have them, with `scalings`;
 //   targets [M]; aim [AIM_PARTS, stride] out
 void launch_head_aim(int64_t M, RowScale r, Operand x, Operand W, const Scaling *scalings,
                      const int32_t *targets, RowStat aim, cudaStream_t stream);
 
-// Each row's loss, and what the gradient needs.
+// Computes each row's loss, and the gradient's row scales.
 typedef struct HeadFinish {
   int64_t M;
   RowScale r;
-  RowStat sum, entropy;  // of P and P log2(P), as the program leaves them
+  RowStat sum, entropy;  // of P and P log2(P), as the program writes them
   float scale;           // dlogits = scale (p - onehot)
   float *row_loss;       // [M] out; NaN above 106 nats
   HeadGradient gradient; // p in, all else out; without u: the loss only, without ux: no u x

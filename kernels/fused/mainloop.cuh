@@ -16,14 +16,14 @@
 //     empty[stage]           they have been read: 1 for each consumer of the cluster's blocks
 //     turn[consumer]         ping-pong: the other consumer has issued all its products
 //     row_full[i]            the row values of a tile are there: 32
-//     row_empty[i]           they are not needed any more: 1 for each consuming warp
+//     row_empty[i]           they are no longer needed: 1 for each consuming warp
 //     ready[consumer][slot]  a step's tiles are loaded: 1, and the bytes
 //     done[consumer][slot]   its results are in the slot: 1 for each warp
 #pragma once
 #include "kernels/fused/wgmma.cuh"
 #include "kernels/fused/work.cuh"
 
-// What a block's warps do. Each warpgroup has one of its own.
+// The work of a block's warps. Each warpgroup has a Work of its own.
 template <class T, class Program, Major A_MAJOR, Major B_MAJOR> struct Block {
   using Loads = typename Program::Loads;
   using Stores = typename Program::Stores;
@@ -124,7 +124,7 @@ template <class T, class Program, Major A_MAJOR, Major B_MAJOR> struct Block {
 
   DEVICE void move_chunks(int consumer, const EpilogueOperands &operands) const {
     constexpr int SLOTS = Shared<T, Program>::SLOTS;
-    // A slot is filled again when its store has been read; of many slots, one store later.
+    // A slot is refilled when the copy engine has read its store; with many slots, one store later.
     constexpr int LAG = SLOTS > 2 ? 1 : 0;
     Steps<T, Program> loading(work, consumer), storing(work, consumer);
 #pragma unroll 1 // few registers here
@@ -151,8 +151,8 @@ template <class T, class Program, Major A_MAJOR, Major B_MAJOR> struct Block {
 
   // ---- Warpgroups 1 and 2: products and epilogue
 
-  // The products of so many stages of a tile into `accumulators`. A stage is given back as soon as
-  // it was read.
+  // Adds the products of `stages` stages of a tile to `accumulators`. A stage is released as soon
+  // as it was read.
   DEVICE void multiply(int consumer, int thread, Ring<T::STAGES> &ring, int stages,
                        float (&accumulators)[T::BLOCKS][T::COLS / 2]) const {
     // An instruction's part of k: 32 bytes of a row, or 16 rows of 128 bytes
@@ -186,8 +186,8 @@ template <class T, class Program, Major A_MAJOR, Major B_MAJOR> struct Block {
     if (thread < CLUSTER) mbarrier_arrive_at(shared.empty(previous), thread);
   }
 
-  // Promotion: the tensor cores truncate FP8's sums, so that those of one sign come out short, by
-  // 3 % at K = 2048. Every PROMOTE stages they start anew, and what they had is added up in fp32.
+  // Promotion: the tensor cores truncate FP8's sums, so that sums of one sign are too small, by 3 %
+  // at K = 2048. Every PROMOTE stages they restart at 0, and the partial sums are added up in fp32.
   DEVICE void multiply_promoted(int consumer, int thread, Ring<T::STAGES> &ring,
                                 float (&sums)[T::BLOCKS][T::COLS / 2]) const {
     static_assert(!T::PINGPONG && T::BLOCKS == 1, "a turn is handed over once a tile");
@@ -235,7 +235,7 @@ template <class T, class Program, Major A_MAJOR, Major B_MAJOR> struct Block {
       for (int i = 0; i < S::A_BLOCK; i++, ring.next()) {
         mbarrier_wait(shared.ready(consumer, ring.at), ring.parity);
         uint32_t slot = shared.slot(consumer, ring.at);
-        // Else the compiler keeps the addresses of all slots in registers.
+        // Otherwise the compiler keeps the addresses of all slots in registers.
         asm volatile("" : "+r"(slot));
         const Step<Program> step = {block,  accumulators[b] + i * (Program::COLUMNS / 2),
                                     values, tile.column_tile * T::COLS + i * Program::COLUMNS,
@@ -258,7 +258,8 @@ template <class T, class Program, Major A_MAJOR, Major B_MAJOR> struct Block {
     using Slots = Ring<Shared<T, Program>::SLOTS>;
     constexpr int TURNS = T::PINGPONG ? 2 : 1;
     const int thread = threadIdx.x % 128;
-    // All rings' places follow from the tile's number in the block, which takes fewer registers.
+    // The positions in all rings follow from the tile's number in the block, which needs fewer
+    // registers.
 #pragma unroll 1
     for (uint32_t i = T::PINGPONG ? consumer : 0; work.first + (int)i * work.stride < work.total;
          i += TURNS) {
@@ -303,13 +304,13 @@ __global__ void __launch_bounds__(BLOCK_THREADS, 1)
     tensor_map_prefetch(&map_b);
   }
   cluster_sync();
-  // From here on blocks of the next kernel may wait beside those of this one that are not done, and
-  // this one's operands have to be there.
+  // From here on blocks of the next kernel may start to wait beside this kernel's running blocks,
+  // and this kernel waits until its operands are written.
   later_kernel_launch();
   earlier_kernels_wait();
 
-  // The same in all threads of a warpgroup, and the compiler is to know. Each branch makes its own
-  // Work: one that lives through the deal of registers is spilled in some programs.
+  // The same in all threads of a warpgroup; the shuffle tells the compiler. Each branch constructs
+  // its own Work: one that is live across setmaxnreg is spilled in some programs.
   const int warpgroup = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0);
   if (warpgroup == 0) {
     registers_shrink<T::PRODUCER_REGISTERS>();

@@ -1,14 +1,14 @@
 // The GEMM that all programs share by mma.sync, for every GPU from compute capability 8.0 on: bf16
-// in, fp32 out. As mainloop.cuh it knows no program, and calls the same `step`.
+// in, fp32 out. Like mainloop.cuh it depends on no program, and calls the same `step`.
 //
 // A block's four warps compute 128 x 128 of the product, 64 x 64 each. Operands come in stages of
-// 32 of K, by cp.async; when all warps have read a stage, its place takes the next one. Two blocks
+// 32 of K, by cp.async; when all warps have read a stage, the next one overwrites it. Two blocks
 // share a multiprocessor, so that one's epilogue hides behind the other's products.
-//
-// mma.sync leaves a warp 16 rows of sums, as wgmma leaves each warp of a warpgroup. So a warp takes
-// its rows as four slabs of 16, one after the other, and is the same warp of a warpgroup in all of
-// them: four warps share a slot of 64 rows as a warpgroup does, and warp w's RowBlock starts 16 w
-// rows above its slab. Each slab has a program of its own, and 64 columns a part of statistics.
+// mma.sync gives a warp 16 rows of sums, in the layout that wgmma gives each warp of a warpgroup.
+// So a warp processes its rows as four slabs of 16, one after the other, and is the same warp of a
+// warpgroup in all of them: four warps share a slot of 64 rows as a warpgroup does, and warp w's
+// RowBlock starts 16 w rows above its slab. Each slab has its own program object, and each 64
+// columns write one part of the statistics.
 #pragma once
 #include "kernels/fused/bases.cuh"
 
@@ -29,9 +29,9 @@ struct SyncTile {
 
 // ---- Operands
 
-// How LINES rows (of A) or columns (of B) of an operand lie in a stage. ACROSS: in memory it is
-// [K, lines], else [lines, K]. 16-byte units are moved within 128 bytes, so that neither the copies
-// nor ldmatrix meet in a bank:
+// The layout of LINES rows (of A) or columns (of B) of an operand in a stage. ACROSS: in memory it
+// is [K, lines], else [lines, K]. 16-byte units are moved within 128 bytes, so that neither the
+// copies nor ldmatrix meet in a bank:
 //   [lines, K]  unit u of line i, in rows of 64 bytes: at u ^ (i / 2 % 4)
 //   [K, lines]  blocks of 64 lines, in them unit u of k, in rows of 128 bytes: at u ^ (k % 8)
 template <bool ACROSS, int LINES> struct SyncOperand {
@@ -42,7 +42,7 @@ template <bool ACROSS, int LINES> struct SyncOperand {
   static constexpr int BLOCK = SyncTile::DEPTH * 128; // bytes of 64 lines, across
   static_assert(STEP % 8 == 0, "all loads of a thread are moved alike");
 
-  // What this thread copies: LOADS units, STEP rows apart.
+  // The units that this thread copies: LOADS of them, STEP rows apart.
   const uint8_t *from;
   int64_t row_step, stage_step; // bytes
   int row, unit;
@@ -178,7 +178,7 @@ template <GemmForm FORM> struct SyncProduct {
   }
 
 private:
-  // All stages but the newest are there, whoever loaded them.
+  // All stages but the newest are loaded, by all threads.
   template <int STAGES> static DEVICE void wait() {
     async_wait<STAGES>();
     __syncthreads();
@@ -187,8 +187,8 @@ private:
 
 // ---- The program
 
-// Memory of the stages, once there are no products to come: row values, then the sums of squares of
-// either 64 columns where a group is both, then slots.
+// Reuses the stages' memory after the last product: row values, then, where a group has 128
+// columns, the sums of squares of each 64, then slots.
 template <class Program> struct SyncShared {
   static constexpr bool GROUP_OF_TWO = Program::GROUP > SyncTile::WARP;
   static constexpr int ROW_VALUES =
@@ -214,7 +214,7 @@ template <class Program> struct SyncShared {
   }
 };
 
-// What a warp does with its sums.
+// The epilogue of a warp's sums.
 template <class Program> struct SyncEpilogue {
   using Loads = typename Program::Loads;
   using Stores = typename Program::Stores;
@@ -315,7 +315,7 @@ template <class Program> struct SyncEpilogue {
       for (int i = 0; i < A_SLAB; i++) {
         const int step = s * A_SLAB + i;
         uint32_t slot = shared.slot(group, step % Shared::SLOTS);
-        // Else the compiler keeps the addresses of all slots in registers.
+        // Otherwise the compiler keeps the addresses of all slots in registers.
         asm volatile("" : "+r"(slot));
         if constexpr (Loads::COUNT > 0) async_wait<Shared::SLOTS - 1>();
         __syncwarp();
@@ -349,7 +349,7 @@ __global__ void __launch_bounds__(SyncTile::THREADS, 2)
 
   SyncProduct<Program::FORM> product(call, base, row, column);
   product.begin();
-  // Row values, while the first stages are under way: a thread's row is the first of four.
+  // Row values, while the first stages are loading: a thread's row is the first of four.
   float of_row[VALUES > 0 ? VALUES : 1] = {};
   if constexpr (VALUES > 0) {
     if (thread < SyncTile::ROWS) {

@@ -1,8 +1,8 @@
-// The operations: a program each, in bf16, or in FP8 where both operands have copies. Those that
-// serve several GEMMs leave some of them to the unfused kernels, as Backend.kinds says.
+// The operations: a program each, in bf16, or in FP8 where both operands have copies. An operation
+// that serves several GEMMs runs some of them on the unfused kernels, as Backend.kinds says.
 #include "kernels/fused/fused.h"
 
-// What FP8's sums may be long without promotion: at 4096 those of one sign are 6 % short, those of
+// The largest K of FP8 sums without promotion: at 4096 sums of one sign are 6 % too small, those of
 // random signs 0.02 %.
 enum { LONG_K = 4096 };
 
@@ -10,7 +10,7 @@ static bool is_fused(const Backend *be, Operation operation) {
   return be->kinds[operation] == KERNEL_FUSED;
 }
 
-// Whether the model's operation under way is one: functions that serve several ask this.
+// True where the model's current operation runs fused, for functions that serve several.
 static bool this_is_fused(const Backend *be) {
   return is_fused(be, be->operation);
 }
@@ -43,7 +43,7 @@ static ProgramCall call_of(const Fused *f, int64_t M, int64_t N, int64_t K, Oper
   return call;
 }
 
-// sums: the row statistic that the program leaves, a part a tile of columns; NULL: none.
+// sums: the row statistic that the program writes, one part per tile of columns, or NULL.
 static void run(const Fused *f, ProgramName name, ProgramCall *call, RowStat *sums) {
   const TileShape tile = tile_choose(f->kernels.mainloop, name, call->M, call->N, call->K);
   if (sums) {
@@ -53,7 +53,7 @@ static void run(const Fused *f, ProgramName name, ProgramCall *call, RowStat *su
   fused_launch(&f->kernels.programs[name], tile, call, f->unfused.cuda.gpu.stream);
 }
 
-// The same for an FP8 program, which leaves copies of out [M, cols], too, if out has them.
+// The same for an FP8 program, which also writes copies of out [M, cols] if out has them.
 static void run_copied(const Fused *f, ProgramName name, ProgramCall *call, int64_t cols,
                        Operand out, RowStat *sums) {
   const Cuda *u = &f->unfused.cuda;
@@ -70,8 +70,8 @@ static void run_copied(const Fused *f, ProgramName name, ProgramCall *call, int6
 
 // ---- Forward
 
-// Row m's position is first + m % T. A step takes 64 consecutive rows of the table: of a single
-// sequence, and of sequences of whole steps, those are there; for others they are laid out first.
+// Row m's position is first + m % T. A step reads 64 consecutive rows of the table: a single
+// sequence and sequences of whole steps find them in the table; for others they are laid out first.
 static Matrix rope_angles(const Fused *f, int64_t M, int64_t T, int64_t first, ProgramArgs *args) {
   const Cuda *u = &f->unfused.cuda;
   const int64_t d = u->config.d, cols = rope_table_cols(d);
@@ -165,7 +165,7 @@ static HeadFinish run_probabilities(const Fused *f, int64_t M, Operand x, RowSta
   return finish;
 }
 
-// Where W has FP8 copies g is to have dlogits' themselves: P times u, cast.
+// Where W has FP8 copies, g gets dlogits' themselves: P times u, cast.
 void fused_head_loss(Backend *be, int64_t M, Operand x, RowStat sumsq, Operand W,
                      const int32_t *targets, act_t *logits, double scale, HeadGradient *g) {
   const Fused *f = fused_of(be);

@@ -22,7 +22,7 @@ const Program *fused_program(ProgramName name) {
 
 // ---- Set-up
 
-// Without code of its own the kernels are empty.
+// On a GPU without code compiled for it the kernels are empty.
 static bool has_wgmma(const Gpu *gpu) {
   return gpu->major == 9 && gpu->minor == 0 && gpu->compiled_for == 90;
 }
@@ -87,7 +87,7 @@ static int open_wgmma(OpenProgram *open, const Gpu *gpu, Error *err) {
   return 0;
 }
 
-// 48 KB of shared memory are there without asking. Finds what was built for other GPUs alone.
+// 48 KB of shared memory need no request. Fails where the program was built only for other GPUs.
 static int open_mma_sync(const OpenProgram *open, Error *err) {
   const ProgramKernel *k = &open->program->kernels[TILE_64x64];
   struct cudaFuncAttributes here;

@@ -31,7 +31,7 @@ typedef struct Matrix {
   int64_t rows, cols; // rows are whole 16 bytes
 } Matrix;
 
-// Of a row's values in one tile of columns: the largest, and the sum of exp(value - largest).
+// Of a row's values in one tile of columns, the largest, and the sum of exp(value - largest).
 typedef struct MaxSum {
   float max, sum;
 } MaxSum;
@@ -39,8 +39,8 @@ typedef struct MaxSum {
 // The params of programs that rotate (Rotated in bases.cuh).
 enum { ROPE_FIRST, ROPE_PERIOD, ROPE_HEAD_DIM, ROPE_ROTATED };
 
-// What programs read and write besides tiles. Each program's file says which of these it uses, and
-// names its params.
+// The arguments that programs read and write besides tiles. Each program's file says which of these
+// it uses, and names its params.
 typedef struct ProgramArgs {
   RowStat in[2];        // where RMSNorm's r is needed, in[0] has the sums of squares
   RowStat out[2];       // parts >= tile_parts(tile, N): those beyond become neutral, 0 of a sum;
@@ -52,7 +52,7 @@ typedef struct ProgramArgs {
     float f;
   } params[4];
   // FP8
-  const Scaling *a, *b;   // of A and B: the product is a->inverse b->inverse times what comes out
+  const Scaling *a, *b;   // of A and B: the product is a->inverse b->inverse times the cores' sums
   Scaling *copies;        // of the copies: scale is read, maxima are raised; NULL: there are none
   const float *row_scale; // [M] q of RMSNorm's rows (kernels/ops.h), NULL: 1
   float *row_scale_out;   // [M] of the rows that are copied, or NULL
@@ -71,9 +71,9 @@ typedef struct ProgramCall {
   const void *A, *B;          // stored as the program's form says, rows of whole 16 bytes
   int64_t stride_a, stride_b; // elements from one row to the next; 0 = their length
   Matrix loads[MAX_TILES], stores[MAX_TILES]; // as many as the program has
-  // FP8 copies of what the program makes, in the order of fp8.h: by rows [M, n], by columns
-  // [n, M]; sides in whole 16s, rows of the second by_col_stride apart, 0 = M. One without data is
-  // left out.
+  // FP8 copies of the program's result, in the order of kernels/formats.h: by rows [M, n], by
+  // columns [n, M]; sides in whole 16s, rows of the second by_col_stride apart, 0 = M. A copy whose
+  // data is NULL is not written.
   Matrix copies[2];
   int64_t by_col_stride;
   ProgramArgs args;
@@ -81,7 +81,7 @@ typedef struct ProgramCall {
 
 // A program in one tile shape.
 typedef struct ProgramKernel {
-  const void *kernel;                             // NULL: it has none in this shape
+  const void *kernel;                             // NULL where it has none in this shape
   int32_t rows, cols;                             // of the tile
   int32_t stages;                                 // operand tiles under way
   int32_t slots;                                  // epilogue chunks under way, of each warpgroup
@@ -100,14 +100,14 @@ typedef struct Program {
   ProgramKernel kernels[TILE_SHAPES];
 } Program;
 
-// A program made ready for one GPU.
+// A program prepared for one GPU.
 typedef struct OpenProgram {
   const Program *program;
   PFN_cuTensorMapEncodeTiled_v12000 encode;
   int32_t clusters[WGMMA_SHAPES]; // that the GPU runs at once
 } OpenProgram;
 
-// Those of the table in programs.h.
+// The programs of the table in programs.h.
 typedef struct FusedKernels {
   Mainloop mainloop;
   OpenProgram programs[PROGRAMS];
@@ -115,8 +115,8 @@ typedef struct FusedKernels {
 
 const Program *fused_program(ProgramName name);
 
-// The mainloop that is asked for, never MAINLOOP_AUTO: 0, or -1 and a sentence if this GPU has it
-// not.
+// Resolves the requested mainloop, never to MAINLOOP_AUTO: 0, or -1 and a sentence if this GPU does
+// not support it.
 int fused_mainloop(Mainloop asked, const Gpu *gpu, Mainloop *taken, Error *err);
 // 0, or -1 and why this GPU or driver cannot run them. There is nothing to close.
 int fused_kernels_open(FusedKernels *kernels, Mainloop mainloop, const Gpu *gpu, Error *err);
@@ -124,7 +124,7 @@ int fused_kernels_open(FusedKernels *kernels, Mainloop mainloop, const Gpu *gpu,
 int fused_program_open(OpenProgram *open, const Program *program, Mainloop mainloop, const Gpu *gpu,
                        Error *err);
 
-// Whether this GPU runs it in this shape: wgmma's are Hopper's alone.
+// True if this GPU runs the program in this shape: only Hopper runs wgmma's.
 static inline bool fused_runs_in(const OpenProgram *open, int tile) {
   return open->program->kernels[tile].kernel && (tile >= WGMMA_SHAPES || open->clusters[tile] > 0);
 }

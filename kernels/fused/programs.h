@@ -1,4 +1,4 @@
-// Which programs there are, and which tile shape a product gets. Needs no CUDA.
+// The table of programs, and the choice of a product's tile shape. Needs no CUDA.
 #pragma once
 #include <stdbool.h>
 #include <stdint.h>
@@ -36,9 +36,9 @@ typedef enum ProgramName {
       PROGRAMS // also means: a program that is not in the table
 } ProgramName;
 
-// The shapes of a tile of the product, rows x columns, whose columns leave a part of each row's
-// statistics. Of wgmma's mainloop two blocks, a cluster, take neighbouring tiles of a column and
-// share B.
+// The shapes of a tile of the product, rows x columns. The columns of a tile write one part of each
+// row's statistics. Of wgmma's mainloop two blocks, a cluster, take neighbouring tiles of a column
+// and share B.
 typedef enum TileShape {
   TILE_128x256, // two warpgroups, 64 rows each, compute and then store together
   TILE_128x192, // two warpgroups in turns: one stores while the other computes
@@ -49,11 +49,11 @@ typedef enum TileShape {
 } TileShape;
 
 // ---- tiles.c
-// The tile shape for a product, by the table of measurements there. A program that has no figures
-// there, or is PROGRAMS, is taken to only store its product.
+// The tile shape for a product, by the table of measurements there. A program without figures
+// there, or PROGRAMS, is treated as one that only stores its product.
 TileShape tile_choose(Mainloop mainloop, ProgramName name, int64_t M, int64_t N, int64_t K);
-// Whether a program pays, beside cuBLASLt's product and the unfused kernels: not where more than a
-// fifth of what its tiles compute lies outside of the product (288 columns take 384).
+// True where a program is faster than cuBLASLt's product with the unfused kernels: not where more
+// than a fifth of its tiles lies outside of the product (288 columns need 384).
 bool tile_pays(Mainloop mainloop, ProgramName name, int64_t M, int64_t N, int64_t K);
 // Tiles of columns, that is, parts of a row's statistics.
 int32_t tile_parts(TileShape tile, int64_t N);

@@ -1,12 +1,12 @@
-// Which tile shape a product gets.
+// The choice of a product's tile shape.
 //
 // Time is roughly rounds x columns x (1 + exposed): the clusters take their tiles in rounds, the
-// last of which may be almost empty, and a tile costs its columns. `exposed` is what of a shape's
-// epilogue nothing hides: 128x192, in which two warpgroups take turns, hides it best and is the
-// measure; 128x256 stops multiplying while it stores, a cost that does not grow with K; 128x128
-// loads half again as many operands for a product. The figures are fitted to
-// tests/bench/bench_fused.c on one H200 (kernels/PERFORMANCE.md): they predict its ratios to
-// within 2 %.
+// last of which may be almost empty, and a tile costs its columns. `exposed` is the part of a
+// shape's epilogue that is not hidden: 128x192, in which two warpgroups take turns, hides it best
+// and is the reference; 128x256 stops multiplying while it stores, a cost that does not grow with
+// K; 128x128 loads half again as many operands for a product. The figures are fitted to
+// tests/bench/bench_fused.c on one H200 (kernels/PERFORMANCE.md): they predict its ratios to within
+// 2 %.
 #include "kernels/fused/programs.h"
 
 enum { CLUSTERS = 66, CLUSTER_ROWS = 256 }; // of a GPU with 132 multiprocessors

@@ -8,8 +8,8 @@
 #include "kernels/fused/program.h"
 #include "kernels/fused/ptx.cuh"
 
-// How an operand lies in shared memory: rows of 128 bytes along K, as a matrix stored [rows, K] has
-// them, or, of bf16 alone, along the rows, for one stored [K, rows].
+// The layout of an operand in shared memory: rows of 128 bytes along K, for a matrix stored [rows,
+// K]; or, for bf16 only, along the rows, for a matrix stored [K, rows].
 enum Major { MAJOR_K, MAJOR_MN };
 
 // wgmma.fence: before the first wgmma, and after registers of accumulators were touched
@@ -27,8 +27,8 @@ template <int GROUPS> DEVICE void wgmma_wait() {
 
 // "Matrix Descriptor Format": start address, leading and stride byte offset in units of 16 bytes,
 // and in bits 62-63 the 128-byte swizzle (1). The stride offset is the step of 8 rows (MAJOR_K) or
-// of 8 along K (MAJOR_MN), 1024 bytes. The leading offset, the step of 64 rows, counts for MAJOR_MN
-// alone: with MAJOR_K an operand is one swizzle atom wide.
+// of 8 along K (MAJOR_MN), 1024 bytes. The leading offset, the step of 64 rows, counts only for
+// MAJOR_MN: with MAJOR_K an operand is one swizzle atom wide.
 static DEVICE uint64_t wgmma_descriptor(uint32_t address, Major major) {
   const uint64_t leading = major == MAJOR_MN ? 8192 >> 4 : 1;
   return (uint64_t)((address & 0x3ffff) >> 4) | leading << 16 | (uint64_t)(1024 >> 4) << 32 |
@@ -57,7 +57,7 @@ static DEVICE uint64_t wgmma_descriptor(uint32_t address, Major major) {
   "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, "     \
   "%127"
 
-// wgmma.mma_async; the number of accumulators says which N. `accumulate` = 0: D is overwritten. The
+// wgmma.mma_async; the number of accumulators gives N. `accumulate` = 0: D is overwritten. The
 // operands after the accumulators: descriptors of A and B, the predicate, the transpositions.
 #define WGMMA(N, ACCUMULATORS, NAMES, OPERANDS, A, B, P, TA, TB)                                   \
   template <int TRANSPOSE_A, int TRANSPOSE_B>                                                      \

@@ -1,5 +1,5 @@
-// What a block of the mainloop has and does: tile shapes, shared memory with its barriers, rings,
-// and the order of tiles and steps.
+// The resources and the schedule of a block of the mainloop: tile shapes, shared memory with its
+// barriers, rings, and the order of tiles and steps.
 #pragma once
 #include "kernels/fused/bases.cuh"
 
@@ -20,8 +20,9 @@ template <int ROWS_, int COLS_, int STAGES_, Schedule SCHEDULE> struct Tile {
   static constexpr int BLOCKS = CONSUMER_ROWS / 64; // wgmma has 64 rows
   static constexpr int A_BYTES = ROWS * DEPTH_BYTES, B_BYTES = COLS * DEPTH_BYTES;
   static constexpr int STAGE_BYTES = A_BYTES + B_BYTES;
-  // What 3 warpgroups start with, 168 a thread, is dealt out anew. More than that waits for ever.
-  // This deal leaves no program spilling: a thread has 192 sums of 192 columns, else 128.
+  // The 3 warpgroups start with 168 registers per thread, and these are redistributed. A larger
+  // total would wait for ever. With these numbers no program spills: a thread has 192 sums with 192
+  // columns, else 128.
   static constexpr int PRODUCER_REGISTERS = COLS == 192 ? 40 : 56;
   static constexpr int CONSUMER_REGISTERS = COLS == 192 ? 232 : 224;
   static_assert(PRODUCER_REGISTERS + 2 * CONSUMER_REGISTERS <= 3 * 168, "more than were launched");
@@ -35,7 +36,7 @@ template <class T, class Program> struct Shared {
       Program::Loads::BYTES > STORE_BYTES ? Program::Loads::BYTES : STORE_BYTES;
   static constexpr int A_ROW_VALUES = Program::RowValues::COUNT * T::ROWS * 4; // of a tile
 
-  // Aligned memory needs none, which makes room for a second slot; but it takes a register, which
+  // Aligned memory needs no padding, so that a second slot fits; but it costs a register, which
   // some programs do not have.
   static constexpr int SLACK = takes_all_memory<Program> ? 0 : 1024;
   static constexpr int BARRIERS = 2 * T::STAGES + 2 + 4 + 4 * MAX_SLOTS;
@@ -101,8 +102,8 @@ template <class T, class Program> struct Shared {
   }
 };
 
-// The place in a ring of SIZE after so many steps, and the parity of the phase that a reader waits
-// for there.
+// The position in a ring of SIZE after a number of steps, and the parity of the phase for which a
+// reader waits there.
 template <int SIZE> struct Ring {
   int at;
   uint32_t parity;

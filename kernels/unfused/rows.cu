@@ -4,7 +4,7 @@
 
 // ---- Sums of squares, RMSNorm's backward, row scaling
 
-enum { AHEAD = 4 }; // loads under way before the first is used
+enum { AHEAD = 4 }; // loads in flight before the first is used
 
 template <int N>
 static __global__ void row_sumsq_kernel(int64_t M, int D, int lanes, const bf16_bits *x,
@@ -126,13 +126,14 @@ void launch_norm_backward_fp8(int64_t M, RowScale r, Operand x, RowStat s, const
   launch_copies(source, to, stream);
 }
 
-// ---- RoPE on the packed rows of qkv, forward (with RMSNorm's row scale) and backward (with the row sum
-// that RMSNorm's backward needs). arXiv 2104.09864; columns (2j, 2j + 1) of a head rotate together.
+// ---- RoPE on the packed rows of qkv: the forward applies RMSNorm's row scale, and the backward
+// computes the row sum for RMSNorm's backward. arXiv 2104.09864; columns (2j, 2j + 1) of a head
+// rotate together.
 //   forward    q, k = rotate(r z), v = r z                               in place
 //   backward   s = r sum of dqkv qkv; dq, dk = rotate^-1(r dqkv)        in place
-// The sum may be taken before rotating back, against qkv after rotation: a rotation keeps the
-// product. A lane's 8 values are 4 pairs, whose 4 cosines and sines are 32 bytes of the table; the
-// rows of one position read them for each head, from the first-level cache.
+// The sum may be computed before rotating back, with the rotated qkv: a rotation keeps the product.
+// A lane's 8 values are 4 pairs, whose 4 cosines and sines are 32 bytes of the table; the rows of
+// one position read them for each head, from the first-level cache.
 
 // direction: 1 forward, -1 back.
 static __device__ __forceinline__ void rotate_pack(Pack<8> &p, const float4 *angles,
@@ -150,8 +151,8 @@ static __device__ __forceinline__ const float4 *angles_at(const RopeShape &s, in
   return reinterpret_cast<const float4 *>(s.table + position * s.d);
 }
 
-// A lane's walk over a row: column c, and its place in its head. No division by d: the step's is
-// known.
+// A lane's loop over a row: column c, and its position in its head. It needs no division by d,
+// since the position advances by a known step.
 struct Walk {
   int c, in_head, step, step_in_head;
 };
@@ -219,10 +220,10 @@ struct RopeBackward {
   static constexpr bool STORES = false, STOCHASTIC = false;
   struct Row {
     float scale;
-    uint32_t angles; // where they are in the table
+    uint32_t angles; // their index in the table
   };
   struct Column {
-    int at, in_head; // in_head < 0: not rotated
+    int at, in_head; // in_head < 0 where the pair is not rotated
   };
   struct Raw {
     uint32_t gradient, z;
@@ -266,7 +267,7 @@ void launch_rope_backward_fp8(int64_t M, RopeShape shape, RowScale r, const act_
   launch_copies(source, to, stream);
 }
 
-// ---- SwiGLU over the column pairs of z, forward and backward. With gate = r z[2p], up = r z[2p + 1]
+// ---- SwiGLU over the column pairs of z, forward and backward. gate = r z[2p], up = r z[2p + 1]
 // (kernels/math.h):
 //   forward    y = silu(gate) up
 //   backward   dz' = r (dgate, dup) for dy, s = row sum of dz' (gate, up)
@@ -276,12 +277,11 @@ void launch_rope_backward_fp8(int64_t M, RopeShape shape, RowScale r, const act_
 // Feature order: inside a group of 8 pairs (32 bytes of z, 16 of y) pairs 0 to 3 hold features 0 2
 // 4 6 and pairs 4 to 7 features 1 3 5 7. So that every access of a warp covers whole lines, a lane
 // loads half a group: lanes 2i and 2i + 1 hold group i of the first 512 columns of a tile and group
-// 16 + i of the next 512. They trade halves by a shuffle: the even lane then has all of y's first
-// group, the odd lane of its second.
-//
-// F that is no multiple of 8 takes the plain kernels at the end, a thread a pair.
+// 16 + i of the next 512. They exchange halves by a shuffle: then the even lane has all of y's
+// first group, and the odd lane all of its second.
+// Where F is no multiple of 8, the plain kernels at the end run, with a thread per pair.
 
-enum { TILE = 64 }; // 16-byte vectors of z that a warp takes at a time, two a lane
+enum { TILE = 64 }; // 16-byte vectors of z that a warp loads at a time, two per lane
 
 struct Pairs { // four column pairs of z, scaled by r
   float gate[4], up[4];
@@ -305,8 +305,8 @@ static __device__ __forceinline__ uint2 swiglu_four(const Pairs &q) {
   return narrow(y);
 }
 
-// The lanes of a pair trade: each gives away the half that the other one stores, and gets the half
-// that it stores.
+// The two lanes of a pair exchange halves: each sends the half that the other one stores, and
+// receives the half that it stores itself.
 static __device__ __forceinline__ uint2 trade(uint2 first, uint2 second, bool odd) {
   const uint2 give = odd ? first : second;
   return {__shfl_xor_sync(0xffffffffu, give.x, 1), __shfl_xor_sync(0xffffffffu, give.y, 1)};

@@ -1,4 +1,4 @@
-// The unfused backend: a GEMM for each operation, and a kernel for what is around it.
+// The unfused backend: a GEMM for each operation, and a kernel for the work around it.
 #include "base/memory.h"
 #include "kernels/unfused/unfused.h"
 
@@ -83,7 +83,7 @@ static void norm_dgrad(Backend *be, int64_t M, int64_t N, Operand dz, const stat
                        Operand x, RowStat sumsq, RowStat s, const act_t *residual, Operand dx) {
   Cuda *c = cuda_of(be);
   act_t *product = unfused_of(be)->product;
-  // Not in place: where its result lies on what it adds to, cuBLASLt rounds the product to bf16
+  // Not in place: where its result overwrites the addend, cuBLASLt rounds the product to bf16
   // before the addition.
   const GemmProblem p = {.M = M, .N = c->config.D, .K = N, .form = GEMM_NN, .accurate = true};
   const RowScale r = row_scale(c, sumsq);
@@ -92,7 +92,7 @@ static void norm_dgrad(Backend *be, int64_t M, int64_t N, Operand dz, const stat
     launch_norm_backward(M, r, x.data, s, u, product, dx.data, c->gpu.stream);
     return;
   }
-  // q is still to be multiplied by: the residual is added behind it.
+  // The product still lacks the factor q, so the residual is added after that multiplication.
   cuda_multiply(c, p, dz, W, NULL, product);
   for (int pass = 0; cuda_launch_again(c, pass, dx); pass++)
     launch_norm_backward_fp8(M, r, x, s, residual, product, dx, c->scalings + dx.scaling,

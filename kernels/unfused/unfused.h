@@ -1,5 +1,5 @@
-// The unfused GPU backend: cuBLASLt's GEMMs, and a kernel of its own for what is around each of
-// them. The fused backend starts with an Unfused and uses these operations where it has no program.
+// The unfused GPU backend: cuBLASLt's GEMMs, and separate kernels for the work around each of them.
+// The fused backend starts with an Unfused and uses these operations where it has no program.
 #pragma once
 #include "kernels/cuda/cuda.h"
 
@@ -9,7 +9,8 @@ extern "C" {
 
 typedef struct Unfused {
   Cuda cuda; // first: a Backend * of this backend is an Unfused *
-  // Scratch for the GEMMs of down_dgrad and norm_dgrad, [max_tokens, F or D]. NULL: they run fused.
+  // Scratch for the GEMMs of down_dgrad and norm_dgrad, [max_tokens, F or D]. NULL where they run
+  // fused.
   act_t *product;
 } Unfused;
 
@@ -20,7 +21,7 @@ static inline Unfused *unfused_of(Backend *be) {
 // NULL and a sentence on failure, as for backend_gpu_create; options->kernels is not read.
 Backend *backend_unfused_create(const OpsConfig *config, const GpuOptions *options, Error *err);
 
-// As cuda_open, with this backend's operations set and their scratch taken.
+// As cuda_open; also sets this backend's operations and allocates their scratch.
 int unfused_open(Unfused *u, const OpsConfig *config, const GpuOptions *options, Error *err);
 
 QkvOp unfused_qkv;
@@ -34,7 +35,8 @@ NormDgradOp unfused_norm_dgrad;
 DownDgradOp unfused_down_dgrad;
 RopeBackwardOp unfused_rope_backward;
 
-// ---- rows.cu: the kernels around each GEMM. What kernels/cuda/kernels.h says of launches holds.
+// ---- rows.cu: the kernels around each GEMM. The rules for launches in kernels/cuda/kernels.h
+// apply.
 
 // The packed row: H + KV heads of d that RoPE rotates, then KV that it does not.
 typedef struct RopeShape {
@@ -42,7 +44,7 @@ typedef struct RopeShape {
   int64_t R;        // (H + 2 KV) d
   int64_t d;        // a multiple of 8
   int64_t T, first; // row m is at position first + m % T
-  // On the device, or NULL: there is one row, at this position and in this row of qkv.
+  // On the device, or NULL. If it is set there is one row, at this position and in this row of qkv.
   const int32_t *position;
   const float *table; // [max_positions, d/2, 2] cosine and sine
 } RopeShape;

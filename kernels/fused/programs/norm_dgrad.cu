@@ -7,13 +7,13 @@
 //   FP8: args.a, b, row_scale q of x, copies of dx
 #include "kernels/fused/define.cuh"
 
-// -(r / D) s of each row, and what the product is to be multiplied by, if anything.
+// -(r / D) s of each row, and the product's factor, if there is one.
 template <class In, bool RESIDUAL> struct NormFactors {
   enum { FACTOR, SCALE };
   static constexpr int COUNT = In::COPIES || !RESIDUAL ? 2 : 1;
   static DEVICE void compute(const ProgramArgs &args, int row, int M, FourRows (&values)[COUNT]) {
     FourRows s;
-    row_totals<RowSum, 2>(args.in[1], row, M, s); // with more ahead the warp runs out of registers
+    row_totals<RowSum, 2>(args.in[1], row, M, s); // more than 2 ahead exceed the registers
     rstd_of_rows<2>(args, row, M, values[FACTOR]);
 #pragma unroll
     for (int i = 0; i < 4; i++) {

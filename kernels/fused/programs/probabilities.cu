@@ -1,6 +1,6 @@
 // The head in training and validation: P = exp(r (A B^T) - c) of each row's c, the softmax before
-// its normaliser, 0 in the column of the row's target; and the row's sums of P and of P log2(P): see
-// kernels.h.
+// its normaliser, 0 in the column of the row's target; and the row's sums of P and of P log2(P):
+// see kernels.h.
 //   args.in[0] sums of squares of A's rows, in[1] aims of rows (kernels.h), inverse_D, eps
 //   stores[0] P [M, N or more columns, which become 0]   out[0] sums of P, out[1] of P log2(P)
 //   FP8: args.a, b, row_scale of A
@@ -30,7 +30,8 @@ template <class In> struct Probabilities : ProgramDefaults<In> {
   using RowValues = HeadRow<In>;
   RowSum sum, entropy;
 
-  // Columns that are no part of the sums, a target or past N, are rare: few steps look for them.
+  // Columns that do not belong to the sums, a target's or past N, are rare: few steps test for
+  // them.
   template <class S> DEVICE void step(const S &s) {
     constexpr int TOGETHER = 4,
                   LAST = 57;         // a thread's last column in a step, counted from its first

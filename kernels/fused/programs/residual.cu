@@ -15,7 +15,7 @@ struct ScaleAhead {
     for (int i = 0; i < 4; i++) {
       values[0][i] = product_scale(args);
       values[1][i] = power_of_two_below(r[i]);
-      // The same from every tile of columns.
+      // Every tile of columns writes the same value.
       if (args.row_scale_out && row + 32 * i < M) args.row_scale_out[row + 32 * i] = values[1][i];
     }
   }
