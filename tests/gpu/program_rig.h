@@ -120,8 +120,8 @@ typedef struct Case {
   bool one_sign;        // no element of FP8 operands is negative
   float copy_scale;     // 0 = 8
   bool copies_of_store; // they are of stores[0] as stored: exact
-  double
-      largest_error; // of what the copies' Scaling is told, relative, where they are not; 0 = 1.5e-3
+  // Otherwise the relative error of the largest value in the copies' Scaling; 0 = 1.5e-3.
+  double largest_error;
   bool row_scale_out;
   int heads_of;    // N is heads of so many columns: -1 = of any, 0 = N is any multiple of 8
   int in_place_of; // stores[0] may lie where load in_place_of - 1 does; 0 = nowhere

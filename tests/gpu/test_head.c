@@ -1,5 +1,5 @@
-// The output layer of both GPU backends: the loss, and the gradients of x and W that come of what
-// head_loss leaves, whether the softmax's normaliser is folded (kernels/fused/kernels.h) or not, and
+// The output layer of both GPU backends: the loss, and the gradients of x and W that follow from
+// head_loss, with the softmax's normaliser folded (kernels/fused/kernels.h) and not folded, and
 // in FP8. Against the CPU's products and a softmax in double; the bound of each error is twice that
 // of a twin, the same with a rounding wherever the backend stores. Beside it: where the normaliser
 // is folded, errors do not grow with the logits, even in rows whose target is all but certain.

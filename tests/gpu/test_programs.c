@@ -427,8 +427,8 @@ static const Case cases[] = {
     {.program = &fused_program_capped_logits_fp8,
      .row = capped_logits,
      .scale = 3,
-     // At 60, where most are at the cap and round to it exactly, it failed on an H200: FP8's sums of
-     // some 14 bits err by more than bf16's rounding of the few that are left.
+     // At 60, where most are at the cap and round to it exactly, it failed on an H200: the error
+     // of FP8's sums, of some 14 bits, exceeds bf16's rounding of the few others.
      .scale_odd = 10,
      .out = {ROW_SOFTMAX}},
     {.program = &fused_program_capped_dlogits,

@@ -1,5 +1,6 @@
-// The FP8 copies that the update writes of weights: both, bit for bit as kernels/formats.h says, with
-// scales that follow from largest values; and the update itself, equal to that beside bf16 copies.
+// The FP8 copies of weights that the update writes: both, bit for bit as kernels/formats.h says,
+// with scales that follow from largest values; and the update itself, equal to that beside bf16
+// copies.
 #include "tests/gpu/gpu_test.h"
 
 #include "kernels/cuda/cuda.h"

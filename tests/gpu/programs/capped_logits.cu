@@ -1,5 +1,6 @@
 // Logits that are capped softly at 30, 30 tanh(z / 30), as Gemma 2 has them: arXiv 2408.00118; and
-// the gradient of their loss with a z-loss, the mean of lse^2 times a coefficient: arXiv 2204.02311.
+// the gradient of their loss with a z-loss, the mean of lse^2 times a coefficient:
+// arXiv 2204.02311.
 #include "kernels/fused/define.cuh"
 
 static DEVICE float capped(float z) {

@@ -43,7 +43,8 @@ struct BiasGelu : Pairs<BiasGelu> {
 DEFINE_PROGRAM(BiasGelu, bias_gelu)
 
 // Its backward on top of a dgrad: dz = A B gelu'(z), and the bias gradient.
-//   loads[0] z [M, N]   stores[0] dz [M, N], may be z   args.out[0] sums of dz's columns (ColumnSum)
+//   loads[0] z [M, N]   stores[0] dz [M, N], may be z
+//   args.out[0] sums of dz's columns (ColumnSum)
 struct BiasGeluBackward : Pairs<BiasGeluBackward> {
   static constexpr GemmForm FORM = GEMM_NN;
   static constexpr bool FITS_192 = false;
