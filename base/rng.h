@@ -3,8 +3,8 @@
 // The mixer is splitmix64's finalizer (Steele, Lea, Flood, OOPSLA 2014).
 //
 // Every draw has the same bits on every machine and on a GPU: it has nothing but integers and
-// operations that IEEE 754 rounds in one way, + - * / and sqrt. A compiler must not fuse a product and a
-// sum (gcc -std=c11 does not; nvcc needs -fmad=false).
+// operations that IEEE 754 rounds in one way, + - * / and sqrt. A compiler must not fuse a product
+// and a sum (gcc -std=c11 does not; nvcc needs -fmad=false).
 #pragma once
 #include <math.h>
 #include <stdint.h>

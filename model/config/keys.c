@@ -178,7 +178,7 @@ const Key config_keys[] = {
         output, save_dtype, dtypes, "\"fp32\"", 0,
         "of a checkpoint's model.safetensors; bf16: optimizer.safetensors holds the fp32 weights"),
     BOOL(output, background_save, "true", 0,
-         "a checkpoint is written while training goes on, from a copy in the host's memory; false: "
+         "a checkpoint is written beside training, from a copy in the host's memory; false: "
          "training waits"),
     INTEGER(output, profile_steps, "0", 0, 99999999, 0,
             "steps that a profiler records, between cudaProfilerStart and cudaProfilerStop, from "

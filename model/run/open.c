@@ -282,7 +282,7 @@ static void print_resumed(const Run *run) {
   if (run->lr_changed)
     printf("; the learning rate is %.3g here",
            learning_rate(&c->optimizer, run->state.step, c->train.steps));
-  if (run->val_changed) printf("; validation reads other windows, so its best loss starts anew");
+  if (run->val_changed) printf("; validation reads other windows, so the best loss is forgotten");
   printf("\n");
   if (run->was_on.text[0] != '\0')
     printf(
