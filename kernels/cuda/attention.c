@@ -7,7 +7,7 @@
 #include "kernels/cuda/gpu.h"
 #include "kernels/cuda/cuda.h"
 
-// Where the next plan goes.
+// The entry for the next plan.
 static PlannedAttention *free_place(Cuda *c) {
   if (c->attention_count < MAX_ATTENTION_SHAPES) return &c->attention[c->attention_count++];
   const int first = c->options.batch > 0;
@@ -21,7 +21,7 @@ static PlannedAttention *free_place(Cuda *c) {
   return oldest;
 }
 
-// At least so many bytes.
+// Makes the workspace at least `bytes` large.
 static int take_workspace(Cuda *c, PlannedAttention *p, size_t bytes) {
   Error ignored;
   if (p->workspace && bytes <= p->bytes) return 0;
@@ -60,7 +60,7 @@ static int plan_shape(Cuda *c, int64_t B, int64_t T, bool both_forms, Error *err
   return 0;
 }
 
-// What equal bits cost, for the start-up table.
+// The cost of equal bits, for the start-up table.
 static void describe_cost(Cuda *c) {
   const AttentionChoice *b = attention_cudnn_choice(c->attention[0].plan, ATTENTION_BACKWARD);
   if (b->milliseconds > 0 && b->other_form > 0)
@@ -85,8 +85,8 @@ static void open_choices(Cuda *c) {
 }
 
 // The deterministic backward's scratch grows with T^2, the plain one's with T. A run that does not
-// ask for it may have it where it is faster and its scratch no more than four times as large; one
-// that does learns what it costs.
+// ask for it may use it where it is faster and its scratch no more than four times as large; a run
+// that asks for it reports its cost.
 int cuda_attention_open(Cuda *c, Error *err) {
   if (cudnn_open(&c->cudnn, err) ||
       cudnn_check(&c->cudnn, c->cudnn.create(&c->cudnn_handle), "making a handle", err) ||

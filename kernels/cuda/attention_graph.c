@@ -196,8 +196,8 @@ int attention_graph_backward(CudnnGraph *g, const CudnnApi *api, CudnnHandle han
 
 // ---- Choices
 
-// Timed, and an answer to its question: of a form that may be chosen, and the first where that was
-// asked for.
+// True for a choice that was timed and answers its question: its form may be chosen, and it is the
+// first configuration where that was asked for.
 static bool answers(const AttentionQuestion *q, const AttentionChoice *c) {
   return isfinite(c->milliseconds) && c->milliseconds > 0 && isfinite(c->other_form) &&
          c->other_form >= 0 && c->number >= 0 && (!q->first || c->number == 0) &&

@@ -15,7 +15,7 @@ enum { FORM_CONFIGS = 8, MAX_CONFIGS = 2 * FORM_CONFIGS };
 
 typedef struct Direction {
   AttentionConfig configs[MAX_CONFIGS];
-  CudnnDescriptor plans[MAX_CONFIGS]; // NULL: not asked for, failed to compile, or not kept
+  CudnnDescriptor plans[MAX_CONFIGS]; // NULL where not asked for, failed to compile, or not kept
   int count;
   int used; // the plan that calls run
   AttentionChoice choice;
@@ -40,7 +40,7 @@ static const AttentionConfig *used_config(const AttentionCudnn *a, AttentionDire
 // ---- Calls
 
 // The forward takes the first seven tensors, and the workspace is the plan's own; the deterministic
-// backward leaves out the last.
+// backward omits the last.
 int attention_cudnn_run(const AttentionCudnn *a, AttentionDirection direction,
                         const AttentionTensors *t, Error *err) {
   enum { OF_FORWARD = 7, ALL = 14 };
@@ -103,7 +103,7 @@ typedef struct Scratch {
   AttentionTensors tensors;
 } Scratch;
 
-// Returns the bytes of all.
+// Returns the total bytes.
 static size_t place(Scratch *s, size_t workspace, char *memory) {
   const AttentionShape *shape = &s->attention->shape;
   const size_t rows = (size_t)(shape->B * shape->T), qkv = rows * (size_t)attention_row(shape) * 2,
@@ -130,7 +130,7 @@ static void use(AttentionCudnn *a, AttentionDirection direction, int i) {
   lay_out(a);
 }
 
-// Times every compiled plan; leaves the times in the direction's configs, 0 where there is no room.
+// Times every compiled plan; writes the times into the direction's configs, 0 without memory.
 static int time_plans(AttentionCudnn *a, AttentionDirection direction, Error *err) {
   enum { WARM_UP = 2, RUNS = 7 };
   Direction *d = &a->direction[direction];
@@ -142,7 +142,7 @@ static int time_plans(AttentionCudnn *a, AttentionDirection direction, Error *er
   }
   Scratch s = {.attention = a, .direction = ATTENTION_FORWARD};
   char *memory = gpu_alloc(place(&s, workspace, NULL));
-  if (!memory) return 0; // no room is no failure: the first configuration is taken
+  if (!memory) return 0; // no memory is not an error: the first configuration is used
   place(&s, workspace, memory);
   // qkv, and do, which lies behind it
   fill_random(memory, (size_t)((char *)s.tensors.o - memory), 1, a->stream);
@@ -182,7 +182,7 @@ static void compile_offered(const CudnnApi *api, const CudnnConfig *offered, int
   }
 }
 
-// That what cuDNN offers for the graph is enough for `wanted`.
+// Checks that cuDNN offers enough configurations of the graph for `wanted`.
 static int check_offered(const AttentionCudnn *a, AttentionDirection direction, int count,
                          int wanted, Error *err) {
   const AttentionShape *s = &a->shape;
@@ -252,8 +252,8 @@ static void forget_plans(const CudnnApi *api, Direction *d) {
 
 // ---- Choices
 
-// Compiles a known choice alone. false: it is not what cuDNN offers now, or does not compile; then
-// nothing is left of the attempt.
+// Compiles only a known choice. False where cuDNN no longer offers it, or where it does not
+// compile; then everything of the attempt is freed.
 static bool recall(AttentionCudnn *a, AttentionDirection direction, const AttentionChoice *known) {
   const int i = known->number;
   Direction *d = &a->direction[direction];
@@ -270,7 +270,7 @@ static bool recall(AttentionCudnn *a, AttentionDirection direction, const Attent
   return true;
 }
 
-// Writes down what keep_fastest chose.
+// Remembers the choice of keep_fastest.
 static void note_choice(AttentionCudnn *a, AttentionDirection direction) {
   Direction *d = &a->direction[direction];
   const AttentionConfig *chosen = used_config(a, direction);
@@ -288,7 +288,7 @@ static void note_choice(AttentionCudnn *a, AttentionDirection direction) {
   }
 }
 
-// The other form of the backward is a choice, too, but no need.
+// The other form of the backward is optional.
 static int plan(AttentionCudnn *a, AttentionDirection direction, const AttentionOptions *options,
                 Error *err) {
   const bool backward = direction == ATTENTION_BACKWARD;

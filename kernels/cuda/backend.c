@@ -141,8 +141,8 @@ void cuda_destroy(Backend *be) {
   free(c);
 }
 
-// What the driver has handed out so far is more than was asked for: the libraries' code is in it.
-// Where another program took memory meanwhile, what was asked for has to do.
+// The driver has allocated more so far than the backend requested: it includes the libraries' code.
+// Where another program allocated memory meanwhile, only the requested bytes are counted.
 static void count_workspace(Cuda *c) {
   enum {
     GRANULE = 2 << 20,              // the driver's; smaller blocks share one

@@ -30,7 +30,7 @@ typedef struct Nvml {
   int (*power)(void *device, unsigned *milliwatts);
   int (*power_limit)(void *device, unsigned *milliwatts);
   int (*temperature)(void *device, int sensor, unsigned *celsius);
-  void *library, *device; // NULL: nothing is known
+  void *library, *device; // NULL where the library is not loaded
 } Nvml;
 enum { NVML_CLOCK_SM = 1, NVML_TEMPERATURE_GPU = 0 };
 
@@ -79,11 +79,11 @@ static void nvml_open(Nvml *n, int device) {
 
 static void nvml_close(Nvml *n) {
   if (!n->library) return;
-  (void)n->shutdown(); // nothing can be done about a failure, and nothing depends on it
+  (void)n->shutdown(); // a failure has no consequence
   dlclose(n->library);
 }
 
-// The value that a call with this status has left, in units of a sample; NAN where it failed.
+// The value that a call with this status returned, in units of a sample; NAN where it failed.
 static double reading(int status, const unsigned *value, double unit) {
   return status == 0 ? (double)*value * unit : NAN;
 }
@@ -173,7 +173,7 @@ static void op_fill(BenchGpu *bench, Backend *be, act_t *to, int64_t count) {
   }
 }
 
-// The peak does not mind: exponents alone change.
+// The peak is not affected: only exponents change.
 static void op_spread(BenchGpu *bench, double deviation) {
   Probe *p = probe_of(bench);
   CUDA_CHECK(cudaDeviceSynchronize());

@@ -55,16 +55,16 @@ int cudnn_version_supported(size_t version, Error *err) {
                    cudnn_version_text(version).text);
 }
 
-// cuDNN loads its compiler (NVRTC, 110 MB) and unloads it again for every configuration it looks
-// at, and each unloading leaks; one that is held open it finds loaded. Where we do not find it,
-// cuDNN may.
+// cuDNN loads its compiler (NVRTC, 110 MB) and unloads it again for every configuration that it
+// examines, and each unloading leaks. So we keep the library open, and cuDNN finds it loaded. Where
+// we do not find it, cuDNN may.
 static void hold_compiler(const CudnnApi *api) {
   char name[32];
   snprintf(name, sizeof name, "libnvrtc.so.%zu", api->get_cudart_version() / 1000);
   dlopen(name, RTLD_NOW | RTLD_LOCAL);
 }
 
-// There is no libcudnn.so.9, for `why`.
+// Reports that libcudnn.so.9 was not found, because of `why`.
 static int missing(const char *why, Error *err) {
   static const char *const others[] = {"libcudnn.so.8", "libcudnn.so.10"};
   error_set(err,
@@ -129,7 +129,7 @@ static CudnnDescriptor descriptor_new(CudnnGraph *g, int type) {
 typedef struct Attribute {
   int name, type; // ATTR_*, TYPE_*
   int64_t count;
-  const void *values; // NULL: left as cuDNN has it
+  const void *values; // NULL: the attribute is not set
 } Attribute;
 #define LINK(name, descriptor)                                                                     \
   { name, TYPE_BACKEND_DESCRIPTOR, 1, (descriptor) ? &(descriptor) : NULL }

@@ -32,7 +32,8 @@ static cublasStatus_t set_attribute(const GemmPlan *plan, cublasLtMatmulDescAttr
   return cublasLtMatmulDescSetAttribute(plan->operation, name, value, bytes);
 }
 
-// cuBLASLt reads the descriptor when it launches: what is launched or recorded keeps its pointers.
+// cuBLASLt reads the descriptor when it launches, so earlier launches and graphs keep their
+// pointers.
 static cublasStatus_t set_scales(const GemmPlan *plan, const float *inverse_A,
                                  const float *inverse_B) {
   const cublasStatus_t status =
@@ -56,7 +57,7 @@ static int make_descriptors(const Gpu *gpu, GemmPlan *plan, Error *err) {
   CUBLAS_TRY(err, set_attribute(plan, CUBLASLT_MATMUL_DESC_TRANSB, &a_turned, sizeof a_turned));
   if (fp8) {
     CUBLAS_TRY(err, set_attribute(plan, CUBLASLT_MATMUL_DESC_FAST_ACCUM, &fast, sizeof fast));
-    // The heuristics see that there will be scales; nothing is read.
+    // The heuristics see that there will be scales; they do not read them.
     CUBLAS_TRY(err, set_scales(plan, gpu->workspace, gpu->workspace));
   }
   CUBLAS_TRY(err,
@@ -122,7 +123,7 @@ static cublasStatus_t multiply(const Gpu *gpu, const GemmPlan *plan,
                         gpu->stream);
 }
 
-// ---- What is remembered, a line of Choices for a problem
+// ---- Remembered algorithms, a line of Choices for each problem
 
 typedef struct Question {
   char text[240];
@@ -149,7 +150,7 @@ static void set_algorithm(GemmPlan *plan, const cublasLtMatmulAlgo_t *algorithm)
   memcpy(plan->choice.algorithm, algorithm, sizeof *algorithm);
 }
 
-// Whether this library still takes the plan's algorithm for its problem.
+// True where this library still accepts the plan's algorithm for its problem.
 static bool still_runs(const Gpu *gpu, const GemmPlan *plan) {
   const cublasLtMatmulAlgo_t algorithm = algorithm_of(plan);
   cublasLtMatmulHeuristicResult_t result;
@@ -158,7 +159,8 @@ static bool still_runs(const Gpu *gpu, const GemmPlan *plan) {
          result.workspaceSize <= gpu->workspace_bytes;
 }
 
-// The answer: microseconds, then the algorithm's words. False where none is known that runs.
+// The answer: microseconds, then the algorithm's words. False where no algorithm that runs is
+// known.
 static bool recall(const Gemm *gemm, GemmPlan *plan) {
   const char *answer = choices_find(&gemm->choices, question_of(&plan->problem).text);
   uint64_t *w = plan->choice.algorithm;
@@ -274,7 +276,8 @@ static double time_once(Trial *t, const cublasLtMatmulHeuristicResult_t *result,
   return time_calls(call, t, warm_up, 1, t->gpu->stream, &ms, &ignored) ? -1 : ms;
 }
 
-// The fastest of the candidates. After a first round only those within a fifth of the best go on.
+// The fastest of the candidates. After a first round only those within a fifth of the best are
+// timed again.
 static void choose(GemmPlan *plan, const cublasLtMatmulHeuristicResult_t *results, int count,
                    Trial *trial) {
   double times[MAX_ALGORITHMS][ROUNDS], best = -1;
@@ -301,7 +304,7 @@ static void choose(GemmPlan *plan, const cublasLtMatmulHeuristicResult_t *result
   }
 }
 
-// False where there is no memory for it: the heuristics' first choice stays.
+// False where there is no memory for timing: the heuristics' first choice stays.
 static bool time_algorithms(const Gpu *gpu, GemmPlan *plan,
                             const cublasLtMatmulHeuristicResult_t *results, int count) {
   Trial trial = {.gpu = gpu, .plan = plan};
@@ -342,7 +345,7 @@ static const GemmPlan *plan_for(Gemm *gemm, const GemmProblem *problem, int most
   return plan;
 }
 
-// Another start that times anew may find another algorithm the faster: then its sums round in
+// Another start that times the candidates again may choose another algorithm, whose sums round in
 // another order.
 int gemm_prepare(Gemm *gemm, const GemmProblem *problems, int count, Error *err) {
   int status = 0;
@@ -383,7 +386,7 @@ void gemm_run_fp8(Gemm *gemm, GemmProblem problem, const void *A, const float *i
 
 // ---- The backends' products, and the operations that are nothing else
 
-// Of a forward. A sum of one sign is 6 % short there where the tensor cores add alone.
+// For a forward: a sum of one sign is 6 % too small there where only the tensor cores add.
 enum { MOST_FAST_K = 4096 };
 
 // The same product of FP8 copies, whose rows are along K, and padded: lda, ldb of the copies.
@@ -397,12 +400,12 @@ static GemmProblem of_copies(GemmProblem p, int64_t lda, int64_t ldb) {
   return p;
 }
 
-// As the operations below and the unfused ones ask for it.
+// The problem that the operations below and the unfused ones pass.
 static bool is_accurate(const OperationCall *call) {
   return call->form == GEMM_NT ? call->K > MOST_FAST_K : call->operation != OP_OUT_DGRAD;
 }
 
-// What norm_dgrad adds comes behind a factor of each row where the operands are FP8.
+// norm_dgrad adds the residual after the rows' factors where the operands are FP8.
 GemmProblem cuda_problem_of(const Cuda *c, const OperationCall *call) {
   const bool added_later = call->fp8 && call->form == GEMM_NN;
   const GemmProblem p = {.M = call->M,

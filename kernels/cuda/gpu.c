@@ -13,7 +13,7 @@
 // cuBLAS' documentation asks for 32 MiB on Hopper; more changed none of our shapes.
 enum { WORKSPACE_BYTES = 32 << 20 };
 
-// ---- What a data sheet promises
+// ---- The peak by a data sheet
 
 // FLOPs of one multiprocessor and clock, from NVIDIA's data sheets and architecture whitepapers:
 //   8.0   A100 312 TFLOP/s / (108 x 1.41 GHz)
@@ -50,7 +50,7 @@ double gpu_peak_flops(const char *name, int major, int minor, int sm_count, doub
 
 // ---- The GPU
 
-// Fills in gpu->choice where there is one. Kinds that are like the one before are named once.
+// Fills in gpu->choice where there are several GPUs. Neighbouring GPUs of one kind are named once.
 static int describe_choice(Gpu *gpu, int count, Error *err) {
   if (count < 2) return 0;
   struct cudaDeviceProp before, other;
@@ -103,7 +103,7 @@ static int find_code(Gpu *gpu, Error *err) {
   return error_set(err, "the GPU (%s) cannot be used: %s", gpu->name, cudaGetErrorString(status));
 }
 
-// Whether a run can use it.
+// 0 if a run can use this GPU, else -1 and why not.
 static int check_gpu(Gpu *gpu, Error *err) {
   if (gpu->major >= 8) return find_code(gpu, err);
   return error_set(

@@ -138,7 +138,7 @@ static void op_write_moments(Backend *be, moment_t *to, const float *from_host, 
   free(bits);
 }
 
-// fp32 or bf16.
+// from: fp32 or bf16, by element_bytes.
 static void read_either(Backend *be, float *to_host, const void *from, int64_t count,
                         size_t element_bytes) {
   if (element_bytes == sizeof(float))

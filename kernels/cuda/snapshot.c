@@ -1,7 +1,6 @@
-// Copies of the GPU's memory on the host, beside what the GPU computes. Threads share the pieces:
-// each has a stream and a little pinned memory, into which the copy engine brings a piece; from
-// there the thread takes it to where it belongs. While one thread does that, the engine works for
-// the others.
+// Copies of the GPU's memory on the host, made while the GPU computes. Threads share the pieces:
+// each has a stream and a little pinned memory, into which the copy engine writes a piece; from
+// there the thread copies it to its destination. Meanwhile the engine works for the other threads.
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdlib.h>
@@ -27,11 +26,11 @@ struct Snapshot {
   int device;
   CopyThread threads[MAX_THREADS];
   int thread_count;   // those that were started
-  cudaEvent_t before; // all that was asked for before the copies
+  cudaEvent_t before; // after all work that was queued before the copies
   const SnapshotPiece *list;
   int count;
   atomic_llong next; // number of the next piece of PIECE_BYTES
-  // What the lock is for:
+  // Protected by the lock:
   pthread_mutex_t lock;
   pthread_cond_t begun, done;
   int64_t asked; // lists so far
@@ -42,7 +41,7 @@ struct Snapshot {
 
 // ---- A thread
 
-// One piece, or what is left of it.
+// Copies one piece, or its last part.
 static cudaError_t copy_piece(const CopyThread *t, const SnapshotPiece *whole, size_t offset) {
   const size_t left = whole->bytes - offset, bytes = left < PIECE_BYTES ? left : PIECE_BYTES;
   cudaError_t status = cudaMemcpyAsync(t->pinned, (const char *)whole->from + offset, bytes,
@@ -53,7 +52,7 @@ static cudaError_t copy_piece(const CopyThread *t, const SnapshotPiece *whole, s
   return status;
 }
 
-// The pieces that no other thread takes.
+// Copies the pieces that no other thread has claimed.
 static cudaError_t copy_list(const CopyThread *t) {
   Snapshot *s = t->snapshot;
   long long first = 0, mine = atomic_fetch_add(&s->next, 1); // first: of list[i]
@@ -77,7 +76,7 @@ static bool next_list(Snapshot *s, int64_t seen) {
   return more;
 }
 
-// What fails is for the main thread to say, in snapshot_wait.
+// The main thread reports a failure, in snapshot_wait.
 static void *copy_lists(void *thread) {
   const CopyThread *t = thread;
   Snapshot *s = t->snapshot;
@@ -168,8 +167,8 @@ static void op_begin(Backend *be, const SnapshotPiece *list, int count) {
   pthread_mutex_unlock(&s->lock);
 }
 
-// Copies that are done by now have cost nothing. Else the GPU stands idle from when it has done
-// what it was asked for meanwhile.
+// Copies that are done by now have cost nothing. Otherwise the GPU is idle from the end of the work
+// queued meanwhile.
 static double op_wait(Backend *be) {
   Cuda *c = cuda_of(be);
   Snapshot *s = c->snapshot;

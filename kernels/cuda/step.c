@@ -9,7 +9,7 @@ static void op_step_begin(Backend *be) {
   be->services.zero(be, cuda_of(be)->state, offsetof(StepState, updates));
 }
 
-// Not in a recording, which would freeze the values.
+// Not inside a captured graph, which would freeze the values.
 static void op_set_hyper(Backend *be, const AdamW *hyper) {
   be->services.write(be, &cuda_of(be)->state->hyper, hyper, sizeof *hyper);
   be->calibrating = false;
@@ -44,7 +44,7 @@ static void op_set_updates(Backend *be, int64_t updates) {
 
 // ---- Graphs
 
-// The first call launches as it goes, since plans that were not made at the start are made there.
+// The first call only launches, since it makes the plans that were not made at the start.
 static bool op_replay_begin(Backend *be, ReplaySlot slot) {
   Cuda *c = cuda_of(be);
   Recording *r = &c->recordings[slot];

@@ -29,7 +29,7 @@ static int64_t own(int32_t *owner, int64_t *blocks, int64_t more, int32_t tensor
   return first;
 }
 
-// How it is used that has FP8 copies, or NULL.
+// The use of the tensor that has FP8 copies, or NULL.
 static const Operand *fp8_use(const ParamTensor *p) {
   return p->folded.fp8 ? &p->folded : p->compute.fp8 ? &p->compute : NULL;
 }
@@ -170,7 +170,7 @@ const ParamTable *cuda_table(Cuda *c, const ParamTensor *list, int count) {
 
 // ---- The operations
 
-// Gives those with FP8 copies a scale that have none, from their largest value.
+// Sets the scale of tensors with FP8 copies that have none yet, from their largest value.
 static void calibrate(Cuda *c, const ParamTensor *list, int count) {
   Backend *be = &c->base;
   ScalingState *states = xmalloc((size_t)c->config.scaling_count * sizeof *states);
