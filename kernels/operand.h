@@ -1,4 +1,4 @@
-// What operations read and write: classes of memory, row statistics, operands of products with
+// The operands of operations: classes of memory, row statistics, operands of products with
 // their FP8 copies and scales, and parameters.
 #pragma once
 #include <stdbool.h>

@@ -400,7 +400,7 @@ static GemmProblem of_copies(GemmProblem p, int64_t lda, int64_t ldb) {
   return p;
 }
 
-// The problem that the operations below and the unfused ones pass.
+// True where the operations below and the unfused ones ask for accurate sums.
 static bool is_accurate(const OperationCall *call) {
   return call->form == GEMM_NT ? call->K > MOST_FAST_K : call->operation != OP_OUT_DGRAD;
 }

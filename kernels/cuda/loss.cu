@@ -8,7 +8,7 @@
 // A row stays in registers between the sweeps, 8 vectors of 16 bytes a thread: each logit is read
 // once and written once. A row of V = 128256 is the whole register file of a multiprocessor, so on
 // Hopper and later a cluster of 2 to 8 blocks shares it and trades three numbers through
-// distributed shared memory; several rows are then under way on a multiprocessor and the loads of
+// distributed shared memory; several rows are then in flight on a multiprocessor and the loads of
 // one cover the arithmetic of another. Longer rows, and rows over 64 Ki elements on older GPUs, are
 // read twice (cross_entropy_loop_kernel), the second time from the second-level cache as far as it
 // holds them.

@@ -416,7 +416,7 @@ template <class In = Bf16> struct ProgramDefaults {
   Largest largest_copied; // the program's base stores it
   // The start of the chunk for the step at (row, column) in the matrix of load i.
   static DEVICE void load_position(const ProgramArgs &, int, int &, int &) {}
-  // Called after the last step of 64 rows of a tile; the program starts anew for the next 64.
+  // Called after the last step of 64 rows of a tile; the next 64 have a new program object.
   DEVICE void end(const RowBlock &) {}
 };
 

@@ -58,7 +58,7 @@ typedef struct ProgramArgs {
   float *row_scale_out;   // [M] of the rows that are copied, or NULL
 } ProgramArgs;
 
-// What a kernel gets beside A, B and the product's size.
+// A kernel's arguments besides A, B and the product's size.
 typedef struct EpilogueOperands {
   CUtensorMap loads[MAX_TILES], stores[MAX_TILES];
   ProgramArgs args;
@@ -83,8 +83,8 @@ typedef struct ProgramCall {
 typedef struct ProgramKernel {
   const void *kernel;                             // NULL where it has none in this shape
   int32_t rows, cols;                             // of the tile
-  int32_t stages;                                 // operand tiles under way
-  int32_t slots;                                  // epilogue chunks under way, of each warpgroup
+  int32_t stages;                                 // operand tiles in flight
+  int32_t slots;                                  // epilogue chunks in flight, of each warpgroup
   int32_t shared_bytes;                           // dynamic
   int32_t producer_registers, consumer_registers; // a thread, after they were dealt out
 } ProgramKernel;

@@ -9,7 +9,7 @@ template <class In> struct SwigluBackward : GatedBackward<SwigluBackward<In>, In
     return dz;
   }
   // For copies: the sigmoid, silu and its slope in fp16, whose 10 bits of mantissa are enough for
-  // copies with 3: of a gate up to 65504, for which a larger one is taken, they are finite.
+  // copies with 3. They are finite, since a gate above 65504 counts as 65504.
   // Products of gate, up and dy stay in fp32: outliers of SwiGLU, which grow late in training, take
   // them beyond fp16.
   static DEVICE void gradients(float2 gate, float2 up, float2 dy, float2 &dz0, float2 &dz1) {
