@@ -99,6 +99,6 @@ help: ## this text
 	@echo 'coda.c $(VERSION)'; echo
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' Makefile | expand -t 21
 	@echo; echo '  ./scripts/quickstart.sh    from nothing to a model that writes'
-	@echo '  ./scripts/test.sh          install what the tests need, build, run them; --all: the slow ones, too'
+	@echo '  ./scripts/test.sh          install, build, test; --all: slow tests too'
 
 -include $(shell find build -name '*.d' 2>/dev/null)

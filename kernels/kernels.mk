@@ -56,7 +56,8 @@ compiled = $(if $(and $(filter 86,$1),$(filter 80,$(CUDA_ARCHS))),80,$1)
 gencode = $(foreach a,$1,-gencode arch=compute_$(call compiled,$a),code=sm_$a) \
   $(foreach a,$(lastword $(filter-out 90a,$1)),-gencode arch=compute_$a,code=compute_$a)
 NVCC_FLAGS := -std=c++17 -O3 -lineinfo -I. -Werror all-warnings -Xcompiler -Wall,-Wextra -MMD -MP
-CUDA = $(NVCC) $(NVCC_FLAGS) $(if $(filter %/draw.o,$@),-fmad=false) $(call gencode,$(CUDA_ARCHS)) -c
+CUDA = $(NVCC) $(NVCC_FLAGS) $(if $(filter %/draw.o,$@),-fmad=false) \
+  $(call gencode,$(CUDA_ARCHS)) -c
 build/release/%.o: %.cu $$(call changed,CUDA); $(call compile,CUDA)
 
 # The build fails if a fused kernel uses local memory on any of these GPUs.

@@ -328,21 +328,23 @@ static void free_names(Names *names) {
 
 // clang-format off
 #define JSON(...) #__VA_ARGS__
-#define BYTE_LEVEL JSON({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": false})
+#define BYTE_LEVEL JSON( \
+  {"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": false})
 
 // The pattern.
 #define CUT_AND_BYTES JSON( \
   {"type": "Sequence", "pretokenizers": [ \
-    {"type": "Split", "pattern": {"Regex": %s}, "behavior": "Isolated", "invert": false},) BYTE_LEVEL "]}"
+    {"type": "Split", "pattern": {"Regex": %s}, "behavior": "Isolated", "invert": false},) \
+  BYTE_LEVEL "]}"
 
 // The ids of BOS and EOS, the pre_tokenizer, the id of BOS.
 #define TOKENIZER_JSON JSON( \
   {"version": "1.0", "truncation": null, "padding": null, \
    "added_tokens": [ \
-     {"id": %d, "content": "<|begin_of_text|>", "single_word": false, "lstrip": false, "rstrip": false, \
-      "normalized": false, "special": true}, \
-     {"id": %d, "content": "<|end_of_text|>", "single_word": false, "lstrip": false, "rstrip": false, \
-      "normalized": false, "special": true}], \
+     {"id": %d, "content": "<|begin_of_text|>", "single_word": false, "lstrip": false, \
+      "rstrip": false, "normalized": false, "special": true}, \
+     {"id": %d, "content": "<|end_of_text|>", "single_word": false, "lstrip": false, \
+      "rstrip": false, "normalized": false, "special": true}], \
    "normalizer": null, \
    "pre_tokenizer": %s, \
    "post_processor": {"type": "Sequence", "processors": [) BYTE_LEVEL "," JSON( \
