@@ -164,7 +164,7 @@ TEST(pieces_add_up) {
   const struct {
     SmallShape shape;
     double bound;
-  } cases[] = {{{.fp8 = true, .micro_batches = 2}, 8e-2},
+  } cases[] = {{{.fp8 = true, .micro_batches = 2}, 5e-2}, // observed: 3.4e-2
                {{.fp8 = true, .loss_chunks = 4}, 8e-2},
                {{.fp8 = true, .micro_batches = 4, .loss_chunks = 2}, 8e-2}};
   for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
