@@ -240,22 +240,21 @@ LoaderPlace loader_place(const Loader *loader, uint64_t cursor) {
   return (LoaderPlace){loader->files[f].path, first};
 }
 
-int loader_window(const Loader *loader, uint64_t cursor, int32_t *tokens, int32_t *targets,
-                  Error *err) {
+int loader_window(const Loader *loader, uint64_t cursor, int64_t row, Batch *batch, Error *err) {
   int64_t first;
   const LoaderConfig *c = &loader->config;
   const TokenFile *file = &loader->files[window_file(loader, cursor, &first)];
-  const size_t bytes = (size_t)c->seq * sizeof *tokens;
+  const size_t bytes = (size_t)c->seq * sizeof *loader->window;
   if (tokens_read(file, first, c->seq + 1, c->vocab_size, loader->window, err) != 0) return -1;
-  memcpy(tokens, loader->window, bytes);
-  memcpy(targets, loader->window + 1, bytes);
+  memcpy(batch->tokens + row * c->seq, loader->window, bytes);
+  memcpy(batch->targets + row * c->seq, loader->window + 1, bytes);
+  batch->counted += c->seq;
   return 0;
 }
 
-int loader_next(Loader *loader, int32_t *tokens, int32_t *targets, Error *err) {
-  const int64_t B = loader->config.batch, T = loader->config.seq;
-  for (int64_t b = 0; b < B; b++)
-    if (loader_window(loader, loader->cursor++, tokens + b * T, targets + b * T, err) != 0)
-      return -1;
+int loader_next(Loader *loader, Batch *batch, Error *err) {
+  batch_clear(batch);
+  for (int64_t row = 0; row < loader->config.batch; row++)
+    if (loader_window(loader, loader->cursor++, row, batch, err) != 0) return -1;
   return loader_look(loader, err);
 }

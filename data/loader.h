@@ -7,6 +7,7 @@
 // Without shuffle, and for validation: file order.
 #pragma once
 #include <stdbool.h>
+#include "data/batch.h"
 #include "data/tokens.h"
 
 typedef struct LoaderConfig {
@@ -52,14 +53,12 @@ Loader *loader_open(const LoaderConfig *config, Error *err); // NULL on error
 int loader_check(Loader *loader, int64_t vocab_size, Error *err);
 void loader_close(Loader *loader);
 
-// The next B windows. tokens, targets: [B, T] int32. A batch may span two epochs. An error names a
-// file that cannot be read, holds an id beyond the vocabulary, or was changed;
-// after it the cursor stands anywhere.
-int loader_next(Loader *loader, int32_t *tokens, int32_t *targets, Error *err);
-// The window of that cursor alone, which stays where it is. tokens, targets: [T]. The caller calls
-// loader_look.
-int loader_window(const Loader *loader, uint64_t cursor, int32_t *tokens, int32_t *targets,
-                  Error *err);
+// The next B windows. A batch may span two epochs. An error names a file that cannot be read, holds
+// an id beyond the vocabulary, or was changed; after it the cursor stands anywhere.
+int loader_next(Loader *loader, Batch *batch, Error *err);
+// The window of that cursor alone, which stays where it is, as window `row` of the batch; the
+// windows of a batch come in their order, after batch_clear. The caller calls loader_look.
+int loader_window(const Loader *loader, uint64_t cursor, int64_t row, Batch *batch, Error *err);
 // Goes on with the check of the files: -1 where one is damaged or was changed, or holds an id that
 // is not below vocab_size. For callers that read single windows, or the files themselves.
 int loader_look(Loader *loader, Error *err);

@@ -164,8 +164,8 @@ OpsConfig llama_ops_config(const ModelConfig *c, const RunShape *shape, int64_t 
   return ops;
 }
 
-void llama_load_batch(Llama *llama, const int32_t *tokens, const int32_t *targets) {
+void llama_load_batch(Llama *llama, const Batch *batch) {
   const size_t bytes = (size_t)(llama->shape.batch * llama->shape.seq) * sizeof(int32_t);
-  llama->be->services.write(llama->be, llama->acts.tokens, tokens, bytes);
-  llama->be->services.write(llama->be, llama->acts.targets, targets, bytes);
+  llama->be->services.write(llama->be, llama->acts.tokens, batch->tokens, bytes);
+  llama->be->services.write(llama->be, llama->acts.targets, batch->targets, bytes);
 }

@@ -1,6 +1,7 @@
 // One struct owns the model: its config, its parameters with gradients and optimizer state, its
 // activations. Dimension names as in kernels/ops.h.
 #pragma once
+#include "data/batch.h"
 #include "kernels/record.h"
 #include "model/tensors.h"
 
@@ -56,8 +57,8 @@ Recorder *llama_record(const Llama *llama, int micro_batches);
 // ---- A step: load_batch, forward and backward for each micro-batch, then update. The backend
 // records the calls that are the same in every step and replays them (kernels/ops.h).
 
-// A micro-batch. tokens and targets: [B, T] int32 on the host, row-major.
-void llama_load_batch(Llama *llama, const int32_t *tokens, const int32_t *targets);
+// A micro-batch of shape.batch windows.
+void llama_load_batch(Llama *llama, const Batch *batch);
 // The layers: x of the output layer and its sums of squares.
 void llama_forward(Llama *llama);
 // The loss of the loaded micro-batch is added to the running step's, times scale / tokens:

@@ -344,7 +344,7 @@ static void load_random(Bench *b, Llama *llama) {
   const uint64_t key = (uint64_t)b->batches++, V = (uint64_t)b->config.model.vocab_size;
 #pragma omp parallel for schedule(static)
   for (int64_t m = 0; m < 2 * M; m++) b->tokens[m] = (int32_t)(rng_u64(key, (uint64_t)m) % V);
-  llama_load_batch(llama, b->tokens, b->tokens + M);
+  llama_load_batch(llama, &(Batch){.tokens = b->tokens, .targets = b->tokens + M});
 }
 
 static void issue_step(Bench *b, Llama *llama) {

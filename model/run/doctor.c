@@ -32,7 +32,7 @@ static double tiny_loss(Llama *llama, const Config *c) {
   double loss = NAN;
   for (int64_t step = 0; step < c->train.steps; step++) {
     const AdamW hyper = adamw_at(&c->optimizer, step, c->train.steps);
-    llama_load_batch(llama, ids, ids + TINY_TOKENS);
+    llama_load_batch(llama, &(Batch){.tokens = ids, .targets = ids + TINY_TOKENS});
     llama_forward(llama);
     llama_backward(llama, 1, false);
     llama_update(llama, &hyper);

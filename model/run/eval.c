@@ -157,8 +157,7 @@ static double sum_of_losses(Evaluation *e, int64_t batch, int64_t length) {
   shape->seq = length;
   for (int64_t longer = 16; batch == 1 && shape->seq == length && length < e->T; longer *= 2)
     if (longer >= length) shape->seq = least(longer, e->T);
-  const int32_t *targets = e->tokens + e->B * e->T;
-  llama_load_batch(llama, e->tokens, targets);
+  llama_load_batch(llama, &(Batch){.tokens = e->tokens, .targets = e->tokens + e->B * e->T});
   be->services.step_begin(be);
   llama_forward(llama);
   shape->seq = length;

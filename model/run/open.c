@@ -399,7 +399,6 @@ static int open_parts(Run *run, Error *err) {
   const Config *c = &run->config;
   phase_end(&run->phases, "inputs");
   RunShape shape = run_shape(c);
-  const size_t M = (size_t)(c->train.batch_size * c->train.sequence_length);
   if (!run->tokenizer) shape.context = 0;
   if (plan_check(c, &shape, err) != 0) return -1;
   phase_end(&run->phases, "GPU");
@@ -413,7 +412,9 @@ static int open_parts(Run *run, Error *err) {
   }
   memory_plan(&run->plan, &c->model, &shape, run->be);
   run->saves_plan = saves_plan(c, run->be, run->plan.total_bytes);
-  run->batches = xmalloc((size_t)c->train.gradient_accumulation * 2 * M * sizeof *run->batches);
+  run->batches = xcalloc((size_t)c->train.gradient_accumulation, sizeof *run->batches);
+  for (int64_t i = 0; i < c->train.gradient_accumulation; i++)
+    run->batches[i] = batch_alloc(c->train.batch_size * c->train.sequence_length);
   phase_end(&run->phases, "memory");
   if (load_weights(run, err) != 0) return -1;
   phase_end(&run->phases, "weights");
@@ -508,6 +509,8 @@ void run_close(Run *run) {
   checkpoint_close(&run->start);
   export_close(&run->export);
   tokenizer_close(run->tokenizer);
+  for (int64_t i = 0; run->batches && i < run->config.train.gradient_accumulation; i++)
+    batch_free(&run->batches[i]);
   free(run->batches);
   free(run->changes);
   llama_destroy(&run->llama);

@@ -67,8 +67,8 @@ typedef struct Run {
   PendingStep pending[MAX_RESULTS]; // a ring
   int64_t asked, booked;            // steps since the start of this process
   double booked_ms;                 // when the last one was booked
-  int32_t *batches;      // [gradient_accumulation, 2, B, T]: of each batch inputs, targets
-  int64_t paused_step;   // that was validated, sampled and saved last; -1: none
+  Batch *batches;                   // [gradient_accumulation]: the step's
+  int64_t paused_step;              // that was validated, sampled and saved last; -1: none
   int64_t saturated_row; // FP8: steps in a row in which values were beyond a scale's reach
   int64_t evidence_step; // of the last nonfinite-STEP.json; 0: there was none
   bool profiling;        // the profilers' window is open

@@ -90,19 +90,10 @@ int run_settle(Run *run, Error *err) {
 
 // ---- A step
 
-// Where micro-batch i has its inputs; its targets follow.
-static int32_t *batch_tokens(const Run *run, int64_t i) {
-  const TrainConfig *c = &run->config.train;
-  return run->batches + i * 2 * c->batch_size * c->sequence_length;
-}
-
 static int read_batches(Run *run, Error *err) {
-  const TrainConfig *c = &run->config.train;
-  for (int64_t i = 0; i < c->gradient_accumulation; i++) {
-    int32_t *tokens = batch_tokens(run, i), *targets = tokens + c->batch_size * c->sequence_length;
-    if (loader_next(run->train_data, tokens, targets, &run->data_error) != 0)
+  for (int64_t i = 0; i < run->config.train.gradient_accumulation; i++)
+    if (loader_next(run->train_data, &run->batches[i], &run->data_error) != 0)
       return error_set(err, "%s", run->data_error.text);
-  }
   return 0;
 }
 
@@ -119,9 +110,7 @@ int run_step_begin(Run *run, AdamW *hyper, Error *err) {
 }
 
 void run_load_batch(Run *run, int64_t i) {
-  const int32_t *tokens = batch_tokens(run, i);
-  const TrainConfig *c = &run->config.train;
-  llama_load_batch(&run->llama, tokens, tokens + c->batch_size * c->sequence_length);
+  llama_load_batch(&run->llama, &run->batches[i]);
 }
 
 int run_step_end(Run *run, Error *err) {

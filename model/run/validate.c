@@ -62,7 +62,7 @@ double val_standard_error(const ValMean *m, const ValWindows *w) {
 // A validation under way.
 typedef struct Validation {
   Run *run;
-  int32_t *tokens, *targets; // [B, T] each
+  Batch batch;
   ValMean mean;
   TextBytes text;  // without a decoder where the bytes are known, or never will be
   LoaderPlace end; // of the window that was counted last
@@ -74,27 +74,26 @@ static void count_window(Validation *v, int64_t window, int64_t row) {
   const LoaderPlace place = loader_place(v->run->val_data, (uint64_t)window);
   if (place.path != v->end.path || place.token != v->end.token) {
     text_bytes_end(&v->text);
-    text_bytes_begin(&v->text, v->tokens[row * T]);
+    text_bytes_begin(&v->text, v->batch.tokens[row * T]);
   }
-  text_bytes_add(&v->text, v->targets + row * T, T);
+  text_bytes_add(&v->text, v->batch.targets + row * T, T);
   v->end = (LoaderPlace){place.path, place.token + T};
 }
 
 static void copy_row(Validation *v, int64_t to, int64_t from) {
   const int64_t T = v->run->config.train.sequence_length;
-  const size_t bytes = (size_t)T * sizeof *v->tokens;
+  const size_t bytes = (size_t)T * sizeof *v->batch.tokens;
   if (to == from) return;
-  memcpy(v->tokens + to * T, v->tokens + from * T, bytes);
-  memcpy(v->targets + to * T, v->targets + from * T, bytes);
+  memcpy(v->batch.tokens + to * T, v->batch.tokens + from * T, bytes);
+  memcpy(v->batch.targets + to * T, v->batch.targets + from * T, bytes);
 }
 
 static int read_batch(Validation *v, int64_t i, int64_t windows) {
   Run *run = v->run;
-  const int64_t T = run->config.train.sequence_length;
+  batch_clear(&v->batch);
   for (int64_t row = 0; row < windows; row++) {
     const int64_t window = val_window(&run->val_windows, i, row);
-    if (loader_window(run->val_data, (uint64_t)window, v->tokens + row * T, v->targets + row * T,
-                      &run->data_error) != 0)
+    if (loader_window(run->val_data, (uint64_t)window, row, &v->batch, &run->data_error) != 0)
       return -1;
     count_window(v, window, row);
   }
@@ -106,7 +105,7 @@ static double sum_of_losses(Validation *v) {
   Llama *llama = &v->run->llama;
   Backend *be = llama->be;
   be->services.step_begin(be);
-  llama_load_batch(llama, v->tokens, v->targets);
+  llama_load_batch(llama, &v->batch);
   llama_forward(llama);
   llama_loss(llama, 1);
   be->services.step_end(be);
@@ -152,8 +151,7 @@ static bool validate_batches(Validation *v) {
 // Only where there is something to validate on.
 static bool validate(Run *run, ValLine *line) {
   const TrainConfig *c = &run->config.train;
-  Validation v = {.run = run, .tokens = run->batches};
-  v.targets = v.tokens + c->batch_size * c->sequence_length;
+  Validation v = {.run = run, .batch = run->batches[0]};
   if (!validate_batches(&v)) return false;
   const double loss = val_mean(&v.mean);
   const int64_t tokens = run->val_windows.read * c->sequence_length;

@@ -67,7 +67,7 @@ static void write_text(const KernelMode *mode, bool graphs, int64_t context, int
 }
 
 // Of the whole text [TEXT, V], in fresh memory.
-static float *cpu_logits(const int32_t *text, bool rounded_to_bf16) {
+static float *cpu_logits(int32_t *text, bool rounded_to_bf16) {
   const RunShape shape = {.batch = 1, .seq = TEXT, .loss_chunks = 1, .train = true};
   const OpsConfig ops = llama_ops_config(&model, &shape, TEXT, 0);
   Backend *be = backend_cpu_create(&ops);
@@ -76,7 +76,7 @@ static float *cpu_logits(const int32_t *text, bool rounded_to_bf16) {
   open_model(&llama, be, &shape);
   const int64_t V = model.vocab_size;
   float *logits = xmalloc((size_t)(TEXT * V) * sizeof *logits);
-  llama_load_batch(&llama, text, text);
+  llama_load_batch(&llama, &(Batch){.tokens = text, .targets = text});
   llama_forward(&llama);
   for (int64_t i = 0; i < TEXT; i++) {
     row_logits(&llama, i);
@@ -88,7 +88,7 @@ static float *cpu_logits(const int32_t *text, bool rounded_to_bf16) {
 }
 
 // How far what was written is from the likeliest, at most; and the same for the twin's rounding.
-static void check_written(const char *name, const int32_t *text) {
+static void check_written(const char *name, int32_t *text) {
   const int64_t V = model.vocab_size;
   float *exact = cpu_logits(text, false), *twin = cpu_logits(text, true);
   double shortfall = 0, error = 0;

@@ -42,7 +42,7 @@ static void train(const Case *c, Backend *be, double *losses) {
     be->services.step_begin(be);
     for (int i = 0; i < c->micro_batches; i++) {
       make_batch(c, step * c->micro_batches + i, tokens, targets);
-      llama_load_batch(&llama, tokens, targets);
+      llama_load_batch(&llama, &(Batch){.tokens = tokens, .targets = targets});
       llama_forward(&llama);
       llama_backward(&llama, 1.0 / c->micro_batches, i > 0);
     }

@@ -39,7 +39,8 @@ int check_tokens(const TokenFile *file, int64_t vocab_size, Error *err) {
 
 void next_batch(Loader *loader, int32_t *tokens, int32_t *targets) {
   Error err;
-  if (loader_next(loader, tokens, targets, &err) != 0) fail_msg("%s", err.text);
+  Batch batch = {.tokens = tokens, .targets = targets};
+  if (loader_next(loader, &batch, &err) != 0) fail_msg("%s", err.text);
 }
 
 void write_count(const char *folder, const char *name, int32_t first, int32_t count) {

@@ -41,10 +41,10 @@ static float *read_floats(const SafeTensor *t) {
   return values;
 }
 
-static const int32_t *read_ids(const SafeFile *file, const char *name) {
+static int32_t *read_ids(const SafeFile *file, const char *name) {
   const SafeTensor *t = find(file, name, "");
   assert_int_equal(t->dtype, SAFE_I32);
-  return (const int32_t *)(const void *)t->data;
+  return (int32_t *)(void *)(uintptr_t)t->data;
 }
 
 static char *fixture_file(const Rig *rig, const char *name) {
@@ -110,7 +110,8 @@ void rig_backward(Rig *rig) {
   const int64_t size = rig->tokens_count / rig->micro_batches;
   rig->be->services.step_begin(rig->be);
   for (int64_t i = 0; i < rig->micro_batches; i++) {
-    llama_load_batch(&rig->llama, rig->input_ids + i * size, rig->targets + i * size);
+    llama_load_batch(&rig->llama, &(Batch){.tokens = rig->input_ids + i * size,
+                                           .targets = rig->targets + i * size});
     llama_forward(&rig->llama);
     llama_backward(&rig->llama, 1.0 / (double)rig->micro_batches, i > 0);
   }
@@ -128,7 +129,7 @@ float *rig_logits(Rig *rig, double *loss) {
   const int64_t count = rig->tokens_count * rig->model.vocab_size;
   float *logits = xmalloc((size_t)count * sizeof *logits);
   rig->be->services.step_begin(rig->be);
-  llama_load_batch(&rig->llama, rig->input_ids, rig->targets);
+  llama_load_batch(&rig->llama, &(Batch){.tokens = rig->input_ids, .targets = rig->targets});
   llama_forward(&rig->llama);
   llama_loss(&rig->llama, 1.0);
   rig->be->services.step_end(rig->be);

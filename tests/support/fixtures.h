@@ -17,8 +17,8 @@ typedef struct Rig {
   SafeFile initial, expected;
   int hf_count;
   HfTensor *hf;
-  int64_t tokens_count;               // B T
-  const int32_t *input_ids, *targets; // [B, T], in the mapped file
+  int64_t tokens_count;         // B T
+  int32_t *input_ids, *targets; // [B, T], in the mapped file, only read
   int64_t micro_batches;
   bool l2_alone; // how errors are measured, see Worst; false where nothing sets it
   Backend *be;

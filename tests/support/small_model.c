@@ -81,7 +81,7 @@ static void load_batch(SmallModel *s, uint64_t number, int micro) {
     memcpy(tokens + b * SEQ, text, SEQ * sizeof *text);
     memcpy(targets + b * SEQ, text + 1, SEQ * sizeof *text);
   }
-  llama_load_batch(&s->llama, tokens, targets);
+  llama_load_batch(&s->llama, &(Batch){.tokens = tokens, .targets = targets});
 }
 
 void small_gradients(SmallModel *s, uint64_t number, double scale) {

@@ -36,7 +36,7 @@ static void open_model(Model *m, const ModelConfig *c, int64_t chunks) {
     tokens[i] = (int32_t)(rng_u64(1, (uint64_t)i) % (uint64_t)c->vocab_size);
     targets[i] = (int32_t)(rng_u64(2, (uint64_t)i) % (uint64_t)c->vocab_size);
   }
-  llama_load_batch(&m->llama, tokens, targets);
+  llama_load_batch(&m->llama, &(Batch){.tokens = tokens, .targets = targets});
 }
 
 static void close_model(Model *m) {

@@ -30,7 +30,7 @@ static int32_t next_by_training_forward(TinyRun *run, const int32_t *ids, int64_
                                         float *lead) {
   int32_t tokens[8] = {0}, targets[8] = {0};
   memcpy(tokens, ids, (size_t)count * sizeof *ids);
-  llama_load_batch(&run->llama, tokens, targets);
+  llama_load_batch(&run->llama, &(Batch){.tokens = tokens, .targets = targets});
   llama_forward(&run->llama);
   row_logits(&run->llama, count - 1);
   float row[11];

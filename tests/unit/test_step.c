@@ -21,7 +21,7 @@ static const AdamW adamw = {.learning_rate = 1e-2,
 static void load_batch(TinyRun *run, uint64_t seed) {
   int32_t ids[2 * TOKENS];
   for (int i = 0; i < 2 * TOKENS; i++) ids[i] = (int32_t)(rng_u64(seed, (uint64_t)i) % 11);
-  llama_load_batch(&run->llama, ids, ids + TOKENS);
+  llama_load_batch(&run->llama, &(Batch){.tokens = ids, .targets = ids + TOKENS});
 }
 
 static void gradients(TinyRun *run, uint64_t seed, double scale) {

@@ -21,8 +21,9 @@ static void overwrite(const char *path, int64_t position, uint32_t id) {
 // Draws batches of 2 x 8 until one is refused; every token before is below COUNTED_VOCAB.
 static void draw_until_refused(Loader *loader, Error *err) {
   int32_t tokens[16], targets[16];
+  Batch batch = {.tokens = tokens, .targets = targets};
   int64_t batches = 0;
-  while (loader_next(loader, tokens, targets, err) == 0) {
+  while (loader_next(loader, &batch, err) == 0) {
     for (int i = 0; i < 16; i++)
       assert_true(tokens[i] < COUNTED_VOCAB && targets[i] < COUNTED_VOCAB);
     assert_true(++batches <= loader->windows);
