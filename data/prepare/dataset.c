@@ -16,12 +16,17 @@
 
 // ---- Shards
 
+static PathText shard_path(const Shards *s, int shard) {
+  return path_text("%s/%s-%05d.bin", s->dir, s->name, shard);
+}
+
 static int begin_shard(Shards *s, Error *err) {
   if (s->count == SHARDS_MAX)
     return error_set(err, "there would be more than %d %s files: use a larger --shard-tokens",
                      SHARDS_MAX, s->name);
-  const PathText path = path_text("%s/%s-%05d.bin", s->dir, s->name, s->count);
-  if (token_writer_open(&s->writer, path.text, s->vocab_size, s->tokenizer, err) != 0) return -1;
+  if (token_writer_open(&s->writer, shard_path(s, s->count).text, s->vocab_size, s->tokenizer,
+                        err) != 0)
+    return -1;
   s->open = true;
   s->count++;
   return 0;
@@ -30,20 +35,27 @@ static int begin_shard(Shards *s, Error *err) {
 int shards_finish(Shards *s, Error *err) {
   if (!s->open) return 0;
   s->open = false;
-  if (token_writer_finish(&s->writer, err) != 0) return -1;
+  if (token_writer_finish(&s->writer, err) != 0 ||
+      documents_write(&s->documents, shard_path(s, s->count - 1).text, &s->writer, err) != 0)
+    return -1;
   s->checksums = xrealloc(s->checksums, (size_t)s->count * sizeof *s->checksums);
-  s->checksums[s->count - 1] = s->writer.checksum;
+  s->checksums[s->count - 1] = (ShardSums){s->writer.checksum, s->documents.checksum};
+  documents_writer_free(&s->documents);
   return 0;
 }
 
-int shards_append(Shards *s, const int32_t *tokens, int64_t count, Error *err) {
+int shards_append(Shards *s, const int32_t *tokens, const uint8_t *mask, int64_t count, bool last,
+                  Error *err) {
+  if (count == 0 && last) documents_add(&s->documents, 0, NULL, true);
   while (count > 0) {
     if (s->open && s->writer.count == s->limit && shards_finish(s, err) != 0) return -1;
     if (!s->open && begin_shard(s, err) != 0) return -1;
     const int64_t room = s->limit - s->writer.count;
     const int64_t n = count < room ? count : room;
     if (token_writer_append(&s->writer, tokens, n, err) != 0) return -1;
+    documents_add(&s->documents, n, mask, last && n == count);
     tokens += n;
+    if (mask) mask += n;
     count -= n;
     s->tokens += n;
   }
@@ -53,6 +65,7 @@ int shards_append(Shards *s, const int32_t *tokens, int64_t count, Error *err) {
 void shards_close(Shards *s) {
   if (s->open) token_writer_abandon(&s->writer);
   s->open = false;
+  documents_writer_free(&s->documents);
   free(s->checksums);
   s->checksums = NULL;
 }
@@ -62,8 +75,10 @@ int shard_index(const char *file, const char *name) {
   char digits[6];
   int end = 0;
   if (strncmp(file, name, length) != 0) return -1;
-  if (sscanf(file + length, "-%5[0-9].bin%n", digits, &end) != 1 || end != 10) return -1;
-  return file[length + 10] == '\0' ? atoi(digits) : -1;
+  if (sscanf(file + length, "-%5[0-9]%n", digits, &end) != 1 || end != 6) return -1;
+  const char *ending = file + length + end;
+  const bool shard = strcmp(ending, ".bin") == 0 || strcmp(ending, DOCUMENTS_ENDING) == 0;
+  return shard ? atoi(digits) : -1;
 }
 
 // ---- dataset.json
@@ -78,7 +93,12 @@ static void put_part(JsonWriter *w, const char *name, const DatasetPart *part) {
   json_whole(w, "documents", part->documents);
   json_whole(w, "bytes", part->bytes);
   json_open(w, "xxh3", '[');
-  for (int i = 0; i < part->files; i++) json_string(w, NULL, hex_text(part->checksums[i]).text);
+  for (int i = 0; i < part->files; i++)
+    json_string(w, NULL, hex_text(part->checksums[i].tokens).text);
+  json_close(w, ']');
+  json_open(w, "documents_xxh3", '[');
+  for (int i = 0; i < part->files; i++)
+    json_string(w, NULL, hex_text(part->checksums[i].documents).text);
   json_close(w, ']');
   json_close(w, '}');
 }

@@ -6,30 +6,40 @@
 #include <stdint.h>
 #include "base/error.h"
 #include "base/file.h"
+#include "data/documents.h"
 #include "data/tokenizer/tokenizer.h"
 #include "data/tokens.h"
 
-// A set of token files DIR/NAME-00000.bin, DIR/NAME-00001.bin, ... of at most `limit` tokens each.
+// A set of token files DIR/NAME-00000.bin, DIR/NAME-00001.bin, ... of at most `limit` tokens each,
+// and beside each of them the ends of its documents, DIR/NAME-00000.docs.
+typedef struct ShardSums {
+  uint64_t tokens, documents; // XXH3-64, as the file of the documents has both
+} ShardSums;
+
 typedef struct Shards {
   const char *dir, *name; // the caller's
   int64_t limit;          // tokens a file
   int64_t vocab_size;
   uint64_t tokenizer; // its fingerprint
   TokenWriter writer; // of the last file, while open
+  DocumentsWriter documents;
   bool open;
-  int count;           // files begun
-  uint64_t *checksums; // [count] of those that are finished
+  int count;            // files begun
+  ShardSums *checksums; // [count] of those that are finished
   int64_t tokens;
 } Shards;
 
 enum { SHARDS_MAX = 100000 }; // as many as five digits number, so that name order is their order
 
-int shards_append(Shards *s, const int32_t *tokens, int64_t count, Error *err);
+// The next tokens of a document, or all of one. mask: [count] 0 or 1, 1 where a token counts as a
+// target; NULL: all do. last: the document ends with them.
+int shards_append(Shards *s, const int32_t *tokens, const uint8_t *mask, int64_t count, bool last,
+                  Error *err);
 // Completes the last file; all are on disk.
 int shards_finish(Shards *s, Error *err);
 // Frees the memory; the files stay. Safe at any time.
 void shards_close(Shards *s);
-// The number of a shard's file name, "train-00012.bin", or -1 for any other.
+// The number of a shard's file name, "train-00012.bin" or "train-00012.docs", or -1 for any other.
 int shard_index(const char *file, const char *name);
 
 #define DATASET_FILE "dataset.json"
@@ -37,9 +47,9 @@ int shard_index(const char *file, const char *name);
 typedef struct DatasetPart {
   int files;
   int64_t tokens;
-  int64_t documents;   // and tails of documents
-  int64_t bytes;       // of their text
-  uint64_t *checksums; // [files] XXH3-64 of each file's tokens
+  int64_t documents;    // and tails of documents
+  int64_t bytes;        // of their text
+  ShardSums *checksums; // [files]
 } DatasetPart;
 
 typedef struct Dataset {

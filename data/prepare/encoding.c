@@ -15,7 +15,7 @@ struct Encoding {
   const Tokenizer *tokenizer;
   pthread_mutex_t mutex;
   pthread_cond_t given, done;
-  Batch *ring; // [slots]; batch number n lies in ring[n % slots]
+  TextBatch *ring; // [slots]; batch number n lies in ring[n % slots]
   size_t slots;
   size_t given_count, begun_count, taken_count; // batches so far
   size_t text_bytes, most_text_bytes;           // under way
@@ -24,7 +24,7 @@ struct Encoding {
   pthread_t *workers; // [threads]
 };
 
-void batch_add(Batch *b, const char *text, size_t bytes, Segment segment) {
+void text_batch_add(TextBatch *b, const char *text, size_t bytes, Segment segment) {
   if (b->text_bytes + bytes > b->text_capacity) {
     b->text_capacity = 2 * (b->text_bytes + bytes);
     b->text = xrealloc(b->text, b->text_capacity);
@@ -45,12 +45,12 @@ void batch_add(Batch *b, const char *text, size_t bytes, Segment segment) {
 typedef struct Worker {
   const Tokenizer *tokenizer;
   Encoder *encoder; // NULL until the first batch
-  Batch *batch;     // that is being encoded
+  TextBatch *batch; // that is being encoded
 } Worker;
 
 static void encode_batch(void *worker) {
   Worker *w = worker;
-  Batch *b = w->batch;
+  TextBatch *b = w->batch;
   const TokenizerFacts *facts = tokenizer_facts(w->tokenizer);
   if (!w->encoder) w->encoder = encoder_open(w->tokenizer);
   for (size_t i = 0; i < b->count && !b->failed; i++) {
@@ -68,10 +68,10 @@ static void encode_batch(void *worker) {
 }
 
 // The next batch to encode; NULL at the end.
-static Batch *begin_batch(Encoding *e) {
+static TextBatch *begin_batch(Encoding *e) {
   pthread_mutex_lock(&e->mutex);
   while (e->begun_count == e->given_count && !e->closing) pthread_cond_wait(&e->given, &e->mutex);
-  Batch *b = e->closing ? NULL : &e->ring[e->begun_count++ % e->slots];
+  TextBatch *b = e->closing ? NULL : &e->ring[e->begun_count++ % e->slots];
   pthread_mutex_unlock(&e->mutex);
   return b;
 }
@@ -113,13 +113,13 @@ Encoding *encoding_open(const Tokenizer *tokenizer, int threads) {
   return NULL;
 }
 
-Batch *encoding_free_batch(Encoding *e) {
+TextBatch *encoding_free_batch(Encoding *e) {
   const bool full =
       e->given_count - e->taken_count == e->slots || e->text_bytes >= e->most_text_bytes;
   return full ? NULL : &e->ring[e->given_count % e->slots];
 }
 
-void encoding_give(Encoding *e, Batch *batch) {
+void encoding_give(Encoding *e, TextBatch *batch) {
   e->text_bytes += batch->text_bytes;
   pthread_mutex_lock(&e->mutex);
   e->given_count++;
@@ -127,9 +127,9 @@ void encoding_give(Encoding *e, Batch *batch) {
   pthread_mutex_unlock(&e->mutex);
 }
 
-Batch *encoding_take(Encoding *e, bool wait) {
+TextBatch *encoding_take(Encoding *e, bool wait) {
   if (e->taken_count == e->given_count) return NULL;
-  Batch *b = &e->ring[e->taken_count % e->slots];
+  TextBatch *b = &e->ring[e->taken_count % e->slots];
   pthread_mutex_lock(&e->mutex);
   while (!b->done && wait) pthread_cond_wait(&e->done, &e->mutex);
   const bool done = b->done;
@@ -138,7 +138,7 @@ Batch *encoding_take(Encoding *e, bool wait) {
 }
 
 // One that was large gives its memory back.
-void encoding_return(Encoding *e, Batch *b) {
+void encoding_return(Encoding *e, TextBatch *b) {
   e->taken_count++;
   e->text_bytes -= b->text_bytes;
   b->text_bytes = b->count = 0;
@@ -147,7 +147,7 @@ void encoding_return(Encoding *e, Batch *b) {
   if (b->text_capacity > LARGE_BATCH_BYTES) {
     free(b->text);
     free(b->ids.ids);
-    *b = (Batch){.segments = b->segments, .capacity = b->capacity};
+    *b = (TextBatch){.segments = b->segments, .capacity = b->capacity};
   }
 }
 

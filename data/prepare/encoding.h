@@ -17,7 +17,7 @@ typedef struct Segment {
   int64_t line;     // 0: none
 } Segment;
 
-typedef struct Batch {
+typedef struct TextBatch {
   char *text; // [text_capacity], of which text_bytes are there
   size_t text_bytes, text_capacity;
   Segment *segments; // [count]
@@ -25,18 +25,18 @@ typedef struct Batch {
   TokenIds ids;
   bool done, failed;
   Error error; // if it failed
-} Batch;
+} TextBatch;
 
 // Copies the text; s->text and s->bytes say where it lies now.
-void batch_add(Batch *batch, const char *text, size_t bytes, Segment segment);
+void text_batch_add(TextBatch *batch, const char *text, size_t bytes, Segment segment);
 
 typedef struct Encoding Encoding;
 Encoding *encoding_open(const Tokenizer *tokenizer, int threads); // NULL: the system gives none
 // An empty batch to fill, or NULL while as much is under way as may be.
-Batch *encoding_free_batch(Encoding *encoding);
-void encoding_give(Encoding *encoding, Batch *batch);
+TextBatch *encoding_free_batch(Encoding *encoding);
+void encoding_give(Encoding *encoding, TextBatch *batch);
 // The oldest batch, when it is done: waits for it, or gives NULL where it is not ready or there is
 // none. It must be returned by encoding_return before the next is taken.
-Batch *encoding_take(Encoding *encoding, bool wait);
-void encoding_return(Encoding *encoding, Batch *batch);
+TextBatch *encoding_take(Encoding *encoding, bool wait);
+void encoding_return(Encoding *encoding, TextBatch *batch);
 void encoding_close(Encoding *encoding); // batches under way are dropped

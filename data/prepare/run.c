@@ -64,18 +64,18 @@ static int64_t train_bytes(const Job *job, int64_t document) {
 }
 
 // Bytes [from, to) of the block, which end its document's part if `last`.
-static void add_part(Job *job, Batch *batch, const CorpusBlock *block, int64_t from, int64_t to,
+static void add_part(Job *job, TextBatch *batch, const CorpusBlock *block, int64_t from, int64_t to,
                      bool last, bool val) {
   Part *part = val ? &job->val : &job->train;
   if (from == to && !(part->open && last)) return;
   const Segment segment = {
       .first = !part->open, .last = last, .val = val, .file = block->file, .line = block->line};
-  batch_add(batch, block->text + from, (size_t)(to - from), segment);
+  text_batch_add(batch, block->text + from, (size_t)(to - from), segment);
   part->open = !last;
 }
 
 // A cut inside the block moves back to the beginning of a character.
-static int add_block(Job *job, Batch *batch, const CorpusBlock *block, Error *err) {
+static int add_block(Job *job, TextBatch *batch, const CorpusBlock *block, Error *err) {
   const bool many = job->documents == MANY_DOCUMENTS;
   const int64_t end = block->offset + block->bytes;
   const bool known =
@@ -94,7 +94,7 @@ static int add_block(Job *job, Batch *batch, const CorpusBlock *block, Error *er
 // ---- Reading, encoding, writing
 
 // 1 if there is something in the batch, 0 at the end, -1 on error.
-static int fill_batch(Job *job, CorpusReader *reader, Batch *batch, Error *err) {
+static int fill_batch(Job *job, CorpusReader *reader, TextBatch *batch, Error *err) {
   CorpusBlock block;
   int status = 1;
   while (batch->text_bytes < BATCH_BYTES && (status = corpus_next(reader, &block, err)) > 0)
@@ -103,7 +103,7 @@ static int fill_batch(Job *job, CorpusReader *reader, Batch *batch, Error *err) 
   return status < 0 ? -1 : batch->count > 0;
 }
 
-static int write_batch(Job *job, const Batch *batch, Error *err) {
+static int write_batch(Job *job, const TextBatch *batch, Error *err) {
   if (batch->failed) {
     *err = batch->error;
     return -1;
@@ -112,7 +112,9 @@ static int write_batch(Job *job, const Batch *batch, Error *err) {
     const Segment *s = &batch->segments[i];
     Part *part = s->val ? &job->val : &job->train;
     const int64_t end = i + 1 < batch->count ? s[1].ids : batch->ids.count;
-    if (shards_append(&part->shards, batch->ids.ids + s->ids, end - s->ids, err) != 0) return -1;
+    if (shards_append(&part->shards, batch->ids.ids + s->ids, NULL, end - s->ids, s->last, err) !=
+        0)
+      return -1;
     part->documents += s->first;
     part->bytes += (int64_t)s->bytes;
   }
@@ -123,7 +125,7 @@ static int write_batch(Job *job, const Batch *batch, Error *err) {
 // Writes the batches that are done; with `all`, all batches. Waits for the oldest where no batch is
 // free.
 static int write_done(Job *job, Encoding *encoding, bool all, Error *err) {
-  for (Batch *done; (done = encoding_take(encoding, all || !encoding_free_batch(encoding)));) {
+  for (TextBatch *done; (done = encoding_take(encoding, all || !encoding_free_batch(encoding)));) {
     if (write_batch(job, done, err) != 0) return -1;
     encoding_return(encoding, done);
     if (signals_came()) return error_set(err, "interrupted: nothing was written");
@@ -139,7 +141,7 @@ static int encode_corpus(Job *job, Error *err) {
   corpus_open(&reader, &job->corpus);
   int status = 1;
   while (status > 0) {
-    Batch *batch = encoding_free_batch(encoding);
+    TextBatch *batch = encoding_free_batch(encoding);
     status = fill_batch(job, &reader, batch, err);
     if (status > 0) encoding_give(encoding, batch);
     if (status >= 0 && write_done(job, encoding, status == 0, err) != 0) status = -1;

@@ -48,23 +48,35 @@ static int read_tokenizer(const cJSON *object, Dataset *d, Error *err) {
              : 0;
 }
 
+// A list with a checksum for each file: [files].
+static int read_sums(const cJSON *list, const char *name, int files, uint64_t *sums, Error *err) {
+  if (!cJSON_IsArray(list) || cJSON_GetArraySize(list) != files)
+    return error_set(err, "%s must have a checksum for each of the %d files", name, files);
+  for (const cJSON *item = list->child; item; item = item->next)
+    if (read_hex(item, sums++, err) != 0) return -1;
+  return 0;
+}
+
 static int read_part(const cJSON *object, DatasetPart *part, Error *err) {
-  static const char *const names[] = {"files", "tokens", "documents", "bytes", "xxh3"};
-  const cJSON *f[5];
+  static const char *const names[] = {"files", "tokens", "documents",
+                                      "bytes", "xxh3",   "documents_xxh3"};
+  const cJSON *f[6];
   int64_t files;
-  if (json_fields(object, names, 5, f, err) != 0 || read_whole(f[0], 1, SHARDS_MAX, &files, err) ||
+  if (json_fields(object, names, 6, f, err) != 0 || read_whole(f[0], 1, SHARDS_MAX, &files, err) ||
       read_whole(f[1], 1, JSON_MAX_INTEGER, &part->tokens, err) ||
       read_whole(f[2], 1, JSON_MAX_INTEGER, &part->documents, err) ||
       read_whole(f[3], 1, JSON_MAX_INTEGER, &part->bytes, err))
     return -1;
   part->files = (int)files;
-  if (!cJSON_IsArray(f[4]) || cJSON_GetArraySize(f[4]) != part->files)
-    return error_set(err, "xxh3 must have a checksum for each of the %d files", part->files);
   part->checksums = xcalloc((size_t)files, sizeof *part->checksums);
-  int i = 0;
-  for (const cJSON *item = f[4]->child; item; item = item->next)
-    if (read_hex(item, &part->checksums[i++], err) != 0) return -1;
-  return 0;
+  uint64_t *tokens = xcalloc(2 * (size_t)files, sizeof *tokens), *documents = tokens + files;
+  const int status = read_sums(f[4], names[4], part->files, tokens, err) ||
+                             read_sums(f[5], names[5], part->files, documents, err)
+                         ? -1
+                         : 0;
+  for (int i = 0; i < part->files; i++) part->checksums[i] = (ShardSums){tokens[i], documents[i]};
+  free(tokens);
+  return status;
 }
 
 static int read_split(const cJSON *object, Dataset *d, Error *err) {

@@ -12,7 +12,7 @@
 // ---- dataset.json
 
 TEST(a_dataset_is_read_back) {
-  uint64_t checksums[3] = {1, UINT64_MAX, 0x0123456789abcdef};
+  ShardSums checksums[3] = {{1, 2}, {UINT64_MAX, 0}, {0x0123456789abcdef, 3}};
   static const char name[] = "a \"name\"\n";
   const Dataset written = {.tokenizer = name,
                            .fingerprint = 0xfedcba9876543210,
@@ -33,8 +33,8 @@ TEST(a_dataset_is_read_back) {
   assert_true(d.begin == NO_TOKEN && d.end == 128001);
   assert_true(d.train.files == 2 && d.train.tokens == 3000000000000 && d.train.documents == 12);
   assert_true(d.train.bytes == 9000000000000 && d.val.files == 1);
-  assert_memory_equal(d.train.checksums, checksums, 16);
-  assert_true(d.val.checksums[0] == checksums[2]);
+  assert_memory_equal(d.train.checksums, checksums, 2 * sizeof *checksums);
+  assert_memory_equal(d.val.checksums, checksums + 2, sizeof *checksums);
   assert_true(d.whole_documents && d.val_fraction == 0.1 && d.seed == 77);
   dataset_free(&d);
 }
@@ -45,9 +45,10 @@ static void refused(const char *folder, const char *part, const char *by, const 
       "{\"format\": 1, \"tokenizer\": {\"name\": \"bytes\", \"fingerprint\": \"00000000000000ff\", "
       "\"vocab_size\": 258, \"begin\": 256, \"end\": null}, "
       "\"train\": {\"files\": 1, \"tokens\": 9, \"documents\": 1, \"bytes\": 7, \"xxh3\": "
-      "[\"0000000000000001\"]}, \"val\": {\"files\": 1, \"tokens\": 9, \"documents\": 1, "
-      "\"bytes\": "
-      "7, \"xxh3\": [\"0000000000000002\"]}, \"split\": {\"val\": \"whole documents\", "
+      "[\"0000000000000001\"], \"documents_xxh3\": [\"0000000000000004\"]}, \"val\": {\"files\": "
+      "1, "
+      "\"tokens\": 9, \"documents\": 1, \"bytes\": 7, \"xxh3\": [\"0000000000000002\"], "
+      "\"documents_xxh3\": [\"0000000000000003\"]}, \"split\": {\"val\": \"whole documents\", "
       "\"fraction\": 0.5, \"seed\": 3}}";
   const char *at = strstr(good, part);
   assert_non_null(at);
@@ -150,19 +151,19 @@ static TokenIds encode_pieces(const Tokenizer *tokenizer, const char *text, size
   size_t at = 0;
   *pieces = 0;
   for (bool more = true; more;) {
-    Batch *batch = encoding_free_batch(encoding);
+    TextBatch *batch = encoding_free_batch(encoding);
     if (batch && at < bytes) {
       size_t searched = 0;
       const size_t n =
           cut_piece(&tokenizer_facts(tokenizer)->joined, text + at, bytes - at, true, &searched);
       const Segment segment = {.first = at == 0, .last = at + n == bytes, .file = "test"};
-      batch_add(batch, text + at, n, segment);
+      text_batch_add(batch, text + at, n, segment);
       encoding_give(encoding, batch);
       at += n;
       ++*pieces;
       continue;
     }
-    Batch *done = encoding_take(encoding, true);
+    TextBatch *done = encoding_take(encoding, true);
     more = done != NULL;
     if (!done) continue;
     assert_false(done->failed);

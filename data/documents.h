@@ -1,0 +1,42 @@
+// The file beside a token file that says where its documents end, and which of its tokens count as
+// targets: NAME.docs beside NAME.bin. All numbers are little-endian:
+//
+//   uint32  DOCUMENTS_MAGIC, DOCUMENTS_VERSION
+//   uint64  tokens in the token file, XXH3-64 of their bytes, documents
+//   uint32  1: there is a mask, else 0; 0
+//   uint64  XXH3-64 of all bytes of the file but these 8
+//   uint32  [documents] where each ends: the token after its last one. They ascend, and the last is
+//           the number of tokens
+//   uint8   [tokens / 8, rounded up], the mask: bit i % 8 of byte i / 8 is 1 where token i counts
+//
+// A document's BOS and EOS are parts of it. A document that goes on in the next token file ends and
+// begins there.
+#pragma once
+#include <stdbool.h>
+#include <stdint.h>
+#include <time.h>
+#include "base/error.h"
+#include "data/tokens.h"
+
+#define DOCUMENTS_ENDING ".docs"
+enum { DOCUMENTS_MAGIC = 0x73636f64, DOCUMENTS_VERSION = 1, DOCUMENTS_HEADER_BYTES = 48 }; // "docs"
+
+// ---- Writing
+
+// The ends and the mask of a token file that is being written. Starts from zeros.
+typedef struct DocumentsWriter {
+  uint32_t *ends; // [count]
+  int64_t count, capacity;
+  uint8_t *mask; // NULL while every token counts
+  int64_t mask_bytes;
+  int64_t tokens;    // so far
+  uint64_t checksum; // of the file, after documents_write
+} DocumentsWriter;
+
+// The next tokens of a document. mask: [tokens] 0 or 1, 1 where a token counts as a target; NULL:
+// all do. last: the document ends with them.
+void documents_add(DocumentsWriter *w, int64_t tokens, const uint8_t *mask, bool last);
+// Writes the file beside the token file `path`, whose writer has finished, and syncs it. A document
+// that has not ended ends with the tokens.
+int documents_write(DocumentsWriter *w, const char *path, const TokenWriter *tokens, Error *err);
+void documents_writer_free(DocumentsWriter *w); // zeros are fine
