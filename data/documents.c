@@ -1,8 +1,12 @@
 #include "data/documents.h"
 
 #include <assert.h>
+#include <errno.h>
+#include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
 #include <xxhash.h>
 
 #include "base/file.h"
@@ -26,8 +30,188 @@ static size_t mask_size(uint64_t tokens) {
   return (size_t)((tokens + 7) / 8);
 }
 
-// ---- Writing
+// ---- Reading
 
+static int read_at(const Documents *d, size_t offset, void *to, size_t bytes, Error *err) {
+  if (d->fd >= 0) return file_read_at(d->fd, d->path, offset, to, bytes, err);
+  memcpy(to, d->memory + offset, bytes);
+  return 0;
+}
+
+static int check_header(const Documents *d, const Header *h, Error *err) {
+  if (h->magic != DOCUMENTS_MAGIC)
+    return error_set(err,
+                     "'%s' does not hold the ends of documents: its first number is %" PRIu32
+                     ", not %d; remove it, and the file beside it counts as one document",
+                     d->path, h->magic, DOCUMENTS_MAGIC);
+  if (h->version != DOCUMENTS_VERSION)
+    return error_set(err, "'%s' has the version %" PRIu32 ", but only %d is known", d->path,
+                     h->version, DOCUMENTS_VERSION);
+  if (h->tokens > INT32_MAX || h->documents > h->tokens || h->masked > 1 ||
+      (h->documents == 0 && h->tokens > 0))
+    return error_set(err,
+                     "'%s' has a damaged header: %" PRIu64 " documents in %" PRIu64
+                     " tokens; make or copy it again",
+                     d->path, h->documents, h->tokens);
+  const uint64_t expected = sizeof *h + h->documents * sizeof(uint32_t) +
+                            (h->masked ? (uint64_t)mask_size(h->tokens) : 0);
+  if (d->size == expected) return 0;
+  return error_set(err,
+                   "'%s' is %s: its header promises %" PRIu64
+                   " bytes, but it has %zu; make or copy it again",
+                   d->path, d->size < expected ? "cut short" : "too long", expected, d->size);
+}
+
+// The state of a pass over the whole file.
+typedef struct Pass {
+  XXH3_state_t *hash;
+  uint32_t last;    // end
+  int64_t document; // that is not ascending or ends beyond the tokens; -1: none
+  uint32_t end;     // of that one
+} Pass;
+
+static void check_ends(Pass *pass, int64_t first, const uint32_t *ends, int64_t count,
+                       uint64_t tokens) {
+  for (int64_t i = 0; i < count && pass->document < 0; i++) {
+    if (ends[i] <= pass->last || ends[i] > tokens) {
+      pass->document = first + i;
+      pass->end = ends[i];
+    } else {
+      pass->last = ends[i];
+    }
+  }
+}
+
+static int read_content(const Documents *d, const Header *h, Pass *pass, Error *err) {
+  enum { PIECE = 1 << 14 };
+  uint32_t piece[PIECE];
+  const size_t ends = sizeof *h + (size_t)h->documents * sizeof *piece;
+  XXH3_64bits_update(pass->hash, h, offsetof(Header, checksum));
+  for (size_t at = sizeof *h, bytes; at < d->size; at += bytes) {
+    const size_t end = at < ends ? ends : d->size;
+    bytes = end - at < sizeof piece ? end - at : sizeof piece;
+    if (read_at(d, at, piece, bytes, err) != 0) return -1;
+    XXH3_64bits_update(pass->hash, piece, bytes);
+    if (at < ends)
+      check_ends(pass, (int64_t)((at - sizeof *h) / sizeof *piece), piece,
+                 (int64_t)(bytes / sizeof *piece), h->tokens);
+  }
+  return 0;
+}
+
+// A wrong end may only be damage, so the checksum comes first.
+static int judge_content(const Documents *d, const Header *h, const Pass *pass, Error *err) {
+  if (XXH3_64bits_digest(pass->hash) != h->checksum)
+    return error_set(err,
+                     "'%s' is damaged: its bytes are not those that its checksum was made of; "
+                     "make or copy it again",
+                     d->path);
+  if (pass->document < 0 && pass->last == h->tokens) return 0;
+  const bool order = pass->document >= 0 && pass->end <= h->tokens;
+  return error_set(err,
+                   "'%s' says that document %" PRId64 " of %" PRIu64 " ends at token %" PRIu32
+                   " of %" PRIu64 ", %s; make it again",
+                   d->path, pass->document < 0 ? (int64_t)h->documents : pass->document + 1,
+                   h->documents, pass->document < 0 ? pass->last : pass->end, h->tokens,
+                   order                ? "not behind the end of the one before"
+                   : pass->document < 0 ? "before the last"
+                                        : "beyond the last");
+}
+
+static int read_all(Documents *d, Error *err) {
+  Header h;
+  if (d->size < sizeof h)
+    return error_set(err,
+                     "'%s' does not hold the ends of documents: it has %zu bytes, less than the "
+                     "header's %zu; make or copy it again",
+                     d->path, d->size, sizeof h);
+  if (read_at(d, 0, &h, sizeof h, err) != 0 || check_header(d, &h, err) != 0) return -1;
+  Pass pass = {.hash = checksum_state(), .document = -1};
+  int status = read_content(d, &h, &pass, err);
+  if (status == 0) status = judge_content(d, &h, &pass, err);
+  XXH3_freeState(pass.hash);
+  if (status != 0) return -1;
+  d->count = (int64_t)h.documents;
+  d->tokens = (int64_t)h.tokens;
+  d->tokens_checksum = h.tokens_checksum;
+  d->masked = h.masked;
+  d->checksum = h.checksum;
+  return 0;
+}
+
+static int read_for(Documents *d, int64_t tokens, uint64_t checksum, Error *err) {
+  int status = read_all(d, err);
+  if (status == 0 && (d->tokens != tokens || (checksum != 0 && d->tokens_checksum != checksum)))
+    status = error_set(err,
+                       "'%s' belongs to other tokens than those in the file beside it: copy both "
+                       "files of one dataset, or make it again",
+                       d->path);
+  if (status != 0) documents_close(d);
+  return status;
+}
+
+int documents_parse(Documents *d, const char *name, const unsigned char *bytes, size_t size,
+                    int64_t tokens, uint64_t tokens_checksum, Error *err) {
+  *d = (Documents){.fd = -1, .memory = bytes, .size = size, .path = xstrdup(name)};
+  return read_for(d, tokens, tokens_checksum, err);
+}
+
+int documents_open(Documents *d, const char *token_path, int64_t tokens, uint64_t tokens_checksum,
+                   Error *err) {
+  const PathText path = documents_path(token_path);
+  *d = (Documents){.fd = -1};
+  if (!path_exists(path.text)) return 0;
+  const int fd = file_open(path.text, &d->size, err);
+  if (fd < 0) return -1;
+  d->fd = fd;
+  d->path = xstrdup(path.text);
+  d->time = file_time(fd);
+  return read_for(d, tokens, tokens_checksum, err);
+}
+
+void documents_close(Documents *d) {
+  if (d->path && d->fd >= 0) close(d->fd);
+  free(d->path);
+  *d = (Documents){.fd = -1};
+}
+
+int documents_ends(const Documents *d, int64_t first, int64_t count, uint32_t *ends, Error *err) {
+  assert(first >= 0 && count >= 0 && first <= d->count - count);
+  return read_at(d, sizeof(Header) + (size_t)first * sizeof *ends, ends,
+                 (size_t)count * sizeof *ends, err);
+}
+
+int documents_mask(const Documents *d, int64_t first, int64_t count, bool *mask, Error *err) {
+  enum { PIECE = 1 << 12 };
+  uint8_t bits[PIECE];
+  const size_t at = sizeof(Header) + (size_t)d->count * sizeof(uint32_t);
+  assert(first >= 0 && count >= 0 && first <= d->tokens - count);
+  for (int64_t i = 0; i < count && !d->masked; i++) mask[i] = true;
+  for (int64_t done = 0, n; d->masked && done < count; done += n) {
+    const int64_t token = first + done, skip = token % 8;
+    n = count - done < 8 * PIECE - skip ? count - done : 8 * PIECE - skip;
+    if (read_at(d, at + (size_t)(token / 8), bits, mask_size((uint64_t)(skip + n)), err) != 0)
+      return -1;
+    for (int64_t i = 0; i < n; i++) mask[done + i] = bits[(skip + i) / 8] >> (skip + i) % 8 & 1;
+  }
+  return 0;
+}
+
+int documents_check(Documents *d, Error *err) {
+  struct stat st;
+  if (!d->path || d->fd < 0) return 0;
+  if (fstat(d->fd, &st) != 0)
+    return error_set(err, "cannot read '%s': %s", d->path, strerror(errno));
+  if ((size_t)st.st_size == d->size && time_equal(st.st_mtim, d->time)) return 0;
+  Documents now = *d;
+  now.size = (size_t)st.st_size;
+  now.time = st.st_mtim;
+  if (read_all(&now, err) != 0) return -1;
+  if (now.checksum != d->checksum)
+    return error_set(err, "'%s' was changed while it was in use; make or copy it again", d->path);
+  *d = now;
+  return 0;
+}
 static void end_document(DocumentsWriter *w) {
   if (w->count == w->capacity) {
     w->capacity = w->capacity ? 2 * w->capacity : 1024;
@@ -47,7 +231,7 @@ static void grow_mask(DocumentsWriter *w, int64_t tokens) {
 
 void documents_add(DocumentsWriter *w, int64_t tokens, const uint8_t *mask, bool last) {
   const int64_t first = w->tokens;
-  assert(tokens <= TOKENS_MAX_COUNT - first);
+  assert(tokens <= INT32_MAX - first);
   if (mask || w->mask) grow_mask(w, first + tokens);
   for (int64_t i = 0; mask && i < tokens; i++)
     if (!mask[i]) w->mask[(first + i) / 8] &= (uint8_t) ~(1u << (first + i) % 8);
@@ -72,19 +256,19 @@ static uint64_t checksum_of(const Header *h, const void *ends, const void *mask)
   return checksum;
 }
 
-int documents_write(DocumentsWriter *w, const char *path, const TokenWriter *tokens, Error *err) {
-  assert(w->tokens == tokens->count);
+int documents_write(DocumentsWriter *w, const char *token_path, uint64_t tokens_checksum,
+                    Error *err) {
   FileWriter file;
   documents_add(w, 0, NULL, true);
   close_mask(w);
   Header h = {.magic = DOCUMENTS_MAGIC,
               .version = DOCUMENTS_VERSION,
               .tokens = (uint64_t)w->tokens,
-              .tokens_checksum = tokens->checksum,
+              .tokens_checksum = tokens_checksum,
               .documents = (uint64_t)w->count,
               .masked = w->mask != NULL};
   h.checksum = w->checksum = checksum_of(&h, w->ends, w->mask);
-  if (writer_open(&file, documents_path(path).text, err) == 0 &&
+  if (writer_open(&file, documents_path(token_path).text, err) == 0 &&
       writer_append(&file, &h, sizeof h, err) == 0 &&
       writer_append(&file, w->ends, (size_t)w->count * sizeof *w->ends, err) == 0 &&
       (!w->mask || writer_append(&file, w->mask, mask_size(h.tokens), err) == 0) &&

@@ -13,13 +13,44 @@
 // begins there.
 #pragma once
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 #include <time.h>
 #include "base/error.h"
-#include "data/tokens.h"
 
 #define DOCUMENTS_ENDING ".docs"
 enum { DOCUMENTS_MAGIC = 0x73636f64, DOCUMENTS_VERSION = 1, DOCUMENTS_HEADER_BYTES = 48 }; // "docs"
+
+// ---- Reading. A file is accepted as a whole, with its checksum and its ends, and belongs to the
+// tokens that are beside it
+
+typedef struct Documents {
+  int fd;                      // of the open file; -1 over a caller's memory, and of none
+  const unsigned char *memory; // there: its bytes
+  char *path;                  // owned; NULL: there is no such file
+  int64_t count;               // documents; 0: their ends are not known
+  int64_t tokens;
+  uint64_t tokens_checksum;
+  bool masked;
+  uint64_t checksum;    // of the file
+  size_t size;          // of the file in bytes
+  struct timespec time; // when it was last written to, before it was read
+} Documents;
+
+// The file beside the token file `token_path` of so many tokens, whose XXH3-64 is tokens_checksum;
+// 0: that is not known. Where there is none, it is not an error: d->path is NULL.
+int documents_open(Documents *d, const char *token_path, int64_t tokens, uint64_t tokens_checksum,
+                   Error *err);
+// The same over memory the caller keeps; `name` stands for the path in sentences.
+int documents_parse(Documents *d, const char *name, const unsigned char *bytes, size_t size,
+                    int64_t tokens, uint64_t tokens_checksum, Error *err);
+void documents_close(Documents *d); // zeros are fine
+// The ends of documents [first, first + count), which are there.
+int documents_ends(const Documents *d, int64_t first, int64_t count, uint32_t *ends, Error *err);
+// mask[i] = whether token first + i counts as a target; all do where there is no mask.
+int documents_mask(const Documents *d, int64_t first, int64_t count, bool *mask, Error *err);
+// An error where the open file was written to since, and differs.
+int documents_check(Documents *d, Error *err);
 
 // ---- Writing
 
@@ -36,7 +67,8 @@ typedef struct DocumentsWriter {
 // The next tokens of a document. mask: [tokens] 0 or 1, 1 where a token counts as a target; NULL:
 // all do. last: the document ends with them.
 void documents_add(DocumentsWriter *w, int64_t tokens, const uint8_t *mask, bool last);
-// Writes the file beside the token file `path`, whose writer has finished, and syncs it. A document
+// Writes the file beside the token file `token_path`, which is complete, and syncs it. A document
 // that has not ended ends with the tokens.
-int documents_write(DocumentsWriter *w, const char *path, const TokenWriter *tokens, Error *err);
+int documents_write(DocumentsWriter *w, const char *token_path, uint64_t tokens_checksum,
+                    Error *err);
 void documents_writer_free(DocumentsWriter *w); // zeros are fine

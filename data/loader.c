@@ -111,10 +111,11 @@ static int end_file(Loader *loader, Error *err) {
 static int check_files(Loader *loader, double until_ms, Error *err) {
   LoaderWatch *w = &loader->watch;
   for (; w->at < loader->file_count; w->at++) {
-    const TokenFile *file = &loader->files[w->at];
+    TokenFile *file = &loader->files[w->at];
     const LoaderSeen *s = &w->seen[w->at];
-    const struct timespec time = tokens_time(file);
-    if (s->checked && time.tv_sec == s->time.tv_sec && time.tv_nsec == s->time.tv_nsec) continue;
+    const struct timespec time = file_time(file->fd);
+    if (documents_check(&file->documents, err) != 0) return -1;
+    if (s->checked && time_equal(time, s->time)) continue;
     if (w->check.next == 0) w->time = time;
     if (tokens_check_header(file, err) != 0) return -1;
     int more;

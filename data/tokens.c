@@ -97,9 +97,11 @@ int tokens_open(TokenFile *file, const char *path, Error *err) {
   size_t size;
   const int fd = file_open(path, &size, err);
   if (fd < 0) return -1;
-  const int status = read_header(file, fd, path, size, err);
+  int status = read_header(file, fd, path, size, err);
   file->fd = fd;
   file->path = xstrdup(path);
+  if (status == 0)
+    status = documents_open(&file->documents, path, file->count, file->checksum, err);
   if (status != 0) tokens_close(file);
   return status;
 }
@@ -107,6 +109,7 @@ int tokens_open(TokenFile *file, const char *path, Error *err) {
 void tokens_close(TokenFile *file) {
   if (file->path && file->fd >= 0) close(file->fd);
   free(file->path);
+  documents_close(&file->documents);
   *file = (TokenFile){.fd = -1};
 }
 
@@ -232,16 +235,10 @@ int tokens_check_header(const TokenFile *file, Error *err) {
                    file->path);
 }
 
-struct timespec tokens_time(const TokenFile *file) {
-  struct stat st;
-  return file->fd >= 0 && fstat(file->fd, &st) == 0 ? st.st_mtim : (struct timespec){0};
-}
-
 bool tokens_replaced(const TokenFile *file) {
-  struct stat mine, named;
-  return file->fd >= 0 && fstat(file->fd, &mine) == 0 &&
-         (stat(file->path, &named) != 0 || named.st_ino != mine.st_ino ||
-          named.st_dev != mine.st_dev);
+  const Documents *d = &file->documents;
+  return (file->fd >= 0 && file_replaced(file->fd, file->path)) ||
+         (d->path && d->fd >= 0 && file_replaced(d->fd, d->path));
 }
 
 int tokens_fingerprint(const TokenFile *file, uint64_t *fingerprint, Error *err) {

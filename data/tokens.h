@@ -10,6 +10,7 @@
 #include <time.h>
 #include "base/error.h"
 #include "base/file.h"
+#include "data/documents.h"
 
 enum { TOKENS_MOST_IDS = 1 << 24 }; // the largest model.vocab_size
 
@@ -17,14 +18,15 @@ typedef struct TokenFile {
   int fd;                      // of the open file; -1 over a caller's memory
   const unsigned char *memory; // there: token memory_first, perhaps unaligned
   int64_t memory_first;
-  char *path;         // owned
-  int64_t count;      // tokens
-  int token_bytes;    // 2 or 4
-  uint64_t tokenizer; // fingerprint; 0: the file does not say
-  uint64_t checksum;  // of the tokens, where tokenizer is not 0
+  char *path;          // owned
+  int64_t count;       // tokens
+  int token_bytes;     // 2 or 4
+  uint64_t tokenizer;  // fingerprint; 0: the file does not say
+  uint64_t checksum;   // of the tokens, where tokenizer is not 0
+  Documents documents; // from the file beside it
 } TokenFile;
 
-// Validates header and size. The tokens themselves are checked by tokens_read and tokens_check. The
+// Validates header and size, and all of the file of its documents. The tokens themselves are checked by tokens_read and tokens_check. The
 // file is read, never mapped, so that one that is cut under a run gives an error and not SIGBUS.
 int tokens_open(TokenFile *file, const char *path, Error *err);
 // The same over memory the caller keeps.
@@ -55,9 +57,7 @@ void token_check_end(TokenCheck *check);
 
 // An error unless the open file still has the size and the header that it was opened with.
 int tokens_check_header(const TokenFile *file, Error *err);
-// When the open file was last written to.
-struct timespec tokens_time(const TokenFile *file);
-// True if its name belongs to another file now, or to none.
+// True if its name, or that of its documents, belongs to another file now, or to none.
 bool tokens_replaced(const TokenFile *file);
 // A hash of the file's content: of its header and, if that has no checksum, of 192 KiB of its
 // tokens, at the start, in the middle and at the end.

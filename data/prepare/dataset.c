@@ -36,7 +36,8 @@ int shards_finish(Shards *s, Error *err) {
   if (!s->open) return 0;
   s->open = false;
   if (token_writer_finish(&s->writer, err) != 0 ||
-      documents_write(&s->documents, shard_path(s, s->count - 1).text, &s->writer, err) != 0)
+      documents_write(&s->documents, shard_path(s, s->count - 1).text, s->writer.checksum, err) !=
+          0)
     return -1;
   s->checksums = xrealloc(s->checksums, (size_t)s->count * sizeof *s->checksums);
   s->checksums[s->count - 1] = (ShardSums){s->writer.checksum, s->documents.checksum};
