@@ -16,6 +16,7 @@ int main(void) {
     tests[i] = (struct CMUnitTest){sorted[i]->name, sorted[i]->run, sorted[i]->setup,
                                    sorted[i]->teardown, NULL};
   const bool grouped = &test_group != NULL;
+  cmocka_set_test_filter(getenv("TEST_FILTER"));
   const int failed =
       _cmocka_run_group_tests("tests", tests, count, grouped ? test_group.setup : NULL,
                               grouped ? test_group.teardown : NULL);

@@ -50,6 +50,8 @@ static inline bool first_tier(void) {
   return getenv("TEST_TIER") != NULL;
 }
 
+// TEST_FILTER=PATTERN runs the tests with such names alone: of `*` and `?`, as cmocka has it.
+
 // The whole test is the second tier's.
 #define SECOND_TIER_ONLY()                                                                         \
   do {                                                                                             \
