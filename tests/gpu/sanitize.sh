@@ -55,8 +55,10 @@ run() { # NAME COMMAND... -- OVERRIDES...: the run's log is $folder/NAME.log
   while [ "$1" != -- ]; do command+=("$1") && shift; done
   shift
   command+=("$TRAIN" "$folder/config.json" "output.dir=$folder/$name")
+  local status start=$SECONDS
   timeout "${LIMIT:-300}" "${command[@]}" "${common[@]}" "$@" >"$folder/$name.log" 2>&1
-  echo $? >"$folder/$name.status"
+  status=$?
+  echo "$status $((SECONDS - start))" >"$folder/$name.status"
 }
 
 # Reports in our code and in libraries' kernels, "OURS LIBRARIES"; then what the first few of ours say.
@@ -79,11 +81,11 @@ count() { # LOG
 }
 
 judge() { # NAME
-  local log=$folder/$1.log status mine theirs summary
-  status=$(cat "$folder/$1.status")
+  local log=$folder/$1.log status seconds mine theirs summary
+  read -r status seconds <"$folder/$1.status"
   read -r mine theirs < <(count "$log")
   summary=$(grep -E '^========= .*SUMMARY' "$log" | tail -n 1 | sed 's/^=* *//')
-  echo "# $1: $mine reports in our code, $theirs in kernels of libraries (${summary:-no summary})"
+  echo "# $1: $mine reports in our code, $theirs in kernels of libraries (${summary:-no summary}) in $seconds s"
   count "$log" | sed 1d | head -n 40 | sed 's/^/#   /'
   if [ "$status" != 0 ]; then fails "$1" "the run ended with status $status: $(tail -n 3 "$log")"
   elif [ -z "$summary" ]; then fails "$1" 'the tool did not say what it found'
@@ -120,7 +122,7 @@ if ! "$TRAIN" --doctor | grep '^----  cuda, fused' | sed 's/^/# /' | grep .; the
   warm+=(warm_fused{,_fp8}_{launched,replayed})
 fi
 for name in "${warm[@]}"; do
-  check "${name}_runs" "$(tail -n 3 "$folder/$name.log")" test "$(cat "$folder/$name.status")" = 0
+  check "${name}_runs" "$(tail -n 3 "$folder/$name.log")" test "$(cut -d ' ' -f 1 "$folder/$name.status")" = 0
 done
 
 # Of sixteen at once on a host of 128 GiB racecheck of recorded fused steps was killed (status 9), for memory it seems; of five
