@@ -34,6 +34,9 @@ typedef struct OpsConfig {
   int64_t D, F, H, KV, d, V;
   int64_t max_tokens;    // largest M of any call
   int64_t max_positions; // RoPE positions 0 .. max_positions - 1 occur
+  // Documents that end inside of sequences (Services.set_documents); 0: there are none.
+  int64_t usual_documents;  // so many or fewer in most calls, which are recorded for as many
+  int64_t longest_document; // rows
   double rms_norm_eps;
   double inv_freq[MAX_HEAD_DIM / 2]; // RoPE: angle per position of each of the d/2 pairs
   int threads;                       // CPU threads; 0 = all
@@ -68,8 +71,10 @@ typedef void EmbedOp(Backend *be, int64_t M, const int32_t *tokens, const act_t 
 //   x [M, D] in, sumsq in, W [R, D] in (folded), qkv [M, R] out
 typedef void QkvOp(Backend *be, int64_t M, int64_t T, int64_t first, Operand x, RowStat sumsq,
                    Operand W, act_t *qkv);
-// Causal softmax(q k^T / sqrt(d)) v, grouped queries, per sequence of T rows.
-//   qkv [B, T, R] in, o [B, T, H d] out, lse [B, H, T] out, natural log, of the scaled scores
+// Causal softmax(q k^T / sqrt(d)) v, grouped queries, per sequence of T rows; where documents are
+// set, per document. RoPE's positions run through the sequence: scores depend on differences alone.
+//   qkv [B, T, R] in, o [B, T, H d] out, lse [B, H, T] out, natural log, of the scaled scores; of
+//   documents in the backend's own order
 typedef void AttentionOp(Backend *be, int64_t B, int64_t T, const act_t *qkv, Operand o,
                          stat_t *lse);
 // qkv and attention of generation. The backend reads the position as it runs, so that the calls of

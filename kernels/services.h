@@ -63,6 +63,13 @@ typedef struct Services {
   void (*draw_master)(Backend *be, master_t *to, const int32_t *places, int64_t rows, int64_t cols,
                       uint64_t key, double deviation);
 
+  // ---- Documents. The rows of the operations that follow, up to the next call, are these
+  // documents, one after the other: attention of a row sees its own document alone. lengths [count]
+  // on the host, each at least 1 and at most OpsConfig.longest_document, their sum the rows of
+  // every attention. count 0: each sequence of T rows is one document, as it is before the first
+  // call.
+  void (*set_documents)(Backend *be, const int32_t *lengths, int64_t count);
+
   // ---- The update. A step: set_hyper, step_begin, head_loss for every micro-batch, grads_finish,
   // adamw, step_end. A validation: step_begin, head_loss, step_end. Results are read in the order
   // of the step_ends.

@@ -6,6 +6,8 @@
 #include <omp.h>
 #include <string.h>
 
+#include "base/memory.h"
+
 enum { QUERY_BLOCK = 64 };
 
 // Two score blocks (P and dP) and the block's row sums of do * o.
@@ -68,31 +70,60 @@ static void head_forward(const Cpu *cpu, int64_t T, int64_t first, const real *q
   }
 }
 
-// Queries [first, T) of every head and sequence; lse [B, H, T] or NULL.
-static void attend(const Cpu *cpu, int64_t B, int64_t T, int64_t first, const real *qkv, real *o,
+// Sequences of T rows, or documents.
+typedef struct Sequences {
+  int64_t count, T;
+  const int64_t *ends; // [count] of documents; else NULL
+} Sequences;
+
+typedef struct Sequence {
+  int64_t first, rows; // of all rows
+} Sequence;
+
+static Sequence sequence(Sequences all, int64_t b) {
+  if (!all.ends) return (Sequence){b * all.T, all.T};
+  const int64_t first = b > 0 ? all.ends[b - 1] : 0;
+  return (Sequence){first, all.ends[b] - first};
+}
+
+static Sequences sequences(const Cpu *cpu, int64_t B, int64_t T) {
+  const int64_t documents = cpu->documents.count;
+  return documents > 0 ? (Sequences){documents, T, cpu->documents.ends} : (Sequences){B, T, NULL};
+}
+
+void cpu_set_documents(Backend *be, const int32_t *lengths, int64_t count) {
+  Cpu *cpu = cpu_of(be);
+  int64_t *ends = cpu->documents.ends = xrealloc(cpu->documents.ends, (size_t)count * sizeof *ends);
+  cpu->documents.count = count;
+  for (int64_t i = 0; i < count; i++) ends[i] = (i > 0 ? ends[i - 1] : 0) + lengths[i];
+}
+
+// Queries from `first` on of every head and sequence. lse: for each sequence [H, its rows]; or NULL.
+static void attend(const Cpu *cpu, Sequences all, int64_t first, const real *qkv, real *o,
                    real *lse) {
   const OpsConfig *c = &cpu->config;
   const int64_t R = packed_width(c), group = c->H / c->KV;
 #pragma omp parallel for collapse(2) schedule(static)
-  for (int64_t b = 0; b < B; b++)
+  for (int64_t b = 0; b < all.count; b++)
     for (int64_t h = 0; h < c->H; h++) {
-      const real *row = qkv + b * T * R;
-      head_forward(cpu, T, first, row + h * c->d, row + (c->H + h / group) * c->d,
-                   row + (c->H + c->KV + h / group) * c->d, o + b * T * c->H * c->d + h * c->d,
-                   lse ? lse + (b * c->H + h) * T : NULL);
+      const Sequence s = sequence(all, b);
+      const real *row = qkv + s.first * R;
+      head_forward(cpu, s.rows, first, row + h * c->d, row + (c->H + h / group) * c->d,
+                   row + (c->H + c->KV + h / group) * c->d, o + s.first * c->H * c->d + h * c->d,
+                   lse ? lse + s.first * c->H + h * s.rows : NULL);
     }
 }
 
 void cpu_attention(Backend *be, int64_t B, int64_t T, const act_t *qkv, Operand o, stat_t *lse) {
   Cpu *cpu = cpu_of(be);
-  attend(cpu, B, T, 0, reals(qkv), reals(o.data), reals(lse));
+  attend(cpu, sequences(cpu, B, T), 0, reals(qkv), reals(o.data), reals(lse));
   leave_copies(cpu, B * T, cpu->config.H * cpu->config.d, o, reals(o.data));
 }
 
 void cpu_attention_decode(Backend *be, const int32_t *position, int64_t rows, const act_t *cache,
                           Operand o) {
   Cpu *cpu = cpu_of(be);
-  attend(cpu, 1, *position + rows, *position, reals(cache), reals(o.data), NULL);
+  attend(cpu, (Sequences){1, *position + rows, NULL}, *position, reals(cache), reals(o.data), NULL);
   leave_copies(cpu, rows, cpu->config.H * cpu->config.d, o, reals(o.data));
 }
 
@@ -135,24 +166,26 @@ void cpu_attention_backward(Backend *be, int64_t B, int64_t T, const act_t *qkv_
   const Cpu *cpu = cpu_of(be);
   const OpsConfig *c = &cpu->config;
   const int64_t R = packed_width(c), group = c->H / c->KV, d = c->d;
+  const Sequences all = sequences(cpu, B, T);
   const real *qkv = reals(qkv_), *o = reals(o_), *lse = reals(lse_), *do_ = reals(do_out);
   real *dqkv = reals(dqkv_);
   // A key/value head and its group of query heads belong to one thread, which adds up dk and dv in
   // head order.
 #pragma omp parallel for collapse(2) schedule(static)
-  for (int64_t b = 0; b < B; b++)
+  for (int64_t b = 0; b < all.count; b++)
     for (int64_t g = 0; g < c->KV; g++) {
-      const real *row = qkv + b * T * R;
-      real *drow = dqkv + b * T * R;
+      const Sequence s = sequence(all, b);
+      const real *row = qkv + s.first * R;
+      real *drow = dqkv + s.first * R;
       const int64_t k_column = (c->H + g) * d, v_column = (c->H + c->KV + g) * d;
-      for (int64_t t = 0; t < T; t++) {
+      for (int64_t t = 0; t < s.rows; t++) {
         memset(drow + t * R + k_column, 0, (size_t)d * sizeof(real));
         memset(drow + t * R + v_column, 0, (size_t)d * sizeof(real));
       }
       for (int64_t h = g * group; h < (g + 1) * group; h++) {
-        const int64_t o_at = b * T * c->H * d + h * d;
-        head_backward(cpu, T, row + h * d, row + k_column, row + v_column, o + o_at,
-                      lse + (b * c->H + h) * T, do_ + o_at, drow + h * d, drow + k_column,
+        const int64_t o_at = s.first * c->H * d + h * d;
+        head_backward(cpu, s.rows, row + h * d, row + k_column, row + v_column, o + o_at,
+                      lse + s.first * c->H + h * s.rows, do_ + o_at, drow + h * d, drow + k_column,
                       drow + v_column);
       }
     }

@@ -18,6 +18,7 @@ static void cpu_destroy(Backend *be) {
   free(cpu->rope);
   free(cpu->scratch);
   free(cpu->dy);
+  free(cpu->documents.ends);
   bf16_products_close(cpu->products);
   free(cpu->scalings);
   free(cpu);
@@ -143,6 +144,7 @@ static const Backend cpu_functions = {
     .services.step_result = cpu_step_result,
     .services.refresh = cpu_refresh,
     .services.set_updates = cpu_set_updates,
+    .services.set_documents = cpu_set_documents,
     .services.scalings_discard = cpu_scalings_discard,
     .services.scalings_read = cpu_scalings_read,
     .services.scalings_write = cpu_scalings_write,

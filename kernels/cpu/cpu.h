@@ -29,6 +29,10 @@ typedef struct Cpu {
   real *rope;    // [max_positions, d/2, 2] cosine and sine
   real *scratch; // [threads, scratch_per_thread] attention's score blocks
   size_t scratch_per_thread;
+  struct {
+    int64_t *ends; // [count] rows before each one's end
+    int64_t count; // 0: none are set
+  } documents;
   real *dy;               // [max_tokens, F] down_dgrad's GEMM result
   Bf16Products *products; // NULL: products are in fp32
   CpuScaling *scalings;   // [config.scaling_count]
@@ -135,3 +139,4 @@ void cpu_step_end(Backend *be);
 StepResult cpu_step_result(Backend *be);
 void cpu_refresh(Backend *be, const ParamTensor *list, int count);
 void cpu_set_updates(Backend *be, int64_t updates);
+void cpu_set_documents(Backend *be, const int32_t *lengths, int64_t count);

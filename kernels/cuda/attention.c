@@ -1,5 +1,6 @@
 // cuDNN's attention behind kernels/ops.h: a plan for each shape (B, T), the run's made at the
 // start, others (of --eval, say) when they occur.
+#include <assert.h>
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -17,7 +18,7 @@ static PlannedAttention *free_place(Cuda *c) {
   CUDA_CHECK(cudaStreamSynchronize(c->gpu.stream));
   attention_cudnn_destroy(oldest->plan);
   oldest->plan = NULL;
-  oldest->B = oldest->T = 0;
+  oldest->shape = (AttentionShape){0};
   return oldest;
 }
 
@@ -31,9 +32,7 @@ static int take_workspace(Cuda *c, PlannedAttention *p, size_t bytes) {
   return p->workspace ? 0 : -1;
 }
 
-static int plan_shape(Cuda *c, int64_t B, int64_t T, bool both_forms, Error *err) {
-  const OpsConfig *o = &c->config;
-  const AttentionShape shape = {.B = B, .T = T, .H = o->H, .KV = o->KV, .d = o->d};
+static int plan_shape(Cuda *c, AttentionShape shape, bool both_forms, Error *err) {
   const bool deterministic = c->options.deterministic, train = c->options.train;
   const int config = deterministic ? ATTENTION_FIRST : ATTENTION_FASTEST;
   const AttentionOptions options = {.deterministic = deterministic,
@@ -54,9 +53,8 @@ static int plan_shape(Cuda *c, int64_t B, int64_t T, bool both_forms, Error *err
     return error_set(err,
                      "the GPU has no %s left for attention's workspace at %lld x %lld tokens; use "
                      "a smaller train.batch_size",
-                     size_text(bytes).text, (long long)B, (long long)T);
-  p->B = B;
-  p->T = T;
+                     size_text(bytes).text, (long long)shape.B, (long long)shape.T);
+  p->shape = shape;
   return 0;
 }
 
@@ -84,6 +82,38 @@ static void open_choices(Cuda *c) {
   free(first);
 }
 
+// Of B sequences of T rows, or of the documents in them.
+static AttentionShape shape_of(const Cuda *c, int64_t B, int64_t T, bool documents) {
+  const OpsConfig *o = &c->config;
+  AttentionShape s = {.B = B, .T = T, .H = o->H, .KV = o->KV, .d = o->d};
+  if (!documents) return s;
+  s.B = o->usual_documents;
+  s.T = (o->longest_document + 127) / 128 * 128; // a tile; with T 1 cuDNN's dq is NaN
+  s.rows = B * T;
+  return s;
+}
+
+// cuDNN offers other GPUs ways that cudnn-frontend refuses as wrong: statistics of documents' rows
+// are not for compute capability 8 and 12. Nobody tried them.
+static int check_documents(const Cuda *c, Error *err) {
+  const Gpu *gpu = &c->gpu;
+  if (c->config.usual_documents == 0 || gpu->major == 9 || gpu->major == 10) return 0;
+  return error_set(err,
+                   "attention that stops at a document's end runs on GPUs of compute capability 9 "
+                   "and 10 alone, and the GPU (%s) has %d.%d: take data.documents=join, or "
+                   "backend.device=cpu",
+                   gpu->name, gpu->major, gpu->minor);
+}
+
+// Documents of one row each are the most that there can be, and the last call's places may be empty.
+static int make_table(Cuda *c, Error *err) {
+  const int64_t usual = c->config.usual_documents;
+  const size_t bytes = attention_table_bytes(c->config.max_tokens + usual);
+  if (usual == 0) return 0;
+  c->documents.host = xmalloc(bytes);
+  return (c->documents.table = cuda_take(c, bytes, err)) ? 0 : -1;
+}
+
 // The deterministic backward's scratch grows with T^2, the plain one's with T. A run that does not
 // ask for it may use it where it is faster and its scratch no more than four times as large; a run
 // that asks for it reports its cost.
@@ -95,10 +125,12 @@ int cuda_attention_open(Cuda *c, Error *err) {
     return -1;
   open_choices(c);
   phase_end(&c->base.opening, "cuDNN");
+  if (check_documents(c, err) != 0 || make_table(c, err) != 0) return -1;
   if (c->options.batch == 0) return 0;
-  const bool deterministic = c->options.deterministic,
+  const bool deterministic = c->options.deterministic, documents = c->config.usual_documents > 0,
              both_forms = deterministic || c->options.seq <= 8 * c->config.d;
-  if (plan_shape(c, c->options.batch, c->options.seq, both_forms, err)) return -1;
+  if (plan_shape(c, shape_of(c, c->options.batch, c->options.seq, documents), both_forms, err))
+    return -1;
   phase_end(&c->base.opening, "attention");
   if (deterministic && c->options.train) describe_cost(c);
   return 0;
@@ -110,27 +142,53 @@ void cuda_attention_close(Cuda *c) {
     cuda_give_back(c, c->attention[i].workspace);
   }
   choices_close(&c->attention_choices);
+  free(c->documents.host);
   if (c->cudnn_handle) c->cudnn.destroy(c->cudnn_handle);
 }
 
-static PlannedAttention *find_plan(Cuda *c, int64_t B, int64_t T) {
-  for (int i = 0; i < c->attention_count; i++)
-    if (c->attention[i].B == B && c->attention[i].T == T) return &c->attention[i];
+static PlannedAttention *find_plan(Cuda *c, const AttentionShape *s) {
+  for (int i = 0; i < c->attention_count; i++) {
+    const AttentionShape *other = &c->attention[i].shape;
+    if (other->B == s->B && other->T == s->T && other->rows == s->rows) return &c->attention[i];
+  }
   return NULL;
+}
+
+// A table has places for as many documents as its calls take.
+static int64_t places(const Cuda *c) {
+  return c->documents.calls * c->config.usual_documents;
+}
+
+void cuda_set_documents(Backend *be, const int32_t *lengths, int64_t count) {
+  Cuda *c = cuda_of(be);
+  const int64_t usual = c->config.usual_documents;
+  assert(count == 0 || usual > 0);
+  c->documents.calls = usual > 0 ? (count + usual - 1) / usual : 0;
+  if (count == 0) return;
+  const AttentionShape s = shape_of(c, 1, 1, true);
+  attention_table_fill(&s, lengths, count, places(c), c->documents.host);
+  be->services.write(be, c->documents.table, c->documents.host, attention_table_bytes(places(c)));
 }
 
 static void run(Backend *be, int64_t B, int64_t T, AttentionDirection direction,
                 AttentionTensors tensors) {
   Cuda *c = cuda_of(be);
+  const int64_t calls = c->documents.calls;
+  const AttentionShape shape = shape_of(c, B, T, calls > 0);
   Error err;
-  PlannedAttention *p = find_plan(c, B, T);
+  PlannedAttention *p = find_plan(c, &shape);
   if (!p) {
-    error_check(plan_shape(c, B, T, false, &err), &err);
-    p = find_plan(c, B, T);
+    error_check(plan_shape(c, shape, false, &err), &err);
+    p = find_plan(c, &shape);
   }
   p->last_call = ++c->attention_calls;
   tensors.workspace = p->workspace;
-  error_check(attention_cudnn_run(p->plan, direction, &tensors, &err), &err);
+  for (int64_t i = 0; i < calls || i == 0; i++) {
+    if (calls > 0)
+      tensors.documents =
+          attention_table_at(c->documents.table, places(c), i * c->config.usual_documents);
+    error_check(attention_cudnn_run(p->plan, direction, &tensors, &err), &err);
+  }
 }
 
 void cuda_attention(Backend *be, int64_t B, int64_t T, const act_t *qkv, Operand o, stat_t *lse) {

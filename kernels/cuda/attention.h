@@ -8,7 +8,14 @@
 // packed: H q heads, KV k heads, KV v heads; R = (H + 2 KV) d.
 typedef struct AttentionShape {
   int64_t B, T, H, KV, d;
+  int64_t
+      rows; // 0: all are T long, B T rows. Else sequences share so many rows: at most B of them,
+            // at most T long, of lengths that the GPU's memory has (AttentionDocuments)
 } AttentionShape;
+
+static inline int64_t attention_rows(const AttentionShape *s) {
+  return s->rows > 0 ? s->rows : s->B * s->T;
+}
 
 static inline int64_t attention_row(const AttentionShape *s) {
   return (s->H + 2 * s->KV) * s->d;
@@ -19,7 +26,8 @@ static inline int64_t attention_row(const AttentionShape *s) {
 // from it, and reports no error.
 //
 // Facts: NVIDIA's cudnn-frontend 1.23, scaled_dot_product_flash_attention.h (CompositeSDPANode and
-// CompositeSDPABackwardNode), reduced to bf16, causal, no dropout, no bias, no padding.
+// CompositeSDPABackwardNode), reduced to bf16, causal, no dropout, no bias. Documents are its ragged
+// layout.
 
 // Ids of the tensors in a variant pack; ATTENTION_K is the k columns of qkv, and so on.
 enum {
@@ -27,16 +35,24 @@ enum {
   ATTENTION_K,          // bf16 [B, T, KV, d] with rows of R
   ATTENTION_V,          // like K
   ATTENTION_O,          // bf16 [B, T, H, d]
-  ATTENTION_LSE,        // fp32 [B, H, T], natural log-sum-exp of the scaled scores
+  ATTENTION_LSE,        // fp32 [B, H, T], natural log-sum-exp of the scaled scores; of documents
+                        // [rows, H]
   ATTENTION_DO,         // bf16 [B, T, H, d]
   ATTENTION_DQ,         // like Q
   ATTENTION_DK,         // like K
   ATTENTION_DV,         // like V
   ATTENTION_DQ_SUM,     // fp32 [B, T, H, d] scratch; absent in the deterministic form
-  ATTENTION_ROW_SUM,    // fp32 [B, H, T] scratch
+  ATTENTION_ROW_SUM,    // fp32 scratch, like LSE
   ATTENTION_SCALE,      // host float, 1 / sqrt(d)
   ATTENTION_MASK_VALUE, // host float, -INFINITY
   ATTENTION_ONE,        // host float, 1; backward only
+  // Of documents alone:
+  ATTENTION_LENGTHS,     // int32 [B]: rows of each
+  ATTENTION_QKV_OFFSETS, // int64 [B + 1]: elements before its first row in qkv and dqkv
+  ATTENTION_O_OFFSETS,   // likewise in o, do, DQ_SUM, DK_HEADS and DV_HEADS
+  ATTENTION_LSE_OFFSETS, // likewise in LSE and ROW_SUM
+  ATTENTION_DK_HEADS,    // bf16 [rows, H, d] scratch where H > KV, dk of each query head
+  ATTENTION_DV_HEADS,    // likewise
 };
 
 // 0 if cuDNN supports the shape on some GPU; else fails with the reason.
@@ -132,15 +148,32 @@ const AttentionChoice *attention_cudnn_choice(const AttentionCudnn *a,
 // all layers share it.
 size_t attention_cudnn_workspace(const AttentionCudnn *a, AttentionDirection direction);
 
+// Where a shape with `rows` has its sequences, in the GPU's memory: B lengths, and B + 1 offsets for
+// each layout, as tensor ids say.
+typedef struct AttentionDocuments {
+  const int32_t *lengths;
+  const int64_t *qkv_offsets, *o_offsets, *lse_offsets;
+} AttentionDocuments;
+
+// A table of these for `places` sequences, of which a call takes B.
+size_t attention_table_bytes(int64_t places);
+// Fills it in on the host for lengths[count], which lie one after the other; the other places have
+// length 0 and the offset of the end.
+void attention_table_fill(const AttentionShape *s, const int32_t *lengths, int64_t count,
+                          int64_t places, void *table);
+// The sequences from `first` on of a table that lies at that address.
+AttentionDocuments attention_table_at(const void *table, int64_t places, int64_t first);
+
 // The tensors that a call reads and writes, all 16-byte aligned; the forward uses only the first
 // three and the workspace.
 typedef struct AttentionTensors {
   const void *qkv; // bf16 [B, T, R]
   void *o;         // bf16 [B, T, H, d], written by the forward
-  float *lse;      // fp32 [B, H, T], likewise
+  float *lse;      // fp32 [B, H, T], likewise; of documents [rows, H]
   const void *do_; // bf16 [B, T, H, d]
   void *dqkv;      // bf16 [B, T, R], written by the backward
   void *workspace;
+  AttentionDocuments documents; // of a shape with `rows`
 } AttentionTensors;
 int attention_cudnn_run(const AttentionCudnn *a, AttentionDirection direction,
                         const AttentionTensors *tensors, Error *err);

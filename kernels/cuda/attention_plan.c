@@ -28,8 +28,9 @@ struct AttentionCudnn {
   AttentionShape shape;
   Direction direction[2];       // by AttentionDirection
   float scale, mask_value, one; // read by cuDNN at every call
-  // The backward's workspace: row sums, then the sums of dq, then the plan's own
-  size_t dq_sum, plan, workspace; // two offsets, and the size
+  // The backward's workspace: row sums, then offsets of the sums of dq, of documents' dk and dv of
+  // each query head, of the plan's own, and the size
+  size_t dq_sum, dk_heads, dv_heads, plan, workspace;
 };
 
 static const AttentionConfig *used_config(const AttentionCudnn *a, AttentionDirection direction) {
@@ -39,41 +40,81 @@ static const AttentionConfig *used_config(const AttentionCudnn *a, AttentionDire
 
 // ---- Calls
 
-// The forward takes the first seven tensors, and the workspace is the plan's own; the deterministic
-// backward omits the last.
+typedef struct Pack {
+  int count;
+  int64_t ids[20];
+  const void *pointers[20];
+} Pack;
+
+static void pack(Pack *p, int64_t id, const void *pointer) {
+  p->ids[p->count] = id;
+  p->pointers[p->count++] = pointer;
+}
+
+static void pack_documents(Pack *p, const AttentionDocuments *d) {
+  pack(p, ATTENTION_LENGTHS, d->lengths);
+  pack(p, ATTENTION_QKV_OFFSETS, d->qkv_offsets);
+  pack(p, ATTENTION_O_OFFSETS, d->o_offsets);
+  pack(p, ATTENTION_LSE_OFFSETS, d->lse_offsets);
+}
+
+static void pack_backward(Pack *p, const AttentionCudnn *a, const AttentionTensors *t, size_t k,
+                          size_t v) {
+  const AttentionShape *s = &a->shape;
+  const char *dqkv = t->dqkv, *workspace = t->workspace;
+  pack(p, ATTENTION_DO, t->do_);
+  pack(p, ATTENTION_ONE, &a->one);
+  pack(p, ATTENTION_ROW_SUM, workspace);
+  pack(p, ATTENTION_DQ, dqkv);
+  pack(p, ATTENTION_DK, dqkv + k);
+  pack(p, ATTENTION_DV, dqkv + v);
+  if (!used_config(a, ATTENTION_BACKWARD)->deterministic)
+    pack(p, ATTENTION_DQ_SUM, workspace + a->dq_sum);
+  if (s->rows == 0 || s->H == s->KV) return;
+  pack(p, ATTENTION_DK_HEADS, workspace + a->dk_heads);
+  pack(p, ATTENTION_DV_HEADS, workspace + a->dv_heads);
+}
+
 int attention_cudnn_run(const AttentionCudnn *a, AttentionDirection direction,
                         const AttentionTensors *t, Error *err) {
-  enum { OF_FORWARD = 7, ALL = 14 };
-  static const int64_t ids[ALL] = {
-      ATTENTION_Q,     ATTENTION_K,          ATTENTION_V,  ATTENTION_O,     ATTENTION_LSE,
-      ATTENTION_SCALE, ATTENTION_MASK_VALUE, ATTENTION_DO, ATTENTION_ONE,   ATTENTION_ROW_SUM,
-      ATTENTION_DQ,    ATTENTION_DK,         ATTENTION_DV, ATTENTION_DQ_SUM};
   const Direction *d = &a->direction[direction];
   const size_t head = (size_t)a->shape.d * 2, k = (size_t)a->shape.H * head,
                v = k + (size_t)a->shape.KV * head;
-  const char *qkv = t->qkv, *dqkv = t->dqkv, *workspace = t->workspace;
-  const void *pointers[ALL] = {qkv, qkv + k, qkv + v, t->o, t->lse, &a->scale, &a->mask_value};
+  const char *qkv = t->qkv, *workspace = t->workspace;
+  Pack p = {.count = 0};
   assert(d->plans[d->used]); // not the backward of an object made with forward_only
-  if (direction == ATTENTION_FORWARD)
-    return plan_execute(a->api, a->handle, d->plans[d->used], OF_FORWARD, ids, pointers, workspace,
-                        err);
-  const void *const of_backward[ALL - OF_FORWARD] = {
-      t->do_, &a->one, workspace, dqkv, dqkv + k, dqkv + v, workspace + a->dq_sum};
-  memcpy(pointers + OF_FORWARD, of_backward, sizeof of_backward);
-  return plan_execute(a->api, a->handle, d->plans[d->used],
-                      d->configs[d->used].deterministic ? ALL - 1 : ALL, ids, pointers,
-                      workspace + a->plan, err);
+  pack(&p, ATTENTION_Q, qkv);
+  pack(&p, ATTENTION_K, qkv + k);
+  pack(&p, ATTENTION_V, qkv + v);
+  pack(&p, ATTENTION_O, t->o);
+  pack(&p, ATTENTION_LSE, t->lse);
+  pack(&p, ATTENTION_SCALE, &a->scale);
+  pack(&p, ATTENTION_MASK_VALUE, &a->mask_value);
+  if (a->shape.rows > 0) pack_documents(&p, &t->documents);
+  if (direction == ATTENTION_BACKWARD) {
+    pack_backward(&p, a, t, k, v);
+    workspace += a->plan;
+  }
+  return plan_execute(a->api, a->handle, d->plans[d->used], p.count, p.ids, p.pointers, workspace,
+                      err);
 }
 
 // ---- Workspace
 
 static void lay_out(AttentionCudnn *a) {
   const AttentionConfig *backward = used_config(a, ATTENTION_BACKWARD);
-  const size_t rows = (size_t)(a->shape.B * a->shape.T * a->shape.H);
+  const AttentionShape *s = &a->shape;
+  const size_t rows = (size_t)attention_rows(s), H = (size_t)s->H, d = (size_t)s->d,
+               R = (size_t)attention_row(s), group = (size_t)(s->H / s->KV);
   Arena arena = {.block = NULL};
-  arena_take(&arena, rows * sizeof(float));
+  arena_take(&arena, rows * H * sizeof(float));
   a->dq_sum = arena.used;
-  if (!backward->deterministic) arena_take(&arena, rows * (size_t)a->shape.d * sizeof(float));
+  if (!backward->deterministic)
+    arena_take(&arena, rows * (s->rows > 0 ? R : H * d) * sizeof(float));
+  // Rows of R group elements have room for both.
+  a->dk_heads = arena.used;
+  a->dv_heads = arena.used + H * d * 2;
+  if (s->rows > 0 && group > 1) arena_take(&arena, rows * R * group * 2);
   a->plan = arena.used;
   arena_take(&arena, backward->workspace);
   a->workspace = arena.used;
@@ -101,12 +142,13 @@ typedef struct Scratch {
   const AttentionCudnn *attention;
   AttentionDirection direction;
   AttentionTensors tensors;
+  void *table; // of documents
 } Scratch;
 
 // Returns the total bytes.
 static size_t place(Scratch *s, size_t workspace, char *memory) {
   const AttentionShape *shape = &s->attention->shape;
-  const size_t rows = (size_t)(shape->B * shape->T), qkv = rows * (size_t)attention_row(shape) * 2,
+  const size_t rows = (size_t)attention_rows(shape), qkv = rows * (size_t)attention_row(shape) * 2,
                o = rows * (size_t)(shape->H * shape->d) * 2;
   AttentionTensors *t = &s->tensors;
   Arena arena = {.block = memory};
@@ -116,7 +158,27 @@ static size_t place(Scratch *s, size_t workspace, char *memory) {
   t->lse = arena_take(&arena, rows * (size_t)shape->H * sizeof(float));
   t->dqkv = arena_take(&arena, qkv);
   t->workspace = arena_take(&arena, workspace);
+  s->table = arena_take(&arena, attention_table_bytes(shape->B));
+  t->documents = attention_table_at(s->table, shape->B, 0);
   return arena.used;
+}
+
+// Three quarters of the places are used, where T allows, by documents of about one length.
+static cudaError_t write_documents(const Scratch *s) {
+  const AttentionShape *shape = &s->attention->shape;
+  if (shape->rows == 0) return cudaSuccess;
+  const int64_t least = (shape->rows + shape->T - 1) / shape->T, most = shape->B * 3 / 4 + 1;
+  const int64_t used = least > most ? least : most;
+  const size_t bytes = attention_table_bytes(shape->B);
+  int32_t *lengths = xcalloc((size_t)used, sizeof *lengths);
+  void *table = xmalloc(bytes);
+  for (int64_t i = 0, left = shape->rows; i < used; i++)
+    left -= lengths[i] = (int32_t)(left / (used - i));
+  attention_table_fill(shape, lengths, used, shape->B, table);
+  const cudaError_t status = cudaMemcpy(s->table, table, bytes, cudaMemcpyHostToDevice);
+  free(table);
+  free(lengths);
+  return status;
 }
 
 static int call(const void *context, Error *err) {
@@ -146,13 +208,17 @@ static int time_plans(AttentionCudnn *a, AttentionDirection direction, Error *er
   place(&s, workspace, memory);
   // qkv, and do, which lies behind it
   fill_random(memory, (size_t)((char *)s.tensors.o - memory), 1, a->stream);
-  int status = direction == ATTENTION_BACKWARD ? call(&s, err) : 0; // o and lse
+  const cudaError_t written = write_documents(&s);
+  int status = 0;
+  if (written == cudaSuccess && direction == ATTENTION_BACKWARD)
+    status = call(&s, err); // o and lse
   s.direction = direction;
   for (int i = 0; i < d->count && status == 0; i++) {
     if (!d->plans[i]) continue;
     use(a, direction, i);
     status = time_calls(call, &s, WARM_UP, RUNS, a->stream, &d->configs[i].milliseconds, err);
   }
+  if (status == 0) CUDA_TRY(err, written);
   const cudaError_t freed = cudaFree(memory); // waits for what runs on it
   if (status == 0) CUDA_TRY(err, freed);
   return status;
@@ -182,10 +248,38 @@ static void compile_offered(const CudnnApi *api, const CudnnConfig *offered, int
   }
 }
 
+size_t attention_table_bytes(int64_t places) {
+  return 3 * ((size_t)places + 1) * sizeof(int64_t) + (size_t)places * sizeof(int32_t);
+}
+
+void attention_table_fill(const AttentionShape *s, const int32_t *lengths, int64_t count,
+                          int64_t places, void *table) {
+  const int64_t scale[] = {attention_row(s), s->H * s->d, s->H};
+  int64_t *offsets = table, row = 0;
+  int32_t *rows_of = (int32_t *)(offsets + 3 * (places + 1));
+  for (int64_t i = 0; i <= places; i++) {
+    for (int64_t k = 0; k < 3; k++) offsets[k * (places + 1) + i] = row * scale[k];
+    if (i == places) break;
+    rows_of[i] = i < count ? lengths[i] : 0;
+    row += rows_of[i];
+  }
+}
+
+AttentionDocuments attention_table_at(const void *table, int64_t places, int64_t first) {
+  const int64_t *offsets = table, stride = places + 1;
+  return (AttentionDocuments){(const int32_t *)(offsets + 3 * stride) + first, offsets + first,
+                              offsets + stride + first, offsets + 2 * stride + first};
+}
+
 // Checks that cuDNN offers enough configurations of the graph for `wanted`.
 static int check_offered(const AttentionCudnn *a, AttentionDirection direction, int count,
                          int wanted, Error *err) {
   const AttentionShape *s = &a->shape;
+  if (count == 0 && s->rows > 0)
+    return error_set(err,
+                     "cuDNN %s has nothing on this GPU to run attention's %s with that stops at a "
+                     "document's end: take data.documents=join, or backend.device=cpu",
+                     cudnn_version_text(a->api->version).text, direction_name(direction));
   if (count == 0)
     return error_set(
         err,
@@ -288,16 +382,22 @@ static void note_choice(AttentionCudnn *a, AttentionDirection direction) {
   }
 }
 
+// Documents' dq is wrong in the plain form with other head sizes (cuDNN 9.14 and 9.19).
+static bool needs_deterministic(const AttentionShape *s) {
+  return s->rows > 0 && s->d % 16 != 0;
+}
+
 // The other form of the backward is optional.
 static int plan(AttentionCudnn *a, AttentionDirection direction, const AttentionOptions *options,
                 Error *err) {
   const bool backward = direction == ATTENTION_BACKWARD;
   const int wanted = backward ? options->backward_config : options->forward_config;
-  const AttentionQuestion question = {.shape = a->shape,
-                                      .direction = direction,
-                                      .deterministic = backward && options->deterministic,
-                                      .both_forms = backward && options->both_forms,
-                                      .first = wanted == ATTENTION_FIRST};
+  const AttentionQuestion question = {
+      .shape = a->shape,
+      .direction = direction,
+      .deterministic = backward && (options->deterministic || needs_deterministic(&a->shape)),
+      .both_forms = backward && options->both_forms,
+      .first = wanted == ATTENTION_FIRST};
   Choices *choices = wanted < 0 ? options->choices : NULL;
   AttentionChoice known;
   if (choices && attention_choice_find(choices, &question, &known) && recall(a, direction, &known))

@@ -72,6 +72,7 @@ static void set_operations(Cuda *c) {
   cuda_set_snapshot(c);
   be->embed = cuda_embed;
   be->repack = cuda_repack;
+  be->services.set_documents = cuda_set_documents;
   be->attention = cuda_attention;
   be->attention_decode = cuda_attention_decode;
   be->dgrad = cuda_dgrad;

@@ -24,7 +24,7 @@ typedef struct Recording {
 // The attention plan of one shape. The run's own shape comes first and stays, since recorded steps
 // use it; a new shape replaces the least recently used one of the others.
 typedef struct PlannedAttention {
-  int64_t B, T;         // 0: the entry is empty
+  AttentionShape shape;
   AttentionCudnn *plan; // NULL in an empty entry
   void *workspace;      // the plan's own
   size_t bytes;         // of workspace
@@ -73,6 +73,11 @@ typedef struct Cuda {
   int attention_count;
   int64_t attention_calls;
   Choices attention_choices;
+  // Documents: places for config.usual_documents at a time, so many calls of attention
+  struct {
+    void *table, *host; // attention.h's; in pieces on its way to the GPU
+    int64_t calls;      // 0: no documents are set
+  } documents;
   Snapshot *snapshot; // NULL where the state is never copied during a step
 } Cuda;
 
@@ -116,6 +121,7 @@ void cuda_snapshot_close(Cuda *c); // waits for a running snapshot
 // ---- attention.c
 int cuda_attention_open(Cuda *c, Error *err);
 void cuda_attention_close(Cuda *c);
+void cuda_set_documents(Backend *be, const int32_t *lengths, int64_t count);
 AttentionOp cuda_attention;
 AttentionBackwardOp cuda_attention_backward;
 

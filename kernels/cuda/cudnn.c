@@ -163,9 +163,9 @@ static CudnnDescriptor make(CudnnGraph *g, int type, const Attribute *list, int 
 
 // ---- Tensors
 
-// is: an attribute that makes it a special one, or 0.
+// is: an attribute that makes it a special one, or 0. offsets as in graph_ragged.
 static CudnnDescriptor tensor(CudnnGraph *g, int64_t id, int type, const TensorShape *shape, int is,
-                              const char *doing) {
+                              CudnnDescriptor offsets, const char *doing) {
   static const int64_t alignment = 16;
   static const bool yes = true;
   const Attribute list[] = {
@@ -175,23 +175,34 @@ static CudnnDescriptor tensor(CudnnGraph *g, int64_t id, int type, const TensorS
       {ATTR_TENSOR_UNIQUE_ID, TYPE_INT64, 1, &id},
       {ATTR_TENSOR_BYTE_ALIGNMENT, TYPE_INT64, 1, &alignment},
       {is, TYPE_BOOLEAN, 1, is ? &yes : NULL},
+      LINK(ATTR_TENSOR_RAGGED_OFFSET_DESC, offsets),
   };
   return make(g, BACKEND_TENSOR_DESCRIPTOR, COUNTED(list), doing);
 }
 
 CudnnDescriptor graph_tensor(CudnnGraph *g, int64_t id, int type, TensorShape shape) {
+  return graph_ragged(g, id, type, shape, NULL);
+}
+
+CudnnDescriptor graph_ragged(CudnnGraph *g, int64_t id, int type, TensorShape shape,
+                             CudnnDescriptor offsets) {
   assert(id < GRAPH_FIRST_VIRTUAL);
-  return tensor(g, id, type, &shape, 0, "finalizing a tensor");
+  return tensor(g, id, type, &shape, 0, offsets, "finalizing a tensor");
 }
 
 CudnnDescriptor graph_virtual(CudnnGraph *g, int type, TensorShape shape) {
-  return tensor(g, ++g->virtual_id, type, &shape, ATTR_TENSOR_IS_VIRTUAL,
+  return graph_virtual_ragged(g, type, shape, NULL);
+}
+
+CudnnDescriptor graph_virtual_ragged(CudnnGraph *g, int type, TensorShape shape,
+                                     CudnnDescriptor offsets) {
+  return tensor(g, ++g->virtual_id, type, &shape, ATTR_TENSOR_IS_VIRTUAL, offsets,
                 "finalizing a virtual tensor");
 }
 
 CudnnDescriptor graph_scalar(CudnnGraph *g, int64_t id) {
   const TensorShape one = {{1, 1, 1, 1}, {1, 1, 1, 1}};
-  return tensor(g, id, DATA_FLOAT, &one, ATTR_TENSOR_IS_BY_VALUE, "finalizing a scalar");
+  return tensor(g, id, DATA_FLOAT, &one, ATTR_TENSOR_IS_BY_VALUE, NULL, "finalizing a scalar");
 }
 
 // ---- Operations
@@ -210,12 +221,21 @@ static CudnnDescriptor operation(CudnnGraph *g, int type, const Attribute *list,
 
 CudnnDescriptor graph_matmul(CudnnGraph *g, CudnnDescriptor a, CudnnDescriptor b,
                              CudnnDescriptor c) {
+  return graph_matmul_sized(g, (ProductSizes){NULL, NULL, NULL}, a, b, c);
+}
+
+CudnnDescriptor graph_matmul_sized(CudnnGraph *g, ProductSizes sizes, CudnnDescriptor a,
+                                   CudnnDescriptor b, CudnnDescriptor c) {
   const Attribute product[] = {{ATTR_MATMUL_COMP_TYPE, TYPE_DATA_TYPE, 1, &fp32}};
   CudnnDescriptor parameters =
       make(g, BACKEND_MATMUL_DESCRIPTOR, COUNTED(product), "finalizing a matrix product");
-  const Attribute list[] = {
-      LINK(ATTR_OPERATION_MATMUL_ADESC, a), LINK(ATTR_OPERATION_MATMUL_BDESC, b),
-      LINK(ATTR_OPERATION_MATMUL_CDESC, c), LINK(ATTR_OPERATION_MATMUL_DESC, parameters)};
+  const Attribute list[] = {LINK(ATTR_OPERATION_MATMUL_ADESC, a),
+                            LINK(ATTR_OPERATION_MATMUL_BDESC, b),
+                            LINK(ATTR_OPERATION_MATMUL_CDESC, c),
+                            LINK(ATTR_OPERATION_MATMUL_DESC, parameters),
+                            LINK(ATTR_OPERATION_MATMUL_GEMM_M_OVERRIDE_DESC, sizes.m),
+                            LINK(ATTR_OPERATION_MATMUL_GEMM_N_OVERRIDE_DESC, sizes.n),
+                            LINK(ATTR_OPERATION_MATMUL_GEMM_K_OVERRIDE_DESC, sizes.k)};
   return operation(g, BACKEND_OPERATION_MATMUL_DESCRIPTOR, COUNTED(list), c);
 }
 
@@ -223,7 +243,9 @@ CudnnDescriptor graph_matmul(CudnnGraph *g, CudnnDescriptor a, CudnnDescriptor b
 static CudnnDescriptor pointwise(CudnnGraph *g, int mode, int64_t axis, CudnnDescriptor x,
                                  CudnnDescriptor b, CudnnDescriptor t, CudnnDescriptor y) {
   static const float one = 1;
-  const int precision = mode == POINTWISE_CMP_GE ? DATA_BOOLEAN : DATA_FLOAT;
+  const bool is_logical =
+      mode == POINTWISE_CMP_GE || mode == POINTWISE_CMP_LT || mode == POINTWISE_LOGICAL_AND;
+  const int precision = is_logical ? DATA_BOOLEAN : DATA_FLOAT;
   const Attribute function[] = {
       {ATTR_POINTWISE_MODE, TYPE_POINTWISE_MODE, 1, &mode},
       {ATTR_POINTWISE_MATH_PREC, TYPE_DATA_TYPE, 1, &precision},

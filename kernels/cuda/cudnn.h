@@ -27,7 +27,7 @@ const char *library_functions(void *library, const LibraryFunction *list, size_t
 
 // clang-format off
 #define CUDNN_CONSTANTS(X) \
-  X(DATA_FLOAT, 0) X(DATA_INT32, 4) X(DATA_BFLOAT16, 9) X(DATA_BOOLEAN, 11) \
+  X(DATA_FLOAT, 0) X(DATA_INT32, 4) X(DATA_BFLOAT16, 9) X(DATA_INT64, 10) X(DATA_BOOLEAN, 11) \
   X(TYPE_HANDLE, 0) X(TYPE_DATA_TYPE, 1) X(TYPE_BOOLEAN, 2) X(TYPE_INT64, 3) X(TYPE_FLOAT, 4) \
   X(TYPE_VOID_PTR, 6) X(TYPE_HEUR_MODE, 8) X(TYPE_KNOB_TYPE, 9) X(TYPE_POINTWISE_MODE, 14) \
   X(TYPE_BACKEND_DESCRIPTOR, 15) X(TYPE_REDUCTION_OPERATOR_TYPE, 18) X(TYPE_CHAR, 24) \
@@ -41,7 +41,8 @@ const char *library_functions(void *library, const LibraryFunction *list, size_t
   X(BACKEND_OPERATION_RESHAPE_DESCRIPTOR, 31) X(BACKEND_DEVICEPROP_DESCRIPTOR, 38) \
   X(POINTWISE_ADD, 0) X(POINTWISE_MUL, 1) X(POINTWISE_DIV, 6) X(POINTWISE_SUB, 9) \
   X(POINTWISE_EXP, 13) X(POINTWISE_LOG, 15) X(POINTWISE_IDENTITY, 21) X(POINTWISE_CMP_GE, 303) \
-  X(POINTWISE_GEN_INDEX, 501) X(POINTWISE_BINARY_SELECT, 601) \
+  X(POINTWISE_CMP_LT, 304) X(POINTWISE_LOGICAL_AND, 400) X(POINTWISE_GEN_INDEX, 501) \
+  X(POINTWISE_BINARY_SELECT, 601) \
   X(REDUCE_TENSOR_ADD, 0) X(REDUCE_TENSOR_MAX, 3) X(HEUR_MODE_A, 3) X(KNOB_TYPE_KERNEL_CFG, 24) \
   X(ATTR_POINTWISE_MODE, 0) X(ATTR_POINTWISE_MATH_PREC, 1) X(ATTR_POINTWISE_AXIS, 9) \
   X(ATTR_ENGINEHEUR_MODE, 200) X(ATTR_ENGINEHEUR_OPERATION_GRAPH, 201) \
@@ -58,11 +59,14 @@ const char *library_functions(void *library, const LibraryFunction *list, size_t
   X(ATTR_TENSOR_BYTE_ALIGNMENT, 900) X(ATTR_TENSOR_DATA_TYPE, 901) \
   X(ATTR_TENSOR_DIMENSIONS, 902) X(ATTR_TENSOR_STRIDES, 903) X(ATTR_TENSOR_UNIQUE_ID, 906) \
   X(ATTR_TENSOR_IS_VIRTUAL, 907) X(ATTR_TENSOR_IS_BY_VALUE, 908) \
+  X(ATTR_TENSOR_RAGGED_OFFSET_DESC, 913) \
   X(ATTR_VARIANT_PACK_UNIQUE_IDS, 1000) X(ATTR_VARIANT_PACK_DATA_POINTERS, 1001) \
   X(ATTR_VARIANT_PACK_WORKSPACE, 1003) X(ATTR_ENGINE_GLOBAL_INDEX, 1301) \
   X(ATTR_MATMUL_COMP_TYPE, 1500) X(ATTR_OPERATION_MATMUL_ADESC, 1520) \
   X(ATTR_OPERATION_MATMUL_BDESC, 1521) X(ATTR_OPERATION_MATMUL_CDESC, 1522) \
-  X(ATTR_OPERATION_MATMUL_DESC, 1523) \
+  X(ATTR_OPERATION_MATMUL_DESC, 1523) X(ATTR_OPERATION_MATMUL_GEMM_M_OVERRIDE_DESC, 1525) \
+  X(ATTR_OPERATION_MATMUL_GEMM_N_OVERRIDE_DESC, 1526) \
+  X(ATTR_OPERATION_MATMUL_GEMM_K_OVERRIDE_DESC, 1527) \
   X(ATTR_REDUCTION_OPERATOR, 1600) X(ATTR_REDUCTION_COMP_TYPE, 1601) \
   X(ATTR_REDUCTION_IS_DETERMINISTIC, 1602) X(ATTR_OPERATION_REDUCTION_XDESC, 1610) \
   X(ATTR_OPERATION_REDUCTION_YDESC, 1611) X(ATTR_OPERATION_REDUCTION_DESC, 1612) \
@@ -141,12 +145,25 @@ void graph_begin(CudnnGraph *g, const CudnnApi *api);
 // virtual tensor is an edge without memory; a scalar is one float in host memory.
 enum { GRAPH_FIRST_VIRTUAL = 100 };
 CudnnDescriptor graph_tensor(CudnnGraph *g, int64_t id, int type, TensorShape shape);
+// Each of its size[0] batches begins at an element of its own: offsets is a tensor of size[0] + 1
+// int64. NULL: they lie stride[0] apart.
+CudnnDescriptor graph_ragged(CudnnGraph *g, int64_t id, int type, TensorShape shape,
+                             CudnnDescriptor offsets);
 CudnnDescriptor graph_virtual(CudnnGraph *g, int type, TensorShape shape);
+CudnnDescriptor graph_virtual_ragged(CudnnGraph *g, int type, TensorShape shape,
+                                     CudnnDescriptor offsets);
 CudnnDescriptor graph_scalar(CudnnGraph *g, int64_t id);
 
 // Operations, all computing in fp32. They return their result, the last argument.
 CudnnDescriptor graph_matmul(CudnnGraph *g, CudnnDescriptor a, CudnnDescriptor b,
                              CudnnDescriptor c);
+// The same, where a batch has fewer rows, columns or terms than the shapes say: tensors of a number
+// for each batch, or NULL.
+typedef struct ProductSizes {
+  CudnnDescriptor m, n, k;
+} ProductSizes;
+CudnnDescriptor graph_matmul_sized(CudnnGraph *g, ProductSizes sizes, CudnnDescriptor a,
+                                   CudnnDescriptor b, CudnnDescriptor c);
 CudnnDescriptor graph_unary(CudnnGraph *g, int mode, CudnnDescriptor x, CudnnDescriptor y);
 CudnnDescriptor graph_binary(CudnnGraph *g, int mode, CudnnDescriptor x, CudnnDescriptor b,
                              CudnnDescriptor y);

@@ -1,7 +1,9 @@
 #include "tests/gpu/attention_problem.h"
 
+#include <assert.h>
 #include <math.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "base/memory.h"
 #include "base/rng.h"
@@ -15,7 +17,7 @@ float *widened(const uint16_t *from, size_t n) {
 }
 
 static Sizes sizes_of(const AttentionShape *s) {
-  const size_t rows = (size_t)(s->B * s->T);
+  const size_t rows = (size_t)attention_rows(s);
   return (Sizes){rows, rows * (size_t)attention_row(s), rows * (size_t)(s->H * s->d),
                  rows * (size_t)s->H};
 }
@@ -36,12 +38,13 @@ static void reference_run(const Problem *p, Results *r) {
                             .KV = s->KV,
                             .d = s->d,
                             .V = 8,
-                            .max_tokens = s->B * s->T,
+                            .max_tokens = attention_rows(s),
                             .max_positions = s->T,
                             .rms_norm_eps = 1e-5f};
   Backend *cpu = backend_cpu_create(&config);
   act_t *qkv = (act_t *)p->qkv_f, *o = (act_t *)r->o, *d_o = (act_t *)p->d_o_f;
   stat_t *lse = (stat_t *)r->lse;
+  cpu->services.set_documents(cpu, p->lengths, p->documents);
   cpu->attention(cpu, s->B, s->T, qkv, operand_of(o), lse);
   cpu->attention_backward(cpu, s->B, s->T, qkv, o, lse, d_o, (act_t *)r->dqkv);
   cpu->services.destroy(cpu);
@@ -91,17 +94,18 @@ static void twin_backward_row(const AttentionShape *s, int64_t t, const float *q
   for (int64_t e = 0; e < s->d; e++) dq[e] = rounded(dq[e]);
 }
 
-static void twin_head(const Problem *problem, Results *r, int64_t b, int64_t h) {
+// Of the T rows from `first` on.
+static void twin_head(const Problem *problem, Results *r, int64_t first, int64_t T, int64_t h) {
   const AttentionShape *s = &problem->s;
-  const int64_t T = s->T, d = s->d, R = attention_row(s), group = s->H / s->KV;
+  const int64_t d = s->d, R = attention_row(s), group = s->H / s->KV;
   const int64_t k_column = (s->H + h / group) * d, v_column = k_column + s->KV * d;
-  const float *row = problem->qkv_f + b * T * R, *q = row + h * d;
+  const float *row = problem->qkv_f + first * R, *q = row + h * d;
   const float *k = row + k_column, *v = row + v_column;
-  float *drow = r->dqkv + b * T * R, *p = xcalloc((size_t)T, sizeof *p);
+  float *drow = r->dqkv + first * R, *p = xcalloc((size_t)T, sizeof *p);
   float *dk = xcalloc((size_t)(T * d), sizeof *dk), *dv = xcalloc((size_t)(T * d), sizeof *dv);
   for (int64_t t = 0; t < T; t++) {
-    const int64_t at = ((b * T + t) * s->H + h) * d;
-    float *lse = r->lse + (b * s->H + h) * T + t;
+    const int64_t at = ((first + t) * s->H + h) * d;
+    float *lse = r->lse + first * s->H + h * T + t;
     twin_forward_row(s, t, q, k, v, p, r->o + at, lse);
     twin_backward_row(s, t, q, k, v, r->o + at, *lse, problem->d_o_f + at, drow + t * R + h * d, dk,
                       dv);
@@ -116,15 +120,46 @@ static void twin_head(const Problem *problem, Results *r, int64_t b, int64_t h) 
 
 static void twin_run(const Problem *p, Results *r) {
   const AttentionShape *s = &p->s;
+  const int64_t count = p->lengths ? p->documents : s->B;
+  int64_t *ends = xcalloc((size_t)count, sizeof *ends);
+  for (int64_t b = 0; b < count; b++)
+    ends[b] = (b > 0 ? ends[b - 1] : 0) + (p->lengths ? p->lengths[b] : s->T);
 #pragma omp parallel for collapse(2)
-  for (int64_t b = 0; b < s->B; b++)
+  for (int64_t b = 0; b < count; b++)
     for (int64_t g = 0; g < s->KV; g++)
-      for (int64_t h = g * (s->H / s->KV); h < (g + 1) * (s->H / s->KV); h++) twin_head(p, r, b, h);
+      for (int64_t h = g * (s->H / s->KV); h < (g + 1) * (s->H / s->KV); h++) {
+        const int64_t first = b > 0 ? ends[b - 1] : 0;
+        twin_head(p, r, first, ends[b] - first, h);
+      }
+  free(ends);
   for (size_t i = 0; i < p->n.qkv; i++) r->dqkv[i] = rounded(r->dqkv[i]);
 }
 
+// [H, rows] of each document becomes [rows, H].
+static void lse_by_row(const Problem *p, float *lse) {
+  float *by_row = xmalloc(p->n.lse * sizeof *by_row);
+  int64_t first = 0;
+  for (int64_t i = 0; i < p->documents; i++) {
+    const int64_t H = p->s.H, rows = p->lengths[i];
+    for (int64_t h = 0; h < H; h++)
+      for (int64_t t = 0; t < rows; t++)
+        by_row[(first + t) * H + h] = lse[first * H + h * rows + t];
+    first += rows;
+  }
+  assert(first == p->s.rows);
+  memcpy(lse, by_row, p->n.lse * sizeof *lse);
+  free(by_row);
+}
+
 Problem problem_new(AttentionShape s) {
-  Problem p = {.s = s, .n = sizes_of(&s)};
+  return problem_of_documents(s, NULL, 0);
+}
+
+Problem problem_of_documents(AttentionShape s, const int32_t *lengths, int64_t count) {
+  Problem p = {.s = s, .n = sizes_of(&s), .documents = count};
+  if (lengths)
+    p.lengths =
+        memcpy(xmalloc((size_t)count * sizeof *lengths), lengths, (size_t)count * sizeof *lengths);
   p.qkv = xmalloc(p.n.qkv * sizeof *p.qkv);
   p.d_o = xmalloc(p.n.o * sizeof *p.d_o);
   for (size_t i = 0; i < p.n.qkv; i++) p.qkv[i] = to_bf16((float)rng_normal(1, i));
@@ -135,9 +170,10 @@ Problem problem_new(AttentionShape s) {
   p.twin = results_new(p.n);
   reference_run(&p, &p.reference);
   twin_run(&p, &p.twin);
+  if (lengths) lse_by_row(&p, p.reference.lse);
   return p;
 }
 void problem_free(Problem *p) {
-  free(p->qkv), free(p->d_o), free(p->qkv_f), free(p->d_o_f);
+  free(p->qkv), free(p->d_o), free(p->qkv_f), free(p->d_o_f), free(p->lengths);
   results_free(&p->reference), results_free(&p->twin);
 }

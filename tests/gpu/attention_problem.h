@@ -14,14 +14,18 @@ typedef struct Results {
 
 typedef struct Problem {
   AttentionShape s;
+  int32_t *lengths; // [documents], or NULL
+  int64_t documents;
   Sizes n;
   uint16_t *qkv, *d_o;     // as the GPU gets them
   float *qkv_f, *d_o_f;    // the same values
   Results reference, twin; // the CPU backend, and the rounding twin
 } Problem;
 
-// Random inputs, with both results.
+// Random inputs, with both results; lse as the GPU has it.
 Problem problem_new(AttentionShape s);
+// Of documents, which have s.rows rows together.
+Problem problem_of_documents(AttentionShape s, const int32_t *lengths, int64_t count);
 void problem_free(Problem *p);
 
 // bf16 values in fp32, in fresh memory.

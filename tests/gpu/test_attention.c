@@ -87,7 +87,8 @@ static void expect_unchanged(const Fenced *f, const void *was, const char *name)
 // ---- Running it
 
 typedef struct Device {
-  Fenced qkv, o, lse, d_o, dqkv, workspace;
+  Fenced qkv, o, lse, d_o, dqkv, workspace, table;
+  int64_t places;
 } Device;
 
 static size_t larger(size_t a, size_t b) {
@@ -101,7 +102,13 @@ static Device device_new(const Problem *p, const AttentionCudnn *a) {
               fenced_new(p->n.o * 2),
               fenced_new(p->n.qkv * 2),
               fenced_new(larger(attention_cudnn_workspace(a, ATTENTION_FORWARD),
-                                attention_cudnn_workspace(a, ATTENTION_BACKWARD)))};
+                                attention_cudnn_workspace(a, ATTENTION_BACKWARD))),
+              fenced_new(attention_table_bytes(p->s.B)),
+              p->s.B};
+  void *table = xmalloc(d.table.bytes);
+  attention_table_fill(&p->s, p->lengths, p->documents, p->s.B, table);
+  fenced_write(&d.table, table);
+  free(table);
   fenced_write(&d.qkv, p->qkv);
   fenced_write(&d.d_o, p->d_o);
   return d;
@@ -109,7 +116,7 @@ static Device device_new(const Problem *p, const AttentionCudnn *a) {
 static void device_free(Device *d) {
   fenced_free(&d->qkv, "qkv"), fenced_free(&d->o, "o"), fenced_free(&d->lse, "lse");
   fenced_free(&d->d_o, "do"), fenced_free(&d->dqkv, "dqkv");
-  fenced_free(&d->workspace, "workspace");
+  fenced_free(&d->workspace, "workspace"), fenced_free(&d->table, "table");
 }
 
 static void launch(AttentionCudnn *a, const Device *d) {
@@ -119,7 +126,8 @@ static void launch(AttentionCudnn *a, const Device *d) {
                                     .lse = (float *)(void *)d->lse.data,
                                     .do_ = d->d_o.data,
                                     .dqkv = d->dqkv.data,
-                                    .workspace = d->workspace.data};
+                                    .workspace = d->workspace.data,
+                                    .documents = attention_table_at(d->table.data, d->places, 0)};
   ok(attention_cudnn_run(a, ATTENTION_FORWARD, &tensors, &err), &err);
   ok(attention_cudnn_run(a, ATTENTION_BACKWARD, &tensors, &err), &err);
 }
@@ -181,8 +189,9 @@ static void compare_all(const Problem *p, const Outputs *out, const char *label)
   const int64_t R = attention_row(s), d = s->d;
   const float *truth = p->reference.dqkv, *twin = p->twin.dqkv;
   char report[512];
-  snprintf(report, sizeof report, "B%lld T%lld H%lld KV%lld d%lld %s:", (long long)s->B,
-           (long long)s->T, (long long)s->H, (long long)s->KV, (long long)d, label);
+  snprintf(report, sizeof report,
+           "B%lld T%lld H%lld KV%lld d%lld, %lld documents, %s:", (long long)s->B, (long long)s->T,
+           (long long)s->H, (long long)s->KV, (long long)d, (long long)p->documents, label);
   float *o = widened(out->o, p->n.o), *dqkv = widened(out->dqkv, p->n.qkv);
   expect_close("o", o, p->reference.o, p->twin.o, p->n.rows, s->H * d, 0, s->H * d, report,
                sizeof report);
@@ -247,10 +256,10 @@ static const AttentionOptions timed = {.forward_config = ATTENTION_FASTEST,
                                        .backward_config = ATTENTION_FASTEST};
 
 static const AttentionShape shapes[] = {
-    {1, 1, 4, 4, 64},    {3, 1, 3, 1, 48},   {2, 77, 4, 4, 64},   {3, 77, 3, 1, 80},
-    {1, 77, 8, 2, 128},  {2, 128, 8, 1, 48}, {1, 128, 6, 6, 48},  {2, 256, 8, 2, 64},
-    {1, 256, 3, 1, 128}, {1, 256, 8, 1, 80}, {1, 333, 8, 1, 128}, {2, 333, 4, 4, 80},
-    {1, 333, 8, 2, 64},  {1, 333, 3, 1, 48},
+    {1, 1, 4, 4, 64, 0},    {3, 1, 3, 1, 48, 0},   {2, 77, 4, 4, 64, 0},   {3, 77, 3, 1, 80, 0},
+    {1, 77, 8, 2, 128, 0},  {2, 128, 8, 1, 48, 0}, {1, 128, 6, 6, 48, 0},  {2, 256, 8, 2, 64, 0},
+    {1, 256, 3, 1, 128, 0}, {1, 256, 8, 1, 80, 0}, {1, 333, 8, 1, 128, 0}, {2, 333, 4, 4, 80, 0},
+    {1, 333, 8, 2, 64, 0},  {1, 333, 3, 1, 48, 0},
 };
 enum { SHAPES = sizeof shapes / sizeof *shapes };
 
@@ -270,30 +279,87 @@ TEST(the_deterministic_backward_gives_equal_bits) {
   }
 }
 
+static void check_all_configurations(const Gpu *gpu, const Problem *p) {
+  AttentionCudnn *a = create(gpu, &p->s, &timed);
+  const AttentionConfig *list[2];
+  const int forward = attention_cudnn_configs(a, ATTENTION_FORWARD, &list[0]);
+  const int backward = attention_cudnn_configs(a, ATTENTION_BACKWARD, &list[1]);
+  for (int k = 0; k < forward || k < backward; k++) {
+    const int f = k < forward ? k : forward - 1, b = k < backward ? k : backward - 1;
+    char label[96];
+    snprintf(label, sizeof label, "%lld/%lld, %lld/%lld", (long long)list[0][f].engine,
+             (long long)list[0][f].kernel, (long long)list[1][b].engine,
+             (long long)list[1][b].kernel);
+    const AttentionOptions options = {.forward_config = f, .backward_config = b};
+    check(gpu, p, &options, label);
+  }
+  attention_cudnn_destroy(a);
+}
+
 TEST(every_configuration_that_is_offered_agrees) {
-  static const AttentionShape tried[] = {{1, 333, 8, 2, 64}, {2, 200, 4, 1, 128}};
+  static const AttentionShape tried[] = {{1, 333, 8, 2, 64, 0}, {2, 200, 4, 1, 128, 0}};
   for (size_t i = 0; i < 2; i++) {
     Problem p = problem_new(tried[i]);
-    AttentionCudnn *a = create(*state, &tried[i], &timed);
-    const AttentionConfig *list[2];
-    const int forward = attention_cudnn_configs(a, ATTENTION_FORWARD, &list[0]);
-    const int backward = attention_cudnn_configs(a, ATTENTION_BACKWARD, &list[1]);
-    for (int k = 0; k < forward || k < backward; k++) {
-      const int f = k < forward ? k : forward - 1, b = k < backward ? k : backward - 1;
-      char label[96];
-      snprintf(label, sizeof label, "%lld/%lld, %lld/%lld", (long long)list[0][f].engine,
-               (long long)list[0][f].kernel, (long long)list[1][b].engine,
-               (long long)list[1][b].kernel);
-      const AttentionOptions options = {.forward_config = f, .backward_config = b};
-      check(*state, &p, &options, label);
-    }
-    attention_cudnn_destroy(a);
+    check_all_configurations(*state, &p);
+    problem_free(&p);
+  }
+}
+
+// ---- Documents
+
+// Ends at every place where a document may end: after one row, before the last, at tiles' edges,
+// none within; all places used, and some left.
+static const int32_t lengths[] = {1, 77,  128, 1, 129, 127, 64, 333, 2,   63, 65,
+                                  1, 256, 1,   1, 40,  333, 8,  1,   200, 1};
+enum { LENGTHS = sizeof lengths / sizeof *lengths };
+typedef struct DocumentCase {
+  int64_t count; // of lengths
+  AttentionShape shape;
+} DocumentCase;
+static const DocumentCase document_cases[] = {
+    {LENGTHS, {LENGTHS, 333, 4, 4, 64, 0}},
+    {LENGTHS, {LENGTHS + 11, 333, 8, 2, 64, 0}},
+    {LENGTHS, {LENGTHS + 3, 333, 3, 1, 80, 0}},
+    {LENGTHS, {64, 512, 8, 1, 128, 0}},
+    {9, {16, 333, 6, 6, 48, 0}},
+    {1, {8, 64, 4, 2, 64, 0}},
+    {2, {2, 77, 4, 1, 128, 0}},
+    {3, {40, 256, 6, 2, 40, 0}},
+};
+enum { DOCUMENT_CASES = sizeof document_cases / sizeof *document_cases };
+
+static Problem document_problem(size_t i) {
+  AttentionShape s = document_cases[i].shape;
+  for (int64_t k = 0; k < document_cases[i].count; k++) s.rows += lengths[k];
+  return problem_of_documents(s, lengths, document_cases[i].count);
+}
+
+TEST(documents_see_themselves_alone) {
+  for (size_t i = 0; i < DOCUMENT_CASES; i++) {
+    Problem p = document_problem(i);
+    check(*state, &p, &plain, "plain");
+    problem_free(&p);
+  }
+}
+
+TEST(documents_give_equal_bits_where_that_is_asked_for) {
+  for (size_t i = 0; i < DOCUMENT_CASES; i++) {
+    Problem p = document_problem(i);
+    check(*state, &p, &deterministic, "deterministic");
+    problem_free(&p);
+  }
+}
+
+TEST(every_configuration_for_documents_agrees) {
+  for (size_t i = 0; i < 2; i++) {
+    Problem p = document_problem(i);
+    check_all_configurations(*state, &p);
     problem_free(&p);
   }
 }
 
 TEST(timing_chooses_the_fastest) {
-  const AttentionShape s = {4, 1024, 12, 4, 64};
+  const AttentionShape s = {4, 1024, 12, 4, 64, 0};
   AttentionCudnn *a = create(*state, &s, &timed);
   for (int direction = 0; direction < 2; direction++) {
     const AttentionConfig *list;
@@ -315,7 +381,7 @@ TEST(timing_chooses_the_fastest) {
 // The fastest of both where any may be chosen, the fastest deterministic one where equal bits are
 // asked for; and the forward before it and the scratch fit what was chosen.
 TEST(both_forms_of_the_backward_are_timed) {
-  Problem p = problem_new((AttentionShape){2, 256, 6, 6, 48});
+  Problem p = problem_new((AttentionShape){2, 256, 6, 6, 48, 0});
   for (int equal_bits = 0; equal_bits < 2; equal_bits++) {
     const AttentionOptions options = {.deterministic = equal_bits,
                                       .both_forms = true,
@@ -354,7 +420,7 @@ static int compiled(const AttentionCudnn *a, AttentionDirection direction) {
 // chosen anew, and so is what answered another question.
 TEST(a_choice_is_remembered_until_it_does_not_fit) {
   const Gpu *gpu = *state;
-  Problem p = problem_new((AttentionShape){2, 256, 6, 6, 48});
+  Problem p = problem_new((AttentionShape){2, 256, 6, 6, 48, 0});
   Choices known;
   choices_open(&known, NULL, "test\n");
   for (int equal_bits = 0; equal_bits < 2; equal_bits++) {
@@ -427,7 +493,7 @@ TEST(a_captured_graph_replays_the_same_bits) {
 
 TEST(a_configuration_that_is_not_offered_is_refused) {
   const Gpu *gpu = *state;
-  const AttentionShape s = {1, 128, 4, 4, 64};
+  const AttentionShape s = {1, 128, 4, 4, 64, 0};
   const AttentionOptions options = {.forward_config = 99};
   assert_null(attention_cudnn_create(&gpu->api, gpu->handle, gpu->stream, &s, &options, &err));
   printf("# %s\n", err.text);
