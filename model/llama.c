@@ -156,6 +156,8 @@ OpsConfig llama_ops_config(const ModelConfig *c, const RunShape *shape, int64_t 
       .V = c->vocab_size,
       .max_tokens = shape->batch * shape->seq,
       .max_positions = max_positions,
+      .usual_documents = shape->usual_documents,
+      .longest_document = shape->longest_document,
       .rms_norm_eps = c->rms_norm_eps,
       .threads = threads,
   };

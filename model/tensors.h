@@ -14,6 +14,7 @@ typedef struct RunShape {
   int64_t context;     // positions of a generator beside it, 0 = no generator
   bool cache;          // a generator's shape: its layers cache `context` positions
   bool fp8;            // products multiply in FP8
+  int64_t usual_documents, longest_document; // as in OpsConfig
 } RunShape;
 
 // The dimensions of kernels/ops.h, of a micro-batch.

@@ -66,6 +66,22 @@ int attention_graph_forward(CudnnGraph *g, const CudnnApi *api, CudnnHandle hand
 int attention_graph_backward(CudnnGraph *g, const CudnnApi *api, CudnnHandle handle,
                              const AttentionShape *s, bool deterministic, Error *err);
 
+// Where a shape with `rows` has its sequences, in the GPU's memory: B lengths, and B + 1 offsets for
+// each layout, as tensor ids say.
+typedef struct AttentionDocuments {
+  const int32_t *lengths;
+  const int64_t *qkv_offsets, *o_offsets, *lse_offsets;
+} AttentionDocuments;
+
+// A table of these for `places` sequences, of which a call takes B.
+size_t attention_table_bytes(int64_t places);
+// Fills it in on the host for lengths[count], which lie one after the other; the other places have
+// length 0 and the offset of the end.
+void attention_table_fill(const AttentionShape *s, const int32_t *lengths, int64_t count,
+                          int64_t places, void *table);
+// The sequences from `first` on of a table that lies at that address.
+AttentionDocuments attention_table_at(const void *table, int64_t places, int64_t first);
+
 // The fastest of cuDNN's configurations for attention, as Choices remember it.
 
 typedef enum AttentionDirection { ATTENTION_FORWARD, ATTENTION_BACKWARD } AttentionDirection;
@@ -147,22 +163,6 @@ const AttentionChoice *attention_cudnn_choice(const AttentionCudnn *a,
 // Device memory that a call needs, 256-byte aligned. Its contents are free between calls, so that
 // all layers share it.
 size_t attention_cudnn_workspace(const AttentionCudnn *a, AttentionDirection direction);
-
-// Where a shape with `rows` has its sequences, in the GPU's memory: B lengths, and B + 1 offsets for
-// each layout, as tensor ids say.
-typedef struct AttentionDocuments {
-  const int32_t *lengths;
-  const int64_t *qkv_offsets, *o_offsets, *lse_offsets;
-} AttentionDocuments;
-
-// A table of these for `places` sequences, of which a call takes B.
-size_t attention_table_bytes(int64_t places);
-// Fills it in on the host for lengths[count], which lie one after the other; the other places have
-// length 0 and the offset of the end.
-void attention_table_fill(const AttentionShape *s, const int32_t *lengths, int64_t count,
-                          int64_t places, void *table);
-// The sequences from `first` on of a table that lies at that address.
-AttentionDocuments attention_table_at(const void *table, int64_t places, int64_t first);
 
 // The tensors that a call reads and writes, all 16-byte aligned; the forward uses only the first
 // three and the workspace.

@@ -248,29 +248,6 @@ static void compile_offered(const CudnnApi *api, const CudnnConfig *offered, int
   }
 }
 
-size_t attention_table_bytes(int64_t places) {
-  return 3 * ((size_t)places + 1) * sizeof(int64_t) + (size_t)places * sizeof(int32_t);
-}
-
-void attention_table_fill(const AttentionShape *s, const int32_t *lengths, int64_t count,
-                          int64_t places, void *table) {
-  const int64_t scale[] = {attention_row(s), s->H * s->d, s->H};
-  int64_t *offsets = table, row = 0;
-  int32_t *rows_of = (int32_t *)(offsets + 3 * (places + 1));
-  for (int64_t i = 0; i <= places; i++) {
-    for (int64_t k = 0; k < 3; k++) offsets[k * (places + 1) + i] = row * scale[k];
-    if (i == places) break;
-    rows_of[i] = i < count ? lengths[i] : 0;
-    row += rows_of[i];
-  }
-}
-
-AttentionDocuments attention_table_at(const void *table, int64_t places, int64_t first) {
-  const int64_t *offsets = table, stride = places + 1;
-  return (AttentionDocuments){(const int32_t *)(offsets + 3 * stride) + first, offsets + first,
-                              offsets + stride + first, offsets + 2 * stride + first};
-}
-
 // Checks that cuDNN offers enough configurations of the graph for `wanted`.
 static int check_offered(const AttentionCudnn *a, AttentionDirection direction, int count,
                          int wanted, Error *err) {

@@ -6,7 +6,7 @@
 #include "tests/support/test.h"
 
 struct AttentionCudnn {
-  int64_t B, T;
+  int64_t B, T, rows;
 };
 
 enum { MOST = 64 };
@@ -19,6 +19,8 @@ static struct Machine {
   int created;
   const AttentionCudnn *ran; // the last plan that ran, and in which memory
   void *workspace;
+  int64_t documents, rows; // of all calls that ran: places that were used, and their rows
+  int calls;
 } machine;
 
 static int plans_there(void) {
@@ -51,7 +53,7 @@ AttentionCudnn *attention_cudnn_create(const CudnnApi *api, CudnnHandle handle, 
                                        Error *err) {
   (void)api, (void)handle, (void)stream, (void)options, (void)err;
   AttentionCudnn *plan = xmalloc(sizeof *plan);
-  *plan = (AttentionCudnn){shape->B, shape->T};
+  *plan = (AttentionCudnn){shape->B, shape->T, shape->rows};
   machine.plans[plan_at(NULL)] = plan;
   machine.created++;
   return plan;
@@ -77,6 +79,17 @@ int attention_cudnn_run(const AttentionCudnn *a, AttentionDirection direction,
   const size_t needed = attention_cudnn_workspace(a, direction);
   assert_true(machine.blocks[block_at(tensors->workspace)].bytes >= needed);
   memset(tensors->workspace, 0xff, needed);
+  // The documents of a call follow those of the one before.
+  const AttentionDocuments *d = &tensors->documents;
+  for (int64_t i = 0; i < a->B && a->rows > 0; i++) {
+    if (d->lengths[i] == 0) continue;
+    assert_int_equal(d->lse_offsets[i], machine.rows * 4);
+    assert_int_equal(d->o_offsets[i], machine.rows * 64);
+    assert_int_equal(d->qkv_offsets[i], machine.rows * 128);
+    machine.documents++;
+    machine.rows += d->lengths[i];
+  }
+  machine.calls++;
   machine.ran = a;
   machine.workspace = tensors->workspace;
   return 0;
@@ -106,6 +119,12 @@ void cuda_give_back(Cuda *c, void *memory) {
 cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
   (void)stream;
   return cudaSuccess;
+}
+
+static void write_here(Backend *be, void *to, const void *from, size_t bytes) {
+  memcpy(to, from, bytes);
+  assert_true(machine.blocks[block_at(to)].bytes >= bytes);
+  (void)be;
 }
 
 // ---- Tests
@@ -163,5 +182,34 @@ TEST(the_shape_that_was_used_longest_ago_makes_room) {
   assert_int_equal(machine.created, MAX_ATTENTION_SHAPES + 1);
   attend(c, 1, 2);
   assert_int_equal(machine.created, MAX_ATTENTION_SHAPES + 2);
+  close_cuda(c);
+}
+
+// Usual documents take one call, more of them several; without any there is the shape's own.
+TEST(all_documents_are_attended_to) {
+  enum { USUAL = 5, ROWS = 96 };
+  Cuda *c = open_cuda(0, 0);
+  Backend *be = &c->base;
+  int32_t lengths[ROWS];
+  for (int i = 0; i < ROWS; i++) lengths[i] = 1;
+  c->config.usual_documents = USUAL;
+  c->config.longest_document = 40;
+  const size_t bytes = attention_table_bytes(ROWS + USUAL);
+  Error none;
+  c->documents.table = cuda_take(c, bytes, &none);
+  c->documents.host = xmalloc(bytes);
+  be->services.write = write_here;
+  for (int64_t count = 0; count <= ROWS; count++) {
+    static const uint16_t qkv;
+    if (count > 0) lengths[count - 1] = 1;
+    if (count < ROWS) lengths[count] = 0;
+    cuda_set_documents(be, lengths, count);
+    machine.documents = machine.rows = machine.calls = 0;
+    cuda_attention(be, 2, ROWS / 2, (const act_t *)(const void *)&qkv, (Operand){0}, NULL);
+    assert_int_equal(machine.documents, count);
+    assert_int_equal(machine.calls, count == 0 ? 1 : (count + USUAL - 1) / USUAL);
+    assert_int_equal(machine.ran->T, count == 0 ? ROWS / 2 : 128);
+  }
+  cuda_give_back(c, c->documents.table);
   close_cuda(c);
 }

@@ -12,7 +12,21 @@ typedef struct Case {
   ModelConfig model;
   int64_t B, T, chunks;
   int micro_batches;
+  int64_t documents; // usual_documents; 0: whole windows
 } Case;
+
+// Documents of up to a third of a window, to the end of the last; in every fourth step of two rows
+// each, which are many more than usual. Returns their number.
+static int64_t make_documents(const Case *c, int64_t step, int32_t *lengths) {
+  int64_t count = 0;
+  for (int64_t b = 0; b < c->B; b++)
+    for (int64_t left = c->T; left > 0; left -= lengths[count++]) {
+      const uint64_t draw = rng_u64(13, (uint64_t)(step * 1000 + count)) % ((uint64_t)c->T / 3);
+      const int64_t rows = step % 4 == 3 ? 2 : (int64_t)draw + 1;
+      lengths[count] = (int32_t)(rows < left ? rows : left);
+    }
+  return count;
+}
 
 // A text with structure: a token follows from the one before it, with some noise.
 static void make_batch(const Case *c, int64_t step, int32_t *tokens, int32_t *targets) {
@@ -31,6 +45,7 @@ static void make_batch(const Case *c, int64_t step, int32_t *tokens, int32_t *ta
 
 static void train(const Case *c, Backend *be, double *losses) {
   const RunShape shape = {.batch = c->B, .seq = c->T, .loss_chunks = c->chunks, .train = true};
+  int32_t *lengths = xcalloc((size_t)(c->B * c->T), sizeof *lengths);
   const AdamW hyper = {3e-3, 0.9, 0.95, 1e-8, 0.1, 1};
   const size_t M = (size_t)(c->B * c->T);
   int32_t *tokens = xmalloc(M * sizeof *tokens), *targets = xmalloc(M * sizeof *targets);
@@ -42,7 +57,11 @@ static void train(const Case *c, Backend *be, double *losses) {
     be->services.step_begin(be);
     for (int i = 0; i < c->micro_batches; i++) {
       make_batch(c, step * c->micro_batches + i, tokens, targets);
-      llama_load_batch(&llama, &(Batch){.tokens = tokens, .targets = targets});
+      const int64_t documents = c->documents > 0 ? make_documents(c, step, lengths) : 0;
+      llama_load_batch(&llama, &(Batch){.tokens = tokens,
+                                        .targets = targets,
+                                        .lengths = lengths,
+                                        .documents = documents});
       llama_forward(&llama);
       llama_backward(&llama, 1.0 / c->micro_batches, i > 0);
     }
@@ -57,6 +76,7 @@ static void train(const Case *c, Backend *be, double *losses) {
   llama_destroy(&llama);
   free(tokens);
   free(targets);
+  free(lengths);
 }
 
 static void compare_losses(const Case *c, const char *name, const double *cpu, const double *gpu) {
@@ -75,10 +95,16 @@ static void compare_losses(const Case *c, const char *name, const double *cpu, c
 
 static void compare(const Case *c) {
   double cpu[STEPS], gpu[STEPS];
-  const RunShape shape = {.batch = c->B, .seq = c->T, .loss_chunks = c->chunks, .train = true};
+  const RunShape shape = {.batch = c->B,
+                          .seq = c->T,
+                          .loss_chunks = c->chunks,
+                          .train = true,
+                          .usual_documents = c->documents,
+                          .longest_document = c->T};
   const OpsConfig config = llama_ops_config(&c->model, &shape, c->T, 0);
   GpuOptions options = {.train = true,
                         .grads_fp32 = c->micro_batches > 1,
+                        .graphs = c->documents > 0,
                         .batch = c->B,
                         .seq = c->T,
                         .loss_tokens = c->B * c->T / c->chunks,
@@ -116,6 +142,28 @@ TEST(losses_follow_the_cpu) {
                   .T = 96,
                   .chunks = 1,
                   .micro_batches = 1};
+  compare(&c);
+}
+
+// Recorded steps of the usual documents, between others of more.
+TEST(losses_follow_the_cpu_of_documents) {
+  const Case c = {.name = "documents",
+                  .model = {.hidden_size = 192,
+                            .intermediate_size = 512,
+                            .num_hidden_layers = 3,
+                            .num_attention_heads = 6,
+                            .num_key_value_heads = 2,
+                            .head_dim = 32,
+                            .vocab_size = 203,
+                            .max_position_embeddings = 128,
+                            .rms_norm_eps = 1e-5,
+                            .rope_theta = 10000,
+                            .initializer_range = 0.05},
+                  .B = 4,
+                  .T = 96,
+                  .chunks = 1,
+                  .micro_batches = 2,
+                  .documents = 64};
   compare(&c);
 }
 
