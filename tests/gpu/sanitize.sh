@@ -33,7 +33,7 @@ common=(backend.device=cuda backend.deterministic=true model.head_dim=16 train.s
 sampled=(backend.kernels=unfused train.sample_interval=3 train.sample_tokens=3)
 aligned=("${sampled[@]}" model.hidden_size=64 model.intermediate_size=96)
 unaligned=("${sampled[@]}" model.hidden_size=36 model.intermediate_size=20 train.batch_size=1 train.sequence_length=8)
-fused=(backend.kernels=fused model.num_hidden_layers=1 model.hidden_size=2048 model.intermediate_size=384 model.vocab_size=384)
+fused=(backend.kernels=fused model.num_hidden_layers=1 model.hidden_size=256 model.intermediate_size=384 model.vocab_size=384)
 mma_sync=(backend.kernels=fused backend.mainloop=mma_sync model.num_hidden_layers=1 model.hidden_size=264 model.intermediate_size=168
   model.vocab_size=258) # edges of tiles; any GPU has these kernels
 fp8=(backend.precision=fp8 train.steps=4) # one more: the first calibrates

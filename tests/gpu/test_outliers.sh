@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # FP8 late in training: where a layer's SwiGLU gives values beyond fp16 (|y| above 40k), fused and unfused FP8 stay as close to
 # bf16 as they are without such values. At 110M, from one checkpoint of 20 steps, as it is and with a layer's weights edited.
+# The loss falls so fast that runs which differ in the last bits part: bf16's fused and unfused steps are the measure of that.
 # shellcheck source=tests/support/lib.sh
 . "$(dirname "$0")/../support/lib.sh"
 command -v python3 >/dev/null || { echo 'ok - outliers # SKIP there is no python3, which edits the checkpoint' && exit 0; }
@@ -22,7 +23,7 @@ run start train.steps=20 backend.kernels=unfused optimizer.learning_rate=3e-4
 for kind in plain outliers; do cp -r "$folder/start/step-00000020" "$folder/$kind"; done
 must tests/gpu/grow_outliers.py "$folder/outliers" $layer $factor
 for kind in plain outliers; do
-  for how in 'bf16 fused' 'fp8 unfused' 'fp8 fused'; do
+  for how in 'bf16 fused' 'bf16 unfused' 'fp8 unfused' 'fp8 fused'; do
     read -r precision kernels <<<"$how"
     # A rate at which losses fall slowly: where they fall fast, runs that differ in the last bits are apart in time.
     run "$kind-$precision-$kernels" "train.resume=$folder/$kind" train.steps=$steps "backend.precision=$precision" "backend.kernels=$kernels"
@@ -39,6 +40,8 @@ apart() {
     NF == 4 && $1 == $3 { d = ($4 - $2) / $2; if (d < 0) d = -d; if (d > worst) worst = d; sum += d; n++ }
     END { print n ? sum / n : 1, n ? worst + 0 : 1, n + 0 }'
 }
+read -r control control_worst control_steps < <(apart outliers-bf16-unfused outliers-bf16-fused)
+echo "# bf16's unfused steps beside its fused ones with outliers: $control in the mean, $control_worst at most ($control_steps steps)"
 for pair in 'fp8-fused bf16-fused' 'fp8-unfused bf16-fused' 'fp8-fused fp8-unfused'; do
   read -r a b <<<"$pair"
   read -r plain_mean plain_worst plain_steps < <(apart "plain-$a" "plain-$b")
@@ -46,7 +49,8 @@ for pair in 'fp8-fused bf16-fused' 'fp8-unfused bf16-fused' 'fp8-fused fp8-unfus
   echo "# $a beside $b, 50 steps: without outliers apart by $plain_mean in the mean, $plain_worst at most ($plain_steps steps);" \
     "with them $mean, $worst ($n steps)"
   check "${a//-/_}_stays_by_${b//-/_}_with_outliers" "$mean and $worst of $n steps, $plain_mean and $plain_worst of $plain_steps without" \
-    awk -v n="$n" -v p="$plain_steps" -v m="$mean" -v w="$worst" -v pm="$plain_mean" -v pw="$plain_worst" \
-    'BEGIN { exit !(n == 50 && p == 50 && m <= 2 * pm + 1e-3 && w <= 2 * pw + 4e-3) }'
+    awk -v n="$n" -v p="$plain_steps" -v c="$control_steps" -v m="$mean" -v w="$worst" -v pm="$plain_mean" -v pw="$plain_worst" \
+    -v cm="$control" -v cw="$control_worst" 'function larger(a, b) { return a > b ? a : b }
+    BEGIN { exit !(n == 50 && p == 50 && c == 50 && m <= 2 * larger(pm, cm) + 1e-3 && w <= 2 * larger(pw, cw) + 4e-3) }'
 done
 exit "$failed"
