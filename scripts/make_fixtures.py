@@ -6,7 +6,8 @@ usage: scripts/make_fixtures.py [FOLDER]        (needs: pip install -r scripts/r
 A fixture is a folder with
   config.json           as transformers writes it
   model.safetensors     fp32 weights, as transformers writes them
-  expected.safetensors  input_ids, targets  [B, T] I32
+  expected.safetensors  input_ids, targets  [B, T] I32; a target of -1 does not count
+                        lengths             [n] I32, where windows hold several documents: rows of each, in their order
                         logits              [B, T, V]
                         loss                [1]  mean cross entropy of logits against targets, nats
                         grad.NAME           gradient of loss, for every parameter of model.safetensors
@@ -62,7 +63,13 @@ FIXTURES = {
         hidden_size=32, intermediate_size=20, num_hidden_layers=1, num_attention_heads=4, num_key_value_heads=1,
         head_dim=16, vocab_size=29, max_position_embeddings=32, rms_norm_eps=1e-6, tie_word_embeddings=False,
         rope_parameters={"rope_type": "default", "rope_theta": 10000.0})),
+    # Windows of documents (DOCUMENTS), a third of whose targets do not count.
+    "documents": (5, 2, 24, 0.2, dict(
+        hidden_size=32, intermediate_size=24, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+        vocab_size=40, max_position_embeddings=32, rms_norm_eps=1e-5, tie_word_embeddings=False,
+        rope_parameters={"rope_type": "default", "rope_theta": 100.0})),
 }
+DOCUMENTS = {"documents": [[1, 9, 2, 11, 1], [20, 4]]}  # rows of each window's documents
 
 
 @contextlib.contextmanager
@@ -84,19 +91,35 @@ def random_model(config, seed, std):
     return model
 
 
-def logits_and_loss(model, input_ids, targets):
-    logits = model(input_ids=input_ids, use_cache=False).logits
-    return logits, torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
+def seen(windows, dtype):
+    """What transformers needs to see documents apart: a causal mask of blocks, and positions that start with each."""
+    if windows is None:
+        return {}
+    length = sum(windows[0])
+    mask = torch.full((len(windows), 1, length, length), torch.finfo(dtype).min, dtype=dtype)
+    positions = torch.cat([torch.arange(rows) for documents in windows for rows in documents]).reshape(-1, length)
+    for window, documents in enumerate(windows):
+        first = 0
+        for rows in documents:
+            block = mask[window, 0, first:first + rows, first:first + rows]
+            block.copy_(torch.triu(block, diagonal=1))
+            first += rows
+    return {"attention_mask": mask, "position_ids": positions}
 
 
-def gradients(model, input_ids, targets):
+def logits_and_loss(model, input_ids, targets, windows):
+    logits = model(input_ids=input_ids, use_cache=False, **seen(windows, next(model.parameters()).dtype)).logits
+    return logits, torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=-1)
+
+
+def gradients(model, input_ids, targets, windows):
     model.zero_grad(set_to_none=True)
-    logits, loss = logits_and_loss(model, input_ids, targets)
+    logits, loss = logits_and_loss(model, input_ids, targets, windows)
     loss.backward()
     return logits.detach(), loss.detach(), {name: p.grad.clone() for name, p in model.named_parameters()}
 
 
-def train(model, input_ids, targets):
+def train(model, input_ids, targets, windows):
     """STEPS steps of AdamW on one batch: losses, gradient norms."""
     parameters = list(model.parameters())
     optimizer = torch.optim.AdamW(
@@ -105,7 +128,7 @@ def train(model, input_ids, targets):
         lr=LEARNING_RATE, betas=BETAS, eps=EPS)
     losses, norms = [], []
     for _ in range(STEPS):
-        _, loss, grads = gradients(model, input_ids, targets)
+        _, loss, grads = gradients(model, input_ids, targets, windows)
         norm = torch.sqrt(sum(g.square().sum() for g in grads.values()))
         # torch.nn.utils.clip_grad_norm_ divides by norm + 1e-6; the trainer divides by norm.
         for p in parameters:
@@ -120,7 +143,7 @@ def relative_error(got, expected):
     return ((got - expected).norm() / expected.norm()).item()
 
 
-def make_fixture(folder, seed, batch, length, std, arguments):
+def make_fixture(folder, seed, batch, length, std, arguments, windows):
     config = LlamaConfig(initializer_range=std, bos_token_id=0, eos_token_id=1, attn_implementation="eager",
                          **arguments)
     plain = random_model(config, seed, std)
@@ -129,18 +152,22 @@ def make_fixture(folder, seed, batch, length, std, arguments):
 
     generator = torch.Generator().manual_seed(seed + 1000)
     input_ids, targets = torch.randint(config.vocab_size, (2, batch, length), generator=generator)
+    if windows is not None:
+        targets[torch.rand(targets.shape, generator=generator) < 1 / 3] = -1
     expected = {"input_ids": input_ids.to(torch.int32), "targets": targets.to(torch.int32)}
+    if windows is not None:
+        expected["lengths"] = torch.tensor([rows for documents in windows for rows in documents], dtype=torch.int32)
     with casts_lifted():
         model = LlamaForCausalLM(config).double()
         model.load_state_dict(plain.state_dict())
         assert model.model.rotary_emb.inv_freq.dtype == torch.float64
-        logits, loss, grads = gradients(model, input_ids, targets)
-        losses, norms = train(model, input_ids, targets)
+        logits, loss, grads = gradients(model, input_ids, targets, windows)
+        losses, norms = train(model, input_ids, targets, windows)
     expected |= {"logits": logits, "loss": loss.reshape(1), "losses5": losses, "grad_norms5": norms}
     expected |= {f"grad.{name}": grad for name, grad in grads.items()}
     expected |= {f"step5.{name}": parameter.detach() for name, parameter in model.named_parameters()}
 
-    plain_logits, _, plain_grads = gradients(plain, input_ids, targets)
+    plain_logits, _, plain_grads = gradients(plain, input_ids, targets, windows)
     worst = max([relative_error(plain_logits, logits)] + [relative_error(plain_grads[n], g) for n, g in grads.items()])
     assert worst <= 1e-5, f"{folder.name}: fp64 and untouched fp32 transformers differ by {worst:.1e}"
 
@@ -160,7 +187,7 @@ def main():
     for name, (seed, batch, length, std, arguments) in FIXTURES.items():
         folder = root / name
         folder.mkdir(parents=True, exist_ok=True)
-        make_fixture(folder, seed, batch, length, std, arguments)
+        make_fixture(folder, seed, batch, length, std, arguments, DOCUMENTS.get(name))
 
 
 if __name__ == "__main__":
