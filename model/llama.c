@@ -170,5 +170,6 @@ void llama_load_batch(Llama *llama, const Batch *batch) {
   const size_t bytes = (size_t)(llama->shape.batch * llama->shape.seq) * sizeof(int32_t);
   llama->be->services.write(llama->be, llama->acts.tokens, batch->tokens, bytes);
   llama->be->services.write(llama->be, llama->acts.targets, batch->targets, bytes);
-  llama->be->services.set_documents(llama->be, batch->lengths, batch->documents);
+  llama->be->services.set_documents(llama->be, batch->lengths,
+                                    llama->shape.usual_documents > 0 ? batch->documents : 0);
 }

@@ -57,7 +57,7 @@ Recorder *llama_record(const Llama *llama, int micro_batches);
 // ---- A step: load_batch, forward and backward for each micro-batch, then update. The backend
 // records the calls that are the same in every step and replays them (kernels/ops.h).
 
-// A micro-batch of shape.batch windows.
+// A micro-batch of shape.batch windows. Without shape.usual_documents each is one document.
 void llama_load_batch(Llama *llama, const Batch *batch);
 // The layers: x of the output layer and its sums of squares.
 void llama_forward(Llama *llama);

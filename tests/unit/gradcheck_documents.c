@@ -29,7 +29,12 @@ typedef struct Trained {
 } Trained;
 
 static Trained open_model(void) {
-  const RunShape shape = {.batch = B, .seq = T, .loss_chunks = 1, .train = true};
+  const RunShape shape = {.batch = B,
+                          .seq = T,
+                          .loss_chunks = 1,
+                          .train = true,
+                          .usual_documents = M,
+                          .longest_document = T};
   const OpsConfig ops = llama_ops_config(&model, &shape, T, 2);
   Trained t = {.be = backend_cpu_create(&ops)};
   Error err;
