@@ -106,11 +106,16 @@ typedef struct ParamTensor {
 typedef struct AdamW {
   double learning_rate, beta1, beta2, eps, weight_decay;
   double clip_norm; // gradients are scaled by min(1, clip_norm / norm); 0 = no clipping
+  // The step's loss, gradients and norm are multiplied by it, before clipping: head_loss has one
+  // weight for all rows of a step, and this makes it a mean over those that count. 1 where all do,
+  // else rows / rows that count; 0 where none does.
+  double gradient_scale;
 } AdamW;
 
 // The result of a training step. It lives in the backend, and step_result reads it.
 typedef struct StepResult {
-  double loss;      // mean over the step's tokens, nats
+  double loss;      // mean over the step's tokens that count, nats; of a validation as head_loss
+                    // summed it
   double grad_norm; // L2 norm of all gradients, before clipping
   bool applied;     // false: loss or grad_norm was not finite and adamw changed nothing
   int64_t updates;  // updates applied since the start of the run; AdamW's t for bias correction

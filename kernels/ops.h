@@ -104,7 +104,8 @@ typedef void RowLogitsOp(Backend *be, Operand x, RowStat sumsq, Operand W, act_t
 // The logits of a training step or a validation, and their loss: adds scale * sum over m of
 // (log-sum-exp - target's logit) to the loss of the running step. Where g is not NULL the gradient
 // is computed in the same call, since the logits are read only once: dlogits' = r * scale *
-// (softmax - onehot(target)).
+// (softmax - onehot(target)). A row with a negative target does not count: it adds nothing to the
+// loss, and its p, s, u and u x are 0.
 //   x [M, D] in, sumsq in, W [V, D] in (folded), targets [M] int32 in, logits [M, V] scratch, rows
 //   of padded_vocab; g's p and s out, u and ux as HeadGradient says
 typedef void HeadLossOp(Backend *be, int64_t M, Operand x, RowStat sumsq, Operand W,
@@ -160,9 +161,11 @@ typedef void RepackOp(Backend *be, int64_t M, int64_t N, Operand x);
 // Writes the gradients dwn of the norm weights, and computes the norm over all gradients. The
 // gradients of the matrices are only read; their folded copies may be read in place of W.
 typedef void GradsFinishOp(Backend *be, const ParamTensor *list, int count);
-// Updates the delayed scales. Then applies decoupled AdamW to all tensors with the parameters of
-// the last set_hyper, norm weights first, and writes the compute copies. If the loss or the
-// gradient norm is not finite, no weight and no moment changes, and the result says so.
+// Multiplies the step's loss, norm and gradients by gradient_scale, and updates the delayed scales.
+// Then applies decoupled AdamW to all tensors with the parameters of the last set_hyper, norm
+// weights first, and writes the compute copies. If the loss or the gradient norm is not finite, no
+// weight and no moment changes, and the result says so. Gradients of 0 are gradients like others:
+// moments and weights decay.
 typedef void AdamwOp(Backend *be, const ParamTensor *list, int count);
 
 // X(type, name) for each operation.

@@ -33,5 +33,6 @@ AdamW adamw_at(const OptimizerConfig *o, int64_t step, int64_t steps) {
       .eps = o->eps,
       .weight_decay = o->weight_decay,
       .clip_norm = o->clip_norm,
+      .gradient_scale = 1,
   };
 }

@@ -19,5 +19,5 @@
 // Rate of optimizer step `step` (0-based) of a run of `steps`.
 double learning_rate(const OptimizerConfig *optimizer, int64_t step, int64_t steps);
 
-// AdamW's parameters at that step.
+// AdamW's parameters at that step, of which all rows count.
 AdamW adamw_at(const OptimizerConfig *optimizer, int64_t step, int64_t steps);

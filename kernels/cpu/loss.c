@@ -57,12 +57,15 @@ void cpu_loss(Backend *be, int64_t M, Operand x, RowStat sumsq, const int32_t *t
 #pragma omp parallel for schedule(static)
   for (int64_t m = 0; m < M; m++) {
     real *row = logits + m * padded_vocab(c);
+    const bool counts = targets[m] >= 0;
     const real largest = row_largest(V, row);
     const double sum = sum_of_powers(V, row, largest);
-    row_loss[m] = (double)largest + log(sum) - (double)row[targets[m]];
+    row_loss[m] = counts ? (double)largest + log(sum) - (double)row[targets[m]] : 0;
     if (!s) continue;
-    s[m] = row_gradient(row, V, targets[m], largest, sum, row_factor(c, x, sumsq, m) * (real)scale);
-    for (int64_t v = V; v < padded_vocab(c); v++) row[v] = 0;
+    s[m] = counts ? row_gradient(row, V, targets[m], largest, sum,
+                                 row_factor(c, x, sumsq, m) * (real)scale)
+                  : 0;
+    for (int64_t v = counts ? V : 0; v < padded_vocab(c); v++) row[v] = 0;
   }
   double total = 0; // in order: the same bits for any number of threads
   for (int64_t m = 0; m < M; m++) total += row_loss[m];

@@ -101,7 +101,7 @@ static void round_moments(int64_t count, int64_t first, uint32_t key, real *m, r
 
 // The factors of AdamW's update, including its bias corrections.
 typedef struct Factors {
-  real beta1, beta2, eps, clip, step_size, per_root, keep;
+  real beta1, beta2, eps, scale, step_size, per_root, keep;
 } Factors;
 
 // W -= lr (m^ / (sqrt(v^) + eps) + decay W), with bias-corrected moments. arXiv 1711.05101, as
@@ -111,14 +111,14 @@ VECTORS static void adamw_row(int64_t n, const Factors *factors, const real *gra
   const Factors f = *factors;
 #pragma omp simd
   for (int64_t k = 0; k < n; k++) {
-    const real g = grad[k] * f.clip;
+    const real g = grad[k] * f.scale;
     m[k] = f.beta1 * m[k] + (1 - f.beta1) * g;
     v[k] = f.beta2 * v[k] + (1 - f.beta2) * g * g;
     W[k] = f.keep * W[k] - f.step_size * m[k] / (real_sqrt(v[k]) * f.per_root + f.eps);
   }
 }
 
-static void adamw_tensor(const Cpu *cpu, const ParamTensor *list, int index, double clip) {
+static void adamw_tensor(const Cpu *cpu, const ParamTensor *list, int index, double scale) {
   const ParamTensor *t = &list[index];
   const AdamW *a = &cpu->hyper;
   const int64_t update = cpu->step.updates;
@@ -126,7 +126,7 @@ static void adamw_tensor(const Cpu *cpu, const ParamTensor *list, int index, dou
   const Factors factors = {.beta1 = (real)a->beta1,
                            .beta2 = (real)a->beta2,
                            .eps = (real)a->eps,
-                           .clip = (real)clip,
+                           .scale = (real)scale,
                            .step_size =
                                (real)(a->learning_rate / (1 - pow(a->beta1, (double)update))),
                            .per_root = (real)(1 / sqrt(1 - pow(a->beta2, (double)update))),
@@ -154,15 +154,17 @@ void cpu_set_hyper(Backend *be, const AdamW *hyper) {
 void cpu_adamw(Backend *be, const ParamTensor *list, int count) {
   StepResult *step = &cpu_of(be)->step;
   const AdamW *hyper = &cpu_of(be)->hyper;
+  step->loss *= hyper->gradient_scale;
+  step->grad_norm *= hyper->gradient_scale;
   step->applied = isfinite(step->loss) && isfinite(step->grad_norm);
   scalings_update(cpu_of(be));
   if (!step->applied) return;
   step->updates++;
   const bool clipped = hyper->clip_norm > 0 && step->grad_norm > hyper->clip_norm;
-  const double clip = clipped ? hyper->clip_norm / step->grad_norm : 1;
+  const double factor = hyper->gradient_scale * (clipped ? hyper->clip_norm / step->grad_norm : 1);
   for (int vectors = 0; vectors < 2; vectors++) // last: gradients of matrices read the old ones
     for (int i = 0; i < count; i++)
-      if ((list[i].rows == 1) == vectors) adamw_tensor(cpu_of(be), list, i, clip);
+      if ((list[i].rows == 1) == vectors) adamw_tensor(cpu_of(be), list, i, factor);
   cpu_refresh(be, list, count); // after all masters: a folded copy reads its norm weight too
 }
 

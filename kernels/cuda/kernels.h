@@ -49,7 +49,7 @@ typedef struct StepState {
   int32_t saturated, saturated_first; // as in StepResult
   int64_t updates; // this and the next fields outlive the step; those before start at 0
   AdamW hyper;
-  float clip, step_size, per_root; // factors of the running update, see optimizer.cu
+  float scale, step_size, per_root; // factors of the running update, see optimizer.cu
 } StepState;
 
 // ---- scales.cu
@@ -86,12 +86,12 @@ void launch_gemv_fp8(int64_t N, int64_t K, const fp8_t *a, const Scaling *scalin
 typedef struct CrossEntropy {
   int64_t M, V, stride;   // of the logits' rows: padded_vocab
   act_t *logits;          // [M, V], before r; overwritten by dlogits' where s is not NULL
-  const int32_t *targets; // [M]
+  const int32_t *targets; // [M]; negative: the row does not count
   RowScale r;
   bool clusters; // the kernels know thread block clusters: compiled for 9.0 or later
   int multiprocessors;
   float grad_scale; // dlogits' = r * grad_scale * (softmax - onehot)
-  float *row_loss;  // [M] out: log-sum-exp - target logit
+  float *row_loss;  // [M] out: log-sum-exp - target logit, or 0
   float *s;         // [M] out: row sum of dlogits' * logits, or NULL: the loss only
 } CrossEntropy;
 void launch_cross_entropy(const CrossEntropy *args, cudaStream_t stream);

@@ -4,6 +4,7 @@
 //   dlogits' = f (p - onehot)   with p = exp(z - lse), f = r grad_scale
 //   s = row sum of dlogits' z = f (sum p z - z_target)
 // so one sweep that keeps (largest z, sum of exp, sum of exp z) has all inputs of the second sweep.
+// A row without a target has a loss and an f of 0.
 //
 // A row stays in registers between the sweeps, 8 vectors of 16 bytes a thread: each logit is read
 // once and written once. A row of V = 128256 is the whole register file of a multiprocessor, so on
@@ -135,14 +136,21 @@ static __device__ __forceinline__ void store_edge(const CrossEntropy &args, bf16
   row[column] = bf16_from_float(column >= args.V ? 0 : column == target ? d - g.factor : d);
 }
 
-// Stores the row's results, by one thread; target = its stored logit.
+// The stored logit of a row's target; of a row without one it is not used.
+static __device__ __forceinline__ float target_logit(const bf16_bits *row, int target) {
+  return target < 0 ? 0 : bf16_to_float(row[target]);
+}
+
+// Stores the row's results, by one thread. logit: the stored one of its target.
 static __device__ __forceinline__ RowGradient finish_row(const CrossEntropy &args, int64_t m,
-                                                         const Sweep &row, float r, float target,
-                                                         bool stores) {
-  const RowGradient g = {r * LOG2_E, row.largest + log2f(row.sum), r * args.grad_scale};
+                                                         const Sweep &row, float r, int target,
+                                                         float logit, bool stores) {
+  const bool counts = target >= 0;
+  const RowGradient g = {r * LOG2_E, row.largest + log2f(row.sum),
+                         counts ? r * args.grad_scale : 0};
   const float scale = LN_2 * g.c; // z = scale * stored logit
-  if (stores) args.row_loss[m] = LN_2 * g.lse - scale * target;
-  if (stores && args.s) args.s[m] = g.factor * scale * (row.dot / row.sum - target);
+  if (stores) args.row_loss[m] = counts ? LN_2 * g.lse - scale * logit : 0;
+  if (stores && args.s) args.s[m] = counts ? g.factor * scale * (row.dot / row.sum - logit) : 0;
   return g;
 }
 
@@ -236,7 +244,7 @@ static __global__ __launch_bounds__(MAX_THREADS,
     const int target = args.targets[m];
     const float at_edge = edge_logit(args, logits, edge);
     // Read before any block overwrites it.
-    const float target_logit = first == 0 ? bf16_to_float(logits[target]) : 0.0f;
+    const float at_target = first == 0 ? target_logit(logits, target) : 0.0f;
     const int64_t next = m + clusters;
     const float next_share = row_share(args.r.sumsq, next, next < args.M, lane, 32);
 
@@ -249,7 +257,7 @@ static __global__ __launch_bounds__(MAX_THREADS,
     const float next_r = row_factor(args, next, next_share);
 
     const Sweep row = sweep_cluster(sweep_block(a, scratch), of_block[turn], rank, cluster_size);
-    const RowGradient g = finish_row(args, m, row, r, target_logit, first == 0);
+    const RowGradient g = finish_row(args, m, row, r, target, at_target, first == 0);
     if (GRADIENT) {
       store_edge(args, logits, edge, at_edge, g, target);
 #pragma unroll
@@ -274,7 +282,7 @@ static __global__ __launch_bounds__(1024) void cross_entropy_loop_kernel(CrossEn
   const int target = args.targets[m], vectors = whole_vectors(args), edge = edge_column(args, true);
   const float r = row_rstd(args.r, m), c = r * LOG2_E;
   const float at_edge = edge_logit(args, logits, edge);
-  const float target_logit = bf16_to_float(logits[target]);
+  const float at_target = target_logit(logits, target);
 
   Sweep a = sweep_with_edge(sweep_empty(), args, edge, at_edge, c);
 #pragma unroll 4
@@ -288,7 +296,7 @@ static __global__ __launch_bounds__(1024) void cross_entropy_loop_kernel(CrossEn
   a = sweep_block(a, scratch);
   if (threadIdx.x == 0) of_row = a;
   __syncthreads(); // also: every thread has read its single elements and the target
-  const RowGradient g = finish_row(args, m, of_row, r, target_logit, threadIdx.x == 0);
+  const RowGradient g = finish_row(args, m, of_row, r, target, at_target, threadIdx.x == 0);
   if (!args.s) return;
   store_edge(args, logits, edge, at_edge, g, target);
 #pragma unroll 4

@@ -290,37 +290,40 @@ static __device__ __forceinline__ WeightTile weight_tile(const DeviceTensor &t, 
 }
 
 // ---- AdamW over all tensors, and the compute copies. arXiv 1711.05101, as torch.optim.AdamW:
-//   g' = clip g      m = b1 m + (1 - b1) g'      v = b2 v + (1 - b2) g'^2
+//   g' = scale g     m = b1 m + (1 - b1) g'      v = b2 v + (1 - b2) g'^2
 //   W = (1 - lr decay) W - lr / (1 - b1^t) m / (sqrt(v / (1 - b2^t)) + eps)
 //   compute = bf16(W)      folded = bf16(W wn), with the wn of this update; or both FP8 copies
-// and g = grad + grad_folded wn, with the wn that the forward used (grads_finish copies it). Three
-// launches: norm weights first, since the folded copies read them; then the tensors with bf16
-// copies, then those with FP8 copies (a tile per block). Before them one thread decides on the
-// device whether the update is applied (loss and norm finite), counts it, and computes its factors:
-// so no value has to be copied to the host within a step. Bytes an element: 12 + 12 of fp32 state
+// and g = grad + grad_folded wn, with the wn that the forward used (grads_finish copies it), scale =
+// gradient_scale times the factor of clipping. Three launches: norm weights first, since the folded
+// copies read them; then the tensors with bf16 copies, then those with FP8 copies (a tile per
+// block). Before them one thread scales the loss and the norm, decides on the device whether the
+// update is applied (both finite), counts it, and computes its factors: so no value has to be
+// copied to the host within a step. Bytes an element: 12 + 12 of fp32 state
 // (8 + 8 with bf16 moments, rounded after the step is made), a gradient of 2 or 4, copies of 2
 // (twice both for a tied embedding).
 // Launch: UPDATE_BLOCK elements of one tensor, 4 per thread at a time, or a tile per block.
 
 static __global__ void factors_kernel(StepState *state) {
+  const AdamW a = state->hyper;
+  state->loss *= a.gradient_scale;
+  state->grad_norm *= a.gradient_scale;
   state->applied = isfinite(state->loss) && isfinite(state->grad_norm);
   if (!state->applied) return;
-  const AdamW a = state->hyper;
   const double t = (double)++state->updates;
   const bool clipped = a.clip_norm > 0 && state->grad_norm > a.clip_norm;
-  state->clip = clipped ? (float)(a.clip_norm / state->grad_norm) : 1.0f;
+  state->scale = (float)(a.gradient_scale * (clipped ? a.clip_norm / state->grad_norm : 1));
   state->step_size = (float)(a.learning_rate / (1 - pow(a.beta1, t)));
   state->per_root = (float)(1 / sqrt(1 - pow(a.beta2, t)));
 }
 
 struct Factors {
-  float clip, step_size, per_root, keep, beta1, beta2, eps;
+  float scale, step_size, per_root, keep, beta1, beta2, eps;
   uint32_t key; // of bf16 moments' noise
 };
 
 static __device__ __forceinline__ float update(float w, float &m, float &v, float g,
                                                const Factors &f) {
-  g *= f.clip;
+  g *= f.scale;
   m = f.beta1 * m + (1 - f.beta1) * g;
   v = f.beta2 * v + (1 - f.beta2) * g * g;
   return f.keep * w - f.step_size * m / (sqrtf(v) * f.per_root + f.eps);
@@ -404,7 +407,7 @@ static __device__ __forceinline__ Factors factors_of(const DeviceTensor &t,
                                                      const StepState *state) {
   const AdamW &a = state->hyper;
   const float keep = (float)(1 - a.learning_rate * (t.decay ? a.weight_decay : 0));
-  return {state->clip,    state->step_size, state->per_root, keep,
+  return {state->scale,   state->step_size, state->per_root, keep,
           (float)a.beta1, (float)a.beta2,   (float)a.eps,    moment_key(state->updates, t.index)};
 }
 

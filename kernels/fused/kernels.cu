@@ -21,6 +21,8 @@ void launch_rope_table(int64_t rows, int64_t d, int64_t period, const float *fro
 
 // ---- Before programs/probabilities.cu: the aims of rows. Launch: see my_lane; the lanes of a row
 // share its dot product.
+constexpr float NO_AIM = 0x1p120f; // of a row without a target: all of its P are 0
+
 template <class Format>
 static __global__ void
 head_aim_kernel(int64_t M, int lanes, RowScale r, const typename Format::Element *__restrict__ x,
@@ -29,12 +31,12 @@ head_aim_kernel(int64_t M, int lanes, RowScale r, const typename Format::Element
   using Raw = typename Format::Raw;
   const Lane l = my_lane(M, lanes);
   const float of_r = row_share(r.sumsq, l.m, l.exists, l.lane, lanes);
-  const int target = l.exists ? targets[l.m] : 0;
+  const int target = l.exists ? targets[l.m] : -1;
   const Raw *of_x = reinterpret_cast<const Raw *>(x + l.m * r.D),
             *of_W = reinterpret_cast<const Raw *>(W + target * r.D);
   float dot = 0;
 #pragma unroll 4
-  for (int k = l.lane; l.exists && k < r.D / Format::WIDTH; k += lanes) {
+  for (int k = l.lane; target >= 0 && k < r.D / Format::WIDTH; k += lanes) {
     const auto a = Format::values(of_x[k]), b = Format::values(of_W[k]);
 #pragma unroll
     for (int i = 0; i < Format::WIDTH; i++) dot = fmaf(a.v[i], b.v[i], dot);
@@ -44,7 +46,7 @@ head_aim_kernel(int64_t M, int lanes, RowScale r, const typename Format::Element
   const float inverse = scaling_x ? scaling_x->inverse * scaling_W->inverse : 1,
               z = product * inverse * (r.q ? rstd / r.q[l.m] : rstd);
   float *to = reinterpret_cast<float *>(aim.data) + l.m;
-  to[AIM_EXPONENT * aim.stride] = fmaf(z, LOG2_E, HEAD_AIM);
+  to[AIM_EXPONENT * aim.stride] = target < 0 ? NO_AIM : fmaf(z, LOG2_E, HEAD_AIM);
   to[AIM_TARGET * aim.stride] = (float)target;
 }
 
@@ -77,18 +79,19 @@ static __device__ __forceinline__ float part_share(const RowStat &s, int64_t m, 
   return sum;
 }
 
-// Row m's, from its sum of P and of P log2(P). Returns u.
+// Row m's, from its sum of P and of P log2(P), which are 0 in a row without a target. Returns u.
 static __device__ float finish_row(const HeadFinish &args, int64_t m, float sum, float entropy) {
+  const int target = args.targets[m];
   const float r = row_rstd(args.r, m);
-  const float u = r * args.scale / (sum + exp2f(-HEAD_AIM));
+  const float u = target < 0 ? 0 : r * args.scale / (sum + exp2f(-HEAD_AIM));
   const float loss = sum < 1 ? log1pf(ldexpf(sum, HEAD_AIM)) : HEAD_AIM * LN_2 + logf(sum);
   args.row_loss[m] = sum < exp2f(HEAD_MOST) ? loss : NAN;
   const HeadGradient &g = args.gradient;
   if (!g.u) return u;
   reinterpret_cast<float *>(g.u)[m] = u;
   reinterpret_cast<float *>(g.s.data)[m] = u * LN_2 * fmaf(HEAD_AIM, sum, entropy);
-  reinterpret_cast<bf16_bits *>(g.p.data)[m * g.p.row_stride + args.targets[m]] =
-      bf16_from_float(-sum);
+  if (target >= 0)
+    reinterpret_cast<bf16_bits *>(g.p.data)[m * g.p.row_stride + target] = bf16_from_float(-sum);
   return u;
 }
 

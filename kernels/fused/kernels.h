@@ -36,15 +36,17 @@ void launch_rope_table(int64_t rows, int64_t d, int64_t period, const float *fro
 // cancel where p is near 1. c moves with the row, so neither large logits nor a mean that drifts
 // matter: a row's P goes out of range only where its loss does. S up to 2^MOST, a loss of 106 nats,
 // keeps u and its products in range; above the loss is NaN, and the update is skipped.
-// Probabilities below 2^(-126 + AIM) of the target's become 0.
+// Probabilities below 2^(-126 + AIM) of the target's become 0. A row without a target has a c from
+// which all P become 0, so S, A and its loss are 0, and so are u and s.
 enum { HEAD_AIM = 64, HEAD_MOST = 90 };
 
-// The parts of a row's aim: its target's column, and the exponent of 2 from which P starts.
+// The parts of a row's aim: its target's column (-1: none), and the exponent of 2 from which P
+// starts.
 enum { AIM_EXPONENT, AIM_TARGET, AIM_PARTS };
 
 // Computes each row's aim from its target's logit r x W[target].
 //   x [M, D], W [V, D] in, of which FP8 copies are read where both have them, with `scalings`;
-//   targets [M]; aim [AIM_PARTS, stride] out
+//   targets [M], negative: none; aim [AIM_PARTS, stride] out
 void launch_head_aim(int64_t M, RowScale r, Operand x, Operand W, const Scaling *scalings,
                      const int32_t *targets, RowStat aim, cudaStream_t stream);
 
@@ -52,13 +54,12 @@ void launch_head_aim(int64_t M, RowScale r, Operand x, Operand W, const Scaling 
 typedef struct HeadFinish {
   int64_t M;
   RowScale r;
-  RowStat sum, entropy;  // of P and P log2(P), as the program writes them
-  float scale;           // dlogits = scale (p - onehot)
-  float *row_loss;       // [M] out; NaN above 106 nats
-  HeadGradient gradient; // p in, all else out; without u: the loss only, without ux: no u x
-  // Of a gradient:
-  const int32_t *targets; // [M]
-  const act_t *x;         // [M, D], D a multiple of 8
+  RowStat sum, entropy;   // of P and P log2(P), as the program writes them
+  float scale;            // dlogits = scale (p - onehot)
+  const int32_t *targets; // [M], negative: none
+  float *row_loss;        // [M] out; NaN above 106 nats
+  HeadGradient gradient;  // p in, all else out; without u: the loss only, without ux: no u x
+  const act_t *x;         // of a gradient: [M, D], D a multiple of 8
 } HeadFinish;
 void launch_head_finish(const HeadFinish *args, cudaStream_t stream);
 

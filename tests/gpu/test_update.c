@@ -28,7 +28,8 @@ static const AdamW hyper = {.learning_rate = 1e-2,
                             .beta2 = 0.95,
                             .eps = 1e-8,
                             .weight_decay = 0.1,
-                            .clip_norm = 1};
+                            .clip_norm = 1,
+                            .gradient_scale = 1};
 
 static float *copy_of(const float *x, int64_t n) {
   float *copy = xmalloc((size_t)n * sizeof *copy);

@@ -30,7 +30,8 @@ typedef struct Rig {
 
 // No clipping: the norm's last bit depends on the order of tensors. Steps are large, so that values
 // leave their scale's reach.
-static const AdamW hyper = {.learning_rate = 0.5, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8};
+static const AdamW hyper = {
+    .learning_rate = 0.5, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .gradient_scale = 1};
 
 static bool is_norm(int i) {
   return i == NORM || i == TIED_NORM;

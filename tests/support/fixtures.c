@@ -5,7 +5,8 @@
 #include "tests/support/test.h"
 #include "tests/support/tiny_run.h"
 
-const char *const fixtures[FIXTURES] = {"gqa_untied", "mha_tied", "llama3_rope", "wide_heads"};
+const char *const fixtures[FIXTURES] = {"gqa_untied", "mha_tied", "llama3_rope", "wide_heads",
+                                        "documents"};
 
 // What make_fixtures.py trains with.
 static const AdamW adamw = {.learning_rate = 1e-3,
@@ -47,6 +48,14 @@ static int32_t *read_ids(const SafeFile *file, const char *name) {
   return (int32_t *)(void *)(uintptr_t)t->data;
 }
 
+// Whole windows where the fixture has no lengths.
+static void read_documents(Rig *rig) {
+  const SafeTensor *t = safetensors_find(&rig->expected, "lengths");
+  if (!t) return;
+  rig->documents = elements(t);
+  rig->lengths = read_ids(&rig->expected, "lengths");
+}
+
 static char *fixture_file(const Rig *rig, const char *name) {
   return xasprintf("%s/%s", rig->folder, name);
 }
@@ -83,11 +92,15 @@ void rig_open(Rig *rig, const char *fixture, int64_t micro_batches, int64_t loss
   rig->tokens_count = elements(ids);
   rig->input_ids = read_ids(&rig->expected, "input_ids");
   rig->targets = read_ids(&rig->expected, "targets");
+  for (int64_t i = 0; i < rig->tokens_count; i++) rig->counted += rig->targets[i] != NO_TARGET;
+  read_documents(rig);
 
   const RunShape shape = {.batch = ids->shape[0] / micro_batches,
                           .seq = ids->shape[1],
                           .loss_chunks = loss_chunks,
-                          .train = true};
+                          .train = true,
+                          .usual_documents = rig->documents,
+                          .longest_document = ids->shape[1]};
   const OpsConfig ops = llama_ops_config(&rig->model, &shape, shape.seq, 2);
   rig->be = create(&ops, &shape, micro_batches);
   must(llama_create(&rig->llama, &rig->model, &shape, rig->be, &err), &err);
@@ -106,12 +119,27 @@ void rig_close(Rig *rig) {
 
 // ---- Running
 
+static float gradient_scale(const Rig *rig) {
+  return (float)rig->tokens_count / (float)rig->counted;
+}
+
+// Rows [first, first + rows), where documents begin and end.
+static void load_rows(Rig *rig, int64_t first, int64_t rows) {
+  int64_t at = 0, document = 0, count = 0;
+  while (document < rig->documents && at < first) at += rig->lengths[document++];
+  while (document + count < rig->documents && at < first + rows)
+    at += rig->lengths[document + count++];
+  llama_load_batch(&rig->llama, &(Batch){.tokens = rig->input_ids + first,
+                                         .targets = rig->targets + first,
+                                         .lengths = rig->lengths + document,
+                                         .documents = count});
+}
+
 void rig_backward(Rig *rig) {
   const int64_t size = rig->tokens_count / rig->micro_batches;
   rig->be->services.step_begin(rig->be);
   for (int64_t i = 0; i < rig->micro_batches; i++) {
-    llama_load_batch(&rig->llama, &(Batch){.tokens = rig->input_ids + i * size,
-                                           .targets = rig->targets + i * size});
+    load_rows(rig, i * size, size);
     llama_forward(&rig->llama);
     llama_backward(&rig->llama, 1.0 / (double)rig->micro_batches, i > 0);
   }
@@ -119,7 +147,9 @@ void rig_backward(Rig *rig) {
 }
 
 StepResult rig_update(Rig *rig) {
-  rig->be->services.set_hyper(rig->be, &adamw);
+  AdamW hyper = adamw;
+  hyper.gradient_scale = (double)rig->tokens_count / (double)rig->counted;
+  rig->be->services.set_hyper(rig->be, &hyper);
   rig->be->adamw(rig->be, rig->llama.tensors, rig->llama.param_count);
   rig->be->services.step_end(rig->be);
   return rig->be->services.step_result(rig->be);
@@ -129,11 +159,12 @@ float *rig_logits(Rig *rig, double *loss) {
   const int64_t count = rig->tokens_count * rig->model.vocab_size;
   float *logits = xmalloc((size_t)count * sizeof *logits);
   rig->be->services.step_begin(rig->be);
-  llama_load_batch(&rig->llama, &(Batch){.tokens = rig->input_ids, .targets = rig->targets});
+  load_rows(rig, 0, rig->tokens_count);
   llama_forward(&rig->llama);
   llama_loss(&rig->llama, 1.0);
   rig->be->services.step_end(rig->be);
-  *loss = rig->be->services.step_result(rig->be).loss;
+  *loss = rig->be->services.step_result(rig->be).loss * (double)rig->tokens_count /
+          (double)rig->counted;
   // The loss may write anything in the logits' place: compute them as generation does.
   const int64_t V = rig->model.vocab_size;
   for (int64_t m = 0; m < rig->tokens_count; m++) {
@@ -220,6 +251,7 @@ void worst_gradient(const Rig *rig, Worst *worst) {
     const SafeTensor *expected = find(&rig->expected, "grad.", t->name);
     assert_int_equal(elements(expected), t->rows * t->cols);
     float *got = read_gradient(rig, t), *want = read_floats(expected);
+    for (int64_t k = 0; k < t->rows * t->cols; k++) got[k] *= gradient_scale(rig);
     worst_of(worst, difference(rig, got, want, t->rows * t->cols), t->name);
     free(got);
     free(want);

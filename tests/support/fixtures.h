@@ -6,7 +6,7 @@
 #include "model/llama.h"
 #include "data/safetensors.h"
 
-enum { FIXTURES = 4, FIXTURE_STEPS = 5 };
+enum { FIXTURES = 5, FIXTURE_STEPS = 5 };
 extern const char *const fixtures[FIXTURES];
 
 // A fixture in our model, its batch cut into `micro_batches` of equal size.
@@ -19,6 +19,9 @@ typedef struct Rig {
   HfTensor *hf;
   int64_t tokens_count;         // B T
   int32_t *input_ids, *targets; // [B, T], in the mapped file, only read
+  int64_t counted;              // targets
+  int32_t *lengths;             // [documents] likewise; NULL: windows are whole
+  int64_t documents;
   int64_t micro_batches;
   bool l2_alone; // how errors are measured, see Worst; false where nothing sets it
   Backend *be;

@@ -12,7 +12,8 @@ static const AdamW adamw = {.learning_rate = 1e-3,
                             .beta2 = 0.95,
                             .eps = 1e-8,
                             .weight_decay = 0.1,
-                            .clip_norm = 1};
+                            .clip_norm = 1,
+                            .gradient_scale = 1};
 
 // Low numbers are frequent.
 static int32_t zipf(uint64_t key, uint64_t index, int count) {

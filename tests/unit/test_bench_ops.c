@@ -71,8 +71,12 @@ static void step_by_operations(Model *m) {
 }
 
 static void one_by_one_they_are_a_step(bool tied, int64_t chunks) {
-  const AdamW hyper = {
-      .learning_rate = 0.01, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .clip_norm = 1};
+  const AdamW hyper = {.learning_rate = 0.01,
+                       .beta1 = 0.9,
+                       .beta2 = 0.95,
+                       .eps = 1e-8,
+                       .clip_norm = 1,
+                       .gradient_scale = 1};
   Model whole, parts;
   ModelConfig c = config;
   c.tie_word_embeddings = tied;

@@ -81,6 +81,10 @@ TEST(greedy_tokens_are_those_of_transformers) {
   for (int f = 0; f < FIXTURES; f++) {
     Rig rig;
     rig_open(&rig, fixtures[f], 1, 1, rig_cpu);
+    if (rig.lengths) { // not one text
+      rig_close(&rig);
+      continue;
+    }
     const int64_t V = rig.model.vocab_size, T = rig.llama.shape.seq;
     const SafeTensor *expected = rig_expected(&rig, "logits", "");
     Generator *g = generator_create(&rig.llama, T, &err);

@@ -16,7 +16,8 @@ static const AdamW adamw = {.learning_rate = 1e-2,
                             .beta2 = 0.95,
                             .eps = 1e-8,
                             .weight_decay = 0.1,
-                            .clip_norm = 1};
+                            .clip_norm = 1,
+                            .gradient_scale = 1};
 
 static void load_batch(TinyRun *run, uint64_t seed) {
   int32_t ids[2 * TOKENS];
@@ -151,7 +152,8 @@ TEST(decay_moves_matrices_only) {
                             .beta2 = 0.95,
                             .eps = 1e-8,
                             .weight_decay = 0.5,
-                            .clip_norm = 1};
+                            .clip_norm = 1,
+                            .gradient_scale = 1};
   update(&run, &decay_only);
   float *after = snapshot(&run, &bytes);
   const float *a = before, *b = after;
