@@ -18,3 +18,19 @@ void batch_free(Batch *batch) {
 void batch_clear(Batch *batch) {
   batch->documents = batch->counted = 0;
 }
+
+void batch_leave(Batch *batch, int64_t row, int64_t T) {
+  for (int64_t t = row * T; t < (row + 1) * T; t++) {
+    batch->tokens[t] = 0;
+    batch->targets[t] = NO_TARGET;
+  }
+  if (batch->documents > 0) batch->lengths[batch->documents++] = (int32_t)T;
+}
+
+double batch_attended(const Batch *batch, int64_t windows, int64_t T) {
+  double sum = 0;
+  if (batch->documents == 0) return (double)windows * (double)T * (double)T;
+  for (int64_t i = 0; i < batch->documents; i++)
+    sum += (double)batch->lengths[i] * (double)batch->lengths[i];
+  return sum;
+}

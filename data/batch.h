@@ -19,3 +19,8 @@ Batch batch_alloc(int64_t rows);
 void batch_free(Batch *batch);
 // Before the first row of a new batch is read.
 void batch_clear(Batch *batch);
+// Window `row`, which no window of the data is left for: no row of it counts.
+void batch_leave(Batch *batch, int64_t row, int64_t T);
+// The sum over all rows of the rows that attention counts for each, times two: that of the squares
+// of documents' lengths, of which `windows` of T rows have T^2 where they are whole.
+double batch_attended(const Batch *batch, int64_t windows, int64_t T);

@@ -255,11 +255,9 @@ int64_t model_parameters(const ModelConfig *model, bool with_embedding) {
   return look_up + model->num_hidden_layers * layer + D + V * D;
 }
 
-double model_step_flops(const ModelConfig *model, int64_t sequences, int64_t T) {
+double model_step_flops(const ModelConfig *model, double tokens, double attended) {
   const double matrices = (double)(model->num_hidden_layers * layer_matrices(model) +
                                    model->vocab_size * model->hidden_size);
-  const double tokens = (double)sequences * (double)T;
   const double attention = (double)(model->num_attention_heads * model->head_dim);
-  return 6 * tokens * matrices +
-         6 * (double)model->num_hidden_layers * tokens * (double)T * attention;
+  return 6 * tokens * matrices + 6 * (double)model->num_hidden_layers * attended * attention;
 }

@@ -25,8 +25,8 @@ int64_t tokens_per_step(const Config *c) {
 }
 
 double flops_per_step(const Config *c) {
-  return model_step_flops(&c->model, c->train.batch_size * c->train.gradient_accumulation,
-                          c->train.sequence_length);
+  const double tokens = (double)tokens_per_step(c);
+  return model_step_flops(&c->model, tokens, tokens * (double)c->train.sequence_length);
 }
 
 bool run_graphs(const Config *c) {

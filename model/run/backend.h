@@ -8,7 +8,7 @@ RunShape run_shape(const Config *config);
 
 // Tokens of an optimizer step.
 int64_t tokens_per_step(const Config *config);
-// Its model FLOPs (model/config/config.h).
+// Its model FLOPs (model/config/config.h), were every window one document.
 double flops_per_step(const Config *config);
 
 // Whether steps are to be recorded as CUDA graphs: ranges on a profiler's time line hold the

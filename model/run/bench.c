@@ -243,7 +243,7 @@ void bench_list(BenchResult *r, const Llama *llama, int64_t accumulation, Operat
                                       .bare = spread_of(NULL, 0)};
   }
   // A micro-batch, its update, and the passes of a layer, one after the other
-  const AdamW hyper = {.learning_rate = 0};
+  const AdamW hyper = {.gradient_scale = 1};
   Llama recorded = *llama;
   recorded.be = &recorder->base;
   recorder->count = 0;

@@ -268,6 +268,7 @@ void log_train(RunLog *log, const StepLine *s) {
   put_number(w, "grad_norm", s->grad_norm);
   put_number(w, "ms", s->ms);
   put_number(w, "tokens_per_s", tokens_per_s);
+  if (s->counted != s->tokens) json_whole(w, "counted", s->counted);
   put_number(w, "mfu", s->mfu);
   json_bool(w, "applied", s->applied);
   if (s->fp8) json_whole(w, "saturated", s->saturated);

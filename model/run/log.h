@@ -9,8 +9,8 @@
 //   opened step, ms (from the command to the end of the first step), phases (an object of ms, by
 //          name: they follow one another and are the whole), memory_taken (bytes of the GPU by the
 //          driver's count; 0: the backend does not count)
-//   train  step, loss, lr, grad_norm, ms, tokens_per_s, mfu (null where the peak is not known),
-//          applied; in FP8 also saturated: tensors with values beyond their scale's reach
+//   train  step, loss, lr, grad_norm, ms, tokens_per_s, counted (tokens with a target, where that
+//          is not all), mfu (null where the peak is not known), applied; in FP8 also saturated: tensors with values beyond their scale's reach
 //   val    step, loss, stderr (its standard error as the mean of the whole split: of the choice of
 //          windows; 0 where all were read, null where one batch was), bits_per_byte (null where the
 //          tokenizer is not known), tokens
@@ -65,7 +65,7 @@ typedef struct StartFacts {
 typedef struct StepLine {
   int64_t step; // 1-based: steps done
   double loss, lr, grad_norm, ms;
-  int64_t tokens;                 // in the step
+  int64_t tokens, counted;        // in the step, and those with a target
   double mfu;                     // fraction of peak, NAN where not known
   bool applied;                   // false: the update was skipped
   bool fp8;                       // of whose peak mfu is a part, and where tensors may be saturated

@@ -36,7 +36,8 @@ static StepLine take_result(Run *run) {
                     .grad_norm = result.grad_norm,
                     .ms = ms,
                     .tokens = tokens_per_step(c),
-                    .mfu = peak > 0 ? flops_per_step(c) / (ms * 1e-3 * peak) : NAN,
+                    .counted = pending->counted,
+                    .mfu = peak > 0 ? pending->flops / (ms * 1e-3 * peak) : NAN,
                     .applied = result.applied,
                     .fp8 = run->llama.shape.fp8,
                     .saturated = result.saturated,
@@ -97,13 +98,28 @@ static int read_batches(Run *run, Error *err) {
   return 0;
 }
 
+static void count_rows(const Run *run, PendingStep *pending) {
+  const Config *c = &run->config;
+  double attended = 0;
+  for (int64_t i = 0; i < c->train.gradient_accumulation; i++) {
+    const Batch *batch = &run->batches[i];
+    pending->counted += batch->counted;
+    attended += batch_attended(batch, c->train.batch_size, c->train.sequence_length);
+  }
+  pending->flops = model_step_flops(&c->model, (double)tokens_per_step(c), attended);
+}
+
 int run_step_begin(Run *run, AdamW *hyper, Error *err) {
   const OutputConfig *o = &run->config.output;
   if (run->asked == 0) phase_end(&run->phases, "validation");
   if (read_batches(run, err) != 0) return -1;
+  PendingStep *pending = &run->pending[run->asked % MAX_RESULTS];
   *hyper = adamw_at(&run->config.optimizer, run_steps_asked(run), run->config.train.steps);
-  run->pending[run->asked % MAX_RESULTS] =
-      (PendingStep){.learning_rate = hyper->learning_rate, .asked_ms = now_ms()};
+  *pending = (PendingStep){.learning_rate = hyper->learning_rate, .asked_ms = now_ms()};
+  count_rows(run, pending);
+  // The mean is over the rows that count. Where none does it is 0, and so are the gradients.
+  const double rows = (double)tokens_per_step(&run->config), counted = (double)pending->counted;
+  hyper->gradient_scale = pending->counted > 0 ? rows / counted : 0;
   if (o->profile_steps > 0 && run->asked + 1 == PROFILE_START) profile(run, true);
   range_push("step");
   return 0;

@@ -37,23 +37,26 @@ uint64_t val_fingerprint(const ValWindows *w, uint64_t data, int64_t sequence_le
   return print > 0 ? print : 1;
 }
 
-void val_mean_add(ValMean *m, double batch_sum, int64_t windows) {
-  const double mean = batch_sum / (double)windows, before = mean - m->mean;
-  m->sum += batch_sum;
-  m->windows += windows;
+void val_mean_add(ValMean *m, double nats, double tokens) {
   m->batches++;
-  m->mean += before / (double)m->batches;
-  m->squares += before * (mean - m->mean);
+  m->nats += nats;
+  m->tokens += tokens;
+  m->nats_squared += nats * nats;
+  m->product += nats * tokens;
+  m->tokens_squared += tokens * tokens;
 }
 
 double val_mean(const ValMean *m) {
-  return m->sum / (double)m->windows;
+  return m->nats / m->tokens;
 }
 
 double val_standard_error(const ValMean *m, const ValWindows *w) {
+  const double n = (double)m->batches, mean = val_mean(m), of_batch = m->tokens / n;
   if (w->read == w->split) return 0;
   if (m->batches < 2) return NAN;
-  const double variance = m->squares / (double)(m->batches - 1) / (double)m->batches;
+  // Of nats - mean tokens, the deviation of each batch.
+  const double squares = m->nats_squared - 2 * mean * m->product + mean * mean * m->tokens_squared;
+  const double variance = fmax(squares, 0) / (n - 1) / n / (of_batch * of_batch);
   return sqrt(variance * (1 - (double)w->read / (double)w->split));
 }
 
@@ -80,14 +83,6 @@ static void count_window(Validation *v, int64_t window, int64_t row) {
   v->end = (LoaderPlace){place.path, place.token + T};
 }
 
-static void copy_row(Validation *v, int64_t to, int64_t from) {
-  const int64_t T = v->run->config.train.sequence_length;
-  const size_t bytes = (size_t)T * sizeof *v->batch.tokens;
-  if (to == from) return;
-  memcpy(v->batch.tokens + to * T, v->batch.tokens + from * T, bytes);
-  memcpy(v->batch.targets + to * T, v->batch.targets + from * T, bytes);
-}
-
 static int read_batch(Validation *v, int64_t i, int64_t windows) {
   Run *run = v->run;
   batch_clear(&v->batch);
@@ -100,7 +95,7 @@ static int read_batch(Validation *v, int64_t i, int64_t windows) {
   return loader_look(run->val_data, &run->data_error);
 }
 
-// The sum of the losses of all B windows, each a mean over its tokens.
+// The sum of the losses of all rows that count.
 static double sum_of_losses(Validation *v) {
   Llama *llama = &v->run->llama;
   Backend *be = llama->be;
@@ -109,22 +104,17 @@ static double sum_of_losses(Validation *v) {
   llama_forward(llama);
   llama_loss(llama, 1);
   be->services.step_end(be);
-  return be->services.step_result(be).loss * (double)v->run->val_windows.batch;
+  return be->services.step_result(be).loss * (double)llama_sizes(llama).M;
 }
 
-// A batch with fewer windows than B has its first one in the place of the missing ones, and a batch
-// of that window alone measures its share. So every forward has the one shape that the backend has
-// prepared and recorded, and FP8's groups of rows are whole.
+// A batch with fewer windows than B is filled up, so that every forward has the one shape that the
+// backend has prepared and recorded, and FP8's groups of rows are whole.
 static bool validate_batch(Validation *v, int64_t i) {
   const int64_t B = v->run->val_windows.batch, windows = val_batch_size(&v->run->val_windows, i);
   if (*v->run->stop || read_batch(v, i, windows) != 0) return false;
-  for (int64_t row = windows; row < B; row++) copy_row(v, row, 0);
-  double sum = sum_of_losses(v);
-  if (windows < B) {
-    for (int64_t row = 0; row < windows; row++) copy_row(v, row, 0);
-    sum -= sum_of_losses(v) * (double)(B - windows) / (double)B;
-  }
-  val_mean_add(&v->mean, sum, windows);
+  for (int64_t row = windows; row < B; row++)
+    batch_leave(&v->batch, row, v->run->config.train.sequence_length);
+  val_mean_add(&v->mean, sum_of_losses(v), (double)v->batch.counted);
   return true;
 }
 
@@ -150,11 +140,10 @@ static bool validate_batches(Validation *v) {
 
 // Only where there is something to validate on.
 static bool validate(Run *run, ValLine *line) {
-  const TrainConfig *c = &run->config.train;
   Validation v = {.run = run, .batch = run->batches[0]};
   if (!validate_batches(&v)) return false;
   const double loss = val_mean(&v.mean);
-  const int64_t tokens = run->val_windows.read * c->sequence_length;
+  const int64_t tokens = (int64_t)v.mean.tokens;
   *line = (ValLine){.step = run->state.step,
                     .loss = loss,
                     .error = val_standard_error(&v.mean, &run->val_windows),

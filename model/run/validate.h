@@ -24,14 +24,16 @@ int64_t val_window(const ValWindows *w, int64_t i, int64_t row);
 // split.
 uint64_t val_fingerprint(const ValWindows *w, uint64_t data, int64_t sequence_length);
 
-// The mean of all windows, from batch to batch.
+// The mean over all tokens that count, from batch to batch. Batches may have different numbers of
+// them, so it is a ratio of two sums.
 typedef struct ValMean {
-  double sum; // of the windows' losses
-  int64_t windows, batches;
-  double mean, squares; // of the batches' means: their mean, and the squares around it
+  int64_t batches;
+  double nats, tokens;                          // sums over the batches
+  double nats_squared, product, tokens_squared; // sums of the batches' own
 } ValMean;
-void val_mean_add(ValMean *m, double batch_sum, int64_t windows);
+void val_mean_add(ValMean *m, double nats, double tokens);
 double val_mean(const ValMean *m);
-// Its standard error as an estimate of the split's mean: 0 where all of it was read, NAN where one
-// batch says nothing of its spread.
+// Its standard error as an estimate of the split's mean, that of a ratio (Cochran, Sampling
+// Techniques, 1977, 6.4): 0 where all of it was read, NAN where one batch says nothing of its
+// spread.
 double val_standard_error(const ValMean *m, const ValWindows *w);

@@ -122,7 +122,7 @@ TEST(flops_and_calls_are_those_of_a_step) {
     assert_true(op->calls == 1 || op->calls % 3 == 0);
   }
   // The model's count has 2 + 4 products of T^2 d in attention's passes; its kernels do 2 + 5.
-  const double expected = model_step_flops(&config, 2 * 3, 16);
+  const double expected = model_step_flops(&config, 2 * 3 * 16, 2 * 3 * 16 * 16);
   assert_true(fabs(flops + attention * 6 / 7 - expected) < 1e-9 * expected);
   close_model(&m);
 }

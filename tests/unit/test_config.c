@@ -5,6 +5,7 @@
 
 #include "tests/support/config_test.h"
 #include "tests/support/test.h"
+#include "model/run/backend.h"
 #include "tests/support/tiny_run.h"
 
 #define REFUSED(json, ...)                                                                         \
@@ -88,10 +89,7 @@ TEST(every_file_in_configs_is_valid) {
     if (config_load(&c, path, continues ? 2 : 0, overrides, &err)) fail_msg("%s", err.text);
     expect_round_trip(&c);
     printf("# %s: %.1fM parameters, %.3g TFLOP a step\n", path,
-           (double)model_parameters(&c.model, true) / 1e6,
-           model_step_flops(&c.model, c.train.batch_size * c.train.gradient_accumulation,
-                            c.train.sequence_length) /
-               1e12);
+           (double)model_parameters(&c.model, true) / 1e6, flops_per_step(&c) / 1e12);
     free(path);
     count++;
   }

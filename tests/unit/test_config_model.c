@@ -201,6 +201,6 @@ TEST(flops_of_a_step_count_matrices_and_half_of_attention) {
                          .num_key_value_heads = 1,
                          .head_dim = 2,
                          .vocab_size = 5};
-  const double flops = model_step_flops(&m, 7, 4);
+  const double flops = model_step_flops(&m, 7 * 4, 7 * 4 * 4);
   assert_true(flops == 6.0 * 28 * 44 + 6.0 * 1 * 7 * 1 * 16 * 2);
 }

@@ -113,6 +113,7 @@ TEST(the_log_is_one_json_object_a_line) {
                               .grad_norm = INFINITY,
                               .ms = 2,
                               .tokens = 64,
+                              .counted = 48,
                               .mfu = NAN});
   const char sample[] = "a\"\\\n\x01\xff\xe2\x82\xac\xe2\x82\xed\xa0\x80";
   log_sample(&log, 1, sample, sizeof sample - 1);
@@ -123,6 +124,7 @@ TEST(the_log_is_one_json_object_a_line) {
   cJSON *train = record(text, 0), *said = record(text, 1), *stop = record(text, 2);
   assert_true(cJSON_IsNull(cJSON_GetObjectItemCaseSensitive(train, "loss")));
   assert_true(cJSON_IsNull(cJSON_GetObjectItemCaseSensitive(train, "grad_norm")));
+  assert_int_equal(cJSON_GetObjectItemCaseSensitive(train, "counted")->valueint, 48);
   near(cJSON_GetObjectItemCaseSensitive(train, "tokens_per_s")->valuedouble, 32000);
   assert_true(cJSON_IsFalse(cJSON_GetObjectItemCaseSensitive(train, "applied")));
   assert_string_equal(cJSON_GetObjectItemCaseSensitive(said, "text")->valuestring,
@@ -191,7 +193,8 @@ TEST(the_start_has_the_whole_plan_and_config_in_utf8) {
   assert_int_equal(item(start, "steps")->valueint, 10);
   assert_int_equal(item(start, "tokens_per_step")->valueint, 128);
   near(item(start, "parameters")->valuedouble, (double)model_parameters(&config.model, true));
-  near(item(start, "flops_per_step")->valuedouble, model_step_flops(&config.model, 4, 32));
+  near(item(start, "flops_per_step")->valuedouble,
+       model_step_flops(&config.model, 4 * 32, 4 * 32 * 32));
   assert_string_equal(item(start, "device")->valuestring, "d\xef\xbf\xbd");
   assert_string_equal(item(start, "costs")->valuestring, "c");
   assert_int_equal(item(item(start, "data"), "train_tokens")->valueint, 640);
