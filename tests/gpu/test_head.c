@@ -3,6 +3,7 @@
 // in FP8. Against the CPU's products and a softmax in double; the bound of each error is twice that
 // of a twin, the same with a rounding wherever the backend stores. Beside it: where the normaliser
 // is folded, errors do not grow with the logits, even in rows whose target is all but certain.
+#include "data/batch.h"
 #include "kernels/formats.h"
 #include "kernels/fused/kernels.h"
 #include "kernels/gpu_backends.h"
@@ -77,6 +78,7 @@ static Problem problem_new(Shape3 s, double top) {
   for (int64_t m = 0; m < s.M; m++) p.targets[m] = likely(&p, m, m % 2 || top < 50 ? 32 : 0);
   p.targets[0] = 0;
   p.targets[1] = (int32_t)s.V - 1;
+  for (int64_t m = 3; m < s.M; m += 4) p.targets[m] = NO_TARGET; // the last one, too
   return p;
 }
 
@@ -96,7 +98,8 @@ static float rounded_if(bool round, double value) {
   return round ? rounded((float)value) : (float)value;
 }
 
-// What a backend leaves of one row: p [V], and its u and s. Returns the loss.
+// What a backend leaves of one row: p [V], and its u and s; zeros without a target. Returns the
+// loss.
 typedef struct RowGradient {
   double u, s;
 } RowGradient;
@@ -104,6 +107,11 @@ static double row_gradient(const Problem *problem, int64_t m, Rounding round, fl
                            RowGradient *g) {
   const int64_t V = problem->s.V, target = problem->targets[m];
   const float *z = problem->z + m * V;
+  *g = (RowGradient){0, 0};
+  if (target < 0) {
+    memset(p, 0, (size_t)V * sizeof *p);
+    return 0;
+  }
   const double r = (double)problem->r[m], q = (double)problem->q[m], unit = ldexp(1, -HEAD_AIM);
   const double z_target = r * (double)rounded_if(round.bf16_logits, (double)z[target]);
   const double reach = (double)fp8_dlogits_scale(FP8_E4M3, problem->scale);
@@ -296,10 +304,12 @@ static const char *named(const char *what, Mode mode, const Problem *p) {
   return text;
 }
 
-// The largest error of a row of dx against its own size.
+// The largest error of a row of dx against its own size. Those without a target are exactly 0.
 static double worst_row(const float *dx, const Results *reference, const Problem *p) {
   double worst = 0;
   for (int64_t m = 0; m < p->s.M; m++) {
+    for (int64_t k = 0; p->targets[m] < 0 && k < p->s.D; k++) assert_true(dx[m * p->s.D + k] == 0);
+    if (p->targets[m] < 0) continue;
     const Deviation d = deviation(dx + m * p->s.D, reference->dx + m * p->s.D, p->s.D);
     if (!(d.l2 <= worst)) worst = d.l2;
   }
@@ -368,6 +378,27 @@ TEST(losses_and_gradients) {
   }
 }
 
+// Nothing counts: no loss, no gradient, in the place of what was there.
+TEST(rows_without_targets_leave_zeros) {
+  for (int mode = 0; mode < MODES; mode++) {
+    if (!mode_runs((Mode)mode)) continue;
+    Problem p = problem_new(shapes[0], largest[0]);
+    for (int64_t m = 0; m < p.s.M; m++) p.targets[m] = NO_TARGET;
+    Backend *be = backend_new(p.s, (Mode)mode);
+    Run r = run_new(be, (Mode)mode, &p);
+    bench_reset(&r.b);
+    loss_and_gradients(&r, &p);
+    float *dx = bench_read(&r.b, r.dx.data), *dW = bench_read(&r.b, r.dW);
+    for (int64_t i = 0; i < p.s.M * p.s.D; i++) assert_true(dx[i] == 0);
+    for (int64_t i = 0; i < p.s.V * p.s.D; i++) assert_true(dW[i] == 0);
+    assert_true(be->services.step_result(be).loss == 0 && loss_alone(&r, &p) == 0);
+    free(dx), free(dW);
+    bench_free(&r.b);
+    be->services.destroy(be);
+    problem_free(&p);
+  }
+}
+
 // A row's loss beyond what its scale holds is no number, so that the update is skipped; one that is
 // large, and one of 0, are what they are.
 TEST(losses_out_of_range) {
@@ -393,6 +424,12 @@ TEST(losses_out_of_range) {
       assert_true(isnan(loss));
     else
       assert_true(fabs(loss - rows[i].loss) <= 1e-5 * rows[i].loss);
+    bench_free(&r.b);
+    for (int64_t m = 0; m < s.M; m++) p.targets[m] = NO_TARGET;
+    r = run_new(be, FUSED, &p);
+    bench_reset(&r.b);
+    loss_and_gradients(&r, &p);
+    assert_true(be->services.step_result(be).loss == 0);
     bench_free(&r.b);
     be->services.destroy(be);
     problem_free(&p);

@@ -95,6 +95,7 @@ static void check_case(const Case *c) {
   int32_t *tokens = xmalloc((size_t)M * 2 * sizeof *tokens), *targets = tokens + M;
   for (int64_t m = 0; m < 2 * M; m++)
     tokens[m] = (int32_t)(rng_u64(3, (uint64_t)m) % (uint64_t)c->model.vocab_size);
+  for (int64_t m = 1; m < M; m += 4) targets[m] = NO_TARGET;
   llama_load_batch(&llama, &(Batch){.tokens = tokens, .targets = targets});
 
   // Two accumulated halves of the same batch make one whole, so that accumulation is under test,
