@@ -124,6 +124,52 @@ TEST(a_whole_split_has_no_error_and_a_last_batch_its_own_weight) {
   assert_true(val_standard_error(&mean, &w) == 0);
 }
 
+// Windows of which a part counts, from 5 % to all, and the easier the less of it: the mean is over
+// tokens, not over windows, and its error as large as it says. Mean square, as above: observed 1.07.
+TEST(a_mean_over_what_counts_is_weighted_so) {
+  enum { T = 64 };
+  const ValWindows w = val_windows(SPLIT, BATCH, BATCHES);
+  double squares = 0, of_windows = 0;
+  for (uint64_t number = 0; number < SPLITS; number++) {
+    static double tokens[SPLIT], nats[SPLIT];
+    double all_tokens = 0, all_nats = 0, windows = 0;
+    for (int i = 0; i < SPLIT; i++) {
+      const double part = 0.05 + 0.95 * rng_uniform(number, (uint64_t)i);
+      tokens[i] = ceil(T * part);
+      nats[i] = tokens[i] * (2 + part + 0.3 * rng_normal(number, SPLIT + (uint64_t)i));
+      all_tokens += tokens[i];
+      all_nats += nats[i];
+      windows += nats[i] / tokens[i] / SPLIT;
+    }
+    ValMean mean = {0};
+    for (int64_t i = 0; i < w.batches; i++) {
+      double batch_tokens = 0, batch_nats = 0;
+      for (int64_t row = 0; row < val_batch_size(&w, i); row++) {
+        batch_tokens += tokens[val_window(&w, i, row)];
+        batch_nats += nats[val_window(&w, i, row)];
+      }
+      val_mean_add(&mean, batch_nats, batch_tokens);
+    }
+    const double whole = all_nats / all_tokens, error = val_standard_error(&mean, &w),
+                 z = (val_mean(&mean) - whole) / error;
+    squares += z * z / SPLITS;
+    of_windows += (whole - windows) / error / SPLITS;
+  }
+  printf("# mean square %.3f; a mean over windows is %.1f errors away\n", squares, of_windows);
+  assert_true(squares > 0.8 && squares < 1.4);
+  assert_true(of_windows > 3);
+}
+
+// Equal losses have no spread, whatever rounding says.
+TEST(batches_that_agree_have_an_error_of_0) {
+  const ValWindows w = val_windows(1000, 2, 4);
+  ValMean mean = {0};
+  for (int i = 1; i <= 4; i++) val_mean_add(&mean, 1.1 * i, i);
+  const double error = val_standard_error(&mean, &w);
+  printf("# error %.1e\n", error);
+  assert_true(error >= 0 && error < 1e-7);
+}
+
 TEST(other_windows_have_another_fingerprint) {
   const ValWindows few = val_windows(1000, 8, 20), fewer = val_windows(1000, 8, 10),
                    in_other_batches = val_windows(1000, 4, 40), whole = val_windows(1000, 8, 0);
