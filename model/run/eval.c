@@ -38,7 +38,7 @@ typedef struct Evaluation {
   TokenFile text;   // over them
   TokenFile *files; // [count]
   int count;
-  int64_t T, B, rows;    // rows: of logits that fit
+  int64_t T, B;          // of the one shape that all batches have
   int32_t *tokens;       // [B, T] inputs, then [B, T] targets
   int64_t targets, done; // tokens with a loss: all, so far
   TextBytes text_bytes;  // of those so far
@@ -135,10 +135,9 @@ static int open_model(Evaluation *e, Error *err) {
   e->T = least(least(asked, m->max_position_embeddings), longest);
   const int64_t fill = e->T < DEFAULT_TOKENS ? DEFAULT_TOKENS / e->T : 1;
   e->B = least(e->args->batch > 0 ? e->args->batch : fill, (longest + e->T - 1) / e->T);
-  e->rows = least(e->B * e->T, m->vocab_size < MOST_LOGITS ? MOST_LOGITS / m->vocab_size : 1);
-  const RunShape shape = {
-      .batch = e->B, .seq = e->T, .loss_chunks = (e->B * e->T + e->rows - 1) / e->rows};
-  e->rows = model_sizes(m, &shape).head_rows;
+  const int64_t rows = e->B * e->T,
+                fit = m->vocab_size < MOST_LOGITS ? MOST_LOGITS / m->vocab_size : 1;
+  const RunShape shape = {.batch = e->B, .seq = e->T, .loss_chunks = (rows + fit - 1) / fit};
   e->tokens = xcalloc((size_t)(2 * e->B * e->T), sizeof *e->tokens);
   text_bytes_open(&e->text_bytes, e->trained.tokenizer);
   return trained_load(&e->trained, &shape, e->T, "take a smaller --batch or --length", err);
@@ -146,39 +145,34 @@ static int open_model(Evaluation *e, Error *err) {
 
 // ---- Windows
 
-// The sum of the losses of `batch` windows of `length` tokens, inputs [batch, length] and then the
-// targets in e->tokens. A single window is made longer, to one of few lengths that a GPU then
-// prepares for; no token sees the tokens after it.
-static double sum_of_losses(Evaluation *e, int64_t batch, int64_t length) {
+// The sum of the losses of all rows with a target: inputs [B, T], then the targets in e->tokens.
+static double sum_of_losses(Evaluation *e) {
   Llama *llama = &e->trained.llama;
   Backend *be = llama->be;
-  RunShape *shape = &llama->shape;
-  shape->batch = batch;
-  shape->seq = length;
-  for (int64_t longer = 16; batch == 1 && shape->seq == length && length < e->T; longer *= 2)
-    if (longer >= length) shape->seq = least(longer, e->T);
   llama_load_batch(llama, &(Batch){.tokens = e->tokens, .targets = e->tokens + e->B * e->T});
   be->services.step_begin(be);
   llama_forward(llama);
-  shape->seq = length;
-  shape->loss_chunks = (batch * length + e->rows - 1) / e->rows;
   llama_loss(llama, 1);
   be->services.step_end(be);
-  return be->services.step_result(be).loss * (double)(batch * length);
+  return be->services.step_result(be).loss * (double)(e->B * e->T);
 }
 
-// Windows of `length` tokens from token `first` of the file on.
-static int evaluate_batch(Evaluation *e, const TokenFile *file, int64_t first, int64_t batch,
-                          int64_t length, Error *err) {
-  const int64_t count = batch * length;
+// The `count` tokens after token `first` of the file, in windows of T, of which the last may end
+// early: no token sees the rows after it, and they have no targets.
+static int evaluate_batch(Evaluation *e, const TokenFile *file, int64_t first, int64_t count,
+                          Error *err) {
   int32_t *targets = e->tokens + e->B * e->T;
   const int64_t V = e->trained.model.vocab_size;
   if (tokens_read(file, first, count, V, e->tokens, err) != 0 ||
       tokens_read(file, first + 1, count, V, targets, err) != 0 ||
       (e->loader && loader_look(e->loader, err) != 0))
     return -1;
+  for (int64_t row = count; row < e->B * e->T; row++) {
+    e->tokens[row] = 0;
+    targets[row] = NO_TARGET;
+  }
   text_bytes_add(&e->text_bytes, targets, count);
-  e->nats += sum_of_losses(e, batch, length);
+  e->nats += sum_of_losses(e);
   e->done += count;
   progress_show(&e->progress, (uint64_t)e->done, (uint64_t)e->targets, (uint64_t)e->done);
   if (*e->stop)
@@ -192,15 +186,13 @@ static int evaluate_batch(Evaluation *e, const TokenFile *file, int64_t first, i
 }
 
 static int evaluate_file(Evaluation *e, const TokenFile *file, Error *err) {
-  int64_t first = 0;
   int32_t start;
   if (file->count == 0) return 0;
   if (tokens_read(file, 0, 1, e->trained.model.vocab_size, &start, err) != 0) return -1;
   text_bytes_begin(&e->text_bytes, start);
-  for (int64_t left; (left = file->count - 1 - first) > 0;) {
-    const int64_t length = least(left, e->T), batch = least(left / length, e->B);
-    if (evaluate_batch(e, file, first, batch, length, err) != 0) return -1;
-    first += batch * length;
+  for (int64_t first = 0, count; first < file->count - 1; first += count) {
+    count = least(file->count - 1 - first, e->B * e->T);
+    if (evaluate_batch(e, file, first, count, err) != 0) return -1;
   }
   text_bytes_end(&e->text_bytes);
   return 0;
