@@ -293,14 +293,14 @@ static __device__ __forceinline__ WeightTile weight_tile(const DeviceTensor &t, 
 //   g' = scale g     m = b1 m + (1 - b1) g'      v = b2 v + (1 - b2) g'^2
 //   W = (1 - lr decay) W - lr / (1 - b1^t) m / (sqrt(v / (1 - b2^t)) + eps)
 //   compute = bf16(W)      folded = bf16(W wn), with the wn of this update; or both FP8 copies
-// and g = grad + grad_folded wn, with the wn that the forward used (grads_finish copies it). scale is
-// gradient_scale times the factor of clipping. Three launches: norm weights first, since the folded
-// copies read them; then the tensors with bf16 copies, then those with FP8 copies (a tile per
-// block). Before them one thread scales the loss and the norm, decides on the device whether the
-// update is applied (both finite), counts it, and computes its factors: so no value has to be
-// copied to the host within a step. Bytes an element: 12 + 12 of fp32 state
-// (8 + 8 with bf16 moments, rounded after the step is made), a gradient of 2 or 4, copies of 2
-// (twice both for a tied embedding).
+// and g = grad + grad_folded wn, with the wn that the forward used (grads_finish copies it). scale
+// is gradient_scale times the factor of clipping. Three launches: norm weights first, since the
+// folded copies read them; then the tensors with bf16 copies, then those with FP8 copies (a tile
+// per block). Before them one thread scales the loss and the norm, decides on the device whether
+// the update is applied (both finite), counts it, and computes its factors: so no value has to be
+// copied to the host within a step. Bytes an element: 12 + 12 of fp32 state (8 + 8 with bf16
+// moments, rounded after the step is made), a gradient of 2 or 4, copies of 2 (twice both for a
+// tied embedding).
 // Launch: UPDATE_BLOCK elements of one tensor, 4 per thread at a time, or a tile per block.
 
 static __global__ void factors_kernel(StepState *state) {

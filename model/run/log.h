@@ -10,8 +10,8 @@
 //          name: they follow one another and are the whole), memory_taken (bytes of the GPU by the
 //          driver's count; 0: the backend does not count)
 //   train  step, loss, lr, grad_norm, ms, tokens_per_s, counted (tokens with a target, where that
-//          is not all; where it is 0, so are loss and norm), mfu (null where the peak is not known),
-//          applied; in FP8 also saturated: tensors with values beyond their scale's reach
+//          is not all; where it is 0, so are loss and norm), mfu (null where the peak is not
+//          known), applied; in FP8 also saturated: tensors with values beyond their scale's reach
 //   val    step, loss, stderr (its standard error as the mean of the whole split: of the choice of
 //          windows; 0 where all were read, null where one batch was), bits_per_byte (null where the
 //          tokenizer is not known), tokens
