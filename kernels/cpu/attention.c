@@ -98,7 +98,8 @@ void cpu_set_documents(Backend *be, const int32_t *lengths, int64_t count) {
   for (int64_t i = 0; i < count; i++) ends[i] = (i > 0 ? ends[i - 1] : 0) + lengths[i];
 }
 
-// Queries from `first` on of every head and sequence. lse: for each sequence [H, its rows]; or NULL.
+// Queries from `first` on of every head and sequence. lse: for each sequence [H, its rows]; or
+// NULL.
 static void attend(const Cpu *cpu, Sequences all, int64_t first, const real *qkv, real *o,
                    real *lse) {
   const OpsConfig *c = &cpu->config;

@@ -105,7 +105,8 @@ static int check_documents(const Cuda *c, Error *err) {
                    gpu->name, gpu->major, gpu->minor);
 }
 
-// Documents of one row each are the most that there can be, and the last call's places may be empty.
+// Documents of one row each are the most that there can be, and places of the last call may be
+// empty.
 static int make_table(Cuda *c, Error *err) {
   const int64_t usual = c->config.usual_documents;
   const size_t bytes = attention_table_bytes(c->config.max_tokens + usual);

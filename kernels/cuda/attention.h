@@ -26,8 +26,8 @@ static inline int64_t attention_row(const AttentionShape *s) {
 // from it, and reports no error.
 //
 // Facts: NVIDIA's cudnn-frontend 1.23, scaled_dot_product_flash_attention.h (CompositeSDPANode and
-// CompositeSDPABackwardNode), reduced to bf16, causal, no dropout, no bias. Documents are its ragged
-// layout.
+// CompositeSDPABackwardNode), reduced to bf16, causal, no dropout, no bias. Documents are its
+// ragged layout.
 
 // Ids of the tensors in a variant pack; ATTENTION_K is the k columns of qkv, and so on.
 enum {
@@ -66,8 +66,8 @@ int attention_graph_forward(CudnnGraph *g, const CudnnApi *api, CudnnHandle hand
 int attention_graph_backward(CudnnGraph *g, const CudnnApi *api, CudnnHandle handle,
                              const AttentionShape *s, bool deterministic, Error *err);
 
-// Where a shape with `rows` has its sequences, in the GPU's memory: B lengths, and B + 1 offsets for
-// each layout, as tensor ids say.
+// Where a shape with `rows` has its sequences, in the GPU's memory: B lengths, and B + 1 offsets
+// for each layout, as tensor ids say.
 typedef struct AttentionDocuments {
   const int32_t *lengths;
   const int64_t *qkv_offsets, *o_offsets, *lse_offsets;

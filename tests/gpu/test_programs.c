@@ -428,7 +428,8 @@ static const Case cases[] = {
     {.program = &fused_program_capped_logits_fp8,
      .row = capped_logits,
      .scale = 3,
-     // At 60 logits are 240, and FP8's sums of some 14 bits err by 0.2: beyond bf16's rounding of 30.
+     // At 60 logits are 240, and FP8's sums of some 14 bits err by 0.2: beyond bf16's rounding of
+     // 30.
      .scale_odd = 20,
      .out = {ROW_SOFTMAX}},
     {.program = &fused_program_capped_dlogits,
