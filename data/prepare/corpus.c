@@ -14,8 +14,11 @@
 #include "base/json.h"
 #include "base/memory.h"
 #include "base/os.h"
+#include "data/tokenizer/cut.h"
 
-enum { FILE_PROBE_BYTES = 1 << 16, BLOCK_BYTES = 1 << 20, LINE_MAX_BYTES = 1 << 30 };
+enum { FILE_PROBE_BYTES = 1 << 16, BLOCK_BYTES = 1 << 20 };
+// A line that is one piece is in memory several times, as text and as tokens.
+enum { LINE_MAX_BYTES = 1 << 30, WHOLE_LINE_MAX_BYTES = 1 << 28 };
 
 enum { MAX_FOREIGN_PERCENT = 10 };
 
@@ -31,6 +34,7 @@ static bool file_is_stdin(const char *path) {
 }
 
 static bool file_is_jsonl(const Corpus *corpus, const char *path) {
+  if (corpus->whole_lines) return true;
   if (file_is_stdin(path)) return corpus->stdin_jsonl;
   size_t length = strlen(path);
   if (ends_with(path, length, ".gz")) length -= 3;
@@ -248,56 +252,6 @@ int jsonl_text(char *line, size_t bytes, const char *field, char **text, size_t 
                    field, field);
 }
 
-// ---- Where a long document is cut, so that a tokenizer gives the ids that it gives for the whole
-
-// LOOK: bytes behind a place that decide whether it is safe.
-enum { PIECE_BYTES = 1 << 20, MOST_BYTES = 16 << 20, LOOK = 4 };
-
-size_t cut_character(const char *text, size_t at) {
-  size_t start = at;
-  while (start > 0 && at - start < 3 && ((unsigned char)text[start] & 0xc0) == 0x80) start--;
-  return start;
-}
-
-// Is the character at text[0] white space, or one of the blocks of characters that hold some?
-static bool may_be_white(const char *text, size_t bytes) {
-  const unsigned char *c = (const unsigned char *)text;
-  if (c[0] < 0xc2) return c[0] <= ' ' || c[0] == 0x7f;
-  if (bytes < LOOK) return c[0] <= 0xe3;
-  return (c[0] == 0xc2 && (c[1] == 0x85 || c[1] == 0xa0)) ||
-         (c[0] == 0xe1 && (c[1] == 0x9a || c[1] == 0xa0)) ||
-         (c[0] == 0xe2 && (c[1] == 0x80 || c[1] == 0x81)) ||
-         (c[0] == 0xe3 && c[1] == 0x80 && c[2] == 0x80);
-}
-
-// Behind a newline with no white space on either side: there every pre-tokenizer that we know of
-// begins a new word, and no normal form reaches across.
-static bool is_safe(const ByteSet *joined, const char *text, size_t at, size_t known) {
-  if (at < 2 || text[at - 1] != '\n' || may_be_white(text + at, known - at) ||
-      byte_set_has(joined, text[at]))
-    return false;
-  const size_t left = cut_character(text, at - 2);
-  return !may_be_white(text + left, known - left);
-}
-
-size_t cut_piece(const ByteSet *joined, const char *text, size_t known, bool complete,
-                 size_t *searched) {
-  if (complete && known <= PIECE_BYTES) return known;
-  if (known < PIECE_BYTES + LOOK && !complete) return 0;
-  const size_t end = complete ? known : known - LOOK;
-  for (size_t at = PIECE_BYTES; *searched == 0 && at > 0; at--)
-    if (is_safe(joined, text, at, known)) return at;
-  if (*searched < PIECE_BYTES) *searched = PIECE_BYTES;
-  while (*searched < end && *searched < MOST_BYTES) {
-    const char *newline = memchr(text + *searched, '\n', end - *searched);
-    *searched = newline ? (size_t)(newline - text) + 1 : end;
-    if (*searched > MOST_BYTES || *searched == end) break;
-    if (newline && is_safe(joined, text, *searched, known)) return *searched;
-  }
-  if (known >= MOST_BYTES + LOOK) return cut_character(text, MOST_BYTES);
-  return complete ? known : 0;
-}
-
 // ---- Reading
 
 void corpus_open(CorpusReader *r, const Corpus *corpus) {
@@ -362,6 +316,7 @@ static void close_file(CorpusReader *r) {
 
 // The next line of the file, with its end: it waits at `start`.
 static int next_line(CorpusReader *r, size_t *bytes, Error *err) {
+  const size_t most = r->corpus->whole_lines ? WHOLE_LINE_MAX_BYTES : LINE_MAX_BYTES;
   for (;;) {
     const char *line = r->buffer + r->start;
     const size_t waiting = r->end - r->start;
@@ -373,9 +328,9 @@ static int next_line(CorpusReader *r, size_t *bytes, Error *err) {
       return *bytes > 0;
     }
     r->looked = waiting;
-    if (waiting >= LINE_MAX_BYTES)
+    if (waiting >= most)
       return error_set(err, "'%s' line %" PRId64 " is longer than %s: is it a .jsonl file?",
-                       open_name(r), r->line + 1, size_text(LINE_MAX_BYTES).text);
+                       open_name(r), r->line + 1, size_text(most).text);
     if (fill(r, err) != 0) return -1;
   }
 }
@@ -395,8 +350,11 @@ static int begin_line(CorpusReader *r, Error *err) {
     char *line = r->buffer + r->start, *text = line;
     const size_t mark = r->line == 1 && bytes >= 3 && memcmp(line, "\xef\xbb\xbf", 3) == 0 ? 3 : 0;
     size_t length = 0;
-    if (!is_blank(line + mark, bytes - mark) &&
-        jsonl_text(line + mark, bytes - mark, field, &text, &length, err) != 0) {
+    const bool blank = is_blank(line + mark, bytes - mark);
+    if (r->corpus->whole_lines && !blank) {
+      text = line + mark;
+      length = bytes - mark;
+    } else if (!blank && jsonl_text(line + mark, bytes - mark, field, &text, &length, err) != 0) {
       const Error why = *err;
       return error_set(err, "'%s' line %" PRId64 " %.1500s", open_name(r), r->line, why.text);
     }
@@ -489,8 +447,10 @@ int corpus_next(CorpusReader *r, CorpusBlock *block, Error *err) {
       if (got == 0) close_file(r);
       if (got == 0) continue;
     }
-    const size_t bytes =
-        cut_piece(&r->corpus->joined, r->buffer + r->start, r->known, r->complete, &r->searched);
+    const size_t bytes = r->corpus->whole_lines
+                             ? r->known
+                             : cut_piece(&r->corpus->joined, r->buffer + r->start, r->known,
+                                         r->complete, &r->searched);
     if (bytes > 0 || r->complete) {
       give_piece(r, bytes, block);
       return 1;

@@ -34,6 +34,7 @@ typedef struct Corpus {
   const char *field;     // of a .jsonl line, as jsonl_text has it; NULL: "text"
   const char *separator; // between the documents of a text file; NULL: none
   bool stdin_jsonl;      // standard input is .jsonl, not text
+  bool whole_lines;      // all files are .jsonl, and a line is a document as it is, in one piece
   ByteSet joined;        // no document is cut between a newline and one of these bytes
   Spool *spool;          // for corpus_measure, where standard input is among the files
 
@@ -92,16 +93,6 @@ void corpus_open(CorpusReader *reader, const Corpus *corpus);
 int corpus_next(CorpusReader *reader, CorpusBlock *block, Error *err);
 uint64_t corpus_position(const CorpusReader *reader); // bytes of the files that were read
 void corpus_close(CorpusReader *reader);
-
-// How many bytes of text[known] to take as a piece: about 1 MiB, up to the last place before that,
-// or the first behind it; a character's boundary where none comes within 16 MiB; 0 if more has to
-// be known. complete: the document ends there. A place in front of a byte of `joined`, which the
-// tokenizer can join with a newline, does not count. *searched says how far it was looked in vain;
-// start with 0.
-size_t cut_piece(const ByteSet *joined, const char *text, size_t known, bool complete,
-                 size_t *searched);
-// `at` or up to 3 bytes less, so that text[at] begins a character.
-size_t cut_character(const char *text, size_t at);
 
 // line[bytes] must be one JSON object with the string `field`: a key, or keys with dots between
 // them for objects inside each other. Unescapes in place, so that the line is spoilt and

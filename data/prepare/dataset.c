@@ -13,6 +13,7 @@
 
 #include "base/json.h"
 #include "base/memory.h"
+#include "data/model_folder.h"
 
 // ---- Shards
 
@@ -143,8 +144,9 @@ typedef struct Contents {
 } Contents;
 
 static bool is_tokenizer(const char *name) {
-  static const char *const names[] = {"tokenizer.json", "tokenizer_config.json",
-                                      "tokenizer.json.tmp", "tokenizer_config.json.tmp"};
+  static const char *const names[] = {"tokenizer.json",     "tokenizer_config.json",
+                                      "tokenizer.json.tmp", "tokenizer_config.json.tmp",
+                                      CHAT_TEMPLATE_FILE,   CHAT_TEMPLATE_FILE ".tmp"};
   for (size_t i = 0; i < sizeof names / sizeof *names; i++)
     if (strcmp(name, names[i]) == 0) return true;
   return false;

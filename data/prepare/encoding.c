@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "base/memory.h"
+#include "data/chat/render.h"
 
 // As much text may be under way as the slots usually hold, or one batch of the largest piece: an
 // encoder may need 50 bytes for a byte of it.
@@ -13,6 +14,7 @@ enum { USUAL_BATCH_BYTES = 1 << 20, LARGE_BATCH_BYTES = 16 << 20 };
 
 struct Encoding {
   const Tokenizer *tokenizer;
+  const ChatTemplate *chat;
   pthread_mutex_t mutex;
   pthread_cond_t given, done;
   TextBatch *ring; // [slots]; batch number n lies in ring[n % slots]
@@ -44,22 +46,43 @@ void text_batch_add(TextBatch *b, const char *text, size_t bytes, Segment segmen
 
 typedef struct Worker {
   const Tokenizer *tokenizer;
-  Encoder *encoder; // NULL until the first batch
+  const ChatTemplate *chat;
+  Encoder *encoder;   // NULL until the first batch
+  Renderer *renderer; // the same, for conversations
+  Conversation conversation;
   TextBatch *batch; // that is being encoded
 } Worker;
+
+// A part of a document, with BOS and EOS around the whole.
+static int encode_text(Worker *w, const Segment *s) {
+  TextBatch *b = w->batch;
+  const TokenizerFacts *facts = tokenizer_facts(w->tokenizer);
+  if (!w->encoder) w->encoder = encoder_open(w->tokenizer);
+  if (s->first && facts->bos != NO_TOKEN) token_ids_push(&b->ids, facts->bos);
+  const int status =
+      encoder_append(w->encoder, b->text + s->text, s->bytes, !s->first, &b->ids, &b->error);
+  if (s->last && facts->eos != NO_TOKEN) token_ids_push(&b->ids, facts->eos);
+  return status;
+}
+
+static int encode_chat(Worker *w, Segment *s) {
+  TextBatch *b = w->batch;
+  if (!w->renderer) w->renderer = renderer_open(w->tokenizer, w->chat, &b->error);
+  if (!w->renderer ||
+      conversation_parse(&w->conversation, b->text + s->text, s->bytes, &b->error) != 0)
+    return -1;
+  s->bytes = 0;
+  for (size_t i = 0; i < w->conversation.count; i++) s->bytes += w->conversation.messages[i].bytes;
+  return renderer_append(w->renderer, &w->conversation, false, &b->ids, &b->mask, &b->error);
+}
 
 static void encode_batch(void *worker) {
   Worker *w = worker;
   TextBatch *b = w->batch;
-  const TokenizerFacts *facts = tokenizer_facts(w->tokenizer);
-  if (!w->encoder) w->encoder = encoder_open(w->tokenizer);
   for (size_t i = 0; i < b->count && !b->failed; i++) {
     Segment *s = &b->segments[i];
     s->ids = b->ids.count;
-    if (s->first && facts->bos != NO_TOKEN) token_ids_push(&b->ids, facts->bos);
-    b->failed =
-        encoder_append(w->encoder, b->text + s->text, s->bytes, !s->first, &b->ids, &b->error) != 0;
-    if (s->last && facts->eos != NO_TOKEN) token_ids_push(&b->ids, facts->eos);
+    b->failed = (w->chat ? encode_chat(w, s) : encode_text(w, s)) != 0;
     if (b->failed && s->line > 0)
       error_prefix(&b->error, "'%s' line %lld", s->file, (long long)s->line);
     else if (b->failed)
@@ -78,11 +101,13 @@ static TextBatch *begin_batch(Encoding *e) {
 
 static void *work(void *encoding) {
   Encoding *e = encoding;
-  Worker w = {.tokenizer = e->tokenizer};
+  Worker w = {.tokenizer = e->tokenizer, .chat = e->chat};
   while ((w.batch = begin_batch(e))) {
     if (!memory_try(encode_batch, &w, &w.batch->error)) {
       w.batch->failed = true;
       w.encoder = NULL; // a buffer that could not grow may have its new size already
+      w.renderer = NULL;
+      w.conversation = (Conversation){0};
     }
     pthread_mutex_lock(&e->mutex);
     w.batch->done = true;
@@ -90,14 +115,26 @@ static void *work(void *encoding) {
     pthread_mutex_unlock(&e->mutex);
   }
   encoder_close(w.encoder);
+  renderer_close(w.renderer);
+  conversation_free(&w.conversation);
   return NULL;
 }
 
 // ---- The thread that gives and takes
 
-Encoding *encoding_open(const Tokenizer *tokenizer, int threads) {
+// A tokenizer that does not serve the template is an error before anything is read.
+static int check_chat(const Tokenizer *tokenizer, const ChatTemplate *chat, Error *err) {
+  Renderer *renderer = chat ? renderer_open(tokenizer, chat, err) : NULL;
+  renderer_close(renderer);
+  return chat && !renderer ? -1 : 0;
+}
+
+Encoding *encoding_open(const Tokenizer *tokenizer, const ChatTemplate *chat, int threads,
+                        Error *err) {
+  if (check_chat(tokenizer, chat, err) != 0) return NULL;
   Encoding *e = xcalloc(1, sizeof *e);
   e->tokenizer = tokenizer;
+  e->chat = chat;
   e->slots = 2 * (size_t)threads + 2;
   e->most_text_bytes = e->slots * USUAL_BATCH_BYTES;
   if (e->most_text_bytes < LARGE_BATCH_BYTES) e->most_text_bytes = LARGE_BATCH_BYTES;
@@ -110,6 +147,7 @@ Encoding *encoding_open(const Tokenizer *tokenizer, int threads) {
     e->threads++;
   if (e->threads > 0) return e;
   encoding_close(e);
+  error_set(err, "the system has no threads left: use fewer --threads");
   return NULL;
 }
 
@@ -143,10 +181,12 @@ void encoding_return(Encoding *e, TextBatch *b) {
   e->text_bytes -= b->text_bytes;
   b->text_bytes = b->count = 0;
   b->ids.count = 0;
+  b->mask.bytes = 0;
   b->done = false;
   if (b->text_capacity > LARGE_BATCH_BYTES) {
     free(b->text);
     free(b->ids.ids);
+    free(b->mask.data);
     *b = (TextBatch){.segments = b->segments, .capacity = b->capacity};
   }
 }
@@ -162,6 +202,7 @@ void encoding_close(Encoding *e) {
     free(e->ring[i].text);
     free(e->ring[i].segments);
     free(e->ring[i].ids.ids);
+    free(e->ring[i].mask.data);
   }
   pthread_cond_destroy(&e->given);
   pthread_cond_destroy(&e->done);

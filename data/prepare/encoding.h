@@ -5,6 +5,7 @@
 #include <stddef.h>
 #include <stdint.h>
 #include "base/error.h"
+#include "data/chat/template.h"
 #include "data/tokenizer/tokenizer.h"
 
 // A part of a document, in the text of a batch.
@@ -23,6 +24,7 @@ typedef struct TextBatch {
   Segment *segments; // [count]
   size_t count, capacity;
   TokenIds ids;
+  Text mask; // a byte for each id, 1 where it counts; of text that is no chat: none
   bool done, failed;
   Error error; // if it failed
 } TextBatch;
@@ -31,7 +33,10 @@ typedef struct TextBatch {
 void text_batch_add(TextBatch *batch, const char *text, size_t bytes, Segment segment);
 
 typedef struct Encoding Encoding;
-Encoding *encoding_open(const Tokenizer *tokenizer, int threads); // NULL: the system gives none
+// chat: segments are lines with conversations, which this template renders, and a segment's `bytes`
+// become those of its messages; NULL: they are text. NULL on error.
+Encoding *encoding_open(const Tokenizer *tokenizer, const ChatTemplate *chat, int threads,
+                        Error *err);
 // An empty batch to fill, or NULL while as much is under way as may be.
 TextBatch *encoding_free_batch(Encoding *encoding);
 void encoding_give(Encoding *encoding, TextBatch *batch);

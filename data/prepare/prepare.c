@@ -11,24 +11,32 @@
 #include "base/json.h"
 #include "base/command.h"
 #include "base/os.h"
+#include "data/chat/template.h"
 #include "data/prepare/run.h"
 #include "data/tokenizer/tokenizer.h"
 #include "data/tokens.h"
 
 static const char HELP[] =
     "usage: ./prepare --out FOLDER [options] PATH...      text -> token files\n"
+    "       ./prepare --chat --out FOLDER --tokenizer T PATH...   conversations -> token files\n"
     "       ./prepare --train-tokenizer N --out FOLDER PATH...\n"
     "       ./prepare --show N FOLDER_OR_TOKEN_FILE\n"
     "\n"
     "A PATH is a text file (one document), a .jsonl file (each line an object whose \"text\" is a\n"
     "document), a folder of both, with the folders in it, or - for standard input. All may be\n"
-    "compressed: .gz, .zst. ./train takes the token files.\n"
+    "compressed: .gz, .zst. ./train takes the token files. With --chat a line of each PATH is\n"
+    "{\"messages\": [{\"role\": \"user\", \"content\": \"...\"}, ...]}, a conversation of a user "
+    "and an\n"
+    "assistant, perhaps with a system message first: the loss counts the assistant's words.\n"
     "\n"
     "  --out FOLDER         where train-00000.bin, val-00000.bin, ..., the tokenizer and\n"
     "                       dataset.json go\n"
     "  --force              replace the dataset that is there\n"
     "  --tokenizer T        a tokenizer.json, or a folder with one, such as a run's (bytes: a\n"
     "                       token a byte)\n"
+    "  --template NAME      llama3 or chatml: how conversations are written (the tokenizer's "
+    "own).\n"
+    "                       With --train-tokenizer: its markers become special tokens\n"
     "  --train-tokenizer N  train one of N ids on the text, into FOLDER\n"
     "  --pattern REGEX      cuts the text that a tokenizer is trained on (Llama 3's)\n"
     "  --field NAME         of a .jsonl line; a.b is b inside of a (text)\n"
@@ -38,7 +46,8 @@ static const char HELP[] =
     "  --seed N             chooses the documents for validation (0)\n"
     "  --shard-tokens N     tokens in a file at most (1000000000)\n"
     "  --threads N          that encode (one for each core)\n"
-    "  --show N             print the first N documents as text\n"
+    "  --show N             print the first N documents as text; of conversations what the loss\n"
+    "                       counts in [[ ]]\n"
     "  --help               this text\n"
     "\n"
     "Of fewer than 100 documents the tail of each is kept for validation; of more, whole ones.\n";
@@ -61,6 +70,8 @@ static int parse_arguments(Command *c, int argc, char **argv, Error *err) {
       {.name = "--force", .flag = &p->force},
       {.name = "--tokenizer", .needs = "a tokenizer.json or a folder", .text = &p->tokenizer},
       {.name = "--train-tokenizer", .low = 1, .high = INT32_MAX, .whole = &c->vocab_size},
+      {.name = "--chat", .flag = &p->chat},
+      {.name = "--template", .needs = "llama3 or chatml", .text = &p->template},
       {.name = "--pattern", .needs = "a regular expression", .text = &c->pattern},
       {.name = "--field", .needs = "the name of a field", .text = &p->field},
       {.name = "--jsonl", .flag = &p->jsonl},
@@ -92,6 +103,20 @@ static int check_text(const char *name, const char *value, Error *err) {
   return error_set(err, "%s needs 1 to %d bytes, not %zu", name, MAX_NAME_BYTES, strlen(value));
 }
 
+static int check_chat(const Command *c, Error *err) {
+  const PrepareOptions *p = &c->prepare;
+  const char *idle = p->field ? "--field" : p->separator ? "--separator" : NULL;
+  if (p->chat && c->vocab_size > 0)
+    return error_set(err, "--train-tokenizer reads text: leave --chat out");
+  if (p->chat && idle)
+    return error_set(err, "--chat reads the messages of each line: leave %s out", idle);
+  if (p->template && !p->chat && c->vocab_size == 0)
+    return error_set(err, "--template is for --chat or --train-tokenizer: add one of them");
+  if (!p->template || template_named(p->template)) return 0;
+  return error_set(err, "--template '%.100s' is none of the templates here: name " TEMPLATE_NAMES,
+                   p->template);
+}
+
 // Token files and a tokenizer are made by two calls, and an option that one of them would pass by
 // is a mistake.
 static int check_aim(const Command *c, Error *err) {
@@ -103,7 +128,7 @@ static int check_aim(const Command *c, Error *err) {
                                            : NULL;
   if (c->vocab_size > 0 && idle)
     return error_set(err, "--train-tokenizer makes no token files: leave %s out", idle);
-  if (c->vocab_size > 0 || !c->pattern) return 0;
+  if (c->vocab_size > 0 || !c->pattern) return check_chat(c, err);
   return error_set(err, "--pattern is for --train-tokenizer alone: leave it out");
 }
 
@@ -143,6 +168,7 @@ static int train_tokenizer(const Command *c, Error *err) {
   const TokenizerJob job = {.out = p->out,
                             .vocab_size = c->vocab_size,
                             .pattern = c->pattern,
+                            .template = p->template,
                             .threads = (int)p->threads,
                             .force = p->force};
   Corpus corpus = {

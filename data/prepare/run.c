@@ -17,6 +17,7 @@
 #include "data/prepare/corpus.h"
 #include "data/prepare/dataset.h"
 #include "data/prepare/encoding.h"
+#include "data/tokenizer/cut.h"
 
 // From this many documents on, whole ones are kept for validation.
 enum { MANY_DOCUMENTS = 100, BATCH_BYTES = 1 << 20 };
@@ -24,13 +25,15 @@ enum { MANY_DOCUMENTS = 100, BATCH_BYTES = 1 << 20 };
 typedef struct Part {
   Shards shards;
   int64_t documents, bytes;
-  bool open; // a document of it has begun and not ended, as far as it is read
+  int64_t counted; // tokens of the loss; in text all, and not counted here
+  bool open;       // a document of it has begun and not ended, as far as it is read
 } Part;
 
 typedef struct Job {
   const PrepareOptions *options;
   const Tokenizer *tokenizer;
   const TokenizerFacts *facts;
+  const ChatTemplate *chat; // NULL: the corpus is text
   Corpus corpus;
   Spool spool;
   OutFolder out;
@@ -45,18 +48,23 @@ typedef struct Job {
 
 // One of the first documents goes to validation and the next to training whatever the draws, so
 // that neither is left empty.
-static bool is_validation(const PrepareOptions *o, int64_t document) {
-  const uint64_t key = rng_key((uint64_t)o->seed, "prepare.split");
-  const int64_t kept = (int64_t)(rng_u64(key, UINT64_MAX) % MANY_DOCUMENTS);
+static bool is_validation(const Job *job, int64_t document) {
+  const uint64_t key = rng_key((uint64_t)job->options->seed, "prepare.split");
+  const int64_t first = job->documents,
+                kept = (int64_t)(rng_u64(key, UINT64_MAX) % (uint64_t)first);
   if (document == kept) return true;
-  if (document == (kept + 1) % MANY_DOCUMENTS) return false;
-  return rng_uniform(key, (uint64_t)document) < o->val_fraction;
+  if (document == (kept + 1) % first) return false;
+  return rng_uniform(key, (uint64_t)document) < job->options->val_fraction;
+}
+
+// Conversations are never cut.
+static bool splits_whole(const Job *job) {
+  return job->chat || job->documents == MANY_DOCUMENTS;
 }
 
 // How many bytes of the document, from its start, are for training.
 static int64_t train_bytes(const Job *job, int64_t document) {
-  if (job->documents == MANY_DOCUMENTS)
-    return is_validation(job->options, document) ? 0 : INT64_MAX;
+  if (splits_whole(job)) return is_validation(job, document) ? 0 : INT64_MAX;
   const int64_t n = job->sizes[document];
   // 1 - fraction is rounded: the slack keeps 10 bytes at 0.8 from being 1.9999999999999996 bytes.
   const int64_t cut = (int64_t)floor((double)n * (1 - job->options->val_fraction + 4e-16));
@@ -112,9 +120,11 @@ static int write_batch(Job *job, const TextBatch *batch, Error *err) {
     const Segment *s = &batch->segments[i];
     Part *part = s->val ? &job->val : &job->train;
     const int64_t end = i + 1 < batch->count ? s[1].ids : batch->ids.count;
-    if (shards_append(&part->shards, batch->ids.ids + s->ids, NULL, end - s->ids, s->last, err) !=
+    const uint8_t *mask = batch->mask.bytes > 0 ? (const uint8_t *)batch->mask.data + s->ids : NULL;
+    if (shards_append(&part->shards, batch->ids.ids + s->ids, mask, end - s->ids, s->last, err) !=
         0)
       return -1;
+    for (int64_t at = 0; mask && at < end - s->ids; at++) part->counted += mask[at];
     part->documents += s->first;
     part->bytes += (int64_t)s->bytes;
   }
@@ -134,8 +144,8 @@ static int write_done(Job *job, Encoding *encoding, bool all, Error *err) {
 }
 
 static int encode_corpus(Job *job, Error *err) {
-  Encoding *encoding = encoding_open(job->tokenizer, (int)job->options->threads);
-  if (!encoding) return error_set(err, "the system has no threads left: use fewer --threads");
+  Encoding *encoding = encoding_open(job->tokenizer, job->chat, (int)job->options->threads, err);
+  if (!encoding) return -1;
   Progress progress = progress_begin("MB", 1e6);
   CorpusReader reader;
   corpus_open(&reader, &job->corpus);
@@ -172,7 +182,7 @@ static int write_manifest(const Job *job, Error *err) {
                            .end = job->facts->eos,
                            .train = dataset_part(&job->train),
                            .val = dataset_part(&job->val),
-                           .whole_documents = job->documents == MANY_DOCUMENTS,
+                           .whole_documents = splits_whole(job),
                            .val_fraction = job->options->val_fraction,
                            .seed = job->options->seed};
   return dataset_write(&dataset, job->out.temporary.text, err);
@@ -271,6 +281,7 @@ static void print_part(const Job *job, const Part *part) {
          s->name, s->tokens, part->documents, part->documents == 1 ? "" : "s",
          (double)part->bytes / (double)s->tokens, job->options->out, s->name);
   if (s->count > 1) printf(" to %s-%05d.bin", s->name, s->count - 1);
+  if (job->chat) printf("; %" PRId64 " of them count", part->counted);
   printf("\n");
 }
 
@@ -280,8 +291,8 @@ static void print_report(const Job *job) {
   printf("tokenizer  %s, %" PRId64 " ids\n", job->facts->name, job->facts->vocab_size);
   printf("documents  %" PRId64 " in %zu file%s, %s\n", job->read_documents, job->corpus.count,
          job->corpus.count == 1 ? "" : "s",
-         job->documents == MANY_DOCUMENTS ? "whole ones for validation"
-                                          : "the tail of each for validation");
+         splits_whole(job) ? "whole ones for validation" : "the tail of each for validation");
+  if (job->chat) printf("template   %s\n", job->chat->source);
   printf("bytes      %" PRIu64 "\n", job->written_bytes);
   print_part(job, &job->train);
   print_part(job, &job->val);
@@ -296,6 +307,7 @@ static int gather(Job *job, Error *err) {
   job->corpus = (Corpus){.field = o->field,
                          .separator = o->separator,
                          .stdin_jsonl = o->jsonl || o->field,
+                         .whole_lines = o->chat,
                          .joined = job->facts->joined};
   for (int i = 0; i < o->path_count; i++)
     if (corpus_add(&job->corpus, o->paths[i], err) != 0) return -1;
@@ -319,6 +331,18 @@ static int run_job(Job *job, Error *err) {
   return status;
 }
 
+// A template that was named is written beside the tokens, so that a run takes it.
+static int choose_template(Job *job, Tokenizer *tokenizer, Error *err) {
+  const PrepareOptions *o = job->options;
+  if (!o->chat) return 0;
+  job->chat =
+      template_choose(tokenizer, o->template, "name one with --template " TEMPLATE_NAMES, err);
+  if (!job->chat) return -1;
+  const char *own = job->facts->chat_template;
+  if (!own || template_known(own) != job->chat) tokenizer_set_template(tokenizer, job->chat->text);
+  return 0;
+}
+
 int prepare_run(const PrepareOptions *options, Error *err) {
   Job *job = xcalloc(1, sizeof *job);
   Tokenizer *tokenizer = tokenizer_open(options->tokenizer, err);
@@ -328,7 +352,7 @@ int prepare_run(const PrepareOptions *options, Error *err) {
   job->spool.fd = -1;
   if (tokenizer) {
     job->facts = tokenizer_facts(tokenizer);
-    status = run_job(job, err);
+    status = choose_template(job, tokenizer, err) != 0 ? -1 : run_job(job, err);
   }
   shards_close(&job->train.shards);
   shards_close(&job->val.shards);

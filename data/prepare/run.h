@@ -10,6 +10,8 @@ typedef struct PrepareOptions {
   const char *tokenizer; // as tokenizer_open takes it
   const char *field;     // of .jsonl lines; NULL: "text", and standard input is text
   const char *separator; // of documents in text; NULL: none
+  const char *template;  // --template; NULL: the tokenizer's own
+  bool chat;             // the paths hold conversations
   double val_fraction;
   int64_t seed, shard_tokens, threads;
   bool jsonl; // standard input is .jsonl
@@ -28,11 +30,12 @@ int prepare_show(const char *path, const char *tokenizer, int64_t documents, Err
 // ---- Training a tokenizer
 
 typedef struct TokenizerJob {
-  const char *out;     // folder for tokenizer.json and tokenizer_config.json; made if missing
-  int64_t vocab_size;  // all ids, special tokens among them
-  const char *pattern; // cuts text into words; NULL: Llama 3's
-  int threads;         // 0: one for each core
-  bool force;          // a tokenizer.json that is there may be replaced
+  const char *out;      // folder for tokenizer.json and tokenizer_config.json; made if missing
+  int64_t vocab_size;   // all ids, special tokens among them
+  const char *pattern;  // cuts text into words; NULL: Llama 3's
+  const char *template; // whose markers become special tokens, as template_named has it; or NULL
+  int threads;          // 0: one for each core
+  bool force;           // a tokenizer.json that is there may be replaced
 } TokenizerJob;
 
 // Refuses before a text is read, as far as possible.

@@ -10,6 +10,8 @@
 #include "base/file.h"
 #include "base/command.h"
 #include "base/os.h"
+#include "data/chat/template.h"
+#include "data/model_folder.h"
 #include "data/tokenizer/regex.h"
 #include "data/tokenizer/train.h"
 
@@ -21,10 +23,22 @@ static PathText standing_folder(const char *out) {
 }
 
 static BpeTrainer *open_trainer(const TokenizerJob *job, Error *err) {
-  const BpeOptions options = {.vocab_size = job->vocab_size,
-                              .pattern = job->pattern ? job->pattern : LLAMA3_PATTERN,
-                              .threads = job->threads};
+  BpeOptions options = {.vocab_size = job->vocab_size,
+                        .pattern = job->pattern ? job->pattern : LLAMA3_PATTERN,
+                        .threads = job->threads};
+  const ChatTemplate *t = job->template ? template_named(job->template) : NULL;
+  const char *const markers[] = {t ? t->open : NULL, t ? t->close : NULL, t ? t->middle : NULL};
+  for (int i = 0; i < 3; i++) options.markers[i] = markers[i];
+  if (t) options.chat_template = t->text;
   return bpe_trainer_open(&options, err);
+}
+
+// A chat template beside it would be taken for the new tokenizer's.
+static int refuse_other_template(const char *out, Error *err) {
+  const PathText file = path_text("%s/" CHAT_TEMPLATE_FILE, out);
+  if (!path_exists(file.text)) return 0;
+  return error_set(err, "'%s' would become the new tokenizer's chat template: remove it",
+                   file.text);
 }
 
 int prepare_tokenizer_check(const TokenizerJob *job, Error *err) {
@@ -34,6 +48,7 @@ int prepare_tokenizer_check(const TokenizerJob *job, Error *err) {
   const PathText file = path_text("%s/tokenizer.json", job->out), at = standing_folder(job->out);
   if (path_exists(file.text) && !job->force)
     return error_set(err, "'%s' exists: --force replaces it", file.text);
+  if (refuse_other_template(job->out, err) != 0) return -1;
   if (!path_is_directory(at.text)) return error_set(err, "'%s' is not a folder", at.text);
   if (access(at.text, W_OK | X_OK) == 0) return 0;
   return error_set(err, "cannot write into '%s': %s", at.text, strerror(errno));

@@ -207,6 +207,7 @@ struct Encoder {
   void *memory;
   CachedWord *words; // [CACHE_WORDS] in it, each on a cache line
   TokenIds *ids;     // where the ids go
+  bool plain;        // special tokens are text
 };
 
 Encoder *encoder_open(const Tokenizer *tokenizer) {
@@ -299,6 +300,7 @@ static int find_added(Encoder *e, const AddedTokens *added, Piece piece, PlainTa
   size_t done = 0, at = 0, begin, end;
   for (const AddedToken *token; (token = added_next(added, text, bytes, at, &begin, &end));) {
     at = end;
+    if (e->plain && token->special) continue;
     if (token->single_word) {
       const int before = is_word(e, text, begin, true, err);
       const int behind = before == 0 ? is_word(e, text + end, bytes - end, false, err) : 0;
@@ -336,12 +338,22 @@ static int encode_raw(Encoder *e, Piece piece, Error *err) {
   return find_added(e, &t->normalized, piece, encode_normal, err);
 }
 
-int encoder_append(Encoder *encoder, const char *text, size_t bytes, bool continues, TokenIds *ids,
-                   Error *err) {
-  encoder->ids = ids;
+static int append(Encoder *e, Piece piece, TokenIds *ids, Error *err) {
+  e->ids = ids;
   const int64_t before = ids->count;
-  const Piece piece = {text, bytes, true, continues};
-  if (find_added(encoder, &encoder->tokenizer->raw, piece, encode_raw, err) == 0) return 0;
+  if (find_added(e, &e->tokenizer->raw, piece, encode_raw, err) == 0) return 0;
   ids->count = before;
   return -1;
+}
+
+int encoder_append(Encoder *encoder, const char *text, size_t bytes, bool continues, TokenIds *ids,
+                   Error *err) {
+  encoder->plain = false;
+  return append(encoder, (Piece){text, bytes, true, continues}, ids, err);
+}
+
+int encoder_append_plain(Encoder *encoder, const char *text, size_t bytes, bool continues,
+                         TokenIds *ids, Error *err) {
+  encoder->plain = true;
+  return append(encoder, (Piece){text, bytes, continues, continues}, ids, err);
 }

@@ -337,14 +337,15 @@ static void free_names(Names *names) {
     {"type": "Split", "pattern": {"Regex": %s}, "behavior": "Isolated", "invert": false},) \
   BYTE_LEVEL "]}"
 
-// The ids of BOS and EOS, the pre_tokenizer, the id of BOS.
+// An id and a special token.
+#define SPECIAL_TOKEN JSON( \
+  {"id": %d, "content": "%s", "single_word": false, "lstrip": false, "rstrip": false, \
+   "normalized": false, "special": true})
+
+// The special tokens, the pre_tokenizer, the id of BOS.
 #define TOKENIZER_JSON JSON( \
   {"version": "1.0", "truncation": null, "padding": null, \
-   "added_tokens": [ \
-     {"id": %d, "content": "<|begin_of_text|>", "single_word": false, "lstrip": false, \
-      "rstrip": false, "normalized": false, "special": true}, \
-     {"id": %d, "content": "<|end_of_text|>", "single_word": false, "lstrip": false, \
-      "rstrip": false, "normalized": false, "special": true}], \
+   "added_tokens": [%s], \
    "normalizer": null, \
    "pre_tokenizer": %s, \
    "post_processor": {"type": "Sequence", "processors": [) BYTE_LEVEL "," JSON( \
@@ -414,25 +415,39 @@ static char *cut_and_bytes(const char *pattern) {
   return json;
 }
 
+// The special tokens, as many as there are, with commas between them. The caller frees it.
+static char *special_tokens(const BpeExport *bpe) {
+  char *list = xstrdup("");
+  for (int i = 0; i < bpe->special_count; i++) {
+    char *before = list, *token = xasprintf(SPECIAL_TOKEN, bpe->count + i, bpe->special[i]);
+    list = xasprintf("%s%s%s", before, i > 0 ? "," : "", token);
+    free(before);
+    free(token);
+  }
+  return list;
+}
+
 char *export_tokenizer(const BpeExport *bpe) {
   JsonWriter w = {.indent = 2};
   Error err;
-  char *cut = cut_and_bytes(bpe->pattern);
-  char *json = xasprintf(TOKENIZER_JSON, bpe->count, bpe->count + 1, cut, bpe->count);
+  char *cut = cut_and_bytes(bpe->pattern), *special = special_tokens(bpe);
+  char *json = xasprintf(TOKENIZER_JSON, special, cut, bpe->count);
   cJSON *tree = json_parse("tokenizer.json", json, strlen(json), &err);
   Names names = spell_tokens(bpe);
   put_tree(&w, tree, bpe, &names);
   cJSON_Delete(tree);
   free_names(&names);
   free(json);
+  free(special);
   free(cut);
   return w.text;
 }
 
-char *export_tokenizer_config(const char *begin, const char *end) {
+char *export_tokenizer_config(const char *begin, const char *end, const char *chat_template) {
   JsonWriter w = {.indent = 2};
   json_open(&w, NULL, '{');
   if (begin) json_string(&w, "bos_token", begin);
+  if (chat_template) json_string(&w, "chat_template", chat_template);
   json_bool(&w, "clean_up_tokenization_spaces", false);
   if (end) json_string(&w, "eos_token", end);
   // A LLaMA takes no token_type_ids, which would come without this.

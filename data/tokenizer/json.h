@@ -47,6 +47,9 @@ const char *component_string(const cJSON *component, const char *key, Error *err
 // here; the sentence says how to make a tokenizer.json of it.
 int sentencepiece_refuse(const char *path, const void *data, size_t bytes, Error *err);
 
+#define BPE_BEGIN "<|begin_of_text|>"
+#define BPE_END "<|end_of_text|>"
+
 // ---- Writing, as the Python packages tokenizers and transformers load it. The same input gives
 // the same bytes
 
@@ -56,11 +59,13 @@ typedef struct BpeExport {
   int32_t count;              // tokens; no two are the same bytes, and every byte is one of them
   const int32_t (*merges)[2]; // [merge_count] the tokens to join, the first to be joined first
   int64_t merge_count;
-  const char *pattern; // text is cut by this regular expression first; NULL: it is not cut
+  const char *pattern;        // text is cut by this regular expression first; NULL: it is not cut
+  const char *const *special; // [special_count] the special tokens, first <|begin_of_text|>; their
+  int special_count;          // ids are count, count + 1 and so on
 } BpeExport;
 
-// tokenizer.json, in which <|begin_of_text|> and <|end_of_text|> have the ids count and count + 1.
-// NUL-terminated; the caller frees it.
+// tokenizer.json. NUL-terminated; the caller frees it.
 char *export_tokenizer(const BpeExport *bpe);
-// tokenizer_config.json, of any tokenizer. begin and end may be NULL. The caller frees it.
-char *export_tokenizer_config(const char *begin, const char *end);
+// tokenizer_config.json, of any tokenizer. begin, end and chat_template may be NULL. The caller
+// frees it.
+char *export_tokenizer_config(const char *begin, const char *end, const char *chat_template);

@@ -42,6 +42,8 @@ struct Tokenizer {
   size_t json_bytes;
   char *config; // tokenizer_config.json, or NULL if there was none
   size_t config_bytes;
+  char *chat_template; // owned; facts.chat_template
+  bool jinja;          // it is a file of its own, CHAT_TEMPLATE_FILE
   Steps normalizer, pre_tokenizer, decoder;
   AddedTokens raw, normalized; // added tokens: before and behind the normalizer
   Regex *word;                 // a letter, or another character of words

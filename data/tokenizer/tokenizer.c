@@ -235,11 +235,17 @@ void tokenizer_close(Tokenizer *t) {
   free(t->name);
   free(t->json);
   free(t->config);
+  free(t->chat_template);
   free(t);
 }
 
 const TokenizerFacts *tokenizer_facts(const Tokenizer *tokenizer) {
   return &tokenizer->facts;
+}
+
+int32_t tokenizer_special(const Tokenizer *t, const char *text) {
+  const int32_t id = find_token(t, text);
+  return id != NO_TOKEN && t->added[id] && t->added[id]->special ? id : NO_TOKEN;
 }
 
 // ---- The byte tokenizer: a byte-level BPE without merges
@@ -249,7 +255,9 @@ static Tokenizer *open_bytes(Error *err) {
   size_t offsets[257];
   for (size_t i = 0; i < 256; i++) bytes[i] = (char)i;
   for (size_t i = 0; i < 257; i++) offsets[i] = i;
-  const BpeExport export = {.bytes = bytes, .offsets = offsets, .count = 256};
+  const char *const special[] = {BPE_BEGIN, BPE_END};
+  const BpeExport export = {
+      .bytes = bytes, .offsets = offsets, .count = 256, .special = special, .special_count = 2};
   char *json = export_tokenizer(&export);
   Tokenizer *t = open_over(BYTES_NAME, json, strlen(json), err);
   if (t) find_end(t);
@@ -269,6 +277,38 @@ static cJSON *read_beside(const char *path, const char *name, Error *err) {
   return path_exists(file.text) ? json_read(file.text, MAX_CONFIG_BYTES, err) : NULL;
 }
 
+// Takes the text.
+static void set_template(Tokenizer *t, char *text, bool jinja) {
+  free(t->chat_template);
+  t->facts.chat_template = t->chat_template = text;
+  t->jinja = jinja;
+}
+
+void tokenizer_set_template(Tokenizer *tokenizer, const char *text) {
+  set_template(tokenizer, xstrdup(text), true);
+}
+
+// A template, or a list of {"name", "template"}.
+static void read_template_of_config(Tokenizer *t, const cJSON *value) {
+  const cJSON *list = cJSON_IsArray(value) ? value->child : NULL;
+  for (; list; list = list->next) {
+    const cJSON *name = cJSON_GetObjectItemCaseSensitive(list, "name");
+    if (cJSON_IsString(name) && strcmp(name->valuestring, "default") == 0)
+      value = cJSON_GetObjectItemCaseSensitive(list, "template");
+  }
+  if (cJSON_IsString(value)) set_template(t, xstrdup(value->valuestring), false);
+}
+
+static int read_template_file(Tokenizer *t, const char *path, Error *err) {
+  const PathText file = beside(path, CHAT_TEMPLATE_FILE);
+  char *text;
+  size_t bytes;
+  if (!path_exists(file.text)) return 0;
+  if (file_read(file.text, MAX_CONFIG_BYTES, &text, &bytes, err) != 0) return -1;
+  set_template(t, text, true);
+  return strlen(text) == bytes ? 0 : error_set(err, "'%s' holds a NUL byte", file.text);
+}
+
 static int read_config(Tokenizer *t, const char *path, Error *err) {
   const PathText file = beside(path, "tokenizer_config.json");
   if (!path_exists(file.text)) return 0;
@@ -278,6 +318,7 @@ static int read_config(Tokenizer *t, const char *path, Error *err) {
   const cJSON *eos = cJSON_GetObjectItemCaseSensitive(config, "eos_token");
   if (cJSON_IsObject(eos)) eos = cJSON_GetObjectItemCaseSensitive(eos, "content");
   if (cJSON_IsString(eos)) t->facts.eos = find_token(t, eos->valuestring);
+  read_template_of_config(t, cJSON_GetObjectItemCaseSensitive(config, "chat_template"));
   cJSON_Delete(config);
   return 0;
 }
@@ -304,7 +345,9 @@ static Tokenizer *open_file(const char *path, Error *err) {
   if (file_read(path, MAX_FILE_BYTES, &json, &bytes, err) != 0) return NULL;
   Tokenizer *t = open_over(path, json, bytes, err);
   if (!t) return NULL;
-  if (read_config(t, path, err) == 0 && find_end_beside(t, path, err) == 0) return t;
+  if (read_config(t, path, err) == 0 && read_template_file(t, path, err) == 0 &&
+      find_end_beside(t, path, err) == 0)
+    return t;
   tokenizer_close(t);
   return NULL;
 }
@@ -355,10 +398,14 @@ static char *copy_text(const Tokenizer *t, int32_t id) {
 int tokenizer_save(const Tokenizer *t, const char *folder, Error *err) {
   const PathText json = path_text("%s/tokenizer.json", folder);
   const PathText config = path_text("%s/tokenizer_config.json", folder);
+  const PathText jinja = path_text("%s/" CHAT_TEMPLATE_FILE, folder);
   if (file_write_atomic(json.text, t->json, t->json_bytes, err) != 0) return -1;
+  if (t->jinja &&
+      file_write_atomic(jinja.text, t->chat_template, strlen(t->chat_template), err) != 0)
+    return -1;
   if (t->config) return file_write_atomic(config.text, t->config, t->config_bytes, err);
   char *begin = copy_text(t, t->facts.bos), *end = copy_text(t, t->facts.eos);
-  char *text = export_tokenizer_config(begin, end);
+  char *text = export_tokenizer_config(begin, end, NULL);
   const int result = file_write_atomic(config.text, text, strlen(text), err);
   free(begin);
   free(end);

@@ -27,6 +27,9 @@ typedef struct TokenizerFacts {
   // tokenizer_config.json beside it, else eos_token_id of generation_config.json or config.json,
   // else a special token of a name known for it (<|end_of_text|>, <|endoftext|>, </s>).
   int32_t bos, eos;
+  // The text of chat_template.jinja beside it, else chat_template of the tokenizer_config.json, of
+  // several the one that is named "default"; NULL: none. The tokenizer's.
+  const char *chat_template;
   // The bytes that a token can reach across a newline: a document that is cut between a newline and
   // one of them may have other ids than the whole. Empty for most tokenizers.
   ByteSet joined;
@@ -42,9 +45,15 @@ int tokenizer_advise(const char *folder, Error *err);
 Tokenizer *tokenizer_parse(const char *name, const char *json, size_t bytes, Error *err);
 void tokenizer_close(Tokenizer *tokenizer); // NULL is fine
 const TokenizerFacts *tokenizer_facts(const Tokenizer *tokenizer);
+// The id of the special token that this text names, or NO_TOKEN.
+int32_t tokenizer_special(const Tokenizer *tokenizer, const char *text);
 
-// Writes tokenizer.json and tokenizer_config.json into a folder, as transformers' AutoTokenizer
-// loads them, and syncs them: those that were read, byte for byte, where there were any.
+// Replaces its chat template, which tokenizer_save then writes as chat_template.jinja.
+void tokenizer_set_template(Tokenizer *tokenizer, const char *text);
+
+// Writes tokenizer.json, tokenizer_config.json and, where there is one, chat_template.jinja into a
+// folder, as transformers' AutoTokenizer loads them, and syncs them: those that were read, byte for
+// byte, where there were any.
 int tokenizer_save(const Tokenizer *tokenizer, const char *folder, Error *err);
 
 // ---- Encoding
@@ -64,6 +73,10 @@ void encoder_close(Encoder *encoder); // NULL is fine
 // An error: the regular expression ran into PCRE2's limits.
 int encoder_append(Encoder *encoder, const char *text, size_t bytes, bool continues, TokenIds *ids,
                    Error *err);
+// The same of text that stands behind a special token, and in which special tokens are text: as
+// tokenizers has it with encode_special_tokens=True. Added tokens that are not special are found.
+int encoder_append_plain(Encoder *encoder, const char *text, size_t bytes, bool continues,
+                         TokenIds *ids, Error *err);
 
 // ---- Decoding
 

@@ -607,9 +607,6 @@ static void merger_close(Merger *m) {
 
 // ---- The trainer
 
-enum { SPECIAL_TOKENS = 2 };
-static const char *const special_tokens[SPECIAL_TOKENS] = {BPE_BEGIN, BPE_END};
-
 // 1 GB of noise, of which every word is another, must fit into 8 GB of memory.
 static const CountLimits limits = {.longest_word = BPE_LONGEST_WORD,
                                    .batch_bytes = 1 << 24,
@@ -618,6 +615,8 @@ static const CountLimits limits = {.longest_word = BPE_LONGEST_WORD,
 
 struct BpeTrainer {
   BpeOptions options;
+  const char *special[2 + BPE_MARKERS];
+  int special_count;
   WordCounter *counter;
   Merger *merger; // from the first step on
   int64_t words;
@@ -625,17 +624,23 @@ struct BpeTrainer {
 
 BpeTrainer *bpe_trainer_open(const BpeOptions *options, Error *err) {
   const int64_t size = options->vocab_size;
-  if (size < BPE_MIN_VOCAB || size > BPE_MAX_VOCAB) {
+  int markers = 0;
+  while (markers < BPE_MARKERS && options->markers[markers]) markers++;
+  if (size < BPE_MIN_VOCAB + markers || size > BPE_MAX_VOCAB) {
     error_set(err,
               "a tokenizer can have from %d to %d tokens (256 bytes, merges, and the special "
-              "tokens %s and %s), not %" PRId64,
-              BPE_MIN_VOCAB, BPE_MAX_VOCAB, BPE_BEGIN, BPE_END, size);
+              "tokens %s and %s%s), not %" PRId64,
+              BPE_MIN_VOCAB + markers, BPE_MAX_VOCAB, BPE_BEGIN, BPE_END,
+              markers ? " and the template's" : "", size);
     return NULL;
   }
   WordCounter *counter = counter_open(options->pattern, &limits, options->threads, err);
   if (!counter) return NULL;
   BpeTrainer *t = xcalloc(1, sizeof *t);
   t->options = *options;
+  t->special[t->special_count++] = BPE_BEGIN;
+  t->special[t->special_count++] = BPE_END;
+  for (int i = 0; i < markers; i++) t->special[t->special_count++] = options->markers[i];
   t->counter = counter;
   return t;
 }
@@ -652,14 +657,14 @@ int bpe_trainer_add(BpeTrainer *t, const char *text, size_t bytes, Error *err) {
 }
 
 static int64_t tokens_made(const BpeTrainer *t) {
-  return t->merger ? (int64_t)t->merger->tokens.count + SPECIAL_TOKENS : 0;
+  return t->merger ? (int64_t)t->merger->tokens.count + t->special_count : 0;
 }
 
 static int begin_merging(BpeTrainer *t, Error *err) {
   WordTable words;
   if (counter_finish(t->counter, &words, err) != 0) return -1;
   t->words = (int64_t)words.count;
-  t->merger = merger_open(&words, special_tokens, SPECIAL_TOKENS);
+  t->merger = merger_open(&words, t->special, t->special_count);
   return 0;
 }
 
@@ -702,7 +707,9 @@ static char *tokenizer_json(const BpeTrainer *t) {
                          .count = (int32_t)tokens->count,
                          .merges = (const int32_t(*)[2])t->merger->merges,
                          .merge_count = (int64_t)t->merger->merge_count,
-                         .pattern = t->options.pattern};
+                         .pattern = t->options.pattern,
+                         .special = t->special,
+                         .special_count = t->special_count};
   char *json = export_tokenizer(&bpe);
   free(offsets);
   return json;
@@ -729,7 +736,8 @@ static int write_both(const char *folder, const char *const texts[2], Error *err
 }
 
 int bpe_trainer_save(const BpeTrainer *t, const char *folder, Error *err) {
-  char *json = tokenizer_json(t), *config = export_tokenizer_config(BPE_BEGIN, BPE_END);
+  char *json = tokenizer_json(t),
+       *config = export_tokenizer_config(BPE_BEGIN, BPE_END, t->options.chat_template);
   const int status = write_both(folder, (const char *const[2]){config, json}, err);
   free(json);
   free(config);

@@ -9,15 +9,19 @@
 #include <stddef.h>
 #include <stdint.h>
 #include "base/error.h"
+#include "data/tokenizer/json.h"
 
-#define BPE_BEGIN "<|begin_of_text|>"
-#define BPE_END "<|end_of_text|>"
-enum { BPE_MIN_VOCAB = 258, BPE_MAX_VOCAB = 1 << 20, BPE_LONGEST_WORD = 256 };
+enum { BPE_MIN_VOCAB = 258, BPE_MAX_VOCAB = 1 << 20, BPE_LONGEST_WORD = 256, BPE_MARKERS = 4 };
 
 typedef struct BpeOptions {
-  int64_t vocab_size;  // all ids: 256 bytes, the merges' tokens, then BPE_BEGIN and BPE_END
+  // All ids: 256 bytes, the merges' tokens, BPE_BEGIN, BPE_END, the markers.
+  int64_t vocab_size;
   const char *pattern; // the caller's until the trainer is closed
   int threads;         // that count; 0: one for each core
+  // More special tokens, of a chat template and up to a NULL, and its text; NULL: no template. All
+  // are the caller's until the trainer is closed.
+  const char *markers[BPE_MARKERS];
+  const char *chat_template;
 } BpeOptions;
 
 typedef struct BpeTrainer BpeTrainer;

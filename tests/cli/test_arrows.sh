@@ -13,7 +13,8 @@ data/model_folder.h    | base
 data/model_folder.c    | data/model_folder.h base
 data/tokenizer         | data/model_folder.h base
 data                   | data/tokenizer base
-data/prepare           | data data/tokenizer base
+data/chat              | data/tokenizer base
+data/prepare           | data data/chat data/tokenizer base
 kernels                | base
 kernels/gpu_backends.c | kernels/fused kernels/unfused kernels/cuda kernels base
 kernels/no_cuda.c      | kernels base
@@ -26,8 +27,8 @@ model/config           | kernels/operations.h kernels/formats.h data/model_folde
 model                  | model/config kernels base
 model                  | no base/os.h base/file.h <time.h> <sys/time.h> <signal.h>
 model                  | no <fcntl.h> <unistd.h> <dirent.h> <sys/stat.h> <sys/mman.h>
-model/checkpoint       | model model/config data data/model_folder.h data/tokenizer base
-model/run              | model/checkpoint model model/config data data/tokenizer kernels base
+model/checkpoint       | model model/config data data/model_folder.h data/tokenizer data/chat base
+model/run              | model/checkpoint model model/config data data/chat data/tokenizer kernels base
 train.c                | model/run model/checkpoint model model/config data base
 train.c                | data/tokenizer kernels/openblas.h
 '

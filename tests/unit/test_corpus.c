@@ -4,6 +4,7 @@
 #include <zstd.h>
 
 #include "data/prepare/corpus.h"
+#include "data/tokenizer/cut.h"
 #include "tests/support/data_test.h"
 #include "tests/support/test.h"
 

@@ -3,6 +3,7 @@
 #include "base/rng.h"
 #include "data/prepare/corpus.h"
 #include "data/prepare/encoding.h"
+#include "data/tokenizer/cut.h"
 #include "data/tokenizer/regex.h"
 #include "data/tokenizer/train.h"
 #include "tests/support/data_test.h"
