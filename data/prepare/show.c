@@ -5,53 +5,106 @@
 #include <sys/stat.h>
 
 #include "base/file.h"
+#include "data/documents.h"
 #include "data/prepare/run.h"
 #include "data/tokenizer/tokenizer.h"
 #include "data/tokens.h"
 
-// ---- Printing. A document begins with the first id of text, and ends with one that stands around
-// documents
+// ---- Printing. A document ends where the file beside the tokens says so; where there is none, it
+// begins with the first id of text, and ends with one that stands around documents
 
 typedef struct Printer {
+  const Tokenizer *tokenizer;
   Decoder *decoder;
   int32_t begin, end;
   bool open;           // a document is being printed
+  bool masked;         // special tokens are shown, and [[ ]] around tokens that count
+  bool marking;        // between these
   int64_t shown, most; // documents
   int64_t tokens;      // of the open one
   int64_t vocab_size;
 } Printer;
 
-static void end_document(Printer *p) {
-  if (!p->open) return;
+static void print_waiting(Printer *p) {
   const char *text;
   const size_t bytes = decoder_end(p->decoder, &text);
   fwrite(text, 1, bytes, stdout);
+}
+
+static void print_mark(Printer *p, bool counts) {
+  if (counts != p->marking) fputs(counts ? "[[" : "]]", stdout);
+  p->marking = counts;
+}
+
+static void end_document(Printer *p) {
+  if (!p->open) return;
+  print_waiting(p);
+  print_mark(p, false);
   printf("\n--- end of document %" PRId64 ", %" PRId64 " tokens ---\n", ++p->shown, p->tokens);
   p->open = false;
   p->tokens = 0;
 }
 
-static void print_token(Printer *p, int32_t id) {
-  if (id == p->begin || id == p->end) {
+static void print_text(Printer *p, int32_t id) {
+  const char *text = p->masked ? tokenizer_special_text(p->tokenizer, id) : NULL;
+  if (text) {
+    print_waiting(p);
+    fputs(text, stdout);
+    return;
+  }
+  const size_t bytes = decoder_next(p->decoder, id, &text);
+  fwrite(text, 1, bytes, stdout);
+}
+
+static void print_token(Printer *p, int32_t id, bool counts) {
+  if (!p->masked && (id == p->begin || id == p->end)) {
     end_document(p);
     return;
   }
-  const char *text;
-  const size_t bytes = decoder_next(p->decoder, id, &text);
-  fwrite(text, 1, bytes, stdout);
+  if (p->masked) print_mark(p, counts);
+  print_text(p, id);
   p->open = true;
   p->tokens++;
 }
 
-static int print_file(Printer *p, const TokenFile *file, Error *err) {
+// Tokens [first, first + count), of one document where that is known.
+static int print_tokens(Printer *p, const TokenFile *file, const Documents *documents,
+                        int64_t first, int64_t count, Error *err) {
   enum { CHUNK = 4096 };
   int32_t ids[CHUNK];
-  for (int64_t at = 0; at < file->count && p->shown < p->most; at += CHUNK) {
-    const int64_t n = file->count - at < CHUNK ? file->count - at : CHUNK;
-    if (tokens_read(file, at, n, p->vocab_size, ids, err) != 0) return -1;
-    for (int64_t i = 0; i < n && p->shown < p->most; i++) print_token(p, ids[i]);
+  bool mask[CHUNK] = {false};
+  for (int64_t at = first, end = first + count; at < end && p->shown < p->most; at += CHUNK) {
+    const int64_t n = end - at < CHUNK ? end - at : CHUNK;
+    if (tokens_read(file, at, n, p->vocab_size, ids, err) != 0 ||
+        (p->masked && documents_mask(documents, at, n, mask, err) != 0))
+      return -1;
+    for (int64_t i = 0; i < n && p->shown < p->most; i++) print_token(p, ids[i], mask[i]);
   }
   return 0;
+}
+
+static int print_documents(Printer *p, const TokenFile *file, const Documents *documents,
+                           Error *err) {
+  uint32_t begin = 0, end;
+  p->masked = documents->masked;
+  for (int64_t i = 0; i < documents->count && p->shown < p->most; i++, begin = end) {
+    if (documents_ends(documents, i, 1, &end, err) != 0 ||
+        print_tokens(p, file, documents, begin, end - begin, err) != 0)
+      return -1;
+    end_document(p);
+  }
+  return 0;
+}
+
+static int print_file(Printer *p, const TokenFile *file, Error *err) {
+  Documents documents;
+  if (documents_open(&documents, file->path, file->count, file->tokenizer ? file->checksum : 0,
+                     err) != 0)
+    return -1;
+  const int status = documents.path ? print_documents(p, file, &documents, err)
+                                    : print_tokens(p, file, NULL, 0, file->count, err);
+  documents_close(&documents);
+  return status;
 }
 
 // ---- Files
@@ -100,7 +153,8 @@ int prepare_show(const char *path, const char *tokenizer, int64_t documents, Err
   token_check_end(&check);
   tokens_close(&file);
   if (status == 0) {
-    Printer p = {.decoder = decoder_open(t),
+    Printer p = {.tokenizer = t,
+                 .decoder = decoder_open(t),
                  .begin = tokenizer_facts(t)->bos,
                  .end = tokenizer_facts(t)->eos,
                  .vocab_size = tokenizer_facts(t)->vocab_size,

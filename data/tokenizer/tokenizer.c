@@ -245,7 +245,12 @@ const TokenizerFacts *tokenizer_facts(const Tokenizer *tokenizer) {
 
 int32_t tokenizer_special(const Tokenizer *t, const char *text) {
   const int32_t id = find_token(t, text);
-  return id != NO_TOKEN && t->added[id] && t->added[id]->special ? id : NO_TOKEN;
+  return id != NO_TOKEN && tokenizer_special_text(t, id) ? id : NO_TOKEN;
+}
+
+const char *tokenizer_special_text(const Tokenizer *t, int32_t id) {
+  const AddedToken *added = id >= 0 && id < t->facts.vocab_size ? t->added[id] : NULL;
+  return added && added->special ? added->content : NULL;
 }
 
 // ---- The byte tokenizer: a byte-level BPE without merges

@@ -47,6 +47,8 @@ void tokenizer_close(Tokenizer *tokenizer); // NULL is fine
 const TokenizerFacts *tokenizer_facts(const Tokenizer *tokenizer);
 // The id of the special token that this text names, or NO_TOKEN.
 int32_t tokenizer_special(const Tokenizer *tokenizer, const char *text);
+// Its text; NULL: this id is no special token.
+const char *tokenizer_special_text(const Tokenizer *tokenizer, int32_t id);
 
 // Replaces its chat template, which tokenizer_save then writes as chat_template.jinja.
 void tokenizer_set_template(Tokenizer *tokenizer, const char *text);
