@@ -147,7 +147,8 @@ static TokenIds encode_whole(const Tokenizer *tokenizer, const char *text, size_
 // Every piece in a batch of its own, in the order in which they come back.
 static TokenIds encode_pieces(const Tokenizer *tokenizer, const char *text, size_t bytes,
                               int threads, int *pieces) {
-  Encoding *encoding = encoding_open(tokenizer, threads);
+  Error err;
+  Encoding *encoding = encoding_open(tokenizer, NULL, threads, &err);
   TokenIds all = {0};
   size_t at = 0;
   *pieces = 0;

@@ -12,7 +12,7 @@
 
 static BpeTrainer *trainer_for(const char *pattern, int64_t vocab_size, int threads) {
   Error err;
-  const BpeOptions options = {vocab_size, pattern, threads};
+  const BpeOptions options = {.vocab_size = vocab_size, .pattern = pattern, .threads = threads};
   BpeTrainer *trainer = bpe_trainer_open(&options, &err);
   if (!trainer) fail_msg("%s", err.text);
   return trainer;
@@ -325,7 +325,7 @@ TEST(a_run_of_spaces_without_end_is_no_error) {
 
 static void assert_refused(int64_t vocab_size, const char *pattern, const char *words) {
   Error err;
-  const BpeOptions options = {vocab_size, pattern, 1};
+  const BpeOptions options = {.vocab_size = vocab_size, .pattern = pattern, .threads = 1};
   assert_null(bpe_trainer_open(&options, &err));
   assert_says(&err, words);
 }
