@@ -11,7 +11,6 @@
 #define WEIGHTS_FILE "model.safetensors"
 #define WEIGHTS_INDEX_FILE "model.safetensors.index.json" // where the weights are in shards
 #define TOKENIZER_FILE "tokenizer.json"
-#define CHAT_TEMPLATE_FILE "chat_template.jinja"
 #define LATEST_LINK "latest"
 #define BEST_LINK "best"
 

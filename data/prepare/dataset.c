@@ -13,7 +13,6 @@
 
 #include "base/json.h"
 #include "base/memory.h"
-#include "data/model_folder.h"
 
 // ---- Shards
 

@@ -11,7 +11,6 @@
 #include "base/command.h"
 #include "base/os.h"
 #include "data/chat/template.h"
-#include "data/model_folder.h"
 #include "data/tokenizer/regex.h"
 #include "data/tokenizer/train.h"
 

@@ -17,6 +17,8 @@ enum { NO_TOKEN = -1 };
 
 typedef struct Tokenizer Tokenizer;
 
+#define CHAT_TEMPLATE_FILE "chat_template.jinja"
+
 typedef struct TokenizerFacts {
   const char *name; // BYTES_NAME, or the path that it was read from; the tokenizer's
   // Never 0; equal for files that say the same, however they spell it. BOS and EOS have no part
