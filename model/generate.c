@@ -122,3 +122,7 @@ int generator_next(Generator *g, int32_t *id, Error *err) {
   g->written++;
   return 1;
 }
+
+int64_t generator_written(const Generator *g) {
+  return g->written;
+}

@@ -18,3 +18,5 @@ int generator_start(Generator *g, const int32_t *prompt, int64_t count,
 // The next token: 1. At the end, after max_tokens or where one of `ends` was sampled: 0. Logits
 // that are not finite: -1.
 int generator_next(Generator *g, int32_t *id, Error *err);
+// How many tokens it gave since generator_start.
+int64_t generator_written(const Generator *g);

@@ -10,8 +10,9 @@
 #include "data/tokenizer/tokenizer.h"
 #include "data/tokens.h"
 
-// ---- Printing. A document ends where the file beside the tokens says so; where there is none, it
-// begins with the first id of text, and ends with one that stands around documents
+// ---- Printing. A document begins with the first id of text, and ends with one that stands around
+// documents. Conversations, and documents of a tokenizer without such ids, end where the file beside
+// the tokens says so
 
 typedef struct Printer {
   const Tokenizer *tokenizer;
@@ -101,8 +102,10 @@ static int print_file(Printer *p, const TokenFile *file, Error *err) {
   if (documents_open(&documents, file->path, file->count, file->tokenizer ? file->checksum : 0,
                      err) != 0)
     return -1;
-  const int status = documents.path ? print_documents(p, file, &documents, err)
-                                    : print_tokens(p, file, NULL, 0, file->count, err);
+  const bool delimited = !documents.masked && (p->begin != NO_TOKEN || p->end != NO_TOKEN);
+  const int status = documents.path && !delimited
+                         ? print_documents(p, file, &documents, err)
+                         : print_tokens(p, file, NULL, 0, file->count, err);
   documents_close(&documents);
   return status;
 }

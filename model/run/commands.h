@@ -3,15 +3,19 @@
 #include <signal.h>
 #include <stdint.h>
 #include "base/error.h"
+#include "data/chat/template.h"
 #include "data/tokenizer/tokenizer.h"
 #include "model/config/config.h"
 #include "model/generate.h"
+#include "model/run/trained.h"
 
 // ---- --generate: continues a text with a trained model
 
 typedef struct GenerateArgs {
   const char *dir;    // of a run, a checkpoint, or a Hugging Face LLaMA folder
   const char *prompt; // NULL: stdin
+  const char *user;   // a message to be answered; NULL: none
+  const char *system; // the message in front of it; NULL: none
   SampleOptions options;
 } GenerateArgs;
 
@@ -19,8 +23,15 @@ typedef struct GenerateArgs {
 int generate_parse(GenerateArgs *args, int argc, char *const *argv, Error *err);
 // The prompt of a model without a tokenizer: ids separated by white space. ids gets them appended.
 int generate_parse_ids(const char *text, TokenIds *ids, Error *err);
-// Prints the prompt and the generated text, token by token, until *stop is not 0.
+// Prints the prompt and the generated text, token by token, until *stop is not 0. With a user's
+// message, or a terminal and a model whose chat template is known, it is chat_run.
 int generate_run(const GenerateArgs *args, const volatile sig_atomic_t *stop, Error *err);
+
+// Answers args->user, or without it lines of standard input until its end, with all that was said
+// before in view. An error where the context is full.
+int chat_run(Trained *t, const GenerateArgs *args, const volatile sig_atomic_t *stop, Error *err);
+// The template of the model's tokenizer; NULL: it is not known, and the sentence says what to do.
+const ChatTemplate *chat_template(const Trained *t, Error *err);
 
 // ---- --eval: how well a trained model predicts a text
 

@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "base/json.h"
 #include "base/memory.h"
@@ -17,6 +18,8 @@ int generate_parse(GenerateArgs *args, int argc, char *const *argv, Error *err) 
   if (argc < 1) return error_set(err, "--generate needs the folder of a run or checkpoint");
   *args = (GenerateArgs){.dir = argv[0]};
   const Option options[] = {{.name = "--prompt", .needs = "a text", .text = &args->prompt},
+                            {.name = "--user", .needs = "a text", .text = &args->user},
+                            {.name = "--system", .needs = "a text", .text = &args->system},
                             {.name = "--tokens", .low = 1, .high = 1e9, .number = &tokens},
                             {.name = "--temperature", .high = 100, .number = &temperature},
                             {.name = "--top-k", .high = 1e9, .number = &top_k},
@@ -30,6 +33,11 @@ int generate_parse(GenerateArgs *args, int argc, char *const *argv, Error *err) 
                                   .top_p = top_p,
                                   .seed = (uint64_t)seed,
                                   .max_tokens = (int64_t)tokens};
+  if (args->prompt && (args->user || args->system))
+    return error_set(err, "--prompt is continued, and %s is answered: give one of them",
+                     args->user ? "--user" : "--system");
+  if (args->system && !args->user && !isatty(STDIN_FILENO))
+    return error_set(err, "--system needs --user \"...\", or a terminal to speak on");
   return 0;
 }
 
@@ -70,14 +78,9 @@ static int print(void *context, const char *text, size_t bytes, Error *err) {
 // The cache holds as many positions as are asked for, within the model's.
 static int load_and_generate(Trained *t, const GenerateArgs *args, const char *prompt, size_t bytes,
                              const TokenIds *ids, const volatile sig_atomic_t *stop, Error *err) {
-  enum { ROWS = 64 };
   const int64_t most = t->model.max_position_embeddings,
                 asked = ids->count + args->options.max_tokens;
-  const int64_t context = asked < most ? asked : most;
-  const RunShape shape = {.batch = 1, .seq = ROWS, .loss_chunks = 1, .context = context};
-  if (trained_load(t, &shape, context > ROWS ? context : ROWS, "ask for fewer --tokens", err) != 0)
-    return -1;
-  TextGeneration w = {.generator = generator_create(&t->llama, context, err),
+  TextGeneration w = {.generator = trained_generator(t, asked < most ? asked : most, err),
                       .tokenizer = t->tokenizer,
                       .options = args->options,
                       .stop = stop,
@@ -89,21 +92,33 @@ static int load_and_generate(Trained *t, const GenerateArgs *args, const char *p
   return status;
 }
 
-int generate_run(const GenerateArgs *args, const volatile sig_atomic_t *stop, Error *err) {
-  Trained t;
-  if (trained_open(&t, args->dir, err) != 0) {
-    trained_close(&t);
-    return -1;
-  }
+static int continue_prompt(Trained *t, const GenerateArgs *args, const volatile sig_atomic_t *stop,
+                           Error *err) {
   size_t bytes = args->prompt ? strlen(args->prompt) : 0;
   char *prompt = args->prompt ? xstrdup(args->prompt) : read_stdin(&bytes);
   TokenIds ids = {0};
-  int status = t.tokenizer ? prompt_ids(t.tokenizer, prompt, bytes, &ids, err)
-                           : generate_parse_ids(prompt, &ids, err);
-  if (status != 0 && !t.tokenizer) tokenizer_advise(t.start.path, err);
-  if (status == 0) status = load_and_generate(&t, args, prompt, bytes, &ids, stop, err);
+  int status = t->tokenizer ? prompt_ids(t->tokenizer, prompt, bytes, &ids, err)
+                            : generate_parse_ids(prompt, &ids, err);
+  if (status != 0 && !t->tokenizer) tokenizer_advise(t->start.path, err);
+  if (status == 0) status = load_and_generate(t, args, prompt, bytes, &ids, stop, err);
   free(ids.ids);
   free(prompt);
+  return status;
+}
+
+// On a terminal a model is spoken with if its template is known.
+static bool is_conversation(const Trained *t, const GenerateArgs *args) {
+  Error ignored;
+  if (args->user || args->system) return true;
+  return !args->prompt && isatty(STDIN_FILENO) && chat_template(t, &ignored);
+}
+
+int generate_run(const GenerateArgs *args, const volatile sig_atomic_t *stop, Error *err) {
+  Trained t;
+  int status = trained_open(&t, args->dir, err);
+  if (status == 0)
+    status = is_conversation(&t, args) ? chat_run(&t, args, stop, err)
+                                       : continue_prompt(&t, args, stop, err);
   trained_close(&t);
   return status;
 }

@@ -99,6 +99,14 @@ int trained_load(Trained *t, const RunShape *shape_, int64_t max_positions, cons
   return checkpoint_load(&t->start, &t->llama, err);
 }
 
+Generator *trained_generator(Trained *t, int64_t context, Error *err) {
+  enum { ROWS = 64 };
+  const RunShape shape = {.batch = 1, .seq = ROWS, .loss_chunks = 1, .context = context};
+  if (trained_load(t, &shape, context > ROWS ? context : ROWS, "ask for fewer --tokens", err) != 0)
+    return NULL;
+  return generator_create(&t->llama, context, err);
+}
+
 void trained_close(Trained *t) {
   llama_destroy(&t->llama);
   if (t->be) t->be->services.destroy(t->be);

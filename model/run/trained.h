@@ -23,4 +23,7 @@ int trained_open(Trained *t, const char *dir, Error *err);
 // change from call to call. `advice` is for the user whose memory is short.
 int trained_load(Trained *t, const RunShape *shape, int64_t max_positions, const char *advice,
                  Error *err);
+// The weights, and a generator of at most `context` positions, which may not be more than the model
+// has. NULL on error.
+Generator *trained_generator(Trained *t, int64_t context, Error *err);
 void trained_close(Trained *t); // zeros are fine
