@@ -122,6 +122,11 @@ static void print_end(const char *path, const Run *run, int override_count, char
     if (*run->stop == STOP_BY_TIME)
       printf(", as train.max_minutes=%g asks", run->config.train.max_minutes);
     printf("; ");
+    if (!run->config.output.save_optimizer) {
+      printf("no run resumes from it, as output.save_optimizer=false asks; ");
+      print_model(run);
+      return;
+    }
     if (left_out) printf("the checkpoint is saved, but still without %s; ", left_out);
     print_word(left_out ? "make up for it with: ./train " : "resume with: ./train ",
                shell_word(path));

@@ -30,7 +30,8 @@ struct BackgroundSave {
   Llama state;        // its shapes and flags as they were
   char *memory;       // of the copy
   size_t bytes;
-  SnapshotPiece *pieces; // [param_count, PARTS]
+  int parts;             // of a weight in the copy: PARTS, or the master alone
+  SnapshotPiece *pieces; // [param_count, parts]
   ScalingState *scalings;
   PathText run_dir;
   Config config;
@@ -46,13 +47,17 @@ struct BackgroundSave {
 
 // ---- The copy
 
+static int parts_of_copy(bool with_optimizer) {
+  return with_optimizer ? PARTS : MASTER + 1;
+}
+
 // Where each piece goes. Counts where there is no block, and no pieces; returns the bytes.
-static size_t place(SnapshotPiece *pieces, const ParamTensor *tensors, int count, const Backend *be,
-                    char *block) {
+static size_t place(SnapshotPiece *pieces, const ParamTensor *tensors, int count, int parts,
+                    const Backend *be, char *block) {
   Arena arena = {.block = block};
-  for (int i = 0; i < PARTS * count; i++) {
-    const ParamTensor *p = &tensors[i / PARTS];
-    const StatePart part = (StatePart)(i % PARTS);
+  for (int i = 0; i < parts * count; i++) {
+    const ParamTensor *p = &tensors[i / parts];
+    const StatePart part = (StatePart)(i % parts);
     const size_t bytes =
         (size_t)(p->rows * p->cols) * (part == MASTER ? be->master_bytes : be->moment_bytes);
     void *to = arena_take(&arena, bytes);
@@ -64,11 +69,11 @@ static size_t place(SnapshotPiece *pieces, const ParamTensor *tensors, int count
   return arena.used;
 }
 
-size_t background_bytes(const ModelConfig *model, const Backend *be) {
+size_t background_bytes(const ModelConfig *model, const Backend *be, bool with_optimizer) {
   const int count = params_count(model);
   ParamTensor *tensors = xcalloc((size_t)count, sizeof *tensors);
   params_table(model, tensors);
-  const size_t bytes = place(NULL, tensors, count, be, NULL);
+  const size_t bytes = place(NULL, tensors, count, parts_of_copy(with_optimizer), be, NULL);
   free(tensors);
   return bytes;
 }
@@ -76,7 +81,8 @@ size_t background_bytes(const ModelConfig *model, const Backend *be) {
 // bf16 on a GPU, double in tests' builds, else float.
 static int read_copy(const StateSource *source, float *packed, int param, StatePart part,
                      Error *err) {
-  const SnapshotPiece *piece = &((const BackgroundSave *)source)->pieces[PARTS * param + (int)part];
+  const BackgroundSave *b = (const BackgroundSave *)source;
+  const SnapshotPiece *piece = &b->pieces[b->parts * param + (int)part];
   const ParamTensor *p = &source->llama->tensors[param];
   const size_t count = (size_t)(p->rows * p->cols), each = piece->bytes / count;
   (void)err;
@@ -150,15 +156,15 @@ static void *write_saves(void *save) {
 
 static int start(BackgroundSave *b, const Llama *llama, Error *err) {
   Backend *be = llama->be;
-  b->bytes = place(NULL, llama->tensors, llama->param_count, be, NULL);
+  b->bytes = place(NULL, llama->tensors, llama->param_count, b->parts, be, NULL);
   void *memory = mmap(NULL, b->bytes, PROT_READ | PROT_WRITE,
                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (memory == MAP_FAILED)
     return error_set(err, "the system refused %s: %s", size_text(b->bytes).text, strerror(errno));
   b->memory = memory;
   madvise(memory, b->bytes, MADV_HUGEPAGE); // without them allocation is slower
-  b->pieces = xcalloc((size_t)(PARTS * llama->param_count), sizeof *b->pieces);
-  place(b->pieces, llama->tensors, llama->param_count, be, b->memory);
+  b->pieces = xcalloc((size_t)(b->parts * llama->param_count), sizeof *b->pieces);
+  place(b->pieces, llama->tensors, llama->param_count, b->parts, be, b->memory);
   if (llama->shape.fp8)
     b->scalings = xcalloc((size_t)scaling_count(&llama->config), sizeof *b->scalings);
   if (be->services.snapshot_open(be, err) != 0) return -1;
@@ -174,8 +180,9 @@ static void release(BackgroundSave *b) {
   free(b);
 }
 
-BackgroundSave *background_open(const Llama *llama, Error *err) {
+BackgroundSave *background_open(const Llama *llama, bool with_optimizer, Error *err) {
   BackgroundSave *b = xcalloc(1, sizeof *b);
+  b->parts = parts_of_copy(with_optimizer);
   b->llama = llama;
   b->state = *llama;
   b->source = (StateSource){.llama = &b->state, .read = read_copy};
@@ -199,6 +206,7 @@ void background_begin(BackgroundSave *b, const char *run_dir, const Config *conf
                       const Export *export, const TrainState *state) {
   Backend *be = b->llama->be;
   assert(phase_of(b) == IDLE);
+  assert(b->parts == parts_of_copy(config->output.save_optimizer));
   b->began_ms = now_ms();
   b->source.scalings = b->scalings && !be->calibrating ? read_scalings : NULL;
   b->run_dir = path_text("%s", run_dir);
@@ -207,7 +215,7 @@ void background_begin(BackgroundSave *b, const char *run_dir, const Config *conf
   b->train = *state;
   b->result = (SaveResult){.step = state->step};
   if (b->source.scalings) be->services.scalings_read(be, b->scalings);
-  be->services.snapshot_begin(be, b->pieces, PARTS * b->llama->param_count);
+  be->services.snapshot_begin(be, b->pieces, b->parts * b->llama->param_count);
   b->result.waited_ms = now_ms() - b->began_ms;
   set_phase(b, COPYING);
 }

@@ -45,6 +45,7 @@ typedef struct TrainState {
   uint64_t tokenizer; // its fingerprint (data/tokenizer/tokenizer.h)
   uint64_t data;      // of the training files: Loader.fingerprint
   char backend[192];  // its bits depend on it: kernels, device, libraries, threads
+  bool model_alone;   // of a checkpoint: it has no optimizer state (output.save_optimizer)
 } TrainState;
 
 // ---- The files of a checkpoint for other programs, besides its weights: config.json,
@@ -104,9 +105,9 @@ StateSource state_source(const Llama *llama); // the backend as it is
 // was then taken back) stay until this run reaches them. Removing is no part of success: a folder
 // that cannot be removed now is tried again at the next save. Folders with other names and
 // incomplete ones are never touched, but for step-*.tmp and step-*.old, which a crash may leave.
-// Without room for a checkpoint nothing is written. config->train.resume is stored as "". A
-// sentence of failure ends with the checkpoint that a run can still resume from. export may be
-// NULL: no tokenizer, nothing carried over.
+// Without room for a checkpoint nothing is written. config->train.resume is stored as "", and
+// state->model_alone as output.save_optimizer says. A sentence of failure ends with the checkpoint
+// that is still there. export may be NULL: no tokenizer, nothing carried over.
 int checkpoint_save(const char *run_dir, const StateSource *source, const Config *config,
                     const Export *export, const TrainState *state, Error *err);
 
@@ -136,12 +137,12 @@ typedef struct SaveResult {
   double waited_ms; // of them: the run stood still
 } SaveResult;
 
-// Bytes of the host's memory that a copy of a run's state takes.
-size_t background_bytes(const ModelConfig *model, const Backend *be);
+// Bytes of the host's memory that a copy of a run's state takes, the moments with_optimizer alone.
+size_t background_bytes(const ModelConfig *model, const Backend *be, bool with_optimizer);
 
 // Allocates its memory on the backend and starts a thread, which allocates the copy while the
-// run starts. llama outlives it.
-BackgroundSave *background_open(const Llama *llama, Error *err);
+// run starts. llama outlives it. with_optimizer: output.save_optimizer of all its saves.
+BackgroundSave *background_open(const Llama *llama, bool with_optimizer, Error *err);
 void background_close(BackgroundSave *save); // NULL is fine; waits for a save under way
 
 // Begins a save into run_dir; background_end has taken the result of the one before. Only export

@@ -18,8 +18,8 @@ enum { SCALING_FLOATS = sizeof(ScalingState) / sizeof(float) };
 // Checks the files against `sums` (where it has any), and that their values are possible.
 int content_check(const SafeFile *files, int count, const FileSums *sums, Error *err);
 
-// ---- find.c 0 if the folder has every file that a run needs and its state can be read, else -1
-// and the reason.
+// ---- find.c 0 if the folder has every file of a checkpoint (optimizer.safetensors, unless it is
+// the model alone) and its state can be read, else -1 and the reason.
 int checkpoint_complete(const char *path, TrainState *state, Error *err);
 // path[PATH_CHARS]
 int give_path(char *path, const char *found, Error *err);

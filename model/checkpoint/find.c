@@ -33,11 +33,22 @@ static int weights_complete(const char *path, Error *err) {
 }
 
 int checkpoint_complete(const char *path, TrainState *state, Error *err) {
-  static const char *const files[] = {MODEL_CONFIG_FILE, OPTIMIZER_FILE, RUN_CONFIG_FILE};
+  static const char *const files[] = {MODEL_CONFIG_FILE, RUN_CONFIG_FILE};
   if (weights_complete(path, err) != 0) return -1;
   for (size_t i = 0; i < sizeof files / sizeof *files; i++)
     if (!has_file(path, files[i])) return error_set(err, "'%s' has no %s", path, files[i]);
-  return checkpoint_read_state(path, state, err);
+  if (checkpoint_read_state(path, state, err) != 0) return -1;
+  if (state->model_alone || has_file(path, OPTIMIZER_FILE)) return 0;
+  return error_set(err, "'%s' has no %s", path, OPTIMIZER_FILE);
+}
+
+// A resume needs the moments.
+static int check_moments(const char *folder, const TrainState *state, Error *err) {
+  if (!state->model_alone) return 0;
+  return error_set(err,
+                   "no run resumes from '%s': it is the model alone, without AdamW's moments, as "
+                   "output.save_optimizer=false asked; train.init_from starts a run from it",
+                   folder);
 }
 
 int give_path(char *path, const char *found, Error *err) {
@@ -120,7 +131,7 @@ static int open_and_check(Checkpoint *c, const FileSums *sums, Error *err) {
       name_step(&named, sums->step, path_text("%s/" CHECKSUMS_FILE, folder).text, err) != 0)
     return -1;
   if (c->with_optimizer &&
-      (checkpoint_complete(folder, &state, err) != 0 ||
+      (checkpoint_complete(folder, &state, err) != 0 || check_moments(folder, &state, err) != 0 ||
        name_step(&named, state.step, path_text("%s/" STATE_FILE, folder).text, err) != 0))
     return -1;
   if (open_weights(c, &named, err) != 0) return -1;

@@ -142,16 +142,19 @@ static uint64_t shard_bytes(const Export *export) {
 static int write_folder(const char *folder, const StateSource *source, const Config *config,
                         const Export *export, const TrainState *state, Error *err) {
   const SaveDtype dtype = config->output.save_dtype;
+  const bool model_alone = !config->output.save_optimizer;
   FileSums sums = {.step = state->step};
+  TrainState stored_state = *state;
+  stored_state.model_alone = model_alone;
   Config *stored = xmalloc(sizeof *stored);
   *stored = *config;
   stored->train.resume[0] = '\0';
   const bool failed = directory_add(folder, err) ||
                       write_weights(folder, source, dtype, shard_bytes(export), &sums, err) ||
-                      write_optimizer(folder, source, dtype, &sums, err) ||
+                      (!model_alone && write_optimizer(folder, source, dtype, &sums, err)) ||
                       export_write(export, folder, &source->llama->config, dtype, err) ||
                       write_text(folder, RUN_CONFIG_FILE, config_json(stored), err) ||
-                      write_text(folder, STATE_FILE, state_json(state), err) ||
+                      write_text(folder, STATE_FILE, state_json(&stored_state), err) ||
                       sums_write(&sums, folder, err) || directory_sync(folder, err);
   sums_free(&sums);
   free(stored);
@@ -172,8 +175,9 @@ static uint64_t list_bytes(const ModelConfig *model, TensorSet set, SafeDtype dt
 // Of the tensors, beside which the other files are small.
 static uint64_t checkpoint_bytes(const Config *c) {
   const bool rounded = c->output.save_dtype == SAVE_BF16;
-  return list_bytes(&c->model, WEIGHTS, rounded ? SAFE_BF16 : SAFE_F32) +
-         list_bytes(&c->model, rounded ? MOMENTS_AND_MASTERS : MOMENTS, SAFE_F32);
+  const uint64_t weights = list_bytes(&c->model, WEIGHTS, rounded ? SAFE_BF16 : SAFE_F32);
+  if (!c->output.save_optimizer) return weights;
+  return weights + list_bytes(&c->model, rounded ? MOMENTS_AND_MASTERS : MOMENTS, SAFE_F32);
 }
 
 static int check_room(const char *run_dir, const Config *config, Error *err) {
@@ -185,6 +189,21 @@ static int check_room(const char *run_dir, const Config *config, Error *err) {
                    run_dir, size_text(free_bytes).text, size_text(needed).text);
 }
 
+// How a run trains with less room.
+static int advise_room(const Config *config, Error *err) {
+  const bool whole = config->output.save_optimizer;
+  Config less = *config;
+  less.output.save_optimizer = false;
+  if (whole)
+    error_append(err, "; output.save_optimizer=false saves the model alone, %s",
+                 size_text(checkpoint_bytes(&less)).text);
+  less.output.save_dtype = SAVE_BF16;
+  if (config->output.save_dtype != SAVE_BF16)
+    error_append(err, "; output.save_dtype=bf16%s saves %s", whole ? ", too," : "",
+                 size_text(checkpoint_bytes(&less)).text);
+  return error_append(err, "; train.save_interval=-1 trains without saving anything");
+}
+
 // The newest are there beside the one that is written.
 int checkpoint_room(const char *run_dir, const Config *config, int64_t steps, Error *err) {
   const TrainConfig *t = &config->train;
@@ -192,8 +211,7 @@ int checkpoint_room(const char *run_dir, const Config *config, int64_t steps, Er
   int64_t *found;
   int count;
   if (t->save_interval < 0) return 0;
-  if (check_room(run_dir, config, err) != 0)
-    return error_append(err, "; train.save_interval=-1 trains without saving anything");
+  if (check_room(run_dir, config, err) != 0) return advise_room(config, err);
   if (step_list(run_dir, "", &found, &count, err) != 0) return -1;
   free(found);
   const int64_t all = count + saves, most = t->keep_checkpoints + 1,

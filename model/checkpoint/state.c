@@ -1,7 +1,7 @@
 // state.json and run.json of a checkpoint. Counters are whole numbers; `sequences`, `tokenizer`,
 // `data` and `validation`, which may use all 64 bits, are strings of digits; best_val_loss is null
 // until there is one; `tokenizer`, `data`, `validation` and `backend` are missing where they are
-// not known. Version 1, which had no `data` and `backend`, is read, too, and so is the `schedule`
+// not known; `optimizer`, false, is there where the checkpoint is the model alone. Version 1, which had no `data` and `backend`, is read, too, and so is the `schedule`
 // of older versions, which is ignored.
 #include <inttypes.h>
 #include <math.h>
@@ -22,9 +22,9 @@ static const char *const names[KEYS] = {"version",   "step",          "updates",
                                         "nonfinite", "nonfinite_row", "best_val_step",
                                         "sequences", "best_val_loss"};
 // Those that may be missing.
-enum { TOKENIZER, DATA, VALIDATION, BACKEND, SCHEDULE, MORE_KEYS };
-static const char *const more_names[MORE_KEYS] = {"tokenizer", "data", "validation", "backend",
-                                                  "schedule"};
+enum { TOKENIZER, DATA, VALIDATION, BACKEND, OPTIMIZER, SCHEDULE, MORE_KEYS };
+static const char *const more_names[MORE_KEYS] = {"tokenizer", "data",      "validation",
+                                                  "backend",   "optimizer", "schedule"};
 
 char *state_json(const TrainState *s) {
   const int64_t numbers[SEQUENCES] = {STATE_VERSION, s->step,          s->updates,
@@ -39,6 +39,7 @@ char *state_json(const TrainState *s) {
   if (s->data != 0) json_string(&w, more_names[DATA], digits_text(s->data).text);
   if (s->validation != 0) json_string(&w, more_names[VALIDATION], digits_text(s->validation).text);
   if (s->backend[0] != '\0') json_string(&w, more_names[BACKEND], s->backend);
+  if (s->model_alone) json_bool(&w, more_names[OPTIMIZER], false);
   json_close(&w, '}');
   return w.text;
 }
@@ -64,6 +65,10 @@ static int read_more(TrainState *s, cJSON *root, Error *err) {
       status = error_set(err, "the value of 'backend' is not a short text");
     else if (item && i == BACKEND)
       strcpy(s->backend, text);
+    else if (item && i == OPTIMIZER && !cJSON_IsBool(item))
+      status = error_set(err, "the value of 'optimizer' is not true or false");
+    else if (i == OPTIMIZER)
+      s->model_alone = cJSON_IsFalse(item);
     cJSON_Delete(item);
   }
   return status;

@@ -104,6 +104,7 @@ enum { PROFILE_START = 10 }; // the steps before it warm up
 typedef struct OutputConfig {
   char dir[PATH_CHARS];  // the run's folder: log.jsonl, run.json, checkpoints
   SaveDtype save_dtype;  // of the weights in a checkpoint's model.safetensors
+  bool save_optimizer;   // moments in checkpoints, to resume from; false = the model alone
   bool background_save;  // written beside training
   int64_t profile_steps; // that profilers record, from step PROFILE_START of a process; 0 = none
 } OutputConfig;

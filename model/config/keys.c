@@ -177,6 +177,9 @@ const Key config_keys[] = {
     CHOICE(
         output, save_dtype, dtypes, "\"fp32\"", 0,
         "of a checkpoint's model.safetensors; bf16: optimizer.safetensors holds the fp32 weights"),
+    BOOL(output, save_optimizer, "true", 0,
+         "checkpoints have AdamW's moments, from which a run resumes; false: they are the model "
+         "alone, for --generate, --eval, train.init_from and Hugging Face"),
     BOOL(output, background_save, "true", 0,
          "a checkpoint is written beside training, from a copy in the host's memory; false: "
          "training waits"),

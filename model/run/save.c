@@ -18,14 +18,16 @@
 SavesPlan saves_plan(const Config *config, const Backend *be, size_t planned_bytes) {
   if (!config->output.background_save || config->train.save_interval < 0) return (SavesPlan){0};
   const size_t run_bytes = be->services.memory_taken ? 0 : planned_bytes; // a GPU's are elsewhere
-  SavesPlan plan = {.bytes = background_bytes(&config->model, be), .left = memory_available()};
+  const bool with_optimizer = config->output.save_optimizer;
+  SavesPlan plan = {.bytes = background_bytes(&config->model, be, with_optimizer),
+                    .left = memory_available()};
   plan.background = run_bytes <= plan.left && plan.bytes <= plan.left - run_bytes;
   return plan;
 }
 
 void saves_open(Run *run) {
   Error err;
-  run->saves = background_open(&run->llama, &err);
+  run->saves = background_open(&run->llama, run->config.output.save_optimizer, &err);
   if (!run->saves) printf("saves      while training waits: %s\n", err.text);
 }
 
@@ -143,8 +145,10 @@ static int save_into_fresh(Run *run, const char *base, PathText *folder, Error *
 
 static int say_where(const Run *run, const char *folder, Error *err) {
   char *word = shell_word(folder);
-  error_append(err, "; step %lld is saved: resume it with train.resume=auto output.dir=%s",
-               (long long)run->state.step, word);
+  const char *how = run->config.output.save_optimizer ? ": resume it with train.resume=auto "
+                                                        "output.dir="
+                                                      : ", the model alone, in ";
+  error_append(err, "; step %lld is saved%s%s", (long long)run->state.step, how, word);
   free(word);
   return -1;
 }

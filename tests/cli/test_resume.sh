@@ -96,6 +96,22 @@ check a_change_is_allowed_when_asked_for "$(said)" grep_said 'at step 60 of 60'
 train_into run "${sampling[@]}" train.resume=auto output.background_save=false train.keep_checkpoints=1
 check a_key_that_changes_no_number_may_change "$(said)" grep_said 'at step 60 of 60'
 
+# ---- Checkpoints of the model alone
+train_into alone output.save_optimizer=false output.save_dtype=bf16
+check the_model_alone_is_saved "$(ls "$folder/alone/latest/")" test ! -e "$folder/alone/latest/optimizer.safetensors"
+check it_is_a_folder_to_evaluate "$(said)" "$TRAIN" --eval "$folder/alone" --data "$folder/data"
+refuses a_resume_from_it_says_what_it_lacks "without AdamW's moments" "$config" train.steps=30 train.resume=auto \
+  output.dir="$folder/alone"
+train_into from_alone train.init_from="$folder/alone"
+check a_run_starts_from_it "$(said)" grep_said 'done; '
+"$TRAIN" "$config" "output.dir=$folder/alone_cut" output.save_optimizer=false train.steps=99999 >"$folder/said" \
+  2>"$folder/said.err" </dev/null &
+process=$!
+wait_for '"kind":"train","step":7,' "$folder/alone_cut/log.jsonl" $process
+kill -TERM $process
+wait $process
+check a_signal_says_that_no_run_resumes_from_it "$(said)" grep_said 'no run resumes from it'
+
 # ---- Two signals
 big=(model.hidden_size=512 model.intermediate_size=2048 model.num_hidden_layers=4 train.batch_size=48 data.val=)
 "$TRAIN" "$config" "output.dir=$folder/twice" "${big[@]}" >"$folder/said" 2>"$folder/said.err" </dev/null &

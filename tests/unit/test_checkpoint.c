@@ -73,6 +73,29 @@ TEST(weights_stand_in_hugging_faces_order) {
   tiny_test_close(&t);
 }
 
+// It is a checkpoint of its step, whose weights every reader takes; a resume does not.
+TEST(a_model_alone_is_loaded_but_not_resumed) {
+  TinyTest t = tiny_test_open(untied);
+  TrainState saved_state;
+  char path[PATH_CHARS];
+  tiny_test_save(&t, 6, 2, 2);
+  t.run.config.output.save_optimizer = false;
+  tiny_test_save(&t, 7, 1, 2);
+  must(checkpoint_find(t.dir, path, &err), &err);
+  must(checkpoint_read_state(path, &saved_state, &err), &err);
+  assert_true(saved_state.step == 7 && saved_state.model_alone);
+  expect_error(tiny_load(path, &t.loaded.llama, true, &err), &err, "without AdamW's moments");
+  must(tiny_load(path, &t.loaded.llama, false, &err), &err);
+  for (int i = 0; i < t.run.llama.param_count; i++) {
+    const ParamTensor *saved = &t.run.llama.tensors[i], *loaded = &t.loaded.llama.tensors[i];
+    assert_memory_equal(saved->master, loaded->master,
+                        (size_t)(saved->rows * saved->cols) * t.run.be->master_bytes);
+  }
+  must(tiny_load(t.dir, &t.loaded.llama, true, &err), &err); // passes it over: step 6 is whole
+  assert_int_equal(tiny_run_differs(&t.loaded, 2), 0);
+  tiny_test_close(&t);
+}
+
 TEST(without_the_optimizer_moments_become_zero) {
   TinyTest t = tiny_test_open(tied);
   tiny_test_save(&t, 7, 1, 1);

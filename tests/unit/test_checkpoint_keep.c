@@ -156,6 +156,33 @@ TEST(a_save_without_room_writes_nothing) {
   }
 }
 
+// The sentence names the keys with which the run would have room, and what they need.
+TEST(a_model_alone_needs_the_room_of_its_weights) {
+  for (SaveDtype dtype = SAVE_FP32; dtype <= SAVE_BF16; dtype++) {
+    TinyTest t = tiny_test_open(untied);
+    OutputConfig *output = &t.run.config.output;
+    output->save_dtype = dtype;
+    free_bytes = 0;
+    expect_error(checkpoint_room(t.dir, &t.run.config, 10, &err), &err,
+                 "output.save_optimizer=false saves the model alone");
+    assert_true((strstr(err.text, "output.save_dtype=bf16") != NULL) == (dtype == SAVE_FP32));
+    output->save_optimizer = false;
+    expect_error(checkpoint_room(t.dir, &t.run.config, 10, &err), &err, "save_interval=-1");
+    assert_null(strstr(err.text, "save_optimizer"));
+    free_bytes = UINT64_MAX;
+    must_save(&t, 5, 0, 0);
+    assert_false(tiny_test_has(&t, "latest/" OPTIMIZER_FILE));
+    free_bytes = tensors_bytes(&t, WEIGHTS_FILE);
+    must(checkpoint_room(t.dir, &t.run.config, 10, &err), &err);
+    must_save(&t, 10, 0, 0);
+    free_bytes--;
+    expect_error(save(&t, 15, 0, 0, &err), &err, "of free space, but a checkpoint needs");
+    expect_steps(&t, "", "5 10");
+    free_bytes = UINT64_MAX;
+    tiny_test_close(&t);
+  }
+}
+
 TEST(a_start_removes_what_a_kill_has_left) {
   TinyTest t = tiny_test_open(untied);
   must_save(&t, 5, 0, 0);
