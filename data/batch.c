@@ -19,12 +19,12 @@ void batch_clear(Batch *batch) {
   batch->documents = batch->counted = 0;
 }
 
-void batch_leave(Batch *batch, int64_t row, int64_t T) {
-  for (int64_t t = row * T; t < (row + 1) * T; t++) {
-    batch->tokens[t] = 0;
-    batch->targets[t] = NO_TARGET;
+void batch_pad(Batch *batch, int64_t at, int64_t rows, bool lengths) {
+  for (int64_t i = at; i < at + rows; i++) {
+    batch->tokens[i] = 0;
+    batch->targets[i] = NO_TARGET;
   }
-  if (batch->documents > 0) batch->lengths[batch->documents++] = (int32_t)T;
+  if (lengths && rows > 0) batch->lengths[batch->documents++] = (int32_t)rows;
 }
 
 double batch_attended(const Batch *batch, int64_t windows, int64_t T) {

@@ -1,5 +1,6 @@
 // A micro-batch on the host: what a loader gives out and the model takes.
 #pragma once
+#include <stdbool.h>
 #include <stdint.h>
 
 // The target of a row that does not count: its loss and its gradient are 0.
@@ -17,10 +18,10 @@ typedef struct Batch {
 // Memory for `rows` rows, without any yet. It is freed by batch_free, which takes zeros, too.
 Batch batch_alloc(int64_t rows);
 void batch_free(Batch *batch);
+// Rows [at, at + rows) become padding: token 0, no target. lengths: they are one document.
+void batch_pad(Batch *batch, int64_t at, int64_t rows, bool lengths);
 // Before the first row of a new batch is read.
 void batch_clear(Batch *batch);
-// Window `row`, which no window of the data is left for: no row of it counts.
-void batch_leave(Batch *batch, int64_t row, int64_t T);
 // The sum over all rows of the rows that attention counts for each, times two: that of the squares
 // of documents' lengths, of which `windows` of T rows have T^2 where they are whole.
 double batch_attended(const Batch *batch, int64_t windows, int64_t T);

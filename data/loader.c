@@ -12,38 +12,17 @@
 #include "base/os.h"
 #include "base/rng.h"
 
-// A Feistel network is a bijection for any round function (Luby & Rackoff, SIAM J. Comput. 1988).
-// Its domain is the power of 4 at or above n; positions that land outside [0, n) are mapped again
-// until they land inside (cycle walking: Black & Rogaway, CT-RSA 2002), fewer than 4 times on
-// average.
-uint64_t permute(uint64_t i, uint64_t n, uint64_t key) {
-  assert(i < n);
-  enum { ROUNDS = 8 };
-  int half = 1; // bits
-  while (half < 32 && (n - 1) >> (2 * half)) half++;
-  const uint64_t mask = ((uint64_t)1 << half) - 1;
-  do {
-    uint64_t left = i >> half, right = i & mask;
-    for (uint64_t round = 0; round < ROUNDS; round++) {
-      const uint64_t mixed = left ^ (rng_u64(key + round, right) & mask);
-      left = right;
-      right = mixed;
-    }
-    i = left << half | right;
-  } while (i >= n);
-  return i;
-}
-
-// GLOB_NOCHECK gives the pattern itself where nothing matches: a name with brackets, or nothing.
-static int find_files(const LoaderConfig *c, glob_t *found, Error *err) {
-  const PathText in_folder = path_text("%s/%s-*.bin", c->pattern, c->split);
-  const char *pattern = path_is_directory(c->pattern) ? in_folder.text : c->pattern;
-  const int status = glob(pattern, GLOB_NOCHECK, NULL, found);
+// Adds the files of a path to those found before. GLOB_NOCHECK gives the pattern itself where
+// nothing matches: a name with brackets, or nothing.
+static int find_files(const char *path, const char *split, glob_t *found, Error *err) {
+  const PathText in_folder = path_text("%s/%s-*.bin", path, split);
+  const char *pattern = path_is_directory(path) ? in_folder.text : path;
+  const size_t before = found->gl_pathc;
+  const int status = glob(pattern, GLOB_NOCHECK | (before ? GLOB_APPEND : 0), NULL, found);
   if (status != 0)
     return error_set(err, "cannot list the files that match '%s': %s", pattern,
                      status == GLOB_NOSPACE ? "there are too many" : "a folder cannot be read");
-  if (found->gl_pathc > 1 || path_exists(found->gl_pathv[0])) return 0;
-  globfree(found);
+  if (found->gl_pathc > before + 1 || path_exists(found->gl_pathv[before])) return 0;
   char here[4096];
   const bool relative = pattern[0] != '/' && getcwd(here, sizeof here);
   error_set(err, "no file matches '%s'", pattern);
@@ -61,25 +40,70 @@ static void allow_open_files(void) {
   setrlimit(RLIMIT_NOFILE, &limit);
 }
 
+// The files of all sources; source i has so many of them.
+static int find_sources(Loader *loader, const Mixture *m, glob_t *found, Error *err) {
+  for (int i = 0; i < m->count; i++) {
+    const MixtureSource *from = &m->sources[i];
+    Source *s = &loader->sources[loader->source_count++];
+    const size_t before = found->gl_pathc;
+    for (int p = 0; p < from->count; p++)
+      if (find_files(from->paths[p], loader->config.split, found, err) != 0) return -1;
+    s->name = from->count == 1 ? xstrdup(from->paths[0])
+                               : xasprintf("%s and %d more", from->paths[0], from->count - 1);
+    s->weight = loader->weights[i] = from->weight;
+    s->file_count = (int)(found->gl_pathc - before);
+  }
+  return 0;
+}
+
 static int open_files(Loader *loader, const glob_t *found, Error *err) {
-  const LoaderConfig *c = &loader->config;
-  const size_t count = found->gl_pathc;
   allow_open_files();
-  loader->window = xcalloc((size_t)c->seq + 1, sizeof *loader->window);
-  loader->files = xcalloc(count, sizeof *loader->files);
-  loader->first_window = xcalloc(count + 1, sizeof *loader->first_window);
-  for (int f = 0; f < (int)count; f++) {
+  loader->files = xcalloc(found->gl_pathc, sizeof *loader->files);
+  for (size_t f = 0; f < found->gl_pathc; f++) {
     TokenFile *file = &loader->files[f];
     if (tokens_open(file, found->gl_pathv[f], err) != 0) return -1;
-    loader->file_count = f + 1;
-    uint64_t content;
-    if (tokens_fingerprint(file, &content, err) != 0) return -1;
-    loader->fingerprint = rng_u64(loader->fingerprint, content);
+    loader->file_count++;
     loader->tokens += file->count;
-    // One window fewer than fit leaves T tokens or more for the offset that shuffling adds.
-    const int64_t fit = file->count > 0 ? (file->count - 1) / c->seq : 0;
-    loader->windows += c->shuffle && fit >= 2 ? fit - 1 : fit;
-    loader->first_window[f + 1] = loader->windows;
+    loader->packed |= loader->config.documents == DOCUMENTS_MASK && file->documents.count > 0;
+  }
+  return 0;
+}
+
+static void add_packing(Loader *loader, const Source *s, double *padding) {
+  const int64_t T = loader->config.seq;
+  const Packing *p = &s->packing;
+  const double windows = (double)(s->windows > 0 ? s->windows : 1);
+  const double pad = (double)(s->windows * T - p->rows) / (windows * (double)T);
+  if (!s->packed) return;
+  if (p->longest > loader->longest) loader->longest = p->longest;
+  if (p->most > loader->most_documents) loader->most_documents = p->most;
+  loader->mean_documents += s->weight * (double)p->places / windows;
+  loader->documents += p->documents;
+  loader->cut += p->cut;
+  *padding += s->weight * pad;
+}
+
+static int open_sources(Loader *loader, Error *err) {
+  const LoaderConfig *c = &loader->config;
+  const TokenFile *file = loader->files;
+  loader->packed |= c->documents == DOCUMENTS_FILES;
+  if (!loader->packed) {
+    loader->longest = c->seq;
+    loader->most_documents = 1;
+    loader->mean_documents = 1;
+  }
+  for (Source *s = loader->sources; s < loader->sources + loader->source_count; s++) {
+    s->files = file;
+    file += s->file_count;
+    s->T = c->seq;
+    s->seed = c->seed;
+    s->shuffle = c->shuffle;
+    s->packed = loader->packed;
+    if (source_open(s, c->documents == DOCUMENTS_FILES, err) != 0) return -1;
+    add_packing(loader, s, &loader->padding);
+    loader->windows += s->windows;
+    loader->fingerprint =
+        loader->source_count == 1 ? s->fingerprint : rng_u64(loader->fingerprint, s->fingerprint);
   }
   return 0;
 }
@@ -154,9 +178,28 @@ const char *loader_replaced(const Loader *loader) {
   return NULL;
 }
 
+static int check_sources(const Loader *loader, Error *err) {
+  for (const Source *s = loader->sources; s < loader->sources + loader->source_count; s++)
+    if (s->windows == 0)
+      return error_set(err,
+                       "'%s' has no sequence of %" PRId64 " tokens: leave it out, or lower "
+                       "train.sequence_length",
+                       s->name, loader->config.seq);
+  return 0;
+}
+
 static int check_size(const Loader *loader, Error *err) {
   const int64_t windows = loader->windows, B = loader->config.batch, T = loader->config.seq;
-  if (windows >= B) return 0;
+  if (windows >= B) return loader->source_count > 1 ? check_sources(loader, err) : 0;
+  if (loader->packed && windows == 0)
+    return error_set(err, "'%s' has no token to predict: a document needs two tokens or more",
+                     loader->config.pattern);
+  if (loader->packed)
+    return error_set(err,
+                     "the documents of '%s' fill %" PRId64 " sequence%s of %" PRId64
+                     ", but a batch needs %" PRId64 ": add text, or lower train.batch_size or "
+                     "train.sequence_length",
+                     loader->config.pattern, windows, windows == 1 ? "" : "s", T, B);
   // The smallest file with so many windows.
   const int64_t needed = (loader->config.shuffle && B >= 2 ? B + 1 : B) * T + 1;
   error_set(
@@ -172,19 +215,43 @@ static int check_size(const Loader *loader, Error *err) {
       B > 1 ? "train.batch_size or train.sequence_length" : "train.sequence_length");
 }
 
+static int open_paths(Loader *loader, Error *err) {
+  Mixture mixture;
+  glob_t found = {0};
+  if (mixture_parse(&mixture, loader->config.pattern, err) != 0) return -1;
+  loader->sources = xcalloc((size_t)mixture.count, sizeof *loader->sources);
+  const int status =
+      find_sources(loader, &mixture, &found, err) != 0 || open_files(loader, &found, err) != 0 ? -1
+                                                                                               : 0;
+  globfree(&found);
+  mixture_free(&mixture);
+  return status;
+}
+
+static void open_text(Loader *loader) {
+  const TokenFile *text = loader->config.text;
+  loader->sources = xcalloc(1, sizeof *loader->sources);
+  loader->files = xmalloc(sizeof *loader->files);
+  *loader->files = *text;
+  loader->files->path = xstrdup(text->path);
+  loader->sources[0] = (Source){.name = xstrdup(text->path), .weight = 1, .file_count = 1};
+  loader->weights[0] = loader->source_count = loader->file_count = 1;
+  loader->tokens = text->count;
+}
+
 Loader *loader_open(const LoaderConfig *config, Error *err) {
   assert(config->batch > 0 && config->seq > 0 && config->vocab_size >= 0);
-  glob_t found;
-  if (find_files(config, &found, err) != 0) return NULL;
   Loader *loader = xcalloc(1, sizeof *loader);
   loader->config = *config;
-  if (open_files(loader, &found, err) != 0 ||
+  loader->window = xcalloc((size_t)config->seq + 1, sizeof *loader->window);
+  loader->mask = xcalloc((size_t)config->seq, sizeof *loader->mask);
+  if (config->text) open_text(loader);
+  if ((!config->text && open_paths(loader, err) != 0) || open_sources(loader, err) != 0 ||
       (config->vocab_size > 0 && loader_check(loader, config->vocab_size, err) != 0) ||
       check_size(loader, err) != 0) {
     loader_close(loader);
-    loader = NULL;
+    return NULL;
   }
-  globfree(&found);
   return loader;
 }
 
@@ -193,69 +260,104 @@ void loader_close(Loader *loader) {
   token_check_end(&loader->watch.check);
   free(loader->watch.seen);
   for (int f = 0; f < loader->file_count; f++) tokens_close(&loader->files[f]);
+  for (int i = 0; i < loader->source_count; i++) source_close(&loader->sources[i]);
   free(loader->files);
-  free(loader->first_window);
+  free(loader->sources);
   free(loader->window);
+  free(loader->mask);
   free(loader);
 }
 
-// The file f with first_window[f] <= window < first_window[f + 1], by bisection.
-static int file_of_window(const Loader *loader, int64_t window) {
-  int low = 0, high = loader->file_count;
-  while (high - low > 1) {
-    const int middle = low + (high - low) / 2;
-    if (loader->first_window[middle] <= window)
-      low = middle;
-    else
-      high = middle;
-  }
-  return low;
+// ---- Windows
+
+static void draw(const Loader *loader, Draws *draws, LoaderPlace *place) {
+  const int i = mixture_next(loader->weights, loader->source_count, draws);
+  const Source *s = &loader->sources[i];
+  *place = (LoaderPlace){s, s->began + draws->of[i]++};
+  draws->total++;
 }
 
-// How far the windows of file f are shifted in this epoch, in [0, T) as far as the file allows.
-static int64_t file_offset(const Loader *loader, int f, uint64_t epoch) {
-  const int64_t T = loader->config.seq;
-  if (!loader->config.shuffle) return 0;
-  const int64_t windows = loader->first_window[f + 1] - loader->first_window[f];
-  const int64_t slack = loader->files[f].count - 1 - windows * T;
-  const int64_t most = slack < T - 1 ? slack : T - 1;
-  const uint64_t key = rng_key(loader->config.seed, "data.offset");
-  const uint64_t draw = rng_u64(rng_u64(key, epoch), (uint64_t)f);
-  return (int64_t)(draw % ((uint64_t)most + 1));
-}
-
-// The window of that cursor: its file, and its first token there.
-static int window_file(const Loader *loader, uint64_t cursor, int64_t *first) {
-  const LoaderConfig *c = &loader->config;
-  const uint64_t windows = (uint64_t)loader->windows, epoch = cursor / windows;
-  uint64_t window = cursor % windows;
-  if (c->shuffle) window = permute(window, windows, rng_u64(rng_key(c->seed, "data.order"), epoch));
-  const int f = file_of_window(loader, (int64_t)window);
-  *first = file_offset(loader, f, epoch) + ((int64_t)window - loader->first_window[f]) * c->seq;
-  return f;
+// The draws of all windows before the cursor.
+static Draws draws_before(const Loader *loader, uint64_t cursor) {
+  const uint64_t total = cursor - loader->began;
+  Draws draws = total >= loader->now.total ? loader->now : loader->first;
+  LoaderPlace passed;
+  assert(total >= draws.total);
+  if (loader->source_count == 1) draws.of[0] = draws.total = total;
+  while (draws.total < total) draw(loader, &draws, &passed);
+  return draws;
 }
 
 LoaderPlace loader_place(const Loader *loader, uint64_t cursor) {
-  int64_t first;
-  const int f = window_file(loader, cursor, &first);
-  return (LoaderPlace){loader->files[f].path, first};
+  Draws draws = draws_before(loader, cursor);
+  LoaderPlace place;
+  draw(loader, &draws, &place);
+  return place;
+}
+
+uint64_t loader_drawn(const Loader *loader, int source, uint64_t cursor) {
+  return loader->sources[source].began + draws_before(loader, cursor).of[source];
+}
+
+void loader_resume(Loader *loader, uint64_t cursor, const uint64_t *drawn, const uint64_t *since) {
+  loader->cursor = loader->began = cursor;
+  loader->first = (Draws){.total = 0};
+  for (int i = 0; i < loader->source_count; i++) {
+    loader->sources[i].began = drawn[i] - since[i];
+    loader->first.of[i] = since[i];
+    loader->first.total += since[i];
+    loader->began -= since[i];
+  }
+  loader->now = loader->first;
+}
+
+// The rows of a piece, to row `at` of the batch.
+static int read_piece(const Loader *loader, const Source *s, WindowPiece piece, int64_t at,
+                      Batch *batch, Error *err) {
+  const TokenFile *file = &s->files[piece.file];
+  const size_t bytes = piece.rows * sizeof *loader->window;
+  int32_t *targets = batch->targets + at;
+  if (tokens_read(file, piece.first, (int64_t)piece.rows + 1, loader->config.vocab_size,
+                  loader->window, err) != 0)
+    return -1;
+  memcpy(batch->tokens + at, loader->window, bytes);
+  memcpy(targets, loader->window + 1, bytes);
+  batch->counted += piece.rows;
+  if (!file->documents.masked) return 0;
+  if (documents_mask(&file->documents, (int64_t)piece.first + 1, piece.rows, loader->mask, err))
+    return -1;
+  for (uint32_t i = 0; i < piece.rows; i++) {
+    if (loader->mask[i]) continue;
+    targets[i] = NO_TARGET;
+    batch->counted--;
+  }
+  return 0;
+}
+
+static int read_window(const Loader *loader, LoaderPlace place, int64_t row, Batch *batch,
+                       Error *err) {
+  const int64_t end = (row + 1) * loader->config.seq;
+  int64_t at = row * loader->config.seq, i = 0;
+  for (WindowPiece p; (p = source_piece(place.source, place.position, i)).rows > 0;
+       i++, at += p.rows) {
+    if (read_piece(loader, place.source, p, at, batch, err) != 0) return -1;
+    if (loader->packed) batch->lengths[batch->documents++] = (int32_t)p.rows;
+  }
+  batch_pad(batch, at, end - at, loader->packed);
+  return 0;
 }
 
 int loader_window(const Loader *loader, uint64_t cursor, int64_t row, Batch *batch, Error *err) {
-  int64_t first;
-  const LoaderConfig *c = &loader->config;
-  const TokenFile *file = &loader->files[window_file(loader, cursor, &first)];
-  const size_t bytes = (size_t)c->seq * sizeof *loader->window;
-  if (tokens_read(file, first, c->seq + 1, c->vocab_size, loader->window, err) != 0) return -1;
-  memcpy(batch->tokens + row * c->seq, loader->window, bytes);
-  memcpy(batch->targets + row * c->seq, loader->window + 1, bytes);
-  batch->counted += c->seq;
-  return 0;
+  return read_window(loader, loader_place(loader, cursor), row, batch, err);
 }
 
 int loader_next(Loader *loader, Batch *batch, Error *err) {
   batch_clear(batch);
-  for (int64_t row = 0; row < loader->config.batch; row++)
-    if (loader_window(loader, loader->cursor++, row, batch, err) != 0) return -1;
+  loader->now = draws_before(loader, loader->cursor);
+  for (int64_t row = 0; row < loader->config.batch; row++, loader->cursor++) {
+    LoaderPlace place;
+    draw(loader, &loader->now, &place);
+    if (read_window(loader, place, row, batch, err) != 0) return -1;
+  }
   return loader_look(loader, err);
 }

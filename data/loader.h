@@ -1,24 +1,31 @@
-// Batches of windows from token files. A window is T + 1 tokens: inputs and, shifted by one,
-// targets. Windows of one file do not overlap in their inputs; files are not joined.
+// Batches of windows from token files (data/source.h), of one source or of several, mixed.
 //
-// Training (shuffle): epoch e visits every window once, in the order of a pseudo-random permutation
-// keyed by (seed, e), with the windows of each file shifted by a random offset of the epoch. Both
-// are pure functions of the cursor = sequences drawn so far, so resuming is setting one number.
-// Without shuffle, and for validation: file order.
+// Which windows come is a function of the cursor = windows drawn so far and, where sources are
+// mixed, of the windows drawn of each, so resuming is setting these numbers.
 #pragma once
 #include <stdbool.h>
 #include "data/batch.h"
+#include "data/mixture.h"
+#include "data/source.h"
 #include "data/tokens.h"
 
+// What becomes of documents: windows are packed with whole ones, and no document sees another
+// (DOCUMENTS_MASK; where no file has the ends, windows are joined); windows run through their ends;
+// or packed windows have each file as one document.
+typedef enum DocumentsMode { DOCUMENTS_MASK, DOCUMENTS_JOIN, DOCUMENTS_FILES } DocumentsMode;
+
 typedef struct LoaderConfig {
-  // Read by loader_open alone. A path or a glob(7) pattern, files in name order; a folder stands
-  // for FOLDER/SPLIT-*.bin, as ./prepare names them. split: "train" or "val".
+  // Read by loader_open alone. As mixture_parse takes it; a path may be a glob(7) pattern, files in
+  // name order; a folder stands for FOLDER/SPLIT-*.bin, as ./prepare names them. split: "train" or
+  // "val".
   const char *pattern, *split;
-  int64_t batch;      // B
-  int64_t seq;        // T
-  int64_t vocab_size; // 0: the ids are not checked before loader_check
+  const TokenFile *text; // NULL, or one file over the caller's memory in the place of all paths
+  int64_t batch;         // B
+  int64_t seq;           // T
+  int64_t vocab_size;    // 0: the ids are not checked before loader_check
   uint64_t seed;
   bool shuffle;
+  DocumentsMode documents;
 } LoaderConfig;
 
 // How far the files are checked. All tokens are: by the first half second of loader_check, then by
@@ -34,14 +41,25 @@ typedef struct LoaderWatch {
 
 typedef struct Loader {
   LoaderConfig config;
-  uint64_t cursor;  // sequences drawn so far; setting it moves the loader
+  uint64_t cursor;  // windows drawn so far; of one source, setting it moves the loader
   int64_t tokens;   // in all files
-  int64_t windows;  // sequences an epoch
-  TokenFile *files; // [file_count]
+  int64_t windows;  // of all sources, in one epoch of each
+  TokenFile *files; // [file_count], those of a source one after the other
   int file_count;
-  int64_t *first_window; // [file_count + 1] windows in the files before each; the last is the total
-  uint64_t fingerprint;  // of all files, in their order: what they hold, not where they are
-  int32_t *window;       // [T + 1]
+  Source *sources; // [source_count]
+  int source_count;
+  double weights[MOST_SOURCES];
+  uint64_t began;         // cursor at which the weights began to hold
+  Draws first, now;       // since then: at this process' start, and as far as was drawn last
+  bool packed;            // windows hold several documents: batches have lengths
+  int64_t longest;        // rows of a document in any window, padding counted as one
+  int64_t most_documents; // of a window, with its padding
+  double mean_documents;  // the same of the mean window
+  double padding;         // share of the rows
+  int64_t documents, cut; // packed: that have a row; that have more rows than a window
+  uint64_t fingerprint;   // of all files, in their order: what they hold, not where they are
+  int32_t *window;        // [T + 1]
+  bool *mask;             // [T]
   LoaderWatch watch;
 } Loader;
 
@@ -66,12 +84,15 @@ int loader_look(Loader *loader, Error *err);
 // loader still reads the files that it opened.
 const char *loader_replaced(const Loader *loader);
 
-// Where the sequence of that cursor lies: its file, of the loader, and its first token there.
+// Where the window of a cursor lies: its source, and how many windows of that were drawn before.
+// The cursor is not below the one at this process' start.
 typedef struct LoaderPlace {
-  const char *path;
-  int64_t token;
+  const Source *source;
+  uint64_t position;
 } LoaderPlace;
 LoaderPlace loader_place(const Loader *loader, uint64_t cursor);
-
-// Bijection of [0, n): where position i goes in the order of `key`. Exposed for tests.
-uint64_t permute(uint64_t i, uint64_t n, uint64_t key);
+// Windows that were drawn of a source in all, once `cursor` were drawn of all.
+uint64_t loader_drawn(const Loader *loader, int source, uint64_t cursor);
+// Moves a loader to a cursor: of each source were drawn so many windows in all, and so many of them
+// since the weights hold.
+void loader_resume(Loader *loader, uint64_t cursor, const uint64_t *drawn, const uint64_t *since);

@@ -6,6 +6,7 @@
 #include <stdint.h>
 #include "base/error.h"
 #include "base/json.h"
+#include "data/loader.h"
 #include "kernels/operations.h"
 
 typedef enum RopeType { ROPE_DEFAULT, ROPE_LLAMA3 } RopeType;
@@ -33,11 +34,13 @@ typedef struct ModelConfig {
 
 #define MODEL_CONFIG_FILE "config.json" // Hugging Face's
 
-enum { PATH_CHARS = 1024 };
+enum { PATH_CHARS = 1024, SOURCES_CHARS = 8192 };
 
 typedef struct DataConfig {
-  char train[PATH_CHARS];     // token files: a path, a glob, or a folder of ./prepare
-  char val[PATH_CHARS];       // the same; empty = no validation
+  char train[SOURCES_CHARS];  // token files: a path, a glob, or a folder of ./prepare; or a list of
+                              // these as JSON, perhaps with weights (data/mixture.h)
+  char val[SOURCES_CHARS];    // the same; empty = no validation
+  DocumentsMode documents;    // mask or join
   char tokenizer[PATH_CHARS]; // as tokenizer_open takes it; empty = the token files'
   bool shuffle;               // windows in a new random order each epoch
 } DataConfig;

@@ -7,6 +7,7 @@
 #include <string.h>
 
 static const char *const rope_types[] = {"default", "llama3", NULL};
+static const char *const documents[] = {"mask", "join", NULL};
 static const char *const schedules[] = {"constant", "cosine", "wsd", NULL};
 static const char *const recomputes[] = {"none", "mlp", "layer", NULL};
 static const char *const devices[] = {"auto", "cuda", "cpu", NULL};
@@ -19,7 +20,8 @@ static const char *const dtypes[] = {"fp32", "bf16", NULL};
 _Static_assert(sizeof(Schedule) == sizeof(int) && sizeof(RopeType) == sizeof(int) &&
                    sizeof(Device) == sizeof(int) && sizeof(KernelChoice) == sizeof(int) &&
                    sizeof(SaveDtype) == sizeof(int) && sizeof(MomentType) == sizeof(int) &&
-                   sizeof(Precision) == sizeof(int) && sizeof(Mainloop) == sizeof(int),
+                   sizeof(DocumentsMode) == sizeof(int) && sizeof(Precision) == sizeof(int) &&
+                   sizeof(Mainloop) == sizeof(int),
                "choices are stored as int");
 
 #define REQUIRED NULL
@@ -34,6 +36,8 @@ _Static_assert(sizeof(Schedule) == sizeof(int) && sizeof(RopeType) == sizeof(int
   { #s, #n, KEY_BOOL, FIELD(s.n), 0, 1, NULL, fallback, flags, meaning }
 #define TEXT(s, n, fallback, min, flags, meaning)                                                  \
   { #s, #n, KEY_TEXT, FIELD(s.n), min, 0, NULL, fallback, flags, meaning }
+#define SOURCES(s, n, fallback, min, flags, meaning)                                               \
+  { #s, #n, KEY_SOURCES, FIELD(s.n), min, 0, NULL, fallback, flags, meaning }
 #define CHOICE(s, n, names, fallback, flags, meaning)                                              \
   { #s, #n, KEY_CHOICE, FIELD(s.n), 0, 0, names, fallback, flags, meaning }
 
@@ -70,10 +74,15 @@ const Key config_keys[] = {
     INTEGER(model.rope_scaling, original_max_position_embeddings, DERIVED, 1, 2147483647, SHAPES,
             "sequence length that the model had before the stretch"),
 
-    TEXT(data, train, REQUIRED, 1, SHAPES,
-         "token files to train on: a path, a glob, or a folder, for its train-*.bin"),
-    TEXT(data, val, "\"\"", 0, SHAPES,
-         "token files to validate on, a folder for its val-*.bin; empty: no validation"),
+    SOURCES(data, train, REQUIRED, 1, SHAPES,
+            "token files to train on: a path, a glob, or a folder, for its train-*.bin; a list of "
+            "them; or a list of {\"path\", \"weight\"}, whose weights are shares of the tokens"),
+    SOURCES(data, val, "\"\"", 0, SHAPES,
+            "token files to validate on, a folder for its val-*.bin, or a list without weights; "
+            "empty: no validation"),
+    CHOICE(data, documents, documents, "\"mask\"", SHAPES,
+           "mask: windows are packed with whole documents, and attention stops at their ends, "
+           "where the files have them; join: windows run through documents"),
     TEXT(
         data, tokenizer, "\"\"", 0, 0,
         "\"bytes\", a tokenizer.json, or a folder with one, such as a run's; empty: the one in the "
@@ -285,8 +294,9 @@ static AllowedText range_text(const Key *key) {
 AllowedText key_allowed(const Key *key) {
   AllowedText t = {"true or false"};
   if (key->type == KEY_INTEGER || key->type == KEY_NUMBER) return range_text(key);
-  if (key->type == KEY_TEXT)
-    snprintf(t.text, sizeof t.text, "a string of %s%zu bytes", key->min > 0 ? "1 to " : "at most ",
+  if (key->type == KEY_TEXT || key->type == KEY_SOURCES)
+    snprintf(t.text, sizeof t.text, "a string%s of %s%zu bytes",
+             key->type == KEY_SOURCES ? " or a list" : "", key->min > 0 ? "1 to " : "at most ",
              key->size - 1);
   size_t used = 0;
   for (int i = 0; key->choices && key->choices[i]; i++) {
@@ -368,6 +378,15 @@ static int store_text(const Key *key, void *field, const char *text) {
   return 0;
 }
 
+// A list is kept as its JSON.
+static int store_sources(const Key *key, void *field, const cJSON *value) {
+  char *list = cJSON_IsArray(value) ? cJSON_PrintUnformatted(value) : NULL;
+  const char *text = list ? list : cJSON_GetStringValue(value);
+  const int status = text ? store_text(key, field, text) : -1;
+  cJSON_free(list);
+  return status;
+}
+
 static int store(const Key *key, Config *config, const cJSON *value) {
   void *field = (char *)config + key->offset;
   const char *text = cJSON_GetStringValue(value);
@@ -380,6 +399,7 @@ static int store(const Key *key, Config *config, const cJSON *value) {
     *(bool *)field = cJSON_IsTrue(value);
     return cJSON_IsBool(value) ? 0 : -1;
   }
+  if (key->type == KEY_SOURCES) return store_sources(key, field, value);
   if (!text) return -1;
   if (key->type == KEY_TEXT) return store_text(key, field, text);
   int choice = 0;
@@ -404,6 +424,14 @@ static bool is_retired_choice(const KeyReader *r, const Key *key, const cJSON *v
   return r->of_checkpoint && key->choices == precisions && text && strcmp(text, "fp8_head") == 0;
 }
 
+static int check_sources(KeyReader *r, const Key *key) {
+  Mixture mixture;
+  if (mixture_parse(&mixture, (const char *)r->config + key->offset, r->err) != 0)
+    return error_prefix(r->err, "%s: %s", r->where, key_name(r, key->section, key->name).text);
+  mixture_free(&mixture);
+  return 0;
+}
+
 int key_set(KeyReader *r, const Key *key, const cJSON *value) {
   if (is_retired_choice(r, key, value)) return key_set_json(r, key, "\"fp8\"");
   if (store(key, r->config, value))
@@ -411,7 +439,7 @@ int key_set(KeyReader *r, const Key *key, const cJSON *value) {
                      key_name(r, key->section, key->name).text, value_shown(key, value).text,
                      key_allowed(key).text);
   r->given[key - config_keys] = true;
-  return 0;
+  return key->type == KEY_SOURCES ? check_sources(r, key) : 0;
 }
 
 int key_set_json(KeyReader *r, const Key *key, const char *json) {
@@ -443,7 +471,9 @@ static void write_value(JsonWriter *w, const char *name, const Key *key, const C
   const void *field = (const char *)config + key->offset;
   if (key->type == KEY_BOOL) json_bool(w, name, *(const bool *)field);
   if (key->type == KEY_INTEGER) json_whole(w, name, *(const int64_t *)field);
-  if (key->type == KEY_TEXT) json_string(w, name, field);
+  const bool list = key->type == KEY_SOURCES && mixture_is_list(field);
+  if (list) json_raw(w, name, field);
+  if (key->type == KEY_TEXT || (key->type == KEY_SOURCES && !list)) json_string(w, name, field);
   if (key->type == KEY_CHOICE) json_string(w, name, key->choices[*(const int *)field]);
   if (key->type != KEY_NUMBER) return;
   NumberText number = number_text(*(const double *)field);

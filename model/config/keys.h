@@ -7,7 +7,14 @@
 #include "base/file.h"
 #include "base/json.h"
 
-typedef enum KeyType { KEY_BOOL, KEY_INTEGER, KEY_NUMBER, KEY_TEXT, KEY_CHOICE } KeyType;
+typedef enum KeyType {
+  KEY_BOOL,
+  KEY_INTEGER,
+  KEY_NUMBER,
+  KEY_TEXT,
+  KEY_CHOICE,
+  KEY_SOURCES
+} KeyType;
 
 enum {
   KEY_SHAPES_RUN = 1, // a resumed run must have the same value
@@ -20,8 +27,8 @@ typedef struct Key {
   const char *section; // "train"; "model.rope_scaling" for the nested object
   const char *name;
   KeyType type;
-  size_t offset, size;        // of the field in Config, bytes
-  double min, max;            // numbers: the range; KEY_TEXT: the least number of bytes, and 0
+  size_t offset, size; // of the field in Config, bytes
+  double min, max; // numbers: the range; KEY_TEXT, KEY_SOURCES: the least number of bytes, and 0
   const char *const *choices; // KEY_CHOICE: names by enum value, NULL at the end
   const char *fallback;       // the default as JSON; "null" = from other keys; NULL = required
   unsigned flags;

@@ -115,9 +115,13 @@ static int read_tree(KeyReader *r, const cJSON *tree, bool skip_model) {
 // The value as JSON where it is JSON of a type that the key takes, else as a bare string. A
 // value that begins with a brace is meant as JSON.
 static cJSON *override_value(KeyReader *r, const char *text, const Key *key) {
-  const bool string = key && (key->type == KEY_TEXT || key->type == KEY_CHOICE);
+  const bool string = key && (key->type == KEY_TEXT || key->type == KEY_CHOICE),
+             sources = key && key->type == KEY_SOURCES;
   cJSON *value = json_parse(r->where, text, strlen(text), r->err);
-  if (value ? !string || cJSON_IsString(value) : !string && text[0] == '{') return value;
+  if (sources ? cJSON_IsString(value) || mixture_is_list(text)
+      : value ? !string || cJSON_IsString(value)
+              : !string && text[0] == '{')
+    return value;
   cJSON_Delete(value);
   value = cJSON_CreateString(text);
   if (!value) error_set(r->err, "%s: out of memory", r->where);

@@ -1,10 +1,13 @@
 // Which backend a run gets.
 #pragma once
+#include "data/loader.h"
 #include "model/tensors.h"
 
 // The shapes of a training run, with room for samples where any are asked for (they need a
 // tokenizer); loss_chunks as configured, 0 = backend_create chooses.
 RunShape run_shape(const Config *config);
+// Gives the shape places for the documents of a batch of these windows; the loader may be NULL.
+void run_documents(RunShape *shape, const Loader *loader);
 
 // Tokens of an optimizer step.
 int64_t tokens_per_step(const Config *config);

@@ -40,15 +40,17 @@ typedef struct EvalArgs {
   const char *data; // token files: a glob that ends in .bin, or a folder with val-*.bin; or a text
   int64_t length;   // of a window; 0: max_position_embeddings, at most 4096
   int64_t batch;    // windows at a time; 0: about 8192 tokens
+  const char *documents; // "mask", "join" (data.documents); NULL: as the run's, or mask
 } EvalArgs;
 
 // The arguments after --eval.
 int eval_parse(EvalArgs *args, int argc, char *const *argv, Error *err);
 
-// Prints the mean loss of a token, perplexity, and bits per byte of text. A file is cut into
-// windows as in training, but to its end: each begins with the last token of the one before, and
-// the last one is shorter, so every token but the file's first has a loss once. Bits per byte: the
-// losses of all these tokens, also of tokens that are no text, over the bytes of their text.
+// Prints the mean loss of a token, perplexity, and bits per byte of text. Documents are packed as in
+// training; with "join", or where their ends are not known, each file is one. One that is longer
+// than a window is cut: each piece begins with the last token of the one before, so every token but
+// a document's first has a loss once, unless a mask says that it does not count. Bits per byte: the
+// losses of these tokens, also of tokens that are no text, over the bytes of their text.
 int eval_run(const EvalArgs *args, const volatile sig_atomic_t *stop, Error *err);
 
 // ---- --plan: the resolved configuration, and the memory of the run

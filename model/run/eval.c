@@ -9,6 +9,7 @@
 #include "base/memory.h"
 #include "base/command.h"
 #include "data/loader.h"
+#include "model/run/backend.h"
 #include "model/run/token_text.h"
 #include "model/run/trained.h"
 
@@ -18,6 +19,7 @@ int eval_parse(EvalArgs *args, int argc, char *const *argv, Error *err) {
   *args = (EvalArgs){.dir = argv[0]};
   const Option options[] = {
       {.name = "--data", .needs = "token files or a text", .text = &args->data},
+      {.name = "--documents", .needs = "mask or join", .text = &args->documents},
       {.name = "--length", .low = 1, .high = 1e9, .number = &length},
       {.name = "--batch", .low = 1, .high = 1e6, .number = &batch}};
   for (int i = 1; i < argc; i++)
@@ -25,6 +27,9 @@ int eval_parse(EvalArgs *args, int argc, char *const *argv, Error *err) {
       return -1;
   args->length = (int64_t)length;
   args->batch = (int64_t)batch;
+  const char *documents = args->documents;
+  if (documents && strcmp(documents, "mask") != 0 && strcmp(documents, "join") != 0)
+    return error_set(err, "--documents is '%s', but must be mask or join", documents);
   if (args->data) return 0;
   return error_set(err, "--eval needs --data FILES: token files, their folder, or a text");
 }
@@ -33,29 +38,18 @@ typedef struct Evaluation {
   const EvalArgs *args;
   const volatile sig_atomic_t *stop;
   Trained trained;
-  Loader *loader;   // NULL: the one file is a text
-  TokenIds ids;     // of the text
-  TokenFile text;   // over them
-  TokenFile *files; // [count]
-  int count;
-  int64_t T, B;          // of the one shape that all batches have
-  int32_t *tokens;       // [B, T] inputs, then [B, T] targets
-  int64_t targets, done; // tokens with a loss: all, so far
-  TextBytes text_bytes;  // of those so far
+  TokenIds ids;   // of a text
+  TokenFile text; // over them; path NULL: the data are token files
+  Loader *loader;
+  int64_t T, B;
+  Batch batch;
+  int64_t done, counted; // rows so far; of them those with a loss
+  TextBytes text_bytes;  // of those
   double nats;           // the sum of their losses
   Progress progress;
 } Evaluation;
 
 // ---- The data
-
-static int open_token_files(Evaluation *e, const char *pattern, Error *err) {
-  const LoaderConfig config = {.pattern = pattern, .split = "val", .batch = 1, .seq = 1};
-  e->loader = loader_open(&config, err);
-  if (!e->loader) return -1;
-  e->files = e->loader->files;
-  e->count = e->loader->file_count;
-  return 0;
-}
 
 // A whole text is one document.
 static int open_text(Evaluation *e, const char *path, Error *err) {
@@ -86,8 +80,6 @@ static int open_text(Evaluation *e, const char *path, Error *err) {
                         .path = xstrdup(path),
                         .count = e->ids.count,
                         .token_bytes = sizeof *e->ids.ids};
-  e->files = &e->text;
-  e->count = 1;
   return 0;
 }
 
@@ -102,54 +94,91 @@ static int check_file(const Evaluation *e, const TokenFile *file, Error *err) {
                    file->path, tokenizer_facts(tokenizer)->name, e->trained.start.path);
 }
 
-static int open_data(Evaluation *e, Error *err) {
-  const char *data = e->args->data;
-  const bool tokens = path_is_directory(data) || name_ends_with(data, ".bin");
-  if ((tokens ? open_token_files(e, data, err) : open_text(e, data, err)) != 0)
-    return error_prefix(err, "--data");
-  for (int f = 0; f < e->count; f++) {
-    if (check_file(e, &e->files[f], err) != 0) return -1;
-    if (e->files[f].count > 0) e->targets += e->files[f].count - 1;
-  }
-  if (e->loader && loader_check(e->loader, e->trained.model.vocab_size, err) != 0) return -1;
-  if (e->targets > 0) return 0;
-  return error_set(err, "'%s' has no token to predict: a file needs two tokens or more", data);
-}
-
-// ---- The model
-
 static int64_t least(int64_t a, int64_t b) {
   return a < b ? a : b;
 }
 
-static int open_model(Evaluation *e, Error *err) {
-  enum { DEFAULT_LENGTH = 4096, DEFAULT_TOKENS = 8192, MOST_LOGITS = 1 << 26 };
-  const ModelConfig *m = &e->trained.model;
+static int open_loader(Evaluation *e, int64_t T, DocumentsMode documents, Error *err) {
+  const LoaderConfig config = {.pattern = e->args->data,
+                               .split = "val",
+                               .text = e->text.path ? &e->text : NULL,
+                               .batch = 1,
+                               .seq = T,
+                               .documents = documents};
+  loader_close(e->loader);
+  e->loader = loader_open(&config, err);
+  return e->loader ? 0 : error_prefix(err, "--data");
+}
+
+// As the run's data.documents, where the folder is one of a run's.
+static int choose_documents(const Evaluation *e, DocumentsMode *documents, Error *err) {
+  const char *folder = e->trained.start.path, *named = e->args->documents;
+  Config config;
+  *documents = named && strcmp(named, "join") == 0 ? DOCUMENTS_JOIN : DOCUMENTS_MASK;
+  if (named || !has_file(folder, RUN_CONFIG_FILE)) return 0;
+  if (checkpoint_read_config(folder, &config, err) != 0) return -1;
+  *documents = config.data.documents;
+  return 0;
+}
+
+// Windows to the ends of the files, so that every token but the first of a file, or of a document,
+// has a loss once.
+static int open_data(Evaluation *e, Error *err) {
+  enum { DEFAULT_LENGTH = 4096 };
+  const char *data = e->args->data;
+  const int64_t positions = e->trained.model.max_position_embeddings;
+  const bool tokens = path_is_directory(data) || name_ends_with(data, ".bin");
+  DocumentsMode documents;
   int64_t longest = 1;
-  for (int f = 0; f < e->count; f++)
-    if (e->files[f].count - 1 > longest) longest = e->files[f].count - 1;
-  if (e->args->length > m->max_position_embeddings)
+  if (!tokens && open_text(e, data, err) != 0) return error_prefix(err, "--data");
+  if (choose_documents(e, &documents, err) != 0 || open_loader(e, 1, DOCUMENTS_JOIN, err) != 0)
+    return -1;
+  bool ends = false;
+  for (const TokenFile *f = e->loader->files; f < e->loader->files + e->loader->file_count; f++) {
+    if (check_file(e, f, err) != 0) return -1;
+    if (f->count - 1 > longest) longest = f->count - 1;
+    ends |= f->documents.count > 0;
+  }
+  if (e->args->length > positions)
     return error_set(err, "--length %lld is beyond the model's max_position_embeddings of %lld",
-                     (long long)e->args->length, (long long)m->max_position_embeddings);
-  const int64_t asked = e->args->length > 0 ? e->args->length : DEFAULT_LENGTH;
-  e->T = least(least(asked, m->max_position_embeddings), longest);
+                     (long long)e->args->length, (long long)positions);
+  e->T = least(least(e->args->length > 0 ? e->args->length : DEFAULT_LENGTH, positions), longest);
+  if (!ends || documents == DOCUMENTS_JOIN) documents = DOCUMENTS_FILES;
+  if (open_loader(e, e->T, documents, err) != 0) return -1;
+  return loader_check(e->loader, e->trained.model.vocab_size, err);
+}
+
+// ---- The model
+
+static int open_model(Evaluation *e, Error *err) {
+  enum { DEFAULT_TOKENS = 8192, MOST_LOGITS = 1 << 26 };
+  const ModelConfig *m = &e->trained.model;
   const int64_t fill = e->T < DEFAULT_TOKENS ? DEFAULT_TOKENS / e->T : 1;
-  e->B = least(e->args->batch > 0 ? e->args->batch : fill, (longest + e->T - 1) / e->T);
-  const int64_t rows = e->B * e->T,
-                fit = m->vocab_size < MOST_LOGITS ? MOST_LOGITS / m->vocab_size : 1;
-  const RunShape shape = {.batch = e->B, .seq = e->T, .loss_chunks = (rows + fit - 1) / fit};
-  e->tokens = xcalloc((size_t)(2 * e->B * e->T), sizeof *e->tokens);
+  e->B = least(e->args->batch > 0 ? e->args->batch : fill, e->loader->windows);
+  const int64_t tokens = e->B * e->T,
+                rows = least(tokens, m->vocab_size < MOST_LOGITS ? MOST_LOGITS / m->vocab_size : 1);
+  RunShape shape = {.batch = e->B, .seq = e->T, .loss_chunks = (tokens + rows - 1) / rows};
+  run_documents(&shape, e->loader);
+  e->batch = batch_alloc(tokens);
   text_bytes_open(&e->text_bytes, e->trained.tokenizer);
   return trained_load(&e->trained, &shape, e->T, "take a smaller --batch or --length", err);
 }
 
 // ---- Windows
 
-// The sum of the losses of all rows with a target: inputs [B, T], then the targets in e->tokens.
+static int read_batch(Evaluation *e, int64_t first, int64_t windows, Error *err) {
+  batch_clear(&e->batch);
+  for (int64_t row = 0; row < windows; row++)
+    if (loader_window(e->loader, (uint64_t)(first + row), row, &e->batch, err) != 0) return -1;
+  for (int64_t row = windows; row < e->B; row++)
+    batch_pad(&e->batch, row * e->T, e->T, e->loader->packed);
+  return loader_look(e->loader, err);
+}
+
 static double sum_of_losses(Evaluation *e) {
   Llama *llama = &e->trained.llama;
   Backend *be = llama->be;
-  llama_load_batch(llama, &(Batch){.tokens = e->tokens, .targets = e->tokens + e->B * e->T});
+  llama_load_batch(llama, &e->batch);
   be->services.step_begin(be);
   llama_forward(llama);
   llama_loss(llama, 1);
@@ -157,59 +186,41 @@ static double sum_of_losses(Evaluation *e) {
   return be->services.step_result(be).loss * (double)(e->B * e->T);
 }
 
-// The `count` tokens after token `first` of the file, in windows of T, of which the last may end
-// early: no token sees the rows after it, and they have no targets.
-static int evaluate_batch(Evaluation *e, const TokenFile *file, int64_t first, int64_t count,
-                          Error *err) {
-  int32_t *targets = e->tokens + e->B * e->T;
-  const int64_t V = e->trained.model.vocab_size;
-  if (tokens_read(file, first, count, V, e->tokens, err) != 0 ||
-      tokens_read(file, first + 1, count, V, targets, err) != 0 ||
-      (e->loader && loader_look(e->loader, err) != 0))
-    return -1;
-  for (int64_t row = count; row < e->B * e->T; row++) {
-    e->tokens[row] = 0;
-    targets[row] = NO_TARGET;
-  }
-  text_bytes_add(&e->text_bytes, targets, count);
+static int evaluate_batch(Evaluation *e, int64_t first, Error *err) {
+  const int64_t windows = least(e->loader->windows - first, e->B), all = e->loader->windows * e->T;
+  if (read_batch(e, first, windows, err) != 0) return -1;
+  text_bytes_batch(&e->text_bytes, &e->batch, windows, e->T);
   e->nats += sum_of_losses(e);
-  e->done += count;
-  progress_show(&e->progress, (uint64_t)e->done, (uint64_t)e->targets, (uint64_t)e->done);
+  e->counted += e->batch.counted;
+  e->done += windows * e->T;
+  progress_show(&e->progress, (uint64_t)e->done, (uint64_t)all, (uint64_t)e->done);
   if (*e->stop)
-    return error_set(err, "stopped after %lld of %lld tokens", (long long)e->done,
-                     (long long)e->targets);
+    return error_set(err, "stopped after %lld of %lld tokens", (long long)e->done, (long long)all);
   if (isfinite(e->nats)) return 0;
+  const LoaderPlace place = loader_place(e->loader, (uint64_t)first);
+  const WindowPiece piece = source_piece(place.source, place.position, 0);
   return error_set(err,
-                   "the loss is not finite in '%s' between tokens %lld and %lld: the model's "
-                   "weights are damaged, or it has diverged in training",
-                   file->path, (long long)first + 1, (long long)(first + count));
-}
-
-static int evaluate_file(Evaluation *e, const TokenFile *file, Error *err) {
-  int32_t start;
-  if (file->count == 0) return 0;
-  if (tokens_read(file, 0, 1, e->trained.model.vocab_size, &start, err) != 0) return -1;
-  text_bytes_begin(&e->text_bytes, start);
-  for (int64_t first = 0, count; first < file->count - 1; first += count) {
-    count = least(file->count - 1 - first, e->B * e->T);
-    if (evaluate_batch(e, file, first, count, err) != 0) return -1;
-  }
-  text_bytes_end(&e->text_bytes);
-  return 0;
+                   "the loss is not finite in a batch that begins at token %lld of '%s': the "
+                   "model's weights are damaged, or it has diverged in training",
+                   (long long)piece.first, place.source->files[piece.file].path);
 }
 
 // ---- All of it
 
 static void report(const Evaluation *e) {
-  const double loss = e->nats / (double)e->targets;
-  printf("data           %lld tokens with a loss, of %d file%s, in windows of %lld\n",
-         (long long)e->targets, e->count, e->count == 1 ? "" : "s", (long long)e->T);
-  printf("loss           %.6f nats a token\n", loss);
+  const Loader *loader = e->loader;
+  const double loss = e->nats / (double)e->counted;
+  const bool mask = loader->config.documents == DOCUMENTS_MASK;
+  printf("data           %lld tokens with a loss, of %d file%s, in windows of %lld",
+         (long long)e->counted, loader->file_count, loader->file_count == 1 ? "" : "s",
+         (long long)e->T);
+  if (mask) printf(", %lld documents apart", (long long)loader->documents);
+  printf("\nloss           %.6f nats a token\n", loss);
   printf("perplexity     %.6g\n", exp(loss));
   if (e->text_bytes.count > 0)
     printf("bits per byte  %.6f, at %.4f bytes a token\n",
            bits_per_byte(e->nats, e->text_bytes.count),
-           (double)e->text_bytes.count / (double)e->targets);
+           (double)e->text_bytes.count / (double)e->counted);
   else
     printf("bits per byte  not known: %s\n", e->trained.tokenizer
                                                  ? "these tokens are no text"
@@ -222,7 +233,8 @@ static int evaluate(Evaluation *e, Error *err) {
     return -1;
   e->progress = progress_begin("tokens", 1);
   int status = 0;
-  for (int f = 0; f < e->count && status == 0; f++) status = evaluate_file(e, &e->files[f], err);
+  for (int64_t w = 0; w < e->loader->windows && status == 0; w += e->B)
+    status = evaluate_batch(e, w, err);
   progress_end(&e->progress);
   if (status == 0) report(e);
   return status;
@@ -232,10 +244,10 @@ int eval_run(const EvalArgs *args, const volatile sig_atomic_t *stop, Error *err
   Evaluation e = {.args = args, .stop = stop};
   const int status = evaluate(&e, err);
   loader_close(e.loader);
-  if (!e.loader) tokens_close(&e.text);
+  tokens_close(&e.text);
   text_bytes_close(&e.text_bytes);
   trained_close(&e.trained);
   free(e.ids.ids);
-  free(e.tokens);
+  batch_free(&e.batch);
   return status;
 }

@@ -80,6 +80,21 @@ static void put_tensors(JsonWriter *w, const Run *run) {
 
 // ---- The file
 
+// Where its documents lie, one after the other.
+static void put_window(JsonWriter *w, LoaderPlace place) {
+  WindowPiece piece;
+  json_open(w, NULL, '[');
+  for (int64_t i = 0; (piece = source_piece(place.source, place.position, i)).rows > 0; i++) {
+    const char *path = place.source->files[piece.file].path;
+    json_open(w, NULL, '{');
+    json_bytes(w, "file", path, strlen(path));
+    json_whole(w, "token", piece.first);
+    json_whole(w, "rows", piece.rows);
+    json_close(w, '}');
+  }
+  json_close(w, ']');
+}
+
 static void put_batch(JsonWriter *w, const Run *run, uint64_t end) {
   const TrainConfig *c = &run->config.train;
   const uint64_t count = (uint64_t)(c->batch_size * c->gradient_accumulation);
@@ -88,11 +103,7 @@ static void put_batch(JsonWriter *w, const Run *run, uint64_t end) {
   json_string(w, "cursor", digits);
   json_open(w, "sequences", '[');
   for (uint64_t i = end - count; i < end; i++) {
-    const LoaderPlace place = loader_place(run->train_data, i);
-    json_open(w, NULL, '{');
-    json_bytes(w, "file", place.path, strlen(place.path));
-    json_whole(w, "token", place.token);
-    json_close(w, '}');
+    put_window(w, loader_place(run->train_data, i));
   }
   json_close(w, ']');
 }

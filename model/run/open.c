@@ -16,7 +16,8 @@ static int open_train_data(Run *run, Error *err) {
                                .batch = c->train.batch_size,
                                .seq = c->train.sequence_length,
                                .seed = c->train.seed,
-                               .shuffle = c->data.shuffle};
+                               .shuffle = c->data.shuffle,
+                               .documents = c->data.documents};
   run->train_data = loader_open(&loader, err);
   return run->train_data ? 0 : error_prefix(err, "data.train");
 }
@@ -24,11 +25,16 @@ static int open_train_data(Run *run, Error *err) {
 // A single window is enough to validate on.
 static int open_val_data(Run *run, Error *err) {
   const Config *c = &run->config;
-  const LoaderConfig loader = {
-      .pattern = c->data.val, .split = "val", .batch = 1, .seq = c->train.sequence_length};
+  const LoaderConfig loader = {.pattern = c->data.val,
+                               .split = "val",
+                               .batch = 1,
+                               .seq = c->train.sequence_length,
+                               .documents = c->data.documents};
   if (c->data.val[0] == '\0') return 0;
   run->val_data = loader_open(&loader, err);
   if (!run->val_data) return error_prefix(err, "data.val");
+  if (run->val_data->source_count > 1)
+    return error_set(err, "data.val: validation takes no weights: give a list of paths alone");
   run->val_windows =
       val_windows(run->val_data->windows, c->train.batch_size, c->train.eval_batches);
   return 0;
@@ -399,6 +405,8 @@ static int open_parts(Run *run, Error *err) {
   const Config *c = &run->config;
   phase_end(&run->phases, "inputs");
   RunShape shape = run_shape(c);
+  run_documents(&shape, run->train_data);
+  run_documents(&shape, run->val_data);
   if (!run->tokenizer) shape.context = 0;
   if (plan_check(c, &shape, err) != 0) return -1;
   phase_end(&run->phases, "GPU");

@@ -97,27 +97,42 @@ void text_bytes_close(TextBytes *t) {
   *t = (TextBytes){0};
 }
 
-void text_bytes_begin(TextBytes *t, int32_t first) {
+static void begin_text(TextBytes *t, int32_t first) {
   const char *text;
-  if (!t->decoder) return;
-  decoder_end(t->decoder, &text);
   decoder_next(t->decoder, first, &text);
   // The bytes of an incomplete character come again with its rest.
   t->count -= (int64_t)decoder_end(t->decoder, &text);
   decoder_next(t->decoder, first, &text);
 }
 
-void text_bytes_add(TextBytes *t, const int32_t *ids, int64_t count) {
+static void end_text(TextBytes *t) {
   const char *text;
-  for (int64_t i = 0; t->decoder && i < count; i++) {
-    t->count += (int64_t)decoder_next(t->decoder, ids[i], &text);
-    if (ids[i] == t->bos || ids[i] == t->eos) t->count += (int64_t)decoder_end(t->decoder, &text);
-  }
+  t->count += (int64_t)decoder_end(t->decoder, &text);
 }
 
-void text_bytes_end(TextBytes *t) {
+static void add_token(TextBytes *t, int32_t id) {
   const char *text;
-  if (t->decoder) t->count += (int64_t)decoder_end(t->decoder, &text);
+  t->count += (int64_t)decoder_next(t->decoder, id, &text);
+  if (id == t->bos || id == t->eos) end_text(t);
+}
+
+void text_bytes_targets(TextBytes *t, const int32_t *tokens, const int32_t *targets, int64_t rows) {
+  bool open = false;
+  for (int64_t i = 0; t->decoder && i < rows; i++) {
+    const bool counts = targets[i] != NO_TARGET;
+    if (counts && !open) begin_text(t, tokens[i]);
+    if (counts) add_token(t, targets[i]);
+    if (!counts && open) end_text(t);
+    open = counts;
+  }
+  if (open) end_text(t);
+}
+
+void text_bytes_batch(TextBytes *t, const Batch *batch, int64_t windows, int64_t T) {
+  for (int64_t i = 0, at = 0, rows; at < windows * T; i++, at += rows) {
+    rows = batch->documents > 0 ? batch->lengths[i] : T;
+    text_bytes_targets(t, batch->tokens + at, batch->targets + at, rows);
+  }
 }
 
 double bits_per_byte(double nats, int64_t bytes) {

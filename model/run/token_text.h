@@ -2,6 +2,7 @@
 // of bytes of text that token ids stand for.
 #pragma once
 #include <signal.h>
+#include "data/batch.h"
 #include "data/tokenizer/tokenizer.h"
 #include "model/generate.h"
 
@@ -29,13 +30,15 @@ int text_generate(const TextGeneration *w, const char *prompt, size_t bytes, con
 typedef struct TextBytes {
   Decoder *decoder; // NULL: there is no tokenizer, and nothing is counted
   int32_t bos, eos;
-  int64_t count; // the bytes of a character that is not whole yet are still missing
+  int64_t count;
 } TextBytes;
 void text_bytes_open(TextBytes *t, const Tokenizer *tokenizer); // NULL: no tokenizer
 void text_bytes_close(TextBytes *t);
-// A new text. Its first token is not counted, but the text of the next ones may depend on it.
-void text_bytes_begin(TextBytes *t, int32_t first);
-void text_bytes_add(TextBytes *t, const int32_t *ids, int64_t count);
-void text_bytes_end(TextBytes *t);
+// The text of a batch's first windows, of T rows each: of every document alone. Where one is cut in
+// a character, the bytes of both pieces are those of the whole.
+void text_bytes_batch(TextBytes *t, const Batch *batch, int64_t windows, int64_t T);
+// The targets of rows that follow one another in a text, but those that are NO_TARGET. The first
+// input is not counted, but the text of the next tokens may depend on it.
+void text_bytes_targets(TextBytes *t, const int32_t *tokens, const int32_t *targets, int64_t rows);
 // Bits a byte where the losses of that text have the sum `nats`; NAN where there are no bytes.
 double bits_per_byte(double nats, int64_t bytes);

@@ -67,21 +67,8 @@ typedef struct Validation {
   Run *run;
   Batch batch;
   ValMean mean;
-  TextBytes text;  // without a decoder where the bytes are known, or never will be
-  LoaderPlace end; // of the window that was counted last
+  TextBytes text; // without a decoder where the bytes are known, or never will be
 } Validation;
-
-static void count_window(Validation *v, int64_t window, int64_t row) {
-  const int64_t T = v->run->config.train.sequence_length;
-  if (!v->text.decoder) return;
-  const LoaderPlace place = loader_place(v->run->val_data, (uint64_t)window);
-  if (place.path != v->end.path || place.token != v->end.token) {
-    text_bytes_end(&v->text);
-    text_bytes_begin(&v->text, v->batch.tokens[row * T]);
-  }
-  text_bytes_add(&v->text, v->batch.targets + row * T, T);
-  v->end = (LoaderPlace){place.path, place.token + T};
-}
 
 static int read_batch(Validation *v, int64_t i, int64_t windows) {
   Run *run = v->run;
@@ -90,8 +77,8 @@ static int read_batch(Validation *v, int64_t i, int64_t windows) {
     const int64_t window = val_window(&run->val_windows, i, row);
     if (loader_window(run->val_data, (uint64_t)window, row, &v->batch, &run->data_error) != 0)
       return -1;
-    count_window(v, window, row);
   }
+  text_bytes_batch(&v->text, &v->batch, windows, run->config.train.sequence_length);
   return loader_look(run->val_data, &run->data_error);
 }
 
@@ -112,8 +99,9 @@ static double sum_of_losses(Validation *v) {
 static bool validate_batch(Validation *v, int64_t i) {
   const int64_t B = v->run->val_windows.batch, windows = val_batch_size(&v->run->val_windows, i);
   if (*v->run->stop || read_batch(v, i, windows) != 0) return false;
+  const int64_t T = v->run->config.train.sequence_length;
   for (int64_t row = windows; row < B; row++)
-    batch_leave(&v->batch, row, v->run->config.train.sequence_length);
+    batch_pad(&v->batch, row * T, T, v->run->val_data->packed);
   val_mean_add(&v->mean, sum_of_losses(v), (double)v->batch.counted);
   return true;
 }
@@ -127,7 +115,6 @@ static bool validate_batches(Validation *v) {
   for (int64_t i = 0; i < run->val_windows.batches && finished; i++)
     finished = validate_batch(v, i);
   range_pop();
-  text_bytes_end(&v->text);
   if (finished && !run->val_counted) {
     run->val_counted = true;
     run->val_bytes = v->text.count;

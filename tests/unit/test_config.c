@@ -185,7 +185,7 @@ TEST(values_of_the_wrong_type_or_out_of_range_are_refused) {
   REFUSED("{\"optimizer\": {\"clip_norm\": 1e999}}", "optimizer.clip_norm is inf");
   REFUSED("{\"optimizer\": {\"schedule\": \"cos\"}}", "\"constant\", \"cosine\" or \"wsd\"");
   REFUSED("{\"data\": {\"shuffle\": 1}}", "data.shuffle is 1", "true or false");
-  REFUSED("{\"data\": {\"train\": \"\"}}", "data.train is \"\"", "1 to 1023 bytes");
+  REFUSED("{\"data\": {\"train\": \"\"}}", "data.train is \"\"", "a string or a list of 1 to 8191 bytes");
   char *json = xasprintf("{\"output\": {\"dir\": \"%01024d\"}}", 0);
   REFUSED(json, "output.dir", "1 to 1023 bytes");
   free(json);

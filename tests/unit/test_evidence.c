@@ -47,14 +47,17 @@ TEST_WITH(a_step_that_is_not_finite_leaves_its_batch_and_norms, make_tokens_fold
   assert_true(cJSON_IsNull(cJSON_GetObjectItemCaseSensitive(tree, "loss")));
 
   // The batch: what lies there in the file is what the run was given.
-  const cJSON *place = cJSON_GetObjectItemCaseSensitive(tree, "sequences")->child;
+  const cJSON *window = cJSON_GetObjectItemCaseSensitive(tree, "sequences")->child,
+              *place = window->child;
   TokenFile file;
   int32_t first;
   must(tokens_open(&file, cJSON_GetObjectItemCaseSensitive(place, "file")->valuestring, &err),
        &err);
   must(tokens_read(&file, (int64_t)number(place, "token"), 1, 11, &first, &err), &err);
-  assert_int_equal(first, t.run.batches[0]);
+  assert_int_equal(first, t.run.batches[0].tokens[0]);
+  assert_true(number(place, "rows") == (double)t.run.config.train.sequence_length);
   assert_null(place->next);
+  assert_null(window->next);
   tokens_close(&file);
 
   // On the CPU the norms are the step's own, and add up to that of the whole gradient.

@@ -205,9 +205,7 @@ TEST(bytes_are_counted_wherever_a_text_is_cut) {
     for (int64_t last = first + 1; last <= ids.count; last++) {
       TextBytes bytes;
       text_bytes_open(&bytes, t);
-      text_bytes_begin(&bytes, ids.ids[first]);
-      text_bytes_add(&bytes, ids.ids + first + 1, last - first - 1);
-      text_bytes_end(&bytes);
+      text_bytes_targets(&bytes, ids.ids + first, ids.ids + first + 1, last - first - 1);
       int64_t expected = 0;
       for (int64_t i = first + 1; i < last; i++)
         expected += ids.ids[i] != begin && ids.ids[i] != end;

@@ -1,0 +1,207 @@
+#include "data/pack.h"
+
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/memory.h"
+
+// ---- The pieces
+
+typedef struct Cutter {
+  Packing *packing;
+  const TokenFile *files;
+  uint32_t file;
+  int64_t T, count; // of the pieces so far
+  bool *mask;       // [T]
+} Cutter;
+
+// Whether a target of the piece counts.
+static int counts(Cutter *c, const WindowPiece *piece, Error *err) {
+  const Documents *d = &c->files[piece->file].documents;
+  if (!d->masked) return 1;
+  if (documents_mask(d, (int64_t)piece->first + 1, piece->rows, c->mask, err) != 0) return -1;
+  return memchr(c->mask, true, piece->rows) != NULL;
+}
+
+static int cut_document(Cutter *c, int64_t first, int64_t end, Error *err) {
+  Packing *p = c->packing;
+  const int64_t before = c->count;
+  for (int64_t at = first; at < end - 1; at += c->T) {
+    const int64_t rows = end - 1 - at < c->T ? end - 1 - at : c->T;
+    const WindowPiece piece = {c->file, (uint32_t)at, (uint32_t)rows};
+    const int status = counts(c, &piece, err);
+    if (status < 0) return -1;
+    if (status == 0) continue;
+    p->pieces[c->count++] = piece;
+    p->rows += rows;
+  }
+  p->documents += c->count > before;
+  p->cut += c->count > before && end - 1 - first > c->T;
+  return 0;
+}
+
+static int cut_file(Cutter *c, bool by_file, Error *err) {
+  enum { AT_ONCE = 1 << 14 };
+  uint32_t ends[AT_ONCE];
+  const TokenFile *file = &c->files[c->file];
+  const Documents *d = &file->documents;
+  int64_t first = 0;
+  if (by_file || d->count == 0) return cut_document(c, 0, file->count, err);
+  for (int64_t done = 0, n; done < d->count; done += n) {
+    n = d->count - done < AT_ONCE ? d->count - done : AT_ONCE;
+    if (documents_ends(d, done, n, ends, err) != 0) return -1;
+    for (int64_t i = 0; i < n; first = ends[i++])
+      if (cut_document(c, first, ends[i], err) != 0) return -1;
+  }
+  return 0;
+}
+
+// ---- Windows by the room that they have left: a set of sizes with a list of windows for each
+
+typedef struct Rooms {
+  uint64_t *sizes, *words; // a bit a size; a bit a word of `sizes` that is not 0
+  int64_t word_count;
+  uint32_t *first; // [T] a window with so much room; UINT32_MAX: none
+  uint32_t *next;  // of each window, in its list
+} Rooms;
+
+// The least size of a list, from `size` on; -1: all are empty.
+static int64_t least_room(const Rooms *r, int64_t size) {
+  const uint64_t rest = r->sizes[size / 64] >> size % 64;
+  if (rest) return size + __builtin_ctzll(rest);
+  for (int64_t word = size / 64 + 1; word < r->word_count;) {
+    const uint64_t words = r->words[word / 64] >> word % 64;
+    word += words ? __builtin_ctzll(words) : 64 - word % 64;
+    if (words) return word * 64 + __builtin_ctzll(r->sizes[word]);
+  }
+  return -1;
+}
+
+static void add_room(Rooms *r, uint32_t window, int64_t size) {
+  r->next[window] = r->first[size];
+  r->first[size] = window;
+  r->sizes[size / 64] |= (uint64_t)1 << size % 64;
+  r->words[size / 4096] |= (uint64_t)1 << size / 64 % 64;
+}
+
+static uint32_t take_room(Rooms *r, int64_t size) {
+  const uint32_t window = r->first[size];
+  r->first[size] = r->next[window];
+  if (r->first[size] != UINT32_MAX) return window;
+  r->sizes[size / 64] &= ~((uint64_t)1 << size % 64);
+  if (!r->sizes[size / 64]) r->words[size / 4096] &= ~((uint64_t)1 << size / 64 % 64);
+  return window;
+}
+
+static Rooms open_rooms(int64_t T, int64_t pieces) {
+  Rooms r = {.word_count = T / 64 + 1};
+  r.sizes = xcalloc((size_t)r.word_count, sizeof *r.sizes);
+  r.words = xcalloc((size_t)(T / 4096 + 1), sizeof *r.words);
+  r.first = xmalloc((size_t)T * sizeof *r.first);
+  memset(r.first, 0xff, (size_t)T * sizeof *r.first);
+  r.next = xmalloc((size_t)pieces * sizeof *r.next + 1);
+  return r;
+}
+
+static void close_rooms(Rooms *r) {
+  free(r->sizes);
+  free(r->words);
+  free(r->first);
+  free(r->next);
+}
+
+// ---- Packing
+
+// [count]: the pieces by falling size, those of one size in their order.
+static uint32_t *by_size(const Packing *p, int64_t count, int64_t T) {
+  uint32_t *order = xmalloc((size_t)count * sizeof *order + 1);
+  uint32_t *at = xcalloc((size_t)T + 2, sizeof *at); // of each size, how many are larger
+  for (int64_t i = 0; i < count; i++) at[p->pieces[i].rows - 1]++;
+  for (int64_t size = T; size > 0; size--) at[size - 1] += at[size];
+  for (int64_t i = 0; i < count; i++) order[at[p->pieces[i].rows]++] = (uint32_t)i;
+  free(at);
+  return order;
+}
+
+// [count]: the window of each piece.
+static uint32_t *choose_windows(Packing *p, int64_t count, int64_t T) {
+  uint32_t *order = by_size(p, count, T), *window = xmalloc((size_t)count * sizeof *window + 1);
+  Rooms rooms = open_rooms(T, count);
+  for (int64_t i = 0; i < count; i++) {
+    const int64_t rows = p->pieces[order[i]].rows, room = rows < T ? least_room(&rooms, rows) : -1;
+    const uint32_t w = room < 0 ? (uint32_t)p->windows++ : take_room(&rooms, room);
+    const int64_t left = (room < 0 ? T : room) - rows;
+    if (left > 0) add_room(&rooms, w, left);
+    window[order[i]] = w;
+  }
+  // What is left now is padding.
+  for (int64_t size = T - 1; size > p->longest; size--)
+    if (rooms.first[size] != UINT32_MAX) p->longest = size;
+  if (count > 0 && p->pieces[order[0]].rows > p->longest) p->longest = p->pieces[order[0]].rows;
+  close_rooms(&rooms);
+  free(order);
+  return window;
+}
+
+// Puts each piece at its place, in the pieces' own memory. place: [count], is spoilt.
+static void reorder(WindowPiece *pieces, uint32_t *place, int64_t count) {
+  for (int64_t i = 0; i < count; i++)
+    while (place[i] != i) {
+      const uint32_t to = place[i];
+      const WindowPiece piece = pieces[to];
+      pieces[to] = pieces[i];
+      pieces[i] = piece;
+      place[i] = place[to];
+      place[to] = to;
+    }
+}
+
+static void sort_by_window(Packing *p, uint32_t *window, int64_t count, int64_t T) {
+  p->begin = xcalloc((size_t)p->windows + 2, sizeof *p->begin);
+  int64_t *rows = xcalloc((size_t)p->windows + 1, sizeof *rows);
+  for (int64_t i = 0; i < count; i++) {
+    p->begin[window[i] + 2]++;
+    rows[window[i]] += p->pieces[i].rows;
+  }
+  for (int64_t w = 0; w < p->windows; w++) {
+    const int64_t documents = p->begin[w + 2] + (rows[w] < T);
+    if (documents > p->most) p->most = documents;
+    p->places += documents;
+    p->begin[w + 2] += p->begin[w + 1];
+  }
+  free(rows);
+  for (int64_t i = 0; i < count; i++) window[i] = p->begin[window[i] + 1]++;
+  reorder(p->pieces, window, count);
+}
+
+int pack(Packing *p, const TokenFile *files, int count, int64_t T, bool by_file, Error *err) {
+  int64_t most = 0;
+  *p = (Packing){0};
+  for (int f = 0; f < count; f++) most += files[f].count / T + files[f].documents.count + 1;
+  if (most >= UINT32_MAX)
+    return error_set(err,
+                     "the files may have %" PRId64 " documents and pieces of documents, but "
+                     "the most is %" PRIu32 ": use fewer files, or a longer window",
+                     most, UINT32_MAX - 1);
+  p->pieces = xmalloc((size_t)most * sizeof *p->pieces + 1);
+  Cutter c = {.packing = p, .files = files, .T = T, .mask = xmalloc((size_t)T * sizeof *c.mask)};
+  int status = 0;
+  for (; (int)c.file < count && status == 0; c.file++) status = cut_file(&c, by_file, err);
+  free(c.mask);
+  if (status != 0) {
+    packing_free(p);
+    return -1;
+  }
+  p->pieces = xrealloc(p->pieces, (size_t)c.count * sizeof *p->pieces + 1);
+  uint32_t *window = choose_windows(p, c.count, T);
+  sort_by_window(p, window, c.count, T);
+  free(window);
+  return 0;
+}
+
+void packing_free(Packing *p) {
+  free(p->pieces);
+  free(p->begin);
+  *p = (Packing){0};
+}

@@ -1,0 +1,33 @@
+// Windows that are filled with whole documents. A document of n tokens has n - 1 rows: a token and
+// the one that comes next. One with more rows than a window is cut into pieces of a window's rows
+// and the rest, each of which begins with the last token of the one before. So every token but a
+// document's first is a target once.
+//
+// Best fit, by falling size: each piece goes into the window that it leaves the least room in. The
+// result depends on nothing but the documents' lengths and T.
+#pragma once
+#include <stdbool.h>
+#include <stdint.h>
+#include "base/error.h"
+#include "data/tokens.h"
+
+// Rows of a document: tokens [first, first + rows) of a file are inputs, the next ones targets.
+typedef struct WindowPiece {
+  uint32_t file, first, rows;
+} WindowPiece;
+
+typedef struct Packing {
+  WindowPiece *pieces; // in the order of their windows, and of the files in each
+  uint32_t *begin;     // [windows + 1]: the first piece of each window
+  int64_t windows;
+  int64_t documents, cut; // that have a row; of these the ones with more rows than a window
+  int64_t rows;           // of all pieces; the rest of the windows is padding
+  int64_t longest;        // rows of a piece, or of a window's padding, at most
+  int64_t most;           // documents of a window at most: its pieces, and its padding
+  int64_t places;         // the same of all windows together
+} Packing;
+
+// Windows of T rows with the documents of files[count]. by_file: each file is one document, and so
+// is one whose ends are not known. A piece without a token that counts is left out.
+int pack(Packing *packing, const TokenFile *files, int count, int64_t T, bool by_file, Error *err);
+void packing_free(Packing *packing); // zeros are fine

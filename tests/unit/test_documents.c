@@ -1,0 +1,207 @@
+// The file of documents' ends and of the mask: read back as written, and one sentence for each
+// fault.
+#include <unistd.h>
+#include <xxhash.h>
+
+#include "data/documents.h"
+#include "tests/support/data_test.h"
+#include "tests/support/test.h"
+
+enum { TOKENS = 20, FILE_BYTES = DOCUMENTS_HEADER_BYTES + 3 * 4 + 3, TOKENS_SUM = 77 };
+
+// Documents of 5, 9 and 6 tokens, given in pieces; of the second, tokens 8 to 10 do not count.
+static PathText write_three(const char *folder, const char *name) {
+  const uint8_t mask[9] = {1, 1, 1, 0, 0, 0, 1, 1, 1};
+  const PathText path = path_text("%s/%s.bin", folder, name);
+  DocumentsWriter w = {0};
+  Error err;
+  documents_add(&w, 2, NULL, false);
+  documents_add(&w, 3, NULL, true);
+  documents_add(&w, 9, mask, true);
+  documents_add(&w, 6, NULL, false);
+  if (documents_write(&w, path.text, TOKENS_SUM, &err) != 0) fail_msg("%s", err.text);
+  documents_writer_free(&w);
+  return path;
+}
+
+TEST(ends_and_mask_are_read_back) {
+  const PathText path = write_three(*state, "three");
+  Documents d;
+  if (documents_open(&d, path.text, TOKENS, TOKENS_SUM, &err) != 0) fail_msg("%s", err.text);
+  assert_int_equal(d.size, FILE_BYTES);
+  assert_int_equal(d.count, 3);
+  uint32_t ends[3];
+  assert_int_equal(documents_ends(&d, 0, 3, ends, &err), 0);
+  assert_int_equal(ends[0], 5);
+  assert_int_equal(ends[1], 14);
+  assert_int_equal(ends[2], 20);
+  assert_int_equal(documents_ends(&d, 1, 1, ends, &err), 0);
+  assert_int_equal(ends[0], 14);
+  for (int first = 0; first <= TOKENS; first++)
+    for (int count = 0; count <= TOKENS - first; count++) {
+      bool mask[TOKENS];
+      assert_int_equal(documents_mask(&d, first, count, mask, &err), 0);
+      for (int i = 0; i < count; i++) assert_int_equal(mask[i], first + i < 8 || first + i > 10);
+    }
+  documents_close(&d);
+}
+
+TEST(without_a_file_the_ends_are_not_known) {
+  Documents d;
+  assert_int_equal(documents_open(&d, "/tmp/there/is/none.bin", 5, 0, &err), 0);
+  assert_null(d.path);
+  assert_int_equal(d.count, 0);
+  documents_close(&d);
+}
+
+// The mask of a long file is read in pieces.
+TEST(a_long_mask_is_read_back) {
+  enum { COUNT = 100003 };
+  const PathText path = path_text("%s/long.bin", (char *)*state);
+  uint8_t *mask = xmalloc(COUNT);
+  bool *found = xmalloc(COUNT);
+  for (int i = 0; i < COUNT; i++) mask[i] = (i * 7919 >> 5) & 1;
+  DocumentsWriter w = {0};
+  for (int i = 0; i < COUNT; i += 1009)
+    documents_add(&w, COUNT - i < 1009 ? COUNT - i : 1009, mask + i, true);
+  assert_int_equal(documents_write(&w, path.text, 0, &err), 0);
+  documents_writer_free(&w);
+  Documents d;
+  if (documents_open(&d, path.text, COUNT, 0, &err) != 0) fail_msg("%s", err.text);
+  assert_int_equal(d.count, 100);
+  for (int first = 0; first < 20; first++) {
+    assert_int_equal(documents_mask(&d, first, COUNT - first, found, &err), 0);
+    for (int i = first; i < COUNT; i++)
+      if (found[i - first] != mask[i]) fail_msg("token %d", i);
+  }
+  documents_close(&d);
+  free(found);
+  free(mask);
+}
+
+// ---- Faults
+
+typedef struct Bytes {
+  unsigned char at[FILE_BYTES + 1];
+} Bytes;
+
+static Bytes good_bytes(const char *folder) {
+  Bytes b = {{0}};
+  char *data;
+  size_t bytes;
+  Error err;
+  write_three(folder, "good");
+  if (file_read(path_text("%s/good.docs", folder).text, FILE_BYTES, &data, &bytes, &err) != 0)
+    fail_msg("%s", err.text);
+  memcpy(b.at, data, bytes);
+  free(data);
+  return b;
+}
+
+// A writer's mistake: the checksum is that of the bytes.
+static void seal(Bytes *b) {
+  XXH3_state_t *hash = XXH3_createState();
+  XXH3_64bits_reset(hash);
+  XXH3_64bits_update(hash, b->at, 40);
+  XXH3_64bits_update(hash, b->at + 48, FILE_BYTES - 48);
+  const uint64_t checksum = XXH3_64bits_digest(hash);
+  memcpy(b->at + 40, &checksum, 8);
+  XXH3_freeState(hash);
+}
+
+static void refused(const Bytes *b, size_t size, uint64_t tokens_sum, const char *says) {
+  Documents d;
+  Error err = {""};
+  if (documents_parse(&d, "faulty.docs", b->at, size, TOKENS, tokens_sum, &err) != -1)
+    fail_msg("accepted: %s", says);
+  assert_says(&err, "faulty.docs");
+  assert_says(&err, says);
+  assert_null(d.path);
+}
+
+static Bytes with(Bytes b, size_t at, uint32_t value) {
+  memcpy(b.at + at, &value, sizeof value);
+  seal(&b);
+  return b;
+}
+
+TEST(each_fault_has_its_sentence) {
+  const Bytes good = good_bytes(*state);
+  Bytes b = with(good, 0, DOCUMENTS_MAGIC);
+  assert_memory_equal(b.at, good.at, FILE_BYTES);
+  refused(&good, FILE_BYTES - 1, TOKENS_SUM, "cut short: its header promises 63 bytes");
+  refused(&good, FILE_BYTES + 1, TOKENS_SUM, "too long: its header promises 63 bytes");
+  refused(&good, DOCUMENTS_HEADER_BYTES - 1, TOKENS_SUM, "47 bytes, less than the header's 48");
+  refused(&good, FILE_BYTES, TOKENS_SUM + 1, "belongs to other tokens");
+  b = with(good, 0, 5);
+  refused(&b, FILE_BYTES, TOKENS_SUM, "does not hold the ends of documents: its first number is 5");
+  b = with(good, 4, 2);
+  refused(&b, FILE_BYTES, TOKENS_SUM, "has the version 2, but only 1 is known");
+  b = with(good, 8, TOKENS + 1); // 21 tokens have as many bytes of mask
+  refused(&b, FILE_BYTES, TOKENS_SUM, "document 3 of 3 ends at token 20 of 21, before the last");
+  b = with(good, 56, TOKENS + 1);
+  refused(&b, FILE_BYTES, TOKENS_SUM, "document 3 of 3 ends at token 21 of 20, beyond the last");
+  b = with(good, 52, 5);
+  refused(&b, FILE_BYTES, TOKENS_SUM, "document 2 of 3 ends at token 5 of 20, not behind the end");
+  b = with(good, 48, 0);
+  refused(&b, FILE_BYTES, TOKENS_SUM, "document 1 of 3 ends at token 0 of 20, not behind the end");
+  b = with(good, 24, TOKENS + 1);
+  refused(&b, FILE_BYTES, TOKENS_SUM, "damaged header: 21 documents in 20 tokens");
+  b = with(good, 24, 0);
+  refused(&b, FILE_BYTES, TOKENS_SUM, "damaged header: 0 documents in 20 tokens");
+  b = with(good, 12, 1); // beyond 2^31 tokens
+  refused(&b, FILE_BYTES, TOKENS_SUM, "damaged header: 3 documents in 4294967316 tokens");
+}
+
+TEST(every_flipped_bit_is_found) {
+  Bytes b = good_bytes(*state);
+  for (size_t i = 0; i < 8 * FILE_BYTES; i++) {
+    b.at[i / 8] ^= (unsigned char)(1u << i % 8);
+    refused(&b, FILE_BYTES, TOKENS_SUM, "");
+    b.at[i / 8] ^= (unsigned char)(1u << i % 8);
+  }
+}
+
+TEST(every_cut_is_found) {
+  const Bytes b = good_bytes(*state);
+  for (size_t size = 0; size < FILE_BYTES; size++) refused(&b, size, TOKENS_SUM, "");
+}
+
+TEST(a_full_disk_is_an_error) {
+  DocumentsWriter w = {0};
+  documents_add(&w, 3, NULL, true);
+  const PathText path = path_text("%s/full", (char *)*state);
+  assert_int_equal(symlink("/dev/full", path_text("%s.docs", path.text).text), 0);
+  assert_int_equal(documents_write(&w, path.text, 0, &err), -1);
+  assert_says(&err, "No space left on device");
+  documents_writer_free(&w);
+}
+
+// ---- Beside token files
+
+TEST(the_files_of_two_datasets_are_refused) {
+  const int32_t tokens[4] = {1, 2, 3, 4};
+  for (int i = 0; i < 2; i++) {
+    TokenWriter t;
+    DocumentsWriter w = {0};
+    const PathText path = path_text("%s/set-%d.bin", (char *)*state, i);
+    assert_int_equal(token_writer_open(&t, path.text, 258, 5, &err), 0);
+    assert_int_equal(token_writer_append(&t, tokens + i, 3, &err), 0);
+    assert_int_equal(token_writer_finish(&t, &err), 0);
+    documents_add(&w, 3, NULL, true);
+    assert_int_equal(documents_write(&w, path.text, t.checksum, &err), 0);
+    documents_writer_free(&w);
+  }
+  TokenFile file;
+  const PathText path = path_text("%s/set-0.bin", (char *)*state),
+                 mine = path_text("%s/set-0.docs", (char *)*state),
+                 other = path_text("%s/set-1.docs", (char *)*state);
+  if (tokens_open(&file, path.text, &err) != 0) fail_msg("%s", err.text);
+  assert_int_equal(file.documents.count, 1);
+  tokens_close(&file);
+  assert_int_equal(path_rename(other.text, mine.text, &err), 0);
+  assert_int_equal(tokens_open(&file, path.text, &err), -1);
+  assert_says(&err, "set-0.docs' belongs to other tokens than those in the file beside it");
+}
+
+TEST_GROUP(make_folder, remove_folder);

@@ -1,0 +1,252 @@
+// Windows of whole documents: every token but a document's first is a target once, in its own
+// document, and the windows are as full as those of first fit.
+#include "base/rng.h"
+#include "tests/support/data_test.h"
+#include "tests/support/test.h"
+
+// Files whose tokens count on from `first`, with documents of these lengths. mask: [all tokens] or
+// NULL.
+static void write_documents(const char *folder, const char *name, int32_t first, int count,
+                            const int32_t *lengths, const uint8_t *mask) {
+  const PathText path = path_text("%s/%s", folder, name);
+  int32_t tokens = 0;
+  DocumentsWriter w = {0};
+  Error err;
+  for (int i = 0; i < count; i++) {
+    documents_add(&w, lengths[i], mask ? mask + tokens : NULL, true);
+    tokens += lengths[i];
+  }
+  write_count(folder, name, first, tokens);
+  if (documents_write(&w, path.text, 0, &err) != 0) fail_msg("%s", err.text);
+  documents_writer_free(&w);
+}
+
+enum { DOCUMENTS = 400 };
+
+// Many short ones, a few of thousands of tokens.
+static int64_t draw_lengths(uint64_t key, int32_t *lengths) {
+  int64_t tokens = 0;
+  for (int i = 0; i < DOCUMENTS; i++) {
+    const double u = rng_uniform(key, (uint64_t)i);
+    lengths[i] = 1 + (int32_t)(u * u * u * u * 900);
+    tokens += lengths[i];
+  }
+  return tokens;
+}
+
+// ---- An epoch
+
+typedef struct Seen {
+  int targets[COUNTED_VOCAB]; // how often each token was one
+  int64_t padding, places, longest, most;
+} Seen;
+
+static void see_document(const Batch *batch, int64_t at, int64_t rows, Seen *seen) {
+  const bool padding = batch->tokens[at] == 0;
+  for (int64_t i = at; i < at + rows; i++) {
+    if (padding != (batch->tokens[i] == 0)) fail_msg("a document with padding");
+    if (!padding && i > at) assert_int_equal(batch->tokens[i], batch->tokens[i - 1] + 1);
+    if (padding) assert_int_equal(batch->targets[i], NO_TARGET);
+    if (batch->targets[i] == NO_TARGET) continue;
+    assert_int_equal(batch->targets[i], batch->tokens[i] + 1);
+    seen->targets[batch->targets[i]]++;
+  }
+  if (padding) seen->padding += rows;
+  if (rows > seen->longest) seen->longest = rows;
+}
+
+static void see_epoch(Loader *loader, Seen *seen) {
+  const int64_t B = loader->config.batch, T = loader->config.seq;
+  Batch batch = batch_alloc(B * T);
+  memset(seen, 0, sizeof *seen);
+  assert_int_equal(loader->windows % B, 0);
+  for (int64_t drawn = 0; drawn < loader->windows; drawn += B) {
+    Error err;
+    if (loader_next(loader, &batch, &err) != 0) fail_msg("%s", err.text);
+    int64_t at = 0, counted = 0, in_window = 0;
+    for (int64_t i = 0; i < batch.documents; at += batch.lengths[i++]) {
+      if (at % T == 0) in_window = 0;
+      if (++in_window > seen->most) seen->most = in_window;
+      assert_true(batch.lengths[i] > 0 && at % T + batch.lengths[i] <= T);
+      see_document(&batch, at, batch.lengths[i], seen);
+    }
+    assert_int_equal(at, B * T);
+    for (int64_t i = 0; i < B * T; i++) counted += batch.targets[i] != NO_TARGET;
+    assert_int_equal(batch.counted, counted);
+    seen->places += batch.documents;
+  }
+  batch_free(&batch);
+}
+
+static Loader *open_packed(const char *folder, const char *name, int64_t batch, int64_t T) {
+  return open_or_fail(folder, name,
+                      (LoaderConfig){.batch = batch, .seq = T, .seed = 3, .shuffle = true});
+}
+
+TEST(every_token_but_a_documents_first_is_a_target_once_an_epoch) {
+  Seen *seen = xmalloc(sizeof *seen);
+  int32_t lengths[DOCUMENTS];
+  assert_true(draw_lengths(2, lengths) < COUNTED_VOCAB - 1);
+  write_documents(*state, "epoch.bin", 1, DOCUMENTS, lengths, NULL);
+  for (int64_t T = 1; T <= 1024; T *= 4) {
+    Loader *loader = open_packed(*state, "epoch.bin", 1, T);
+    assert_true(loader->packed);
+    for (int epoch = 0; epoch < 2; epoch++) {
+      see_epoch(loader, seen);
+      int64_t at = 1;
+      for (int i = 0; i < DOCUMENTS; at += lengths[i++])
+        for (int64_t t = at; t < at + lengths[i]; t++)
+          if (seen->targets[t] != (t > at)) fail_msg("token %d: %d", (int)t, seen->targets[t]);
+      assert_int_equal(seen->places,
+                       (int64_t)(loader->mean_documents * (double)loader->windows + 0.5));
+      assert_true(seen->most <= loader->most_documents && seen->longest == loader->longest);
+      const double padding = (double)seen->padding / (double)(loader->windows * T);
+      assert_true(fabs(padding - loader->padding) < 1e-12);
+    }
+    printf("# T %d: %d windows, padding %.3f %%, %.2f documents a window, %d at most\n", (int)T,
+           (int)loader->windows, 100 * loader->padding, loader->mean_documents,
+           (int)loader->most_documents);
+    loader_close(loader);
+  }
+  free(seen);
+}
+
+TEST(windows_are_as_full_as_those_of_first_fit) {
+  enum { T = 128 };
+  int32_t lengths[DOCUMENTS], left[DOCUMENTS * 10];
+  for (uint64_t key = 0; key < 20; key++) {
+    draw_lengths(key, lengths);
+    write_documents(*state, "fit.bin", 1, DOCUMENTS, lengths, NULL);
+    int64_t windows = 0;
+    for (int i = 0; i < DOCUMENTS; i++)
+      for (int32_t rows = lengths[i] - 1; rows > 0; rows -= T) {
+        const int32_t piece = rows < T ? rows : T;
+        int64_t w = 0;
+        while (w < windows && left[w] < piece) w++;
+        if (w == windows) left[windows++] = T;
+        left[w] -= piece;
+      }
+    Loader *loader = open_packed(*state, "fit.bin", 1, T);
+    assert_true(loader->windows <= windows);
+    if (key == 0) printf("# %d windows, first fit has %d\n", (int)loader->windows, (int)windows);
+    loader_close(loader);
+  }
+}
+
+// Rows 6, 5, 3, 2, 1 of T = 8: {6, 2}, {5, 3}, {1 and 7 of padding}; in each in the file's order.
+TEST(a_small_packing_is_as_by_hand) {
+  enum { T = 8 };
+  const int32_t lengths[6] = {4, 7, 1, 2, 3, 6}; // rows 3 6 0 1 2 5, first tokens 1 5 12 13 15 18
+  const int32_t firsts[3][2] = {{5, 15}, {1, 18}, {13, 0}}, rows[3][2] = {{6, 2}, {3, 5}, {1, 7}};
+  write_documents(*state, "hand.bin", 1, 6, lengths, NULL);
+  Loader *loader = open_or_fail(*state, "hand.bin", (LoaderConfig){.batch = 3, .seq = T});
+  Batch batch = batch_alloc(3 * T);
+  assert_int_equal(loader_next(loader, &batch, &err), 0);
+  assert_int_equal(batch.documents, 6);
+  for (int w = 0; w < 3; w++)
+    for (int i = 0; i < 2; i++) {
+      assert_int_equal(batch.lengths[2 * w + i], rows[w][i]);
+      assert_int_equal(batch.tokens[w * T + (i ? rows[w][0] : 0)], firsts[w][i]);
+    }
+  assert_int_equal(batch.counted, 17);
+  assert_int_equal(loader->documents, 5);
+  assert_int_equal(loader->cut, 0);
+  assert_int_equal(loader->longest, 7);
+  assert_int_equal(loader->most_documents, 2);
+  batch_free(&batch);
+  loader_close(loader);
+}
+
+TEST(a_sought_packed_loader_gives_the_batches_of_one_that_ran) {
+  enum { T = 64, B = 4, BATCHES = 40 };
+  int32_t lengths[DOCUMENTS];
+  draw_lengths(5, lengths);
+  write_documents(*state, "seek.bin", 1, 15, lengths, NULL);
+  Loader *loader = open_packed(*state, "seek.bin", B, T);
+  Batch batches[BATCHES], again = batch_alloc(B * T);
+  for (int i = 0; i < BATCHES; i++) {
+    batches[i] = batch_alloc(B * T);
+    assert_int_equal(loader_next(loader, &batches[i], &err), 0);
+  }
+  assert_true(loader->windows < B * BATCHES / 2); // several epochs
+  for (int i = BATCHES - 1; i >= 0; i--) {
+    Loader *fresh = open_packed(*state, "seek.bin", B, T);
+    fresh->cursor = (uint64_t)(i * B);
+    assert_int_equal(loader_next(fresh, &again, &err), 0);
+    assert_memory_equal(again.tokens, batches[i].tokens, B * T * sizeof(int32_t));
+    assert_memory_equal(again.targets, batches[i].targets, B * T * sizeof(int32_t));
+    assert_int_equal(again.documents, batches[i].documents);
+    assert_memory_equal(again.lengths, batches[i].lengths,
+                        (size_t)again.documents * sizeof(int32_t));
+    loader_close(fresh);
+    batch_free(&batches[i]);
+  }
+  batch_free(&again);
+  loader_close(loader);
+}
+
+// ---- The mask
+
+TEST(tokens_that_do_not_count_are_no_targets) {
+  enum { T = 16 };
+  int32_t lengths[DOCUMENTS];
+  const int64_t tokens = draw_lengths(7, lengths);
+  uint8_t *mask = xcalloc((size_t)tokens, 1);
+  for (int64_t i = 0; i < tokens; i++) mask[i] = rng_u64(1, (uint64_t)(i / 30)) % 3 == 0;
+  Seen *seen = xmalloc(sizeof *seen);
+  write_documents(*state, "mask.bin", 1, DOCUMENTS, lengths, mask);
+  Loader *loader = open_packed(*state, "mask.bin", 1, T);
+  see_epoch(loader, seen);
+  int64_t at = 0, wrong = 0;
+  for (int i = 0; i < DOCUMENTS; at += lengths[i++])
+    for (int64_t t = at; t < at + lengths[i]; t++)
+      wrong += seen->targets[t + 1] != (t > at && mask[t]);
+  assert_int_equal(wrong, 0);
+  Batch batch = batch_alloc(T); // none without a target
+  for (uint64_t w = 0; w < (uint64_t)loader->windows; w++) {
+    batch_clear(&batch);
+    assert_int_equal(loader_window(loader, w, 0, &batch, &err), 0);
+    assert_true(batch.counted > 0);
+  }
+  batch_free(&batch);
+  loader_close(loader);
+  free(seen);
+  free(mask);
+}
+
+TEST(joined_windows_have_the_mask_too) {
+  enum { T = 4 };
+  const int32_t lengths[2] = {6, 7};
+  const uint8_t mask[13] = {1, 0, 1, 1, 0, 1, 0, 1, 1, 1, 1, 0, 1};
+  write_documents(*state, "joined.bin", 1, 2, lengths, mask);
+  const LoaderConfig config = {.batch = 3, .seq = T, .documents = DOCUMENTS_JOIN};
+  Loader *loader = open_or_fail(*state, "joined.bin", config);
+  Batch batch = batch_alloc(3 * T);
+  assert_int_equal(loader_next(loader, &batch, &err), 0);
+  assert_int_equal(batch.documents, 0);
+  for (int i = 0; i < 3 * T; i++) {
+    assert_int_equal(batch.tokens[i], i + 1);
+    assert_int_equal(batch.targets[i], mask[i + 1] ? i + 2 : NO_TARGET);
+  }
+  assert_int_equal(batch.counted, 8);
+  batch_free(&batch);
+  loader_close(loader);
+}
+
+TEST(without_ends_windows_are_joined) {
+  write_count(*state, "plain.bin", 0, 100);
+  Loader *masked = open_packed(*state, "plain.bin", 2, 8);
+  assert_false(masked->packed);
+  assert_int_equal(masked->longest, 8);
+  assert_int_equal(masked->most_documents, 1);
+  loader_close(masked);
+}
+
+TEST(documents_of_one_token_have_nothing_to_predict) {
+  const int32_t lengths[3] = {1, 1, 1};
+  write_documents(*state, "ones.bin", 1, 3, lengths, NULL);
+  assert_null(try_open(*state, "ones.bin", (LoaderConfig){.batch = 1, .seq = 4}, &err));
+  assert_says(&err, "ones.bin' has no token to predict: a document needs two tokens or more");
+}
+
+TEST_GROUP(make_folder, remove_folder);
