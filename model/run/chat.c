@@ -63,7 +63,7 @@ static int show(void *chat, const char *text, size_t bytes, Error *err) {
 }
 
 static int full(const Chat *c, Error *err) {
-  return error_set(err, "the context of %lld tokens is full: begin a new conversation",
+  return error_set(err, "the context of %lld tokens is full: begin a new conversation, or say less",
                    (long long)c->context);
 }
 

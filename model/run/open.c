@@ -46,6 +46,20 @@ static bool holds_tokenizer(const char *folder) {
   return folder[0] != '\0' && path_exists(path_text("%s/tokenizer.json", folder).text);
 }
 
+// The tokenizer beside the token files in place of an equal one, where it has a chat template: that
+// of the conversations in them.
+static void take_template(Tokenizer **tokenizer, const char *beside) {
+  Error ignored;
+  Tokenizer *theirs = holds_tokenizer(beside) ? tokenizer_open(beside, &ignored) : NULL;
+  if (theirs && tokenizer_facts(theirs)->chat_template &&
+      tokenizer_facts(theirs)->fingerprint == tokenizer_facts(*tokenizer)->fingerprint) {
+    tokenizer_close(*tokenizer);
+    *tokenizer = theirs;
+  } else {
+    tokenizer_close(theirs);
+  }
+}
+
 static int choose_tokenizer(Tokenizer **tokenizer, const Config *c, const TokenFile *file,
                             const char *from, Error *err) {
   const PathText beside = path_parent(file->path);
@@ -58,6 +72,7 @@ static int choose_tokenizer(Tokenizer **tokenizer, const Config *c, const TokenF
   if (!*tokenizer) return path == beside.text ? -1 : error_prefix(err, "data.tokenizer");
   const bool bytes = file->tokenizer == tokenizer_facts(*tokenizer)->fingerprint ||
                      (file->tokenizer == 0 && c->model.vocab_size == BYTE_VOCAB);
+  if (path && path != beside.text) take_template(tokenizer, beside.text);
   if (path || bytes) return 0;
   tokenizer_close(*tokenizer);
   *tokenizer = NULL;
