@@ -24,6 +24,7 @@
 // to step-00000100.old first, and a crash right then leaves `latest` dangling until checkpoint_find
 // falls back to the .old folder.
 #pragma once
+#include "data/mixture.h"
 #include "data/model_folder.h"
 #include "data/safetensors.h"
 #include "data/tokenizer/tokenizer.h"
@@ -31,11 +32,20 @@
 #include "model/llama.h"
 #include "model/optimizer.h"
 
+// A source of a mixture (data/mixture.h).
+typedef struct SourceState {
+  uint64_t data;         // Source.fingerprint
+  double weight;         // its share
+  uint64_t drawn, since; // windows: in all, and of these since the weights hold
+} SourceState;
+
 // The state of a run besides weights, moments and configuration: it resumes bit for bit with it.
 typedef struct TrainState {
-  int64_t step;          // optimizer steps done (skipped updates included)
-  int64_t updates;       // updates applied: AdamW's t
-  uint64_t sequences;    // sequences drawn from the training set: the loader's cursor
+  int64_t step;       // optimizer steps done (skipped updates included)
+  int64_t updates;    // updates applied: AdamW's t
+  uint64_t sequences; // sequences drawn from the training set: the loader's cursor
+  SourceState sources[MOST_SOURCES];
+  int64_t source_count;  // 0: there is one, of which all sequences were drawn
   int64_t nonfinite;     // skipped updates so far
   int64_t nonfinite_row; // skipped updates in a row
   double best_val_loss;  // NAN before the first validation

@@ -1,8 +1,9 @@
 // state.json and run.json of a checkpoint. Counters are whole numbers; `sequences`, `tokenizer`,
 // `data` and `validation`, which may use all 64 bits, are strings of digits; best_val_loss is null
 // until there is one; `tokenizer`, `data`, `validation` and `backend` are missing where they are
-// not known; `optimizer`, false, is there where the checkpoint is the model alone. Version 1, which had no `data` and `backend`, is read, too, and so is the `schedule`
-// of older versions, which is ignored.
+// not known; `optimizer`, false, is there where the checkpoint is the model alone; `sources` where
+// data are mixed. Version 1, which had no `data` and `backend`, is read, too, and so is the
+// `schedule` of older versions, which is ignored.
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
@@ -22,9 +23,25 @@ static const char *const names[KEYS] = {"version",   "step",          "updates",
                                         "nonfinite", "nonfinite_row", "best_val_step",
                                         "sequences", "best_val_loss"};
 // Those that may be missing.
-enum { TOKENIZER, DATA, VALIDATION, BACKEND, OPTIMIZER, SCHEDULE, MORE_KEYS };
-static const char *const more_names[MORE_KEYS] = {"tokenizer", "data",      "validation",
-                                                  "backend",   "optimizer", "schedule"};
+enum { TOKENIZER, DATA, VALIDATION, BACKEND, OPTIMIZER, SOURCES, SCHEDULE, MORE_KEYS };
+static const char *const more_names[MORE_KEYS] = {"tokenizer", "data",    "validation", "backend",
+                                                  "optimizer", "sources", "schedule"};
+// Of each source.
+enum { SOURCE_DATA, SOURCE_WEIGHT, SOURCE_DRAWN, SOURCE_SINCE, SOURCE_KEYS };
+static const char *const source_names[SOURCE_KEYS] = {"data", "weight", "drawn", "since"};
+
+static void put_sources(JsonWriter *w, const TrainState *s) {
+  json_open(w, more_names[SOURCES], '[');
+  for (const SourceState *from = s->sources; from < s->sources + s->source_count; from++) {
+    json_open(w, NULL, '{');
+    json_string(w, source_names[SOURCE_DATA], digits_text(from->data).text);
+    json_number(w, source_names[SOURCE_WEIGHT], from->weight, JSON_EXACT);
+    json_string(w, source_names[SOURCE_DRAWN], digits_text(from->drawn).text);
+    json_string(w, source_names[SOURCE_SINCE], digits_text(from->since).text);
+    json_close(w, '}');
+  }
+  json_close(w, ']');
+}
 
 char *state_json(const TrainState *s) {
   const int64_t numbers[SEQUENCES] = {STATE_VERSION, s->step,          s->updates,
@@ -40,6 +57,7 @@ char *state_json(const TrainState *s) {
   if (s->validation != 0) json_string(&w, more_names[VALIDATION], digits_text(s->validation).text);
   if (s->backend[0] != '\0') json_string(&w, more_names[BACKEND], s->backend);
   if (s->model_alone) json_bool(&w, more_names[OPTIMIZER], false);
+  if (s->source_count > 0) put_sources(&w, s);
   json_close(&w, '}');
   return w.text;
 }
@@ -52,10 +70,43 @@ static int read_digits(const cJSON *item, uint64_t *value, Error *err) {
   return error_set(err, "the value of '%s' is not a string of digits below 2^64", item->string);
 }
 
+static int read_source(SourceState *source, const cJSON *object, Error *err) {
+  const cJSON *fields[SOURCE_KEYS];
+  if (json_fields(object, source_names, SOURCE_KEYS, fields, err) != 0 ||
+      read_digits(fields[SOURCE_DATA], &source->data, err) != 0 ||
+      read_digits(fields[SOURCE_DRAWN], &source->drawn, err) != 0 ||
+      read_digits(fields[SOURCE_SINCE], &source->since, err) != 0)
+    return -1;
+  const cJSON *weight = fields[SOURCE_WEIGHT];
+  source->weight = weight->valuedouble;
+  if (cJSON_IsNumber(weight) && source->weight > 0 && source->weight <= 1 &&
+      source->since <= source->drawn)
+    return 0;
+  return error_set(err, "a source's weight is not above 0 and at most 1, or its 'since' is above "
+                        "its 'drawn'");
+}
+
+// Together not more were drawn than there are sequences: sums do not overflow.
+static int read_sources(TrainState *s, const cJSON *list, Error *err) {
+  uint64_t left = s->sequences;
+  if (!list) return 0;
+  if (!cJSON_IsArray(list) || cJSON_GetArraySize(list) > MOST_SOURCES)
+    return error_set(err, "'sources' is not a list of at most %d", MOST_SOURCES);
+  for (const cJSON *item = list->child; item; item = item->next) {
+    SourceState *source = &s->sources[s->source_count++];
+    if (read_source(source, item, err) != 0) return -1;
+    if (source->drawn > left)
+      return error_set(err, "more sequences were drawn of the sources than in all");
+    left -= source->drawn;
+  }
+  return 0;
+}
+
 // Takes the optional keys out of the tree.
 static int read_more(TrainState *s, cJSON *root, Error *err) {
   uint64_t *const numbers[] = {&s->tokenizer, &s->data, &s->validation};
-  int status = 0;
+  const cJSON *sequences = cJSON_GetObjectItemCaseSensitive(root, names[SEQUENCES]);
+  int status = sequences ? read_digits(sequences, &s->sequences, err) : 0;
   for (int i = 0; i < MORE_KEYS && status == 0; i++) {
     cJSON *item = cJSON_DetachItemFromObjectCaseSensitive(root, more_names[i]);
     const char *text = cJSON_GetStringValue(item);
@@ -67,6 +118,8 @@ static int read_more(TrainState *s, cJSON *root, Error *err) {
       strcpy(s->backend, text);
     else if (item && i == OPTIMIZER && !cJSON_IsBool(item))
       status = error_set(err, "the value of 'optimizer' is not true or false");
+    else if (i == SOURCES)
+      status = read_sources(s, item, err);
     else if (i == OPTIMIZER)
       s->model_alone = cJSON_IsFalse(item);
     cJSON_Delete(item);
@@ -89,7 +142,6 @@ static int read_state(TrainState *s, cJSON *root, Error *err) {
     if (json_integer(fields[i], counter) != 0 || *counter < 0)
       return error_set(err, "the value of '%s' is not a whole number from 0 to 2^53 - 1", names[i]);
   }
-  if (read_digits(fields[SEQUENCES], &s->sequences, err) != 0) return -1;
   best = fields[BEST_VAL_LOSS];
   s->best_val_loss = cJSON_IsNull(best) ? NAN : best->valuedouble;
   if (!cJSON_IsNull(best) && !(cJSON_IsNumber(best) && isfinite(best->valuedouble)))

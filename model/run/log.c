@@ -176,12 +176,31 @@ static void put_record(RunLog *log, const char *kind, int64_t step, const char *
   end_record(log);
 }
 
+static void put_sources(JsonWriter *w, const Loader *loader) {
+  json_open(w, "sources", '[');
+  for (const Source *s = loader->sources; s < loader->sources + loader->source_count; s++) {
+    json_open(w, NULL, '{');
+    json_bytes(w, "path", s->name, strlen(s->name));
+    put_number(w, "weight", s->weight);
+    json_whole(w, "tokens", s->tokens);
+    json_whole(w, "sequences", s->windows);
+    json_close(w, '}');
+  }
+  json_close(w, ']');
+}
+
 static void put_data(JsonWriter *w, const StartFacts *f) {
   json_open(w, "data", '{');
   json_whole(w, "train_tokens", f->train->tokens);
   json_whole(w, "train_files", f->train->file_count);
   json_whole(w, "val_tokens", f->val ? f->val->tokens : 0);
   put_number(w, "epochs", f->epochs);
+  if (f->train->packed) {
+    json_whole(w, "documents", f->train->documents);
+    json_whole(w, "cut", f->train->cut);
+    put_number(w, "padding", f->train->padding);
+  }
+  if (f->train->source_count > 1) put_sources(w, f->train);
   json_close(w, '}');
 }
 
@@ -307,6 +326,14 @@ void log_save(RunLog *log, int64_t step, const char *path, double ms, double wai
   put_number(w, "waited_ms", waited_ms);
   end_record(log);
   log_sync(log);
+}
+
+void log_sources(RunLog *log, int64_t step, int64_t count, const double *shares) {
+  JsonWriter *w = begin_record(log, "sources", step);
+  json_open(w, "shares", '[');
+  for (int64_t i = 0; i < count; i++) put_number(w, NULL, shares[i]);
+  json_close(w, ']');
+  end_record(log);
 }
 
 void log_evidence(RunLog *log, int64_t step, const char *path) {

@@ -2,8 +2,10 @@
 // "kind":
 //   start  step, steps, parameters, tokens_per_step, flops_per_step (the model's), backend, device
 //          (hardware and libraries), costs (of equal bits, or ""), data (an object: train_tokens,
-//          train_files, val_tokens, epochs that the whole run reads), tokenizer (null where it is
-//          not known), memory (an object of bytes: planned, free, host_copy for saves, and items, a
+//          train_files, val_tokens, epochs that the whole run reads; where documents are packed
+//          also documents, cut: of these longer than a sequence, padding: a share; where data are
+//          mixed also sources, a list of {path, weight, tokens, sequences an epoch}), tokenizer
+//          (null where it is not known), memory (an object of bytes: planned, free, host_copy for saves, and items, a
 //          list of {name, shape, bytes}), config (an object: all keys), resumed, changes (of the
 //          configuration, where it was resumed)
 //   opened step, ms (from the command to the end of the first step), phases (an object of ms, by
@@ -17,6 +19,8 @@
 //          tokenizer is not known), tokens
 //   sample step, text
 //   save   step, path, ms (until it was in place), waited_ms (of them training stood still)
+//   sources  step, shares: a list, the share of all sequences so far that each source of
+//          data.train gave; before each save, where data are mixed
 //   evidence  step, path: of the file about a step that was not finite
 //   stop   step, reason
 // Numbers that are not finite are null. A resumed run appends; a step that is repeated has its
@@ -100,6 +104,8 @@ void log_sample(RunLog *log, int64_t step, const char *text, size_t bytes);
 void log_save(RunLog *log, int64_t step, const char *path, double ms, double waited_ms);
 // A run resumes from this checkpoint: if it was killed before it could say so, the line comes now.
 void log_saved_before(RunLog *log, int64_t step, const char *path);
+// Of the sequences so far, the share that was drawn of each source of data.train.
+void log_sources(RunLog *log, int64_t step, int64_t count, const double *shares);
 void log_evidence(RunLog *log, int64_t step, const char *path);
 void log_stop(RunLog *log, int64_t step, const char *reason);
 

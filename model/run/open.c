@@ -181,10 +181,51 @@ static int check_tokenizer(Run *run, Error *err) {
                    from, facts ? "'" : "none", facts ? facts->name : "", facts ? "'" : "", from);
 }
 
+// The source of the checkpoint that source i of the run continues; NULL: it is new.
+static const SourceState *saved_source(const TrainState *saved, int i, const Source *source) {
+  if (i < saved->source_count && saved->sources[i].data == source->fingerprint)
+    return &saved->sources[i];
+  for (const SourceState *s = saved->sources; s < saved->sources + saved->source_count; s++)
+    if (s->data == source->fingerprint) return s;
+  return NULL;
+}
+
+// Each source continues at its own position. Shares hold from here on, unless all sources and weights
+// are those of the checkpoint. One without sources has one, with all its sequences.
+static void resume_data(Run *run) {
+  Loader *loader = run->train_data;
+  TrainState *state = &run->state, saved = *state;
+  uint64_t drawn[MOST_SOURCES] = {0}, since[MOST_SOURCES] = {0};
+  if (saved.source_count == 0) {
+    const uint64_t data = loader->source_count > 1 ? saved.data : loader->fingerprint;
+    saved.sources[saved.source_count++] = (SourceState){
+        .data = data, .weight = 1, .drawn = saved.sequences, .since = saved.sequences};
+  }
+  bool same = saved.source_count == loader->source_count;
+  for (int i = 0; i < loader->source_count; i++) {
+    const Source *source = &loader->sources[i];
+    const SourceState *from = saved_source(&saved, i, source);
+    same &= from == &saved.sources[i] && from->weight == source->weight;
+    drawn[i] = from ? from->drawn : 0;
+    since[i] = from ? from->since : 0;
+  }
+  if (!same) memset(since, 0, sizeof since);
+  loader_resume(loader, saved.sequences, drawn, since);
+  const bool mixed = loader->source_count > 1 || loader->began > 0;
+  state->source_count = mixed ? loader->source_count : 0;
+  memset(state->sources, 0, sizeof state->sources);
+  for (int64_t i = 0; i < state->source_count; i++)
+    state->sources[i] = (SourceState){.data = loader->sources[i].fingerprint,
+                                      .weight = loader->weights[i],
+                                      .drawn = drawn[i],
+                                      .since = since[i]};
+}
+
 // A checkpoint that does not name its data resumes on any data.
 static int check_data(Run *run, Error *err) {
   const Config *c = &run->config;
   const uint64_t now = run->train_data->fingerprint, was = run->state.data;
+  resume_data(run);
   run->state.data = now;
   if (was == 0 || was == now || c->train.resume_allow_changes) return 0;
   return error_set(
@@ -287,7 +328,6 @@ static int load_weights(Run *run, Error *err) {
   checkpoint_close(&run->start);
   if (!run->resumed) return 0;
   run->be->services.set_updates(run->be, run->state.updates);
-  run->train_data->cursor = run->state.sequences;
   run->saved_step = run->state.step;
   run->best_saved = (BestLoss){run->state.best_val_loss, run->state.best_val_step};
   return 0;
@@ -333,14 +373,40 @@ static double epochs(const Run *run) {
          (double)run->train_data->windows;
 }
 
+// Of each source its share, its tokens, and how often the whole run reads it.
+static void print_sources(const Run *run) {
+  const Loader *loader = run->train_data;
+  const double sequences = epochs(run) * (double)loader->windows;
+  for (const Source *s = loader->sources; s < loader->sources + loader->source_count; s++)
+    printf("%s%.3g %% of '%s' (%s tokens, %.2f epochs)", s > loader->sources ? ", " : "",
+           100 * s->weight, s->name, count_text((double)s->tokens).text,
+           s->weight * sequences / (double)s->windows);
+}
+
+static void print_documents(const Run *run) {
+  const Loader *loader = run->train_data;
+  if (loader->packed)
+    printf("; %s document%s, %.1f %% cut, %.1f %% padding",
+           count_text((double)loader->documents).text, loader->documents == 1 ? "" : "s",
+           100 * (double)loader->cut / (double)loader->documents, 100 * loader->padding);
+  else if (run->config.data.documents == DOCUMENTS_MASK)
+    printf("; where documents end is not known");
+}
+
 static void print_data(const Run *run) {
   const TrainConfig *t = &run->config.train;
+  const bool mixed = run->train_data->source_count > 1;
   const int files = run->train_data->file_count;
   const long long tokens = t->sequence_length, sequences = t->batch_size;
-  printf("data       %s training tokens in %d file%s",
-         count_text((double)run->train_data->tokens).text, files, files == 1 ? "" : "s");
+  printf("data       ");
+  if (mixed)
+    print_sources(run);
+  else
+    printf("%s training tokens in %d file%s", count_text((double)run->train_data->tokens).text,
+           files, files == 1 ? "" : "s");
   if (run->val_data)
     printf(", %s validation tokens", count_text((double)run->val_data->tokens).text);
+  print_documents(run);
   if (run->tokenizer)
     printf("\ntokenizer  %s, %lld tokens\n", tokenizer_facts(run->tokenizer)->name,
            (long long)tokenizer_facts(run->tokenizer)->vocab_size);
@@ -348,8 +414,10 @@ static void print_data(const Run *run) {
     printf("\ntokenizer  not known: no samples; data.tokenizer may name it\n");
   printf("steps      %lld of ", (long long)t->steps);
   if (t->gradient_accumulation > 1) printf("%lld x ", (long long)t->gradient_accumulation);
-  printf("%lld x %lld tokens (%ssequences x length), %.2f epochs\n", sequences, tokens,
-         t->gradient_accumulation > 1 ? "accumulation x " : "", epochs(run));
+  printf("%lld x %lld tokens (%ssequences x length)", sequences, tokens,
+         t->gradient_accumulation > 1 ? "accumulation x " : "");
+  if (!mixed) printf(", %.2f epochs", epochs(run));
+  printf("\n");
 }
 
 static void print_memory(const Run *run) {

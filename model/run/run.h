@@ -13,6 +13,7 @@
 typedef struct PendingStep {
   double learning_rate, asked_ms;
   uint64_t cursor; // of the loader, after the step's batches
+  Draws draws;     // the same of its sources
   int64_t counted; // tokens with a target
   double flops;    // of the model
 } PendingStep;

@@ -27,6 +27,10 @@ static StepLine take_result(Run *run) {
   s->step++;
   s->updates = result.updates;
   s->sequences = pending->cursor;
+  for (int64_t i = 0; i < s->source_count; i++) {
+    s->sources[i].since = pending->draws.of[i];
+    s->sources[i].drawn = run->train_data->sources[i].began + pending->draws.of[i];
+  }
   s->nonfinite += !result.applied;
   s->nonfinite_row = result.applied ? 0 : s->nonfinite_row + 1;
   const double peak = run->be->peak_flops;
@@ -134,6 +138,7 @@ int run_step_end(Run *run, Error *err) {
   PendingStep *pending = &run->pending[run->asked++ % MAX_RESULTS];
   range_pop();
   pending->cursor = run->train_data->cursor;
+  pending->draws = run->train_data->now;
   if (run->profiling && run->asked + 1 == PROFILE_START + o->profile_steps) profile(run, false);
   return run->asked - run->booked > run->be->steps_ahead ? book_step(run, err) : 0;
 }

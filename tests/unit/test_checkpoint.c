@@ -219,6 +219,12 @@ TEST(every_state_is_read_back) {
        .best_val_step = 77},
       {.step = 1, .best_val_loss = 0x1.fffffffffffffp-1},
       {.step = 1, .best_val_loss = 0x1p-1074},
+      {.step = 9,
+       .sequences = UINT64_MAX,
+       .best_val_loss = 1,
+       .source_count = 2,
+       .sources = {{.data = UINT64_MAX, .weight = 0.1, .drawn = UINT64_MAX - 5, .since = 7},
+                   {.data = 0, .weight = 0.9, .drawn = 5, .since = 5}}},
   };
   for (size_t i = 0; i < sizeof states / sizeof *states; i++) {
     TrainState back;
@@ -238,6 +244,10 @@ TEST(every_state_is_read_back) {
 TEST(a_malformed_state_is_refused_with_the_reason) {
 #define COUNTS                                                                                     \
   "\"version\":1,\"updates\":1,\"nonfinite\":0,\"nonfinite_row\":0,\"best_val_step\":0,"
+#define SOURCES(list)                                                                              \
+  "{" COUNTS "\"step\":1,\"sequences\":\"9\",\"best_val_loss\":null,\"sources\":[" list "]}"
+#define SOURCE(weight, drawn, since)                                                               \
+  "{\"data\":\"1\",\"weight\":" weight ",\"drawn\":\"" drawn "\",\"since\":\"" since "\"}"
   static const struct {
     const char *json, *word;
   } malformed[] = {
@@ -272,6 +282,14 @@ TEST(a_malformed_state_is_refused_with_the_reason) {
        "'data' is not a string of digits"},
       {"{" COUNTS "\"step\":1,\"sequences\":\"1\",\"best_val_loss\":null,\"backend\":7}",
        "'backend' is not a short text"},
+      {"{" COUNTS "\"step\":1,\"sequences\":\"9\",\"best_val_loss\":null,\"sources\":7}",
+       "'sources' is not a list of at most 64"},
+      {SOURCES("{\"data\":\"1\",\"weight\":1,\"drawn\":\"9\"}"), "'since' is missing"},
+      {SOURCES(SOURCE("0", "9", "9")), "a source's weight is not above 0"},
+      {SOURCES(SOURCE("1.5", "9", "9")), "a source's weight is not above 0"},
+      {SOURCES(SOURCE("1", "8", "9")), "its 'since' is above its 'drawn'"},
+      {SOURCES(SOURCE("1", "-8", "9")), "string of digits"},
+      {SOURCES(SOURCE("1", "5", "5") "," SOURCE("1", "5", "5")), "more sequences were drawn"},
   };
   TinyTest t = tiny_test_open(tied);
   for (size_t i = 0; i < sizeof malformed / sizeof *malformed; i++) {

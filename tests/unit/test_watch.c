@@ -172,6 +172,61 @@ TEST(the_fingerprint_is_of_what_files_hold) {
   assert_true(fingerprint_of(folder, "moved-*.bin") != both); // the order is another
 }
 
+// ---- The file of documents' ends
+
+// A file of 1000 tokens in documents of `length`, or with a mask.
+static PathText write_ends(const char *folder, const char *name, int length, const uint8_t *mask) {
+  const PathText path = path_text("%s/%s.bin", folder, name);
+  DocumentsWriter w = {0};
+  Error err;
+  for (int at = 0; at < 1000; at += length)
+    documents_add(&w, 1000 - at < length ? 1000 - at : length, mask ? mask + at : NULL, true);
+  if (documents_write(&w, path.text, 0, &err) != 0) fail_msg("%s", err.text);
+  documents_writer_free(&w);
+  return path_text("%s/%s.docs", folder, name);
+}
+
+TEST(ends_that_were_changed_are_found) {
+  const LoaderConfig config = {.batch = 2, .seq = 8};
+  static const char *const names[] = {"same", "other", "cut", "flipped"};
+  static const char *const said[] = {NULL, "other.docs' was changed while it was in use",
+                                     "cut.docs' is cut short", "flipped.docs' is damaged"};
+  PathText ends[4];
+  Loader *loaders[4];
+  for (int i = 0; i < 4; i++) {
+    const PathText name = path_text("%s.bin", names[i]);
+    write_count(*state, name.text, 0, 1000);
+    ends[i] = write_ends(*state, names[i], 50, NULL);
+    loaders[i] = open_or_fail(*state, name.text, config);
+  }
+  write_ends(*state, "same", 50, NULL); // written again, as it was
+  write_ends(*state, "other", 40, NULL);
+  assert_int_equal(truncate(ends[2].text, 60), 0);
+  const int fd = open(ends[3].text, O_WRONLY);
+  assert_int_equal(pwrite(fd, "\xff", 1, 60), 1);
+  close(fd);
+  for (int i = 1; i < 4; i++) {
+    wait_until_refused(loaders[i], &err);
+    assert_says(&err, said[i]);
+  }
+  assert_int_equal(loader_look(loaders[0], &err), 0);
+  for (int i = 0; i < 4; i++) loader_close(loaders[i]);
+}
+
+TEST(ends_that_were_replaced_are_told_and_the_old_ones_read_on) {
+  write_count(*state, "kept.bin", 0, 1000);
+  const PathText path = write_ends(*state, "kept", 50, NULL);
+  Loader *loader = open_or_fail(*state, "kept.bin", (LoaderConfig){.batch = 2, .seq = 8});
+  const uint64_t before = loader->fingerprint;
+  assert_null(loader_replaced(loader));
+  const PathText other = write_ends(*state, "new", 40, NULL);
+  assert_int_equal(path_rename(other.text, path.text, &err), 0);
+  assert_string_equal(loader_replaced(loader), loader->files[0].path);
+  assert_int_equal(loader_look(loader, &err), 0);
+  loader_close(loader);
+  assert_true(fingerprint_of(*state, "kept.bin") != before); // other windows
+}
+
 TEST(a_name_that_belongs_to_another_file_is_told) {
   int32_t tokens[8], targets[8];
   write_count(*state, "named.bin", 0, 9);

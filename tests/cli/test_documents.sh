@@ -1,0 +1,109 @@
+#!/usr/bin/env bash
+# Runs on documents and on mixtures: windows of whole documents, what is said of them, resumes in the same bits, resumes
+# with other weights, and judging a model both ways.
+# shellcheck disable=SC2317 # functions are called through check
+# shellcheck source=tests/support/lib.sh
+. "$(dirname "$0")/../support/lib.sh"
+prepare_data 400
+config=$folder/config.json
+write_config "$config"
+sed -i 's/"steps": 20/"steps": 40/; s/"save_interval": 0/"save_interval": 10, "keep_checkpoints": 9/' "$config"
+for set in words lines; do
+  awk -v set="$set" 'BEGIN { for (i = 0; i < 300; i++) {
+    printf "{\"text\": \"%s %d", set, i; for (j = i * 7 % 23; j > 0; j--) printf " word%d", (i * j) % 50; print "\"}" } }' \
+    >"$folder/$set.jsonl"
+  must "$PREPARE" --out "$folder/$set" "$folder/$set.jsonl"
+done
+
+train_into() { # RUN ARGUMENTS...
+  local run=$1
+  shift
+  "$TRAIN" "$config" "output.dir=$folder/$run" "$@" >"$folder/said" 2>"$folder/said.err" </dev/null
+}
+said() { echo "it said: $(head -n 14 "$folder/said") $(cat "$folder/said.err")"; }
+grep_said() { grep -qE -- "$1" "$folder/said" "$folder/said.err"; }
+half_of() { # RUN RUN: the second has the first one's checkpoint of step 20 alone
+  mkdir "$folder/$2" && cp -r "$folder/$1/step-00000020" "$folder/$2"
+}
+
+# ---- Documents
+sets=("data.train=$folder/words" "data.val=$folder/words")
+train_into mask "${sets[@]}"
+check a_run_packs_documents_and_says_so "$(said)" \
+  grep_said '^data .*; 2[0-9]* documents, [0-9.]+ % cut, [0-9.]+ % padding$'
+check the_log_has_documents_and_padding "$(head -n 1 "$folder/mask/log.jsonl")" \
+  grep -qE '"documents":2[0-9]*,"cut":[0-9]+,"padding":[0-9.e-]+' "$folder/mask/log.jsonl"
+check its_validation_has_bits_per_byte "$(said)" grep_said 'validation loss .* bits per byte'
+half_of mask half
+train_into half "${sets[@]}" train.resume=auto
+check packed_windows_resume_in_the_same_bits "$(said)" same_bits "$folder/mask" "$folder/half"
+train_into half "${sets[@]}" train.resume=auto data.documents=join
+check joined_windows_are_another_run "$(said)" grep_said 'data.documents was "mask" and is "join"'
+train_into join "${sets[@]}" data.documents=join
+check join_says_nothing_of_documents "$(said)" grep_said '^data [^;]*$'
+mkdir "$folder/old" && cp "$folder"/words/*.bin "$folder/old"
+train_into old "data.train=$folder/old" "data.val=$folder/old"
+check without_their_ends_windows_are_joined "$(said)" grep_said '; where documents end is not known$'
+check these_are_the_windows_of_join 'the losses differ' \
+  cmp -s <(grep -o '"loss":[^,]*' "$folder/join/log.jsonl") <(grep -o '"loss":[^,]*' "$folder/old/log.jsonl")
+
+# ---- Judging both ways
+evaluates() { "$TRAIN" --eval "$folder/$1" --data "$folder/words" "${@:2}" >"$folder/said" 2>"$folder/said.err"; }
+evaluates mask
+cp "$folder/said" "$folder/own"
+check eval_judges_as_the_run_was_trained "$(said)" grep_said '^data .* documents apart$'
+evaluates mask --documents mask
+check mask_can_be_asked_for "$(said)" cmp -s "$folder/own" "$folder/said"
+evaluates join
+check a_joined_run_is_judged_joined "$(said)" grep_said '^data .* in windows of 32$'
+evaluates join --documents mask
+check a_joined_run_can_be_judged_with_mask "$(said)" grep_said '^data .* documents apart$'
+val=$(python3 -c "
+import struct, sys
+ends = open('$folder/words/val-00000.docs', 'rb').read()
+print(struct.unpack_from('<Q', ends, 8)[0] - struct.unpack_from('<Q', ends, 24)[0])")
+check every_token_but_a_documents_first_is_judged "$val tokens; $(said)" grep_said "^data  *$val tokens with a loss"
+evaluates join --documents all
+check another_way_is_refused "$(said)" grep_said "documents is 'all', but must be mask or join"
+
+# ---- Damage
+cp -r "$folder/words" "$folder/mixed" && cp "$folder/lines/train-00000.docs" "$folder/mixed"
+train_into mixed_up "data.train=$folder/mixed"
+check ends_of_another_dataset_are_refused "status $?, $(said)" grep_said "train-00000.docs' belongs to other tokens"
+head -c 100 "$folder/words/train-00000.docs" >"$folder/mixed/train-00000.docs"
+train_into mixed_up "data.train=$folder/mixed"
+check ends_that_are_cut_are_refused "status $?, $(said)" grep_said "train-00000.docs' is cut short"
+check nothing_was_written_for_them "$(ls "$folder")" test ! -e "$folder/mixed_up"
+
+# ---- Mixtures
+mixture() { # WEIGHT WEIGHT
+  printf 'data.train=[{"path": "%s/words", "weight": %s}, {"path": "%s/lines", "weight": %s}]' \
+    "$folder" "$1" "$folder" "$2"
+}
+train_into mixed_run "$(mixture 3 1)"
+check a_mixture_says_its_shares "$(said)" grep_said "^data  *75 % of '$folder/words' .* epochs\), 25 % of '$folder/lines' "
+check the_log_has_the_shares_that_were_drawn "$(grep sources "$folder/mixed_run/log.jsonl")" \
+  grep -q '"kind":"sources","step":40,"shares":\[0.75,0.25\]' "$folder/mixed_run/log.jsonl"
+half_of mixed_run mixed_half
+train_into mixed_half "$(mixture 3 1)" train.resume=auto
+check a_mixture_resumes_in_the_same_bits "$(said)" same_bits "$folder/mixed_run" "$folder/mixed_half"
+half_of mixed_run other_weights
+train_into other_weights "$(mixture 1 3)" train.resume=auto
+check other_weights_are_refused "$(said)" grep_said 'data.train was '
+train_into other_weights "$(mixture 1 3)" train.resume=auto train.resume_allow_changes=true
+drawn=$(grep -o '"drawn": "[0-9]*"' "$folder/other_weights/step-00000040/state.json" | tr -dc '0-9\n' | tr '\n' ' ')
+check allowed_they_hold_from_there_on "drawn: $drawn; $(said)" test "$drawn" = '40 40 ' # 30 and 10, then 10 and 30
+half_of mask one_to_two
+train_into one_to_two "$(mixture 1 1)" train.resume=auto train.resume_allow_changes=true
+drawn=$(grep -o '"drawn": "[0-9]*"' "$folder/one_to_two/step-00000040/state.json" | tr -dc '0-9\n' | tr '\n' ' ')
+check a_run_of_one_source_goes_on_with_two "drawn: $drawn; $(said)" test "$drawn" = '60 20 ' # 40 and 0 before
+half_of mixed_run two_to_one
+train_into two_to_one "data.train=$folder/lines" train.resume=auto train.resume_allow_changes=true
+drawn=$(grep -o '"drawn": "[0-9]*"' "$folder/two_to_one/step-00000040/state.json" | tr -dc '0-9\n' | tr '\n' ' ')
+check a_mixture_goes_on_with_one_of_its_sources "drawn: $drawn; $(said)" test "$drawn" = '50 ' # 10 before
+train_into listed "data.train=[\"$folder/words\", \"$folder/lines\"]" train.steps=2
+check a_list_of_paths_is_one_source "$(said)" grep_said '^data  *[0-9.k]+ training tokens in 2 files'
+train_into refused 'data.train=[{"path": "x", "weight": 0}]'
+check a_weight_of_0_is_refused "$(said)" grep_said 'data.train: the weight of "x" is 0, but it must be a number above 0'
+train_into refused "data.val=[{\"path\": \"$folder/words\", \"weight\": 1}, {\"path\": \"$folder/lines\", \"weight\": 1}]"
+check validation_takes_no_weights "$(said)" grep_said 'data.val: validation takes no weights'

@@ -1,0 +1,236 @@
+// Several sources: what data.train may be, that each has its share at every step, and that each
+// keeps its own order and position.
+#include "base/rng.h"
+#include "tests/support/data_test.h"
+#include "tests/support/test.h"
+
+// ---- What data.train may be
+
+TEST(a_path_is_one_source) {
+  static const char *const paths[] = {"data/mine", "data/[ab]*.bin", "[ab].bin", " x"};
+  for (size_t i = 0; i < sizeof paths / sizeof *paths; i++) {
+    Mixture m;
+    assert_int_equal(mixture_parse(&m, paths[i], &err), 0);
+    assert_int_equal(m.count, 1);
+    assert_string_equal(m.sources[0].paths[0], paths[i]);
+    mixture_free(&m);
+  }
+}
+
+TEST(a_list_of_paths_is_one_source_and_one_of_weights_several) {
+  Mixture m;
+  assert_int_equal(mixture_parse(&m, "[\"a\", \"b\", \"c\"]", &err), 0);
+  assert_int_equal(m.count, 1);
+  assert_int_equal(m.sources[0].count, 3);
+  assert_string_equal(m.sources[0].paths[2], "c");
+  mixture_free(&m);
+  const char *text = " [ {\"path\": \"a\", \"weight\": 3}, {\"weight\": 1, \"path\": \"b\"}]";
+  assert_int_equal(mixture_parse(&m, text, &err), 0);
+  assert_int_equal(m.count, 2);
+  assert_true(m.sources[0].weight == 0.75 && m.sources[1].weight == 0.25);
+  assert_string_equal(m.sources[1].paths[0], "b");
+  mixture_free(&m);
+  text = "[{\"path\": \"a\", \"weight\": 1e308}, {\"path\": \"b\", \"weight\": 1e308}]";
+  assert_int_equal(mixture_parse(&m, text, &err), 0);
+  assert_true(m.sources[0].weight == 0.5);
+  mixture_free(&m);
+}
+
+TEST(each_fault_of_a_list_has_its_sentence) {
+  static const struct {
+    const char *text, *says;
+  } cases[] = {
+      {"[]", "the list of token files is empty"},
+      {"[\"a\"", "the list of token files is not valid JSON"},
+      {"[\"a\", 5]", "5 is not a path"},
+      {"[\"a\", \"\"]", "\"\" is not a path"},
+      {"[\"a\", {\"path\": \"b\", \"weight\": 1}]", "is not a path"},
+      {"[{\"path\": \"b\", \"weight\": 1}, \"a\"]", "\"a\" has no weight"},
+      {"[{\"path\": \"b\"}]", "'weight'"},
+      {"[{\"path\": \"b\", \"weight\": 1, \"wait\": 2}]", "'wait'"},
+      {"[{\"path\": 5, \"weight\": 1}]", "5 is not a path"},
+      {"[{\"path\": \"b\", \"weight\": 0}]", "the weight of \"b\" is 0, but it must be"},
+      {"[{\"path\": \"b\", \"weight\": -1}]", "the weight of \"b\" is -1"},
+      {"[{\"path\": \"b\", \"weight\": 1e999}]", "the weight of \"b\" is"},
+      {"[{\"path\": \"b\", \"weight\": \"1\"}]", "the weight of \"b\" is \"1\""},
+      {"[{\"path\": \"b\", \"weight\": 1}, {\"path\": \"c\", \"weight\": 1e-12}]",
+       "the weight of 'c' is less than a billionth"},
+  };
+  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    Mixture m;
+    if (mixture_parse(&m, cases[i].text, &err) != -1) fail_msg("%s is accepted", cases[i].text);
+    assert_says(&err, cases[i].says);
+    assert_int_equal(m.count, 0);
+  }
+}
+
+// ---- Shares
+
+TEST(at_every_step_each_source_is_within_one_window_of_its_share) {
+  double worst = 0;
+  for (uint64_t key = 0; key < 400; key++) {
+    double weights[MOST_SOURCES], sum = 0;
+    const int count = 1 + (int)(key % MOST_SOURCES);
+    for (int i = 0; i < count; i++) {
+      weights[i] = pow(rng_uniform(key, (uint64_t)i) + 1e-3, (double)(1 + key % 4));
+      sum += weights[i];
+    }
+    for (int i = 0; i < count; i++) weights[i] /= sum;
+    for (Draws d = {.total = 0}; d.total < 1000;) {
+      d.of[mixture_next(weights, count, &d)]++;
+      d.total++;
+      for (int i = 0; i < count; i++)
+        worst = fmax(worst, fabs((double)d.of[i] - weights[i] * (double)d.total));
+    }
+  }
+  printf("# at most %.9f windows from the share\n", worst);
+  assert_true(worst < 1);
+}
+
+// ---- Loaders
+
+enum { T = 4, B = 3 };
+
+// Windows of T: 20 with tokens from 0 on, 10 from 1000 on, 30 from 2000 on.
+static void write_sources(const char *folder) {
+  write_count(folder, "a.bin", 0, T * 21 + 1);
+  write_count(folder, "b.bin", 1000, T * 11 + 1);
+  write_count(folder, "c.bin", 2000, T * 31 + 1);
+}
+
+static Loader *open_mixture(const char *folder, double a, double b, double c) {
+  char *text = xasprintf("[{\"path\":\"%s/a.bin\",\"weight\":%g},{\"path\":\"%s/b.bin\",\"weight\":"
+                         "%g},{\"path\":\"%s/c.bin\",\"weight\":%g}]",
+                         folder, a, folder, b, folder, c);
+  Error err;
+  const LoaderConfig config = {.pattern = text,
+                               .batch = B,
+                               .seq = T,
+                               .vocab_size = COUNTED_VOCAB,
+                               .seed = 3,
+                               .shuffle = true};
+  Loader *loader = loader_open(&config, &err);
+  if (!loader) fail_msg("%s", err.text);
+  free(text);
+  return loader;
+}
+
+// The windows of each source come in the order in which a loader of it alone gives them.
+TEST(each_source_keeps_its_own_order) {
+  write_sources(*state);
+  Loader *mixed = open_mixture(*state, 5, 2, 3), *alone[3];
+  static const char *const names[] = {"a.bin", "b.bin", "c.bin"};
+  const LoaderConfig config = {.batch = 1, .seq = T, .seed = 3, .shuffle = true};
+  for (int i = 0; i < 3; i++) alone[i] = open_or_fail(*state, names[i], config);
+  int32_t tokens[B * T], targets[B * T], own[T], own_targets[T];
+  uint64_t drawn[3] = {0};
+  for (int step = 1; step <= 100; step++) {
+    next_batch(mixed, tokens, targets);
+    for (int row = 0; row < B; row++) {
+      const int source = tokens[row * T] / 1000;
+      next_batch(alone[source], own, own_targets);
+      assert_memory_equal(tokens + row * T, own, sizeof own);
+      assert_memory_equal(targets + row * T, own_targets, sizeof own);
+      drawn[source]++;
+    }
+    for (int i = 0; i < 3; i++) {
+      assert_true(fabs((double)drawn[i] - mixed->weights[i] * B * step) < 1);
+      assert_true(loader_drawn(mixed, i, mixed->cursor) == drawn[i]);
+    }
+  }
+  for (int i = 0; i < 3; i++) loader_close(alone[i]);
+  loader_close(mixed);
+}
+
+TEST(a_mixture_resumes_in_the_same_windows) {
+  enum { STEPS = 50 };
+  int32_t tokens[STEPS][B * T], targets[B * T];
+  uint64_t drawn[STEPS][3];
+  write_sources(*state);
+  Loader *loader = open_mixture(*state, 1, 0.7, 0.31);
+  for (int i = 0; i < STEPS; i++) {
+    for (int s = 0; s < 3; s++) drawn[i][s] = loader_drawn(loader, s, loader->cursor);
+    next_batch(loader, tokens[i], targets);
+  }
+  for (int from = 0; from < STEPS; from++) {
+    Loader *again = open_mixture(*state, 1, 0.7, 0.31);
+    int32_t found[B * T];
+    loader_resume(again, (uint64_t)(from * B), drawn[from], drawn[from]);
+    for (int i = from; i < STEPS; i++) {
+      next_batch(again, found, targets);
+      assert_memory_equal(found, tokens[i], sizeof found);
+    }
+    // A window that was drawn before is found again, for evidence.
+    const LoaderPlace place = loader_place(again, (uint64_t)(from * B));
+    const WindowPiece piece = source_piece(place.source, place.position, 0);
+    assert_int_equal((int)(place.source - again->sources) * 1000 + (int)piece.first,
+                     tokens[from][0]);
+    loader_close(again);
+  }
+  loader_close(loader);
+}
+
+// From then on the new shares hold, and each source continues where it was.
+TEST(with_other_weights_each_source_continues_at_its_position) {
+  int32_t tokens[B * T], targets[B * T], own[T], own_targets[T];
+  const uint64_t before[3] = {11, 3, 7}, none[3] = {0};
+  uint64_t drawn[3] = {0};
+  write_sources(*state);
+  Loader *mixed = open_mixture(*state, 1, 8, 1);
+  loader_resume(mixed, 21, before, none);
+  Loader *alone = open_or_fail(*state, "b.bin",
+                               (LoaderConfig){.batch = 1, .seq = T, .seed = 3, .shuffle = true});
+  alone->cursor = 3;
+  for (int step = 1; step <= 60; step++) {
+    next_batch(mixed, tokens, targets);
+    for (int row = 0; row < B; row++) {
+      const int source = tokens[row * T] / 1000;
+      drawn[source]++;
+      if (source != 1) continue;
+      next_batch(alone, own, own_targets);
+      assert_memory_equal(tokens + row * T, own, sizeof own);
+    }
+    for (int i = 0; i < 3; i++)
+      assert_true(fabs((double)drawn[i] - mixed->weights[i] * B * step) < 1);
+  }
+  assert_true(loader_drawn(mixed, 1, mixed->cursor) == 3 + drawn[1]);
+  loader_close(alone);
+  loader_close(mixed);
+}
+
+// A list of paths is the loader of all files together.
+TEST(a_list_is_the_union_of_its_files) {
+  int32_t tokens[B * T], targets[B * T], own[B * T];
+  write_sources(*state);
+  const LoaderConfig config = {.batch = B, .seq = T, .seed = 3, .shuffle = true};
+  Loader *glob = open_or_fail(*state, "[abc].bin", config);
+  LoaderConfig listed = config;
+  char *text = xasprintf("[\"%s/a.bin\",\"%s/[bc].bin\"]", (char *)*state, (char *)*state);
+  listed.pattern = text;
+  Loader *list = loader_open(&listed, &err);
+  if (!list) fail_msg("%s", err.text);
+  assert_int_equal(list->source_count, 1);
+  assert_true(list->fingerprint == glob->fingerprint);
+  for (int i = 0; i < 50; i++) {
+    next_batch(glob, tokens, targets);
+    next_batch(list, own, targets);
+    assert_memory_equal(tokens, own, sizeof own);
+  }
+  loader_close(list);
+  loader_close(glob);
+  free(text);
+}
+
+TEST(a_source_without_a_window_is_named) {
+  write_sources(*state);
+  write_count(*state, "b.bin", 0, T);
+  char *text =
+      xasprintf("[{\"path\":\"%s/a.bin\",\"weight\":1},{\"path\":\"%s/b.bin\",\"weight\":1}]",
+                (char *)*state, (char *)*state);
+  const LoaderConfig config = {.pattern = text, .batch = B, .seq = T};
+  assert_null(loader_open(&config, &err));
+  assert_says(&err, "b.bin' has no sequence of 4 tokens: leave it out");
+  free(text);
+}
+
+TEST_GROUP(make_folder, remove_folder);
