@@ -147,5 +147,6 @@ int main(void) {
         tests[count] = (struct CMUnitTest){names[count], kinds[k].run, NULL, NULL, subject};
       }
     }
+  cmocka_set_test_filter(getenv("TEST_FILTER"));
   return _cmocka_run_group_tests("transformers on the GPU", tests, count, NULL, NULL);
 }

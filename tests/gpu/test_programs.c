@@ -436,8 +436,10 @@ static const Case cases[] = {
      .row = capped_dlogits,
      .scale = 3,
      .prepare = capped_dlogits_prepare},
+    // FP8's sums have some 14 bits: at logits of 4 p errs by 3.7e-3, where its bf16 twin has 1.4e-3.
     {.program = &fused_program_capped_dlogits_fp8,
      .row = capped_dlogits,
+     .scale = 0.25,
      .prepare = capped_dlogits_prepare},
     {.program = &fused_program_bias_gelu, .row = bias_gelu},
     {.program = &fused_program_bias_gelu_backward,
@@ -729,6 +731,7 @@ int main(int argc, char **argv) {
   }
   if (argc > 1) cmocka_set_test_filter(argv[1]);
   alarm(300); // a kernel whose barriers do not meet never ends; all of this takes 90 seconds
+  cmocka_set_test_filter(getenv("TEST_FILTER"));
   const int failed = cmocka_run_group_tests_name("programs", tests, NULL, NULL);
   gpu_close(&machine.gpu);
   return failed;
