@@ -10,13 +10,19 @@
 #include "model/llama.h"
 #include "model/tensors.h"
 
+// The tokens that a sample feeds: the one that it starts from, and all that follow but the last.
+static int64_t sample_context(const TrainConfig *t) {
+  if (t->sample_interval < 0) return 0;
+  return t->sample_tokens < t->sequence_length ? t->sample_tokens : t->sequence_length;
+}
+
 RunShape run_shape(const Config *c) {
   return (RunShape){.batch = c->train.batch_size,
                     .seq = c->train.sequence_length,
                     .loss_chunks = c->train.loss_chunks,
                     .recompute = c->train.recompute,
                     .train = true,
-                    .context = c->train.sample_interval >= 0 ? c->train.sequence_length : 0,
+                    .context = sample_context(&c->train),
                     .fp8 = c->backend.precision == PRECISION_FP8};
 }
 

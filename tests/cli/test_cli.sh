@@ -123,6 +123,15 @@ must "$TRAIN" "$config" train.steps=1 optimizer.warmup_steps=0 "output.dir=$fold
 check a_run_of_one_step_trains "$(grep '"train"' "$folder/single/log.jsonl")" \
   grep -q '"kind":"train","step":1,.*"lr":0.003,' "$folder/single/log.jsonl"
 check the_sample_is_logged "$(cat "$log")" grep -q '"kind":"sample","step":20' "$log"
+sample_text() { grep '"kind":"sample"' "$1/log.jsonl" | sed -E 's/.*"text":"(.*)"\}$/\1/'; }
+must "$TRAIN" "$config" train.sample_interval=0 train.sample_tokens=400 "output.dir=$folder/more"
+short=$(sample_text "$folder/run")
+check a_sample_is_the_beginning_of_a_longer_one "'$short' of '$(sample_text "$folder/more")'" \
+  test "${#short}" -gt 4 -a "$(sample_text "$folder/more" | head -c ${#short})" = "$short"
+cache_of() { "$TRAIN" --plan "$config" train.sample_interval=0 train.sequence_length=131072 \
+  model.max_position_embeddings=131072 "train.sample_tokens=$1" | sed -n 's/^  sampler .*layer *//p'; }
+check its_cache_has_its_own_length "$(cache_of 20), $(cache_of 131072)" \
+  test "$(cache_of 20) $(cache_of 131072)" = '3.11 MiB 67.10 MiB'
 check the_end_is_logged "$(tail -n 1 "$log")" grep -q '"kind":"stop","step":20,"reason":"done"' "$log"
 if command -v python3 >/dev/null; then
   check every_line_of_the_log_is_a_json_object 'python3 says no' python3 -c \
