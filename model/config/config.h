@@ -35,6 +35,7 @@ typedef struct ModelConfig {
 #define MODEL_CONFIG_FILE "config.json" // Hugging Face's
 
 enum { PATH_CHARS = 1024, SOURCES_CHARS = 8192 };
+enum { MAX_TOKENS = 1 << 24 }; // of a micro-batch: keeps every activation's size inside 63 bits
 
 typedef struct DataConfig {
   char train[SOURCES_CHARS];  // token files: a path, a glob, or a folder of ./prepare; or a list of

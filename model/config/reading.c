@@ -166,7 +166,6 @@ static int apply_override(KeyReader *r, const char *config_name, const char *ove
 static int check_shape(const Config *c, const char *where, Error *err) {
   const int64_t B = c->train.batch_size, T = c->train.sequence_length;
   const int64_t positions = c->model.max_position_embeddings, chunks = c->train.loss_chunks;
-  enum { MAX_TOKENS = 1 << 24 }; // keeps every activation's size inside 63 bits
   if (T > positions)
     return key_conflict(where, "train.sequence_length", T, "be at most",
                         "model.max_position_embeddings", positions, err);

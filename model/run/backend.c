@@ -104,9 +104,8 @@ static size_t estimate_bytes(const Config *c, const RunShape *shape) {
   return plan.total_bytes;
 }
 
-// The fewest loss chunks with which the run fits into 95 % of the memory. Where none fits, the
-// fewest that keep the logits below a tenth of it: llama_create then reports the missing memory.
-static int64_t choose_loss_chunks(const Config *c, RunShape shape, size_t memory) {
+int64_t choose_loss_chunks(const Config *c, RunShape shape, size_t memory) {
+  if (memory == 0) return 1;
   const int64_t M = shape.batch * shape.seq, least = shape.fp8 ? FP8_GROUP : 1;
   int64_t chunks = 1;
   for (int64_t next = 1; next <= 256 && M % (next * least) == 0; next *= 2) {
@@ -128,8 +127,8 @@ int backend_outlook(Outlook *o, const Config *c, RunShape *shape, Error *err) {
   }
   if (!o->gpu && c->backend.cpu_products == PRODUCTS_BF16 && bf16_products_usable(err) != 0)
     return error_prefix(err, "backend.cpu_products=bf16 cannot be had here (auto would be fp32)");
-  if (shape->loss_chunks == 0)
-    shape->loss_chunks = o->gpu ? choose_loss_chunks(c, *shape, memory.all) : 1;
+  o->gpu_bytes = o->gpu ? memory.all : 0;
+  if (shape->loss_chunks == 0) shape->loss_chunks = choose_loss_chunks(c, *shape, o->gpu_bytes);
   o->sizes = backend_outline(c, shape, o->gpu);
   if (o->gpu) o->sizes.memory_bytes = memory.free;
   return 0;

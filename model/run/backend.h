@@ -26,12 +26,25 @@ Backend backend_outline(const Config *config, const RunShape *shape, bool gpu);
 // written.
 typedef struct Outlook {
   bool gpu;
+  size_t gpu_bytes; // all of its memory, 0 of a CPU
   Backend sizes;    // of backend_outline, with the memory that is free
   Error why_no_gpu; // "" where one is used, or none was asked for
 } Outlook;
 // Fails as backend_create does where backend.device asks for a GPU that cannot be used.
 // loss_chunks of 0 become the number that it would choose.
 int backend_outlook(Outlook *outlook, const Config *config, RunShape *shape, Error *err);
+// That number: the fewest with which the run fits into 95 % of a GPU of so many bytes. Where none
+// fits, the fewest that keep the logits below a tenth of it: llama_create then reports the missing
+// memory. 1 on a CPU, of 0 bytes.
+int64_t choose_loss_chunks(const Config *config, RunShape shape, size_t gpu_bytes);
+
+// The largest runs that fit by the memory plan, 0 where none does. Of another length or batch all
+// else stays as configured.
+typedef struct PlanLimits {
+  int64_t window; // tokens of one sequence alone: 16 to 31 times a power of two, or less than 16
+  int64_t batch;  // sequences of train.sequence_length
+} PlanLimits;
+PlanLimits plan_limits(const Config *config, const Outlook *outlook);
 
 // 0 unless the run does not fit into the CPU's memory. A GPU's is judged when its backend is open.
 int plan_check(const Config *config, const RunShape *shape, Error *err);

@@ -72,6 +72,57 @@ int plan_check(const Config *c, const RunShape *shape, Error *err) {
   return -1;
 }
 
+// ---- The largest runs that fit
+
+static bool limit_fits(const Config *c, const Outlook *o, int64_t batch, int64_t length) {
+  Config tried = *c;
+  MemoryPlan plan;
+  tried.train.batch_size = batch;
+  tried.train.sequence_length = length;
+  RunShape shape = run_shape(&tried);
+  if (shape.loss_chunks == 0) shape.loss_chunks = choose_loss_chunks(&tried, shape, o->gpu_bytes);
+  const Backend sizes = backend_outline(&tried, &shape, o->gpu);
+  memory_plan(&plan, &c->model, &shape, &sizes);
+  return plan.total_bytes <= o->sizes.memory_bytes;
+}
+
+// The i-th length that is tried, ascending. Loss chunks divide it well.
+static int64_t window_length(int64_t i) {
+  return i < 16 ? i : (16 + i % 16) << (i / 16 - 1);
+}
+
+PlanLimits plan_limits(const Config *c, const Outlook *o) {
+  const int64_t T = c->train.sequence_length, chunks = c->train.loss_chunks;
+  int64_t least = 0, too_large = 1;
+  while (window_length(too_large) <= MAX_TOKENS) too_large++;
+  while (too_large - least > 1) {
+    const int64_t middle = least + (too_large - least) / 2;
+    *(limit_fits(c, o, 1, window_length(middle)) ? &least : &too_large) = middle;
+  }
+  PlanLimits limits = {.window = window_length(least)};
+  if (chunks > 0) limits.window -= limits.window % chunks;
+  for (too_large = MAX_TOKENS / T + 1; too_large - limits.batch > 1;) {
+    const int64_t middle = limits.batch + (too_large - limits.batch) / 2;
+    *(limit_fits(c, o, middle, T) ? &limits.batch : &too_large) = middle;
+  }
+  while (chunks > 0 && limits.batch * T % chunks != 0) limits.batch--;
+  return limits;
+}
+
+static void print_limits(const Config *c, const Outlook *o) {
+  const PlanLimits limits = plan_limits(c, o);
+  const char *positions = limits.window > c->model.max_position_embeddings
+                              ? ", were model.max_position_embeddings as large"
+                              : "";
+  if (limits.window == 0) return;
+  printf("  at most train.sequence_length=%lld with train.batch_size=1%s", (long long)limits.window,
+         positions);
+  if (limits.batch > 0)
+    printf("; or train.batch_size=%lld with train.sequence_length=%lld", (long long)limits.batch,
+           (long long)c->train.sequence_length);
+  printf("\n");
+}
+
 static void print_device(const Config *c, const RunShape *shape, const Outlook *o,
                          size_t total_bytes) {
   const bool enough = total_bytes <= o->sizes.memory_bytes;
@@ -79,6 +130,7 @@ static void print_device(const Config *c, const RunShape *shape, const Outlook *
   if (!enough) plan_advise(c, shape, &o->sizes, &advice);
   printf("  this %s has %s free: the run %s%s\n", o->sizes.name,
          size_text(o->sizes.memory_bytes).text, enough ? "fits" : "does not fit", advice.text);
+  print_limits(c, o);
   if (o->gpu) printf("  the workspace is an estimate: what it is a run says when it starts\n");
   if (o->why_no_gpu.text[0]) printf("  not the GPU, because %s\n", o->why_no_gpu.text);
 }
