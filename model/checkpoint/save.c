@@ -199,7 +199,7 @@ static int advise_room(const Config *config, Error *err) {
                  size_text(checkpoint_bytes(&less)).text);
   less.output.save_dtype = SAVE_BF16;
   if (config->output.save_dtype != SAVE_BF16)
-    error_append(err, "; output.save_dtype=bf16%s saves %s", whole ? ", too," : "",
+    error_append(err, "; with output.save_dtype=bf16%s it is %s", whole ? ", too," : "",
                  size_text(checkpoint_bytes(&less)).text);
   return error_append(err, "; train.save_interval=-1 trains without saving anything");
 }
