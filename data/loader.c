@@ -76,8 +76,9 @@ static void add_packing(Loader *loader, const Source *s, double *padding) {
   const double pad = (double)(s->windows * T - p->rows) / (windows * (double)T);
   if (!s->packed) return;
   if (p->longest > loader->longest) loader->longest = p->longest;
-  if (p->most > loader->most_documents) loader->most_documents = p->most;
-  loader->mean_documents += s->weight * (double)p->places / windows;
+  const int64_t most = p->most + (p->padded > 0);
+  if (most > loader->most_documents) loader->most_documents = most;
+  loader->mean_documents += s->weight * (double)(p->count + p->padded) / windows;
   loader->documents += p->documents;
   loader->cut += p->cut;
   *padding += s->weight * pad;

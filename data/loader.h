@@ -53,7 +53,7 @@ typedef struct Loader {
   Draws first, now;       // since then: at this process' start, and as far as was drawn last
   bool packed;            // windows hold several documents: batches have lengths
   int64_t longest;        // rows of a document in any window, padding counted as one
-  int64_t most_documents; // of a window, with its padding
+  int64_t most_documents; // of a window at most, padding counted as one
   double mean_documents;  // the same of the mean window
   double padding;         // share of the rows
   int64_t documents, cut; // packed: that have a row; that have more rows than a window

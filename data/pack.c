@@ -13,15 +13,21 @@ typedef struct Cutter {
   const TokenFile *files;
   uint32_t file;
   int64_t T, count; // of the pieces so far
-  bool *mask;       // [T]
+  bool *mask;       // [mask_room] of the file's tokens, from mask_first on: mask_count
+  int64_t mask_room, mask_first, mask_count;
 } Cutter;
 
 // Whether a target of the piece counts.
 static int counts(Cutter *c, const WindowPiece *piece, Error *err) {
   const Documents *d = &c->files[piece->file].documents;
+  const int64_t first = (int64_t)piece->first + 1, left = d->tokens - first;
   if (!d->masked) return 1;
-  if (documents_mask(d, (int64_t)piece->first + 1, piece->rows, c->mask, err) != 0) return -1;
-  return memchr(c->mask, true, piece->rows) != NULL;
+  if (first < c->mask_first || first + piece->rows > c->mask_first + c->mask_count) {
+    c->mask_first = first;
+    c->mask_count = left < c->mask_room ? left : c->mask_room;
+    if (documents_mask(d, first, c->mask_count, c->mask, err) != 0) return -1;
+  }
+  return memchr(c->mask + (first - c->mask_first), true, piece->rows) != NULL;
 }
 
 static int cut_document(Cutter *c, int64_t first, int64_t end, Error *err) {
@@ -47,6 +53,7 @@ static int cut_file(Cutter *c, bool by_file, Error *err) {
   const TokenFile *file = &c->files[c->file];
   const Documents *d = &file->documents;
   int64_t first = 0;
+  c->mask_count = 0;
   if (by_file || d->count == 0) return cut_document(c, 0, file->count, err);
   for (int64_t done = 0, n; done < d->count; done += n) {
     n = d->count - done < AT_ONCE ? d->count - done : AT_ONCE;
@@ -113,66 +120,55 @@ static void close_rooms(Rooms *r) {
 
 // ---- Packing
 
-// [count]: the pieces by falling size, those of one size in their order.
-static uint32_t *by_size(const Packing *p, int64_t count, int64_t T) {
+// [count]: the pieces by falling size, those of one size in their order. fewer: [T + 1], of each
+// size as many as are of it or larger.
+static uint32_t *by_size(const Packing *p, int64_t count, int64_t T, uint32_t *fewer) {
   uint32_t *order = xmalloc((size_t)count * sizeof *order + 1);
-  uint32_t *at = xcalloc((size_t)T + 2, sizeof *at); // of each size, how many are larger
-  for (int64_t i = 0; i < count; i++) at[p->pieces[i].rows - 1]++;
-  for (int64_t size = T; size > 0; size--) at[size - 1] += at[size];
-  for (int64_t i = 0; i < count; i++) order[at[p->pieces[i].rows]++] = (uint32_t)i;
-  free(at);
+  for (int64_t i = 0; i < count; i++) fewer[p->pieces[i].rows - 1]++;
+  for (int64_t size = T; size > 0; size--) fewer[size - 1] += fewer[size];
+  for (int64_t i = 0; i < count; i++) order[fewer[p->pieces[i].rows]++] = (uint32_t)i;
   return order;
 }
 
-// [count]: the window of each piece.
-static uint32_t *choose_windows(Packing *p, int64_t count, int64_t T) {
-  uint32_t *order = by_size(p, count, T), *window = xmalloc((size_t)count * sizeof *window + 1);
+// window: [count], of each piece by falling size. ends: of each size, where its pieces end there.
+static void choose_windows(Packing *p, const uint32_t *ends, int64_t count, int64_t T,
+                           uint32_t *window) {
   Rooms rooms = open_rooms(T, count);
-  for (int64_t i = 0; i < count; i++) {
-    const int64_t rows = p->pieces[order[i]].rows, room = rows < T ? least_room(&rooms, rows) : -1;
-    const uint32_t w = room < 0 ? (uint32_t)p->windows++ : take_room(&rooms, room);
+  for (int64_t i = 0, rows = T; i < count; i++) {
+    while (i == ends[rows]) rows--;
+    const int64_t room = rows < T ? least_room(&rooms, rows) : -1;
     const int64_t left = (room < 0 ? T : room) - rows;
-    if (left > 0) add_room(&rooms, w, left);
-    window[order[i]] = w;
+    window[i] = room < 0 ? (uint32_t)p->windows++ : take_room(&rooms, room);
+    if (left > 0) add_room(&rooms, window[i], left);
+    if (rows > p->longest) p->longest = rows;
   }
   // What is left now is padding.
   for (int64_t size = T - 1; size > p->longest; size--)
     if (rooms.first[size] != UINT32_MAX) p->longest = size;
-  if (count > 0 && p->pieces[order[0]].rows > p->longest) p->longest = p->pieces[order[0]].rows;
+  for (int64_t size = 1; size < T; size++)
+    for (uint32_t w = rooms.first[size]; w != UINT32_MAX; w = rooms.next[w]) p->padded++;
   close_rooms(&rooms);
-  free(order);
-  return window;
 }
 
-// Puts each piece at its place, in the pieces' own memory. place: [count], is spoilt.
-static void reorder(WindowPiece *pieces, uint32_t *place, int64_t count) {
-  for (int64_t i = 0; i < count; i++)
-    while (place[i] != i) {
-      const uint32_t to = place[i];
-      const WindowPiece piece = pieces[to];
-      pieces[to] = pieces[i];
-      pieces[i] = piece;
-      place[i] = place[to];
-      place[to] = to;
-    }
-}
-
-static void sort_by_window(Packing *p, uint32_t *window, int64_t count, int64_t T) {
+static void group(Packing *p, const uint32_t *order, const uint32_t *window, int64_t count) {
+  p->list = xmalloc((size_t)count * sizeof *p->list + 1);
   p->begin = xcalloc((size_t)p->windows + 2, sizeof *p->begin);
-  int64_t *rows = xcalloc((size_t)p->windows + 1, sizeof *rows);
-  for (int64_t i = 0; i < count; i++) {
-    p->begin[window[i] + 2]++;
-    rows[window[i]] += p->pieces[i].rows;
-  }
+  for (int64_t i = 0; i < count; i++) p->begin[window[i] + 2]++;
   for (int64_t w = 0; w < p->windows; w++) {
-    const int64_t documents = p->begin[w + 2] + (rows[w] < T);
-    if (documents > p->most) p->most = documents;
-    p->places += documents;
+    if (p->begin[w + 2] > p->most) p->most = p->begin[w + 2];
     p->begin[w + 2] += p->begin[w + 1];
   }
-  free(rows);
-  for (int64_t i = 0; i < count; i++) window[i] = p->begin[window[i] + 1]++;
-  reorder(p->pieces, window, count);
+  for (int64_t i = 0; i < count; i++) p->list[p->begin[window[i] + 1]++] = order[i];
+}
+
+static void fill_windows(Packing *p, int64_t count, int64_t T) {
+  uint32_t *ends = xcalloc((size_t)T + 1, sizeof *ends), *order = by_size(p, count, T, ends);
+  uint32_t *window = xmalloc((size_t)count * sizeof *window + 1);
+  choose_windows(p, ends, count, T, window);
+  group(p, order, window, count);
+  free(window);
+  free(order);
+  free(ends);
 }
 
 int pack(Packing *p, const TokenFile *files, int count, int64_t T, bool by_file, Error *err) {
@@ -185,7 +181,8 @@ int pack(Packing *p, const TokenFile *files, int count, int64_t T, bool by_file,
                      "the most is %" PRIu32 ": use fewer files, or a longer window",
                      most, UINT32_MAX - 1);
   p->pieces = xmalloc((size_t)most * sizeof *p->pieces + 1);
-  Cutter c = {.packing = p, .files = files, .T = T, .mask = xmalloc((size_t)T * sizeof *c.mask)};
+  Cutter c = {.packing = p, .files = files, .T = T, .mask_room = T > 1 << 16 ? T : 1 << 16};
+  c.mask = xmalloc((size_t)c.mask_room * sizeof *c.mask);
   int status = 0;
   for (; (int)c.file < count && status == 0; c.file++) status = cut_file(&c, by_file, err);
   free(c.mask);
@@ -194,14 +191,14 @@ int pack(Packing *p, const TokenFile *files, int count, int64_t T, bool by_file,
     return -1;
   }
   p->pieces = xrealloc(p->pieces, (size_t)c.count * sizeof *p->pieces + 1);
-  uint32_t *window = choose_windows(p, c.count, T);
-  sort_by_window(p, window, c.count, T);
-  free(window);
+  p->count = c.count;
+  fill_windows(p, c.count, T);
   return 0;
 }
 
 void packing_free(Packing *p) {
   free(p->pieces);
+  free(p->list);
   free(p->begin);
   *p = (Packing){0};
 }

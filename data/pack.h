@@ -17,14 +17,15 @@ typedef struct WindowPiece {
 } WindowPiece;
 
 typedef struct Packing {
-  WindowPiece *pieces; // in the order of their windows, and of the files in each
-  uint32_t *begin;     // [windows + 1]: the first piece of each window
+  WindowPiece *pieces; // in the order of the files
+  uint32_t *list;      // those of each window, by falling size
+  uint32_t *begin;     // [windows + 1]: where the window's list begins
   int64_t windows;
+  int64_t padded;         // windows that are not full
   int64_t documents, cut; // that have a row; of these the ones with more rows than a window
-  int64_t rows;           // of all pieces; the rest of the windows is padding
+  int64_t count, rows;    // of all pieces; the rest of the windows is padding
   int64_t longest;        // rows of a piece, or of a window's padding, at most
-  int64_t most;           // documents of a window at most: its pieces, and its padding
-  int64_t places;         // the same of all windows together
+  int64_t most;           // pieces of a window at most
 } Packing;
 
 // Windows of T rows with the documents of files[count]. by_file: each file is one document, and so

@@ -107,5 +107,6 @@ WindowPiece source_piece(const Source *s, uint64_t position, int64_t i) {
   uint64_t window = position % windows;
   if (s->shuffle) window = permute(window, windows, rng_u64(rng_key(s->seed, "data.order"), epoch));
   if (i >= (s->packed ? begin[window + 1] - begin[window] : 1)) return (WindowPiece){0};
-  return s->packed ? s->packing.pieces[begin[window] + i] : joined_piece(s, (int64_t)window, epoch);
+  return s->packed ? s->packing.pieces[s->packing.list[begin[window] + (uint64_t)i]]
+                   : joined_piece(s, (int64_t)window, epoch);
 }
