@@ -1,4 +1,5 @@
-"""Token files of ./prepare as windows of text, in file order: what ./train reads with data.shuffle=false."""
+"""Token files of ./prepare as windows of text, in file order: what ./train reads with data.shuffle=false and
+data.documents=join."""
 import glob
 
 import numpy

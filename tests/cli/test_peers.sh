@@ -81,7 +81,7 @@ trains_alike() { # NAME OVERRIDES...
   shift
   all=("$folder/config.json" "$@" data.val= train.save_interval=-1 optimizer.schedule=constant optimizer.warmup_steps=0)
   must "$TRAIN" "$folder/config.json" "$@" train.steps=5 "output.dir=$folder/$name"
-  all+=(train.steps=5 data.shuffle=false "train.init_from=$folder/$name/latest")
+  all+=(train.steps=5 data.shuffle=false data.documents=join "train.init_from=$folder/$name/latest")
   must "$TRAIN" "${all[@]}" "output.dir=$folder/$name-ours"
   must "$real_python" scripts/peers/torch_llama.py eager "${all[@]}" "output.dir=$folder/$name-theirs"
   check "pytorch_trains_$name" "ours: $(steps "$folder/$name-ours"), theirs: $(steps "$folder/$name-theirs")" \
