@@ -198,7 +198,8 @@ static int check_size(const Loader *loader, Error *err) {
   if (loader->packed)
     return error_set(err,
                      "the documents of '%s' fill %" PRId64 " sequence%s of %" PRId64
-                     ", but a batch needs %" PRId64 ": add text, or lower train.batch_size or "
+                     " tokens, but a batch needs %" PRId64
+                     ": add text, or lower train.batch_size or "
                      "train.sequence_length",
                      loader->config.pattern, windows, windows == 1 ? "" : "s", T, B);
   // The smallest file with so many windows.

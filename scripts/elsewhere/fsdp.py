@@ -6,8 +6,8 @@ usage: torchrun --nproc-per-node N scripts/elsewhere/fsdp.py FOLDER 'TOKENS' --o
 FOLDER is a checkpoint of ./train (RUN/latest) or any Hugging Face LLaMA, TOKENS the token files of
 ./prepare (a glob). It prints the loss of every step as ./train does, and saves a folder that
 ./train takes with train.init_from=OUT or "model": "OUT". Windows come in file order, as with
-data.shuffle=false, data.documents=join; batch, length and AdamW's numbers mean what they mean in a config. Master
-weights, reductions and the optimizer are fp32, the layers bf16 (--fp32: all is fp32). Without a GPU
+data.shuffle=false, data.documents=join; batch, length and AdamW's numbers mean what they mean in a
+config. Master weights, reductions and the optimizer are fp32, the layers bf16 (--fp32: all is fp32). Without a GPU
 it runs on the CPU, through gloo: to try it.
 """
 import argparse

@@ -13,8 +13,8 @@ PEER is words joined by '+':
 
 `./train --plan` resolves the config, so its defaults are ours. backend.device=cpu tries it on the CPU;
 backend.precision=fp8 has torchao's tensorwise float8 in every linear layer but the output layer. The learning rate
-stays optimizer.learning_rate, and windows come in file order: with data.shuffle=false, data.documents=join, optimizer.schedule=constant,
-no warm-up and train.init_from=FOLDER (a Hugging Face folder) the losses are ours. Steps go to output.dir/log.jsonl.
+stays optimizer.learning_rate, and windows come in file order: with data.shuffle=false, data.documents=join,
+optimizer.schedule=constant, no warm-up and train.init_from=FOLDER (a Hugging Face folder) the losses are ours. Steps go to output.dir/log.jsonl.
 Needs torch 2.7 or later, and torchao or liger-kernel where asked for.
 """
 import json
