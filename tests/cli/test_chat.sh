@@ -106,6 +106,10 @@ check its_own_template_wins "$(ls tuned/latest)" test ! -e tuned/latest/chat_tem
 check a_carried_list_is_extended "$(cat tuned/latest/generation_config.json)" \
   test "$(tr -d ' \t\n' <tuned/latest/generation_config.json)" = '{"temperature":0.6,"eos_token_id":[397,399]}'
 
+must "$TRAIN" "$source/configs/finetune.json" model=run 'data.train=chat/train-*.bin' 'data.val=chat/val-*.bin' \
+  train.steps=2 train.sequence_length=128 optimizer.warmup_steps=1 output.dir=fine
+check finetune_json_goes_on_from_a_run "$(ls fine/latest)" cmp tok/tokenizer_config.json fine/latest/tokenizer_config.json
+
 answers() { "$TRAIN" --generate run --temperature 0 --tokens 8 "$@" 2>stderr; }
 said=$(answers --user 'Say 7!')
 check a_user_is_answered "it said '$said', $(cat stderr)" test -n "$said"
