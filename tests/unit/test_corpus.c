@@ -152,7 +152,7 @@ TEST(more_is_asked_for_until_a_place_is_known) {
 
 // ---- Whole files
 
-typedef enum Packing { PLAIN, GZIP, GZIP_MEMBERS, ZSTD, ZSTD_FRAMES, PACKINGS } Packing;
+typedef enum Compression { PLAIN, GZIP, GZIP_MEMBERS, ZSTD, ZSTD_FRAMES, PACKINGS } Compression;
 
 static void write_gzip(const char *path, const char *mode, const char *text, size_t bytes) {
   gzFile file = gzopen(path, mode);
@@ -172,7 +172,7 @@ static void write_zstd(const char *path, const char *mode, const char *text, siz
   free(packed);
 }
 
-static void write_packed(const char *path, Packing packing, const char *text, size_t bytes) {
+static void write_packed(const char *path, Compression packing, const char *text, size_t bytes) {
   Error err;
   const size_t half = bytes / 2;
   if (packing == PLAIN) assert_int_equal(file_write(path, text, bytes, &err), 0);
@@ -226,7 +226,7 @@ static char *documents_of(const Corpus *options, const char *path) {
 static void documents_are(const Corpus *options, const char *folder, const char *name,
                           const char *text, const char *expected) {
   char *path = xasprintf("%s/%s", folder, name);
-  for (Packing packing = PLAIN; packing < PACKINGS; packing++) {
+  for (Compression packing = PLAIN; packing < PACKINGS; packing++) {
     write_packed(path, packing, text, strlen(text));
     char *found = documents_of(options, path);
     if (strcmp(found, expected) != 0)
@@ -273,7 +273,7 @@ TEST(documents_of_any_length_come_whole) {
     used += 4;
   }
   expected[expected_used] = '\0';
-  for (Packing packing = PLAIN; packing < PACKINGS; packing++) {
+  for (Compression packing = PLAIN; packing < PACKINGS; packing++) {
     write_packed(path, packing, text, used);
     char *found = documents_of(&split, path);
     assert_int_equal(strlen(found), expected_used);
@@ -305,7 +305,7 @@ TEST(a_damaged_file_is_refused) {
   char text[6000] = "";
   for (int i = 0; i < 100; i++)
     snprintf(text + strlen(text), 60, "{\"text\": \"line %d %d\"}\n", i * i * 7919, i);
-  for (Packing packing = GZIP; packing < PACKINGS; packing++) {
+  for (Compression packing = GZIP; packing < PACKINGS; packing++) {
     char *whole, *data;
     size_t bytes;
     write_packed(path, packing, text, strlen(text));
