@@ -158,6 +158,6 @@ cat <<END
 It took $((SECONDS - start)) s in all. To go on from here:
   ./train --generate $shown --prompt '$begin'  let it write
   ./scripts/quickstart.sh --text my.txt                   train on a text of yours
-  ./scripts/quickstart.sh --steps 2000 --out runs/longer  train longer
+  ./scripts/quickstart.sh --steps 4000 --out runs/longer  train longer
   ./train --help                                          everything else; larger models are in configs/
 END
