@@ -6,7 +6,7 @@
 # shellcheck source=tests/support/lib.sh
 . "$(dirname "$0")/../support/lib.sh"
 keys=configs/README.md # the page with the table of keys
-pages=(README.md configs/README.md configs/REAL_TEXT.md data/README.md tests/README.md
+pages=(README.md configs/README.md configs/RECIPE.md configs/REAL_TEXT.md data/README.md tests/README.md
   scripts/README.md scripts/ELSEWHERE.md scripts/CONTAINERS.md
   kernels/PERFORMANCE.md kernels/HISTORY.md kernels/ATTEMPTS.md)
 
