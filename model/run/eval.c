@@ -214,7 +214,9 @@ static void report(const Evaluation *e) {
   printf("data           %lld tokens with a loss, of %d file%s, in windows of %lld",
          (long long)e->counted, loader->file_count, loader->file_count == 1 ? "" : "s",
          (long long)e->T);
-  if (mask) printf(", %lld documents apart", (long long)loader->documents);
+  if (mask)
+    printf(", %lld document%s apart", (long long)loader->documents,
+           loader->documents == 1 ? "" : "s");
   printf("\nloss           %.6f nats a token\n", loss);
   printf("perplexity     %.6g\n", exp(loss));
   if (e->text_bytes.count > 0)

@@ -78,7 +78,9 @@ static void check_part(const Test *t, const DatasetPart *part, const char *name,
     Error err;
     if (tokens_open(&file, path.text, &err) != 0 || check_tokens(&file, BYTE_VOCAB, &err) != 0)
       fail_msg("%s: %s", when, err.text);
-    if (file.checksum != part->checksums[i].tokens) fail_msg("%s: the files are mixed up", when);
+    if (file.checksum != part->checksums[i].tokens ||
+        file.documents.checksum != part->checksums[i].documents)
+      fail_msg("%s: the files are mixed up", when);
     tokens += file.count;
     tokens_close(&file);
   }
