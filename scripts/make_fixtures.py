@@ -64,7 +64,7 @@ FIXTURES = {
         head_dim=16, vocab_size=29, max_position_embeddings=32, rms_norm_eps=1e-6, tie_word_embeddings=False,
         rope_parameters={"rope_type": "default", "rope_theta": 10000.0})),
     # Windows of documents (DOCUMENTS), a third of whose targets do not count.
-    "documents": (8, 2, 24, 0.2, dict(
+    "documents": (8, 2, 24, 0.1, dict(
         hidden_size=32, intermediate_size=24, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1,
         vocab_size=40, max_position_embeddings=32, rms_norm_eps=1e-5, tie_word_embeddings=False,
         rope_parameters={"rope_type": "default", "rope_theta": 100.0})),
