@@ -3,6 +3,11 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+// What becomes of documents: windows are packed with whole ones, and no document sees another
+// (DOCUMENTS_MASK; where no file has the ends, windows are joined); windows run through their ends;
+// or packed windows have each file as one document.
+typedef enum DocumentsMode { DOCUMENTS_MASK, DOCUMENTS_JOIN, DOCUMENTS_FILES } DocumentsMode;
+
 // The target of a row that does not count: its loss and its gradient are 0.
 enum { NO_TARGET = -1 };
 

@@ -9,11 +9,6 @@
 #include "data/source.h"
 #include "data/tokens.h"
 
-// What becomes of documents: windows are packed with whole ones, and no document sees another
-// (DOCUMENTS_MASK; where no file has the ends, windows are joined); windows run through their ends;
-// or packed windows have each file as one document.
-typedef enum DocumentsMode { DOCUMENTS_MASK, DOCUMENTS_JOIN, DOCUMENTS_FILES } DocumentsMode;
-
 typedef struct LoaderConfig {
   // Read by loader_open alone. As mixture_parse takes it; a path may be a glob(7) pattern, files in
   // name order; a folder stands for FOLDER/SPLIT-*.bin, as ./prepare names them. split: "train" or

@@ -32,7 +32,8 @@ typedef struct Source {
 int source_open(Source *source, bool by_file, Error *err);
 void source_close(Source *source); // zeros are fine; the files stay
 
-// WindowPiece i of the window at that position. rows = 0: it has fewer. The rest of the window is padding.
+// Piece i of the window at that position. rows = 0: it has fewer. The rest of the window is
+// padding.
 WindowPiece source_piece(const Source *source, uint64_t position, int64_t i);
 
 // Bijection of [0, n): where position i goes in the order of `key`. Exposed for tests.

@@ -26,8 +26,9 @@ typedef struct TokenFile {
   Documents documents; // from the file beside it
 } TokenFile;
 
-// Validates header and size, and all of the file of its documents. The tokens themselves are checked by tokens_read and tokens_check. The
-// file is read, never mapped, so that one that is cut under a run gives an error and not SIGBUS.
+// Validates header and size, and all of the file of its documents. The tokens themselves are
+// checked by tokens_read and tokens_check. The file is read, never mapped, so that one that is cut
+// under a run gives an error and not SIGBUS.
 int tokens_open(TokenFile *file, const char *path, Error *err);
 // The same over memory the caller keeps.
 int tokens_parse(TokenFile *file, const char *name, const unsigned char *bytes, size_t size,

@@ -1,4 +1,5 @@
-// A conversation: a system's message perhaps, then a user and an assistant by turns, the user first.
+// A conversation: a system's message perhaps, then a user and an assistant by turns, the user
+// first.
 #pragma once
 #include <stddef.h>
 #include "base/error.h"

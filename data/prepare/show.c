@@ -11,8 +11,8 @@
 #include "data/tokens.h"
 
 // ---- Printing. A document begins with the first id of text, and ends with one that stands around
-// documents. Conversations, and documents of a tokenizer without such ids, end where the file beside
-// the tokens says so
+// documents. Conversations, and documents of a tokenizer without such ids, end where the file
+// beside the tokens says so
 
 typedef struct Printer {
   const Tokenizer *tokenizer;

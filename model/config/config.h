@@ -6,7 +6,7 @@
 #include <stdint.h>
 #include "base/error.h"
 #include "base/json.h"
-#include "data/loader.h"
+#include "data/batch.h"
 #include "kernels/operations.h"
 
 typedef enum RopeType { ROPE_DEFAULT, ROPE_LLAMA3 } RopeType;

@@ -6,6 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "data/mixture.h"
+
 static const char *const rope_types[] = {"default", "llama3", NULL};
 static const char *const documents[] = {"mask", "join", NULL};
 static const char *const schedules[] = {"constant", "cosine", "wsd", NULL};
@@ -80,7 +82,7 @@ const Key config_keys[] = {
     SOURCES(data, val, "\"\"", 0, SHAPES,
             "token files to validate on, a folder for its val-*.bin, or a list without weights; "
             "empty: no validation"),
-    CHOICE(data, documents, documents, "\"mask\"", SHAPES,
+    CHOICE(data, documents, documents, "\"join\"", SHAPES,
            "mask: windows are packed with whole documents, and attention stops at their ends, "
            "where the files have them; join: windows run through documents"),
     TEXT(

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include "base/memory.h"
+#include "data/mixture.h"
 #include "data/model_folder.h"
 #include "kernels/formats.h"
 #include "model/config/keys.h"

@@ -46,8 +46,8 @@ typedef struct EvalArgs {
 // The arguments after --eval.
 int eval_parse(EvalArgs *args, int argc, char *const *argv, Error *err);
 
-// Prints the mean loss of a token, perplexity, and bits per byte of text. Documents are packed as in
-// training; with "join", or where their ends are not known, each file is one. One that is longer
+// Prints the mean loss of a token, perplexity, and bits per byte of text. Documents are packed as
+// in training; with "join", or where their ends are not known, each file is one. One that is longer
 // than a window is cut: each piece begins with the last token of the one before, so every token but
 // a document's first has a loss once, unless a mask says that it does not count. Bits per byte: the
 // losses of these tokens, also of tokens that are no text, over the bytes of their text.

@@ -5,9 +5,9 @@
 //          train_files, val_tokens, epochs that the whole run reads; where documents are packed
 //          also documents, cut: of these longer than a sequence, padding: a share; where data are
 //          mixed also sources, a list of {path, weight, tokens, sequences an epoch}), tokenizer
-//          (null where it is not known), memory (an object of bytes: planned, free, host_copy for saves, and items, a
-//          list of {name, shape, bytes}), config (an object: all keys), resumed, changes (of the
-//          configuration, where it was resumed)
+//          (null where it is not known), memory (an object of bytes: planned, free, host_copy for
+//          saves, and items, a list of {name, shape, bytes}), config (an object: all keys),
+//          resumed, changes (of the configuration, where it was resumed)
 //   opened step, ms (from the command to the end of the first step), phases (an object of ms, by
 //          name: they follow one another and are the whole), memory_taken (bytes of the GPU by the
 //          driver's count; 0: the backend does not count)

@@ -190,8 +190,8 @@ static const SourceState *saved_source(const TrainState *saved, int i, const Sou
   return NULL;
 }
 
-// Each source continues at its own position. Shares hold from here on, unless all sources and weights
-// are those of the checkpoint. One without sources has one, with all its sequences.
+// Each source continues at its own position. Shares hold from here on, unless all sources and
+// weights are those of the checkpoint. One without sources has one, with all its sequences.
 static void resume_data(Run *run) {
   Loader *loader = run->train_data;
   TrainState *state = &run->state, saved = *state;

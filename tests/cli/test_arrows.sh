@@ -12,9 +12,13 @@ base                   |
 data/model_folder.h    | base
 data/model_folder.c    | data/model_folder.h base
 data/tokenizer         | data/model_folder.h base
-data                   | data/tokenizer base
+data/batch.h           |
+data/batch.c           | data/batch.h base
+data/mixture.h         | base
+data/mixture.c         | data/mixture.h base
+data                   | data/batch.h data/mixture.h data/tokenizer base
 data/chat              | data/tokenizer base
-data/prepare           | data data/chat data/tokenizer base
+data/prepare           | data data/batch.h data/chat data/tokenizer base
 kernels                | base
 kernels/gpu_backends.c | kernels/fused kernels/unfused kernels/cuda kernels base
 kernels/no_cuda.c      | kernels base
@@ -23,12 +27,13 @@ kernels/cuda           | kernels base
 kernels/unfused        | kernels/cuda kernels base
 kernels/fused          | kernels/unfused kernels/cuda kernels base
 kernels/fused/programs | kernels/fused kernels base
-model/config           | kernels/operations.h kernels/formats.h data/model_folder.h base
-model                  | model/config kernels base
+model/config           | kernels/operations.h kernels/formats.h data/batch.h data/mixture.h data/model_folder.h
+model/config           | base
+model                  | model/config data/batch.h kernels base
 model                  | no base/os.h base/file.h <time.h> <sys/time.h> <signal.h>
 model                  | no <fcntl.h> <unistd.h> <dirent.h> <sys/stat.h> <sys/mman.h>
-model/checkpoint       | model model/config data data/model_folder.h data/tokenizer data/chat base
-model/run              | model/checkpoint model model/config data data/chat data/tokenizer kernels base
+model/checkpoint       | model model/config data data/batch.h data/mixture.h data/model_folder.h data/tokenizer data/chat base
+model/run              | model/checkpoint model model/config data data/batch.h data/mixture.h data/chat data/tokenizer kernels base
 train.c                | model/run model/checkpoint model model/config data base
 train.c                | data/tokenizer kernels/openblas.h
 '

@@ -7,7 +7,7 @@
 prepare_data 400
 config=$folder/config.json
 write_config "$config"
-sed -i 's/"steps": 20/"steps": 40/; s/"save_interval": 0/"save_interval": 10, "keep_checkpoints": 9/' "$config"
+sed -i 's/"steps": 20/"steps": 40/; s/"save_interval": 0/"save_interval": 10, "keep_checkpoints": 9/; s/"data": {/&"documents": "mask", /' "$config"
 for set in words lines; do
   awk -v set="$set" 'BEGIN { for (i = 0; i < 300; i++) {
     printf "{\"text\": \"%s %d", set, i; for (j = i * 7 % 23; j > 0; j--) printf " word%d", (i * j) % 50; print "\"}" } }' \

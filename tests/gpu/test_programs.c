@@ -436,7 +436,8 @@ static const Case cases[] = {
      .row = capped_dlogits,
      .scale = 3,
      .prepare = capped_dlogits_prepare},
-    // FP8's sums have some 14 bits: at logits of 4 p errs by 3.7e-3, where its bf16 twin has 1.4e-3.
+    // FP8's sums have some 14 bits: at logits of 4 p errs by 3.7e-3, where its bf16 twin has
+    // 1.4e-3.
     {.program = &fused_program_capped_dlogits_fp8,
      .row = capped_dlogits,
      .scale = 0.25,

@@ -85,8 +85,8 @@ TEST(every_file_in_configs_is_valid) {
     // These go on with a Hugging Face folder, which is the user's.
     char *model = "model=tests/fixtures/llama3_rope";
     char *const overrides[] = {model, "train.sequence_length=64"};
-    const bool continues = strcmp(entry->d_name, "continue.json") == 0 ||
-                           strcmp(entry->d_name, "finetune.json") == 0;
+    const bool continues =
+        strcmp(entry->d_name, "continue.json") == 0 || strcmp(entry->d_name, "finetune.json") == 0;
     if (config_load(&c, path, continues ? 2 : 0, overrides, &err)) fail_msg("%s", err.text);
     expect_round_trip(&c);
     printf("# %s: %.1fM parameters, %.3g TFLOP a step\n", path,
@@ -186,7 +186,8 @@ TEST(values_of_the_wrong_type_or_out_of_range_are_refused) {
   REFUSED("{\"optimizer\": {\"clip_norm\": 1e999}}", "optimizer.clip_norm is inf");
   REFUSED("{\"optimizer\": {\"schedule\": \"cos\"}}", "\"constant\", \"cosine\" or \"wsd\"");
   REFUSED("{\"data\": {\"shuffle\": 1}}", "data.shuffle is 1", "true or false");
-  REFUSED("{\"data\": {\"train\": \"\"}}", "data.train is \"\"", "a string or a list of 1 to 8191 bytes");
+  REFUSED("{\"data\": {\"train\": \"\"}}", "data.train is \"\"",
+          "a string or a list of 1 to 8191 bytes");
   char *json = xasprintf("{\"output\": {\"dir\": \"%01024d\"}}", 0);
   REFUSED(json, "output.dir", "1 to 1023 bytes");
   free(json);

@@ -125,7 +125,8 @@ TEST(a_whole_split_has_no_error_and_a_last_batch_its_own_weight) {
 }
 
 // Windows of which a part counts, from 5 % to all, and the easier the less of it: the mean is over
-// tokens, not over windows, and its error as large as it says. Mean square, as above: observed 1.07.
+// tokens, not over windows, and its error as large as it says. Mean square, as above: observed
+// 1.07.
 TEST(a_mean_over_what_counts_is_weighted_so) {
   enum { T = 64 };
   const ValWindows w = val_windows(SPLIT, BATCH, BATCHES);
