@@ -164,10 +164,10 @@ TEST(a_line_that_is_no_answer_is_not_trusted) {
   Choices all;
   AttentionChoice found;
   choices_open(&all, NULL, first);
-  choices_keep(&all, "8 4096 32 8 64 1 0 0 0", "2 5 -1 0 0.25 0");
+  choices_keep(&all, "8 4096 32 8 64 0 1 0 0 0", "2 5 -1 0 0.25 0");
   assert_true(attention_choice_find(&all, &plain.question, &found));
   for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
-    choices_keep(&all, "8 4096 32 8 64 1 0 0 0", bad[i]);
+    choices_keep(&all, "8 4096 32 8 64 0 1 0 0 0", bad[i]);
     if (attention_choice_find(&all, &plain.question, &found)) fail_msg("%s was trusted", bad[i]);
   }
   choices_close(&all);
