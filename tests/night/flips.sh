@@ -68,7 +68,7 @@ result() {
   case $1 in
   init_from) losses val "$folder/out/log.jsonl" ;;
   tokenizer) grep -o '"vocab_size": [0-9]*' "$folder/out/run.json" ;;
-  model) grep -v ' free: ' "$folder/said" ;; # the machine's memory
+  model) grep -vE ' free: |^ *at most train' "$folder/said" ;; # the machine's memory
   prepare) cksum <"$folder/out/train-00000.bin" ;;
   *) cat "$folder/said" ;;
   esac
