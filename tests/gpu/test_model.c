@@ -125,40 +125,28 @@ static void compare(const Case *c) {
   }
 }
 
+static const ModelConfig untied = {.hidden_size = 192,
+                                   .intermediate_size = 512,
+                                   .num_hidden_layers = 3,
+                                   .num_attention_heads = 6,
+                                   .num_key_value_heads = 2,
+                                   .head_dim = 32,
+                                   .vocab_size = 203,
+                                   .max_position_embeddings = 128,
+                                   .rms_norm_eps = 1e-5,
+                                   .rope_theta = 10000,
+                                   .initializer_range = 0.05};
+
 TEST(losses_follow_the_cpu) {
-  const Case c = {.name = "untied",
-                  .model = {.hidden_size = 192,
-                            .intermediate_size = 512,
-                            .num_hidden_layers = 3,
-                            .num_attention_heads = 6,
-                            .num_key_value_heads = 2,
-                            .head_dim = 32,
-                            .vocab_size = 203,
-                            .max_position_embeddings = 128,
-                            .rms_norm_eps = 1e-5,
-                            .rope_theta = 10000,
-                            .initializer_range = 0.05},
-                  .B = 4,
-                  .T = 96,
-                  .chunks = 1,
-                  .micro_batches = 1};
+  const Case c = {
+      .name = "untied", .model = untied, .B = 4, .T = 96, .chunks = 1, .micro_batches = 1};
   compare(&c);
 }
 
 // Recorded steps of the usual documents, between others of more.
 TEST(losses_follow_the_cpu_of_documents) {
   const Case c = {.name = "documents",
-                  .model = {.hidden_size = 192,
-                            .intermediate_size = 512,
-                            .num_hidden_layers = 3,
-                            .num_attention_heads = 6,
-                            .num_key_value_heads = 2,
-                            .head_dim = 32,
-                            .vocab_size = 203,
-                            .max_position_embeddings = 128,
-                            .rms_norm_eps = 1e-5,
-                            .rope_theta = 10000,
-                            .initializer_range = 0.05},
+                  .model = untied,
                   .B = 4,
                   .T = 96,
                   .chunks = 1,
