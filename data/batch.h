@@ -27,6 +27,6 @@ void batch_free(Batch *batch);
 void batch_pad(Batch *batch, int64_t at, int64_t rows, bool lengths);
 // Before the first row of a new batch is read.
 void batch_clear(Batch *batch);
-// The sum over all rows of the rows that attention counts for each, times two: that of the squares
-// of documents' lengths, of which `windows` of T rows have T^2 where they are whole.
+// What attention's FLOPs follow from: the sum of the squares of the documents' lengths. Whole
+// windows of T rows have T^2 each.
 double batch_attended(const Batch *batch, int64_t windows, int64_t T);

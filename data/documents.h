@@ -9,8 +9,8 @@
 //           the number of tokens
 //   uint8   [tokens / 8, rounded up], the mask: bit i % 8 of byte i / 8 is 1 where token i counts
 //
-// A document's BOS and EOS are parts of it. A document that goes on in the next token file ends and
-// begins there.
+// A document's BOS and EOS are parts of it. A document that continues in the next token file ends
+// and begins there.
 #pragma once
 #include <stdbool.h>
 #include <stddef.h>

@@ -44,16 +44,18 @@ static void op_set_updates(Backend *be, int64_t updates) {
 
 // ---- Graphs
 
-// More documents than usual take other launches of attention than the recorded ones.
-static bool launches_anew(const Cuda *c) {
-  return c->base.calibrating || c->documents.calls > 1;
+// Where a run has documents its recorded launches are those of a batch with the usual number. More
+// of them, and windows that are whole (of a split whose ends are not known), take others.
+static bool differs_from_recorded(const Cuda *c) {
+  const int64_t recorded = c->config.usual_documents > 0 ? 1 : 0;
+  return c->base.calibrating || c->documents.calls != recorded;
 }
 
 // The first call only launches, since it makes the plans that were not made at the start.
 static bool op_replay_begin(Backend *be, ReplaySlot slot) {
   Cuda *c = cuda_of(be);
   Recording *r = &c->recordings[slot];
-  if (launches_anew(c)) return true;
+  if (differs_from_recorded(c)) return true;
   if (r->graph) {
     CUDA_CHECK(cudaGraphLaunch(r->graph, c->gpu.stream));
     return false;
@@ -66,7 +68,7 @@ static bool op_replay_begin(Backend *be, ReplaySlot slot) {
 static void op_replay_end(Backend *be, ReplaySlot slot) {
   Cuda *c = cuda_of(be);
   Recording *r = &c->recordings[slot];
-  if (r->calls < 2 || launches_anew(c)) return;
+  if (r->calls < 2 || differs_from_recorded(c)) return;
   cudaGraph_t graph;
   CUDA_CHECK(cudaStreamEndCapture(c->gpu.stream, &graph));
   CUDA_CHECK(cudaGraphInstantiate(&r->graph, graph, 0));

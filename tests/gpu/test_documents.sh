@@ -67,6 +67,11 @@ for precision in bf16 fp8; do
     check "${name}_in_pieces_agrees_with_the_cpu" "$d" awk -v d="$d" -v b=$bound 'BEGIN { exit !(d <= b) }'
   done
 done
+# A split whose ends are not known has whole windows, between recorded steps of documents.
+cp -r "$folder/data" "$folder/bare" && rm "$folder"/bare/val-*.docs
+for graphs in true false; do run "bare-$graphs" "data.val=$folder/bare" backend.graphs=$graphs; done
+check whole_windows_are_validated_beside_documents "$(loss bare-true) and $(loss bare-false)" \
+  test "$(loss bare-true)" = "$(loss bare-false)"
 # The card alone: other tests beside it would be counted.
 run large train.batch_size=256 train.steps=1 optimizer.warmup_steps=0 backend.deterministic=false
 taken=$(sed -nE 's/.*"memory_taken":([0-9]+).*/\1/p' "$folder/large/log.jsonl")
