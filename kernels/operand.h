@@ -84,6 +84,14 @@ typedef struct HeadGradient {
   RowStat s;  // row sums of dlogits' z
 } HeadGradient;
 
+// A matrix inside of a parameter that Muon makes orthogonal by itself, such as q in qkv or gate in
+// gate_up: its row i is row first + i step of the parameter, and it has all columns.
+typedef struct MatrixPart {
+  int64_t first, step, rows;
+} MatrixPart;
+
+enum { MOST_PARTS = 3 };
+
 // One parameter tensor of the optimizer's list, [rows, cols] row-major. Vectors have rows = 1.
 // A matrix is used plain (compute, grad) or folded with the norm weight list[norm] (folded,
 // grad_folded); a tied embedding is used both ways. An unused pair has no memory. A norm weight is
@@ -93,18 +101,21 @@ typedef struct HeadGradient {
 typedef struct ParamTensor {
   int64_t rows, cols;
   master_t *master;    // weight
-  moment_t *m, *v;     // AdamW's first and second moment
+  moment_t *m, *v;     // AdamW's first and second moment; Muon's momentum, v NULL
   grad_t *grad;        // gradient with respect to the plain use; a norm weight's: dwn
   grad_t *grad_folded; // dW' = gradient with respect to the folded copy
   stat_t *part_sum;    // lm_head's, where the loss' chunks add up (wgrad_part), else NULL
   Operand compute;     // W as the GEMMs read it
   Operand folded;      // W * wn, wn = list[norm].master [cols]
   int norm;            // index in the list; -1 where the matrix is not folded
-  bool decay;          // AdamW's weight decay applies
+  bool decay;          // weight decay applies
+  int part_count;      // Muon updates it, part by part, and each row is in one part; 0: AdamW does
+  MatrixPart parts[MOST_PARTS];
 } ParamTensor;
 
 typedef struct AdamW {
   double learning_rate, beta1, beta2, eps, weight_decay;
+  double momentum;  // Muon's
   double clip_norm; // gradients are scaled by min(1, clip_norm / norm); 0 = no clipping
   // The step's loss, gradients and norm are multiplied by it, before clipping: head_loss has one
   // weight for all rows of a step, and this makes it a mean over those that count. 1 where all do,
