@@ -46,7 +46,13 @@ static void make_batch(const Case *c, int64_t step, int32_t *tokens, int32_t *ta
 static void train(const Case *c, Backend *be, double *losses) {
   const RunShape shape = {.batch = c->B, .seq = c->T, .loss_chunks = c->chunks, .train = true};
   int32_t *lengths = xcalloc((size_t)(c->B * c->T), sizeof *lengths);
-  const AdamW hyper = {3e-3, 0.9, 0.95, 1e-8, 0.1, 1, 1};
+  const AdamW hyper = {.learning_rate = 3e-3,
+                       .beta1 = 0.9,
+                       .beta2 = 0.95,
+                       .eps = 1e-8,
+                       .weight_decay = 0.1,
+                       .clip_norm = 1,
+                       .gradient_scale = 1};
   const size_t M = (size_t)(c->B * c->T);
   int32_t *tokens = xmalloc(M * sizeof *tokens), *targets = xmalloc(M * sizeof *targets);
   Llama llama;
