@@ -90,7 +90,14 @@ typedef struct MatrixPart {
   int64_t first, step, rows;
 } MatrixPart;
 
-enum { MOST_PARTS = 3 };
+enum { MOST_PARTS = 3, MUON_STEPS = 5 };
+
+// Muon's constants (kernels/ops.h: AdamwOp): those of its polynomial, published with it.
+#define MUON_A 3.4445
+#define MUON_B (-4.7750)
+#define MUON_C 2.0315
+#define MUON_EPS 1e-7
+#define MUON_SCALE 0.2
 
 // One parameter tensor of the optimizer's list, [rows, cols] row-major. Vectors have rows = 1.
 // A matrix is used plain (compute, grad) or folded with the norm weight list[norm] (folded,

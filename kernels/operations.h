@@ -61,7 +61,7 @@ typedef enum Mainloop { MAINLOOP_AUTO, MAINLOOP_WGMMA, MAINLOOP_MMA_SYNC } Mainl
 // The precision of the CPU's products; auto is the faster one.
 typedef enum CpuProducts { PRODUCTS_FP32, PRODUCTS_BF16, PRODUCTS_AUTO } CpuProducts;
 
-// The type of AdamW's moments.
+// The type of the optimizer's moments.
 typedef enum MomentType { MOMENTS_FP32, MOMENTS_BF16 } MomentType;
 
 // Row-major GEMMs, by how A and B are stored; the result is [M, N].

@@ -109,7 +109,7 @@ void llama_zero_moments(Llama *llama) {
     const ParamTensor *p = &llama->tensors[i];
     const size_t bytes = (size_t)(p->rows * p->cols) * llama->be->moment_bytes;
     llama->be->services.zero(llama->be, p->m, bytes);
-    llama->be->services.zero(llama->be, p->v, bytes);
+    if (p->v) llama->be->services.zero(llama->be, p->v, bytes);
   }
 }
 

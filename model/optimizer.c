@@ -32,6 +32,7 @@ AdamW adamw_at(const OptimizerConfig *o, int64_t step, int64_t steps) {
       .beta2 = o->beta2,
       .eps = o->eps,
       .weight_decay = o->weight_decay,
+      .momentum = o->momentum,
       .clip_norm = o->clip_norm,
       .gradient_scale = 1,
   };

@@ -62,13 +62,14 @@ static int64_t param_layer(int index) {
   return (index - BEFORE_LAYERS) / PER_LAYER;
 }
 
-void params_table(const ModelConfig *c, ParamTensor *list) {
+void params_table(const ModelConfig *c, bool muon, ParamTensor *list) {
   const Sizes n = model_sizes(c, &(RunShape){.batch = 1, .seq = 1});
-  const int64_t D = n.D, F = n.F, V = n.V, Hd = n.Hd, R = n.R;
-#define PARAMETER(enumerator, name, rows, cols, norm) {rows, cols, norm},
+  const int64_t D = n.D, F = n.F, V = n.V, Hd = n.Hd, R = n.R, KVd = (R - Hd) / 2;
+#define PARAMETER(enumerator, name, rows, cols, norm, ...) {rows, cols, norm, {__VA_ARGS__}},
   const struct {
     int64_t rows, cols;
     int norm;
+    MatrixPart parts[MOST_PARTS];
   } table[] = {
 #include "model/tensors.def"
   };
@@ -81,6 +82,8 @@ void params_table(const ModelConfig *c, ParamTensor *list) {
         .cols = table[kind].cols,
         .norm = norm == NO_NORM ? -1 : param_index(c, (ParamKind)norm, param_layer(i)),
         .decay = table[kind].rows > 1};
+    for (int part = 0; muon && part < MOST_PARTS && table[kind].parts[part].rows > 0; part++)
+      list[i].parts[list[i].part_count++] = table[kind].parts[part];
   }
 }
 
@@ -228,7 +231,7 @@ bool scaling_used(const ModelConfig *c, int index) {
     return layer >= row->first_layer;
   }
   ParamTensor *list = xcalloc((size_t)params_count(c), sizeof *list);
-  params_table(c, list);
+  params_table(c, false, list);
   const bool looked_up = index == 0 && !c->tie_word_embeddings, matrix = list[index].decay;
   free(list);
   return matrix && !looked_up;
@@ -431,20 +434,27 @@ static Operand take_weight(Layout *l, const ParamTensor *t, bool fp8, int scalin
   return w;
 }
 
+static void take_moments(Layout *l, ParamTensor *t) {
+  static const char *const shapes[][2] = {{"all parameters", "all parameters, bf16"},
+                                          {"other parameters", "other parameters, bf16"},
+                                          {"matrices of layers", "matrices of layers, bf16"}};
+  const bool by_muon = t->part_count > 0;
+  const char *shape = shapes[l->shape->muon + by_muon][l->be->moment_bytes == 2];
+  const int64_t n = t->rows * t->cols;
+  t->m = take(l, by_muon ? "Muon momentum" : "AdamW m", shape, n, l->be->moment_bytes);
+  if (!by_muon) t->v = take(l, "AdamW v", shape, n, l->be->moment_bytes);
+}
+
 size_t params_layout(ParamTensor *tensors, const ModelConfig *c, const RunShape *shape,
                      const Backend *be, char *block, MemoryPlan *plan) {
   Layout l = {.arena = {block, 0}, .plan = plan, .model = c, .shape = shape, .be = be};
-  const char *moments = be->moment_bytes == 2 ? "all parameters, bf16" : "all parameters";
-  params_table(c, tensors);
+  params_table(c, shape->muon, tensors);
   for (int i = 0; i < params_count(c); i++) {
     ParamTensor *t = &tensors[i];
     const int64_t n = t->rows * t->cols;
     const bool embed = i == param_index(c, PARAM_EMBED, -1);
     t->master = take(&l, "master weights", "all parameters", n, be->master_bytes);
-    if (shape->train) {
-      t->m = take(&l, "AdamW m", moments, n, be->moment_bytes);
-      t->v = take(&l, "AdamW v", moments, n, be->moment_bytes);
-    }
+    if (shape->train) take_moments(&l, t);
     if (embed || (t->decay && t->norm < 0))
       t->compute = take_weight(&l, t, shape->fp8 && !embed, i);
     if (t->norm >= 0) t->folded = take_weight(&l, t, shape->fp8, i);

@@ -14,6 +14,7 @@ typedef struct RunShape {
   int64_t context;     // positions of a generator beside it, 0 = no generator
   bool cache;          // a generator's shape: its layers cache `context` positions
   bool fp8;            // products multiply in FP8
+  bool muon;           // Muon updates the matrices of layers, so they have no second moment
   int64_t usual_documents, longest_document; // as in OpsConfig
 } RunShape;
 
@@ -34,9 +35,9 @@ typedef enum ParamKind {
 #undef PARAMETER
 
 int params_count(const ModelConfig *model);
-// Fills list[params_count(model)] with the fields that need no memory: rows, cols, norm and decay,
-// which is true of matrices alone.
-void params_table(const ModelConfig *model, ParamTensor *list);
+// Fills list[params_count(model)] with the fields that need no memory: rows, cols, norm, decay,
+// which is true of matrices alone, and with muon the parts of layers' matrices.
+void params_table(const ModelConfig *model, bool muon, ParamTensor *list);
 // Indices into the list; layer: -1 outside the layers.
 int param_index(const ModelConfig *model, ParamKind kind, int64_t layer);
 // Initial values of HF tensor `hf_name`, element range [first, first + count): 1 for norms, else

@@ -21,6 +21,7 @@ static void cpu_destroy(Backend *be) {
   free(cpu->documents.ends);
   bf16_products_close(cpu->products);
   free(cpu->scalings);
+  free(cpu->muon);
   free(cpu);
 }
 
@@ -127,6 +128,7 @@ static const Backend cpu_functions = {
     .moment_bytes = sizeof(real),
     .most_parts = {.sumsq = 1, .s = 1},
     .services.destroy = cpu_destroy,
+    .services.list_bytes = muon_scratch,
     .services.alloc = cpu_alloc,
     .services.release = cpu_release,
     .services.zero = cpu_zero,

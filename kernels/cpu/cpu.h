@@ -38,6 +38,8 @@ typedef struct Cpu {
   CpuScaling *scalings;   // [config.scaling_count]
   int parameters; // the first scalings belong to this many, those of the last list that was written
   AdamW hyper;
+  real *muon; // muon_scratch of the last list that was written
+  size_t muon_bytes;
   StepResult step;                 // the running one
   StepResult results[MAX_RESULTS]; // ended and not yet read, a ring
   int64_t ended, taken;
@@ -132,6 +134,18 @@ void cpu_loss(Backend *be, int64_t M, Operand x, RowStat sumsq, const int32_t *t
               act_t *logits, double scale, RowStat *s);
 // Elements of scratch per thread for the attention of sequences of T.
 size_t cpu_attention_scratch(int64_t T);
+
+// ---- The update of a tensor; t is list[index], and gradients are multiplied by scale.
+// Row n of dW; it is in `made` [cols] where it has to be computed from other arrays.
+const real *gradient_row(const ParamTensor *list, const ParamTensor *t, int64_t n, real *made);
+void muon_tensor(const Cpu *cpu, const ParamTensor *list, int index, double scale);
+// Bytes of scratch for the parts of a list; 0 where there are none.
+size_t muon_scratch(const ParamTensor *list, int count);
+// X [rows, cols] becomes nearly U V^T of its singular value decomposition U S V^T: singular values
+// from a thousandth of its norm on come near 1, and 0 stays 0. In the same bits for any number of
+// threads. scratch [orthogonalize_scratch]
+void orthogonalize(int64_t rows, int64_t cols, real *X, real *scratch);
+size_t orthogonalize_scratch(int64_t rows, int64_t cols);
 
 void cpu_set_hyper(Backend *be, const AdamW *hyper);
 void cpu_step_begin(Backend *be);

@@ -33,9 +33,8 @@ static void norm_gradient(const ParamTensor *t, const ParamTensor *norm) {
   }
 }
 
-// Row n of dW; it is in `made` [cols] where it has to be computed from other arrays.
-VECTORS static const real *gradient_row(const ParamTensor *list, const ParamTensor *t, int64_t n,
-                                        real *made) {
+VECTORS const real *gradient_row(const ParamTensor *list, const ParamTensor *t, int64_t n,
+                                 real *made) {
   const real *plain = t->grad ? reals(t->grad) + n * t->cols : NULL;
   if (t->norm < 0) return plain;
   const real *folded = reals(t->grad_folded) + n * t->cols, *wn = reals(list[t->norm].master);
@@ -86,7 +85,12 @@ static void refresh_tensor(Cpu *cpu, const ParamTensor *list, const ParamTensor 
 
 void cpu_refresh(Backend *be, const ParamTensor *list, int count) {
   Cpu *cpu = cpu_of(be);
+  const size_t muon_bytes = muon_scratch(list, count);
   cpu->parameters = count;
+  if (muon_bytes > cpu->muon_bytes) {
+    free(cpu->muon);
+    cpu->muon = xmalloc(cpu->muon_bytes = muon_bytes);
+  }
   for (int i = 0; i < count; i++) refresh_tensor(cpu, list, &list[i]);
 }
 
@@ -164,7 +168,8 @@ void cpu_adamw(Backend *be, const ParamTensor *list, int count) {
   const double factor = hyper->gradient_scale * (clipped ? hyper->clip_norm / step->grad_norm : 1);
   for (int vectors = 0; vectors < 2; vectors++) // last: gradients of matrices read the old ones
     for (int i = 0; i < count; i++)
-      if ((list[i].rows == 1) == vectors) adamw_tensor(cpu_of(be), list, i, factor);
+      if ((list[i].rows == 1) == vectors)
+        (list[i].part_count > 0 ? muon_tensor : adamw_tensor)(cpu_of(be), list, i, factor);
   cpu_refresh(be, list, count); // after all masters: a folded copy reads its norm weight too
 }
 

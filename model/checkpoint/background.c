@@ -58,8 +58,9 @@ static size_t place(SnapshotPiece *pieces, const ParamTensor *tensors, int count
   for (int i = 0; i < parts * count; i++) {
     const ParamTensor *p = &tensors[i / parts];
     const StatePart part = (StatePart)(i % parts);
-    const size_t bytes =
-        (size_t)(p->rows * p->cols) * (part == MASTER ? be->master_bytes : be->moment_bytes);
+    const bool is_there = part != EXP_AVG_SQ || p->part_count == 0;
+    const size_t values = is_there ? (size_t)(p->rows * p->cols) : 0,
+                 bytes = values * (part == MASTER ? be->master_bytes : be->moment_bytes);
     void *to = arena_take(&arena, bytes);
     const void *from = part == MASTER    ? (const void *)p->master
                        : part == EXP_AVG ? (const void *)p->m
@@ -69,11 +70,11 @@ static size_t place(SnapshotPiece *pieces, const ParamTensor *tensors, int count
   return arena.used;
 }
 
-size_t background_bytes(const ModelConfig *model, const Backend *be, bool with_optimizer) {
-  const int count = params_count(model);
+size_t background_bytes(const Config *c, const Backend *be) {
+  const int count = params_count(&c->model), parts = parts_of_copy(c->output.save_optimizer);
   ParamTensor *tensors = xcalloc((size_t)count, sizeof *tensors);
-  params_table(model, tensors);
-  const size_t bytes = place(NULL, tensors, count, parts_of_copy(with_optimizer), be, NULL);
+  params_table(&c->model, c->optimizer.kind == OPTIMIZER_MUON, tensors);
+  const size_t bytes = place(NULL, tensors, count, parts, be, NULL);
   free(tensors);
   return bytes;
 }

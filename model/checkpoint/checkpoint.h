@@ -3,9 +3,10 @@
 //   model.safetensors      weights, Hugging Face names and layout; past 5 GB shards and an index
 //   config.json            Hugging Face's LlamaForCausalLM config
 //   tokenizer.json ...     where the tokenizer is known: export.c
-//   optimizer.safetensors  exp_avg.NAME and exp_avg_sq.NAME for every NAME of model.safetensors; of
-//                          a run in FP8 its scalings, too: PRECISION.scalings, each scale with its
-//                          history, in the order of model/tensors.def
+//   optimizer.safetensors  exp_avg.NAME and exp_avg_sq.NAME for every NAME of model.safetensors,
+//                          but no exp_avg_sq of what Muon updates; of a run in FP8 its scalings,
+//                          too: PRECISION.scalings, each scale with its history, in the order of
+//                          model/tensors.def
 //   run.json               the resolved configuration
 //   state.json             step, loader cursor, counters
 //   checksums.json         the step, and of each file above its bytes and checksum
@@ -97,7 +98,7 @@ typedef struct StateSource StateSource;
 struct StateSource {
   const Llama *llama;
   // One part of llama->tensors[param], as it is packed: [rows, cols] of floats. They are asked for
-  // in the files' order: all masters, then all EXP_AVG, then all EXP_AVG_SQ, then, where
+  // in the files' order: all masters, then all EXP_AVG, then all EXP_AVG_SQ there are, then, where
   // output.save_dtype rounds, the masters again. One that a shard's end cuts is asked for twice.
   int (*read)(const StateSource *source, float *packed, int param, StatePart part, Error *err);
   // [scaling_count(&llama->config)], after all others; NULL in bf16, and while no scale is known.
@@ -147,8 +148,9 @@ typedef struct SaveResult {
   double waited_ms; // of them: the run stood still
 } SaveResult;
 
-// Bytes of the host's memory that a copy of a run's state takes, the moments with_optimizer alone.
-size_t background_bytes(const ModelConfig *model, const Backend *be, bool with_optimizer);
+// Bytes of the host's memory that a copy of a run's state takes: its output.save_optimizer says
+// whether with the moments.
+size_t background_bytes(const Config *config, const Backend *be);
 
 // Allocates its memory on the backend and starts a thread, which allocates the copy while the
 // run starts. llama outlives it. with_optimizer: output.save_optimizer of all its saves.
@@ -202,5 +204,6 @@ int checkpoint_read_state(const char *path, TrainState *state, Error *err);
 // be->services.set_updates(state.updates). A run in FP8 that has the scalings of this precision
 // with its moments uses them; those of another precision are skipped.
 int checkpoint_load(const Checkpoint *c, Llama *llama, Error *err);
-// Checks that checkpoint_load would accept it for this model, without reading values.
-int checkpoint_check(const Checkpoint *c, const ModelConfig *model, Error *err);
+// Checks that checkpoint_load would accept it for this model and RunShape.muon, without reading
+// values.
+int checkpoint_check(const Checkpoint *c, const ModelConfig *model, bool muon, Error *err);

@@ -31,24 +31,24 @@ int no_weights(const char *folder, Error *err);
 char *state_json(const TrainState *state);
 
 // ---- load.c
-// The tensors of a file of ours: the weights, or exp_avg.NAME and then exp_avg_sq.NAME of each, and
-// then, where the weights beside it are rounded, master.NAME.
+// The tensors of a file of ours: the weights, or exp_avg.NAME of each and then exp_avg_sq.NAME of
+// those that AdamW updates, and then, where the weights beside it are rounded, master.NAME.
 typedef enum TensorSet { WEIGHTS, MOMENTS, MOMENTS_AND_MASTERS } TensorSet;
 typedef struct TensorList {
   TensorSet set;
-  int count, each;     // each: weights of the model
+  int count;
   SafeTensor *tensors; // [count] name, shape and dtype
   HfTensor *hf;        // [count] the same as the model knows them
+  StatePart *values;   // [count] which values of its parameter it is a part of
   bool scalings;       // tensors[count], behind them, is scalings_tensor
 } TensorList;
-// dtype: of weights; the others are F32.
-void tensor_list_make(TensorList *list, const ModelConfig *model, TensorSet set, SafeDtype dtype);
+// muon: the run's (RunShape). dtype: of weights; the others are F32.
+void tensor_list_make(TensorList *list, const ModelConfig *model, bool muon, TensorSet set,
+                      SafeDtype dtype);
 void tensor_list_free(TensorList *list);
 // The FP8 scalings of a run of this shape, [scaling_count] of ScalingState; its name is the
 // caller's.
 SafeTensor scalings_tensor(const ModelConfig *model);
-// Which values of its parameter tensor i is a part of.
-StatePart tensor_part(const TensorList *list, int i);
 
 // ---- shards.c
 // The files that an index names, each once, in order. Names have no slash.

@@ -46,8 +46,9 @@ int checkpoint_complete(const char *path, TrainState *state, Error *err) {
 static int check_moments(const char *folder, const TrainState *state, Error *err) {
   if (!state->model_alone) return 0;
   return error_set(err,
-                   "no run resumes from '%s': it is the model alone, without AdamW's moments, as "
-                   "output.save_optimizer=false asked; train.init_from starts a run from it",
+                   "no run resumes from '%s': it is the model alone, without the optimizer's "
+                   "moments, as output.save_optimizer=false asked; train.init_from starts a run "
+                   "from it",
                    folder);
 }
 

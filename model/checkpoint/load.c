@@ -10,25 +10,40 @@
 
 // ---- The tensors of our files
 
-void tensor_list_make(TensorList *list, const ModelConfig *model, TensorSet set, SafeDtype dtype) {
-  static const char *const prefixes[] = {"exp_avg.", "exp_avg_sq.", "master."};
+static void list_add(TensorList *list, const HfTensor *t, StatePart values, SafeDtype dtype) {
+  static const char *const prefixes[] = {
+      [MASTER] = "master.", [EXP_AVG] = "exp_avg.", [EXP_AVG_SQ] = "exp_avg_sq."};
+  SafeTensor *tensor = &list->tensors[list->count];
+  const char *prefix = list->set == WEIGHTS ? "" : prefixes[values];
+  *tensor = (SafeTensor){.name = xasprintf("%s%s", prefix, t->name),
+                         .dtype = dtype,
+                         .rank = t->rank,
+                         .shape = {t->rank == 1 ? t->cols : t->rows}};
+  if (t->rank == 2) tensor->shape[1] = t->cols;
+  list->hf[list->count] = *t;
+  list->values[list->count++] = values;
+}
+
+void tensor_list_make(TensorList *list, const ModelConfig *model, bool muon, TensorSet set,
+                      SafeDtype dtype) {
+  static const StatePart of_weights[] = {MASTER}, of_optimizer[] = {EXP_AVG, EXP_AVG_SQ, MASTER};
+  const StatePart *values = set == WEIGHTS ? of_weights : of_optimizer;
   const int each = hf_tensor_count(model), parts = set == WEIGHTS ? 1 : set == MOMENTS ? 2 : 3;
-  const int count = parts * each;
+  const size_t most = (size_t)(parts * each);
+  ParamTensor *table = xcalloc((size_t)params_count(model), sizeof *table);
+  HfTensor *weights = xcalloc((size_t)each, sizeof *weights);
   *list = (TensorList){.set = set,
-                       .count = count,
-                       .each = each,
-                       .tensors = xcalloc((size_t)count + 1, sizeof *list->tensors),
-                       .hf = xcalloc((size_t)count, sizeof *list->hf)};
-  for (int i = 0; i < parts; i++) hf_tensor_list(model, list->hf + i * each);
-  for (int i = 0; i < count; i++) {
-    const HfTensor *t = &list->hf[i];
-    const char *prefix = set == WEIGHTS ? "" : prefixes[i / each];
-    list->tensors[i] = (SafeTensor){.name = xasprintf("%s%s", prefix, t->name),
-                                    .dtype = dtype,
-                                    .rank = t->rank,
-                                    .shape = {t->rank == 1 ? t->cols : t->rows}};
-    if (t->rank == 2) list->tensors[i].shape[1] = t->cols;
-  }
+                       .tensors = xcalloc(most + 1, sizeof *list->tensors),
+                       .hf = xcalloc(most, sizeof *list->hf),
+                       .values = xcalloc(most, sizeof *list->values)};
+  params_table(model, muon, table);
+  hf_tensor_list(model, weights);
+  for (int part = 0; part < parts; part++)
+    for (const HfTensor *t = weights; t < weights + each; t++)
+      if (values[part] != EXP_AVG_SQ || table[t->param].part_count == 0)
+        list_add(list, t, values[part], dtype);
+  free(weights);
+  free(table);
 }
 
 SafeTensor scalings_tensor(const ModelConfig *model) {
@@ -43,11 +58,7 @@ void tensor_list_free(TensorList *list) {
   for (int i = 0; i < count; i++) free(list->tensors[i].name);
   free(list->tensors);
   free(list->hf);
-}
-
-StatePart tensor_part(const TensorList *list, int i) {
-  if (list->set == WEIGHTS || i >= 2 * list->each) return MASTER;
-  return i < list->each ? EXP_AVG : EXP_AVG_SQ;
+  free(list->values);
 }
 
 // ---- One file, or the shards of one
@@ -141,12 +152,12 @@ static int check_files(const Wanted *w, Error *err) {
 
 // Finds and checks the wanted tensors; wanted_close afterwards, also after an error.
 static int wanted_open(Wanted *w, const SafeFile *files, int count, const ModelConfig *model,
-                       TensorSet set, Error *err) {
+                       bool muon, TensorSet set, Error *err) {
   *w = (Wanted){.model = model, .files = files, .count = count};
   w->name = count == 1 ? path_text("%s", files->path) : path_parent(files->path);
   for (int i = 0; i < files->count && set == MOMENTS; i++)
     if (strncmp(files->tensors[i].name, "master.", 7) == 0) set = MOMENTS_AND_MASTERS;
-  tensor_list_make(&w->list, model, set, SAFE_F32);
+  tensor_list_make(&w->list, model, muon, set, SAFE_F32);
   w->sources = xcalloc((size_t)w->list.count, sizeof *w->sources);
   return check_files(w, err);
 }
@@ -156,12 +167,12 @@ static void wanted_close(Wanted *w) {
   tensor_list_free(&w->list);
 }
 
-int checkpoint_check(const Checkpoint *c, const ModelConfig *model, Error *err) {
+int checkpoint_check(const Checkpoint *c, const ModelConfig *model, bool muon, Error *err) {
   Wanted wanted;
-  int status = wanted_open(&wanted, c->files, c->weight_files, model, WEIGHTS, err);
+  int status = wanted_open(&wanted, c->files, c->weight_files, model, muon, WEIGHTS, err);
   wanted_close(&wanted);
   if (status != 0 || !c->with_optimizer) return status;
-  status = wanted_open(&wanted, c->files + c->weight_files, 1, model, MOMENTS, err);
+  status = wanted_open(&wanted, c->files + c->weight_files, 1, model, muon, MOMENTS, err);
   wanted_close(&wanted);
   return status;
 }
@@ -169,13 +180,13 @@ int checkpoint_check(const Checkpoint *c, const ModelConfig *model, Error *err) 
 // ---- Into the model
 
 static bool is_part(const TensorList *list, int i, int param, StatePart part) {
-  return list->hf[i].param == param && tensor_part(list, i) == part;
+  return list->hf[i].param == param && list->values[i] == part;
 }
 
 // The packed tensor that tensor `first` of the list is the first part of, from all of its parts.
 static int load_packed(const Wanted *w, const Llama *llama, int first, Error *err) {
   Backend *be = llama->be;
-  const StatePart part = tensor_part(&w->list, first);
+  const StatePart part = w->list.values[first];
   const int param = w->list.hf[first].param;
   for (int i = 0; i < first; i++)
     if (is_part(&w->list, i, param, part)) return 0; // loaded with its first part
@@ -221,12 +232,13 @@ static int read_scalings(const Wanted *w, const Llama *llama, ScalingState **sta
 }
 
 int checkpoint_load(const Checkpoint *c, Llama *llama, Error *err) {
-  const bool with_optimizer = c->with_optimizer;
+  const bool with_optimizer = c->with_optimizer, muon = llama->shape.muon;
   Wanted weights, moments = {0};
   ScalingState *scalings = NULL;
-  int status = wanted_open(&weights, c->files, c->weight_files, &llama->config, WEIGHTS, err);
+  int status = wanted_open(&weights, c->files, c->weight_files, &llama->config, muon, WEIGHTS, err);
   if (status == 0 && with_optimizer)
-    status = wanted_open(&moments, c->files + c->weight_files, 1, &llama->config, MOMENTS, err);
+    status =
+        wanted_open(&moments, c->files + c->weight_files, 1, &llama->config, muon, MOMENTS, err);
   if (status == 0 && with_optimizer && llama->shape.fp8)
     status = read_scalings(&moments, llama, &scalings, err);
   if (status == 0 && moments.list.set != MOMENTS_AND_MASTERS)

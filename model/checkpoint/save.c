@@ -54,11 +54,10 @@ static int append_values(SafeWriter *w, const StateSource *source, const TensorL
     const HfTensor *t = &list->hf[i];
     const ParamTensor *p = &llama->tensors[t->param];
     // gate and up, that stand side by side, are read once
-    if (i == first || list->hf[i - 1].param != t->param ||
-        tensor_part(list, i - 1) != tensor_part(list, i)) {
+    if (i == first || list->hf[i - 1].param != t->param || list->values[i - 1] != list->values[i]) {
       free(packed);
       packed = xmalloc((size_t)(p->rows * p->cols) * sizeof *packed);
-      status = source->read(source, packed, t->param, tensor_part(list, i), err);
+      status = source->read(source, packed, t->param, list->values[i], err);
     }
     for (int64_t row = 0; row < t->rows && status == 0; row++)
       status = safetensors_append_f32(w, list->tensors[i].dtype,
@@ -104,7 +103,7 @@ static int write_text(const char *folder, const char *file, char *text, Error *e
 static int write_weights(const char *folder, const StateSource *source, SaveDtype dtype,
                          uint64_t most_bytes, FileSums *sums, Error *err) {
   TensorList list;
-  tensor_list_make(&list, &source->llama->config, WEIGHTS,
+  tensor_list_make(&list, &source->llama->config, source->llama->shape.muon, WEIGHTS,
                    dtype == SAVE_BF16 ? SAFE_BF16 : SAFE_F32);
   int *first = xcalloc((size_t)list.count + 1, sizeof *first);
   const int shards = shards_plan(&list, most_bytes, first);
@@ -126,8 +125,8 @@ static int write_optimizer(const char *folder, const StateSource *source, SaveDt
                            FileSums *sums, Error *err) {
   const Llama *llama = source->llama;
   TensorList list;
-  tensor_list_make(&list, &llama->config, dtype == SAVE_FP32 ? MOMENTS : MOMENTS_AND_MASTERS,
-                   SAFE_F32);
+  tensor_list_make(&list, &llama->config, llama->shape.muon,
+                   dtype == SAVE_FP32 ? MOMENTS : MOMENTS_AND_MASTERS, SAFE_F32);
   list.scalings = source->scalings != NULL;
   if (list.scalings) list.tensors[list.count] = scalings_tensor(&llama->config);
   const int status = write_tensors(folder, OPTIMIZER_FILE, source, &list, 0, list.count, sums, err);
@@ -163,9 +162,9 @@ static int write_folder(const char *folder, const StateSource *source, const Con
 
 // ---- Free space
 
-static uint64_t list_bytes(const ModelConfig *model, TensorSet set, SafeDtype dtype) {
+static uint64_t list_bytes(const Config *c, TensorSet set, SafeDtype dtype) {
   TensorList list;
-  tensor_list_make(&list, model, set, dtype);
+  tensor_list_make(&list, &c->model, c->optimizer.kind == OPTIMIZER_MUON, set, dtype);
   uint64_t bytes = 0;
   for (int i = 0; i < list.count; i++) bytes += tensor_bytes(&list.tensors[i]);
   tensor_list_free(&list);
@@ -175,9 +174,9 @@ static uint64_t list_bytes(const ModelConfig *model, TensorSet set, SafeDtype dt
 // Of the tensors, beside which the other files are small.
 static uint64_t checkpoint_bytes(const Config *c) {
   const bool rounded = c->output.save_dtype == SAVE_BF16;
-  const uint64_t weights = list_bytes(&c->model, WEIGHTS, rounded ? SAFE_BF16 : SAFE_F32);
+  const uint64_t weights = list_bytes(c, WEIGHTS, rounded ? SAFE_BF16 : SAFE_F32);
   if (!c->output.save_optimizer) return weights;
-  return weights + list_bytes(&c->model, rounded ? MOMENTS_AND_MASTERS : MOMENTS, SAFE_F32);
+  return weights + list_bytes(c, rounded ? MOMENTS_AND_MASTERS : MOMENTS, SAFE_F32);
 }
 
 static int check_room(const char *run_dir, const Config *config, Error *err) {

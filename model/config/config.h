@@ -74,12 +74,17 @@ typedef struct TrainConfig {
 
 typedef enum Schedule { SCHEDULE_CONSTANT, SCHEDULE_COSINE, SCHEDULE_WSD } Schedule;
 
+// Muon updates the matrices of layers, AdamW the rest.
+typedef enum OptimizerKind { OPTIMIZER_ADAMW, OPTIMIZER_MUON } OptimizerKind;
+
 typedef struct OptimizerConfig {
+  OptimizerKind kind;
   Schedule schedule;
   double learning_rate;     // peak
   double min_learning_rate; // at the end of cosine and WSD
   int64_t warmup_steps;     // linear from learning_rate / warmup_steps
   int64_t decay_steps;      // WSD: the last steps, in which the rate falls linearly to the minimum
+  double momentum;          // Muon's
   double beta1, beta2, eps, weight_decay;
   double clip_norm; // 0 = no clipping
 } OptimizerConfig;
@@ -96,7 +101,7 @@ typedef struct BackendConfig {
   Precision precision;
   bool deterministic; // GPU: equal bits in every run
   bool graphs;        // GPU: a step is recorded once and replayed
-  MomentType moments; // AdamW's
+  MomentType moments; // of the optimizer
   int64_t threads;    // CPU threads; 0 = all
   CpuProducts cpu_products;
 } BackendConfig;
@@ -147,8 +152,9 @@ void config_write(JsonWriter *w, const char *name, const Config *config);
 // For the start of a run, on four lines at most: the keys that have a default and another value.
 void config_print(const Config *config);
 
-// As backend.precision has it: "fp8".
+// As backend.precision and optimizer.kind have them: "fp8", "muon".
 const char *precision_name(Precision precision);
+const char *optimizer_name(OptimizerKind kind);
 
 // Where `now` differs from `saved` in a key that shapes the run (marked in the table: model, data,
 // batch): -1 and a sentence that names the keys with both values.

@@ -10,6 +10,7 @@
 
 static const char *const rope_types[] = {"default", "llama3", NULL};
 static const char *const documents[] = {"mask", "join", NULL};
+static const char *const optimizers[] = {"adamw", "muon", NULL};
 static const char *const schedules[] = {"constant", "cosine", "wsd", NULL};
 static const char *const recomputes[] = {"none", "mlp", "layer", NULL};
 static const char *const devices[] = {"auto", "cuda", "cpu", NULL};
@@ -19,11 +20,11 @@ static const char *const products[] = {"fp32", "bf16", "auto", NULL};
 static const char *const precisions[] = {"bf16", "fp8", NULL};
 static const char *const dtypes[] = {"fp32", "bf16", NULL};
 
-_Static_assert(sizeof(Schedule) == sizeof(int) && sizeof(RopeType) == sizeof(int) &&
-                   sizeof(Device) == sizeof(int) && sizeof(KernelChoice) == sizeof(int) &&
-                   sizeof(SaveDtype) == sizeof(int) && sizeof(MomentType) == sizeof(int) &&
-                   sizeof(DocumentsMode) == sizeof(int) && sizeof(Precision) == sizeof(int) &&
-                   sizeof(Mainloop) == sizeof(int),
+_Static_assert(sizeof(OptimizerKind) == sizeof(int) && sizeof(Schedule) == sizeof(int) &&
+                   sizeof(RopeType) == sizeof(int) && sizeof(Device) == sizeof(int) &&
+                   sizeof(KernelChoice) == sizeof(int) && sizeof(SaveDtype) == sizeof(int) &&
+                   sizeof(MomentType) == sizeof(int) && sizeof(DocumentsMode) == sizeof(int) &&
+                   sizeof(Precision) == sizeof(int) && sizeof(Mainloop) == sizeof(int),
                "choices are stored as int");
 
 #define REQUIRED NULL
@@ -137,6 +138,9 @@ const Key config_keys[] = {
          "run, checkpoint or Hugging Face folder whose weights the run starts from; empty: random "
          "weights"),
 
+    CHOICE(optimizer, kind, optimizers, "\"adamw\"", 0,
+           "muon: the matrices of layers are updated by Muon, all else by AdamW; adamw: all by "
+           "AdamW; a run keeps its kind"),
     CHOICE(optimizer, schedule, schedules, "\"cosine\"", 0,
            "learning-rate schedule: constant, cosine or wsd"),
     NUMBER(optimizer, learning_rate, "0.0003", 0, 100, 0, "peak learning rate"),
@@ -148,13 +152,14 @@ const Key config_keys[] = {
             "room for them"),
     INTEGER(optimizer, decay_steps, "0", 0, 99999999, 0,
             "wsd: last steps, in which the learning rate falls linearly"),
+    NUMBER(optimizer, momentum, "0.95", 0, 1, KEY_BELOW_MAX,
+           "Muon: decay of the gradient's running mean"),
     NUMBER(optimizer, beta1, "0.9", 0, 1, KEY_BELOW_MAX,
            "AdamW: decay of the gradient's running mean"),
     NUMBER(optimizer, beta2, "0.95", 0, 1, KEY_BELOW_MAX,
            "AdamW: decay of the gradient's running mean square"),
     NUMBER(optimizer, eps, "1e-08", 0, 1, KEY_ABOVE_MIN, "AdamW: added to the root mean square"),
-    NUMBER(optimizer, weight_decay, "0.1", 0, 100, 0,
-           "AdamW: weight decay of matrices; norms have none"),
+    NUMBER(optimizer, weight_decay, "0.1", 0, 100, 0, "weight decay of matrices; norms have none"),
     NUMBER(optimizer, clip_norm, "1", 0, DBL_MAX, 0,
            "largest norm that the whole gradient may have; 0: no clipping"),
 
@@ -175,7 +180,7 @@ const Key config_keys[] = {
     BOOL(backend, graphs, "true", 0,
          "GPU: a step is recorded once and replayed; false for profilers"),
     CHOICE(backend, moments, dtypes, "\"fp32\"", SHAPES,
-           "AdamW's moments; bf16: half of their memory, stochastically rounded"),
+           "the optimizer's moments; bf16: half of their memory, stochastically rounded"),
     INTEGER(backend, threads, "0", 0, 4096, 0,
             "CPU threads; 0: OMP_NUM_THREADS, else all that it may use"),
     CHOICE(
@@ -189,7 +194,8 @@ const Key config_keys[] = {
         output, save_dtype, dtypes, "\"fp32\"", 0,
         "of a checkpoint's model.safetensors; bf16: optimizer.safetensors holds the fp32 weights"),
     BOOL(output, save_optimizer, "true", 0,
-         "checkpoints have AdamW's moments, from which a run resumes; false: they are the model "
+         "checkpoints have the optimizer's moments, from which a run resumes; false: they are the "
+         "model "
          "alone, for --generate, --eval, train.init_from and Hugging Face"),
     BOOL(output, background_save, "true", 0,
          "a checkpoint is written beside training, from a copy in the host's memory; false: "
@@ -229,6 +235,10 @@ const char *const config_sections[SECTION_COUNT] = {"model",     "data",    "tra
 
 const char *precision_name(Precision precision) {
   return precisions[precision];
+}
+
+const char *optimizer_name(OptimizerKind kind) {
+  return optimizers[kind];
 }
 
 // ---- Finding keys

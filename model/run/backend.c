@@ -23,7 +23,8 @@ RunShape run_shape(const Config *c) {
                     .recompute = c->train.recompute,
                     .train = true,
                     .context = sample_context(&c->train),
-                    .fp8 = c->backend.precision == PRECISION_FP8};
+                    .fp8 = c->backend.precision == PRECISION_FP8,
+                    .muon = c->optimizer.kind == OPTIMIZER_MUON};
 }
 
 // A batch of random windows has a quarter more documents than the mean only seldom.

@@ -146,13 +146,27 @@ int run_tokenizer(Tokenizer **tokenizer, const Config *config, const Loader *tra
 
 // ---- The checkpoint or weights that a run starts from
 
+// The moments of one kind of optimizer are of no use to the other.
+static int check_optimizer(const Config *saved, const Config *now, const char *from, Error *err) {
+  const char *was = optimizer_name(saved->optimizer.kind),
+             *is = optimizer_name(now->optimizer.kind);
+  if (saved->optimizer.kind == now->optimizer.kind) return 0;
+  return error_set(err,
+                   "cannot resume from '%s': it has the moments of optimizer.kind=%s, which %s "
+                   "cannot use; resume with optimizer.kind=%s, or start another run with %s from "
+                   "its weights: train.init_from='%s'",
+                   from, was, is, was, is, from);
+}
+
 // State and configuration of the checkpoint that the run resumes from, and the changes.
 static int check_resume(Run *run, Error *err) {
   const char *from = run->start.path;
   Config saved;
   const Config *now = &run->config;
   TrainState *state = &run->state;
-  if (checkpoint_read_config(from, &saved, err) != 0) return -1;
+  if (checkpoint_read_config(from, &saved, err) != 0 ||
+      check_optimizer(&saved, now, from, err) != 0)
+    return -1;
   if (!now->train.resume_allow_changes && config_compare(&saved, now, err) != 0)
     return error_prefix(err, "cannot resume from '%s'", from);
   if (checkpoint_read_state(from, state, err) != 0) return -1;
@@ -252,6 +266,7 @@ static void check_validation(Run *run) {
 // checkpoint would not mend an error here.
 static int open_beside(Run *run, Error *err) {
   const Config *c = &run->config;
+  const bool muon = c->optimizer.kind == OPTIMIZER_MUON;
   const char *from = run->start.path;
   tokenizer_close(run->tokenizer);
   export_close(&run->export);
@@ -261,7 +276,7 @@ static int open_beside(Run *run, Error *err) {
     return error_prefix(err, "train.init_from");
   if (run_tokenizer(&run->tokenizer, c, run->train_data, run->val_data, from, err) != 0 ||
       check_tokenizer(run, err) != 0 || check_data(run, err) != 0 ||
-      (from[0] && checkpoint_check(&run->start, &c->model, err) != 0))
+      (from[0] && checkpoint_check(&run->start, &c->model, muon, err) != 0))
     return -1;
   return export_open(&run->export, run->tokenizer, from, err);
 }

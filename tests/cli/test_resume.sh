@@ -100,7 +100,7 @@ check a_key_that_changes_no_number_may_change "$(said)" grep_said 'at step 60 of
 train_into alone output.save_optimizer=false output.save_dtype=bf16
 check the_model_alone_is_saved "$(ls "$folder/alone/latest/")" test ! -e "$folder/alone/latest/optimizer.safetensors"
 check it_is_a_folder_to_evaluate "$(said)" "$TRAIN" --eval "$folder/alone" --data "$folder/data"
-refuses a_resume_from_it_says_what_it_lacks "without AdamW's moments" "$config" train.steps=30 train.resume=auto \
+refuses a_resume_from_it_says_what_it_lacks "without the optimizer's moments" "$config" train.steps=30 train.resume=auto \
   output.dir="$folder/alone"
 train_into from_alone train.init_from="$folder/alone"
 check a_run_starts_from_it "$(said)" grep_said 'done; '

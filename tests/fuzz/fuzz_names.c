@@ -181,7 +181,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t size) {
   Checkpoint c = {0};
   bool loaded = model_folder_read(fuzz_folder(), false, checkpoint_open_folder, &c, &err) == 0;
   if (loaded) {
-    const bool fits = checkpoint_check(&c, &m->config, &err) == 0;
+    const bool fits = checkpoint_check(&c, &m->config, false, &err) == 0;
     loaded = checkpoint_load(&c, &m->llama, &err) == 0;
     assert(fits == loaded);
     checkpoint_close(&c);

@@ -84,7 +84,8 @@ TEST(a_model_alone_is_loaded_but_not_resumed) {
   must(checkpoint_find(t.dir, path, &err), &err);
   must(checkpoint_read_state(path, &saved_state, &err), &err);
   assert_true(saved_state.step == 7 && saved_state.model_alone);
-  expect_error(tiny_load(path, &t.loaded.llama, true, &err), &err, "without AdamW's moments");
+  expect_error(tiny_load(path, &t.loaded.llama, true, &err), &err,
+               "without the optimizer's moments");
   must(tiny_load(path, &t.loaded.llama, false, &err), &err);
   for (int i = 0; i < t.run.llama.param_count; i++) {
     const ParamTensor *saved = &t.run.llama.tensors[i], *loaded = &t.loaded.llama.tensors[i];

@@ -108,7 +108,7 @@ TEST(the_plan_counts_only_what_the_other_gradients_memory_lacks) {
   const ModelConfig *const models[] = {&wide, &long_head};
   for (int i = 0; i < 2; i++) {
     assert_in_range(params_count(models[i]), 1, 32);
-    params_table(models[i], list);
+    params_table(models[i], false, list);
     const size_t with = grads_layout(list, models[i], &chunks, &be, NULL, NULL),
                  without = grads_layout(list, models[i], &whole, &be, NULL, NULL),
                  sum = (size_t)models[i]->vocab_size * 256 * 4;

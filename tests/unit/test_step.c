@@ -284,7 +284,7 @@ TEST(packed_rows_are_a_permutation) {
     assert_true(hf_tensor_count(&c) <= 32);
     hf_tensor_list(&c, list);
     ParamTensor table[32];
-    params_table(&c, table);
+    params_table(&c, false, table);
     for (int p = 0; p < params_count(&c); p++) {
       int seen[128] = {0};
       for (int i = 0; i < hf_tensor_count(&c); i++)

@@ -1,0 +1,176 @@
+// Muon's update (kernels/ops.h). Products are cut into slabs of rows, one thread each, at the same
+// places for any number of threads, and so are their bits.
+#include "kernels/cpu/cpu.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/memory.h"
+#include "kernels/formats.h"
+
+enum { SLAB = 64 }; // rows of a result that a thread computes
+
+static int64_t lesser(int64_t a, int64_t b) {
+  return a < b ? a : b;
+}
+
+// ---- Newton-Schulz
+
+// X, and the symmetric matrices of its smaller side, [n, n].
+typedef struct Iteration {
+  int64_t rows, cols, n;
+  bool tall; // A = X^T X, else X X^T
+  real *X, *before, *A, *B;
+} Iteration;
+
+size_t orthogonalize_scratch(int64_t rows, int64_t cols) {
+  const int64_t n = lesser(rows, cols);
+  return (size_t)(rows * cols + 2 * n * n);
+}
+
+// Rows [first, end) of a symmetric S [n, n], which are there up to the diagonal, become its columns,
+// too. No other slab reads or writes those.
+static void mirror(int64_t n, int64_t first, int64_t end, real *S) {
+  for (int64_t i = first; i < end; i++)
+    for (int64_t j = 0; j < i; j++) S[j * n + i] = S[i * n + j];
+}
+
+// A = X X^T, or X^T X.
+static void square(const Iteration *s) {
+  const int64_t n = s->n, cols = s->cols;
+#pragma omp parallel for schedule(dynamic)
+  for (int64_t first = 0; first < n; first += SLAB) {
+    const int64_t end = lesser(first + SLAB, n), at = s->tall ? first : first * cols;
+    gemm_strided(s->tall ? GEMM_TN : GEMM_NT, end - first, end, s->tall ? s->rows : cols, 1,
+                 s->X + at, cols, s->X, cols, 0, s->A + first * n, n);
+    mirror(n, first, end, s->A);
+  }
+}
+
+// B = b A + c A A.
+static void polynomial(const Iteration *s) {
+  const int64_t n = s->n;
+#pragma omp parallel for schedule(dynamic)
+  for (int64_t first = 0; first < n; first += SLAB) {
+    const int64_t end = lesser(first + SLAB, n), at = first * n;
+    for (int64_t i = first; i < end; i++)
+      memcpy(s->B + i * n, s->A + i * n, (size_t)end * sizeof *s->B);
+    gemm_strided(GEMM_NN, end - first, end, n, (real)MUON_C, s->A + at, n, s->A, n, (real)MUON_B,
+                 s->B + at, n);
+    mirror(n, first, end, s->B);
+  }
+}
+
+// X = a X + B X, or a X + X B.
+static void multiply_by_polynomial(const Iteration *s) {
+  const int64_t n = s->n, cols = s->cols;
+  memcpy(s->before, s->X, (size_t)(s->rows * cols) * sizeof *s->X);
+  const real *left = s->tall ? s->before : s->B, *right = s->tall ? s->B : s->before;
+#pragma omp parallel for schedule(static)
+  for (int64_t first = 0; first < s->rows; first += SLAB) {
+    const int64_t end = lesser(first + SLAB, s->rows);
+    gemm_strided(GEMM_NN, end - first, cols, n, 1, left + first * n, n, right, cols, (real)MUON_A,
+                 s->X + first * cols, cols);
+  }
+}
+
+// Rows are summed one by one and then added up in order.
+static void normalize(int64_t rows, int64_t cols, real *X) {
+  double *row_sum = xmalloc((size_t)rows * sizeof *row_sum), total = 0;
+#pragma omp parallel for schedule(static)
+  for (int64_t i = 0; i < rows; i++) row_sum[i] = row_sum_of_squares(cols, X + i * cols);
+  for (int64_t i = 0; i < rows; i++) total += row_sum[i];
+  free(row_sum);
+  const real factor = (real)(1 / fmax(sqrt(total), MUON_EPS));
+#pragma omp parallel for schedule(static)
+  for (int64_t i = 0; i < rows; i++) scale_row(cols, factor, X + i * cols);
+}
+
+void orthogonalize(int64_t rows, int64_t cols, real *X, real *scratch) {
+  Iteration s = {.rows = rows, .cols = cols, .n = lesser(rows, cols), .tall = rows > cols, .X = X};
+  s.before = scratch;
+  s.A = s.before + rows * cols;
+  s.B = s.A + s.n * s.n;
+  normalize(rows, cols, X);
+  for (int i = 0; i < MUON_STEPS; i++) {
+    square(&s);
+    polynomial(&s);
+    multiply_by_polynomial(&s);
+  }
+}
+
+// ---- The update
+
+static size_t part_scratch(const ParamTensor *t, const MatrixPart *part) {
+  return (size_t)(part->rows * t->cols) + orthogonalize_scratch(part->rows, t->cols);
+}
+
+size_t muon_scratch(const ParamTensor *list, int count) {
+  size_t most = 0;
+  for (const ParamTensor *t = list; t < list + count; t++)
+    for (int i = 0; i < t->part_count; i++) {
+      const size_t needed = part_scratch(t, &t->parts[i]);
+      if (needed > most) most = needed;
+    }
+  return most * sizeof(real);
+}
+
+// m and X of a row.
+VECTORS static void momentum_row(int64_t n, real momentum, real scale, const real *grad, real *m,
+                                 real *X) {
+  for (int64_t k = 0; k < n; k++) {
+    const real g = grad[k] * scale;
+    m[k] = momentum * m[k] + (1 - momentum) * g;
+    X[k] = (1 - momentum) * g + momentum * m[k];
+  }
+}
+
+VECTORS static void step_row(int64_t n, real keep, real step_size, const real *X, real *W) {
+  for (int64_t k = 0; k < n; k++) W[k] = keep * W[k] - step_size * X[k];
+}
+
+// The step used m before rounding.
+static void round_momentum(int64_t count, int64_t first, uint32_t key, real *m) {
+  for (int64_t k = 0; k < count; k++)
+    m[k] = (real)moment_round((float)m[k], moment_noise(key, first + k));
+}
+
+static void take_gradient(const Cpu *cpu, const ParamTensor *list, int index,
+                          const MatrixPart *part, double scale) {
+  const ParamTensor *t = &list[index];
+  const uint32_t key = moment_key(cpu->step.updates, index);
+#pragma omp parallel
+  {
+    real *made = xmalloc((size_t)t->cols * sizeof *made);
+#pragma omp for schedule(static)
+    for (int64_t i = 0; i < part->rows; i++) {
+      const int64_t n = part->first + i * part->step, first = n * t->cols;
+      real *m = reals(t->m) + first;
+      momentum_row(t->cols, (real)cpu->hyper.momentum, (real)scale, gradient_row(list, t, n, made),
+                   m, cpu->muon + i * t->cols);
+      if (cpu->config.moments == MOMENTS_BF16) round_momentum(t->cols, first, key, m);
+    }
+    free(made);
+  }
+}
+
+static void muon_part(const Cpu *cpu, const ParamTensor *list, int index, const MatrixPart *part,
+                      double scale) {
+  const ParamTensor *t = &list[index];
+  const AdamW *a = &cpu->hyper;
+  const int64_t larger = part->rows > t->cols ? part->rows : t->cols;
+  const real keep = (real)(1 - a->learning_rate * (t->decay ? a->weight_decay : 0)),
+             step_size = (real)(a->learning_rate * MUON_SCALE * sqrt((double)larger));
+  take_gradient(cpu, list, index, part, scale);
+  orthogonalize(part->rows, t->cols, cpu->muon, cpu->muon + part->rows * t->cols);
+#pragma omp parallel for schedule(static)
+  for (int64_t i = 0; i < part->rows; i++)
+    step_row(t->cols, keep, step_size, cpu->muon + i * t->cols,
+             reals(t->master) + (part->first + i * part->step) * t->cols);
+}
+
+void muon_tensor(const Cpu *cpu, const ParamTensor *list, int index, double scale) {
+  for (int i = 0; i < list[index].part_count; i++)
+    muon_part(cpu, list, index, &list[index].parts[i], scale);
+}
