@@ -14,10 +14,13 @@ A fixture is a folder with
                         losses5             [5]  loss before each of 5 AdamW steps on the same batch
                         grad_norms5         [5]  L2 norm of all gradients before clipping, same steps
                         step5.NAME          weights after the 5 steps
+  muon.safetensors      losses5, grad_norms5, step5.NAME of 5 other steps, in which torch.optim.Muon updates the
+                        matrices of layers; in the fixtures that MUON names
 
 Everything expected is computed in fp64 from the fp32 weights and rounded to fp32 once, when it is saved: so a test that
 compares against it measures the error of the program under test alone. transformers casts to fp32 inside RMSNorm, RoPE
-and softmax; `casts_lifted` turns those casts into casts to fp64 and leaves its code as it is. That the result is still
+and softmax; `casts_lifted` turns those casts into casts to fp64 and leaves its code as it is, and so it does with
+torch.optim.Muon's cast to bf16. That the result is still
 the library's model is checked against an untouched fp32 run, here, for every fixture.
 
 The same versions of torch and transformers give the same bytes.
@@ -38,6 +41,7 @@ BETAS = (0.9, 0.95)
 EPS = 1e-4  # large: it shows where it is added, and rounding cannot turn a gradient near 0 into a whole step
 WEIGHT_DECAY = 0.1  # on matrices only
 CLIP_NORM = 1.0
+MOMENTUM = 0.95  # Muon's
 
 # name: (seed, B, T, standard deviation of the weights, LlamaConfig's arguments)
 FIXTURES = {
@@ -69,14 +73,17 @@ FIXTURES = {
         vocab_size=40, max_position_embeddings=32, rms_norm_eps=1e-5, tie_word_embeddings=False,
         rope_parameters={"rope_type": "default", "rope_theta": 100.0})),
 }
+# Among their parts are some with fewer rows than columns, as many, and more; one has tied embeddings.
+MUON = ("gqa_untied", "mha_tied", "wide_heads")
 DOCUMENTS = {"documents": [[1, 9, 2, 11, 1], [20, 4]]}  # rows of each window's documents
 
 
 @contextlib.contextmanager
 def casts_lifted():
-    """Inside, what transformers calls fp32 is fp64."""
+    """Inside, what transformers calls fp32 and torch.optim.Muon bf16 is fp64."""
     with mock.patch.object(torch, "float32", torch.float64), mock.patch.object(torch, "float", torch.float64), \
-            mock.patch.object(torch.Tensor, "float", torch.Tensor.double):
+            mock.patch.object(torch.Tensor, "float", torch.Tensor.double), \
+            mock.patch.object(torch, "bfloat16", torch.float64):
         yield
 
 
@@ -119,13 +126,18 @@ def gradients(model, input_ids, targets, windows):
     return logits.detach(), loss.detach(), {name: p.grad.clone() for name, p in model.named_parameters()}
 
 
-def train(model, input_ids, targets, windows):
-    """STEPS steps of AdamW on one batch: losses, gradient norms."""
+def train(model, input_ids, targets, windows, muon):
+    """STEPS steps on one batch of AdamW, or of Muon for the matrices of layers beside it: losses, gradient norms."""
     parameters = list(model.parameters())
-    optimizer = torch.optim.AdamW(
-        [{"params": [p for p in parameters if p.dim() >= 2], "weight_decay": WEIGHT_DECAY},
-         {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0}],
-        lr=LEARNING_RATE, betas=BETAS, eps=EPS)
+    by_muon = [p for p in model.model.layers.parameters() if p.dim() >= 2] if muon else []
+    others = [p for p in parameters if all(p is not q for q in by_muon)]
+    optimizers = [torch.optim.AdamW(
+        [{"params": [p for p in others if p.dim() >= 2], "weight_decay": WEIGHT_DECAY},
+         {"params": [p for p in others if p.dim() < 2], "weight_decay": 0.0}],
+        lr=LEARNING_RATE, betas=BETAS, eps=EPS)]
+    if muon:
+        optimizers.append(torch.optim.Muon(by_muon, lr=LEARNING_RATE, weight_decay=WEIGHT_DECAY, momentum=MOMENTUM,
+                                           adjust_lr_fn="match_rms_adamw"))
     losses, norms = [], []
     for _ in range(STEPS):
         _, loss, grads = gradients(model, input_ids, targets, windows)
@@ -133,17 +145,24 @@ def train(model, input_ids, targets, windows):
         # torch.nn.utils.clip_grad_norm_ divides by norm + 1e-6; the trainer divides by norm.
         for p in parameters:
             p.grad.mul_(min(1.0, CLIP_NORM / norm.item()))
-        optimizer.step()
+        for optimizer in optimizers:
+            optimizer.step()
         losses.append(loss)
         norms.append(norm)
-    return torch.stack(losses), torch.stack(norms)
+    return {"losses5": torch.stack(losses), "grad_norms5": torch.stack(norms)} | {
+        f"step5.{name}": parameter.detach() for name, parameter in model.named_parameters()}
 
 
 def relative_error(got, expected):
     return ((got - expected).norm() / expected.norm()).item()
 
 
-def make_fixture(folder, seed, batch, length, std, arguments, windows):
+def save(tensors, path):
+    save_file({name: (t if t.dtype == torch.int32 else t.to(torch.float32)).contiguous()
+               for name, t in tensors.items()}, path)
+
+
+def make_fixture(folder, seed, batch, length, std, arguments, windows, with_muon):
     config = LlamaConfig(initializer_range=std, bos_token_id=0, eos_token_id=1, attn_implementation="eager",
                          **arguments)
     plain = random_model(config, seed, std)
@@ -157,22 +176,26 @@ def make_fixture(folder, seed, batch, length, std, arguments, windows):
     expected = {"input_ids": input_ids.to(torch.int32), "targets": targets.to(torch.int32)}
     if windows is not None:
         expected["lengths"] = torch.tensor([rows for documents in windows for rows in documents], dtype=torch.int32)
+    trained = []
     with casts_lifted():
-        model = LlamaForCausalLM(config).double()
-        model.load_state_dict(plain.state_dict())
-        assert model.model.rotary_emb.inv_freq.dtype == torch.float64
-        logits, loss, grads = gradients(model, input_ids, targets, windows)
-        losses, norms = train(model, input_ids, targets, windows)
-    expected |= {"logits": logits, "loss": loss.reshape(1), "losses5": losses, "grad_norms5": norms}
+        for muon in (False, True)[:1 + with_muon]:
+            model = LlamaForCausalLM(config).double()
+            model.load_state_dict(plain.state_dict())
+            assert model.model.rotary_emb.inv_freq.dtype == torch.float64
+            logits, loss, grads = gradients(model, input_ids, targets, windows)
+            trained.append(train(model, input_ids, targets, windows, muon))
+    expected |= {"logits": logits, "loss": loss.reshape(1)}
     expected |= {f"grad.{name}": grad for name, grad in grads.items()}
-    expected |= {f"step5.{name}": parameter.detach() for name, parameter in model.named_parameters()}
+    expected |= trained[0]
 
     plain_logits, _, plain_grads = gradients(plain, input_ids, targets, windows)
     worst = max([relative_error(plain_logits, logits)] + [relative_error(plain_grads[n], g) for n, g in grads.items()])
     assert worst <= 1e-5, f"{folder.name}: fp64 and untouched fp32 transformers differ by {worst:.1e}"
 
-    save_file({name: (t if t.dtype == torch.int32 else t.to(torch.float32)).contiguous()
-               for name, t in expected.items()}, folder / "expected.safetensors")
+    save(expected, folder / "expected.safetensors")
+    if with_muon:
+        save(trained[1], folder / "muon.safetensors")
+    losses, norms = trained[0]["losses5"], trained[0]["grad_norms5"]
     size = sum(file.stat().st_size for file in folder.iterdir())
     print(f"{folder}: {size / 1024:.0f} KiB, loss {losses[0]:.4f} .. {losses[-1]:.4f}, "
           f"gradient norm {norms[0]:.3f} .. {norms[-1]:.3f}, "
@@ -187,7 +210,7 @@ def main():
     for name, (seed, batch, length, std, arguments) in FIXTURES.items():
         folder = root / name
         folder.mkdir(parents=True, exist_ok=True)
-        make_fixture(folder, seed, batch, length, std, arguments, DOCUMENTS.get(name))
+        make_fixture(folder, seed, batch, length, std, arguments, DOCUMENTS.get(name), name in MUON)
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@
 
 const char *const fixtures[FIXTURES] = {"gqa_untied", "mha_tied", "llama3_rope", "wide_heads",
                                         "documents"};
+const char *const muon_fixtures[MUON_FIXTURES] = {"gqa_untied", "mha_tied", "wide_heads"};
 
 // What make_fixtures.py trains with.
 static const AdamW adamw = {.learning_rate = 1e-3,
@@ -14,6 +15,7 @@ static const AdamW adamw = {.learning_rate = 1e-3,
                             .beta2 = 0.95,
                             .eps = 1e-4,
                             .weight_decay = 0.1,
+                            .momentum = 0.95,
                             .clip_norm = 1};
 
 static const SafeTensor *find(const SafeFile *file, const char *prefix, const char *name) {
@@ -26,6 +28,11 @@ static const SafeTensor *find(const SafeFile *file, const char *prefix, const ch
 
 const SafeTensor *rig_expected(const Rig *rig, const char *prefix, const char *name) {
   return find(&rig->expected, prefix, name);
+}
+
+// The file whose values of this name are the rig's own.
+static const SafeFile *expected_in(const Rig *rig, const char *name) {
+  return safetensors_find(&rig->muon, name) ? &rig->muon : &rig->expected;
 }
 
 static int64_t elements(const SafeTensor *t) {
@@ -66,8 +73,15 @@ Backend *rig_cpu(const OpsConfig *ops, const RunShape *shape, int64_t micro_batc
   return backend_cpu_create(ops);
 }
 
-void rig_open(Rig *rig, const char *fixture, int64_t micro_batches, int64_t loss_chunks,
-              RigBackend *create) {
+static void open_tensors(const Rig *rig, SafeFile *file, const char *name) {
+  Error err = {0};
+  char *path = fixture_file(rig, name);
+  must(safetensors_open(file, path, &err), &err);
+  free(path);
+}
+
+static void open_rig(Rig *rig, const char *fixture, int64_t micro_batches, int64_t loss_chunks,
+                     bool muon, RigBackend *create) {
   Error err = {0};
   *rig = (Rig){.fixture = fixture, .micro_batches = micro_batches};
   rig->folder = xasprintf("tests/fixtures/%s", fixture);
@@ -78,12 +92,9 @@ void rig_open(Rig *rig, const char *fixture, int64_t micro_batches, int64_t loss
   must(model_config_parse(&rig->model, path, json, &err), &err);
   free(json);
   free(path);
-  path = fixture_file(rig, "model.safetensors");
-  must(safetensors_open(&rig->initial, path, &err), &err);
-  free(path);
-  path = fixture_file(rig, "expected.safetensors");
-  must(safetensors_open(&rig->expected, path, &err), &err);
-  free(path);
+  open_tensors(rig, &rig->initial, "model.safetensors");
+  open_tensors(rig, &rig->expected, "expected.safetensors");
+  if (muon) open_tensors(rig, &rig->muon, "muon.safetensors");
 
   rig->hf_count = hf_tensor_count(&rig->model);
   rig->hf = xcalloc((size_t)rig->hf_count, sizeof *rig->hf);
@@ -99,6 +110,7 @@ void rig_open(Rig *rig, const char *fixture, int64_t micro_batches, int64_t loss
                           .seq = ids->shape[1],
                           .loss_chunks = loss_chunks,
                           .train = true,
+                          .muon = muon,
                           .usual_documents = rig->documents,
                           .longest_document = ids->shape[1]};
   const OpsConfig ops = llama_ops_config(&rig->model, &shape, shape.seq, 2);
@@ -108,7 +120,18 @@ void rig_open(Rig *rig, const char *fixture, int64_t micro_batches, int64_t loss
   must(tiny_load(rig->folder, &rig->llama, false, &err), &err);
 }
 
+void rig_open(Rig *rig, const char *fixture, int64_t micro_batches, int64_t loss_chunks,
+              RigBackend *create) {
+  open_rig(rig, fixture, micro_batches, loss_chunks, false, create);
+}
+
+void rig_open_muon(Rig *rig, const char *fixture, int64_t micro_batches, int64_t loss_chunks,
+                   RigBackend *create) {
+  open_rig(rig, fixture, micro_batches, loss_chunks, true, create);
+}
+
 void rig_close(Rig *rig) {
+  if (rig->llama.shape.muon) safetensors_close(&rig->muon);
   llama_destroy(&rig->llama);
   rig->be->services.destroy(rig->be);
   safetensors_close(&rig->initial);
@@ -231,7 +254,7 @@ void check_worst(const char *fixture, const char *what, Worst worst, double boun
 }
 
 void worst_scalar(const Rig *rig, const char *name, int64_t index, double got, Worst *worst) {
-  float *want = read_floats(find(&rig->expected, name, ""));
+  float *want = read_floats(find(expected_in(rig, name), name, ""));
   const double error = fabs(got - want[index]) / fabs(want[index]);
   worst_of(worst, isnan(error) ? INFINITY : error, name);
   free(want);
@@ -261,7 +284,7 @@ void worst_gradient(const Rig *rig, Worst *worst) {
 static double update_difference(const Rig *rig, const HfTensor *t) {
   const int64_t count = t->rows * t->cols;
   float *got = read_weight(rig, t);
-  float *want = read_floats(find(&rig->expected, "step5.", t->name));
+  float *want = read_floats(find(expected_in(rig, "losses5"), "step5.", t->name));
   float *start = read_floats(find(&rig->initial, "", t->name));
   for (int64_t i = 0; i < count; i++) {
     got[i] -= start[i];

@@ -6,8 +6,9 @@
 #include "model/llama.h"
 #include "data/safetensors.h"
 
-enum { FIXTURES = 5, FIXTURE_STEPS = 5 };
+enum { FIXTURES = 5, MUON_FIXTURES = 3, FIXTURE_STEPS = 5 };
 extern const char *const fixtures[FIXTURES];
+extern const char *const muon_fixtures[MUON_FIXTURES]; // those with muon.safetensors
 
 // A fixture in our model, its batch cut into `micro_batches` of equal size.
 typedef struct Rig {
@@ -15,6 +16,7 @@ typedef struct Rig {
   char *folder;
   ModelConfig model;
   SafeFile initial, expected;
+  SafeFile muon; // of a rig with Muon: what is expected of its steps
   int hf_count;
   HfTensor *hf;
   int64_t tokens_count;         // B T
@@ -34,11 +36,14 @@ Backend *rig_cpu(const OpsConfig *ops, const RunShape *shape, int64_t micro_batc
 
 void rig_open(Rig *rig, const char *fixture, int64_t micro_batches, int64_t loss_chunks,
               RigBackend *create);
+// The same with Muon for the matrices of layers.
+void rig_open_muon(Rig *rig, const char *fixture, int64_t micro_batches, int64_t loss_chunks,
+                   RigBackend *create);
 void rig_close(Rig *rig);
 
-// Loss and gradients of the whole batch, ready for AdamW.
+// Loss and gradients of the whole batch, ready for the update.
 void rig_backward(Rig *rig);
-// The AdamW update that make_fixtures.py makes.
+// The update that make_fixtures.py makes.
 StepResult rig_update(Rig *rig);
 // Logits [B, T, V] of the whole batch, in fresh memory, and their loss. One micro-batch, one chunk.
 float *rig_logits(Rig *rig, double *loss);

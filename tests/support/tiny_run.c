@@ -19,7 +19,11 @@ void tiny_run_open(TinyRun *run, const char *text) {
                          text[0] ? ", " : "", text);
   if (config_parse(&run->config, "tiny", json, 0, NULL, &err) != 0) fail_msg("%s", err.text);
   free(json);
-  const RunShape shape = {.batch = 1, .seq = 8, .loss_chunks = 1, .train = true};
+  const RunShape shape = {.batch = 1,
+                          .seq = 8,
+                          .loss_chunks = 1,
+                          .train = true,
+                          .muon = run->config.optimizer.kind == OPTIMIZER_MUON};
   OpsConfig ops = llama_ops_config(&run->config.model, &shape, 8, 1);
   ops.moments = run->config.backend.moments;
   run->be = backend_cpu_create(&ops);
@@ -53,7 +57,7 @@ void tiny_run_fill(TinyRun *run, uint64_t version) {
   for (int i = 0; i < run->llama.param_count; i++) {
     const ParamTensor *p = &run->llama.tensors[i];
     const int64_t count = p->rows * p->cols;
-    for (int j = 0; j < 3; j++) {
+    for (int j = 0; j < (p->v ? 3 : 2); j++) {
       float *values = tiny_array(version, 3 * i + j, count);
       if (j == 0) be->services.write_master(be, p->master, values, count);
       if (j > 0) be->services.write_moments(be, j == 1 ? p->m : p->v, values, count);
@@ -69,7 +73,7 @@ int tiny_run_differs(const TinyRun *run, uint64_t version) {
     const ParamTensor *p = &run->llama.tensors[i];
     const int64_t count = p->rows * p->cols;
     float *found = xmalloc((size_t)count * sizeof *found);
-    for (int j = 0; j < 3; j++) {
+    for (int j = 0; j < (p->v ? 3 : 2); j++) {
       float *expected = tiny_array(version, 3 * i + j, count);
       if (j == 0) be->services.read_master(be, found, p->master, count);
       if (j > 0) be->services.read_moments(be, found, j == 1 ? p->m : p->v, count);
