@@ -201,30 +201,45 @@ static double copies_bytes(const Backend *be, const Operand *x) {
                   (x->by_col ? be->fp8_bytes : 0));
 }
 
-// Every parameter once: the bytes that the pass over the gradients, or AdamW, reads and writes.
-static OperationCall *add_update(Backend *be, const ParamTensor *list, int count, bool adamw) {
+// Of Newton-Schulz on the parts of a tensor; of symmetric products one half.
+static double muon_flops(const ParamTensor *t) {
+  double sum = 0;
+  for (int i = 0; i < t->part_count; i++) {
+    const double rows = (double)t->parts[i].rows, cols = (double)t->cols,
+                 n = rows < cols ? rows : cols, all = rows * cols;
+    sum += MUON_STEPS * (n * all + n * n * n + 2 * n * all);
+  }
+  return sum;
+}
+
+// Every parameter once: the bytes that the pass over the gradients, or the update, reads and
+// writes.
+static OperationCall *add_update(Backend *be, const ParamTensor *list, int count, bool update) {
   const double grad = (double)be->grad_bytes, master = (double)be->master_bytes,
                moment = (double)be->moment_bytes, act = (double)be->act_bytes;
-  double bytes = 0, parameters = 0;
+  double bytes = 0, parameters = 0, flops = 0;
   for (int i = 0; i < count; i++) {
     const ParamTensor *t = &list[i];
     const double n = (double)(t->rows * t->cols);
-    const int gradients = (t->grad != NULL) + (t->grad_folded != NULL);
+    const int gradients = (t->grad != NULL) + (t->grad_folded != NULL),
+              moments = t->part_count > 0 ? 1 : 2;
     parameters += n;
     bytes += n * gradients * grad;
-    if (adamw)
-      bytes += n * (2 * master + 4 * moment + copies_bytes(be, &t->compute) +
+    if (update) flops += muon_flops(t);
+    if (update)
+      bytes += n * (2 * master + 2 * moments * moment + copies_bytes(be, &t->compute) +
                     copies_bytes(be, &t->folded));
     else if (t->norm >= 0) // W, or its folded copy where that is no coarser than the gradient
       bytes += n * (t->folded.data && act == grad ? act : master);
   }
   OperationCall *call = add_memory(be, 0, 0, NULL, bytes);
   call->statistics = false;
+  call->flops = flops;
   snprintf(call->shape, sizeof call->shape, "%.4gM parameters", parameters * 1e-6);
   return call;
 }
 
-// AdamW could do a part of this pass, so a floor does not count it.
+// The update could do a part of this pass, so a floor does not count it.
 static void record_grads_finish(Backend *be, const ParamTensor *list, int count) {
   add_update(be, list, count, false)->floor_bytes = 0;
 }

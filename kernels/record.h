@@ -34,7 +34,7 @@ struct OperationCall {
   const void *made_before;
   bool statistics;    // reads or writes statistics of rows
   char shape[64];     // for people: "32768 x 2048 x 8192"
-  double flops;       // of the GEMM or attention (causal: half of the scores)
+  double flops;       // of the GEMM, attention (causal: half of the scores) or Muon
   double bytes;       // that must move (for CLASS_MEMORY)
   double floor_bytes; // that a floor counts besides GEMM and attention
 };

@@ -24,8 +24,9 @@ static const ModelConfig config = {.hidden_size = 32,
                                    .rope_theta = 10000,
                                    .initializer_range = 0.05};
 
-static void open_model(Model *m, const ModelConfig *c, int64_t chunks) {
-  const RunShape shape = {.batch = 2, .seq = 16, .loss_chunks = chunks, .train = true};
+static void open_with(Model *m, const ModelConfig *c, int64_t chunks, bool muon) {
+  const RunShape shape = {
+      .batch = 2, .seq = 16, .loss_chunks = chunks, .train = true, .muon = muon};
   const OpsConfig ops = llama_ops_config(c, &shape, shape.seq, 1);
   Error err;
   m->be = backend_cpu_create(&ops);
@@ -37,6 +38,10 @@ static void open_model(Model *m, const ModelConfig *c, int64_t chunks) {
     targets[i] = (int32_t)(rng_u64(2, (uint64_t)i) % (uint64_t)c->vocab_size);
   }
   llama_load_batch(&m->llama, &(Batch){.tokens = tokens, .targets = targets});
+}
+
+static void open_model(Model *m, const ModelConfig *c, int64_t chunks) {
+  open_with(m, c, chunks, false);
 }
 
 static void close_model(Model *m) {
@@ -70,18 +75,19 @@ static void step_by_operations(Model *m) {
   issue(m, OP_ADAMW, 0, false);
 }
 
-static void one_by_one_they_are_a_step(bool tied, int64_t chunks) {
+static void one_by_one_they_are_a_step(bool tied, int64_t chunks, bool muon) {
   const AdamW hyper = {.learning_rate = 0.01,
                        .beta1 = 0.9,
                        .beta2 = 0.95,
                        .eps = 1e-8,
+                       .momentum = 0.95,
                        .clip_norm = 1,
                        .gradient_scale = 1};
   Model whole, parts;
   ModelConfig c = config;
   c.tie_word_embeddings = tied;
-  open_model(&whole, &c, chunks);
-  open_model(&parts, &c, chunks);
+  open_with(&whole, &c, chunks, muon);
+  open_with(&parts, &c, chunks, muon);
   Model *const models[] = {&whole, &parts};
   for (int i = 0; i < 2; i++) {
     models[i]->be->services.set_hyper(models[i]->be, &hyper);
@@ -104,8 +110,8 @@ static void one_by_one_they_are_a_step(bool tied, int64_t chunks) {
 }
 
 TEST(one_by_one_the_operations_are_a_step) {
-  one_by_one_they_are_a_step(false, 1);
-  one_by_one_they_are_a_step(true, 4);
+  one_by_one_they_are_a_step(false, 1, false);
+  one_by_one_they_are_a_step(true, 4, true);
 }
 
 // Every product's FLOPs, as often as it is called, are the model's.
@@ -166,6 +172,25 @@ TEST(bytes_are_those_of_the_arrays) {
                op->call.floor_bytes);
   }
   close_model(&m);
+}
+
+// Muon's momentum alone, in and out, and its products; F is larger than D, D than k and v are high.
+TEST(muons_bytes_and_flops_are_those_of_its_rule) {
+  enum { KVD = (R - HD) / 2, LAYERS = 3, MATRICES = R * D + D * HD + 2 * F * D + D * F };
+  const double d = D, wide = 3 * d * d * (2 * HD + 3 * F) + 5 * d * d * d,
+               kv = 3.0 * KVD * KVD * D + (double)KVD * KVD * KVD;
+  Model adamw, muon;
+  open_model(&adamw, &config, 2);
+  open_with(&muon, &config, 2, true);
+  BenchResult of_adamw = {.whole = true}, of_muon = {.whole = true};
+  bench_list(&of_adamw, &adamw.llama, 1, OPERATION_COUNT);
+  bench_list(&of_muon, &muon.llama, 1, OPERATION_COUNT);
+  const OperationCall *a = &op_of(&of_adamw, OP_ADAMW)->call, *m = &op_of(&of_muon, OP_ADAMW)->call;
+  assert_true(a->flops == 0);
+  assert_true(a->bytes - m->bytes == 2.0 * LAYERS * MATRICES * sizeof(real));
+  assert_true(m->flops == LAYERS * MUON_STEPS * (wide + 2 * kv));
+  close_model(&adamw);
+  close_model(&muon);
 }
 
 TEST(recomputed_operations_are_in_the_backward) {

@@ -6,12 +6,14 @@
 
 static const char tied[] = "\"tie_word_embeddings\": true";
 static const char untied[] = "\"tie_word_embeddings\": false";
+static const char muon[] = "\"tie_word_embeddings\": true}, \"optimizer\": {\"kind\": \"muon\"";
 
 // ---- Saved and loaded
 
-static void check_round_trip(const char *model) {
+static void check_round_trip(const char *model, SaveDtype dtype) {
   Error err = {""};
   TinyTest t = tiny_test_open(model);
+  t.run.config.output.save_dtype = dtype;
   strcpy(t.run.config.train.resume, "auto");
   tiny_test_save(&t, 7, 1, 1);
   char path[PATH_CHARS];
@@ -37,11 +39,42 @@ static void check_round_trip(const char *model) {
 }
 
 TEST(a_tied_model_is_loaded_bit_for_bit) {
-  check_round_trip(tied);
+  check_round_trip(tied, SAVE_FP32);
 }
 
 TEST(an_untied_model_is_loaded_bit_for_bit) {
-  check_round_trip(untied);
+  check_round_trip(untied, SAVE_FP32);
+}
+
+TEST(muons_momentum_is_loaded_bit_for_bit) {
+  check_round_trip(muon, SAVE_FP32);
+  check_round_trip(muon, SAVE_BF16);
+}
+
+TEST(what_muon_updates_has_no_second_moment_in_a_file) {
+  TinyTest t = tiny_test_open(muon);
+  TinyRun adamw;
+  SafeFile file;
+  tiny_run_open(&adamw, tied);
+  tiny_test_save(&t, 7, 1, 1);
+  char *path = xasprintf("%s/latest/optimizer.safetensors", t.dir);
+  must(safetensors_open(&file, path, &err), &err);
+  assert_non_null(safetensors_find(&file, "exp_avg.model.layers.1.mlp.down_proj.weight"));
+  assert_null(safetensors_find(&file, "exp_avg_sq.model.layers.1.mlp.down_proj.weight"));
+  assert_null(safetensors_find(&file, "exp_avg_sq.model.layers.0.self_attn.k_proj.weight"));
+  assert_non_null(safetensors_find(&file, "exp_avg_sq.model.layers.0.input_layernorm.weight"));
+  assert_non_null(safetensors_find(&file, "exp_avg_sq.model.embed_tokens.weight"));
+  safetensors_close(&file);
+  expect_error(tiny_load(t.dir, &adamw.llama, true, &err), &err,
+               "lacks the tensor 'exp_avg_sq.model.layers.0.mlp.down_proj.weight'");
+  const TrainState later = tiny_state(8, 2);
+  tiny_run_fill(&adamw, 2);
+  must(tiny_run_save(&adamw, t.dir, NULL, &later, 1, &err), &err);
+  expect_error(tiny_load(t.dir, &t.loaded.llama, true, &err), &err,
+               "has the tensor 'exp_avg_sq.model.layers.0.mlp.down_proj.weight'");
+  free(path);
+  tiny_run_close(&adamw);
+  tiny_test_close(&t);
 }
 
 // Initial weights are drawn by Hugging Face's name and element: the file must have them in order.

@@ -16,8 +16,14 @@ static const AdamW adamw = {.learning_rate = 1e-2,
                             .beta2 = 0.95,
                             .eps = 1e-8,
                             .weight_decay = 0.1,
+                            .momentum = 0.95,
                             .clip_norm = 1,
                             .gradient_scale = 1};
+
+enum { KINDS = 2 };
+static const char *const kinds[KINDS] = {
+    "\"initializer_range\": 0.2",
+    "\"initializer_range\": 0.2}, \"optimizer\": {\"kind\": \"muon\""};
 
 static void load_batch(TinyRun *run, uint64_t seed) {
   int32_t ids[2 * TOKENS];
@@ -46,18 +52,18 @@ static StepResult step(TinyRun *run, uint64_t seed, const AdamW *hyper) {
   return update(run, hyper);
 }
 
-// All masters and moments, to compare bit for bit.
+// All masters and moments, to compare bit for bit; zeros where there is no second moment.
 static float *snapshot(const TinyRun *run, size_t *bytes) {
   size_t count = 0;
   for (int i = 0; i < run->llama.param_count; i++)
     count += (size_t)(run->llama.tensors[i].rows * run->llama.tensors[i].cols);
-  float *all = xmalloc(3 * count * sizeof *all), *at = all;
+  float *all = xcalloc(3 * count, sizeof *all), *at = all;
   for (int i = 0; i < run->llama.param_count; i++) {
     const ParamTensor *p = &run->llama.tensors[i];
     const int64_t n = p->rows * p->cols;
     run->be->services.read_master(run->be, at, p->master, n);
     run->be->services.read_moments(run->be, at + n, p->m, n);
-    run->be->services.read_moments(run->be, at + 2 * n, p->v, n);
+    if (p->v) run->be->services.read_moments(run->be, at + 2 * n, p->v, n);
     at += 3 * n;
   }
   *bytes = 3 * count * sizeof *all;
@@ -73,10 +79,10 @@ static bool same_state(const TinyRun *a, const TinyRun *b) {
   return same;
 }
 
-TEST(the_same_seed_gives_the_same_bits) {
+static void check_same_bits(const char *kind) {
   TinyRun a, b;
-  tiny_run_open(&a, "");
-  tiny_run_open(&b, "");
+  tiny_run_open(&a, kind);
+  tiny_run_open(&b, kind);
   llama_init_weights(&a.llama, 7);
   llama_init_weights(&b.llama, 7);
   assert_true(same_state(&a, &b));
@@ -89,6 +95,10 @@ TEST(the_same_seed_gives_the_same_bits) {
   assert_false(same_state(&a, &b));
   tiny_run_close(&a);
   tiny_run_close(&b);
+}
+
+TEST(the_same_seed_gives_the_same_bits) {
+  for (int i = 0; i < KINDS; i++) check_same_bits(kinds[i]);
 }
 
 TEST(initial_weights_do_not_depend_on_the_threads) {
@@ -105,9 +115,9 @@ TEST(initial_weights_do_not_depend_on_the_threads) {
   tiny_run_close(&four);
 }
 
-TEST(one_batch_is_learnt_by_heart) {
+static void check_learnt(const char *kind) {
   TinyRun run;
-  tiny_run_open(&run, "\"initializer_range\": 0.2");
+  tiny_run_open(&run, kind);
   llama_init_weights(&run.llama, 1);
   const double first = step(&run, 3, &adamw).loss;
   double last = first;
@@ -118,10 +128,14 @@ TEST(one_batch_is_learnt_by_heart) {
   tiny_run_close(&run);
 }
 
-TEST(an_update_that_is_not_finite_changes_nothing) {
+TEST(one_batch_is_learnt_by_heart) {
+  for (int i = 0; i < KINDS; i++) check_learnt(kinds[i]);
+}
+
+static void check_skipped(const char *kind) {
   TinyRun run, twin;
-  tiny_run_open(&run, "");
-  tiny_run_open(&twin, "");
+  tiny_run_open(&run, kind);
+  tiny_run_open(&twin, kind);
   llama_init_weights(&run.llama, 7);
   llama_init_weights(&twin.llama, 7);
   step(&run, 1, &adamw);
@@ -140,9 +154,13 @@ TEST(an_update_that_is_not_finite_changes_nothing) {
   tiny_run_close(&twin);
 }
 
-TEST(decay_moves_matrices_only) {
+TEST(an_update_that_is_not_finite_changes_nothing) {
+  for (int i = 0; i < KINDS; i++) check_skipped(kinds[i]);
+}
+
+static void check_decay(const char *kind) {
   TinyRun run;
-  tiny_run_open(&run, "");
+  tiny_run_open(&run, kind);
   llama_init_weights(&run.llama, 7);
   size_t bytes;
   float *before = snapshot(&run, &bytes);
@@ -152,6 +170,7 @@ TEST(decay_moves_matrices_only) {
                             .beta2 = 0.95,
                             .eps = 1e-8,
                             .weight_decay = 0.5,
+                            .momentum = 0.95,
                             .clip_norm = 1,
                             .gradient_scale = 1};
   update(&run, &decay_only);
@@ -169,12 +188,17 @@ TEST(decay_moves_matrices_only) {
   tiny_run_close(&run);
 }
 
-TEST(clipping_scales_the_gradient_to_the_norm) {
+TEST(decay_moves_matrices_only) {
+  for (int i = 0; i < KINDS; i++) check_decay(kinds[i]);
+}
+
+static void check_clipping(const char *kind) {
   TinyRun run;
-  tiny_run_open(&run, "\"initializer_range\": 0.3");
+  tiny_run_open(&run, kind);
   llama_init_weights(&run.llama, 7);
   AdamW hyper = adamw;
   hyper.clip_norm = 0.01;
+  hyper.momentum = hyper.beta1;
   const StepResult result = step(&run, 1, &hyper);
   assert_true(result.grad_norm > 0.1);
   double sum = 0; // after the first update m = (1 - beta1) g clip
@@ -191,6 +215,10 @@ TEST(clipping_scales_the_gradient_to_the_norm) {
          result.grad_norm, clipped, error);
   assert_true(error <= 1e-6);
   tiny_run_close(&run);
+}
+
+TEST(clipping_scales_the_gradient_to_the_norm) {
+  for (int i = 0; i < KINDS; i++) check_clipping(kinds[i]);
 }
 
 TEST(the_gradient_norm_is_that_of_all_gradients) {
@@ -214,9 +242,11 @@ TEST(the_gradient_norm_is_that_of_all_gradients) {
   tiny_run_close(&run);
 }
 
-TEST(bf16_moments_learn_and_go_on_with_the_same_bits) {
-  static const char bf16[] = "\"initializer_range\": 0.2}, \"backend\": {\"moments\": \"bf16\"";
+static void check_bf16_moments(const char *kind) {
+  Error err = {""};
+  char *bf16 = xasprintf("%s}, \"backend\": {\"moments\": \"bf16\"", kind);
   TinyTest t = tiny_test_open(bf16);
+  free(bf16);
   llama_init_weights(&t.run.llama, 1);
   for (int i = 0; i < 5; i++) step(&t.run, 3, &adamw);
   const TrainState at = {.step = 5, .updates = 5};
@@ -230,16 +260,21 @@ TEST(bf16_moments_learn_and_go_on_with_the_same_bits) {
   for (int i = 0; i < 300; i++) last = step(&t.run, 3, &adamw).loss;
   for (int i = 0; i < 300; i++) step(&t.loaded, 3, &adamw);
   assert_true(same_state(&t.run, &t.loaded));
-  const ParamTensor *p = t.run.llama.embed;
-  float moments[2][11 * 16];
-  t.run.be->services.read_moments(t.run.be, moments[0], p->m, 11 * 16);
-  t.run.be->services.read_moments(t.run.be, moments[1], p->v, 11 * 16);
-  for (int i = 0; i < 11 * 16; i++)
-    for (int j = 0; j < 2; j++)
-      assert_true(moments[j][i] == moment_round(moments[j][i], MOMENT_NEAREST));
+  const moment_t *const moments[] = {t.run.llama.embed->m, t.run.llama.embed->v,
+                                     t.run.llama.layers[0].down->m};
+  for (int j = 0; j < 3; j++) {
+    float values[11 * 16];
+    t.run.be->services.read_moments(t.run.be, values, moments[j], 11 * 16);
+    for (int i = 0; i < 11 * 16; i++)
+      assert_true(values[i] == moment_round(values[i], MOMENT_NEAREST));
+  }
   printf("# loss of one batch after 305 steps %.5f\n", last);
   assert_true(last < 0.01); // observed 0.00000, as with fp32
   tiny_test_close(&t);
+}
+
+TEST(bf16_moments_learn_and_go_on_with_the_same_bits) {
+  for (int i = 0; i < KINDS; i++) check_bf16_moments(kinds[i]);
 }
 
 TEST(initial_weights_have_the_asked_spread) {
@@ -324,6 +359,31 @@ TEST(the_memory_plan_books_every_byte) {
   assert_int_equal(larger.params_bytes, plan.params_bytes);
   assert_true(larger.acts_bytes > plan.acts_bytes);
   tiny_run_close(&run);
+}
+
+TEST(muon_takes_no_memory_for_second_moments_of_layers_matrices) {
+  enum { D = 16, F = 20, R = 32, LAYERS = 2, ROUND = 256 };
+  const int64_t matrices[] = {R * D, D * D, 2 * F * D, D * F};
+  const size_t scratch = (size_t)(2 * F * D + 2 * D * D); // X, a copy, and two of its smaller side
+  size_t saved = 0;
+  for (int i = 0; i < 4; i++)
+    saved += LAYERS * (((size_t)matrices[i] * sizeof(float) + ROUND - 1) / ROUND * ROUND);
+  TinyRun adamw_run, muon_run;
+  MemoryPlan adamw_plan, muon_plan;
+  tiny_run_open(&adamw_run, kinds[0]);
+  tiny_run_open(&muon_run, kinds[1]);
+  memory_plan(&adamw_plan, &adamw_run.llama.config, &adamw_run.llama.shape, adamw_run.be);
+  memory_plan(&muon_plan, &muon_run.llama.config, &muon_run.llama.shape, muon_run.be);
+  assert_int_equal(adamw_plan.params_bytes - muon_plan.params_bytes, saved);
+  assert_int_equal(muon_plan.workspace_bytes - adamw_plan.workspace_bytes, scratch * sizeof(float));
+  assert_true(muon_plan.total_bytes < adamw_plan.total_bytes);
+  for (int i = 0; i < muon_run.llama.param_count; i++) {
+    const ParamTensor *p = &muon_run.llama.tensors[i];
+    assert_true((p->v == NULL) == (p->part_count > 0));
+    assert_true(p->m != NULL && adamw_run.llama.tensors[i].v != NULL);
+  }
+  tiny_run_close(&adamw_run);
+  tiny_run_close(&muon_run);
 }
 
 // A tiny run's state after three steps of two micro-batches each, made with these memory savings.
