@@ -38,7 +38,7 @@ typedef struct Cpu {
   CpuScaling *scalings;   // [config.scaling_count]
   int parameters; // the first scalings belong to this many, those of the last list that was written
   AdamW hyper;
-  real *muon; // muon_scratch of the last list that was written
+  real *muon; // muon_scratch of the lists that were seen
   size_t muon_bytes;
   StepResult step;                 // the running one
   StepResult results[MAX_RESULTS]; // ended and not yet read, a ring
@@ -141,6 +141,7 @@ const real *gradient_row(const ParamTensor *list, const ParamTensor *t, int64_t 
 void muon_tensor(const Cpu *cpu, const ParamTensor *list, int index, double scale);
 // Bytes of scratch for the parts of a list; 0 where there are none.
 size_t muon_scratch(const ParamTensor *list, int count);
+void muon_allocate(Cpu *cpu, const ParamTensor *list, int count);
 // Newton-Schulz: singular values of X [rows, cols] from 0.002 of its norm on become 0.68 to 1.21,
 // and 0 stays 0. The same bits for any number of threads.
 //   scratch [orthogonalize_scratch]

@@ -116,6 +116,14 @@ size_t muon_scratch(const ParamTensor *list, int count) {
   return most * sizeof(real);
 }
 
+void muon_allocate(Cpu *cpu, const ParamTensor *list, int count) {
+  const size_t bytes = muon_scratch(list, count);
+  if (bytes <= cpu->muon_bytes) return;
+  free(cpu->muon);
+  cpu->muon = xmalloc(bytes);
+  cpu->muon_bytes = bytes;
+}
+
 // m and X of a row.
 VECTORS static void momentum_row(int64_t n, real momentum, real scale, const real *grad, real *m,
                                  real *X) {

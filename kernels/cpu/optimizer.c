@@ -85,12 +85,8 @@ static void refresh_tensor(Cpu *cpu, const ParamTensor *list, const ParamTensor 
 
 void cpu_refresh(Backend *be, const ParamTensor *list, int count) {
   Cpu *cpu = cpu_of(be);
-  const size_t muon_bytes = muon_scratch(list, count);
+  muon_allocate(cpu, list, count);
   cpu->parameters = count;
-  if (muon_bytes > cpu->muon_bytes) {
-    free(cpu->muon);
-    cpu->muon = xmalloc(cpu->muon_bytes = muon_bytes);
-  }
   for (int i = 0; i < count; i++) refresh_tensor(cpu, list, &list[i]);
 }
 
@@ -166,6 +162,7 @@ void cpu_adamw(Backend *be, const ParamTensor *list, int count) {
   step->updates++;
   const bool clipped = hyper->clip_norm > 0 && step->grad_norm > hyper->clip_norm;
   const double factor = hyper->gradient_scale * (clipped ? hyper->clip_norm / step->grad_norm : 1);
+  muon_allocate(cpu_of(be), list, count); // it may not have seen the list before
   for (int vectors = 0; vectors < 2; vectors++) // last: gradients of matrices read the old ones
     for (int i = 0; i < count; i++)
       if ((list[i].rows == 1) == vectors)

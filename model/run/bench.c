@@ -632,10 +632,10 @@ static void print_model(const Config *c, const Llama *llama) {
   const RunShape *s = &llama->shape;
   printf("model      %s\n", model_text(&c->model).text);
   printf("step       %lld x %lld x %lld tokens (accumulation x sequences x length), loss in %lld "
-         "piece%s, recompute %s, %s\n",
+         "piece%s, recompute %s, %s, %s\n",
          (long long)c->train.gradient_accumulation, (long long)s->batch, (long long)s->seq,
          (long long)s->loss_chunks, s->loss_chunks == 1 ? "" : "s", recompute[s->recompute],
-         precision_name(c->backend.precision));
+         precision_name(c->backend.precision), optimizer_name(c->optimizer.kind));
   printf("backend    %s\n", llama->be->description);
 }
 

@@ -185,7 +185,7 @@ static void print_whole(const BenchResult *r) {
   static const char *const names[BENCH_PASSES] = {"layer, forward", "layer, backward",
                                                   "layer, both"};
   printf("\nLayer and step, ms. floor: bare products, attention, and the bytes that must move "
-         "(embedding, loss, AdamW) at a copy's rate\n");
+         "(embedding, loss, update) at a copy's rate\n");
   printf("%-16s %10s %-22s %10s %-22s %10s %9s %9s\n", "", "fused", "(10 to 90 %)", "unfused",
          "(10 to 90 %)", "floor", "fused", "unfused");
   printf("%-16s %10s %-22s %10s %-22s %10s %9s %9s\n", "", "", "", "", "", "", "/ floor",

@@ -316,6 +316,7 @@ TEST(everything_is_measured) {
       {{"train.loss_chunks=4", "model.tie_word_embeddings=true"}, false, 3},
       {{"train.gradient_accumulation=2", "train.recompute=mlp"}, true, 2 * (3 + 2)},
       {{"train.recompute=layer", "model.num_hidden_layers=1"}, true, 1},
+      {{"optimizer.kind=muon", "model.tie_word_embeddings=true"}, false, 3},
   };
   for (size_t i = 0; i < sizeof variants / sizeof *variants; i++) {
     memset(first_loss, 0, sizeof first_loss);
