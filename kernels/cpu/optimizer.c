@@ -162,7 +162,7 @@ void cpu_adamw(Backend *be, const ParamTensor *list, int count) {
   step->updates++;
   const bool clipped = hyper->clip_norm > 0 && step->grad_norm > hyper->clip_norm;
   const double factor = hyper->gradient_scale * (clipped ? hyper->clip_norm / step->grad_norm : 1);
-  muon_allocate(cpu_of(be), list, count); // it may not have seen the list before
+  muon_allocate(cpu_of(be), list, count);       // it may not have seen the list before
   for (int vectors = 0; vectors < 2; vectors++) // last: gradients of matrices read the old ones
     for (int i = 0; i < count; i++)
       if ((list[i].rows == 1) == vectors)

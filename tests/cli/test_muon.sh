@@ -55,7 +55,7 @@ as_whole() {
       >"$folder/said" 2>"$folder/said.err" </dev/null &
     process=$!
     wait_for "\"kind\":\"train\",\"step\":$step," "$folder/cut_$name/log.jsonl" $process
-    kill -$signal $process 2>/dev/null
+    kill -"$signal" $process 2>/dev/null
     wait $process 2>/dev/null
   done
   train_into "cut_$name" "${options[@]}" train.resume=auto
