@@ -29,8 +29,8 @@ size_t orthogonalize_scratch(int64_t rows, int64_t cols) {
   return (size_t)(rows * cols + 2 * n * n);
 }
 
-// Rows [first, end) of a symmetric S [n, n], which are there up to the diagonal, become its columns,
-// too. No other slab reads or writes those.
+// Rows [first, end) of a symmetric S [n, n], which are there up to the diagonal, become its
+// columns, too. No other slab reads or writes those.
 static void mirror(int64_t n, int64_t first, int64_t end, real *S) {
   for (int64_t i = first; i < end; i++)
     for (int64_t j = 0; j < i; j++) S[j * n + i] = S[i * n + j];

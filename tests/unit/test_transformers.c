@@ -1,6 +1,7 @@
 // The model against Hugging Face transformers, on the fixtures that scripts/make_fixtures.py wrote
 // (expected values computed in fp64): logits, loss, every gradient, and the weights after 5 steps
-// of AdamW, and of torch.optim.Muon. Every comparison prints its worst observed error beside its bound.
+// of AdamW, and of torch.optim.Muon. Every comparison prints its worst observed error beside its
+// bound.
 //
 // With COMPARE_DIR set it writes instead: per fixture a checkpoint of the trained model and its
 // logits, for scripts/check_transformers.py to load into transformers.
