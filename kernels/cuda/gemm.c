@@ -24,6 +24,9 @@ static GemmProblem with_strides(GemmProblem p) {
   if (p.lda == 0) p.lda = p.form == GEMM_TN ? p.M : p.K;
   if (p.ldb == 0) p.ldb = p.form == GEMM_NT ? p.K : p.N;
   if (p.ldd == 0) p.ldd = p.N;
+  if (p.batch == 0) p.batch = 1;
+  if (p.alpha == 0) p.alpha = 1;
+  if (p.beta == 0) p.beta = 1;
   return p;
 }
 
@@ -40,6 +43,20 @@ static cublasStatus_t set_scales(const GemmPlan *plan, const float *inverse_A,
       set_attribute(plan, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, &inverse_B, sizeof inverse_B);
   if (status != CUBLAS_STATUS_SUCCESS) return status;
   return set_attribute(plan, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, &inverse_A, sizeof inverse_A);
+}
+
+// A row-major matrix, or a batch of them.
+static int make_layout(cublasLtMatrixLayout_t *layout, cudaDataType_t type, int64_t rows,
+                       int64_t cols, int64_t stride, int64_t batch, Error *err) {
+  const int32_t count = (int32_t)batch;
+  const int64_t apart = rows * stride;
+  CUBLAS_TRY(err, cublasLtMatrixLayoutCreate(layout, type, (uint64_t)cols, (uint64_t)rows, stride));
+  if (batch == 1) return 0;
+  CUBLAS_TRY(err, cublasLtMatrixLayoutSetAttribute(*layout, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT,
+                                                   &count, sizeof count));
+  CUBLAS_TRY(err, cublasLtMatrixLayoutSetAttribute(
+                      *layout, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, &apart, sizeof apart));
+  return 0;
 }
 
 static int make_descriptors(const Gpu *gpu, GemmPlan *plan, Error *err) {
@@ -60,13 +77,10 @@ static int make_descriptors(const Gpu *gpu, GemmPlan *plan, Error *err) {
     // The heuristics see that there will be scales; they do not read them.
     CUBLAS_TRY(err, set_scales(plan, gpu->workspace, gpu->workspace));
   }
-  CUBLAS_TRY(err,
-             cublasLtMatrixLayoutCreate(&plan->a, in, (uint64_t)b_cols, (uint64_t)b_rows, p->ldb));
-  CUBLAS_TRY(err,
-             cublasLtMatrixLayoutCreate(&plan->b, in, (uint64_t)a_cols, (uint64_t)a_rows, p->lda));
-  CUBLAS_TRY(err,
-             cublasLtMatrixLayoutCreate(&plan->d, out, (uint64_t)p->N, (uint64_t)p->M, p->ldd));
-  return 0;
+  if (make_layout(&plan->a, in, b_rows, b_cols, p->ldb, p->batch, err) ||
+      make_layout(&plan->b, in, a_rows, a_cols, p->lda, p->batch, err))
+    return -1;
+  return make_layout(&plan->d, out, p->M, p->N, p->ldd, p->batch, err);
 }
 
 static cublasStatus_t set_preferences(cublasLtMatmulPreference_t preference, const Gpu *gpu,
@@ -117,7 +131,7 @@ static int ask_heuristics(const Gpu *gpu, const GemmPlan *plan, int most,
 static cublasStatus_t multiply(const Gpu *gpu, const GemmPlan *plan,
                                const cublasLtMatmulAlgo_t *algorithm, const void *A, const void *B,
                                const void *C, void *D) {
-  const float alpha = 1, beta = plan->problem.add ? 1.0f : 0.0f;
+  const float alpha = plan->problem.alpha, beta = plan->problem.add ? plan->problem.beta : 0.0f;
   return cublasLtMatmul(gpu->blas, plan->operation, &alpha, B, plan->a, A, plan->b, &beta, C,
                         plan->d, D, plan->d, algorithm, gpu->workspace, gpu->workspace_bytes,
                         gpu->stream);
@@ -129,7 +143,7 @@ typedef struct Question {
   char text[240];
 } Question;
 
-// M N K lda ldb ldd form formats accurate fp32 add alignment
+// M N K lda ldb ldd form formats accurate fp32 add alignment, and the batch where there is one
 static Question question_of(const GemmProblem *p) {
   Question q;
   snprintf(q.text, sizeof q.text,
@@ -137,6 +151,8 @@ static Question question_of(const GemmProblem *p) {
            " %d %d %d %d %d %d",
            p->M, p->N, p->K, p->lda, p->ldb, p->ldd, (int)p->form, (int)p->formats, p->accurate,
            p->out_fp32, p->add, p->alignment);
+  const size_t length = strlen(q.text);
+  if (p->batch > 1) snprintf(q.text + length, sizeof q.text - length, " x %" PRId64, p->batch);
   return q;
 }
 
@@ -190,7 +206,7 @@ static bool same_problem(const GemmProblem *a, const GemmProblem *b) {
   return a->M == b->M && a->N == b->N && a->K == b->K && a->form == b->form &&
          a->formats == b->formats && a->accurate == b->accurate && a->out_fp32 == b->out_fp32 &&
          a->add == b->add && a->alignment == b->alignment && a->lda == b->lda && a->ldb == b->ldb &&
-         a->ldd == b->ldd;
+         a->ldd == b->ldd && a->batch == b->batch && a->alpha == b->alpha && a->beta == b->beta;
 }
 
 static const GemmPlan *find(const Gemm *gemm, const GemmProblem *problem) {
@@ -252,10 +268,12 @@ typedef struct Trial {
 static size_t place(Trial *t, char *memory) {
   const GemmProblem *p = &t->plan->problem;
   const size_t in = p->formats == GEMM_BF16 ? 2 : 1,
-               out = (size_t)(p->M * p->ldd) * (p->out_fp32 ? 4 : 2);
+               out = (size_t)(p->batch * p->M * p->ldd) * (p->out_fp32 ? 4 : 2);
+  const int64_t a_rows = p->form == GEMM_TN ? p->K : p->M,
+                b_rows = p->form == GEMM_NT ? p->N : p->K;
   Arena arena = {.block = memory};
-  t->A = arena_take(&arena, (size_t)((p->form == GEMM_TN ? p->K : p->M) * p->lda) * in);
-  t->B = arena_take(&arena, (size_t)((p->form == GEMM_NT ? p->N : p->K) * p->ldb) * in);
+  t->A = arena_take(&arena, (size_t)(p->batch * a_rows * p->lda) * in);
+  t->B = arena_take(&arena, (size_t)(p->batch * b_rows * p->ldb) * in);
   t->C = t->D = arena_take(&arena, out);
   if (p->add && !p->out_fp32) t->D = arena_take(&arena, out);
   t->one = arena_take(&arena, sizeof *t->one);

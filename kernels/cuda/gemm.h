@@ -18,8 +18,8 @@ typedef enum GemmFormats { // of A and B
   GEMM_E4M3,
 } GemmFormats;
 
-// D = A B + (add ? C : 0), D and C [M, N]. FP8: the form is GEMM_NT, N and K are multiples of 16, M
-// is any number, all pointers are at 16-byte boundaries.
+// D = alpha A B + (add ? beta C : 0), D and C [M, N]. FP8: the form is GEMM_NT, N and K are
+// multiples of 16, M is any number, all pointers are at 16-byte boundaries.
 typedef struct GemmProblem {
   int64_t M, N, K;
   GemmForm form;
@@ -32,6 +32,8 @@ typedef struct GemmProblem {
   int alignment; // of all pointers, in bytes: 2, 4, 8 or 16
   // Elements from one row, as stored, to the next; 0 = the row's length. C's is D's.
   int64_t lda, ldb, ldd;
+  int64_t batch;     // so many products, each operand's matrices one behind the other; 0: 1
+  float alpha, beta; // 0: 1
 } GemmProblem;
 
 // The algorithm that a problem got.
