@@ -27,6 +27,7 @@
   X(EMBED_BACKWARD, "embed_backward")                                                              \
   X(REPACK, "repack")                                                                              \
   X(GRADS_FINISH, "grads_finish")                                                                  \
+  X(MUON, "muon")                                                                                  \
   X(ADAMW, "adamw")
 
 #define OPERATION_ENUMERATOR(enumerator, name) OP_##enumerator,

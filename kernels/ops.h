@@ -161,13 +161,9 @@ typedef void RepackOp(Backend *be, int64_t M, int64_t N, Operand x);
 // Writes the gradients dwn of the norm weights, and computes the norm over all gradients. The
 // gradients of the matrices are only read; their folded copies may be read in place of W.
 typedef void GradsFinishOp(Backend *be, const ParamTensor *list, int count);
-// Multiplies the step's loss, norm and gradients by gradient_scale, and updates the delayed scales.
-// Then updates all tensors with the parameters of the last set_hyper, those that have parts with
-// Muon, the others with decoupled AdamW, norm weights first, and writes the compute copies. If the
-// loss or the gradient norm is not finite, no weight and no moment changes, and the result says so.
-// Gradients of 0 are gradients like others: moments and weights decay.
-//
-// Muon makes each part orthogonal by itself, dW being its gradient after clipping, m its momentum:
+// Muon, where the list has parts: between grads_finish and adamw, the two of which change a tensor
+// with parts together. Of each part by itself, dW being its gradient as adamw scales it and m its
+// momentum:
 //     m = momentum m + (1 - momentum) dW       X = (1 - momentum) dW + momentum m
 //     X = X / max(|X|, MUON_EPS)               |X|: Frobenius norm
 //     MUON_STEPS times: A = X X^T, X = a X + (b A + c A A) X        a, b, c: MUON_A, ...
@@ -175,6 +171,12 @@ typedef void GradsFinishOp(Backend *be, const ParamTensor *list, int count);
 // A part with more rows than columns has A = X^T X, X = a X + X (b A + c A A). The scale gives an
 // update about the root mean square of AdamW's, so that both have one learning rate and decay
 // (arXiv 2502.16982; torch.optim.Muon with adjust_lr_fn="match_rms_adamw").
+typedef void MuonOp(Backend *be, const ParamTensor *list, int count);
+// Multiplies the step's loss, norm and gradients by gradient_scale, and updates the delayed scales.
+// Then updates all tensors that have no parts with decoupled AdamW and the parameters of the last
+// set_hyper, norm weights first, and writes the compute copies of all. If the loss or the gradient
+// norm is not finite, no weight and no moment changes, and the result says so. Gradients of 0 are
+// gradients like others: moments and weights decay.
 typedef void AdamwOp(Backend *be, const ParamTensor *list, int count);
 
 // X(type, name) for each operation.
@@ -199,6 +201,7 @@ typedef void AdamwOp(Backend *be, const ParamTensor *list, int count);
   X(EmbedBackwardOp, embed_backward)                                                               \
   X(RepackOp, repack)                                                                              \
   X(GradsFinishOp, grads_finish)                                                                   \
+  X(MuonOp, muon)                                                                                  \
   X(AdamwOp, adamw)
 #define BACKEND_OPERATION(type, name) type *name;
 

@@ -212,25 +212,31 @@ static double muon_flops(const ParamTensor *t) {
   return sum;
 }
 
-// Every parameter once: the bytes that the pass over the gradients, or the update, reads and
-// writes.
-static OperationCall *add_update(Backend *be, const ParamTensor *list, int count, bool update) {
-  const double grad = (double)be->grad_bytes, master = (double)be->master_bytes,
-               moment = (double)be->moment_bytes, act = (double)be->act_bytes;
+typedef enum UpdatePass { PASS_GRADS_FINISH, PASS_MUON, PASS_ADAMW } UpdatePass;
+
+// Bytes of an element of a parameter that a pass of the update reads and writes. Muon's: those
+// around Newton-Schulz' products.
+static double update_bytes(const Backend *be, const ParamTensor *t, UpdatePass pass) {
+  const int gradients = (t->grad != NULL) + (t->grad_folded != NULL);
+  const double grad = (double)be->grad_bytes * gradients, master = (double)be->master_bytes,
+               moment = (double)be->moment_bytes, direction = (double)be->act_bytes,
+               copies = copies_bytes(be, &t->compute) + copies_bytes(be, &t->folded);
+  const bool by_muon = t->part_count > 0;
+  if (pass == PASS_MUON) return by_muon ? grad + 2 * moment + direction : 0;
+  if (pass == PASS_ADAMW) return 2 * master + copies + (by_muon ? direction : grad + 4 * moment);
+  if (t->norm < 0) return grad;
+  // W, or its folded copy where that is no coarser than the gradient
+  return grad + (t->folded.data && be->act_bytes == be->grad_bytes ? direction : master);
+}
+
+// A pass over the parameters that it concerns.
+static OperationCall *add_update(Backend *be, const ParamTensor *list, int count, UpdatePass pass) {
   double bytes = 0, parameters = 0, flops = 0;
   for (int i = 0; i < count; i++) {
-    const ParamTensor *t = &list[i];
-    const double n = (double)(t->rows * t->cols);
-    const int gradients = (t->grad != NULL) + (t->grad_folded != NULL),
-              moments = t->part_count > 0 ? 1 : 2;
-    parameters += n;
-    bytes += n * gradients * grad;
-    if (update) flops += muon_flops(t);
-    if (update)
-      bytes += n * (2 * master + 2 * moments * moment + copies_bytes(be, &t->compute) +
-                    copies_bytes(be, &t->folded));
-    else if (t->norm >= 0) // W, or its folded copy where that is no coarser than the gradient
-      bytes += n * (t->folded.data && act == grad ? act : master);
+    const double n = (double)(list[i].rows * list[i].cols);
+    if (pass != PASS_MUON || list[i].part_count > 0) parameters += n;
+    bytes += n * update_bytes(be, &list[i], pass);
+    if (pass == PASS_MUON) flops += muon_flops(&list[i]);
   }
   OperationCall *call = add_memory(be, 0, 0, NULL, bytes);
   call->statistics = false;
@@ -241,11 +247,15 @@ static OperationCall *add_update(Backend *be, const ParamTensor *list, int count
 
 // The update could do a part of this pass, so a floor does not count it.
 static void record_grads_finish(Backend *be, const ParamTensor *list, int count) {
-  add_update(be, list, count, false)->floor_bytes = 0;
+  add_update(be, list, count, PASS_GRADS_FINISH)->floor_bytes = 0;
+}
+
+static void record_muon(Backend *be, const ParamTensor *list, int count) {
+  add_update(be, list, count, PASS_MUON);
 }
 
 static void record_adamw(Backend *be, const ParamTensor *list, int count) {
-  add_update(be, list, count, true);
+  add_update(be, list, count, PASS_ADAMW);
 }
 
 static void ignore_hyper(Backend *be, const AdamW *hyper) {}
@@ -278,6 +288,7 @@ static const Backend recorder_functions = {
     .embed_backward = record_embed_backward,
     .repack = record_repack,
     .grads_finish = record_grads_finish,
+    .muon = record_muon,
     .adamw = record_adamw,
     .services.set_hyper = ignore_hyper,
     .services.step_begin = ignore,

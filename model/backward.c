@@ -104,6 +104,8 @@ void llama_backward(Llama *llama, double scale, bool accumulate) {
 void params_update(Llama *llama) {
   Backend *be = llama->be;
   RUN(llama, OP_GRADS_FINISH, be->grads_finish(be, llama->tensors, llama->param_count));
+  if (llama->layers[0].out->part_count > 0)
+    RUN(llama, OP_MUON, be->muon(be, llama->tensors, llama->param_count));
   RUN(llama, OP_ADAMW, be->adamw(be, llama->tensors, llama->param_count));
 }
 

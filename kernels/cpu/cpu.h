@@ -38,7 +38,8 @@ typedef struct Cpu {
   CpuScaling *scalings;   // [config.scaling_count]
   int parameters; // the first scalings belong to this many, those of the last list that was written
   AdamW hyper;
-  real *muon; // muon_scratch of the lists that were seen
+  double gradient_factor; // of the running update
+  real *muon;             // muon_scratch of the lists that were seen
   size_t muon_bytes;
   StepResult step;                 // the running one
   StepResult results[MAX_RESULTS]; // ended and not yet read, a ring

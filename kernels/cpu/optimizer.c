@@ -151,22 +151,37 @@ void cpu_set_hyper(Backend *be, const AdamW *hyper) {
   be->calibrating = false;
 }
 
-void cpu_adamw(Backend *be, const ParamTensor *list, int count) {
-  StepResult *step = &cpu_of(be)->step;
-  const AdamW *hyper = &cpu_of(be)->hyper;
+// Whether the update is applied, and the factor of its gradients.
+static void decide(Cpu *cpu) {
+  StepResult *step = &cpu->step;
+  const AdamW *hyper = &cpu->hyper;
   step->loss *= hyper->gradient_scale;
   step->grad_norm *= hyper->gradient_scale;
   step->applied = isfinite(step->loss) && isfinite(step->grad_norm);
-  scalings_update(cpu_of(be));
-  if (!step->applied) return;
-  step->updates++;
+  if (step->applied) step->updates++;
   const bool clipped = hyper->clip_norm > 0 && step->grad_norm > hyper->clip_norm;
-  const double factor = hyper->gradient_scale * (clipped ? hyper->clip_norm / step->grad_norm : 1);
-  muon_allocate(cpu_of(be), list, count);       // it may not have seen the list before
+  cpu->gradient_factor = hyper->gradient_scale * (clipped ? hyper->clip_norm / step->grad_norm : 1);
+}
+
+void cpu_muon(Backend *be, const ParamTensor *list, int count) {
+  Cpu *cpu = cpu_of(be);
+  decide(cpu);
+  muon_allocate(cpu, list, count); // it may not have seen the list before
+  for (int i = 0; i < count && cpu->step.applied; i++)
+    muon_tensor(cpu, list, i, cpu->gradient_factor);
+}
+
+void cpu_adamw(Backend *be, const ParamTensor *list, int count) {
+  Cpu *cpu = cpu_of(be);
+  bool decided = false; // muon did
+  for (int i = 0; i < count; i++) decided = decided || list[i].part_count > 0;
+  if (!decided) decide(cpu);
+  scalings_update(cpu);
+  if (!cpu->step.applied) return;
   for (int vectors = 0; vectors < 2; vectors++) // last: gradients of matrices read the old ones
     for (int i = 0; i < count; i++)
-      if ((list[i].rows == 1) == vectors)
-        (list[i].part_count > 0 ? muon_tensor : adamw_tensor)(cpu_of(be), list, i, factor);
+      if ((list[i].rows == 1) == vectors && list[i].part_count == 0)
+        adamw_tensor(cpu, list, i, cpu->gradient_factor);
   cpu_refresh(be, list, count); // after all masters: a folded copy reads its norm weight too
 }
 

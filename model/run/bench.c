@@ -651,6 +651,9 @@ static int open_bench(Bench *b, const BenchArgs *args, Error *err) {
   b->sum = fused->lm_head->part_sum;
   if (bench_share(unfused, fused, b->be[BENCH_UNFUSED], err) != 0) return -1;
   bench_list(b->result, fused, c->train.gradient_accumulation, args->only);
+  if (b->result->op_count == 0)
+    return error_set(err, "--op %s: this run has none; with optimizer.kind=muon it has",
+                     operation_name(args->only));
   print_model(c, fused);
   b->recorder = record_slice(unfused);
   const OperationCall *calls = b->recorder->calls;

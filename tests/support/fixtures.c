@@ -173,6 +173,7 @@ StepResult rig_update(Rig *rig) {
   AdamW hyper = adamw;
   hyper.gradient_scale = (double)rig->tokens_count / (double)rig->counted;
   rig->be->services.set_hyper(rig->be, &hyper);
+  if (rig->llama.shape.muon) rig->be->muon(rig->be, rig->llama.tensors, rig->llama.param_count);
   rig->be->adamw(rig->be, rig->llama.tensors, rig->llama.param_count);
   rig->be->services.step_end(rig->be);
   return rig->be->services.step_result(rig->be);

@@ -72,6 +72,7 @@ static void step_by_operations(Model *m) {
     for (size_t i = 0; i < sizeof backward / sizeof *backward; i++) issue(m, backward[i], l, false);
   issue(m, OP_EMBED_BACKWARD, 0, false);
   issue(m, OP_GRADS_FINISH, 0, false);
+  issue(m, OP_MUON, 0, false);
   issue(m, OP_ADAMW, 0, false);
 }
 
@@ -96,6 +97,7 @@ static void one_by_one_they_are_a_step(bool tied, int64_t chunks, bool muon) {
   llama_forward(&whole.llama);
   llama_backward(&whole.llama, 1, false);
   whole.be->grads_finish(whole.be, whole.llama.tensors, whole.llama.param_count);
+  if (muon) whole.be->muon(whole.be, whole.llama.tensors, whole.llama.param_count);
   whole.be->adamw(whole.be, whole.llama.tensors, whole.llama.param_count);
   step_by_operations(&parts);
   for (int i = 0; i < whole.llama.param_count; i++) {
@@ -174,7 +176,8 @@ TEST(bytes_are_those_of_the_arrays) {
   close_model(&m);
 }
 
-// Muon's momentum alone, in and out, and its products; F is larger than D, D than k and v are high.
+// Muon reads gradients and reads and writes momentum where AdamW would, and writes a direction that
+// AdamW's pass reads; and its products: F is larger than D, D than k and v are high.
 TEST(muons_bytes_and_flops_are_those_of_its_rule) {
   enum { KVD = (R - HD) / 2, LAYERS = 3, MATRICES = R * D + D * HD + 2 * F * D + D * F };
   const double d = D, wide = 3 * d * d * (2 * HD + 3 * F) + 5 * d * d * d,
@@ -185,9 +188,12 @@ TEST(muons_bytes_and_flops_are_those_of_its_rule) {
   BenchResult of_adamw = {.whole = true}, of_muon = {.whole = true};
   bench_list(&of_adamw, &adamw.llama, 1, OPERATION_COUNT);
   bench_list(&of_muon, &muon.llama, 1, OPERATION_COUNT);
-  const OperationCall *a = &op_of(&of_adamw, OP_ADAMW)->call, *m = &op_of(&of_muon, OP_ADAMW)->call;
-  assert_true(a->flops == 0);
-  assert_true(a->bytes - m->bytes == 2.0 * LAYERS * MATRICES * sizeof(real));
+  const OperationCall *a = &op_of(&of_adamw, OP_ADAMW)->call, *m = &op_of(&of_muon, OP_MUON)->call,
+                      *rest = &op_of(&of_muon, OP_ADAMW)->call;
+  const double matrices = (double)LAYERS * MATRICES * sizeof(real);
+  assert_true(a->flops == 0 && rest->flops == 0);
+  assert_true(m->bytes == (1 + 2 + 1) * matrices);
+  assert_true(a->bytes - rest->bytes == (1 + 4 - 1) * matrices);
   assert_true(m->flops == LAYERS * MUON_STEPS * (wide + 2 * kv));
   close_model(&adamw);
   close_model(&muon);

@@ -42,6 +42,7 @@ static void gradients(TinyRun *run, uint64_t seed, double scale) {
 
 static StepResult update(TinyRun *run, const AdamW *hyper) {
   run->be->services.set_hyper(run->be, hyper);
+  if (run->llama.shape.muon) run->be->muon(run->be, run->llama.tensors, run->llama.param_count);
   run->be->adamw(run->be, run->llama.tensors, run->llama.param_count);
   run->be->services.step_end(run->be);
   return run->be->services.step_result(run->be);
