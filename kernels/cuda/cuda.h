@@ -5,6 +5,7 @@
 #include "kernels/cuda/attention.h"
 #include "kernels/cuda/gemm.h"
 #include "kernels/cuda/kernels.h"
+#include "kernels/cuda/muon.h"
 #include "kernels/gpu_backends.h"
 
 #ifdef __cplusplus
@@ -66,6 +67,8 @@ typedef struct Cuda {
   char *table_memory;
   ParamTensor *table_list; // the list that they were built from
   int table_count;
+  Muon muon;
+  void (*orthogonalise)(struct Cuda *c, const MuonBatch *batch);
   // cuDNN
   CudnnApi cudnn;
   CudnnHandle cudnn_handle;
@@ -180,11 +183,18 @@ void cuda_table_free(Cuda *c);
 GradsFinishOp cuda_grads_finish;
 // to = from, in bf16.   both [count]
 void cuda_round_gradient(const Cuda *c, int64_t count, const stat_t *from, grad_t *to);
+// Scales the step's loss and norm, decides whether the update is applied, and computes its factors.
+void cuda_decide(const Cuda *c);
 AdamwOp cuda_adamw;
 // For the table's tensors, outside of a step: the first finds the largest values of the tensors
 // that have FP8 copies and no scale, the second writes all compute copies.
 void cuda_largest_weights(const Cuda *c);
 void cuda_copy_weights(const Cuda *c);
+
+// ---- muon.c
+MuonOp cuda_muon;
+// By cuBLASLt.
+void cuda_orthogonalise(Cuda *c, const MuonBatch *batch);
 
 // ---- step.c: the functions of kernels/ops.h
 void cuda_set_step(Cuda *c);

@@ -99,7 +99,18 @@ void launch_cross_entropy(const CrossEntropy *args, cudaStream_t stream);
 void launch_add_loss(int64_t M, const float *row_loss, double scale, StepState *state,
                      cudaStream_t stream);
 
-// ---- The parameters' tables, for optimizer.cu: one launch serves all tensors.
+// ---- The parameters' tables, for optimizer.cu and momentum.cu: one launch serves all tensors.
+
+// A MatrixPart of a tensor, and the place where it becomes orthogonal.
+typedef struct DevicePart {
+  int64_t first, rows;         // row i is the tensor's row first + (i << shift)
+  int32_t shift, slot;         // slot: which of the tensor's parts
+  float rate;                  // of the update, as a multiple of the learning rate
+  bf16_bits *direction;        // [rows, cols] what Muon makes orthogonal, and then its result
+  float *factor;               // of both: 1 / |u| of the former
+  int64_t first_block, blocks; // of the tensor, in the launch over the momentum
+} DevicePart;
+
 typedef struct DeviceTensor {
   int64_t rows, cols;
   float *master;
@@ -116,6 +127,9 @@ typedef struct DeviceTensor {
   int64_t first_update;   // this tensor's first block in the update's launch
   int64_t first_tile;     // in the launch over the gradients
   int64_t first_column;   // in the column sums' launch
+  int64_t first_momentum; // in the launch over Muon's momentum
+  const DevicePart *parts;
+  int32_t part_count; // 0: AdamW updates the tensor
   int32_t decay;
   int32_t index; // in the list, which has another order
 } DeviceTensor;
@@ -127,12 +141,17 @@ typedef struct ParamTable {
   // FP8 copies at plain_blocks, and the rest are tiles.
   int64_t norm_blocks, plain_blocks, update_blocks;
   int64_t tiles, columns;
-  float *sumsq; // [tiles + columns] partial sums of squares of the gradients
+  // Muon: blocks of the launch over the momentum, and their tensors; the parts of all tensors
+  int32_t *momentum_owner;
+  DevicePart *parts;
+  int64_t momentum_blocks, part_count;
+  float *momentum_sums; // [momentum_blocks, MOST_PARTS] sums of squares of each part's share
+  float *sumsq;         // [tiles + columns] partial sums of squares of the gradients
   bool grads_fp32;
 } ParamTable;
 
 enum {
-  UPDATE_BLOCK = 8192, // elements of a tensor that a block updates ...
+  UPDATE_BLOCK = 8192, // elements of a tensor that a block updates, or whose momentum it does ...
   WEIGHT_TILE = 128,   // ... or rows and columns, where it writes FP8 copies
   TILE_ROWS = 128,     // a block's share of a folded matrix ...
   TILE_COLS = 256,

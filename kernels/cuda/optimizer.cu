@@ -2,6 +2,7 @@
 // the tables of update.c.
 #include "kernels/cuda/common.cuh"
 #include "kernels/cuda/cuda.h"
+#include "kernels/cuda/update.cuh"
 #include "kernels/formats.h"
 
 // ---- The norm of the gradients, in three launches for all tensors. The results of the
@@ -317,7 +318,7 @@ static __global__ void factors_kernel(StepState *state) {
 }
 
 struct Factors {
-  float scale, step_size, per_root, keep, beta1, beta2, eps;
+  float scale, step_size, per_root, keep, beta1, beta2, eps, learning_rate;
   uint32_t key; // of bf16 moments' noise
 };
 
@@ -329,38 +330,28 @@ static __device__ __forceinline__ float update(float w, float &m, float &v, floa
   return f.keep * w - f.step_size * m / (sqrtf(v) * f.per_root + f.eps);
 }
 
-// Of a vector over the columns of a matrix, from one column on; past the last one comes the first.
-template <int N>
-static __device__ __forceinline__ Pack<N> at_columns(const float *vector, int column, int cols) {
-  if (N > 1 && cols % N == 0) return load_pack<N>(vector + column);
-  Pack<N> values;
-#pragma unroll
-  for (int k = 0; k < N; k++) values.v[k] = vector[(column + k) % cols];
-  return values;
-}
-
 template <int N> struct Elements { Pack<N> w, m, v, g; };
 
-// The elements of the tensor from i on. norm: wn of their columns, as the forward used it.
+// The elements of the tensor from i on, of one row and the columns from `column` on. norm: wn of
+// the columns, as the forward used it. g: of a tensor with parts Muon's direction.
 template <typename Grad, typename Moment, int N>
-static __device__ __forceinline__ Elements<N> load_elements(const DeviceTensor &t, int64_t i,
-                                                            const Pack<N> &norm) {
-  Elements<N> e = {load_once<N>(t.master + i),
-                   load_once<N>((const Moment *)t.m + i),
-                   load_once<N>((const Moment *)t.v + i),
-                   {}};
-  if (t.grad) e.g = load_pack<N>((const Grad *)t.grad + i);
-  if (!t.grad_folded) return e;
-  const Pack<N> folded = load_pack<N>((const Grad *)t.grad_folded + i);
-#pragma unroll
-  for (int k = 0; k < N; k++) e.g.v[k] += folded.v[k] * norm.v[k];
-  return e;
+static __device__ __forceinline__ Elements<N>
+load_elements(const DeviceTensor &t, int64_t i, int64_t row, int column, const Pack<N> &norm) {
+  if (t.part_count > 0) return {load_once<N>(t.master + i), {}, {}, direction<N>(t, row, column)};
+  return {load_once<N>(t.master + i), load_once<N>((const Moment *)t.m + i),
+          load_once<N>((const Moment *)t.v + i), gradient<Grad, N>(t, i, norm)};
 }
 
 // Updates and stores them, and writes the new weights into e.
 template <typename Moment, int N>
 static __device__ __forceinline__ void update_elements(const DeviceTensor &t, int64_t i,
                                                        Elements<N> &e, const Factors &f) {
+  if (t.part_count > 0) {
+#pragma unroll
+    for (int k = 0; k < N; k++) e.w.v[k] = f.keep * e.w.v[k] - f.learning_rate * e.g.v[k];
+    store_once(t.master + i, e.w);
+    return;
+  }
 #pragma unroll
   for (int k = 0; k < N; k++) e.w.v[k] = update(e.w.v[k], e.m.v[k], e.v.v[k], e.g.v[k], f);
   store_once(t.master + i, e.w);
@@ -390,14 +381,14 @@ static __device__ __forceinline__ void copy_pack(const DeviceTensor &t, int64_t 
 
 // The update and the copies; where Moment is void, only the copies.
 template <typename Grad, typename Moment, int N>
-static __device__ __forceinline__ void step(const DeviceTensor &t, int64_t i, int column,
-                                            const Factors &f) {
+static __device__ __forceinline__ void step(const DeviceTensor &t, int64_t i, int64_t row,
+                                            int column, const Factors &f) {
   if constexpr (std::is_void_v<Moment>) {
     copy_pack(t, i, column, load_pack<N>((const float *)t.master + i));
   } else {
     Pack<N> norm = {};
     if (t.norm) norm = at_columns<N>(t.norm_before, column, (int)t.cols);
-    Elements<N> e = load_elements<Grad, Moment, N>(t, i, norm);
+    Elements<N> e = load_elements<Grad, Moment, N>(t, i, row, column, norm);
     update_elements<Moment>(t, i, e, f);
     copy_pack(t, i, column, e.w);
   }
@@ -407,8 +398,9 @@ static __device__ __forceinline__ Factors factors_of(const DeviceTensor &t,
                                                      const StepState *state) {
   const AdamW &a = state->hyper;
   const float keep = (float)(1 - a.learning_rate * (t.decay ? a.weight_decay : 0));
-  return {state->scale,   state->step_size, state->per_root, keep,
-          (float)a.beta1, (float)a.beta2,   (float)a.eps,    moment_key(state->updates, t.index)};
+  return {state->scale, state->step_size,       state->per_root,
+          keep,         (float)a.beta1,         (float)a.beta2,
+          (float)a.eps, (float)a.learning_rate, moment_key(state->updates, t.index)};
 }
 
 template <typename Grad, typename Moment>
@@ -422,12 +414,17 @@ static __global__ __launch_bounds__(THREADS) void adamw_kernel(ParamTable table,
   const Factors f = UPDATE ? factors_of(t, state) : Factors{};
   const int64_t begin = (block - t.first_update) * UPDATE_BLOCK,
                 end = min(begin + (int64_t)UPDATE_BLOCK, t.rows * t.cols);
-  const int start_column = (int)(begin % t.cols), cols = (int)t.cols;
+  const BlockOfRows rows(t, begin);
+  if (t.part_count > 0 && t.cols % 4 != 0) { // four neighbours may be of two rows
+    for (int64_t i = begin + threadIdx.x; i < end; i += THREADS)
+      step<Grad, Moment, 1>(t, i, rows.row(i), rows.column(i), f);
+    return;
+  }
 #pragma unroll 2
   for (int64_t i = begin + threadIdx.x * 4; i + 3 < end; i += THREADS * 4)
-    step<Grad, Moment, 4>(t, i, (start_column + (int)(i - begin)) % cols, f);
+    step<Grad, Moment, 4>(t, i, rows.row(i), rows.column(i), f);
   const int64_t i = end - end % 4 + threadIdx.x; // the last one to three elements of a tensor
-  if (i < end) step<Grad, Moment, 1>(t, i, (int)(i % cols), f);
+  if (i < end) step<Grad, Moment, 1>(t, i, rows.row(i), rows.column(i), f);
 }
 
 // For tensors with FP8 copies, a tile per block. A skipped update writes the copies, too, since
@@ -457,7 +454,7 @@ static __global__ __launch_bounds__(WEIGHT_THREADS,
       const int64_t i = tile.row(q, k) * t.cols + column;
       if (!tile.inside(q, k)) continue;
       if constexpr (UPDATE) {
-        if (update) e[k] = load_elements<Grad, Moment, 4>(t, i, before);
+        if (update) e[k] = load_elements<Grad, Moment, 4>(t, i, tile.row(q, k), column, before);
       }
       if (!update) e[k].w = load_once<4>(t.master + i);
     }
@@ -505,11 +502,15 @@ template <typename Grad, typename Moment> static void launch(const Cuda *c) {
   blocks(adamw_fp8_kernel<Grad, Moment>, WEIGHT_THREADS, table.plain_blocks, table.update_blocks);
 }
 
-void cuda_adamw(Backend *be, const ParamTensor *list, int count) {
-  Cuda *c = cuda_of(be);
-  cuda_table(c, list, count);
+void cuda_decide(const Cuda *c) {
   factors_kernel<<<1, 1, 0, c->gpu.stream>>>(c->state);
   LAUNCHED();
+}
+
+void cuda_adamw(Backend *be, const ParamTensor *list, int count) {
+  Cuda *c = cuda_of(be);
+  const ParamTable *table = cuda_table(c, list, count);
+  if (table->part_count == 0) cuda_decide(c); // else muon did
   if (c->scalings)
     launch_scalings_update(c->scalings, c->table_count, c->config.scaling_count, c->state,
                            c->gpu.stream);

@@ -1,5 +1,7 @@
 // The tables of the parameters on the device, built from the model's list once, and the update over
 // them.
+#include <assert.h>
+#include <math.h>
 #include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
@@ -45,6 +47,51 @@ static int64_t update_blocks(const ParamTensor *p) {
                     : ceil_div(p->rows * p->cols, UPDATE_BLOCK);
 }
 
+// What the tables point to besides the list's own memory; NULL, except for muon, where blocks are
+// only counted.
+typedef struct Elsewhere {
+  float *partials; // of columns, and copies of norms
+  const DevicePart *parts;
+  Scaling *scalings;
+  Muon *muon;
+} Elsewhere;
+
+static float muon_rate(int64_t rows, int64_t cols) {
+  return (float)(MUON_SCALE * sqrt((double)(rows > cols ? rows : cols)));
+}
+
+static int32_t shift_of(int64_t step) {
+  int32_t shift = 0;
+  while ((int64_t)1 << shift < step) shift++;
+  assert((int64_t)1 << shift == step);
+  return shift;
+}
+
+// Gives the tensor's parts their places in the groups, and the tensor its blocks of the momentum.
+// table->parts: NULL where they are only counted.
+static void describe_parts(ParamTable *table, const Elsewhere *at_gpu, const ParamTensor *p,
+                           DeviceTensor *t, int32_t at) {
+  const int64_t blocks = p->part_count > 0 ? ceil_div(p->rows * p->cols, UPDATE_BLOCK) : 0;
+  t->part_count = p->part_count;
+  t->parts = at_gpu->parts ? at_gpu->parts + table->part_count : NULL;
+  t->first_momentum = own(table->momentum_owner, &table->momentum_blocks, blocks, at);
+  for (int k = 0; k < p->part_count; k++) {
+    const MatrixPart *part = &p->parts[k];
+    const MuonPlace place = muon_place(at_gpu->muon, part->rows, p->cols);
+    if (table->parts)
+      table->parts[table->part_count] = (DevicePart){.first = part->first,
+                                                     .rows = part->rows,
+                                                     .shift = shift_of(part->step),
+                                                     .slot = k,
+                                                     .rate = muon_rate(part->rows, p->cols),
+                                                     .direction = place.X,
+                                                     .factor = place.factor,
+                                                     .first_block = t->first_momentum,
+                                                     .blocks = blocks};
+    table->part_count++;
+  }
+}
+
 static void describe_copies(DeviceTensor *t, const ParamTensor *p, Scaling *scalings) {
   const Operand *fp8 = fp8_use(p);
   t->compute = (bf16_bits *)p->compute.data;
@@ -57,12 +104,15 @@ static void describe_copies(DeviceTensor *t, const ParamTensor *p, Scaling *scal
 }
 
 // Describes the list's tensors by class. Counts the blocks, and fills the table where it has
-// memory; returns the floats of all column partials and copies of norms, which lie at `partials`.
-static int64_t describe(ParamTable *table, const ParamTensor *list, int count, float *partials,
-                        Scaling *scalings) {
+// memory; returns the floats of all column partials and copies of norms.
+static int64_t describe(ParamTable *table, const ParamTensor *list, int count,
+                        const Elsewhere *at_gpu) {
+  float *const partials = at_gpu->partials;
   int64_t used = 0, *ends[CLASSES] = {&table->norm_blocks, &table->plain_blocks, NULL};
   int32_t at = 0;
   table->update_blocks = table->tiles = table->columns = 0;
+  table->momentum_blocks = table->part_count = 0;
+  muon_places_reset(at_gpu->muon);
   for (int class = 0; class < CLASSES; class ++) {
     for (int i = 0; i < count; i++) {
       const ParamTensor *p = &list[i], *norm = p->norm >= 0 ? &list[p->norm] : NULL;
@@ -89,7 +139,8 @@ static int64_t describe(ParamTable *table, const ParamTensor *list, int count, f
                               norm ? ceil_div(p->cols, COLUMN_BLOCK) : 0, at),
           .decay = p->decay,
           .index = i};
-      describe_copies(&t, p, scalings);
+      describe_copies(&t, p, at_gpu->scalings);
+      describe_parts(table, at_gpu, p, &t, at);
       if (norm) used += (1 + row_tiles) * p->cols;
       if (table->tensors) table->tensors[at] = t;
       at++;
@@ -105,10 +156,13 @@ static size_t place(ParamTable *table, int count, int64_t partials, char *memory
                     float **column_partials) {
   Arena arena = {.block = memory};
   table->tensors = arena_take(&arena, (size_t)count * sizeof(DeviceTensor));
+  table->parts = arena_take(&arena, (size_t)table->part_count * sizeof(DevicePart));
   table->update_owner = arena_take(&arena, (size_t)table->update_blocks * 4);
   table->tile_owner = arena_take(&arena, (size_t)table->tiles * 4);
   table->column_owner = arena_take(&arena, (size_t)table->columns * 4);
+  table->momentum_owner = arena_take(&arena, (size_t)table->momentum_blocks * 4);
   table->sumsq = arena_take(&arena, (size_t)(table->tiles + table->columns) * 4);
+  table->momentum_sums = arena_take(&arena, (size_t)(table->momentum_blocks * MOST_PARTS) * 4);
   *column_partials = arena_take(&arena, (size_t)partials * 4);
   return arena.used;
 }
@@ -116,13 +170,17 @@ static size_t place(ParamTable *table, int count, int64_t partials, char *memory
 static size_t list_bytes(const ParamTensor *list, int count) {
   ParamTable table = {0};
   float *column_partials;
-  const int64_t partials = describe(&table, list, count, NULL, NULL);
-  return place(&table, count, partials, NULL, &column_partials);
+  Muon muon = muon_plan(list, count);
+  const int64_t partials = describe(&table, list, count, &(Elsewhere){.muon = &muon});
+  const size_t bytes = place(&table, count, partials, NULL, &column_partials) + muon.bytes;
+  muon_free(&muon);
+  return bytes;
 }
 
 void cuda_table_free(Cuda *c) {
   if (c->table_memory) CUDA_CHECK(cudaFree(c->table_memory));
   free(c->table_list);
+  muon_close(&c->muon);
   c->table_memory = NULL;
   c->table_list = NULL;
 }
@@ -130,20 +188,22 @@ void cuda_table_free(Cuda *c) {
 static void build_table(Cuda *c, const ParamTensor *list, int count) {
   CUDA_CHECK(cudaStreamSynchronize(c->gpu.stream));
   cuda_table_free(c);
-  const size_t bytes = list_bytes(list, count);
-  CUDA_CHECK(cudaMalloc((void **)&c->table_memory, bytes));
   c->table_list = xmalloc((size_t)count * sizeof *list);
   memcpy(c->table_list, list, (size_t)count * sizeof *list);
   c->table_count = count;
+  muon_open(&c->muon, &c->gemm, list, count);
 
   c->table = (ParamTable){.grads_fp32 = c->options.grads_fp32};
   float *column_partials, *unused;
-  const int64_t partials = describe(&c->table, list, count, NULL, NULL);
+  const int64_t partials = describe(&c->table, list, count, &(Elsewhere){.muon = &c->muon});
   ParamTable on_host = c->table;
+  const size_t bytes = place(&c->table, count, partials, NULL, &unused);
+  CUDA_CHECK(cudaMalloc((void **)&c->table_memory, bytes));
   place(&c->table, count, partials, c->table_memory, &column_partials);
   char *block = xmalloc(bytes);
   place(&on_host, count, partials, block, &unused);
-  describe(&on_host, list, count, column_partials, c->scalings);
+  describe(&on_host, list, count,
+           &(Elsewhere){column_partials, c->table.parts, c->scalings, &c->muon});
   const size_t made_here = (size_t)((char *)on_host.sumsq - block);
   c->base.services.write(&c->base, c->table_memory, block, made_here);
   free(block);
@@ -158,7 +218,8 @@ static bool same_tensor(const ParamTensor *a, const ParamTensor *b) {
   return a->rows == b->rows && a->cols == b->cols && a->master == b->master && a->m == b->m &&
          a->v == b->v && a->grad == b->grad && a->grad_folded == b->grad_folded &&
          same_operand(&a->compute, &b->compute) && same_operand(&a->folded, &b->folded) &&
-         a->norm == b->norm && a->decay == b->decay;
+         a->norm == b->norm && a->decay == b->decay && a->part_count == b->part_count &&
+         memcmp(a->parts, b->parts, (size_t)a->part_count * sizeof *a->parts) == 0;
 }
 
 const ParamTable *cuda_table(Cuda *c, const ParamTensor *list, int count) {
@@ -195,6 +256,8 @@ void cuda_set_update(Cuda *c) {
   Backend *be = &c->base;
   be->services.list_bytes = list_bytes;
   be->grads_finish = cuda_grads_finish;
+  be->muon = cuda_muon;
+  c->orthogonalise = cuda_orthogonalise;
   be->adamw = cuda_adamw;
   be->services.refresh = op_refresh;
 }

@@ -1,0 +1,79 @@
+// Muon's matrices on a GPU: arXiv 2502.16982, kellerjordan.github.io/posts/muon. The momentum's
+// launch writes u of every matrix, and Newton-Schulz' iteration makes each orthogonal:
+//     X = u / |u|, then five times   A = X X^T   Z = a + b A + c A A   X = Z X
+// (of a tall matrix A = X^T X, X = X Z). Matrices of one shape, a group, lie one behind the other
+// and are multiplied in one launch, or in a few where they are large, since Y and S are memory for
+// one launch at a time.
+//
+// cuBLASLt does just that, in three products a step. The fused programs iterate on A instead:
+// A, Z and Q, the product of all Z, are polynomials of one symmetric matrix, so they commute, and
+//     A_next = Z A Z     X_last = Q X
+// need half of the tiles of products of the smaller side alone; X takes part where A is made and at
+// the end. But A's rounding error grows with X's small singular values, by a^2 = 12 a step, while
+// that of X does not. So after two steps X = Q X is made and A anew from it: an error of 2^-9 of A
+// becomes 142 times that at most. And X keeps its factor: A is multiplied by 1 / |u|^2, and the
+// update by 1 / |u|.
+#pragma once
+#include "kernels/cuda/gemm.h"
+#include "kernels/cuda/kernels.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+enum { MUON_SQUARES = 4 };
+
+typedef struct MuonGroup {
+  int64_t rows, cols, count;
+  int64_t batch;  // of them in a launch
+  int64_t placed; // by muon_place
+  bf16_bits *X;   // [count, rows, cols]
+  float *factors; // [count] of X: what it is multiplied by
+} MuonGroup;
+
+typedef struct Muon {
+  MuonGroup *groups;
+  int group_count;
+  bf16_bits *Y;               // of one launch: as X
+  bf16_bits *S[MUON_SQUARES]; // [batch, n, n], n the smaller side
+  char *memory;
+  size_t bytes;
+} Muon;
+
+// Matrices that are made orthogonal in one launch a product: factors X, from X into X, over Y.
+typedef struct MuonBatch {
+  int64_t count, rows, cols;
+  bf16_bits *X, *Y, *const *S;
+  float *factors; // [count] in: 1 / |X|, out: of the result
+} MuonBatch;
+
+// ---- muon.c
+// The groups of the list's parts, without memory; muon_free releases what it allocated.
+Muon muon_plan(const ParamTensor *list, int count);
+void muon_free(Muon *muon);
+// The same with memory, and the products' algorithms chosen. Memory that is not there ends the
+// process with a sentence: the plan counted it.
+void muon_open(Muon *muon, Gemm *gemm, const ParamTensor *list, int count);
+void muon_close(Muon *muon);
+
+typedef struct MuonPlace {
+  bf16_bits *X; // [rows, cols]
+  float *factor;
+} MuonPlace;
+// The next matrix of that shape, counted from the last reset.
+MuonPlace muon_place(Muon *muon, int64_t rows, int64_t cols);
+void muon_places_reset(Muon *muon);
+
+// ---- momentum.cu
+// Where the update is applied: the momentum of all parts, u as bf16 into their places, and the
+// factors.
+void launch_momentum(const ParamTable *table, bool moments_bf16, const StepState *state,
+                     cudaStream_t stream);
+// to = factor times from, of each matrix of `elements`; the factors become 1.
+//   from, to [count, elements], factors [count]
+void launch_normalise(int64_t count, int64_t elements, const bf16_bits *from, float *factors,
+                      bf16_bits *to, cudaStream_t stream);
+
+#ifdef __cplusplus
+}
+#endif

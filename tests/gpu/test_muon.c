@@ -1,0 +1,309 @@
+// Muon on the GPU: momentum, Newton-Schulz' iteration and the step of the weights, by cuBLASLt and
+// by programs, beside the definition in double. The twin rounds to bf16 where the GPU stores X, A
+// and B.
+#include "tests/gpu/gpu_test.h"
+
+#include "kernels/gpu_backends.h"
+
+// Two layers of: a norm weight, qkv folded with it, o, gate_up and down.
+enum { A_LAYER = 5, LAYERS = 2, TENSORS = A_LAYER * LAYERS };
+enum { NORM, QKV, OUT, GATE_UP, DOWN };
+
+typedef struct Sizes {
+  int64_t D, Q, KV, F;
+} Sizes;
+
+typedef struct Rig {
+  Sizes n;
+  bool grads_fp32;
+  MomentType moments;
+  Backend *gpu;
+  Bench bench;
+  ParamTensor list[TENSORS];
+  float *master[TENSORS], *m[TENSORS], *grad[TENSORS]; // of the start
+} Rig;
+
+static const AdamW hyper = {.learning_rate = 1e-2,
+                            .beta1 = 0.9,
+                            .beta2 = 0.95,
+                            .eps = 1e-8,
+                            .momentum = 0.95,
+                            .weight_decay = 0.1,
+                            .clip_norm = 1,
+                            .gradient_scale = 1};
+
+static int64_t elements(const ParamTensor *t) {
+  return t->rows * t->cols;
+}
+
+static void set_shapes(const Sizes *n, ParamTensor *list) {
+  for (int l = 0; l < LAYERS; l++) {
+    const int64_t Q = n->Q, KV = n->KV, F = n->F, D = n->D;
+    const ParamTensor shapes[A_LAYER] = {
+        [NORM] = {.rows = 1, .cols = D, .norm = -1},
+        [QKV] = {.rows = Q + 2 * KV,
+                 .cols = D,
+                 .norm = l * A_LAYER,
+                 .decay = true,
+                 .part_count = 3,
+                 .parts = {{0, 1, Q}, {Q, 1, KV}, {Q + KV, 1, KV}}},
+        [OUT] = {.rows = D, .cols = Q, .norm = -1, .part_count = 1, .parts = {{0, 1, D}}},
+        [GATE_UP] = {.rows = 2 * F,
+                     .cols = D,
+                     .norm = -1,
+                     .decay = true,
+                     .part_count = 2,
+                     .parts = {{0, 2, F}, {1, 2, F}}},
+        [DOWN] = {.rows = D, .cols = F, .norm = -1, .part_count = 1, .parts = {{0, 1, D}}}};
+    memcpy(list + l * A_LAYER, shapes, sizeof shapes);
+  }
+}
+
+static float *named(int64_t n, double scale, const char *what, int tensor) {
+  char name[32];
+  snprintf(name, sizeof name, "%s %d", what, tensor);
+  return random_bf16(n, scale, name);
+}
+
+// Of layer 1 k has no gradient and no momentum, and v one of rank one.
+static void make_special(Rig *r) {
+  const int64_t D = r->n.D, KV = r->n.KV, k = r->n.Q * D, v = k + KV * D;
+  const int at = A_LAYER + QKV;
+  for (int64_t i = 0; i < KV * D; i++) {
+    r->grad[at][k + i] = r->m[at][k + i] = r->m[at][v + i] = 0;
+    r->grad[at][v + i] = rounded((float)(i / D % 7 + 1) * (float)(i % D % 5 - 2) * 0x1p-6f);
+  }
+}
+
+static void *either(Rig *r, bool fp32, int64_t n, const float *values) {
+  return fp32 ? fp32_buffer(&r->bench, n, values) : bf16_buffer(&r->bench, n, values);
+}
+
+static void rig_open(Rig *r, Sizes n, KernelMode mode, bool grads_fp32, MomentType moments) {
+  const OpsConfig config = {.D = 256,
+                            .F = 256,
+                            .H = 2,
+                            .KV = 1,
+                            .d = 64,
+                            .V = 256,
+                            .max_tokens = 64,
+                            .max_positions = 64,
+                            .rms_norm_eps = 1e-5f,
+                            .moments = moments,
+                            .inv_freq = {1}};
+  const GpuOptions options = {.kernels = mode.kernels,
+                              .mainloop = mode.mainloop,
+                              .train = true,
+                              .grads_fp32 = grads_fp32,
+                              .gemm_cache = ""};
+  Error err;
+  *r = (Rig){.n = n, .grads_fp32 = grads_fp32, .moments = moments};
+  r->gpu = backend_gpu_create(&config, &options, &err);
+  if (!r->gpu) fail_msg("%s", err.text);
+  r->bench.be = r->gpu;
+  set_shapes(&n, r->list);
+  for (int i = 0; i < TENSORS; i++) {
+    const int64_t count = elements(&r->list[i]);
+    r->master[i] = named(count, 0.1, "W", i);
+    r->m[i] = named(count, 1e-2, "m", i);
+    r->grad[i] = named(count, 0.1, "g", i);
+    for (int64_t j = 0; i % A_LAYER == NORM && j < count; j++) r->master[i][j] += 1;
+  }
+  make_special(r);
+  for (int i = 0; i < TENSORS; i++) {
+    ParamTensor *t = &r->list[i];
+    const int64_t count = elements(t);
+    t->master = fp32_buffer(&r->bench, count, r->master[i]);
+    t->m = either(r, moments == MOMENTS_FP32, count, r->m[i]);
+    if (t->part_count == 0) t->v = either(r, moments == MOMENTS_FP32, count, r->m[i]);
+    grad_t *grad = either(r, grads_fp32, count, i % A_LAYER == NORM ? NULL : r->grad[i]);
+    if (t->norm >= 0) {
+      t->grad_folded = grad;
+      t->folded = operand_of(bf16_buffer(&r->bench, count, NULL));
+    } else {
+      t->grad = grad;
+      if (t->part_count > 0) t->compute = operand_of(bf16_buffer(&r->bench, count, NULL));
+    }
+  }
+}
+
+static void rig_close(Rig *r) {
+  bench_free(&r->bench);
+  for (int i = 0; i < TENSORS; i++) free(r->master[i]), free(r->m[i]), free(r->grad[i]);
+  r->gpu->services.destroy(r->gpu);
+}
+
+static StepResult step(Rig *r) {
+  Backend *be = r->gpu;
+  be->services.refresh(be, r->list, TENSORS);
+  be->services.set_updates(be, 5);
+  be->services.set_hyper(be, &hyper);
+  be->services.step_begin(be);
+  be->grads_finish(be, r->list, TENSORS);
+  be->muon(be, r->list, TENSORS);
+  be->adamw(be, r->list, TENSORS);
+  be->services.step_end(be);
+  return be->services.step_result(be);
+}
+
+// ---- The definition
+
+static double stored(double x, bool round) {
+  return round ? (double)rounded((float)x) : x;
+}
+
+// out [M, N] = alpha A B^T + beta C.   A [M, K], B [N, K]
+static void multiply(int64_t M, int64_t N, int64_t K, double alpha, const double *A,
+                     const double *B, double beta, const double *C, double *out, bool round) {
+#pragma omp parallel for
+  for (int64_t i = 0; i < M; i++)
+    for (int64_t j = 0; j < N; j++) {
+      double sum = 0;
+      for (int64_t k = 0; k < K; k++) sum += A[i * K + k] * B[j * K + k];
+      out[i * N + j] = stored(alpha * sum + (C ? beta * C[i * N + j] : 0), round);
+    }
+}
+
+static double *transposed(int64_t rows, int64_t cols, const double *x) {
+  double *t = xmalloc((size_t)(rows * cols) * sizeof *t);
+  for (int64_t i = 0; i < rows; i++)
+    for (int64_t j = 0; j < cols; j++) t[j * rows + i] = x[i * cols + j];
+  return t;
+}
+
+// X [n, m], n <= m
+static void orthogonalise(int64_t n, int64_t m, double *X, bool round) {
+  const size_t square = (size_t)(n * n) * sizeof(double), all = (size_t)(n * m) * sizeof(double);
+  double *A = xmalloc(square), *B = xmalloc(square), *next = xmalloc(all), norm = 0;
+  for (int64_t i = 0; i < n * m; i++) norm += X[i] * X[i];
+  for (int64_t i = 0; i < n * m; i++) X[i] = stored(X[i] / fmax(sqrt(norm), MUON_EPS), round);
+  for (int k = 0; k < MUON_STEPS; k++) {
+    multiply(n, n, m, 1, X, X, 0, NULL, A, round);
+    multiply(n, n, n, MUON_C, A, A, MUON_B, A, B, round);
+    double *across = transposed(n, m, X);
+    multiply(n, m, n, 1, B, across, MUON_A, X, next, round);
+    memcpy(X, next, all);
+    free(across);
+  }
+  free(A), free(B), free(next);
+}
+
+// What is added to the weights of tensor i.
+static float *expected_step(const Rig *r, int i, double factor, bool round) {
+  const ParamTensor *t = &r->list[i];
+  const int64_t cols = t->cols;
+  float *delta = xmalloc((size_t)elements(t) * sizeof *delta);
+  for (int p = 0; p < t->part_count; p++) {
+    const MatrixPart *part = &t->parts[p];
+    const bool tall = part->rows > cols;
+    const int64_t larger = tall ? part->rows : cols, smaller = tall ? cols : part->rows;
+    double *u = xmalloc((size_t)(part->rows * cols) * sizeof *u), *X = u;
+    for (int64_t j = 0; j < part->rows * cols; j++) {
+      const int64_t at = (part->first + j / cols * part->step) * cols + j % cols;
+      const double wn = t->norm >= 0 ? (double)r->master[t->norm][j % cols] : 1,
+                   g = factor * wn * (double)r->grad[i][at],
+                   m = hyper.momentum * (double)r->m[i][at] + (1 - hyper.momentum) * g;
+      u[j] = stored((1 - hyper.momentum) * g + hyper.momentum * m, round);
+    }
+    if (tall) X = transposed(part->rows, cols, u);
+    orthogonalise(smaller, larger, X, round);
+    for (int64_t j = 0; j < part->rows * cols; j++) {
+      const int64_t row = j / cols, col = j % cols,
+                    at = (part->first + row * part->step) * cols + col;
+      const double x = X[tall ? col * part->rows + row : j];
+      delta[at] = (float)(-hyper.learning_rate * MUON_SCALE * sqrt((double)larger) * x -
+                          (t->decay ? hyper.learning_rate * hyper.weight_decay : 0) *
+                              (double)r->master[i][at]);
+    }
+    if (X != u) free(X);
+    free(u);
+  }
+  return delta;
+}
+
+static void check_tensor(Rig *r, int i, double factor) {
+  const ParamTensor *t = &r->list[i];
+  const int64_t n = elements(t);
+  static const char *const names[A_LAYER] = {"norm", "qkv", "o", "gate_up", "down"};
+  char what[64];
+  snprintf(what, sizeof what, "step of %s, layer %d", names[i % A_LAYER], i / A_LAYER);
+  float *want = expected_step(r, i, factor, false), *twin = expected_step(r, i, factor, true),
+        *got = bench_read(&r->bench, t->master);
+  for (int64_t j = 0; j < n; j++) got[j] -= r->master[i][j];
+  expect_near(what, got, twin, want, n, 1e-5);
+  free(want), free(twin), free(got);
+}
+
+// k of layer 1: nothing but decay.
+static void check_zero(Rig *r) {
+  const int at = A_LAYER + QKV;
+  float *got = bench_read(&r->bench, r->list[at].master);
+  const float keep = (float)(1 - hyper.learning_rate * hyper.weight_decay);
+  for (int64_t i = r->n.Q * r->n.D; i < (r->n.Q + r->n.KV) * r->n.D; i++)
+    assert_true(fabsf(got[i] - keep * r->master[at][i]) <= 1e-7f);
+  free(got);
+}
+
+static void check_momentum(Rig *r, int i, double factor) {
+  const ParamTensor *t = &r->list[i];
+  float *got = bench_read(&r->bench, t->m), *want = xmalloc((size_t)elements(t) * sizeof *want);
+  for (int64_t j = 0; j < elements(t); j++) {
+    const double wn = t->norm >= 0 ? (double)r->master[t->norm][j % t->cols] : 1;
+    want[j] = (float)(hyper.momentum * (double)r->m[i][j] +
+                      (1 - hyper.momentum) * factor * wn * (double)r->grad[i][j]);
+  }
+  const Deviation d = deviation(got, want, elements(t));
+  const double bound = r->moments == MOMENTS_BF16 ? 0x1p-8 : 1e-5;
+  printf("# momentum of tensor %d: L2 %.2e (bound %.2e)\n", i, d.l2, bound);
+  assert_true(d.l2 <= bound);
+  free(got), free(want);
+}
+
+static void check_muon(Sizes n, KernelMode mode, bool grads_fp32, MomentType moments) {
+  Rig r;
+  StepResult got;
+  rig_open(&r, n, mode, grads_fp32, moments);
+  RUN_TWICE(&r.bench, got = step(&r));
+  printf("# %s, D %lld, %s gradients\n", mode.name, (long long)n.D, grads_fp32 ? "fp32" : "bf16");
+  assert_true(got.applied);
+  assert_int_equal(got.updates, 6);
+  const double factor = got.grad_norm > 1 ? 1 / got.grad_norm : 1;
+  for (int i = 0; i < TENSORS; i++) {
+    if (i % A_LAYER == NORM) continue;
+    check_momentum(&r, i, factor);
+    check_tensor(&r, i, factor);
+  }
+  check_zero(&r);
+  rig_close(&r);
+}
+
+TEST(parts_become_orthogonal_in_every_backend) {
+  for (int mode = 0; mode < KERNEL_MODES; mode++) {
+    check_muon((Sizes){328, 264, 72, 400}, kernel_modes[mode], false, MOMENTS_FP32);
+    check_muon((Sizes){136, 320, 64, 88}, kernel_modes[mode], true, MOMENTS_FP32);
+    check_muon((Sizes){264, 264, 72, 1056}, kernel_modes[mode], false, MOMENTS_FP32);
+  }
+}
+
+TEST(sides_that_are_no_whole_units_become_orthogonal_too) {
+  for (int mode = 0; mode < KERNEL_MODES; mode++) {
+    check_muon((Sizes){75, 41, 9, 130}, kernel_modes[mode], false, MOMENTS_FP32);
+    check_muon((Sizes){264, 259, 1, 130}, kernel_modes[mode], false, MOMENTS_BF16);
+  }
+}
+
+TEST(an_update_that_is_skipped_changes_nothing) {
+  Rig r;
+  rig_open(&r, (Sizes){136, 64, 64, 88}, kernel_modes[1], false, MOMENTS_FP32);
+  bench_reset(&r.bench);
+  const uint16_t bits = 0x7fc0; // NaN
+  r.gpu->services.write(r.gpu, r.list[OUT].grad, &bits, sizeof bits);
+  assert_false(step(&r).applied);
+  for (int i = 0; i < TENSORS; i++) {
+    float *W = bench_read(&r.bench, r.list[i].master), *m = bench_read(&r.bench, r.list[i].m);
+    expect_same("weights", W, r.master[i], elements(&r.list[i]));
+    expect_same("momentum", m, r.m[i], elements(&r.list[i]));
+    free(W), free(m);
+  }
+  rig_close(&r);
+}
