@@ -46,9 +46,10 @@ template <class Program, class In = Bf16, int TOGETHER = 4> struct Pairs : Progr
     Program &program = static_cast<Program &>(*this);
     constexpr int LOADS = Program::Loads::COUNT, STORES = Program::Stores::COUNT;
     constexpr bool COPIES = Program::Copies::WIDTH > 0;
-    // Copies follow the stored chunks in the slot, and overwrite loads that lie there.
+    // Copies follow the stored chunks in the slot, and overwrite loads that lie there, as the
+    // mirror of a symmetric result does in the second chunk: other warps' loads.
     constexpr bool FIRST_AHEAD = COPIES && LOADS > 0 && STORES == 0,
-                   SECOND_AHEAD = COPIES && LOADS > 1 && STORES < 2;
+                   SECOND_AHEAD = LOADS > 1 && (Program::SYMMETRIC || (COPIES && STORES < 2));
     uint32_t a[16], b[16];
     if constexpr (FIRST_AHEAD) s.template load<0>(a);
     if constexpr (SECOND_AHEAD) s.template load<1>(b);
@@ -71,7 +72,10 @@ template <class Program, class In = Bf16, int TOGETHER = 4> struct Pairs : Progr
           made(s, i, program.pair(s, i, s.product(i), x[j], y[j]), x[j], y[j], copies);
       }
       if constexpr (STORES > 0) s.template store<0>(x, first);
-      if constexpr (STORES > 1) s.template store<1>(y, first);
+      if constexpr (Program::SYMMETRIC)
+        s.store_mirror(x, first);
+      else if constexpr (STORES > 1)
+        s.template store<1>(y, first);
       program.stored(x);
     }
   }
@@ -275,6 +279,8 @@ struct GatedBackward : ProgramDefaults<In> {
                                          {Struct::Loads::width(0), Struct::Loads::width(1)},       \
                                          {Struct::Stores::width(0), Struct::Stores::width(1)},     \
                                          Struct::Copies::WIDTH,                                    \
+                                         Struct::BATCHED,                                          \
+                                         Struct::SYMMETRIC,                                        \
                                          {program_kernel<Tile128x256, program_##name_>(),          \
                                           program_kernel<Tile128x192, program_##name_>(),          \
                                           program_kernel<Tile128x128, program_##name_>(),          \

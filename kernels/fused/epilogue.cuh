@@ -52,6 +52,7 @@ struct RowBlock {
   int thread; // 0 .. 127
   int first_row, column_tile, column_tiles;
   int64_t M, N;
+  int matrix; // of a batch
 
   DEVICE int64_t row(int h) const {
     return first_row + (thread >> 5) * 16 + ((thread & 31) >> 2) + h * 8;
@@ -413,6 +414,12 @@ template <class In = Bf16> struct ProgramDefaults {
   // 64 or 128: the product's columns come in groups of so many, heads, and s.group_squares(i) is
   // the sum of pair i's row's squares over the step's group. No tile cuts a group. 1: none.
   static constexpr int GROUP = 1;
+  // Products of a batch of matrices, one behind the other (ProgramCall.batch); s.batch_factor() is
+  // the matrix's own. wgmma's mainloop alone.
+  static constexpr bool BATCHED = false;
+  // The result is symmetric: half of the tiles are computed, and stored to both sides. Stores has
+  // two chunks, of which the second is for the mirror.
+  static constexpr bool SYMMETRIC = false;
   Largest largest_copied; // the program's base stores it
   // The start of the chunk for the step at (row, column) in the matrix of load i.
   static DEVICE void load_position(const ProgramArgs &, int, int &, int &) {}
@@ -529,6 +536,23 @@ template <class Program> struct Step {
     const int column = first + lane;
     store_matrices_across(
         copies + Copies::BY_COL + column * 64 + ((warp ^ ((column >> 1) & 3)) << 4), across);
+  }
+  // The same pairs with rows and columns exchanged, for a symmetric result's other side.
+  template <int N> DEVICE void store_mirror(const uint32_t (&pairs)[N], int first) const {
+    const int lane = block.thread & 31, warp = block.thread >> 5;
+#pragma unroll
+    for (int i = 0; i < N; i += 4) {
+      const int row = ((first + i) / 2 + (lane >> 4)) * 8 + (lane & 7),
+                unit = warp * 2 + (lane >> 3 & 1);
+      store_matrices_across(slot + Program::Stores::offset(1) + row * 128 +
+                                (chunk_unit(64, row, unit) << 4),
+                            &pairs[i]);
+    }
+  }
+  // Of this step's matrix of a batch; 1 where there are none.
+  DEVICE float batch_factor() const {
+    const float *factors = block.args.factors;
+    return factors ? __ldg(factors + block.matrix) : 1.0f;
   }
   // Waits until all warps have loaded the values that the copies overwrite.
   DEVICE void loads_done() const {

@@ -29,9 +29,10 @@ template <class T, class Program, Major A_MAJOR, Major B_MAJOR> struct Block {
   using Stores = typename Program::Stores;
   using Copies = typename Program::Copies;
   static constexpr int DEPTH = depth_of<Program>();
+  static constexpr bool BATCHED = Program::BATCHED;
   static_assert(DEPTH == DEPTH_BYTES / 2 || Program::FORM == GEMM_NT, "FP8 has K along its rows");
   Shared<T, Program> shared;
-  Work<T> work;
+  Work<T, Program> work;
 
   DEVICE int k_stages() const {
     return (work.K + DEPTH - 1) / DEPTH;
@@ -43,28 +44,30 @@ template <class T, class Program, Major A_MAJOR, Major B_MAJOR> struct Block {
     constexpr uint16_t BOTH = 3;
     Ring<T::STAGES> ring(0);
     for (int t = work.first; t < work.total; t += work.stride) {
-      int row, column;
-      work.locate(t, row, column);
+      int row, column, matrix;
+      work.locate(t, row, column, matrix);
       column *= T::COLS;
       for (int k = 0; k < work.K; k += DEPTH, ring.next()) {
         const uint32_t full = shared.full(ring.at), a = shared.stage(ring.at), b = a + T::A_BYTES;
         mbarrier_wait(shared.empty(ring.at), ring.parity ^ 1);
         mbarrier_expect(full, T::STAGE_BYTES);
         if constexpr (A_MAJOR == MAJOR_K) {
-          tensor_load(map_a, full, a, k, row);
+          tensor_load<BATCHED>(map_a, full, a, k, row, matrix);
         } else {
 #pragma unroll
           for (int i = 0; i < T::ROWS / 64; i++)
-            tensor_load(map_a, full, a + i * BLOCK_OF_64, row + i * 64, k);
+            tensor_load<BATCHED>(map_a, full, a + i * BLOCK_OF_64, row + i * 64, k, matrix);
         }
         if constexpr (B_MAJOR == MAJOR_K) {
           const int half = work.rank * (T::COLS / CLUSTER);
-          tensor_load_multicast(map_b, full, b + half * 128, k, column + half, BOTH);
+          tensor_load_multicast<BATCHED>(map_b, full, b + half * 128, k, column + half, matrix,
+                                         BOTH);
         } else {
 #pragma unroll
           for (int i = 0; i < T::COLS / 64; i++)
             if (i % CLUSTER == work.rank)
-              tensor_load_multicast(map_b, full, b + i * BLOCK_OF_64, column + i * 64, k, BOTH);
+              tensor_load_multicast<BATCHED>(map_b, full, b + i * BLOCK_OF_64, column + i * 64, k,
+                                             matrix, BOTH);
         }
       }
     }
@@ -75,8 +78,8 @@ template <class T, class Program, Major A_MAJOR, Major B_MAJOR> struct Block {
   DEVICE void compute_row_values(const ProgramArgs &args) const {
     Ring<2> ring(0);
     for (int t = work.first; t < work.total; t += work.stride, ring.next()) {
-      int row, column_tile;
-      work.locate(t, row, column_tile);
+      int row, column_tile, matrix;
+      work.locate(t, row, column_tile, matrix);
       mbarrier_wait(shared.row_empty(ring.at), ring.parity ^ 1);
       static_assert(T::ROWS == 4 * 32, "four rows a lane");
       const int lane = threadIdx.x % 32;
@@ -107,8 +110,9 @@ template <class T, class Program, Major A_MAJOR, Major B_MAJOR> struct Block {
         int row = steps.step_row(),
             column = steps.step_column() * Loads::width(i) / Program::COLUMNS;
         Program::load_position(operands.args, i, row, column);
-        tensor_load(&operands.loads[i], ready, shared.slot(consumer, slot) + Loads::offset(i),
-                    column, row);
+        tensor_load<BATCHED>(&operands.loads[i], ready,
+                             shared.slot(consumer, slot) + Loads::offset(i), column, row,
+                             steps.matrix);
       }
     }
     steps.next();
@@ -118,8 +122,9 @@ template <class T, class Program, Major A_MAJOR, Major B_MAJOR> struct Block {
                            const EpilogueOperands &operands) const {
     const int row = step.step_row(), column = step.step_column() * Copies::WIDTH / Program::COLUMNS;
     const uint32_t copies = slot + Stores::BYTES;
-    if (operands.copied[0]) tensor_store(&operands.copies[0], copies, column, row);
-    if (operands.copied[1]) tensor_store(&operands.copies[1], copies + Copies::BY_COL, row, column);
+    if (operands.copied[0]) tensor_store<false>(&operands.copies[0], copies, column, row, 0);
+    if (operands.copied[1])
+      tensor_store<false>(&operands.copies[1], copies + Copies::BY_COL, row, column, 0);
   }
 
   DEVICE void move_chunks(int consumer, const EpilogueOperands &operands) const {
@@ -135,10 +140,16 @@ template <class T, class Program, Major A_MAJOR, Major B_MAJOR> struct Block {
     for (; storing.left(); storing.next(), ring.next()) {
       mbarrier_wait(shared.done(consumer, ring.at), ring.parity);
 #pragma unroll
-      for (int i = 0; i < Stores::COUNT; i++)
-        tensor_store(&operands.stores[i], shared.slot(consumer, ring.at) + Stores::offset(i),
-                     storing.step_column() * Stores::width(i) / Program::COLUMNS,
-                     storing.step_row());
+      for (int i = 0; i < (Program::SYMMETRIC ? 1 : Stores::COUNT); i++)
+        tensor_store<BATCHED>(&operands.stores[i],
+                              shared.slot(consumer, ring.at) + Stores::offset(i),
+                              storing.step_column() * Stores::width(i) / Program::COLUMNS,
+                              storing.step_row(), storing.matrix);
+      if constexpr (Program::SYMMETRIC)
+        if (work.is_mirrored(storing.step_column(), storing.step_row()))
+          tensor_store<BATCHED>(&operands.stores[0],
+                                shared.slot(consumer, ring.at) + Stores::offset(1),
+                                storing.step_row(), storing.step_column(), storing.matrix);
       if constexpr (Copies::WIDTH > 0)
         store_copies(shared.slot(consumer, ring.at), storing, operands);
       bulk_commit();
@@ -263,8 +274,8 @@ template <class T, class Program, Major A_MAJOR, Major B_MAJOR> struct Block {
 #pragma unroll 1
     for (uint32_t i = T::PINGPONG ? consumer : 0; work.first + (int)i * work.stride < work.total;
          i += TURNS) {
-      RowBlock tile = {args, thread, 0, 0, work.tiles_n, work.M, work.N};
-      work.locate(work.first + (int)i * work.stride, tile.first_row, tile.column_tile);
+      RowBlock tile = {args, thread, 0, 0, work.tiles_n, work.M, work.N, 0};
+      work.locate(work.first + (int)i * work.stride, tile.first_row, tile.column_tile, tile.matrix);
       if (!T::PINGPONG) tile.first_row += consumer * T::CONSUMER_ROWS;
       if (T::PINGPONG && i > 0) mbarrier_wait(shared.turn(consumer), (i - 1) / 2 & 1);
       float accumulators[T::BLOCKS][T::COLS / 2];
@@ -314,7 +325,7 @@ __global__ void __launch_bounds__(BLOCK_THREADS, 1)
   const int warpgroup = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0);
   if (warpgroup == 0) {
     registers_shrink<T::PRODUCER_REGISTERS>();
-    const Block<T, Program, A_MAJOR, B_MAJOR> block = {shared, Work<T>(M, N, K)};
+    const Block<T, Program, A_MAJOR, B_MAJOR> block = {shared, Work<T, Program>(M, N, K, operands)};
     const int warp = threadIdx.x / 32;
     if (threadIdx.x == 0) {
       block.load_operands(&map_a, &map_b);
@@ -326,7 +337,7 @@ __global__ void __launch_bounds__(BLOCK_THREADS, 1)
     __syncwarp();
   } else {
     registers_grow<T::CONSUMER_REGISTERS>();
-    const Block<T, Program, A_MAJOR, B_MAJOR> block = {shared, Work<T>(M, N, K)};
+    const Block<T, Program, A_MAJOR, B_MAJOR> block = {shared, Work<T, Program>(M, N, K, operands)};
     block.consume(warpgroup - 1, operands.args);
   }
   cluster_sync(); // no block ends while another may still write into its shared memory

@@ -121,16 +121,19 @@ static void fail_call(const Program *program, const char *why) {
 
 // Boxes of box_rows x box_cols elements of `bytes` each, 1 or 2, of a matrix whose rows are
 // `stride` elements apart, 0 = cols. A box's rows are as wide as the swizzle: 128, 64 or 32 bytes.
+// batch: 0, or so many matrices, one behind the other.
 static CUtensorMap tensor_map(const OpenProgram *open, Matrix matrix, int64_t stride, int32_t bytes,
-                              int32_t box_rows, int32_t box_cols) {
-  const cuuint64_t dims[2] = {(cuuint64_t)matrix.cols, (cuuint64_t)matrix.rows};
-  const cuuint64_t strides[1] = {(cuuint64_t)((stride ? stride : matrix.cols) * bytes)};
-  const cuuint32_t box[2] = {(cuuint32_t)box_cols, (cuuint32_t)box_rows}, steps[2] = {1, 1};
+                              int32_t box_rows, int32_t box_cols, int64_t batch) {
+  const int64_t row = (stride ? stride : matrix.cols) * bytes;
+  const cuuint64_t dims[3] = {(cuuint64_t)matrix.cols, (cuuint64_t)matrix.rows, (cuuint64_t)batch};
+  const cuuint64_t strides[2] = {(cuuint64_t)row, (cuuint64_t)(matrix.rows * row)};
+  const cuuint32_t box[3] = {(cuuint32_t)box_cols, (cuuint32_t)box_rows, 1}, steps[3] = {1, 1, 1};
   const int32_t atom = box_cols * bytes;
   CUtensorMap map;
   const CUresult status = open->encode(
-      &map, bytes == 1 ? CU_TENSOR_MAP_DATA_TYPE_UINT8 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 2,
-      (void *)(uintptr_t)matrix.data, dims, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
+      &map, bytes == 1 ? CU_TENSOR_MAP_DATA_TYPE_UINT8 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+      batch > 0 ? 3 : 2, (void *)(uintptr_t)matrix.data, dims, strides, box, steps,
+      CU_TENSOR_MAP_INTERLEAVE_NONE,
       atom == 128  ? CU_TENSOR_MAP_SWIZZLE_128B
       : atom == 64 ? CU_TENSOR_MAP_SWIZZLE_64B
                    : CU_TENSOR_MAP_SWIZZLE_32B,
@@ -148,16 +151,18 @@ static EpilogueOperands epilogue_operands(const OpenProgram *open, const Program
   EpilogueOperands operands = {.args = call->args};
   for (int i = 0; i < MAX_TILES; i++) {
     if (program->load_cols[i])
-      operands.loads[i] = tensor_map(open, call->loads[i], 0, 2, 64, program->load_cols[i]);
-    if (program->store_cols[i])
-      operands.stores[i] = tensor_map(open, call->stores[i], 0, 2, 64, program->store_cols[i]);
+      operands.loads[i] =
+          tensor_map(open, call->loads[i], 0, 2, 64, program->load_cols[i], call->batch);
+    if (program->store_cols[i] && !(program->symmetric && i == 1)) // the mirror is of the first
+      operands.stores[i] =
+          tensor_map(open, call->stores[i], 0, 2, 64, program->store_cols[i], call->batch);
   }
   for (int i = 0; i < 2; i++) {
     const int32_t sides[2] = {64, program->copy_cols};
     operands.copied[i] = program->copy_cols && call->copies[i].data;
     if (operands.copied[i])
       operands.copies[i] = tensor_map(open, call->copies[i], i == 0 ? 0 : call->by_col_stride, 1,
-                                      sides[i], sides[1 - i]);
+                                      sides[i], sides[1 - i], 0);
   }
   return operands;
 }
@@ -170,16 +175,19 @@ static void launch_wgmma(const OpenProgram *open, TileShape tile, const ProgramC
   const int32_t depth = program->depth, bytes = DEPTH_BYTES / depth;
   const Matrix A = {call->A, call->M, call->K}, A_across = {call->A, call->K, call->M},
                B = {call->B, call->N, call->K}, B_across = {call->B, call->K, call->N};
-  const CUtensorMap a = program->form == GEMM_TN
-                            ? tensor_map(open, A_across, call->stride_a, bytes, depth, 64)
-                            : tensor_map(open, A, call->stride_a, bytes, k->rows, depth);
-  const CUtensorMap b = program->form == GEMM_NT
-                            ? tensor_map(open, B, call->stride_b, bytes, k->cols / CLUSTER, depth)
-                            : tensor_map(open, B_across, call->stride_b, bytes, depth, 64);
+  const CUtensorMap a =
+      program->form == GEMM_TN
+          ? tensor_map(open, A_across, call->stride_a, bytes, depth, 64, call->batch)
+          : tensor_map(open, A, call->stride_a, bytes, k->rows, depth, call->batch);
+  const CUtensorMap b =
+      program->form == GEMM_NT
+          ? tensor_map(open, B, call->stride_b, bytes, k->cols / CLUSTER, depth, call->batch)
+          : tensor_map(open, B_across, call->stride_b, bytes, depth, 64, call->batch);
   EpilogueOperands operands = epilogue_operands(open, call);
 
-  const int64_t tiles =
-      (call->M + k->rows * CLUSTER - 1) / (k->rows * CLUSTER) * tile_parts(tile, call->N);
+  operands.tiles = tile_clusters(tile, call->M, call->N, program->symmetric);
+  operands.batch = (int32_t)call->batch;
+  const int64_t tiles = operands.tiles * (call->batch > 0 ? call->batch : 1);
   const int64_t clusters = tiles < open->clusters[tile] ? tiles : open->clusters[tile];
   cudaLaunchConfig_t config = launch_config(k, clusters);
   config.stream = stream;
@@ -217,6 +225,8 @@ void fused_launch(const OpenProgram *open, TileShape tile, const ProgramCall *ca
   const Program *program = open->program;
   if (!fused_runs_in(open, tile))
     fail_call(program, "it was not opened in this tile shape; ask tile_choose");
+  if (program->batched != (call->batch > 0))
+    fail_call(program, "a batch is for batched programs, and they need one");
   if (call->M <= 0 || call->N <= 0 || call->K <= 0) return;
   if (call->M > INT32_MAX - 512 || call->N > INT32_MAX - 512 || call->K > INT32_MAX - 512)
     fail_call(program, "a side of the product is not below 2^31 - 512");

@@ -56,6 +56,7 @@ typedef struct ProgramArgs {
   Scaling *copies;        // of the copies: scale is read, maxima are raised; NULL: there are none
   const float *row_scale; // [M] q of RMSNorm's rows (kernels/ops.h), NULL: 1
   float *row_scale_out;   // [M] of the rows that are copied, or NULL
+  const float *factors;   // [batch] of batched programs, NULL: 1
 } ProgramArgs;
 
 // A kernel's arguments besides A, B and the product's size.
@@ -63,7 +64,8 @@ typedef struct EpilogueOperands {
   CUtensorMap loads[MAX_TILES], stores[MAX_TILES];
   ProgramArgs args;
   CUtensorMap copies[2];
-  bool copied[2]; // there is one
+  bool copied[2];       // there is one
+  int32_t batch, tiles; // of a batched program; tiles of clusters, of one matrix
 } EpilogueOperands;
 
 typedef struct ProgramCall {
@@ -76,6 +78,8 @@ typedef struct ProgramCall {
   // data is NULL is not written.
   Matrix copies[2];
   int64_t by_col_stride;
+  // Batched programs: every matrix above is so many, one behind the other.
+  int64_t batch;
   ProgramArgs args;
 } ProgramCall;
 
@@ -97,6 +101,7 @@ typedef struct Program {
   int32_t columns;     // of the product in a step
   // Of a chunk of 64 rows, which goes with a step: 64, 32 or 0 = none.
   int32_t load_cols[MAX_TILES], store_cols[MAX_TILES], copy_cols;
+  bool batched, symmetric;
   ProgramKernel kernels[TILE_SHAPES];
 } Program;
 

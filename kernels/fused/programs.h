@@ -2,6 +2,7 @@
 #pragma once
 #include <stdbool.h>
 #include <stdint.h>
+#include "kernels/formats.h"
 #include "kernels/operations.h"
 
 #ifdef __cplusplus
@@ -48,6 +49,14 @@ typedef enum TileShape {
   TILE_SHAPES
 } TileShape;
 
+// Tiles of `cols` columns in a row of clusters' tiles, `rows` high, that reach a symmetric
+// product's diagonal or lie below it, of `all`.
+static inline HOST_DEVICE int32_t symmetric_tiles(int32_t cluster_row, int32_t rows, int32_t cols,
+                                                  int32_t all) {
+  const int32_t below = ((cluster_row + 1) * rows + cols - 1) / cols;
+  return below < all ? below : all;
+}
+
 // ---- tiles.c
 // The tile shape for a product, by the table of measurements there. A program without figures
 // there, or PROGRAMS, is treated as one that only stores its product.
@@ -55,6 +64,12 @@ TileShape tile_choose(Mainloop mainloop, ProgramName name, int64_t M, int64_t N,
 // True where a program is faster than cuBLASLt's product with the unfused kernels: not where more
 // than a fifth of its tiles lies outside of the product (288 columns need 384).
 bool tile_pays(Mainloop mainloop, ProgramName name, int64_t M, int64_t N, int64_t K);
+// Tiles of wgmma's clusters, two tiles of rows each, of a product; of a symmetric one those that
+// are computed.
+int32_t tile_clusters(TileShape tile, int64_t M, int64_t N, bool symmetric);
+// The tile shape for a batch of products on wgmma's mainloop.
+TileShape tile_of_batch(ProgramName name, int64_t batch, int64_t M, int64_t N, int64_t K,
+                        bool symmetric);
 // Tiles of columns, that is, parts of a row's statistics.
 int32_t tile_parts(TileShape tile, int64_t N);
 

@@ -55,19 +55,47 @@ bool tile_pays(Mainloop mainloop, ProgramName name, int64_t M, int64_t N, int64_
   return (double)((N + cols - 1) / cols * cols) <= 1.25 * (double)N;
 }
 
-TileShape tile_choose(Mainloop mainloop, ProgramName name, int64_t M, int64_t N, int64_t K) {
-  if (mainloop == MAINLOOP_MMA_SYNC) return TILE_64x64;
-  const Exposed *e = &exposed[exposed[name].of_256 > 0 ? name : PROGRAMS];
+static const Exposed *exposed_of(ProgramName name) {
+  return &exposed[exposed[name].of_256 > 0 ? name : PROGRAMS];
+}
+
+// Of `tiles` in each shape, for a product with this K.
+static TileShape fastest(const Exposed *e, int64_t K, const int64_t *tiles) {
   const double extra[WGMMA_SHAPES] = {[TILE_128x256] = e->of_256 / (double)K,
                                       [TILE_128x192] = e->of_192,
                                       [TILE_128x128] = e->of_128 + e->of_128_k / (double)K};
   TileShape best = TILE_128x192;
   double least = 0;
   for (int tile = 0; tile < WGMMA_SHAPES; tile++) {
-    const int64_t tiles = (M + CLUSTER_ROWS - 1) / CLUSTER_ROWS * tile_parts((TileShape)tile, N);
-    const int64_t rounds = (tiles + CLUSTERS - 1) / CLUSTERS;
+    const int64_t rounds = (tiles[tile] + CLUSTERS - 1) / CLUSTERS;
     const double time = (double)(rounds * tile_cols((TileShape)tile)) * (1 + extra[tile]);
     if (least == 0 || time < least) least = time, best = (TileShape)tile;
   }
   return best;
+}
+
+TileShape tile_choose(Mainloop mainloop, ProgramName name, int64_t M, int64_t N, int64_t K) {
+  if (mainloop == MAINLOOP_MMA_SYNC) return TILE_64x64;
+  int64_t tiles[WGMMA_SHAPES];
+  for (int tile = 0; tile < WGMMA_SHAPES; tile++)
+    tiles[tile] = tile_clusters((TileShape)tile, M, N, false);
+  return fastest(exposed_of(name), K, tiles);
+}
+
+int32_t tile_clusters(TileShape tile, int64_t M, int64_t N, bool symmetric) {
+  const int32_t down = (int32_t)((M + CLUSTER_ROWS - 1) / CLUSTER_ROWS),
+                across = tile_parts(tile, N);
+  int32_t all = 0;
+  if (!symmetric) return down * across;
+  for (int32_t i = 0; i < down; i++)
+    all += symmetric_tiles(i, CLUSTER_ROWS, (int32_t)tile_cols(tile), across);
+  return all;
+}
+
+TileShape tile_of_batch(ProgramName name, int64_t batch, int64_t M, int64_t N, int64_t K,
+                        bool symmetric) {
+  int64_t tiles[WGMMA_SHAPES];
+  for (int tile = 0; tile < WGMMA_SHAPES; tile++)
+    tiles[tile] = batch * tile_clusters((TileShape)tile, M, N, symmetric);
+  return fastest(exposed_of(name), K, tiles);
 }

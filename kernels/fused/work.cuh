@@ -114,21 +114,57 @@ template <int SIZE> struct Ring {
 };
 
 // The product's size, and in which order this cluster takes its tiles.
-template <class T> struct Work {
+template <class T, class Program> struct Work {
   int M, N, K, rank;           // of this block in its cluster
   int tiles_m, tiles_n, total; // of clusters
   int first, stride;
+  int a_matrix; // tiles of one, in a batch
 
-  DEVICE Work(int m, int n, int k) : M(m), N(n), K(k) {
+  DEVICE Work(int m, int n, int k, const EpilogueOperands &operands) : M(m), N(n), K(k) {
     rank = (int)cluster_rank();
     tiles_m = (M + T::ROWS * CLUSTER - 1) / (T::ROWS * CLUSTER);
     tiles_n = (N + T::COLS - 1) / T::COLS;
     total = tiles_m * tiles_n;
+    if constexpr (Program::BATCHED) {
+      a_matrix = operands.tiles;
+      total = a_matrix * operands.batch;
+    }
     first = blockIdx.x / CLUSTER;
     stride = gridDim.x / CLUSTER;
   }
-  // This block's rows and columns of tile t start here.
-  DEVICE void locate(int t, int &row, int &column_tile) const {
+  // This block's rows and columns of tile t start here; matrix: its place in the batch.
+  DEVICE void locate(int t, int &row, int &column_tile, int &matrix) const {
+    matrix = 0;
+    if constexpr (Program::BATCHED) {
+      matrix = t / a_matrix;
+      t -= matrix * a_matrix;
+    }
+    if constexpr (Program::SYMMETRIC)
+      locate_below(t, row, column_tile);
+    else
+      locate_in_groups(t, row, column_tile);
+  }
+  // Of a symmetric product the clusters compute the tiles that reach the diagonal or lie below it.
+  // True where they do not compute the 64 x 64 elements at (row, column): their mirror is stored
+  // there.
+  DEVICE bool is_mirrored(int row, int column) const {
+    return column / T::COLS >= tiles_below(row / (T::ROWS * CLUSTER));
+  }
+
+private:
+  DEVICE int tiles_below(int cluster_row) const {
+    return symmetric_tiles(cluster_row, T::ROWS * CLUSTER, T::COLS, tiles_n);
+  }
+  DEVICE void locate_below(int t, int &row, int &column_tile) const {
+    int cluster_row = 0;
+    for (int more = tiles_below(0); t >= more; more = tiles_below(cluster_row)) {
+      t -= more;
+      cluster_row++;
+    }
+    row = (cluster_row * CLUSTER + rank) * T::ROWS;
+    column_tile = t;
+  }
+  DEVICE void locate_in_groups(int t, int &row, int &column_tile) const {
     const int a_group = TILE_GROUP * tiles_n, group = t / a_group, in_group = t - group * a_group;
     const int first_row = group * TILE_GROUP, rows = min(TILE_GROUP, tiles_m - first_row);
     column_tile = in_group / rows;
@@ -139,10 +175,10 @@ template <class T> struct Work {
 // The steps of a consumer's tiles, one after the other.
 template <class T, class Program> struct Steps {
   static constexpr int A_BLOCK = T::COLS / Program::COLUMNS, A_TILE = A_BLOCK * T::BLOCKS;
-  const Work<T> &work;
-  int consumer, tile, step, row, column;
+  const Work<T, Program> &work;
+  int consumer, tile, step, row, column, matrix;
 
-  DEVICE Steps(const Work<T> &w, int which)
+  DEVICE Steps(const Work<T, Program> &w, int which)
       : work(w), consumer(which), tile(w.first + (T::PINGPONG ? which * w.stride : 0)), step(0) {
     locate();
   }
@@ -165,7 +201,7 @@ template <class T, class Program> struct Steps {
 private:
   DEVICE void locate() {
     if (!left()) return;
-    work.locate(tile, row, column);
+    work.locate(tile, row, column, matrix);
     column *= T::COLS;
     if (!T::PINGPONG) row += consumer * T::CONSUMER_ROWS;
   }

@@ -24,19 +24,26 @@ struct Capture {
 };
 Capture capture;
 
-CUresult encode(CUtensorMap *map, CUtensorMapDataType type, cuuint32_t, void *data,
+CUresult encode(CUtensorMap *map, CUtensorMapDataType type, cuuint32_t rank, void *data,
                 const cuuint64_t *dims, const cuuint64_t *strides, const cuuint32_t *box,
                 const cuuint32_t *, CUtensorMapInterleave, CUtensorMapSwizzle swizzle,
                 CUtensorMapL2promotion, CUtensorMapFloatOOBfill) {
   const int bytes = type == CU_TENSOR_MAP_DATA_TYPE_UINT8 ? 1 : 2;
   const unsigned atom = box[0] * bytes;
-  if ((uintptr_t)data % 16 || strides[0] % 16 || dims[0] > UINT32_MAX || dims[1] > UINT32_MAX ||
+  if ((uintptr_t)data % 16 || strides[0] % 16 || (rank == 3 && strides[1] % 16) ||
+      dims[0] > UINT32_MAX || dims[1] > UINT32_MAX ||
       swizzle != (atom == 128  ? CU_TENSOR_MAP_SWIZZLE_128B
                   : atom == 64 ? CU_TENSOR_MAP_SWIZZLE_64B
                                : CU_TENSOR_MAP_SWIZZLE_32B))
     return CUDA_ERROR_INVALID_VALUE;
-  const EmulatedMap m = {
-      data, bytes, (int64_t)dims[1], (int64_t)dims[0], (int64_t)strides[0] / bytes, box[1], box[0]};
+  const EmulatedMap m = {data,
+                         bytes,
+                         (int64_t)dims[1],
+                         (int64_t)dims[0],
+                         (int64_t)strides[0] / bytes,
+                         box[1],
+                         box[0],
+                         rank == 3 ? (int64_t)strides[1] / bytes : 0};
   memset(map, 0, sizeof *map);
   memcpy(map, &m, sizeof m);
   return CUDA_SUCCESS;

@@ -23,6 +23,7 @@ struct EmulatedMap {
   int64_t bytes;              // an element: 2 = bf16, 1 = FP8
   int64_t rows, cols, stride; // in elements
   int64_t box_rows, box_cols;
+  int64_t apart; // elements from one matrix of a batch to the next
 
   static const EmulatedMap &of(const CUtensorMap &map) {
     return reinterpret_cast<const EmulatedMap &>(map);
@@ -33,6 +34,11 @@ struct EmulatedMap {
     fprintf(stderr, "a tensor map has boxes of %d x %d, and the kernel moves %d x %d\n",
             (int)box_rows, (int)box_cols, (int)of_rows, (int)of_cols);
     abort();
+  }
+  EmulatedMap of_matrix(int matrix) const {
+    EmulatedMap map = *this;
+    map.data = (char *)data + matrix * apart * bytes;
+    return map;
   }
   bool has(int64_t row, int64_t col) const {
     return row >= 0 && row < rows && col >= 0 && col < cols;
@@ -46,9 +52,12 @@ struct EmulatedMap {
   uint32_t pair(int64_t row, int64_t col) const {
     return has(row, col) ? *two_bytes(row, col) | (uint32_t)*two_bytes(row, col + 1) << 16 : 0;
   }
+  void write(int64_t row, int64_t col, uint32_t value) const {
+    if (has(row, col)) *two_bytes(row, col) = (uint16_t)value;
+  }
   void write_pair(int64_t row, int64_t col, uint32_t pair) const {
-    if (has(row, col)) *two_bytes(row, col) = (uint16_t)pair;
-    if (has(row, col + 1)) *two_bytes(row, col + 1) = (uint16_t)(pair >> 16);
+    write(row, col, pair);
+    write(row, col + 1, pair >> 16);
   }
   void write_byte(int64_t row, int64_t col, uint32_t value) const {
     if (has(row, col)) *byte(row, col) = (uint8_t)value;
@@ -63,9 +72,18 @@ struct EmulatedMap {
 };
 static_assert(sizeof(EmulatedMap) <= sizeof(CUtensorMap), "it stands in for one");
 
+enum { EMULATED_ROWS = 128 };
+
+// Of the tiles in a row, those that a symmetric product computes where `row` is.
+static int emulated_tiles(int64_t row, int64_t cols, int64_t all) {
+  const int32_t rows = EMULATED_ROWS * (int)CLUSTER;
+  return symmetric_tiles((int32_t)(row / rows), rows, (int32_t)cols, (int32_t)all);
+}
+
 template <class Program> struct EmulatedStep : Step<Program> {
   const EpilogueOperands &operands;
   const float *values; // [M, N] the product
+  int64_t cols;        // of a tile
 
   int64_t row_of(int i) const {
     return this->block.row(i & 1);
@@ -76,13 +94,16 @@ template <class Program> struct EmulatedStep : Step<Program> {
     const float *pair = values + row * this->block.N + col;
     return {pair[0], col + 1 < this->block.N ? pair[1] : 0};
   }
+  EmulatedMap map_of(const CUtensorMap &map, int64_t width) const {
+    return EmulatedMap::of(map).in_boxes(64, width).of_matrix(this->block.matrix);
+  }
   // A chunk's pairs lie as the product's do; it starts where the step does, scaled to its width.
   int64_t column_in(int first_column, int i) const {
     return first_column + 8 * (i >> 1) + 2 * (this->block.thread & 3);
   }
   template <int OPERAND, int N> void load(uint32_t (&pairs)[N], int first = 0) const {
     constexpr int WIDTH = Program::Loads::width(OPERAND);
-    const EmulatedMap &map = EmulatedMap::of(operands.loads[OPERAND]).in_boxes(64, WIDTH);
+    const EmulatedMap map = map_of(operands.loads[OPERAND], WIDTH);
     int row = this->block.first_row, column = this->first_column * WIDTH / Program::COLUMNS;
     Program::load_position(operands.args, OPERAND, row, column);
     for (int i = 0; i < N; i++)
@@ -93,9 +114,20 @@ template <class Program> struct EmulatedStep : Step<Program> {
     constexpr int WIDTH = Program::Stores::width(OPERAND);
     const int column = this->first_column * WIDTH / Program::COLUMNS;
     for (int i = 0; i < N; i++)
-      EmulatedMap::of(operands.stores[OPERAND])
-          .in_boxes(64, WIDTH)
+      map_of(operands.stores[OPERAND], WIDTH)
           .write_pair(row_of(first + i), column_in(column, first + i), pairs[i]);
+  }
+  // To the other side of a symmetric result, where no tile has it.
+  template <int N> void store_mirror(const uint32_t (&pairs)[N], int first) const {
+    const int64_t column_tiles = this->block.column_tiles;
+    const EmulatedMap map = map_of(operands.stores[0], 64);
+    const int below = emulated_tiles(this->first_column, cols, column_tiles);
+    if (this->block.first_row / cols < below) return;
+    for (int i = 0; i < N; i++) {
+      const int64_t row = row_of(first + i), column = column_in(this->first_column, first + i);
+      map.write(column, row, pairs[i]);
+      map.write(column + 1, row, pairs[i] >> 16);
+    }
   }
   // As stmatrix stores it, plain and across, and the copy engine takes it.
   void store_copies(const uint32_t (&words)[4], int first) const {
@@ -118,8 +150,6 @@ template <class Program> struct EmulatedStep : Step<Program> {
   }
   void loads_done() const {} // nothing is stored over a load
 };
-
-enum { EMULATED_ROWS = 128 };
 
 template <class Program>
 std::vector<float> emulated_product(const EmulatedMap &a, const EmulatedMap &b, int M, int N,
@@ -178,7 +208,7 @@ void emulated_rows(const EpilogueOperands &operands, const RowBlock &tile, const
             rows.squares[h] += v * v;
           }
         }
-      program.step(EmulatedStep<Program>{step, operands, values});
+      program.step(EmulatedStep<Program>{step, operands, values, COLS});
     }
     program.end(block);
     if constexpr (Program::Copies::WIDTH > 0) program.largest_copied.store(block);
@@ -195,16 +225,21 @@ void emulated_kernel(const CUtensorMap &map_a, const CUtensorMap &map_b,
                         Program::FORM == GEMM_TN ? DEPTH : (int)EMULATED_ROWS, DEPTH),
                     &b = EmulatedMap::of(map_b).in_boxes(
                         Program::FORM == GEMM_NT ? COLS / (int)CLUSTER : DEPTH, DEPTH);
-  const std::vector<float> values = emulated_product<Program>(a, b, M, N, K);
-  const int tiles = (N + COLS - 1) / COLS;
-  for (int row = 0; row < M; row += EMULATED_ROWS) {
-    const EmulatedRowValues<Program> row_values(operands.args, row, M);
-    for (int tile = 0; tile < tiles; tile++)
-      for (int warp = 0; warp < 4; warp++)
-        warp_run([&](int lane) {
-          const RowBlock block = {operands.args, warp * 32 + lane, row, tile, tiles, M, N};
-          emulated_rows<COLS, Program>(operands, block, values.data(), row_values);
-        });
+  for (int matrix = 0; matrix < (Program::BATCHED ? operands.batch : 1); matrix++) {
+    const std::vector<float> values =
+        emulated_product<Program>(a.of_matrix(matrix), b.of_matrix(matrix), M, N, K);
+    const int tiles = (N + COLS - 1) / COLS;
+    for (int row = 0; row < M; row += EMULATED_ROWS) {
+      const EmulatedRowValues<Program> row_values(operands.args, row, M);
+      const int computed = Program::SYMMETRIC ? emulated_tiles(row, COLS, tiles) : tiles;
+      for (int tile = 0; tile < computed; tile++)
+        for (int warp = 0; warp < 4; warp++)
+          warp_run([&](int lane) {
+            const RowBlock block = {operands.args, warp * 32 + lane, row, tile, tiles, M, N,
+                                    matrix};
+            emulated_rows<COLS, Program>(operands, block, values.data(), row_values);
+          });
+    }
   }
 }
 
