@@ -76,7 +76,7 @@ PROGRAM := $(PROGRAM:%=build/release/%)
 # ---- tests/emulated: the tests and the programs of the GPU, with a CPU's stand-ins for CUDA and
 # the mainloop. CUDA's headers are C++ that g++ takes; its pragmas and attributes mean nothing to
 # it. g++ does not find its own headers where /usr/include is named to it.
-EMULATED_TESTS := build/release/tests/emulated/test_programs
+EMULATED_TESTS := $(addprefix build/release/tests/emulated/test_,programs batches)
 EMULATE = $(CXX) -std=c++17 -O2 -Wall -Wextra -Werror -Wno-attributes -Wno-unknown-pragmas \
   -fno-strict-aliasing -MMD -MP -Itests/emulated -I. -include tests/emulated/warp.h \
   $(addprefix -isystem ,$(filter-out /usr/include/,$(CUDA_INCLUDE))) $(PACKAGE_FLAGS) -x c++ -c

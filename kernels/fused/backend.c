@@ -59,6 +59,7 @@ static void settle_kinds(Backend *be, const OpsConfig *c, KernelChoice choice, M
       be->kinds[operation] = KERNEL_FUSED;
   }
   be->kinds[OP_DOWN_DGRAD] = be->kinds[OP_GATE_UP]; // gate_up wrote z with or without r
+  if (mainloop == MAINLOOP_WGMMA) be->kinds[OP_MUON] = KERNEL_FUSED;
   be->folds_softmax = be->kinds[OP_HEAD_LOSS] == KERNEL_FUSED;
 }
 
@@ -142,6 +143,7 @@ static void set_operations(Backend *be, const OpsConfig *c, Mainloop mainloop) {
   be->residual = fused_residual;
   be->head_dgrad = fused_head_dgrad;
   be->norm_dgrad = fused_norm_dgrad;
+  if (kinds[OP_MUON] == KERNEL_FUSED) cuda_of(be)->orthogonalise = fused_orthogonalise;
   be->most_parts.sumsq = tile_parts(narrowest, c->D);
   be->most_parts.s = tile_parts(narrowest, c->F);
 }

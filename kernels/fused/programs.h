@@ -20,6 +20,12 @@ extern "C" {
   ROW(SWIGLU_BACKWARD, swiglu_backward)         /* down_dgrad */                                   \
   ROW(NORM_DGRAD, norm_dgrad)                   /* head_dgrad */                                   \
   ROW(NORM_DGRAD_RESIDUAL, norm_dgrad_residual) /* norm_dgrad */                                   \
+  ROW(GRAM, gram)                               /* muon */                                         \
+  ROW(GRAM_TALL, gram_tall)                                                                        \
+  ROW(POLYNOMIAL, polynomial)                                                                      \
+  ROW(POLYNOMIAL_SUM, polynomial_sum)                                                              \
+  ROW(APPLY, apply)                                                                                \
+  ROW(APPLY_TALL, apply_tall)                                                                      \
   ROW(RESIDUAL_FP8, residual_fp8)                                                                  \
   ROW(RESIDUAL_PROMOTED_FP8, residual_promoted_fp8)                                                \
   ROW(ROPE_FP8, rope_fp8)                                                                          \
