@@ -42,7 +42,7 @@ run cpu-join backend.device=cpu data.documents=join
 apart_from_join=$(apart "$(loss cpu-bf16)" "$(loss cpu-join)")
 check documents_matter "$(loss cpu-bf16) and $(loss cpu-join)" awk -v d="$apart_from_join" 'BEGIN { exit !(d > 0.002) }' # 2.9e-3
 for precision in bf16 fp8; do
-  of_precision=$all_kernels bound=0.001 # observed: 2.9e-4
+  of_precision=$all_kernels bound=0.002 # observed: 3.7e-4, in pieces 1.3e-3; joined windows are apart by 2.9e-3
   [ $precision = bf16 ] || { of_precision=$(fp8_kernels "$config") && bound=0.005; }
   for kernels in $of_precision; do
     name=$kernels-$precision
