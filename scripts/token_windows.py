@@ -1,5 +1,4 @@
-"""Token files of ./prepare as windows of text, in file order: what ./train reads with data.shuffle=false and
-data.documents=join."""
+"""Token files of ./prepare as windows of text, in the order in which ./train reads them with data.documents=join."""
 import glob
 
 import numpy
@@ -18,27 +17,80 @@ def open_tokens(path):
     return numpy.memmap(path, dtype=dtype, mode="r", offset=HEADER_BYTES, shape=(int(header[2]),))
 
 
+# ---- Order: base/rng.h and data/source.c
+
+WORD = (1 << 64) - 1
+
+
+def mix(x):
+    x = (x + 0x9e3779b97f4a7c15) & WORD
+    x = ((x ^ x >> 30) * 0xbf58476d1ce4e5b9) & WORD
+    x = ((x ^ x >> 27) * 0x94d049bb133111eb) & WORD
+    return x ^ x >> 31
+
+
+def draw(key, index):
+    return mix(mix(key & WORD) ^ index)
+
+
+def stream_key(seed, name):
+    key = 0xcbf29ce484222325
+    for byte in name.encode():
+        key = ((key ^ byte) * 0x100000001b3) & WORD
+    return mix(seed) ^ key
+
+
+def permute(i, n, key):
+    half = 1
+    while (n - 1) >> (2 * half):
+        half += 1
+    mask = (1 << half) - 1
+    while True:
+        left, right = i >> half, i & mask
+        for number in range(8):
+            left, right = right, left ^ draw(key + number, right) & mask
+        i = left << half | right
+        if i < n:
+            return i
+
+
 class Windows:
-    """Windows of length + 1 tokens; the next begins at the last token of this one.
+    """Windows of length + 1 tokens; the next begins at the last token of this one. With a seed they are shuffled.
     Raises ValueError where the pattern, a glob, has none."""
 
-    def __init__(self, pattern, length):
+    def __init__(self, pattern, length, seed=None):
         paths = sorted(glob.glob(pattern))
         if not paths:
             raise ValueError(f"no file matches '{pattern}'")
-        files = [open_tokens(path) for path in paths]
-        self.length = length
-        self.places = [(file, window * length) for file in files
-                       for window in range(max(0, len(file) - 1) // length)]
+        self.files = [open_tokens(path) for path in paths]
+        self.length, self.seed = length, seed
+        self.fit = [max(0, len(file) - 1) // length for file in self.files]
+        if seed is not None:  # one fewer leaves room for the offset
+            self.fit = [fit - 1 if fit >= 2 else fit for fit in self.fit]
+        self.places = [(f, window) for f, fit in enumerate(self.fit) for window in range(fit)]
         if not self.places:
             raise ValueError(f"'{pattern}' has fewer than {length + 1} tokens")
 
+    def place(self, number):
+        """File and first token of a window, counted from the start of the run."""
+        epoch, number = divmod(number, len(self.places))
+        if self.seed is not None:
+            number = permute(number, len(self.places), draw(stream_key(self.seed, "data.order"), epoch))
+        f, window = self.places[number]
+        offset = 0
+        if self.seed is not None:
+            most = min(len(self.files[f]) - 1 - self.fit[f] * self.length, self.length - 1)
+            offset = draw(draw(stream_key(self.seed, "data.offset"), epoch), f) % (most + 1)
+        return self.files[f], offset + window * self.length
+
     def rows(self, first, count):
-        """Windows first to first + count - 1, from the start again after the last:
-        inputs and targets, int64 [count, length] each."""
+        """Windows first to first + count - 1, in a new order after the last."""
+        return self.of(range(first, first + count))
+
+    def of(self, numbers):
+        """Inputs and targets, int64 [count, length] each."""
         rows = []
-        for number in range(first, first + count):
-            file, at = self.places[number % len(self.places)]
+        for file, at in map(self.place, numbers):
             rows.append(numpy.asarray(file[at:at + self.length + 1], dtype=numpy.int64))
         rows = torch.from_numpy(numpy.stack(rows))
         return rows[:, :-1], rows[:, 1:]

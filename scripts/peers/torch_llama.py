@@ -11,11 +11,11 @@ PEER is words joined by '+':
             computes in fp32
   liger     Liger's kernels for RMSNorm, RoPE, SwiGLU and the loss
 
-`./train --plan` resolves the config, so its defaults are ours. backend.device=cpu tries it on the CPU;
-backend.precision=fp8 has torchao's tensorwise float8 in every linear layer but the output layer. The learning rate
-stays optimizer.learning_rate, and windows come in file order: with data.shuffle=false, data.documents=join,
-optimizer.schedule=constant, no warm-up and train.init_from=FOLDER (a Hugging Face folder) the losses are ours. Steps go to output.dir/log.jsonl.
-Needs torch 2.7 or later, and torchao or liger-kernel where asked for.
+`./train --plan` resolves the config, so its defaults are ours: schedule, order of the windows, validations.
+backend.device=cpu tries it on the CPU; backend.precision=fp8 has torchao's tensorwise float8 in every linear layer but
+the output layer; optimizer.kind=muon is torch.optim.Muon for the matrices of the layers, AdamW for the rest. With
+data.documents=join and train.init_from=FOLDER (a Hugging Face folder) the losses are ours. Steps go to
+output.dir/log.jsonl. Needs torch 2.7 or later (Muon 2.9), and torchao or liger-kernel where asked for.
 """
 import json
 import math
@@ -96,20 +96,35 @@ def linear(inputs, outputs):
     return nn.Linear(inputs, outputs, bias=False)
 
 
-class Block(nn.Module):
-    """A layer; m is the config's section model."""
+class Apart(nn.Module):
+    """Matrices that multiply the same input as one, each a parameter of its own, as Muon wants them."""
 
-    def __init__(self, m, ops):
+    def __init__(self, inputs, *outputs):
         super().__init__()
+        self.weights = nn.ParameterList(torch.empty(count, inputs) for count in outputs)
+
+    def forward(self, x):
+        return F.linear(x, torch.cat([weight.to(x.dtype) for weight in self.weights]))
+
+
+class Block(nn.Module):
+    """A layer; m is the config's section model. apart: Muon trains it."""
+
+    def __init__(self, m, ops, apart):
+        super().__init__()
+
+        def together(inputs, *outputs):
+            return Apart(inputs, *outputs) if apart else linear(inputs, sum(outputs))
+
         width, inner, self.ops = m["hidden_size"], m["intermediate_size"], ops
         self.head_dim = m.get("head_dim") or width // m["num_attention_heads"]
         kv_heads = m.get("num_key_value_heads") or m["num_attention_heads"]
         self.heads = m["num_attention_heads"], kv_heads, kv_heads
         self.attention_norm = ops.norm(width, eps=m["rms_norm_eps"])
         self.mlp_norm = ops.norm(width, eps=m["rms_norm_eps"])
-        self.qkv = linear(width, sum(self.heads) * self.head_dim)
+        self.qkv = together(width, *(heads * self.head_dim for heads in self.heads))
         self.out = linear(self.heads[0] * self.head_dim, width)
-        self.gate_up = linear(width, 2 * inner)
+        self.gate_up = together(width, inner, inner)
         self.down = linear(inner, width)
 
     def forward(self, x, cosine, sine):
@@ -124,11 +139,11 @@ class Block(nn.Module):
 
 
 class Llama(nn.Module):
-    def __init__(self, m, length, dtype, ops):
+    def __init__(self, m, length, dtype, ops, apart):
         super().__init__()
         self.ops, self.dtype = ops, dtype
         self.embedding = nn.Embedding(m["vocab_size"], m["hidden_size"])
-        self.layers = nn.ModuleList(Block(m, ops) for _ in range(m["num_hidden_layers"]))
+        self.layers = nn.ModuleList(Block(m, ops, apart) for _ in range(m["num_hidden_layers"]))
         self.norm = ops.norm(m["hidden_size"], eps=m["rms_norm_eps"])
         self.lm_head = linear(m["hidden_size"], m["vocab_size"])
         if m["tie_word_embeddings"]:
@@ -169,27 +184,44 @@ def load(model, folder):
     if not theirs:
         fail(f"{folder} holds no model*.safetensors")
 
-    def take(weight, *names):
+    def take(module, *names):
         for name in names:
             if f"{name}.weight" not in theirs:
                 fail(f"{folder} has no tensor {name}.weight")
         packed = torch.cat([theirs[f"{name}.weight"] for name in names])
-        if packed.shape != weight.shape:
-            fail(f"{folder}: {names[0]} is {list(packed.shape)}, and the config says {list(weight.shape)}")
-        weight.data.copy_(packed)
+        weights = list(module.parameters())
+        rows = [len(weight) for weight in weights]
+        shape = [sum(rows), *weights[0].shape[1:]]
+        if list(packed.shape) != shape:
+            fail(f"{folder}: {names[0]} is {list(packed.shape)}, and the config says {shape}")
+        for weight, part in zip(weights, packed.split(rows)):
+            weight.data.copy_(part)
 
-    take(model.embedding.weight, "model.embed_tokens")
-    take(model.norm.weight, "model.norm")
+    take(model.embedding, "model.embed_tokens")
+    take(model.norm, "model.norm")
     if model.lm_head.weight is not model.embedding.weight:
-        take(model.lm_head.weight, "lm_head")
+        take(model.lm_head, "lm_head")
     for number, layer in enumerate(model.layers):
         at, mlp = f"model.layers.{number}.", f"model.layers.{number}.mlp."
-        take(layer.attention_norm.weight, at + "input_layernorm")
-        take(layer.mlp_norm.weight, at + "post_attention_layernorm")
-        take(layer.qkv.weight, *(f"{at}self_attn.{one}_proj" for one in "qkv"))
-        take(layer.out.weight, at + "self_attn.o_proj")
-        take(layer.gate_up.weight, mlp + "gate_proj", mlp + "up_proj")
-        take(layer.down.weight, mlp + "down_proj")
+        take(layer.attention_norm, at + "input_layernorm")
+        take(layer.mlp_norm, at + "post_attention_layernorm")
+        take(layer.qkv, *(f"{at}self_attn.{one}_proj" for one in "qkv"))
+        take(layer.out, at + "self_attn.o_proj")
+        take(layer.gate_up, mlp + "gate_proj", mlp + "up_proj")
+        take(layer.down, mlp + "down_proj")
+
+
+def learning_rate(o, step, steps):
+    """model/optimizer.c."""
+    warmup, decay = o["warmup_steps"], o["decay_steps"] if o["schedule"] == "wsd" else 0
+    if warmup + decay > steps:
+        warmup, decay = min(warmup, steps // 10 + 1), min(decay, steps // 5 + 1)
+    lowest, above = o["min_learning_rate"], o["learning_rate"] - o["min_learning_rate"]
+    if step < warmup:
+        return o["learning_rate"] * (step + 1) / warmup
+    if o["schedule"] == "cosine":
+        return lowest + above * 0.5 * (1 + math.cos(math.pi * min(1, (step - warmup) / max(1, steps - warmup))))
+    return lowest + above * (steps - step) / decay if steps - step < decay else o["learning_rate"]
 
 
 class Trainer:
@@ -203,12 +235,15 @@ class Trainer:
         if backend["threads"]:
             torch.set_num_threads(backend["threads"])
         torch.manual_seed(train["seed"])
-        amp = "amp" in words
+        amp, self.muon = "amp" in words, config["optimizer"].get("kind") == "muon"
+        if self.muon and backend["precision"] == "fp8":
+            fail("with Muon q, k, v, gate and up are parameters of their own, which torchao does not convert; leave "
+                 "backend.precision=fp8 out")
         compute = torch.bfloat16 if self.cuda or amp else torch.float32
         self.device = torch.device("cuda" if self.cuda else "cpu")
         self.autocast = torch.autocast(self.device.type, torch.bfloat16, enabled=amp)
         with self.device:
-            llama = Llama(model, train["sequence_length"], compute, Liger() if "liger" in words else Plain)
+            llama = Llama(model, train["sequence_length"], compute, Liger() if "liger" in words else Plain, self.muon)
         if train["init_from"]:
             load(llama, train["init_from"])
         llama.to(torch.float32 if amp else compute)
@@ -217,7 +252,7 @@ class Trainer:
         if self.cuda and backend["precision"] == "fp8":
             self.to_float8(llama)
         self.weights = list(llama.parameters())
-        self.optimizer = self.adamw(config["optimizer"])
+        self.optimizers = self.make_optimizers(config["optimizer"], llama)
         self.model = llama
         if "compile" in words or "graphs" in words:
             mode = "reduce-overhead" if "graphs" in words else None
@@ -231,12 +266,22 @@ class Trainer:
             need(missing.name, "torchao")
         convert_to_float8_training(llama, module_filter_fn=lambda _, name: name != "lm_head")
 
-    def adamw(self, o):
+    def make_optimizers(self, o, llama):
         """Matrices decay, norms do not."""
-        groups = [{"params": [w for w in self.weights if w.dim() >= 2], "weight_decay": o["weight_decay"]},
-                  {"params": [w for w in self.weights if w.dim() < 2], "weight_decay": 0.0}]
-        return torch.optim.AdamW(groups, lr=o["learning_rate"], betas=(o["beta1"], o["beta2"]), eps=o["eps"],
-                                 fused=True)
+        matrices = [w for w in llama.layers.parameters() if w.dim() >= 2] if self.muon else []
+        taken = set(matrices)
+        rest = [w for w in self.weights if w not in taken]
+        groups = [{"params": [w for w in rest if w.dim() >= 2], "weight_decay": o["weight_decay"]},
+                  {"params": [w for w in rest if w.dim() < 2], "weight_decay": 0.0}]
+        made = [torch.optim.AdamW(groups, lr=o["learning_rate"], betas=(o["beta1"], o["beta2"]), eps=o["eps"],
+                                  fused=True)]
+        if not self.muon:
+            return made
+        if not hasattr(torch.optim, "Muon"):
+            fail(f"torch {torch.__version__} has no Muon; 2.9 or later has")
+        made.append(torch.optim.Muon(matrices, lr=o["learning_rate"], weight_decay=o["weight_decay"],
+                                     adjust_lr_fn="match_rms_adamw"))
+        return made
 
     def send(self, rows):
         return rows.contiguous().pin_memory().to(self.device, non_blocking=True) if self.cuda else rows
@@ -247,7 +292,10 @@ class Trainer:
         micro_batches, batch = t["gradient_accumulation"], t["batch_size"]
         total = 0
         torch.compiler.cudagraph_mark_step_begin()
-        self.optimizer.zero_grad(set_to_none=True)
+        for optimizer in self.optimizers:
+            optimizer.zero_grad(set_to_none=True)
+            for group in optimizer.param_groups:
+                group["lr"] = learning_rate(self.config["optimizer"], number, t["steps"])
         for micro_batch in range(micro_batches):
             rows = windows.rows((number * micro_batches + micro_batch) * batch, batch)
             with self.autocast:
@@ -256,7 +304,8 @@ class Trainer:
             total = total + loss.detach().float()
         limit = self.config["optimizer"]["clip_norm"] or math.inf
         norm = nn.utils.clip_grad_norm_(self.weights, limit)
-        self.optimizer.step()
+        for optimizer in self.optimizers:
+            optimizer.step()
         on_device = torch.stack((total, norm.float()))
         if not self.cuda:
             return on_device, None
@@ -271,6 +320,23 @@ class Trainer:
             done.synchronize()
         return values.tolist()
 
+    def validate(self, windows):
+        """The mean loss over the windows that ./train reads (model/run/validate.c), and their tokens."""
+        t = self.config["train"]
+        batch, split = t["batch_size"], len(windows.places)
+        read = t["eval_batches"] * batch
+        if read in range(1, split):
+            numbers = [k * (split // read) + split // read // 2 + (2 * k + 1) * (split % read) // (2 * read)
+                       for k in range(read)]
+        else:
+            numbers = list(range(split))
+        total = 0.0
+        with torch.no_grad(), self.autocast:
+            for first in range(0, len(numbers), batch):
+                rows = windows.of(numbers[first:first + batch])
+                total += self.model(*map(self.send, rows)).item() * len(rows[0])
+        return total / len(numbers), len(numbers) * t["sequence_length"]
+
     def memory(self):
         """GiB: the most that tensors took of the GPU, or this process of the host."""
         if self.cuda:
@@ -279,24 +345,40 @@ class Trainer:
 
 
 def run(trainer, config):
-    """Trains and logs. As in ./train a GPU has its next step before the result of one is waited for."""
+    """Trains, validates and logs. As in ./train a GPU has its next step before the result of one is waited for."""
     ahead = int(trainer.cuda)
-    train, folder = config["train"], pathlib.Path(config["output"]["dir"])
-    windows = Windows(config["data"]["train"], train["sequence_length"])
+    train, data, folder = config["train"], config["data"], pathlib.Path(config["output"]["dir"])
+    steps, interval = train["steps"], train["eval_interval"] or train["steps"]
+    windows = Windows(data["train"], train["sequence_length"], train["seed"] if data["shuffle"] else None)
+    held_out = Windows(data["val"], train["sequence_length"]) if data["val"] else None
     folder.mkdir(parents=True, exist_ok=True)
     tokens = train["gradient_accumulation"] * train["batch_size"] * train["sequence_length"]
-    started, booked = [], time.perf_counter()
     with open(folder / "log.jsonl", "w", encoding="utf-8") as log:
-        for step in range(1, train["steps"] + 1):
-            while len(started) <= ahead and step + len(started) <= train["steps"]:
+
+        def write(**record):
+            log.write(json.dumps(record, separators=(",", ":")) + "\n")
+
+        def validate(step):
+            if held_out:
+                loss, read = trainer.validate(held_out)
+                write(kind="val", step=step, loss=loss, tokens=read)
+                print(f"step {step} | validation loss {loss:.4f}", flush=True)
+
+        validate(0)
+        started, booked, due = [], time.perf_counter(), min(interval, steps)
+        for step in range(1, steps + 1):
+            while len(started) <= ahead and step + len(started) <= due:
                 started.append(trainer.step(windows, step + len(started) - 1))
             loss, norm = trainer.result(started.pop(0))
             now = time.perf_counter()
             ms, booked = 1000 * (now - booked), now
-            record = {"kind": "train", "step": step, "loss": loss, "lr": config["optimizer"]["learning_rate"],
-                      "grad_norm": norm, "ms": ms, "tokens_per_s": 1000 * tokens / ms, "mfu": None}
-            log.write(json.dumps(record, separators=(",", ":")) + "\n")
-            print(f"step {step}/{train['steps']} | loss {loss:.4f} | norm {norm:.3f} | {ms:.1f} ms", flush=True)
+            write(kind="train", step=step, loss=loss, lr=learning_rate(config["optimizer"], step - 1, steps),
+                  grad_norm=norm, ms=ms, tokens_per_s=1000 * tokens / ms, mfu=None)
+            print(f"step {step}/{steps} | loss {loss:.4f} | norm {norm:.3f} | {ms:.1f} ms", flush=True)
+            if step == due:
+                validate(step)
+                booked, due = time.perf_counter(), min(due + interval, steps)
+        write(kind="stop", step=steps, reason="done")
 
 
 def resolve(arguments):
