@@ -100,7 +100,7 @@ static void draw(const Llama *llama, uint64_t seed, const HfTensor *t) {
   int32_t *places = xmalloc((size_t)t->rows * sizeof *places);
   for (int64_t n = 0; n < t->rows; n++) places[n] = (int32_t)packed_row(c, t, n);
   llama->be->services.draw_master(llama->be, llama->tensors[t->param].master, places, t->rows,
-                                  t->cols, rng_key(seed, t->name), c->initializer_range);
+                                  t->cols, rng_key(seed, t->name), init_deviation(c, t->name));
   free(places);
 }
 

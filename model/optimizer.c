@@ -14,14 +14,14 @@ double learning_rate(const OptimizerConfig *o, int64_t step, int64_t steps) {
     warmup = at_most(warmup, steps / 10 + 1);
     decay = at_most(decay, steps / 5 + 1);
   }
+  if (o->schedule == SCHEDULE_LINEAR) decay = steps - warmup;
   if (step < warmup) return o->learning_rate * (double)(step + 1) / (double)warmup;
   if (o->schedule == SCHEDULE_COSINE) {
     const int64_t length = steps - warmup;
     const double t = length > 0 ? fmin(1, (double)(step - warmup) / (double)length) : 1;
     return floor_rate + above * 0.5 * (1 + cos(3.14159265358979323846 * t));
   }
-  if (o->schedule == SCHEDULE_WSD && left < decay)
-    return floor_rate + above * (double)left / (double)decay;
+  if (left < decay) return floor_rate + above * (double)left / (double)decay;
   return o->learning_rate;
 }
 

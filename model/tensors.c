@@ -87,11 +87,17 @@ void params_table(const ModelConfig *c, bool muon, ParamTensor *list) {
   }
 }
 
+double init_deviation(const ModelConfig *c, const char *hf_name) {
+  const bool output = strstr(hf_name, ".o_proj.") || strstr(hf_name, ".down_proj.");
+  return c->zero_init && output ? 0 : c->initializer_range;
+}
+
 void param_init(const ModelConfig *c, uint64_t seed, const char *hf_name, bool norm, int64_t first,
                 int64_t count, float *values) {
   const uint64_t key = rng_key(seed, hf_name);
+  const double deviation = init_deviation(c, hf_name);
   for (int64_t i = 0; i < count; i++)
-    values[i] = norm ? 1 : (float)(c->initializer_range * rng_normal(key, (uint64_t)(first + i)));
+    values[i] = norm ? 1 : (float)(deviation * rng_normal(key, (uint64_t)(first + i)));
 }
 
 // ---- The rows of activations and gradients

@@ -41,9 +41,11 @@ void params_table(const ModelConfig *model, bool muon, ParamTensor *list);
 // Indices into the list; layer: -1 outside the layers.
 int param_index(const ModelConfig *model, ParamKind kind, int64_t layer);
 // Initial values of HF tensor `hf_name`, element range [first, first + count): 1 for norms, else
-// normal with standard deviation initializer_range. Depends on (seed, name, element) alone.
+// normal with standard deviation init_deviation. Depends on (seed, name, element) alone.
 void param_init(const ModelConfig *model, uint64_t seed, const char *hf_name, bool norm,
                 int64_t first, int64_t count, float *values);
+// initializer_range, or 0 of an output projection under zero_init.
+double init_deviation(const ModelConfig *model, const char *hf_name);
 
 // ---- Activations and their gradients
 

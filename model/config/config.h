@@ -25,6 +25,7 @@ typedef struct ModelConfig {
   double rope_theta;
   bool tie_word_embeddings;
   double initializer_range; // standard deviation of the initial weights
+  bool zero_init;           // but o_proj's and down_proj's are 0 (train.zero_init)
   struct {
     RopeType type;
     double factor, low_freq_factor, high_freq_factor;
@@ -72,7 +73,12 @@ typedef struct TrainConfig {
   char init_from[PATH_CHARS]; // folder with weights and config.json to start from; "" = random
 } TrainConfig;
 
-typedef enum Schedule { SCHEDULE_CONSTANT, SCHEDULE_COSINE, SCHEDULE_WSD } Schedule;
+typedef enum Schedule {
+  SCHEDULE_CONSTANT,
+  SCHEDULE_COSINE,
+  SCHEDULE_LINEAR,
+  SCHEDULE_WSD
+} Schedule;
 
 // Muon updates the matrices of layers, AdamW the rest.
 typedef enum OptimizerKind { OPTIMIZER_ADAMW, OPTIMIZER_MUON } OptimizerKind;
@@ -81,7 +87,7 @@ typedef struct OptimizerConfig {
   OptimizerKind kind;
   Schedule schedule;
   double learning_rate;     // peak
-  double min_learning_rate; // at the end of cosine and WSD
+  double min_learning_rate; // at the end of cosine, linear and WSD
   int64_t warmup_steps;     // linear from learning_rate / warmup_steps
   int64_t decay_steps;      // WSD: the last steps, in which the rate falls linearly to the minimum
   double momentum;          // Muon's

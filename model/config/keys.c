@@ -11,7 +11,7 @@
 static const char *const rope_types[] = {"default", "llama3", NULL};
 static const char *const documents[] = {"mask", "join", NULL};
 static const char *const optimizers[] = {"adamw", "muon", NULL};
-static const char *const schedules[] = {"constant", "cosine", "wsd", NULL};
+static const char *const schedules[] = {"constant", "cosine", "linear", "wsd", NULL};
 static const char *const recomputes[] = {"none", "mlp", "layer", NULL};
 static const char *const devices[] = {"auto", "cuda", "cpu", NULL};
 static const char *const kernel_kinds[] = {"auto", "fused", "unfused", NULL};
@@ -106,6 +106,8 @@ const Key config_keys[] = {
         "slower); layer: all but a layer's input (about 30 % slower)"),
     INTEGER(train, seed, "1337", 0, JSON_MAX_INTEGER, SHAPES,
             "seed of the initial weights and of the data's order"),
+    {"train", "zero_init", KEY_BOOL, FIELD(model.zero_init), 0, 1, NULL, "false", 0,
+     "o_proj and down_proj begin as zeros: each layer begins as the identity"},
     INTEGER(train, eval_interval, "500", 0, 99999999, 0,
             "steps between validations; 0: only at the start and the end"),
     INTEGER(train, eval_batches, "20", 0, 2147483647, 0,
@@ -142,10 +144,11 @@ const Key config_keys[] = {
            "muon: the matrices of layers are updated by Muon, all else by AdamW; adamw: all by "
            "AdamW; a run keeps its kind"),
     CHOICE(optimizer, schedule, schedules, "\"cosine\"", 0,
-           "learning-rate schedule: constant, cosine or wsd"),
+           "learning-rate schedule; linear falls from the end of the warm-up on, wsd in the last "
+           "decay_steps"),
     NUMBER(optimizer, learning_rate, "0.0003", 0, 100, 0, "peak learning rate"),
     NUMBER(optimizer, min_learning_rate, "0", 0, 100, 0,
-           "learning rate that cosine and wsd come down to at the end"),
+           "learning rate that cosine, linear and wsd come down to at the end"),
     INTEGER(optimizer, warmup_steps, "0", 0, 99999999, 0,
             "first steps, in which the learning rate rises linearly; at most a tenth of a run that "
             "has no "

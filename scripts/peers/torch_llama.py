@@ -139,7 +139,7 @@ class Block(nn.Module):
 
 
 class Llama(nn.Module):
-    def __init__(self, m, length, dtype, ops, apart):
+    def __init__(self, m, length, dtype, ops, apart, zero_init):
         super().__init__()
         self.ops, self.dtype = ops, dtype
         self.embedding = nn.Embedding(m["vocab_size"], m["hidden_size"])
@@ -148,9 +148,10 @@ class Llama(nn.Module):
         self.lm_head = linear(m["hidden_size"], m["vocab_size"])
         if m["tie_word_embeddings"]:
             self.lm_head.weight = self.embedding.weight
-        for weight in self.parameters():
+        for name, weight in self.named_parameters():
             if weight.dim() == 2:
-                nn.init.normal_(weight, std=m["initializer_range"])
+                output = name.endswith((".out.weight", ".down.weight"))
+                nn.init.normal_(weight, std=0 if zero_init and output else m["initializer_range"])
         angle = rope_angles(m, self.layers[0].head_dim, length)
         self.register_buffer("cosine", angle.cos()[None].to(dtype), persistent=False)
         self.register_buffer("sine", angle.sin()[None].to(dtype), persistent=False)
@@ -219,6 +220,8 @@ def learning_rate(o, step, steps):
     lowest, above = o["min_learning_rate"], o["learning_rate"] - o["min_learning_rate"]
     if step < warmup:
         return o["learning_rate"] * (step + 1) / warmup
+    if o["schedule"] == "linear":
+        decay = steps - warmup
     if o["schedule"] == "cosine":
         return lowest + above * 0.5 * (1 + math.cos(math.pi * min(1, (step - warmup) / max(1, steps - warmup))))
     return lowest + above * (steps - step) / decay if steps - step < decay else o["learning_rate"]
@@ -243,7 +246,8 @@ class Trainer:
         self.device = torch.device("cuda" if self.cuda else "cpu")
         self.autocast = torch.autocast(self.device.type, torch.bfloat16, enabled=amp)
         with self.device:
-            llama = Llama(model, train["sequence_length"], compute, Liger() if "liger" in words else Plain, self.muon)
+            llama = Llama(model, train["sequence_length"], compute, Liger() if "liger" in words else Plain, self.muon,
+                          train["zero_init"])
         if train["init_from"]:
             load(llama, train["init_from"])
         llama.to(torch.float32 if amp else compute)

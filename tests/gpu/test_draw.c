@@ -4,21 +4,21 @@
 #include "kernels/gpu_backends.h"
 #include "model/llama.h"
 
-static const ModelConfig model = {.hidden_size = 192,
-                                  .intermediate_size = 520,
-                                  .num_hidden_layers = 2,
-                                  .num_attention_heads = 6,
-                                  .num_key_value_heads = 2,
-                                  .head_dim = 32,
-                                  .vocab_size = 203,
-                                  .max_position_embeddings = 64,
-                                  .rms_norm_eps = 1e-5,
-                                  .rope_theta = 10000,
-                                  .initializer_range = 0.02};
+static const ModelConfig base = {.hidden_size = 192,
+                                 .intermediate_size = 520,
+                                 .num_hidden_layers = 2,
+                                 .num_attention_heads = 6,
+                                 .num_key_value_heads = 2,
+                                 .head_dim = 32,
+                                 .vocab_size = 203,
+                                 .max_position_embeddings = 64,
+                                 .rms_norm_eps = 1e-5,
+                                 .rope_theta = 10000,
+                                 .initializer_range = 0.02};
 static const RunShape shape = {.batch = 2, .seq = 64, .loss_chunks = 1, .train = true};
 
 static Backend *gpu_backend(void) {
-  const OpsConfig config = llama_ops_config(&model, &shape, shape.seq, 0);
+  const OpsConfig config = llama_ops_config(&base, &shape, shape.seq, 0);
   const GpuOptions options = {.kernels = KERNELS_UNFUSED, .train = true, .gemm_cache = ""};
   Error err;
   Backend *be = backend_gpu_create(&config, &options, &err);
@@ -34,7 +34,9 @@ static float *master_of(const Llama *llama, int i, int64_t *count) {
   return values;
 }
 
-TEST(a_models_weights_are_those_of_the_host) {
+static void compare(bool zero_init) {
+  ModelConfig model = base;
+  model.zero_init = zero_init;
   Llama on_gpu, on_cpu;
   const OpsConfig config = llama_ops_config(&model, &shape, shape.seq, 0);
   Backend *gpu = gpu_backend(), *cpu = backend_cpu_create(&config);
@@ -56,6 +58,11 @@ TEST(a_models_weights_are_those_of_the_host) {
   llama_destroy(&on_cpu);
   gpu->services.destroy(gpu);
   cpu->services.destroy(cpu);
+}
+
+TEST(a_models_weights_are_those_of_the_host) {
+  compare(false);
+  compare(true);
 }
 
 // More rows than their places fit into one stage, and than a launch has blocks.

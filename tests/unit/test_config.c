@@ -184,7 +184,8 @@ TEST(values_of_the_wrong_type_or_out_of_range_are_refused) {
   REFUSED("{\"optimizer\": {\"beta1\": 1}}", "optimizer.beta1 is 1", "at least 0 and below 1");
   REFUSED("{\"optimizer\": {\"eps\": 0}}", "optimizer.eps is 0", "above 0");
   REFUSED("{\"optimizer\": {\"clip_norm\": 1e999}}", "optimizer.clip_norm is inf");
-  REFUSED("{\"optimizer\": {\"schedule\": \"cos\"}}", "\"constant\", \"cosine\" or \"wsd\"");
+  REFUSED("{\"optimizer\": {\"schedule\": \"cos\"}}",
+          "\"constant\", \"cosine\", \"linear\" or \"wsd\"");
   REFUSED("{\"data\": {\"shuffle\": 1}}", "data.shuffle is 1", "true or false");
   REFUSED("{\"data\": {\"train\": \"\"}}", "data.train is \"\"",
           "a string or a list of 1 to 8191 bytes");

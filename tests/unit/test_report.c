@@ -57,6 +57,15 @@ TEST(wsd_is_flat_and_then_falls_linearly) {
   near(learning_rate(&o, 100, 100), 0.1);
 }
 
+TEST(linear_falls_from_the_warmup_to_the_minimum_after_the_last_step) {
+  const OptimizerConfig o = schedule(SCHEDULE_LINEAR, 20, 7); // decay_steps is wsd's alone
+  near(learning_rate(&o, 9, 100), 0.5);
+  near(learning_rate(&o, 20, 100), 1);
+  near(learning_rate(&o, 60, 100), 0.1 + 0.9 * 0.5);
+  near(learning_rate(&o, 99, 100), 0.1 + 0.9 / 80);
+  near(learning_rate(&o, 100, 100), 0.1);
+}
+
 // Whatever the schedule and its minimum.
 TEST(a_single_step_trains_at_the_peak) {
   for (Schedule kind = SCHEDULE_CONSTANT; kind <= SCHEDULE_WSD; kind++)

@@ -116,6 +116,41 @@ TEST(initial_weights_do_not_depend_on_the_threads) {
   tiny_run_close(&four);
 }
 
+// The other tensors have the weights that they have without it.
+TEST(zero_init_zeroes_the_output_projections_alone) {
+  TinyRun run, plain;
+  tiny_run_open(&run, "\"initializer_range\": 0.2");
+  tiny_run_open(&plain, "\"initializer_range\": 0.2");
+  run.llama.config.zero_init = true;
+  llama_init_weights(&run.llama, 7);
+  llama_init_weights(&plain.llama, 7);
+  size_t bytes;
+  float *zeroed = snapshot(&run, &bytes), *drawn = snapshot(&plain, &bytes);
+  const ModelConfig *c = &run.llama.config;
+  int64_t at = 0, zeros = 0;
+  for (int i = 0; i < run.llama.param_count; i++) {
+    const int64_t n = run.llama.tensors[i].rows * run.llama.tensors[i].cols;
+    bool output = false;
+    for (int64_t layer = 0; layer < c->num_hidden_layers; layer++)
+      output |= i == param_index(c, PARAM_OUT, layer) || i == param_index(c, PARAM_DOWN, layer);
+    for (int64_t k = at; k < at + n; k++) {
+      assert_true(zeroed[k] == (output ? 0 : drawn[k]));
+      zeros += drawn[k] == 0;
+    }
+    at += 3 * n;
+  }
+  assert_int_equal(zeros, 0);
+  free(zeroed);
+  free(drawn);
+  const double first = step(&run, 3, &adamw).loss;
+  double last = first;
+  for (int i = 0; i < 300; i++) last = step(&run, 3, &adamw).loss;
+  printf("# loss of one batch: %.3f, after 300 steps %.5f\n", first, last);
+  assert_true(last < 0.01);
+  tiny_run_close(&run);
+  tiny_run_close(&plain);
+}
+
 static void check_learnt(const char *kind) {
   TinyRun run;
   tiny_run_open(&run, kind);
