@@ -48,6 +48,8 @@ PlanLimits plan_limits(const Config *config, const Outlook *outlook);
 
 // 0 unless the run does not fit into the CPU's memory. A GPU's is judged when its backend is open.
 int plan_check(const Config *config, const RunShape *shape, Error *err);
+// For --plan and the start of a run: a line for each key that is far from configs/RECIPE.md.
+void recipe_warn(const Config *config);
 // Appends to the sentence which batch would fit into that backend's memory, or with which recompute
 // this one would.
 void plan_advise(const Config *config, const RunShape *shape, const Backend *be, Error *err);

@@ -1,0 +1,57 @@
+// Where a configuration is far from what configs/RECIPE.md says.
+#include <math.h>
+#include <stdio.h>
+
+#include "model/run/backend.h"
+#include "model/run/log.h"
+
+// The rate of configs/RECIPE.md: 1e-3 at a width of 768, in inverse proportion to the width.
+static double usual_rate(const Config *c) {
+  return 0.768 / (double)c->model.hidden_size;
+}
+
+// Runs that begin with trained weights take lower ones.
+static void check_rate(const Config *c) {
+  const double rate = c->optimizer.learning_rate, usual = usual_rate(c);
+  const bool high = rate > 5 * usual, low = rate < usual / 10 && c->train.init_from[0] == '\0';
+  if (!high && !low) return;
+  printf(
+      "warning    optimizer.learning_rate %g is far %s the usual %.2g of a width of %lld: %s; try "
+      "optimizer.learning_rate=%.2g\n",
+      rate, high ? "above" : "below", usual, (long long)c->model.hidden_size,
+      high ? "the loss may jump or diverge" : "the loss falls slowly", usual);
+}
+
+static void check_warmup(const Config *c) {
+  const int64_t warmup = c->optimizer.warmup_steps, steps = c->train.steps;
+  if (warmup <= steps / 2) return;
+  printf(
+      "warning    optimizer.warmup_steps %lld is more than half of the %lld steps: little is left "
+      "at the full rate; try optimizer.warmup_steps=%lld\n",
+      (long long)warmup, (long long)steps, (long long)steps / 20);
+}
+
+// A trial of a few steps is no training.
+static void check_tokens(const Config *c) {
+  enum { TRIAL = 100, USUAL = 20 };
+  const double parameters = (double)model_parameters(&c->model, true), each = tokens_per_step(c);
+  const double tokens = (double)c->train.steps * each, share = tokens / parameters;
+  const bool few = share < 0.1;
+  const bool many = share > 2000;
+  if (c->train.steps < TRIAL || c->train.init_from[0] != '\0' || (!few && !many)) return;
+  printf("warning    %s tokens are %.*f for each parameter: ", count_text(tokens).text, few ? 3 : 0,
+         share);
+  if (few)
+    printf("the model learns little of what it could; 20 are usual: try train.steps=%.0f, or a "
+           "smaller model\n",
+           ceil(USUAL * parameters / each));
+  else
+    printf("a larger model would learn more from them; 20 are usual: try one of %s parameters\n",
+           count_text(tokens / USUAL).text);
+}
+
+void recipe_warn(const Config *c) {
+  check_rate(c);
+  check_warmup(c);
+  check_tokens(c);
+}

@@ -1,0 +1,66 @@
+#!/usr/bin/env bash
+# Where a config is far from configs/RECIPE.md, --plan and the start of a run say so, in a line for each key.
+# shellcheck disable=SC2317 # functions are called through check
+# shellcheck source=tests/support/lib.sh
+. "$(dirname "$0")/../support/lib.sh"
+small=(configs/llama-1m.json data.train=absent.bin) # 1.05M parameters, 128 wide, 300 steps of 512 tokens
+
+warnings() { "$TRAIN" --plan "$@" 2>&1 | sed -n 's/^warning    //p'; }
+# warns NAME EXPECTED ARGUMENTS...: this line, and no other.
+warns() {
+  local name=$1 expected=$2 said
+  shift 2
+  said=$(warnings "$@")
+  check "$name" "it said '$said'" test "$said" = "$expected"
+}
+silent() { # NAME ARGUMENTS...
+  local name=$1
+  shift
+  must "$TRAIN" --plan "$@"
+  warns "$name" '' "$@"
+}
+
+# ---- Each bound, on both sides: the usual rate of 128 is 0.006
+high='is far above the usual 0.006 of a width of 128: the loss may jump or diverge; try optimizer.learning_rate=0.006'
+low='is far below the usual 0.006 of a width of 128: the loss falls slowly; try optimizer.learning_rate=0.006'
+warns a_rate_that_is_far_too_high "optimizer.learning_rate 0.031 $high" "${small[@]}" optimizer.learning_rate=0.031
+silent a_high_rate_is_not_far_too_high "${small[@]}" optimizer.learning_rate=0.029
+warns a_rate_that_is_far_too_low "optimizer.learning_rate 0.0005 $low" "${small[@]}" optimizer.learning_rate=0.0005
+silent a_low_rate_is_not_far_too_low "${small[@]}" optimizer.learning_rate=0.0007
+warns the_usual_rate_follows_from_the_width \
+  'optimizer.learning_rate 0.008 is far above the usual 0.0015 of a width of 512: the loss may jump or diverge; try optimizer.learning_rate=0.0015' \
+  "${small[@]}" model.hidden_size=512 train.steps=3000 optimizer.learning_rate=0.008
+warns a_warmup_of_most_of_the_run 'optimizer.warmup_steps 151 is more than half of the 300 steps: little is left at the full rate; try optimizer.warmup_steps=15' \
+  "${small[@]}" optimizer.warmup_steps=151
+silent a_warmup_of_half_of_the_run "${small[@]}" optimizer.warmup_steps=150
+
+parameters=$(./train --plan "${small[@]}" | sed -nE 's/^([0-9.]+)M parameters.*/\1/p')
+check the_model_is_what_the_bounds_are_for "it has $parameters M parameters" test "$parameters" = 1.06
+warns few_tokens_for_the_parameters '102.4k tokens are 0.097 for each parameter: the model learns little of what it could; 20 are usual: try train.steps=41405, or a smaller model' \
+  "${small[@]}" train.steps=200
+silent a_tenth_of_a_token_for_each_parameter "${small[@]}" train.steps=210
+silent a_trial_of_a_few_steps "${small[@]}" train.steps=99 optimizer.warmup_steps=0
+silent many_tokens "${small[@]}" train.steps=4000000
+warns too_many_tokens '2.15B tokens are 2029 for each parameter: a larger model would learn more from them; 20 are usual: try one of 107.52M parameters' \
+  "${small[@]}" train.steps=4200000
+check three_lines_for_three_keys "$(warnings "${small[@]}" train.steps=100 optimizer.warmup_steps=60 optimizer.learning_rate=1)" \
+  test "$(warnings "${small[@]}" train.steps=100 optimizer.warmup_steps=60 optimizer.learning_rate=1 | wc -l)" = 3
+
+# ---- Trained weights take lower rates and fewer tokens
+silent trained_weights_take_low_rates "${small[@]}" model=tests/fixtures/mha_tied train.sequence_length=8 train.steps=100 \
+  optimizer.learning_rate=2e-5 optimizer.min_learning_rate=0
+
+# ---- Shipped configs are the page's
+for config in configs/*.json; do
+  of_folder=()
+  ! grep -q '"model": "' "$config" || of_folder=(model=tests/fixtures/mha_tied train.sequence_length=8)
+  silent "$(basename "$config" .json)_is_as_the_page_says" "$config" ${of_folder[@]+"${of_folder[@]}"} backend.device=cpu
+done
+
+# ---- The start of a run
+prepare_data 400
+write_config "$folder/config.json"
+starts() { "$TRAIN" "$folder/config.json" optimizer.warmup_steps=15 "$@" 2>&1 | grep -c '^warning    optimizer.warmup_steps 15 is more'; }
+check a_run_begins_with_the_warning 'it does not' test "$(starts)" = 1
+check a_resumed_run_has_said_it 'it says it again' test "$(starts train.resume=auto train.steps=22)" = 0
+exit "$failed"
