@@ -366,7 +366,7 @@ static bool is_set(const Key *key, const Config *config) {
 }
 
 void config_print(const Config *config) {
-  enum { INDENT = 10, WIDTH = 110, MOST_LINES = 4 };
+  enum { INDENT = 10, WIDTH = 105, MOST_LINES = 4 };
   const char *section = "";
   int lines = 1, left_out = 0;
   int column = printf("%-*s", INDENT, "config");

@@ -38,6 +38,7 @@ static void compare(bool zero_init) {
   ModelConfig model = base;
   model.zero_init = zero_init;
   Llama on_gpu, on_cpu;
+  Error err;
   const OpsConfig config = llama_ops_config(&model, &shape, shape.seq, 0);
   Backend *gpu = gpu_backend(), *cpu = backend_cpu_create(&config);
   if (llama_create(&on_gpu, &model, &shape, gpu, &err)) fail_msg("%s", err.text);
