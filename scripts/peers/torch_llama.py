@@ -284,7 +284,7 @@ class Trainer:
         if not hasattr(torch.optim, "Muon"):
             fail(f"torch {torch.__version__} has no Muon; 2.9 or later has")
         made.append(torch.optim.Muon(matrices, lr=o["learning_rate"], weight_decay=o["weight_decay"],
-                                     adjust_lr_fn="match_rms_adamw"))
+                                     momentum=o.get("momentum", 0.95), adjust_lr_fn="match_rms_adamw"))
         return made
 
     def send(self, rows):
