@@ -60,7 +60,7 @@ parse_arguments() {
     shift
   done
   [ -n "$out" ] || fail "which recipes, and where to? usage: scripts/time_to_loss.sh RECIPES OUT"
-  [[ ! $seeds =~ [^0-9\ ] ]] || fail "--seeds '$seeds': whole numbers with spaces between them"
+  [[ $seeds =~ ^\ *[0-9][0-9\ ]*$ ]] || fail "--seeds '$seeds': whole numbers with spaces between them"
   [[ -z $target || $target =~ ^[0-9]+(\.[0-9]+)?$ ]] || fail "--target '$target': a loss, such as 3.2"
 }
 
