@@ -1,5 +1,5 @@
-// Formats narrower than fp32: FP8, and AdamW's moments as bf16 (bf16 itself is in base/bf16.h). For
-// the host; kernels convert with the GPU's instructions, to the same bits.
+// Formats narrower than fp32: FP8, and AdamW's moments and master weights as bf16 (bf16 itself is
+// in base/bf16.h). For the host; kernels convert with the GPU's instructions, to the same bits.
 #pragma once
 #include <math.h>
 #include <stdint.h>
@@ -192,4 +192,14 @@ static inline HOST_DEVICE float moment_round(float value, uint32_t noise) {
   bits &= 0xffff0000u;
   memcpy(&value, &bits, sizeof value);
   return value;
+}
+
+// ---- Master weights of matrices as bf16. The update computes the new weight in fp32 from the old
+// one and rounds it as moments are: a step may be a fraction of the distance from one bf16 to the
+// next. The noise is another, with the keys of tensors from 2^31 on.
+static inline HOST_DEVICE uint32_t master_key(int64_t updates, int tensor) {
+  return noise_mix(noise_mix((uint32_t)updates) + (uint32_t)tensor + 0x80000000u);
+}
+static inline HOST_DEVICE float master_round(float weight, uint32_t key, int64_t element) {
+  return moment_round(weight, moment_noise(key, element));
 }

@@ -11,7 +11,9 @@ void backend_gpu_sizes(Backend *be, const OpsConfig *c, const GpuOptions *o) {
   const int64_t part = narrowest_tile(o);
   be->act_bytes = BF16;
   be->fp8_bytes = 1;
-  be->stat_bytes = be->master_bytes = FP32;
+  be->stat_bytes = FP32;
+  be->computes_with_masters = c->masters == MASTERS_BF16;
+  be->master_bytes = be->computes_with_masters ? BF16 : FP32;
   be->moment_bytes = c->moments == MOMENTS_BF16 ? BF16 : FP32;
   be->grad_bytes = o->grads_fp32 ? FP32 : BF16;
   be->rounds_gradients = !o->grads_fp32;

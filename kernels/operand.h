@@ -16,8 +16,9 @@ typedef struct Fp8Copy fp8_t;    // FP8 copies of either: a byte on a GPU, round
 typedef struct Statistic stat_t; // row statistics, sums: fp32 on a GPU, real on the CPU
 typedef struct Gradient grad_t;  // gradients of parameters: bf16 on a GPU, fp32 there when
                                  // micro-batches add up; real on the CPU
-typedef struct Master master_t;  // master weights: fp32 on a GPU, real on the CPU
-typedef struct Moment moment_t;  // AdamW's moments: fp32 or bf16 on a GPU, real on the CPU
+typedef struct Master master_t; // master weights: on a GPU fp32, or bf16 those of matrices; real on
+                                // the CPU
+typedef struct Moment moment_t; // AdamW's moments: fp32 or bf16 on a GPU, real on the CPU
 
 // A statistic of rows: for each row `parts` partial sums, which its consumer adds up in their
 // order. A producer writes one part per tile of columns and sets `parts`; the model sets stride and
@@ -112,7 +113,7 @@ typedef struct ParamTensor {
   grad_t *grad;        // gradient with respect to the plain use; a norm weight's: dwn
   grad_t *grad_folded; // dW' = gradient with respect to the folded copy
   stat_t *part_sum;    // lm_head's, where the loss' chunks add up (wgrad_part), else NULL
-  Operand compute;     // W as the GEMMs read it
+  Operand compute;     // W as the GEMMs read it; data may be the master (computes_with_masters)
   Operand folded;      // W * wn, wn = list[norm].master [cols]
   int norm;            // index in the list; -1 where the matrix is not folded
   bool decay;          // weight decay applies

@@ -45,6 +45,7 @@ typedef struct OpsConfig {
   int scaling_count;                 // the backend is created. The parameters' come first, in the
                                      // order of their list
   MomentType moments;                // bf16: rounded as kernels/formats.h says, on the CPU, too
+  MasterType masters;                // the same, of matrices; norm weights stay fp32
   // The calls of a run in their order (kernels/record.h): a GPU backend chooses kernels and
   // cuBLASLt's algorithms by them. Read while it is created; may be empty.
   const OperationCall *calls;
@@ -210,8 +211,11 @@ struct Backend {
   char description[512]; // hardware and libraries, for the start-up table
   Phases opening;        // the time that each phase of its opening took
   char costs[128]; // the cost of a choice in the configuration, for the same table; empty if none
-  // Of one element.
+  // Of one element; of masters one of a matrix (master_bytes_of).
   size_t act_bytes, fp8_bytes, stat_bytes, grad_bytes, master_bytes, moment_bytes;
+  // Masters of matrices are bf16, the values that products read: an unfolded compute weight has no
+  // memory of its own, its data is the master.
+  bool computes_with_masters;
   bool folds_softmax;    // head_loss writes u and ux where they have memory (HeadGradient)
   bool rounds_gradients; // grad_t is coarser than stat_t
   // The most parts that a producer writes of a row statistic.
@@ -241,6 +245,12 @@ struct Backend {
 // Element `index` of an array of activations. NULL stays NULL.
 static inline act_t *act_at(const Backend *be, const act_t *p, int64_t index) {
   return p ? (act_t *)((uintptr_t)p + (size_t)index * be->act_bytes) : NULL;
+}
+
+// Of one element of the tensor's master. A norm weight's is as wide as statistics are, whatever the
+// others are: bf16 has steps of 2^-8 and 2^-7 about 1, far more than an update.
+static inline size_t master_bytes_of(const Backend *be, const ParamTensor *t) {
+  return t->rows == 1 ? be->stat_bytes : be->master_bytes;
 }
 
 static inline fp8_t *fp8_at(const Backend *be, const fp8_t *p, int64_t index) {

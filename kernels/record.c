@@ -212,15 +212,21 @@ static double muon_flops(const ParamTensor *t) {
   return sum;
 }
 
+// A compute weight that is the master itself is read and written as the master.
+static double compute_bytes(const Backend *be, const ParamTensor *t) {
+  const bool own = (const void *)t->compute.data != (const void *)t->master;
+  return own ? copies_bytes(be, &t->compute) : 0;
+}
+
 typedef enum UpdatePass { PASS_GRADS_FINISH, PASS_MUON, PASS_ADAMW } UpdatePass;
 
 // Bytes of an element of a parameter that a pass of the update reads and writes. Muon's: those
 // around Newton-Schulz' products.
 static double update_bytes(const Backend *be, const ParamTensor *t, UpdatePass pass) {
   const int gradients = (t->grad != NULL) + (t->grad_folded != NULL);
-  const double grad = (double)be->grad_bytes * gradients, master = (double)be->master_bytes,
+  const double grad = (double)be->grad_bytes * gradients, master = (double)master_bytes_of(be, t),
                moment = (double)be->moment_bytes, direction = (double)be->act_bytes,
-               copies = copies_bytes(be, &t->compute) + copies_bytes(be, &t->folded);
+               copies = compute_bytes(be, t) + copies_bytes(be, &t->folded);
   const bool by_muon = t->part_count > 0;
   if (pass == PASS_MUON) return by_muon ? grad + 2 * moment + direction : 0;
   if (pass == PASS_ADAMW) return 2 * master + copies + (by_muon ? direction : grad + 4 * moment);
@@ -306,6 +312,7 @@ Recorder *recorder_create(const OpsConfig *config, const Backend *like) {
   r->base.grad_bytes = like->grad_bytes;
   r->base.master_bytes = like->master_bytes;
   r->base.moment_bytes = like->moment_bytes;
+  r->base.computes_with_masters = like->computes_with_masters;
   r->base.rounds_gradients = like->rounds_gradients;
   return r;
 }

@@ -50,17 +50,21 @@ typedef struct Services {
   void (*zero)(Backend *be, void *memory, size_t bytes);
   void (*write)(Backend *be, void *to, const void *from_host, size_t bytes);
   void (*read)(Backend *be, void *to_host, const void *from, size_t bytes);
-  // master_t, moment_t <-> host float; values written into bf16 are rounded to nearest
-  void (*write_master)(Backend *be, master_t *to, const float *from_host, int64_t count);
-  void (*read_master)(Backend *be, float *to_host, const master_t *from, int64_t count);
+  // master_t, moment_t <-> host float; values written into bf16 are rounded to nearest. first: of
+  // the elements of t's master.
+  void (*write_master)(Backend *be, const ParamTensor *t, int64_t first, const float *from_host,
+                       int64_t count);
+  void (*read_master)(Backend *be, float *to_host, const ParamTensor *t, int64_t first,
+                      int64_t count);
   void (*write_moments)(Backend *be, moment_t *to, const float *from_host, int64_t count);
   void (*read_moments)(Backend *be, float *to_host, const moment_t *from, int64_t count);
   void (*read_act)(Backend *be, float *to_host, const act_t *from, int64_t count);
   void (*read_grad)(Backend *be, float *to_host, const grad_t *from, int64_t count);
-  // Row places[n] of `to` becomes deviation * rng_normal(key, n cols + k), k < cols, in fp32: the
-  // bits of base/rng.h. NULL: the model draws on the host and writes.
-  //   to [rows, cols], places [rows] on the host, each below rows
-  void (*draw_master)(Backend *be, master_t *to, const int32_t *places, int64_t rows, int64_t cols,
+  // Row places[n] of to's master becomes deviation * rng_normal(key, n cols + k), k < cols: the
+  // bits of base/rng.h in fp32, rounded to nearest where it is bf16. NULL: the model draws on the
+  // host and writes.
+  //   places [rows] on the host, each below to->rows
+  void (*draw_master)(Backend *be, const ParamTensor *to, const int32_t *places, int64_t rows,
                       uint64_t key, double deviation);
 
   // ---- Documents. The rows of the operations that follow, up to the next call, are these

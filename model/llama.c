@@ -90,7 +90,7 @@ static void init_on_host(const Llama *llama, uint64_t seed, const HfTensor *list
   float *packed = xmalloc((size_t)n * sizeof *packed);
   for (int i = 0; i < count; i++)
     if (list[i].param == param) init_packed(&llama->config, seed, &list[i], packed);
-  llama->be->services.write_master(llama->be, p->master, packed, n);
+  llama->be->services.write_master(llama->be, p, 0, packed, n);
   free(packed);
 }
 
@@ -99,8 +99,8 @@ static void draw(const Llama *llama, uint64_t seed, const HfTensor *t) {
   const ModelConfig *c = &llama->config;
   int32_t *places = xmalloc((size_t)t->rows * sizeof *places);
   for (int64_t n = 0; n < t->rows; n++) places[n] = (int32_t)packed_row(c, t, n);
-  llama->be->services.draw_master(llama->be, llama->tensors[t->param].master, places, t->rows,
-                                  t->cols, rng_key(seed, t->name), init_deviation(c, t->name));
+  llama->be->services.draw_master(llama->be, &llama->tensors[t->param], places, t->rows,
+                                  rng_key(seed, t->name), init_deviation(c, t->name));
   free(places);
 }
 

@@ -430,9 +430,14 @@ RunShape sampler_shape(const RunShape *run, int64_t context, const Backend *be) 
 }
 
 // A matrix as products read it.
-static Operand take_weight(Layout *l, const ParamTensor *t, bool fp8, int scaling) {
-  const char *name = "compute weights", *shape = "all matrices";
-  const size_t each = fp8 ? l->be->fp8_bytes : l->be->act_bytes;
+static Operand take_weight(Layout *l, const ParamTensor *t, bool folded, bool fp8, int scaling) {
+  const Backend *be = l->be;
+  const bool shared = be->computes_with_masters && master_bytes_of(be, t) == be->act_bytes;
+  const char *name = "compute weights", *shape = !shared         ? "all matrices"
+                                                 : l->shape->fp8 ? "FP8 copies"
+                                                                 : "folded matrices";
+  const size_t each = fp8 ? be->fp8_bytes : be->act_bytes;
+  if (shared && !folded && !fp8) return operand_of((act_t *)t->master);
   if (!fp8) return operand_of(take(l, name, shape, t->rows * t->cols, each));
   Operand w = {.stride = fp8_padded(t->rows), .scaling = scaling, .fp8 = true};
   w.by_row = take(l, name, shape, w.stride * t->cols, each); // products take rows in whole groups
@@ -454,16 +459,17 @@ static void take_moments(Layout *l, ParamTensor *t) {
 size_t params_layout(ParamTensor *tensors, const ModelConfig *c, const RunShape *shape,
                      const Backend *be, char *block, MemoryPlan *plan) {
   Layout l = {.arena = {block, 0}, .plan = plan, .model = c, .shape = shape, .be = be};
+  const char *masters = be->master_bytes == 2 ? "all parameters, bf16" : "all parameters";
   params_table(c, shape->muon, tensors);
   for (int i = 0; i < params_count(c); i++) {
     ParamTensor *t = &tensors[i];
     const int64_t n = t->rows * t->cols;
     const bool embed = i == param_index(c, PARAM_EMBED, -1);
-    t->master = take(&l, "master weights", "all parameters", n, be->master_bytes);
+    t->master = take(&l, "master weights", masters, n, master_bytes_of(be, t));
     if (shape->train) take_moments(&l, t);
     if (embed || (t->decay && t->norm < 0))
-      t->compute = take_weight(&l, t, shape->fp8 && !embed, i);
-    if (t->norm >= 0) t->folded = take_weight(&l, t, shape->fp8, i);
+      t->compute = take_weight(&l, t, false, shape->fp8 && !embed, i);
+    if (t->norm >= 0) t->folded = take_weight(&l, t, true, shape->fp8, i);
   }
   return l.arena.used;
 }

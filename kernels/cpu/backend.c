@@ -42,23 +42,28 @@ static void cpu_copy(Backend *be, void *to, const void *from, size_t bytes) {
   memcpy(to, from, bytes);
 }
 
-static void cpu_write_master(Backend *be, master_t *to, const float *from, int64_t count) {
-  for (int64_t i = 0; i < count; i++) reals(to)[i] = (real)from[i];
+// The values of bf16 masters and moments are rounded here; they have no type of their own.
+static void write_reals(real *to, const float *from, int64_t count, bool bf16) {
+  for (int64_t i = 0; i < count; i++)
+    to[i] = (real)(bf16 ? moment_round(from[i], MOMENT_NEAREST) : from[i]);
 }
 
-// The moments' values are rounded here; they have no type of their own.
+static void cpu_write_master(Backend *be, const ParamTensor *t, int64_t first, const float *from,
+                             int64_t count) {
+  write_reals(reals(t->master) + first, from, count, cpu_rounds_master(cpu_of(be), t));
+}
+
 static void cpu_write_moments(Backend *be, moment_t *to, const float *from, int64_t count) {
-  const bool bf16 = cpu_of(be)->config.moments == MOMENTS_BF16;
-  for (int64_t i = 0; i < count; i++)
-    reals(to)[i] = (real)(bf16 ? moment_round(from[i], MOMENT_NEAREST) : from[i]);
+  write_reals(reals(to), from, count, cpu_of(be)->config.moments == MOMENTS_BF16);
 }
 
 static void read_reals(float *to, const real *from, int64_t count) {
   for (int64_t i = 0; i < count; i++) to[i] = (float)from[i];
 }
 
-static void cpu_read_master(Backend *be, float *to, const master_t *from, int64_t count) {
-  read_reals(to, reals(from), count);
+static void cpu_read_master(Backend *be, float *to, const ParamTensor *t, int64_t first,
+                            int64_t count) {
+  read_reals(to, reals(t->master) + first, count);
 }
 
 static void cpu_read_moments(Backend *be, float *to, const moment_t *from, int64_t count) {
@@ -182,6 +187,7 @@ Backend backend_cpu_outline(const OpsConfig *c) {
   const size_t scratch = (size_t)threads_of(c) * cpu_attention_scratch(c->max_positions),
                others = (size_t)(c->max_tokens * c->F + c->max_positions * c->d);
   be.max_tokens = c->max_tokens;
+  be.computes_with_masters = c->masters == MASTERS_BF16;
   be.workspace_bytes = (scratch + others) * sizeof(real);
   if (c->bf16_products) be.workspace_bytes += bf16_products_bytes(products_room(c));
   be.memory_bytes = memory_available();

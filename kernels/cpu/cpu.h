@@ -88,6 +88,11 @@ void gemm(GemmForm form, int64_t M, int64_t N, int64_t K, const real *A, const r
 void multiply(const Cpu *cpu, GemmForm form, int64_t M, int64_t N, int64_t K, Operand A, Operand B,
               bool add, real *C, int64_t ldc);
 
+// Whether the values of t's master are bf16.
+static inline bool cpu_rounds_master(const Cpu *cpu, const ParamTensor *t) {
+  return cpu->config.masters == MASTERS_BF16 && t->rows > 1;
+}
+
 // ---- FP8. Copies hold real values, rounded, in the matrix's own order: by_row [rows, cols],
 // by_col its transpose. A product reads the copies of two operands that have them, else their data.
 
@@ -139,6 +144,9 @@ size_t cpu_attention_scratch(int64_t T);
 // ---- The update of a tensor; t is list[index], and gradients are multiplied by scale.
 // Row n of dW; it is in `made` [cols] where it has to be computed from other arrays.
 const real *gradient_row(const ParamTensor *list, const ParamTensor *t, int64_t n, real *made);
+// Rounds elements `first` and following of a tensor's master; the step used the weights as they
+// were before. key: master_key of the update and tensor.
+void round_masters(int64_t count, int64_t first, uint32_t key, real *W);
 void muon_tensor(const Cpu *cpu, const ParamTensor *list, int index, double scale);
 // Bytes of scratch for the parts of a list; 0 where there are none.
 size_t muon_scratch(const ParamTensor *list, int count);

@@ -172,10 +172,14 @@ static void muon_part(const Cpu *cpu, const ParamTensor *list, int index, const 
              step_size = (real)(a->learning_rate * MUON_SCALE * sqrt((double)larger));
   take_gradient(cpu, list, index, part, scale);
   orthogonalize(part->rows, t->cols, cpu->muon, cpu->muon + part->rows * t->cols);
+  const uint32_t key = master_key(cpu->step.updates, index);
 #pragma omp parallel for schedule(static)
-  for (int64_t i = 0; i < part->rows; i++)
-    step_row(t->cols, keep, step_size, cpu->muon + i * t->cols,
-             reals(t->master) + (part->first + i * part->step) * t->cols);
+  for (int64_t i = 0; i < part->rows; i++) {
+    const int64_t first = (part->first + i * part->step) * t->cols;
+    real *W = reals(t->master) + first;
+    step_row(t->cols, keep, step_size, cpu->muon + i * t->cols, W);
+    if (cpu_rounds_master(cpu, t)) round_masters(t->cols, first, key, W);
+  }
 }
 
 void muon_tensor(const Cpu *cpu, const ParamTensor *list, int index, double scale) {

@@ -71,6 +71,7 @@ void cpu_grads_finish(Backend *be, const ParamTensor *list, int count) {
 static void refresh_tensor(Cpu *cpu, const ParamTensor *list, const ParamTensor *t) {
   const real *W = reals(t->master), *wn = t->norm >= 0 ? reals(list[t->norm].master) : NULL;
   real *plain = values_of(t->compute), *folded = values_of(t->folded);
+  if (plain == W) plain = NULL; // it is the master
   if (!plain && !folded) return;
 #pragma omp parallel for schedule(static)
   for (int64_t n = 0; n < t->rows; n++)
@@ -99,6 +100,10 @@ static void round_moments(int64_t count, int64_t first, uint32_t key, real *m, r
   }
 }
 
+void round_masters(int64_t count, int64_t first, uint32_t key, real *W) {
+  for (int64_t k = 0; k < count; k++) W[k] = (real)master_round((float)W[k], key, first + k);
+}
+
 // The factors of AdamW's update, including its bias corrections.
 typedef struct Factors {
   real beta1, beta2, eps, scale, step_size, per_root, keep;
@@ -122,7 +127,8 @@ static void adamw_tensor(const Cpu *cpu, const ParamTensor *list, int index, dou
   const ParamTensor *t = &list[index];
   const AdamW *a = &cpu->hyper;
   const int64_t update = cpu->step.updates;
-  const uint32_t key = moment_key(update, index);
+  const uint32_t key = moment_key(update, index), of_masters = master_key(update, index);
+  const bool rounds = cpu_rounds_master(cpu, t);
   const Factors factors = {.beta1 = (real)a->beta1,
                            .beta2 = (real)a->beta2,
                            .eps = (real)a->eps,
@@ -141,6 +147,7 @@ static void adamw_tensor(const Cpu *cpu, const ParamTensor *list, int index, dou
       real *W = reals(t->master) + first, *m = reals(t->m) + first, *v = reals(t->v) + first;
       adamw_row(t->cols, &factors, grad, W, m, v);
       if (cpu->config.moments == MOMENTS_BF16) round_moments(t->cols, first, key, m, v);
+      if (rounds) round_masters(t->cols, first, of_masters, W);
     }
     free(made);
   }

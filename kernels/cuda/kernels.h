@@ -68,9 +68,9 @@ const void *cuda_any_kernel(void);
 
 // ---- draw.cu
 // Row places[n] of `to` becomes deviation * rng_normal(key, (first + n) cols + k), k < cols.
-//   to [.., cols] out, places [rows] in, pinned on the host
-void launch_draw(float *to, const int32_t *places, int64_t first, int64_t rows, int64_t cols,
-                 uint64_t key, double deviation, cudaStream_t stream);
+//   to [.., cols] out, fp32 or bf16, places [rows] in, pinned on the host
+void launch_draw(master_t *to, bool bf16, const int32_t *places, int64_t first, int64_t rows,
+                 int64_t cols, uint64_t key, double deviation, cudaStream_t stream);
 
 // ---- decode.cu
 // out = W a (+ add, or NULL), one row of a product.   a [K], W [N, K], add [N] in; out [N] out,
@@ -113,10 +113,10 @@ typedef struct DevicePart {
 
 typedef struct DeviceTensor {
   int64_t rows, cols;
-  float *master;
+  master_t *master; // fp32 of a vector
   moment_t *m, *v;
   grad_t *grad, *grad_folded;
-  bf16_bits *compute, *folded; // the bf16 copies
+  bf16_bits *compute, *folded; // the bf16 copies; NULL where the master is the compute weight
   uint8_t *by_row, *by_col;    // the e4m3 copies, of the matrix times norm if it has one
   int64_t stride;              // as in Operand
   Scaling *scaling;
@@ -135,11 +135,11 @@ typedef struct DeviceTensor {
 } DeviceTensor;
 
 typedef struct ParamTable {
-  DeviceTensor *tensors;                             // [count], norm weights first
+  DeviceTensor *tensors;                             // [count], vectors first
   int32_t *update_owner, *tile_owner, *column_owner; // tensor of each block
-  // Blocks of the update: those of norm weights end at norm_blocks, those of other tensors without
-  // FP8 copies at plain_blocks, and the rest are tiles.
-  int64_t norm_blocks, plain_blocks, update_blocks;
+  // Blocks of the update: those of vectors, which are norm weights, end at vector_blocks, those of
+  // other tensors without FP8 copies at plain_blocks, and the rest are tiles.
+  int64_t vector_blocks, plain_blocks, update_blocks;
   int64_t tiles, columns;
   // Muon: blocks of the launch over the momentum, and their tensors; the parts of all tensors
   int32_t *momentum_owner;

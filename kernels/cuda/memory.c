@@ -97,14 +97,6 @@ static void op_read(Backend *be, void *to_host, const void *from, size_t bytes) 
   CUDA_CHECK(cudaStreamSynchronize(stream));
 }
 
-static void op_write_master(Backend *be, master_t *to, const float *from_host, int64_t count) {
-  op_write(be, to, from_host, (size_t)count * sizeof(float));
-}
-
-static void op_read_master(Backend *be, float *to_host, const master_t *from, int64_t count) {
-  op_read(be, to_host, from, (size_t)count * sizeof(float));
-}
-
 // Through a stage: a token's logits are read for every token written.
 static void op_read_act(Backend *be, float *to_host, const act_t *from, int64_t count) {
   enum { PIECE = STAGE_BYTES / sizeof(bf16_bits) };
@@ -120,9 +112,11 @@ static void op_read_act(Backend *be, float *to_host, const act_t *from, int64_t 
   }
 }
 
-static void op_write_moments(Backend *be, moment_t *to, const float *from_host, int64_t count) {
+// to: fp32 or bf16, by element_bytes; so `from` below.
+static void write_either(Backend *be, void *to, const float *from_host, int64_t count,
+                         size_t element_bytes) {
   enum { PIECE = STAGE_BYTES / sizeof(bf16_bits) };
-  if (be->moment_bytes == sizeof(float)) {
+  if (element_bytes == sizeof(float)) {
     op_write(be, to, from_host, (size_t)count * sizeof(float));
     return;
   }
@@ -138,13 +132,31 @@ static void op_write_moments(Backend *be, moment_t *to, const float *from_host, 
   free(bits);
 }
 
-// from: fp32 or bf16, by element_bytes.
 static void read_either(Backend *be, float *to_host, const void *from, int64_t count,
                         size_t element_bytes) {
   if (element_bytes == sizeof(float))
     op_read(be, to_host, from, (size_t)count * sizeof(float));
   else
     op_read_act(be, to_host, from, count);
+}
+
+// Element `first` of a tensor's master.
+static char *master_at(const Backend *be, const ParamTensor *t, int64_t first) {
+  return (char *)t->master + (size_t)first * master_bytes_of(be, t);
+}
+
+static void op_write_master(Backend *be, const ParamTensor *t, int64_t first,
+                            const float *from_host, int64_t count) {
+  write_either(be, master_at(be, t, first), from_host, count, master_bytes_of(be, t));
+}
+
+static void op_read_master(Backend *be, float *to_host, const ParamTensor *t, int64_t first,
+                           int64_t count) {
+  read_either(be, to_host, master_at(be, t, first), count, master_bytes_of(be, t));
+}
+
+static void op_write_moments(Backend *be, moment_t *to, const float *from_host, int64_t count) {
+  write_either(be, to, from_host, count, be->moment_bytes);
 }
 
 static void op_read_moments(Backend *be, float *to_host, const moment_t *from, int64_t count) {
@@ -156,8 +168,8 @@ static void op_read_grad(Backend *be, float *to_host, const grad_t *from, int64_
 }
 
 // The places of rows go through the stages, where the kernel reads them.
-static void op_draw_master(Backend *be, master_t *to, const int32_t *places, int64_t rows,
-                           int64_t cols, uint64_t key, double deviation) {
+static void op_draw_master(Backend *be, const ParamTensor *to, const int32_t *places, int64_t rows,
+                           uint64_t key, double deviation) {
   enum { PIECE = STAGE_BYTES / sizeof *places };
   Cuda *c = cuda_of(be);
   for (int64_t done = 0; done < rows; done += PIECE) {
@@ -165,7 +177,8 @@ static void op_draw_master(Backend *be, master_t *to, const int32_t *places, int
     const int64_t piece = rows - done < PIECE ? rows - done : PIECE;
     int32_t *pinned = (int32_t *)c->pinned->stages[stage];
     memcpy(pinned, places + done, (size_t)piece * sizeof *pinned);
-    launch_draw((float *)to, pinned, done, piece, cols, key, deviation, c->gpu.stream);
+    launch_draw(to->master, master_bytes_of(be, to) == sizeof(bf16_bits), pinned, done, piece,
+                to->cols, key, deviation, c->gpu.stream);
     CUDA_CHECK(cudaEventRecord(c->stage_free[stage], c->gpu.stream));
   }
 }

@@ -13,22 +13,28 @@
 //   2. columns: dwn[k] = sum of the partial column sums of column k, over ascending rows; sum of
 //        squares of dwn; a copy of wn, which dW needs after wn's own update
 //   3. norm: one block adds all partial sums of squares in order, in double.
-// Where gradients are bf16 the column sums are of dW' W', W' the bf16 copy, and divided by wn in
-// the end: half of the bytes for W, and W' is rounded as dW' is.
+// Where gradients are bf16 and masters fp32 the column sums are of dW' W', W' the bf16 copy, and
+// divided by wn in the end: half of the bytes for W, and W' is rounded as dW' is.
 // Norm weights are reached through the matrix that they are folded into; everything else has its
-// own tiles. Bytes: a folded matrix reads dW' and W' or the fp32 master; others read dW.
+// own tiles. Bytes: a folded matrix reads dW' and W' or the master; others read dW.
 
 enum { THREADS = 256, WARPS = THREADS / 32 };
 
+template <typename Master, int N>
+static __device__ __forceinline__ Pack<N> load_master(const DeviceTensor &t, int64_t i) {
+  return load_once<N>((const Master *)t.master + i);
+}
+
 // True where column sums read W' in place of W.
-template <typename Grad> static __device__ __forceinline__ bool of_copy(const DeviceTensor &t) {
-  return sizeof(Grad) == sizeof(bf16_bits) && t.folded;
+template <typename Grad, typename Master>
+static __device__ __forceinline__ bool of_copy(const DeviceTensor &t) {
+  return sizeof(Grad) < sizeof(Master) && t.folded;
 }
 
 // N columns per lane; warps process rows in turn, four at a time, so that a thread's loads are in
 // flight together. Writes the column sums of each warp; returns the thread's part of the sum of
 // squares.
-template <typename Grad, int N>
+template <typename Grad, typename Master, int N>
 static __device__ __forceinline__ float folded_tile(const DeviceTensor &t, int64_t row0, int64_t c0,
                                                     float (&sums)[WARPS][TILE_COLS]) {
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -47,8 +53,9 @@ static __device__ __forceinline__ float folded_tile(const DeviceTensor &t, int64
         for (int k = 0; k < 4; k++)
           if (n0 + k * WARPS < rows) {
             g[k] = load_pack<N>(folded + first + k * step);
-            w[k] = of_copy<Grad>(t) ? load_pack<N>((const bf16_bits *)t.folded + first + k * step)
-                                    : load_once<N>(t.master + first + k * step);
+            w[k] = of_copy<Grad, Master>(t)
+                       ? load_pack<N>((const bf16_bits *)t.folded + first + k * step)
+                       : load_master<Master, N>(t, first + k * step);
             if (plain) d[k] = load_pack<N>(plain + first + k * step);
           }
 #pragma unroll
@@ -68,7 +75,7 @@ static __device__ __forceinline__ float folded_tile(const DeviceTensor &t, int64
   return squares;
 }
 
-template <typename Grad>
+template <typename Grad, typename Master>
 static __global__ __launch_bounds__(THREADS, 3) void gradients_kernel(ParamTable table) {
   __shared__ __align__(16) float sums[WARPS][TILE_COLS];
   __shared__ float scratch[32];
@@ -79,9 +86,9 @@ static __global__ __launch_bounds__(THREADS, 3) void gradients_kernel(ParamTable
     const int64_t across = (t.cols + TILE_COLS - 1) / TILE_COLS;
     const int64_t row_tile = tile / across, c0 = tile % across * TILE_COLS;
     if (t.cols % 4 == 0)
-      squares = folded_tile<Grad, 4>(t, row_tile * TILE_ROWS, c0, sums);
+      squares = folded_tile<Grad, Master, 4>(t, row_tile * TILE_ROWS, c0, sums);
     else
-      squares = folded_tile<Grad, 1>(t, row_tile * TILE_ROWS, c0, sums);
+      squares = folded_tile<Grad, Master, 1>(t, row_tile * TILE_ROWS, c0, sums);
     __syncthreads();
     const int64_t c = c0 + threadIdx.x;
     float sum = 0;
@@ -104,16 +111,16 @@ static __global__ __launch_bounds__(THREADS, 3) void gradients_kernel(ParamTable
 
 // The sum of every WARPS-th row's dW' W from row `first` on: where W' / wn is not W, in a column
 // whose norm weight is next to nothing.
-template <typename Grad>
+template <typename Grad, typename Master>
 static __device__ float sum_of_masters(const DeviceTensor &t, int64_t first, int64_t c) {
   float sum = 0;
   for (int64_t i = first * t.cols + c; i < t.rows * t.cols; i += WARPS * t.cols)
-    sum += load_pack<1>((const Grad *)t.grad_folded + i).v[0] * t.master[i];
+    sum += load_pack<1>((const Grad *)t.grad_folded + i).v[0] * load_master<Master, 1>(t, i).v[0];
   return sum;
 }
 
 // Launch: COLUMN_BLOCK columns per block; the 8 threads of a column divide the rows among them.
-template <typename Grad>
+template <typename Grad, typename Master>
 static __global__ __launch_bounds__(THREADS) void columns_kernel(ParamTable table) {
   __shared__ float part[WARPS][COLUMN_BLOCK];
   const DeviceTensor t = table.tensors[table.column_owner[blockIdx.x]];
@@ -121,10 +128,10 @@ static __global__ __launch_bounds__(THREADS) void columns_kernel(ParamTable tabl
   const int64_t c = (blockIdx.x - t.first_column) * COLUMN_BLOCK + lane;
   const int64_t rows = (t.rows + TILE_ROWS - 1) / TILE_ROWS;
   const float wn = c < t.cols ? t.norm[c] : 1;
-  const bool tiny = fabsf(wn) < 0x1p-60f;
+  const bool copied = of_copy<Grad, Master>(t), tiny = fabsf(wn) < 0x1p-60f;
   float sum = 0;
-  if (c < t.cols && of_copy<Grad>(t) && tiny) {
-    sum = sum_of_masters<Grad>(t, share, c);
+  if (c < t.cols && copied && tiny) {
+    sum = sum_of_masters<Grad, Master>(t, share, c);
   } else if (c < t.cols) {
 #pragma unroll 8
     for (int64_t n = share; n < rows; n += WARPS) sum += t.column_partials[n * t.cols + c];
@@ -135,7 +142,7 @@ static __global__ __launch_bounds__(THREADS) void columns_kernel(ParamTable tabl
   sum = 0;
 #pragma unroll
   for (int i = 0; i < WARPS; i++) sum += part[i][lane];
-  Pack<1> dwn = {of_copy<Grad>(t) && !tiny ? sum / wn : sum};
+  Pack<1> dwn = {copied && !tiny ? sum / wn : sum};
   if (c < t.cols) {
     store_pack((Grad *)t.norm_grad + c, dwn);
     t.norm_before[c] = wn;
@@ -170,17 +177,28 @@ void cuda_round_gradient(const Cuda *c, int64_t count, const stat_t *from, grad_
   LAUNCHED();
 }
 
+// Calls launch with a null pointer to the type of the matrices' masters.
+template <class Launch> static void by_master(const Cuda *c, Launch launch) {
+  if (c->config.masters == MASTERS_BF16)
+    launch((bf16_bits *)nullptr);
+  else
+    launch((float *)nullptr);
+}
+
 void cuda_grads_finish(Backend *be, const ParamTensor *list, int count) {
   Cuda *c = cuda_of(be);
   const ParamTable *table = cuda_table(c, list, count);
   const cudaStream_t stream = c->gpu.stream;
   by_gradient(table->grads_fp32, [&](auto *grad) {
-    using Grad = std::remove_pointer_t<decltype(grad)>;
-    gradients_kernel<Grad><<<(unsigned)table->tiles, THREADS, 0, stream>>>(*table);
-    LAUNCHED();
-    if (table->columns > 0)
-      columns_kernel<Grad><<<(unsigned)table->columns, THREADS, 0, stream>>>(*table);
-    LAUNCHED();
+    by_master(c, [&](auto *master) {
+      using Grad = std::remove_pointer_t<decltype(grad)>;
+      using Master = std::remove_pointer_t<decltype(master)>;
+      gradients_kernel<Grad, Master><<<(unsigned)table->tiles, THREADS, 0, stream>>>(*table);
+      LAUNCHED();
+      if (table->columns > 0)
+        columns_kernel<Grad, Master><<<(unsigned)table->columns, THREADS, 0, stream>>>(*table);
+      LAUNCHED();
+    });
   });
   norm_kernel<<<1, 1024, 0, stream>>>(table->tiles + table->columns, table->sumsq, c->state);
   LAUNCHED();
@@ -299,9 +317,9 @@ static __device__ __forceinline__ WeightTile weight_tile(const DeviceTensor &t, 
 // folded copies read them; then the tensors with bf16 copies, then those with FP8 copies (a tile
 // per block). Before them one thread scales the loss and the norm, decides on the device whether
 // the update is applied (both finite), counts it, and computes its factors: so no value has to be
-// copied to the host within a step. Bytes an element: 12 + 12 of fp32 state (8 + 8 with bf16
-// moments, rounded after the step is made), a gradient of 2 or 4, copies of 2 (twice both for a
-// tied embedding).
+// copied to the host within a step. Bytes an element: 12 + 12 of fp32 state (4 + 4 fewer with bf16
+// moments and 2 + 2 with bf16 masters, rounded after the step is made), a gradient of 2 or 4,
+// copies of 2 (twice both for a tied embedding; none where the master is the compute weight).
 // Launch: UPDATE_BLOCK elements of one tensor, 4 per thread at a time, or a tile per block.
 
 static __global__ void factors_kernel(StepState *state) {
@@ -319,7 +337,7 @@ static __global__ void factors_kernel(StepState *state) {
 
 struct Factors {
   float scale, step_size, per_root, keep, beta1, beta2, eps, learning_rate;
-  uint32_t key; // of bf16 moments' noise
+  uint32_t key, of_masters; // of the noise of bf16 moments and masters
 };
 
 static __device__ __forceinline__ float update(float w, float &m, float &v, float g,
@@ -334,27 +352,38 @@ template <int N> struct Elements { Pack<N> w, m, v, g; };
 
 // The elements of the tensor from i on, of one row and the columns from `column` on. norm: wn of
 // the columns, as the forward used it. g: of a tensor with parts Muon's direction.
-template <typename Grad, typename Moment, int N>
+template <typename Grad, typename Moment, typename Master, int N>
 static __device__ __forceinline__ Elements<N>
 load_elements(const DeviceTensor &t, int64_t i, int64_t row, int column, const Pack<N> &norm) {
-  if (t.part_count > 0) return {load_once<N>(t.master + i), {}, {}, direction<N>(t, row, column)};
-  return {load_once<N>(t.master + i), load_once<N>((const Moment *)t.m + i),
+  if (t.part_count > 0) return {load_master<Master, N>(t, i), {}, {}, direction<N>(t, row, column)};
+  return {load_master<Master, N>(t, i), load_once<N>((const Moment *)t.m + i),
           load_once<N>((const Moment *)t.v + i), gradient<Grad, N>(t, i, norm)};
 }
 
+// Stores the weights as they are from now on: rounded in `w`, too.
+template <typename Master, int N>
+static __device__ __forceinline__ void store_master(const DeviceTensor &t, int64_t i, Pack<N> &w,
+                                                    const Factors &f) {
+  if constexpr (std::is_same_v<Master, bf16_bits>) {
+#pragma unroll
+    for (int k = 0; k < N; k++) w.v[k] = master_round(w.v[k], f.of_masters, i + k);
+  }
+  store_once((Master *)t.master + i, w);
+}
+
 // Updates and stores them, and writes the new weights into e.
-template <typename Moment, int N>
+template <typename Moment, typename Master, int N>
 static __device__ __forceinline__ void update_elements(const DeviceTensor &t, int64_t i,
                                                        Elements<N> &e, const Factors &f) {
   if (t.part_count > 0) {
 #pragma unroll
     for (int k = 0; k < N; k++) e.w.v[k] = f.keep * e.w.v[k] - f.learning_rate * e.g.v[k];
-    store_once(t.master + i, e.w);
+    store_master<Master>(t, i, e.w, f);
     return;
   }
 #pragma unroll
   for (int k = 0; k < N; k++) e.w.v[k] = update(e.w.v[k], e.m.v[k], e.v.v[k], e.g.v[k], f);
-  store_once(t.master + i, e.w);
+  store_master<Master>(t, i, e.w, f);
   if constexpr (std::is_same_v<Moment, bf16_bits>) {
 #pragma unroll
     for (int k = 0; k < N; k++) {
@@ -380,16 +409,16 @@ static __device__ __forceinline__ void copy_pack(const DeviceTensor &t, int64_t 
 }
 
 // The update and the copies; where Moment is void, only the copies.
-template <typename Grad, typename Moment, int N>
+template <typename Grad, typename Moment, typename Master, int N>
 static __device__ __forceinline__ void step(const DeviceTensor &t, int64_t i, int64_t row,
                                             int column, const Factors &f) {
   if constexpr (std::is_void_v<Moment>) {
-    copy_pack(t, i, column, load_pack<N>((const float *)t.master + i));
+    copy_pack(t, i, column, load_pack<N>((const Master *)t.master + i));
   } else {
     Pack<N> norm = {};
     if (t.norm) norm = at_columns<N>(t.norm_before, column, (int)t.cols);
-    Elements<N> e = load_elements<Grad, Moment, N>(t, i, row, column, norm);
-    update_elements<Moment>(t, i, e, f);
+    Elements<N> e = load_elements<Grad, Moment, Master, N>(t, i, row, column, norm);
+    update_elements<Moment, Master>(t, i, e, f);
     copy_pack(t, i, column, e.w);
   }
 }
@@ -398,12 +427,19 @@ static __device__ __forceinline__ Factors factors_of(const DeviceTensor &t,
                                                      const StepState *state) {
   const AdamW &a = state->hyper;
   const float keep = (float)(1 - a.learning_rate * (t.decay ? a.weight_decay : 0));
-  return {state->scale, state->step_size,       state->per_root,
-          keep,         (float)a.beta1,         (float)a.beta2,
-          (float)a.eps, (float)a.learning_rate, moment_key(state->updates, t.index)};
+  return {state->scale,
+          state->step_size,
+          state->per_root,
+          keep,
+          (float)a.beta1,
+          (float)a.beta2,
+          (float)a.eps,
+          (float)a.learning_rate,
+          moment_key(state->updates, t.index),
+          master_key(state->updates, t.index)};
 }
 
-template <typename Grad, typename Moment>
+template <typename Grad, typename Moment, typename Master>
 static __global__ __launch_bounds__(THREADS) void adamw_kernel(ParamTable table,
                                                                int64_t first_block,
                                                                const StepState *state) {
@@ -417,19 +453,19 @@ static __global__ __launch_bounds__(THREADS) void adamw_kernel(ParamTable table,
   const BlockOfRows rows(t, begin);
   if (t.part_count > 0 && t.cols % 4 != 0) { // four neighbours may be of two rows
     for (int64_t i = begin + threadIdx.x; i < end; i += THREADS)
-      step<Grad, Moment, 1>(t, i, rows.row(i), rows.column(i), f);
+      step<Grad, Moment, Master, 1>(t, i, rows.row(i), rows.column(i), f);
     return;
   }
 #pragma unroll 2
   for (int64_t i = begin + threadIdx.x * 4; i + 3 < end; i += THREADS * 4)
-    step<Grad, Moment, 4>(t, i, rows.row(i), rows.column(i), f);
+    step<Grad, Moment, Master, 4>(t, i, rows.row(i), rows.column(i), f);
   const int64_t i = end - end % 4 + threadIdx.x; // the last one to three elements of a tensor
-  if (i < end) step<Grad, Moment, 1>(t, i, rows.row(i), rows.column(i), f);
+  if (i < end) step<Grad, Moment, Master, 1>(t, i, rows.row(i), rows.column(i), f);
 }
 
 // For tensors with FP8 copies, a tile per block. A skipped update writes the copies, too, since
 // their scales may be new.
-template <typename Grad, typename Moment>
+template <typename Grad, typename Moment, typename Master>
 static __global__ __launch_bounds__(WEIGHT_THREADS,
                                     2) void adamw_fp8_kernel(ParamTable table, int64_t first_block,
                                                              const StepState *state) {
@@ -454,9 +490,10 @@ static __global__ __launch_bounds__(WEIGHT_THREADS,
       const int64_t i = tile.row(q, k) * t.cols + column;
       if (!tile.inside(q, k)) continue;
       if constexpr (UPDATE) {
-        if (update) e[k] = load_elements<Grad, Moment, 4>(t, i, tile.row(q, k), column, before);
+        if (update)
+          e[k] = load_elements<Grad, Moment, Master, 4>(t, i, tile.row(q, k), column, before);
       }
-      if (!update) e[k].w = load_once<4>(t.master + i);
+      if (!update) e[k].w = load_master<Master, 4>(t, i);
     }
     Pack<4> values[4];
 #pragma unroll
@@ -464,7 +501,7 @@ static __global__ __launch_bounds__(WEIGHT_THREADS,
       const int64_t i = tile.row(q, k) * t.cols + column;
       const bool inside = tile.inside(q, k);
       if constexpr (UPDATE) {
-        if (update && inside) update_elements<Moment>(t, i, e[k], f);
+        if (update && inside) update_elements<Moment, Master>(t, i, e[k], f);
       }
 #pragma unroll
       for (int c = 0; c < 4; c++) values[k].v[c] = e[k].w.v[c] * norm.v[c];
@@ -477,6 +514,7 @@ static __global__ __launch_bounds__(WEIGHT_THREADS,
 }
 
 // The largest values of the tensors that have no scale yet.
+template <typename Master>
 static __global__
 __launch_bounds__(WEIGHT_THREADS) void largest_weight_kernel(ParamTable table,
                                                              int64_t first_block) {
@@ -486,20 +524,22 @@ __launch_bounds__(WEIGHT_THREADS) void largest_weight_kernel(ParamTable table,
   WeightTile tile = weight_tile(t, block, nullptr);
   for (int i = 0; i < 16; i++)
     for (int c = tile.column(); tile.inside(i / 4, i % 4) && c < tile.column() + 4; c++)
-      tile.count(t.master[tile.row(i / 4, i % 4) * t.cols + c] * (t.norm ? t.norm[c] : 1));
+      tile.count(load_master<Master, 1>(t, tile.row(i / 4, i % 4) * t.cols + c).v[0] *
+                 (t.norm ? t.norm[c] : 1));
   tile.report(block);
 }
 
-template <typename Grad, typename Moment> static void launch(const Cuda *c) {
+template <typename Grad, typename Moment, typename Master> static void launch(const Cuda *c) {
   const ParamTable &table = c->table;
   const auto blocks = [&](auto kernel, int threads, int64_t first, int64_t end) {
     if (first == end) return;
     kernel<<<(unsigned)(end - first), threads, 0, c->gpu.stream>>>(table, first, c->state);
     LAUNCHED();
   };
-  blocks(adamw_kernel<Grad, Moment>, THREADS, 0, table.norm_blocks);
-  blocks(adamw_kernel<Grad, Moment>, THREADS, table.norm_blocks, table.plain_blocks);
-  blocks(adamw_fp8_kernel<Grad, Moment>, WEIGHT_THREADS, table.plain_blocks, table.update_blocks);
+  blocks(adamw_kernel<Grad, Moment, float>, THREADS, 0, table.vector_blocks);
+  blocks(adamw_kernel<Grad, Moment, Master>, THREADS, table.vector_blocks, table.plain_blocks);
+  blocks(adamw_fp8_kernel<Grad, Moment, Master>, WEIGHT_THREADS, table.plain_blocks,
+         table.update_blocks);
 }
 
 void cuda_decide(const Cuda *c) {
@@ -515,20 +555,28 @@ void cuda_adamw(Backend *be, const ParamTensor *list, int count) {
     launch_scalings_update(c->scalings, c->table_count, c->config.scaling_count, c->state,
                            c->gpu.stream);
   by_gradient(c->table.grads_fp32, [&](auto *grad) {
-    using Grad = std::remove_pointer_t<decltype(grad)>;
-    if (c->config.moments == MOMENTS_BF16)
-      launch<Grad, bf16_bits>(c);
-    else
-      launch<Grad, float>(c);
+    by_master(c, [&](auto *master) {
+      using Grad = std::remove_pointer_t<decltype(grad)>;
+      using Master = std::remove_pointer_t<decltype(master)>;
+      if (c->config.moments == MOMENTS_BF16)
+        launch<Grad, bf16_bits, Master>(c);
+      else
+        launch<Grad, float, Master>(c);
+    });
   });
 }
 
 void cuda_largest_weights(const Cuda *c) {
   const int64_t first = c->table.plain_blocks, blocks = c->table.update_blocks - first;
-  largest_weight_kernel<<<(unsigned)blocks, WEIGHT_THREADS, 0, c->gpu.stream>>>(c->table, first);
-  LAUNCHED();
+  by_master(c, [&](auto *master) {
+    using Master = std::remove_pointer_t<decltype(master)>;
+    largest_weight_kernel<Master>
+        <<<(unsigned)blocks, WEIGHT_THREADS, 0, c->gpu.stream>>>(c->table, first);
+    LAUNCHED();
+  });
 }
 
 void cuda_copy_weights(const Cuda *c) {
-  launch<float, void>(c);
+  by_master(c,
+            [&](auto *master) { launch<float, void, std::remove_pointer_t<decltype(master)>>(c); });
 }

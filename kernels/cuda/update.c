@@ -36,10 +36,11 @@ static const Operand *fp8_use(const ParamTensor *p) {
   return p->folded.fp8 ? &p->folded : p->compute.fp8 ? &p->compute : NULL;
 }
 
-// The order of tensors in the update: folded copies read the updated norm weights.
-enum { NORMS, PLAIN, TILED, CLASSES };
-static int class_of(const ParamTensor *list, int count, int i) {
-  return is_norm_of_another(list, count, i) ? NORMS : fp8_use(&list[i]) ? TILED : PLAIN;
+// The order of tensors in the update: folded copies read the updated norm weights. Vectors are norm
+// weights, and their masters are fp32 (master_bytes_of).
+enum { VECTORS, PLAIN, TILED, CLASSES };
+static int class_of(const ParamTensor *p) {
+  return p->rows == 1 ? VECTORS : fp8_use(p) ? TILED : PLAIN;
 }
 
 static int64_t update_blocks(const ParamTensor *p) {
@@ -94,7 +95,8 @@ static void describe_parts(ParamTable *table, const Elsewhere *at_gpu, const Par
 
 static void describe_copies(DeviceTensor *t, const ParamTensor *p, Scaling *scalings) {
   const Operand *fp8 = fp8_use(p);
-  t->compute = (bf16_bits *)p->compute.data;
+  const bool own = (const void *)p->compute.data != (const void *)p->master;
+  t->compute = own ? (bf16_bits *)p->compute.data : NULL;
   t->folded = (bf16_bits *)p->folded.data;
   if (!fp8 || !scalings) return;
   t->by_row = (uint8_t *)fp8->by_row;
@@ -108,7 +110,7 @@ static void describe_copies(DeviceTensor *t, const ParamTensor *p, Scaling *scal
 static int64_t describe(ParamTable *table, const ParamTensor *list, int count,
                         const Elsewhere *at_gpu) {
   float *const partials = at_gpu->partials;
-  int64_t used = 0, *ends[CLASSES] = {&table->norm_blocks, &table->plain_blocks, NULL};
+  int64_t used = 0, *ends[CLASSES] = {&table->vector_blocks, &table->plain_blocks, NULL};
   int32_t at = 0;
   table->update_blocks = table->tiles = table->columns = 0;
   table->momentum_blocks = table->part_count = 0;
@@ -116,15 +118,15 @@ static int64_t describe(ParamTable *table, const ParamTensor *list, int count,
   for (int class = 0; class < CLASSES; class ++) {
     for (int i = 0; i < count; i++) {
       const ParamTensor *p = &list[i], *norm = p->norm >= 0 ? &list[p->norm] : NULL;
-      const bool is_norm = class == NORMS;
-      if (class_of(list, count, i) != class) continue;
+      const bool is_norm = is_norm_of_another(list, count, i);
+      if (class_of(p) != class) continue;
       const int64_t elements = p->rows * p->cols, row_tiles = ceil_div(p->rows, TILE_ROWS),
                     tiles = norm ? row_tiles * ceil_div(p->cols, TILE_COLS)
                                  : ceil_div(elements, TILE_ELEMENTS);
       DeviceTensor t = {
           .rows = p->rows,
           .cols = p->cols,
-          .master = (float *)p->master,
+          .master = p->master,
           .m = p->m,
           .v = p->v,
           .grad = p->grad,

@@ -60,7 +60,7 @@ static size_t place(SnapshotPiece *pieces, const ParamTensor *tensors, int count
     const StatePart part = (StatePart)(i % parts);
     const bool is_there = part != EXP_AVG_SQ || p->part_count == 0;
     const size_t values = is_there ? (size_t)(p->rows * p->cols) : 0,
-                 bytes = values * (part == MASTER ? be->master_bytes : be->moment_bytes);
+                 bytes = values * (part == MASTER ? master_bytes_of(be, p) : be->moment_bytes);
     void *to = arena_take(&arena, bytes);
     const void *from = part == MASTER    ? (const void *)p->master
                        : part == EXP_AVG ? (const void *)p->m

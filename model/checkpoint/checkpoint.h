@@ -14,7 +14,8 @@
 //
 // Files that change from step to step name their step: files of tensors and the index of shards in
 // their metadata. transformers loads the folder as it is. The weights are the masters, F32; with
-// output.save_dtype=bf16 they are rounded, and optimizer.safetensors has the masters, master.NAME.
+// output.save_dtype=bf16 they are rounded, and optimizer.safetensors has the masters, master.NAME:
+// with backend.masters=bf16 those of norm weights alone, since the others are exact.
 //
 // A save writes RUN/step-00000100.tmp/, syncs every file and the folder, renames it, syncs RUN,
 // then swings the symbolic link RUN/latest by rename, syncs RUN again, and only then removes old
@@ -99,7 +100,7 @@ struct StateSource {
   const Llama *llama;
   // One part of llama->tensors[param], as it is packed: [rows, cols] of floats. They are asked for
   // in the files' order: all masters, then all EXP_AVG, then all EXP_AVG_SQ there are, then, where
-  // output.save_dtype rounds, the masters again. One that a shard's end cuts is asked for twice.
+  // output.save_dtype rounds, these masters again. One that a shard's end cuts is asked for twice.
   int (*read)(const StateSource *source, float *packed, int param, StatePart part, Error *err);
   // [scaling_count(&llama->config)], after all others; NULL in bf16, and while no scale is known.
   int (*scalings)(const StateSource *source, ScalingState *states, Error *err);

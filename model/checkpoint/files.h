@@ -32,8 +32,9 @@ char *state_json(const TrainState *state);
 
 // ---- load.c
 // The tensors of a file of ours: the weights, or exp_avg.NAME of each and then exp_avg_sq.NAME of
-// those that AdamW updates, and then, where the weights beside it are rounded, master.NAME.
-typedef enum TensorSet { WEIGHTS, MOMENTS, MOMENTS_AND_MASTERS } TensorSet;
+// those that AdamW updates, and then, where the weights beside it are rounded, master.NAME: of all,
+// or, where masters of matrices are bf16 and so lose nothing there, of the norm weights.
+typedef enum TensorSet { WEIGHTS, MOMENTS, MOMENTS_AND_MASTERS, MOMENTS_AND_NORMS } TensorSet;
 typedef struct TensorList {
   TensorSet set;
   int count;

@@ -24,6 +24,11 @@ static void list_add(TensorList *list, const HfTensor *t, StatePart values, Safe
   list->values[list->count++] = values;
 }
 
+static bool has_part(TensorSet set, StatePart part, const HfTensor *t, const ParamTensor *param) {
+  return part == EXP_AVG_SQ ? param->part_count == 0
+                            : part != MASTER || set != MOMENTS_AND_NORMS || t->rank == 1;
+}
+
 void tensor_list_make(TensorList *list, const ModelConfig *model, bool muon, TensorSet set,
                       SafeDtype dtype) {
   static const StatePart of_weights[] = {MASTER}, of_optimizer[] = {EXP_AVG, EXP_AVG_SQ, MASTER};
@@ -40,8 +45,7 @@ void tensor_list_make(TensorList *list, const ModelConfig *model, bool muon, Ten
   hf_tensor_list(model, weights);
   for (int part = 0; part < parts; part++)
     for (const HfTensor *t = weights; t < weights + each; t++)
-      if (values[part] != EXP_AVG_SQ || table[t->param].part_count == 0)
-        list_add(list, t, values[part], dtype);
+      if (has_part(set, values[part], t, &table[t->param])) list_add(list, t, values[part], dtype);
   free(weights);
   free(table);
 }
@@ -150,14 +154,23 @@ static int check_files(const Wanted *w, Error *err) {
   return 0;
 }
 
+// Which masters stand beside the moments.
+static TensorSet set_of(const SafeFile *file) {
+  TensorSet set = MOMENTS;
+  for (const SafeTensor *t = file->tensors; t < file->tensors + file->count; t++) {
+    if (strncmp(t->name, "master.", 7) != 0) continue;
+    if (t->rank != 1) return MOMENTS_AND_MASTERS;
+    set = MOMENTS_AND_NORMS;
+  }
+  return set;
+}
+
 // Finds and checks the wanted tensors; wanted_close afterwards, also after an error.
 static int wanted_open(Wanted *w, const SafeFile *files, int count, const ModelConfig *model,
                        bool muon, TensorSet set, Error *err) {
   *w = (Wanted){.model = model, .files = files, .count = count};
   w->name = count == 1 ? path_text("%s", files->path) : path_parent(files->path);
-  for (int i = 0; i < files->count && set == MOMENTS; i++)
-    if (strncmp(files->tensors[i].name, "master.", 7) == 0) set = MOMENTS_AND_MASTERS;
-  tensor_list_make(&w->list, model, muon, set, SAFE_F32);
+  tensor_list_make(&w->list, model, muon, set == MOMENTS ? set_of(files) : set, SAFE_F32);
   w->sources = xcalloc((size_t)w->list.count, sizeof *w->sources);
   return check_files(w, err);
 }
@@ -201,7 +214,7 @@ static int load_packed(const Wanted *w, const Llama *llama, int first, Error *er
                                     packed + packed_row(w->model, t, row) * t->cols, err);
   }
   if (status == 0 && part == MASTER)
-    be->services.write_master(be, p->master, packed, p->rows * p->cols);
+    be->services.write_master(be, p, 0, packed, p->rows * p->cols);
   else if (status == 0)
     be->services.write_moments(be, part == EXP_AVG ? p->m : p->v, packed, p->rows * p->cols);
   free(packed);

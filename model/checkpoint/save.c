@@ -23,7 +23,7 @@ static int read_backend(const StateSource *source, float *packed, int param, Sta
   const ParamTensor *p = &source->llama->tensors[param];
   (void)err;
   if (part == MASTER)
-    be->services.read_master(be, packed, p->master, p->rows * p->cols);
+    be->services.read_master(be, packed, p, 0, p->rows * p->cols);
   else
     be->services.read_moments(be, packed, part == EXP_AVG ? p->m : p->v, p->rows * p->cols);
   return 0;
@@ -120,13 +120,18 @@ static int write_weights(const char *folder, const StateSource *source, SaveDtyp
   return status;
 }
 
-// The moments, the weights themselves where the others are rounded, and the FP8 scalings.
-static int write_optimizer(const char *folder, const StateSource *source, SaveDtype dtype,
+// What optimizer.safetensors holds: also the weights that model.safetensors has rounded.
+static TensorSet optimizer_set(const Config *c) {
+  if (c->output.save_dtype == SAVE_FP32) return MOMENTS;
+  return c->backend.masters == MASTERS_BF16 ? MOMENTS_AND_NORMS : MOMENTS_AND_MASTERS;
+}
+
+// Its tensors, and the FP8 scalings.
+static int write_optimizer(const char *folder, const StateSource *source, const Config *config,
                            FileSums *sums, Error *err) {
   const Llama *llama = source->llama;
   TensorList list;
-  tensor_list_make(&list, &llama->config, llama->shape.muon,
-                   dtype == SAVE_FP32 ? MOMENTS : MOMENTS_AND_MASTERS, SAFE_F32);
+  tensor_list_make(&list, &llama->config, llama->shape.muon, optimizer_set(config), SAFE_F32);
   list.scalings = source->scalings != NULL;
   if (list.scalings) list.tensors[list.count] = scalings_tensor(&llama->config);
   const int status = write_tensors(folder, OPTIMIZER_FILE, source, &list, 0, list.count, sums, err);
@@ -150,7 +155,7 @@ static int write_folder(const char *folder, const StateSource *source, const Con
   stored->train.resume[0] = '\0';
   const bool failed = directory_add(folder, err) ||
                       write_weights(folder, source, dtype, shard_bytes(export), &sums, err) ||
-                      (!model_alone && write_optimizer(folder, source, dtype, &sums, err)) ||
+                      (!model_alone && write_optimizer(folder, source, config, &sums, err)) ||
                       export_write(export, folder, &source->llama->config, dtype, err) ||
                       write_text(folder, RUN_CONFIG_FILE, config_json(stored), err) ||
                       write_text(folder, STATE_FILE, state_json(&stored_state), err) ||
@@ -176,7 +181,7 @@ static uint64_t checkpoint_bytes(const Config *c) {
   const bool rounded = c->output.save_dtype == SAVE_BF16;
   const uint64_t weights = list_bytes(c, WEIGHTS, rounded ? SAFE_BF16 : SAFE_F32);
   if (!c->output.save_optimizer) return weights;
-  return weights + list_bytes(c, rounded ? MOMENTS_AND_MASTERS : MOMENTS, SAFE_F32);
+  return weights + list_bytes(c, optimizer_set(c), SAFE_F32);
 }
 
 static int check_room(const char *run_dir, const Config *config, Error *err) {

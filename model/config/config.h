@@ -108,6 +108,7 @@ typedef struct BackendConfig {
   bool deterministic; // GPU: equal bits in every run
   bool graphs;        // GPU: a step is recorded once and replayed
   MomentType moments; // of the optimizer
+  MasterType masters; // of matrices
   int64_t threads;    // CPU threads; 0 = all
   CpuProducts cpu_products;
 } BackendConfig;

@@ -23,8 +23,9 @@ static const char *const dtypes[] = {"fp32", "bf16", NULL};
 _Static_assert(sizeof(OptimizerKind) == sizeof(int) && sizeof(Schedule) == sizeof(int) &&
                    sizeof(RopeType) == sizeof(int) && sizeof(Device) == sizeof(int) &&
                    sizeof(KernelChoice) == sizeof(int) && sizeof(SaveDtype) == sizeof(int) &&
-                   sizeof(MomentType) == sizeof(int) && sizeof(DocumentsMode) == sizeof(int) &&
-                   sizeof(Precision) == sizeof(int) && sizeof(Mainloop) == sizeof(int),
+                   sizeof(MomentType) == sizeof(int) && sizeof(MasterType) == sizeof(int) &&
+                   sizeof(DocumentsMode) == sizeof(int) && sizeof(Precision) == sizeof(int) &&
+                   sizeof(Mainloop) == sizeof(int),
                "choices are stored as int");
 
 #define REQUIRED NULL
@@ -184,6 +185,9 @@ const Key config_keys[] = {
          "GPU: a step is recorded once and replayed; false for profilers"),
     CHOICE(backend, moments, dtypes, "\"fp32\"", SHAPES,
            "the optimizer's moments; bf16: half of their memory, stochastically rounded"),
+    CHOICE(backend, masters, dtypes, "\"fp32\"", SHAPES,
+           "the weights that the optimizer updates; bf16: those of matrices in half of the memory, "
+           "stochastically rounded, and products read them as they are"),
     INTEGER(backend, threads, "0", 0, 4096, 0,
             "CPU threads; 0: OMP_NUM_THREADS, else all that it may use"),
     CHOICE(
@@ -193,9 +197,9 @@ const Key config_keys[] = {
 
     TEXT(output, dir, REQUIRED, 1, KEY_OF_PROCESS,
          "the run's folder: log, configuration, checkpoints"),
-    CHOICE(
-        output, save_dtype, dtypes, "\"fp32\"", 0,
-        "of a checkpoint's model.safetensors; bf16: optimizer.safetensors holds the fp32 weights"),
+    CHOICE(output, save_dtype, dtypes, "\"fp32\"", 0,
+           "of a checkpoint's model.safetensors; bf16: optimizer.safetensors holds the weights "
+           "that are fp32"),
     BOOL(output, save_optimizer, "true", 0,
          "checkpoints have the optimizer's moments, from which a run resumes; false: they are the "
          "model "

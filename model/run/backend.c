@@ -54,6 +54,7 @@ static OpsConfig ops_config(const Config *c, const RunShape *shape, int64_t max_
   const CpuProducts products = c->backend.cpu_products;
   OpsConfig ops = llama_ops_config(&c->model, shape, max_positions, (int)c->backend.threads);
   ops.moments = c->backend.moments;
+  ops.masters = c->backend.masters;
   ops.bf16_products =
       products == PRODUCTS_BF16 || (products == PRODUCTS_AUTO && bf16_products_pay());
   return ops;

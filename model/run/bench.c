@@ -80,10 +80,8 @@ static void fill_tensor(Llama *llama, const ParamTensor *t, uint64_t key, float 
   for (int64_t i = 0; i < most; i++)
     pattern[i] =
         t->rows == 1 ? 1 : (float)(deviation * rng_normal(key, (uint64_t)i)); // norms are 1
-  for (int64_t i = 0; i < n; i += PATTERN) {
-    master_t *to = (master_t *)((uintptr_t)t->master + (size_t)i * be->master_bytes);
-    be->services.write_master(be, to, pattern, n - i < PATTERN ? n - i : PATTERN);
-  }
+  for (int64_t i = 0; i < n; i += PATTERN)
+    be->services.write_master(be, t, i, pattern, n - i < PATTERN ? n - i : PATTERN);
 }
 
 // Normal weights, moments zero, compute copies written. Not those of a run: large tensors repeat a

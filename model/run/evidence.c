@@ -32,7 +32,7 @@ static void add_rows(Norms *n, const Run *run, const ParamTensor *p, const float
                      int64_t rows, float *values, float *folded) {
   Backend *be = run->be;
   const int64_t first = row * p->cols, count = rows * p->cols;
-  be->services.read_master(be, values, at(p->master, first, be->master_bytes), count);
+  be->services.read_master(be, values, p, first, count);
   for (int64_t i = 0; i < count; i++) n->weight += (double)values[i] * values[i];
   memset(values, 0, (size_t)count * sizeof *values);
   if (p->grad) be->services.read_grad(be, values, at(p->grad, first, be->grad_bytes), count);
@@ -51,7 +51,7 @@ static Norms tensor_norms(const Run *run, const ParamTensor *p) {
   Norms n = {0};
   if (p->grad_folded) {
     wn = xmalloc((size_t)p->cols * sizeof *wn);
-    run->be->services.read_master(run->be, wn, run->llama.tensors[p->norm].master, p->cols);
+    run->be->services.read_master(run->be, wn, &run->llama.tensors[p->norm], 0, p->cols);
   }
   for (int64_t row = 0; row < p->rows; row += fit) {
     const int64_t rows = p->rows - row < fit ? p->rows - row : fit;

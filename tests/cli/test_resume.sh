@@ -96,6 +96,19 @@ check a_change_is_allowed_when_asked_for "$(said)" grep_said 'at step 60 of 60'
 train_into run "${sampling[@]}" train.resume=auto output.background_save=false train.keep_checkpoints=1
 check a_key_that_changes_no_number_may_change "$(said)" grep_said 'at step 60 of 60'
 
+# ---- Weights and moments in bf16, from the middle
+narrow=(backend.masters=bf16 backend.moments=bf16 output.save_dtype=bf16 train.save_interval=10 train.keep_checkpoints=2)
+must train_into narrow "${narrow[@]}"
+mkdir "$folder/narrow_cut" && cp -r "$folder/narrow/step-00000010" "$folder/narrow_cut"
+must train_into narrow_cut "${narrow[@]}" train.resume=auto
+check a_run_with_bf16_masters_goes_on_with_the_same_bits "$(same_bits "$folder/narrow" "$folder/narrow_cut" 2>&1)" \
+  same_bits "$folder/narrow" "$folder/narrow_cut"
+rm -r "$folder/narrow/step-00000020"
+refuses a_resume_with_fp32_masters_names_the_key 'backend.masters' "$config" "${narrow[@]}" output.dir="$folder/narrow" \
+  train.resume=auto backend.masters=fp32
+train_into narrow "${narrow[@]}" train.resume=auto backend.masters=fp32 train.resume_allow_changes=true
+check it_is_allowed_when_asked_for "$(said)" grep_said 'at step 10 of 20'
+
 # ---- Checkpoints of the model alone
 train_into alone output.save_optimizer=false output.save_dtype=bf16
 check the_model_alone_is_saved "$(ls "$folder/alone/latest/")" test ! -e "$folder/alone/latest/optimizer.safetensors"

@@ -37,6 +37,7 @@ fused=(backend.kernels=fused model.num_hidden_layers=1 model.hidden_size=256 mod
 mma_sync=(backend.kernels=fused backend.mainloop=mma_sync model.num_hidden_layers=1 model.hidden_size=264 model.intermediate_size=168
   model.vocab_size=258) # edges of tiles; any GPU has these kernels
 fp8=(backend.precision=fp8 train.steps=4) # one more: the first calibrates
+narrow=(backend.moments=bf16 backend.masters=bf16)
 launched=(backend.graphs=false)
 replayed=(backend.graphs=true train.gradient_accumulation=2 train.loss_chunks=2)
 
@@ -144,6 +145,7 @@ for mode in launched replayed; do
   for tool in memcheck racecheck synccheck; do
     sanitize $tool ${tool}_finds_nothing_in_${mode}_steps "${aligned[@]}" "${steps[@]}"
     sanitize $tool ${tool}_finds_nothing_in_${mode}_fp8_steps "${aligned[@]}" "${fp8[@]}" "${steps[@]}"
+    sanitize $tool ${tool}_finds_nothing_in_${mode}_bf16_state_steps "${aligned[@]}" "${narrow[@]}" "${steps[@]}"
     sanitize $tool ${tool}_finds_nothing_in_${mode}_mma_sync_steps "${mma_sync[@]}" "${steps[@]}"
     case ${warm[*]} in *warm_fused*)
       sanitize $tool ${tool}_finds_nothing_in_${mode}_fused_steps "${fused[@]}" "${steps[@]}"
@@ -152,6 +154,7 @@ for mode in launched replayed; do
   done
 done
 sanitize initcheck initcheck_finds_nothing_in_launched_steps "${unaligned[@]}" "${launched[@]}"
+sanitize initcheck initcheck_finds_nothing_in_launched_bf16_state_steps "${unaligned[@]}" "${narrow[@]}" "${launched[@]}"
 sanitize initcheck initcheck_finds_nothing_in_launched_pieces "${unaligned[@]}" "${replayed[@]}" "${launched[@]}"
 wait
 for name in "${names[@]}"; do judge "$name"; done

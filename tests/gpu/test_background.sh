@@ -46,6 +46,7 @@ saves_alike() { # NAME OVERRIDES...
 for kernels in $all_kernels; do saves_alike "$kernels" backend.kernels="$kernels"; done
 saves_alike launched backend.graphs=false
 saves_alike bf16_moments backend.moments=bf16
+saves_alike bf16_masters backend.masters=bf16
 saves_alike accumulated train.gradient_accumulation=2
 if [ -n "$(fp8_kernels "$config")" ]; then saves_alike fp8 backend.precision=fp8; fi
 rm -rf "$folder"/launched* "$folder"/bf16* "$folder"/accumulated* "$folder"/fp8*

@@ -17,8 +17,14 @@ static const ModelConfig base = {.hidden_size = 192,
                                  .initializer_range = 0.02};
 static const RunShape shape = {.batch = 2, .seq = 64, .loss_chunks = 1, .train = true};
 
-static Backend *gpu_backend(void) {
-  const OpsConfig config = llama_ops_config(&base, &shape, shape.seq, 0);
+static OpsConfig config_with(MasterType masters) {
+  OpsConfig config = llama_ops_config(&base, &shape, shape.seq, 0);
+  config.masters = masters;
+  return config;
+}
+
+static Backend *gpu_backend(MasterType masters) {
+  const OpsConfig config = config_with(masters);
   const GpuOptions options = {.kernels = KERNELS_UNFUSED, .train = true, .gemm_cache = ""};
   Error err;
   Backend *be = backend_gpu_create(&config, &options, &err);
@@ -30,17 +36,17 @@ static float *master_of(const Llama *llama, int i, int64_t *count) {
   const ParamTensor *p = &llama->tensors[i];
   *count = p->rows * p->cols;
   float *values = xmalloc((size_t)*count * sizeof *values);
-  llama->be->services.read_master(llama->be, values, p->master, *count);
+  llama->be->services.read_master(llama->be, values, p, 0, *count);
   return values;
 }
 
-static void compare(bool zero_init) {
+static void check_weights(MasterType masters, bool zero_init) {
   ModelConfig model = base;
   model.zero_init = zero_init;
   Llama on_gpu, on_cpu;
   Error err;
-  const OpsConfig config = llama_ops_config(&model, &shape, shape.seq, 0);
-  Backend *gpu = gpu_backend(), *cpu = backend_cpu_create(&config);
+  const OpsConfig config = config_with(masters);
+  Backend *gpu = gpu_backend(masters), *cpu = backend_cpu_create(&config);
   if (llama_create(&on_gpu, &model, &shape, gpu, &err)) fail_msg("%s", err.text);
   if (llama_create(&on_cpu, &model, &shape, cpu, &err)) fail_msg("%s", err.text);
   llama_init_weights(&on_gpu, 5);
@@ -62,32 +68,40 @@ static void compare(bool zero_init) {
 }
 
 TEST(a_models_weights_are_those_of_the_host) {
-  compare(false);
-  compare(true);
+  check_weights(MASTERS_FP32, false);
+  check_weights(MASTERS_FP32, true);
+  check_weights(MASTERS_BF16, true);
 }
 
 // More rows than their places fit into one stage, and than a launch has blocks.
-TEST(many_rows_come_in_pieces) {
+static void check_pieces(MasterType masters) {
   enum { ROWS = (1 << 18) + 37, COLS = 3 };
   const uint64_t key = rng_key(9, "pieces");
-  Backend *be = gpu_backend();
-  master_t *to = be->services.alloc(be, (size_t)ROWS * COLS * sizeof(float));
-  assert_non_null(to);
+  Backend *be = gpu_backend(masters);
+  ParamTensor to = {.rows = ROWS, .cols = COLS};
+  to.master = be->services.alloc(be, (size_t)ROWS * COLS * master_bytes_of(be, &to));
+  assert_non_null(to.master);
   int32_t *places = xmalloc(ROWS * sizeof *places);
   for (int n = 0; n < ROWS; n++) places[n] = ROWS - 1 - n;
-  be->services.draw_master(be, to, places, ROWS, COLS, key, 0.5);
+  be->services.draw_master(be, &to, places, ROWS, key, 0.5);
   memset(places, 0, ROWS * sizeof *places); // they were taken over
   float *drawn = xmalloc((size_t)ROWS * COLS * sizeof *drawn);
-  be->services.read_master(be, drawn, to, (int64_t)ROWS * COLS);
+  be->services.read_master(be, drawn, &to, 0, (int64_t)ROWS * COLS);
   int64_t wrong = 0;
   for (int64_t i = 0; i < (int64_t)ROWS * COLS; i++) {
-    const float expected = (float)(0.5 * rng_normal(key, (uint64_t)i));
+    float expected = (float)(0.5 * rng_normal(key, (uint64_t)i));
+    if (masters == MASTERS_BF16) expected = moment_round(expected, MOMENT_NEAREST);
     wrong +=
         memcmp(&drawn[(ROWS - 1 - i / COLS) * COLS + i % COLS], &expected, sizeof expected) != 0;
   }
   if (wrong) fail_msg("%lld values differ", (long long)wrong);
-  be->services.release(be, to);
+  be->services.release(be, to.master);
   be->services.destroy(be);
   free(drawn);
   free(places);
+}
+
+TEST(many_rows_come_in_pieces) {
+  check_pieces(MASTERS_FP32);
+  check_pieces(MASTERS_BF16);
 }

@@ -13,6 +13,7 @@ typedef struct Case {
   int64_t B, T, chunks;
   int micro_batches;
   int64_t documents; // usual_documents; 0: whole windows
+  MasterType masters;
 } Case;
 
 // Documents of up to a third of a window, to the end of the last; in every fourth step of two rows
@@ -107,7 +108,8 @@ static void compare(const Case *c) {
                           .train = true,
                           .usual_documents = c->documents,
                           .longest_document = c->T};
-  const OpsConfig config = llama_ops_config(&c->model, &shape, c->T, 0);
+  OpsConfig config = llama_ops_config(&c->model, &shape, c->T, 0);
+  config.masters = c->masters;
   GpuOptions options = {.train = true,
                         .grads_fp32 = c->micro_batches > 1,
                         .graphs = c->documents > 0,
@@ -146,6 +148,17 @@ static const ModelConfig untied = {.hidden_size = 192,
 TEST(losses_follow_the_cpu) {
   const Case c = {
       .name = "untied", .model = untied, .B = 4, .T = 96, .chunks = 1, .micro_batches = 1};
+  compare(&c);
+}
+
+TEST(losses_follow_the_cpu_with_bf16_masters) {
+  const Case c = {.name = "bf16 masters",
+                  .model = untied,
+                  .B = 4,
+                  .T = 96,
+                  .chunks = 1,
+                  .micro_batches = 1,
+                  .masters = MASTERS_BF16};
   compare(&c);
 }
 

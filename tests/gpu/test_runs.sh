@@ -91,14 +91,14 @@ both_agree() { # SHAPE: the losses of step 50, and of the validation there, of t
 check the_start_says_what_equal_bits_cost "$(cat "$folder/said")" \
   grep -qE "attention's backward: deterministic [0-9.]+ ms a layer, otherwise [0-9.]+ ms" "$folder/said"
 
-# Other programs on the GPU would be counted, too. shakespeare has a sampler, llama-15m has none, and tokens of bytes, which
-# in its vocabulary has to be said.
+# Other programs on the GPU would be counted, too. shakespeare has a sampler, llama-15m has none and bf16 masters, and tokens
+# of bytes, which in its vocabulary has to be said.
 for kernels in $all_kernels; do
   for model in shakespeare llama-15m; do
-    sampler=0
-    [ $model = shakespeare ] || sampler=-1
+    sampler=0 masters=fp32
+    [ $model = shakespeare ] || sampler=-1 masters=bf16
     "$TRAIN" configs/$model.json "data.train=$folder/data/train-*.bin" data.val= train.steps=1 optimizer.warmup_steps=0 \
-      data.tokenizer=bytes train.sample_interval=$sampler train.save_interval=-1 \
+      data.tokenizer=bytes train.sample_interval=$sampler backend.masters=$masters train.save_interval=-1 \
       backend.device=cuda $(kernels_are "$kernels") "output.dir=$folder/memory-$kernels-$model" >"$folder/said" 2>&1
     taken=$(sed -nE 's/.*"memory_taken":([0-9]+).*/\1/p' "$folder/memory-$kernels-$model/log.jsonl")
     planned=$(sed -nE 's/.*"memory":\{"planned":([0-9]+),.*/\1/p' "$folder/memory-$kernels-$model/log.jsonl")
@@ -151,6 +151,21 @@ for kernels in $all_kernels; do
   wait $process
   check "${kernels}_an_interrupted_run_ends_well" "status $?" test $? = 0
   same "$kernels"-cut a_resumed_run_has_the_bits_of_the_uninterrupted_one train.resume=auto
+
+  # With bf16 masters and moments, from its middle, and with steps that are launched.
+  narrow=(backend.masters=bf16 backend.moments=bf16 output.save_dtype=bf16 train.save_interval=25 train.keep_checkpoints=2)
+  run "$kernels"-narrow $(kernels_are "$kernels") "${narrow[@]}"
+  run "$kernels"-narrow-launched $(kernels_are "$kernels") "${narrow[@]}" backend.graphs=false
+  check "${kernels}_bf16_masters_have_the_same_bits_in_launched_steps" 'they differ' \
+    same_bits "$folder/$kernels-narrow" "$folder/$kernels-narrow-launched"
+  mkdir "$folder/$kernels-narrow-cut" && cp -r "$folder/$kernels-narrow/step-00000025" "$folder/$kernels-narrow-cut"
+  run "$kernels"-narrow-cut $(kernels_are "$kernels") "${narrow[@]}" train.resume=auto
+  check "${kernels}_bf16_masters_go_on_with_the_same_bits" 'they differ' \
+    same_bits "$folder/$kernels-narrow" "$folder/$kernels-narrow-cut"
+  a=$(loss_at val 50 "$kernels") b=$(loss_at val 50 "$kernels"-narrow)
+  echo "# $kernels: validation $a, with bf16 masters and moments $b, bound 1e-2"
+  check "${kernels}_bf16_masters_train_the_same" "$a and $b" \
+    awk -v d="$(relative "$a" "$b")" 'BEGIN { exit !(d > 0 && d <= 0.01) }'
 
   run "$kernels"-accumulated $(kernels_are "$kernels") train.gradient_accumulation=2 train.batch_size=4
   a=$(loss_at train 50 "$kernels") b=$(loss_at train 50 "$kernels"-accumulated)

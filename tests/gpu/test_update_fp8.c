@@ -23,6 +23,7 @@ typedef struct Side {
 typedef struct Rig {
   int64_t D, rows, V;
   MomentType moments;
+  MasterType masters;
   bool grads_fp32;
   float *weights[TENSORS], *gradients[TENSORS], *folded[TENSORS];
   Side fp8, bf16;
@@ -67,6 +68,7 @@ static void side_open(Rig *r, Side *s, bool fp8) {
                             .max_positions = 64,
                             .rms_norm_eps = 1e-5f,
                             .moments = r->moments,
+                            .masters = r->masters,
                             .scalings = kinds,
                             .scaling_count = fp8 ? SCALINGS : 0};
   const GpuOptions options = {
@@ -86,14 +88,17 @@ static void side_open(Rig *r, Side *s, bool fp8) {
     const int64_t n = elements(t);
     const size_t moment = s->be->moment_bytes;
     char *zeros = xcalloc((size_t)n, moment);
-    t->master = fp32_buffer(b, n, r->weights[i]);
+    const bool narrow = r->masters == MASTERS_BF16 && !is_norm(i);
+    t->master = narrow ? bf16_buffer(b, n, r->weights[i]) : fp32_buffer(b, n, r->weights[i]);
     t->m = buffer_new(b, n, (int)moment, zeros)->data;
     t->v = buffer_new(b, n, (int)moment, zeros)->data;
     free(zeros);
     if (is_norm(i)) t->grad = gradient(r, b, n, NULL);
     if (i == TIED || i == PLAIN) t->grad = gradient(r, b, n, r->gradients[i]);
     if (i == TIED || i == FOLDED) t->grad_folded = gradient(r, b, n, r->folded[i]);
-    if (i == TIED || i == PLAIN) t->compute = copies(b, t, i, fp8 && i == PLAIN);
+    if (i == TIED || (i == PLAIN && !fp8))
+      t->compute = narrow ? operand_of((act_t *)t->master) : copies(b, t, i, false);
+    if (i == PLAIN && fp8) t->compute = copies(b, t, i, true);
     if (i == TIED || i == FOLDED) t->folded = copies(b, t, i, fp8);
   }
 }
@@ -106,8 +111,13 @@ static float *named(int64_t n, double scale, const char *what, int tensor) {
 
 // rows: a multiple of FP8_GROUP, as D.
 static void rig_open(Rig *r, int64_t D, int64_t rows, int64_t V, MomentType moments,
-                     bool grads_fp32) {
-  *r = (Rig){.D = D, .rows = rows, .V = V, .moments = moments, .grads_fp32 = grads_fp32};
+                     MasterType masters, bool grads_fp32) {
+  *r = (Rig){.D = D,
+             .rows = rows,
+             .V = V,
+             .moments = moments,
+             .masters = masters,
+             .grads_fp32 = grads_fp32};
   const int64_t counts[TENSORS] = {D, rows * D, D, V * D, rows * D};
   for (int i = 0; i < TENSORS; i++) {
     r->weights[i] = named(counts[i], 0.3 * (i + 1), "W", i);
@@ -210,10 +220,11 @@ static void check_same_update(Rig *r, int steps) {
   free(got), free(expected);
 }
 
-static void check(int64_t D, int64_t rows, int64_t V, MomentType moments, bool grads_fp32) {
+static void check(int64_t D, int64_t rows, int64_t V, MomentType moments, MasterType masters,
+                  bool grads_fp32) {
   static const int tensors[] = {FOLDED, TIED, PLAIN};
   Rig r;
-  rig_open(&r, D, rows, V, moments, grads_fp32);
+  rig_open(&r, D, rows, V, moments, masters, grads_fp32);
   side_open(&r, &r.fp8, true);
   side_open(&r, &r.bf16, false);
   float top[TENSORS] = {0}, last[TENSORS] = {0}, scales[TENSORS] = {0};
@@ -246,11 +257,12 @@ static void check(int64_t D, int64_t rows, int64_t V, MomentType moments, bool g
 }
 
 TEST(both_copies_and_scales_follow_the_update) {
-  for (MomentType moments = MOMENTS_FP32; moments <= MOMENTS_BF16; moments++) {
-    check(16, 16, 2, moments, true);
-    check(128, 256, 130, moments, false);
-    check(208, 336, 1003, moments, true);
-  }
+  for (MomentType moments = MOMENTS_FP32; moments <= MOMENTS_BF16; moments++)
+    for (MasterType masters = MASTERS_FP32; masters <= MASTERS_BF16; masters++) {
+      check(16, 16, 2, moments, masters, true);
+      check(128, 256, 130, moments, masters, false);
+      check(208, 336, 1003, moments, masters, true);
+    }
 }
 
 // As a step leaves it: a scale, and the largest value.
@@ -262,9 +274,9 @@ static void set_activation(Side *s, float scale, float largest) {
   s->be->services.write(s->be, &all[ACTIVATION].maxima[5], &largest, sizeof largest);
 }
 
-TEST(an_update_that_is_left_out_keeps_copies_and_scales_together) {
+static void check_left_out(MasterType masters) {
   Rig r;
-  rig_open(&r, 144, 48, 77, MOMENTS_FP32, false);
+  rig_open(&r, 144, 48, 77, MOMENTS_FP32, masters, false);
   r.gradients[PLAIN][17] = NAN;
   side_open(&r, &r.fp8, true);
   side_open(&r, &r.bf16, false);
@@ -291,10 +303,15 @@ TEST(an_update_that_is_left_out_keeps_copies_and_scales_together) {
   rig_close(&r);
 }
 
+TEST(an_update_that_is_left_out_keeps_copies_and_scales_together) {
+  check_left_out(MASTERS_FP32);
+  check_left_out(MASTERS_BF16);
+}
+
 // A largest value that is not finite lowers the scale, step by step, until one is.
 TEST(a_largest_value_that_is_not_finite_lowers_its_scale) {
   Rig r;
-  rig_open(&r, 144, 48, 77, MOMENTS_FP32, false);
+  rig_open(&r, 144, 48, 77, MOMENTS_FP32, MASTERS_FP32, false);
   side_open(&r, &r.fp8, true);
   side_open(&r, &r.bf16, false);
   bench_reset(&r.fp8.bench);

@@ -12,7 +12,7 @@ variants=('train.save_interval=2'
   'train.save_interval=7 train.eval_interval=10 train.eval_batches=40 train.sample_interval=20 train.sample_tokens=200'
   'train.save_interval=3 train.keep_checkpoints=1 output.save_dtype=bf16 model.tie_word_embeddings=true
    train.gradient_accumulation=2'
-  'train.save_interval=5 backend.precision=fp8 backend.moments=bf16')
+  'train.save_interval=5 backend.precision=fp8 backend.moments=bf16 backend.masters=bf16 output.save_dtype=bf16')
 
 # What this start is saving, not what an earlier one left.
 saving() { # RUN; without a process of its own, which would take longer than a save

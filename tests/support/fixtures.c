@@ -224,7 +224,7 @@ static float *read_gradient(const Rig *rig, const HfTensor *t) {
 static float *read_weight(const Rig *rig, const HfTensor *t) {
   const ParamTensor *p = &rig->llama.tensors[t->param];
   float *packed = packed_buffer(p);
-  rig->be->services.read_master(rig->be, packed, p->master, p->rows * p->cols);
+  rig->be->services.read_master(rig->be, packed, p, 0, p->rows * p->cols);
   return unpack(rig, t, packed);
 }
 

@@ -26,6 +26,7 @@ void tiny_run_open(TinyRun *run, const char *text) {
                           .muon = run->config.optimizer.kind == OPTIMIZER_MUON};
   OpsConfig ops = llama_ops_config(&run->config.model, &shape, 8, 1);
   ops.moments = run->config.backend.moments;
+  ops.masters = run->config.backend.masters;
   run->be = backend_cpu_create(&ops);
   if (llama_create(&run->llama, &run->config.model, &shape, run->be, &err) != 0)
     fail_msg("%s", err.text);
@@ -59,7 +60,7 @@ void tiny_run_fill(TinyRun *run, uint64_t version) {
     const int64_t count = p->rows * p->cols;
     for (int j = 0; j < (p->v ? 3 : 2); j++) {
       float *values = tiny_array(version, 3 * i + j, count);
-      if (j == 0) be->services.write_master(be, p->master, values, count);
+      if (j == 0) be->services.write_master(be, p, 0, values, count);
       if (j > 0) be->services.write_moments(be, j == 1 ? p->m : p->v, values, count);
       free(values);
     }
@@ -75,7 +76,7 @@ int tiny_run_differs(const TinyRun *run, uint64_t version) {
     float *found = xmalloc((size_t)count * sizeof *found);
     for (int j = 0; j < (p->v ? 3 : 2); j++) {
       float *expected = tiny_array(version, 3 * i + j, count);
-      if (j == 0) be->services.read_master(be, found, p->master, count);
+      if (j == 0) be->services.read_master(be, found, p, 0, count);
       if (j > 0) be->services.read_moments(be, found, j == 1 ? p->m : p->v, count);
       if (memcmp(found, expected, (size_t)count * sizeof *found) != 0) differs = 1;
       free(expected);

@@ -24,10 +24,12 @@ static const ModelConfig config = {.hidden_size = 32,
                                    .rope_theta = 10000,
                                    .initializer_range = 0.05};
 
-static void open_with(Model *m, const ModelConfig *c, int64_t chunks, bool muon) {
+static void open_with(Model *m, const ModelConfig *c, int64_t chunks, bool muon,
+                      MasterType masters) {
   const RunShape shape = {
       .batch = 2, .seq = 16, .loss_chunks = chunks, .train = true, .muon = muon};
-  const OpsConfig ops = llama_ops_config(c, &shape, shape.seq, 1);
+  OpsConfig ops = llama_ops_config(c, &shape, shape.seq, 1);
+  ops.masters = masters;
   Error err;
   m->be = backend_cpu_create(&ops);
   if (llama_create(&m->llama, c, &shape, m->be, &err) != 0) fail_msg("%s", err.text);
@@ -41,7 +43,7 @@ static void open_with(Model *m, const ModelConfig *c, int64_t chunks, bool muon)
 }
 
 static void open_model(Model *m, const ModelConfig *c, int64_t chunks) {
-  open_with(m, c, chunks, false);
+  open_with(m, c, chunks, false, MASTERS_FP32);
 }
 
 static void close_model(Model *m) {
@@ -87,8 +89,8 @@ static void one_by_one_they_are_a_step(bool tied, int64_t chunks, bool muon) {
   Model whole, parts;
   ModelConfig c = config;
   c.tie_word_embeddings = tied;
-  open_with(&whole, &c, chunks, muon);
-  open_with(&parts, &c, chunks, muon);
+  open_with(&whole, &c, chunks, muon, MASTERS_FP32);
+  open_with(&parts, &c, chunks, muon, MASTERS_FP32);
   Model *const models[] = {&whole, &parts};
   for (int i = 0; i < 2; i++) {
     models[i]->be->services.set_hyper(models[i]->be, &hyper);
@@ -174,6 +176,12 @@ TEST(bytes_are_those_of_the_arrays) {
                op->call.floor_bytes);
   }
   close_model(&m);
+
+  // Of bf16 masters the folded copies alone are written besides.
+  open_with(&m, &config, 2, false, MASTERS_BF16);
+  bench_list(&r, &m.llama, 1, OPERATION_COUNT);
+  assert_true(op_of(&r, OP_ADAMW)->call.bytes == (7 * all + folded) * e);
+  close_model(&m);
 }
 
 // Muon reads gradients and reads and writes momentum where AdamW would, and writes a direction that
@@ -184,7 +192,7 @@ TEST(muons_bytes_and_flops_are_those_of_its_rule) {
                kv = 3.0 * KVD * KVD * D + (double)KVD * KVD * KVD;
   Model adamw, muon;
   open_model(&adamw, &config, 2);
-  open_with(&muon, &config, 2, true);
+  open_with(&muon, &config, 2, true, MASTERS_FP32);
   BenchResult of_adamw = {.whole = true}, of_muon = {.whole = true};
   bench_list(&of_adamw, &adamw.llama, 1, OPERATION_COUNT);
   bench_list(&of_muon, &muon.llama, 1, OPERATION_COUNT);
@@ -263,7 +271,7 @@ TEST(what_works_in_place_is_prepared) {
                                                      : OP_HEAD_LOSS);
   }
   assert_int_equal(prepared, 4);
-  assert_int_equal(slice->count, OPERATION_COUNT - 2);
+  assert_int_equal(slice->count, OPERATION_COUNT - 3); // of a model without parts
   recorder_destroy(slice);
   close_model(&m);
 }

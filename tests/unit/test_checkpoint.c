@@ -138,8 +138,8 @@ TEST(without_the_optimizer_moments_become_zero) {
   must(tiny_load(path, &t.loaded.llama, false, &err), &err);
   const ParamTensor *p = &t.loaded.llama.tensors[2];
   float values[16], weights[16];
-  t.loaded.be->services.read_master(t.loaded.be, weights, p->master, 16);
-  t.run.be->services.read_master(t.run.be, values, t.run.llama.tensors[2].master, 16);
+  t.loaded.be->services.read_master(t.loaded.be, weights, p, 0, 16);
+  t.run.be->services.read_master(t.run.be, values, &t.run.llama.tensors[2], 0, 16);
   assert_memory_equal(weights, values, sizeof values);
   const float zeros[16] = {0};
   t.loaded.be->services.read_moments(t.loaded.be, values, p->m, 16);

@@ -163,7 +163,7 @@ static void set_values(TinyTest *t, int param, StatePart part, float value) {
   for (int i = 0; i < 16; i++) values[i] = i == 11 ? value : 0;
   tiny_run_fill(&t->run, 2);
   if (part == MASTER)
-    t->run.be->services.write_master(t->run.be, p->master, values, 16);
+    t->run.be->services.write_master(t->run.be, p, 0, values, 16);
   else
     t->run.be->services.write_moments(t->run.be, part == EXP_AVG ? p->m : p->v, values, 16);
   const TrainState state = tiny_state(200, 2);

@@ -68,8 +68,8 @@ TEST(weights_in_bf16_leave_the_masters_to_go_on_from) {
     const ParamTensor *p = &t.run.llama.tensors[i];
     const int64_t n = p->rows * p->cols;
     float *masters = xmalloc(2 * (size_t)n * sizeof *masters), *found = masters + n;
-    t.run.be->services.read_master(t.run.be, masters, p->master, n);
-    t.loaded.be->services.read_master(t.loaded.be, found, t.loaded.llama.tensors[i].master, n);
+    t.run.be->services.read_master(t.run.be, masters, p, 0, n);
+    t.loaded.be->services.read_master(t.loaded.be, found, &t.loaded.llama.tensors[i], 0, n);
     for (int64_t j = 0; j < n; j++) {
       assert_int_equal(bits_of(found[j]), nearest_bf16(masters[j]) << 16);
       rounded += found[j] != masters[j];

@@ -194,7 +194,7 @@ TEST(bf16_weights_are_read) {
   const int at = bag_find(&bag, "model.norm.weight");
   const int param = param_index(&t.run.config.model, PARAM_FINAL_NORM, -1);
   float values[16];
-  t.loaded.be->services.read_master(t.loaded.be, values, t.loaded.llama.tensors[param].master, 16);
+  t.loaded.be->services.read_master(t.loaded.be, values, &t.loaded.llama.tensors[param], 0, 16);
   for (int i = 0; i < 16; i++) {
     uint32_t expected, found;
     memcpy(&expected, &bag.items[at].values[i], 4);

@@ -370,7 +370,7 @@ TEST(a_model_with_nan_ends_in_a_sentence) {
   const ParamTensor *norm =
       &run.llama.tensors[param_index(&run.llama.config, PARAM_FINAL_NORM, -1)];
   const float nan[16] = {[3] = NAN};
-  run.be->services.write_master(run.be, norm->master, nan, norm->cols);
+  run.be->services.write_master(run.be, norm, 0, nan, norm->cols);
   run.be->services.refresh(run.be, run.llama.tensors, run.llama.param_count);
   Generator *g = generator_create(&run.llama, 8, &err);
   const int32_t prompt[] = {3};

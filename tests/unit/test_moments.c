@@ -1,4 +1,5 @@
-// The rounding of AdamW's moments to bf16: right in the mean, where rounding to nearest sticks.
+// The rounding of AdamW's moments and of master weights to bf16: right in the mean, where rounding
+// to nearest sticks.
 #include "base/rng.h"
 #include "kernels/formats.h"
 #include "tests/support/bf16.h"
@@ -44,18 +45,25 @@ static void expect_uniform(const char *what, const int64_t counts[64], int64_t a
 TEST(noise_is_uniform_over_elements_updates_and_tensors) {
   enum { DRAWS = 1 << 18 };
   for (int along = 0; along < 3; along++) {
-    int64_t m[64] = {0}, v[64] = {0}, both[64] = {0};
+    int64_t m[64] = {0}, v[64] = {0}, both[64] = {0}, w[64] = {0}, w_m[64] = {0}, w_v[64] = {0};
     for (int i = 0; i < DRAWS; i++) {
-      const uint32_t key = moment_key(along == 1 ? i : 5, along == 2 ? i : 3);
-      const uint32_t noise = moment_noise(key, along == 0 ? i : 7);
+      const int updates = along == 1 ? i : 5, tensor = along == 2 ? i : 3, at = along == 0 ? i : 7;
+      const uint32_t noise = moment_noise(moment_key(updates, tensor), at),
+                     of_weight = moment_noise(master_key(updates, tensor), at);
       m[noise >> 10 & 63]++;
       v[noise >> 26]++;
       both[(noise >> 13 & 7) * 8 + (noise >> 29)]++; // m and v are independent
+      w[of_weight >> 10 & 63]++;
+      w_m[(of_weight >> 13 & 7) * 8 + (noise >> 13 & 7)]++; // and the weight of both
+      w_v[(of_weight >> 13 & 7) * 8 + (noise >> 29)]++;
     }
     static const char *const names[] = {"elements", "updates", "tensors"};
     expect_uniform(names[along], m, DRAWS);
     expect_uniform(names[along], v, DRAWS);
     expect_uniform(names[along], both, DRAWS);
+    expect_uniform(names[along], w, DRAWS);
+    expect_uniform(names[along], w_m, DRAWS);
+    expect_uniform(names[along], w_v, DRAWS);
   }
 }
 
@@ -83,4 +91,30 @@ TEST(v_follows_where_nearest_would_stick) {
   assert_true(nearest == 1);
   assert_true(fabs(off) < 5 * deviation / sqrt(ELEMENTS)); // observed: 0.5
   assert_true(deviation < 0.2);                            // observed: 0.117
+}
+
+// Weights that move by a hundredth of the distance to the next bf16, there and back to where they
+// began. To nearest they do not move at all.
+TEST(weights_follow_steps_that_nearest_would_lose) {
+  enum { ELEMENTS = 2000, UPDATES = 1000 };
+  const float begin = 0.75f, step = 0x1p-8f / 100;
+  double exact[2] = {(double)begin, (double)begin}, mean[2] = {0}, squares[2] = {0};
+  exact[0] += UPDATES * (double)step;
+  assert_true(moment_round(begin + step, MOMENT_NEAREST) == begin);
+  for (int i = 0; i < ELEMENTS; i++) {
+    float w = begin;
+    for (int t = 0; t < 2 * UPDATES; t++) {
+      w = master_round(w + (t < UPDATES ? step : -step), master_key(t, 3), i);
+      if (t % UPDATES < UPDATES - 1) continue;
+      mean[t / UPDATES] += (double)w / ELEMENTS;
+      squares[t / UPDATES] += (double)w * (double)w / ELEMENTS;
+    }
+  }
+  for (int j = 0; j < 2; j++) {
+    const double deviation = sqrt(squares[j] - mean[j] * mean[j]), off = mean[j] - exact[j];
+    printf("# weights are %.6f in the mean, %.6f exactly; a weight deviates by %.5f\n", mean[j],
+           exact[j], deviation);
+    assert_true(fabs(off) < 5 * deviation / sqrt(ELEMENTS)); // observed: 1.2 and 1.0
+    assert_true(deviation < 0x1p-5); // observed: 0.0123 and 0.0172, a random walk's
+  }
 }
