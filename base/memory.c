@@ -162,6 +162,25 @@ size_t memory_available(void) {
   return kib * 1024 < least ? kib * 1024 : least;
 }
 
+int memory_limit(size_t *bytes, Error *err) {
+  static const struct {
+    const char *name;
+    double bytes;
+  } units[] = {{"MB", 1e6}, {"GB", 1e9}, {"MiB", 0x1p20}, {"GiB", 0x1p30}};
+  const char *text = getenv("CODA_MEMORY_LIMIT");
+  char *unit;
+  *bytes = SIZE_MAX;
+  if (!text) return 0;
+  const double number = strtod(text, &unit);
+  for (size_t i = 0; i < sizeof units / sizeof *units; i++)
+    if (strcmp(unit, units[i].name) == 0 && number > 0 && number * units[i].bytes < 0x1p50) {
+      *bytes = (size_t)(number * units[i].bytes);
+      return 0;
+    }
+  return error_set(
+      err, "CODA_MEMORY_LIMIT is '%.80s', but it must be a size such as 24GB or 512MiB", text);
+}
+
 // The first two numbers of a file, which may have one in each of two files; `max` is none.
 static double quota_of(const char *folder, const char *file, const char *period_file) {
   double numbers[2] = {0};

@@ -33,6 +33,12 @@ SizeText size_text(size_t bytes);
 // SIZE_MAX where the system does not say.
 size_t memory_available(void);
 
+// For tests alone: CODA_MEMORY_LIMIT=24GB (or MB, GiB, MiB) lets the device's memory be used up to
+// that, all programs' together, so that a plan and a run do without the rest of it. It is a limit:
+// such a card may be slower, and keeps another part for itself. *bytes is SIZE_MAX where it is not
+// set; an error where it is none of these.
+int memory_limit(size_t *bytes, Error *err);
+
 // The limits of this process' control group (cgroups, version 1 or 2): containers and batch
 // systems limit programs by it. root: "" for the system's files; a test has others below a folder.
 // The CPU time that the quotas of the group, and of the groups around it, allow: 1.5 is that of one

@@ -12,8 +12,7 @@ int gpu_usable(GpuMemory *memory, Error *err) {
   Gpu gpu;
   CudnnApi cudnn;
   *memory = (GpuMemory){0};
-  if (gpu_probe(&gpu, err) != 0) return -1;
-  CUDA_TRY(err, cudaMemGetInfo(&memory->free, &memory->all));
+  if (gpu_probe(&gpu, err) != 0 || gpu_memory(&memory->free, &memory->all, err) != 0) return -1;
   return cudnn_open(&cudnn, err);
 }
 

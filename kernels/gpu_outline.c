@@ -20,6 +20,7 @@ void backend_gpu_sizes(Backend *be, const OpsConfig *c, const GpuOptions *o) {
   be->most_parts.sumsq = c->D / part + 1;
   be->most_parts.s = c->F / part + 1;
   be->max_tokens = c->max_tokens;
+  be->offload = o->train ? c->offload : OFFLOAD_NONE;
 }
 
 Backend backend_gpu_outline(const OpsConfig *c, const GpuOptions *o) {

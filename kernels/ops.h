@@ -46,6 +46,7 @@ typedef struct OpsConfig {
                                      // order of their list
   MomentType moments;                // bf16: rounded as kernels/formats.h says, on the CPU, too
   MasterType masters;                // the same, of matrices; norm weights stay fp32
+  Offload offload;                   // GPU: what of a run that trains lies in the host's memory
   // The calls of a run in their order (kernels/record.h): a GPU backend chooses kernels and
   // cuBLASLt's algorithms by them. Read while it is created; may be empty.
   const OperationCall *calls;
@@ -230,6 +231,8 @@ struct Backend {
   size_t workspace_bytes; // the backend's own memory, including its libraries' code
   size_t granule;         // allocations are rounded up to multiples of this; 0 = no rounding
   size_t memory_bytes;    // memory that was free when the backend was opened
+  Offload offload;        // as asked for where it has memory of its own, else OFFLOAD_NONE
+  size_t host_bytes;      // the host's that was free then, for what is offloaded
   double peak_flops;      // dense matrix FLOP/s of the hardware at its best, in FP8 where a run has
                           // scalings, else in bf16; 0 = not known
   int steps_ahead; // steps to queue before the first one's result is read: 1 on a GPU, 0 on the CPU

@@ -47,6 +47,10 @@ typedef struct Services {
   // CPU.
   size_t (*memory_taken)(Backend *be);
   void (*release)(Backend *be, void *memory);
+  // The same of the host's memory that operations and all functions here use as the backend's own:
+  // pinned, so that kernels reach it. NULL where be->offload is OFFLOAD_NONE.
+  void *(*alloc_host)(Backend *be, size_t bytes);
+  void (*release_host)(Backend *be, void *memory);
   void (*zero)(Backend *be, void *memory, size_t bytes);
   void (*write)(Backend *be, void *to, const void *from_host, size_t bytes);
   void (*read)(Backend *be, void *to_host, const void *from, size_t bytes);

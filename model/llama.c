@@ -23,9 +23,19 @@ void llama_outline(Llama *llama, const ModelConfig *config, const RunShape *shap
                                      .down = all + param_index(config, PARAM_DOWN, l)};
   llama->embed = all + param_index(config, PARAM_EMBED, -1);
   llama->lm_head = all + param_index(config, PARAM_LM_HEAD, -1);
-  params_layout(all, config, shape, be, NULL, NULL);
+  params_layout(all, config, shape, be, NULL, NULL, NULL);
   grads_layout(all, config, shape, be, NULL, NULL);
   acts_layout(&llama->acts, config, shape, be, NULL, NULL);
+}
+
+static int take_host_block(Llama *llama, size_t bytes, Error *err) {
+  if (bytes == 0) return 0;
+  llama->host_block = llama->be->services.alloc_host(llama->be, bytes);
+  if (llama->host_block) return 0;
+  return error_set(err,
+                   "not enough memory on the host: the system refused %s of pinned memory, which "
+                   "backend.offload needs",
+                   size_text(bytes).text);
 }
 
 int llama_create(Llama *llama, const ModelConfig *config, const RunShape *shape, Backend *be,
@@ -34,6 +44,11 @@ int llama_create(Llama *llama, const ModelConfig *config, const RunShape *shape,
   MemoryPlan plan;
   memory_plan(&plan, config, shape, be);
   const bool fits = plan.total_bytes <= be->memory_bytes;
+  if (memory_check_host(&plan, be, err) != 0 ||
+      (fits && take_host_block(llama, plan.host_bytes, err) != 0)) {
+    llama_destroy(llama);
+    return -1;
+  }
   llama->params_block = fits ? be->services.alloc(be, plan.params_bytes) : NULL;
   llama->grads_block = fits ? be->services.alloc(be, plan.grads_bytes) : NULL;
   llama->acts_block = fits ? be->services.alloc(be, plan.acts_bytes) : NULL;
@@ -44,7 +59,7 @@ int llama_create(Llama *llama, const ModelConfig *config, const RunShape *shape,
                      size_text(plan.total_bytes).text, size_text(plan.acts_bytes).text, be->name,
                      size_text(be->memory_bytes).text);
   }
-  params_layout(llama->tensors, config, shape, be, llama->params_block, NULL);
+  params_layout(llama->tensors, config, shape, be, llama->params_block, llama->host_block, NULL);
   grads_layout(llama->tensors, config, shape, be, llama->grads_block, NULL);
   acts_layout(&llama->acts, config, shape, be, llama->acts_block, NULL);
   return 0;
@@ -53,6 +68,7 @@ int llama_create(Llama *llama, const ModelConfig *config, const RunShape *shape,
 void llama_destroy(Llama *llama) {
   Backend *be = llama->be;
   if (llama->params_block) be->services.release(be, llama->params_block);
+  if (llama->host_block) be->services.release_host(be, llama->host_block);
   if (llama->grads_block) be->services.release(be, llama->grads_block);
   if (llama->acts_block) be->services.release(be, llama->acts_block);
   free(llama->tensors);

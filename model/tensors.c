@@ -266,7 +266,7 @@ ScalingName scaling_name(const ModelConfig *c, int index) {
 
 // Buffers laid out in a block, each booked in the plan.
 typedef struct Layout {
-  Arena arena;
+  Arena arena, host; // host: of what is offloaded
   MemoryPlan *plan;
   const ModelConfig *model;
   const RunShape *shape;
@@ -275,25 +275,37 @@ typedef struct Layout {
   fp8_t *rows_in[POOLS], *cols_in[POOLS];
 } Layout;
 
-static void book(MemoryPlan *plan, const char *name, const char *shape, size_t bytes) {
+static void book_in(MemoryPlan *plan, bool host, const char *name, const char *shape,
+                    size_t bytes) {
   if (!plan) return;
   for (int i = 0; i < plan->count; i++) { // one line for all layers
     PlanItem *item = &plan->items[i];
-    if (strcmp(item->name, name) != 0 || strcmp(item->shape, shape) != 0) continue;
+    if (strcmp(item->name, name) != 0 || strcmp(item->shape, shape) != 0 || item->host != host)
+      continue;
     item->bytes += bytes;
     item->buffers++;
     return;
   }
   assert(plan->count < PLAN_MAX_ITEMS);
-  plan->items[plan->count++] = (PlanItem){name, shape, 1, bytes};
+  plan->items[plan->count++] = (PlanItem){name, shape, 1, bytes, host};
+}
+
+static void book(MemoryPlan *plan, const char *name, const char *shape, size_t bytes) {
+  book_in(plan, false, name, shape, bytes);
+}
+
+static void *take_in(Layout *l, bool host, const char *name, const char *shape, int64_t elements,
+                     size_t element_bytes) {
+  Arena *arena = host ? &l->host : &l->arena;
+  const size_t before = arena->used;
+  void *p = arena_take(arena, (size_t)elements * element_bytes);
+  book_in(l->plan, host, name, shape, arena->used - before);
+  return p;
 }
 
 static void *take(Layout *l, const char *name, const char *shape, int64_t elements,
                   size_t element_bytes) {
-  const size_t before = l->arena.used;
-  void *p = arena_take(&l->arena, (size_t)elements * element_bytes);
-  book(l->plan, name, shape, l->arena.used - before);
-  return p;
+  return take_in(l, false, name, shape, elements, element_bytes);
 }
 
 static bool exists(const Layout *l, const TensorRow *r, int64_t layer) {
@@ -432,7 +444,8 @@ RunShape sampler_shape(const RunShape *run, int64_t context, const Backend *be) 
 // A matrix as products read it.
 static Operand take_weight(Layout *l, const ParamTensor *t, bool folded, bool fp8, int scaling) {
   const Backend *be = l->be;
-  const bool shared = be->computes_with_masters && master_bytes_of(be, t) == be->act_bytes;
+  const bool shared = be->computes_with_masters && be->offload < OFFLOAD_MASTERS &&
+                      master_bytes_of(be, t) == be->act_bytes;
   const char *name = "compute weights", *shape = !shared         ? "all matrices"
                                                  : l->shape->fp8 ? "FP8 copies"
                                                                  : "folded matrices";
@@ -445,33 +458,54 @@ static Operand take_weight(Layout *l, const ParamTensor *t, bool folded, bool fp
   return w;
 }
 
-static void take_moments(Layout *l, ParamTensor *t) {
-  static const char *const shapes[][2] = {{"all parameters", "all parameters, bf16"},
-                                          {"other parameters", "other parameters, bf16"},
-                                          {"matrices of layers", "matrices of layers, bf16"}};
-  const bool by_muon = t->part_count > 0;
-  const char *shape = shapes[l->shape->muon + by_muon][l->be->moment_bytes == 2];
-  const int64_t n = t->rows * t->cols;
-  t->m = take(l, by_muon ? "Muon momentum" : "AdamW m", shape, n, l->be->moment_bytes);
-  if (!by_muon) t->v = take(l, "AdamW v", shape, n, l->be->moment_bytes);
+// A part of a parameter's state in the memory that be->offload names for its class. That of vectors
+// stays on the device: it is small, and each row of a folded matrix reads its norm weight again.
+static void *take_state(Layout *l, const ParamTensor *t, Offload class, const char *name) {
+  enum { ALL, OTHERS, OF_LAYERS, VECTORS, MATRICES, OTHER_MATRICES, SHAPES };
+  static const char *const shapes[SHAPES][2] = {
+      [ALL] = {"all parameters", "all parameters, bf16"},
+      [OTHERS] = {"other parameters", "other parameters, bf16"},
+      [OF_LAYERS] = {"matrices of layers", "matrices of layers, bf16"},
+      [VECTORS] = {"vectors", "vectors, bf16"},
+      [MATRICES] = {"all matrices", "all matrices, bf16"},
+      [OTHER_MATRICES] = {"other matrices", "other matrices, bf16"}};
+  const Backend *be = l->be;
+  const bool masters = class == OFFLOAD_MASTERS, offloaded = be->offload >= class,
+             matrix = t->decay, apart = l->shape->muon && !masters; // by who reads it
+  const size_t usual = masters ? be->master_bytes : be->moment_bytes,
+               each = masters ? master_bytes_of(be, t) : be->moment_bytes;
+  const int shape = apart && t->part_count > 0 ? OF_LAYERS
+                    : !offloaded               ? (apart ? OTHERS : ALL)
+                    : !matrix                  ? VECTORS
+                    : apart                    ? OTHER_MATRICES
+                                               : MATRICES;
+  return take_in(l, offloaded && matrix, name, shapes[shape][(offloaded ? each : usual) == 2],
+                 t->rows * t->cols, each);
 }
 
-size_t params_layout(ParamTensor *tensors, const ModelConfig *c, const RunShape *shape,
-                     const Backend *be, char *block, MemoryPlan *plan) {
-  Layout l = {.arena = {block, 0}, .plan = plan, .model = c, .shape = shape, .be = be};
-  const char *masters = be->master_bytes == 2 ? "all parameters, bf16" : "all parameters";
+ParamBytes params_layout(ParamTensor *tensors, const ModelConfig *c, const RunShape *shape,
+                         const Backend *be, char *block, char *host_block, MemoryPlan *plan) {
+  Layout l = {.arena = {block, 0},
+              .host = {host_block, 0},
+              .plan = plan,
+              .model = c,
+              .shape = shape,
+              .be = be};
   params_table(c, shape->muon, tensors);
   for (int i = 0; i < params_count(c); i++) {
     ParamTensor *t = &tensors[i];
-    const int64_t n = t->rows * t->cols;
     const bool embed = i == param_index(c, PARAM_EMBED, -1);
-    t->master = take(&l, "master weights", masters, n, master_bytes_of(be, t));
-    if (shape->train) take_moments(&l, t);
+    const bool by_muon = t->part_count > 0;
+    t->master = take_state(&l, t, OFFLOAD_MASTERS, "master weights");
+    if (shape->train) {
+      t->m = take_state(&l, t, OFFLOAD_MOMENTS, by_muon ? "Muon momentum" : "AdamW m");
+      if (!by_muon) t->v = take_state(&l, t, OFFLOAD_MOMENTS, "AdamW v");
+    }
     if (embed || (t->decay && t->norm < 0))
       t->compute = take_weight(&l, t, false, shape->fp8 && !embed, i);
     if (t->norm >= 0) t->folded = take_weight(&l, t, true, shape->fp8, i);
   }
-  return l.arena.used;
+  return (ParamBytes){l.arena.used, l.host.used};
 }
 
 size_t grads_layout(ParamTensor *tensors, const ModelConfig *c, const RunShape *shape,
@@ -509,7 +543,9 @@ void memory_plan(MemoryPlan *plan, const ModelConfig *c, const RunShape *shape, 
   *plan = (MemoryPlan){0};
   ParamTensor *tensors = xcalloc((size_t)params_count(c), sizeof *tensors);
   Acts acts = {.layers = xcalloc((size_t)c->num_hidden_layers + 1, sizeof(LayerActs))};
-  plan->params_bytes = params_layout(tensors, c, shape, be, NULL, plan);
+  const ParamBytes params = params_layout(tensors, c, shape, be, NULL, NULL, plan);
+  plan->params_bytes = params.device;
+  plan->host_bytes = params.host;
   plan->grads_bytes = grads_layout(tensors, c, shape, be, NULL, plan);
   plan->acts_bytes = acts_layout(&acts, c, shape, be, NULL, plan);
   if (shape->context > 0) {
@@ -523,21 +559,38 @@ void memory_plan(MemoryPlan *plan, const ModelConfig *c, const RunShape *shape, 
   if (be->services.list_bytes)
     plan->workspace_bytes += be->services.list_bytes(tensors, params_count(c));
   book(plan, "backend workspace", "", plan->workspace_bytes);
-  for (int i = 0; i < plan->count; i++) plan->total_bytes += plan->items[i].bytes;
+  for (int i = 0; i < plan->count; i++)
+    if (!plan->items[i].host) plan->total_bytes += plan->items[i].bytes;
   free(acts.layers);
   free(tensors);
 }
 
-void memory_plan_print(const MemoryPlan *plan) {
-  printf("memory plan\n");
+static void print_items(const MemoryPlan *plan, bool host) {
   for (int i = 0; i < plan->count; i++) {
     const PlanItem *item = &plan->items[i];
     char buffers[24] = "";
+    if (item->host != host) continue;
     if (item->shape[0] == '[' && item->buffers > 1)
       snprintf(buffers, sizeof buffers, "%lld x ", (long long)item->buffers);
     const int width = 24 - (int)strlen(buffers);
     printf("  %-26s %s%-*s %12s\n", item->name, buffers, width > 0 ? width : 0, item->shape,
            size_text(item->bytes).text);
   }
+}
+
+void memory_plan_print(const MemoryPlan *plan) {
+  printf("memory plan\n");
+  print_items(plan, false);
   printf("  %-51s %12s\n", "total", size_text(plan->total_bytes).text);
+  if (plan->host_bytes == 0) return;
+  printf("on the host\n");
+  print_items(plan, true);
+  printf("  %-51s %12s\n", "total on the host", size_text(plan->host_bytes).text);
+}
+
+int memory_check_host(const MemoryPlan *plan, const Backend *be, Error *err) {
+  if (plan->host_bytes <= be->host_bytes) return 0;
+  return error_set(err,
+                   "not enough memory on the host: backend.offload needs %s there, and %s are free",
+                   size_text(plan->host_bytes).text, size_text(be->host_bytes).text);
 }

@@ -99,21 +99,25 @@ typedef struct PlanItem {
   const char *shape; // "M, 2 * F"
   int64_t buffers;   // how many of that shape
   size_t bytes;      // all together
+  bool host;         // in the host's memory
 } PlanItem;
 
 typedef struct MemoryPlan {
   int count;
   PlanItem items[PLAN_MAX_ITEMS];
   size_t params_bytes, grads_bytes, acts_bytes; // the three allocations
+  size_t host_bytes;                            // a fourth, of what is offloaded
   size_t sampler_bytes;                         // the generator's
   size_t workspace_bytes;                       // the backend's own, and rounding of allocations
-  size_t total_bytes;
+  size_t total_bytes;                           // but for host_bytes
 } MemoryPlan;
 
 // Bytes of everything a run allocates on this backend.
 void memory_plan(MemoryPlan *plan, const ModelConfig *model, const RunShape *shape,
                  const Backend *be);
 void memory_plan_print(const MemoryPlan *plan);
+// 0 unless the host has not enough memory for what is offloaded.
+int memory_check_host(const MemoryPlan *plan, const Backend *be, Error *err);
 
 // Whether the loss' chunks add up lm_head's gradient in memory of their own, finer than the
 // gradient's (wgrad_part). It lies in the memory of gradients that are written later, so there is
@@ -125,8 +129,11 @@ static inline bool chunks_apart(const RunShape *shape, const Backend *be) {
 // Each lays one class of buffers out in a block, sets the pointers, and books them in the plan
 // (NULL: nowhere). With block = NULL they only count. They return the bytes used. Gradients exist
 // in a training run only.
-size_t params_layout(ParamTensor *tensors, const ModelConfig *model, const RunShape *shape,
-                     const Backend *be, char *block, MemoryPlan *plan);
+typedef struct ParamBytes {
+  size_t device, host; // host: of what be->offload names
+} ParamBytes;
+ParamBytes params_layout(ParamTensor *tensors, const ModelConfig *model, const RunShape *shape,
+                         const Backend *be, char *block, char *host_block, MemoryPlan *plan);
 // tensors: as params_layout filled them.
 size_t grads_layout(ParamTensor *tensors, const ModelConfig *model, const RunShape *shape,
                     const Backend *be, char *block, MemoryPlan *plan);

@@ -176,7 +176,9 @@ int cuda_ready(Cuda *c, const char *name, Error *err) {
       gpu->name, gpu->major, gpu->minor, gpu->runtime / 1000, gpu->runtime % 1000 / 10,
       gpu->driver / 1000, gpu->driver % 1000 / 10, gpu->cublaslt, c->cudnn.version,
       *gpu->choice ? "; " : "", gpu->choice);
-  be->memory_bytes = gpu->memory_bytes - gpu->used_before;
+  be->memory_bytes =
+      gpu->memory_bytes > gpu->used_before ? gpu->memory_bytes - gpu->used_before : 0;
+  be->host_bytes = memory_available();
   // Every GPU that has FP8 multiplies it twice as fast.
   be->peak_flops = (c->config.scaling_count > 0 ? 2 : 1) * gpu->peak_flops;
   be->steps_ahead = 1;

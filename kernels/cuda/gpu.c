@@ -79,7 +79,9 @@ static int read_properties(Gpu *gpu, Error *err) {
   gpu->major = properties.major;
   gpu->minor = properties.minor;
   gpu->sm_count = properties.multiProcessorCount;
-  gpu->memory_bytes = properties.totalGlobalMem;
+  size_t limit;
+  if (memory_limit(&limit, err) != 0) return -1;
+  gpu->memory_bytes = properties.totalGlobalMem < limit ? properties.totalGlobalMem : limit;
   gpu->l2_bytes = (size_t)properties.l2CacheSize;
   gpu->cublaslt = cublasLtGetVersion();
   gpu->peak_flops =
@@ -142,8 +144,10 @@ int gpu_open(Gpu *gpu, Error *err) {
   CUBLAS_TRY(err, cublasLtCreate(&gpu->blas));
   gpu->used_before = gpu_memory_taken(gpu);
   gpu->workspace_bytes = WORKSPACE_BYTES;
-  CUDA_TRY(err, cudaMalloc(&gpu->workspace, gpu->workspace_bytes));
-  return 0;
+  gpu->workspace = gpu_alloc(gpu->workspace_bytes);
+  if (gpu->workspace) return 0;
+  return error_set(err, "the GPU has no %s left for cuBLASLt's workspace",
+                   size_text(gpu->workspace_bytes).text);
 }
 
 void gpu_close(Gpu *gpu) {
@@ -154,10 +158,34 @@ void gpu_close(Gpu *gpu) {
   memset(gpu, 0, sizeof *gpu);
 }
 
+int gpu_memory(size_t *free_bytes, size_t *all, Error *err) {
+  size_t limit;
+  CUDA_TRY(err, cudaMemGetInfo(free_bytes, all));
+  if (memory_limit(&limit, err) != 0) return -1;
+  if (*all <= limit) return 0;
+  const size_t beyond = *all - limit;
+  *all = limit;
+  *free_bytes = *free_bytes > beyond ? *free_bytes - beyond : 0;
+  return 0;
+}
+
 void *gpu_alloc(size_t bytes) {
+  size_t limit, left = bytes, all;
+  Error ignored; // gpu_probe has found a limit that is none
   void *memory = NULL;
+  if (memory_limit(&limit, &ignored) == 0 && limit < SIZE_MAX &&
+      gpu_memory(&left, &all, &ignored) == 0 && left < bytes)
+    return NULL;
   if (cudaMalloc(&memory, bytes ? bytes : 1) == cudaSuccess) return memory;
   (void)cudaGetLastError(); // else the next check of a launch would find it
+  return NULL;
+}
+
+void *gpu_alloc_host(size_t bytes) {
+  void *memory = NULL;
+  const unsigned flags = cudaHostAllocPortable | cudaHostAllocMapped;
+  if (cudaHostAlloc(&memory, bytes ? bytes : 1, flags) == cudaSuccess) return memory;
+  (void)cudaGetLastError();
   return NULL;
 }
 

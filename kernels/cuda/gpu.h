@@ -72,7 +72,7 @@ typedef struct Gpu {
   // where the driver compiles PTX.
   int compiled_for;
   int sm_count;
-  size_t memory_bytes; // of the card
+  size_t memory_bytes; // of the card, within memory_limit
   size_t used_before;  // of them, when the GPU was opened: the context, other programs
   size_t l2_bytes;
   int driver, runtime;          // CUDA versions, 13000 = 13.0
@@ -93,8 +93,13 @@ int gpu_probe(Gpu *gpu, Error *err);
 int gpu_open(Gpu *gpu, Error *err);
 void gpu_close(Gpu *gpu);
 
-// Allocates memory of the GPU; NULL when there is not enough, and then the caller reports it.
+// Bytes of the card's memory, all and free, by the driver's count within memory_limit.
+int gpu_memory(size_t *free_bytes, size_t *all, Error *err);
+// Allocates memory of the GPU, within memory_limit; NULL when there is not enough, and then the
+// caller reports it.
 void *gpu_alloc(size_t bytes);
+// The same of the host's memory, pinned: kernels and copies use the address that the host has.
+void *gpu_alloc_host(size_t bytes);
 // Bytes of the card's memory that are in use beyond those at its opening, by the driver's count:
 // other programs' are counted, too.
 size_t gpu_memory_taken(const Gpu *gpu);

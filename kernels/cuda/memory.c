@@ -66,6 +66,17 @@ static void op_release(Backend *be, void *memory) {
   CUDA_CHECK(cudaFree(memory));
 }
 
+static void *op_alloc_host(Backend *be, size_t bytes) {
+  (void)be;
+  return gpu_alloc_host(bytes);
+}
+
+static void op_release_host(Backend *be, void *memory) {
+  CUDA_CHECK(cudaStreamSynchronize(cuda_of(be)->gpu.stream));
+  cuda_replay_close(cuda_of(be));
+  CUDA_CHECK(cudaFreeHost(memory));
+}
+
 static void op_zero(Backend *be, void *memory, size_t bytes) {
   CUDA_CHECK(cudaMemsetAsync(memory, 0, bytes, cuda_of(be)->gpu.stream));
 }
@@ -84,8 +95,8 @@ static void op_write(Backend *be, void *to, const void *from_host, size_t bytes)
     char *pinned = c->pinned->stages[stage];
     const size_t piece = bytes - done < STAGE_BYTES ? bytes - done : STAGE_BYTES;
     memcpy(pinned, (const char *)from_host + done, piece);
-    CUDA_CHECK(
-        cudaMemcpyAsync((char *)to + done, pinned, piece, cudaMemcpyHostToDevice, c->gpu.stream));
+    // What is offloaded lies on the host, too.
+    CUDA_CHECK(cudaMemcpyAsync((char *)to + done, pinned, piece, cudaMemcpyDefault, c->gpu.stream));
     CUDA_CHECK(cudaEventRecord(c->stage_free[stage], c->gpu.stream));
     done += piece;
   }
@@ -93,7 +104,7 @@ static void op_write(Backend *be, void *to, const void *from_host, size_t bytes)
 
 static void op_read(Backend *be, void *to_host, const void *from, size_t bytes) {
   const cudaStream_t stream = cuda_of(be)->gpu.stream;
-  CUDA_CHECK(cudaMemcpyAsync(to_host, from, bytes, cudaMemcpyDeviceToHost, stream));
+  CUDA_CHECK(cudaMemcpyAsync(to_host, from, bytes, cudaMemcpyDefault, stream));
   CUDA_CHECK(cudaStreamSynchronize(stream));
 }
 
@@ -188,6 +199,8 @@ void cuda_set_memory(Cuda *c) {
   be->services.alloc = op_alloc;
   be->services.memory_taken = op_memory_taken;
   be->services.release = op_release;
+  be->services.alloc_host = op_alloc_host;
+  be->services.release_host = op_release_host;
   be->services.zero = op_zero;
   be->services.write = op_write;
   be->services.read = op_read;

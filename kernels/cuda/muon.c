@@ -145,7 +145,8 @@ void muon_open(Muon *muon, Gemm *gemm, const ParamTensor *list, int count) {
   *muon = muon_plan(list, count);
   if (muon->bytes == 0) return;
   error_check(prepare(gemm, muon, &err), &err);
-  CUDA_CHECK(cudaMalloc((void **)&muon->memory, muon->bytes));
+  muon->memory = gpu_alloc(muon->bytes); // the plan counts it
+  if (!muon->memory) CUDA_CHECK(cudaErrorMemoryAllocation);
   place(muon, muon->memory);
 }
 

@@ -41,14 +41,20 @@ struct Snapshot {
 
 // ---- A thread
 
-// Copies one piece, or its last part.
+// Copies one piece, or its last part. What is offloaded needs no engine, but waits for the GPU's
+// earlier work, too.
 static cudaError_t copy_piece(const CopyThread *t, const SnapshotPiece *whole, size_t offset) {
   const size_t left = whole->bytes - offset, bytes = left < PIECE_BYTES ? left : PIECE_BYTES;
-  cudaError_t status = cudaMemcpyAsync(t->pinned, (const char *)whole->from + offset, bytes,
-                                       cudaMemcpyDeviceToHost, t->stream);
+  const char *from = (const char *)whole->from + offset;
+  struct cudaPointerAttributes place;
+  cudaError_t status = cudaPointerGetAttributes(&place, from);
+  if (status == cudaSuccess && place.type == cudaMemoryTypeDevice) {
+    status = cudaMemcpyAsync(t->pinned, from, bytes, cudaMemcpyDeviceToHost, t->stream);
+    from = t->pinned;
+  }
   if (status == cudaSuccess) status = cudaEventRecord(t->arrived, t->stream);
   if (status == cudaSuccess) status = cudaEventSynchronize(t->arrived);
-  if (status == cudaSuccess) memcpy((char *)whole->to_host + offset, t->pinned, bytes);
+  if (status == cudaSuccess) memcpy((char *)whole->to_host + offset, from, bytes);
   return status;
 }
 

@@ -200,7 +200,8 @@ static void build_table(Cuda *c, const ParamTensor *list, int count) {
   const int64_t partials = describe(&c->table, list, count, &(Elsewhere){.muon = &c->muon});
   ParamTable on_host = c->table;
   const size_t bytes = place(&c->table, count, partials, NULL, &unused);
-  CUDA_CHECK(cudaMalloc((void **)&c->table_memory, bytes));
+  c->table_memory = gpu_alloc(bytes); // the plan counts it
+  if (!c->table_memory) CUDA_CHECK(cudaErrorMemoryAllocation);
   place(&c->table, count, partials, c->table_memory, &column_partials);
   char *block = xmalloc(bytes);
   place(&on_host, count, partials, block, &unused);

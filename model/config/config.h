@@ -109,6 +109,7 @@ typedef struct BackendConfig {
   bool graphs;        // GPU: a step is recorded once and replayed
   MomentType moments; // of the optimizer
   MasterType masters; // of matrices
+  Offload offload;    // GPU: what lies in the host's memory
   int64_t threads;    // CPU threads; 0 = all
   CpuProducts cpu_products;
 } BackendConfig;

@@ -55,6 +55,7 @@ static OpsConfig ops_config(const Config *c, const RunShape *shape, int64_t max_
   OpsConfig ops = llama_ops_config(&c->model, shape, max_positions, (int)c->backend.threads);
   ops.moments = c->backend.moments;
   ops.masters = c->backend.masters;
+  ops.offload = c->backend.offload;
   ops.bf16_products =
       products == PRODUCTS_BF16 || (products == PRODUCTS_AUTO && bf16_products_pay());
   return ops;
@@ -133,6 +134,7 @@ int backend_outlook(Outlook *o, const Config *c, RunShape *shape, Error *err) {
   if (shape->loss_chunks == 0) shape->loss_chunks = choose_loss_chunks(c, *shape, o->gpu_bytes);
   o->sizes = backend_outline(c, shape, o->gpu);
   if (o->gpu) o->sizes.memory_bytes = memory.free;
+  if (o->gpu) o->sizes.host_bytes = memory_available();
   return 0;
 }
 

@@ -208,6 +208,10 @@ static void put_memory(JsonWriter *w, const StartFacts *f) {
   json_open(w, "memory", '{');
   json_whole(w, "planned", (int64_t)f->plan->total_bytes);
   json_whole(w, "free", (int64_t)f->be->memory_bytes);
+  if (f->plan->host_bytes > 0) {
+    json_whole(w, "host", (int64_t)f->plan->host_bytes);
+    json_whole(w, "host_free", (int64_t)f->be->host_bytes);
+  }
   json_whole(w, "host_copy", (int64_t)f->host_copy);
   json_open(w, "items", '[');
   for (int i = 0; i < f->plan->count; i++) {
@@ -216,6 +220,7 @@ static void put_memory(JsonWriter *w, const StartFacts *f) {
     json_string(w, "name", item->name);
     json_string(w, "shape", item->shape);
     json_whole(w, "bytes", (int64_t)item->bytes);
+    if (item->host) json_bool(w, "host", true);
     json_close(w, '}');
   }
   json_close(w, ']');

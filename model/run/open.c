@@ -437,12 +437,16 @@ static void print_data(const Run *run) {
 
 static void print_memory(const Run *run) {
   const SavesPlan *saves = &run->saves_plan;
-  const PlanItem *most = run->plan.items;
+  const PlanItem *most = run->plan.items; // of the device's
   for (int i = 1; i < run->plan.count; i++)
-    if (run->plan.items[i].bytes > most->bytes) most = &run->plan.items[i];
+    if (!run->plan.items[i].host && (most->host || run->plan.items[i].bytes > most->bytes))
+      most = &run->plan.items[i];
   printf("memory     %s, the largest part %s for %s; %s were free",
          size_text(run->plan.total_bytes).text, size_text(most->bytes).text, most->name,
          size_text(run->be->memory_bytes).text);
+  if (run->plan.host_bytes > 0)
+    printf("; on the host %s offloaded, of %s", size_text(run->plan.host_bytes).text,
+           size_text(run->be->host_bytes).text);
   if (saves->background)
     printf("; on the host %s for saves", size_text(saves->bytes).text);
   else if (saves->bytes > 0)

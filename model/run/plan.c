@@ -1,4 +1,5 @@
 // The memory plan without a backend, and runs that would fit.
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -15,47 +16,145 @@ typedef struct Search {
   bool gpu;
   size_t there; // bytes that the backend's memory has for the run
   size_t more;  // bytes of the backend's workspace beyond its outline's
+  size_t host;  // bytes that the host has for what is offloaded
 } Search;
 
-static bool fits(const Search *s, int64_t batch, Recompute recompute) {
+// A key's value that may take less memory. Those of a key follow one another, each smaller.
+typedef struct Saving {
+  const char *text;
+  size_t offset; // of the key's int in a Config
+  int value;
+} Saving;
+
+static const Saving savings[] = {
+    {"train.recompute=mlp", offsetof(Config, train.recompute), RECOMPUTE_MLP},
+    {"train.recompute=layer", offsetof(Config, train.recompute), RECOMPUTE_LAYER},
+    {"backend.moments=bf16", offsetof(Config, backend.moments), MOMENTS_BF16},
+    {"backend.masters=bf16", offsetof(Config, backend.masters), MASTERS_BF16},
+    {"backend.offload=none", offsetof(Config, backend.offload), OFFLOAD_NONE}, // of the host's
+    {"backend.offload=moments", offsetof(Config, backend.offload), OFFLOAD_MOMENTS},
+    {"backend.offload=masters", offsetof(Config, backend.offload), OFFLOAD_MASTERS},
+};
+enum { SAVINGS = sizeof savings / sizeof *savings };
+
+static int *value_of(Config *c, const Saving *saving) {
+  return (int *)((char *)c + saving->offset);
+}
+
+// The bytes that it lacks, on either side; 0: it fits.
+static size_t lacking(const Search *s, const Config *c) {
   RunShape shape = s->shape;
   MemoryPlan plan;
-  shape.batch = batch;
-  shape.recompute = recompute;
-  const Backend sizes = backend_outline(s->config, &shape, s->gpu);
-  memory_plan(&plan, &s->config->model, &shape, &sizes);
-  return plan.total_bytes + s->more <= s->there;
+  shape.batch = c->train.batch_size;
+  shape.recompute = c->train.recompute;
+  const Backend sizes = backend_outline(c, &shape, s->gpu);
+  memory_plan(&plan, &c->model, &shape, &sizes);
+  const size_t needed = plan.total_bytes + s->more;
+  return (needed > s->there ? needed - s->there : 0) +
+         (plan.host_bytes > s->host ? plan.host_bytes - s->host : 0);
+}
+
+static bool fits(const Search *s, const Config *c) {
+  return lacking(s, c) == 0;
+}
+
+static bool chunks_divide(const Config *c) {
+  const TrainConfig *t = &c->train;
+  return t->loss_chunks == 0 || t->batch_size * t->sequence_length % t->loss_chunks == 0;
 }
 
 // The largest batch below this one that fits, and that the loss' chunks divide; 0: none does.
 static int64_t fitting_batch(const Search *s) {
-  const TrainConfig *t = &s->config->train;
+  Config c = *s->config;
   int64_t least = 0, too_large = s->shape.batch;
   while (too_large - least > 1) {
-    const int64_t middle = least + (too_large - least) / 2;
-    *(fits(s, middle, s->shape.recompute) ? &least : &too_large) = middle;
+    const int64_t middle = c.train.batch_size = least + (too_large - least) / 2;
+    *(fits(s, &c) ? &least : &too_large) = middle;
   }
-  while (t->loss_chunks > 0 && least * t->sequence_length % t->loss_chunks != 0) least--;
-  return least;
+  for (c.train.batch_size = least; !chunks_divide(&c); c.train.batch_size--) continue;
+  return c.train.batch_size;
+}
+
+// The fewest micro-batches that fit and make the same step together; 0: none do.
+static int64_t fitting_micro_batches(const Search *s) {
+  const TrainConfig *t = &s->config->train;
+  Config c = *s->config;
+  for (int64_t k = 2; k <= t->batch_size; k++) {
+    c.train.batch_size = t->batch_size / k;
+    c.train.gradient_accumulation = t->gradient_accumulation * k;
+    if (t->batch_size % k == 0 && chunks_divide(&c) && fits(s, &c)) return k;
+  }
+  return 0;
+}
+
+// "; it would fit with A", and from the second on ", or with B".
+static void name_one(int *named, Error *err) {
+  error_append(err, "%s", (*named)++ == 0 ? "; it would fit with " : ", or with ");
+}
+
+// Each saving that is enough by itself, of a key the first.
+static void advise_savings(const Search *s, int *named, Error *err) {
+  size_t before = SIZE_MAX; // the key that was named last
+  for (int i = 0; i < SAVINGS; i++) {
+    const Saving *saving = &savings[i];
+    Config c = *s->config;
+    if (*value_of(&c, saving) == saving->value || saving->offset == before) continue;
+    *value_of(&c, saving) = saving->value;
+    if (!fits(s, &c)) continue;
+    name_one(named, err);
+    error_append(err, "%s", saving->text);
+    before = saving->offset;
+  }
+}
+
+static void advise_batches(const Search *s, int *named, Error *err) {
+  const TrainConfig *t = &s->config->train;
+  const int64_t batch = fitting_batch(s), k = batch > 0 ? fitting_micro_batches(s) : 0;
+  if (k > 0) {
+    name_one(named, err);
+    error_append(err, "train.gradient_accumulation=%lld train.batch_size=%lld",
+                 (long long)(t->gradient_accumulation * k), (long long)(t->batch_size / k));
+  }
+  if (batch == 0) return;
+  name_one(named, err);
+  error_append(err, "train.batch_size=%lld", (long long)batch);
+}
+
+// Several savings, with this batch. False where all of them are not enough.
+static bool advise_together(const Search *s, int64_t batch, Error *err) {
+  Config c = *s->config;
+  c.train.batch_size = batch;
+  for (int i = 0; i < SAVINGS && !fits(s, &c); i++) {
+    Config less = c;
+    *value_of(&less, &savings[i]) = savings[i].value;
+    if (lacking(s, &less) < lacking(s, &c)) c = less;
+  }
+  if (!fits(s, &c) || !chunks_divide(&c)) return false;
+  error_append(err, "; it would fit with");
+  for (int i = 0; i < SAVINGS; i++) {
+    Config was = *s->config;
+    const int now = *value_of(&c, &savings[i]);
+    if (now == savings[i].value && now != *value_of(&was, &savings[i]))
+      error_append(err, " %s", savings[i].text);
+  }
+  if (batch != s->config->train.batch_size)
+    error_append(err, " train.batch_size=%lld", (long long)batch);
+  return true;
 }
 
 void plan_advise(const Config *c, const RunShape *shape, const Backend *be, Error *err) {
-  static const char *const names[] = {"none", "mlp", "layer"};
   Search s = {.config = c, .shape = *shape, .gpu = strcmp(be->name, "cpu") != 0};
   const size_t outline = backend_outline(c, shape, s.gpu).workspace_bytes;
+  int named = 0;
   s.there = be->memory_bytes;
+  s.host = be->host_bytes;
   s.more = be->workspace_bytes > outline ? be->workspace_bytes - outline : 0;
-  int again = (int)shape->recompute + 1;
-  while (again <= RECOMPUTE_LAYER && !fits(&s, shape->batch, (Recompute)again)) again++;
-  const bool helps = again <= RECOMPUTE_LAYER;
-  const int64_t batch = fitting_batch(&s);
-  if (helps) error_append(err, "; it would fit with train.recompute=%s", names[again]);
-  if (batch > 0)
-    error_append(err, "%s with train.batch_size=%lld", helps ? ", or" : "; it would fit",
-                 (long long)batch);
-  if (!helps && batch == 0)
-    error_append(err, "; not even one sequence would fit: take a smaller model, a shorter "
-                      "train.sequence_length or more train.loss_chunks");
+  advise_savings(&s, &named, err);
+  advise_batches(&s, &named, err);
+  if (named > 0 || advise_together(&s, c->train.batch_size, err) || advise_together(&s, 1, err))
+    return;
+  error_append(err, "; not even one sequence would fit: take a smaller model, a shorter "
+                    "train.sequence_length or more train.loss_chunks");
 }
 
 int plan_check(const Config *c, const RunShape *shape, Error *err) {
@@ -64,12 +163,13 @@ int plan_check(const Config *c, const RunShape *shape, Error *err) {
   RunShape known = *shape;
   if (backend_outlook(&outlook, c, &known, err) != 0) return -1;
   memory_plan(&plan, &c->model, &known, &outlook.sizes);
-  if (outlook.gpu || plan.total_bytes <= outlook.sizes.memory_bytes) return 0;
-  error_set(err, "not enough memory: the run needs %s and this %s has %s free",
-            size_text(plan.total_bytes).text, outlook.sizes.name,
-            size_text(outlook.sizes.memory_bytes).text);
-  plan_advise(c, &known, &outlook.sizes, err);
-  return -1;
+  int status = memory_check_host(&plan, &outlook.sizes, err);
+  if (!outlook.gpu && plan.total_bytes > outlook.sizes.memory_bytes)
+    status = error_set(err, "not enough memory: the run needs %s and this %s has %s free",
+                       size_text(plan.total_bytes).text, outlook.sizes.name,
+                       size_text(outlook.sizes.memory_bytes).text);
+  if (status != 0) plan_advise(c, &known, &outlook.sizes, err);
+  return status;
 }
 
 // ---- The largest runs that fit
@@ -83,7 +183,7 @@ static bool limit_fits(const Config *c, const Outlook *o, int64_t batch, int64_t
   if (shape.loss_chunks == 0) shape.loss_chunks = choose_loss_chunks(&tried, shape, o->gpu_bytes);
   const Backend sizes = backend_outline(&tried, &shape, o->gpu);
   memory_plan(&plan, &c->model, &shape, &sizes);
-  return plan.total_bytes <= o->sizes.memory_bytes;
+  return plan.total_bytes <= o->sizes.memory_bytes && plan.host_bytes <= o->sizes.host_bytes;
 }
 
 // The i-th length that is tried, ascending. Loss chunks divide it well.
@@ -124,12 +224,16 @@ static void print_limits(const Config *c, const Outlook *o) {
 }
 
 static void print_device(const Config *c, const RunShape *shape, const Outlook *o,
-                         size_t total_bytes) {
-  const bool enough = total_bytes <= o->sizes.memory_bytes;
+                         const MemoryPlan *plan) {
+  const Backend *be = &o->sizes;
   Error advice = {""};
-  if (!enough) plan_advise(c, shape, &o->sizes, &advice);
-  printf("  this %s has %s free: the run %s%s\n", o->sizes.name,
-         size_text(o->sizes.memory_bytes).text, enough ? "fits" : "does not fit", advice.text);
+  const bool enough =
+      plan->total_bytes <= be->memory_bytes && memory_check_host(plan, be, &advice) == 0;
+  printf("  this %s has %s free", be->name, size_text(be->memory_bytes).text);
+  if (plan->host_bytes > 0) printf(", and the host %s", size_text(be->host_bytes).text);
+  advice.text[0] = '\0';
+  if (!enough) plan_advise(c, shape, be, &advice);
+  printf(": the run %s%s\n", enough ? "fits" : "does not fit", advice.text);
   print_limits(c, o);
   if (o->gpu) printf("  the workspace is an estimate: what it is a run says when it starts\n");
   if (o->why_no_gpu.text[0]) printf("  not the GPU, because %s\n", o->why_no_gpu.text);
@@ -145,12 +249,13 @@ int plan_print(const Config *c, Error *err) {
   MemoryPlan plan;
   memory_plan(&plan, &c->model, &shape, &outlook.sizes);
   memory_plan_print(&plan);
-  const SavesPlan saves = saves_plan(c, &outlook.sizes, outlook.gpu ? 0 : plan.total_bytes);
+  const SavesPlan saves =
+      saves_plan(c, &outlook.sizes, outlook.gpu ? plan.host_bytes : plan.total_bytes);
   if (saves.bytes > 0)
     printf("  %-51s %12s%s\n", "besides, on the host: copy of the state, for saves",
            size_text(saves.bytes).text,
            saves.background ? "" : ", which is not free: training waits for saves");
-  print_device(c, &shape, &outlook, plan.total_bytes);
+  print_device(c, &shape, &outlook, &plan);
   printf("%s parameters, %.3g model FLOPs a step\n",
          count_text((double)model_parameters(&c->model, true)).text, flops_per_step(c));
   recipe_warn(c);

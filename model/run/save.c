@@ -17,7 +17,8 @@
 
 SavesPlan saves_plan(const Config *config, const Backend *be, size_t planned_bytes) {
   if (!config->output.background_save || config->train.save_interval < 0) return (SavesPlan){0};
-  const size_t run_bytes = be->services.memory_taken ? 0 : planned_bytes; // a GPU's are elsewhere
+  // What an open GPU's run has of the host's memory is taken already.
+  const size_t run_bytes = be->services.memory_taken ? 0 : planned_bytes;
   SavesPlan plan = {.bytes = background_bytes(config, be), .left = memory_available()};
   plan.background = run_bytes <= plan.left && plan.bytes <= plan.left - run_bytes;
   return plan;
