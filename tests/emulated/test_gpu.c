@@ -21,6 +21,7 @@ static struct Machine {
   int ptx_version;
   int count;
   Card cards[4];
+  size_t memory, taken;
 } machine;
 
 cudaError_t cudaDriverGetVersion(int *version) {
@@ -46,6 +47,7 @@ cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *properties, int devic
   properties->major = card->major;
   properties->minor = card->minor;
   properties->multiProcessorCount = 128;
+  properties->totalGlobalMem = machine.memory;
   return cudaSuccess;
 }
 cudaError_t cudaDeviceGetAttribute(int *value, enum cudaDeviceAttr attribute, int device) {
@@ -67,6 +69,17 @@ const char *cudaGetErrorString(cudaError_t status) {
 const char *cudaGetErrorName(cudaError_t status) {
   (void)status;
   return "cudaErrorOfTheTest";
+}
+cudaError_t cudaMemGetInfo(size_t *free_bytes, size_t *all) {
+  *all = machine.memory;
+  *free_bytes = machine.memory - machine.taken;
+  return cudaSuccess;
+}
+cudaError_t cudaMalloc(void **memory, size_t bytes) {
+  if (machine.memory - machine.taken < bytes) return cudaErrorMemoryAllocation;
+  machine.taken += bytes;
+  *memory = &machine;
+  return cudaSuccess;
 }
 const void *cuda_any_kernel(void) {
   return &machine;
@@ -175,4 +188,35 @@ TEST(peaks_are_those_of_the_data_sheets) {
       fail_msg("%s: %.1f TFLOP/s, not %.1f", cards[i].name, peak, cards[i].tflops);
   }
   assert_true(gpu_peak_flops("NVIDIA T4", 7, 5, 40, 1.59e9) == 0);
+}
+
+// A card of 141 with 1 taken, which is to be one of 24: 23 can be had.
+TEST(a_limit_of_memory_makes_a_card_smaller) {
+  const size_t gb = 1000000000;
+  Gpu gpu;
+  size_t free_bytes, all;
+  set_machine(1, ada, ada);
+  machine.memory = 141 * gb;
+  machine.taken = gb;
+  assert_int_equal(setenv("CODA_MEMORY_LIMIT", "24GB", 1), 0);
+  assert_string_equal(probe(&gpu, &err), "");
+  assert_int_equal(gpu.memory_bytes, 24 * gb);
+  assert_int_equal(gpu_memory(&free_bytes, &all, &err), 0);
+  assert_true(all == 24 * gb && free_bytes == 23 * gb);
+  assert_non_null(gpu_alloc(20 * gb));
+  assert_null(gpu_alloc(3 * gb + 1));
+  assert_non_null(gpu_alloc(3 * gb));
+  assert_null(gpu_alloc(1));
+  assert_int_equal(gpu_memory_taken(&gpu), 24 * gb);
+  machine.taken = 30 * gb; // by another program
+  assert_int_equal(gpu_memory(&free_bytes, &all, &err), 0);
+  assert_true(free_bytes == 0);
+  assert_int_equal(setenv("CODA_MEMORY_LIMIT", "200GB", 1), 0);
+  assert_string_equal(probe(&gpu, &err), "");
+  assert_int_equal(gpu.memory_bytes, 141 * gb);
+  assert_int_equal(setenv("CODA_MEMORY_LIMIT", "lots", 1), 0);
+  assert_string_equal(probe(&gpu, &err),
+                      "CODA_MEMORY_LIMIT is 'lots', but it must be a size such as 24GB or 512MiB");
+  assert_int_equal(unsetenv("CODA_MEMORY_LIMIT"), 0);
+  assert_non_null(gpu_alloc(100 * gb));
 }

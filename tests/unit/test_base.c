@@ -314,6 +314,37 @@ TEST(a_run_learns_how_much_memory_there_is) {
   assert_in_range(memory_available(), 64 << 20, all);
 }
 
+TEST(a_limit_of_memory_is_a_size_with_its_unit) {
+  static const struct {
+    const char *text;
+    size_t bytes; // 0: refused
+  } cases[] = {{"24GB", 24000000000},
+               {"80GB", 80000000000},
+               {"512MiB", 512 << 20},
+               {"1.5GiB", 3 << 29},
+               {"7MB", 7000000},
+               {"24", 0},
+               {"", 0},
+               {"-1GB", 0},
+               {"0GB", 0},
+               {"24 GB", 0},
+               {"nanGB", 0},
+               {"1e99GB", 0},
+               {"24GBs", 0},
+               {"GB", 0}};
+  size_t limit;
+  assert_int_equal(unsetenv("CODA_MEMORY_LIMIT"), 0);
+  assert_int_equal(memory_limit(&limit, &err), 0);
+  assert_true(limit == SIZE_MAX);
+  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    assert_int_equal(setenv("CODA_MEMORY_LIMIT", cases[i].text, 1), 0);
+    assert_int_equal(memory_limit(&limit, &err), cases[i].bytes > 0 ? 0 : -1);
+    if (cases[i].bytes > 0) assert_int_equal(limit, cases[i].bytes);
+    if (cases[i].bytes == 0) assert_non_null(strstr(err.text, "such as 24GB or 512MiB"));
+  }
+  assert_int_equal(unsetenv("CODA_MEMORY_LIMIT"), 0);
+}
+
 static void *see_signals(void *mask) {
   pthread_sigmask(SIG_BLOCK, NULL, mask);
   return NULL;

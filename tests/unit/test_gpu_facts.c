@@ -100,3 +100,171 @@ TEST(eight_billion_parameters_fit_141_gb) {
     assert_int_equal(model_parameters(&c.model, true), INT64_C(8030261248));
   }
 }
+
+// ---- What is offloaded
+
+typedef struct Planned {
+  Config config;
+  RunShape shape;
+  Backend sizes;
+  MemoryPlan plan;
+} Planned;
+
+static Planned plan_of(const char *path, int count, char *const *overrides) {
+  Error err = {""};
+  Planned p;
+  if (config_load(&p.config, path, count, overrides, &err) != 0) fail_msg("%s", err.text);
+  p.shape = run_shape(&p.config);
+  if (p.shape.loss_chunks == 0)
+    p.shape.loss_chunks = choose_loss_chunks(&p.config, p.shape, (size_t)80 << 30);
+  p.sizes = backend_outline(&p.config, &p.shape, true);
+  memory_plan(&p.plan, &p.config.model, &p.shape, &p.sizes);
+  return p;
+}
+
+static size_t booked(const MemoryPlan *plan, bool host) {
+  size_t bytes = 0;
+  for (int i = 0; i < plan->count; i++)
+    if (plan->items[i].host == host) bytes += plan->items[i].bytes;
+  return bytes;
+}
+
+// Elements of all matrices, which are whole groups of 256 bytes here.
+static size_t matrix_elements(const ModelConfig *model) {
+  ParamTensor *list = xcalloc((size_t)params_count(model), sizeof *list);
+  size_t elements = 0;
+  params_table(model, list);
+  for (int i = 0; i < params_count(model); i++)
+    if (list[i].decay) elements += (size_t)(list[i].rows * list[i].cols);
+  free(list);
+  return elements;
+}
+
+static void check_places(const char *path, const char *precision, const char *moments,
+                         size_t moment_bytes) {
+  char *overrides[] = {(char *)precision, (char *)moments, "backend.offload=none"};
+  const Planned none = plan_of(path, 3, overrides);
+  const size_t elements = matrix_elements(&none.config.model);
+  assert_int_equal(none.plan.host_bytes, 0);
+  assert_int_equal(booked(&none.plan, true), 0);
+  for (int i = 0; i < 2; i++) {
+    overrides[2] = i == 0 ? "backend.offload=moments" : "backend.offload=masters";
+    const Planned p = plan_of(path, 3, overrides);
+    const size_t expected = elements * (2 * moment_bytes + (i == 0 ? 0 : sizeof(float)));
+    print_message("# %s, %s, %s, %s: %.1f GiB on the GPU, %.1f on the host\n", path, precision,
+                  moments, overrides[2], (double)p.plan.total_bytes / (1 << 30),
+                  (double)p.plan.host_bytes / (1 << 30));
+    assert_int_equal(p.plan.host_bytes, expected);
+    assert_int_equal(booked(&p.plan, true), expected);
+    assert_int_equal(booked(&p.plan, false), p.plan.total_bytes);
+    assert_int_equal(p.plan.params_bytes + p.plan.host_bytes, none.plan.params_bytes);
+    assert_int_equal(p.plan.total_bytes + p.plan.host_bytes, none.plan.total_bytes);
+  }
+}
+
+TEST(what_is_offloaded_is_taken_from_the_device_and_booked_on_the_host) {
+  static const char *const precisions[] = {"backend.precision=bf16", "backend.precision=fp8"};
+  for (int i = 0; i < 2; i++) {
+    check_places("configs/llama-3.1-8b.json", precisions[i], "backend.moments=bf16", 2);
+    check_places("configs/llama-3.1-8b.json", precisions[i], "backend.moments=fp32", 4);
+    check_places("configs/llama-3.2-1b.json", precisions[i], "backend.moments=fp32", 4);
+  }
+}
+
+// Without a GPU there is one memory, and a generator has no update.
+TEST(only_a_gpu_that_trains_offloads) {
+  char *overrides[] = {"backend.offload=masters"};
+  const Planned p = plan_of("configs/llama-15m.json", 1, overrides);
+  MemoryPlan plan;
+  RunShape writes = {.batch = 1, .seq = 64, .loss_chunks = 1};
+  Backend sizes = backend_outline(&p.config, &p.shape, false);
+  memory_plan(&plan, &p.config.model, &p.shape, &sizes);
+  assert_int_equal(plan.host_bytes, 0);
+  sizes = backend_outline(&p.config, &writes, true);
+  memory_plan(&plan, &p.config.model, &writes, &sizes);
+  assert_int_equal(plan.host_bytes, 0);
+}
+
+static bool inside(const void *p, size_t bytes, const char *block, size_t block_bytes) {
+  return (const char *)p >= block && (const char *)p + bytes <= block + block_bytes;
+}
+
+// Every tensor has its own bytes of the block that its class and the key name.
+TEST(blocks_of_the_host_and_the_device_hold_the_tensors_side_by_side) {
+  for (int offload = OFFLOAD_NONE; offload <= OFFLOAD_MASTERS; offload++) {
+    char *overrides[] = {"model.num_hidden_layers=1", "model.vocab_size=258",
+                         "backend.moments=bf16"};
+    Planned p = plan_of("configs/llama-1m.json", 3, overrides);
+    const ModelConfig *model = &p.config.model;
+    ParamTensor *list = xcalloc((size_t)params_count(model), sizeof *list);
+    p.sizes.offload = (Offload)offload;
+    const ParamBytes bytes = params_layout(list, model, &p.shape, &p.sizes, NULL, NULL, NULL);
+    char *device = xcalloc(bytes.device, 1), *host = xcalloc(bytes.host, 1);
+    params_layout(list, model, &p.shape, &p.sizes, device, host, NULL);
+    for (int i = 0; i < params_count(model); i++) {
+      const ParamTensor *t = &list[i];
+      const size_t n = (size_t)(t->rows * t->cols);
+      char *const parts[] = {(char *)t->master, (char *)t->m, (char *)t->v};
+      for (int k = 0; k < 3; k++) {
+        const size_t size = n * (k == 0 ? 4 : 2);
+        const bool there = t->decay && offload >= (k == 0 ? OFFLOAD_MASTERS : OFFLOAD_MOMENTS);
+        assert_true(
+            inside(parts[k], size, there ? host : device, there ? bytes.host : bytes.device));
+        for (size_t b = 0; b < size; b++) assert_int_equal(parts[k][b]++, 0); // no other has it
+      }
+      if (t->compute.data) assert_true(inside(t->compute.data, 2 * n, device, bytes.device));
+      if (t->folded.data) assert_true(inside(t->folded.data, 2 * n, device, bytes.device));
+    }
+    free(device);
+    free(host);
+    free(list);
+  }
+}
+
+// ---- Sentences
+
+typedef struct Room {
+  size_t device, host; // GiB
+} Room;
+
+static void check_advice(const char *path, Room room, int count, char *const *overrides,
+                         const char *expected) {
+  Error err = {""};
+  Planned p = plan_of(path, count, overrides);
+  p.sizes.memory_bytes = room.device << 30;
+  p.sizes.host_bytes = room.host << 30;
+  plan_advise(&p.config, &p.shape, &p.sizes, &err);
+  print_message("# %zu and %zu GiB%s\n", room.device, room.host, err.text);
+  assert_string_equal(err.text, expected);
+}
+
+TEST(a_run_that_does_not_fit_is_told_what_would) {
+  const char *const path = "configs/llama-3.1-8b.json";
+  char *fewer[] = {"train.batch_size=1", "train.sequence_length=1024", "train.sample_interval=-1"};
+  char *wide[] = {fewer[0], fewer[1], fewer[2], "backend.moments=fp32"};
+  char *there[] = {"backend.moments=fp32", "backend.offload=moments"};
+  char *far[] = {"backend.offload=masters"};
+  check_advice(path, (Room){75, 200}, 3, fewer, "; it would fit with backend.offload=masters");
+  check_advice(path, (Room){100, 50}, 0, NULL, "; it would fit with backend.offload=moments");
+  check_advice(path, (Room){110, 40}, 2, there, "; it would fit with backend.moments=bf16");
+  check_advice(path, (Room){110, 40}, 1, far, "; it would fit with backend.offload=moments");
+  check_advice(path, (Room){70, 70}, 4, wide,
+               "; it would fit with backend.moments=bf16 backend.offload=masters");
+  check_advice(path, (Room){8, 8}, 3, fewer,
+               "; not even one sequence would fit: take a smaller model, a shorter "
+               "train.sequence_length or more train.loss_chunks");
+  check_advice("configs/llama-110m.json", (Room){9, 100}, 0, NULL,
+               "; it would fit with train.recompute=mlp, or with train.gradient_accumulation=2 "
+               "train.batch_size=16, or with train.batch_size=21");
+}
+
+TEST(a_host_without_the_memory_is_said_in_one_sentence) {
+  char *overrides[] = {"backend.offload=moments"};
+  Planned p = plan_of("configs/llama-3.1-8b.json", 1, overrides);
+  p.sizes.host_bytes = p.plan.host_bytes;
+  assert_int_equal(memory_check_host(&p.plan, &p.sizes, &err), 0);
+  p.sizes.host_bytes--;
+  assert_int_equal(memory_check_host(&p.plan, &p.sizes, &err), -1);
+  assert_string_equal(err.text, "not enough memory on the host: backend.offload needs 29.91 GiB "
+                                "there, and 29.91 GiB are free");
+}

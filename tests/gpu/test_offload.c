@@ -1,0 +1,229 @@
+// What backend.offload names lies in the host's memory, and a run has the same bits: in bf16 and in
+// FP8, with moments of either type, one micro-batch or two, recorded steps and launched ones.
+#include <cuda_runtime_api.h>
+
+#include "base/rng.h"
+#include "kernels/cuda/gpu.h"
+#include "kernels/gpu_backends.h"
+#include "model/llama.h"
+#include "model/optimizer.h"
+#include "model/run/backend.h"
+#include "tests/gpu/fp8_here.h"
+#include "tests/support/test.h"
+#include "tests/support/tiny_run.h"
+
+enum { STEPS = 6, TOKENS = 128, PARTS = 3 };
+
+static const char tiny[] =
+    "{\"model\": {\"hidden_size\": 144, \"intermediate_size\": 272, \"num_hidden_layers\": 2,"
+    " \"num_attention_heads\": 4, \"num_key_value_heads\": 2, \"head_dim\": 32, \"vocab_size\": %d,"
+    " \"tie_word_embeddings\": %s, \"initializer_range\": 0.1},"
+    " \"data\": {\"train\": \"none\"}, \"output\": {\"dir\": \"none\"},"
+    " \"train\": {\"steps\": 6, \"sequence_length\": 64, \"batch_size\": 2,"
+    " \"gradient_accumulation\": %d, \"sample_interval\": -1, \"loss_chunks\": 1},"
+    " \"optimizer\": {\"learning_rate\": 0.01, \"schedule\": \"constant\"},"
+    " \"backend\": {\"device\": \"cuda\", \"deterministic\": true, \"graphs\": %s,"
+    " \"kernels\": \"%s\", \"precision\": \"%s\", \"moments\": \"%s\", \"offload\": \"%s\"}}";
+
+typedef struct Case {
+  const char *kernels, *precision, *moments;
+  int micro_batches, vocab;
+  bool tied, graphs;
+} Case;
+
+// Everything that an update leaves, as floats.
+typedef struct Result {
+  double losses[STEPS];
+  float *state;
+  int64_t count;
+} Result;
+
+static Config config_of(const Case *c, const char *offload) {
+  Config config;
+  Error err = {""};
+  char *json =
+      xasprintf(tiny, c->vocab, c->tied ? "true" : "false", c->micro_batches,
+                c->graphs ? "true" : "false", c->kernels, c->precision, c->moments, offload);
+  must(config_parse(&config, "test", json, 0, NULL, &err), &err);
+  free(json);
+  return config;
+}
+
+static bool on_host(const void *pointer) {
+  struct cudaPointerAttributes place;
+  CUDA_CHECK(cudaPointerGetAttributes(&place, pointer));
+  return place.type == cudaMemoryTypeHost;
+}
+
+static void check_places(const Llama *llama, Offload offload) {
+  for (int i = 0; i < llama->param_count; i++) {
+    const ParamTensor *t = &llama->tensors[i];
+    assert_int_equal(on_host(t->m), t->decay && offload >= OFFLOAD_MOMENTS);
+    assert_int_equal(on_host(t->v), t->decay && offload >= OFFLOAD_MOMENTS);
+    assert_int_equal(on_host(t->master), t->decay && offload >= OFFLOAD_MASTERS);
+    assert_true(!t->grad || !on_host(t->grad));
+    assert_true(!t->folded.data || !on_host(t->folded.data));
+  }
+}
+
+static size_t part_bytes(const Llama *llama, const ParamTensor *t, int part) {
+  const Backend *be = llama->be;
+  return (size_t)(t->rows * t->cols) * (part == 0 ? be->master_bytes : be->moment_bytes);
+}
+
+static const void *part_of(const ParamTensor *t, int part) {
+  return part == 0 ? (const void *)t->master : part == 1 ? (const void *)t->m : (const void *)t->v;
+}
+
+// A copy beside the next step's gradients is of the moment that it was asked for, not of the update
+// after it.
+static void check_snapshot(Llama *llama, int32_t *ids) {
+  Backend *be = llama->be;
+  const int count = PARTS * llama->param_count;
+  SnapshotPiece *list = xcalloc((size_t)count, sizeof *list);
+  char **before = xcalloc((size_t)count, sizeof *before);
+  for (int i = 0; i < count; i++) {
+    const ParamTensor *t = &llama->tensors[i / PARTS];
+    const size_t bytes = part_bytes(llama, t, i % PARTS);
+    list[i] = (SnapshotPiece){xmalloc(bytes), part_of(t, i % PARTS), bytes};
+    before[i] = xmalloc(bytes);
+    be->services.read(be, before[i], list[i].from, bytes);
+  }
+  be->services.snapshot_begin(be, list, count);
+  llama_load_batch(llama, &(Batch){.tokens = ids, .targets = ids + TOKENS});
+  llama_forward(llama);
+  be->services.snapshot_wait(be);
+  for (int i = 0; i < count; i++) {
+    assert_memory_equal(list[i].to_host, before[i], list[i].bytes);
+    free(list[i].to_host);
+    free(before[i]);
+  }
+  free(list);
+  free(before);
+}
+
+static void read_state(const Llama *llama, Result *r) {
+  Backend *be = llama->be;
+  r->count = 0;
+  for (int i = 0; i < llama->param_count; i++)
+    r->count += PARTS * llama->tensors[i].rows * llama->tensors[i].cols;
+  float *at = r->state = xmalloc((size_t)r->count * sizeof *at);
+  for (int i = 0; i < llama->param_count; i++) {
+    const ParamTensor *t = &llama->tensors[i];
+    const int64_t n = t->rows * t->cols;
+    be->services.read_master(be, at, t->master, n);
+    be->services.read_moments(be, at + n, t->m, n);
+    be->services.read_moments(be, at + 2 * n, t->v, n);
+    at += PARTS * n;
+  }
+}
+
+static Result train(const Case *c, const char *offload) {
+  Error err = {""};
+  const Config config = config_of(c, offload);
+  RunShape shape = run_shape(&config);
+  Backend *be = backend_create(&config, &shape, 64, &err);
+  if (!be) fail_msg("%s", err.text);
+  assert_int_equal(be->offload, config.backend.offload);
+  Llama llama;
+  must(llama_create(&llama, &config.model, &shape, be, &err), &err);
+  must(be->services.snapshot_open(be, &err), &err);
+  check_places(&llama, config.backend.offload);
+  llama_init_weights(&llama, 1);
+  Result r = {.count = 0};
+  for (int step = 0; step < STEPS; step++) {
+    const AdamW hyper = adamw_at(&config.optimizer, step, STEPS);
+    int32_t ids[2 * TOKENS];
+    for (int k = 0; k < c->micro_batches; k++) {
+      for (int i = 0; i < 2 * TOKENS; i++)
+        ids[i] = (int32_t)(rng_u64((uint64_t)(step * 10 + k), (uint64_t)i) % (uint64_t)c->vocab);
+      if (step == 4 && k == 0) check_snapshot(&llama, ids);
+      llama_load_batch(&llama, &(Batch){.tokens = ids, .targets = ids + TOKENS});
+      llama_forward(&llama);
+      llama_backward(&llama, 1.0 / c->micro_batches, k > 0);
+    }
+    llama_update(&llama, &hyper);
+    const StepResult result = be->services.step_result(be);
+    assert_true(result.applied);
+    r.losses[step] = result.loss;
+  }
+  read_state(&llama, &r);
+  llama_destroy(&llama);
+  be->services.destroy(be);
+  return r;
+}
+
+static void check_case(const Case *c) {
+  const Result plain = train(c, "none");
+  assert_true(plain.losses[STEPS - 1] != plain.losses[0]);
+  static const char *const places[] = {"moments", "masters"};
+  for (int i = 0; i < 2; i++) {
+    const Result got = train(c, places[i]);
+    assert_int_equal(got.count, plain.count);
+    assert_memory_equal(got.losses, plain.losses, sizeof got.losses);
+    for (int64_t k = 0; k < got.count; k++)
+      if (memcmp(&got.state[k], &plain.state[k], sizeof(float)) != 0)
+        fail_msg("%s, %s, moments %s, %d micro-batches: value %lld is %.9g with offload=%s, %.9g "
+                 "without",
+                 c->kernels, c->precision, c->moments, c->micro_batches, (long long)k,
+                 (double)got.state[k], places[i], (double)plain.state[k]);
+    free(got.state);
+  }
+  free(plain.state);
+}
+
+static void check_cases(const char *kernels, const char *precision) {
+  static const char *const moments[] = {"fp32", "bf16"};
+  for (int i = 0; i < 16; i++) {
+    if (first_tier() && i % 3 != 0) continue;
+    check_case(&(Case){.kernels = kernels,
+                       .precision = precision,
+                       .moments = moments[i & 1],
+                       .micro_batches = i & 2 ? 2 : 1,
+                       .vocab = 387,
+                       .tied = i & 4,
+                       .graphs = !(i & 8)});
+  }
+}
+
+TEST(offloaded_runs_have_the_bits_of_plain_ones) {
+  check_cases("unfused", "bf16");
+}
+
+TEST(offloaded_runs_in_fp8_have_the_bits_of_plain_ones) {
+  if (!fp8_here(false)) skip();
+  check_cases("unfused", "fp8");
+}
+
+TEST(offloaded_runs_of_fused_kernels_have_the_bits_of_plain_ones) {
+  const OpsConfig any_that_fits = {.D = 8, .F = 8, .d = 8};
+  if (backend_fused_supported(&any_that_fits, &err) != 0) skip();
+  check_cases("fused", "bf16");
+  if (fp8_here(true)) check_cases("fused", "fp8");
+}
+
+// Of the card's memory no more is given than the limit leaves, by the plan and by allocations.
+TEST(a_limit_holds_for_plans_and_allocations) {
+  enum { MIB = 1 << 20 };
+  GpuMemory whole, limited;
+  must(gpu_usable(&whole, &err), &err);
+  const size_t taken = whole.all - whole.free, limit = taken + ((size_t)2048 << 20);
+  char *text = xasprintf("%zuMiB", limit / MIB);
+  assert_int_equal(setenv("CODA_MEMORY_LIMIT", text, 1), 0);
+  must(gpu_usable(&limited, &err), &err);
+  printf("# a limit of %s: %s of %s are free\n", text, size_text(limited.free).text,
+         size_text(limited.all).text);
+  assert_int_equal(limited.all, limit / MIB * MIB);
+  assert_in_range(limited.free, (size_t)1900 * MIB, (size_t)2048 * MIB);
+  void *small = gpu_alloc((size_t)1024 * MIB);
+  assert_non_null(small);
+  assert_null(gpu_alloc((size_t)1100 * MIB)); // more than is left
+  assert_int_equal(setenv("CODA_MEMORY_LIMIT", "24", 1), 0);
+  expect_error(gpu_usable(&limited, &err), &err, "CODA_MEMORY_LIMIT is '24'");
+  assert_int_equal(unsetenv("CODA_MEMORY_LIMIT"), 0);
+  void *large = gpu_alloc((size_t)1100 * MIB);
+  assert_non_null(large);
+  CUDA_CHECK(cudaFree(small));
+  CUDA_CHECK(cudaFree(large));
+  free(text);
+}
