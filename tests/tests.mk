@@ -60,7 +60,8 @@ TEST_CU := $(wildcard tests/*/programs/*.cu)
 build/release/tests/%.o: tests/%.cu $$(call changed,FUSED); $(call compile,FUSED)
 $(PLANTED_FAULTS).o: tests/gpu/planted_faults.cu $$(call changed,CUDA); $(call compile,CUDA)
 $(TRAIN_FAULTS): build/release/train.o
-$(TRAIN_FAULTS): EXTRA_LIBS = build/release/gpu.a -Wl,--wrap=gpu_alloc,--wrap=cudaEventSynchronize
+WRAP_TRAIN := gpu_alloc gpu_alloc_host cudaEventSynchronize
+$(TRAIN_FAULTS): EXTRA_LIBS = build/release/gpu.a $(WRAP_TRAIN:%=-Wl,--wrap=%)
 TEST_C := $(wildcard tests/gpu/*.c tests/bench/*.c)
 TEST_C := $(filter-out $(GPU_PROGRAMS:build/release/%=%.c) tests/bench/tokenize.c,$(TEST_C))
 TEST_O := $(TEST_C:%.c=build/release/%.o)

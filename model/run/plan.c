@@ -130,6 +130,11 @@ static bool advise_together(const Search *s, int64_t batch, Error *err) {
     if (lacking(s, &less) < lacking(s, &c)) c = less;
   }
   if (!fits(s, &c) || !chunks_divide(&c)) return false;
+  for (int i = 0; i < SAVINGS; i++) { // without those that later ones have made needless
+    Config more = c, was = *s->config;
+    *value_of(&more, &savings[i]) = *value_of(&was, &savings[i]);
+    if (fits(s, &more)) c = more;
+  }
   error_append(err, "; it would fit with");
   for (int i = 0; i < SAVINGS; i++) {
     Config was = *s->config;
@@ -149,6 +154,7 @@ void plan_advise(const Config *c, const RunShape *shape, const Backend *be, Erro
   s.there = be->memory_bytes;
   s.host = be->host_bytes;
   s.more = be->workspace_bytes > outline ? be->workspace_bytes - outline : 0;
+  if (fits(&s, c)) return; // it was refused for another reason
   advise_savings(&s, &named, err);
   advise_batches(&s, &named, err);
   if (named > 0 || advise_together(&s, c->train.batch_size, err) || advise_together(&s, 1, err))

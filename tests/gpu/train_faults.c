@@ -11,6 +11,8 @@ static long number(const char *name) {
 
 void *__real_gpu_alloc(size_t bytes);
 void *__wrap_gpu_alloc(size_t bytes);
+void *__real_gpu_alloc_host(size_t bytes);
+void *__wrap_gpu_alloc_host(size_t bytes);
 cudaError_t __real_cudaEventSynchronize(cudaEvent_t event);
 cudaError_t __wrap_cudaEventSynchronize(cudaEvent_t event);
 
@@ -18,6 +20,11 @@ cudaError_t __wrap_cudaEventSynchronize(cudaEvent_t event);
 void *__wrap_gpu_alloc(size_t bytes) {
   static long allocations;
   return ++allocations == number("FAIL_ALLOCATION") ? NULL : __real_gpu_alloc(bytes);
+}
+
+// With FAIL_HOST_ALLOCATION the system refuses pinned memory.
+void *__wrap_gpu_alloc_host(size_t bytes) {
+  return number("FAIL_HOST_ALLOCATION") ? NULL : __real_gpu_alloc_host(bytes);
 }
 
 // From wait LOSE_GPU on the GPU is lost: CUDA says so to every call from then on.
