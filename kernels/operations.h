@@ -68,8 +68,7 @@ typedef enum MomentType { MOMENTS_FP32, MOMENTS_BF16 } MomentType;
 // The type of master weights.
 typedef enum MasterType { MASTERS_FP32, MASTERS_BF16 } MasterType;
 
-// What of the update's state lies in the host's memory; each choice has that of the one before,
-// too.
+// What of the update's state lies in the host's memory: each has that of the one before, too.
 typedef enum Offload { OFFLOAD_NONE, OFFLOAD_MOMENTS, OFFLOAD_MASTERS } Offload;
 
 // Row-major GEMMs, by how A and B are stored; the result is [M, N].

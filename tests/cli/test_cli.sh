@@ -122,6 +122,9 @@ check validation_is_logged_at_step_0_at_intervals_and_at_the_end "$(grep '"val"'
   test "$(grep '"kind":"val"' "$log" | grep -oE '"step":[0-9]+' | tr '\n' ' ')" = '"step":0 "step":10 "step":20 '
 check every_step_is_logged "$(grep -c '"train"' "$log") of 20" test "$(grep -c '"kind":"train"' "$log")" = 20
 must "$TRAIN" "$config" train.steps=1 optimizer.warmup_steps=0 "output.dir=$folder/single"
+must "$TRAIN" "$config" train.steps=1 optimizer.warmup_steps=0 backend.offload=masters "output.dir=$folder/offloaded"
+check on_a_cpu_offloading_changes_nothing "$(head -n 1 "$folder/offloaded/log.jsonl")" \
+  same_bits "$folder/single" "$folder/offloaded"
 check a_run_of_one_step_trains "$(grep '"train"' "$folder/single/log.jsonl")" \
   grep -q '"kind":"train","step":1,.*"lr":0.003,' "$folder/single/log.jsonl"
 check the_sample_is_logged "$(cat "$log")" grep -q '"kind":"sample","step":20' "$log"

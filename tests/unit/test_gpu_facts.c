@@ -2,6 +2,7 @@
 #include <dlfcn.h>
 
 #include "kernels/cuda/cudnn.h"
+#include "kernels/gpu_backends.h"
 #include "model/run/backend.h"
 #include "model/tensors.h"
 #include "tests/support/test.h"
@@ -14,6 +15,15 @@ void *__wrap_dlopen(const char *name, int flags) {
   if (strcmp(name, "libcudnn.so.8") == 0) name = "build/release/tests/cudnn_stub.so";
   if (strcmp(name, "libcudnn.so.9") == 0) name = "libcudnn.so.absent";
   return __real_dlopen(name, flags);
+}
+
+int __wrap_gpu_usable(GpuMemory *memory, Error *err);
+
+// A card of 80 GiB, of which 1 is taken.
+int __wrap_gpu_usable(GpuMemory *memory, Error *err) {
+  (void)err;
+  *memory = (GpuMemory){.all = (size_t)80 << 30, .free = (size_t)79 << 30};
+  return 0;
 }
 
 TEST(a_cudnn_of_another_major_version_is_named) {
@@ -267,4 +277,18 @@ TEST(a_host_without_the_memory_is_said_in_one_sentence) {
   assert_int_equal(memory_check_host(&p.plan, &p.sizes, &err), -1);
   assert_string_equal(err.text, "not enough memory on the host: backend.offload needs 29.91 GiB "
                                 "there, and 29.91 GiB are free");
+}
+
+// Before a GPU is opened; what the GPU itself lacks is found when it is.
+TEST(the_host_is_asked_before_a_gpu_is_opened) {
+  char *overrides[] = {"backend.offload=masters", "model.num_hidden_layers=4000"};
+  Planned p = plan_of("configs/70b-width.json", 2, overrides);
+  assert_int_equal(plan_check(&p.config, &p.shape, &err), -1);
+  assert_non_null(strstr(err.text, "not enough memory on the host: backend.offload needs "));
+  assert_non_null(strstr(err.text, "; not even one sequence would fit"));
+  assert_null(strchr(err.text, '\n'));
+  p = plan_of("configs/llama-15m.json", 1, overrides);
+  assert_int_equal(plan_check(&p.config, &p.shape, &err), 0);
+  p = plan_of("configs/70b-width.json", 0, NULL);
+  assert_int_equal(plan_check(&p.config, &p.shape, &err), 0);
 }
