@@ -92,6 +92,17 @@ double init_deviation(const ModelConfig *c, const char *hf_name) {
   return c->zero_init && output ? 0 : c->initializer_range;
 }
 
+size_t params_largest_bytes(const ModelConfig *c) {
+  const int count = params_count(c);
+  ParamTensor *list = xcalloc((size_t)count, sizeof *list);
+  int64_t largest = 0;
+  params_table(c, false, list);
+  for (int i = 0; i < count; i++)
+    if (list[i].rows * list[i].cols > largest) largest = list[i].rows * list[i].cols;
+  free(list);
+  return (size_t)largest * sizeof(float);
+}
+
 void param_init(const ModelConfig *c, uint64_t seed, const char *hf_name, bool norm, int64_t first,
                 int64_t count, float *values) {
   const uint64_t key = rng_key(seed, hf_name);
@@ -546,6 +557,7 @@ void memory_plan(MemoryPlan *plan, const ModelConfig *c, const RunShape *shape, 
   const ParamBytes params = params_layout(tensors, c, shape, be, NULL, NULL, plan);
   plan->params_bytes = params.device;
   plan->host_bytes = params.host;
+  if (params.host > 0) plan->host_needed = params.host + params_largest_bytes(c);
   plan->grads_bytes = grads_layout(tensors, c, shape, be, NULL, plan);
   plan->acts_bytes = acts_layout(&acts, c, shape, be, NULL, plan);
   if (shape->context > 0) {
@@ -589,8 +601,8 @@ void memory_plan_print(const MemoryPlan *plan) {
 }
 
 int memory_check_host(const MemoryPlan *plan, const Backend *be, Error *err) {
-  if (plan->host_bytes <= be->host_bytes) return 0;
+  if (plan->host_needed <= be->host_bytes) return 0;
   return error_set(err,
                    "not enough memory on the host: backend.offload needs %s there, and %s are free",
-                   size_text(plan->host_bytes).text, size_text(be->host_bytes).text);
+                   size_text(plan->host_needed).text, size_text(be->host_bytes).text);
 }

@@ -38,6 +38,8 @@ int params_count(const ModelConfig *model);
 // Fills list[params_count(model)] with the fields that need no memory: rows, cols, norm, decay,
 // which is true of matrices alone, and with muon the parts of layers' matrices.
 void params_table(const ModelConfig *model, bool muon, ParamTensor *list);
+// Of the largest parameter in fp32, as which loads and saves hold one at a time.
+size_t params_largest_bytes(const ModelConfig *model);
 // Indices into the list; layer: -1 outside the layers.
 int param_index(const ModelConfig *model, ParamKind kind, int64_t layer);
 // Initial values of HF tensor `hf_name`, element range [first, first + count): 1 for norms, else
@@ -107,9 +109,10 @@ typedef struct MemoryPlan {
   PlanItem items[PLAN_MAX_ITEMS];
   size_t params_bytes, grads_bytes, acts_bytes; // the three allocations
   size_t host_bytes;                            // a fourth, of what is offloaded
-  size_t sampler_bytes;                         // the generator's
-  size_t workspace_bytes;                       // the backend's own, and rounding of allocations
-  size_t total_bytes;                           // but for host_bytes
+  size_t host_needed;     // where that is not 0: it, and what loads and saves hold beside it
+  size_t sampler_bytes;   // the generator's
+  size_t workspace_bytes; // the backend's own, and rounding of allocations
+  size_t total_bytes;     // but for host_bytes
 } MemoryPlan;
 
 // Bytes of everything a run allocates on this backend.

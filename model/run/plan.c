@@ -51,7 +51,7 @@ static size_t lacking(const Search *s, const Config *c) {
   memory_plan(&plan, &c->model, &shape, &sizes);
   const size_t needed = plan.total_bytes + s->more;
   return (needed > s->there ? needed - s->there : 0) +
-         (plan.host_bytes > s->host ? plan.host_bytes - s->host : 0);
+         (plan.host_needed > s->host ? plan.host_needed - s->host : 0);
 }
 
 static bool fits(const Search *s, const Config *c) {
@@ -189,7 +189,7 @@ static bool limit_fits(const Config *c, const Outlook *o, int64_t batch, int64_t
   if (shape.loss_chunks == 0) shape.loss_chunks = choose_loss_chunks(&tried, shape, o->gpu_bytes);
   const Backend sizes = backend_outline(&tried, &shape, o->gpu);
   memory_plan(&plan, &c->model, &shape, &sizes);
-  return plan.total_bytes <= o->sizes.memory_bytes && plan.host_bytes <= o->sizes.host_bytes;
+  return plan.total_bytes <= o->sizes.memory_bytes && plan.host_needed <= o->sizes.host_bytes;
 }
 
 // The i-th length that is tried, ascending. Loss chunks divide it well.

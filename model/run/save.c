@@ -20,7 +20,8 @@ SavesPlan saves_plan(const Config *config, const Backend *be, size_t planned_byt
   // What an open GPU's run has of the host's memory is taken already.
   const size_t run_bytes = be->services.memory_taken ? 0 : planned_bytes;
   SavesPlan plan = {.bytes = background_bytes(config, be), .left = memory_available()};
-  plan.background = run_bytes <= plan.left && plan.bytes <= plan.left - run_bytes;
+  const size_t needed = plan.bytes + params_largest_bytes(&config->model); // which is written
+  plan.background = run_bytes <= plan.left && needed <= plan.left - run_bytes;
   return plan;
 }
 
