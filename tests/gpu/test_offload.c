@@ -1,5 +1,6 @@
 // What backend.offload names lies in the host's memory, and a run has the same bits: in bf16 and in
-// FP8, with moments of either type, one micro-batch or two, recorded steps and launched ones.
+// FP8, with moments and masters of either type, by AdamW and Muon, one micro-batch or two, recorded
+// steps and launched ones.
 #include <cuda_runtime_api.h>
 
 #include "base/rng.h"
@@ -21,12 +22,13 @@ static const char tiny[] =
     " \"data\": {\"train\": \"none\"}, \"output\": {\"dir\": \"none\"},"
     " \"train\": {\"steps\": 6, \"sequence_length\": 64, \"batch_size\": 2,"
     " \"gradient_accumulation\": %d, \"sample_interval\": -1, \"loss_chunks\": 1},"
-    " \"optimizer\": {\"learning_rate\": 0.01, \"schedule\": \"constant\"},"
+    " \"optimizer\": {\"learning_rate\": 0.01, \"schedule\": \"constant\", \"kind\": \"%s\"},"
     " \"backend\": {\"device\": \"cuda\", \"deterministic\": true, \"graphs\": %s,"
-    " \"kernels\": \"%s\", \"precision\": \"%s\", \"moments\": \"%s\", \"offload\": \"%s\"}}";
+    " \"kernels\": \"%s\", \"precision\": \"%s\", \"moments\": \"%s\", \"masters\": \"%s\","
+    " \"offload\": \"%s\"}}";
 
 typedef struct Case {
-  const char *kernels, *precision, *moments;
+  const char *kernels, *precision, *moments, *masters, *kind;
   int micro_batches, vocab;
   bool tied, graphs;
 } Case;
@@ -41,9 +43,9 @@ typedef struct Result {
 static Config config_of(const Case *c, const char *offload) {
   Config config;
   Error err = {""};
-  char *json =
-      xasprintf(tiny, c->vocab, c->tied ? "true" : "false", c->micro_batches,
-                c->graphs ? "true" : "false", c->kernels, c->precision, c->moments, offload);
+  char *json = xasprintf(tiny, c->vocab, c->tied ? "true" : "false", c->micro_batches, c->kind,
+                         c->graphs ? "true" : "false", c->kernels, c->precision, c->moments,
+                         c->masters, offload);
   must(config_parse(&config, "test", json, 0, NULL, &err), &err);
   free(json);
   return config;
@@ -59,16 +61,18 @@ static void check_places(const Llama *llama, Offload offload) {
   for (int i = 0; i < llama->param_count; i++) {
     const ParamTensor *t = &llama->tensors[i];
     assert_int_equal(on_host(t->m), t->decay && offload >= OFFLOAD_MOMENTS);
-    assert_int_equal(on_host(t->v), t->decay && offload >= OFFLOAD_MOMENTS);
+    if (t->v) assert_int_equal(on_host(t->v), t->decay && offload >= OFFLOAD_MOMENTS);
     assert_int_equal(on_host(t->master), t->decay && offload >= OFFLOAD_MASTERS);
     assert_true(!t->grad || !on_host(t->grad));
+    assert_true(!t->compute.data || !on_host(t->compute.data));
     assert_true(!t->folded.data || !on_host(t->folded.data));
   }
 }
 
 static size_t part_bytes(const Llama *llama, const ParamTensor *t, int part) {
   const Backend *be = llama->be;
-  return (size_t)(t->rows * t->cols) * (part == 0 ? be->master_bytes : be->moment_bytes);
+  if (part == 2 && !t->v) return 0; // Muon's
+  return (size_t)(t->rows * t->cols) * (part == 0 ? master_bytes_of(be, t) : be->moment_bytes);
 }
 
 static const void *part_of(const ParamTensor *t, int part) {
@@ -79,15 +83,18 @@ static const void *part_of(const ParamTensor *t, int part) {
 // after it.
 static void check_snapshot(Llama *llama, int32_t *ids) {
   Backend *be = llama->be;
-  const int count = PARTS * llama->param_count;
-  SnapshotPiece *list = xcalloc((size_t)count, sizeof *list);
-  char **before = xcalloc((size_t)count, sizeof *before);
-  for (int i = 0; i < count; i++) {
+  const int most = PARTS * llama->param_count;
+  SnapshotPiece *list = xcalloc((size_t)most, sizeof *list);
+  char **before = xcalloc((size_t)most, sizeof *before);
+  int count = 0;
+  for (int i = 0; i < most; i++) {
     const ParamTensor *t = &llama->tensors[i / PARTS];
     const size_t bytes = part_bytes(llama, t, i % PARTS);
-    list[i] = (SnapshotPiece){xmalloc(bytes), part_of(t, i % PARTS), bytes};
-    before[i] = xmalloc(bytes);
-    be->services.read(be, before[i], list[i].from, bytes);
+    if (bytes == 0) continue;
+    list[count] = (SnapshotPiece){xmalloc(bytes), part_of(t, i % PARTS), bytes};
+    before[count] = xmalloc(bytes);
+    be->services.read(be, before[count], list[count].from, bytes);
+    count++;
   }
   be->services.snapshot_begin(be, list, count);
   llama_load_batch(llama, &(Batch){.tokens = ids, .targets = ids + TOKENS});
@@ -107,13 +114,13 @@ static void read_state(const Llama *llama, Result *r) {
   r->count = 0;
   for (int i = 0; i < llama->param_count; i++)
     r->count += PARTS * llama->tensors[i].rows * llama->tensors[i].cols;
-  float *at = r->state = xmalloc((size_t)r->count * sizeof *at);
+  float *at = r->state = xcalloc((size_t)r->count, sizeof *at);
   for (int i = 0; i < llama->param_count; i++) {
     const ParamTensor *t = &llama->tensors[i];
     const int64_t n = t->rows * t->cols;
-    be->services.read_master(be, at, t->master, n);
+    be->services.read_master(be, at, t, 0, n);
     be->services.read_moments(be, at + n, t->m, n);
-    be->services.read_moments(be, at + 2 * n, t->v, n);
+    if (t->v) be->services.read_moments(be, at + 2 * n, t->v, n);
     at += PARTS * n;
   }
 }
@@ -163,22 +170,24 @@ static void check_case(const Case *c) {
     assert_memory_equal(got.losses, plain.losses, sizeof got.losses);
     for (int64_t k = 0; k < got.count; k++)
       if (memcmp(&got.state[k], &plain.state[k], sizeof(float)) != 0)
-        fail_msg("%s, %s, moments %s, %d micro-batches: value %lld is %.9g with offload=%s, %.9g "
-                 "without",
-                 c->kernels, c->precision, c->moments, c->micro_batches, (long long)k,
-                 (double)got.state[k], places[i], (double)plain.state[k]);
+        fail_msg("%s, %s, %s, moments %s, masters %s, %d micro-batches: value %lld is %.9g with "
+                 "offload=%s, %.9g without",
+                 c->kernels, c->precision, c->kind, c->moments, c->masters, c->micro_batches,
+                 (long long)k, (double)got.state[k], places[i], (double)plain.state[k]);
     free(got.state);
   }
   free(plain.state);
 }
 
 static void check_cases(const char *kernels, const char *precision) {
-  static const char *const moments[] = {"fp32", "bf16"};
+  static const char *const types[] = {"fp32", "bf16"}, *const kinds[] = {"adamw", "muon"};
   for (int i = 0; i < 16; i++) {
     if (first_tier() && i % 3 != 0) continue;
     check_case(&(Case){.kernels = kernels,
                        .precision = precision,
-                       .moments = moments[i & 1],
+                       .moments = types[i & 1],
+                       .masters = types[(i >> 1 ^ i >> 2) & 1],
+                       .kind = kinds[(i >> 1 ^ i >> 3) & 1],
                        .micro_batches = i & 2 ? 2 : 1,
                        .vocab = 387,
                        .tied = i & 4,

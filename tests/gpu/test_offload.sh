@@ -44,6 +44,8 @@ for kernels in $all_kernels; do
   offloaded_alike "$kernels-accumulated" "backend.kernels=$kernels" train.gradient_accumulation=2
 done
 offloaded_alike bf16_moments backend.moments=bf16
+offloaded_alike bf16_masters backend.masters=bf16
+offloaded_alike muon optimizer.kind=muon
 offloaded_alike launched backend.graphs=false
 offloaded_alike saved_beside_steps train.save_interval=1
 offloaded_alike saved_while_training_waits train.save_interval=1 output.background_save=false
@@ -51,7 +53,7 @@ if [ -n "$(fp8_kernels "$config")" ]; then
   offloaded_alike fp8 backend.precision=fp8
   offloaded_alike fp8_bf16_moments_accumulated backend.precision=fp8 backend.moments=bf16 train.gradient_accumulation=2
 fi
-rm -rf "$folder"/*accumulated* "$folder"/bf16* "$folder"/launched* "$folder"/saved* "$folder"/fp8*
+rm -rf "$folder"/*accumulated* "$folder"/bf16* "$folder"/muon* "$folder"/launched* "$folder"/saved* "$folder"/fp8*
 
 # ---- Kills, in steps and in saves
 killed=(train.steps=40 train.save_interval=2 backend.moments=bf16)

@@ -143,7 +143,7 @@ static size_t booked(const MemoryPlan *plan, bool host) {
 static size_t matrix_elements(const ModelConfig *model) {
   ParamTensor *list = xcalloc((size_t)params_count(model), sizeof *list);
   size_t elements = 0;
-  params_table(model, list);
+  params_table(model, false, list);
   for (int i = 0; i < params_count(model); i++)
     if (list[i].decay) elements += (size_t)(list[i].rows * list[i].cols);
   free(list);
@@ -199,12 +199,13 @@ static bool inside(const void *p, size_t bytes, const char *block, size_t block_
   return (const char *)p >= block && (const char *)p + bytes <= block + block_bytes;
 }
 
-// Every tensor has its own bytes of the block that its class and the key name.
-TEST(blocks_of_the_host_and_the_device_hold_the_tensors_side_by_side) {
+// Every tensor has its own bytes of the block that its class and the key name. A compute weight
+// stays on the device, also where it would be its bf16 master.
+static void check_blocks(char *masters, char *kind) {
   for (int offload = OFFLOAD_NONE; offload <= OFFLOAD_MASTERS; offload++) {
     char *overrides[] = {"model.num_hidden_layers=1", "model.vocab_size=258",
-                         "backend.moments=bf16"};
-    Planned p = plan_of("configs/llama-1m.json", 3, overrides);
+                         "backend.moments=bf16", masters, kind};
+    Planned p = plan_of("configs/llama-1m.json", 5, overrides);
     const ModelConfig *model = &p.config.model;
     ParamTensor *list = xcalloc((size_t)params_count(model), sizeof *list);
     p.sizes.offload = (Offload)offload;
@@ -216,7 +217,11 @@ TEST(blocks_of_the_host_and_the_device_hold_the_tensors_side_by_side) {
       const size_t n = (size_t)(t->rows * t->cols);
       char *const parts[] = {(char *)t->master, (char *)t->m, (char *)t->v};
       for (int k = 0; k < 3; k++) {
-        const size_t size = n * (k == 0 ? 4 : 2);
+        const size_t size = n * (k == 0 ? master_bytes_of(&p.sizes, t) : 2);
+        if (k == 2 && t->part_count > 0) { // Muon's
+          assert_null(parts[k]);
+          continue;
+        }
         const bool there = t->decay && offload >= (k == 0 ? OFFLOAD_MASTERS : OFFLOAD_MOMENTS);
         assert_true(
             inside(parts[k], size, there ? host : device, there ? bytes.host : bytes.device));
@@ -229,6 +234,12 @@ TEST(blocks_of_the_host_and_the_device_hold_the_tensors_side_by_side) {
     free(host);
     free(list);
   }
+}
+
+TEST(blocks_of_the_host_and_the_device_hold_the_tensors_side_by_side) {
+  check_blocks("backend.masters=fp32", "optimizer.kind=adamw");
+  check_blocks("backend.masters=bf16", "optimizer.kind=adamw");
+  check_blocks("backend.masters=bf16", "optimizer.kind=muon");
 }
 
 // ---- Sentences
@@ -259,7 +270,7 @@ TEST(a_run_that_does_not_fit_is_told_what_would) {
   check_advice(path, (Room){110, 40}, 2, there, "; it would fit with backend.moments=bf16");
   check_advice(path, (Room){110, 40}, 1, far, "; it would fit with backend.offload=moments");
   check_advice(path, (Room){70, 70}, 4, wide,
-               "; it would fit with backend.moments=bf16 backend.offload=masters");
+               "; it would fit with backend.masters=bf16 backend.offload=moments");
   check_advice(path, (Room){8, 8}, 3, fewer,
                "; not even one sequence would fit: take a smaller model, a shorter "
                "train.sequence_length or more train.loss_chunks");
