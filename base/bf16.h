@@ -3,6 +3,8 @@
 #include <stdint.h>
 #include <string.h>
 
+typedef uint16_t bf16_bits;
+
 // The nearest, ties to even. NaN stays NaN. Written without a branch, so that loops of it become
 // vector instructions.
 static inline uint16_t bf16_of_float(float value) {

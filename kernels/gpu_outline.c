@@ -1,4 +1,5 @@
 #include "kernels/gpu_backends.h"
+#include "kernels/muon_groups.h"
 
 enum { BF16 = 2, FP32 = 4 }; // bytes
 
@@ -31,5 +32,6 @@ Backend backend_gpu_outline(const OpsConfig *c, const GpuOptions *o) {
   // Scratch of the SwiGLU's and attention's backward, and two sums of each row of dlogits.
   be.workspace_bytes = (size_t)c->max_tokens * (BF16 * F + 4 * BF16 * Hd) +
                        (size_t)o->loss_tokens * loss_parts * 2 * FP32;
+  be.services.list_bytes = muon_bytes; // beside which the tables of the parameters are small
   return be;
 }

@@ -10,13 +10,12 @@
 #pragma once
 #include <cuda_runtime_api.h>
 #include <stdint.h>
+#include "base/bf16.h"
 #include "kernels/ops.h"
 
 #ifdef __cplusplus
 extern "C" {
 #endif
-
-typedef uint16_t bf16_bits;
 
 // Scales of FP8 copies, on the device. A tensor's copies hold scale * value, saturated. The scale
 // is a power of two and delayed: it follows from the largest values of earlier steps, so that an

@@ -16,29 +16,11 @@
 #pragma once
 #include "kernels/cuda/gemm.h"
 #include "kernels/cuda/kernels.h"
+#include "kernels/muon_groups.h"
 
 #ifdef __cplusplus
 extern "C" {
 #endif
-
-enum { MUON_SQUARES = 4 };
-
-typedef struct MuonGroup {
-  int64_t rows, cols, count;
-  int64_t batch;  // of them in a launch
-  int64_t placed; // by muon_place
-  bf16_bits *X;   // [count, rows, cols]
-  float *factors; // [count] of X: what it is multiplied by
-} MuonGroup;
-
-typedef struct Muon {
-  MuonGroup *groups;
-  int group_count;
-  bf16_bits *Y;               // of one launch: as X
-  bf16_bits *S[MUON_SQUARES]; // [batch, n, n], n the smaller side
-  char *memory;
-  size_t bytes;
-} Muon;
 
 // Matrices that are made orthogonal in one launch a product: factors X, from X into X, over Y.
 typedef struct MuonBatch {
@@ -48,21 +30,10 @@ typedef struct MuonBatch {
 } MuonBatch;
 
 // ---- muon.c
-// The groups of the list's parts, without memory; muon_free releases what it allocated.
-Muon muon_plan(const ParamTensor *list, int count);
-void muon_free(Muon *muon);
-// The same with memory, and the products' algorithms chosen. Memory that is not there ends the
+// muon_plan's with memory, and the products' algorithms chosen. Memory that is not there ends the
 // process with a sentence: the plan counted it.
 void muon_open(Muon *muon, Gemm *gemm, const ParamTensor *list, int count);
 void muon_close(Muon *muon);
-
-typedef struct MuonPlace {
-  bf16_bits *X; // [rows, cols]
-  float *factor;
-} MuonPlace;
-// The next matrix of that shape, counted from the last reset.
-MuonPlace muon_place(Muon *muon, int64_t rows, int64_t cols);
-void muon_places_reset(Muon *muon);
 
 // ---- momentum.cu
 // Where the update is applied: the momentum of all parts, u as bf16 into their places, and the

@@ -181,6 +181,22 @@ TEST(what_is_offloaded_is_taken_from_the_device_and_booked_on_the_host) {
   }
 }
 
+// Muon's directions in bf16, and what one launch works on: 2^27 elements and four squares of them.
+TEST(a_plan_without_a_gpu_counts_muons_workspace) {
+  char *overrides[] = {"optimizer.kind=muon", "optimizer.kind=adamw"};
+  const Planned muon = plan_of("configs/llama-110m.json", 1, overrides),
+                adamw = plan_of("configs/llama-110m.json", 1, overrides + 1);
+  ParamTensor *list = xcalloc((size_t)params_count(&muon.config.model), sizeof *list);
+  size_t directions = 0;
+  params_table(&muon.config.model, true, list);
+  for (int i = 0; i < params_count(&muon.config.model); i++)
+    if (list[i].part_count > 0) directions += 2 * (size_t)(list[i].rows * list[i].cols);
+  free(list);
+  const size_t more = muon.plan.workspace_bytes - adamw.plan.workspace_bytes;
+  print_message("# %s for directions of %s\n", size_text(more).text, size_text(directions).text);
+  assert_in_range(more, directions, directions + 5 * ((size_t)2 << 27));
+}
+
 // Without a GPU there is one memory, and a generator has no update.
 TEST(only_a_gpu_that_trains_offloads) {
   char *overrides[] = {"backend.offload=masters"};
