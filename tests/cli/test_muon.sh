@@ -54,6 +54,8 @@ as_whole() {
     "$TRAIN" "$config" "output.dir=$folder/cut_$name" "${options[@]}" train.resume=auto \
       >"$folder/said" 2>"$folder/said.err" </dev/null &
     process=$!
+    # The log may have the step already, and a signal to bash's fork before its exec runs this script's trap.
+    wait_for '^train' "/proc/$process/comm" $process
     wait_for "\"kind\":\"train\",\"step\":$step," "$folder/cut_$name/log.jsonl" $process
     kill -"$signal" $process 2>/dev/null
     wait $process 2>/dev/null
