@@ -10,9 +10,12 @@
 //     A_next = Z A Z     X_last = Q X
 // need half of the tiles of products of the smaller side alone; X takes part where A is made and at
 // the end. But A's rounding error grows with X's small singular values, by a^2 = 12 a step, while
-// that of X does not. So after two steps X = Q X is made and A anew from it: an error of 2^-9 of A
-// becomes 142 times that at most. And X keeps its factor: A is multiplied by 1 / |u|^2, and the
-// update by 1 / |u|.
+// that of X does not. So after two steps X = Q X is made and A anew from it: for three steps, where
+// an error of 2^-9 of A becomes 142 times that at most, or, of a nearly square matrix, which has
+// smaller singular values and less to gain, for one step, three times. Random matrices end 0.8 to
+// 1.2 times as far from the exact result as by cuBLASLt (1.1e-2 of its norm). Z and Q hold their
+// multiple of the identity: B = Z - a in its place cancels where singular values are near 1. And X
+// keeps its factor: A is multiplied by 1 / |u|^2, and the update by 1 / |u|.
 #pragma once
 #include "kernels/cuda/gemm.h"
 #include "kernels/cuda/kernels.h"

@@ -46,10 +46,9 @@ template <class Program, class In = Bf16, int TOGETHER = 4> struct Pairs : Progr
     Program &program = static_cast<Program &>(*this);
     constexpr int LOADS = Program::Loads::COUNT, STORES = Program::Stores::COUNT;
     constexpr bool COPIES = Program::Copies::WIDTH > 0;
-    // Copies follow the stored chunks in the slot, and overwrite loads that lie there, as the
-    // mirror of a symmetric result does in the second chunk: other warps' loads.
+    // Copies follow the stored chunks in the slot, and overwrite loads that lie there.
     constexpr bool FIRST_AHEAD = COPIES && LOADS > 0 && STORES == 0,
-                   SECOND_AHEAD = LOADS > 1 && (Program::SYMMETRIC || (COPIES && STORES < 2));
+                   SECOND_AHEAD = COPIES && LOADS > 1 && STORES < 2;
     uint32_t a[16], b[16];
     if constexpr (FIRST_AHEAD) s.template load<0>(a);
     if constexpr (SECOND_AHEAD) s.template load<1>(b);

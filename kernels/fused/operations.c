@@ -253,91 +253,80 @@ void fused_down_dgrad(Backend *be, int64_t M, Operand dx, Operand W, const act_t
 
 // ---- Muon
 
-// The programs of programs/newton_schulz.cu on all matrices of a batch: out [M, N].
-static void launch_of_batch(Cuda *c, const MuonBatch *b, ProgramName name, ProgramCall call,
-                            bf16_bits *out) {
+// A product of all matrices of a batch: out [M, N].
+static void launch_of_batch(Cuda *c, const MuonBatch *b, ProgramName name, int64_t M, int64_t N,
+                            int64_t K, const bf16_bits *A, const bf16_bits *B, bf16_bits *out) {
   const OpenProgram *open = &fused_of(&c->base)->kernels.programs[name];
-  call.stores[0] = (Matrix){out, call.M, call.N};
-  call.batch = b->count;
-  fused_launch(open,
-               tile_of_batch(name, b->count, call.M, call.N, call.K, open->program->symmetric),
-               &call, c->gpu.stream);
+  const bool symmetric = open->program->symmetric;
+  const Matrix result = {out, M, N}, loaded = {A, M, N};
+  const ProgramCall call = {.M = M,
+                            .N = N,
+                            .K = K,
+                            .A = A,
+                            .B = B,
+                            .loads = {name == PROGRAM_POLYNOMIAL ? loaded : (Matrix){0}},
+                            .stores = {result},
+                            .batch = b->count,
+                            .args.factors = symmetric ? b->factors : NULL};
+  fused_launch(open, tile_of_batch(name, b->count, M, N, K, symmetric), &call, c->gpu.stream);
 }
 
-// The symmetric matrices [batch, n, n] of the iteration. Z = MUON_A + B, and Q = q + R is the
-// product of all Z so far.
+// The symmetric matrices [batch, n, n] of the iteration: S[0] to S[3], in changing roles.
 typedef struct Squares {
   int64_t n;
-  bf16_bits *A, *B, *R, *free;
-  float q;
+  bf16_bits *A, *Z, *Q, *free;
 } Squares;
 
-// out = c S T + a L (+ b M)
-static void polynomial(Cuda *c, const MuonBatch *batch, int64_t n, double of_product,
-                       const bf16_bits *S, const bf16_bits *T, double a, const bf16_bits *L,
-                       double b, const bf16_bits *M, bf16_bits *out) {
-  const ProgramCall call = {
-      .M = n,
-      .N = n,
-      .K = n,
-      .A = S,
-      .B = T,
-      .loads = {{L, n, n}, {M, n, n}},
-      .args.params = {{.f = (float)of_product}, {.f = (float)a}, {.f = (float)b}}};
-  launch_of_batch(c, batch, M ? PROGRAM_POLYNOMIAL_SUM : PROGRAM_POLYNOMIAL, call, out);
+static void exchange(bf16_bits **a, bf16_bits **b) {
+  bf16_bits *const t = *a;
+  *a = *b;
+  *b = t;
 }
 
-// B = b A + c A A; then Q = Z Q, whose R is B R + a R + q B.
+// Z = a + b A + c A A, and Q = Z Q, or Z where it is the first.
 static void multiply_by_polynomial(Cuda *c, const MuonBatch *b, Squares *s, bool first) {
-  bf16_bits *const B = first ? s->R : s->B;
-  polynomial(c, b, s->n, MUON_C, s->A, s->A, MUON_B, s->A, 0, NULL, B);
-  if (first) {
-    s->q = (float)MUON_A;
-    return;
-  }
-  polynomial(c, b, s->n, 1, B, s->R, MUON_A, s->R, s->q, B, s->free);
-  bf16_bits *const R = s->free;
-  s->free = s->R;
-  s->R = R;
-  s->q *= (float)MUON_A;
+  launch_of_batch(c, b, PROGRAM_POLYNOMIAL, s->n, s->n, s->n, s->A, s->A, first ? s->Q : s->Z);
+  if (first) return;
+  launch_of_batch(c, b, PROGRAM_COMMUTING, s->n, s->n, s->n, s->Z, s->Q, s->free);
+  exchange(&s->Q, &s->free);
 }
 
 // A = Z A Z.
 static void next_gram(Cuda *c, const MuonBatch *b, Squares *s, bool first) {
-  const bf16_bits *B = first ? s->R : s->B;
-  polynomial(c, b, s->n, 1, B, s->A, MUON_A, s->A, 0, NULL, s->free);
-  polynomial(c, b, s->n, 1, B, s->free, MUON_A, s->free, 0, NULL, s->A);
+  const bf16_bits *Z = first ? s->Q : s->Z;
+  launch_of_batch(c, b, PROGRAM_COMMUTING, s->n, s->n, s->n, Z, s->A, s->free);
+  launch_of_batch(c, b, PROGRAM_COMMUTING, s->n, s->n, s->n, s->free, Z, s->A);
 }
 
 // `steps` of the iteration: to = Q from.
 static void iterate(Cuda *c, const MuonBatch *b, int steps, const bf16_bits *from, bf16_bits *to) {
   const bool tall = b->rows > b->cols;
   const int64_t n = tall ? b->cols : b->rows, other = tall ? b->rows : b->cols;
-  Squares s = {n, b->S[0], b->S[1], b->S[2], b->S[3], 1};
-  const ProgramCall gram = {
-      .M = n, .N = n, .K = other, .A = from, .B = from, .args.factors = b->factors};
-  launch_of_batch(c, b, tall ? PROGRAM_GRAM_TALL : PROGRAM_GRAM, gram, s.A);
+  Squares s = {n, b->S[0], b->S[1], b->S[2], b->S[3]};
+  launch_of_batch(c, b, tall ? PROGRAM_GRAM_TALL : PROGRAM_GRAM, n, n, other, from, from, s.A);
   for (int i = 0; i < steps; i++) {
     multiply_by_polynomial(c, b, &s, i == 0);
     if (i + 1 < steps) next_gram(c, b, &s, i == 0);
   }
-  const ProgramCall apply = {.M = b->rows,
-                             .N = b->cols,
-                             .K = n,
-                             .A = tall ? from : s.R,
-                             .B = tall ? s.R : from,
-                             .loads = {{from, b->rows, b->cols}},
-                             .args.params = {{0}, {.f = s.q}}};
-  launch_of_batch(c, b, tall ? PROGRAM_APPLY_TALL : PROGRAM_APPLY, apply, to);
+  if (tall)
+    launch_of_batch(c, b, PROGRAM_APPLY_TALL, b->rows, b->cols, n, from, s.Q, to);
+  else
+    launch_of_batch(c, b, PROGRAM_APPLY, b->rows, b->cols, n, s.Q, from, to);
 }
 
-// By Gram matrices: two steps, and from the Gram matrix of their result, three. X keeps u's norm,
+// By Gram matrices, each for the next few steps; an even number of them ends in X. X keeps u's norm,
 // and so do the factors.
 void fused_orthogonalise(Cuda *c, const MuonBatch *b) {
   if (b->rows % 8 != 0 || b->cols % 8 != 0) { // rows of X or of A are no whole 16 bytes
     cuda_orthogonalise(c, b);
     return;
   }
-  iterate(c, b, 2, b->X, b->Y);
-  iterate(c, b, MUON_STEPS - 2, b->Y, b->X);
+  const int64_t larger = b->rows > b->cols ? b->rows : b->cols,
+                smaller = b->rows + b->cols - larger;
+  static const int of_long[] = {2, 3, 0}, of_square[] = {2, 1, 1, 1, 0};
+  bf16_bits *from = b->X, *to = b->Y;
+  for (const int *steps = larger >= 2 * smaller ? of_long : of_square; *steps; steps++) {
+    iterate(c, b, *steps, from, to);
+    exchange(&from, &to);
+  }
 }

@@ -23,7 +23,7 @@ extern "C" {
   ROW(GRAM, gram)                               /* muon */                                         \
   ROW(GRAM_TALL, gram_tall)                                                                        \
   ROW(POLYNOMIAL, polynomial)                                                                      \
-  ROW(POLYNOMIAL_SUM, polynomial_sum)                                                              \
+  ROW(COMMUTING, commuting)                                                                        \
   ROW(APPLY, apply)                                                                                \
   ROW(APPLY_TALL, apply_tall)                                                                      \
   ROW(RESIDUAL_FP8, residual_fp8)                                                                  \

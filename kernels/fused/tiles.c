@@ -26,7 +26,7 @@ static const Exposed exposed[PROGRAMS + 1] = {
     [PROGRAM_SWIGLU_BACKWARD] = {500, 0.04, 200, 0},
     [PROGRAM_NORM_DGRAD] = {300, 0.04, 100, 0},
     [PROGRAM_NORM_DGRAD_RESIDUAL] = {300, 0.04, 100, 0},
-    [PROGRAM_POLYNOMIAL_SUM] = {150, 0.04, 60, NONE}, // as RESIDUAL, not measured
+    [PROGRAM_POLYNOMIAL] = {150, 0.04, 60, NONE}, // as RESIDUAL, not measured
     // FP8; promoted programs have no turns in any shape
     [PROGRAM_RESIDUAL_FP8] = {NONE, 0.04, 100, NONE}, // one shape: nothing is chosen by it
     [PROGRAM_RESIDUAL_PROMOTED_FP8] = {NONE, 0.04, 0, 0},

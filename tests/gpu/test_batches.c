@@ -5,18 +5,17 @@
 
 typedef struct Batched {
   const Program *program;
-  float c, a, b; // c product + a first load + b second load
-  int loads;
+  double product, load, identity; // the factor of each in the result
   bool gram, tall; // A and B are X; the matrix that is no square has more rows than columns
 } Batched;
 
 static const Batched cases[] = {
-    {&fused_program_gram, 1, 0, 0, 0, true, false},
-    {&fused_program_gram_tall, 1, 0, 0, 0, true, true},
-    {&fused_program_polynomial, 2, -5, 0, 1, false, false},
-    {&fused_program_polynomial_sum, 1, 3.5f, 12, 2, false, false},
-    {&fused_program_apply, 1, 12, 0, 1, false, false},
-    {&fused_program_apply_tall, 1, 12, 0, 1, false, true},
+    {&fused_program_gram, 1, 0, 0, true, false},
+    {&fused_program_gram_tall, 1, 0, 0, true, true},
+    {&fused_program_polynomial, MUON_C, MUON_B, MUON_A, false, false},
+    {&fused_program_commuting, 1, 0, 0, false, false},
+    {&fused_program_apply, 1, 0, 0, false, false},
+    {&fused_program_apply_tall, 1, 0, 0, false, true},
 };
 enum { CASES = sizeof cases / sizeof *cases };
 
@@ -28,7 +27,7 @@ static const int64_t sizes[][3] = {
 typedef struct Matrices {
   Bench b;
   ProgramCall call;
-  float *A, *B, *loads[MAX_TILES], *reference, *twin, *factors;
+  float *A, *B, *load, *reference, *twin, *factors;
 } Matrices;
 
 static void make_symmetric(int64_t n, int64_t batch, float *x) {
@@ -48,10 +47,10 @@ static void operands_new(Matrices *m, const Batched *c) {
     m->B[i] = c->gram ? m->A[i] : m->A[i] / 2;
   m->call.A = bf16_buffer(&m->b, batch * M * K, m->A);
   m->call.B = c->gram ? m->call.A : bf16_buffer(&m->b, batch * N * K, m->B);
-  for (int i = 0; i < c->loads; i++) {
-    m->loads[i] = random_bf16(batch * M * N, 1, i ? "second" : "first");
-    if (c->program->symmetric) make_symmetric(M, batch, m->loads[i]);
-    m->call.loads[i] = (Matrix){bf16_buffer(&m->b, batch * M * N, m->loads[i]), M, N};
+  if (c->load != 0) {
+    m->load = random_bf16(batch * M * N, 1, "load");
+    make_symmetric(M, batch, m->load);
+    m->call.loads[0] = (Matrix){bf16_buffer(&m->b, batch * M * N, m->load), M, N};
   }
   m->factors = floats(batch);
   for (int64_t i = 0; i < batch; i++) m->factors[i] = 0.5f + (float)i;
@@ -62,13 +61,13 @@ static void expected_new(Matrices *m, const Batched *c) {
   const int64_t M = m->call.M, N = m->call.N, K = m->call.K, batch = m->call.batch;
   m->reference = floats(batch * M * N), m->twin = floats(batch * M * N);
   for (int64_t k = 0; k < batch; k++) {
-    const double of_product = c->gram ? pow((double)m->factors[k], 2) : (double)c->c;
+    const double of_product = c->gram ? pow((double)m->factors[k], 2) : c->product;
     float *out = m->reference + k * M * N;
     gemm(c->program->form, M, N, K, m->A + k * M * K, m->B + k * N * K, 0, out);
     for (int64_t i = 0; i < M * N; i++) {
       double sum = of_product * (double)out[i];
-      if (c->loads > 0) sum += (double)c->a * (double)m->loads[0][k * M * N + i];
-      if (c->loads > 1) sum += (double)c->b * (double)m->loads[1][k * M * N + i];
+      if (c->load != 0) sum += c->load * (double)m->load[k * M * N + i];
+      if (i / N == i % N) sum += c->identity;
       out[i] = (float)sum;
       m->twin[k * M * N + i] = rounded(out[i]);
     }
@@ -80,9 +79,6 @@ static void matrices_new(Matrices *m, Machine *machine, const Batched *c, const 
   *m = (Matrices){.b.be = &machine->memory,
                   .call = {.M = n, .N = n, .K = c->gram ? other : n, .batch = batch}};
   if (!c->program->symmetric) *(c->tall ? &m->call.M : &m->call.N) = other;
-  m->call.args.params[0].f = c->c;
-  m->call.args.params[1].f = c->a;
-  m->call.args.params[2].f = c->b;
   operands_new(m, c);
   expected_new(m, c);
   m->call.stores[0] =
@@ -90,7 +86,7 @@ static void matrices_new(Matrices *m, Machine *machine, const Batched *c, const 
 }
 
 static void matrices_free(Matrices *m) {
-  free(m->A), free(m->B), free(m->loads[0]), free(m->loads[1]);
+  free(m->A), free(m->B), free(m->load);
   free(m->reference), free(m->twin), free(m->factors);
   bench_free(&m->b);
 }

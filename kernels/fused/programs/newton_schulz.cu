@@ -1,14 +1,11 @@
 // Newton-Schulz' iteration for Muon (kernels/cuda/muon.h), of a batch of matrices:
-//     gram        A = f^2 X X^T             gram_tall    A = f^2 X^T X     f: 1 / |u| of the matrix
-//     polynomial  c S T + a L               polynomial_sum   c S T + a L + b M
-//     apply       Q X + a X                 apply_tall   X Q + a X
-// S, T and the symmetric L, M are polynomials of one A, so they commute, and the results are
-// symmetric, too. Multiples of the identity are factors here and in no array: in bf16 they would
-// round away what lies beside them.
-//   args.params c, a, b
+//     gram        A = f^2 X X^T       gram_tall    A = f^2 X^T X      f: 1 / |u| of the matrix
+//     polynomial  Z = a + b A + c A A
+//     commuting   S T of symmetric matrices whose product is symmetric: all are polynomials of A
+//     apply       Q X                 apply_tall   X Q
 //   gram: args.factors f   stores[0] A [batch, M, M]
-//   polynomials: loads[0] L, loads[1] M, stores[0] [batch, M, M]
-//   apply: loads[0] X, stores[0] [batch, M, N]
+//   polynomial: loads[0] A, stores[0] Z [batch, M, M]     commuting: stores[0] [batch, M, M]
+//   apply: stores[0] [batch, M, N]
 #include "kernels/fused/define.cuh"
 
 template <class Program> struct OfBatch : Pairs<Program> { static constexpr bool BATCHED = true; };
@@ -25,44 +22,33 @@ template <GemmForm FORM_> struct Gram : Symmetric<Gram<FORM_>> {
   }
 };
 
-enum { OF_PRODUCT, OF_FIRST, OF_SECOND }; // params
-
-// of_product v + of_first x, and + of_second y.
-template <class S> DEVICE float2 weighted(const S &s, float2 v, uint32_t x) {
-  const float c = s.block.args.params[OF_PRODUCT].f, a = s.block.args.params[OF_FIRST].f;
-  return {fmaf(c, v.x, a * bf16_low(x)), fmaf(c, v.y, a * bf16_high(x))};
-}
-
 struct Polynomial : Symmetric<Polynomial> {
+  static constexpr bool FITS_192 = false; // it spills
   using Loads = Chunks<64>;
-  template <class S> DEVICE uint32_t pair(const S &s, int, float2 v, uint32_t x) const {
-    const float2 sum = weighted(s, v, x);
-    return bf16_two(sum.x, sum.y);
+  template <class S> DEVICE uint32_t pair(const S &s, int i, float2 v, uint32_t A) const {
+    constexpr float a = (float)MUON_A, b = (float)MUON_B, c = (float)MUON_C;
+    const int row = (int)s.block.row(i & 1), column = s.column(i);
+    return bf16_two(fmaf(c, v.x, fmaf(b, bf16_low(A), row == column ? a : 0.0f)),
+                    fmaf(c, v.y, fmaf(b, bf16_high(A), row == column + 1 ? a : 0.0f)));
   }
 };
 
-struct PolynomialSum : Symmetric<PolynomialSum> {
-  static constexpr bool FITS_192 = false; // it spills
-  using Loads = Chunks<64, 64>;
-  template <class S> DEVICE uint32_t pair(const S &s, int, float2 v, uint32_t x, uint32_t y) const {
-    const float2 sum = weighted(s, v, x);
-    const float b = s.block.args.params[OF_SECOND].f;
-    return bf16_two(fmaf(b, bf16_low(y), sum.x), fmaf(b, bf16_high(y), sum.y));
+struct Commuting : Symmetric<Commuting> {
+  template <class S> DEVICE uint32_t pair(const S &, int, float2 v) const {
+    return bf16_two(v.x, v.y);
   }
 };
 
 template <GemmForm FORM_> struct Apply : OfBatch<Apply<FORM_>> {
   static constexpr GemmForm FORM = FORM_;
-  using Loads = Chunks<64>;
-  template <class S> DEVICE uint32_t pair(const S &s, int, float2 v, uint32_t x) const {
-    const float a = s.block.args.params[OF_FIRST].f;
-    return bf16_two(fmaf(a, bf16_low(x), v.x), fmaf(a, bf16_high(x), v.y));
+  template <class S> DEVICE uint32_t pair(const S &, int, float2 v) const {
+    return bf16_two(v.x, v.y);
   }
 };
 
 DEFINE_PROGRAM(Gram<GEMM_NT>, gram)
 DEFINE_PROGRAM(Gram<GEMM_TN>, gram_tall)
 DEFINE_PROGRAM(Polynomial, polynomial)
-DEFINE_PROGRAM(PolynomialSum, polynomial_sum)
+DEFINE_PROGRAM(Commuting, commuting)
 DEFINE_PROGRAM(Apply<GEMM_NN>, apply)
 DEFINE_PROGRAM(Apply<GEMM_NT>, apply_tall)
