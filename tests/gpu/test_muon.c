@@ -17,6 +17,7 @@ typedef struct Rig {
   Sizes n;
   bool grads_fp32;
   MomentType moments;
+  MasterType masters;
   Backend *gpu;
   Bench bench;
   ParamTensor list[TENSORS];
@@ -79,7 +80,8 @@ static void *either(Rig *r, bool fp32, int64_t n, const float *values) {
   return fp32 ? fp32_buffer(&r->bench, n, values) : bf16_buffer(&r->bench, n, values);
 }
 
-static void rig_open(Rig *r, Sizes n, KernelMode mode, bool grads_fp32, MomentType moments) {
+static void rig_open(Rig *r, Sizes n, KernelMode mode, bool grads_fp32, MomentType moments,
+                     MasterType masters) {
   const OpsConfig config = {.D = 256,
                             .F = 256,
                             .H = 2,
@@ -90,6 +92,7 @@ static void rig_open(Rig *r, Sizes n, KernelMode mode, bool grads_fp32, MomentTy
                             .max_positions = 64,
                             .rms_norm_eps = 1e-5f,
                             .moments = moments,
+                            .masters = masters,
                             .inv_freq = {1}};
   const GpuOptions options = {.kernels = mode.kernels,
                               .mainloop = mode.mainloop,
@@ -97,7 +100,7 @@ static void rig_open(Rig *r, Sizes n, KernelMode mode, bool grads_fp32, MomentTy
                               .grads_fp32 = grads_fp32,
                               .gemm_cache = ""};
   Error err;
-  *r = (Rig){.n = n, .grads_fp32 = grads_fp32, .moments = moments};
+  *r = (Rig){.n = n, .grads_fp32 = grads_fp32, .moments = moments, .masters = masters};
   r->gpu = backend_gpu_create(&config, &options, &err);
   if (!r->gpu) fail_msg("%s", err.text);
   r->bench.be = r->gpu;
@@ -113,7 +116,8 @@ static void rig_open(Rig *r, Sizes n, KernelMode mode, bool grads_fp32, MomentTy
   for (int i = 0; i < TENSORS; i++) {
     ParamTensor *t = &r->list[i];
     const int64_t count = elements(t);
-    t->master = fp32_buffer(&r->bench, count, r->master[i]);
+    const bool bf16 = masters == MASTERS_BF16 && t->rows > 1;
+    t->master = either(r, !bf16, count, r->master[i]);
     t->m = either(r, moments == MOMENTS_FP32, count, r->m[i]);
     if (t->part_count == 0) t->v = either(r, moments == MOMENTS_FP32, count, r->m[i]);
     grad_t *grad = either(r, grads_fp32, count, i % A_LAYER == NORM ? NULL : r->grad[i]);
@@ -122,7 +126,8 @@ static void rig_open(Rig *r, Sizes n, KernelMode mode, bool grads_fp32, MomentTy
       t->folded = operand_of(bf16_buffer(&r->bench, count, NULL));
     } else {
       t->grad = grad;
-      if (t->part_count > 0) t->compute = operand_of(bf16_buffer(&r->bench, count, NULL));
+      if (t->part_count > 0)
+        t->compute = operand_of(bf16 ? (act_t *)t->master : bf16_buffer(&r->bench, count, NULL));
     }
   }
 }
@@ -262,7 +267,7 @@ static void check_momentum(Rig *r, int i, double factor) {
 static void check_muon(Sizes n, KernelMode mode, bool grads_fp32, MomentType moments) {
   Rig r;
   StepResult got;
-  rig_open(&r, n, mode, grads_fp32, moments);
+  rig_open(&r, n, mode, grads_fp32, moments, MASTERS_FP32);
   RUN_TWICE(&r.bench, got = step(&r));
   printf("# %s, D %lld, %s gradients\n", mode.name, (long long)n.D, grads_fp32 ? "fp32" : "bf16");
   assert_true(got.applied);
@@ -292,9 +297,46 @@ TEST(sides_that_are_no_whole_units_become_orthogonal_too) {
   }
 }
 
+// A bf16 weight is one of the two neighbours of what it would be in fp32, and that in the mean.
+// Newton-Schulz in bf16 moves that by twice the twin's largest error at most.
+static void check_rounded(Rig *r, int i, double factor) {
+  const ParamTensor *t = &r->list[i];
+  const int64_t n = elements(t);
+  float *want = expected_step(r, i, factor, false), *twin = expected_step(r, i, factor, true),
+        *got = bench_read(&r->bench, t->master);
+  double sum = 0, moved = 0;
+  int64_t counted = 0;
+  for (int64_t j = 0; j < n; j++) moved = fmax(moved, 2 * fabs((double)(twin[j] - want[j])));
+  for (int64_t j = 0; j < n; j++) {
+    const double exact = (double)r->master[i][j] + (double)want[j],
+                 unit = ldexp(1, ilogb(exact) - 7), off = ((double)got[j] - exact) / unit;
+    if (!(fabs(off) <= 1 + moved / unit)) fail_msg("tensor %d: %g units off", i, off);
+    if (unit < 0x1p-13) continue; // less than what moves it
+    sum += off;
+    counted++;
+  }
+  const double mean = sum / (double)counted, bound = 5 * sqrt(1.0 / 6 / (double)counted) + 0.01;
+  printf("# bf16 masters of tensor %d: %.4f units off in the mean (bound %.4f)\n", i, mean, bound);
+  assert_true(fabs(mean) <= bound);
+  free(want), free(twin), free(got);
+}
+
+TEST(masters_in_bf16_are_rounded_without_bias) {
+  for (int mode = 0; mode < 2; mode++) {
+    Rig r;
+    StepResult got;
+    rig_open(&r, (Sizes){328, 264, 72, 400}, kernel_modes[mode], false, MOMENTS_BF16, MASTERS_BF16);
+    RUN_TWICE(&r.bench, got = step(&r));
+    assert_true(got.applied);
+    for (int i = 0; i < TENSORS; i++)
+      if (r.list[i].part_count > 0) check_rounded(&r, i, got.grad_norm > 1 ? 1 / got.grad_norm : 1);
+    rig_close(&r);
+  }
+}
+
 TEST(an_update_that_is_skipped_changes_nothing) {
   Rig r;
-  rig_open(&r, (Sizes){136, 64, 64, 88}, kernel_modes[1], false, MOMENTS_FP32);
+  rig_open(&r, (Sizes){136, 64, 64, 88}, kernel_modes[1], false, MOMENTS_FP32, MASTERS_FP32);
   bench_reset(&r.bench);
   const uint16_t bits = 0x7fc0; // NaN
   r.gpu->services.write(r.gpu, r.list[OUT].grad, &bits, sizeof bits);
