@@ -8,7 +8,7 @@
 # those on the mainloop of every GPU. A peer of scripts/peers/torch_llama.py may stand among them;
 # PYTHON (python3) is what runs it, and its MFU follows from the times of ours before it. A run that
 # fails is said, and the others go on.
-# Embeddings are untied, nothing is validated, the tokens are this repository's sources. Everything
+# OPTIMIZER is adamw, or muon. Embeddings are untied, nothing is validated, the tokens are this repository's sources. Everything
 # is written below a temporary folder. DEVICE=cpu times on the CPU, in PRECISION fp32; also bf16, of
 # products alone.
 set -euo pipefail
@@ -73,7 +73,7 @@ time_model() {
   # Bytes in a larger vocabulary: that has to be said.
   local command=("${program[@]}" "configs/$config.json" "data.train=$folder/tokens/train-*.bin" data.val= data.tokenizer=bytes
     "backend.device=$device" "train.batch_size=$batch" "train.sequence_length=$length" train.save_interval=-1
-    train.sample_interval=-1 optimizer.warmup_steps=0 model.tie_word_embeddings=false "backend.$precision_key=$precision"
+    train.sample_interval=-1 optimizer.warmup_steps=0 "optimizer.kind=${OPTIMIZER:-adamw}" model.tie_word_embeddings=false "backend.$precision_key=$precision"
     "output.dir=$folder/$name" "$@")
   # The first start ever also times the algorithms, and remembers them.
   if [ -n "$ours" ]; then
