@@ -292,7 +292,7 @@ TEST(a_run_that_does_not_fit_is_told_what_would) {
                "train.sequence_length or more train.loss_chunks");
   check_advice("configs/llama-110m.json", (Room){9, 100}, 0, NULL,
                "; it would fit with train.recompute=mlp, or with train.gradient_accumulation=2 "
-               "train.batch_size=16, or with train.batch_size=21");
+               "train.batch_size=16, or with train.batch_size=20");
 }
 
 TEST(a_host_without_the_memory_is_said_in_one_sentence) {
