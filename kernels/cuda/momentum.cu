@@ -103,7 +103,7 @@ void launch_momentum(const ParamTable *table, bool moments_bf16, const StepState
 // Launch: blocks of a matrix in x, matrices in y.
 template <int N>
 static __global__
-__launch_bounds__(THREADS) void normalise_kernel(int64_t elements, const bf16_bits *from,
+__launch_bounds__(THREADS) void normalize_kernel(int64_t elements, const bf16_bits *from,
                                                  const float *factors, bf16_bits *to) {
   const int64_t first = blockIdx.y * elements;
   const float factor = factors[blockIdx.y];
@@ -121,11 +121,11 @@ static __global__ void ones_kernel(int64_t count, float *to) {
   if (i < count) to[i] = 1;
 }
 
-void launch_normalise(int64_t count, int64_t elements, const bf16_bits *from, float *factors,
+void launch_normalize(int64_t count, int64_t elements, const bf16_bits *from, float *factors,
                       bf16_bits *to, cudaStream_t stream) {
   const dim3 blocks(min(blocks_for(elements, 8 * 4 * THREADS), 1024u), (unsigned)count);
   by_width(elements, [&](auto width, int) {
-    normalise_kernel<decltype(width)::value>
+    normalize_kernel<decltype(width)::value>
         <<<blocks, THREADS, 0, stream>>>(elements, from, factors, to);
   });
   ones_kernel<<<blocks_for(count, THREADS), THREADS, 0, stream>>>(count, factors);

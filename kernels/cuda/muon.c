@@ -40,9 +40,9 @@ static void iterate(Gemm *gemm, const Products *p, const MuonBatch *b, const bf1
 }
 
 // An odd number of steps ends in X.
-void cuda_orthogonalise(Cuda *c, const MuonBatch *b) {
+void cuda_orthogonalize(Cuda *c, const MuonBatch *b) {
   const Products p = products_of(b->count, b->rows, b->cols);
-  launch_normalise(b->count, b->rows * b->cols, b->X, b->factors, b->Y, c->gpu.stream);
+  launch_normalize(b->count, b->rows * b->cols, b->X, b->factors, b->Y, c->gpu.stream);
   _Static_assert(MUON_STEPS % 2 == 1, "the last step ends in Y");
   for (int i = 0; i < MUON_STEPS; i++)
     iterate(&c->gemm, &p, b, i % 2 ? b->X : b->Y, i % 2 ? b->Y : b->X);
@@ -67,6 +67,8 @@ void muon_open(Muon *muon, Gemm *gemm, const ParamTensor *list, int count) {
   error_check(prepare(gemm, muon, &err), &err);
   muon->memory = gpu_alloc(muon->bytes); // the plan counts it
   if (!muon->memory) CUDA_CHECK(cudaErrorMemoryAllocation);
+  // As cuda_take says; and a first update that is skipped multiplies what lies here.
+  CUDA_CHECK(cudaMemsetAsync(muon->memory, 0, muon->bytes, gemm->gpu->stream));
   muon_lay_out(muon, muon->memory);
 }
 
@@ -97,7 +99,7 @@ void cuda_muon(Backend *be, const ParamTensor *list, int count) {
     const MuonGroup *g = &c->muon.groups[i];
     for (int64_t first = 0; first < g->count; first += g->batch) {
       const MuonBatch batch = batch_at(&c->muon, g, first);
-      c->orthogonalise(c, &batch);
+      c->orthogonalize(c, &batch);
     }
   }
 }

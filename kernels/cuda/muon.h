@@ -28,8 +28,9 @@ extern "C" {
 // Matrices that are made orthogonal in one launch a product: factors X, from X into X, over Y.
 typedef struct MuonBatch {
   int64_t count, rows, cols;
-  bf16_bits *X, *Y, *const *S;
-  float *factors; // [count] in: 1 / |X|, out: of the result
+  bf16_bits *X, *Y;    // [count, rows, cols] in and out; scratch
+  bf16_bits *const *S; // MUON_SQUARES of [count, n, n], n the smaller side; scratch
+  float *factors;      // [count] in: 1 / |X|, out: of the result
 } MuonBatch;
 
 // ---- muon.c
@@ -45,7 +46,7 @@ void launch_momentum(const ParamTable *table, bool moments_bf16, const StepState
                      cudaStream_t stream);
 // to = factor times from, of each matrix of `elements`; the factors become 1.
 //   from, to [count, elements], factors [count]
-void launch_normalise(int64_t count, int64_t elements, const bf16_bits *from, float *factors,
+void launch_normalize(int64_t count, int64_t elements, const bf16_bits *from, float *factors,
                       bf16_bits *to, cudaStream_t stream);
 
 #ifdef __cplusplus

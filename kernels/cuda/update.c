@@ -260,7 +260,7 @@ void cuda_set_update(Cuda *c) {
   be->services.list_bytes = list_bytes;
   be->grads_finish = cuda_grads_finish;
   be->muon = cuda_muon;
-  c->orthogonalise = cuda_orthogonalise;
+  c->orthogonalize = cuda_orthogonalize;
   be->adamw = cuda_adamw;
   be->services.refresh = op_refresh;
 }

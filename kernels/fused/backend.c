@@ -143,7 +143,7 @@ static void set_operations(Backend *be, const OpsConfig *c, Mainloop mainloop) {
   be->residual = fused_residual;
   be->head_dgrad = fused_head_dgrad;
   be->norm_dgrad = fused_norm_dgrad;
-  if (kinds[OP_MUON] == KERNEL_FUSED) cuda_of(be)->orthogonalise = fused_orthogonalise;
+  if (kinds[OP_MUON] == KERNEL_FUSED) cuda_of(be)->orthogonalize = fused_orthogonalize;
   be->most_parts.sumsq = tile_parts(narrowest, c->D);
   be->most_parts.s = tile_parts(narrowest, c->F);
 }

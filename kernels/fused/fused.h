@@ -36,6 +36,6 @@ GateUpOp fused_gate_up;
 HeadLossOp fused_head_loss;
 HeadDgradOp fused_head_dgrad;
 NormDgradOp fused_norm_dgrad;
-// Cuda.orthogonalise by programs, where these run them: sides are whole 16 bytes, as programs need.
-void fused_orthogonalise(Cuda *c, const MuonBatch *batch);
+// Cuda.orthogonalize by programs, where these run them: sides are whole 16 bytes, as programs need.
+void fused_orthogonalize(Cuda *c, const MuonBatch *batch);
 DownDgradOp fused_down_dgrad;

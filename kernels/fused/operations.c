@@ -316,9 +316,9 @@ static void iterate(Cuda *c, const MuonBatch *b, int steps, const bf16_bits *fro
 
 // By Gram matrices, each for the next few steps; an even number of them ends in X. X keeps u's
 // norm, and so do the factors.
-void fused_orthogonalise(Cuda *c, const MuonBatch *b) {
+void fused_orthogonalize(Cuda *c, const MuonBatch *b) {
   if (b->rows % 8 != 0 || b->cols % 8 != 0) { // rows of X or of A are no whole 16 bytes
-    cuda_orthogonalise(c, b);
+    cuda_orthogonalize(c, b);
     return;
   }
   const int64_t larger = b->rows > b->cols ? b->rows : b->cols,

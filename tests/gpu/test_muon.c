@@ -177,7 +177,7 @@ static double *transposed(int64_t rows, int64_t cols, const double *x) {
 }
 
 // X [n, m], n <= m
-static void orthogonalise(int64_t n, int64_t m, double *X, bool round) {
+static void orthogonalize(int64_t n, int64_t m, double *X, bool round) {
   const size_t square = (size_t)(n * n) * sizeof(double), all = (size_t)(n * m) * sizeof(double);
   double *A = xmalloc(square), *B = xmalloc(square), *next = xmalloc(all), norm = 0;
   for (int64_t i = 0; i < n * m; i++) norm += X[i] * X[i];
@@ -211,7 +211,7 @@ static float *expected_step(const Rig *r, int i, double factor, bool round) {
       u[j] = stored((1 - hyper.momentum) * g + hyper.momentum * m, round);
     }
     if (tall) X = transposed(part->rows, cols, u);
-    orthogonalise(smaller, larger, X, round);
+    orthogonalize(smaller, larger, X, round);
     for (int64_t j = 0; j < part->rows * cols; j++) {
       const int64_t row = j / cols, col = j % cols,
                     at = (part->first + row * part->step) * cols + col;
