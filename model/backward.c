@@ -32,7 +32,7 @@ static void repack(Llama *llama, Operand x) {
 void layer_again(Llama *llama, int64_t l) {
   const Recompute policy = llama->shape.recompute;
   const LayerActs *a = &llama->acts.layers[l];
-  if (policy == RECOMPUTE_NONE) return;
+  if (l >= recomputed_layers(&llama->config, &llama->shape)) return;
   part_begin(llama, "recompute", -1);
   repack(llama, policy == RECOMPUTE_LAYER ? a->x : a->x1);
   if (policy == RECOMPUTE_LAYER) layer_attention(llama, l);
@@ -82,7 +82,8 @@ void embed_backward(Llama *llama, bool accumulate) {
 void llama_backward(Llama *llama, double scale, bool accumulate) {
   Backend *be = llama->be;
   const ReplaySlot slot = accumulate ? REPLAY_NEXT_BACKWARD : REPLAY_FIRST_BACKWARD;
-  const int64_t L = llama->config.num_hidden_layers, chunks = llama->shape.loss_chunks;
+  const int64_t L = llama->config.num_hidden_layers, chunks = llama->shape.loss_chunks,
+                recomputed = recomputed_layers(&llama->config, &llama->shape);
   const double per_token = scale / (double)llama_sizes(llama).M;
   if (!be->services.replay_begin(be, slot)) return;
   part_begin(llama, "backward", -1);
@@ -92,7 +93,7 @@ void llama_backward(Llama *llama, double scale, bool accumulate) {
   if (be->calibrating && chunks > 1) repack(llama, llama->acts.layers[L].dx);
   for (int64_t l = L - 1; l >= 0; l--) {
     part_begin(llama, "layer", l);
-    if (l + 1 < L) layer_again(llama, l); // the last layer's activations are still there
+    if (l + 1 != recomputed) layer_again(llama, l); // whose activations are still there
     layer_backward(llama, l, accumulate);
     part_end(llama);
   }

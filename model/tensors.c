@@ -325,15 +325,19 @@ static bool exists(const Layout *l, const TensorRow *r, int64_t layer) {
   return layer < l->model->num_hidden_layers || r->where == TO_END;
 }
 
+int64_t recomputed_layers(const ModelConfig *c, const RunShape *shape) {
+  if (shape->recompute == RECOMPUTE_NONE) return 0;
+  return shape->recompute_layers > 0 ? shape->recompute_layers : c->num_hidden_layers;
+}
+
 // Whether a layer has a buffer of its own, or that of layer 0.
 static bool owns(const Layout *l, Lifetime lifetime, int64_t layer) {
-  const Recompute again = l->shape->recompute;
+  const bool recomputed = lifetime == RECOMPUTED_LAYER ? l->shape->recompute == RECOMPUTE_LAYER
+                                                       : lifetime == RECOMPUTED_MLP;
   if (layer == 0 || lifetime == CACHE) return true;
   if (lifetime == GRADIENT) return false;
-  if (layer == l->model->num_hidden_layers) return true;
-  if (lifetime == RECOMPUTED_LAYER && again == RECOMPUTE_LAYER) return false;
-  if (lifetime == RECOMPUTED_MLP && again != RECOMPUTE_NONE) return false;
-  return l->shape->train;
+  if (recomputed && layer < recomputed_layers(l->model, l->shape)) return false;
+  return l->shape->train || layer == l->model->num_hidden_layers;
 }
 
 // first: the field of layer 0.

@@ -6,15 +6,16 @@
 
 // Shapes of a run, which the table needs besides the model.
 typedef struct RunShape {
-  int64_t batch;       // B, sequences in a micro-batch
-  int64_t seq;         // T
-  int64_t loss_chunks; // divides batch * seq in training
-  Recompute recompute; // activations that the backward recomputes
-  bool train;          // false: forward only, nothing kept for a backward
-  int64_t context;     // positions of a generator beside it, 0 = no generator
-  bool cache;          // a generator's shape: its layers cache `context` positions
-  bool fp8;            // products multiply in FP8
-  bool muon;           // Muon updates the matrices of layers, so they have no second moment
+  int64_t batch;            // B, sequences in a micro-batch
+  int64_t seq;              // T
+  int64_t loss_chunks;      // divides batch * seq in training
+  Recompute recompute;      // activations that the backward recomputes
+  int64_t recompute_layers; // in so many layers, from the first one; 0: in all
+  bool train;               // false: forward only, nothing kept for a backward
+  int64_t context;          // positions of a generator beside it, 0 = no generator
+  bool cache;               // a generator's shape: its layers cache `context` positions
+  bool fp8;                 // products multiply in FP8
+  bool muon;                // Muon updates the matrices of layers, so they have no second moment
   int64_t usual_documents, longest_document; // as in OpsConfig
 } RunShape;
 
@@ -74,6 +75,9 @@ typedef enum LayerTensor {
   LAYER_TENSORS
 } LayerTensor;
 #undef LAYER
+
+// The layers, from the first one, that share the buffers of what they recompute.
+int64_t recomputed_layers(const ModelConfig *model, const RunShape *shape);
 
 // ---- FP8 scales, numbered: first the parameters in the order of their list, then layer by layer
 // the rows of the table that have one, then dlogits.

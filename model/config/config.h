@@ -58,6 +58,7 @@ typedef struct TrainConfig {
   int64_t gradient_accumulation; // micro-batches a step
   int64_t loss_chunks;           // pieces of a micro-batch's logits; 0 = as few as fit
   Recompute recompute;
+  int64_t recompute_layers; // that do, the first ones; default all
   uint64_t seed;
   int64_t eval_interval; // steps between validations; 0 = only at the start and the end
   int64_t eval_batches;  // micro-batches a validation reads; 0 = the whole split

@@ -106,6 +106,9 @@ const Key config_keys[] = {
         train, recompute, recomputes, "\"none\"", 0,
         "activations that the backward pass recomputes, to save memory; mlp: z and y (about 10 % "
         "slower); layer: all but a layer's input (about 30 % slower)"),
+    INTEGER(train, recompute_layers, DERIVED, 1, 4096, 0,
+            "layers that recompute, from the first one; the others keep their activations; by "
+            "default all"),
     INTEGER(train, seed, "1337", 0, JSON_MAX_INTEGER, SHAPES,
             "seed of the initial weights and of the data's order"),
     {"train", "zero_init", KEY_BOOL, FIELD(model.zero_init), 0, 1, NULL, "false", 0,

@@ -239,9 +239,21 @@ static void resolve_length(Config *c) {
   if (c->train.sequence_length == 0) c->train.sequence_length = positions < MOST ? positions : MOST;
 }
 
+// The number of layers in a key: all by default, and no more than there are.
+static int resolve_layers(const Config *c, const char *where, const char *key, int64_t *layers,
+                          Error *err) {
+  const int64_t L = c->model.num_hidden_layers;
+  if (*layers == 0) *layers = L;
+  if (*layers <= L) return 0;
+  return key_conflict(where, key, (double)*layers, "be at most", "model.num_hidden_layers",
+                      (double)L, err);
+}
+
 int config_resolve(Config *config, const char *where, Error *err) {
   if (model_resolve(config, where, err)) return -1;
   resolve_length(config);
+  if (resolve_layers(config, where, "train.recompute_layers", &config->train.recompute_layers, err))
+    return -1;
   if (check_shape(config, where, err) || check_precision(config, where, err)) return -1;
   return check_steps(config, where, err);
 }

@@ -21,6 +21,7 @@ RunShape run_shape(const Config *c) {
                     .seq = c->train.sequence_length,
                     .loss_chunks = c->train.loss_chunks,
                     .recompute = c->train.recompute,
+                    .recompute_layers = c->train.recompute_layers,
                     .train = true,
                     .context = sample_context(&c->train),
                     .fp8 = c->backend.precision == PRECISION_FP8,

@@ -49,6 +49,7 @@ SmallModel small_open(SmallShape shape) {
                         .seq = SEQ,
                         .loss_chunks = shape.loss_chunks > 0 ? shape.loss_chunks : 1,
                         .recompute = shape.recompute,
+                        .recompute_layers = shape.recompute_layers,
                         .train = true,
                         .fp8 = shape.fp8};
   OpsConfig ops = llama_ops_config(&model, &run, SEQ, 1);

@@ -585,14 +585,21 @@ TEST(muon_takes_no_memory_for_second_moments_of_layers_matrices) {
   tiny_run_close(&muon_run);
 }
 
+enum { RECOMPUTING_LAYERS = 4 };
+
 // A tiny run's state after three steps of two micro-batches each, made with these memory savings.
-static float *state_with(Recompute recompute, int64_t loss_chunks, size_t *bytes) {
+static float *state_with(Recompute recompute, int64_t layers, size_t *bytes) {
   TinyRun run;
   Error err;
   tiny_run_open(&run, "");
   llama_destroy(&run.llama);
-  const RunShape shape = {
-      .batch = 1, .seq = TOKENS, .loss_chunks = loss_chunks, .recompute = recompute, .train = true};
+  run.config.model.num_hidden_layers = RECOMPUTING_LAYERS;
+  const RunShape shape = {.batch = 1,
+                          .seq = TOKENS,
+                          .loss_chunks = 1,
+                          .recompute = recompute,
+                          .recompute_layers = layers,
+                          .train = true};
   must(llama_create(&run.llama, &run.config.model, &shape, run.be, &err), &err);
   llama_init_weights(&run.llama, 7);
   for (uint64_t i = 0; i < 3; i++) {
@@ -612,12 +619,14 @@ static float *state_with(Recompute recompute, int64_t loss_chunks, size_t *bytes
 
 TEST(saving_memory_does_not_change_the_bits) {
   size_t bytes, same_bytes;
-  float *kept = state_with(RECOMPUTE_NONE, 1, &bytes);
+  float *kept = state_with(RECOMPUTE_NONE, 0, &bytes);
   for (Recompute r = RECOMPUTE_MLP; r <= RECOMPUTE_LAYER; r++) {
-    float *again = state_with(r, 1, &same_bytes);
-    assert_int_equal(same_bytes, bytes);
-    assert_memory_equal(again, kept, bytes);
-    free(again);
+    for (int64_t layers = 0; layers <= RECOMPUTING_LAYERS; layers++) {
+      float *again = state_with(r, layers, &same_bytes);
+      assert_int_equal(same_bytes, bytes);
+      assert_memory_equal(again, kept, bytes);
+      free(again);
+    }
   }
   free(kept);
 }
@@ -628,10 +637,15 @@ TEST(saving_memory_saves_what_the_plan_says) {
   ModelConfig model = run.llama.config;
   model.num_hidden_layers = 5;
   RunShape shape = {.batch = 3, .seq = 8, .loss_chunks = 1, .train = true};
-  MemoryPlan none, mlp, layer, chunked;
+  MemoryPlan none, mlp, some, one, layer, chunked;
   memory_plan(&none, &model, &shape, run.be);
   shape.recompute = RECOMPUTE_MLP;
   memory_plan(&mlp, &model, &shape, run.be);
+  shape.recompute_layers = 3;
+  memory_plan(&some, &model, &shape, run.be);
+  shape.recompute_layers = 1;
+  memory_plan(&one, &model, &shape, run.be);
+  shape.recompute_layers = 0;
   shape.recompute = RECOMPUTE_LAYER;
   memory_plan(&layer, &model, &shape, run.be);
   shape.loss_chunks = 4;
@@ -640,6 +654,9 @@ TEST(saving_memory_saves_what_the_plan_says) {
                round = 256;
   const size_t saved_mlp = none.total_bytes - mlp.total_bytes,
                saved_layer = mlp.total_bytes - layer.total_bytes;
+  // Two of three layers have none of their own, of one layer it is the one that all would share.
+  assert_int_equal(2 * (none.total_bytes - some.total_bytes), saved_mlp);
+  assert_int_equal(one.total_bytes, none.total_bytes);
   // Four of five layers; every buffer is rounded up to 256 bytes.
   assert_in_range(saved_mlp, 4 * 3 * M * F * element, 4 * (3 * M * F * element + 2 * round));
   const size_t kept = (R + Hd + D + H + 1) * M * element; // qkv, o, x1, lse, x1_sumsq
