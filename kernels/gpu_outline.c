@@ -22,6 +22,7 @@ void backend_gpu_sizes(Backend *be, const OpsConfig *c, const GpuOptions *o) {
   be->most_parts.s = c->F / part + 1;
   be->max_tokens = c->max_tokens;
   be->offload = o->train ? c->offload : OFFLOAD_NONE;
+  be->offload_layers = c->offload_layers;
 }
 
 Backend backend_gpu_outline(const OpsConfig *c, const GpuOptions *o) {

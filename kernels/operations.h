@@ -68,8 +68,12 @@ typedef enum MomentType { MOMENTS_FP32, MOMENTS_BF16 } MomentType;
 // The type of master weights.
 typedef enum MasterType { MASTERS_FP32, MASTERS_BF16 } MasterType;
 
-// What of the update's state lies in the host's memory: each has that of the one before, too.
-typedef enum Offload { OFFLOAD_NONE, OFFLOAD_MOMENTS, OFFLOAD_MASTERS } Offload;
+// The type of gradients; auto: bf16, and fp32 where micro-batches add up.
+typedef enum GradientType { GRADIENTS_AUTO, GRADIENTS_BF16 } GradientType;
+
+// What lies in the host's memory: each has that of the one before, too. Gradients are those of
+// layers' matrices.
+typedef enum Offload { OFFLOAD_NONE, OFFLOAD_MOMENTS, OFFLOAD_MASTERS, OFFLOAD_GRADIENTS } Offload;
 
 // Row-major GEMMs, by how A and B are stored; the result is [M, N].
 //   GEMM_NT: A [M, K], B [N, K]     GEMM_NN: A [M, K], B [K, N]     GEMM_TN: A [K, M], B [K, N]

@@ -47,6 +47,7 @@ typedef struct OpsConfig {
   MomentType moments;                // bf16: rounded as kernels/formats.h says, on the CPU, too
   MasterType masters;                // the same, of matrices; norm weights stay fp32
   Offload offload;                   // GPU: what of a run that trains lies in the host's memory
+  int64_t offload_layers;            // of so many layers, from the first; 0: of all matrices
   // The calls of a run in their order (kernels/record.h): a GPU backend chooses kernels and
   // cuBLASLt's algorithms by them. Read while it is created; may be empty.
   const OperationCall *calls;
@@ -232,6 +233,7 @@ struct Backend {
   size_t granule;         // allocations are rounded up to multiples of this; 0 = no rounding
   size_t memory_bytes;    // memory that was free when the backend was opened
   Offload offload;        // as asked for where it has memory of its own, else OFFLOAD_NONE
+  int64_t offload_layers; // as asked for
   size_t host_bytes;      // the host's that was free then, for what is offloaded
   double peak_flops;      // dense matrix FLOP/s of the hardware at its best, in FP8 where a run has
                           // scalings, else in bf16; 0 = not known

@@ -24,7 +24,7 @@ void llama_outline(Llama *llama, const ModelConfig *config, const RunShape *shap
   llama->embed = all + param_index(config, PARAM_EMBED, -1);
   llama->lm_head = all + param_index(config, PARAM_LM_HEAD, -1);
   params_layout(all, config, shape, be, NULL, NULL, NULL);
-  grads_layout(all, config, shape, be, NULL, NULL);
+  grads_layout(all, config, shape, be, NULL, NULL, NULL);
   acts_layout(&llama->acts, config, shape, be, NULL, NULL);
 }
 
@@ -59,8 +59,10 @@ int llama_create(Llama *llama, const ModelConfig *config, const RunShape *shape,
                      size_text(plan.total_bytes).text, size_text(plan.acts_bytes).text, be->name,
                      size_text(be->memory_bytes).text);
   }
-  params_layout(llama->tensors, config, shape, be, llama->params_block, llama->host_block, NULL);
-  grads_layout(llama->tensors, config, shape, be, llama->grads_block, NULL);
+  const ParamBytes params = params_layout(llama->tensors, config, shape, be, llama->params_block,
+                                          llama->host_block, NULL);
+  grads_layout(llama->tensors, config, shape, be, llama->grads_block,
+               llama->host_block ? llama->host_block + params.host : NULL, NULL);
   acts_layout(&llama->acts, config, shape, be, llama->acts_block, NULL);
   return 0;
 }

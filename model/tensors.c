@@ -58,6 +58,10 @@ static ParamKind param_kind(const ModelConfig *c, int index) {
   return index == after ? PARAM_FINAL_NORM : PARAM_LM_HEAD;
 }
 
+static bool in_a_layer(const ModelConfig *c, int index) {
+  return index >= BEFORE_LAYERS && index < param_index(c, PARAM_FINAL_NORM, -1);
+}
+
 static int64_t param_layer(int index) {
   return (index - BEFORE_LAYERS) / PER_LAYER;
 }
@@ -262,9 +266,7 @@ ScalingName scaling_name(const ModelConfig *c, int index) {
   int64_t layer = param_layer(index);
   const char *what =
       parameter ? param_name(param_kind(c, index)) : scaled_row(c, &t, index, &layer)->name;
-  const bool in_layer = parameter
-                            ? index >= BEFORE_LAYERS && index < param_index(c, PARAM_FINAL_NORM, -1)
-                            : layer < L;
+  const bool in_layer = parameter ? in_a_layer(c, index) : layer < L;
   if (in_layer)
     snprintf(name.text, sizeof name.text, "%s of layer %lld", what, (long long)layer);
   else
@@ -456,10 +458,20 @@ RunShape sampler_shape(const RunShape *run, int64_t context, const Backend *be) 
                     .fp8 = run->fp8};
 }
 
+// Whether this class of a parameter's state lies on the host. That of vectors stays on the device:
+// it is small, and each row of a folded matrix reads its norm weight again. So do the gradients of
+// the embedding and of lm_head, which are added to in every chunk of rows.
+static bool on_host(const Layout *l, const ParamTensor *t, int index, Offload class) {
+  const Backend *be = l->be;
+  if (be->offload < class || !t->decay) return false;
+  if (!in_a_layer(l->model, index)) return be->offload_layers == 0 && class != OFFLOAD_GRADIENTS;
+  return be->offload_layers == 0 || param_layer(index) < be->offload_layers;
+}
+
 // A matrix as products read it.
 static Operand take_weight(Layout *l, const ParamTensor *t, bool folded, bool fp8, int scaling) {
   const Backend *be = l->be;
-  const bool shared = be->computes_with_masters && be->offload < OFFLOAD_MASTERS &&
+  const bool shared = be->computes_with_masters && !on_host(l, t, scaling, OFFLOAD_MASTERS) &&
                       master_bytes_of(be, t) == be->act_bytes;
   const char *name = "compute weights", *shape = !shared         ? "all matrices"
                                                  : l->shape->fp8 ? "FP8 copies"
@@ -473,29 +485,32 @@ static Operand take_weight(Layout *l, const ParamTensor *t, bool folded, bool fp
   return w;
 }
 
-// A part of a parameter's state in the memory that be->offload names for its class. That of vectors
-// stays on the device: it is small, and each row of a folded matrix reads its norm weight again.
-static void *take_state(Layout *l, const ParamTensor *t, Offload class, const char *name) {
-  enum { ALL, OTHERS, OF_LAYERS, VECTORS, MATRICES, OTHER_MATRICES, SHAPES };
+// A part of a parameter's state, on the host or the device.
+static void *take_state(Layout *l, const ParamTensor *t, int index, Offload class,
+                        const char *name) {
+  enum { ALL, OTHERS, OF_LAYERS, VECTORS, MATRICES, OTHER_MATRICES, FIRST_LAYERS, SHAPES };
   static const char *const shapes[SHAPES][2] = {
       [ALL] = {"all parameters", "all parameters, bf16"},
       [OTHERS] = {"other parameters", "other parameters, bf16"},
       [OF_LAYERS] = {"matrices of layers", "matrices of layers, bf16"},
       [VECTORS] = {"vectors", "vectors, bf16"},
       [MATRICES] = {"all matrices", "all matrices, bf16"},
-      [OTHER_MATRICES] = {"other matrices", "other matrices, bf16"}};
+      [OTHER_MATRICES] = {"other matrices", "other matrices, bf16"},
+      [FIRST_LAYERS] = {"matrices of first layers", "of first layers, bf16"}};
   const Backend *be = l->be;
   const bool masters = class == OFFLOAD_MASTERS, offloaded = be->offload >= class,
-             matrix = t->decay, apart = l->shape->muon && !masters; // by who reads it
+             host = on_host(l, t, index, class), some = be->offload_layers > 0,
+             apart = l->shape->muon && !masters; // by who reads it
   const size_t usual = masters ? be->master_bytes : be->moment_bytes,
                each = masters ? master_bytes_of(be, t) : be->moment_bytes;
   const int shape = apart && t->part_count > 0 ? OF_LAYERS
                     : !offloaded               ? (apart ? OTHERS : ALL)
-                    : !matrix                  ? VECTORS
-                    : apart                    ? OTHER_MATRICES
+                    : !t->decay                ? VECTORS
+                    : apart || (some && !host) ? OTHER_MATRICES
+                    : some                     ? FIRST_LAYERS
                                                : MATRICES;
-  return take_in(l, offloaded && matrix, name, shapes[shape][(offloaded ? each : usual) == 2],
-                 t->rows * t->cols, each);
+  return take_in(l, host, name, shapes[shape][(offloaded ? each : usual) == 2], t->rows * t->cols,
+                 each);
 }
 
 ParamBytes params_layout(ParamTensor *tensors, const ModelConfig *c, const RunShape *shape,
@@ -511,10 +526,10 @@ ParamBytes params_layout(ParamTensor *tensors, const ModelConfig *c, const RunSh
     ParamTensor *t = &tensors[i];
     const bool embed = i == param_index(c, PARAM_EMBED, -1);
     const bool by_muon = t->part_count > 0;
-    t->master = take_state(&l, t, OFFLOAD_MASTERS, "master weights");
+    t->master = take_state(&l, t, i, OFFLOAD_MASTERS, "master weights");
     if (shape->train) {
-      t->m = take_state(&l, t, OFFLOAD_MOMENTS, by_muon ? "Muon momentum" : "AdamW m");
-      if (!by_muon) t->v = take_state(&l, t, OFFLOAD_MOMENTS, "AdamW v");
+      t->m = take_state(&l, t, i, OFFLOAD_MOMENTS, by_muon ? "Muon momentum" : "AdamW m");
+      if (!by_muon) t->v = take_state(&l, t, i, OFFLOAD_MOMENTS, "AdamW v");
     }
     if (embed || (t->decay && t->norm < 0))
       t->compute = take_weight(&l, t, false, shape->fp8 && !embed, i);
@@ -523,19 +538,31 @@ ParamBytes params_layout(ParamTensor *tensors, const ModelConfig *c, const RunSh
   return (ParamBytes){l.arena.used, l.host.used};
 }
 
-size_t grads_layout(ParamTensor *tensors, const ModelConfig *c, const RunShape *shape,
-                    const Backend *be, char *block, MemoryPlan *plan) {
-  const char *name = "gradients", *all = "all parameters";
-  Layout l = {.arena = {block, 0}, .plan = plan, .model = c, .shape = shape, .be = be};
-  ParamTensor *head = &tensors[param_index(c, PARAM_LM_HEAD, -1)];
+static grad_t *take_gradient(Layout *l, const ParamTensor *t, int index) {
+  const bool host = on_host(l, t, index, OFFLOAD_GRADIENTS);
+  const char *shape = l->be->offload < OFFLOAD_GRADIENTS ? "all parameters"
+                      : host                             ? "matrices of layers"
+                                                         : "other parameters";
+  return take_in(l, host, "gradients", shape, t->rows * t->cols, l->be->grad_bytes);
+}
+
+ParamBytes grads_layout(ParamTensor *tensors, const ModelConfig *c, const RunShape *shape,
+                        const Backend *be, char *block, char *host_block, MemoryPlan *plan) {
+  Layout l = {.arena = {block, 0},
+              .host = {host_block, 0},
+              .plan = plan,
+              .model = c,
+              .shape = shape,
+              .be = be};
+  const int head_index = param_index(c, PARAM_LM_HEAD, -1);
+  ParamTensor *head = &tensors[head_index];
   const size_t head_elements = (size_t)(head->rows * head->cols);
-  if (!shape->train) return 0;
+  if (!shape->train) return (ParamBytes){0, 0};
   for (int i = 0; i < params_count(c); i++) {
     ParamTensor *t = &tensors[i];
-    const int64_t n = t->rows * t->cols;
     const bool both = t->norm >= 0 && i == param_index(c, PARAM_EMBED, -1); // a tied embedding
-    if (t->norm < 0 || both) t->grad = take(&l, name, all, n, be->grad_bytes);
-    if (t->norm >= 0 && t != head) t->grad_folded = take(&l, name, all, n, be->grad_bytes);
+    if (t->norm < 0 || both) t->grad = take_gradient(&l, t, i);
+    if (t->norm >= 0 && t != head) t->grad_folded = take_gradient(&l, t, i);
   }
   if (chunks_apart(shape, be)) { // in the memory of all the others, which are written later
     const size_t there = l.arena.used, needed = head_elements * be->stat_bytes;
@@ -543,8 +570,8 @@ size_t grads_layout(ParamTensor *tensors, const ModelConfig *c, const RunShape *
     if (needed > there)
       take(&l, "lm_head gradient's sum", "what the others lack", (int64_t)(needed - there), 1);
   }
-  head->grad_folded = take(&l, name, all, (int64_t)head_elements, be->grad_bytes);
-  return l.arena.used;
+  head->grad_folded = take_gradient(&l, head, head_index);
+  return (ParamBytes){l.arena.used, l.host.used};
 }
 
 // ---- The memory plan
@@ -558,11 +585,12 @@ void memory_plan(MemoryPlan *plan, const ModelConfig *c, const RunShape *shape, 
   *plan = (MemoryPlan){0};
   ParamTensor *tensors = xcalloc((size_t)params_count(c), sizeof *tensors);
   Acts acts = {.layers = xcalloc((size_t)c->num_hidden_layers + 1, sizeof(LayerActs))};
-  const ParamBytes params = params_layout(tensors, c, shape, be, NULL, NULL, plan);
+  const ParamBytes params = params_layout(tensors, c, shape, be, NULL, NULL, plan),
+                   grads = grads_layout(tensors, c, shape, be, NULL, NULL, plan);
   plan->params_bytes = params.device;
-  plan->host_bytes = params.host;
-  if (params.host > 0) plan->host_needed = params.host + params_largest_bytes(c);
-  plan->grads_bytes = grads_layout(tensors, c, shape, be, NULL, plan);
+  plan->grads_bytes = grads.device;
+  plan->host_bytes = params.host + grads.host;
+  if (plan->host_bytes > 0) plan->host_needed = plan->host_bytes + params_largest_bytes(c);
   plan->acts_bytes = acts_layout(&acts, c, shape, be, NULL, plan);
   if (shape->context > 0) {
     const RunShape sampler = sampler_shape(shape, shape->context, be);

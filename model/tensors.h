@@ -97,7 +97,7 @@ ScalingName scaling_name(const ModelConfig *model, int index);
 
 // ---- Memory
 
-enum { PLAN_MAX_ITEMS = 40 };
+enum { PLAN_MAX_ITEMS = 48 };
 
 // One line of the memory plan.
 typedef struct PlanItem {
@@ -142,8 +142,8 @@ typedef struct ParamBytes {
 ParamBytes params_layout(ParamTensor *tensors, const ModelConfig *model, const RunShape *shape,
                          const Backend *be, char *block, char *host_block, MemoryPlan *plan);
 // tensors: as params_layout filled them.
-size_t grads_layout(ParamTensor *tensors, const ModelConfig *model, const RunShape *shape,
-                    const Backend *be, char *block, MemoryPlan *plan);
+ParamBytes grads_layout(ParamTensor *tensors, const ModelConfig *model, const RunShape *shape,
+                        const Backend *be, char *block, char *host_block, MemoryPlan *plan);
 // acts->layers: [num_hidden_layers + 1], the caller's.
 size_t acts_layout(Acts *acts, const ModelConfig *model, const RunShape *shape, const Backend *be,
                    char *block, MemoryPlan *plan);

@@ -110,8 +110,10 @@ typedef struct BackendConfig {
   bool graphs;        // GPU: a step is recorded once and replayed
   MomentType moments; // of the optimizer
   MasterType masters; // of matrices
-  Offload offload;    // GPU: what lies in the host's memory
-  int64_t threads;    // CPU threads; 0 = all
+  GradientType gradients;
+  Offload offload;        // GPU: what lies in the host's memory
+  int64_t offload_layers; // of so many layers, from the first; default all, and all else
+  int64_t threads;        // CPU threads; 0 = all
   CpuProducts cpu_products;
 } BackendConfig;
 

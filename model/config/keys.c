@@ -19,14 +19,16 @@ static const char *const mainloops[] = {"auto", "wgmma", "mma_sync", NULL};
 static const char *const products[] = {"fp32", "bf16", "auto", NULL};
 static const char *const precisions[] = {"bf16", "fp8", NULL};
 static const char *const dtypes[] = {"fp32", "bf16", NULL};
-static const char *const offloads[] = {"none", "moments", "masters", NULL};
+static const char *const gradients[] = {"auto", "bf16", NULL};
+static const char *const offloads[] = {"none", "moments", "masters", "gradients", NULL};
 
 _Static_assert(sizeof(OptimizerKind) == sizeof(int) && sizeof(Schedule) == sizeof(int) &&
                    sizeof(RopeType) == sizeof(int) && sizeof(Device) == sizeof(int) &&
                    sizeof(KernelChoice) == sizeof(int) && sizeof(SaveDtype) == sizeof(int) &&
                    sizeof(MomentType) == sizeof(int) && sizeof(MasterType) == sizeof(int) &&
                    sizeof(DocumentsMode) == sizeof(int) && sizeof(Precision) == sizeof(int) &&
-                   sizeof(Mainloop) == sizeof(int) && sizeof(Offload) == sizeof(int),
+                   sizeof(Mainloop) == sizeof(int) && sizeof(Offload) == sizeof(int) &&
+                   sizeof(GradientType) == sizeof(int),
                "choices are stored as int");
 
 #define REQUIRED NULL
@@ -192,9 +194,18 @@ const Key config_keys[] = {
     CHOICE(backend, masters, dtypes, "\"fp32\"", SHAPES,
            "the weights that the optimizer updates; bf16: those of matrices in half of the memory, "
            "stochastically rounded, and products read them as they are"),
-    CHOICE(backend, offload, offloads, "\"none\"", 0,
-           "GPU: what the update reads and writes in the host's memory; moments: the optimizer's; "
-           "masters: the matrices' weights, too; more micro-batches in a step hide its time"),
+    CHOICE(
+        backend, gradients, gradients, "\"auto\"", SHAPES,
+        "GPU: the gradients; bf16: also where micro-batches add up, each sum rounded; auto: fp32 "
+        "there, else bf16"),
+    CHOICE(
+        backend, offload, offloads, "\"none\"", 0,
+        "GPU: what lies in the host's memory, where the update reads and writes it; moments: the "
+        "optimizer's; masters: the matrices' weights, too; gradients: those of layers, too, "
+        "which every micro-batch writes; more tokens in a step hide the time"),
+    INTEGER(backend, offload_layers, DERIVED, 1, 4096, 0,
+            "layers whose part of it lies there, from the first one; by default all, and the "
+            "embedding and lm_head"),
     INTEGER(backend, threads, "0", 0, 4096, 0,
             "CPU threads; 0: OMP_NUM_THREADS, else all that it may use"),
     CHOICE(

@@ -252,7 +252,9 @@ static int resolve_layers(const Config *c, const char *where, const char *key, i
 int config_resolve(Config *config, const char *where, Error *err) {
   if (model_resolve(config, where, err)) return -1;
   resolve_length(config);
-  if (resolve_layers(config, where, "train.recompute_layers", &config->train.recompute_layers, err))
+  if (resolve_layers(config, where, "train.recompute_layers", &config->train.recompute_layers,
+                     err) ||
+      resolve_layers(config, where, "backend.offload_layers", &config->backend.offload_layers, err))
     return -1;
   if (check_shape(config, where, err) || check_precision(config, where, err)) return -1;
   return check_steps(config, where, err);

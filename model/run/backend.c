@@ -57,6 +57,8 @@ static OpsConfig ops_config(const Config *c, const RunShape *shape, int64_t max_
   ops.moments = c->backend.moments;
   ops.masters = c->backend.masters;
   ops.offload = c->backend.offload;
+  const bool some = c->backend.offload_layers < c->model.num_hidden_layers;
+  ops.offload_layers = some ? c->backend.offload_layers : 0;
   ops.bf16_products =
       products == PRODUCTS_BF16 || (products == PRODUCTS_AUTO && bf16_products_pay());
   return ops;
@@ -66,7 +68,8 @@ static GpuOptions gpu_options(const Config *c, const RunShape *shape) {
   return (GpuOptions){.kernels = c->backend.kernels,
                       .mainloop = c->backend.mainloop,
                       .train = shape->train,
-                      .grads_fp32 = c->train.gradient_accumulation > 1,
+                      .grads_fp32 = c->train.gradient_accumulation > 1 &&
+                                    c->backend.gradients == GRADIENTS_AUTO,
                       .deterministic = c->backend.deterministic,
                       .graphs = run_graphs(c),
                       .batch = shape->train ? shape->batch : 0,
@@ -80,7 +83,7 @@ static Backend *gpu_create(const Config *c, OpsConfig ops, const RunShape *shape
   Backend no_memory = {.name = "", .rounds_gradients = !options.grads_fp32};
   Llama outline;
   llama_outline(&outline, &c->model, shape, &no_memory);
-  Recorder *recorder = llama_record(&outline, options.grads_fp32 ? 2 : 1);
+  Recorder *recorder = llama_record(&outline, c->train.gradient_accumulation > 1 ? 2 : 1);
   ops.calls = recorder->calls;
   ops.call_count = recorder->count;
   Backend *be = backend_gpu_create(&ops, &options, err);

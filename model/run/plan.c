@@ -31,9 +31,11 @@ static const Saving savings[] = {
     {"train.recompute=layer", offsetof(Config, train.recompute), RECOMPUTE_LAYER},
     {"backend.moments=bf16", offsetof(Config, backend.moments), MOMENTS_BF16},
     {"backend.masters=bf16", offsetof(Config, backend.masters), MASTERS_BF16},
+    {"backend.gradients=bf16", offsetof(Config, backend.gradients), GRADIENTS_BF16},
     {"backend.offload=none", offsetof(Config, backend.offload), OFFLOAD_NONE}, // of the host's
     {"backend.offload=moments", offsetof(Config, backend.offload), OFFLOAD_MOMENTS},
     {"backend.offload=masters", offsetof(Config, backend.offload), OFFLOAD_MASTERS},
+    {"backend.offload=gradients", offsetof(Config, backend.offload), OFFLOAD_GRADIENTS},
 };
 enum { SAVINGS = sizeof savings / sizeof *savings };
 
@@ -47,6 +49,7 @@ static size_t lacking(const Search *s, const Config *c) {
   MemoryPlan plan;
   shape.batch = c->train.batch_size;
   shape.recompute = c->train.recompute;
+  shape.recompute_layers = c->train.recompute_layers;
   const Backend sizes = backend_outline(c, &shape, s->gpu);
   memory_plan(&plan, &c->model, &shape, &sizes);
   const size_t needed = plan.total_bytes + s->more;
@@ -107,6 +110,56 @@ static void advise_savings(const Search *s, int *named, Error *err) {
   }
 }
 
+// The layers of train.recompute and backend.offload.
+typedef struct LayersKey {
+  const char *name;
+  size_t offset; // of the key's int64_t in a Config
+} LayersKey;
+
+enum { LAYERS_KEYS = 2 };
+static const LayersKey layers_keys[LAYERS_KEYS] = {
+    {"train.recompute_layers", offsetof(Config, train.recompute_layers)},
+    {"backend.offload_layers", offsetof(Config, backend.offload_layers)}};
+
+static bool in_use(const Config *c, int key) {
+  return key == 0 ? c->train.recompute != RECOMPUTE_NONE : c->backend.offload != OFFLOAD_NONE;
+}
+
+static int64_t *layers_of(Config *c, int key) {
+  return (int64_t *)((char *)c + layers_keys[key].offset);
+}
+
+typedef bool Fits(const Config *config, const void *context);
+
+// The fewest layers with which the run fits, where it does with all of them; else 0.
+static int64_t fewest_layers(const Config *config, int key, Fits *fitting, const void *context) {
+  Config c = *config;
+  int64_t *layers = layers_of(&c, key), most = c.model.num_hidden_layers, too_few = 0;
+  *layers = most;
+  if (!fitting(&c, context)) return 0;
+  while (most - too_few > 1) {
+    const int64_t middle = *layers = too_few + (most - too_few) / 2;
+    *(fitting(&c, context) ? &most : &too_few) = middle;
+  }
+  return most;
+}
+
+static bool fits_search(const Config *c, const void *search) {
+  return fits(search, c);
+}
+
+static void advise_layers(const Search *s, int *named, Error *err) {
+  for (int key = 0; key < LAYERS_KEYS; key++) {
+    Config c = *s->config;
+    const int64_t layers = in_use(&c, key) && *layers_of(&c, key) < c.model.num_hidden_layers
+                               ? fewest_layers(&c, key, fits_search, s)
+                               : 0;
+    if (layers == 0) continue;
+    name_one(named, err);
+    error_append(err, "%s=%lld", layers_keys[key].name, (long long)layers);
+  }
+}
+
 static void advise_batches(const Search *s, int *named, Error *err) {
   const TrainConfig *t = &s->config->train;
   const int64_t batch = fitting_batch(s), k = batch > 0 ? fitting_micro_batches(s) : 0;
@@ -155,6 +208,7 @@ void plan_advise(const Config *c, const RunShape *shape, const Backend *be, Erro
   s.host = be->host_bytes;
   s.more = be->workspace_bytes > outline ? be->workspace_bytes - outline : 0;
   if (fits(&s, c)) return; // it was refused for another reason
+  advise_layers(&s, &named, err);
   advise_savings(&s, &named, err);
   advise_batches(&s, &named, err);
   if (named > 0 || advise_together(&s, c->train.batch_size, err) || advise_together(&s, 1, err))
@@ -180,16 +234,21 @@ int plan_check(const Config *c, const RunShape *shape, Error *err) {
 
 // ---- The largest runs that fit
 
-static bool limit_fits(const Config *c, const Outlook *o, int64_t batch, int64_t length) {
-  Config tried = *c;
+static bool fits_outlook(const Config *c, const void *outlook) {
+  const Outlook *o = outlook;
   MemoryPlan plan;
-  tried.train.batch_size = batch;
-  tried.train.sequence_length = length;
-  RunShape shape = run_shape(&tried);
-  if (shape.loss_chunks == 0) shape.loss_chunks = choose_loss_chunks(&tried, shape, o->gpu_bytes);
-  const Backend sizes = backend_outline(&tried, &shape, o->gpu);
+  RunShape shape = run_shape(c);
+  if (shape.loss_chunks == 0) shape.loss_chunks = choose_loss_chunks(c, shape, o->gpu_bytes);
+  const Backend sizes = backend_outline(c, &shape, o->gpu);
   memory_plan(&plan, &c->model, &shape, &sizes);
   return plan.total_bytes <= o->sizes.memory_bytes && plan.host_needed <= o->sizes.host_bytes;
+}
+
+static bool limit_fits(const Config *c, const Outlook *o, int64_t batch, int64_t length) {
+  Config tried = *c;
+  tried.train.batch_size = batch;
+  tried.train.sequence_length = length;
+  return fits_outlook(&tried, o);
 }
 
 // The i-th length that is tried, ascending. Loss chunks divide it well.
@@ -227,6 +286,12 @@ static void print_limits(const Config *c, const Outlook *o) {
     printf("; or train.batch_size=%lld with train.sequence_length=%lld", (long long)limits.batch,
            (long long)c->train.sequence_length);
   printf("\n");
+  for (int key = 0; key < LAYERS_KEYS; key++) {
+    Config tried = *c;
+    const int64_t layers = in_use(c, key) ? fewest_layers(c, key, fits_outlook, o) : 0;
+    if (layers > 0 && layers < *layers_of(&tried, key))
+      printf("  %s=%lld is enough\n", layers_keys[key].name, (long long)layers);
+  }
 }
 
 static void print_device(const Config *c, const RunShape *shape, const Outlook *o,

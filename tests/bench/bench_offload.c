@@ -126,7 +126,7 @@ static void time_copies(const Llama *llama, size_t bytes) {
 }
 
 static void measure(Config *c, Offload offload) {
-  static const char *const names[] = {"none", "moments", "masters"};
+  static const char *const names[] = {"none", "moments", "masters", "gradients"};
   Error err;
   c->backend.offload = offload;
   RunShape shape = run_shape(c);
@@ -160,7 +160,7 @@ int main(int argc, char **argv) {
   if (argc < 2) must(error_set(&err, "say which CONFIG.json"), &err);
   must(config_load(&config, argv[1], argc - 2, argv + 2, &err), &err);
   config.backend.device = DEVICE_CUDA;
-  for (int offload = OFFLOAD_NONE; offload <= OFFLOAD_MASTERS; offload++)
+  for (int offload = OFFLOAD_NONE; offload <= OFFLOAD_GRADIENTS; offload++)
     measure(&config, (Offload)offload);
   return 0;
 }

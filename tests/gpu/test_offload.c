@@ -25,10 +25,10 @@ static const char tiny[] =
     " \"optimizer\": {\"learning_rate\": 0.01, \"schedule\": \"constant\", \"kind\": \"%s\"},"
     " \"backend\": {\"device\": \"cuda\", \"deterministic\": true, \"graphs\": %s,"
     " \"kernels\": \"%s\", \"precision\": \"%s\", \"moments\": \"%s\", \"masters\": \"%s\","
-    " \"offload\": \"%s\"}}";
+    " \"gradients\": \"%s\", \"offload\": \"%s\"%s}}";
 
 typedef struct Case {
-  const char *kernels, *precision, *moments, *masters, *kind;
+  const char *kernels, *precision, *moments, *masters, *kind, *gradients;
   int micro_batches, vocab;
   bool tied, graphs;
 } Case;
@@ -40,12 +40,19 @@ typedef struct Result {
   int64_t count;
 } Result;
 
-static Config config_of(const Case *c, const char *offload) {
+// What is offloaded, of how many layers; 0: of all.
+typedef struct Place {
+  const char *offload;
+  int layers;
+} Place;
+
+static Config config_of(const Case *c, Place place) {
   Config config;
   Error err = {""};
+  const char *layers = place.layers == 1 ? ", \"offload_layers\": 1" : "";
   char *json = xasprintf(tiny, c->vocab, c->tied ? "true" : "false", c->micro_batches, c->kind,
                          c->graphs ? "true" : "false", c->kernels, c->precision, c->moments,
-                         c->masters, offload);
+                         c->masters, c->gradients, place.offload, layers);
   must(config_parse(&config, "test", json, 0, NULL, &err), &err);
   free(json);
   return config;
@@ -57,13 +64,19 @@ static bool on_host(const void *pointer) {
   return place.type == cudaMemoryTypeHost;
 }
 
-static void check_places(const Llama *llama, Offload offload) {
+static void check_places(const Llama *llama, Offload offload, bool one_layer) {
+  const int end = param_index(&llama->config, PARAM_ATTN_NORM, 1);
   for (int i = 0; i < llama->param_count; i++) {
     const ParamTensor *t = &llama->tensors[i];
-    assert_int_equal(on_host(t->m), t->decay && offload >= OFFLOAD_MOMENTS);
-    if (t->v) assert_int_equal(on_host(t->v), t->decay && offload >= OFFLOAD_MOMENTS);
-    assert_int_equal(on_host(t->master), t->decay && offload >= OFFLOAD_MASTERS);
-    assert_true(!t->grad || !on_host(t->grad));
+    const bool of_first = i > 0 && i < end, of_layer = t != llama->embed && t != llama->lm_head,
+               there = t->decay && (of_first || !one_layer);
+    assert_int_equal(on_host(t->m), there && offload >= OFFLOAD_MOMENTS);
+    if (t->v) assert_int_equal(on_host(t->v), there && offload >= OFFLOAD_MOMENTS);
+    assert_int_equal(on_host(t->master), there && offload >= OFFLOAD_MASTERS);
+    grad_t *const grads[] = {t->grad, t->grad_folded};
+    for (int k = 0; k < 2; k++)
+      if (grads[k])
+        assert_int_equal(on_host(grads[k]), there && of_layer && offload >= OFFLOAD_GRADIENTS);
     assert_true(!t->compute.data || !on_host(t->compute.data));
     assert_true(!t->folded.data || !on_host(t->folded.data));
   }
@@ -125,9 +138,9 @@ static void read_state(const Llama *llama, Result *r) {
   }
 }
 
-static Result train(const Case *c, const char *offload) {
+static Result train(const Case *c, Place place) {
   Error err = {""};
-  const Config config = config_of(c, offload);
+  const Config config = config_of(c, place);
   RunShape shape = run_shape(&config);
   Backend *be = backend_create(&config, &shape, 64, &err);
   if (!be) fail_msg("%s", err.text);
@@ -135,7 +148,9 @@ static Result train(const Case *c, const char *offload) {
   Llama llama;
   must(llama_create(&llama, &config.model, &shape, be, &err), &err);
   must(be->services.snapshot_open(be, &err), &err);
-  check_places(&llama, config.backend.offload);
+  assert_int_equal(be->grad_bytes,
+                   c->micro_batches > 1 && strcmp(c->gradients, "bf16") != 0 ? 4 : 2);
+  check_places(&llama, config.backend.offload, place.layers == 1);
   llama_init_weights(&llama, 1);
   Result r = {.count = 0};
   for (int step = 0; step < STEPS; step++) {
@@ -161,19 +176,21 @@ static Result train(const Case *c, const char *offload) {
 }
 
 static void check_case(const Case *c) {
-  const Result plain = train(c, "none");
+  const Result plain = train(c, (Place){"none", 0});
   assert_true(plain.losses[STEPS - 1] != plain.losses[0]);
-  static const char *const places[] = {"moments", "masters"};
-  for (int i = 0; i < 2; i++) {
+  static const Place places[] = {
+      {"moments", 0}, {"masters", 0}, {"gradients", 0}, {"moments", 1}, {"gradients", 1}};
+  for (size_t i = 0; i < sizeof places / sizeof *places; i++) {
     const Result got = train(c, places[i]);
     assert_int_equal(got.count, plain.count);
     assert_memory_equal(got.losses, plain.losses, sizeof got.losses);
     for (int64_t k = 0; k < got.count; k++)
       if (memcmp(&got.state[k], &plain.state[k], sizeof(float)) != 0)
         fail_msg("%s, %s, %s, moments %s, masters %s, %d micro-batches: value %lld is %.9g with "
-                 "offload=%s, %.9g without",
+                 "offload=%s, offload_layers=%d, %.9g without",
                  c->kernels, c->precision, c->kind, c->moments, c->masters, c->micro_batches,
-                 (long long)k, (double)got.state[k], places[i], (double)plain.state[k]);
+                 (long long)k, (double)got.state[k], places[i].offload, places[i].layers,
+                 (double)plain.state[k]);
     free(got.state);
   }
   free(plain.state);
@@ -188,6 +205,7 @@ static void check_cases(const char *kernels, const char *precision) {
                        .moments = types[i & 1],
                        .masters = types[(i >> 1 ^ i >> 2) & 1],
                        .kind = kinds[(i >> 1 ^ i >> 3) & 1],
+                       .gradients = (i ^ i >> 3) & 1 ? "bf16" : "auto",
                        .micro_batches = i & 2 ? 2 : 1,
                        .vocab = 387,
                        .tied = i & 4,

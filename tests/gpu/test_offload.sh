@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs whose moments, or masters, too, lie in the host's memory: the bits of plain runs, also after kills in steps and in
+# Runs whose moments, masters or gradients, too, lie in the host's memory: the bits of plain runs, also after kills in steps and in
 # saves, and resumed under a limit; the memory that was planned; and one sentence where either side has too little. Set KILLS
 # (12) for more.
 # shellcheck source=tests/night/share.sh
@@ -32,7 +32,7 @@ offloaded_alike() { # NAME OVERRIDES...
   local name=$1 offload
   shift
   run "$name" "$@"
-  for offload in moments masters; do
+  for offload in moments masters gradients; do
     run "$name-$offload" "backend.offload=$offload" "$@"
     check "${name}_with_${offload}_on_the_host_has_the_same_bits" "$(same_end "$folder/$name" "$folder/$name-$offload")" \
       same_bits "$folder/$name" "$folder/$name-$offload"
@@ -45,7 +45,9 @@ for kernels in $all_kernels; do
 done
 offloaded_alike bf16_moments backend.moments=bf16
 offloaded_alike bf16_masters backend.masters=bf16
+offloaded_alike bf16_gradients backend.gradients=bf16 train.gradient_accumulation=2
 offloaded_alike muon optimizer.kind=muon
+offloaded_alike one_layer backend.offload_layers=1
 offloaded_alike launched backend.graphs=false
 offloaded_alike saved_beside_steps train.save_interval=1
 offloaded_alike saved_while_training_waits train.save_interval=1 output.background_save=false
@@ -53,12 +55,12 @@ if [ -n "$(fp8_kernels "$config")" ]; then
   offloaded_alike fp8 backend.precision=fp8
   offloaded_alike fp8_bf16_moments_accumulated backend.precision=fp8 backend.moments=bf16 train.gradient_accumulation=2
 fi
-rm -rf "$folder"/*accumulated* "$folder"/bf16* "$folder"/muon* "$folder"/launched* "$folder"/saved* "$folder"/fp8*
+rm -rf "$folder"/*accumulated* "$folder"/bf16* "$folder"/one_layer* "$folder"/muon* "$folder"/launched* "$folder"/saved* "$folder"/fp8*
 
 # ---- Kills, in steps and in saves
 killed=(train.steps=40 train.save_interval=2 backend.moments=bf16)
 run plain "${killed[@]}"
-for offload in moments masters; do
+for offload in moments gradients; do
   run=$folder/killed-$offload
   for ((kill = 0; kill < ${KILLS:-12}; kill++)); do
     "$TRAIN" "$config" "${killed[@]}" "backend.offload=$offload" "output.dir=$run" train.resume=auto >"$folder/said" \
@@ -82,7 +84,7 @@ finish offloaded_runs_that_are_killed_go_on_and_end_with_the_bits_of_a_plain_one
 check some_were_killed "${counted[*]}" test ${#counted[@]} = 2
 
 # ---- Memory: what is taken against the plan, and limits. A limit counts what other programs and the driver have.
-for offload in none moments masters; do
+for offload in none moments masters gradients; do
   must "$TRAIN" configs/llama-15m.json "data.train=$folder/data/train-*.bin" data.val= data.tokenizer=bytes train.steps=2 \
     optimizer.warmup_steps=0 train.sample_interval=-1 train.save_interval=-1 backend.device=cuda "backend.offload=$offload" \
     "output.dir=$folder/15m-$offload"

@@ -220,47 +220,73 @@ static bool inside(const void *p, size_t bytes, const char *block, size_t block_
   return (const char *)p >= block && (const char *)p + bytes <= block + block_bytes;
 }
 
-// Every tensor has its own bytes of the block that its class and the key name. A compute weight
+// A block of the device, or of the host.
+typedef struct Block {
+  char *bytes;
+  size_t count;
+} Block;
+
+static Block block_of(size_t count) {
+  return (Block){xcalloc(count + 1, 1), count};
+}
+
+// These bytes are the block's, and no other tensor has them.
+static void claim(void *p, size_t bytes, Block block) {
+  char *at = p;
+  assert_true(inside(at, bytes, block.bytes, block.count));
+  for (size_t b = 0; b < bytes; b++) assert_int_equal(at[b]++, 0);
+}
+
+// Every tensor has its own bytes of the block that its class and the keys name. A compute weight
 // stays on the device, also where it would be its bf16 master.
-static void check_blocks(char *masters, char *kind) {
-  for (int offload = OFFLOAD_NONE; offload <= OFFLOAD_MASTERS; offload++) {
-    char *overrides[] = {"model.num_hidden_layers=1", "model.vocab_size=258",
-                         "backend.moments=bf16", masters, kind};
-    Planned p = plan_of("configs/llama-1m.json", 5, overrides);
-    const ModelConfig *model = &p.config.model;
-    ParamTensor *list = xcalloc((size_t)params_count(model), sizeof *list);
-    p.sizes.offload = (Offload)offload;
-    const ParamBytes bytes = params_layout(list, model, &p.shape, &p.sizes, NULL, NULL, NULL);
-    char *device = xcalloc(bytes.device, 1), *host = xcalloc(bytes.host, 1);
-    params_layout(list, model, &p.shape, &p.sizes, device, host, NULL);
-    for (int i = 0; i < params_count(model); i++) {
-      const ParamTensor *t = &list[i];
-      const size_t n = (size_t)(t->rows * t->cols);
-      char *const parts[] = {(char *)t->master, (char *)t->m, (char *)t->v};
-      for (int k = 0; k < 3; k++) {
-        const size_t size = n * (k == 0 ? master_bytes_of(&p.sizes, t) : 2);
-        if (k == 2 && t->part_count > 0) { // Muon's
-          assert_null(parts[k]);
-          continue;
-        }
-        const bool there = t->decay && offload >= (k == 0 ? OFFLOAD_MASTERS : OFFLOAD_MOMENTS);
-        assert_true(
-            inside(parts[k], size, there ? host : device, there ? bytes.host : bytes.device));
-        for (size_t b = 0; b < size; b++) assert_int_equal(parts[k][b]++, 0); // no other has it
-      }
-      if (t->compute.data) assert_true(inside(t->compute.data, 2 * n, device, bytes.device));
-      if (t->folded.data) assert_true(inside(t->folded.data, 2 * n, device, bytes.device));
-    }
-    free(device);
-    free(host);
-    free(list);
+static void check_blocks(char *masters, char *kind, Offload offload, int64_t layers) {
+  char *overrides[] = {"model.num_hidden_layers=2", "model.vocab_size=258", "backend.moments=bf16",
+                       masters, kind};
+  Planned p = plan_of("configs/llama-1m.json", 5, overrides);
+  const ModelConfig *model = &p.config.model;
+  const int all_but = param_index(model, PARAM_FINAL_NORM, -1),
+            end = layers == 1 ? param_index(model, PARAM_ATTN_NORM, 1) : all_but;
+  ParamTensor *list = xcalloc((size_t)params_count(model), sizeof *list);
+  p.sizes.offload = offload;
+  p.sizes.offload_layers = layers;
+  const ParamBytes bytes = params_layout(list, model, &p.shape, &p.sizes, NULL, NULL, NULL),
+                   grads = grads_layout(list, model, &p.shape, &p.sizes, NULL, NULL, NULL);
+  const Block device = block_of(bytes.device), host = block_of(bytes.host),
+              gradients = block_of(grads.device), host_gradients = block_of(grads.host);
+  params_layout(list, model, &p.shape, &p.sizes, device.bytes, host.bytes, NULL);
+  grads_layout(list, model, &p.shape, &p.sizes, gradients.bytes, host_gradients.bytes, NULL);
+  for (int i = 0; i < params_count(model); i++) {
+    const ParamTensor *t = &list[i];
+    const size_t n = (size_t)(t->rows * t->cols), grad_bytes = n * p.sizes.grad_bytes;
+    const bool in_layers = t->decay && i > 0 && i < end, there = in_layers || (t->decay && !layers);
+    claim(t->master, n * master_bytes_of(&p.sizes, t),
+          there && offload >= OFFLOAD_MASTERS ? host : device);
+    claim(t->m, 2 * n, there && offload >= OFFLOAD_MOMENTS ? host : device);
+    if (t->part_count > 0)
+      assert_null(t->v); // Muon's
+    else
+      claim(t->v, 2 * n, there && offload >= OFFLOAD_MOMENTS ? host : device);
+    const Block of_grads = in_layers && offload >= OFFLOAD_GRADIENTS ? host_gradients : gradients;
+    if (t->grad) claim(t->grad, grad_bytes, of_grads);
+    if (t->grad_folded) claim(t->grad_folded, grad_bytes, of_grads);
+    if (t->compute.data) assert_true(inside(t->compute.data, 2 * n, device.bytes, device.count));
+    if (t->folded.data) assert_true(inside(t->folded.data, 2 * n, device.bytes, device.count));
   }
+  free(device.bytes);
+  free(host.bytes);
+  free(gradients.bytes);
+  free(host_gradients.bytes);
+  free(list);
 }
 
 TEST(blocks_of_the_host_and_the_device_hold_the_tensors_side_by_side) {
-  check_blocks("backend.masters=fp32", "optimizer.kind=adamw");
-  check_blocks("backend.masters=bf16", "optimizer.kind=adamw");
-  check_blocks("backend.masters=bf16", "optimizer.kind=muon");
+  for (int offload = OFFLOAD_NONE; offload <= OFFLOAD_GRADIENTS; offload++) {
+    for (int layers = 0; layers <= 1; layers++) {
+      check_blocks("backend.masters=fp32", "optimizer.kind=adamw", (Offload)offload, layers);
+      check_blocks("backend.masters=bf16", "optimizer.kind=adamw", (Offload)offload, layers);
+      check_blocks("backend.masters=bf16", "optimizer.kind=muon", (Offload)offload, layers);
+    }
+  }
 }
 
 // ---- Sentences
@@ -285,13 +311,17 @@ TEST(a_run_that_does_not_fit_is_told_what_would) {
   char *fewer[] = {"train.batch_size=1", "train.sequence_length=1024", "train.sample_interval=-1"};
   char *wide[] = {fewer[0], fewer[1], fewer[2], "backend.moments=fp32"};
   char *there[] = {"backend.moments=fp32", "backend.offload=moments"};
-  char *far[] = {"backend.offload=masters"};
+  char *far[] = {"backend.offload=masters"}, *some[] = {"train.recompute_layers=20"};
   check_advice(path, (Room){75, 200}, 3, fewer, "; it would fit with backend.offload=masters");
   check_advice(path, (Room){100, 50}, 0, NULL, "; it would fit with backend.offload=moments");
   check_advice(path, (Room){110, 40}, 2, there, "; it would fit with backend.moments=bf16");
   check_advice(path, (Room){110, 40}, 1, far, "; it would fit with backend.offload=moments");
   check_advice(path, (Room){70, 70}, 4, wide,
-               "; it would fit with backend.masters=bf16 backend.offload=moments");
+               "; it would fit with backend.gradients=bf16 backend.offload=moments");
+  check_advice(path, (Room){130, 200}, 1, some,
+               "; it would fit with train.recompute_layers=30, or with backend.masters=bf16, or "
+               "with backend.gradients=bf16, or with backend.offload=moments, or with "
+               "train.gradient_accumulation=16 train.batch_size=2, or with train.batch_size=2");
   check_advice(path, (Room){8, 8}, 3, fewer,
                "; not even one sequence would fit: take a smaller model, a shorter "
                "train.sequence_length or more train.loss_chunks");
