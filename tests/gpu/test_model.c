@@ -14,6 +14,7 @@ typedef struct Case {
   int micro_batches;
   int64_t documents; // usual_documents; 0: whole windows
   MasterType masters;
+  GradientType gradients;
 } Case;
 
 // Documents of up to a third of a window, to the end of the last; in every fourth step of two rows
@@ -111,7 +112,7 @@ static void compare(const Case *c) {
   OpsConfig config = llama_ops_config(&c->model, &shape, c->T, 0);
   config.masters = c->masters;
   GpuOptions options = {.train = true,
-                        .grads_fp32 = c->micro_batches > 1,
+                        .grads_fp32 = c->micro_batches > 1 && c->gradients == GRADIENTS_AUTO,
                         .graphs = c->documents > 0,
                         .batch = c->B,
                         .seq = c->T,
@@ -159,6 +160,17 @@ TEST(losses_follow_the_cpu_with_bf16_masters) {
                   .chunks = 1,
                   .micro_batches = 1,
                   .masters = MASTERS_BF16};
+  compare(&c);
+}
+
+TEST(losses_follow_the_cpu_with_micro_batches_that_add_up_in_bf16) {
+  const Case c = {.name = "bf16 gradients",
+                  .model = untied,
+                  .B = 2,
+                  .T = 96,
+                  .chunks = 2,
+                  .micro_batches = 4,
+                  .gradients = GRADIENTS_BF16};
   compare(&c);
 }
 
