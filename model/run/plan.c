@@ -110,36 +110,47 @@ static void advise_savings(const Search *s, int *named, Error *err) {
   }
 }
 
-// The layers of train.recompute and backend.offload.
+// A key that saves memory in layers, and the one that says in how many.
 typedef struct LayersKey {
-  const char *name;
-  size_t offset; // of the key's int64_t in a Config
+  const char *what, *name;
+  size_t what_offset, offset; // of the first one's int and the other's int64_t in a Config
 } LayersKey;
 
 enum { LAYERS_KEYS = 2 };
 static const LayersKey layers_keys[LAYERS_KEYS] = {
-    {"train.recompute_layers", offsetof(Config, train.recompute_layers)},
-    {"backend.offload_layers", offsetof(Config, backend.offload_layers)}};
+    {"train.recompute", "train.recompute_layers", offsetof(Config, train.recompute),
+     offsetof(Config, train.recompute_layers)},
+    {"backend.offload", "backend.offload_layers", offsetof(Config, backend.offload),
+     offsetof(Config, backend.offload_layers)}};
 
-static bool in_use(const Config *c, int key) {
-  return key == 0 ? c->train.recompute != RECOMPUTE_NONE : c->backend.offload != OFFLOAD_NONE;
+static bool in_use(const Config *c, const LayersKey *key) {
+  return *(const int *)((const char *)c + key->what_offset) != 0; // RECOMPUTE_NONE, OFFLOAD_NONE
 }
 
-static int64_t *layers_of(Config *c, int key) {
-  return (int64_t *)((char *)c + layers_keys[key].offset);
+static int64_t layers_in(const Config *c, const LayersKey *key) {
+  return *(const int64_t *)((const char *)c + key->offset);
 }
 
 typedef bool Fits(const Config *config, const void *context);
 
-// The fewest layers with which the run fits, where it does with all of them; else 0.
-static int64_t fewest_layers(const Config *config, int key, Fits *fitting, const void *context) {
+static bool fits_with(const Config *config, const LayersKey *key, int64_t layers, Fits *fitting,
+                      const void *context) {
   Config c = *config;
-  int64_t *layers = layers_of(&c, key), most = c.model.num_hidden_layers, too_few = 0;
-  *layers = most;
-  if (!fitting(&c, context)) return 0;
+  if (layers == 0)
+    *(int *)((char *)&c + key->what_offset) = 0;
+  else
+    *(int64_t *)((char *)&c + key->offset) = layers;
+  return fitting(&c, context);
+}
+
+// The fewest layers with which the run fits, from 0 on; -1 where it does not with all of them.
+static int64_t fewest_layers(const Config *c, const LayersKey *key, Fits *fitting,
+                             const void *context) {
+  int64_t most = c->model.num_hidden_layers, too_few = -1;
+  if (!fits_with(c, key, most, fitting, context)) return -1;
   while (most - too_few > 1) {
-    const int64_t middle = *layers = too_few + (most - too_few) / 2;
-    *(fitting(&c, context) ? &most : &too_few) = middle;
+    const int64_t middle = too_few + (most - too_few) / 2;
+    *(fits_with(c, key, middle, fitting, context) ? &most : &too_few) = middle;
   }
   return most;
 }
@@ -149,14 +160,13 @@ static bool fits_search(const Config *c, const void *search) {
 }
 
 static void advise_layers(const Search *s, int *named, Error *err) {
-  for (int key = 0; key < LAYERS_KEYS; key++) {
-    Config c = *s->config;
-    const int64_t layers = in_use(&c, key) && *layers_of(&c, key) < c.model.num_hidden_layers
-                               ? fewest_layers(&c, key, fits_search, s)
-                               : 0;
-    if (layers == 0) continue;
+  for (int i = 0; i < LAYERS_KEYS; i++) {
+    const LayersKey *key = &layers_keys[i];
+    const int64_t layers =
+        in_use(s->config, key) ? fewest_layers(s->config, key, fits_search, s) : -1;
+    if (layers <= layers_in(s->config, key)) continue;
     name_one(named, err);
-    error_append(err, "%s=%lld", layers_keys[key].name, (long long)layers);
+    error_append(err, "%s=%lld", key->name, (long long)layers);
   }
 }
 
@@ -286,11 +296,13 @@ static void print_limits(const Config *c, const Outlook *o) {
     printf("; or train.batch_size=%lld with train.sequence_length=%lld", (long long)limits.batch,
            (long long)c->train.sequence_length);
   printf("\n");
-  for (int key = 0; key < LAYERS_KEYS; key++) {
-    Config tried = *c;
-    const int64_t layers = in_use(c, key) ? fewest_layers(c, key, fits_outlook, o) : 0;
-    if (layers > 0 && layers < *layers_of(&tried, key))
-      printf("  %s=%lld is enough\n", layers_keys[key].name, (long long)layers);
+  for (int i = 0; i < LAYERS_KEYS; i++) {
+    const LayersKey *key = &layers_keys[i];
+    const int64_t layers = in_use(c, key) ? fewest_layers(c, key, fits_outlook, o) : -1;
+    if (layers == 0)
+      printf("  %s=none fits, too\n", key->what);
+    else if (layers > 0 && layers < layers_in(c, key))
+      printf("  %s=%lld is enough\n", key->name, (long long)layers);
   }
 }
 

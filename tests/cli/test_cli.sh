@@ -112,6 +112,12 @@ check a_plan_writes_nothing "$(listing)" test "$before" = "$(listing)"
 batch=$(grep -oE 'train.batch_size=[0-9]+$' "$folder/said" | grep -oE '[0-9]+')
 says the_batch_that_is_named_fits 'the run fits' --plan "$config" "${huge[@]}" \
   "train.batch_size=$(((batch + 1) / 2))"
+says a_saving_without_need_is_named 'train.recompute=none fits, too' --plan "$config" train.recompute=layer
+"$TRAIN" --plan "$config" "${huge[@]}" "train.batch_size=$((2 * batch))" train.recompute=layer >"$folder/said" 2>&1
+layers=$(sed -nE 's/^  train.recompute_layers=([0-9]+) is enough$/\1/p' "$folder/said")
+says the_layers_that_are_named_fit 'the run fits' --plan "$config" "${huge[@]}" "train.batch_size=$((batch * 3 / 2))" \
+  train.recompute=layer "train.recompute_layers=${layers:-0}"
+refuses more_layers_than_the_model_has 'must be at most model.num_hidden_layers, which is 2' "$config" train.recompute_layers=3
 says a_batch_of_twice_that_does_not 'does not fit' --plan "$config" "${huge[@]}" "train.batch_size=$((3 * batch))"
 refuses a_run_that_does_not_fit_names_it_too 'train.batch_size=' "$config" "${huge[@]}" data.val=
 
