@@ -308,21 +308,25 @@ static void check_advice(const char *path, Room room, int count, char *const *ov
 
 TEST(a_run_that_does_not_fit_is_told_what_would) {
   const char *const path = "configs/llama-3.1-8b.json";
-  char *fewer[] = {"train.batch_size=1", "train.sequence_length=1024", "train.sample_interval=-1"};
-  char *wide[] = {fewer[0], fewer[1], fewer[2], "backend.moments=fp32"};
-  char *there[] = {"backend.moments=fp32", "backend.offload=moments"};
-  char *far[] = {"backend.offload=masters"}, *some[] = {"train.recompute_layers=20"};
-  check_advice(path, (Room){75, 200}, 3, fewer, "; it would fit with backend.offload=masters");
-  check_advice(path, (Room){100, 50}, 0, NULL, "; it would fit with backend.offload=moments");
-  check_advice(path, (Room){110, 40}, 2, there, "; it would fit with backend.moments=bf16");
-  check_advice(path, (Room){110, 40}, 1, far, "; it would fit with backend.offload=moments");
-  check_advice(path, (Room){70, 70}, 4, wide,
+  char *all = "train.recompute_layers=32", *four = "train.batch_size=4",
+       *eight = "train.gradient_accumulation=8";
+  char *fewer[] = {all, "train.batch_size=1", "train.sequence_length=1024",
+                   "train.sample_interval=-1"};
+  char *wide[] = {all, fewer[1], fewer[2], fewer[3], "backend.moments=fp32"};
+  char *there[] = {all, four, eight, "backend.moments=fp32", "backend.offload=moments"};
+  char *far[] = {all, four, eight, "backend.offload=masters"};
+  char *some[] = {"train.recompute_layers=20", four, eight};
+  check_advice(path, (Room){75, 200}, 4, fewer, "; it would fit with backend.offload=masters");
+  check_advice(path, (Room){100, 50}, 3, far, "; it would fit with backend.offload=moments");
+  check_advice(path, (Room){110, 40}, 5, there, "; it would fit with backend.moments=bf16");
+  check_advice(path, (Room){110, 40}, 4, far, "; it would fit with backend.offload=moments");
+  check_advice(path, (Room){70, 70}, 5, wide,
                "; it would fit with backend.gradients=bf16 backend.offload=moments");
-  check_advice(path, (Room){130, 200}, 1, some,
+  check_advice(path, (Room){130, 200}, 3, some,
                "; it would fit with train.recompute_layers=30, or with backend.masters=bf16, or "
                "with backend.gradients=bf16, or with backend.offload=moments, or with "
                "train.gradient_accumulation=16 train.batch_size=2, or with train.batch_size=2");
-  check_advice(path, (Room){8, 8}, 3, fewer,
+  check_advice(path, (Room){8, 8}, 4, fewer,
                "; not even one sequence would fit: take a smaller model, a shorter "
                "train.sequence_length or more train.loss_chunks");
   check_advice("configs/llama-110m.json", (Room){9, 100}, 0, NULL,
