@@ -141,6 +141,7 @@ for kernels in $all_kernels; do
   same "$kernels"-launched recorded_steps_have_the_bits_of_launched_ones backend.graphs=false
   for recompute in mlp layer; do
     same "$kernels"-$recompute "recompute_${recompute}_has_equal_bits" train.recompute=$recompute
+    same "$kernels"-$recompute-2 "recompute_${recompute}_of_two_layers_has_equal_bits" train.recompute=$recompute train.recompute_layers=2
   done
 
   # Interrupted in the middle, at a moment of the machine's choosing, and resumed.

@@ -77,6 +77,8 @@ for kernels in $all_kernels; do
   same watched train.eval_interval=1 train.sample_interval=5 train.sample_tokens=9
   same recompute_mlp train.recompute=mlp
   same recompute_layer train.recompute=layer
+  same recompute_layer_2 train.recompute=layer train.recompute_layers=2
+  same recompute_mlp_3 train.recompute=mlp train.recompute_layers=3
   same resumed_at_20 "train.resume=$folder/$name/step-00000020"
   "$TRAIN" "$config" backend.kernels="$kernels" backend.precision=$precision "output.dir=$folder/$name-cut" \
     >"$folder/said" 2>&1 &
