@@ -9,11 +9,18 @@
 // Noise for stochastic rounding: a hash of the value's position, so that the same run gives the
 // same bits.
 
-// The last mixing of murmur3 (Appleby).
-static inline HOST_DEVICE uint32_t noise_mix(uint32_t x) {
-  x = (x ^ (x >> 16)) * 0x85ebca6bu;
-  x = (x ^ (x >> 13)) * 0xc2b2ae35u;
+// The last mixing of murmur3 (Appleby). Its first step is apart, since that of a ^ b is that of a,
+// ^ that of b.
+static inline HOST_DEVICE uint32_t noise_fold(uint32_t x) {
   return x ^ (x >> 16);
+}
+static inline HOST_DEVICE uint32_t noise_spread(uint32_t folded) {
+  uint32_t x = folded * 0x85ebca6bu;
+  x = (x ^ (x >> 13)) * 0xc2b2ae35u;
+  return noise_fold(x);
+}
+static inline HOST_DEVICE uint32_t noise_mix(uint32_t x) {
+  return noise_spread(noise_fold(x));
 }
 
 // ---- FP8: its two formats, and the order in which copies of a matrix lie.

@@ -46,3 +46,13 @@ CONVERT __half2 half2_of_e4m3(uint16_t two) {
   E4M3_CONVERT("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(halves) : "h"(two));
   return *reinterpret_cast<const __half2 *>(&halves);
 }
+// The nearest values of sizes up to `largest`, positive; NaN becomes one without a sign. It has the
+// sign of both multiplied. Used with e4m3 alone, it compiles to a trap as conversions do.
+CONVERT __half2 half2_within(__half2 values, __half2 largest) {
+  uint32_t two = 0;
+  E4M3_CONVERT("min.NaN.xorsign.abs.f16x2 %0, %1, %2;"
+               : "=r"(two)
+               : "r"(*reinterpret_cast<const uint32_t *>(&values)),
+                 "r"(*reinterpret_cast<const uint32_t *>(&largest)));
+  return *reinterpret_cast<const __half2 *>(&two);
+}

@@ -2,26 +2,29 @@
 // largest value and a sum over each row. A *source* computes the matrix; kernels/cuda/scales.cu has
 // the simplest one. It has
 //     STORES                       whether it is stored in bf16, too
-//     STOCHASTIC                   whether it is rounded so; rows then have a key and its dither
+//     STOCHASTIC                   whether it is rounded so; rows then have a folded key and its
+//                                  dither
+//     SUMS                         whether it sums over rows
 //     Row row(m)                   what all of row m needs, by one thread; Row {} past the last row
 //     void skip(m)                 makes row m the first that load knows
-//     Column column(c)             what the columns c and c + 1 need, c even
-//     Raw load(row, column)        what is read for these two; Raw {} where there is nothing
-//     float2 pair(row, column, raw, &sum)   their values, 0 for Row {} and Raw {}; adds to the sum
-// A block has 32 rows. A warp has 16 of them at a time, and 64 columns; a lane has two columns. So
-// a load or a bf16 store of a warp covers 128 bytes of a row, by_row is stored in pieces of 64
-// bytes, and by_col, through shared memory, in pieces of 32.
+//     Column column(c)             what the columns c .. c + 3 need, c a multiple of 4
+//     Raw load(row, column)        what is read for these four; Raw {} where there is nothing
+//     float4 four(row, column, raw, &sum)   their values, 0 for Row {} and Raw {}; adds to the sum
+// A warp has 16 rows and 256 columns at a time. A lane has eight of these columns, those of which
+// by_row holds eight neighbouring bytes: so it needs no other lane's values for either copy. A warp
+// reads pieces of 512 bytes of a row and stores by_row in pieces of 256, and a block stores by_col,
+// through shared memory, in pieces of 64.
 #pragma once
 #include "kernels/cuda/common.cuh"
 
 enum {
-  COPY_THREADS = 256,
-  COPY_GROUPS = 2, // of 16 rows
+  COPY_GROUPS = 4, // of 16 rows, each a warp's
+  COPY_THREADS = 32 * COPY_GROUPS,
   COPY_ROWS = 16 * COPY_GROUPS,
-  COPY_STRIPS = COPY_THREADS / 32 / COPY_GROUPS, // of 64 columns
-  COPY_COLS = 64 * COPY_STRIPS,                  // that a block has at a time
-  COPY_CHUNKS = COPY_COLS * COPY_GROUPS,         // of 16 tokens of a column
+  COPY_COLS = 256,                       // that a block has at a time
+  COPY_CHUNKS = COPY_COLS * COPY_GROUPS, // of 16 rows of a column
 };
+static_assert(COPY_WALK % COPY_COLS == 0, "a block has whole strips of columns");
 
 struct Copies {
   int64_t M;
@@ -31,7 +34,7 @@ struct Copies {
   uint8_t *by_col;  // [N, stride], zeros up to whole groups of rows; or NULL
   int64_t stride;   // at least M in whole groups
   Scaling *scaling; // NULL: there are no copies
-  float *sums;      // [M] row sums, or NULL
+  RowStat sums;     // of a source that has them, a part for every COPY_WALK columns
 
   // Makes row m the first: offsets inside of a block then fit in 32 bits.
   __device__ __forceinline__ void skip(int64_t m) {
@@ -39,7 +42,7 @@ struct Copies {
     if (data) data += m * N;
     if (by_row) by_row += m * N;
     if (by_col) by_col += m;
-    if (sums) sums += m;
+    if (sums.data) sums.data = reinterpret_cast<stat_t *>(reinterpret_cast<float *>(sums.data) + m);
   }
 };
 
@@ -53,11 +56,17 @@ static inline Copies copies_of(int64_t M, int64_t N, const Operand &x, Scaling *
   to.scaling = x.by_row ? scaling : nullptr;
   return to;
 }
+static inline RowStat sums_of_copies(int64_t N, RowStat *s) {
+  s->parts = (int32_t)copy_parts(N);
+  return *s;
+}
 
-// Where a chunk lies in shared memory: neither its stores, a column a lane, nor its loads, in the
-// order of chunks, meet in a bank.
-static __device__ __forceinline__ int copy_place(int chunk) {
-  return chunk ^ (chunk / (2 * COPY_GROUPS) & 7);
+// Where the chunk of a column's group lies in shared memory. Columns' bits are mixed in, so that
+// neither the stores of eight lanes, whose columns differ in bits 2, 4 and 5, nor the loads of all
+// groups of two columns, which differ in bit 3, meet in a bank. All is linear: the place of a ^ b
+// is that of a, ^ that of b in group 0.
+static __device__ __forceinline__ int copy_place(int column, int group) {
+  return (column * COPY_GROUPS + group) ^ (column >> 3 & 6) ^ (column >> 2 & 1) ^ (column >> 1 & 4);
 }
 
 // The larger of both, or NaN.
@@ -66,167 +75,200 @@ static __device__ __forceinline__ float max_or_nan(float a, float b) {
   asm("max.NaN.f32 %0, %1, %2;" : "=f"(largest) : "f"(a), "f"(b));
   return largest;
 }
+static __device__ __forceinline__ float largest_of_four(float4 v) {
+  return max_or_nan(max_or_nan(fabsf(v.x), fabsf(v.y)), max_or_nan(fabsf(v.z), fabsf(v.w)));
+}
 
-// One lane's part of a block's copies. WHOLE: the block has all of its rows.
-template <class Source, bool WHOLE> struct CopyLane {
-  const Copies &to;
+// Eight bytes of a row of by_row: the columns c, c + 1, c + 8, c + 9, and those two on.
+struct CopyBytes {
+  uint32_t word[2];
+};
+
+// One lane's part of a warp's copies.
+template <class Source> struct CopyLane {
+  using Row = typename Source::Row;
+  using Raw = typename Source::Raw;
+  const Copies &to; // from the warp's first row on, as the source is
   const Source &source;
-  const typename Source::Row *values; // of the block's rows
-  unsigned rows, first;               // that the block has; the warp's first of them
-  unsigned lane, column;
-  bool inside; // the column is one of the matrix
+  const Row *values; // of the warp's rows
+  int rows;          // that exist
   float scale, largest;
   float sums[16];
+  int column;  // c
+  bool inside; // it is one of the matrix
+  typename Source::Column at[2];
+  uint32_t noise; // of the column
 
-  __device__ __forceinline__ bool exists(unsigned row) const {
-    return inside && (WHOLE || row < rows);
+  __device__ __forceinline__ void move_to(int c) {
+    column = c;
+    inside = c < to.N;
+    at[0] = source.column(c);
+    at[1] = source.column(c + 8);
+    if (Source::STOCHASTIC) noise = noise_fold((uint32_t)c / 2);
   }
 
-  // FP8 of two values, in the upper byte of each half where they are rounded stochastically; in
-  // bf16 first where that is stored, too.
-  __device__ __forceinline__ uint32_t convert(float2 v, unsigned row) {
-    if (Source::STORES) {
-      const uint32_t two = bf16_two(v.x, v.y);
-      if (exists(row))
-        *reinterpret_cast<uint32_t *>(to.data + (row * (unsigned)to.N + column)) = two;
-      v = {bf16_low(two), bf16_high(two)};
-    }
-    largest = max_or_nan(max_or_nan(largest, fabsf(v.x)), fabsf(v.y));
+  // To bf16 and back.
+  __device__ __forceinline__ void store(float4 &v, unsigned r, int c, bool exists) const {
+    const uint2 b = {bf16_two(v.x, v.y), bf16_two(v.z, v.w)};
+    if (exists) *reinterpret_cast<uint2 *>(to.data + c + r * (unsigned)to.N) = b;
+    v = {bf16_low(b.x), bf16_high(b.x), bf16_low(b.y), bf16_high(b.y)};
+  }
+
+  // e4m3 of four values. a, b: columns c, c + 1 and c + 8, c + 9, or those `on` columns on.
+  __device__ __forceinline__ uint32_t convert(float2 a, float2 b, const Row &of, int on) const {
     if constexpr (Source::STOCHASTIC) {
-      const typename Source::Row &of = values[row];
-      return e4m3_stochastic(fmaf(v.x, scale, of.dither), fmaf(v.y, scale, -of.dither),
-                             fp8_noise(of.key, column));
+      const uint32_t key = of.key ^ noise;
+      const uint32_t low =
+                         e4m3_stochastic(fmaf(a.x, scale, of.dither), fmaf(a.y, scale, -of.dither),
+                                         noise_spread(key ^ (uint32_t)(on / 2))),
+                     high =
+                         e4m3_stochastic(fmaf(b.x, scale, of.dither), fmaf(b.y, scale, -of.dither),
+                                         noise_spread(key ^ (uint32_t)(on / 2 + 4)));
+      return __byte_perm(low, high, 0x7531);
     } else {
-      return e4m3_two(v.x * scale, v.y * scale);
+      return e4m3_four(a.x * scale, a.y * scale, b.x * scale, b.y * scale);
     }
   }
 
-  // a, b: two columns of rows r and r + 8 in the words' lower and upper halves, and of rows r + 1
-  // and r + 9. 4 lanes on is the lane with the columns 8 on, and four bytes of a copy's row are of
-  // both: one of them stores rows r and r + 1, the other the rows 8 below.
-  __device__ __forceinline__ void store_rows(uint32_t a, uint32_t b, unsigned r) const {
-    const bool second = lane & 4;
-    const uint32_t give = __byte_perm(a, b, second ? 0x5410 : 0x7632),
-                   got = __shfl_xor_sync(0xffffffffu, give, 4);
-    const unsigned row = first + r + (second ? 8 : 0),
-                   at = row * (unsigned)to.N + column - column % 16 + column % 8 * 2;
-    if (!to.by_row) return;
-    if (exists(row))
-      *reinterpret_cast<uint32_t *>(to.by_row + at) = __byte_perm(a, got, second ? 0x3254 : 0x5410);
-    if (exists(row + 1))
-      *reinterpret_cast<uint32_t *>(to.by_row + (at + (unsigned)to.N)) =
-          __byte_perm(b, got, second ? 0x3276 : 0x7610);
+  // raw: of a row's two fours. Stores the row's bytes of by_row.
+  template <bool WHOLE> __device__ __forceinline__ CopyBytes row(unsigned r, const Raw (&raw)[2]) {
+    const bool exists = WHOLE || (inside && (int)r < rows);
+    const Row of = values[r];
+    float4 a = source.four(of, at[0], raw[0], &sums[r]),
+           b = source.four(of, at[1], raw[1], &sums[r]);
+    if (Source::STORES) {
+      store(a, r, column, exists);
+      store(b, r, column + 8, exists);
+    }
+    largest = max_or_nan(largest, max_or_nan(largest_of_four(a), largest_of_four(b)));
+    const CopyBytes bytes = {
+        {convert({a.x, a.y}, {b.x, b.y}, of, 0), convert({a.z, a.w}, {b.z, b.w}, of, 2)}};
+    if (WHOLE || (exists && to.by_row))
+      *reinterpret_cast<uint2 *>(to.by_row + (column + column % 16) +
+                                 r * (unsigned)to.N) = {bytes.word[0], bytes.word[1]};
+    return bytes;
   }
 
-  // Rows r .. r + 3 and r + 8 .. r + 11, r 0 or 4: half of the chunks of the two columns.
-  __device__ __forceinline__ void half(unsigned r, uint2 *const (&chunks)[2]) {
-    const typename Source::Column at = source.column((int)column);
-    typename Source::Raw raw[8];
-#pragma unroll
-    for (unsigned j = 0; j < 8; j++) {
-      const unsigned row = first + r + j % 4 + j / 4 * 8;
-      raw[j] = {};
-      if (exists(row)) raw[j] = source.load(row, at);
-    }
-    uint32_t w[4];
+  // Rows r, r + 8, r + 1, r + 9, r even: four bytes of each column's chunk. words: of the columns
+  // c, c + 1, c + 8, c + 9, c + 2, c + 3, c + 10, c + 11.
+  template <bool WHOLE> __device__ __forceinline__ void quarter(unsigned r, uint32_t (&words)[8]) {
+    Raw raw[4][2];
 #pragma unroll
     for (unsigned j = 0; j < 4; j++) {
-      const unsigned up = r + j, low = up + 8;
-      const float2 v = source.pair(values[first + up], at, raw[j], &sums[up]),
-                   u = source.pair(values[first + low], at, raw[j + 4], &sums[low]);
-      const uint32_t a = convert(v, first + up), b = convert(u, first + low);
-      w[j] = Source::STOCHASTIC ? __byte_perm(a, b, 0x7531) : a | b << 16;
+      const unsigned i = r + j / 2 + j % 2 * 8;
+      const bool exists = WHOLE || (inside && (int)i < rows);
+      if (!WHOLE) raw[j][0] = raw[j][1] = {};
+      if (exists) raw[j][0] = source.load(i, at[0]);
+      if (exists) raw[j][1] = source.load(i, at[1]);
     }
-    store_rows(w[0], w[1], r);
-    store_rows(w[2], w[3], r + 2);
-    chunks[0][r / 4] = {__byte_perm(w[0], w[1], 0x6420), __byte_perm(w[2], w[3], 0x6420)};
-    chunks[1][r / 4] = {__byte_perm(w[0], w[1], 0x7531), __byte_perm(w[2], w[3], 0x7531)};
+    CopyBytes bytes[4];
+#pragma unroll
+    for (unsigned j = 0; j < 4; j++) bytes[j] = row<WHOLE>(r + j / 2 + j % 2 * 8, raw[j]);
+#pragma unroll
+    for (int k = 0; k < 2; k++) {
+      const uint32_t a = bytes[0].word[k], b = bytes[1].word[k], c = bytes[2].word[k],
+                     d = bytes[3].word[k];
+      const uint32_t ab = __byte_perm(a, b, 0x5140), cd = __byte_perm(c, d, 0x5140),
+                     ab_high = __byte_perm(a, b, 0x7362), cd_high = __byte_perm(c, d, 0x7362);
+      words[4 * k] = __byte_perm(ab, cd, 0x5410);
+      words[4 * k + 1] = __byte_perm(ab, cd, 0x7632);
+      words[4 * k + 2] = __byte_perm(ab_high, cd_high, 0x5410);
+      words[4 * k + 3] = __byte_perm(ab_high, cd_high, 0x7632);
+    }
+  }
+
+  // The warp's 16 rows of 256 columns. place: of the lane's first column.
+  template <bool WHOLE> __device__ __forceinline__ void tile(uint4 *chunks, int place) {
+#pragma unroll
+    for (unsigned r = 0; r < 8; r += 4) {
+      uint32_t even[8], odd[8];
+      quarter<WHOLE>(r, even);
+      quarter<WHOLE>(r + 2, odd);
+#pragma unroll
+      for (int i = 0; i < 8; i++)
+        reinterpret_cast<uint2 *>(
+            &chunks[place ^ copy_place(i / 4 * 2 + i % 4 / 2 * 8 + i % 2, 0)])[r / 4] = {even[i],
+                                                                                         odd[i]};
+    }
   }
 };
 
-// The block's columns from c0 on, of all its rows.
+// The block's columns from c0 on, of all its rows. A thread has eight neighbours.
+template <bool WHOLE>
 static __device__ __forceinline__ void store_columns(const Copies &to, int rows,
                                                      const uint4 *chunks, int c0) {
+  const int group = (int)threadIdx.x % COPY_GROUPS, column = (int)threadIdx.x / COPY_GROUPS * 8,
+            place = copy_place(column, group);
+  uint8_t *at = to.by_col + (c0 + column) * to.stride + group * 16;
+  if (!WHOLE && (group * 16 >= rows || c0 + column >= to.N)) return;
 #pragma unroll
-  for (int i = 0; i < COPY_CHUNKS; i += COPY_THREADS) {
-    const int chunk = i + (int)threadIdx.x, c = c0 + chunk / COPY_GROUPS;
-    const int row = chunk % COPY_GROUPS * 16;
-    if (c < to.N && row < rows)
-      *reinterpret_cast<uint4 *>(to.by_col + c * to.stride + row) = chunks[copy_place(chunk)];
-  }
+  for (int i = 0; i < 8; i++, at += to.stride)
+    *reinterpret_cast<uint4 *>(at) = chunks[place ^ copy_place(i, 0)];
 }
 
-// Adds up the sums of the block's rows: lanes, then strips of columns in their order.
-static __device__ __forceinline__ void store_sums(const Copies &to, int rows,
-                                                  const float (&sums)[16]) {
-  __shared__ float parts[COPY_STRIPS][COPY_ROWS];
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-#pragma unroll
-  for (int r = 0; r < 16; r++) {
-    const float sum = warp_sum(sums[r]);
-    if (lane == r) parts[warp % COPY_STRIPS][warp / COPY_STRIPS * 16 + r] = sum;
-  }
-  __syncthreads();
-  if ((int)threadIdx.x >= rows) return;
-  float sum = 0;
-#pragma unroll
-  for (int i = 0; i < COPY_STRIPS; i++) sum += parts[i][threadIdx.x];
-  to.sums[threadIdx.x] = sum;
-}
-
-// `chunks`: two stages, taken in turns.
-template <class Source, bool WHOLE>
-static __device__ __forceinline__ void copy_block(const Source &source, const Copies &to, int count,
-                                                  const typename Source::Row *rows,
-                                                  uint4 (&chunks)[2][COPY_CHUNKS]) {
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  const int group = warp / COPY_STRIPS, strip = warp % COPY_STRIPS;
-  const int in_block = strip * 64 + lane * 2, chunk = in_block * COPY_GROUPS + group;
-  float scale = to.scaling ? to.scaling->scale : 1;
-  if (Source::STOCHASTIC) scale *= 0x1p-8f;
-  CopyLane<Source, WHOLE> mine = {
-      to,    source, rows, (unsigned)count, (unsigned)group * 16, (unsigned)lane, 0, false,
-      scale, 0,      {}};
-  int stage = 0;
-  for (int c0 = 0; c0 < to.N; c0 += COPY_COLS, stage ^= 1) {
-    uint2 *const mine_of[2] = {
-        reinterpret_cast<uint2 *>(&chunks[stage][copy_place(chunk)]),
-        reinterpret_cast<uint2 *>(&chunks[stage][copy_place(chunk + COPY_GROUPS)])};
-    mine.column = (unsigned)(c0 + in_block);
-    mine.inside = c0 + in_block < to.N;
-    mine.half(0, mine_of);
-    mine.half(4, mine_of);
-    if (!to.by_col) continue;
-    __syncthreads(); // the other stage is free: all are past its loads
-    store_columns(to, count, chunks[stage], c0);
-  }
-  if (to.sums) store_sums(to, count, mine.sums);
-  const uint32_t largest = __reduce_max_sync(0xffffffffu, __float_as_uint(mine.largest));
-  if (lane == 0 && to.scaling)
-    atomicMax(&to.scaling->maxima[(blockIdx.x * 8 + (unsigned)warp) % MAXIMA], largest);
-}
-
+// Sums and wide loads take more registers than 5 blocks leave.
 template <class Source>
-static __global__ __launch_bounds__(COPY_THREADS, 3) void copies_kernel(Source source, Copies to) {
-  __shared__ typename Source::Row rows[COPY_ROWS];
-  __shared__ uint4 chunks[2][COPY_CHUNKS];
-  const int64_t first = (int64_t)blockIdx.x * COPY_ROWS;
-  const int count = (int)min((int64_t)COPY_ROWS, to.M - first);
+constexpr int COPY_BLOCKS = Source::SUMS || sizeof(typename Source::Raw) > 8 ? 4 : 5;
+
+// A block has COPY_WALK columns of its rows.
+template <class Source>
+static __global__
+__launch_bounds__(COPY_THREADS, COPY_BLOCKS<Source>) void copies_kernel(Source source, Copies to) {
+  __shared__ typename Source::Row values[COPY_ROWS];
+  __shared__ uint4 chunks[2][COPY_CHUNKS]; // two stages, taken in turns
+  __shared__ uint32_t largest_of_block;
+  const int64_t block_row = (int64_t)blockIdx.x * COPY_ROWS;
+  const int rows = (int)min((int64_t)COPY_ROWS, to.M - block_row);
+  const int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
   if (threadIdx.x < COPY_ROWS) {
-    rows[threadIdx.x] = {};
-    if ((int)threadIdx.x < count) rows[threadIdx.x] = source.row(first + threadIdx.x);
+    values[threadIdx.x] = {};
+    if ((int)threadIdx.x < rows) values[threadIdx.x] = source.row(block_row + threadIdx.x);
   }
+  if (threadIdx.x == 0) largest_of_block = 0;
   __syncthreads();
-  source.skip(first);
-  to.skip(first);
-  if (count == COPY_ROWS)
-    copy_block<Source, true>(source, to, count, rows, chunks);
-  else
-    copy_block<Source, false>(source, to, count, rows, chunks);
+
+  Copies of_warp = to;
+  to.skip(block_row);
+  of_warp.skip(block_row + warp * 16);
+  source.skip(block_row + warp * 16);
+  CopyLane<Source> mine = {of_warp, source, values + warp * 16, rows - warp * 16};
+  mine.scale = to.scaling ? to.scaling->scale : 1;
+  if (Source::STOCHASTIC) mine.scale *= 0x1p-8f;
+  const int begin = (int)blockIdx.y * COPY_WALK, end = min(begin + COPY_WALK, to.N);
+  const int in_block = lane / 2 * 16 + lane % 2 * 4, place = copy_place(in_block, warp);
+  const bool whole = rows == COPY_ROWS && to.by_row && to.by_col;
+  int stage = 0;
+  for (int c0 = begin; c0 < end; c0 += COPY_COLS, stage ^= 1) {
+    mine.move_to(c0 + in_block);
+    if (whole && c0 + COPY_COLS <= to.N) {
+      mine.template tile<true>(chunks[stage], place);
+      __syncthreads(); // the other stage is free: all are past its loads
+      store_columns<true>(to, rows, chunks[stage], c0);
+    } else {
+      mine.template tile<false>(chunks[stage], place);
+      if (!to.by_col) continue;
+      __syncthreads();
+      store_columns<false>(to, rows, chunks[stage], c0);
+    }
+  }
+  if (Source::SUMS) {
+    float *sums = reinterpret_cast<float *>(of_warp.sums.data) + blockIdx.y * of_warp.sums.stride;
+#pragma unroll
+    for (int r = 0; r < 16; r++) {
+      const float sum = warp_sum(mine.sums[r]);
+      if (lane == r && r < mine.rows) sums[r] = sum;
+    }
+  }
+  const uint32_t largest = __reduce_max_sync(0xffffffffu, __float_as_uint(mine.largest));
+  if (lane == 0) atomicMax(&largest_of_block, largest);
+  __syncthreads();
+  if (threadIdx.x == 0 && to.scaling)
+    atomicMax(&to.scaling->maxima[(blockIdx.x + blockIdx.y) % MAXIMA], largest_of_block);
 }
 
 template <class Source>
 static void launch_copies(const Source &source, const Copies &to, cudaStream_t stream) {
-  copies_kernel<<<blocks_for(to.M, COPY_ROWS), COPY_THREADS, 0, stream>>>(source, to);
+  const dim3 grid(blocks_for(to.M, COPY_ROWS), (unsigned)copy_parts(to.N));
+  copies_kernel<<<grid, COPY_THREADS, 0, stream>>>(source, to);
   LAUNCHED();
 }

@@ -22,10 +22,9 @@ static __device__ __forceinline__ uint32_t e4m3_four(float a, float b, float c, 
 }
 
 // fp8_round_stochastic of two dithered values times 2^-8, whose exponents are fp16's then: each
-// one's code in the upper byte of its half. NaN, of either sign, gets no noise.
+// one's code in the upper byte of its half. NaN gets no noise.
 static __device__ __forceinline__ uint32_t e4m3_stochastic(float a, float b, uint32_t noise) {
-  const __half2 largest = __floats2half2_rn(1.75f, 1.75f), exact = __floats2half2_rn(a, b),
-                h = __hmax2_nan(__hmin2_nan(exact, largest), __hneg2(largest));
+  const __half2 h = half2_within(__floats2half2_rn(a, b), __floats2half2_rn(1.75f, 1.75f));
   const uint32_t bits =
       *reinterpret_cast<const uint32_t *>(&h) + (noise & __heq2_mask(h, h) & 0x007f007fu);
   return bits + (bits & 0x7fff7fffu); // moves all but the sign

@@ -41,6 +41,12 @@ typedef struct RowScale {
   const float *q; // [M] row_scale of an Operand with FP8 copies; NULL: 1
 } RowScale;
 
+// Kernels that write FP8 copies share a row out among blocks, and each writes a part of its sum.
+enum { COPY_WALK = 1024 }; // columns of a block
+static inline int64_t copy_parts(int64_t N) {
+  return (N + COPY_WALK - 1) / COPY_WALK;
+}
+
 // The results and state of a step, on the device.
 typedef struct StepState {
   double loss, grad_norm;

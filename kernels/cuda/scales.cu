@@ -166,14 +166,14 @@ int cuda_scalings_open(Cuda *c, Error *err) {
 
 // ---- A bf16 matrix as FP8 copies
 
-template <bool STOCHASTIC_> struct Cast {
-  static constexpr bool STORES = false, STOCHASTIC = STOCHASTIC_;
-  struct Row {
+template <bool STOCHASTIC_, bool SUMS_> struct Cast {
+  static constexpr bool STORES = false, STOCHASTIC = STOCHASTIC_, SUMS = SUMS_;
+  struct alignas(16) Row {
     float q, dither;
     uint32_t key;
   };
-  using Column = int;
-  using Raw = uint32_t;
+  using Column = const bf16_bits *; // of the first row
+  using Raw = uint2;
   const bf16_bits *x;
   int N;
   RowScale previous;
@@ -181,39 +181,43 @@ template <bool STOCHASTIC_> struct Cast {
 
   __device__ Row row(int64_t m) const {
     const uint32_t key = noise_mix((uint32_t)m);
-    const float dither = fp8_dither(key) * 0x1p-8f;
-    if (!q) return {1, dither, key};
+    Row of = {1, fp8_dither(key) * 0x1p-8f, noise_fold(key)};
+    if (!q) return of;
     if (previous.sumsq.data) q[m] = power_of_two_below(row_rstd(previous, m));
-    return {q[m], dither, key};
+    of.q = q[m];
+    return of;
   }
   __device__ Column column(int c) const {
-    return c;
+    return x + c;
   }
   __device__ void skip(int64_t m) {
     x += m * N;
   }
   __device__ Raw load(unsigned row, Column c) const {
-    return *reinterpret_cast<const uint32_t *>(x + (row * (unsigned)N + (unsigned)c));
+    return __ldg(reinterpret_cast<const uint2 *>(c + row * (unsigned)N));
   }
-  __device__ float2 pair(Row row, Column, Raw raw, float *squares) const {
-    const float a = bf16_low(raw), b = bf16_high(raw);
-    *squares = fmaf(a, a, fmaf(b, b, *squares));
-    return {a * row.q, b * row.q};
+  __device__ float4 four(const Row &row, Column, Raw raw, float *squares) const {
+    const Pack<4> p = widen(raw);
+    if (SUMS) *squares += square_sum(p);
+    return {p.v[0] * row.q, p.v[1] * row.q, p.v[2] * row.q, p.v[3] * row.q};
   }
 };
 
-template <bool STOCHASTIC>
+template <bool STOCHASTIC, bool SUMS>
 static void cast_rows(Cuda *c, int64_t M, int64_t N, Operand x, RowStat previous, RowStat *sumsq) {
-  const Cast<STOCHASTIC> source = {bits(x.data), (int)N, row_scale(c, previous),
-                                   (float *)x.row_scale};
+  const Cast<STOCHASTIC, SUMS> source = {bits(x.data), (int)N, row_scale(c, previous),
+                                         (float *)x.row_scale};
   Copies to = copies_of(M, N, x, c->scalings + x.scaling);
-  if (sumsq) to.sums = one_part(sumsq);
+  if (SUMS) to.sums = sums_of_copies(N, sumsq);
   for (int pass = 0; cuda_launch_again(c, pass, x); pass++)
     launch_copies(source, to, c->gpu.stream);
 }
 
 void cuda_cast_rows(Cuda *c, int64_t M, int64_t N, Operand x, RowStat previous, RowStat *sumsq) {
-  cast_rows<false>(c, M, N, x, previous, sumsq);
+  if (sumsq)
+    cast_rows<false, true>(c, M, N, x, previous, sumsq);
+  else
+    cast_rows<false, false>(c, M, N, x, previous, nullptr);
 }
 
 void cuda_repack(Backend *be, int64_t M, int64_t N, Operand x) {
@@ -233,5 +237,5 @@ void cuda_cast_dlogits(Cuda *c, int64_t M, Operand dlogits, act_t *from, stat_t 
   LAUNCHED();
   dlogits.data = from;
   dlogits.row_scale = factors;
-  cast_rows<true>(c, M, padded_vocab(&c->config), dlogits, (RowStat){}, nullptr);
+  cast_rows<true, false>(c, M, padded_vocab(&c->config), dlogits, (RowStat){}, nullptr);
 }

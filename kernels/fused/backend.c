@@ -144,8 +144,10 @@ static void set_operations(Backend *be, const OpsConfig *c, Mainloop mainloop) {
   be->head_dgrad = fused_head_dgrad;
   be->norm_dgrad = fused_norm_dgrad;
   if (kinds[OP_MUON] == KERNEL_FUSED) cuda_of(be)->orthogonalize = fused_orthogonalize;
-  be->most_parts.sumsq = tile_parts(narrowest, c->D);
-  be->most_parts.s = tile_parts(narrowest, c->F);
+  // Beside those of the unfused kernels.
+  const int64_t sumsq = tile_parts(narrowest, c->D), s = tile_parts(narrowest, c->F);
+  if (be->most_parts.sumsq < sumsq) be->most_parts.sumsq = sumsq;
+  if (be->most_parts.s < s) be->most_parts.s = s;
 }
 
 Backend *backend_fused_create(const OpsConfig *config, const GpuOptions *options, Error *err) {

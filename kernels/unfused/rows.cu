@@ -74,13 +74,13 @@ void launch_scale_row(int64_t N, RowScale r, act_t *x, cudaStream_t stream) {
 
 // In FP8: dx = q product - (r / D) q s x + residual, in bf16 and as copies.
 struct NormBackward {
-  static constexpr bool STORES = true, STOCHASTIC = false;
+  static constexpr bool STORES = true, STOCHASTIC = false, SUMS = false;
   struct Row {
     float of_product, of_x;
   };
   using Column = int;
   struct Raw {
-    uint32_t product, x, residual;
+    uint2 product, x, residual;
   };
   RowScale r;
   RowStat s;
@@ -99,16 +99,17 @@ struct NormBackward {
     return c;
   }
   __device__ Raw load(unsigned row, Column c) const {
-    const unsigned at = row * (unsigned)r.D + (unsigned)c;
-    return {*reinterpret_cast<const uint32_t *>(product + at),
-            *reinterpret_cast<const uint32_t *>(x + at),
-            residual ? *reinterpret_cast<const uint32_t *>(residual + at) : 0};
+    const unsigned before = row * (unsigned)r.D;
+    return {*reinterpret_cast<const uint2 *>(product + c + before),
+            *reinterpret_cast<const uint2 *>(x + c + before),
+            residual ? *reinterpret_cast<const uint2 *>(residual + c + before) : uint2{}};
   }
-  __device__ float2 pair(Row row, Column, Raw raw, float *) const {
-    return {bf16_low(raw.product) * row.of_product - bf16_low(raw.x) * row.of_x +
-                bf16_low(raw.residual),
-            bf16_high(raw.product) * row.of_product - bf16_high(raw.x) * row.of_x +
-                bf16_high(raw.residual)};
+  __device__ float4 four(const Row &row, Column, Raw raw, float *) const {
+    const Pack<4> a = widen(raw.product), b = widen(raw.x), c = widen(raw.residual);
+    float v[4];
+#pragma unroll
+    for (int i = 0; i < 4; i++) v[i] = a.v[i] * row.of_product - b.v[i] * row.of_x + c.v[i];
+    return {v[0], v[1], v[2], v[3]};
   }
 };
 
@@ -215,18 +216,18 @@ void launch_rope_backward(int64_t M, RopeShape shape, RowScale r, const act_t *q
   LAUNCHED();
 }
 
-// The same, away from dqkv and into FP8 copies. A lane's two columns are one pair that rotates.
+// The same, away from dqkv and into FP8 copies. Four columns are two pairs that rotate.
 struct RopeBackward {
-  static constexpr bool STORES = false, STOCHASTIC = false;
+  static constexpr bool STORES = false, STOCHASTIC = false, SUMS = true;
   struct Row {
     float scale;
     uint32_t angles; // their index in the table
   };
   struct Column {
-    int at, in_head; // in_head < 0 where the pair is not rotated
+    int at, in_head; // in_head < 0 where they are not rotated
   };
   struct Raw {
-    uint32_t gradient, z;
+    uint2 gradient, z;
   };
   RopeShape shape;
   RowScale r;
@@ -243,18 +244,25 @@ struct RopeBackward {
     return {c, c < (int)shape.rotated ? c % (int)shape.d : -1};
   }
   __device__ Raw load(unsigned row, Column c) const {
-    const unsigned at = row * (unsigned)shape.R + (unsigned)c.at;
-    return {*reinterpret_cast<const uint32_t *>(gradient + at),
-            *reinterpret_cast<const uint32_t *>(z + at)};
+    const unsigned before = row * (unsigned)shape.R;
+    return {*reinterpret_cast<const uint2 *>(gradient + c.at + before),
+            *reinterpret_cast<const uint2 *>(z + c.at + before)};
   }
-  __device__ float2 pair(Row row, Column c, Raw raw, float *s) const {
-    float2 v = {bf16_low(raw.gradient) * row.scale, bf16_high(raw.gradient) * row.scale};
-    *s += v.x * bf16_low(raw.z) + v.y * bf16_high(raw.z);
-    if (c.in_head < 0) return v;
-    const float2 angle =
-        __ldg(reinterpret_cast<const float2 *>(shape.table + (row.angles + (uint32_t)c.in_head)));
-    rope_rotate(&v.x, &v.y, angle.x, -angle.y);
-    return v;
+  __device__ float4 four(const Row &row, Column c, Raw raw, float *s) const {
+    Pack<4> v = widen(raw.gradient);
+    const Pack<4> of_z = widen(raw.z);
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+      v.v[i] *= row.scale;
+      *s += v.v[i] * of_z.v[i];
+    }
+    if (c.in_head >= 0) {
+      const float4 angles =
+          __ldg(reinterpret_cast<const float4 *>(shape.table + row.angles + c.in_head));
+      rope_rotate(&v.v[0], &v.v[1], angles.x, -angles.y);
+      rope_rotate(&v.v[2], &v.v[3], angles.z, -angles.w);
+    }
+    return {v.v[0], v.v[1], v.v[2], v.v[3]};
   }
 };
 
@@ -263,7 +271,7 @@ void launch_rope_backward_fp8(int64_t M, RopeShape shape, RowScale r, const act_
                               cudaStream_t stream) {
   const RopeBackward source = {shape, r, bits(dqkv), bits(qkv)};
   Copies to = copies_of(M, shape.R, out, scaling);
-  to.sums = one_part(s);
+  to.sums = sums_of_copies(shape.R, s);
   launch_copies(source, to, stream);
 }
 
@@ -442,14 +450,14 @@ void launch_swiglu_backward(int64_t M, int64_t F, RowScale r, const act_t *z, co
 }
 
 // ---- In FP8: y and dz' as copies. F is a multiple of 16.
-struct SwigluCopies { // a lane's columns are features f and f + 1, pairs p and p + 4 of a group
-  static constexpr bool STORES = false, STOCHASTIC = false;
+struct SwigluCopies { // features f .. f + 3 are pairs p, p + 4, p + 1 and p + 5 of a group
+  static constexpr bool STORES = false, STOCHASTIC = false, SUMS = false;
   struct Row {
     float r;
   };
   using Column = int;
   struct Raw {
-    uint32_t even, odd;
+    uint2 even, odd;
   };
   int F;
   RowScale r;
@@ -465,13 +473,13 @@ struct SwigluCopies { // a lane's columns are features f and f + 1, pairs p and 
     return (int)pair_of_feature(f, F);
   }
   __device__ Raw load(unsigned row, Column p) const {
-    const uint32_t *pairs =
-        reinterpret_cast<const uint32_t *>(z) + (row * (unsigned)F + (unsigned)p);
-    return {pairs[0], pairs[4]};
+    const bf16_bits *pairs = z + 2 * p + row * 2 * (unsigned)F;
+    return {*reinterpret_cast<const uint2 *>(pairs), *reinterpret_cast<const uint2 *>(pairs + 8)};
   }
-  __device__ float2 pair(Row row, Column, Raw raw, float *) const {
-    return {swiglu(bf16_low(raw.even) * row.r, bf16_high(raw.even) * row.r),
-            swiglu(bf16_low(raw.odd) * row.r, bf16_high(raw.odd) * row.r)};
+  __device__ float4 four(const Row &row, Column, Raw raw, float *) const {
+    const Pack<4> a = widen(raw.even), b = widen(raw.odd);
+    return {swiglu(a.v[0] * row.r, a.v[1] * row.r), swiglu(b.v[0] * row.r, b.v[1] * row.r),
+            swiglu(a.v[2] * row.r, a.v[3] * row.r), swiglu(b.v[2] * row.r, b.v[3] * row.r)};
   }
 };
 
@@ -480,8 +488,8 @@ void launch_swiglu_fp8(int64_t M, int64_t F, RowScale r, const act_t *z, Operand
   launch_copies(SwigluCopies{(int)F, r, bits(z)}, copies_of(M, F, y, scaling), stream);
 }
 
-struct SwigluBackward { // a lane's columns are gate and up of one feature
-  static constexpr bool STORES = false, STOCHASTIC = false;
+struct SwigluBackward { // four columns are gate and up of the features f and f + 2
+  static constexpr bool STORES = false, STOCHASTIC = false, SUMS = true;
   struct Row {
     float r;
   };
@@ -489,8 +497,8 @@ struct SwigluBackward { // a lane's columns are gate and up of one feature
     int at, feature;
   };
   struct Raw {
-    uint32_t z;
-    bf16_bits dy;
+    uint2 z;
+    bf16_bits dy[2];
   };
   int F;
   RowScale r;
@@ -507,22 +515,26 @@ struct SwigluBackward { // a lane's columns are gate and up of one feature
     return {c, (int)feature_of_pair(c / 2, F)};
   }
   __device__ Raw load(unsigned row, Column c) const {
-    const unsigned before = row * (unsigned)F;
-    return {*reinterpret_cast<const uint32_t *>(z + (before * 2 + (unsigned)c.at)),
-            dy[before + (unsigned)c.feature]};
+    const bf16_bits *of_row = dy + c.feature + row * (unsigned)F;
+    return {*reinterpret_cast<const uint2 *>(z + c.at + row * 2 * (unsigned)F),
+            {of_row[0], of_row[2]}};
   }
-  __device__ float2 pair(Row row, Column, Raw raw, float *s) const {
-    const float gate = bf16_low(raw.z) * row.r, up = bf16_high(raw.z) * row.r;
-    float2 v;
-    swiglu_backward(gate, up, row.r * bf16_to_float(raw.dy), &v.x, &v.y);
-    *s += v.x * gate + v.y * up;
-    return v;
+  __device__ float4 four(const Row &row, Column, Raw raw, float *s) const {
+    const Pack<4> p = widen(raw.z);
+    float v[4];
+#pragma unroll
+    for (int i = 0; i < 4; i += 2) {
+      const float gate = p.v[i] * row.r, up = p.v[i + 1] * row.r;
+      swiglu_backward(gate, up, row.r * bf16_to_float(raw.dy[i / 2]), &v[i], &v[i + 1]);
+      *s += v[i] * gate + v[i + 1] * up;
+    }
+    return {v[0], v[1], v[2], v[3]};
   }
 };
 
 void launch_swiglu_backward_fp8(int64_t M, int64_t F, RowScale r, const act_t *z, const act_t *dy,
                                 Operand dz, Scaling *scaling, RowStat *s, cudaStream_t stream) {
   Copies to = copies_of(M, 2 * F, dz, scaling);
-  to.sums = one_part(s);
+  to.sums = sums_of_copies(2 * F, s);
   launch_copies(SwigluBackward{(int)F, r, bits(z), bits(dy)}, to, stream);
 }

@@ -158,7 +158,9 @@ int unfused_open(Unfused *u, const OpsConfig *config, const GpuOptions *options,
   be->norm_dgrad = unfused_norm_dgrad;
   be->down_dgrad = unfused_down_dgrad;
   be->rope_backward = unfused_rope_backward;
-  be->most_parts.sumsq = be->most_parts.s = 1;
+  be->most_parts.sumsq = copy_parts(config->D);
+  be->most_parts.s =
+      copy_parts(config->F * 2 > packed_width(config) ? config->F * 2 : packed_width(config));
   const int64_t elements = config->max_tokens * product_cols(be, config);
   if (!options->train || elements == 0) return 0;
   u->product = cuda_take(&u->cuda, (size_t)elements * sizeof(bf16_bits), err);

@@ -10,7 +10,7 @@ typedef struct Shape {
   int64_t D, F, H, KV, d, V, B, T;
 } Shape;
 
-// Widths and rows that fill neither a strip of 64 columns nor a group of 16 rows, and several
+// Widths and rows that fill neither a strip of 256 columns nor a group of 16 rows, and several
 // blocks of each.
 static const Shape shapes[] = {
     {272, 528, 3, 1, 48, 1008, 2, 77},

@@ -106,7 +106,7 @@ static void rope_backward(Subject *t) {
   }
   void *qkv_gpu = bf16_buffer(&t->b, M * R, packed), *dqkv_gpu = bf16_buffer(&t->b, M * R, dqkv);
   const Operand out = copies_out(t, M, R, DELAYED);
-  RowStat s_gpu = stat_out(&t->b, 1);
+  RowStat s_gpu = stat_out(&t->b, t->be->most_parts.s);
   RUN_TWICE(&t->b, t->be->rope_backward(t->be, M, t->s.T, dqkv_gpu, qkv_gpu, x.on_gpu, x.sumsq_gpu,
                                         out, &s_gpu));
   float *got_s = stat_read(&t->b, s_gpu, M);
@@ -152,7 +152,7 @@ static void swiglu_back(Subject *t) {
   }
   void *z_gpu = bf16_buffer(&t->b, M * 2 * F, z), *dy_gpu = bf16_buffer(&t->b, M * F, dy);
   const Operand out = copies_out(t, M, 2 * F, DELAYED);
-  RowStat s_gpu = stat_out(&t->b, 1);
+  RowStat s_gpu = stat_out(&t->b, t->be->most_parts.s);
   RUN_TWICE(&t->b, launch_swiglu_backward_fp8(M, F, scale_of(t, &x), z_gpu, dy_gpu, out,
                                               t->c->scalings + DELAYED, &s_gpu, t->c->gpu.stream));
   float *got_s = stat_read(&t->b, s_gpu, M);

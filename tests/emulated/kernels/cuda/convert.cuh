@@ -23,3 +23,6 @@ static inline uint16_t e4m3_two(__half2 values) {
 static inline __half2 half2_of_e4m3(uint16_t two) {
   return __nv_cvt_fp8x2_to_halfraw2(two, __NV_E4M3);
 }
+static inline __half2 half2_within(__half2 values, __half2 largest) {
+  return __hmax2_nan(__hmin2_nan(values, largest), __hneg2(largest));
+}
