@@ -130,9 +130,10 @@ static inline float fp8_round(Fp8Format format, float value) {
 static inline HOST_DEVICE float fp8_dither(uint32_t key) {
   return ((float)(key >> 16) - 32767.5f) * 0x1p-32f;
 }
-// The noise of the columns 2 i and 2 i + 1, 16 bits each.
-static inline HOST_DEVICE uint32_t fp8_noise(uint32_t key, uint32_t column) {
-  return noise_mix(key ^ column / 2);
+// The noise of a column, seven of the bits that four columns share: columns 4 i and 4 i + 1 have
+// theirs 16 bits apart, the next two 8 bits above those.
+static inline uint32_t fp8_noise(uint32_t key, uint32_t column) {
+  return noise_mix(key ^ column / 4) >> (column % 2 * 16 + column % 4 / 2 * 8) & 0x7f;
 }
 // key: noise_mix of the row.
 static inline float fp8_round_stochastic(float value, uint32_t key, uint32_t column) {
@@ -143,8 +144,7 @@ static inline float fp8_round_stochastic(float value, uint32_t key, uint32_t col
   if (size >= largest) return copysignf(largest, value);
   const float fine = fp8_round_at(size, least, 10),
               unit = power_of_two_below(fmaxf(fine, least)) / 8;
-  const uint32_t noise = fp8_noise(key, column) >> (column % 2 * 16) & 0x7f;
-  return copysignf(floorf(fine / unit + (float)noise / 128) * unit, dithered);
+  return copysignf(floorf(fine / unit + (float)fp8_noise(key, column) / 128) * unit, dithered);
 }
 
 // The bits of the rounded value: sign, exponent, mantissa. NaN is 0x7f in both formats.

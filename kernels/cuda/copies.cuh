@@ -97,14 +97,14 @@ template <class Source> struct CopyLane {
   int column;  // c
   bool inside; // it is one of the matrix
   typename Source::Column at[2];
-  uint32_t noise; // of the column
+  uint32_t noise; // what it adds to a row's key
 
   __device__ __forceinline__ void move_to(int c) {
     column = c;
     inside = c < to.N;
     at[0] = source.column(c);
     at[1] = source.column(c + 8);
-    if (Source::STOCHASTIC) noise = noise_fold((uint32_t)c / 2);
+    if (Source::STOCHASTIC) noise = noise_fold((uint32_t)c / 4);
   }
 
   // To bf16 and back.
@@ -114,19 +114,18 @@ template <class Source> struct CopyLane {
     v = {bf16_low(b.x), bf16_high(b.x), bf16_low(b.y), bf16_high(b.y)};
   }
 
-  // e4m3 of four values. a, b: columns c, c + 1 and c + 8, c + 9, or those `on` columns on.
-  __device__ __forceinline__ uint32_t convert(float2 a, float2 b, const Row &of, int on) const {
+  // Of a row's two fours.
+  __device__ __forceinline__ CopyBytes convert(float4 a, float4 b, const Row &of) const {
     if constexpr (Source::STOCHASTIC) {
-      const uint32_t key = of.key ^ noise;
-      const uint32_t low =
-                         e4m3_stochastic(fmaf(a.x, scale, of.dither), fmaf(a.y, scale, -of.dither),
-                                         noise_spread(key ^ (uint32_t)(on / 2))),
-                     high =
-                         e4m3_stochastic(fmaf(b.x, scale, of.dither), fmaf(b.y, scale, -of.dither),
-                                         noise_spread(key ^ (uint32_t)(on / 2 + 4)));
-      return __byte_perm(low, high, 0x7531);
+      const uint32_t key = of.key ^ noise, of_a = noise_spread(key), of_b = noise_spread(key ^ 2);
+      const auto two = [&](float x, float y, uint32_t bits) {
+        return e4m3_stochastic(fmaf(x, scale, of.dither), fmaf(y, scale, -of.dither), bits);
+      };
+      return {{__byte_perm(two(a.x, a.y, of_a), two(b.x, b.y, of_b), 0x7531),
+               __byte_perm(two(a.z, a.w, of_a >> 8), two(b.z, b.w, of_b >> 8), 0x7531)}};
     } else {
-      return e4m3_four(a.x * scale, a.y * scale, b.x * scale, b.y * scale);
+      return {{e4m3_four(a.x * scale, a.y * scale, b.x * scale, b.y * scale),
+               e4m3_four(a.z * scale, a.w * scale, b.z * scale, b.w * scale)}};
     }
   }
 
@@ -141,8 +140,7 @@ template <class Source> struct CopyLane {
       store(b, r, column + 8, exists);
     }
     largest = max_or_nan(largest, max_or_nan(largest_of_four(a), largest_of_four(b)));
-    const CopyBytes bytes = {
-        {convert({a.x, a.y}, {b.x, b.y}, of, 0), convert({a.z, a.w}, {b.z, b.w}, of, 2)}};
+    const CopyBytes bytes = convert(a, b, of);
     if (WHOLE || (exists && to.by_row))
       *reinterpret_cast<uint2 *>(to.by_row + (column + column % 16) +
                                  r * (unsigned)to.N) = {bytes.word[0], bytes.word[1]};

@@ -110,7 +110,7 @@ TEST(stochastic_rounding_is_right_in_the_mean) {
     int above = 1;
     while (values[above] < size) above++;
     const double low = (double)values[above - 1], high = (double)values[above];
-    for (uint32_t column = 6; column < 8; column++) {
+    for (uint32_t column = 4; column < 8; column++) {
       double sum = 0;
       for (uint32_t m = 0; m < ROWS; m++) {
         const float got = fp8_round_stochastic(value, noise_mix(m), column);
@@ -126,7 +126,7 @@ TEST(stochastic_rounding_is_right_in_the_mean) {
     }
   }
   printf("# the means are off by up to %.2f standard deviations, bound 4.5\n", worst);
-  assert_true(worst < 4.5); // of 44
+  assert_true(worst < 4.5); // of 88
 }
 
 TEST(stochastic_rounding_leaves_exact_values) {
