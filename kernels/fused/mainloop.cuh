@@ -146,7 +146,7 @@ template <class T, class Program, Major A_MAJOR, Major B_MAJOR> struct Block {
                               storing.step_column() * Stores::width(i) / Program::COLUMNS,
                               storing.step_row(), storing.matrix);
       if constexpr (Program::SYMMETRIC)
-        if (work.is_mirrored(storing.step_column(), storing.step_row()))
+        if (work.is_mirrored(storing.step_row(), storing.step_column()))
           tensor_store<BATCHED>(&operands.stores[0],
                                 shared.slot(consumer, ring.at) + Stores::offset(1),
                                 storing.step_row(), storing.step_column(), storing.matrix);

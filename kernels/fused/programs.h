@@ -55,12 +55,22 @@ typedef enum TileShape {
   TILE_SHAPES
 } TileShape;
 
-// Tiles of `cols` columns in a row of clusters' tiles, `rows` high, that reach a symmetric
-// product's diagonal or lie below it, of `all`.
-static inline HOST_DEVICE int32_t symmetric_tiles(int32_t cluster_row, int32_t rows, int32_t cols,
-                                                  int32_t all) {
-  const int32_t below = ((cluster_row + 1) * rows + cols - 1) / cols;
-  return below < all ? below : all;
+// A symmetric product of side x side tiles: of tiles (i, j) and (j, i) one is computed. A cluster
+// takes two of a column, and these are the pairs.
+static inline HOST_DEVICE int32_t symmetric_pairs(int32_t side) {
+  return (side * (side + 1) / 2 + 1) / 2;
+}
+// The row of tiles of a pair's first or second half, and its column. In each column these are the
+// tiles from the diagonal down. Where their number is odd the last row's is computed as its mirror
+// instead: those of all columns are the last column's. A half too many lies below the product.
+static inline HOST_DEVICE int32_t symmetric_row(int32_t pair, int32_t half, int32_t side,
+                                                int32_t *column) {
+  int32_t c = 0;
+  for (; c < side - 1 && pair >= (side - c) / 2; c++) pair -= (side - c) / 2;
+  *column = c;
+  if (c < side - 1) return c + 2 * pair + half;
+  const int32_t row = side - 1 - 2 * (2 * pair + half);
+  return row >= 0 ? row : side;
 }
 
 // ---- tiles.c
@@ -70,10 +80,10 @@ TileShape tile_choose(Mainloop mainloop, ProgramName name, int64_t M, int64_t N,
 // True where a program is faster than cuBLASLt's product with the unfused kernels: not where more
 // than a fifth of its tiles lies outside of the product (288 columns need 384).
 bool tile_pays(Mainloop mainloop, ProgramName name, int64_t M, int64_t N, int64_t K);
-// Tiles of wgmma's clusters, two tiles of rows each, of a product; of a symmetric one those that
+// Tiles of wgmma's clusters, two tiles of a column each, of a product; of a symmetric one those that
 // are computed.
 int32_t tile_clusters(TileShape tile, int64_t M, int64_t N, bool symmetric);
-// The tile shape for a batch of products on wgmma's mainloop.
+// The tile shape for a batch of products on wgmma's mainloop. Symmetric ones have square tiles.
 TileShape tile_of_batch(ProgramName name, int64_t batch, int64_t M, int64_t N, int64_t K,
                         bool symmetric);
 // Tiles of columns, that is, parts of a row's statistics.

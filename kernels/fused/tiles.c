@@ -26,7 +26,6 @@ static const Exposed exposed[PROGRAMS + 1] = {
     [PROGRAM_SWIGLU_BACKWARD] = {500, 0.04, 200, 0},
     [PROGRAM_NORM_DGRAD] = {300, 0.04, 100, 0},
     [PROGRAM_NORM_DGRAD_RESIDUAL] = {300, 0.04, 100, 0},
-    [PROGRAM_POLYNOMIAL] = {150, 0.04, 60, NONE}, // as RESIDUAL, not measured
     // FP8; promoted programs have no turns in any shape
     [PROGRAM_RESIDUAL_FP8] = {NONE, 0.04, 100, NONE}, // one shape: nothing is chosen by it
     [PROGRAM_RESIDUAL_PROMOTED_FP8] = {NONE, 0.04, 0, 0},
@@ -86,17 +85,14 @@ TileShape tile_choose(Mainloop mainloop, ProgramName name, int64_t M, int64_t N,
 int32_t tile_clusters(TileShape tile, int64_t M, int64_t N, bool symmetric) {
   const int32_t down = (int32_t)((M + CLUSTER_ROWS - 1) / CLUSTER_ROWS),
                 across = tile_parts(tile, N);
-  int32_t all = 0;
-  if (!symmetric) return down * across;
-  for (int32_t i = 0; i < down; i++)
-    all += symmetric_tiles(i, CLUSTER_ROWS, (int32_t)tile_cols(tile), across);
-  return all;
+  return symmetric ? symmetric_pairs(across) : down * across;
 }
 
 TileShape tile_of_batch(ProgramName name, int64_t batch, int64_t M, int64_t N, int64_t K,
                         bool symmetric) {
   int64_t tiles[WGMMA_SHAPES];
+  if (symmetric) return TILE_128x128;
   for (int tile = 0; tile < WGMMA_SHAPES; tile++)
-    tiles[tile] = batch * tile_clusters((TileShape)tile, M, N, symmetric);
+    tiles[tile] = batch * tile_clusters((TileShape)tile, M, N, false);
   return fastest(exposed_of(name), K, tiles);
 }

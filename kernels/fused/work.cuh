@@ -139,31 +139,20 @@ template <class T, class Program> struct Work {
       matrix = t / a_matrix;
       t -= matrix * a_matrix;
     }
-    if constexpr (Program::SYMMETRIC)
-      locate_below(t, row, column_tile);
-    else
+    if constexpr (Program::SYMMETRIC) {
+      static_assert(T::ROWS == T::COLS, "a tile's mirror is a tile");
+      row = symmetric_row(t, rank, tiles_n, &column_tile) * T::ROWS;
+    } else {
       locate_in_groups(t, row, column_tile);
+    }
   }
-  // Of a symmetric product the clusters compute the tiles that reach the diagonal or lie below it.
-  // True where they do not compute the 64 x 64 elements at (row, column): their mirror is stored
-  // there.
+  // True where the 64 x 64 elements at (row, column) of a symmetric product are stored across the
+  // diagonal, too: a tile on it has both sides.
   DEVICE bool is_mirrored(int row, int column) const {
-    return column / T::COLS >= tiles_below(row / (T::ROWS * CLUSTER));
+    return row / T::ROWS != column / T::COLS;
   }
 
 private:
-  DEVICE int tiles_below(int cluster_row) const {
-    return symmetric_tiles(cluster_row, T::ROWS * CLUSTER, T::COLS, tiles_n);
-  }
-  DEVICE void locate_below(int t, int &row, int &column_tile) const {
-    int cluster_row = 0;
-    for (int more = tiles_below(0); t >= more; more = tiles_below(cluster_row)) {
-      t -= more;
-      cluster_row++;
-    }
-    row = (cluster_row * CLUSTER + rank) * T::ROWS;
-    column_tile = t;
-  }
   DEVICE void locate_in_groups(int t, int &row, int &column_tile) const {
     const int a_group = TILE_GROUP * tiles_n, group = t / a_group, in_group = t - group * a_group;
     const int first_row = group * TILE_GROUP, rows = min(TILE_GROUP, tiles_m - first_row);

@@ -11,6 +11,7 @@
 template <class Program> struct OfBatch : Pairs<Program> { static constexpr bool BATCHED = true; };
 template <class Program> struct Symmetric : OfBatch<Program> {
   static constexpr bool SYMMETRIC = true;
+  static constexpr bool FITS_192 = false, FITS_256 = false; // tiles are square
   using Stores = Chunks<64, 64>;
 };
 
@@ -23,7 +24,6 @@ template <GemmForm FORM_> struct Gram : Symmetric<Gram<FORM_>> {
 };
 
 struct Polynomial : Symmetric<Polynomial> {
-  static constexpr bool FITS_192 = false; // it spills
   using Loads = Chunks<64>;
   template <class S> DEVICE uint32_t pair(const S &s, int i, float2 v, uint32_t A) const {
     constexpr float a = (float)MUON_A, b = (float)MUON_B, c = (float)MUON_C;

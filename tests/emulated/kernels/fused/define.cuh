@@ -74,12 +74,6 @@ static_assert(sizeof(EmulatedMap) <= sizeof(CUtensorMap), "it stands in for one"
 
 enum { EMULATED_ROWS = 128 };
 
-// Of the tiles in a row, those that a symmetric product computes where `row` is.
-static int emulated_tiles(int64_t row, int64_t cols, int64_t all) {
-  const int32_t rows = EMULATED_ROWS * (int)CLUSTER;
-  return symmetric_tiles((int32_t)(row / rows), rows, (int32_t)cols, (int32_t)all);
-}
-
 template <class Program> struct EmulatedStep : Step<Program> {
   const EpilogueOperands &operands;
   const float *values; // [M, N] the product
@@ -119,10 +113,8 @@ template <class Program> struct EmulatedStep : Step<Program> {
   }
   // To the other side of a symmetric result, where no tile has it.
   template <int N> void store_mirror(const uint32_t (&pairs)[N], int first) const {
-    const int64_t column_tiles = this->block.column_tiles;
     const EmulatedMap map = map_of(operands.stores[0], 64);
-    const int below = emulated_tiles(this->first_column, cols, column_tiles);
-    if (this->block.first_row / cols < below) return;
+    if (this->block.first_row / cols == this->first_column / cols) return;
     for (int i = 0; i < N; i++) {
       const int64_t row = row_of(first + i), column = column_in(this->first_column, first + i);
       map.write(column, row, pairs[i]);
@@ -229,16 +221,21 @@ void emulated_kernel(const CUtensorMap &map_a, const CUtensorMap &map_b,
     const std::vector<float> values =
         emulated_product<Program>(a.of_matrix(matrix), b.of_matrix(matrix), M, N, K);
     const int tiles = (N + COLS - 1) / COLS;
-    for (int row = 0; row < M; row += EMULATED_ROWS) {
+    const auto run_tile = [&](int row, int tile, const EmulatedRowValues<Program> &row_values) {
+      for (int warp = 0; warp < 4; warp++)
+        warp_run([&](int lane) {
+          const RowBlock block = {operands.args, warp * 32 + lane, row, tile, tiles, M, N, matrix};
+          emulated_rows<COLS, Program>(operands, block, values.data(), row_values);
+        });
+    };
+    for (int row = 0; row < M && !Program::SYMMETRIC; row += EMULATED_ROWS) {
       const EmulatedRowValues<Program> row_values(operands.args, row, M);
-      const int computed = Program::SYMMETRIC ? emulated_tiles(row, COLS, tiles) : tiles;
-      for (int tile = 0; tile < computed; tile++)
-        for (int warp = 0; warp < 4; warp++)
-          warp_run([&](int lane) {
-            const RowBlock block = {operands.args, warp * 32 + lane, row, tile, tiles, M, N,
-                                    matrix};
-            emulated_rows<COLS, Program>(operands, block, values.data(), row_values);
-          });
+      for (int tile = 0; tile < tiles; tile++) run_tile(row, tile, row_values);
+    }
+    for (int half = 0; Program::SYMMETRIC && half < 2 * operands.tiles; half++) {
+      int tile;
+      const int row = symmetric_row(half / 2, half % 2, tiles, &tile) * EMULATED_ROWS;
+      run_tile(row, tile, EmulatedRowValues<Program>(operands.args, row, M));
     }
   }
 }
