@@ -11,11 +11,15 @@
 extern "C" {
 #endif
 
-enum { MUON_SQUARES = 4 };
+enum {
+  MUON_SQUARES = 3,
+  MUON_SHAPES = 4, // in a launch, at most
+};
 
 typedef struct MuonGroup {
   int64_t rows, cols, count;
   int64_t batch;  // of them in a launch
+  bool joins;     // it shares the launch of the group before it; then batch is count for both
   int64_t placed; // by muon_place
   bf16_bits *X;   // [count, rows, cols]
   float *factors; // [count] of X: what it is multiplied by
@@ -24,18 +28,26 @@ typedef struct MuonGroup {
 typedef struct Muon {
   MuonGroup *groups;
   int group_count;
-  bf16_bits *Y;               // of one launch: as X
-  bf16_bits *S[MUON_SQUARES]; // [batch, n, n], n the smaller side
+  bf16_bits *Y;               // of one launch: as X of its groups, one behind the other
+  bf16_bits *S[MUON_SQUARES]; // of one launch: [matrices, n, n], n the smaller side
   char *memory;
   size_t bytes;
 } Muon;
+
+// True of matrices of which Newton-Schulz' iteration avoids products of both sides (cuda/muon.h).
+static inline bool muon_is_long(int64_t rows, int64_t cols) {
+  return rows >= 2 * cols || cols >= 2 * rows;
+}
 
 // The groups of the list's parts, without memory; muon_free releases what it allocated.
 Muon muon_plan(const ParamTensor *list, int count);
 void muon_free(Muon *muon);
 // The bytes of muon_plan.
 size_t muon_bytes(const ParamTensor *list, int count);
-// Lays out all memory in a block and returns its size; memory: NULL where only that is wanted.
+// Groups in the launch that begins with group i.
+int muon_joined(const Muon *muon, int i);
+// Lays out all memory in a block and returns its size; memory: NULL where only that is wanted. The
+// X of groups in one launch lie in their order, with nothing else between them.
 size_t muon_lay_out(Muon *muon, char *memory);
 
 typedef struct MuonPlace {

@@ -68,7 +68,7 @@ typedef struct Cuda {
   ParamTensor *table_list; // the list that they were built from
   int table_count;
   Muon muon;
-  void (*orthogonalize)(struct Cuda *c, const MuonBatch *batch);
+  void (*orthogonalize)(struct Cuda *c, const MuonLaunch *launch);
   // cuDNN
   CudnnApi cudnn;
   CudnnHandle cudnn_handle;
@@ -194,7 +194,7 @@ void cuda_copy_weights(const Cuda *c);
 // ---- muon.c
 MuonOp cuda_muon;
 // By cuBLASLt.
-void cuda_orthogonalize(Cuda *c, const MuonBatch *batch);
+void cuda_orthogonalize(Cuda *c, const MuonLaunch *launch);
 
 // ---- step.c: the functions of kernels/ops.h
 void cuda_set_step(Cuda *c);

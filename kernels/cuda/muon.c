@@ -40,12 +40,16 @@ static void iterate(Gemm *gemm, const Products *p, const MuonBatch *b, const bf1
 }
 
 // An odd number of steps ends in X.
-void cuda_orthogonalize(Cuda *c, const MuonBatch *b) {
+static void orthogonalize(Cuda *c, const MuonBatch *b) {
   const Products p = products_of(b->count, b->rows, b->cols);
   launch_normalize(b->count, b->rows * b->cols, b->X, b->factors, b->Y, c->gpu.stream);
   _Static_assert(MUON_STEPS % 2 == 1, "the last step ends in Y");
   for (int i = 0; i < MUON_STEPS; i++)
     iterate(&c->gemm, &p, b, i % 2 ? b->X : b->Y, i % 2 ? b->Y : b->X);
+}
+
+void cuda_orthogonalize(Cuda *c, const MuonLaunch *launch) {
+  for (int i = 0; i < launch->shapes; i++) orthogonalize(c, &launch->batches[i]);
 }
 
 // ---- Set-up
@@ -79,15 +83,27 @@ void muon_close(Muon *muon) {
 
 // ---- The operation
 
-static MuonBatch batch_at(const Muon *muon, const MuonGroup *g, int64_t first) {
+static MuonBatch batch_at(const Muon *muon, const MuonGroup *g, int64_t first, bf16_bits *Y) {
   const int64_t left = g->count - first;
   return (MuonBatch){.count = left < g->batch ? left : g->batch,
                      .rows = g->rows,
                      .cols = g->cols,
                      .X = g->X + first * g->rows * g->cols,
-                     .Y = muon->Y,
+                     .Y = Y,
                      .S = muon->S,
                      .factors = g->factors + first};
+}
+
+// The matrices from `first` on of the group, or all of it and of those that join it.
+static MuonLaunch launch_at(const Muon *muon, int group, int64_t first) {
+  MuonLaunch launch = {.shapes = muon_joined(muon, group)};
+  bf16_bits *Y = muon->Y;
+  for (int i = 0; i < launch.shapes; i++) {
+    MuonBatch *b = &launch.batches[i];
+    *b = batch_at(muon, &muon->groups[group + i], first, Y);
+    Y += b->count * b->rows * b->cols;
+  }
+  return launch;
 }
 
 void cuda_muon(Backend *be, const ParamTensor *list, int count) {
@@ -95,11 +111,11 @@ void cuda_muon(Backend *be, const ParamTensor *list, int count) {
   const ParamTable *table = cuda_table(c, list, count);
   cuda_decide(c);
   launch_momentum(table, c->config.moments == MOMENTS_BF16, c->state, c->gpu.stream);
-  for (int i = 0; i < c->muon.group_count; i++) {
+  for (int i = 0; i < c->muon.group_count; i += muon_joined(&c->muon, i)) {
     const MuonGroup *g = &c->muon.groups[i];
     for (int64_t first = 0; first < g->count; first += g->batch) {
-      const MuonBatch batch = batch_at(&c->muon, g, first);
-      c->orthogonalize(c, &batch);
+      const MuonLaunch launch = launch_at(&c->muon, i, first);
+      c->orthogonalize(c, &launch);
     }
   }
 }

@@ -3,7 +3,8 @@
 //     X = u / |u|, then five times   A = X X^T   Z = a + b A + c A A   X = Z X
 // (of a tall matrix A = X^T X, X = X Z). Matrices of one shape, a group, lie one behind the other
 // and are multiplied in one launch, or in a few where they are large, since Y and S are memory for
-// one launch at a time.
+// one launch at a time. The fused programs multiply the squares A, Z and Q of several groups in one
+// launch, where these have n in common.
 //
 // cuBLASLt does just that, in three products a step. The fused programs iterate on A instead:
 // A, Z and Q, the product of all Z, are polynomials of one symmetric matrix, so they commute, and
@@ -32,6 +33,12 @@ typedef struct MuonBatch {
   bf16_bits *const *S; // MUON_SQUARES of [count, n, n], n the smaller side; scratch
   float *factors;      // [count] in: 1 / |X|, out: of the result
 } MuonBatch;
+
+// Of as many shapes as share n: X, Y and S of the first have room for squares of all.
+typedef struct MuonLaunch {
+  int shapes;
+  MuonBatch batches[MUON_SHAPES];
+} MuonLaunch;
 
 // ---- muon.c
 // muon_plan's with memory, and the products' algorithms chosen. Memory that is not there ends the

@@ -37,5 +37,5 @@ HeadLossOp fused_head_loss;
 HeadDgradOp fused_head_dgrad;
 NormDgradOp fused_norm_dgrad;
 // Cuda.orthogonalize by programs, where these run them: sides are whole 16 bytes, as programs need.
-void fused_orthogonalize(Cuda *c, const MuonBatch *batch);
+void fused_orthogonalize(Cuda *c, const MuonLaunch *launch);
 DownDgradOp fused_down_dgrad;

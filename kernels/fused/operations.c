@@ -253,11 +253,11 @@ void fused_down_dgrad(Backend *be, int64_t M, Operand dx, Operand W, const act_t
 
 // ---- Muon
 
-// A product of all matrices of a batch: out [M, N].
-static void launch_of_batch(Cuda *c, const MuonBatch *b, ProgramName name, int64_t M, int64_t N,
-                            int64_t K, const bf16_bits *A, const bf16_bits *B, bf16_bits *out) {
+// A product of all matrices of a batch: out [count, M, N].
+static void launch_of_batch(Cuda *c, ProgramName name, int64_t count, const float *factors,
+                            int64_t M, int64_t N, int64_t K, const bf16_bits *A, const bf16_bits *B,
+                            bf16_bits *out) {
   const OpenProgram *open = &fused_of(&c->base)->kernels.programs[name];
-  const bool symmetric = open->program->symmetric;
   const Matrix result = {out, M, N}, loaded = {A, M, N};
   const ProgramCall call = {.M = M,
                             .N = N,
@@ -266,16 +266,22 @@ static void launch_of_batch(Cuda *c, const MuonBatch *b, ProgramName name, int64
                             .B = B,
                             .loads = {name == PROGRAM_POLYNOMIAL ? loaded : (Matrix){0}},
                             .stores = {result},
-                            .batch = b->count,
-                            .args.factors = symmetric ? b->factors : NULL};
-  fused_launch(open, tile_of_batch(name, b->count, M, N, K, symmetric), &call, c->gpu.stream);
+                            .batch = count,
+                            .args.factors = factors};
+  const TileShape tile = tile_of_batch(name, count, M, N, K, open->program->symmetric);
+  fused_launch(open, tile, &call, c->gpu.stream);
 }
 
-// The symmetric matrices [batch, n, n] of the iteration: S[0] to S[3], in changing roles.
+// The symmetric matrices [count, n, n] of all shapes of a launch, in changing roles.
 typedef struct Squares {
-  int64_t n;
+  int64_t count, n;
   bf16_bits *A, *Z, *Q, *free;
 } Squares;
+
+static void launch_of_squares(Cuda *c, ProgramName name, const Squares *s, const bf16_bits *A,
+                              const bf16_bits *B, bf16_bits *out) {
+  launch_of_batch(c, name, s->count, NULL, s->n, s->n, s->n, A, B, out);
+}
 
 static void exchange(bf16_bits **a, bf16_bits **b) {
   bf16_bits *const t = *a;
@@ -283,50 +289,67 @@ static void exchange(bf16_bits **a, bf16_bits **b) {
   *b = t;
 }
 
-// Z = a + b A + c A A, and Q = Z Q, or Z where it is the first.
-static void multiply_by_polynomial(Cuda *c, const MuonBatch *b, Squares *s, bool first) {
-  launch_of_batch(c, b, PROGRAM_POLYNOMIAL, s->n, s->n, s->n, s->A, s->A, first ? s->Q : s->Z);
+// Z = a + b A + c A A, and Q = Z Q, or Z where it is the first. The last one has no need of A, and
+// leaves `free` alone.
+static void multiply_by_polynomial(Cuda *c, Squares *s, bool first, bool last) {
+  bf16_bits **const result = last ? &s->A : &s->free;
+  launch_of_squares(c, PROGRAM_POLYNOMIAL, s, s->A, s->A, first ? s->Q : s->Z);
   if (first) return;
-  launch_of_batch(c, b, PROGRAM_COMMUTING, s->n, s->n, s->n, s->Z, s->Q, s->free);
-  exchange(&s->Q, &s->free);
+  launch_of_squares(c, PROGRAM_COMMUTING, s, s->Z, s->Q, *result);
+  exchange(&s->Q, result);
 }
 
 // A = Z A Z.
-static void next_gram(Cuda *c, const MuonBatch *b, Squares *s, bool first) {
+static void next_gram(Cuda *c, Squares *s, bool first) {
   const bf16_bits *Z = first ? s->Q : s->Z;
-  launch_of_batch(c, b, PROGRAM_COMMUTING, s->n, s->n, s->n, Z, s->A, s->free);
-  launch_of_batch(c, b, PROGRAM_COMMUTING, s->n, s->n, s->n, s->free, Z, s->A);
+  launch_of_squares(c, PROGRAM_COMMUTING, s, Z, s->A, s->free);
+  launch_of_squares(c, PROGRAM_COMMUTING, s, s->free, Z, s->A);
 }
 
-// `steps` of the iteration: to = Q from.
-static void iterate(Cuda *c, const MuonBatch *b, int steps, const bf16_bits *from, bf16_bits *to) {
+static void gram(Cuda *c, const MuonBatch *b, bool from_Y, int64_t n, bf16_bits *A) {
   const bool tall = b->rows > b->cols;
-  const int64_t n = tall ? b->cols : b->rows, other = tall ? b->rows : b->cols;
-  Squares s = {n, b->S[0], b->S[1], b->S[2], b->S[3]};
-  launch_of_batch(c, b, tall ? PROGRAM_GRAM_TALL : PROGRAM_GRAM, n, n, other, from, from, s.A);
+  const bf16_bits *from = from_Y ? b->Y : b->X;
+  launch_of_batch(c, tall ? PROGRAM_GRAM_TALL : PROGRAM_GRAM, b->count, b->factors, n, n,
+                  tall ? b->rows : b->cols, from, from, A);
+}
+
+static void apply(Cuda *c, const MuonBatch *b, bool from_Y, int64_t n, const bf16_bits *Q) {
+  const bool tall = b->rows > b->cols;
+  const bf16_bits *from = from_Y ? b->Y : b->X;
+  launch_of_batch(c, tall ? PROGRAM_APPLY_TALL : PROGRAM_APPLY, b->count, NULL, b->rows, b->cols, n,
+                  tall ? from : Q, tall ? Q : from, from_Y ? b->X : b->Y);
+}
+
+static int64_t smaller_side(const MuonBatch *b) {
+  return b->rows < b->cols ? b->rows : b->cols;
+}
+
+// `steps` of the iteration: Y = Q X, or X = Q Y. What Q X goes into is free before.
+static void iterate(Cuda *c, const MuonLaunch *launch, int steps, bool from_Y) {
+  const MuonBatch *const first = launch->batches, *const end = first + launch->shapes;
+  const int64_t n = smaller_side(first);
+  Squares s = {0, n, first->S[0], first->S[1], first->S[2], from_Y ? first->X : first->Y};
+  for (const MuonBatch *b = first; b < end; s.count += b++->count)
+    gram(c, b, from_Y, n, s.A + s.count * n * n);
   for (int i = 0; i < steps; i++) {
-    multiply_by_polynomial(c, b, &s, i == 0);
-    if (i + 1 < steps) next_gram(c, b, &s, i == 0);
+    multiply_by_polynomial(c, &s, i == 0, i + 1 == steps);
+    if (i + 1 < steps) next_gram(c, &s, i == 0);
   }
-  if (tall)
-    launch_of_batch(c, b, PROGRAM_APPLY_TALL, b->rows, b->cols, n, from, s.Q, to);
-  else
-    launch_of_batch(c, b, PROGRAM_APPLY, b->rows, b->cols, n, s.Q, from, to);
+  const bf16_bits *Q = s.Q;
+  for (const MuonBatch *b = first; b < end; Q += b++->count * n * n) apply(c, b, from_Y, n, Q);
 }
 
 // By Gram matrices, each for the next few steps; an even number of them ends in X. X keeps u's
 // norm, and so do the factors.
-void fused_orthogonalize(Cuda *c, const MuonBatch *b) {
-  if (b->rows % 8 != 0 || b->cols % 8 != 0) { // rows of X or of A are no whole 16 bytes
-    cuda_orthogonalize(c, b);
-    return;
-  }
-  const int64_t larger = b->rows > b->cols ? b->rows : b->cols,
-                smaller = b->rows + b->cols - larger;
+void fused_orthogonalize(Cuda *c, const MuonLaunch *launch) {
   static const int of_long[] = {2, 3, 0}, of_square[] = {2, 1, 1, 1, 0};
-  bf16_bits *from = b->X, *to = b->Y;
-  for (const int *steps = larger >= 2 * smaller ? of_long : of_square; *steps; steps++) {
-    iterate(c, b, *steps, from, to);
-    exchange(&from, &to);
-  }
+  const MuonBatch *first = launch->batches;
+  for (int i = 0; i < launch->shapes; i++)
+    if (first[i].rows % 8 != 0 || first[i].cols % 8 != 0) { // rows of X or A: no whole 16 bytes
+      cuda_orthogonalize(c, launch);
+      return;
+    }
+  bool from_Y = false;
+  const int *steps = muon_is_long(first->rows, first->cols) ? of_long : of_square;
+  for (; *steps; steps++, from_Y = !from_Y) iterate(c, launch, *steps, from_Y);
 }

@@ -3,6 +3,7 @@
 
 #include "kernels/cuda/cudnn.h"
 #include "kernels/gpu_backends.h"
+#include "kernels/muon_groups.h"
 #include "model/run/backend.h"
 #include "model/tensors.h"
 #include "tests/support/test.h"
@@ -186,7 +187,7 @@ TEST(what_is_offloaded_is_taken_from_the_device_and_booked_on_the_host) {
   }
 }
 
-// Muon's directions in bf16, and what one launch works on: 2^27 elements and four squares of them.
+// Muon's directions in bf16, and what one launch works on: 2^28 elements and three squares.
 TEST(a_plan_without_a_gpu_counts_muons_workspace) {
   char *overrides[] = {"optimizer.kind=muon", "optimizer.kind=adamw"};
   const Planned muon = plan_of("configs/llama-110m.json", 1, overrides),
@@ -199,7 +200,42 @@ TEST(a_plan_without_a_gpu_counts_muons_workspace) {
   free(list);
   const size_t more = muon.plan.workspace_bytes - adamw.plan.workspace_bytes;
   print_message("# %s for directions of %s\n", size_text(more).text, size_text(directions).text);
-  assert_in_range(more, directions, directions + 5 * ((size_t)2 << 27));
+  assert_in_range(more, directions, directions + ((size_t)2 << 28) + 3 * ((size_t)6 << 25));
+}
+
+typedef struct Launched {
+  int64_t rows, cols, count, batch;
+  bool joins;
+} Launched;
+
+// The squares of gate, up and down are multiplied together, where one launch has room for all.
+static void check_launches(const char *path, int count, const Launched *expected) {
+  char *overrides[] = {"optimizer.kind=muon"};
+  const Planned p = plan_of(path, 1, overrides);
+  ParamTensor *list = xcalloc((size_t)params_count(&p.config.model), sizeof *list);
+  params_table(&p.config.model, true, list);
+  Muon muon = muon_plan(list, params_count(&p.config.model));
+  assert_int_equal(muon.group_count, count);
+  for (int i = 0; i < count; i++) {
+    const MuonGroup *g = &muon.groups[i];
+    const Launched got = {g->rows, g->cols, g->count, g->batch, g->joins};
+    assert_memory_equal(&got, &expected[i], offsetof(Launched, joins) + sizeof got.joins);
+    assert_int_equal(muon_joined(&muon, i), 1 + (i + 1 < count && expected[i + 1].joins));
+  }
+  muon_free(&muon);
+  free(list);
+}
+
+TEST(matrices_of_one_smaller_side_share_launches) {
+  const Launched small[] = {{768, 768, 48, 48, false},
+                            {2048, 768, 24, 24, false},
+                            {768, 2048, 12, 12, true}},
+                 large[] = {{2048, 2048, 32, 16, false},
+                            {512, 2048, 32, 32, false},
+                            {8192, 2048, 32, 16, false},
+                            {2048, 8192, 16, 16, false}};
+  check_launches("configs/llama-110m.json", 3, small);
+  check_launches("configs/llama-3.2-1b.json", 4, large);
 }
 
 // Without a GPU there is one memory, and a generator has no update.
@@ -331,7 +367,7 @@ TEST(a_run_that_does_not_fit_is_told_what_would) {
                "train.sequence_length or more train.loss_chunks");
   check_advice("configs/llama-110m.json", (Room){9, 100}, 0, NULL,
                "; it would fit with train.recompute=mlp, or with train.gradient_accumulation=2 "
-               "train.batch_size=16, or with train.batch_size=20");
+               "train.batch_size=16, or with train.batch_size=21");
 }
 
 TEST(a_host_without_the_memory_is_said_in_one_sentence) {
