@@ -27,7 +27,7 @@ static __device__ __forceinline__ Pack<N> momentum(const DeviceTensor &t, int64_
       m.v[k] = moment_round(m.v[k], moment_noise(f.key, i + k));
   }
   store_once((Moment *)t.m + i, m);
-  store_pack(at.part->direction + at.row * t.cols + column, u);
+  store_pack(at.direction + column, u);
   return u;
 }
 
@@ -45,8 +45,10 @@ template <typename Grad, typename Moment>
 static __global__ __launch_bounds__(THREADS) void momentum_kernel(ParamTable table,
                                                                   const StepState *state) {
   __shared__ float scratch[MOST_PARTS][32];
+  __shared__ PartList parts;
   if (!state->applied) return;
   const DeviceTensor t = table.tensors[table.momentum_owner[blockIdx.x]];
+  parts.fill(t);
   const Momentum f = {state->scale, (float)state->hyper.momentum,
                       moment_key(state->updates, t.index)};
   const int64_t begin = (blockIdx.x - t.first_momentum) * UPDATE_BLOCK,
@@ -57,8 +59,8 @@ static __global__ __launch_bounds__(THREADS) void momentum_kernel(ParamTable tab
     constexpr int N = decltype(width)::value;
 #pragma unroll 2
     for (int64_t i = begin + threadIdx.x * N; i < end; i += THREADS * N) {
-      const PartRow at = part_of(t, rows.row(i));
-      sums.add(at.part->slot, square_sum(momentum<Grad, Moment, N>(t, i, rows.column(i), at, f)));
+      const PartRow at = parts.of(rows.row(i), t.cols);
+      sums.add(at.slot, square_sum(momentum<Grad, Moment, N>(t, i, rows.column(i), at, f)));
     }
   };
   if (t.cols % 4 == 0)

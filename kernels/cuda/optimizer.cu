@@ -348,16 +348,27 @@ static __device__ __forceinline__ float update(float w, float &m, float &v, floa
   return f.keep * w - f.step_size * m / (sqrtf(v) * f.per_root + f.eps);
 }
 
-template <int N> struct Elements { Pack<N> w, m, v, g; };
+// g: of a tensor with parts Muon's direction, which `rate` multiplies.
+template <int N> struct Elements {
+  Pack<N> w, m, v, g;
+  float rate;
+};
 
-// The elements of the tensor from i on, of one row and the columns from `column` on. norm: wn of
-// the columns, as the forward used it. g: of a tensor with parts Muon's direction.
+// The elements of the tensor from i on, of one row. norm: wn of their columns, as the forward used
+// it.
 template <typename Grad, typename Moment, typename Master, int N>
-static __device__ __forceinline__ Elements<N>
-load_elements(const DeviceTensor &t, int64_t i, int64_t row, int column, const Pack<N> &norm) {
-  if (t.part_count > 0) return {load_master<Master, N>(t, i), {}, {}, direction<N>(t, row, column)};
+static __device__ __forceinline__ Elements<N> load_elements(const DeviceTensor &t, int64_t i,
+                                                            const Pack<N> &norm) {
   return {load_master<Master, N>(t, i), load_once<N>((const Moment *)t.m + i),
-          load_once<N>((const Moment *)t.v + i), gradient<Grad, N>(t, i, norm)};
+          load_once<N>((const Moment *)t.v + i), gradient<Grad, N>(t, i, norm), 0};
+}
+
+// Of a tensor with parts; the columns from `column` on.
+template <typename Master, int N>
+static __device__ __forceinline__ Elements<N>
+load_direction(const DeviceTensor &t, int64_t i, const PartList &parts, int64_t row, int column) {
+  const PartRow at = parts.of(row, t.cols);
+  return {load_master<Master, N>(t, i), {}, {}, load_pack<N>(at.direction + column), at.rate};
 }
 
 // Stores the weights as they are from now on: rounded in `w`, too.
@@ -377,7 +388,8 @@ static __device__ __forceinline__ void update_elements(const DeviceTensor &t, in
                                                        Elements<N> &e, const Factors &f) {
   if (t.part_count > 0) {
 #pragma unroll
-    for (int k = 0; k < N; k++) e.w.v[k] = f.keep * e.w.v[k] - f.learning_rate * e.g.v[k];
+    for (int k = 0; k < N; k++)
+      e.w.v[k] = f.keep * e.w.v[k] - f.learning_rate * (e.rate * e.g.v[k]);
     store_master<Master>(t, i, e.w, f);
     return;
   }
@@ -410,14 +422,15 @@ static __device__ __forceinline__ void copy_pack(const DeviceTensor &t, int64_t 
 
 // The update and the copies; where Moment is void, only the copies.
 template <typename Grad, typename Moment, typename Master, int N>
-static __device__ __forceinline__ void step(const DeviceTensor &t, int64_t i, int64_t row,
-                                            int column, const Factors &f) {
+static __device__ __forceinline__ void step(const DeviceTensor &t, const PartList &parts, int64_t i,
+                                            int64_t row, int column, const Factors &f) {
   if constexpr (std::is_void_v<Moment>) {
     copy_pack(t, i, column, load_pack<N>((const Master *)t.master + i));
   } else {
     Pack<N> norm = {};
     if (t.norm) norm = at_columns<N>(t.norm_before, column, (int)t.cols);
-    Elements<N> e = load_elements<Grad, Moment, Master, N>(t, i, row, column, norm);
+    Elements<N> e = t.part_count > 0 ? load_direction<Master, N>(t, i, parts, row, column)
+                                     : load_elements<Grad, Moment, Master, N>(t, i, norm);
     update_elements<Moment, Master>(t, i, e, f);
     copy_pack(t, i, column, e.w);
   }
@@ -443,24 +456,43 @@ template <typename Grad, typename Moment, typename Master>
 static __global__ __launch_bounds__(THREADS) void adamw_kernel(ParamTable table,
                                                                int64_t first_block,
                                                                const StepState *state) {
+  __shared__ PartList parts;
   constexpr bool UPDATE = !std::is_void_v<Moment>;
   if (UPDATE && !state->applied) return;
   const int64_t block = first_block + blockIdx.x;
   const DeviceTensor t = table.tensors[table.update_owner[block]];
   const Factors f = UPDATE ? factors_of(t, state) : Factors{};
+  if (UPDATE && t.part_count > 0) parts.fill(t);
   const int64_t begin = (block - t.first_update) * UPDATE_BLOCK,
                 end = min(begin + (int64_t)UPDATE_BLOCK, t.rows * t.cols);
   const BlockOfRows rows(t, begin);
   if (t.part_count > 0 && t.cols % 4 != 0) { // four neighbours may be of two rows
     for (int64_t i = begin + threadIdx.x; i < end; i += THREADS)
-      step<Grad, Moment, Master, 1>(t, i, rows.row(i), rows.column(i), f);
+      step<Grad, Moment, Master, 1>(t, parts, i, rows.row(i), rows.column(i), f);
     return;
   }
 #pragma unroll 2
   for (int64_t i = begin + threadIdx.x * 4; i + 3 < end; i += THREADS * 4)
-    step<Grad, Moment, Master, 4>(t, i, rows.row(i), rows.column(i), f);
+    step<Grad, Moment, Master, 4>(t, parts, i, rows.row(i), rows.column(i), f);
   const int64_t i = end - end % 4 + threadIdx.x; // the last one to three elements of a tensor
-  if (i < end) step<Grad, Moment, Master, 1>(t, i, rows.row(i), rows.column(i), f);
+  if (i < end) step<Grad, Moment, Master, 1>(t, parts, i, rows.row(i), rows.column(i), f);
+}
+
+// Of step q's rows; 0 past the last. Without branches, so that all loads are in flight together.
+template <typename Master>
+static __device__ __forceinline__ void
+load_directions(const WeightTile &tile, const PartList &parts, int q, Elements<4> (&e)[4]) {
+  const DeviceTensor &t = tile.t;
+  const int column = min(tile.column(), (int)t.cols - 4);
+#pragma unroll
+  for (int k = 0; k < 4; k++) {
+    const int64_t row = min(tile.row(q, k), t.rows - 1);
+    e[k] = load_direction<Master, 4>(t, row * t.cols + column, parts, row, column);
+  }
+#pragma unroll
+  for (int k = 0; k < 4; k++)
+#pragma unroll
+    for (int c = 0; c < 4; c++) e[k].w.v[c] = tile.inside(q, k) ? e[k].w.v[c] : 0;
 }
 
 // For tensors with FP8 copies, a tile per block. A skipped update writes the copies, too, since
@@ -470,11 +502,13 @@ static __global__ __launch_bounds__(WEIGHT_THREADS,
                                     2) void adamw_fp8_kernel(ParamTable table, int64_t first_block,
                                                              const StepState *state) {
   __shared__ uint32_t by_col[WEIGHT_TILE][WEIGHT_TILE / 4];
+  __shared__ PartList parts;
   constexpr bool UPDATE = !std::is_void_v<Moment>;
   const bool update = UPDATE && state->applied;
   const int64_t block = first_block + blockIdx.x;
   const DeviceTensor t = table.tensors[table.update_owner[block]];
   const Factors f = update ? factors_of(t, state) : Factors{};
+  if (update && t.part_count > 0) parts.fill(t);
   WeightTile tile = weight_tile(t, block, by_col);
   const int column = tile.column();
   Pack<4> before = {}, norm = {1, 1, 1, 1};
@@ -485,15 +519,18 @@ static __global__ __launch_bounds__(WEIGHT_THREADS,
 #pragma unroll 1
   for (int q = 0; q < 4; q++) {
     Elements<4> e[4] = {};
+    if (update && t.part_count > 0) {
+      load_directions<Master>(tile, parts, q, e);
+    } else {
 #pragma unroll
-    for (int k = 0; k < 4; k++) { // their loads are in flight together
-      const int64_t i = tile.row(q, k) * t.cols + column;
-      if (!tile.inside(q, k)) continue;
-      if constexpr (UPDATE) {
-        if (update)
-          e[k] = load_elements<Grad, Moment, Master, 4>(t, i, tile.row(q, k), column, before);
+      for (int k = 0; k < 4; k++) { // their loads are in flight together
+        const int64_t i = tile.row(q, k) * t.cols + column;
+        if (!tile.inside(q, k)) continue;
+        if constexpr (UPDATE) {
+          if (update) e[k] = load_elements<Grad, Moment, Master, 4>(t, i, before);
+        }
+        if (!update) e[k].w = load_master<Master, 4>(t, i);
       }
-      if (!update) e[k].w = load_master<Master, 4>(t, i);
     }
     Pack<4> values[4];
 #pragma unroll

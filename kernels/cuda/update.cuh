@@ -26,31 +26,49 @@ static __device__ __forceinline__ Pack<N> gradient(const DeviceTensor &t, int64_
   return g;
 }
 
-// The part to which a row of a tensor belongs, and its row there.
+// A row of a part: its first element of Muon's direction, and the step along that, as a multiple of
+// the learning rate.
 struct PartRow {
-  const DevicePart *part;
-  int64_t row;
+  int slot;
+  float rate;
+  bf16_bits *direction;
 };
-static __device__ __forceinline__ PartRow part_of(const DeviceTensor &t, int64_t row) {
-  const DevicePart *part = t.parts;
-  for (;; part++) {
-    const int64_t from_first = row - part->first, in_part = from_first >> part->shift;
-    if (from_first >= 0 && in_part << part->shift == from_first && in_part < part->rows)
-      return {part, in_part};
-  }
-}
 
-// The step of a row's elements from `column` on, as a multiple of the learning rate.
-template <int N>
-static __device__ __forceinline__ Pack<N> direction(const DeviceTensor &t, int64_t row,
-                                                    int column) {
-  const PartRow at = part_of(t, row);
-  const float rate = at.part->rate * *at.part->factor;
-  Pack<N> g = load_pack<N>(at.part->direction + at.row * t.cols + column);
+// The parts of a block's tensor, in shared memory. A row finds its own without a loop or a chain of
+// loads, which would keep other rows' loads waiting.
+struct PartList {
+  int first[MOST_PARTS], rows[MOST_PARTS], shift[MOST_PARTS];
+  float rate[MOST_PARTS];
+  bf16_bits *direction[MOST_PARTS];
+
+  // By the whole block. While the momentum is made, the factors are those of the step before.
+  __device__ __forceinline__ void fill(const DeviceTensor &t) {
+    const int k = (int)threadIdx.x;
+    if (k < t.part_count) {
+      const DevicePart part = t.parts[k];
+      first[k] = (int)part.first;
+      rows[k] = (int)part.rows;
+      shift[k] = part.shift;
+      rate[k] = part.rate * *part.factor;
+      direction[k] = part.direction;
+    } else if (k < MOST_PARTS) {
+      first[k] = rows[k] = shift[k] = 0;
+    }
+    __syncthreads();
+  }
+  __device__ __forceinline__ PartRow of(int64_t row, int64_t cols) const {
+    int slot = 0, in_slot = 0;
 #pragma unroll
-  for (int k = 0; k < N; k++) g.v[k] *= rate;
-  return g;
-}
+    for (int k = 0; k < MOST_PARTS; k++) {
+      const int from_first = (int)row - first[k], in_part = from_first >> shift[k];
+      const bool is_there =
+          from_first >= 0 && in_part << shift[k] == from_first && in_part < rows[k];
+      slot = is_there ? k : slot;
+      in_slot = is_there ? in_part : in_slot;
+    }
+    return {slot, rate[slot], direction[slot] + in_slot * cols};
+  }
+};
 
 // The rows and columns of the UPDATE_BLOCK elements of a tensor from `begin` on.
 struct BlockOfRows {
