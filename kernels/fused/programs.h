@@ -83,7 +83,7 @@ bool tile_pays(Mainloop mainloop, ProgramName name, int64_t M, int64_t N, int64_
 // Tiles of wgmma's clusters, two tiles of a column each, of a product; of a symmetric one those that
 // are computed.
 int32_t tile_clusters(TileShape tile, int64_t M, int64_t N, bool symmetric);
-// The tile shape for a batch of products on wgmma's mainloop. Symmetric ones have square tiles.
+// The tile shape for a batch of products on wgmma's mainloop.
 TileShape tile_of_batch(ProgramName name, int64_t batch, int64_t M, int64_t N, int64_t K,
                         bool symmetric);
 // Tiles of columns, that is, parts of a row's statistics.

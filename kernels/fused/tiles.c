@@ -26,6 +26,10 @@ static const Exposed exposed[PROGRAMS + 1] = {
     [PROGRAM_SWIGLU_BACKWARD] = {500, 0.04, 200, 0},
     [PROGRAM_NORM_DGRAD] = {300, 0.04, 100, 0},
     [PROGRAM_NORM_DGRAD_RESIDUAL] = {300, 0.04, 100, 0},
+    [PROGRAM_GRAM] = {NONE, 0.04, 20, NONE}, // symmetric: one shape
+    [PROGRAM_GRAM_TALL] = {NONE, 0.04, 20, NONE},
+    [PROGRAM_POLYNOMIAL] = {NONE, 0.04, 20, NONE},
+    [PROGRAM_COMMUTING] = {NONE, 0.04, 20, NONE},
     // FP8; promoted programs have no turns in any shape
     [PROGRAM_RESIDUAL_FP8] = {NONE, 0.04, 100, NONE}, // one shape: nothing is chosen by it
     [PROGRAM_RESIDUAL_PROMOTED_FP8] = {NONE, 0.04, 0, 0},
@@ -91,8 +95,7 @@ int32_t tile_clusters(TileShape tile, int64_t M, int64_t N, bool symmetric) {
 TileShape tile_of_batch(ProgramName name, int64_t batch, int64_t M, int64_t N, int64_t K,
                         bool symmetric) {
   int64_t tiles[WGMMA_SHAPES];
-  if (symmetric) return TILE_128x128;
   for (int tile = 0; tile < WGMMA_SHAPES; tile++)
-    tiles[tile] = batch * tile_clusters((TileShape)tile, M, N, false);
+    tiles[tile] = batch * tile_clusters((TileShape)tile, M, N, symmetric);
   return fastest(exposed_of(name), K, tiles);
 }
