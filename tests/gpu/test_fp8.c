@@ -45,7 +45,7 @@ static void residual(Subject *t) {
   Operand out = copies_out(t, M, D, FIXED);
   out.data = bf16_buffer(&t->b, M * D, NULL);
   out.row_scale = fp32_buffer(&t->b, M, NULL);
-  RowStat sumsq = stat_out(&t->b, 1);
+  RowStat sumsq = stat_out(&t->b, t->be->most_parts.sumsq);
   memcpy(reference, rows.x, (size_t)(M * D) * sizeof *reference);
   gemm(GEMM_NT, M, D, K, a, W, 1, reference);
   RUN_TWICE(&t->b, t->be->residual(t->be, M, K, a_gpu, W_gpu, rows.on_gpu.data, rows.sumsq_gpu, out,

@@ -298,7 +298,8 @@ TEST(sides_that_are_no_whole_units_become_orthogonal_too) {
 }
 
 // A bf16 weight is one of the two neighbours of what it would be in fp32, and that in the mean.
-// Newton-Schulz in bf16 moves that by twice the twin's largest error at most.
+// Newton-Schulz in bf16 moves that by twice the twin's largest error at most, and across a power of
+// two the neighbours are twice as far apart.
 static void check_rounded(Rig *r, int i, double factor) {
   const ParamTensor *t = &r->list[i];
   const int64_t n = elements(t);
@@ -309,7 +310,8 @@ static void check_rounded(Rig *r, int i, double factor) {
   for (int64_t j = 0; j < n; j++) moved = fmax(moved, 2 * fabs((double)(twin[j] - want[j])));
   for (int64_t j = 0; j < n; j++) {
     const double exact = (double)r->master[i][j] + (double)want[j],
-                 unit = ldexp(1, ilogb(exact) - 7), off = ((double)got[j] - exact) / unit;
+                 unit = ldexp(1, ilogb(fmax(fabs(exact), fabs((double)got[j]))) - 7),
+                 off = ((double)got[j] - exact) / unit;
     if (!(fabs(off) <= 1 + moved / unit)) fail_msg("tensor %d: %g units off", i, off);
     if (unit < 0x1p-13) continue; // less than what moves it
     sum += off;
