@@ -22,7 +22,8 @@ static void must(int status, const Error *err) {
   exit(1);
 }
 
-// Bytes that cross the bus in one direction: of the update each way, of the norm to the GPU.
+// Bytes that cross the bus in one direction: of the update each way, of the norm to the GPU. The
+// update reads gradients on the host once more.
 typedef struct Crossing {
   double update, norm;
 } Crossing;
@@ -30,12 +31,14 @@ typedef struct Crossing {
 static Crossing crossing_of(const Llama *llama) {
   const Backend *be = llama->be;
   const double moments = be->offload >= OFFLOAD_MOMENTS ? 2 * (double)be->moment_bytes : 0,
-               master = be->offload >= OFFLOAD_MASTERS ? (double)be->master_bytes : 0;
+               master = be->offload >= OFFLOAD_MASTERS ? (double)be->master_bytes : 0,
+               gradient = be->offload >= OFFLOAD_GRADIENTS ? (double)be->grad_bytes : 0;
   Crossing c = {0, 0};
   for (int i = 0; i < llama->param_count; i++) {
     const ParamTensor *t = &llama->tensors[i];
     const double n = (double)(t->rows * t->cols);
     if (t->decay) c.update += n * (moments + master);
+    if (t->decay && t != llama->embed && t != llama->lm_head) c.norm += n * gradient;
     if (t->norm >= 0 && !(t->folded.data && be->rounds_gradients)) c.norm += n * master;
   }
   return c;
