@@ -24,7 +24,7 @@ typedef struct Llama {
   // For timing operations one by one (model/run/bench.c): a bit for each operation that is skipped.
   uint32_t left_out;
   char *params_block; // masters, moments, compute copies
-  char *host_block;   // of them, what be->offload names; NULL where it names nothing
+  char *host_block;   // of these and of gradients what be->offload names; NULL: nothing
   char *grads_block;
   char *acts_block;
 } Llama;
