@@ -93,7 +93,8 @@ void llama_backward(Llama *llama, double scale, bool accumulate) {
   if (be->calibrating && chunks > 1) repack(llama, llama->acts.layers[L].dx);
   for (int64_t l = L - 1; l >= 0; l--) {
     part_begin(llama, "layer", l);
-    if (l + 1 != recomputed) layer_again(llama, l); // whose activations are still there
+    // Of the layers that recompute the last one's activations are still there.
+    if (l + 1 != recomputed) layer_again(llama, l);
     layer_backward(llama, l, accumulate);
     part_end(llama);
   }

@@ -288,6 +288,16 @@ typedef struct Layout {
   fp8_t *rows_in[POOLS], *cols_in[POOLS];
 } Layout;
 
+static Layout layout_of(const ModelConfig *c, const RunShape *shape, const Backend *be, char *block,
+                        char *host_block, MemoryPlan *plan) {
+  return (Layout){.arena = {block, 0},
+                  .host = {host_block, 0},
+                  .plan = plan,
+                  .model = c,
+                  .shape = shape,
+                  .be = be};
+}
+
 static void book_in(MemoryPlan *plan, bool host, const char *name, const char *shape,
                     size_t bytes) {
   if (!plan) return;
@@ -423,7 +433,7 @@ static void number_scales(Layout *l, LayerActs *a, int64_t layer) {
 size_t acts_layout(Acts *acts, const ModelConfig *c, const RunShape *shape, const Backend *be,
                    char *block, MemoryPlan *plan) {
   const int64_t L = c->num_hidden_layers;
-  Layout l = {.arena = {block, 0}, .plan = plan, .model = c, .shape = shape, .be = be};
+  Layout l = layout_of(c, shape, be, block, NULL, plan);
   l.table = make_table(c, shape, be);
   LayerActs *layers = acts->layers;
   memset(layers, 0, (size_t)(L + 1) * sizeof *layers);
@@ -468,10 +478,10 @@ static bool on_host(const Layout *l, const ParamTensor *t, int index, Offload cl
   return be->offload_layers == 0 || param_layer(index) < be->offload_layers;
 }
 
-// A matrix as products read it.
-static Operand take_weight(Layout *l, const ParamTensor *t, bool folded, bool fp8, int scaling) {
+// A matrix as products read it. index: in the list, which also numbers its scale.
+static Operand take_weight(Layout *l, const ParamTensor *t, int index, bool folded, bool fp8) {
   const Backend *be = l->be;
-  const bool shared = be->computes_with_masters && !on_host(l, t, scaling, OFFLOAD_MASTERS) &&
+  const bool shared = be->computes_with_masters && !on_host(l, t, index, OFFLOAD_MASTERS) &&
                       master_bytes_of(be, t) == be->act_bytes;
   const char *name = "compute weights", *shape = !shared         ? "all matrices"
                                                  : l->shape->fp8 ? "FP8 copies"
@@ -479,7 +489,7 @@ static Operand take_weight(Layout *l, const ParamTensor *t, bool folded, bool fp
   const size_t each = fp8 ? be->fp8_bytes : be->act_bytes;
   if (shared && !folded && !fp8) return operand_of((act_t *)t->master);
   if (!fp8) return operand_of(take(l, name, shape, t->rows * t->cols, each));
-  Operand w = {.stride = fp8_padded(t->rows), .scaling = scaling, .fp8 = true};
+  Operand w = {.stride = fp8_padded(t->rows), .scaling = index, .fp8 = true};
   w.by_row = take(l, name, shape, w.stride * t->cols, each); // products take rows in whole groups
   w.by_col = take(l, name, shape, t->cols * w.stride, each);
   return w;
@@ -515,12 +525,7 @@ static void *take_state(Layout *l, const ParamTensor *t, int index, Offload clas
 
 ParamBytes params_layout(ParamTensor *tensors, const ModelConfig *c, const RunShape *shape,
                          const Backend *be, char *block, char *host_block, MemoryPlan *plan) {
-  Layout l = {.arena = {block, 0},
-              .host = {host_block, 0},
-              .plan = plan,
-              .model = c,
-              .shape = shape,
-              .be = be};
+  Layout l = layout_of(c, shape, be, block, host_block, plan);
   params_table(c, shape->muon, tensors);
   for (int i = 0; i < params_count(c); i++) {
     ParamTensor *t = &tensors[i];
@@ -532,8 +537,8 @@ ParamBytes params_layout(ParamTensor *tensors, const ModelConfig *c, const RunSh
       if (!by_muon) t->v = take_state(&l, t, i, OFFLOAD_MOMENTS, "AdamW v");
     }
     if (embed || (t->decay && t->norm < 0))
-      t->compute = take_weight(&l, t, false, shape->fp8 && !embed, i);
-    if (t->norm >= 0) t->folded = take_weight(&l, t, true, shape->fp8, i);
+      t->compute = take_weight(&l, t, i, false, shape->fp8 && !embed);
+    if (t->norm >= 0) t->folded = take_weight(&l, t, i, true, shape->fp8);
   }
   return (ParamBytes){l.arena.used, l.host.used};
 }
@@ -548,12 +553,7 @@ static grad_t *take_gradient(Layout *l, const ParamTensor *t, int index) {
 
 ParamBytes grads_layout(ParamTensor *tensors, const ModelConfig *c, const RunShape *shape,
                         const Backend *be, char *block, char *host_block, MemoryPlan *plan) {
-  Layout l = {.arena = {block, 0},
-              .host = {host_block, 0},
-              .plan = plan,
-              .model = c,
-              .shape = shape,
-              .be = be};
+  Layout l = layout_of(c, shape, be, block, host_block, plan);
   const int head_index = param_index(c, PARAM_LM_HEAD, -1);
   ParamTensor *head = &tensors[head_index];
   const size_t head_elements = (size_t)(head->rows * head->cols);

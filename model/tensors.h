@@ -76,7 +76,8 @@ typedef enum LayerTensor {
 } LayerTensor;
 #undef LAYER
 
-// The layers, from the first one, that share the buffers of what they recompute.
+// How many layers recompute, from the first one on; they share the buffers of it. 0 without
+// shape->recompute.
 int64_t recomputed_layers(const ModelConfig *model, const RunShape *shape);
 
 // ---- FP8 scales, numbered: first the parameters in the order of their list, then layer by layer

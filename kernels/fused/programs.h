@@ -80,8 +80,8 @@ TileShape tile_choose(Mainloop mainloop, ProgramName name, int64_t M, int64_t N,
 // True where a program is faster than cuBLASLt's product with the unfused kernels: not where more
 // than a fifth of its tiles lies outside of the product (288 columns need 384).
 bool tile_pays(Mainloop mainloop, ProgramName name, int64_t M, int64_t N, int64_t K);
-// Tiles of wgmma's clusters, two tiles of a column each, of a product; of a symmetric one those that
-// are computed.
+// Tiles of wgmma's clusters, two tiles of a column each, of a product; of a symmetric one those
+// that are computed.
 int32_t tile_clusters(TileShape tile, int64_t M, int64_t N, bool symmetric);
 // The tile shape for a batch of products on wgmma's mainloop.
 TileShape tile_of_batch(ProgramName name, int64_t batch, int64_t M, int64_t N, int64_t K,

@@ -58,7 +58,7 @@ typedef struct TrainConfig {
   int64_t gradient_accumulation; // micro-batches a step
   int64_t loss_chunks;           // pieces of a micro-batch's logits; 0 = as few as fit
   Recompute recompute;
-  int64_t recompute_layers; // that do, the first ones; default all
+  int64_t recompute_layers; // so many layers recompute, from the first; default all
   uint64_t seed;
   int64_t eval_interval; // steps between validations; 0 = only at the start and the end
   int64_t eval_batches;  // micro-batches a validation reads; 0 = the whole split
@@ -106,13 +106,13 @@ typedef struct BackendConfig {
   KernelChoice kernels; // GPU only, as the next
   Mainloop mainloop;
   Precision precision;
-  bool deterministic; // GPU: equal bits in every run
-  bool graphs;        // GPU: a step is recorded once and replayed
-  MomentType moments; // of the optimizer
-  MasterType masters; // of matrices
-  GradientType gradients;
+  bool deterministic;     // GPU: equal bits in every run
+  bool graphs;            // GPU: a step is recorded once and replayed
+  MomentType moments;     // of the optimizer
+  MasterType masters;     // of matrices
+  GradientType gradients; // GPU
   Offload offload;        // GPU: what lies in the host's memory
-  int64_t offload_layers; // of so many layers, from the first; default all, and all else
+  int64_t offload_layers; // so many layers' part of it, from the first; default all matrices
   int64_t threads;        // CPU threads; 0 = all
   CpuProducts cpu_products;
 } BackendConfig;

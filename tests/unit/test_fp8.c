@@ -129,6 +129,25 @@ TEST(stochastic_rounding_is_right_in_the_mean) {
   assert_true(worst < 4.5); // of 88
 }
 
+// Rounding errors of neighbours do not add up: four columns share a hash, but no bits of it.
+TEST(columns_have_noise_of_their_own) {
+  enum { ROWS = 1 << 16, COLUMNS = 8 };
+  const double variance = (128.0 * 128 - 1) / 12;
+  double worst = 0;
+  for (uint32_t a = 0; a < COLUMNS; a++)
+    for (uint32_t b = 0; b < a; b++) {
+      double sum = 0;
+      for (uint32_t m = 0; m < ROWS; m++) {
+        const uint32_t key = noise_mix(m);
+        sum += (fp8_noise(key, a) - 63.5) * (fp8_noise(key, b) - 63.5);
+      }
+      const double off = fabs(sum) / variance / sqrt(ROWS); // in standard deviations
+      if (off > worst) worst = off;
+    }
+  printf("# columns are correlated by up to %.2f standard deviations, bound 4.5\n", worst);
+  assert_true(worst < 4.5); // of 28 pairs
+}
+
 TEST(stochastic_rounding_leaves_exact_values) {
   float values[128];
   const int codes = table_of(FP8_E4M3, values);
