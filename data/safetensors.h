@@ -63,10 +63,9 @@ typedef struct ShapeText {
   char text[24 * SAFE_MAX_RANK];
 } ShapeText;
 ShapeText safetensors_shape_text(const SafeTensor *t);
-// Elements [first, first + count) of t as float; F32, BF16 and F16 are converted (exactly), other
-// dtypes are an error. The range must lie inside the tensor.
-int safetensors_read_f32(const SafeTensor *t, int64_t first, int64_t count, float *values,
-                         Error *err);
+// Elements [first, first + count) of t, whose dtype is F32, BF16 or F16, as float (exactly). The
+// range must lie inside the tensor.
+void safetensors_read_f32(const SafeTensor *t, int64_t first, int64_t count, float *values);
 
 // Writing: names, shapes and dtypes first (begin, end and data are not read), then the data of each
 // tensor, in the same order, in pieces. Names must be unique and free of quotes, backslashes and

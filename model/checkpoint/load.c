@@ -1,10 +1,12 @@
 // Weights and moments from files of safetensors into the packed tensors.
+#include <omp.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/file.h"
 #include "base/json.h"
 #include "base/memory.h"
+#include "base/os.h"
 #include "model/checkpoint/files.h"
 #include "model/tensors.h"
 
@@ -196,35 +198,43 @@ static bool is_part(const TensorList *list, int i, int param, StatePart part) {
   return list->hf[i].param == param && list->values[i] == part;
 }
 
+// Rows in our order. A model of 8B has a few million: all threads read them.
+static void read_rows(const Wanted *w, int i, float *packed) {
+  const HfTensor *t = &w->list.hf[i];
+#pragma omp parallel for schedule(static)
+  for (int64_t row = 0; row < t->rows; row++)
+    safetensors_read_f32(w->sources[i], row * t->cols, t->cols,
+                         packed + packed_row(w->model, t, row) * t->cols);
+}
+
 // The packed tensor that tensor `first` of the list is the first part of, from all of its parts.
-static int load_packed(const Wanted *w, const Llama *llama, int first, Error *err) {
+//   packed  as large as the largest parameter
+static void load_packed(const Wanted *w, const Llama *llama, int first, float *packed) {
   Backend *be = llama->be;
   const StatePart part = w->list.values[first];
   const int param = w->list.hf[first].param;
   for (int i = 0; i < first; i++)
-    if (is_part(&w->list, i, param, part)) return 0; // loaded with its first part
+    if (is_part(&w->list, i, param, part)) return; // loaded with its first part
   const ParamTensor *p = &llama->tensors[param];
-  float *packed = xmalloc((size_t)(p->rows * p->cols) * sizeof *packed);
-  int status = 0;
-  for (int i = first; i < w->list.count && status == 0; i++) {
-    if (!is_part(&w->list, i, param, part)) continue;
-    const HfTensor *t = &w->list.hf[i];
-    for (int64_t row = 0; row < t->rows && status == 0; row++)
-      status = safetensors_read_f32(w->sources[i], row * t->cols, t->cols,
-                                    packed + packed_row(w->model, t, row) * t->cols, err);
-  }
-  if (status == 0 && part == MASTER)
+  for (int i = first; i < w->list.count; i++)
+    if (is_part(&w->list, i, param, part)) read_rows(w, i, packed);
+  if (part == MASTER)
     be->services.write_master(be, p, 0, packed, p->rows * p->cols);
-  else if (status == 0)
+  else
     be->services.write_moments(be, part == EXP_AVG ? p->m : p->v, packed, p->rows * p->cols);
-  free(packed);
-  return status;
 }
 
-static int load_values(const Wanted *w, const Llama *llama, Error *err) {
-  for (int i = 0; i < w->list.count; i++)
-    if (load_packed(w, llama, i, err) != 0) return -1;
-  return 0;
+static void load_values(const Wanted *w, const Llama *llama) {
+  int64_t most = 0;
+  for (int i = 0; i < llama->param_count; i++) {
+    const int64_t count = llama->tensors[i].rows * llama->tensors[i].cols;
+    if (count > most) most = count;
+  }
+  // One for all: memory that the system hands out for the first time costs more than the reading.
+  float *packed = xmalloc((size_t)most * sizeof *packed);
+  thread_team(omp_get_max_threads());
+  for (int i = 0; i < w->list.count; i++) load_packed(w, llama, i, packed);
+  free(packed);
 }
 
 // In fresh memory; NULL where there are none of this precision.
@@ -236,7 +246,8 @@ static int read_scalings(const Wanted *w, const Llama *llama, ScalingState **sta
   *states = NULL;
   if (!found) return 0;
   *states = xcalloc((size_t)count, sizeof **states);
-  int status = safetensors_read_f32(found, 0, count * SCALING_FLOATS, (float *)*states, err);
+  safetensors_read_f32(found, 0, count * SCALING_FLOATS, (float *)*states);
+  int status = 0;
   for (int i = 0; i < count && status == 0; i++)
     if ((*states)[i].scale == 0 && scaling_used(&llama->config, i))
       status = error_set(err, "'%s': the tensor '%.200s' has a scale of 0 for the %s", w->name.text,
@@ -254,10 +265,9 @@ int checkpoint_load(const Checkpoint *c, Llama *llama, Error *err) {
         wanted_open(&moments, c->files + c->weight_files, 1, &llama->config, muon, MOMENTS, err);
   if (status == 0 && with_optimizer && llama->shape.fp8)
     status = read_scalings(&moments, llama, &scalings, err);
-  if (status == 0 && moments.list.set != MOMENTS_AND_MASTERS)
-    status = load_values(&weights, llama, err);
-  if (status == 0 && with_optimizer) status = load_values(&moments, llama, err);
   if (status == 0) {
+    if (moments.list.set != MOMENTS_AND_MASTERS) load_values(&weights, llama);
+    if (with_optimizer) load_values(&moments, llama);
     if (scalings) llama->be->services.scalings_write(llama->be, scalings);
     if (!with_optimizer) llama_zero_moments(llama);
     llama->be->services.refresh(llama->be, llama->tensors, llama->param_count);

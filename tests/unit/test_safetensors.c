@@ -230,11 +230,9 @@ TEST(a_file_with_unordered_scalar_and_empty_tensors_is_read) {
   assert_int_equal(file.tensors[3].dtype, SAFE_F8_E4M3);
   assert_string_equal(safetensors_shape_text(&file.tensors[1]).text, "[3, 0]");
   float value;
-  must(safetensors_read_f32(&file.tensors[0], 0, 1, &value, &err), &err);
+  safetensors_read_f32(&file.tensors[0], 0, 1, &value);
   const unsigned char expected[4] = {0, 1, 2, 3};
   assert_memory_equal(&value, expected, 4);
-  assert_int_equal(safetensors_read_f32(&file.tensors[2], 0, 1, &value, &err), -1);
-  assert_non_null(strstr(err.text, "'late'"));
   safetensors_close(&file);
   free(bytes);
 }
@@ -301,7 +299,7 @@ static void check_all_16_bit_values(const char *dtype, int fraction_bits, int ex
   must(safetensors_parse(&file, "x", bytes, count, &err), &err);
   float *values = xmalloc(VALUES * sizeof *values);
   const SafeTensor *t = safetensors_find(&file, "a");
-  must(safetensors_read_f32(t, 0, VALUES, values, &err), &err);
+  safetensors_read_f32(t, 0, VALUES, values);
   for (int i = 0; i < VALUES; i++) {
     const float expected = by_definition((uint16_t)i, fraction_bits, exponent_bits);
     const bool same = isnan(expected)
@@ -310,7 +308,7 @@ static void check_all_16_bit_values(const char *dtype, int fraction_bits, int ex
     if (!same) fail_msg("%s 0x%04x became %a, not %a", dtype, i, values[i], expected);
   }
   float middle[3];
-  must(safetensors_read_f32(t, 0x3c00, 3, middle, &err), &err);
+  safetensors_read_f32(t, 0x3c00, 3, middle);
   assert_memory_equal(middle, values + 0x3c00, sizeof middle);
   free(values);
   safetensors_close(&file);
@@ -365,7 +363,7 @@ TEST(what_is_written_is_read_back) {
   }
   assert_int_equal((file.data - file.map.data) % 8, 0);
   float back[6];
-  must(safetensors_read_f32(safetensors_find(&file, "z.weight"), 0, 6, back, &err), &err);
+  safetensors_read_f32(safetensors_find(&file, "z.weight"), 0, 6, back);
   assert_memory_equal(back, z, sizeof z);
   assert_memory_equal(safetensors_find(&file, "a")->data, &a, 8);
   assert_non_null(memmem(file.map.data, 64, "\"__metadata__\":{\"format\":\"pt\"}", 30));
