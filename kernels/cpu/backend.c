@@ -146,6 +146,7 @@ static const Backend cpu_functions = {
     .services.read_act = cpu_read_act,
     .services.read_grad = cpu_read_grad,
     .services.set_hyper = cpu_set_hyper,
+    .services.clock_start = cpu_clock_start,
     .services.step_begin = cpu_step_begin,
     .services.step_end = cpu_step_end,
     .services.step_result = cpu_step_result,

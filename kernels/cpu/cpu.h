@@ -41,6 +41,7 @@ typedef struct Cpu {
   double gradient_factor; // of the running update
   real *muon;             // muon_scratch of the lists that were seen
   size_t muon_bytes;
+  double began_ms;                 // clock_start
   StepResult step;                 // the running one
   StepResult results[MAX_RESULTS]; // ended and not yet read, a ring
   int64_t ended, taken;
@@ -160,6 +161,7 @@ size_t orthogonalize_scratch(int64_t rows, int64_t cols);
 void cpu_set_hyper(Backend *be, const AdamW *hyper);
 void cpu_step_begin(Backend *be);
 void cpu_step_end(Backend *be);
+void cpu_clock_start(Backend *be);
 StepResult cpu_step_result(Backend *be);
 void cpu_refresh(Backend *be, const ParamTensor *list, int count);
 void cpu_set_updates(Backend *be, int64_t updates);

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 
 #include "base/memory.h"
+#include "base/os.h"
 #include "kernels/formats.h"
 
 void cpu_step_begin(Backend *be) {
@@ -192,9 +193,14 @@ void cpu_adamw(Backend *be, const ParamTensor *list, int count) {
   cpu_refresh(be, list, count); // after all masters: a folded copy reads its norm weight too
 }
 
+void cpu_clock_start(Backend *be) {
+  cpu_of(be)->began_ms = now_ms();
+}
+
 void cpu_step_end(Backend *be) {
   Cpu *cpu = cpu_of(be);
   assert(cpu->ended - cpu->taken < MAX_RESULTS);
+  cpu->step.ms = now_ms() - cpu->began_ms;
   cpu->results[cpu->ended++ % MAX_RESULTS] = cpu->step;
 }
 

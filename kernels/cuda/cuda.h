@@ -59,7 +59,7 @@ typedef struct Cuda {
     char stages[STAGES][STAGE_BYTES];
     StepState results[MAX_RESULTS];
   } * pinned;
-  cudaEvent_t result_ready[MAX_RESULTS], stage_free[STAGES];
+  cudaEvent_t step_began[MAX_RESULTS], result_ready[MAX_RESULTS], stage_free[STAGES];
   int64_t published, taken, staged;
   Recording recordings[REPLAY_SLOTS];
   // The parameters' tables, rebuilt when the list changes

@@ -11,16 +11,22 @@ int cuda_memory_open(Cuda *c, Error *err) {
   CUDA_TRY(err, cudaHostAlloc((void **)&c->pinned, sizeof *c->pinned, cudaHostAllocDefault));
   for (int i = 0; i < STAGES; i++)
     CUDA_TRY(err, cudaEventCreateWithFlags(&c->stage_free[i], cudaEventDisableTiming));
-  for (int i = 0; i < MAX_RESULTS; i++)
-    CUDA_TRY(err, cudaEventCreateWithFlags(&c->result_ready[i], cudaEventDisableTiming));
+  for (int i = 0; i < MAX_RESULTS; i++) {
+    CUDA_TRY(err, cudaEventCreate(&c->step_began[i]));
+    CUDA_TRY(err,
+             cudaEventRecord(c->step_began[i], c->gpu.stream)); // for steps without clock_start
+    CUDA_TRY(err, cudaEventCreate(&c->result_ready[i]));
+  }
   return 0;
 }
 
 void cuda_memory_close(Cuda *c) {
   for (int i = 0; i < STAGES; i++)
     if (c->stage_free[i]) CUDA_CHECK(cudaEventDestroy(c->stage_free[i]));
-  for (int i = 0; i < MAX_RESULTS; i++)
+  for (int i = 0; i < MAX_RESULTS; i++) {
+    if (c->step_began[i]) CUDA_CHECK(cudaEventDestroy(c->step_began[i]));
     if (c->result_ready[i]) CUDA_CHECK(cudaEventDestroy(c->result_ready[i]));
+  }
   if (c->pinned) CUDA_CHECK(cudaFreeHost(c->pinned));
   for (int i = 0; i < c->workspace_count; i++) CUDA_CHECK(cudaFree(c->workspaces[i].memory));
   free(c->workspaces);

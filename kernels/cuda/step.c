@@ -5,6 +5,11 @@
 
 #include "kernels/cuda/cuda.h"
 
+static void op_clock_start(Backend *be) {
+  const Cuda *c = cuda_of(be);
+  CUDA_CHECK(cudaEventRecord(c->step_began[c->published % MAX_RESULTS], c->gpu.stream));
+}
+
 static void op_step_begin(Backend *be) {
   be->services.zero(be, cuda_of(be)->state, offsetof(StepState, updates));
 }
@@ -29,8 +34,11 @@ static StepResult op_step_result(Backend *be) {
   assert(c->taken < c->published);
   const int slot = (int)(c->taken++ % MAX_RESULTS);
   CUDA_CHECK(cudaEventSynchronize(c->result_ready[slot]));
+  float ms;
+  CUDA_CHECK(cudaEventElapsedTime(&ms, c->step_began[slot], c->result_ready[slot]));
   const StepState *s = &c->pinned->results[slot];
-  return (StepResult){.loss = s->loss,
+  return (StepResult){.ms = ms,
+                      .loss = s->loss,
                       .grad_norm = s->grad_norm,
                       .applied = s->applied != 0,
                       .updates = s->updates,
@@ -88,6 +96,7 @@ void cuda_set_step(Cuda *c) {
   be->services.step_begin = op_step_begin;
   be->services.set_hyper = op_set_hyper;
   be->services.step_end = op_step_end;
+  be->services.clock_start = op_clock_start;
   be->services.step_result = op_step_result;
   be->services.set_updates = op_set_updates;
   be->services.replay_begin = op_replay_begin;

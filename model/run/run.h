@@ -11,7 +11,7 @@
 
 // A step that was launched and whose result was not read yet.
 typedef struct PendingStep {
-  double learning_rate, asked_ms;
+  double learning_rate;
   uint64_t cursor; // of the loader, after the step's batches
   Draws draws;     // the same of its sources
   int64_t counted; // tokens with a target
@@ -69,7 +69,6 @@ typedef struct Run {
   TrainState state;                 // after the last booked step
   PendingStep pending[MAX_RESULTS]; // a ring
   int64_t asked, booked;            // steps since the start of this process
-  double booked_ms;                 // when the last one was booked
   Batch *batches;                   // [gradient_accumulation]: the step's
   int64_t paused_step;              // that was validated, sampled and saved last; -1: none
   int64_t saturated_row; // FP8: steps in a row in which values were beyond a scale's reach

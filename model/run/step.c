@@ -22,8 +22,6 @@ static StepLine take_result(Run *run) {
   TrainState *s = &run->state;
   const PendingStep *pending = &run->pending[run->booked++ % MAX_RESULTS];
   const StepResult result = run->be->services.step_result(run->be);
-  const double now = now_ms(), ms = now - fmax(pending->asked_ms, run->booked_ms);
-  run->booked_ms = now;
   s->step++;
   s->updates = result.updates;
   s->sequences = pending->cursor;
@@ -38,10 +36,10 @@ static StepLine take_result(Run *run) {
                     .loss = result.loss,
                     .lr = pending->learning_rate,
                     .grad_norm = result.grad_norm,
-                    .ms = ms,
+                    .ms = result.ms,
                     .tokens = tokens_per_step(c),
                     .counted = pending->counted,
-                    .mfu = peak > 0 ? pending->flops / (ms * 1e-3 * peak) : NAN,
+                    .mfu = peak > 0 ? pending->flops / (result.ms * 1e-3 * peak) : NAN,
                     .applied = result.applied,
                     .fp8 = run->llama.shape.fp8,
                     .saturated = result.saturated,
@@ -119,7 +117,8 @@ int run_step_begin(Run *run, AdamW *hyper, Error *err) {
   if (read_batches(run, err) != 0) return -1;
   PendingStep *pending = &run->pending[run->asked % MAX_RESULTS];
   *hyper = adamw_at(&run->config.optimizer, run_steps_asked(run), run->config.train.steps);
-  *pending = (PendingStep){.learning_rate = hyper->learning_rate, .asked_ms = now_ms()};
+  *pending = (PendingStep){.learning_rate = hyper->learning_rate};
+  run->be->services.clock_start(run->be);
   count_rows(run, pending);
   // The mean is over the rows that count. Where none does it is 0, and so are the gradients.
   const double rows = (double)tokens_per_step(&run->config), counted = (double)pending->counted;
