@@ -203,6 +203,7 @@ template <class Program, class In = Bf16, int TOGETHER = 8>
 struct GatedBackward : ProgramDefaults<In> {
   static constexpr GemmForm FORM = In::DGRAD;
   static constexpr bool FITS_192 = !In::COPIES;
+  static constexpr int STATIC_COLS = In::COPIES ? 256 : 0;
   static constexpr int COLUMNS = 32; // of dy: 64 of z
   using Loads = Chunks<64>;
   using Stores = Chunks<In::COPIES ? 0 : 64>;

@@ -9,7 +9,7 @@
 // Warpgroups 1 and 2, the consumers, multiply and run the program. Either each takes half of the
 // rows of every tile (cooperative), or they take whole tiles in turns (ping-pong): then one's
 // epilogue hides behind the other's products. A cluster of 2 blocks takes neighbouring tiles of a
-// column and shares B, each loading half of it for both.
+// column and shares B, each loading half of it for both. Which tile comes next is in work.cuh.
 //
 // Who waits for whom (mbarriers; a ring's phase bit flips each time round), and how many arrive:
 //     full[stage]            operands are there: 1, and the bytes, whichever block sends them
@@ -40,36 +40,45 @@ template <class T, class Program, Major A_MAJOR, Major B_MAJOR> struct Block {
 
   // ---- Warp 0: operands
 
-  DEVICE void load_operands(const CUtensorMap *map_a, const CUtensorMap *map_b) const {
+  // The stages from k to `end` of the tile that starts at (row, column).
+  DEVICE void load_stages(const CUtensorMap *map_a, const CUtensorMap *map_b, int k, int end,
+                          int row, int column, int matrix, Ring<T::STAGES> &ring) const {
     constexpr uint16_t BOTH = 3;
-    Ring<T::STAGES> ring(0);
-    for (int t = work.first; t < work.total; t += work.stride) {
-      int row, column, matrix;
-      work.locate(t, row, column, matrix);
-      column *= T::COLS;
-      for (int k = 0; k < work.K; k += DEPTH, ring.next()) {
-        const uint32_t full = shared.full(ring.at), a = shared.stage(ring.at), b = a + T::A_BYTES;
-        mbarrier_wait(shared.empty(ring.at), ring.parity ^ 1);
-        mbarrier_expect(full, T::STAGE_BYTES);
-        if constexpr (A_MAJOR == MAJOR_K) {
-          tensor_load<BATCHED>(map_a, full, a, k, row, matrix);
-        } else {
+    for (; k < end; k += DEPTH, ring.next()) {
+      const uint32_t full = shared.full(ring.at), a = shared.stage(ring.at), b = a + T::A_BYTES;
+      mbarrier_wait(shared.empty(ring.at), ring.parity ^ 1);
+      mbarrier_expect(full, T::STAGE_BYTES);
+      if constexpr (A_MAJOR == MAJOR_K) {
+        tensor_load<BATCHED>(map_a, full, a, k, row, matrix);
+      } else {
 #pragma unroll
-          for (int i = 0; i < T::ROWS / 64; i++)
-            tensor_load<BATCHED>(map_a, full, a + i * BLOCK_OF_64, row + i * 64, k, matrix);
-        }
-        if constexpr (B_MAJOR == MAJOR_K) {
-          const int half = work.rank * (T::COLS / CLUSTER);
-          tensor_load_multicast<BATCHED>(map_b, full, b + half * 128, k, column + half, matrix,
-                                         BOTH);
-        } else {
-#pragma unroll
-          for (int i = 0; i < T::COLS / 64; i++)
-            if (i % CLUSTER == work.rank)
-              tensor_load_multicast<BATCHED>(map_b, full, b + i * BLOCK_OF_64, column + i * 64, k,
-                                             matrix, BOTH);
-        }
+        for (int i = 0; i < T::ROWS / 64; i++)
+          tensor_load<BATCHED>(map_a, full, a + i * BLOCK_OF_64, row + i * 64, k, matrix);
       }
+      if constexpr (B_MAJOR == MAJOR_K) {
+        const int half = work.rank * (T::COLS / CLUSTER);
+        tensor_load_multicast<BATCHED>(map_b, full, b + half * 128, k, column + half, matrix, BOTH);
+      } else {
+#pragma unroll
+        for (int i = 0; i < T::COLS / 64; i++)
+          if (i % CLUSTER == work.rank)
+            tensor_load_multicast<BATCHED>(map_b, full, b + i * BLOCK_OF_64, column + i * 64, k,
+                                           matrix, BOTH);
+      }
+    }
+  }
+
+  DEVICE void load_operands(const CUtensorMap *map_a, const CUtensorMap *map_b) const {
+    Ring<T::STAGES> ring(0);
+    int row, column, matrix;
+    work.publish_first();
+    for (uint32_t i = 0; work.find(i, row, column, matrix); i++) {
+      const uint32_t ticket = work.take();
+      column *= T::COLS;
+      const int few = T::DYNAMIC ? min(work.K, 2 * DEPTH) : 0; // until the ticket has come
+      load_stages(map_a, map_b, 0, few, row, column, matrix, ring);
+      work.publish(i + 1, ticket);
+      load_stages(map_a, map_b, few, work.K, row, column, matrix, ring);
     }
   }
 
@@ -77,10 +86,10 @@ template <class T, class Program, Major A_MAJOR, Major B_MAJOR> struct Block {
 
   DEVICE void compute_row_values(const ProgramArgs &args) const {
     Ring<2> ring(0);
-    for (int t = work.first; t < work.total; t += work.stride, ring.next()) {
+    for (uint32_t i = 0;; i++, ring.next()) {
       int row, column_tile, matrix;
-      work.locate(t, row, column_tile, matrix);
       mbarrier_wait(shared.row_empty(ring.at), ring.parity ^ 1);
+      if (!work.find(i, row, column_tile, matrix)) break; // it is known by now
       static_assert(T::ROWS == 4 * 32, "four rows a lane");
       const int lane = threadIdx.x % 32;
       FourRows values[Program::RowValues::COUNT];
@@ -99,7 +108,7 @@ template <class T, class Program, Major A_MAJOR, Major B_MAJOR> struct Block {
 
   DEVICE void load_chunks(int consumer, int slot, Steps<T, Program> &steps,
                           const EpilogueOperands &operands) const {
-    if (!steps.left()) return;
+    if (!steps.left) return;
     const uint32_t ready = shared.ready(consumer, slot);
     if constexpr (Loads::COUNT == 0) {
       mbarrier_arrive(ready);
@@ -137,7 +146,7 @@ template <class T, class Program, Major A_MAJOR, Major B_MAJOR> struct Block {
     Ring<SLOTS> ring(0);
     int refill = -LAG;
 #pragma unroll 1
-    for (; storing.left(); storing.next(), ring.next()) {
+    for (; storing.left; storing.next(), ring.next()) {
       mbarrier_wait(shared.done(consumer, ring.at), ring.parity);
 #pragma unroll
       for (int i = 0; i < (Program::SYMMETRIC ? 1 : Stores::COUNT); i++)
@@ -213,13 +222,34 @@ template <class T, class Program, Major A_MAJOR, Major B_MAJOR> struct Block {
     }
   }
 
-  DEVICE void run_program(int consumer, Ring<Shared<T, Program>::SLOTS> ring, Ring<2> rows,
-                          const RowBlock &tile /* its first block */,
+  // Of the cluster's tile i, in turn. The positions in all rings follow from i, which needs fewer
+  // registers.
+  DEVICE void compute_product(int consumer, int thread, uint32_t i,
+                              float (&accumulators)[T::BLOCKS][T::COLS / 2]) const {
+    if (T::PINGPONG && i > 0) mbarrier_wait(shared.turn(consumer), (i - 1) / 2 & 1);
+    Ring<T::STAGES> ring(i * k_stages());
+    if constexpr (Program::PROMOTE == 0)
+      multiply(consumer, thread, ring, k_stages(), accumulators);
+    else
+      multiply_promoted(consumer, thread, ring, accumulators);
+  }
+
+  // Where tile i lies; asked for where it is needed, since registers are few.
+  DEVICE void find_again(uint32_t i, int consumer, RowBlock &block) const {
+    work.find_again(i, block.first_row, block.column_tile, block.matrix);
+    if (!T::PINGPONG) block.first_row += consumer * T::CONSUMER_ROWS;
+  }
+
+  DEVICE void run_program(int consumer, uint32_t i_tile, const RowBlock &tile /* its first block */,
                           const float (&accumulators)[T::BLOCKS][T::COLS / 2]) const {
     using S = Steps<T, Program>;
+    Ring<Shared<T, Program>::SLOTS> ring(i_tile / Work<T, Program>::TURNS * S::A_TILE);
+    const Ring<2> rows(i_tile);
     const int lane = tile.thread & 31;
     const int first_row = T::PINGPONG ? 0 : consumer * T::CONSUMER_ROWS; // in the block's tile
     constexpr bool ROW_VALUES = Program::RowValues::COUNT > 0;
+    // Positions are read again after each block; elsewhere that takes a register more.
+    constexpr bool READS_AGAIN = T::DYNAMIC && T::COLS == 192;
     constexpr bool ARRIVE_EARLY =
         T::BLOCKS == 1 && takes_all_memory<Program>; // later takes a register too many
     if (ROW_VALUES) mbarrier_wait(shared.row_full(rows.at), rows.parity);
@@ -229,6 +259,9 @@ template <class T, class Program, Major A_MAJOR, Major B_MAJOR> struct Block {
     for (int b = 0; b < T::BLOCKS; b++) {
       RowBlock block = tile;
       block.first_row += b * 64;
+      if (READS_AGAIN && b > 0)
+        ring = Ring<Shared<T, Program>::SLOTS>(i_tile / Work<T, Program>::TURNS * S::A_TILE +
+                                               b * S::A_BLOCK);
       TwoRows<Program> values = {};
 #pragma unroll
       for (int v = 0; v < Program::RowValues::COUNT; v++)
@@ -259,6 +292,10 @@ template <class T, class Program, Major A_MAJOR, Major B_MAJOR> struct Block {
         __syncwarp();
         if (lane == 0) mbarrier_arrive(shared.done(consumer, ring.at));
       }
+      if constexpr (READS_AGAIN) {
+        find_again(i_tile, consumer, block);
+        block.first_row += b * 64;
+      }
       program.end(block);
       if constexpr (Copies::WIDTH > 0) program.largest_copied.store(block);
     }
@@ -266,26 +303,16 @@ template <class T, class Program, Major A_MAJOR, Major B_MAJOR> struct Block {
   }
 
   DEVICE void consume(int consumer, const ProgramArgs &args) const {
-    using Slots = Ring<Shared<T, Program>::SLOTS>;
-    constexpr int TURNS = T::PINGPONG ? 2 : 1;
     const int thread = threadIdx.x % 128;
-    // The positions in all rings follow from the tile's number in the block, which needs fewer
-    // registers.
+    int row, column_tile, matrix;
 #pragma unroll 1
-    for (uint32_t i = T::PINGPONG ? consumer : 0; work.first + (int)i * work.stride < work.total;
-         i += TURNS) {
-      RowBlock tile = {args, thread, 0, 0, work.tiles_n, work.M, work.N, 0};
-      work.locate(work.first + (int)i * work.stride, tile.first_row, tile.column_tile, tile.matrix);
-      if (!T::PINGPONG) tile.first_row += consumer * T::CONSUMER_ROWS;
-      if (T::PINGPONG && i > 0) mbarrier_wait(shared.turn(consumer), (i - 1) / 2 & 1);
+    for (uint32_t i = T::PINGPONG ? consumer : 0; work.find(i, row, column_tile, matrix);
+         i += work.TURNS) {
       float accumulators[T::BLOCKS][T::COLS / 2];
-      Ring<T::STAGES> ring(i * k_stages());
-      if constexpr (Program::PROMOTE == 0)
-        multiply(consumer, thread, ring, k_stages(), accumulators);
-      else
-        multiply_promoted(consumer, thread, ring, accumulators);
-      run_program(consumer, Slots(i / TURNS * Steps<T, Program>::A_TILE), Ring<2>(i), tile,
-                  accumulators);
+      compute_product(consumer, thread, i, accumulators);
+      RowBlock tile = {args, thread, 0, 0, work.tiles_n, work.M, work.N, 0};
+      find_again(i, consumer, tile);
+      run_program(consumer, i, tile, accumulators);
     }
   }
 };
@@ -325,7 +352,8 @@ __global__ void __launch_bounds__(BLOCK_THREADS, 1)
   const int warpgroup = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0);
   if (warpgroup == 0) {
     registers_shrink<T::PRODUCER_REGISTERS>();
-    const Block<T, Program, A_MAJOR, B_MAJOR> block = {shared, Work<T, Program>(M, N, K, operands)};
+    const Block<T, Program, A_MAJOR, B_MAJOR> block = {
+        shared, Work<T, Program>(M, N, K, operands, shared.tickets())};
     const int warp = threadIdx.x / 32;
     if (threadIdx.x == 0) {
       block.load_operands(&map_a, &map_b);
@@ -337,7 +365,8 @@ __global__ void __launch_bounds__(BLOCK_THREADS, 1)
     __syncwarp();
   } else {
     registers_grow<T::CONSUMER_REGISTERS>();
-    const Block<T, Program, A_MAJOR, B_MAJOR> block = {shared, Work<T, Program>(M, N, K, operands)};
+    const Block<T, Program, A_MAJOR, B_MAJOR> block = {
+        shared, Work<T, Program>(M, N, K, operands, shared.tickets())};
     block.consume(warpgroup - 1, operands.args);
   }
   cluster_sync(); // no block ends while another may still write into its shared memory

@@ -11,9 +11,15 @@ enum {
   MAX_SLOTS = 4,
   // Rows of cluster tiles walked together, column by column, so that they share operands in L2.
   TILE_GROUP = 8,
+  TICKETS = 16, // a power of two; see Work
+  TICKET = 8,   // bytes
 };
 
-template <int ROWS_, int COLS_, int STAGES_, Schedule SCHEDULE> struct Tile {
+// DYNAMIC: clusters take their tiles by tickets (Work), not every so many.
+template <int ROWS_, int COLS_, int STAGES_, Schedule SCHEDULE_, bool DYNAMIC_ = false>
+struct Tile {
+  static constexpr Schedule SCHEDULE = SCHEDULE_;
+  static constexpr bool DYNAMIC = DYNAMIC_;
   static constexpr int ROWS = ROWS_, COLS = COLS_, STAGES = STAGES_;
   static constexpr bool PINGPONG = SCHEDULE == PING_PONG;
   static constexpr int CONSUMER_ROWS = PINGPONG ? ROWS : ROWS / 2;
@@ -40,7 +46,9 @@ template <class T, class Program> struct Shared {
   // some programs do not have.
   static constexpr int SLACK = takes_all_memory<Program> ? 0 : 1024;
   static constexpr int BARRIERS = 2 * T::STAGES + 2 + 4 + 4 * MAX_SLOTS;
-  static constexpr int FIXED = T::STAGES * T::STAGE_BYTES + 2 * A_ROW_VALUES + BARRIERS * 8 + SLACK;
+  static constexpr int TICKET_BYTES = T::DYNAMIC ? TICKETS * TICKET : 0;
+  static constexpr int FIXED =
+      T::STAGES * T::STAGE_BYTES + 2 * A_ROW_VALUES + BARRIERS * 8 + TICKET_BYTES + SLACK;
   static constexpr int FITTING = (SHARED_LIMIT - FIXED) / (2 * SLOT_BYTES);
   static constexpr int SLOTS = FITTING < MAX_SLOTS ? FITTING : MAX_SLOTS;
   static_assert(chunks_match<typename Program::Loads, typename Program::Stores>(),
@@ -83,6 +91,9 @@ template <class T, class Program> struct Shared {
   DEVICE uint32_t done(int consumer, int slot) const {
     return barrier(2 * T::STAGES + 6 + (2 + consumer) * MAX_SLOTS + slot);
   }
+  DEVICE uint32_t tickets() const {
+    return barrier(BARRIERS);
+  }
 
   DEVICE void init_barriers() const {
     for (int s = 0; s < T::STAGES; s++) {
@@ -98,6 +109,8 @@ template <class T, class Program> struct Shared {
         mbarrier_init(done(i, slot), 4);
       }
     }
+    if constexpr (T::DYNAMIC) // as of another round
+      for (int i = 0; i < TICKETS; i++) shared_store(tickets() + i * TICKET, uint2{0, 1u << 31});
     fence_mbarrier_init();
   }
 };
@@ -113,14 +126,34 @@ template <int SIZE> struct Ring {
   }
 };
 
-// The product's size, and in which order this cluster takes its tiles.
+// How many tickets the kernel that is running has given out. Between kernels it is 0. Kernels of
+// one file must not run at the same time.
+static __device__ uint32_t tickets_taken;
+
+// The product's size, and in which order this cluster takes its tiles: every `stride`th, or, if
+// DYNAMIC, after the first the next that no cluster has taken.
+//
+// There the operands' warp of block 0 takes a ticket when it begins a tile, and publishes where the
+// tile that comes after it lies in a ring in both blocks:
+//     x  the tile's column
+//     y  its row of clusters' tiles, or NO_TILE; and as the highest bit the parity of the round, by
+//        which a reader knows that both are there
+// Nobody says that he has read: the ring is longer than the slowest reader can be behind. The
+// operands' warp, at tile j, is at most STAGES tiles (if K is short) ahead of the products of both
+// blocks, so tile j - 6 is multiplied; in turns the epilogue before that is of j - 8 or j - 9; and
+// what stores is at most 4 steps behind that, 2 of its consumer's tiles where a tile has 2 steps
+// (which has no turns), else 1: it has read up to j - 11. At the end j + 1 and j + 2 are written.
 template <class T, class Program> struct Work {
+  static_assert(T::STAGES <= 5 && TICKETS >= 14, "a word is written before all have read it");
+  static constexpr int TURNS = T::PINGPONG ? 2 : 1;
   int M, N, K, rank;           // of this block in its cluster
   int tiles_m, tiles_n, total; // of clusters
   int first, stride;
   int a_matrix; // tiles of one, in a batch
+  uint32_t tickets;
 
-  DEVICE Work(int m, int n, int k, const EpilogueOperands &operands) : M(m), N(n), K(k) {
+  DEVICE Work(int m, int n, int k, const EpilogueOperands &operands, uint32_t ring)
+      : M(m), N(n), K(k), tickets(ring) {
     rank = (int)cluster_rank();
     tiles_m = (M + T::ROWS * CLUSTER - 1) / (T::ROWS * CLUSTER);
     tiles_n = (N + T::COLS - 1) / T::COLS;
@@ -131,6 +164,53 @@ template <class T, class Program> struct Work {
     }
     first = blockIdx.x / CLUSTER;
     stride = gridDim.x / CLUSTER;
+  }
+  // Where the cluster's tile i, from 0 on, lies; waits until that is known. False: there is none.
+  DEVICE bool find(uint32_t i, int &row, int &column_tile, int &matrix) const {
+    if constexpr (T::DYNAMIC) {
+      uint2 v;
+      do v = published(i);
+      while ((int)v.y < 0);
+      place(v, row, column_tile, matrix);
+      return v.y != NO_TILE;
+    } else {
+      const int t = first + (int)i * stride;
+      if (t >= total) return false;
+      locate(t, row, column_tile, matrix);
+      return true;
+    }
+  }
+  // The same of a tile that is known to exist.
+  DEVICE void find_again(uint32_t i, int &row, int &column_tile, int &matrix) const {
+    if constexpr (T::DYNAMIC)
+      place(published(i), row, column_tile, matrix);
+    else
+      locate(first + (int)i * stride, row, column_tile, matrix);
+  }
+  // Takes a ticket; `publish` needs it, as late as possible: the answer takes its time. Each of the
+  // tiles but the first of the clusters is given out once, and each cluster gets one ticket for
+  // which there is none: `total` in all, after which the count starts at 0 for the next kernel.
+  DEVICE uint32_t take() const {
+    return T::DYNAMIC && rank == 0 ? global_count(&tickets_taken, total - 1) : 0;
+  }
+  // Tells both blocks their tile i; after the last one, that there is none, to each consumer.
+  DEVICE void publish(uint32_t i, uint32_t ticket) const {
+    if (!T::DYNAMIC || rank != 0) return;
+    asm volatile("" : "+r"(ticket)); // else the compiler adds, and so waits, before
+    const uint32_t t = ticket + stride;
+    const bool none = t >= (uint32_t)total;
+    const uint2 v = described(t);
+#pragma unroll
+    for (int more = 0; more < TURNS; more++)
+#pragma unroll
+      for (int block = 0; block < CLUSTER; block++)
+        if (more == 0 || none)
+          cluster_store(tickets + (i + more) % TICKETS * TICKET, block,
+                        {v.x, v.y ^ ((i + more) / TICKETS << 31)});
+  }
+  // The first tile, which each block knows itself.
+  DEVICE void publish_first() const {
+    if (T::DYNAMIC) cluster_store(tickets, rank, described(first));
   }
   // This block's rows and columns of tile t start here; matrix: its place in the batch.
   DEVICE void locate(int t, int &row, int &column_tile, int &matrix) const {
@@ -153,6 +233,23 @@ template <class T, class Program> struct Work {
   }
 
 private:
+  static constexpr uint32_t NO_TILE = 1u << 30;
+
+  DEVICE uint2 described(uint32_t t) const {
+    if (t >= (uint32_t)total) return {0, NO_TILE};
+    int row, column_tile, matrix;
+    locate((int)t, row, column_tile, matrix);
+    return {(uint32_t)column_tile, (uint32_t)row / (T::ROWS * CLUSTER)};
+  }
+  DEVICE uint2 published(uint32_t i) const {
+    const uint2 v = cluster_load(tickets + i % TICKETS * TICKET);
+    return {v.x, v.y ^ (i / TICKETS << 31)};
+  }
+  DEVICE void place(uint2 v, int &row, int &column_tile, int &matrix) const {
+    row = ((int)v.y * CLUSTER + rank) * T::ROWS;
+    column_tile = (int)v.x;
+    matrix = 0;
+  }
   DEVICE void locate_in_groups(int t, int &row, int &column_tile) const {
     const int a_group = TILE_GROUP * tiles_n, group = t / a_group, in_group = t - group * a_group;
     const int first_row = group * TILE_GROUP, rows = min(TILE_GROUP, tiles_m - first_row);
@@ -165,20 +262,19 @@ private:
 template <class T, class Program> struct Steps {
   static constexpr int A_BLOCK = T::COLS / Program::COLUMNS, A_TILE = A_BLOCK * T::BLOCKS;
   const Work<T, Program> &work;
-  int consumer, tile, step, row, column, matrix;
+  int consumer, step, row, column, matrix;
+  uint32_t tile; // of the cluster's
+  bool left;     // there is such a tile
 
   DEVICE Steps(const Work<T, Program> &w, int which)
-      : work(w), consumer(which), tile(w.first + (T::PINGPONG ? which * w.stride : 0)), step(0) {
-    locate();
-  }
-  DEVICE bool left() const {
-    return tile < work.total;
+      : work(w), consumer(which), step(0), tile(T::PINGPONG ? which : 0) {
+    find();
   }
   DEVICE void next() {
     if (++step < A_TILE) return;
     step = 0;
-    tile += T::PINGPONG ? 2 * work.stride : work.stride;
-    locate();
+    tile += work.TURNS;
+    find();
   }
   DEVICE int step_row() const {
     return row + step / A_BLOCK * 64;
@@ -188,9 +284,8 @@ template <class T, class Program> struct Steps {
   }
 
 private:
-  DEVICE void locate() {
-    if (!left()) return;
-    work.locate(tile, row, column, matrix);
+  DEVICE void find() {
+    left = work.find(tile, row, column, matrix);
     column *= T::COLS;
     if (!T::PINGPONG) row += consumer * T::CONSUMER_ROWS;
   }

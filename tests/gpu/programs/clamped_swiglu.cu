@@ -3,6 +3,7 @@
 #include "kernels/fused/define.cuh"
 
 template <class In> struct ClampedSwiglu : Gated<ClampedSwiglu<In>, In> {
+  static constexpr int STATIC_COLS = In::COPIES ? 192 : 0;
   static DEVICE float activation(float gate, float up) {
     const float g = clamp_with_nan(gate, -INFINITY, 7), u = clamp_with_nan(up, -7, 7);
     return (u + 1) * g * sigmoid(1.702f * g);
@@ -12,6 +13,7 @@ DEFINE_PROGRAM(ClampedSwiglu<Bf16>, clamped_swiglu)
 DEFINE_PROGRAM(ClampedSwiglu<E4m3<>>, clamped_swiglu_fp8)
 
 template <class In> struct ClampedSwigluBackward : GatedBackward<ClampedSwigluBackward<In>, In> {
+  static constexpr int STATIC_COLS = In::COPIES ? 256 : 192;
   static DEVICE float2 gradient(float gate, float up, float dy) {
     const float g = clamp_with_nan(gate, -INFINITY, 7), u = clamp_with_nan(up, -7, 7);
     const float s = sigmoid(1.702f * g), slope = dy * s;

@@ -20,6 +20,7 @@ struct MeanAndRstd {
 };
 
 struct LayerNorm : Pairs<LayerNorm> {
+  static constexpr int STATIC_COLS = 192;
   using RowValues = MeanAndRstd;
   RowSum squares, sums;
 
