@@ -31,6 +31,7 @@ fuzz() {
 }
 
 # run PROGRAM: shows in one piece how it went, and adds "PASSED FAILED SKIPPED NAME" to $logs/counts.
+# It has a cache of its own: runs have equal bits where they take the algorithms of an earlier one.
 run() {
   local program=$1 name log status start seconds ok not_ok skip
   name=$(basename "$program")
@@ -39,7 +40,7 @@ run() {
   start=$(date +%s.%N)
   case $name in
   fuzz_*) fuzz "$program" "$name" ;;
-  *) "$program" ;;
+  *) XDG_CACHE_HOME=$log.cache "$program" ;;
   esac >"$log" 2>&1 </dev/null
   status=$?
   seconds=$(awk -v a="$start" -v b="$(date +%s.%N)" 'BEGIN { printf "%.1f", b - a }')

@@ -65,7 +65,15 @@ void choices_open(Choices *c, const char *path, const char *first) {
                  .lines = path ? read_lines(path, first) : xstrdup("")};
 }
 
+static void forget_kept(Choices *c) {
+  for (int i = 0; i < c->kept_count; i++) free(c->kept[i]);
+  free(c->kept);
+  c->kept = NULL;
+  c->kept_count = 0;
+}
+
 void choices_close(Choices *c) {
+  forget_kept(c);
   free(c->path);
   free(c->first);
   free(c->lines);
@@ -73,33 +81,53 @@ void choices_close(Choices *c) {
 }
 
 // The question's line, NULL where there is none.
-static char *find_line(const Choices *c, const char *question) {
+static char *find_line(char *lines, const char *question) {
   const size_t length = strlen(question);
-  for (char *line = c->lines; *line; line = strchr(line, '\n') + 1)
+  for (char *line = lines; *line; line = strchr(line, '\n') + 1)
     if (strncmp(line, question, length) == 0 && line[length] == ' ') return line;
   return NULL;
 }
 
 const char *choices_find(const Choices *c, const char *question) {
-  const char *line = find_line(c, question);
+  const char *line = find_line(c->lines, question);
   return line ? line + strlen(question) + 1 : NULL;
 }
 
-void choices_keep(Choices *c, const char *question, const char *answer) {
-  char *known = find_line(c, question);
+// text has fresh memory, as the result.
+static char *with_answer(char *text, const char *question, const char *answer) {
+  char *known = find_line(text, question);
   if (known) {
     const char *next = strchr(known, '\n') + 1;
     memmove(known, next, strlen(next) + 1);
   }
-  char *lines = xasprintf("%s%s %s\n", c->lines, question, answer);
+  char *lines = xasprintf("%s%s %s\n", text, question, answer);
+  free(text);
+  return lines;
+}
+
+void choices_keep(Choices *c, const char *question, const char *answer) {
+  c->lines = with_answer(c->lines, question, answer);
+  c->kept = xrealloc(c->kept, (size_t)(c->kept_count + 1) * sizeof *c->kept);
+  c->kept[c->kept_count++] = xstrdup(question);
+}
+
+// The file's lines as they are now, and our answers to the questions that were asked here.
+static void add_others(Choices *c) {
+  char *lines = read_lines(c->path, c->first);
+  for (int i = 0; i < c->kept_count; i++) {
+    const char *answer = choices_find(c, c->kept[i]);
+    char *line = xasprintf("%.*s", (int)strcspn(answer, "\n"), answer);
+    lines = with_answer(lines, c->kept[i], line);
+    free(line);
+  }
   free(c->lines);
   c->lines = lines;
-  c->changed = true;
 }
 
 void choices_save(Choices *c) {
-  if (!c->path || !c->changed) return;
-  c->changed = false;
+  if (!c->path || c->kept_count == 0) return;
+  add_others(c);
+  forget_kept(c);
   char *body = xasprintf("%s%s", c->first, c->lines);
   char *text = xasprintf("%schecksum %" PRIx64 "\n", body, checksum(body, strlen(body)));
   Error ignored;

@@ -9,7 +9,8 @@
 typedef struct Choices {
   char *path, *first; // of the file, NULL where there is none; its first line
   char *lines;        // "QUESTION ANSWER\n", one a choice
-  bool changed;       // since the file was read or written
+  char **kept;        // [kept_count] questions that were answered since the file was read or written
+  int kept_count;
 } Choices;
 
 // ${XDG_CACHE_HOME:-~/.cache}/coda/KIND-GPU-DRIVER-LIBRARY.txt in fresh memory, or NULL where there
@@ -26,6 +27,7 @@ void choices_close(Choices *c); // zeros are fine
 const char *choices_find(const Choices *c, const char *question);
 // Replaces the known answer.
 void choices_keep(Choices *c, const char *question, const char *answer);
-// Writes the file, atomically, if a choice changed. A file that cannot be written (a read-only
-// home) is not an error: the next start times the candidates again.
+// Writes the file, atomically, if a choice changed; what other processes wrote meanwhile of other
+// questions stays. A file that cannot be written (a read-only home) is not an error: the next start
+// times the candidates again.
 void choices_save(Choices *c);

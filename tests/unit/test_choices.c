@@ -114,6 +114,26 @@ TEST(a_newer_choice_takes_the_place_of_the_older) {
   place_free(&p);
 }
 
+TEST(processes_that_start_together_lose_nothing) {
+  Place p = place_new();
+  Choices one, two;
+  choices_open(&one, p.path, first);
+  choices_open(&two, p.path, first);
+  choices_keep(&one, "1 2", "a");
+  choices_keep(&one, "1 3", "b");
+  choices_keep(&two, "1 2", "c");
+  choices_keep(&two, "4 5", "d");
+  choices_save(&one);
+  choices_save(&two);
+  assert_string_equal(choices_find(&two, "1 3"), "b\n1 2 c\n4 5 d\n");
+  choices_close(&one);
+  choices_open(&one, p.path, first);
+  assert_string_equal(one.lines, two.lines);
+  choices_close(&one);
+  choices_close(&two);
+  place_free(&p);
+}
+
 TEST(what_cannot_be_an_answer_is_not_kept) {
   Asked wrong[7];
   for (int i = 0; i < 7; i++) wrong[i] = plain;
