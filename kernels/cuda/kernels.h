@@ -129,7 +129,7 @@ typedef struct DeviceTensor {
   float *norm_before;     // [cols] its copy from grads_finish, for adamw: the update changes it
   grad_t *norm_grad;      // [cols] its gradient
   float *column_partials; // [row tiles, cols] of dW' * W
-  int64_t first_update;   // this tensor's first block in the update's launch
+  int64_t first_update;   // this tensor's first block of the update
   int64_t first_tile;     // in the launch over the gradients
   int64_t first_column;   // in the column sums' launch
   int64_t first_momentum; // in the launch over Muon's momentum
@@ -139,9 +139,15 @@ typedef struct DeviceTensor {
   int32_t index; // in the list, which has another order
 } DeviceTensor;
 
+// A block of the update, and its tensor.
+typedef struct UpdateBlock {
+  int32_t tensor, block;
+} UpdateBlock;
+
 typedef struct ParamTable {
-  DeviceTensor *tensors;                             // [count], vectors first
-  int32_t *update_owner, *tile_owner, *column_owner; // tensor of each block
+  DeviceTensor *tensors;              // [count], vectors first
+  UpdateBlock *update_order;          // [update_blocks] as they are launched
+  int32_t *tile_owner, *column_owner; // tensor of each block
   // Blocks of the update: those of vectors, which are norm weights, end at vector_blocks, those of
   // other tensors without FP8 copies at plain_blocks, and the rest are tiles.
   int64_t vector_blocks, plain_blocks, update_blocks;

@@ -294,7 +294,7 @@ struct WeightTile {
   }
 };
 
-// The tensor of a block of the update's launch.
+// The tensor of a block of the update.
 static __device__ __forceinline__ WeightTile weight_tile(const DeviceTensor &t, int64_t block,
                                                          uint32_t (*by_col)[WEIGHT_TILE / 4]) {
   const int64_t tile = block - t.first_update, across = (t.cols + WEIGHT_TILE - 1) / WEIGHT_TILE;
@@ -320,7 +320,8 @@ static __device__ __forceinline__ WeightTile weight_tile(const DeviceTensor &t, 
 // copied to the host within a step. Bytes an element: 12 + 12 of fp32 state (4 + 4 fewer with bf16
 // moments and 2 + 2 with bf16 masters, rounded after the step is made), a gradient of 2 or 4,
 // copies of 2 (twice both for a tied embedding; none where the master is the compute weight).
-// Launch: UPDATE_BLOCK elements of one tensor, 4 per thread at a time, or a tile per block.
+// Launch: UPDATE_BLOCK elements of one tensor, 4 per thread at a time, or a tile per block. What is
+// offloaded crosses the bus while other blocks are busy with the GPU's memory (order_update).
 
 static __global__ void factors_kernel(StepState *state) {
   const AdamW a = state->hyper;
@@ -459,8 +460,8 @@ static __global__ __launch_bounds__(THREADS) void adamw_kernel(ParamTable table,
   __shared__ PartList parts;
   constexpr bool UPDATE = !std::is_void_v<Moment>;
   if (UPDATE && !state->applied) return;
-  const int64_t block = first_block + blockIdx.x;
-  const DeviceTensor t = table.tensors[table.update_owner[block]];
+  const auto [tensor, block] = table.update_order[first_block + blockIdx.x];
+  const DeviceTensor t = table.tensors[tensor];
   const Factors f = UPDATE ? factors_of(t, state) : Factors{};
   if (UPDATE && t.part_count > 0) parts.fill(t);
   const int64_t begin = (block - t.first_update) * UPDATE_BLOCK,
@@ -505,8 +506,8 @@ static __global__ __launch_bounds__(WEIGHT_THREADS,
   __shared__ PartList parts;
   constexpr bool UPDATE = !std::is_void_v<Moment>;
   const bool update = UPDATE && state->applied;
-  const int64_t block = first_block + blockIdx.x;
-  const DeviceTensor t = table.tensors[table.update_owner[block]];
+  const auto [tensor, block] = table.update_order[first_block + blockIdx.x];
+  const DeviceTensor t = table.tensors[tensor];
   const Factors f = update ? factors_of(t, state) : Factors{};
   if (update && t.part_count > 0) parts.fill(t);
   WeightTile tile = weight_tile(t, block, by_col);
@@ -555,8 +556,8 @@ template <typename Master>
 static __global__
 __launch_bounds__(WEIGHT_THREADS) void largest_weight_kernel(ParamTable table,
                                                              int64_t first_block) {
-  const int64_t block = first_block + blockIdx.x;
-  const DeviceTensor t = table.tensors[table.update_owner[block]];
+  const auto [tensor, block] = table.update_order[first_block + blockIdx.x];
+  const DeviceTensor t = table.tensors[tensor];
   if (t.scaling->scale != 0) return;
   WeightTile tile = weight_tile(t, block, nullptr);
   for (int i = 0; i < 16; i++)

@@ -9,6 +9,7 @@
 #include "base/memory.h"
 #include "kernels/cuda/gpu.h"
 #include "kernels/cuda/cuda.h"
+#include "kernels/cuda/spread.h"
 
 static int64_t ceil_div(int64_t a, int64_t b) {
   return (a + b - 1) / b;
@@ -106,7 +107,7 @@ static void describe_copies(DeviceTensor *t, const ParamTensor *p, Scaling *scal
 }
 
 // Describes the list's tensors by class. Counts the blocks, and fills the table where it has
-// memory; returns the floats of all column partials and copies of norms.
+// memory, except for update_order; returns the floats of all column partials and copies of norms.
 static int64_t describe(ParamTable *table, const ParamTensor *list, int count,
                         const Elsewhere *at_gpu) {
   float *const partials = at_gpu->partials;
@@ -123,24 +124,24 @@ static int64_t describe(ParamTable *table, const ParamTensor *list, int count,
       const int64_t elements = p->rows * p->cols, row_tiles = ceil_div(p->rows, TILE_ROWS),
                     tiles = norm ? row_tiles * ceil_div(p->cols, TILE_COLS)
                                  : ceil_div(elements, TILE_ELEMENTS);
-      DeviceTensor t = {
-          .rows = p->rows,
-          .cols = p->cols,
-          .master = p->master,
-          .m = p->m,
-          .v = p->v,
-          .grad = p->grad,
-          .grad_folded = p->grad_folded,
-          .norm = norm ? (const float *)norm->master : NULL,
-          .norm_grad = norm ? norm->grad : NULL,
-          .norm_before = norm && partials ? partials + used : NULL,
-          .column_partials = norm && partials ? partials + used + p->cols : NULL,
-          .first_update = own(table->update_owner, &table->update_blocks, update_blocks(p), at),
-          .first_tile = own(table->tile_owner, &table->tiles, is_norm ? 0 : tiles, at),
-          .first_column = own(table->column_owner, &table->columns,
-                              norm ? ceil_div(p->cols, COLUMN_BLOCK) : 0, at),
-          .decay = p->decay,
-          .index = i};
+      DeviceTensor t = {.rows = p->rows,
+                        .cols = p->cols,
+                        .master = p->master,
+                        .m = p->m,
+                        .v = p->v,
+                        .grad = p->grad,
+                        .grad_folded = p->grad_folded,
+                        .norm = norm ? (const float *)norm->master : NULL,
+                        .norm_grad = norm ? norm->grad : NULL,
+                        .norm_before = norm && partials ? partials + used : NULL,
+                        .column_partials = norm && partials ? partials + used + p->cols : NULL,
+                        .first_update = own(NULL, &table->update_blocks, update_blocks(p), at),
+                        .first_tile =
+                            own(table->tile_owner, &table->tiles, is_norm ? 0 : tiles, at),
+                        .first_column = own(table->column_owner, &table->columns,
+                                            norm ? ceil_div(p->cols, COLUMN_BLOCK) : 0, at),
+                        .decay = p->decay,
+                        .index = i};
       describe_copies(&t, p, at_gpu->scalings);
       describe_parts(table, at_gpu, p, &t, at);
       if (norm) used += (1 + row_tiles) * p->cols;
@@ -152,6 +153,42 @@ static int64_t describe(ParamTable *table, const ParamTensor *list, int count,
   return used;
 }
 
+// Whether the update's kernels reach the tensor over the bus. Moments are offloaded first, masters
+// after them; of a tensor with parts the kernels read no moments.
+static bool crosses_bus(const ParamTensor *p) {
+  const void *state = p->part_count > 0 ? (const void *)p->master : (const void *)p->m;
+  struct cudaPointerAttributes of;
+  if (!state) return false; // nothing trains
+  CUDA_CHECK(cudaPointerGetAttributes(&of, state));
+  return of.type == cudaMemoryTypeHost;
+}
+
+// Orders the blocks of a class, which are those from `first` to `end`.
+static void order_class(ParamTable *table, const ParamTensor *list, int count, int class,
+                        int64_t first, int64_t end) {
+  int64_t counts[2] = {0}, given[2] = {0}; // of blocks that do not use the bus, and that do
+  for (int i = 0; i < count; i++)
+    if (class_of(&list[i]) == class) counts[crosses_bus(&list[i])] += update_blocks(&list[i]);
+  for (int32_t at = 0; at < count; at++) {
+    const DeviceTensor *t = &table->tensors[at];
+    const ParamTensor *p = &list[t->index];
+    if (class_of(p) != class) continue;
+    const bool bus = crosses_bus(p);
+    for (int64_t i = 0; i < update_blocks(p); i++) {
+      const int64_t to = first + spread_place(bus, given[bus]++, counts[bus], end - first);
+      table->update_order[to] = (UpdateBlock){at, (int32_t)(t->first_update + i)};
+    }
+  }
+}
+
+// Spreads the blocks that use the bus among the others of their launch, so that the bus and the
+// GPU's memory are busy at the same time.
+static void order_update(ParamTable *table, const ParamTensor *list, int count) {
+  order_class(table, list, count, VECTORS, 0, table->vector_blocks);
+  order_class(table, list, count, PLAIN, table->vector_blocks, table->plain_blocks);
+  order_class(table, list, count, TILED, table->plain_blocks, table->update_blocks);
+}
+
 // All tables in one block, sized where memory is NULL; returns the block's size. The host fills in
 // what is before sumsq.
 static size_t place(ParamTable *table, int count, int64_t partials, char *memory,
@@ -159,7 +196,7 @@ static size_t place(ParamTable *table, int count, int64_t partials, char *memory
   Arena arena = {.block = memory};
   table->tensors = arena_take(&arena, (size_t)count * sizeof(DeviceTensor));
   table->parts = arena_take(&arena, (size_t)table->part_count * sizeof(DevicePart));
-  table->update_owner = arena_take(&arena, (size_t)table->update_blocks * 4);
+  table->update_order = arena_take(&arena, (size_t)table->update_blocks * sizeof(UpdateBlock));
   table->tile_owner = arena_take(&arena, (size_t)table->tiles * 4);
   table->column_owner = arena_take(&arena, (size_t)table->columns * 4);
   table->momentum_owner = arena_take(&arena, (size_t)table->momentum_blocks * 4);
@@ -207,6 +244,7 @@ static void build_table(Cuda *c, const ParamTensor *list, int count) {
   place(&on_host, count, partials, block, &unused);
   describe(&on_host, list, count,
            &(Elsewhere){column_partials, c->table.parts, c->scalings, &c->muon});
+  order_update(&on_host, list, count);
   const size_t made_here = (size_t)((char *)on_host.sumsq - block);
   c->base.services.write(&c->base, c->table_memory, block, made_here);
   free(block);
