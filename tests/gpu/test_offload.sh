@@ -27,7 +27,7 @@ run() { # NAME OVERRIDES...
 }
 of_start() { grep -oE "\"$1\":[0-9]+" "$folder/$2/log.jsonl" | head -n 1 | grep -oE '[0-9]+$'; } # FIELD RUN
 
-# ---- Equal bits
+# ---- Equal bits of saved runs; test_offload.c has all kinds of steps
 offloaded_alike() { # NAME OVERRIDES...
   local name=$1 offload
   shift
@@ -39,23 +39,10 @@ offloaded_alike() { # NAME OVERRIDES...
     rm -rf "${folder:?}/$name-$offload"
   done
 }
-for kernels in $all_kernels; do
-  offloaded_alike "$kernels" "backend.kernels=$kernels"
-  offloaded_alike "$kernels-accumulated" "backend.kernels=$kernels" train.gradient_accumulation=2
-done
-offloaded_alike bf16_moments backend.moments=bf16
-offloaded_alike bf16_masters backend.masters=bf16
-offloaded_alike bf16_gradients backend.gradients=bf16 train.gradient_accumulation=2
-offloaded_alike muon optimizer.kind=muon
-offloaded_alike one_layer backend.offload_layers=1
-offloaded_alike launched backend.graphs=false
 offloaded_alike saved_beside_steps train.save_interval=1
 offloaded_alike saved_while_training_waits train.save_interval=1 output.background_save=false
-if [ -n "$(fp8_kernels "$config")" ]; then
-  offloaded_alike fp8 backend.precision=fp8
-  offloaded_alike fp8_bf16_moments_accumulated backend.precision=fp8 backend.moments=bf16 train.gradient_accumulation=2
-fi
-rm -rf "$folder"/*accumulated* "$folder"/bf16* "$folder"/one_layer* "$folder"/muon* "$folder"/launched* "$folder"/saved* "$folder"/fp8*
+[ -z "$(fp8_kernels "$config")" ] || offloaded_alike fp8 backend.precision=fp8 train.gradient_accumulation=2
+rm -rf "$folder"/saved* "$folder"/fp8*
 
 # ---- Kills, in steps and in saves
 killed=(train.steps=40 train.save_interval=2 backend.moments=bf16)
