@@ -2,6 +2,7 @@
 // barriers, rings, and the order of tiles and steps.
 #pragma once
 #include "kernels/fused/bases.cuh"
+#include "kernels/fused/tickets.h"
 
 enum Schedule { COOPERATIVE, PING_PONG };
 
@@ -11,8 +12,6 @@ enum {
   MAX_SLOTS = 4,
   // Rows of cluster tiles walked together, column by column, so that they share operands in L2.
   TILE_GROUP = 8,
-  TICKETS = 16, // a power of two; see Work
-  TICKET = 8,   // bytes
 };
 
 // DYNAMIC: clusters take their tiles by tickets (Work), not every so many.
@@ -131,20 +130,9 @@ template <int SIZE> struct Ring {
 static __device__ uint32_t tickets_taken;
 
 // The product's size, and in which order this cluster takes its tiles: every `stride`th, or, if
-// DYNAMIC, after the first the next that no cluster has taken.
-//
-// There the operands' warp of block 0 takes a ticket when it begins a tile, and publishes where the
-// tile that comes after it lies in a ring in both blocks:
-//     x  the tile's column
-//     y  its row of clusters' tiles, or NO_TILE; and as the highest bit the parity of the round, by
-//        which a reader knows that both are there
-// Nobody says that he has read: the ring is longer than the slowest reader can be behind. The
-// operands' warp, at tile j, is at most STAGES tiles (if K is short) ahead of the products of both
-// blocks, so tile j - 6 is multiplied; in turns the epilogue before that is of j - 8 or j - 9; and
-// what stores is at most 4 steps behind that, 2 of its consumer's tiles where a tile has 2 steps
-// (which has no turns), else 1: it has read up to j - 11. At the end j + 1 and j + 2 are written.
+// DYNAMIC, after the first the next that no cluster has taken (tickets.h).
 template <class T, class Program> struct Work {
-  static_assert(T::STAGES <= 5 && TICKETS >= 14, "a word is written before all have read it");
+  static_assert(T::STAGES <= 5 && TICKETS >= LEAST_TICKETS, "see tickets.h");
   static constexpr int TURNS = T::PINGPONG ? 2 : 1;
   int M, N, K, rank;           // of this block in its cluster
   int tiles_m, tiles_n, total; // of clusters
