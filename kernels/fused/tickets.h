@@ -12,6 +12,7 @@
 // blocks, so tile j - 6 is multiplied; in turns the epilogue before that is of j - 8 or j - 9; and
 // what stores is at most 4 steps behind that, 2 of its consumer's tiles where a tile has 2 steps
 // (which has no turns), else 1: it has read up to j - 11. At the end j + 1 and j + 2 are written.
+// That counts generously: in the test's model rings of 9 words hold, and those of 8 do not.
 #pragma once
 
 enum {
