@@ -2,6 +2,7 @@
 // the memory plan.
 #include <omp.h>
 
+#include "base/os.h"
 #include "base/rng.h"
 #include "data/safetensors.h"
 #include "kernels/formats.h"
@@ -98,6 +99,30 @@ static void check_same_bits(const char *kind) {
   assert_false(same_state(&a, &b));
   tiny_run_close(&a);
   tiny_run_close(&b);
+}
+
+// Two steps that are read together have times of their own.
+TEST(steps_tell_their_times) {
+  TinyRun run;
+  tiny_run_open(&run, "");
+  llama_init_weights(&run.llama, 7);
+  const double began = now_ms();
+  double sum = 0;
+  for (uint64_t i = 0; i < 2; i++) {
+    run.be->services.clock_start(run.be);
+    gradients(&run, i, 1);
+    run.be->services.set_hyper(run.be, &adamw);
+    run.be->adamw(run.be, run.llama.tensors, run.llama.param_count);
+    run.be->services.step_end(run.be);
+  }
+  const double passed = now_ms() - began;
+  for (int i = 0; i < 2; i++) {
+    const double ms = run.be->services.step_result(run.be).ms;
+    assert_true(ms > 0);
+    sum += ms;
+  }
+  assert_true(sum <= passed);
+  tiny_run_close(&run);
 }
 
 TEST(the_same_seed_gives_the_same_bits) {
