@@ -1,12 +1,10 @@
 // Weights and moments from files of safetensors into the packed tensors.
-#include <omp.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/file.h"
 #include "base/json.h"
 #include "base/memory.h"
-#include "base/os.h"
 #include "model/checkpoint/files.h"
 #include "model/tensors.h"
 
@@ -198,7 +196,7 @@ static bool is_part(const TensorList *list, int i, int param, StatePart part) {
   return list->hf[i].param == param && list->values[i] == part;
 }
 
-// Rows in our order. A model of 8B has a few million: all threads read them.
+// Rows in our order. All threads read them; content_check has started those.
 static void read_rows(const Wanted *w, int i, float *packed) {
   const HfTensor *t = &w->list.hf[i];
 #pragma omp parallel for schedule(static)
@@ -225,14 +223,8 @@ static void load_packed(const Wanted *w, const Llama *llama, int first, float *p
 }
 
 static void load_values(const Wanted *w, const Llama *llama) {
-  int64_t most = 0;
-  for (int i = 0; i < llama->param_count; i++) {
-    const int64_t count = llama->tensors[i].rows * llama->tensors[i].cols;
-    if (count > most) most = count;
-  }
   // One for all: memory that the system hands out for the first time costs more than the reading.
-  float *packed = xmalloc((size_t)most * sizeof *packed);
-  thread_team(omp_get_max_threads());
+  float *packed = xmalloc(params_largest_bytes(&llama->config));
   for (int i = 0; i < w->list.count; i++) load_packed(w, llama, i, packed);
   free(packed);
 }
