@@ -138,7 +138,8 @@ typedef struct StepResult {
   double grad_norm; // L2 norm of all gradients, before clipping
   bool applied;     // false: loss or grad_norm was not finite and adamw changed nothing
   int64_t updates;  // updates applied since the start of the run; AdamW's t for bias correction
-  double ms; // from clock_start, or the end of all work before it if that is later, to step_end
+  double ms; // from clock_start, or the end of all work before it if that is later, to step_end;
+             // without a clock_start it says nothing
   // FP8: number of tensors with a value beyond their scale's reach, and the first one's index.
   int saturated, saturated_first;
 } StepResult;

@@ -80,8 +80,8 @@ typedef struct Services {
 
   // ---- The update. A step: set_hyper, step_begin, head_loss for every micro-batch, grads_finish,
   // adamw, step_end. A validation: step_begin, head_loss, step_end. Results are read in the order
-  // of the step_ends. clock_start comes before all of a step whose time is wanted: a host far ahead
-  // of the GPU cannot tell it.
+  // of the step_ends. clock_start comes before all of a step whose time is wanted: the GPU takes it,
+  // since a host that runs far ahead of the GPU does not see when a step ends.
   void (*clock_start)(Backend *be);
   void (*set_hyper)(Backend *be, const AdamW *hyper);
   void (*step_begin)(Backend *be);

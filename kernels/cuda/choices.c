@@ -93,7 +93,7 @@ const char *choices_find(const Choices *c, const char *question) {
   return line ? line + strlen(question) + 1 : NULL;
 }
 
-// text has fresh memory, as the result.
+// The lines with this answer, in fresh memory; `text` is freed.
 static char *with_answer(char *text, const char *question, const char *answer) {
   char *known = find_line(text, question);
   if (known) {

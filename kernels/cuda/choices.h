@@ -3,13 +3,12 @@
 // checksum of everything before it. A file that differs in the first line or in the checksum counts
 // as empty. Needs no CUDA.
 #pragma once
-#include <stdbool.h>
 #include <stddef.h>
 
 typedef struct Choices {
   char *path, *first; // of the file, NULL where there is none; its first line
   char *lines;        // "QUESTION ANSWER\n", one a choice
-  char **kept;        // [kept_count] questions that were answered since the file was read or written
+  char **kept;        // [kept_count] questions answered since the file was read or written
   int kept_count;
 } Choices;
 

@@ -25,9 +25,9 @@ template <class T, class P> ProgramKernel kernel_in() {
 // Both warpgroups share a promoted program's tiles, so that one multiplies while the other adds up.
 template <class Asked, class P> ProgramKernel program_kernel() {
   constexpr Schedule SCHEDULE = P::PROMOTE > 0 ? COOPERATIVE : Asked::SCHEDULE;
-  constexpr bool TICKETS_PAY = !P::BATCHED && P::STATIC_COLS != Asked::COLS;
+  constexpr bool DYNAMIC = !P::BATCHED && P::STATIC_COLS != Asked::COLS;
   if constexpr (fits<P>(Asked::COLS))
-    return kernel_in<Tile<Asked::ROWS, Asked::COLS, Asked::STAGES, SCHEDULE, TICKETS_PAY>, P>();
+    return kernel_in<Tile<Asked::ROWS, Asked::COLS, Asked::STAGES, SCHEDULE, DYNAMIC>, P>();
   return {};
 }
 

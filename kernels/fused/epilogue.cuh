@@ -397,7 +397,8 @@ template <class In = Bf16> struct ProgramDefaults {
   // True where its registers suffice for a tile of 192 columns; and where its tiles fit in shared
   // memory beside the operands of 256.
   static constexpr bool FITS_192 = true, FITS_256 = true;
-  // The columns of the tile in which its kernel would spill if clusters took tiles by tickets (Work).
+  // The columns of the tile that clusters take in a fixed order, since by tickets (tickets.h) its
+  // kernel would spill; 0: none.
   static constexpr int STATIC_COLS = 0;
   static constexpr int COLUMNS = 64;
   // Tile operands in; they are loaded while the product is computed.

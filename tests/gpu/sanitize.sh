@@ -2,7 +2,7 @@
 # Short runs of tiny models under compute-sanitizer's tools: steps launched one by one, and steps recorded and replayed.
 # What is reported in kernels of cuBLASLt and cuDNN is counted apart, for they are not ours to mend; anything else fails.
 # So are racecheck's reports of a word that cluster_store writes and cluster_load reads: both are strong accesses, which it
-# does not tell from others, and kernels/fused/work.cuh says why no word is written before all have read it.
+# does not tell from others, and kernels/fused/tickets.h says why no word is written before all have read it.
 # That a tool would report a fault of ours is seen from a program that has one (planted_faults.cu).
 #
 # synccheck leaves cuDNN's kernels out: it reports divergent threads in 9.19's attention backward on an H200 and ends it.
@@ -90,7 +90,7 @@ judge() { # NAME
   read -r status seconds <"$folder/$1.status"
   read -r mine theirs < <(count "$log")
   summary=$(grep -E '^========= .*SUMMARY' "$log" | tail -n 1 | sed 's/^=* *//')
-  echo "# $1: $mine reports in our code, $theirs that are not (${summary:-no summary}) in $seconds s"
+  echo "# $1: $mine reports in our code, $theirs counted apart (${summary:-no summary}) in $seconds s"
   count "$log" | sed 1d | head -n 40 | sed 's/^/#   /'
   if [ "$status" != 0 ]; then fails "$1" "the run ended with status $status: $(tail -n 3 "$log")"
   elif [ -z "$summary" ]; then fails "$1" 'the tool did not say what it found'

@@ -1,11 +1,11 @@
-// The ring of kernels/fused/tickets.h, in a model of a cluster: who waits for whom is mainloop.cuh's,
-// and the order in which waiting warps go on is drawn. Warps of low priority go on only where all
+// The ring of kernels/fused/tickets.h, in a model of a cluster. Warps wait for one another as in
+// mainloop.cuh, and which of them goes on is drawn. Warps of low priority go on only where all
 // others wait, so that readers are as late as they can be.
 #include "base/rng.h"
 #include "kernels/fused/tickets.h"
 #include "tests/support/test.h"
 
-enum { BLOCKS = 2, CONSUMERS = 2, ROLES = 12, MOST_WORDS = TICKETS };
+enum { BLOCKS = 2, CONSUMERS = 2, ROLES = 12 };
 
 typedef struct Shape {
   int stages, turns; // turns: 2 where consumers take turns, else 1
@@ -43,7 +43,7 @@ typedef struct Cluster {
   Shape shape;
   int words, k_stages, slots;
   int64_t tiles;
-  Word ring[BLOCKS][MOST_WORDS];
+  Word ring[BLOCKS][TICKETS];
   int64_t loaded[BLOCKS];              // stages that its operands' warp has sent
   int64_t released[BLOCKS][CONSUMERS]; // stages, of all tiles, up to which it has read its own
   int64_t issued[BLOCKS];              // tiles whose products were issued, where there are turns
@@ -284,7 +284,7 @@ TEST(no_word_is_written_before_all_have_read_it) {
 }
 
 TEST(a_ring_that_is_too_short_is_noticed) {
-  int least = MOST_WORDS;
+  int least = TICKETS;
   while (least > 2 && failures(least - 1, 9) == 0) least--;
   printf("# rings of %d words and more did not fail, %d of all runs with %d\n", least,
          failures(least - 1, 9), least - 1);
