@@ -2,11 +2,11 @@
 // device's properties from text.
 #include <dlfcn.h>
 #include "kernels/cuda/attention.h"
+#include "tests/support/test.h"
 
 #if defined(__has_include)
 #if __has_include(<cudnn_graph.h>) && __has_include(<cuda_runtime_api.h>)
 #include <cudnn_graph.h>
-#include "tests/support/test.h"
 #define HAVE_CUDNN_HEADER
 #endif
 #endif
