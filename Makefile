@@ -65,7 +65,8 @@ test-all: test-programs fuzz-programs ## all that need no GPU: fuzzers, sanitize
 
 ifdef HAVE_CUDA
 test-gpu: gpu-programs ## build and run the tests that need a GPU
-	scripts/run_tests.sh --alone $(GPU_TESTS) $(wildcard tests/gpu/test_*.sh)
+	JOBS=$${JOBS:-6} OMP_NUM_THREADS=$${OMP_NUM_THREADS:-2} TEST_SECONDS=$${TEST_SECONDS:-300} \
+	  scripts/run_tests.sh --together $(GPU_TOGETHER) --alone $(GPU_ALONE)
 bench: train $(BENCH_FUSED) ## time kernels, layers and steps on a GPU
 	$(BENCH_FUSED) all
 	scripts/compare.sh
@@ -73,8 +74,8 @@ kernels: $(LIST_KERNELS) ## list the fused kernels: tile, stages, slots, shared 
 	@scripts/list_kernels.sh $< build/release/kernels/fused/programs
 program: $(PROGRAM:.cu=.o) ## compile one fused program alone: make program NAME=residual
 	@scripts/show_ptxas.sh '$(NAME)' $(PROGRAM:.cu=.ptxas)
-test-program: $(EMULATED_TESTS) ## test one fused program on the CPU: NAME=residual
-	$(EMULATED_TESTS) $(NAME) $(SHAPE)
+test-program: $(firstword $(EMULATED_TESTS)) ## test one fused program on the CPU: NAME=residual
+	$< $(NAME) $(SHAPE)
 sanitize: all $(PLANTED_FAULTS) ## memcheck, racecheck, initcheck, synccheck of a small model
 	scripts/run_tests.sh --alone tests/gpu/sanitize.sh
 else

@@ -4,7 +4,9 @@
 # usage: scripts/run_tests.sh [--together PROGRAM...] [--alone PROGRAM...]
 # Programs after --together run JOBS at a time (one a processor, but no more than 4). Those after
 # --alone follow one by one: tests that watch the clock, or need the GPU for themselves.
-# A program named fuzz_* runs for FUZZ_SECONDS (60).
+# A program named fuzz_* runs for FUZZ_SECONDS (60). Any other is ended, and fails, after TEST_SECONDS
+# (900): one that hangs would hold up the rest. A script may name a longer time, in a line
+# "# TEST_SECONDS=1800".
 set -u
 export CMOCKA_MESSAGE_OUTPUT=TAP
 export OMP_WAIT_POLICY=passive # threads that spin would slow everything else on the machine
@@ -33,14 +35,15 @@ fuzz() {
 # run PROGRAM: shows in one piece how it went, and adds "PASSED FAILED SKIPPED NAME" to $logs/counts.
 # It has a cache of its own: runs have equal bits where they take the algorithms of an earlier one.
 run() {
-  local program=$1 name log status start seconds ok not_ok skip
+  local program=$1 name log status start seconds ok not_ok skip limit=${TEST_SECONDS:-900}
   name=$(basename "$program")
   case $program in build/asan/*) name="$name (asan)" ;; esac
   log=$logs/$name
+  case $program in *.sh) limit=$(sed -n 's/^# TEST_SECONDS=//p' "$program" | grep . || echo "$limit") ;; esac
   start=$(date +%s.%N)
   case $name in
-  fuzz_*) fuzz "$program" "$name" ;;
-  *) XDG_CACHE_HOME=$log.cache "$program" ;;
+  fuzz_*) limit=$((limit + ${FUZZ_SECONDS:-60})) && fuzz "$program" "$name" ;;
+  *) XDG_CACHE_HOME=$log.cache timeout -k 10 "$limit" "$program" ;;
   esac >"$log" 2>&1 </dev/null
   status=$?
   seconds=$(awk -v a="$start" -v b="$(date +%s.%N)" 'BEGIN { printf "%.1f", b - a }')
@@ -48,7 +51,10 @@ run() {
   ok=$(grep -cE '^ok\b' "$log")
   not_ok=$(grep -cE '^not ok\b' "$log")
   skip=$(grep -ciE '^ok\b.*# skip' "$log")
-  if [ $status != 0 ] && [ "$not_ok" = 0 ]; then # it crashed or was stopped
+  if [ "${seconds%.*}" -ge "$limit" ]; then
+    echo "not ok - $name did not end in $limit s, and was ended" >>"$log"
+    not_ok=$((not_ok + 1))
+  elif [ $status != 0 ] && [ "$not_ok" = 0 ]; then # it crashed or was stopped
     echo "not ok - $name ended with status $status" >>"$log"
     not_ok=1
   fi

@@ -22,4 +22,13 @@ absent=$(grep -oE '`(cuda|fused|tests|cpu|unfused)/[A-Za-z0-9_./-]*`' "$page" | 
   [[ $path == *NAME* || $path == *test_programs || -e $path || -e kernels/$path ]] || echo "$path"
 done)
 check every_path_it_names_is_there "not there: $absent" test -z "$absent"
+
+# One program is tested by one command.
+if make -n bench >/dev/null 2>&1; then
+  commands=$(make -n test-program NAME=residual | grep -E '^build/.* residual')
+  check make_test_program_calls_one_program "$commands" \
+    test "$(xargs -n 1 <<<"$commands" | paste -sd ' ')" = 'build/release/tests/emulated/test_programs residual'
+else
+  echo 'ok - make_test_program_calls_one_program # SKIP there is no CUDA toolkit'
+fi
 exit "$failed"

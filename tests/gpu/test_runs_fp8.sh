@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Whole runs in FP8 on the GPU: beside the CPU's in FP8 and the GPU's in bf16, interrupted and resumed, recorded and not, with
-# validations and samples in between, with memory saved, and with the memory that was planned.
+# validations and samples in between, and with memory saved.
 # shellcheck source=tests/support/lib.sh
 . "$(dirname "$0")/../support/lib.sh"
 prepare_data 8000
@@ -60,15 +60,6 @@ for kernels in $all_kernels; do
   check "${name}_trains" "$(tail -n 3 "$folder/said")" test $status = 0
   check "${name}_is_told" "$(head -n 60 "$folder/said")" grep -q "^precision  $precision: " "$folder/said"
   check "${name}_names_its_peak" "$(tail -n 5 "$folder/said")" grep -q "of FP8's peak" "$folder/said"
-  # So many rows that 1 % is more than two of the driver's granules of 2 MiB: observed are one and two, as small blocks
-  # share one and libraries take one. At 388 MiB two were 1.02 %.
-  "$TRAIN" "$config" "output.dir=$folder/$name-large" backend.kernels="$kernels" backend.precision=$precision \
-    train.batch_size=256 train.steps=1 optimizer.warmup_steps=0 >"$folder/large" 2>&1
-  taken=$(sed -nE 's/.*"memory_taken":([0-9]+).*/\1/p' "$folder/$name-large/log.jsonl")
-  planned=$(sed -nE 's/.*"memory":\{"planned":([0-9]+),.*/\1/p' "$folder/$name-large/log.jsonl")
-  echo "# $taken bytes taken, $planned planned, bound 1 %"
-  check "${name}_takes_the_memory_that_was_planned" "$taken, $planned planned" \
-    awk -v t="$taken" -v p="$planned" 'BEGIN { d = t - p; exit !(p > 410 * 2 ^ 20 && d * d <= (p / 100) ^ 2) }'
   # On the CPU these runs are apart from fp32 by 7e-4.
   close_to "${name}_learns_as_bf16_does" "$(loss val "$kernels")" "$(loss val "$name")" 0.01
   close_to "${name}_agrees_with_the_cpu" "$(loss val "cpu-$precision")" "$(loss val "$name")" 0.01

@@ -50,6 +50,14 @@ write_words() {
   }'
 }
 
+# write_documents: JSON lines, documents of 1 to 12 lines of such words, which are 30 to 400 tokens of bytes.
+write_documents() {
+  write_words 6000 | awk '{
+    text = text $0 "\\n"
+    if (NR % (1 + x % 12) == 0) { printf "{\"text\": \"%s\"}\n", text; text = ""; x = x * 7 + 5 }
+  }'
+}
+
 # write_config FILE: a model of a step in about a millisecond, on the tokens in $folder/data.
 write_config() {
   cat >"$1" <<END
@@ -152,11 +160,11 @@ ask_doctor() {
   if grep '^----  cuda, fused' "$folder/said" | sed 's/^/# /' | grep .; then all_kernels=unfused; fi
 }
 
-# fp8_kernels CONFIG: those of all_kernels that multiply in FP8 on this GPU, each tried for a step.
+# fp8_kernels CONFIG OVERRIDES...: those of all_kernels that multiply in FP8 on this GPU, each tried for a step.
 fp8_kernels() {
   local kernels
   for kernels in $all_kernels; do
-    "$TRAIN" "$1" "backend.kernels=$kernels" backend.precision=fp8 train.steps=1 optimizer.warmup_steps=0 \
+    "$TRAIN" "$@" "backend.kernels=$kernels" backend.precision=fp8 train.steps=1 optimizer.warmup_steps=0 \
       train.save_interval=-1 "output.dir=$folder/fp8-$kernels-tried" 2>&1 | grep -qE 'FP8 needs|have FP8 only' || echo "$kernels"
   done
 }
