@@ -35,7 +35,7 @@ cat >"$config" <<END
 {
   "model": {"hidden_size": 128, "intermediate_size": 352, "num_hidden_layers": 4, "num_attention_heads": 4,
             "num_key_value_heads": 2, "vocab_size": 258, "max_position_embeddings": 128},
-  "train": {"batch_size": 256, "sequence_length": 128},
+  "train": {"steps": 2, "batch_size": 256, "sequence_length": 128},
   "backend": {"deterministic": true}
 }
 END

@@ -70,7 +70,7 @@ check some_were_killed "${counted[*]}" test ${#counted[@]} = 2
 
 # ---- The host's memory
 refuses a_host_without_the_memory 'not enough memory on the host: backend.offload needs ' configs/70b-width.json \
-  "data.train=$folder/data/train-*.bin" data.tokenizer=bytes backend.device=cuda backend.offload=masters \
+  "data.train=$folder/data/train-*.bin" data.val= data.tokenizer=bytes backend.device=cuda backend.offload=masters \
   model.num_hidden_layers=900 "output.dir=$folder/refused"
 FAIL_HOST_ALLOCATION=1 TRAIN=$faulty refuses pinned_memory_that_is_refused 'of pinned memory' \
   "$config" backend.offload=moments "output.dir=$folder/refused"
