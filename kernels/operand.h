@@ -54,7 +54,7 @@ static inline Operand operand_of(act_t *data) {
 
 // How a tensor's copies are scaled. A delayed scale keeps the largest value of the last
 // SCALE_HISTORY steps inside the format, so that no pass over the tensor has to find its largest
-// value first. A fixed scale never changes.
+// value first; a weight's scale leaves room for the update, too. A fixed scale never changes.
 //
 // The residual stream's rows differ, and its scale needs no history: row m is multiplied by
 // q = 2^floor(log2 r_prev), r_prev RMSNorm's r of the row one addition earlier (of the embedding:
@@ -93,7 +93,7 @@ typedef struct MatrixPart {
 
 enum { MOST_PARTS = 3, MUON_STEPS = 5 };
 
-// Muon's constants (kernels/ops.h: AdamwOp): those of its polynomial, published with it.
+// Muon's constants (kernels/ops.h: MuonOp): those of its polynomial, published with it.
 #define MUON_A 3.4445
 #define MUON_B (-4.7750)
 #define MUON_C 2.0315

@@ -100,14 +100,22 @@ void scalings_open(Cpu *cpu) {
   }
 }
 
-// A largest value of 0 is ignored: no copies were written.
-static void push(CpuScaling *s) {
-  if (s->largest == 0) return;
+// Puts the step's largest value in front of the history; returns the history's largest.
+static float push(CpuScaling *s) {
   float *history = s->state.history, top = 0;
   memmove(history + 1, history, (SCALE_HISTORY - 1) * sizeof *history);
   history[0] = fp8_counted(s->kind.format, s->state.scale, s->largest);
   for (int i = 0; i < SCALE_HISTORY; i++) top = fmaxf(top, history[i]);
-  set_scale(s, top);
+  return top;
+}
+
+// A weight's copies are written after the update, those of other tensors before it. A largest value
+// of 0 is ignored: no copies were written, or all values are 0.
+static void update_scale(CpuScaling *s, bool weight, double learning_rate) {
+  if (weight && s->state.scale > 0)
+    set_scale(s, fp8_weight_reach(push(s), learning_rate));
+  else if (s->largest != 0)
+    set_scale(s, push(s));
 }
 
 void scalings_update(Cpu *cpu) {
@@ -119,7 +127,7 @@ void scalings_update(Cpu *cpu) {
   }
   if (!step->applied) cpu_scalings_discard(&cpu->base);
   for (int i = 0; step->applied && i < cpu->config.scaling_count; i++) {
-    push(&cpu->scalings[i]);
+    update_scale(&cpu->scalings[i], i < cpu->parameters, cpu->hyper.learning_rate);
     cpu->scalings[i].largest = 0;
   }
 }

@@ -59,8 +59,9 @@ typedef struct StepState {
 
 // ---- scales.cu
 // Called once a step, before copies are written with the new scales: stores the largest values of
-// the step in the histories, and computes the delayed scales from those (fp8_counted). A largest
-// value of 0 is ignored: no copies were written. A skipped update (state->applied) changes no
+// the step in the histories, and computes the delayed scales from those (fp8_counted; a parameter's
+// as fp8_weight_reach says, since its copies are written after the update). A largest value of 0 is
+// ignored in other tensors: no copies were written. A skipped update (state->applied) changes no
 // scale: its largest values are dropped, except for those of the first `parameters` tensors, whose
 // copies stay. Writes into the state which tensors had values beyond their scale's reach. all
 // [count] in, out

@@ -45,9 +45,11 @@ static __global__ __launch_bounds__(1024) void scalings_kernel(Scaling *all, int
       of_warp++;
       first_of_warp = min(first_of_warp, i);
     }
-    if (largest == 0 || !state->applied) continue;
+    const bool weight = i < parameters && s->scale > 0;
+    if ((largest == 0 && !weight) || !state->applied) continue;
     const float top = push(s, fp8_counted((Fp8Format)s->format, s->scale, largest));
-    if (lane == 0 && !s->fixed) set_scale(s, top);
+    if (lane == 0 && !s->fixed)
+      set_scale(s, weight ? fp8_weight_reach(top, state->hyper.learning_rate) : top);
   }
   if (lane == 0) {
     saturated[warp] = of_warp;

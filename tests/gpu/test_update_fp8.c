@@ -29,8 +29,8 @@ typedef struct Rig {
   Side fp8, bf16;
 } Rig;
 
-// No clipping: the norm's last bit depends on the order of tensors. Steps are large, so that values
-// leave their scale's reach.
+// No clipping: the norm's last bit depends on the order of tensors. Steps are large, so that scales
+// change.
 static const AdamW hyper = {
     .learning_rate = 0.5, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .gradient_scale = 1};
 
@@ -241,11 +241,12 @@ static void check_same_update(Rig *r, int steps) {
   free(got), free(expected);
 }
 
-static void check(int64_t D, int64_t rows, int64_t V, MomentType moments, MasterType masters,
-                  bool grads_fp32, bool muon) {
+static void check_all(int64_t D, int64_t rows, int64_t V, MomentType moments, MasterType masters,
+                      bool grads_fp32, bool muon, bool zeros) {
   static const int tensors[] = {FOLDED, TIED, PLAIN};
   Rig r;
   rig_open(&r, D, rows, V, moments, masters, grads_fp32, muon);
+  if (zeros) memset(r.weights[PLAIN], 0, (size_t)(D * rows) * sizeof(float));
   side_open(&r, &r.fp8, true);
   side_open(&r, &r.bf16, false);
   float top[TENSORS] = {0}, last[TENSORS] = {0}, scales[TENSORS] = {0};
@@ -260,7 +261,8 @@ static void check(int64_t D, int64_t rows, int64_t V, MomentType moments, Master
       const int i = tensors[j];
       saturated += steps > 0 && last[i] * scales[i] > fp8_largest(FP8_E4M3);
       // The first step's scale is that of refresh, whose largest value is the first in the history.
-      if (steps > 0) scales[i] = fp8_scale(FP8_E4M3, top[i]);
+      const float reach = fp8_weight_reach(top[i], hyper.learning_rate);
+      if (steps > 0) scales[i] = fp8_scale(FP8_E4M3, reach);
       ScalingState states[SCALINGS];
       r.fp8.be->services.scalings_read(r.fp8.be, states);
       if (steps > 0) assert_true(states[i].scale == scales[i]);
@@ -275,6 +277,17 @@ static void check(int64_t D, int64_t rows, int64_t V, MomentType moments, Master
     if (steps > 0) assert_int_equal(result.saturated, saturated);
   }
   rig_close(&r);
+}
+
+static void check(int64_t D, int64_t rows, int64_t V, MomentType moments, MasterType masters,
+                  bool grads_fp32, bool muon) {
+  check_all(D, rows, V, moments, masters, grads_fp32, muon, false);
+}
+
+TEST(weights_that_begin_as_zeros_have_a_scale) {
+  check_all(128, 256, 130, MOMENTS_FP32, MASTERS_FP32, false, false, true);
+  check_all(208, 336, 1003, MOMENTS_BF16, MASTERS_BF16, true, false, true);
+  check_all(128, 256, 130, MOMENTS_FP32, MASTERS_FP32, true, true, true);
 }
 
 TEST(both_copies_and_scales_follow_the_update) {

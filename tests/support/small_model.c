@@ -42,6 +42,7 @@ SmallModel small_open(SmallShape shape) {
                              .rms_norm_eps = 1e-5,
                              .rope_theta = 10000,
                              .tie_word_embeddings = shape.tied,
+                             .zero_init = shape.zero_init,
                              .initializer_range = 0.05};
   SmallModel s = {.micro_batches = shape.micro_batches > 0 ? shape.micro_batches : 1,
                   .scalings = scaling_count(&model)};
