@@ -98,6 +98,10 @@ enum { MOST_PARTS = 3, MUON_STEPS = 5 };
 #define MUON_B (-4.7750)
 #define MUON_C 2.0315
 #define MUON_EPS 1e-7
+// A part whose X is smaller than this fraction of its tensor's largest part is noise: gradients of q
+// and k are differences of numbers as large as v's gradient, and where the exact one is 0 (documents
+// with one target) rounding leaves 1e-9 to 9e-7 of v's; otherwise it was 1e-2 or more.
+#define MUON_NOISE 0x1p-16
 #define MUON_SCALE 0.2
 
 // One parameter tensor of the optimizer's list, [rows, cols] row-major. Vectors have rows = 1.

@@ -39,7 +39,7 @@ typedef struct Cpu {
   int parameters; // the first scalings belong to this many, those of the last list that was written
   AdamW hyper;
   double gradient_factor; // of the running update
-  real *muon;             // muon_scratch of the lists that were seen
+  real *muon;             // muon_scratch of the lists that muon has seen
   size_t muon_bytes;
   double began_ms;                 // clock_start
   StepResult step;                 // the running one
@@ -148,10 +148,11 @@ const real *gradient_row(const ParamTensor *list, const ParamTensor *t, int64_t 
 // Rounds elements `first` and following of a tensor's master; the step used the weights as they
 // were before. key: master_key of the update and tensor.
 void round_masters(int64_t count, int64_t first, uint32_t key, real *W);
-void muon_tensor(const Cpu *cpu, const ParamTensor *list, int index, double scale);
+// Scales the step's loss and norm, and decides whether the update is applied and what its gradients
+// are multiplied by.
+void decide_update(Cpu *cpu);
 // Bytes of scratch for the parts of a list; 0 where there are none.
 size_t muon_scratch(const ParamTensor *list, int count);
-void muon_allocate(Cpu *cpu, const ParamTensor *list, int count);
 // Newton-Schulz: singular values of X [rows, cols] from 0.002 of its norm on become 0.68 to 1.21,
 // and 0 stays 0. The same bits for any number of threads.
 //   scratch [orthogonalize_scratch]

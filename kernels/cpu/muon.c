@@ -75,14 +75,18 @@ static void multiply_by_polynomial(const Iteration *s) {
   }
 }
 
-// Rows are summed one by one and then added up in order.
-static void normalize(int64_t rows, int64_t cols, real *X) {
+// The Frobenius norm. Rows are summed one by one and then added up in order.
+static double norm_of(int64_t rows, int64_t cols, const real *X) {
   double *row_sum = xmalloc((size_t)rows * sizeof *row_sum), total = 0;
 #pragma omp parallel for schedule(static)
   for (int64_t i = 0; i < rows; i++) row_sum[i] = row_sum_of_squares(cols, X + i * cols);
   for (int64_t i = 0; i < rows; i++) total += row_sum[i];
   free(row_sum);
-  const real factor = (real)(1 / fmax(sqrt(total), MUON_EPS));
+  return sqrt(total);
+}
+
+static void normalize(int64_t rows, int64_t cols, real *X) {
+  const real factor = (real)(1 / fmax(norm_of(rows, cols, X), MUON_EPS));
 #pragma omp parallel for schedule(static)
   for (int64_t i = 0; i < rows; i++) scale_row(cols, factor, X + i * cols);
 }
@@ -102,21 +106,27 @@ void orthogonalize(int64_t rows, int64_t cols, real *X, real *scratch) {
 
 // ---- The update
 
-static size_t part_scratch(const ParamTensor *t, const MatrixPart *part) {
-  return (size_t)(part->rows * t->cols) + orthogonalize_scratch(part->rows, t->cols);
+// Of a tensor: X of all parts, and the iteration of one.
+static size_t tensor_scratch(const ParamTensor *t) {
+  size_t all = 0, most = 0;
+  for (int i = 0; i < t->part_count; i++) {
+    const size_t iteration = orthogonalize_scratch(t->parts[i].rows, t->cols);
+    all += (size_t)(t->parts[i].rows * t->cols);
+    if (iteration > most) most = iteration;
+  }
+  return all + most;
 }
 
 size_t muon_scratch(const ParamTensor *list, int count) {
   size_t most = 0;
-  for (const ParamTensor *t = list; t < list + count; t++)
-    for (int i = 0; i < t->part_count; i++) {
-      const size_t needed = part_scratch(t, &t->parts[i]);
-      if (needed > most) most = needed;
-    }
+  for (const ParamTensor *t = list; t < list + count; t++) {
+    const size_t needed = tensor_scratch(t);
+    if (needed > most) most = needed;
+  }
   return most * sizeof(real);
 }
 
-void muon_allocate(Cpu *cpu, const ParamTensor *list, int count) {
+static void allocate(Cpu *cpu, const ParamTensor *list, int count) {
   const size_t bytes = muon_scratch(list, count);
   if (bytes <= cpu->muon_bytes) return;
   free(cpu->muon);
@@ -144,8 +154,9 @@ static void round_momentum(int64_t count, int64_t first, uint32_t key, real *m) 
     m[k] = (real)moment_round((float)m[k], moment_noise(key, first + k));
 }
 
+// X of a part, and its momentum.
 static void take_gradient(const Cpu *cpu, const ParamTensor *list, int index,
-                          const MatrixPart *part, double scale) {
+                          const MatrixPart *part, double scale, real *X) {
   const ParamTensor *t = &list[index];
   const uint32_t key = moment_key(cpu->step.updates, index);
 #pragma omp parallel
@@ -156,33 +167,54 @@ static void take_gradient(const Cpu *cpu, const ParamTensor *list, int index,
       const int64_t n = part->first + i * part->step, first = n * t->cols;
       real *m = reals(t->m) + first;
       momentum_row(t->cols, (real)cpu->hyper.momentum, (real)scale, gradient_row(list, t, n, made),
-                   m, cpu->muon + i * t->cols);
+                   m, X + i * t->cols);
       if (cpu->config.moments == MOMENTS_BF16) round_momentum(t->cols, first, key, m);
     }
     free(made);
   }
 }
 
-static void muon_part(const Cpu *cpu, const ParamTensor *list, int index, const MatrixPart *part,
-                      double scale) {
-  const ParamTensor *t = &list[index];
+static void step_part(const Cpu *cpu, const ParamTensor *t, int index, const MatrixPart *part,
+                      const real *X) {
   const AdamW *a = &cpu->hyper;
   const int64_t larger = part->rows > t->cols ? part->rows : t->cols;
   const real keep = (real)(1 - a->learning_rate * (t->decay ? a->weight_decay : 0)),
              step_size = (real)(a->learning_rate * MUON_SCALE * sqrt((double)larger));
-  take_gradient(cpu, list, index, part, scale);
-  orthogonalize(part->rows, t->cols, cpu->muon, cpu->muon + part->rows * t->cols);
   const uint32_t key = master_key(cpu->step.updates, index);
 #pragma omp parallel for schedule(static)
   for (int64_t i = 0; i < part->rows; i++) {
     const int64_t first = (part->first + i * part->step) * t->cols;
     real *W = reals(t->master) + first;
-    step_row(t->cols, keep, step_size, cpu->muon + i * t->cols, W);
+    step_row(t->cols, keep, step_size, X + i * t->cols, W);
     if (cpu_rounds_master(cpu, t)) round_masters(t->cols, first, key, W);
   }
 }
 
-void muon_tensor(const Cpu *cpu, const ParamTensor *list, int index, double scale) {
-  for (int i = 0; i < list[index].part_count; i++)
-    muon_part(cpu, list, index, &list[index].parts[i], scale);
+static void update_tensor(const Cpu *cpu, const ParamTensor *list, int index, double scale) {
+  const ParamTensor *t = &list[index];
+  double norms[MOST_PARTS], largest = 0;
+  real *X = cpu->muon;
+  for (int i = 0; i < t->part_count; X += t->parts[i++].rows * t->cols) {
+    take_gradient(cpu, list, index, &t->parts[i], scale, X);
+    norms[i] = norm_of(t->parts[i].rows, t->cols, X);
+    largest = fmax(largest, norms[i]);
+  }
+  real *const scratch = X;
+  X = cpu->muon;
+  for (int i = 0; i < t->part_count; X += t->parts[i++].rows * t->cols) {
+    const MatrixPart *part = &t->parts[i];
+    if (norms[i] > MUON_NOISE * largest)
+      orthogonalize(part->rows, t->cols, X, scratch);
+    else
+      memset(X, 0, (size_t)(part->rows * t->cols) * sizeof *X);
+    step_part(cpu, t, index, part, X);
+  }
+}
+
+void cpu_muon(Backend *be, const ParamTensor *list, int count) {
+  Cpu *cpu = cpu_of(be);
+  decide_update(cpu);
+  allocate(cpu, list, count);
+  for (int i = 0; i < count && cpu->step.applied; i++)
+    update_tensor(cpu, list, i, cpu->gradient_factor);
 }

@@ -87,7 +87,6 @@ static void refresh_tensor(Cpu *cpu, const ParamTensor *list, const ParamTensor 
 
 void cpu_refresh(Backend *be, const ParamTensor *list, int count) {
   Cpu *cpu = cpu_of(be);
-  muon_allocate(cpu, list, count);
   cpu->parameters = count;
   for (int i = 0; i < count; i++) refresh_tensor(cpu, list, &list[i]);
 }
@@ -159,8 +158,7 @@ void cpu_set_hyper(Backend *be, const AdamW *hyper) {
   be->calibrating = false;
 }
 
-// Whether the update is applied, and the factor of its gradients.
-static void decide(Cpu *cpu) {
+void decide_update(Cpu *cpu) {
   StepResult *step = &cpu->step;
   const AdamW *hyper = &cpu->hyper;
   step->loss *= hyper->gradient_scale;
@@ -171,19 +169,11 @@ static void decide(Cpu *cpu) {
   cpu->gradient_factor = hyper->gradient_scale * (clipped ? hyper->clip_norm / step->grad_norm : 1);
 }
 
-void cpu_muon(Backend *be, const ParamTensor *list, int count) {
-  Cpu *cpu = cpu_of(be);
-  decide(cpu);
-  muon_allocate(cpu, list, count); // it may not have seen the list before
-  for (int i = 0; i < count && cpu->step.applied; i++)
-    muon_tensor(cpu, list, i, cpu->gradient_factor);
-}
-
 void cpu_adamw(Backend *be, const ParamTensor *list, int count) {
   Cpu *cpu = cpu_of(be);
   bool decided = false; // muon did
   for (int i = 0; i < count; i++) decided = decided || list[i].part_count > 0;
-  if (!decided) decide(cpu);
+  if (!decided) decide_update(cpu);
   scalings_update(cpu);
   if (!cpu->step.applied) return;
   for (int vectors = 0; vectors < 2; vectors++) // last: gradients of matrices read the old ones

@@ -110,7 +110,7 @@ void launch_add_loss(int64_t M, const float *row_loss, double scale, StepState *
 // A MatrixPart of a tensor, and the place where it becomes orthogonal.
 typedef struct DevicePart {
   int64_t first, rows;         // row i is the tensor's row first + (i << shift)
-  int32_t shift, slot;         // slot: which of the tensor's parts
+  int32_t shift, slot, slots;  // slot: which of the tensor's parts, which are so many
   float rate;                  // of the update, as a multiple of the learning rate
   bf16_bits *direction;        // [rows, cols] what Muon makes orthogonal, and then its result
   float *factor;               // of both: 1 / |u| of the former

@@ -73,17 +73,31 @@ static __global__ __launch_bounds__(THREADS) void momentum_kernel(ParamTable tab
   }
 }
 
+// The sum of squares of a part of the tensor, by the whole block.
+static __device__ float squares_of(const ParamTable &table, const DevicePart &part, int slot,
+                                   float *scratch) {
+  const float *sums = table.momentum_sums + part.first_block * MOST_PARTS + slot;
+  float sum = 0;
+  for (int64_t i = threadIdx.x; i < part.blocks; i += THREADS) sum += sums[i * MOST_PARTS];
+  return block_sum(sum, scratch);
+}
+
 // Launch: a block a part.
 static __global__ __launch_bounds__(THREADS) void norms_kernel(ParamTable table,
                                                                const StepState *state) {
-  __shared__ float scratch[32];
+  __shared__ float scratch[MOST_PARTS][32];
   if (!state->applied) return;
   const DevicePart part = table.parts[blockIdx.x];
-  const float *sums = table.momentum_sums + part.first_block * MOST_PARTS + part.slot;
-  float sum = 0;
-  for (int64_t i = threadIdx.x; i < part.blocks; i += THREADS) sum += sums[i * MOST_PARTS];
-  sum = block_sum(sum, scratch);
-  if (threadIdx.x == 0) *part.factor = 1 / fmaxf(sqrtf(sum), (float)MUON_EPS);
+  float own = 0, largest = 0;
+  for (int slot = 0; slot < part.slots; slot++) {
+    const float sum = squares_of(table, part, slot, scratch[slot]);
+    if (slot == part.slot) own = sum;
+    largest = fmaxf(largest, sum);
+  }
+  if (threadIdx.x > 0) return;
+  const float norm = sqrtf(own);
+  const bool is_noise = norm <= (float)MUON_NOISE * sqrtf(largest);
+  *part.factor = is_noise ? 0 : 1 / fmaxf(norm, (float)MUON_EPS);
 }
 
 void launch_momentum(const ParamTable *table, bool moments_bf16, const StepState *state,

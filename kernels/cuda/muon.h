@@ -48,7 +48,7 @@ void muon_close(Muon *muon);
 
 // ---- momentum.cu
 // Where the update is applied: the momentum of all parts, u as bf16 into their places, and the
-// factors.
+// factors; 0 of a part that is noise (MUON_NOISE).
 void launch_momentum(const ParamTable *table, bool moments_bf16, const StepState *state,
                      cudaStream_t stream);
 // to = factor times from, of each matrix of `elements`; the factors become 1.

@@ -85,6 +85,7 @@ static void describe_parts(ParamTable *table, const Elsewhere *at_gpu, const Par
                                                      .rows = part->rows,
                                                      .shift = shift_of(part->step),
                                                      .slot = k,
+                                                     .slots = p->part_count,
                                                      .rate = muon_rate(part->rows, p->cols),
                                                      .direction = place.X,
                                                      .factor = place.factor,

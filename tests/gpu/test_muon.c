@@ -66,9 +66,13 @@ static float *named(int64_t n, double scale, const char *what, int tensor) {
   return random_bf16(n, scale, name);
 }
 
-// Of layer 1 k has no gradient and no momentum, and v one of rank one.
+// Of layer 1 k has no gradient and no momentum, and v one of rank one. Of layer 0 k has noise.
 static void make_special(Rig *r) {
   const int64_t D = r->n.D, KV = r->n.KV, k = r->n.Q * D, v = k + KV * D;
+  for (int64_t i = k; i < v; i++) {
+    r->grad[QKV][i] *= 0x1p-20f;
+    r->m[QKV][i] *= 0x1p-20f;
+  }
   const int at = A_LAYER + QKV;
   for (int64_t i = 0; i < KV * D; i++) {
     r->grad[at][k + i] = r->m[at][k + i] = r->m[at][v + i] = 0;
@@ -193,6 +197,41 @@ static void orthogonalize(int64_t n, int64_t m, double *X, bool round) {
   free(A), free(B), free(next);
 }
 
+// u of part p of tensor i.
+static double *expected_u(const Rig *r, int i, int p, double factor, bool round) {
+  const ParamTensor *t = &r->list[i];
+  const MatrixPart *part = &t->parts[p];
+  const int64_t cols = t->cols;
+  double *u = xmalloc((size_t)(part->rows * cols) * sizeof *u);
+  for (int64_t j = 0; j < part->rows * cols; j++) {
+    const int64_t at = (part->first + j / cols * part->step) * cols + j % cols;
+    const double wn = t->norm >= 0 ? (double)r->master[t->norm][j % cols] : 1,
+                 g = factor * wn * (double)r->grad[i][at],
+                 m = hyper.momentum * (double)r->m[i][at] + (1 - hyper.momentum) * g;
+    u[j] = stored((1 - hyper.momentum) * g + hyper.momentum * m, round);
+  }
+  return u;
+}
+
+static double norm_of(int64_t n, const double *u) {
+  double sum = 0;
+  for (int64_t j = 0; j < n; j++) sum += u[j] * u[j];
+  return sqrt(sum);
+}
+
+static bool is_noise(const Rig *r, int i, int p, double factor) {
+  const ParamTensor *t = &r->list[i];
+  double own = 0, largest = 0;
+  for (int k = 0; k < t->part_count; k++) {
+    double *u = expected_u(r, i, k, factor, true);
+    const double norm = norm_of(t->parts[k].rows * t->cols, u);
+    if (k == p) own = norm;
+    largest = fmax(largest, norm);
+    free(u);
+  }
+  return own <= MUON_NOISE * largest;
+}
+
 // What is added to the weights of tensor i.
 static float *expected_step(const Rig *r, int i, double factor, bool round) {
   const ParamTensor *t = &r->list[i];
@@ -202,20 +241,14 @@ static float *expected_step(const Rig *r, int i, double factor, bool round) {
     const MatrixPart *part = &t->parts[p];
     const bool tall = part->rows > cols;
     const int64_t larger = tall ? part->rows : cols, smaller = tall ? cols : part->rows;
-    double *u = xmalloc((size_t)(part->rows * cols) * sizeof *u), *X = u;
-    for (int64_t j = 0; j < part->rows * cols; j++) {
-      const int64_t at = (part->first + j / cols * part->step) * cols + j % cols;
-      const double wn = t->norm >= 0 ? (double)r->master[t->norm][j % cols] : 1,
-                   g = factor * wn * (double)r->grad[i][at],
-                   m = hyper.momentum * (double)r->m[i][at] + (1 - hyper.momentum) * g;
-      u[j] = stored((1 - hyper.momentum) * g + hyper.momentum * m, round);
-    }
+    double *u = expected_u(r, i, p, factor, round), *X = u;
+    const bool moves = !is_noise(r, i, p, factor);
     if (tall) X = transposed(part->rows, cols, u);
     orthogonalize(smaller, larger, X, round);
     for (int64_t j = 0; j < part->rows * cols; j++) {
       const int64_t row = j / cols, col = j % cols,
                     at = (part->first + row * part->step) * cols + col;
-      const double x = X[tall ? col * part->rows + row : j];
+      const double x = moves ? X[tall ? col * part->rows + row : j] : 0;
       delta[at] = (float)(-hyper.learning_rate * MUON_SCALE * sqrt((double)larger) * x -
                           (t->decay ? hyper.learning_rate * hyper.weight_decay : 0) *
                               (double)r->master[i][at]);
@@ -239,9 +272,9 @@ static void check_tensor(Rig *r, int i, double factor) {
   free(want), free(twin), free(got);
 }
 
-// k of layer 1: nothing but decay.
-static void check_zero(Rig *r) {
-  const int at = A_LAYER + QKV;
+// k of both layers: nothing but decay.
+static void check_zero(Rig *r, int layer) {
+  const int at = layer * A_LAYER + QKV;
   float *got = bench_read(&r->bench, r->list[at].master);
   const float keep = (float)(1 - hyper.learning_rate * hyper.weight_decay);
   for (int64_t i = r->n.Q * r->n.D; i < (r->n.Q + r->n.KV) * r->n.D; i++)
@@ -278,7 +311,7 @@ static void check_muon(Sizes n, KernelMode mode, bool grads_fp32, MomentType mom
     check_momentum(&r, i, factor);
     check_tensor(&r, i, factor);
   }
-  check_zero(&r);
+  for (int layer = 0; layer < LAYERS; layer++) check_zero(&r, layer);
   rig_close(&r);
 }
 

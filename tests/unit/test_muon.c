@@ -1,9 +1,11 @@
-// Newton-Schulz on the CPU: what it makes of singular values, and its bits. The update as a whole
-// is compared with torch.optim.Muon (test_transformers.c), and tried in steps (test_step.c).
+// Newton-Schulz on the CPU: what it makes of singular values, and its bits; and the update of parts
+// that are no more than rounding. The update as a whole is compared with torch.optim.Muon
+// (test_transformers.c), and tried in steps (test_step.c).
 #include <omp.h>
 
 #include "base/rng.h"
 #include "kernels/cpu/cpu.h"
+#include "model/llama.h"
 #include "tests/support/test.h"
 
 // ---- Matrices with known singular values
@@ -145,4 +147,131 @@ TEST(threads_do_not_change_the_bits) {
     free(one);
   }
   omp_set_num_threads(1);
+}
+
+// ---- Parts of which only rounding is left
+
+enum { ROWS = 8, COLS = 24, PARTS = 3 };
+
+// The update of q, k and v of one tensor, whose gradients are `sizes` large: what moved.
+static void moved_parts(const double *sizes, bool *moved) {
+  const OpsConfig config = {.D = 8,
+                            .F = 8,
+                            .H = 1,
+                            .KV = 1,
+                            .d = 8,
+                            .V = 8,
+                            .max_tokens = 8,
+                            .max_positions = 8,
+                            .threads = 1};
+  const AdamW hyper = {.learning_rate = 0.1, .momentum = 0.95, .gradient_scale = 1};
+  Backend *be = backend_cpu_create(&config);
+  real W[PARTS * ROWS * COLS] = {0}, m[PARTS * ROWS * COLS] = {0}, grad[PARTS * ROWS * COLS];
+  ParamTensor t = {.rows = PARTS * ROWS, .cols = COLS, .norm = -1, .part_count = PARTS};
+  t.master = (master_t *)W, t.m = (moment_t *)m, t.grad = (grad_t *)grad;
+  for (int i = 0; i < PARTS; i++) t.parts[i] = (MatrixPart){i * ROWS, 1, ROWS};
+  for (int i = 0; i < PARTS * ROWS * COLS; i++)
+    grad[i] = (real)(sizes[i / (ROWS * COLS)] * rng_normal(4, (uint64_t)i));
+  be->services.set_hyper(be, &hyper);
+  be->services.step_begin(be);
+  be->muon(be, &t, 1);
+  for (int i = 0; i < PARTS; i++) {
+    double sum = 0;
+    for (int j = 0; j < ROWS * COLS; j++) sum += fabs((double)W[i * ROWS * COLS + j]);
+    moved[i] = sum > 0;
+  }
+  be->services.destroy(be);
+}
+
+TEST(a_part_below_the_rounding_of_its_tensor_stays) {
+  static const double sizes[][PARTS] = {{1, 1, 1},       {2e-5, 1, 1}, {1e-5, 1, 1},
+                                        {1e-9, 1e-9, 1}, {1, 1e-9, 2}, {1e-9, 1e-9, 1e-9},
+                                        {0, 0, 0},       {1e-20, 0, 0}};
+  static const bool expected[][PARTS] = {
+      {true, true, true},  {true, true, true}, {false, true, true},   {false, false, true},
+      {true, false, true}, {true, true, true}, {false, false, false}, {true, false, false}};
+  for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
+    bool moved[PARTS];
+    moved_parts(sizes[i], moved);
+    for (int k = 0; k < PARTS; k++)
+      if (moved[k] != expected[i][k]) fail_msg("case %zu, part %d: moved is %d", i, k, moved[k]);
+  }
+}
+
+enum { B = 2, T = 24, M = B * T, V = 61 };
+
+// How far the parts of layer 0's qkv move in some steps with documents of so many rows; no document's
+// last row has a target.
+static void train_on_documents(int rows, double *moved) {
+  const ModelConfig model = {.hidden_size = 64,
+                             .intermediate_size = 96,
+                             .num_hidden_layers = 2,
+                             .num_attention_heads = 2,
+                             .num_key_value_heads = 1,
+                             .head_dim = 32,
+                             .vocab_size = V,
+                             .max_position_embeddings = T,
+                             .rms_norm_eps = 1e-5,
+                             .rope_theta = 10000,
+                             .initializer_range = 0.1};
+  const RunShape shape = {.batch = B,
+                          .seq = T,
+                          .loss_chunks = 1,
+                          .train = true,
+                          .muon = true,
+                          .usual_documents = M,
+                          .longest_document = T};
+  const AdamW hyper = {.learning_rate = 1e-3,
+                       .beta1 = 0.9,
+                       .beta2 = 0.95,
+                       .eps = 1e-8,
+                       .momentum = 0.95,
+                       .clip_norm = 1,
+                       .gradient_scale = 1};
+  const OpsConfig ops = llama_ops_config(&model, &shape, T, 1);
+  Backend *be = backend_cpu_create(&ops);
+  Llama llama;
+  Error err;
+  if (llama_create(&llama, &model, &shape, be, &err) != 0) fail_msg("%s", err.text);
+  llama_init_weights(&llama, 3);
+  const ParamTensor *t = llama.layers[0].qkv;
+  const size_t bytes = (size_t)(t->rows * t->cols) * sizeof(real);
+  real *before = xmalloc(bytes);
+  memcpy(before, t->master, bytes);
+  Batch batch = batch_alloc(M);
+  for (int step = 0; step < 3; step++) {
+    batch.documents = M / rows;
+    for (int i = 0; i < M; i++) {
+      batch.tokens[i] = (int32_t)(rng_u64(9 + (uint64_t)step, (uint64_t)i) % V);
+      batch.targets[i] = i % rows == rows - 1 ? NO_TARGET : (batch.tokens[i] * 7 + 3) % V;
+      if (i % rows == 0) batch.lengths[i / rows] = rows;
+    }
+    llama_load_batch(&llama, &batch);
+    llama_forward(&llama);
+    llama_backward(&llama, 1, false);
+    llama_update(&llama, &hyper);
+    assert_true(be->services.step_result(be).applied);
+  }
+  for (int k = 0; k < PARTS; k++) {
+    const int64_t first = t->parts[k].first * t->cols;
+    moved[k] = 0;
+    for (int64_t i = first; i < first + t->parts[k].rows * t->cols; i++)
+      moved[k] = fmax(moved[k], fabs((double)(((const real *)t->master)[i] - before[i])));
+  }
+  batch_free(&batch);
+  free(before);
+  llama_destroy(&llama);
+  be->services.destroy(be);
+}
+
+// The one row that counts of a document sees itself alone: no score has a gradient, and what is
+// computed for q and k is the rounding of that.
+TEST(documents_with_one_target_move_neither_q_nor_k) {
+  double moved[PARTS];
+  train_on_documents(2, moved);
+  printf("# documents of 2 rows: q, k, v moved by up to %g, %g, %g\n", moved[0], moved[1],
+         moved[2]);
+  assert_true(moved[0] == 0 && moved[1] == 0 && moved[2] > 1e-4);
+  train_on_documents(3, moved);
+  assert_true(moved[0] > 1e-4 && moved[1] > 1e-4 && moved[2] > 1e-4);
 }
