@@ -173,11 +173,16 @@ EmbedBackwardOp cuda_embed_backward;
 size_t cuda_embed_scratch(int64_t max_tokens, int64_t V, int64_t D);
 AttentionDecodeOp cuda_attention_decode;
 
-// ---- update.c
-void cuda_set_update(Cuda *c);
+// ---- table.c
 // The tables of the list, rebuilt where the last call was for another list.
 const ParamTable *cuda_table(Cuda *c, const ParamTensor *list, int count);
 void cuda_table_free(Cuda *c);
+size_t cuda_list_bytes(const ParamTensor *list, int count); // Services.list_bytes
+// The use of the tensor that has FP8 copies, or NULL.
+const Operand *cuda_fp8_use(const ParamTensor *t);
+
+// ---- update.c
+void cuda_set_update(Cuda *c);
 
 // ---- optimizer.cu
 GradsFinishOp cuda_grads_finish;
@@ -193,8 +198,9 @@ void cuda_copy_weights(const Cuda *c);
 
 // ---- muon.c
 MuonOp cuda_muon;
-// By cuBLASLt.
+// By cuBLASLt, whose algorithms cuda_prepare_muon chooses beforehand for the tables' list.
 void cuda_orthogonalize(Cuda *c, const MuonLaunch *launch);
+void cuda_prepare_muon(Cuda *c);
 
 // ---- step.c: the functions of kernels/ops.h
 void cuda_set_step(Cuda *c);

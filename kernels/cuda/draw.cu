@@ -34,3 +34,7 @@ void launch_draw(master_t *to, bool bf16, const int32_t *places, int64_t first, 
                                                      deviation);
   LAUNCHED();
 }
+
+const void *cuda_any_kernel(void) {
+  return (const void *)draw_kernel<float>;
+}

@@ -69,10 +69,10 @@ void launch_scalings_update(Scaling *all, int parameters, int count, StepState *
                             cudaStream_t stream);
 // Sets the scale of a delayed scaling from the largest value so far, which is kept.
 void launch_scaling_set(Scaling *scaling, cudaStream_t stream);
-// Any kernel, to ask for which compute capability this program's kernels were compiled.
-const void *cuda_any_kernel(void);
 
 // ---- draw.cu
+// Any kernel, to ask for which compute capability this program's kernels were compiled.
+const void *cuda_any_kernel(void);
 // Row places[n] of `to` becomes deviation * rng_normal(key, (first + n) cols + k), k < cols.
 //   to [.., cols] out, fp32 or bf16, places [rows] in, pinned on the host
 void launch_draw(master_t *to, bool bf16, const int32_t *places, int64_t first, int64_t rows,
@@ -140,22 +140,21 @@ typedef struct DeviceTensor {
   int32_t index; // in the list, which has another order
 } DeviceTensor;
 
-// A block of the update, and its tensor.
-typedef struct UpdateBlock {
+// A block of a launch, by its number among all of the launch, and its tensor.
+typedef struct LaunchBlock {
   int32_t tensor, block;
-} UpdateBlock;
+} LaunchBlock;
 
 typedef struct ParamTable {
-  DeviceTensor *tensors;              // [count], vectors first
-  UpdateBlock *update_order;          // [update_blocks] as they are launched
-  int32_t *tile_owner, *column_owner; // tensor of each block
+  DeviceTensor *tensors; // [count], vectors first
+  // Blocks as they are launched: [update_blocks], [tiles], [momentum_blocks]
+  LaunchBlock *update_order, *gradient_order, *momentum_order;
+  int32_t *column_owner; // tensor of each block
   // Blocks of the update: those of vectors, which are norm weights, end at vector_blocks, those of
   // other tensors without FP8 copies at plain_blocks, and the rest are tiles.
   int64_t vector_blocks, plain_blocks, update_blocks;
   int64_t tiles, columns;
-  // Muon: blocks of the launch over the momentum, and their tensors; the parts of all tensors
-  int32_t *momentum_owner;
-  DevicePart *parts;
+  DevicePart *parts; // Muon's, of all tensors
   int64_t momentum_blocks, part_count;
   float *momentum_sums; // [momentum_blocks, MOST_PARTS] sums of squares of each part's share
   float *sumsq;         // [tiles + columns] partial sums of squares of the gradients

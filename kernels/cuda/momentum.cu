@@ -47,11 +47,12 @@ static __global__ __launch_bounds__(THREADS) void momentum_kernel(ParamTable tab
   __shared__ float scratch[MOST_PARTS][32];
   __shared__ PartList parts;
   if (!state->applied) return;
-  const DeviceTensor t = table.tensors[table.momentum_owner[blockIdx.x]];
+  const auto [tensor, block] = table.momentum_order[blockIdx.x];
+  const DeviceTensor t = table.tensors[tensor];
   parts.fill(t);
   const Momentum f = {state->scale, (float)state->hyper.momentum,
                       moment_key(state->updates, t.index)};
-  const int64_t begin = (blockIdx.x - t.first_momentum) * UPDATE_BLOCK,
+  const int64_t begin = (block - t.first_momentum) * UPDATE_BLOCK,
                 end = min(begin + (int64_t)UPDATE_BLOCK, t.rows * t.cols);
   const BlockOfRows rows(t, begin);
   PartSums sums;
@@ -69,7 +70,7 @@ static __global__ __launch_bounds__(THREADS) void momentum_kernel(ParamTable tab
     all(Width<1>());
   for (int k = 0; k < t.part_count; k++) {
     const float sum = block_sum(sums.of[k], scratch[k]);
-    if (threadIdx.x == 0) table.momentum_sums[(int64_t)blockIdx.x * MOST_PARTS + k] = sum;
+    if (threadIdx.x == 0) table.momentum_sums[(int64_t)block * MOST_PARTS + k] = sum;
   }
 }
 

@@ -52,33 +52,14 @@ void cuda_orthogonalize(Cuda *c, const MuonLaunch *launch) {
   for (int i = 0; i < launch->shapes; i++) orthogonalize(c, &launch->batches[i]);
 }
 
-// ---- Set-up
-
-static int prepare(Gemm *gemm, const Muon *muon, Error *err) {
-  for (int i = 0; i < muon->group_count; i++) {
-    const MuonGroup *g = &muon->groups[i];
+void cuda_prepare_muon(Cuda *c) {
+  Error err;
+  for (int i = 0; i < c->muon.group_count; i++) {
+    const MuonGroup *g = &c->muon.groups[i];
     const Products p = products_of(g->batch, g->rows, g->cols);
     const GemmProblem list[PRODUCTS] = {p.gram, p.polynomial, p.apply};
-    if (gemm_prepare(gemm, list, PRODUCTS, err)) return -1;
+    error_check(gemm_prepare(&c->gemm, list, PRODUCTS, &err), &err);
   }
-  return 0;
-}
-
-void muon_open(Muon *muon, Gemm *gemm, const ParamTensor *list, int count) {
-  Error err;
-  *muon = muon_plan(list, count);
-  if (muon->bytes == 0) return;
-  error_check(prepare(gemm, muon, &err), &err);
-  muon->memory = gpu_alloc(muon->bytes); // the plan counts it
-  if (!muon->memory) CUDA_CHECK(cudaErrorMemoryAllocation);
-  // As cuda_take says; and a first update that is skipped multiplies what lies here.
-  CUDA_CHECK(cudaMemsetAsync(muon->memory, 0, muon->bytes, gemm->gpu->stream));
-  muon_lay_out(muon, muon->memory);
-}
-
-void muon_close(Muon *muon) {
-  if (muon->memory) CUDA_CHECK(cudaFree(muon->memory));
-  muon_free(muon);
 }
 
 // ---- The operation

@@ -18,7 +18,6 @@
 // multiple of the identity: B = Z - a in its place cancels where singular values are near 1. And X
 // keeps its factor: A is multiplied by 1 / |u|^2, and the update by 1 / |u|.
 #pragma once
-#include "kernels/cuda/gemm.h"
 #include "kernels/cuda/kernels.h"
 #include "kernels/muon_groups.h"
 
@@ -39,12 +38,6 @@ typedef struct MuonLaunch {
   int shapes;
   MuonBatch batches[MUON_SHAPES];
 } MuonLaunch;
-
-// ---- muon.c
-// muon_plan's with memory, and the products' algorithms chosen. Memory that is not there ends the
-// process with a sentence: the plan counted it.
-void muon_open(Muon *muon, Gemm *gemm, const ParamTensor *list, int count);
-void muon_close(Muon *muon);
 
 // ---- momentum.cu
 // Where the update is applied: the momentum of all parts, u as bf16 into their places, and the

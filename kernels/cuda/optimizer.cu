@@ -1,5 +1,5 @@
 // The end of a step: the norm of the gradients, and AdamW. One launch serves all tensors, through
-// the tables of update.c.
+// the tables of table.c.
 #include "kernels/cuda/common.cuh"
 #include "kernels/cuda/cuda.h"
 #include "kernels/cuda/update.cuh"
@@ -79,8 +79,9 @@ template <typename Grad, typename Master>
 static __global__ __launch_bounds__(THREADS, 3) void gradients_kernel(ParamTable table) {
   __shared__ __align__(16) float sums[WARPS][TILE_COLS];
   __shared__ float scratch[32];
-  const DeviceTensor t = table.tensors[table.tile_owner[blockIdx.x]];
-  const int64_t tile = blockIdx.x - t.first_tile;
+  const auto [tensor, block] = table.gradient_order[blockIdx.x];
+  const DeviceTensor t = table.tensors[tensor];
+  const int64_t tile = block - t.first_tile;
   float squares = 0;
   if (t.norm) {
     const int64_t across = (t.cols + TILE_COLS - 1) / TILE_COLS;
@@ -106,7 +107,7 @@ static __global__ __launch_bounds__(THREADS, 3) void gradients_kernel(ParamTable
     if (rest < end) squares += square_sum(load_pack<1>(grad + rest));
   }
   squares = block_sum(squares, scratch);
-  if (threadIdx.x == 0) table.sumsq[blockIdx.x] = squares;
+  if (threadIdx.x == 0) table.sumsq[block] = squares;
 }
 
 // The sum of every WARPS-th row's dW' W from row `first` on: where W' / wn is not W, in a column
@@ -321,7 +322,7 @@ static __device__ __forceinline__ WeightTile weight_tile(const DeviceTensor &t, 
 // moments and 2 + 2 with bf16 masters, rounded after the step is made), a gradient of 2 or 4,
 // copies of 2 (twice both for a tied embedding; none where the master is the compute weight).
 // Launch: UPDATE_BLOCK elements of one tensor, 4 per thread at a time, or a tile per block. What is
-// offloaded crosses the bus while other blocks are busy with the GPU's memory (order_update).
+// offloaded crosses the bus while other blocks are busy with the GPU's memory (table.c).
 
 static __global__ void factors_kernel(StepState *state) {
   const AdamW a = state->hyper;

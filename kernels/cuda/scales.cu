@@ -73,10 +73,6 @@ static __global__ void scalings_discard_kernel(Scaling *first) {
   first[blockIdx.x].maxima[threadIdx.x] = 0;
 }
 
-const void *cuda_any_kernel(void) {
-  return (const void *)scalings_kernel;
-}
-
 void launch_scalings_update(Scaling *all, int parameters, int count, StepState *state,
                             cudaStream_t stream) {
   scalings_kernel<<<1, 1024, 0, stream>>>(all, parameters, count, state);

@@ -3,6 +3,7 @@
 // and B.
 #include "tests/gpu/gpu_test.h"
 
+#include "kernels/cuda/cuda.h"
 #include "kernels/gpu_backends.h"
 
 // Two layers of: a norm weight, qkv folded with it, o, gate_up and down.
@@ -365,6 +366,22 @@ TEST(masters_in_bf16_are_rounded_without_bias) {
     assert_true(got.applied);
     for (int i = 0; i < TENSORS; i++)
       if (r.list[i].part_count > 0) check_rounded(&r, i, got.grad_norm > 1 ? 1 / got.grad_norm : 1);
+    rig_close(&r);
+  }
+}
+
+// Choosing cuBLASLt's algorithms takes seconds at a first start.
+TEST(algorithms_are_chosen_only_where_cublaslt_runs) {
+  for (int mode = 0; mode < KERNEL_MODES; mode++) {
+    Rig r;
+    rig_open(&r, (Sizes){136, 64, 64, 88}, kernel_modes[mode], false, MOMENTS_FP32, MASTERS_FP32);
+    bench_reset(&r.bench);
+    r.gpu->services.refresh(r.gpu, r.list, TENSORS);
+    const bool fused = r.gpu->kinds[OP_MUON] == KERNEL_FUSED;
+    const int before = cuda_of(r.gpu)->gemm.count;
+    assert_true(step(&r).applied);
+    assert_int_equal(cuda_of(r.gpu)->gemm.count, before);
+    assert_int_equal(before == 0, fused);
     rig_close(&r);
   }
 }
