@@ -4,6 +4,7 @@
 // learning_rate / warmup_steps). Then, to the last step:
 //   constant: the peak
 //   cosine:   min + (peak - min) (1 + cos(pi t)) / 2
+//   linear:   min + (peak - min) (1 - t)
 //   wsd:      the peak, and over the last decay_steps steps min + (peak - min) (1 - t)
 // t is the part of these steps that was done before: 0 in the first one, below 1 in the last. So a
 // run of one step trains at the peak, and the last step trains even where min is 0.
