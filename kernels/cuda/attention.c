@@ -75,7 +75,7 @@ static void open_choices(Cuda *c) {
   const size_t version = c->cudnn.version;
   char *path =
       c->options.gemm_cache ? NULL : choices_path("attention", gpu->name, gpu->driver, version);
-  char *first = xasprintf("coda attention 2 gpu %s sm %d driver %d cudnn %zu\n", gpu->name,
+  char *first = xasprintf("coda attention 3 gpu %s sm %d driver %d cudnn %zu\n", gpu->name,
                           gpu->sm_count, gpu->driver, version);
   choices_open(&c->attention_choices, path, first);
   free(path);

@@ -80,17 +80,22 @@ void choices_close(Choices *c) {
   *c = (Choices){.path = NULL};
 }
 
+// Ends a question, which may be the beginning of another.
+static const char separator[] = " = ";
+enum { SEPARATOR = sizeof separator - 1 };
+
 // The question's line, NULL where there is none.
 static char *find_line(char *lines, const char *question) {
   const size_t length = strlen(question);
   for (char *line = lines; *line; line = strchr(line, '\n') + 1)
-    if (strncmp(line, question, length) == 0 && line[length] == ' ') return line;
+    if (strncmp(line, question, length) == 0 && strncmp(line + length, separator, SEPARATOR) == 0)
+      return line;
   return NULL;
 }
 
 const char *choices_find(const Choices *c, const char *question) {
   const char *line = find_line(c->lines, question);
-  return line ? line + strlen(question) + 1 : NULL;
+  return line ? line + strlen(question) + SEPARATOR : NULL;
 }
 
 // The lines with this answer, in fresh memory; `text` is freed.
@@ -100,7 +105,7 @@ static char *with_answer(char *text, const char *question, const char *answer) {
     const char *next = strchr(known, '\n') + 1;
     memmove(known, next, strlen(next) + 1);
   }
-  char *lines = xasprintf("%s%s %s\n", text, question, answer);
+  char *lines = xasprintf("%s%s%s%s\n", text, question, separator, answer);
   free(text);
   return lines;
 }

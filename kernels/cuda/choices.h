@@ -7,7 +7,7 @@
 
 typedef struct Choices {
   char *path, *first; // of the file, NULL where there is none; its first line
-  char *lines;        // "QUESTION ANSWER\n", one a choice
+  char *lines;        // "QUESTION = ANSWER\n", one a choice
   char **kept;        // [kept_count] questions answered since the file was read or written
   int kept_count;
 } Choices;

@@ -233,7 +233,7 @@ static GemmPlan *append(Gemm *gemm, const GemmProblem *problem) {
 void gemm_open(Gemm *gemm, Gpu *gpu, const char *cache_path) {
   *gemm = (Gemm){.gpu = gpu};
   char *usual = cache_path ? NULL : choices_path("gemm", gpu->name, gpu->driver, gpu->cublaslt);
-  char *first = xasprintf("coda gemm 2 gpu %s sm %d driver %d cublaslt %zu\n", gpu->name,
+  char *first = xasprintf("coda gemm 3 gpu %s sm %d driver %d cublaslt %zu\n", gpu->name,
                           gpu->sm_count, gpu->driver, gpu->cublaslt);
   choices_open(&gemm->choices, cache_path && *cache_path ? cache_path : usual, first);
   free(usual);

@@ -125,13 +125,25 @@ TEST(processes_that_start_together_lose_nothing) {
   choices_keep(&two, "4 5", "d");
   choices_save(&one);
   choices_save(&two);
-  assert_string_equal(choices_find(&two, "1 3"), "b\n1 2 c\n4 5 d\n");
+  assert_string_equal(choices_find(&two, "1 3"), "b\n1 2 = c\n4 5 = d\n");
   choices_close(&one);
   choices_open(&one, p.path, first);
   assert_string_equal(one.lines, two.lines);
   choices_close(&one);
   choices_close(&two);
   place_free(&p);
+}
+
+// As a GEMM's question is that of a batch without its end.
+TEST(a_question_may_begin_another) {
+  Choices all;
+  choices_open(&all, NULL, first);
+  choices_keep(&all, "8 16 x 3", "batched");
+  assert_null(choices_find(&all, "8 16"));
+  choices_keep(&all, "8 16", "single");
+  assert_string_equal(choices_find(&all, "8 16"), "single\n");
+  assert_string_equal(choices_find(&all, "8 16 x 3"), "batched\n8 16 = single\n");
+  choices_close(&all);
 }
 
 TEST(what_cannot_be_an_answer_is_not_kept) {
