@@ -12,7 +12,9 @@ int gpu_usable(GpuMemory *memory, Error *err) {
   Gpu gpu;
   CudnnApi cudnn;
   *memory = (GpuMemory){0};
-  if (gpu_probe(&gpu, err) != 0 || gpu_memory(&memory->free, &memory->all, err) != 0) return -1;
+  if (gpu_probe(&gpu, err) || gpu_memory(&memory->free, &memory->all, err) ||
+      fused_mainloop(MAINLOOP_AUTO, &gpu, &memory->mainloop, err))
+    return -1;
   return cudnn_open(&cudnn, err);
 }
 

@@ -23,6 +23,7 @@ typedef struct GpuOptions {
 // run is resumed; the plan fits if it fits into `free`.
 typedef struct GpuMemory {
   size_t all, free;
+  Mainloop mainloop; // what MAINLOOP_AUTO is on that GPU
 } GpuMemory;
 
 // Element sizes and the most parts of row statistics, which are known without a GPU.

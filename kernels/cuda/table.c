@@ -187,17 +187,19 @@ static void order_launch(const Share *shares, int count, LaunchBlock *order) {
   }
 }
 
-// Moments are offloaded first, masters after them; of a tensor with parts the update's kernels read
-// no moments.
+// Moments are offloaded first, masters after them, gradients last; of a tensor with parts the
+// update's kernels read no moments.
 static Share share_of_update(const DeviceTensor *t, const ParamTensor *p, int class) {
   const bool bus = on_host(t->part_count > 0 ? (const void *)t->master : (const void *)t->m);
   return (Share){t->first_update, class_of(p) == class ? update_blocks(p) : 0, bus};
 }
 
-// The kernel reads the master of a folded matrix, or its bf16 copy (optimizer.cu: of_copy).
+// The kernel reads the gradients, and of a folded matrix the master or its bf16 copy (optimizer.cu:
+// of_copy).
 static Share share_of_gradients(const DeviceTensor *t, const ParamTensor *p, bool is_norm,
                                 bool reads_copies) {
-  const bool bus = t->norm && !(reads_copies && t->folded) && on_host(t->master);
+  const bool master = t->norm && !(reads_copies && t->folded),
+             bus = on_host(t->grad) || on_host(t->grad_folded) || (master && on_host(t->master));
   return (Share){t->first_tile, gradient_blocks(p, is_norm), bus};
 }
 

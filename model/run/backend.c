@@ -65,8 +65,9 @@ static OpsConfig ops_config(const Config *c, const RunShape *shape, int64_t max_
 }
 
 static GpuOptions gpu_options(const Config *c, const RunShape *shape) {
+  const Mainloop asked = c->backend.mainloop;
   return (GpuOptions){.kernels = c->backend.kernels,
-                      .mainloop = c->backend.mainloop,
+                      .mainloop = asked == MAINLOOP_AUTO ? shape->mainloop : asked,
                       .train = shape->train,
                       .grads_fp32 = c->train.gradient_accumulation > 1 &&
                                     c->backend.gradients == GRADIENTS_AUTO,
@@ -135,6 +136,7 @@ int backend_outlook(Outlook *o, const Config *c, RunShape *shape, Error *err) {
   if (!o->gpu && c->backend.cpu_products == PRODUCTS_BF16 && bf16_products_usable(err) != 0)
     return error_prefix(err, "backend.cpu_products=bf16 cannot be had here (auto would be fp32)");
   o->gpu_bytes = o->gpu ? memory.all : 0;
+  o->mainloop = shape->mainloop = memory.mainloop;
   if (shape->loss_chunks == 0) shape->loss_chunks = choose_loss_chunks(c, *shape, o->gpu_bytes);
   o->sizes = backend_outline(c, shape, o->gpu);
   if (o->gpu) o->sizes.memory_bytes = memory.free;

@@ -26,12 +26,13 @@ Backend backend_outline(const Config *config, const RunShape *shape, bool gpu);
 // written.
 typedef struct Outlook {
   bool gpu;
-  size_t gpu_bytes; // all of its memory, 0 of a CPU
+  size_t gpu_bytes;  // all of its memory, 0 of a CPU
+  Mainloop mainloop; // as in RunShape
   Backend sizes;    // of backend_outline, with the memory that is free
   Error why_no_gpu; // "" where one is used, or none was asked for
 } Outlook;
 // Fails as backend_create does where backend.device asks for a GPU that cannot be used.
-// loss_chunks of 0 become the number that it would choose.
+// loss_chunks of 0 become the number that it would choose, and mainloop is set.
 int backend_outlook(Outlook *outlook, const Config *config, RunShape *shape, Error *err);
 // That number: the fewest with which the run fits into 95 % of a GPU of so many bytes. Where none
 // fits, the fewest that keep the logits below a tenth of it: llama_create then reports the missing

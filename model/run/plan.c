@@ -248,6 +248,7 @@ static bool fits_outlook(const Config *c, const void *outlook) {
   const Outlook *o = outlook;
   MemoryPlan plan;
   RunShape shape = run_shape(c);
+  shape.mainloop = o->mainloop;
   if (shape.loss_chunks == 0) shape.loss_chunks = choose_loss_chunks(c, shape, o->gpu_bytes);
   const Backend sizes = backend_outline(c, &shape, o->gpu);
   memory_plan(&plan, &c->model, &shape, &sizes);

@@ -75,7 +75,7 @@ static StepResult result_not_finite(Backend *be) {
 
 int __wrap_gpu_usable(GpuMemory *memory, Error *err) {
   (void)err;
-  *memory = (GpuMemory){(size_t)1 << 30, (size_t)1 << 30};
+  *memory = (GpuMemory){.all = (size_t)1 << 30, .free = (size_t)1 << 30};
   return 0;
 }
 

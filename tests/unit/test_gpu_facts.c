@@ -20,10 +20,12 @@ void *__wrap_dlopen(const char *name, int flags) {
 
 int __wrap_gpu_usable(GpuMemory *memory, Error *err);
 
+static Mainloop of_the_card = MAINLOOP_WGMMA;
+
 // A card of 80 GiB, of which 1 is taken.
 int __wrap_gpu_usable(GpuMemory *memory, Error *err) {
   (void)err;
-  *memory = (GpuMemory){.all = (size_t)80 << 30, .free = (size_t)79 << 30};
+  *memory = (GpuMemory){.all = (size_t)80 << 30, .free = (size_t)79 << 30, .mainloop = of_the_card};
   return 0;
 }
 
@@ -224,6 +226,28 @@ static void check_launches(const char *path, int count, const Launched *expected
   }
   muon_free(&muon);
   free(list);
+}
+
+// Tiles of 64 columns leave more parts of row statistics than those of 128.
+TEST(a_plan_knows_how_narrow_the_gpus_tiles_are) {
+  size_t planned[3];
+  for (int i = 0; i < 3; i++) {
+    Config c;
+    Outlook o;
+    MemoryPlan plan;
+    char *overrides[] = {"train.loss_chunks=4",
+                         i == 2 ? "backend.mainloop=mma_sync" : "backend.mainloop=auto"};
+    if (config_load(&c, "configs/llama-3.2-1b.json", 2, overrides, &err)) fail_msg("%s", err.text);
+    RunShape shape = run_shape(&c);
+    of_the_card = i == 1 ? MAINLOOP_MMA_SYNC : MAINLOOP_WGMMA;
+    if (backend_outlook(&o, &c, &shape, &err)) fail_msg("%s", err.text);
+    memory_plan(&plan, &c.model, &shape, &o.sizes);
+    planned[i] = plan.total_bytes;
+  }
+  of_the_card = MAINLOOP_WGMMA;
+  printf("# with wide tiles %zu MB, with narrow ones %zu MB\n", planned[0] >> 20, planned[1] >> 20);
+  assert_true(planned[1] > planned[0]);
+  assert_int_equal(planned[1], planned[2]);
 }
 
 TEST(matrices_of_one_smaller_side_share_launches) {
