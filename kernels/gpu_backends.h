@@ -26,6 +26,22 @@ typedef struct GpuMemory {
   Mainloop mainloop; // what MAINLOOP_AUTO is on that GPU
 } GpuMemory;
 
+// How a batch of OpsConfig.usual_documents is cut into calls of attention. The deterministic
+// backward keeps the scores of all its documents, per_call H longest^2 bf16 numbers, in its
+// workspace: a call takes no more documents than make that as large as it is where the same rows are
+// windows of the longest document's length.
+typedef struct DocumentCalls {
+  int64_t per_call; // places for documents in a call
+  int64_t longest;  // rows of the longest, in whole tiles of 128: with 1 row cuDNN's dq is NaN
+  int64_t usual;    // calls of a usual batch; 0 where there are no documents
+} DocumentCalls;
+DocumentCalls document_calls(const OpsConfig *config, const GpuOptions *options);
+// Whether documents with heads of d need the deterministic backward in any case: cuDNN 9.14 and
+// 9.19 give a wrong dq in the plain form.
+static inline bool documents_need_deterministic(int64_t d) {
+  return d % 16 != 0;
+}
+
 // Element sizes and the most parts of row statistics, which are known without a GPU.
 void backend_gpu_sizes(Backend *be, const OpsConfig *config, const GpuOptions *options);
 // For memory plans: a backend of those sizes, with the parts of its workspace that grow with the

@@ -25,13 +25,37 @@ void backend_gpu_sizes(Backend *be, const OpsConfig *c, const GpuOptions *o) {
   be->offload_layers = c->offload_layers;
 }
 
+static bool keeps_scores(const OpsConfig *c, const GpuOptions *o) {
+  return o->train &&
+         (o->deterministic || (c->usual_documents > 0 && documents_need_deterministic(c->d)));
+}
+
+DocumentCalls document_calls(const OpsConfig *c, const GpuOptions *o) {
+  const int64_t usual = c->usual_documents, longest = (c->longest_document + 127) / 128 * 128;
+  if (usual == 0) return (DocumentCalls){0};
+  int64_t per_call = usual;
+  if (keeps_scores(c, o)) {
+    const int64_t windows = c->max_tokens / longest, most = windows > 1 ? windows : 1;
+    if (per_call > most) per_call = most;
+  }
+  return (DocumentCalls){per_call, longest, (usual + per_call - 1) / per_call};
+}
+
+// Of the deterministic backward of attention.
+static size_t scores_bytes(const OpsConfig *c, const GpuOptions *o) {
+  const DocumentCalls calls = document_calls(c, o);
+  const int64_t B = calls.usual > 0 ? calls.per_call : o->batch,
+                T = calls.usual > 0 ? calls.longest : o->seq;
+  return keeps_scores(c, o) ? (size_t)(B * c->H * T * T) * BF16 : 0;
+}
+
 Backend backend_gpu_outline(const OpsConfig *c, const GpuOptions *o) {
   const size_t F = (size_t)c->F, Hd = (size_t)(c->H * c->d),
                loss_parts = (size_t)(c->V / narrowest_tile(o) + 1);
   Backend be = {.name = "GPU"};
   backend_gpu_sizes(&be, c, o);
   // Scratch of the SwiGLU's and attention's backward, and two sums of each row of dlogits.
-  be.workspace_bytes = (size_t)c->max_tokens * (BF16 * F + 4 * BF16 * Hd) +
+  be.workspace_bytes = (size_t)c->max_tokens * (BF16 * F + 4 * BF16 * Hd) + scores_bytes(c, o) +
                        (size_t)o->loss_tokens * loss_parts * 2 * FP32;
   be.services.list_bytes = muon_bytes; // beside which the tables of the parameters are small
   return be;

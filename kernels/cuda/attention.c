@@ -87,8 +87,9 @@ static AttentionShape shape_of(const Cuda *c, int64_t B, int64_t T, bool documen
   const OpsConfig *o = &c->config;
   AttentionShape s = {.B = B, .T = T, .H = o->H, .KV = o->KV, .d = o->d};
   if (!documents) return s;
-  s.B = o->usual_documents;
-  s.T = (o->longest_document + 127) / 128 * 128; // a tile; with T 1 cuDNN's dq is NaN
+  const DocumentCalls calls = document_calls(o, &c->options);
+  s.B = calls.per_call;
+  s.T = calls.longest;
   s.rows = B * T;
   return s;
 }
@@ -105,19 +106,28 @@ static int check_documents(const Cuda *c, Error *err) {
                    gpu->name, gpu->major, gpu->minor);
 }
 
-// Documents of one row each are the most that there can be, and places of the last call may be
-// empty.
+static int64_t calls_for(const Cuda *c, int64_t documents) {
+  const DocumentCalls calls = document_calls(&c->config, &c->options);
+  const int64_t needed = (documents + calls.per_call - 1) / calls.per_call;
+  return needed > calls.usual ? needed : calls.usual;
+}
+
+// Documents of one row each are the most that there can be.
 static int make_table(Cuda *c, Error *err) {
-  const int64_t usual = c->config.usual_documents;
-  const size_t bytes = attention_table_bytes(c->config.max_tokens + usual);
-  if (usual == 0) return 0;
+  if (c->config.usual_documents == 0) return 0;
+  const int64_t per_call = document_calls(&c->config, &c->options).per_call;
+  const size_t bytes = attention_table_bytes(per_call, calls_for(c, c->config.max_tokens));
   c->documents.host = xmalloc(bytes);
   return (c->documents.table = cuda_take(c, bytes, err)) ? 0 : -1;
 }
 
-// The deterministic backward's scratch grows with T^2, the plain one's with T. A run that does not
-// ask for it may use it where it is faster and its scratch no more than four times as large; a run
-// that asks for it reports its cost.
+// The deterministic backward keeps scores, B H T^2 2 bytes, the plain one dq in fp32, rows H d 4
+// bytes. A run that does not ask for it may use it where it is faster and its scratch no more than
+// four times as large; a run that asks for it reports its cost.
+static bool may_take_both(const Cuda *c, const AttentionShape *s) {
+  return c->options.deterministic || s->B * s->T * s->T <= 8 * s->d * attention_rows(s);
+}
+
 int cuda_attention_open(Cuda *c, Error *err) {
   if (cudnn_open(&c->cudnn, err) ||
       cudnn_check(&c->cudnn, c->cudnn.create(&c->cudnn_handle), "making a handle", err) ||
@@ -128,12 +138,11 @@ int cuda_attention_open(Cuda *c, Error *err) {
   phase_end(&c->base.opening, "cuDNN");
   if (check_documents(c, err) != 0 || make_table(c, err) != 0) return -1;
   if (c->options.batch == 0) return 0;
-  const bool deterministic = c->options.deterministic, documents = c->config.usual_documents > 0,
-             both_forms = deterministic || c->options.seq <= 8 * c->config.d;
-  if (plan_shape(c, shape_of(c, c->options.batch, c->options.seq, documents), both_forms, err))
-    return -1;
+  const bool documents = c->config.usual_documents > 0;
+  const AttentionShape shape = shape_of(c, c->options.batch, c->options.seq, documents);
+  if (plan_shape(c, shape, may_take_both(c, &shape), err)) return -1;
   phase_end(&c->base.opening, "attention");
-  if (deterministic && c->options.train) describe_cost(c);
+  if (c->options.deterministic && c->options.train) describe_cost(c);
   return 0;
 }
 
@@ -155,20 +164,15 @@ static PlannedAttention *find_plan(Cuda *c, const AttentionShape *s) {
   return NULL;
 }
 
-// A table has places for as many documents as its calls take.
-static int64_t places(const Cuda *c) {
-  return c->documents.calls * c->config.usual_documents;
-}
-
 void cuda_set_documents(Backend *be, const int32_t *lengths, int64_t count) {
   Cuda *c = cuda_of(be);
-  const int64_t usual = c->config.usual_documents;
-  assert(count == 0 || usual > 0);
-  c->documents.calls = usual > 0 ? (count + usual - 1) / usual : 0;
+  assert(count == 0 || c->config.usual_documents > 0);
+  c->documents.calls = count > 0 ? calls_for(c, count) : 0;
   if (count == 0) return;
   const AttentionShape s = shape_of(c, 1, 1, true);
-  attention_table_fill(&s, lengths, count, places(c), c->documents.host);
-  be->services.write(be, c->documents.table, c->documents.host, attention_table_bytes(places(c)));
+  attention_table_fill(&s, lengths, count, c->documents.calls, c->documents.host);
+  be->services.write(be, c->documents.table, c->documents.host,
+                     attention_table_bytes(s.B, c->documents.calls));
 }
 
 static void run(Backend *be, int64_t B, int64_t T, AttentionDirection direction,
@@ -185,9 +189,7 @@ static void run(Backend *be, int64_t B, int64_t T, AttentionDirection direction,
   p->last_call = ++c->attention_calls;
   tensors.workspace = p->workspace;
   for (int64_t i = 0; i < calls || i == 0; i++) {
-    if (calls > 0)
-      tensors.documents =
-          attention_table_at(c->documents.table, places(c), i * c->config.usual_documents);
+    if (calls > 0) tensors.documents = attention_table_at(c->documents.table, shape.B, i);
     error_check(attention_cudnn_run(p->plan, direction, &tensors, &err), &err);
   }
 }

@@ -73,14 +73,15 @@ typedef struct AttentionDocuments {
   const int64_t *qkv_offsets, *o_offsets, *lse_offsets;
 } AttentionDocuments;
 
-// A table of these for `places` sequences, of which a call takes B.
-size_t attention_table_bytes(int64_t places);
-// Fills it in on the host for lengths[count], which lie one after the other; the other places have
-// length 0 and the offset of the end.
+// A table of these for `calls` calls of B sequences each. All arrays begin at 16-byte boundaries,
+// as the graphs say, where the table does.
+size_t attention_table_bytes(int64_t B, int64_t calls);
+// Fills it in on the host for lengths[count], count <= calls B, which lie one after the other: a
+// call's part of them, as even as can be, and places of length 0 with the offset of the end.
 void attention_table_fill(const AttentionShape *s, const int32_t *lengths, int64_t count,
-                          int64_t places, void *table);
-// The sequences from `first` on of a table that lies at that address.
-AttentionDocuments attention_table_at(const void *table, int64_t places, int64_t first);
+                          int64_t calls, void *table);
+// The sequences of a call, of a table that lies at that address.
+AttentionDocuments attention_table_at(const void *table, int64_t B, int64_t call);
 
 // The fastest of cuDNN's configurations for attention, as Choices remember it.
 

@@ -1,8 +1,10 @@
 #include "kernels/cuda/attention.h"
 
+#include <assert.h>
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
+#include <string.h>
 
 int attention_shape_check(const AttentionShape *s, Error *err) {
   if (s->B < 1 || s->T < 1 || s->H < 1 || s->KV < 1 || s->d < 1)
@@ -271,27 +273,46 @@ int attention_graph_backward(CudnnGraph *g, const CudnnApi *api, CudnnHandle han
 
 // ---- Tables of documents
 
-size_t attention_table_bytes(int64_t places) {
-  return 3 * ((size_t)places + 1) * sizeof(int64_t) + (size_t)places * sizeof(int32_t);
+static size_t aligned(size_t bytes) {
+  return (bytes + 15) / 16 * 16;
+}
+static size_t lengths_bytes(int64_t B) {
+  return aligned((size_t)B * sizeof(int32_t));
+}
+static size_t offsets_bytes(int64_t B) {
+  return aligned(((size_t)B + 1) * sizeof(int64_t));
+}
+
+size_t attention_table_bytes(int64_t B, int64_t calls) {
+  return (size_t)calls * (lengths_bytes(B) + 3 * offsets_bytes(B));
+}
+
+AttentionDocuments attention_table_at(const void *table, int64_t B, int64_t call) {
+  const char *lengths = (const char *)table + attention_table_bytes(B, call),
+             *offsets = lengths + lengths_bytes(B);
+  const size_t next = offsets_bytes(B);
+  return (AttentionDocuments){(const int32_t *)(const void *)lengths,
+                              (const int64_t *)(const void *)offsets,
+                              (const int64_t *)(const void *)(offsets + next),
+                              (const int64_t *)(const void *)(offsets + 2 * next)};
 }
 
 void attention_table_fill(const AttentionShape *s, const int32_t *lengths, int64_t count,
-                          int64_t places, void *table) {
-  const int64_t scale[] = {attention_row(s), s->H * s->d, s->H};
-  int64_t *offsets = table, row = 0;
-  int32_t *rows_of = (int32_t *)(offsets + 3 * (places + 1));
-  for (int64_t i = 0; i <= places; i++) {
-    for (int64_t k = 0; k < 3; k++) offsets[k * (places + 1) + i] = row * scale[k];
-    if (i == places) break;
-    rows_of[i] = i < count ? lengths[i] : 0;
-    row += rows_of[i];
+                          int64_t calls, void *table) {
+  assert(count <= calls * s->B);
+  memset(table, 0, attention_table_bytes(s->B, calls));
+  for (int64_t call = 0, row = 0; call < calls; call++) {
+    const AttentionDocuments at = attention_table_at(table, s->B, call);
+    const int64_t first = count * call / calls, end = count * (call + 1) / calls;
+    for (int64_t i = 0; i <= s->B; i++) {
+      ((int64_t *)at.qkv_offsets)[i] = row * attention_row(s);
+      ((int64_t *)at.o_offsets)[i] = row * s->H * s->d;
+      ((int64_t *)at.lse_offsets)[i] = row * s->H;
+      if (first + i >= end) continue;
+      ((int32_t *)at.lengths)[i] = lengths[first + i];
+      row += lengths[first + i];
+    }
   }
-}
-
-AttentionDocuments attention_table_at(const void *table, int64_t places, int64_t first) {
-  const int64_t *offsets = table, stride = places + 1;
-  return (AttentionDocuments){(const int32_t *)(offsets + 3 * stride) + first, offsets + first,
-                              offsets + stride + first, offsets + 2 * stride + first};
 }
 
 // ---- Choices

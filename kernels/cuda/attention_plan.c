@@ -9,6 +9,7 @@
 #include "base/memory.h"
 #include "base/os.h"
 #include "kernels/cuda/gpu.h"
+#include "kernels/gpu_backends.h"
 
 // A graph is offered fewer configurations than FORM_CONFIGS; the backward may have two graphs.
 enum { FORM_CONFIGS = 8, MAX_CONFIGS = 2 * FORM_CONFIGS };
@@ -158,23 +159,25 @@ static size_t place(Scratch *s, size_t workspace, char *memory) {
   t->lse = arena_take(&arena, rows * (size_t)shape->H * sizeof(float));
   t->dqkv = arena_take(&arena, qkv);
   t->workspace = arena_take(&arena, workspace);
-  s->table = arena_take(&arena, attention_table_bytes(shape->B));
+  s->table = arena_take(&arena, attention_table_bytes(shape->B, 1));
   t->documents = attention_table_at(s->table, shape->B, 0);
   return arena.used;
 }
 
-// Three quarters of the places are used, where T allows, by documents of about one length.
+// Three quarters of the places are used, where T allows, by documents of about one length: of all
+// rows, or of as many as one call takes.
 static cudaError_t write_documents(const Scratch *s) {
   const AttentionShape *shape = &s->attention->shape;
   if (shape->rows == 0) return cudaSuccess;
-  const int64_t least = (shape->rows + shape->T - 1) / shape->T, most = shape->B * 3 / 4 + 1;
-  const int64_t used = least > most ? least : most;
-  const size_t bytes = attention_table_bytes(shape->B);
+  const int64_t needed = (shape->rows + shape->T - 1) / shape->T,
+                usual = needed > shape->B * 3 / 4 + 1 ? needed : shape->B * 3 / 4 + 1,
+                used = usual < shape->B ? usual : shape->B,
+                rows = used < needed ? used * shape->T : shape->rows;
+  const size_t bytes = attention_table_bytes(shape->B, 1);
   int32_t *lengths = xcalloc((size_t)used, sizeof *lengths);
   void *table = xmalloc(bytes);
-  for (int64_t i = 0, left = shape->rows; i < used; i++)
-    left -= lengths[i] = (int32_t)(left / (used - i));
-  attention_table_fill(shape, lengths, used, shape->B, table);
+  for (int64_t i = 0, left = rows; i < used; i++) left -= lengths[i] = (int32_t)(left / (used - i));
+  attention_table_fill(shape, lengths, used, 1, table);
   const cudaError_t status = cudaMemcpy(s->table, table, bytes, cudaMemcpyHostToDevice);
   free(table);
   free(lengths);
@@ -367,9 +370,8 @@ static void note_choice(AttentionCudnn *a, AttentionDirection direction) {
   }
 }
 
-// Documents' dq is wrong in the plain form with other head sizes (cuDNN 9.14 and 9.19).
 static bool needs_deterministic(const AttentionShape *s) {
-  return s->rows > 0 && s->d % 16 != 0;
+  return s->rows > 0 && documents_need_deterministic(s->d);
 }
 
 // The other form of the backward is optional.

@@ -76,10 +76,9 @@ typedef struct Cuda {
   int attention_count;
   int64_t attention_calls;
   Choices attention_choices;
-  // Documents: places for config.usual_documents at a time, so many calls of attention
   struct {
     void *table, *host; // attention.h's; in pieces on its way to the GPU
-    int64_t calls;      // 0: no documents are set
+    int64_t calls;      // of attention, as document_calls cuts them; 0: no documents are set
   } documents;
   Snapshot *snapshot; // NULL where the state is never copied during a step
 } Cuda;

@@ -55,7 +55,7 @@ static void op_set_updates(Backend *be, int64_t updates) {
 // Where a run has documents its recorded launches are those of a batch with the usual number. More
 // of them, and windows that are whole (of a split whose ends are not known), take others.
 static bool differs_from_recorded(const Cuda *c) {
-  const int64_t recorded = c->config.usual_documents > 0 ? 1 : 0;
+  const int64_t recorded = document_calls(&c->config, &c->options).usual;
   return c->base.calibrating || c->documents.calls != recorded;
 }
 

@@ -186,7 +186,7 @@ const Key config_keys[] = {
            "number format of products; fp8: all of them but attention's; --generate and --eval use "
            "bf16"),
     BOOL(backend, deterministic, "false", SHAPES,
-         "GPU: every run gives the same bits, at a cost in speed"),
+         "GPU: every run gives the same bits, at a cost in speed and memory"),
     BOOL(backend, graphs, "true", 0,
          "GPU: a step is recorded once and replayed; false for profilers"),
     CHOICE(backend, moments, dtypes, "\"fp32\"", SHAPES,

@@ -185,16 +185,20 @@ TEST(the_shape_that_was_used_longest_ago_makes_room) {
   close_cuda(c);
 }
 
-// Usual documents take one call, more of them several; without any there is the shape's own.
-TEST(all_documents_are_attended_to) {
-  enum { USUAL = 5, ROWS = 96 };
+// Usual documents take as many calls as document_calls says, more of them several; without any there
+// is the shape's own.
+static void check_documents(bool deterministic, int64_t longest, int64_t per_call) {
+  enum { USUAL = 5, ROWS = 256 };
   Cuda *c = open_cuda(0, 0);
   Backend *be = &c->base;
   int32_t lengths[ROWS];
   for (int i = 0; i < ROWS; i++) lengths[i] = 1;
   c->config.usual_documents = USUAL;
-  c->config.longest_document = 40;
-  const size_t bytes = attention_table_bytes(ROWS + USUAL);
+  c->config.longest_document = longest;
+  c->config.max_tokens = ROWS;
+  c->options.train = c->options.deterministic = deterministic;
+  const int64_t usual = (USUAL + per_call - 1) / per_call, most = (ROWS + per_call - 1) / per_call;
+  const size_t bytes = attention_table_bytes(per_call, most);
   Error none;
   c->documents.table = cuda_take(c, bytes, &none);
   c->documents.host = xmalloc(bytes);
@@ -206,10 +210,18 @@ TEST(all_documents_are_attended_to) {
     cuda_set_documents(be, lengths, count);
     machine.documents = machine.rows = machine.calls = 0;
     cuda_attention(be, 2, ROWS / 2, (const act_t *)(const void *)&qkv, (Operand){0}, NULL);
+    const int64_t calls = (count + per_call - 1) / per_call;
     assert_int_equal(machine.documents, count);
-    assert_int_equal(machine.calls, count == 0 ? 1 : (count + USUAL - 1) / USUAL);
-    assert_int_equal(machine.ran->T, count == 0 ? ROWS / 2 : 128);
+    assert_int_equal(machine.calls, count == 0 ? 1 : calls > usual ? calls : usual);
+    assert_int_equal(machine.ran->B, count == 0 ? 2 : per_call);
+    assert_int_equal(machine.ran->T, count == 0 ? ROWS / 2 : (longest + 127) / 128 * 128);
   }
   cuda_give_back(c, c->documents.table);
   close_cuda(c);
+}
+
+TEST(all_documents_are_attended_to) {
+  check_documents(false, 40, 5);
+  check_documents(true, 40, 2);
+  check_documents(true, 200, 1);
 }

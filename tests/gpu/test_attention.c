@@ -103,10 +103,10 @@ static Device device_new(const Problem *p, const AttentionCudnn *a) {
               fenced_new(p->n.qkv * 2),
               fenced_new(larger(attention_cudnn_workspace(a, ATTENTION_FORWARD),
                                 attention_cudnn_workspace(a, ATTENTION_BACKWARD))),
-              fenced_new(attention_table_bytes(p->s.B)),
+              fenced_new(attention_table_bytes(p->s.B, 1)),
               p->s.B};
   void *table = xmalloc(d.table.bytes);
-  attention_table_fill(&p->s, p->lengths, p->documents, p->s.B, table);
+  attention_table_fill(&p->s, p->lengths, p->documents, 1, table);
   fenced_write(&d.table, table);
   free(table);
   fenced_write(&d.qkv, p->qkv);

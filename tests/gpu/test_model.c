@@ -13,7 +13,8 @@ typedef struct Case {
   ModelConfig model;
   int64_t B, T, chunks;
   int micro_batches;
-  int64_t documents; // usual_documents; 0: whole windows
+  int64_t documents;  // usual_documents; 0: whole windows
+  bool deterministic; // a second training has the same bits
   MasterType masters;
   GradientType gradients;
 } Case;
@@ -65,7 +66,12 @@ static void check_times(double *ms, double passed) {
 static void train(const Case *c, Backend *be, double *losses) {
   double ms[STEPS];
   int read = 0;
-  const RunShape shape = {.batch = c->B, .seq = c->T, .loss_chunks = c->chunks, .train = true};
+  const RunShape shape = {.batch = c->B,
+                          .seq = c->T,
+                          .loss_chunks = c->chunks,
+                          .train = true,
+                          .usual_documents = c->documents,
+                          .longest_document = c->T};
   int32_t *lengths = xcalloc((size_t)(c->B * c->T), sizeof *lengths);
   const AdamW hyper = {.learning_rate = 3e-3,
                        .beta1 = 0.9,
@@ -80,6 +86,7 @@ static void train(const Case *c, Backend *be, double *losses) {
   Error err;
   if (llama_create(&llama, &c->model, &shape, be, &err)) fail_msg("%s", err.text);
   llama_init_weights(&llama, 1);
+  be->services.set_updates(be, 0);
   const double began = now_ms();
   for (int step = 0; step < STEPS; step++) {
     be->services.clock_start(be);
@@ -128,7 +135,7 @@ static void compare_losses(const Case *c, const char *name, const double *cpu, c
 }
 
 static void compare(const Case *c) {
-  double cpu[STEPS], gpu[STEPS];
+  double cpu[STEPS], gpu[STEPS], again[STEPS];
   const RunShape shape = {.batch = c->B,
                           .seq = c->T,
                           .loss_chunks = c->chunks,
@@ -140,6 +147,7 @@ static void compare(const Case *c) {
   GpuOptions options = {.train = true,
                         .grads_fp32 = c->micro_batches > 1 && c->gradients == GRADIENTS_AUTO,
                         .graphs = c->documents > 0,
+                        .deterministic = c->deterministic,
                         .batch = c->B,
                         .seq = c->T,
                         .loss_tokens = c->B * c->T / c->chunks,
@@ -156,6 +164,10 @@ static void compare(const Case *c) {
     if (!be) fail_msg("%s", err.text);
     train(c, be, gpu);
     compare_losses(c, be->name, cpu, gpu);
+    if (c->deterministic) {
+      train(c, be, again);
+      assert_memory_equal(gpu, again, sizeof gpu);
+    }
     be->services.destroy(be);
   }
 }
@@ -209,6 +221,19 @@ TEST(losses_follow_the_cpu_of_documents) {
                   .chunks = 1,
                   .micro_batches = 2,
                   .documents = 64};
+  compare(&c);
+}
+
+// Attention takes three documents at a time, and some of the recorded calls have none.
+TEST(deterministic_documents_have_equal_bits_and_losses_that_follow_the_cpu) {
+  const Case c = {.name = "deterministic documents",
+                  .model = untied,
+                  .B = 4,
+                  .T = 96,
+                  .chunks = 1,
+                  .micro_batches = 2,
+                  .documents = 64,
+                  .deterministic = true};
   compare(&c);
 }
 

@@ -205,6 +205,47 @@ TEST(ampere_and_ada_have_engines) {
   expect_engines(&rtx4090, 5);
 }
 
+// ---- The table of documents
+
+static void expect_aligned(const void *array) {
+  assert_int_equal((uintptr_t)array % 16, 0); // the graphs' ATTR_TENSOR_BYTE_ALIGNMENT
+}
+
+// Every document once, in order, in at most B places of each call.
+static void check_table(int64_t B, int64_t calls, int64_t count) {
+  const AttentionShape s = {.B = B, .T = 128, .H = 3, .KV = 1, .d = 8, .rows = 4096};
+  const size_t bytes = attention_table_bytes(B, calls);
+  int32_t *lengths = xmalloc(((size_t)count + 1) * sizeof *lengths);
+  void *table = aligned_alloc(256, (bytes + 255) / 256 * 256);
+  assert_non_null(table);
+  for (int64_t i = 0; i < count; i++) lengths[i] = (int32_t)(1 + i % 5);
+  attention_table_fill(&s, lengths, count, calls, table);
+  int64_t seen = 0, row = 0;
+  for (int64_t call = 0; call < calls; call++) {
+    const AttentionDocuments at = attention_table_at(table, B, call);
+    expect_aligned(at.lengths), expect_aligned(at.qkv_offsets);
+    expect_aligned(at.o_offsets), expect_aligned(at.lse_offsets);
+    assert_true((const char *)(at.lse_offsets + B + 1) <= (const char *)table + bytes);
+    for (int64_t i = 0; i <= B; i++) {
+      assert_int_equal(at.qkv_offsets[i], row * 40);
+      assert_int_equal(at.o_offsets[i], row * 24);
+      assert_int_equal(at.lse_offsets[i], row * 3);
+      if (i == B || at.lengths[i] == 0) continue;
+      assert_int_equal(at.lengths[i], lengths[seen++]);
+      row += at.lengths[i];
+    }
+  }
+  assert_int_equal(seen, count);
+  free(table);
+  free(lengths);
+}
+
+TEST(a_table_of_documents_is_aligned_and_whole) {
+  for (int64_t B = 1; B <= 9; B++)
+    for (int64_t calls = 1; calls <= 5; calls++)
+      for (int64_t count = 0; count <= B * calls; count++) check_table(B, calls, count);
+}
+
 // That a count of zero is possible, so that the checks above can fail.
 TEST(a_graph_outside_the_pattern_is_offered_no_engine) {
   CudnnApi api;

@@ -228,6 +228,34 @@ static void check_launches(const char *path, int count, const Launched *expected
   free(list);
 }
 
+// A 1B model, 8 x 4096 tokens, documents of 500 on average and 4096 at most.
+TEST(deterministic_documents_need_no_more_than_whole_windows) {
+  OpsConfig c = {
+      .D = 2048, .F = 8192, .H = 32, .KV = 8, .d = 64, .V = 128256, .max_tokens = 8 * 4096};
+  GpuOptions o = {.train = true, .batch = 8, .seq = 4096, .loss_tokens = 4096};
+  const size_t plain = backend_gpu_outline(&c, &o).workspace_bytes;
+  o.deterministic = true;
+  const size_t windows = backend_gpu_outline(&c, &o).workspace_bytes;
+  assert_int_equal(windows - plain, (size_t)8 * 32 * 4096 * 4096 * 2);
+  c.usual_documents = 85;
+  c.longest_document = 4000;
+  DocumentCalls calls = document_calls(&c, &o);
+  assert_true(calls.per_call == 8 && calls.longest == 4096 && calls.usual == 11);
+  assert_int_equal(backend_gpu_outline(&c, &o).workspace_bytes, windows);
+  c.longest_document = 1000; // of many, fewer than there are usually
+  calls = document_calls(&c, &o);
+  assert_true(calls.per_call == 32 && calls.longest == 1024 && calls.usual == 3);
+  c.longest_document = 40000; // longer than a batch never happens, but one place there is
+  assert_int_equal(document_calls(&c, &o).per_call, 1);
+  o.deterministic = false;
+  calls = document_calls(&c, &o);
+  assert_true(calls.per_call == 85 && calls.usual == 1);
+  c.d = 72; // which needs the deterministic form
+  assert_int_equal(document_calls(&c, &o).per_call, 1);
+  o.train = false;
+  assert_int_equal(document_calls(&c, &o).per_call, 85);
+}
+
 // Tiles of 64 columns leave more parts of row statistics than those of 128.
 TEST(a_plan_knows_how_narrow_the_gpus_tiles_are) {
   size_t planned[3];
