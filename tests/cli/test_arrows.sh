@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
-# Includes point down only: a file may know the rooms in its room's line, and no other.
+# Includes point down only: a file may know the rooms in its room's line, and no other. And inside of
+# a folder no files call each other in a circle.
 # shellcheck disable=SC2016 # the program for awk
 # shellcheck source=tests/support/lib.sh
 . "$(dirname "$0")/../support/lib.sh"
 
 # A room is a folder without its subfolders, or a single file, whose own line then counts alone.
-# The files of a folder may include each other. After `no` stand headers that are refused all the
+# The files of a folder may include each other, since headers are shared. After `no` stand headers that are refused all the
 # same. A room may have several lines.
 export rooms='
 base                   |
@@ -80,6 +81,31 @@ wrong_arrows() { # every include below this folder that no rule allows, as "FILE
 
 arrows=$(wrong_arrows)
 check every_include_points_down "$arrows" test -z "$arrows"
+
+# The objects that call each other in a circle inside of a folder, and those between two circles.
+# What a file needs and has is in its object: a source that was not built has none.
+built=$(dirname "$TRAIN")
+circles() {
+  sources | sed -nE "s#^(.*)\.(c|cu)\$#$built/\1.o#p" | while read -r object; do
+    [ ! -e "$object" ] || echo "$object"
+  done | xargs -r nm -AP | awk '
+    function folder(path) { sub(/\/[^\/]*$/, "", path); return path }
+    { sub(/:$/, "", $1) }
+    $3 ~ /^[TDBRV]$/ { has[folder($1), $2] = $1 }
+    $3 == "U" { user[++users] = $1; needs[users] = $2 }
+    END {
+      for (i = 1; i <= users; i++) {
+        from = user[i]
+        if (!((folder(from), needs[i]) in has)) continue
+        to = has[folder(from), needs[i]]
+        if (to != from) print from, to
+      }
+    }' | LC_ALL=C sort -u | tsort 2>&1 >/dev/null | sed -n "s|^tsort: $built/||p"
+}
+
+check the_objects_are_built "run make first" test -e "$built/kernels/cpu/muon.o"
+called=$(circles)
+check no_files_of_a_folder_call_in_a_circle "these do: $(echo "$called" | tr '\n' ' ')" test -z "$called"
 
 # ---- The check itself, on a copy: what is planted there must be found, with its file and line.
 mkdir "$folder/copy"
@@ -165,4 +191,24 @@ done
 said=$(found model/planted.c HEADER)
 check an_include_by_macro_is_refused "it said '$said'" \
   test "$said" = 'model/planted.c:2: an include is a path in quotes or in <>'
+
+built=built
+# Planted: three files of a folder that call in a circle, and two of different folders.
+in_a_circle() { # FILE...: planted, each calling the next, the last the first
+  local names=("$@") i
+  for i in "${!names[@]}"; do
+    local next=$(((i + 1) % ${#names[@]}))
+    mkdir -p "$built/$(dirname "${names[i]}")" "$(dirname "${names[i]}")"
+    printf 'void call_%s(void);\nvoid call_%s(void) {\n  call_%s();\n}\n' "$next" "$i" "$next" \
+      >"${names[i]}.c"
+    cc -c "${names[i]}.c" -o "$built/${names[i]}.o"
+  done
+  circles
+  for i in "${names[@]}"; do rm "$i.c" "$built/$i.o"; done
+}
+said=$(in_a_circle kernels/cpu/one kernels/cpu/two kernels/cpu/three | LC_ALL=C sort | tr '\n' ' ')
+check a_circle_of_calls_is_found "it said '$said'" \
+  test "$said" = 'kernels/cpu/one.o kernels/cpu/three.o kernels/cpu/two.o '
+said=$(in_a_circle kernels/cpu/one kernels/cuda/two)
+check folders_have_circles_of_their_own "it said '$said'" test -z "$said"
 exit "$failed"
