@@ -84,8 +84,8 @@ static inline HOST_DEVICE float fp8_counted(Fp8Format format, float scale, float
   return beyond < most ? beyond : most;
 }
 
-// The largest value of a weight after an update, from the largest of the steps before: AdamW moves a
-// weight by at most (1 - beta1) / sqrt(1 - beta2) = 3.2 learning rates, with the usual 0.9 and
+// The largest value of a weight after an update, from the largest of the steps before. AdamW moves
+// a weight by at most (1 - beta1) / sqrt(1 - beta2) = 3.2 learning rates, with the usual 0.9 and
 // 0.999. Without this reach a weight that begins as 0 would have no scale for its first values.
 static inline HOST_DEVICE float fp8_weight_reach(float largest_value, double learning_rate) {
   return largest_value + 3 * (float)learning_rate;

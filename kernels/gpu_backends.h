@@ -27,9 +27,9 @@ typedef struct GpuMemory {
 } GpuMemory;
 
 // How a batch of OpsConfig.usual_documents is cut into calls of attention. The deterministic
-// backward keeps the scores of all its documents, per_call H longest^2 bf16 numbers, in its
-// workspace: a call takes no more documents than make that as large as it is where the same rows are
-// windows of the longest document's length.
+// backward's workspace holds the scores of a call: per_call H longest^2 bf16 numbers. A call
+// takes at most as many documents as a batch has windows of the longest one's length, and so
+// needs no more workspace than those windows would.
 typedef struct DocumentCalls {
   int64_t per_call; // places for documents in a call
   int64_t longest;  // rows of the longest, in whole tiles of 128: with 1 row cuDNN's dq is NaN

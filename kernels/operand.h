@@ -98,9 +98,9 @@ enum { MOST_PARTS = 3, MUON_STEPS = 5 };
 #define MUON_B (-4.7750)
 #define MUON_C 2.0315
 #define MUON_EPS 1e-7
-// A part whose X is smaller than this fraction of its tensor's largest part is noise: gradients of q
-// and k are differences of numbers as large as v's gradient, and where the exact one is 0 (documents
-// with one target) rounding leaves 1e-9 to 9e-7 of v's; otherwise it was 1e-2 or more.
+// A part is noise if its |X| is at most this fraction of the largest in its tensor. Gradients of q
+// and k are differences of numbers as large as v's gradient. Where the exact difference is 0
+// (documents with one target), rounding leaves 1e-9 to 9e-7 of v's; else 1e-2 or more was seen.
 #define MUON_NOISE 0x1p-16
 #define MUON_SCALE 0.2
 

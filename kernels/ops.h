@@ -168,8 +168,8 @@ typedef void GradsFinishOp(Backend *be, const ParamTensor *list, int count);
 // with parts together. Of each part by itself, dW being its gradient as adamw scales it and m its
 // momentum:
 //     m = momentum m + (1 - momentum) dW       X = (1 - momentum) dW + momentum m
-//     X = X / max(|X|, MUON_EPS)               |X|: Frobenius norm; 0 where |X| is not above
-//                                              MUON_NOISE times the largest |X| of the tensor's parts
+//     X = X / max(|X|, MUON_EPS)               |X|: Frobenius norm; 0 where the part is noise
+//                                              (MUON_NOISE)
 //     MUON_STEPS times: A = X X^T, X = a X + (b A + c A A) X        a, b, c: MUON_A, ...
 //     W = (1 - lr decay) W - lr MUON_SCALE sqrt(max(rows, cols)) X
 // A part with more rows than columns has A = X^T X, X = a X + X (b A + c A A). The scale gives an

@@ -37,7 +37,8 @@ typedef double SnapshotWait(Backend *be);
 typedef struct Services {
   void (*destroy)(Backend *be);
 
-  // Additional bytes that the backend allocates when it first sees this list of parameters, of which rows, cols, norm and parts are set. NULL where it allocates none.
+  // Additional bytes that the backend allocates by the first update of this list of parameters, of
+  // which rows, cols, norm and parts are set. NULL where it allocates none.
   size_t (*list_bytes)(const ParamTensor *list, int count);
 
   // ---- Memory of the backend. alloc returns NULL when there is not enough.

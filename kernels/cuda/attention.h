@@ -76,8 +76,8 @@ typedef struct AttentionDocuments {
 // A table of these for `calls` calls of B sequences each. All arrays begin at 16-byte boundaries,
 // as the graphs say, where the table does.
 size_t attention_table_bytes(int64_t B, int64_t calls);
-// Fills it in on the host for lengths[count], count <= calls B, which lie one after the other: a
-// call's part of them, as even as can be, and places of length 0 with the offset of the end.
+// Fills it in on the host for lengths[count], count <= calls B, which lie one after the other.
+// Calls get about the same number each; the places left over have length 0 and the end's offset.
 void attention_table_fill(const AttentionShape *s, const int32_t *lengths, int64_t count,
                           int64_t calls, void *table);
 // The sequences of a call, of a table that lies at that address.

@@ -114,7 +114,8 @@ static void describe_copies(DeviceTensor *t, const ParamTensor *p, Scaling *scal
 }
 
 // Describes the list's tensors by class. Counts the blocks, and fills the table where it has
-// memory, except for the orders of blocks; returns the floats of all column partials and copies of norms.
+// memory, except for the orders of blocks. Returns the floats of all column partials and copies of
+// norms.
 static int64_t describe(ParamTable *table, const ParamTensor *list, int count,
                         const Elsewhere *at_gpu) {
   float *const partials = at_gpu->partials;

@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# Includes point down only: a file may know the rooms in its room's line, and no other. And inside of
-# a folder no files call each other in a circle.
+# Includes point down only: a file may know the rooms in its room's line, and no other. And no
+# files of a folder call each other in a circle.
 # shellcheck disable=SC2016 # the program for awk
 # shellcheck source=tests/support/lib.sh
 . "$(dirname "$0")/../support/lib.sh"
 
 # A room is a folder without its subfolders, or a single file, whose own line then counts alone.
-# The files of a folder may include each other, since headers are shared. After `no` stand headers that are refused all the
-# same. A room may have several lines.
+# The files of a folder may include each other, since they share headers. After `no` stand headers
+# that are refused all the same. A room may have several lines.
 export rooms='
 base                   |
 data/model_folder.h    | base
@@ -105,7 +105,7 @@ circles() {
 
 check the_objects_are_built "run make first" test -e "$built/kernels/cpu/muon.o"
 called=$(circles)
-check no_files_of_a_folder_call_in_a_circle "these do: $(echo "$called" | tr '\n' ' ')" test -z "$called"
+check no_files_of_a_folder_call_in_a_circle "these do: ${called//$'\n'/ }" test -z "$called"
 
 # ---- The check itself, on a copy: what is planted there must be found, with its file and line.
 mkdir "$folder/copy"

@@ -185,8 +185,8 @@ TEST(the_shape_that_was_used_longest_ago_makes_room) {
   close_cuda(c);
 }
 
-// Usual documents take as many calls as document_calls says, more of them several; without any there
-// is the shape's own.
+// Usual documents take as many calls as document_calls says, more documents take more calls. Without
+// any there is the shape's own call.
 static void check_documents(bool deterministic, int64_t longest, int64_t per_call) {
   enum { USUAL = 5, ROWS = 256 };
   Cuda *c = open_cuda(0, 0);

@@ -97,7 +97,7 @@ TEST(scales_follow_the_history) {
   small_close(&s);
 }
 
-// Weights that begin as 0 are in the copies from the first update on, and within their scale's reach.
+// From the first update on the copies have the weights' values, and none is beyond its scale.
 TEST(weights_that_begin_as_zeros_have_a_scale) {
   SmallModel s = small_open((SmallShape){.fp8 = true, .zero_init = true});
   const ModelConfig *c = &s.llama.config;
