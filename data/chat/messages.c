@@ -6,33 +6,28 @@
 #include "base/json.h"
 #include "base/memory.h"
 
-static const char *const names[] = {"system", "user", "assistant"};
-enum { ROLES = sizeof names / sizeof *names };
+bool span_is(Span span, const char *text) {
+  return span.text && span.bytes == strlen(text) && memcmp(span.text, text, span.bytes) == 0;
+}
 
-const char *role_name(Role role) {
-  return names[role];
+Message message_of(const char *role, const char *text, size_t bytes) {
+  return (Message){.role = {role, strlen(role)},
+                   .text = {text, bytes},
+                   .counts = strcmp(role, ROLE_ASSISTANT) == 0};
 }
 
 void conversation_free(Conversation *c) {
   free(c->messages);
+  free(c->copy.data);
   *c = (Conversation){0};
 }
 
-int conversation_add(Conversation *c, Message message, Error *err) {
-  const Role before = c->count > 0 ? c->messages[c->count - 1].role : ROLE_SYSTEM;
-  const Role wanted = before == ROLE_USER ? ROLE_ASSISTANT : ROLE_USER;
-  const bool first_system = c->count == 0 && message.role == ROLE_SYSTEM;
-  if (message.role != wanted && !first_system)
-    return error_set(err,
-                     "message %zu is of the %s, and must be of the %s: a conversation may begin "
-                     "with a system message; then user and assistant take turns",
-                     c->count + 1, names[message.role], names[wanted]);
+void conversation_add(Conversation *c, Message message) {
   if (c->count == c->capacity) {
     c->capacity = 2 * c->capacity + 8;
     c->messages = xrealloc(c->messages, c->capacity * sizeof *c->messages);
   }
   c->messages[c->count++] = message;
-  return 0;
 }
 
 // ---- A line of JSON
@@ -49,73 +44,148 @@ static bool refuse(Line *l) {
   return false;
 }
 
-static bool is(const char *name, const char *text, size_t bytes) {
-  return strlen(name) == bytes && memcmp(name, text, bytes) == 0;
+// Skips the value, which stays as it is. null: none.
+static bool skip_value(Line *l, Span *value) {
+  value->text = l->scan.at;
+  if (!json_skip(&l->scan)) return false;
+  while (strchr(" \t\r\n", *value->text)) value->text++;
+  value->bytes = (size_t)(l->scan.at - value->text);
+  if (span_is(*value, "null")) *value = (Span){0};
+  return true;
 }
 
-// The value of a key that must come once and be a string.
-static bool read_string(Line *l, const char *key, char **text, size_t *bytes) {
-  const size_t number = l->conversation->count + 1;
-  if (*text) {
-    error_set(l->err, "message %zu has \"%s\" twice; keep one of them", number, key);
-    return refuse(l);
-  }
-  if (!json_take(&l->scan, '"')) {
-    if (!json_skip(&l->scan)) return false;
-    error_set(l->err, "the \"%s\" of message %zu is no string", key, number);
-    return refuse(l);
-  }
-  l->scan.at--;
-  return json_take_string(&l->scan, text, bytes);
+// False where the value is no string, and stays.
+static bool string_next(JsonScan *s) {
+  const bool is = json_take(s, '"');
+  s->at -= is;
+  return is;
 }
 
-// The parts of a message as the JSON has them; NULL where one is missing.
-typedef struct Parts {
-  char *role, *content;
-  size_t role_bytes, content_bytes;
-} Parts;
+static bool take_string(JsonScan *s, Span *text) {
+  char *string;
+  if (!json_take_string(s, &string, &text->bytes)) return false;
+  text->text = string;
+  return true;
+}
 
-// Behind the key.
-static bool read_part(Line *l, const char *key, size_t bytes, Parts *p) {
-  if (is("role", key, bytes)) return read_string(l, "role", &p->role, &p->role_bytes);
-  if (is("content", key, bytes)) return read_string(l, "content", &p->content, &p->content_bytes);
-  error_set(l->err, "message %zu has the key \"%.*s\"; a message has a role and a content alone",
-            l->conversation->count + 1, bytes < 100 ? (int)bytes : 100, key);
+static bool read_role(Line *l, Span *role) {
+  if (string_next(&l->scan)) return take_string(&l->scan, role);
+  if (!skip_value(l, role)) return false;
+  if (!role->text) return true;
+  error_set(l->err, "the \"role\" of message %zu is no string", l->conversation->count + 1);
   return refuse(l);
 }
 
-static bool add_message(Line *l, const Parts *p) {
-  const size_t number = l->conversation->count + 1;
-  int role = 0;
-  if (!p->role || !p->content) {
-    error_set(l->err, "message %zu has no \"%s\"", number, p->role ? "content" : "role");
+// 0 or 1, as OpenAI's files have it.
+static bool read_weight(Line *l, bool *counts) {
+  Span weight;
+  if (!skip_value(l, &weight)) return false;
+  if (!weight.text) return true;
+  char text[32] = "", *end;
+  memcpy(text, weight.text, weight.bytes < sizeof text ? weight.bytes : sizeof text - 1);
+  const double value = strtod(text, &end);
+  *counts = value == 1;
+  if (end > text && !*end && (value == 0 || value == 1)) return true;
+  error_set(l->err, "the \"weight\" of message %zu is %s; it may be 0 or 1",
+            l->conversation->count + 1, text);
+  return refuse(l);
+}
+
+// ---- Contents
+
+// A part's type and text, where they are strings.
+static bool read_part(JsonScan *s, Span *type, Span *text) {
+  *type = *text = (Span){0};
+  if (!json_take(s, '{')) return false;
+  do {
+    Span key;
+    char *name;
+    if (!json_take_key(s, &name, &key.bytes)) return false;
+    key.text = name;
+    Span *wanted = span_is(key, "type") ? type : span_is(key, "text") ? text : NULL;
+    if (!(wanted && string_next(s) ? take_string(s, wanted) : json_skip(s))) return false;
+  } while (json_take(s, ','));
+  return json_take(s, '}');
+}
+
+// The texts of content's parts, one right behind the other; no text where it is no list of parts
+// that are all text. They are unescaped in a copy, so that the JSON stays.
+static void join_parts(Line *l, Message *m) {
+  Text *copy = &l->conversation->copy;
+  // Room for all that follows in the line: what was joined before must not move.
+  char *const joined = text_room(copy, (size_t)(l->scan.end - m->content.text));
+  JsonScan s = {.at = joined, .end = joined + m->content.bytes, .halves = true, .nuls = true};
+  size_t bytes = 0;
+  memcpy(joined, m->content.text, m->content.bytes);
+  if (!json_take(&s, '[')) return;
+  for (bool more = !json_take(&s, ']'); more; more = json_take(&s, ',')) {
+    Span type, text;
+    if (!read_part(&s, &type, &text) || !span_is(type, "text") || !text.text) return;
+    memmove(joined + bytes, text.text, text.bytes);
+    bytes += text.bytes;
+  }
+  m->text = (Span){joined, bytes};
+  copy->bytes += bytes;
+}
+
+static bool read_content(Line *l, Message *m) {
+  if (string_next(&l->scan)) return take_string(&l->scan, &m->text);
+  if (!skip_value(l, &m->content)) return false;
+  if (m->content.text) join_parts(l, m);
+  return true;
+}
+
+// ---- Messages
+
+// Behind a key. seen: a bit for each of the keys that came. weight: not 0.
+static bool read_member(Line *l, Span key, Message *m, unsigned *seen, bool *weight) {
+  static const char *const keys[] = {"role", "content", "tool_calls", "weight"};
+  int k = 0;
+  while (k < 4 && !span_is(key, keys[k])) k++;
+  if (k < 4 && *seen >> k & 1) {
+    error_set(l->err, "message %zu has \"%s\" twice; keep one of them", l->conversation->count + 1,
+              keys[k]);
     return refuse(l);
   }
-  while (role < ROLES && !is(names[role], p->role, p->role_bytes)) role++;
-  if (role == ROLES) {
-    error_set(l->err, "message %zu has the role \"%.*s\"; the roles are system, user and assistant",
-              number, p->role_bytes < 100 ? (int)p->role_bytes : 100, p->role);
+  *seen |= 1u << k;
+  return k == 0   ? read_role(l, &m->role)
+         : k == 1 ? read_content(l, m)
+         : k == 2 ? skip_value(l, &m->calls)
+         : k == 3 ? read_weight(l, weight)
+                  : json_skip(&l->scan);
+}
+
+static bool add_message(Line *l, Message *m, bool weight) {
+  Conversation *c = l->conversation;
+  if (!m->role.text) {
+    error_set(l->err, "message %zu has no \"role\"", c->count + 1);
     return refuse(l);
   }
-  const Message message = {(Role)role, p->content, p->content_bytes};
-  return conversation_add(l->conversation, message, l->err) == 0 || refuse(l);
+  m->counts = weight && span_is(m->role, ROLE_ASSISTANT);
+  conversation_add(c, *m);
+  return true;
 }
 
 static bool read_message(Line *l) {
-  Parts parts = {0};
+  Message message = {0};
+  unsigned seen = 0;
+  bool weight = true;
   JsonScan *s = &l->scan;
   if (!json_take(s, '{')) {
     if (!json_skip(s)) return false;
     error_set(l->err, "message %zu is no object", l->conversation->count + 1);
     return refuse(l);
   }
-  if (json_take(s, '}')) return add_message(l, &parts);
+  if (json_take(s, '}')) return add_message(l, &message, weight);
   do {
     char *key;
     size_t bytes;
-    if (!json_take_key(s, &key, &bytes) || !read_part(l, key, bytes, &parts)) return false;
+    if (!json_take_key(s, &key, &bytes) ||
+        !read_member(l, (Span){key, bytes}, &message, &seen, &weight))
+      return false;
   } while (json_take(s, ','));
-  return json_take(s, '}') ? add_message(l, &parts) : json_wrong(s, "a comma or } is missing");
+  return json_take(s, '}') ? add_message(l, &message, weight)
+                           : json_wrong(s, "a comma or } is missing");
 }
 
 static bool read_messages(Line *l) {
@@ -141,7 +211,7 @@ static bool read_line(Line *l) {
     char *key;
     size_t bytes;
     if (!json_take_key(s, &key, &bytes)) return false;
-    const bool here = is("messages", key, bytes);
+    const bool here = span_is((Span){key, bytes}, "messages");
     if (here && seen) {
       error_set(l->err, "it has \"messages\" twice; keep one of them");
       return refuse(l);
@@ -157,14 +227,20 @@ int conversation_parse(Conversation *c, char *line, size_t bytes, Error *err) {
   Line l = {.scan = {.at = line, .end = line + bytes, .halves = true, .nuls = true},
             .conversation = c,
             .err = err};
-  c->count = 0;
+  c->count = c->copy.bytes = 0;
   if (!read_line(&l))
     return l.refused ? -1
                      : error_set(err, "it is not JSON: it goes wrong at column %zu: %s",
                                  (size_t)(l.scan.at - line) + 1, l.scan.problem);
-  bool answered = false;
-  for (size_t i = 0; i < c->count; i++) answered |= c->messages[i].role == ROLE_ASSISTANT;
-  if (answered) return 0;
+  bool answered = false, counts = false;
+  for (size_t i = 0; i < c->count; i++) {
+    answered |= span_is(c->messages[i].role, ROLE_ASSISTANT);
+    counts |= c->messages[i].counts;
+  }
+  if (counts) return 0;
+  if (answered)
+    return error_set(err, "each message of the assistant has the weight 0, so there is nothing to "
+                          "learn");
   if (c->count > 0)
     return error_set(err, "no message is of the assistant, so there is nothing to learn");
   return error_set(err, "it has no messages: each line must be an object such as {\"messages\": "

@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "data/chat/dumps.h"
 #include "data/tokenizer/cut.h"
 #include "data/tokenizer/steps.h"
 
@@ -11,8 +12,10 @@ struct Renderer {
   const ChatTemplate *template;
   int32_t bos, open, middle, close; // NO_TOKEN where the template has none
   Encoder *encoder;
-  Decoder *decoder;
-  Text text; // between two markers
+  Text text;      // behind the last marker, and not encoded yet
+  int64_t answer; // bytes of it in front of those that count, or NONE_COUNTS
+  int32_t before; // the last marker
+  Text json;      // a copy of a message's
   TokenIds *ids;
   Text *mask; // or NULL
 };
@@ -48,15 +51,14 @@ Renderer *renderer_open(const Tokenizer *tokenizer, const ChatTemplate *t, Error
     return NULL;
   }
   r->encoder = encoder_open(tokenizer);
-  r->decoder = decoder_open(tokenizer);
   return r;
 }
 
 void renderer_close(Renderer *r) {
   if (!r) return;
   encoder_close(r->encoder);
-  decoder_close(r->decoder);
   free(r->text.data);
+  free(r->json.data);
   free(r);
 }
 
@@ -68,6 +70,8 @@ int32_t template_end(const Tokenizer *tokenizer) {
 
 // ---- Ids and mask
 
+enum { NONE_COUNTS = -1 };
+
 // The ids behind those that the mask has already: the first `skipped` of them do not count, the
 // others do if `counts`.
 static void mark(Renderer *r, int64_t skipped, bool counts) {
@@ -78,34 +82,35 @@ static void mark(Renderer *r, int64_t skipped, bool counts) {
   r->mask->bytes += more;
 }
 
-static void put_marker(Renderer *r, int32_t id, bool counts) {
-  if (id != NO_TOKEN) token_ids_push(r->ids, id);
-  mark(r, 0, counts);
-}
-
-// How many of the ids from `first` on begin in the first bytes of their text, which are ASCII. A
-// token that joins the end of these with the beginning of the content is one of them.
-static int64_t ids_of(Renderer *r, int64_t first, size_t bytes) {
-  const char *text;
-  int64_t count = 0;
-  for (size_t done = 0; done < bytes && first + count < r->ids->count; count++)
-    done += decoder_next(r->decoder, r->ids->ids[first + count], &text);
-  decoder_end(r->decoder, &text);
-  return count;
-}
-
-// Encodes r->text, of which the first `skipped` bytes never count, in pieces of bounded size.
-static int put_text(Renderer *r, size_t skipped, bool counts, Error *err) {
+// Encodes r->text, which ends in front of the token `behind`, in pieces of bounded size. A token
+// counts if a byte of it lies behind the first r->answer.
+static int put_text(Renderer *r, int32_t behind, Error *err) {
   const ByteSet *joined = &tokenizer_facts(r->tokenizer)->joined;
-  const int64_t first = r->ids->count;
-  for (size_t at = 0; at < r->text.bytes;) {
+  const size_t end = r->text.bytes;
+  for (size_t at = 0, n; at < end; at += n) {
     size_t searched = 0;
-    const size_t n = cut_piece(joined, r->text.data + at, r->text.bytes - at, true, &searched);
-    if (encoder_append_plain(r->encoder, r->text.data + at, n, at > 0, r->ids, err) != 0) return -1;
-    at += n;
+    int64_t ahead;
+    n = cut_piece(joined, r->text.data + at, end - at, true, &searched);
+    const Between piece = {.text = r->text.data + at,
+                           .bytes = n,
+                           .before = at == 0 ? r->before : NO_TOKEN,
+                           .behind = at + n == end ? behind : NO_TOKEN,
+                           .continues = at > 0,
+                           .ahead = r->answer > (int64_t)at ? (size_t)r->answer - at : 0};
+    if (encoder_append_between(r->encoder, &piece, &ahead, r->ids, err) != 0) return -1;
+    mark(r, ahead, r->answer != NONE_COUNTS);
   }
-  mark(r, counts ? ids_of(r, first, skipped) : 0, counts);
   r->text.bytes = 0;
+  r->answer = NONE_COUNTS;
+  return 0;
+}
+
+static int put_marker(Renderer *r, int32_t id, bool counts, Error *err) {
+  if (id == NO_TOKEN) return 0;
+  if (put_text(r, id, err) != 0) return -1;
+  token_ids_push(r->ids, id);
+  mark(r, 0, counts);
+  r->before = id;
   return 0;
 }
 
@@ -114,14 +119,11 @@ static void add(Renderer *r, const char *text) {
 }
 
 // A turn up to its content, of which the last part waits in r->text.
-static int begin_turn(Renderer *r, Role role, Error *err) {
+static int begin_turn(Renderer *r, Span role, Error *err) {
   const ChatTemplate *t = r->template;
-  put_marker(r, r->open, false);
-  add(r, role_name(role));
-  if (t->middle) {
-    if (put_text(r, 0, false, err) != 0) return -1;
-    put_marker(r, r->middle, false);
-  }
+  if (put_marker(r, r->open, false, err) != 0) return -1;
+  text_append(&r->text, role.text, role.bytes);
+  if (put_marker(r, r->middle, false, err) != 0) return -1;
   add(r, t->glue);
   return 0;
 }
@@ -138,38 +140,85 @@ static size_t strip_at(const char *text, size_t bytes, bool at_end) {
   return n;
 }
 
-static Message strip(Message m) {
-  const size_t start = strip_at(m.text, m.bytes, false);
-  m.text += start;
-  m.bytes -= start;
-  m.bytes -= strip_at(m.text, m.bytes, true);
-  return m;
+static Span strip(Span text) {
+  const size_t start = strip_at(text.text, text.bytes, false);
+  text.text += start;
+  text.bytes -= start;
+  text.bytes -= strip_at(text.text, text.bytes, true);
+  return text;
 }
 
-static int put_message(Renderer *r, Message m, Error *err) {
+static Span span_of(const char *text) {
+  return (Span){text, strlen(text)};
+}
+
+// A copy of JSON, whose use spoils it.
+static char *copy_json(Renderer *r, Span json) {
+  r->json.bytes = 0;
+  text_append(&r->json, json.text, json.bytes);
+  return r->json.data;
+}
+
+static int put_call(Renderer *r, const Message *m, size_t number, Error *err) {
+  const char *problem = dumps_call(&r->text, copy_json(r, m->calls), m->calls.bytes);
+  if (!problem) return 0;
+  return error_set(err, "the \"tool_calls\" of message %zu %s", number, problem);
+}
+
+// The content of a tool.
+static int put_json(Renderer *r, const Message *m, size_t number, Error *err) {
+  const char *const json = m->content.text;
+  if (json && *json != '{' && *json != '[')
+    return error_set(err, "the \"content\" of message %zu is no string, list or object", number);
+  if (json && !dumps_json(&r->text, copy_json(r, m->content), m->content.bytes))
+    return error_set(err, "the \"content\" of message %zu has a key twice", number);
+  if (!json && !m->text.text) return error_set(err, "message %zu has no \"content\"", number);
+  if (!json) dumps_string(&r->text, m->text);
+  return 0;
+}
+
+static int put_content(Renderer *r, const Message *m, size_t number, Error *err) {
   const ChatTemplate *t = r->template;
-  const bool counts = m.role == ROLE_ASSISTANT;
-  if (begin_turn(r, m.role, err) != 0) return -1;
-  if (m.role == ROLE_SYSTEM) add(r, t->system_start);
-  const size_t skipped = r->text.bytes;
-  if (t->trims) m = strip(m);
-  text_append(&r->text, m.text, m.bytes);
-  if (put_text(r, skipped, counts, err) != 0) return -1;
-  put_marker(r, r->close, counts);
+  if (!m->text.text && m->content.text)
+    return error_set(err,
+                     "the \"content\" of message %zu is neither a string nor a list of {\"type\": "
+                     "\"text\", \"text\": \"...\"}",
+                     number);
+  if (!m->text.text && !t->trims) return error_set(err, "message %zu has no \"content\"", number);
+  const Span text = m->text.text && t->trims ? strip(m->text) : m->text;
+  text_append(&r->text, text.text, text.bytes);
+  return 0;
+}
+
+// number: from 1. first: a system message that the template has in front of the others.
+static int put_message(Renderer *r, const Message *m, size_t number, bool first, Error *err) {
+  const ChatTemplate *t = r->template;
+  const bool calls = t->tools && !first && m->calls.text;
+  const bool tool = t->tools && !calls && (span_is(m->role, "tool") || span_is(m->role, "ipython"));
+  const Span role = calls ? span_of(ROLE_ASSISTANT) : tool ? span_of("ipython") : m->role;
+  if (begin_turn(r, role, err) != 0) return -1;
+  if (first) add(r, t->system_start);
+  if (m->counts) r->answer = (int64_t)r->text.bytes;
+  const int status = calls  ? put_call(r, m, number, err)
+                     : tool ? put_json(r, m, number, err)
+                            : put_content(r, m, number, err);
+  if (status != 0 || put_marker(r, r->close, m->counts, err) != 0) return -1;
   add(r, t->tail);
-  return put_text(r, 0, false, err);
+  return 0;
 }
 
 static int put_all(Renderer *r, const Conversation *c, bool answer, Error *err) {
   const char *system = r->template->system_default;
-  put_marker(r, r->bos, false);
-  if (system && c->count > 0 && c->messages[0].role != ROLE_SYSTEM &&
-      put_message(r, (Message){ROLE_SYSTEM, system, strlen(system)}, err) != 0)
-    return -1;
+  const bool own = c->count > 0 && span_is(c->messages[0].role, ROLE_SYSTEM);
+  if (put_marker(r, r->bos, false, err) != 0) return -1;
+  if (system && c->count > 0 && !own) {
+    const Message message = message_of(ROLE_SYSTEM, system, strlen(system));
+    if (put_message(r, &message, 0, true, err) != 0) return -1;
+  }
   for (size_t i = 0; i < c->count; i++)
-    if (put_message(r, c->messages[i], err) != 0) return -1;
-  if (!answer) return 0;
-  return begin_turn(r, ROLE_ASSISTANT, err) != 0 ? -1 : put_text(r, 0, false, err);
+    if (put_message(r, &c->messages[i], i + 1, own && i == 0, err) != 0) return -1;
+  if (answer && begin_turn(r, span_of(ROLE_ASSISTANT), err) != 0) return -1;
+  return put_text(r, NO_TOKEN, err);
 }
 
 int renderer_append(Renderer *r, const Conversation *c, bool answer, TokenIds *ids, Text *mask,
@@ -179,6 +228,8 @@ int renderer_append(Renderer *r, const Conversation *c, bool answer, TokenIds *i
   r->ids = ids;
   r->mask = mask;
   r->text.bytes = 0;
+  r->answer = NONE_COUNTS;
+  r->before = NO_TOKEN;
   if (put_all(r, c, answer, err) == 0) return 0;
   ids->count = count;
   if (mask) mask->bytes = marks;

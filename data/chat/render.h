@@ -12,9 +12,11 @@ Renderer *renderer_open(const Tokenizer *tokenizer, const ChatTemplate *t, Error
 void renderer_close(Renderer *renderer); // NULL is fine
 
 // Appends the conversation's ids, as transformers' apply_chat_template has them, but that special
-// tokens in a content are text. mask (or NULL) has a byte for each of the ids, 1 where it counts,
-// and gets more. answer: behind it comes the beginning of the assistant's turn. After an error both
-// are as before.
+// tokens in a content are text, and a content of text parts is their texts. mask (or NULL) has a
+// byte for each of the ids, 1 where it counts, and gets more: as transformers' mask is with
+// {% generation %} around the content of each message that counts and the end of its turn. answer:
+// behind it comes the beginning of the assistant's turn. After an error, which says what of which
+// message the template cannot write, both are as before.
 int renderer_append(Renderer *renderer, const Conversation *conversation, bool answer,
                     TokenIds *ids, Text *mask, Error *err);
 

@@ -56,7 +56,7 @@ static const ChatTemplate templates[] = {
      .system_default = SMOLLM2_SYSTEM},
     // Llama 3.2's has the day's date in place of this one, so that its ids change from day to day.
     {.source = "Llama 3.1",
-     .hash = 0xf9b514b3fbe64223,
+     .hash = 0xda8ae4616203881a,
      .open = "<|start_header_id|>",
      .middle = "<|end_header_id|>",
      .close = "<|eot_id|>",
@@ -65,9 +65,14 @@ static const ChatTemplate templates[] = {
      .bos = true,
      .trims = true,
      .system_start = "Cutting Knowledge Date: December 2023\nToday Date: 26 Jul 2024\n\n",
-     .system_default = ""},
+     .system_default = "",
+     .tools = true},
 };
 enum { TEMPLATES = sizeof templates / sizeof *templates };
+
+const ChatTemplate *template_at(int index) {
+  return index < TEMPLATES ? &templates[index] : NULL;
+}
 
 const ChatTemplate *template_named(const char *name) {
   for (int i = 0; i < TEMPLATES; i++)
@@ -78,11 +83,14 @@ const ChatTemplate *template_named(const char *name) {
 // A newline in a Jinja string may be spelled \n, and no known template has one outside of a string.
 static Text with_newlines(const char *text) {
   Text out = {0};
-  text_room(&out, strlen(text));
-  for (const char *at = text; *at; at++) {
-    const bool spelled = at[0] == '\\' && at[1] == 'n';
-    out.data[out.bytes++] = spelled ? '\n' : *at;
-    at += spelled;
+  size_t bytes = strlen(text);
+  text_room(&out, bytes);
+  if (bytes > 0 && text[bytes - 1] == '\n') bytes--;
+  if (bytes > 0 && text[bytes - 1] == '\r') bytes--;
+  for (const char *at = text; at < text + bytes; at++) {
+    const bool two = (at[0] == '\\' && at[1] == 'n') || (at[0] == '\r' && at[1] == '\n');
+    out.data[out.bytes++] = two || *at == '\r' ? '\n' : *at;
+    at += two;
   }
   return out;
 }

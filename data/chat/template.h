@@ -12,18 +12,23 @@ typedef struct ChatTemplate {
   const char *name;   // NULL: it is known by a model's folder alone
   const char *source; // whose it is, for sentences
   const char *text;   // the Jinja; NULL: known by its hash alone
-  uint64_t hash;      // XXH3-64 of the Jinja, \n in it as newlines, where text is NULL
+  uint64_t hash;      // XXH3-64 of the Jinja in template_known's form, where text is NULL
   const char *open, *middle, *close; // markers; middle may be NULL
   const char *glue, *tail;           // text
   bool bos;                          // in front of a conversation
-  bool trims;                        // white space around a content is left out
-  const char *system_start;   // in front of every system message, which there always is, or ""
-  const char *system_default; // for a conversation without a system message, or NULL
+  bool trims; // white space around a content is left out, and a content may be missing
+  const char *system_start;   // in front of the content of a system message that is the first one
+  const char *system_default; // for a conversation that begins with no system message, or NULL
+  bool tools;                 // tool_calls, and contents of tools, are written as JSON
 } ChatTemplate;
+
+// The templates one by one; NULL behind the last.
+const ChatTemplate *template_at(int index);
 
 // NULL: there is none of this name.
 const ChatTemplate *template_named(const char *name);
-// Of the Jinja text; NULL: it is not known.
+// Of the Jinja text; NULL: it is not known. As to Jinja, one newline at the end does not count, and
+// \r\n and \r are newlines; \n in a string is one, too.
 const ChatTemplate *template_known(const char *text);
 
 // The template of this name, or with NULL the tokenizer's own. A sentence where that is not known,

@@ -72,7 +72,8 @@ static int encode_chat(Worker *w, Segment *s) {
       conversation_parse(&w->conversation, b->text + s->text, s->bytes, &b->error) != 0)
     return -1;
   s->bytes = 0;
-  for (size_t i = 0; i < w->conversation.count; i++) s->bytes += w->conversation.messages[i].bytes;
+  for (size_t i = 0; i < w->conversation.count; i++)
+    s->bytes += w->conversation.messages[i].text.bytes;
   return renderer_append(w->renderer, &w->conversation, false, &b->ids, &b->mask, &b->error);
 }
 

@@ -47,7 +47,7 @@ static int make_pattern(AddedToken *token, const Steps *normalizer, Error *err) 
   const size_t bytes = strlen(token->content);
   int result = 0;
   if (token->normalized) {
-    result = normalizer_apply(normalizer, &buffers, token->content, bytes, false, err);
+    result = normalizer_apply(normalizer, &buffers, token->content, bytes, false, NULL, err);
     text_append(&token->pattern, buffers.now.data, buffers.now.bytes);
   } else {
     text_append(&token->pattern, token->content, bytes);
@@ -207,6 +207,7 @@ struct Encoder {
   void *memory;
   CachedWord *words; // [CACHE_WORDS] in it, each on a cache line
   TokenIds *ids;     // where the ids go
+  int64_t ahead;     // how many are there of text in front of Piece.ahead
   bool plain;        // special tokens are text
 };
 
@@ -262,18 +263,29 @@ static void encode_word(Encoder *e, const char *word, size_t bytes) {
   cached->count = (uint8_t)count;
 }
 
-static int encode_pre_token(void *to, const char *text, size_t bytes, Error *err) {
+// A word that begins in front of Piece.ahead.
+static void encode_ahead(Encoder *e, const char *word, size_t bytes, size_t ahead) {
+  const int64_t first = e->ids->count;
+  encode_word(e, word, bytes);
+  const int64_t count = e->ids->count - first;
+  e->ahead = first + (ahead < bytes ? bpe_count_ahead(&e->tokenizer->bpe, e->ids->ids + first,
+                                                      count, word, ahead)
+                                    : count);
+}
+
+static int encode_pre_token(void *to, const char *text, size_t bytes, ptrdiff_t ahead, Error *err) {
   Encoder *e = to;
   if (bytes > BPE_MAX_BYTES)
     return error_set(err, "%s without a place to cut are too long; cut the text into pieces",
                      size_text(bytes).text);
   const Bpe *bpe = &e->tokenizer->bpe;
-  while (bpe->breaks && bytes > 0) {
-    const size_t length = bpe_word_length(bpe, text, bytes);
-    encode_word(e, text, length);
-    text += length, bytes -= length;
+  for (size_t length; bytes > 0; text += length, bytes -= length, ahead -= (ptrdiff_t)length) {
+    length = bpe->breaks ? bpe_word_length(bpe, text, bytes) : bytes;
+    if (ahead > 0)
+      encode_ahead(e, text, length, (size_t)ahead);
+    else
+      encode_word(e, text, length);
   }
-  if (bytes > 0) encode_word(e, text, bytes);
   return 0;
 }
 
@@ -291,13 +303,23 @@ static int is_word(Encoder *e, const char *text, size_t bytes, bool at_end, Erro
 
 typedef int PlainTaker(Encoder *e, Piece piece, Error *err);
 
-// Finds the added tokens of a piece; the text between them goes to `take`.
-static int find_added(Encoder *e, const AddedTokens *added, Piece piece, PlainTaker *take,
-                      Error *err) {
+// [from, to) of a piece goes to `take`.
+static int take_part(Encoder *e, Piece piece, size_t from, size_t to, PlainTaker *take,
+                     Error *err) {
+  piece.text += from;
+  piece.bytes = to - from;
+  piece.first &= from == 0;
+  piece.ahead -= (ptrdiff_t)from;
+  return take(e, piece, err);
+}
+
+// Finds the added tokens of a piece; the text between them goes to `take`. White space in front of
+// `done` and behind `limit` belongs to special tokens there, but hides no added token.
+static int find_added(Encoder *e, const AddedTokens *added, Piece piece, size_t done, size_t limit,
+                      PlainTaker *take, Error *err) {
   const char *const text = piece.text;
   const size_t bytes = piece.bytes;
-  const bool first = piece.first;
-  size_t done = 0, at = 0, begin, end;
+  size_t at = 0, begin, end;
   for (const AddedToken *token; (token = added_next(added, text, bytes, at, &begin, &end));) {
     at = end;
     if (e->plain && token->special) continue;
@@ -309,16 +331,13 @@ static int find_added(Encoder *e, const AddedTokens *added, Piece piece, PlainTa
     }
     if (token->left) begin -= white_space_at_end(text, begin);
     if (token->right) end += white_space_at_start(text + end, bytes - end);
-    if (begin > done) { // else the one before has taken these spaces
-      piece.text = text + done, piece.bytes = begin - done, piece.first = first && done == 0;
-      if (take(e, piece, err) != 0) return -1;
-    }
+    // Else the one before has taken these spaces.
+    if (begin > done && take_part(e, piece, done, begin, take, err) != 0) return -1;
     token_ids_push(e->ids, token->id);
+    if ((ptrdiff_t)end <= piece.ahead) e->ahead = e->ids->count;
     done = end;
   }
-  if (done >= bytes) return 0;
-  piece.text = text + done, piece.bytes = bytes - done, piece.first = first && done == 0;
-  return take(e, piece, err);
+  return done < limit ? take_part(e, piece, done, limit, take, err) : 0;
 }
 
 static int encode_normal(Encoder *e, Piece piece, Error *err) {
@@ -330,30 +349,45 @@ static int encode_raw(Encoder *e, Piece piece, Error *err) {
   const Tokenizer *t = e->tokenizer;
   if (t->normalizer.count > 0) {
     const bool continues = piece.first && piece.continues;
-    if (normalizer_apply(&t->normalizer, &e->normal, piece.text, piece.bytes, continues, err) != 0)
+    if (normalizer_apply(&t->normalizer, &e->normal, piece.text, piece.bytes, continues,
+                         &piece.ahead, err) != 0)
       return -1;
     piece.text = e->normal.now.data;
     piece.bytes = e->normal.now.bytes;
   }
-  return find_added(e, &t->normalized, piece, encode_normal, err);
+  return find_added(e, &t->normalized, piece, 0, piece.bytes, encode_normal, err);
 }
 
-static int append(Encoder *e, Piece piece, TokenIds *ids, Error *err) {
+static int append(Encoder *e, Piece piece, size_t begin, size_t end, TokenIds *ids, Error *err) {
   e->ids = ids;
-  const int64_t before = ids->count;
-  if (find_added(e, &e->tokenizer->raw, piece, encode_raw, err) == 0) return 0;
+  const int64_t before = e->ahead = ids->count;
+  if (find_added(e, &e->tokenizer->raw, piece, begin, end, encode_raw, err) == 0) return 0;
   ids->count = before;
   return -1;
 }
 
 int encoder_append(Encoder *encoder, const char *text, size_t bytes, bool continues, TokenIds *ids,
                    Error *err) {
+  const Piece piece = {.text = text, .bytes = bytes, .first = true, .continues = continues};
   encoder->plain = false;
-  return append(encoder, (Piece){text, bytes, true, continues}, ids, err);
+  return append(encoder, piece, 0, bytes, ids, err);
 }
 
-int encoder_append_plain(Encoder *encoder, const char *text, size_t bytes, bool continues,
-                         TokenIds *ids, Error *err) {
+int encoder_append_between(Encoder *encoder, const Between *b, int64_t *ahead, TokenIds *ids,
+                           Error *err) {
+  const AddedToken *const *added = encoder->tokenizer->added;
+  const bool right = b->before != NO_TOKEN && added[b->before]->right;
+  const bool left = b->behind != NO_TOKEN && added[b->behind]->left;
+  const Piece piece = {.text = b->text,
+                       .bytes = b->bytes,
+                       .first = b->continues || b->before == NO_TOKEN,
+                       .continues = b->continues,
+                       .ahead = (ptrdiff_t)b->ahead};
+  const size_t begin = right ? white_space_at_start(b->text, b->bytes) : 0;
+  const size_t end = b->bytes - (left ? white_space_at_end(b->text, b->bytes) : 0);
+  const int64_t first = ids->count;
   encoder->plain = true;
-  return append(encoder, (Piece){text, bytes, continues, continues}, ids, err);
+  if (append(encoder, piece, begin, end, ids, err) != 0) return -1;
+  if (ahead) *ahead = encoder->ahead - first;
+  return 0;
 }

@@ -441,14 +441,30 @@ static int apply_step(const Step *step, NormalizerBuffers *b, bool continues, si
   return 0;
 }
 
+// Where the first `ahead` bytes of b->now end after the step: as far as they reach alone.
+static int move_position(const Step *step, NormalizerBuffers *b, bool continues, size_t most,
+                         ptrdiff_t *ahead, Error *err) {
+  Step alone = *step;
+  const size_t bytes = b->now.bytes;
+  if (*ahead <= 0) return 0;
+  if ((size_t)*ahead < bytes) alone.right = 0; // NORMALIZE_STRIP: more text follows
+  if ((size_t)*ahead < bytes) b->now.bytes = (size_t)*ahead;
+  const int status = apply_step(&alone, b, continues, most, err);
+  *ahead = (ptrdiff_t)b->next.bytes;
+  b->next.bytes = 0;
+  b->now.bytes = bytes;
+  return status;
+}
+
 int normalizer_apply(const Steps *n, NormalizerBuffers *b, const char *text, size_t bytes,
-                     bool continues, Error *err) {
+                     bool continues, ptrdiff_t *ahead, Error *err) {
   const size_t most = NORMALIZER_GROWTH * bytes + NORMALIZER_MORE_BYTES;
   b->now.bytes = 0;
   text_append(&b->now, text, bytes);
   for (int i = 0; i < n->count; i++) {
     b->next.bytes = 0;
     text_room(&b->now, 1); // so that it is never NULL
+    if (ahead && move_position(&n->list[i], b, continues, most, ahead, err) != 0) return -1;
     if (apply_step(&n->list[i], b, continues, most, err) != 0) return -1;
     if (b->next.bytes > most)
       return error_set(err,
@@ -505,13 +521,16 @@ static int put_in_front(const Way *way, int number, Piece piece) {
   if (piece.bytes >= bytes && memcmp(piece.text, step->to, bytes) == 0) wanted = false;
   if (step->kind == CUT_PREFIX && !wanted) return go_on(way, number + 1, piece);
   if (wanted) text_append(buffer, step->to, bytes);
+  ptrdiff_t grown = (ptrdiff_t)buffer->bytes; // by as much the first `ahead` bytes are longer
   const char *at = piece.text, *const end = piece.text + piece.bytes;
   while (at < end) {
     const char *space = step->kind == CUT_META ? memchr(at, ' ', (size_t)(end - at)) : NULL;
     text_append(buffer, at, (size_t)((space ? space : end) - at));
     if (space) text_append(buffer, step->to, bytes);
+    if (space && space - piece.text < piece.ahead) grown += (ptrdiff_t)bytes - 1;
     at = space ? space + 1 : end;
   }
+  if (piece.ahead > 0) piece.ahead += grown;
   piece.text = buffer->data;
   piece.bytes = buffer->bytes;
   return go_on(way, number + 1, piece);
@@ -532,8 +551,8 @@ static inline int emit(const Split *s, size_t begin, size_t end) {
   const Way *way = s->way;
   if (begin == end) return 0;
   const Piece piece = {s->whole.text + begin, end - begin, s->whole.first && begin == 0,
-                       s->whole.continues};
-  return s->ends ? way->take(way->to, piece.text, piece.bytes, way->err)
+                       s->whole.continues, s->whole.ahead - (ptrdiff_t)begin};
+  return s->ends ? way->take(way->to, piece.text, piece.bytes, piece.ahead, way->err)
                  : go_on(way, s->number + 1, piece);
 }
 
@@ -602,7 +621,7 @@ static int split(const Way *way, int number, Piece piece) {
 
 static int go_on(const Way *way, int step, Piece piece) {
   if (step == way->cutter->rules->count)
-    return way->take(way->to, piece.text, piece.bytes, way->err);
+    return way->take(way->to, piece.text, piece.bytes, piece.ahead, way->err);
   if (way->cutter->rules->list[step].kind == CUT_SPLIT) return split(way, step, piece);
   return put_in_front(way, step, piece);
 }
@@ -615,11 +634,13 @@ int cutter_cut(Cutter *c, Piece piece, bool valid, PieceTaker *take, void *to, E
     if (piece.bytes > 0 && go_on(&way, 0, piece) != 0) return -1;
     at += piece.bytes;
     piece.text += piece.bytes;
+    piece.ahead -= (ptrdiff_t)piece.bytes;
     size_t broken = 0;
     while (at + broken < end && utf8_length(piece.text + broken, end - at - broken) == 0) broken++;
-    if (broken > 0 && take(to, piece.text, broken, err) != 0) return -1;
+    if (broken > 0 && take(to, piece.text, broken, piece.ahead, err) != 0) return -1;
     at += broken;
     piece.text += broken;
+    piece.ahead -= (ptrdiff_t)broken;
     piece.first = false;
   }
   return 0;

@@ -70,9 +70,11 @@ void normalizer_buffers_close(NormalizerBuffers *b);
 enum { NORMALIZER_GROWTH = 16, NORMALIZER_MORE_BYTES = 1 << 20 };
 
 // text[bytes] -> b->now, which is another text. continues: nothing is put in front. Bytes that are
-// not UTF-8 stay. -1: the text would become too long, or utf8proc refuses it.
+// not UTF-8 stay. ahead (or NULL): a position in the text becomes the one in b->now; right behind a
+// newline, across which no step joins characters. -1: the text would become too long, or utf8proc
+// refuses it.
 int normalizer_apply(const Steps *normalizer, NormalizerBuffers *b, const char *text, size_t bytes,
-                     bool continues, Error *err);
+                     bool continues, ptrdiff_t *ahead, Error *err);
 
 // in, with every `from` replaced by `to`, behind `out`. Stops where out has more than `most` bytes.
 void text_replace(const Text *in, Text *out, const char *from, const char *to, size_t most);
@@ -92,13 +94,15 @@ typedef struct Cutter {
 void cutter_open(Cutter *c, const Steps *rules);
 void cutter_close(Cutter *c);
 
-typedef int PieceTaker(void *to, const char *text, size_t bytes, Error *err);
+// ahead: as in Piece.
+typedef int PieceTaker(void *to, const char *text, size_t bytes, ptrdiff_t ahead, Error *err);
 
 typedef struct Piece {
   const char *text;
   size_t bytes;
-  bool first;     // begins where the text begins
-  bool continues; // and nothing is put in front of it
+  bool first;      // begins where the text begins
+  bool continues;  // and nothing is put in front of it
+  ptrdiff_t ahead; // a position of the text, from the start of the piece; below 0: it lies before
 } Piece;
 
 // Calls `take` for every pre-token of the piece, in order. Bytes that are not UTF-8 are a pre-token

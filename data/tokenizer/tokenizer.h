@@ -77,10 +77,22 @@ void encoder_close(Encoder *encoder); // NULL is fine
 // An error: the regular expression ran into PCRE2's limits.
 int encoder_append(Encoder *encoder, const char *text, size_t bytes, bool continues, TokenIds *ids,
                    Error *err);
-// The same of text that stands behind a special token, and in which special tokens are text: as
-// tokenizers has it with encode_special_tokens=True. Added tokens that are not special are found.
-int encoder_append_plain(Encoder *encoder, const char *text, size_t bytes, bool continues,
-                         TokenIds *ids, Error *err);
+
+// Text between two special tokens that stand in a larger text on purpose.
+typedef struct Between {
+  const char *text; // [bytes]
+  size_t bytes;
+  // The tokens on either side, which take the white space that their rstrip and lstrip say;
+  // NO_TOKEN: the larger text begins or ends here, or another piece of this one is there.
+  int32_t before, behind;
+  bool continues; // the text continues the piece before
+  size_t ahead;   // a position in it, right behind a newline
+} Between;
+// Appends its ids, as tokenizers has them with encode_special_tokens=True: special tokens in it are
+// text, added tokens that are not special are found. *ahead (or NULL): how many of them lie wholly
+// in the first `ahead` bytes.
+int encoder_append_between(Encoder *encoder, const Between *between, int64_t *ahead, TokenIds *ids,
+                           Error *err);
 
 // ---- Decoding
 

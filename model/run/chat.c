@@ -38,16 +38,12 @@ const ChatTemplate *chat_template(const Trained *t, Error *err) {
   return NULL;
 }
 
-static int add(Chat *c, Role role, const char *text, size_t bytes, Error *err) {
+static void add(Chat *c, const char *role, const char *text, size_t bytes) {
   char *kept = xmalloc(bytes + 1);
   memcpy(kept, text, bytes);
-  if (conversation_add(&c->conversation, (Message){role, kept, bytes}, err) != 0) {
-    free(kept);
-    return -1;
-  }
+  conversation_add(&c->conversation, message_of(role, kept, bytes));
   c->texts = xrealloc(c->texts, c->conversation.count * sizeof *c->texts);
   c->texts[c->conversation.count - 1] = kept;
-  return 0;
 }
 
 static int render(Chat *c, Error *err) {
@@ -90,8 +86,8 @@ static int load(Chat *c, int64_t context, Error *err) {
 }
 
 static int answer_user(Chat *c, Error *err) {
-  if (add(c, ROLE_USER, c->args->user, strlen(c->args->user), err) != 0 || render(c, err) != 0)
-    return -1;
+  add(c, ROLE_USER, c->args->user, strlen(c->args->user));
+  if (render(c, err) != 0) return -1;
   const int64_t wanted = c->ids.count + c->args->options.max_tokens;
   return load(c, wanted, err) != 0 ? -1 : answer(c, err);
 }
@@ -116,10 +112,9 @@ static int converse(Chat *c, Error *err) {
   size_t bytes;
   for (char *line; status == 0 && !*c->writer.stop && (line = read_line(&bytes)); free(line)) {
     if (bytes == 0) continue;
-    status = add(c, ROLE_USER, line, bytes, err) || render(c, err) || answer(c, err) ||
-                     add(c, ROLE_ASSISTANT, c->answer.data, c->answer.bytes, err)
-                 ? -1
-                 : 0;
+    add(c, ROLE_USER, line, bytes);
+    status = render(c, err) || answer(c, err) ? -1 : 0;
+    if (status == 0) add(c, ROLE_ASSISTANT, c->answer.data, c->answer.bytes);
   }
   return status == 0 ? show(c, "\n", 1, err) : -1;
 }
@@ -145,8 +140,7 @@ int chat_run(Trained *t, const GenerateArgs *args, const volatile sig_atomic_t *
   if (template) c.renderer = renderer_open(t->tokenizer, template, err);
   int status = c.renderer ? 0 : -1;
   if (status == 0) sample_options_end(&c.writer.options, template_end(t->tokenizer));
-  if (status == 0 && args->system)
-    status = add(&c, ROLE_SYSTEM, args->system, strlen(args->system), err);
+  if (status == 0 && args->system) add(&c, ROLE_SYSTEM, args->system, strlen(args->system));
   if (status == 0) status = args->user ? answer_user(&c, err) : converse(&c, err);
   close_chat(&c);
   return status;

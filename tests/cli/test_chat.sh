@@ -47,6 +47,13 @@ shown tok3 >said
 grep -qzF $'<|start_header_id|>user<|end_header_id|>\n\nU<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n[[\u00e9 <|eot_id|><|eot_id|>]]' said
 check llama3_trims_contents "$(cat said)" test $? = 0
 
+# ---- Roles in any order, null, parts, and a turn that is shown but not learnt
+printf '%s\n' '{"messages":[{"role":"assistant","content":"A","tool_calls":null},{"role":"tool","content":[{"type":"text","text":"{1"},{"type":"text","text":"}"}]},{"role":"system","content":"S"},{"role":"assistant","content":"B","weight":0},{"role":"assistant","content":"C"}],"n":1}' \
+  '{"messages":[{"role":"assistant","content":"D"}]}' >shown.jsonl
+shown tok >said
+grep -qzF $'<|im_start|>assistant\n[[A<|im_end|>]]\n<|im_start|>tool\n{1}<|im_end|>\n<|im_start|>system\nS<|im_end|>\n<|im_start|>assistant\nB<|im_end|>\n<|im_start|>assistant\n[[C<|im_end|>]]' said
+check messages_of_any_roles "$(cat said)" test $? = 0
+
 # ---- What is refused, with its file and line
 refuses_line() { # refuses_line NAME WORDS LINE
   { head -n 1 turns.jsonl; printf '%s\n' "$3"; } >bad.jsonl
@@ -56,12 +63,12 @@ refuses_line a_line_of_text 'it is not JSON' 'Hello'
 refuses_line an_object_without_messages 'it has no messages' '{"text": "Hello"}'
 refuses_line empty_messages 'it has no messages' '{"messages": []}'
 refuses_line a_user_alone 'no message is of the assistant' '{"messages": [{"role": "user", "content": "a"}]}'
-refuses_line an_unknown_role 'message 1 has the role "tool"' '{"messages": [{"role": "tool", "content": "a"}]}'
+refuses_line a_tool_alone 'no message is of the assistant' '{"messages": [{"role": "tool", "content": "a"}]}'
 refuses_line no_role 'message 1 has no "role"' '{"messages": [{"content": "a"}]}'
-refuses_line no_content 'message 1 has no "content"' '{"messages": [{"role": "user"}]}'
-refuses_line content_that_is_no_string 'the "content" of message 1 is no string' '{"messages": [{"role": "user", "content": ["a"]}]}'
-refuses_line two_users_in_a_row 'message 2 is of the user' \
-  '{"messages": [{"role": "user", "content": "a"}, {"role": "user", "content": "a"}]}'
+refuses_line no_content 'message 1 has no "content"' '{"messages": [{"role": "user"}, {"role": "assistant", "content": "a"}]}'
+refuses_line a_part_that_is_no_text 'the "content" of message 2 is neither a string nor a list' \
+  '{"messages": [{"role": "assistant", "content": "a"}, {"role": "user", "content": [{"type": "image"}]}]}'
+refuses_line nothing_to_learn 'each message of the assistant has the weight 0' '{"messages": [{"role": "assistant", "content": "a", "weight": 0}]}'
 refuses a_tokenizer_without_template "'bytes' has no chat template: name one with --template llama3 or chatml" --chat turns.jsonl
 refuses a_tokenizer_without_markers "'bytes' has no special token <|im_start|>" --chat --template chatml turns.jsonl
 refuses the_markers_of_another_template 'has no special token <|start_header_id|>' --chat --tokenizer tok --template llama3 turns.jsonl
@@ -73,6 +80,8 @@ cp -r tok changed && sed -i 's/assistant\\n/Assistant\\n/' changed/tokenizer_con
 refuses a_template_that_differs_in_a_letter 'is none of those that are known here' --chat --tokenizer changed turns.jsonl
 runs --chat --tokenizer changed --template chatml --out renamed turns.jsonl
 check a_named_template_is_written_beside_the_tokens "$(ls renamed)" grep -q "'<|im_start|>assistant" renamed/chat_template.jinja
+echo >>renamed/chat_template.jinja # Jinja does not see a newline at the end
+runs --chat --tokenizer renamed --out lined turns.jsonl && same a_template_with_a_newline_at_its_end lined
 cp -r tok old && echo '{{ x }}' >old/chat_template.jinja
 "$prepare" --train-tokenizer 400 --force --out old "$source/README.md" 2>stderr
 check a_template_that_would_be_the_new_tokenizers "$(cat stderr)" grep -q "'old/chat_template.jinja' would become" stderr
