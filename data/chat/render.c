@@ -25,9 +25,11 @@ struct Renderer {
 static int find_marker(const Renderer *r, const char *name, int32_t *id, Error *err) {
   *id = name ? tokenizer_special(r->tokenizer, name) : NO_TOKEN;
   if (!name || *id != NO_TOKEN) return 0;
-  return error_set(
-      err, "the tokenizer '%s' has no special token %s, which the chat template of %s needs",
-      tokenizer_facts(r->tokenizer)->name, name, r->template->source);
+  error_set(err, "the tokenizer '%s' has no special token %s, which the chat template of %s needs",
+            tokenizer_facts(r->tokenizer)->name, name, r->template->source);
+  if (!r->template->name) return -1;
+  return error_append(err, "; ./prepare --train-tokenizer N --template %s makes one that has it",
+                      r->template->name);
 }
 
 // BOS is the one that the tokenizer puts in front of texts.

@@ -110,6 +110,19 @@ const ChatTemplate *template_known(const char *text) {
   return found;
 }
 
+static bool fits(const ChatTemplate *t, const Tokenizer *tokenizer) {
+  const char *const markers[] = {t->open, t->middle, t->close};
+  for (int i = 0; i < 3; i++)
+    if (markers[i] && tokenizer_special(tokenizer, markers[i]) == NO_TOKEN) return false;
+  return true;
+}
+
+const char *template_fitting(const Tokenizer *tokenizer) {
+  const bool llama3 = fits(template_named("llama3"), tokenizer);
+  const bool chatml = fits(template_named("chatml"), tokenizer);
+  return llama3 && chatml ? TEMPLATE_NAMES : llama3 ? "llama3" : chatml ? "chatml" : NULL;
+}
+
 const ChatTemplate *template_choose(const Tokenizer *tokenizer, const char *name,
                                     const char *advice, Error *err) {
   const TokenizerFacts *facts = tokenizer_facts(tokenizer);

@@ -31,6 +31,9 @@ const ChatTemplate *template_named(const char *name);
 // \r\n and \r are newlines; \n in a string is one, too.
 const ChatTemplate *template_known(const char *text);
 
+// The names of those whose special tokens the tokenizer has, for sentences; NULL: none.
+const char *template_fitting(const Tokenizer *tokenizer);
+
 // The template of this name, or with NULL the tokenizer's own. A sentence where that is not known,
 // and `advice` behind it.
 const ChatTemplate *template_choose(const Tokenizer *tokenizer, const char *name,

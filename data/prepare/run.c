@@ -335,8 +335,13 @@ static int run_job(Job *job, Error *err) {
 static int choose_template(Job *job, Tokenizer *tokenizer, Error *err) {
   const PrepareOptions *o = job->options;
   if (!o->chat) return 0;
-  job->chat =
-      template_choose(tokenizer, o->template, "name one with --template " TEMPLATE_NAMES, err);
+  const char *fitting = template_fitting(tokenizer);
+  char *advice = fitting ? xasprintf("name one with --template %s", fitting)
+                         : xasprintf("it has no special tokens for one either; ./prepare "
+                                     "--train-tokenizer N --template " TEMPLATE_NAMES
+                                     " makes a tokenizer that has them");
+  job->chat = template_choose(tokenizer, o->template, advice, err);
+  free(advice);
   if (!job->chat) return -1;
   const char *own = job->facts->chat_template;
   if (!own || template_known(own) != job->chat) tokenizer_set_template(tokenizer, job->chat->text);

@@ -26,11 +26,14 @@ typedef struct Chat {
 } Chat;
 
 const ChatTemplate *chat_template(const Trained *t, Error *err) {
-  if (t->tokenizer)
+  if (t->tokenizer && template_fitting(t->tokenizer))
     return template_choose(t->tokenizer, NULL,
                            "prepare conversations with ./prepare --chat --template " TEMPLATE_NAMES
                            " and fine-tune on them, or give a --prompt",
                            err);
+  if (t->tokenizer)
+    return template_choose(t->tokenizer, NULL,
+                           "it has no special tokens for one either, so give a --prompt", err);
   error_set(err,
             "'%s' has no tokenizer.json, so nobody can speak with it: give token ids with "
             "--prompt",

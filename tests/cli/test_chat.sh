@@ -69,8 +69,11 @@ refuses_line no_content 'message 1 has no "content"' '{"messages": [{"role": "us
 refuses_line a_part_that_is_no_text 'the "content" of message 2 is neither a string nor a list' \
   '{"messages": [{"role": "assistant", "content": "a"}, {"role": "user", "content": [{"type": "image"}]}]}'
 refuses_line nothing_to_learn 'each message of the assistant has the weight 0' '{"messages": [{"role": "assistant", "content": "a", "weight": 0}]}'
-refuses a_tokenizer_without_template "'bytes' has no chat template: name one with --template llama3 or chatml" --chat turns.jsonl
-refuses a_tokenizer_without_markers "'bytes' has no special token <|im_start|>" --chat --template chatml turns.jsonl
+# Its advice can be followed: no template has its markers in bytes.
+refuses a_tokenizer_without_template "'bytes' has no chat template: it has no special tokens for one either; ./prepare --train-tokenizer N --template llama3 or chatml makes" --chat turns.jsonl
+refuses a_tokenizer_without_markers "'bytes' has no special token <|im_start|>, which the chat template of ChatML needs; ./prepare --train-tokenizer N --template chatml makes" --chat --template chatml turns.jsonl
+cp -r tok plain_tok && sed -i 's/"chat_template"/"other"/' plain_tok/tokenizer_config.json
+refuses a_template_that_its_tokens_fit "has no chat template: name one with --template chatml" --chat --tokenizer plain_tok turns.jsonl
 refuses the_markers_of_another_template 'has no special token <|start_header_id|>' --chat --tokenizer tok --template llama3 turns.jsonl
 refuses an_unknown_template "--template 'alpaca' is none" --chat --tokenizer tok --template alpaca turns.jsonl
 refuses a_template_for_text '--template is for --chat or --train-tokenizer' --template chatml turns.jsonl

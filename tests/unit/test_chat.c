@@ -186,7 +186,9 @@ TEST(a_template_that_is_not_known_is_refused) {
   assert_int_equal(template_end(t), NO_TOKEN);
   assert_null(renderer_open(bytes, template_named("llama3"), &err));
   assert_says(&err, "'bytes' has no special token <|start_header_id|>, which the chat template of "
-                    "Llama 3 needs");
+                    "Llama 3 needs; ./prepare --train-tokenizer N --template llama3 makes one");
+  assert_null(template_fitting(bytes));
+  assert_string_equal(template_fitting(t), "chatml");
   tokenizer_close(t);
   tokenizer_close(bytes);
 }
