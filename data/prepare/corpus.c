@@ -72,7 +72,7 @@ static FileKind file_kind(const char *name, const char *start, size_t bytes, Err
     kind = FILE_PARQUET;
     error_set(err,
               "'%s' is a parquet file: scripts/parquet_to_jsonl.py '%s' | ./prepare --jsonl "
-              "--out FOLDER -",
+              "--out FOLDER - (of conversations: --chat in both commands, in place of --jsonl)",
               name, name);
   } else if (file_refuse_packed(name, start, bytes, err) != 0) {
     kind = FILE_BINARY;

@@ -111,6 +111,17 @@ pq.write_table(pa.table({"n": [1] * 300, "text": [f"document {i}" for i in range
   name=a_column_that_is_not_there_is_named
   if ! "$python" "$script" --field body many.parquet 2>stderr && grep -q "column 'body': there are only the columns n, text" stderr; then
     passes $name; else fails $name "$(cat stderr)"; fi
+  "$python" -c 'import pyarrow as pa, pyarrow.parquet as pq
+call = {"function": {"name": "f", "arguments": {"a": 1}}}
+talk = lambda i: [{"role": "user", "content": f"Say {i}", "tool_calls": None},
+                  {"role": "assistant", "content": f"{i}", "tool_calls": [call] if i % 2 else None}]
+pq.write_table(pa.table({"messages": [talk(i) for i in range(20)]}), "talks.parquet")'
+  must "$prepare" --train-tokenizer 300 --template chatml --out tok "$source/README.md"
+  "$python" "$script" --chat talks.parquet | runs --chat --tokenizer tok --out talks -
+  check conversations_in_parquet_are_read "$(cat stdout stderr)" grep -q '^documents  20 in 1 file' stdout
+  name=a_column_of_conversations_needs_chat
+  if ! "$python" "$script" --field messages talks.parquet 2>stderr && grep -q "are these messages for --chat?" stderr; then
+    passes $name; else fails $name "$(cat stderr)"; fi
 else echo "ok - parquet_is_read_by_the_script # SKIP the Python package pyarrow is not installed"; fi
 
 exit $failed
