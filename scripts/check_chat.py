@@ -34,7 +34,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, normalizers, processors
 from transformers import PreTrainedTokenizerFast
 from transformers.utils import logging
 
-from check_tokenizers import LLAMA3, NEWER_FORMS, Texts, byte_level, fallback, split
+from check_tokenizers import LLAMA3, NEWER_FORMS, Texts, byte_level, characters, fallback, split
 
 PREPARE = os.environ.get("PREPARE", "./prepare")
 FIXTURES = "tests/fixtures/chat"
@@ -456,10 +456,20 @@ def make_kinds(folder):
     nfc.add_special_tokens(special((), ["<|im_end|>"]))
     nfc.add_tokens(other_tokens())
     save(f"{folder}/nfc-smollm2", nfc, SMOLLM2, None, "<|im_end|>")
+    for name, normalizer in (("nfkc", normalizers.NFKC()), ("strip", normalizers.Strip())):
+        normal = byte_level(400, [split(Regex(LLAMA3))], normalizer)
+        normal.add_special_tokens(special(["<|im_end|>"], ["<|im_start|>"]))
+        if name == "nfkc":
+            normal.add_tokens(other_tokens())
+        save(f"{folder}/{name}-chatml", normal, CHATML, None, "<|im_end|>")
+    for fuse in (False, True):
+        unknown = characters(600, fuse, split(" ", "merged_with_next"))
+        unknown.add_special_tokens(special())
+        save(f"{folder}/unknown-{fuse}", unknown, CHATML, None, "<|im_end|>")
     for scheme in (None, "always", "first"):
-        characters = fallback(460, scheme)
-        characters.add_special_tokens(special(["<|im_end|>"], ["<|im_end|>", "<|im_start|>"]))
-        save(f"{folder}/metaspace-{scheme}", characters, SMOLLM2, "<s>", "</s>")
+        letters = fallback(460, scheme)
+        letters.add_special_tokens(special(["<|im_end|>"], ["<|im_end|>", "<|im_start|>"]))
+        save(f"{folder}/metaspace-{scheme}", letters, SMOLLM2, "<s>", "</s>")
     return sorted(os.listdir(folder))
 
 

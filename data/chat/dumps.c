@@ -188,17 +188,17 @@ const char *dumps_call(Text *out, char *calls, size_t bytes) {
   Span name;
   if (!json_take(&s, '[') || json_take(&s, ']') || !find_members(&s, of_call, &function, 1) ||
       !json_take(&s, ']'))
-    return "are no list of one object";
+    return "must be a list of one call";
   if (!function.at || !find_members(&function, of_function, members, 2))
-    return "have no \"function\" that is an object";
+    return "must have an object \"function\"";
   if (!called->at || *called->at != '"' || !take_string(called, &name))
-    return "have no \"name\" that is a string";
-  if (!with->at) return "have no \"arguments\"";
+    return "must have a string \"name\"";
+  if (!with->at) return "must have \"arguments\"";
   put(out, "{\"name\": \"");
   text_append(out, name.text, name.bytes);
   put(out, "\", \"parameters\": ");
   if (!dumps_json(out, with->at, (size_t)(with->end - with->at)))
-    return "have a key of the arguments twice";
+    return "have a key twice in the arguments";
   put(out, "}");
   return NULL;
 }

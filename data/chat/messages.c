@@ -44,7 +44,7 @@ static bool refuse(Line *l) {
   return false;
 }
 
-// Skips the value, which stays as it is. null: none.
+// Skips a value and leaves it as it is. value: none where it is null.
 static bool skip_value(Line *l, Span *value) {
   value->text = l->scan.at;
   if (!json_skip(&l->scan)) return false;
@@ -54,7 +54,7 @@ static bool skip_value(Line *l, Span *value) {
   return true;
 }
 
-// False where the value is no string, and stays.
+// True if the next value is a string.
 static bool string_next(JsonScan *s) {
   const bool is = json_take(s, '"');
   s->at -= is;
@@ -72,7 +72,7 @@ static bool read_role(Line *l, Span *role) {
   if (string_next(&l->scan)) return take_string(&l->scan, role);
   if (!skip_value(l, role)) return false;
   if (!role->text) return true;
-  error_set(l->err, "the \"role\" of message %zu is no string", l->conversation->count + 1);
+  error_set(l->err, "the \"role\" of message %zu is not a string", l->conversation->count + 1);
   return refuse(l);
 }
 
@@ -108,11 +108,11 @@ static bool read_part(JsonScan *s, Span *type, Span *text) {
   return json_take(s, '}');
 }
 
-// The texts of content's parts, one right behind the other; no text where it is no list of parts
-// that are all text. They are unescaped in a copy, so that the JSON stays.
+// Joins the texts of the content's parts. Leaves m->text empty if the content is not a list of text
+// parts. Works on a copy, because unescaping spoils the JSON.
 static void join_parts(Line *l, Message *m) {
   Text *copy = &l->conversation->copy;
-  // Room for all that follows in the line: what was joined before must not move.
+  // Room for the rest of the line, so that texts that were joined earlier never move.
   char *const joined = text_room(copy, (size_t)(l->scan.end - m->content.text));
   JsonScan s = {.at = joined, .end = joined + m->content.bytes, .halves = true, .nuls = true};
   size_t bytes = 0;
@@ -137,7 +137,7 @@ static bool read_content(Line *l, Message *m) {
 
 // ---- Messages
 
-// Behind a key. seen: a bit for each of the keys that came. weight: not 0.
+// Reads the value of a key. seen: a bit for each key that came. weight: false if it is 0.
 static bool read_member(Line *l, Span key, Message *m, unsigned *seen, bool *weight) {
   static const char *const keys[] = {"role", "content", "tool_calls", "weight"};
   int k = 0;
@@ -173,7 +173,7 @@ static bool read_message(Line *l) {
   JsonScan *s = &l->scan;
   if (!json_take(s, '{')) {
     if (!json_skip(s)) return false;
-    error_set(l->err, "message %zu is no object", l->conversation->count + 1);
+    error_set(l->err, "message %zu is not an object", l->conversation->count + 1);
     return refuse(l);
   }
   if (json_take(s, '}')) return add_message(l, &message, weight);
@@ -192,7 +192,7 @@ static bool read_messages(Line *l) {
   JsonScan *s = &l->scan;
   if (!json_take(s, '[')) {
     if (!json_skip(s)) return false;
-    error_set(l->err, "\"messages\" is no list");
+    error_set(l->err, "\"messages\" is not a list");
     return refuse(l);
   }
   if (json_take(s, ']')) return true;
@@ -239,10 +239,10 @@ int conversation_parse(Conversation *c, char *line, size_t bytes, Error *err) {
   }
   if (counts) return 0;
   if (answered)
-    return error_set(err, "each message of the assistant has the weight 0, so there is nothing to "
+    return error_set(err, "every message of the assistant has weight 0, so there is nothing to "
                           "learn");
   if (c->count > 0)
-    return error_set(err, "no message is of the assistant, so there is nothing to learn");
+    return error_set(err, "it has no message of the assistant, so there is nothing to learn");
   return error_set(err, "it has no messages: each line must be an object such as {\"messages\": "
                         "[{\"role\": \"user\", \"content\": \"...\"}, ...]}");
 }

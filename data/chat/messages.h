@@ -15,13 +15,13 @@ typedef struct Span {
 } Span;
 bool span_is(Span span, const char *text);
 
-// Its memory is the caller's, or the conversation's line.
+// Points into memory of the caller, or of the conversation's line.
 typedef struct Message {
   Span role;
-  Span text;    // the content: a string, or the texts of its parts, one right behind the other
-  Span content; // the content as JSON where it is no string
+  Span text;    // the content: a string, or the joined texts of its parts
+  Span content; // the content as JSON, unless it is a string
   Span calls;   // tool_calls as JSON
-  bool counts;  // the model learns it: it is the assistant's, and has no "weight": 0
+  bool counts;  // the model learns it: it is the assistant's and its weight is not 0
 } Message;
 // role: NUL-terminated.
 Message message_of(const char *role, const char *text, size_t bytes);
@@ -36,10 +36,10 @@ typedef struct Conversation {
 void conversation_add(Conversation *conversation, Message message);
 void conversation_free(Conversation *conversation);
 
-// line[bytes] must be one JSON object whose "messages" are a list of objects, with a message that
-// counts among them. Of a message role, content, tool_calls and weight are read, of the object
-// nothing else; a key whose value is null is as one that is missing. A content must not be a string:
-// what can be written is up to the template. Unescapes in place, so that the line is spoilt; the
-// messages replace those of before, and are valid as long as the line and until the next call. In
-// content "\u0000" is a NUL, and half of a surrogate pair becomes U+FFFD.
+// line[bytes] must be a JSON object. Its "messages" must be a list of objects, at least one of which
+// counts. Reads a message's role, content, tool_calls and weight, and ignores all other keys, and
+// keys whose value is null. Accepts any content: the template decides what it can write. Unescapes
+// in place, so the line is spoilt. The messages replace the earlier ones, and are valid as long as
+// the line, until the next call. In content "\u0000" is a NUL, and half of a surrogate pair becomes
+// U+FFFD.
 int conversation_parse(Conversation *conversation, char *line, size_t bytes, Error *err);

@@ -23,10 +23,17 @@ struct Renderer {
 // ---- Opening
 
 static int find_marker(const Renderer *r, const char *name, int32_t *id, Error *err) {
+  const char *const tokenizer = tokenizer_facts(r->tokenizer)->name;
   *id = name ? tokenizer_special(r->tokenizer, name) : NO_TOKEN;
+  if (*id != NO_TOKEN && !tokenizer_always_finds(r->tokenizer, *id))
+    return error_set(
+        err,
+        "the tokenizer '%s' does not find %s in every text: set its \"normalized\" and "
+        "\"single_word\" in tokenizer.json to false",
+        tokenizer, name);
   if (!name || *id != NO_TOKEN) return 0;
   error_set(err, "the tokenizer '%s' has no special token %s, which the chat template of %s needs",
-            tokenizer_facts(r->tokenizer)->name, name, r->template->source);
+            tokenizer, name, r->template->source);
   if (!r->template->name) return -1;
   return error_append(err, "; ./prepare --train-tokenizer N --template %s makes one that has it",
                       r->template->name);
@@ -171,7 +178,7 @@ static int put_call(Renderer *r, const Message *m, size_t number, Error *err) {
 static int put_json(Renderer *r, const Message *m, size_t number, Error *err) {
   const char *const json = m->content.text;
   if (json && *json != '{' && *json != '[')
-    return error_set(err, "the \"content\" of message %zu is no string, list or object", number);
+    return error_set(err, "the \"content\" of message %zu is not a string, list or object", number);
   if (json && !dumps_json(&r->text, copy_json(r, m->content), m->content.bytes))
     return error_set(err, "the \"content\" of message %zu has a key twice", number);
   if (!json && !m->text.text) return error_set(err, "message %zu has no \"content\"", number);

@@ -16,7 +16,7 @@ typedef struct ChatTemplate {
   const char *open, *middle, *close; // markers; middle may be NULL
   const char *glue, *tail;           // text
   bool bos;                          // in front of a conversation
-  bool trims; // white space around a content is left out, and a content may be missing
+  bool trims;                 // strips white space around a content; a missing content is empty
   const char *system_start;   // in front of the content of a system message that is the first one
   const char *system_default; // for a conversation that begins with no system message, or NULL
   bool tools;                 // tool_calls, and contents of tools, are written as JSON

@@ -207,7 +207,7 @@ struct Encoder {
   void *memory;
   CachedWord *words; // [CACHE_WORDS] in it, each on a cache line
   TokenIds *ids;     // where the ids go
-  int64_t ahead;     // how many are there of text in front of Piece.ahead
+  int64_t ahead;     // ids->count behind the text in front of Piece.ahead
   bool plain;        // special tokens are text
 };
 
@@ -313,8 +313,9 @@ static int take_part(Encoder *e, Piece piece, size_t from, size_t to, PlainTaker
   return take(e, piece, err);
 }
 
-// Finds the added tokens of a piece; the text between them goes to `take`. White space in front of
-// `done` and behind `limit` belongs to special tokens there, but hides no added token.
+// Finds the added tokens of a piece; the text between them goes to `take`. The white space before
+// `done` and after `limit` belongs to special tokens beside the piece, but added tokens are found
+// in it all the same, as in the Python package.
 static int find_added(Encoder *e, const AddedTokens *added, Piece piece, size_t done, size_t limit,
                       PlainTaker *take, Error *err) {
   const char *const text = piece.text;

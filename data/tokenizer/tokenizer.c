@@ -253,6 +253,11 @@ const char *tokenizer_special_text(const Tokenizer *t, int32_t id) {
   return added && added->special ? added->content : NULL;
 }
 
+bool tokenizer_always_finds(const Tokenizer *t, int32_t id) {
+  const AddedToken *added = t->added[id];
+  return added && !added->single_word && (!added->normalized || t->normalizer.count == 0);
+}
+
 // ---- The byte tokenizer: a byte-level BPE without merges
 
 static Tokenizer *open_bytes(Error *err) {

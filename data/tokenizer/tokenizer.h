@@ -52,6 +52,10 @@ int32_t tokenizer_special(const Tokenizer *tokenizer, const char *text);
 // Its text; NULL: this id is no special token.
 const char *tokenizer_special_text(const Tokenizer *tokenizer, int32_t id);
 
+// True if a text gives the id of this special token wherever it spells it: no normalizer comes
+// first, and no word beside it matters.
+bool tokenizer_always_finds(const Tokenizer *tokenizer, int32_t id);
+
 // Replaces its chat template, which tokenizer_save then writes as chat_template.jinja.
 void tokenizer_set_template(Tokenizer *tokenizer, const char *text);
 
@@ -82,15 +86,15 @@ int encoder_append(Encoder *encoder, const char *text, size_t bytes, bool contin
 typedef struct Between {
   const char *text; // [bytes]
   size_t bytes;
-  // The tokens on either side, which take the white space that their rstrip and lstrip say;
-  // NO_TOKEN: the larger text begins or ends here, or another piece of this one is there.
+  // The tokens on either side; with rstrip and lstrip they take white space of this text. NO_TOKEN:
+  // the larger text begins or ends here, or another piece of this one follows.
   int32_t before, behind;
   bool continues; // the text continues the piece before
-  size_t ahead;   // a position in it, right behind a newline
+  size_t ahead;   // a position in the text, right behind a newline
 } Between;
-// Appends its ids, as tokenizers has them with encode_special_tokens=True: special tokens in it are
-// text, added tokens that are not special are found. *ahead (or NULL): how many of them lie wholly
-// in the first `ahead` bytes.
+// Appends its ids, as tokenizers does with encode_special_tokens=True: special tokens in it are
+// text; other added tokens are found. *ahead (or NULL): how many of the ids end within the first
+// `ahead` bytes.
 int encoder_append_between(Encoder *encoder, const Between *between, int64_t *ahead, TokenIds *ids,
                            Error *err);
 

@@ -62,13 +62,13 @@ refuses_line() { # refuses_line NAME WORDS LINE
 refuses_line a_line_of_text 'it is not JSON' 'Hello'
 refuses_line an_object_without_messages 'it has no messages' '{"text": "Hello"}'
 refuses_line empty_messages 'it has no messages' '{"messages": []}'
-refuses_line a_user_alone 'no message is of the assistant' '{"messages": [{"role": "user", "content": "a"}]}'
-refuses_line a_tool_alone 'no message is of the assistant' '{"messages": [{"role": "tool", "content": "a"}]}'
+refuses_line a_user_alone 'it has no message of the assistant' '{"messages": [{"role": "user", "content": "a"}]}'
+refuses_line a_tool_alone 'it has no message of the assistant' '{"messages": [{"role": "tool", "content": "a"}]}'
 refuses_line no_role 'message 1 has no "role"' '{"messages": [{"content": "a"}]}'
 refuses_line no_content 'message 1 has no "content"' '{"messages": [{"role": "user"}, {"role": "assistant", "content": "a"}]}'
 refuses_line a_part_that_is_no_text 'the "content" of message 2 is neither a string nor a list' \
   '{"messages": [{"role": "assistant", "content": "a"}, {"role": "user", "content": [{"type": "image"}]}]}'
-refuses_line nothing_to_learn 'each message of the assistant has the weight 0' '{"messages": [{"role": "assistant", "content": "a", "weight": 0}]}'
+refuses_line nothing_to_learn 'every message of the assistant has weight 0' '{"messages": [{"role": "assistant", "content": "a", "weight": 0}]}'
 # Its advice can be followed: no template has its markers in bytes.
 refuses a_tokenizer_without_template "'bytes' has no chat template: it has no special tokens for one either; ./prepare --train-tokenizer N --template llama3 or chatml makes" --chat turns.jsonl
 refuses a_tokenizer_without_markers "'bytes' has no special token <|im_start|>, which the chat template of ChatML needs; ./prepare --train-tokenizer N --template chatml makes" --chat --template chatml turns.jsonl

@@ -43,23 +43,23 @@ TEST(a_line_that_is_no_conversation_is_refused) {
   refused("{\"text\":\"a\"}", "no messages");
   refused("{\"messages\":[", "is not JSON");
   refused("{\"messages\":[]}x", "is not JSON");
-  refused("{\"messages\":{}}", "\"messages\" is no list");
+  refused("{\"messages\":{}}", "\"messages\" is not a list");
   refused("{\"messages\":[],\"messages\":[]}", "\"messages\" twice");
   refused(LINE(""), "no messages");
-  refused(LINE(USER), "no message is of the assistant");
-  refused(LINE("1"), "message 1 is no object");
+  refused(LINE(USER), "it has no message of the assistant");
+  refused(LINE("1"), "message 1 is not an object");
   refused(LINE("{}"), "message 1 has no \"role\"");
   refused(LINE(USER ",{\"content\":\"a\"}"), "message 2 has no \"role\"");
   refused(LINE("{\"role\":null,\"content\":\"\"}"), "message 1 has no \"role\"");
-  refused(LINE("{\"role\":1,\"content\":\"\"}"), "the \"role\" of message 1 is no string");
+  refused(LINE("{\"role\":1,\"content\":\"\"}"), "the \"role\" of message 1 is not a string");
   refused(LINE("{\"role\":\"user\",\"role\":\"user\",\"content\":\"\"}"), "\"role\" twice");
   refused(LINE(USER ",{\"weight\":0,\"weight\":0}"), "message 2 has \"weight\" twice");
   refused(LINE("{\"role\":\"assistant\",\"content\":\"b\",\"weight\":0.5}"),
           "the \"weight\" of message 1 is 0.5; it may be 0 or 1");
   refused(LINE("{\"role\":\"assistant\",\"content\":\"b\",\"weight\":true}"), "is true;");
   refused(LINE("{\"role\":\"assistant\",\"content\":\"b\",\"weight\":0}," USER),
-          "each message of the assistant has the weight 0");
-  refused(LINE("{\"role\":\"assistant\\u0000\",\"content\":\"\"}"), "no message is of the");
+          "every message of the assistant has weight 0");
+  refused(LINE("{\"role\":\"assistant\\u0000\",\"content\":\"\"}"), "it has no message of the");
 }
 
 TEST(a_conversation_is_read_in_place) {
@@ -193,6 +193,27 @@ TEST(a_template_that_is_not_known_is_refused) {
   tokenizer_close(bytes);
 }
 
+// transformers looks for such a marker in the normalized text, and may not find it.
+TEST(a_marker_behind_a_normalizer_is_refused) {
+  cJSON *json = json_read(FIXTURES "chatml/tokenizer.json", 1 << 20, &err);
+  cJSON *added = cJSON_GetObjectItem(json, "added_tokens");
+  for (cJSON *token = added->child; token; token = token->next)
+    cJSON_ReplaceItemInObject(token, "normalized", cJSON_CreateBool(true));
+  for (int i = 0; i < 2; i++) {
+    cJSON_ReplaceItemInObject(json, "normalizer",
+                              i ? cJSON_Parse("{\"type\":\"NFC\"}") : cJSON_CreateNull());
+    char *text = cJSON_PrintUnformatted(json);
+    Tokenizer *t = tokenizer_parse("it", text, strlen(text), &err);
+    Renderer *r = renderer_open(t, template_named("chatml"), &err);
+    assert_int_equal(r == NULL, i);
+    renderer_close(r);
+    tokenizer_close(t);
+    cJSON_free(text);
+  }
+  assert_says(&err, "the tokenizer 'it' does not find <|im_start|> in every text");
+  cJSON_Delete(json);
+}
+
 // ---- Ids and mask
 
 static void check_case(Renderer *r, const cJSON *expected, const char *name, int number) {
@@ -292,13 +313,14 @@ TEST(what_a_template_cannot_write_is_named) {
                     image[] = "{\"role\":\"user\",\"content\":[{\"type\":\"image\"}]}",
                     number[] = "{\"role\":\"tool\",\"content\":5}";
   static const char *const calls[][2] = {
-      {"[]", "are no list of one object"},
-      {"{}", "are no list of one object"},
-      {"[{\"function\":{\"name\":\"a\",\"arguments\":{}}},{}]", "are no list of one object"},
-      {"[{}]", "have no \"function\" that is an object"},
-      {"[{\"function\":{\"name\":null,\"arguments\":{}}}]", "have no \"name\" that is a string"},
-      {"[{\"function\":{\"name\":\"a\"}}]", "have no \"arguments\""},
-      {"[{\"function\":{\"name\":\"a\",\"arguments\":{\"b\":1,\"b\":2}}}]", "arguments twice"},
+      {"[]", "must be a list of one call"},
+      {"{}", "must be a list of one call"},
+      {"[{\"function\":{\"name\":\"a\",\"arguments\":{}}},{}]", "must be a list of one call"},
+      {"[{}]", "must have an object \"function\""},
+      {"[{\"function\":{\"name\":null,\"arguments\":{}}}]", "must have a string \"name\""},
+      {"[{\"function\":{\"name\":\"a\"}}]", "must have \"arguments\""},
+      {"[{\"function\":{\"name\":\"a\",\"arguments\":{\"b\":1,\"b\":2}}}]",
+       "twice in the arguments"},
       {"[{\"function\":{\"name\":\"a\",\"arguments\":null}}]", NULL}};
   cannot_be_written("ChatML", none, "message 2 has no \"content\"");
   cannot_be_written("ChatML", null, "message 2 has no \"content\"");
@@ -309,7 +331,7 @@ TEST(what_a_template_cannot_write_is_named) {
                     "the \"content\" of message 2 is neither a string nor a list");
   cannot_be_written("Llama 3.1", "{\"role\":\"tool\"}", "message 2 has no \"content\"");
   cannot_be_written("Llama 3.1", number,
-                    "the \"content\" of message 2 is no string, list or object");
+                    "the \"content\" of message 2 is not a string, list or object");
   for (size_t i = 0; i < sizeof calls / sizeof *calls; i++) {
     char *message = xasprintf("{\"role\":\"assistant\",\"tool_calls\":%s}", calls[i][0]);
     char *with =
