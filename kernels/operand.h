@@ -104,7 +104,7 @@ enum { MOST_PARTS = 3, MUON_STEPS = 5 };
 #define MUON_NOISE 0x1p-16
 #define MUON_SCALE 0.2
 
-// One parameter tensor of the optimizer's list, [rows, cols] row-major. Vectors have rows = 1.
+// One parameter tensor of the optimizer's list, [rows, cols] row-major.
 // A matrix is used plain (compute, grad) or folded with the norm weight list[norm] (folded,
 // grad_folded); a tied embedding is used both ways. An unused pair has no memory. A norm weight is
 // folded into one matrix. The gradient of the loss is dW = grad + grad_folded * wn, where an unused
@@ -120,8 +120,8 @@ typedef struct ParamTensor {
   Operand compute;     // W as the GEMMs read it; data may be the master (computes_with_masters)
   Operand folded;      // W * wn, wn = list[norm].master [cols]
   int norm;            // index in the list; -1 where the matrix is not folded
-  bool decay;          // weight decay applies
-  int part_count;      // Muon updates it, part by part, and each row is in one part; 0: AdamW does
+  bool vector;    // a norm weight [1, cols], without weight decay; a matrix may have 1 row, too
+  int part_count; // Muon updates it, part by part, and each row is in one part; 0: AdamW does
   MatrixPart parts[MOST_PARTS];
 } ParamTensor;
 

@@ -256,7 +256,7 @@ static inline act_t *act_at(const Backend *be, const act_t *p, int64_t index) {
 // Of one element of the tensor's master. A norm weight's is as wide as statistics are, whatever the
 // others are: bf16 has steps of 2^-8 and 2^-7 about 1, far more than an update.
 static inline size_t master_bytes_of(const Backend *be, const ParamTensor *t) {
-  return t->rows == 1 ? be->stat_bytes : be->master_bytes;
+  return t->vector ? be->stat_bytes : be->master_bytes;
 }
 
 static inline fp8_t *fp8_at(const Backend *be, const fp8_t *p, int64_t index) {

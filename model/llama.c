@@ -138,7 +138,7 @@ void llama_init_weights(Llama *llama, uint64_t seed) {
   HfTensor *list = xcalloc((size_t)count, sizeof *list);
   hf_tensor_list(c, list);
   for (int i = 0; i < llama->param_count; i++) // norms are all ones: nothing is drawn
-    if (!be->services.draw_master || !llama->tensors[i].decay)
+    if (!be->services.draw_master || llama->tensors[i].vector)
       init_on_host(llama, seed, list, count, i);
   for (int i = 0; i < count && be->services.draw_master; i++)
     if (list[i].rank == 2) draw(llama, seed, &list[i]);

@@ -69,8 +69,11 @@ static int64_t param_layer(int index) {
 void params_table(const ModelConfig *c, bool muon, ParamTensor *list) {
   const Sizes n = model_sizes(c, &(RunShape){.batch = 1, .seq = 1});
   const int64_t D = n.D, F = n.F, V = n.V, Hd = n.Hd, R = n.R, KVd = (R - Hd) / 2;
-#define PARAMETER(enumerator, name, rows, cols, norm, ...) {rows, cols, norm, {__VA_ARGS__}},
+#define PARAMETER(enumerator, name, kind, rows, cols, norm, ...)                                   \
+  {kind == VECTOR, rows, cols, norm, {__VA_ARGS__}},
+  enum { MATRIX, VECTOR };
   const struct {
+    bool vector;
     int64_t rows, cols;
     int norm;
     MatrixPart parts[MOST_PARTS];
@@ -85,7 +88,7 @@ void params_table(const ModelConfig *c, bool muon, ParamTensor *list) {
         .rows = table[kind].rows,
         .cols = table[kind].cols,
         .norm = norm == NO_NORM ? -1 : param_index(c, (ParamKind)norm, param_layer(i)),
-        .decay = table[kind].rows > 1};
+        .vector = table[kind].vector};
     for (int part = 0; muon && part < MOST_PARTS && table[kind].parts[part].rows > 0; part++)
       list[i].parts[list[i].part_count++] = table[kind].parts[part];
   }
@@ -253,7 +256,7 @@ bool scaling_used(const ModelConfig *c, int index) {
   }
   ParamTensor *list = xcalloc((size_t)params_count(c), sizeof *list);
   params_table(c, false, list);
-  const bool looked_up = index == 0 && !c->tie_word_embeddings, matrix = list[index].decay;
+  const bool looked_up = index == 0 && !c->tie_word_embeddings, matrix = !list[index].vector;
   free(list);
   return matrix && !looked_up;
 }
@@ -473,7 +476,7 @@ RunShape sampler_shape(const RunShape *run, int64_t context, const Backend *be) 
 // the embedding and of lm_head, which are added to in every chunk of rows.
 static bool on_host(const Layout *l, const ParamTensor *t, int index, Offload class) {
   const Backend *be = l->be;
-  if (be->offload < class || !t->decay) return false;
+  if (be->offload < class || t->vector) return false;
   if (!in_a_layer(l->model, index)) return be->offload_layers == 0 && class != OFFLOAD_GRADIENTS;
   return be->offload_layers == 0 || param_layer(index) < be->offload_layers;
 }
@@ -515,7 +518,7 @@ static void *take_state(Layout *l, const ParamTensor *t, int index, Offload clas
                each = masters ? master_bytes_of(be, t) : be->moment_bytes;
   const int shape = apart && t->part_count > 0 ? OF_LAYERS
                     : !offloaded               ? (apart ? OTHERS : ALL)
-                    : !t->decay                ? VECTORS
+                    : t->vector                ? VECTORS
                     : apart || (some && !host) ? OTHER_MATRICES
                     : some                     ? FIRST_LAYERS
                                                : MATRICES;
@@ -536,7 +539,7 @@ ParamBytes params_layout(ParamTensor *tensors, const ModelConfig *c, const RunSh
       t->m = take_state(&l, t, i, OFFLOAD_MOMENTS, by_muon ? "Muon momentum" : "AdamW m");
       if (!by_muon) t->v = take_state(&l, t, i, OFFLOAD_MOMENTS, "AdamW v");
     }
-    if (embed || (t->decay && t->norm < 0))
+    if (embed || (!t->vector && t->norm < 0))
       t->compute = take_weight(&l, t, i, false, shape->fp8 && !embed);
     if (t->norm >= 0) t->folded = take_weight(&l, t, i, true, shape->fp8);
   }

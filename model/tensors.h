@@ -37,8 +37,8 @@ typedef enum ParamKind {
 #undef PARAMETER
 
 int params_count(const ModelConfig *model);
-// Fills list[params_count(model)] with the fields that need no memory: rows, cols, norm, decay,
-// which is true of matrices alone, and with muon the parts of layers' matrices.
+// Fills list[params_count(model)] with the fields that need no memory: rows, cols, vector,
+// norm, and with muon the parts of layers' matrices.
 void params_table(const ModelConfig *model, bool muon, ParamTensor *list);
 // Of the largest parameter in fp32, as which loads and saves hold one at a time.
 size_t params_largest_bytes(const ModelConfig *model);

@@ -91,7 +91,7 @@ void multiply(const Cpu *cpu, GemmForm form, int64_t M, int64_t N, int64_t K, Op
 
 // Whether the values of t's master are bf16.
 static inline bool cpu_rounds_master(const Cpu *cpu, const ParamTensor *t) {
-  return cpu->config.masters == MASTERS_BF16 && t->rows > 1;
+  return cpu->config.masters == MASTERS_BF16 && !t->vector;
 }
 
 // ---- FP8. Copies hold real values, rounded, in the matrix's own order: by_row [rows, cols],

@@ -178,7 +178,7 @@ static void step_part(const Cpu *cpu, const ParamTensor *t, int index, const Mat
                       const real *X) {
   const AdamW *a = &cpu->hyper;
   const int64_t larger = part->rows > t->cols ? part->rows : t->cols;
-  const real keep = (real)(1 - a->learning_rate * (t->decay ? a->weight_decay : 0)),
+  const real keep = (real)(1 - a->learning_rate * (t->vector ? 0 : a->weight_decay)),
              step_size = (real)(a->learning_rate * MUON_SCALE * sqrt((double)larger));
   const uint32_t key = master_key(cpu->step.updates, index);
 #pragma omp parallel for schedule(static)

@@ -129,14 +129,14 @@ static void adamw_tensor(const Cpu *cpu, const ParamTensor *list, int index, dou
   const int64_t update = cpu->step.updates;
   const uint32_t key = moment_key(update, index), of_masters = master_key(update, index);
   const bool rounds = cpu_rounds_master(cpu, t);
-  const Factors factors = {.beta1 = (real)a->beta1,
-                           .beta2 = (real)a->beta2,
-                           .eps = (real)a->eps,
-                           .scale = (real)scale,
-                           .step_size =
-                               (real)(a->learning_rate / (1 - pow(a->beta1, (double)update))),
-                           .per_root = (real)(1 / sqrt(1 - pow(a->beta2, (double)update))),
-                           .keep = (real)(1 - a->learning_rate * (t->decay ? a->weight_decay : 0))};
+  const Factors factors = {
+      .beta1 = (real)a->beta1,
+      .beta2 = (real)a->beta2,
+      .eps = (real)a->eps,
+      .scale = (real)scale,
+      .step_size = (real)(a->learning_rate / (1 - pow(a->beta1, (double)update))),
+      .per_root = (real)(1 / sqrt(1 - pow(a->beta2, (double)update))),
+      .keep = (real)(1 - a->learning_rate * (t->vector ? 0 : a->weight_decay))};
 #pragma omp parallel
   {
     real *made = xmalloc((size_t)t->cols * sizeof *made);
@@ -178,7 +178,7 @@ void cpu_adamw(Backend *be, const ParamTensor *list, int count) {
   if (!cpu->step.applied) return;
   for (int vectors = 0; vectors < 2; vectors++) // last: gradients of matrices read the old ones
     for (int i = 0; i < count; i++)
-      if ((list[i].rows == 1) == vectors && list[i].part_count == 0)
+      if (list[i].vector == vectors && list[i].part_count == 0)
         adamw_tensor(cpu, list, i, cpu->gradient_factor);
   cpu_refresh(be, list, count); // after all masters: a folded copy reads its norm weight too
 }

@@ -37,7 +37,7 @@ const Operand *cuda_fp8_use(const ParamTensor *p) {
 // weights, and their masters are fp32 (master_bytes_of).
 enum { VECTORS, PLAIN, TILED, CLASSES };
 static int class_of(const ParamTensor *p) {
-  return p->rows == 1 ? VECTORS : cuda_fp8_use(p) ? TILED : PLAIN;
+  return p->vector ? VECTORS : cuda_fp8_use(p) ? TILED : PLAIN;
 }
 
 static int64_t update_blocks(const ParamTensor *p) {
@@ -145,7 +145,7 @@ static int64_t describe(ParamTable *table, const ParamTensor *list, int count,
                         .first_update = own(&table->update_blocks, update_blocks(p)),
                         .first_tile = own(&table->tiles, gradient_blocks(p, is_norm)),
                         .first_column = own(&table->columns, columns),
-                        .decay = p->decay,
+                        .decay = !p->vector,
                         .index = i};
       describe_copies(&t, p, at_gpu->scalings);
       describe_parts(table, at_gpu, p, &t);
@@ -317,7 +317,7 @@ static bool same_tensor(const ParamTensor *a, const ParamTensor *b) {
   return a->rows == b->rows && a->cols == b->cols && a->master == b->master && a->m == b->m &&
          a->v == b->v && a->grad == b->grad && a->grad_folded == b->grad_folded &&
          same_operand(&a->compute, &b->compute) && same_operand(&a->folded, &b->folded) &&
-         a->norm == b->norm && a->decay == b->decay && a->part_count == b->part_count &&
+         a->norm == b->norm && a->vector == b->vector && a->part_count == b->part_count &&
          memcmp(a->parts, b->parts, (size_t)a->part_count * sizeof *a->parts) == 0;
 }
 

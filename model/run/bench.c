@@ -78,8 +78,7 @@ static void fill_tensor(Llama *llama, const ParamTensor *t, uint64_t key, float 
   const double deviation = llama->config.initializer_range;
 #pragma omp parallel for schedule(static)
   for (int64_t i = 0; i < most; i++)
-    pattern[i] =
-        t->rows == 1 ? 1 : (float)(deviation * rng_normal(key, (uint64_t)i)); // norms are 1
+    pattern[i] = t->vector ? 1 : (float)(deviation * rng_normal(key, (uint64_t)i)); // norms are 1
   for (int64_t i = 0; i < n; i += PATTERN)
     be->services.write_master(be, t, i, pattern, n - i < PATTERN ? n - i : PATTERN);
 }

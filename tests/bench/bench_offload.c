@@ -37,8 +37,8 @@ static Crossing crossing_of(const Llama *llama) {
   for (int i = 0; i < llama->param_count; i++) {
     const ParamTensor *t = &llama->tensors[i];
     const double n = (double)(t->rows * t->cols);
-    if (t->decay) c.update += n * (moments + master);
-    if (t->decay && t != llama->embed && t != llama->lm_head) c.norm += n * gradient;
+    if (!t->vector) c.update += n * (moments + master);
+    if (!t->vector && t != llama->embed && t != llama->lm_head) c.norm += n * gradient;
     if (t->norm >= 0 && !(t->folded.data && be->rounds_gradients)) c.norm += n * master;
   }
   return c;

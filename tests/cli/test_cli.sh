@@ -133,6 +133,12 @@ check on_a_cpu_offloading_changes_nothing "$(head -n 1 "$folder/offloaded/log.js
   same_bits "$folder/single" "$folder/offloaded"
 check a_run_of_one_step_trains "$(grep '"train"' "$folder/single/log.jsonl")" \
   grep -q '"kind":"train","step":1,.*"lr":0.003,' "$folder/single/log.jsonl"
+# Matrices of one row: out_proj and down_proj. They are no norm weights, whose masters stay fp32.
+for kind in adamw muon; do
+  "$TRAIN" "$config" model.hidden_size=1 model.head_dim=4 model.intermediate_size=1 "optimizer.kind=$kind" backend.masters=bf16 \
+    train.sample_interval=0 train.sample_tokens=4 "output.dir=$folder/one-$kind" >"$folder/said" 2>&1
+  check "a_width_of_one_trains_with_$kind" "$(tail -n 1 "$folder/said")" grep -q '^done; ' "$folder/said"
+done
 check the_sample_is_logged "$(cat "$log")" grep -q '"kind":"sample","step":20' "$log"
 sample_text() { grep '"kind":"sample"' "$1/log.jsonl" | sed -E 's/.*"text":"(.*)"\}$/\1/'; }
 must "$TRAIN" "$config" train.sample_interval=0 train.sample_tokens=400 "output.dir=$folder/more"

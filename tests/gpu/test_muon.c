@@ -42,18 +42,16 @@ static void set_shapes(const Sizes *n, ParamTensor *list) {
   for (int l = 0; l < LAYERS; l++) {
     const int64_t Q = n->Q, KV = n->KV, F = n->F, D = n->D;
     const ParamTensor shapes[A_LAYER] = {
-        [NORM] = {.rows = 1, .cols = D, .norm = -1},
+        [NORM] = {.rows = 1, .cols = D, .norm = -1, .vector = true},
         [QKV] = {.rows = Q + 2 * KV,
                  .cols = D,
                  .norm = l * A_LAYER,
-                 .decay = true,
                  .part_count = 3,
                  .parts = {{0, 1, Q}, {Q, 1, KV}, {Q + KV, 1, KV}}},
         [OUT] = {.rows = D, .cols = Q, .norm = -1, .part_count = 1, .parts = {{0, 1, D}}},
         [GATE_UP] = {.rows = 2 * F,
                      .cols = D,
                      .norm = -1,
-                     .decay = true,
                      .part_count = 2,
                      .parts = {{0, 2, F}, {1, 2, F}}},
         [DOWN] = {.rows = D, .cols = F, .norm = -1, .part_count = 1, .parts = {{0, 1, D}}}};
@@ -121,7 +119,7 @@ static void rig_open(Rig *r, Sizes n, KernelMode mode, bool grads_fp32, MomentTy
   for (int i = 0; i < TENSORS; i++) {
     ParamTensor *t = &r->list[i];
     const int64_t count = elements(t);
-    const bool bf16 = masters == MASTERS_BF16 && t->rows > 1;
+    const bool bf16 = masters == MASTERS_BF16 && !t->vector;
     t->master = either(r, !bf16, count, r->master[i]);
     t->m = either(r, moments == MOMENTS_FP32, count, r->m[i]);
     if (t->part_count == 0) t->v = either(r, moments == MOMENTS_FP32, count, r->m[i]);
@@ -251,7 +249,7 @@ static float *expected_step(const Rig *r, int i, double factor, bool round) {
                     at = (part->first + row * part->step) * cols + col;
       const double x = moves ? X[tall ? col * part->rows + row : j] : 0;
       delta[at] = (float)(-hyper.learning_rate * MUON_SCALE * sqrt((double)larger) * x -
-                          (t->decay ? hyper.learning_rate * hyper.weight_decay : 0) *
+                          (t->vector ? 0 : hyper.learning_rate * hyper.weight_decay) *
                               (double)r->master[i][at]);
     }
     if (X != u) free(X);

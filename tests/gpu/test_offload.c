@@ -69,7 +69,7 @@ static void check_places(const Llama *llama, Offload offload, bool one_layer) {
   for (int i = 0; i < llama->param_count; i++) {
     const ParamTensor *t = &llama->tensors[i];
     const bool of_first = i > 0 && i < end, of_layer = t != llama->embed && t != llama->lm_head,
-               there = t->decay && (of_first || !one_layer);
+               there = !t->vector && (of_first || !one_layer);
     assert_int_equal(on_host(t->m), there && offload >= OFFLOAD_MOMENTS);
     if (t->v) assert_int_equal(on_host(t->v), there && offload >= OFFLOAD_MOMENTS);
     assert_int_equal(on_host(t->master), there && offload >= OFFLOAD_MASTERS);

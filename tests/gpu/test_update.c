@@ -50,11 +50,11 @@ static float *named(int64_t n, double scale, const char *what, int tensor) {
 
 static void set_shapes(Update *u, ParamTensor *list) {
   const ParamTensor shapes[TENSORS] = {
-      {.rows = 1, .cols = u->D, .norm = -1},
-      {.rows = u->rows, .cols = u->D, .norm = 0, .decay = true},
-      {.rows = 1, .cols = u->D, .norm = -1},
-      {.rows = u->V, .cols = u->D, .norm = 2, .decay = true},
-      {.rows = u->D, .cols = u->rows + 3, .norm = -1, .decay = true},
+      {.rows = 1, .cols = u->D, .norm = -1, .vector = true},
+      {.rows = u->rows, .cols = u->D, .norm = 0},
+      {.rows = 1, .cols = u->D, .norm = -1, .vector = true},
+      {.rows = u->V, .cols = u->D, .norm = 2},
+      {.rows = u->D, .cols = u->rows + 3, .norm = -1},
   };
   memcpy(list, shapes, sizeof shapes);
 }

@@ -76,9 +76,9 @@ static void side_open(Rig *r, Side *s, bool fp8) {
   Error err;
   s->be = s->bench.be = backend_gpu_create(&config, &options, &err);
   if (!s->be) fail_msg("%s", err.text);
-  const ParamTensor shapes[TENSORS] = {{.rows = 1, .cols = r->D, .norm = -1},
+  const ParamTensor shapes[TENSORS] = {{.rows = 1, .cols = r->D, .norm = -1, .vector = true},
                                        {.rows = r->rows, .cols = r->D, .norm = NORM},
-                                       {.rows = 1, .cols = r->D, .norm = -1},
+                                       {.rows = 1, .cols = r->D, .norm = -1, .vector = true},
                                        {.rows = r->V, .cols = r->D, .norm = TIED_NORM},
                                        {.rows = r->D, .cols = r->rows, .norm = -1}};
   for (int i = 0; i < TENSORS; i++) {

@@ -22,7 +22,7 @@ static void randomise(Llama *llama, uint64_t seed) {
     const ParamTensor *p = &llama->tensors[i];
     real *w = (real *)p->master;
     for (int64_t k = 0; k < p->rows * p->cols; k++)
-      w[k] = (p->rows == 1 ? 1.0 : 0.0) + 0.3 * rng_normal(seed + (uint64_t)i, (uint64_t)k);
+      w[k] = (p->vector ? 1.0 : 0.0) + 0.3 * rng_normal(seed + (uint64_t)i, (uint64_t)k);
   }
   llama->be->services.refresh(llama->be, llama->tensors, llama->param_count);
 }
@@ -157,6 +157,13 @@ TEST(odd_sizes) {
   m.num_key_value_heads = 3, m.head_dim = 6;
   m.vocab_size = 13, m.num_hidden_layers = 1;
   check_case(&(Case){m, 1, 7, 1, RECOMPUTE_NONE});
+}
+
+// Matrices of one row, which are no norm weights: out and down at a width of 1.
+TEST(a_width_of_one) {
+  ModelConfig m = small_model();
+  m.hidden_size = m.intermediate_size = 1, m.rms_norm_eps = 0.5;
+  check_case(&(Case){m, 2, 5, 1, RECOMPUTE_NONE});
 }
 
 TEST(llama3_scaling_over_several_attention_blocks) {

@@ -177,7 +177,7 @@ static float *gradients_of(const SmallModel *s, size_t *bytes) {
     const ParamTensor *t = &s->llama.tensors[i];
     const grad_t *from = t->norm >= 0 ? t->grad_folded : t->grad;
     const int64_t n = t->rows * t->cols;
-    if (t->decay) memcpy(at, from, (size_t)n * sizeof *at);
+    if (!t->vector) memcpy(at, from, (size_t)n * sizeof *at);
     at += n;
   }
   *bytes = (size_t)count * sizeof *all;

@@ -153,7 +153,7 @@ static size_t matrix_elements(const ModelConfig *model) {
   size_t elements = 0;
   params_table(model, false, list);
   for (int i = 0; i < params_count(model); i++)
-    if (list[i].decay) elements += (size_t)(list[i].rows * list[i].cols);
+    if (!list[i].vector) elements += (size_t)(list[i].rows * list[i].cols);
   free(list);
   return elements;
 }
@@ -346,7 +346,8 @@ static void check_blocks(char *masters, char *kind, Offload offload, int64_t lay
   for (int i = 0; i < params_count(model); i++) {
     const ParamTensor *t = &list[i];
     const size_t n = (size_t)(t->rows * t->cols), grad_bytes = n * p.sizes.grad_bytes;
-    const bool in_layers = t->decay && i > 0 && i < end, there = in_layers || (t->decay && !layers);
+    const bool in_layers = !t->vector && i > 0 && i < end,
+               there = in_layers || (!t->vector && !layers);
     claim(t->master, n * master_bytes_of(&p.sizes, t),
           there && offload >= OFFLOAD_MASTERS ? host : device);
     claim(t->m, 2 * n, there && offload >= OFFLOAD_MOMENTS ? host : device);

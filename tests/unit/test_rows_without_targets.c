@@ -309,7 +309,7 @@ TEST(a_step_in_which_no_row_counts_decays) {
       const ParamTensor *p = &s.llama.tensors[t];
       const float *was = (const float *)before.llama.tensors[t].master,
                   *is = (const float *)p->master,
-                  keep = (float)(1 - hyper.learning_rate * (p->decay ? hyper.weight_decay : 0));
+                  keep = (float)(1 - hyper.learning_rate * (p->vector ? 0 : hyper.weight_decay));
       for (int64_t k = 0; k < p->rows * p->cols; k++) assert_true(is[k] == keep * was[k]);
     }
     const StepResult next = step(&s, NO_ROW, 1, 1, 1);

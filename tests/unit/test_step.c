@@ -242,7 +242,7 @@ static void check_decay(const char *kind) {
   for (int i = 0; i < run.llama.param_count; i++) {
     const ParamTensor *p = &run.llama.tensors[i];
     const int64_t n = p->rows * p->cols;
-    for (int64_t k = 0; k < n; k++) assert_true(b[k] == (p->rows == 1 ? a[k] : 0.75f * a[k]));
+    for (int64_t k = 0; k < n; k++) assert_true(b[k] == (p->vector ? a[k] : 0.75f * a[k]));
     a += 3 * n;
     b += 3 * n;
   }
@@ -398,9 +398,9 @@ static void check_rounding(const char *kind) {
       float *want = master_of(&exact, i), *got = master_of(&narrow, i);
       for (int64_t k = 0; k < p->rows * p->cols; k++) {
         const float nearest = moment_round(want[k], MOMENT_NEAREST);
-        if (p->rows > 1) want[k] = master_round(want[k], master_key(updates + 1, i), k);
+        if (!p->vector) want[k] = master_round(want[k], master_key(updates + 1, i), k);
         assert_memory_equal(&got[k], &want[k], sizeof *got); // norm weights stay fp32
-        moved += p->rows > 1 && want[k] != nearest;
+        moved += !p->vector && want[k] != nearest;
       }
       free(want);
       free(got);
@@ -463,7 +463,7 @@ static void check_change(bool to_bf16, SaveDtype dtype) {
     const ParamTensor *p = &t.run.llama.tensors[i];
     float *want = master_of(&t.run, i), *got = master_of(&t.loaded, i);
     for (int64_t k = 0; k < p->rows * p->cols; k++) {
-      if (to_bf16 && p->rows > 1) want[k] = moment_round(want[k], MOMENT_NEAREST);
+      if (to_bf16 && !p->vector) want[k] = moment_round(want[k], MOMENT_NEAREST);
       assert_memory_equal(&got[k], &want[k], sizeof *got);
     }
     free(want);
@@ -513,7 +513,7 @@ TEST(initial_weights_have_the_asked_spread) {
     float *w = xmalloc((size_t)n * sizeof *w);
     run.be->services.read_master(run.be, w, p, 0, n);
     for (int64_t k = 0; k < n; k++) {
-      if (p->rows == 1)
+      if (p->vector)
         assert_true(w[k] == 1.0f);
       else
         sum += (double)w[k], squares += (double)w[k] * (double)w[k], count++;
