@@ -6,15 +6,18 @@ static int64_t at_most(int64_t value, int64_t limit) {
   return value < limit ? value : limit;
 }
 
+ScheduleLengths schedule_lengths(const OptimizerConfig *o, int64_t steps) {
+  const int64_t warmup = o->warmup_steps, decay = o->schedule == SCHEDULE_WSD ? o->decay_steps : 0;
+  if (warmup + decay <= steps) return (ScheduleLengths){warmup, decay};
+  return (ScheduleLengths){at_most(warmup, steps / 10 + 1), at_most(decay, steps / 5 + 1)};
+}
+
 double learning_rate(const OptimizerConfig *o, int64_t step, int64_t steps) {
+  const ScheduleLengths lengths = schedule_lengths(o, steps);
+  const int64_t warmup = lengths.warmup,
+                decay = o->schedule == SCHEDULE_LINEAR ? steps - warmup : lengths.decay;
   const double floor_rate = o->min_learning_rate, above = o->learning_rate - floor_rate;
   const int64_t left = steps > step ? steps - step : 0;
-  int64_t warmup = o->warmup_steps, decay = o->schedule == SCHEDULE_WSD ? o->decay_steps : 0;
-  if (warmup + decay > steps) {
-    warmup = at_most(warmup, steps / 10 + 1);
-    decay = at_most(decay, steps / 5 + 1);
-  }
-  if (o->schedule == SCHEDULE_LINEAR) decay = steps - warmup;
   if (step < warmup) return o->learning_rate * (double)(step + 1) / (double)warmup;
   if (o->schedule == SCHEDULE_COSINE) {
     const int64_t length = steps - warmup;

@@ -8,14 +8,21 @@
 //   wsd:      the peak, and over the last decay_steps steps min + (peak - min) (1 - t)
 // t is the part of these steps that was done before: 0 in the first one, below 1 in the last. So a
 // run of one step trains at the peak, and the last step trains even where min is 0.
-// Where warm-up and decay do not fit into the run, as in a short trial, the warm-up takes at most a
-// tenth of the steps, and the decay a fifth.
+// Where warm-up and decay together are longer than the run, as in a short trial, schedule_lengths
+// shortens both.
 //
 // The rate follows from the configuration and the step alone: a run that resumes with other
 // steps or another schedule has the rate that a run of that configuration has at that step.
 #pragma once
 #include "kernels/ops.h"
 #include "model/config/config.h"
+
+// The steps of warm-up and decay that hold in a run of `steps`: the configured ones where they fit
+// together, else at most steps / 10 + 1 and steps / 5 + 1. decay is wsd's alone, else 0.
+typedef struct ScheduleLengths {
+  int64_t warmup, decay;
+} ScheduleLengths;
+ScheduleLengths schedule_lengths(const OptimizerConfig *optimizer, int64_t steps);
 
 // Rate of optimizer step `step` (0-based) of a run of `steps`.
 double learning_rate(const OptimizerConfig *optimizer, int64_t step, int64_t steps);

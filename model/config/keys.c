@@ -157,11 +157,12 @@ const Key config_keys[] = {
     NUMBER(optimizer, min_learning_rate, "0", 0, 100, 0,
            "learning rate that cosine, linear and wsd come down to at the end"),
     INTEGER(optimizer, warmup_steps, "0", 0, 99999999, 0,
-            "first steps, in which the learning rate rises linearly; at most a tenth of a run that "
-            "has no "
-            "room for them"),
-    INTEGER(optimizer, decay_steps, "0", 0, 99999999, 0,
-            "wsd: last steps, in which the learning rate falls linearly"),
+            "first steps, in which the learning rate rises linearly; where they and wsd's "
+            "decay_steps are more than train.steps, at most train.steps / 10 + 1"),
+    INTEGER(
+        optimizer, decay_steps, "0", 0, 99999999, 0,
+        "wsd: last steps, in which the learning rate falls linearly; where they and warmup_steps "
+        "are more than train.steps, at most train.steps / 5 + 1"),
     NUMBER(optimizer, momentum, "0.95", 0, 1, KEY_BELOW_MAX,
            "Muon: decay of the gradient's running mean"),
     NUMBER(optimizer, beta1, "0.9", 0, 1, KEY_BELOW_MAX,

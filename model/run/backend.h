@@ -50,8 +50,10 @@ PlanLimits plan_limits(const Config *config, const Outlook *outlook);
 // 0 unless the run does not fit into the host's memory: all of it on a CPU, else what is offloaded.
 // A GPU's is judged when its backend is open.
 int plan_check(const Config *config, const RunShape *shape, Error *err);
-// For --plan and the start of a run: a line for each key that is far from configs/RECIPE.md.
-void recipe_warn(const Config *config);
+// For --plan and the start of a run: the lengths of warm-up and decay where they are not the
+// configured ones, and unless the run is resumed a line for each key that is far from
+// configs/RECIPE.md.
+void recipe_print(const Config *config, bool resumed);
 // Appends to the sentence which keys would make the run fit into that backend's memory, and the
 // host's: each alone, or where none does several together.
 void plan_advise(const Config *config, const RunShape *shape, const Backend *be, Error *err);

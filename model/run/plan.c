@@ -342,6 +342,6 @@ int plan_print(const Config *c, Error *err) {
   print_device(c, &shape, &outlook, &plan);
   printf("%s parameters, %.3g model FLOPs a step\n",
          count_text((double)model_parameters(&c->model, true)).text, flops_per_step(c));
-  recipe_warn(c);
+  recipe_print(c, false);
   return 0;
 }

@@ -2,6 +2,7 @@
 #include <math.h>
 #include <stdio.h>
 
+#include "model/optimizer.h"
 #include "model/run/backend.h"
 #include "model/run/log.h"
 
@@ -22,8 +23,23 @@ static void check_rate(const Config *c) {
       high ? "the loss may jump or diverge" : "the loss falls slowly", usual);
 }
 
+// Says which lengths hold where those of the configuration do not fit into the run.
+static void print_lengths(const Config *c) {
+  const OptimizerConfig *o = &c->optimizer;
+  const long long steps = c->train.steps, warmup = o->warmup_steps, decay = o->decay_steps;
+  const ScheduleLengths hold = schedule_lengths(o, steps);
+  if (o->schedule == SCHEDULE_WSD && (hold.warmup != warmup || hold.decay != decay))
+    printf("schedule   optimizer.warmup_steps %lld and decay_steps %lld are more than the %lld "
+           "steps: warm-up takes %lld, decay %lld\n",
+           warmup, decay, steps, (long long)hold.warmup, (long long)hold.decay);
+  else if (hold.warmup != warmup)
+    printf(
+        "schedule   optimizer.warmup_steps %lld is more than the %lld steps: warm-up takes %lld\n",
+        warmup, steps, (long long)hold.warmup);
+}
+
 static void check_warmup(const Config *c) {
-  const int64_t warmup = c->optimizer.warmup_steps, steps = c->train.steps;
+  const int64_t steps = c->train.steps, warmup = schedule_lengths(&c->optimizer, steps).warmup;
   if (warmup <= steps / 2) return;
   printf(
       "warning    optimizer.warmup_steps %lld is more than half of the %lld steps: little is left "
@@ -50,7 +66,9 @@ static void check_tokens(const Config *c) {
            count_text(tokens / USUAL).text);
 }
 
-void recipe_warn(const Config *c) {
+void recipe_print(const Config *c, bool resumed) {
+  print_lengths(c);
+  if (resumed) return;
   check_rate(c);
   check_warmup(c);
   check_tokens(c);

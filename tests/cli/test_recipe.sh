@@ -34,6 +34,21 @@ warns a_warmup_of_most_of_the_run 'optimizer.warmup_steps 151 is more than half 
   "${small[@]}" optimizer.warmup_steps=151
 silent a_warmup_of_half_of_the_run "${small[@]}" optimizer.warmup_steps=150
 
+# ---- Warm-up and decay that do not fit into the run: those that hold are said, and no warning is about those that do not
+plans() { # NAME EXPECTED ARGUMENTS...: this line of --plan on the schedule, and no warning
+  local name=$1 expected=$2
+  shift 2
+  "$TRAIN" --plan "$@" >"$folder/said" 2>&1
+  check "$name" "it said: $(grep -E '^(schedule|warning) ' "$folder/said")" \
+    test "$(sed -nE 's/^(schedule   |warning    )//p' "$folder/said")" = "$expected"
+}
+wsd=(optimizer.schedule=wsd optimizer.min_learning_rate=0 train.steps=300 optimizer.warmup_steps=75)
+plans what_holds_of_wsd_is_said 'optimizer.warmup_steps 75 and decay_steps 226 are more than the 300 steps: warm-up takes 31, decay 61' \
+  "${small[@]}" "${wsd[@]}" optimizer.decay_steps=226
+plans lengths_that_just_fit_hold '' "${small[@]}" "${wsd[@]}" optimizer.decay_steps=225
+plans what_holds_of_a_long_warmup_is_said 'optimizer.warmup_steps 301 is more than the 300 steps: warm-up takes 31' \
+  "${small[@]}" optimizer.warmup_steps=301
+
 parameters=$(./train --plan "${small[@]}" | sed -nE 's/^([0-9.]+)M parameters.*/\1/p')
 check the_model_is_what_the_bounds_are_for "it has $parameters M parameters" test "$parameters" = 1.06
 warns few_tokens_for_the_parameters '102.4k tokens are 0.097 for each parameter: the model learns little of what it could; 20 are usual: try train.steps=41405, or a smaller model' \
@@ -63,4 +78,8 @@ write_config "$folder/config.json"
 starts() { "$TRAIN" "$folder/config.json" optimizer.warmup_steps=15 "$@" 2>&1 | grep -c '^warning    optimizer.warmup_steps 15 is more'; }
 check a_run_begins_with_the_warning 'it does not' test "$(starts)" = 1
 check a_resumed_run_has_said_it 'it says it again' test "$(starts train.resume=auto train.steps=22)" = 0
+lengths='schedule   optimizer.warmup_steps 15 and decay_steps 20 are more than the 24 steps: warm-up takes 3, decay 5'
+"$TRAIN" "$folder/config.json" optimizer.warmup_steps=15 train.resume=auto train.steps=24 optimizer.schedule=wsd optimizer.decay_steps=20 \
+  >"$folder/said" 2>&1
+check a_resumed_run_says_which_lengths_hold "$(cat "$folder/said")" grep -qxF "$lengths" "$folder/said"
 exit "$failed"
