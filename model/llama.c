@@ -147,13 +147,14 @@ void llama_init_weights(Llama *llama, uint64_t seed) {
   be->services.refresh(be, llama->tensors, llama->param_count);
 }
 
-// RoPE's angle per position of pair j. HF transformers, modeling_rope_utils.py,
-// _compute_llama3_parameters, LLaMA-3.1's own scaling: frequencies whose wavelength is longer than
-// original / low_freq_factor are divided by factor, those shorter than original / high_freq_factor
-// are kept, and between the two the blend is linear in original / wavelength.
+// RoPE's angle per position of pair j, as HF transformers' modeling_rope_utils.py has it. linear
+// divides all frequencies by factor. llama3, LLaMA-3.1's own, divides frequencies whose wavelength is
+// longer than original / low_freq_factor, keeps those shorter than original / high_freq_factor, and
+// blends between the two, linearly in original / wavelength.
 static double rope_frequency(const ModelConfig *c, int64_t j) {
   const double frequency = pow(c->rope_theta, -2.0 * (double)j / (double)c->head_dim);
-  if (c->rope_scaling.type != ROPE_LLAMA3) return frequency;
+  if (c->rope_scaling.type == ROPE_DEFAULT) return frequency;
+  if (c->rope_scaling.type == ROPE_LINEAR) return frequency / c->rope_scaling.factor;
   const double original = (double)c->rope_scaling.original_max_position_embeddings;
   const double low = c->rope_scaling.low_freq_factor, high = c->rope_scaling.high_freq_factor;
   const double wavelength = 2 * 3.14159265358979323846 / frequency;

@@ -9,7 +9,7 @@
 #include "data/batch.h"
 #include "kernels/operations.h"
 
-typedef enum RopeType { ROPE_DEFAULT, ROPE_LLAMA3 } RopeType;
+typedef enum RopeType { ROPE_DEFAULT, ROPE_LINEAR, ROPE_LLAMA3 } RopeType;
 
 // Hugging Face LlamaConfig's names and meanings.
 typedef struct ModelConfig {
@@ -30,7 +30,7 @@ typedef struct ModelConfig {
     RopeType type;
     double factor, low_freq_factor, high_freq_factor;
     int64_t original_max_position_embeddings;
-  } rope_scaling; // only type is set for ROPE_DEFAULT
+  } rope_scaling; // ROPE_LINEAR has the factor alone, ROPE_DEFAULT nothing; the others are 0
 } ModelConfig;
 
 #define MODEL_CONFIG_FILE "config.json" // Hugging Face's

@@ -67,19 +67,31 @@ static int read_rope_key(KeyReader *r, const cJSON *item, const char *name) {
   return key_unknown(r, "model.rope_scaling", item->string);
 }
 
+// The type comes first: another one, such as yarn, has keys that we do not know.
+static int read_rope_type(KeyReader *r, const cJSON *value, const char *name) {
+  const Key *key = key_find("model.rope_scaling", "rope_type");
+  for (const cJSON *item = value->child; item; item = item->next) {
+    const bool type = strcmp(item->string, "type") == 0 || strcmp(item->string, key->name) == 0;
+    if (type && key_set(r, key, item))
+      return error_set(r->err, "%s: %s.%s is %s, but only %s is supported", r->where, name,
+                       item->string, json_shown(item).text, key_allowed(key).text);
+  }
+  return 0;
+}
+
 int model_read_rope(KeyReader *r, const cJSON *value, const char *name) {
   keys_forget(r, "model.rope_scaling");
   if (cJSON_IsNull(value)) return 0;
   if (!cJSON_IsObject(value))
     return error_set(r->err, "%s: %s must be null or an object with rope_type and factor", r->where,
                      name);
+  if (read_rope_type(r, value, name)) return -1;
   for (const cJSON *item = value->child; item; item = item->next)
     if (read_rope_key(r, item, name)) return -1;
   if (key_given(r, "model.rope_scaling", "factor") &&
       !key_given(r, "model.rope_scaling", "rope_type"))
-    return error_set(r->err,
-                     "%s: %s has a factor but no rope_type; it must be \"default\" or \"llama3\"",
-                     r->where, name);
+    return error_set(r->err, "%s: %s has a factor but no rope_type; it must be %s", r->where, name,
+                     key_allowed(key_find("model.rope_scaling", "rope_type")).text);
   return 0;
 }
 

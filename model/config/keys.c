@@ -8,7 +8,7 @@
 
 #include "data/mixture.h"
 
-static const char *const rope_types[] = {"default", "llama3", NULL};
+static const char *const rope_types[] = {"default", "linear", "llama3", NULL};
 static const char *const documents[] = {"mask", "join", NULL};
 static const char *const optimizers[] = {"adamw", "muon", NULL};
 static const char *const schedules[] = {"constant", "cosine", "linear", "wsd", NULL};
@@ -71,9 +71,10 @@ const Key config_keys[] = {
            "standard deviation of the initial weights"),
     {"model.rope_scaling", "rope_type", KEY_CHOICE, FIELD(model.rope_scaling.type), 0, 0,
      rope_types, "\"default\"", SHAPES,
-     "llama3 stretches the long wavelengths; it needs the four keys below"},
+     "linear: all wavelengths are longer by the factor; llama3: the long ones are, which needs the "
+     "four keys below"},
     NUMBER(model.rope_scaling, factor, DERIVED, 0, DBL_MAX, SHAPES | KEY_ABOVE_MIN,
-           "how much the long wavelengths are stretched"),
+           "how many times longer the wavelengths become"),
     NUMBER(model.rope_scaling, low_freq_factor, DERIVED, 0, DBL_MAX, SHAPES | KEY_ABOVE_MIN,
            "wavelengths above the original length / this are stretched in full"),
     NUMBER(model.rope_scaling, high_freq_factor, DERIVED, 0, DBL_MAX, SHAPES | KEY_ABOVE_MIN,
@@ -526,6 +527,13 @@ char *key_text(const Key *key, const Config *config) {
   return w.text;
 }
 
+// Whether a key of rope_scaling means something for this type.
+static bool rope_uses(RopeType type, const Key *key) {
+  if (strcmp(key->section, "model.rope_scaling") != 0) return false;
+  return key->type == KEY_CHOICE || type == ROPE_LLAMA3 ||
+         (type == ROPE_LINEAR && strcmp(key->name, "factor") == 0);
+}
+
 void keys_write_section(JsonWriter *w, const char *section, const Config *config) {
   for (const Key *key = config_keys; key->name; key++)
     if (strcmp(key->section, section) == 0) write_value(w, key->name, key, config);
@@ -535,7 +543,8 @@ void keys_write_section(JsonWriter *w, const char *section, const Config *config
     return;
   }
   json_open(w, "rope_scaling", '{');
-  keys_write_section(w, "model.rope_scaling", config);
+  for (const Key *key = config_keys; key->name; key++)
+    if (rope_uses(config->model.rope_scaling.type, key)) write_value(w, key->name, key, config);
   json_close(w, '}');
 }
 
@@ -547,15 +556,21 @@ int key_conflict(const char *where, const char *key, double value, const char *m
                    number_text(value).text, must, other, number_text(limit).text);
 }
 
-static int check_llama3(const Config *config, const char *where, Error *err) {
-  static const Config none; // no valid value of these keys is 0
-  for (const Key *key = config_keys; key->name; key++)
-    if (strcmp(key->section, "model.rope_scaling") == 0 && key_equal(key, config, &none))
-      return error_set(err, "%s: rope_scaling.%s is missing; llama3 scaling needs it", where,
-                       key->name);
+// Keys that the type does not use are forgotten: equal models are equal bytes.
+static int resolve_rope(Config *config, const char *where, Error *err) {
+  static const Config none; // no valid value of a key that is used is 0
+  const RopeType type = config->model.rope_scaling.type;
+  for (const Key *key = config_keys; key->name; key++) {
+    if (strcmp(key->section, "model.rope_scaling") != 0 || key->type == KEY_CHOICE) continue;
+    if (!rope_uses(type, key))
+      memset((char *)config + key->offset, 0, key->size);
+    else if (key_equal(key, config, &none))
+      return error_set(err, "%s: rope_scaling.%s is missing; %s scaling needs it", where, key->name,
+                       rope_types[type]);
+  }
   const double low = config->model.rope_scaling.low_freq_factor;
   const double high = config->model.rope_scaling.high_freq_factor;
-  if (high > low) return 0;
+  if (type != ROPE_LLAMA3 || high > low) return 0;
   return key_conflict(where, "rope_scaling.high_freq_factor", high, "be above", "low_freq_factor",
                       low, err);
 }
@@ -579,9 +594,6 @@ static int resolve_heads(ModelConfig *model, const char *where, Error *err) {
 }
 
 int model_resolve(Config *config, const char *where, Error *err) {
-  ModelConfig *model = &config->model;
-  if (resolve_heads(model, where, err)) return -1;
-  if (model->rope_scaling.type == ROPE_LLAMA3) return check_llama3(config, where, err);
-  memset(&model->rope_scaling, 0, sizeof model->rope_scaling);
-  return 0;
+  if (resolve_heads(&config->model, where, err)) return -1;
+  return resolve_rope(config, where, err);
 }

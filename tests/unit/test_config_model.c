@@ -1,5 +1,6 @@
 // The model's part of the configuration: what is understood of Hugging Face's config.json and what
 // is refused, and what is counted of a model.
+#include "model/llama.h"
 #include "tests/support/config_test.h"
 #include "tests/support/test.h"
 
@@ -69,9 +70,52 @@ TEST(the_config_of_llama_32_1b_equals_ours) {
   assert_memory_equal(&hf, &ours.model, sizeof hf);
 }
 
-TEST(our_config_json_reads_back_as_the_same_model) {
-  const char *const models[] = {llama_32_1b, HF "\"head_dim\": 32, \"rms_norm_eps\": 3.3e-7}"};
+// As deepseek-coder-1.3b-base has it.
+#define LINEAR                                                                                     \
+  HF "\"rope_theta\": 100000, \"rope_scaling\": {\"factor\": 4.0, \"type\": \"linear\"}}"
+
+TEST(linear_rope_scaling_is_understood_and_written) {
+  const char *const spellings[] = {
+      LINEAR, HF
+      "\"rope_parameters\": {\"rope_theta\": 100000.0, \"rope_type\": \"linear\", \"factor\": 4, "
+      "\"original_max_position_embeddings\": 4096}}"};
+  const ModelConfig first = parse_model(spellings[0]);
   for (int i = 0; i < 2; i++) {
+    const ModelConfig m = parse_model(spellings[i]);
+    assert_memory_equal(&m, &first, sizeof m);
+    assert_int_equal(m.rope_scaling.type, ROPE_LINEAR);
+    assert_true(m.rope_scaling.factor == 4 && m.rope_theta == 100000);
+    char *json = model_config_json(&m, &(ConfigExtras){.bos = -1, .eos = -1});
+    char *rope = strstr(json, "\"rope_scaling\"");
+    assert_non_null(rope);
+    *strchr(rope, '}') = '\0'; // transformers warns about keys that the type does not use
+    assert_string_equal(
+        rope, "\"rope_scaling\": {\n    \"rope_type\": \"linear\",\n    \"factor\": 4.0\n  ");
+    free(json);
+  }
+}
+
+// transformers' _compute_linear_scaling_rope_parameters: base^(-2j / d) / factor.
+TEST(linear_rope_scaling_divides_each_frequency) {
+  ModelConfig m = parse_model(LINEAR);
+  const RunShape shape = {.batch = 1, .seq = 1};
+  const OpsConfig ops = llama_ops_config(&m, &shape, 1, 1);
+  const double frequencies[8] = {/* d = 16 */
+                                 1. / 4,
+                                 0.23713737056616552638 / 4,
+                                 0.056234132519034908039 / 4,
+                                 0.013335214321633240257 / 4,
+                                 0.0031622776601683793320 / 4,
+                                 0.00074989420933245582730 / 4,
+                                 0.00017782794100389228012 / 4,
+                                 4.2169650342858223e-05 / 4};
+  for (int j = 0; j < 8; j++) assert_true(fabs(ops.inv_freq[j] / frequencies[j] - 1) < 1e-14);
+}
+
+TEST(our_config_json_reads_back_as_the_same_model) {
+  const char *const models[] = {llama_32_1b, HF "\"head_dim\": 32, \"rms_norm_eps\": 3.3e-7}",
+                                LINEAR};
+  for (int i = 0; i < 3; i++) {
     const ModelConfig m = parse_model(models[i]);
     const bool bytes = m.vocab_size == 258;
     char *json =
@@ -95,8 +139,13 @@ TEST(a_hugging_face_model_that_is_not_ours_is_refused) {
       {"\"mlp_bias\": true", "mlp_bias is true"},
       {"\"attention_dropout\": 0.1", "attention_dropout is 0.1"},
       {"\"quantization_config\": {\"bits\": 4}", "quantization_config"},
-      {"\"rope_scaling\": {\"type\": \"linear\", \"factor\": 2}", "rope_type is \"linear\""},
-      {"\"rope_scaling\": {\"factor\": 2}", "no rope_type"},
+      {"\"rope_scaling\": {\"beta_fast\": 32, \"type\": \"yarn\", \"factor\": 2}",
+       "rope_scaling.type is \"yarn\", but only \"default\", \"linear\" or \"llama3\" is "
+       "supported"},
+      {"\"rope_parameters\": {\"rope_type\": \"dynamic\", \"factor\": 2}",
+       "rope_parameters.rope_type is \"dynamic\", but only"},
+      {"\"rope_scaling\": {\"factor\": 2}", "rope_scaling has a factor but no rope_type"},
+      {"\"rope_scaling\": {\"type\": \"linear\"}", "factor is missing; linear scaling needs it"},
       {"\"rope_scaling\": {\"rope_type\": \"llama3\", \"type\": \"default\"}", "differ"},
       {"\"rope_scaling\": {\"rope_type\": \"llama3\", \"factor\": 2}",
        "low_freq_factor is missing"},
