@@ -39,18 +39,18 @@ static int check_fixed(KeyReader *r, const cJSON *object, const cJSON *item) {
 }
 
 // transformers 5 keeps rope_theta inside rope_parameters; a file may have it in both places.
-static int read_inner_theta(KeyReader *r, const cJSON *value, const char *name) {
+static int read_inner_theta(KeyReader *r, const cJSON *value) {
   const Key *key = key_find("model", "rope_theta");
   const bool given = key_given(r, "model", "rope_theta");
   const double outer = r->config->model.rope_theta;
   if (key_set(r, key, value)) return -1;
   if (given && outer != r->config->model.rope_theta)
     return error_set(r->err, "%s: rope_theta is %g, but %s.rope_theta is %g; keep one of them",
-                     r->where, outer, name, r->config->model.rope_theta);
+                     r->where, outer, r->rope, r->config->model.rope_theta);
   return 0;
 }
 
-static int read_rope_key(KeyReader *r, const cJSON *item, const char *name) {
+static int read_rope_key(KeyReader *r, const cJSON *item) {
   const Key *type = key_find("model.rope_scaling", "rope_type");
   const Key *key = key_find("model.rope_scaling", item->string);
   if (strcmp(item->string, "type") == 0) key = type;            // transformers before 4.43
@@ -59,39 +59,39 @@ static int read_rope_key(KeyReader *r, const cJSON *item, const char *name) {
     if (key_set(r, type, item)) return -1;
     if (first == r->config->model.rope_scaling.type) return 0;
     return error_set(r->err, "%s: %s.type and %s.rope_type differ; keep one of them", r->where,
-                     name, name);
+                     r->rope, r->rope);
   }
   if (key) return key_set(r, key, item);
-  if (strcmp(item->string, "rope_theta") == 0) return read_inner_theta(r, item, name);
+  if (strcmp(item->string, "rope_theta") == 0) return read_inner_theta(r, item);
   if (strcmp(item->string, "partial_rotary_factor") == 0) return check_fixed(r, NULL, item);
   return key_unknown(r, "model.rope_scaling", item->string);
 }
 
 // The type comes first: another one, such as yarn, has keys that we do not know.
-static int read_rope_type(KeyReader *r, const cJSON *value, const char *name) {
+static int read_rope_type(KeyReader *r, const cJSON *value) {
   const Key *key = key_find("model.rope_scaling", "rope_type");
   for (const cJSON *item = value->child; item; item = item->next) {
     const bool type = strcmp(item->string, "type") == 0 || strcmp(item->string, key->name) == 0;
     if (type && key_set(r, key, item))
-      return error_set(r->err, "%s: %s.%s is %s, but only %s is supported", r->where, name,
+      return error_set(r->err, "%s: %s.%s is %s, but only %s is supported", r->where, r->rope,
                        item->string, json_shown(item).text, key_allowed(key).text);
   }
   return 0;
 }
 
-int model_read_rope(KeyReader *r, const cJSON *value, const char *name) {
+int model_read_rope(KeyReader *r, const cJSON *value) {
   keys_forget(r, "model.rope_scaling");
   if (cJSON_IsNull(value)) return 0;
   if (!cJSON_IsObject(value))
     return error_set(r->err, "%s: %s must be null or an object with rope_type and factor", r->where,
-                     name);
-  if (read_rope_type(r, value, name)) return -1;
+                     r->rope);
+  if (read_rope_type(r, value)) return -1;
   for (const cJSON *item = value->child; item; item = item->next)
-    if (read_rope_key(r, item, name)) return -1;
+    if (read_rope_key(r, item)) return -1;
   if (key_given(r, "model.rope_scaling", "factor") &&
       !key_given(r, "model.rope_scaling", "rope_type"))
-    return error_set(r->err, "%s: %s has a factor but no rope_type; it must be %s", r->where, name,
-                     key_allowed(key_find("model.rope_scaling", "rope_type")).text);
+    return error_set(r->err, "%s: %s has a factor but no rope_type; it must be %s", r->where,
+                     r->rope, key_allowed(key_find("model.rope_scaling", "rope_type")).text);
   return 0;
 }
 
@@ -123,12 +123,13 @@ static int read_mistral(KeyReader *r, const cJSON *object) {
 }
 
 int model_read(KeyReader *r, const cJSON *object) {
+  static const char scaling[] = "rope_scaling", parameters[] = "rope_parameters";
   const cJSON *rope = NULL;
   for (const cJSON *item = object->child; item; item = item->next) {
     const Key *key = key_find("model", item->string);
     if (key && key_set(r, key, item)) return -1;
     if (key) continue;
-    if (strcmp(item->string, "rope_scaling") == 0 || strcmp(item->string, "rope_parameters") == 0) {
+    if (strcmp(item->string, scaling) == 0 || strcmp(item->string, parameters) == 0) {
       if (rope && !cJSON_IsNull(rope) && !cJSON_IsNull(item))
         return error_set(r->err,
                          "%s: rope_scaling and rope_parameters say the same thing; keep "
@@ -141,7 +142,8 @@ int model_read(KeyReader *r, const cJSON *object) {
     if (check_fixed(r, object, item)) return -1;
   }
   // Last, so that an outer rope_theta is known.
-  if (rope && model_read_rope(r, rope, rope->string)) return -1;
+  if (rope) r->rope = strcmp(rope->string, parameters) == 0 ? parameters : scaling;
+  if (rope && model_read_rope(r, rope)) return -1;
   if (!r->hugging_face) return 0;
   if (is_mistral(object) && read_mistral(r, object)) return -1;
   return set_default(r, "rms_norm_eps", "1e-06") || set_default(r, "rope_theta", "10000") ? -1 : 0;
@@ -164,9 +166,10 @@ int model_read_tree(KeyReader *r, cJSON *tree) {
 static int parse_tree(ModelConfig *model, const char *name, cJSON *tree, Error *err) {
   Config config;
   memset(&config, 0, sizeof config);
-  KeyReader r = {.config = &config, .where = name, .hugging_face = true, .err = err};
+  KeyReader r = {
+      .config = &config, .giver = GIVEN_IN_FILE, .where = name, .hugging_face = true, .err = err};
   if (model_read_tree(&r, tree)) return -1;
-  if (keys_fill_defaults(&r, true) || model_resolve(&config, name, err)) return -1;
+  if (keys_fill_defaults(&r, true) || model_resolve(&r)) return -1;
   *model = config.model;
   return 0;
 }

@@ -1,7 +1,9 @@
 #include "model/config/keys.h"
 
+#include <ctype.h>
 #include <float.h>
 #include <math.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -292,13 +294,13 @@ bool key_retired(const char *section, const char *name) {
 }
 
 bool key_given(const KeyReader *r, const char *section, const char *name) {
-  return r->given[key_find(section, name) - config_keys];
+  return r->given[key_find(section, name) - config_keys] != GIVEN_NOWHERE;
 }
 
 void keys_forget(KeyReader *r, const char *section) {
   for (const Key *key = config_keys; key->name; key++) {
     if (!key_inside(key, section)) continue;
-    r->given[key - config_keys] = false;
+    r->given[key - config_keys] = GIVEN_NOWHERE;
     memset((char *)r->config + key->offset, 0, key->size);
   }
 }
@@ -309,11 +311,18 @@ typedef struct KeyName {
   char text[176];
 } KeyName;
 
-// "train.steps". A config.json has no section "model", so its sentences leave it out.
+static const char *rope_name(const KeyReader *r) {
+  return r->rope ? r->rope : "rope_scaling";
+}
+
+// "train.steps". A config.json has no section "model", so its messages leave it out.
 static KeyName key_name(const KeyReader *r, const char *section, const char *name) {
   KeyName n;
-  if (r->hugging_face && strncmp(section, "model", 5) == 0) section += section[5] == '.' ? 6 : 5;
-  snprintf(n.text, sizeof n.text, "%.80s%s%.80s", section, *section ? "." : "", name);
+  const bool rope = strcmp(section, "model.rope_scaling") == 0;
+  if (rope) section = "model";
+  const bool left_out = r->hugging_face && strcmp(section, "model") == 0;
+  snprintf(n.text, sizeof n.text, "%.80s%s%s%s%.80s", left_out ? "" : section,
+           left_out || !*section ? "" : ".", rope ? rope_name(r) : "", rope ? "." : "", name);
   return n;
 }
 
@@ -477,7 +486,7 @@ int key_set(KeyReader *r, const Key *key, const cJSON *value) {
     return error_set(r->err, "%s: %s is %s, but it must be %s", r->where,
                      key_name(r, key->section, key->name).text, value_shown(key, value).text,
                      key_allowed(key).text);
-  r->given[key - config_keys] = true;
+  r->given[key - config_keys] = r->giver;
   return key->type == KEY_SOURCES ? check_sources(r, key) : 0;
 }
 
@@ -550,50 +559,82 @@ void keys_write_section(JsonWriter *w, const char *section, const Config *config
 
 // ---- The model's keys: which follow from others, and which contradict each other
 
-int key_conflict(const char *where, const char *key, double value, const char *must,
-                 const char *other, double limit, Error *err) {
-  return error_set(err, "%s: %s is %s, but it must %s %s, which is %s", where, key,
-                   number_text(value).text, must, other, number_text(limit).text);
+// Whether the text has the key's whole name.
+static bool names_key(const char *text, const Key *key) {
+  const PathText name = path_text("%s.%s", key->section, key->name);
+  const size_t length = strlen(name.text);
+  for (; (text = strstr(text, name.text)); text += length)
+    if (text[length] != '_' && !isalnum((unsigned char)text[length])) return true;
+  return false;
+}
+
+int keys_disagree(const KeyReader *r, const char *format, ...) {
+  Error what;
+  va_list args;
+  va_start(args, format);
+  vsnprintf(what.text, sizeof what.text, format, args);
+  va_end(args);
+  int giver = GIVEN_IN_FILE;
+  for (const Key *key = config_keys; key->name; key++) {
+    const int given = r->given[key - config_keys];
+    if (given > giver && names_key(what.text, key)) giver = given;
+  }
+  if (giver < GIVEN_TYPED) return error_set(r->err, "%s: %.1000s", r->where, what.text);
+  return error_set(r->err, "override '%.200s': %.1000s", r->overrides[giver - GIVEN_TYPED],
+                   what.text);
+}
+
+int key_conflict(const KeyReader *r, const char *key, double value, const char *must,
+                 const char *other, double limit) {
+  return keys_disagree(r, "%s is %s, but it must %s %s, which is %s", key, number_text(value).text,
+                       must, other, number_text(limit).text);
 }
 
 // Keys that the type does not use are forgotten: equal models are equal bytes.
-static int resolve_rope(Config *config, const char *where, Error *err) {
+static int resolve_rope(KeyReader *r) {
   static const Config none; // no valid value of a key that is used is 0
+  Config *config = r->config;
   const RopeType type = config->model.rope_scaling.type;
   for (const Key *key = config_keys; key->name; key++) {
     if (strcmp(key->section, "model.rope_scaling") != 0 || key->type == KEY_CHOICE) continue;
     if (!rope_uses(type, key))
       memset((char *)config + key->offset, 0, key->size);
     else if (key_equal(key, config, &none))
-      return error_set(err, "%s: rope_scaling.%s is missing; %s scaling needs it", where, key->name,
-                       rope_types[type]);
+      return keys_disagree(r, "%s is missing; %s \"%s\" needs it",
+                           key_name(r, key->section, key->name).text,
+                           key_name(r, key->section, "rope_type").text, rope_types[type]);
   }
   const double low = config->model.rope_scaling.low_freq_factor;
   const double high = config->model.rope_scaling.high_freq_factor;
   if (type != ROPE_LLAMA3 || high > low) return 0;
-  return key_conflict(where, "rope_scaling.high_freq_factor", high, "be above", "low_freq_factor",
-                      low, err);
+  return key_conflict(r, key_name(r, "model.rope_scaling", "high_freq_factor").text, high,
+                      "be above", key_name(r, "model.rope_scaling", "low_freq_factor").text, low);
 }
 
-static int resolve_heads(ModelConfig *model, const char *where, Error *err) {
+static int resolve_heads(KeyReader *r) {
+  ModelConfig *model = &r->config->model;
+  const KeyName width = key_name(r, "model", "hidden_size"),
+                heads = key_name(r, "model", "num_attention_heads"),
+                kv_heads = key_name(r, "model", "num_key_value_heads"),
+                head_dim = key_name(r, "model", "head_dim");
   const int64_t D = model->hidden_size, H = model->num_attention_heads;
   int64_t *KV = &model->num_key_value_heads, *d = &model->head_dim;
   if (*KV == 0) *KV = H;
   if (H % *KV != 0)
-    return key_conflict(where, "num_key_value_heads", *KV, "divide", "num_attention_heads", H, err);
+    return key_conflict(r, kv_heads.text, (double)*KV, "divide", heads.text, (double)H);
   if (*d == 0 && D % H != 0) {
-    key_conflict(where, "hidden_size", D, "be a multiple of", "num_attention_heads", H, err);
-    return error_append(err, ", unless head_dim is given");
+    key_conflict(r, width.text, (double)D, "be a multiple of", heads.text, (double)H);
+    return error_append(r->err, ", unless %s is given", head_dim.text);
   }
   if (*d == 0) *d = D / H;
   if (*d % 2 == 0 && *d <= 1024) return 0;
-  return error_set(err,
-                   "%s: head_dim is %lld, but it must be even and at most 1024, because RoPE "
-                   "turns pairs (hidden_size %lld, num_attention_heads %lld)",
-                   where, (long long)*d, (long long)D, (long long)H);
+  return keys_disagree(r,
+                       "%s is %lld, but it must be even and at most 1024, because RoPE turns pairs "
+                       "(%s %lld, %s %lld)",
+                       head_dim.text, (long long)*d, width.text, (long long)D, heads.text,
+                       (long long)H);
 }
 
-int model_resolve(Config *config, const char *where, Error *err) {
-  if (resolve_heads(&config->model, where, err)) return -1;
-  return resolve_rope(config, where, err);
+int model_resolve(KeyReader *r) {
+  return resolve_heads(r) || resolve_rope(r) ? -1 : 0;
 }

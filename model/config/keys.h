@@ -40,13 +40,19 @@ extern const Key config_keys[]; // at most MAX_KEYS; the last has no name
 extern const char *const config_sections[SECTION_COUNT];
 #define SECTIONS "model, data, train, optimizer, backend, output"
 
+// Who gave a key its value: GIVEN_NOWHERE, GIVEN_IN_FILE, or the index of an override + GIVEN_TYPED.
+enum { GIVEN_NOWHERE, GIVEN_IN_FILE, GIVEN_TYPED };
+
 // Values on their way into a Config, with their origin for sentences.
 typedef struct KeyReader {
   Config *config;
-  bool given[MAX_KEYS]; // by the file or an override
-  const char *where;    // a file's path, or "override 'train.steps=5'"
-  bool hugging_face;    // a config.json: keys are named without "model."
-  PathText folder;      // that the user named for the model; "" where it was no folder
+  int given[MAX_KEYS];
+  int giver;              // of the value that is being read
+  char *const *overrides; // by their index
+  const char *where;      // a file's path, or "override 'train.steps=5'"
+  bool hugging_face;      // a config.json: keys are named without "model."
+  const char *rope;       // as the file spells it: rope_scaling, the default, or rope_parameters
+  PathText folder;        // that the user named for the model; "" where it was no folder
   bool folder_has_tokenizer;
   bool of_checkpoint; // retired keys are ignored
   Error *err;
@@ -86,14 +92,16 @@ int model_read(KeyReader *r, const cJSON *object);
 // The same of a whole config.json (r->hugging_face); frees the tree. NULL fails: its maker said
 // why.
 int model_read_tree(KeyReader *r, cJSON *tree);
-// Reads the value of rope_scaling (or rope_parameters), and forgets earlier values.
-int model_read_rope(KeyReader *r, const cJSON *value, const char *name);
+// Reads the value of rope_scaling (or rope_parameters: r->rope), and forgets earlier values.
+int model_read_rope(KeyReader *r, const cJSON *value);
 
 // ---- Keys against each other: each fills in those that follow from others, then checks.
 // Of the model alone.
-int model_resolve(Config *config, const char *where, Error *err);
-// -1, and "KEY is VALUE, but it must be at most OTHER, which is LIMIT."
-int key_conflict(const char *where, const char *key, double value, const char *must,
-                 const char *other, double limit, Error *err);
-// Of all sections (reading.c).
-int config_resolve(Config *config, const char *where, Error *err);
+int model_resolve(KeyReader *r);
+// -1, and a message about several keys, "train.steps" each. It begins with the override of one of
+// them, the last one that was typed, else with the file.
+int keys_disagree(const KeyReader *r, const char *format, ...)
+    __attribute__((format(printf, 2, 3)));
+// The usual one: "KEY is VALUE, but it must be at most OTHER, which is LIMIT".
+int key_conflict(const KeyReader *r, const char *key, double value, const char *must,
+                 const char *other, double limit);

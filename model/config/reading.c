@@ -141,8 +141,9 @@ static int set_override(KeyReader *r, const char *config_name, char *name, const
   }
   cJSON *value = override_value(r, text, key);
   if (!value) return -1;
+  if (rope) r->rope = "rope_scaling";
   const int failed = model  ? read_model(r, config_name, value)
-                     : rope ? model_read_rope(r, value, "model.rope_scaling")
+                     : rope ? model_read_rope(r, value)
                             : key_set(r, key, value);
   cJSON_Delete(value);
   return failed;
@@ -164,31 +165,33 @@ static int apply_override(KeyReader *r, const char *config_name, const char *ove
 
 // ---- Keys that follow from others, and keys that contradict each other
 
-static int check_shape(const Config *c, const char *where, Error *err) {
+static int check_shape(KeyReader *r) {
+  const Config *c = r->config;
   const int64_t B = c->train.batch_size, T = c->train.sequence_length;
   const int64_t positions = c->model.max_position_embeddings, chunks = c->train.loss_chunks;
   if (T > positions)
-    return key_conflict(where, "train.sequence_length", T, "be at most",
-                        "model.max_position_embeddings", positions, err);
+    return key_conflict(r, "train.sequence_length", (double)T, "be at most",
+                        "model.max_position_embeddings", (double)positions);
   if (B > MAX_TOKENS / T)
-    return error_set(err,
-                     "%s: train.batch_size %lld x train.sequence_length %lld is more than %d "
-                     "tokens; use a smaller batch and train.gradient_accumulation",
-                     where, (long long)B, (long long)T, MAX_TOKENS);
+    return keys_disagree(r,
+                         "train.batch_size %lld x train.sequence_length %lld is more than %d "
+                         "tokens; use a smaller batch and train.gradient_accumulation",
+                         (long long)B, (long long)T, MAX_TOKENS);
   if (chunks > 0 && B * T % chunks != 0)
-    return key_conflict(where, "train.loss_chunks", chunks, "divide",
-                        "train.batch_size x train.sequence_length", B * T, err);
+    return key_conflict(r, "train.loss_chunks", (double)chunks, "divide",
+                        "train.batch_size x train.sequence_length", (double)(B * T));
   const double tokens =
       (double)c->train.steps * (double)c->train.gradient_accumulation * (double)B * (double)T;
   if (tokens <= (double)JSON_MAX_INTEGER) return 0;
-  return error_set(err,
-                   "%s: train.steps x gradient_accumulation x batch_size x sequence_length is %g "
-                   "tokens, but the most is %g",
-                   where, tokens, (double)JSON_MAX_INTEGER);
+  return keys_disagree(r,
+                       "train.steps x train.gradient_accumulation x train.batch_size x "
+                       "train.sequence_length is %g tokens, but the most is %g",
+                       tokens, (double)JSON_MAX_INTEGER);
 }
 
 // The sizes that FP8 products sum over: a weight gradient's are the tokens of a call.
-static int check_precision(const Config *c, const char *where, Error *err) {
+static int check_precision(KeyReader *r) {
+  const Config *c = r->config;
   const ModelConfig *m = &c->model;
   const int64_t M = c->train.batch_size * c->train.sequence_length, chunks = c->train.loss_chunks;
   const int64_t H = m->num_attention_heads, KV = m->num_key_value_heads, d = m->head_dim;
@@ -206,30 +209,30 @@ static int check_precision(const Config *c, const char *where, Error *err) {
   const Precision precision = c->backend.precision;
   for (size_t i = 0; precision != PRECISION_BF16 && i < sizeof sizes / sizeof *sizes; i++)
     if (sizes[i].value % FP8_GROUP != 0)
-      return error_set(err,
-                       "%s: %s is %lld, but with backend.precision \"%s\" it must be a multiple of "
-                       "%d; change it, or take \"bf16\"",
-                       where, sizes[i].name, (long long)sizes[i].value, precision_name(precision),
-                       FP8_GROUP);
+      return keys_disagree(r,
+                           "%s is %lld, but with backend.precision \"%s\" it must be a multiple of "
+                           "%d; change it, or take \"bf16\"",
+                           sizes[i].name, (long long)sizes[i].value, precision_name(precision),
+                           FP8_GROUP);
   return 0;
 }
 
-static int check_steps(const Config *c, const char *where, Error *err) {
+static int check_steps(KeyReader *r) {
+  const Config *c = r->config;
   const OptimizerConfig *o = &c->optimizer;
   const int64_t steps = c->train.steps;
   const int64_t profile_end = PROFILE_START + c->output.profile_steps - 1;
   const char *at_most = "be at most";
   if (o->min_learning_rate > o->learning_rate)
-    return key_conflict(where, "optimizer.min_learning_rate", o->min_learning_rate, at_most,
-                        "optimizer.learning_rate", o->learning_rate, err);
+    return key_conflict(r, "optimizer.min_learning_rate", o->min_learning_rate, at_most,
+                        "optimizer.learning_rate", o->learning_rate);
   if (o->schedule == SCHEDULE_WSD && o->decay_steps == 0)
-    return error_set(err,
-                     "%s: optimizer.decay_steps is 0, but the schedule wsd needs it: the last "
-                     "steps, in which the rate falls",
-                     where);
+    return keys_disagree(r,
+                         "optimizer.decay_steps is 0, but optimizer.schedule \"wsd\" needs it: the "
+                         "last steps, in which the rate falls");
   if (c->output.profile_steps > 0 && profile_end > steps)
-    return key_conflict(where, "the last profiled step (9 + output.profile_steps)", profile_end,
-                        at_most, "train.steps", steps, err);
+    return key_conflict(r, "the last profiled step (9 + output.profile_steps)", (double)profile_end,
+                        at_most, "train.steps", (double)steps);
   return 0;
 }
 
@@ -240,24 +243,21 @@ static void resolve_length(Config *c) {
 }
 
 // The number of layers in a key: all by default, and no more than there are.
-static int resolve_layers(const Config *c, const char *where, const char *key, int64_t *layers,
-                          Error *err) {
-  const int64_t L = c->model.num_hidden_layers;
+static int resolve_layers(KeyReader *r, const char *key, int64_t *layers) {
+  const int64_t L = r->config->model.num_hidden_layers;
   if (*layers == 0) *layers = L;
   if (*layers <= L) return 0;
-  return key_conflict(where, key, (double)*layers, "be at most", "model.num_hidden_layers",
-                      (double)L, err);
+  return key_conflict(r, key, (double)*layers, "be at most", "model.num_hidden_layers", (double)L);
 }
 
-int config_resolve(Config *config, const char *where, Error *err) {
-  if (model_resolve(config, where, err)) return -1;
-  resolve_length(config);
-  if (resolve_layers(config, where, "train.recompute_layers", &config->train.recompute_layers,
-                     err) ||
-      resolve_layers(config, where, "backend.offload_layers", &config->backend.offload_layers, err))
+static int config_resolve(KeyReader *r) {
+  Config *c = r->config;
+  if (model_resolve(r)) return -1;
+  resolve_length(c);
+  if (resolve_layers(r, "train.recompute_layers", &c->train.recompute_layers) ||
+      resolve_layers(r, "backend.offload_layers", &c->backend.offload_layers))
     return -1;
-  if (check_shape(config, where, err) || check_precision(config, where, err)) return -1;
-  return check_steps(config, where, err);
+  return check_shape(r) || check_precision(r) || check_steps(r) ? -1 : 0;
 }
 
 // ---- The interface
@@ -267,16 +267,24 @@ static int read_config(Config *config, const char *name, cJSON *tree, bool of_ch
                        int override_count, char *const *overrides, Error *err) {
   if (!tree) return -1;
   memset(config, 0, sizeof *config); // padding too: configurations are compared as bytes
-  KeyReader r = {.config = config, .where = name, .of_checkpoint = of_checkpoint, .err = err};
+  KeyReader r = {.config = config,
+                 .giver = GIVEN_IN_FILE,
+                 .overrides = overrides,
+                 .where = name,
+                 .of_checkpoint = of_checkpoint,
+                 .err = err};
   bool model_replaced = false;
   for (int i = 0; i < override_count; i++)
     if (strncmp(overrides[i], "model=", 6) == 0) model_replaced = true;
   int failed = read_tree(&r, tree, model_replaced);
   cJSON_Delete(tree);
-  for (int i = 0; i < override_count && !failed; i++)
+  for (int i = 0; i < override_count && !failed; i++) {
+    r.giver = GIVEN_TYPED + i;
     failed = apply_override(&r, name, overrides[i]);
+  }
+  r.giver = GIVEN_IN_FILE;
   if (failed || use_folder(&r) || keys_fill_defaults(&r, false)) return -1;
-  return config_resolve(config, name, err);
+  return config_resolve(&r);
 }
 
 int config_parse(Config *config, const char *name, const char *json, int override_count,

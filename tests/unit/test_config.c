@@ -10,8 +10,6 @@
 
 #define REFUSED(json, ...)                                                                         \
   expect_refusal(json, NULL, (const char *const[]){"c.json", __VA_ARGS__, NULL})
-#define CONTRADICTION(override, ...)                                                               \
-  expect_refusal(MINIMAL, override, (const char *const[]){"c.json", __VA_ARGS__, NULL})
 #define OVERRIDE_REFUSED(text, ...)                                                                \
   expect_refusal(MINIMAL, text, (const char *const[]){text, __VA_ARGS__, NULL})
 
@@ -200,18 +198,46 @@ TEST(values_of_the_wrong_type_or_out_of_range_are_refused) {
 TEST(keys_that_contradict_each_other_are_refused) {
   REFUSED(WITH_MODEL("\"num_key_value_heads\": 3"), "num_key_value_heads is 3", "which is 4");
   REFUSED(WITH_MODEL("\"head_dim\": 15"), "head_dim is 15", "even");
-  CONTRADICTION("model.hidden_size=62", "hidden_size is 62");
-  CONTRADICTION("model.hidden_size=60", "head_dim is 15");
-  CONTRADICTION("train.sequence_length=4096", "max_position_embeddings, which is 2048");
-  CONTRADICTION("train.loss_chunks=3", "train.loss_chunks is 3");
-  CONTRADICTION("train.batch_size=16777216", "gradient_accumulation");
-  CONTRADICTION("optimizer.min_learning_rate=1", "min_learning_rate is 1");
-  CONTRADICTION("optimizer.schedule=wsd", "decay_steps is 0");
-  CONTRADICTION("model.rope_scaling.rope_type=llama3", "rope_scaling.factor is missing");
-  CONTRADICTION("model.rope_scaling={\"rope_type\": \"llama3\", \"factor\": 8, "
-                "\"low_freq_factor\": 4, \"high_freq_factor\": 4, "
-                "\"original_max_position_embeddings\": 8}",
-                "high_freq_factor is 4");
+  OVERRIDE_REFUSED("model.hidden_size=62", "hidden_size is 62");
+  OVERRIDE_REFUSED("model.hidden_size=60", "head_dim is 15");
+  OVERRIDE_REFUSED("train.sequence_length=4096", "max_position_embeddings, which is 2048");
+  OVERRIDE_REFUSED("train.loss_chunks=3", "train.loss_chunks is 3");
+  OVERRIDE_REFUSED("train.batch_size=16777216", "gradient_accumulation");
+  OVERRIDE_REFUSED("optimizer.min_learning_rate=1", "min_learning_rate is 1");
+  OVERRIDE_REFUSED("optimizer.schedule=wsd", "decay_steps is 0");
+  OVERRIDE_REFUSED("model.rope_scaling.rope_type=llama3", "rope_scaling.factor is missing");
+  OVERRIDE_REFUSED("model.rope_scaling={\"rope_type\": \"llama3\", \"factor\": 8, "
+                   "\"low_freq_factor\": 4, \"high_freq_factor\": 4, "
+                   "\"original_max_position_embeddings\": 8}",
+                   "high_freq_factor is 4");
+}
+
+// The user's last word on one of the keys, else the file.
+TEST(a_contradiction_is_blamed_on_what_was_typed) {
+  char *wide[] = {"train.steps=9", "model.max_position_embeddings=16", "train.seed=2"},
+       *long_[] = {"model.max_position_embeddings=16", "train.sequence_length=20"},
+       *layers[] = {"train.recompute=mlp", "train.recompute_layers=3"},
+       *folder[] = {"model=tests/fixtures/llama3_rope", "train.sequence_length=130"};
+  const struct {
+    char **overrides;
+    int count;
+    const char *begins;
+  } cases[] = {
+      {wide, 3, "override 'model.max_position_embeddings=16': train.sequence_length is 32, but"},
+      {long_, 2, "override 'train.sequence_length=20': train.sequence_length is 20, but"},
+      {layers, 2, "override 'train.recompute_layers=3': train.recompute_layers is 3, but"},
+      {folder, 2, "override 'train.sequence_length=130': train.sequence_length is 130, but"},
+      {NULL, 0, "c.json: train.loss_chunks is 3, but it must divide train.batch_size x "}};
+  const char json[] =
+      "{\"model\": {" SIZES "}, \"data\": {\"train\": \"t\"}, \"output\": {\"dir\": \"o\"}, "
+      "\"train\": {\"steps\": 10, \"sequence_length\": 32, \"loss_chunks\": 3}}";
+  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    Config c;
+    assert_int_equal(config_parse(&c, "c.json", cases[i].count ? MINIMAL : json, cases[i].count,
+                                  cases[i].overrides, &err),
+                     -1);
+    if (strncmp(err.text, cases[i].begins, strlen(cases[i].begins)) != 0) fail_msg("%s", err.text);
+  }
 }
 
 // Products sum over groups of 16.
