@@ -61,6 +61,11 @@ FIXTURES = {
         vocab_size=32, max_position_embeddings=128, rms_norm_eps=1e-5, tie_word_embeddings=False,
         rope_parameters={"rope_type": "llama3", "rope_theta": 500.0, "factor": 8.0, "low_freq_factor": 1.0,
                          "high_freq_factor": 4.0, "original_max_position_embeddings": 32})),
+    # All wavelengths are four times as long: 25, 79, 251, 795.
+    "linear_rope": (9, 2, 40, 0.15, dict(
+        hidden_size=24, intermediate_size=20, num_hidden_layers=1, num_attention_heads=3, num_key_value_heads=1,
+        vocab_size=24, max_position_embeddings=64, rms_norm_eps=1e-5, tie_word_embeddings=False,
+        rope_parameters={"rope_type": "linear", "rope_theta": 100.0, "factor": 4.0})),
     # 4 heads of 16 in a model of width 32, and 20 = 8 + 8 + 4 features in the MLP. The gradient norm falls from above
     # the clip to below it.
     "wide_heads": (4, 4, 31, 0.1, dict(

@@ -5,8 +5,8 @@
 #include "tests/support/test.h"
 #include "tests/support/tiny_run.h"
 
-const char *const fixtures[FIXTURES] = {"gqa_untied", "mha_tied", "llama3_rope", "wide_heads",
-                                        "documents"};
+const char *const fixtures[FIXTURES] = {"gqa_untied", "mha_tied",   "llama3_rope", "linear_rope",
+                                        "wide_heads", "documents"};
 const char *const muon_fixtures[MUON_FIXTURES] = {"gqa_untied", "mha_tied", "wide_heads"};
 
 // What make_fixtures.py trains with.

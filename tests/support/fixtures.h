@@ -6,7 +6,7 @@
 #include "model/llama.h"
 #include "data/safetensors.h"
 
-enum { FIXTURES = 5, MUON_FIXTURES = 3, FIXTURE_STEPS = 5 };
+enum { FIXTURES = 6, MUON_FIXTURES = 3, FIXTURE_STEPS = 5 };
 extern const char *const fixtures[FIXTURES];
 extern const char *const muon_fixtures[MUON_FIXTURES]; // those with muon.safetensors
 
