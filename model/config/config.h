@@ -174,9 +174,11 @@ int config_compare(const Config *saved, const Config *now, Error *err);
 // Keys of a process, such as train.resume, are left out.
 char *config_changes(const Config *saved, const Config *now);
 
-// Prints the table of keys (name, default, allowed, meaning) in Markdown, for --help-config: of
-// those whose name begins so, "train.s" or "" for all. An error where there is none.
-int config_print_keys(const char *prefix, Error *err);
+// For --help-config, prints keys with their defaults, values and meanings, in lines of at most 100
+// columns: those whose name begins so ("train.s", or "" for all), else those with a word in name or
+// meaning that begins so ("warm"), else with that of the nearest name ("lr": learning_rate). -1 and
+// a message where there is none.
+int config_print_keys(const char *words, Error *err);
 
 // A Hugging Face config.json (LlamaForCausalLM, or a MistralForCausalLM whose window no sequence
 // exceeds) -> ModelConfig.

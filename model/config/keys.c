@@ -355,18 +355,26 @@ AllowedText key_allowed(const Key *key) {
   return t;
 }
 
-// A key of this very name in another section, or the name in this section that looks most like it.
-static const Key *suggest(const char *section, const char *name) {
+static const Key *nearest_in(const char *section, const char *name) {
   const char *names[MAX_KEYS];
+  const Key *keys[MAX_KEYS];
   int count = 0;
   for (const Key *key = config_keys; key->name; key++) {
-    if (strcmp(key->section, section) == 0)
-      names[count++] = key->name;
-    else if (strcmp(key->name, name) == 0)
-      return key;
+    if (section && strcmp(key->section, section) != 0) continue;
+    keys[count] = key;
+    names[count++] = key->name;
   }
   const char *nearest = nearest_name(name, names, count);
-  return nearest ? key_find(section, nearest) : NULL;
+  for (int i = 0; i < count; i++)
+    if (names[i] == nearest) return keys[i];
+  return NULL;
+}
+
+const Key *key_nearest(const char *section, const char *name) {
+  for (const Key *key = config_keys; key->name; key++)
+    if (strcmp(key->name, name) == 0) return key;
+  const Key *inside = nearest_in(section, name);
+  return inside ? inside : nearest_in(NULL, name);
 }
 
 // The section of the table that `name` is or seems to mean, or NULL.
@@ -381,26 +389,23 @@ int key_unknown(KeyReader *r, const char *section, const char *name) {
   if (advice)
     return error_set(r->err, "%s: %s is no key any more: remove it; %s", r->where,
                      key_name(r, section, name).text, advice);
-  const char *known = known_section(section), *separator = "";
-  const Key *near = suggest(known ? known : section, name);
+  const char *known = known_section(section);
+  const Key *near = key_nearest(known ? known : section, name);
   error_set(r->err, "%s: %s is not a key", r->where, key_name(r, section, name).text);
   if (near)
     return error_append(r->err, "; did you mean %s?", key_name(r, near->section, near->name).text);
   if (!known) return error_append(r->err, "; the sections are " SECTIONS);
-  error_append(r->err, "; the keys of %s are ", known);
-  for (const Key *key = config_keys; key->name; key++) {
-    if (strcmp(key->section, known) != 0) continue;
-    error_append(r->err, "%s%s", separator, key->name);
-    separator = ", ";
-  }
-  return -1;
+  return error_append(r->err, "; ./train --help-config %s lists them", known);
 }
 
 int section_check(KeyReader *r, const char *name) {
   const char *near = nearest_name(name, config_sections, SECTION_COUNT);
   if (near && strcmp(near, name) == 0) return 0;
+  const Key *key = near ? NULL : key_nearest("", name); // "steps=5"
   error_set(r->err, "%s: %.80s is not a section; ", r->where, name);
   if (near) return error_append(r->err, "did you mean %s?", near);
+  if (key)
+    return error_append(r->err, "did you mean %s?", key_name(r, key->section, key->name).text);
   return error_append(r->err, "the sections are " SECTIONS);
 }
 

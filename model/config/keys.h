@@ -67,8 +67,11 @@ void keys_forget(KeyReader *r, const char *section);
 // Checks type and range and stores the value.
 int key_set(KeyReader *r, const Key *key, const cJSON *value);
 int key_set_json(KeyReader *r, const Key *key, const char *json);
-// -1 and a sentence with the key that the user may have meant, or the advice of a retired key; the
-// second only if it is no section.
+// The key that the user may have meant, or NULL: one of this very name in another section, else the
+// nearest name of this section, else of all.
+const Key *key_nearest(const char *section, const char *name);
+// -1 and a message with that key, or the advice of a retired key; the second only if it is no
+// section.
 int key_unknown(KeyReader *r, const char *section, const char *name);
 int section_check(KeyReader *r, const char *name);
 // Gives every key that was not given its default; a missing required key is an error.

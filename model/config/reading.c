@@ -1,5 +1,6 @@
 #include "model/config/config.h"
 
+#include <ctype.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -413,30 +414,72 @@ void config_print(const Config *config) {
   printf("%s\n", column > INDENT ? "" : " the defaults");
 }
 
-static void print_key(const Key *key) {
-  printf("| `%s.%s`%s | ", key->section, key->name, key->flags & KEY_SHAPES_RUN ? " *" : "");
-  if (!key->fallback)
-    printf("required");
-  else if (strcmp(key->fallback, "null") != 0)
-    printf("`%s`", key->fallback);
-  printf(" | %s | %s |\n", key_allowed(key).text, key->meaning);
+// ---- --help-config
+
+// Words in lines of at most 100 columns, indented.
+static void print_wrapped(const char *text) {
+  enum { INDENT = 4, WIDTH = 100 };
+  int column = 0;
+  for (; *text; text += strspn(text, " ")) {
+    const int length = (int)strcspn(text, " ");
+    if (column > 0 && column + 1 + length > WIDTH) column = printf("\n") - 1;
+    column += printf("%*s%.*s", column > 0 ? 1 : INDENT, "", length, text);
+    text += length;
+  }
+  printf("\n");
 }
 
-int config_print_keys(const char *prefix, Error *err) {
-  int printed = 0;
+// "train.batch_size=8 * (a whole number from 1 to 16777216)", and its meaning below.
+static void print_key(const Key *key) {
+  const bool derived = key->fallback && strcmp(key->fallback, "null") == 0,
+             quoted = key->fallback && key->fallback[0] == '"';
+  printf("%s.%s", key->section, key->name);
+  if (key->fallback && !derived)
+    printf("=%.*s", (int)strlen(key->fallback) - (quoted ? 2 : 0), key->fallback + quoted);
+  printf("%s (%s%s)\n", key->flags & KEY_SHAPES_RUN ? " *" : "",
+         key->fallback ? "" : "required: ", key_allowed(key).text);
+  print_wrapped(key->meaning);
+}
+
+// Whether a word of the text, or several, begin with `words`; "_", "-" and " " are the same.
+static bool mentions(const char *text, const char *words) {
+  for (const char *at = text; *at; at++) {
+    size_t i = 0;
+    if (at > text && isalnum((unsigned char)at[-1])) continue;
+    while (words[i] && (tolower((unsigned char)at[i]) == tolower((unsigned char)words[i]) ||
+                        (strchr("_- ", words[i]) && at[i] && strchr("_- ", at[i]))))
+      i++;
+    if (!words[i]) return true;
+  }
+  return false;
+}
+
+typedef enum Search { BEGINNINGS, WORDS } Search;
+
+static int print_found(const char *words, Search search) {
+  int found = 0;
   for (const Key *key = config_keys; key->name; key++) {
     const PathText name = path_text("%s.%s", key->section, key->name);
-    if (strncmp(name.text, prefix, strlen(prefix)) != 0) continue;
-    if (printed++ == 0) printf("| key | default | allowed | meaning |\n|---|---|---|---|\n");
+    const bool fits = search == BEGINNINGS
+                          ? strncmp(name.text, words, strlen(words)) == 0
+                          : mentions(name.text, words) || mentions(key->meaning, words);
+    if (!fits) continue;
     print_key(key);
+    found++;
   }
-  if (printed > 0) {
-    printf("\nA run can be resumed only with the same value of a key marked *, unless "
-           "train.resume_allow_changes is true.\n");
-    return 0;
-  }
+  return found;
+}
+
+int config_print_keys(const char *words, Error *err) {
   KeyReader r = {.where = "--help-config", .err = err};
-  const char *dot = strrchr(prefix, '.');
-  const PathText section = path_text("%.*s", dot ? (int)(dot - prefix) : 0, prefix);
-  return key_unknown(&r, section.text, dot ? dot + 1 : prefix);
+  const char *dot = strrchr(words, '.');
+  const Key *near = dot ? NULL : key_nearest("", words); // learning_rate of lr
+  if (print_found(words, BEGINNINGS) == 0 && print_found(words, WORDS) == 0 &&
+      (!near || print_found(near->name, WORDS) == 0)) {
+    const PathText section = path_text("%.*s", dot ? (int)(dot - words) : 0, words);
+    return key_unknown(&r, section.text, dot ? dot + 1 : words);
+  }
+  printf("\nKEY=DEFAULT (values). A run can be resumed only with the same value of a key marked *, "
+         "unless\ntrain.resume_allow_changes is true.\n");
+  return 0;
 }

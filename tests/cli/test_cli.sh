@@ -24,13 +24,25 @@ says() {
 says help_shows_how_to_call_it 'usage: train CONFIG.json' --help
 says version_names_the_program 'coda.c train ' --version
 says help_config_lists_the_keys 'train.sequence_length' --help-config
-says help_config_shows_a_key '| `train.max_minutes` | `0` |' --help-config train.max_minutes
-check help_config_shows_nothing_else "$(cat "$folder/said")" test "$(grep -c '^| `' "$folder/said")" = 1
-says help_config_shows_what_begins_so '| `train.seed` * |' --help-config train.s
-check help_config_leaves_the_rest_out "$(cat "$folder/said")" \
-  test "$(grep -c '^| `train\.s' "$folder/said")" = "$(grep -c '^| `' "$folder/said")"
+check no_line_of_help_config_is_longer_than_100_columns "$(awk 'length > 100' "$folder/said")" \
+  test -z "$(awk 'length > 100' "$folder/said")"
+keys_shown() { sed -nE 's/^([a-z_.]+)(=[^ ]*)?( \*)? \(.*/\1/p' "$folder/said" | tr '\n' ' '; }
+says help_config_shows_a_key 'train.max_minutes=0 (a number, at least 0 and at most 100000000)' --help-config train.max_minutes
+check help_config_shows_nothing_else "$(cat "$folder/said")" test "$(keys_shown)" = 'train.max_minutes '
+says help_config_shows_what_begins_so 'train.seed=1337 * (' --help-config train.s
+check help_config_leaves_the_rest_out "$(keys_shown)" \
+  test "$(keys_shown)" = 'train.steps train.sequence_length train.seed train.save_interval train.sample_interval train.sample_tokens '
+# shown NAME KEYS WORD: these keys alone.
+shown() {
+  "$TRAIN" --help-config "$3" >"$folder/said" 2>&1
+  check "$1" "$(keys_shown)" test "$(keys_shown)" = "$2 "
+}
+shown help_config_finds_a_word_in_names_and_meanings 'model.rms_norm_eps optimizer.eps' eps
+rates='optimizer.schedule optimizer.learning_rate optimizer.min_learning_rate optimizer.warmup_steps optimizer.decay_steps'
+shown help_config_takes_words_as_they_are_written "$rates" 'Learning rate'
+shown help_config_finds_an_abbreviation "$rates" lr
 refuses help_config_of_no_key_names_the_nearest 'did you mean train.batch_size?' --help-config train.batchsize
-refuses help_config_of_a_bare_name_says_where_it_is 'did you mean optimizer.eps?' --help-config eps
+refuses help_config_of_no_word_at_all_names_the_sections 'the sections are model, data' --help-config xyzzy
 for option in --help --version --help-config --doctor; do
   said=$("$TRAIN" $option 2>&1 >/dev/full)
   status=$?

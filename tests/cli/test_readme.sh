@@ -1,33 +1,24 @@
 #!/usr/bin/env bash
 # What the pages list is what there is: keys, configs, options, targets of make, files, the tree.
-# usage: tests/cli/test_readme.sh [--print|--update]
-# --print: the table of keys, as ./train --help-config has it; --update: writes it into the page
+# usage: tests/cli/test_readme.sh [--update]   writes the keys, as ./train --help-config has them, into the page
 # shellcheck disable=SC2016 # the backticks are Markdown's
 # shellcheck source=tests/support/lib.sh
 . "$(dirname "$0")/../support/lib.sh"
-keys=configs/README.md # the page with the table of keys
+keys=configs/README.md # the page with the keys
 pages=(README.md configs/README.md configs/RECIPE.md configs/REAL_TEXT.md data/README.md tests/README.md
   scripts/README.md scripts/ELSEWHERE.md scripts/CONTAINERS.md
   kernels/PERFORMANCE.md kernels/HISTORY.md kernels/ATTEMPTS.md)
 
-print_keys() { "$TRAIN" --help-config | grep '^|'; }
-case ${1:-} in
---print)
-  print_keys
+"$TRAIN" --help-config | sed '/^$/,$d' >"$folder/keys" || exit
+if [ "${1:-}" = --update ]; then
+  sed -e '/^## Keys/,/^## / { /^```/,/^```/ { /^```/!d; } }' "$keys" |
+    awk -v keys="$folder/keys" '{ print } /^## Keys/ { at = 1 }
+      at && /^```/ { at = 0; while ((getline line <keys) > 0) print line }' >"$folder/page" && cp "$folder/page" "$keys"
   exit
-  ;;
---update)
-  print_keys >"$folder/keys" || exit
-  sed -e '/^| key | default/,/^$/ { /^| key | default/ r '"$folder/keys" -e '/^|/ d; }' \
-    "$keys" >"$folder/page" && cp "$folder/page" "$keys"
-  exit
-  ;;
-esac
-
-print_keys >"$folder/keys"
-sed -n '/^| key | default/,/^$/p' "$keys" | grep '^|' >"$folder/listed"
+fi
+sed -n '/^## Keys/,/^## /p' "$keys" | sed -n '/^```/,/^```/p' | grep -v '^```' >"$folder/listed"
 why="$(diff "$folder/keys" "$folder/listed" | head -4); $0 --update mends it"
-check the_table_of_keys_is_that_of_help_config "$why" cmp -s "$folder/keys" "$folder/listed"
+check the_keys_of_the_page_are_those_of_help_config "$why" cmp -s "$folder/keys" "$folder/listed"
 
 unlisted=$(for config in configs/*.json; do
   grep -qF "\`$(basename "$config")\`" "$keys" || echo "$config"

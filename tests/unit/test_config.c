@@ -149,7 +149,10 @@ TEST(unknown_keys_are_refused_with_the_nearest) {
   REFUSED("{\"nonsense\": {}}", "nonsense", "optimizer");
   REFUSED("{\"train\": {\"step\": 1}}", "train.step ", "did you mean train.steps?");
   REFUSED("{\"train\": {\"learning_rate\": 1}}", "did you mean optimizer.learning_rate?");
-  REFUSED("{\"train\": {\"qqqqqq\": 1}}", "train.qqqqqq", "steps, batch_size");
+  REFUSED("{\"train\": {\"lr\": 1}}", "did you mean optimizer.learning_rate?");
+  REFUSED("{\"lr\": 1}", "lr is not a section; did you mean optimizer.learning_rate?");
+  REFUSED("{\"train\": {\"qqqqqq\": 1}}",
+          "train.qqqqqq is not a key; ./train --help-config train lists them");
   REFUSED(WITH_MODEL("\"n_head\": 1"), "model.n_head");
   REFUSED(WITH_MODEL("\"architectures\": []"), "model.architectures");
   REFUSED(WITH_MODEL("\"rope_scaling\": {\"factr\": 1}"), "model.rope_scaling.factor");
@@ -295,7 +298,7 @@ TEST(a_bad_override_is_refused_by_name) {
   OVERRIDE_REFUSED("train.stesp=5", "did you mean train.steps?");
   OVERRIDE_REFUSED("trian.steps=5", "did you mean train.steps?");
   OVERRIDE_REFUSED("optimizer.lr=1", "did you mean optimizer.learning_rate?");
-  OVERRIDE_REFUSED("steps=5", "is not a section");
+  OVERRIDE_REFUSED("steps=5", "is not a section; did you mean train.steps?");
   OVERRIDE_REFUSED("train=5", "train.KEY=VALUE");
   OVERRIDE_REFUSED("train.steps=abc", "train.steps is \"abc\"", "a whole number");
   OVERRIDE_REFUSED("train.steps=", "train.steps is \"\"");
@@ -414,8 +417,10 @@ TEST(the_printed_table_names_every_key_of_a_resolved_configuration) {
   for (char *line = strtok(json, "\n"); line; line = strtok(NULL, "\n")) {
     char name[64], wanted[80];
     if (sscanf(line, " \"%63[a-z0-9_]\": %*[^{]", name) != 1 || strchr(line, '{')) continue;
-    snprintf(wanted, sizeof wanted, ".%s`", name);
-    if (!strstr(table, wanted)) fail_msg("%s is not in the table", name);
+    snprintf(wanted, sizeof wanted, ".%s", name);
+    const char *at = strstr(table, wanted);
+    while (at && !strchr("= ", at[strlen(wanted)])) at = strstr(at + 1, wanted);
+    if (!at) fail_msg("%s is not in the table", name);
     keys++;
   }
   free(json);
