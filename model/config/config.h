@@ -167,8 +167,9 @@ void config_print(const Config *config);
 const char *precision_name(Precision precision);
 const char *optimizer_name(OptimizerKind kind);
 
-// Where `now` differs from `saved` in a key that shapes the run (marked in the table: model, data,
-// batch): -1 and a sentence that names the keys with both values.
+// Whether a checkpoint of `saved` may go on as `now`. -1 and a message with the keys that shape the
+// run (marked in the table: model, data, batch) and both values, where they differ and
+// now->train.resume_allow_changes is not set, or where the weights would not fit.
 int config_compare(const Config *saved, const Config *now, Error *err);
 // All differences, in fresh memory: "train.steps 40 -> 80, optimizer.eps 1e-08 -> 1e-06", or "".
 // Keys of a process, such as train.resume, are left out.

@@ -352,11 +352,24 @@ char *config_changes(const Config *saved, const Config *now) {
   return changes;
 }
 
+static bool same_tensors(const ModelConfig *a, const ModelConfig *b) {
+  return a->hidden_size == b->hidden_size && a->intermediate_size == b->intermediate_size &&
+         a->num_hidden_layers == b->num_hidden_layers && a->vocab_size == b->vocab_size &&
+         a->num_attention_heads * a->head_dim == b->num_attention_heads * b->head_dim &&
+         a->num_key_value_heads * a->head_dim == b->num_key_value_heads * b->head_dim &&
+         a->tie_word_embeddings == b->tie_word_embeddings;
+}
+
 // The advice comes first, because a long list is cut.
 int config_compare(const Config *saved, const Config *now, Error *err) {
+  const bool fits = same_tensors(&saved->model, &now->model);
+  if (fits && now->train.resume_allow_changes) return 0;
   return list_differences(saved, now,
-                          "the configuration is not the one of the saved run (restore it, or set "
-                          "train.resume_allow_changes=true): ",
+                          fits
+                              ? "the configuration is not the one of the saved run (restore it, or "
+                                "set train.resume_allow_changes=true): "
+                              : "its weights do not fit this model (restore its keys, or begin a "
+                                "new run in another output.dir): ",
                           err);
 }
 

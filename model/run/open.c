@@ -167,7 +167,7 @@ static int check_resume(Run *run, Error *err) {
   if (checkpoint_read_config(from, &saved, err) != 0 ||
       check_optimizer(&saved, now, from, err) != 0)
     return -1;
-  if (!now->train.resume_allow_changes && config_compare(&saved, now, err) != 0)
+  if (config_compare(&saved, now, err) != 0)
     return error_prefix(err, "cannot resume from '%s'", from);
   if (checkpoint_read_state(from, state, err) != 0) return -1;
   run->resumed = true;

@@ -396,6 +396,38 @@ TEST(only_keys_that_shape_the_run_must_be_equal_on_resume) {
   free(changes);
 }
 
+// Each of them with permission, too; the others with it alone.
+TEST(no_permission_is_advised_where_the_weights_would_not_fit) {
+  const Config saved = parse(MINIMAL);
+  static const struct {
+    const char *override;
+    bool fits;
+  } cases[] = {{"model.hidden_size=32", false},
+               {"model.intermediate_size=64", false},
+               {"model.num_hidden_layers=3", false},
+               {"model.num_attention_heads=8", true},
+               {"model.num_attention_heads=2", true},
+               {"model.num_key_value_heads=2", false},
+               {"model.head_dim=32", false},
+               {"model.vocab_size=300", false},
+               {"model.tie_word_embeddings=true", false},
+               {"model.rms_norm_eps=1e-6", true},
+               {"model.rope_theta=7", true},
+               {"train.batch_size=2", true}};
+  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    char *key = xasprintf("%.*s was ", (int)strcspn(cases[i].override, "="), cases[i].override);
+    char *overrides[] = {xstrdup(cases[i].override), "train.resume_allow_changes=true"};
+    const Config asked = parse_with(MINIMAL, 1, overrides),
+                 allowed = parse_with(MINIMAL, 2, overrides);
+    assert_int_equal(config_compare(&saved, &asked, &err), -1);
+    expect_words(&err, (const char *const[]){key, NULL});
+    assert_int_equal(strstr(err.text, "resume_allow_changes") != NULL, cases[i].fits);
+    assert_int_equal(config_compare(&saved, &allowed, &err), cases[i].fits ? 0 : -1);
+    free(overrides[0]);
+    free(key);
+  }
+}
+
 TEST(the_printed_table_names_every_key_of_a_resolved_configuration) {
   char path[] = "/tmp/test-config-keys-XXXXXX";
   const int file = mkstemp(path), saved = dup(STDOUT_FILENO);
