@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "base/command.h"
+#include "base/file.h"
 #include "model/run/bench.h"
 #include "model/run/process.h"
 #include "model/run/run.h"
@@ -21,7 +22,7 @@ static const char usage[] =
     "       train --eval DIR --data FILES [options]            loss, perplexity, bits per byte\n"
     "       train --bench CONFIG.json [section.key=value ...]  what fusing buys on this GPU\n"
     "       train --doctor                                     what can train on this machine\n"
-    "       train --help-config [KEY]                          config keys that begin so\n"
+    "       train --help-config [WORD]                         config keys about it, such as lr\n"
     "       train --help | --version\n"
     "\n"
     "DIR is a run's folder, one of its checkpoints, or a Hugging Face LLaMA folder.\n"
@@ -199,6 +200,34 @@ static int command_doctor(void) {
 
 // ---- The command line
 
+static const char *const options[] = {"--plan",   "--generate",    "--eval", "--bench",
+                                      "--doctor", "--help-config", "--help", "--version"};
+enum { OPTIONS = sizeof options / sizeof *options };
+
+static bool is_option(const char *text) {
+  for (int i = 0; i < OPTIONS; i++)
+    if (strcmp(text, options[i]) == 0) return true;
+  return false;
+}
+
+// Before a run: -1 where the first word is no config, or where an option stands behind it.
+static int check_words(int argc, char **argv, Error *err) {
+  const char *first = argc > 1 ? argv[1] : "", *near = nearest_name(first, options, OPTIONS);
+  const PathText dashed = path_text("--%s", first);
+  if (first[0] == '\0' || is_option(first))
+    return error_set(err, "no config given; see ./train --help");
+  if (first[0] == '-')
+    return error_set(err, "unknown option '%s'; %s%s%ssee ./train --help", first,
+                     near ? "did you mean " : "", near ? near : "", near ? "? " : "");
+  if (is_option(dashed.text) && !path_exists(first))
+    return error_set(err, "there is no config '%s'; did you mean ./train %s?", first, dashed.text);
+  for (int i = 2; i < argc; i++)
+    if (is_option(argv[i]))
+      return error_set(err, "%s comes before the config: ./train %s; see ./train --help", argv[i],
+                       argv[i]);
+  return 0;
+}
+
 int main(int argc, char **argv) {
   Error err;
   process_start(argv);
@@ -214,16 +243,6 @@ int main(int argc, char **argv) {
   if (strcmp(first, "--eval") == 0) return command_eval(argc - 2, argv + 2);
   if (strcmp(first, "--bench") == 0) return command_bench(argc - 2, argv + 2);
   if (strcmp(first, "--plan") == 0 && argc > 2) return command_plan(argv[2], argc - 3, argv + 3);
-  if (argc < 2 || first[0] == '-') {
-    static const char *const names[] = {"--plan",   "--generate",    "--eval", "--bench",
-                                        "--doctor", "--help-config", "--help", "--version"};
-    const char *near = nearest_name(first, names, (int)(sizeof names / sizeof *names));
-    if (argc < 2 || strcmp(first, "--plan") == 0)
-      error_set(&err, "no config given; see ./train --help");
-    else
-      error_set(&err, "unknown option '%s'; did you mean %s? see ./train --help", first,
-                near ? near : "--help");
-    return fail(&err);
-  }
+  if (check_words(argc, argv, &err) != 0) return fail(&err);
   return command_train(first, argc - 2, argv + 2);
 }

@@ -146,6 +146,10 @@ typedef struct Config {
 int config_load(Config *config, const char *path, int override_count, char *const *overrides,
                 Error *err);
 
+// 0 where a file is there. Else a message says what was meant: a file of nearly that name, in the
+// path's folder or in configs/; or how to resume the run, or write with the model, of a folder.
+int config_check_path(const char *path, Error *err);
+
 // A checkpoint's run.json, as this or an older version wrote it: retired keys are ignored.
 int config_load_saved(Config *config, const char *path, Error *err);
 

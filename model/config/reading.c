@@ -1,6 +1,5 @@
 #include "model/config/config.h"
 
-#include <ctype.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -150,10 +149,23 @@ static int set_override(KeyReader *r, const char *config_name, char *name, const
   return failed;
 }
 
+// "train.steps", "--train.steps=5", "--lr": what was meant is a key.
+static int no_override(KeyReader *r, const char *override) {
+  const char *text = override + strspn(override, "-"), *equals = strchr(text, '=');
+  const PathText name = path_text("%.*s", (int)strcspn(text, "="), text);
+  const char *dot = strrchr(name.text, '.'), *last = dot ? dot + 1 : name.text;
+  const PathText section = path_text("%.*s", dot ? (int)(dot - name.text) : 0, name.text);
+  const Key *exact = key_find(section.text, last),
+            *key = exact ? exact : key_nearest(section.text, last);
+  error_set(r->err, "'%.200s' is not section.key=value", override);
+  if (!key) return error_append(r->err, "; see ./train --help-config");
+  return error_append(r->err, "; did you mean %s.%s=%.200s?", key->section, key->name,
+                      equals ? equals + 1 : "VALUE");
+}
+
 static int apply_override(KeyReader *r, const char *config_name, const char *override) {
   const char *equals = strchr(override, '=');
-  if (!equals)
-    return error_set(r->err, "override '%.200s' has no '='; write section.key=value", override);
+  if (!equals || override[0] == '-') return no_override(r, override);
   char *name = xasprintf("%.*s", (int)(equals - override), override);
   char *where = xasprintf("override '%.200s'", override);
   r->where = where;
@@ -296,6 +308,7 @@ int config_parse(Config *config, const char *name, const char *json, int overrid
 
 int config_load(Config *config, const char *path, int override_count, char *const *overrides,
                 Error *err) {
+  if (config_check_path(path, err) != 0) return -1;
   return read_config(config, path, json_read(path, CONFIG_MAX_BYTES, err), false, override_count,
                      overrides, err);
 }
@@ -390,109 +403,4 @@ int model_config_check(const ModelConfig *model, const char *folder, Error *err)
   const int differ = list_differences(&theirs, &ours, problem, err);
   free(problem);
   return differ;
-}
-
-// Whether the key has a default, and the configuration another value.
-static bool is_set(const Key *key, const Config *config) {
-  Error ignored;
-  Config defaults = {0};
-  KeyReader r = {.config = &defaults, .where = "", .err = &ignored};
-  return key->fallback && strcmp(key->fallback, "null") != 0 &&
-         key_set_json(&r, key, key->fallback) == 0 && !key_equal(key, &defaults, config);
-}
-
-void config_print(const Config *config) {
-  enum { INDENT = 10, WIDTH = 105, MOST_LINES = 4 };
-  const char *section = "";
-  int lines = 1, left_out = 0;
-  int column = printf("%-*s", INDENT, "config");
-  for (const Key *key = config_keys; key->name; key++) {
-    if (!is_set(key, config)) continue;
-    char *value = key_text(key, config);
-    char *word = strcmp(section, key->section) == 0
-                     ? xasprintf(" %s=%s", key->name, value)
-                     : xasprintf(" %s: %s=%s", key->section, key->name, value);
-    const bool full = column > INDENT && column + (int)strlen(word) > WIDTH;
-    left_out += left_out > 0 || (full && lines == MOST_LINES);
-    if (full && left_out == 0) {
-      column = printf("\n%*s", INDENT, "") - 1;
-      lines++;
-    }
-    if (left_out == 0) column += printf("%s", word);
-    section = key->section;
-    free(word);
-    free(value);
-  }
-  if (left_out > 0) printf(" and %d more, as log.jsonl has them", left_out);
-  printf("%s\n", column > INDENT ? "" : " the defaults");
-}
-
-// ---- --help-config
-
-// Words in lines of at most 100 columns, indented.
-static void print_wrapped(const char *text) {
-  enum { INDENT = 4, WIDTH = 100 };
-  int column = 0;
-  for (; *text; text += strspn(text, " ")) {
-    const int length = (int)strcspn(text, " ");
-    if (column > 0 && column + 1 + length > WIDTH) column = printf("\n") - 1;
-    column += printf("%*s%.*s", column > 0 ? 1 : INDENT, "", length, text);
-    text += length;
-  }
-  printf("\n");
-}
-
-// "train.batch_size=8 * (a whole number from 1 to 16777216)", and its meaning below.
-static void print_key(const Key *key) {
-  const bool derived = key->fallback && strcmp(key->fallback, "null") == 0,
-             quoted = key->fallback && key->fallback[0] == '"';
-  printf("%s.%s", key->section, key->name);
-  if (key->fallback && !derived)
-    printf("=%.*s", (int)strlen(key->fallback) - (quoted ? 2 : 0), key->fallback + quoted);
-  printf("%s (%s%s)\n", key->flags & KEY_SHAPES_RUN ? " *" : "",
-         key->fallback ? "" : "required: ", key_allowed(key).text);
-  print_wrapped(key->meaning);
-}
-
-// Whether a word of the text, or several, begin with `words`; "_", "-" and " " are the same.
-static bool mentions(const char *text, const char *words) {
-  for (const char *at = text; *at; at++) {
-    size_t i = 0;
-    if (at > text && isalnum((unsigned char)at[-1])) continue;
-    while (words[i] && (tolower((unsigned char)at[i]) == tolower((unsigned char)words[i]) ||
-                        (strchr("_- ", words[i]) && at[i] && strchr("_- ", at[i]))))
-      i++;
-    if (!words[i]) return true;
-  }
-  return false;
-}
-
-typedef enum Search { BEGINNINGS, WORDS } Search;
-
-static int print_found(const char *words, Search search) {
-  int found = 0;
-  for (const Key *key = config_keys; key->name; key++) {
-    const PathText name = path_text("%s.%s", key->section, key->name);
-    const bool fits = search == BEGINNINGS
-                          ? strncmp(name.text, words, strlen(words)) == 0
-                          : mentions(name.text, words) || mentions(key->meaning, words);
-    if (!fits) continue;
-    print_key(key);
-    found++;
-  }
-  return found;
-}
-
-int config_print_keys(const char *words, Error *err) {
-  KeyReader r = {.where = "--help-config", .err = err};
-  const char *dot = strrchr(words, '.');
-  const Key *near = dot ? NULL : key_nearest("", words); // learning_rate of lr
-  if (print_found(words, BEGINNINGS) == 0 && print_found(words, WORDS) == 0 &&
-      (!near || print_found(near->name, WORDS) == 0)) {
-    const PathText section = path_text("%.*s", dot ? (int)(dot - words) : 0, words);
-    return key_unknown(&r, section.text, dot ? dot + 1 : words);
-  }
-  printf("\nKEY=DEFAULT (values). A run can be resumed only with the same value of a key marked *, "
-         "unless\ntrain.resume_allow_changes is true.\n");
-  return 0;
 }

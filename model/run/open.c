@@ -309,6 +309,12 @@ static int open_start(Run *run, Error *err) {
                      "train.resume=auto, or choose another output.dir",
                      c->output.dir);
   run->start.with_optimizer = true;
+  if (resume[0] != '\0' && strcmp(resume, "auto") != 0 && !path_exists(resume))
+    return error_set(
+        err,
+        "train.resume is '%s', but it must be \"auto\", for the newest checkpoint in "
+        "output.dir, or the folder of a checkpoint or a run; there is none of that name",
+        resume);
   if (strcmp(resume, "auto") == 0)
     status = run_folder_read(c->output.dir, true, read_start, &start, err);
   else if (resume[0] != '\0')

@@ -52,11 +52,21 @@ done
 refuses no_arguments_is_an_error_that_points_to_help '--help'
 refuses an_unknown_option_names_the_nearest_one 'did you mean --generate' --genrate x
 refuses an_abbreviated_option_names_the_whole_one 'did you mean --generate?' --gen x
+refuses an_option_like_no_other_has_no_nearest_one "unknown option '--sample'; see ./train --help" --sample x
+refuses a_command_without_its_dashes_is_named 'did you mean ./train --generate?' generate x
 refuses plan_without_a_config_is_refused 'no config' --plan
+refuses an_option_behind_the_config_says_where_it_goes '--plan comes before the config: ./train --plan' "$config" --plan
+refuses so_it_does_behind_an_override '--bench comes before the config: ./train --bench' "$config" train.steps=3 --bench
+refuses a_key_like_an_option_is_named "'--steps' is not section.key=value; did you mean train.steps=VALUE?" "$config" --steps 5
+refuses a_key_with_dashes_keeps_its_value 'did you mean optimizer.learning_rate=1e-3?' "$config" --lr=1e-3
 
 # ---- The config file
 refuses a_missing_config_is_named "$folder/absent.json" "$folder/absent.json"
-refuses a_folder_as_config_is_refused "$folder/data" "$folder/data"
+refuses a_folder_as_config_is_refused "'$folder/data' is a folder, not a config" "$folder/data"
+refuses a_near_config_is_named "there is no config '$folder/confg.json'; did you mean $config?" "$folder/confg.json"
+refuses a_config_of_ours_is_named 'did you mean configs/quickstart.json?' quickstart
+refuses a_model_as_config_says_what_takes_it './train configs/continue.json model=tests/fixtures/mha_tied; to write' \
+  tests/fixtures/mha_tied
 echo '{"model": {"hidden_size": 32,' >"$folder/broken.json"
 refuses json_that_breaks_off_is_refused "$folder/broken.json" "$folder/broken.json"
 sed 's/"hidden_size"/"hiden_size"/' "$config" >"$folder/typo.json"
@@ -67,7 +77,9 @@ refuses a_key_that_is_there_twice_is_refused 'batch_size appears twice' "$folder
 # ---- Overrides
 refuses an_override_of_an_unknown_key_names_the_nearest_one 'did you mean train.batch_size' "$config" train.batchsize=4
 refuses a_key_by_its_initials_is_named_whole 'did you mean optimizer.learning_rate?' "$config" optimizer.lr=1e-3
-refuses an_override_without_a_value_is_refused 'steps' "$config" train.steps
+refuses an_override_without_a_value_is_refused 'did you mean train.steps=VALUE?' "$config" train.steps
+refuses a_contradiction_is_blamed_on_what_was_typed "override 'model.num_attention_heads=3': model.num_key_value_heads is 2, but" \
+  "$config" model.num_attention_heads=3
 refuses an_override_that_is_no_number_names_the_key_and_the_value 'train.steps is "many"' "$config" train.steps=many
 refuses a_fraction_of_a_step_is_refused 'train.steps is 2.5' "$config" train.steps=2.5
 
@@ -106,6 +118,7 @@ refuses an_output_folder_below_a_file_is_refused "$folder/text.txt" "$config" "o
 [ ! -e /proc/self ] || \
   may_print=yes refuses an_output_folder_that_cannot_be_made_is_refused '/proc/absent' "$config" output.dir=/proc/absent/run
 refuses resuming_from_a_folder_that_is_not_there_names_it "$folder/absent" "$config" "train.resume=$folder/absent"
+refuses resume_says_what_it_takes "train.resume is 'yes', but it must be \"auto\"" "$config" train.resume=yes
 
 # ---- The plan
 says plan_shows_the_resolved_config '"sequence_length": 32' --plan "$config"
@@ -174,6 +187,9 @@ for file in config.json model.safetensors optimizer.safetensors run.json state.j
   check "the_checkpoint_has_$file" "it is not in $(ls "$folder/run/latest/")" test -s "$folder/run/latest/$file"
 done
 refuses a_folder_that_holds_a_run_is_not_overwritten 'train.resume=auto' "$config"
+refuses a_run_as_config_says_how_to_write "to write with it: ./train --generate $folder/single" "$folder/single"
+command=$(sed -n 's/.*to resume the run: \.\/train \(.*\); to write.*/\1/p' "$folder/said.err")
+check a_run_as_config_says_how_to_resume "$command" eval "\"$TRAIN\" $command train.steps=2 >/dev/null"
 
 "$TRAIN" "$config" "output.dir=$folder/timed" train.save_interval=-1 >"$folder/said"
 check a_run_that_is_only_timed_saves_nothing "$(ls "$folder/timed")" \

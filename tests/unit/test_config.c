@@ -294,7 +294,7 @@ TEST(a_shorter_text_leaves_nothing_of_a_longer_one) {
 }
 
 TEST(a_bad_override_is_refused_by_name) {
-  OVERRIDE_REFUSED("train.steps", "has no '='");
+  OVERRIDE_REFUSED("train.steps", "is not section.key=value; did you mean train.steps=VALUE?");
   OVERRIDE_REFUSED("train.stesp=5", "did you mean train.steps?");
   OVERRIDE_REFUSED("trian.steps=5", "did you mean train.steps?");
   OVERRIDE_REFUSED("optimizer.lr=1", "did you mean optimizer.learning_rate?");
