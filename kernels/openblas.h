@@ -43,3 +43,5 @@ typedef struct ThreadsAsked {
   const char *why; // "as OMP_NUM_THREADS asks"
 } ThreadsAsked;
 ThreadsAsked threads_asked(const char *root);
+// The processors that the process may use at once: by its affinity, and by the control group.
+int processors_usable(const char *root);

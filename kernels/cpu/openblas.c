@@ -104,18 +104,27 @@ static int threads_of_variable(const char *name) {
   return threads > 0 && threads <= MOST_THREADS ? (int)threads : 0;
 }
 
-// OpenMP itself may have been set to another number by a backend before this one. It knows which
-// processors the process may run on, but nothing of a quota, under which more threads only wait for
-// one another. OpenBLAS uses OpenMP's threads, as our loops do, so its variable counts, too.
+// OpenMP knows which processors the process may run on, but nothing of a quota, under which more
+// threads only wait for one another.
+static ThreadsAsked threads_of_machine(const char *root) {
+  const int processors = omp_get_num_procs();
+  const double quota = ceil(control_group_cpus(root));
+  if (quota < processors) return (ThreadsAsked){(int)quota, "as the control group's quota allows"};
+  return (ThreadsAsked){processors, "one for each processor"};
+}
+
+int processors_usable(const char *root) {
+  return threads_of_machine(root).count;
+}
+
+// OpenMP itself may have been set to another number by a backend before this one. OpenBLAS uses
+// OpenMP's threads, as our loops do, so its variable counts, too.
 ThreadsAsked threads_asked(const char *root) {
   const int by_openmp = threads_of_variable("OMP_NUM_THREADS");
   if (by_openmp > 0) return (ThreadsAsked){by_openmp, "as OMP_NUM_THREADS asks"};
   const int by_openblas = threads_of_variable("OPENBLAS_NUM_THREADS");
   if (by_openblas > 0) return (ThreadsAsked){by_openblas, "as OPENBLAS_NUM_THREADS asks"};
-  const int processors = omp_get_num_procs();
-  const double quota = ceil(control_group_cpus(root));
-  if (quota < processors) return (ThreadsAsked){(int)quota, "as the control group's quota allows"};
-  return (ThreadsAsked){processors, "one for each processor"};
+  return threads_of_machine(root);
 }
 
 // ---- Its buffers. OpenBLAS maps one for each thread when it is loaded, and one more for each

@@ -51,9 +51,9 @@ PlanLimits plan_limits(const Config *config, const Outlook *outlook);
 // A GPU's is judged when its backend is open.
 int plan_check(const Config *config, const RunShape *shape, Error *err);
 // For --plan and the start of a run: the lengths of warm-up and decay where they are not the
-// configured ones, and unless the run is resumed a line for each key that is far from
-// configs/RECIPE.md.
-void recipe_print(const Config *config, bool resumed);
+// configured ones, a warning about more CPU threads than processors, and unless the run is resumed
+// one about each key that is far from configs/RECIPE.md.
+void recipe_print(const Config *config, bool gpu, bool resumed);
 // Appends to the sentence which keys would make the run fit into that backend's memory, and the
 // host's: each alone, or where none does several together.
 void plan_advise(const Config *config, const RunShape *shape, const Backend *be, Error *err);

@@ -471,7 +471,7 @@ static void print_start(const Run *run) {
     print_resumed(run);
   else
     config_print(c);
-  recipe_print(c, run->resumed);
+  recipe_print(c, strcmp(run->be->name, "cpu") != 0, run->resumed);
   const long long first = run->state.step + PROFILE_START,
                   last = first + c->output.profile_steps - 1;
   if (c->output.profile_steps > 0)

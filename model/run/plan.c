@@ -342,6 +342,6 @@ int plan_print(const Config *c, Error *err) {
   print_device(c, &shape, &outlook, &plan);
   printf("%s parameters, %.3g model FLOPs a step\n",
          count_text((double)model_parameters(&c->model, true)).text, flops_per_step(c));
-  recipe_print(c, false);
+  recipe_print(c, outlook.gpu, false);
   return 0;
 }

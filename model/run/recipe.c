@@ -2,6 +2,7 @@
 #include <math.h>
 #include <stdio.h>
 
+#include "kernels/openblas.h"
 #include "model/optimizer.h"
 #include "model/run/backend.h"
 #include "model/run/log.h"
@@ -66,8 +67,20 @@ static void check_tokens(const Config *c) {
            count_text(tokens / USUAL).text);
 }
 
-void recipe_print(const Config *c, bool resumed) {
+static void check_threads(const Config *c) {
+  const bool set = c->backend.threads > 0;
+  const ThreadsAsked asked = threads_asked("");
+  const int threads = set ? (int)c->backend.threads : asked.count, usable = processors_usable("");
+  if (threads <= usable) return;
+  printf("warning    %d threads, %s, share %d processor%s: steps take longer; try "
+         "backend.threads=%d\n",
+         threads, set ? "as backend.threads asks" : asked.why, usable, usable == 1 ? "" : "s",
+         usable);
+}
+
+void recipe_print(const Config *c, bool gpu, bool resumed) {
   print_lengths(c);
+  if (!gpu) check_threads(c);
   if (resumed) return;
   check_rate(c);
   check_warmup(c);

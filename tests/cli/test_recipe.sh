@@ -61,6 +61,15 @@ warns too_many_tokens '2.15B tokens are 2029 for each parameter: a larger model 
 check three_lines_for_three_keys "$(warnings "${small[@]}" train.steps=100 optimizer.warmup_steps=60 optimizer.learning_rate=1)" \
   test "$(warnings "${small[@]}" train.steps=100 optimizer.warmup_steps=60 optimizer.learning_rate=1 | wc -l)" = 3
 
+# ---- Threads
+warns threads_beyond_the_processors "$(said=$(warnings "${small[@]}" backend.device=cpu backend.threads=4000)
+  [[ $said =~ ^4000\ threads,\ as\ backend.threads\ asks,\ share\ ([0-9]+)\ processors?: ]]
+  echo "${BASH_REMATCH[0]} steps take longer; try backend.threads=${BASH_REMATCH[1]}")" \
+  "${small[@]}" backend.device=cpu backend.threads=4000
+silent one_thread "${small[@]}" backend.device=cpu backend.threads=1
+check threads_of_the_environment_count "$(OMP_NUM_THREADS=3000 warnings "${small[@]}" backend.device=cpu)" \
+  grep -q '^3000 threads, as OMP_NUM_THREADS asks, share ' <<<"$(OMP_NUM_THREADS=3000 warnings "${small[@]}" backend.device=cpu)"
+
 # ---- Trained weights take lower rates and fewer tokens
 silent trained_weights_take_low_rates "${small[@]}" model=tests/fixtures/mha_tied train.sequence_length=8 train.steps=100 \
   optimizer.learning_rate=2e-5 optimizer.min_learning_rate=0
