@@ -2,10 +2,8 @@
 // to call it.
 #include <errno.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
-#include "base/command.h"
 #include "base/file.h"
 #include "model/run/bench.h"
 #include "model/run/process.h"
@@ -86,59 +84,6 @@ static int printed(void) {
   return fail(&err);
 }
 
-// Frees `word`.
-static void print_word(const char *before, char *word) {
-  printf("%s%s", before, word);
-  free(word);
-}
-
-static void print_model(const Run *run) {
-  print_word("the model: ", shell_word(run->saved.text));
-  print_word("; write with it: ./train --generate ", shell_word(run->saved.text));
-  printf(" --prompt \"...\"\n");
-}
-
-static void print_finished(const Run *run) {
-  const long long step = run->state.step, steps = run->config.train.steps;
-  if (step > steps) {
-    printf("nothing to train: the run is at step %lld already, beyond train.steps=%lld; a larger "
-           "train.steps resumes it\n",
-           step, steps);
-  } else {
-    printf("nothing to do: the run is done, at step %lld of %lld; ", step, steps);
-    print_model(run);
-  }
-}
-
-static void print_end(const char *path, const Run *run, int override_count, char **overrides) {
-  const char *left_out = run->left_out;
-  const long long step = run->state.step, steps = run->config.train.steps;
-  if (run->saved_step < 0) {
-    printf("ended after step %lld of %lld; nothing was saved, as train.save_interval asks\n", step,
-           steps);
-  } else if (step == steps && !left_out) {
-    printf("done; ");
-    print_model(run);
-  } else {
-    printf("stopped after step %lld of %lld", step, steps);
-    if (*run->stop == STOP_BY_TIME)
-      printf(", as train.max_minutes=%g asks", run->config.train.max_minutes);
-    printf("; ");
-    if (!run->config.output.save_optimizer) {
-      printf("no run resumes from it, as output.save_optimizer=false asks; ");
-      print_model(run);
-      return;
-    }
-    if (left_out) printf("the checkpoint is saved, but still without %s; ", left_out);
-    print_word(left_out ? "make up for it with: ./train " : "resume with: ./train ",
-               shell_word(path));
-    for (int i = 0; i < override_count; i++)
-      if (strncmp(overrides[i], "train.resume=", 13) != 0)
-        print_word(" ", shell_word(overrides[i]));
-    printf(" train.resume=auto\n");
-  }
-}
-
 static int command_train(const char *path, int override_count, char **overrides) {
   Error err;
   Config config;
@@ -147,7 +92,7 @@ static int command_train(const char *path, int override_count, char **overrides)
   process_catch_signals_of_training(config.train.max_minutes > 0);
   if (run_open(&run, &config, process_stop(), &err) != 0) return fail(&err);
   if (run.finished) {
-    print_finished(&run);
+    run_print_finished(&run);
     run_close(&run);
     return 0;
   }
@@ -156,7 +101,7 @@ static int command_train(const char *path, int override_count, char **overrides)
     const bool done = run.state.step >= config.train.steps && !run.left_out;
     const char *why = *run.stop == STOP_BY_TIME ? "max_minutes" : "signal";
     log_stop(&run.log, run.state.step, done ? "done" : why);
-    print_end(path, &run, override_count, overrides);
+    run_print_end(&run, path, override_count, overrides);
   }
   run_close(&run);
   return status == 0 ? 0 : fail(&err);

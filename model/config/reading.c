@@ -37,6 +37,11 @@ static int read_in_folder(void *file_, const char *folder, const FileSums *sums,
 static int read_model_file(KeyReader *r, const char *config_name, const char *path) {
   const char *where = r->where;
   ModelFile file = {.path = find_model_path(config_name, path)};
+  if (!path_exists(file.path.text))
+    return error_set(r->err, "%s: model: there is no '%s'%s", where, path,
+                     r->giver == GIVEN_IN_FILE
+                         ? "; give model=FOLDER: a Hugging Face folder, a run or a checkpoint"
+                         : "");
   if (path_is_directory(file.path.text)) {
     r->folder = file.path;
     if (model_folder_read(r->folder.text, false, read_in_folder, &file, r->err) != 0)
@@ -182,9 +187,11 @@ static int check_shape(KeyReader *r) {
   const Config *c = r->config;
   const int64_t B = c->train.batch_size, T = c->train.sequence_length;
   const int64_t positions = c->model.max_position_embeddings, chunks = c->train.loss_chunks;
-  if (T > positions)
-    return key_conflict(r, "train.sequence_length", (double)T, "be at most",
-                        "model.max_position_embeddings", (double)positions);
+  if (T > positions) {
+    key_conflict(r, "train.sequence_length", (double)T, "be at most",
+                 "model.max_position_embeddings", (double)positions);
+    return error_append(r->err, "; set train.sequence_length=%lld", (long long)positions);
+  }
   if (B > MAX_TOKENS / T)
     return keys_disagree(r,
                          "train.batch_size %lld x train.sequence_length %lld is more than %d "

@@ -597,6 +597,7 @@ int run_open(Run *run, const Config *config, const volatile sig_atomic_t *stop, 
                .paused_step = -1,
                .deadline_ms = now_ms() + config->train.max_minutes * 60e3,
                .state = {.best_val_loss = NAN},
+               .last_val_loss = NAN,
                .best_saved = {.loss = NAN},
                .stop = stop,
                .phases = {.since_ms = process_began_ms()}};

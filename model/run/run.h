@@ -85,6 +85,7 @@ typedef struct Run {
   double save_ms;        // of the longest save; 0 before the first
   int64_t saved_step;    // step of the newest checkpoint, -1 = none yet
   PathText saved;        // that checkpoint's folder
+  double last_val_loss;  // of this process; NAN: none
   bool best_is_new;      // state.best_val_loss is not in that checkpoint
   BestLoss best_saved;   // of the newest checkpoint
   BestLoss best_saving;  // of the save under way
@@ -96,6 +97,11 @@ typedef struct Run {
 // nothing was written.
 int run_open(Run *run, const Config *config, const volatile sig_atomic_t *stop, Error *err);
 void run_close(Run *run);
+
+// What a run says at its end: the model, its last and its best validation, and how to write with it
+// or to resume. path, overrides: its command line. The other for one that is `finished`.
+void run_print_end(const Run *run, const char *path, int override_count, char *const *overrides);
+void run_print_finished(const Run *run);
 
 // For run_open: the tokenizer of a run. It is the one that data.tokenizer names; else the one in
 // the folder of the training files; else the one in `from`, the folder that the run starts from

@@ -144,6 +144,7 @@ bool run_validate(Run *run) {
   ValLine line;
   if (!run->val_data) return true;
   if (*run->stop || !validate(run, &line)) return false;
+  run->last_val_loss = line.loss;
   const bool best = !(line.loss >= run->state.best_val_loss) && isfinite(line.loss);
   if (best) {
     run->state.best_val_loss = line.loss;

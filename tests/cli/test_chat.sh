@@ -118,9 +118,28 @@ check its_own_template_wins "$(ls tuned/latest)" test ! -e tuned/latest/chat_tem
 check a_carried_list_is_extended "$(cat tuned/latest/generation_config.json)" \
   test "$(tr -d ' \t\n' <tuned/latest/generation_config.json)" = '{"temperature":0.6,"eos_token_id":[397,399]}'
 
-must "$TRAIN" "$source/configs/finetune.json" model=run 'data.train=chat/train-*.bin' 'data.val=chat/val-*.bin' \
-  train.steps=2 train.sequence_length=128 optimizer.warmup_steps=1 output.dir=fine
+tune() { # ARGUMENTS...
+  "$TRAIN" "$source/configs/finetune.json" 'data.train=chat/train-*.bin' 'data.val=chat/val-*.bin' optimizer.warmup_steps=1 \
+    output.dir=fine "$@" >stdout 2>stderr
+}
+tune
+check a_model_that_is_not_there_says_what_to_give "$(cat stderr)" \
+  grep -q "finetune.json: model: there is no 'models/Llama-3.2-1B'; give model=FOLDER" stderr
+tune model=run
+check a_context_that_is_too_short_says_what_to_set "$(cat stderr)" grep -q 'which is 128; set train.sequence_length=128$' stderr
+must tune model=run train.sequence_length=128 train.steps=2
 check finetune_json_goes_on_from_a_run "$(ls fine/latest)" cmp tok/tokenizer_config.json fine/latest/tokenizer_config.json
+check a_chat_model_is_written_with_by_user "$(cat stdout)" \
+  grep -q '^done; the model: fine/step-00000002; write with it: ./train --generate fine/step-00000002 --user "..."$' stdout
+check the_end_has_the_last_validation "$(cat stdout)" grep -qE '^validation loss [0-9.]+ at the end, the best of the run$' stdout
+# A rate at which the second half undoes the first.
+again=(model=run train.sequence_length=128 optimizer.schedule=constant optimizer.min_learning_rate=0)
+rm -r fine && must tune "${again[@]}" train.steps=4 optimizer.learning_rate=0.002
+must tune "${again[@]}" train.steps=8 optimizer.learning_rate=0.3 train.resume=auto
+best=$(sed -nE 's/^validation loss ([0-9.]+) at the end; the best: ([0-9.]+) at step 4$/\1 \2/p' stdout)
+check the_end_has_the_best_validation "$(cat stdout)" awk -v best="$best" 'BEGIN { split(best, l); exit !(l[2] > 0 && l[2] < l[1]) }'
+check the_best_is_what_to_write_with "$(cat stdout)" \
+  grep -q '; the best by validation: fine/best; write with it: ./train --generate fine/best --user "..."$' stdout
 
 answers() { "$TRAIN" --generate run --temperature 0 --tokens 8 "$@" 2>stderr; }
 said=$(answers --user 'Say 7!')
