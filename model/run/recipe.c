@@ -7,9 +7,10 @@
 #include "model/run/backend.h"
 #include "model/run/log.h"
 
-// The rate of configs/RECIPE.md: 1e-3 at a width of 768, in inverse proportion to the width.
+// The rate of configs/RECIPE.md: 1e-3 at a width of 768, in inverse proportion to the width, but no
+// more for narrow models than they bear.
 static double usual_rate(const Config *c) {
-  return 0.768 / (double)c->model.hidden_size;
+  return fmin(0.768 / (double)c->model.hidden_size, 2e-3);
 }
 
 // Runs that begin with trained weights take lower ones.

@@ -20,13 +20,14 @@ silent() { # NAME ARGUMENTS...
   warns "$name" '' "$@"
 }
 
-# ---- Each bound, on both sides: the usual rate of 128 is 0.006
-high='is far above the usual 0.006 of a width of 128: the loss may jump or diverge; try optimizer.learning_rate=0.006'
-low='is far below the usual 0.006 of a width of 128: the loss falls slowly; try optimizer.learning_rate=0.006'
-warns a_rate_that_is_far_too_high "optimizer.learning_rate 0.031 $high" "${small[@]}" optimizer.learning_rate=0.031
-silent a_high_rate_is_not_far_too_high "${small[@]}" optimizer.learning_rate=0.029
-warns a_rate_that_is_far_too_low "optimizer.learning_rate 0.0005 $low" "${small[@]}" optimizer.learning_rate=0.0005
-silent a_low_rate_is_not_far_too_low "${small[@]}" optimizer.learning_rate=0.0007
+# ---- Each bound, on both sides: the usual rate of 128 is 0.002
+high='is far above the usual 0.002 of a width of 128: the loss may jump or diverge; try optimizer.learning_rate=0.002'
+low='is far below the usual 0.002 of a width of 128: the loss falls slowly; try optimizer.learning_rate=0.002'
+warns a_rate_that_is_far_too_high "optimizer.learning_rate 0.011 $high" "${small[@]}" optimizer.learning_rate=0.011
+silent a_high_rate_is_not_far_too_high "${small[@]}" optimizer.learning_rate=0.009
+small+=(optimizer.min_learning_rate=0)
+warns a_rate_that_is_far_too_low "optimizer.learning_rate 0.00019 $low" "${small[@]}" optimizer.learning_rate=0.00019
+silent a_low_rate_is_not_far_too_low "${small[@]}" optimizer.learning_rate=0.00021
 warns the_usual_rate_follows_from_the_width \
   'optimizer.learning_rate 0.008 is far above the usual 0.0015 of a width of 512: the loss may jump or diverge; try optimizer.learning_rate=0.0015' \
   "${small[@]}" model.hidden_size=512 train.steps=3000 optimizer.learning_rate=0.008
@@ -80,6 +81,10 @@ for config in configs/*.json; do
   ! grep -q '"model": "' "$config" || of_folder=(model=tests/fixtures/mha_tied train.sequence_length=8)
   silent "$(basename "$config" .json)_is_as_the_page_says" "$config" ${of_folder[@]+"${of_folder[@]}"} backend.device=cpu
 done
+
+# ---- A recipe for CPUs runs there, and so do its peers, which read the same words
+read -ra words <<<"$(sed -n 's/^all //p' scripts/recipes/small.txt)"
+check small_is_for_two_cores "${words[*]}" grep -q '"device": "cpu"' <<<"$("$TRAIN" --plan "${words[@]}")"
 
 # ---- The start of a run
 prepare_data 400
