@@ -136,11 +136,10 @@ const Key config_keys[] = {
             "steps between samples; 0: only at the end; -1: never"),
     INTEGER(train, sample_tokens, "200", 1, 16777216, 0, "tokens in a sample at most"),
     INTEGER(train, max_nonfinite, "10", 1, 99999999, 0,
-            "the run stops when so many updates in a row are skipped, because the loss or the "
-            "gradient norm is not finite"),
+            "the run stops after this many skipped updates in a row: the loss or the gradient norm "
+            "was not finite"),
     NUMBER(train, max_minutes, "0", 0, 1e8, KEY_OF_PROCESS,
-           "the process saves and ends before so many minutes have passed, as a batch system wants "
-           "it; 0: no limit"),
+           "the process saves and ends within this many minutes, for a batch system; 0: no limit"),
     TEXT(train, resume, "\"\"", 0, KEY_OF_PROCESS,
          "empty: a new run; \"auto\": resume from the newest checkpoint in output.dir, if any; "
          "else the folder of a checkpoint"),
@@ -180,15 +179,14 @@ const Key config_keys[] = {
     CHOICE(backend, device, devices, "\"auto\"", 0,
            "where to train; auto: the GPU if there is one"),
     CHOICE(backend, kernels, kernel_kinds, "\"auto\"", SHAPES,
-           "GPU kernels; auto: the programs that pay; fused: every program that can run, at any "
-           "width; unfused: a kernel of its own for everything around a GEMM"),
+           "GPU kernels; auto: fused ones where they are faster; fused: every program that can "
+           "run, at any width; unfused: a separate kernel for everything around a GEMM"),
+    CHOICE(backend, mainloop, mainloops, "\"auto\"", SHAPES,
+           "the GEMM of fused kernels; wgmma: Hopper's; mma_sync: for any GPU from compute "
+           "capability 8.0 on, bf16 only; auto: the faster one"),
     CHOICE(
-        backend, mainloop, mainloops, "\"auto\"", SHAPES,
-        "the GEMM of fused kernels; wgmma: Hopper's; mma_sync: of any GPU from compute capability "
-        "8.0 on, bf16 alone; auto: the faster"),
-    CHOICE(backend, precision, precisions, "\"bf16\"", 0,
-           "number format of products; fp8: all of them but attention's; --generate and --eval use "
-           "bf16"),
+        backend, precision, precisions, "\"bf16\"", 0,
+        "number format of GEMMs; fp8: all but those of attention; --generate and --eval use bf16"),
     BOOL(backend, deterministic, "false", SHAPES,
          "GPU: every run gives the same bits, at a cost in speed and memory"),
     BOOL(backend, graphs, "true", 0,
@@ -196,39 +194,36 @@ const Key config_keys[] = {
     CHOICE(backend, moments, dtypes, "\"fp32\"", SHAPES,
            "the optimizer's moments; bf16: half of their memory, stochastically rounded"),
     CHOICE(backend, masters, dtypes, "\"fp32\"", SHAPES,
-           "the weights that the optimizer updates; bf16: those of matrices in half of the memory, "
-           "stochastically rounded, and products read them as they are"),
+           "the weights that the optimizer updates; bf16: matrices take half of the memory, "
+           "stochastically rounded, and GEMMs read them as they are"),
     CHOICE(
         backend, gradients, gradients, "\"auto\"", SHAPES,
         "GPU: the gradients; bf16: also where micro-batches add up, each sum rounded; auto: fp32 "
         "there, else bf16"),
-    CHOICE(
-        backend, offload, offloads, "\"none\"", 0,
-        "GPU: what lies in the host's memory, where the update reads and writes it; moments: the "
-        "optimizer's; masters: the matrices' weights, too; gradients: those of layers, too, "
-        "which every micro-batch writes; more tokens in a step hide the time"),
+    CHOICE(backend, offload, offloads, "\"none\"", 0,
+           "GPU: what lies in the host's memory, where the update reads and writes it; moments: "
+           "the optimizer's; masters: the weights of matrices, too; gradients: those of layers, "
+           "too, which every micro-batch writes; more tokens in a step hide the time"),
     INTEGER(backend, offload_layers, DERIVED, 1, 4096, 0,
-            "layers whose part of it lies there, from the first one; by default all, and the "
-            "embedding and lm_head"),
+            "how many layers are offloaded, from the first one; by default all, with the embedding "
+            "and lm_head"),
     INTEGER(backend, threads, "0", 0, 4096, 0,
             "CPU threads; 0: OMP_NUM_THREADS, else all that it may use"),
-    CHOICE(
-        backend, cpu_products, products, "\"fp32\"", 0,
-        "CPU: number format of products; bf16: operands are rounded, by oneDNN; auto: bf16 where "
-        "the CPU has AMX, which makes it faster"),
+    CHOICE(backend, cpu_products, products, "\"fp32\"", 0,
+           "CPU: number format of GEMMs; bf16: operands are rounded, by oneDNN; auto: bf16 where "
+           "the CPU has AMX, which makes it faster"),
 
     TEXT(output, dir, REQUIRED, 1, KEY_OF_PROCESS,
          "the run's folder: log, configuration, checkpoints"),
     CHOICE(output, save_dtype, dtypes, "\"fp32\"", 0,
-           "of a checkpoint's model.safetensors; bf16: optimizer.safetensors holds the weights "
-           "that are fp32"),
+           "number format of a checkpoint's model.safetensors; with bf16 optimizer.safetensors has "
+           "the weights in fp32"),
     BOOL(output, save_optimizer, "true", 0,
-         "checkpoints have the optimizer's moments, from which a run resumes; false: they are the "
-         "model "
-         "alone, for --generate, --eval, train.init_from and Hugging Face"),
+         "checkpoints have the optimizer's moments, from which a run resumes; false: only the "
+         "model, for --generate, --eval, train.init_from and Hugging Face"),
     BOOL(output, background_save, "true", 0,
-         "a checkpoint is written beside training, from a copy in the host's memory; false: "
-         "training waits"),
+         "a checkpoint is written while training continues, from a copy in the host's memory; "
+         "false: training waits"),
     INTEGER(output, profile_steps, "0", 0, 99999999, 0,
             "steps that a profiler records, between cudaProfilerStart and cudaProfilerStop, from "
             "the process' tenth on; a GPU's steps are then not replayed, so that NVTX ranges hold "
