@@ -216,8 +216,8 @@ const Key config_keys[] = {
     TEXT(output, dir, REQUIRED, 1, KEY_OF_PROCESS,
          "the run's folder: log, configuration, checkpoints"),
     CHOICE(output, save_dtype, dtypes, "\"fp32\"", 0,
-           "number format of a checkpoint's model.safetensors; with bf16 optimizer.safetensors has "
-           "the weights in fp32"),
+           "number format of a checkpoint's model.safetensors; with bf16, fp32 weights are in "
+           "optimizer.safetensors"),
     BOOL(output, save_optimizer, "true", 0,
          "checkpoints have the optimizer's moments, from which a run resumes; false: only the "
          "model, for --generate, --eval, train.init_from and Hugging Face"),

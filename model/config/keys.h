@@ -40,7 +40,7 @@ extern const Key config_keys[]; // at most MAX_KEYS; the last has no name
 extern const char *const config_sections[SECTION_COUNT];
 #define SECTIONS "model, data, train, optimizer, backend, output"
 
-// Who gave a key its value: GIVEN_NOWHERE, GIVEN_IN_FILE, or the index of an override + GIVEN_TYPED.
+// Who gave a key its value: nobody, the file, or the override of index given - GIVEN_TYPED.
 enum { GIVEN_NOWHERE, GIVEN_IN_FILE, GIVEN_TYPED };
 
 // Values on their way into a Config, with their origin for sentences.
