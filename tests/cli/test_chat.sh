@@ -83,8 +83,9 @@ cp -r tok changed && sed -i 's/assistant\\n/Assistant\\n/' changed/tokenizer_con
 refuses a_template_that_differs_in_a_letter 'is none of those that are known here' --chat --tokenizer changed turns.jsonl
 runs --chat --tokenizer changed --template chatml --out renamed turns.jsonl
 check a_named_template_is_written_beside_the_tokens "$(ls renamed)" grep -q "'<|im_start|>assistant" renamed/chat_template.jinja
-echo >>renamed/chat_template.jinja # Jinja does not see a newline at the end
-runs --chat --tokenizer renamed --out lined turns.jsonl && same a_template_with_a_newline_at_its_end lined
+# Jinja does not see a newline at the end.
+mkdir ended && cp renamed/tokenizer*.json ended && { cat renamed/chat_template.jinja; echo; } >ended/chat_template.jinja
+runs --chat --tokenizer ended --out lined turns.jsonl && same a_template_with_a_newline_at_its_end lined
 cp -r tok old && echo '{{ x }}' >old/chat_template.jinja
 "$prepare" --train-tokenizer 400 --force --out old "$source/README.md" 2>stderr
 check a_template_that_would_be_the_new_tokenizers "$(cat stderr)" grep -q "'old/chat_template.jinja' would become" stderr
