@@ -84,27 +84,15 @@ static int take_lock(RunLock *lock, Error *err) {
   }
 }
 
-// The folder's absolute path now; "" where the system does not say.
-static PathText place_of(const RunLock *lock) {
-  PathText place = {""};
-  const PathText link = path_text("/proc/self/fd/%d", lock->folder);
-  const ssize_t n = readlink(link.text, place.text, sizeof place.text - 1);
-  place.text[n > 0 ? n : 0] = '\0';
-  return place;
-}
-
 int run_lock(RunLock *lock, const char *run_dir, Error *err) {
   struct stat st;
   *lock = (RunLock){.folder = open(run_dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC),
-                    .given = path_text("%s", run_dir),
-                    .name = path_text("%s", run_dir)};
+                    .given = path_text("%s", run_dir)};
   if (lock->folder < 0)
     return error_set(err, "cannot open the folder '%s': %s", run_dir, strerror(errno));
   lock->path = path_text("/proc/self/fd/%d/.", lock->folder); // no other path begins so
   if (fstat(lock->folder, &st) != 0 || !names_the_folder(lock->path.text, &st))
     lock->path = lock->given;
-  lock->home = place_of(lock);
-  if (lock->home.text[0] != '/') lock->home = lock->given;
   lock->held = take_lock(lock, err) == 0;
   if (lock->held) return 0;
   close(lock->folder);
@@ -119,32 +107,21 @@ void run_unlock(RunLock *lock) {
   *lock = (RunLock){.held = false};
 }
 
-FolderState run_lock_look(RunLock *lock, Error *why) {
+int run_lock_check(const RunLock *lock, Error *err) {
   struct stat held, named;
   const char *given = lock->given.text;
   const bool answers = stat(given, &named) == 0,
-             absent = !answers && (errno == ENOENT || errno == ENOTDIR || errno == ESTALE);
-  const bool known = fstat(lock->folder, &held) == 0;
-  const bool here = known && answers && same(&held, &named);
-  if (!still_there(lock)) {
-    error_set(why,
-              here ? "'%s/" LOCK_FILE "' was removed or replaced while the run trained there, so "
-                     "that output.dir may be another run's"
-                   : "output.dir '%s' was removed while the run trained there",
-              given);
-    return FOLDER_LOST;
-  }
-  lock->name = lock->given;
-  if (here || !known || (!answers && !absent)) return FOLDER_KEPT;
-  const PathText place = place_of(lock);
-  if (names_the_folder(place.text, &held)) {
-    lock->name = place;
-    error_set(why, "output.dir '%s' was moved to '%s' while the run trained there", given,
-              place.text);
-    return FOLDER_MOVED;
-  }
-  error_set(why, "output.dir '%s' is not the folder any more in which the run trained", given);
-  return FOLDER_LOST;
+             absent = !answers && (errno == ENOENT || errno == ENOTDIR || errno == ESTALE),
+             known = fstat(lock->folder, &held) == 0;
+  const bool elsewhere = absent || (answers && known && !same(&held, &named));
+  if (elsewhere)
+    return error_set(
+        err, "output.dir '%s' was moved, removed or replaced while the run trained there", given);
+  if (still_there(lock)) return 0;
+  return error_set(err,
+                   "'%s/" LOCK_FILE "' was removed or replaced while the run trained there, so "
+                   "output.dir may be another run's now",
+                   given);
 }
 
 void run_lock_name(const RunLock *lock, Error *err) {
@@ -152,6 +129,6 @@ void run_lock_name(const RunLock *lock, Error *err) {
   const char *path = lock->path.text, *from = old.text;
   err->text[0] = '\0';
   for (const char *found; (found = strstr(from, path)); from = found + strlen(path))
-    error_append(err, "%.*s%s", (int)(found - from), from, lock->name.text);
+    error_append(err, "%.*s%s", (int)(found - from), from, lock->given.text);
   error_append(err, "%s", from);
 }

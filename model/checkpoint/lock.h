@@ -14,9 +14,7 @@
 typedef struct RunLock {
   bool held;
   int folder, file; // descriptors of RUN and RUN/lock
-  PathText given;   // RUN as the user named it
-  PathText home;    // its absolute path when it was locked
-  PathText name;    // for sentences: as given, or where it is now that it was moved
+  PathText given;   // RUN as the user named it, for messages
   PathText path;    // for writing: /proc/self/fd/FOLDER/. or as given, where there is no /proc
 } RunLock;
 
@@ -27,11 +25,10 @@ int run_lock(RunLock *lock, const char *run_dir, Error *err);
 // Removes the file, unless its name belongs to another by now; zeros are fine.
 void run_unlock(RunLock *lock);
 
-// KEPT: the name and the lock are still this run's. MOVED: the folder has another name, lock->name
-// now, and is still this run's. LOST: it was removed, or its lock was, so that nothing may be
-// written into it. Only KEPT leaves *why alone. A system that does not answer counts as KEPT.
-typedef enum FolderState { FOLDER_KEPT, FOLDER_MOVED, FOLDER_LOST } FolderState;
-FolderState run_lock_look(RunLock *lock, Error *why);
+// 0 while the name and the lock are still this run's. -1 and the reason where the folder was moved,
+// removed or replaced, or its lock was: nothing may be written there any more. A file system that
+// does not answer counts as 0.
+int run_lock_check(const RunLock *lock, Error *err);
 
-// A sentence about files below lock->path becomes one about lock->name.
+// A message about files below lock->path becomes one about the folder as the user named it.
 void run_lock_name(const RunLock *lock, Error *err);

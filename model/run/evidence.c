@@ -126,12 +126,12 @@ static char *case_json(const Run *run, const StepLine *line, uint64_t end) {
 static void write_case(Run *run, const StepLine *line, uint64_t end) {
   Error err;
   const PathText file = path_text("nonfinite-%08" PRId64 ".json", line->step),
-                 path = path_text("%s/%s", run->lock.name.text, file.text),
+                 path = path_text("%s/%s", run->lock.given.text, file.text),
                  to = path_text("%s/%s", run->lock.path.text, file.text);
   char *json = case_json(run, line, end);
   run->evidence_step = line->step;
   fflush(stdout);
-  if (run_lock_look(&run->lock, &err) != FOLDER_LOST &&
+  if (run_lock_check(&run->lock, &err) == 0 &&
       file_write_atomic(to.text, json, strlen(json), &err) == 0) {
     fprintf(stderr,
             "step %lld: the loss or the gradient norm is not finite; norms and the batch are in "

@@ -117,22 +117,10 @@ int log_open(RunLog *log, const char *run_dir, int64_t steps, Error *err) {
   return error_set(err, "cannot open '%s': %s", log->path.text, strerror(errno));
 }
 
-void log_move(RunLog *log, const char *run_dir) {
-  Error ignored;
-  const off_t end = lseek(log->fd, 0, SEEK_END); // beyond log->bytes if another run writes there
-  size_t bytes = end > 0 ? (size_t)end : 0;
-  char *lines = xmalloc(bytes + 1);
-  if (file_read_at(log->fd, log->path.text, 0, lines, bytes, &ignored) != 0) bytes = 0;
-  while (bytes > 0 && lines[bytes - 1] != '\n') bytes--;
-  close(log->fd);
-  log->opened = log->torn = false;
-  if (run_dir) {
-    log->path = path_text("%s/log.jsonl", run_dir);
-    log->bytes = (off_t)bytes;
-    log->opened = file_write(log->path.text, lines, bytes, &ignored) == 0 &&
-                  (log->fd = open(log->path.text, O_RDWR | O_APPEND | O_CLOEXEC)) >= 0;
-  }
-  free(lines);
+void log_abandon(RunLog *log) {
+  if (log->opened) close(log->fd);
+  log->opened = false;
+  log->lines.used = 0;
 }
 
 void log_close(RunLog *log) {

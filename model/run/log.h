@@ -87,9 +87,8 @@ typedef struct ValLine {
 
 int log_open(RunLog *log, const char *run_dir, int64_t steps, Error *err);
 void log_close(RunLog *log); // zeros are fine
-// Moves to the log of another folder, which gets the lines so far, as far as they can be read.
-// NULL: writes nothing any more.
-void log_move(RunLog *log, const char *run_dir);
+// Writes nothing any more: the file may be another run's.
+void log_abandon(RunLog *log);
 // Writes the waiting lines, and syncs the file.
 void log_sync(RunLog *log);
 // Whether the run in this folder ended at this step, with its validation and sample.

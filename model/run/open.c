@@ -569,7 +569,7 @@ static int open_output(Run *run, Error *err) {
   RunLock *lock = &run->lock;
   if (lock->held) checkpoint_clear(lock->path.text);
   if (checkpoint_room(c->output.dir, c, c->train.steps - run->state.step, err) != 0 ||
-      (!lock->held && create_folder(run, err) != 0) || run_lock_look(lock, err) != FOLDER_KEPT)
+      (!lock->held && create_folder(run, err) != 0) || run_lock_check(lock, err) != 0)
     return -1;
   if (log_open(&run->log, lock->path.text, c->train.steps, err) != 0 ||
       write_run_json(run, err) != 0) {

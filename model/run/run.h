@@ -159,15 +159,14 @@ bool run_validate(Run *run);
 // ---- Saving
 
 bool run_folder_due(const Run *run); // run_check_folder has not looked for a second
-// Checks that the folder is still the run's own: once a second, or `now`. If it was removed, moved
-// or replaced, saves as run_save_last does, and returns -1: training ends.
+// Checks that the folder is still the run's own: once a second, or `now`. If it is not, the run
+// writes nothing any more, neither saves nor log lines, and -1 ends training: the message says which
+// checkpoint was the last.
 int run_check_folder(Run *run, bool now, Error *err);
 // Begins a save, or writes it at once where run->saves is NULL; the one before has ended. Nothing
 // where the step is saved already or train.save_interval says never.
 int run_save(Run *run, Error *err);
-// A run's last save: waits for all steps and for the save. Where the folder is not the run's own
-// any more, or does not take it, the steps are saved beside it, or in $TMPDIR or /tmp, together
-// with the log; this is an error, too, and the sentence says where they are.
+// A run's last save: waits for all steps and for the save.
 int run_save_last(Run *run, Error *err);
 // Where the data turned out to be bad: saves the steps that were done; the sentence names the error
 // of the data and the save. After another error it does nothing. Always -1.

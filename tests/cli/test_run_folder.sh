@@ -102,7 +102,7 @@ check a_run_that_diverged_keeps_weights_that_a_finite_step_followed "$(ls "$fold
   train.resume_allow_changes=true optimizer.learning_rate=0.001 >"$folder/said" 2>"$folder/said.err"
 check a_run_goes_on_from_them "$(said)" grep -q '"applied":true' "$folder/freed/log.jsonl"
 
-# ---- A folder that is taken from under its run: an error, the steps saved elsewhere, and nobody else's files touched
+# ---- A folder that is taken from under its run: one sentence, an error, nothing more written, and the last checkpoint stands
 options=(train.steps=400 train.save_interval=5 train.keep_checkpoints=1)
 must "$TRAIN" "$config" "${options[@]}" train.save_interval=0 "output.dir=$folder/unharmed"
 running() { # WORDS ARGUMENTS...: trains in the background, and stands still once its log has the words; $process is its id
@@ -112,36 +112,36 @@ running() { # WORDS ARGUMENTS...: trains in the background, and stands still onc
   process=$!
   wait_for "$words" "$run/log.jsonl" $process && stop $process
 }
-ended() { # NAME WORDS: the run goes on to its end, an error with these words; $place is where it says that its steps are
+ended() { # NAME WORDS: the run continues until it ends, with one line that has the words
   kill -CONT $process
   wait $process
   status=$?
-  place=$(sed -n 's/.*; step [0-9]* is saved: resume it with train.resume=auto output.dir=//p' "$folder/said.err")
   check "a_run_whose_folder_$1_ends_with_one_sentence" "status $status, $(said)" \
     test "$status $(wc -l <"$folder/said.err") $(grep -c "^train: .*$2" "$folder/said.err")" = '1 1 1'
 }
-resumes() { # NAME: the run goes on from $place, to the same bits, and its log has every step
-  "$TRAIN" "$config" "${options[@]}" train.save_interval=0 train.resume=auto "output.dir=$place" >"$folder/said" \
-    2>"$folder/said.err"
-  check "a_run_whose_folder_$1_resumes_to_the_same_bits" "from $place: $(said)" same_bits "$folder/unharmed" "$place"
-  check "a_run_whose_folder_$1_has_its_whole_log" "in $place" \
-    test "$(losses train "$folder/unharmed/log.jsonl")" = "$(losses train "$place/log.jsonl")"
-  rm -rf "$run" "$folder/moved" "$folder"/run.rescued*
+resumes() { # NAME FOLDER: the last checkpoint there resumes, to the same bits and losses
+  local step
+  step=$(sed -n 's/.*; its last checkpoint is of step \([0-9]*\)$/\1/p' "$folder/said.err")
+  check "a_run_whose_folder_$1_says_its_last_checkpoint" "$(said), $(ls "$2")" test -d "$2/$(printf 'step-%08d' "${step:-0}")"
+  "$TRAIN" "$config" "${options[@]}" train.save_interval=0 train.resume=auto "output.dir=$2" >"$folder/said" 2>"$folder/said.err"
+  check "a_run_whose_folder_$1_resumes_to_the_same_bits" "from $2: $(said)" same_bits "$folder/unharmed" "$2"
+  check "a_run_whose_folder_$1_has_its_whole_log" "in $2" \
+    test "$(losses train "$folder/unharmed/log.jsonl")" = "$(losses train "$2/log.jsonl")"
+  rm -rf "$run" "$folder/moved"
 }
-sums() { (cd "$run" && find . -type f -exec cksum {} + | LC_ALL=C sort); }
+sums() { (cd "$1" && find . -type f -exec cksum {} + | LC_ALL=C sort); }
+lost='was moved, removed or replaced while the run trained there; the run ends at step [0-9]*; its last checkpoint is of step'
 
 rm -rf "$run"
 running '"kind":"save"'
 rm -rf "$run"
-ended is_removed 'was removed while the run trained there'
-check it_is_not_created_again "$(ls "$run" 2>&1)" test ! -e "$run"
-resumes is_removed
+ended is_removed "$lost"
+check it_is_not_created_again "$(ls "$run" "$run".* 2>&1)" test ! -e "$run" -a -z "$(compgen -G "$run.*")"
 
 running '"kind":"save"'
 mv "$run" "$folder/moved"
-ended is_moved "was moved to '$folder/moved' while"
-check a_moved_folder_has_the_steps "$place" test "$place" = "$folder/moved"
-resumes is_moved
+ended is_moved "$lost"
+resumes is_moved "$folder/moved"
 
 # Another run has the name, and a third one wants it: the second one's lock and files stay.
 running '"kind":"save"'
@@ -150,49 +150,30 @@ mv "$run" "$folder/moved"
 mv "$folder/said" "$folder/said.one" && mv "$folder/said.err" "$folder/said.one.err"
 running '"kind":"save"'
 second=$process
-before=$(sums)
+before=$(sums "$run")
 kill -CONT $first
 wait $first
 status=$?
 check a_run_whose_name_another_has_ends_with_one_sentence "status $status, $(cat "$folder/said.one.err")" \
-  test "$status $(wc -l <"$folder/said.one.err") $(grep -c 'was moved to' "$folder/said.one.err")" = '1 1 1'
-check it_touches_nothing_of_the_other "$(diff <(echo "$before") <(sums))" test "$before" = "$(sums)"
+  test "$status $(wc -l <"$folder/said.one.err") $(grep -c "$lost" "$folder/said.one.err")" = '1 1 1'
+check it_touches_nothing_of_the_other "$(diff <(echo "$before") <(sums "$run"))" test "$before" = "$(sums "$run")"
 refuses a_third_one_is_refused_with_the_seconds_id "process $second on " "$config" "${options[@]}" train.resume=auto
 kill -CONT $second
 wait $second
 status=$?
 check the_second_one_ends_as_if_nothing_had_been "status $status, $(said)" same_bits "$folder/unharmed" "$run"
-place=$folder/moved
-resumes is_named_as_another
+cp "$folder/said.one.err" "$folder/said.err"
+resumes is_named_as_another "$folder/moved"
 
 # Without saves to come, a look a second sees it.
 options=(train.steps=400 train.save_interval=0)
 running '"kind":"train"'
-rm -rf "$run"
-sleep 1.1
-ended is_removed_between_saves 'was removed while'
-check it_ends_before_the_last_step "$place" test -n "$place" -a ! -d "$place/step-00000400"
-resumes is_removed_between_saves
-running '"kind":"train"'
 rm "$run/lock"
 before=$(ls "$run")
 sleep 1.1
-ended loses_its_lock 'so that output.dir may be another run.s'
+ended loses_its_lock 'so output.dir may be another run.s now; the run ends at step [0-9]*; it has saved no checkpoint'
 check nothing_more_is_written_there "$(ls "$run")" test "$(ls "$run")" = "$before"
-resumes loses_its_lock
-running '"kind":"train"' train.save_interval=-1
 rm -rf "$run"
-sleep 1.1
-ended that_saves_nothing_is_removed 'nothing was saved, as train.save_interval=-1 asks'
-mkdir "$folder/deep"
-run=$folder/deep/run
-export TMPDIR=$folder/none
-running '"kind":"train"' "output.dir=$run"
-unset TMPDIR
-rm -rf "$folder/deep"
-sleep 1.1
-ended is_removed_with_all_around_it "neither '$run.rescued-.' nor '$folder/none/run.rescued-.' takes it"
-run=$folder/run
 
 # ---- Links
 echo precious >"$folder/precious"
@@ -215,33 +196,31 @@ mounted() { # NAME COMMAND...: the command mounts $mount, or the test is left ou
     return 1
   fi
 }
-rescued() { # NAME WORDS: as above, for a run that goes on to its last step before it ends so
+unsaved() { # NAME WORDS: the run continues to its last step, which cannot be saved; the checkpoint before resumes
   kill -CONT $process
   wait $process
   status=$?
-  place=$(sed -n 's/.*; step 400 is saved: resume it with train.resume=auto output.dir=//p' "$folder/said.err")
   check "a_run_whose_$1_ends_with_an_error" "status $status, $(said)" \
-    test "$status $(tail -n 1 "$folder/said.err" | grep -c "^train: .*$2.*step 400 is saved")" = '1 1'
-  check "a_run_whose_$1_has_its_last_step" "in $place: $(said)" same_bits "$folder/unharmed" "$place"
-  check "a_run_whose_$1_has_its_whole_log" "in $place" \
-    test "$(losses train "$folder/unharmed/log.jsonl")" = "$(losses train "$place/log.jsonl")"
+    test "$status $(tail -n 1 "$folder/said.err" | grep -c "^train: .*$2.*; the checkpoint '$run/step-[0-9]*' is intact")" = '1 1'
+  cp -a "$run" "$folder/copied"
   umount "$mount"
+  "$TRAIN" "$config" "${options[@]}" train.resume=auto "output.dir=$folder/copied" >"$folder/said" 2>"$folder/said.err"
+  check "a_run_whose_$1_resumes_to_the_same_bits" "$(said)" same_bits "$folder/unharmed" "$folder/copied"
+  rm -rf "$folder/copied"
 }
-run=$mount/run TMPDIR=$folder/temporary
-mkdir "$TMPDIR"
-export TMPDIR
+run=$mount/run
+options=(train.steps=400 train.save_interval=100)
 if mounted a_run_whose_disk_is_full_ends_with_an_error mount -t tmpfs -o size=4m tmpfs "$mount"; then
-  running '"kind":"train"' "output.dir=$run"
+  running '"kind":"save"' "output.dir=$run"
   head -c 8M /dev/zero >"$mount/full" 2>/dev/null
-  rescued disk_is_full 'free space'
+  unsaved disk_is_full 'free space'
 fi
 # shellcheck disable=SC2317 # it is called through mounted
 loop() { truncate -s 16M "$disk" && mkfs.ext4 -q -F "$disk" && mount -o loop,errors=remount-ro "$disk" "$mount"; }
 if mounted a_run_whose_disk_becomes_read_only_ends_with_an_error loop; then
-  running '"kind":"train"' "output.dir=$run"
+  running '"kind":"save"' "output.dir=$run"
   if echo test >"/sys/fs/ext4/$(basename "$(findmnt -no SOURCE "$mount")")/trigger_fs_error"; then
-    rescued disk_becomes_read_only 'Read-only file system'
+    unsaved disk_becomes_read_only 'Read-only file system'
   fi
 fi
-unset TMPDIR
 exit $failed

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # The folder of a run is removed, emptied, moved, replaced, swapped with another run's, or loses its lock at a random
 # moment, while the run starts, trains or saves, and a second and a third process begin under its name. Each process ends
-# with success or with one sentence. What was trained can be resumed from where the sentence says, to the bits of a run that
+# with success or with one sentence. The last checkpoint in what is left of the folder resumes, to the bits of a run that
 # nobody disturbed, and nobody writes into what is another's.
 # usage: tests/night/folders.sh SECONDS [RUNS]
 # shellcheck source=tests/night/share.sh
@@ -15,7 +15,7 @@ variants=('train.save_interval=5'
   'train.save_interval=9 output.background_save=false output.save_dtype=bf16'
   'train.save_interval=25 train.eval_interval=20 train.keep_best=true')
 home=$folder/home run=$folder/home/run away=$folder/home/away
-lost='was removed while the run trained|was moved to|may be another run|is not the folder any more'
+lost='was moved, removed or replaced while the run trained|may be another run'
 declare -A pids
 
 begin() { # NAME FOLDER ARGUMENTS...
@@ -50,9 +50,9 @@ strike() { # ATTACK
   esac
 }
 
-# judge NAME: how the process ended. Where its steps are elsewhere they must be resumed from there.
+# judge NAME: how the process ended.
 judge() {
-  local err=$folder/said.$1.err place rest status last
+  local err=$folder/said.$1.err rest status last
   wait "${pids[$1]}"
   status=$?
   last=$(tail -n 1 "$err")
@@ -63,30 +63,23 @@ judge() {
   [ $status = 1 ] || return
   rest=$(head -n -1 "$err" | grep -vE ' goes on$|: no evidence: |, and keeps its lines to try again$| is passed over: ')
   [[ $last == 'train: '* && -z $rest ]] || fault "$attack: process $1 ends with more than a sentence: $(cat "$err")" "$home"
-  place=$(sed -n 's/.*; step [0-9]* is saved: resume it with train.resume=auto output.dir=//p' <<<"$last")
-  if [ -n "$place" ]; then
+  if grep -qE '^step +[0-9]+/' "$folder/said.$1"; then
     grep -qE "$lost" <<<"$last" || fault "$attack: process $1 ended for no reason: $last" "$home"
-    count 'ended and resumed elsewhere'
-    [[ $place != *.rescued-* ]] || count 'of these in a fresh folder'
-    ends_well "$1" "$place"
-    [[ $place != *.rescued-* ]] || rm -rf "$place"
-  elif grep -qE '^step +[0-9]+/' "$folder/said.$1"; then
-    fault "$attack: process $1 trained, and does not say where its steps are: $last" "$home"
+    count 'ended, as its folder was taken'
   elif [[ $last == *' is in use: '* ]]; then count 'refused: in use'
   else count 'ended while they began'; fi
 }
 
-# ends_well NAME FOLDER: a process that goes on there ends as a run that nobody disturbed, with nothing left over.
+# ends_well NAME FOLDER: a process that resumes there ends as a run that nobody disturbed, with nothing left over.
 ends_well() {
   local differs left
   timeout 120 "$TRAIN" "$config" "${options[@]}" train.save_interval=0 "output.dir=$2" train.resume=auto \
     >"$folder/said" 2>"$folder/said.err" </dev/null ||
-    fault "$attack: the steps of process $1 cannot be resumed: $(cat "$folder/said.err")" "$2"
+    fault "$attack: $1 cannot be resumed: $(cat "$folder/said.err")" "$2"
   [ -z "$problem" ] || return
-  differs=$(same_bits "$whole" "$2" 2>&1) || fault "$attack: process $1 ended with other bits: $differs" "$2"
-  [ "$1" = last ] || differs=$(same_end "$whole" "$2") || fault "$attack: process $1 ended with another log: $differs" "$2"
+  differs=$(same_bits "$whole" "$2" 2>&1) || fault "$attack: $1 ended with other bits: $differs" "$2"
   left=$(compgen -G "$2/*.tmp"; compgen -G "$2/lock")
-  [ -z "$left" ] || fault "$attack: process $1 left $left" "$2"
+  [ -z "$left" ] || fault "$attack: $1 left $left" "$2"
 }
 
 echo precious >"$folder/precious"
@@ -111,13 +104,15 @@ for ((round = 0; round < ${2:-1000000}; round++)); do
   for name in "${!pids[@]}"; do judge "$name"; done
   [ -z "$problem" ] || break
   [ ! -L "$run/lock" ] || rm "$run/lock"
-  ends_well last "$run"
-  left=$(cat "$folder/precious"; compgen -G "$home/*.rescued-*")
+  for place in "$run" "$away" "$home/other" "$folder/home.away/run"; do
+    [ ! -d "$place" ] || [ -n "$problem" ] || ends_well "what is left in $(basename "$place")" "$place"
+  done
+  left=$(cat "$folder/precious"; compgen -G "$home/*" | grep -vxE "$home/(run|away|other)")
   [ -n "$problem" ] || [ "$left" = precious ] || fault "$attack: this is left: $left" "$home"
   count "$attack"
   count runs
 done 2>"$folder/noise"
-finish a_run_whose_folder_is_taken_keeps_its_steps_and_touches_nothing_of_others
-[ "${counted[runs]:-0}" -lt 10 ] || check some_runs_were_resumed_elsewhere 'none was, so this shows less than it should' \
-  test "${counted[ended and resumed elsewhere]:-0}" -gt 0
+finish a_run_whose_folder_is_taken_keeps_its_checkpoints_and_touches_nothing_of_others
+[ "${counted[runs]:-0}" -lt 10 ] || check some_runs_lost_their_folder 'none did, so this shows less than it should' \
+  test "${counted[ended, as its folder was taken]:-0}" -gt 0
 exit $failed

@@ -80,7 +80,7 @@ row() { # WHAT NUMBER PART
   done
   row 'runs whose folder was taken' "$(sum_of folders runs)" folders
   row 'processes in them' "$(sum_of folders processes)" folders
-  row 'of these ended, and resumed elsewhere' "$(sum_of folders 'ended and resumed elsewhere')" folders
+  row 'of these ended, as their folder was taken' "$(sum_of folders 'ended, as its folder was taken')" folders
   row 'limits of memory' "$(sum_of limits 'limits of .*')" limits
   row 'of these: too small' "$(sum_of limits 'that .* found too small')" limits
   row 'failed runs that resumed' "$(sum_of limits 'failed runs that resumed')" limits

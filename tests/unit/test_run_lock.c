@@ -1,4 +1,4 @@
-// The lock on a run's folder, and what it says of a folder that is taken from under a run.
+// The lock on a run's folder, and what is said of a folder that is taken from under its run.
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -43,11 +43,15 @@ static void expect_text(const char *path, const char *text) {
   free(found);
 }
 
-static void expect_state(Locked *l, FolderState expected, const char *word) {
-  Error why = {""};
-  assert_int_equal(run_lock_look(&l->lock, &why), expected);
-  if (!strstr(why.text, word)) fail_msg("the sentence '%s' lacks '%s'", why.text, word);
-  assert_string_equal(l->lock.name.text, expected == FOLDER_MOVED ? l->moved.text : l->run.text);
+static void expect_kept(const Locked *l) {
+  Error err = {""};
+  must(run_lock_check(&l->lock, &err), &err);
+}
+
+static void expect_lost(const Locked *l, const char *words) {
+  Error err = {""};
+  expect_error(run_lock_check(&l->lock, &err), &err, words);
+  expect_error(-1, &err, l->run.text);
 }
 
 // ---- One process a folder
@@ -111,32 +115,27 @@ TEST_WITH(the_lock_of_another_is_not_removed, make_folder, remove_folder) {
 
 TEST_WITH(a_folder_that_is_there_is_kept, make_folder, remove_folder) {
   Locked l = locked_run(state);
-  expect_state(&l, FOLDER_KEPT, "");
+  expect_kept(&l);
   move(l.run.text, l.moved.text);
   assert_int_equal(symlink("moved", l.run.text), 0); // as one does where a disk is full
-  expect_state(&l, FOLDER_KEPT, "");
+  expect_kept(&l);
   run_unlock(&l.lock);
 }
 
-TEST_WITH(a_moved_folder_is_found_where_it_is, make_folder, remove_folder) {
+TEST_WITH(a_folder_that_was_moved_or_removed_is_lost, make_folder, remove_folder) {
+  static const char words[] = "was moved, removed or replaced";
   Locked l = locked_run(state);
   move(l.run.text, l.moved.text);
-  expect_state(&l, FOLDER_MOVED, "was moved to '");
-  expect_state(&l, FOLDER_MOVED, l.moved.text); // as often as one asks
-  must(directory_add(l.run.text, &err), &err);  // and another has its name
-  expect_state(&l, FOLDER_MOVED, l.moved.text);
+  expect_lost(&l, words);
+  must(directory_add(l.run.text, &err), &err); // and another has its name
+  expect_lost(&l, words);
   must(directory_remove(l.run.text, &err), &err);
-  move(l.moved.text, l.run.text);
-  expect_state(&l, FOLDER_KEPT, "");
-  run_unlock(&l.lock);
-}
-
-TEST_WITH(a_removed_folder_is_lost, make_folder, remove_folder) {
-  Locked l = locked_run(state);
+  move(l.moved.text, l.run.text); // it is back
+  expect_kept(&l);
   must(directory_remove(l.run.text, &err), &err);
-  expect_state(&l, FOLDER_LOST, "was removed while");
+  expect_lost(&l, words);
   must(directory_add(l.run.text, &err), &err);
-  expect_state(&l, FOLDER_LOST, "was removed while");
+  expect_lost(&l, words);
   run_unlock(&l.lock);
 }
 
@@ -144,9 +143,9 @@ TEST_WITH(a_folder_without_our_lock_is_lost, make_folder, remove_folder) {
   Locked l = locked_run(state);
   RunLock second;
   assert_int_equal(unlink(l.file.text), 0);
-  expect_state(&l, FOLDER_LOST, "may be another run's");
+  expect_lost(&l, "may be another run's");
   must(run_lock(&second, l.run.text, &err), &err);
-  expect_state(&l, FOLDER_LOST, "may be another run's");
+  expect_lost(&l, "may be another run's");
   run_unlock(&second);
   run_unlock(&l.lock);
 }
