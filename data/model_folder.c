@@ -88,8 +88,9 @@ static int by_name(const void *a, const void *b) {
   return strcmp(((const FileSum *)a)->name, ((const FileSum *)b)->name);
 }
 
-// The text of checksums.json, in fresh memory. own: with its own checksum.
-static JsonWriter sums_json(const FileSums *sums, bool own) {
+int sums_write(FileSums *sums, const char *folder, Error *err) {
+  if (add_others(sums, folder, err) != 0) return -1;
+  qsort(sums->files, (size_t)sums->count, sizeof *sums->files, by_name);
   JsonWriter w = {.indent = 2};
   json_open(&w, NULL, '{');
   json_whole(&w, "step", sums->step);
@@ -101,15 +102,8 @@ static JsonWriter sums_json(const FileSums *sums, bool own) {
     json_close(&w, '}');
   }
   json_close(&w, '}');
-  if (own) json_string(&w, CHECKSUM_KEY, hex_text(checksum_of(w.text, w.used)).text);
+  json_string(&w, CHECKSUM_KEY, hex_text(checksum_of(w.text, w.used)).text);
   json_close(&w, '}');
-  return w;
-}
-
-int sums_write(FileSums *sums, const char *folder, Error *err) {
-  if (add_others(sums, folder, err) != 0) return -1;
-  qsort(sums->files, (size_t)sums->count, sizeof *sums->files, by_name);
-  const JsonWriter w = sums_json(sums, true);
   const PathText path = path_text("%s/" CHECKSUMS_FILE, folder);
   const int status = file_write(path.text, w.text, w.used, err);
   free(w.text);
@@ -143,31 +137,33 @@ static int read_tree(FileSums *sums, const cJSON *root, Error *err) {
   return 0;
 }
 
-// It must have every byte of the text that a save writes of its values.
-static int check_text(const FileSums *sums, const char *path, bool own, Error *err) {
-  char *data;
-  size_t bytes;
-  if (file_read(path, SUMS_MAX_BYTES, &data, &bytes, err) != 0) return -1;
-  const JsonWriter w = sums_json(sums, own);
-  const bool same = bytes == w.used && memcmp(data, w.text, bytes) == 0;
-  free(data);
-  free(w.text);
-  return same ? 0 : error_set(err, "it is not as it was saved");
+// The text must end with this checksum of all that comes before it, as sums_write put it there.
+static int check_own(const char *text, size_t bytes, const char *own, Error *err) {
+  const PathText end = path_text(",\n  \"" CHECKSUM_KEY "\": \"%s\"\n}\n", own);
+  const size_t length = strlen(end.text);
+  if (bytes >= length && memcmp(text + bytes - length, end.text, length) == 0 &&
+      strcmp(hex_text(checksum_of(text, bytes - length)).text, own) == 0)
+    return 0;
+  return error_set(err, "it is not as it was saved");
 }
 
 int sums_read(FileSums *sums, const char *folder, Error *err) {
   const PathText path = path_text("%s/" CHECKSUMS_FILE, folder);
+  char *text;
+  size_t bytes;
   *sums = (FileSums){0};
   if (!path_exists(path.text)) return 0;
-  cJSON *root = json_read(path.text, SUMS_MAX_BYTES, err);
-  if (!root) return -1;
+  if (file_read(path.text, SUMS_MAX_BYTES, &text, &bytes, err) != 0) return -1;
+  cJSON *root = json_parse(path.text, text, bytes, err);
   cJSON *own = cJSON_DetachItemFromObjectCaseSensitive(root, CHECKSUM_KEY);
-  int status = read_tree(sums, root, err);
-  if (status == 0) status = check_text(sums, path.text, own != NULL, err);
+  int status = root ? read_tree(sums, root, err) : -1;
+  if (status == 0 && own)
+    status = check_own(text, bytes, cJSON_IsString(own) ? own->valuestring : "", err);
+  if (root && status != 0) error_prefix(err, "'%s'", path.text);
   cJSON_Delete(own);
   cJSON_Delete(root);
+  free(text);
   if (status == 0) return 0;
-  error_prefix(err, "'%s'", path.text);
   return error_append(err, " (without it the folder's other files are taken unchecked)");
 }
 

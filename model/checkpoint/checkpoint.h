@@ -24,7 +24,8 @@
 // A folder of the same step that is there already (a run that went back and came here again) is
 // exchanged for the new one in one atomic step; where the file system has no exchange it is renamed
 // to step-00000100.old first, and a crash right then leaves `latest` dangling until checkpoint_find
-// falls back to the .old folder.
+// falls back to the .old folder. Where the file system has no symbolic links, there is no `latest`,
+// and the newest checkpoint is that of the largest step.
 #pragma once
 #include "data/mixture.h"
 #include "data/model_folder.h"
@@ -108,18 +109,24 @@ struct StateSource {
 StateSource state_source(const Llama *llama); // the backend as it is
 
 // Saves RUN/step-%08d. RUN must exist: where it was removed the save fails, and does not create it.
-// The best validation's checkpoint becomes RUN/best where keep_best says so. Before and after,
-// checkpoints are removed: of the complete ones of this and earlier steps the newest
-// keep_checkpoints stay (those without checksums.json come after all others), the one that RUN/best
-// names, and, so that a row of skipped updates removes nothing good, the newest (keep_checkpoints -
-// 1, at least one) after which an update was applied: the last save's own weights may already be
-// those of a run that has diverged. Those of later steps (written by a run that went further and
-// was then taken back) stay until this run reaches them. Removing is no part of success: a folder
-// that cannot be removed now is tried again at the next save. Folders with other names and
-// incomplete ones are never touched, but for step-*.tmp and step-*.old, which a crash may leave.
 // Without room for a checkpoint nothing is written. config->train.resume is stored as "", and
-// state->model_alone as output.save_optimizer says. A sentence of failure ends with the checkpoint
-// that is still there. export may be NULL: no tokenizer, nothing carried over.
+// state->model_alone as output.save_optimizer says. export may be NULL: no tokenizer, nothing
+// carried over. The best validation's checkpoint becomes RUN/best where keep_best says so.
+//
+// -1: *err ends with the checkpoint that is still there. 0: *err has remarks on what could not be
+// linked or removed, "" where there is none.
+//
+// Before and after, checkpoints are removed. Of the complete ones of this and earlier steps these
+// stay:
+//   the newest keep_checkpoints (those without checksums.json come after all others)
+//   the one that RUN/best names, or where there is no link the state's best
+//   the newest (keep_checkpoints - 1, at least one) after which an update was applied, so that a
+//     row of skipped updates removes nothing good: the last save's own weights may already be those
+//     of a run that has diverged
+// Checkpoints of later steps, from before the run was taken back, stay until it passes them. Links,
+// folders with other names, incomplete ones, and those with anything that no save wrote are never
+// removed; step-*.tmp and step-*.old, which a crash may leave, are. What cannot be removed now is
+// tried again at the next save.
 int checkpoint_save(const char *run_dir, const StateSource *source, const Config *config,
                     const Export *export, const TrainState *state, Error *err);
 
@@ -127,8 +134,10 @@ int checkpoint_save(const char *run_dir, const StateSource *source, const Config
 int64_t checkpoint_best(const char *run_dir);
 
 // At a run's start, in a folder that it has locked: removes the step-*.tmp of a process that was
-// killed.
-void checkpoint_clear(const char *run_dir);
+// killed. *left: why one of them stays, else "".
+void checkpoint_clear(const char *run_dir, Error *left);
+// Has RUN/latest name the step: the run goes back to this checkpoint of RUN.
+int checkpoint_take_back(const char *run_dir, int64_t step, Error *err);
 // Checks that the disk of run_dir, which may not exist yet, has room for a checkpoint: -1 and a
 // sentence if not. Warns on standard error where the next `steps` steps save more than there is
 // room for. Writes nothing.
@@ -188,7 +197,7 @@ typedef struct Checkpoint {
 int checkpoint_open_folder(void *checkpoint, const char *folder, const FileSums *sums, Error *err);
 void checkpoint_close(Checkpoint *c); // zeros are fine
 // The first of run_checkpoints that is complete, by the names of files alone, without a word; "":
-// none. path has PATH_CHARS bytes.
+// none. path has PATH_CHARS bytes. -1: one before it may not be read.
 int checkpoint_find(const char *run_dir, char *path, Error *err);
 
 // Reads run.json / state.json of a checkpoint folder.

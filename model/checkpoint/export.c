@@ -8,6 +8,7 @@
 #include "base/json.h"
 #include "base/memory.h"
 #include "data/chat/render.h"
+#include "model/checkpoint/files.h"
 
 #define GENERATION_FILE "generation_config.json"
 
@@ -77,6 +78,16 @@ int export_open(Export *x, const Tokenizer *tokenizer, const char *from, Error *
     return 0;
   export_close(x);
   return -1;
+}
+
+bool export_writes(const char *name) {
+  for (int i = 0; i < CARRIED; i++) {
+    const size_t length = strlen(carried_names[i]);
+    if (strncmp(name, carried_names[i], length) == 0 &&
+        (name[length] == '\0' || strcmp(name + length, ".tmp") == 0))
+      return true;
+  }
+  return strcmp(name, MODEL_CONFIG_FILE) == 0;
 }
 
 void export_close(Export *x) {

@@ -14,6 +14,22 @@
 #define SCALINGS ".scalings"
 enum { SCALING_FLOATS = sizeof(ScalingState) / sizeof(float) };
 
+// ---- keep.c
+// Whether a save wrote everything in the folder, which then may be removed. False, and *left gets
+// the reason appended, for a link and for a folder with anything else in it; false alone where it
+// cannot be listed or is absent.
+bool folder_is_ours(const char *path, Error *left);
+// Removes all RUN/step-*SUFFIX that are ours; the next save tries again where it fails.
+void remove_leftovers(const char *run_dir, const char *suffix, Error *left);
+// Takes their names from the checkpoints that go, at a save of the state `now`; remove_leftovers
+// removes them. before: the step that `latest` named before the save; the run has passed those
+// between the two steps, which another one wrote. -1: not known.
+void prune(const char *run_dir, const TrainState *now, const TrainConfig *config, int64_t before,
+           Error *left);
+
+// ---- export.c
+bool export_writes(const char *name); // a file of this name, or its .tmp
+
 // ---- content.c
 // Checks the files against `sums` (where it has any), and that their values are possible.
 int content_check(const SafeFile *files, int count, const FileSums *sums, Error *err);

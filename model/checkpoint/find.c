@@ -1,7 +1,9 @@
 // Which checkpoint of a run is complete, by the names of files alone; and opening and checking one,
 // or any folder of weights.
+#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "base/file.h"
 #include "base/memory.h"
@@ -64,10 +66,15 @@ int checkpoint_find(const char *run_dir, char *path, Error *err) {
   RunCheckpoints c;
   TrainState state;
   Error ignored;
-  int status = run_checkpoints(&c, run_dir, err), i = 0;
+  int status = run_checkpoints(&c, run_dir, err);
   path[0] = '\0';
-  while (i < c.count && checkpoint_complete(c.list[i].path.text, &state, &ignored) != 0) i++;
-  if (status == 0 && i < c.count) status = give_path(path, c.list[i].path.text, err);
+  for (int i = 0; i < c.count && status == 0 && !path[0]; i++) {
+    const char *at = c.list[i].path.text;
+    if (checkpoint_complete(at, &state, &ignored) == 0)
+      status = give_path(path, at, err);
+    else if (access(at, R_OK | X_OK) != 0 && errno == EACCES)
+      status = error_set(err, "cannot read the folder '%s': %s", at, strerror(errno));
+  }
   free(c.list);
   return status;
 }

@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "base/file.h"
@@ -143,6 +144,16 @@ static uint64_t shard_bytes(const Export *export) {
   return export && export->shard_bytes ? export->shard_bytes : SHARD_BYTES;
 }
 
+// Of its name nothing is there but what no save may remove.
+static int add_folder(const char *folder, Error *err) {
+  if (mkdir(folder, 0755) == 0) return 0;
+  if (errno != EEXIST)
+    return error_set(err, "cannot create the folder '%s': %s", folder, strerror(errno));
+  err->text[0] = '\0';
+  if (!folder_is_ours(folder, err)) return -1;
+  return error_set(err, "'%s' is in the way and cannot be removed", folder);
+}
+
 static int write_folder(const char *folder, const StateSource *source, const Config *config,
                         const Export *export, const TrainState *state, Error *err) {
   const SaveDtype dtype = config->output.save_dtype;
@@ -153,7 +164,7 @@ static int write_folder(const char *folder, const StateSource *source, const Con
   Config *stored = xmalloc(sizeof *stored);
   *stored = *config;
   stored->train.resume[0] = '\0';
-  const bool failed = directory_add(folder, err) ||
+  const bool failed = add_folder(folder, err) ||
                       write_weights(folder, source, dtype, shard_bytes(export), &sums, err) ||
                       (!model_alone && write_optimizer(folder, source, config, &sums, err)) ||
                       export_write(export, folder, &source->llama->config, dtype, err) ||
@@ -236,82 +247,32 @@ int checkpoint_room(const char *run_dir, const Config *config, int64_t steps, Er
 static int put_in_place(const char *run_dir, int64_t step, Error *err) {
   const PathText to = step_path(run_dir, step, ""), from = path_text("%s.tmp", to.text);
   const PathText old = path_text("%s.old", to.text);
+  err->text[0] = '\0';
+  if (path_exists(old.text) && !folder_is_ours(old.text, err)) return -1; // it may be removed
   return path_exchange(from.text, to.text, old.text, err);
 }
 
-// Swings RUN/NAME to the step's folder.
-static int point_link(const char *run_dir, const char *name, int64_t step, Error *err) {
+// Swings RUN/NAME to the step's folder. Readers find the newest checkpoint without it, so a file
+// system without symbolic links is no failure, but nothing may name an older one there.
+static int point_link(const char *run_dir, const char *name, int64_t step, bool *no_links,
+                      Error *err) {
   const PathText link = path_text("%s/%s", run_dir, name);
   const PathText temporary = path_text("%s.tmp", link.text), folder = step_path(".", step, "");
   if (unlink(temporary.text) != 0 && errno != ENOENT)
     return error_set(err, "cannot remove '%s': %s", temporary.text, strerror(errno));
-  if (symlink(folder.text + 2, temporary.text) != 0)
+  if (symlink(folder.text + 2, temporary.text) != 0) {
+    *no_links = errno == EPERM || errno == EOPNOTSUPP || errno == ENOSYS;
+    if (*no_links && (unlink(link.text) == 0 || errno == ENOENT)) return 0;
     return error_set(err, "cannot create the link '%s': %s", temporary.text, strerror(errno));
+  }
   if (path_rename(temporary.text, link.text, err) == 0) return directory_sync(run_dir, err);
   unlink(temporary.text);
   return -1;
 }
 
-// Removes all RUN/step-*SUFFIX; the next save tries again where it fails.
-static void remove_leftovers(const char *run_dir, const char *suffix) {
-  Error ignored;
-  int64_t *steps;
-  int count;
-  step_list(run_dir, suffix, &steps, &count, &ignored);
-  for (int i = 0; i < count; i++)
-    directory_remove(step_path(run_dir, steps[i], suffix).text, &ignored);
-  free(steps);
-}
-
-static void remove_all_leftovers(const char *run_dir, bool old) {
-  remove_leftovers(run_dir, ".tmp");
-  if (old) remove_leftovers(run_dir, ".old");
-}
-
-// As checkpoint.h says, in the order in which a resume tries them. An update that was applied since
-// a save had a finite loss, so the weights that it was computed from were good. A folder loses its
-// name before its files, so that a crash leaves no half checkpoint behind.
-static void prune(const char *run_dir, const TrainState *now, const TrainConfig *c) {
-  Error ignored;
-  RunCheckpoints run;
-  int64_t complete = 0, good = 0;
-  const int64_t keep = c->keep_checkpoints,
-                best = c->keep_best ? link_step(run_dir, BEST_LINK) : -1;
-  const int status = run_checkpoints(&run, run_dir, &ignored);
-  for (int i = 0; i < run.count && status == 0; i++) {
-    const RunCheckpoint *at = &run.list[i];
-    TrainState state;
-    if (at->step > now->step || at->old ||
-        checkpoint_complete(at->path.text, &state, &ignored) != 0)
-      continue;
-    const bool newest = complete++ < keep,
-               last_good = state.updates < now->updates && good++ < (keep > 1 ? keep - 1 : 1);
-    if (!newest && !last_good && at->step != best)
-      path_rename(at->path.text, step_path(run_dir, at->step, ".tmp").text, &ignored);
-  }
-  free(run.list);
-}
-
-void checkpoint_clear(const char *run_dir) {
-  remove_all_leftovers(run_dir, false);
-}
-
-int64_t checkpoint_best(const char *run_dir) {
-  return link_step(run_dir, BEST_LINK);
-}
-
-// The checkpoint, up to its links.
-static int save_checkpoint(const char *run_dir, const StateSource *source, const Config *config,
-                           const Export *export, const TrainState *state, Error *err) {
-  const int64_t step = state->step;
-  const bool best =
-      config->train.keep_best && state->best_val_step == step && isfinite(state->best_val_loss);
-  const PathText temporary = step_path(run_dir, step, ".tmp");
-  if (write_folder(temporary.text, source, config, export, state, err) != 0 ||
-      put_in_place(run_dir, step, err) != 0 || directory_sync(run_dir, err) != 0 ||
-      (best && point_link(run_dir, BEST_LINK, step, err) != 0))
-    return -1;
-  return point_link(run_dir, LATEST_LINK, step, err);
+int checkpoint_take_back(const char *run_dir, int64_t step, Error *err) {
+  bool no_links;
+  return point_link(run_dir, LATEST_LINK, step, &no_links, err);
 }
 
 typedef struct Save {
@@ -321,27 +282,59 @@ typedef struct Save {
   const Export *export;
   const TrainState *state;
   Error *err;
+  int64_t latest;          // that the link named before; -1: none
   char intact[PATH_CHARS]; // the checkpoint before; "": none
+  Error unreadable;        // why it is not known; "": it is
+  Error remarks;           // about a save that succeeded
   bool saved;              // the checkpoint is in place
   int status;
 } Save;
 
+// A link that named the folder which this save replaced names another checkpoint now.
+static int point_best(const Save *s, bool *no_links) {
+  const TrainState *state = s->state;
+  const bool best = s->config->train.keep_best && state->best_val_step == state->step &&
+                    isfinite(state->best_val_loss);
+  const PathText link = path_text("%s/" BEST_LINK, s->run_dir);
+  if (best) return point_link(s->run_dir, BEST_LINK, state->step, no_links, s->err);
+  if (checkpoint_best(s->run_dir) != state->step || unlink(link.text) == 0) return 0;
+  return error_set(s->err, "cannot remove '%s': %s", link.text, strerror(errno));
+}
+
+static int save_checkpoint(Save *s) {
+  const int64_t step = s->state->step;
+  const PathText temporary = step_path(s->run_dir, step, ".tmp");
+  bool no_links = false;
+  if (write_folder(temporary.text, s->source, s->config, s->export, s->state, s->err) != 0 ||
+      put_in_place(s->run_dir, step, s->err) != 0 || directory_sync(s->run_dir, s->err) != 0 ||
+      point_best(s, &no_links) != 0 ||
+      point_link(s->run_dir, LATEST_LINK, step, &no_links, s->err) != 0)
+    return -1;
+  if (no_links)
+    error_set(&s->remarks,
+              "the links 'latest' and 'best' cannot be made in '%s', as its file system takes no "
+              "symbolic links; the newest checkpoint is the step-* of the largest number",
+              s->run_dir);
+  return 0;
+}
+
 static int make_save(Save *s) {
   const char *run_dir = s->run_dir;
-  Error ignored;
+  const TrainConfig *train = &s->config->train;
+  Error ignored = {""};
   char found[PATH_CHARS];
-  prune(run_dir, s->state, &s->config->train); // since the last save that one may have become good
-  remove_all_leftovers(run_dir, false);        // before writing: they may fill the disk
-  const bool known = checkpoint_find(run_dir, found, &ignored) == 0;
+  prune(run_dir, s->state, train, -1, &ignored); // since the last save one may have become good
+  remove_leftovers(run_dir, ".tmp", &ignored);   // before writing: they may fill the disk
+  const bool known = checkpoint_find(run_dir, found, &s->unreadable) == 0;
   strcpy(s->intact, known ? found : "");
-  if (check_room(run_dir, s->config, s->err) != 0 ||
-      save_checkpoint(run_dir, s->source, s->config, s->export, s->state, s->err) != 0) {
-    remove_all_leftovers(run_dir, false);
+  if (check_room(run_dir, s->config, s->err) != 0 || save_checkpoint(s) != 0) {
+    remove_leftovers(run_dir, ".tmp", &ignored);
     return -1;
   }
   s->saved = true;
-  prune(run_dir, s->state, &s->config->train);
-  remove_all_leftovers(run_dir, true);
+  prune(run_dir, s->state, train, s->latest, &s->remarks);
+  remove_leftovers(run_dir, ".tmp", &s->remarks);
+  remove_leftovers(run_dir, ".old", &s->remarks);
   return 0;
 }
 
@@ -358,15 +351,21 @@ int checkpoint_save(const char *run_dir, const StateSource *source, const Config
             .config = config,
             .export = export,
             .state = state,
-            .err = err};
-  const int64_t latest = link_step(run_dir, LATEST_LINK); // needs no memory
+            .err = err,
+            .latest = link_step(run_dir, LATEST_LINK)}; // needs no memory
   Error ignored;
-  if (latest >= 0) give_path(s.intact, step_path(run_dir, latest, "").text, &ignored);
+  if (s.latest >= 0) give_path(s.intact, step_path(run_dir, s.latest, "").text, &ignored);
   // Memory that is refused after all is in place is no failure: pruning is tried again.
-  if (memory_try(try_save, &s, err) ? s.status == 0 : s.saved) return 0;
+  if (memory_try(try_save, &s, err) ? s.status == 0 : s.saved) {
+    *err = s.remarks;
+    return 0;
+  }
   const Error why = *err;
-  error_set(err, "the checkpoint of step %lld could not be saved: %.1500s; ",
+  error_set(err, "the checkpoint of step %lld could not be saved: %.1000s; ",
             (long long)state->step, why.text);
-  if (!s.intact[0]) return error_append(err, "the run has no earlier checkpoint");
-  return error_append(err, "the checkpoint '%s' is intact", s.intact);
+  if (s.intact[0]) return error_append(err, "the checkpoint '%s' is intact", s.intact);
+  if (s.unreadable.text[0])
+    return error_append(err, "the run's earlier checkpoints cannot be read: %.600s",
+                        s.unreadable.text);
+  return error_append(err, "the run has no earlier checkpoint");
 }

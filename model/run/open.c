@@ -281,6 +281,30 @@ static int open_beside(Run *run, Error *err) {
   return export_open(&run->export, run->tokenizer, from, err);
 }
 
+// Without `latest` readers take the largest step, so a run cannot go back there.
+static int find_later(Run *run, Error *err) {
+  const Config *c = &run->config;
+  RunCheckpoints all;
+  LaterSteps *later = &run->later;
+  int status = run_checkpoints(&all, c->output.dir, err);
+  for (int i = 0; i < all.count; i++) {
+    const int64_t step = all.list[i].step;
+    if (step <= run->state.step || all.list[i].old) continue;
+    if (later->count == 0 || step < later->first) later->first = step;
+    if (later->count == 0 || step > later->last) later->last = step;
+    later->count++;
+  }
+  later->best = link_step(c->output.dir, BEST_LINK) > run->state.step;
+  free(all.list);
+  if (status != 0 || later->count == 0 || all.latest >= 0 || strcmp(c->train.resume, "auto") == 0)
+    return status;
+  return error_set(err,
+                   "output.dir '%s' has checkpoints up to step %lld and no link 'latest', so the "
+                   "run cannot go back to step %lld there: choose another output.dir, or move the "
+                   "later checkpoints away",
+                   c->output.dir, (long long)later->last, (long long)run->state.step);
+}
+
 // The start of a run, as it is read.
 typedef struct Start {
   Run *run;
@@ -326,7 +350,7 @@ static int open_start(Run *run, Error *err) {
   }
   if (status != 0) return status == 1 ? open_beside(run, err) : -1;
   if (start.status != 0) *err = start.why;
-  return start.status;
+  return start.status == 0 && run->resumed ? find_later(run, err) : start.status;
 }
 
 // Another backend than the checkpoint's is no error, but reported.
@@ -366,6 +390,12 @@ static void print_resumed(const Run *run) {
            learning_rate(&c->optimizer, run->state.step, c->train.steps));
   if (run->val_changed) printf("; validation reads other windows, so the best loss is forgotten");
   printf("\n");
+  const LaterSteps *later = &run->later;
+  if (later->count > 0)
+    printf("           output.dir has %d checkpoint%s of later steps, up to step %lld%s: each is "
+           "replaced or removed when the run passes its step\n",
+           later->count, later->count == 1 ? "" : "s", (long long)later->last,
+           later->best ? ", 'best' among them" : "");
   if (run->was_on.text[0] != '\0')
     printf(
         "           the checkpoint was made on %s: the bits will not be those of one whole run\n",
@@ -463,6 +493,8 @@ static void print_memory(const Run *run) {
 
 static void print_start(const Run *run) {
   const Config *c = &run->config;
+  if (!run->resumed && strcmp(c->train.resume, "auto") == 0)
+    printf("output.dir '%s' has no checkpoint to resume: a new run begins\n", c->output.dir);
   printf("model      %s\n", model_text(&c->model).text);
   print_backend(run);
   print_data(run);
@@ -562,12 +594,19 @@ static int write_run_json(const Run *run, Error *err) {
   return status;
 }
 
+static void clear_leftovers(const Run *run) {
+  Error left;
+  checkpoint_clear(run->lock.path.text, &left);
+  run_lock_name(&run->lock, &left);
+  if (left.text[0] != '\0') fprintf(stderr, "train: %s\n", left.text);
+}
+
 // The run's folder comes last, so that a mistake found above writes nothing. Up to here files were
 // read by their names.
 static int open_output(Run *run, Error *err) {
   const Config *c = &run->config;
   RunLock *lock = &run->lock;
-  if (lock->held) checkpoint_clear(lock->path.text);
+  if (lock->held) clear_leftovers(run);
   if (checkpoint_room(c->output.dir, c, c->train.steps - run->state.step, err) != 0 ||
       (!lock->held && create_folder(run, err) != 0) || run_lock_check(lock, err) != 0)
     return -1;
@@ -578,9 +617,12 @@ static int open_output(Run *run, Error *err) {
   }
   run->log.path = path_text("%s/log.jsonl", c->output.dir);
   const PathText saved = path_text("%s/step-%08lld", c->output.dir, (long long)run->state.step);
-  if (run->resumed && path_exists(saved.text))
-    log_saved_before(&run->log, run->state.step, saved.text);
-  return 0;
+  if (!run->resumed || !path_exists(saved.text)) return 0;
+  log_saved_before(&run->log, run->state.step, saved.text);
+  if (run->later.count == 0 || checkpoint_take_back(lock->path.text, run->state.step, err) == 0)
+    return 0;
+  run_lock_name(lock, err);
+  return -1;
 }
 
 // Whether a resumed run has nothing left to do.

@@ -30,6 +30,13 @@ typedef struct BestLoss {
   int64_t step;
 } BestLoss;
 
+// Checkpoints of output.dir that are of later steps than the one that the run resumes from.
+typedef struct LaterSteps {
+  int count;
+  int64_t first, last;
+  bool best; // `best` names one of them
+} LaterSteps;
+
 typedef struct Run {
   Config config;
   // Not 0 once the user asked the run to stop. Validation and sampling look at it between batches
@@ -62,6 +69,7 @@ typedef struct Run {
   bool lr_changed;    // with them the schedule has another rate at this step
   bool calibrates;    // FP8: the first step of this process finds the scales
   bool val_changed;   // validation reads other windows, so the best loss was forgotten
+  LaterSteps later;   // checkpoints in output.dir that the run will replace
   BackendText was_on; // the checkpoint's backend, where it is another; else empty
   const char *was;    // the checkpoint's precision; NULL where there is none
 
@@ -86,13 +94,15 @@ typedef struct Run {
   int64_t saved_step;    // step of the newest checkpoint, -1 = none yet
   PathText saved;        // that checkpoint's folder
   double last_val_loss;  // of this process; NAN: none
+  Error remarks;         // about that save, which were printed
   bool best_is_new;      // state.best_val_loss is not in that checkpoint
   BestLoss best_saved;   // of the newest checkpoint
   BestLoss best_saving;  // of the save under way
 } Run;
 
 // Checks and opens everything: data, backend, memory, weights (random, from init_from, or resumed),
-// log. Prints the start-up table once the memory is there: twelve lines at most. A run that has
+// log. Prints the start-up table once the memory is there: twelve lines at most, after one where
+// train.resume=auto found no checkpoint. A run that has
 // ended already is found `finished`, and prints nothing. On an error nothing is left open, and
 // nothing was written.
 int run_open(Run *run, const Config *config, const volatile sig_atomic_t *stop, Error *err);

@@ -2,6 +2,7 @@
 // waits. Before each one the run checks that its folder is still its own.
 #include <math.h>
 #include <stdio.h>
+#include <string.h>
 
 #include "base/memory.h"
 #include "base/os.h"
@@ -49,6 +50,9 @@ static int book(Run *run, const SaveResult *r, Error *err) {
     book_failure(run, r->step);
     return -1;
   }
+  if (err->text[0] != '\0' && strcmp(err->text, run->remarks.text) != 0)
+    fprintf(stderr, "train: %s\n", err->text);
+  run->remarks = *err;
   run->saved_step = r->step;
   run->best_saved = run->best_saving;
   run->save_ms = fmax(run->save_ms, r->ms);

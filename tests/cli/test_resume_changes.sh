@@ -65,6 +65,37 @@ check another_learning_rate_needs_no_permission "status $?, $(said)" grep_said \
 check it_scales_the_curve_from_there_on "$(rate other 21) for $(rate half 21)" \
   awk -v a="$(rate other 21)" -v b="$(rate half 21)" 'BEGIN { exit !(a / b > 0.3333 && a / b < 0.3334) }'
 
+# ---- A new run that was asked to resume says so
+train_into fresh_auto train.resume=auto
+check a_new_run_in_place_of_a_resumed_one_is_said "status $?, $(said)" \
+  grep_said "output.dir '$folder/fresh_auto' has no checkpoint to resume: a new run begins"
+
+# ---- Back to an older checkpoint: what it will replace is said before, and goes only as the run passes it
+back=(train.save_interval=10 train.keep_checkpoints=9 train.keep_best=true train.eval_interval=10 data.val="$folder/data/val-*.bin")
+train_into back "${back[@]}"
+train_into back "${back[@]}" train.resume="$folder/back/step-00000020" train.steps=30
+check a_run_that_goes_back_says_what_it_will_replace "status $?, $(said)" grep_said \
+  "output.dir has 2 checkpoints of later steps, up to step 40, 'best' among them: each is replaced or removed when the run passes"
+check those_that_it_has_not_passed_are_kept "$(ls "$folder/back")" test -d "$folder/back/step-00000040"
+train_into back "${back[@]}" train.resume=auto train.steps=30
+check a_run_that_went_back_is_where_it_ended "$(said)" grep_said 'nothing to do: the run is done, at step 30 of 30'
+train_into back "${back[@]}" train.resume=auto train.steps=45 train.save_interval=15 train.eval_interval=45
+check those_that_it_has_passed_are_gone "$(ls "$folder/back")" test ! -e "$folder/back/step-00000040"
+check no_link_leads_to_one_of_them "$(ls -l "$folder/back")" test -e "$folder/back/best" -o ! -L "$folder/back/best"
+
+# ---- A file system without symbolic links
+links() { env "LD_PRELOAD=$PWD/build/release/tests/symlink_stub.so" "$TRAIN" "$config" "output.dir=$folder/links" "$@" >"$folder/said" 2>"$folder/said.err" </dev/null; }
+links train.save_interval=5 train.keep_checkpoints=2 train.steps=20
+check a_run_needs_no_links "status $?, $(said)" grep_said 'done; the model'
+check it_says_once_that_it_has_none "$(said)" test "$(grep -c 'takes no symbolic links' "$folder/said.err") $(wc -l <"$folder/said.err")" = '1 1'
+check it_writes_no_more_copies "$(ls "$folder/links"*)" test "$(cd "$folder/links" && echo *)" = 'log.jsonl run.json step-00000015 step-00000020'
+"$TRAIN" --eval "$folder/links" --data "$folder/data" >"$folder/said" 2>"$folder/said.err"
+check readers_find_the_newest "status $?, $(said)" grep_said 'perplexity'
+links train.resume=auto
+check a_run_without_links_resumes_from_the_newest "status $?, $(said)" grep_said 'resumed    at step 20 of 40'
+refuses a_run_without_links_does_not_go_back_where_nobody_would_see_it "no link 'latest'" "$config" "output.dir=$folder/links" \
+  train.resume="$folder/links/step-00000020"
+
 # ---- A schedule that is longer than the run
 train_into trial train.steps=20 optimizer.warmup_steps=60
 check a_warm_up_longer_than_the_run_is_shortened "status $?, $(said)" test "$(rate trial 3)" = 0.003

@@ -45,6 +45,8 @@ int __real_mkdir(const char *path, mode_t mode);
 int __wrap_mkdir(const char *path, mode_t mode);
 int __real_unlink(const char *path);
 int __wrap_unlink(const char *path);
+int __real_unlinkat(int dir, const char *path, int flags);
+int __wrap_unlinkat(int dir, const char *path, int flags);
 int __real_rmdir(const char *path);
 int __wrap_rmdir(const char *path);
 
@@ -69,7 +71,8 @@ int __wrap_open(const char *path, int flags, ...) {
   va_start(args, flags);
   const mode_t mode = flags & O_CREAT ? va_arg(args, mode_t) : 0;
   va_end(args);
-  return strikes("open") ? -1 : __real_open(path, flags, mode);
+  const bool to_remove = flags & O_DIRECTORY && flags & O_NOFOLLOW; // model/checkpoint/keep.c
+  return strikes(to_remove ? "unlink" : "open") ? -1 : __real_open(path, flags, mode);
 }
 
 static void log_event(const char *what, const char *a, const char *b) {
@@ -102,6 +105,10 @@ int __wrap_renameat2(int from_dir, const char *from, int to_dir, const char *to,
 }
 
 int __wrap_symlink(const char *target, const char *path) {
+  if (injected.no_links) {
+    errno = EPERM; // as on exFAT
+    return -1;
+  }
   return strikes("symlink") ? -1 : __real_symlink(target, path);
 }
 
@@ -111,6 +118,10 @@ int __wrap_mkdir(const char *path, mode_t mode) {
 
 int __wrap_unlink(const char *path) {
   return strikes("unlink") ? -1 : __real_unlink(path);
+}
+
+int __wrap_unlinkat(int dir, const char *path, int flags) {
+  return strikes("unlink") ? -1 : __real_unlinkat(dir, path, flags);
 }
 
 int __wrap_rmdir(const char *path) {

@@ -30,6 +30,7 @@ extern struct Injected {
   const char *struck; // the name of the call that failed; NULL: none did
   bool disk_full;     // a short write happened
   bool no_exchange;   // renameat2 as on file systems without it
+  bool no_links;      // symlink likewise
   bool always_short;  // every write takes half of what it is given
   bool log;
   void (*before_sync)(void); // called before each, by the thread that asks for it; NULL: nothing

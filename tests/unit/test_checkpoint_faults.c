@@ -242,6 +242,31 @@ TEST(everything_is_synced_before_it_gets_its_name) {
   tiny_run_close(&t.run);
 }
 
+// `latest` is a convenience.
+TEST(a_file_system_without_links_has_its_newest_checkpoint_by_number) {
+  Test t = {.scenario = {.name = "no links", .before = 100, .during = 200, .keep = 1},
+            .dir = temporary_folder()};
+  tiny_run_open(&t.run, "");
+  tiny_run_open(&t.loaded, "");
+  t.run.config.train.keep_best = true;
+  must(save(&t, 100, BEFORE, &err), &err);
+  assert_string_equal(err.text, "");
+  injected.no_links = true;
+  must(save(&t, 200, DURING, &err), &err);
+  if (!strstr(err.text, "takes no symbolic links")) fail_msg("the remark is '%s'", err.text);
+  assert_int_equal(version_found(&t, "no links"), DURING);
+  must(save(&t, 300, AFTER, &err), &err);
+  injected.no_links = false;
+  assert_int_equal(version_found(&t, "no links"), AFTER);
+  check_no_leftovers(&t, "*.tmp", "no links");
+  check_no_leftovers(&t, "step-00000100", "no links");
+  assert_false(exists(&t, "latest"));
+  must(directory_remove(t.dir, &err), &err);
+  free(t.dir);
+  tiny_run_close(&t.loaded);
+  tiny_run_close(&t.run);
+}
+
 TEST(a_system_that_writes_only_half_of_what_is_asked_saves_all) {
   Test t = {.scenario = {.name = "short writes", .during = 200, .keep = 1},
             .dir = temporary_folder()};

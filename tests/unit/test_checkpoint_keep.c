@@ -1,5 +1,6 @@
 // Which checkpoints stay when others go, and whether there is room for one.
 #include <fcntl.h>
+#include <sys/stat.h>
 #include <sys/statvfs.h>
 #include <unistd.h>
 
@@ -187,8 +188,107 @@ TEST(a_start_removes_what_a_kill_has_left) {
   TinyTest t = tiny_test_open(untied);
   must_save(&t, 5, 0, 0);
   must(directory_create(path_text("%s/step-00000003.tmp", t.dir).text, &err), &err);
-  checkpoint_clear(t.dir);
+  checkpoint_clear(t.dir, &err);
+  assert_string_equal(err.text, "");
   expect_steps(&t, ".tmp", "");
   expect_steps(&t, "", "5");
+  tiny_test_close(&t);
+}
+
+// ---- Nothing is removed that no save wrote
+
+// RUN/NAME becomes a link to a folder beside the run, where the checkpoint is now.
+static PathText archive(const TinyTest *t, const char *name) {
+  Error err = {""};
+  const PathText from = path_text("%s/%s", t->dir, name), to = path_text("%s/archive", t->dir);
+  must(path_rename(from.text, to.text, &err), &err);
+  assert_int_equal(symlink("archive", from.text), 0);
+  return to;
+}
+
+static bool whole(const char *folder) {
+  Error err = {""};
+  TrainState state;
+  return checkpoint_complete(folder, &state, &err) == 0;
+}
+
+TEST(what_a_link_leads_to_stays) {
+  static const char word[] = "is not removed: it is a link or a file";
+  TinyTest t = tiny_test_open(untied);
+  must(save_of_one(&t, 5, 5, &err), &err);
+  const PathText archived = archive(&t, "step-00000005");
+  must(save_of_one(&t, 10, 10, &err), &err);
+  must(save_of_one(&t, 15, 15, &err), &err); // step 5 would go
+  if (!strstr(err.text, word)) fail_msg("the remark '%s' lacks '%s'", err.text, word);
+  expect_steps(&t, "", "5 10 15");
+  assert_true(whole(archived.text));
+  must(save_of_one(&t, 5, 5, &err), &err); // a save of that step replaces the link itself
+  if (!strstr(err.text, word)) fail_msg("the remark '%s' lacks '%s'", err.text, word);
+  assert_true(whole(archived.text));
+  checkpoint_clear(t.dir, &err);
+  if (!strstr(err.text, word)) fail_msg("the remark '%s' lacks '%s'", err.text, word);
+  assert_true(whole(archived.text));
+  expect_error(save_of_one(&t, 5, 5, &err), &err, word); // not through what is left of it
+  assert_true(whole(archived.text));
+  tiny_test_close(&t);
+}
+
+TEST(a_checkpoint_with_a_file_of_another_stays) {
+  static const char *const others[] = {"notes.txt", "deep/er", "model.gguf"};
+  for (size_t i = 0; i < sizeof others / sizeof *others; i++) {
+    TinyTest t = tiny_test_open(untied);
+    must(save_of_one(&t, 5, 5, &err), &err);
+    must(directory_add(path_text("%s/step-00000005/deep", t.dir).text, &err), &err);
+    if (i != 1) must(directory_remove(path_text("%s/step-00000005/deep", t.dir).text, &err), &err);
+    tiny_test_write(&t, path_text("step-00000005/%s", others[i]).text, "mine");
+    for (int step = 10; step <= 20; step += 5) {
+      must(save_of_one(&t, step, step, &err), &err);
+      assert_int_equal(strstr(err.text, "no save wrote its") != NULL, step > 10);
+    }
+    expect_steps(&t, "", "5 15 20");
+    assert_true(tiny_test_has(&t, path_text("step-00000005/%s", others[i]).text));
+    assert_true(whole(path_text("%s/step-00000005", t.dir).text));
+    tiny_test_close(&t);
+  }
+}
+
+// "no earlier checkpoint" would be wrong.
+TEST(checkpoints_that_may_not_be_read_are_not_called_none) {
+  static const char *const closed[] = {"", "/step-00000005"};
+  const uid_t user = geteuid();
+  for (int i = 0; i < 2; i++) {
+    TinyTest t = tiny_test_open(untied);
+    must(save_of_one(&t, 5, 5, &err), &err);
+    tiny_test_remove(&t, "latest");
+    const PathText path = path_text("%s%s", t.dir, closed[i]);
+    assert_int_equal(chmod(path.text, 0), 0);
+    if (user == 0) assert_int_equal(seteuid(65534), 0); // root may read everything
+    const int status = save_of_one(&t, 10, 10, &err);
+    if (user == 0) assert_int_equal(seteuid(0), 0);
+    assert_int_equal(chmod(path.text, 0755), 0);
+    expect_error(status, &err, "cannot be read: cannot ");
+    expect_error(status, &err, "Permission denied");
+    tiny_test_close(&t);
+  }
+}
+
+// ---- A run that was taken back
+
+TEST(checkpoints_of_later_steps_go_when_the_run_passes_them) {
+  TinyTest t = tiny_test_open(untied);
+  t.run.config.train.keep_best = true;
+  for (int step = 10; step <= 40; step += 10) must_save(&t, step, 0, step == 40 ? 40 : 0);
+  expect_steps(&t, "", "30 40");
+  must(checkpoint_take_back(t.dir, 30, &err), &err);
+  assert_int_equal(link_step(t.dir, "latest"), 30);
+  must_save(&t, 35, 0, 0);
+  expect_steps(&t, "", "30 35 40");
+  assert_int_equal(link_step(t.dir, "best"), 40);
+  must_save(&t, 40, 0, 0); // which replaces the one that was the best
+  assert_int_equal(link_step(t.dir, "best"), -1);
+  expect_steps(&t, "", "35 40");
+  must(checkpoint_take_back(t.dir, 35, &err), &err);
+  must_save(&t, 45, 0, 0); // step 40 is not this run's
+  expect_steps(&t, "", "35 45");
   tiny_test_close(&t);
 }
