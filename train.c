@@ -96,12 +96,13 @@ static int command_train(const char *path, int override_count, char **overrides)
     run_close(&run);
     return 0;
   }
-  const int status = train(&run, &err);
+  int status = train(&run, &err);
   if (status == 0) {
     const bool done = run.state.step >= config.train.steps && !run.left_out;
     const char *why = *run.stop == STOP_BY_TIME ? "max_minutes" : "signal";
     log_stop(&run.log, run.state.step, done ? "done" : why);
     run_print_end(&run, path, override_count, overrides);
+    status = log_complete(&run.log, &err);
   }
   run_close(&run);
   return status == 0 ? 0 : fail(&err);

@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "base/os.h"
@@ -57,11 +58,52 @@ ModelText model_text(const ModelConfig *m) {
 
 // Said once, until lines can be written again.
 static void fails(RunLog *log, const char *what) {
-  const char *why = strerror(errno);
+  const char *why = errno == ELOOP ? "it is a link" : strerror(errno);
   if (!log->failed)
     fprintf(stderr, "cannot %s '%s': %s; training goes on, and keeps its lines to try again\n",
-            what, log->path.text, why);
+            what, log->name.text, why);
   log->failed = true;
+}
+
+// Cuts off the part of a line that a crash wrote, and sets log->bytes.
+static int cut_torn_line(RunLog *log) {
+  char block[1 << 16];
+  off_t end = lseek(log->fd, 0, SEEK_END);
+  log->bytes = 0;
+  if (end < 0) return errno == ESPIPE ? 0 : -1;
+  for (off_t at = end; at > 0 && log->bytes == 0;) {
+    const size_t n = at < (off_t)sizeof block ? (size_t)at : sizeof block;
+    at -= (off_t)n;
+    if (pread(log->fd, block, n, at) != (ssize_t)n) return -1;
+    for (size_t i = n; i > 0 && log->bytes == 0; i--)
+      if (block[i - 1] == '\n') log->bytes = at + (off_t)i;
+  }
+  return log->bytes < end ? ftruncate(log->fd, log->bytes) : 0;
+}
+
+// Sets errno where it fails: ELOOP for a link.
+static int open_file(RunLog *log) {
+  const int flags = O_RDWR | O_CREAT | O_APPEND | O_CLOEXEC | O_NOFOLLOW;
+  log->fd = open(log->path.text, flags, 0666);
+  log->opened = log->fd >= 0;
+  if (!log->opened) return -1;
+  log->torn = false;
+  return cut_torn_line(log);
+}
+
+// Where the open file has lost its name, opens the one that has it now, or a new one.
+static int follow_name(RunLog *log) {
+  struct stat mine, named;
+  if (log->opened) {
+    const bool there = stat(log->path.text, &named) == 0;
+    if ((!there && errno != ENOENT) || fstat(log->fd, &mine) != 0 ||
+        (there && mine.st_ino == named.st_ino && mine.st_dev == named.st_dev))
+      return 0;
+    close(log->fd);
+  }
+  if (open_file(log) == 0) return 0;
+  if (errno != ENOENT) fails(log, "open"); // else the run's folder is gone, which ends the run
+  return -1;
 }
 
 // Writes the lines that wait, all of them or none: a full disk takes a part of one, which is cut
@@ -69,7 +111,7 @@ static void fails(RunLog *log, const char *what) {
 static void write_lines(RunLog *log) {
   JsonWriter *w = &log->lines;
   size_t done = 0;
-  if (!log->opened) return;
+  if (log->abandoned || follow_name(log) != 0) return;
   if (log->torn && ftruncate(log->fd, log->bytes) != 0) return;
   log->torn = false;
   while (done < w->used) {
@@ -92,42 +134,31 @@ void log_sync(RunLog *log) {
   if (log->opened && fsync(log->fd) != 0 && errno != EINVAL && errno != EROFS) fails(log, "sync");
 }
 
-// Cuts off the part of a line that a crash wrote, and sets log->bytes.
-static int cut_torn_line(RunLog *log) {
-  char block[1 << 16];
-  off_t end = lseek(log->fd, 0, SEEK_END);
-  log->bytes = 0;
-  if (end < 0) return errno == ESPIPE ? 0 : -1;
-  for (off_t at = end; at > 0 && log->bytes == 0;) {
-    const size_t n = at < (off_t)sizeof block ? (size_t)at : sizeof block;
-    at -= (off_t)n;
-    if (pread(log->fd, block, n, at) != (ssize_t)n) return -1;
-    for (size_t i = n; i > 0 && log->bytes == 0; i--)
-      if (block[i - 1] == '\n') log->bytes = at + (off_t)i;
-  }
-  return log->bytes < end ? ftruncate(log->fd, log->bytes) : 0;
-}
-
-int log_open(RunLog *log, const char *run_dir, int64_t steps, Error *err) {
+int log_open(RunLog *log, const char *run_dir, const char *name, int64_t steps, Error *err) {
   *log = (RunLog){.steps = steps, .lines = {.foreign = true}, .opened_ms = now_ms()};
   log->path = path_text("%s/log.jsonl", run_dir);
-  log->fd = open(log->path.text, O_RDWR | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
-  log->opened = log->fd >= 0;
-  if (log->opened && cut_torn_line(log) == 0) return 0;
-  return error_set(err, "cannot open '%s': %s", log->path.text, strerror(errno));
+  log->name = path_text("%s/log.jsonl", name);
+  if (open_file(log) == 0) return 0;
+  if (errno == ELOOP)
+    return error_set(err, "'%s' is a link, and the run would write into another file: remove it",
+                     log->name.text);
+  return error_set(err, "cannot open '%s': %s", log->name.text, strerror(errno));
+}
+
+int log_complete(const RunLog *log, Error *err) {
+  if (log->lines.used == 0 && !log->lost) return 0;
+  return error_set(err, "the run's last lines could not be written to '%s'", log->name.text);
 }
 
 void log_abandon(RunLog *log) {
   if (log->opened) close(log->fd);
   log->opened = false;
-  log->lines.used = 0;
+  log->abandoned = true;
 }
 
 void log_close(RunLog *log) {
-  if (log->opened) {
-    log_sync(log);
-    close(log->fd);
-  }
+  if (log->opened) log_sync(log);
+  if (log->opened) close(log->fd);
   free(log->lines.text);
   *log = (RunLog){.steps = 0};
 }
@@ -142,7 +173,10 @@ static void put_number(JsonWriter *w, const char *name, double value) {
 static JsonWriter *begin_record(RunLog *log, const char *kind, int64_t step) {
   enum { MOST_WAITING = 1 << 24 }; // bytes
   JsonWriter *w = &log->lines;
-  if (w->used > MOST_WAITING) w->used = 0;
+  if (w->used > MOST_WAITING) {
+    log->lost = true;
+    w->used = 0;
+  }
   json_open(w, NULL, '{');
   json_string(w, "kind", kind);
   json_whole(w, "step", step);

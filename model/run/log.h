@@ -27,8 +27,9 @@
 // later record count.
 //
 // A line is in the file as a whole or not at all: a line that a crash tore is cut off when the run
-// resumes, and lines that a full disk refuses wait for the next one. All of them are synced before
-// a checkpoint takes its place, after it, and at the end.
+// resumes, and lines that a full disk refuses wait for the next one. Where log.jsonl was moved away
+// or removed, as a rotation of logs does, the next line begins a new one. All lines are synced
+// before a checkpoint takes its place, after it, and at the end.
 #pragma once
 #include <stdbool.h>
 #include <stdint.h>
@@ -42,12 +43,14 @@
 #include "model/config/config.h"
 
 typedef struct RunLog {
-  bool opened;
+  bool opened, abandoned;
   int fd;
-  PathText path;
+  PathText path;                // it is opened by
+  PathText name;                // for messages
   off_t bytes;                  // of the lines in the file
   JsonWriter lines;             // that are not in the file yet
   bool failed;                  // the last write did; said once
+  bool lost;                    // lines were dropped, as too many waited
   bool torn;                    // and wrote a part of a line
   int64_t steps;                // of the whole run, for "step/total"
   double ms_mean;               // running mean of a step's time, for the time left
@@ -85,12 +88,16 @@ typedef struct ValLine {
   bool whole; // of all windows of the split
 } ValLine;
 
-int log_open(RunLog *log, const char *run_dir, int64_t steps, Error *err);
+// run_dir: to open the file in; name: the same folder as the user knows it. A file that is a link or
+// a folder is an error.
+int log_open(RunLog *log, const char *run_dir, const char *name, int64_t steps, Error *err);
 void log_close(RunLog *log); // zeros are fine
 // Writes nothing any more: the file may be another run's.
 void log_abandon(RunLog *log);
 // Writes the waiting lines, and syncs the file.
 void log_sync(RunLog *log);
+// -1 and a message where lines of the run are not in the file.
+int log_complete(const RunLog *log, Error *err);
 // Whether the run in this folder ended at this step, with its validation and sample.
 bool log_has_end(const char *run_dir, int64_t step);
 void log_start(RunLog *log, const StartFacts *facts);

@@ -610,12 +610,11 @@ static int open_output(Run *run, Error *err) {
   if (checkpoint_room(c->output.dir, c, c->train.steps - run->state.step, err) != 0 ||
       (!lock->held && create_folder(run, err) != 0) || run_lock_check(lock, err) != 0)
     return -1;
-  if (log_open(&run->log, lock->path.text, c->train.steps, err) != 0 ||
+  if (log_open(&run->log, lock->path.text, c->output.dir, c->train.steps, err) != 0 ||
       write_run_json(run, err) != 0) {
     run_lock_name(lock, err);
     return -1;
   }
-  run->log.path = path_text("%s/log.jsonl", c->output.dir);
   const PathText saved = path_text("%s/step-%08lld", c->output.dir, (long long)run->state.step);
   if (!run->resumed || !path_exists(saved.text)) return 0;
   log_saved_before(&run->log, run->state.step, saved.text);

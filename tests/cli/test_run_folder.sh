@@ -180,7 +180,10 @@ echo precious >"$folder/precious"
 mkdir "$run"
 ln -s ../precious "$run/lock"
 refuses a_lock_that_is_a_link_is_refused 'is not a regular file' "$config" "${options[@]}"
-check what_it_links_to_is_untouched "$(cat "$folder/precious")" test "$(cat "$folder/precious")" = precious
+rm "$run/lock"
+ln -s ../precious "$run/log.jsonl"
+refuses a_log_that_is_a_link_is_refused "log.jsonl' is a link" "$config" "${options[@]}"
+check what_they_link_to_is_untouched "$(cat "$folder/precious")" test "$(cat "$folder/precious")" = precious
 rm -r "$run"
 
 # ---- Disks that take nothing more, where file systems can be mounted

@@ -115,7 +115,7 @@ TEST(the_log_is_one_json_object_a_line) {
   size_t bytes;
   must(file_write_atomic(path, "{\"kind\":\"tr", 11, &err), &err); // a killed run's half line
   RunLog log;
-  must(log_open(&log, dir, 10, &err), &err);
+  must(log_open(&log, dir, dir, 10, &err), &err);
   log_train(&log, &(StepLine){.step = 1,
                               .loss = NAN,
                               .lr = 0.5,
@@ -187,7 +187,7 @@ TEST(the_start_has_the_whole_plan_and_config_in_utf8) {
                       .epochs = 2,
                       .tokenizer = "\xff/tokenizer.json",
                       .changes = "data.tokenizer \"\xff\" -> \"bytes\""};
-  must(log_open(&log, dir, 10, &err), &err);
+  must(log_open(&log, dir, dir, 10, &err), &err);
   log_start(&log, &facts);
   facts.changes = facts.tokenizer = NULL;
   log_start(&log, &facts);
@@ -234,7 +234,7 @@ TEST(an_end_is_one_of_that_step) {
   char *dir = temporary_folder();
   RunLog log;
   assert_false(log_has_end(dir, 10)); // no file
-  must(log_open(&log, dir, 10, &err), &err);
+  must(log_open(&log, dir, dir, 10, &err), &err);
   log_stop(&log, 10, "signal");
   assert_false(log_has_end(dir, 10));
   log_stop(&log, 10, "done");
@@ -251,7 +251,7 @@ TEST(the_log_has_where_a_start_took_its_time) {
   size_t bytes;
   RunLog log;
   const Phases phases = {.list = {{"program", 20.5}, {"first step", 100}}, .count = 2};
-  must(log_open(&log, dir, 10, &err), &err);
+  must(log_open(&log, dir, dir, 10, &err), &err);
   log_opened(&log, 1, &phases, 123);
   log_close(&log);
   must(file_read(path, 1 << 20, &text, &bytes, &err), &err);
@@ -284,7 +284,7 @@ static LogTest log_test_open(const char *before) {
   LogTest t = {.dir = temporary_folder()};
   t.path = xasprintf("%s/log.jsonl", t.dir);
   must(file_write(t.path, before, strlen(before), &err), &err);
-  must(log_open(&t.log, t.dir, 10, &err), &err);
+  must(log_open(&t.log, t.dir, t.dir, 10, &err), &err);
   return t;
 }
 
@@ -319,6 +319,43 @@ TEST(a_full_disk_leaves_no_part_of_a_line) {
   must(setrlimit(RLIMIT_FSIZE, &free_disk), &(Error){"setrlimit"});
   log_stop(&t.log, 5, "x");
   assert_string_equal(log_text(&t), STOP(1) STOP(2) STOP(3) STOP(4) STOP(5));
+  log_test_close(&t);
+}
+
+// As a rotation of logs does it, by a new file or by none.
+TEST(a_log_that_is_moved_away_gets_a_new_file) {
+  for (int made = 0; made < 2; made++) {
+    LogTest t = log_test_open(STOP(1));
+    const PathText moved = path_text("%s.1", t.path);
+    log_stop(&t.log, 2, "x");
+    must(path_rename(t.path, moved.text, &err), &err);
+    if (made) must(file_write(t.path, STOP(7) "torn", strlen(STOP(7) "torn"), &err), &err);
+    log_stop(&t.log, 3, "x");
+    assert_string_equal(log_text(&t), made ? STOP(7) STOP(3) : STOP(3));
+    assert_int_equal(unlink(t.path), 0);
+    log_stop(&t.log, 4, "x");
+    assert_string_equal(log_text(&t), STOP(4));
+    must(log_complete(&t.log, &err), &err);
+    log_test_close(&t);
+  }
+}
+
+// Lines are kept, and never lost without a word.
+TEST(a_log_that_is_a_link_is_not_written_to) {
+  LogTest t = log_test_open(STOP(1));
+  const PathText other = path_text("%s/other", t.dir);
+  must(file_write(other.text, "mine", 4, &err), &err);
+  assert_int_equal(unlink(t.path), 0);
+  assert_int_equal(symlink("other", t.path), 0);
+  log_stop(&t.log, 2, "x");
+  assert_string_equal(log_text(&t), "mine");
+  expect_error(log_complete(&t.log, &err), &err, "could not be written");
+  RunLog second;
+  expect_error(log_open(&second, t.dir, t.dir, 10, &err), &err, "log.jsonl' is a link");
+  assert_int_equal(unlink(t.path), 0);
+  log_stop(&t.log, 3, "x");
+  assert_string_equal(log_text(&t), STOP(2) STOP(3));
+  must(log_complete(&t.log, &err), &err);
   log_test_close(&t);
 }
 
@@ -365,7 +402,7 @@ typedef struct PrintedLog {
 static void printed_open(PrintedLog *p) {
   Error err;
   *p = (PrintedLog){.dir = temporary_folder()};
-  must(log_open(&p->log, p->dir, 10, &err), &err);
+  must(log_open(&p->log, p->dir, p->dir, 10, &err), &err);
   fflush(stdout);
   p->out = dup(STDOUT_FILENO);
   assert_non_null(freopen(path_text("%s/shown", p->dir).text, "w", stdout));
