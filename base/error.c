@@ -1,5 +1,6 @@
 #include "base/error.h"
 
+#include <errno.h>
 #include <limits.h>
 #include <stdarg.h>
 #include <stdbool.h>
@@ -21,6 +22,10 @@ int error_append(Error *err, const char *format, ...) {
   vsnprintf(err->text + used, sizeof err->text - used, format, args);
   va_end(args);
   return -1;
+}
+
+const char *errno_text(void) {
+  return errno == EMFILE ? "too many files are open (allow more: ulimit -n)" : strerror(errno);
 }
 
 int error_prefix(Error *err, const char *format, ...) {

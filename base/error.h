@@ -15,6 +15,9 @@ int error_prefix(Error *err, const char *format, ...) __attribute__((format(prin
 // Puts more behind the sentence that is there.
 int error_append(Error *err, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
+// strerror(errno), and where the process has too many files open, how to allow more.
+const char *errno_text(void);
+
 // The name in names[count] that the user meant by `name`: one that begins so, else one that it
 // abbreviates, else one that differs in a third of its letters at most; NULL: there is none. An
 // abbreviation has the beginning of each word, or of the first few: lr of learning_rate, min_lr of

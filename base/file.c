@@ -24,13 +24,12 @@ enum { WRITER_BUFFER_BYTES = 1 << 20 };
 // Without O_NONBLOCK a pipe by name would wait for its writer; regular files know no difference.
 int file_open(const char *path, size_t *bytes, Error *err) {
   const int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-  if (fd < 0) return error_set(err, "cannot open '%s': %s", path, strerror(errno));
+  if (fd < 0) return error_set(err, "cannot open '%s': %s", path, errno_text());
   struct stat st;
   const bool known = fstat(fd, &st) == 0;
   *bytes = known ? (size_t)st.st_size : 0;
   if (known && S_ISREG(st.st_mode)) return fd;
-  error_set(err, "cannot read '%s': %s", path,
-            known ? "it is not a regular file" : strerror(errno));
+  error_set(err, "cannot read '%s': %s", path, known ? "it is not a regular file" : errno_text());
   close(fd);
   return -1;
 }
@@ -39,7 +38,7 @@ int file_read_at(int fd, const char *path, uint64_t offset, void *data, size_t b
   for (size_t done = 0; done < bytes;) {
     const ssize_t n = pread(fd, (char *)data + done, bytes - done, (off_t)(offset + done));
     if (n < 0 && errno == EINTR) continue;
-    if (n < 0) return error_set(err, "cannot read '%s': %s", path, strerror(errno));
+    if (n < 0) return error_set(err, "cannot read '%s': %s", path, errno_text());
     if (n == 0)
       return error_set(err,
                        "'%s' became shorter while it was in use: it has no byte %" PRIu64
@@ -179,7 +178,7 @@ void file_unmap(MappedFile *map) {
 
 // The first failure closes the file and stays; after it there is no path.
 static int writer_fail(FileWriter *w, const char *what, Error *err) {
-  if (w->path) error_set(&w->error, "cannot %s '%s': %s", what, w->path, strerror(errno));
+  if (w->path) error_set(&w->error, "cannot %s '%s': %s", what, w->path, errno_text());
   *err = w->error;
   writer_abandon(w);
   return -1;
@@ -284,7 +283,7 @@ int file_write_atomic(const char *path, const void *data, size_t bytes, Error *e
 
 int directory_add(const char *path, Error *err) {
   if (mkdir(path, 0755) == 0 || (errno == EEXIST && path_is_directory(path))) return 0;
-  return error_set(err, "cannot create the folder '%s': %s", path, strerror(errno));
+  return error_set(err, "cannot create the folder '%s': %s", path, errno_text());
 }
 
 int directory_create(const char *path, Error *err) {
@@ -301,7 +300,7 @@ int directory_create(const char *path, Error *err) {
 
 int directory_sync(const char *path, Error *err) {
   const int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-  if (fd < 0) return error_set(err, "cannot open the folder '%s': %s", path, strerror(errno));
+  if (fd < 0) return error_set(err, "cannot open the folder '%s': %s", path, errno_text());
   const int failed = fsync(fd);
   const int why = errno;
   close(fd);
@@ -311,7 +310,7 @@ int directory_sync(const char *path, Error *err) {
 int directory_remove(const char *path, Error *err) {
   DIR *dir = opendir(path);
   if (!dir && errno == ENOENT) return 0;
-  if (!dir) return error_set(err, "cannot open the folder '%s': %s", path, strerror(errno));
+  if (!dir) return error_set(err, "cannot open the folder '%s': %s", path, errno_text());
   int status = 0;
   for (struct dirent *entry; status == 0 && (entry = readdir(dir));) {
     if (strcmp(entry->d_name, ".") == 0 || strcmp(entry->d_name, "..") == 0) continue;
@@ -320,18 +319,18 @@ int directory_remove(const char *path, Error *err) {
     if (lstat(child, &st) == 0 && S_ISDIR(st.st_mode))
       status = directory_remove(child, err);
     else if (unlink(child) != 0)
-      status = error_set(err, "cannot remove '%s': %s", child, strerror(errno));
+      status = error_set(err, "cannot remove '%s': %s", child, errno_text());
     free(child);
   }
   closedir(dir);
   if (status == 0 && rmdir(path) != 0)
-    status = error_set(err, "cannot remove '%s': %s", path, strerror(errno));
+    status = error_set(err, "cannot remove '%s': %s", path, errno_text());
   return status;
 }
 
 int path_rename(const char *from, const char *to, Error *err) {
   if (rename(from, to) == 0) return 0;
-  return error_set(err, "cannot rename '%s' to '%s': %s", from, to, strerror(errno));
+  return error_set(err, "cannot rename '%s' to '%s': %s", from, to, errno_text());
 }
 
 int path_exchange(const char *from, const char *to, const char *old, Error *err) {
@@ -339,7 +338,7 @@ int path_exchange(const char *from, const char *to, const char *old, Error *err)
   if (!path_exists(to)) return path_rename(from, to, err);
   if (renameat2(AT_FDCWD, from, AT_FDCWD, to, RENAME_EXCHANGE) == 0) return 0;
   if (errno != EINVAL && errno != ENOSYS)
-    return error_set(err, "cannot exchange '%s' and '%s': %s", from, to, strerror(errno));
+    return error_set(err, "cannot exchange '%s' and '%s': %s", from, to, errno_text());
   if (directory_remove(old, err) != 0 || path_rename(to, old, err) != 0) return -1;
   if (path_rename(from, to, err) == 0) return 0;
   path_rename(old, to, &ignored);

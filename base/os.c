@@ -2,6 +2,7 @@
 #include "base/os.h"
 
 #include <signal.h>
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -49,6 +50,14 @@ void thread_team(int threads) {
                   count + 1);
 #pragma omp parallel num_threads(threads)
   {}
+}
+
+// ---- Standard streams
+
+void streams_fill(void) {
+  int fd = 0;
+  while (fd >= 0 && fd <= STDERR_FILENO) fd = open("/dev/null", O_RDONLY);
+  if (fd >= 0) close(fd);
 }
 
 // ---- Signals

@@ -16,6 +16,12 @@ int thread_start(pthread_t *thread, const char *name, void *(*work)(void *), voi
 // process.
 void thread_team(int threads);
 
+// ---- Standard streams
+
+// Those that are closed become /dev/null, so that no file is opened in their place: reads find
+// nothing, writes fail. First in main.
+void streams_fill(void);
+
 // ---- The signals that end a program, held back while files are half written: the program looks
 // for them at places where it can clean up
 

@@ -37,7 +37,8 @@ static int add_weighted(Mixture *m, const cJSON *item, Error *err) {
   const double weight = cJSON_IsNumber(fields[1]) ? fields[1]->valuedouble : 0;
   if (!(weight > 0) || !isfinite(weight))
     return error_set(err, "the weight of %s is %s, but it must be a number above 0",
-                     json_shown(fields[0]).text, json_shown(fields[1]).text);
+                     json_shown(fields[0]).text,
+                     cJSON_IsNull(fields[1]) ? "null or beyond 1e308" : json_shown(fields[1]).text);
   if (m->count == MOST_SOURCES)
     return error_set(err, "there are more than %d paths with a weight", MOST_SOURCES);
   m->sources[m->count].weight = weight;

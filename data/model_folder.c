@@ -67,7 +67,7 @@ static int small_checksum(const char *path, uint64_t *bytes, uint64_t *checksum,
 
 static int add_others(FileSums *sums, const char *folder, Error *err) {
   DIR *dir = opendir(folder);
-  if (!dir) return error_set(err, "cannot open the folder '%s': %s", folder, strerror(errno));
+  if (!dir) return error_set(err, "cannot open the folder '%s': %s", folder, errno_text());
   int status = 0;
   struct dirent *entry;
   while (status == 0 && (errno = 0, entry = readdir(dir))) {
@@ -240,7 +240,7 @@ int step_list(const char *run_dir, const char *suffix, int64_t **steps, int *cou
   DIR *dir = opendir(run_dir);
   if (!dir) {
     if (errno == ENOENT) return 0;
-    return error_set(err, "cannot open the folder '%s': %s", run_dir, strerror(errno));
+    return error_set(err, "cannot open the folder '%s': %s", run_dir, errno_text());
   }
   struct dirent *entry;
   while (errno = 0, (entry = readdir(dir))) {

@@ -199,6 +199,7 @@ int main(int argc, char **argv) {
   Error err = {0};
   Command command = {.prepare = {.seed = -1, .threads = omp_get_num_procs()}}; // -1: not given
   sigset_t before;
+  streams_fill();
   sigprocmask(SIG_SETMASK, NULL, &before);
   int status = parse_arguments(&command, argc, argv, &err);
   if (status == 0) status = run_command(&command, &err);

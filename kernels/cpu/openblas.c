@@ -11,6 +11,7 @@
 #include <string.h>
 #include <strings.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <unistd.h>
 #ifdef __x86_64__
 #include <cpuid.h>
@@ -151,6 +152,7 @@ static void before_loading(int argc, char **argv, char **variables) {
   const char *slash = argc > 0 ? strrchr(argv[0], '/') : NULL;
   if (!environ) environ = variables;
   if (argc > 0) program_invocation_short_name = slash ? (char *)(uintptr_t)slash + 1 : argv[0];
+  prctl(PR_SET_NAME, program_invocation_short_name); // "exe" where the program started over
   const int asked = threads_of_variable("OMP_NUM_THREADS");
   const long processors = sysconf(_SC_NPROCESSORS_CONF);
   try_buffers(asked > 0 && asked < processors ? asked : (int)processors);

@@ -53,7 +53,7 @@ static int open_file(RunLock *lock, Error *err) {
       openat(lock->folder, LOCK_FILE, O_RDWR | O_CREAT | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC, 0644);
   if (lock->file < 0 && errno != ELOOP && errno != EISDIR && errno != ENXIO)
     return error_set(err, "cannot create '%s/" LOCK_FILE "': %s", lock->given.text,
-                     strerror(errno));
+                     errno_text());
   if (lock->file >= 0 && fstat(lock->file, &st) == 0 && S_ISREG(st.st_mode)) return 0;
   if (lock->file >= 0) close(lock->file);
   return error_set(err,
@@ -89,7 +89,7 @@ int run_lock(RunLock *lock, const char *run_dir, Error *err) {
   *lock = (RunLock){.folder = open(run_dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC),
                     .given = path_text("%s", run_dir)};
   if (lock->folder < 0)
-    return error_set(err, "cannot open the folder '%s': %s", run_dir, strerror(errno));
+    return error_set(err, "cannot open the folder '%s': %s", run_dir, errno_text());
   lock->path = path_text("/proc/self/fd/%d/.", lock->folder); // no other path begins so
   if (fstat(lock->folder, &st) != 0 || !names_the_folder(lock->path.text, &st))
     lock->path = lock->given;

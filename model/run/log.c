@@ -58,7 +58,7 @@ ModelText model_text(const ModelConfig *m) {
 
 // Said once, until lines can be written again.
 static void fails(RunLog *log, const char *what) {
-  const char *why = errno == ELOOP ? "it is a link" : strerror(errno);
+  const char *why = errno == ELOOP ? "it is a link" : errno_text();
   if (!log->failed)
     fprintf(stderr, "cannot %s '%s': %s; training goes on, and keeps its lines to try again\n",
             what, log->name.text, why);
@@ -142,7 +142,7 @@ int log_open(RunLog *log, const char *run_dir, const char *name, int64_t steps, 
   if (errno == ELOOP)
     return error_set(err, "'%s' is a link, and the run would write into another file: remove it",
                      log->name.text);
-  return error_set(err, "cannot open '%s': %s", log->name.text, strerror(errno));
+  return error_set(err, "cannot open '%s': %s", log->name.text, errno_text());
 }
 
 int log_complete(const RunLog *log, Error *err) {

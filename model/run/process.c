@@ -1,23 +1,16 @@
 // Signals, standard streams and the libraries' settings of a ./train process.
 #include "model/run/process.h"
 
-#include <fcntl.h>
 #include <math.h>
 #include <stdbool.h>
 #include <stdlib.h>
 #include <sys/time.h>
 #include <unistd.h>
 
+#include "base/os.h"
 #include "kernels/openblas.h"
 
 // ---- The start
-
-// Without standard output no file may be opened in its place, for prints would go there.
-static void fill_closed_streams(void) {
-  int fd = 0;
-  while (fd >= 0 && fd <= STDERR_FILENO) fd = open("/dev/null", O_RDONLY); // writes to it fail
-  if (fd >= 0) close(fd);
-}
 
 // OpenMP's threads wait for work by spinning. Asleep they are better on two cores (41 ms for 58,
 // configs/shakespeare-cpu.json alone on the machine) and much better beside other programs (94 ms
@@ -32,7 +25,7 @@ static void start_over_with_libraries_set(char **argv) {
 }
 
 void process_start(char **argv) {
-  fill_closed_streams();
+  streams_fill();
   start_over_with_libraries_set(argv);
 }
 
@@ -82,7 +75,7 @@ void process_catch_signals(void) {
 }
 
 void process_catch_signals_of_training(bool has_time_limit) {
-  static const int notices[] = {SIGHUP, SIGUSR1, SIGUSR2, SIGALRM};
+  static const int notices[] = {SIGHUP, SIGUSR1, SIGUSR2, SIGXCPU, SIGALRM};
   for (size_t i = 0; i < sizeof notices / sizeof *notices; i++) {
     struct sigaction before; // a signal that is ignored, as by nohup, stays so
     if (sigaction(notices[i], NULL, &before) == 0 && before.sa_handler != SIG_IGN)

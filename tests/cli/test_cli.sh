@@ -50,6 +50,11 @@ for option in --help --version --help-config --doctor; do
     test "$status $said" = '1 train: cannot write to standard output: No space left on device'
 done
 refuses no_arguments_is_an_error_that_points_to_help '--help'
+mkdir "$folder/many"
+for i in 1 2 3 4 5 6 7 8; do cp "$folder/data/train-00000.bin" "$folder/many/train-$i.bin"; done
+(ulimit -n 8 && exec "$TRAIN" "$config" "data.train=$folder/many/train-*.bin" "output.dir=$folder/many/run") \
+  >"$folder/said" 2>"$folder/said.err" </dev/null
+check too_many_open_files_say_how_to_allow_more "status $?, $(cat "$folder/said.err")" grep -q 'too many files .*ulimit -n' "$folder/said.err"
 refuses an_unknown_option_names_the_nearest_one 'did you mean --generate' --genrate x
 refuses an_abbreviated_option_names_the_whole_one 'did you mean --generate?' --gen x
 refuses an_option_like_no_other_has_no_nearest_one "unknown option '--sample'; see ./train --help" --sample x

@@ -58,7 +58,7 @@ noticed() {
   wait_for '"kind":"train","step":100,' "$folder/$run/log.jsonl" $process
   for _ in 1 2 3; do kill -"$signal" $process 2>/dev/null; done
 }
-for signal in USR1 USR2 ALRM; do
+for signal in USR1 USR2 XCPU ALRM; do
   noticed "$signal" $signal env --default-signal=$signal
   kill -TERM $process 2>/dev/null
   wait $process

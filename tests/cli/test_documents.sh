@@ -105,5 +105,7 @@ train_into listed "data.train=[\"$folder/words\", \"$folder/lines\"]" train.step
 check a_list_of_paths_is_one_source "$(said)" grep_said '^data  *[0-9.k]+ training tokens in 2 files'
 train_into refused 'data.train=[{"path": "x", "weight": 0}]'
 check a_weight_of_0_is_refused "$(said)" grep_said 'data.train: the weight of "x" is 0, but it must be a number above 0'
+train_into refused 'data.train=[{"path": "x", "weight": 1e400}]'
+check a_weight_that_is_no_double_is_refused "$(said)" grep_said 'the weight of "x" is null or beyond 1e308, but it must be'
 train_into refused "data.val=[{\"path\": \"$folder/words\", \"weight\": 1}, {\"path\": \"$folder/lines\", \"weight\": 1}]"
 check validation_takes_no_weights "$(said)" grep_said 'data.val: validation takes no weights'

@@ -96,6 +96,7 @@ refuses a_line_without_the_field_names_it "'many.jsonl' line 1 has no \"body\" s
 refuses standard_input_twice_is_refused 'can be read only once' - -
 refuses an_empty_separator_is_refused '--separator needs 1 to 256 bytes' --separator '' text
 refuses no_standard_input_is_refused "'standard input' is empty" - </dev/null
+refuses a_closed_standard_input_is_refused "'standard input' is empty" - <&-
 refuses binary_standard_input_is_refused "'standard input' is not text" - </bin/true
 refuses broken_json_on_standard_input_is_named "'standard input' line 2 is not JSON" --jsonl - <<<$'{"text": "a"}\n{"text"'
 refuses a_tokenizer_that_is_not_there_is_refused "'missing" --tokenizer missing text
