@@ -5,13 +5,11 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
-#include <signal.h>
 #include <stdarg.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
 #include <unistd.h>
@@ -102,76 +100,6 @@ int file_refuse_packed(const char *path, const void *data, size_t bytes, Error *
                        "'%s' is compressed by %s, which is not read here: unpack it first (%s)",
                        path, kinds[i].name, kinds[i].command);
   return 0;
-}
-
-// ---- Mapping
-
-// A mutable global: a signal handler can reach nothing else. A slot is free where `data` is NULL.
-enum { MOST_MAPPED = 256 };
-static struct Mapped {
-  const unsigned char *volatile data;
-  size_t bytes;
-  char *path; // owned
-} mapped[MOST_MAPPED];
-
-static void say(const char *text) {
-  if (write(STDERR_FILENO, text, strlen(text)) < 0) _exit(1);
-}
-
-// A page of a mapping has lost its file. The program cannot continue without it; mapped files are
-// read before there is anything to save.
-static void on_bus_error(int number, siginfo_t *info, void *context) {
-  (void)context;
-  const unsigned char *at = info->si_addr;
-  for (const struct Mapped *m = mapped; m < mapped + MOST_MAPPED; m++) {
-    if (!m->data || at < m->data || at >= m->data + m->bytes) continue;
-    say(program_invocation_short_name);
-    say(": '");
-    say(m->path);
-    say("' became shorter while it was read, or its disk failed: make or copy it again\n");
-    _exit(1);
-  }
-  signal(number, SIG_DFL); // not of a mapping: the instruction repeats, and the signal kills
-}
-
-static void remember(const MappedFile *map, const char *path) {
-  struct sigaction action = {.sa_sigaction = on_bus_error, .sa_flags = SA_SIGINFO};
-  sigemptyset(&action.sa_mask);
-  sigaction(SIGBUS, &action, NULL);
-  for (struct Mapped *m = mapped; m < mapped + MOST_MAPPED; m++) {
-    if (m->data) continue;
-    m->bytes = map->bytes;
-    m->path = xstrdup(path);
-    m->data = map->data;
-    break;
-  }
-}
-
-int file_map(MappedFile *map, const char *path, Error *err) {
-  *map = (MappedFile){NULL, 0};
-  size_t size = 0;
-  const int fd = file_open(path, &size, err);
-  if (fd < 0) return -1;
-  void *p = size > 0 ? mmap(NULL, size, PROT_READ, MAP_PRIVATE, fd, 0) : NULL;
-  const int why = errno;
-  close(fd);
-  // A checkpoint is not to be passed over for want of memory.
-  if (p == MAP_FAILED && why == ENOMEM)
-    out_of_memory("the system refused %s to map '%s'", size_text(size).text, path);
-  if (p == MAP_FAILED) return error_set(err, "cannot map '%s': %s", path, strerror(why));
-  *map = (MappedFile){p, size};
-  if (p) remember(map, path);
-  return 0;
-}
-
-void file_unmap(MappedFile *map) {
-  for (struct Mapped *m = mapped; map->data && m < mapped + MOST_MAPPED; m++) {
-    if (m->data != map->data) continue;
-    m->data = NULL;
-    free(m->path);
-  }
-  if (map->data) munmap((void *)(uintptr_t)map->data, map->bytes);
-  *map = (MappedFile){NULL, 0};
 }
 
 // ---- Writing
@@ -407,22 +335,6 @@ void checksum_abandon(Checksum *c) {
   XXH3_freeState(c->piece);
   XXH3_freeState(c->whole);
   *c = (Checksum){0};
-}
-
-uint64_t checksum_piece(const void *data, size_t bytes,
-                        void (*seen)(void *context, const void *portion, size_t bytes),
-                        void *context) {
-  enum { PORTION = 128 << 10 };
-  XXH3_state_t *hash = checksum_state();
-  for (const unsigned char *at = data, *end = at + bytes; at < end;) {
-    const size_t left = (size_t)(end - at), n = left < PORTION ? left : PORTION;
-    XXH3_64bits_update(hash, at, n);
-    if (seen) seen(context, at, n);
-    at += n;
-  }
-  const uint64_t checksum = XXH3_64bits_digest(hash);
-  XXH3_freeState(hash);
-  return checksum;
 }
 
 uint64_t checksum_of_pieces(const uint64_t *checksums, size_t pieces) {

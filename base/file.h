@@ -28,16 +28,6 @@ int file_refuse_pointer(const char *path, const void *data, size_t bytes, Error 
 // -1 also for a compressed file; the sentence names the command that unpacks it.
 int file_refuse_packed(const char *path, const void *data, size_t bytes, Error *err);
 
-// A file mapped read-only. Empty files map to data = NULL, bytes = 0. One that is cut while it is
-// read ends the process with one sentence and status 1, so map no file that a run keeps reading.
-// Not for two threads at once.
-typedef struct MappedFile {
-  const unsigned char *data;
-  size_t bytes;
-} MappedFile;
-int file_map(MappedFile *map, const char *path, Error *err);
-void file_unmap(MappedFile *map);
-
 // Buffered writer: create (or truncate), append, then finish = flush + fsync + close. The first
 // failure closes the writer and frees its memory: every later call but open fails with the same
 // error, and the partial file stays for the caller.
@@ -101,11 +91,7 @@ void checksum_add(Checksum *c, const void *data, size_t bytes);
 uint64_t checksum_end(Checksum *c);
 void checksum_abandon(Checksum *c); // safe after the end; zeros are fine
 
-// The same in two steps: a checksum for each piece, then [pieces] of them. `seen` (or NULL) gets
-// each portion of a piece while it is in the processor's cache.
-uint64_t checksum_piece(const void *data, size_t bytes,
-                        void (*seen)(void *context, const void *portion, size_t bytes),
-                        void *context);
+// The same of the XXH3-64s of its [pieces].
 uint64_t checksum_of_pieces(const uint64_t *checksums, size_t pieces);
 
 // The XXH3_state_t of no bytes yet, for checksums of other kinds; XXH3_freeState frees it.

@@ -6,6 +6,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
+#include <xxhash.h>
 
 #include "base/bf16.h"
 #include "base/memory.h"
@@ -19,6 +21,7 @@ enum {
   LENGTH_BYTES = 8,                    // the header's length, in front of the header
   HEADER_MAX_BYTES = 16 * 1000 * 1000, // some 100,000 tensors; it takes 10 times that in memory
   HEADER_MAX_DEPTH = 3,                // the file, a tensor, its shape
+  FIRST_BYTES = 4096,                  // which tell what kind of file it is
 };
 
 #define NAME(name, bytes) #name,
@@ -182,7 +185,8 @@ static int compare_offsets(const void *a, const void *b) {
   return strcmp(s->name, t->name);
 }
 
-static int read_tensors(SafeFile *file, const cJSON *root, uint64_t data_bytes, Error *err) {
+static int read_tensors(SafeFile *file, const cJSON *root, const unsigned char *data,
+                        uint64_t data_bytes, Error *err) {
   file->tensors = xcalloc((size_t)cJSON_GetArraySize(root) + 1, sizeof *file->tensors);
   for (const cJSON *entry = root->child; entry; entry = entry->next) {
     if (strcmp(entry->string, "__metadata__") == 0) {
@@ -196,7 +200,7 @@ static int read_tensors(SafeFile *file, const cJSON *root, uint64_t data_bytes, 
     SafeTensor *t = &file->tensors[file->count];
     if (parse_tensor(t, entry, data_bytes, err) != 0)
       return error_prefix(err, "tensor '%.200s'", entry->string);
-    t->data = file->data + t->begin;
+    t->data = data ? data + t->begin : NULL;
     t->name = xstrdup(entry->string);
     file->count++;
   }
@@ -222,17 +226,19 @@ static int check_contiguous(const SafeFile *file, uint64_t data_bytes, Error *er
       at, data_bytes);
 }
 
-int safetensors_parse(SafeFile *file, const char *name, const unsigned char *bytes, size_t count,
-                      Error *err) {
-  *file = (SafeFile){.step = -1};
+// bytes: the file's first ones, with the whole header where that is possible; whole: all [count].
+static int parse(SafeFile *file, const char *name, const unsigned char *bytes, uint64_t count,
+                 bool whole, Error *err) {
   // Where a header begins, a length may look like another format's first bytes.
   const bool begins = count > LENGTH_BYTES && bytes[LENGTH_BYTES] == '{';
-  if (!begins && file_refuse_packed(name, bytes, count, err) != 0) return -1;
+  if (!begins && file_refuse_packed(name, bytes,
+                                    (size_t)(count < FIRST_BYTES ? count : FIRST_BYTES), err) != 0)
+    return -1;
   if (count < LENGTH_BYTES)
     return error_set(err,
-                     "'%s' is not a safetensors file: it has %zu bytes, not even the %d that "
+                     "'%s' is not a safetensors file: it has %d bytes, not even the %d that "
                      "tell the length of its header",
-                     name, count, LENGTH_BYTES);
+                     name, (int)count, LENGTH_BYTES);
   uint64_t length;
   memcpy(&length, bytes, LENGTH_BYTES);
   if (length > HEADER_MAX_BYTES)
@@ -241,39 +247,77 @@ int safetensors_parse(SafeFile *file, const char *name, const unsigned char *byt
                      " bytes, more than the %d allowed",
                      name, length, HEADER_MAX_BYTES);
   if (length > count - LENGTH_BYTES)
-    return error_set(
-        err, "'%s' is cut off: its header should have %" PRIu64 " bytes, but only %zu follow", name,
-        length, count - LENGTH_BYTES);
+    return error_set(err,
+                     "'%s' is cut off: its header should have %" PRIu64 " bytes, but only %" PRIu64
+                     " follow",
+                     name, length, count - LENGTH_BYTES);
   if (length == 0 || !begins)
     return error_set(err, "'%s' is not a safetensors file: the header does not begin with '{'",
                      name);
-  file->data = bytes + LENGTH_BYTES + length;
-  const uint64_t data_bytes = count - LENGTH_BYTES - length;
+  file->bytes = count;
+  file->start = LENGTH_BYTES + length;
+  const uint64_t data_bytes = count - file->start;
   cJSON *root = parse_header(bytes + LENGTH_BYTES, (size_t)length, err);
-  const bool failed = !root || read_tensors(file, root, data_bytes, err) != 0 ||
-                      check_contiguous(file, data_bytes, err) != 0;
+  const bool failed =
+      !root || read_tensors(file, root, whole ? bytes + file->start : NULL, data_bytes, err) != 0 ||
+      check_contiguous(file, data_bytes, err) != 0;
   cJSON_Delete(root);
   if (!failed) return 0;
   safetensors_close(file);
   return error_prefix(err, "'%s'", name);
 }
 
+int safetensors_parse(SafeFile *file, const char *name, const unsigned char *bytes, size_t count,
+                      Error *err) {
+  *file = (SafeFile){.step = -1};
+  return parse(file, name, bytes, count, true, err);
+}
+
+// Reads the file's first bytes, up to the end of its header where there can be one.
+static int read_header(SafeFile *file, size_t bytes, Error *err) {
+  size_t held = bytes < FIRST_BYTES ? bytes : FIRST_BYTES;
+  uint64_t length = 0;
+  file->header = xmalloc(held + 1);
+  if (file_read_at(file->fd, file->path, 0, file->header, held, err) != 0) return -1;
+  if (held >= LENGTH_BYTES) memcpy(&length, file->header, LENGTH_BYTES);
+  if (length > HEADER_MAX_BYTES || LENGTH_BYTES + length > bytes || LENGTH_BYTES + length <= held)
+    return 0;
+  const size_t more = LENGTH_BYTES + (size_t)length - held;
+  file->header = xrealloc(file->header, held + more);
+  return file_read_at(file->fd, file->path, held, file->header + held, more, err);
+}
+
 int safetensors_open(SafeFile *file, const char *path, Error *err) {
-  *file = (SafeFile){0};
-  MappedFile map;
-  if (file_map(&map, path, err) != 0) return -1;
-  const int status = safetensors_parse(file, path, map.data, map.bytes, err);
-  file->map = map;
+  size_t bytes;
+  *file = (SafeFile){.step = -1, .fd = file_open(path, &bytes, err)};
+  if (file->fd < 0) return -1;
   file->path = xstrdup(path);
-  if (status != 0) safetensors_close(file);
-  return status;
+  if (read_header(file, bytes, err) == 0 && parse(file, path, file->header, bytes, false, err) == 0)
+    return 0;
+  safetensors_close(file);
+  return -1;
+}
+
+int safetensors_read(const SafeFile *file, size_t portion, unsigned char *room, Error *err) {
+  const uint64_t at = (uint64_t)portion * SAFE_PORTION, left = file->bytes - at;
+  const size_t all = left < SAFE_PORTION + SAFE_SLACK ? (size_t)left : SAFE_PORTION + SAFE_SLACK,
+               own = all < SAFE_PORTION ? all : SAFE_PORTION;
+  if (file_read_at(file->fd, file->path, at, room, all, err) != 0) return -1;
+  // The header is the one that was read first.
+  if (at < file->start)
+    memcpy(room, file->header + at, file->start - at < all ? (size_t)(file->start - at) : all);
+  if (!file->sums || XXH3_64bits(room, own) == file->sums[portion]) return 0;
+  return error_set(err, "'%s' was changed while it was read: make it whole, and start again",
+                   file->path);
 }
 
 void safetensors_close(SafeFile *file) {
   for (int i = 0; i < file->count; i++) free(file->tensors[i].name);
   free(file->tensors);
+  free(file->header);
+  free(file->sums);
+  if (file->path) close(file->fd);
   free(file->path);
-  file_unmap(&file->map);
   *file = (SafeFile){0};
 }
 
@@ -301,16 +345,17 @@ static float float_of_half(uint16_t half) {
   return sign ? -subnormal : subnormal;
 }
 
-void safetensors_read_f32(const SafeTensor *t, int64_t first, int64_t count, float *values) {
-  const uint64_t size = dtype_bytes[t->dtype];
-  assert(t->dtype == SAFE_F32 || t->dtype == SAFE_BF16 || t->dtype == SAFE_F16);
-  assert(first >= 0 && count >= 0 && (uint64_t)(first + count) <= (t->end - t->begin) / size);
-  const unsigned char *from = t->data + (uint64_t)first * size;
-  if (t->dtype == SAFE_F32) {
+uint64_t safetensors_element(SafeDtype dtype) {
+  return dtype_bytes[dtype];
+}
+
+void safetensors_floats(SafeDtype dtype, const unsigned char *from, int64_t count, float *values) {
+  assert(dtype == SAFE_F32 || dtype == SAFE_BF16 || dtype == SAFE_F16);
+  if (dtype == SAFE_F32) {
     if (count > 0) memcpy(values, from, (size_t)count * sizeof *values);
     return;
   }
-  const bool half = t->dtype == SAFE_F16;
+  const bool half = dtype == SAFE_F16;
   for (int64_t i = 0; i < count; i++) {
     uint16_t bits; // the data of a file need not be aligned
     memcpy(&bits, from + (size_t)i * sizeof bits, sizeof bits);
@@ -367,7 +412,7 @@ int safetensors_create(SafeWriter *w, const char *path, int64_t step, int count,
   for (int i = 0; i < count && status == 0; i++)
     status = write_tensor(&header, &tensors[i], &w->expected, err);
   json_close(&header, '}');
-  // Spaces up to a multiple of 8 bytes, so that mapped data is aligned.
+  // Spaces up to a multiple of 8 bytes, so that data that others map is aligned.
   const size_t padding = (8 - header.used % 8) % 8;
   const uint64_t length = header.used + padding;
   if (status == 0) status = writer_open(&w->file, path, err);

@@ -37,20 +37,22 @@ typedef struct SafeTensor {
   int rank;
   int64_t shape[SAFE_MAX_RANK];
   uint64_t begin, end;       // bytes from the start of the data
-  const unsigned char *data; // its first byte
+  const unsigned char *data; // its first byte; NULL in an open file
 } SafeTensor;
 
 typedef struct SafeFile {
-  MappedFile map;            // empty over a caller's memory
-  char *path;                // owned; NULL there
-  int64_t step;              // of training, where the metadata's "step" says so; else -1
-  const unsigned char *data; // first byte after the header
+  char *path;            // owned; NULL over a caller's memory
+  int fd;                // where there is a path
+  uint64_t bytes, start; // of the file; of the data in it
+  unsigned char *header; // owned: [start], as it was read once; NULL over a caller's memory
+  uint64_t *sums;        // owned: [safetensors_portions] XXH3-64s that were checked; NULL: none yet
+  int64_t step;          // of training, where the metadata's "step" says so; else -1
   int count;
   SafeTensor *tensors; // in offset order
 } SafeFile;
 
 int safetensors_open(SafeFile *file, const char *path, Error *err);
-// The same over memory the caller keeps (for fuzzing); `name` stands for the path in sentences.
+// The same over memory the caller keeps (for tests); `name` stands for the path in messages.
 int safetensors_parse(SafeFile *file, const char *name, const unsigned char *bytes, size_t count,
                       Error *err);
 void safetensors_close(SafeFile *file);
@@ -63,9 +65,20 @@ typedef struct ShapeText {
   char text[24 * SAFE_MAX_RANK];
 } ShapeText;
 ShapeText safetensors_shape_text(const SafeTensor *t);
-// Elements [first, first + count) of t, whose dtype is F32, BF16 or F16, as float (exactly). The
-// range must lie inside the tensor.
-void safetensors_read_f32(const SafeTensor *t, int64_t first, int64_t count, float *values);
+// [count] elements of F32, BF16 or F16, which need not be aligned, as floats (exactly).
+void safetensors_floats(SafeDtype dtype, const unsigned char *from, int64_t count, float *values);
+uint64_t safetensors_element(SafeDtype dtype); // its bytes
+
+// ---- Reading an open file, in portions, so that what is used is what was checked: the bytes of a
+// portion are private memory, with which its checksum is compared each time. Several threads may.
+
+enum { SAFE_PORTION = 128 << 10, SAFE_SLACK = 8 };
+static inline size_t safetensors_portions(const SafeFile *file) {
+  return (size_t)((file->bytes + SAFE_PORTION - 1) / SAFE_PORTION);
+}
+// Reads the portion, and as many of the SAFE_SLACK bytes behind it as there are, into
+// room[SAFE_PORTION + SAFE_SLACK]. -1 also where it differs from file->sums.
+int safetensors_read(const SafeFile *file, size_t portion, unsigned char *room, Error *err);
 
 // Writing: names, shapes and dtypes first (begin, end and data are not read), then the data of each
 // tensor, in the same order, in pieces. Names must be unique and free of quotes, backslashes and

@@ -180,8 +180,8 @@ bool background_end(BackgroundSave *save, bool wait, SaveResult *result);
 
 // ---- Reading
 
-// A checkpoint, or a Hugging Face folder, that was opened and checked. Its tensors are mapped, so
-// they can be loaded even after the folder is gone.
+// A checkpoint, or a Hugging Face folder, that was opened and checked. Its files are open, so they
+// can be loaded even after the folder is gone.
 typedef struct Checkpoint {
   char path[PATH_CHARS]; // "": none is open
   bool with_optimizer, has_checksums;
@@ -209,8 +209,9 @@ int checkpoint_read_state(const char *path, TrainState *state, Error *err);
 // the moments, too; else they become zero. Shapes are checked against llama->config; a missing or
 // unknown tensor is an error that names it (but old files' rotary_emb.inv_freq, and a tied model's
 // lm_head.weight that equals its embedding, are skipped). With the moments the weights are the
-// masters that stand beside them, if any. Nothing is written before everything is checked, then the
-// masters and the compute copies. AdamW's t is the caller's:
+// masters that stand beside them, if any. Nothing is written before names and shapes are checked,
+// then the masters and the compute copies. A value that is not the one that was checked when the
+// checkpoint was opened is an error, after which the model is not to be used. AdamW's t is the caller's:
 // be->services.set_updates(state.updates). A run in FP8 that has the scalings of this precision
 // with its moments uses them; those of another precision are skipped.
 int checkpoint_load(const Checkpoint *c, Llama *llama, Error *err);

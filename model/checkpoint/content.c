@@ -1,10 +1,11 @@
-// Every byte of a checkpoint's tensors is read once, by all threads, which compute its checksum and
-// test its values while it is in the cache.
+// Every byte of a checkpoint's tensors is read by all threads, which compute its checksums and test
+// its values while it is in the cache. What is loaded later is compared with these checksums.
 #include <math.h>
 #include <omp.h>
 #include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
+#include <xxhash.h>
 
 #include "base/file.h"
 #include "base/memory.h"
@@ -12,11 +13,13 @@
 #include "model/checkpoint/files.h"
 
 typedef struct Piece {
-  const SafeFile *file;
-  size_t first, bytes; // of the file
-  uint64_t checksum;
-  int next;              // of the file's tensors, the first that was not tested to its end
-  const SafeTensor *bad; // the first with an impossible value; NULL: there is none
+  SafeFile *file;
+  size_t first, portions;   // of the file
+  uint64_t checksum, *sums; // of the whole; [of the file's portions] to be filled in
+  int next;                 // of the file's tensors, the first that was not tested to its end
+  const SafeTensor *bad;    // the first with an impossible value; NULL: there is none
+  bool failed;
+  Error error; // of reading
 } Piece;
 
 // Whether one of [count] values is not finite or (unsigned_) below 0. An exponent of ones carries
@@ -51,32 +54,27 @@ static bool bad_half(const unsigned char *at, size_t count, uint16_t exponent) {
   return (carries & 0x8000u) != 0;
 }
 
-// The elements of the tensor that begin in bytes [from, to) of its data.
-static bool bad_part(const SafeTensor *t, uint64_t from, uint64_t to) {
-  const size_t size = t->dtype == SAFE_F32 ? 4 : 2;
-  const uint64_t first = (from + size - 1) / size, last = (to + size - 1) / size;
-  const unsigned char *at = t->data + first * size;
-  if (t->dtype == SAFE_F32)
-    return bad_f32(at, (size_t)(last - first), strncmp(t->name, "exp_avg_sq.", 11) == 0);
-  return bad_half(at, (size_t)(last - first), t->dtype == SAFE_BF16 ? 0x7f80 : 0x7c00);
-}
-
 // FP8 scalings: scales are positive, or 0 before the first use, which writes a history of largest
 // values.
-static bool bad_scalings(const SafeTensor *t) {
-  if (t->dtype != SAFE_F32 || t->rank != 2 || t->shape[1] != SCALING_FLOATS)
-    return false; // refused for its shape
-  for (int64_t row = 0; row < t->shape[0]; row++) {
-    ScalingState s;
-    bool used = false;
-    memcpy(&s, t->data + (uint64_t)row * sizeof s, sizeof s);
-    for (int i = 0; i < SCALE_HISTORY; i++) {
-      if (!isfinite(s.history[i]) || s.history[i] < 0) return true;
-      used |= s.history[i] > 0;
-    }
-    if (!isfinite(s.scale) || s.scale < 0 || (used && s.scale == 0)) return true;
+static bool bad_scaling(const ScalingState *s) {
+  bool used = false;
+  for (int i = 0; i < SCALE_HISTORY; i++) {
+    if (!isfinite(s->history[i]) || s->history[i] < 0) return true;
+    used |= s->history[i] > 0;
   }
-  return false;
+  return !isfinite(s->scale) || s->scale < 0 || (used && s->scale == 0);
+}
+
+static int bad_scalings(const SafeFile *file, const SafeTensor *t, bool *bad, Error *err) {
+  const int64_t count = t->shape[0];
+  *bad = false;
+  if (t->dtype != SAFE_F32 || t->rank != 2 || t->shape[1] != SCALING_FLOATS)
+    return 0; // refused for its shape
+  ScalingState *states = xcalloc((size_t)count + 1, sizeof *states);
+  const int status = content_read(file, t, states, err);
+  for (int64_t row = 0; row < count && status == 0; row++) *bad |= bad_scaling(&states[row]);
+  free(states);
+  return status;
 }
 
 static bool is_scalings(const SafeTensor *t) {
@@ -87,20 +85,41 @@ static bool is_tested(const SafeTensor *t) {
   return (t->dtype == SAFE_F32 || t->dtype == SAFE_BF16 || t->dtype == SAFE_F16) && !is_scalings(t);
 }
 
-static void test_values(void *piece_, const void *portion, size_t bytes) {
-  Piece *piece = piece_;
+// Of bytes [at, end) of the file, which lie in `portion`, the elements that begin there.
+static bool bad_part(const SafeFile *file, const SafeTensor *t, const unsigned char *portion,
+                     uint64_t at, uint64_t end) {
+  const ContentPart part = content_part(file, t, at, end);
+  const unsigned char *from = portion + (part.at - at);
+  if (t->dtype == SAFE_F32)
+    return bad_f32(from, (size_t)part.count, strncmp(t->name, "exp_avg_sq.", 11) == 0);
+  return bad_half(from, (size_t)part.count, t->dtype == SAFE_BF16 ? 0x7f80 : 0x7c00);
+}
+
+static void test_values(Piece *piece, const unsigned char *portion, uint64_t at, uint64_t end) {
   const SafeFile *file = piece->file;
-  const unsigned char *at = portion, *end = at + bytes;
   for (; piece->next < file->count; piece->next++) {
     const SafeTensor *t = &file->tensors[piece->next];
-    const unsigned char *stop = t->data + (t->end - t->begin);
-    if (t->data >= end) return;
-    if (stop > at && !piece->bad && is_tested(t) &&
-        bad_part(t, at > t->data ? (uint64_t)(at - t->data) : 0,
-                 (uint64_t)((stop < end ? stop : end) - t->data)))
-      piece->bad = t;
-    if (stop > end) return;
+    if (file->start + t->begin >= end) return;
+    if (!piece->bad && is_tested(t) && bad_part(file, t, portion, at, end)) piece->bad = t;
+    if (file->start + t->end > end) return;
   }
+}
+
+// Its portions one after the other, each into `room`.
+static void check_piece(Piece *piece, unsigned char *room) {
+  XXH3_state_t *hash = checksum_state();
+  SafeFile *file = piece->file;
+  for (size_t i = piece->first; i < piece->first + piece->portions && !piece->failed; i++) {
+    const uint64_t at = (uint64_t)i * SAFE_PORTION, left = file->bytes - at;
+    const size_t bytes = left < SAFE_PORTION ? (size_t)left : SAFE_PORTION;
+    piece->failed = safetensors_read(file, i, room, &piece->error) != 0;
+    if (piece->failed) break;
+    XXH3_64bits_update(hash, room, bytes);
+    piece->sums[i] = XXH3_64bits(room, bytes);
+    test_values(piece, room, at, at + bytes);
+  }
+  piece->checksum = XXH3_64bits_digest(hash);
+  XXH3_freeState(hash);
 }
 
 static int refuse_value(const Piece *piece, Error *err) {
@@ -110,50 +129,158 @@ static int refuse_value(const Piece *piece, Error *err) {
 }
 
 // pieces[count]: those of the file.
-static int check_file(const SafeFile *file, const Piece *pieces, size_t count, const FileSums *sums,
+static int check_file(SafeFile *file, const Piece *pieces, size_t count, const FileSums *sums,
                       Error *err) {
   const char *slash = strrchr(file->path, '/');
   const FileSum *saved = sums_find(sums, slash ? slash + 1 : file->path);
   if (sums->count > 0 && !saved)
     return error_set(err, "'%s' is not among the files of " CHECKSUMS_FILE, file->path);
+  for (size_t i = 0; i < count; i++)
+    if (pieces[i].failed) {
+      *err = pieces[i].error;
+      return -1;
+    }
   uint64_t *checksums = xcalloc(count, sizeof *checksums);
   for (size_t i = 0; i < count; i++) checksums[i] = pieces[i].checksum;
   const uint64_t checksum = checksum_of_pieces(checksums, count);
   free(checksums);
-  if (saved && sums_compare(saved, file->path, file->map.bytes, checksum, err) != 0) return -1;
+  if (saved && sums_compare(saved, file->path, file->bytes, checksum, err) != 0) return -1;
   for (size_t i = 0; i < count; i++)
     if (pieces[i].bad) return refuse_value(&pieces[i], err);
-  for (const SafeTensor *t = file->tensors; t < file->tensors + file->count; t++)
-    if (is_scalings(t) && bad_scalings(t))
+  for (const SafeTensor *t = file->tensors; t < file->tensors + file->count; t++) {
+    bool bad = false;
+    if (is_scalings(t) && bad_scalings(file, t, &bad, err) != 0) return -1;
+    if (bad)
       return error_set(err, "'%s': the tensor '%.200s' has an impossible FP8 scale or history",
                        file->path, t->name);
+  }
   return 0;
 }
 
 static size_t piece_count(const SafeFile *file) {
-  return (file->map.bytes + CHECKSUM_PIECE - 1) / CHECKSUM_PIECE;
+  return (file->bytes + CHECKSUM_PIECE - 1) / CHECKSUM_PIECE;
 }
 
-int content_check(const SafeFile *files, int count, const FileSums *sums, Error *err) {
+int content_check(SafeFile *files, int count, const FileSums *sums, Error *err) {
+  enum { EACH = CHECKSUM_PIECE / SAFE_PORTION };
   size_t total = 0, n = 0;
   for (int i = 0; i < count; i++) total += piece_count(&files[i]);
   Piece *pieces = xcalloc(total, sizeof *pieces);
-  for (int i = 0; i < count; i++)
-    for (size_t at = 0; at < files[i].map.bytes; at += CHECKSUM_PIECE) {
-      const size_t left = files[i].map.bytes - at;
-      pieces[n++] = (Piece){
-          .file = &files[i], .first = at, .bytes = left < CHECKSUM_PIECE ? left : CHECKSUM_PIECE};
-    }
-  thread_team(omp_get_max_threads());
-#pragma omp parallel for schedule(dynamic)
-  for (size_t i = 0; i < total; i++) {
-    Piece *p = &pieces[i];
-    p->checksum = checksum_piece(p->file->map.data + p->first, p->bytes, test_values, p);
+  uint64_t **found = xcalloc((size_t)count, sizeof *found);
+  for (int i = 0; i < count; i++) {
+    const size_t portions = safetensors_portions(&files[i]);
+    free(files[i].sums);
+    files[i].sums = NULL;
+    found[i] = xcalloc(portions, sizeof **found);
+    for (size_t at = 0; at < portions; at += EACH)
+      pieces[n++] = (Piece){.file = &files[i],
+                            .first = at,
+                            .portions = portions - at < EACH ? portions - at : EACH,
+                            .sums = found[i]};
   }
+  const int threads = omp_get_max_threads();
+  unsigned char *rooms = xmalloc((size_t)threads * CONTENT_ROOM);
+  thread_team(threads);
+#pragma omp parallel for schedule(dynamic)
+  for (size_t i = 0; i < total; i++)
+    check_piece(&pieces[i], rooms + (size_t)omp_get_thread_num() * CONTENT_ROOM);
+  free(rooms);
+  for (int i = 0; i < count; i++) files[i].sums = found[i];
+  free(found);
   int status = 0;
   n = 0;
   for (int i = 0; i < count && status == 0; n += piece_count(&files[i++]))
     status = check_file(&files[i], pieces + n, piece_count(&files[i]), sums, err);
   free(pieces);
+  return status;
+}
+
+// ---- Loading
+
+ContentPart content_part(const SafeFile *file, const SafeTensor *t, uint64_t at, uint64_t end) {
+  const uint64_t size = safetensors_element(t->dtype), start = file->start + t->begin,
+                 stop = file->start + t->end, from = at > start ? at - start : 0,
+                 to = (end < stop ? end : stop) - start;
+  const uint64_t first = (from + size - 1) / size, last = (to + size - 1) / size;
+  return (ContentPart){.at = start + first * size,
+                       .first = (int64_t)first,
+                       .count = last > first ? (int64_t)(last - first) : 0};
+}
+
+// Of a portion, and of the bytes behind it that an element across the border needs: they are
+// the next portion's own.
+static int read_part(const SafeFile *file, size_t i, bool across, unsigned char *room, Error *err) {
+  unsigned char *next = room + SAFE_PORTION + SAFE_SLACK;
+  if (across && safetensors_read(file, i + 1, next, err) != 0) return -1;
+  if (safetensors_read(file, i, room, err) != 0) return -1;
+  if (across) memcpy(room + SAFE_PORTION, next, SAFE_SLACK);
+  return 0;
+}
+
+int content_visit(const SafeFile *file, const SafeTensor *t, unsigned char *rooms,
+                  void (*visit)(void *context, const unsigned char *from, ContentPart part),
+                  void *context, Error *err) {
+  const uint64_t start = file->start + t->begin, stop = file->start + t->end,
+                 size = safetensors_element(t->dtype);
+  const size_t first = (size_t)(start / SAFE_PORTION),
+               last = (size_t)((stop + SAFE_PORTION - 1) / SAFE_PORTION);
+  int status = 0;
+  if (start == stop) return 0;
+#pragma omp parallel for schedule(static)
+  for (size_t i = first; i < last; i++) {
+    Error own;
+    unsigned char *room = rooms + (size_t)omp_get_thread_num() * CONTENT_ROOM;
+    const uint64_t at = (uint64_t)i * SAFE_PORTION, end = at + SAFE_PORTION;
+    const ContentPart part = content_part(file, t, at, end);
+    const bool across = part.at + (uint64_t)part.count * size > end;
+    if (read_part(file, i, across, room, &own) == 0) {
+      visit(context, room + (part.at - at), part);
+      continue;
+    }
+#pragma omp critical
+    {
+      status = -1;
+      *err = own;
+    }
+  }
+  return status;
+}
+
+// Bytes [at, at + bytes) of the file.
+static int copy_bytes(const SafeFile *file, uint64_t at, size_t bytes, unsigned char *to,
+                      unsigned char *room, Error *err) {
+  for (size_t done = 0, n; done < bytes; done += n) {
+    const size_t offset = (size_t)((at + done) % SAFE_PORTION), left = bytes - done;
+    n = SAFE_PORTION - offset < left ? SAFE_PORTION - offset : left;
+    if (safetensors_read(file, (size_t)((at + done) / SAFE_PORTION), room, err) != 0) return -1;
+    memcpy(to + done, room + offset, n);
+  }
+  return 0;
+}
+
+int content_read(const SafeFile *file, const SafeTensor *t, void *to, Error *err) {
+  unsigned char *room = xmalloc(CONTENT_ROOM);
+  const int status =
+      copy_bytes(file, file->start + t->begin, (size_t)(t->end - t->begin), to, room, err);
+  free(room);
+  return status;
+}
+
+int content_equal(const SafeFile *a, const SafeTensor *s, const SafeFile *b, const SafeTensor *t,
+                  bool *equal, Error *err) {
+  enum { EACH = 1 << 20 };
+  const uint64_t bytes = s->end - s->begin;
+  unsigned char *room = xmalloc(CONTENT_ROOM + 2 * EACH), *x = room + CONTENT_ROOM, *y = x + EACH;
+  int status = 0;
+  *equal = s->dtype == t->dtype && bytes == t->end - t->begin;
+  for (uint64_t at = 0; at < bytes && *equal && status == 0; at += EACH) {
+    const size_t n = bytes - at < EACH ? (size_t)(bytes - at) : EACH;
+    status = copy_bytes(a, a->start + s->begin + at, n, x, room, err) ||
+                     copy_bytes(b, b->start + t->begin + at, n, y, room, err)
+                 ? -1
+                 : 0;
+    *equal = status == 0 && memcmp(x, y, n) == 0;
+  }
+  free(room);
   return status;
 }

@@ -31,8 +31,28 @@ void prune(const char *run_dir, const TrainState *now, const TrainConfig *config
 bool export_writes(const char *name); // a file of this name, or its .tmp
 
 // ---- content.c
-// Checks the files against `sums` (where it has any), and that their values are possible.
-int content_check(const SafeFile *files, int count, const FileSums *sums, Error *err);
+// Checks the files against `sums` (where it has any), and that their values are possible. What is
+// read of them afterwards must be what was checked here: files[i].sums are set.
+int content_check(SafeFile *files, int count, const FileSums *sums, Error *err);
+
+// Elements of a tensor that follow one another: their place in the file, the first one's number.
+typedef struct ContentPart {
+  uint64_t at;
+  int64_t first, count;
+} ContentPart;
+// Those that begin in bytes [at, end) of the file, of which some are the tensor's or before it.
+ContentPart content_part(const SafeFile *file, const SafeTensor *t, uint64_t at, uint64_t end);
+// Calls `visit` with each part of a tensor, by all threads; content_check has started those.
+//   rooms  [omp_get_max_threads()] of CONTENT_ROOM bytes
+enum { CONTENT_ROOM = 2 * (SAFE_PORTION + SAFE_SLACK) };
+int content_visit(const SafeFile *file, const SafeTensor *t, unsigned char *rooms,
+                  void (*visit)(void *context, const unsigned char *from, ContentPart part),
+                  void *context, Error *err);
+// All bytes of a small tensor.
+int content_read(const SafeFile *file, const SafeTensor *t, void *to, Error *err);
+// Whether two tensors have the same dtype and bytes.
+int content_equal(const SafeFile *a, const SafeTensor *s, const SafeFile *b, const SafeTensor *t,
+                  bool *equal, Error *err);
 
 // ---- find.c 0 if the folder has every file of a checkpoint (optimizer.safetensors, unless it is
 // the model alone) and its state can be read, else -1 and the reason.

@@ -1,4 +1,5 @@
 // Weights and moments from files of safetensors into the packed tensors.
+#include <omp.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -117,6 +118,12 @@ static int check_scalings(const Wanted *w, const SafeTensor *t, Error *err) {
                    w->name.text, t->name, safetensors_shape_text(t).text, shape.text);
 }
 
+static const SafeFile *file_of(const Wanted *w, const SafeTensor *t) {
+  const SafeFile *file = w->files;
+  while (t < file->tensors || t >= file->tensors + file->count) file++;
+  return file;
+}
+
 // A tensor of a file that is not the source of a wanted one: -1 unless it says nothing new.
 static int check_extra(const Wanted *w, const SafeTensor *t, Error *err) {
   // Buffers that older versions of transformers saved; they follow from rope_theta.
@@ -131,13 +138,13 @@ static int check_extra(const Wanted *w, const SafeTensor *t, Error *err) {
                      "place",
                      w->name.text, t->name, (long long)w->model->num_hidden_layers);
   const SafeTensor *e = find_tensor(w, "model.embed_tokens.weight");
-  const uint64_t bytes = t->end - t->begin;
-  if (t->dtype == e->dtype && bytes == e->end - e->begin && memcmp(t->data, e->data, bytes) == 0)
-    return 0;
-  return error_set(err,
-                   "'%s': lm_head.weight differs from model.embed_tokens.weight, but "
-                   "tie_word_embeddings is true",
-                   w->name.text);
+  bool equal;
+  if (content_equal(file_of(w, t), t, file_of(w, e), e, &equal, err) != 0) return -1;
+  return equal ? 0
+               : error_set(err,
+                           "'%s': lm_head.weight differs from model.embed_tokens.weight, but "
+                           "tie_word_embeddings is true",
+                           w->name.text);
 }
 
 static int check_files(const Wanted *w, Error *err) {
@@ -196,37 +203,62 @@ static bool is_part(const TensorList *list, int i, int param, StatePart part) {
   return list->hf[i].param == param && list->values[i] == part;
 }
 
-// Rows in our order. All threads read them; content_check has started those.
-static void read_rows(const Wanted *w, int i, float *packed) {
-  const HfTensor *t = &w->list.hf[i];
-#pragma omp parallel for schedule(static)
-  for (int64_t row = 0; row < t->rows; row++)
-    safetensors_read_f32(w->sources[i], row * t->cols, t->cols,
-                         packed + packed_row(w->model, t, row) * t->cols);
+typedef struct Packing {
+  const Wanted *w;
+  int i;         // tensor of the list
+  float *packed; // as large as the largest parameter
+  unsigned char *rooms;
+} Packing;
+
+// Rows in our order. A part may begin and end inside of rows.
+static void pack_part(void *packing, const unsigned char *from, ContentPart part) {
+  const Packing *p = packing;
+  const HfTensor *t = &p->w->list.hf[p->i];
+  const SafeDtype dtype = p->w->sources[p->i]->dtype;
+  const uint64_t size = safetensors_element(dtype);
+  for (int64_t done = 0, n; done < part.count; done += n) {
+    const int64_t row = (part.first + done) / t->cols, col = (part.first + done) % t->cols;
+    n = t->cols - col < part.count - done ? t->cols - col : part.count - done;
+    safetensors_floats(dtype, from + (uint64_t)done * size, n,
+                       p->packed + packed_row(p->w->model, t, row) * t->cols + col);
+  }
 }
 
 // The packed tensor that tensor `first` of the list is the first part of, from all of its parts.
-//   packed  as large as the largest parameter
-static void load_packed(const Wanted *w, const Llama *llama, int first, float *packed) {
+static int load_packed(const Wanted *w, const Llama *llama, int first, Packing *packing,
+                       Error *err) {
   Backend *be = llama->be;
   const StatePart part = w->list.values[first];
   const int param = w->list.hf[first].param;
   for (int i = 0; i < first; i++)
-    if (is_part(&w->list, i, param, part)) return; // loaded with its first part
+    if (is_part(&w->list, i, param, part)) return 0; // loaded with its first part
   const ParamTensor *p = &llama->tensors[param];
-  for (int i = first; i < w->list.count; i++)
-    if (is_part(&w->list, i, param, part)) read_rows(w, i, packed);
+  for (int i = first; i < w->list.count; i++) {
+    packing->i = i;
+    if (is_part(&w->list, i, param, part) &&
+        content_visit(file_of(w, w->sources[i]), w->sources[i], packing->rooms, pack_part, packing,
+                      err) != 0)
+      return -1;
+  }
+  const float *packed = packing->packed;
   if (part == MASTER)
     be->services.write_master(be, p, 0, packed, p->rows * p->cols);
   else
     be->services.write_moments(be, part == EXP_AVG ? p->m : p->v, packed, p->rows * p->cols);
+  return 0;
 }
 
-static void load_values(const Wanted *w, const Llama *llama) {
+static int load_values(const Wanted *w, const Llama *llama, Error *err) {
   // One for all: memory that the system hands out for the first time costs more than the reading.
-  float *packed = xmalloc(params_largest_bytes(&llama->config));
-  for (int i = 0; i < w->list.count; i++) load_packed(w, llama, i, packed);
-  free(packed);
+  Packing packing = {.w = w,
+                     .packed = xmalloc(params_largest_bytes(&llama->config)),
+                     .rooms = xmalloc((size_t)omp_get_max_threads() * CONTENT_ROOM)};
+  int status = 0;
+  for (int i = 0; i < w->list.count && status == 0; i++)
+    status = load_packed(w, llama, i, &packing, err);
+  free(packing.packed);
+  free(packing.rooms);
+  return status;
 }
 
 // In fresh memory; NULL where there are none of this precision.
@@ -238,8 +270,7 @@ static int read_scalings(const Wanted *w, const Llama *llama, ScalingState **sta
   *states = NULL;
   if (!found) return 0;
   *states = xcalloc((size_t)count, sizeof **states);
-  safetensors_read_f32(found, 0, count * SCALING_FLOATS, (float *)*states);
-  int status = 0;
+  int status = content_read(file_of(w, found), found, *states, err);
   for (int i = 0; i < count && status == 0; i++)
     if ((*states)[i].scale == 0 && scaling_used(&llama->config, i))
       status = error_set(err, "'%s': the tensor '%.200s' has a scale of 0 for the %s", w->name.text,
@@ -257,9 +288,10 @@ int checkpoint_load(const Checkpoint *c, Llama *llama, Error *err) {
         wanted_open(&moments, c->files + c->weight_files, 1, &llama->config, muon, MOMENTS, err);
   if (status == 0 && with_optimizer && llama->shape.fp8)
     status = read_scalings(&moments, llama, &scalings, err);
+  if (status == 0 && moments.list.set != MOMENTS_AND_MASTERS)
+    status = load_values(&weights, llama, err);
+  if (status == 0 && with_optimizer) status = load_values(&moments, llama, err);
   if (status == 0) {
-    if (moments.list.set != MOMENTS_AND_MASTERS) load_values(&weights, llama);
-    if (with_optimizer) load_values(&moments, llama);
     if (scalings) llama->be->services.scalings_write(llama->be, scalings);
     if (!with_optimizer) llama_zero_moments(llama);
     llama->be->services.refresh(llama->be, llama->tensors, llama->param_count);

@@ -52,8 +52,7 @@ static int open_file(RunLock *lock, Error *err) {
   lock->file =
       openat(lock->folder, LOCK_FILE, O_RDWR | O_CREAT | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC, 0644);
   if (lock->file < 0 && errno != ELOOP && errno != EISDIR && errno != ENXIO)
-    return error_set(err, "cannot create '%s/" LOCK_FILE "': %s", lock->given.text,
-                     errno_text());
+    return error_set(err, "cannot create '%s/" LOCK_FILE "': %s", lock->given.text, errno_text());
   if (lock->file >= 0 && fstat(lock->file, &st) == 0 && S_ISREG(st.st_mode)) return 0;
   if (lock->file >= 0) close(lock->file);
   return error_set(err,

@@ -369,17 +369,17 @@ void log_evidence(RunLog *log, int64_t step, const char *path) {
 
 // Whether a line of the file begins so.
 static bool has_line(const char *path, const char *begin) {
-  MappedFile map;
   Error ignored;
-  const size_t length = strlen(begin);
+  size_t room = 0;
+  const int fd = file_open(path, &room, &ignored);
+  FILE *file = fd >= 0 ? fdopen(fd, "r") : NULL;
+  char *line = NULL;
   bool found = false;
-  if (file_map(&map, path, &ignored) != 0) return false;
-  for (size_t at = 0; !found && at + length <= map.bytes;) {
-    found = memcmp(map.data + at, begin, length) == 0;
-    const unsigned char *end = memchr(map.data + at, '\n', map.bytes - at);
-    at = end ? (size_t)(end - map.data) + 1 : map.bytes;
-  }
-  file_unmap(&map);
+  room = 0;
+  while (file && !found && getline(&line, &room, file) > 0)
+    found = strncmp(line, begin, strlen(begin)) == 0;
+  free(line);
+  if (file) fclose(file);
   return found;
 }
 

@@ -2,6 +2,7 @@
 
 #include "model/checkpoint/checkpoint.h"
 #include "tests/support/gradient.h"
+#include "tests/support/safe_values.h"
 #include "tests/support/test.h"
 #include "tests/support/tiny_run.h"
 
@@ -44,7 +45,7 @@ static int64_t elements(const SafeTensor *t) {
 // The whole tensor in fresh memory.
 static float *read_floats(const SafeTensor *t) {
   float *values = xmalloc((size_t)elements(t) * sizeof *values);
-  safetensors_read_f32(t, 0, elements(t), values);
+  safe_floats(t, 0, elements(t), values);
   return values;
 }
 
@@ -73,9 +74,8 @@ Backend *rig_cpu(const OpsConfig *ops, const RunShape *shape, int64_t micro_batc
 }
 
 static void open_tensors(const Rig *rig, SafeFile *file, const char *name) {
-  Error err = {0};
   char *path = fixture_file(rig, name);
-  must(safetensors_open(file, path, &err), &err);
+  safe_open(file, path);
   free(path);
 }
 

@@ -20,7 +20,7 @@ typedef struct Rig {
   int hf_count;
   HfTensor *hf;
   int64_t tokens_count;         // B T
-  int32_t *input_ids, *targets; // [B, T], in the mapped file, only read
+  int32_t *input_ids, *targets; // [B, T], in the file's memory, only read
   int64_t counted;              // targets
   int32_t *lengths;             // [documents] likewise; NULL: windows are whole
   int64_t documents;

@@ -127,11 +127,8 @@ TEST(a_pipe_by_name_is_refused_at_once) {
   const PathText path = path_text("%s/pipe", (char *)*state);
   size_t bytes;
   char *data;
-  MappedFile map;
   assert_int_equal(mkfifo(path.text, 0600), 0);
   assert_int_equal(file_read(path.text, 100, &data, &bytes, &err), -1);
-  assert_says(&err, "it is not a regular file");
-  assert_int_equal(file_map(&map, path.text, &err), -1);
   assert_says(&err, "it is not a regular file");
 }
 
@@ -148,30 +145,6 @@ TEST(a_file_that_became_shorter_ends_in_a_sentence) {
   assert_int_equal(file_read_at(fd, path.text, 3, back, 6, &err), -1);
   assert_says(&err, "/short' became shorter while it was in use: it has no byte 7 any more");
   close(fd);
-}
-
-// In a process of its own: what it says, and how it ends.
-TEST(a_mapped_file_that_is_cut_ends_in_a_sentence) {
-  const PathText path = path_text("%s/mapped", (char *)*state);
-  char *bytes = xcalloc(100000, 1), said[5000] = "";
-  int ends[2], status;
-  if (file_write(path.text, bytes, 100000, &err) != 0) fail_msg("%s", err.text);
-  free(bytes);
-  assert_int_equal(pipe(ends), 0);
-  const pid_t child = fork();
-  if (child == 0) {
-    MappedFile map;
-    const bool ready = dup2(ends[1], STDERR_FILENO) >= 0 && file_map(&map, path.text, &err) == 0 &&
-                       truncate(path.text, 5000) == 0;
-    _exit(ready ? 2 + *(const volatile unsigned char *)(map.data + 90000) : 3);
-  }
-  close(ends[1]);
-  assert_int_equal(waitpid(child, &status, 0), child);
-  assert_true(read(ends[0], said, sizeof said - 1) > 0);
-  close(ends[0]);
-  assert_true(WIFEXITED(status) && WEXITSTATUS(status) == 1);
-  assert_true(strncmp(said, "test_base: '/tmp/", 17) == 0);
-  assert_non_null(strstr(said, "/mapped' became shorter while it was read"));
 }
 
 TEST(a_writer_keeps_its_first_error) {

@@ -1,6 +1,7 @@
 // Checkpoints: what is saved is loaded bit for bit, which folders are found, kept and removed.
 #include "model/packing.h"
 #include "data/safetensors.h"
+#include "tests/support/safe_values.h"
 #include "tests/support/test.h"
 #include "tests/support/tiny_run.h"
 
@@ -86,7 +87,7 @@ TEST(weights_stand_in_hugging_faces_order) {
   must(tiny_run_save(&t.run, t.dir, NULL, &start, 1, &err), &err);
   SafeFile file;
   char *path = xasprintf("%s/latest/model.safetensors", t.dir);
-  must(safetensors_open(&file, path, &err), &err);
+  safe_open(&file, path);
   const int count = hf_tensor_count(c);
   HfTensor *list = xcalloc((size_t)count, sizeof *list);
   hf_tensor_list(c, list);

@@ -298,6 +298,29 @@ TEST(weights_alone_may_stand_beside_damage) {
   tiny_test_close(&t);
 }
 
+// Whole, finite, of the same step: another model.
+TEST(weights_that_were_exchanged_after_the_check_are_not_loaded) {
+  static const char *const names[] = {WEIGHTS_FILE, OPTIMIZER_FILE};
+  for (int i = 0; i < 2; i++) {
+    TinyTest t = open_run();
+    size_t bytes;
+    Checkpoint c;
+    must(tiny_open(&c, t.dir, true, &err), &err);
+    tiny_test_save(&t, 200, 3, 9); // its folder is another, the open files are the old ones
+    must(checkpoint_load(&c, &t.loaded.llama, &err), &err);
+    assert_int_equal(tiny_run_differs(&t.loaded, 2), 0);
+    checkpoint_close(&c);
+    must(tiny_open(&c, t.dir, true, &err), &err);
+    tiny_test_save(&t, 300, 4, 9);
+    char *other = read_all(in(&t, "step-00000300", names[i]).text, &bytes);
+    write_all(in(&t, newest, names[i]).text, other, bytes);
+    expect_error(checkpoint_load(&c, &t.loaded.llama, &err), &err, "was changed while it was read");
+    checkpoint_close(&c);
+    free(other);
+    tiny_test_close(&t);
+  }
+}
+
 // What older versions wrote: without the checksum of itself.
 TEST(checksums_without_their_own_are_read) {
   TinyTest t = open_run();

@@ -2,6 +2,7 @@
 // alone, and nothing else takes their place.
 #include "data/safetensors.h"
 #include "model/tensors.h"
+#include "tests/support/safe_values.h"
 #include "tests/support/test.h"
 #include "tests/support/tiny_run.h"
 
@@ -91,7 +92,7 @@ static void replace_scalings(const TinyTest *t, SafeDtype dtype, int64_t rows, i
   SafeFile file;
   SafeWriter w;
   char *path = xasprintf("%s/latest/optimizer.safetensors", t->dir);
-  must(safetensors_open(&file, path, &err), &err);
+  safe_open(&file, path);
   SafeTensor *list = xcalloc((size_t)file.count, sizeof *list);
   memcpy(list, file.tensors, (size_t)file.count * sizeof *list);
   SafeTensor *last = &list[file.count - 1];

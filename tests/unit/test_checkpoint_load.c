@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include "data/safetensors.h"
+#include "tests/support/safe_values.h"
 #include "tests/support/test.h"
 #include "tests/support/tiny_run.h"
 
@@ -31,11 +32,10 @@ static void bag_add(Bag *bag, const char *name, const SafeTensor *like, const fl
 }
 
 static Bag bag_read(const TinyTest *t, const char *name) {
-  Error err = {""};
   SafeFile file;
   Bag bag = {0};
   char *path = xasprintf("%s/%s", t->dir, name);
-  must(safetensors_open(&file, path, &err), &err);
+  safe_open(&file, path);
   for (int i = 0; i < file.count; i++)
     bag_add(&bag, file.tensors[i].name, &file.tensors[i],
             (const float *)(const void *)(file.tensors[i].data));

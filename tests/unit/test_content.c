@@ -89,7 +89,7 @@ static int save(void **state) {
     s->fds[i] = open(path.text, O_RDWR);
   }
   *state = s;
-  return s->files[0].map.bytes / PIECE == 2 && s->files[1].map.bytes == 2 * PIECE ? 0 : -1;
+  return s->files[0].bytes / PIECE == 2 && s->files[1].bytes == 2 * PIECE ? 0 : -1;
 }
 
 static int forget(void **state) {
@@ -107,7 +107,7 @@ static int forget(void **state) {
 }
 
 TEST(what_was_saved_is_taken_by_any_number_of_threads) {
-  const Saved *s = *state;
+  Saved *s = *state;
   for (int threads = 1; threads <= 5; threads++) {
     omp_set_num_threads(threads);
     must(content_check(s->files, FILES, &s->sums, &err), &err);
@@ -122,24 +122,31 @@ static void exchange(const Saved *s, int file, size_t at, void *bytes, size_t co
   memcpy(bytes, was, count);
 }
 
-static void expect_flip_found(const Saved *s, int file, size_t at) {
+// The header that was parsed counts, so a flip there is found by who opens the file.
+static void expect_flip_found(Saved *s, int file, size_t at) {
   Error err = {""};
-  unsigned char byte = s->files[file].map.data[at] ^ 1;
+  SafeFile again;
+  unsigned char byte;
+  assert_int_equal(pread(s->fds[file], &byte, 1, (off_t)at), 1);
+  byte ^= 1;
   exchange(s, file, at, &byte, 1);
-  const int status = content_check(s->files, FILES, &s->sums, &err);
+  int status = safetensors_open(&again, s->files[file].path, &err);
+  const bool opened = status == 0;
+  if (opened) status = content_check(&again, 1, &s->sums, &err);
+  if (opened) safetensors_close(&again);
   exchange(s, file, at, &byte, 1);
   if (status == 0) fail_msg("byte %zu of file %d", at, file);
-  expect_error(status, &err, "its checksum differs");
+  if (opened) expect_error(status, &err, "its checksum differs");
   expect_error(status, &err, s->files[file].path);
 }
 
 TEST(a_flip_in_any_piece_is_found) {
-  const Saved *s = *state;
+  Saved *s = *state;
   for (int threads = 1; threads <= 4; threads += 3) {
     omp_set_num_threads(threads);
     for (int file = 0; file < FILES; file++)
-      for (size_t at = 0, end; at < s->files[file].map.bytes; at = end) {
-        end = at + PIECE < s->files[file].map.bytes ? at + PIECE : s->files[file].map.bytes;
+      for (size_t at = 0, end; at < s->files[file].bytes; at = end) {
+        end = at + PIECE < s->files[file].bytes ? at + PIECE : s->files[file].bytes;
         expect_flip_found(s, file, at);
         expect_flip_found(s, file, end - 1);
       }
@@ -147,7 +154,7 @@ TEST(a_flip_in_any_piece_is_found) {
 }
 
 // Without checksums, as in folders of other programs.
-static void expect_nan_found(const Saved *s, int file, size_t at) {
+static void expect_nan_found(Saved *s, int file, size_t at) {
   Error err = {""};
   unsigned char nan[4] = {0, 0, 0xc0, 0x7f};
   exchange(s, file, at, nan, 4);
@@ -159,31 +166,77 @@ static void expect_nan_found(const Saved *s, int file, size_t at) {
 }
 
 TEST(a_nan_in_any_piece_is_found) {
-  const Saved *s = *state;
+  Saved *s = *state;
   omp_set_num_threads(4);
   must(content_check(s->files, FILES, &(FileSums){0}, &err), &err);
   for (int file = 0; file < FILES; file++) {
     const SafeTensor *floats = safetensors_find(&s->files[file], "floats");
-    const size_t bytes = s->files[file].map.bytes;
-    expect_nan_found(s, file, (size_t)(floats->data - s->files[file].map.data));
+    const size_t bytes = s->files[file].bytes;
+    expect_nan_found(s, file, (size_t)(s->files[file].start + floats->begin));
     expect_nan_found(s, file, bytes - 4);
     for (size_t border = PIECE; border < bytes; border += PIECE)
       for (size_t k = 0; k < 3; k++) expect_nan_found(s, file, border - 4 + 4 * k - bytes % 4);
   }
 }
 
+// ---- What is loaded is what was checked
+
+static void collect(void *values, const unsigned char *from, ContentPart part) {
+  safetensors_floats(SAFE_F32, from, part.count, (float *)values + part.first);
+}
+
+static int load_floats(const Saved *s, int file, float *values, Error *err) {
+  const SafeTensor *t = safetensors_find(&s->files[file], "floats");
+  unsigned char *rooms = xmalloc((size_t)omp_get_max_threads() * CONTENT_ROOM);
+  const int status = content_visit(&s->files[file], t, rooms, collect, values, err);
+  free(rooms);
+  return status;
+}
+
+TEST(what_is_loaded_is_what_was_checked) {
+  Saved *s = *state;
+  omp_set_num_threads(3);
+  must(content_check(s->files, FILES, &s->sums, &err), &err);
+  float *values = xmalloc(3 * PIECE);
+  for (int file = 0; file < FILES; file++) {
+    const SafeTensor *t = safetensors_find(&s->files[file], "floats");
+    const size_t first = (size_t)(s->files[file].start + t->begin),
+                 end = (size_t)(s->files[file].start + t->end);
+    must(load_floats(s, file, values, &err), &err);
+    for (int64_t i = 0; i < t->shape[0]; i++)
+      assert_true(values[i] == (float)rng_u64(2, (uint64_t)i));
+    const size_t places[] = {first,     first + 1,     SAFE_PORTION - 1,   SAFE_PORTION, PIECE - 1,
+                             PIECE + 3, 2 * PIECE - 1, end - SAFE_PORTION, end - 1025,   end - 1};
+    for (size_t k = 0; k < sizeof places / sizeof *places; k++) {
+      unsigned char byte;
+      assert_int_equal(pread(s->fds[file], &byte, 1, (off_t)places[k]), 1);
+      byte ^= 4; // a value as good as the one before
+      exchange(s, file, places[k], &byte, 1);
+      const int status = load_floats(s, file, values, &err);
+      exchange(s, file, places[k], &byte, 1);
+      if (status == 0) fail_msg("byte %zu of file %d was loaded", places[k], file);
+      expect_error(status, &err, "was changed while it was read");
+    }
+    must(load_floats(s, file, values, &err), &err);
+  }
+  free(values);
+}
+
 // The last: what is cut stays cut.
 TEST(a_file_that_was_cut_is_found) {
   Saved *s = *state;
   SafeFile cut;
+  float *values = xmalloc(3 * PIECE);
   for (int file = 0; file < FILES; file++) {
-    const size_t bytes = s->files[file].map.bytes;
+    const size_t bytes = s->files[file].bytes;
     const size_t left[] = {bytes - 1, bytes - 4, (bytes - 1) / PIECE * PIECE, PIECE, PIECE - 1};
     for (size_t i = 0; i < sizeof left / sizeof *left; i++) {
       assert_int_equal(ftruncate(s->fds[file], (off_t)left[i]), 0);
       expect_error(safetensors_open(&cut, s->files[file].path, &err), &err, s->files[file].path);
+      expect_error(load_floats(s, file, values, &err), &err, "became shorter");
     }
   }
+  free(values);
 }
 
 TEST_GROUP(save, forget);
