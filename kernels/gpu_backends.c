@@ -18,6 +18,12 @@ int gpu_usable(GpuMemory *memory, Error *err) {
   return cudnn_open(&cudnn, err);
 }
 
+bool gpu_lacks_documents(void) {
+  Gpu gpu;
+  Error none_is_there;
+  return gpu_probe(&gpu, &none_is_there) == 0 && !gpu_attends_documents(&gpu);
+}
+
 Backend *backend_gpu_create(const OpsConfig *config, const GpuOptions *options, Error *err) {
   if (options->kernels == KERNELS_UNFUSED) return backend_unfused_create(config, options, err);
   Error why_not;

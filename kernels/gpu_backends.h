@@ -52,6 +52,9 @@ Backend backend_gpu_outline(const OpsConfig *config, const GpuOptions *options);
 // and the missing part in err. Allocates no memory on the GPU but the driver's own.
 int gpu_usable(GpuMemory *memory, Error *err);
 
+// Whether there is a GPU whose attention cannot stop at documents' ends (Services.set_documents).
+bool gpu_lacks_documents(void);
+
 // The backend that options->kernels asks for; with KERNELS_AUTO the unfused one where the fused
 // kernels cannot run, and then its description says why. NULL and a sentence on failure: no GPU,
 // too old a driver, no cuDNN, an unsupported head size, no memory.

@@ -37,6 +37,7 @@ typedef struct OpsConfig {
   // Documents that end inside of sequences (Services.set_documents); 0: there are none.
   int64_t usual_documents;  // so many or fewer in most calls, which are recorded for as many
   int64_t longest_document; // rows
+  bool whole_windows;       // forwards without documents come between, as those of a validation
   double rms_norm_eps;
   double inv_freq[MAX_HEAD_DIM / 2]; // RoPE: angle per position of each of the d/2 pairs
   int threads;                       // CPU threads; 0 = all
@@ -57,6 +58,13 @@ typedef struct OpsConfig {
 // R: the columns of a packed row.
 static inline int64_t packed_width(const OpsConfig *c) {
   return (c->H + 2 * c->KV) * c->d;
+}
+
+// Whether these documents are such as Services.set_documents takes.
+static inline bool documents_fit(const OpsConfig *c, const int32_t *lengths, int64_t count) {
+  bool fit = count == 0 || c->usual_documents > 0;
+  for (int64_t i = 0; i < count; i++) fit &= lengths[i] > 0 && lengths[i] <= c->longest_document;
+  return fit;
 }
 
 // Elements from one row of logits to the next. In the gradient the elements past V are zeros.

@@ -177,6 +177,7 @@ OpsConfig llama_ops_config(const ModelConfig *c, const RunShape *shape, int64_t 
       .max_positions = max_positions,
       .usual_documents = shape->usual_documents,
       .longest_document = shape->longest_document,
+      .whole_windows = shape->whole_windows,
       .rms_norm_eps = c->rms_norm_eps,
       .threads = threads,
   };

@@ -17,6 +17,7 @@ typedef struct RunShape {
   bool fp8;                 // products multiply in FP8
   bool muon;                // Muon updates the matrices of layers, so they have no second moment
   int64_t usual_documents, longest_document; // as in OpsConfig
+  bool whole_windows;                        // likewise
   Mainloop mainloop; // that the GPU takes where the config says auto; it says how wide tiles are
 } RunShape;
 

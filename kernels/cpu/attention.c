@@ -2,6 +2,7 @@
 // half is mostly skipped.
 #include "kernels/cpu/cpu.h"
 
+#include <assert.h>
 #include <math.h>
 #include <omp.h>
 #include <string.h>
@@ -93,6 +94,7 @@ static Sequences sequences(const Cpu *cpu, int64_t B, int64_t T) {
 
 void cpu_set_documents(Backend *be, const int32_t *lengths, int64_t count) {
   Cpu *cpu = cpu_of(be);
+  assert(documents_fit(&cpu->config, lengths, count));
   int64_t *ends = cpu->documents.ends = xrealloc(cpu->documents.ends, (size_t)count * sizeof *ends);
   cpu->documents.count = count;
   for (int64_t i = 0; i < count; i++) ends[i] = (i > 0 ? ends[i - 1] : 0) + lengths[i];

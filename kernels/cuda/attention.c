@@ -32,8 +32,9 @@ static int take_workspace(Cuda *c, PlannedAttention *p, size_t bytes) {
   return p->workspace ? 0 : -1;
 }
 
-static int plan_shape(Cuda *c, AttentionShape shape, bool both_forms, Error *err) {
-  const bool deterministic = c->options.deterministic, train = c->options.train;
+// train: with a backward.
+static int plan_shape(Cuda *c, AttentionShape shape, bool train, bool both_forms, Error *err) {
+  const bool deterministic = c->options.deterministic;
   const int config = deterministic ? ATTENTION_FIRST : ATTENTION_FASTEST;
   const AttentionOptions options = {.deterministic = deterministic,
                                     .forward_only = !train,
@@ -94,11 +95,9 @@ static AttentionShape shape_of(const Cuda *c, int64_t B, int64_t T, bool documen
   return s;
 }
 
-// cuDNN offers other GPUs ways that cudnn-frontend refuses as wrong: statistics of documents' rows
-// are not for compute capability 8 and 12. Nobody tried them.
 static int check_documents(const Cuda *c, Error *err) {
   const Gpu *gpu = &c->gpu;
-  if (c->config.usual_documents == 0 || gpu->major == 9 || gpu->major == 10) return 0;
+  if (c->config.usual_documents == 0 || gpu_attends_documents(gpu)) return 0;
   return error_set(err,
                    "attention that stops at a document's end runs on GPUs of compute capability 9 "
                    "and 10 alone, and the GPU (%s) has %d.%d: take data.documents=join, or "
@@ -128,6 +127,16 @@ static bool may_take_both(const Cuda *c, const AttentionShape *s) {
   return c->options.deterministic || s->B * s->T * s->T <= 8 * s->d * attention_rows(s);
 }
 
+static int plan_run(Cuda *c, Error *err) {
+  const GpuOptions *o = &c->options;
+  const bool documents = c->config.usual_documents > 0;
+  const AttentionShape shape = shape_of(c, o->batch, o->seq, documents),
+                       whole = shape_of(c, o->batch, o->seq, false);
+  if (plan_shape(c, shape, o->train, may_take_both(c, &shape), err)) return -1;
+  if (o->deterministic && o->train) describe_cost(c);
+  return documents && c->config.whole_windows ? plan_shape(c, whole, false, false, err) : 0;
+}
+
 int cuda_attention_open(Cuda *c, Error *err) {
   if (cudnn_open(&c->cudnn, err) ||
       cudnn_check(&c->cudnn, c->cudnn.create(&c->cudnn_handle), "making a handle", err) ||
@@ -138,12 +147,9 @@ int cuda_attention_open(Cuda *c, Error *err) {
   phase_end(&c->base.opening, "cuDNN");
   if (check_documents(c, err) != 0 || make_table(c, err) != 0) return -1;
   if (c->options.batch == 0) return 0;
-  const bool documents = c->config.usual_documents > 0;
-  const AttentionShape shape = shape_of(c, c->options.batch, c->options.seq, documents);
-  if (plan_shape(c, shape, may_take_both(c, &shape), err)) return -1;
+  const int status = plan_run(c, err);
   phase_end(&c->base.opening, "attention");
-  if (c->options.deterministic && c->options.train) describe_cost(c);
-  return 0;
+  return status;
 }
 
 void cuda_attention_close(Cuda *c) {
@@ -166,7 +172,7 @@ static PlannedAttention *find_plan(Cuda *c, const AttentionShape *s) {
 
 void cuda_set_documents(Backend *be, const int32_t *lengths, int64_t count) {
   Cuda *c = cuda_of(be);
-  assert(count == 0 || c->config.usual_documents > 0);
+  assert(documents_fit(&c->config, lengths, count));
   c->documents.calls = count > 0 ? calls_for(c, count) : 0;
   if (count == 0) return;
   const AttentionShape s = shape_of(c, 1, 1, true);
@@ -183,7 +189,7 @@ static void run(Backend *be, int64_t B, int64_t T, AttentionDirection direction,
   Error err;
   PlannedAttention *p = find_plan(c, &shape);
   if (!p) {
-    error_check(plan_shape(c, shape, false, &err), &err);
+    error_check(plan_shape(c, shape, c->options.train, false, &err), &err);
     p = find_plan(c, &shape);
   }
   p->last_call = ++c->attention_calls;

@@ -93,6 +93,12 @@ int gpu_probe(Gpu *gpu, Error *err);
 int gpu_open(Gpu *gpu, Error *err);
 void gpu_close(Gpu *gpu);
 
+// cuDNN offers other GPUs ways that cudnn-frontend refuses as wrong: statistics of documents' rows
+// are not for compute capability 8 and 12. Nobody tried them.
+static inline bool gpu_attends_documents(const Gpu *gpu) {
+  return gpu->major == 9 || gpu->major == 10;
+}
+
 // Bytes of the card's memory, all and free, by the driver's count within memory_limit.
 int gpu_memory(size_t *free_bytes, size_t *all, Error *err);
 // Allocates memory of the GPU, within memory_limit; NULL when there is not enough, and then the

@@ -79,17 +79,19 @@ static __device__ __forceinline__ float part_share(const RowStat &s, int64_t m, 
   return sum;
 }
 
-// Row m's, from its sum of P and of P log2(P), which are 0 in a row without a target. Returns u.
+// Row m's, from its sum of P and of P log2(P). A row without a target has no loss, whatever it
+// holds. Returns u.
 static __device__ float finish_row(const HeadFinish &args, int64_t m, float sum, float entropy) {
   const int target = args.targets[m];
   const float r = row_rstd(args.r, m);
   const float u = target < 0 ? 0 : r * args.scale / (sum + exp2f(-HEAD_AIM));
   const float loss = sum < 1 ? log1pf(ldexpf(sum, HEAD_AIM)) : HEAD_AIM * LN_2 + logf(sum);
-  args.row_loss[m] = sum < exp2f(HEAD_MOST) ? loss : NAN;
+  args.row_loss[m] = target < 0 ? 0 : sum < exp2f(HEAD_MOST) ? loss : NAN;
   const HeadGradient &g = args.gradient;
   if (!g.u) return u;
   reinterpret_cast<float *>(g.u)[m] = u;
-  reinterpret_cast<float *>(g.s.data)[m] = u * LN_2 * fmaf(HEAD_AIM, sum, entropy);
+  reinterpret_cast<float *>(g.s.data)[m] =
+      target < 0 ? 0 : u * LN_2 * fmaf(HEAD_AIM, sum, entropy);
   if (target >= 0)
     reinterpret_cast<bf16_bits *>(g.p.data)[m * g.p.row_stride + target] = bf16_from_float(-sum);
   return u;

@@ -30,12 +30,19 @@ RunShape run_shape(const Config *c) {
 
 // A batch of random windows has a quarter more documents than the mean only seldom.
 void run_documents(RunShape *shape, const Loader *loader) {
-  if (!loader || !loader->packed) return;
+  if (!loader) return;
+  shape->whole_windows |= !loader->packed;
+  if (!loader->packed) return;
   const int64_t most = shape->batch * loader->most_documents,
                 many = (int64_t)ceil(1.25 * (double)shape->batch * loader->mean_documents),
                 usual = many < most ? many : most;
   if (usual > shape->usual_documents) shape->usual_documents = usual;
   if (loader->longest > shape->longest_document) shape->longest_document = loader->longest;
+}
+
+bool backend_attends_documents(void) {
+  const char *forced = getenv("CODA_DOCUMENT_ATTENTION");
+  return !(forced && strcmp(forced, "none") == 0) && !gpu_lacks_documents();
 }
 
 int64_t tokens_per_step(const Config *c) {

@@ -9,6 +9,11 @@ RunShape run_shape(const Config *config);
 // Gives the shape places for the documents of a batch of these windows; the loader may be NULL.
 void run_documents(RunShape *shape, const Loader *loader);
 
+// False where a GPU would be used whose attention cannot stop at a document's end: then windows with
+// one piece of a document each do the same. For tests alone: CODA_DOCUMENT_ATTENTION=none says so of
+// every backend.
+bool backend_attends_documents(void);
+
 // Tokens of an optimizer step.
 int64_t tokens_per_step(const Config *config);
 // Its model FLOPs (model/config/config.h), were every window one document.

@@ -7,6 +7,7 @@
 
 struct AttentionCudnn {
   int64_t B, T, rows;
+  bool forward_only;
 };
 
 enum { MOST = 64 };
@@ -51,9 +52,9 @@ static size_t bytes_there(void) {
 AttentionCudnn *attention_cudnn_create(const CudnnApi *api, CudnnHandle handle, cudaStream_t stream,
                                        const AttentionShape *shape, const AttentionOptions *options,
                                        Error *err) {
-  (void)api, (void)handle, (void)stream, (void)options, (void)err;
+  (void)api, (void)handle, (void)stream, (void)err;
   AttentionCudnn *plan = xmalloc(sizeof *plan);
-  *plan = (AttentionCudnn){shape->B, shape->T, shape->rows};
+  *plan = (AttentionCudnn){shape->B, shape->T, shape->rows, options->forward_only};
   machine.plans[plan_at(NULL)] = plan;
   machine.created++;
   return plan;
@@ -93,6 +94,24 @@ int attention_cudnn_run(const AttentionCudnn *a, AttentionDirection direction,
   machine.ran = a;
   machine.workspace = tensors->workspace;
   return 0;
+}
+static int no_handle(CudnnHandle *handle) {
+  *handle = NULL;
+  return 0;
+}
+static int any_stream(CudnnHandle handle, struct CUstream_st *stream) {
+  (void)handle, (void)stream;
+  return 0;
+}
+int cudnn_open(CudnnApi *api, Error *err) {
+  (void)err;
+  api->create = no_handle;
+  api->set_stream = any_stream;
+  return 0;
+}
+int cudnn_check(const CudnnApi *api, int status, const char *doing, Error *err) {
+  (void)api, (void)doing, (void)err;
+  return status;
 }
 void cuda_repack(Backend *be, int64_t M, int64_t N, Operand x) {
   (void)be, (void)M, (void)N, (void)x;
@@ -183,6 +202,37 @@ TEST(the_shape_that_was_used_longest_ago_makes_room) {
   attend(c, 1, 2);
   assert_int_equal(machine.created, MAX_ATTENTION_SHAPES + 2);
   close_cuda(c);
+}
+
+// A run whose training has documents and whose validation has not makes both plans at its start, so
+// that the memory is planned and no step waits: the windows' own without a backward.
+TEST(whole_windows_beside_documents_are_planned_at_the_start) {
+  for (int whole = 0; whole < 2; whole++) {
+    Cuda *c = open_cuda(4, 128);
+    choices_close(&c->attention_choices);
+    c->config.usual_documents = 5;
+    c->config.longest_document = 40;
+    c->config.max_tokens = 4 * 128;
+    c->config.whole_windows = whole;
+    c->options.gemm_cache = "";
+    c->base.services.write = write_here;
+    c->gpu.major = 8;
+    assert_int_equal(cuda_attention_open(c, &err), -1);
+    assert_non_null(strstr(err.text, "take data.documents=join"));
+    choices_close(&c->attention_choices);
+    c->gpu.major = 9;
+    if (cuda_attention_open(c, &err) != 0) fail_msg("%s", err.text);
+    assert_int_equal(machine.created, 1 + whole);
+    assert_true(c->attention[0].shape.rows == 4 * 128 && !c->attention[0].plan->forward_only);
+    if (whole) assert_true(c->attention[1].plan->forward_only);
+    const size_t bytes = c->base.workspace_bytes;
+    cuda_set_documents(&c->base, NULL, 0);
+    if (whole) attend(c, 4, 128);
+    assert_int_equal(machine.created, 1 + whole);
+    assert_true(c->base.workspace_bytes == bytes);
+    cuda_give_back(c, c->documents.table);
+    close_cuda(c);
+  }
 }
 
 // Usual documents take as many calls as document_calls says, more documents take more calls. Without

@@ -40,6 +40,8 @@ static void reference_run(const Problem *p, Results *r) {
                             .V = 8,
                             .max_tokens = attention_rows(s),
                             .max_positions = s->T,
+                            .usual_documents = p->documents,
+                            .longest_document = s->T,
                             .rms_norm_eps = 1e-5f};
   Backend *cpu = backend_cpu_create(&config);
   act_t *qkv = (act_t *)p->qkv_f, *o = (act_t *)r->o, *d_o = (act_t *)p->d_o_f;

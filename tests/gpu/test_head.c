@@ -399,6 +399,31 @@ TEST(rows_without_targets_leave_zeros) {
   }
 }
 
+// Whatever a row without a target holds, the others have the loss that they had.
+TEST(a_row_without_a_target_has_no_loss_whatever_it_holds) {
+  for (int mode = 0; mode < MODES; mode++) {
+    if (!mode_runs((Mode)mode) || in_fp8((Mode)mode)) continue;
+    float loss[2];
+    Problem p = problem_new(shapes[0], largest[0]);
+    Backend *be = backend_new(p.s, (Mode)mode);
+    for (int holds = 0; holds < 2; holds++) {
+      for (int64_t i = 0; holds && i < p.s.M * p.s.D; i++)
+        if (p.targets[i / p.s.D] < 0) p.x[i] = NAN;
+      for (int64_t m = 0; holds && m < p.s.M; m++)
+        if (p.targets[m] < 0) p.sumsq[m] = NAN;
+      Run r = run_new(be, (Mode)mode, &p);
+      bench_reset(&r.b);
+      loss[holds] = loss_alone(&r, &p);
+      bench_free(&r.b);
+    }
+    printf("# %s: loss %.7g, beside rows of NaN %.7g\n", mode_names[mode], (double)loss[0],
+           (double)loss[1]);
+    assert_true(loss[0] > 0 && loss[1] == loss[0]);
+    be->services.destroy(be);
+    problem_free(&p);
+  }
+}
+
 // A row's loss beyond what its scale holds is no number, so that the update is skipped; one that is
 // large, and one of 0, are what they are.
 TEST(losses_out_of_range) {
