@@ -37,7 +37,7 @@ static const char usage[] =
     "  --length N (max_position_embeddings, at most 4096)  --batch N (8192 tokens' worth)\n"
     "  --documents mask|join (as the run's, else mask): apart, or a file as one document\n"
     "  FILES: token files ('data/mine/val-*.bin'), a folder with val-*.bin, or one plain text.\n"
-    "  Documents are packed into windows of N tokens: each but their first is predicted once.\n"
+    "  Documents are cut into pieces of N tokens: each but their first is predicted once.\n"
     "Options of --bench, which needs no data:\n"
     "  --op NAME (one operation alone)  --seconds S (8; with --op: 3)\n"
     "\n"

@@ -19,12 +19,15 @@ void batch_clear(Batch *batch) {
   batch->documents = batch->counted = 0;
 }
 
-void batch_pad(Batch *batch, int64_t at, int64_t rows, bool lengths) {
+void batch_pad(Batch *batch, int64_t at, int64_t rows, int64_t longest) {
   for (int64_t i = at; i < at + rows; i++) {
     batch->tokens[i] = 0;
     batch->targets[i] = NO_TARGET;
   }
-  if (lengths && rows > 0) batch->lengths[batch->documents++] = (int32_t)rows;
+  for (int64_t left = rows, n; longest > 0 && left > 0; left -= n) {
+    n = left < longest ? left : longest;
+    batch->lengths[batch->documents++] = (int32_t)n;
+  }
 }
 
 double batch_attended(const Batch *batch, int64_t windows, int64_t T) {

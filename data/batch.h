@@ -1,12 +1,10 @@
 // A micro-batch on the host: what a loader gives out and the model takes.
 #pragma once
-#include <stdbool.h>
 #include <stdint.h>
 
-// What becomes of documents: windows are packed with whole ones, and no document sees another
-// (DOCUMENTS_MASK; where no file has the ends, windows are joined); windows run through their ends;
-// or packed windows have each file as one document.
-typedef enum DocumentsMode { DOCUMENTS_MASK, DOCUMENTS_JOIN, DOCUMENTS_FILES } DocumentsMode;
+// What becomes of documents. Mask: no document sees another; where no file has the ends of its
+// documents this is the same as join. Join: windows run through the ends.
+typedef enum DocumentsMode { DOCUMENTS_MASK, DOCUMENTS_JOIN } DocumentsMode;
 
 // The target of a row that does not count: its loss and its gradient are 0.
 enum { NO_TARGET = -1 };
@@ -23,8 +21,9 @@ typedef struct Batch {
 // Memory for `rows` rows, without any yet. It is freed by batch_free, which takes zeros, too.
 Batch batch_alloc(int64_t rows);
 void batch_free(Batch *batch);
-// Rows [at, at + rows) become padding: token 0, no target. lengths: they are one document.
-void batch_pad(Batch *batch, int64_t at, int64_t rows, bool lengths);
+// Rows [at, at + rows) become padding: token 0, no target. longest: they are documents of at most
+// so many rows, since attention is planned for documents that long; 0: the batch has no lengths.
+void batch_pad(Batch *batch, int64_t at, int64_t rows, int64_t longest);
 // Before the first row of a new batch is read.
 void batch_clear(Batch *batch);
 // What attention's FLOPs follow from: the sum of the squares of the documents' lengths. Whole

@@ -50,7 +50,7 @@ static int find_sources(Loader *loader, const Mixture *m, glob_t *found, Error *
       if (find_files(from->paths[p], loader->config.split, found, err) != 0) return -1;
     s->name = from->count == 1 ? xstrdup(from->paths[0])
                                : xasprintf("%s and %d more", from->paths[0], from->count - 1);
-    s->weight = loader->weights[i] = from->weight;
+    s->share = from->weight;
     s->file_count = (int)(found->gl_pathc - before);
   }
   return 0;
@@ -64,48 +64,95 @@ static int open_files(Loader *loader, const glob_t *found, Error *err) {
     if (tokens_open(file, found->gl_pathv[f], err) != 0) return -1;
     loader->file_count++;
     loader->tokens += file->count;
-    loader->packed |= loader->config.documents == DOCUMENTS_MASK && file->documents.count > 0;
   }
   return 0;
 }
 
-static void add_packing(Loader *loader, const Source *s, double *padding) {
-  const int64_t T = loader->config.seq;
+// Documents are apart where that is asked for and any file has their ends.
+static bool are_apart(const Loader *loader) {
+  bool ends = false;
+  for (int f = 0; f < loader->file_count; f++) ends |= loader->files[f].documents.count > 0;
+  return ends && loader->config.documents == DOCUMENTS_MASK;
+}
+
+static WindowKind choose_kind(const Loader *loader) {
+  bool masked = false;
+  for (int f = 0; f < loader->file_count; f++) masked |= loader->files[f].documents.masked;
+  if (loader->apart) return loader->config.alone ? WINDOWS_ALONE : WINDOWS_PACKED;
+  return masked || loader->config.whole ? WINDOWS_ALONE : WINDOWS_JOINED;
+}
+
+// A window need not be longer than the longest file.
+static void shorten_windows(Loader *loader) {
+  int64_t longest = 1;
+  for (const TokenFile *f = loader->files; f < loader->files + loader->file_count; f++)
+    if (f->count - 1 > longest) longest = f->count - 1;
+  if (longest < loader->config.seq) loader->config.seq = longest;
+}
+
+// Windows are drawn by their number, but shares are of tokens: a source whose windows have fewer
+// tokens that count gives more windows.
+static void weigh_windows(Loader *loader) {
+  double sum = 0;
+  bool alike = true;
+  const double T = (double)loader->config.seq;
+  for (Source *s = loader->sources; s < loader->sources + loader->source_count; s++) {
+    const double a_window = s->windows > 0 ? (double)s->counted / (double)s->windows : T;
+    alike &= a_window == T;
+    sum += s->weight = s->share / a_window;
+  }
+  for (int i = 0; i < loader->source_count; i++) {
+    Source *s = &loader->sources[i];
+    s->weight = loader->weights[i] = alike ? s->share : s->weight / sum;
+  }
+}
+
+// Of windows that are pieces.
+static void add_packing(Loader *loader, const Source *s) {
   const Packing *p = &s->packing;
-  const double windows = (double)(s->windows > 0 ? s->windows : 1);
-  const double pad = (double)(s->windows * T - p->rows) / (windows * (double)T);
-  if (!s->packed) return;
-  if (p->longest > loader->longest) loader->longest = p->longest;
+  const double windows = (double)(s->windows > 0 ? s->windows : 1), T = (double)loader->config.seq;
   const int64_t most = p->most + (p->padded > 0);
   if (most > loader->most_documents) loader->most_documents = most;
   loader->mean_documents += s->weight * (double)(p->count + p->padded) / windows;
   loader->documents += p->documents;
   loader->cut += p->cut;
-  *padding += s->weight * pad;
+  loader->padding += s->weight * ((double)s->windows * T - (double)p->rows) / (windows * T);
+}
+
+static void describe_windows(Loader *loader, WindowKind kind) {
+  weigh_windows(loader);
+  for (const Source *s = loader->sources; s < loader->sources + loader->source_count; s++) {
+    loader->windows += s->windows;
+    loader->targets += s->targets;
+    loader->counted += s->counted;
+    loader->fingerprint =
+        loader->source_count == 1 ? s->fingerprint : rng_u64(loader->fingerprint, s->fingerprint);
+    if (kind != WINDOWS_JOINED) add_packing(loader, s);
+  }
+  loader->packed = kind == WINDOWS_PACKED;
+  if (!loader->packed) loader->most_documents = 1;
+  if (!loader->packed) loader->mean_documents = 1;
 }
 
 static int open_sources(Loader *loader, Error *err) {
-  const LoaderConfig *c = &loader->config;
+  LoaderConfig *c = &loader->config;
   const TokenFile *file = loader->files;
-  loader->packed |= c->documents == DOCUMENTS_FILES;
-  if (!loader->packed) {
-    loader->longest = c->seq;
-    loader->most_documents = 1;
-    loader->mean_documents = 1;
-  }
+  loader->apart = are_apart(loader);
+  const WindowKind kind = choose_kind(loader);
+  if (c->whole) shorten_windows(loader);
   for (Source *s = loader->sources; s < loader->sources + loader->source_count; s++) {
     s->files = file;
     file += s->file_count;
     s->T = c->seq;
     s->seed = c->seed;
     s->shuffle = c->shuffle;
-    s->packed = loader->packed;
-    if (source_open(s, c->documents == DOCUMENTS_FILES, err) != 0) return -1;
-    add_packing(loader, s, &loader->padding);
-    loader->windows += s->windows;
-    loader->fingerprint =
-        loader->source_count == 1 ? s->fingerprint : rng_u64(loader->fingerprint, s->fingerprint);
+    s->kind = kind;
+    if (source_open(s, !loader->apart, err) != 0) return -1;
+    if (s->packing.longest > loader->longest) loader->longest = s->packing.longest;
   }
+  if (kind == WINDOWS_JOINED) loader->longest = c->seq;
+  if (c->whole && kind == WINDOWS_ALONE && loader->longest > 0) c->seq = loader->longest;
+  describe_windows(loader, kind);
   return 0;
 }
 
@@ -181,7 +228,9 @@ const char *loader_replaced(const Loader *loader) {
 
 static int check_sources(const Loader *loader, Error *err) {
   for (const Source *s = loader->sources; s < loader->sources + loader->source_count; s++)
-    if (s->windows == 0)
+    if (s->windows == 0 && s->targets > 0)
+      return error_set(err, "'%s' has no token that counts as a target: leave it out", s->name);
+    else if (s->windows == 0)
       return error_set(err,
                        "'%s' has no sequence of %" PRId64 " tokens: leave it out, or lower "
                        "train.sequence_length",
@@ -189,19 +238,29 @@ static int check_sources(const Loader *loader, Error *err) {
   return 0;
 }
 
+// Windows that are pieces.
+static int too_few_pieces(const Loader *loader, Error *err) {
+  const int64_t windows = loader->windows, B = loader->config.batch;
+  const char *pattern = loader->config.pattern;
+  if (loader->targets == 0)
+    return error_set(err, "'%s' has no token to predict: a document needs two tokens or more",
+                     pattern);
+  if (windows == 0)
+    return error_set(err,
+                     "'%s' has no token that counts as a target: its mask leaves out all %" PRId64
+                     " tokens; make it again with text that is to be learned",
+                     pattern, loader->tokens);
+  return error_set(err,
+                   "'%s' fills %" PRId64 " sequence%s of %" PRId64
+                   " tokens, but a batch needs %" PRId64
+                   ": add text, or lower train.batch_size or train.sequence_length",
+                   pattern, windows, windows == 1 ? "" : "s", loader->config.seq, B);
+}
+
 static int check_size(const Loader *loader, Error *err) {
   const int64_t windows = loader->windows, B = loader->config.batch, T = loader->config.seq;
   if (windows >= B) return loader->source_count > 1 ? check_sources(loader, err) : 0;
-  if (loader->packed && windows == 0)
-    return error_set(err, "'%s' has no token to predict: a document needs two tokens or more",
-                     loader->config.pattern);
-  if (loader->packed)
-    return error_set(err,
-                     "the documents of '%s' fill %" PRId64 " sequence%s of %" PRId64
-                     " tokens, but a batch needs %" PRId64
-                     ": add text, or lower train.batch_size or "
-                     "train.sequence_length",
-                     loader->config.pattern, windows, windows == 1 ? "" : "s", T, B);
+  if (loader->sources[0].kind != WINDOWS_JOINED) return too_few_pieces(loader, err);
   // The smallest file with so many windows.
   const int64_t needed = (loader->config.shuffle && B >= 2 ? B + 1 : B) * T + 1;
   error_set(
@@ -236,8 +295,8 @@ static void open_text(Loader *loader) {
   loader->files = xmalloc(sizeof *loader->files);
   *loader->files = *text;
   loader->files->path = xstrdup(text->path);
-  loader->sources[0] = (Source){.name = xstrdup(text->path), .weight = 1, .file_count = 1};
-  loader->weights[0] = loader->source_count = loader->file_count = 1;
+  loader->sources[0] = (Source){.name = xstrdup(text->path), .share = 1, .file_count = 1};
+  loader->source_count = loader->file_count = 1;
   loader->tokens = text->count;
 }
 
@@ -336,17 +395,22 @@ static int read_piece(const Loader *loader, const Source *s, WindowPiece piece, 
   return 0;
 }
 
+// A mask that has changed since the windows were chosen is found here.
 static int read_window(const Loader *loader, LoaderPlace place, int64_t row, Batch *batch,
                        Error *err) {
-  const int64_t end = (row + 1) * loader->config.seq;
+  const int64_t end = (row + 1) * loader->config.seq, before = batch->counted;
   int64_t at = row * loader->config.seq, i = 0;
   for (WindowPiece p; (p = source_piece(place.source, place.position, i)).rows > 0;
        i++, at += p.rows) {
     if (read_piece(loader, place.source, p, at, batch, err) != 0) return -1;
     if (loader->packed) batch->lengths[batch->documents++] = (int32_t)p.rows;
   }
-  batch_pad(batch, at, end - at, loader->packed);
-  return 0;
+  batch_pad(batch, at, end - at, loader->packed ? loader->longest : 0);
+  if (batch->counted > before) return 0;
+  return error_set(err,
+                   "'%s' was changed while it was in use: no token counts in a window that had "
+                   "some; make or copy it again",
+                   place.source->name);
 }
 
 int loader_window(const Loader *loader, uint64_t cursor, int64_t row, Batch *batch, Error *err) {

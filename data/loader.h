@@ -21,6 +21,9 @@ typedef struct LoaderConfig {
   uint64_t seed;
   bool shuffle;
   DocumentsMode documents;
+  bool alone; // of DOCUMENTS_MASK: a window for each piece of a document instead of packed ones
+  bool whole; // every token that counts is a target once: windows reach to the files' ends. seq
+              // becomes the rows of the longest piece where there is none of so many
 } LoaderConfig;
 
 // How far the files are checked. All tokens are: by the first half second of loader_check, then by
@@ -46,20 +49,26 @@ typedef struct Loader {
   double weights[MOST_SOURCES];
   uint64_t began;         // cursor at which the weights began to hold
   Draws first, now;       // since then: at this process' start, and as far as was drawn last
+  bool apart;             // no document sees another
   bool packed;            // windows hold several documents: batches have lengths
   int64_t longest;        // rows of a document in any window, padding counted as one
   int64_t most_documents; // of a window at most, padding counted as one
   double mean_documents;  // the same of the mean window
   double padding;         // share of the rows
-  int64_t documents, cut; // packed: that have a row; that have more rows than a window
-  uint64_t fingerprint;   // of all files, in their order: what they hold, not where they are
-  int32_t *window;        // [T + 1]
-  bool *mask;             // [T]
+  int64_t documents, cut; // but for joined windows: that have a row; more rows than a window
+  // Tokens that have others before them in their document or file, in an epoch of each source, and
+  // those of them that count as targets
+  int64_t targets, counted;
+  uint64_t fingerprint; // of all files, in their order: what they hold, not where they are
+  int32_t *window;      // [T + 1]
+  bool *mask;           // [T]
   LoaderWatch watch;
 } Loader;
 
-// Opens all files, and checks them where vocab_size is not 0. Fewer windows than one batch is an
-// error that says how many tokens are needed and how many there are.
+// Opens all files, and checks them where vocab_size is not 0. Every window has a token that counts:
+// where files have a mask, windows are pieces of documents, or of the files where documents are not
+// apart, and the pieces in which none counts are left out. Fewer windows than one batch is an error
+// that says how many tokens are needed and how many there are.
 Loader *loader_open(const LoaderConfig *config, Error *err); // NULL on error
 // From here on no id that is not below vocab_size is given out, and the files are checked. Comes
 // once; an error was found in the first half second.

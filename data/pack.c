@@ -17,17 +17,20 @@ typedef struct Cutter {
   int64_t mask_room, mask_first, mask_count;
 } Cutter;
 
-// Whether a target of the piece counts.
-static int counts(Cutter *c, const WindowPiece *piece, Error *err) {
+// How many targets of the piece count; -1 on error.
+static int64_t counted_in(Cutter *c, const WindowPiece *piece, Error *err) {
   const Documents *d = &c->files[piece->file].documents;
   const int64_t first = (int64_t)piece->first + 1, left = d->tokens - first;
-  if (!d->masked) return 1;
+  if (!d->masked) return piece->rows;
   if (first < c->mask_first || first + piece->rows > c->mask_first + c->mask_count) {
     c->mask_first = first;
     c->mask_count = left < c->mask_room ? left : c->mask_room;
     if (documents_mask(d, first, c->mask_count, c->mask, err) != 0) return -1;
   }
-  return memchr(c->mask + (first - c->mask_first), true, piece->rows) != NULL;
+  const bool *mask = c->mask + (first - c->mask_first);
+  int64_t counted = 0;
+  for (uint32_t i = 0; i < piece->rows; i++) counted += mask[i];
+  return counted;
 }
 
 static int cut_document(Cutter *c, int64_t first, int64_t end, Error *err) {
@@ -36,11 +39,14 @@ static int cut_document(Cutter *c, int64_t first, int64_t end, Error *err) {
   for (int64_t at = first; at < end - 1; at += c->T) {
     const int64_t rows = end - 1 - at < c->T ? end - 1 - at : c->T;
     const WindowPiece piece = {c->file, (uint32_t)at, (uint32_t)rows};
-    const int status = counts(c, &piece, err);
-    if (status < 0) return -1;
-    if (status == 0) continue;
+    const int64_t counted = counted_in(c, &piece, err);
+    if (counted < 0) return -1;
+    if (counted == 0) p->left_out += rows;
+    if (counted == 0) continue;
     p->pieces[c->count++] = piece;
     p->rows += rows;
+    p->counted += counted;
+    if (rows > p->longest) p->longest = rows;
   }
   p->documents += c->count > before;
   p->cut += c->count > before && end - 1 - first > c->T;
@@ -140,7 +146,6 @@ static void choose_windows(Packing *p, const uint32_t *ends, int64_t count, int6
     const int64_t left = (room < 0 ? T : room) - rows;
     window[i] = room < 0 ? (uint32_t)p->windows++ : take_room(&rooms, room);
     if (left > 0) add_room(&rooms, window[i], left);
-    if (rows > p->longest) p->longest = rows;
   }
   // What is left now is padding.
   for (int64_t size = T - 1; size > p->longest; size--)
@@ -171,7 +176,8 @@ static void fill_windows(Packing *p, int64_t count, int64_t T) {
   free(ends);
 }
 
-int pack(Packing *p, const TokenFile *files, int count, int64_t T, bool by_file, Error *err) {
+int pack(Packing *p, const TokenFile *files, int count, int64_t T, bool by_file, bool alone,
+         Error *err) {
   int64_t most = 0;
   *p = (Packing){0};
   for (int f = 0; f < count; f++) most += files[f].count / T + files[f].documents.count + 1;
@@ -191,7 +197,9 @@ int pack(Packing *p, const TokenFile *files, int count, int64_t T, bool by_file,
     return -1;
   }
   p->pieces = xrealloc(p->pieces, (size_t)c.count * sizeof *p->pieces + 1);
-  p->count = c.count;
+  p->count = p->windows = c.count;
+  if (alone) return 0;
+  p->windows = 0;
   fill_windows(p, c.count, T);
   return 0;
 }

@@ -34,7 +34,7 @@ static int read_fingerprint(Source *s, Error *err) {
     if (tokens_fingerprint(f, &content, err) != 0) return -1;
     s->fingerprint = rng_u64(s->fingerprint, content);
     // Joined windows without a mask are those of files whose ends are not known.
-    if (f->documents.path && (s->packed || f->documents.masked))
+    if (f->documents.path && (s->kind != WINDOWS_JOINED || f->documents.masked))
       s->fingerprint = rng_u64(s->fingerprint, f->documents.checksum);
   }
   return 0;
@@ -48,17 +48,21 @@ static void count_joined(Source *s) {
     s->windows += s->shuffle && fit >= 2 ? fit - 1 : fit;
     s->first_window[f + 1] = s->windows;
   }
+  s->targets = s->counted = s->windows * s->T;
 }
 
 int source_open(Source *s, bool by_file, Error *err) {
   for (int f = 0; f < s->file_count; f++) s->tokens += s->files[f].count;
   if (read_fingerprint(s, err) != 0) return -1;
-  if (!s->packed) {
+  if (s->kind == WINDOWS_JOINED) {
     count_joined(s);
     return 0;
   }
-  if (pack(&s->packing, s->files, s->file_count, s->T, by_file, err) != 0) return -1;
+  const bool alone = s->kind == WINDOWS_ALONE;
+  if (pack(&s->packing, s->files, s->file_count, s->T, by_file, alone, err) != 0) return -1;
   s->windows = s->packing.windows;
+  s->targets = s->packing.rows + s->packing.left_out;
+  s->counted = s->packing.counted;
   return 0;
 }
 
@@ -103,10 +107,18 @@ static WindowPiece joined_piece(const Source *s, int64_t window, uint64_t epoch)
 
 WindowPiece source_piece(const Source *s, uint64_t position, int64_t i) {
   const uint64_t windows = (uint64_t)s->windows, epoch = position / windows;
-  const uint32_t *begin = s->packing.begin;
+  const Packing *p = &s->packing;
+  const uint32_t *begin = p->begin;
   uint64_t window = position % windows;
   if (s->shuffle) window = permute(window, windows, rng_u64(rng_key(s->seed, "data.order"), epoch));
-  if (i >= (s->packed ? begin[window + 1] - begin[window] : 1)) return (WindowPiece){0};
-  return s->packed ? s->packing.pieces[s->packing.list[begin[window] + (uint64_t)i]]
-                   : joined_piece(s, (int64_t)window, epoch);
+  if (i >= (s->kind == WINDOWS_PACKED ? begin[window + 1] - begin[window] : 1))
+    return (WindowPiece){0};
+  switch (s->kind) {
+  case WINDOWS_JOINED:
+    return joined_piece(s, (int64_t)window, epoch);
+  case WINDOWS_ALONE:
+    return p->pieces[window];
+  default:
+    return p->pieces[p->list[begin[window] + (uint64_t)i]];
+  }
 }

@@ -2,8 +2,9 @@
 // is T rows: inputs and, shifted by one, targets.
 //
 // Joined: T + 1 tokens that follow one another in a file, wherever documents end. Windows of one
-// file do not overlap in their inputs; files are not joined. Packed: whole documents (data/pack.h),
-// the same windows in each epoch.
+// file do not overlap in their inputs; files are not joined. Packed: pieces of documents
+// (data/pack.h). Alone: one such piece, then padding. Packed windows and those of pieces alone are
+// the same in each epoch, and each has a token that counts.
 //
 // With `shuffle` epoch e visits every window once, in the order of a pseudo-random permutation
 // keyed by (seed, e); joined windows of each file are shifted by a random offset of the epoch.
@@ -13,22 +14,27 @@
 #include "data/pack.h"
 #include "data/tokens.h"
 
+typedef enum WindowKind { WINDOWS_JOINED, WINDOWS_PACKED, WINDOWS_ALONE } WindowKind;
+
 typedef struct Source {
   char *name;             // for people: its paths, owned
-  double weight;          // its share of the windows; those of all sources have the sum 1
+  double share;           // of the tokens that count; those of all sources have the sum 1
+  double weight;          // its share of the windows, which follows; their sum is 1, too
   const TokenFile *files; // [file_count], the caller's
   int file_count;
   int64_t T, tokens; // tokens: in all files
   int64_t windows;   // an epoch
   uint64_t seed;
-  bool shuffle, packed;
-  int64_t *first_window; // joined: [file_count + 1] windows in the files before each
-  Packing packing;       // packed
-  uint64_t fingerprint;  // of all files, in their order: what they hold, not where they are
-  uint64_t began;        // windows that were drawn before the weights held
+  bool shuffle;
+  WindowKind kind;
+  int64_t targets, counted; // an epoch: tokens that have others before them, those that count
+  int64_t *first_window;    // joined: [file_count + 1] windows in the files before each
+  Packing packing;          // packed and alone
+  uint64_t fingerprint;     // of all files, in their order: what they hold, not where they are
+  uint64_t began;           // windows that were drawn before the weights held
 } Source;
 
-// Fills in the windows. by_file: packed windows have each file as one document.
+// Fills in the windows. by_file: but for joined ones each file is one document.
 int source_open(Source *source, bool by_file, Error *err);
 void source_close(Source *source); // zeros are fine; the files stay
 

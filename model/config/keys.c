@@ -86,7 +86,8 @@ const Key config_keys[] = {
 
     SOURCES(data, train, REQUIRED, 1, SHAPES,
             "token files to train on: a path, a glob, or a folder, for its train-*.bin; a list of "
-            "them; or a list of {\"path\", \"weight\"}, whose weights are shares of the tokens"),
+            "them; or a list of {\"path\", \"weight\"}, whose weights are shares of the tokens "
+            "that count"),
     SOURCES(data, val, "\"\"", 0, SHAPES,
             "token files to validate on, a folder for its val-*.bin, or a list without weights; "
             "empty: no validation"),

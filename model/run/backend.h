@@ -9,8 +9,8 @@ RunShape run_shape(const Config *config);
 // Gives the shape places for the documents of a batch of these windows; the loader may be NULL.
 void run_documents(RunShape *shape, const Loader *loader);
 
-// False where a GPU would be used whose attention cannot stop at a document's end: then windows with
-// one piece of a document each do the same. For tests alone: CODA_DOCUMENT_ATTENTION=none says so of
+// False where the attention of the GPU here cannot stop at a document's end: then windows with one
+// piece of a document each do the same. For tests alone: CODA_DOCUMENT_ATTENTION=none says so of
 // every backend.
 bool backend_attends_documents(void);
 

@@ -98,53 +98,51 @@ static int64_t least(int64_t a, int64_t b) {
   return a < b ? a : b;
 }
 
-static int open_loader(Evaluation *e, int64_t T, DocumentsMode documents, Error *err) {
-  const LoaderConfig config = {.pattern = e->args->data,
-                               .split = "val",
-                               .text = e->text.path ? &e->text : NULL,
-                               .batch = 1,
-                               .seq = T,
-                               .documents = documents};
-  loader_close(e->loader);
-  e->loader = loader_open(&config, err);
-  return e->loader ? 0 : error_prefix(err, "--data");
-}
-
 // As the run's data.documents, where the folder is one of a run's.
 static int choose_documents(const Evaluation *e, DocumentsMode *documents, Error *err) {
   const char *folder = e->trained.start.path, *named = e->args->documents;
   Config config;
   *documents = named && strcmp(named, "join") == 0 ? DOCUMENTS_JOIN : DOCUMENTS_MASK;
-  if (named || !has_file(folder, RUN_CONFIG_FILE)) return 0;
-  if (checkpoint_read_config(folder, &config, err) != 0) return -1;
-  *documents = config.data.documents;
+  if (named) return 0;
+  if (has_file(folder, RUN_CONFIG_FILE)) {
+    if (checkpoint_read_config(folder, &config, err) != 0) return -1;
+    *documents = config.data.documents;
+  } else if (has_file(folder, STATE_FILE)) {
+    return error_set(err,
+                     "'%s' has no " RUN_CONFIG_FILE ", which says whether its run kept documents "
+                     "apart: give --documents mask or --documents join",
+                     folder);
+  }
   return 0;
 }
 
-// Windows to the ends of the files, so that every token but the first of a file, or of a document,
-// has a loss once.
-static int open_data(Evaluation *e, Error *err) {
+static int open_loader(Evaluation *e, Error *err) {
   enum { DEFAULT_LENGTH = 4096 };
-  const char *data = e->args->data;
-  const int64_t positions = e->trained.model.max_position_embeddings;
-  const bool tokens = path_is_directory(data) || name_ends_with(data, ".bin");
-  DocumentsMode documents;
-  int64_t longest = 1;
-  if (!tokens && open_text(e, data, err) != 0) return error_prefix(err, "--data");
-  if (choose_documents(e, &documents, err) != 0 || open_loader(e, 1, DOCUMENTS_JOIN, err) != 0)
-    return -1;
-  bool ends = false;
-  for (const TokenFile *f = e->loader->files; f < e->loader->files + e->loader->file_count; f++) {
-    if (check_file(e, f, err) != 0) return -1;
-    if (f->count - 1 > longest) longest = f->count - 1;
-    ends |= f->documents.count > 0;
-  }
-  if (e->args->length > positions)
+  const int64_t length = e->args->length, positions = e->trained.model.max_position_embeddings;
+  if (length > positions)
     return error_set(err, "--length %lld is beyond the model's max_position_embeddings of %lld",
-                     (long long)e->args->length, (long long)positions);
-  e->T = least(least(e->args->length > 0 ? e->args->length : DEFAULT_LENGTH, positions), longest);
-  if (!ends || documents == DOCUMENTS_JOIN) documents = DOCUMENTS_FILES;
-  if (open_loader(e, e->T, documents, err) != 0) return -1;
+                     (long long)length, (long long)positions);
+  LoaderConfig config = {.pattern = e->args->data,
+                         .split = "val",
+                         .text = e->text.path ? &e->text : NULL,
+                         .batch = 1,
+                         .seq = least(length > 0 ? length : DEFAULT_LENGTH, positions),
+                         .alone = !backend_attends_documents(),
+                         .whole = true};
+  if (choose_documents(e, &config.documents, err) != 0) return -1;
+  e->loader = loader_open(&config, err);
+  if (!e->loader) return error_prefix(err, "--data");
+  e->T = e->loader->config.seq;
+  return 0;
+}
+
+static int open_data(Evaluation *e, Error *err) {
+  const char *data = e->args->data;
+  const bool tokens = path_is_directory(data) || name_ends_with(data, ".bin");
+  if (!tokens && open_text(e, data, err) != 0) return error_prefix(err, "--data");
+  if (open_loader(e, err) != 0) return -1;
+  for (const TokenFile *f = e->loader->files; f < e->loader->files + e->loader->file_count; f++)
+    if (check_file(e, f, err) != 0) return -1;
   return loader_check(e->loader, e->trained.model.vocab_size, err);
 }
 
@@ -170,8 +168,8 @@ static int read_batch(Evaluation *e, int64_t first, int64_t windows, Error *err)
   batch_clear(&e->batch);
   for (int64_t row = 0; row < windows; row++)
     if (loader_window(e->loader, (uint64_t)(first + row), row, &e->batch, err) != 0) return -1;
-  for (int64_t row = windows; row < e->B; row++)
-    batch_pad(&e->batch, row * e->T, e->T, e->loader->packed);
+  batch_pad(&e->batch, windows * e->T, (e->B - windows) * e->T,
+            e->loader->packed ? e->loader->longest : 0);
   return loader_look(e->loader, err);
 }
 
@@ -210,11 +208,11 @@ static int evaluate_batch(Evaluation *e, int64_t first, Error *err) {
 static void report(const Evaluation *e) {
   const Loader *loader = e->loader;
   const double loss = e->nats / (double)e->counted;
-  const bool mask = loader->config.documents == DOCUMENTS_MASK;
+  const bool apart = loader->apart;
   printf("data           %lld tokens with a loss, of %d file%s, in windows of %lld",
          (long long)e->counted, loader->file_count, loader->file_count == 1 ? "" : "s",
          (long long)e->T);
-  if (mask)
+  if (apart)
     printf(", %lld document%s apart", (long long)loader->documents,
            loader->documents == 1 ? "" : "s");
   printf("\nloss           %.6f nats a token\n", loss);

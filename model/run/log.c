@@ -203,8 +203,10 @@ static void put_sources(JsonWriter *w, const Loader *loader) {
   for (const Source *s = loader->sources; s < loader->sources + loader->source_count; s++) {
     json_open(w, NULL, '{');
     json_bytes(w, "path", s->name, strlen(s->name));
+    put_number(w, "share", s->share);
     put_number(w, "weight", s->weight);
     json_whole(w, "tokens", s->tokens);
+    json_whole(w, "counted", s->counted);
     json_whole(w, "sequences", s->windows);
     json_close(w, '}');
   }
@@ -215,7 +217,9 @@ static void put_data(JsonWriter *w, const StartFacts *f) {
   json_open(w, "data", '{');
   json_whole(w, "train_tokens", f->train->tokens);
   json_whole(w, "train_files", f->train->file_count);
+  json_whole(w, "train_counted", f->train->counted);
   json_whole(w, "val_tokens", f->val ? f->val->tokens : 0);
+  json_whole(w, "val_counted", f->val ? f->val->counted : 0);
   put_number(w, "epochs", f->epochs);
   if (f->train->packed) {
     json_whole(w, "documents", f->train->documents);

@@ -2,17 +2,19 @@
 // "kind":
 //   start  step, steps, parameters, tokens_per_step, flops_per_step (the model's), backend, device
 //          (hardware and libraries), costs (of equal bits, or ""), data (an object: train_tokens,
-//          train_files, val_tokens, epochs that the whole run reads; where documents are packed
-//          also documents, cut: of these longer than a sequence, padding: a share; where data are
-//          mixed also sources, a list of {path, weight, tokens, sequences an epoch}), tokenizer
-//          (null where it is not known), memory (an object of bytes: planned, free, host_copy for
+//          train_files, val_tokens, train_counted and val_counted: tokens that count as targets in
+//          an epoch, epochs that the whole run reads; where documents are packed also documents,
+//          cut: of these longer than a sequence, padding: a share; where data are mixed also
+//          sources, a list of {path, share of the tokens that count, weight: the share of the
+//          sequences that follows, tokens, counted, sequences an epoch}), tokenizer (null where it
+//          is not known), memory (an object of bytes: planned, free, host_copy for
 //          saves, and items, a list of {name, shape, bytes}), config (an object: all keys),
 //          resumed, changes (of the configuration, where it was resumed)
 //   opened step, ms (from the command to the end of the first step), phases (an object of ms, by
 //          name: they follow one another and are the whole), memory_taken (bytes of the GPU by the
 //          driver's count; 0: the backend does not count)
 //   train  step, loss, lr, grad_norm, ms, tokens_per_s, counted (tokens with a target, where that
-//          is not all; where it is 0, so are loss and norm), mfu (null where the peak is not
+//          is not all), mfu (null where the peak is not
 //          known), applied; in FP8 also saturated: tensors with values beyond their scale's reach
 //   val    step, loss, stderr (its standard error as the mean of the whole split: of the choice of
 //          windows; 0 where all were read, null where one batch was), bits_per_byte (null where the

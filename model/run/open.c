@@ -22,14 +22,16 @@ static int open_train_data(Run *run, Error *err) {
   return run->train_data ? 0 : error_prefix(err, "data.train");
 }
 
-// A single window is enough to validate on.
+// A single window is enough to validate on. Where training has no documents apart, its windows have
+// none either: then training's recorded steps and its plan of attention serve validation, too.
 static int open_val_data(Run *run, Error *err) {
   const Config *c = &run->config;
   const LoaderConfig loader = {.pattern = c->data.val,
                                .split = "val",
                                .batch = 1,
                                .seq = c->train.sequence_length,
-                               .documents = c->data.documents};
+                               .documents = c->data.documents,
+                               .alone = !run->train_data->packed};
   if (c->data.val[0] == '\0') return 0;
   run->val_data = loader_open(&loader, err);
   if (!run->val_data) return error_prefix(err, "data.val");
@@ -424,14 +426,33 @@ static double epochs(const Run *run) {
          (double)run->train_data->windows;
 }
 
+typedef struct CountedText {
+  char text[64];
+} CountedText;
+
+// ", of which 1.2k count", where not all of the tokens to predict do.
+static CountedText counted_text(int64_t targets, int64_t counted) {
+  CountedText t = {""};
+  if (counted < targets)
+    snprintf(t.text, sizeof t.text, ", of which %s count", count_text((double)counted).text);
+  return t;
+}
+
+// The share of the windows, where it is not that of the tokens that count.
+static void print_windows_share(const Source *s) {
+  if (fabs(s->weight - s->share) >= 5e-4) printf(", %.3g %% of the windows", 100 * s->weight);
+}
+
 // Of each source its share, its tokens, and how often the whole run reads it.
 static void print_sources(const Run *run) {
   const Loader *loader = run->train_data;
   const double sequences = epochs(run) * (double)loader->windows;
-  for (const Source *s = loader->sources; s < loader->sources + loader->source_count; s++)
-    printf("%s%.3g %% of '%s' (%s tokens, %.2f epochs)", s > loader->sources ? ", " : "",
-           100 * s->weight, s->name, count_text((double)s->tokens).text,
-           s->weight * sequences / (double)s->windows);
+  for (const Source *s = loader->sources; s < loader->sources + loader->source_count; s++) {
+    printf("%s%.3g %% of '%s' (%s tokens%s", s > loader->sources ? ", " : "", 100 * s->share,
+           s->name, count_text((double)s->tokens).text, counted_text(s->targets, s->counted).text);
+    print_windows_share(s);
+    printf(", %.2f epochs)", s->weight * sequences / (double)s->windows);
+  }
 }
 
 static void print_documents(const Run *run) {
@@ -446,17 +467,19 @@ static void print_documents(const Run *run) {
 
 static void print_data(const Run *run) {
   const TrainConfig *t = &run->config.train;
-  const bool mixed = run->train_data->source_count > 1;
-  const int files = run->train_data->file_count;
+  const Loader *train = run->train_data, *val = run->val_data;
+  const bool mixed = train->source_count > 1;
+  const int files = train->file_count;
   const long long tokens = t->sequence_length, sequences = t->batch_size;
   printf("data       ");
   if (mixed)
     print_sources(run);
   else
-    printf("%s training tokens in %d file%s", count_text((double)run->train_data->tokens).text,
-           files, files == 1 ? "" : "s");
-  if (run->val_data)
-    printf(", %s validation tokens", count_text((double)run->val_data->tokens).text);
+    printf("%s training tokens in %d file%s%s", count_text((double)train->tokens).text, files,
+           files == 1 ? "" : "s", counted_text(train->targets, train->counted).text);
+  if (val)
+    printf(", %s validation tokens%s", count_text((double)val->tokens).text,
+           counted_text(val->targets, val->counted).text);
   print_documents(run);
   if (run->tokenizer)
     printf("\ntokenizer  %s, %lld tokens\n", tokenizer_facts(run->tokenizer)->name,

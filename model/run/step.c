@@ -120,9 +120,8 @@ int run_step_begin(Run *run, AdamW *hyper, Error *err) {
   *pending = (PendingStep){.learning_rate = hyper->learning_rate};
   run->be->services.clock_start(run->be);
   count_rows(run, pending);
-  // The mean is over the rows that count. Where none does it is 0, and so are the gradients.
-  const double rows = (double)tokens_per_step(&run->config), counted = (double)pending->counted;
-  hyper->gradient_scale = pending->counted > 0 ? rows / counted : 0;
+  // The mean is over the rows that count; every window has one.
+  hyper->gradient_scale = (double)tokens_per_step(&run->config) / (double)pending->counted;
   if (o->profile_steps > 0 && run->asked + 1 == PROFILE_START) profile(run, true);
   range_push("step");
   return 0;

@@ -99,9 +99,9 @@ static double sum_of_losses(Validation *v) {
 static bool validate_batch(Validation *v, int64_t i) {
   const int64_t B = v->run->val_windows.batch, windows = val_batch_size(&v->run->val_windows, i);
   if (*v->run->stop || read_batch(v, i, windows) != 0) return false;
+  const Loader *data = v->run->val_data;
   const int64_t T = v->run->config.train.sequence_length;
-  for (int64_t row = windows; row < B; row++)
-    batch_pad(&v->batch, row * T, T, v->run->val_data->packed);
+  batch_pad(&v->batch, windows * T, (B - windows) * T, data->packed ? data->longest : 0);
   val_mean_add(&v->mean, sum_of_losses(v), (double)v->batch.counted);
   return true;
 }

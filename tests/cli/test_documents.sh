@@ -66,6 +66,71 @@ check every_token_but_a_documents_first_is_judged "$val tokens; $(said)" grep_sa
 evaluates join --documents all
 check another_way_is_refused "$(said)" grep_said "documents is 'all', but must be mask or join"
 
+# The same on a GPU whose attention does not stop at documents' ends: a window a piece.
+value() { sed -nE "s/^$1 +([0-9.]*).*/\\1/p" "$folder/said"; }
+near() { awk -v a="$1" -v b="$2" 'BEGIN { d = a > b ? a - b : b - a; exit !(a > 0 && b > 0 && d <= 2e-6) }'; }
+for mode in mask join; do
+  evaluates mask --documents $mode
+  loss=$(value loss) bits=$(value 'bits per byte') tokens=$(grep -o '^data .* files*\|, [0-9]* documents* apart' "$folder/said")
+  CODA_DOCUMENT_ATTENTION=none evaluates mask --documents $mode --batch 3
+  check "${mode}_without_attention_to_documents_has_the_same_loss" "$loss and $(said)" near "$loss" "$(value loss)"
+  check "${mode}_without_it_has_the_same_bits" "$bits and $(said)" near "$bits" "$(value 'bits per byte')"
+  check "${mode}_without_it_has_the_same_tokens" "$tokens and $(said)" \
+    test "$tokens" = "$(grep -o '^data .* files*\|, [0-9]* documents* apart' "$folder/said")"
+done
+evaluates mask --documents mask --length 16
+loss=$(value loss)
+CODA_DOCUMENT_ATTENTION=none evaluates mask --documents mask --length 16
+check pieces_of_documents_are_too "$loss and $(said)" near "$loss" "$(value loss)"
+check and_are_no_longer_than_asked "$(said)" grep_said 'in windows of 16, .* documents apart$'
+# What the run of a checkpoint did is not guessed.
+cp -r "$folder/join/step-00000040" "$folder/nameless" && rm "$folder/nameless/run.json"
+evaluates nameless
+check without_its_config_a_checkpoint_must_be_told "status $?, $(said)" grep_said "nameless' has no run.json, .* give --documents mask or"
+evaluates nameless --documents join
+check then_it_is_judged "$(said)" grep_said '^loss '
+
+# ---- Validation, and documents that are shorter than half a window
+awk 'BEGIN { for (i = 0; i < 100; i++) printf "{\"text\": \"%d and %d\"}\n", i, i * 7 }' >"$folder/short.jsonl"
+must "$PREPARE" --out "$folder/short" --val-fraction 0.15 "$folder/short.jsonl"
+last_loss() { grep '"kind":"val"' "$folder/$1/log.jsonl" | tail -n 1 | sed -nE 's/.*"loss":([^,}]*).*/\1/p'; }
+validated() { # NAME RUN --documents MODE: the last validation's loss is that of --eval on the validation split
+  local name=$1 run=$2
+  "$TRAIN" --eval "$folder/$run" --data "$folder/short" --length 32 "${@:3}" >"$folder/said" 2>"$folder/said.err"
+  check "$name" "$(last_loss "$run"), $(said)" near "$(last_loss "$run")" "$(value loss)"
+}
+whole=(train.eval_batches=0 train.eval_interval=20)
+for batch in 2 4; do
+  train_into "short-$batch" "data.train=$folder/short" "data.val=$folder/short" "${whole[@]}" train.batch_size=$batch
+  validated "short_documents_are_validated_in_batches_of_$batch" "short-$batch" --documents mask
+done
+mkdir "$folder/endless" && cp "$folder"/words/train-*.bin "$folder/endless"
+train_into endless_run "data.train=$folder/endless" "data.val=$folder/short" "${whole[@]}"
+validated documents_are_validated_beside_training_without_ends endless_run --documents mask
+
+# ---- Conversations, of whose tokens few count
+must "$PREPARE" --train-tokenizer 400 --template chatml --out "$folder/tok" README.md data/README.md
+awk 'BEGIN { for (i = 0; i < 12; i++) { printf "{\"messages\":[{\"role\":\"user\",\"content\":\""
+  for (j = 0; j < 600; j++) printf "w%d ", (i * j) % 50
+  print "\"},{\"role\":\"assistant\",\"content\":\"it is done\"}]}" } }' >"$folder/talks.jsonl"
+must "$PREPARE" --chat --tokenizer "$folder/tok" --out "$folder/talks" "$folder/talks.jsonl"
+talks=(model.vocab_size=402 model.max_position_embeddings=64 train.sequence_length=64 train.batch_size=1 train.steps=30
+  "data.train=$folder/talks" "data.val=$folder/talks" train.eval_batches=2 train.eval_interval=10 train.keep_best=true)
+for mode in mask join; do
+  train_into talks-$mode "${talks[@]}" data.documents=$mode
+  check "every_step_of_${mode}_has_tokens_that_count" "$(said) $(grep '"loss":0,\|"counted":0' "$folder/talks-$mode/log.jsonl")" \
+    test "$(grep '"kind":"train"' "$folder/talks-$mode/log.jsonl" | grep -c '"loss":[1-9].*"counted":[1-9]')" = 30
+  check "a_validation_of_${mode}_is_a_number" "$(said)" test "$(grep -c 'validation loss [1-9]' "$folder/said")" -ge 3
+  check "and_${mode}_has_a_best" "$(ls "$folder/talks-$mode")" test -e "$folder/talks-$mode/best"
+  check "the_start_of_${mode}_says_how_many_count" "$(said)" \
+    grep_said '^data  *[0-9.k]+ training tokens in 1 file, of which [0-9]+ count, [0-9.k]+ validation tokens, of which [0-9]+ count'
+done
+must "$PREPARE" --tokenizer "$folder/tok" --out "$folder/prose" "$folder/words.jsonl"
+train_into talks-mixed "${talks[@]}" data.documents=join "data.train=[{\"path\": \"$folder/talks\", \"weight\": 1}, {
+  \"path\": \"$folder/prose\", \"weight\": 1}]"
+check a_mixtures_shares_are_of_the_tokens_that_count "$(said)" grep_said \
+  "^data  *50 % of '$folder/talks' \([0-9.k]+ tokens, of which [0-9]+ count, 9[0-9.]+ % of the windows, "
+
 # ---- Damage
 cp -r "$folder/words" "$folder/mixed" && cp "$folder/lines/train-00000.docs" "$folder/mixed"
 train_into mixed_up "data.train=$folder/mixed"

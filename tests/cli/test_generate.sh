@@ -142,7 +142,7 @@ refuses a_length_beyond_the_positions_is_refused 'max_position_embeddings of 32'
 refuses ids_that_the_model_lacks_are_refused 'vocab_size' --eval tests/fixtures/gqa_untied \
   --data "$folder/data"
 slice 1 >"$folder/one.bin"
-refuses a_token_alone_is_refused 'needs at least 2 tokens' --eval "$run" --data "$folder/one.bin"
+refuses a_token_alone_is_refused 'has no token to predict' --eval "$run" --data "$folder/one.bin"
 
 # ---- A tokenizer of its own
 must "$PREPARE" --train-tokenizer 300 --out "$folder/bpe" "$folder/text.txt"

@@ -29,6 +29,8 @@ read -ra tools <<<"${TOOLS:-memcheck racecheck synccheck initcheck}"
 libraries='nvjet|cutlass|cudnn|cublas|xmma|splitK|fmha|sdpa'
 ours=$(grep -ohE '\b[a-z_]+_kernel\(' kernels/*/*.cu kernels/*/*.cuh | tr -d '(' | sort -u | paste -sd '|')
 prepare_data 200
+seq 1000 1139 | sed 's/.*/{"text": "&"}/' >"$folder/short.jsonl"
+must "$PREPARE" --out "$folder/short" "$folder/short.jsonl" # 14 documents of 5 rows to validate on
 write_config "$folder/config.json"
 common=(backend.device=cuda backend.deterministic=true model.head_dim=16 train.steps=3 optimizer.warmup_steps=1
   train.eval_interval=3 train.eval_batches=1)
@@ -40,6 +42,9 @@ mma_sync=(backend.kernels=fused backend.mainloop=mma_sync model.num_hidden_layer
   model.vocab_size=258) # edges of tiles; any GPU has these kernels
 fp8=(backend.precision=fp8 train.steps=4) # one more: the first calibrates
 narrow=(backend.moments=bf16 backend.masters=bf16)
+# As fine-tuning has them: documents shorter than half a window, and 3 windows of 32 rows, or 5 of 16, in batches of 2.
+documents=("data.train=$folder/short" "data.val=$folder/short" data.documents=mask train.eval_batches=0 train.batch_size=2)
+short_windows=(train.sequence_length=16) # after `unaligned`
 launched=(backend.graphs=false)
 replayed=(backend.graphs=true train.gradient_accumulation=2 train.loss_chunks=2)
 
@@ -114,17 +119,22 @@ run warm_aligned_launched env -- "${aligned[@]}" "${launched[@]}"
 run warm_aligned_replayed env -- "${aligned[@]}" "${replayed[@]}"
 run warm_unaligned_launched env -- "${unaligned[@]}" "${launched[@]}"
 run warm_unaligned_pieces env -- "${unaligned[@]}" "${replayed[@]}" "${launched[@]}"
+run warm_documents_launched env -- "${aligned[@]}" "${documents[@]}" "${launched[@]}"
+run warm_documents_replayed env -- "${aligned[@]}" "${documents[@]}" "${replayed[@]}"
+run warm_unaligned_documents_launched env -- "${unaligned[@]}" "${documents[@]}" "${short_windows[@]}" "${launched[@]}"
 run warm_fp8_launched env -- "${aligned[@]}" "${fp8[@]}" "${launched[@]}"
 run warm_fp8_replayed env -- "${aligned[@]}" "${fp8[@]}" "${replayed[@]}"
 run warm_mma_sync_launched env -- "${mma_sync[@]}" "${launched[@]}"
 run warm_mma_sync_replayed env -- "${mma_sync[@]}" "${replayed[@]}"
-warm=(warm_{aligned,fp8,mma_sync}_{launched,replayed} warm_unaligned_{launched,pieces})
+warm=(warm_{aligned,documents,fp8,mma_sync}_{launched,replayed} warm_unaligned_{launched,pieces,documents_launched})
 if ! "$TRAIN" --doctor | grep '^----  cuda, fused' | sed 's/^/# /' | grep .; then
   run warm_fused_launched env -- "${fused[@]}" "${launched[@]}"
   run warm_fused_replayed env -- "${fused[@]}" "${replayed[@]}"
+  run warm_fused_documents_launched env -- "${fused[@]}" "${documents[@]}" "${launched[@]}"
+  run warm_fused_documents_replayed env -- "${fused[@]}" "${documents[@]}" "${replayed[@]}"
   run warm_fused_fp8_launched env -- "${fused[@]}" "${fp8[@]}" "${launched[@]}"
   run warm_fused_fp8_replayed env -- "${fused[@]}" "${fp8[@]}" "${replayed[@]}"
-  warm+=(warm_fused{,_fp8}_{launched,replayed})
+  warm+=(warm_fused{,_documents,_fp8}_{launched,replayed})
 fi
 for name in "${warm[@]}"; do
   check "${name}_runs" "$(tail -n 3 "$folder/$name.log")" test "$(cut -d ' ' -f 1 "$folder/$name.status")" = 0
@@ -148,11 +158,13 @@ for mode in launched replayed; do
   declare -n steps=$mode
   for tool in memcheck racecheck synccheck; do
     sanitize $tool ${tool}_finds_nothing_in_${mode}_steps "${aligned[@]}" "${steps[@]}"
+    sanitize $tool ${tool}_finds_nothing_in_${mode}_documents_steps "${aligned[@]}" "${documents[@]}" "${steps[@]}"
     sanitize $tool ${tool}_finds_nothing_in_${mode}_fp8_steps "${aligned[@]}" "${fp8[@]}" "${steps[@]}"
     sanitize $tool ${tool}_finds_nothing_in_${mode}_bf16_state_steps "${aligned[@]}" "${narrow[@]}" "${steps[@]}"
     sanitize $tool ${tool}_finds_nothing_in_${mode}_mma_sync_steps "${mma_sync[@]}" "${steps[@]}"
     case ${warm[*]} in *warm_fused*)
       sanitize $tool ${tool}_finds_nothing_in_${mode}_fused_steps "${fused[@]}" "${steps[@]}"
+      sanitize $tool ${tool}_finds_nothing_in_${mode}_fused_documents_steps "${fused[@]}" "${documents[@]}" "${steps[@]}"
       sanitize $tool ${tool}_finds_nothing_in_${mode}_fused_fp8_steps "${fused[@]}" "${fp8[@]}" "${steps[@]}" ;;
     esac
   done
@@ -160,6 +172,8 @@ done
 sanitize initcheck initcheck_finds_nothing_in_launched_steps "${unaligned[@]}" "${launched[@]}"
 sanitize initcheck initcheck_finds_nothing_in_launched_bf16_state_steps "${unaligned[@]}" "${narrow[@]}" "${launched[@]}"
 sanitize initcheck initcheck_finds_nothing_in_launched_pieces "${unaligned[@]}" "${replayed[@]}" "${launched[@]}"
+sanitize initcheck initcheck_finds_nothing_in_launched_documents_steps "${unaligned[@]}" "${documents[@]}" "${short_windows[@]}" \
+  "${launched[@]}"
 wait
 for name in "${names[@]}"; do judge "$name"; done
 exit "$failed"

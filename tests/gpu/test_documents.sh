@@ -66,9 +66,33 @@ for precision in bf16 fp8; do
     check "${name}_in_pieces_agrees_with_the_cpu" "$d" awk -v d="$d" -v b=$of_pieces 'BEGIN { exit !(d <= b) }'
   done
 done
-# A split whose ends are not known has whole windows, between recorded steps of documents.
+# A split whose ends are not known has whole windows, between recorded steps of documents: planned at the start.
 cp -r "$folder/data" "$folder/bare" && rm "$folder"/bare/val-*.docs
 for graphs in true false; do run "bare-$graphs" "data.val=$folder/bare" backend.graphs=$graphs; done
 check whole_windows_are_validated_beside_documents "$(loss bare-true) and $(loss bare-false)" \
   test "$(loss bare-true)" = "$(loss bare-false)"
+# Documents of a validation, between recorded steps without any: a window each.
+cp -r "$folder/data" "$folder/endless" && rm "$folder"/endless/train-*.docs
+for graphs in true false; do run "endless-$graphs" "data.train=$folder/endless" backend.graphs=$graphs; done
+check documents_are_validated_beside_whole_windows "$(loss endless-true) and $(loss endless-false)" \
+  test "$(loss endless-true)" = "$(loss endless-false)"
+# Documents shorter than half a window, in batches that padding fills up: the loss is that of a batch of any size.
+awk 'BEGIN { for (i = 0; i < 300; i++) printf "{\"text\": \"%d times %d is %d\"}\n", i, i * 7, i * i * 7 }' >"$folder/short.jsonl"
+must "$PREPARE" --out "$folder/short" "$folder/short.jsonl"
+for kernels in $all_kernels; do
+  for batch in 1 2 3 4; do
+    run "short-$kernels-$batch" "backend.kernels=$kernels" train.batch_size=$batch train.steps=1 optimizer.warmup_steps=0 \
+      optimizer.learning_rate=0 train.eval_batches=0 "data.train=$folder/short" "data.val=$folder/short"
+    d=$(apart "$(loss "short-$kernels-1")" "$(loss "short-$kernels-$batch")")
+    check "short_documents_in_batches_of_${batch}_have_one_loss_$kernels" "$d" awk -v d="$d" 'BEGIN { exit !(d <= 1e-3) }'
+  done
+done
+# Judged as on a card whose attention does not stop at documents' ends.
+evaluated() { "$TRAIN" --eval "$folder/bare-true" --data "$folder/data" "$@" | sed -nE 's/^loss +([0-9.]+).*/\1/p'; }
+for mode in mask join; do
+  with=$(evaluated --documents $mode) without=$(CODA_DOCUMENT_ATTENTION=none evaluated --documents $mode)
+  d=$(apart "$with" "$without")
+  check "${mode}_is_judged_the_same_without_attention_to_documents" "$with and $without" \
+    awk -v d="$d" 'BEGIN { exit !(d <= 1e-3) }'
+done
 exit "$failed"

@@ -233,6 +233,134 @@ TEST(joined_windows_have_the_mask_too) {
   loader_close(loader);
 }
 
+// ---- Windows of one piece
+
+// A mask in which long stretches do not count, as in conversations with short answers.
+static uint8_t *sparse_mask(int64_t tokens) {
+  uint8_t *mask = xcalloc((size_t)tokens, 1);
+  for (int64_t i = 0; i < tokens; i++) mask[i] = rng_u64(1, (uint64_t)(i / 30)) % 8 == 0;
+  return mask;
+}
+
+// Every window of an epoch has a target, every token that counts is one once, and the loader knows
+// how many they are. first: tokens[i] begins a document, or a file.
+static void check_counted(Loader *loader, int64_t tokens, const uint8_t *mask, const bool *first) {
+  const int64_t T = loader->config.seq;
+  uint8_t *seen = xcalloc((size_t)tokens + 1, 1);
+  int64_t targets = 0, counted = 0;
+  Batch batch = batch_alloc(T);
+  Error err;
+  for (uint64_t w = 0; w < (uint64_t)loader->windows; w++) {
+    batch_clear(&batch);
+    if (loader_window(loader, w, 0, &batch, &err) != 0) fail_msg("%s", err.text);
+    assert_true(batch.counted > 0);
+    if (!loader->packed) assert_int_equal(batch.documents, 0);
+    for (int64_t i = 0; i < T; i++)
+      if (batch.targets[i] != NO_TARGET) assert_int_equal(seen[batch.targets[i]]++, 0);
+  }
+  for (int64_t i = 0; i < tokens; i++) {
+    targets += !first[i];
+    counted += !first[i] && mask[i];
+    if (seen[i + 1] != (!first[i] && mask[i])) fail_msg("token %d", (int)i);
+  }
+  assert_int_equal(loader->targets, targets);
+  assert_int_equal(loader->counted, counted);
+  batch_free(&batch);
+  free(seen);
+}
+
+TEST(every_window_has_a_token_that_counts) {
+  static const LoaderConfig configs[] = {
+      {.documents = DOCUMENTS_MASK, .shuffle = true},
+      {.documents = DOCUMENTS_MASK, .shuffle = true, .alone = true},
+      {.documents = DOCUMENTS_JOIN, .shuffle = true},
+      {.documents = DOCUMENTS_JOIN, .whole = true}};
+  int32_t lengths[DOCUMENTS];
+  const int64_t tokens = draw_lengths(11, lengths);
+  uint8_t *mask = sparse_mask(tokens);
+  bool *first = xcalloc((size_t)tokens, 1);
+  write_documents(*state, "sparse.bin", 1, DOCUMENTS, lengths, mask);
+  for (size_t i = 0; i < sizeof configs / sizeof *configs; i++) {
+    LoaderConfig config = configs[i];
+    const bool join = config.documents == DOCUMENTS_JOIN;
+    memset(first, 0, (size_t)tokens);
+    first[0] = true;
+    for (int64_t d = 0, at = 0; d < DOCUMENTS && !join; at += lengths[d++]) first[at] = true;
+    config.batch = 1, config.seq = 16, config.seed = 3;
+    Loader *loader = open_or_fail(*state, "sparse.bin", config);
+    assert_int_equal(loader->packed, !join && !config.alone);
+    assert_int_equal(loader->apart, !join);
+    check_counted(loader, tokens, mask, first);
+    printf("# kind %d: %d windows\n", (int)i, (int)loader->windows);
+    loader_close(loader);
+  }
+  free(first);
+  free(mask);
+}
+
+// Every token of documents without a mask counts, and the windows are not longer than needed.
+TEST(whole_files_are_windows_to_their_ends) {
+  int32_t lengths[DOCUMENTS], longest = 0;
+  int64_t tokens = 0;
+  draw_lengths(3, lengths);
+  for (int i = 0; i < DOCUMENTS; i++) {
+    lengths[i] = 1 + lengths[i] % 40;
+    tokens += lengths[i];
+    if (lengths[i] > longest) longest = lengths[i];
+  }
+  uint8_t *mask = xcalloc((size_t)tokens, 1);
+  bool *first = xcalloc((size_t)tokens, 1);
+  memset(mask, 1, (size_t)tokens);
+  write_documents(*state, "whole.bin", 1, DOCUMENTS, lengths, NULL);
+  LoaderConfig config = {.batch = 1, .seq = 100, .whole = true, .documents = DOCUMENTS_JOIN};
+  Loader *joined = open_or_fail(*state, "whole.bin", config);
+  first[0] = true;
+  assert_int_equal(joined->config.seq, 100);
+  assert_int_equal(joined->windows, (tokens - 1 + 99) / 100);
+  check_counted(joined, tokens, mask, first);
+  loader_close(joined);
+  config.documents = DOCUMENTS_MASK, config.alone = true;
+  Loader *alone = open_or_fail(*state, "whole.bin", config);
+  for (int64_t d = 0, at = 0; d < DOCUMENTS; at += lengths[d++]) first[at] = true;
+  assert_int_equal(alone->config.seq, longest - 1);
+  check_counted(alone, tokens, mask, first);
+  loader_close(alone);
+  free(first);
+  free(mask);
+}
+
+TEST(data_in_which_no_token_counts_are_refused) {
+  const int32_t lengths[2] = {6, 7};
+  uint8_t mask[13] = {1, 0, 0, 0, 0, 0, 1}; // each document's first, which is no target
+  write_documents(*state, "none.bin", 1, 2, lengths, mask);
+  assert_null(try_open(*state, "none.bin", (LoaderConfig){.batch = 1, .seq = 4}, &err));
+  assert_says(&err, "none.bin' has no token that counts as a target: its mask leaves out all 13");
+  mask[6] = 0;
+  write_documents(*state, "none.bin", 1, 2, lengths, mask);
+  const LoaderConfig join = {.batch = 1, .seq = 4, .documents = DOCUMENTS_JOIN};
+  assert_null(try_open(*state, "none.bin", join, &err));
+  assert_says(&err, "none.bin' has no token that counts as a target: its mask leaves out all 13");
+}
+
+// Attention is planned for documents of at most `longest` rows, padding included.
+TEST(padding_is_no_longer_than_the_longest_document) {
+  enum { T = 32, B = 3 };
+  int32_t lengths[DOCUMENTS];
+  for (int i = 0; i < DOCUMENTS; i++) lengths[i] = 11;
+  write_documents(*state, "short.bin", 1, 9, lengths, NULL);
+  Loader *loader = open_packed(*state, "short.bin", 1, T);
+  assert_int_equal(loader->longest, 10);
+  Batch batch = batch_alloc(B * T);
+  assert_int_equal(loader_window(loader, 0, 0, &batch, &err), 0);
+  batch_pad(&batch, T, (B - 1) * T, loader->longest);
+  int64_t rows = 0;
+  for (int64_t i = 0; i < batch.documents; rows += batch.lengths[i++])
+    assert_in_range(batch.lengths[i], 1, loader->longest);
+  assert_int_equal(rows, B * T);
+  batch_free(&batch);
+  loader_close(loader);
+}
+
 TEST(without_ends_windows_are_joined) {
   write_count(*state, "plain.bin", 0, 100);
   Loader *masked = open_packed(*state, "plain.bin", 2, 8);

@@ -1,7 +1,12 @@
-// Which windows a validation reads, and how sure their mean is said to be.
+// Which windows a validation reads, how sure their mean is said to be, and what attention it needs.
+#include <unistd.h>
+
 #include "base/rng.h"
 #include "model/run/validate.h"
+#include "tests/support/data_test.h"
 #include "tests/support/test.h"
+#include "tests/support/tiny_run.h"
+#include "tests/support/tiny_training.h"
 
 static const struct {
   int64_t split, batch, eval_batches;
@@ -182,3 +187,44 @@ TEST(other_windows_have_another_fingerprint) {
   assert_true(print != val_fingerprint(&few, 8, 64));
   assert_true(print != val_fingerprint(&few, 7, 32));
 }
+
+// ---- Documents in training, in validation, in both
+
+// The 200 tokens of NAME.bin are documents of 5, or their ends are not known.
+static void set_ends(const char *folder, const char *name, bool known) {
+  const PathText path = path_text("%s/%s.bin", folder, name);
+  DocumentsWriter w = {0};
+  Error err;
+  unlink(path_text("%s/%s.docs", folder, name).text);
+  for (int i = 0; i < 40; i++) documents_add(&w, 5, NULL, true);
+  if (known) must(documents_write(&w, path.text, 0, &err), &err);
+  documents_writer_free(&w);
+}
+
+// Training's recorded steps and its plan of attention serve validation too, and what they do not
+// serve is planned from the start.
+TEST(validation_adds_no_documents_and_its_whole_windows_are_planned) {
+  const char *folder = *state;
+  const PathText val = path_text("%s/val.bin", folder);
+  int32_t tokens[200];
+  for (int i = 0; i < 200; i++) tokens[i] = i % 11;
+  write_tokens(val.text, tokens, 200, 11);
+  for (int ends = 0; ends < 4; ends++) {
+    const bool train = ends & 1, validation = ends & 2;
+    set_ends(folder, "tokens", train);
+    set_ends(folder, "val", validation);
+    Config config = tiny_training_config(folder, 1, "");
+    config.data.documents = DOCUMENTS_MASK;
+    config.train.save_interval = -1;
+    snprintf(config.data.val, sizeof config.data.val, "%s", val.text);
+    Run run;
+    tiny_training_open(&run, &config);
+    const RunShape *shape = &run.llama.shape;
+    assert_int_equal(shape->usual_documents > 0, train);
+    if (train) assert_int_equal(shape->whole_windows, !validation);
+    assert_int_equal(run.val_data->apart, validation);
+    run_close(&run);
+  }
+}
+
+TEST_GROUP(make_tokens_folder, remove_folder);
