@@ -22,7 +22,8 @@ $(foreach f,release asan double,$(eval build/$f/tests/unit/%: build/$f/tests/uni
 build/%/test_attention_graph.o: EXTRA_FLAGS = $(NVTX_FLAGS)
 # Calls that a test replaces: those that change files or allocate, to inject faults; those that need
 # a GPU.
-WRAP_FAULTS := write open fsync rename renameat2 symlink mkdir unlink rmdir malloc calloc realloc
+WRAP_FAULTS := write open fsync rename renameat2 symlink mkdir unlink unlinkat rmdir malloc \
+  calloc realloc
 WRAP_GPU := gpu_usable backend_create bench_gpu_open bench_gpu_bytes
 build/%/test_checkpoint_faults build/%/test_prepare_faults build/%/test_background \
   build/%/test_report build/%/test_watch: EXTRA_LIBS = $(WRAP_FAULTS:%=-Wl,--wrap=%)

@@ -36,7 +36,7 @@ typedef struct Job {
   const ChatTemplate *chat; // NULL: the corpus is text
   Corpus corpus;
   Spool spool;
-  OutFolder out;
+  Folder out;
   int64_t documents;             // as many as the corpus has, or MANY_DOCUMENTS
   int64_t sizes[MANY_DOCUMENTS]; // of those documents, in bytes
   Part train, val;
@@ -267,7 +267,7 @@ static int write_folder(Job *job, Error *err) {
                  encode_corpus(job, err) || check_split(job, err) ||
                  shards_finish(&job->train.shards, err) || shards_finish(&job->val.shards, err) ||
                  tokenizer_save(job->tokenizer, folder, err) || write_manifest(job, err) ||
-                 out_commit(&job->out, err)
+                 folder_commit(&job->out, err)
              ? -1
              : 0;
 }
@@ -322,13 +322,13 @@ static int run_job(Job *job, Error *err) {
   job->train.shards = job->val.shards = shards;
   job->train.shards.name = "train";
   job->val.shards.name = "val";
-  if (out_check(o->out, job->tokenizer, o->force, err) != 0 || gather(job, err) != 0) return -1;
+  if (folder_look(&job->out, o->out, dataset_has, err) != 0 ||
+      dataset_check(&job->out, o->out, job->tokenizer, o->force, err) != 0 || gather(job, err) != 0)
+    return -1;
   signals_hold();
-  if (out_begin(&job->out, o->out, err) != 0) return -1;
-  const int status = write_folder(job, err);
-  if (status != 0) out_discard(&job->out);
-  if (status == 0) print_report(job);
-  return status;
+  if (folder_begin(&job->out, err) != 0 || write_folder(job, err) != 0) return -1;
+  print_report(job);
+  return 0;
 }
 
 // A template that was named is written beside the tokens, so that a run takes it.
@@ -349,7 +349,7 @@ int prepare_run(const PrepareOptions *options, Error *err) {
   int status = -1;
   job->options = options;
   job->tokenizer = tokenizer;
-  job->spool.fd = -1;
+  job->spool.fd = job->out.lock = -1;
   if (tokenizer) {
     job->facts = tokenizer_facts(tokenizer);
     status = choose_template(job, tokenizer, err) != 0 ? -1 : run_job(job, err);
@@ -357,6 +357,7 @@ int prepare_run(const PrepareOptions *options, Error *err) {
   shards_close(&job->train.shards);
   shards_close(&job->val.shards);
   if (job->spool.fd >= 0) close(job->spool.fd);
+  folder_close(&job->out);
   corpus_free(&job->corpus);
   tokenizer_close(tokenizer);
   free(job);

@@ -40,18 +40,63 @@ mkdir other && sed 's/begin_of_text/start_of_text/g' set/tokenizer.json >other/t
 cmp -s set/tokenizer.json other/tokenizer.json && fails a_file_that_says_something_else 'it says the same'
 untouched another_tokenizer_is_not_replaced "the folder 'other' holds another tokenizer" --out other text
 
-mkdir -p late.tmp && touch late.tmp/train-00000.bin late.tmp/.prepare-stdin
+# ---- What stands beside it. FOLDER.tmp and FOLDER.old are removed only if an unfinished run left them
+
+mkdir -p late.tmp && touch late.tmp/train-00000.bin late.tmp/.prepare-stdin late.tmp/.unfinished
 name=what_a_killed_run_left_is_removed
 if runs --out late text && [ ! -e late.tmp ]; then passes $name; else fails $name "$(cat stderr) $(files late.tmp)"; fi
-mkdir theirs.tmp && touch theirs.tmp/letter
+mkdir theirs.tmp && touch theirs.tmp/letter theirs.tmp/.unfinished
 untouched a_folder_of_somebody_else_is_not "'theirs.tmp' is in the way, and holds 'letter'" --out theirs text
-cp -r set half.old
+cp -r set copy.tmp
+untouched nor_is_a_dataset_that_somebody_keeps_there "'copy.tmp' is in the way, and holds 'dataset.json'" --out copy text
+cp -r set vault && ln -s vault away.tmp
+untouched nor_one_behind_a_link "cannot open the folder 'away.tmp': Not a directory" --out away text
+cp -r set half.old && touch half.old/.unfinished
 untouched the_dataset_of_a_killed_exchange_is_kept "'half.old' is what 'half' was" --out half text
+cp -r set twice && cp -r set twice.old && ln -s vault linked.old && cp -r set linked
+before=$(files twice.old; files vault)
+runs --force --out twice text && runs --force --out linked text
+check a_backup_is_left_alone "$(ls -d twice* linked* vault/*)" test "$before" = "$(files twice.old; files vault)"
+ln -s nowhere dangling
+untouched a_link_to_nothing_is_refused_before_the_work "'dangling' is a link to 'nowhere', which is not there" --out dangling many.jsonl
+mkdir -m 700 private && runs --out private text
+check the_mode_of_a_folder_is_kept "$(stat -c %a private)" test "$(stat -c %a private)" = 700
+runs --force --out private text
+check also_of_one_that_is_replaced "$(stat -c %a private)" test "$(stat -c %a private)" = 700
+
+# ---- What comes to it while ./prepare runs
+
+# meanwhile NAME WORDS OUT COMMAND ARGUMENTS...: the command runs while ./prepare writes OUT. Both stay.
+meanwhile() {
+  local name=$1 words=$2 out=$3 command=$4 job status
+  shift 4
+  mkfifo waits
+  "$prepare" --out "$out" "$@" - <waits >stdout 2>stderr &
+  job=$!
+  exec 3>waits
+  until [ -e "$out.tmp/.unfinished" ] || ! kill -0 $job 2>/dev/null; do sleep 0.01; done
+  eval "$command"
+  cat text >&3
+  exec 3>&-
+  wait $job
+  status=$?
+  rm waits
+  if [ $status = 1 ] && [ "$(wc -l <stderr)" = 1 ] && grep -qF -- "$words" stderr && [ "$(cat "$out/letter")" = theirs ] &&
+    [ "$(documents "$out".tmp/*.bin)" = '[0123456789abcdefgh][ijk]' ]; then passes "$name"
+  else fails "$name" "status $status, said: $(cat stderr), left: $(files "$out") $(files "$out.tmp")"; fi
+}
+meanwhile a_folder_that_somebody_makes_meanwhile_is_kept "'made' was changed while" made 'mkdir made; echo theirs >made/letter'
+mkdir empty.2
+meanwhile so_is_an_empty_one_that_is_filled "(see 'letter')" empty.2 'echo theirs >empty.2/letter'
+cp -r set again
+meanwhile so_is_a_file_in_a_dataset_to_be_replaced "(see 'letter')" again 'echo theirs >again/letter' --force
+rm -r made
+untouched what_was_made_then_is_not_removed_later "'made.tmp' is in the way, and holds 'dataset.json'" --force --out made text
 mkfifo pipe
 "$prepare" --out busy - <pipe >stdout 2>stderr.first &
 job=$!
 exec 3>pipe
-until [ -e busy.tmp ]; do sleep 0.01; done
+until [ -e busy.tmp/.unfinished ]; do sleep 0.01; done
 untouched two_runs_into_one_folder_are_refused "another ./prepare is writing '" --out busy text
 cat text >&3
 exec 3>&-

@@ -45,6 +45,8 @@ int __real_mkdir(const char *path, mode_t mode);
 int __wrap_mkdir(const char *path, mode_t mode);
 int __real_unlink(const char *path);
 int __wrap_unlink(const char *path);
+int __real_unlinkat(int folder, const char *path, int flags);
+int __wrap_unlinkat(int folder, const char *path, int flags);
 int __real_rmdir(const char *path);
 int __wrap_rmdir(const char *path);
 
@@ -111,6 +113,10 @@ int __wrap_mkdir(const char *path, mode_t mode) {
 
 int __wrap_unlink(const char *path) {
   return strikes("unlink") ? -1 : __real_unlink(path);
+}
+
+int __wrap_unlinkat(int folder, const char *path, int flags) {
+  return strikes("unlinkat") ? -1 : __real_unlinkat(folder, path, flags);
 }
 
 int __wrap_rmdir(const char *path) {
