@@ -104,6 +104,14 @@ static void put_token(JsonWriter *w, const char *name, int32_t id) {
     json_whole(w, name, id);
 }
 
+const char *dataset_split_name(DatasetSplit split) {
+  static const char *const names[] = {[SPLIT_TAILS] = "the tail of each document",
+                                      [SPLIT_DOCUMENTS] = "whole documents",
+                                      [SPLIT_FILES] = "files of its own",
+                                      [SPLIT_NONE] = "none"};
+  return names[split];
+}
+
 int dataset_write(const Dataset *d, const char *folder, Error *err) {
   JsonWriter w = {.indent = 2};
   json_open(&w, NULL, '{');
@@ -118,7 +126,7 @@ int dataset_write(const Dataset *d, const char *folder, Error *err) {
   put_part(&w, "train", &d->train);
   put_part(&w, "val", &d->val);
   json_open(&w, "split", '{');
-  json_string(&w, "val", d->whole_documents ? "whole documents" : "the tail of each document");
+  json_string(&w, "val", dataset_split_name(d->split));
   json_number(&w, "fraction", d->val_fraction, JSON_EXACT);
   json_whole(&w, "seed", d->seed);
   json_close(&w, '}');
@@ -142,6 +150,22 @@ static bool is_tokenizer(const char *name) {
 bool dataset_has(const char *name) {
   return shard_index(name, "train") >= 0 || shard_index(name, "val") >= 0 ||
          strcmp(name, DATASET_FILE) == 0 || strcmp(name, OUT_SPOOL) == 0 || is_tokenizer(name);
+}
+
+static bool has_file(const char *folder, const char *name) {
+  return path_exists(path_text("%s/%s", folder, name).text);
+}
+
+bool dataset_or_run(const char *folder) {
+  enum { MAX_BYTES = 64 << 20 };
+  Error ignored;
+  const PathText path = path_text("%s/" DATASET_FILE, folder);
+  if (has_file(folder, "run.json") && has_file(folder, "log.jsonl")) return true;
+  cJSON *tree = path_exists(path.text) ? json_read(path.text, MAX_BYTES, &ignored) : NULL;
+  const cJSON *tokenizer = cJSON_GetObjectItemCaseSensitive(tree, "tokenizer");
+  const bool ours = cJSON_HasObjectItem(tokenizer, "fingerprint");
+  cJSON_Delete(tree);
+  return ours;
 }
 
 static bool holds_tokenizer(const char *folder, uint64_t fingerprint) {

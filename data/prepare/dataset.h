@@ -53,13 +53,17 @@ typedef struct DatasetPart {
   ShardSums *checksums; // [files]
 } DatasetPart;
 
+// What is for validation: the tail of each document, whole documents, files of its own, nothing.
+typedef enum DatasetSplit { SPLIT_TAILS, SPLIT_DOCUMENTS, SPLIT_FILES, SPLIT_NONE } DatasetSplit;
+const char *dataset_split_name(DatasetSplit split); // in dataset.json
+
 typedef struct Dataset {
   const char *tokenizer; // its name
   uint64_t fingerprint;
   int64_t vocab_size;
   int32_t begin, end; // or NO_TOKEN
   DatasetPart train, val;
-  bool whole_documents; // val: else the tail of each document
+  DatasetSplit split;
   double val_fraction;
   int64_t seed;
 } Dataset;
@@ -73,6 +77,8 @@ int dataset_write(const Dataset *dataset, const char *folder, Error *err);
 
 // Whether a file of this name is one that ./prepare writes.
 bool dataset_has(const char *name);
+// Whether the folder holds a dataset of ./prepare, or is that of a run.
+bool dataset_or_run(const char *folder);
 // Refuses a folder, as folder_look found it, that holds other files than a dataset's, or a dataset
 // and `force` is not set. The files of this tokenizer alone are no hindrance. out: its name for
 // sentences.

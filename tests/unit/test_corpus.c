@@ -196,7 +196,7 @@ static char *documents_of(const Corpus *options, const char *path) {
   CorpusReader reader;
   CorpusBlock block;
   Error err;
-  if (corpus_add(&corpus, path, &err) != 0) fail_msg("%s", err.text);
+  if (corpus_add(&corpus, path, false, &err) != 0) fail_msg("%s", err.text);
   int64_t sizes[100], documents, offset = 0;
   if (corpus_measure(&corpus, 100, sizes, &documents, &err) != 0) fail_msg("%s", err.text);
   size_t used = 0;
@@ -290,7 +290,7 @@ static int read_all(const char *path, Error *err) {
   Corpus corpus = {0};
   CorpusReader reader;
   CorpusBlock block;
-  int status = corpus_add(&corpus, path, err);
+  int status = corpus_add(&corpus, path, false, err);
   corpus_open(&reader, &corpus);
   while (status == 0 && (status = corpus_next(&reader, &block, err)) > 0) status = 0;
   corpus_close(&reader);
