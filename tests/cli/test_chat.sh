@@ -77,6 +77,13 @@ cp -r tok old && echo '{{ x }}' >old/chat_template.jinja
 "$prepare" --train-tokenizer 400 --force --out old "$source/README.md" 2>stderr
 check a_template_that_would_be_the_new_tokenizers "$(cat stderr)" grep -q "'old/chat_template.jinja' would become" stderr
 
+{ echo Hello; cat turns.jsonl; echo '{"messages": []}'; } >mixed.jsonl
+runs --chat --skip-bad --tokenizer tok --out mixed mixed.jsonl
+check bad_conversations_are_counted "$(cat stdout)" \
+  grep -q '^bad        2 lines skipped, the first: mixed.jsonl:1: it is not JSON' stdout
+check and_the_others_are_there "$(cat stdout)" test "$(cat mixed/*.bin | wc -c)" = "$(cat chat/*.bin | wc -c)"
+refuses a_bad_conversation_names_the_way_past_it '; --skip-bad passes over such lines' --chat --tokenizer tok mixed.jsonl
+
 # ---- A message of 100 MB, in bounded memory
 if [ -z "${TEST_TIER:-}" ]; then
   { head -n 2 turns.jsonl; printf '{"messages":[{"role":"user","content":"a"},{"role":"assistant","content":"'

@@ -129,20 +129,20 @@ if [ ! -s problems ]; then passes $name; else fails $name "$(tail -n 1 problems)
 
 "$prepare" --show 2 said >shown
 name=show_prints_the_first_documents
-expected=$'document 1 é\n\n--- end of document 1, 14 tokens ---\n'
-expected+=$'document 2 é\n\n--- end of document 2, 14 tokens ---'
+expected=$'<|begin_of_text|>document 1 é\n<|end_of_text|>\n--- end of document 1, 16 tokens ---\n'
+expected+=$'<|begin_of_text|>document 2 é\n<|end_of_text|>\n--- end of document 2, 16 tokens ---'
 if [ "$(cat shown)" = "$expected" ]; then passes $name
 else fails $name "$(cat shown)"; fi
 "$prepare" --show 1 said/val-00000.bin >shown
 name=show_prints_a_token_file
-if grep -q '^document [0-9]* é$' shown && [ "$(grep -c 'end of document' shown)" = 1 ]; then passes $name; else fails $name "$(cat shown)"; fi
+if grep -q '^<|begin_of_text|>document [0-9]* é$' shown && [ "$(grep -c 'end of document' shown)" = 1 ]; then passes $name; else fails $name "$(cat shown)"; fi
 name=show_prints_a_document_that_spans_files
 runs --shard-tokens 5 --out spans text && "$prepare" --show 9 spans >shown
-if [ "$(cat shown)" = $'0123456789abcdefgh\n--- end of document 1, 18 tokens ---' ]; then passes $name; else fails $name "$(cat shown)"; fi
+if [ "$(cat shown)" = $'<|begin_of_text|>0123456789abcdefgh<|end_of_text|>\n--- end of document 1, 20 tokens ---' ]; then passes $name; else fails $name "$(cat shown)"; fi
 head -c 12 said/train-00000.bin >unmarked && head -c 1012 /dev/zero >>unmarked && tail -c +1025 said/train-00000.bin >>unmarked
 untouched show_asks_for_the_tokenizer_of_a_file_that_names_none 'name it with --tokenizer' --show 1 unmarked
 name=show_takes_a_tokenizer
-if "$prepare" --show 1 --tokenizer bytes unmarked | grep -q '^document 1 é$'; then passes $name; else fails $name 'no text'; fi
+if "$prepare" --show 1 --tokenizer bytes unmarked | grep -q '^<|begin_of_text|>document 1 é$'; then passes $name; else fails $name 'no text'; fi
 untouched show_writes_nothing '--show takes one folder' --show 1 --out new said
 { head -c 2000 said/train-00000.bin; printf 'xx'; tail -c +2003 said/train-00000.bin; } >said/train-00009.bin
 cp said/tokenizer*.json .
@@ -154,7 +154,7 @@ seq -f 'line %g: été, don'"'"'t  stop' 100000 >long # 3.1 MB
 for kind in llama3 llama2 mistral; do
   runs --tokenizer "$source/tests/fixtures/tokenizers/$kind" --val-fraction 0.000001 --out $kind long
   bytes=$(sed -n 's/.*"bytes": \([0-9]*\).*/\1/p' $kind/dataset.json | head -n 1) # of train
-  "$prepare" --show 1 $kind | head -n -1 | head -c "$bytes" >shown
+  "$prepare" --show 1 $kind | sed '1s/^\(<s>\|<|begin|>\)//' | head -n -1 | head -c "$bytes" >shown
   name=${kind}_gives_the_text_back
   if [ "$bytes" -gt 3000000 ] && head -c "$bytes" long | cmp -s - shown; then passes $name; else fails $name "$(cmp long shown)"; fi
   name=${kind}_makes_fewer_tokens_than_bytes
@@ -162,10 +162,24 @@ for kind in llama3 llama2 mistral; do
   if [ $ids -lt "$bytes" ]; then passes $name; else fails $name "$ids ids"; fi
 done
 untouched a_tokenizer_that_is_none_is_refused "tokenizer.json" --tokenizer mine --out new text
-# <|begin|> in the text is one id, and ends what --show takes for a document
 printf 'a<|begin|>b and more of it' >marker
-runs --tokenizer "$source/tests/fixtures/tokenizers/llama3" --val-fraction 0.000001 --out special marker
-check a_special_token_in_the_text_is_one_id "$("$prepare" --show 9 special)" \
-  test "$("$prepare" --show 9 special | grep -c 'end of document')" = 2
+runs --tokenizer "$source/tests/fixtures/tokenizers/llama3" --val-fraction 0 --out special marker
+name=a_special_token_in_the_text_is_one_id_and_shown
+"$prepare" --show 9 special >shown
+if [ "$(cat shown)" = $'<|begin|>a<|begin|>b and more of it\n--- end of document 1, '"$(sed -n 's/.*1, \([0-9]*\) tokens.*/\1/p' shown)"' tokens ---' ]; then
+  passes $name; else fails $name "$(cat shown)"; fi
+
+# ---- BOS and EOS that the text spells out, as apply_chat_template(tokenize=False) does
+
+for i in $(seq 1 120); do printf '{"text": "<|begin_of_text|>document %d<|end_of_text|>"}\n' "$i"; done >spelled.jsonl
+sed 's/<|[a-z_]*|>//g' spelled.jsonl >unspelled.jsonl
+runs --out unspelled unspelled.jsonl && runs --out spelled spelled.jsonl
+check a_document_has_one_bos_and_one_eos "$(documents spelled/*.bin | head -c 200)" \
+  test "$(documents unspelled/*.bin)" = "$(documents spelled/*.bin)"
+check the_report_says_so "$(cat stdout)" grep -qx 'spelled    120 documents begin with <|begin_of_text|> in the text: no second one is put there' stdout
+check for_both "$(cat stdout)" grep -q '^spelled    120 documents end with <|end_of_text|>' stdout
+printf '<|begin_of_text|><|begin_of_text|>two' >two
+runs --val-fraction 0 --out two.out two
+holds what_is_twice_in_the_text_stays_twice '[[two]' two.out/*.bin
 
 exit $failed
