@@ -42,11 +42,10 @@ static int list_entries(FolderList *list, DIR *dir) {
       if (errno == ENOENT) continue; // it was removed just now
       return -1;
     }
+    char *copy = xstrdup(name); // first: it may not return
     list->files = xrealloc(list->files, (list->count + 1) * sizeof *list->files);
-    list->files[list->count++] = (FolderFile){.name = xstrdup(name),
-                                              .inode = st.st_ino,
-                                              .bytes = (uint64_t)st.st_size,
-                                              .time = st.st_mtim};
+    list->files[list->count++] = (FolderFile){
+        .name = copy, .inode = st.st_ino, .bytes = (uint64_t)st.st_size, .time = st.st_mtim};
   }
   return errno ? -1 : 0;
 }

@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include "base/memory.h"
@@ -49,6 +50,14 @@ void thread_team(int threads) {
                   count + 1);
 #pragma omp parallel num_threads(threads)
   {}
+}
+
+int stack_check(Error *err) {
+  enum { LEAST_BYTES = 256 << 10 };
+  struct rlimit limit;
+  if (getrlimit(RLIMIT_STACK, &limit) != 0 || limit.rlim_cur >= LEAST_BYTES) return 0;
+  return error_set(err, "the limit on the stack is %s, too little: raise it with ulimit -s 8192",
+                   size_text((size_t)limit.rlim_cur).text);
 }
 
 // ---- Signals

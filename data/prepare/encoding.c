@@ -131,6 +131,7 @@ static void *work(void *encoding) {
   while ((w.batch = begin_batch(e))) {
     if (!memory_try(encode_batch, &w, &w.batch->error)) {
       w.batch->failed = true;
+      error_append(&w.batch->error, "; " LESS_MEMORY);
       w.encoder = NULL; // a buffer that could not grow may have its new size already
       w.renderer = NULL;
       w.conversation = (Conversation){0};

@@ -9,6 +9,8 @@
 #include "data/prepare/corpus.h"
 #include "data/tokenizer/tokenizer.h"
 
+#define LESS_MEMORY "use fewer --threads" // the advice where memory runs out
+
 // A part of a document, in the text of a batch.
 typedef struct Segment {
   size_t text, bytes;

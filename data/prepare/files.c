@@ -207,8 +207,9 @@ void corpus_leave_out(Corpus *c, const char *path) {
 static void add_file(Corpus *c, const char *path, uint64_t bytes, Probe p, bool val) {
   const bool text = p.kind == FILE_TEXT && !p.packed;
   const int64_t mark = p.marked ? (int64_t)strlen(UTF8_MARK) : 0;
+  char *copy = xstrdup(path); // first: it may not return
   c->files = xrealloc(c->files, (c->count + 1) * sizeof *c->files);
-  c->files[c->count++] = (CorpusFile){.path = xstrdup(path),
+  c->files[c->count++] = (CorpusFile){.path = copy,
                                       .size = text && !c->separator ? (int64_t)bytes - mark : -1,
                                       .lines = p.kind == FILE_LINES,
                                       .val = val};

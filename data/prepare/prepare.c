@@ -13,6 +13,7 @@
 #include "base/command.h"
 #include "base/os.h"
 #include "data/chat/template.h"
+#include "data/prepare/encoding.h"
 #include "data/prepare/run.h"
 #include "data/tokenizer/tokenizer.h"
 #include "data/tokens.h"
@@ -231,18 +232,31 @@ static int run_command(Command *c, Error *err) {
   return prepare_run(p, err);
 }
 
+typedef struct Call {
+  Command command;
+  int argc, status;
+  char **argv;
+  Error err;
+} Call;
+
+static void try_call(void *context) {
+  Call *call = context;
+  if (parse_arguments(&call->command, call->argc, call->argv, &call->err) == 0)
+    call->status = run_command(&call->command, &call->err);
+}
+
 int main(int argc, char **argv) {
-  Error err = {0};
-  Command command = {
-      .prepare = {.val_fraction = -1, .seed = -1, .threads = omp_get_num_procs()}}; // -1: not given
+  Call call = {.argc = argc, .argv = argv, .status = -1};
+  call.command.prepare = (PrepareOptions){.val_fraction = -1, .seed = -1}; // -1: not given
+  call.command.prepare.threads = omp_get_num_procs();
   sigset_t before;
   sigprocmask(SIG_SETMASK, NULL, &before);
-  int status = parse_arguments(&command, argc, argv, &err);
-  if (status == 0) status = run_command(&command, &err);
-  if (status == 0 && (fflush(stdout) != 0 || ferror(stdout)))
-    status = error_set(&err, "cannot write to standard output: %s", strerror(errno));
-  if (status != 0) fprintf(stderr, "prepare: %s\n", err.text);
-  free(command.prepare.val_paths);
+  if (stack_check(&call.err) == 0 && !memory_try(try_call, &call, &call.err))
+    error_append(&call.err, "; " LESS_MEMORY);
+  if (call.status == 0 && (fflush(stdout) != 0 || ferror(stdout)))
+    call.status = error_set(&call.err, "cannot write to standard output: %s", strerror(errno));
+  if (call.status != 0) fprintf(stderr, "prepare: %s\n", call.err.text);
+  free(call.command.prepare.val_paths);
   sigprocmask(SIG_SETMASK, &before, NULL); // a signal that was held back ends the program here
-  return status == 0 ? 0 : 1;
+  return call.status == 0 ? 0 : 1;
 }

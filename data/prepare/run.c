@@ -31,12 +31,16 @@ typedef struct Part {
 
 typedef struct Job {
   const PrepareOptions *options;
-  const Tokenizer *tokenizer;
+  Tokenizer *tokenizer;
   const TokenizerFacts *facts;
   const ChatTemplate *chat; // NULL: the corpus is text
   Corpus corpus;
   Spool spool;
   Folder out;
+  CorpusReader reader;
+  Encoding *encoding;
+  int status;
+  Error *err;
   int64_t documents;             // as many as the corpus has, or MANY_DOCUMENTS
   int64_t sizes[MANY_DOCUMENTS]; // of those documents, in bytes
   Part train, val;
@@ -156,25 +160,22 @@ static int write_done(Job *job, Encoding *encoding, bool all, Error *err) {
 }
 
 static int encode_corpus(Job *job, Error *err) {
-  Encoding *encoding = encoding_open(job->tokenizer, job->chat, job->options->skip_bad,
-                                     (int)job->options->threads, err);
-  if (!encoding) return -1;
+  const PrepareOptions *o = job->options;
+  job->encoding = encoding_open(job->tokenizer, job->chat, o->skip_bad, (int)o->threads, err);
+  if (!job->encoding) return -1;
   Progress progress = progress_begin("MB", 1e6);
-  CorpusReader reader;
-  corpus_open(&reader, &job->corpus);
+  corpus_open(&job->reader, &job->corpus);
   int status = 1;
   while (status > 0) {
-    TextBatch *batch = encoding_free_batch(encoding);
-    status = fill_batch(job, &reader, batch, err);
-    if (status > 0) encoding_give(encoding, batch);
-    if (status >= 0 && write_done(job, encoding, status == 0, err) != 0) status = -1;
+    TextBatch *batch = encoding_free_batch(job->encoding);
+    status = fill_batch(job, &job->reader, batch, err);
+    if (status > 0) encoding_give(job->encoding, batch);
+    if (status >= 0 && write_done(job, job->encoding, status == 0, err) != 0) status = -1;
     const uint64_t total = job->corpus.reads_stdin ? 0 : job->corpus.bytes;
-    progress_show(&progress, corpus_position(&reader), total, job->written_bytes);
+    progress_show(&progress, corpus_position(&job->reader), total, job->written_bytes);
   }
   progress_end(&progress);
-  if (reader.bad.count > 0) job->bad = reader.bad;
-  corpus_close(&reader);
-  encoding_close(encoding);
+  if (job->reader.bad.count > 0) job->bad = job->reader.bad;
   return status;
 }
 
@@ -380,34 +381,44 @@ static int run_job(Job *job, Error *err) {
 }
 
 // A template that was named is written beside the tokens, so that a run takes it.
-static int choose_template(Job *job, Tokenizer *tokenizer, Error *err) {
+static int choose_template(Job *job, Error *err) {
   const PrepareOptions *o = job->options;
   if (!o->chat) return 0;
   job->chat =
-      template_choose(tokenizer, o->template, "name one with --template " TEMPLATE_NAMES, err);
+      template_choose(job->tokenizer, o->template, "name one with --template " TEMPLATE_NAMES, err);
   if (!job->chat) return -1;
   const char *own = job->facts->chat_template;
-  if (!own || template_known(own) != job->chat) tokenizer_set_template(tokenizer, job->chat->text);
+  if (!own || template_known(own) != job->chat)
+    tokenizer_set_template(job->tokenizer, job->chat->text);
   return 0;
+}
+
+// In memory_try: the job knows all that has to be closed.
+static void try_job(void *context) {
+  Job *job = context;
+  const PrepareOptions *o = job->options;
+  job->tokenizer = tokenizer_open(o->tokenizer, job->err);
+  if (!job->tokenizer) return;
+  job->facts = tokenizer_facts(job->tokenizer);
+  if (choose_template(job, job->err) == 0) job->status = run_job(job, job->err);
 }
 
 int prepare_run(const PrepareOptions *options, Error *err) {
   Job *job = xcalloc(1, sizeof *job);
-  Tokenizer *tokenizer = tokenizer_open(options->tokenizer, err);
-  int status = -1;
   job->options = options;
-  job->tokenizer = tokenizer;
+  job->err = err;
+  job->status = -1;
   job->spool.fd = job->out.lock = -1;
-  if (tokenizer) {
-    job->facts = tokenizer_facts(tokenizer);
-    status = choose_template(job, tokenizer, err) != 0 ? -1 : run_job(job, err);
-  }
+  if (!memory_try(try_job, job, err)) error_append(err, "; " LESS_MEMORY);
+  const int status = job->status;
+  corpus_close(&job->reader);
+  encoding_close(job->encoding);
   shards_close(&job->train.shards);
   shards_close(&job->val.shards);
   if (job->spool.fd >= 0) close(job->spool.fd);
   folder_close(&job->out);
   corpus_free(&job->corpus);
-  tokenizer_close(tokenizer);
+  tokenizer_close(job->tokenizer);
   free(job);
   return status;
 }

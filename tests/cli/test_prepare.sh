@@ -244,6 +244,17 @@ until [ -e kept.tmp/train-00000.bin ]; do sleep 0.01; done
 kill -USR1 $job # as a batch system may
 ended_by USR1 a_signal_while_text_is_encoded_leaves_the_files_that_were_there $job
 
+for limit in 48 64 96 128; do
+  name=a_stack_of_${limit}_KB_is_refused
+  (ulimit -s $limit && exec "$prepare" --force --out kept text) >stdout 2>stderr
+  if [ $? = 1 ] && [ "$(cat stderr)" = "prepare: the limit on the stack is $limit.00 KiB, too little: raise it with ulimit -s 8192" ] && same; then passes $name
+  else fails $name "$(cat stderr)"; fi
+  name=also_for_train_$limit
+  (ulimit -s $limit && exec "$TRAIN" --doctor) >stdout 2>stderr
+  if [ $? = 1 ] && grep -q '^train: the limit on the stack is' stderr; then passes $name; else fails $name "$(cat stderr)"; fi
+done
+check a_stack_of_256_KB_is_enough "$(cat stderr)" bash -c "ulimit -s 256 && exec '$prepare' --force --out kept text" >stdout 2>stderr
+
 name=help_is_printed_on_request
 if runs --help && grep -q -- --val-fraction stdout && [ ! -s stderr ]; then passes $name; else fails $name "$(cat stderr)"; fi
 
