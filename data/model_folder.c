@@ -65,6 +65,12 @@ static int small_checksum(const char *path, uint64_t *bytes, uint64_t *checksum,
 
 // ---- checksums.json: writing
 
+// Token files and their documents have checksums of their own in them. What begins with a dot is not
+// part of the folder: it comes and goes.
+static bool is_listed(const char *name) {
+  return name[0] != '.' && !name_ends_with(name, ".bin") && !name_ends_with(name, ".docs");
+}
+
 static int add_others(FileSums *sums, const char *folder, Error *err) {
   DIR *dir = opendir(folder);
   if (!dir) return error_set(err, "cannot open the folder '%s': %s", folder, strerror(errno));
@@ -74,7 +80,7 @@ static int add_others(FileSums *sums, const char *folder, Error *err) {
     const char *name = entry->d_name;
     const PathText path = path_text("%s/%s", folder, name);
     uint64_t bytes, checksum;
-    if (sums_find(sums, name) || path_is_directory(path.text)) continue;
+    if (!is_listed(name) || sums_find(sums, name) || path_is_directory(path.text)) continue;
     status = small_checksum(path.text, &bytes, &checksum, err);
     if (status == 0) sums_add(sums, name, bytes, checksum);
   }

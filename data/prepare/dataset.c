@@ -6,6 +6,7 @@
 
 #include "base/json.h"
 #include "base/memory.h"
+#include "data/model_folder.h"
 
 // ---- Shards
 
@@ -149,18 +150,15 @@ static bool is_tokenizer(const char *name) {
 
 bool dataset_has(const char *name) {
   return shard_index(name, "train") >= 0 || shard_index(name, "val") >= 0 ||
-         strcmp(name, DATASET_FILE) == 0 || strcmp(name, OUT_SPOOL) == 0 || is_tokenizer(name);
-}
-
-static bool has_file(const char *folder, const char *name) {
-  return path_exists(path_text("%s/%s", folder, name).text);
+         strcmp(name, DATASET_FILE) == 0 || strcmp(name, CHECKSUMS_FILE) == 0 ||
+         strcmp(name, OUT_SPOOL) == 0 || is_tokenizer(name);
 }
 
 bool dataset_or_run(const char *folder) {
   enum { MAX_BYTES = 64 << 20 };
   Error ignored;
   const PathText path = path_text("%s/" DATASET_FILE, folder);
-  if (has_file(folder, "run.json") && has_file(folder, "log.jsonl")) return true;
+  if (has_file(folder, RUN_CONFIG_FILE) && has_file(folder, "log.jsonl")) return true;
   cJSON *tree = path_exists(path.text) ? json_read(path.text, MAX_BYTES, &ignored) : NULL;
   const cJSON *tokenizer = cJSON_GetObjectItemCaseSensitive(tree, "tokenizer");
   const bool ours = cJSON_HasObjectItem(tokenizer, "fingerprint");

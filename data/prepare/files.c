@@ -336,55 +336,53 @@ static int by_count(const void *a, const void *b) {
   return x->count != y->count ? (x->count < y->count ? 1 : -1) : strcmp(x->suffix, y->suffix);
 }
 
-static void count_suffix(SuffixCount *list, size_t *count, const char *path) {
+// A suffix beyond the first `most` is not counted.
+static void count_suffix(SuffixCount *list, size_t *count, size_t most, const char *path) {
   size_t length, i = 0;
   const char *suffix = suffix_of(path, &length);
   while (i < *count &&
          (list[i].length != length || strncasecmp(list[i].suffix, suffix, length) != 0))
     i++;
+  if (i == most) return;
   if (i == *count) list[(*count)++] = (SuffixCount){.suffix = suffix, .length = length};
   list[i].count++;
 }
 
-// "12 of text (.c 8, .h 3, 1 other)", behind what is there.
-static size_t append_format(const Corpus *c, bool lines, char *text, size_t room) {
-  enum { NAMED = 6, LONGEST = 16 };
-  SuffixCount *list = xcalloc(c->count, sizeof *list);
-  size_t count = 0, used = 0;
-  int64_t files = 0, others = 0;
+// "12 of text (.c 8, .h 3, 1 other)"; nothing where there is no such file.
+static size_t write_format(const Corpus *c, bool lines, char *text, size_t room) {
+  enum { COUNTED = 64, NAMED = 6, LONGEST = 16 };
+  SuffixCount list[COUNTED];
+  char names[NAMED * (LONGEST + 32) + 32] = "";
+  size_t count = 0, used = 0, named = 0;
+  int64_t others = 0;
   for (size_t i = 0; i < c->count; i++) {
     if (c->files[i].lines != lines || file_is_stdin(c->files[i].path)) continue;
-    count_suffix(list, &count, c->files[i].path);
-    files++;
+    count_suffix(list, &count, COUNTED, c->files[i].path);
+    others++;
   }
+  const int64_t files = others;
   qsort(list, count, sizeof *list, by_count);
-  if (files > 0)
-    used =
-        (size_t)snprintf(text, room, "%" PRId64 " of %s (", files, lines ? "JSON lines" : "text");
-  size_t named = 0;
-  for (size_t i = 0; i < count; i++) {
-    const bool shown = named < NAMED && list[i].length > 0 && list[i].length <= LONGEST;
-    if (!shown) others += list[i].count;
-    if (!shown) continue;
-    used += (size_t)snprintf(text + used, room - used, "%s.%.*s %" PRId64, named ? ", " : "",
-                             (int)list[i].length, list[i].suffix, list[i].count);
-    named++;
+  for (size_t i = 0; i < count && named < NAMED; i++) {
+    if (list[i].length == 0 || list[i].length > LONGEST) continue;
+    used +=
+        (size_t)snprintf(names + used, sizeof names - used, "%s.%.*s %" PRId64,
+                         named++ ? ", " : " (", (int)list[i].length, list[i].suffix, list[i].count);
+    others -= list[i].count;
   }
-  if (others > 0)
-    used += (size_t)snprintf(text + used, room - used, "%s%" PRId64 " other%s", named ? ", " : "",
-                             others, others == 1 ? "" : "s");
-  if (files > 0) used += (size_t)snprintf(text + used, room - used, ")");
-  free(list);
-  return used;
+  if (named > 0 && others > 0)
+    snprintf(names + used, sizeof names - used, ", %" PRId64 " other%s", others,
+             others == 1 ? "" : "s");
+  if (files == 0) return 0;
+  return (size_t)snprintf(text, room, "%" PRId64 " of %s%s%s", files, lines ? "JSON lines" : "text",
+                          names, named ? ")" : "");
 }
 
 FilesText corpus_files(const Corpus *c) {
   FilesText t = {""};
-  size_t used = append_format(c, false, t.text, sizeof t.text);
-  if (used > 0) used += (size_t)snprintf(t.text + used, sizeof t.text - used, ", ");
-  const size_t before = used;
-  used += append_format(c, true, t.text + used, sizeof t.text - used);
-  if (used == before && used > 0) t.text[used -= 2] = '\0';
+  size_t used = write_format(c, false, t.text, sizeof t.text);
+  char lines[300] = "";
+  if (write_format(c, true, lines, sizeof lines) > 0)
+    used += (size_t)snprintf(t.text + used, sizeof t.text - used, "%s%s", used ? ", " : "", lines);
   if (c->reads_stdin)
     snprintf(t.text + used, sizeof t.text - used, "%sstandard input", used ? ", " : "");
   return t;

@@ -14,6 +14,7 @@
 #include "base/command.h"
 #include "base/rng.h"
 #include "base/os.h"
+#include "data/model_folder.h"
 #include "data/prepare/corpus.h"
 #include "data/prepare/dataset.h"
 #include "data/prepare/encoding.h"
@@ -189,6 +190,14 @@ static DatasetPart dataset_part(const Part *part) {
                        .checksums = part->shards.checksums};
 }
 
+// What a run reads here besides the token files, which have their own.
+static int write_checksums(const Job *job, Error *err) {
+  FileSums sums = {0};
+  const int status = sums_write(&sums, job->out.temporary.text, err);
+  sums_free(&sums);
+  return status;
+}
+
 static int write_manifest(const Job *job, Error *err) {
   const Dataset dataset = {.tokenizer = job->facts->name,
                            .fingerprint = job->facts->fingerprint,
@@ -273,7 +282,7 @@ static int write_folder(Job *job, Error *err) {
                  encode_corpus(job, err) || check_split(job, err) ||
                  shards_finish(&job->train.shards, err) || shards_finish(&job->val.shards, err) ||
                  tokenizer_save(job->tokenizer, folder, err) || write_manifest(job, err) ||
-                 folder_commit(&job->out, err)
+                 write_checksums(job, err) || folder_commit(&job->out, err)
              ? -1
              : 0;
 }

@@ -117,6 +117,15 @@ must "$TRAIN" "$source/configs/finetune.json" model=run 'data.train=chat/train-*
   train.steps=2 train.sequence_length=128 optimizer.warmup_steps=1 output.dir=fine
 check finetune_json_goes_on_from_a_run "$(ls fine/latest)" cmp tok/tokenizer_config.json fine/latest/tokenizer_config.json
 
+for how in '' data.tokenizer=tok model=base; do
+  rm -rf flipped && cp -r chat flipped && sed -i 's/in messages/in Messages/' flipped/tokenizer_config.json
+  # shellcheck disable=SC2086 # nothing or one override
+  "$TRAIN" run.json $how 'data.train=flipped/train-*.bin' output.dir=never >stdout 2>stderr
+  status=$?
+  check "a_template_that_was_changed_beside_the_tokens_is_refused_with_'$how'" "$(cat stderr)" \
+    test $status = 1 -a "$(grep -c "'flipped/tokenizer_config.json' is not what was saved" stderr)" = 1 -a ! -e never
+done
+
 answers() { "$TRAIN" --generate run --temperature 0 --tokens 8 "$@" 2>stderr; }
 said=$(answers --user 'Say 7!')
 check a_user_is_answered "it said '$said', $(cat stderr)" test -n "$said"

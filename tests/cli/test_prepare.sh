@@ -148,7 +148,7 @@ if [ "$sizes" = '1034 1034 1034 1034 1034 ' ]; then passes $name; else fails $na
 runs --force --out shards --shard-tokens 12 text
 name=a_forced_run_replaces_the_whole_dataset
 left=$(ls -A shards | tr '\n' ' ')
-files='dataset.json tokenizer.json tokenizer_config.json train-00000.bin train-00000.docs '
+files='checksums.json dataset.json tokenizer.json tokenizer_config.json train-00000.bin train-00000.docs '
 files+='train-00001.bin train-00001.docs val-00000.bin val-00000.docs '
 if [ "$left" = "$files" ]; then passes $name; else fails $name "left: $left"; fi
 

@@ -48,7 +48,7 @@ if runs --out late text && [ ! -e late.tmp ]; then passes $name; else fails $nam
 mkdir theirs.tmp && touch theirs.tmp/letter theirs.tmp/.unfinished
 untouched a_folder_of_somebody_else_is_not "'theirs.tmp' is in the way, and holds 'letter'" --out theirs text
 cp -r set copy.tmp
-untouched nor_is_a_dataset_that_somebody_keeps_there "'copy.tmp' is in the way, and holds 'dataset.json'" --out copy text
+untouched nor_is_a_dataset_that_somebody_keeps_there "'copy.tmp' is in the way, and holds 'checksums.json'" --out copy text
 cp -r set vault && ln -s vault away.tmp
 untouched nor_one_behind_a_link "cannot open the folder 'away.tmp': Not a directory" --out away text
 cp -r set half.old && touch half.old/.unfinished
@@ -91,7 +91,7 @@ meanwhile so_is_an_empty_one_that_is_filled "(see 'letter')" empty.2 'echo their
 cp -r set again
 meanwhile so_is_a_file_in_a_dataset_to_be_replaced "(see 'letter')" again 'echo theirs >again/letter' --force
 rm -r made
-untouched what_was_made_then_is_not_removed_later "'made.tmp' is in the way, and holds 'dataset.json'" --force --out made text
+untouched what_was_made_then_is_not_removed_later "'made.tmp' is in the way, and holds 'checksums.json'" --force --out made text
 mkfifo pipe
 "$prepare" --out busy - <pipe >stdout 2>stderr.first &
 job=$!
@@ -124,6 +124,12 @@ for part in ("train", "val"):
 assert said["split"] == {"val": "whole documents", "fraction": 0.1, "seed": 0}, said
 END
 if [ ! -s problems ]; then passes $name; else fails $name "$(tail -n 1 problems)"; fi
+
+cp -r said flipped && sed -i 's/eos_token/eos-token/' flipped/tokenizer_config.json
+untouched a_tokenizer_config_that_was_changed_is_noticed "'flipped/tokenizer_config.json' is not what was saved" --show 1 flipped
+untouched where_it_is_the_tokenizer_too "'flipped/tokenizer_config.json' is not what was saved" --tokenizer flipped --out new text
+sed 's/"seed": 0/"seed": 1/' said/dataset.json >flipped/dataset.json && cp said/tokenizer_config.json flipped
+untouched so_is_a_dataset_json "'flipped/dataset.json' is not what was saved" --show 1 flipped
 
 # ---- Back to text
 
