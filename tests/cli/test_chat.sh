@@ -42,10 +42,12 @@ shown() { # shown TOKENIZER: both conversations, whichever of them is for valida
 }
 shown tok >said
 grep -qzF $'<|im_start|>system\nS<|im_end|>\n<|im_start|>user\n<|im_end|>?<|im_end|>\n<|im_start|>assistant\n[[A<|im_end|>]]' said
-check what_counts_is_marked "$(cat said)" test $? = 0
+status=$?
+check what_counts_is_marked "$(cat said)" test $status = 0
 shown tok3 >said
 grep -qzF $'<|start_header_id|>user<|end_header_id|>\n\nU<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n[[\u00e9 <|eot_id|><|eot_id|>]]' said
-check llama3_trims_contents "$(cat said)" test $? = 0
+status=$?
+check llama3_trims_contents "$(cat said)" test $status = 0
 
 # ---- What is refused, with its file and line
 refuses_line() { # refuses_line NAME WORDS LINE
