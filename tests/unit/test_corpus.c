@@ -62,6 +62,8 @@ TEST(what_is_no_json_is_refused_with_its_column) {
   is_refused("{\"x\":nul}", "column 6: a value");
   is_refused("{\"x\":01}", "column 7: a comma or }");
   is_refused("{\"x\":-}", "column 7: a digit");
+  is_refused("{\"x\":NaN}", "column 6: NaN and Infinity are no JSON; write null");
+  is_refused("{\"x\":-Infinity}", "column 7: NaN and Infinity are no JSON; write null");
   is_refused("{\"x\":1.}", "column 8: a digit");
   is_refused("{\"x\":1e}", "column 8: a digit");
   is_refused("{\"x\":\"a\tb\"}", "column 8: a control character");
