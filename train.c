@@ -4,7 +4,9 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/command.h"
 #include "base/file.h"
+#include "base/os.h"
 #include "model/run/bench.h"
 #include "model/run/process.h"
 #include "model/run/run.h"
@@ -176,6 +178,7 @@ static int check_words(int argc, char **argv, Error *err) {
 
 int main(int argc, char **argv) {
   Error err;
+  if (stack_check(&err) != 0) return fail(&err);
   process_start(argv);
   const char *first = argc > 1 ? argv[1] : "";
   const bool help = strcmp(first, "--help") == 0 || strcmp(first, "-h") == 0,

@@ -8,6 +8,7 @@
 
 #include "base/memory.h"
 #include "base/os.h"
+#include "base/text.h"
 
 // ---- Options
 
@@ -36,17 +37,33 @@ static int read_value(const Option *o, const char *value, Error *err) {
                    o->whole ? "whole " : "", o->low, o->high, value ? value : "");
 }
 
+static int refuse_unknown(const Option *list, int count, const char *command, const char *name,
+                          Error *err) {
+  const char **names = xmalloc((size_t)count * sizeof *names);
+  Text all = {0};
+  for (int i = 0; i < count; i++) {
+    names[i] = list[i].name;
+    text_append(&all, i > 0 ? ", " : " ", i > 0 ? 2 : 1);
+    text_append(&all, names[i], strlen(names[i]));
+  }
+  const char *near = nearest_name(name, names, count);
+  if (near)
+    error_set(err, "unknown option '%s' of %s; did you mean %s?", name, command, near);
+  else
+    error_set(err, "unknown option '%s' of %s; there are%.*s", name, command, (int)all.bytes,
+              all.data);
+  free(names);
+  free(all.data);
+  return -1;
+}
+
 int option_read(const Option *list, int count, const char *command, int argc, char *const *argv,
                 int *at, Error *err) {
-  enum { MOST_OPTIONS = 16 };
-  const char *name = argv[*at], *near, *names[MOST_OPTIONS];
+  const char *name = argv[*at];
   const size_t length = strcspn(name, "=");
   const bool joined = name[length] == '=';
-  char all[256] = "", alone[101];
+  char alone[101];
   for (int i = 0; i < count; i++) {
-    const size_t used = strlen(all);
-    snprintf(all + used, sizeof all - used, "%s %s", i > 0 ? "," : "", list[i].name);
-    names[i] = list[i].name;
     if (strlen(list[i].name) != length || strncmp(name, list[i].name, length) != 0) continue;
     if (list[i].flag && joined) return error_set(err, "%s takes no value", list[i].name);
     if (list[i].flag) {
@@ -58,9 +75,7 @@ int option_read(const Option *list, int count, const char *command, int argc, ch
     return read_value(&list[i], joined ? name + length + 1 : next, err);
   }
   snprintf(alone, sizeof alone, "%.*s", (int)length, name);
-  if ((near = nearest_name(alone, names, count)))
-    return error_set(err, "unknown option '%s' of %s; did you mean %s?", alone, command, near);
-  return error_set(err, "unknown option '%s' of %s; there are%s", alone, command, all);
+  return refuse_unknown(list, count, command, alone, err);
 }
 
 // ---- Words for a shell

@@ -148,9 +148,18 @@ static bool scan_digits(JsonScan *s) {
   return s->at > start;
 }
 
+// Python, for one, writes these.
+static bool is_no_number(const JsonScan *s) {
+  const size_t left = (size_t)(s->end - s->at);
+  return (left >= 3 && memcmp(s->at, "NaN", 3) == 0) || (left >= 3 && memcmp(s->at, "Inf", 3) == 0);
+}
+
+#define NO_NUMBER "NaN and Infinity are no JSON; write null"
+
 static bool scan_number(JsonScan *s) {
-  static const char problem[] = "a digit is missing";
+  const char *problem = "a digit is missing";
   if (next_is(s, '-')) s->at++;
+  if (is_no_number(s)) problem = NO_NUMBER;
   if (next_is(s, '0'))
     s->at++;
   else if (!scan_digits(s))
@@ -170,7 +179,7 @@ static bool scan_word(JsonScan *s) {
     s->at += length;
     return true;
   }
-  return json_wrong(s, "a value is missing");
+  return json_wrong(s, is_no_number(s) ? NO_NUMBER : "a value is missing");
 }
 
 // Behind the opening bracket.
@@ -198,6 +207,14 @@ bool json_skip(JsonScan *s) {
   const bool ok = skip_members(s, object);
   s->depth--;
   return ok;
+}
+
+bool json_begins(const char *text, size_t bytes) {
+  const size_t mark = bytes >= 3 && memcmp(text, UTF8_MARK, 3) == 0 ? 3 : 0;
+  char *const all = (char *)(uintptr_t)text; // nothing changes it
+  JsonScan s = {.at = all + mark, .end = all + bytes, .halves = true, .nuls = true};
+  json_take(&s, '[');
+  return json_take(&s, '{') && json_take_key(&s, NULL, NULL);
 }
 
 // ---- Reading
@@ -249,8 +266,8 @@ static int check_unique(const cJSON *value, Error *err) {
 }
 
 cJSON *json_parse(const char *name, const char *text, size_t bytes, Error *err) {
-  const bool marked = bytes >= 3 && memcmp(text, "\xef\xbb\xbf", 3) == 0; // cJSON passes over it
-  char *const all = (char *)(uintptr_t)text; // json_skip changes nothing
+  const bool marked = bytes >= 3 && memcmp(text, UTF8_MARK, 3) == 0; // cJSON passes over it
+  char *const all = (char *)(uintptr_t)text;                         // json_skip changes nothing
   JsonScan s = {.at = all + (marked ? 3 : 0), .end = all + bytes};
   const char *end = text;
   cJSON *tree = NULL;

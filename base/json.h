@@ -54,6 +54,8 @@ bool json_take_string(JsonScan *s, char **text, size_t *bytes);
 bool json_take_key(JsonScan *s, char **text, size_t *bytes);
 // Skips a value, which stays as it is.
 bool json_skip(JsonScan *s);
+// True where text[bytes] begins as JSON does: an object with a key, or a list of such objects.
+bool json_begins(const char *text, size_t bytes);
 // True where nothing but white space follows.
 bool json_take_end(JsonScan *s);
 bool json_wrong(JsonScan *s, const char *problem); // sets the problem; false

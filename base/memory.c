@@ -49,8 +49,8 @@ void out_of_memory(const char *format, ...) {
 
 static void *checked(void *memory, size_t bytes) {
   if (!memory)
-    out_of_memory("the system refused %s; use a smaller model, batch or file",
-                  size_text(bytes).text);
+    out_of_memory("the system refused %s%s", size_text(bytes).text,
+                  attempt ? "" : "; use a smaller model, batch or file, or fewer threads");
   return memory;
 }
 

@@ -17,8 +17,8 @@ char *xasprintf(const char *format, ...) __attribute__((format(printf, 1, 2)));
 // without waiting for other threads; inside memory_try it returns from that.
 void out_of_memory(const char *format, ...) __attribute__((noreturn, format(printf, 1, 2)));
 
-// Calls work(context). False where this thread ran out of memory in it: err says so, and all memory
-// and files of `work` by then are lost, so that they should be few. Threads that
+// Calls work(context). False where this thread ran out of memory in it: err says so, without advice,
+// and all memory and files of `work` by then are lost, unless *context knows them. Threads that
 // OpenMP starts in `work` are not covered.
 bool memory_try(void (*work)(void *context), void *context, Error *err);
 

@@ -6,6 +6,8 @@
 #include <string.h>
 #include "base/memory.h"
 
+#define UTF8_MARK "\xef\xbb\xbf" // the byte order mark, which some programs put in front of UTF-8
+
 // Bytes of the character at text[0], of which bytes > 0 are there; 0 if it is no character:
 // overlong forms, surrogates and codes beyond U+10FFFF are none.
 static inline size_t utf8_length(const char *text, size_t bytes) {

@@ -65,6 +65,12 @@ static int small_checksum(const char *path, uint64_t *bytes, uint64_t *checksum,
 
 // ---- checksums.json: writing
 
+// Token files and their documents have checksums of their own in them. What begins with a dot is not
+// part of the folder: it comes and goes.
+static bool is_listed(const char *name) {
+  return name[0] != '.' && !name_ends_with(name, ".bin") && !name_ends_with(name, ".docs");
+}
+
 static int add_others(FileSums *sums, const char *folder, Error *err) {
   DIR *dir = opendir(folder);
   if (!dir) return error_set(err, "cannot open the folder '%s': %s", folder, errno_text());
@@ -74,7 +80,7 @@ static int add_others(FileSums *sums, const char *folder, Error *err) {
     const char *name = entry->d_name;
     const PathText path = path_text("%s/%s", folder, name);
     uint64_t bytes, checksum;
-    if (sums_find(sums, name) || path_is_directory(path.text)) continue;
+    if (!is_listed(name) || sums_find(sums, name) || path_is_directory(path.text)) continue;
     status = small_checksum(path.text, &bytes, &checksum, err);
     if (status == 0) sums_add(sums, name, bytes, checksum);
   }
@@ -395,17 +401,53 @@ static int read_named(const char *named, const Reader *r, Error *err) {
   return changes_too_fast(named, err);
 }
 
+// ---- Models in forms that are not read here
+
+// What a file of this name says about the folder, or NULL.
+static const char *other_form(const char *name) {
+  static const struct {
+    const char *ending, *what;
+  } forms[] = {
+      {"adapter_config.json", "a LoRA adapter, not a model: merge it into its base model with "
+                              "peft's merge_and_unload, and save that"},
+      {"consolidated.safetensors", "a model in Mistral's own form: take the one in transformers' "
+                                   "form, with " WEIGHTS_FILE},
+      {"consolidated.00.pth", "a model in Meta's own form: take the one in transformers' form, "
+                              "with " WEIGHTS_FILE},
+      {".gguf", "a model in llama.cpp's form: take the Hugging Face folder that it was made of"}};
+  for (size_t i = 0; i < sizeof forms / sizeof *forms; i++)
+    if (name_ends_with(name, forms[i].ending)) return forms[i].what;
+  return NULL;
+}
+
+// Puts what the folder holds behind the sentence about what it lacks; returns -1.
+static int tell_other_form(const char *folder, Error *err) {
+  const char *what = NULL;
+  DIR *dir = opendir(folder);
+  for (struct dirent *entry; dir && !what && (entry = readdir(dir));)
+    what = other_form(entry->d_name);
+  if (dir) closedir(dir);
+  return what ? error_append(err, "; it holds %s", what) : -1;
+}
+
 int model_folder_check(const char *file, Error *err) {
+  const char *what = name_ends_with(file, ".gguf") ? other_form(file) : NULL;
+  if (what) return error_set(err, "'%s' is %s", file, what);
   return read_named(path_parent(file).text, &(Reader){0}, err);
 }
 
 int model_folder_read(const char *named, bool whole, FolderRead read, void *context, Error *err) {
   const Reader r = {read, context, whole};
   if (!path_exists(named)) return error_set(err, "there is no folder '%s'", named);
-  if (!path_is_directory(named))
-    return error_set(err, "'%s' is not a folder; give a checkpoint's folder or a run's", named);
+  if (!path_is_directory(named)) {
+    const char *what = other_form(named);
+    return what ? error_set(err, "'%s' is %s", named, what)
+                : error_set(err, "'%s' is not a folder; give a checkpoint's folder or a run's",
+                            named);
+  }
   if (has_file(named, WEIGHTS_FILE) || has_file(named, WEIGHTS_INDEX_FILE))
     return read_named(named, &r, err);
-  const int status = run_folder_read(resolve(named).text, whole, read, context, err);
-  return status == 1 ? read_named(named, &r, err) : status;
+  int status = run_folder_read(resolve(named).text, whole, read, context, err);
+  if (status == 1) status = read_named(named, &r, err);
+  return status == 0 ? 0 : tell_other_form(named, err);
 }

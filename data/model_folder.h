@@ -14,9 +14,9 @@
 #define LATEST_LINK "latest"
 #define BEST_LINK "best"
 
-// ---- checksums.json of a checkpoint: the step, bytes and checksum (base/file.h) of every other
-// file, and at its end the checksum of the text before that. A save writes it last. Older versions
-// wrote none, or none of itself
+// ---- checksums.json of a checkpoint or a dataset: the step, bytes and checksum (base/file.h) of
+// every other file but token files, and at its end the checksum of the text before that. It is
+// written last. Older versions wrote none, or none of itself
 
 #define CHECKSUMS_FILE "checksums.json"
 #define RUN_CONFIG_FILE "run.json" // these two a resumed run alone reads
@@ -34,7 +34,8 @@ typedef struct FileSums {
   FileSum *files;
 } FileSums;
 void sums_add(FileSums *sums, const char *name, uint64_t bytes, uint64_t checksum);
-// Writes them, with those of the folder's files that are not in them yet.
+// Writes them, with those of the folder's files that are not in them yet. Token files and names that
+// begin with a dot are left out.
 int sums_write(FileSums *sums, const char *folder, Error *err);
 // None where there is no checksums.json. sums_free afterwards, also after an error.
 int sums_read(FileSums *sums, const char *folder, Error *err);

@@ -1,14 +1,10 @@
 #define _GNU_SOURCE // memmem
 #include "data/prepare/corpus.h"
 
-#include <dirent.h>
-#include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 #include "base/file.h"
 #include "base/json.h"
@@ -16,185 +12,9 @@
 #include "base/os.h"
 #include "data/tokenizer/cut.h"
 
-enum { FILE_PROBE_BYTES = 1 << 16, BLOCK_BYTES = 1 << 20 };
+enum { BLOCK_BYTES = 1 << 20 };
 // A line that is one piece is in memory several times, as text and as tokens.
 enum { LINE_MAX_BYTES = 1 << 30, WHOLE_LINE_MAX_BYTES = 1 << 28 };
-
-enum { MAX_FOREIGN_PERCENT = 10 };
-
-// ---- The kind of a file
-
-static bool ends_with(const char *name, size_t length, const char *ending) {
-  const size_t n = strlen(ending);
-  return length > n && memcmp(name + length - n, ending, n) == 0;
-}
-
-static bool file_is_stdin(const char *path) {
-  return strcmp(path, STREAM_STDIN) == 0;
-}
-
-static bool file_is_jsonl(const Corpus *corpus, const char *path) {
-  if (corpus->whole_lines) return true;
-  if (file_is_stdin(path)) return corpus->stdin_jsonl;
-  size_t length = strlen(path);
-  if (ends_with(path, length, ".gz")) length -= 3;
-  if (ends_with(path, length, ".zst")) length -= 4;
-  return ends_with(path, length, ".jsonl");
-}
-
-// Percent of the bytes that are neither UTF-8 nor the control characters of text: tab to carriage
-// return, backspace, and the escape of terminal colours.
-static int foreign_percent(const char *text, size_t bytes) {
-  size_t foreign = 0;
-  for (size_t i = 0, length; i < bytes; i += length ? length : 1) {
-    const unsigned char c = (unsigned char)text[i];
-    length = utf8_length(text + i, bytes - i);
-    foreign += length == 0 || c == 0x7f || (c < 0x20 && !(c >= 8 && c <= 13) && c != 27);
-  }
-  return bytes ? (int)(foreign * 100 / bytes) : 0;
-}
-
-static bool begins(const char *start, size_t bytes, const char *mark) {
-  return bytes >= strlen(mark) && memcmp(start, mark, strlen(mark)) == 0;
-}
-
-// What begins with start[bytes], decompressed and at most FILE_PROBE_BYTES of it: empty, binary,
-// parquet, a Git LFS pointer (FILE_BROKEN) or text. The sentence says why it is not text.
-static FileKind file_kind(const char *name, const char *start, size_t bytes, Error *err) {
-  const int foreign = foreign_percent(start, bytes);
-  FileKind kind = FILE_BINARY;
-  if (bytes == 0) {
-    kind = FILE_EMPTY;
-    error_set(err, "'%s' is empty", name);
-  } else if (file_refuse_pointer(name, start, bytes, err) != 0) {
-    kind = FILE_BROKEN;
-  } else if (begins(start, bytes, "PAR1")) {
-    kind = FILE_PARQUET;
-    error_set(err,
-              "'%s' is a parquet file: scripts/parquet_to_jsonl.py '%s' | ./prepare --jsonl "
-              "--out FOLDER - (of conversations: --chat in both commands, in place of --jsonl)",
-              name, name);
-  } else if (file_refuse_packed(name, start, bytes, err) != 0) {
-    kind = FILE_BINARY;
-  } else if (begins(start, bytes, "\xff\xfe") || begins(start, bytes, "\xfe\xff") ||
-             memchr(start, 0, bytes)) {
-    error_set(err,
-              "'%s' is not text: it holds NUL bytes or UTF-16; convert UTF-16 to UTF-8 with "
-              "iconv",
-              name);
-  } else if (foreign > MAX_FOREIGN_PERCENT) {
-    error_set(err,
-              "'%s' is not text: %d %% of its first %zu bytes are not UTF-8; convert another "
-              "encoding to UTF-8 with iconv",
-              name, foreign, bytes);
-  } else {
-    kind = FILE_TEXT;
-  }
-  return kind;
-}
-
-// Opens the file to learn its kind; the sentence says why it is not text.
-static FileKind probe(const char *path, bool *packed, Error *err) {
-  if (access(path, R_OK) != 0) {
-    error_set(err, "cannot open '%s': %s", path, strerror(errno));
-    return FILE_UNREADABLE;
-  }
-  Stream *stream = stream_open(path, NULL, 0, err);
-  if (!stream) return FILE_BROKEN;
-  *packed = stream_is_packed(stream);
-  char *start = xmalloc(FILE_PROBE_BYTES);
-  size_t bytes = 0;
-  ssize_t n = 1;
-  while (n > 0 && bytes < FILE_PROBE_BYTES) {
-    n = stream_read(stream, start + bytes, FILE_PROBE_BYTES - bytes, err);
-    if (n > 0) bytes += (size_t)n;
-  }
-  const FileKind kind = n < 0 ? FILE_BROKEN : file_kind(path, start, bytes, err);
-  stream_close(stream);
-  free(start);
-  return kind;
-}
-
-// ---- Finding the files
-
-static void add_file(Corpus *c, const char *path, uint64_t bytes, bool packed) {
-  const bool text = !packed && !file_is_stdin(path) && !file_is_jsonl(c, path);
-  c->files = xrealloc(c->files, (c->count + 1) * sizeof *c->files);
-  c->files[c->count++] =
-      (CorpusFile){.path = xstrdup(path), .size = text && !c->separator ? (int64_t)bytes : -1};
-  c->bytes += bytes;
-  if (text) c->text_bytes += bytes;
-}
-
-static int add_folder(Corpus *c, const char *path, Error *err);
-
-// A file or folder inside a folder.
-static int add_entry(Corpus *c, const char *path, Error *err) {
-  struct stat st, link;
-  FileKind kind = FILE_SPECIAL;
-  bool packed = false;
-  if (stat(path, &st) != 0)
-    kind = FILE_UNREADABLE;
-  else if (S_ISREG(st.st_mode))
-    kind = probe(path, &packed, err);
-  else if (S_ISDIR(st.st_mode) && lstat(path, &link) == 0 && !S_ISLNK(link.st_mode) &&
-           access(path, R_OK | X_OK) == 0)
-    return add_folder(c, path, err);
-  else if (S_ISDIR(st.st_mode) && access(path, R_OK | X_OK) != 0)
-    kind = FILE_UNREADABLE;
-  if (kind == FILE_BROKEN) return -1;
-  if (kind == FILE_TEXT)
-    add_file(c, path, (uint64_t)st.st_size, packed);
-  else
-    c->skipped[kind]++;
-  return 0;
-}
-
-static int add_folder(Corpus *c, const char *path, Error *err) {
-  struct dirent **entries;
-  const int count = scandir(path, &entries, NULL, alphasort);
-  if (count < 0) return error_set(err, "cannot read the folder '%s': %s", path, strerror(errno));
-  const char *slash = path[strlen(path) - 1] == '/' ? "" : "/";
-  int status = 0;
-  for (int i = 0; i < count; i++) {
-    const char *name = entries[i]->d_name;
-    char *child = xasprintf("%s%s%s", path, slash, name);
-    if (name[0] != '.')
-      status = status == 0 ? add_entry(c, child, err) : status;
-    else if (strcmp(name, ".") != 0 && strcmp(name, "..") != 0)
-      c->skipped[FILE_HIDDEN]++;
-    free(child);
-    free(entries[i]);
-  }
-  free(entries);
-  return status;
-}
-
-int corpus_add(Corpus *corpus, const char *path, Error *err) {
-  struct stat st;
-  if (file_is_stdin(path)) {
-    if (corpus->reads_stdin)
-      return error_set(err, "'%s', standard input, can be read only once", path);
-    corpus->reads_stdin = true;
-    add_file(corpus, path, 0, false);
-    return 0;
-  }
-  if (stat(path, &st) != 0) return error_set(err, "cannot open '%s': %s", path, strerror(errno));
-  if (S_ISDIR(st.st_mode)) return add_folder(corpus, path, err);
-  if (!S_ISREG(st.st_mode))
-    return error_set(err, "'%s' is not a regular file or a folder; standard input is read from '-'",
-                     path);
-  bool packed = false;
-  if (probe(path, &packed, err) != FILE_TEXT) return -1;
-  add_file(corpus, path, (uint64_t)st.st_size, packed);
-  return 0;
-}
-
-void corpus_free(Corpus *corpus) {
-  for (size_t i = 0; i < corpus->count; i++) free(corpus->files[i].path);
-  free(corpus->files);
-  *corpus = (Corpus){0};
-}
 
 // ---- Lines of .jsonl
 
@@ -289,21 +109,32 @@ static int fill(CorpusReader *r, Error *err) {
 
 // The format of standard input is unknown: probe its first bytes.
 static int check_stdin(CorpusReader *r, Error *err) {
-  while (r->end < FILE_PROBE_BYTES && !r->ended)
+  while (!r->ended && corpus_wants_more(r->buffer, r->end))
     if (fill(r, err) != 0) return -1;
-  const size_t seen = r->end < FILE_PROBE_BYTES ? r->end : FILE_PROBE_BYTES;
-  return file_kind(open_name(r), r->buffer, seen, err) == FILE_TEXT ? 0 : -1;
+  const FileKind kind = corpus_kind(r->corpus, open_name(r), r->buffer, r->end, err);
+  r->jsonl = kind == FILE_LINES || (r->corpus->field && kind == FILE_TEXT);
+  return kind == FILE_LINES || kind == FILE_TEXT ? 0 : -1;
+}
+
+// A byte order mark is no text.
+static int pass_mark(CorpusReader *r, Error *err) {
+  const size_t length = strlen(UTF8_MARK);
+  while (r->end < length && !r->ended)
+    if (fill(r, err) != 0) return -1;
+  if (r->end >= length && memcmp(r->buffer, UTF8_MARK, length) == 0) r->start = length;
+  return 0;
 }
 
 static int next_file(CorpusReader *r, Error *err) {
-  const char *path = r->corpus->files[r->next_file++].path;
-  r->stream = stream_open(path, r->corpus->spool, r->recording, err);
+  const CorpusFile *file = &r->corpus->files[r->next_file++];
+  r->stream = stream_open(file->path, r->corpus->spool, r->recording, err);
   if (!r->stream) return -1;
-  r->jsonl = file_is_jsonl(r->corpus, path);
+  r->jsonl = file->lines;
   r->ended = false;
   r->start = r->end = r->looked = 0;
   r->line = 0;
-  return file_is_stdin(path) ? check_stdin(r, err) : 0;
+  if (file_is_stdin(file->path) && check_stdin(r, err) != 0) return -1;
+  return pass_mark(r, err);
 }
 
 static void close_file(CorpusReader *r) {
@@ -342,22 +173,34 @@ static bool is_blank(const char *line, size_t bytes) {
   return i == bytes;
 }
 
+void bad_line(BadLines *bad, const char *file, int64_t line, const Error *why) {
+  if (bad->count++ == 0)
+    error_set(&bad->first, "%.800s:%" PRId64 ": %.1000s", file, line, why->text);
+}
+
+// The document in the line at `start`: text[*length]. Nothing where it is bad, and passed over.
+static int read_line(CorpusReader *r, size_t bytes, char **text, size_t *length, Error *err) {
+  const Corpus *c = r->corpus;
+  *text = r->buffer + r->start;
+  *length = c->whole_lines ? bytes : 0;
+  if (c->whole_lines ||
+      jsonl_text(*text, bytes, c->field ? c->field : "text", text, length, err) == 0)
+    return 0;
+  const Error why = *err;
+  bad_line(&r->bad, open_name(r), r->line, &why);
+  *length = 0;
+  if (c->skip_bad) return 0;
+  return error_set(err, "'%s' line %" PRId64 " %.1500s; --skip-bad passes over such lines",
+                   open_name(r), r->line, why.text);
+}
+
 static int begin_line(CorpusReader *r, Error *err) {
-  const char *field = r->corpus->field ? r->corpus->field : "text";
   size_t bytes = 0;
   int got;
   while ((got = next_line(r, &bytes, err)) > 0) {
-    char *line = r->buffer + r->start, *text = line;
-    const size_t mark = r->line == 1 && bytes >= 3 && memcmp(line, "\xef\xbb\xbf", 3) == 0 ? 3 : 0;
+    char *const line = r->buffer + r->start, *text = line;
     size_t length = 0;
-    const bool blank = is_blank(line + mark, bytes - mark);
-    if (r->corpus->whole_lines && !blank) {
-      text = line + mark;
-      length = bytes - mark;
-    } else if (!blank && jsonl_text(line + mark, bytes - mark, field, &text, &length, err) != 0) {
-      const Error why = *err;
-      return error_set(err, "'%s' line %" PRId64 " %.1500s", open_name(r), r->line, why.text);
-    }
+    if (!is_blank(line, bytes) && read_line(r, bytes, &text, &length, err) != 0) return -1;
     const size_t before = length > 0 ? (size_t)(text - line) : bytes;
     r->start += before;
     if (length == 0) continue;
@@ -427,6 +270,7 @@ static void give_piece(CorpusReader *r, size_t bytes, CorpusBlock *block) {
                          .last = last,
                          .document = r->documents - 1,
                          .file = open_name(r),
+                         .val = r->corpus->files[r->next_file - 1].val,
                          .line = r->line};
   const size_t used = bytes + (last ? r->behind : 0);
   r->start += used;

@@ -1,60 +1,113 @@
-// The documents in text files, folders, .jsonl files and standard input, one after the other and in
+// The documents in text files, folders, JSON lines and standard input, one after the other and in
 // pieces, so that documents of any size can be read. All may be compressed (stream.h).
 //
-// A text file is a document, or holds several with a separator between them. Each line of a .jsonl
-// file (or .jsonl.gz, .jsonl.zst) is one. Documents without text are passed over.
+// A text file is a document, or holds several with a separator between them. Of a file of JSON lines
+// each line is one. Documents without text are passed over.
 #pragma once
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <sys/types.h>
 #include "base/text.h"
 #include "base/error.h"
 #include "data/prepare/stream.h"
 
-// The kinds of files in a folder. Those before FILE_TEXT are skipped; FILE_SPECIAL: devices, links
-// to folders. A broken one (compressed, but damaged; a Git LFS pointer) is an error even there.
+// The kinds of files in a folder. Those before FILE_TEXT are skipped; FILE_JSON: it is not lines;
+// FILE_SPECIAL: devices, links to folders; FILE_LEFT_OUT: corpus_leave_out, and folders of datasets
+// and runs. A broken one (compressed, but damaged; a Git LFS pointer) is an error even there.
 typedef enum FileKind {
   FILE_HIDDEN,
   FILE_BINARY,
   FILE_PARQUET,
+  FILE_JSON,
   FILE_EMPTY,
   FILE_UNREADABLE,
   FILE_SPECIAL,
+  FILE_LEFT_OUT,
   FILE_TEXT,
+  FILE_LINES,
   FILE_BROKEN
 } FileKind;
+
+// What files are. FORMAT_TOLD: lines where the first one is an object with the field, or the name
+// ends in .jsonl, .ndjson or .jsonlines; else text.
+typedef enum CorpusFormat { FORMAT_TOLD, FORMAT_TEXT, FORMAT_LINES } CorpusFormat;
 
 typedef struct CorpusFile {
   char *path;   // owned; STREAM_STDIN is standard input
   int64_t size; // of the one document that it is, where that is known without reading it; else -1
+  bool lines;   // of JSON; of standard input it is known when it is read
+  bool val;     // as corpus_add got it
 } CorpusFile;
+
+typedef struct FileId {
+  dev_t device;
+  ino_t inode; // 0: there is none
+} FileId;
 
 // Start from zeros, and set what differs from the defaults here.
 typedef struct Corpus {
-  const char *field;     // of a .jsonl line, as jsonl_text has it; NULL: "text"
+  const char *field;     // of a JSON line, as jsonl_text has it; NULL: "text"
   const char *separator; // between the documents of a text file; NULL: none
-  bool stdin_jsonl;      // standard input is .jsonl, not text
-  bool whole_lines;      // all files are .jsonl, and a line is a document as it is, in one piece
-  ByteSet joined;        // no document is cut between a newline and one of these bytes
-  Spool *spool;          // for corpus_measure, where standard input is among the files
+  CorpusFormat format;
+  bool whole_lines; // FORMAT_LINES, and a line is a document as it is, in one piece
+  bool skip_bad;    // a line without a document is counted, else an error
+  ByteSet joined;   // no document is cut between a newline and one of these bytes
+  Spool *spool;     // for corpus_measure, where standard input is among the files
 
   CorpusFile *files; // [count]
   size_t count;
+  FileId *left_out; // [left_out_count]
+  size_t left_out_count;
   uint64_t bytes;             // of all files, as they lie on the disk
   uint64_t text_bytes;        // of text files that are not compressed
   bool reads_stdin;           // so that `bytes` is not all
   int64_t skipped[FILE_TEXT]; // files and hidden folders that were passed over, by kind
 } Corpus;
 
+// Files and folders that are not added from now on: this one, if it is there.
+void corpus_leave_out(Corpus *corpus, const char *path);
 // Adds a file, standard input (STREAM_STDIN, once), or the files of a folder, in name order:
 // symbolic links to folders are not followed; files that are not text are counted and skipped. A
-// file named by the caller that is binary or not readable is an error.
-int corpus_add(Corpus *corpus, const char *path, Error *err);
+// file named by the caller that is binary or not readable is an error. val: it is for validation;
+// it is not added again.
+int corpus_add(Corpus *corpus, const char *path, bool val, Error *err);
 void corpus_free(Corpus *corpus);
+// Whether it has a file of JSON lines, or one of text. Standard input counts as both.
+bool corpus_has(const Corpus *corpus, bool lines);
 // The documents' number and their sizes in bytes, no further than `limit`: sizes[limit]. What it
 // reads of standard input goes into the spool, for the reader that comes after.
 int corpus_measure(const Corpus *corpus, int64_t limit, int64_t *sizes, int64_t *documents,
                    Error *err);
+
+// "3 hidden, 2 binary"; empty when nothing was skipped.
+typedef struct SkippedText {
+  char text[400];
+} SkippedText;
+SkippedText corpus_skipped(const Corpus *corpus);
+// "12 of text (.c 8, .h 3, 1 other), 2 of JSON lines (.jsonl 2)"
+typedef struct FilesText {
+  char text[600];
+} FilesText;
+FilesText corpus_files(const Corpus *corpus);
+
+// ---- The kind of a file, by its name and its first bytes, decompressed
+
+bool file_is_stdin(const char *path);
+// Whether corpus_kind has to know more than start[bytes], if there is more.
+bool corpus_wants_more(const char *start, size_t bytes);
+// The sentence says why it is neither FILE_TEXT nor FILE_LINES.
+FileKind corpus_kind(const Corpus *corpus, const char *name, const char *start, size_t bytes,
+                     Error *err);
+
+// ---- Reading
+
+// Lines that hold no document.
+typedef struct BadLines {
+  int64_t count;
+  Error first; // "FILE:LINE: why"
+} BadLines;
+void bad_line(BadLines *bad, const char *file, int64_t line, const Error *why);
 
 typedef struct CorpusReader {
   const Corpus *corpus;
@@ -64,7 +117,8 @@ typedef struct CorpusReader {
   bool jsonl, ended;   // of the open file: what it is; all of it is in the buffer
   uint64_t bytes_read; // of the files before the open one
   int64_t documents;   // begun so far
-  int64_t line;        // of the open .jsonl file, from 1
+  int64_t line;        // of the open file of lines, from 1
+  BadLines bad;        // passed over so far
   char *buffer;        // [capacity], bytes [start, end) wait
   size_t capacity, start, end;
   size_t looked;    // of those that wait: no end of a line, no separator begins before here
@@ -85,7 +139,8 @@ typedef struct CorpusBlock {
   bool last;             // the document ends with it
   int64_t document;      // its number, from 0
   const char *file;      // it is in, for sentences
-  int64_t line;          // of a .jsonl file; 0 in text
+  bool val;              // as the file was added
+  int64_t line;          // of a file of lines; 0 in text
 } CorpusBlock;
 
 void corpus_open(CorpusReader *reader, const Corpus *corpus);

@@ -1,18 +1,12 @@
-#define _GNU_SOURCE // realpath
 #include "data/prepare/dataset.h"
 
-#include <dirent.h>
-#include <errno.h>
-#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/file.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 #include "base/json.h"
 #include "base/memory.h"
+#include "data/model_folder.h"
 
 // ---- Shards
 
@@ -111,6 +105,14 @@ static void put_token(JsonWriter *w, const char *name, int32_t id) {
     json_whole(w, name, id);
 }
 
+const char *dataset_split_name(DatasetSplit split) {
+  static const char *const names[] = {[SPLIT_TAILS] = "the tail of each document",
+                                      [SPLIT_DOCUMENTS] = "whole documents",
+                                      [SPLIT_FILES] = "files of its own",
+                                      [SPLIT_NONE] = "none"};
+  return names[split];
+}
+
 int dataset_write(const Dataset *d, const char *folder, Error *err) {
   JsonWriter w = {.indent = 2};
   json_open(&w, NULL, '{');
@@ -125,7 +127,7 @@ int dataset_write(const Dataset *d, const char *folder, Error *err) {
   put_part(&w, "train", &d->train);
   put_part(&w, "val", &d->val);
   json_open(&w, "split", '{');
-  json_string(&w, "val", d->whole_documents ? "whole documents" : "the tail of each document");
+  json_string(&w, "val", dataset_split_name(d->split));
   json_number(&w, "fraction", d->val_fraction, JSON_EXACT);
   json_whole(&w, "seed", d->seed);
   json_close(&w, '}');
@@ -135,12 +137,7 @@ int dataset_write(const Dataset *d, const char *folder, Error *err) {
   return status;
 }
 
-// ---- The contents of a folder
-
-typedef struct Contents {
-  bool dataset, tokenizer; // files of one
-  PathText other;          // a file that is neither; empty: none
-} Contents;
+// ---- The folder
 
 static bool is_tokenizer(const char *name) {
   static const char *const names[] = {"tokenizer.json",     "tokenizer_config.json",
@@ -151,24 +148,22 @@ static bool is_tokenizer(const char *name) {
   return false;
 }
 
-static int look_into(const char *folder, Contents *c, Error *err) {
-  *c = (Contents){0};
-  DIR *dir = opendir(folder);
-  if (!dir && errno == ENOENT) return 0;
-  if (!dir) return error_set(err, "cannot open the folder '%s': %s", folder, strerror(errno));
-  for (struct dirent *entry; (entry = readdir(dir));) {
-    const char *name = entry->d_name;
-    if (strcmp(name, ".") == 0 || strcmp(name, "..") == 0) continue;
-    const bool tokens = shard_index(name, "train") >= 0 || shard_index(name, "val") >= 0;
-    if (tokens || strcmp(name, DATASET_FILE) == 0 || strcmp(name, OUT_SPOOL) == 0)
-      c->dataset = true;
-    else if (is_tokenizer(name))
-      c->tokenizer = true;
-    else
-      c->other = path_text("%s", name);
-  }
-  closedir(dir);
-  return 0;
+bool dataset_has(const char *name) {
+  return shard_index(name, "train") >= 0 || shard_index(name, "val") >= 0 ||
+         strcmp(name, DATASET_FILE) == 0 || strcmp(name, CHECKSUMS_FILE) == 0 ||
+         strcmp(name, OUT_SPOOL) == 0 || is_tokenizer(name);
+}
+
+bool dataset_or_run(const char *folder) {
+  enum { MAX_BYTES = 64 << 20 };
+  Error ignored;
+  const PathText path = path_text("%s/" DATASET_FILE, folder);
+  if (has_file(folder, RUN_CONFIG_FILE) && has_file(folder, "log.jsonl")) return true;
+  cJSON *tree = path_exists(path.text) ? json_read(path.text, MAX_BYTES, &ignored) : NULL;
+  const cJSON *tokenizer = cJSON_GetObjectItemCaseSensitive(tree, "tokenizer");
+  const bool ours = cJSON_HasObjectItem(tokenizer, "fingerprint");
+  cJSON_Delete(tree);
+  return ours;
 }
 
 static bool holds_tokenizer(const char *folder, uint64_t fingerprint) {
@@ -179,115 +174,27 @@ static bool holds_tokenizer(const char *folder, uint64_t fingerprint) {
   return same;
 }
 
-int out_check(const char *out, const Tokenizer *tokenizer, bool force, Error *err) {
-  Contents c;
-  const PathText old = path_text("%s.old", out);
-  if (!path_exists(out) && path_exists(old.text))
-    return error_set(err,
-                     "'%s' is what '%s' was when a run was killed: rename it back, or remove it",
-                     old.text, out);
-  if (look_into(out, &c, err) != 0) return -1;
-  if (*c.other.text)
-    return error_set(err,
-                     "the folder '%s' holds '%.200s', which ./prepare did not write: choose "
-                     "another one with --out",
-                     out, c.other.text);
-  if (force) return 0;
-  if (c.dataset)
+int dataset_check(const Folder *f, const char *out, const Tokenizer *tokenizer, bool force,
+                  Error *err) {
+  bool dataset = false;
+  for (size_t i = 0; i < f->before.count; i++) {
+    const char *name = f->before.files[i].name;
+    if (!dataset_has(name))
+      return error_set(err,
+                       "the folder '%s' holds '%.200s', which ./prepare did not write: choose "
+                       "another one with --out",
+                       out, name);
+    dataset |= !is_tokenizer(name);
+  }
+  if (force || f->before.count == 0) return 0;
+  if (dataset)
     return error_set(err,
                      "the folder '%s' holds a dataset already: choose another one with --out, or "
                      "replace it with --force",
                      out);
-  if (!c.tokenizer || holds_tokenizer(out, tokenizer_facts(tokenizer)->fingerprint)) return 0;
+  if (holds_tokenizer(out, tokenizer_facts(tokenizer)->fingerprint)) return 0;
   return error_set(err,
                    "the folder '%s' holds another tokenizer: use it with --tokenizer '%s', choose "
                    "another folder with --out, or replace it with --force",
                    out, out);
-}
-
-// ---- Making the folder
-
-// How many folders of the path are not there.
-static int count_missing(const char *path) {
-  int missing = 0;
-  for (PathText at = path_text("%s", path); !path_exists(at.text); missing++)
-    at = path_parent(at.text);
-  return missing;
-}
-
-// Removes those folders again, from the innermost out, as far as they are empty.
-static void remove_created(const char *path, int missing) {
-  PathText at = path_text("%s", path);
-  for (; missing > 0 && rmdir(at.text) == 0; missing--) at = path_parent(at.text);
-}
-
-// Removes the leftovers of a killed run, unless other files are there.
-static int remove_leftover(const char *path, Error *err) {
-  Contents c;
-  if (look_into(path, &c, err) != 0) return -1;
-  if (!*c.other.text) return directory_remove(path, err);
-  return error_set(err, "'%s' is in the way, and holds '%.200s', which ./prepare did not write",
-                   path, c.other.text);
-}
-
-// The lock goes with the process, however it ends.
-static int take_lock(OutFolder *f, Error *err) {
-  f->lock = open(f->temporary.text, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
-  if (f->lock < 0) {
-    if (errno == ENOENT) return 0;
-    return error_set(err, "cannot open the folder '%s': %s", f->temporary.text, strerror(errno));
-  }
-  if (flock(f->lock, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK) return 0;
-  close(f->lock);
-  return error_set(err, "another ./prepare is writing '%s'; wait for it, or choose another folder",
-                   f->path.text);
-}
-
-static int make_temporary(OutFolder *f, Error *err) {
-  if (take_lock(f, err) != 0) return -1;
-  const int left = f->lock;
-  int status = left >= 0 ? remove_leftover(f->temporary.text, err) : 0;
-  if (left >= 0) close(left);
-  f->lock = -1;
-  if (status == 0 && mkdir(f->temporary.text, 0755) != 0)
-    status =
-        error_set(err, "cannot create the folder '%s': %s", f->temporary.text, strerror(errno));
-  if (status != 0 || take_lock(f, err) == 0) return status;
-  rmdir(f->temporary.text);
-  return -1;
-}
-
-int out_begin(OutFolder *f, const char *out, Error *err) {
-  *f = (OutFolder){.path = path_text("%s", out), .lock = -1};
-  char *real = path_exists(out) ? realpath(out, NULL) : NULL; // a link stays, its folder changes
-  if (real) f->path = path_text("%s", real);
-  free(real);
-  f->temporary = path_text("%s.tmp", f->path.text);
-  f->old = path_text("%s.old", f->path.text);
-  const PathText parent = path_parent(f->path.text);
-  f->missing = count_missing(parent.text);
-  if (directory_create(parent.text, err) == 0 && remove_leftover(f->old.text, err) == 0 &&
-      make_temporary(f, err) == 0)
-    return 0;
-  remove_created(parent.text, f->missing);
-  return -1;
-}
-
-int out_commit(OutFolder *f, Error *err) {
-  if (directory_sync(f->temporary.text, err) != 0 ||
-      path_exchange(f->temporary.text, f->path.text, f->old.text, err) != 0 ||
-      directory_sync(path_parent(f->path.text).text, err) != 0)
-    return -1;
-  close(f->lock);
-  Error ignored; // the next run removes the rest
-  directory_remove(f->temporary.text, &ignored);
-  directory_remove(f->old.text, &ignored);
-  return 0;
-}
-
-void out_discard(OutFolder *f) {
-  Error ignored;
-  directory_remove(f->temporary.text, &ignored);
-  close(f->lock);
-  remove_created(path_parent(f->path.text).text, f->missing);
 }

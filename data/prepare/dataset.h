@@ -6,6 +6,7 @@
 #include <stdint.h>
 #include "base/error.h"
 #include "base/file.h"
+#include "base/folder.h"
 #include "data/documents.h"
 #include "data/tokenizer/tokenizer.h"
 #include "data/tokens.h"
@@ -52,38 +53,34 @@ typedef struct DatasetPart {
   ShardSums *checksums; // [files]
 } DatasetPart;
 
+// What is for validation: the tail of each document, whole documents, files of its own, nothing.
+typedef enum DatasetSplit { SPLIT_TAILS, SPLIT_DOCUMENTS, SPLIT_FILES, SPLIT_NONE } DatasetSplit;
+const char *dataset_split_name(DatasetSplit split); // in dataset.json
+
 typedef struct Dataset {
   const char *tokenizer; // its name
   uint64_t fingerprint;
   int64_t vocab_size;
   int32_t begin, end; // or NO_TOKEN
   DatasetPart train, val;
-  bool whole_documents; // val: else the tail of each document
+  DatasetSplit split;
   double val_fraction;
   int64_t seed;
 } Dataset;
 
 int dataset_write(const Dataset *dataset, const char *folder, Error *err);
 
-// ---- The folder that ./prepare writes: all of it appears at once, or nothing does. The files go
-// into OUT.tmp, which takes the name when it is complete; a dataset that was there is then removed
+// ---- The folder that ./prepare writes (base/folder.h)
 
-// In OUT.tmp: the part of standard input that is read twice.
+// In it while it is filled: the part of standard input that is read twice.
 #define OUT_SPOOL ".prepare-stdin"
 
-typedef struct OutFolder {
-  PathText path, temporary, old;
-  int missing; // parents of it that were made
-  int lock;    // on `temporary`, against a second ./prepare
-} OutFolder;
-
-// Refuses, and writes nothing, where `out` holds other files than a dataset's, or a dataset and
-// `force` is not set. The files of this tokenizer alone are no hindrance.
-int out_check(const char *out, const Tokenizer *tokenizer, bool force, Error *err);
-// Creates OUT.tmp, empty, and removes the leftovers of an earlier run.
-int out_begin(OutFolder *folder, const char *out, Error *err);
-// Syncs it and gives it its name.
-int out_commit(OutFolder *folder, Error *err);
-// Removes OUT.tmp and the folders that were created; safe once, after out_begin succeeded, in place
-// of out_commit or after it failed.
-void out_discard(OutFolder *folder);
+// Whether a file of this name is one that ./prepare writes.
+bool dataset_has(const char *name);
+// Whether the folder holds a dataset of ./prepare, or is that of a run.
+bool dataset_or_run(const char *folder);
+// Refuses a folder, as folder_look found it, that holds other files than a dataset's, or a dataset
+// and `force` is not set. The files of this tokenizer alone are no hindrance. out: its name for
+// sentences.
+int dataset_check(const Folder *folder, const char *out, const Tokenizer *tokenizer, bool force,
+                  Error *err);

@@ -15,6 +15,7 @@ enum { USUAL_BATCH_BYTES = 1 << 20, LARGE_BATCH_BYTES = 16 << 20 };
 struct Encoding {
   const Tokenizer *tokenizer;
   const ChatTemplate *chat;
+  bool skip_bad;
   pthread_mutex_t mutex;
   pthread_cond_t given, done;
   TextBatch *ring; // [slots]; batch number n lies in ring[n % slots]
@@ -47,22 +48,32 @@ void text_batch_add(TextBatch *b, const char *text, size_t bytes, Segment segmen
 typedef struct Worker {
   const Tokenizer *tokenizer;
   const ChatTemplate *chat;
+  bool skip_bad;
   Encoder *encoder;   // NULL until the first batch
   Renderer *renderer; // the same, for conversations
   Conversation conversation;
   TextBatch *batch; // that is being encoded
 } Worker;
 
-// A part of a document, with BOS and EOS around the whole.
+// A part of a document, with BOS and EOS around the whole: one of each, where the text spells them
+// out, too.
 static int encode_text(Worker *w, const Segment *s) {
   TextBatch *b = w->batch;
   const TokenizerFacts *facts = tokenizer_facts(w->tokenizer);
   if (!w->encoder) w->encoder = encoder_open(w->tokenizer);
-  if (s->first && facts->bos != NO_TOKEN) token_ids_push(&b->ids, facts->bos);
-  const int status =
-      encoder_append(w->encoder, b->text + s->text, s->bytes, !s->first, &b->ids, &b->error);
-  if (s->last && facts->eos != NO_TOKEN) token_ids_push(&b->ids, facts->eos);
-  return status;
+  const bool begins = s->first && facts->bos != NO_TOKEN;
+  if (begins) token_ids_push(&b->ids, facts->bos);
+  const int64_t first = b->ids.count;
+  if (encoder_append(w->encoder, b->text + s->text, s->bytes, !s->first, &b->ids, &b->error) != 0)
+    return -1;
+  const bool has_begin = begins && b->ids.count > first && b->ids.ids[first] == facts->bos;
+  if (has_begin) token_ids_remove(&b->ids, first);
+  b->spelled_begins += has_begin;
+  if (!s->last || facts->eos == NO_TOKEN) return 0;
+  const bool has_end = b->ids.count > first && b->ids.ids[b->ids.count - 1] == facts->eos;
+  if (!has_end) token_ids_push(&b->ids, facts->eos);
+  b->spelled_ends += has_end;
+  return 0;
 }
 
 static int encode_chat(Worker *w, Segment *s) {
@@ -77,18 +88,33 @@ static int encode_chat(Worker *w, Segment *s) {
   return renderer_append(w->renderer, &w->conversation, false, &b->ids, &b->mask, &b->error);
 }
 
+// Puts the place of the segment in front of the sentence.
+static Error *add_place(const Segment *s, Error *err) {
+  if (s->line > 0)
+    error_prefix(err, "'%s' line %lld", s->file, (long long)s->line);
+  else
+    error_prefix(err, "'%s'", s->file);
+  return err;
+}
+
+static void encode_segment(Worker *w, Segment *s) {
+  TextBatch *b = w->batch;
+  s->ids = b->ids.count;
+  b->failed = (w->chat ? encode_chat(w, s) : encode_text(w, s)) != 0;
+  s->bad = b->failed && w->chat && w->skip_bad;
+  if (s->bad)
+    bad_line(&b->bad, s->file, s->line, &b->error);
+  else if (b->failed && w->chat)
+    error_append(add_place(s, &b->error), "; --skip-bad passes over such lines");
+  else if (b->failed)
+    add_place(s, &b->error);
+  if (s->bad) b->failed = false;
+}
+
 static void encode_batch(void *worker) {
   Worker *w = worker;
   TextBatch *b = w->batch;
-  for (size_t i = 0; i < b->count && !b->failed; i++) {
-    Segment *s = &b->segments[i];
-    s->ids = b->ids.count;
-    b->failed = (w->chat ? encode_chat(w, s) : encode_text(w, s)) != 0;
-    if (b->failed && s->line > 0)
-      error_prefix(&b->error, "'%s' line %lld", s->file, (long long)s->line);
-    else if (b->failed)
-      error_prefix(&b->error, "'%s'", s->file);
-  }
+  for (size_t i = 0; i < b->count && !b->failed; i++) encode_segment(w, &b->segments[i]);
 }
 
 // The next batch to encode; NULL at the end.
@@ -102,10 +128,11 @@ static TextBatch *begin_batch(Encoding *e) {
 
 static void *work(void *encoding) {
   Encoding *e = encoding;
-  Worker w = {.tokenizer = e->tokenizer, .chat = e->chat};
+  Worker w = {.tokenizer = e->tokenizer, .chat = e->chat, .skip_bad = e->skip_bad};
   while ((w.batch = begin_batch(e))) {
     if (!memory_try(encode_batch, &w, &w.batch->error)) {
       w.batch->failed = true;
+      error_append(&w.batch->error, "; " LESS_MEMORY);
       w.encoder = NULL; // a buffer that could not grow may have its new size already
       w.renderer = NULL;
       w.conversation = (Conversation){0};
@@ -130,12 +157,13 @@ static int check_chat(const Tokenizer *tokenizer, const ChatTemplate *chat, Erro
   return chat && !renderer ? -1 : 0;
 }
 
-Encoding *encoding_open(const Tokenizer *tokenizer, const ChatTemplate *chat, int threads,
-                        Error *err) {
+Encoding *encoding_open(const Tokenizer *tokenizer, const ChatTemplate *chat, bool skip_bad,
+                        int threads, Error *err) {
   if (check_chat(tokenizer, chat, err) != 0) return NULL;
   Encoding *e = xcalloc(1, sizeof *e);
   e->tokenizer = tokenizer;
   e->chat = chat;
+  e->skip_bad = skip_bad;
   e->slots = 2 * (size_t)threads + 2;
   e->most_text_bytes = e->slots * USUAL_BATCH_BYTES;
   if (e->most_text_bytes < LARGE_BATCH_BYTES) e->most_text_bytes = LARGE_BATCH_BYTES;
@@ -183,6 +211,7 @@ void encoding_return(Encoding *e, TextBatch *b) {
   b->text_bytes = b->count = 0;
   b->ids.count = 0;
   b->mask.bytes = 0;
+  b->bad.count = b->spelled_begins = b->spelled_ends = 0;
   b->done = false;
   if (b->text_capacity > LARGE_BATCH_BYTES) {
     free(b->text);

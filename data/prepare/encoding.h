@@ -6,7 +6,10 @@
 #include <stdint.h>
 #include "base/error.h"
 #include "data/chat/template.h"
+#include "data/prepare/corpus.h"
 #include "data/tokenizer/tokenizer.h"
+
+#define LESS_MEMORY "use fewer --threads" // the advice where memory runs out
 
 // A part of a document, in the text of a batch.
 typedef struct Segment {
@@ -14,6 +17,7 @@ typedef struct Segment {
   int64_t ids;      // where its ids begin in the batch; they end where those of the next begin
   bool first, last; // of the part's: BOS and EOS go around it
   bool val;         // kept for validation; the batch's user's alone
+  bool bad;         // a line that could not be encoded, and is passed over: it has no ids
   const char *file; // for sentences
   int64_t line;     // 0: none
 } Segment;
@@ -25,6 +29,8 @@ typedef struct TextBatch {
   size_t count, capacity;
   TokenIds ids;
   Text mask; // a byte for each id, 1 where it counts; of text that is no chat: none
+  BadLines bad;
+  int64_t spelled_begins, spelled_ends; // documents whose text has its own BOS, its own EOS
   bool done, failed;
   Error error; // if it failed
 } TextBatch;
@@ -34,9 +40,10 @@ void text_batch_add(TextBatch *batch, const char *text, size_t bytes, Segment se
 
 typedef struct Encoding Encoding;
 // chat: segments are lines with conversations, which this template renders, and a segment's `bytes`
-// become those of its messages; NULL: they are text. NULL on error.
-Encoding *encoding_open(const Tokenizer *tokenizer, const ChatTemplate *chat, int threads,
-                        Error *err);
+// become those of its messages; NULL: they are text. skip_bad: a conversation that is wrong goes
+// into batch->bad, else it is an error. NULL on error.
+Encoding *encoding_open(const Tokenizer *tokenizer, const ChatTemplate *chat, bool skip_bad,
+                        int threads, Error *err);
 // An empty batch to fill, or NULL while as much is under way as may be.
 TextBatch *encoding_free_batch(Encoding *encoding);
 void encoding_give(Encoding *encoding, TextBatch *batch);

@@ -14,6 +14,7 @@
 #include "base/command.h"
 #include "base/rng.h"
 #include "base/os.h"
+#include "data/model_folder.h"
 #include "data/prepare/corpus.h"
 #include "data/prepare/dataset.h"
 #include "data/prepare/encoding.h"
@@ -31,17 +32,23 @@ typedef struct Part {
 
 typedef struct Job {
   const PrepareOptions *options;
-  const Tokenizer *tokenizer;
+  Tokenizer *tokenizer;
   const TokenizerFacts *facts;
   const ChatTemplate *chat; // NULL: the corpus is text
   Corpus corpus;
   Spool spool;
-  OutFolder out;
+  Folder out;
+  CorpusReader reader;
+  Encoding *encoding;
+  int status;
+  Error *err;
   int64_t documents;             // as many as the corpus has, or MANY_DOCUMENTS
   int64_t sizes[MANY_DOCUMENTS]; // of those documents, in bytes
   Part train, val;
   int64_t read_documents;
   uint64_t written_bytes; // of text
+  BadLines bad;
+  int64_t spelled_begins, spelled_ends; // documents with BOS or EOS in their text
 } Job;
 
 // ---- Which bytes are for validation
@@ -58,14 +65,19 @@ static bool is_validation(const Job *job, int64_t document) {
 }
 
 // Conversations are never cut.
-static bool splits_whole(const Job *job) {
-  return job->chat || job->documents == MANY_DOCUMENTS;
+static DatasetSplit split_of(const Job *job) {
+  if (job->options->val_count > 0) return SPLIT_FILES;
+  if (job->options->val_fraction == 0) return SPLIT_NONE;
+  return job->chat || job->documents == MANY_DOCUMENTS ? SPLIT_DOCUMENTS : SPLIT_TAILS;
 }
 
 // How many bytes of the document, from its start, are for training.
-static int64_t train_bytes(const Job *job, int64_t document) {
-  if (splits_whole(job)) return is_validation(job, document) ? 0 : INT64_MAX;
-  const int64_t n = job->sizes[document];
+static int64_t train_bytes(const Job *job, const CorpusBlock *block) {
+  const DatasetSplit split = split_of(job);
+  if (split == SPLIT_FILES) return block->val ? 0 : INT64_MAX;
+  if (split == SPLIT_NONE) return INT64_MAX;
+  if (split == SPLIT_DOCUMENTS) return is_validation(job, block->document) ? 0 : INT64_MAX;
+  const int64_t n = job->sizes[block->document];
   // 1 - fraction is rounded: the slack keeps 10 bytes at 0.8 from being 1.9999999999999996 bytes.
   const int64_t cut = (int64_t)floor((double)n * (1 - job->options->val_fraction + 4e-16));
   return cut < n ? cut : n - 1;
@@ -90,7 +102,7 @@ static int add_block(Job *job, TextBatch *batch, const CorpusBlock *block, Error
       many || (block->document < job->documents && end <= job->sizes[block->document]);
   if (!known || (!many && block->last && end != job->sizes[block->document]))
     return error_set(err, "'%s' changed while it was read; prepare it again", block->file);
-  const int64_t wanted = train_bytes(job, block->document) - block->offset;
+  const int64_t wanted = train_bytes(job, block) - block->offset;
   int64_t cut = wanted < 0 ? 0 : wanted > block->bytes ? block->bytes : wanted;
   if (cut > 0 && cut < block->bytes) cut = (int64_t)cut_character(block->text, (size_t)cut);
   const bool train_ends = wanted <= block->bytes || block->last;
@@ -118,6 +130,7 @@ static int write_batch(Job *job, const TextBatch *batch, Error *err) {
   }
   for (size_t i = 0; i < batch->count; i++) {
     const Segment *s = &batch->segments[i];
+    if (s->bad) continue;
     Part *part = s->val ? &job->val : &job->train;
     const int64_t end = i + 1 < batch->count ? s[1].ids : batch->ids.count;
     const uint8_t *mask = batch->mask.bytes > 0 ? (const uint8_t *)batch->mask.data + s->ids : NULL;
@@ -129,6 +142,10 @@ static int write_batch(Job *job, const TextBatch *batch, Error *err) {
     part->bytes += (int64_t)s->bytes;
   }
   job->written_bytes += batch->text_bytes;
+  job->spelled_begins += batch->spelled_begins;
+  job->spelled_ends += batch->spelled_ends;
+  if (job->bad.count == 0) job->bad.first = batch->bad.first;
+  job->bad.count += batch->bad.count;
   return 0;
 }
 
@@ -144,23 +161,22 @@ static int write_done(Job *job, Encoding *encoding, bool all, Error *err) {
 }
 
 static int encode_corpus(Job *job, Error *err) {
-  Encoding *encoding = encoding_open(job->tokenizer, job->chat, (int)job->options->threads, err);
-  if (!encoding) return -1;
+  const PrepareOptions *o = job->options;
+  job->encoding = encoding_open(job->tokenizer, job->chat, o->skip_bad, (int)o->threads, err);
+  if (!job->encoding) return -1;
   Progress progress = progress_begin("MB", 1e6);
-  CorpusReader reader;
-  corpus_open(&reader, &job->corpus);
+  corpus_open(&job->reader, &job->corpus);
   int status = 1;
   while (status > 0) {
-    TextBatch *batch = encoding_free_batch(encoding);
-    status = fill_batch(job, &reader, batch, err);
-    if (status > 0) encoding_give(encoding, batch);
-    if (status >= 0 && write_done(job, encoding, status == 0, err) != 0) status = -1;
+    TextBatch *batch = encoding_free_batch(job->encoding);
+    status = fill_batch(job, &job->reader, batch, err);
+    if (status > 0) encoding_give(job->encoding, batch);
+    if (status >= 0 && write_done(job, job->encoding, status == 0, err) != 0) status = -1;
     const uint64_t total = job->corpus.reads_stdin ? 0 : job->corpus.bytes;
-    progress_show(&progress, corpus_position(&reader), total, job->written_bytes);
+    progress_show(&progress, corpus_position(&job->reader), total, job->written_bytes);
   }
   progress_end(&progress);
-  corpus_close(&reader);
-  encoding_close(encoding);
+  if (job->reader.bad.count > 0) job->bad = job->reader.bad;
   return status;
 }
 
@@ -174,6 +190,14 @@ static DatasetPart dataset_part(const Part *part) {
                        .checksums = part->shards.checksums};
 }
 
+// What a run reads here besides the token files, which have their own.
+static int write_checksums(const Job *job, Error *err) {
+  FileSums sums = {0};
+  const int status = sums_write(&sums, job->out.temporary.text, err);
+  sums_free(&sums);
+  return status;
+}
+
 static int write_manifest(const Job *job, Error *err) {
   const Dataset dataset = {.tokenizer = job->facts->name,
                            .fingerprint = job->facts->fingerprint,
@@ -182,8 +206,9 @@ static int write_manifest(const Job *job, Error *err) {
                            .end = job->facts->eos,
                            .train = dataset_part(&job->train),
                            .val = dataset_part(&job->val),
-                           .whole_documents = splits_whole(job),
-                           .val_fraction = job->options->val_fraction,
+                           .split = split_of(job),
+                           .val_fraction =
+                               job->options->val_count > 0 ? 0 : job->options->val_fraction,
                            .seed = job->options->seed};
   return dataset_write(&dataset, job->out.temporary.text, err);
 }
@@ -218,46 +243,36 @@ static int open_spool(Job *job, Error *err) {
   return 0;
 }
 
+static int no_text(const Job *job, Error *err) {
+  const SkippedText skipped = corpus_skipped(&job->corpus);
+  const PrepareOptions *o = job->options;
+  error_set(err, "there is no text in '%s'%s%s%s%s",
+            file_is_stdin(o->paths[0]) ? "standard input" : o->paths[0],
+            o->path_count > 1 ? " and the other paths" : "", *skipped.text ? " (skipped: " : "",
+            skipped.text, *skipped.text ? ")" : "");
+  if (job->bad.count == 0) return -1;
+  return error_append(err, "; bad lines: %" PRId64 ", the first: %s", job->bad.count,
+                      job->bad.first.text);
+}
+
 static int check_split(const Job *job, Error *err) {
-  if (job->train.shards.tokens > 0 && job->val.shards.tokens > 0) return 0;
+  const DatasetSplit split = split_of(job);
+  const bool train = job->train.shards.tokens > 0, val = job->val.shards.tokens > 0;
+  if (train && (val || split == SPLIT_NONE)) return 0;
+  if (split == SPLIT_FILES && train)
+    return error_set(err, "there is no text in what --val names: '%s'", job->options->val_paths[0]);
+  if (!train && (!val || split == SPLIT_FILES)) return no_text(job, err);
   return error_set(err,
                    "the input has %" PRIu64 " byte%s of text, too little to split into training "
-                   "and validation: add text",
+                   "and validation: add text, or keep nothing with --val-fraction 0",
                    job->written_bytes, job->written_bytes == 1 ? "" : "s");
 }
 
-// "3 hidden, 2 binary"; empty when nothing was passed over.
-typedef struct SkippedText {
-  char text[200];
-} SkippedText;
-
-static SkippedText skipped_text(const Corpus *c) {
-  static const char *const reasons[FILE_TEXT] = {[FILE_HIDDEN] = "hidden",
-                                                 [FILE_BINARY] = "binary",
-                                                 [FILE_PARQUET] =
-                                                     "parquet (see scripts/parquet_to_jsonl.py)",
-                                                 [FILE_EMPTY] = "empty",
-                                                 [FILE_UNREADABLE] = "unreadable",
-                                                 [FILE_SPECIAL] = "links to folders or devices"};
-  SkippedText s = {""};
-  size_t used = 0;
-  for (int i = 0; i < FILE_TEXT; i++)
-    if (c->skipped[i] > 0)
-      used += (size_t)snprintf(s.text + used, sizeof s.text - used, "%s%" PRId64 " %s",
-                               used ? ", " : "", c->skipped[i], reasons[i]);
-  return s;
-}
-
+// How many documents there are decides how they are split.
 static int measure(Job *job, Error *err) {
-  if (corpus_measure(&job->corpus, MANY_DOCUMENTS, job->sizes, &job->documents, err) != 0)
-    return -1;
-  if (job->documents > 0) return 0;
-  const SkippedText skipped = skipped_text(&job->corpus);
-  const PrepareOptions *o = job->options;
-  return error_set(err, "there is no text in '%s'%s%s%s%s",
-                   strcmp(o->paths[0], STREAM_STDIN) == 0 ? "standard input" : o->paths[0],
-                   o->path_count > 1 ? " and the other paths" : "",
-                   *skipped.text ? " (skipped: " : "", skipped.text, *skipped.text ? ")" : "");
+  job->documents = MANY_DOCUMENTS;
+  if (job->options->val_count > 0 || job->options->val_fraction == 0) return 0;
+  return corpus_measure(&job->corpus, MANY_DOCUMENTS, job->sizes, &job->documents, err);
 }
 
 static int write_folder(Job *job, Error *err) {
@@ -267,7 +282,7 @@ static int write_folder(Job *job, Error *err) {
                  encode_corpus(job, err) || check_split(job, err) ||
                  shards_finish(&job->train.shards, err) || shards_finish(&job->val.shards, err) ||
                  tokenizer_save(job->tokenizer, folder, err) || write_manifest(job, err) ||
-                 out_commit(&job->out, err)
+                 write_checksums(job, err) || folder_commit(&job->out, err)
              ? -1
              : 0;
 }
@@ -276,6 +291,7 @@ static int write_folder(Job *job, Error *err) {
 
 static void print_part(const Job *job, const Part *part) {
   const Shards *s = &part->shards;
+  if (s->tokens == 0) return;
   printf("%-10s %" PRId64 " tokens of %" PRId64
          " document%s, %.2f bytes a token, in %s/%s-00000.bin",
          s->name, s->tokens, part->documents, part->documents == 1 ? "" : "s",
@@ -285,33 +301,75 @@ static void print_part(const Job *job, const Part *part) {
   printf("\n");
 }
 
+static void print_spelled(const Job *job, int64_t count, const char *verb, int32_t id) {
+  const char *text = tokenizer_special_text(job->tokenizer, id);
+  if (count > 0)
+    printf("spelled    %" PRId64 " document%s %s with %s in the text: no second one is put there\n",
+           count, count == 1 ? "" : "s", verb, text ? text : "that token");
+}
+
+void prepare_print_bad(const BadLines *bad) {
+  if (bad->count > 0)
+    printf("bad        %" PRId64 " line%s skipped, the first: %s\n", bad->count,
+           bad->count == 1 ? "" : "s", bad->first.text);
+}
+
 static void print_report(const Job *job) {
+  static const char *const splits[] = {[SPLIT_TAILS] = "the tail of each for validation",
+                                       [SPLIT_DOCUMENTS] = "whole ones for validation",
+                                       [SPLIT_FILES] = "those of --val for validation",
+                                       [SPLIT_NONE] = "none for validation"};
   const char *out = job->options->out;
-  const SkippedText skipped = skipped_text(&job->corpus);
+  const SkippedText skipped = corpus_skipped(&job->corpus);
+  const DatasetSplit split = split_of(job);
   printf("tokenizer  %s, %" PRId64 " ids\n", job->facts->name, job->facts->vocab_size);
+  printf("files      %s\n", corpus_files(&job->corpus).text);
   printf("documents  %" PRId64 " in %zu file%s, %s\n", job->read_documents, job->corpus.count,
-         job->corpus.count == 1 ? "" : "s",
-         splits_whole(job) ? "whole ones for validation" : "the tail of each for validation");
+         job->corpus.count == 1 ? "" : "s", splits[split]);
   if (job->chat) printf("template   %s\n", job->chat->source);
   printf("bytes      %" PRIu64 "\n", job->written_bytes);
   print_part(job, &job->train);
   print_part(job, &job->val);
+  print_spelled(job, job->spelled_begins, "begin", job->facts->bos);
+  print_spelled(job, job->spelled_ends, "end", job->facts->eos);
+  prepare_print_bad(&job->bad);
   printf("skipped    %s\n", *skipped.text ? skipped.text : "nothing");
-  printf("config     \"data\": {\"train\": \"%s/train-*.bin\", \"val\": \"%s/val-*.bin\"}, and "
-         "\"vocab_size\": %" PRId64 " in \"model\"\n",
-         out, out, job->facts->vocab_size);
+  printf("config     \"data\": {\"train\": \"%s/train-*.bin\"", out);
+  if (split != SPLIT_NONE) printf(", \"val\": \"%s/val-*.bin\"", out);
+  printf("}, and \"vocab_size\": %" PRId64 " in \"model\"\n", job->facts->vocab_size);
 }
 
-static int gather(Job *job, Error *err) {
-  const PrepareOptions *o = job->options;
-  job->corpus = (Corpus){.field = o->field,
-                         .separator = o->separator,
-                         .stdin_jsonl = o->jsonl || o->field,
-                         .whole_lines = o->chat,
-                         .joined = job->facts->joined};
+Corpus prepare_corpus(const PrepareOptions *o) {
+  return (Corpus){.field = o->field,
+                  .separator = o->separator,
+                  .format = o->jsonl || o->chat ? FORMAT_LINES
+                            : o->text           ? FORMAT_TEXT
+                                                : FORMAT_TOLD,
+                  .whole_lines = o->chat,
+                  .skip_bad = o->skip_bad};
+}
+
+int prepare_gather(Corpus *c, const PrepareOptions *o, Error *err) {
+  for (int i = 0; i < o->val_count; i++)
+    if (corpus_add(c, o->val_paths[i], true, err) != 0) return -1;
   for (int i = 0; i < o->path_count; i++)
-    if (corpus_add(&job->corpus, o->paths[i], err) != 0) return -1;
+    if (corpus_add(c, o->paths[i], false, err) != 0) return -1;
+  if (c->count > 0 && (o->field || o->skip_bad) && !corpus_has(c, true))
+    return error_set(err, "%s is for JSON lines, but no file has any: --jsonl takes all for them",
+                     o->field ? "--field" : "--skip-bad");
+  if (c->count > 0 && o->separator && !corpus_has(c, false))
+    return error_set(err, "--separator is for text files, but all have JSON lines: leave it out");
   return 0;
+}
+
+// What is written is not read: the folder, and what stands beside it while it is made.
+static int gather(Job *job, Error *err) {
+  job->corpus = prepare_corpus(job->options);
+  job->corpus.joined = job->facts->joined;
+  corpus_leave_out(&job->corpus, job->out.path.text);
+  corpus_leave_out(&job->corpus, job->out.temporary.text);
+  corpus_leave_out(&job->corpus, job->out.old.text);
+  return prepare_gather(&job->corpus, job->options, err);
 }
 
 static int run_job(Job *job, Error *err) {
@@ -322,48 +380,59 @@ static int run_job(Job *job, Error *err) {
   job->train.shards = job->val.shards = shards;
   job->train.shards.name = "train";
   job->val.shards.name = "val";
-  if (out_check(o->out, job->tokenizer, o->force, err) != 0 || gather(job, err) != 0) return -1;
+  if (folder_look(&job->out, o->out, dataset_has, err) != 0 ||
+      dataset_check(&job->out, o->out, job->tokenizer, o->force, err) != 0 || gather(job, err) != 0)
+    return -1;
   signals_hold();
-  if (out_begin(&job->out, o->out, err) != 0) return -1;
-  const int status = write_folder(job, err);
-  if (status != 0) out_discard(&job->out);
-  if (status == 0) print_report(job);
-  return status;
+  if (folder_begin(&job->out, err) != 0 || write_folder(job, err) != 0) return -1;
+  print_report(job);
+  return 0;
 }
 
 // A template that was named is written beside the tokens, so that a run takes it.
-static int choose_template(Job *job, Tokenizer *tokenizer, Error *err) {
+static int choose_template(Job *job, Error *err) {
   const PrepareOptions *o = job->options;
   if (!o->chat) return 0;
-  const char *fitting = template_fitting(tokenizer);
+  const char *fitting = template_fitting(job->tokenizer);
   char *advice = fitting ? xasprintf("name one with --template %s", fitting)
                          : xasprintf("it has no special tokens for one either; ./prepare "
                                      "--train-tokenizer N --template " TEMPLATE_NAMES
                                      " makes a tokenizer that has them");
-  job->chat = template_choose(tokenizer, o->template, advice, err);
+  job->chat = template_choose(job->tokenizer, o->template, advice, err);
   free(advice);
   if (!job->chat) return -1;
   const char *own = job->facts->chat_template;
-  if (!own || template_known(own) != job->chat) tokenizer_set_template(tokenizer, job->chat->text);
+  if (!own || template_known(own) != job->chat)
+    tokenizer_set_template(job->tokenizer, job->chat->text);
   return 0;
+}
+
+// In memory_try: the job knows all that has to be closed.
+static void try_job(void *context) {
+  Job *job = context;
+  const PrepareOptions *o = job->options;
+  job->tokenizer = tokenizer_open(o->tokenizer, job->err);
+  if (!job->tokenizer) return;
+  job->facts = tokenizer_facts(job->tokenizer);
+  if (choose_template(job, job->err) == 0) job->status = run_job(job, job->err);
 }
 
 int prepare_run(const PrepareOptions *options, Error *err) {
   Job *job = xcalloc(1, sizeof *job);
-  Tokenizer *tokenizer = tokenizer_open(options->tokenizer, err);
-  int status = -1;
   job->options = options;
-  job->tokenizer = tokenizer;
-  job->spool.fd = -1;
-  if (tokenizer) {
-    job->facts = tokenizer_facts(tokenizer);
-    status = choose_template(job, tokenizer, err) != 0 ? -1 : run_job(job, err);
-  }
+  job->err = err;
+  job->status = -1;
+  job->spool.fd = job->out.lock = -1;
+  if (!memory_try(try_job, job, err)) error_append(err, "; " LESS_MEMORY);
+  const int status = job->status;
+  corpus_close(&job->reader);
+  encoding_close(job->encoding);
   shards_close(&job->train.shards);
   shards_close(&job->val.shards);
   if (job->spool.fd >= 0) close(job->spool.fd);
+  folder_close(&job->out);
   corpus_free(&job->corpus);
-  tokenizer_close(tokenizer);
+  tokenizer_close(job->tokenizer);
   free(job);
   return status;
 }

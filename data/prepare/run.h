@@ -8,17 +8,27 @@
 typedef struct PrepareOptions {
   const char *out;       // folder
   const char *tokenizer; // as tokenizer_open takes it
-  const char *field;     // of .jsonl lines; NULL: "text", and standard input is text
+  const char *field;     // of JSON lines; NULL: "text"
   const char *separator; // of documents in text; NULL: none
   const char *template;  // --template; NULL: the tokenizer's own
   bool chat;             // the paths hold conversations
-  double val_fraction;
+  double val_fraction;   // 0: nothing is kept for validation; without meaning where val_count > 0
   int64_t seed, shard_tokens, threads;
-  bool jsonl; // standard input is .jsonl
+  bool jsonl, text; // all files are JSON lines, or plain text; neither: as their content tells
+  bool skip_bad;    // lines without a document are counted, else an error
   bool force;
   char **paths; // [path_count]
   int path_count;
+  char **val_paths; // [val_count], for validation
+  int val_count;
 } PrepareOptions;
+
+// The corpus options that these are; nothing is added yet.
+Corpus prepare_corpus(const PrepareOptions *options);
+// Adds the paths. Refuses an option that has nothing to act on.
+int prepare_gather(Corpus *corpus, const PrepareOptions *options, Error *err);
+// The line of the report about lines that were passed over; none where there are none.
+void prepare_print_bad(const BadLines *bad);
 
 // Holds signals back (base/os.h); one that came is an error.
 int prepare_run(const PrepareOptions *options, Error *err);

@@ -10,19 +10,20 @@
 #include "data/tokenizer/tokenizer.h"
 #include "data/tokens.h"
 
-// ---- Printing. A document begins with the first id of text, and ends with one that stands around
-// documents. Conversations, and documents of a tokenizer without such ids, end where the file
-// beside the tokens says so
+// ---- Printing. A document ends where the file beside the tokens says so; a file's last one may
+// continue in the next file. Without such a file it begins with BOS or ends with EOS
 
 typedef struct Printer {
   const Tokenizer *tokenizer;
   Decoder *decoder;
   int32_t begin, end;
   bool open;           // a document is being printed
-  bool masked;         // special tokens are shown, and [[ ]] around tokens that count
+  bool ends;           // of documents are known
+  bool masked;         // [[ ]] stand around tokens that count
   bool marking;        // between these
   int64_t shown, most; // documents
   int64_t tokens;      // of the open one
+  int32_t last;        // of its ids
   int64_t vocab_size;
 } Printer;
 
@@ -47,7 +48,7 @@ static void end_document(Printer *p) {
 }
 
 static void print_text(Printer *p, int32_t id) {
-  const char *text = p->masked ? tokenizer_special_text(p->tokenizer, id) : NULL;
+  const char *text = tokenizer_special_text(p->tokenizer, id);
   if (text) {
     print_waiting(p);
     fputs(text, stdout);
@@ -57,15 +58,16 @@ static void print_text(Printer *p, int32_t id) {
   fwrite(text, 1, bytes, stdout);
 }
 
-static void print_token(Printer *p, int32_t id, bool counts) {
-  if (!p->masked && (id == p->begin || id == p->end)) {
-    end_document(p);
-    return;
-  }
+// first: of a file, where a document of the file before may be open.
+static void print_token(Printer *p, int32_t id, bool first, bool counts) {
+  const bool may_end = !p->ends && p->open;
+  if (id == p->begin && p->open && (first || !p->ends)) end_document(p);
   if (p->masked) print_mark(p, counts);
   print_text(p, id);
   p->open = true;
   p->tokens++;
+  p->last = id;
+  if (id == p->end && id != p->begin && may_end) end_document(p);
 }
 
 // Tokens [first, first + count), of one document where that is known.
@@ -79,7 +81,8 @@ static int print_tokens(Printer *p, const TokenFile *file, const Documents *docu
     if (tokens_read(file, at, n, p->vocab_size, ids, err) != 0 ||
         (p->masked && documents_mask(documents, at, n, mask, err) != 0))
       return -1;
-    for (int64_t i = 0; i < n && p->shown < p->most; i++) print_token(p, ids[i], mask[i]);
+    for (int64_t i = 0; i < n && p->shown < p->most; i++)
+      print_token(p, ids[i], at + i == 0, mask[i]);
   }
   return 0;
 }
@@ -87,12 +90,13 @@ static int print_tokens(Printer *p, const TokenFile *file, const Documents *docu
 static int print_documents(Printer *p, const TokenFile *file, const Documents *documents,
                            Error *err) {
   uint32_t begin = 0, end;
-  p->masked = documents->masked;
   for (int64_t i = 0; i < documents->count && p->shown < p->most; i++, begin = end) {
     if (documents_ends(documents, i, 1, &end, err) != 0 ||
         print_tokens(p, file, documents, begin, end - begin, err) != 0)
       return -1;
-    end_document(p);
+    const bool continues =
+        i + 1 == documents->count && (p->end != NO_TOKEN || p->begin != NO_TOKEN);
+    if (!continues || p->last == p->end) end_document(p);
   }
   return 0;
 }
@@ -102,10 +106,10 @@ static int print_file(Printer *p, const TokenFile *file, Error *err) {
   if (documents_open(&documents, file->path, file->count, file->tokenizer ? file->checksum : 0,
                      err) != 0)
     return -1;
-  const bool delimited = !documents.masked && (p->begin != NO_TOKEN || p->end != NO_TOKEN);
-  const int status = documents.path && !delimited
-                         ? print_documents(p, file, &documents, err)
-                         : print_tokens(p, file, NULL, 0, file->count, err);
+  p->ends = documents.path != NULL;
+  p->masked = documents.masked;
+  const int status = p->ends ? print_documents(p, file, &documents, err)
+                             : print_tokens(p, file, NULL, 0, file->count, err);
   documents_close(&documents);
   return status;
 }

@@ -57,7 +57,7 @@ static int interrupted(Error *err) {
   return signals_came() ? error_set(err, "interrupted: nothing was written") : 0;
 }
 
-static int read_texts(BpeTrainer *trainer, const Corpus *corpus, Error *err) {
+static int read_texts(BpeTrainer *trainer, const Corpus *corpus, BadLines *bad, Error *err) {
   Progress progress = progress_begin("MB", 1e6);
   CorpusReader reader;
   CorpusBlock block;
@@ -71,6 +71,7 @@ static int read_texts(BpeTrainer *trainer, const Corpus *corpus, Error *err) {
                   (uint64_t)bpe_trainer_progress(trainer).bytes);
   }
   progress_end(&progress);
+  *bad = reader.bad;
   corpus_close(&reader);
   return status;
 }
@@ -96,8 +97,11 @@ static int save(const BpeTrainer *trainer, const char *out, Error *err) {
   return -1;
 }
 
-static void print_report(const BpeTrainer *trainer, const Corpus *corpus, const char *out) {
+static void print_report(const BpeTrainer *trainer, const Corpus *corpus, const BadLines *bad,
+                         const char *out) {
   const BpeProgress p = bpe_trainer_progress(trainer);
+  printf("files      %s\n", corpus_files(corpus).text);
+  prepare_print_bad(bad);
   printf("trained    %" PRId64 " tokens on %.1f MB in %zu file%s (%" PRId64 " different words)\n",
          p.tokens, (double)p.bytes / 1e6, corpus->count, corpus->count == 1 ? "" : "s", p.words);
   printf("text       %.3f bytes a token\n",
@@ -114,9 +118,10 @@ int prepare_tokenizer(const Corpus *corpus, const TokenizerJob *job, Error *err)
   if (prepare_tokenizer_check(job, err) != 0) return -1;
   BpeTrainer *trainer = open_trainer(job, err);
   if (!trainer) return -1;
-  const bool failed = read_texts(trainer, corpus, err) != 0 || make_tokens(trainer, err) != 0 ||
-                      save(trainer, job->out, err) != 0;
-  if (!failed) print_report(trainer, corpus, job->out);
+  BadLines bad;
+  const bool failed = read_texts(trainer, corpus, &bad, err) != 0 ||
+                      make_tokens(trainer, err) != 0 || save(trainer, job->out, err) != 0;
+  if (!failed) print_report(trainer, corpus, &bad, job->out);
   bpe_trainer_close(trainer);
   return failed ? -1 : 0;
 }

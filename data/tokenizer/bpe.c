@@ -304,6 +304,11 @@ void token_ids_push(TokenIds *list, int32_t id) {
   list->ids[list->count++] = id;
 }
 
+void token_ids_remove(TokenIds *list, int64_t at) {
+  list->count--;
+  memmove(list->ids + at, list->ids + at + 1, (size_t)(list->count - at) * sizeof *list->ids);
+}
+
 void bpe_encode(const Bpe *bpe, BpeScratch *s, const char *word, size_t bytes, TokenIds *ids) {
   if (bpe->ignore_merges) {
     const int32_t id = vocabulary_find(&bpe->vocabulary, word, bytes, bpe->byte_level);

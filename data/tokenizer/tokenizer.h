@@ -71,6 +71,7 @@ typedef struct TokenIds {
   int64_t count, capacity;
 } TokenIds;
 void token_ids_push(TokenIds *list, int32_t id);
+void token_ids_remove(TokenIds *list, int64_t at); // ids[at], which is there
 
 typedef struct Encoder Encoder;
 Encoder *encoder_open(const Tokenizer *tokenizer);

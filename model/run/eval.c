@@ -6,8 +6,10 @@
 #include <string.h>
 
 #include "base/file.h"
+#include "base/json.h"
 #include "base/memory.h"
 #include "base/command.h"
+#include "base/text.h"
 #include "data/loader.h"
 #include "model/run/backend.h"
 #include "model/run/token_text.h"
@@ -51,36 +53,51 @@ typedef struct Evaluation {
 
 // ---- The data
 
-// A whole text is one document.
+static int refuse_other_kinds(const char *path, const char *text, size_t bytes, Error *err) {
+  if (bytes == 0) return error_set(err, "'%s' is empty: there is no token to judge", path);
+  if (file_refuse_pointer(path, text, bytes, err) != 0) return -1;
+  const bool parquet = bytes >= 4 && memcmp(text, "PAR1", 4) == 0;
+  if (!parquet && file_refuse_packed(path, text, bytes, err) == 0 && !json_begins(text, bytes))
+    return 0;
+  return error_set(err,
+                   "'%s' is neither token files (*.bin) nor plain text: make token files of it "
+                   "with ./prepare",
+                   path);
+}
+
+// A whole text is one document. A byte order mark is no text.
+static int encode_text(Evaluation *e, const char *path, const char *text, size_t bytes,
+                       Error *err) {
+  const Tokenizer *tokenizer = e->trained.tokenizer;
+  const int32_t end = tokenizer_facts(tokenizer)->eos;
+  const size_t mark = strlen(UTF8_MARK);
+  if (bytes >= mark && memcmp(text, UTF8_MARK, mark) == 0) text += mark, bytes -= mark;
+  TokenIds *ids = &e->ids;
+  if (refuse_other_kinds(path, text, bytes, err) != 0 ||
+      prompt_ids(tokenizer, text, bytes, ids, err) != 0)
+    return -1;
+  if (end != NO_TOKEN && ids->ids[ids->count - 1] != end) token_ids_push(ids, end);
+  e->text = (TokenFile){.fd = -1,
+                        .memory = (const unsigned char *)ids->ids,
+                        .path = xstrdup(path),
+                        .count = ids->count,
+                        .token_bytes = sizeof *ids->ids};
+  return 0;
+}
+
 static int open_text(Evaluation *e, const char *path, Error *err) {
   enum { MOST_BYTES = 1 << 30 };
-  static const char *const made_of[] = {".jsonl", ".json", ".gz", ".zst", ".parquet"};
-  const Tokenizer *tokenizer = e->trained.tokenizer;
   char *text;
   size_t bytes;
-  for (size_t i = 0; i < sizeof made_of / sizeof *made_of; i++)
-    if (name_ends_with(path, made_of[i]))
-      return error_set(err,
-                       "'%s' is neither token files (*.bin) nor plain text: make token files "
-                       "of it with ./prepare",
-                       path);
-  if (!tokenizer) {
+  if (!e->trained.tokenizer) {
     error_set(err, "'%s' is a text, but '%s' has no tokenizer.json: give token files", path,
               e->trained.start.path);
     return tokenizer_advise(e->trained.start.path, err);
   }
   if (file_read(path, MOST_BYTES, &text, &bytes, err) != 0) return -1;
-  const int status = prompt_ids(tokenizer, text, bytes, &e->ids, err);
+  const int status = encode_text(e, path, text, bytes, err);
   free(text);
-  if (status != 0) return -1;
-  if (tokenizer_facts(tokenizer)->eos != NO_TOKEN)
-    token_ids_push(&e->ids, tokenizer_facts(tokenizer)->eos);
-  e->text = (TokenFile){.fd = -1,
-                        .memory = (const unsigned char *)e->ids.ids,
-                        .path = xstrdup(path),
-                        .count = e->ids.count,
-                        .token_bytes = sizeof *e->ids.ids};
-  return 0;
+  return status;
 }
 
 static int check_file(const Evaluation *e, const TokenFile *file, Error *err) {

@@ -49,17 +49,19 @@ static bool holds_tokenizer(const char *folder) {
 }
 
 // The tokenizer beside the token files in place of an equal one, where it has a chat template: that
-// of the conversations in them.
-static void take_template(Tokenizer **tokenizer, const char *beside) {
-  Error ignored;
-  Tokenizer *theirs = holds_tokenizer(beside) ? tokenizer_open(beside, &ignored) : NULL;
-  if (theirs && tokenizer_facts(theirs)->chat_template &&
+// of the conversations in them. Where it has checksums, one that cannot be read is an error.
+static int take_template(Tokenizer **tokenizer, const char *beside, Error *err) {
+  if (!holds_tokenizer(beside)) return 0;
+  Tokenizer *theirs = tokenizer_open(beside, err);
+  if (!theirs) return has_file(beside, CHECKSUMS_FILE) ? -1 : 0;
+  if (tokenizer_facts(theirs)->chat_template &&
       tokenizer_facts(theirs)->fingerprint == tokenizer_facts(*tokenizer)->fingerprint) {
     tokenizer_close(*tokenizer);
     *tokenizer = theirs;
   } else {
     tokenizer_close(theirs);
   }
+  return 0;
 }
 
 static int choose_tokenizer(Tokenizer **tokenizer, const Config *c, const TokenFile *file,
@@ -74,11 +76,11 @@ static int choose_tokenizer(Tokenizer **tokenizer, const Config *c, const TokenF
   if (!*tokenizer) return path == beside.text ? -1 : error_prefix(err, "data.tokenizer");
   const bool bytes = file->tokenizer == tokenizer_facts(*tokenizer)->fingerprint ||
                      (file->tokenizer == 0 && c->model.vocab_size == BYTE_VOCAB);
-  if (path && path != beside.text) take_template(tokenizer, beside.text);
-  if (path || bytes) return 0;
+  const int status = path && path != beside.text ? take_template(tokenizer, beside.text, err) : 0;
+  if (status == 0 && (path || bytes)) return 0;
   tokenizer_close(*tokenizer);
   *tokenizer = NULL;
-  return 0;
+  return status;
 }
 
 // "the tokenizer 'data/mine'", as far as can be found out.

@@ -16,10 +16,8 @@ int prompt_ids(const Tokenizer *tokenizer, const char *text, size_t bytes, Token
   const int status = encoder_append(encoder, text, bytes, false, ids, err);
   encoder_close(encoder);
   if (status != 0) return -1;
-  if (text_at > first && ids->count > text_at && ids->ids[text_at] == begin) {
-    ids->count--;
-    memmove(ids->ids + first, ids->ids + text_at, (size_t)(ids->count - first) * sizeof *ids->ids);
-  }
+  if (text_at > first && ids->count > text_at && ids->ids[text_at] == begin)
+    token_ids_remove(ids, text_at);
   if (ids->count == first && end != NO_TOKEN) token_ids_push(ids, end);
   if (ids->count > first) return 0;
   return error_set(err,

@@ -42,10 +42,12 @@ shown() { # shown TOKENIZER: both conversations, whichever of them is for valida
 }
 shown tok >said
 grep -qzF $'<|im_start|>system\nS<|im_end|>\n<|im_start|>user\n<|im_end|>?<|im_end|>\n<|im_start|>assistant\n[[A<|im_end|>]]' said
-check what_counts_is_marked "$(cat said)" test $? = 0
+status=$?
+check what_counts_is_marked "$(cat said)" test $status = 0
 shown tok3 >said
 grep -qzF $'<|start_header_id|>user<|end_header_id|>\n\nU<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n[[\u00e9 <|eot_id|><|eot_id|>]]' said
-check llama3_trims_contents "$(cat said)" test $? = 0
+status=$?
+check llama3_trims_contents "$(cat said)" test $status = 0
 
 # ---- Roles in any order, null, parts, and a turn that is shown but not learnt
 printf '%s\n' '{"messages":[{"role":"assistant","content":"A","tool_calls":null},{"role":"tool","content":[{"type":"text","text":"{1"},{"type":"text","text":"}"}]},{"role":"system","content":"S"},{"role":"assistant","content":"B","weight":0},{"role":"assistant","content":"C"}],"n":1}' \
@@ -89,6 +91,13 @@ runs --chat --tokenizer ended --out lined turns.jsonl && same a_template_with_a_
 cp -r tok old && echo '{{ x }}' >old/chat_template.jinja
 "$prepare" --train-tokenizer 400 --force --out old "$source/README.md" 2>stderr
 check a_template_that_would_be_the_new_tokenizers "$(cat stderr)" grep -q "'old/chat_template.jinja' would become" stderr
+
+{ echo Hello; cat turns.jsonl; echo '{"messages": []}'; } >mixed.jsonl
+runs --chat --skip-bad --tokenizer tok --out mixed mixed.jsonl
+check bad_conversations_are_counted "$(cat stdout)" \
+  grep -q '^bad        2 lines skipped, the first: mixed.jsonl:1: it is not JSON' stdout
+check and_the_others_are_there "$(cat stdout)" test "$(cat mixed/*.bin | wc -c)" = "$(cat chat/*.bin | wc -c)"
+refuses a_bad_conversation_names_the_way_past_it '; --skip-bad passes over such lines' --chat --tokenizer tok mixed.jsonl
 
 # ---- A message of 100 MB, in bounded memory
 if [ -z "${TEST_TIER:-}" ]; then
@@ -141,6 +150,15 @@ best=$(sed -nE 's/^validation loss ([0-9.]+) at the end; the best: ([0-9.]+) at 
 check the_end_has_the_best_validation "$(cat stdout)" awk -v best="$best" 'BEGIN { split(best, l); exit !(l[2] > 0 && l[2] < l[1]) }'
 check the_best_is_what_to_write_with "$(cat stdout)" \
   grep -q '; the best by validation: fine/best; write with it: ./train --generate fine/best --user "..."$' stdout
+
+for how in '' data.tokenizer=tok model=base; do
+  rm -rf flipped && cp -r chat flipped && sed -i 's/in messages/in Messages/' flipped/tokenizer_config.json
+  # shellcheck disable=SC2086 # nothing or one override
+  "$TRAIN" run.json $how 'data.train=flipped/train-*.bin' output.dir=never >stdout 2>stderr
+  status=$?
+  check "a_template_that_was_changed_beside_the_tokens_is_refused_with_'$how'" "$(cat stderr)" \
+    test $status = 1 -a "$(grep -c "'flipped/tokenizer_config.json' is not what was saved" stderr)" = 1 -a ! -e never
+done
 
 answers() { "$TRAIN" --generate run --temperature 0 --tokens 8 "$@" 2>stderr; }
 said=$(answers --user 'Say 7!')

@@ -136,7 +136,29 @@ said=$(value 'bits per byte' tests/fixtures/gqa_untied --data "$folder/ids.bin")
 check ids_without_a_tokenizer_have_no_bytes "it said '$said'" grep -q '^not known' <<<"$said"
 refuses eval_without_data_is_refused '--eval needs --data' --eval "$run"
 refuses a_missing_data_file_is_named "$folder/absent.bin" --eval "$run" --data "$folder/absent.bin"
+echo '{"text": "a"}' >"$folder/text.jsonl"
 refuses compressed_text_is_sent_to_prepare './prepare' --eval "$run" --data "$folder/text.jsonl"
+cp "$folder/text.jsonl" "$folder/lines.txt"
+refuses under_any_name './prepare' --eval "$run" --data "$folder/lines.txt"
+gzip -c "$folder/text.txt" >"$folder/packed"
+refuses and_any_compression './prepare' --eval "$run" --data "$folder/packed"
+: >"$folder/nothing.txt"
+refuses an_empty_text_is_refused "nothing.txt' is empty" --eval "$run" --data "$folder/nothing.txt"
+printf '\xef\xbb\xbf' >"$folder/mark.txt"
+refuses a_mark_alone_is_no_text "mark.txt' is empty" --eval "$run" --data "$folder/mark.txt"
+head -c 500 "$folder/text.txt" >"$folder/bare.txt"
+{ cat "$folder/mark.txt" "$folder/bare.txt"; } >"$folder/marked.txt"
+check a_mark_in_front_changes_nothing 'the loss differs' \
+  test "$(value loss "$run" --data "$folder/marked.txt")" = "$(value loss "$run" --data "$folder/bare.txt")"
+{ printf '<|begin_of_text|>'; cat "$folder/bare.txt"; printf '<|end_of_text|>'; } >"$folder/spelled.txt"
+check nor_do_bos_and_eos_that_are_spelled_out 'the loss differs' \
+  test "$(value loss "$run" --data "$folder/spelled.txt")" = "$(value loss "$run" --data "$folder/bare.txt")"
+mkdir "$folder"/{lora,mistral,gguf}
+touch "$folder/lora/adapter_config.json" "$folder/mistral/consolidated.safetensors" "$folder/gguf/model.Q4.gguf"
+refuses an_adapter_is_named 'it holds a LoRA adapter, not a model' --generate "$folder/lora" --prompt a
+refuses consolidated_weights_are_named "it holds a model in Mistral's own form" --generate "$folder/mistral" --prompt a
+refuses gguf_is_named "it holds a model in llama.cpp's form" --generate "$folder/gguf" --prompt a
+refuses so_is_the_file "is a model in llama.cpp's form" "$config" "model=$folder/gguf/model.Q4.gguf"
 refuses a_length_beyond_the_positions_is_refused 'max_position_embeddings of 32' --eval "$run" \
   --data "$folder/data" --length 33
 refuses ids_that_the_model_lacks_are_refused 'vocab_size' --eval tests/fixtures/gqa_untied \

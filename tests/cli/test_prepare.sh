@@ -33,7 +33,7 @@ documents long.out/val-00000.bin >val
 if cmp -s train train.expected && cmp -s val val.expected; then passes $name
 else fails $name "$(cmp train train.expected) $(cmp val val.expected)"; fi
 
-printf '\xef\xbb\xbfgr\xc3\xbc\xc3\x9fe \xe2\x82\xac \xf0\x9f\x8e\xad\n\t\x1b[1m' >utf8
+printf 'gr\xc3\xbc\xc3\x9fe \xe2\x82\xac \xf0\x9f\x8e\xad\n\t\x1b[1m' >utf8
 runs --out utf8.out --val-fraction 0.01 utf8
 name=every_byte_of_utf8_is_kept
 { od -An -v -tu1 -w1 utf8 | tr -d ' '; } >expected
@@ -113,6 +113,31 @@ for seed in 1 2 3; do
 done
 if [ -z "$wrong" ]; then passes $name; else fails $name "$wrong"; fi
 
+# ---- A validation split of one's own
+
+head -n 200 many.jsonl >train.jsonl
+tail -n +201 many.jsonl >valid.jsonl
+gzip -k valid.jsonl
+split_is() { # split_is NAME FOLDER: the first 200 documents are for training, the others for validation
+  if [ "$(documents "$2"/train-*.bin | tr ']' '\n' | tr -d '[<>')" = "$(seq 1 200)" ] &&
+    [ "$(documents "$2"/val-*.bin | tr ']' '\n' | tr -d '[<>')" = "$(seq 201 300)" ]; then passes "$1"
+  else fails "$1" "$(documents "$2"/*.bin | head -c 300)"; fi
+}
+runs --out given train.jsonl --val valid.jsonl && split_is files_of_its_own_are_for_validation given
+check its_dataset_json_says_so "$(cat given/dataset.json)" grep -q '"val": "files of its own"' given/dataset.json
+runs --out given2 --val=valid.jsonl.gz -- train.jsonl && split_is one_may_be_compressed given2
+mkdir both && cp train.jsonl valid.jsonl both
+runs --out given3 --val both/valid.jsonl --threads 2 both && split_is what_is_for_validation_is_not_trained_on given3
+runs --out given4 --val valid.jsonl --seed=0 train.jsonl
+check other_ways_to_split_are_refused_then "$(cat stderr)" grep -q 'leave --seed out' stderr
+runs --out all --val-fraction 0 many.jsonl
+holds a_fraction_of_0_keeps_nothing_for_validation "$(seq -f '[<%g>]' 1 300 | tr -d '\n')" all/*.bin
+check then_there_is_no_file_for_it "$(cat stdout)" grep -q '^config .*"train": "all/train-\*.bin"}, and' stdout
+refuses no_path_behind_val_is_refused '--val needs files or folders behind it' text --val
+refuses no_path_but_those_of_val_is_refused './prepare --out data/mine my.txt' --val text
+echo '{"text": ""}' >blank.text
+refuses no_text_for_validation_is_refused "there is no text in what --val names: 'blank.text'" many.jsonl --val blank.text
+
 # ---- Shards
 
 runs --out shards --shard-tokens 5 text # [ + 18 + ] and [ + 3 + ]
@@ -123,7 +148,7 @@ if [ "$sizes" = '1034 1034 1034 1034 1034 ' ]; then passes $name; else fails $na
 runs --force --out shards --shard-tokens 12 text
 name=a_forced_run_replaces_the_whole_dataset
 left=$(ls -A shards | tr '\n' ' ')
-files='dataset.json tokenizer.json tokenizer_config.json train-00000.bin train-00000.docs '
+files='checksums.json dataset.json tokenizer.json tokenizer_config.json train-00000.bin train-00000.docs '
 files+='train-00001.bin train-00001.docs val-00000.bin val-00000.docs '
 if [ "$left" = "$files" ]; then passes $name; else fails $name "left: $left"; fi
 
@@ -156,13 +181,15 @@ refuses a_line_of_two_objects_is_refused "'two.jsonl' line 1 is not JSON: it goe
 refuses a_line_without_text_is_refused "'key.jsonl' line 2 has no \"text\" string" key.jsonl
 refuses a_text_that_is_a_number_is_refused "'type.jsonl' line 1 has no \"text\" string" type.jsonl
 refuses a_line_that_is_an_array_is_refused "'array.jsonl' line 1 has no \"text\" string" array.jsonl
+refuses a_bad_line_names_the_way_past_it '; --skip-bad passes over such lines' key.jsonl
+refuses only_bad_lines_are_no_text "bad lines: 1, the first: type.jsonl:1: has no \"text\" string" --skip-bad type.jsonl
 refuses a_jsonl_file_of_blank_lines_is_refused "there is no text in 'blank.jsonl'" blank.jsonl
 refuses an_unknown_option_is_answered_with_the_nearest \
   "unknown option '--val-fractoin' of ./prepare; did you mean --val-fraction?" --val-fractoin 0.1 text
 refuses a_pattern_without_a_tokenizer_to_train_is_refused '--pattern is for --train-tokenizer alone' text --pattern 'x'
 refuses an_option_without_a_value_is_refused '--seed needs a whole number from 0' text --seed
-for fraction in 0 1 -0.1 1.5 nan ten ''; do
-  refuses "a_val_fraction_of_'$fraction'_is_refused" "a number from 1e-06 to 0.999999, not '$fraction'" --val-fraction "$fraction" text
+for fraction in 1 -0.1 1.5 nan ten ''; do
+  refuses "a_val_fraction_of_'$fraction'_is_refused" "a number from 0 to 0.999999, not '$fraction'" --val-fraction "$fraction" text
 done
 for count in 0 -5 2147483648 1e9 99999999999999999999 ''; do
   refuses "shard_tokens_of_'$count'_is_refused" "a whole number from 1 to 2147483647, not '$count'" --shard-tokens="$count" text
@@ -216,6 +243,19 @@ job=$!
 until [ -e kept.tmp/train-00000.bin ]; do sleep 0.01; done
 kill -USR1 $job # as a batch system may
 ended_by USR1 a_signal_while_text_is_encoded_leaves_the_files_that_were_there $job
+
+for limit in 48 64 96 128; do
+  name=a_stack_of_${limit}_KB_is_refused
+  (ulimit -s $limit && exec "$prepare" --force --out kept text) >stdout 2>stderr
+  if [ $? = 1 ] && [ "$(cat stderr)" = "prepare: the limit on the stack is $limit.00 KiB, too little: raise it with ulimit -s 8192" ] && same; then passes $name
+  else fails $name "$(cat stderr)"; fi
+  name=also_for_train_$limit
+  (ulimit -s $limit && exec "$TRAIN" --doctor) >stdout 2>stderr
+  if [ $? = 1 ] && grep -q '^train: the limit on the stack is' stderr; then passes $name; else fails $name "$(cat stderr)"; fi
+done
+(ulimit -s 256 && exec "$prepare" --force --out kept text) >stdout 2>stderr
+status=$?
+check a_stack_of_256_KB_is_enough "$(cat stderr)" test $status = 0
 
 name=help_is_printed_on_request
 if runs --help && grep -q -- --val-fraction stdout && [ ! -s stderr ]; then passes $name; else fails $name "$(cat stderr)"; fi

@@ -40,18 +40,63 @@ mkdir other && sed 's/begin_of_text/start_of_text/g' set/tokenizer.json >other/t
 cmp -s set/tokenizer.json other/tokenizer.json && fails a_file_that_says_something_else 'it says the same'
 untouched another_tokenizer_is_not_replaced "the folder 'other' holds another tokenizer" --out other text
 
-mkdir -p late.tmp && touch late.tmp/train-00000.bin late.tmp/.prepare-stdin
+# ---- What stands beside it. FOLDER.tmp and FOLDER.old are removed only if an unfinished run left them
+
+mkdir -p late.tmp && touch late.tmp/train-00000.bin late.tmp/.prepare-stdin late.tmp/.unfinished
 name=what_a_killed_run_left_is_removed
 if runs --out late text && [ ! -e late.tmp ]; then passes $name; else fails $name "$(cat stderr) $(files late.tmp)"; fi
-mkdir theirs.tmp && touch theirs.tmp/letter
+mkdir theirs.tmp && touch theirs.tmp/letter theirs.tmp/.unfinished
 untouched a_folder_of_somebody_else_is_not "'theirs.tmp' is in the way, and holds 'letter'" --out theirs text
-cp -r set half.old
+cp -r set copy.tmp
+untouched nor_is_a_dataset_that_somebody_keeps_there "'copy.tmp' is in the way, and holds 'checksums.json'" --out copy text
+cp -r set vault && ln -s vault away.tmp
+untouched nor_one_behind_a_link "cannot open the folder 'away.tmp': Not a directory" --out away text
+cp -r set half.old && touch half.old/.unfinished
 untouched the_dataset_of_a_killed_exchange_is_kept "'half.old' is what 'half' was" --out half text
+cp -r set twice && cp -r set twice.old && ln -s vault linked.old && cp -r set linked
+before=$(files twice.old; files vault)
+runs --force --out twice text && runs --force --out linked text
+check a_backup_is_left_alone "$(ls -d twice* linked* vault/*)" test "$before" = "$(files twice.old; files vault)"
+ln -s nowhere dangling
+untouched a_link_to_nothing_is_refused_before_the_work "'dangling' is a link to 'nowhere', which is not there" --out dangling many.jsonl
+mkdir -m 700 private && runs --out private text
+check the_mode_of_a_folder_is_kept "$(stat -c %a private)" test "$(stat -c %a private)" = 700
+runs --force --out private text
+check also_of_one_that_is_replaced "$(stat -c %a private)" test "$(stat -c %a private)" = 700
+
+# ---- What comes to it while ./prepare runs
+
+# meanwhile NAME WORDS OUT COMMAND ARGUMENTS...: the command runs while ./prepare writes OUT. Both stay.
+meanwhile() {
+  local name=$1 words=$2 out=$3 command=$4 job status
+  shift 4
+  mkfifo waits
+  "$prepare" --out "$out" "$@" - <waits >stdout 2>stderr &
+  job=$!
+  exec 3>waits
+  until [ -e "$out.tmp/.unfinished" ] || ! kill -0 $job 2>/dev/null; do sleep 0.01; done
+  eval "$command"
+  cat text >&3
+  exec 3>&-
+  wait $job
+  status=$?
+  rm waits
+  if [ $status = 1 ] && [ "$(wc -l <stderr)" = 1 ] && grep -qF -- "$words" stderr && [ "$(cat "$out/letter")" = theirs ] &&
+    [ "$(documents "$out".tmp/*.bin)" = '[0123456789abcdefgh][ijk]' ]; then passes "$name"
+  else fails "$name" "status $status, said: $(cat stderr), left: $(files "$out") $(files "$out.tmp")"; fi
+}
+meanwhile a_folder_that_somebody_makes_meanwhile_is_kept "'made' was changed while" made 'mkdir made; echo theirs >made/letter'
+mkdir empty.2
+meanwhile so_is_an_empty_one_that_is_filled "(see 'letter')" empty.2 'echo theirs >empty.2/letter'
+cp -r set again
+meanwhile so_is_a_file_in_a_dataset_to_be_replaced "(see 'letter')" again 'echo theirs >again/letter' --force
+rm -r made
+untouched what_was_made_then_is_not_removed_later "'made.tmp' is in the way, and holds 'checksums.json'" --force --out made text
 mkfifo pipe
 "$prepare" --out busy - <pipe >stdout 2>stderr.first &
 job=$!
 exec 3>pipe
-until [ -e busy.tmp ]; do sleep 0.01; done
+until [ -e busy.tmp/.unfinished ]; do sleep 0.01; done
 untouched two_runs_into_one_folder_are_refused "another ./prepare is writing '" --out busy text
 cat text >&3
 exec 3>&-
@@ -80,24 +125,30 @@ assert said["split"] == {"val": "whole documents", "fraction": 0.1, "seed": 0}, 
 END
 if [ ! -s problems ]; then passes $name; else fails $name "$(tail -n 1 problems)"; fi
 
+cp -r said flipped && sed -i 's/eos_token/eos-token/' flipped/tokenizer_config.json
+untouched a_tokenizer_config_that_was_changed_is_noticed "'flipped/tokenizer_config.json' is not what was saved" --show 1 flipped
+untouched where_it_is_the_tokenizer_too "'flipped/tokenizer_config.json' is not what was saved" --tokenizer flipped --out new text
+sed 's/"seed": 0/"seed": 1/' said/dataset.json >flipped/dataset.json && cp said/tokenizer_config.json flipped
+untouched so_is_a_dataset_json "'flipped/dataset.json' is not what was saved" --show 1 flipped
+
 # ---- Back to text
 
 "$prepare" --show 2 said >shown
 name=show_prints_the_first_documents
-expected=$'document 1 é\n\n--- end of document 1, 14 tokens ---\n'
-expected+=$'document 2 é\n\n--- end of document 2, 14 tokens ---'
+expected=$'<|begin_of_text|>document 1 é\n<|end_of_text|>\n--- end of document 1, 16 tokens ---\n'
+expected+=$'<|begin_of_text|>document 2 é\n<|end_of_text|>\n--- end of document 2, 16 tokens ---'
 if [ "$(cat shown)" = "$expected" ]; then passes $name
 else fails $name "$(cat shown)"; fi
 "$prepare" --show 1 said/val-00000.bin >shown
 name=show_prints_a_token_file
-if grep -q '^document [0-9]* é$' shown && [ "$(grep -c 'end of document' shown)" = 1 ]; then passes $name; else fails $name "$(cat shown)"; fi
+if grep -q '^<|begin_of_text|>document [0-9]* é$' shown && [ "$(grep -c 'end of document' shown)" = 1 ]; then passes $name; else fails $name "$(cat shown)"; fi
 name=show_prints_a_document_that_spans_files
 runs --shard-tokens 5 --out spans text && "$prepare" --show 9 spans >shown
-if [ "$(cat shown)" = $'0123456789abcdefgh\n--- end of document 1, 18 tokens ---' ]; then passes $name; else fails $name "$(cat shown)"; fi
+if [ "$(cat shown)" = $'<|begin_of_text|>0123456789abcdefgh<|end_of_text|>\n--- end of document 1, 20 tokens ---' ]; then passes $name; else fails $name "$(cat shown)"; fi
 head -c 12 said/train-00000.bin >unmarked && head -c 1012 /dev/zero >>unmarked && tail -c +1025 said/train-00000.bin >>unmarked
 untouched show_asks_for_the_tokenizer_of_a_file_that_names_none 'name it with --tokenizer' --show 1 unmarked
 name=show_takes_a_tokenizer
-if "$prepare" --show 1 --tokenizer bytes unmarked | grep -q '^document 1 é$'; then passes $name; else fails $name 'no text'; fi
+if "$prepare" --show 1 --tokenizer bytes unmarked | grep -q '^<|begin_of_text|>document 1 é$'; then passes $name; else fails $name 'no text'; fi
 untouched show_writes_nothing '--show takes one folder' --show 1 --out new said
 { head -c 2000 said/train-00000.bin; printf 'xx'; tail -c +2003 said/train-00000.bin; } >said/train-00009.bin
 cp said/tokenizer*.json .
@@ -109,7 +160,7 @@ seq -f 'line %g: été, don'"'"'t  stop' 100000 >long # 3.1 MB
 for kind in llama3 llama2 mistral; do
   runs --tokenizer "$source/tests/fixtures/tokenizers/$kind" --val-fraction 0.000001 --out $kind long
   bytes=$(sed -n 's/.*"bytes": \([0-9]*\).*/\1/p' $kind/dataset.json | head -n 1) # of train
-  "$prepare" --show 1 $kind | head -n -1 | head -c "$bytes" >shown
+  "$prepare" --show 1 $kind | sed '1s/^\(<s>\|<|begin|>\)//' | head -n -1 | head -c "$bytes" >shown
   name=${kind}_gives_the_text_back
   if [ "$bytes" -gt 3000000 ] && head -c "$bytes" long | cmp -s - shown; then passes $name; else fails $name "$(cmp long shown)"; fi
   name=${kind}_makes_fewer_tokens_than_bytes
@@ -117,10 +168,24 @@ for kind in llama3 llama2 mistral; do
   if [ $ids -lt "$bytes" ]; then passes $name; else fails $name "$ids ids"; fi
 done
 untouched a_tokenizer_that_is_none_is_refused "tokenizer.json" --tokenizer mine --out new text
-# <|begin|> in the text is one id, and ends what --show takes for a document
 printf 'a<|begin|>b and more of it' >marker
-runs --tokenizer "$source/tests/fixtures/tokenizers/llama3" --val-fraction 0.000001 --out special marker
-check a_special_token_in_the_text_is_one_id "$("$prepare" --show 9 special)" \
-  test "$("$prepare" --show 9 special | grep -c 'end of document')" = 2
+runs --tokenizer "$source/tests/fixtures/tokenizers/llama3" --val-fraction 0 --out special marker
+name=a_special_token_in_the_text_is_one_id_and_shown
+"$prepare" --show 9 special >shown
+if [ "$(cat shown)" = $'<|begin|>a<|begin|>b and more of it\n--- end of document 1, '"$(sed -n 's/.*1, \([0-9]*\) tokens.*/\1/p' shown)"' tokens ---' ]; then
+  passes $name; else fails $name "$(cat shown)"; fi
+
+# ---- BOS and EOS that the text spells out, as apply_chat_template(tokenize=False) does
+
+for i in $(seq 1 120); do printf '{"text": "<|begin_of_text|>document %d<|end_of_text|>"}\n' "$i"; done >spelled.jsonl
+sed 's/<|[a-z_]*|>//g' spelled.jsonl >unspelled.jsonl
+runs --out unspelled unspelled.jsonl && runs --out spelled spelled.jsonl
+check a_document_has_one_bos_and_one_eos "$(documents spelled/*.bin | head -c 200)" \
+  test "$(documents unspelled/*.bin)" = "$(documents spelled/*.bin)"
+check the_report_says_so "$(cat stdout)" grep -qx 'spelled    120 documents begin with <|begin_of_text|> in the text: no second one is put there' stdout
+check for_both "$(cat stdout)" grep -q '^spelled    120 documents end with <|end_of_text|>' stdout
+printf '<|begin_of_text|><|begin_of_text|>two' >two
+runs --val-fraction 0 --out two.out two
+holds what_is_twice_in_the_text_stays_twice '[[two]' two.out/*.bin
 
 exit $failed

@@ -40,6 +40,85 @@ for threads in 1 2 7; do
   runs --threads $threads --out "threads$threads" many.jsonl && same_dataset "${threads}_threads_write_the_same_bytes" "threads$threads"
 done
 
+# ---- JSON lines under every name, told by their first line
+
+have_lines() { # have_lines NAME FILE [ARGUMENTS]: the file is read as many.jsonl is
+  local name=$1 file=$2
+  shift 2
+  rm -rf named
+  runs --out named "$@" "$file" && same_dataset "$name" named
+}
+for name in c4.json dolma.JSON lines.ndjson lines.jsonlines LINES.JSONL part-00000 lines.txt; do
+  cp many.jsonl "$name"
+  have_lines "json_lines_are_read_from_$name" "$name"
+  gzip -c many.jsonl >"$name.gz"
+  have_lines "json_lines_are_read_from_$name.gz" "$name.gz"
+done
+if [ -n "$have_zstd" ]; then
+  zstd -q many.jsonl -o dolma.json.zst
+  have_lines json_lines_are_read_from_dolma.json.zst dolma.json.zst
+fi
+have_lines json_lines_are_known_on_standard_input - <many.jsonl
+{ printf '\xef\xbb\xbf\n'; cat many.jsonl; } >marked.json
+have_lines a_byte_order_mark_and_a_blank_line_may_be_in_front marked.json
+name=a_first_line_of_a_megabyte_is_looked_at
+{ printf '{"id": "'; head -c 1000000 /dev/zero | tr '\0' x; printf '", "text": "a"}\n{"text": "b"}\n'; } >wide
+runs --val-fraction 0 --out wide.out wide
+holds $name '[a][b]' wide.out/train-00000.bin
+
+echo '{"text": "{\"a\": 1}"}' >nested.jsonl
+printf '{"a": 1}\n{"b": 2}' >object.json
+runs --text --val-fraction 0 --out as.text object.json
+holds json_is_plain_text_with_text $'[{"a": 1}\n{"b": 2}]' as.text/train-00000.bin
+refuses jsonl_is_obeyed_for_a_named_file "'object.json' line 1 has no \"text\" string" --jsonl object.json
+refuses lines_without_the_field_are_refused "its first line has no \"text\" string: --field names another field" object.json
+printf '{"a": "x"}\n{"a": "y"}\n' >field.json
+runs --field a --val-fraction 0 --out field.out field.json
+holds field_is_obeyed_for_a_named_file '[x][y]' field.out/train-00000.bin
+printf '[\n  {"text": "a"},\n  {"text": "b"}\n]\n' >list.json
+cp list.json list.data
+refuses a_list_of_documents_names_the_way_out "'list.json' is JSON, but not a document in each line: make lines of it (of a list: jq -c '.[]')" list.json
+refuses under_any_name "'list.data' is JSON, but not a document in each line" list.data
+refuses on_standard_input_too "'standard input' is JSON, but not a document in each line" - <list.json
+printf '{\n  "name": "x"\n}\n' >package.json
+refuses an_object_over_several_lines_is_no_line "'package.json' is JSON, but not" package.json
+printf '[1]: a list that is text\n{ int x; }\n' >text.md
+runs --val-fraction 0 --out md.out text.md
+holds text_that_begins_with_a_bracket_is_text $'[[1]: a list that is text\n{ int x; }\n]' md.out/train-00000.bin
+refuses a_field_without_lines_is_refused '--field is for JSON lines, but no file has any' --field body text.md
+refuses skip_bad_without_lines_is_refused '--skip-bad is for JSON lines, but no file has any' --skip-bad text.md
+refuses a_separator_without_text_is_refused '--separator is for text files, but all have JSON lines' --separator x many.jsonl
+refuses text_and_lines_are_refused 'leave it or --jsonl out' --text --jsonl many.jsonl
+
+mkdir kinds && cp list.json package.json kinds && cp many.jsonl kinds/a.json && cp many.jsonl.gz kinds/b.jsonl.gz &&
+  cp text.md kinds && cp text.md kinds/readme
+runs --out kinds.out kinds
+check the_kinds_of_files_are_said "$(cat stdout)" \
+  grep -qx 'files      2 of text (.md 1, 1 other), 2 of JSON lines (.json 1, .jsonl 1)' stdout
+check json_in_a_folder_is_passed_over "$(cat stdout)" grep -q '^skipped    2 JSON without a document in each line' stdout
+
+# ---- What ./prepare wrote is not read again
+
+mkdir -p corpus/models/run && printf 'text of a corpus' >corpus/a.txt
+echo '{}' >corpus/models/run/run.json && echo '{"kind":"start"}' >corpus/models/run/log.jsonl
+runs --val-fraction 0 --out corpus/out corpus
+runs --val-fraction 0 --out corpus/out --force corpus
+holds the_output_in_the_folder_that_is_read_is_left_out '[text of a corpus]' corpus/out/train-00000.bin
+cp -r corpus/out corpus/other
+runs --val-fraction 0 --out corpus/out --force corpus
+check so_are_other_datasets_and_runs "$(cat stdout)" grep -q '^skipped    3 of --out' stdout
+refuses a_dataset_is_no_text "there is no text in 'corpus/out' (skipped: 1 of --out" corpus/out
+
+# ---- Lines that are bad
+
+{ sed -n 1,3p many.jsonl; echo '{"text": "x", "score": NaN}'; echo '{"title": "x"}'; sed -n 4,6p many.jsonl; echo '{"text'; } >bad.json
+refuses a_nan_is_named "'bad.json' line 4 is not JSON: it goes wrong at column 24: NaN and Infinity are no JSON; write null" bad.json
+runs --skip-bad --val-fraction 0 --out good bad.json
+holds bad_lines_are_passed_over_with_skip_bad "$(seq -s '' -f '[document %g]' 1 6)" good/train-00000.bin
+check and_counted_with_the_first "$(cat stdout)" grep -q '^bad        3 lines skipped, the first: bad.json:4: is not JSON' stdout
+runs --skip-bad --train-tokenizer 260 --out bad.tok bad.json
+check also_for_a_tokenizer "$(cat stdout)" grep -q '^bad        3 lines skipped' stdout
+
 # ---- Fields and separators
 
 runs --field meta.body --val-fraction 0.000001 --out body many.jsonl
@@ -49,6 +128,9 @@ if documents body/train-00000.bin | grep -qF '[b1][b2]'; then passes $name; else
 printf 'one\n<|endoftext|>\n\ntwo\nlines\n<|endoftext|>\n' >marked
 runs --separator '<|endoftext|>' --val-fraction 0.3 --out marked.out marked
 holds a_separator_ends_documents $'[on][two\nli]' marked.out/train-00000.bin
+printf '\xef\xbb\xbfmarked' >mark.txt
+runs --val-fraction 0 --out mark.out mark.txt
+holds a_byte_order_mark_in_front_is_no_text '[marked]' mark.out/*.bin
 printf 'a é' >accent # 4 bytes: 0.9 of them would cut the last character
 runs --out accent.out accent
 holds a_tail_begins_with_a_whole_character '[a ][é]' accent.out/*.bin

@@ -12,7 +12,6 @@
 #include "data/tokenizer/tokenizer.h"
 
 enum { MAX_DATASET_BYTES = 1 << 24, FORMAT = 1 };
-static const char WHOLE[] = "whole documents", TAILS[] = "the tail of each document";
 
 static int read_hex(const cJSON *item, uint64_t *value, Error *err) {
   const char *text = cJSON_GetStringValue(item);
@@ -84,8 +83,9 @@ static int read_split(const cJSON *object, Dataset *d, Error *err) {
   const cJSON *f[3];
   if (json_fields(object, names, 3, f, err) != 0) return -1;
   const char *rule = cJSON_GetStringValue(f[0]);
-  d->whole_documents = rule && strcmp(rule, WHOLE) == 0;
-  if (!rule || (!d->whole_documents && strcmp(rule, TAILS) != 0))
+  while (rule && d->split <= SPLIT_NONE && strcmp(rule, dataset_split_name(d->split)) != 0)
+    d->split++;
+  if (!rule || d->split > SPLIT_NONE)
     return error_set(err, "%s is no way to split", json_shown(f[0]).text);
   if (!cJSON_IsNumber(f[1])) return error_set(err, "the fraction is no number");
   d->val_fraction = f[1]->valuedouble;

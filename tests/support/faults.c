@@ -16,7 +16,7 @@ struct Injected injected;
 
 // True if this call is to fail; errno is set.
 static bool strikes(const char *call) {
-  if (injected.fault == NO_FAULT || injected.fault == NO_MEMORY) return false;
+  if (injected.fault == NO_FAULT || injected.fault >= NO_MEMORY) return false;
   if (++injected.calls != injected.at) return false;
   injected.struck = call;
   if (injected.fault == DIE || injected.fault == DIE_SHORT) _exit(EXIT_KILLED);
@@ -129,8 +129,10 @@ int __wrap_rmdir(const char *path) {
 }
 
 static bool refuses_memory(void) {
-  if (injected.fault != NO_MEMORY || gettid() == getpid()) return false;
-  if (++injected.calls < injected.at) return false;
+  const bool main_thread = gettid() == getpid(), once = injected.fault == NO_MEMORY_ONCE;
+  if (injected.fault < NO_MEMORY || main_thread != once) return false;
+  injected.calls++;
+  if (injected.calls < injected.at || (once && injected.calls > injected.at)) return false;
   errno = ENOMEM;
   return true;
 }

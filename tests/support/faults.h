@@ -10,8 +10,9 @@ typedef enum Fault {
   FAIL_SHORT,
   DIE,
   DIE_SHORT,
-  FAULTS,   // the number of those above
-  NO_MEMORY // in threads beside the main one: from allocation `at` on
+  FAULTS,        // the number of those above
+  NO_MEMORY,     // in threads beside the main one: from allocation `at` on
+  NO_MEMORY_ONCE // in the main thread: allocation `at` alone
 } Fault;
 extern const char *const fault_names[FAULTS];
 

@@ -62,6 +62,8 @@ TEST(what_is_no_json_is_refused_with_its_column) {
   is_refused("{\"x\":nul}", "column 6: a value");
   is_refused("{\"x\":01}", "column 7: a comma or }");
   is_refused("{\"x\":-}", "column 7: a digit");
+  is_refused("{\"x\":NaN}", "column 6: NaN and Infinity are no JSON; write null");
+  is_refused("{\"x\":-Infinity}", "column 7: NaN and Infinity are no JSON; write null");
   is_refused("{\"x\":1.}", "column 8: a digit");
   is_refused("{\"x\":1e}", "column 8: a digit");
   is_refused("{\"x\":\"a\tb\"}", "column 8: a control character");
@@ -196,7 +198,7 @@ static char *documents_of(const Corpus *options, const char *path) {
   CorpusReader reader;
   CorpusBlock block;
   Error err;
-  if (corpus_add(&corpus, path, &err) != 0) fail_msg("%s", err.text);
+  if (corpus_add(&corpus, path, false, &err) != 0) fail_msg("%s", err.text);
   int64_t sizes[100], documents, offset = 0;
   if (corpus_measure(&corpus, 100, sizes, &documents, &err) != 0) fail_msg("%s", err.text);
   size_t used = 0;
@@ -290,7 +292,7 @@ static int read_all(const char *path, Error *err) {
   Corpus corpus = {0};
   CorpusReader reader;
   CorpusBlock block;
-  int status = corpus_add(&corpus, path, err);
+  int status = corpus_add(&corpus, path, false, err);
   corpus_open(&reader, &corpus);
   while (status == 0 && (status = corpus_next(&reader, &block, err)) > 0) status = 0;
   corpus_close(&reader);

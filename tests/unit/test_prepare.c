@@ -22,7 +22,7 @@ TEST(a_dataset_is_read_back) {
                            .end = 128001,
                            .train = {2, 3000000000000, 12, 9000000000000, checksums},
                            .val = {1, 5, 1, 6, checksums + 2},
-                           .whole_documents = true,
+                           .split = SPLIT_DOCUMENTS,
                            .val_fraction = 0.1,
                            .seed = 77};
   Dataset d;
@@ -36,7 +36,7 @@ TEST(a_dataset_is_read_back) {
   assert_true(d.train.bytes == 9000000000000 && d.val.files == 1);
   assert_memory_equal(d.train.checksums, checksums, 2 * sizeof *checksums);
   assert_memory_equal(d.val.checksums, checksums + 2, sizeof *checksums);
-  assert_true(d.whole_documents && d.val_fraction == 0.1 && d.seed == 77);
+  assert_true(d.split == SPLIT_DOCUMENTS && d.val_fraction == 0.1 && d.seed == 77);
   dataset_free(&d);
 }
 
@@ -77,7 +77,7 @@ TEST(a_dataset_json_that_is_wrong_is_refused) {
   refused(*state, "\"files\": 1", "\"files\": 2", "each of the 2 files");
   refused(*state, "\"files\": 1", "\"files\": 4294967296", "whole number from 1 to 100000");
   refused(*state, "\"tokens\": 9", "\"tokens\": \"9\"", "whole number from 1");
-  refused(*state, "whole documents", "none", "no way to split");
+  refused(*state, "whole documents", "some", "no way to split");
   refused(*state, "0.5", "true", "the fraction is no number");
 }
 
@@ -148,7 +148,7 @@ static TokenIds encode_whole(const Tokenizer *tokenizer, const char *text, size_
 static TokenIds encode_pieces(const Tokenizer *tokenizer, const char *text, size_t bytes,
                               int threads, int *pieces) {
   Error err;
-  Encoding *encoding = encoding_open(tokenizer, NULL, threads, &err);
+  Encoding *encoding = encoding_open(tokenizer, NULL, false, threads, &err);
   TokenIds all = {0};
   size_t at = 0;
   *pieces = 0;

@@ -56,6 +56,7 @@ TEST(a_prompt_begins_once) {
   EXPECT_IDS(begins, "ad", 0, 4, 10);
   EXPECT_IDS(begins, "", 0);
   EXPECT_IDS(begins, "<s>ad", 0, 4, 10); // as chat templates write it
+  EXPECT_IDS(begins, "<s><s>ad", 0, 0, 4, 10);
   EXPECT_IDS(begins, "a</s><s>d", 0, 4, 1, 0, 10);
   EXPECT_IDS(begins, "\xc3\xa9 \xe2\x82\xac", 0, 2, 3, 5, 7, 8, 9);
   EXPECT_IDS(plain, "ad", 4, 10);

@@ -1,0 +1,389 @@
+// Which files a corpus has: their kinds, by their first bytes, and those of folders.
+#include <dirent.h>
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "base/file.h"
+#include "base/json.h"
+#include "base/memory.h"
+#include "data/prepare/corpus.h"
+#include "data/prepare/dataset.h"
+
+// A first line that is longer is not looked at.
+enum { PROBE_BYTES = 1 << 16, FIRST_LINE_MAX_BYTES = 1 << 24, MAX_FOREIGN_PERCENT = 10 };
+
+bool file_is_stdin(const char *path) {
+  return strcmp(path, STREAM_STDIN) == 0;
+}
+
+// ---- By its name
+
+// The name behind its last dot, without .gz or .zst: [*length]; "" where there is none.
+static const char *suffix_of(const char *path, size_t *length) {
+  const char *slash = strrchr(path, '/'), *name = slash ? slash + 1 : path;
+  size_t end = strlen(name);
+  if (end > 3 && strcasecmp(name + end - 3, ".gz") == 0) end -= 3;
+  if (end > 4 && strncasecmp(name + end - 4, ".zst", 4) == 0) end -= 4;
+  size_t start = end;
+  while (start > 0 && name[start - 1] != '.') start--;
+  if (start < 2) start = end; // a dot in front of the whole name begins no suffix
+  *length = end - start;
+  return name + start;
+}
+
+static bool has_suffix(const char *path, const char *const *suffixes) {
+  size_t length;
+  const char *suffix = suffix_of(path, &length);
+  for (; *suffixes; suffixes++)
+    if (strlen(*suffixes) == length && strncasecmp(suffix, *suffixes, length) == 0) return true;
+  return false;
+}
+
+// ---- By its first bytes
+
+// Percent of the bytes that are neither UTF-8 nor the control characters of text: tab to carriage
+// return, backspace, and the escape of terminal colours.
+static int foreign_percent(const char *text, size_t bytes) {
+  size_t foreign = 0;
+  for (size_t i = 0, length; i < bytes; i += length ? length : 1) {
+    const unsigned char c = (unsigned char)text[i];
+    length = utf8_length(text + i, bytes - i);
+    foreign += length == 0 || c == 0x7f || (c < 0x20 && !(c >= 8 && c <= 13) && c != 27);
+  }
+  return bytes ? (int)(foreign * 100 / bytes) : 0;
+}
+
+static bool begins(const char *start, size_t bytes, const char *mark) {
+  return bytes >= strlen(mark) && memcmp(start, mark, strlen(mark)) == 0;
+}
+
+// Passes over a byte order mark and white space.
+static const char *first_character(const char *start, const char *end) {
+  if (begins(start, (size_t)(end - start), UTF8_MARK)) start += strlen(UTF8_MARK);
+  while (start < end && strchr(" \t\r\n", *start)) start++;
+  return start;
+}
+
+bool corpus_wants_more(const char *start, size_t bytes) {
+  const char *end = start + bytes, *first = first_character(start, end);
+  if (bytes < PROBE_BYTES) return true;
+  return first < end && *first == '{' && bytes < FIRST_LINE_MAX_BYTES &&
+         !memchr(first, '\n', (size_t)(end - first));
+}
+
+// Whether the first line is an object; *has_field: with the string `field`.
+static bool first_line_is_object(const char *start, size_t bytes, const char *field,
+                                 bool *has_field) {
+  const char *end = start + bytes, *first = first_character(start, end);
+  const char *newline = memchr(first, '\n', (size_t)(end - first));
+  const size_t length = (size_t)((newline ? newline : end) - first);
+  *has_field = false;
+  if (length == 0 || *first != '{') return false;
+  char *line = memcpy(xmalloc(length), first, length), *text;
+  size_t text_bytes;
+  Error ignored;
+  *has_field = jsonl_text(line, length, field, &text, &text_bytes, &ignored) == 0;
+  memcpy(line, first, length); // it was unescaped in place
+  JsonScan scan = {.at = line, .end = line + length, .halves = true, .nuls = true};
+  const bool object = *has_field || (json_skip(&scan) && json_take_end(&scan));
+  free(line);
+  return object;
+}
+
+// JSON lines, text, or JSON that is neither; the sentence says what to do with that.
+static FileKind format_of(const Corpus *c, const char *name, const char *start, size_t bytes,
+                          Error *err) {
+  static const char *const lines[] = {"jsonl", "ndjson", "jsonlines", NULL};
+  static const char *const json[] = {"json", NULL};
+  const char *field = c->field ? c->field : "text";
+  if (c->format != FORMAT_TOLD) return c->format == FORMAT_LINES ? FILE_LINES : FILE_TEXT;
+  if (has_suffix(name, lines)) return FILE_LINES;
+  bool has_field;
+  const bool object = first_line_is_object(start, bytes, field, &has_field);
+  if (has_field) return FILE_LINES;
+  const char *first = first_character(start, start + bytes);
+  const bool bracket = first < start + bytes && (*first == '{' || *first == '[');
+  if (!json_begins(start, bytes) && !(bracket && has_suffix(name, json))) return FILE_TEXT;
+  if (object)
+    error_set(err,
+              "'%s' is JSON, and its first line has no \"%s\" string: --field names another field, "
+              "--text takes the file as plain text",
+              name, field);
+  else
+    error_set(err,
+              "'%s' is JSON, but not a document in each line: make lines of it (of a list: jq -c "
+              "'.[]'), or take it as plain text with --text",
+              name);
+  return FILE_JSON;
+}
+
+FileKind corpus_kind(const Corpus *c, const char *name, const char *start, size_t bytes,
+                     Error *err) {
+  const size_t looked_at = bytes < PROBE_BYTES ? bytes : PROBE_BYTES;
+  const int foreign = foreign_percent(start, looked_at);
+  if (bytes == 0) {
+    error_set(err, "'%s' is empty", name);
+    return FILE_EMPTY;
+  }
+  if (file_refuse_pointer(name, start, bytes, err) != 0) return FILE_BROKEN;
+  if (begins(start, bytes, "PAR1")) {
+    error_set(err,
+              "'%s' is a parquet file: scripts/parquet_to_jsonl.py '%s' | ./prepare --jsonl "
+              "--out FOLDER -",
+              name, name);
+    return FILE_PARQUET;
+  }
+  if (file_refuse_packed(name, start, bytes, err) != 0) return FILE_BINARY;
+  if (begins(start, bytes, "\xff\xfe") || begins(start, bytes, "\xfe\xff") ||
+      memchr(start, 0, looked_at)) {
+    error_set(err,
+              "'%s' is not text: it holds NUL bytes or UTF-16; convert UTF-16 to UTF-8 with "
+              "iconv",
+              name);
+    return FILE_BINARY;
+  }
+  if (foreign > MAX_FOREIGN_PERCENT) {
+    error_set(err,
+              "'%s' is not text: %d %% of its first %zu bytes are not UTF-8; convert another "
+              "encoding to UTF-8 with iconv",
+              name, foreign, looked_at);
+    return FILE_BINARY;
+  }
+  return format_of(c, name, start, bytes, err);
+}
+
+// What opening the file tells.
+typedef struct Probe {
+  FileKind kind;
+  bool packed, marked; // compressed; a byte order mark is in front
+} Probe;
+
+// The sentence says why it is not text.
+static Probe probe(const Corpus *c, const char *path, Error *err) {
+  if (access(path, R_OK) != 0) {
+    error_set(err, "cannot open '%s': %s", path, strerror(errno));
+    return (Probe){.kind = FILE_UNREADABLE};
+  }
+  Stream *stream = stream_open(path, NULL, 0, err);
+  if (!stream) return (Probe){.kind = FILE_BROKEN};
+  Text start = {0};
+  ssize_t n = 1;
+  while (n > 0 && corpus_wants_more(start.data, start.bytes)) {
+    n = stream_read(stream, text_room(&start, PROBE_BYTES), PROBE_BYTES, err);
+    if (n > 0) start.bytes += (size_t)n;
+  }
+  const Probe p = {.kind = n < 0 ? FILE_BROKEN : corpus_kind(c, path, start.data, start.bytes, err),
+                   .packed = stream_is_packed(stream),
+                   .marked = begins(start.data, start.bytes, UTF8_MARK)};
+  stream_close(stream);
+  free(start.data);
+  return p;
+}
+
+// ---- Finding the files
+
+static FileId file_id(const char *path) {
+  struct stat st;
+  return stat(path, &st) == 0 ? (FileId){st.st_dev, st.st_ino} : (FileId){0};
+}
+
+static bool is_one_of(FileId id, const FileId *list, size_t count) {
+  for (size_t i = 0; i < count; i++)
+    if (list[i].inode == id.inode && list[i].device == id.device) return id.inode != 0;
+  return false;
+}
+
+void corpus_leave_out(Corpus *c, const char *path) {
+  c->left_out = xrealloc(c->left_out, (c->left_out_count + 1) * sizeof *c->left_out);
+  c->left_out[c->left_out_count++] = file_id(path);
+}
+
+static void add_file(Corpus *c, const char *path, uint64_t bytes, Probe p, bool val) {
+  const bool text = p.kind == FILE_TEXT && !p.packed;
+  const int64_t mark = p.marked ? (int64_t)strlen(UTF8_MARK) : 0;
+  char *copy = xstrdup(path); // first: it may not return
+  c->files = xrealloc(c->files, (c->count + 1) * sizeof *c->files);
+  c->files[c->count++] = (CorpusFile){.path = copy,
+                                      .size = text && !c->separator ? (int64_t)bytes - mark : -1,
+                                      .lines = p.kind == FILE_LINES,
+                                      .val = val};
+  c->bytes += bytes;
+  if (text) c->text_bytes += bytes;
+  if (val) corpus_leave_out(c, path);
+}
+
+static int add_folder(Corpus *c, const char *path, bool val, Error *err);
+
+// A file or folder inside a folder.
+static int add_entry(Corpus *c, const char *path, bool val, Error *err) {
+  struct stat st, link;
+  Probe p = {.kind = FILE_SPECIAL};
+  if (stat(path, &st) != 0)
+    p.kind = FILE_UNREADABLE;
+  else if (is_one_of((FileId){st.st_dev, st.st_ino}, c->left_out, c->left_out_count))
+    p.kind = FILE_LEFT_OUT;
+  else if (S_ISREG(st.st_mode))
+    p = probe(c, path, err);
+  else if (S_ISDIR(st.st_mode) && lstat(path, &link) == 0 && !S_ISLNK(link.st_mode) &&
+           access(path, R_OK | X_OK) == 0)
+    return add_folder(c, path, val, err);
+  else if (S_ISDIR(st.st_mode) && access(path, R_OK | X_OK) != 0)
+    p.kind = FILE_UNREADABLE;
+  if (p.kind == FILE_BROKEN) return -1;
+  if (p.kind >= FILE_TEXT)
+    add_file(c, path, (uint64_t)st.st_size, p, val);
+  else
+    c->skipped[p.kind]++;
+  return 0;
+}
+
+static int add_folder(Corpus *c, const char *path, bool val, Error *err) {
+  if (is_one_of(file_id(path), c->left_out, c->left_out_count) || dataset_or_run(path)) {
+    c->skipped[FILE_LEFT_OUT]++;
+    return 0;
+  }
+  struct dirent **entries;
+  const int count = scandir(path, &entries, NULL, alphasort);
+  if (count < 0) return error_set(err, "cannot read the folder '%s': %s", path, strerror(errno));
+  const char *slash = path[strlen(path) - 1] == '/' ? "" : "/";
+  int status = 0;
+  for (int i = 0; i < count; i++) {
+    const char *name = entries[i]->d_name;
+    char *child = xasprintf("%s%s%s", path, slash, name);
+    if (name[0] != '.')
+      status = status == 0 ? add_entry(c, child, val, err) : status;
+    else if (strcmp(name, ".") != 0 && strcmp(name, "..") != 0)
+      c->skipped[FILE_HIDDEN]++;
+    free(child);
+    free(entries[i]);
+  }
+  free(entries);
+  return status;
+}
+
+int corpus_add(Corpus *c, const char *path, bool val, Error *err) {
+  struct stat st;
+  if (file_is_stdin(path)) {
+    if (c->reads_stdin) return error_set(err, "'%s', standard input, can be read only once", path);
+    c->reads_stdin = true;
+    add_file(c, path, 0, (Probe){.kind = FILE_LINES}, val); // its kind is known when it is read
+    return 0;
+  }
+  if (stat(path, &st) != 0) return error_set(err, "cannot open '%s': %s", path, strerror(errno));
+  if (S_ISDIR(st.st_mode)) return add_folder(c, path, val, err);
+  if (!S_ISREG(st.st_mode))
+    return error_set(err, "'%s' is not a regular file or a folder; standard input is read from '-'",
+                     path);
+  if (is_one_of(file_id(path), c->left_out, c->left_out_count)) {
+    c->skipped[FILE_LEFT_OUT]++;
+    return 0;
+  }
+  const Probe p = probe(c, path, err);
+  if (p.kind < FILE_TEXT || p.kind == FILE_BROKEN) return -1;
+  add_file(c, path, (uint64_t)st.st_size, p, val);
+  return 0;
+}
+
+void corpus_free(Corpus *c) {
+  for (size_t i = 0; i < c->count; i++) free(c->files[i].path);
+  free(c->files);
+  free(c->left_out);
+  *c = (Corpus){0};
+}
+
+// ---- What was taken, in words
+
+bool corpus_has(const Corpus *c, bool lines) {
+  for (size_t i = 0; i < c->count; i++)
+    if (c->files[i].lines == lines || file_is_stdin(c->files[i].path)) return true;
+  return false;
+}
+
+SkippedText corpus_skipped(const Corpus *c) {
+  static const char *const reasons[FILE_TEXT] = {
+      [FILE_HIDDEN] = "hidden",
+      [FILE_BINARY] = "binary",
+      [FILE_PARQUET] = "parquet (see scripts/parquet_to_jsonl.py)",
+      [FILE_JSON] = "JSON without a document in each line (--text takes them as text)",
+      [FILE_EMPTY] = "empty",
+      [FILE_UNREADABLE] = "unreadable",
+      [FILE_SPECIAL] = "links to folders or devices",
+      [FILE_LEFT_OUT] = "of --out, of --val, or folders of datasets and runs"};
+  SkippedText s = {""};
+  size_t used = 0;
+  for (int i = 0; i < FILE_TEXT; i++)
+    if (c->skipped[i] > 0)
+      used += (size_t)snprintf(s.text + used, sizeof s.text - used, "%s%" PRId64 " %s",
+                               used ? ", " : "", c->skipped[i], reasons[i]);
+  return s;
+}
+
+// How many files have this suffix.
+typedef struct SuffixCount {
+  const char *suffix; // [length]
+  size_t length;
+  int64_t count;
+} SuffixCount;
+
+static int by_count(const void *a, const void *b) {
+  const SuffixCount *x = a, *y = b;
+  return x->count != y->count ? (x->count < y->count ? 1 : -1) : strcmp(x->suffix, y->suffix);
+}
+
+// A suffix beyond the first `most` is not counted.
+static void count_suffix(SuffixCount *list, size_t *count, size_t most, const char *path) {
+  size_t length, i = 0;
+  const char *suffix = suffix_of(path, &length);
+  while (i < *count &&
+         (list[i].length != length || strncasecmp(list[i].suffix, suffix, length) != 0))
+    i++;
+  if (i == most) return;
+  if (i == *count) list[(*count)++] = (SuffixCount){.suffix = suffix, .length = length};
+  list[i].count++;
+}
+
+// "12 of text (.c 8, .h 3, 1 other)"; nothing where there is no such file.
+static size_t write_format(const Corpus *c, bool lines, char *text, size_t room) {
+  enum { COUNTED = 64, NAMED = 6, LONGEST = 16 };
+  SuffixCount list[COUNTED];
+  char names[NAMED * (LONGEST + 32) + 32] = "";
+  size_t count = 0, used = 0, named = 0;
+  int64_t others = 0;
+  for (size_t i = 0; i < c->count; i++) {
+    if (c->files[i].lines != lines || file_is_stdin(c->files[i].path)) continue;
+    count_suffix(list, &count, COUNTED, c->files[i].path);
+    others++;
+  }
+  const int64_t files = others;
+  qsort(list, count, sizeof *list, by_count);
+  for (size_t i = 0; i < count && named < NAMED; i++) {
+    if (list[i].length == 0 || list[i].length > LONGEST) continue;
+    used +=
+        (size_t)snprintf(names + used, sizeof names - used, "%s.%.*s %" PRId64,
+                         named++ ? ", " : " (", (int)list[i].length, list[i].suffix, list[i].count);
+    others -= list[i].count;
+  }
+  if (named > 0 && others > 0)
+    snprintf(names + used, sizeof names - used, ", %" PRId64 " other%s", others,
+             others == 1 ? "" : "s");
+  if (files == 0) return 0;
+  return (size_t)snprintf(text, room, "%" PRId64 " of %s%s%s", files, lines ? "JSON lines" : "text",
+                          names, named ? ")" : "");
+}
+
+FilesText corpus_files(const Corpus *c) {
+  FilesText t = {""};
+  size_t used = write_format(c, false, t.text, sizeof t.text);
+  char lines[300] = "";
+  if (write_format(c, true, lines, sizeof lines) > 0)
+    used += (size_t)snprintf(t.text + used, sizeof t.text - used, "%s%s", used ? ", " : "", lines);
+  if (c->reads_stdin)
+    snprintf(t.text + used, sizeof t.text - used, "%sstandard input", used ? ", " : "");
+  return t;
+}
