@@ -6,7 +6,6 @@
 
 #include "base/command.h"
 #include "data/chat/template.h"
-#include "data/model_folder.h"
 #include "model/run/process.h"
 #include "model/run/run.h"
 

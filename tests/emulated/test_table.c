@@ -53,7 +53,7 @@ static Rig *rig_new(bool offload_folded) {
   r->cuda.base.services.write = write_here;
   r->cuda.options.grads_fp32 = true;
   const ParamTensor shapes[TENSORS] = {
-      [NORM] = {.rows = 1, .cols = 512, .norm = -1},
+      [NORM] = {.rows = 1, .cols = 512, .norm = -1, .vector = true},
       [FOLDED] = {.rows = 1024,
                   .cols = 512,
                   .norm = NORM,
