@@ -235,8 +235,8 @@ TEST(whole_windows_beside_documents_are_planned_at_the_start) {
   }
 }
 
-// Usual documents take as many calls as document_calls says, more documents take more calls. Without
-// any there is the shape's own call.
+// Usual documents take as many calls as document_calls says, more documents take more calls.
+// Without any there is the shape's own call.
 static void check_documents(bool deterministic, int64_t longest, int64_t per_call) {
   enum { USUAL = 5, ROWS = 256 };
   Cuda *c = open_cuda(0, 0);

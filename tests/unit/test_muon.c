@@ -200,8 +200,8 @@ TEST(a_part_below_the_rounding_of_its_tensor_stays) {
 
 enum { B = 2, T = 24, M = B * T, V = 61 };
 
-// How far the parts of layer 0's qkv move in three steps with documents of `rows` rows. The last row
-// of a document has no target.
+// How far the parts of layer 0's qkv move in three steps with documents of `rows` rows. The last
+// row of a document has no target.
 static void train_on_documents(int rows, double *moved) {
   const ModelConfig model = {.hidden_size = 64,
                              .intermediate_size = 96,
