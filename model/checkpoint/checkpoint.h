@@ -5,8 +5,7 @@
 //   tokenizer.json ...     where the tokenizer is known: export.c
 //   optimizer.safetensors  exp_avg.NAME and exp_avg_sq.NAME for every NAME of model.safetensors,
 //                          but no exp_avg_sq of what Muon updates; of a run in FP8 its scalings,
-//                          too: PRECISION.scalings, each scale with its history, in the order of
-//                          model/tensors.def
+//                          too: fp8.scalings.NAME, each a scale with its history
 //   run.json               the resolved configuration
 //   state.json             step, loader cursor, counters
 //   checksums.json         the step, and of each file above its bytes and checksum

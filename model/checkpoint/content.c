@@ -66,23 +66,23 @@ static bool bad_scaling(const ScalingState *s) {
 }
 
 static int bad_scalings(const SafeFile *file, const SafeTensor *t, bool *bad, Error *err) {
-  const int64_t count = t->shape[0];
+  const int64_t count = (int64_t)((t->end - t->begin) / sizeof(ScalingState));
   *bad = false;
-  if (t->dtype != SAFE_F32 || t->rank != 2 || t->shape[1] != SCALING_FLOATS)
+  if (t->dtype != SAFE_F32 || t->rank == 0 || t->shape[t->rank - 1] != SCALING_FLOATS)
     return 0; // refused for its shape
   ScalingState *states = xcalloc((size_t)count + 1, sizeof *states);
-  const int status = content_read(file, t, states, err);
+  const int status = content_read(file, t, 0, (size_t)count * sizeof *states, states, err);
   for (int64_t row = 0; row < count && status == 0; row++) *bad |= bad_scaling(&states[row]);
   free(states);
   return status;
 }
 
-static bool is_scalings(const SafeTensor *t) {
-  return name_ends_with(t->name, SCALINGS) != 0;
+bool is_scaling(const SafeTensor *t) {
+  return name_ends_with(t->name, SCALINGS) || strstr(t->name, SCALINGS ".");
 }
 
 static bool is_tested(const SafeTensor *t) {
-  return (t->dtype == SAFE_F32 || t->dtype == SAFE_BF16 || t->dtype == SAFE_F16) && !is_scalings(t);
+  return (t->dtype == SAFE_F32 || t->dtype == SAFE_BF16 || t->dtype == SAFE_F16) && !is_scaling(t);
 }
 
 // Of bytes [at, end) of the file, which lie in `portion`, the elements that begin there.
@@ -149,7 +149,7 @@ static int check_file(SafeFile *file, const Piece *pieces, size_t count, const F
     if (pieces[i].bad) return refuse_value(&pieces[i], err);
   for (const SafeTensor *t = file->tensors; t < file->tensors + file->count; t++) {
     bool bad = false;
-    if (is_scalings(t) && bad_scalings(file, t, &bad, err) != 0) return -1;
+    if (is_scaling(t) && bad_scalings(file, t, &bad, err) != 0) return -1;
     if (bad)
       return error_set(err, "'%s': the tensor '%.200s' has an impossible FP8 scale or history",
                        file->path, t->name);
@@ -258,10 +258,10 @@ static int copy_bytes(const SafeFile *file, uint64_t at, size_t bytes, unsigned 
   return 0;
 }
 
-int content_read(const SafeFile *file, const SafeTensor *t, void *to, Error *err) {
+int content_read(const SafeFile *file, const SafeTensor *t, size_t at, size_t bytes, void *to,
+                 Error *err) {
   unsigned char *room = xmalloc(CONTENT_ROOM);
-  const int status =
-      copy_bytes(file, file->start + t->begin, (size_t)(t->end - t->begin), to, room, err);
+  const int status = copy_bytes(file, file->start + t->begin + at, bytes, to, room, err);
   free(room);
   return status;
 }

@@ -10,7 +10,8 @@
 #include "model/tensors.h"
 
 #define OPTIMIZER_FILE "optimizer.safetensors"
-// Behind the name of a precision: a tensor of optimizer.safetensors, a ScalingState a row.
+// Behind the name of a precision, in optimizer.safetensors: "fp8.scalings.NAME" of each scaling_name
+// is a ScalingState. Older versions wrote all in one tensor, "fp8.scalings", a row each by position.
 #define SCALINGS ".scalings"
 enum { SCALING_FLOATS = sizeof(ScalingState) / sizeof(float) };
 
@@ -48,8 +49,10 @@ enum { CONTENT_ROOM = 2 * (SAFE_PORTION + SAFE_SLACK) };
 int content_visit(const SafeFile *file, const SafeTensor *t, unsigned char *rooms,
                   void (*visit)(void *context, const unsigned char *from, ContentPart part),
                   void *context, Error *err);
-// All bytes of a small tensor.
-int content_read(const SafeFile *file, const SafeTensor *t, void *to, Error *err);
+// Bytes [at, at + bytes) of a small tensor.
+int content_read(const SafeFile *file, const SafeTensor *t, size_t at, size_t bytes, void *to,
+                 Error *err);
+bool is_scaling(const SafeTensor *t); // one of FP8, or all of them
 // Whether two tensors have the same dtype and bytes.
 int content_equal(const SafeFile *a, const SafeTensor *s, const SafeFile *b, const SafeTensor *t,
                   bool *equal, Error *err);
@@ -77,15 +80,13 @@ typedef struct TensorList {
   SafeTensor *tensors; // [count] name, shape and dtype
   HfTensor *hf;        // [count] the same as the model knows them
   StatePart *values;   // [count] which values of its parameter it is a part of
-  bool scalings;       // tensors[count], behind them, is scalings_tensor
+  int scalings;        // tensors[count], behind them, are the FP8 scalings
 } TensorList;
 // muon: the run's (RunShape). dtype: of weights; the others are F32.
 void tensor_list_make(TensorList *list, const ModelConfig *model, bool muon, TensorSet set,
                       SafeDtype dtype);
 void tensor_list_free(TensorList *list);
-// The FP8 scalings of a run of this shape, [scaling_count] of ScalingState; its name is the
-// caller's.
-SafeTensor scalings_tensor(const ModelConfig *model);
+void tensor_list_add_scalings(TensorList *list, const ModelConfig *model);
 
 // ---- shards.c
 // The files that an index names, each once, in order. Names have no slash.

@@ -51,11 +51,20 @@ void tensor_list_make(TensorList *list, const ModelConfig *model, bool muon, Ten
   free(table);
 }
 
-SafeTensor scalings_tensor(const ModelConfig *model) {
-  return (SafeTensor){.name = xasprintf("%s" SCALINGS, precision_name(PRECISION_FP8)),
-                      .dtype = SAFE_F32,
-                      .rank = 2,
-                      .shape = {scaling_count(model), SCALING_FLOATS}};
+static PathText scalings_name(void) {
+  return path_text("%s" SCALINGS, precision_name(PRECISION_FP8));
+}
+
+void tensor_list_add_scalings(TensorList *list, const ModelConfig *model) {
+  list->scalings = scaling_count(model);
+  const size_t all = (size_t)(list->count + list->scalings);
+  list->tensors = xrealloc(list->tensors, all * sizeof *list->tensors);
+  for (int i = 0; i < list->scalings; i++)
+    list->tensors[list->count + i] =
+        (SafeTensor){.name = xasprintf("%s.%s", scalings_name().text, scaling_name(model, i).text),
+                     .dtype = SAFE_F32,
+                     .rank = 1,
+                     .shape = {SCALING_FLOATS}};
 }
 
 void tensor_list_free(TensorList *list) {
@@ -107,15 +116,26 @@ static int check_tensor(const Wanted *w, int i, Error *err) {
                    w->list.set == WEIGHTS ? "F32, BF16 or F16" : "F32");
 }
 
+// One of this precision must be a scaling of this model; those of others are of no interest.
 static int check_scalings(const Wanted *w, const SafeTensor *t, Error *err) {
-  const SafeTensor wanted = scalings_tensor(w->model);
-  const ShapeText shape = safetensors_shape_text(&wanted);
-  free(wanted.name);
-  if (t->dtype == SAFE_F32 && strcmp(safetensors_shape_text(t).text, shape.text) == 0) return 0;
-  return error_set(err,
-                   "'%s': the tensor '%.200s' has the shape %s, but this model's FP8 scalings have "
-                   "%s, F32",
-                   w->name.text, t->name, safetensors_shape_text(t).text, shape.text);
+  const int count = w->list.scalings;
+  const SafeTensor *names = w->list.tensors + w->list.count;
+  const PathText all = scalings_name();
+  const size_t length = strlen(all.text);
+  if (strncmp(t->name, all.text, length) != 0) return 0;
+  const SafeTensor whole = {.rank = 2, .shape = {count, SCALING_FLOATS}},
+                   one = {.rank = 1, .shape = {SCALING_FLOATS}};
+  const ShapeText shape = safetensors_shape_text(t->name[length] ? &one : &whole);
+  if (t->dtype != SAFE_F32 || strcmp(safetensors_shape_text(t).text, shape.text) != 0)
+    return error_set(err,
+                     "'%s': the tensor '%.200s' has the shape %s, but this model's FP8 scalings "
+                     "have %s, F32",
+                     w->name.text, t->name, safetensors_shape_text(t).text, shape.text);
+  int i = t->name[length] ? 0 : count;
+  while (i < count && strcmp(t->name, names[i].name) != 0) i++;
+  if (i < count || !t->name[length]) return 0;
+  return error_set(err, "'%s' has the FP8 scaling '%.200s', for which this model has no place",
+                   w->name.text, t->name);
 }
 
 static const SafeFile *file_of(const Wanted *w, const SafeTensor *t) {
@@ -128,7 +148,7 @@ static const SafeFile *file_of(const Wanted *w, const SafeTensor *t) {
 static int check_extra(const Wanted *w, const SafeTensor *t, Error *err) {
   // Buffers that older versions of transformers saved; they follow from rope_theta.
   if (name_ends_with(t->name, ".rotary_emb.inv_freq")) return 0;
-  if (w->list.set != WEIGHTS && name_ends_with(t->name, SCALINGS)) return check_scalings(w, t, err);
+  if (w->list.set != WEIGHTS && is_scaling(t)) return check_scalings(w, t, err);
   if (find_tensor(w, t->name) != t)
     return error_set(err, "'%s': two shards have the tensor '%.200s'", w->name.text, t->name);
   if (w->list.set != WEIGHTS || !w->model->tie_word_embeddings ||
@@ -178,6 +198,7 @@ static int wanted_open(Wanted *w, const SafeFile *files, int count, const ModelC
   *w = (Wanted){.model = model, .files = files, .count = count};
   w->name = count == 1 ? path_text("%s", files->path) : path_parent(files->path);
   tensor_list_make(&w->list, model, muon, set == MOMENTS ? set_of(files) : set, SAFE_F32);
+  if (set != WEIGHTS) tensor_list_add_scalings(&w->list, model);
   w->sources = xcalloc((size_t)w->list.count, sizeof *w->sources);
   return check_files(w, err);
 }
@@ -261,20 +282,39 @@ static int load_values(const Wanted *w, const Llama *llama, Error *err) {
   return status;
 }
 
+// The scaling of this name; where there is none, that of this position in the older form.
+static int read_scaling(const Wanted *w, int i, const SafeTensor *all, ScalingState *state,
+                        Error *err) {
+  const SafeTensor *found = find_tensor(w, w->list.tensors[w->list.count + i].name);
+  if (found) return content_read(file_of(w, found), found, 0, sizeof *state, state, err);
+  if (all)
+    return content_read(file_of(w, all), all, (size_t)i * sizeof *state, sizeof *state, state, err);
+  *state = (ScalingState){0};
+  return 0;
+}
+
+static bool has_scalings(const Wanted *w) {
+  const size_t length = strlen(scalings_name().text);
+  for (const SafeFile *file = w->files; file < w->files + w->count; file++)
+    for (const SafeTensor *t = file->tensors; t < file->tensors + file->count; t++)
+      if (strncmp(t->name, scalings_name().text, length) == 0) return true;
+  return false;
+}
+
 // In fresh memory; NULL where there are none of this precision.
 static int read_scalings(const Wanted *w, const Llama *llama, ScalingState **states, Error *err) {
-  const SafeTensor wanted = scalings_tensor(w->model);
-  const SafeTensor *found = find_tensor(w, wanted.name);
-  const int count = (int)wanted.shape[0];
-  free(wanted.name);
+  const int count = w->list.scalings;
+  const SafeTensor *all = find_tensor(w, scalings_name().text);
+  int status = 0;
   *states = NULL;
-  if (!found) return 0;
+  if (!has_scalings(w)) return 0;
   *states = xcalloc((size_t)count, sizeof **states);
-  int status = content_read(file_of(w, found), found, *states, err);
-  for (int i = 0; i < count && status == 0; i++)
-    if ((*states)[i].scale == 0 && scaling_used(&llama->config, i))
-      status = error_set(err, "'%s': the tensor '%.200s' has a scale of 0 for the %s", w->name.text,
-                         found->name, scaling_name(w->model, i).text);
+  for (int i = 0; i < count && status == 0; i++) {
+    status = read_scaling(w, i, all, &(*states)[i], err);
+    if (status == 0 && (*states)[i].scale == 0 && scaling_used(&llama->config, i))
+      status = error_set(err, "'%s': '%s' has a scale of 0 for the %s, or none", w->name.text,
+                         scalings_name().text, scaling_name(w->model, i).text);
+  }
   return status;
 }
 

@@ -133,8 +133,7 @@ static int write_optimizer(const char *folder, const StateSource *source, const 
   const Llama *llama = source->llama;
   TensorList list;
   tensor_list_make(&list, &llama->config, llama->shape.muon, optimizer_set(config), SAFE_F32);
-  list.scalings = source->scalings != NULL;
-  if (list.scalings) list.tensors[list.count] = scalings_tensor(&llama->config);
+  if (source->scalings) tensor_list_add_scalings(&list, &llama->config);
   const int status = write_tensors(folder, OPTIMIZER_FILE, source, &list, 0, list.count, sums, err);
   tensor_list_free(&list);
   return status;

@@ -1,6 +1,6 @@
 // The FP8 scalings of a run in its checkpoints: what is saved comes back, of the same precision
 // alone, and nothing else takes their place.
-#include "data/safetensors.h"
+#include "model/checkpoint/files.h"
 #include "model/tensors.h"
 #include "tests/support/safe_values.h"
 #include "tests/support/test.h"
@@ -84,8 +84,8 @@ TEST(other_scalings_are_passed_over) {
   }
 }
 
-// The same file with the scalings in another shape, as another dtype, or with other values; NULL:
-// zeros.
+// The same file in the older form, one tensor: with the scalings in another shape, as another dtype,
+// or with other values; NULL: zeros.
 static void replace_scalings(const TinyTest *t, SafeDtype dtype, int64_t rows, int64_t cols,
                              const ScalingState *states) {
   Error err = {""};
@@ -93,16 +93,16 @@ static void replace_scalings(const TinyTest *t, SafeDtype dtype, int64_t rows, i
   SafeWriter w;
   char *path = xasprintf("%s/latest/optimizer.safetensors", t->dir);
   safe_open(&file, path);
+  int others = 0;
   SafeTensor *list = xcalloc((size_t)file.count, sizeof *list);
-  memcpy(list, file.tensors, (size_t)file.count * sizeof *list);
-  SafeTensor *last = &list[file.count - 1];
-  assert_string_equal(last->name, "fp8.scalings");
-  last->dtype = dtype;
-  last->shape[0] = rows;
-  last->shape[1] = cols;
+  for (const SafeTensor *s = file.tensors; s < file.tensors + file.count; s++)
+    if (!is_scaling(s)) list[others++] = *s;
+  SafeTensor *last = &list[others];
+  *last = (SafeTensor){
+      .name = (char[]){"fp8.scalings"}, .dtype = dtype, .rank = 2, .shape = {rows, cols}};
   char *other = xasprintf("%s.other", path);
-  must(safetensors_create(&w, other, file.step, file.count, list, &err), &err);
-  for (int i = 0; i + 1 < file.count; i++)
+  must(safetensors_create(&w, other, file.step, others + 1, list, &err), &err);
+  for (int i = 0; i < others; i++)
     must(safetensors_append(&w, list[i].data, list[i].end - list[i].begin, &err), &err);
   uint64_t bytes;
   must(safetensors_bytes(last, &bytes, &err), &err);
@@ -170,5 +170,58 @@ TEST(scales_that_cannot_be_are_refused_before_anything_is_written) {
   must(load_with(&t, never, -1, 0, &err), &err);
   must(load_with(&t, used, SCALE_HISTORY, 0, &err), &err);
   assert_int_equal(written, 2);
+  tiny_test_close(&t);
+}
+
+// ---- By name
+
+// The same file with its tensors from the last to the first, and `name` in place of a scaling's.
+static void reverse(const TinyTest *t, const char *instead_of, const char *name) {
+  Error err = {""};
+  SafeFile file;
+  SafeWriter w;
+  const PathText path = path_text("%s/latest/optimizer.safetensors", t->dir),
+                 other = path_text("%s.other", path.text);
+  safe_open(&file, path.text);
+  SafeTensor *list = xcalloc((size_t)file.count, sizeof *list);
+  for (int i = 0; i < file.count; i++) {
+    list[i] = file.tensors[file.count - 1 - i];
+    if (strcmp(list[i].name, instead_of) == 0) list[i].name = (char *)(uintptr_t)name;
+  }
+  must(safetensors_create(&w, other.text, file.step, file.count, list, &err), &err);
+  for (int i = 0; i < file.count; i++)
+    must(safetensors_append(&w, list[i].data, list[i].end - list[i].begin, &err), &err);
+  must(safetensors_finish(&w, &err), &err);
+  safetensors_close(&file);
+  free(list);
+  must(path_rename(other.text, path.text, &err), &err);
+  tiny_test_sign(t, "latest", 7);
+}
+
+TEST(every_scaling_has_a_name_of_its_own) {
+  TinyTest t = test_open(true, true, true);
+  for (int i = 0; i < count; i++)
+    for (int j = 0; j < i; j++)
+      assert_string_not_equal(scaling_name(&t.run.config.model, i).text,
+                              scaling_name(&t.run.config.model, j).text);
+  tiny_test_close(&t);
+}
+
+TEST(scalings_are_known_by_name_and_not_by_position) {
+  TinyTest t = test_open(true, true, true);
+  ScalingState expected[MOST];
+  memcpy(expected, kept, sizeof kept);
+  memset(kept, 0, sizeof kept);
+  reverse(&t, "", "");
+  must(load(&t, true, &err), &err);
+  assert_int_equal(written, 1);
+  assert_memory_equal(kept, expected, (size_t)count * sizeof *kept);
+  tiny_run_fill(&t.loaded, 2);
+  reverse(&t, "fp8.scalings.y of layer 0", "fp8.scalings.w of layer 0");
+  expect_error(load(&t, true, &err), &err, "'fp8.scalings.w of layer 0', for which this model has");
+  reverse(&t, "fp8.scalings.w of layer 0", "fp4.scalings.y of layer 0"); // of another precision
+  expect_error(load(&t, true, &err), &err, "a scale of 0 for the y of layer 0, or none");
+  assert_int_equal(tiny_run_differs(&t.loaded, 2), 0);
+  assert_int_equal(written, 1);
   tiny_test_close(&t);
 }
