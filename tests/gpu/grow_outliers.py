@@ -11,8 +11,6 @@ import os
 import struct
 import sys
 
-HISTORY_AT, FLOATS = 1, 17  # a scaling in a checkpoint: scale, then the history (kernels/ops.h)
-
 
 def header(file):
     (size,) = struct.unpack("<Q", file.read(8))
@@ -52,17 +50,11 @@ def grow(folder, layer, factor):
 
 
 def largest_y(folder, layers):
-    kinds, y = 8, 4  # SCALING_KINDS, SCALING_Y of model/scalings.h; the last layer has three
     with open(f"{folder}/optimizer.safetensors", "rb") as file:
         entries, start = header(file)
-        name = next(n for n in entries if n.endswith(".scalings"))
-        count, floats = entries[name]["shape"]
-        assert floats == FLOATS, f"a scaling has {floats} floats, not {FLOATS}"
-        values = read(file, start, entries[name])
-    first = count - layers * kinds - 3
-    for layer in range(layers):
-        at = (first + layer * kinds + y) * FLOATS
-        print(f"{max(values[at + HISTORY_AT:at + FLOATS]):g}", end=" ")
+        for layer in range(layers):
+            values = read(file, start, entries[f"fp8.scalings.y of layer {layer}"])
+            print(f"{max(values[1:]):g}", end=" ")  # the scale, then the history (kernels/ops.h)
     print()
 
 
