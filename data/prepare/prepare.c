@@ -45,7 +45,7 @@ static const char HELP[] =
     "  --text               every file is plain text, also JSON\n"
     "  --skip-bad           pass over lines without a document, and count them\n"
     "  --separator TEXT     stands between documents in a text file, as <|endoftext|> does\n"
-    "  --val PATH...        these are for validation, and no part of the others\n"
+    "  --val PATH...        all paths behind it are for validation, and no part of the others\n"
     "  --val-fraction F     part kept for validation, from 0 (none) to below 1 (0.1)\n"
     "  --seed N             chooses the documents for validation (0)\n"
     "  --shard-tokens N     tokens in a file at most (1000000000)\n"
@@ -176,6 +176,8 @@ static void fill_defaults(PrepareOptions *p) {
 
 static int check_arguments(Command *c, Error *err) {
   PrepareOptions *p = &c->prepare;
+  if (p->path_count == 0 && p->val_count > 0)
+    return error_set(err, "every path stands behind --val: put those to train on in front of it");
   if (p->path_count == 0)
     return error_set(err, "name the text files, folders or JSON lines to prepare, as in "
                           "'./prepare --out data/mine my.txt': --help says more");

@@ -134,7 +134,7 @@ runs --out all --val-fraction 0 many.jsonl
 holds a_fraction_of_0_keeps_nothing_for_validation "$(seq -f '[<%g>]' 1 300 | tr -d '\n')" all/*.bin
 check then_there_is_no_file_for_it "$(cat stdout)" grep -q '^config .*"train": "all/train-\*.bin"}, and' stdout
 refuses no_path_behind_val_is_refused '--val needs files or folders behind it' text --val
-refuses no_path_but_those_of_val_is_refused './prepare --out data/mine my.txt' --val text
+refuses no_path_but_those_of_val_is_refused 'put those to train on in front of it' --val text many.jsonl
 echo '{"text": ""}' >blank.text
 refuses no_text_for_validation_is_refused "there is no text in what --val names: 'blank.text'" many.jsonl --val blank.text
 
