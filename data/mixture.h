@@ -1,5 +1,5 @@
 // What data.train may be: a path, or a JSON list of paths, which are one source of windows; or a
-// list of {"path": ..., "weight": ...}, each of which is a source with its share of the tokens.
+// list of {"path": ..., "weight": ...}, each of which is a source with its share of the windows.
 #pragma once
 #include <stdbool.h>
 #include <stdint.h>

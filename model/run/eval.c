@@ -145,7 +145,9 @@ static int open_data(Evaluation *e, Error *err) {
   e->T = least(least(e->args->length > 0 ? e->args->length : DEFAULT_LENGTH, positions), longest);
   if (!ends || documents == DOCUMENTS_JOIN) documents = DOCUMENTS_FILES;
   if (open_loader(e, e->T, documents, err) != 0) return -1;
-  return loader_check(e->loader, e->trained.model.vocab_size, err);
+  const int status = loader_check(e->loader, e->trained.model.vocab_size, err);
+  if (status == 1) error_append(err, ": make token files with the model's own tokenizer");
+  return status == 0 ? 0 : -1;
 }
 
 // ---- The model
@@ -172,7 +174,7 @@ static int read_batch(Evaluation *e, int64_t first, int64_t windows, Error *err)
     if (loader_window(e->loader, (uint64_t)(first + row), row, &e->batch, err) != 0) return -1;
   for (int64_t row = windows; row < e->B; row++)
     batch_pad(&e->batch, row * e->T, e->T, e->loader->packed);
-  return loader_look(e->loader, err);
+  return 0;
 }
 
 static double sum_of_losses(Evaluation *e) {
