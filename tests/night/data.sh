@@ -91,6 +91,12 @@ names_file() { # FILE FOLDER
   grep -qF "${1%.*}" "$folder/said.err" || fault "'$1' is not named: $(cat "$folder/said.err")" "$2"
 }
 
+# Whether nobody can tell what the file was before it was read: one without any checksum, and a whole other file that is put
+# in the place of one that nothing stands beside.
+unknown() { # KIND HOW
+  [ "$1" = bare ] || [ "$1 $2" = 'alone copy' ]
+}
+
 disturb_run() { # KIND MOMENT HOW FILE
   local run=$folder/run whole=$folder/whole-$1 process status differs
   rm -rf "$run"
@@ -98,8 +104,7 @@ disturb_run() { # KIND MOMENT HOW FILE
   "$TRAIN" "$config" "${options[@]}" "output.dir=$run" >"$folder/said" 2>"$folder/said.err" </dev/null &
   process=$!
   if [ "$2" != before ]; then
-    # Of files without any checksum only what a run has read can be known.
-    [ "$1" != bare ] || wait_for '"kind":"start"' "$run/log.jsonl" "$process"
+    ! unknown "$1" "$3" || wait_for '"kind":"start"' "$run/log.jsonl" "$process"
     wait_until "$2" "${took[$1]}"
     overwrite "$4" "$3"
   fi
@@ -139,8 +144,7 @@ while time_left && { [ "$trials" = 0 ] || [ $done -lt "$trials" ]; }; do
   kind=$(pick "${kinds[@]}") what=$(pick run run run eval)
   moment=$(pick before 'any moment' 'any moment' 'last part' 'last part')
   how=$(pick write 'write, time put back' 'write, time put back' mmap mmap copy cut)
-  # Nobody knows what files without a checksum were before they were read.
-  [ "$kind" != bare ] || { [ "$what" = run ] && [ "$moment" != before ]; } || continue
+  ! unknown "$kind" "$how" || { [ "$what" = run ] && [ "$moment" != before ]; } || continue
   rm -rf "$folder/data" && cp -r "$folder/kept/$kind" "$folder/data"
   mapfile -t files < <(cd "$folder/data" && ls train-* val-*.bin)
   [ "$what" = run ] || mapfile -t files < <(cd "$folder/data" && ls train-*)
