@@ -132,32 +132,40 @@ static int open_sources(Loader *loader, Error *err) {
 
 // ---- The check of all tokens
 
-// Once a second has passed. This file is read whole, and so may others be.
-static void tell_of_reading(const Loader *loader, const TokenFile *file, double ms) {
+static void tell_of_reading(const TokenFile *file, uint64_t bytes) {
   fprintf(stderr,
-          "'%s' has no checksums of its blocks: each start reads such files whole, so far %.1f s "
-          "for %d of %d; the datasets of ./prepare --out FOLDER have them\n",
-          file->path, ms / 1e3, (int)(file - loader->files) + 1, loader->file_count);
+          "each start reads %s of token files whole, such as '%s': they have no checksums of their "
+          "blocks; the datasets of ./prepare --out FOLDER have them\n",
+          size_text(bytes).text, file->path);
+}
+
+// Before the first of a GB of files that are read whole, or once that took a second.
+static int read_facts(Loader *loader, Error *err) {
+  enum { MUCH = 1 << 30 };
+  const double start = now_ms();
+  uint64_t bytes = 0;
+  bool told = false;
+  for (const TokenFile *f = loader->files; f < loader->files + loader->file_count; f++)
+    if (tokens_unchecked(f)) bytes += (uint64_t)(f->count * f->token_bytes);
+  for (int i = 0; i < loader->file_count; i++) {
+    TokenFile *file = &loader->files[i];
+    const bool whole = tokens_unchecked(file);
+    if (whole && !told && (bytes > MUCH || now_ms() - start > 1000)) {
+      tell_of_reading(file, bytes);
+      told = true;
+    }
+    if (tokens_check(file, &loader->facts[i], err) != 0) return -1;
+    if (file->tokenizer == 0)
+      loader->checksum = rng_u64(loader->checksum, loader->facts[i].checksum);
+  }
+  return 0;
 }
 
 int loader_check(Loader *loader, int64_t vocab_size, Error *err) {
-  const double start = now_ms();
-  bool told = false;
   assert(!loader->facts && vocab_size > 0);
   loader->config.vocab_size = vocab_size;
   loader->facts = xcalloc((size_t)loader->file_count, sizeof *loader->facts);
-  for (int f = 0; f < loader->file_count; f++) {
-    TokenFile *file = &loader->files[f];
-    const bool whole = tokens_unchecked(file);
-    if (tokens_check(file, &loader->facts[f], err) != 0) return -1;
-    if (file->tokenizer == 0)
-      loader->checksum = rng_u64(loader->checksum, loader->facts[f].checksum);
-    const double ms = now_ms() - start;
-    if (whole && !told && ms > 1000) {
-      told = true;
-      tell_of_reading(loader, file, ms);
-    }
-  }
+  if (read_facts(loader, err) != 0) return -1;
   for (int f = 0; f < loader->file_count; f++) {
     const uint32_t id = loader->facts[f].largest;
     if ((int64_t)id < vocab_size) continue;

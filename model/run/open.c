@@ -145,9 +145,9 @@ int run_tokenizer(Tokenizer **tokenizer, const Config *config, const Loader *tra
 }
 
 // Advice that works: weights fix the vocabulary, and so does the tokenizer of the files.
-static int advise_ids(const Run *run, const Loader *loader, Error *err) {
+static int advise_ids(const Run *run, int64_t id, Error *err) {
   const TokenizerFacts *facts = run->tokenizer ? tokenizer_facts(run->tokenizer) : NULL;
-  const int64_t id = loader_largest(loader), ids = facts ? facts->vocab_size : id + 1;
+  const int64_t ids = facts ? facts->vocab_size : id + 1;
   if (id >= ids)
     error_append(err, ", and the tokenizer '%s' only 0 to %" PRId64, facts->name, ids - 1);
   if (run->start.path[0] != '\0')
@@ -160,9 +160,20 @@ static int advise_ids(const Run *run, const Loader *loader, Error *err) {
   return -1;
 }
 
-static int check_ids(const Run *run, Loader *loader, Error *err) {
-  const int status = loader_check(loader, run->config.model.vocab_size, err);
-  return status == 1 ? advise_ids(run, loader, err) : status;
+// Knows the ids of all files before it advises.
+static int check_ids(const Run *run, Error *err) {
+  Loader *const loaders[] = {run->train_data, run->val_data};
+  int64_t largest = 0;
+  Error beyond = {""};
+  for (int i = 0; i < 2 && loaders[i]; i++) {
+    const int status = loader_check(loaders[i], run->config.model.vocab_size, err);
+    if (status < 0) return -1;
+    if (status > 0 && beyond.text[0] == '\0') beyond = *err;
+    if (loader_largest(loaders[i]) > largest) largest = loader_largest(loaders[i]);
+  }
+  if (beyond.text[0] == '\0') return 0;
+  *err = beyond;
+  return advise_ids(run, largest, err);
 }
 
 // ---- The checkpoint or weights that a run starts from
@@ -300,11 +311,11 @@ static int check_data(Run *run, Error *err) {
 // Reads what is not known of the token files yet.
 static int check_tokens(Run *run, Error *err) {
   const uint64_t was = run->state.tokens;
-  if (check_ids(run, run->train_data, err) != 0) return -1;
+  if (check_ids(run, err) != 0) return -1;
   run->state.tokens = run->train_data->checksum;
   if (was != 0 && was != run->state.tokens && !run->config.train.resume_allow_changes)
     return refuse_tokens(run, err);
-  return run->val_data ? check_ids(run, run->val_data, err) : 0;
+  return 0;
 }
 
 // Losses on other windows cannot be compared: the best one is forgotten.
