@@ -1,5 +1,5 @@
-// NAME.docs beside NAME.bin says where the documents of the token file end, which of its tokens count
-// as targets, and what its tokens are. All numbers are little-endian:
+// NAME.docs beside NAME.bin says where the documents of the token file end, which of its tokens
+// count as targets, and what its tokens are. All numbers are little-endian:
 //
 //   uint32  DOCUMENTS_MAGIC, DOCUMENTS_VERSION
 //   uint64  tokens in the token file, XXH3-64 of their bytes, documents
@@ -24,7 +24,7 @@
 #define DOCUMENTS_ENDING ".docs"
 enum { DOCUMENTS_MAGIC = 0x73636f64, DOCUMENTS_VERSION = 2, DOCUMENTS_HEADER_BYTES = 48 }; // "docs"
 
-// A window reads whole blocks: larger ones cost time, smaller ones memory (README.md, "Token files").
+// A window reads whole blocks: larger ones take time, smaller ones memory (data/README.md).
 enum { BLOCK_TOKENS = 4096 };
 static inline int64_t token_blocks(int64_t tokens) {
   return (tokens + BLOCK_TOKENS - 1) / BLOCK_TOKENS;

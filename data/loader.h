@@ -55,8 +55,8 @@ typedef struct Loader {
 Loader *loader_open(const LoaderConfig *config, Error *err); // NULL on error
 // Comes once, before the first window. From here on windows have only the tokens that the files had
 // now. Files without checksums of their blocks are read whole; a line on standard error says so if
-// they have more than a GB or take longer than a second. 1 if an id is not below vocab_size: the message says which, and
-// the caller adds what to do. -1 on other errors.
+// they have more than a GB or take longer than a second. 1 if an id is not below vocab_size: the
+// message says which, and the caller adds what to do. -1 on other errors.
 int loader_check(Loader *loader, int64_t vocab_size, Error *err);
 uint32_t loader_largest(const Loader *loader); // id in any of its files, after loader_check
 // The first file that both loaders have, by what it holds; NULL if there is none. Both are checked.

@@ -1,9 +1,9 @@
 // state.json and run.json of a checkpoint. Counters are whole numbers; `sequences`, `tokenizer`,
-// `data`, `validation` and `tokens`, which may use all 64 bits, are strings of digits; best_val_loss
-// is null until there is one; `tokenizer`, `data`, `validation`, `tokens` and `backend` are missing
-// where they are not known; `optimizer`, false, is there where the checkpoint is the model alone; `sources` where
-// data are mixed. Version 1, which had no `data` and `backend`, is read, too, and so is the
-// `schedule` of older versions, which is ignored.
+// `data`, `validation` and `tokens`, which may use all 64 bits, are strings of digits;
+// best_val_loss is null until there is one; `tokenizer`, `data`, `validation`, `tokens` and
+// `backend` are missing where they are not known; `optimizer`, false, is there where the checkpoint
+// is the model alone; `sources` where data are mixed. Version 1, which had no `data` and `backend`,
+// is read, too, and so is the `schedule` of older versions, which is ignored.
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
