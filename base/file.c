@@ -47,17 +47,6 @@ int file_read_at(int fd, const char *path, uint64_t offset, void *data, size_t b
   return 0;
 }
 
-struct timespec file_time(int fd) {
-  struct stat st;
-  return fstat(fd, &st) == 0 ? st.st_mtim : (struct timespec){0};
-}
-
-bool file_replaced(int fd, const char *path) {
-  struct stat mine, named;
-  return fstat(fd, &mine) == 0 &&
-         (stat(path, &named) != 0 || named.st_ino != mine.st_ino || named.st_dev != mine.st_dev);
-}
-
 int file_read(const char *path, size_t max_bytes, char **data, size_t *bytes, Error *err) {
   const int fd = file_open(path, bytes, err);
   if (fd < 0) return -1;

@@ -4,7 +4,6 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
-#include <time.h>
 #include "base/error.h"
 
 // A regular file to read from: its descriptor, or -1. A pipe or a device is refused, never waited
@@ -12,13 +11,6 @@
 int file_open(const char *path, size_t *bytes, Error *err);
 // Its bytes [offset, offset + bytes). A file that became shorter is an error.
 int file_read_at(int fd, const char *path, uint64_t offset, void *data, size_t bytes, Error *err);
-// When the open file was last written to; zeros where the system does not say.
-struct timespec file_time(int fd);
-static inline bool time_equal(struct timespec a, struct timespec b) {
-  return a.tv_sec == b.tv_sec && a.tv_nsec == b.tv_nsec;
-}
-// True if its name belongs to another file by now, or to none.
-bool file_replaced(int fd, const char *path);
 // Reads a whole file of at most max_bytes into fresh memory with a NUL appended (not counted in
 // *bytes).
 int file_read(const char *path, size_t max_bytes, char **data, size_t *bytes, Error *err);

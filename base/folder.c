@@ -73,7 +73,7 @@ static int list_folder(FolderList *list, const char *path, Error *err) {
 
 static bool same_file(const FolderFile *a, const FolderFile *b) {
   return strcmp(a->name, b->name) == 0 && a->inode == b->inode && a->bytes == b->bytes &&
-         time_equal(a->time, b->time);
+         a->time.tv_sec == b->time.tv_sec && a->time.tv_nsec == b->time.tv_nsec;
 }
 
 // The name of the first file that is in one of them alone, or differs; NULL: they are equal.

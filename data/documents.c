@@ -15,11 +15,13 @@
 typedef struct Header {
   uint32_t magic, version;
   uint64_t tokens, tokens_checksum, documents;
-  uint32_t masked, zero;
+  uint32_t masked, largest;
   uint64_t checksum;
 } Header;
 
 _Static_assert(sizeof(Header) == DOCUMENTS_HEADER_BYTES, "the header has no padding");
+
+enum { DOCUMENTS_BLOCK = 8 << 10 };
 
 static PathText documents_path(const char *token_file) {
   const int cut = name_ends_with(token_file, ".bin") ? 4 : 0;
@@ -32,10 +34,29 @@ static size_t mask_size(uint64_t tokens) {
 
 // ---- Reading
 
+// Sections of the file, as a header says. Offsets are from its end.
+typedef struct Layout {
+  size_t mask, blocks, end; // where they begin, and where the file ends
+} Layout;
+
+static Layout layout_of(const Header *h) {
+  Layout l = {.mask = (size_t)h->documents * sizeof(uint32_t)};
+  l.blocks = l.mask + (h->masked ? mask_size(h->tokens) : 0);
+  l.end = l.blocks;
+  if (h->version > 1) l.end += (size_t)token_blocks((int64_t)h->tokens) * sizeof(uint64_t);
+  return l;
+}
+
+// Bytes behind the header. They are compared with the checksums of the blocks once those are there.
 static int read_at(const Documents *d, size_t offset, void *to, size_t bytes, Error *err) {
-  if (d->fd >= 0) return file_read_at(d->fd, d->path, offset, to, bytes, err);
-  memcpy(to, d->memory + offset, bytes);
-  return 0;
+  const Blocks blocks = {.fd = d->fd,
+                         .memory = d->memory ? d->memory + sizeof(Header) : NULL,
+                         .path = d->path,
+                         .base = sizeof(Header),
+                         .bytes = d->size - sizeof(Header),
+                         .block = DOCUMENTS_BLOCK,
+                         .sums = d->sums.sums};
+  return blocks_read(&blocks, offset, bytes, to, err);
 }
 
 static int check_header(const Documents *d, const Header *h, Error *err) {
@@ -44,8 +65,8 @@ static int check_header(const Documents *d, const Header *h, Error *err) {
                      "'%s' does not hold the ends of documents: its first number is %" PRIu32
                      ", not %d; remove it, and the file beside it counts as one document",
                      d->path, h->magic, DOCUMENTS_MAGIC);
-  if (h->version != DOCUMENTS_VERSION)
-    return error_set(err, "'%s' has the version %" PRIu32 ", but only %d is known", d->path,
+  if (h->version < 1 || h->version > DOCUMENTS_VERSION)
+    return error_set(err, "'%s' has the version %" PRIu32 ", but only 1 to %d are known", d->path,
                      h->version, DOCUMENTS_VERSION);
   if (h->tokens > INT32_MAX || h->documents > h->tokens || h->masked > 1 ||
       (h->documents == 0 && h->tokens > 0))
@@ -53,8 +74,7 @@ static int check_header(const Documents *d, const Header *h, Error *err) {
                      "'%s' has a damaged header: %" PRIu64 " documents in %" PRIu64
                      " tokens; make or copy it again",
                      d->path, h->documents, h->tokens);
-  const uint64_t expected = sizeof *h + h->documents * sizeof(uint32_t) +
-                            (h->masked ? (uint64_t)mask_size(h->tokens) : 0);
+  const uint64_t expected = sizeof *h + layout_of(h).end;
   if (d->size == expected) return 0;
   return error_set(err,
                    "'%s' is %s: its header promises %" PRIu64
@@ -64,10 +84,12 @@ static int check_header(const Documents *d, const Header *h, Error *err) {
 
 // The state of a pass over the whole file.
 typedef struct Pass {
-  XXH3_state_t *hash;
-  uint32_t last;    // end
-  int64_t document; // that is not ascending or ends beyond the tokens; -1: none
-  uint32_t end;     // of that one
+  BlockSums sums;           // of the file
+  XXH3_state_t *content;    // of header, ends and mask, as version 1 has them
+  unsigned char *of_tokens; // [blocks of tokens] to be filled
+  uint32_t last;            // end
+  int64_t document;         // that is not ascending or ends beyond the tokens; -1: none
+  uint32_t end;             // of that one
 } Pass;
 
 static void check_ends(Pass *pass, int64_t first, const uint32_t *ends, int64_t count,
@@ -82,26 +104,46 @@ static void check_ends(Pass *pass, int64_t first, const uint32_t *ends, int64_t 
   }
 }
 
+// The hash of a header of version 1 but for its own checksum. Both versions of a file have it, so
+// that a run resumes on either.
+static void begin_content(XXH3_state_t *hash, const Header *h) {
+  Header first = *h;
+  first.version = 1;
+  first.largest = 0;
+  XXH3_64bits_update(hash, &first, offsetof(Header, checksum));
+}
+
+static void take_piece(Pass *pass, const Header *h, const Layout *l, size_t at, const void *piece,
+                       size_t bytes) {
+  block_sums_add(&pass->sums, piece, bytes);
+  if (at < l->blocks) XXH3_64bits_update(pass->content, piece, bytes);
+  if (at < l->mask)
+    check_ends(pass, (int64_t)(at / sizeof(uint32_t)), piece, (int64_t)(bytes / sizeof(uint32_t)),
+               h->tokens);
+  else if (at >= l->blocks)
+    memcpy(pass->of_tokens + (at - l->blocks), piece, bytes);
+}
+
 static int read_content(const Documents *d, const Header *h, Pass *pass, Error *err) {
-  enum { PIECE = 1 << 14 };
+  enum { PIECE = 1 << 12 };
   uint32_t piece[PIECE];
-  const size_t ends = sizeof *h + (size_t)h->documents * sizeof *piece;
-  XXH3_64bits_update(pass->hash, h, offsetof(Header, checksum));
-  for (size_t at = sizeof *h, bytes; at < d->size; at += bytes) {
-    const size_t end = at < ends ? ends : d->size;
+  const Layout l = layout_of(h);
+  block_sums_begin(&pass->sums, DOCUMENTS_BLOCK);
+  block_sums_head(&pass->sums, h, offsetof(Header, checksum));
+  begin_content(pass->content, h);
+  for (size_t at = 0, bytes; at < l.end; at += bytes) {
+    const size_t end = at < l.mask ? l.mask : at < l.blocks ? l.blocks : l.end;
     bytes = end - at < sizeof piece ? end - at : sizeof piece;
     if (read_at(d, at, piece, bytes, err) != 0) return -1;
-    XXH3_64bits_update(pass->hash, piece, bytes);
-    if (at < ends)
-      check_ends(pass, (int64_t)((at - sizeof *h) / sizeof *piece), piece,
-                 (int64_t)(bytes / sizeof *piece), h->tokens);
+    take_piece(pass, h, &l, at, piece, bytes);
   }
+  block_sums_end(&pass->sums);
   return 0;
 }
 
 // A wrong end may only be damage, so the checksum comes first.
 static int judge_content(const Documents *d, const Header *h, const Pass *pass, Error *err) {
-  if (XXH3_64bits_digest(pass->hash) != h->checksum)
+  if (pass->sums.whole != h->checksum)
     return error_set(err,
                      "'%s' is damaged: its bytes are not those that its checksum was made of; "
                      "make or copy it again",
@@ -118,24 +160,36 @@ static int judge_content(const Documents *d, const Header *h, const Pass *pass, 
                                         : "beyond the last");
 }
 
-static int read_all(Documents *d, Error *err) {
-  Header h;
-  if (d->size < sizeof h)
+static int read_header(const Documents *d, Header *h, Error *err) {
+  if (d->size < sizeof *h)
     return error_set(err,
                      "'%s' does not hold the ends of documents: it has %zu bytes, less than the "
                      "header's %zu; make or copy it again",
-                     d->path, d->size, sizeof h);
-  if (read_at(d, 0, &h, sizeof h, err) != 0 || check_header(d, &h, err) != 0) return -1;
-  Pass pass = {.hash = checksum_state(), .document = -1};
+                     d->path, d->size, sizeof *h);
+  if (d->fd >= 0 && file_read_at(d->fd, d->path, 0, h, sizeof *h, err) != 0) return -1;
+  if (d->fd < 0) memcpy(h, d->memory, sizeof *h);
+  return check_header(d, h, err);
+}
+
+static int read_all(Documents *d, Error *err) {
+  Header h;
+  if (read_header(d, &h, err) != 0) return -1;
+  const Layout l = layout_of(&h);
+  Pass pass = {.content = checksum_state(), .document = -1};
+  if (h.version > 1) d->token_sums = xmalloc(l.end - l.blocks + 1);
+  pass.of_tokens = (unsigned char *)d->token_sums;
   int status = read_content(d, &h, &pass, err);
   if (status == 0) status = judge_content(d, &h, &pass, err);
-  XXH3_freeState(pass.hash);
+  d->sums = pass.sums;
+  d->content = XXH3_64bits_digest(pass.content);
+  XXH3_freeState(pass.content);
   if (status != 0) return -1;
   d->count = (int64_t)h.documents;
   d->tokens = (int64_t)h.tokens;
   d->tokens_checksum = h.tokens_checksum;
   d->masked = h.masked;
   d->checksum = h.checksum;
+  d->largest = h.largest;
   return 0;
 }
 
@@ -165,26 +219,26 @@ int documents_open(Documents *d, const char *token_path, int64_t tokens, uint64_
   if (fd < 0) return -1;
   d->fd = fd;
   d->path = xstrdup(path.text);
-  d->time = file_time(fd);
   return read_for(d, tokens, tokens_checksum, err);
 }
 
 void documents_close(Documents *d) {
   if (d->path && d->fd >= 0) close(d->fd);
   free(d->path);
+  free(d->token_sums);
+  block_sums_free(&d->sums);
   *d = (Documents){.fd = -1};
 }
 
 int documents_ends(const Documents *d, int64_t first, int64_t count, uint32_t *ends, Error *err) {
   assert(first >= 0 && count >= 0 && first <= d->count - count);
-  return read_at(d, sizeof(Header) + (size_t)first * sizeof *ends, ends,
-                 (size_t)count * sizeof *ends, err);
+  return read_at(d, (size_t)first * sizeof *ends, ends, (size_t)count * sizeof *ends, err);
 }
 
 int documents_mask(const Documents *d, int64_t first, int64_t count, bool *mask, Error *err) {
   enum { PIECE = 1 << 12 };
   uint8_t bits[PIECE];
-  const size_t at = sizeof(Header) + (size_t)d->count * sizeof(uint32_t);
+  const size_t at = (size_t)d->count * sizeof(uint32_t);
   assert(first >= 0 && count >= 0 && first <= d->tokens - count);
   for (int64_t i = 0; i < count && !d->masked; i++) mask[i] = true;
   for (int64_t done = 0, n; d->masked && done < count; done += n) {
@@ -197,21 +251,8 @@ int documents_mask(const Documents *d, int64_t first, int64_t count, bool *mask,
   return 0;
 }
 
-int documents_check(Documents *d, Error *err) {
-  struct stat st;
-  if (!d->path || d->fd < 0) return 0;
-  if (fstat(d->fd, &st) != 0)
-    return error_set(err, "cannot read '%s': %s", d->path, strerror(errno));
-  if ((size_t)st.st_size == d->size && time_equal(st.st_mtim, d->time)) return 0;
-  Documents now = *d;
-  now.size = (size_t)st.st_size;
-  now.time = st.st_mtim;
-  if (read_all(&now, err) != 0) return -1;
-  if (now.checksum != d->checksum)
-    return error_set(err, "'%s' was changed while it was in use; make or copy it again", d->path);
-  *d = now;
-  return 0;
-}
+// ---- Writing
+
 static void end_document(DocumentsWriter *w) {
   if (w->count == w->capacity) {
     w->capacity = w->capacity ? 2 * w->capacity : 1024;
@@ -246,33 +287,41 @@ static void close_mask(DocumentsWriter *w) {
   if (w->mask && rest > 0) w->mask[w->tokens / 8] &= (uint8_t)((1u << rest) - 1);
 }
 
-static uint64_t checksum_of(const Header *h, const void *ends, const void *mask) {
+static uint64_t checksum_of(const Header *h, const DocumentsWriter *w, const BlockSums *tokens) {
+  const Layout l = layout_of(h);
   XXH3_state_t *hash = checksum_state();
   XXH3_64bits_update(hash, h, offsetof(Header, checksum));
-  XXH3_64bits_update(hash, ends, (size_t)h->documents * sizeof(uint32_t));
-  if (h->masked) XXH3_64bits_update(hash, mask, mask_size(h->tokens));
+  XXH3_64bits_update(hash, w->ends, l.mask);
+  XXH3_64bits_update(hash, w->mask, l.blocks - l.mask);
+  XXH3_64bits_update(hash, tokens->sums, l.end - l.blocks);
   const uint64_t checksum = XXH3_64bits_digest(hash);
   XXH3_freeState(hash);
   return checksum;
 }
 
-int documents_write(DocumentsWriter *w, const char *token_path, uint64_t tokens_checksum,
-                    Error *err) {
+static int append(FileWriter *file, const void *data, size_t bytes, Error *err) {
+  return bytes > 0 ? writer_append(file, data, bytes, err) : 0;
+}
+
+int documents_write(DocumentsWriter *w, const char *token_path, const BlockSums *tokens,
+                    uint32_t largest, Error *err) {
   FileWriter file;
+  assert(tokens->count == token_blocks(w->tokens));
   documents_add(w, 0, NULL, true);
   close_mask(w);
   Header h = {.magic = DOCUMENTS_MAGIC,
               .version = DOCUMENTS_VERSION,
               .tokens = (uint64_t)w->tokens,
-              .tokens_checksum = tokens_checksum,
+              .tokens_checksum = tokens->whole,
               .documents = (uint64_t)w->count,
-              .masked = w->mask != NULL};
-  h.checksum = w->checksum = checksum_of(&h, w->ends, w->mask);
+              .masked = w->mask != NULL,
+              .largest = largest};
+  const Layout l = layout_of(&h);
+  h.checksum = w->checksum = checksum_of(&h, w, tokens);
   if (writer_open(&file, documents_path(token_path).text, err) == 0 &&
-      writer_append(&file, &h, sizeof h, err) == 0 &&
-      writer_append(&file, w->ends, (size_t)w->count * sizeof *w->ends, err) == 0 &&
-      (!w->mask || writer_append(&file, w->mask, mask_size(h.tokens), err) == 0) &&
-      writer_finish(&file, err) == 0)
+      append(&file, &h, sizeof h, err) == 0 && append(&file, w->ends, l.mask, err) == 0 &&
+      append(&file, w->mask, l.blocks - l.mask, err) == 0 &&
+      append(&file, tokens->sums, l.end - l.blocks, err) == 0 && writer_finish(&file, err) == 0)
     return 0;
   writer_abandon(&file);
   return -1;

@@ -1,13 +1,16 @@
-// The file beside a token file that says where its documents end, and which of its tokens count as
-// targets: NAME.docs beside NAME.bin. All numbers are little-endian:
+// NAME.docs beside NAME.bin says where the documents of the token file end, which of its tokens
+// count as targets, and what its tokens are. All numbers are little-endian:
 //
 //   uint32  DOCUMENTS_MAGIC, DOCUMENTS_VERSION
 //   uint64  tokens in the token file, XXH3-64 of their bytes, documents
-//   uint32  1: there is a mask, else 0; 0
+//   uint32  1: there is a mask, else 0; the largest token id
 //   uint64  XXH3-64 of all bytes of the file but these 8
 //   uint32  [documents] where each ends: the token after its last one. They ascend, and the last is
 //           the number of tokens
 //   uint8   [tokens / 8, rounded up], the mask: bit i % 8 of byte i / 8 is 1 where token i counts
+//   uint64  [tokens / BLOCK_TOKENS, rounded up] XXH3-64 of the bytes of each block of tokens
+//
+// Version 1 has 0 for the largest id, and no blocks. It is read, too.
 //
 // A document's BOS and EOS are parts of it. A document that continues in the next token file ends
 // and begins there.
@@ -15,14 +18,20 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
-#include <time.h>
 #include "base/error.h"
+#include "data/blocks.h"
 
 #define DOCUMENTS_ENDING ".docs"
-enum { DOCUMENTS_MAGIC = 0x73636f64, DOCUMENTS_VERSION = 1, DOCUMENTS_HEADER_BYTES = 48 }; // "docs"
+enum { DOCUMENTS_MAGIC = 0x73636f64, DOCUMENTS_VERSION = 2, DOCUMENTS_HEADER_BYTES = 48 }; // "docs"
 
-// ---- Reading. A file is accepted as a whole, with its checksum and its ends, and belongs to the
-// tokens that are beside it
+// A window reads whole blocks: larger ones take time, smaller ones memory (data/README.md).
+enum { BLOCK_TOKENS = 4096 };
+static inline int64_t token_blocks(int64_t tokens) {
+  return (tokens + BLOCK_TOKENS - 1) / BLOCK_TOKENS;
+}
+
+// ---- Reading. A file is accepted as a whole: its checksum, its ends, and that it belongs to the
+// tokens beside it. What is read later is compared with what was accepted
 
 typedef struct Documents {
   int fd;                      // of the open file; -1 over a caller's memory, and of none
@@ -32,16 +41,20 @@ typedef struct Documents {
   int64_t tokens;
   uint64_t tokens_checksum;
   bool masked;
-  uint64_t checksum;    // of the file
-  size_t size;          // of the file in bytes
-  struct timespec time; // when it was last written to, before it was read
+  uint64_t checksum; // of the file
+  uint64_t content;  // of ends and mask: equal for version 1 and 2
+  size_t size;       // of the file in bytes
+  BlockSums sums;    // of its bytes after the header
+  // Version 2:
+  uint64_t *token_sums; // [token_blocks(tokens)], owned; NULL: version 1
+  uint32_t largest;     // token id
 } Documents;
 
 // The file beside the token file `token_path` of so many tokens, whose XXH3-64 is tokens_checksum;
 // 0: that is not known. Where there is none, it is not an error: d->path is NULL.
 int documents_open(Documents *d, const char *token_path, int64_t tokens, uint64_t tokens_checksum,
                    Error *err);
-// The same over memory the caller keeps; `name` stands for the path in sentences.
+// The same over memory the caller keeps; `name` stands for the path in messages.
 int documents_parse(Documents *d, const char *name, const unsigned char *bytes, size_t size,
                     int64_t tokens, uint64_t tokens_checksum, Error *err);
 void documents_close(Documents *d); // zeros are fine
@@ -49,8 +62,6 @@ void documents_close(Documents *d); // zeros are fine
 int documents_ends(const Documents *d, int64_t first, int64_t count, uint32_t *ends, Error *err);
 // mask[i] = whether token first + i counts as a target; all do where there is no mask.
 int documents_mask(const Documents *d, int64_t first, int64_t count, bool *mask, Error *err);
-// An error where the open file was written to since, and differs.
-int documents_check(Documents *d, Error *err);
 
 // ---- Writing
 
@@ -67,8 +78,8 @@ typedef struct DocumentsWriter {
 // The next tokens of a document. mask: [tokens] 0 or 1, 1 where a token counts as a target; NULL:
 // all do. last: the document ends with them.
 void documents_add(DocumentsWriter *w, int64_t tokens, const uint8_t *mask, bool last);
-// Writes the file beside the token file `token_path`, which is complete, and syncs it. A document
-// that has not ended ends with the tokens.
-int documents_write(DocumentsWriter *w, const char *token_path, uint64_t tokens_checksum,
-                    Error *err);
+// Writes and syncs NAME.docs beside the token file `token_path`, whose tokens have these checksums
+// and this largest id. A document that has not ended ends with the tokens.
+int documents_write(DocumentsWriter *w, const char *token_path, const BlockSums *tokens,
+                    uint32_t largest, Error *err);
 void documents_writer_free(DocumentsWriter *w); // zeros are fine

@@ -3,6 +3,7 @@
 #include <assert.h>
 #include <glob.h>
 #include <inttypes.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
@@ -12,23 +13,43 @@
 #include "base/os.h"
 #include "base/rng.h"
 
-// Adds the files of a path to those found before. GLOB_NOCHECK gives the pattern itself where
-// nothing matches: a name with brackets, or nothing.
-static int find_files(const char *path, const char *split, glob_t *found, Error *err) {
-  const PathText in_folder = path_text("%s/%s-*.bin", path, split);
-  const char *pattern = path_is_directory(path) ? in_folder.text : path;
-  const size_t before = found->gl_pathc;
-  const int status = glob(pattern, GLOB_NOCHECK | (before ? GLOB_APPEND : 0), NULL, found);
-  if (status != 0)
-    return error_set(err, "cannot list the files that match '%s': %s", pattern,
-                     status == GLOB_NOSPACE ? "there are too many" : "a folder cannot be read");
-  if (found->gl_pathc > before + 1 || path_exists(found->gl_pathv[before])) return 0;
+static bool is_special(char c) {
+  return c == '*' || c == '?' || c == '[' || c == ']' || c == '\\';
+}
+
+// A glob that matches this path alone.
+static PathText glob_literal(const char *path) {
+  PathText escaped = {""};
+  size_t n = 0;
+  for (; *path && n + 2 < sizeof escaped.text; path++) {
+    if (is_special(*path)) escaped.text[n++] = '\\';
+    escaped.text[n++] = *path;
+  }
+  escaped.text[n] = '\0';
+  return escaped;
+}
+
+static int refuse_pattern(const char *pattern, Error *err) {
   char here[4096];
   const bool relative = pattern[0] != '/' && getcwd(here, sizeof here);
   error_set(err, "no file matches '%s'", pattern);
   if (relative) error_append(err, " in the current folder, '%s'", here);
   return error_append(err, ": check the path, or make token files with ./prepare --out FOLDER "
                            "TEXT...");
+}
+
+// Adds the files of a path to those found before.
+static int find_files(const char *path, const char *split, glob_t *found, Error *err) {
+  const PathText literal = glob_literal(path);
+  const bool folder = path_is_directory(path);
+  const PathText in_folder = path_text("%s/%s-*.bin", literal.text, split);
+  const char *pattern = folder ? in_folder.text : path_exists(path) ? literal.text : path;
+  const int status = glob(pattern, found->gl_pathc ? GLOB_APPEND : 0, NULL, found);
+  if (status == 0) return 0;
+  if (status == GLOB_NOMATCH)
+    return refuse_pattern(folder ? path_text("%s/%s-*.bin", path, split).text : path, err);
+  return error_set(err, "cannot list the files that match '%s': %s", path,
+                   status == GLOB_NOSPACE ? "there are too many" : "a folder cannot be read");
 }
 
 // Each file stays open, so that its name can be given to another while the run reads it; at first
@@ -158,71 +179,63 @@ static int open_sources(Loader *loader, Error *err) {
 
 // ---- The check of all tokens
 
-enum { FIRST_LOOK_MS = 500, LOOK_MS = 1, LOOK_SHARE = 100, PAUSE_MS = 2000 };
-
-typedef struct LoaderSeen {
-  struct timespec time; // when the file was last written to, before it was read
-  uint64_t checksum;    // of its tokens, where they were checked
-  bool checked;
-} LoaderSeen;
-
-// All tokens of file `at` were read and are right. Are they those that were there before?
-static int end_file(Loader *loader, Error *err) {
-  LoaderWatch *w = &loader->watch;
-  LoaderSeen *s = &w->seen[w->at];
-  if (s->checked && s->checksum != w->check.checksum)
-    return error_set(err,
-                     "'%s' was changed while it was in use: its tokens differ; make or copy it "
-                     "again",
-                     loader->files[w->at].path);
-  *s = (LoaderSeen){.time = w->time, .checksum = w->check.checksum, .checked = true};
-  return 0;
+static void tell_of_reading(const TokenFile *file, uint64_t bytes) {
+  fprintf(stderr,
+          "each start reads %s of token files whole, such as '%s': they have no checksums of their "
+          "blocks; the datasets of ./prepare --out FOLDER have them\n",
+          size_text(bytes).text, file->path);
 }
 
-// 0: all files are right, -1: one is not, 1: the time came.
-static int check_files(Loader *loader, double until_ms, Error *err) {
-  LoaderWatch *w = &loader->watch;
-  for (; w->at < loader->file_count; w->at++) {
-    TokenFile *file = &loader->files[w->at];
-    const LoaderSeen *s = &w->seen[w->at];
-    const struct timespec time = file_time(file->fd);
-    if (documents_check(&file->documents, err) != 0) return -1;
-    if (s->checked && time_equal(time, s->time)) continue;
-    if (w->check.next == 0) w->time = time;
-    if (tokens_check_header(file, err) != 0) return -1;
-    int more;
-    while ((more = tokens_check(file, loader->config.vocab_size, &w->check, err)) == 1)
-      if (now_ms() > until_ms) return 1;
-    if (more != 0 || end_file(loader, err) != 0) return -1;
-  }
-  w->at = 0;
-  return 0;
-}
-
-static int look(Loader *loader, double ms, Error *err) {
+// Before the first of a GB of files that are read whole, or once that took a second.
+static int read_facts(Loader *loader, Error *err) {
+  enum { MUCH = 1 << 30 };
   const double start = now_ms();
-  const int status = check_files(loader, start + ms, err);
-  const double end = now_ms();
-  loader->watch.due_ms = end + (status == 0 ? PAUSE_MS : LOOK_SHARE * (end - start));
-  return status < 0 ? -1 : 0;
+  uint64_t bytes = 0;
+  bool told = false;
+  for (const TokenFile *f = loader->files; f < loader->files + loader->file_count; f++)
+    if (tokens_unchecked(f)) bytes += (uint64_t)(f->count * f->token_bytes);
+  for (int i = 0; i < loader->file_count; i++) {
+    TokenFile *file = &loader->files[i];
+    const bool whole = tokens_unchecked(file);
+    if (whole && !told && (bytes > MUCH || now_ms() - start > 1000)) {
+      tell_of_reading(file, bytes);
+      told = true;
+    }
+    if (tokens_check(file, &loader->facts[i], err) != 0) return -1;
+    if (file->tokenizer == 0)
+      loader->checksum = rng_u64(loader->checksum, loader->facts[i].checksum);
+  }
+  return 0;
 }
 
 int loader_check(Loader *loader, int64_t vocab_size, Error *err) {
+  assert(!loader->facts && vocab_size > 0);
   loader->config.vocab_size = vocab_size;
-  loader->watch.seen = xcalloc((size_t)loader->file_count, sizeof *loader->watch.seen);
-  const int status = look(loader, FIRST_LOOK_MS, err);
-  loader->watch.due_ms = 0; // that long look is no reason to wait
-  return status;
+  loader->facts = xcalloc((size_t)loader->file_count, sizeof *loader->facts);
+  if (read_facts(loader, err) != 0) return -1;
+  for (int f = 0; f < loader->file_count; f++) {
+    const uint32_t id = loader->facts[f].largest;
+    if ((int64_t)id < vocab_size) continue;
+    error_set(err, "'%s' has the token id %" PRIu32 ", but the model knows only 0 to %" PRId64,
+              loader->files[f].path, id, vocab_size - 1);
+    return 1;
+  }
+  return 0;
 }
 
-int loader_look(Loader *loader, Error *err) {
-  const LoaderWatch *w = &loader->watch;
-  return w->seen && now_ms() >= w->due_ms ? look(loader, LOOK_MS, err) : 0;
+uint32_t loader_largest(const Loader *loader) {
+  uint32_t largest = 0;
+  for (int f = 0; f < loader->file_count; f++)
+    if (loader->facts[f].largest > largest) largest = loader->facts[f].largest;
+  return largest;
 }
 
-const char *loader_replaced(const Loader *loader) {
-  for (const TokenFile *f = loader->files; f < loader->files + loader->file_count; f++)
-    if (tokens_replaced(f)) return f->path;
+const TokenFile *loader_common(const Loader *loader, const Loader *other) {
+  for (int f = 0; f < loader->file_count; f++)
+    for (int g = 0; g < other->file_count; g++)
+      if (loader->files[f].count == other->files[g].count &&
+          loader->facts[f].checksum == other->facts[g].checksum)
+        return &loader->files[f];
   return NULL;
 }
 
@@ -318,8 +331,7 @@ Loader *loader_open(const LoaderConfig *config, Error *err) {
 
 void loader_close(Loader *loader) {
   if (!loader) return;
-  token_check_end(&loader->watch.check);
-  free(loader->watch.seen);
+  free(loader->facts);
   for (int f = 0; f < loader->file_count; f++) tokens_close(&loader->files[f]);
   for (int i = 0; i < loader->source_count; i++) source_close(&loader->sources[i]);
   free(loader->files);
@@ -425,5 +437,5 @@ int loader_next(Loader *loader, Batch *batch, Error *err) {
     draw(loader, &loader->now, &place);
     if (read_window(loader, place, row, batch, err) != 0) return -1;
   }
-  return loader_look(loader, err);
+  return 0;
 }

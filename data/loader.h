@@ -10,14 +10,14 @@
 #include "data/tokens.h"
 
 typedef struct LoaderConfig {
-  // Read by loader_open alone. As mixture_parse takes it; a path may be a glob(7) pattern, files in
-  // name order; a folder stands for FOLDER/SPLIT-*.bin, as ./prepare names them. split: "train" or
-  // "val".
+  // Read by loader_open alone. As mixture_parse takes it. A path that exists is taken literally: a
+  // file, or a folder, which stands for FOLDER/SPLIT-*.bin, as ./prepare names them. Any other path
+  // is a glob(7) pattern, files in name order. split: "train" or "val".
   const char *pattern, *split;
   const TokenFile *text; // NULL, or one file over the caller's memory in the place of all paths
   int64_t batch;         // B
   int64_t seq;           // T
-  int64_t vocab_size;    // 0: the ids are not checked before loader_check
+  int64_t vocab_size;    // 0: loader_check comes later
   uint64_t seed;
   bool shuffle;
   DocumentsMode documents;
@@ -25,17 +25,6 @@ typedef struct LoaderConfig {
   bool whole; // every token that counts is a target once: windows reach to the files' ends. seq
               // becomes the rows of the longest piece where there is none of so many
 } LoaderConfig;
-
-// How far the files are checked. All tokens are: by the first half second of loader_check, then by
-// the calls of loader_look, which take a hundredth of the time for it. Two seconds after the last
-// file they begin again with the files that were written to since.
-typedef struct LoaderWatch {
-  struct LoaderSeen *seen; // [file_count]; NULL before loader_check
-  int at;                  // the file that is being checked
-  TokenCheck check;        // how far
-  struct timespec time;    // of the file when that began
-  double due_ms;           // now_ms() at which loader_look checks again
-} LoaderWatch;
 
 typedef struct Loader {
   LoaderConfig config;
@@ -62,7 +51,10 @@ typedef struct Loader {
   uint64_t fingerprint; // of all files, in their order: what they hold, not where they are
   int32_t *window;      // [T + 1]
   bool *mask;           // [T]
-  LoaderWatch watch;
+  // After loader_check:
+  TokenFacts *facts; // [file_count]
+  uint64_t checksum; // of the tokens of all files that do not say it themselves, so that the
+                     // fingerprint has samples of them alone; 0: there are none
 } Loader;
 
 // Opens all files, and checks them where vocab_size is not 0. Every window has a token that counts:
@@ -70,23 +62,22 @@ typedef struct Loader {
 // apart, and the pieces in which none counts are left out. Fewer windows than one batch is an error
 // that says how many tokens are needed and how many there are.
 Loader *loader_open(const LoaderConfig *config, Error *err); // NULL on error
-// From here on no id that is not below vocab_size is given out, and the files are checked. Comes
-// once; an error was found in the first half second.
+// Comes once, before the first window. From here on windows have only the tokens that the files had
+// now. Files without checksums of their blocks are read whole; a line on standard error says so if
+// they have more than a GB or take longer than a second. 1 if an id is not below vocab_size: the
+// message says which, and the caller adds what to do. -1 on other errors.
 int loader_check(Loader *loader, int64_t vocab_size, Error *err);
+uint32_t loader_largest(const Loader *loader); // id in any of its files, after loader_check
+// The first file that both loaders have, by what it holds; NULL if there is none. Both are checked.
+const TokenFile *loader_common(const Loader *loader, const Loader *other);
 void loader_close(Loader *loader);
 
-// The next B windows. A batch may span two epochs. An error names a file that cannot be read, holds
-// an id beyond the vocabulary, or was changed; after it the cursor stands anywhere.
+// The next B windows. A batch may span two epochs. An error names a file that cannot be read or was
+// changed; after it the cursor stands anywhere.
 int loader_next(Loader *loader, Batch *batch, Error *err);
 // The window of that cursor alone, which stays where it is, as window `row` of the batch; the
-// windows of a batch come in their order, after batch_clear. The caller calls loader_look.
+// windows of a batch come in their order, after batch_clear.
 int loader_window(const Loader *loader, uint64_t cursor, int64_t row, Batch *batch, Error *err);
-// Goes on with the check of the files: -1 where one is damaged or was changed, or holds an id that
-// is not below vocab_size. For callers that read single windows, or the files themselves.
-int loader_look(Loader *loader, Error *err);
-// The first file whose name belongs to another file by now, or to none; NULL: there is none. The
-// loader still reads the files that it opened.
-const char *loader_replaced(const Loader *loader);
 
 // Where the window of a cursor lies: its source, and how many windows of that were drawn before.
 // The cursor is not below the one at this process' start.

@@ -54,7 +54,7 @@ static int cut_document(Cutter *c, int64_t first, int64_t end, Error *err) {
 }
 
 static int cut_file(Cutter *c, bool by_file, Error *err) {
-  enum { AT_ONCE = 1 << 14 };
+  enum { AT_ONCE = 1 << 12 };
   uint32_t ends[AT_ONCE];
   const TokenFile *file = &c->files[c->file];
   const Documents *d = &file->documents;

@@ -35,7 +35,7 @@ static int read_fingerprint(Source *s, Error *err) {
     s->fingerprint = rng_u64(s->fingerprint, content);
     // Joined windows without a mask are those of files whose ends are not known.
     if (f->documents.path && (s->kind != WINDOWS_JOINED || f->documents.masked))
-      s->fingerprint = rng_u64(s->fingerprint, f->documents.checksum);
+      s->fingerprint = rng_u64(s->fingerprint, f->documents.content);
   }
   return 0;
 }

@@ -1,11 +1,9 @@
 #include "data/tokens.h"
 
 #include <assert.h>
-#include <errno.h>
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <unistd.h>
 #include <xxhash.h>
 
@@ -110,17 +108,26 @@ void tokens_close(TokenFile *file) {
   if (file->path && file->fd >= 0) close(file->fd);
   free(file->path);
   documents_close(&file->documents);
+  block_sums_free(&file->sums);
   *file = (TokenFile){.fd = -1};
 }
 
 // ---- Reading
 
-static int read_bytes(const TokenFile *file, int64_t first, size_t bytes, void *to, Error *err) {
-  const size_t at = (size_t)(first - file->memory_first) * (size_t)file->token_bytes;
-  if (file->fd >= 0)
-    return file_read_at(file->fd, file->path, TOKENS_HEADER_BYTES + at, to, bytes, err);
-  if (bytes > 0) memcpy(to, file->memory + at, bytes);
-  return 0;
+static const uint64_t *sums_of(const TokenFile *file) {
+  return file->documents.token_sums ? file->documents.token_sums : file->sums.sums;
+}
+
+static int read_bytes(const TokenFile *file, int64_t first, int64_t count, void *to, Error *err) {
+  const size_t width = (size_t)file->token_bytes;
+  const Blocks blocks = {.fd = file->fd,
+                         .memory = file->memory,
+                         .path = file->path,
+                         .base = TOKENS_HEADER_BYTES,
+                         .bytes = (size_t)file->count * width,
+                         .block = BLOCK_TOKENS * width,
+                         .sums = sums_of(file)};
+  return blocks_read(&blocks, (size_t)first * width, (size_t)count * width, to, err);
 }
 
 // Tokens of two bytes, widened.
@@ -130,115 +137,96 @@ static int read_narrow(const TokenFile *file, int64_t first, int64_t count, int3
   uint16_t narrow[AT_ONCE];
   for (int64_t done = 0, n; done < count; done += n) {
     n = count - done < AT_ONCE ? count - done : AT_ONCE;
-    if (read_bytes(file, first + done, (size_t)n * 2, narrow, err) != 0) return -1;
+    if (read_bytes(file, first + done, n, narrow, err) != 0) return -1;
     for (int64_t i = 0; i < n; i++) tokens[done + i] = narrow[i];
   }
   return 0;
 }
 
-// The first of these ids that is not below vocab_size stands at `first` or behind it.
-static int refuse_id(const TokenFile *file, int64_t first, const int32_t *tokens,
-                     int64_t vocab_size, Error *err) {
-  while ((int64_t)(uint32_t)*tokens < vocab_size) tokens++, first++;
-  const uint32_t id = (uint32_t)*tokens; // of uint32 tokens the upper half is negative
-  error_set(err, "'%s' has the token id %" PRIu32 " at position %" PRId64, file->path, id, first);
-  if (id >= TOKENS_MOST_IDS)
-    return error_append(err,
-                        ", which no tokenizer has: the file is damaged; make or copy it again");
-  return error_append(err,
-                      ", but the model knows only 0 to %" PRId64
-                      ": set model.vocab_size to at least %" PRIu32
-                      " or use token files made with the model's tokenizer",
-                      vocab_size - 1, id + 1);
+static uint32_t largest_of(const int32_t *tokens, int64_t count) {
+  uint32_t largest = 0; // of uint32 tokens the upper half is negative as int32
+  for (int64_t i = 0; i < count; i++)
+    largest = (uint32_t)tokens[i] > largest ? (uint32_t)tokens[i] : largest;
+  return largest;
 }
 
 int tokens_read(const TokenFile *file, int64_t first, int64_t count, int64_t vocab_size,
                 int32_t *tokens, Error *err) {
   assert(first >= 0 && count >= 0 && first <= file->count - count);
   if ((file->token_bytes == 2 ? read_narrow(file, first, count, tokens, err)
-                              : read_bytes(file, first, (size_t)count * 4, tokens, err)) != 0)
+                              : read_bytes(file, first, count, tokens, err)) != 0)
     return -1;
-  uint32_t max = 0;
-  for (int64_t i = 0; i < count; i++) max = (uint32_t)tokens[i] > max ? (uint32_t)tokens[i] : max;
-  if (vocab_size == 0 || count == 0 || (int64_t)max < vocab_size) return 0;
-  return refuse_id(file, first, tokens, vocab_size, err);
+  const uint32_t largest = largest_of(tokens, count);
+  if (vocab_size == 0 || count == 0 || (int64_t)largest < vocab_size) return 0;
+  return error_set(err,
+                   "'%s' has the token id %" PRIu32 " between tokens %" PRId64 " and %" PRId64
+                   ", but the vocabulary has %" PRId64 " ids",
+                   file->path, largest, first, first + count, vocab_size);
 }
 
 // ---- Checking
 
-enum { PIECE_BYTES = 1 << 18 };
-
-// In a file with a checksum a wrong id may be damage: its last token tells.
-static int check_piece(const TokenFile *file, int64_t vocab_size, TokenCheck *check, Error *err) {
-  const int64_t left = file->count - check->next, most = PIECE_BYTES / file->token_bytes;
-  const int64_t count = left < most ? left : most;
-  const size_t bytes = (size_t)(count * file->token_bytes);
-  if (!check->hash) check->hash = checksum_state();
-  if (check->next == 0) XXH3_64bits_reset(check->hash);
-  if (!check->piece) check->piece = xmalloc(PIECE_BYTES);
-  if (!check->ids) check->ids = xmalloc(PIECE_BYTES / 2 * sizeof *check->ids);
-  if (read_bytes(file, check->next, bytes, check->piece, err) != 0) return -1;
-  XXH3_64bits_update(check->hash, check->piece, bytes);
-  TokenFile piece = *file;
-  piece.fd = -1;
-  piece.memory = check->piece;
-  piece.memory_first = check->next;
-  if (!check->id_found && tokens_read(&piece, check->next, count, vocab_size, check->ids, err)) {
-    check->id_found = true;
-    check->id_error = *err;
-    if (file->tokenizer == 0) return -1;
-  }
-  check->next += count;
-  return 0;
+bool tokens_unchecked(const TokenFile *file) {
+  return !sums_of(file);
 }
 
-int tokens_check(const TokenFile *file, int64_t vocab_size, TokenCheck *check, Error *err) {
-  int status = check_piece(file, vocab_size, check, err);
-  if (status == 0 && check->next < file->count) return 1;
-  if (status == 0) {
-    check->checksum = XXH3_64bits_digest(check->hash);
-    status = check->id_found ? -1 : 0;
-    if (check->id_found) *err = check->id_error;
-    if (file->tokenizer != 0 && check->checksum != file->checksum)
-      status = error_set(err,
-                         "'%s' is damaged: its tokens are not those that its checksum was made of; "
-                         "make or copy it again",
-                         file->path);
+static uint32_t largest_narrow(const unsigned char *bytes, int64_t count) {
+  uint16_t largest = 0;
+  for (int64_t i = 0; i < count; i++) {
+    uint16_t id;
+    memcpy(&id, bytes + 2 * i, sizeof id);
+    largest = id > largest ? id : largest;
   }
-  check->next = 0;
-  check->id_found = false;
+  return largest;
+}
+
+// Reads the file once: each byte counts in the sums and in the facts.
+static int make_sums(const TokenFile *file, BlockSums *sums, TokenFacts *facts, Error *err) {
+  enum { AT_ONCE = 16 * BLOCK_TOKENS };
+  const size_t width = (size_t)file->token_bytes;
+  unsigned char *bytes = xmalloc(AT_ONCE * width);
+  int status = 0;
+  for (int64_t at = 0, n; at < file->count && status == 0; at += n) {
+    n = file->count - at < AT_ONCE ? file->count - at : AT_ONCE;
+    status = read_bytes(file, at, n, bytes, err);
+    if (status != 0) break;
+    block_sums_add(sums, bytes, (size_t)n * width);
+    const uint32_t largest =
+        width == 2 ? largest_narrow(bytes, n) : largest_of((const int32_t *)(const void *)bytes, n);
+    if (largest > facts->largest) facts->largest = largest;
+  }
+  free(bytes);
   return status;
 }
 
-void token_check_end(TokenCheck *check) {
-  XXH3_freeState(check->hash);
-  free(check->piece);
-  free(check->ids);
-  *check = (TokenCheck){0};
+static int read_whole(TokenFile *file, TokenFacts *facts, Error *err) {
+  BlockSums sums;
+  block_sums_begin(&sums, BLOCK_TOKENS * (size_t)file->token_bytes);
+  *facts = (TokenFacts){0};
+  int status = make_sums(file, &sums, facts, err);
+  block_sums_end(&sums);
+  facts->checksum = sums.whole;
+  if (status == 0 && file->tokenizer != 0 && sums.whole != file->checksum)
+    status = error_set(err,
+                       "'%s' is damaged: its tokens are not those that its checksum was made of; "
+                       "make or copy it again",
+                       file->path);
+  if (status == 0)
+    file->sums = sums;
+  else
+    block_sums_free(&sums);
+  return status;
 }
 
-// ---- Changes while the file is in use
-
-int tokens_check_header(const TokenFile *file, Error *err) {
-  TokenFile now;
-  struct stat st;
-  if (file->fd < 0) return 0;
-  if (fstat(file->fd, &st) != 0)
-    return error_set(err, "cannot read '%s': %s", file->path, strerror(errno));
-  if (read_header(&now, file->fd, file->path, (size_t)st.st_size, err) == 0 &&
-      now.count == file->count && now.token_bytes == file->token_bytes &&
-      now.tokenizer == file->tokenizer && now.checksum == file->checksum)
-    return 0;
-  return error_set(err,
-                   "'%s' was changed while it was in use: its size or its header differs; make "
-                   "or copy it again",
-                   file->path);
-}
-
-bool tokens_replaced(const TokenFile *file) {
+int tokens_check(TokenFile *file, TokenFacts *facts, Error *err) {
   const Documents *d = &file->documents;
-  return (file->fd >= 0 && file_replaced(file->fd, file->path)) ||
-         (d->path && d->fd >= 0 && file_replaced(d->fd, d->path));
+  *facts = (TokenFacts){.largest = d->largest, .checksum = d->tokens_checksum};
+  if (!d->token_sums && read_whole(file, facts, err) != 0) return -1;
+  if (facts->largest < TOKENS_MOST_IDS) return 0;
+  return error_set(err,
+                   "'%s' has the token id %" PRIu32
+                   ", which no tokenizer has: the file is damaged; make or copy it again",
+                   file->path, facts->largest);
 }
 
 int tokens_fingerprint(const TokenFile *file, uint64_t *fingerprint, Error *err) {
@@ -251,7 +239,7 @@ int tokens_fingerprint(const TokenFile *file, uint64_t *fingerprint, Error *err)
   unsigned char *sample = xmalloc(bytes + 1);
   int status = 0;
   for (int i = 0; i < SAMPLES && file->tokenizer == 0 && status == 0; i++) {
-    status = read_bytes(file, (file->count - count) / (SAMPLES - 1) * i, bytes, sample, err);
+    status = read_bytes(file, (file->count - count) / (SAMPLES - 1) * i, count, sample, err);
     if (status == 0) facts[4 + i] = XXH3_64bits(sample, bytes);
   }
   free(sample);
@@ -265,14 +253,18 @@ int token_writer_open(TokenWriter *w, const char *path, int64_t vocab_size, uint
                       Error *err) {
   assert(vocab_size > 0);
   *w = (TokenWriter){.token_bytes = vocab_size <= 65536 ? 2 : 4, .tokenizer = tokenizer};
-  if (writer_open(&w->file, path, err) != 0) return -1;
-  w->hash = checksum_state();
   const char header[TOKENS_HEADER_BYTES] = {0};
-  return writer_append(&w->file, header, sizeof header, err);
+  block_sums_begin(&w->sums, BLOCK_TOKENS * (size_t)w->token_bytes);
+  if (writer_open(&w->file, path, err) == 0 &&
+      writer_append(&w->file, header, sizeof header, err) == 0)
+    return 0;
+  token_writer_close(w);
+  return -1;
 }
 
 static int append_bytes(TokenWriter *w, const void *tokens, size_t bytes, Error *err) {
-  if (w->hash) XXH3_64bits_update(w->hash, tokens, bytes);
+  if (bytes == 0) return 0;
+  block_sums_add(&w->sums, tokens, bytes);
   return writer_append(&w->file, tokens, bytes, err);
 }
 
@@ -282,14 +274,12 @@ int token_writer_append(TokenWriter *w, const int32_t *tokens, int64_t count, Er
         err, "'%s' would hold more than the %" PRId32 " tokens a token file can: use several files",
         w->file.path ? w->file.path : "?", TOKENS_MAX_COUNT);
   w->count += count;
+  const uint32_t largest = largest_of(tokens, count);
+  if (largest > w->largest) w->largest = largest;
   if (w->token_bytes == 4) return append_bytes(w, tokens, (size_t)count * 4, err);
+  assert(w->largest <= UINT16_MAX);
   uint16_t *narrow = xmalloc((size_t)count * sizeof *narrow);
-  int32_t bits = 0;
-  for (int64_t i = 0; i < count; i++) {
-    bits |= tokens[i];
-    narrow[i] = (uint16_t)tokens[i];
-  }
-  assert((bits & ~0xffff) == 0);
+  for (int64_t i = 0; i < count; i++) narrow[i] = (uint16_t)tokens[i];
   const int status = append_bytes(w, narrow, (size_t)count * sizeof *narrow, err);
   free(narrow);
   return status;
@@ -298,16 +288,17 @@ int token_writer_append(TokenWriter *w, const int32_t *tokens, int64_t count, Er
 int token_writer_finish(TokenWriter *w, Error *err) {
   const int32_t magic = w->token_bytes == 2 ? MAGIC_UINT16 : MAGIC_UINT32;
   Header h = {.magic = magic, .version = version_of(magic), .count = (int32_t)w->count};
-  if (w->hash) w->checksum = XXH3_64bits_digest(w->hash);
-  if (w->tokenizer != 0) h.mark = TOKENS_MARK, h.tokenizer = w->tokenizer, h.checksum = w->checksum;
-  const bool failed =
-      writer_patch(&w->file, 0, &h, sizeof h, err) != 0 || writer_finish(&w->file, err) != 0;
-  token_writer_abandon(w);
-  return failed ? -1 : 0;
+  block_sums_end(&w->sums);
+  if (w->tokenizer != 0) {
+    h.mark = TOKENS_MARK;
+    h.tokenizer = w->tokenizer;
+    h.checksum = w->sums.whole;
+  }
+  if (writer_patch(&w->file, 0, &h, sizeof h, err) != 0) return -1;
+  return writer_finish(&w->file, err);
 }
 
-void token_writer_abandon(TokenWriter *w) {
+void token_writer_close(TokenWriter *w) {
   writer_abandon(&w->file);
-  XXH3_freeState(w->hash);
-  w->hash = NULL;
+  block_sums_free(&w->sums);
 }

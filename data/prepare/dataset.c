@@ -28,13 +28,17 @@ static int begin_shard(Shards *s, Error *err) {
 
 int shards_finish(Shards *s, Error *err) {
   if (!s->open) return 0;
+  TokenWriter *w = &s->writer;
+  int status = token_writer_finish(w, err);
+  if (status == 0)
+    status =
+        documents_write(&s->documents, shard_path(s, s->count - 1).text, &w->sums, w->largest, err);
+  const ShardSums sums = {w->sums.whole, s->documents.checksum};
+  token_writer_close(w);
   s->open = false;
-  if (token_writer_finish(&s->writer, err) != 0 ||
-      documents_write(&s->documents, shard_path(s, s->count - 1).text, s->writer.checksum, err) !=
-          0)
-    return -1;
+  if (status != 0) return -1;
   s->checksums = xrealloc(s->checksums, (size_t)s->count * sizeof *s->checksums);
-  s->checksums[s->count - 1] = (ShardSums){s->writer.checksum, s->documents.checksum};
+  s->checksums[s->count - 1] = sums;
   documents_writer_free(&s->documents);
   return 0;
 }
@@ -58,7 +62,7 @@ int shards_append(Shards *s, const int32_t *tokens, const uint8_t *mask, int64_t
 }
 
 void shards_close(Shards *s) {
-  if (s->open) token_writer_abandon(&s->writer);
+  if (s->open) token_writer_close(&s->writer);
   s->open = false;
   documents_writer_free(&s->documents);
   free(s->checksums);

@@ -138,8 +138,9 @@ static int print_files(const char *folder, const char *first, Printer *p, bool a
     if (all) path = path_text("%s/train-%05d.bin", folder, i);
     if (i > 0 && (!all || !path_exists(path.text))) break;
     TokenFile file;
+    TokenFacts facts;
     if (tokens_open(&file, path.text, err) != 0) return -1;
-    const int status = print_file(p, &file, err);
+    const int status = tokens_check(&file, &facts, err) == 0 ? print_file(p, &file, err) : -1;
     tokens_close(&file);
     if (status != 0) return -1;
   }
@@ -154,12 +155,9 @@ int prepare_show(const char *path, const char *tokenizer, int64_t documents, Err
   TokenFile file;
   if (tokens_open(&file, first.text, err) != 0) return -1;
   Tokenizer *t = open_tokenizer(tokenizer, folder.text, &file, err);
-  TokenCheck check = {0};
-  int status = t ? 1 : -1;
-  while (status > 0) status = tokens_check(&file, tokenizer_facts(t)->vocab_size, &check, err);
-  token_check_end(&check);
   tokens_close(&file);
-  if (status == 0) {
+  int status = -1;
+  if (t) {
     Printer p = {.tokenizer = t,
                  .decoder = decoder_open(t),
                  .begin = tokenizer_facts(t)->bos,

@@ -1,9 +1,9 @@
 // state.json and run.json of a checkpoint. Counters are whole numbers; `sequences`, `tokenizer`,
-// `data` and `validation`, which may use all 64 bits, are strings of digits; best_val_loss is null
-// until there is one; `tokenizer`, `data`, `validation` and `backend` are missing where they are
-// not known; `optimizer`, false, is there where the checkpoint is the model alone; `sources` where
-// data are mixed. Version 1, which had no `data` and `backend`, is read, too, and so is the
-// `schedule` of older versions, which is ignored.
+// `data`, `validation` and `tokens`, which may use all 64 bits, are strings of digits;
+// best_val_loss is null until there is one; `tokenizer`, `data`, `validation`, `tokens` and
+// `backend` are missing where they are not known; `optimizer`, false, is there where the checkpoint
+// is the model alone; `sources` where data are mixed. Version 1, which had no `data` and `backend`,
+// is read, too, and so is the `schedule` of older versions, which is ignored.
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
@@ -23,9 +23,9 @@ static const char *const names[KEYS] = {"version",   "step",          "updates",
                                         "nonfinite", "nonfinite_row", "best_val_step",
                                         "sequences", "best_val_loss"};
 // Those that may be missing.
-enum { TOKENIZER, DATA, VALIDATION, BACKEND, OPTIMIZER, SOURCES, SCHEDULE, MORE_KEYS };
-static const char *const more_names[MORE_KEYS] = {"tokenizer", "data",    "validation", "backend",
-                                                  "optimizer", "sources", "schedule"};
+enum { TOKENIZER, DATA, VALIDATION, TOKENS, BACKEND, OPTIMIZER, SOURCES, SCHEDULE, MORE_KEYS };
+static const char *const more_names[MORE_KEYS] = {
+    "tokenizer", "data", "validation", "tokens", "backend", "optimizer", "sources", "schedule"};
 // Of each source.
 enum { SOURCE_DATA, SOURCE_WEIGHT, SOURCE_DRAWN, SOURCE_SINCE, SOURCE_KEYS };
 static const char *const source_names[SOURCE_KEYS] = {"data", "weight", "drawn", "since"};
@@ -55,6 +55,7 @@ char *state_json(const TrainState *s) {
   if (s->tokenizer != 0) json_string(&w, more_names[TOKENIZER], digits_text(s->tokenizer).text);
   if (s->data != 0) json_string(&w, more_names[DATA], digits_text(s->data).text);
   if (s->validation != 0) json_string(&w, more_names[VALIDATION], digits_text(s->validation).text);
+  if (s->tokens != 0) json_string(&w, more_names[TOKENS], digits_text(s->tokens).text);
   if (s->backend[0] != '\0') json_string(&w, more_names[BACKEND], s->backend);
   if (s->model_alone) json_bool(&w, more_names[OPTIMIZER], false);
   if (s->source_count > 0) put_sources(&w, s);
@@ -104,7 +105,7 @@ static int read_sources(TrainState *s, const cJSON *list, Error *err) {
 
 // Takes the optional keys out of the tree.
 static int read_more(TrainState *s, cJSON *root, Error *err) {
-  uint64_t *const numbers[] = {&s->tokenizer, &s->data, &s->validation};
+  uint64_t *const numbers[] = {&s->tokenizer, &s->data, &s->validation, &s->tokens};
   const cJSON *sequences = cJSON_GetObjectItemCaseSensitive(root, names[SEQUENCES]);
   int status = sequences ? read_digits(sequences, &s->sequences, err) : 0;
   for (int i = 0; i < MORE_KEYS && status == 0; i++) {

@@ -84,11 +84,11 @@ const Key config_keys[] = {
     INTEGER(model.rope_scaling, original_max_position_embeddings, DERIVED, 1, 2147483647, SHAPES,
             "sequence length that the model had before the stretch"),
 
-    SOURCES(data, train, REQUIRED, 1, SHAPES,
+    SOURCES(data, train, REQUIRED, 1, 0,
             "token files to train on: a path, a glob, or a folder, for its train-*.bin; a list of "
-            "them; or a list of {\"path\", \"weight\"}, whose weights are shares of the tokens "
-            "that count"),
-    SOURCES(data, val, "\"\"", 0, SHAPES,
+             "them; or a list of {\"path\", \"weight\"}, whose weights are shares of the tokens "
+             "that count; a resumed run needs the same tokens and shares, wherever they are"),
+     SOURCES(data, val, "\"\"", 0, 0,
             "token files to validate on, a folder for its val-*.bin, or a list without weights; "
             "empty: no validation"),
     CHOICE(data, documents, documents, "\"join\"", SHAPES,

@@ -160,7 +160,9 @@ static int open_data(Evaluation *e, Error *err) {
   if (open_loader(e, err) != 0) return -1;
   for (const TokenFile *f = e->loader->files; f < e->loader->files + e->loader->file_count; f++)
     if (check_file(e, f, err) != 0) return -1;
-  return loader_check(e->loader, e->trained.model.vocab_size, err);
+  const int status = loader_check(e->loader, e->trained.model.vocab_size, err);
+  if (status == 1) error_append(err, ": make token files with the model's own tokenizer");
+  return status == 0 ? 0 : -1;
 }
 
 // ---- The model
@@ -187,7 +189,7 @@ static int read_batch(Evaluation *e, int64_t first, int64_t windows, Error *err)
     if (loader_window(e->loader, (uint64_t)(first + row), row, &e->batch, err) != 0) return -1;
   batch_pad(&e->batch, windows * e->T, (e->B - windows) * e->T,
             e->loader->packed ? e->loader->longest : 0);
-  return loader_look(e->loader, err);
+  return 0;
 }
 
 static double sum_of_losses(Evaluation *e) {

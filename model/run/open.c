@@ -123,17 +123,17 @@ static int check_token_files(const Loader *loader, const Tokenizer *tokenizer, E
   return 0;
 }
 
-static int check_vocabulary(const Config *c, const Tokenizer *tokenizer, Error *err) {
+// Fewer ids than the tokenizer's are fine as long as no file has the others: check_ids looks.
+static int check_vocabulary(const Config *c, const Tokenizer *tokenizer, const char *from,
+                            Error *err) {
   const TokenizerFacts *facts = tokenizer_facts(tokenizer);
-  const int64_t V = c->model.vocab_size, least = facts->vocab_size;
-  if (V >= least && (V <= least + SPARE_TOKENS || c->data.tokenizer[0] != '\0')) return 0;
-  error_set(err,
-            "model.vocab_size is %" PRId64 ", but the tokenizer '%s' has %" PRId64 " tokens: ", V,
-            facts->name, least);
-  if (V < least) return error_append(err, "set it to that or more");
-  return error_append(err,
-                      "set it to that, take token files of the model's tokenizer, or name this one "
-                      "in data.tokenizer if so many unused tokens are meant");
+  const int64_t V = c->model.vocab_size, ids = facts->vocab_size;
+  if (V <= ids + SPARE_TOKENS || c->data.tokenizer[0] != '\0') return 0;
+  return error_set(err,
+                   "model.vocab_size is %" PRId64 ", but the tokenizer '%s' has %" PRId64
+                   " tokens: %stake token files of the model's tokenizer, or name this one in "
+                   "data.tokenizer if so many unused tokens are meant",
+                   V, facts->name, ids, from[0] == '\0' ? "set it to that, " : "");
 }
 
 int run_tokenizer(Tokenizer **tokenizer, const Config *config, const Loader *train,
@@ -141,11 +141,43 @@ int run_tokenizer(Tokenizer **tokenizer, const Config *config, const Loader *tra
   if (choose_tokenizer(tokenizer, config, &train->files[0], from, err) != 0) return -1;
   if (check_token_files(train, *tokenizer, err) == 0 &&
       (!val || check_token_files(val, *tokenizer, err) == 0) &&
-      (!*tokenizer || check_vocabulary(config, *tokenizer, err) == 0))
+      (!*tokenizer || check_vocabulary(config, *tokenizer, from, err) == 0))
     return 0;
   tokenizer_close(*tokenizer);
   *tokenizer = NULL;
   return -1;
+}
+
+// Advice that works: weights fix the vocabulary, and so does the tokenizer of the files.
+static int advise_ids(const Run *run, int64_t id, Error *err) {
+  const TokenizerFacts *facts = run->tokenizer ? tokenizer_facts(run->tokenizer) : NULL;
+  const int64_t ids = facts ? facts->vocab_size : id + 1;
+  if (id >= ids)
+    error_append(err, ", and the tokenizer '%s' only 0 to %" PRId64, facts->name, ids - 1);
+  if (run->start.path[0] != '\0')
+    error_append(err, ": make token files with the tokenizer of the model in '%s'",
+                 run->start.path);
+  else if (id >= ids)
+    error_append(err, ": make token files with that one, or name theirs in data.tokenizer");
+  else
+    error_append(err, ": set model.vocab_size to %" PRId64 " or more", ids);
+  return -1;
+}
+
+// Knows the ids of all files before it advises.
+static int check_ids(const Run *run, Error *err) {
+  Loader *const loaders[] = {run->train_data, run->val_data};
+  int64_t largest = 0;
+  Error beyond = {""};
+  for (int i = 0; i < 2 && loaders[i]; i++) {
+    const int status = loader_check(loaders[i], run->config.model.vocab_size, err);
+    if (status < 0) return -1;
+    if (status > 0 && beyond.text[0] == '\0') beyond = *err;
+    if (loader_largest(loaders[i]) > largest) largest = loader_largest(loaders[i]);
+  }
+  if (beyond.text[0] == '\0') return 0;
+  *err = beyond;
+  return advise_ids(run, largest, err);
 }
 
 // ---- The checkpoint or weights that a run starts from
@@ -208,9 +240,14 @@ static const SourceState *saved_source(const TrainState *saved, int i, const Sou
   return NULL;
 }
 
+// Weights that were written in another way, such as 30:10 for 3:1, may differ by rounding.
+static bool same_share(double a, double b) {
+  return fabs(a - b) <= 1e-12 * a;
+}
+
 // Each source continues at its own position. Shares hold from here on, unless all sources and
-// weights are those of the checkpoint. One without sources has one, with all its sequences.
-static void resume_data(Run *run) {
+// weights are those of the checkpoint: true. One without sources has one, with all its sequences.
+static bool resume_data(Run *run) {
   Loader *loader = run->train_data;
   TrainState *state = &run->state, saved = *state;
   uint64_t drawn[MOST_SOURCES] = {0}, since[MOST_SOURCES] = {0};
@@ -223,11 +260,13 @@ static void resume_data(Run *run) {
   for (int i = 0; i < loader->source_count; i++) {
     const Source *source = &loader->sources[i];
     const SourceState *from = saved_source(&saved, i, source);
-    same &= from == &saved.sources[i] && from->weight == source->weight;
+    same &= from == &saved.sources[i] && same_share(from->weight, source->weight);
     drawn[i] = from ? from->drawn : 0;
     since[i] = from ? from->since : 0;
   }
   if (!same) memset(since, 0, sizeof since);
+  for (int i = 0; i < loader->source_count && same; i++)
+    loader->weights[i] = saved.sources[i].weight; // to the bit
   loader_resume(loader, saved.sequences, drawn, since);
   const bool mixed = loader->source_count > 1 || loader->began > 0;
   state->source_count = mixed ? loader->source_count : 0;
@@ -237,20 +276,50 @@ static void resume_data(Run *run) {
                                       .weight = loader->weights[i],
                                       .drawn = drawn[i],
                                       .since = since[i]};
+  return same;
 }
 
-// A checkpoint that does not name its data resumes on any data.
-static int check_data(Run *run, Error *err) {
-  const Config *c = &run->config;
-  const uint64_t now = run->train_data->fingerprint, was = run->state.data;
-  resume_data(run);
-  run->state.data = now;
-  if (was == 0 || was == now || c->train.resume_allow_changes) return 0;
+static int refuse_tokens(const Run *run, Error *err) {
   return error_set(
       err,
       "cannot resume from '%s': '%s' holds other tokens than those that it was trained "
       "on (train.resume_allow_changes=true takes these)",
-      run->start.path, c->data.train);
+      run->start.path, run->config.data.train);
+}
+
+static int refuse_weights(const Run *run, const TrainState *saved, Error *err) {
+  const Loader *loader = run->train_data;
+  error_set(err,
+            "cannot resume from '%s': its data have other weights "
+            "(train.resume_allow_changes=true takes the new ones): ",
+            run->start.path);
+  for (int i = 0; i < loader->source_count; i++)
+    if (i < saved->source_count && !same_share(saved->sources[i].weight, loader->weights[i]))
+      error_append(err, "'%s' had %.3g %% of the windows, and has %.3g %% now; ",
+                   loader->sources[i].name, 100 * saved->sources[i].weight,
+                   100 * loader->weights[i]);
+  return error_append(err, "restore data.train");
+}
+
+// The data are compared by what they hold, not by where they are. A checkpoint that does not name
+// its data resumes on any data.
+static int check_data(Run *run, Error *err) {
+  const TrainState saved = run->state;
+  const bool same = resume_data(run);
+  run->state.data = run->train_data->fingerprint;
+  if (saved.data == 0 || run->config.train.resume_allow_changes) return 0;
+  if (saved.data != run->state.data) return refuse_tokens(run, err);
+  return same ? 0 : refuse_weights(run, &saved, err);
+}
+
+// Reads what is not known of the token files yet.
+static int check_tokens(Run *run, Error *err) {
+  const uint64_t was = run->state.tokens;
+  if (check_ids(run, err) != 0) return -1;
+  run->state.tokens = run->train_data->checksum;
+  if (was != 0 && was != run->state.tokens && !run->config.train.resume_allow_changes)
+    return refuse_tokens(run, err);
+  return 0;
 }
 
 // Losses on other windows cannot be compared: the best one is forgotten.
@@ -467,6 +536,27 @@ static void print_documents(const Run *run) {
     printf("; where documents end is not known");
 }
 
+static void print_tokenizer(const Run *run) {
+  const TokenizerFacts *facts = run->tokenizer ? tokenizer_facts(run->tokenizer) : NULL;
+  const long long V = run->config.model.vocab_size;
+  if (!facts) {
+    printf("\ntokenizer  not known: no samples; data.tokenizer may name it\n");
+    return;
+  }
+  printf("\ntokenizer  %s, %lld tokens", facts->name, (long long)facts->vocab_size);
+  if (facts->vocab_size > V)
+    printf("; the model knows the first %lld alone, and the token files have no others", V);
+  printf("\n");
+}
+
+static void warn_of_common_files(const Run *run) {
+  const TokenFile *file = run->val_data ? loader_common(run->val_data, run->train_data) : NULL;
+  if (!file) return;
+  printf("warning    data.val: '%s' is a training file, too: a loss on it does not tell how well "
+         "the model does on new text\n",
+         file->path);
+}
+
 static void print_data(const Run *run) {
   const TrainConfig *t = &run->config.train;
   const Loader *train = run->train_data, *val = run->val_data;
@@ -483,11 +573,7 @@ static void print_data(const Run *run) {
     printf(", %s validation tokens%s", count_text((double)val->tokens).text,
            counted_text(val->targets, val->counted).text);
   print_documents(run);
-  if (run->tokenizer)
-    printf("\ntokenizer  %s, %lld tokens\n", tokenizer_facts(run->tokenizer)->name,
-           (long long)tokenizer_facts(run->tokenizer)->vocab_size);
-  else
-    printf("\ntokenizer  not known: no samples; data.tokenizer may name it\n");
+  print_tokenizer(run);
   printf("steps      %lld of ", (long long)t->steps);
   if (t->gradient_accumulation > 1) printf("%lld x ", (long long)t->gradient_accumulation);
   printf("%lld x %lld tokens (%ssequences x length)", sequences, tokens,
@@ -529,6 +615,7 @@ static void print_start(const Run *run) {
   else
     config_print(c);
   recipe_print(c, strcmp(run->be->name, "cpu") != 0, run->resumed);
+  warn_of_common_files(run);
   const long long first = run->state.step + PROFILE_START,
                   last = first + c->output.profile_steps - 1;
   if (c->output.profile_steps > 0)
@@ -561,10 +648,10 @@ static int open_inputs(Run *run, Error *err) {
   const Config *c = &run->config;
   if ((path_is_directory(c->output.dir) && run_lock(&run->lock, c->output.dir, err) != 0) ||
       open_train_data(run, err) != 0 || open_val_data(run, err) != 0 || open_start(run, err) != 0 ||
-      loader_check(run->train_data, c->model.vocab_size, err) != 0)
+      check_tokens(run, err) != 0)
     return -1;
   check_validation(run);
-  return run->val_data ? loader_check(run->val_data, c->model.vocab_size, err) : 0;
+  return 0;
 }
 
 static int open_parts(Run *run, Error *err) {

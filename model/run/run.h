@@ -53,7 +53,6 @@ typedef struct Run {
   ValWindows val_windows;
   bool val_counted;     // val_bytes is known: the first validation counts them
   int64_t val_bytes;    // of the text that the windows predict, 0 where they have none
-  bool data_replaced;   // it was said that a token file's name belongs to another
   Error data_error;     // the error of the data; empty: none
   Tokenizer *tokenizer; // NULL: none is known
   Backend *be;
@@ -120,8 +119,9 @@ void run_print_finished(const Run *run);
 // who made them train all the same.
 //
 // An error: a training or validation file (val may be NULL) was made with another tokenizer, or
-// model.vocab_size is not the tokenizer's. It may have SPARE_TOKENS more, and any number more where
-// data.tokenizer is set.
+// model.vocab_size is more than SPARE_TOKENS above the tokenizer's; it may be where data.tokenizer
+// is set. It may be below the tokenizer's, as in a model whose tokenizer got one more token: the ids
+// in the files decide.
 enum { SPARE_TOKENS = 1024 };
 int run_tokenizer(Tokenizer **tokenizer, const Config *config, const Loader *train,
                   const Loader *val, const char *from, Error *err);

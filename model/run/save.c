@@ -73,18 +73,6 @@ static SaveResult save_at_once(Run *run) {
   return r;
 }
 
-// Warns once when the data files of the run were replaced.
-static void watch_names(Run *run) {
-  const char *path = loader_replaced(run->train_data);
-  if (!path && run->val_data) path = loader_replaced(run->val_data);
-  if (!path || run->data_replaced) return;
-  run->data_replaced = true;
-  fprintf(stderr,
-          "train: '%s' was replaced or removed; the run goes on with the files that it opened, but "
-          "cannot be resumed on others\n",
-          path);
-}
-
 static void note_sources(Run *run) {
   const TrainState *s = &run->state;
   double shares[MOST_SOURCES];
@@ -99,7 +87,6 @@ int run_save(Run *run, Error *err) {
   const bool saved = run->saved_step == run->state.step && !run->best_is_new;
   if (saved || c->train.save_interval < 0) return 0;
   run->best_is_new = false;
-  watch_names(run);
   note_sources(run);
   log_sync(&run->log); // so that it has all lines up to this step before the checkpoint is there
   range_push("save");

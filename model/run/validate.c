@@ -79,7 +79,7 @@ static int read_batch(Validation *v, int64_t i, int64_t windows) {
       return -1;
   }
   text_bytes_batch(&v->text, &v->batch, windows, run->config.train.sequence_length);
-  return loader_look(run->val_data, &run->data_error);
+  return 0;
 }
 
 // The sum of the losses of all rows that count.

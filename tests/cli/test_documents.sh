@@ -152,9 +152,12 @@ check the_log_has_the_shares_that_were_drawn "$(grep sources "$folder/mixed_run/
 half_of mixed_run mixed_half
 train_into mixed_half "$(mixture 3 1)" train.resume=auto
 check a_mixture_resumes_in_the_same_bits "$(said)" same_bits "$folder/mixed_run" "$folder/mixed_half"
+half_of mixed_run same_weights
+train_into same_weights "$(mixture 0.3 0.1)" train.resume=auto
+check weights_in_the_same_proportion_are_the_same "$(said)" same_bits "$folder/mixed_run" "$folder/same_weights"
 half_of mixed_run other_weights
 train_into other_weights "$(mixture 1 3)" train.resume=auto
-check other_weights_are_refused "$(said)" grep_said 'data.train was '
+check other_weights_are_refused "$(said)" grep_said "'$folder/words' had 75 % of the windows, and has 25 % now"
 train_into other_weights "$(mixture 1 3)" train.resume=auto train.resume_allow_changes=true
 drawn=$(grep -o '"drawn": "[0-9]*"' "$folder/other_weights/step-00000040/state.json" | tr -dc '0-9\n' | tr '\n' ' ')
 check allowed_they_hold_from_there_on "drawn: $drawn; $(said)" test "$drawn" = '40 40 ' # 30 and 10, then 10 and 30

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# A night of attacks, for NIGHT_MINUTES (480): signals, power cuts, damage in checkpoints, folders that are taken from under
-# their runs, limits of memory and faults at system calls, and beside them every fuzz target in turn. Ends with a table of what
+# A night of attacks, for NIGHT_MINUTES (480): signals, power cuts, damage in checkpoints and in data under a run, folders
+# that are taken from under their runs, limits of memory and faults at system calls, and beside them every fuzz target in turn. Ends with a table of what
 # was done and what failed, also in build/night/report.md;
 # what failed is kept in build/night/evidence, and the inputs that fuzzing found in build/night/corpus, for the next night.
 # usage: make night [NIGHT_MINUTES=480] [NIGHT_SEED=N]; FUZZERS: the targets' programs
@@ -30,7 +30,8 @@ attacks() {
     "$program" >"$said/$(basename "$program").0" 2>&1
   done
   part kills $((total * 40 / 100))
-  part flips $((total * 25 / 100))
+  part flips $((total * 20 / 100))
+  part data $((total * 5 / 100))
   part folders $((total * 12 / 100))
   part limits $((total * 8 / 100))
   unset TMPDIR
@@ -78,6 +79,8 @@ row() { # WHAT NUMBER PART
   for what in missing 'of another step' 'of another run'; do
     row "of these: a file $what" "$(sum_of flips "$what")" flips
   done
+  row 'data overwritten under a run, or before' "$(sum_of data trials)" data
+  row 'of these ended with an error' "$(sum_of data 'of .*: ended with an error')" data
   row 'runs whose folder was taken' "$(sum_of folders runs)" folders
   row 'processes in them' "$(sum_of folders processes)" folders
   row 'of these ended, as their folder was taken' "$(sum_of folders 'ended, as its folder was taken')" folders

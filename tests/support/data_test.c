@@ -1,4 +1,8 @@
 #include "tests/support/data_test.h"
+
+#include <unistd.h>
+#include <xxhash.h>
+
 #include "tests/support/test.h"
 
 int make_folder(void **state) {
@@ -27,14 +31,39 @@ void write_tokens(const char *path, const int32_t *tokens, int64_t count, int64_
       token_writer_append(&w, tokens + first, count - first, &err) != 0 ||
       token_writer_finish(&w, &err) != 0)
     fail_msg("%s", err.text);
+  token_writer_close(&w);
 }
 
-int check_tokens(const TokenFile *file, int64_t vocab_size, Error *err) {
-  TokenCheck check = {0};
-  int status;
-  while ((status = tokens_check(file, vocab_size, &check, err)) == 1) continue;
-  token_check_end(&check);
-  return status;
+void write_documents(DocumentsWriter *w, const char *token_path) {
+  Error err;
+  TokenFile file;
+  TokenFacts facts;
+  const int name = (int)strlen(token_path) - (name_ends_with(token_path, ".bin") ? 4 : 0);
+  unlink(path_text("%.*s.docs", name, token_path).text);
+  if (tokens_open(&file, token_path, &err) != 0 || tokens_check(&file, &facts, &err) != 0 ||
+      documents_write(w, token_path, &file.sums, facts.largest, &err) != 0)
+    fail_msg("%s", err.text);
+  tokens_close(&file);
+  documents_writer_free(w);
+}
+
+void make_version_1(const char *docs) {
+  unsigned char *bytes;
+  size_t size;
+  Error err;
+  const uint32_t version = 1, largest = 0;
+  uint64_t tokens, checksum;
+  if (file_read(docs, 1 << 24, (char **)&bytes, &size, &err) != 0) fail_msg("%s", err.text);
+  memcpy(&tokens, bytes + 8, sizeof tokens);
+  size -= (size_t)token_blocks((int64_t)tokens) * sizeof(uint64_t);
+  memcpy(bytes + 4, &version, sizeof version);
+  memcpy(bytes + 36, &largest, sizeof largest);
+  memmove(bytes + 40, bytes + 48, size - 48); // its checksum leaves this out
+  checksum = XXH3_64bits(bytes, size - 8);
+  memmove(bytes + 48, bytes + 40, size - 48);
+  memcpy(bytes + 40, &checksum, sizeof checksum);
+  if (file_write_atomic(docs, bytes, size, &err) != 0) fail_msg("%s", err.text);
+  free(bytes);
 }
 
 void next_batch(Loader *loader, int32_t *tokens, int32_t *targets) {

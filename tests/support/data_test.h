@@ -14,8 +14,10 @@ void assert_says(const Error *err, const char *words);
 // Writes a token file in two pieces; a failure fails the test.
 void write_tokens(const char *path, const int32_t *tokens, int64_t count, int64_t vocab_size);
 
-// tokens_check of the whole file: 0 or -1.
-int check_tokens(const TokenFile *file, int64_t vocab_size, Error *err);
+// Writes NAME.docs beside a token file that is there, and frees the writer.
+void write_documents(DocumentsWriter *w, const char *token_path);
+// Turns NAME.docs into what older versions of ./prepare wrote.
+void make_version_1(const char *docs);
 // loader_next, whose failure fails the test.
 void next_batch(Loader *loader, int32_t *tokens, int32_t *targets);
 

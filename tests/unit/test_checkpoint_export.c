@@ -275,6 +275,7 @@ TEST(a_state_may_say_what_it_was_trained_with) {
   saved.tokenizer = UINT64_MAX - 4;
   saved.data = UINT64_MAX - 5;
   saved.validation = UINT64_MAX - 6;
+  saved.tokens = UINT64_MAX - 7;
   strcpy(saved.backend, "cpu: 2 threads");
   must(tiny_run_save(&t.run, t.dir, NULL, &saved, 9, &err), &err);
   must(checkpoint_read_state(in(&t, "latest").text, &back, &err), &err);
@@ -287,6 +288,7 @@ TEST(a_state_may_say_what_it_was_trained_with) {
   must(checkpoint_read_state(t.dir, &back, &err), &err);
   assert_int_equal(back.tokenizer, 0);
   assert_int_equal(back.validation, 0);
+  assert_int_equal(back.tokens, 0);
   tiny_test_write(&t, "state.json", bad);
   expect_error(checkpoint_read_state(t.dir, &back, &err), &err, "'tokenizer' is not a string");
   free(old);

@@ -374,7 +374,6 @@ TEST(only_keys_that_shape_the_run_must_be_equal_on_resume) {
   }
   char *const shaping[] = {"train.batch_size=2",
                            "train.seed=1",
-                           "data.train=u.bin",
                            "data.shuffle=false",
                            "model.rope_theta=7",
                            "backend.kernels=fused",
@@ -388,8 +387,9 @@ TEST(only_keys_that_shape_the_run_must_be_equal_on_resume) {
   char *both[] = {"train.seed=11", "data.train=u.bin", "train.steps=11", "train.resume=auto"};
   const Config now = parse_with(MINIMAL, 4, both);
   assert_int_equal(config_compare(&saved, &now, &err), -1);
-  expect_words(&err, (const char *const[]){"train.seed was 1337 and is 11", "resume_allow_changes",
-                                           "data.train was \"t.bin\" and is \"u.bin\"", NULL});
+  expect_words(
+      &err, (const char *const[]){"train.seed was 1337 and is 11", "resume_allow_changes", NULL});
+  assert_null(strstr(err.text, "data.train")); // the tokens are compared, not their path
   char *changes = config_changes(&saved, &now);
   assert_string_equal(changes, "data.train \"t.bin\" -> \"u.bin\", train.steps 10 -> 11, "
                                "train.seed 1337 -> 11");

@@ -1,5 +1,6 @@
 // The file of documents' ends and of the mask: read back as written, and one sentence for each
 // fault.
+#include <fcntl.h>
 #include <unistd.h>
 #include <xxhash.h>
 
@@ -7,7 +8,10 @@
 #include "tests/support/data_test.h"
 #include "tests/support/test.h"
 
-enum { TOKENS = 20, FILE_BYTES = DOCUMENTS_HEADER_BYTES + 3 * 4 + 3, TOKENS_SUM = 77 };
+enum { TOKENS = 20, FILE_BYTES = DOCUMENTS_HEADER_BYTES + 3 * 4 + 3 + 8, TOKENS_SUM = 77 };
+
+static uint64_t block_of_tokens = 0x1122334455667788;
+static const BlockSums token_sums = {.sums = &block_of_tokens, .count = 1, .whole = TOKENS_SUM};
 
 // Documents of 5, 9 and 6 tokens, given in pieces; of the second, tokens 8 to 10 do not count.
 static PathText write_three(const char *folder, const char *name) {
@@ -19,7 +23,7 @@ static PathText write_three(const char *folder, const char *name) {
   documents_add(&w, 3, NULL, true);
   documents_add(&w, 9, mask, true);
   documents_add(&w, 6, NULL, false);
-  if (documents_write(&w, path.text, TOKENS_SUM, &err) != 0) fail_msg("%s", err.text);
+  if (documents_write(&w, path.text, &token_sums, 19, &err) != 0) fail_msg("%s", err.text);
   documents_writer_free(&w);
   return path;
 }
@@ -30,6 +34,8 @@ TEST(ends_and_mask_are_read_back) {
   if (documents_open(&d, path.text, TOKENS, TOKENS_SUM, &err) != 0) fail_msg("%s", err.text);
   assert_int_equal(d.size, FILE_BYTES);
   assert_int_equal(d.count, 3);
+  assert_int_equal(d.largest, 19);
+  assert_true(d.token_sums[0] == block_of_tokens);
   uint32_t ends[3];
   assert_int_equal(documents_ends(&d, 0, 3, ends, &err), 0);
   assert_int_equal(ends[0], 5);
@@ -64,7 +70,9 @@ TEST(a_long_mask_is_read_back) {
   DocumentsWriter w = {0};
   for (int i = 0; i < COUNT; i += 1009)
     documents_add(&w, COUNT - i < 1009 ? COUNT - i : 1009, mask + i, true);
-  assert_int_equal(documents_write(&w, path.text, 0, &err), 0);
+  uint64_t blocks[(COUNT + BLOCK_TOKENS - 1) / BLOCK_TOKENS] = {0};
+  const BlockSums sums = {.sums = blocks, .count = token_blocks(COUNT)};
+  assert_int_equal(documents_write(&w, path.text, &sums, 0, &err), 0);
   documents_writer_free(&w);
   Documents d;
   if (documents_open(&d, path.text, COUNT, 0, &err) != 0) fail_msg("%s", err.text);
@@ -74,6 +82,18 @@ TEST(a_long_mask_is_read_back) {
     for (int i = first; i < COUNT; i++)
       if (found[i - first] != mask[i]) fail_msg("token %d", i);
   }
+  // Nothing that was written over it later is given out.
+  uint32_t ends[100];
+  const int fd = open(path_text("%s/long.docs", (char *)*state).text, O_WRONLY);
+  assert_int_equal(pwrite(fd, "\xff\xff", 2, d.size - sizeof blocks - 5), 2);
+  assert_int_equal(documents_mask(&d, 0, 1000, found, &err), 0);
+  assert_int_equal(documents_mask(&d, COUNT - 9, 9, found, &err), -1);
+  assert_says(&err, "long.docs' was changed while it was in use, or is damaged");
+  assert_int_equal(documents_ends(&d, 0, 100, ends, &err), 0);
+  assert_int_equal(pwrite(fd, "\xff\xff", 2, DOCUMENTS_HEADER_BYTES + 60), 2);
+  assert_int_equal(documents_ends(&d, 50, 1, ends, &err), -1);
+  assert_says(&err, "long.docs' was changed while it was in use, or is damaged");
+  close(fd);
   documents_close(&d);
   free(found);
   free(mask);
@@ -129,14 +149,16 @@ TEST(each_fault_has_its_sentence) {
   const Bytes good = good_bytes(*state);
   Bytes b = with(good, 0, DOCUMENTS_MAGIC);
   assert_memory_equal(b.at, good.at, FILE_BYTES);
-  refused(&good, FILE_BYTES - 1, TOKENS_SUM, "cut short: its header promises 63 bytes");
-  refused(&good, FILE_BYTES + 1, TOKENS_SUM, "too long: its header promises 63 bytes");
+  refused(&good, FILE_BYTES - 1, TOKENS_SUM, "cut short: its header promises 71 bytes");
+  refused(&good, FILE_BYTES + 1, TOKENS_SUM, "too long: its header promises 71 bytes");
   refused(&good, DOCUMENTS_HEADER_BYTES - 1, TOKENS_SUM, "47 bytes, less than the header's 48");
   refused(&good, FILE_BYTES, TOKENS_SUM + 1, "belongs to other tokens");
   b = with(good, 0, 5);
   refused(&b, FILE_BYTES, TOKENS_SUM, "does not hold the ends of documents: its first number is 5");
-  b = with(good, 4, 2);
-  refused(&b, FILE_BYTES, TOKENS_SUM, "has the version 2, but only 1 is known");
+  b = with(good, 4, 3);
+  refused(&b, FILE_BYTES, TOKENS_SUM, "has the version 3, but only 1 to 2 are known");
+  b = with(good, 4, 1);
+  refused(&b, FILE_BYTES, TOKENS_SUM, "too long: its header promises 63 bytes");
   b = with(good, 8, TOKENS + 1); // 21 tokens have as many bytes of mask
   refused(&b, FILE_BYTES, TOKENS_SUM, "document 3 of 3 ends at token 20 of 21, before the last");
   b = with(good, 56, TOKENS + 1);
@@ -151,6 +173,20 @@ TEST(each_fault_has_its_sentence) {
   refused(&b, FILE_BYTES, TOKENS_SUM, "damaged header: 0 documents in 20 tokens");
   b = with(good, 12, 1); // beyond 2^31 tokens
   refused(&b, FILE_BYTES, TOKENS_SUM, "damaged header: 3 documents in 4294967316 tokens");
+}
+
+TEST(version_1_is_read_and_has_the_same_content) {
+  const PathText path = write_three(*state, "older");
+  Documents two, one;
+  if (documents_open(&two, path.text, TOKENS, TOKENS_SUM, &err) != 0) fail_msg("%s", err.text);
+  make_version_1(path_text("%s/older.docs", (char *)*state).text);
+  if (documents_open(&one, path.text, TOKENS, TOKENS_SUM, &err) != 0) fail_msg("%s", err.text);
+  assert_int_equal(one.count, 3);
+  assert_null(one.token_sums);
+  assert_true(one.content == two.content && one.content == one.checksum);
+  assert_true(one.checksum != two.checksum);
+  documents_close(&one);
+  documents_close(&two);
 }
 
 TEST(every_flipped_bit_is_found) {
@@ -172,7 +208,7 @@ TEST(a_full_disk_is_an_error) {
   documents_add(&w, 3, NULL, true);
   const PathText path = path_text("%s/full", (char *)*state);
   assert_int_equal(symlink("/dev/full", path_text("%s.docs", path.text).text), 0);
-  assert_int_equal(documents_write(&w, path.text, 0, &err), -1);
+  assert_int_equal(documents_write(&w, path.text, &token_sums, 0, &err), -1);
   assert_says(&err, "No space left on device");
   documents_writer_free(&w);
 }
@@ -189,7 +225,8 @@ TEST(the_files_of_two_datasets_are_refused) {
     assert_int_equal(token_writer_append(&t, tokens + i, 3, &err), 0);
     assert_int_equal(token_writer_finish(&t, &err), 0);
     documents_add(&w, 3, NULL, true);
-    assert_int_equal(documents_write(&w, path.text, t.checksum, &err), 0);
+    assert_int_equal(documents_write(&w, path.text, &t.sums, t.largest, &err), 0);
+    token_writer_close(&t);
     documents_writer_free(&w);
   }
   TokenFile file;

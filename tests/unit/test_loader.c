@@ -302,9 +302,30 @@ TEST(a_folder_stands_for_the_files_of_its_split) {
   loader_close(loader);
 }
 
-TEST(a_name_with_brackets_is_found) {
-  write_count(*state, "odd[1].bin", 0, 10);
-  loader_close(open_or_fail(*state, "odd[1].bin", (LoaderConfig){.batch = 1, .seq = 3}));
+// What exists is literal, in the name of a file or of any folder above it.
+TEST(names_with_special_characters_are_found) {
+  static const char *const names[] = {"odd[1]", "a*b", "why?", "back\\slash", "x[!a]"};
+  for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+    LoaderConfig config = {.split = "train", .batch = 1, .seq = 3};
+    const PathText file = path_text("%s.bin", names[i]), folder = path_text("%s.d", names[i]),
+                   inside = path_text("%s/train-00000.bin", folder.text);
+    assert_int_equal(directory_create(path_text("%s/%s", (char *)*state, folder.text).text, &err),
+                     0);
+    write_count(*state, file.text, 0, 10);
+    write_count(*state, inside.text, 0, 20);
+    Loader *loader = open_or_fail(*state, file.text, config);
+    assert_int_equal(loader->tokens, 10);
+    loader_close(loader);
+    loader = open_or_fail(*state, folder.text, config);
+    assert_int_equal(loader->tokens, 20);
+    loader_close(loader);
+    loader = open_or_fail(*state, inside.text, config);
+    assert_int_equal(loader->file_count, 1);
+    loader_close(loader);
+  }
+  assert_null(
+      try_open(*state, "odd[1].d", (LoaderConfig){.split = "no", .batch = 1, .seq = 1}, &err));
+  assert_says(&err, "odd[1].d/no-*.bin'");
 }
 
 TEST(a_faulty_file_among_good_ones_is_named) {
@@ -312,7 +333,7 @@ TEST(a_faulty_file_among_good_ones_is_named) {
   write_count(*state, "mixed-1.bin", 300, 100);
   const LoaderConfig config = {.batch = 1, .seq = 3, .vocab_size = 350};
   assert_null(try_open(*state, "mixed-*.bin", config, &err));
-  assert_says(&err, "mixed-1.bin' has the token id 350 at position 50");
+  assert_says(&err, "mixed-1.bin' has the token id 399, but the model knows only 0 to 349");
   char *path = xasprintf("%s/mixed-2.bin", (char *)*state);
   assert_int_equal(file_write_atomic(path, "text", 4, &err), 0);
   free(path);

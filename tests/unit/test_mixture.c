@@ -103,12 +103,10 @@ static void write_masked(const char *folder, const char *name, int32_t tokens, i
                          const uint8_t *mask) {
   const PathText path = path_text("%s/%s", folder, name);
   DocumentsWriter w = {0};
-  Error err;
   write_count(folder, name, 0, tokens);
   for (int32_t at = 0; at < tokens; at += length)
     documents_add(&w, length, mask ? mask + at : NULL, true);
-  if (documents_write(&w, path.text, 0, &err) != 0) fail_msg("%s", err.text);
-  documents_writer_free(&w);
+  write_documents(&w, path.text);
 }
 
 // Three quarters of all.bin, a quarter of few.bin.

@@ -6,19 +6,17 @@
 
 // Files whose tokens count on from `first`, with documents of these lengths. mask: [all tokens] or
 // NULL.
-static void write_documents(const char *folder, const char *name, int32_t first, int count,
-                            const int32_t *lengths, const uint8_t *mask) {
+static void write_lengths(const char *folder, const char *name, int32_t first, int count,
+                          const int32_t *lengths, const uint8_t *mask) {
   const PathText path = path_text("%s/%s", folder, name);
   int32_t tokens = 0;
   DocumentsWriter w = {0};
-  Error err;
   for (int i = 0; i < count; i++) {
     documents_add(&w, lengths[i], mask ? mask + tokens : NULL, true);
     tokens += lengths[i];
   }
   write_count(folder, name, first, tokens);
-  if (documents_write(&w, path.text, 0, &err) != 0) fail_msg("%s", err.text);
-  documents_writer_free(&w);
+  write_documents(&w, path.text);
 }
 
 enum { DOCUMENTS = 400 };
@@ -87,7 +85,7 @@ TEST(every_token_but_a_documents_first_is_a_target_once_an_epoch) {
   Seen *seen = xmalloc(sizeof *seen);
   int32_t lengths[DOCUMENTS];
   assert_true(draw_lengths(2, lengths) < COUNTED_VOCAB - 1);
-  write_documents(*state, "epoch.bin", 1, DOCUMENTS, lengths, NULL);
+  write_lengths(*state, "epoch.bin", 1, DOCUMENTS, lengths, NULL);
   for (int64_t T = 1; T <= 1024; T *= 4) {
     Loader *loader = open_packed(*state, "epoch.bin", 1, T);
     assert_true(loader->packed);
@@ -116,7 +114,7 @@ TEST(windows_are_as_full_as_those_of_first_fit) {
   int32_t lengths[DOCUMENTS], left[DOCUMENTS * 10];
   for (uint64_t key = 0; key < 20; key++) {
     draw_lengths(key, lengths);
-    write_documents(*state, "fit.bin", 1, DOCUMENTS, lengths, NULL);
+    write_lengths(*state, "fit.bin", 1, DOCUMENTS, lengths, NULL);
     int64_t windows = 0;
     for (int i = 0; i < DOCUMENTS; i++)
       for (int32_t rows = lengths[i] - 1; rows > 0; rows -= T) {
@@ -138,7 +136,7 @@ TEST(a_small_packing_is_as_by_hand) {
   enum { T = 8 };
   const int32_t lengths[6] = {4, 7, 1, 2, 3, 6}; // rows 3 6 0 1 2 5, first tokens 1 5 12 13 15 18
   const int32_t firsts[3][2] = {{5, 15}, {18, 1}, {13, 0}}, rows[3][2] = {{6, 2}, {5, 3}, {1, 7}};
-  write_documents(*state, "hand.bin", 1, 6, lengths, NULL);
+  write_lengths(*state, "hand.bin", 1, 6, lengths, NULL);
   Loader *loader = open_or_fail(*state, "hand.bin", (LoaderConfig){.batch = 3, .seq = T});
   Batch batch = batch_alloc(3 * T);
   assert_int_equal(loader_next(loader, &batch, &err), 0);
@@ -161,7 +159,7 @@ TEST(a_sought_packed_loader_gives_the_batches_of_one_that_ran) {
   enum { T = 64, B = 4, BATCHES = 40 };
   int32_t lengths[DOCUMENTS];
   draw_lengths(5, lengths);
-  write_documents(*state, "seek.bin", 1, 15, lengths, NULL);
+  write_lengths(*state, "seek.bin", 1, 15, lengths, NULL);
   Loader *loader = open_packed(*state, "seek.bin", B, T);
   Batch batches[BATCHES], again = batch_alloc(B * T);
   for (int i = 0; i < BATCHES; i++) {
@@ -194,7 +192,7 @@ TEST(tokens_that_do_not_count_are_no_targets) {
   uint8_t *mask = xcalloc((size_t)tokens, 1);
   for (int64_t i = 0; i < tokens; i++) mask[i] = rng_u64(1, (uint64_t)(i / 30)) % 3 == 0;
   Seen *seen = xmalloc(sizeof *seen);
-  write_documents(*state, "mask.bin", 1, DOCUMENTS, lengths, mask);
+  write_lengths(*state, "mask.bin", 1, DOCUMENTS, lengths, mask);
   Loader *loader = open_packed(*state, "mask.bin", 1, T);
   see_epoch(loader, seen);
   int64_t at = 0, wrong = 0;
@@ -218,7 +216,7 @@ TEST(joined_windows_have_the_mask_too) {
   enum { T = 4 };
   const int32_t lengths[2] = {6, 7};
   const uint8_t mask[13] = {1, 0, 1, 1, 0, 1, 0, 1, 1, 1, 1, 0, 1};
-  write_documents(*state, "joined.bin", 1, 2, lengths, mask);
+  write_lengths(*state, "joined.bin", 1, 2, lengths, mask);
   const LoaderConfig config = {.batch = 3, .seq = T, .documents = DOCUMENTS_JOIN};
   Loader *loader = open_or_fail(*state, "joined.bin", config);
   Batch batch = batch_alloc(3 * T);
@@ -279,7 +277,7 @@ TEST(every_window_has_a_token_that_counts) {
   const int64_t tokens = draw_lengths(11, lengths);
   uint8_t *mask = sparse_mask(tokens);
   bool *first = xcalloc((size_t)tokens, 1);
-  write_documents(*state, "sparse.bin", 1, DOCUMENTS, lengths, mask);
+  write_lengths(*state, "sparse.bin", 1, DOCUMENTS, lengths, mask);
   for (size_t i = 0; i < sizeof configs / sizeof *configs; i++) {
     LoaderConfig config = configs[i];
     const bool join = config.documents == DOCUMENTS_JOIN;
@@ -311,7 +309,7 @@ TEST(whole_files_are_windows_to_their_ends) {
   uint8_t *mask = xcalloc((size_t)tokens, 1);
   bool *first = xcalloc((size_t)tokens, 1);
   memset(mask, 1, (size_t)tokens);
-  write_documents(*state, "whole.bin", 1, DOCUMENTS, lengths, NULL);
+  write_lengths(*state, "whole.bin", 1, DOCUMENTS, lengths, NULL);
   LoaderConfig config = {.batch = 1, .seq = 100, .whole = true, .documents = DOCUMENTS_JOIN};
   Loader *joined = open_or_fail(*state, "whole.bin", config);
   first[0] = true;
@@ -332,11 +330,11 @@ TEST(whole_files_are_windows_to_their_ends) {
 TEST(data_in_which_no_token_counts_are_refused) {
   const int32_t lengths[2] = {6, 7};
   uint8_t mask[13] = {1, 0, 0, 0, 0, 0, 1}; // each document's first, which is no target
-  write_documents(*state, "none.bin", 1, 2, lengths, mask);
+  write_lengths(*state, "none.bin", 1, 2, lengths, mask);
   assert_null(try_open(*state, "none.bin", (LoaderConfig){.batch = 1, .seq = 4}, &err));
   assert_says(&err, "none.bin' has no token that counts as a target: its mask leaves out all 13");
   mask[6] = 0;
-  write_documents(*state, "none.bin", 1, 2, lengths, mask);
+  write_lengths(*state, "none.bin", 1, 2, lengths, mask);
   const LoaderConfig join = {.batch = 1, .seq = 4, .documents = DOCUMENTS_JOIN};
   assert_null(try_open(*state, "none.bin", join, &err));
   assert_says(&err, "none.bin' has no token that counts as a target: its mask leaves out all 13");
@@ -347,7 +345,7 @@ TEST(padding_is_no_longer_than_the_longest_document) {
   enum { T = 32, B = 3 };
   int32_t lengths[DOCUMENTS];
   for (int i = 0; i < DOCUMENTS; i++) lengths[i] = 11;
-  write_documents(*state, "short.bin", 1, 9, lengths, NULL);
+  write_lengths(*state, "short.bin", 1, 9, lengths, NULL);
   Loader *loader = open_packed(*state, "short.bin", 1, T);
   assert_int_equal(loader->longest, 10);
   Batch batch = batch_alloc(B * T);
@@ -372,7 +370,7 @@ TEST(without_ends_windows_are_joined) {
 
 TEST(documents_of_one_token_have_nothing_to_predict) {
   const int32_t lengths[3] = {1, 1, 1};
-  write_documents(*state, "ones.bin", 1, 3, lengths, NULL);
+  write_lengths(*state, "ones.bin", 1, 3, lengths, NULL);
   assert_null(try_open(*state, "ones.bin", (LoaderConfig){.batch = 1, .seq = 4}, &err));
   assert_says(&err, "ones.bin' has no token to predict: a document needs two tokens or more");
 }

@@ -61,6 +61,7 @@ static Loader *loader_of(const char *folder, const char *name, uint64_t maker) {
   must(token_writer_open(&w, path.text, BYTE_VOCAB, maker, &err), &err);
   must(token_writer_append(&w, tokens, 100, &err), &err);
   must(token_writer_finish(&w, &err), &err);
+  token_writer_close(&w);
   Loader *loader = loader_open(&(LoaderConfig){.pattern = path.text, .batch = 1, .seq = 8}, &err);
   if (!loader) fail_msg("%s", err.text);
   return loader;
@@ -106,13 +107,8 @@ TEST(files_and_vocabulary_must_be_the_tokenizers) {
       {bytes, bytes, "", "", 32000, "", {"model.vocab_size is 32000", "'bytes' has 258 tokens"}},
       {bytes, bytes, "bytes", "", 32000, "bytes", {NULL}},
       {0, 0, "bytes", "", 32000, "bytes", {NULL}},
-      {bytes,
-       bytes,
-       "bytes",
-       "",
-       257,
-       "",
-       {"model.vocab_size is 257", "258 tokens: set it to that"}},
+      {bytes, bytes, "bytes", "", 257, "bytes", {NULL}}, // the ids in the files decide
+      {bytes, bytes, "", "", 3000, "", {"model.vocab_size is 3000", "258 tokens: set it to that"}},
       {OTHERS, 0, "", "", 258, "", {"train.bin", "fingerprint 0000000000003039", "data.tokenizer"}},
       {bytes, OTHERS, "", "", 258, "", {"val.bin", "3039", "the run's tokenizer is 'bytes'"}},
       {OTHERS, OTHERS, "bytes", "", 258, "", {"train.bin", "3039", "is 'bytes'", "./prepare"}},
@@ -136,7 +132,8 @@ TEST(the_data_name_their_tokenizer_before_the_model_does) {
       {models, 0, "", model, 100, "", {"made with another", "is '", data}},
       {datas, models, model, "", 100, "", {"train.bin", "made with the tokenizer '", data}},
       {bytes, 0, "", "", 258, "", {"made with the tokenizer 'bytes', but", data}},
-      {datas, datas, "", "", 20, "", {"model.vocab_size is 20, but", data, "has 21 tokens"}},
+      {datas, datas, "", "", 20, data, {NULL}},
+      {datas, datas, "", model, 3000, "", {"is 3000", data, "has 21 tokens: take token files"}},
   };
   const Case alone[] = {
       {0, 0, "", model, 26, model, {NULL}},
