@@ -52,7 +52,7 @@ mkdir "$folder/bin"
 cat >"$folder/bin/gcc" <<END
 #!/bin/sh
 case \$* in *dnnl*) exit 1 ;; esac
-exec $(command -v gcc) "\$@"
+PATH='$PATH' exec gcc "\$@" # ccache, which may be this gcc, looks for the next one on the PATH
 END
 cat >"$folder/bin/apt-get" <<END
 #!/bin/sh
