@@ -71,7 +71,7 @@ deb_of() {
 passed_over=()
 for name in "${packages[@]}"; do
   if ! deb=$(deb_of "$name"); then
-    (cd "$keep" && apt-get download -q=2 "$name" >/dev/null 2>"$work/why") || true
+    (cd "$keep" && apt-get download -q=2 "$name") >/dev/null 2>"$work/why" || true
     deb=$(deb_of "$name") || { passed_over+=("$name") && continue; }
   fi
   echo "unpacking $name"

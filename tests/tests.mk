@@ -5,10 +5,10 @@ UNIT_TESTS := $(patsubst %.c,build/release/%,$(wildcard tests/unit/test_*.c))
 ASAN_TESTS := $(UNIT_TESTS:build/release/%=build/asan/%)
 GRADCHECKS := $(patsubst %.c,build/double/%,$(wildcard tests/unit/gradcheck_*.c))
 SCRIPT_TESTS := $(wildcard tests/cli/test_*.sh)
-SLOW_SCRIPTS := $(patsubst %,tests/cli/test_%.sh,by_hand gpu_flags memory model_folder night peers \
-  plot real_text rebuild run_folder)
-# These send signals at moments that a busy machine would shift, so they run alone.
-TIMED_SCRIPTS := $(patsubst %,tests/cli/test_%.sh,night resume)
+SLOW_SCRIPTS := $(patsubst %,tests/cli/test_%.sh,bare_systems gpu_flags memory model_folder night \
+  page_commands peers plot real_text rebuild run_folder)
+# These send signals at moments that a busy machine would shift, or run tests, so they run alone.
+TIMED_SCRIPTS := $(patsubst %,tests/cli/test_%.sh,bare_systems night resume)
 scripts_of = $(filter-out $(TIMED_SCRIPTS),$1) --alone $(filter $(TIMED_SCRIPTS),$1)
 
 # ---- tests/unit. tests.a is what tests share, and the library without a GPU.
@@ -17,6 +17,9 @@ SUPPORT := $(SUPPORT:.c=.o)
 build/%/tests.a: $(addprefix build/%/,$(SUPPORT) $(LIBRARY:.c=.o) kernels/no_cuda.o); $(ARCHIVE)
 $(foreach f,release asan double,$(eval build/$f/tests/unit/%: build/$f/tests/unit/%.o \
   build/$f/tests.a; $$(LINK) -lcmocka))
+# Central differences mean nothing in fp32.
+$(foreach f,release asan,$(eval build/$f/tests/unit/gradcheck_%:; \
+  @echo 'make: gradchecks are in double precision: make build/double/tests/unit/gradcheck_$$*' >&2; exit 1))
 
 # A test compares our declarations with cuDNN's headers.
 build/%/test_attention_graph.o: EXTRA_FLAGS = $(NVTX_FLAGS)

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Runs llama.cpp's converter over a folder with a tokenizer that was trained here.
 
-usage: scripts/elsewhere/to_gguf.py LLAMA_CPP FOLDER [options of convert_hf_to_gguf.py]
+usage: scripts/elsewhere/to_gguf.py LLAMA_CPP FOLDER [options of convert_hf_to_gguf.py, --outfile and --outtype too]
 
 LLAMA_CPP is a checkout of github.com/ggml-org/llama.cpp. Its converter knows a byte-level BPE by
 the ids of one test string, so it refuses a vocabulary that it has not met. What llama.cpp must know

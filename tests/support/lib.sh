@@ -29,6 +29,12 @@ must() {
   fi
 }
 
+# The files of the tree, one a line: those that git knows or would add; without git all that nobody built.
+tree() {
+  if [ -e .git ]; then git ls-files --cached --others --exclude-standard | while IFS= read -r file; do [ ! -e "$file" ] || echo "$file"; done
+  else find . -type f ! -path './build/*' ! -path './runs/*' ! -path './data/*/*.*' -o -path './data/*/*.[ch]' | cut -c 3-; fi
+}
+
 # write_text LINES: the lines differ, so that there is something to learn and to shuffle.
 write_text() { seq -f 'line %g is a line of a small text, and so is the next one.' "$1"; }
 
