@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Installs what is missing from the distribution's packages, and only that.
-# usage: scripts/install_packages.sh build|test     test: what the build needs, and the tests
+# usage: scripts/install_packages.sh build|test|all     test: what the build needs, and the tests; all: and test.sh --all
 # It tries whether a compiler or library works, so one that was installed another way counts, too.
 set -u
 
@@ -42,15 +42,20 @@ find_missing() {
   module libzstd || { packages+=(libzstd-dev) && words+=('zstd'); }
   module libxxhash || { packages+=(libxxhash-dev) && words+=('xxHash'); }
   # oneDNN pays where the CPU has AMX. The build goes without it, too.
-  if [ "$1" = test ] || grep -qw amx_bf16 /proc/cpuinfo 2>/dev/null; then
+  if [ "$1" != build ] || grep -qw amx_bf16 /proc/cpuinfo 2>/dev/null; then
     "$cc" -E -include oneapi/dnnl/dnnl.h -x c /dev/null >/dev/null 2>&1 || optional+=(libdnnl-dev)
   fi
-  [ "$1" = test ] || return 0
+  [ "$1" != build ] || return 0
   command -v python3 >/dev/null || { packages+=(python3) && words+=('Python'); }
   module cmocka || { packages+=(libcmocka-dev) && words+=('cmocka'); }
   # Some releases have libFuzzer's run-time library in a package of its own.
   compiles "$fuzz_cc" -fopenmp -fsanitize=fuzzer,address,undefined ||
     { packages+=(clang libomp-dev libclang-rt-dev) && words+=('clang with libFuzzer and OpenMP'); }
+  [ "$1" = all ] || return 0
+  # What tests of pages and of bare systems call; they skip what is not there.
+  for package in groff-base:groff zstd:zstd xz-utils:xz debootstrap:debootstrap; do
+    command -v "${package#*:}" >/dev/null || optional+=("${package%:*}")
+  done
 }
 
 missing_words() {
@@ -103,7 +108,7 @@ install_optional() {
 }
 
 what=${1:-}
-[ "$what" = build ] || [ "$what" = test ] || fail "say what for: build or test"
+[[ $what =~ ^(build|test|all)$ ]] || fail "say what for: build, test or all"
 find_missing "$what"
 if [ ${#packages[@]} = 0 ] && [ ${#optional[@]} != 0 ]; then
   install_optional

@@ -8,8 +8,8 @@ cd "$(dirname "$0")/.." || exit 1
 start=$SECONDS
 
 case "$*" in
-'') programs=quick-programs tests=test ;;
---all) programs='test-programs fuzz-programs' tests=test-all ;;
+'') packages=test programs=quick-programs tests=test ;;
+--all) packages=all programs='test-programs fuzz-programs' tests=test-all ;;
 -h | --help)
   sed -n '2,5s/^# //p' "$0"
   exit 0
@@ -20,7 +20,7 @@ case "$*" in
   ;;
 esac
 
-scripts/install_packages.sh test || exit 1
+scripts/install_packages.sh $packages || exit 1
 # Everything is built first: some tests watch the clock and want the machine for themselves.
 # shellcheck disable=SC2086 # one word a target
 if ! make -s -j"$(nproc)" $programs; then
