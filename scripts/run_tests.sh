@@ -46,7 +46,7 @@ run() {
   *) XDG_CACHE_HOME=$log.cache timeout -k 10 "$limit" "$program" ;;
   esac >"$log" 2>&1 </dev/null
   status=$?
-  seconds=$(awk -v a="$start" -v b="$(date +%s.%N)" 'BEGIN { printf "%.1f", b - a }')
+  seconds=$(LC_ALL=C awk -v a="$start" -v b="$(date +%s.%N)" 'BEGIN { printf "%.1f", b - a }')
   sed -i -E 's/^not ok ([0-9]+ # SKIP\b)/ok \1/' "$log" # cmocka 1.1.5 calls a skipped test so
   ok=$(grep -cE '^ok\b' "$log")
   not_ok=$(grep -cE '^not ok\b' "$log")

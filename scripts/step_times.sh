@@ -12,6 +12,7 @@
 # is written below a temporary folder. DEVICE=cpu times on the CPU, in PRECISION fp32; also bf16, of
 # products alone.
 set -euo pipefail
+export LC_ALL=C # awk and sort read 1.5, not 1,5
 case ${1:-} in -h | --help)
   sed -n '2,14s/^# //p' "$0"
   exit 0

@@ -5,6 +5,7 @@
 # PEERS ('compile compile+amp'; torch_llama.py --help says what there is), PRECISION (bf16; fp8 needs
 # torchao), STEPS (40), PYTHON (python3, with torch), DEVICE=cpu. What is not installed is said and left out.
 set -euo pipefail
+export LC_ALL=C # awk and sort read 1.5, not 1,5
 case ${1:-} in -h | --help)
   sed -n '2,6s/^# //p' "$0"
   exit 0

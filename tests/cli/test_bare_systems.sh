@@ -47,6 +47,14 @@ inside() { # PLACE ROOT
     enter=(chroot "$root" env -i -C /coda HOME=/root PATH=/usr/sbin:/usr/bin:/sbin:/bin)
   fi
   mkdir "$root/coda" && tree | tar -cf - -T - | tar -xf - -C "$root/coda" || exit
+  # In one of them a user with sudo, whose numbers have a comma.
+  if [ "$place" = trixie ]; then
+    "${enter[@]}" sh -c 'apt-get install -y --no-install-recommends sudo locales &&
+      localedef -i de_DE -f UTF-8 de_DE.UTF-8 && useradd -m user && chown -R user /coda &&
+      echo "user ALL=(ALL) NOPASSWD: ALL" >/etc/sudoers.d/user' >"$root.log" 2>&1 ||
+      no_place "no user: $(tail -n 1 "$root.log")"
+    enter=(chroot --userspec user "${enter[@]:1}" HOME=/home/user LANG=de_DE.UTF-8)
+  fi
   try './scripts/quickstart.sh --steps 50'
   try ./scripts/test.sh
   exit "$failed"

@@ -60,7 +60,7 @@ echo "\$*" >>"$folder/apt-get.said"
 echo 'E: Unable to locate package libdnnl-dev'
 exit "\$APT_STATUS"
 END
-printf '#!/bin/sh\nexec "$@"\n' >"$folder/bin/sudo"
+printf '#!/bin/sh\n[ "$1" != -n ] || shift\nexec "$@"\n' >"$folder/bin/sudo"
 chmod +x "$folder"/bin/*
 installs() { # STATUS: of apt-get
   PATH=$folder/bin:$PATH APT_STATUS=$1 scripts/install_packages.sh test >"$folder/said" 2>&1 </dev/null

@@ -94,7 +94,7 @@ must "$TRAIN" "$config" "output.dir=$folder/evened" "data.val=$folder/even.bin" 
 logged=$(grep '"val","step":20' "$folder/evened/log.jsonl" | sed 's/.*"loss":\([0-9.]*\).*/\1/')
 loss=$(value loss "$folder/evened" --data "$folder/even.bin" --length 32 --batch 2)
 check the_loss_is_the_runs_own "it is $loss, the run's was $logged" \
-  test "$(printf '%.6f nats a token' "$logged")" = "$loss"
+  test "$(LC_ALL=C printf '%.6f nats a token' "$logged")" = "$loss"
 said=$(value loss "$folder/evened" --data "$folder/even.bin" --length 32 --batch 3)
 check it_does_not_depend_on_the_batch "it is $said" test "$loss" = "$said"
 # A window of one token sees that token alone: files may be cut anywhere.

@@ -68,7 +68,7 @@ agrees() {
     END { exit !(NR == 2 && count == 15 && !bad) }'
 }
 target=$(expected plain 0 | cut -d ' ' -f 1)
-check the_target_is_what_the_first_ends_with "$target: $(head -n 1 "$out/table.md")" grep -q "^| recipe .* steps to $(printf '%.4f' "$target") |" "$out/table.md"
+check the_target_is_what_the_first_ends_with "$target: $(head -n 1 "$out/table.md")" grep -q "^| recipe .* steps to $(LC_ALL=C printf '%.4f' "$target") |" "$out/table.md"
 for name in plain fast short; do
   check "the_row_of_${name}_is_that_of_its_logs" "$(row "$name"), not $(expected "$name" "$target")" agrees "$name" "$target"
 done

@@ -7,6 +7,11 @@ folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
 failed=0
 
+# Logs have 1.5 and names an order, whatever the user's locale has: only what is tested sees that one.
+ls() { LC_ALL=C command ls "$@"; }
+awk() { LC_ALL=C command awk "$@"; }
+sort() { LC_ALL=C command sort "$@"; }
+
 passes() { echo "ok - $1"; }
 fails() {
   echo "not ok - $1: ${2//$'\n'/; }"
