@@ -211,9 +211,9 @@ int checkpoint_read_state(const char *path, TrainState *state, Error *err);
 // lm_head.weight that equals its embedding, are skipped). With the moments the weights are the
 // masters that stand beside them, if any. Nothing is written before names and shapes are checked,
 // then the masters and the compute copies. A value that is not the one that was checked when the
-// checkpoint was opened is an error, after which the model is not to be used. AdamW's t is the caller's:
-// be->services.set_updates(state.updates). A run in FP8 that has the scalings of this precision
-// with its moments uses them; those of another precision are skipped.
+// checkpoint was opened is an error, after which the model is not to be used. AdamW's t is the
+// caller's: be->services.set_updates(state.updates). A run in FP8 that has the scalings of this
+// precision with its moments uses them; those of another precision are skipped.
 int checkpoint_load(const Checkpoint *c, Llama *llama, Error *err);
 // Checks that checkpoint_load would accept it for this model and RunShape.muon, without reading
 // values.

@@ -10,8 +10,9 @@
 #include "model/tensors.h"
 
 #define OPTIMIZER_FILE "optimizer.safetensors"
-// Behind the name of a precision, in optimizer.safetensors: "fp8.scalings.NAME" of each scaling_name
-// is a ScalingState. Older versions wrote all in one tensor, "fp8.scalings", a row each by position.
+// Behind the name of a precision, in optimizer.safetensors: "fp8.scalings.NAME", for each
+// scaling_name, is a ScalingState. Older versions wrote one tensor, "fp8.scalings", a row each by
+// position.
 #define SCALINGS ".scalings"
 enum { SCALING_FLOATS = sizeof(ScalingState) / sizeof(float) };
 

@@ -33,8 +33,8 @@ typedef struct Outlook {
   bool gpu;
   size_t gpu_bytes;  // all of its memory, 0 of a CPU
   Mainloop mainloop; // as in RunShape
-  Backend sizes;    // of backend_outline, with the memory that is free
-  Error why_no_gpu; // "" where one is used, or none was asked for
+  Backend sizes;     // of backend_outline, with the memory that is free
+  Error why_no_gpu;  // "" where one is used, or none was asked for
 } Outlook;
 // Fails as backend_create does where backend.device asks for a GPU that cannot be used.
 // loss_chunks of 0 become the number that it would choose, and mainloop is set.

@@ -90,8 +90,8 @@ typedef struct ValLine {
   bool whole; // of all windows of the split
 } ValLine;
 
-// run_dir: to open the file in; name: the same folder as the user knows it. A file that is a link or
-// a folder is an error.
+// run_dir: to open the file in; name: the same folder as the user knows it. A file that is a link
+// is an error.
 int log_open(RunLog *log, const char *run_dir, const char *name, int64_t steps, Error *err);
 void log_close(RunLog *log); // zeros are fine
 // Writes nothing any more: the file may be another run's.

@@ -3,7 +3,8 @@
 #include <signal.h>
 #include <stdbool.h>
 
-// First in main. Fills standard streams (base/os.h). Starts the program over where OpenMP and OpenBLAS need other settings.
+// First in main. Fills standard streams (base/os.h). Starts the program over where OpenMP and
+// OpenBLAS need other settings.
 void process_start(char **argv);
 
 // Why the process is to stop; the last two may be followed by signals that would kill.
@@ -12,8 +13,8 @@ enum { STOP_BY_SIGNAL = 1, STOP_BY_NOTICE, STOP_BY_TIME };
 const volatile sig_atomic_t *process_stop(void);
 // SIGINT and SIGTERM ask to stop; a second one kills.
 void process_catch_signals(void);
-// Also SIGHUP, SIGUSR1, SIGUSR2, SIGXCPU and SIGALRM, which never kill. A console that goes away ends no run
-// otherwise: SIGPIPE is ignored.
+// Also SIGHUP, SIGUSR1, SIGUSR2, SIGXCPU and SIGALRM, which never kill. A console that goes away
+// ends no run otherwise: SIGPIPE is ignored.
 void process_catch_signals_of_training(bool has_time_limit);
 // STOP_BY_TIME comes so many milliseconds from now, at once where none are left.
 void process_alarm(double ms);

@@ -170,8 +170,8 @@ bool run_validate(Run *run);
 
 bool run_folder_due(const Run *run); // run_check_folder has not looked for a second
 // Checks that the folder is still the run's own: once a second, or `now`. If it is not, the run
-// writes nothing any more, neither saves nor log lines, and -1 ends training: the message says which
-// checkpoint was the last.
+// writes nothing any more, neither saves nor log lines, and -1 ends training: the message names the
+// last checkpoint.
 int run_check_folder(Run *run, bool now, Error *err);
 // Begins a save, or writes it at once where run->saves is NULL; the one before has ended. Nothing
 // where the step is saved already or train.save_interval says never.

@@ -54,7 +54,8 @@ mkdir "$folder/many"
 for i in 1 2 3 4 5 6 7 8; do cp "$folder/data/train-00000.bin" "$folder/many/train-$i.bin"; done
 (ulimit -n 8 && exec "$TRAIN" "$config" "data.train=$folder/many/train-*.bin" "output.dir=$folder/many/run") \
   >"$folder/said" 2>"$folder/said.err" </dev/null
-check too_many_open_files_say_how_to_allow_more "status $?, $(cat "$folder/said.err")" grep -q 'too many files .*ulimit -n' "$folder/said.err"
+check too_many_open_files_say_how_to_allow_more "status $?, $(cat "$folder/said.err")" \
+  grep -q 'too many files .*ulimit -n' "$folder/said.err"
 refuses an_unknown_option_names_the_nearest_one 'did you mean --generate' --genrate x
 refuses an_abbreviated_option_names_the_whole_one 'did you mean --generate?' --gen x
 refuses an_option_like_no_other_has_no_nearest_one "unknown option '--sample'; see ./train --help" --sample x

@@ -130,7 +130,8 @@ big=(model.hidden_size=512 model.intermediate_size=2048 model.num_hidden_layers=
 "$TRAIN" "$config" "output.dir=$folder/twice" "${big[@]}" >"$folder/said" 2>"$folder/said.err" </dev/null &
 process=$!
 wait_for '"kind":"train","step":1,' "$folder/twice/log.jsonl" $process
-check the_process_has_the_programs_name "$(cat "/proc/$process/comm")" test "$(cat "/proc/$process/comm")" = "$(basename "$TRAIN")"
+check the_process_has_the_programs_name "$(cat "/proc/$process/comm")" \
+  test "$(cat "/proc/$process/comm")" = "$(basename "$TRAIN")"
 kill -TERM $process
 sleep 0.05
 kill -TERM $process 2>/dev/null

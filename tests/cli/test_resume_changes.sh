@@ -71,7 +71,8 @@ check a_new_run_in_place_of_a_resumed_one_is_said "status $?, $(said)" \
   grep_said "output.dir '$folder/fresh_auto' has no checkpoint to resume: a new run begins"
 
 # ---- Back to an older checkpoint: what it will replace is said before, and goes only as the run passes it
-back=(train.save_interval=10 train.keep_checkpoints=9 train.keep_best=true train.eval_interval=10 data.val="$folder/data/val-*.bin")
+back=(train.save_interval=10 train.keep_checkpoints=9 train.keep_best=true train.eval_interval=10
+  data.val="$folder/data/val-*.bin")
 train_into back "${back[@]}"
 train_into back "${back[@]}" train.resume="$folder/back/step-00000020" train.steps=30
 check a_run_that_goes_back_says_what_it_will_replace "status $?, $(said)" grep_said \
@@ -84,11 +85,16 @@ check those_that_it_has_passed_are_gone "$(ls "$folder/back")" test ! -e "$folde
 check no_link_leads_to_one_of_them "$(ls -l "$folder/back")" test -e "$folder/back/best" -o ! -L "$folder/back/best"
 
 # ---- A file system without symbolic links
-links() { env "LD_PRELOAD=$PWD/build/release/tests/symlink_stub.so" "$TRAIN" "$config" "output.dir=$folder/links" "$@" >"$folder/said" 2>"$folder/said.err" </dev/null; }
+links() { # ARGUMENTS...
+  env "LD_PRELOAD=$PWD/build/release/tests/symlink_stub.so" "$TRAIN" "$config" "output.dir=$folder/links" "$@" \
+    >"$folder/said" 2>"$folder/said.err" </dev/null
+}
 links train.save_interval=5 train.keep_checkpoints=2 train.steps=20
 check a_run_needs_no_links "status $?, $(said)" grep_said 'done; the model'
-check it_says_once_that_it_has_none "$(said)" test "$(grep -c 'takes no symbolic links' "$folder/said.err") $(wc -l <"$folder/said.err")" = '1 1'
-check it_writes_no_more_copies "$(ls "$folder/links"*)" test "$(cd "$folder/links" && echo *)" = 'log.jsonl run.json step-00000015 step-00000020'
+check it_says_once_that_it_has_none "$(said)" \
+  test "$(grep -c 'takes no symbolic links' "$folder/said.err") $(wc -l <"$folder/said.err")" = '1 1'
+check it_writes_no_more_copies "$(ls "$folder/links"*)" \
+  test "$(cd "$folder/links" && echo *)" = 'log.jsonl run.json step-00000015 step-00000020'
 "$TRAIN" --eval "$folder/links" --data "$folder/data" >"$folder/said" 2>"$folder/said.err"
 check readers_find_the_newest "status $?, $(said)" grep_said 'perplexity'
 links train.resume=auto

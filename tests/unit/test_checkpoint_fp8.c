@@ -84,8 +84,8 @@ TEST(other_scalings_are_passed_over) {
   }
 }
 
-// The same file in the older form, one tensor: with the scalings in another shape, as another dtype,
-// or with other values; NULL: zeros.
+// The same file in the older form, one tensor, with the scalings in another shape, as another
+// dtype, or with other values; NULL: zeros.
 static void replace_scalings(const TinyTest *t, SafeDtype dtype, int64_t rows, int64_t cols,
                              const ScalingState *states) {
   Error err = {""};
