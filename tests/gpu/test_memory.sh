@@ -36,7 +36,8 @@ cat >"$config" <<END
   "model": {"hidden_size": 128, "intermediate_size": 352, "num_hidden_layers": 4, "num_attention_heads": 4,
             "num_key_value_heads": 2, "vocab_size": 258, "max_position_embeddings": 128},
   "train": {"steps": 2, "batch_size": 256, "sequence_length": 128},
-  "backend": {"deterministic": true}
+  "backend": {"deterministic": true},
+  "output": {"dir": "$folder/run"}
 }
 END
 for kernels in $(fp8_kernels "$config" "data.train=$folder/data"); do
