@@ -289,15 +289,38 @@ static int check_size(const Loader *loader, Error *err) {
       B > 1 ? "train.batch_size or train.sequence_length" : "train.sequence_length");
 }
 
-static int open_paths(Loader *loader, Error *err) {
-  Mixture mixture;
+static void close_sources(Loader *loader) {
+  for (int f = 0; f < loader->file_count; f++) tokens_close(&loader->files[f]);
+  for (int i = 0; i < loader->source_count; i++) source_close(&loader->sources[i]);
+  free(loader->files);
+  loader->files = NULL;
+  loader->tokens = loader->file_count = loader->source_count = 0;
+}
+
+static int open_mixture(Loader *loader, const Mixture *mixture, Error *err) {
   glob_t found = {0};
+  const bool failed =
+      find_sources(loader, mixture, &found, err) != 0 || open_files(loader, &found, err) != 0;
+  globfree(&found);
+  if (failed) return -1;
+  for (const TokenFile *f = loader->files; f < loader->files + loader->file_count; f++)
+    if (!tokens_named(f))
+      return error_set(err, "'%s' was replaced while it was opened: try again", f->path);
+  return 0;
+}
+
+// Another dataset may take the name of the folder meanwhile (./prepare --force), so that some files
+// are those of one, and some of the other. The next try finds all of one.
+static int open_paths(Loader *loader, Error *err) {
+  enum { TRIES = 3 };
+  Mixture mixture;
   if (mixture_parse(&mixture, loader->config.pattern, err) != 0) return -1;
   loader->sources = xcalloc((size_t)mixture.count, sizeof *loader->sources);
-  const int status =
-      find_sources(loader, &mixture, &found, err) != 0 || open_files(loader, &found, err) != 0 ? -1
-                                                                                               : 0;
-  globfree(&found);
+  int status = -1;
+  for (int i = 0; i < TRIES && status != 0; i++) {
+    close_sources(loader);
+    status = open_mixture(loader, &mixture, err);
+  }
   mixture_free(&mixture);
   return status;
 }
@@ -332,9 +355,7 @@ Loader *loader_open(const LoaderConfig *config, Error *err) {
 void loader_close(Loader *loader) {
   if (!loader) return;
   free(loader->facts);
-  for (int f = 0; f < loader->file_count; f++) tokens_close(&loader->files[f]);
-  for (int i = 0; i < loader->source_count; i++) source_close(&loader->sources[i]);
-  free(loader->files);
+  close_sources(loader);
   free(loader->sources);
   free(loader->window);
   free(loader->mask);

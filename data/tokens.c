@@ -4,6 +4,7 @@
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 #include <xxhash.h>
 
@@ -110,6 +111,17 @@ void tokens_close(TokenFile *file) {
   documents_close(&file->documents);
   block_sums_free(&file->sums);
   *file = (TokenFile){.fd = -1};
+}
+
+static bool names(const char *path, int fd) {
+  struct stat named, opened;
+  return stat(path, &named) == 0 && fstat(fd, &opened) == 0 && named.st_dev == opened.st_dev &&
+         named.st_ino == opened.st_ino;
+}
+
+bool tokens_named(const TokenFile *file) {
+  const Documents *d = &file->documents;
+  return names(file->path, file->fd) && (!d->path || names(d->path, d->fd));
 }
 
 // ---- Reading

@@ -33,6 +33,8 @@ int tokens_open(TokenFile *file, const char *path, Error *err);
 int tokens_parse(TokenFile *file, const char *name, const unsigned char *bytes, size_t size,
                  Error *err);
 void tokens_close(TokenFile *file);
+// Whether the paths still name the files that are open.
+bool tokens_named(const TokenFile *file);
 
 // What is known of all tokens of a file.
 typedef struct TokenFacts {

@@ -1,7 +1,13 @@
 // Token files that change while a loader reads them: every batch has the tokens that the files had
 // when the loader was opened, or there is an error that names the file.
+#define _GNU_SOURCE // renameat2
 #include <fcntl.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdio.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "base/rng.h"
@@ -253,6 +259,64 @@ TEST(the_fingerprint_is_of_what_files_hold) {
   write_count(folder, "moved-a.bin", 5, 99000);
   write_count(folder, "moved-b.bin", 0, 99000);
   assert_true(fingerprint_of(folder, "moved-*.bin") != both); // the order is another
+}
+
+// ---- Datasets that take each other's place, as ./prepare --force does it, while one is opened
+
+// Two shards, whose tokens begin at `first`.
+static void write_shards(const char *folder, int32_t first) {
+  mkdir(folder, 0755);
+  for (int i = 0; i < 2; i++) {
+    const PathText name = path_text("train-0000%d.bin", i);
+    DocumentsWriter w = {0};
+    write_count(folder, name.text, first + 100 * i, 100);
+    documents_add(&w, 100, NULL, true);
+    write_documents(&w, path_text("%s/%s", folder, name.text).text);
+  }
+}
+
+typedef struct Exchange {
+  PathText a, b;
+  atomic_bool end;
+} Exchange;
+
+static void *exchange(void *argument) {
+  Exchange *e = argument;
+  const struct timespec pause = {.tv_nsec = 100000};
+  while (!e->end) {
+    renameat2(AT_FDCWD, e->a.text, AT_FDCWD, e->b.text, RENAME_EXCHANGE);
+    nanosleep(&pause, NULL);
+  }
+  return NULL;
+}
+
+// Without a second look some openings had a shard of each, or the ends of the other's documents.
+TEST(a_folder_is_opened_as_a_whole) {
+  enum { OPENINGS = 2000 };
+  Exchange e = {.a = path_text("%s/one", (char *)*state), .b = path_text("%s/two", (char *)*state)};
+  pthread_t thread;
+  int refused = 0;
+  const LoaderConfig config = {.batch = 1, .seq = 8, .split = "train"};
+  write_shards(e.a.text, 0);
+  write_shards(e.b.text, 5000);
+  assert_int_equal(pthread_create(&thread, NULL, exchange, &e), 0);
+  for (int i = 0; i < OPENINGS; i++) {
+    Loader *loader = try_open(*state, "one", config, &err);
+    int32_t first[2];
+    if (!loader) {
+      assert_says(&err, "was replaced while it was opened");
+      refused++;
+      continue;
+    }
+    for (int f = 0; f < 2; f++)
+      if (tokens_read(&loader->files[f], 0, 1, 0, &first[f], &err) != 0) fail_msg("%s", err.text);
+    assert_int_equal(first[1] - first[0], 100);
+    loader_close(loader);
+  }
+  e.end = true;
+  pthread_join(thread, NULL);
+  printf("# %d of %d openings were refused\n", refused, OPENINGS);
+  assert_true(refused < OPENINGS / 10);
 }
 
 TEST_GROUP(make_folder, remove_folder);
