@@ -261,10 +261,12 @@ TEST(checkpoints_that_may_not_be_read_are_not_called_none) {
     must(save_of_one(&t, 5, 5, &err), &err);
     tiny_test_remove(&t, "latest");
     const PathText path = path_text("%s%s", t.dir, closed[i]);
+    assert_int_equal(chmod(t.dir, 0555), 0); // so that the save fails
     assert_int_equal(chmod(path.text, 0), 0);
     if (user == 0) assert_int_equal(seteuid(65534), 0); // root may read everything
     const int status = save_of_one(&t, 10, 10, &err);
     if (user == 0) assert_int_equal(seteuid(0), 0);
+    assert_int_equal(chmod(t.dir, 0755), 0);
     assert_int_equal(chmod(path.text, 0755), 0);
     expect_error(status, &err, "cannot be read: cannot ");
     expect_error(status, &err, "Permission denied");
