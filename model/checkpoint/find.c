@@ -1,6 +1,7 @@
 // Which checkpoint of a run is complete, by the names of files alone; and opening and checking one,
 // or any folder of weights.
 #include <errno.h>
+#include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -72,7 +73,7 @@ int checkpoint_find(const char *run_dir, char *path, Error *err) {
     const char *at = c.list[i].path.text;
     if (checkpoint_complete(at, &state, &ignored) == 0)
       status = give_path(path, at, err);
-    else if (access(at, R_OK | X_OK) != 0 && errno == EACCES)
+    else if (faccessat(AT_FDCWD, at, R_OK | X_OK, AT_EACCESS) != 0 && errno == EACCES)
       status = error_set(err, "cannot read the folder '%s': %s", at, strerror(errno));
   }
   free(c.list);
