@@ -72,8 +72,8 @@ unknown=$(grep -ohE '(^|`)make [a-z-]+([ `]|$)' "${pages[@]}" | tr -d '`' | cut 
   while read -r target; do [[ $targets == *" $target "* ]] || echo "$target"; done)
 check every_target_of_make_is_known "not in the Makefile: $unknown" test -z "$unknown"
 
-# Each block of code in kernels/README.md stands, line by line, in a program that the tests compile and run.
-awk -v to="$folder/block" '/^```cpp$/ { file = to sprintf("%d", ++count); next } /^```$/ { file = ""; next } file { print > file }' kernels/README.md
+# Each block of code in these pages stands, line by line, in a program that the tests compile and run.
+awk -v to="$folder/block" '/^```cpp$/ { file = to sprintf("%d", ++count); next } /^```$/ { file = ""; next } file { print > file }' kernels/README.md README.md
 foreign=$(for block in "$folder"/block*; do
   for program in kernels/fused/programs/*.cu kernels/fused/*.cuh tests/gpu/programs/*.cu; do
     [[ $'\n'$(<"$program")$'\n' == *$'\n'"$(<"$block")"$'\n'* ]] && continue 2
