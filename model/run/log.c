@@ -367,10 +367,6 @@ void log_sources(RunLog *log, int64_t step, int64_t count, const double *shares)
   end_record(log);
 }
 
-void log_evidence(RunLog *log, int64_t step, const char *path) {
-  put_record(log, "evidence", step, "path", path);
-}
-
 // Whether a line of the file begins so.
 static bool has_line(const char *path, const char *begin) {
   Error ignored;

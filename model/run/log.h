@@ -23,7 +23,6 @@
 //   save   step, path, ms (until it was in place), waited_ms (of them training stood still)
 //   sources  step, shares: a list, the share of all sequences so far that each source of
 //          data.train gave; before each save, where data are mixed
-//   evidence  step, path: of the file about a step that was not finite
 //   stop   step, reason
 // Numbers that are not finite are null. A resumed run appends; a step that is repeated has its
 // later record count.
@@ -114,7 +113,6 @@ void log_save(RunLog *log, int64_t step, const char *path, double ms, double wai
 void log_saved_before(RunLog *log, int64_t step, const char *path);
 // Of the sequences so far, the share that was drawn of each source of data.train.
 void log_sources(RunLog *log, int64_t step, int64_t count, const double *shares);
-void log_evidence(RunLog *log, int64_t step, const char *path);
 void log_stop(RunLog *log, int64_t step, const char *reason);
 
 // "3.2 s", "1 min 10 s", "2 h 05 min", "3 d 04 h".

@@ -79,7 +79,6 @@ typedef struct Run {
   Batch *batches;                   // [gradient_accumulation]: the step's
   int64_t paused_step;              // that was validated, sampled and saved last; -1: none
   int64_t saturated_row; // FP8: steps in a row in which values were beyond a scale's reach
-  int64_t evidence_step; // of the last nonfinite-STEP.json; 0: there was none
   bool profiling;        // the profilers' window is open
 
   // Its folder and its saves
@@ -137,14 +136,6 @@ int run_step_begin(Run *run, AdamW *hyper, Error *err);
 void run_load_batch(Run *run, int64_t i);
 // An error means: too many skipped updates in a row.
 int run_step_end(Run *run, Error *err);
-
-// For run_step_end: looks at a booked step. The first of a row that are not finite, and the last of
-// a row that ends the run, are written to OUTPUT.DIR/nonfinite-STEP.json: its numbers, the batch
-// (the loader's cursor, and file and first token of each sequence), and the norms of each tensor's
-// weight and gradient.
-// A GPU is a step ahead then: the file says of which step the norms are. end: the loader's cursor
-// after the batch.
-void run_watch_step(Run *run, const StepLine *line, uint64_t end);
 
 // Steps done when all launched ones are.
 static inline int64_t run_steps_asked(const Run *run) {

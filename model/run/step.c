@@ -64,7 +64,6 @@ static void watch_saturation(Run *run, const StepLine *line) {
 // in a row were skipped.
 static int book_step(Run *run, Error *err) {
   const Config *c = &run->config;
-  const uint64_t end = run->pending[run->booked % MAX_RESULTS].cursor;
   const StepLine line = take_result(run);
   if (run->booked == 1) {
     phase_end(&run->phases, "first step");
@@ -74,13 +73,13 @@ static int book_step(Run *run, Error *err) {
   }
   log_train(&run->log, &line);
   watch_saturation(run, &line);
-  run_watch_step(run, &line, end);
   if (line.applied || run->state.nonfinite_row < c->train.max_nonfinite) return 0;
   error_set(err,
             "stopped at step %lld: %lld updates in a row had a loss or gradient norm that is not "
             "finite, and none of them was applied; lower optimizer.learning_rate or look at the "
-            "data",
-            (long long)line.step, (long long)run->state.nonfinite_row);
+            "data up to sequence %llu",
+            (long long)line.step, (long long)run->state.nonfinite_row,
+            (unsigned long long)run->state.sequences);
   log_stop(&run->log, line.step, err->text);
   return -1;
 }

@@ -61,7 +61,7 @@ judge() {
   count processes
   [ $status -le 1 ] || fault "$attack: process $1 ended with status $status: $last" "$home"
   [ $status = 1 ] || return
-  rest=$(head -n -1 "$err" | grep -vE ' goes on$|: no evidence: |, and keeps its lines to try again$| is passed over: ')
+  rest=$(head -n -1 "$err" | grep -vE ' goes on$|, and keeps its lines to try again$| is passed over: ')
   [[ $last == 'train: '* && -z $rest ]] || fault "$attack: process $1 ends with more than a sentence: $(cat "$err")" "$home"
   if grep -qE '^step +[0-9]+/' "$folder/said.$1"; then
     grep -qE "$lost" <<<"$last" || fault "$attack: process $1 ended for no reason: $last" "$home"
