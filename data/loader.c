@@ -374,10 +374,10 @@ static void draw(const Loader *loader, Draws *draws, LoaderPlace *place) {
 // The draws of all windows before the cursor.
 static Draws draws_before(const Loader *loader, uint64_t cursor) {
   const uint64_t total = cursor - loader->began;
-  Draws draws = total >= loader->now.total ? loader->now : loader->first;
+  Draws draws = loader->now;
   LoaderPlace passed;
-  assert(total >= draws.total);
   if (loader->source_count == 1) draws.of[0] = draws.total = total;
+  assert(total >= draws.total);
   while (draws.total < total) draw(loader, &draws, &passed);
   return draws;
 }
@@ -389,20 +389,15 @@ LoaderPlace loader_place(const Loader *loader, uint64_t cursor) {
   return place;
 }
 
-uint64_t loader_drawn(const Loader *loader, int source, uint64_t cursor) {
-  return loader->sources[source].began + draws_before(loader, cursor).of[source];
-}
-
 void loader_resume(Loader *loader, uint64_t cursor, const uint64_t *drawn, const uint64_t *since) {
   loader->cursor = loader->began = cursor;
-  loader->first = (Draws){.total = 0};
+  loader->now = (Draws){.total = 0};
   for (int i = 0; i < loader->source_count; i++) {
     loader->sources[i].began = drawn[i] - since[i];
-    loader->first.of[i] = since[i];
-    loader->first.total += since[i];
+    loader->now.of[i] = since[i];
+    loader->now.total += since[i];
     loader->began -= since[i];
   }
-  loader->now = loader->first;
 }
 
 // The rows of a piece, to row `at` of the batch.

@@ -37,7 +37,7 @@ typedef struct Loader {
   int source_count;
   double weights[MOST_SOURCES];
   uint64_t began;         // cursor at which the weights began to hold
-  Draws first, now;       // since then: at this process' start, and as far as was drawn last
+  Draws now;              // since then, at the end of the last batch
   bool apart;             // no document sees another
   bool packed;            // windows hold several documents: batches have lengths
   int64_t longest;        // rows of a document in any window, padding counted as one
@@ -80,14 +80,12 @@ int loader_next(Loader *loader, Batch *batch, Error *err);
 int loader_window(const Loader *loader, uint64_t cursor, int64_t row, Batch *batch, Error *err);
 
 // Where the window of a cursor lies: its source, and how many windows of that were drawn before.
-// The cursor is not below the one at this process' start.
+// The cursor of a mixture is not below the end of the last batch.
 typedef struct LoaderPlace {
   const Source *source;
   uint64_t position;
 } LoaderPlace;
 LoaderPlace loader_place(const Loader *loader, uint64_t cursor);
-// Windows that were drawn of a source in all, once `cursor` were drawn of all.
-uint64_t loader_drawn(const Loader *loader, int source, uint64_t cursor);
 // Moves a loader to a cursor: of each source were drawn so many windows in all, and so many of them
 // since the weights hold.
 void loader_resume(Loader *loader, uint64_t cursor, const uint64_t *drawn, const uint64_t *since);
