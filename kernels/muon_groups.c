@@ -3,13 +3,7 @@
 #include <stdlib.h>
 
 #include "base/memory.h"
-
-static int64_t at_least_one(int64_t value) {
-  return value > 1 ? value : 1;
-}
-static int64_t smaller(int64_t a, int64_t b) {
-  return a < b ? a : b;
-}
+#include "base/minmax.h"
 
 static MuonGroup *group_of(const Muon *muon, int64_t rows, int64_t cols) {
   for (int i = 0; i < muon->group_count; i++)
@@ -21,11 +15,11 @@ static int64_t elements_of(const MuonGroup *g) {
   return g->batch * g->rows * g->cols;
 }
 static int64_t squares_of(const MuonGroup *g) {
-  const int64_t n = smaller(g->rows, g->cols);
+  const int64_t n = min_i64(g->rows, g->cols);
   return g->batch * n * n;
 }
 static bool are_alike(const MuonGroup *a, const MuonGroup *b) {
-  return smaller(a->rows, a->cols) == smaller(b->rows, b->cols) &&
+  return min_i64(a->rows, a->cols) == min_i64(b->rows, b->cols) &&
          muon_is_long(a->rows, a->cols) == muon_is_long(b->rows, b->cols);
 }
 
@@ -79,9 +73,9 @@ static const int64_t most_elements = 1 << 28, most_squares = 3 << 25;
 
 // All launches of a group have the same number, for one plan of cuBLASLt.
 static int64_t batch_of(const MuonGroup *g) {
-  const int64_t n = smaller(g->rows, g->cols),
-                most = at_least_one(
-                    smaller(most_elements / (g->rows * g->cols), most_squares / (n * n)));
+  const int64_t n = min_i64(g->rows, g->cols),
+                most = max_i64(
+                    1, min_i64(most_elements / (g->rows * g->cols), most_squares / (n * n)));
   const int64_t launches = (g->count + most - 1) / most;
   return (g->count + launches - 1) / launches;
 }

@@ -2,14 +2,12 @@
 
 #include <math.h>
 
-static int64_t at_most(int64_t value, int64_t limit) {
-  return value < limit ? value : limit;
-}
+#include "base/minmax.h"
 
 ScheduleLengths schedule_lengths(const OptimizerConfig *o, int64_t steps) {
   const int64_t warmup = o->warmup_steps, decay = o->schedule == SCHEDULE_WSD ? o->decay_steps : 0;
   if (warmup + decay <= steps) return (ScheduleLengths){warmup, decay};
-  return (ScheduleLengths){at_most(warmup, steps / 10 + 1), at_most(decay, steps / 5 + 1)};
+  return (ScheduleLengths){min_i64(warmup, steps / 10 + 1), min_i64(decay, steps / 5 + 1)};
 }
 
 double learning_rate(const OptimizerConfig *o, int64_t step, int64_t steps) {

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "base/memory.h"
+#include "base/minmax.h"
 #include "kernels/cpu/cpu.h"
 #include "kernels/openblas.h"
 #include "kernels/formats.h"
@@ -169,18 +170,14 @@ static int threads_of(const OpsConfig *config) {
   return config->threads > 0 ? config->threads : threads_asked("").count;
 }
 
-static int64_t largest_of(int64_t a, int64_t b) {
-  return a > b ? a : b;
-}
-
 // A holds activations and gradients, B weights, or in a weight's gradient activations.
 static Bf16Room products_room(const OpsConfig *c) {
   const int64_t heads = c->H * c->d, M = c->max_tokens,
-                widest = largest_of(c->V, largest_of(2 * c->F, packed_width(c))),
-                all = M * largest_of(widest, c->D), row = largest_of(M, widest),
-                input = largest_of(c->D, largest_of(c->F, heads));
-  return (Bf16Room){.A = (size_t)largest_of(all < BF16_PIECE ? all : BF16_PIECE, row),
-                    .B = (size_t)largest_of(widest * c->D, M * input)};
+                widest = max_i64(c->V, max_i64(2 * c->F, packed_width(c))),
+                all = M * max_i64(widest, c->D), row = max_i64(M, widest),
+                input = max_i64(c->D, max_i64(c->F, heads));
+  return (Bf16Room){.A = (size_t)max_i64(min_i64(all, BF16_PIECE), row),
+                    .B = (size_t)max_i64(widest * c->D, M * input)};
 }
 
 Backend backend_cpu_outline(const OpsConfig *c) {

@@ -7,13 +7,10 @@
 #include <string.h>
 
 #include "base/memory.h"
+#include "base/minmax.h"
 #include "kernels/formats.h"
 
 enum { SLAB = 64 }; // rows of a result that a thread computes
-
-static int64_t lesser(int64_t a, int64_t b) {
-  return a < b ? a : b;
-}
 
 // ---- Newton-Schulz
 
@@ -25,7 +22,7 @@ typedef struct Iteration {
 } Iteration;
 
 size_t orthogonalize_scratch(int64_t rows, int64_t cols) {
-  const int64_t n = lesser(rows, cols);
+  const int64_t n = min_i64(rows, cols);
   return (size_t)(rows * cols + 2 * n * n);
 }
 
@@ -41,7 +38,7 @@ static void square(const Iteration *s) {
   const int64_t n = s->n, cols = s->cols;
 #pragma omp parallel for schedule(dynamic)
   for (int64_t first = 0; first < n; first += SLAB) {
-    const int64_t end = lesser(first + SLAB, n), at = s->tall ? first : first * cols;
+    const int64_t end = min_i64(first + SLAB, n), at = s->tall ? first : first * cols;
     gemm_strided(s->tall ? GEMM_TN : GEMM_NT, end - first, end, s->tall ? s->rows : cols, 1,
                  s->X + at, cols, s->X, cols, 0, s->A + first * n, n);
     mirror(n, first, end, s->A);
@@ -53,7 +50,7 @@ static void polynomial(const Iteration *s) {
   const int64_t n = s->n;
 #pragma omp parallel for schedule(dynamic)
   for (int64_t first = 0; first < n; first += SLAB) {
-    const int64_t end = lesser(first + SLAB, n), at = first * n;
+    const int64_t end = min_i64(first + SLAB, n), at = first * n;
     for (int64_t i = first; i < end; i++)
       memcpy(s->B + i * n, s->A + i * n, (size_t)end * sizeof *s->B);
     gemm_strided(GEMM_NN, end - first, end, n, (real)MUON_C, s->A + at, n, s->A, n, (real)MUON_B,
@@ -69,7 +66,7 @@ static void multiply_by_polynomial(const Iteration *s) {
   const real *left = s->tall ? s->before : s->B, *right = s->tall ? s->B : s->before;
 #pragma omp parallel for schedule(static)
   for (int64_t first = 0; first < s->rows; first += SLAB) {
-    const int64_t end = lesser(first + SLAB, s->rows);
+    const int64_t end = min_i64(first + SLAB, s->rows);
     gemm_strided(GEMM_NN, end - first, cols, n, 1, left + first * n, n, right, cols, (real)MUON_A,
                  s->X + first * cols, cols);
   }
@@ -92,7 +89,7 @@ static void normalize(int64_t rows, int64_t cols, real *X) {
 }
 
 void orthogonalize(int64_t rows, int64_t cols, real *X, real *scratch) {
-  Iteration s = {.rows = rows, .cols = cols, .n = lesser(rows, cols), .tall = rows > cols, .X = X};
+  Iteration s = {.rows = rows, .cols = cols, .n = min_i64(rows, cols), .tall = rows > cols, .X = X};
   s.before = scratch;
   s.A = s.before + rows * cols;
   s.B = s.A + s.n * s.n;

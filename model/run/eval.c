@@ -8,6 +8,7 @@
 #include "base/file.h"
 #include "base/json.h"
 #include "base/memory.h"
+#include "base/minmax.h"
 #include "base/command.h"
 #include "base/text.h"
 #include "data/loader.h"
@@ -111,10 +112,6 @@ static int check_file(const Evaluation *e, const TokenFile *file, Error *err) {
                    file->path, tokenizer_facts(tokenizer)->name, e->trained.start.path);
 }
 
-static int64_t least(int64_t a, int64_t b) {
-  return a < b ? a : b;
-}
-
 // As the run's data.documents, where the folder is one of a run's.
 static int choose_documents(const Evaluation *e, DocumentsMode *documents, Error *err) {
   const char *folder = e->trained.start.path, *named = e->args->documents;
@@ -143,7 +140,7 @@ static int open_loader(Evaluation *e, Error *err) {
                          .split = "val",
                          .text = e->text.path ? &e->text : NULL,
                          .batch = 1,
-                         .seq = least(length > 0 ? length : DEFAULT_LENGTH, positions),
+                         .seq = min_i64(length > 0 ? length : DEFAULT_LENGTH, positions),
                          .alone = !backend_attends_documents(),
                          .whole = true};
   if (choose_documents(e, &config.documents, err) != 0) return -1;
@@ -171,9 +168,10 @@ static int open_model(Evaluation *e, Error *err) {
   enum { DEFAULT_TOKENS = 8192, MOST_LOGITS = 1 << 26 };
   const ModelConfig *m = &e->trained.model;
   const int64_t fill = e->T < DEFAULT_TOKENS ? DEFAULT_TOKENS / e->T : 1;
-  e->B = least(e->args->batch > 0 ? e->args->batch : fill, e->loader->windows);
+  e->B = min_i64(e->args->batch > 0 ? e->args->batch : fill, e->loader->windows);
   const int64_t tokens = e->B * e->T,
-                rows = least(tokens, m->vocab_size < MOST_LOGITS ? MOST_LOGITS / m->vocab_size : 1);
+                rows =
+                    min_i64(tokens, m->vocab_size < MOST_LOGITS ? MOST_LOGITS / m->vocab_size : 1);
   RunShape shape = {.batch = e->B, .seq = e->T, .loss_chunks = (tokens + rows - 1) / rows};
   run_documents(&shape, e->loader);
   e->batch = batch_alloc(tokens);
@@ -204,7 +202,8 @@ static double sum_of_losses(Evaluation *e) {
 }
 
 static int evaluate_batch(Evaluation *e, int64_t first, Error *err) {
-  const int64_t windows = least(e->loader->windows - first, e->B), all = e->loader->windows * e->T;
+  const int64_t windows = min_i64(e->loader->windows - first, e->B),
+                all = e->loader->windows * e->T;
   if (read_batch(e, first, windows, err) != 0) return -1;
   text_bytes_batch(&e->text_bytes, &e->batch, windows, e->T);
   e->nats += sum_of_losses(e);
