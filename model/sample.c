@@ -8,94 +8,52 @@
 #include <string.h>
 
 #include "base/memory.h"
+#include "base/minmax.h"
 
 void sample_options_end(SampleOptions *options, int32_t id) {
   assert(id < 0 || options->end_count < MAX_ENDS);
   if (id >= 0) options->ends[options->end_count++] = id;
 }
 
-// ---- The tokens in the order of falling logits, as many as are needed: of 128256 mostly a few.
-// A heap holds blocks of logits by their largest; a logit that was taken becomes -infinity.
+// Bits in the order of the floats: x < y gives order(x) < order(y). NaN is outside the infinities.
+static uint32_t order(float x) {
+  uint32_t bits;
+  x += 0.0f; // -0 becomes 0
+  memcpy(&bits, &x, sizeof bits);
+  return bits ^ (bits >> 31 ? UINT32_MAX : UINT32_C(1) << 31);
+}
 
-enum { BLOCK = 64, LANES = 8 };
+static float from_order(uint32_t key) {
+  float x;
+  key ^= key >> 31 ? UINT32_C(1) << 31 : UINT32_MAX;
+  memcpy(&x, &key, sizeof x);
+  return x;
+}
 
-typedef struct Block {
-  float largest;
-  int32_t first; // id
-} Block;
+enum { BLOCK = 64 };
 
-typedef struct Ranking {
-  float *logits; // [V]
-  int64_t V, count;
-  Block *heap; // [count], the largest on top
-} Ranking;
-
-// The largest of x[n], n at most BLOCK; NaN if there is one. Lanes, so that it is vectorized.
-static float largest_of(const float *x, int64_t n) {
-  float largest[LANES];
-  int nan[LANES] = {0};
-  for (int j = 0; j < LANES; j++) largest[j] = -INFINITY;
-  int64_t i = 0;
-  for (; i + LANES <= n; i += LANES)
-    for (int j = 0; j < LANES; j++) {
-      largest[j] = x[i + j] > largest[j] ? x[i + j] : largest[j];
-      nan[j] |= x[i + j] != x[i + j];
+// Returns the first token of the largest logit; -1 where a logit is NaN or the largest is not
+// finite. Fills maxima[V / BLOCK, rounded up].
+static int32_t likeliest(const float *logits, int64_t V, float *maxima) {
+  uint32_t least = UINT32_MAX, most = 0;
+  for (int64_t first = 0; first < V; first += BLOCK) {
+    const int64_t end = min_i64(V, first + BLOCK);
+    uint32_t largest = 0;
+    for (int64_t i = first; i < end; i++) {
+      const uint32_t key = order(logits[i]);
+      least = key < least ? key : least;
+      largest = key > largest ? key : largest;
     }
-  for (; i < n; i++) {
-    if (x[i] > largest[0]) largest[0] = x[i];
-    nan[0] |= x[i] != x[i];
+    maxima[first / BLOCK] = from_order(largest);
+    most = largest > most ? largest : most;
   }
-  for (int j = 1; j < LANES; j++) {
-    if (largest[j] > largest[0]) largest[0] = largest[j];
-    nan[0] |= nan[j];
-  }
-  return nan[0] ? NAN : largest[0];
-}
-
-static float block_largest(const Ranking *r, int32_t first) {
-  return largest_of(r->logits + first, r->V - first < BLOCK ? r->V - first : BLOCK);
-}
-
-static bool above(Block a, Block b) {
-  return a.largest != b.largest ? a.largest > b.largest : a.first < b.first;
-}
-
-static void sift_down(Ranking *r, int64_t at) {
-  const Block moved = r->heap[at];
-  for (int64_t child; (child = 2 * at + 1) < r->count; at = child) {
-    if (child + 1 < r->count && above(r->heap[child + 1], r->heap[child])) child++;
-    if (!above(r->heap[child], moved)) break;
-    r->heap[at] = r->heap[child];
-  }
-  r->heap[at] = moved;
-}
-
-// False where a logit is NaN or the largest is not finite.
-static bool ranking_open(Ranking *r, float *logits, int64_t V) {
-  *r = (Ranking){.logits = logits, .V = V, .count = (V + BLOCK - 1) / BLOCK};
-  r->heap = xmalloc((size_t)r->count * sizeof *r->heap);
-  bool nan = false;
-  for (int64_t b = 0; b < r->count; b++) {
-    const int32_t first = (int32_t)(b * BLOCK);
-    r->heap[b] = (Block){block_largest(r, first), first};
-    nan |= isnan(r->heap[b].largest);
-  }
-  for (int64_t b = r->count / 2; b-- > 0;) sift_down(r, b);
-  return !nan && isfinite(r->heap[0].largest);
-}
-
-// The next token; its logit is r->heap[0].largest until then.
-static int32_t ranking_take(Ranking *r) {
-  Block *top = &r->heap[0];
-  int32_t id = top->first;
-  while (r->logits[id] != top->largest) id++;
-  r->logits[id] = -INFINITY;
-  top->largest = block_largest(r, top->first);
-  sift_down(r, 0);
+  const uint32_t low = order(-INFINITY), high = order(INFINITY);
+  if (least < low || most == low || most >= high) return -1;
+  int32_t id = 0;
+  while (order(maxima[id / BLOCK]) != most) id += BLOCK;
+  while (order(logits[id]) != most) id++;
   return id;
 }
-
-// ---- The draw
 
 // exp(x) for -80 <= x <= 0 to 1e-7 of it, as 2^n 2^f with |f| <= 1/2: vectorized, and the same bits
 // on every machine. Coefficients: Taylor's.
@@ -111,109 +69,133 @@ static float fast_exp(float x) {
   return p * power;
 }
 
-static float exponent(float logit, float largest, float scale) {
-  const float x = (logit - largest) * scale;
-  return x > -80 ? x : -80;
-}
+// The tokens that may still be drawn, in the order of their ids.
+typedef struct Tokens {
+  int64_t count;
+  float *logits, *weights; // [count]
+  int32_t *ids;            // [count]
+} Tokens;
 
-// The sum of exp(scale * (logit - largest)) over x[n], n at most BLOCK.
-static double block_weight(const float *x, int64_t n, float largest, float scale) {
-  float weights[BLOCK] = {0};
+// t->weights = exp(scale * (logits - largest)), and 0 below exp(-80), which no sum notices. Returns
+// their sum.
+static double weigh(Tokens *t, float largest, float scale) {
+  for (int64_t i = 0; i < t->count; i++) {
+    const float x = (t->logits[i] - largest) * scale;
+    const float weight = fast_exp(x > -80 ? x : -80);
+    t->weights[i] = x > -80 ? weight : 0;
+  }
+  enum { LANES = 8 }; // so that the sum is vectorized
   double sums[LANES] = {0};
-  for (int64_t i = 0; i < n; i++) weights[i] = exponent(x[i], largest, scale);
-  for (int64_t i = 0; i < n; i++) weights[i] = fast_exp(weights[i]);
-  for (int64_t i = 0; i < BLOCK; i += LANES)
-    for (int j = 0; j < LANES; j++) sums[j] += weights[i + j];
+  int64_t i = 0;
+  for (; i + LANES <= t->count; i += LANES)
+    for (int j = 0; j < LANES; j++) sums[j] += t->weights[i + j];
+  for (; i < t->count; i++) sums[0] += t->weights[i];
   for (int j = 1; j < LANES; j++) sums[0] += sums[j];
   return sums[0];
 }
 
-// Fills weights[V / BLOCK, rounded up]; returns their sum.
-static double all_weights(const Ranking *r, float largest, float scale, double *weights) {
-  double total = 0;
-  for (int64_t b = 0; b < r->count; b++) {
-    const int64_t left = r->V - b * BLOCK;
-    weights[b] = block_weight(r->logits + b * BLOCK, left < BLOCK ? left : BLOCK, largest, scale);
-    total += weights[b];
+// The next two functions return the index at which the sum of the weights, taken in some order, first
+// exceeds `target` >= 0. If rounding put the target too high, it is the last index of any weight.
+
+// In the order of ids, over the logits that have the bits `key`, or over all.
+static int64_t exceeds_by_id(const Tokens *t, bool all, uint32_t key, double target) {
+  int64_t last = 0;
+  for (int64_t i = 0; i < t->count; i++) {
+    if (t->weights[i] == 0 || (!all && order(t->logits[i]) != key)) continue;
+    last = i;
+    if (t->weights[i] > target) break;
+    target -= t->weights[i];
   }
-  return total;
+  return last;
 }
 
-// Of all tokens, in the order of ids.
-static int32_t draw_from_all(const Ranking *r, float largest, float scale, const double *weights,
-                             double left) {
-  int64_t b = 0;
-  while (b + 1 < r->count && left >= weights[b]) left -= weights[b++];
-  int64_t v = b * BLOCK;
-  const int64_t last = r->V - v < BLOCK ? r->V - 1 : v + BLOCK - 1;
-  while (v < last && (left -= fast_exp(exponent(r->logits[v], largest, scale))) >= 0) v++;
-  return (int32_t)v;
-}
-
-// The tokens that were taken so far, in their order.
-typedef struct Taken {
-  int32_t id;
-  double weight; // exp((logit - largest) / temperature)
-} Taken;
-
-typedef struct Draw {
-  Ranking ranking;
-  double temperature;
-  float largest;
-  Taken *list; // [count]
-  int64_t count, capacity;
-} Draw;
-
-static double weight_of(Draw *d, int64_t i) {
-  while (d->count <= i) {
-    if (d->count == d->capacity)
-      d->list = xrealloc(d->list, (size_t)(d->capacity = 2 * d->capacity + 64) * sizeof *d->list);
-    const double below = (double)d->ranking.heap[0].largest - d->largest;
-    d->list[d->count++] = (Taken){ranking_take(&d->ranking), exp(below / d->temperature)};
+// In the order of falling logits, of equal ones the lower id first. Instead of a sort, histograms
+// of the weights narrow the logit down by 11, 11 and 10 bits.
+static int64_t exceeds_by_logit(const Tokens *t, double target) {
+  double bins[1 << 11];
+  uint32_t key = 0; // its lowest `above` bits are not known yet
+  for (int above = 32, below; above > 0; above = below) {
+    below = above > 11 ? above - 11 : 0;
+    const uint32_t count = UINT32_C(1) << (above - below), first = key >> below;
+    memset(bins, 0, sizeof bins);
+    for (int64_t i = 0; i < t->count; i++) {
+      const uint32_t bin = (order(t->logits[i]) >> below) - first;
+      if (bin < count) bins[bin] += t->weights[i];
+    }
+    uint32_t least = 0, bin = count - 1;
+    while (bins[least] == 0) least++;
+    while (bin > least && bins[bin] <= target) target -= bins[bin--];
+    key |= bin << below;
   }
-  return d->list[i].weight;
+  return exceeds_by_id(t, false, key, target);
 }
 
-// Of the likeliest tokens, in the order of falling logits.
-static int32_t draw_from_kept(Draw *d, const SampleOptions *options, double all, double u) {
-  const int64_t V = d->ranking.V;
-  int64_t kept = options->top_k > 0 && options->top_k < V ? options->top_k : V;
-  double sum = kept < V ? 0 : all;
-  for (int64_t i = 0; kept < V && i < kept; i++) sum += weight_of(d, i);
-  if (options->top_p < 1) { // the fewest whose probabilities reach top_p
-    const double wanted = options->top_p * sum;
-    int64_t i = 0;
-    for (sum = 0; i < kept && (i == 0 || sum < wanted); i++) sum += weight_of(d, i);
-    kept = i;
+// Drops the tokens whose logit is below `least`, by whole blocks where it can, and fills t->ids.
+// t: all tokens. Their weights are lost.
+static void collect(Tokens *t, const float *maxima, float least) {
+  const int64_t V = t->count;
+  t->count = 0;
+  for (int64_t first = 0; first < V; first += BLOCK)
+    for (int64_t i = first; maxima[first / BLOCK] >= least && i < V && i < first + BLOCK; i++)
+      if (t->logits[i] >= least) {
+        t->logits[t->count] = t->logits[i];
+        t->ids[t->count++] = (int32_t)i;
+      }
+}
+
+// The index of the kth in the order of falling logits; drops most of the tokens after it.
+static int64_t find_kth(Tokens *t, int64_t k, float *maxima, float largest) {
+  // k blocks that reach a limit have k tokens that do. A scale of 0 counts all above -infinity.
+  Tokens blocks = {(t->count + BLOCK - 1) / BLOCK, maxima, t->weights, NULL};
+  const bool enough = (double)k <= weigh(&blocks, largest, 0);
+  collect(t, maxima, enough ? maxima[exceeds_by_logit(&blocks, (double)k - 1)] : -INFINITY);
+  weigh(t, largest, 0);
+  return exceeds_by_logit(t, (double)k - 1);
+}
+
+// Sets the weights of the tokens after index `last`, in the order of falling logits, to 0. Returns
+// the sum of the other weights.
+static double keep_until(Tokens *t, int64_t last) {
+  const float least = t->logits[last];
+  double sum = 0;
+  for (int64_t i = 0; i < t->count; i++) {
+    const bool kept = t->logits[i] > least || (t->logits[i] == least && i <= last);
+    t->weights[i] = kept ? t->weights[i] : 0;
+    sum += t->weights[i];
   }
-  double left = u * sum;
-  for (int64_t i = 0; i < kept; i++)
-    if ((left -= weight_of(d, i)) < 0) return d->list[i].id;
-  return d->list[0].id; // rounding left something over
+  return sum;
 }
 
-static int32_t draw(Draw *d, const SampleOptions *options, double u) {
-  const Ranking *r = &d->ranking;
-  const bool few = options->top_k > 0 && options->top_k < r->V;
-  const float scale = (float)(1 / d->temperature);
-  double *weights = xmalloc((size_t)r->count * sizeof *weights); // of the blocks
-  const double all = few ? 0 : all_weights(r, d->largest, scale, weights);
-  const int32_t id = few || options->top_p < 1
-                         ? draw_from_kept(d, options, all, u)
-                         : draw_from_all(r, d->largest, scale, weights, u * all);
-  free(weights);
-  return id;
+static int32_t draw(Tokens *t, const SampleOptions *o, float *maxima, float largest, double u) {
+  const float scale = (float)(1 / o->temperature);
+  const bool few = o->top_k > 0 && o->top_k < t->count, likely = o->top_p < 1;
+  const int64_t kth = few ? find_kth(t, o->top_k, maxima, largest) : 0;
+  double sum = weigh(t, largest, scale);
+  if (!few && !likely) return (int32_t)exceeds_by_id(t, true, 0, u * sum);
+  if (few) sum = keep_until(t, kth);
+  if (likely) { // the fewest that reach top_p of the sum, that is, exceed the number before it
+    const double below = nextafter(o->top_p * sum, 0);
+    if (!few) {
+      // Weights below (1 - top_p) sum / V add up to less than what top_p leaves. Half: for rounding.
+      const double share = (1 - o->top_p) * sum / (double)t->count / 2;
+      collect(t, maxima, (float)(largest + log(share) / scale));
+      weigh(t, largest, scale);
+    }
+    sum = keep_until(t, exceeds_by_logit(t, below));
+  }
+  return t->ids[exceeds_by_logit(t, u * sum)];
 }
 
 int32_t sample_token(float *logits, int64_t V, const SampleOptions *options, double u) {
-  Draw d = {.temperature = options->temperature};
-  int32_t id = -1;
-  if (ranking_open(&d.ranking, logits, V)) {
-    d.largest = d.ranking.heap[0].largest;
-    // Below 1 / FLT_MAX a temperature acts as 0: the draw's float has no inverse of it.
-    id = 1 / d.temperature <= FLT_MAX ? draw(&d, options, u) : ranking_take(&d.ranking);
+  float *maxima = xmalloc((size_t)(V / BLOCK + 1) * sizeof *maxima);
+  int32_t id = likeliest(logits, V, maxima);
+  // Below 1 / FLT_MAX a temperature acts as 0: the draw's float has no inverse of it.
+  if (id >= 0 && 1 / options->temperature <= FLT_MAX) {
+    float *weights = xmalloc((size_t)V * (sizeof *weights + sizeof(int32_t)));
+    Tokens all = {V, logits, weights, (int32_t *)(weights + V)};
+    id = draw(&all, options, maxima, logits[id], u);
+    free(weights);
   }
-  free(d.list);
-  free(d.ranking.heap);
+  free(maxima);
   return id;
 }

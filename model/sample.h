@@ -18,7 +18,9 @@ typedef struct SampleOptions {
 void sample_options_end(SampleOptions *options, int32_t id);
 
 // Picks a token id from logits[V] (overwritten): temperature, then top-k, then top-p, then the
-// uniform draw u in [0, 1). It falls on the kept tokens in the order of falling logits, or, where
-// all are kept, in the order of ids, which needs no sorting. Ties are broken by the lower id, so
-// equal inputs give equal tokens. -1 where a logit is NaN or the largest is not finite.
+// uniform draw u in [0, 1). Top-k keeps the k largest, top-p the fewest of these whose
+// probabilities reach top_p; among equal logits the lower ids. The draw takes the kept tokens in
+// the order of falling logits, or, where all are kept, in the order of ids. -infinity has
+// probability 0. Equal inputs give equal tokens. -1 where a logit is NaN or the largest is not
+// finite.
 int32_t sample_token(float *logits, int64_t V, const SampleOptions *options, double u);

@@ -233,9 +233,17 @@ TEST(samples_follow_the_distribution) {
 
 enum { MANY = 1000 }; // tokens; no multiple of the sampler's blocks
 
-static void random_logits(float *logits, uint64_t key) {
-  for (int v = 0; v < MANY; v++) // in steps, so that many are equal
-    logits[v] = (float)floor(8 * 3 * rng_normal(key, (uint64_t)v)) / 8;
+typedef enum LogitKind { STEPS, SMOOTH, EQUAL, PEAKED, MASKED, LOGIT_KINDS } LogitKind;
+
+static void random_logits(float *logits, LogitKind kind, uint64_t key) {
+  for (int v = 0; v < MANY; v++) {
+    const double x = rng_normal(key, (uint64_t)v);
+    logits[v] = (float)floor(8 * 3 * x) / 8; // in steps, so that many are equal
+    if (kind == SMOOTH) logits[v] = (float)(0.1 * x);
+    if (kind == EQUAL) logits[v] = -2.5f;
+    if (kind == PEAKED && v % 300 == 7) logits[v] = (float)(20 + x);
+    if (kind == MASKED && v % 20 != 3) logits[v] = -INFINITY;
+  }
 }
 
 static int by_falling_logit(const void *a_, const void *b_) {
@@ -243,12 +251,18 @@ static int by_falling_logit(const void *a_, const void *b_) {
   return **a != **b ? (**a > **b ? -1 : 1) : *a < *b ? -1 : 1;
 }
 
-// sample_token by its definition, with a sort of all tokens. *margin: how far u is from the next
-// token's share.
-static int32_t sample_by_sorting(const float *logits, const SampleOptions *o, double u,
-                                 double *margin) {
+// What sample_token does by its definition, with a sort of all tokens.
+typedef struct Sorted {
+  int32_t id;     // for u
+  double margin;  // how far u is from the next token's share
+  int32_t last;   // of the kept tokens, which it tells: they are a beginning of the order
+  double share;   // of `last`
+  bool last_sure; // no rounding moves `last`
+} Sorted;
+
+static Sorted sample_by_sorting(const float *logits, const SampleOptions *o, double u) {
   const float *order[MANY];
-  double weight[MANY], sum = 0;
+  double weight[MANY], sum = 0, margin = 1;
   for (int v = 0; v < MANY; v++) order[v] = logits + v;
   qsort(order, MANY, sizeof *order, by_falling_logit);
   const float largest = *order[0];
@@ -257,20 +271,30 @@ static int32_t sample_by_sorting(const float *logits, const SampleOptions *o, do
     for (int v = 0; v < MANY; v++) order[v] = logits + v; // in the order of ids
   for (int i = 0; i < kept; i++)
     sum += weight[i] = exp(((double)*order[i] - largest) / o->temperature);
-  *margin = 1;
   if (o->top_p < 1) {
     const double wanted = o->top_p * sum;
     int i = 0;
     for (sum = 0; i < kept && (i == 0 || sum < wanted); i++) sum += weight[i];
     kept = i;
-    *margin = fmin(fabs(sum - wanted), fabs(sum - weight[i - 1] - wanted)) / sum;
+    margin = fabs(sum - wanted) / sum;
+    if (i > 1) margin = fmin(margin, fabs(sum - weight[i - 1] - wanted) / sum);
   }
+  Sorted s = {.last = (int32_t)(order[kept - 1] - logits),
+              .share = weight[kept - 1] / sum,
+              .last_sure = margin > 1e-6};
   double reached = 0;
   int i = 0;
   while (i < kept - 1 && (reached += weight[i]) <= u * sum) i++;
-  *margin = fmin(*margin, fabs(reached - u * sum) / sum);
-  *margin = fmin(*margin, fabs(reached - weight[i] - u * sum) / sum);
-  return (int32_t)(order[i] - logits);
+  margin = fmin(margin, fabs(reached - u * sum) / sum);
+  s.margin = fmin(margin, fabs(reached - weight[i] - u * sum) / sum);
+  s.id = (int32_t)(order[i] - logits);
+  return s;
+}
+
+static int32_t sample_copy(const float *logits, const SampleOptions *options, double u) {
+  float copy[MANY];
+  memcpy(copy, logits, sizeof copy);
+  return sample_token(copy, MANY, options, u);
 }
 
 TEST(sampling_agrees_with_a_sort_of_all_tokens) {
@@ -278,29 +302,43 @@ TEST(sampling_agrees_with_a_sort_of_all_tokens) {
                                    {.temperature = 0.3, .top_p = 1},
                                    {.temperature = 1, .top_p = 0.9},
                                    {.temperature = 2, .top_p = 0.999},
+                                   {.temperature = 1, .top_p = 0.5},
+                                   {.temperature = 1, .top_p = 1e-9},
+                                   {.temperature = 1, .top_p = 0},
                                    {.temperature = 1, .top_p = 1, .top_k = 1},
-                                   {.temperature = 1, .top_p = 1, .top_k = 70},
+                                   {.temperature = 5, .top_p = 1, .top_k = 2},
+                                   {.temperature = 9, .top_p = 1, .top_k = 16},
+                                   {.temperature = 9, .top_p = 1, .top_k = 17},
+                                   {.temperature = 9, .top_p = 1, .top_k = 70},
+                                   {.temperature = 9, .top_p = 0.7, .top_k = 12},
                                    {.temperature = 1, .top_p = 0.8, .top_k = 999},
-                                   {.temperature = 5, .top_p = 1, .top_k = 1000}};
-  enum { CASES = sizeof options / sizeof *options, DRAWS = 500 };
-  float logits[MANY], copy[MANY];
-  int close = 0;
+                                   {.temperature = 5, .top_p = 1, .top_k = 1000},
+                                   {.temperature = 5, .top_p = 0.95, .top_k = 1001}};
+  enum { CASES = sizeof options / sizeof *options, DRAWS = 100, ALL = LOGIT_KINDS * CASES * DRAWS };
+  float logits[MANY];
+  int close = 0, kept_sets = 0;
   for (int c = 0; c < CASES; c++)
-    for (uint64_t i = 0; i < DRAWS; i++) {
-      double margin;
-      const double u = rng_uniform(99, i);
-      random_logits(logits, i);
-      memcpy(copy, logits, sizeof copy);
-      const int32_t expected = sample_by_sorting(logits, &options[c], u, &margin);
-      const int32_t id = sample_token(copy, MANY, &options[c], u);
-      // The sum over all tokens is of fp32: of 300000 draws none with a margin above 5e-8 differs.
-      if (margin < 1e-6)
-        close++;
+    for (int n = 0; n < LOGIT_KINDS * DRAWS; n++) {
+      const uint64_t draw = (uint64_t)(n / LOGIT_KINDS);
+      const LogitKind kind = (LogitKind)(n % LOGIT_KINDS);
+      const double u = rng_uniform(99, draw);
+      random_logits(logits, kind, draw);
+      const Sorted sorted = sample_by_sorting(logits, &options[c], u);
+      const bool exact = kind == EQUAL; // all sums are of ones
+      // Weights are of fp32: of 300000 draws none with a margin above 5e-8 differs.
+      if (sorted.margin >= 1e-6 || exact)
+        assert_int_equal(sample_copy(logits, &options[c], u), sorted.id);
       else
-        assert_int_equal(id, expected);
+        close++;
+      if ((sorted.last_sure || exact) && sorted.share > 1e-5) {
+        assert_int_equal(sample_copy(logits, &options[c], 1 - sorted.share / 2), sorted.last);
+        kept_sets++;
+      }
     }
-  printf("# %d of %d draws were too close to compare\n", close, CASES * DRAWS);
-  assert_true(close < CASES * DRAWS / 100);
+  printf("# %d of %d draws were too close to compare; %d sets of kept tokens are equal\n", close,
+         ALL, kept_sets);
+  assert_true(close < ALL / 100);
+  assert_true(kept_sets > ALL / 2);
 }
 
 TEST(ties_go_to_the_lower_id) {
@@ -311,6 +349,9 @@ TEST(ties_go_to_the_lower_id) {
     memcpy(copy, logits, sizeof copy);
     assert_int_equal(sample_token(copy, 4, i ? &one : &greedy, 0.9), 1);
   }
+  float zeros[] = {-1, -0.0f, 0, -0.0f};
+  const SampleOptions two = {.temperature = 1, .top_k = 2, .top_p = 1};
+  assert_int_equal(sample_token(zeros, 4, &two, 0.9), 2);
 }
 
 // Of some temperatures 1 / temperature is no float any more, or no double.
@@ -331,7 +372,7 @@ TEST(logits_that_are_not_finite_are_refused) {
   for (int at = 0; at < MANY; at += 37)
     for (int i = 0; i < 4; i++) {
       float logits[MANY];
-      random_logits(logits, 1);
+      random_logits(logits, STEPS, 1);
       logits[at] = i < 2 ? NAN : INFINITY;
       assert_int_equal(sample_token(logits, MANY, i % 2 ? &sampled : &greedy, 0.5), -1);
     }
