@@ -336,7 +336,7 @@ static int read_folder(const char *folder, const Reader *r, Error *err) {
 
 // ---- Reading a run's
 
-// Those before list[at] in step that come after it for want of checksums.
+// Warns about newer checkpoints that were skipped because they have no checksums.json.
 static void tell_passed_over(const RunCheckpoints *c, int at) {
   const RunCheckpoint *taken = &c->list[at];
   for (int i = at + 1; i < c->count; i++) {

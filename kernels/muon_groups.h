@@ -18,7 +18,7 @@ enum {
 
 typedef struct MuonGroup {
   int64_t rows, cols, count;
-  int64_t batch;  // of them in a launch
+  int64_t batch;  // matrices in a launch
   bool joins;     // it shares the launch of the group before it; then batch is count for both
   int64_t placed; // by muon_place
   bf16_bits *X;   // [count, rows, cols]
@@ -28,13 +28,14 @@ typedef struct MuonGroup {
 typedef struct Muon {
   MuonGroup *groups;
   int group_count;
-  bf16_bits *Y;               // of one launch: as X of its groups, one behind the other
-  bf16_bits *S[MUON_SQUARES]; // of one launch: [matrices, n, n], n the smaller side
+  bf16_bits *Y;               // for one launch: laid out like the X of its groups
+  bf16_bits *S[MUON_SQUARES]; // for one launch: [matrices, n, n], n the smaller side
   char *memory;
   size_t bytes;
 } Muon;
 
-// True of matrices of which Newton-Schulz' iteration avoids products of both sides (cuda/muon.h).
+// True if one side is at least twice the other: then Newton-Schulz' iteration needs only products
+// of n x n matrices (cuda/muon.h).
 static inline bool muon_is_long(int64_t rows, int64_t cols) {
   return rows >= 2 * cols || cols >= 2 * rows;
 }

@@ -571,7 +571,7 @@ ParamBytes grads_layout(ParamTensor *tensors, const ModelConfig *c, const RunSha
     const size_t there = l.arena.used, needed = head_elements * be->stat_bytes;
     head->part_sum = (stat_t *)block;
     if (needed > there)
-      take(&l, "lm_head gradient's sum", "what the others lack", (int64_t)(needed - there), 1);
+      take(&l, "lm_head gradient's sum", "extra scratch", (int64_t)(needed - there), 1);
   }
   head->grad_folded = take_gradient(&l, head, head_index);
   return (ParamBytes){l.arena.used, l.host.used};

@@ -17,14 +17,14 @@ typedef struct Bpe {
   bool ignore_merges; // a word that is a token is taken whole
   bool fuse_unknown;
   int32_t unknown;    // the token for characters without one; NO_TOKEN: they are dropped
-  int32_t byte[256];  // byte_level: its token, else that of ASCII; or NO_TOKEN
+  int32_t byte[256];  // byte_level: the byte's token, else the ASCII character's; or NO_TOKEN
   bool byte_fallback; // characters without a token become <0x00> to <0xFF>
   int32_t fallback[256];
-  // Where no pre-tokenizer cuts a text, it is cut all the same: between two characters that no
-  // token has side by side. They are told apart by the last byte of the one and the first of the
-  // other; U+2581, which stands for a space, counts as the byte 0xff.
+  // Without a pre-tokenizer a text is split between characters that are never adjacent inside a
+  // token. Two characters are known by the last byte of the first and the first byte of the second;
+  // U+2581, which stands for a space, counts as the byte 0xff.
   bool breaks;
-  ByteSet joined[256]; // by the first of two: those that some token has behind it
+  ByteSet joined[256]; // by the first of two bytes: the bytes that follow it in some token
 } Bpe;
 
 // Start from zeros.

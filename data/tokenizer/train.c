@@ -504,9 +504,8 @@ static bool is_reserved(const Merger *m, const char *token, size_t length) {
   return false;
 }
 
-// The new token's id, or -1 if it is reserved. No two merges make the same token: between tokens'
-// borders the same bytes are always cut the same way, so that once they are a token, they are one
-// everywhere.
+// The new token's id, or -1 if it is reserved. Merges cannot collide: bytes that form a token are
+// always segmented as that token.
 static int32_t joined_token(Merger *m, int32_t left, int32_t right) {
   const Word a = m->tokens.words[left], b = m->tokens.words[right];
   char *text = xmalloc(a.length + b.length);

@@ -111,7 +111,7 @@ static int64_t calls_for(const Cuda *c, int64_t documents) {
   return needed > calls.usual ? needed : calls.usual;
 }
 
-// Documents of one row each are the most that there can be.
+// Worst case: every row is a document.
 static int make_table(Cuda *c, Error *err) {
   if (c->config.usual_documents == 0) return 0;
   const int64_t per_call = document_calls(&c->config, &c->options).per_call;

@@ -33,7 +33,8 @@ typedef struct MuonBatch {
   float *factors;      // [count] in: 1 / |X|, out: of the result
 } MuonBatch;
 
-// Of as many shapes as share n: X, Y and S of the first have room for squares of all.
+// Groups with the same smaller side n. The first one's X, Y and S have room for the n x n matrices
+// of all of them.
 typedef struct MuonLaunch {
   int shapes;
   MuonBatch batches[MUON_SHAPES];

@@ -324,7 +324,7 @@ static int64_t smaller_side(const MuonBatch *b) {
   return b->rows < b->cols ? b->rows : b->cols;
 }
 
-// `steps` of the iteration: Y = Q X, or X = Q Y. What Q X goes into is free before.
+// `steps` of the iteration: Y = Q X, or X = Q Y. The destination of Q X must be free on entry.
 static void iterate(Cuda *c, const MuonLaunch *launch, int steps, bool from_Y) {
   const MuonBatch *const first = launch->batches, *const end = first + launch->shapes;
   const int64_t n = smaller_side(first);

@@ -99,9 +99,10 @@ typedef enum StatePart { MASTER, EXP_AVG, EXP_AVG_SQ } StatePart;
 typedef struct StateSource StateSource;
 struct StateSource {
   const Llama *llama;
-  // One part of llama->tensors[param], as it is packed: [rows, cols] of floats. They are asked for
-  // in the files' order: all masters, then all EXP_AVG, then all EXP_AVG_SQ there are, then, where
-  // output.save_dtype rounds, these masters again. One that a shard's end cuts is asked for twice.
+  // Reads one part of llama->tensors[param], as it is packed: [rows, cols] of floats. Parts are
+  // read in the order of the files: all masters, then all EXP_AVG, then all EXP_AVG_SQ, then, where
+  // output.save_dtype rounds, the rounded masters again. A tensor split across two shards is read
+  // twice.
   int (*read)(const StateSource *source, float *packed, int param, StatePart part, Error *err);
   // [scaling_count(&llama->config)], after all others; NULL in bf16, and while no scale is known.
   int (*scalings)(const StateSource *source, ScalingState *states, Error *err);

@@ -186,7 +186,7 @@ static uint64_t list_bytes(const Config *c, TensorSet set, SafeDtype dtype) {
   return bytes;
 }
 
-// Of the tensors, beside which the other files are small.
+// Bytes of the tensor files; the others are negligible.
 static uint64_t checkpoint_bytes(const Config *c) {
   const bool rounded = c->output.save_dtype == SAVE_BF16;
   const uint64_t weights = list_bytes(c, WEIGHTS, rounded ? SAFE_BF16 : SAFE_F32);

@@ -141,7 +141,7 @@ int backend_outlook(Outlook *o, const Config *c, RunShape *shape, Error *err) {
                        o->why_no_gpu.text);
   }
   if (!o->gpu && c->backend.cpu_products == PRODUCTS_BF16 && bf16_products_usable(err) != 0)
-    return error_prefix(err, "backend.cpu_products=bf16 cannot be had here (auto would be fp32)");
+    return error_prefix(err, "backend.cpu_products=bf16 is not available (auto selects fp32)");
   o->gpu_bytes = o->gpu ? memory.all : 0;
   o->mainloop = shape->mainloop = memory.mainloop;
   if (shape->loss_chunks == 0) shape->loss_chunks = choose_loss_chunks(c, *shape, o->gpu_bytes);

@@ -67,7 +67,7 @@ void run_print_finished(const Run *run) {
   }
 }
 
-// How to go on with a run that was stopped.
+// How to continue a run that was stopped.
 static void print_resume(const Run *run, const char *path, int override_count,
                          char *const *overrides) {
   const char *left_out = run->left_out;
@@ -76,9 +76,8 @@ static void print_resume(const Run *run, const char *path, int override_count,
     print_model(run);
     return;
   }
-  if (left_out) printf("the checkpoint is saved, but still without %s; ", left_out);
-  print_word(left_out ? "make up for it with: ./train " : "resume with: ./train ",
-             shell_word(path));
+  if (left_out) printf("the checkpoint is saved, but the stop skipped %s; ", left_out);
+  print_word(left_out ? "for the rest run: ./train " : "resume with: ./train ", shell_word(path));
   for (int i = 0; i < override_count; i++)
     if (strncmp(overrides[i], "train.resume=", 13) != 0) print_word(" ", shell_word(overrides[i]));
   printf(" train.resume=auto\n");

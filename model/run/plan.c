@@ -95,7 +95,7 @@ static void name_one(int *named, Error *err) {
   error_append(err, "%s", (*named)++ == 0 ? "; it would fit with " : ", or with ");
 }
 
-// Each saving that is enough by itself, of a key the first.
+// Lists every single change that makes the run fit; for each key, the mildest.
 static void advise_savings(const Search *s, int *named, Error *err) {
   size_t before = SIZE_MAX; // the key that was named last
   for (int i = 0; i < SAVINGS; i++) {
@@ -288,7 +288,7 @@ PlanLimits plan_limits(const Config *c, const Outlook *o) {
 static void print_limits(const Config *c, const Outlook *o) {
   const PlanLimits limits = plan_limits(c, o);
   const char *positions = limits.window > c->model.max_position_embeddings
-                              ? ", were model.max_position_embeddings as large"
+                              ? " (raise model.max_position_embeddings for that)"
                               : "";
   if (limits.window == 0) return;
   printf("  at most train.sequence_length=%lld with train.batch_size=1%s", (long long)limits.window,
@@ -336,8 +336,7 @@ int plan_print(const Config *c, Error *err) {
   const SavesPlan saves =
       saves_plan(c, &outlook.sizes, outlook.gpu ? plan.host_bytes : plan.total_bytes);
   if (saves.bytes > 0)
-    printf("  %-51s %12s%s\n", "besides, on the host: copy of the state, for saves",
-           size_text(saves.bytes).text,
+    printf("  %-51s %12s%s\n", "host: snapshot for background saves", size_text(saves.bytes).text,
            saves.background ? "" : ", which is not free: training waits for saves");
   print_device(c, &shape, &outlook, &plan);
   printf("%s parameters, %.3g model FLOPs a step\n",

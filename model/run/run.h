@@ -180,8 +180,8 @@ int run_save_end(Run *run, bool wait, Error *err);
 // saved, and the process has ended.
 double run_end_ms(const Run *run);
 
-// For run_open, run_close and --plan. Whether saves are to be made beside training, by the config
-// and the memory that the host has besides the run's planned bytes of it.
+// For run_open, run_close and --plan. Decides whether to save in the background: the config enables
+// it, and the host has enough memory free besides the run's planned bytes.
 SavesPlan saves_plan(const Config *config, const Backend *be, size_t planned_bytes);
 void saves_open(Run *run); // if it fails, training waits for saves, and a line says so
 void saves_close(Run *run);

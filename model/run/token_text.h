@@ -7,8 +7,8 @@
 #include "model/generate.h"
 
 // Appends the ids of a prompt: BOS, where the tokenizer has one and the text does not begin with
-// it, then those of the text. An empty prompt of a tokenizer without BOS is EOS, where a document
-// before would end; without EOS, too, it is an error.
+// it, then the ids of the text. With a tokenizer without BOS, an empty prompt is EOS, as if a
+// document had just ended; without EOS, too, it is an error.
 int prompt_ids(const Tokenizer *tokenizer, const char *text, size_t bytes, TokenIds *ids,
                Error *err);
 
@@ -34,11 +34,11 @@ typedef struct TextBytes {
 } TextBytes;
 void text_bytes_open(TextBytes *t, const Tokenizer *tokenizer); // NULL: no tokenizer
 void text_bytes_close(TextBytes *t);
-// The text of a batch's first windows, of T rows each: of every document alone. Where one is cut in
-// a character, the bytes of both pieces are those of the whole.
+// Counts the text of a batch's first windows, of T rows each, every document alone. A document
+// split inside a character still counts each byte once.
 void text_bytes_batch(TextBytes *t, const Batch *batch, int64_t windows, int64_t T);
-// The targets of rows that follow one another in a text, but those that are NO_TARGET. The first
-// input is not counted, but the text of the next tokens may depend on it.
+// Counts the targets of rows that follow one another in a text, except NO_TARGET. The first input
+// is not counted, but the text of the next tokens may depend on it.
 void text_bytes_targets(TextBytes *t, const int32_t *tokens, const int32_t *targets, int64_t rows);
-// Bits a byte where the losses of that text have the sum `nats`; NAN where there are no bytes.
+// Bits a byte if the losses of that text add up to `nats`; NAN where there are no bytes.
 double bits_per_byte(double nats, int64_t bytes);

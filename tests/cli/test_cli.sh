@@ -131,7 +131,7 @@ says plan_shows_the_resolved_config '"sequence_length": 32' --plan "$config"
 says plan_shows_the_memory '  total' --plan "$config"
 says plan_needs_no_data_and_takes_overrides '"num_hidden_layers": 3' --plan "$config" model.num_hidden_layers=3 \
   data.train=absent.bin
-says plan_names_the_largest_runs ' with train.batch_size=1, were model.max_position_embeddings as large; or train.batch_size=' \
+says plan_names_the_largest_runs ' with train.batch_size=1 (raise model.max_position_embeddings for that); or train.batch_size=' \
   --plan "$config"
 # 500 GB. What is named fits, with half of it as a margin: other programs take and leave memory.
 huge=(model.hidden_size=8 model.intermediate_size=262144 model.num_hidden_layers=8 train.batch_size=600)

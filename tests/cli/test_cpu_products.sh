@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# backend.cpu_products as a user meets it: refused where bf16 cannot be had, chosen by auto where it pays, the same bits
+# backend.cpu_products as a user meets it: refused where bf16 is not available, chosen by auto where it pays, the same bits
 # after an interruption. And that a machine without oneDNN's package is none the worse.
 # shellcheck disable=SC2317 # functions are called through must
 # shellcheck source=tests/support/lib.sh
@@ -18,9 +18,9 @@ says_not() { check "$1" "it said: $(head -n 4 "$folder/said")" test -z "$(grep "
 # oneDNN believes this of the CPU; a program without oneDNN has no such products anywhere.
 believe() { export ONEDNN_MAX_CPU_ISA=$1 DNNL_MAX_CPU_ISA=$1; } # before 2.6 it is called so
 believe AVX2
-refuses bf16_is_refused_where_it_cannot_be_had 'backend.cpu_products=bf16 cannot be had here (auto would be fp32): ' \
+refuses bf16_is_refused_where_it_cannot_be_had 'backend.cpu_products=bf16 is not available (auto selects fp32): ' \
   "${options[@]}" backend.cpu_products=bf16
-refuses a_plan_refuses_it_too 'backend.cpu_products=bf16 cannot be had here' --plan "${options[@]}" backend.cpu_products=bf16
+refuses a_plan_refuses_it_too 'backend.cpu_products=bf16 is not available' --plan "${options[@]}" backend.cpu_products=bf16
 believe AVX512_CORE_BF16
 trains slow backend.cpu_products=auto
 says_not auto_is_fp32_where_bf16_does_not_pay "$products"
