@@ -73,7 +73,8 @@ const Key config_keys[] = {
            "standard deviation of the initial weights"),
     {"model.rope_scaling", "rope_type", KEY_CHOICE, FIELD(model.rope_scaling.type), 0, 0,
      rope_types, "\"default\"", SHAPES,
-     "linear: all wavelengths are longer by the factor; llama3: the long ones are, which needs the "
+     "linear: all wavelengths are longer by the factor; llama3: only the long ones, which needs "
+     "the "
      "four keys below"},
     NUMBER(model.rope_scaling, factor, DERIVED, 0, DBL_MAX, SHAPES | KEY_ABOVE_MIN,
            "how many times longer the wavelengths become"),
@@ -85,15 +86,15 @@ const Key config_keys[] = {
             "sequence length that the model had before the stretch"),
 
     SOURCES(data, train, REQUIRED, 1, 0,
-            "token files to train on: a path, a glob, or a folder, for its train-*.bin; a list of "
-             "them; or a list of {\"path\", \"weight\"}, whose weights are shares of the tokens "
-             "that count; a resumed run needs the same tokens and shares, wherever they are"),
-     SOURCES(data, val, "\"\"", 0, 0,
-            "token files to validate on, a folder for its val-*.bin, or a list without weights; "
+            "token files to train on: a path, a glob, or a folder with train-*.bin; a list of "
+            "these; or a list of {\"path\", \"weight\"}, whose weights are shares of the tokens "
+            "that count; a resumed run needs the same tokens and shares, wherever they are"),
+    SOURCES(data, val, "\"\"", 0, 0,
+            "token files to validate on, a folder with val-*.bin, or a list without weights; "
             "empty: no validation"),
     CHOICE(data, documents, documents, "\"join\"", SHAPES,
            "mask: windows are packed with whole documents, and attention stops at their ends, "
-           "where the files have them; join: windows run through documents"),
+           "if the files have .docs; join: windows run across documents"),
     TEXT(
         data, tokenizer, "\"\"", 0, 0,
         "\"bytes\", a tokenizer.json, or a folder with one, such as a run's; empty: the one in the "
@@ -113,7 +114,7 @@ const Key config_keys[] = {
         "activations that the backward pass recomputes, to save memory; mlp: z and y (about 10 % "
         "slower); layer: all but a layer's input (about 30 % slower)"),
     INTEGER(train, recompute_layers, DERIVED, 1, 4096, 0,
-            "layers that recompute, from the first one; the others keep their activations; by "
+            "how many layers recompute, from the first one; the others keep their activations; by "
             "default all"),
     INTEGER(train, seed, "1337", 0, JSON_MAX_INTEGER, SHAPES,
             "seed of the initial weights and of the data's order"),
@@ -125,11 +126,11 @@ const Key config_keys[] = {
             "micro-batches that a validation reads, always the same ones, spread evenly over the "
             "split; 0: the whole split"),
     INTEGER(train, save_interval, "500", -1, 99999999, 0,
-            "steps between checkpoints; 0: only at the end; -1: never, to time a run, or where a "
-            "checkpoint has no room"),
+            "steps between checkpoints; 0: only at the end; -1: never, to time a run, or if the "
+            "disk has no room for a checkpoint"),
     INTEGER(train, keep_checkpoints, "3", 1, 99999999, 0,
-            "how many of the newest checkpoints are kept, and at least one after which a step was "
-            "finite"),
+            "how many of the newest checkpoints are kept, and at least one that was followed by a "
+            "finite step"),
     BOOL(train, keep_best, "false", 0,
          "a validation that is the best so far is saved, and kept until a better one: "
          "output.dir/best"),
@@ -137,10 +138,10 @@ const Key config_keys[] = {
             "steps between samples; 0: only at the end; -1: never"),
     INTEGER(train, sample_tokens, "200", 1, 16777216, 0, "tokens in a sample at most"),
     INTEGER(train, max_nonfinite, "10", 1, 99999999, 0,
-            "the run stops after this many skipped updates in a row: the loss or the gradient norm "
-            "was not finite"),
+            "the run stops after this many skipped updates in a row; an update is skipped if the "
+            "loss or the gradient norm is not finite"),
     NUMBER(train, max_minutes, "0", 0, 1e8, KEY_OF_PROCESS,
-           "the process saves and ends within this many minutes, for a batch system; 0: no limit"),
+           "for a batch system: the process saves and ends within this many minutes; 0: no limit"),
     TEXT(train, resume, "\"\"", 0, KEY_OF_PROCESS,
          "empty: a new run; \"auto\": resume from the newest checkpoint in output.dir, if any; "
          "else the folder of a checkpoint"),
@@ -154,18 +155,17 @@ const Key config_keys[] = {
            "muon: the matrices of layers are updated by Muon, all else by AdamW; adamw: all by "
            "AdamW; a run keeps its kind"),
     CHOICE(optimizer, schedule, schedules, "\"cosine\"", 0,
-           "learning-rate schedule; linear falls from the end of the warm-up on, wsd in the last "
-           "decay_steps"),
+           "learning-rate schedule; linear falls after the warm-up, wsd in the last decay_steps"),
     NUMBER(optimizer, learning_rate, "0.0003", 0, 100, 0, "peak learning rate"),
     NUMBER(optimizer, min_learning_rate, "0", 0, 100, 0,
-           "learning rate that cosine, linear and wsd come down to at the end"),
+           "learning rate at the end of cosine, linear and wsd"),
     INTEGER(optimizer, warmup_steps, "0", 0, 99999999, 0,
-            "first steps, in which the learning rate rises linearly; where they and wsd's "
-            "decay_steps are more than train.steps, at most train.steps / 10 + 1"),
+            "first steps, in which the learning rate rises linearly; if they and wsd's decay_steps "
+            "are more than train.steps, at most train.steps / 10 + 1"),
     INTEGER(
         optimizer, decay_steps, "0", 0, 99999999, 0,
-        "wsd: last steps, in which the learning rate falls linearly; where they and warmup_steps "
-        "are more than train.steps, at most train.steps / 5 + 1"),
+        "wsd: last steps, in which the learning rate falls linearly; if they and warmup_steps are "
+        "more than train.steps, at most train.steps / 5 + 1"),
     NUMBER(optimizer, momentum, "0.95", 0, 1, KEY_BELOW_MAX,
            "Muon: decay of the gradient's running mean"),
     NUMBER(optimizer, beta1, "0.9", 0, 1, KEY_BELOW_MAX,
@@ -185,34 +185,34 @@ const Key config_keys[] = {
     CHOICE(backend, mainloop, mainloops, "\"auto\"", SHAPES,
            "the GEMM of fused kernels; wgmma: Hopper's; mma_sync: for any GPU from compute "
            "capability 8.0 on, bf16 only; auto: the faster one"),
-    CHOICE(
-        backend, precision, precisions, "\"bf16\"", 0,
-        "number format of GEMMs; fp8: all but those of attention; --generate and --eval use bf16"),
+    CHOICE(backend, precision, precisions, "\"bf16\"", 0,
+           "number format of GEMMs; fp8: all except attention's; --generate and --eval use bf16"),
     BOOL(backend, deterministic, "false", SHAPES,
          "GPU: every run gives the same bits, at a cost in speed and memory"),
     BOOL(backend, graphs, "true", 0,
          "GPU: a step is recorded once and replayed; false for profilers"),
     CHOICE(backend, moments, dtypes, "\"fp32\"", SHAPES,
-           "the optimizer's moments; bf16: half of their memory, stochastically rounded"),
+           "number format of the optimizer's moments; bf16: half of the memory, stochastically "
+           "rounded"),
     CHOICE(backend, masters, dtypes, "\"fp32\"", SHAPES,
-           "the weights that the optimizer updates; bf16: matrices take half of the memory, "
-           "stochastically rounded, and GEMMs read them as they are"),
-    CHOICE(
-        backend, gradients, gradients, "\"auto\"", SHAPES,
-        "GPU: the gradients; bf16: also where micro-batches add up, each sum rounded; auto: fp32 "
-        "there, else bf16"),
+           "number format of the weights that the optimizer updates; bf16: matrices take half of "
+           "the memory, stochastically rounded, and GEMMs read them as they are"),
+    CHOICE(backend, gradients, gradients, "\"auto\"", SHAPES,
+           "GPU: number format of the gradients; auto: fp32 where micro-batches add up, else bf16; "
+           "bf16: always, and each sum is rounded"),
     CHOICE(backend, offload, offloads, "\"none\"", 0,
-           "GPU: what lies in the host's memory, where the update reads and writes it; moments: "
-           "the optimizer's; masters: the weights of matrices, too; gradients: those of layers, "
-           "too, which every micro-batch writes; more tokens in a step hide the time"),
+           "GPU: what is kept in the host's memory, where the update reads and writes it; moments: "
+           "the optimizer's moments; masters: also the weights of matrices; gradients: also the "
+           "gradients of layers, which every micro-batch writes; more tokens in a step hide the "
+           "time"),
     INTEGER(backend, offload_layers, DERIVED, 1, 4096, 0,
             "how many layers are offloaded, from the first one; by default all, with the embedding "
             "and lm_head"),
     INTEGER(backend, threads, "0", 0, 4096, 0,
-            "CPU threads; 0: OMP_NUM_THREADS, else all that it may use"),
+            "CPU threads; 0: OMP_NUM_THREADS, else all that the process may use"),
     CHOICE(backend, cpu_products, products, "\"fp32\"", 0,
-           "CPU: number format of GEMMs; bf16: operands are rounded, by oneDNN; auto: bf16 where "
-           "the CPU has AMX, which makes it faster"),
+           "CPU: number format of GEMMs; bf16: oneDNN rounds the operands; auto: bf16 if the CPU "
+           "has AMX, which makes it faster"),
 
     TEXT(output, dir, REQUIRED, 1, KEY_OF_PROCESS,
          "the run's folder: log, configuration, checkpoints"),
@@ -220,15 +220,15 @@ const Key config_keys[] = {
            "number format of a checkpoint's model.safetensors; with bf16, fp32 weights are in "
            "optimizer.safetensors"),
     BOOL(output, save_optimizer, "true", 0,
-         "checkpoints have the optimizer's moments, from which a run resumes; false: only the "
+         "checkpoints have the optimizer's moments, so that a run can resume; false: only the "
          "model, for --generate, --eval, train.init_from and Hugging Face"),
     BOOL(output, background_save, "true", 0,
          "a checkpoint is written while training continues, from a copy in the host's memory; "
          "false: training waits"),
     INTEGER(output, profile_steps, "0", 0, 99999999, 0,
-            "steps that a profiler records, between cudaProfilerStart and cudaProfilerStop, from "
-            "the process' tenth on; a GPU's steps are then not replayed, so that NVTX ranges hold "
-            "their kernels; 0: none"),
+            "how many steps a profiler records, between cudaProfilerStart and cudaProfilerStop, "
+            "from the process' tenth step on; on a GPU steps are then launched kernel by kernel, "
+            "so that NVTX ranges hold their kernels; 0: none"),
     {.name = NULL},
 };
 // Keys of older versions. A user's configuration is refused with the advice; a checkpoint's may
