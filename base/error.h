@@ -12,14 +12,14 @@ typedef struct Error {
 int error_set(Error *err, const char *format, ...) __attribute__((format(printf, 2, 3)));
 // Puts "prefix: " in front of the sentence that is there.
 int error_prefix(Error *err, const char *format, ...) __attribute__((format(printf, 2, 3)));
-// Puts more behind the sentence that is there.
+// Appends to the sentence that is there.
 int error_append(Error *err, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
 // strerror(errno), and where the process has too many files open, how to allow more.
 const char *errno_text(void);
 
-// The name in names[count] that the user meant by `name`: one that begins so, else one that it
-// abbreviates, else one that differs in a third of its letters at most; NULL: there is none. An
-// abbreviation has the beginning of each word, or of the first few: lr of learning_rate, min_lr of
-// min_learning_rate. Of several names the nearest by edit distance counts.
+// The name in names[count] that the user probably meant by `name`: one that begins with it, else
+// one that it abbreviates, else one that differs in at most a third of its letters; else NULL. An
+// abbreviation has the beginning of each word, or of the first few: lr for learning_rate, min_lr
+// for min_learning_rate. Of several names the nearest by edit distance wins.
 const char *nearest_name(const char *name, const char *const *names, int count);

@@ -40,7 +40,7 @@ void writer_abandon(FileWriter *w); // closes without syncing; safe after a fail
 
 // Writes a small file whole and syncs it.
 int file_write(const char *path, const void *data, size_t bytes, Error *err);
-// The same by path.tmp, which takes the name when it is complete; syncs the folder, too.
+// Like file_write, but writes path.tmp and renames it when it is complete; syncs the folder, too.
 int file_write_atomic(const char *path, const void *data, size_t bytes, Error *err);
 
 // A path put together printf style. A path that is too long for the system is cut, but stays too

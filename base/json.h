@@ -17,7 +17,7 @@
 // it may have a key twice. If not: NULL and a sentence with `name` and the line and column, or the
 // key. The caller frees the tree with cJSON_Delete.
 cJSON *json_parse(const char *name, const char *text, size_t bytes, Error *err);
-// The same of a file of at most max_bytes.
+// Like json_parse, for a file of at most max_bytes.
 cJSON *json_read(const char *path, size_t max_bytes, Error *err);
 
 // -1 unless the item is a number, whole, and exact (at most JSON_MAX_INTEGER either way).
@@ -85,7 +85,7 @@ void json_string(JsonWriter *w, const char *name, const char *text);
 // Text that a model wrote, or a file's name: bytes that are not UTF-8 become U+FFFD, every control
 // character \u00xx.
 void json_bytes(JsonWriter *w, const char *name, const char *text, size_t bytes);
-// With so many significant digits at most, or JSON_EXACT: as few as read back as the same bits.
+// With at most this many significant digits, or JSON_EXACT: as few as read back as the same bits.
 // null if the value is not finite.
 enum { JSON_EXACT = 0 };
 void json_number(JsonWriter *w, const char *name, double value, int digits);

@@ -17,9 +17,9 @@ char *xasprintf(const char *format, ...) __attribute__((format(printf, 1, 2)));
 // without waiting for other threads; inside memory_try it returns from that.
 void out_of_memory(const char *format, ...) __attribute__((noreturn, format(printf, 1, 2)));
 
-// Calls work(context). False where this thread ran out of memory in it: err says so, without advice,
-// and all memory and files of `work` by then are lost, unless *context knows them. Threads that
-// OpenMP starts in `work` are not covered.
+// Calls work(context). False where this thread ran out of memory in it: err says so, without
+// advice, and all memory and files of `work` by then are lost, unless *context knows them. Threads
+// that OpenMP starts in `work` are not covered.
 bool memory_try(void (*work)(void *context), void *context, Error *err);
 
 // "1.50 GiB", "312.0 MiB", "17 B": bytes for people. Returns buffer.
@@ -36,13 +36,13 @@ size_t memory_available(void);
 // For tests alone: CODA_MEMORY_LIMIT=24GB (or MB, GiB, MiB) lets the device's memory be used up to
 // that, all programs' together, so that a plan and a run do without the rest of it. It is a limit:
 // such a card may be slower, and keeps another part for itself. *bytes is SIZE_MAX where it is not
-// set; an error where it is none of these.
+// set; any other text is an error.
 int memory_limit(size_t *bytes, Error *err);
 
 // The limits of this process' control group (cgroups, version 1 or 2): containers and batch
 // systems limit programs by it. root: "" for the system's files; a test has others below a folder.
-// The CPU time that the quotas of the group, and of the groups around it, allow: 1.5 is that of one
-// and a half CPUs. INFINITY: no quota.
+// The CPUs' worth of time that the quotas of the group, and of the groups around it, allow, such as
+// 1.5. INFINITY: no quota.
 double control_group_cpus(const char *root);
 
 // Pieces of one block of memory, each aligned to 256 bytes, which suits a GPU's vector loads and

@@ -5,9 +5,10 @@
 #include <time.h>
 #include "base/error.h"
 
-// ---- Threads beside the main one
+// ---- Threads other than the main one
 
-// Starts one that gets no signals: those are the main thread's. name: for tools, at most 15 bytes.
+// Starts a thread that gets no signals: the main thread gets them. name: for tools, at most 15
+// bytes.
 int thread_start(pthread_t *thread, const char *name, void *(*work)(void *), void *context,
                  Error *err);
 
@@ -18,7 +19,7 @@ void thread_team(int threads);
 
 // ---- Standard streams
 
-// Those that are closed become /dev/null, so that no file is opened in their place: reads find
+// Opens /dev/null for streams that are closed, so that no other file gets their number: reads find
 // nothing, writes fail. First in main.
 void streams_fill(void);
 

@@ -2,8 +2,8 @@
 #pragma once
 #include <stdint.h>
 
-// What becomes of documents. Mask: no document sees another; where no file has the ends of its
-// documents this is the same as join. Join: windows run through the ends.
+// How documents are read. Mask: no document sees another; if no file has the ends of its documents,
+// this equals join. Join: windows run across the ends.
 typedef enum DocumentsMode { DOCUMENTS_MASK, DOCUMENTS_JOIN } DocumentsMode;
 
 // The target of a row that does not count: its loss and its gradient are 0.
@@ -21,8 +21,8 @@ typedef struct Batch {
 // Memory for `rows` rows, without any yet. It is freed by batch_free, which takes zeros, too.
 Batch batch_alloc(int64_t rows);
 void batch_free(Batch *batch);
-// Rows [at, at + rows) become padding: token 0, no target. longest: they are documents of at most
-// so many rows, since attention is planned for documents that long; 0: the batch has no lengths.
+// Rows [at, at + rows) become padding: token 0, no target. longest: the padding is split into
+// documents of at most `longest` rows, for which attention is planned; 0: the batch has no lengths.
 void batch_pad(Batch *batch, int64_t at, int64_t rows, int64_t longest);
 // Before the first row of a new batch is read.
 void batch_clear(Batch *batch);

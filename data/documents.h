@@ -1,5 +1,5 @@
-// NAME.docs beside NAME.bin says where the documents of the token file end, which of its tokens
-// count as targets, and what its tokens are. All numbers are little-endian:
+// NAME.docs next to NAME.bin says where the documents of the token file end and which of its tokens
+// count as targets, and has checksums of the tokens. All numbers are little-endian:
 //
 //   uint32  DOCUMENTS_MAGIC, DOCUMENTS_VERSION
 //   uint64  tokens in the token file, XXH3-64 of their bytes, documents
@@ -30,8 +30,8 @@ static inline int64_t token_blocks(int64_t tokens) {
   return (tokens + BLOCK_TOKENS - 1) / BLOCK_TOKENS;
 }
 
-// ---- Reading. A file is accepted as a whole: its checksum, its ends, and that it belongs to the
-// tokens beside it. What is read later is compared with what was accepted
+// ---- Reading. A file is accepted as a whole: its checksum, its ends, and that it belongs to its
+// token file. What is read later is compared with what was accepted
 
 typedef struct Documents {
   int fd;                      // of the open file; -1 over a caller's memory, and of none
@@ -50,11 +50,11 @@ typedef struct Documents {
   uint32_t largest;     // token id
 } Documents;
 
-// The file beside the token file `token_path` of so many tokens, whose XXH3-64 is tokens_checksum;
-// 0: that is not known. Where there is none, it is not an error: d->path is NULL.
+// Opens the .docs file of the token file `token_path`. tokens, tokens_checksum: the token file's
+// count and XXH3-64; a checksum of 0 is not known. An absent .docs is no error: d->path is NULL.
 int documents_open(Documents *d, const char *token_path, int64_t tokens, uint64_t tokens_checksum,
                    Error *err);
-// The same over memory the caller keeps; `name` stands for the path in messages.
+// Like documents_open, over memory the caller keeps; `name` stands for the path in messages.
 int documents_parse(Documents *d, const char *name, const unsigned char *bytes, size_t size,
                     int64_t tokens, uint64_t tokens_checksum, Error *err);
 void documents_close(Documents *d); // zeros are fine
@@ -78,7 +78,7 @@ typedef struct DocumentsWriter {
 // The next tokens of a document. mask: [tokens] 0 or 1, 1 where a token counts as a target; NULL:
 // all do. last: the document ends with them.
 void documents_add(DocumentsWriter *w, int64_t tokens, const uint8_t *mask, bool last);
-// Writes and syncs NAME.docs beside the token file `token_path`, whose tokens have these checksums
+// Writes and syncs NAME.docs for the token file `token_path`, whose tokens have these checksums
 // and this largest id. A document that has not ended ends with the tokens.
 int documents_write(DocumentsWriter *w, const char *token_path, const BlockSums *tokens,
                     uint32_t largest, Error *err);

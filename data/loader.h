@@ -1,7 +1,7 @@
 // Batches of windows from token files (data/source.h), of one source or of several, mixed.
 //
-// Which windows come is a function of the cursor = windows drawn so far and, where sources are
-// mixed, of the windows drawn of each, so resuming is setting these numbers.
+// The next windows follow from the cursor, the number of windows drawn so far, and in a mixture
+// from the number drawn from each source. So resuming means setting these numbers.
 #pragma once
 #include <stdbool.h>
 #include "data/batch.h"
@@ -21,9 +21,9 @@ typedef struct LoaderConfig {
   uint64_t seed;
   bool shuffle;
   DocumentsMode documents;
-  bool alone; // of DOCUMENTS_MASK: a window for each piece of a document instead of packed ones
-  bool whole; // every token that counts is a target once: windows reach to the files' ends. seq
-              // becomes the rows of the longest piece where there is none of so many
+  bool alone; // with DOCUMENTS_MASK: a window for each piece of a document instead of packed ones
+  bool whole; // every token that counts is a target once: windows reach to the files' ends. If all
+              // pieces are shorter than seq, seq becomes the rows of the longest
 } LoaderConfig;
 
 typedef struct Loader {
@@ -31,7 +31,7 @@ typedef struct Loader {
   uint64_t cursor;  // windows drawn so far; of one source, setting it moves the loader
   int64_t tokens;   // in all files
   int64_t windows;  // of all sources, in one epoch of each
-  TokenFile *files; // [file_count], those of a source one after the other
+  TokenFile *files; // [file_count], a source's files one after the other
   int file_count;
   Source *sources; // [source_count]
   int source_count;
@@ -41,12 +41,12 @@ typedef struct Loader {
   bool apart;             // no document sees another
   bool packed;            // windows hold several documents: batches have lengths
   int64_t longest;        // rows of a document in any window, padding counted as one
-  int64_t most_documents; // of a window at most, padding counted as one
-  double mean_documents;  // the same of the mean window
+  int64_t most_documents; // documents in a window at most, padding counted as one
+  double mean_documents;  // documents in a window on average, padding counted as one
   double padding;         // share of the rows
-  int64_t documents, cut; // but for joined windows: that have a row; more rows than a window
-  // Tokens that have others before them in their document or file, in an epoch of each source, and
-  // those of them that count as targets
+  int64_t documents, cut; // not for joined windows: documents with a row, documents that are cut
+  // Tokens with a token before them in their document or file, in an epoch of each source, and how
+  // many of these count as targets
   int64_t targets, counted;
   uint64_t fingerprint; // of all files, in their order: what they hold, not where they are
   int32_t *window;      // [T + 1]
@@ -68,7 +68,8 @@ Loader *loader_open(const LoaderConfig *config, Error *err); // NULL on error
 // message says which, and the caller adds what to do. -1 on other errors.
 int loader_check(Loader *loader, int64_t vocab_size, Error *err);
 uint32_t loader_largest(const Loader *loader); // id in any of its files, after loader_check
-// The first file that both loaders have, by what it holds; NULL if there is none. Both are checked.
+// The first file of `loader` whose contents are also a file of `other`; NULL if there is none. Both
+// loaders were checked.
 const TokenFile *loader_common(const Loader *loader, const Loader *other);
 void loader_close(Loader *loader);
 
@@ -86,6 +87,6 @@ typedef struct LoaderPlace {
   uint64_t position;
 } LoaderPlace;
 LoaderPlace loader_place(const Loader *loader, uint64_t cursor);
-// Moves a loader to a cursor: of each source were drawn so many windows in all, and so many of them
+// Moves a loader to a cursor. For each source: the windows drawn in all, and the windows drawn
 // since the weights hold.
 void loader_resume(Loader *loader, uint64_t cursor, const uint64_t *drawn, const uint64_t *since);

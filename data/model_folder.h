@@ -34,8 +34,8 @@ typedef struct FileSums {
   FileSum *files;
 } FileSums;
 void sums_add(FileSums *sums, const char *name, uint64_t bytes, uint64_t checksum);
-// Writes them, with those of the folder's files that are not in them yet. Token files and names that
-// begin with a dot are left out.
+// Writes them, with those of the folder's files that are not in them yet. Token files and names
+// that begin with a dot are left out.
 int sums_write(FileSums *sums, const char *folder, Error *err);
 // None where there is no checksums.json. sums_free afterwards, also after an error.
 int sums_read(FileSums *sums, const char *folder, Error *err);
@@ -66,15 +66,15 @@ typedef int (*FolderRead)(void *context, const char *folder, const FileSums *sum
 int model_folder_read(const char *named, bool whole, FolderRead read, void *context, Error *err);
 // The same of a run's folder. 1 where it has no checkpoint, or is not there.
 int run_folder_read(const char *run_dir, bool whole, FolderRead read, void *context, Error *err);
-// The same check for a file that was named itself, of all small files beside it.
+// The same check for a file that was named itself, and all small files next to it.
 int model_folder_check(const char *file, Error *err);
 
 // ---- The checkpoints in a run's folder
 
-// Ordered as they are tried: first `latest` and those of earlier steps, then those of later steps,
-// which a run leaves that was taken back. In both those with checksums.json come first, and then
-// the newest. An .old folder comes after one of its name: only a crash in the middle of replacing
-// it leaves it alone.
+// In the order in which they are tried: first `latest` and the checkpoints of earlier steps, then
+// the checkpoints of later steps, from before a rollback. In each group the ones with
+// checksums.json come first, then the newest. An .old folder comes after the folder whose name it
+// has; it exists alone only after a crash in the middle of replacing.
 typedef struct RunCheckpoint {
   PathText path;
   int64_t step;

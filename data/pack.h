@@ -20,7 +20,7 @@ typedef struct WindowPiece {
 
 typedef struct Packing {
   WindowPiece *pieces; // in the order of the files
-  uint32_t *list;      // those of each window, by falling size; NULL: window i has piece i alone
+  uint32_t *list;      // the pieces of each window, largest first; NULL: window i is piece i alone
   uint32_t *begin;     // [windows + 1]: where the window's list begins
   int64_t windows;
   int64_t padded;         // windows that are not full

@@ -18,7 +18,7 @@ typedef enum WindowKind { WINDOWS_JOINED, WINDOWS_PACKED, WINDOWS_ALONE } Window
 
 typedef struct Source {
   char *name;             // for people: its paths, owned
-  double share;           // of the tokens that count; those of all sources have the sum 1
+  double share;           // of the tokens that count; the shares of all sources add up to 1
   double weight;          // its share of the windows, which follows; their sum is 1, too
   const TokenFile *files; // [file_count], the caller's
   int file_count;

@@ -22,8 +22,8 @@ typedef struct TokenFile {
   int token_bytes;             // 2 or 4
   uint64_t tokenizer;          // fingerprint; 0: the file does not say
   uint64_t checksum;           // of the tokens, where tokenizer is not 0
-  Documents documents;         // from the file beside it
-  BlockSums sums;              // made by tokens_check where the file beside it has none
+  Documents documents;         // from its .docs file
+  BlockSums sums;              // made by tokens_check if the .docs file has none
 } TokenFile;
 
 // Validates header and size, and all of the file of its documents. The file is read, never mapped,

@@ -105,7 +105,7 @@ static inline float fp8_least_normal(Fp8Format format) {
   return format == FP8_E4M3 ? 0x1p-6f : 0x1p-14f;
 }
 
-// The nearest of the values with so many bits of mantissa, size >= 0.
+// The nearest value with this many bits of mantissa, size >= 0.
 static inline float fp8_round_at(float size, float least_normal, int mantissa) {
   // A sum with a number this much larger is rounded at the place of the last bit.
   uint32_t bits;

@@ -16,9 +16,9 @@ typedef struct Fp8Copy fp8_t;    // FP8 copies of either: a byte on a GPU, round
 typedef struct Statistic stat_t; // row statistics, sums: fp32 on a GPU, real on the CPU
 typedef struct Gradient grad_t;  // gradients of parameters: bf16 on a GPU, fp32 there when
                                  // micro-batches add up; real on the CPU
-typedef struct Master master_t; // master weights: on a GPU fp32, or bf16 those of matrices; real on
-                                // the CPU
-typedef struct Moment moment_t; // AdamW's moments: fp32 or bf16 on a GPU, real on the CPU
+typedef struct Master master_t;  // master weights: on a GPU fp32, matrices' also bf16; real on the
+                                 // CPU
+typedef struct Moment moment_t;  // AdamW's moments: fp32 or bf16 on a GPU, real on the CPU
 
 // A statistic of rows: for each row `parts` partial sums, which its consumer adds up in their
 // order. A producer writes one part per tile of columns and sets `parts`; the model sets stride and
@@ -93,7 +93,7 @@ typedef struct MatrixPart {
 
 enum { MOST_PARTS = 3, MUON_STEPS = 5 };
 
-// Muon's constants (kernels/ops.h: MuonOp): those of its polynomial, published with it.
+// Muon's constants (kernels/ops.h: MuonOp), such as the coefficients of its polynomial.
 #define MUON_A 3.4445
 #define MUON_B (-4.7750)
 #define MUON_C 2.0315
@@ -129,9 +129,9 @@ typedef struct AdamW {
   double learning_rate, beta1, beta2, eps, weight_decay;
   double momentum;  // Muon's
   double clip_norm; // gradients are scaled by min(1, clip_norm / norm); 0 = no clipping
-  // The step's loss, gradients and norm are multiplied by it, before clipping: head_loss has one
-  // weight for all rows of a step, and this makes it a mean over those that count. 1 where all do,
-  // else rows / rows that count; 0 where none does.
+  // The step's loss, gradients and norm are multiplied by it, before clipping: head_loss gives all
+  // rows of a step one weight, and this makes the loss a mean over the rows that count. 1 if all
+  // rows count, else rows / rows that count; 0 if none counts.
   double gradient_scale;
 } AdamW;
 

@@ -71,8 +71,8 @@ typedef enum MasterType { MASTERS_FP32, MASTERS_BF16 } MasterType;
 // The type of gradients; auto: bf16, and fp32 where micro-batches add up.
 typedef enum GradientType { GRADIENTS_AUTO, GRADIENTS_BF16 } GradientType;
 
-// What lies in the host's memory: each has that of the one before, too. Gradients are those of
-// layers' matrices.
+// What is kept in the host's memory. Each value includes the one before. Of the gradients only the
+// layers' matrices'.
 typedef enum Offload { OFFLOAD_NONE, OFFLOAD_MOMENTS, OFFLOAD_MASTERS, OFFLOAD_GRADIENTS } Offload;
 
 // Row-major GEMMs, by how A and B are stored; the result is [M, N].

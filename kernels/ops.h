@@ -35,9 +35,9 @@ typedef struct OpsConfig {
   int64_t max_tokens;    // largest M of any call
   int64_t max_positions; // RoPE positions 0 .. max_positions - 1 occur
   // Documents that end inside of sequences (Services.set_documents); 0: there are none.
-  int64_t usual_documents;  // so many or fewer in most calls, which are recorded for as many
+  int64_t usual_documents;  // most calls have at most this many, for which they are recorded
   int64_t longest_document; // rows
-  bool whole_windows;       // forwards without documents come between, as those of a validation
+  bool whole_windows;       // some forwards have no documents, such as a validation's
   double rms_norm_eps;
   double inv_freq[MAX_HEAD_DIM / 2]; // RoPE: angle per position of each of the d/2 pairs
   int threads;                       // CPU threads; 0 = all
@@ -47,8 +47,8 @@ typedef struct OpsConfig {
                                      // order of their list
   MomentType moments;                // bf16: rounded as kernels/formats.h says, on the CPU, too
   MasterType masters;                // the same, of matrices; norm weights stay fp32
-  Offload offload;                   // GPU: what of a run that trains lies in the host's memory
-  int64_t offload_layers;            // of so many layers, from the first; 0: of all matrices
+  Offload offload;                   // GPU: what a training run keeps in the host's memory
+  int64_t offload_layers;            // for how many layers, from the first; 0: all matrices
   // The calls of a run in their order (kernels/record.h): a GPU backend chooses kernels and
   // cuBLASLt's algorithms by them. Read while it is created; may be empty.
   const OperationCall *calls;
@@ -60,7 +60,7 @@ static inline int64_t packed_width(const OpsConfig *c) {
   return (c->H + 2 * c->KV) * c->d;
 }
 
-// Whether these documents are such as Services.set_documents takes.
+// Whether Services.set_documents accepts these documents.
 static inline bool documents_fit(const OpsConfig *c, const int32_t *lengths, int64_t count) {
   bool fit = count == 0 || c->usual_documents > 0;
   for (int64_t i = 0; i < count; i++) fit &= lengths[i] > 0 && lengths[i] <= c->longest_document;
@@ -172,9 +172,9 @@ typedef void RepackOp(Backend *be, int64_t M, int64_t N, Operand x);
 // Writes the gradients dwn of the norm weights, and computes the norm over all gradients. The
 // gradients of the matrices are only read; their folded copies may be read in place of W.
 typedef void GradsFinishOp(Backend *be, const ParamTensor *list, int count);
-// Muon, where the list has parts: between grads_finish and adamw, the two of which change a tensor
-// with parts together. Of each part by itself, dW being its gradient as adamw scales it and m its
-// momentum:
+// Muon, if the list has parts. It runs between grads_finish and adamw; together with adamw it
+// updates a tensor with parts. For each part by itself, with dW its gradient as adamw scales it and
+// m its momentum:
 //     m = momentum m + (1 - momentum) dW       X = (1 - momentum) dW + momentum m
 //     X = X / max(|X|, MUON_EPS)               |X|: Frobenius norm; 0 where the part is noise
 //                                              (MUON_NOISE)
@@ -187,8 +187,8 @@ typedef void MuonOp(Backend *be, const ParamTensor *list, int count);
 // Multiplies the step's loss, norm and gradients by gradient_scale, and updates the delayed scales.
 // Then updates all tensors that have no parts with decoupled AdamW and the parameters of the last
 // set_hyper, norm weights first, and writes the compute copies of all. If the loss or the gradient
-// norm is not finite, no weight and no moment changes, and the result says so. Gradients of 0 are
-// gradients like others: moments and weights decay.
+// norm is not finite, no weight and no moment changes, and the result says so. A gradient of 0 is
+// finite: moments and weights decay.
 typedef void AdamwOp(Backend *be, const ParamTensor *list, int count);
 
 // X(type, name) for each operation.
@@ -290,6 +290,7 @@ static inline RowStat row_stat_from(const Backend *be, RowStat s, int64_t row) {
   return s;
 }
 
-// The CPU reference; NULL never: memory failure exits. The outline serves memory plans alone.
+// The CPU reference. Never NULL: if memory fails, the program exits. The outline is only for memory
+// plans.
 Backend backend_cpu_outline(const OpsConfig *config);
 Backend *backend_cpu_create(const OpsConfig *config);

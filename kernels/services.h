@@ -80,8 +80,8 @@ typedef struct Services {
 
   // ---- The update. A step: set_hyper, step_begin, head_loss for every micro-batch, grads_finish,
   // adamw, step_end. A validation: step_begin, head_loss, step_end. Results are read in the order
-  // of the step_ends. clock_start comes before all of a step whose time is wanted: the GPU takes it,
-  // since a host that runs far ahead of the GPU does not see when a step ends.
+  // of the step_ends. clock_start comes before all of a step whose time is wanted: the GPU takes
+  // it, since a host that runs far ahead of the GPU does not see when a step ends.
   void (*clock_start)(Backend *be);
   void (*set_hyper)(Backend *be, const AdamW *hyper);
   void (*step_begin)(Backend *be);
@@ -92,7 +92,7 @@ typedef struct Services {
   void (*set_updates)(Backend *be, int64_t updates); // after load
 
   // ---- FP8: the scales of copies, which live in the backend.
-  // Discards the largest values since the last update: those of a validation, or of a sample.
+  // Discards the largest values since the last update: a validation's, or a sample's.
   void (*scalings_discard)(Backend *be);
   // [scaling_count] for a checkpoint. Reading waits for the GPU.
   void (*scalings_read)(Backend *be, ScalingState *to_host);

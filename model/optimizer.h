@@ -11,8 +11,8 @@
 // Where warm-up and decay together are longer than the run, as in a short trial, schedule_lengths
 // shortens both.
 //
-// The rate follows from the configuration and the step alone: a run that resumes with other
-// steps or another schedule has the rate that a run of that configuration has at that step.
+// The rate depends only on the configuration and the step: a run that resumes with other steps or
+// another schedule has the rate of a run that always had this configuration.
 #pragma once
 #include "kernels/ops.h"
 #include "model/config/config.h"
@@ -27,5 +27,5 @@ ScheduleLengths schedule_lengths(const OptimizerConfig *optimizer, int64_t steps
 // Rate of optimizer step `step` (0-based) of a run of `steps`.
 double learning_rate(const OptimizerConfig *optimizer, int64_t step, int64_t steps);
 
-// AdamW's parameters at that step, of which all rows count.
+// AdamW's parameters at that step, if all rows of the step count.
 AdamW adamw_at(const OptimizerConfig *optimizer, int64_t step, int64_t steps);

@@ -10,9 +10,9 @@ typedef struct RunShape {
   int64_t seq;              // T
   int64_t loss_chunks;      // divides batch * seq in training
   Recompute recompute;      // activations that the backward recomputes
-  int64_t recompute_layers; // in so many layers, from the first one; 0: in all
+  int64_t recompute_layers; // how many layers recompute, from the first one; 0: all
   bool train;               // false: forward only, nothing kept for a backward
-  int64_t context;          // positions of a generator beside it, 0 = no generator
+  int64_t context;          // positions of a generator in the same run, 0 = no generator
   bool cache;               // a generator's shape: its layers cache `context` positions
   bool fp8;                 // products multiply in FP8
   bool muon;                // Muon updates the matrices of layers, so they have no second moment
@@ -116,7 +116,7 @@ typedef struct MemoryPlan {
   PlanItem items[PLAN_MAX_ITEMS];
   size_t params_bytes, grads_bytes, acts_bytes; // the three allocations
   size_t host_bytes;                            // a fourth, of what is offloaded
-  size_t host_needed;     // where that is not 0: it, and what loads and saves hold beside it
+  size_t host_needed;     // if that is not 0: it, plus what loads and saves hold meanwhile
   size_t sampler_bytes;   // the generator's
   size_t workspace_bytes; // the backend's own, and rounding of allocations
   size_t total_bytes;     // but for host_bytes
@@ -150,5 +150,5 @@ ParamBytes grads_layout(ParamTensor *tensors, const ModelConfig *model, const Ru
 // acts->layers: [num_hidden_layers + 1], the caller's.
 size_t acts_layout(Acts *acts, const ModelConfig *model, const RunShape *shape, const Backend *be,
                    char *block, MemoryPlan *plan);
-// The shape of a generator with `context` positions beside a run of `shape`.
+// The shape of a generator with `context` positions, for a run of `shape`.
 RunShape sampler_shape(const RunShape *run, int64_t context, const Backend *be);

@@ -12,7 +12,7 @@
 #include "data/tokens.h"
 
 // A set of token files DIR/NAME-00000.bin, DIR/NAME-00001.bin, ... of at most `limit` tokens each,
-// and beside each of them the ends of its documents, DIR/NAME-00000.docs.
+// and for each of them the ends of its documents, DIR/NAME-00000.docs.
 typedef struct ShardSums {
   uint64_t tokens, documents; // XXH3-64, as the file of the documents has both
 } ShardSums;
@@ -77,7 +77,7 @@ int dataset_write(const Dataset *dataset, const char *folder, Error *err);
 
 // Whether a file of this name is one that ./prepare writes.
 bool dataset_has(const char *name);
-// Whether the folder holds a dataset of ./prepare, or is that of a run.
+// Whether the folder holds a dataset of ./prepare, or is a run's folder.
 bool dataset_or_run(const char *folder);
 // Refuses a folder, as folder_look found it, that holds other files than a dataset's, or a dataset
 // and `force` is not set. The files of this tokenizer alone are no hindrance. out: its name for

@@ -14,7 +14,7 @@
 // A part of a document, in the text of a batch.
 typedef struct Segment {
   size_t text, bytes;
-  int64_t ids;      // where its ids begin in the batch; they end where those of the next begin
+  int64_t ids;      // where its ids begin in the batch; they end where the next document's begin
   bool first, last; // of the part's: BOS and EOS go around it
   bool val;         // kept for validation; the batch's user's alone
   bool bad;         // a line that could not be encoded, and is passed over: it has no ids

@@ -15,8 +15,8 @@ typedef struct Spool {
 } Spool;
 
 typedef struct Stream Stream;
-// A path, or STREAM_STDIN, which goes on behind what `spool` holds and adds to it while `recording`
-// (spool may be NULL). NULL on error.
+// A path, or STREAM_STDIN, which continues after what `spool` holds and adds to it while
+// `recording` (spool may be NULL). NULL on error.
 Stream *stream_open(const char *path, Spool *spool, int recording, Error *err);
 // Reads up to bytes > 0: how many there were, 0 at the end, -1 on error. A file that is cut short
 // or damaged is an error.

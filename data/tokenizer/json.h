@@ -28,7 +28,8 @@ int document_read_merges(const Document *d, bool byte_level, const Vocabulary *v
 // Reads one component that is no Sequence. `into` is the caller's.
 typedef int ComponentReader(void *into, const cJSON *component, const char *type, Error *err);
 
-// Calls `read` for the component, or for those of a Sequence, in order. null and NULL are none.
+// Calls `read` for the component, or for each component of a Sequence, in order; for null and NULL
+// not at all.
 // `what`: the first word of a sentence, such as "normalizer"; `list`: the key of a Sequence's
 // members.
 int component_read(const cJSON *component, const char *what, const char *list,

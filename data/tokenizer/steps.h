@@ -11,7 +11,7 @@
 
 typedef enum Stage { NORMALIZE, CUT, DECODE } Stage;
 
-// Fingerprints hold these numbers, and those of `scheme` and `behavior`.
+// Fingerprints contain these numbers, and the numbers of `scheme` and `behavior`.
 enum { NORMALIZE_FORM, NORMALIZE_PREPEND, NORMALIZE_REPLACE, NORMALIZE_STRIP };
 enum {
   CUT_PREFIX, // puts `to` in front of a piece that does not begin with it

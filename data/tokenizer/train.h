@@ -34,7 +34,7 @@ void bpe_trainer_close(BpeTrainer *trainer); // NULL is fine
 // MiB is cut off, wherever that is. An error: the pattern ran into PCRE2's limits.
 int bpe_trainer_add(BpeTrainer *trainer, const char *text, size_t bytes, Error *err);
 
-// Makes at most so many tokens more; no text can be added then. 1: there is more to do, 0: done,
+// Makes at most this many more tokens; no text can be added then. 1: there is more to do, 0: done,
 // -1: the text is too little for the vocabulary, or an error as of bpe_trainer_add.
 int bpe_trainer_step(BpeTrainer *trainer, int64_t tokens, Error *err);
 

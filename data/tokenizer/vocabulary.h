@@ -13,7 +13,7 @@
 // The character of a byte.
 uint32_t byte_level_character(unsigned char byte);
 // text[bytes] in UTF-8 -> out[at most bytes], not NUL-terminated. Returns how many bytes, or -1 if
-// a character is none of the alphabet's.
+// a character does not belong to the alphabet.
 ptrdiff_t byte_level_decode(const char *text, size_t bytes, char *out);
 // text[bytes] -> out[2 * bytes] at most, UTF-8, not NUL-terminated. Returns how many bytes.
 size_t byte_level_encode(const char *text, size_t bytes, char *out);
@@ -46,7 +46,7 @@ int vocabulary_add(Vocabulary *v, const char *text, size_t bytes, bool raw, int6
 // An id whose text is an added token's: it cannot be found by text.
 int vocabulary_add_id(Vocabulary *v, int64_t id, Error *err);
 int32_t vocabulary_find(const Vocabulary *v, const char *text, size_t bytes, bool raw); // or -1
-// The same of a token as a file spells it; byte_level: perhaps in GPT-2's alphabet.
+// Finds a token as a file spells it; byte_level: perhaps in GPT-2's alphabet.
 int32_t vocabulary_find_named(const Vocabulary *v, const char *name, bool byte_level);
 static inline const char *vocabulary_text(const Vocabulary *v, int32_t id) {
   return v->text.data + v->tokens[id].offset;

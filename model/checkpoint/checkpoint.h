@@ -14,17 +14,17 @@
 // Files that change from step to step name their step: files of tensors and the index of shards in
 // their metadata. transformers loads the folder as it is. The weights are the masters, F32; with
 // output.save_dtype=bf16 they are rounded, and optimizer.safetensors has the masters, master.NAME:
-// with backend.masters=bf16 those of norm weights alone, since the others are exact.
+// with backend.masters=bf16 only the norm weights' masters, since the others are exact.
 //
 // A save writes RUN/step-00000100.tmp/, syncs every file and the folder, renames it, syncs RUN,
 // then swings the symbolic link RUN/latest by rename, syncs RUN again, and only then removes old
 // checkpoints. Whatever fails, the previous checkpoint and `latest` stay as they were.
 //
-// A folder of the same step that is there already (a run that went back and came here again) is
-// exchanged for the new one in one atomic step; where the file system has no exchange it is renamed
-// to step-00000100.old first, and a crash right then leaves `latest` dangling until checkpoint_find
-// falls back to the .old folder. Where the file system has no symbolic links, there is no `latest`,
-// and the newest checkpoint is that of the largest step.
+// If a folder of the same step exists (a run was rolled back and came here again), it is exchanged
+// for the new one in one atomic step. If the file system has no exchange, the old folder is first
+// renamed to step-00000100.old; a crash right then leaves `latest` dangling, and checkpoint_find
+// falls back to the .old folder. If the file system has no symbolic links, there is no `latest`,
+// and the newest checkpoint is the one with the largest step.
 #pragma once
 #include "data/mixture.h"
 #include "data/model_folder.h"
@@ -115,19 +115,19 @@ StateSource state_source(const Llama *llama); // the backend as it is
 // carried over. The best validation's checkpoint becomes RUN/best where keep_best says so.
 //
 // -1: *err ends with the checkpoint that is still there. 0: *err has remarks on what could not be
-// linked or removed, "" where there is none.
+// linked or removed, else "".
 //
-// Before and after, checkpoints are removed. Of the complete ones of this and earlier steps these
-// stay:
-//   the newest keep_checkpoints (those without checksums.json come after all others)
-//   the one that RUN/best names, or where there is no link the state's best
-//   the newest (keep_checkpoints - 1, at least one) after which an update was applied, so that a
-//     row of skipped updates removes nothing good: the last save's own weights may already be those
-//     of a run that has diverged
-// Checkpoints of later steps, from before the run was taken back, stay until it passes them. Links,
-// folders with other names, incomplete ones, and those with anything that no save wrote are never
-// removed; step-*.tmp and step-*.old, which a crash may leave, are. What cannot be removed now is
-// tried again at the next save.
+// Checkpoints are removed before and after a save. Of the complete checkpoints of this and earlier
+// steps these stay:
+//   the newest keep_checkpoints (checkpoints without checksums.json come after all others)
+//   the one that RUN/best names, or without a link the state's best
+//   the newest (keep_checkpoints - 1, at least one) after which an update was applied, so that even
+//     many skipped updates in a row remove nothing good: the weights of the last save may already
+//     have diverged
+// Checkpoints of later steps (from before a rollback) stay until the run passes them. Links,
+// folders with other names, incomplete folders, and folders with anything that no save wrote are
+// never removed; step-*.tmp and step-*.old, which a crash may leave, are. If removing fails, the
+// next save tries again.
 int checkpoint_save(const char *run_dir, const StateSource *source, const Config *config,
                     const Export *export, const TrainState *state, Error *err);
 
@@ -144,9 +144,9 @@ int checkpoint_take_back(const char *run_dir, int64_t step, Error *err);
 // room for. Writes nothing.
 int checkpoint_room(const char *run_dir, const Config *config, int64_t steps, Error *err);
 
-// ---- Saving beside training: the state is copied to the host while the next step computes its
-// gradients; then a thread writes the checkpoint, as checkpoint_save does. All functions are the
-// main thread's.
+// ---- Background saves: the state is copied to the host while the next step computes its
+// gradients; then a thread writes the checkpoint, as checkpoint_save does. Only the main thread
+// calls these functions.
 
 typedef struct BackgroundSave BackgroundSave;
 
@@ -210,11 +210,11 @@ int checkpoint_read_state(const char *path, TrainState *state, Error *err);
 // the moments, too; else they become zero. Shapes are checked against llama->config; a missing or
 // unknown tensor is an error that names it (but old files' rotary_emb.inv_freq, and a tied model's
 // lm_head.weight that equals its embedding, are skipped). With the moments the weights are the
-// masters that stand beside them, if any. Nothing is written before names and shapes are checked,
-// then the masters and the compute copies. A value that is not the one that was checked when the
-// checkpoint was opened is an error, after which the model is not to be used. AdamW's t is the
-// caller's: be->services.set_updates(state.updates). A run in FP8 that has the scalings of this
-// precision with its moments uses them; those of another precision are skipped.
+// masters that are saved with them, if any. Names and shapes are checked before anything is
+// written, then the masters and the compute copies are. If a value differs from what was checked
+// when the checkpoint was opened, it is an error, and the model must not be used. The caller sets
+// AdamW's t: be->services.set_updates(state.updates). A run in FP8 uses the saved scalings if they
+// are of its precision, and skips scalings of another.
 int checkpoint_load(const Checkpoint *c, Llama *llama, Error *err);
 // Checks that checkpoint_load would accept it for this model and RunShape.muon, without reading
 // values.

@@ -42,7 +42,8 @@ typedef struct ContentPart {
   uint64_t at;
   int64_t first, count;
 } ContentPart;
-// Those that begin in bytes [at, end) of the file, of which some are the tensor's or before it.
+// The elements of the tensor that begin in bytes [at, end) of the file. Bytes before the tensor's
+// own may be among these.
 ContentPart content_part(const SafeFile *file, const SafeTensor *t, uint64_t at, uint64_t end);
 // Calls `visit` with each part of a tensor, by all threads; content_check has started those.
 //   rooms  [omp_get_max_threads()] of CONTENT_ROOM bytes
@@ -71,9 +72,9 @@ int no_weights(const char *folder, Error *err);
 char *state_json(const TrainState *state);
 
 // ---- load.c
-// The tensors of a file of ours: the weights, or exp_avg.NAME of each and then exp_avg_sq.NAME of
-// those that AdamW updates, and then, where the weights beside it are rounded, master.NAME: of all,
-// or, where masters of matrices are bf16 and so lose nothing there, of the norm weights.
+// The tensors of one of our files: the weights; or exp_avg.NAME of each, then exp_avg_sq.NAME of
+// each that AdamW updates, then, if the saved weights are rounded, master.NAME: of all, or of the
+// norm weights alone if masters of matrices are bf16, since these lose nothing.
 typedef enum TensorSet { WEIGHTS, MOMENTS, MOMENTS_AND_MASTERS, MOMENTS_AND_NORMS } TensorSet;
 typedef struct TensorList {
   TensorSet set;

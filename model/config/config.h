@@ -58,7 +58,7 @@ typedef struct TrainConfig {
   int64_t gradient_accumulation; // micro-batches a step
   int64_t loss_chunks;           // pieces of a micro-batch's logits; 0 = as few as fit
   Recompute recompute;
-  int64_t recompute_layers; // so many layers recompute, from the first; default all
+  int64_t recompute_layers; // how many layers recompute, from the first; default all
   uint64_t seed;
   int64_t eval_interval; // steps between validations; 0 = only at the start and the end
   int64_t eval_batches;  // micro-batches a validation reads; 0 = the whole split
@@ -68,7 +68,7 @@ typedef struct TrainConfig {
   int64_t sample_interval; // steps between samples; 0 = only at the end, -1 = never
   int64_t sample_tokens;
   int64_t max_nonfinite;      // skipped updates in a row before the run stops
-  double max_minutes;         // the process saves and ends before so many have passed; 0 = no limit
+  double max_minutes;         // the process saves and ends before they are over; 0 = no limit
   char resume[PATH_CHARS];    // "" = a new run, "auto" = latest of output.dir if any, or a folder
   bool resume_allow_changes;  // resume although keys that shape the run differ
   char init_from[PATH_CHARS]; // folder with weights and config.json to start from; "" = random
@@ -111,8 +111,8 @@ typedef struct BackendConfig {
   MomentType moments;     // of the optimizer
   MasterType masters;     // of matrices
   GradientType gradients; // GPU
-  Offload offload;        // GPU: what lies in the host's memory
-  int64_t offload_layers; // so many layers' part of it, from the first; default all matrices
+  Offload offload;        // GPU: what is kept in the host's memory
+  int64_t offload_layers; // for how many layers, from the first; default all matrices
   int64_t threads;        // CPU threads; 0 = all
   CpuProducts cpu_products;
 } BackendConfig;
@@ -125,7 +125,7 @@ typedef struct OutputConfig {
   char dir[PATH_CHARS];  // the run's folder: log.jsonl, run.json, checkpoints
   SaveDtype save_dtype;  // of the weights in a checkpoint's model.safetensors
   bool save_optimizer;   // moments in checkpoints, to resume from; false = the model alone
-  bool background_save;  // written beside training
+  bool background_save;  // checkpoints are written while training continues
   int64_t profile_steps; // that profilers record, from step PROFILE_START of a process; 0 = none
 } OutputConfig;
 
@@ -171,7 +171,7 @@ void config_print(const Config *config);
 const char *precision_name(Precision precision);
 const char *optimizer_name(OptimizerKind kind);
 
-// Whether a checkpoint of `saved` may go on as `now`. -1 and a message with the keys that shape the
+// Whether a run of `saved` may resume as `now`. -1 and a message with the keys that shape the
 // run (marked in the table: model, data, batch) and both values, where they differ and
 // now->train.resume_allow_changes is not set, or where the weights would not fit.
 int config_compare(const Config *saved, const Config *now, Error *err);
@@ -180,16 +180,16 @@ int config_compare(const Config *saved, const Config *now, Error *err);
 char *config_changes(const Config *saved, const Config *now);
 
 // For --help-config, prints keys with their defaults, values and meanings, in lines of at most 100
-// columns: those whose name begins so ("train.s", or "" for all), else those with a word in name or
-// meaning that begins so ("warm"), else with that of the nearest name ("lr": learning_rate). -1 and
-// a message where there is none.
+// columns: the keys whose name begins with `words` ("train.s", or "" for all), else the keys with
+// such a word in name or meaning ("warm"), else the key of the nearest name ("lr": learning_rate).
+// -1 and a message if there is none.
 int config_print_keys(const char *words, Error *err);
 
 // A Hugging Face config.json (LlamaForCausalLM, or a MistralForCausalLM whose window no sequence
 // exceeds) -> ModelConfig.
 int model_config_parse(ModelConfig *model, const char *name, const char *json, Error *err);
 
-int model_config_read(ModelConfig *model, const char *path, Error *err); // the same of a file
+int model_config_read(ModelConfig *model, const char *path, Error *err); // likewise, from a file
 
 // Whether weights that belong to FOLDER/config.json fit `model`. The sentence names every field
 // that differs. initializer_range may, and max_position_embeddings may be longer.
@@ -198,7 +198,7 @@ int model_config_check(const ModelConfig *model, const char *folder, Error *err)
 // And back. The text is the caller's to free.
 typedef struct ConfigExtras {
   int bos, eos;    // the tokens around a document, -1 where the tokenizer is not known
-  SaveDtype dtype; // of the weights beside it
+  SaveDtype dtype; // of the weights in the same folder
   const char
       *carried;   // NULL, or a valid config.json: its fields that say nothing of the above stay
   bool carry_ids; // its bos_token_id and eos_token_id win over bos and eos

@@ -39,9 +39,9 @@ typedef struct Outlook {
 // Fails as backend_create does where backend.device asks for a GPU that cannot be used.
 // loss_chunks of 0 become the number that it would choose, and mainloop is set.
 int backend_outlook(Outlook *outlook, const Config *config, RunShape *shape, Error *err);
-// That number: the fewest with which the run fits into 95 % of a GPU of so many bytes. Where none
-// fits, the fewest that keep the logits below a tenth of it: llama_create then reports the missing
-// memory. 1 on a CPU, of 0 bytes.
+// That number: the fewest with which the run fits into 95 % of a GPU with this many bytes. Where
+// none fits, the fewest that keep the logits below a tenth of it: llama_create then reports the
+// missing memory. 1 on a CPU, of 0 bytes.
 int64_t choose_loss_chunks(const Config *config, RunShape shape, size_t gpu_bytes);
 
 // The largest runs that fit by the memory plan, 0 where none does. Of another length or batch all

@@ -1,4 +1,4 @@
-// Commands of ./train beside training: --generate, --eval and --plan.
+// Commands of ./train other than training: --generate, --eval and --plan.
 #pragma once
 #include <signal.h>
 #include <stdint.h>

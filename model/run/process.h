@@ -16,5 +16,5 @@ void process_catch_signals(void);
 // Also SIGHUP, SIGUSR1, SIGUSR2, SIGXCPU and SIGALRM, which never kill. A console that goes away
 // ends no run otherwise: SIGPIPE is ignored.
 void process_catch_signals_of_training(bool has_time_limit);
-// STOP_BY_TIME comes so many milliseconds from now, at once where none are left.
+// STOP_BY_TIME comes after `ms` milliseconds, at once if ms is not above 0.
 void process_alarm(double ms);

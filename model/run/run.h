@@ -13,15 +13,15 @@
 typedef struct PendingStep {
   double learning_rate;
   uint64_t cursor; // of the loader, after the step's batches
-  Draws draws;     // the same of its sources
+  Draws draws;     // of its sources, likewise
   int64_t counted; // tokens with a target
   double flops;    // of the model
 } PendingStep;
 
 typedef struct SavesPlan {
-  bool background; // beside training
-  size_t bytes;    // of the copy that this takes on the host; 0: it is not asked for
-  size_t left;     // that the host has
+  bool background; // training continues during a save
+  size_t bytes;    // of the copy on the host that this needs; 0: the config does not ask for it
+  size_t left;     // bytes that the host has free
 } SavesPlan;
 
 // The best validation of a run, as TrainState has it.
@@ -99,15 +99,14 @@ typedef struct Run {
 } Run;
 
 // Checks and opens everything: data, backend, memory, weights (random, from init_from, or resumed),
-// log. Prints the start-up table once the memory is there: twelve lines at most, after one where
-// train.resume=auto found no checkpoint. A run that has
-// ended already is found `finished`, and prints nothing. On an error nothing is left open, and
-// nothing was written.
+// log. Prints the start-up table, at most twelve lines, once the memory is allocated; before it a
+// line if train.resume=auto found no checkpoint. A run that has already ended is `finished`, and
+// prints nothing. On an error nothing stays open, and nothing was written.
 int run_open(Run *run, const Config *config, const volatile sig_atomic_t *stop, Error *err);
 void run_close(Run *run);
 
-// What a run says at its end: the model, its last and its best validation, and how to write with it
-// or to resume. path, overrides: its command line. The other for one that is `finished`.
+// What a run prints at its end: the model, its last and its best validation, and the command that
+// generates text or resumes. path, overrides: its command line. The second is for a `finished` run.
 void run_print_end(const Run *run, const char *path, int override_count, char *const *overrides);
 void run_print_finished(const Run *run);
 
@@ -119,8 +118,8 @@ void run_print_finished(const Run *run);
 //
 // An error: a training or validation file (val may be NULL) was made with another tokenizer, or
 // model.vocab_size is more than SPARE_TOKENS above the tokenizer's; it may be where data.tokenizer
-// is set. It may be below the tokenizer's, as in a model whose tokenizer got one more token: the ids
-// in the files decide.
+// is set. It may be below the tokenizer's, as in a model whose tokenizer got one more token: the
+// ids in the files decide.
 enum { SPARE_TOKENS = 1024 };
 int run_tokenizer(Tokenizer **tokenizer, const Config *config, const Loader *train,
                   const Loader *val, const char *from, Error *err);
@@ -172,7 +171,7 @@ int run_save_last(Run *run, Error *err);
 // Where the data turned out to be bad: saves the steps that were done; the sentence names the error
 // of the data and the save. After another error it does nothing. Always -1.
 int run_bad_data(Run *run, Error *err);
-// Comes before an update, which changes the tensors that a save copies beside the step.
+// Comes before an update, which changes the tensors that a background save copies.
 void run_save_copied(Run *run);
 // Reports a save that has ended: in the log, or by its error. wait: one under way, too.
 int run_save_end(Run *run, bool wait, Error *err);
