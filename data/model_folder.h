@@ -34,7 +34,7 @@ typedef struct FileSums {
   FileSum *files;
 } FileSums;
 void sums_add(FileSums *sums, const char *name, uint64_t bytes, uint64_t checksum);
-// Writes them, with those of the folder's files that are not in them yet. Token files and names
+// Writes them, adding the folder's files that are not in them yet. Token files and names
 // that begin with a dot are left out.
 int sums_write(FileSums *sums, const char *folder, Error *err);
 // None where there is no checksums.json. sums_free afterwards, also after an error.
@@ -53,7 +53,7 @@ int sums_check_small(const FileSums *sums, const char *folder, bool whole, Error
 // ---- The folder that a user names
 
 // Reads from the folder, and forgets what an earlier call read. -1 and a sentence where the
-// folder does not serve. sums: those of its checksums.json.
+// folder does not serve. sums: of its checksums.json.
 typedef int (*FolderRead)(void *context, const char *folder, const FileSums *sums, Error *err);
 
 // Calls `read` with the folder that `named` stands for, once its small files were compared with its

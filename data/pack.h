@@ -26,7 +26,7 @@ typedef struct Packing {
   int64_t padded;         // windows that are not full
   int64_t documents, cut; // that have a row; of these the ones with more rows than a window
   int64_t count, rows;    // of all pieces; the rest of the windows is padding
-  int64_t counted;        // tokens that count as a target; rows has those beside them that do not
+  int64_t counted;        // tokens that count as a target; rows includes the others
   int64_t left_out;       // rows of the pieces in which none does
   int64_t longest;        // rows of a piece, or of a window's padding, at most
   int64_t most;           // pieces of a window at most

@@ -29,7 +29,7 @@ int added_read(AddedTokens *raw, AddedTokens *normalized, const cJSON *list, boo
 void added_close(AddedTokens *added);
 
 // The next one that begins in text[bytes] at or after `at`, and its bounds: the leftmost, and of
-// those the longest. NULL: there is none.
+// these the longest. NULL: there is none.
 const AddedToken *added_next(const AddedTokens *added, const char *text, size_t bytes, size_t at,
                              size_t *begin, size_t *end);
 

@@ -25,7 +25,7 @@ typedef struct Step {
   char *from, *to;     // owned: the text to replace or strip, or the regex; the text to write
   Regex *regex;        // owned
   int form;            // NORMALIZE_FORM: utf8proc's options
-  int64_t left, right; // of a Strip: at most so many; NORMALIZE_STRIP: 0 or 1, for all
+  int64_t left, right; // of a Strip: how many at most; NORMALIZE_STRIP: 0 or 1, for all
   enum { PREFIX_ALWAYS, PREFIX_FIRST, PREFIX_NEVER } scheme; // first: of the whole text
   enum {
     SPLIT_ISOLATED,

@@ -26,11 +26,11 @@ typedef struct TokenizerFacts {
   uint64_t fingerprint;
   int64_t vocab_size; // the largest id + 1
   // The tokens around a document, or NO_TOKEN. BOS: by the post-processor. EOS: eos_token of the
-  // tokenizer_config.json beside it, else eos_token_id of generation_config.json or config.json,
+  // tokenizer_config.json next to it, else eos_token_id of generation_config.json or config.json,
   // else a special token of a name known for it (<|end_of_text|>, <|endoftext|>, </s>).
   int32_t bos, eos;
-  // The text of chat_template.jinja beside it, else chat_template of the tokenizer_config.json, of
-  // several the one that is named "default"; NULL: none. The tokenizer's.
+  // The text of chat_template.jinja next to it, else chat_template of tokenizer_config.json (of
+  // several the one named "default"), else NULL. The tokenizer's.
   const char *chat_template;
   // The bytes that a token can reach across a newline: a document that is cut between a newline and
   // one of them may have other ids than the whole. Empty for most tokenizers.
@@ -53,7 +53,7 @@ int32_t tokenizer_special(const Tokenizer *tokenizer, const char *text);
 const char *tokenizer_special_text(const Tokenizer *tokenizer, int32_t id);
 
 // True if a text gives the id of this special token wherever it spells it: no normalizer comes
-// first, and no word beside it matters.
+// first, and adjacent words do not matter.
 bool tokenizer_always_finds(const Tokenizer *tokenizer, int32_t id);
 
 // Replaces its chat template, which tokenizer_save then writes as chat_template.jinja.
