@@ -65,8 +65,8 @@ static int small_checksum(const char *path, uint64_t *bytes, uint64_t *checksum,
 
 // ---- checksums.json: writing
 
-// Token files and their documents have checksums of their own in them. What begins with a dot is not
-// part of the folder: it comes and goes.
+// Token files and their documents hold checksums of their own. What begins with a dot is no part of
+// the folder: it comes and goes.
 static bool is_listed(const char *name) {
   return name[0] != '.' && !name_ends_with(name, ".bin") && !name_ends_with(name, ".docs");
 }

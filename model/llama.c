@@ -148,9 +148,9 @@ void llama_init_weights(Llama *llama, uint64_t seed) {
 }
 
 // RoPE's angle per position of pair j, as HF transformers' modeling_rope_utils.py has it. linear
-// divides all frequencies by factor. llama3, LLaMA-3.1's own, divides frequencies whose wavelength is
-// longer than original / low_freq_factor, keeps those shorter than original / high_freq_factor, and
-// blends between the two, linearly in original / wavelength.
+// divides all frequencies by factor. llama3, LLaMA-3.1's own, divides frequencies whose wavelength
+// is longer than original / low_freq_factor, keeps frequencies whose wavelength is shorter than
+// original / high_freq_factor, and blends between the two, linearly in original / wavelength.
 static double rope_frequency(const ModelConfig *c, int64_t j) {
   const double frequency = pow(c->rope_theta, -2.0 * (double)j / (double)c->head_dim);
   if (c->rope_scaling.type == ROPE_DEFAULT) return frequency;

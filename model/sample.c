@@ -94,8 +94,9 @@ static double weigh(Tokens *t, float largest, float scale) {
   return sums[0];
 }
 
-// The next two functions return the index at which the sum of the weights, taken in some order, first
-// exceeds `target` >= 0. If rounding put the target too high, it is the last index of any weight.
+// The next two functions return the index at which the sum of the weights, taken in some order,
+// first exceeds `target` >= 0. If rounding put the target too high, it is the last index of any
+// weight.
 
 // In the order of ids, over the logits that have the bits `key`, or over all.
 static int64_t exceeds_by_id(const Tokens *t, bool all, uint32_t key, double target) {
@@ -176,7 +177,7 @@ static int32_t draw(Tokens *t, const SampleOptions *o, float *maxima, float larg
   if (likely) { // the fewest that reach top_p of the sum, that is, exceed the number before it
     const double below = nextafter(o->top_p * sum, 0);
     if (!few) {
-      // Weights below (1 - top_p) sum / V add up to less than what top_p leaves. Half: for rounding.
+      // Weights below (1 - top_p) sum / V add up to less than what top_p leaves. Half for rounding.
       const double share = (1 - o->top_p) * sum / (double)t->count / 2;
       collect(t, maxima, (float)(largest + log(share) / scale));
       weigh(t, largest, scale);

@@ -19,7 +19,8 @@ $(foreach f,release asan double,$(eval build/$f/tests/unit/%: build/$f/tests/uni
   build/$f/tests.a; $$(LINK) -lcmocka))
 # Central differences mean nothing in fp32.
 $(foreach f,release asan,$(eval build/$f/tests/unit/gradcheck_%:; \
-  @echo 'make: gradchecks are in double precision: make build/double/tests/unit/gradcheck_$$*' >&2; exit 1))
+  @echo 'make: gradchecks are in double precision: build/double/tests/unit/gradcheck_$$*' >&2; \
+  exit 1))
 
 # A test compares our declarations with cuDNN's headers.
 build/%/test_attention_graph.o: EXTRA_FLAGS = $(NVTX_FLAGS)

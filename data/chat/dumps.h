@@ -8,6 +8,6 @@ void dumps_string(Text *out, Span string);
 // U+FFFD. false: an object has a key twice.
 bool dumps_json(Text *out, char *json, size_t bytes);
 // Appends {"name": "...", "parameters": ...} of tool calls, a list of one {"function": {"name":
-// "...", "arguments": ...}}, as Llama 3.1's template does: the name is not escaped. Spoils the JSON.
-// NULL, or what is wrong with them.
+// "...", "arguments": ...}}, as Llama 3.1's template does: the name is not escaped. Spoils the
+// JSON. NULL, or what is wrong with them.
 const char *dumps_call(Text *out, char *calls, size_t bytes);

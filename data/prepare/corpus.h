@@ -1,8 +1,8 @@
 // The documents in text files, folders, JSON lines and standard input, one after the other and in
 // pieces, so that documents of any size can be read. All may be compressed (stream.h).
 //
-// A text file is a document, or holds several with a separator between them. Of a file of JSON lines
-// each line is one. Documents without text are passed over.
+// A text file is a document, or holds several with a separator between them. In a file of JSON
+// lines each line is one. Documents without text are passed over.
 #pragma once
 #include <stdbool.h>
 #include <stddef.h>

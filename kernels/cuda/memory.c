@@ -14,7 +14,7 @@ int cuda_memory_open(Cuda *c, Error *err) {
   for (int i = 0; i < MAX_RESULTS; i++) {
     CUDA_TRY(err, cudaEventCreate(&c->step_began[i]));
     CUDA_TRY(err, cudaEventCreate(&c->result_ready[i]));
-    // Validations have no clock_start, and an event must have been recorded to be asked for its time.
+    // Validations have no clock_start, and only a recorded event can be asked for its time.
     CUDA_TRY(err, cudaEventRecord(c->step_began[i], c->gpu.stream));
   }
   return 0;
