@@ -46,6 +46,12 @@ GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|
 LLAMA3 = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}|"
           r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+")
 
+TEKKEN = (r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|"
+          r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|"
+          r"\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+")
+LLAMA2_DECODER = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(),
+                                    decoders.Fuse(), decoders.Strip(" ", 1, 0)])
+
 
 # ---- Texts
 
@@ -184,9 +190,7 @@ def of_sentencepiece(path, metaspace):
 
 
 def like_llama2(tokenizer, metaspace):
-    end = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(),
-           decoders.Strip(" ", 1, 0)]
-    tokenizer.decoder = decoders.Sequence(end)
+    tokenizer.decoder = LLAMA2_DECODER
     if metaspace:
         tokenizer.pre_tokenizer = pre_tokenizers.Metaspace("▁", metaspace, split=False)
     else:
@@ -322,27 +326,55 @@ def small():
     for behavior in ("isolated", "removed", "merged_with_previous", "merged_with_next",
                      "contiguous"):
         for invert in (False, True):
+            pattern = "th" if behavior.startswith("merged") else Regex(r"\s+|\p{L}")
             made[f"{behavior}{'-inverted' * invert}"] = byte_level(
-                500, [split(Regex(r"\s+|\p{L}"), behavior, invert), split("e", behavior)])
+                500, [split(pattern, behavior, invert), split("e", behavior)])
     for scheme in ("always", "first", "never"):
         for cut in (False, True):
             meta = pre_tokenizers.Metaspace("▁", scheme, split=cut)
             made[f"metaspace-{scheme}{'-split' * cut}"] = with_added(characters(
-                700, cut, meta, None, decoders.Metaspace("▁", scheme, split=cut)))
-    made["empty-matches"] = byte_level(500, [split(Regex(r"\s*|x"), "merged_with_previous")])
+                700, cut, meta, None, LLAMA2_DECODER))
+    made["empty-matches"] = byte_level(500, [split(Regex(r"\s*|x"))])
     made["lines"] = byte_level(500, [split(Regex(r"^.|\w+$"), "isolated")])
     made["digits"] = byte_level(500, [pre_tokenizers.Digits(False)], regex=True)
     made["punctuation"] = byte_level(500, [pre_tokenizers.Punctuation("contiguous")], regex=True)
     made["white-space"] = characters(600, True, pre_tokenizers.WhitespaceSplit())
-    made["strip"] = byte_level(500, [], normalizers.Sequence(
-        [normalizers.Strip(True, False), normalizers.Replace("a", "bb"),
-         normalizers.Strip(False, True)]), regex=True)
+    made["replace"] = byte_level(500, [], normalizers.Sequence(
+        [normalizers.Replace("a", "bb"), normalizers.Replace("\n", " ")]), regex=True)
     made["unknown"] = characters(600, False, None, None, decoders.Fuse())
     made["unknown-fused"] = characters(600, True, split(" ", "merged_with_next"))
     made["prefix-after-split"] = byte_level(500, [split("b", "merged_with_next")], prefix=True)
     made["strip-decoder"] = characters(600, False, None, None, decoders.Sequence(
-        [decoders.Strip("e", 2, 0), decoders.Replace("th", "[th]"), decoders.Fuse()]))
-    return made
+        [decoders.Replace("th", "[th]"), decoders.Fuse(), decoders.Strip("e", 2, 0)]))
+    return made | families()
+
+
+def families():
+    """The components of models' files that are not among the fixtures."""
+    digits = pre_tokenizers.Digits(True)
+    yi = fallback(460, None)
+    yi.normalizer = normalizers.Sequence([normalizers.Replace(" ", "▁")])
+    yi.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(),
+                                    decoders.Fuse()])
+    phi3 = fallback(460, None)
+    phi3.add_special_tokens([AddedToken("<|end|>", rstrip=True, normalized=False)])
+    return {
+        "deepseek-coder": byte_level(400, [
+            split(Regex(pattern)) for pattern in (r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+",
+                                                  "[一-龥ࠀ-一가-퟿]+")] + [digits]),
+        "deepseek": byte_level(400, [
+            split(Regex(pattern)) for pattern in (
+                r"[\r\n]", r"\s?[A-Za-zµÀ-ÖØ-öø-ƺƼ-ƿǄ-ʓʕ-ʯͰ-ͳͶͷͻ-ͽͿΆΈ-ΊΌΎ-ΡΣ-ϵϷ-ҁҊ-ԯԱ-Ֆ]+",
+                r"\s?[!-/:-~！-／：-～‘-‟　-。]+", r"\s+$", "[一-龥ࠀ-一가-퟿]+")] + [digits],
+            normalizers.Sequence([])),
+        "gpt-neox": with_added(byte_level(400, [], normalizers.NFC(), regex=True)),
+        "starcoder": byte_level(400, [digits], regex=True),
+        "phi-4": byte_level(400, [split(Regex(LLAMA3), "removed", invert=True)]),
+        "nemo": byte_level(400, [split(Regex(TEKKEN))]),
+        "gemma": byte_level(400, [split(" ", "merged_with_previous")]),
+        "yi": yi,
+        "phi-3": phi3,
+    }
 
 
 # ---- Comparing

@@ -11,7 +11,7 @@ struct Decoder {
   size_t given;     // bytes of it
   Text token, next; // a token on its way through the steps
   bool started;     // a token has come
-  int64_t *left;    // [steps] how much a fused Strip may still take
+  int64_t *left;    // [steps] how often a Strip may still take its content
 };
 
 static void start(Decoder *d) {
@@ -73,9 +73,8 @@ static void replace(Decoder *d, const char *from, const char *to) {
   swap(d);
 }
 
-// Takes `content` from the start at most *left times, and from the end at most `right` times. At
-// something else *left becomes 0.
-static void strip(Text *token, const char *content, int64_t *left, int64_t right) {
+// Takes `content` from the start at most *left times. At something else *left becomes 0.
+static void strip(Text *token, const char *content, int64_t *left) {
   const size_t bytes = strlen(content);
   size_t begin = 0;
   if (token->bytes == 0) return; // then there may be no memory either
@@ -85,9 +84,6 @@ static void strip(Text *token, const char *content, int64_t *left, int64_t right
     *left = is ? *left - 1 : 0;
     begin += is ? bytes : 0;
   }
-  while (right-- > 0 && token->bytes - begin >= bytes &&
-         memcmp(token->data + token->bytes - bytes, content, bytes) == 0)
-    token->bytes -= bytes;
   token->bytes -= begin;
   memmove(token->data, token->data + begin, token->bytes);
 }
@@ -96,7 +92,6 @@ static void apply_steps(Decoder *d) {
   const Steps *steps = &d->tokenizer->decoder;
   for (int i = 0; i < steps->count; i++) {
     const Step *step = &steps->list[i];
-    int64_t left = step->left;
     switch (step->kind) {
     case DECODE_BYTE_LEVEL:
       decode_byte_level(d);
@@ -104,14 +99,11 @@ static void apply_steps(Decoder *d) {
     case DECODE_BYTE_FALLBACK:
       decode_byte_fallback(&d->token);
       break;
-    case DECODE_META:
-      replace(d, step->from, step->start_is_empty && !d->started ? "" : step->to);
-      break;
     case DECODE_REPLACE:
       replace(d, step->from, step->to);
       break;
     case DECODE_STRIP:
-      strip(&d->token, step->from, step->fused ? &d->left[i] : &left, step->right);
+      strip(&d->token, step->from, &d->left[i]);
       break;
     }
   }

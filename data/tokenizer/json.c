@@ -136,7 +136,8 @@ int component_read(const cJSON *component, const char *what, const char *list,
 }
 
 int component_refused(const cJSON *component, Error *err) {
-  return error_set(err, "%s is not supported", json_shown(component).text);
+  return error_set(err, "%s is not supported: data/README.md lists what is",
+                   json_shown(component).text);
 }
 
 static int wrong_field(const cJSON *component, const char *key, const char *what, Error *err) {

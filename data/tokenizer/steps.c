@@ -15,10 +15,30 @@ static Step *push(Steps *steps, Step step) {
   return &steps->list[steps->count++];
 }
 
+static bool merges(int behavior) {
+  return behavior == SPLIT_MERGED_WITH_PREVIOUS || behavior == SPLIT_MERGED_WITH_NEXT;
+}
+
+// A regular expression for the pieces of a Split that merges: the text between two matches, together
+// with the match behind it or in front of it. The caller frees it.
+static char *merged(const char *match, bool with_previous) {
+  char *rest = xasprintf("(?:(?!%s)\\p{Any})", match);
+  char *pieces = with_previous ? xasprintf("%s++(?:%s)?|%s", rest, match, match)
+                               : xasprintf("%s%s*+|%s++", match, rest, rest);
+  free(rest);
+  return pieces;
+}
+
+// Step.regex finds the pieces, so that cutting needs to know of no behavior but Removed.
 static int push_split(Steps *steps, const char *pattern, int behavior, bool invert, Error *err) {
   Step *step = push(steps, (Step){.kind = CUT_SPLIT, .behavior = behavior, .invert = invert});
   step->from = xstrdup(pattern);
-  step->regex = regex_open(pattern, err);
+  char *pieces = merges(behavior)
+                     ? merged(pattern, (behavior == SPLIT_MERGED_WITH_PREVIOUS) ^ invert)
+                 : behavior == SPLIT_CONTIGUOUS ? xasprintf("(?:%s)+", pattern)
+                                                : xstrdup(pattern);
+  step->regex = regex_open(pieces, err);
+  free(pieces);
   return step->regex ? 0 : -1;
 }
 
@@ -79,15 +99,6 @@ static int read_replace(Steps *steps, int kind, const cJSON *component, Error *e
   return 0;
 }
 
-static int read_strip(Steps *steps, int kind, const cJSON *component, Error *err) {
-  bool left = true, right = true;
-  if (component_flag(component, "strip_left", &left, err) != 0 ||
-      component_flag(component, "strip_right", &right, err) != 0)
-    return -1;
-  push(steps, (Step){.kind = kind, .left = left, .right = right});
-  return 0;
-}
-
 static int read_split(Steps *steps, int kind, const cJSON *component, Error *err) {
   bool is_regex, invert = false;
   int behavior;
@@ -96,7 +107,7 @@ static int read_split(Steps *steps, int kind, const cJSON *component, Error *err
   if (!text || read_behavior(component, &behavior, err) != 0 ||
       component_flag(component, "invert", &invert, err) != 0)
     return -1;
-  if (*text == '\0') return component_refused(component, err);
+  if (*text == '\0' || (merges(behavior) && is_regex)) return component_refused(component, err);
   char *pattern = is_regex ? xstrdup(text) : quote(text);
   const int result = push_split(steps, pattern, behavior, invert, err);
   free(pattern);
@@ -167,34 +178,16 @@ static int read_decode_bytes(Steps *steps, int kind, const cJSON *component, Err
   return 0;
 }
 
-static int read_decode_metaspace(Steps *steps, int kind, const cJSON *component, Error *err) {
-  const char *mark = component_string(component, "replacement", err);
-  bool prefix = true;
-  if (!mark || component_flag(component, "add_prefix_space", &prefix, err) != 0) return -1;
-  if (!*mark) return component_refused(component, err);
-  const cJSON *scheme = cJSON_GetObjectItemCaseSensitive(component, "prepend_scheme");
-  const bool never = cJSON_IsString(scheme) && strcmp(scheme->valuestring, "never") == 0;
-  push(steps, (Step){.kind = kind,
-                     .from = xstrdup(mark),
-                     .to = xstrdup(" "),
-                     .start_is_empty = prefix && !never});
-  return 0;
-}
-
-static int read_decode_strip(Steps *steps, int kind, const cJSON *component, Error *err) {
+// Behind Fuse alone, where it strips the whole text, whose end is not known before it comes.
+static int read_strip(Steps *steps, int kind, const cJSON *component, Error *err) {
   const char *content = component_string(component, "content", err);
   int64_t left = 0, right = 0;
   if (!content || component_count(component, "start", &left, err) != 0 ||
       component_count(component, "stop", &right, err) != 0)
     return -1;
-  // The end of a whole text is not known before it comes.
-  if (!is_character(content) || (steps->fused && right > 0))
+  if (!is_character(content) || !steps->fused || right > 0)
     return component_refused(component, err);
-  push(steps, (Step){.kind = kind,
-                     .from = xstrdup(content),
-                     .left = left,
-                     .right = right,
-                     .fused = steps->fused});
+  push(steps, (Step){.kind = kind, .from = xstrdup(content), .left = left});
   return 0;
 }
 
@@ -210,7 +203,6 @@ static const struct {
     {NORMALIZE, "NFKD", UTF8PROC_DECOMPOSE | UTF8PROC_COMPAT, read_form},
     {NORMALIZE, "Prepend", NORMALIZE_PREPEND, read_prepend},
     {NORMALIZE, "Replace", NORMALIZE_REPLACE, read_replace},
-    {NORMALIZE, "Strip", NORMALIZE_STRIP, read_strip},
     {CUT, "Split", CUT_SPLIT, read_split},
     {CUT, "ByteLevel", CUT_PREFIX, read_byte_level},
     {CUT, "Metaspace", CUT_META, read_metaspace},
@@ -220,9 +212,8 @@ static const struct {
     {DECODE, "Fuse", 0, read_fuse},
     {DECODE, "ByteLevel", DECODE_BYTE_LEVEL, read_decode_bytes},
     {DECODE, "ByteFallback", DECODE_BYTE_FALLBACK, read_decode_bytes},
-    {DECODE, "Metaspace", DECODE_META, read_decode_metaspace},
     {DECODE, "Replace", DECODE_REPLACE, read_replace},
-    {DECODE, "Strip", DECODE_STRIP, read_decode_strip},
+    {DECODE, "Strip", DECODE_STRIP, read_strip},
 };
 
 static int read_step(void *into, const cJSON *component, const char *type, Error *err) {
@@ -231,8 +222,7 @@ static int read_step(void *into, const cJSON *component, const char *type, Error
     return error_set(err, "a component behind ByteLevel is not supported");
   for (size_t i = 0; i < sizeof types / sizeof *types; i++) {
     if (types[i].stage != steps->stage || strcmp(type, types[i].name) != 0) continue;
-    // Of a whole text only its start can be stripped.
-    const bool whole = types[i].read == read_fuse || types[i].read == read_decode_strip;
+    const bool whole = types[i].read == read_fuse || types[i].read == read_strip;
     if (steps->fused && !whole) break;
     return types[i].read(steps, types[i].kind, component, err);
   }
@@ -260,8 +250,7 @@ void steps_close(Steps *steps) {
 bool normalizer_keeps_lines(const Steps *n) {
   for (int i = 0; i < n->count; i++) {
     const Step *s = &n->list[i];
-    if (s->kind == NORMALIZE_STRIP || (s->kind == NORMALIZE_REPLACE && strchr(s->from, '\n')))
-      return false;
+    if (s->kind == NORMALIZE_REPLACE && strchr(s->from, '\n')) return false;
   }
   return true;
 }
@@ -430,13 +419,6 @@ static int apply_step(const Step *step, NormalizerBuffers *b, bool continues, si
   case NORMALIZE_REPLACE:
     text_replace(now, &b->next, step->from, step->to, most);
     return 0;
-  case NORMALIZE_STRIP: {
-    const size_t left = step->left ? white_space_at_start(now->data, now->bytes) : 0;
-    const size_t kept = now->bytes - left;
-    const size_t right = step->right ? white_space_at_end(now->data + left, kept) : 0;
-    text_append(&b->next, now->data + left, kept - right);
-    return 0;
-  }
   }
   return 0;
 }
@@ -444,12 +426,10 @@ static int apply_step(const Step *step, NormalizerBuffers *b, bool continues, si
 // Where the first `ahead` bytes of b->now end after the step: as far as they reach alone.
 static int move_position(const Step *step, NormalizerBuffers *b, bool continues, size_t most,
                          ptrdiff_t *ahead, Error *err) {
-  Step alone = *step;
   const size_t bytes = b->now.bytes;
   if (*ahead <= 0) return 0;
-  if ((size_t)*ahead < bytes) alone.right = 0; // NORMALIZE_STRIP: more text follows
   if ((size_t)*ahead < bytes) b->now.bytes = (size_t)*ahead;
-  const int status = apply_step(&alone, b, continues, most, err);
+  const int status = apply_step(step, b, continues, most, err);
   *ahead = (ptrdiff_t)b->next.bytes;
   b->next.bytes = 0;
   b->now.bytes = bytes;
@@ -536,69 +516,19 @@ static int put_in_front(const Way *way, int number, Piece piece) {
   return go_on(way, number + 1, piece);
 }
 
-// The state of a Split between its matches.
-typedef struct Split {
-  const Way *way;
-  int number; // of the step
-  Piece whole;
-  size_t begin, end; // the piece that may grow yet
-  bool waiting;      // there is one
-  bool ends;         // no step comes behind this one
-  bool last;         // the last part was a match
-} Split;
-
-static inline int emit(const Split *s, size_t begin, size_t end) {
-  const Way *way = s->way;
+static inline int emit(const Way *way, int next, const Piece *whole, size_t begin, size_t end) {
   if (begin == end) return 0;
-  const Piece piece = {s->whole.text + begin, end - begin, s->whole.first && begin == 0,
-                       s->whole.continues, s->whole.ahead - (ptrdiff_t)begin};
-  return s->ends ? way->take(way->to, piece.text, piece.bytes, piece.ahead, way->err)
-                 : go_on(way, s->number + 1, piece);
-}
-
-// Emits the piece that waits, and lets [begin, end) wait.
-static int wait_with(Split *s, size_t begin, size_t end) {
-  if (s->waiting && emit(s, s->begin, s->end) != 0) return -1;
-  s->begin = begin, s->end = end, s->waiting = true;
-  return 0;
-}
-
-static int join(Split *s, size_t begin, size_t end, bool match) {
-  const Step *step = &s->way->cutter->rules->list[s->number];
-  match ^= step->invert;
-  const bool last = s->last;
-  s->last = match;
-  bool grows = s->waiting;
-  switch (step->behavior) {
-  case SPLIT_ISOLATED:
-    grows = false;
-    break;
-  case SPLIT_REMOVED:
-    return match ? 0 : emit(s, begin, end);
-  case SPLIT_MERGED_WITH_PREVIOUS:
-    grows &= match && !last;
-    break;
-  case SPLIT_MERGED_WITH_NEXT:
-    grows &= !match && last;
-    break;
-  case SPLIT_CONTIGUOUS:
-    grows &= match == last;
-    break;
-  }
-  if (!grows) return wait_with(s, begin, end);
-  s->end = end;
-  return 0;
-}
-
-// Nearly every tokenizer's Split is an isolated one.
-static inline int split_next(Split *s, bool isolated, size_t begin, size_t end, bool match) {
-  return isolated ? emit(s, begin, end) : join(s, begin, end, match);
+  const Piece piece = {whole->text + begin, end - begin, whole->first && begin == 0,
+                       whole->continues, whole->ahead - (ptrdiff_t)begin};
+  return next == way->cutter->rules->count
+             ? way->take(way->to, piece.text, piece.bytes, piece.ahead, way->err)
+             : go_on(way, next, piece);
 }
 
 static int split(const Way *way, int number, Piece piece) {
-  const Steps *rules = way->cutter->rules;
-  const bool isolated = rules->list[number].behavior == SPLIT_ISOLATED;
-  Split s = {.way = way, .number = number, .whole = piece, .ends = number + 1 == rules->count};
+  const Step *step = &way->cutter->rules->list[number];
+  const bool removes = step->behavior == SPLIT_REMOVED;
+  const bool matches = !removes || step->invert, rest = !removes || !step->invert; // are kept
   RegexScan *scan = way->cutter->scans[number];
   size_t at = 0, done = 0, begin, end; // done: behind the last match
   bool any = false;                    // there was one
@@ -610,13 +540,12 @@ static int split(const Way *way, int number, Piece piece) {
       at += at < piece.bytes ? utf8_length(piece.text + at, piece.bytes - at) : 1;
       continue;
     }
-    if (done != begin && split_next(&s, isolated, done, begin, false) != 0) return -1;
-    if (split_next(&s, isolated, begin, end, true) != 0) return -1;
+    if (rest && emit(way, number + 1, &piece, done, begin) != 0) return -1;
+    if (matches && emit(way, number + 1, &piece, begin, end) != 0) return -1;
     at = done = end;
     any = true;
   }
-  if (done != piece.bytes && split_next(&s, isolated, done, piece.bytes, false) != 0) return -1;
-  return s.waiting ? emit(&s, s.begin, s.end) : 0;
+  return rest ? emit(way, number + 1, &piece, done, piece.bytes) : 0;
 }
 
 static int go_on(const Way *way, int step, Piece piece) {

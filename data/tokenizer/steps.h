@@ -12,20 +12,20 @@
 typedef enum Stage { NORMALIZE, CUT, DECODE } Stage;
 
 // Fingerprints contain these numbers, and the numbers of `scheme` and `behavior`.
-enum { NORMALIZE_FORM, NORMALIZE_PREPEND, NORMALIZE_REPLACE, NORMALIZE_STRIP };
+enum { NORMALIZE_FORM, NORMALIZE_PREPEND, NORMALIZE_REPLACE };
 enum {
   CUT_PREFIX, // puts `to` in front of a piece that does not begin with it
   CUT_META,   // replaces every space by `to`, and puts it in front as `scheme` says
-  CUT_SPLIT,  // cuts by `regex`
+  CUT_SPLIT,  // the matches of `regex` are pieces, and the text between them
 };
-enum { DECODE_BYTE_LEVEL, DECODE_BYTE_FALLBACK, DECODE_META, DECODE_REPLACE, DECODE_STRIP };
+enum { DECODE_BYTE_LEVEL, DECODE_BYTE_FALLBACK, DECODE_REPLACE = 3, DECODE_STRIP };
 
 typedef struct Step {
-  int kind;            // of its stage
-  char *from, *to;     // owned: the text to replace or strip, or the regex; the text to write
-  Regex *regex;        // owned
-  int form;            // NORMALIZE_FORM: utf8proc's options
-  int64_t left, right; // of a Strip: how many at most; NORMALIZE_STRIP: 0 or 1, for all
+  int kind;        // of its stage
+  char *from, *to; // owned: the text to replace or strip, or a Split's pattern; the text to write
+  Regex *regex;    // owned
+  int form;        // NORMALIZE_FORM: utf8proc's options
+  int64_t left;    // DECODE_STRIP: at most this many times, from the start of the whole text
   enum { PREFIX_ALWAYS, PREFIX_FIRST, PREFIX_NEVER } scheme; // first: of the whole text
   enum {
     SPLIT_ISOLATED,
@@ -34,9 +34,7 @@ typedef struct Step {
     SPLIT_MERGED_WITH_NEXT,
     SPLIT_CONTIGUOUS,
   } behavior;
-  bool invert;         // CUT_SPLIT: the text between matches is the match
-  bool start_is_empty; // DECODE_META: no space in the first token
-  bool fused;          // DECODE_STRIP: of the whole text, not of every token
+  bool invert; // CUT_SPLIT: the text between matches is the match
 } Step;
 
 typedef struct Steps {

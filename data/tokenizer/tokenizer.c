@@ -132,7 +132,8 @@ static void put_added(XXH3_state_t *hash, const AddedTokens *added) {
   }
 }
 
-// The numbers of a step that its stage has, and its texts.
+// The numbers of a step that its stage has, and its texts. Where a field is gone, it has the value
+// that it had in all the tokenizers that are still read.
 static void put_steps(XXH3_state_t *hash, const Steps *steps) {
   put_number(hash, steps->count);
   for (int i = 0; i < steps->count; i++) {
@@ -140,14 +141,14 @@ static void put_steps(XXH3_state_t *hash, const Steps *steps) {
     put_number(hash, s->kind);
     if (steps->stage == NORMALIZE) {
       put_number(hash, s->form);
-      put_number(hash, s->left + 2 * s->right);
+      put_number(hash, 0);
     } else if (steps->stage == CUT) {
       put_number(hash, s->scheme);
       put_number(hash, s->behavior * 2 + s->invert);
     } else {
-      put_number(hash, s->start_is_empty + 2 * s->fused);
+      put_number(hash, s->kind == DECODE_STRIP ? 2 : 0);
       put_number(hash, s->left);
-      put_number(hash, s->right);
+      put_number(hash, 0);
     }
     put_string(hash, steps->stage == CUT ? s->to : s->from);
     put_string(hash, steps->stage == CUT ? s->from : s->to);

@@ -154,7 +154,6 @@ TEST(it_is_known_what_a_token_reaches_across_a_newline) {
   }
   expect_joined(REPLACE("\\n"), "ab", -1);
   expect_joined(REPLACE(" \\n"), "ab", -1);
-  expect_joined(NORMAL("Strip", ""), "ab", -1);
   expect_joined("\"added_tokens\":[{\"id\":4,\"content\":\"x\\ny\"}],", "ab", 1);
 }
 

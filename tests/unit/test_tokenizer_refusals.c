@@ -12,6 +12,12 @@
   WITH("\"pre_tokenizer\":{\"type\":\"Split\",\"pattern\":{\"Regex\":\"" regex                     \
        "\"},\"behavior\":\"Isolated\"}")
 
+#define MERGED(kind)                                                                               \
+  "{\"type\":\"Split\",\"pattern\":{\"" kind "\":\"a\"},\"behavior\":\"MergedWithNext\"}"
+#define STRIP(stop) "{\"type\":\"Strip\",\"content\":\" \",\"start\":1,\"stop\":" #stop "}"
+#define BEHIND_FUSE(decoder)                                                                       \
+  "{\"type\":\"Sequence\",\"decoders\":[{\"type\":\"Fuse\"}," decoder "]}"
+
 static void refused(const char *json, const char *why) {
   Error err = {""};
   Tokenizer *t = tokenizer_parse("some.json", json, strlen(json), &err);
@@ -31,6 +37,7 @@ TEST(what_the_others_are_made_of_is_fine) {
   taken(MODEL("{\"a\":0,\"b\":1,\"ab\":2}", "[\"a b\"]"));
   taken(MODEL("{\"a\":0,\"b\":7,\"ab\":16777215}", "[[\"a\", \"b\"]]"));
   taken(WITH("\"added_tokens\":[" ADDED(3, "<x>") "," ADDED(1, "b") "]"));
+  taken(WITH("\"pre_tokenizer\":" MERGED("String") ",\"decoder\":" BEHIND_FUSE(STRIP(0))));
   taken(SPLIT("[^\\\\s\\\\p{L}]+|\\\\p{N}{1,3}(?i:'s)"));
 }
 
@@ -94,6 +101,13 @@ TEST(a_component_that_is_not_supported_is_named) {
                "\"ByteLevel\"},{\"type\":\"Digits\"}]}"),
           "behind ByteLevel");
   refused(WITH("\"decoder\":{\"type\":\"WordPiece\"}"), "decoder: {\"type\":\"WordPiece\"}");
+  refused(WITH("\"normalizer\":{\"type\":\"Strip\"}"),
+          "normalizer: {\"type\":\"Strip\"} is not supported: data/README.md lists what is");
+  refused(WITH("\"decoder\":{\"type\":\"Metaspace\",\"replacement\":\"_\"}"),
+          "decoder: {\"type\":\"Metaspace\"");
+  refused(WITH("\"decoder\":" STRIP(0)), "decoder: {\"type\":\"Strip\"");
+  refused(WITH("\"decoder\":" BEHIND_FUSE(STRIP(1))), "decoder: {\"type\":\"Strip\"");
+  refused(WITH("\"pre_tokenizer\":" MERGED("Regex")), "pre_tokenizer: {\"type\":\"Split\"");
   refused(WITH("\"post_processor\":{\"type\":\"BertProcessing\"}"), "BertProcessing");
   refused("{\"model\":{\"type\":\"Unigram\",\"vocab\":[]}}", "type Unigram is not supported");
   refused("{\"model\":" GOOD ",\"dropout\":0.1}}", "model.dropout is not supported");
