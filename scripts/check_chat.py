@@ -456,12 +456,10 @@ def make_kinds(folder):
     nfc.add_special_tokens(special((), ["<|im_end|>"]))
     nfc.add_tokens(other_tokens())
     save(f"{folder}/nfc-smollm2", nfc, SMOLLM2, None, "<|im_end|>")
-    for name, normalizer in (("nfkc", normalizers.NFKC()), ("strip", normalizers.Strip())):
-        normal = byte_level(400, [split(Regex(LLAMA3))], normalizer)
-        normal.add_special_tokens(special(["<|im_end|>"], ["<|im_start|>"]))
-        if name == "nfkc":
-            normal.add_tokens(other_tokens())
-        save(f"{folder}/{name}-chatml", normal, CHATML, None, "<|im_end|>")
+    nfkc = byte_level(400, [split(Regex(LLAMA3))], normalizers.NFKC())
+    nfkc.add_special_tokens(special(["<|im_end|>"], ["<|im_start|>"]))
+    nfkc.add_tokens(other_tokens())
+    save(f"{folder}/nfkc-chatml", nfkc, CHATML, None, "<|im_end|>")
     for fuse in (False, True):
         unknown = characters(600, fuse, split(" ", "merged_with_next"))
         unknown.add_special_tokens(special())

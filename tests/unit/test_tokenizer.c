@@ -166,6 +166,36 @@ TEST(ids_and_text_are_those_of_the_python_package) {
   check_fixture("mistral", 1, 2);
 }
 
+static void expect_pieces(const char *behavior, bool invert, const char *pieces) {
+  Error err;
+  char *json = xasprintf(
+      "{\"pre_tokenizer\":{\"type\":\"Split\",\"pattern\":{\"String\":\"-\"},"
+      "\"behavior\":\"%s\",\"invert\":%s},\"model\":{\"type\":\"BPE\",\"ignore_merges\":true,"
+      "\"vocab\":{\"a\":0,\"b\":1,\"c\":2,\"-\":3,\"a-\":4,\"b-\":5,\"-b\":6,\"-c\":7,\"--\":8},"
+      "\"merges\":[]}}",
+      behavior, invert ? "true" : "false");
+  Tokenizer *t = tokenizer_parse("split.json", json, strlen(json), &err);
+  if (!t) fail_msg("%s", err.text);
+  TokenIds ids = encode(t, "a-b--c", 6);
+  Text text = decode(t, &ids, true); // without a decoder there are spaces between tokens
+  if (text.bytes != strlen(pieces) || memcmp(text.data, pieces, text.bytes) != 0)
+    fail_msg("%s: '%.*s' instead of '%s'", behavior, (int)text.bytes, text.data, pieces);
+  free(text.data);
+  free(ids.ids);
+  tokenizer_close(t);
+  free(json);
+}
+
+TEST(a_split_cuts_as_its_behavior_says) {
+  for (int invert = 0; invert < 2; invert++) {
+    expect_pieces("Isolated", invert, "a - b - - c");
+    expect_pieces("Contiguous", invert, "a - b -- c");
+    expect_pieces("Removed", invert, invert ? "- - -" : "a b c");
+    expect_pieces(invert ? "MergedWithNext" : "MergedWithPrevious", invert, "a- b- - c");
+    expect_pieces(invert ? "MergedWithPrevious" : "MergedWithNext", invert, "a -b - -c");
+  }
+}
+
 // ---- Bytes
 
 static void check_bytes_come_back(const char *path) {
