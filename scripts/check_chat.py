@@ -431,10 +431,10 @@ def special(left=(), right=()):
 
 
 def other_tokens():
-    """Tokens that are not special, with every flag, and of white space."""
+    """Tokens that are not special, with every flag but single_word, and of white space."""
     return [AddedToken("<left>", lstrip=True, normalized=False),
             AddedToken("<right>", rstrip=True, normalized=False),
-            AddedToken("<both>", lstrip=True, rstrip=True), AddedToken("word", single_word=True),
+            AddedToken("<both>", lstrip=True, rstrip=True), AddedToken("word"),
             AddedToken("  ", normalized=False), AddedToken("   ")]
 
 

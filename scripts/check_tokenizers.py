@@ -284,12 +284,12 @@ def characters(size, fuse, pre_tokenizer, normalizer=None, decoder=None):
 
 
 def with_added(tokenizer):
-    """Tokens with every flag."""
+    """Tokens with every flag but single_word, which is refused."""
     tokenizer.add_special_tokens(["<|begin|>", "<|end|>", "<|endo|>"])
     tokenizer.add_tokens([
         AddedToken("<left>", lstrip=True), AddedToken("<right>", rstrip=True, normalized=False),
-        AddedToken("<both>", lstrip=True, rstrip=True), AddedToken("word", single_word=True),
-        AddedToken("mot", single_word=True, lstrip=True, normalized=False),
+        AddedToken("<both>", lstrip=True, rstrip=True), AddedToken("word"),
+        AddedToken("mot", lstrip=True, normalized=False),
         AddedToken("caf\u00e9"), AddedToken("\u212bngstr\u00f6m", normalized=False),
         AddedToken("  "), AddedToken("e\u0301t\u00e9")])
     tokenizer.add_special_tokens([AddedToken("<sp left>", lstrip=True, normalized=True)])

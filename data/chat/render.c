@@ -26,11 +26,10 @@ static int find_marker(const Renderer *r, const char *name, int32_t *id, Error *
   const char *const tokenizer = tokenizer_facts(r->tokenizer)->name;
   *id = name ? tokenizer_special(r->tokenizer, name) : NO_TOKEN;
   if (*id != NO_TOKEN && !tokenizer_always_finds(r->tokenizer, *id))
-    return error_set(
-        err,
-        "the tokenizer '%s' does not find %s in every text: set its \"normalized\" and "
-        "\"single_word\" in tokenizer.json to false",
-        tokenizer, name);
+    return error_set(err,
+                     "the tokenizer '%s' does not find %s in every text: set its \"normalized\" in "
+                     "tokenizer.json to false",
+                     tokenizer, name);
   if (!name || *id != NO_TOKEN) return 0;
   error_set(err, "the tokenizer '%s' has no special token %s, which the chat template of %s needs",
             tokenizer, name, r->template->source);

@@ -29,17 +29,18 @@ static int sort(AddedTokens *added, Error *err) {
 }
 
 static int read_flags(AddedToken *token, const cJSON *item, Error *err) {
+  bool single_word = false;
   const struct {
     const char *key;
     bool *value;
   } flags[] = {{"special", &token->special},
                {"normalized", &token->normalized},
-               {"single_word", &token->single_word},
+               {"single_word", &single_word},
                {"lstrip", &token->left},
                {"rstrip", &token->right}};
   for (size_t i = 0; i < sizeof flags / sizeof *flags; i++)
     if (component_flag(item, flags[i].key, flags[i].value, err) != 0) return -1;
-  return 0;
+  return single_word ? component_refused(item, err) : 0;
 }
 
 static int make_pattern(AddedToken *token, const Steps *normalizer, Error *err) {
@@ -203,7 +204,6 @@ struct Encoder {
   NormalizerBuffers normal;
   Cutter cutter;
   BpeScratch scratch;
-  RegexScan *word; // finds a letter where an added token wants to stand alone
   void *memory;
   CachedWord *words; // [CACHE_WORDS] in it, each on a cache line
   TokenIds *ids;     // where the ids go
@@ -217,7 +217,6 @@ Encoder *encoder_open(const Tokenizer *tokenizer) {
   e->memory = xcalloc(CACHE_WORDS + 1, sizeof *e->words);
   e->words = (CachedWord *)(((uintptr_t)e->memory + CACHE_LINE - 1) / CACHE_LINE * CACHE_LINE);
   cutter_open(&e->cutter, &tokenizer->pre_tokenizer);
-  e->word = regex_scan_open(tokenizer->word);
   return e;
 }
 
@@ -226,7 +225,6 @@ void encoder_close(Encoder *e) {
   normalizer_buffers_close(&e->normal);
   cutter_close(&e->cutter);
   bpe_scratch_close(&e->scratch);
-  regex_scan_close(e->word);
   free(e->memory);
   free(e);
 }
@@ -291,16 +289,6 @@ static int encode_pre_token(void *to, const char *text, size_t bytes, ptrdiff_t 
 
 // ---- Finding added tokens
 
-// 1 if a word touches the start or the end of the text.
-static int is_word(Encoder *e, const char *text, size_t bytes, bool at_end, Error *err) {
-  if (bytes == 0) return 0;
-  size_t length = 1, begin, end;
-  while (at_end && length < bytes && ((unsigned char)text[bytes - length] & 0xc0) == 0x80) length++;
-  const char *character = at_end ? text + bytes - length : text;
-  length = utf8_length(character, at_end ? length : bytes);
-  return length == 0 ? 0 : regex_next(e->word, character, length, 0, &begin, &end, err);
-}
-
 typedef int PlainTaker(Encoder *e, Piece piece, Error *err);
 
 // [from, to) of a piece goes to `take`.
@@ -324,12 +312,6 @@ static int find_added(Encoder *e, const AddedTokens *added, Piece piece, size_t 
   for (const AddedToken *token; (token = added_next(added, text, bytes, at, &begin, &end));) {
     at = end;
     if (e->plain && token->special) continue;
-    if (token->single_word) {
-      const int before = is_word(e, text, begin, true, err);
-      const int behind = before == 0 ? is_word(e, text + end, bytes - end, false, err) : 0;
-      if (before < 0 || behind < 0) return -1;
-      if (before || behind) continue;
-    }
     if (token->left) begin -= white_space_at_end(text, begin);
     if (token->right) end += white_space_at_start(text + end, bytes - end);
     // Else the one before has taken these spaces.

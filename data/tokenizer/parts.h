@@ -11,7 +11,6 @@ typedef struct AddedToken {
   Text pattern;  // the text to look for: the same, or its normalized form
   int32_t id;
   bool special, normalized;
-  bool single_word; // only where no word touches it
   bool left, right; // with the white space on that side
 } AddedToken;
 
@@ -46,7 +45,6 @@ struct Tokenizer {
   bool jinja;          // it is a file of its own, CHAT_TEMPLATE_FILE
   Steps normalizer, pre_tokenizer, decoder;
   AddedTokens raw, normalized; // added tokens: before and behind the normalizer
-  Regex *word;                 // a letter, or another character of words
   Bpe bpe;
   const AddedToken **added; // [vocab_size] by id; NULL for most
 };

@@ -128,7 +128,7 @@ static void put_added(XXH3_state_t *hash, const AddedTokens *added) {
     const AddedToken *t = &added->tokens[i];
     put_number(hash, t->id);
     put_string(hash, t->content);
-    put_number(hash, t->special + 2 * t->single_word + 4 * t->left + 8 * t->right);
+    put_number(hash, t->special + 4 * t->left + 8 * t->right);
   }
 }
 
@@ -191,8 +191,7 @@ static int read_document(Tokenizer *t, const Document *d, Error *err) {
   index_added(t);
   find_joined(t);
   t->facts.fingerprint = fingerprint(t);
-  t->word = regex_open("[\\w\\x{200c}\\x{200d}]", err);
-  return t->word ? 0 : -1;
+  return 0;
 }
 
 static void find_end(Tokenizer *t) {
@@ -229,7 +228,6 @@ void tokenizer_close(Tokenizer *t) {
   added_close(&t->raw);
   added_close(&t->normalized);
   steps_close(&t->pre_tokenizer);
-  regex_close(t->word);
   bpe_close(&t->bpe);
   steps_close(&t->decoder);
   free(t->added);
@@ -256,7 +254,7 @@ const char *tokenizer_special_text(const Tokenizer *t, int32_t id) {
 
 bool tokenizer_always_finds(const Tokenizer *t, int32_t id) {
   const AddedToken *added = t->added[id];
-  return added && !added->single_word && (!added->normalized || t->normalizer.count == 0);
+  return added && (!added->normalized || t->normalizer.count == 0);
 }
 
 // ---- The byte tokenizer: a byte-level BPE without merges

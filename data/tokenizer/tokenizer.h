@@ -53,7 +53,7 @@ int32_t tokenizer_special(const Tokenizer *tokenizer, const char *text);
 const char *tokenizer_special_text(const Tokenizer *tokenizer, int32_t id);
 
 // True if a text gives the id of this special token wherever it spells it: no normalizer comes
-// first, and adjacent words do not matter.
+// first.
 bool tokenizer_always_finds(const Tokenizer *tokenizer, int32_t id);
 
 // Replaces its chat template, which tokenizer_save then writes as chat_template.jinja.

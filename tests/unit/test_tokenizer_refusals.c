@@ -87,6 +87,8 @@ TEST(added_tokens_are_checked) {
   refused(WITH("\"added_tokens\":[" ADDED(1, "a") "]"), "'a' has the id 1, but its id in the");
   refused(WITH("\"added_tokens\":[" ADDED(0, "a") "," ADDED(0, "a") "]"), "has 'a' twice");
   refused(WITH("\"added_tokens\":[" ADDED(3, "") "]"), "is empty");
+  refused(WITH("\"added_tokens\":[{\"id\":3,\"content\":\"x\",\"single_word\":true}]"),
+          "added_tokens: {\"id\":3,\"content\":\"x\",\"single_word\":true} is not supported");
   refused(WITH("\"added_tokens\":[{\"id\":3}]"), "'content' should be a string");
 }
 
