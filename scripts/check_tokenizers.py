@@ -49,6 +49,7 @@ LLAMA3 = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}|"
 TEKKEN = (r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|"
           r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|"
           r"\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+")
+CJK = "[一-龥ࠀ-一가-퟿]+"
 LLAMA2_DECODER = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(),
                                     decoders.Fuse(), decoders.Strip(" ", 1, 0)])
 
@@ -349,9 +350,13 @@ def small():
     return made | families()
 
 
+def deepseek(patterns, normalizer=None):
+    steps = [split(Regex(pattern)) for pattern in patterns] + [pre_tokenizers.Digits(True)]
+    return byte_level(400, steps, normalizer)
+
+
 def families():
-    """The components of models' files that are not among the fixtures."""
-    digits = pre_tokenizers.Digits(True)
+    """What models' files have beside the fixtures. SmolLM's is StarCoder's, too."""
     yi = fallback(460, None)
     yi.normalizer = normalizers.Sequence([normalizers.Replace(" ", "▁")])
     yi.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(),
@@ -359,19 +364,13 @@ def families():
     phi3 = fallback(460, None)
     phi3.add_special_tokens([AddedToken("<|end|>", rstrip=True, normalized=False)])
     return {
-        "deepseek-coder": byte_level(400, [
-            split(Regex(pattern)) for pattern in (r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+",
-                                                  "[一-龥ࠀ-一가-퟿]+")] + [digits]),
-        "deepseek": byte_level(400, [
-            split(Regex(pattern)) for pattern in (
-                r"[\r\n]", r"\s?[A-Za-zµÀ-ÖØ-öø-ƺƼ-ƿǄ-ʓʕ-ʯͰ-ͳͶͷͻ-ͽͿΆΈ-ΊΌΎ-ΡΣ-ϵϷ-ҁҊ-ԯԱ-Ֆ]+",
-                r"\s?[!-/:-~！-／：-～‘-‟　-。]+", r"\s+$", "[一-龥ࠀ-一가-퟿]+")] + [digits],
-            normalizers.Sequence([])),
+        "deepseek-coder": deepseek([r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", CJK]),
+        "deepseek": deepseek([
+            r"[\r\n]", r"\s?[A-Za-zµÀ-ÖØ-öø-ƺƼ-ƿǄ-ʓʕ-ʯͰ-ͳͶͷͻ-ͽͿΆΈ-ΊΌΎ-ΡΣ-ϵϷ-ҁҊ-ԯԱ-Ֆ]+",
+            r"\s?[!-/:-~！-／：-～‘-‟　-。]+", r"\s+$", CJK], normalizers.Sequence([])),
         "gpt-neox": with_added(byte_level(400, [], normalizers.NFC(), regex=True)),
-        "starcoder": byte_level(400, [digits], regex=True),
         "phi-4": byte_level(400, [split(Regex(LLAMA3), "removed", invert=True)]),
         "nemo": byte_level(400, [split(Regex(TEKKEN))]),
-        "gemma": byte_level(400, [split(" ", "merged_with_previous")]),
         "yi": yi,
         "phi-3": phi3,
     }
