@@ -225,8 +225,10 @@ int directory_sync(const char *path, Error *err) {
 }
 
 int directory_remove(const char *path, Error *err) {
-  DIR *dir = opendir(path);
-  if (!dir && errno == ENOENT) return 0;
+  const int fd = open(path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+  if (fd < 0 && errno == ENOENT) return 0;
+  DIR *dir = fd >= 0 ? fdopendir(fd) : NULL;
+  if (!dir && fd >= 0) close(fd);
   if (!dir) return error_set(err, "cannot open the folder '%s': %s", path, errno_text());
   int status = 0;
   for (struct dirent *entry; status == 0 && (entry = readdir(dir));) {

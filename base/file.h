@@ -55,7 +55,8 @@ int name_ends_with(const char *name, const char *ending);
 int directory_create(const char *path, Error *err); // with parents; fine if it exists
 int directory_add(const char *path, Error *err);    // in a parent that is there; fine if it exists
 int directory_sync(const char *path, Error *err);   // fsync of a directory's entries
-int directory_remove(const char *path, Error *err); // recursive; fine if it is not there
+// Recursive; fine if it is not there. A link to a folder is an error.
+int directory_remove(const char *path, Error *err);
 int path_rename(const char *from, const char *to, Error *err);
 // Gives `from` the name `to`. If `to` exists, a folder with files, say, the two change places in
 // one step. File systems that cannot do this keep it as `old`; after a crash in between no file has

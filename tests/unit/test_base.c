@@ -1,6 +1,7 @@
 // What everything stands on: JSON both ways, memory in pieces, sentences, paths.
 #include <errno.h>
 #include <signal.h>
+#include <stdio.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <time.h>
@@ -145,6 +146,21 @@ TEST(a_file_that_became_shorter_ends_in_a_sentence) {
   assert_int_equal(file_read_at(fd, path.text, 3, back, 6, &err), -1);
   assert_says(&err, "/short' became shorter while it was in use: it has no byte 7 any more");
   close(fd);
+}
+
+TEST(a_folder_behind_a_link_is_not_removed) {
+  const PathText kept = path_text("%s/kept", (char *)*state),
+                 link = path_text("%s/link", (char *)*state),
+                 within = path_text("%s/removed", (char *)*state);
+  assert_int_equal(directory_create(kept.text, &err), 0);
+  assert_int_equal(symlink(kept.text, link.text), 0);
+  assert_int_equal(directory_remove(link.text, &err), -1);
+  assert_says(&err, "cannot open the folder");
+  assert_true(path_exists(kept.text) && path_exists(link.text));
+  assert_int_equal(directory_create(within.text, &err), 0);
+  assert_int_equal(rename(link.text, path_text("%s/link", within.text).text), 0);
+  if (directory_remove(within.text, &err) != 0) fail_msg("%s", err.text);
+  assert_true(path_exists(kept.text) && !path_exists(within.text));
 }
 
 TEST(a_writer_keeps_its_first_error) {
