@@ -23,9 +23,9 @@ mebibytes() { # OF A LINE THAT BEGINS SO
   awk -v line="  $1" 'index($0, line) == 1 { if ($NF == "MiB") print $(NF - 1); else print "?" $NF }' "$folder/said"
 }
 plan_of optimizer.kind=adamw
-adamw=$(mebibytes total) adamw_copy=$(mebibytes besides)
+adamw=$(mebibytes total) adamw_copy=$(mebibytes 'host: snapshot')
 plan_of optimizer.kind=muon
-muon=$(mebibytes total) muon_copy=$(mebibytes besides)
+muon=$(mebibytes total) muon_copy=$(mebibytes 'host: snapshot')
 check the_plan_shows_the_kind "$(cat "$folder/said")" grep -q '"kind": "muon"' "$folder/said"
 check the_plan_names_muons_momentum "$(cat "$folder/said")" grep -q '^  Muon momentum  *matrices of layers ' "$folder/said"
 check muon_takes_less_memory "$muon MiB, adamw $adamw" less "$muon" "$adamw"
