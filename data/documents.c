@@ -261,7 +261,7 @@ static void end_document(DocumentsWriter *w) {
   w->ends[w->count++] = (uint32_t)w->tokens;
 }
 
-// Makes room for the mask of so many tokens. Those that were never masked count.
+// Makes room for the mask of `tokens` tokens. Tokens that were never masked count.
 static void grow_mask(DocumentsWriter *w, int64_t tokens) {
   const int64_t needed = (int64_t)mask_size((uint64_t)tokens), had = w->mask_bytes;
   if (needed <= had) return;

@@ -61,7 +61,7 @@ static void allow_open_files(void) {
   setrlimit(RLIMIT_NOFILE, &limit);
 }
 
-// The files of all sources; source i has so many of them.
+// The files of all sources, and how many of them each source has.
 static int find_sources(Loader *loader, const Mixture *m, glob_t *found, Error *err) {
   for (int i = 0; i < m->count; i++) {
     const MixtureSource *from = &m->sources[i];
@@ -233,7 +233,7 @@ uint32_t loader_largest(const Loader *loader) {
 const TokenFile *loader_common(const Loader *loader, const Loader *other) {
   for (int f = 0; f < loader->file_count; f++)
     for (int g = 0; g < other->file_count; g++)
-      if (loader->files[f].count == other->files[g].count &&
+      if (loader->files[f].count > 0 && loader->files[f].count == other->files[g].count &&
           loader->facts[f].checksum == other->facts[g].checksum)
         return &loader->files[f];
   return NULL;
@@ -274,7 +274,7 @@ static int check_size(const Loader *loader, Error *err) {
   const int64_t windows = loader->windows, B = loader->config.batch, T = loader->config.seq;
   if (windows >= B) return loader->source_count > 1 ? check_sources(loader, err) : 0;
   if (loader->sources[0].kind != WINDOWS_JOINED) return too_few_pieces(loader, err);
-  // The smallest file with so many windows.
+  // The smallest file with enough windows.
   const int64_t needed = (loader->config.shuffle && B >= 2 ? B + 1 : B) * T + 1;
   error_set(
       err, "'%s' has %" PRId64 " token%s in %d file%s, %" PRId64 " sequence%s of %" PRId64 ", but ",

@@ -40,6 +40,6 @@ void conversation_free(Conversation *conversation);
 // one counts. Reads a message's role, content, tool_calls and weight, and ignores all other keys,
 // and keys whose value is null. Accepts any content: the template decides what it can write.
 // Unescapes in place, so the line is spoilt. The messages replace the earlier ones, and are valid
-// as long as the line, until the next call. In content "\u0000" is a NUL, and half of a surrogate pair
-// becomes U+FFFD.
+// as long as the line, until the next call. In content "\u0000" is a NUL, and half of a surrogate
+// pair becomes U+FFFD.
 int conversation_parse(Conversation *conversation, char *line, size_t bytes, Error *err);

@@ -314,7 +314,7 @@ SkippedText corpus_skipped(const Corpus *c) {
       [FILE_EMPTY] = "empty",
       [FILE_UNREADABLE] = "unreadable",
       [FILE_SPECIAL] = "links to folders or devices",
-      [FILE_LEFT_OUT] = "of --out, of --val, or folders of datasets and runs"};
+      [FILE_LEFT_OUT] = "in --out or --val, or in a folder of a dataset or a run"};
   SkippedText s = {""};
   size_t used = 0;
   for (int i = 0; i < FILE_TEXT; i++)

@@ -19,8 +19,8 @@ static bool merges(int behavior) {
   return behavior == SPLIT_MERGED_WITH_PREVIOUS || behavior == SPLIT_MERGED_WITH_NEXT;
 }
 
-// A regular expression for the pieces of a Split that merges: the text between two matches, together
-// with the match behind it or in front of it. The caller frees it.
+// A regular expression for the pieces of a Split that merges: the text between two matches,
+// together with the match after it or before it. The caller frees it.
 static char *merged(const char *match, bool with_previous) {
   char *rest = xasprintf("(?:(?!%s)\\p{Any})", match);
   char *pieces = with_previous ? xasprintf("%s++(?:%s)?|%s", rest, match, match)

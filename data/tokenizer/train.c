@@ -110,7 +110,7 @@ static void words_drop_rare(WordTable *t, int64_t least) {
 
 // ---- Counting
 
-// A thread matches so many bytes at once. A pattern may walk over a run of spaces and back, so one
+// Bytes that a thread matches at once. A pattern may walk over a run of spaces and back, so one
 // without an end would come to PCRE2's limits.
 enum { PIECE_BYTES = 1 << 20 };
 

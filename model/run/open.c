@@ -132,7 +132,7 @@ static int check_vocabulary(const Config *c, const Tokenizer *tokenizer, const c
   return error_set(err,
                    "model.vocab_size is %" PRId64 ", but the tokenizer '%s' has %" PRId64
                    " tokens: %stake token files of the model's tokenizer, or name this one in "
-                   "data.tokenizer if so many unused tokens are meant",
+                   "data.tokenizer if you want that many unused tokens",
                    V, facts->name, ids, from[0] == '\0' ? "set it to that, " : "");
 }
 

@@ -261,6 +261,19 @@ TEST(the_fingerprint_is_of_what_files_hold) {
   assert_true(fingerprint_of(folder, "moved-*.bin") != both); // the order is another
 }
 
+TEST(empty_files_are_not_in_common) {
+  Loader *loaders[2];
+  for (int i = 0; i < 2; i++) {
+    write_count(*state, path_text("side%d-0.bin", i).text, 7 * i, 100);
+    write_count(*state, path_text("side%d-1.bin", i).text, 0, 0);
+    loaders[i] = open_or_fail(*state, path_text("side%d-*.bin", i).text,
+                              (LoaderConfig){.batch = 1, .seq = 8});
+  }
+  assert_null(loader_common(loaders[0], loaders[1]));
+  assert_non_null(loader_common(loaders[0], loaders[0]));
+  for (int i = 0; i < 2; i++) loader_close(loaders[i]);
+}
+
 // ---- Datasets that take each other's place, as ./prepare --force does it, while one is opened
 
 // Two shards, whose tokens begin at `first`.
