@@ -106,8 +106,8 @@ runs --val-fraction 0 --out corpus/out --force corpus
 holds the_output_in_the_folder_that_is_read_is_left_out '[text of a corpus]' corpus/out/train-00000.bin
 cp -r corpus/out corpus/other
 runs --val-fraction 0 --out corpus/out --force corpus
-check so_are_other_datasets_and_runs "$(cat stdout)" grep -q '^skipped    3 of --out' stdout
-refuses a_dataset_is_no_text "there is no text in 'corpus/out' (skipped: 1 of --out" corpus/out
+check so_are_other_datasets_and_runs "$(cat stdout)" grep -q '^skipped    3 in --out' stdout
+refuses a_dataset_is_no_text "there is no text in 'corpus/out' (skipped: 1 in --out" corpus/out
 
 # ---- Lines that are bad
 
