@@ -50,7 +50,7 @@ $(foreach f,$(FLAVOURS),$(eval build/$f/%.o: %.c $$$$(call changed,HOST); $$(cal
 include kernels/kernels.mk tests/tests.mk
 
 # ---- What people call
-.PHONY: all test test-all test-gpu bench kernels program test-program sanitize asan fuzz night \
+.PHONY: all test check test-all test-gpu bench kernels program test-program sanitize asan fuzz night \
   format clean help FORCE quick-programs test-programs asan-programs fuzz-programs gpu-programs
 all: train prepare ## build ./train and ./prepare
 train prepare: %: build/release/%
@@ -58,6 +58,8 @@ train prepare: %: build/release/%
 
 test: quick-programs ## build and run the tests that take two minutes and need no GPU
 	TEST_TIER=1 scripts/run_tests.sh --together $(QUICK_TESTS) $(call scripts_of,$(QUICK_SCRIPTS))
+check: ## build and run the quick tests that touch a file: make check FILE=data/loader.c
+	@scripts/check.sh '$(FILE)'
 test-all: FUZZ_SECONDS ?= 10
 test-all: test-programs fuzz-programs ## all that need no GPU: fuzzers, sanitizers, every fault too
 	FUZZ_SECONDS=$(FUZZ_SECONDS) scripts/run_tests.sh --together $(FUZZERS) $(QUICK_TESTS) \
@@ -70,10 +72,12 @@ test-gpu: gpu-programs ## build and run the tests that need a GPU
 bench: train $(BENCH_FUSED) ## time kernels, layers and steps on a GPU
 	$(BENCH_FUSED) all
 	scripts/compare.sh
-kernels: $(LIST_KERNELS) ## list the fused kernels: tile, stages, slots, shared memory, registers
-	@scripts/list_kernels.sh $< build/release/kernels/fused/programs
+kernels: train ## list the fused kernels: tile, registers, stack, spills
+	@scripts/compile_fused.sh --show $(patsubst %.cu,build/release/%.ptxas,$(FUSED_CU))
 program: $(PROGRAM:.cu=.o) ## compile one fused program alone: make program NAME=residual
-	@scripts/show_ptxas.sh '$(NAME)' $(PROGRAM:.cu=.ptxas)
+	@$(if $(PROGRAM),scripts/compile_fused.sh --show $(PROGRAM:.cu=.ptxas),echo 'make: there is no \
+	  fused program "$(NAME)"; NAME is one of: $(sort $(notdir $(basename $(FUSED_CU) $(TEST_CU))))' \
+	  >&2; exit 1)
 test-program: $(firstword $(EMULATED_TESTS)) ## test one fused program on the CPU: NAME=residual
 	$< $(NAME) $(SHAPE)
 sanitize: all $(PLANTED_FAULTS) ## memcheck, racecheck, initcheck, synccheck of a small model

@@ -64,10 +64,9 @@ GPU_TOGETHER := $(GPU_LONG) \
   $(filter-out $(GPU_ALONE) $(GPU_LONG),$(wildcard tests/gpu/test_*.sh) $(GPU_TESTS))
 BENCHES := $(patsubst %.c,build/release/%,$(wildcard tests/bench/bench_*.c))
 BENCH_FUSED := build/release/tests/bench/bench_fused
-LIST_KERNELS := build/release/tests/gpu/list_kernels
 PLANTED_FAULTS := build/release/tests/gpu/planted_faults
 TRAIN_FAULTS := build/release/tests/gpu/train_faults
-GPU_PROGRAMS := $(GPU_TESTS) $(BENCHES) $(LIST_KERNELS) $(PLANTED_FAULTS) $(TRAIN_FAULTS)
+GPU_PROGRAMS := $(GPU_TESTS) $(BENCHES) $(PLANTED_FAULTS) $(TRAIN_FAULTS)
 TEST_CU := $(wildcard tests/*/programs/*.cu)
 build/release/tests/%.o: tests/%.cu $$(call changed,FUSED); $(call compile,FUSED)
 $(PLANTED_FAULTS).o: tests/gpu/planted_faults.cu $$(call changed,CUDA); $(call compile,CUDA)
@@ -83,6 +82,7 @@ $(GPU_PROGRAMS:=.o) $(TEST_O): EXTRA_FLAGS = -isystem $(CUDA_INCLUDE)
 $(GPU_PROGRAMS): %: %.o $(addprefix build/release/,gpu_tests.a test_programs.a gpu.a)
 	$(LINK) -lcmocka $(CUDA_LIBS)
 # `make program NAME=residual` compiles this one.
+FUSED_CU := $(filter kernels/fused/programs/%,$(CUDA_CU))
 PROGRAM := $(filter kernels/fused/programs/$(NAME).cu tests/%/$(NAME).cu,$(CUDA_CU) $(TEST_CU))
 PROGRAM := $(PROGRAM:%=build/release/%)
 

@@ -35,7 +35,6 @@ scripts/elsewhere/to_gguf.py *          | never                     | a checkout
 scripts/profile.sh *                    | never                     | a GPU, Nsight
 *scripts/peers/compare.sh*              | never                     | torch compiles for minutes
 *--peer                                 | never                     | torch compiles for minutes
-scripts/follow_log.py *                 | never                     | tensorboardX, wandb (see cli/test_follow_log.sh)
 make build/release/tests/gpu/*          | never                     | a GPU
 make build/release/tests/emulated/*     | built release/tests/emulated | headers of CUDA
 make build/fuzz/*                       | built fuzz/tests/fuzz     | clang with libFuzzer
