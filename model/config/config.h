@@ -150,7 +150,7 @@ int config_load(Config *config, const char *path, int override_count, char *cons
 // path's folder or in configs/; or how to resume the run, or write with the model, of a folder.
 int config_check_path(const char *path, Error *err);
 
-// A checkpoint's run.json, as this or an older version wrote it: retired keys are ignored.
+// A checkpoint's run.json, as this or another version wrote it: unknown keys are ignored.
 int config_load_saved(Config *config, const char *path, Error *err);
 
 // config_load from memory; `name` stands for the path in sentences.

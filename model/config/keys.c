@@ -231,27 +231,6 @@ const Key config_keys[] = {
             "so that NVTX ranges hold their kernels; 0: none"),
     {.name = NULL},
 };
-// Keys of older versions. A user's configuration is refused with the advice; a checkpoint's may
-// have them, and they mean nothing there.
-static const struct {
-  const char *section, *name, *advice;
-} retired_keys[] = {
-    {"train", "keep_every",
-     "train.keep_checkpoints says how many stay; copy what is to stay longer"},
-    {"train", "weights_every", "a checkpoint is a Hugging Face folder already; copy its folder"},
-    {"train", "sample_prompt", "./train --generate RUN --prompt TEXT continues any text"},
-    {"train", "sample_temperature", "samples have 0.8; ./train --generate RUN takes --temperature"},
-    {"train", "resume_warmup_steps", "a resumed run has the rate of its schedule at that step"},
-    {"output", "profile_start", "output.profile_steps begin with the process' tenth step"},
-    {"output", "profile_graphs", "steps are not replayed while output.profile_steps is above 0"},
-    {"output", "log_interval", "progress lines come once a second; log.jsonl has every step"},
-    {"output", "breakdown",
-     "./train --bench CONFIG times each operation of a step, and scripts/profile.sh, with Nsight "
-     "Systems, each kernel"},
-    {"output", "breakdown_interval", "output.breakdown is gone as well"},
-    {"train", "spike_zscore", "log.jsonl has the loss and the gradient norm of every step"},
-};
-enum { RETIRED_KEYS = sizeof retired_keys / sizeof *retired_keys };
 
 _Static_assert(sizeof config_keys / sizeof *config_keys <= MAX_KEYS, "raise MAX_KEYS");
 
@@ -276,17 +255,6 @@ const Key *key_find(const char *section, const char *name) {
 
 static bool key_inside(const Key *key, const char *section) {
   return strncmp(key->section, section, strlen(section)) == 0;
-}
-
-static const char *retired_advice(const char *section, const char *name) {
-  for (int i = 0; i < RETIRED_KEYS; i++)
-    if (strcmp(retired_keys[i].section, section) == 0 && strcmp(retired_keys[i].name, name) == 0)
-      return retired_keys[i].advice;
-  return NULL;
-}
-
-bool key_retired(const char *section, const char *name) {
-  return retired_advice(section, name) != NULL;
 }
 
 bool key_given(const KeyReader *r, const char *section, const char *name) {
@@ -381,10 +349,6 @@ static const char *known_section(const char *name) {
 }
 
 int key_unknown(KeyReader *r, const char *section, const char *name) {
-  const char *advice = retired_advice(section, name);
-  if (advice)
-    return error_set(r->err, "%s: %s is no key any more: remove it; %s", r->where,
-                     key_name(r, section, name).text, advice);
   const char *known = known_section(section);
   const Key *near = key_nearest(known ? known : section, name);
   error_set(r->err, "%s: %s is not a key", r->where, key_name(r, section, name).text);
@@ -467,12 +431,6 @@ static ShownText value_shown(const Key *key, const cJSON *value) {
   return shown;
 }
 
-// Older versions multiplied in FP8 in the output layer alone, too: such a run resumes in FP8.
-static bool is_retired_choice(const KeyReader *r, const Key *key, const cJSON *value) {
-  const char *text = cJSON_GetStringValue(value);
-  return r->of_checkpoint && key->choices == precisions && text && strcmp(text, "fp8_head") == 0;
-}
-
 static int check_sources(KeyReader *r, const Key *key) {
   Mixture mixture;
   if (mixture_parse(&mixture, (const char *)r->config + key->offset, r->err) != 0)
@@ -482,7 +440,6 @@ static int check_sources(KeyReader *r, const Key *key) {
 }
 
 int key_set(KeyReader *r, const Key *key, const cJSON *value) {
-  if (is_retired_choice(r, key, value)) return key_set_json(r, key, "\"fp8\"");
   if (store(key, r->config, value))
     return error_set(r->err, "%s: %s is %s, but it must be %s", r->where,
                      key_name(r, key->section, key->name).text, value_shown(key, value).text,

@@ -54,12 +54,11 @@ typedef struct KeyReader {
   const char *rope;       // as the file spells it: rope_scaling, the default, or rope_parameters
   PathText folder;        // that the user named for the model; "" where it was no folder
   bool folder_has_tokenizer;
-  bool of_checkpoint; // retired keys are ignored
+  bool of_checkpoint; // keys that are unknown here are ignored
   Error *err;
 } KeyReader;
 
 const Key *key_find(const char *section, const char *name);
-bool key_retired(const char *section, const char *name); // an older version had it
 bool key_given(const KeyReader *r, const char *section, const char *name);
 // Sets the section and those inside it back to their values before any read.
 void keys_forget(KeyReader *r, const char *section);
@@ -70,8 +69,7 @@ int key_set_json(KeyReader *r, const Key *key, const char *json);
 // The key that the user may have meant, or NULL: one of this very name in another section, else the
 // nearest name of this section, else of all.
 const Key *key_nearest(const char *section, const char *name);
-// -1 and a message with that key, or the advice of a retired key; the second only if it is no
-// section.
+// -1 and a message that names it and, if there is one, the nearest key.
 int key_unknown(KeyReader *r, const char *section, const char *name);
 int section_check(KeyReader *r, const char *name);
 // Gives every key that was not given its default; a missing required key is an error.

@@ -96,7 +96,7 @@ static int read_section(KeyReader *r, const cJSON *section) {
                      name, name);
   for (const cJSON *item = section->child; item; item = item->next) {
     const Key *key = key_find(name, item->string);
-    if (!key && r->of_checkpoint && key_retired(name, item->string)) continue;
+    if (!key && r->of_checkpoint) continue;
     if (!key) return key_unknown(r, name, item->string);
     if (key_set(r, key, item)) return -1;
   }

@@ -98,8 +98,6 @@ refuses heads_that_do_not_divide_the_width_are_refused 'num_attention_heads' "$c
   model.num_key_value_heads=5
 refuses key_value_heads_that_do_not_divide_the_heads_are_refused 'num_key_value_heads' "$config" \
   model.num_key_value_heads=3
-refuses a_retired_key_says_what_to_do_without_it 'output.breakdown is no key any more: remove it; ./train --bench' "$config" \
-  output.breakdown=true
 refuses a_gpu_that_is_not_there_is_refused 'backend.device' "$config" backend.device=cuda
 refuses a_model_too_large_for_any_memory_is_refused 'memory' "$config" model.hidden_size=131072 \
   model.num_attention_heads=1024 model.intermediate_size=1048576 model.num_hidden_layers=4096
