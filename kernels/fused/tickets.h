@@ -1,5 +1,5 @@
 // Tickets: clusters take tiles as they get done, so that none waits for a slower one at the end.
-// Work (work.cuh) is the code, tests/unit/test_tickets.c tries what is claimed here.
+// Work (mainloop.cuh) is the code, tests/unit/test_tickets.c tries what is claimed here.
 //
 // The first tile of a cluster has the cluster's number. Each time that the operands' warp of block
 // 0 begins a tile, it takes a ticket, an atomic count. In a ring in both blocks it then publishes
