@@ -7,7 +7,6 @@
 
 #include "base/memory.h"
 #include "base/rng.h"
-#include "model/packing.h"
 
 void llama_outline(Llama *llama, const ModelConfig *config, const RunShape *shape, Backend *be) {
   const int64_t L = config->num_hidden_layers;
@@ -97,8 +96,7 @@ HeadChunk head_chunk(const Llama *llama, int64_t chunk) {
 static void init_packed(const ModelConfig *c, uint64_t seed, const HfTensor *t, float *packed) {
 #pragma omp parallel for schedule(static)
   for (int64_t n = 0; n < t->rows; n++)
-    param_init(c, seed, t->name, t->rank == 1, n * t->cols, t->cols,
-               packed + packed_row(c, t, n) * t->cols);
+    param_init(c, seed, t, n * t->cols, t->cols, packed + packed_row(c, t, n) * t->cols);
 }
 
 static void init_on_host(const Llama *llama, uint64_t seed, const HfTensor *list, int count,
@@ -118,7 +116,7 @@ static void draw(const Llama *llama, uint64_t seed, const HfTensor *t) {
   int32_t *places = xmalloc((size_t)t->rows * sizeof *places);
   for (int64_t n = 0; n < t->rows; n++) places[n] = (int32_t)packed_row(c, t, n);
   llama->be->services.draw_master(llama->be, &llama->tensors[t->param], places, t->rows,
-                                  rng_key(seed, t->name), init_deviation(c, t->name));
+                                  rng_key(seed, t->name), init_deviation(c, t));
   free(places);
 }
 
@@ -134,9 +132,8 @@ void llama_zero_moments(Llama *llama) {
 void llama_init_weights(Llama *llama, uint64_t seed) {
   Backend *be = llama->be;
   const ModelConfig *c = &llama->config;
-  const int count = hf_tensor_count(c);
-  HfTensor *list = xcalloc((size_t)count, sizeof *list);
-  hf_tensor_list(c, list);
+  int count;
+  HfTensor *list = hf_tensor_list(c, &count);
   for (int i = 0; i < llama->param_count; i++) // norms are all ones: nothing is drawn
     if (!be->services.draw_master || llama->tensors[i].vector)
       init_on_host(llama, seed, list, count, i);

@@ -1,3 +1,4 @@
+#define _GNU_SOURCE // strverscmp
 #include "model/tensors.h"
 
 #include <assert.h>
@@ -7,6 +8,7 @@
 
 #include "base/memory.h"
 #include "base/rng.h"
+#include "kernels/math.h"
 
 Sizes model_sizes(const ModelConfig *c, const RunShape *shape) {
   const int64_t M = shape->batch * shape->seq, Hd = c->num_attention_heads * c->head_dim;
@@ -29,15 +31,6 @@ Sizes model_sizes(const ModelConfig *c, const RunShape *shape) {
 
 enum { BEFORE_LAYERS = PARAM_ATTN_NORM, PER_LAYER = PARAM_FINAL_NORM - PARAM_ATTN_NORM };
 enum { NO_NORM = -1 };
-
-static const char *param_name(ParamKind kind) {
-#define PARAMETER(enumerator, name, ...) [PARAM_##enumerator] = name,
-  static const char *const names[] = {
-#include "model/tensors.def"
-  };
-#undef PARAMETER
-  return names[kind];
-}
 
 int params_count(const ModelConfig *c) {
   return BEFORE_LAYERS + PER_LAYER * (int)c->num_hidden_layers + (c->tie_word_embeddings ? 1 : 2);
@@ -66,37 +59,99 @@ static int64_t param_layer(int index) {
   return (index - BEFORE_LAYERS) / PER_LAYER;
 }
 
-void params_table(const ModelConfig *c, bool muon, ParamTensor *list) {
+typedef struct ParameterPart {
+  const char *name; // NULL: there is none
+  int64_t rows;
+  RowOrder order;
+  bool begins_as_zeros;
+} ParameterPart;
+
+typedef struct ParameterRow {
+  const char *name;
+  bool vector;
+  int64_t rows, cols;
+  int norm; // a ParamKind, or NO_NORM
+  ParameterPart parts[MOST_PARTS];
+} ParameterRow;
+
+static ParameterRow parameter_row(const ModelConfig *c, ParamKind kind) {
+  enum { MATRIX, VECTOR };
   const Sizes n = model_sizes(c, &(RunShape){.batch = 1, .seq = 1});
   const int64_t D = n.D, F = n.F, V = n.V, Hd = n.Hd, R = n.R, KVd = (R - Hd) / 2;
+#define PART(...)                                                                                  \
+  { __VA_ARGS__ }
 #define PARAMETER(enumerator, name, kind, rows, cols, norm, ...)                                   \
-  {kind == VECTOR, rows, cols, norm, {__VA_ARGS__}},
-  enum { MATRIX, VECTOR };
-  const struct {
-    bool vector;
-    int64_t rows, cols;
-    int norm;
-    MatrixPart parts[MOST_PARTS];
-  } table[] = {
+  [PARAM_##enumerator] = {name, kind == VECTOR, rows, cols, norm, {__VA_ARGS__}},
+  const ParameterRow rows[] = {
 #include "model/tensors.def"
   };
 #undef PARAMETER
+#undef PART
+  return rows[kind];
+}
+
+// Parts in GROUPED_PAIRS take turns, others lie one behind the other.
+static MatrixPart rows_of_part(const ParameterRow *r, int part) {
+  MatrixPart rows = {0, 1, r->parts[part].rows};
+  if (r->parts[part].order == GROUPED_PAIRS) return (MatrixPart){part, 2, rows.rows};
+  for (int i = 0; i < part; i++) rows.first += r->parts[i].rows;
+  return rows;
+}
+
+void params_table(const ModelConfig *c, bool muon, ParamTensor *list) {
   for (int i = 0; i < params_count(c); i++) {
-    const ParamKind kind = param_kind(c, i);
-    const int norm = table[kind].norm;
-    list[i] = (ParamTensor){
-        .rows = table[kind].rows,
-        .cols = table[kind].cols,
-        .norm = norm == NO_NORM ? -1 : param_index(c, (ParamKind)norm, param_layer(i)),
-        .vector = table[kind].vector};
-    for (int part = 0; muon && part < MOST_PARTS && table[kind].parts[part].rows > 0; part++)
-      list[i].parts[list[i].part_count++] = table[kind].parts[part];
+    const ParameterRow row = parameter_row(c, param_kind(c, i));
+    ParamTensor *t = &list[i];
+    *t = (ParamTensor){.rows = row.rows, .cols = row.cols, .norm = -1, .vector = row.vector};
+    if (row.norm != NO_NORM) t->norm = param_index(c, (ParamKind)row.norm, param_layer(i));
+    if (!muon || t->vector || !in_a_layer(c, i)) continue;
+    for (; t->part_count < MOST_PARTS && row.parts[t->part_count].name; t->part_count++)
+      t->parts[t->part_count] = rows_of_part(&row, t->part_count);
   }
 }
 
-double init_deviation(const ModelConfig *c, const char *hf_name) {
-  const bool output = strstr(hf_name, ".o_proj.") || strstr(hf_name, ".down_proj.");
-  return c->zero_init && output ? 0 : c->initializer_range;
+static HfTensor hf_tensor(const ModelConfig *c, int param, const ParameterRow *r, int part) {
+  const ParameterPart *p = &r->parts[part];
+  HfTensor t = {.param = param,
+                .rank = r->vector ? 1 : 2,
+                .rows = p->rows,
+                .cols = r->cols,
+                .part = rows_of_part(r, part),
+                .order = p->order,
+                .begins_as_zeros = p->begins_as_zeros};
+  if (in_a_layer(c, param))
+    snprintf(t.name, sizeof t.name, "model.layers.%lld.%s.weight", (long long)param_layer(param),
+             p->name);
+  else
+    snprintf(t.name, sizeof t.name, "%s.weight", p->name);
+  return t;
+}
+
+static int by_name_in_file(const void *a, const void *b) {
+  return strverscmp(((const HfTensor *)a)->name, ((const HfTensor *)b)->name);
+}
+
+HfTensor *hf_tensor_list(const ModelConfig *c, int *count) {
+  HfTensor *list = xcalloc((size_t)(MOST_PARTS * params_count(c)), sizeof *list);
+  *count = 0;
+  for (int i = 0; i < params_count(c); i++) { // files have a tied matrix as the embedding
+    const ParameterRow row = parameter_row(c, i < BEFORE_LAYERS ? PARAM_EMBED : param_kind(c, i));
+    for (int part = 0; part < MOST_PARTS && row.parts[part].name; part++)
+      list[(*count)++] = hf_tensor(c, i, &row, part);
+  }
+  qsort(list, (size_t)*count, sizeof *list, by_name_in_file);
+  return list;
+}
+
+int64_t packed_row(const ModelConfig *c, const HfTensor *t, int64_t row) {
+  const int64_t d = c->head_dim, half = d / 2, j = row % d;
+  if (t->order == GROUPED_PAIRS) row = pair_of_feature(row, t->rows);
+  if (t->order == ROPE_PAIRS) row += (j < half ? 2 * j : 2 * (j - half) + 1) - j;
+  return t->part.first + t->part.step * row;
+}
+
+double init_deviation(const ModelConfig *c, const HfTensor *t) {
+  return c->zero_init && t->begins_as_zeros ? 0 : c->initializer_range;
 }
 
 size_t params_largest_bytes(const ModelConfig *c) {
@@ -110,12 +165,12 @@ size_t params_largest_bytes(const ModelConfig *c) {
   return (size_t)largest * sizeof(float);
 }
 
-void param_init(const ModelConfig *c, uint64_t seed, const char *hf_name, bool norm, int64_t first,
+void param_init(const ModelConfig *c, uint64_t seed, const HfTensor *t, int64_t first,
                 int64_t count, float *values) {
-  const uint64_t key = rng_key(seed, hf_name);
-  const double deviation = init_deviation(c, hf_name);
+  const uint64_t key = rng_key(seed, t->name);
+  const double deviation = init_deviation(c, t);
   for (int64_t i = 0; i < count; i++)
-    values[i] = norm ? 1 : (float)(deviation * rng_normal(key, (uint64_t)(first + i)));
+    values[i] = t->rank == 1 ? 1 : (float)(deviation * rng_normal(key, (uint64_t)(first + i)));
 }
 
 // ---- The rows of activations and gradients
@@ -267,8 +322,8 @@ ScalingName scaling_name(const ModelConfig *c, int index) {
   const Table t = names_alone(c);
   ScalingName name;
   int64_t layer = param_layer(index);
-  const char *what =
-      parameter ? param_name(param_kind(c, index)) : scaled_row(c, &t, index, &layer)->name;
+  const char *what = parameter ? parameter_row(c, param_kind(c, index)).name
+                               : scaled_row(c, &t, index, &layer)->name;
   const bool in_layer = parameter ? in_a_layer(c, index) : layer < L;
   if (in_layer)
     snprintf(name.text, sizeof name.text, "%s of layer %lld", what, (long long)layer);

@@ -45,12 +45,33 @@ void params_table(const ModelConfig *model, bool muon, ParamTensor *list);
 size_t params_largest_bytes(const ModelConfig *model);
 // Indices into the list; layer: -1 outside the layers.
 int param_index(const ModelConfig *model, ParamKind kind, int64_t layer);
-// Initial values of HF tensor `hf_name`, element range [first, first + count): 1 for norms, else
-// normal with standard deviation init_deviation. Depends on (seed, name, element) alone.
-void param_init(const ModelConfig *model, uint64_t seed, const char *hf_name, bool norm,
-                int64_t first, int64_t count, float *values);
-// initializer_range, or 0 of an output projection under zero_init.
-double init_deviation(const ModelConfig *model, const char *hf_name);
+
+// How a part's rows are stored (tensors.def).
+typedef enum RowOrder { AS_IS, ROPE_PAIRS, GROUPED_PAIRS } RowOrder;
+
+// A Hugging Face tensor: a part of a parameter, with rows in another order.
+typedef struct HfTensor {
+  char name[80];        // "model.layers.3.self_attn.q_proj.weight"
+  int param;            // index of the parameter that it is a part of
+  int rank;             // 1 for norms, 2 for matrices
+  int64_t rows, cols;   // in the file; rows = 1 for norms
+  MatrixPart part;      // its rows in the parameter, before they are ordered
+  RowOrder order;       // of its rows in there
+  bool begins_as_zeros; // under zero_init
+} HfTensor;
+
+// The model's, in the order they stand in a file: by name, layers by number. A tied lm_head is not
+// among them. Fresh memory.
+HfTensor *hf_tensor_list(const ModelConfig *model, int *count);
+// Row of the parameter that holds row `row` of t.
+int64_t packed_row(const ModelConfig *model, const HfTensor *t, int64_t row);
+
+// Initial values of t, element range [first, first + count): 1 for norms, else normal with standard
+// deviation init_deviation. Depends on (seed, name, element) alone.
+void param_init(const ModelConfig *model, uint64_t seed, const HfTensor *t, int64_t first,
+                int64_t count, float *values);
+// initializer_range, or 0 of what begins as zeros.
+double init_deviation(const ModelConfig *model, const HfTensor *t);
 
 // ---- Activations and their gradients
 

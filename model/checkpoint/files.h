@@ -6,7 +6,6 @@
 #include "data/model_folder.h"
 #include "data/safetensors.h"
 #include "model/checkpoint/checkpoint.h"
-#include "model/packing.h"
 #include "model/tensors.h"
 
 #define OPTIMIZER_FILE "optimizer.safetensors"

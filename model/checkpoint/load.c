@@ -34,16 +34,16 @@ void tensor_list_make(TensorList *list, const ModelConfig *model, bool muon, Ten
                       SafeDtype dtype) {
   static const StatePart of_weights[] = {MASTER}, of_optimizer[] = {EXP_AVG, EXP_AVG_SQ, MASTER};
   const StatePart *values = set == WEIGHTS ? of_weights : of_optimizer;
-  const int each = hf_tensor_count(model), parts = set == WEIGHTS ? 1 : set == MOMENTS ? 2 : 3;
+  int each;
+  HfTensor *weights = hf_tensor_list(model, &each);
+  const int parts = set == WEIGHTS ? 1 : set == MOMENTS ? 2 : 3;
   const size_t most = (size_t)(parts * each);
   ParamTensor *table = xcalloc((size_t)params_count(model), sizeof *table);
-  HfTensor *weights = xcalloc((size_t)each, sizeof *weights);
   *list = (TensorList){.set = set,
                        .tensors = xcalloc(most + 1, sizeof *list->tensors),
                        .hf = xcalloc(most, sizeof *list->hf),
                        .values = xcalloc(most, sizeof *list->values)};
   params_table(model, muon, table);
-  hf_tensor_list(model, weights);
   for (int part = 0; part < parts; part++)
     for (const HfTensor *t = weights; t < weights + each; t++)
       if (has_part(set, values[part], t, &table[t->param])) list_add(list, t, values[part], dtype);

@@ -19,7 +19,7 @@ typedef struct Model {
   ModelConfig config;
   Backend *be;
   Llama llama;
-  HfTensor list[HF];
+  HfTensor *list; // [count]
   int count;
 } Model;
 
@@ -43,9 +43,8 @@ static Model *model_of(bool tied) {
   Error err;
   m->be = backend_cpu_create(&ops);
   assert(llama_create(&m->llama, &m->config, &shape, m->be, &err) == 0);
-  m->count = hf_tensor_count(&m->config);
+  m->list = hf_tensor_list(&m->config, &m->count);
   assert(m->count <= HF);
-  hf_tensor_list(&m->config, m->list);
   return m;
 }
 

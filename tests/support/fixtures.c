@@ -95,9 +95,7 @@ static void open_rig(Rig *rig, const char *fixture, int64_t micro_batches, int64
   open_tensors(rig, &rig->expected, "expected.safetensors");
   if (muon) open_tensors(rig, &rig->muon, "muon.safetensors");
 
-  rig->hf_count = hf_tensor_count(&rig->model);
-  rig->hf = xcalloc((size_t)rig->hf_count, sizeof *rig->hf);
-  hf_tensor_list(&rig->model, rig->hf);
+  rig->hf = hf_tensor_list(&rig->model, &rig->hf_count);
   const SafeTensor *ids = find(&rig->expected, "input_ids", "");
   rig->tokens_count = elements(ids);
   rig->input_ids = read_ids(&rig->expected, "input_ids");

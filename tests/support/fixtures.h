@@ -2,7 +2,7 @@
 // scripts/make_fixtures.py wrote (expected values computed in fp64), loaded into our model on any
 // backend. A failure of any function here fails the test.
 #pragma once
-#include "model/packing.h"
+#include "model/tensors.h"
 #include "model/llama.h"
 #include "data/safetensors.h"
 
