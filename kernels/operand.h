@@ -5,6 +5,7 @@
 #include <stddef.h>
 #include <stdint.h>
 #include "kernels/formats.h"
+#include "kernels/operations.h"
 
 typedef struct Backend Backend;
 
@@ -123,6 +124,7 @@ typedef struct ParamTensor {
   bool vector;    // a norm weight [1, cols], without weight decay; a matrix may have 1 row, too
   int part_count; // Muon updates it, part by part, and each row is in one part; 0: AdamW does
   MatrixPart parts[MOST_PARTS];
+  Offload offloaded; // which of its own masters, moments and gradients are in the host's memory
 } ParamTensor;
 
 typedef struct AdamW {

@@ -23,6 +23,7 @@ typedef struct SnapshotPiece {
   void *to_host;
   const void *from;
   size_t bytes;
+  bool on_host; // `from` is memory of alloc_host
 } SnapshotPiece;
 
 // Called once, before the first step: allocates the memory and starts the threads that copies need.

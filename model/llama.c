@@ -121,12 +121,13 @@ static void draw(const Llama *llama, uint64_t seed, const HfTensor *t) {
 }
 
 void llama_zero_moments(Llama *llama) {
-  for (int i = 0; llama->shape.train && i < llama->param_count; i++) {
-    const ParamTensor *p = &llama->tensors[i];
-    const size_t bytes = (size_t)(p->rows * p->cols) * llama->be->moment_bytes;
-    llama->be->services.zero(llama->be, p->m, bytes);
-    if (p->v) llama->be->services.zero(llama->be, p->v, bytes);
-  }
+  Backend *be = llama->be;
+  for (int i = 0; llama->shape.train && i < llama->param_count; i++)
+    for (ParamState state = 0; state < PARAM_STATES; state++) {
+      const ParamTensor *p = &llama->tensors[i];
+      if (state != STATE_master && state_saved_as(p, state))
+        be->services.zero(be, state_memory(p, state), state_bytes(be, p, state));
+    }
 }
 
 void llama_init_weights(Llama *llama, uint64_t seed) {

@@ -173,6 +173,90 @@ void param_init(const ModelConfig *c, uint64_t seed, const HfTensor *t, int64_t 
     values[i] = t->rank == 1 ? 1 : (float)(deviation * rng_normal(key, (uint64_t)(first + i)));
 }
 
+// ---- States of a parameter
+
+typedef enum StateKind {
+  PLAIN_COPY,
+  MOMENTS = OFFLOAD_MOMENTS, // from which value of Offload on it is on the host
+  MASTERS = OFFLOAD_MASTERS,
+  GRADIENTS = OFFLOAD_GRADIENTS,
+  FOLDED_COPY,
+  SCRATCH
+} StateKind;
+typedef enum Place { IN_PARAMS, IN_GRADS, BEHIND_GRADS } Place;
+
+typedef struct StateRow {
+  StateKind kind;
+  size_t offset; // of the field
+  const char *name;
+  Place place;
+  bool exists;
+  const char *saved_as;
+} StateRow;
+
+// What decides about states besides the parameter itself.
+typedef struct Use {
+  bool train, looked_up, head, apart;
+} Use;
+
+static StateRow state_row(const ParamTensor *t, Use use, ParamState state) {
+  const bool train = use.train, head = use.head, apart = use.apart, matrix = !t->vector,
+             by_muon = t->part_count > 0, folded = t->norm >= 0, plain = !folded || use.looked_up;
+#define STATE(kind, field, name, place, exists, saved_as)                                          \
+  {kind, offsetof(ParamTensor, field), name, place, exists, saved_as},
+  const StateRow rows[] = {
+#include "model/tensors.def"
+  };
+#undef STATE
+  return rows[state];
+}
+
+static size_t state_width(const Backend *be, const ParamTensor *t, StateKind kind) {
+  return kind == MASTERS   ? master_bytes_of(be, t)
+         : kind == MOMENTS ? be->moment_bytes
+                           : be->grad_bytes;
+}
+
+// In training. Of what is saved nothing but the parameter decides.
+static StateRow saved_row(const ParamTensor *t, ParamState state) {
+  return state_row(t, (Use){.train = true}, state);
+}
+
+const char *state_saved_as(const ParamTensor *t, ParamState state) {
+  const StateRow r = saved_row(t, state);
+  return r.exists ? r.saved_as : NULL;
+}
+
+size_t state_bytes(const Backend *be, const ParamTensor *t, ParamState state) {
+  return (size_t)(t->rows * t->cols) * state_width(be, t, saved_row(t, state).kind);
+}
+
+void *state_memory(const ParamTensor *t, ParamState state) {
+  void *memory;
+  memcpy(&memory, (const char *)t + saved_row(t, state).offset, sizeof memory);
+  return memory;
+}
+
+bool state_on_host(const ParamTensor *t, ParamState state) {
+  return t->offloaded >= (Offload)saved_row(t, state).kind;
+}
+
+void state_read(Backend *be, float *to, const ParamTensor *t, ParamState state) {
+  const int64_t count = t->rows * t->cols;
+  if (state == STATE_master)
+    be->services.read_master(be, to, t, 0, count);
+  else
+    be->services.read_moments(be, to, state_memory(t, state), count);
+}
+
+void state_write(Backend *be, const ParamTensor *t, ParamState state, const float *from) {
+  const int64_t count = t->rows * t->cols;
+  if (state == STATE_master)
+    be->services.write_master(be, t, 0, from, count);
+  else
+    be->services.write_moments(be, state_memory(t, state), from, count);
+}
+
 // ---- The rows of activations and gradients
 
 typedef enum TensorKind { OPERAND, VALUES, STATISTIC, SUMS, IDS } TensorKind;
@@ -526,109 +610,114 @@ RunShape sampler_shape(const RunShape *run, int64_t context, const Backend *be) 
                     .fp8 = run->fp8};
 }
 
-// Whether this class of a parameter's state lies on the host. That of vectors stays on the device:
-// it is small, and each row of a folded matrix reads its norm weight again. So do the gradients of
-// the embedding and of lm_head, which are added to in every chunk of rows.
-static bool on_host(const Layout *l, const ParamTensor *t, int index, Offload class) {
+// Which states of a parameter lie on the host. Those of vectors stay on the device: they are small,
+// and each row of a folded matrix reads its norm weight again. So do the gradients of the embedding
+// and of lm_head, which are added to in every chunk of rows.
+static Offload offloaded_of(const Layout *l, const ParamTensor *t, int index) {
   const Backend *be = l->be;
-  if (be->offload < class || t->vector) return false;
-  if (!in_a_layer(l->model, index)) return be->offload_layers == 0 && class != OFFLOAD_GRADIENTS;
-  return be->offload_layers == 0 || param_layer(index) < be->offload_layers;
+  const bool all = be->offload_layers == 0, in_layer = in_a_layer(l->model, index);
+  if (t->vector || !(all || (in_layer && param_layer(index) < be->offload_layers)))
+    return OFFLOAD_NONE;
+  return be->offload == OFFLOAD_GRADIENTS && !in_layer ? OFFLOAD_MASTERS : be->offload;
 }
 
 // A matrix as products read it. index: in the list, which also numbers its scale.
-static Operand take_weight(Layout *l, const ParamTensor *t, int index, bool folded, bool fp8) {
+static Operand take_weight(Layout *l, const StateRow *r, const ParamTensor *t, int index) {
   const Backend *be = l->be;
-  const bool shared = be->computes_with_masters && !on_host(l, t, index, OFFLOAD_MASTERS) &&
+  const bool folded = r->kind == FOLDED_COPY, looked_up = !folded && index < BEFORE_LAYERS,
+             fp8 = l->shape->fp8 && !looked_up,
+             shared = be->computes_with_masters && t->offloaded < OFFLOAD_MASTERS &&
                       master_bytes_of(be, t) == be->act_bytes;
-  const char *name = "compute weights", *shape = !shared         ? "all matrices"
-                                                 : l->shape->fp8 ? "FP8 copies"
-                                                                 : "folded matrices";
+  const char *shape = !shared ? "all matrices" : l->shape->fp8 ? "FP8 copies" : "folded matrices";
   const size_t each = fp8 ? be->fp8_bytes : be->act_bytes;
   if (shared && !folded && !fp8) return operand_of((act_t *)t->master);
-  if (!fp8) return operand_of(take(l, name, shape, t->rows * t->cols, each));
+  if (!fp8) return operand_of(take(l, r->name, shape, t->rows * t->cols, each));
   Operand w = {.stride = fp8_padded(t->rows), .scaling = index, .fp8 = true};
-  w.by_row = take(l, name, shape, w.stride * t->cols, each); // products take rows in whole groups
-  w.by_col = take(l, name, shape, t->cols * w.stride, each);
+  w.by_row =
+      take(l, r->name, shape, w.stride * t->cols, each); // products take whole groups of rows
+  w.by_col = take(l, r->name, shape, t->cols * w.stride, each);
   return w;
 }
 
-// A part of a parameter's state, on the host or the device.
-static void *take_state(Layout *l, const ParamTensor *t, int index, Offload class,
-                        const char *name) {
+// The plan's line for masters, moments or gradients of a parameter: they are booked by who updates
+// them, by place, and where that differs by width.
+static const char *state_shape(const Layout *l, const StateRow *r, const ParamTensor *t) {
   enum { ALL, OTHERS, OF_LAYERS, VECTORS, MATRICES, OTHER_MATRICES, FIRST_LAYERS, SHAPES };
+#define BOTH(text)                                                                                 \
+  { text, text ", bf16" }
   static const char *const shapes[SHAPES][2] = {
-      [ALL] = {"all parameters", "all parameters, bf16"},
-      [OTHERS] = {"other parameters", "other parameters, bf16"},
-      [OF_LAYERS] = {"matrices of layers", "matrices of layers, bf16"},
-      [VECTORS] = {"vectors", "vectors, bf16"},
-      [MATRICES] = {"all matrices", "all matrices, bf16"},
-      [OTHER_MATRICES] = {"other matrices", "other matrices, bf16"},
+      [ALL] = BOTH("all parameters"),
+      [OTHERS] = BOTH("other parameters"),
+      [OF_LAYERS] = BOTH("matrices of layers"),
+      [VECTORS] = BOTH("vectors"),
+      [MATRICES] = BOTH("all matrices"),
+      [OTHER_MATRICES] = BOTH("other matrices"),
       [FIRST_LAYERS] = {"matrices of first layers", "of first layers, bf16"}};
+#undef BOTH
   const Backend *be = l->be;
-  const bool masters = class == OFFLOAD_MASTERS, offloaded = be->offload >= class,
-             host = on_host(l, t, index, class), some = be->offload_layers > 0,
-             apart = l->shape->muon && !masters; // by who reads it
-  const size_t usual = masters ? be->master_bytes : be->moment_bytes,
-               each = masters ? master_bytes_of(be, t) : be->moment_bytes;
+  const bool offloaded = be->offload >= (Offload)r->kind, host = t->offloaded >= (Offload)r->kind,
+             some = be->offload_layers > 0, apart = l->shape->muon && r->kind == MOMENTS;
+  if (r->kind == GRADIENTS) return shapes[!offloaded ? ALL : host ? OF_LAYERS : OTHERS][0];
+  const size_t usual = r->kind == MASTERS ? be->master_bytes : be->moment_bytes;
   const int shape = apart && t->part_count > 0 ? OF_LAYERS
                     : !offloaded               ? (apart ? OTHERS : ALL)
                     : t->vector                ? VECTORS
                     : apart || (some && !host) ? OTHER_MATRICES
                     : some                     ? FIRST_LAYERS
                                                : MATRICES;
-  return take_in(l, host, name, shapes[shape][(offloaded ? each : usual) == 2], t->rows * t->cols,
-                 each);
+  return shapes[shape][(offloaded ? state_width(be, t, r->kind) : usual) == 2];
+}
+
+static stat_t *take_scratch(Layout *l, const StateRow *r, const ParamTensor *t) {
+  const size_t there = l->arena.used, needed = (size_t)(t->rows * t->cols) * l->be->stat_bytes;
+  if (needed > there) take(l, r->name, "extra scratch", (int64_t)(needed - there), 1);
+  return (stat_t *)l->arena.block;
+}
+
+static void place_state(Layout *l, const StateRow *r, ParamTensor *t, int index) {
+  char *field = (char *)t + r->offset;
+  void *memory;
+  if (r->kind == PLAIN_COPY || r->kind == FOLDED_COPY) {
+    const Operand copy = take_weight(l, r, t, index);
+    memcpy(field, &copy, sizeof copy);
+    return;
+  }
+  if (r->kind == SCRATCH)
+    memory = take_scratch(l, r, t);
+  else
+    memory = take_in(l, t->offloaded >= (Offload)r->kind, r->name, state_shape(l, r, t),
+                     t->rows * t->cols, state_width(l->be, t, r->kind));
+  memcpy(field, &memory, sizeof memory);
+}
+
+static void place_states(Layout *l, ParamTensor *tensors, Place in) {
+  const ModelConfig *c = l->model;
+  for (int i = 0; i < params_count(c); i++) {
+    const Use use = {.train = l->shape->train,
+                     .looked_up = i == param_index(c, PARAM_EMBED, -1),
+                     .head = i == param_index(c, PARAM_LM_HEAD, -1),
+                     .apart = chunks_apart(l->shape, l->be)};
+    for (int state = 0; state < PARAM_STATES; state++) {
+      const StateRow r = state_row(&tensors[i], use, (ParamState)state);
+      if (r.exists && r.place == in) place_state(l, &r, &tensors[i], i);
+    }
+  }
 }
 
 ParamBytes params_layout(ParamTensor *tensors, const ModelConfig *c, const RunShape *shape,
                          const Backend *be, char *block, char *host_block, MemoryPlan *plan) {
   Layout l = layout_of(c, shape, be, block, host_block, plan);
   params_table(c, shape->muon, tensors);
-  for (int i = 0; i < params_count(c); i++) {
-    ParamTensor *t = &tensors[i];
-    const bool embed = i == param_index(c, PARAM_EMBED, -1);
-    const bool by_muon = t->part_count > 0;
-    t->master = take_state(&l, t, i, OFFLOAD_MASTERS, "master weights");
-    if (shape->train) {
-      t->m = take_state(&l, t, i, OFFLOAD_MOMENTS, by_muon ? "Muon momentum" : "AdamW m");
-      if (!by_muon) t->v = take_state(&l, t, i, OFFLOAD_MOMENTS, "AdamW v");
-    }
-    if (embed || (!t->vector && t->norm < 0))
-      t->compute = take_weight(&l, t, i, false, shape->fp8 && !embed);
-    if (t->norm >= 0) t->folded = take_weight(&l, t, i, true, shape->fp8);
-  }
+  for (int i = 0; i < params_count(c); i++) tensors[i].offloaded = offloaded_of(&l, &tensors[i], i);
+  place_states(&l, tensors, IN_PARAMS);
   return (ParamBytes){l.arena.used, l.host.used};
-}
-
-static grad_t *take_gradient(Layout *l, const ParamTensor *t, int index) {
-  const bool host = on_host(l, t, index, OFFLOAD_GRADIENTS);
-  const char *shape = l->be->offload < OFFLOAD_GRADIENTS ? "all parameters"
-                      : host                             ? "matrices of layers"
-                                                         : "other parameters";
-  return take_in(l, host, "gradients", shape, t->rows * t->cols, l->be->grad_bytes);
 }
 
 ParamBytes grads_layout(ParamTensor *tensors, const ModelConfig *c, const RunShape *shape,
                         const Backend *be, char *block, char *host_block, MemoryPlan *plan) {
   Layout l = layout_of(c, shape, be, block, host_block, plan);
-  const int head_index = param_index(c, PARAM_LM_HEAD, -1);
-  ParamTensor *head = &tensors[head_index];
-  const size_t head_elements = (size_t)(head->rows * head->cols);
-  if (!shape->train) return (ParamBytes){0, 0};
-  for (int i = 0; i < params_count(c); i++) {
-    ParamTensor *t = &tensors[i];
-    const bool both = t->norm >= 0 && i == param_index(c, PARAM_EMBED, -1); // a tied embedding
-    if (t->norm < 0 || both) t->grad = take_gradient(&l, t, i);
-    if (t->norm >= 0 && t != head) t->grad_folded = take_gradient(&l, t, i);
-  }
-  if (chunks_apart(shape, be)) { // in the memory of all the others, which are written later
-    const size_t there = l.arena.used, needed = head_elements * be->stat_bytes;
-    head->part_sum = (stat_t *)block;
-    if (needed > there)
-      take(&l, "lm_head gradient's sum", "extra scratch", (int64_t)(needed - there), 1);
-  }
-  head->grad_folded = take_gradient(&l, head, head_index);
+  place_states(&l, tensors, IN_GRADS);
+  place_states(&l, tensors, BEHIND_GRADS);
   return (ParamBytes){l.arena.used, l.host.used};
 }
 

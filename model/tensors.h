@@ -73,6 +73,26 @@ void param_init(const ModelConfig *model, uint64_t seed, const HfTensor *t, int6
 // initializer_range, or 0 of what begins as zeros.
 double init_deviation(const ModelConfig *model, const HfTensor *t);
 
+// ---- States of a parameter
+
+#define STATE(kind, field, ...) STATE_##field,
+typedef enum ParamState {
+#include "model/tensors.def"
+  PARAM_STATES
+} ParamState;
+#undef STATE
+
+// The start of its name in a checkpoint, such as "exp_avg" (without the dot). NULL: no checkpoint
+// has it of this parameter. Saved are the masters and the moments; the next functions are for them.
+const char *state_saved_as(const ParamTensor *t, ParamState state);
+size_t state_bytes(const Backend *be, const ParamTensor *t, ParamState state);
+// Its memory, which is the host's where state_on_host says so; NULL: none.
+void *state_memory(const ParamTensor *t, ParamState state);
+bool state_on_host(const ParamTensor *t, ParamState state);
+// All of its values, as floats [rows, cols] on the host.
+void state_read(Backend *be, float *to, const ParamTensor *t, ParamState state);
+void state_write(Backend *be, const ParamTensor *t, ParamState state, const float *from);
+
 // ---- Activations and their gradients
 
 #define TYPE_OPERAND Operand

@@ -18,8 +18,6 @@
 #define MADV_POPULATE_WRITE 23 // missing in older headers
 #endif
 
-enum { PARTS = EXP_AVG_SQ + 1 };
-
 // COPYING: the backend copies. WRITING: the thread writes. ENDED: background_end was not called
 // yet. The thread alone goes from WRITING to ENDED; all other changes are the main thread's.
 typedef enum Phase { IDLE, COPYING, WRITING, ENDED, CLOSING } Phase;
@@ -30,8 +28,8 @@ struct BackgroundSave {
   Llama state;        // its shapes and flags as they were
   char *memory;       // of the copy
   size_t bytes;
-  int parts;             // of a weight in the copy: PARTS, or the master alone
-  SnapshotPiece *pieces; // [param_count, parts]
+  bool with_optimizer;   // else masters alone are copied
+  SnapshotPiece *pieces; // [param_count, PARAM_STATES]
   ScalingState *scalings;
   PathText run_dir;
   Config config;
@@ -47,43 +45,36 @@ struct BackgroundSave {
 
 // ---- The copy
 
-static int parts_of_copy(bool with_optimizer) {
-  return with_optimizer ? PARTS : MASTER + 1;
-}
-
 // Where each piece goes. Counts where there is no block, and no pieces; returns the bytes.
-static size_t place(SnapshotPiece *pieces, const ParamTensor *tensors, int count, int parts,
-                    const Backend *be, char *block) {
+static size_t place(SnapshotPiece *pieces, const ParamTensor *tensors, int count,
+                    bool with_optimizer, const Backend *be, char *block) {
   Arena arena = {.block = block};
-  for (int i = 0; i < parts * count; i++) {
-    const ParamTensor *p = &tensors[i / parts];
-    const StatePart part = (StatePart)(i % parts);
-    const bool is_there = part != EXP_AVG_SQ || p->part_count == 0;
-    const size_t values = is_there ? (size_t)(p->rows * p->cols) : 0,
-                 bytes = values * (part == MASTER ? master_bytes_of(be, p) : be->moment_bytes);
+  for (int i = 0; i < PARAM_STATES * count; i++) {
+    const ParamTensor *t = &tensors[i / PARAM_STATES];
+    const ParamState state = (ParamState)(i % PARAM_STATES);
+    if (!state_saved_as(t, state) || (state != STATE_master && !with_optimizer)) continue;
+    const size_t bytes = state_bytes(be, t, state);
     void *to = arena_take(&arena, bytes);
-    const void *from = part == MASTER    ? (const void *)p->master
-                       : part == EXP_AVG ? (const void *)p->m
-                                         : (const void *)p->v;
-    if (pieces) pieces[i] = (SnapshotPiece){to, from, bytes};
+    if (pieces)
+      pieces[i] = (SnapshotPiece){to, state_memory(t, state), bytes, state_on_host(t, state)};
   }
   return arena.used;
 }
 
 size_t background_bytes(const Config *c, const Backend *be) {
-  const int count = params_count(&c->model), parts = parts_of_copy(c->output.save_optimizer);
+  const int count = params_count(&c->model);
   ParamTensor *tensors = xcalloc((size_t)count, sizeof *tensors);
   params_table(&c->model, c->optimizer.kind == OPTIMIZER_MUON, tensors);
-  const size_t bytes = place(NULL, tensors, count, parts, be, NULL);
+  const size_t bytes = place(NULL, tensors, count, c->output.save_optimizer, be, NULL);
   free(tensors);
   return bytes;
 }
 
 // bf16 on a GPU, double in tests' builds, else float.
-static int read_copy(const StateSource *source, float *packed, int param, StatePart part,
+static int read_copy(const StateSource *source, float *packed, int param, ParamState state,
                      Error *err) {
   const BackgroundSave *b = (const BackgroundSave *)source;
-  const SnapshotPiece *piece = &b->pieces[b->parts * param + (int)part];
+  const SnapshotPiece *piece = &b->pieces[PARAM_STATES * param + (int)state];
   const ParamTensor *p = &source->llama->tensors[param];
   const size_t count = (size_t)(p->rows * p->cols), each = piece->bytes / count;
   (void)err;
@@ -157,15 +148,15 @@ static void *write_saves(void *save) {
 
 static int start(BackgroundSave *b, const Llama *llama, Error *err) {
   Backend *be = llama->be;
-  b->bytes = place(NULL, llama->tensors, llama->param_count, b->parts, be, NULL);
+  b->bytes = place(NULL, llama->tensors, llama->param_count, b->with_optimizer, be, NULL);
   void *memory = mmap(NULL, b->bytes, PROT_READ | PROT_WRITE,
                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (memory == MAP_FAILED)
     return error_set(err, "the system refused %s: %s", size_text(b->bytes).text, strerror(errno));
   b->memory = memory;
   madvise(memory, b->bytes, MADV_HUGEPAGE); // without them allocation is slower
-  b->pieces = xcalloc((size_t)(b->parts * llama->param_count), sizeof *b->pieces);
-  place(b->pieces, llama->tensors, llama->param_count, b->parts, be, b->memory);
+  b->pieces = xcalloc((size_t)(PARAM_STATES * llama->param_count), sizeof *b->pieces);
+  place(b->pieces, llama->tensors, llama->param_count, b->with_optimizer, be, b->memory);
   if (llama->shape.fp8)
     b->scalings = xcalloc((size_t)scaling_count(&llama->config), sizeof *b->scalings);
   if (be->services.snapshot_open(be, err) != 0) return -1;
@@ -183,7 +174,7 @@ static void release(BackgroundSave *b) {
 
 BackgroundSave *background_open(const Llama *llama, bool with_optimizer, Error *err) {
   BackgroundSave *b = xcalloc(1, sizeof *b);
-  b->parts = parts_of_copy(with_optimizer);
+  b->with_optimizer = with_optimizer;
   b->llama = llama;
   b->state = *llama;
   b->source = (StateSource){.llama = &b->state, .read = read_copy};
@@ -207,7 +198,7 @@ void background_begin(BackgroundSave *b, const char *run_dir, const Config *conf
                       const Export *export, const TrainState *state) {
   Backend *be = b->llama->be;
   assert(phase_of(b) == IDLE);
-  assert(b->parts == parts_of_copy(config->output.save_optimizer));
+  assert(b->with_optimizer == config->output.save_optimizer);
   b->began_ms = now_ms();
   b->source.scalings = b->scalings && !be->calibrating ? read_scalings : NULL;
   b->run_dir = path_text("%s", run_dir);
@@ -216,7 +207,7 @@ void background_begin(BackgroundSave *b, const char *run_dir, const Config *conf
   b->train = *state;
   b->result = (SaveResult){.step = state->step};
   if (b->source.scalings) be->services.scalings_read(be, b->scalings);
-  be->services.snapshot_begin(be, b->pieces, b->parts * b->llama->param_count);
+  be->services.snapshot_begin(be, b->pieces, PARAM_STATES * b->llama->param_count);
   b->result.waited_ms = now_ms() - b->began_ms;
   set_phase(b, COPYING);
 }

@@ -91,19 +91,16 @@ int export_write(const Export *x, const char *folder, const ModelConfig *model, 
 
 // ---- Saving
 
-// The three values of a weight that a checkpoint has.
-typedef enum StatePart { MASTER, EXP_AVG, EXP_AVG_SQ } StatePart;
-
 // The source of the values that a save writes: the backend, or a copy of its state on the host. Of
 // `llama` a save itself reads shapes and flags only.
 typedef struct StateSource StateSource;
 struct StateSource {
   const Llama *llama;
-  // Reads one part of llama->tensors[param], as it is packed: [rows, cols] of floats. Parts are
-  // read in the order of the files: all masters, then all EXP_AVG, then all EXP_AVG_SQ, then, where
+  // Reads a saved state of llama->tensors[param], as it is packed: [rows, cols] of floats. States
+  // are read in the order of the files: all masters, then the moments, then, where
   // output.save_dtype rounds, the rounded masters again. A tensor split across two shards is read
   // twice.
-  int (*read)(const StateSource *source, float *packed, int param, StatePart part, Error *err);
+  int (*read)(const StateSource *source, float *packed, int param, ParamState state, Error *err);
   // [scaling_count(&llama->config)], after all others; NULL in bf16, and while no scale is known.
   int (*scalings)(const StateSource *source, ScalingState *states, Error *err);
 };

@@ -71,16 +71,16 @@ int no_weights(const char *folder, Error *err);
 char *state_json(const TrainState *state);
 
 // ---- load.c
-// The tensors of one of our files: the weights; or exp_avg.NAME of each, then exp_avg_sq.NAME of
-// each that AdamW updates, then, if the saved weights are rounded, master.NAME: of all, or of the
-// norm weights alone if masters of matrices are bf16, since these lose nothing.
+// The tensors of one of our files: the weights; or the moments, STATE.NAME of each HF tensor state
+// by state, then, if the saved weights are rounded, master.NAME: of all, or of the norm weights
+// alone if masters of matrices are bf16, since these lose nothing.
 typedef enum TensorSet { WEIGHTS, MOMENTS, MOMENTS_AND_MASTERS, MOMENTS_AND_NORMS } TensorSet;
 typedef struct TensorList {
   TensorSet set;
   int count;
   SafeTensor *tensors; // [count] name, shape and dtype
   HfTensor *hf;        // [count] the same as the model knows them
-  StatePart *values;   // [count] which values of its parameter it is a part of
+  ParamState *states;  // [count] which state of its parameter it is a part of
   int scalings;        // tensors[count], behind them, are the FP8 scalings
 } TensorList;
 // muon: the run's (RunShape). dtype: of weights; the others are F32.

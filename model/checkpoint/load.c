@@ -11,42 +11,42 @@
 
 // ---- The tensors of our files
 
-static void list_add(TensorList *list, const HfTensor *t, StatePart values, SafeDtype dtype) {
-  static const char *const prefixes[] = {
-      [MASTER] = "master.", [EXP_AVG] = "exp_avg.", [EXP_AVG_SQ] = "exp_avg_sq."};
+static bool in_set(TensorSet set, ParamState state, const HfTensor *t) {
+  if (state != STATE_master) return set != WEIGHTS;
+  return set == WEIGHTS || set == MOMENTS_AND_MASTERS || (set == MOMENTS_AND_NORMS && t->rank == 1);
+}
+
+static void list_add(TensorList *list, const HfTensor *t, ParamState state, const char *prefix,
+                     SafeDtype dtype) {
   SafeTensor *tensor = &list->tensors[list->count];
-  const char *prefix = list->set == WEIGHTS ? "" : prefixes[values];
-  *tensor = (SafeTensor){.name = xasprintf("%s%s", prefix, t->name),
+  *tensor = (SafeTensor){.name = list->set == WEIGHTS ? xstrdup(t->name)
+                                                      : xasprintf("%s.%s", prefix, t->name),
                          .dtype = dtype,
                          .rank = t->rank,
                          .shape = {t->rank == 1 ? t->cols : t->rows}};
   if (t->rank == 2) tensor->shape[1] = t->cols;
   list->hf[list->count] = *t;
-  list->values[list->count++] = values;
-}
-
-static bool has_part(TensorSet set, StatePart part, const HfTensor *t, const ParamTensor *param) {
-  return part == EXP_AVG_SQ ? param->part_count == 0
-                            : part != MASTER || set != MOMENTS_AND_NORMS || t->rank == 1;
+  list->states[list->count++] = state;
 }
 
 void tensor_list_make(TensorList *list, const ModelConfig *model, bool muon, TensorSet set,
                       SafeDtype dtype) {
-  static const StatePart of_weights[] = {MASTER}, of_optimizer[] = {EXP_AVG, EXP_AVG_SQ, MASTER};
-  const StatePart *values = set == WEIGHTS ? of_weights : of_optimizer;
   int each;
   HfTensor *weights = hf_tensor_list(model, &each);
-  const int parts = set == WEIGHTS ? 1 : set == MOMENTS ? 2 : 3;
-  const size_t most = (size_t)(parts * each);
+  const size_t most = (size_t)(PARAM_STATES * each);
   ParamTensor *table = xcalloc((size_t)params_count(model), sizeof *table);
   *list = (TensorList){.set = set,
                        .tensors = xcalloc(most + 1, sizeof *list->tensors),
                        .hf = xcalloc(most, sizeof *list->hf),
-                       .values = xcalloc(most, sizeof *list->values)};
+                       .states = xcalloc(most, sizeof *list->states)};
   params_table(model, muon, table);
-  for (int part = 0; part < parts; part++)
-    for (const HfTensor *t = weights; t < weights + each; t++)
-      if (has_part(set, values[part], t, &table[t->param])) list_add(list, t, values[part], dtype);
+  for (int i = 1; i <= PARAM_STATES; i++) { // the masters last
+    const ParamState state = (ParamState)(i % PARAM_STATES);
+    for (const HfTensor *t = weights; t < weights + each; t++) {
+      const char *prefix = state_saved_as(&table[t->param], state);
+      if (prefix && in_set(set, state, t)) list_add(list, t, state, prefix, dtype);
+    }
+  }
   free(weights);
   free(table);
 }
@@ -72,7 +72,7 @@ void tensor_list_free(TensorList *list) {
   for (int i = 0; i < count; i++) free(list->tensors[i].name);
   free(list->tensors);
   free(list->hf);
-  free(list->values);
+  free(list->states);
 }
 
 // ---- One file, or the shards of one
@@ -220,8 +220,8 @@ int checkpoint_check(const Checkpoint *c, const ModelConfig *model, bool muon, E
 
 // ---- Into the model
 
-static bool is_part(const TensorList *list, int i, int param, StatePart part) {
-  return list->hf[i].param == param && list->values[i] == part;
+static bool is_part(const TensorList *list, int i, int param, ParamState state) {
+  return list->hf[i].param == param && list->states[i] == state;
 }
 
 typedef struct Packing {
@@ -248,24 +248,18 @@ static void pack_part(void *packing, const unsigned char *from, ContentPart part
 // The packed tensor that tensor `first` of the list is the first part of, from all of its parts.
 static int load_packed(const Wanted *w, const Llama *llama, int first, Packing *packing,
                        Error *err) {
-  Backend *be = llama->be;
-  const StatePart part = w->list.values[first];
+  const ParamState state = w->list.states[first];
   const int param = w->list.hf[first].param;
   for (int i = 0; i < first; i++)
-    if (is_part(&w->list, i, param, part)) return 0; // loaded with its first part
-  const ParamTensor *p = &llama->tensors[param];
+    if (is_part(&w->list, i, param, state)) return 0; // loaded with its first part
   for (int i = first; i < w->list.count; i++) {
     packing->i = i;
-    if (is_part(&w->list, i, param, part) &&
+    if (is_part(&w->list, i, param, state) &&
         content_visit(file_of(w, w->sources[i]), w->sources[i], packing->rooms, pack_part, packing,
                       err) != 0)
       return -1;
   }
-  const float *packed = packing->packed;
-  if (part == MASTER)
-    be->services.write_master(be, p, 0, packed, p->rows * p->cols);
-  else
-    be->services.write_moments(be, part == EXP_AVG ? p->m : p->v, packed, p->rows * p->cols);
+  state_write(llama->be, &llama->tensors[param], state, packing->packed);
   return 0;
 }
 

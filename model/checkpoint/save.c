@@ -18,15 +18,10 @@
 
 // ---- Where the values come from
 
-static int read_backend(const StateSource *source, float *packed, int param, StatePart part,
+static int read_backend(const StateSource *source, float *packed, int param, ParamState state,
                         Error *err) {
-  Backend *be = source->llama->be;
-  const ParamTensor *p = &source->llama->tensors[param];
   (void)err;
-  if (part == MASTER)
-    be->services.read_master(be, packed, p, 0, p->rows * p->cols);
-  else
-    be->services.read_moments(be, packed, part == EXP_AVG ? p->m : p->v, p->rows * p->cols);
+  state_read(source->llama->be, packed, &source->llama->tensors[param], state);
   return 0;
 }
 
@@ -55,10 +50,10 @@ static int append_values(SafeWriter *w, const StateSource *source, const TensorL
     const HfTensor *t = &list->hf[i];
     const ParamTensor *p = &llama->tensors[t->param];
     // gate and up, that stand side by side, are read once
-    if (i == first || list->hf[i - 1].param != t->param || list->values[i - 1] != list->values[i]) {
+    if (i == first || list->hf[i - 1].param != t->param || list->states[i - 1] != list->states[i]) {
       free(packed);
       packed = xmalloc((size_t)(p->rows * p->cols) * sizeof *packed);
-      status = source->read(source, packed, t->param, list->values[i], err);
+      status = source->read(source, packed, t->param, list->states[i], err);
     }
     for (int64_t row = 0; row < t->rows && status == 0; row++)
       status = safetensors_append_f32(w, list->tensors[i].dtype,

@@ -104,7 +104,8 @@ static void check_snapshot(Llama *llama, int32_t *ids) {
     const ParamTensor *t = &llama->tensors[i / PARTS];
     const size_t bytes = part_bytes(llama, t, i % PARTS);
     if (bytes == 0) continue;
-    list[count] = (SnapshotPiece){xmalloc(bytes), part_of(t, i % PARTS), bytes};
+    const void *from = part_of(t, i % PARTS);
+    list[count] = (SnapshotPiece){xmalloc(bytes), from, bytes, on_host(from)};
     before[count] = xmalloc(bytes);
     be->services.read(be, before[count], list[count].from, bytes);
     count++;

@@ -45,7 +45,7 @@ TEST(pieces_of_all_sizes_are_whole) {
   SnapshotPiece list[PIECES];
   unsigned char *expected[PIECES];
   for (int i = 0; i < PIECES; i++) {
-    list[i] = (SnapshotPiece){xcalloc(sizes[i] + 1, 1), on_gpu(be, sizes[i]), sizes[i]};
+    list[i] = (SnapshotPiece){xcalloc(sizes[i] + 1, 1), on_gpu(be, sizes[i]), sizes[i], false};
     expected[i] = xmalloc(sizes[i] + 1);
   }
   for (unsigned round = 0; round < 3; round++) {
@@ -87,7 +87,7 @@ TEST(what_was_asked_for_earlier_is_in_it) {
   be->services.read(be, mark, memory, 1 << 20);                      // it is there
   for (int i = 0; i < 200; i++) be->services.zero(be, other, bytes); // some 50 ms
   be->services.zero(be, memory, bytes);
-  const SnapshotPiece piece = {copy, memory, bytes};
+  const SnapshotPiece piece = {copy, memory, bytes, false};
   be->services.snapshot_begin(be, &piece, 1);
   be->services.snapshot_wait(be);
   for (size_t k = 0; k < bytes; k++)
@@ -104,7 +104,7 @@ TEST(gigabytes_are_copied) {
   const size_t bytes = (size_t)4 << 30;
   Backend *be = open_gpu();
   char *memory = on_gpu(be, bytes), *copy = fresh_pages(bytes);
-  const SnapshotPiece piece = {copy, memory, bytes};
+  const SnapshotPiece piece = {copy, memory, bytes, false};
   for (int round = 0; round < 3; round++) {
     be->services.zero(be, memory, bytes);
     const double from_ms = now_ms();

@@ -157,15 +157,13 @@ TEST(a_step_that_is_not_the_folders_name_is_found) {
 
 // ---- Values that no checksum finds, as they were saved
 
-static void set_values(TinyTest *t, int param, StatePart part, float value) {
+static void set_values(TinyTest *t, int param, ParamState of, float value) {
   const ParamTensor *p = &t->run.llama.tensors[param];
-  float values[16];
-  for (int i = 0; i < 16; i++) values[i] = i == 11 ? value : 0;
+  float *values = xcalloc((size_t)(p->rows * p->cols), sizeof *values);
+  values[11] = value;
   tiny_run_fill(&t->run, 2);
-  if (part == MASTER)
-    t->run.be->services.write_master(t->run.be, p, 0, values, 16);
-  else
-    t->run.be->services.write_moments(t->run.be, part == EXP_AVG ? p->m : p->v, values, 16);
+  state_write(t->run.be, p, of, values);
+  free(values);
   const TrainState state = tiny_state(200, 2);
   Error err = {""};
   must(tiny_run_save(&t->run, t->dir, NULL, &state, 9, &err), &err);
@@ -175,18 +173,18 @@ TEST(impossible_values_are_found) {
   TinyTest t = open_run();
   const float nan = strtof("nan", NULL), inf = strtof("inf", NULL);
   const int last = t.run.llama.param_count - 1;
-  set_values(&t, 0, MASTER, nan);
+  set_values(&t, 0, STATE_master, nan);
   expect_damaged(&t, "a NaN", "not finite");
   t.run.config.output.save_dtype = SAVE_BF16;
-  set_values(&t, last, MASTER, -inf);
+  set_values(&t, last, STATE_master, -inf);
   expect_damaged(&t, "an infinity", "not finite");
   t.run.config.output.save_dtype = SAVE_FP32;
-  set_values(&t, 2, EXP_AVG, nan);
+  set_values(&t, 2, STATE_m, nan);
   expect_damaged(&t, "a NaN", "'exp_avg.");
-  set_values(&t, last, EXP_AVG_SQ, -0x1p-149f);
+  set_values(&t, last, STATE_v, -0x1p-149f);
   expect_damaged(&t, "a negative square", "below 0");
   // -0 is 0, and the finest value of either sign a value.
-  set_values(&t, last, EXP_AVG_SQ, -0.0f);
+  set_values(&t, last, STATE_v, -0.0f);
   Checkpoint c;
   must(tiny_open(&c, t.dir, true, &err), &err);
   assert_true(name_ends_with(c.path, newest));
