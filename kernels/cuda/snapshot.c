@@ -46,9 +46,8 @@ struct Snapshot {
 static cudaError_t copy_piece(const CopyThread *t, const SnapshotPiece *whole, size_t offset) {
   const size_t left = whole->bytes - offset, bytes = left < PIECE_BYTES ? left : PIECE_BYTES;
   const char *from = (const char *)whole->from + offset;
-  struct cudaPointerAttributes place;
-  cudaError_t status = cudaPointerGetAttributes(&place, from);
-  if (status == cudaSuccess && place.type == cudaMemoryTypeDevice) {
+  cudaError_t status = cudaSuccess;
+  if (!whole->on_host) {
     status = cudaMemcpyAsync(t->pinned, from, bytes, cudaMemcpyDeviceToHost, t->stream);
     from = t->pinned;
   }

@@ -162,13 +162,6 @@ static int64_t describe(ParamTable *table, const ParamTensor *list, int count,
 
 // ---- The order of blocks in a launch
 
-static bool on_host(const void *memory) {
-  struct cudaPointerAttributes of;
-  if (!memory) return false; // nothing trains
-  CUDA_CHECK(cudaPointerGetAttributes(&of, memory));
-  return of.type == cudaMemoryTypeHost;
-}
-
 // A tensor's blocks of a launch, and whether they read or write over the bus.
 typedef struct Share {
   int64_t first, blocks;
@@ -188,24 +181,24 @@ static void order_launch(const Share *shares, int count, LaunchBlock *order) {
   }
 }
 
-// Moments are offloaded first, masters after them, gradients last; of a tensor with parts the
-// update's kernels read no moments.
+// Of a tensor with parts the update's kernels read no moments.
 static Share share_of_update(const DeviceTensor *t, const ParamTensor *p, int class) {
-  const bool bus = on_host(t->part_count > 0 ? (const void *)t->master : (const void *)t->m);
-  return (Share){t->first_update, class_of(p) == class ? update_blocks(p) : 0, bus};
+  const Offload reads = p->part_count > 0 ? OFFLOAD_MASTERS : OFFLOAD_MOMENTS;
+  return (Share){t->first_update, class_of(p) == class ? update_blocks(p) : 0,
+                 p->offloaded >= reads};
 }
 
 // The kernel reads the gradients, and of a folded matrix the master or its bf16 copy (optimizer.cu:
 // of_copy).
 static Share share_of_gradients(const DeviceTensor *t, const ParamTensor *p, bool is_norm,
                                 bool reads_copies) {
-  const bool master = t->norm && !(reads_copies && t->folded),
-             bus = on_host(t->grad) || on_host(t->grad_folded) || (master && on_host(t->master));
-  return (Share){t->first_tile, gradient_blocks(p, is_norm), bus};
+  const bool master = t->norm && !(reads_copies && t->folded);
+  return (Share){t->first_tile, gradient_blocks(p, is_norm),
+                 p->offloaded >= (master ? OFFLOAD_MASTERS : OFFLOAD_GRADIENTS)};
 }
 
 static Share share_of_momentum(const DeviceTensor *t, const ParamTensor *p) {
-  return (Share){t->first_momentum, momentum_blocks(p), on_host(t->m)};
+  return (Share){t->first_momentum, momentum_blocks(p), p->offloaded >= OFFLOAD_MOMENTS};
 }
 
 static void order_all(ParamTable *table, const ParamTensor *list, int count, bool reads_copies) {
