@@ -336,84 +336,89 @@ static Table make_table(const ModelConfig *c, const RunShape *shape, const Backe
 
 // ---- FP8 scales
 
-static Table names_alone(const ModelConfig *c) {
-  return make_table(c, &(RunShape){.batch = 1, .seq = 1}, &(Backend){.name = ""});
+// A scale of the run: of parameter `param`, or where `row` is set of that row of the table in a
+// layer, or of dlogits behind all layers.
+typedef struct Scale {
+  int param;
+  int64_t layer;
+  const TensorRow *row;
+} Scale;
+
+// The numbers of all scales are their places in this list. Fresh memory.
+static Scale *scale_list(const ModelConfig *c, const Table *t, int *count) {
+  const int64_t L = c->num_hidden_layers;
+  Scale *list = xcalloc((size_t)(params_count(c) + LAYER_TENSORS * (L + 1) + 1), sizeof *list);
+  int n = 0;
+  for (; n < params_count(c); n++) list[n].param = n;
+  for (int64_t layer = 0; layer <= L; layer++)
+    for (const TensorRow *r = t->layer; r < t->layer + LAYER_TENSORS; r++)
+      if (r->scale && (layer < L || r->where == TO_END)) list[n++] = (Scale){-1, layer, r};
+  list[n++] = (Scale){-1, L, &t->step[STEP_dlogits]};
+  *count = n;
+  return list;
 }
 
-// How many rows before `end` have a scale in layer `layer`.
-static int scaled_before(const ModelConfig *c, const Table *t, int64_t layer, int end) {
-  int count = 0;
-  for (int i = 0; i < end; i++)
-    count += t->layer[i].scale && (layer < c->num_hidden_layers || t->layer[i].where == TO_END);
-  return count;
-}
-
-static int first_of_layer(const ModelConfig *c, const Table *t, int64_t layer) {
-  return params_count(c) + scaled_before(c, t, 0, LAYER_TENSORS) * (int)layer;
-}
-
-int scaling_index(const ModelConfig *c, int64_t layer, LayerTensor tensor) {
-  const Table t = names_alone(c);
-  return first_of_layer(c, &t, layer) + scaled_before(c, &t, layer, (int)tensor);
-}
-
-int scaling_of_dlogits(const ModelConfig *c) {
-  return scaling_index(c, c->num_hidden_layers, LAYER_TENSORS);
+// The same without a run; *t gets the rows.
+static Scale *scales_of(const ModelConfig *c, Table *t, int *count) {
+  *t = make_table(c, &(RunShape){.batch = 1, .seq = 1}, &(Backend){.name = ""});
+  return scale_list(c, t, count);
 }
 
 int scaling_count(const ModelConfig *c) {
-  return scaling_of_dlogits(c) + 1;
+  Table t;
+  int count;
+  free(scales_of(c, &t, &count));
+  return count;
 }
 
-// The row and layer of a scale index that is not a parameter's.
-static const TensorRow *scaled_row(const ModelConfig *c, const Table *t, int index,
-                                   int64_t *layer) {
-  const int each = scaled_before(c, t, 0, LAYER_TENSORS), at = index - params_count(c);
-  *layer = at / each;
-  for (int i = 0; i < LAYER_TENSORS; i++)
-    if (t->layer[i].scale && (*layer < c->num_hidden_layers || t->layer[i].where == TO_END) &&
-        scaled_before(c, t, *layer, i) == at % each)
-      return &t->layer[i];
-  return &t->step[STEP_dlogits];
+int scaling_of_dlogits(const ModelConfig *c) {
+  return scaling_count(c) - 1;
+}
+
+int scaling_index(const ModelConfig *c, int64_t layer, LayerTensor tensor) {
+  Table t;
+  int count, i = params_count(c);
+  Scale *list = scales_of(c, &t, &count);
+  while (list[i].layer != layer || list[i].row != &t.layer[tensor]) i++;
+  free(list);
+  return i;
 }
 
 void scaling_kinds(const ModelConfig *c, ScalingKind *kinds) {
-  const Table t = names_alone(c);
-  int64_t layer;
-  for (int i = 0; i < scaling_count(c); i++) {
-    const bool fixed = i >= params_count(c) && scaled_row(c, &t, i, &layer)->scale != DELAYED;
-    kinds[i] = (ScalingKind){FP8_E4M3, fixed ? 1.0f : 0.0f};
-  }
+  Table t;
+  int count;
+  Scale *list = scales_of(c, &t, &count);
+  for (int i = 0; i < count; i++)
+    kinds[i] = (ScalingKind){FP8_E4M3, list[i].row && list[i].row->scale != DELAYED ? 1 : 0};
+  free(list);
 }
 
 bool scaling_used(const ModelConfig *c, int index) {
-  const Table t = names_alone(c);
-  int64_t layer;
-  if (index >= params_count(c)) {
-    const TensorRow *row = scaled_row(c, &t, index, &layer);
-    return layer >= row->first_layer;
-  }
-  ParamTensor *list = xcalloc((size_t)params_count(c), sizeof *list);
-  params_table(c, false, list);
-  const bool looked_up = index == 0 && !c->tie_word_embeddings, matrix = !list[index].vector;
+  Table t;
+  int count;
+  Scale *list = scales_of(c, &t, &count);
+  const Scale s = list[index];
   free(list);
-  return matrix && !looked_up;
+  if (s.row) return s.layer >= s.row->first_layer;
+  const ParamKind kind = param_kind(c, s.param);
+  return kind != PARAM_EMBED && !parameter_row(c, kind).vector; // which is looked up
 }
 
 ScalingName scaling_name(const ModelConfig *c, int index) {
-  const int64_t L = c->num_hidden_layers;
-  const bool parameter = index < params_count(c);
-  const Table t = names_alone(c);
+  Table t;
+  int count;
+  Scale *list = scales_of(c, &t, &count);
+  const Scale s = list[index];
+  free(list);
+  const char *what = s.row ? s.row->name : parameter_row(c, param_kind(c, s.param)).name;
+  const bool in_layer = s.row ? s.layer < c->num_hidden_layers : in_a_layer(c, s.param);
+  const bool final = s.row && index + 1 < count; // dlogits is the last
   ScalingName name;
-  int64_t layer = param_layer(index);
-  const char *what = parameter ? parameter_row(c, param_kind(c, index)).name
-                               : scaled_row(c, &t, index, &layer)->name;
-  const bool in_layer = parameter ? in_a_layer(c, index) : layer < L;
   if (in_layer)
-    snprintf(name.text, sizeof name.text, "%s of layer %lld", what, (long long)layer);
+    snprintf(name.text, sizeof name.text, "%s of layer %lld", what,
+             (long long)(s.row ? s.layer : param_layer(s.param)));
   else
-    snprintf(name.text, sizeof name.text, "%s%s",
-             parameter || index == scaling_of_dlogits(c) ? "" : "final ", what);
+    snprintf(name.text, sizeof name.text, "%s%s", final ? "final " : "", what);
   return name;
 }
 
@@ -562,14 +567,14 @@ static void take_pools(Layout *l) {
   }
 }
 
-static void number_scales(Layout *l, LayerActs *a, int64_t layer) {
-  const ModelConfig *c = l->model;
-  int next = first_of_layer(c, &l->table, layer);
-  for (int i = 0; i < LAYER_TENSORS; i++) {
-    const TensorRow *r = &l->table.layer[i];
-    if (r->scale && (layer < c->num_hidden_layers || r->where == TO_END))
-      ((Operand *)((char *)a + r->offset))->scaling = next++;
+static void number_scales(Layout *l, Acts *acts) {
+  int count;
+  Scale *list = scale_list(l->model, &l->table, &count);
+  for (int i = params_count(l->model); i < count; i++) {
+    char *of = i + 1 < count ? (char *)&acts->layers[list[i].layer] : (char *)acts;
+    ((Operand *)(of + list[i].row->offset))->scaling = i;
   }
+  free(list);
 }
 
 size_t acts_layout(Acts *acts, const ModelConfig *c, const RunShape *shape, const Backend *be,
@@ -587,14 +592,13 @@ size_t acts_layout(Acts *acts, const ModelConfig *c, const RunShape *shape, cons
         place(&l, &l.table.layer[i], &layers[layer], &layers[0], layer);
     for (int i = 0; i < LAYER_TENSORS; i++)
       if (exists(&l, &l.table.layer[i], layer)) place_inside(&l, &l.table.layer[i], &layers[layer]);
-    number_scales(&l, &layers[layer], layer);
   }
   for (int i = 0; i < STEP_TENSORS; i++) {
     if (!l.table.step_exists[i]) continue;
     place(&l, &l.table.step[i], acts, acts, 0);
     place_inside(&l, &l.table.step[i], acts);
   }
-  acts->dlogits.scaling = scaling_of_dlogits(c);
+  number_scales(&l, acts);
   acts->dlogits.row_stride = model_sizes(c, shape).padded_V;
   return l.arena.used;
 }
