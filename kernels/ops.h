@@ -43,8 +43,8 @@ typedef struct OpsConfig {
   int threads;                       // CPU threads; 0 = all
   bool bf16_products;                // CPU: round operands (kernels/bf16_products.h)
   const ScalingKind *scalings;       // [scaling_count] of the operands with FP8 copies; read while
-  int scaling_count;                 // the backend is created. The parameters' come first, in the
-                                     // order of their list
+  int scaling_count;                 // the backend is created
+  int weight_scalings;               // the first so many are the parameters', in their list's order
   MomentType moments;                // bf16: rounded as kernels/formats.h says, on the CPU, too
   MasterType masters;                // the same, of matrices; norm weights stay fp32
   Offload offload;                   // GPU: what a training run keeps in the host's memory

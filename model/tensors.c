@@ -384,10 +384,14 @@ int scaling_index(const ModelConfig *c, int64_t layer, LayerTensor tensor) {
   return i;
 }
 
-void scaling_kinds(const ModelConfig *c, ScalingKind *kinds) {
+void scalings_declare(const ModelConfig *c, OpsConfig *ops) {
   Table t;
   int count;
   Scale *list = scales_of(c, &t, &count);
+  ScalingKind *kinds = xcalloc((size_t)count, sizeof *kinds);
+  ops->scalings = kinds;
+  ops->scaling_count = count;
+  ops->weight_scalings = params_count(c);
   for (int i = 0; i < count; i++)
     kinds[i] = (ScalingKind){FP8_E4M3, list[i].row && list[i].row->scale != DELAYED ? 1 : 0};
   free(list);

@@ -131,8 +131,9 @@ int scaling_index(const ModelConfig *model, int64_t layer, LayerTensor tensor);
 int scaling_of_dlogits(const ModelConfig *model);
 // False where no product reads copies with that scale: only copies' scales are state.
 bool scaling_used(const ModelConfig *model, int index);
-// How each is scaled: [scaling_count].
-void scaling_kinds(const ModelConfig *model, ScalingKind *kinds);
+// Tells a backend's configuration of all of them. The caller frees ops->scalings when the backend is
+// created.
+void scalings_declare(const ModelConfig *model, OpsConfig *ops);
 
 typedef struct ScalingName {
   char text[64]; // "y of layer 3", "down weight of layer 0", "final norm"

@@ -36,7 +36,6 @@ typedef struct Cpu {
   real *dy;               // [max_tokens, F] down_dgrad's GEMM result
   Bf16Products *products; // NULL: products are in fp32
   CpuScaling *scalings;   // [config.scaling_count]
-  int parameters; // the first scalings belong to this many, those of the last list that was written
   AdamW hyper;
   double gradient_factor; // of the running update
   real *muon;             // muon_scratch of the lists that muon has seen

@@ -127,7 +127,7 @@ void scalings_update(Cpu *cpu) {
   }
   if (!step->applied) cpu_scalings_discard(&cpu->base);
   for (int i = 0; step->applied && i < cpu->config.scaling_count; i++) {
-    update_scale(&cpu->scalings[i], i < cpu->parameters, cpu->hyper.learning_rate);
+    update_scale(&cpu->scalings[i], i < cpu->config.weight_scalings, cpu->hyper.learning_rate);
     cpu->scalings[i].largest = 0;
   }
 }
@@ -135,7 +135,8 @@ void scalings_update(Cpu *cpu) {
 // The largest values of the parameters' copies belong to the next update.
 void cpu_scalings_discard(Backend *be) {
   Cpu *cpu = cpu_of(be);
-  for (int i = cpu->parameters; i < cpu->config.scaling_count; i++) cpu->scalings[i].largest = 0;
+  for (int i = cpu->config.weight_scalings; i < cpu->config.scaling_count; i++)
+    cpu->scalings[i].largest = 0;
 }
 
 // A fixed scale is not state: head_loss computes the scale of dlogits'.

@@ -86,9 +86,7 @@ static void refresh_tensor(Cpu *cpu, const ParamTensor *list, const ParamTensor 
 }
 
 void cpu_refresh(Backend *be, const ParamTensor *list, int count) {
-  Cpu *cpu = cpu_of(be);
-  cpu->parameters = count;
-  for (int i = 0; i < count; i++) refresh_tensor(cpu, list, &list[i]);
+  for (int i = 0; i < count; i++) refresh_tensor(cpu_of(be), list, &list[i]);
 }
 
 // Elements `first` and following of a tensor. The step used the moments before rounding.

@@ -591,8 +591,8 @@ void cuda_adamw(Backend *be, const ParamTensor *list, int count) {
   const ParamTable *table = cuda_table(c, list, count);
   if (table->part_count == 0) cuda_decide(c); // else muon did
   if (c->scalings)
-    launch_scalings_update(c->scalings, c->table_count, c->config.scaling_count, c->state,
-                           c->gpu.stream);
+    launch_scalings_update(c->scalings, c->config.weight_scalings, c->config.scaling_count,
+                           c->state, c->gpu.stream);
   by_gradient(c->table.grads_fp32, [&](auto *grad) {
     by_master(c, [&](auto *master) {
       using Grad = std::remove_pointer_t<decltype(grad)>;

@@ -93,14 +93,12 @@ bool cuda_launch_again(const Cuda *c, int pass, Operand out) {
   return true;
 }
 
-// The largest values of the parameters, whose scalings come first, were written by the update and
-// belong to the next step.
+// The largest values of the parameters were written by the update and belong to the next step.
 static void op_discard(Backend *be) {
   const Cuda *c = cuda_of(be);
-  const int rest = c->config.scaling_count - c->table_count;
+  const int weights = c->config.weight_scalings, rest = c->config.scaling_count - weights;
   if (rest <= 0) return;
-  scalings_discard_kernel<<<(unsigned)rest, MAXIMA, 0, c->gpu.stream>>>(c->scalings +
-                                                                        c->table_count);
+  scalings_discard_kernel<<<(unsigned)rest, MAXIMA, 0, c->gpu.stream>>>(c->scalings + weights);
   LAUNCHED();
 }
 

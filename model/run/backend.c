@@ -155,14 +155,9 @@ Backend *backend_create(const Config *c, RunShape *shape, int64_t max_positions,
   Outlook outlook;
   if (backend_outlook(&outlook, c, shape, err) != 0) return NULL;
   OpsConfig ops = ops_config(c, shape, max_positions);
-  ScalingKind *kinds = NULL;
-  if (shape->fp8) {
-    ops.scaling_count = scaling_count(&c->model);
-    ops.scalings = kinds = xcalloc((size_t)ops.scaling_count, sizeof *kinds);
-    scaling_kinds(&c->model, kinds);
-  }
+  if (shape->fp8) scalings_declare(&c->model, &ops);
   Backend *be = outlook.gpu ? gpu_create(c, ops, shape, err) : backend_cpu_create(&ops);
-  free(kinds);
+  free((void *)ops.scalings);
   if (!be || outlook.why_no_gpu.text[0] == '\0') return be;
   const size_t used = strlen(be->description);
   snprintf(be->description + used, sizeof be->description - used, "; not the GPU, because %.300s",

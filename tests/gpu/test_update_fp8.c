@@ -70,7 +70,8 @@ static void side_open(Rig *r, Side *s, bool fp8) {
                             .moments = r->moments,
                             .masters = r->masters,
                             .scalings = kinds,
-                            .scaling_count = fp8 ? SCALINGS : 0};
+                            .scaling_count = fp8 ? SCALINGS : 0,
+                            .weight_scalings = TENSORS};
   const GpuOptions options = {
       .kernels = KERNELS_UNFUSED, .train = true, .grads_fp32 = r->grads_fp32, .gemm_cache = ""};
   Error err;

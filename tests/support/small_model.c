@@ -44,8 +44,7 @@ SmallModel small_open(SmallShape shape) {
                              .tie_word_embeddings = shape.tied,
                              .zero_init = shape.zero_init,
                              .initializer_range = 0.05};
-  SmallModel s = {.micro_batches = shape.micro_batches > 0 ? shape.micro_batches : 1,
-                  .scalings = scaling_count(&model)};
+  SmallModel s = {.micro_batches = shape.micro_batches > 0 ? shape.micro_batches : 1};
   const RunShape run = {.batch = BATCH / s.micro_batches,
                         .seq = SEQ,
                         .loss_chunks = shape.loss_chunks > 0 ? shape.loss_chunks : 1,
@@ -55,14 +54,9 @@ SmallModel small_open(SmallShape shape) {
                         .fp8 = shape.fp8};
   OpsConfig ops = llama_ops_config(&model, &run, SEQ, 1);
   ops.bf16_products = shape.bf16_products;
-  s.kinds = xcalloc((size_t)s.scalings, sizeof *s.kinds);
-  scaling_kinds(&model, s.kinds);
-  if (shape.fp8) {
-    ops.scalings = s.kinds;
-    ops.scaling_count = s.scalings;
-  } else {
-    s.scalings = 0;
-  }
+  if (shape.fp8) scalings_declare(&model, &ops);
+  s.kinds = ops.scalings;
+  s.scalings = ops.scaling_count;
   s.be = backend_cpu_create(&ops);
   if (shape.bf16) bf16_twin(s.be, shape.grads_fp32);
   must(llama_create(&s.llama, &model, &run, s.be, &err), &err);
@@ -73,7 +67,7 @@ SmallModel small_open(SmallShape shape) {
 void small_close(SmallModel *s) {
   llama_destroy(&s->llama);
   s->be->services.destroy(s->be);
-  free(s->kinds);
+  free((void *)s->kinds);
 }
 
 static void load_batch(SmallModel *s, uint64_t number, int micro) {

@@ -9,8 +9,8 @@ enum { SMALL_TOKENS = 512, SMALL_VOCAB = 509 };
 typedef struct SmallModel {
   Backend *be;
   Llama llama;
-  ScalingKind *kinds;
-  int scalings; // scaling_count
+  const ScalingKind *kinds; // [scalings]
+  int scalings;             // scaling_count in FP8, else 0
   int micro_batches;
 } SmallModel;
 

@@ -85,15 +85,10 @@ Backend *__wrap_backend_create(const Config *c, RunShape *shape, int64_t positio
   if (shape->loss_chunks == 0) shape->loss_chunks = 1;
   OpsConfig ops = llama_ops_config(&c->model, shape, positions, (int)c->backend.threads);
   shape->fp8 = c->backend.precision == PRECISION_FP8;
-  ScalingKind *kinds = NULL;
-  scales.count = shape->fp8 ? scaling_count(&c->model) : 0;
-  if (scales.count > 0) {
-    ops.scaling_count = scales.count;
-    ops.scalings = kinds = xcalloc((size_t)scales.count, sizeof *kinds);
-    scaling_kinds(&c->model, kinds);
-  }
+  if (shape->fp8) scalings_declare(&c->model, &ops);
+  scales.count = ops.scaling_count;
   Backend *be = backend_cpu_create(&ops);
-  free(kinds);
+  free((void *)ops.scalings);
   if (c->train.seed == NO_ROOM) { // for a step, but not for the bench beside it
     MemoryPlan plan;
     memory_plan(&plan, &c->model, shape, be);
