@@ -121,10 +121,5 @@ void muon_free(Muon *muon) {
 MuonPlace muon_place(Muon *muon, int64_t rows, int64_t cols) {
   MuonGroup *g = group_of(muon, rows, cols);
   const int64_t i = g->placed++;
-  if (!g->X) return (MuonPlace){0};
   return (MuonPlace){g->X + i * rows * cols, g->factors + i};
-}
-
-void muon_places_reset(Muon *muon) {
-  for (int i = 0; i < muon->group_count; i++) muon->groups[i].placed = 0;
 }

@@ -55,9 +55,8 @@ typedef struct MuonPlace {
   bf16_bits *X; // [rows, cols]
   float *factor;
 } MuonPlace;
-// The next matrix of that shape, counted from the last reset.
+// Of the next matrix of that shape: each gets one, once. The groups have their memory.
 MuonPlace muon_place(Muon *muon, int64_t rows, int64_t cols);
-void muon_places_reset(Muon *muon);
 
 #ifdef __cplusplus
 }

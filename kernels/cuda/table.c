@@ -23,12 +23,6 @@ static bool is_norm_of_another(const ParamTensor *list, int count, int i) {
 
 // ---- Building the tables
 
-// Gives a tensor the next `more` blocks of a launch, which has *blocks so far; returns the first.
-static int64_t own(int64_t *blocks, int64_t more) {
-  *blocks += more;
-  return *blocks - more;
-}
-
 const Operand *cuda_fp8_use(const ParamTensor *p) {
   return p->folded.fp8 ? &p->folded : p->compute.fp8 ? &p->compute : NULL;
 }
@@ -55,14 +49,13 @@ static int64_t momentum_blocks(const ParamTensor *p) {
   return p->part_count > 0 ? ceil_div(p->rows * p->cols, UPDATE_BLOCK) : 0;
 }
 
-// What the tables point to besides the list's own memory; NULL, except for muon, where blocks are
-// only counted.
-typedef struct Elsewhere {
+// What the tables point to.
+typedef struct DevicePointers {
   float *partials; // of columns, and copies of norms
   const DevicePart *parts;
   Scaling *scalings;
   Muon *muon;
-} Elsewhere;
+} DevicePointers;
 
 static float muon_rate(int64_t rows, int64_t cols) {
   return (float)(MUON_SCALE * sqrt((double)(rows > cols ? rows : cols)));
@@ -75,29 +68,23 @@ static int32_t shift_of(int64_t step) {
   return shift;
 }
 
-// Gives the tensor's parts their places in the groups, and the tensor its blocks of the momentum.
-// table->parts: NULL where they are only counted.
-static void describe_parts(ParamTable *table, const Elsewhere *at_gpu, const ParamTensor *p,
-                           DeviceTensor *t) {
-  const int64_t blocks = momentum_blocks(p);
-  t->part_count = p->part_count;
-  t->parts = at_gpu->parts ? at_gpu->parts + table->part_count : NULL;
-  t->first_momentum = own(&table->momentum_blocks, blocks);
+// Gives the tensor's parts their places in the groups, in the order of this walk. next: the part of
+// the tables that is theirs.
+static void describe_parts(const ParamTensor *p, const DeviceTensor *t, Muon *muon,
+                           DevicePart *next) {
   for (int k = 0; k < p->part_count; k++) {
     const MatrixPart *part = &p->parts[k];
-    const MuonPlace place = muon_place(at_gpu->muon, part->rows, p->cols);
-    if (table->parts)
-      table->parts[table->part_count] = (DevicePart){.first = part->first,
-                                                     .rows = part->rows,
-                                                     .shift = shift_of(part->step),
-                                                     .slot = k,
-                                                     .slots = p->part_count,
-                                                     .rate = muon_rate(part->rows, p->cols),
-                                                     .direction = place.X,
-                                                     .factor = place.factor,
-                                                     .first_block = t->first_momentum,
-                                                     .blocks = blocks};
-    table->part_count++;
+    const MuonPlace place = muon_place(muon, part->rows, p->cols);
+    next[k] = (DevicePart){.first = part->first,
+                           .rows = part->rows,
+                           .shift = shift_of(part->step),
+                           .slot = k,
+                           .slots = p->part_count,
+                           .rate = muon_rate(part->rows, p->cols),
+                           .direction = place.X,
+                           .factor = place.factor,
+                           .first_block = t->first_momentum,
+                           .blocks = momentum_blocks(p)};
   }
 }
 
@@ -106,58 +93,94 @@ static void describe_copies(DeviceTensor *t, const ParamTensor *p, Scaling *scal
   const bool own = (const void *)p->compute.data != (const void *)p->master;
   t->compute = own ? (bf16_bits *)p->compute.data : NULL;
   t->folded = (bf16_bits *)p->folded.data;
-  if (!fp8 || !scalings) return;
+  if (!fp8) return;
   t->by_row = (uint8_t *)fp8->by_row;
   t->by_col = (uint8_t *)fp8->by_col;
   t->stride = fp8->stride;
   t->scaling = &scalings[fp8->scaling];
 }
 
-// Describes the list's tensors by class. Counts the blocks, and fills the table where it has
-// memory, except for the orders of blocks. Returns the floats of all column partials and copies of
-// norms.
-static int64_t describe(ParamTable *table, const ParamTensor *list, int count,
-                        const Elsewhere *at_gpu) {
-  float *const partials = at_gpu->partials;
-  int64_t used = 0, *ends[CLASSES] = {&table->vector_blocks, &table->plain_blocks, NULL};
-  int32_t at = 0;
-  table->update_blocks = table->tiles = table->columns = 0;
-  table->momentum_blocks = table->part_count = 0;
-  muon_places_reset(at_gpu->muon);
-  for (int class = 0; class < CLASSES; class ++) {
-    for (int i = 0; i < count; i++) {
-      const ParamTensor *p = &list[i], *norm = p->norm >= 0 ? &list[p->norm] : NULL;
-      const bool is_norm = is_norm_of_another(list, count, i);
-      if (class_of(p) != class) continue;
-      const int64_t row_tiles = ceil_div(p->rows, TILE_ROWS),
-                    columns = norm ? ceil_div(p->cols, COLUMN_BLOCK) : 0;
-      DeviceTensor t = {.rows = p->rows,
-                        .cols = p->cols,
-                        .master = p->master,
-                        .m = p->m,
-                        .v = p->v,
-                        .grad = p->grad,
-                        .grad_folded = p->grad_folded,
-                        .norm = norm ? (const float *)norm->master : NULL,
-                        .norm_grad = norm ? norm->grad : NULL,
-                        .norm_before = norm && partials ? partials + used : NULL,
-                        .column_partials = norm && partials ? partials + used + p->cols : NULL,
-                        .first_update = own(&table->update_blocks, update_blocks(p)),
-                        .first_tile = own(&table->tiles, gradient_blocks(p, is_norm)),
-                        .first_column = own(&table->columns, columns),
-                        .decay = !p->vector,
-                        .index = i};
-      describe_copies(&t, p, at_gpu->scalings);
-      describe_parts(table, at_gpu, p, &t);
-      if (norm) used += (1 + row_tiles) * p->cols;
-      if (table->tensors) table->tensors[at] = t;
-      for (int64_t k = 0; table->column_owner && k < columns; k++)
-        table->column_owner[t.first_column + k] = at;
-      at++;
-    }
-    if (ends[class]) *ends[class] = table->update_blocks;
+static int64_t column_blocks(const ParamTensor *p) {
+  return p->norm >= 0 ? ceil_div(p->cols, COLUMN_BLOCK) : 0;
+}
+
+// Floats of a folded matrix: a copy of its norm, and of each tile of rows a sum of each column.
+static int64_t partials_of(const ParamTensor *p) {
+  return p->norm >= 0 ? (1 + ceil_div(p->rows, TILE_ROWS)) * p->cols : 0;
+}
+
+// The numbers of all blocks and parts. Returns the floats of all tensors' partials.
+static int64_t count_blocks(ParamTable *table, const ParamTensor *list, int count) {
+  int64_t of_class[CLASSES] = {0}, partials = 0;
+  for (int i = 0; i < count; i++) {
+    const ParamTensor *p = &list[i];
+    of_class[class_of(p)] += update_blocks(p);
+    table->tiles += gradient_blocks(p, is_norm_of_another(list, count, i));
+    table->columns += column_blocks(p);
+    table->momentum_blocks += momentum_blocks(p);
+    table->part_count += p->part_count;
+    partials += partials_of(p);
   }
-  return used;
+  table->vector_blocks = of_class[VECTORS];
+  table->plain_blocks = table->vector_blocks + of_class[PLAIN];
+  table->update_blocks = table->plain_blocks + of_class[TILED];
+  return partials;
+}
+
+// How much of each launch and table the tensors before have.
+typedef struct Given {
+  int64_t updates, tiles, columns, momentum, parts, partials;
+} Given;
+
+// Gives a tensor the next `more`; returns the first.
+static int64_t give(int64_t *given, int64_t more) {
+  *given += more;
+  return *given - more;
+}
+
+static DeviceTensor describe_tensor(const ParamTensor *list, int count, int i, Given *given,
+                                    const DevicePointers *at) {
+  const ParamTensor *p = &list[i], *norm = p->norm >= 0 ? &list[p->norm] : NULL;
+  float *const partials = at->partials + give(&given->partials, partials_of(p));
+  DeviceTensor t = {.rows = p->rows,
+                    .cols = p->cols,
+                    .master = p->master,
+                    .m = p->m,
+                    .v = p->v,
+                    .grad = p->grad,
+                    .grad_folded = p->grad_folded,
+                    .norm = norm ? (const float *)norm->master : NULL,
+                    .norm_grad = norm ? norm->grad : NULL,
+                    .norm_before = norm ? partials : NULL,
+                    .column_partials = norm ? partials + p->cols : NULL,
+                    .first_update = give(&given->updates, update_blocks(p)),
+                    .first_tile =
+                        give(&given->tiles, gradient_blocks(p, is_norm_of_another(list, count, i))),
+                    .first_column = give(&given->columns, column_blocks(p)),
+                    .first_momentum = give(&given->momentum, momentum_blocks(p)),
+                    .parts = at->parts + give(&given->parts, p->part_count),
+                    .part_count = p->part_count,
+                    .decay = !p->vector,
+                    .index = i};
+  describe_copies(&t, p, at->scalings);
+  return t;
+}
+
+// Fills the table, which has its memory, by class, except for the orders of blocks.
+static void describe(ParamTable *table, const ParamTensor *list, int count,
+                     const DevicePointers *at) {
+  Given given = {0};
+  int32_t n = 0;
+  for (int class = 0; class < CLASSES; class ++)
+    for (int i = 0; i < count; i++) {
+      if (class_of(&list[i]) != class) continue;
+      DevicePart *parts = table->parts + given.parts;
+      table->tensors[n] = describe_tensor(list, count, i, &given, at);
+      describe_parts(&list[i], &table->tensors[n], at->muon, parts);
+      for (int64_t k = table->tensors[n].first_column; k < given.columns; k++)
+        table->column_owner[k] = n;
+      n++;
+    }
 }
 
 // ---- The order of blocks in a launch
@@ -247,11 +270,8 @@ static size_t place(ParamTable *table, int count, int64_t partials, char *memory
 size_t cuda_list_bytes(const ParamTensor *list, int count) {
   ParamTable table = {0};
   float *column_partials;
-  Muon muon = muon_plan(list, count);
-  const int64_t partials = describe(&table, list, count, &(Elsewhere){.muon = &muon});
-  const size_t bytes = place(&table, count, partials, NULL, &column_partials) + muon.bytes;
-  muon_free(&muon);
-  return bytes;
+  const int64_t partials = count_blocks(&table, list, count);
+  return place(&table, count, partials, NULL, &column_partials) + muon_bytes(list, count);
 }
 
 // Memory that is not there ends the process with a sentence: the plan counted it.
@@ -285,7 +305,7 @@ static void build_table(Cuda *c, const ParamTensor *list, int count) {
 
   c->table = (ParamTable){.grads_fp32 = c->options.grads_fp32};
   float *column_partials, *unused;
-  const int64_t partials = describe(&c->table, list, count, &(Elsewhere){.muon = &c->muon});
+  const int64_t partials = count_blocks(&c->table, list, count);
   ParamTable on_host = c->table;
   const size_t bytes = place(&c->table, count, partials, NULL, &unused);
   c->table_memory = gpu_alloc(bytes); // the plan counts it
@@ -294,7 +314,7 @@ static void build_table(Cuda *c, const ParamTensor *list, int count) {
   char *block = xmalloc(bytes);
   place(&on_host, count, partials, block, &unused);
   describe(&on_host, list, count,
-           &(Elsewhere){column_partials, c->table.parts, c->scalings, &c->muon});
+           &(DevicePointers){column_partials, c->table.parts, c->scalings, &c->muon});
   order_all(&on_host, list, count, !c->options.grads_fp32 && c->config.masters == MASTERS_FP32);
   const size_t made_here = (size_t)((char *)on_host.sumsq - block);
   c->base.services.write(&c->base, c->table_memory, block, made_here);
