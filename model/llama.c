@@ -124,9 +124,9 @@ void llama_zero_moments(Llama *llama) {
   Backend *be = llama->be;
   for (int i = 0; llama->shape.train && i < llama->param_count; i++)
     for (ParamState state = 0; state < PARAM_STATES; state++) {
-      const ParamTensor *p = &llama->tensors[i];
-      if (state != STATE_master && state_saved_as(p, state))
-        be->services.zero(be, state_memory(p, state), state_bytes(be, p, state));
+      if (state == STATE_master || !state_saved_as(&llama->tensors[i], state)) continue;
+      const StateMemory m = state_memory(be, &llama->tensors[i], state);
+      be->services.zero(be, m.at, m.bytes);
     }
 }
 

@@ -173,90 +173,6 @@ void param_init(const ModelConfig *c, uint64_t seed, const HfTensor *t, int64_t 
     values[i] = t->rank == 1 ? 1 : (float)(deviation * rng_normal(key, (uint64_t)(first + i)));
 }
 
-// ---- States of a parameter
-
-typedef enum StateKind {
-  PLAIN_COPY,
-  MOMENTS = OFFLOAD_MOMENTS, // from which value of Offload on it is on the host
-  MASTERS = OFFLOAD_MASTERS,
-  GRADIENTS = OFFLOAD_GRADIENTS,
-  FOLDED_COPY,
-  SCRATCH
-} StateKind;
-typedef enum Place { IN_PARAMS, IN_GRADS, BEHIND_GRADS } Place;
-
-typedef struct StateRow {
-  StateKind kind;
-  size_t offset; // of the field
-  const char *name;
-  Place place;
-  bool exists;
-  const char *saved_as;
-} StateRow;
-
-// What decides about states besides the parameter itself.
-typedef struct Use {
-  bool train, looked_up, head, apart;
-} Use;
-
-static StateRow state_row(const ParamTensor *t, Use use, ParamState state) {
-  const bool train = use.train, head = use.head, apart = use.apart, matrix = !t->vector,
-             by_muon = t->part_count > 0, folded = t->norm >= 0, plain = !folded || use.looked_up;
-#define STATE(kind, field, name, place, exists, saved_as)                                          \
-  {kind, offsetof(ParamTensor, field), name, place, exists, saved_as},
-  const StateRow rows[] = {
-#include "model/tensors.def"
-  };
-#undef STATE
-  return rows[state];
-}
-
-static size_t state_width(const Backend *be, const ParamTensor *t, StateKind kind) {
-  return kind == MASTERS   ? master_bytes_of(be, t)
-         : kind == MOMENTS ? be->moment_bytes
-                           : be->grad_bytes;
-}
-
-// In training. Of what is saved nothing but the parameter decides.
-static StateRow saved_row(const ParamTensor *t, ParamState state) {
-  return state_row(t, (Use){.train = true}, state);
-}
-
-const char *state_saved_as(const ParamTensor *t, ParamState state) {
-  const StateRow r = saved_row(t, state);
-  return r.exists ? r.saved_as : NULL;
-}
-
-size_t state_bytes(const Backend *be, const ParamTensor *t, ParamState state) {
-  return (size_t)(t->rows * t->cols) * state_width(be, t, saved_row(t, state).kind);
-}
-
-void *state_memory(const ParamTensor *t, ParamState state) {
-  void *memory;
-  memcpy(&memory, (const char *)t + saved_row(t, state).offset, sizeof memory);
-  return memory;
-}
-
-bool state_on_host(const ParamTensor *t, ParamState state) {
-  return t->offloaded >= (Offload)saved_row(t, state).kind;
-}
-
-void state_read(Backend *be, float *to, const ParamTensor *t, ParamState state) {
-  const int64_t count = t->rows * t->cols;
-  if (state == STATE_master)
-    be->services.read_master(be, to, t, 0, count);
-  else
-    be->services.read_moments(be, to, state_memory(t, state), count);
-}
-
-void state_write(Backend *be, const ParamTensor *t, ParamState state, const float *from) {
-  const int64_t count = t->rows * t->cols;
-  if (state == STATE_master)
-    be->services.write_master(be, t, 0, from, count);
-  else
-    be->services.write_moments(be, state_memory(t, state), from, count);
-}
-
 // ---- The rows of activations and gradients
 
 typedef enum TensorKind { OPERAND, VALUES, STATISTIC, SUMS, IDS } TensorKind;
@@ -336,12 +252,11 @@ static Table make_table(const ModelConfig *c, const RunShape *shape, const Backe
 
 // ---- FP8 scales
 
-// A scale of the run: of parameter `param`, or where `row` is set of that row of the table in a
-// layer, or of dlogits behind all layers.
 typedef struct Scale {
-  int param;
-  int64_t layer;
-  const TensorRow *row;
+  const char *name;
+  int64_t layer; // -1: outside of the layers; the number of layers: the output's
+  bool used, fixed;
+  const TensorRow *row; // NULL: of a parameter
 } Scale;
 
 // The numbers of all scales are their places in this list. Fresh memory.
@@ -349,11 +264,18 @@ static Scale *scale_list(const ModelConfig *c, const Table *t, int *count) {
   const int64_t L = c->num_hidden_layers;
   Scale *list = xcalloc((size_t)(params_count(c) + LAYER_TENSORS * (L + 1) + 1), sizeof *list);
   int n = 0;
-  for (; n < params_count(c); n++) list[n].param = n;
+  for (; n < params_count(c); n++) {
+    const ParameterRow p = parameter_row(c, param_kind(c, n));
+    list[n] = (Scale){.name = p.name,
+                      .layer = in_a_layer(c, n) ? param_layer(n) : -1,
+                      .used = !p.vector && param_kind(c, n) != PARAM_EMBED}; // which is looked up
+  }
   for (int64_t layer = 0; layer <= L; layer++)
     for (const TensorRow *r = t->layer; r < t->layer + LAYER_TENSORS; r++)
-      if (r->scale && (layer < L || r->where == TO_END)) list[n++] = (Scale){-1, layer, r};
-  list[n++] = (Scale){-1, L, &t->step[STEP_dlogits]};
+      if (r->scale && (layer < L || r->where == TO_END))
+        list[n++] = (Scale){r->name, layer, layer >= r->first_layer, r->scale != DELAYED, r};
+  const TensorRow *dlogits = &t->step[STEP_dlogits];
+  list[n++] = (Scale){dlogits->name, -1, true, true, dlogits};
   *count = n;
   return list;
 }
@@ -362,6 +284,15 @@ static Scale *scale_list(const ModelConfig *c, const Table *t, int *count) {
 static Scale *scales_of(const ModelConfig *c, Table *t, int *count) {
   *t = make_table(c, &(RunShape){.batch = 1, .seq = 1}, &(Backend){.name = ""});
   return scale_list(c, t, count);
+}
+
+static Scale scale_at(const ModelConfig *c, int index) {
+  Table t;
+  int count;
+  Scale *list = scales_of(c, &t, &count);
+  const Scale scale = list[index];
+  free(list);
+  return scale;
 }
 
 int scaling_count(const ModelConfig *c) {
@@ -377,7 +308,7 @@ int scaling_of_dlogits(const ModelConfig *c) {
 
 int scaling_index(const ModelConfig *c, int64_t layer, LayerTensor tensor) {
   Table t;
-  int count, i = params_count(c);
+  int count, i = 0;
   Scale *list = scales_of(c, &t, &count);
   while (list[i].layer != layer || list[i].row != &t.layer[tensor]) i++;
   free(list);
@@ -386,43 +317,26 @@ int scaling_index(const ModelConfig *c, int64_t layer, LayerTensor tensor) {
 
 void scalings_declare(const ModelConfig *c, OpsConfig *ops) {
   Table t;
-  int count;
-  Scale *list = scales_of(c, &t, &count);
-  ScalingKind *kinds = xcalloc((size_t)count, sizeof *kinds);
-  ops->scalings = kinds;
-  ops->scaling_count = count;
-  ops->weight_scalings = params_count(c);
-  for (int i = 0; i < count; i++)
-    kinds[i] = (ScalingKind){FP8_E4M3, list[i].row && list[i].row->scale != DELAYED ? 1 : 0};
+  Scale *list = scales_of(c, &t, &ops->scaling_count);
+  ScalingKind *kinds = xcalloc((size_t)ops->scaling_count, sizeof *kinds);
+  for (int i = 0; i < ops->scaling_count; i++)
+    kinds[i] = (ScalingKind){FP8_E4M3, list[i].fixed ? 1 : 0};
   free(list);
+  ops->scalings = kinds;
+  ops->weight_scalings = params_count(c);
 }
 
 bool scaling_used(const ModelConfig *c, int index) {
-  Table t;
-  int count;
-  Scale *list = scales_of(c, &t, &count);
-  const Scale s = list[index];
-  free(list);
-  if (s.row) return s.layer >= s.row->first_layer;
-  const ParamKind kind = param_kind(c, s.param);
-  return kind != PARAM_EMBED && !parameter_row(c, kind).vector; // which is looked up
+  return scale_at(c, index).used;
 }
 
 ScalingName scaling_name(const ModelConfig *c, int index) {
-  Table t;
-  int count;
-  Scale *list = scales_of(c, &t, &count);
-  const Scale s = list[index];
-  free(list);
-  const char *what = s.row ? s.row->name : parameter_row(c, param_kind(c, s.param)).name;
-  const bool in_layer = s.row ? s.layer < c->num_hidden_layers : in_a_layer(c, s.param);
-  const bool final = s.row && index + 1 < count; // dlogits is the last
+  const Scale s = scale_at(c, index);
   ScalingName name;
-  if (in_layer)
-    snprintf(name.text, sizeof name.text, "%s of layer %lld", what,
-             (long long)(s.row ? s.layer : param_layer(s.param)));
+  if (s.layer < 0 || s.layer == c->num_hidden_layers)
+    snprintf(name.text, sizeof name.text, "%s%s", s.layer < 0 ? "" : "final ", s.name);
   else
-    snprintf(name.text, sizeof name.text, "%s%s", final ? "final " : "", what);
+    snprintf(name.text, sizeof name.text, "%s of layer %lld", s.name, (long long)s.layer);
   return name;
 }
 
@@ -461,7 +375,9 @@ static void book_in(MemoryPlan *plan, bool host, const char *name, const char *s
     return;
   }
   assert(plan->count < PLAN_MAX_ITEMS);
-  plan->items[plan->count++] = (PlanItem){name, shape, 1, bytes, host};
+  PlanItem *item = &plan->items[plan->count++];
+  *item = (PlanItem){.name = name, .buffers = 1, .bytes = bytes, .host = host};
+  snprintf(item->shape, sizeof item->shape, "%s", shape);
 }
 
 static void book(MemoryPlan *plan, const char *name, const char *shape, size_t bytes) {
@@ -618,6 +534,75 @@ RunShape sampler_shape(const RunShape *run, int64_t context, const Backend *be) 
                     .fp8 = run->fp8};
 }
 
+// ---- States of a parameter
+
+typedef enum StateKind {
+  PLAIN_COPY,
+  MOMENTS = OFFLOAD_MOMENTS, // from which value of Offload on it is on the host
+  MASTERS = OFFLOAD_MASTERS,
+  GRADIENTS = OFFLOAD_GRADIENTS,
+  FOLDED_COPY,
+  SCRATCH
+} StateKind;
+typedef enum Place { IN_PARAMS, IN_GRADS, BEHIND_GRADS } Place;
+
+typedef struct StateRow {
+  StateKind kind;
+  size_t offset; // of the field
+  const char *name;
+  Place place;
+  bool exists;
+  const char *saved_as;
+} StateRow;
+
+// l: NULL in training, where nothing but the parameter decides about what is saved.
+static StateRow state_row(const Layout *l, const ParamTensor *t, int index, ParamState state) {
+  const bool train = !l || l->shape->train, apart = l && chunks_apart(l->shape, l->be),
+             head = l && index == param_index(l->model, PARAM_LM_HEAD, -1), matrix = !t->vector,
+             by_muon = t->part_count > 0, folded = t->norm >= 0,
+             plain = !folded || index < BEFORE_LAYERS; // which is looked up
+#define STATE(kind, field, name, place, exists, saved_as)                                          \
+  {kind, offsetof(ParamTensor, field), name, place, exists, saved_as},
+  const StateRow rows[] = {
+#include "model/tensors.def"
+  };
+#undef STATE
+  return rows[state];
+}
+
+static size_t state_width(const Backend *be, const ParamTensor *t, StateKind kind) {
+  return kind == MASTERS   ? master_bytes_of(be, t)
+         : kind == MOMENTS ? be->moment_bytes
+                           : be->grad_bytes;
+}
+
+const char *state_saved_as(const ParamTensor *t, ParamState state) {
+  const StateRow r = state_row(NULL, t, 0, state);
+  return r.exists ? r.saved_as : NULL;
+}
+
+StateMemory state_memory(const Backend *be, const ParamTensor *t, ParamState state) {
+  const StateRow r = state_row(NULL, t, 0, state);
+  StateMemory m = {.bytes = (size_t)(t->rows * t->cols) * state_width(be, t, r.kind),
+                   .on_host = t->offloaded >= (Offload)r.kind};
+  memcpy(&m.at, (const char *)t + r.offset, sizeof m.at);
+  return m;
+}
+
+void state_read(Backend *be, float *to, const ParamTensor *t, ParamState state) {
+  if (state == STATE_master)
+    be->services.read_master(be, to, t, 0, t->rows * t->cols);
+  else
+    be->services.read_moments(be, to, state_memory(be, t, state).at, t->rows * t->cols);
+}
+
+void state_write(Backend *be, const ParamTensor *t, ParamState state, const float *from) {
+  if (state == STATE_master)
+    be->services.write_master(be, t, 0, from, t->rows * t->cols);
+  else
+    be->services.write_moments(be, state_memory(be, t, state).at, from, t->rows * t->cols);
+}
+
 // Which states of a parameter lie on the host. Those of vectors stay on the device: they are small,
 // and each row of a folded matrix reads its norm weight again. So do the gradients of the embedding
 // and of lm_head, which are added to in every chunk of rows.
@@ -649,67 +634,57 @@ static Operand take_weight(Layout *l, const StateRow *r, const ParamTensor *t, i
 
 // The plan's line for masters, moments or gradients of a parameter: they are booked by who updates
 // them, by place, and where that differs by width.
-static const char *state_shape(const Layout *l, const StateRow *r, const ParamTensor *t) {
-  enum { ALL, OTHERS, OF_LAYERS, VECTORS, MATRICES, OTHER_MATRICES, FIRST_LAYERS, SHAPES };
-#define BOTH(text)                                                                                 \
-  { text, text ", bf16" }
-  static const char *const shapes[SHAPES][2] = {
-      [ALL] = BOTH("all parameters"),
-      [OTHERS] = BOTH("other parameters"),
-      [OF_LAYERS] = BOTH("matrices of layers"),
-      [VECTORS] = BOTH("vectors"),
-      [MATRICES] = BOTH("all matrices"),
-      [OTHER_MATRICES] = BOTH("other matrices"),
-      [FIRST_LAYERS] = {"matrices of first layers", "of first layers, bf16"}};
-#undef BOTH
+typedef struct PlanShape {
+  char text[32];
+} PlanShape;
+static PlanShape state_shape(const Layout *l, const StateRow *r, const ParamTensor *t) {
   const Backend *be = l->be;
-  const bool offloaded = be->offload >= (Offload)r->kind, host = t->offloaded >= (Offload)r->kind,
-             some = be->offload_layers > 0, apart = l->shape->muon && r->kind == MOMENTS;
-  if (r->kind == GRADIENTS) return shapes[!offloaded ? ALL : host ? OF_LAYERS : OTHERS][0];
-  const size_t usual = r->kind == MASTERS ? be->master_bytes : be->moment_bytes;
-  const int shape = apart && t->part_count > 0 ? OF_LAYERS
-                    : !offloaded               ? (apart ? OTHERS : ALL)
-                    : t->vector                ? VECTORS
-                    : apart || (some && !host) ? OTHER_MATRICES
-                    : some                     ? FIRST_LAYERS
-                                               : MATRICES;
-  return shapes[shape][(offloaded ? state_width(be, t, r->kind) : usual) == 2];
+  const bool masters = r->kind == MASTERS, grads = r->kind == GRADIENTS,
+             offloaded = be->offload >= (Offload)r->kind, host = t->offloaded >= (Offload)r->kind,
+             some = be->offload_layers > 0, apart = l->shape->muon && r->kind == MOMENTS,
+             by_muon = apart && t->part_count > 0;
+  const size_t width = masters && !offloaded ? be->master_bytes : state_width(be, t, r->kind);
+  const bool narrow = !grads && width == 2;
+  const char *what = by_muon || (grads && host) ? "matrices of layers"
+                     : apart && !offloaded      ? "other parameters"
+                     : !offloaded               ? "all parameters"
+                     : grads                    ? "other parameters"
+                     : t->vector                ? "vectors"
+                     : apart || (some && !host) ? "other matrices"
+                     : !some                    ? "all matrices"
+                     : narrow                   ? "of first layers"
+                                                : "matrices of first layers";
+  PlanShape shape;
+  snprintf(shape.text, sizeof shape.text, "%s%s", what, narrow ? ", bf16" : "");
+  return shape;
 }
 
-static stat_t *take_scratch(Layout *l, const StateRow *r, const ParamTensor *t) {
+static void *take_scratch(Layout *l, const StateRow *r, const ParamTensor *t) {
   const size_t there = l->arena.used, needed = (size_t)(t->rows * t->cols) * l->be->stat_bytes;
   if (needed > there) take(l, r->name, "extra scratch", (int64_t)(needed - there), 1);
-  return (stat_t *)l->arena.block;
+  return l->arena.block;
 }
 
 static void place_state(Layout *l, const StateRow *r, ParamTensor *t, int index) {
   char *field = (char *)t + r->offset;
-  void *memory;
   if (r->kind == PLAIN_COPY || r->kind == FOLDED_COPY) {
     const Operand copy = take_weight(l, r, t, index);
     memcpy(field, &copy, sizeof copy);
     return;
   }
-  if (r->kind == SCRATCH)
-    memory = take_scratch(l, r, t);
-  else
-    memory = take_in(l, t->offloaded >= (Offload)r->kind, r->name, state_shape(l, r, t),
-                     t->rows * t->cols, state_width(l->be, t, r->kind));
+  void *memory = r->kind == SCRATCH ? take_scratch(l, r, t)
+                                    : take_in(l, t->offloaded >= (Offload)r->kind, r->name,
+                                              state_shape(l, r, t).text, t->rows * t->cols,
+                                              state_width(l->be, t, r->kind));
   memcpy(field, &memory, sizeof memory);
 }
 
 static void place_states(Layout *l, ParamTensor *tensors, Place in) {
-  const ModelConfig *c = l->model;
-  for (int i = 0; i < params_count(c); i++) {
-    const Use use = {.train = l->shape->train,
-                     .looked_up = i == param_index(c, PARAM_EMBED, -1),
-                     .head = i == param_index(c, PARAM_LM_HEAD, -1),
-                     .apart = chunks_apart(l->shape, l->be)};
-    for (int state = 0; state < PARAM_STATES; state++) {
-      const StateRow r = state_row(&tensors[i], use, (ParamState)state);
+  for (int i = 0; i < params_count(l->model); i++)
+    for (ParamState state = 0; state < PARAM_STATES; state++) {
+      const StateRow r = state_row(l, &tensors[i], i, state);
       if (r.exists && r.place == in) place_state(l, &r, &tensors[i], i);
     }
-  }
 }
 
 ParamBytes params_layout(ParamTensor *tensors, const ModelConfig *c, const RunShape *shape,

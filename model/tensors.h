@@ -85,10 +85,12 @@ typedef enum ParamState {
 // The start of its name in a checkpoint, such as "exp_avg" (without the dot). NULL: no checkpoint
 // has it of this parameter. Saved are the masters and the moments; the next functions are for them.
 const char *state_saved_as(const ParamTensor *t, ParamState state);
-size_t state_bytes(const Backend *be, const ParamTensor *t, ParamState state);
-// Its memory, which is the host's where state_on_host says so; NULL: none.
-void *state_memory(const ParamTensor *t, ParamState state);
-bool state_on_host(const ParamTensor *t, ParamState state);
+typedef struct StateMemory {
+  void *at; // NULL: none
+  size_t bytes;
+  bool on_host;
+} StateMemory;
+StateMemory state_memory(const Backend *be, const ParamTensor *t, ParamState state);
 // All of its values, as floats [rows, cols] on the host.
 void state_read(Backend *be, float *to, const ParamTensor *t, ParamState state);
 void state_write(Backend *be, const ParamTensor *t, ParamState state, const float *from);
@@ -146,11 +148,11 @@ enum { PLAN_MAX_ITEMS = 48 };
 
 // One line of the memory plan.
 typedef struct PlanItem {
-  const char *name;  // "z (gate, up)"
-  const char *shape; // "M, 2 * F"
-  int64_t buffers;   // how many of that shape
-  size_t bytes;      // all together
-  bool host;         // in the host's memory
+  const char *name; // "z (gate, up)"
+  char shape[32];   // "[M, 2 * F]"
+  int64_t buffers;  // how many of that shape
+  size_t bytes;     // all together
+  bool host;        // in the host's memory
 } PlanItem;
 
 typedef struct MemoryPlan {

@@ -53,10 +53,9 @@ static size_t place(SnapshotPiece *pieces, const ParamTensor *tensors, int count
     const ParamTensor *t = &tensors[i / PARAM_STATES];
     const ParamState state = (ParamState)(i % PARAM_STATES);
     if (!state_saved_as(t, state) || (state != STATE_master && !with_optimizer)) continue;
-    const size_t bytes = state_bytes(be, t, state);
-    void *to = arena_take(&arena, bytes);
-    if (pieces)
-      pieces[i] = (SnapshotPiece){to, state_memory(t, state), bytes, state_on_host(t, state)};
+    const StateMemory from = state_memory(be, t, state);
+    void *to = arena_take(&arena, from.bytes);
+    if (pieces) pieces[i] = (SnapshotPiece){to, from.at, from.bytes, from.on_host};
   }
   return arena.used;
 }
