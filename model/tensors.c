@@ -90,6 +90,28 @@ static ParameterRow parameter_row(const ModelConfig *c, ParamKind kind) {
   return rows[kind];
 }
 
+// Elements of the parameters; of the embedding that is looked up, and of vectors, where asked for.
+static int64_t elements_of(const ModelConfig *c, bool looked_up, bool vectors) {
+  int64_t sum = 0;
+  for (ParamKind kind = 0; kind < PARAM_KINDS; kind++) {
+    const ParameterRow r = parameter_row(c, kind);
+    const bool in_layer = kind >= PARAM_ATTN_NORM && kind < PARAM_FINAL_NORM;
+    if (kind == PARAM_EMBED && (!looked_up || c->tie_word_embeddings)) continue;
+    if (!r.vector || vectors) sum += (in_layer ? c->num_hidden_layers : 1) * r.rows * r.cols;
+  }
+  return sum;
+}
+
+int64_t model_parameters(const ModelConfig *c, bool with_embedding) {
+  return elements_of(c, with_embedding, true);
+}
+
+double model_step_flops(const ModelConfig *c, double tokens, double attended) {
+  const double attention = (double)(c->num_attention_heads * c->head_dim);
+  return 6 * tokens * (double)elements_of(c, false, false) +
+         6 * (double)c->num_hidden_layers * attended * attention;
+}
+
 // Parts in GROUPED_PAIRS take turns, others lie one behind the other.
 static MatrixPart rows_of_part(const ParameterRow *r, int part) {
   MatrixPart rows = {0, 1, r->parts[part].rows};

@@ -34,6 +34,7 @@ Sizes model_sizes(const ModelConfig *model, const RunShape *shape);
 #define PARAMETER(enumerator, ...) PARAM_##enumerator,
 typedef enum ParamKind {
 #include "model/tensors.def"
+  PARAM_KINDS
 } ParamKind;
 #undef PARAMETER
 
@@ -43,6 +44,14 @@ int params_count(const ModelConfig *model);
 void params_table(const ModelConfig *model, bool muon, ParamTensor *list);
 // Of the largest parameter in fp32, as which loads and saves hold one at a time.
 size_t params_largest_bytes(const ModelConfig *model);
+// Number of parameters; with = false the embedding look-up is left out (a tied one counts as
+// lm_head).
+int64_t model_parameters(const ModelConfig *model, bool with_embedding);
+// Model FLOPs of one training step: 6 x tokens x the parameters of all matrix multiplications + 6 L
+// H d x attended for causal attention, of which the masked half is not counted. attended: the sum
+// of the squares of the lengths of what attention sees apart: B T^2 of B windows of T tokens, or of
+// documents (batch_attended).
+double model_step_flops(const ModelConfig *model, double tokens, double attended);
 // Indices into the list; layer: -1 outside the layers.
 int param_index(const ModelConfig *model, ParamKind kind, int64_t layer);
 

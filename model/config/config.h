@@ -204,12 +204,3 @@ typedef struct ConfigExtras {
   bool carry_ids; // its bos_token_id and eos_token_id win over bos and eos
 } ConfigExtras;
 char *model_config_json(const ModelConfig *model, const ConfigExtras *extras);
-
-// Number of parameters; with = false the embedding look-up is left out (a tied one counts as
-// lm_head).
-int64_t model_parameters(const ModelConfig *model, bool with_embedding);
-// Model FLOPs of one training step: 6 x tokens x the parameters of all matrix multiplications + 6 L
-// H d x attended for causal attention, of which the masked half is not counted. attended: the sum
-// of the squares of the lengths of what attention sees apart: B T^2 of B windows of T tokens, or of
-// documents (batch_attended).
-double model_step_flops(const ModelConfig *model, double tokens, double attended);

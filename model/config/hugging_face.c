@@ -255,24 +255,3 @@ char *model_config_json(const ModelConfig *model, const ConfigExtras *x) {
 }
 
 // ---- Counts
-
-// Weights of one layer's matrices: q, k, v, o, gate, up, down.
-static int64_t layer_matrices(const ModelConfig *m) {
-  const int64_t qkv_rows = (m->num_attention_heads + 2 * m->num_key_value_heads) * m->head_dim;
-  const int64_t attention_width = m->num_attention_heads * m->head_dim;
-  return m->hidden_size * (qkv_rows + attention_width + 3 * m->intermediate_size);
-}
-
-int64_t model_parameters(const ModelConfig *model, bool with_embedding) {
-  const int64_t V = model->vocab_size, D = model->hidden_size;
-  const int64_t layer = layer_matrices(model) + 2 * D; // and its two norms
-  const int64_t look_up = with_embedding && !model->tie_word_embeddings ? V * D : 0;
-  return look_up + model->num_hidden_layers * layer + D + V * D;
-}
-
-double model_step_flops(const ModelConfig *model, double tokens, double attended) {
-  const double matrices = (double)(model->num_hidden_layers * layer_matrices(model) +
-                                   model->vocab_size * model->hidden_size);
-  const double attention = (double)(model->num_attention_heads * model->head_dim);
-  return 6 * tokens * matrices + 6 * (double)model->num_hidden_layers * attended * attention;
-}

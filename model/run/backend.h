@@ -16,7 +16,7 @@ bool backend_attends_documents(void);
 
 // Tokens of an optimizer step.
 int64_t tokens_per_step(const Config *config);
-// Its model FLOPs (model/config/config.h), were every window one document.
+// Its model FLOPs (model/tensors.h), were every window one document.
 double flops_per_step(const Config *config);
 
 // Whether steps are to be recorded as CUDA graphs: ranges on a profiler's time line hold the

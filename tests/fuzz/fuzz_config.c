@@ -6,7 +6,7 @@
 #include <string.h>
 
 #include "base/memory.h"
-#include "model/config/config.h"
+#include "model/tensors.h"
 
 static void check(int holds) {
   if (!holds) abort();
