@@ -77,6 +77,9 @@ static void check_places(const Llama *llama, Offload offload, bool one_layer) {
     for (int k = 0; k < 2; k++)
       if (grads[k])
         assert_int_equal(on_host(grads[k]), there && of_layer && offload >= OFFLOAD_GRADIENTS);
+    assert_int_equal(t->offloaded, !there                                    ? OFFLOAD_NONE
+                                   : of_layer || offload < OFFLOAD_GRADIENTS ? offload
+                                                                             : OFFLOAD_MASTERS);
     assert_true(!t->compute.data || !on_host(t->compute.data));
     assert_true(!t->folded.data || !on_host(t->folded.data));
   }

@@ -348,6 +348,10 @@ static void check_blocks(char *masters, char *kind, Offload offload, int64_t lay
     const size_t n = (size_t)(t->rows * t->cols), grad_bytes = n * p.sizes.grad_bytes;
     const bool in_layers = !t->vector && i > 0 && i < end,
                there = in_layers || (!t->vector && !layers);
+    assert_int_equal(t->offloaded, !there                         ? OFFLOAD_NONE
+                                   : in_layers                    ? offload
+                                   : offload == OFFLOAD_GRADIENTS ? OFFLOAD_MASTERS
+                                                                  : offload);
     claim(t->master, n * master_bytes_of(&p.sizes, t),
           there && offload >= OFFLOAD_MASTERS ? host : device);
     claim(t->m, 2 * n, there && offload >= OFFLOAD_MOMENTS ? host : device);
