@@ -64,13 +64,13 @@ typedef struct HfTensor {
   int param;            // index of the parameter that it is a part of
   int rank;             // 1 for norms, 2 for matrices
   int64_t rows, cols;   // in the file; rows = 1 for norms
-  MatrixPart part;      // its rows in the parameter, before they are ordered
-  RowOrder order;       // of its rows in there
+  MatrixPart part;      // the rows of the parameter that hold it ...
+  RowOrder order;       // ... and the order of its own in these
   bool begins_as_zeros; // under zero_init
 } HfTensor;
 
-// The model's, in the order they stand in a file: by name, layers by number. A tied lm_head is not
-// among them. Fresh memory.
+// All of the model in the order of a file: by name, layers by number. A tied lm_head is not among
+// them. Fresh memory.
 HfTensor *hf_tensor_list(const ModelConfig *model, int *count);
 // Row of the parameter that holds row `row` of t.
 int64_t packed_row(const ModelConfig *model, const HfTensor *t, int64_t row);
