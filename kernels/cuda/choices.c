@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <xxhash.h>
 
 #include "base/file.h"
 #include "base/memory.h"
@@ -24,13 +25,6 @@ char *choices_path(const char *kind, const char *gpu, int driver, size_t library
   return path;
 }
 
-// FNV-1a
-static uint64_t checksum(const char *text, size_t bytes) {
-  uint64_t h = 0xcbf29ce484222325u;
-  for (size_t i = 0; i < bytes; i++) h = (h ^ (unsigned char)text[i]) * 0x100000001b3u;
-  return h;
-}
-
 // The lines in `text`, or NULL where it is not whole or not for `first`. Cuts the checksum off.
 static const char *verified_lines(char *text, const char *first) {
   char *tail = strstr(text, "\nchecksum ");
@@ -41,7 +35,7 @@ static const char *verified_lines(char *text, const char *first) {
       strcmp(tail + 1 + used, "\n") != 0)
     return NULL;
   tail[1] = '\0';
-  if (checksum(text, strlen(text)) != expected) return NULL;
+  if (XXH3_64bits(text, strlen(text)) != expected) return NULL;
   const size_t length = strlen(first);
   return strncmp(text, first, length) == 0 ? text + length : NULL;
 }
@@ -62,21 +56,15 @@ static char *read_lines(const char *path, const char *first) {
 void choices_open(Choices *c, const char *path, const char *first) {
   *c = (Choices){.path = path ? xstrdup(path) : NULL,
                  .first = xstrdup(first),
-                 .lines = path ? read_lines(path, first) : xstrdup("")};
-}
-
-static void forget_kept(Choices *c) {
-  for (int i = 0; i < c->kept_count; i++) free(c->kept[i]);
-  free(c->kept);
-  c->kept = NULL;
-  c->kept_count = 0;
+                 .lines = path ? read_lines(path, first) : xstrdup(""),
+                 .kept = xstrdup("")};
 }
 
 void choices_close(Choices *c) {
-  forget_kept(c);
   free(c->path);
   free(c->first);
   free(c->lines);
+  free(c->kept);
   *c = (Choices){.path = NULL};
 }
 
@@ -84,9 +72,8 @@ void choices_close(Choices *c) {
 static const char separator[] = " = ";
 enum { SEPARATOR = sizeof separator - 1 };
 
-// The question's line, NULL where there is none.
-static char *find_line(char *lines, const char *question) {
-  const size_t length = strlen(question);
+// The line of a question of `length` characters, NULL where there is none.
+static char *find_line(char *lines, const char *question, size_t length) {
   for (char *line = lines; *line; line = strchr(line, '\n') + 1)
     if (strncmp(line, question, length) == 0 && strncmp(line + length, separator, SEPARATOR) == 0)
       return line;
@@ -94,47 +81,44 @@ static char *find_line(char *lines, const char *question) {
 }
 
 const char *choices_find(const Choices *c, const char *question) {
-  const char *line = find_line(c->lines, question);
-  return line ? line + strlen(question) + SEPARATOR : NULL;
+  const size_t length = strlen(question);
+  const char *line = find_line(c->kept, question, length);
+  if (!line) line = find_line(c->lines, question, length);
+  return line ? line + length + SEPARATOR : NULL;
 }
 
-// The lines with this answer, in fresh memory; `text` is freed.
-static char *with_answer(char *text, const char *question, const char *answer) {
-  char *known = find_line(text, question);
-  if (known) {
-    const char *next = strchr(known, '\n') + 1;
-    memmove(known, next, strlen(next) + 1);
-  }
-  char *lines = xasprintf("%s%s%s%s\n", text, question, separator, answer);
-  free(text);
-  return lines;
+static void remove_line(char *line) {
+  const char *next = strchr(line, '\n') + 1;
+  memmove(line, next, strlen(next) + 1);
 }
 
 void choices_keep(Choices *c, const char *question, const char *answer) {
-  c->lines = with_answer(c->lines, question, answer);
-  c->kept = xrealloc(c->kept, (size_t)(c->kept_count + 1) * sizeof *c->kept);
-  c->kept[c->kept_count++] = xstrdup(question);
+  char *older = c->kept, *known = find_line(older, question, strlen(question));
+  if (known) remove_line(known);
+  c->kept = xasprintf("%s%s%s%s\n", older, question, separator, answer);
+  free(older);
 }
 
-// The file's lines as they are now, and our answers to the questions that were asked here.
-static void add_others(Choices *c) {
+// The file's lines as they are now, then those that were kept here.
+static char *merged_lines(const Choices *c) {
   char *lines = read_lines(c->path, c->first);
-  for (int i = 0; i < c->kept_count; i++) {
-    const char *answer = choices_find(c, c->kept[i]);
-    char *line = xasprintf("%.*s", (int)strcspn(answer, "\n"), answer);
-    lines = with_answer(lines, c->kept[i], line);
-    free(line);
+  for (const char *kept = c->kept; *kept; kept = strchr(kept, '\n') + 1) {
+    char *known = find_line(lines, kept, (size_t)(strstr(kept, separator) - kept));
+    if (known) remove_line(known);
   }
-  free(c->lines);
-  c->lines = lines;
+  char *all = xasprintf("%s%s", lines, c->kept);
+  free(lines);
+  return all;
 }
 
 void choices_save(Choices *c) {
-  if (!c->path || c->kept_count == 0) return;
-  add_others(c);
-  forget_kept(c);
+  if (!c->path || !*c->kept) return;
+  free(c->lines);
+  c->lines = merged_lines(c);
+  *c->kept = '\0';
   char *body = xasprintf("%s%s", c->first, c->lines);
-  char *text = xasprintf("%schecksum %" PRIx64 "\n", body, checksum(body, strlen(body)));
+  char *text =
+      xasprintf("%schecksum %" PRIx64 "\n", body, (uint64_t)XXH3_64bits(body, strlen(body)));
   Error ignored;
   if (directory_create(path_parent(c->path).text, &ignored) == 0)
     (void)file_write_atomic(c->path, text, strlen(text), &ignored);

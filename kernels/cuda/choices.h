@@ -7,9 +7,8 @@
 
 typedef struct Choices {
   char *path, *first; // of the file, NULL where there is none; its first line
-  char *lines;        // "QUESTION = ANSWER\n", one a choice
-  char **kept;        // [kept_count] questions answered since the file was read or written
-  int kept_count;
+  char *lines;        // "QUESTION = ANSWER\n", one a choice, as the file had them
+  char *kept;         // the same, kept since the file was read or written
 } Choices;
 
 // ${XDG_CACHE_HOME:-~/.cache}/coda/KIND-GPU-DRIVER-LIBRARY.txt in fresh memory, or NULL where there
@@ -26,7 +25,7 @@ void choices_close(Choices *c); // zeros are fine
 const char *choices_find(const Choices *c, const char *question);
 // Replaces the known answer.
 void choices_keep(Choices *c, const char *question, const char *answer);
-// Writes the file, atomically, if a choice changed; what other processes wrote meanwhile of other
-// questions stays. A file that cannot be written (a read-only home) is not an error: the next start
-// times the candidates again.
+// Writes the file, atomically, if a choice was kept. Choices that other processes wrote meanwhile
+// stay, except for questions that were answered here. A file that cannot be written (a read-only
+// home) is not an error: the next start times the candidates again.
 void choices_save(Choices *c);
