@@ -5,67 +5,81 @@
 #include <stdlib.h>
 
 #include "base/memory.h"
-#include "kernels/cuda/gpu.h"
+#include "kernels/cuda/attention.h"
 #include "kernels/cuda/cuda.h"
+#include "kernels/cuda/gpu.h"
 
-// The entry for the next plan.
-static PlannedAttention *free_place(Cuda *c) {
-  if (c->attention_count < MAX_ATTENTION_SHAPES) return &c->attention[c->attention_count++];
+// The plans of one shape.
+typedef struct Planned {
+  AttentionShape shape;
+  AttentionCudnn *plans;
+  void *workspace;   // their own
+  int64_t last_call; // the value of Attention.calls at their last call
+} Planned;
+
+struct Attention {
+  CudnnApi cudnn;
+  CudnnHandle handle;
+  // The run's own shapes come first and stay, since recorded steps use them; a new shape replaces
+  // the least recently used one of the others.
+  Planned planned[MAX_ATTENTION_SHAPES];
+  int count;
+  int64_t calls;
+  Choices choices;
+  void *table, *host;     // of documents, attention.h's; in pieces on its way to the GPU
+  int64_t document_calls; // as document_calls cuts the batch's documents; 0: none are set
+};
+
+static void forget(Cuda *c, Planned *p) {
+  attention_cudnn_destroy(p->plans);
+  cuda_give_back(c, p->workspace);
+  *p = (Planned){.plans = NULL};
+}
+
+// The entry for the next plans.
+static Planned *free_entry(Cuda *c) {
+  Attention *a = c->attention;
+  if (a->count < MAX_ATTENTION_SHAPES) return &a->planned[a->count++];
   const int first = c->options.batch > 0;
-  PlannedAttention *oldest = &c->attention[first];
+  Planned *oldest = &a->planned[first];
   for (int i = first; i < MAX_ATTENTION_SHAPES; i++)
-    if (c->attention[i].last_call < oldest->last_call) oldest = &c->attention[i];
+    if (a->planned[i].last_call < oldest->last_call) oldest = &a->planned[i];
   CUDA_CHECK(cudaStreamSynchronize(c->gpu.stream));
-  attention_cudnn_destroy(oldest->plan);
-  oldest->plan = NULL;
-  oldest->shape = (AttentionShape){0};
+  forget(c, oldest);
   return oldest;
 }
 
-// Makes the workspace at least `bytes` large.
-static int take_workspace(Cuda *c, PlannedAttention *p, size_t bytes) {
-  Error ignored;
-  if (p->workspace && bytes <= p->bytes) return 0;
-  cuda_give_back(c, p->workspace);
-  p->workspace = cuda_take(c, bytes, &ignored);
-  p->bytes = p->workspace ? bytes : 0;
-  return p->workspace ? 0 : -1;
-}
-
-// train: with a backward.
-static int plan_shape(Cuda *c, AttentionShape shape, bool train, bool both_forms, Error *err) {
-  const bool deterministic = c->options.deterministic;
-  const int config = deterministic ? ATTENTION_FIRST : ATTENTION_FASTEST;
-  const AttentionOptions options = {.deterministic = deterministic,
-                                    .forward_only = !train,
-                                    .both_forms = both_forms,
-                                    .forward_config = config,
-                                    .backward_config = config,
-                                    .choices = &c->attention_choices};
-  PlannedAttention *p = free_place(c);
-  p->plan =
-      attention_cudnn_create(&c->cudnn, c->cudnn_handle, c->gpu.stream, &shape, &options, err);
-  if (!p->plan) return -1;
-  choices_save(&c->attention_choices);
-  size_t bytes = attention_cudnn_workspace(p->plan, ATTENTION_FORWARD);
-  const size_t backward = train ? attention_cudnn_workspace(p->plan, ATTENTION_BACKWARD) : 0;
-  if (backward > bytes) bytes = backward;
-  if (take_workspace(c, p, bytes) != 0)
-    return error_set(err,
-                     "the GPU has no %s left for attention's workspace at %lld x %lld tokens; use "
-                     "a smaller train.batch_size",
-                     size_text(bytes).text, (long long)shape.B, (long long)shape.T);
+// train: with a backward. NULL and a sentence on failure.
+static Planned *plan_shape(Cuda *c, AttentionShape shape, bool train, bool both_graphs,
+                           Error *err) {
+  Attention *a = c->attention;
+  const AttentionCall call = {.shape = shape,
+                              .backward = train,
+                              .deterministic = c->options.deterministic,
+                              .both_graphs = both_graphs};
+  Planned *p = free_entry(c);
+  p->plans = attention_cudnn_create(&a->cudnn, a->handle, c->gpu.stream, &call, &a->choices, err);
+  if (!p->plans) return NULL;
+  choices_save(&a->choices);
+  const size_t bytes = attention_cudnn_workspace(p->plans);
+  if (!(p->workspace = cuda_take(c, bytes, err))) {
+    error_set(err,
+              "the GPU has no %s left for attention's workspace at %lld x %lld tokens; use a "
+              "smaller train.batch_size",
+              size_text(bytes).text, (long long)shape.B, (long long)shape.T);
+    return NULL;
+  }
   p->shape = shape;
-  return 0;
+  return p;
 }
 
 // The cost of equal bits, for the start-up table.
-static void describe_cost(Cuda *c) {
-  const AttentionChoice *b = attention_cudnn_choice(c->attention[0].plan, ATTENTION_BACKWARD);
-  if (b->milliseconds > 0 && b->other_form > 0)
+static void describe_cost(Cuda *c, const AttentionCudnn *plans) {
+  const AttentionPlan *b = attention_cudnn_plan(plans, true);
+  if (b->milliseconds > 0 && b->other_graph > 0)
     snprintf(c->base.costs, sizeof c->base.costs,
              "attention's backward: deterministic %.3f ms a layer, otherwise %.3f ms",
-             b->milliseconds, b->other_form);
+             b->milliseconds, b->other_graph);
   else
     snprintf(c->base.costs, sizeof c->base.costs,
              "attention's backward: deterministic; there was no memory to time its cost");
@@ -73,12 +87,12 @@ static void describe_cost(Cuda *c) {
 
 static void open_choices(Cuda *c) {
   const Gpu *gpu = &c->gpu;
-  const size_t version = c->cudnn.version;
+  const size_t version = c->attention->cudnn.version;
   char *path =
       c->options.gemm_cache ? NULL : choices_path("attention", gpu->name, gpu->driver, version);
-  char *first = xasprintf("coda attention 3 gpu %s sm %d driver %d cudnn %zu\n", gpu->name,
+  char *first = xasprintf("coda attention 4 gpu %s sm %d driver %d cudnn %zu\n", gpu->name,
                           gpu->sm_count, gpu->driver, version);
-  choices_open(&c->attention_choices, path, first);
+  choices_open(&c->attention->choices, path, first);
   free(path);
   free(first);
 }
@@ -116,8 +130,8 @@ static int make_table(Cuda *c, Error *err) {
   if (c->config.usual_documents == 0) return 0;
   const int64_t per_call = document_calls(&c->config, &c->options).per_call;
   const size_t bytes = attention_table_bytes(per_call, calls_for(c, c->config.max_tokens));
-  c->documents.host = xmalloc(bytes);
-  return (c->documents.table = cuda_take(c, bytes, err)) ? 0 : -1;
+  c->attention->host = xmalloc(bytes);
+  return (c->attention->table = cuda_take(c, bytes, err)) ? 0 : -1;
 }
 
 // The deterministic backward keeps scores, B H T^2 2 bytes, the plain one dq in fp32, rows H d 4
@@ -132,16 +146,19 @@ static int plan_run(Cuda *c, Error *err) {
   const bool documents = c->config.usual_documents > 0;
   const AttentionShape shape = shape_of(c, o->batch, o->seq, documents),
                        whole = shape_of(c, o->batch, o->seq, false);
-  if (plan_shape(c, shape, o->train, may_take_both(c, &shape), err)) return -1;
-  if (o->deterministic && o->train) describe_cost(c);
-  return documents && c->config.whole_windows ? plan_shape(c, whole, false, false, err) : 0;
+  const Planned *p = plan_shape(c, shape, o->train, may_take_both(c, &shape), err);
+  if (!p) return -1;
+  if (o->deterministic && o->train) describe_cost(c, p->plans);
+  if (!documents || !c->config.whole_windows) return 0;
+  return plan_shape(c, whole, false, false, err) ? 0 : -1;
 }
 
 int cuda_attention_open(Cuda *c, Error *err) {
-  if (cudnn_open(&c->cudnn, err) ||
-      cudnn_check(&c->cudnn, c->cudnn.create(&c->cudnn_handle), "making a handle", err) ||
-      cudnn_check(&c->cudnn, c->cudnn.set_stream(c->cudnn_handle, c->gpu.stream),
-                  "setting the stream", err))
+  Attention *a = c->attention = xcalloc(1, sizeof *a);
+  if (cudnn_open(&a->cudnn, err) ||
+      cudnn_check(&a->cudnn, a->cudnn.create(&a->handle), "making a handle", err) ||
+      cudnn_check(&a->cudnn, a->cudnn.set_stream(a->handle, c->gpu.stream), "setting the stream",
+                  err))
     return -1;
   open_choices(c);
   phase_end(&c->base.opening, "cuDNN");
@@ -153,62 +170,69 @@ int cuda_attention_open(Cuda *c, Error *err) {
 }
 
 void cuda_attention_close(Cuda *c) {
-  for (int i = 0; i < c->attention_count; i++) {
-    attention_cudnn_destroy(c->attention[i].plan);
-    cuda_give_back(c, c->attention[i].workspace);
-  }
-  choices_close(&c->attention_choices);
-  free(c->documents.host);
-  if (c->cudnn_handle) c->cudnn.destroy(c->cudnn_handle);
+  Attention *a = c->attention;
+  if (!a) return;
+  for (int i = 0; i < a->count; i++) forget(c, &a->planned[i]);
+  choices_close(&a->choices);
+  cuda_give_back(c, a->table);
+  free(a->host);
+  if (a->handle) a->cudnn.destroy(a->handle);
+  free(a);
+  c->attention = NULL;
 }
 
-static PlannedAttention *find_plan(Cuda *c, const AttentionShape *s) {
-  for (int i = 0; i < c->attention_count; i++) {
-    const AttentionShape *other = &c->attention[i].shape;
-    if (other->B == s->B && other->T == s->T && other->rows == s->rows) return &c->attention[i];
+size_t cuda_cudnn_version(const Cuda *c) {
+  return c->attention->cudnn.version;
+}
+
+static Planned *find_plans(Attention *a, const AttentionShape *s) {
+  for (int i = 0; i < a->count; i++) {
+    const AttentionShape *other = &a->planned[i].shape;
+    if (other->B == s->B && other->T == s->T && other->rows == s->rows) return &a->planned[i];
   }
   return NULL;
 }
 
 void cuda_set_documents(Backend *be, const int32_t *lengths, int64_t count) {
   Cuda *c = cuda_of(be);
+  Attention *a = c->attention;
   assert(documents_fit(&c->config, lengths, count));
-  c->documents.calls = count > 0 ? calls_for(c, count) : 0;
+  a->document_calls = count > 0 ? calls_for(c, count) : 0;
   if (count == 0) return;
   const AttentionShape s = shape_of(c, 1, 1, true);
-  attention_table_fill(&s, lengths, count, c->documents.calls, c->documents.host);
-  be->services.write(be, c->documents.table, c->documents.host,
-                     attention_table_bytes(s.B, c->documents.calls));
+  attention_table_fill(&s, lengths, count, a->document_calls, a->host);
+  be->services.write(be, a->table, a->host, attention_table_bytes(s.B, a->document_calls));
 }
 
-static void run(Backend *be, int64_t B, int64_t T, AttentionDirection direction,
-                AttentionTensors tensors) {
+bool cuda_documents_are_usual(const Cuda *c) {
+  return c->attention->document_calls == document_calls(&c->config, &c->options).usual;
+}
+
+static void run(Backend *be, int64_t B, int64_t T, bool backward, AttentionTensors tensors) {
   Cuda *c = cuda_of(be);
-  const int64_t calls = c->documents.calls;
+  Attention *a = c->attention;
+  const int64_t calls = a->document_calls;
   const AttentionShape shape = shape_of(c, B, T, calls > 0);
   Error err;
-  PlannedAttention *p = find_plan(c, &shape);
-  if (!p) {
-    error_check(plan_shape(c, shape, c->options.train, false, &err), &err);
-    p = find_plan(c, &shape);
-  }
-  p->last_call = ++c->attention_calls;
+  Planned *p = find_plans(a, &shape);
+  if (!p) p = plan_shape(c, shape, c->options.train, false, &err);
+  error_check(p ? 0 : -1, &err);
+  p->last_call = ++a->calls;
   tensors.workspace = p->workspace;
   for (int64_t i = 0; i < calls || i == 0; i++) {
-    if (calls > 0) tensors.documents = attention_table_at(c->documents.table, shape.B, i);
-    error_check(attention_cudnn_run(p->plan, direction, &tensors, &err), &err);
+    if (calls > 0) tensors.documents = attention_table_at(a->table, shape.B, i);
+    error_check(attention_cudnn_run(p->plans, backward, &tensors, &err), &err);
   }
 }
 
 void cuda_attention(Backend *be, int64_t B, int64_t T, const act_t *qkv, Operand o, stat_t *lse) {
-  run(be, B, T, ATTENTION_FORWARD,
-      (AttentionTensors){.qkv = qkv, .o = o.data, .lse = (float *)lse});
+  run(be, B, T, false, (AttentionTensors){.qkv = qkv, .o = o.data, .lse = (float *)lse});
   if (o.by_row) cuda_repack(be, B * T, cuda_of(be)->config.H * cuda_of(be)->config.d, o);
 }
 
 void cuda_attention_backward(Backend *be, int64_t B, int64_t T, const act_t *qkv, const act_t *o,
                              const stat_t *lse, const act_t *do_, act_t *dqkv) {
-  run(be, B, T, ATTENTION_BACKWARD,
+  run(be, B, T, true,
       (AttentionTensors){
           .qkv = qkv, .o = (void *)o, .lse = (float *)lse, .do_ = do_, .dqkv = dqkv});
 }

@@ -41,30 +41,36 @@ enum {
   ATTENTION_DQ,         // like Q
   ATTENTION_DK,         // like K
   ATTENTION_DV,         // like V
-  ATTENTION_DQ_SUM,     // fp32 [B, T, H, d] scratch; absent in the deterministic form
+  ATTENTION_DQ_SUM,     // fp32 [B, T, H, d] scratch; ATTENTION_BACKWARD only
   ATTENTION_ROW_SUM,    // fp32 scratch, like LSE
   ATTENTION_SCALE,      // host float, 1 / sqrt(d)
   ATTENTION_MASK_VALUE, // host float, -INFINITY
   ATTENTION_ONE,        // host float, 1; backward only
-  // Of documents alone:
+  // Documents only:
   ATTENTION_LENGTHS,     // int32 [B]: rows of each
   ATTENTION_QKV_OFFSETS, // int64 [B + 1]: elements before its first row in qkv and dqkv
   ATTENTION_O_OFFSETS,   // likewise in o, do, DQ_SUM, DK_HEADS and DV_HEADS
   ATTENTION_LSE_OFFSETS, // likewise in LSE and ROW_SUM
   ATTENTION_DK_HEADS,    // bf16 [rows, H, d] scratch where H > KV, dk of each query head
   ATTENTION_DV_HEADS,    // likewise
+  ATTENTION_IDS
 };
+
+typedef enum AttentionGraph {
+  ATTENTION_FORWARD,
+  // dq is added up in fp32 in no fixed order, so its last bits may differ between runs; those of dk
+  // and dv do not.
+  ATTENTION_BACKWARD,
+  // The backward in which no bit differs, at the cost of B H T^2 2 bytes of workspace.
+  ATTENTION_DETERMINISTIC,
+} AttentionGraph;
 
 // 0 if cuDNN supports the shape on some GPU; else fails with the reason.
 int attention_shape_check(const AttentionShape *s, Error *err);
 
 // Builds the graph. handle as for graph_finish. On failure the graph is destroyed.
-int attention_graph_forward(CudnnGraph *g, const CudnnApi *api, CudnnHandle handle,
-                            const AttentionShape *s, Error *err);
-// dq is added up in fp32 in no fixed order, so that its last bits may differ between runs; those of
-// dk and dv do not. deterministic: no bit differs, at the cost of B H T^2 2 bytes of workspace.
-int attention_graph_backward(CudnnGraph *g, const CudnnApi *api, CudnnHandle handle,
-                             const AttentionShape *s, bool deterministic, Error *err);
+int attention_graph(CudnnGraph *g, const CudnnApi *api, CudnnHandle handle, const AttentionShape *s,
+                    AttentionGraph graph, Error *err);
 
 // Where a shape with `rows` has its sequences, in the GPU's memory: B lengths, and B + 1 offsets
 // for each layout, as tensor ids say.
@@ -83,87 +89,64 @@ void attention_table_fill(const AttentionShape *s, const int32_t *lengths, int64
 // The sequences of a call, of a table that lies at that address.
 AttentionDocuments attention_table_at(const void *table, int64_t B, int64_t call);
 
-// The fastest of cuDNN's configurations for attention, as Choices remember it.
+// ---- Which plan a call gets, and how Choices remember it (attention_graph.c)
 
-typedef enum AttentionDirection { ATTENTION_FORWARD, ATTENTION_BACKWARD } AttentionDirection;
-
-// The key of a remembered choice; the fields are as in AttentionOptions.
-typedef struct AttentionQuestion {
+// What a plan is for: the key of a remembered choice.
+typedef struct AttentionCall {
   AttentionShape shape;
-  AttentionDirection direction;
-  bool deterministic, both_forms;
-  bool first; // ATTENTION_FIRST instead of ATTENTION_FASTEST
-} AttentionQuestion;
+  bool backward;
+  // Every run computes the same bits: by the first configuration that compiles, not the fastest,
+  // and by ATTENTION_DETERMINISTIC.
+  bool deterministic;
+  // The backward's other graph is compiled and timed, too: taken where it is faster and allowed,
+  // else there for comparison.
+  bool both_graphs;
+} AttentionCall;
 
-typedef struct AttentionChoice {
-  bool deterministic;     // of a backward: its form
-  int number;             // index of the configuration that cuDNN offers for the form
-  int64_t engine, kernel; // cuDNN's ids
-  double milliseconds;    // of one call; 0 = not timed, and then the choice is not remembered
-  double other_form;      // likewise, for the fastest of the other form; 0 = not timed
-} AttentionChoice;
+// A way to run a call, and the plan compiled from it.
+typedef struct AttentionPlan {
+  AttentionGraph graph;
+  int number;          // of the configurations that cuDNN offers for the graph
+  double milliseconds; // of one call; 0 = not timed, and then the plan is not remembered
+  double other_graph;  // likewise, of the fastest plan of the backward's other graph
+  size_t workspace;    // bytes, of cuDNN's own
+  CudnnDescriptor plan;
+} AttentionPlan;
 
-// False where no choice is known. An answer that does not fit its question is ignored: where equal
-// bits are asked for, the choice never comes from a file.
-bool attention_choice_find(const Choices *all, const AttentionQuestion *question,
-                           AttentionChoice *choice);
-// A choice that was not timed, or that does not fit the question, is not stored.
-void attention_choice_keep(Choices *all, const AttentionQuestion *question,
-                           const AttentionChoice *choice);
+// The graph that the call asks for. Documents whose heads need it get ATTENTION_DETERMINISTIC.
+AttentionGraph attention_graph_of(const AttentionCall *call);
+// The index of the fastest plan that the call allows; the first one's where none was timed, -1
+// where none is allowed. Sets its other_graph.
+int attention_choose(const AttentionCall *call, AttentionPlan *list, int count);
+// The remembered graph, number and times. False where none is known. An answer that does not fit
+// the call is ignored: where equal bits are asked for, the choice never comes from a file.
+bool attention_plan_find(const Choices *all, const AttentionCall *call, AttentionPlan *plan);
+// A plan that was not timed, or that does not fit the call, is not stored.
+void attention_plan_keep(Choices *all, const AttentionCall *call, const AttentionPlan *plan);
 
 // ---- attention_plan.c. Plans are made once, at creation; a call afterwards only launches, on the
 // stream of the handle, and can be captured into a CUDA graph.
 
 typedef struct AttentionCudnn AttentionCudnn;
 
-typedef struct AttentionOptions {
-  bool deterministic; // the backward gives the same bits in every run
-  bool forward_only;  // no backward: for validation and generation
-  // The backward's other form is compiled and timed, too: kept where it is faster and allowed, else
-  // there for comparison.
-  bool both_forms;
-  // The index of a configuration that cuDNN offers, or one of the values below.
-  int forward_config, backward_config;
-  // The known choices, to which new ones are added; NULL: all configurations are timed. A choice
-  // that cuDNN no longer offers, or that no longer compiles, counts as unknown.
-  Choices *choices;
-} AttentionOptions;
-enum {
-  // Times all on scratch memory, which it frees again, and keeps the fastest; keeps the first that
-  // compiles where the scratch cannot be allocated.
-  ATTENTION_FASTEST = -1,
-  // The first that compiles. Two runs make the same choice, as `deterministic` needs.
-  ATTENTION_FIRST = -2
-};
-
-// A configuration that cuDNN offered for one direction, for the start-up table.
-typedef struct AttentionConfig {
-  int64_t engine, kernel; // cuDNN's ids
-  bool deterministic;     // of a backward: its form
-  size_t workspace;
-  double plan_seconds; // time to compile, 0 = not tried
-  double milliseconds; // median of one call, 0 = not timed
-  bool chosen;
-} AttentionConfig;
-
-// cuDNN's handle (cudnnCreate) with its stream set; it must outlive the object, as must api. NULL
-// and a sentence on failure. Waits for the device; may not be called during a capture.
+// Plans the forward of the call's shape and, where it has one, its backward. All configurations are
+// timed on scratch memory, which is freed again, and the fastest is kept; the first that compiles
+// where the scratch cannot be allocated. choices: the known plans, to which new ones are added, or
+// NULL. A known plan that cuDNN no longer offers, or that no longer compiles, counts as unknown.
+//
+// cuDNN's handle (cudnnCreate) with its stream set must outlive the object, as must api. NULL and a
+// sentence on failure. Waits for the device; may not be called during a capture.
 AttentionCudnn *attention_cudnn_create(const CudnnApi *api, CudnnHandle handle,
-                                       struct CUstream_st *stream, const AttentionShape *shape,
-                                       const AttentionOptions *options, Error *err);
+                                       struct CUstream_st *stream, const AttentionCall *call,
+                                       Choices *choices, Error *err);
 void attention_cudnn_destroy(AttentionCudnn *a); // NULL is fine
 
-// Points *list at the configurations; lives as long as the object.
-int attention_cudnn_configs(const AttentionCudnn *a, AttentionDirection direction,
-                            const AttentionConfig **list);
+// The plan of one direction; it lives as long as the object.
+const AttentionPlan *attention_cudnn_plan(const AttentionCudnn *a, bool backward);
 
-// The choice for one direction; it lives as long as the object.
-const AttentionChoice *attention_cudnn_choice(const AttentionCudnn *a,
-                                              AttentionDirection direction);
-
-// Device memory that a call needs, 256-byte aligned. Its contents are free between calls, so that
-// all layers share it.
-size_t attention_cudnn_workspace(const AttentionCudnn *a, AttentionDirection direction);
+// Device memory that both directions need, 256-byte aligned. Its contents are free between calls,
+// so that all layers share it.
+size_t attention_cudnn_workspace(const AttentionCudnn *a);
 
 // The tensors that a call reads and writes, all 16-byte aligned; the forward uses only the first
 // three and the workspace.
@@ -176,5 +159,5 @@ typedef struct AttentionTensors {
   void *workspace;
   AttentionDocuments documents; // of a shape with `rows`
 } AttentionTensors;
-int attention_cudnn_run(const AttentionCudnn *a, AttentionDirection direction,
-                        const AttentionTensors *tensors, Error *err);
+int attention_cudnn_run(const AttentionCudnn *a, bool backward, const AttentionTensors *tensors,
+                        Error *err);

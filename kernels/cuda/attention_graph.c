@@ -6,6 +6,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "kernels/gpu_backends.h"
+
 int attention_shape_check(const AttentionShape *s, Error *err) {
   if (s->B < 1 || s->T < 1 || s->H < 1 || s->KV < 1 || s->d < 1)
     return error_set(err,
@@ -60,7 +62,7 @@ typedef struct Builder {
 
 // One number for each sequence, and `more`.
 static CudnnDescriptor of_sequences(CudnnGraph *g, int64_t id, int type, int64_t count) {
-  return graph_tensor(g, id, type, (TensorShape){{count, 1, 1, 1}, {1, 1, 1, 1}});
+  return graph_tensor(g, id, type, (TensorShape){{count, 1, 1, 1}, {1, 1, 1, 1}}, NULL);
 }
 
 static Builder builder(CudnnGraph *g, const AttentionShape *s) {
@@ -76,47 +78,51 @@ static Builder builder(CudnnGraph *g, const AttentionShape *s) {
 
 // Virtual tensors.
 static CudnnDescriptor new_scores(Builder b, int type) {
-  return graph_virtual(b.g, type, scores(b.s));
+  return graph_tensor(b.g, GRAPH_VIRTUAL, type, scores(b.s), NULL);
 }
 static CudnnDescriptor new_column(Builder b) {
-  return graph_virtual(b.g, DATA_FLOAT, column(b.s));
+  return graph_tensor(b.g, GRAPH_VIRTUAL, DATA_FLOAT, column(b.s), NULL);
+}
+static CudnnDescriptor new_heads(Builder b, int type) {
+  return graph_tensor(b.g, GRAPH_VIRTUAL, type, packed_heads(b.s), NULL);
 }
 static CudnnDescriptor transpose_scores(Builder b, CudnnDescriptor x) {
-  return graph_reshape(b.g, x, graph_virtual(b.g, DATA_BFLOAT16, transposed(scores(b.s))));
+  const TensorShape shape = transposed(scores(b.s));
+  return graph_reshape(b.g, x, graph_tensor(b.g, GRAPH_VIRTUAL, DATA_BFLOAT16, shape, NULL));
 }
 
 // Real tensors: packed rows of qkv and dqkv, with `heads` heads from one column on; rows of H heads
 // alone; and statistics of rows.
 static CudnnDescriptor qkv_tensor(Builder b, int64_t id, int64_t heads) {
-  return graph_ragged(b.g, id, DATA_BFLOAT16, in_rows(b.s, heads, attention_row(b.s)),
+  return graph_tensor(b.g, id, DATA_BFLOAT16, in_rows(b.s, heads, attention_row(b.s)),
                       b.qkv_offsets);
 }
 static CudnnDescriptor qkv_transposed(Builder b, int64_t id) {
-  return graph_ragged(b.g, id, DATA_BFLOAT16, transposed(in_rows(b.s, b.s->KV, attention_row(b.s))),
+  return graph_tensor(b.g, id, DATA_BFLOAT16, transposed(in_rows(b.s, b.s->KV, attention_row(b.s))),
                       b.qkv_offsets);
 }
 static CudnnDescriptor heads_tensor(Builder b, int64_t id, int type) {
-  return graph_ragged(b.g, id, type, in_rows(b.s, b.s->H, b.s->H * b.s->d), b.o_offsets);
+  return graph_tensor(b.g, id, type, in_rows(b.s, b.s->H, b.s->H * b.s->d), b.o_offsets);
 }
 // Scratch of documents: cuDNN takes the offsets of the gradient that it becomes, times `wider`, as
 // it is that much wider, and ignores others.
 static CudnnDescriptor scratch_tensor(Builder b, int64_t id, int type, int64_t wider) {
-  return graph_ragged(b.g, id, type, in_rows(b.s, b.s->H, attention_row(b.s) * wider),
+  return graph_tensor(b.g, id, type, in_rows(b.s, b.s->H, attention_row(b.s) * wider),
                       b.qkv_offsets);
 }
 static CudnnDescriptor statistic(Builder b, int64_t id) {
-  return graph_ragged(b.g, id, DATA_FLOAT, b.lengths ? column_of_rows(b.s) : column(b.s),
+  return graph_tensor(b.g, id, DATA_FLOAT, b.lengths ? column_of_rows(b.s) : column(b.s),
                       b.lse_offsets);
 }
 
 // Products with as many queries or keys as the sequence has.
 static CudnnDescriptor scores_of(Builder b, CudnnDescriptor x, CudnnDescriptor y_transposed) {
   const ProductSizes sizes = {.m = b.lengths, .n = b.lengths};
-  return graph_matmul_sized(b.g, sizes, x, y_transposed, new_scores(b, DATA_FLOAT));
+  return graph_matmul(b.g, sizes, x, y_transposed, new_scores(b, DATA_FLOAT));
 }
 static CudnnDescriptor scores_times(Builder b, CudnnDescriptor scores, CudnnDescriptor x,
                                     CudnnDescriptor out) {
-  return graph_matmul_sized(b.g, (ProductSizes){.m = b.lengths, .k = b.lengths}, scores, x, out);
+  return graph_matmul(b.g, (ProductSizes){.m = b.lengths, .k = b.lengths}, scores, x, out);
 }
 
 // x where `keep`, the mask's value elsewhere.
@@ -135,7 +141,7 @@ static ScoreIndex score_index(Builder b, CudnnDescriptor x) {
 }
 
 static CudnnDescriptor compare(Builder b, int mode, CudnnDescriptor x, CudnnDescriptor y) {
-  return graph_binary(b.g, mode, x, y, new_scores(b, DATA_BOOLEAN));
+  return graph_pointwise(b.g, mode, x, y, new_scores(b, DATA_BOOLEAN));
 }
 
 // x where both lie in the sequence. Products of its sizes and the causal mask leave out the others,
@@ -167,38 +173,27 @@ static Inputs inputs(Builder b) {
 // scale q k^T
 static CudnnDescriptor scaled_scores(Builder b, Inputs in) {
   CudnnDescriptor x = scores_of(b, in.q, in.k_transposed);
-  return graph_binary(b.g, POINTWISE_MUL, x, in.scale, new_scores(b, DATA_FLOAT));
-}
-
-static int finish(CudnnGraph *g, CudnnHandle handle, Error *err) {
-  if (graph_finish(g, handle, err) == 0) return 0;
-  graph_destroy(g);
-  return error_prefix(err, "building the attention graph");
+  return graph_pointwise(b.g, POINTWISE_MUL, x, in.scale, new_scores(b, DATA_FLOAT));
 }
 
 // ---- The graphs
 
-int attention_graph_forward(CudnnGraph *g, const CudnnApi *api, CudnnHandle handle,
-                            const AttentionShape *s, Error *err) {
-  if (attention_shape_check(s, err)) return -1;
-  graph_begin(g, api);
-  const Builder b = builder(g, s);
-  const Inputs in = inputs(b);
-  CudnnDescriptor v = qkv_tensor(b, ATTENTION_V, s->KV);
+static void forward(Builder b, Inputs in) {
+  CudnnGraph *g = b.g;
+  CudnnDescriptor v = qkv_tensor(b, ATTENTION_V, b.s->KV);
   CudnnDescriptor o = heads_tensor(b, ATTENTION_O, DATA_BFLOAT16);
   CudnnDescriptor lse = statistic(b, ATTENTION_LSE);
 
   CudnnDescriptor x = causal_mask(b, scaled_scores(b, in));
   CudnnDescriptor largest = graph_reduce(g, REDUCE_TENSOR_MAX, x, new_column(b));
-  x = graph_binary(g, POINTWISE_SUB, x, largest, new_scores(b, DATA_FLOAT));
-  CudnnDescriptor e = graph_unary(g, POINTWISE_EXP, x, new_scores(b, DATA_FLOAT));
+  x = graph_pointwise(g, POINTWISE_SUB, x, largest, new_scores(b, DATA_FLOAT));
+  CudnnDescriptor e = graph_pointwise(g, POINTWISE_EXP, x, NULL, new_scores(b, DATA_FLOAT));
   CudnnDescriptor sum = graph_reduce(g, REDUCE_TENSOR_ADD, e, new_column(b));
-  CudnnDescriptor log_sum = graph_unary(g, POINTWISE_LOG, sum, new_column(b));
-  graph_binary(g, POINTWISE_ADD, largest, log_sum, lse);
+  CudnnDescriptor log_sum = graph_pointwise(g, POINTWISE_LOG, sum, NULL, new_column(b));
+  graph_pointwise(g, POINTWISE_ADD, largest, log_sum, lse);
   // fp32 here matches no engine
-  CudnnDescriptor p = graph_binary(g, POINTWISE_DIV, e, sum, new_scores(b, DATA_BFLOAT16));
+  CudnnDescriptor p = graph_pointwise(g, POINTWISE_DIV, e, sum, new_scores(b, DATA_BFLOAT16));
   scores_times(b, p, v, o);
-  return finish(g, handle, err);
 }
 
 // The gradient of k or v, id ATTENTION_DK or _DV: x^T y for each query head, then the sum over each
@@ -213,7 +208,7 @@ static void head_gradient(Builder b, int64_t id, int64_t heads_id, CudnnDescript
     return;
   }
   CudnnDescriptor heads = b.lengths ? scratch_tensor(b, heads_id, DATA_BFLOAT16, s->H / s->KV)
-                                    : graph_virtual(b.g, DATA_BFLOAT16, packed_heads(s));
+                                    : new_heads(b, DATA_BFLOAT16);
   graph_reduce(b.g, REDUCE_TENSOR_ADD, scores_times(b, x_transposed, y, heads), gradient);
 }
 
@@ -228,15 +223,12 @@ static void query_gradient(Builder b, bool deterministic, CudnnDescriptor ds, Cu
   }
   CudnnDescriptor sum = b.lengths ? scratch_tensor(b, ATTENTION_DQ_SUM, DATA_FLOAT, 1)
                                   : heads_tensor(b, ATTENTION_DQ_SUM, DATA_FLOAT);
-  graph_unary(b.g, POINTWISE_IDENTITY, scores_times(b, ds, k, sum), dq);
+  graph_pointwise(b.g, POINTWISE_IDENTITY, scores_times(b, ds, k, sum), NULL, dq);
 }
 
-int attention_graph_backward(CudnnGraph *g, const CudnnApi *api, CudnnHandle handle,
-                             const AttentionShape *s, bool deterministic, Error *err) {
-  if (attention_shape_check(s, err)) return -1;
-  graph_begin(g, api);
-  const Builder b = builder(g, s);
-  const Inputs in = inputs(b);
+static void backward(Builder b, Inputs in, bool deterministic) {
+  CudnnGraph *g = b.g;
+  const AttentionShape *s = b.s;
   CudnnDescriptor v_transposed = qkv_transposed(b, ATTENTION_V);
   CudnnDescriptor o = heads_tensor(b, ATTENTION_O, DATA_BFLOAT16);
   CudnnDescriptor d_o = heads_tensor(b, ATTENTION_DO, DATA_BFLOAT16);
@@ -244,31 +236,41 @@ int attention_graph_backward(CudnnGraph *g, const CudnnApi *api, CudnnHandle han
   CudnnDescriptor row_sum = statistic(b, ATTENTION_ROW_SUM);
 
   // Row sums of do * o. Without the product with one they cost B H T^2 4 bytes of workspace.
-  CudnnDescriptor x =
-      graph_binary(g, POINTWISE_MUL, d_o, o, graph_virtual(g, DATA_FLOAT, packed_heads(s)));
+  CudnnDescriptor x = graph_pointwise(g, POINTWISE_MUL, d_o, o, new_heads(b, DATA_FLOAT));
   x = graph_reduce(g, REDUCE_TENSOR_ADD, x, new_column(b));
-  graph_binary(g, POINTWISE_MUL, x, graph_scalar(g, ATTENTION_ONE), row_sum);
+  graph_pointwise(g, POINTWISE_MUL, x, graph_scalar(g, ATTENTION_ONE), row_sum);
 
   // p = exp(scale q k^T - lse)
   x = scaled_scores(b, in);
   if (b.lengths && deterministic) x = length_mask(b, x);
-  x = graph_binary(g, POINTWISE_SUB, x, lse, new_scores(b, DATA_FLOAT));
+  x = graph_pointwise(g, POINTWISE_SUB, x, lse, new_scores(b, DATA_FLOAT));
   x = causal_mask(b, x);
-  CudnnDescriptor p = graph_unary(g, POINTWISE_EXP, x, new_scores(b, DATA_FLOAT));
+  CudnnDescriptor p = graph_pointwise(g, POINTWISE_EXP, x, NULL, new_scores(b, DATA_FLOAT));
   head_gradient(b, ATTENTION_DV, ATTENTION_DV_HEADS, transpose_scores(b, p), d_o);
 
   // ds = scale p (do v^T - row sum)
   x = scores_of(b, d_o, v_transposed);
-  x = graph_binary(g, POINTWISE_SUB, x, row_sum, new_scores(b, DATA_FLOAT));
-  x = graph_binary(g, POINTWISE_MUL, x, p, new_scores(b, DATA_FLOAT));
-  CudnnDescriptor ds = graph_binary(g, POINTWISE_MUL, x, in.scale, new_scores(b, DATA_FLOAT));
+  x = graph_pointwise(g, POINTWISE_SUB, x, row_sum, new_scores(b, DATA_FLOAT));
+  x = graph_pointwise(g, POINTWISE_MUL, x, p, new_scores(b, DATA_FLOAT));
+  CudnnDescriptor ds = graph_pointwise(g, POINTWISE_MUL, x, in.scale, new_scores(b, DATA_FLOAT));
   head_gradient(b, ATTENTION_DK, ATTENTION_DK_HEADS, transpose_scores(b, ds), in.q);
 
-  CudnnDescriptor k = graph_reshape(
-      g, in.k_transposed,
-      graph_virtual_ragged(g, DATA_BFLOAT16, in_rows(s, s->KV, attention_row(s)), b.qkv_offsets));
+  CudnnDescriptor k = graph_reshape(g, in.k_transposed, qkv_tensor(b, GRAPH_VIRTUAL, s->KV));
   query_gradient(b, deterministic, ds, k);
-  return finish(g, handle, err);
+}
+
+int attention_graph(CudnnGraph *g, const CudnnApi *api, CudnnHandle handle, const AttentionShape *s,
+                    AttentionGraph graph, Error *err) {
+  if (attention_shape_check(s, err)) return -1;
+  graph_begin(g, api);
+  const Builder b = builder(g, s);
+  if (graph == ATTENTION_FORWARD)
+    forward(b, inputs(b));
+  else
+    backward(b, inputs(b), graph == ATTENTION_DETERMINISTIC);
+  if (graph_finish(g, handle, err) == 0) return 0;
+  graph_destroy(g);
+  return error_prefix(err, "building the attention graph");
 }
 
 // ---- Tables of documents
@@ -317,48 +319,73 @@ void attention_table_fill(const AttentionShape *s, const int32_t *lengths, int64
 
 // ---- Choices
 
-// True for a choice that was timed and answers its question: its form may be chosen, and it is the
-// first configuration where that was asked for.
-static bool answers(const AttentionQuestion *q, const AttentionChoice *c) {
-  return isfinite(c->milliseconds) && c->milliseconds > 0 && isfinite(c->other_form) &&
-         c->other_form >= 0 && c->number >= 0 && (!q->first || c->number == 0) &&
-         (c->deterministic == q->deterministic || (q->both_forms && c->deterministic));
+AttentionGraph attention_graph_of(const AttentionCall *call) {
+  const AttentionShape *s = &call->shape;
+  if (!call->backward) return ATTENTION_FORWARD;
+  return call->deterministic || (s->rows > 0 && documents_need_deterministic(s->d))
+             ? ATTENTION_DETERMINISTIC
+             : ATTENTION_BACKWARD;
+}
+
+static bool allows(const AttentionCall *call, AttentionGraph graph) {
+  return graph == attention_graph_of(call) ||
+         (call->backward && call->both_graphs && graph == ATTENTION_DETERMINISTIC);
+}
+
+int attention_choose(const AttentionCall *call, AttentionPlan *list, int count) {
+  int best = -1;
+  for (int i = 0; i < count; i++)
+    if (allows(call, list[i].graph) && (best < 0 || list[i].milliseconds < list[best].milliseconds))
+      best = i;
+  if (best < 0) return -1;
+  double *other = &list[best].other_graph;
+  for (int i = 0; i < count; i++)
+    if (list[i].graph != list[best].graph && (*other == 0 || list[i].milliseconds < *other))
+      *other = list[i].milliseconds;
+  return best;
+}
+
+// True for a plan that was timed and may be the call's. Where equal bits are asked for that is the
+// first configuration alone.
+static bool fits(const AttentionCall *call, const AttentionPlan *p) {
+  return isfinite(p->milliseconds) && p->milliseconds > 0 && isfinite(p->other_graph) &&
+         p->other_graph >= 0 && p->number >= 0 && (!call->deterministic || p->number == 0) &&
+         allows(call, p->graph);
 }
 
 typedef struct QuestionText {
   char text[160];
 } QuestionText;
 
-// B T H KV d rows direction deterministic both first
-static QuestionText text_of(const AttentionQuestion *q) {
-  const AttentionShape *s = &q->shape;
+// B T H KV d rows backward deterministic both_graphs
+static QuestionText text_of(const AttentionCall *call) {
+  const AttentionShape *s = &call->shape;
   QuestionText t;
   snprintf(t.text, sizeof t.text,
-           "%" PRId64 " %" PRId64 " %" PRId64 " %" PRId64 " %" PRId64 " %" PRId64 " %d %d %d %d",
-           s->B, s->T, s->H, s->KV, s->d, s->rows, (int)q->direction, q->deterministic,
-           q->both_forms, q->first);
+           "%" PRId64 " %" PRId64 " %" PRId64 " %" PRId64 " %" PRId64 " %" PRId64 " %d %d %d", s->B,
+           s->T, s->H, s->KV, s->d, s->rows, call->backward, call->deterministic,
+           call->both_graphs);
   return t;
 }
 
-// The answer: number engine kernel form and two times.
-bool attention_choice_find(const Choices *all, const AttentionQuestion *question,
-                           AttentionChoice *c) {
-  const char *answer = choices_find(all, text_of(question).text);
-  int form, used = 0;
+// The answer: graph, number and two times.
+bool attention_plan_find(const Choices *all, const AttentionCall *call, AttentionPlan *p) {
+  const char *answer = choices_find(all, text_of(call).text);
+  int graph, used = 0;
+  *p = (AttentionPlan){0};
   if (!answer ||
-      sscanf(answer, "%d %" SCNd64 " %" SCNd64 " %d %lf %lf%n", &c->number, &c->engine, &c->kernel,
-             &form, &c->milliseconds, &c->other_form, &used) != 6 ||
+      sscanf(answer, "%d %d %lf %lf%n", &graph, &p->number, &p->milliseconds, &p->other_graph,
+             &used) != 4 ||
       answer[used] != '\n')
     return false;
-  c->deterministic = form != 0;
-  return answers(question, c);
+  p->graph = (AttentionGraph)graph;
+  return fits(call, p);
 }
 
-void attention_choice_keep(Choices *all, const AttentionQuestion *question,
-                           const AttentionChoice *c) {
-  char answer[160];
-  if (!answers(question, c)) return;
-  snprintf(answer, sizeof answer, "%d %" PRId64 " %" PRId64 " %d %.9g %.9g", c->number, c->engine,
-           c->kernel, c->deterministic, c->milliseconds, c->other_form);
-  choices_keep(all, text_of(question).text, answer);
+void attention_plan_keep(Choices *all, const AttentionCall *call, const AttentionPlan *p) {
+  char answer[80];
+  if (!fits(call, p)) return;
+  snprintf(answer, sizeof answer, "%d %d %.9g %.9g", (int)p->graph, p->number, p->milliseconds,
+           p->other_graph);
+  choices_keep(all, text_of(call).text, answer);
 }

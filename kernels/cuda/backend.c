@@ -6,8 +6,9 @@
 
 #include "base/os.h"
 #include "base/memory.h"
-#include "kernels/cuda/gpu.h"
+#include "kernels/cuda/attention.h"
 #include "kernels/cuda/cuda.h"
+#include "kernels/cuda/gpu.h"
 #include "kernels/record.h"
 
 // ---- Profilers
@@ -174,7 +175,7 @@ int cuda_ready(Cuda *c, const char *name, Error *err) {
       be->description, sizeof be->description,
       "%.100s, compute capability %d.%d, CUDA %d.%d, driver %d.%d, cuBLASLt %zu, cuDNN %zu%s%.280s",
       gpu->name, gpu->major, gpu->minor, gpu->runtime / 1000, gpu->runtime % 1000 / 10,
-      gpu->driver / 1000, gpu->driver % 1000 / 10, gpu->cublaslt, c->cudnn.version,
+      gpu->driver / 1000, gpu->driver % 1000 / 10, gpu->cublaslt, cuda_cudnn_version(c),
       *gpu->choice ? "; " : "", gpu->choice);
   be->memory_bytes =
       gpu->memory_bytes > gpu->used_before ? gpu->memory_bytes - gpu->used_before : 0;

@@ -2,7 +2,6 @@
 // the operations that have nothing to fuse. A backend starts with a Cuda, sets its own operations,
 // and calls its own kernels; this part depends on neither backend.
 #pragma once
-#include "kernels/cuda/attention.h"
 #include "kernels/cuda/gemm.h"
 #include "kernels/cuda/kernels.h"
 #include "kernels/cuda/muon.h"
@@ -14,7 +13,8 @@ extern "C" {
 
 // Generation's attention splits a token's keys over this many blocks per head.
 enum { DECODE_SPLITS = 16 };
-enum { MAX_ATTENTION_SHAPES = 8, STAGES = 4, STAGE_BYTES = 1 << 20 };
+enum { MAX_ATTENTION_SHAPES = 8 }; // that are planned for at a time
+enum { STAGES = 4, STAGE_BYTES = 1 << 20 };
 
 // A part of a step, launched the first time and replayed as a CUDA graph later.
 typedef struct Recording {
@@ -22,22 +22,13 @@ typedef struct Recording {
   cudaGraphExec_t graph; // from the second call on
 } Recording;
 
-// The attention plan of one shape. The run's own shape comes first and stays, since recorded steps
-// use it; a new shape replaces the least recently used one of the others.
-typedef struct PlannedAttention {
-  AttentionShape shape;
-  AttentionCudnn *plan; // NULL in an empty entry
-  void *workspace;      // the plan's own
-  size_t bytes;         // of workspace
-  int64_t last_call;    // the value of Cuda.attention_calls at its last call
-} PlannedAttention;
-
 typedef struct Workspace {
   void *memory;
   size_t bytes;
 } Workspace;
 
-typedef struct Snapshot Snapshot; // snapshot.c
+typedef struct Attention Attention; // attention.c
+typedef struct Snapshot Snapshot;   // snapshot.c
 
 typedef struct Cuda {
   Backend base;       // first: a Backend * of a GPU backend is a Cuda *
@@ -69,17 +60,7 @@ typedef struct Cuda {
   int table_count;
   Muon muon;
   void (*orthogonalize)(struct Cuda *c, const MuonLaunch *launch);
-  // cuDNN
-  CudnnApi cudnn;
-  CudnnHandle cudnn_handle;
-  PlannedAttention attention[MAX_ATTENTION_SHAPES];
-  int attention_count;
-  int64_t attention_calls;
-  Choices attention_choices;
-  struct {
-    void *table, *host; // attention.h's; in pieces on its way to the GPU
-    int64_t calls;      // of attention, as document_calls cuts them; 0: no documents are set
-  } documents;
+  Attention *attention;
   Snapshot *snapshot; // NULL where the state is never copied during a step
 } Cuda;
 
@@ -123,7 +104,10 @@ void cuda_snapshot_close(Cuda *c); // waits for a running snapshot
 // ---- attention.c
 int cuda_attention_open(Cuda *c, Error *err);
 void cuda_attention_close(Cuda *c);
+size_t cuda_cudnn_version(const Cuda *c);
 void cuda_set_documents(Backend *be, const int32_t *lengths, int64_t count);
+// True where the documents that are set take the calls of attention that a usual batch takes.
+bool cuda_documents_are_usual(const Cuda *c);
 AttentionOp cuda_attention;
 AttentionBackwardOp cuda_attention_backward;
 

@@ -3,10 +3,7 @@
 #include <assert.h>
 #include <dlfcn.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
-
-#include "base/memory.h"
 
 // ---- The library
 
@@ -163,9 +160,9 @@ static CudnnDescriptor make(CudnnGraph *g, int type, const Attribute *list, int 
 
 // ---- Tensors
 
-// is: an attribute that makes it a special one, or 0. offsets as in graph_ragged.
+// is: an attribute that makes it a special one, or 0. offsets as in graph_tensor.
 static CudnnDescriptor tensor(CudnnGraph *g, int64_t id, int type, const TensorShape *shape, int is,
-                              CudnnDescriptor offsets, const char *doing) {
+                              CudnnDescriptor offsets) {
   static const int64_t alignment = 16;
   static const bool yes = true;
   const Attribute list[] = {
@@ -177,32 +174,20 @@ static CudnnDescriptor tensor(CudnnGraph *g, int64_t id, int type, const TensorS
       {is, TYPE_BOOLEAN, 1, is ? &yes : NULL},
       LINK(ATTR_TENSOR_RAGGED_OFFSET_DESC, offsets),
   };
-  return make(g, BACKEND_TENSOR_DESCRIPTOR, COUNTED(list), doing);
+  return make(g, BACKEND_TENSOR_DESCRIPTOR, COUNTED(list), "finalizing a tensor");
 }
 
-CudnnDescriptor graph_tensor(CudnnGraph *g, int64_t id, int type, TensorShape shape) {
-  return graph_ragged(g, id, type, shape, NULL);
-}
-
-CudnnDescriptor graph_ragged(CudnnGraph *g, int64_t id, int type, TensorShape shape,
+CudnnDescriptor graph_tensor(CudnnGraph *g, int64_t id, int type, TensorShape shape,
                              CudnnDescriptor offsets) {
   assert(id < GRAPH_FIRST_VIRTUAL);
-  return tensor(g, id, type, &shape, 0, offsets, "finalizing a tensor");
-}
-
-CudnnDescriptor graph_virtual(CudnnGraph *g, int type, TensorShape shape) {
-  return graph_virtual_ragged(g, type, shape, NULL);
-}
-
-CudnnDescriptor graph_virtual_ragged(CudnnGraph *g, int type, TensorShape shape,
-                                     CudnnDescriptor offsets) {
-  return tensor(g, ++g->virtual_id, type, &shape, ATTR_TENSOR_IS_VIRTUAL, offsets,
-                "finalizing a virtual tensor");
+  if (id == GRAPH_VIRTUAL)
+    return tensor(g, ++g->virtual_id, type, &shape, ATTR_TENSOR_IS_VIRTUAL, offsets);
+  return tensor(g, id, type, &shape, 0, offsets);
 }
 
 CudnnDescriptor graph_scalar(CudnnGraph *g, int64_t id) {
   const TensorShape one = {{1, 1, 1, 1}, {1, 1, 1, 1}};
-  return tensor(g, id, DATA_FLOAT, &one, ATTR_TENSOR_IS_BY_VALUE, NULL, "finalizing a scalar");
+  return tensor(g, id, DATA_FLOAT, &one, ATTR_TENSOR_IS_BY_VALUE, NULL);
 }
 
 // ---- Operations
@@ -219,13 +204,8 @@ static CudnnDescriptor operation(CudnnGraph *g, int type, const Attribute *list,
   return result;
 }
 
-CudnnDescriptor graph_matmul(CudnnGraph *g, CudnnDescriptor a, CudnnDescriptor b,
-                             CudnnDescriptor c) {
-  return graph_matmul_sized(g, (ProductSizes){NULL, NULL, NULL}, a, b, c);
-}
-
-CudnnDescriptor graph_matmul_sized(CudnnGraph *g, ProductSizes sizes, CudnnDescriptor a,
-                                   CudnnDescriptor b, CudnnDescriptor c) {
+CudnnDescriptor graph_matmul(CudnnGraph *g, ProductSizes sizes, CudnnDescriptor a,
+                             CudnnDescriptor b, CudnnDescriptor c) {
   const Attribute product[] = {{ATTR_MATMUL_COMP_TYPE, TYPE_DATA_TYPE, 1, &fp32}};
   CudnnDescriptor parameters =
       make(g, BACKEND_MATMUL_DESCRIPTOR, COUNTED(product), "finalizing a matrix product");
@@ -265,12 +245,8 @@ static CudnnDescriptor pointwise(CudnnGraph *g, int mode, int64_t axis, CudnnDes
   return operation(g, BACKEND_OPERATION_POINTWISE_DESCRIPTOR, COUNTED(list), y);
 }
 
-CudnnDescriptor graph_unary(CudnnGraph *g, int mode, CudnnDescriptor x, CudnnDescriptor y) {
-  return pointwise(g, mode, -1, x, NULL, NULL, y);
-}
-
-CudnnDescriptor graph_binary(CudnnGraph *g, int mode, CudnnDescriptor x, CudnnDescriptor b,
-                             CudnnDescriptor y) {
+CudnnDescriptor graph_pointwise(CudnnGraph *g, int mode, CudnnDescriptor x, CudnnDescriptor b,
+                                CudnnDescriptor y) {
   return pointwise(g, mode, -1, x, b, NULL, y);
 }
 
@@ -320,56 +296,17 @@ int graph_finish(CudnnGraph *g, CudnnHandle handle, Error *err) {
   return report(g, err);
 }
 
+void descriptors_destroy(const CudnnApi *api, const CudnnDescriptor *list, int count) {
+  while (count-- > 0)
+    if (list[count]) api->destroy_descriptor(list[count]);
+}
+
 void graph_destroy(CudnnGraph *g) {
-  while (g->owned_count > 0) g->api->destroy_descriptor(g->owned[--g->owned_count]);
+  descriptors_destroy(g->api, g->owned, g->owned_count);
+  g->owned_count = 0;
 }
 
-// ---- Configurations
-
-void configs_destroy(const CudnnApi *api, CudnnConfig *list, int count) {
-  for (int i = 0; i < count; i++) {
-    if (list[i].descriptor) api->destroy_descriptor(list[i].descriptor);
-    list[i].descriptor = NULL;
-  }
-}
-
-// Reads one value of a finished descriptor; false: cuDNN does not tell.
-static bool tells(const CudnnApi *api, CudnnDescriptor d, int name, int type, void *value) {
-  int64_t got = 0;
-  return api->get_attribute(d, name, type, 1, &got, value) == 0;
-}
-
-// Reads the engine's id and its choice of kernel, -1 where cuDNN does not tell: they only name a
-// configuration to people.
-static void config_describe(const CudnnApi *api, CudnnConfig *config) {
-  enum { KNOBS = 8 };
-  CudnnDescriptor engine = NULL, knobs[KNOBS] = {NULL};
-  int64_t got = 0;
-  config->engine = config->kernel = -1;
-  if (api->create_descriptor(BACKEND_ENGINE_DESCRIPTOR, &engine) == 0) {
-    if (!tells(api, config->descriptor, ATTR_ENGINECFG_ENGINE, TYPE_BACKEND_DESCRIPTOR, &engine) ||
-        !tells(api, engine, ATTR_ENGINE_GLOBAL_INDEX, TYPE_INT64, &config->engine))
-      config->engine = -1;
-    api->destroy_descriptor(engine);
-  }
-  int made = 0;
-  while (made < KNOBS && api->create_descriptor(BACKEND_KNOB_CHOICE_DESCRIPTOR, &knobs[made]) == 0)
-    made++;
-  if (api->get_attribute(config->descriptor, ATTR_ENGINECFG_KNOB_CHOICES, TYPE_BACKEND_DESCRIPTOR,
-                         made, &got, knobs))
-    got = 0;
-  for (int64_t i = 0; i < made; i++) {
-    int type = -1;
-    int64_t value = -1;
-    if (i < got && tells(api, knobs[i], ATTR_KNOB_CHOICE_KNOB_TYPE, TYPE_KNOB_TYPE, &type) &&
-        type == KNOB_TYPE_KERNEL_CFG &&
-        tells(api, knobs[i], ATTR_KNOB_CHOICE_KNOB_VALUE, TYPE_INT64, &value))
-      config->kernel = value;
-    api->destroy_descriptor(knobs[i]);
-  }
-}
-
-int graph_configs(const CudnnGraph *g, CudnnDescriptor device, CudnnConfig *list, int max,
+int graph_configs(const CudnnGraph *g, CudnnDescriptor device, CudnnDescriptor *list, int max,
                   int *count, Error *err) {
   const CudnnApi *api = g->api;
   const int mode = HEUR_MODE_A;
@@ -381,19 +318,14 @@ int graph_configs(const CudnnGraph *g, CudnnDescriptor device, CudnnConfig *list
                                   LINK(ATTR_ENGINEHEUR_DEVICEPROP, device)};
   CudnnDescriptor heuristic = make(&h, BACKEND_ENGINEHEUR_DESCRIPTOR, COUNTED(attributes),
                                    "finalizing the engine heuristic");
-  CudnnDescriptor *results = xcalloc((size_t)max, sizeof *results);
-  for (int i = 0; i < max && !failed(&h); i++) {
-    cudnn_check(api, api->create_descriptor(BACKEND_ENGINECFG_DESCRIPTOR, &list[i].descriptor),
+  for (int i = 0; i < max && !failed(&h); i++)
+    cudnn_check(api, api->create_descriptor(BACKEND_ENGINECFG_DESCRIPTOR, &list[i]),
                 "creating an engine configuration", &h.error);
-    results[i] = list[i].descriptor;
-  }
   const int64_t got = get(&h, heuristic, ATTR_ENGINEHEUR_RESULTS, TYPE_BACKEND_DESCRIPTOR, max,
-                          results, "asking for engine configurations");
-  free(results);
+                          list, "asking for engine configurations");
   graph_destroy(&h);
   *count = got < max ? (int)got : max;
-  configs_destroy(api, list + *count, max - *count);
-  for (int i = 0; i < *count; i++) config_describe(api, &list[i]);
+  descriptors_destroy(api, list + *count, max - *count);
   return report(&h, err);
 }
 
@@ -415,14 +347,21 @@ int plan_create(const CudnnApi *api, CudnnDescriptor config, CudnnDescriptor *pl
   return -1;
 }
 
-int plan_execute(const CudnnApi *api, CudnnHandle handle, CudnnDescriptor plan, int count,
-                 const int64_t *ids, const void *const *pointers, const void *workspace,
-                 Error *err) {
+int plan_execute(const CudnnApi *api, CudnnHandle handle, CudnnDescriptor plan,
+                 const void *const *tensors, int ids, const void *workspace, Error *err) {
   CudnnGraph g; // owns the pack, and keeps the first failure
+  int64_t id[GRAPH_FIRST_VIRTUAL];
+  const void *address[GRAPH_FIRST_VIRTUAL];
+  int count = 0;
+  for (int i = 0; i < ids; i++) {
+    if (!tensors[i]) continue;
+    id[count] = i;
+    address[count++] = tensors[i];
+  }
   graph_begin(&g, api);
   const Attribute list[] = {
-      {ATTR_VARIANT_PACK_UNIQUE_IDS, TYPE_INT64, count, ids},
-      {ATTR_VARIANT_PACK_DATA_POINTERS, TYPE_VOID_PTR, count, pointers},
+      {ATTR_VARIANT_PACK_UNIQUE_IDS, TYPE_INT64, count, id},
+      {ATTR_VARIANT_PACK_DATA_POINTERS, TYPE_VOID_PTR, count, address},
       {ATTR_VARIANT_PACK_WORKSPACE, TYPE_VOID_PTR, 1, &workspace},
   };
   CudnnDescriptor pack =

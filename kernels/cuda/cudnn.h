@@ -29,13 +29,13 @@ const char *library_functions(void *library, const LibraryFunction *list, size_t
 #define CUDNN_CONSTANTS(X) \
   X(DATA_FLOAT, 0) X(DATA_INT32, 4) X(DATA_BFLOAT16, 9) X(DATA_INT64, 10) X(DATA_BOOLEAN, 11) \
   X(TYPE_HANDLE, 0) X(TYPE_DATA_TYPE, 1) X(TYPE_BOOLEAN, 2) X(TYPE_INT64, 3) X(TYPE_FLOAT, 4) \
-  X(TYPE_VOID_PTR, 6) X(TYPE_HEUR_MODE, 8) X(TYPE_KNOB_TYPE, 9) X(TYPE_POINTWISE_MODE, 14) \
+  X(TYPE_VOID_PTR, 6) X(TYPE_HEUR_MODE, 8) X(TYPE_POINTWISE_MODE, 14) \
   X(TYPE_BACKEND_DESCRIPTOR, 15) X(TYPE_REDUCTION_OPERATOR_TYPE, 18) X(TYPE_CHAR, 24) \
-  X(BACKEND_POINTWISE_DESCRIPTOR, 0) X(BACKEND_ENGINE_DESCRIPTOR, 2) \
+  X(BACKEND_POINTWISE_DESCRIPTOR, 0) \
   X(BACKEND_ENGINECFG_DESCRIPTOR, 3) X(BACKEND_ENGINEHEUR_DESCRIPTOR, 4) \
-  X(BACKEND_EXECUTION_PLAN_DESCRIPTOR, 5) X(BACKEND_KNOB_CHOICE_DESCRIPTOR, 7) \
-  X(BACKEND_OPERATION_POINTWISE_DESCRIPTOR, 13) X(BACKEND_OPERATIONGRAPH_DESCRIPTOR, 15) \
-  X(BACKEND_VARIANT_PACK_DESCRIPTOR, 16) X(BACKEND_TENSOR_DESCRIPTOR, 17) \
+  X(BACKEND_EXECUTION_PLAN_DESCRIPTOR, 5) X(BACKEND_OPERATION_POINTWISE_DESCRIPTOR, 13) \
+  X(BACKEND_OPERATIONGRAPH_DESCRIPTOR, 15) X(BACKEND_VARIANT_PACK_DESCRIPTOR, 16) \
+  X(BACKEND_TENSOR_DESCRIPTOR, 17) \
   X(BACKEND_MATMUL_DESCRIPTOR, 18) X(BACKEND_OPERATION_MATMUL_DESCRIPTOR, 19) \
   X(BACKEND_REDUCTION_DESCRIPTOR, 21) X(BACKEND_OPERATION_REDUCTION_DESCRIPTOR, 22) \
   X(BACKEND_OPERATION_RESHAPE_DESCRIPTOR, 31) X(BACKEND_DEVICEPROP_DESCRIPTOR, 38) \
@@ -43,14 +43,11 @@ const char *library_functions(void *library, const LibraryFunction *list, size_t
   X(POINTWISE_EXP, 13) X(POINTWISE_LOG, 15) X(POINTWISE_IDENTITY, 21) X(POINTWISE_CMP_GE, 303) \
   X(POINTWISE_CMP_LT, 304) X(POINTWISE_LOGICAL_AND, 400) X(POINTWISE_GEN_INDEX, 501) \
   X(POINTWISE_BINARY_SELECT, 601) \
-  X(REDUCE_TENSOR_ADD, 0) X(REDUCE_TENSOR_MAX, 3) X(HEUR_MODE_A, 3) X(KNOB_TYPE_KERNEL_CFG, 24) \
+  X(REDUCE_TENSOR_ADD, 0) X(REDUCE_TENSOR_MAX, 3) X(HEUR_MODE_A, 3) \
   X(ATTR_POINTWISE_MODE, 0) X(ATTR_POINTWISE_MATH_PREC, 1) X(ATTR_POINTWISE_AXIS, 9) \
   X(ATTR_ENGINEHEUR_MODE, 200) X(ATTR_ENGINEHEUR_OPERATION_GRAPH, 201) \
   X(ATTR_ENGINEHEUR_RESULTS, 202) X(ATTR_ENGINEHEUR_DEVICEPROP, 204) \
-  X(ATTR_ENGINECFG_ENGINE, 300) X(ATTR_ENGINECFG_KNOB_CHOICES, 302) \
-  X(ATTR_EXECUTION_PLAN_ENGINE_CONFIG, 401) \
-  X(ATTR_EXECUTION_PLAN_WORKSPACE_SIZE, 402) \
-  X(ATTR_KNOB_CHOICE_KNOB_TYPE, 600) X(ATTR_KNOB_CHOICE_KNOB_VALUE, 601) \
+  X(ATTR_EXECUTION_PLAN_ENGINE_CONFIG, 401) X(ATTR_EXECUTION_PLAN_WORKSPACE_SIZE, 402) \
   X(ATTR_OPERATION_POINTWISE_PW_DESCRIPTOR, 750) X(ATTR_OPERATION_POINTWISE_XDESC, 751) \
   X(ATTR_OPERATION_POINTWISE_BDESC, 752) X(ATTR_OPERATION_POINTWISE_YDESC, 753) \
   X(ATTR_OPERATION_POINTWISE_ALPHA1, 754) X(ATTR_OPERATION_POINTWISE_ALPHA2, 755) \
@@ -61,7 +58,7 @@ const char *library_functions(void *library, const LibraryFunction *list, size_t
   X(ATTR_TENSOR_IS_VIRTUAL, 907) X(ATTR_TENSOR_IS_BY_VALUE, 908) \
   X(ATTR_TENSOR_RAGGED_OFFSET_DESC, 913) \
   X(ATTR_VARIANT_PACK_UNIQUE_IDS, 1000) X(ATTR_VARIANT_PACK_DATA_POINTERS, 1001) \
-  X(ATTR_VARIANT_PACK_WORKSPACE, 1003) X(ATTR_ENGINE_GLOBAL_INDEX, 1301) \
+  X(ATTR_VARIANT_PACK_WORKSPACE, 1003) \
   X(ATTR_MATMUL_COMP_TYPE, 1500) X(ATTR_OPERATION_MATMUL_ADESC, 1520) \
   X(ATTR_OPERATION_MATMUL_BDESC, 1521) X(ATTR_OPERATION_MATMUL_CDESC, 1522) \
   X(ATTR_OPERATION_MATMUL_DESC, 1523) X(ATTR_OPERATION_MATMUL_GEMM_M_OVERRIDE_DESC, 1525) \
@@ -142,31 +139,25 @@ typedef struct CudnnGraph {
 void graph_begin(CudnnGraph *g, const CudnnApi *api);
 
 // Tensors. `type` is DATA_*. The id (below GRAPH_FIRST_VIRTUAL) names it in a variant pack; a
-// virtual tensor is an edge without memory; a scalar is one float in host memory.
-enum { GRAPH_FIRST_VIRTUAL = 100 };
-CudnnDescriptor graph_tensor(CudnnGraph *g, int64_t id, int type, TensorShape shape);
-// Each of its size[0] batches begins at an element of its own: offsets is a tensor of size[0] + 1
-// int64. NULL: they lie stride[0] apart.
-CudnnDescriptor graph_ragged(CudnnGraph *g, int64_t id, int type, TensorShape shape,
+// virtual tensor is an edge without memory; a scalar is one float in host memory. offsets: NULL, or
+// a tensor of size[0] + 1 int64, the elements at which its size[0] batches begin.
+enum { GRAPH_VIRTUAL = 0, GRAPH_FIRST_VIRTUAL = 100 };
+CudnnDescriptor graph_tensor(CudnnGraph *g, int64_t id, int type, TensorShape shape,
                              CudnnDescriptor offsets);
-CudnnDescriptor graph_virtual(CudnnGraph *g, int type, TensorShape shape);
-CudnnDescriptor graph_virtual_ragged(CudnnGraph *g, int type, TensorShape shape,
-                                     CudnnDescriptor offsets);
 CudnnDescriptor graph_scalar(CudnnGraph *g, int64_t id);
 
 // Operations, all computing in fp32. They return their result, the last argument.
-CudnnDescriptor graph_matmul(CudnnGraph *g, CudnnDescriptor a, CudnnDescriptor b,
-                             CudnnDescriptor c);
-// The same, where a batch has fewer rows, columns or terms than the shapes say: tensors of a number
-// for each batch, or NULL.
+
+// c = a b. sizes: where batches have fewer rows, columns or terms than the shapes say, tensors of a
+// number for each batch; else NULL.
 typedef struct ProductSizes {
   CudnnDescriptor m, n, k;
 } ProductSizes;
-CudnnDescriptor graph_matmul_sized(CudnnGraph *g, ProductSizes sizes, CudnnDescriptor a,
-                                   CudnnDescriptor b, CudnnDescriptor c);
-CudnnDescriptor graph_unary(CudnnGraph *g, int mode, CudnnDescriptor x, CudnnDescriptor y);
-CudnnDescriptor graph_binary(CudnnGraph *g, int mode, CudnnDescriptor x, CudnnDescriptor b,
-                             CudnnDescriptor y);
+CudnnDescriptor graph_matmul(CudnnGraph *g, ProductSizes sizes, CudnnDescriptor a,
+                             CudnnDescriptor b, CudnnDescriptor c);
+// b: NULL where the mode takes one operand
+CudnnDescriptor graph_pointwise(CudnnGraph *g, int mode, CudnnDescriptor x, CudnnDescriptor b,
+                                CudnnDescriptor y);
 // y = the index along `axis` of each element of x
 CudnnDescriptor graph_index(CudnnGraph *g, int64_t axis, CudnnDescriptor x, CudnnDescriptor y);
 // y = condition ? x : b
@@ -180,17 +171,12 @@ CudnnDescriptor graph_reshape(CudnnGraph *g, CudnnDescriptor x, CudnnDescriptor 
 int graph_finish(CudnnGraph *g, CudnnHandle handle, Error *err);
 void graph_destroy(CudnnGraph *g); // safe after a failure
 
-// One way to run a graph, as cuDNN's heuristic offers it.
-typedef struct CudnnConfig {
-  CudnnDescriptor descriptor;
-  int64_t engine, kernel; // cuDNN's ids of the engine and of its kernel; they differ by version
-} CudnnConfig;
-
-// The configurations that passed cuDNN's support check, best guess first; *count can be 0. device:
-// a descriptor of a GPU's properties, or NULL for the one of graph_finish's handle.
-int graph_configs(const CudnnGraph *g, CudnnDescriptor device, CudnnConfig *list, int max,
+// The configurations, ways to run a graph, that passed cuDNN's support check, best guess first;
+// *count can be 0. device: a descriptor of a GPU's properties, or NULL for the one of
+// graph_finish's handle. The caller destroys them.
+int graph_configs(const CudnnGraph *g, CudnnDescriptor device, CudnnDescriptor *list, int max,
                   int *count, Error *err);
-void configs_destroy(const CudnnApi *api, CudnnConfig *list, int count);
+void descriptors_destroy(const CudnnApi *api, const CudnnDescriptor *list, int count);
 
 // Compiles a configuration: 0.4 s of CPU the first time on a machine, 0.03 s where the CUDA driver
 // has it in its cache (~/.nv/ComputeCache). workspace: bytes that every execution needs. *plan is
@@ -198,9 +184,8 @@ void configs_destroy(const CudnnApi *api, CudnnConfig *list, int count);
 int plan_create(const CudnnApi *api, CudnnDescriptor config, CudnnDescriptor *plan,
                 size_t *workspace, Error *err);
 
-// Launches a plan on the stream of the handle: the ids of the graph's tensors with the addresses of
-// each. Making the variant pack that cuDNN reads them from takes 1 us of the 6 to 12 that a call
-// takes on the host, too little to keep packs for.
-int plan_execute(const CudnnApi *api, CudnnHandle handle, CudnnDescriptor plan, int count,
-                 const int64_t *ids, const void *const *pointers, const void *workspace,
-                 Error *err);
+// Launches a plan on the stream of the handle. tensors: addresses by id, NULL where the graph has no
+// tensor of that id. Making the variant pack that cuDNN reads them from takes 1 us of the 6 to 12
+// that a call takes on the host, too little to keep packs for.
+int plan_execute(const CudnnApi *api, CudnnHandle handle, CudnnDescriptor plan,
+                 const void *const *tensors, int ids, const void *workspace, Error *err);

@@ -55,8 +55,7 @@ static void op_set_updates(Backend *be, int64_t updates) {
 // Where a run has documents its recorded launches are those of a batch with the usual number. More
 // of them, and windows that are whole (of a split whose ends are not known), take others.
 static bool differs_from_recorded(const Cuda *c) {
-  const int64_t recorded = document_calls(&c->config, &c->options).usual;
-  return c->base.calibrating || c->documents.calls != recorded;
+  return c->base.calibrating || !cuda_documents_are_usual(c);
 }
 
 // The first call only launches, since it makes the plans that were not made at the start.

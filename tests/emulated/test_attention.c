@@ -2,6 +2,7 @@
 // any number of shapes, the run's own always there, nothing freed that is in use.
 #include <cuda_runtime_api.h>
 
+#include "kernels/cuda/attention.h"
 #include "kernels/cuda/cuda.h"
 #include "tests/support/test.h"
 
@@ -50,11 +51,10 @@ static size_t bytes_there(void) {
 // ---- cuDNN's part
 
 AttentionCudnn *attention_cudnn_create(const CudnnApi *api, CudnnHandle handle, cudaStream_t stream,
-                                       const AttentionShape *shape, const AttentionOptions *options,
-                                       Error *err) {
-  (void)api, (void)handle, (void)stream, (void)err;
+                                       const AttentionCall *call, Choices *choices, Error *err) {
+  (void)api, (void)handle, (void)stream, (void)choices, (void)err;
   AttentionCudnn *plan = xmalloc(sizeof *plan);
-  *plan = (AttentionCudnn){shape->B, shape->T, shape->rows, options->forward_only};
+  *plan = (AttentionCudnn){call->shape.B, call->shape.T, call->shape.rows, !call->backward};
   machine.plans[plan_at(NULL)] = plan;
   machine.created++;
   return plan;
@@ -64,20 +64,19 @@ void attention_cudnn_destroy(AttentionCudnn *a) {
   machine.plans[plan_at(a)] = NULL;
   free(a);
 }
-const AttentionChoice *attention_cudnn_choice(const AttentionCudnn *a,
-                                              AttentionDirection direction) {
-  (void)a, (void)direction;
+const AttentionPlan *attention_cudnn_plan(const AttentionCudnn *a, bool backward) {
+  (void)a, (void)backward;
   return NULL;
 }
-size_t attention_cudnn_workspace(const AttentionCudnn *a, AttentionDirection direction) {
+size_t attention_cudnn_workspace(const AttentionCudnn *a) {
   plan_at(a);
-  return (size_t)(a->B * a->T) * (direction == ATTENTION_BACKWARD ? 3 : 2);
+  return (size_t)(a->B * a->T) * (a->forward_only ? 2 : 3);
 }
-int attention_cudnn_run(const AttentionCudnn *a, AttentionDirection direction,
-                        const AttentionTensors *tensors, Error *err) {
-  (void)err;
+int attention_cudnn_run(const AttentionCudnn *a, bool backward, const AttentionTensors *tensors,
+                        Error *err) {
+  (void)backward, (void)err;
   plan_at(a);
-  const size_t needed = attention_cudnn_workspace(a, direction);
+  const size_t needed = attention_cudnn_workspace(a);
   assert_true(machine.blocks[block_at(tensors->workspace)].bytes >= needed);
   memset(tensors->workspace, 0xff, needed);
   // The documents of a call follow those of the one before.
@@ -148,12 +147,24 @@ static void write_here(Backend *be, void *to, const void *from, size_t bytes) {
 
 // ---- Tests
 
-static Cuda *open_cuda(int64_t batch, int64_t seq) {
+static Cuda *cuda_new(OpsConfig config, GpuOptions options) {
   memset(&machine, 0, sizeof machine);
   Cuda *c = xcalloc(1, sizeof *c);
-  c->config = (OpsConfig){.H = 4, .KV = 2, .d = 16};
-  c->options = (GpuOptions){.train = batch > 0, .batch = batch, .seq = seq};
-  choices_open(&c->attention_choices, NULL, "none");
+  c->config = config;
+  c->config.H = 4, c->config.KV = 2, c->config.d = 16;
+  c->options = options;
+  c->options.gemm_cache = "";
+  c->base.services.write = write_here;
+  c->gpu.major = 9;
+  return c;
+}
+static void open_attention(Cuda *c) {
+  Error err;
+  if (cuda_attention_open(c, &err) != 0) fail_msg("%s", err.text);
+}
+static Cuda *open_cuda(int64_t batch, int64_t seq) {
+  Cuda *c = cuda_new((OpsConfig){0}, (GpuOptions){.train = batch > 0, .batch = batch, .seq = seq});
+  open_attention(c);
   return c;
 }
 static void close_cuda(Cuda *c) {
@@ -208,29 +219,25 @@ TEST(the_shape_that_was_used_longest_ago_makes_room) {
 // that the memory is planned and no step waits: the windows' own without a backward.
 TEST(whole_windows_beside_documents_are_planned_at_the_start) {
   for (int whole = 0; whole < 2; whole++) {
-    Cuda *c = open_cuda(4, 128);
-    choices_close(&c->attention_choices);
-    c->config.usual_documents = 5;
-    c->config.longest_document = 40;
-    c->config.max_tokens = 4 * 128;
-    c->config.whole_windows = whole;
-    c->options.gemm_cache = "";
-    c->base.services.write = write_here;
+    Cuda *c = cuda_new((OpsConfig){.usual_documents = 5,
+                                   .longest_document = 40,
+                                   .max_tokens = 4 * 128,
+                                   .whole_windows = whole},
+                       (GpuOptions){.train = true, .batch = 4, .seq = 128});
     c->gpu.major = 8;
     assert_int_equal(cuda_attention_open(c, &err), -1);
     assert_non_null(strstr(err.text, "take data.documents=join"));
-    choices_close(&c->attention_choices);
+    cuda_attention_close(c);
     c->gpu.major = 9;
-    if (cuda_attention_open(c, &err) != 0) fail_msg("%s", err.text);
+    open_attention(c);
     assert_int_equal(machine.created, 1 + whole);
-    assert_true(c->attention[0].shape.rows == 4 * 128 && !c->attention[0].plan->forward_only);
-    if (whole) assert_true(c->attention[1].plan->forward_only);
+    assert_true(machine.plans[0]->rows == 4 * 128 && !machine.plans[0]->forward_only);
+    if (whole) assert_true(machine.plans[1]->forward_only);
     const size_t bytes = c->base.workspace_bytes;
     cuda_set_documents(&c->base, NULL, 0);
     if (whole) attend(c, 4, 128);
     assert_int_equal(machine.created, 1 + whole);
     assert_true(c->base.workspace_bytes == bytes);
-    cuda_give_back(c, c->documents.table);
     close_cuda(c);
   }
 }
@@ -239,20 +246,14 @@ TEST(whole_windows_beside_documents_are_planned_at_the_start) {
 // Without any there is the shape's own call.
 static void check_documents(bool deterministic, int64_t longest, int64_t per_call) {
   enum { USUAL = 5, ROWS = 256 };
-  Cuda *c = open_cuda(0, 0);
+  Cuda *c = cuda_new(
+      (OpsConfig){.usual_documents = USUAL, .longest_document = longest, .max_tokens = ROWS},
+      (GpuOptions){.train = deterministic, .deterministic = deterministic});
+  open_attention(c);
   Backend *be = &c->base;
   int32_t lengths[ROWS];
   for (int i = 0; i < ROWS; i++) lengths[i] = 1;
-  c->config.usual_documents = USUAL;
-  c->config.longest_document = longest;
-  c->config.max_tokens = ROWS;
-  c->options.train = c->options.deterministic = deterministic;
-  const int64_t usual = (USUAL + per_call - 1) / per_call, most = (ROWS + per_call - 1) / per_call;
-  const size_t bytes = attention_table_bytes(per_call, most);
-  Error none;
-  c->documents.table = cuda_take(c, bytes, &none);
-  c->documents.host = xmalloc(bytes);
-  be->services.write = write_here;
+  const int64_t usual = (USUAL + per_call - 1) / per_call;
   for (int64_t count = 0; count <= ROWS; count++) {
     static const uint16_t qkv;
     if (count > 0) lengths[count - 1] = 1;
@@ -263,10 +264,10 @@ static void check_documents(bool deterministic, int64_t longest, int64_t per_cal
     const int64_t calls = (count + per_call - 1) / per_call;
     assert_int_equal(machine.documents, count);
     assert_int_equal(machine.calls, count == 0 ? 1 : calls > usual ? calls : usual);
+    assert_int_equal(cuda_documents_are_usual(c), count > 0 && calls <= usual);
     assert_int_equal(machine.ran->B, count == 0 ? 2 : per_call);
     assert_int_equal(machine.ran->T, count == 0 ? ROWS / 2 : (longest + 127) / 128 * 128);
   }
-  cuda_give_back(c, c->documents.table);
   close_cuda(c);
 }
 

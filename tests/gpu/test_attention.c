@@ -91,18 +91,13 @@ typedef struct Device {
   int64_t places;
 } Device;
 
-static size_t larger(size_t a, size_t b) {
-  return a > b ? a : b;
-}
-
 static Device device_new(const Problem *p, const AttentionCudnn *a) {
   Device d = {fenced_new(p->n.qkv * 2),
               fenced_new(p->n.o * 2),
               fenced_new(p->n.lse * 4),
               fenced_new(p->n.o * 2),
               fenced_new(p->n.qkv * 2),
-              fenced_new(larger(attention_cudnn_workspace(a, ATTENTION_FORWARD),
-                                attention_cudnn_workspace(a, ATTENTION_BACKWARD))),
+              fenced_new(attention_cudnn_workspace(a)),
               fenced_new(attention_table_bytes(p->s.B, 1)),
               p->s.B};
   void *table = xmalloc(d.table.bytes);
@@ -128,8 +123,8 @@ static void launch(AttentionCudnn *a, const Device *d) {
                                     .dqkv = d->dqkv.data,
                                     .workspace = d->workspace.data,
                                     .documents = attention_table_at(d->table.data, d->places, 0)};
-  ok(attention_cudnn_run(a, ATTENTION_FORWARD, &tensors, &err), &err);
-  ok(attention_cudnn_run(a, ATTENTION_BACKWARD, &tensors, &err), &err);
+  ok(attention_cudnn_run(a, false, &tensors, &err), &err);
+  ok(attention_cudnn_run(a, true, &tensors, &err), &err);
 }
 
 typedef struct Outputs {
@@ -224,21 +219,42 @@ static void expect_equal_bits(const Problem *p, bool deterministic, const Output
   if (deterministic) assert_int_equal(differ, 0);
 }
 
-static AttentionCudnn *create(const Gpu *gpu, const AttentionShape *s,
-                              const AttentionOptions *options) {
+static AttentionCall call_of(AttentionShape s, bool deterministic) {
+  return (AttentionCall){.shape = s, .backward = true, .deterministic = deterministic};
+}
+
+static AttentionCudnn *create(const Gpu *gpu, const AttentionCall *call, Choices *choices) {
   Error err;
-  AttentionCudnn *a = attention_cudnn_create(&gpu->api, gpu->handle, gpu->stream, s, options, &err);
+  AttentionCudnn *a =
+      attention_cudnn_create(&gpu->api, gpu->handle, gpu->stream, call, choices, &err);
   if (!a) fail_msg("%s", err.text);
   return a;
 }
 
-static void check(const Gpu *gpu, const Problem *p, const AttentionOptions *options,
+// As if these configurations were remembered as the fastest.
+static AttentionCudnn *create_numbered(const Gpu *gpu, AttentionShape s, int forward,
+                                       int backward) {
+  const AttentionCall calls[2] = {{.shape = s}, call_of(s, false)};
+  const int numbers[2] = {forward, backward};
+  Choices known;
+  choices_open(&known, NULL, "test\n");
+  for (int i = 0; i < 2; i++) {
+    const AttentionPlan plan = {attention_graph_of(&calls[i]), numbers[i], .milliseconds = 1};
+    attention_plan_keep(&known, &calls[i], &plan);
+  }
+  AttentionCudnn *a = create(gpu, &calls[1], &known);
+  choices_close(&known);
+  for (int i = 0; i < 2; i++) assert_int_equal(attention_cudnn_plan(a, i)->number, numbers[i]);
+  return a;
+}
+
+// Destroys a.
+static void check(const Gpu *gpu, const Problem *p, AttentionCudnn *a, bool deterministic,
                   const char *label) {
-  AttentionCudnn *a = create(gpu, &p->s, options);
   Device d = device_new(p, a);
   Outputs first = run_poisoned(gpu, a, &d), second = run_poisoned(gpu, a, &d);
   compare_all(p, &first, label);
-  expect_equal_bits(p, options->deterministic, &first, &second);
+  expect_equal_bits(p, deterministic, &first, &second);
   expect_unchanged(&d.qkv, p->qkv, "qkv");
   expect_unchanged(&d.d_o, p->d_o, "do");
   outputs_free(&first), outputs_free(&second);
@@ -246,14 +262,14 @@ static void check(const Gpu *gpu, const Problem *p, const AttentionOptions *opti
   attention_cudnn_destroy(a);
 }
 
-// ---- Tests
+static void check_first(const Gpu *gpu, Problem p, bool deterministic) {
+  const AttentionCall call = call_of(p.s, deterministic);
+  AttentionCudnn *a = deterministic ? create(gpu, &call, NULL) : create_numbered(gpu, p.s, 0, 0);
+  check(gpu, &p, a, deterministic, deterministic ? "deterministic" : "plain");
+  problem_free(&p);
+}
 
-static const AttentionOptions plain = {.forward_config = ATTENTION_FIRST,
-                                       .backward_config = ATTENTION_FIRST};
-static const AttentionOptions deterministic = {
-    .deterministic = true, .forward_config = ATTENTION_FIRST, .backward_config = ATTENTION_FIRST};
-static const AttentionOptions timed = {.forward_config = ATTENTION_FASTEST,
-                                       .backward_config = ATTENTION_FASTEST};
+// ---- Tests
 
 static const AttentionShape shapes[] = {
     {1, 1, 4, 4, 64, 0},    {3, 1, 3, 1, 48, 0},   {2, 77, 4, 4, 64, 0},   {3, 77, 3, 1, 80, 0},
@@ -264,36 +280,35 @@ static const AttentionShape shapes[] = {
 enum { SHAPES = sizeof shapes / sizeof *shapes };
 
 TEST(every_shape_agrees_with_the_cpu) {
-  for (size_t i = 0; i < SHAPES; i++) {
-    Problem p = problem_new(shapes[i]);
-    check(*state, &p, &plain, "plain");
-    problem_free(&p);
-  }
+  for (size_t i = 0; i < SHAPES; i++) check_first(*state, problem_new(shapes[i]), false);
 }
 
 TEST(the_deterministic_backward_gives_equal_bits) {
-  for (size_t i = 0; i < SHAPES; i++) {
-    Problem p = problem_new(shapes[i]);
-    check(*state, &p, &deterministic, "deterministic");
-    problem_free(&p);
-  }
+  for (size_t i = 0; i < SHAPES; i++) check_first(*state, problem_new(shapes[i]), true);
+}
+
+static int offered(const Gpu *gpu, const AttentionShape *s, AttentionGraph graph) {
+  enum { MOST = 8 };
+  CudnnGraph g;
+  CudnnDescriptor list[MOST];
+  Error err;
+  int count = 0;
+  ok(attention_graph(&g, &gpu->api, gpu->handle, s, graph, &err), &err);
+  ok(graph_configs(&g, NULL, list, MOST, &count, &err), &err);
+  descriptors_destroy(&gpu->api, list, count);
+  graph_destroy(&g);
+  return count;
 }
 
 static void check_all_configurations(const Gpu *gpu, const Problem *p) {
-  AttentionCudnn *a = create(gpu, &p->s, &timed);
-  const AttentionConfig *list[2];
-  const int forward = attention_cudnn_configs(a, ATTENTION_FORWARD, &list[0]);
-  const int backward = attention_cudnn_configs(a, ATTENTION_BACKWARD, &list[1]);
+  const int forward = offered(gpu, &p->s, ATTENTION_FORWARD),
+            backward = offered(gpu, &p->s, ATTENTION_BACKWARD);
   for (int k = 0; k < forward || k < backward; k++) {
     const int f = k < forward ? k : forward - 1, b = k < backward ? k : backward - 1;
-    char label[96];
-    snprintf(label, sizeof label, "%lld/%lld, %lld/%lld", (long long)list[0][f].engine,
-             (long long)list[0][f].kernel, (long long)list[1][b].engine,
-             (long long)list[1][b].kernel);
-    const AttentionOptions options = {.forward_config = f, .backward_config = b};
-    check(gpu, p, &options, label);
+    char label[64];
+    snprintf(label, sizeof label, "number %d and %d", f, b);
+    check(gpu, p, create_numbered(gpu, p->s, f, b), false, label);
   }
-  attention_cudnn_destroy(a);
 }
 
 TEST(every_configuration_that_is_offered_agrees) {
@@ -335,19 +350,11 @@ static Problem document_problem(size_t i) {
 }
 
 TEST(documents_see_themselves_alone) {
-  for (size_t i = 0; i < DOCUMENT_CASES; i++) {
-    Problem p = document_problem(i);
-    check(*state, &p, &plain, "plain");
-    problem_free(&p);
-  }
+  for (size_t i = 0; i < DOCUMENT_CASES; i++) check_first(*state, document_problem(i), false);
 }
 
 TEST(documents_give_equal_bits_where_that_is_asked_for) {
-  for (size_t i = 0; i < DOCUMENT_CASES; i++) {
-    Problem p = document_problem(i);
-    check(*state, &p, &deterministic, "deterministic");
-    problem_free(&p);
-  }
+  for (size_t i = 0; i < DOCUMENT_CASES; i++) check_first(*state, document_problem(i), true);
 }
 
 TEST(every_configuration_for_documents_agrees) {
@@ -358,104 +365,50 @@ TEST(every_configuration_for_documents_agrees) {
   }
 }
 
-TEST(timing_chooses_the_fastest) {
-  const AttentionShape s = {4, 1024, 12, 4, 64, 0};
-  AttentionCudnn *a = create(*state, &s, &timed);
-  for (int direction = 0; direction < 2; direction++) {
-    const AttentionConfig *list;
-    const int count = attention_cudnn_configs(a, (AttentionDirection)direction, &list);
-    int chosen = 0;
-    double best = INFINITY, of_chosen = INFINITY;
-    for (int i = 0; i < count; i++) {
-      assert_true(list[i].milliseconds > 0);
-      best = fmin(best, list[i].milliseconds);
-      chosen += list[i].chosen;
-      if (list[i].chosen) of_chosen = list[i].milliseconds;
-    }
-    assert_int_equal(chosen, 1);
-    assert_true(of_chosen <= best);
-  }
-  attention_cudnn_destroy(a);
-}
-
-// The fastest of both where any may be chosen, the fastest deterministic one where equal bits are
-// asked for; and the forward before it and the scratch fit what was chosen.
-TEST(both_forms_of_the_backward_are_timed) {
-  Problem p = problem_new((AttentionShape){2, 256, 6, 6, 48, 0});
-  for (int equal_bits = 0; equal_bits < 2; equal_bits++) {
-    const AttentionOptions options = {.deterministic = equal_bits,
-                                      .both_forms = true,
-                                      .forward_config = ATTENTION_FIRST,
-                                      .backward_config = ATTENTION_FASTEST};
-    AttentionCudnn *a = create(*state, &p.s, &options);
-    const AttentionConfig *list, *chosen = NULL;
-    const int count = attention_cudnn_configs(a, ATTENTION_BACKWARD, &list);
-    double best = INFINITY;
-    int forms[2] = {0, 0};
-    for (int i = 0; i < count; i++) {
-      assert_true(list[i].milliseconds > 0);
-      forms[list[i].deterministic]++;
-      if (!equal_bits || list[i].deterministic) best = fmin(best, list[i].milliseconds);
-      if (list[i].chosen) chosen = &list[i];
-    }
-    assert_true(forms[0] > 0 && forms[1] > 0);
-    assert_non_null(chosen);
-    assert_true(chosen->milliseconds <= best);
-    if (equal_bits) assert_true(chosen->deterministic);
-    attention_cudnn_destroy(a);
-    check(*state, &p, &options, equal_bits ? "both, equal bits" : "both");
-  }
+// Which one is kept is tested without a GPU (tests/unit/test_choices.c).
+TEST(all_plans_are_timed) {
+  Problem p = problem_new((AttentionShape){4, 256, 12, 4, 64, 0});
+  const AttentionCall call = call_of(p.s, false);
+  AttentionCudnn *a = create(*state, &call, NULL);
+  for (int backward = 0; backward < 2; backward++)
+    assert_true(attention_cudnn_plan(a, backward)->milliseconds > 0);
+  check(*state, &p, a, false, "fastest");
   problem_free(&p);
 }
 
-static int compiled(const AttentionCudnn *a, AttentionDirection direction) {
-  const AttentionConfig *list;
-  int tried = 0;
-  for (int i = attention_cudnn_configs(a, direction, &list) - 1; i >= 0; i--)
-    tried += list[i].plan_seconds > 0;
-  return tried;
-}
-
-// With what is known the chosen plan alone is compiled; what does not fit to what cuDNN offers is
-// chosen anew, and so is what answered another question.
+// With what is known the remembered plan alone is compiled, and its time is taken as it is. What
+// does not fit to what cuDNN offers is chosen anew, and so is what answered another call.
 TEST(a_choice_is_remembered_until_it_does_not_fit) {
   const Gpu *gpu = *state;
   Problem p = problem_new((AttentionShape){2, 256, 6, 6, 48, 0});
   Choices known;
   choices_open(&known, NULL, "test\n");
   for (int equal_bits = 0; equal_bits < 2; equal_bits++) {
-    const int rule = equal_bits ? ATTENTION_FIRST : ATTENTION_FASTEST;
-    const AttentionOptions options = {.deterministic = equal_bits,
-                                      .both_forms = true,
-                                      .forward_config = rule,
-                                      .backward_config = rule,
-                                      .choices = &known};
-    AttentionCudnn *a = create(gpu, &p.s, &options);
-    const AttentionChoice chosen = *attention_cudnn_choice(a, ATTENTION_BACKWARD);
-    assert_true(compiled(a, ATTENTION_BACKWARD) > 1 && chosen.milliseconds > 0);
-    assert_true(chosen.other_form > 0 && (!equal_bits || chosen.deterministic));
+    AttentionCall call = call_of(p.s, equal_bits);
+    call.both_graphs = true;
+    AttentionCudnn *a = create(gpu, &call, &known);
+    const AttentionPlan chosen = *attention_cudnn_plan(a, true);
+    // The fastest of both graphs where any may be chosen.
+    assert_true(chosen.milliseconds > 0 && chosen.other_graph > 0);
+    if (equal_bits)
+      assert_true(chosen.graph == ATTENTION_DETERMINISTIC && chosen.number == 0);
+    else
+      assert_true(chosen.milliseconds <= chosen.other_graph);
+    check(gpu, &p, a, equal_bits, equal_bits ? "both graphs, equal bits" : "both graphs");
+    AttentionPlan marked = chosen;
+    marked.milliseconds = 12345;
+    attention_plan_keep(&known, &call, &marked);
+    a = create(gpu, &call, &known);
+    const AttentionPlan *again = attention_cudnn_plan(a, true);
+    assert_true(again->number == chosen.number && again->graph == chosen.graph);
+    assert_true(again->milliseconds == 12345 && again->other_graph == chosen.other_graph);
+    check(gpu, &p, a, equal_bits, equal_bits ? "known, equal bits" : "known");
+    marked.number = 99; // not kept where equal bits are asked for
+    attention_plan_keep(&known, &call, &marked);
+    a = create(gpu, &call, &known);
+    again = attention_cudnn_plan(a, true);
+    assert_true(again->number < 99 && (again->milliseconds == 12345) == equal_bits);
     attention_cudnn_destroy(a);
-    a = create(gpu, &p.s, &options);
-    assert_true(compiled(a, ATTENTION_FORWARD) == 1 && compiled(a, ATTENTION_BACKWARD) == 1);
-    const AttentionChoice *again = attention_cudnn_choice(a, ATTENTION_BACKWARD);
-    assert_true(again->number == chosen.number && again->deterministic == chosen.deterministic);
-    attention_cudnn_destroy(a);
-    check(gpu, &p, &options, equal_bits ? "known, equal bits" : "known");
-    for (int stale = 0; stale < 3; stale++) {
-      AttentionChoice wrong = chosen;
-      if (stale == 0) wrong.kernel += 1000;
-      if (stale == 1) wrong.engine += 1000;
-      if (stale == 2) wrong.number = 99; // not kept where equal bits are asked for
-      const AttentionQuestion question = {.shape = p.s,
-                                          .direction = ATTENTION_BACKWARD,
-                                          .deterministic = equal_bits,
-                                          .both_forms = true,
-                                          .first = equal_bits};
-      attention_choice_keep(&known, &question, &wrong);
-      a = create(gpu, &p.s, &options);
-      assert_int_equal(compiled(a, ATTENTION_BACKWARD) == 1, stale == 2 && equal_bits);
-      attention_cudnn_destroy(a);
-    }
   }
   choices_close(&known);
   problem_free(&p);
@@ -464,7 +417,8 @@ TEST(a_choice_is_remembered_until_it_does_not_fit) {
 TEST(a_captured_graph_replays_the_same_bits) {
   const Gpu *gpu = *state;
   Problem p = problem_new(shapes[7]);
-  AttentionCudnn *a = create(gpu, &p.s, &deterministic);
+  const AttentionCall call = call_of(p.s, true);
+  AttentionCudnn *a = create(gpu, &call, NULL);
   Device d = device_new(&p, a);
   Outputs eager = run_poisoned(gpu, a, &d);
   cudaGraph_t graph;
@@ -489,15 +443,6 @@ TEST(a_captured_graph_replays_the_same_bits) {
   device_free(&d);
   attention_cudnn_destroy(a);
   problem_free(&p);
-}
-
-TEST(a_configuration_that_is_not_offered_is_refused) {
-  const Gpu *gpu = *state;
-  const AttentionShape s = {1, 128, 4, 4, 64, 0};
-  const AttentionOptions options = {.forward_config = 99};
-  assert_null(attention_cudnn_create(&gpu->api, gpu->handle, gpu->stream, &s, &options, &err));
-  printf("# %s\n", err.text);
-  assert_non_null(strstr(err.text, "number 99 was asked for"));
 }
 
 TEST_GROUP(open_gpu, close_gpu);

@@ -6,13 +6,13 @@
 static const char first[] = "coda attention test\n";
 
 typedef struct Asked {
-  AttentionQuestion question;
-  AttentionChoice choice;
+  AttentionCall call;
+  AttentionPlan plan;
 } Asked;
 
 static const Asked plain = {
-    {.shape = {8, 4096, 32, 8, 64}, .direction = ATTENTION_BACKWARD},
-    {.number = 2, .engine = 5, .kernel = -1, .milliseconds = 1.0 / 3},
+    {.shape = {8, 4096, 32, 8, 64}, .backward = true},
+    {.graph = ATTENTION_BACKWARD, .number = 2, .milliseconds = 1.0 / 3},
 };
 
 typedef struct Place {
@@ -32,22 +32,21 @@ static void place_free(Place *p) {
   free(p->dir);
 }
 
-// Choices for the plain question and for all that differ from it in one thing; numbers tell them
-// apart.
-enum { QUESTIONS = 10 };
+// Plans for the plain call and for all that differ from it in one thing; numbers tell them apart.
+enum { CALLS = 9 };
 static Asked asked(int i) {
   Asked a = plain;
-  AttentionQuestion *q = &a.question;
-  if (i == 1) q->shape.B++;
-  if (i == 2) q->shape.T++;
-  if (i == 3) q->shape.H++;
-  if (i == 4) q->shape.KV++;
-  if (i == 5) q->shape.d++;
-  if (i == 6) q->direction = ATTENTION_FORWARD;
-  if (i == 7) q->deterministic = a.choice.deterministic = true;
-  if (i == 8) q->both_forms = true;
-  q->first = i == 9;
-  a.choice.number = q->first ? 0 : i + 1;
+  AttentionCall *c = &a.call;
+  if (i == 1) c->shape.B++;
+  if (i == 2) c->shape.T++;
+  if (i == 3) c->shape.H++;
+  if (i == 4) c->shape.KV++;
+  if (i == 5) c->shape.d++;
+  if (i == 6) c->backward = false;
+  if (i == 7) c->deterministic = true;
+  if (i == 8) c->both_graphs = true;
+  a.plan.graph = attention_graph_of(c);
+  a.plan.number = c->deterministic ? 0 : i + 1;
   return a;
 }
 
@@ -69,28 +68,28 @@ static void keep_all(const Place *p) {
   Choices all;
   choices_open(&all, p->path, first);
   assert_int_equal(count_of(all.lines), 0);
-  for (int i = 0; i < QUESTIONS; i++) {
+  for (int i = 0; i < CALLS; i++) {
     const Asked a = asked(i);
-    AttentionChoice unknown;
-    assert_false(attention_choice_find(&all, &a.question, &unknown));
-    attention_choice_keep(&all, &a.question, &a.choice);
+    AttentionPlan unknown;
+    assert_false(attention_plan_find(&all, &a.call, &unknown));
+    attention_plan_keep(&all, &a.call, &a.plan);
   }
   choices_save(&all);
   choices_close(&all);
 }
 
-TEST(every_question_has_its_own_choice) {
+TEST(every_call_has_its_own_plan) {
   Place p = place_new();
   Choices all;
   keep_all(&p);
   choices_open(&all, p.path, first);
-  assert_int_equal(count_of(all.lines), QUESTIONS);
-  for (int i = 0; i < QUESTIONS; i++) {
+  assert_int_equal(count_of(all.lines), CALLS);
+  for (int i = 0; i < CALLS; i++) {
     const Asked a = asked(i);
-    AttentionChoice found;
-    assert_true(attention_choice_find(&all, &a.question, &found));
-    assert_true(found.number == a.choice.number && found.engine == 5 && found.kernel == -1 &&
-                found.deterministic == a.choice.deterministic && found.other_form == 0);
+    AttentionPlan found;
+    assert_true(attention_plan_find(&all, &a.call, &found));
+    assert_true(found.number == a.plan.number && found.graph == a.plan.graph &&
+                found.other_graph == 0);
     assert_true(fabs(found.milliseconds - 1.0 / 3) < 1e-8);
   }
   choices_close(&all);
@@ -102,14 +101,15 @@ TEST(a_newer_choice_takes_the_place_of_the_older) {
   Choices all;
   keep_all(&p);
   choices_open(&all, p.path, first);
-  AttentionChoice newer = plain.choice, found;
-  newer.engine = 77;
-  attention_choice_keep(&all, &plain.question, &newer);
+  AttentionPlan newer = plain.plan, found;
+  newer.number = 77;
+  attention_plan_keep(&all, &plain.call, &newer);
+  assert_true(attention_plan_find(&all, &plain.call, &found) && found.number == 77);
   choices_save(&all);
   choices_close(&all);
   choices_open(&all, p.path, first);
-  assert_int_equal(count_of(all.lines), QUESTIONS);
-  assert_true(attention_choice_find(&all, &plain.question, &found) && found.engine == 77);
+  assert_int_equal(count_of(all.lines), CALLS);
+  assert_true(attention_plan_find(&all, &plain.call, &found) && found.number == 77);
   choices_close(&all);
   place_free(&p);
 }
@@ -147,23 +147,59 @@ TEST(a_question_may_begin_another) {
 }
 
 TEST(what_cannot_be_an_answer_is_not_kept) {
-  Asked wrong[7];
-  for (int i = 0; i < 7; i++) wrong[i] = plain;
-  wrong[0].choice.milliseconds = 0;
-  wrong[1].choice.milliseconds = NAN;
-  wrong[2].choice.number = -1;
-  wrong[3].choice.deterministic = true;   // was no choice
-  wrong[4].question.deterministic = true; // would not have equal bits
-  wrong[5].question.deterministic = wrong[5].question.both_forms = true; // likewise
-  wrong[6].question.first = true;                                        // is the third
+  Asked wrong[8];
+  for (int i = 0; i < 8; i++) wrong[i] = plain;
+  wrong[0].plan.milliseconds = 0;
+  wrong[1].plan.milliseconds = NAN;
+  wrong[2].plan.number = -1;
+  wrong[3].plan.graph = ATTENTION_DETERMINISTIC;                  // was no choice
+  wrong[4].call.deterministic = true;                             // would not have equal bits
+  wrong[5].call.deterministic = wrong[5].call.both_graphs = true; // likewise
+  wrong[6].call.deterministic = true;                             // is the third
+  wrong[6].plan.graph = ATTENTION_DETERMINISTIC;
+  wrong[7].call.backward = false;
   Choices all;
   choices_open(&all, NULL, first);
-  for (int i = 0; i < 7; i++) attention_choice_keep(&all, &wrong[i].question, &wrong[i].choice);
+  for (int i = 0; i < 8; i++) attention_plan_keep(&all, &wrong[i].call, &wrong[i].plan);
   assert_int_equal(count_of(all.kept), 0);
-  attention_choice_keep(&all, &plain.question, &plain.choice);
+  attention_plan_keep(&all, &plain.call, &plain.plan);
   assert_int_equal(count_of(all.kept), 1);
   choices_save(&all); // nowhere
   choices_close(&all);
+}
+
+// Documents with heads of 40 columns have no other graph than the deterministic one.
+TEST(the_fastest_plan_that_is_allowed_is_chosen) {
+  static const struct {
+    bool deterministic, both_graphs;
+    int64_t d, rows;
+    double milliseconds[4]; // of two plans of the backward, two deterministic ones
+    int chosen;
+    double other;
+  } cases[] = {
+      {false, true, 64, 0, {3, 2, 5, 4}, 1, 4},  {false, true, 64, 0, {3, 4, 5, 2}, 3, 3},
+      {false, false, 64, 0, {3, 4, 5, 2}, 0, 2}, {true, true, 64, 0, {3, 2, 5, 4}, 3, 2},
+      {false, true, 40, 64, {3, 2, 5, 4}, 3, 2}, {false, true, 40, 0, {3, 2, 5, 4}, 1, 4},
+      {false, true, 64, 0, {0, 0, 0, 0}, 0, 0}, // nothing was timed
+      {true, true, 64, 0, {0, 0, 0, 0}, 2, 0},
+  };
+  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    const AttentionCall call = {.shape = {8, 16, 4, 4, cases[i].d, cases[i].rows},
+                                .backward = true,
+                                .deterministic = cases[i].deterministic,
+                                .both_graphs = cases[i].both_graphs};
+    AttentionPlan list[4];
+    for (int k = 0; k < 4; k++)
+      list[k] = (AttentionPlan){.graph = k < 2 ? ATTENTION_BACKWARD : ATTENTION_DETERMINISTIC,
+                                .number = k % 2,
+                                .milliseconds = cases[i].milliseconds[k]};
+    assert_int_equal(attention_choose(&call, list, 4), cases[i].chosen);
+    assert_true(list[cases[i].chosen].other_graph == cases[i].other);
+  }
+  AttentionPlan none = {.graph = ATTENTION_BACKWARD};
+  const AttentionCall equal_bits = {.shape = {8, 16, 4, 4, 64, 0}, true, true, true};
+  assert_int_equal(attention_choose(&equal_bits, &none, 1), -1);
+  assert_int_equal(attention_choose(&equal_bits, &none, 0), -1);
 }
 
 TEST(a_file_that_is_damaged_or_of_another_library_is_empty) {
@@ -183,35 +219,37 @@ TEST(a_file_that_is_damaged_or_of_another_library_is_empty) {
     if (count_in(p.path, first) != 0) fail_msg("%zu of %zu bytes are enough", i, bytes);
   }
   if (file_write(p.path, text, bytes, &err)) fail_msg("%s", err.text);
-  assert_int_equal(count_in(p.path, first), QUESTIONS);
+  assert_int_equal(count_in(p.path, first), CALLS);
   free(text);
   place_free(&p);
 }
 
 TEST(a_line_that_is_no_answer_is_not_trusted) {
-  static const char *const bad[] = {"2 5 -1 0 0.25",     // one number less,
-                                    "2 5 -1 0 0.25 0 1", // one more,
-                                    "2 5 -1 1 0.25 0",   // a form that was no choice,
-                                    "2 5 -1 0 inf 0",    "x", ""};
+  static const char *const bad[] = {"1 2 0.25",     // one number less,
+                                    "1 2 0.25 0 1", // one more,
+                                    "2 2 0.25 0",   // a graph that was no choice,
+                                    "9 2 0.25 0",   // none at all
+                                    "1 2 inf 0",    "x", ""};
+  static const char question[] = "8 4096 32 8 64 0 1 0 0";
   Choices all;
-  AttentionChoice found;
+  AttentionPlan found;
   choices_open(&all, NULL, first);
-  choices_keep(&all, "8 4096 32 8 64 0 1 0 0 0", "2 5 -1 0 0.25 0");
-  assert_true(attention_choice_find(&all, &plain.question, &found));
+  choices_keep(&all, question, "1 2 0.25 0");
+  assert_true(attention_plan_find(&all, &plain.call, &found));
   for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
-    choices_keep(&all, "8 4096 32 8 64 0 1 0 0 0", bad[i]);
-    if (attention_choice_find(&all, &plain.question, &found)) fail_msg("%s was trusted", bad[i]);
+    choices_keep(&all, question, bad[i]);
+    if (attention_plan_find(&all, &plain.call, &found)) fail_msg("%s was trusted", bad[i]);
   }
   choices_close(&all);
 }
 
 TEST(a_file_that_cannot_be_written_is_no_failure) {
   Choices all;
-  AttentionChoice found;
+  AttentionPlan found;
   choices_open(&all, "/proc/nowhere/attention.txt", first);
-  attention_choice_keep(&all, &plain.question, &plain.choice);
+  attention_plan_keep(&all, &plain.call, &plain.plan);
   choices_save(&all);
-  assert_true(attention_choice_find(&all, &plain.question, &found));
+  assert_true(attention_plan_find(&all, &plain.call, &found));
   choices_close(&all);
 }
 
