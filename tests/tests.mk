@@ -32,11 +32,10 @@ WRAP_GPU := gpu_usable backend_create bench_gpu_open bench_gpu_bytes
 build/%/test_checkpoint_faults build/%/test_prepare_faults build/%/test_background \
   build/%/test_report build/%/test_changed_data: EXTRA_LIBS = $(WRAP_FAULTS:%=-Wl,--wrap=%)
 build/%/test_bench: EXTRA_LIBS = $(WRAP_GPU:%=-Wl,--wrap=%)
-build/%/test_gpu_facts: EXTRA_LIBS = -Wl,--wrap=dlopen,--wrap=gpu_usable
+build/%/test_gpu_facts: EXTRA_LIBS = -Wl,--wrap=gpu_usable
 
 # Libraries that tests have loaded, such as one for NVTX that writes ranges down.
-LOADED := $(patsubst %,build/release/tests/%.so,corename_stub cudnn_stub symlink_stub slow_sync \
-  $(RECORDER))
+LOADED := $(patsubst %,build/release/tests/%.so,corename_stub symlink_stub slow_sync $(RECORDER))
 SHARED = $(CC) $(C_FLAGS) $(CFLAGS) $(NVTX_FLAGS) -fPIC -shared
 build/release/tests/%.so: tests/support/%.c $$(call changed,SHARED); $(call compile,SHARED)
 

@@ -1,7 +1,6 @@
 #include "kernels/cuda/attention.h"
 
 #include <assert.h>
-#include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -9,21 +8,12 @@
 #include "kernels/gpu_backends.h"
 
 int attention_shape_check(const AttentionShape *s, Error *err) {
-  if (s->B < 1 || s->T < 1 || s->H < 1 || s->KV < 1 || s->d < 1)
-    return error_set(err,
-                     "attention of %lld x %lld tokens, %lld query and %lld key/value heads of "
-                     "%lld: all must be at least 1",
-                     (long long)s->B, (long long)s->T, (long long)s->H, (long long)s->KV,
-                     (long long)s->d);
-  if (s->H % s->KV != 0)
-    return error_set(err, "%lld query heads are not a multiple of %lld key/value heads",
-                     (long long)s->H, (long long)s->KV);
-  if (s->d % 8 != 0 || s->d > 256)
-    return error_set(err,
-                     "head_dim %lld: attention on the GPU takes multiples of 8 up to 256; choose "
-                     "another hidden_size or num_attention_heads",
-                     (long long)s->d);
-  return 0;
+  assert(s->B > 0 && s->T > 0 && s->KV > 0 && s->H % s->KV == 0); // as Config has it
+  if (s->d % 8 == 0 && s->d <= 256) return 0;
+  return error_set(err,
+                   "head_dim %lld: attention on the GPU takes multiples of 8 up to 256; choose "
+                   "another hidden_size or num_attention_heads",
+                   (long long)s->d);
 }
 
 // ---- Layouts, as sizes and strides over (batch, head, row, column)
@@ -56,25 +46,9 @@ static TensorShape transposed(TensorShape t) {
 typedef struct Builder {
   CudnnGraph *g;
   const AttentionShape *s;
-  // Of documents; else NULL.
-  CudnnDescriptor lengths, qkv_offsets, o_offsets, lse_offsets;
+  CudnnDescriptor lengths, qkv_offsets, o_offsets, lse_offsets; // of documents; else NULL
+  CudnnDescriptor q, k_transposed, scale;                       // what both graphs read
 } Builder;
-
-// One number for each sequence, and `more`.
-static CudnnDescriptor of_sequences(CudnnGraph *g, int64_t id, int type, int64_t count) {
-  return graph_tensor(g, id, type, (TensorShape){{count, 1, 1, 1}, {1, 1, 1, 1}}, NULL);
-}
-
-static Builder builder(CudnnGraph *g, const AttentionShape *s) {
-  const int64_t B = s->B;
-  if (s->rows == 0) return (Builder){.g = g, .s = s};
-  return (Builder){g,
-                   s,
-                   of_sequences(g, ATTENTION_LENGTHS, DATA_INT32, B),
-                   of_sequences(g, ATTENTION_QKV_OFFSETS, DATA_INT64, B + 1),
-                   of_sequences(g, ATTENTION_O_OFFSETS, DATA_INT64, B + 1),
-                   of_sequences(g, ATTENTION_LSE_OFFSETS, DATA_INT64, B + 1)};
-}
 
 // Virtual tensors.
 static CudnnDescriptor new_scores(Builder b, int type) {
@@ -131,13 +105,9 @@ static CudnnDescriptor mask(Builder b, CudnnDescriptor x, CudnnDescriptor keep) 
                       new_scores(b, DATA_FLOAT));
 }
 
-typedef struct ScoreIndex {
-  CudnnDescriptor query, key;
-} ScoreIndex;
-
-static ScoreIndex score_index(Builder b, CudnnDescriptor x) {
-  CudnnDescriptor query = graph_index(b.g, 2, x, new_scores(b, DATA_INT32));
-  return (ScoreIndex){query, graph_index(b.g, 3, x, new_scores(b, DATA_INT32))};
+// The query, axis 2, or the key, axis 3, of each of the scores x.
+static CudnnDescriptor index_of(Builder b, int axis, CudnnDescriptor x) {
+  return graph_index(b.g, axis, x, new_scores(b, DATA_INT32));
 }
 
 static CudnnDescriptor compare(Builder b, int mode, CudnnDescriptor x, CudnnDescriptor y) {
@@ -148,43 +118,52 @@ static CudnnDescriptor compare(Builder b, int mode, CudnnDescriptor x, CudnnDesc
 // too, and cost 5 to 10 % less than this mask; but without it the deterministic backward matches no
 // engine.
 static CudnnDescriptor length_mask(Builder b, CudnnDescriptor x) {
-  const ScoreIndex i = score_index(b, x);
-  CudnnDescriptor query = compare(b, POINTWISE_CMP_LT, i.query, b.lengths),
-                  key = compare(b, POINTWISE_CMP_LT, i.key, b.lengths);
+  CudnnDescriptor query = index_of(b, 2, x), key = index_of(b, 3, x);
+  query = compare(b, POINTWISE_CMP_LT, query, b.lengths);
+  key = compare(b, POINTWISE_CMP_LT, key, b.lengths);
   return mask(b, x, compare(b, POINTWISE_LOGICAL_AND, query, key));
 }
 
 // x where key <= query.
 static CudnnDescriptor causal_mask(Builder b, CudnnDescriptor x) {
-  const ScoreIndex i = score_index(b, x);
-  return mask(b, x, compare(b, POINTWISE_CMP_GE, i.query, i.key));
-}
-
-// Real tensors that both graphs read.
-typedef struct Inputs {
-  CudnnDescriptor q, k_transposed, scale;
-} Inputs;
-
-static Inputs inputs(Builder b) {
-  return (Inputs){qkv_tensor(b, ATTENTION_Q, b.s->H), qkv_transposed(b, ATTENTION_K),
-                  graph_scalar(b.g, ATTENTION_SCALE)};
+  CudnnDescriptor query = index_of(b, 2, x), key = index_of(b, 3, x);
+  return mask(b, x, compare(b, POINTWISE_CMP_GE, query, key));
 }
 
 // scale q k^T
-static CudnnDescriptor scaled_scores(Builder b, Inputs in) {
-  CudnnDescriptor x = scores_of(b, in.q, in.k_transposed);
-  return graph_pointwise(b.g, POINTWISE_MUL, x, in.scale, new_scores(b, DATA_FLOAT));
+static CudnnDescriptor scaled_scores(Builder b) {
+  CudnnDescriptor x = scores_of(b, b.q, b.k_transposed);
+  return graph_pointwise(b.g, POINTWISE_MUL, x, b.scale, new_scores(b, DATA_FLOAT));
+}
+
+// One number for each sequence, or one more.
+static CudnnDescriptor of_sequences(Builder b, int64_t id, int type, int64_t count) {
+  return graph_tensor(b.g, id, type, (TensorShape){{count, 1, 1, 1}, {1, 1, 1, 1}}, NULL);
+}
+
+static Builder builder(CudnnGraph *g, const AttentionShape *s) {
+  Builder b = {.g = g, .s = s};
+  if (s->rows > 0) {
+    b.lengths = of_sequences(b, ATTENTION_LENGTHS, DATA_INT32, s->B);
+    b.qkv_offsets = of_sequences(b, ATTENTION_QKV_OFFSETS, DATA_INT64, s->B + 1);
+    b.o_offsets = of_sequences(b, ATTENTION_O_OFFSETS, DATA_INT64, s->B + 1);
+    b.lse_offsets = of_sequences(b, ATTENTION_LSE_OFFSETS, DATA_INT64, s->B + 1);
+  }
+  b.q = qkv_tensor(b, ATTENTION_Q, s->H);
+  b.k_transposed = qkv_transposed(b, ATTENTION_K);
+  b.scale = graph_scalar(g, ATTENTION_SCALE);
+  return b;
 }
 
 // ---- The graphs
 
-static void forward(Builder b, Inputs in) {
+static void forward(Builder b) {
   CudnnGraph *g = b.g;
   CudnnDescriptor v = qkv_tensor(b, ATTENTION_V, b.s->KV);
   CudnnDescriptor o = heads_tensor(b, ATTENTION_O, DATA_BFLOAT16);
   CudnnDescriptor lse = statistic(b, ATTENTION_LSE);
 
-  CudnnDescriptor x = causal_mask(b, scaled_scores(b, in));
+  CudnnDescriptor x = causal_mask(b, scaled_scores(b));
   CudnnDescriptor largest = graph_reduce(g, REDUCE_TENSOR_MAX, x, new_column(b));
   x = graph_pointwise(g, POINTWISE_SUB, x, largest, new_scores(b, DATA_FLOAT));
   CudnnDescriptor e = graph_pointwise(g, POINTWISE_EXP, x, NULL, new_scores(b, DATA_FLOAT));
@@ -226,7 +205,7 @@ static void query_gradient(Builder b, bool deterministic, CudnnDescriptor ds, Cu
   graph_pointwise(b.g, POINTWISE_IDENTITY, scores_times(b, ds, k, sum), NULL, dq);
 }
 
-static void backward(Builder b, Inputs in, bool deterministic) {
+static void backward(Builder b, bool deterministic) {
   CudnnGraph *g = b.g;
   const AttentionShape *s = b.s;
   CudnnDescriptor v_transposed = qkv_transposed(b, ATTENTION_V);
@@ -241,7 +220,7 @@ static void backward(Builder b, Inputs in, bool deterministic) {
   graph_pointwise(g, POINTWISE_MUL, x, graph_scalar(g, ATTENTION_ONE), row_sum);
 
   // p = exp(scale q k^T - lse)
-  x = scaled_scores(b, in);
+  x = scaled_scores(b);
   if (b.lengths && deterministic) x = length_mask(b, x);
   x = graph_pointwise(g, POINTWISE_SUB, x, lse, new_scores(b, DATA_FLOAT));
   x = causal_mask(b, x);
@@ -252,10 +231,10 @@ static void backward(Builder b, Inputs in, bool deterministic) {
   x = scores_of(b, d_o, v_transposed);
   x = graph_pointwise(g, POINTWISE_SUB, x, row_sum, new_scores(b, DATA_FLOAT));
   x = graph_pointwise(g, POINTWISE_MUL, x, p, new_scores(b, DATA_FLOAT));
-  CudnnDescriptor ds = graph_pointwise(g, POINTWISE_MUL, x, in.scale, new_scores(b, DATA_FLOAT));
-  head_gradient(b, ATTENTION_DK, ATTENTION_DK_HEADS, transpose_scores(b, ds), in.q);
+  CudnnDescriptor ds = graph_pointwise(g, POINTWISE_MUL, x, b.scale, new_scores(b, DATA_FLOAT));
+  head_gradient(b, ATTENTION_DK, ATTENTION_DK_HEADS, transpose_scores(b, ds), b.q);
 
-  CudnnDescriptor k = graph_reshape(g, in.k_transposed, qkv_tensor(b, GRAPH_VIRTUAL, s->KV));
+  CudnnDescriptor k = graph_reshape(g, b.k_transposed, qkv_tensor(b, GRAPH_VIRTUAL, s->KV));
   query_gradient(b, deterministic, ds, k);
 }
 
@@ -265,9 +244,9 @@ int attention_graph(CudnnGraph *g, const CudnnApi *api, CudnnHandle handle, cons
   graph_begin(g, api);
   const Builder b = builder(g, s);
   if (graph == ATTENTION_FORWARD)
-    forward(b, inputs(b));
+    forward(b);
   else
-    backward(b, inputs(b), graph == ATTENTION_DETERMINISTIC);
+    backward(b, graph == ATTENTION_DETERMINISTIC);
   if (graph_finish(g, handle, err) == 0) return 0;
   graph_destroy(g);
   return error_prefix(err, "building the attention graph");
@@ -353,24 +332,21 @@ static bool fits(const AttentionCall *call, const AttentionPlan *p) {
          allows(call, p->graph);
 }
 
-typedef struct QuestionText {
-  char text[160];
-} QuestionText;
+enum { TEXT = 160 };
 
-// B T H KV d rows backward deterministic both_graphs
-static QuestionText text_of(const AttentionCall *call) {
+// B T H KV d rows backward deterministic both_graphs. Returns text.
+static const char *question(const AttentionCall *call, char text[TEXT]) {
   const AttentionShape *s = &call->shape;
-  QuestionText t;
-  snprintf(t.text, sizeof t.text,
-           "%" PRId64 " %" PRId64 " %" PRId64 " %" PRId64 " %" PRId64 " %" PRId64 " %d %d %d", s->B,
-           s->T, s->H, s->KV, s->d, s->rows, call->backward, call->deterministic,
-           call->both_graphs);
-  return t;
+  snprintf(text, TEXT, "%lld %lld %lld %lld %lld %lld %d %d %d", (long long)s->B, (long long)s->T,
+           (long long)s->H, (long long)s->KV, (long long)s->d, (long long)s->rows, call->backward,
+           call->deterministic, call->both_graphs);
+  return text;
 }
 
 // The answer: graph, number and two times.
 bool attention_plan_find(const Choices *all, const AttentionCall *call, AttentionPlan *p) {
-  const char *answer = choices_find(all, text_of(call).text);
+  char text[TEXT];
+  const char *answer = choices_find(all, question(call, text));
   int graph, used = 0;
   *p = (AttentionPlan){0};
   if (!answer ||
@@ -383,9 +359,9 @@ bool attention_plan_find(const Choices *all, const AttentionCall *call, Attentio
 }
 
 void attention_plan_keep(Choices *all, const AttentionCall *call, const AttentionPlan *p) {
-  char answer[80];
+  char text[TEXT], answer[TEXT];
   if (!fits(call, p)) return;
-  snprintf(answer, sizeof answer, "%d %d %.9g %.9g", (int)p->graph, p->number, p->milliseconds,
+  snprintf(answer, TEXT, "%d %d %.9g %.9g", (int)p->graph, p->number, p->milliseconds,
            p->other_graph);
-  choices_keep(all, text_of(call).text, answer);
+  choices_keep(all, question(call, text), answer);
 }

@@ -194,24 +194,20 @@ typedef struct Candidates {
   Error why_not; // the latest one did not compile
 } Candidates;
 
-static int nothing_offered(const AttentionCudnn *a, const char *direction, Error *err) {
-  const AttentionShape *s = &a->shape;
-  const CudnnVersionText version = cudnn_version_text(a->api->version);
-  if (s->rows > 0)
-    return error_set(err,
-                     "cuDNN %s has no attention %s for this GPU that stops at a document's end: "
-                     "take data.documents=join, or backend.device=cpu",
-                     version.text, direction);
-  return error_set(err,
-                   "cuDNN %s has no attention %s for this GPU, %lld x %lld tokens, %lld query and "
-                   "%lld key/value heads and head_dim %lld: choose head_dim 64 or 128, or "
-                   "backend.device=cpu",
-                   version.text, direction, (long long)s->B, (long long)s->T, (long long)s->H,
-                   (long long)s->KV, (long long)s->d);
-}
-
 static const char *direction_of(AttentionGraph graph) {
   return graph == ATTENTION_FORWARD ? "forward" : "backward";
+}
+
+static int nothing_offered(const AttentionCudnn *a, AttentionGraph graph, Error *err) {
+  const AttentionShape *s = &a->shape;
+  return error_set(
+      err,
+      "cuDNN %s has no attention %s for this GPU, %lld %s of at most %lld tokens, %lld "
+      "query and %lld key/value heads and head_dim %lld: choose head_dim 64 or 128%s, "
+      "or backend.device=cpu",
+      cudnn_version_text(a->api->version).text, direction_of(graph), (long long)s->B,
+      s->rows > 0 ? "documents" : "windows", (long long)s->T, (long long)s->H, (long long)s->KV,
+      (long long)s->d, s->rows > 0 ? ", data.documents=join" : "");
 }
 
 // Adds the first `most` plans of the graph that compile, from configuration `from` on.
@@ -222,7 +218,7 @@ static int compile(const AttentionCudnn *a, AttentionGraph graph, int from, int 
   int count = 0;
   if (attention_graph(&g, a->api, a->handle, &a->shape, graph, err)) return -1;
   int status = graph_configs(&g, NULL, configs, MOST_CONFIGS, &count, err);
-  if (status == 0 && count == 0) status = nothing_offered(a, direction_of(graph), err);
+  if (status == 0 && count == 0) status = nothing_offered(a, graph, err);
   c->offered += count;
   for (int i = from; i < count && most > 0; i++) {
     AttentionPlan p = {.graph = graph, .number = i};

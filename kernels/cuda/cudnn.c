@@ -35,9 +35,8 @@ static const LibraryFunction functions[] = {
 
 CudnnVersionText cudnn_version_text(size_t version) {
   CudnnVersionText v;
-  const size_t major = version < 10000 ? version / 1000 : version / 10000; // 8907 is 8.9.7
-  snprintf(v.text, sizeof v.text, "%zu.%zu.%zu", major,
-           version / 100 % (version < 10000 ? 10 : 100), version % 100);
+  snprintf(v.text, sizeof v.text, "%zu.%zu.%zu", version / 10000, version / 100 % 100,
+           version % 100);
   return v;
 }
 
@@ -61,27 +60,14 @@ static void hold_compiler(const CudnnApi *api) {
   dlopen(name, RTLD_NOW | RTLD_LOCAL);
 }
 
-// Reports that libcudnn.so.9 was not found, because of `why`.
-static int missing(const char *why, Error *err) {
-  static const char *const others[] = {"libcudnn.so.8", "libcudnn.so.10"};
-  error_set(err,
-            "cuDNN 9 is missing (%s): install it (apt install cudnn9-cuda-13), or put the folder "
-            "that holds libcudnn.so.9 into LD_LIBRARY_PATH",
-            why);
-  for (size_t i = 0; i < sizeof others / sizeof *others; i++) {
-    void *library = dlopen(others[i], RTLD_LAZY | RTLD_LOCAL);
-    const LibraryFunction version = {"cudnnGetVersion", offsetof(CudnnApi, get_version)};
-    CudnnApi api;
-    if (library && !library_functions(library, &version, 1, &api))
-      return cudnn_version_supported(api.get_version(), err);
-  }
-  return -1;
-}
-
 int cudnn_open(CudnnApi *api, Error *err) {
   memset(api, 0, sizeof *api);
   void *library = dlopen("libcudnn.so.9", RTLD_NOW | RTLD_LOCAL);
-  if (!library) return missing(dlerror(), err);
+  if (!library)
+    return error_set(err,
+                     "cuDNN 9 is missing (%s): install it (apt install cudnn9-cuda-13), or put the "
+                     "folder that holds libcudnn.so.9 into LD_LIBRARY_PATH",
+                     dlerror());
   const char *absent =
       library_functions(library, functions, sizeof functions / sizeof *functions, api);
   if (absent)

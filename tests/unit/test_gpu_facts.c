@@ -1,22 +1,9 @@
 // What is known of GPUs and their libraries without having one.
-#include <dlfcn.h>
-
-#include "kernels/cuda/cudnn.h"
 #include "kernels/gpu_backends.h"
 #include "kernels/muon_groups.h"
 #include "model/run/backend.h"
 #include "model/tensors.h"
 #include "tests/support/test.h"
-
-void *__real_dlopen(const char *name, int flags);
-void *__wrap_dlopen(const char *name, int flags);
-
-// There is no cuDNN 9, but a stub of cuDNN 8.
-void *__wrap_dlopen(const char *name, int flags) {
-  if (strcmp(name, "libcudnn.so.8") == 0) name = "build/release/tests/cudnn_stub.so";
-  if (strcmp(name, "libcudnn.so.9") == 0) name = "libcudnn.so.absent";
-  return __real_dlopen(name, flags);
-}
 
 int __wrap_gpu_usable(GpuMemory *memory, Error *err);
 
@@ -27,13 +14,6 @@ int __wrap_gpu_usable(GpuMemory *memory, Error *err) {
   (void)err;
   *memory = (GpuMemory){.all = (size_t)80 << 30, .free = (size_t)79 << 30, .mainloop = of_the_card};
   return 0;
-}
-
-TEST(a_cudnn_of_another_major_version_is_named) {
-  CudnnApi api;
-  assert_int_equal(cudnn_open(&api, &err), -1);
-  assert_non_null(strstr(err.text, "cuDNN 8.9.7 is installed"));
-  assert_non_null(strstr(err.text, "needs 9.11 or later"));
 }
 
 // By the plan, with room for what the driver and a screen take. The plan of llama-110m.json says
