@@ -125,6 +125,11 @@ static int64_t calls_for(const Cuda *c, int64_t documents) {
   return needed > calls.usual ? needed : calls.usual;
 }
 
+static void set_document_calls(Cuda *c, int64_t calls) {
+  c->attention->document_calls = calls;
+  c->documents_are_usual = calls == document_calls(&c->config, &c->options).usual;
+}
+
 // Worst case: every row is a document.
 static int make_table(Cuda *c, Error *err) {
   if (c->config.usual_documents == 0) return 0;
@@ -161,6 +166,7 @@ int cuda_attention_open(Cuda *c, Error *err) {
                   err))
     return -1;
   open_choices(c);
+  set_document_calls(c, 0);
   phase_end(&c->base.opening, "cuDNN");
   if (check_documents(c, err) != 0 || make_table(c, err) != 0) return -1;
   if (c->options.batch == 0) return 0;
@@ -197,15 +203,11 @@ void cuda_set_documents(Backend *be, const int32_t *lengths, int64_t count) {
   Cuda *c = cuda_of(be);
   Attention *a = c->attention;
   assert(documents_fit(&c->config, lengths, count));
-  a->document_calls = count > 0 ? calls_for(c, count) : 0;
+  set_document_calls(c, count > 0 ? calls_for(c, count) : 0);
   if (count == 0) return;
   const AttentionShape s = shape_of(c, 1, 1, true);
   attention_table_fill(&s, lengths, count, a->document_calls, a->host);
   be->services.write(be, a->table, a->host, attention_table_bytes(s.B, a->document_calls));
-}
-
-bool cuda_documents_are_usual(const Cuda *c) {
-  return c->attention->document_calls == document_calls(&c->config, &c->options).usual;
 }
 
 static void run(Backend *be, int64_t B, int64_t T, bool backward, AttentionTensors tensors) {

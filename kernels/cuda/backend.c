@@ -122,8 +122,8 @@ int cuda_open(Cuda *c, const OpsConfig *config, const GpuOptions *options, Error
   phase_end(opening, "cuBLASLt");
   if (prepare_gemms(c, err)) return -1;
   phase_end(opening, "products");
-  const bool failed = cuda_attention_open(c, err) || cuda_memory_open(c, err) ||
-                      make_rope_table(c, err) || make_workspace(c, err) ||
+  const bool failed = cuda_memory_open(c, err) || cuda_attention_open(c, err) ||
+                      cuda_step_open(c, err) || make_rope_table(c, err) || make_workspace(c, err) ||
                       cuda_scalings_open(c, err);
   phase_end(opening, "workspace");
   return failed ? -1 : 0;
@@ -135,7 +135,7 @@ void cuda_destroy(Backend *be) {
   cuda_snapshot_close(c);
   cuda_attention_close(c);
   cuda_table_free(c);
-  cuda_replay_close(c);
+  cuda_step_close(c);
   cuda_memory_close(c);
   gemm_close(&c->gemm);
   gpu_close(&c->gpu);

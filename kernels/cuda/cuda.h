@@ -14,21 +14,12 @@ extern "C" {
 // Generation's attention splits a token's keys over this many blocks per head.
 enum { DECODE_SPLITS = 16 };
 enum { MAX_ATTENTION_SHAPES = 8 }; // that are planned for at a time
-enum { STAGES = 4, STAGE_BYTES = 1 << 20 };
 
-// A part of a step, launched the first time and replayed as a CUDA graph later.
-typedef struct Recording {
-  int64_t calls;
-  cudaGraphExec_t graph; // from the second call on
-} Recording;
-
-typedef struct Workspace {
-  void *memory;
-  size_t bytes;
-} Workspace;
-
-typedef struct Attention Attention; // attention.c
-typedef struct Snapshot Snapshot;   // snapshot.c
+// Each is defined in the file that uses it alone.
+typedef struct Memory Memory;
+typedef struct Steps Steps;
+typedef struct Attention Attention;
+typedef struct Snapshot Snapshot;
 
 typedef struct Cuda {
   Backend base;       // first: a Backend * of a GPU backend is a Cuda *
@@ -36,23 +27,17 @@ typedef struct Cuda {
   GpuOptions options; // gemm_cache: NULL once it is open
   Gpu gpu;
   Gemm gemm;
-  Workspace *workspaces; // [workspace_count], of cuda_take
-  int workspace_count;
-  float *rope;         // [max_positions, d/2, 2] cosine and sine
-  float *row_loss;     // [max_tokens]
-  float *decode_parts; // [DECODE_SPLITS, H, d + 2] of generation's attention
-  void *embed_scratch; // of the embedding's backward
-  StepState *state;    // on the device
-  Scaling *scalings;   // [scaling_count], on the device
-  // Pinned memory. step_end copies the results of steps to it, and they are read in the same order.
-  // Writes go through the stages, so that they wait neither for the GPU nor for the driver.
-  struct {
-    char stages[STAGES][STAGE_BYTES];
-    StepState results[MAX_RESULTS];
-  } * pinned;
-  cudaEvent_t step_began[MAX_RESULTS], result_ready[MAX_RESULTS], stage_free[STAGES];
-  int64_t published, taken, staged;
-  Recording recordings[REPLAY_SLOTS];
+  Memory *memory;
+  Steps *steps;
+  Attention *attention;
+  Snapshot *snapshot;       // NULL where the state is never copied during a step
+  bool documents_are_usual; // those that are set take the calls of attention of a usual batch
+  float *rope;              // [max_positions, d/2, 2] cosine and sine
+  float *row_loss;          // [max_tokens]
+  float *decode_parts;      // [DECODE_SPLITS, H, d + 2] of generation's attention
+  void *embed_scratch;      // of the embedding's backward
+  StepState *state;         // on the device
+  Scaling *scalings;        // [scaling_count], on the device
   // The parameters' tables, rebuilt when the list changes
   ParamTable table;
   char *table_memory;
@@ -60,8 +45,6 @@ typedef struct Cuda {
   int table_count;
   Muon muon;
   void (*orthogonalize)(struct Cuda *c, const MuonLaunch *launch);
-  Attention *attention;
-  Snapshot *snapshot; // NULL where the state is never copied during a step
 } Cuda;
 
 static inline Cuda *cuda_of(Backend *be) {
@@ -89,8 +72,7 @@ void cuda_destroy(Backend *be);
 
 // ---- memory.c: the functions of kernels/ops.h
 void cuda_set_memory(Cuda *c);
-// Pinned memory and its events.
-int cuda_memory_open(Cuda *c, Error *err);
+int cuda_memory_open(Cuda *c, Error *err); // first: cuda_take needs it
 void cuda_memory_close(Cuda *c);
 // Workspace: counted, cleared on the backend's stream, freed by cuda_give_back or with the backend.
 // NULL and a sentence when there is no memory left.
@@ -106,8 +88,6 @@ int cuda_attention_open(Cuda *c, Error *err);
 void cuda_attention_close(Cuda *c);
 size_t cuda_cudnn_version(const Cuda *c);
 void cuda_set_documents(Backend *be, const int32_t *lengths, int64_t count);
-// True where the documents that are set take the calls of attention that a usual batch takes.
-bool cuda_documents_are_usual(const Cuda *c);
 AttentionOp cuda_attention;
 AttentionBackwardOp cuda_attention_backward;
 
@@ -187,6 +167,8 @@ void cuda_prepare_muon(Cuda *c);
 
 // ---- step.c: the functions of kernels/ops.h
 void cuda_set_step(Cuda *c);
+int cuda_step_open(Cuda *c, Error *err);
+void cuda_step_close(Cuda *c);
 void cuda_replay_close(Cuda *c); // destroys the recorded graphs
 
 #ifdef __cplusplus

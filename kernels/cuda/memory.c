@@ -7,39 +7,52 @@
 #include "kernels/cuda/cuda.h"
 #include "kernels/formats.h"
 
+enum { STAGES = 4, STAGE_BYTES = 1 << 20 };
+
+typedef struct Workspace {
+  void *memory;
+  size_t bytes;
+} Workspace;
+
+struct Memory {
+  Workspace *workspaces; // [workspace_count], of cuda_take
+  int workspace_count;
+  // Pinned, [STAGES]: writes go through them, so that they wait neither for the GPU nor for the
+  // driver.
+  char (*stages)[STAGE_BYTES];
+  cudaEvent_t stage_free[STAGES];
+  int64_t staged;
+};
+
 int cuda_memory_open(Cuda *c, Error *err) {
-  CUDA_TRY(err, cudaHostAlloc((void **)&c->pinned, sizeof *c->pinned, cudaHostAllocDefault));
+  Memory *m = c->memory = xcalloc(1, sizeof *m);
+  CUDA_TRY(err,
+           cudaHostAlloc((void **)&m->stages, sizeof *m->stages * STAGES, cudaHostAllocDefault));
   for (int i = 0; i < STAGES; i++)
-    CUDA_TRY(err, cudaEventCreateWithFlags(&c->stage_free[i], cudaEventDisableTiming));
-  for (int i = 0; i < MAX_RESULTS; i++) {
-    CUDA_TRY(err, cudaEventCreate(&c->step_began[i]));
-    CUDA_TRY(err, cudaEventCreate(&c->result_ready[i]));
-    // Validations have no clock_start, and only a recorded event can be asked for its time.
-    CUDA_TRY(err, cudaEventRecord(c->step_began[i], c->gpu.stream));
-  }
+    CUDA_TRY(err, cudaEventCreateWithFlags(&m->stage_free[i], cudaEventDisableTiming));
   return 0;
 }
 
 void cuda_memory_close(Cuda *c) {
+  Memory *m = c->memory;
+  if (!m) return;
   for (int i = 0; i < STAGES; i++)
-    if (c->stage_free[i]) CUDA_CHECK(cudaEventDestroy(c->stage_free[i]));
-  for (int i = 0; i < MAX_RESULTS; i++) {
-    if (c->step_began[i]) CUDA_CHECK(cudaEventDestroy(c->step_began[i]));
-    if (c->result_ready[i]) CUDA_CHECK(cudaEventDestroy(c->result_ready[i]));
-  }
-  if (c->pinned) CUDA_CHECK(cudaFreeHost(c->pinned));
-  for (int i = 0; i < c->workspace_count; i++) CUDA_CHECK(cudaFree(c->workspaces[i].memory));
-  free(c->workspaces);
+    if (m->stage_free[i]) CUDA_CHECK(cudaEventDestroy(m->stage_free[i]));
+  if (m->stages) CUDA_CHECK(cudaFreeHost(m->stages));
+  for (int i = 0; i < m->workspace_count; i++) CUDA_CHECK(cudaFree(m->workspaces[i].memory));
+  free(m->workspaces);
+  free(m);
 }
 
 void *cuda_take(Cuda *c, size_t bytes, Error *err) {
+  Memory *m = c->memory;
   void *memory = gpu_alloc(bytes);
   if (!memory) {
     error_set(err, "the GPU has no %s left for the backend's workspace", size_text(bytes).text);
     return NULL;
   }
-  c->workspaces = xrealloc(c->workspaces, ((size_t)c->workspace_count + 1) * sizeof *c->workspaces);
-  c->workspaces[c->workspace_count++] = (Workspace){memory, bytes};
+  m->workspaces = xrealloc(m->workspaces, ((size_t)m->workspace_count + 1) * sizeof *m->workspaces);
+  m->workspaces[m->workspace_count++] = (Workspace){memory, bytes};
   c->base.workspace_bytes += bytes;
   // Zero also where it is written first: compute-sanitizer does not see what cuBLASLt stores
   // through the copy engine, and would report every read of it.
@@ -48,11 +61,12 @@ void *cuda_take(Cuda *c, size_t bytes, Error *err) {
 }
 
 void cuda_give_back(Cuda *c, void *memory) {
-  for (int i = 0; i < c->workspace_count; i++) {
-    if (c->workspaces[i].memory != memory) continue;
+  Memory *m = c->memory;
+  for (int i = 0; i < m->workspace_count; i++) {
+    if (m->workspaces[i].memory != memory) continue;
     CUDA_CHECK(cudaFree(memory));
-    c->base.workspace_bytes -= c->workspaces[i].bytes;
-    c->workspaces[i] = c->workspaces[--c->workspace_count];
+    c->base.workspace_bytes -= m->workspaces[i].bytes;
+    m->workspaces[i] = m->workspaces[--m->workspace_count];
     return;
   }
 }
@@ -89,8 +103,8 @@ static void op_zero(Backend *be, void *memory, size_t bytes) {
 
 // The next stage, once the copy out of it is done; a run's batches never find one busy.
 static int take_stage(Cuda *c) {
-  const int stage = (int)(c->staged++ % STAGES);
-  CUDA_CHECK(cudaEventSynchronize(c->stage_free[stage]));
+  const int stage = (int)(c->memory->staged++ % STAGES);
+  CUDA_CHECK(cudaEventSynchronize(c->memory->stage_free[stage]));
   return stage;
 }
 
@@ -98,12 +112,12 @@ static void op_write(Backend *be, void *to, const void *from_host, size_t bytes)
   Cuda *c = cuda_of(be);
   for (size_t done = 0; done < bytes;) {
     const int stage = take_stage(c);
-    char *pinned = c->pinned->stages[stage];
+    char *pinned = c->memory->stages[stage];
     const size_t piece = bytes - done < STAGE_BYTES ? bytes - done : STAGE_BYTES;
     memcpy(pinned, (const char *)from_host + done, piece);
     // What is offloaded lies on the host, too.
     CUDA_CHECK(cudaMemcpyAsync((char *)to + done, pinned, piece, cudaMemcpyDefault, c->gpu.stream));
-    CUDA_CHECK(cudaEventRecord(c->stage_free[stage], c->gpu.stream));
+    CUDA_CHECK(cudaEventRecord(c->memory->stage_free[stage], c->gpu.stream));
     done += piece;
   }
 }
@@ -119,7 +133,7 @@ static void op_read_act(Backend *be, float *to_host, const act_t *from, int64_t 
   enum { PIECE = STAGE_BYTES / sizeof(bf16_bits) };
   Cuda *c = cuda_of(be);
   for (int64_t done = 0; done < count; done += PIECE) {
-    bf16_bits *bits = (bf16_bits *)c->pinned->stages[take_stage(c)];
+    bf16_bits *bits = (bf16_bits *)c->memory->stages[take_stage(c)];
     const int64_t piece = count - done < PIECE ? count - done : PIECE;
     op_read(be, bits, act_at(be, from, done), (size_t)piece * sizeof *bits);
     for (int64_t i = 0; i < piece; i++) {
@@ -192,11 +206,11 @@ static void op_draw_master(Backend *be, const ParamTensor *to, const int32_t *pl
   for (int64_t done = 0; done < rows; done += PIECE) {
     const int stage = take_stage(c);
     const int64_t piece = rows - done < PIECE ? rows - done : PIECE;
-    int32_t *pinned = (int32_t *)c->pinned->stages[stage];
+    int32_t *pinned = (int32_t *)c->memory->stages[stage];
     memcpy(pinned, places + done, (size_t)piece * sizeof *pinned);
     launch_draw(to->master, master_bytes_of(be, to) == sizeof(bf16_bits), pinned, done, piece,
                 to->cols, key, deviation, c->gpu.stream);
-    CUDA_CHECK(cudaEventRecord(c->stage_free[stage], c->gpu.stream));
+    CUDA_CHECK(cudaEventRecord(c->memory->stage_free[stage], c->gpu.stream));
   }
 }
 

@@ -2,12 +2,54 @@
 // graphs, so that the host stays out of the GPU's way.
 #include <assert.h>
 #include <stddef.h>
+#include <stdlib.h>
 
+#include "base/memory.h"
 #include "kernels/cuda/cuda.h"
+
+// A part of a step, launched the first time and replayed as a CUDA graph later.
+typedef struct Recording {
+  int64_t calls;
+  cudaGraphExec_t graph; // from the second call on
+} Recording;
+
+struct Steps {
+  // Pinned, [MAX_RESULTS]: step_end copies the results to it, and they are read in the same order.
+  StepState *results;
+  cudaEvent_t began[MAX_RESULTS], ready[MAX_RESULTS];
+  int64_t published, taken;
+  Recording recordings[REPLAY_SLOTS];
+};
+
+int cuda_step_open(Cuda *c, Error *err) {
+  Steps *s = c->steps = xcalloc(1, sizeof *s);
+  CUDA_TRY(err, cudaHostAlloc((void **)&s->results, sizeof *s->results * MAX_RESULTS,
+                              cudaHostAllocDefault));
+  for (int i = 0; i < MAX_RESULTS; i++) {
+    CUDA_TRY(err, cudaEventCreate(&s->began[i]));
+    CUDA_TRY(err, cudaEventCreate(&s->ready[i]));
+    // Validations have no clock_start, and only a recorded event can be asked for its time.
+    CUDA_TRY(err, cudaEventRecord(s->began[i], c->gpu.stream));
+  }
+  return 0;
+}
+
+void cuda_step_close(Cuda *c) {
+  Steps *s = c->steps;
+  if (!s) return;
+  cuda_replay_close(c);
+  for (int i = 0; i < MAX_RESULTS; i++) {
+    if (s->began[i]) CUDA_CHECK(cudaEventDestroy(s->began[i]));
+    if (s->ready[i]) CUDA_CHECK(cudaEventDestroy(s->ready[i]));
+  }
+  if (s->results) CUDA_CHECK(cudaFreeHost(s->results));
+  free(s);
+}
 
 static void op_clock_start(Backend *be) {
   const Cuda *c = cuda_of(be);
-  CUDA_CHECK(cudaEventRecord(c->step_began[c->published % MAX_RESULTS], c->gpu.stream));
+  const Steps *s = c->steps;
+  CUDA_CHECK(cudaEventRecord(s->began[s->published % MAX_RESULTS], c->gpu.stream));
 }
 
 static void op_step_begin(Backend *be) {
@@ -21,29 +63,30 @@ static void op_set_hyper(Backend *be, const AdamW *hyper) {
 }
 
 static void op_step_end(Backend *be) {
-  Cuda *c = cuda_of(be);
-  assert(c->published - c->taken < MAX_RESULTS);
-  const int slot = (int)(c->published++ % MAX_RESULTS);
-  CUDA_CHECK(cudaMemcpyAsync(&c->pinned->results[slot], c->state, sizeof *c->state,
-                             cudaMemcpyDeviceToHost, c->gpu.stream));
-  CUDA_CHECK(cudaEventRecord(c->result_ready[slot], c->gpu.stream));
+  const Cuda *c = cuda_of(be);
+  Steps *s = c->steps;
+  assert(s->published - s->taken < MAX_RESULTS);
+  const int slot = (int)(s->published++ % MAX_RESULTS);
+  CUDA_CHECK(cudaMemcpyAsync(&s->results[slot], c->state, sizeof *c->state, cudaMemcpyDeviceToHost,
+                             c->gpu.stream));
+  CUDA_CHECK(cudaEventRecord(s->ready[slot], c->gpu.stream));
 }
 
 static StepResult op_step_result(Backend *be) {
-  Cuda *c = cuda_of(be);
-  assert(c->taken < c->published);
-  const int slot = (int)(c->taken++ % MAX_RESULTS);
-  CUDA_CHECK(cudaEventSynchronize(c->result_ready[slot]));
+  Steps *s = cuda_of(be)->steps;
+  assert(s->taken < s->published);
+  const int slot = (int)(s->taken++ % MAX_RESULTS);
+  CUDA_CHECK(cudaEventSynchronize(s->ready[slot]));
   float ms;
-  CUDA_CHECK(cudaEventElapsedTime(&ms, c->step_began[slot], c->result_ready[slot]));
-  const StepState *s = &c->pinned->results[slot];
+  CUDA_CHECK(cudaEventElapsedTime(&ms, s->began[slot], s->ready[slot]));
+  const StepState *r = &s->results[slot];
   return (StepResult){.ms = ms,
-                      .loss = s->loss,
-                      .grad_norm = s->grad_norm,
-                      .applied = s->applied != 0,
-                      .updates = s->updates,
-                      .saturated = s->saturated,
-                      .saturated_first = s->saturated > 0 ? s->saturated_first : -1};
+                      .loss = r->loss,
+                      .grad_norm = r->grad_norm,
+                      .applied = r->applied != 0,
+                      .updates = r->updates,
+                      .saturated = r->saturated,
+                      .saturated_first = r->saturated > 0 ? r->saturated_first : -1};
 }
 
 static void op_set_updates(Backend *be, int64_t updates) {
@@ -55,13 +98,13 @@ static void op_set_updates(Backend *be, int64_t updates) {
 // Where a run has documents its recorded launches are those of a batch with the usual number. More
 // of them, and windows that are whole (of a split whose ends are not known), take others.
 static bool differs_from_recorded(const Cuda *c) {
-  return c->base.calibrating || !cuda_documents_are_usual(c);
+  return c->base.calibrating || !c->documents_are_usual;
 }
 
 // The first call only launches, since it makes the plans that were not made at the start.
 static bool op_replay_begin(Backend *be, ReplaySlot slot) {
   Cuda *c = cuda_of(be);
-  Recording *r = &c->recordings[slot];
+  Recording *r = &c->steps->recordings[slot];
   if (differs_from_recorded(c)) return true;
   if (r->graph) {
     CUDA_CHECK(cudaGraphLaunch(r->graph, c->gpu.stream));
@@ -74,7 +117,7 @@ static bool op_replay_begin(Backend *be, ReplaySlot slot) {
 
 static void op_replay_end(Backend *be, ReplaySlot slot) {
   Cuda *c = cuda_of(be);
-  Recording *r = &c->recordings[slot];
+  Recording *r = &c->steps->recordings[slot];
   if (r->calls < 2 || differs_from_recorded(c)) return;
   cudaGraph_t graph;
   CUDA_CHECK(cudaStreamEndCapture(c->gpu.stream, &graph));
@@ -85,8 +128,9 @@ static void op_replay_end(Backend *be, ReplaySlot slot) {
 
 void cuda_replay_close(Cuda *c) {
   for (int i = 0; i < REPLAY_SLOTS; i++) {
-    if (c->recordings[i].graph) CUDA_CHECK(cudaGraphExecDestroy(c->recordings[i].graph));
-    c->recordings[i] = (Recording){0};
+    Recording *r = &c->steps->recordings[i];
+    if (r->graph) CUDA_CHECK(cudaGraphExecDestroy(r->graph));
+    *r = (Recording){0};
   }
 }
 

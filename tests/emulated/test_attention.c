@@ -264,7 +264,7 @@ static void check_documents(bool deterministic, int64_t longest, int64_t per_cal
     const int64_t calls = (count + per_call - 1) / per_call;
     assert_int_equal(machine.documents, count);
     assert_int_equal(machine.calls, count == 0 ? 1 : calls > usual ? calls : usual);
-    assert_int_equal(cuda_documents_are_usual(c), count > 0 && calls <= usual);
+    assert_int_equal(c->documents_are_usual, count > 0 && calls <= usual);
     assert_int_equal(machine.ran->B, count == 0 ? 2 : per_call);
     assert_int_equal(machine.ran->T, count == 0 ? ROWS / 2 : (longest + 127) / 128 * 128);
   }
