@@ -1,6 +1,6 @@
-// Conversions, one function an instruction ("PTX ISA", cvt): the first value goes into the lower
-// half. cuda_bf16.h and cuda_fp8.h have them, too, but reading their 13,000 lines costs a file a
-// second, once for each architecture.
+// Conversions and comparisons, one function an instruction ("PTX ISA", cvt, max, min): the first
+// value goes into the lower half. cuda_bf16.h and cuda_fp8.h have them, too, but reading their
+// 13,000 lines costs a file a second, once for each architecture.
 //
 // e4m3 needs compute capability 8.9. The backend refuses FP8 on older GPUs, so the conversions
 // compile to a trap there, and the kernels that convert become empty.
@@ -55,4 +55,10 @@ CONVERT __half2 half2_within(__half2 values, __half2 largest) {
                : "r"(*reinterpret_cast<const uint32_t *>(&values)),
                  "r"(*reinterpret_cast<const uint32_t *>(&largest)));
   return *reinterpret_cast<const __half2 *>(&two);
+}
+// The larger value, or NaN if either is NaN: fmaxf drops a NaN.
+CONVERT float max_with_nan(float a, float b) {
+  float larger;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(larger) : "f"(a), "f"(b));
+  return larger;
 }

@@ -69,14 +69,8 @@ static __device__ __forceinline__ int copy_place(int column, int group) {
   return (column * COPY_GROUPS + group) ^ (column >> 3 & 6) ^ (column >> 2 & 1) ^ (column >> 1 & 4);
 }
 
-// The larger of both, or NaN.
-static __device__ __forceinline__ float max_or_nan(float a, float b) {
-  float largest;
-  asm("max.NaN.f32 %0, %1, %2;" : "=f"(largest) : "f"(a), "f"(b));
-  return largest;
-}
 static __device__ __forceinline__ float largest_of_four(float4 v) {
-  return max_or_nan(max_or_nan(fabsf(v.x), fabsf(v.y)), max_or_nan(fabsf(v.z), fabsf(v.w)));
+  return max_with_nan(max_with_nan(fabsf(v.x), fabsf(v.y)), max_with_nan(fabsf(v.z), fabsf(v.w)));
 }
 
 // Eight bytes of a row of by_row: the columns c, c + 1, c + 8, c + 9, and those two on.
@@ -139,7 +133,7 @@ template <class Source> struct CopyLane {
       store(a, r, column, exists);
       store(b, r, column + 8, exists);
     }
-    largest = max_or_nan(largest, max_or_nan(largest_of_four(a), largest_of_four(b)));
+    largest = max_with_nan(largest, max_with_nan(largest_of_four(a), largest_of_four(b)));
     const CopyBytes bytes = convert(a, b, of);
     if (WHOLE || (exists && to.by_row))
       *reinterpret_cast<uint2 *>(to.by_row + (column + column % 16) +

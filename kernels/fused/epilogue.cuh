@@ -71,17 +71,6 @@ struct RowBlock {
 // thread's two rows that `add` gets; i is the pair's number. The program's end calls `store`: it
 // joins the four threads of a row and writes the tile's part.
 
-// The larger value, or NaN if either is NaN: fmaxf drops a NaN.
-static DEVICE float max_with_nan(float a, float b) {
-#ifdef __CUDA_ARCH__
-  float larger;
-  asm("max.NaN.f32 %0, %1, %2;" : "=f"(larger) : "f"(a), "f"(b));
-  return larger;
-#else
-  return a > b || a != a ? a : b;
-#endif
-}
-
 // The largest |value| of a tensor that has FP8 copies, for its Scaling: before `scale`.
 struct Largest {
   float value = 0;

@@ -26,3 +26,6 @@ static inline __half2 half2_of_e4m3(uint16_t two) {
 static inline __half2 half2_within(__half2 values, __half2 largest) {
   return __hmax2_nan(__hmin2_nan(values, largest), __hneg2(largest));
 }
+static inline float max_with_nan(float a, float b) {
+  return a > b || a != a ? a : b;
+}
