@@ -49,6 +49,16 @@ static inline HOST_DEVICE real rms_rstd(real sumsq, int64_t D, real eps) {
   return 1 / real_sqrt(sumsq / (real)D + eps);
 }
 
+// A position's row of RoPE's table, [half, 2]: cosine and sine of position * inv_freq, in double
+// before rounding: exact at large positions, too.
+static inline void rope_row(int64_t position, int64_t half, const double *inv_freq, real *row) {
+  for (int64_t j = 0; j < half; j++) {
+    const double angle = (double)position * inv_freq[j];
+    row[2 * j] = (real)cos(angle);
+    row[2 * j + 1] = (real)sin(angle);
+  }
+}
+
 // 2^x, right to 2 ulp of fp32 on a GPU, where results below 2^-126 become 0.
 static inline HOST_DEVICE float exp2_fast(float x) {
 #ifdef __CUDA_ARCH__

@@ -1,5 +1,4 @@
 #include <cblas.h>
-#include <math.h>
 #include <omp.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -109,17 +108,11 @@ static bool cpu_replay_begin(Backend *be, ReplaySlot slot) {
 
 static void cpu_replay_end(Backend *be, ReplaySlot slot) {}
 
-// cosine and sine of position * inv_freq, in double before rounding: exact at large positions too.
 static real *rope_table(const OpsConfig *c) {
-  const int64_t half = c->d / 2;
-  real *table = xmalloc((size_t)(c->max_positions * half * 2) * sizeof *table);
+  real *table = xmalloc((size_t)(c->max_positions * c->d) * sizeof *table);
 #pragma omp parallel for schedule(static)
   for (int64_t t = 0; t < c->max_positions; t++)
-    for (int64_t j = 0; j < half; j++) {
-      const double angle = (double)t * c->inv_freq[j];
-      table[(t * half + j) * 2] = (real)cos(angle);
-      table[(t * half + j) * 2 + 1] = (real)sin(angle);
-    }
+    rope_row(t, c->d / 2, c->inv_freq, table + t * c->d);
   return table;
 }
 

@@ -1,5 +1,4 @@
 #include <cuda_profiler_api.h>
-#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -9,6 +8,7 @@
 #include "kernels/cuda/attention.h"
 #include "kernels/cuda/cuda.h"
 #include "kernels/cuda/gpu.h"
+#include "kernels/math.h"
 #include "kernels/record.h"
 
 // ---- Profilers
@@ -20,19 +20,13 @@ static void op_profile(Backend *be, bool open) {
 
 // ---- Set-up
 
-// cosine and sine of position * inv_freq, in double before rounding: exact at large positions too.
 static int make_rope_table(Cuda *c, Error *err) {
-  const int64_t half = c->config.d / 2, positions = c->config.max_positions;
-  const size_t bytes = (size_t)(positions * c->config.d) * sizeof(float);
+  const int64_t d = c->config.d, positions = c->config.max_positions;
+  const size_t bytes = (size_t)(positions * d) * sizeof(float);
   if (!(c->rope = cuda_take(c, bytes, err))) return -1;
   float *table = xmalloc(bytes);
 #pragma omp parallel for schedule(static)
-  for (int64_t t = 0; t < positions; t++)
-    for (int64_t j = 0; j < half; j++) {
-      const double angle = (double)t * c->config.inv_freq[j];
-      table[(t * half + j) * 2] = (float)cos(angle);
-      table[(t * half + j) * 2 + 1] = (float)sin(angle);
-    }
+  for (int64_t t = 0; t < positions; t++) rope_row(t, d / 2, c->config.inv_freq, table + t * d);
   c->base.services.write(&c->base, c->rope, table, bytes);
   free(table);
   return 0;
