@@ -1,5 +1,5 @@
-// cuDNN's attention behind kernels/ops.h: a plan for each shape (B, T), the run's made at the
-// start, others (of --eval, say) when they occur.
+// cuDNN's attention behind kernels/ops.h. Each shape (B, T) has plans: the run's are made at the
+// start, others (such as those of --eval) when they occur.
 #include <assert.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -20,14 +20,14 @@ typedef struct Planned {
 struct Attention {
   CudnnApi cudnn;
   CudnnHandle handle;
-  // The run's own shapes come first and stay, since recorded steps use them; a new shape replaces
-  // the least recently used one of the others.
+  // The run's own shape comes first and stays, since recorded steps use it. A new shape replaces
+  // the least recently used of the others.
   Planned planned[MAX_ATTENTION_SHAPES];
   int count;
   int64_t calls;
   Choices choices;
-  void *table, *host;     // of documents, attention.h's; in pieces on its way to the GPU
-  int64_t document_calls; // as document_calls cuts the batch's documents; 0: none are set
+  void *table, *host;     // the documents' table on the GPU, and where the host fills it in
+  int64_t document_calls; // calls of attention for the documents that are set; 0: none are set
 };
 
 static void forget(Cuda *c, Planned *p) {
@@ -49,7 +49,7 @@ static Planned *free_entry(Cuda *c) {
   return oldest;
 }
 
-// train: with a backward. NULL and a sentence on failure.
+// train: with a backward. NULL, and err says why, on failure.
 static Planned *plan_shape(Cuda *c, AttentionShape shape, bool train, bool both_graphs,
                            Error *err) {
   Attention *a = c->attention;
@@ -139,9 +139,10 @@ static int make_table(Cuda *c, Error *err) {
   return (c->attention->table = cuda_take(c, bytes, err)) ? 0 : -1;
 }
 
-// The deterministic backward keeps scores, B H T^2 2 bytes, the plain one dq in fp32, rows H d 4
-// bytes. A run that does not ask for it may use it where it is faster and its scratch no more than
-// four times as large; a run that asks for it reports its cost.
+// The deterministic backward keeps the scores, 2 B H T^2 bytes; the plain one keeps dq in fp32,
+// 4 rows H d bytes. A run that does not ask for equal bits may still use the deterministic one
+// where it is faster and needs at most four times the scratch. A run that asks for it reports its
+// cost.
 static bool may_take_both(const Cuda *c, const AttentionShape *s) {
   return c->options.deterministic || s->B * s->T * s->T <= 8 * s->d * attention_rows(s);
 }

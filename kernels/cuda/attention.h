@@ -8,9 +8,9 @@
 // packed: H q heads, KV k heads, KV v heads; R = (H + 2 KV) d.
 typedef struct AttentionShape {
   int64_t B, T, H, KV, d;
-  int64_t
-      rows; // 0: all are T long, B T rows. Else sequences share so many rows: at most B of them,
-            // at most T long, of lengths that the GPU's memory has (AttentionDocuments)
+  // 0: all sequences are T long, B T rows. Otherwise documents have this many rows together: at
+  // most B documents, each at most T long, with lengths in the GPU's memory (AttentionDocuments).
+  int64_t rows;
 } AttentionShape;
 
 static inline int64_t attention_rows(const AttentionShape *s) {
@@ -58,8 +58,8 @@ enum {
 
 typedef enum AttentionGraph {
   ATTENTION_FORWARD,
-  // dq is added up in fp32 in no fixed order, so its last bits may differ between runs; those of dk
-  // and dv do not.
+  // dq is added up in fp32 in no fixed order, so its last bits may differ between runs. dk and dv
+  // have the same bits in every run.
   ATTENTION_BACKWARD,
   // The backward in which no bit differs, at the cost of B H T^2 2 bytes of workspace.
   ATTENTION_DETERMINISTIC,
@@ -72,21 +72,21 @@ int attention_shape_check(const AttentionShape *s, Error *err);
 int attention_graph(CudnnGraph *g, const CudnnApi *api, CudnnHandle handle, const AttentionShape *s,
                     AttentionGraph graph, Error *err);
 
-// Where a shape with `rows` has its sequences, in the GPU's memory: B lengths, and B + 1 offsets
-// for each layout, as tensor ids say.
+// The documents of a shape with `rows`, in the GPU's memory: B lengths, and B + 1 offsets for each
+// layout (see the tensor ids).
 typedef struct AttentionDocuments {
   const int32_t *lengths;
   const int64_t *qkv_offsets, *o_offsets, *lse_offsets;
 } AttentionDocuments;
 
-// A table of these for `calls` calls of B sequences each. All arrays begin at 16-byte boundaries,
-// as the graphs say, where the table does.
+// The bytes of a table of these for `calls` calls of B documents each. All arrays begin at 16-byte
+// boundaries, as the graphs require, if the table does.
 size_t attention_table_bytes(int64_t B, int64_t calls);
-// Fills it in on the host for lengths[count], count <= calls B, which lie one after the other.
-// Calls get about the same number each; the places left over have length 0 and the end's offset.
+// Fills it in on the host for lengths[count], count <= calls B; the documents lie one after the
+// other. Each call gets about the same number. Unused entries have length 0 and the end's offset.
 void attention_table_fill(const AttentionShape *s, const int32_t *lengths, int64_t count,
                           int64_t calls, void *table);
-// The sequences of a call, of a table that lies at that address.
+// The documents of one call in the table at that address.
 AttentionDocuments attention_table_at(const void *table, int64_t B, int64_t call);
 
 // ---- Which plan a call gets, and how Choices remember it (attention_graph.c)
@@ -108,7 +108,7 @@ typedef struct AttentionPlan {
   AttentionGraph graph;
   int number;          // of the configurations that cuDNN offers for the graph
   double milliseconds; // of one call; 0 = not timed, and then the plan is not remembered
-  double other_graph;  // likewise, of the fastest plan of the backward's other graph
+  double other_graph;  // the fastest plan's of the backward's other graph; 0 = not timed
   size_t workspace;    // bytes, of cuDNN's own
   CudnnDescriptor plan;
 } AttentionPlan;
@@ -134,8 +134,8 @@ typedef struct AttentionCudnn AttentionCudnn;
 // where the scratch cannot be allocated. choices: the known plans, to which new ones are added, or
 // NULL. A known plan that cuDNN no longer offers, or that no longer compiles, counts as unknown.
 //
-// cuDNN's handle (cudnnCreate) with its stream set must outlive the object, as must api. NULL and a
-// sentence on failure. Waits for the device; may not be called during a capture.
+// cuDNN's handle (cudnnCreate) with its stream set must outlive the object, as must api. NULL, and
+// err says why, on failure. Waits for the device; may not be called during a capture.
 AttentionCudnn *attention_cudnn_create(const CudnnApi *api, CudnnHandle handle,
                                        struct CUstream_st *stream, const AttentionCall *call,
                                        Choices *choices, Error *err);

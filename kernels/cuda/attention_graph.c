@@ -65,8 +65,8 @@ static CudnnDescriptor transpose_scores(Builder b, CudnnDescriptor x) {
   return graph_reshape(b.g, x, graph_tensor(b.g, GRAPH_VIRTUAL, DATA_BFLOAT16, shape, NULL));
 }
 
-// Real tensors: packed rows of qkv and dqkv, with `heads` heads from one column on; rows of H heads
-// alone; and statistics of rows.
+// Real tensors: `heads` heads of the packed rows of qkv or dqkv; rows of H heads; and statistics of
+// rows.
 static CudnnDescriptor qkv_tensor(Builder b, int64_t id, int64_t heads) {
   return graph_tensor(b.g, id, DATA_BFLOAT16, in_rows(b.s, heads, attention_row(b.s)),
                       b.qkv_offsets);
@@ -324,8 +324,8 @@ int attention_choose(const AttentionCall *call, AttentionPlan *list, int count) 
   return best;
 }
 
-// True for a plan that was timed and may be the call's. Where equal bits are asked for that is the
-// first configuration alone.
+// True for a plan that was timed and that the call allows. A call that asks for equal bits allows
+// only the first configuration.
 static bool fits(const AttentionCall *call, const AttentionPlan *p) {
   return isfinite(p->milliseconds) && p->milliseconds > 0 && isfinite(p->other_graph) &&
          p->other_graph >= 0 && p->number >= 0 && (!call->deterministic || p->number == 0) &&

@@ -123,8 +123,8 @@ static size_t lay_out(Scratch *s, size_t workspace, char *memory) {
   return arena.used;
 }
 
-// Documents of about one length take three quarters of the call's places, where T allows, and all
-// rows, or as many as one call takes.
+// Documents of about equal length: three quarters of the most that a call takes, where T allows,
+// with all rows, or as many rows as one call takes.
 static cudaError_t write_documents(const Scratch *s) {
   const AttentionShape *shape = &s->attention->shape;
   if (shape->rows == 0) return cudaSuccess;
@@ -239,8 +239,8 @@ static void keep(AttentionCudnn *a, bool backward, const Candidates *c, int chos
   if (chosen >= 0) use(a, &c->list[chosen]);
 }
 
-// Compiles the plan that is remembered alone. False where there is none, or it is not offered or
-// does not compile any more.
+// Compiles only the plan that is remembered. False where there is none, or where it is no longer
+// offered or no longer compiles.
 static bool recall(AttentionCudnn *a, const AttentionCall *call, const Choices *choices) {
   Candidates c = {.count = 0};
   AttentionPlan known;

@@ -15,7 +15,7 @@ extern "C" {
 enum { DECODE_SPLITS = 16 };
 enum { MAX_ATTENTION_SHAPES = 8 }; // that are planned for at a time
 
-// Each is defined in the file that uses it alone.
+// Each is private to the file of its name: memory.c, step.c, attention.c, snapshot.c.
 typedef struct Memory Memory;
 typedef struct Steps Steps;
 typedef struct Attention Attention;
@@ -31,7 +31,7 @@ typedef struct Cuda {
   Steps *steps;
   Attention *attention;
   Snapshot *snapshot;       // NULL where the state is never copied during a step
-  bool documents_are_usual; // those that are set take the calls of attention of a usual batch
+  bool documents_are_usual; // the documents set take as many attention calls as a usual batch
   float *rope;              // [max_positions, d/2, 2] cosine and sine
   float *row_loss;          // [max_tokens]
   float *decode_parts;      // [DECODE_SPLITS, H, d + 2] of generation's attention
@@ -75,7 +75,7 @@ void cuda_set_memory(Cuda *c);
 int cuda_memory_open(Cuda *c, Error *err); // first: cuda_take needs it
 void cuda_memory_close(Cuda *c);
 // Workspace: counted, cleared on the backend's stream, freed by cuda_give_back or with the backend.
-// NULL and a sentence when there is no memory left.
+// NULL, and err says so, when there is no memory left.
 void *cuda_take(Cuda *c, size_t bytes, Error *err);
 void cuda_give_back(Cuda *c, void *memory); // NULL is fine
 

@@ -102,7 +102,7 @@ typedef struct CudnnApi {
 // library stays loaded until the program ends: unloading it leaks what it holds.
 int cudnn_open(CudnnApi *api, Error *err);
 
-// 0 if this cuDNN can run our attention. Fails with a sentence where it cannot.
+// 0 if this cuDNN can run our attention; else -1, and err says why not.
 int cudnn_version_supported(size_t version, Error *err);
 
 typedef struct CudnnVersionText {
@@ -114,8 +114,8 @@ CudnnVersionText cudnn_version_text(size_t version);
 int cudnn_check(const CudnnApi *api, int status, const char *doing, Error *err);
 
 // ---- Operation graphs, and plans from them, through cuDNN's C graph API. A failing call writes
-// its sentence to graph->error and makes every later call do nothing, so that the builders read
-// like the table of operations that they are; graph_finish reports the first failure.
+// its error to graph->error and makes every later call do nothing. So the builders read like a
+// table of operations, and graph_finish reports the first failure.
 
 // Sizes and element strides over (batch, head, row, column): cuDNN's attention is rank 4
 // throughout.
@@ -184,8 +184,8 @@ void descriptors_destroy(const CudnnApi *api, const CudnnDescriptor *list, int c
 int plan_create(const CudnnApi *api, CudnnDescriptor config, CudnnDescriptor *plan,
                 size_t *workspace, Error *err);
 
-// Launches a plan on the stream of the handle. tensors: addresses by id, NULL where the graph has no
-// tensor of that id. Making the variant pack that cuDNN reads them from takes 1 us of the 6 to 12
-// that a call takes on the host, too little to keep packs for.
+// Launches a plan on the stream of the handle. tensors: addresses by id, NULL where the graph has
+// no tensor of that id. Making the variant pack that cuDNN reads them from takes 1 us of the 6 to
+// 12 that a call takes on the host, too little to keep packs for.
 int plan_execute(const CudnnApi *api, CudnnHandle handle, CudnnDescriptor plan,
                  const void *const *tensors, int ids, const void *workspace, Error *err);

@@ -198,7 +198,7 @@ static void op_read_grad(Backend *be, float *to_host, const grad_t *from, int64_
   read_either(be, to_host, from, count, be->grad_bytes);
 }
 
-// The places of rows go through the stages, where the kernel reads them.
+// The rows' numbers go through the stages, where the kernel reads them.
 static void op_draw_master(Backend *be, const ParamTensor *to, const int32_t *places, int64_t rows,
                            uint64_t key, double deviation) {
   enum { PIECE = STAGE_BYTES / sizeof *places };

@@ -95,8 +95,8 @@ static void op_set_updates(Backend *be, int64_t updates) {
 
 // ---- Graphs
 
-// Where a run has documents its recorded launches are those of a batch with the usual number. More
-// of them, and windows that are whole (of a split whose ends are not known), take others.
+// In a run with documents the recorded launches are for the usual number of documents. A batch with
+// more documents, or with whole windows (of a split whose ends are not known), needs others.
 static bool differs_from_recorded(const Cuda *c) {
   return c->base.calibrating || !c->documents_are_usual;
 }
