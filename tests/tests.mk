@@ -100,7 +100,7 @@ build/release/tests/emulated/%: build/release/tests/gpu/%.o $(EMULATED) \
 	mkdir -p $(@D) && $(CXX) -fopenmp $(filter %.o %.a,$^) -o $@ -lcmocka $(LIBS)
 
 # test_NAME is of kernels/cuda/NAME.c. Of CUDA's functions those that the test defines go before.
-STUBBED_TESTS := $(addprefix build/release/tests/emulated/test_,gpu attention table)
+STUBBED_TESTS := $(addprefix build/release/tests/emulated/test_,gpu attention attention_plan table)
 $(STUBBED_TESTS:=.o): EXTRA_FLAGS = -isystem $(CUDA_INCLUDE)
 $(STUBBED_TESTS): build/release/tests/emulated/test_%: build/release/tests/emulated/test_%.o \
   build/release/kernels/cuda/%.o build/release/tests.a

@@ -168,40 +168,6 @@ TEST(what_cannot_be_an_answer_is_not_kept) {
   choices_close(&all);
 }
 
-// Documents with heads of 40 columns have no other graph than the deterministic one.
-TEST(the_fastest_plan_that_is_allowed_is_chosen) {
-  static const struct {
-    bool deterministic, both_graphs;
-    int64_t d, rows;
-    double milliseconds[4]; // of two plans of the backward, two deterministic ones
-    int chosen;
-    double other;
-  } cases[] = {
-      {false, true, 64, 0, {3, 2, 5, 4}, 1, 4},  {false, true, 64, 0, {3, 4, 5, 2}, 3, 3},
-      {false, false, 64, 0, {3, 4, 5, 2}, 0, 2}, {true, true, 64, 0, {3, 2, 5, 4}, 3, 2},
-      {false, true, 40, 64, {3, 2, 5, 4}, 3, 2}, {false, true, 40, 0, {3, 2, 5, 4}, 1, 4},
-      {false, true, 64, 0, {0, 0, 0, 0}, 0, 0}, // nothing was timed
-      {true, true, 64, 0, {0, 0, 0, 0}, 2, 0},
-  };
-  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-    const AttentionCall call = {.shape = {8, 16, 4, 4, cases[i].d, cases[i].rows},
-                                .backward = true,
-                                .deterministic = cases[i].deterministic,
-                                .both_graphs = cases[i].both_graphs};
-    AttentionPlan list[4];
-    for (int k = 0; k < 4; k++)
-      list[k] = (AttentionPlan){.graph = k < 2 ? ATTENTION_BACKWARD : ATTENTION_DETERMINISTIC,
-                                .number = k % 2,
-                                .milliseconds = cases[i].milliseconds[k]};
-    assert_int_equal(attention_choose(&call, list, 4), cases[i].chosen);
-    assert_true(list[cases[i].chosen].other_graph == cases[i].other);
-  }
-  AttentionPlan none = {.graph = ATTENTION_BACKWARD};
-  const AttentionCall equal_bits = {.shape = {8, 16, 4, 4, 64, 0}, true, true, true};
-  assert_int_equal(attention_choose(&equal_bits, &none, 1), -1);
-  assert_int_equal(attention_choose(&equal_bits, &none, 0), -1);
-}
-
 TEST(a_file_that_is_damaged_or_of_another_library_is_empty) {
   Place p = place_new();
   char *text;
