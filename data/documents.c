@@ -317,7 +317,7 @@ int documents_write(DocumentsWriter *w, const char *token_path, const BlockSums 
               .masked = w->mask != NULL,
               .largest = largest};
   const Layout l = layout_of(&h);
-  h.checksum = w->checksum = checksum_of(&h, w, tokens);
+  h.checksum = checksum_of(&h, w, tokens);
   if (writer_open(&file, documents_path(token_path).text, err) == 0 &&
       append(&file, &h, sizeof h, err) == 0 && append(&file, w->ends, l.mask, err) == 0 &&
       append(&file, w->mask, l.blocks - l.mask, err) == 0 &&

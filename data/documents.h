@@ -72,7 +72,6 @@ typedef struct DocumentsWriter {
   uint8_t *mask; // NULL while every token counts
   int64_t mask_bytes;
   int64_t tokens;    // so far
-  uint64_t checksum; // of the file, after documents_write
 } DocumentsWriter;
 
 // The next tokens of a document. mask: [tokens] 0 or 1, 1 where a token counts as a target; NULL:

@@ -57,7 +57,7 @@ unpack() { if [[ $text == *.zst ]]; then zstd -dc "$text"; else cat "$text"; fi;
 
 [ -e "$out/tok/tokenizer.json" ] ||
   part ./prepare --train-tokenizer "$vocabulary" --template chatml --out "$out/tok" "$text"
-[ -e "$out/data/dataset.json" ] ||
+[ -e "$out/data/train-00000.bin" ] ||
   part ./prepare --tokenizer "$out/tok" --val-fraction 0.02 --out "$out/data" "$text"
 part ./train "$config" "model.vocab_size=$vocabulary" "data.train=$out/data/train-*.bin" \
   "data.val=$out/data/val-*.bin" "output.dir=$out/base" "train.steps=$steps" train.resume=auto \
@@ -65,7 +65,7 @@ part ./train "$config" "model.vocab_size=$vocabulary" "data.train=$out/data/trai
 
 unpack | part scripts/make_turns.py "$out/turns"
 for set in turns:chat held_out:held_out; do
-  [ -e "$out/${set#*:}/dataset.json" ] ||
+  [ -e "$out/${set#*:}/train-00000.bin" ] ||
     part ./prepare --chat --tokenizer "$out/tok" --out "$out/${set#*:}" "$out/turns/${set%:*}.jsonl"
 done
 part ./prepare --show 1 "$out/chat"

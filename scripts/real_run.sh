@@ -63,7 +63,7 @@ ls -l "$text" >>"$report"
 ./train --version >>"$report"
 [ -e "$out/tok/tokenizer.json" ] ||
   part tokenizer ./prepare --train-tokenizer "$vocabulary" --out "$out/tok" "$text"
-[ -e "$out/data/dataset.json" ] ||
+[ -e "$out/data/train-00000.bin" ] ||
   part prepare ./prepare --tokenizer "$out/tok" --val-fraction 0.02 --out "$out/data" "$text"
 part train ./train "$config" "data.train=$out/data/train-*.bin" "data.val=$out/data/val-*.bin" \
   "output.dir=$out/run" train.resume=auto "$@"

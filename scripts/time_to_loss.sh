@@ -125,7 +125,7 @@ make_data() {
     return 0
   fi
   data=$out/data
-  [ ! -e "$data/dataset.json" ] || return 0
+  [ ! -e "$data/train-00000.bin" ] || return 0
   if [ -z "$text" ]; then
     text=$out/text/text.jsonl.zst
     [ -e "$text" ] || scripts/fetch_text.sh "$out/text"

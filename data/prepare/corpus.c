@@ -70,7 +70,7 @@ static int pass_mark(CorpusReader *r, Error *err) {
 
 static int next_file(CorpusReader *r, Error *err) {
   const CorpusFile *file = &r->corpus->files[r->next_file++];
-  r->stream = stream_open(file->path, r->corpus->spool, r->recording, err);
+  r->stream = stream_open(file->path, err);
   if (!r->stream) return -1;
   r->jsonl = file->lines;
   r->ended = false;
@@ -206,14 +206,17 @@ static int begin_document(CorpusReader *r, Error *err) {
 }
 
 static void give_piece(CorpusReader *r, size_t bytes, CorpusBlock *block) {
+  const CorpusFile *file = &r->corpus->files[r->next_file - 1];
+  const int64_t waiting = r->complete ? r->offset + (int64_t)r->known : -1;
   const bool last = r->complete && bytes == r->known;
   *block = (CorpusBlock){.text = r->buffer + r->start,
                          .bytes = (int64_t)bytes,
                          .offset = r->offset,
+                         .size = file->size >= 0 ? file->size : waiting,
                          .last = last,
                          .document = r->documents - 1,
                          .file = open_name(r),
-                         .val = r->corpus->files[r->next_file - 1].val,
+                         .val = file->val,
                          .line = r->line};
   const size_t used = bytes + (last ? r->behind : 0);
   r->start += used;
@@ -245,40 +248,4 @@ int corpus_next(CorpusReader *r, CorpusBlock *block, Error *err) {
     if (fill(r, err) != 0) return -1;
     look_for_end(r);
   }
-}
-
-// ---- Counting
-
-static int measure_file(const Corpus *corpus, size_t index, int64_t limit, int64_t *sizes,
-                        int64_t *documents, Error *err) {
-  Corpus one = *corpus;
-  one.files = &corpus->files[index];
-  one.count = 1;
-  CorpusReader reader;
-  CorpusBlock block;
-  corpus_open(&reader, &one);
-  reader.recording = true;
-  int status = 0;
-  while (*documents < limit && (status = corpus_next(&reader, &block, err)) > 0) {
-    sizes[*documents] = block.offset + block.bytes;
-    *documents += block.last;
-    if (signals_came()) {
-      status = error_set(err, "interrupted: nothing was written");
-      break;
-    }
-  }
-  corpus_close(&reader);
-  return status < 0 ? -1 : 0;
-}
-
-int corpus_measure(const Corpus *corpus, int64_t limit, int64_t *sizes, int64_t *documents,
-                   Error *err) {
-  *documents = 0;
-  for (size_t i = 0; i < corpus->count && *documents < limit; i++) {
-    if (corpus->files[i].size >= 0)
-      sizes[(*documents)++] = corpus->files[i].size;
-    else if (measure_file(corpus, i, limit, sizes, documents, err) != 0)
-      return -1;
-  }
-  return 0;
 }

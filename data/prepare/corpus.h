@@ -35,7 +35,7 @@ typedef enum CorpusFormat { FORMAT_TOLD, FORMAT_TEXT, FORMAT_LINES } CorpusForma
 
 typedef struct CorpusFile {
   char *path;   // owned; STREAM_STDIN is standard input
-  int64_t size; // of the one document that it is, where that is known without reading it; else -1
+  int64_t size; // bytes of a plain text file that is one document; else -1
   bool lines;   // of JSON; of standard input it is known when it is read
   bool val;     // as corpus_add got it
 } CorpusFile;
@@ -53,7 +53,6 @@ typedef struct Corpus {
   bool whole_lines; // FORMAT_LINES, and a line is a document as it is, in one piece
   bool skip_bad;    // a line without a document is counted, else an error
   ByteSet joined;   // no document is cut between a newline and one of these bytes
-  Spool *spool;     // for corpus_measure, where standard input is among the files
 
   CorpusFile *files; // [count]
   size_t count;
@@ -75,10 +74,6 @@ int corpus_add(Corpus *corpus, const char *path, bool val, Error *err);
 void corpus_free(Corpus *corpus);
 // Whether it has a file of JSON lines, or one of text. Standard input counts as both.
 bool corpus_has(const Corpus *corpus, bool lines);
-// The documents' number and their sizes in bytes, no further than `limit`: sizes[limit]. What it
-// reads of standard input goes into the spool, for the reader that comes after.
-int corpus_measure(const Corpus *corpus, int64_t limit, int64_t *sizes, int64_t *documents,
-                   Error *err);
 
 // "3 hidden, 2 binary"; empty when nothing was skipped.
 typedef struct SkippedText {
@@ -113,7 +108,6 @@ typedef struct CorpusReader {
   const Corpus *corpus;
   size_t next_file;    // to open
   Stream *stream;      // of the open file, or NULL
-  bool recording;      // standard input goes into the spool
   bool jsonl, ended;   // of the open file: what it is; all of it is in the buffer
   uint64_t bytes_read; // of the files before the open one
   int64_t documents;   // begun so far
@@ -136,6 +130,7 @@ typedef struct CorpusReader {
 typedef struct CorpusBlock {
   const char *text;      // not NUL-terminated; valid until the next call
   int64_t bytes, offset; // bytes > 0, but for the last piece of a document, which may be empty
+  int64_t size;          // of the document, where it is known by now; else -1
   bool last;             // the document ends with it
   int64_t document;      // its number, from 0
   const char *file;      // it is in, for sentences

@@ -1,6 +1,4 @@
-// What ./prepare writes into a folder: token files in shards, and dataset.json, which says who made
-// them and what they hold. dataset.json is for people and other programs: ./train goes by the token
-// files and the tokenizer beside them.
+// What ./prepare writes into a folder: token files in shards, and the tokenizer.
 #pragma once
 #include <stdbool.h>
 #include <stdint.h>
@@ -13,10 +11,6 @@
 
 // A set of token files DIR/NAME-00000.bin, DIR/NAME-00001.bin, ... of at most `limit` tokens each,
 // and for each of them the ends of its documents, DIR/NAME-00000.docs.
-typedef struct ShardSums {
-  uint64_t tokens, documents; // XXH3-64, as the file of the documents has both
-} ShardSums;
-
 typedef struct Shards {
   const char *dir, *name; // the caller's
   int64_t limit;          // tokens a file
@@ -25,8 +19,7 @@ typedef struct Shards {
   TokenWriter writer; // of the last file, while open
   DocumentsWriter documents;
   bool open;
-  int count;            // files begun
-  ShardSums *checksums; // [count] of those that are finished
+  int count; // files begun
   int64_t tokens;
 } Shards;
 
@@ -43,37 +36,7 @@ void shards_close(Shards *s);
 // The number of a shard's file name, "train-00012.bin" or "train-00012.docs", or -1 for any other.
 int shard_index(const char *file, const char *name);
 
-#define DATASET_FILE "dataset.json"
-
-typedef struct DatasetPart {
-  int files;
-  int64_t tokens;
-  int64_t documents;    // and tails of documents
-  int64_t bytes;        // of their text
-  ShardSums *checksums; // [files]
-} DatasetPart;
-
-// What is for validation: the tail of each document, whole documents, files of its own, nothing.
-typedef enum DatasetSplit { SPLIT_TAILS, SPLIT_DOCUMENTS, SPLIT_FILES, SPLIT_NONE } DatasetSplit;
-const char *dataset_split_name(DatasetSplit split); // in dataset.json
-
-typedef struct Dataset {
-  const char *tokenizer; // its name
-  uint64_t fingerprint;
-  int64_t vocab_size;
-  int32_t begin, end; // or NO_TOKEN
-  DatasetPart train, val;
-  DatasetSplit split;
-  double val_fraction;
-  int64_t seed;
-} Dataset;
-
-int dataset_write(const Dataset *dataset, const char *folder, Error *err);
-
 // ---- The folder that ./prepare writes (base/folder.h)
-
-// In it while it is filled: the part of standard input that is read twice.
-#define OUT_SPOOL ".prepare-stdin"
 
 // Whether a file of this name is one that ./prepare writes.
 bool dataset_has(const char *name);

@@ -170,7 +170,7 @@ static Probe probe(const Corpus *c, const char *path, Error *err) {
     error_set(err, "cannot open '%s': %s", path, strerror(errno));
     return (Probe){.kind = FILE_UNREADABLE};
   }
-  Stream *stream = stream_open(path, NULL, 0, err);
+  Stream *stream = stream_open(path, err);
   if (!stream) return (Probe){.kind = FILE_BROKEN};
   Text start = {0};
   ssize_t n = 1;

@@ -1,14 +1,11 @@
 #include "data/prepare/run.h"
 
-#include <errno.h>
-#include <fcntl.h>
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/statvfs.h>
-#include <unistd.h>
 
 #include "base/memory.h"
 #include "base/command.h"
@@ -20,8 +17,12 @@
 #include "data/prepare/encoding.h"
 #include "data/tokenizer/cut.h"
 
-// From this many documents on, whole ones are kept for validation.
-enum { MANY_DOCUMENTS = 100, BATCH_BYTES = 1 << 20 };
+// From this many documents on, whole ones are kept for validation. So many bytes are read to find
+// out; fewer documents in them are long ones.
+enum { MANY_DOCUMENTS = 100, AHEAD_BYTES = 64 << 20, BATCH_BYTES = 1 << 20 };
+
+// What is for validation: the tail of each document, whole documents, files of its own, nothing.
+typedef enum Split { UNKNOWN, TAILS, WHOLE, FILES, NONE } Split;
 
 typedef struct Part {
   Shards shards;
@@ -30,22 +31,30 @@ typedef struct Part {
   bool open;       // a document of it has begun and not ended, as far as it is read
 } Part;
 
+// A block that waits until it is known how much of it is for training.
+typedef struct Waiting {
+  struct Waiting *next;
+  CorpusBlock block; // its text is the one here
+  char text[];
+} Waiting;
+
 typedef struct Job {
   const PrepareOptions *options;
   Tokenizer *tokenizer;
   const TokenizerFacts *facts;
   const ChatTemplate *chat; // NULL: the corpus is text
   Corpus corpus;
-  Spool spool;
   Folder out;
   CorpusReader reader;
   Encoding *encoding;
   int status;
   Error *err;
-  int64_t documents;             // as many as the corpus has, or MANY_DOCUMENTS
-  int64_t sizes[MANY_DOCUMENTS]; // of those documents, in bytes
+  Split split;
+  int64_t documents; // that were known when the split was chosen, at most MANY_DOCUMENTS
+  Waiting *oldest, *newest;
+  int64_t waiting_bytes;
+  bool ended; // all is read
   Part train, val;
-  int64_t read_documents;
   uint64_t written_bytes; // of text
   BadLines bad;
   int64_t spelled_begins, spelled_ends; // documents with BOS or EOS in their text
@@ -65,22 +74,31 @@ static bool is_validation(const Job *job, int64_t document) {
 }
 
 // Conversations are never cut.
-static DatasetSplit split_of(const Job *job) {
-  if (job->options->val_count > 0) return SPLIT_FILES;
-  if (job->options->val_fraction == 0) return SPLIT_NONE;
-  return job->chat || job->documents == MANY_DOCUMENTS ? SPLIT_DOCUMENTS : SPLIT_TAILS;
+static void choose_split(Job *job) {
+  const PrepareOptions *o = job->options;
+  const int64_t seen = job->corpus.count >= MANY_DOCUMENTS ? MANY_DOCUMENTS : job->reader.documents;
+  const bool enough = job->waiting_bytes >= AHEAD_BYTES && (seen > 1 || !job->chat);
+  job->documents = seen < MANY_DOCUMENTS ? seen : MANY_DOCUMENTS;
+  if (o->val_count > 0)
+    job->split = FILES;
+  else if (o->val_fraction == 0)
+    job->split = NONE;
+  else if (job->documents == MANY_DOCUMENTS || job->ended || enough)
+    job->split = job->chat || job->documents == MANY_DOCUMENTS ? WHOLE : TAILS;
 }
 
-// How many bytes of the document, from its start, are for training.
+// How many of a document's `size` bytes, from its start, are for training. 1 - fraction is rounded:
+// the slack keeps 10 bytes at 0.8 from being 1.9999999999999996 bytes.
+static int64_t tail_begin(const Job *job, int64_t size) {
+  const int64_t cut = (int64_t)floor((double)size * (1 - job->options->val_fraction + 4e-16));
+  return cut < size ? cut : size - 1;
+}
+
+// How many bytes of the block's document, from its start, are for training.
 static int64_t train_bytes(const Job *job, const CorpusBlock *block) {
-  const DatasetSplit split = split_of(job);
-  if (split == SPLIT_FILES) return block->val ? 0 : INT64_MAX;
-  if (split == SPLIT_NONE) return INT64_MAX;
-  if (split == SPLIT_DOCUMENTS) return is_validation(job, block->document) ? 0 : INT64_MAX;
-  const int64_t n = job->sizes[block->document];
-  // 1 - fraction is rounded: the slack keeps 10 bytes at 0.8 from being 1.9999999999999996 bytes.
-  const int64_t cut = (int64_t)floor((double)n * (1 - job->options->val_fraction + 4e-16));
-  return cut < n ? cut : n - 1;
+  if (job->split == FILES) return block->val ? 0 : INT64_MAX;
+  if (job->split == WHOLE) return is_validation(job, block->document) ? 0 : INT64_MAX;
+  return job->split == NONE || block->size < 0 ? INT64_MAX : tail_begin(job, block->size);
 }
 
 // Bytes [from, to) of the block, which end its document's part if `last`.
@@ -96,11 +114,9 @@ static void add_part(Job *job, TextBatch *batch, const CorpusBlock *block, int64
 
 // A cut inside the block moves back to the beginning of a character.
 static int add_block(Job *job, TextBatch *batch, const CorpusBlock *block, Error *err) {
-  const bool many = job->documents == MANY_DOCUMENTS;
   const int64_t end = block->offset + block->bytes;
-  const bool known =
-      many || (block->document < job->documents && end <= job->sizes[block->document]);
-  if (!known || (!many && block->last && end != job->sizes[block->document]))
+  if (job->split == TAILS && block->size >= 0 &&
+      (end > block->size || (block->last && end < block->size)))
     return error_set(err, "'%s' changed while it was read; prepare it again", block->file);
   const int64_t wanted = train_bytes(job, block) - block->offset;
   int64_t cut = wanted < 0 ? 0 : wanted > block->bytes ? block->bytes : wanted;
@@ -111,15 +127,60 @@ static int add_block(Job *job, TextBatch *batch, const CorpusBlock *block, Error
   return 0;
 }
 
+// ---- Waiting: until the split is known, and for the end of a document of unknown size
+
+static void wait_for_split(Job *job, const CorpusBlock *block) {
+  Waiting *w = xmalloc(sizeof *w + (size_t)block->bytes);
+  w->next = NULL;
+  w->block = *block;
+  w->block.text = memcpy(w->text, block->text, (size_t)block->bytes);
+  if (job->newest) job->newest->next = w;
+  if (!job->oldest) job->oldest = w;
+  job->newest = w;
+  job->waiting_bytes += block->bytes;
+  for (Waiting *at = block->size >= 0 ? job->oldest : w; at != w; at = at->next)
+    if (at->block.document == block->document) at->block.size = block->size;
+}
+
+static void drop_oldest(Job *job) {
+  Waiting *w = job->oldest;
+  job->waiting_bytes -= w->block.bytes;
+  job->oldest = w->next;
+  if (!job->oldest) job->newest = NULL;
+  free(w);
+}
+
+// A document without a size is the last that was read, so it has at least the newest block's bytes.
+static bool oldest_is_ready(const Job *job) {
+  if (!job->oldest || job->split == UNKNOWN) return false;
+  const CorpusBlock *first = &job->oldest->block, *last = &job->newest->block;
+  return job->split != TAILS || first->size >= 0 ||
+         first->offset + first->bytes <= tail_begin(job, last->offset + last->bytes);
+}
+
+// 1 and the next block, the oldest; 0 at the end, -1 on error.
+static int next_block(Job *job, Error *err) {
+  while (!oldest_is_ready(job) && !job->ended) {
+    CorpusBlock block;
+    const int got = corpus_next(&job->reader, &block, err);
+    if (got < 0) return -1;
+    if (got > 0) wait_for_split(job, &block);
+    job->ended = got == 0;
+    if (job->split == UNKNOWN) choose_split(job);
+    if (signals_came()) return error_set(err, "interrupted: nothing was written");
+  }
+  return job->oldest != NULL;
+}
+
 // ---- Reading, encoding, writing
 
 // 1 if there is something in the batch, 0 at the end, -1 on error.
-static int fill_batch(Job *job, CorpusReader *reader, TextBatch *batch, Error *err) {
-  CorpusBlock block;
+static int fill_batch(Job *job, TextBatch *batch, Error *err) {
   int status = 1;
-  while (batch->text_bytes < BATCH_BYTES && (status = corpus_next(reader, &block, err)) > 0)
-    if (add_block(job, batch, &block, err) != 0) return -1;
-  job->read_documents = reader->documents;
+  while (batch->text_bytes < BATCH_BYTES && (status = next_block(job, err)) > 0) {
+    if (add_block(job, batch, &job->oldest->block, err) != 0) return -1;
+    drop_oldest(job);
+  }
   return status < 0 ? -1 : batch->count > 0;
 }
 
@@ -169,7 +230,7 @@ static int encode_corpus(Job *job, Error *err) {
   int status = 1;
   while (status > 0) {
     TextBatch *batch = encoding_free_batch(job->encoding);
-    status = fill_batch(job, &job->reader, batch, err);
+    status = fill_batch(job, batch, err);
     if (status > 0) encoding_give(job->encoding, batch);
     if (status >= 0 && write_done(job, job->encoding, status == 0, err) != 0) status = -1;
     const uint64_t total = job->corpus.reads_stdin ? 0 : job->corpus.bytes;
@@ -182,35 +243,12 @@ static int encode_corpus(Job *job, Error *err) {
 
 // ---- The folder
 
-static DatasetPart dataset_part(const Part *part) {
-  return (DatasetPart){.files = part->shards.count,
-                       .tokens = part->shards.tokens,
-                       .documents = part->documents,
-                       .bytes = part->bytes,
-                       .checksums = part->shards.checksums};
-}
-
 // What a run reads here besides the token files, which have their own.
 static int write_checksums(const Job *job, Error *err) {
   FileSums sums = {0};
   const int status = sums_write(&sums, job->out.temporary.text, err);
   sums_free(&sums);
   return status;
-}
-
-static int write_manifest(const Job *job, Error *err) {
-  const Dataset dataset = {.tokenizer = job->facts->name,
-                           .fingerprint = job->facts->fingerprint,
-                           .vocab_size = job->facts->vocab_size,
-                           .begin = job->facts->bos,
-                           .end = job->facts->eos,
-                           .train = dataset_part(&job->train),
-                           .val = dataset_part(&job->val),
-                           .split = split_of(job),
-                           .val_fraction =
-                               job->options->val_count > 0 ? 0 : job->options->val_fraction,
-                           .seed = job->options->seed};
-  return dataset_write(&dataset, job->out.temporary.text, err);
 }
 
 // Says so before hours of work when the disk cannot hold the tokens of the text files, or their
@@ -231,18 +269,6 @@ static int check_room(const Job *job, Error *err) {
                    size_text(needed).text, job->options->out, size_text(free_bytes).text);
 }
 
-// The spool has no name any more once it is open, so it goes with the process.
-static int open_spool(Job *job, Error *err) {
-  if (!job->corpus.reads_stdin) return 0;
-  const PathText path = path_text("%s/%s", job->out.temporary.text, OUT_SPOOL);
-  job->spool.fd = open(path.text, O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
-  if (job->spool.fd < 0)
-    return error_set(err, "cannot create '%s': %s", path.text, strerror(errno));
-  unlink(path.text);
-  job->corpus.spool = &job->spool;
-  return 0;
-}
-
 static int no_text(const Job *job, Error *err) {
   const SkippedText skipped = corpus_skipped(&job->corpus);
   const PrepareOptions *o = job->options;
@@ -256,33 +282,25 @@ static int no_text(const Job *job, Error *err) {
 }
 
 static int check_split(const Job *job, Error *err) {
-  const DatasetSplit split = split_of(job);
+  const Split split = job->split;
   const bool train = job->train.shards.tokens > 0, val = job->val.shards.tokens > 0;
-  if (train && (val || split == SPLIT_NONE)) return 0;
-  if (split == SPLIT_FILES && train)
+  if (train && (val || split == NONE)) return 0;
+  if (split == FILES && train)
     return error_set(err, "there is no text in what --val names: '%s'", job->options->val_paths[0]);
-  if (!train && (!val || split == SPLIT_FILES)) return no_text(job, err);
+  if (!train && (!val || split == FILES)) return no_text(job, err);
   return error_set(err,
                    "the input has %" PRIu64 " byte%s of text, too little to split into training "
                    "and validation: add text, or keep nothing with --val-fraction 0",
                    job->written_bytes, job->written_bytes == 1 ? "" : "s");
 }
 
-// How many documents there are decides how they are split.
-static int measure(Job *job, Error *err) {
-  job->documents = MANY_DOCUMENTS;
-  if (job->options->val_count > 0 || job->options->val_fraction == 0) return 0;
-  return corpus_measure(&job->corpus, MANY_DOCUMENTS, job->sizes, &job->documents, err);
-}
-
 static int write_folder(Job *job, Error *err) {
   const char *folder = job->out.temporary.text;
   job->train.shards.dir = job->val.shards.dir = folder;
-  return open_spool(job, err) || measure(job, err) || check_room(job, err) ||
-                 encode_corpus(job, err) || check_split(job, err) ||
+  return check_room(job, err) || encode_corpus(job, err) || check_split(job, err) ||
                  shards_finish(&job->train.shards, err) || shards_finish(&job->val.shards, err) ||
-                 tokenizer_save(job->tokenizer, folder, err) || write_manifest(job, err) ||
-                 write_checksums(job, err) || folder_commit(&job->out, err)
+                 tokenizer_save(job->tokenizer, folder, err) || write_checksums(job, err) ||
+                 folder_commit(&job->out, err)
              ? -1
              : 0;
 }
@@ -315,17 +333,16 @@ void prepare_print_bad(const BadLines *bad) {
 }
 
 static void print_report(const Job *job) {
-  static const char *const splits[] = {[SPLIT_TAILS] = "the tail of each for validation",
-                                       [SPLIT_DOCUMENTS] = "whole ones for validation",
-                                       [SPLIT_FILES] = "those of --val for validation",
-                                       [SPLIT_NONE] = "none for validation"};
+  static const char *const splits[] = {[TAILS] = "the tail of each for validation",
+                                       [WHOLE] = "whole ones for validation",
+                                       [FILES] = "those of --val for validation",
+                                       [NONE] = "none for validation"};
   const char *out = job->options->out;
   const SkippedText skipped = corpus_skipped(&job->corpus);
-  const DatasetSplit split = split_of(job);
   printf("tokenizer  %s, %" PRId64 " ids\n", job->facts->name, job->facts->vocab_size);
   printf("files      %s\n", corpus_files(&job->corpus).text);
-  printf("documents  %" PRId64 " in %zu file%s, %s\n", job->read_documents, job->corpus.count,
-         job->corpus.count == 1 ? "" : "s", splits[split]);
+  printf("documents  %" PRId64 " in %zu file%s, %s\n", job->reader.documents, job->corpus.count,
+         job->corpus.count == 1 ? "" : "s", splits[job->split]);
   if (job->chat) printf("template   %s\n", job->chat->source);
   printf("bytes      %" PRIu64 "\n", job->written_bytes);
   print_part(job, &job->train);
@@ -335,7 +352,7 @@ static void print_report(const Job *job) {
   prepare_print_bad(&job->bad);
   printf("skipped    %s\n", *skipped.text ? skipped.text : "nothing");
   printf("config     \"data\": {\"train\": \"%s/train-*.bin\"", out);
-  if (split != SPLIT_NONE) printf(", \"val\": \"%s/val-*.bin\"", out);
+  if (job->split != NONE) printf(", \"val\": \"%s/val-*.bin\"", out);
   printf("}, and \"vocab_size\": %" PRId64 " in \"model\"\n", job->facts->vocab_size);
 }
 
@@ -422,14 +439,14 @@ int prepare_run(const PrepareOptions *options, Error *err) {
   job->options = options;
   job->err = err;
   job->status = -1;
-  job->spool.fd = job->out.lock = -1;
+  job->out.lock = -1;
   if (!memory_try(try_job, job, err)) error_append(err, "; " LESS_MEMORY);
   const int status = job->status;
   corpus_close(&job->reader);
   encoding_close(job->encoding);
   shards_close(&job->train.shards);
   shards_close(&job->val.shards);
-  if (job->spool.fd >= 0) close(job->spool.fd);
+  while (job->oldest) drop_oldest(job);
   folder_close(&job->out);
   corpus_free(&job->corpus);
   tokenizer_close(job->tokenizer);

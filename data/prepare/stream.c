@@ -20,9 +20,7 @@ typedef enum Packing { PLAIN, GZIP, ZSTD } Packing;
 struct Stream {
   char *path; // for sentences
   int fd;
-  Spool *spool;
-  uint64_t spooled; // bytes of the spool that were read again
-  bool recording, ended;
+  bool ended;
   uint64_t position;
   unsigned char *input; // bytes [start, end) wait
   size_t start, end;
@@ -48,37 +46,13 @@ static ssize_t read_waiting(Stream *s, void *buffer, size_t bytes, Error *err) {
   return n;
 }
 
-static int spool_append(Stream *s, const unsigned char *data, size_t bytes, Error *err) {
-  while (bytes > 0) {
-    const ssize_t n = pwrite(s->spool->fd, data, bytes, (off_t)s->spool->bytes);
-    if (n < 0 && errno == EINTR) continue;
-    if (n <= 0)
-      return error_set(err, "cannot keep what standard input began with: %s",
-                       strerror(n < 0 ? errno : ENOSPC));
-    data += n;
-    bytes -= (size_t)n;
-    s->spool->bytes += (uint64_t)n;
-  }
-  s->spooled = s->spool->bytes;
-  return 0;
-}
-
 // Reads more input. At the end of the file `ended` is set.
 static int fill(Stream *s, Error *err) {
   memmove(s->input, s->input + s->start, s->end - s->start);
   s->end -= s->start;
   s->start = 0;
-  unsigned char *to = s->input + s->end;
-  const size_t room = INPUT_BYTES - s->end;
-  const bool again = s->spool && s->spooled < s->spool->bytes;
-  const ssize_t n =
-      again ? pread(s->spool->fd, to, room, (off_t)s->spooled) : read_waiting(s, to, room, err);
-  if (n < 0 && again) return error_set(err, "cannot read what was kept: %s", strerror(errno));
+  const ssize_t n = read_waiting(s, s->input + s->end, INPUT_BYTES - s->end, err);
   if (n < 0) return -1;
-  if (again)
-    s->spooled += (uint64_t)n;
-  else if (s->recording && spool_append(s, to, (size_t)n, err) != 0)
-    return -1;
   s->ended = n == 0;
   s->end += (size_t)n;
   s->position += (uint64_t)n;
@@ -110,12 +84,10 @@ static int find_packing(Stream *s, Error *err) {
   return error_set(err, "cannot decompress '%s': out of memory", s->path);
 }
 
-Stream *stream_open(const char *path, Spool *spool, int recording, Error *err) {
+Stream *stream_open(const char *path, Error *err) {
   Stream *s = xcalloc(1, sizeof *s);
   const bool standard = strcmp(path, STREAM_STDIN) == 0;
   s->path = xstrdup(standard ? "standard input" : path);
-  s->spool = standard ? spool : NULL;
-  s->recording = s->spool && recording;
   s->input = xmalloc(INPUT_BYTES);
   s->fd = standard ? STDIN_FILENO : open(path, O_RDONLY | O_CLOEXEC);
   if (s->fd < 0)

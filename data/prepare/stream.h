@@ -8,16 +8,9 @@
 
 #define STREAM_STDIN "-"
 
-// The part of standard input that was read a first time, so that it can be read again.
-typedef struct Spool {
-  int fd; // of an empty file, open for reading and writing
-  uint64_t bytes;
-} Spool;
-
 typedef struct Stream Stream;
-// A path, or STREAM_STDIN, which continues after what `spool` holds and adds to it while
-// `recording` (spool may be NULL). NULL on error.
-Stream *stream_open(const char *path, Spool *spool, int recording, Error *err);
+// A path, or STREAM_STDIN. NULL on error.
+Stream *stream_open(const char *path, Error *err);
 // Reads up to bytes > 0: how many there were, 0 at the end, -1 on error. A file that is cut short
 // or damaged is an error.
 ssize_t stream_read(Stream *stream, char *buffer, size_t bytes, Error *err);

@@ -104,7 +104,7 @@ if [ -z "${TEST_TIER:-}" ]; then
   { head -n 2 turns.jsonl; printf '{"messages":[{"role":"user","content":"a"},{"role":"assistant","content":"'
     yes 'a line of text, and one more' | head -c 100000000 | tr '\n' ' '; printf '"}]}\n'; } >long.jsonl
   runs --chat --tokenizer tok --out long long.jsonl
-  check a_message_of_100_mb "$(cat stderr)" test -e long/dataset.json
+  check a_message_of_100_mb "$(cat stderr)" test -e long/train-00000.bin
   rm -r long long.jsonl
 fi
 

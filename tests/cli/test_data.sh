@@ -149,8 +149,8 @@ check apart_nothing_is_told "it said: $said" grep -qv 'is a training file' <<<"$
 # ---- Ids beyond the model's vocabulary
 write_text 500 >"$folder/text.txt"
 must "$PREPARE" --train-tokenizer 300 --out "$folder/tokenizer" "$folder/text.txt"
-must "$PREPARE" --tokenizer "$folder/tokenizer" --out "$folder/wide" "$folder/text.txt"
-ids=$(grep -o '"vocab_size": [0-9]*' "$folder/wide/dataset.json" | tr -dc 0-9)
+said=$("$PREPARE" --tokenizer "$folder/tokenizer" --out "$folder/wide" "$folder/text.txt")
+ids=$(sed -n 's/^tokenizer .*, \([0-9]*\) ids$/\1/p' <<<"$said")
 largest=$(od -An -tu4 -j36 -N4 "$folder/wide/train-00000.docs" | tr -d ' ')
 wide=("$config" "data.train=$folder/wide" "data.val=$folder/wide" "output.dir=$folder/beyond")
 refuses ids_beyond_the_vocabulary_say_what_works \

@@ -124,7 +124,6 @@ split_is() { # split_is NAME FOLDER: the first 200 documents are for training, t
   else fails "$1" "$(documents "$2"/*.bin | head -c 300)"; fi
 }
 runs --out given train.jsonl --val valid.jsonl && split_is files_of_its_own_are_for_validation given
-check its_dataset_json_says_so "$(cat given/dataset.json)" grep -q '"val": "files of its own"' given/dataset.json
 runs --out given2 --val=valid.jsonl.gz -- train.jsonl && split_is one_may_be_compressed given2
 mkdir both && cp train.jsonl valid.jsonl both
 runs --out given3 --val both/valid.jsonl --threads 2 both && split_is what_is_for_validation_is_not_trained_on given3
@@ -148,7 +147,7 @@ if [ "$sizes" = '1034 1034 1034 1034 1034 ' ]; then passes $name; else fails $na
 runs --force --out shards --shard-tokens 12 text
 name=a_forced_run_replaces_the_whole_dataset
 left=$(ls -A shards | tr '\n' ' ')
-files='checksums.json dataset.json tokenizer.json tokenizer_config.json train-00000.bin train-00000.docs '
+files='checksums.json tokenizer.json tokenizer_config.json train-00000.bin train-00000.docs '
 files+='train-00001.bin train-00001.docs val-00000.bin val-00000.docs '
 if [ "$left" = "$files" ]; then passes $name; else fails $name "left: $left"; fi
 

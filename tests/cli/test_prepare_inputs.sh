@@ -29,9 +29,17 @@ runs --field text --out stdin.gz - <members.jsonl.gz && same_dataset compressed_
 
 printf '0123456789abcdefghijk' >text
 runs --out text.in - <text
-holds text_is_read_from_standard_input_twice_where_its_size_matters '[0123456789abcdefgh][ijk]' text.in/*.bin
+holds text_on_standard_input_is_split_at_its_end '[0123456789abcdefgh][ijk]' text.in/*.bin
 gzip -c text | runs --out text.gz -
 holds so_is_compressed_text '[0123456789abcdefgh][ijk]' text.gz/*.bin
+seq 1 9000000 >large # 70 MB, more than waits for the number of documents
+for fraction in 0.1 0.9; do
+  runs --force --out large.file --val-fraction $fraction large && gzip -1 -c large | runs --force --out large.pipe --val-fraction $fraction -
+  check "a_document_of_unknown_size_is_split_at_the_same_byte_$fraction" "$(sha256sum large.*/*)" diff -r large.file large.pipe
+done
+{ printf '{"text": "'; head -c 70000000 /dev/zero | tr '\0' x; printf '"}\n'; cat many.jsonl; } | runs --jsonl --out large.lines -
+check few_documents_in_64_MiB_are_split_at_their_ends "$(cat stdout)" grep -q '^documents  301 in 1 file, the tail of each' stdout
+rm -r large*
 mkdir folder && gzip -c text >folder/a.txt.gz && cp many.jsonl.gz folder/b.jsonl.gz
 runs --out folder.out folder
 check a_folder_may_hold_compressed_files "$(cat stdout)" grep -q '301 in 2 files' stdout

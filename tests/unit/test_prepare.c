@@ -1,5 +1,4 @@
-// What ./prepare is made of: dataset.json is read back and checked, and text that is cut into
-// pieces and encoded on several threads has the ids of the whole.
+// Text that ./prepare cuts into pieces and encodes on several threads has the ids of the whole.
 #include "base/rng.h"
 #include "data/prepare/corpus.h"
 #include "data/prepare/encoding.h"
@@ -7,81 +6,7 @@
 #include "data/tokenizer/regex.h"
 #include "data/tokenizer/train.h"
 #include "tests/support/data_test.h"
-#include "tests/support/dataset_reader.h"
 #include "tests/support/test.h"
-
-// ---- dataset.json
-
-TEST(a_dataset_is_read_back) {
-  ShardSums checksums[3] = {{1, 2}, {UINT64_MAX, 0}, {0x0123456789abcdef, 3}};
-  static const char name[] = "a \"name\"\n";
-  const Dataset written = {.tokenizer = name,
-                           .fingerprint = 0xfedcba9876543210,
-                           .vocab_size = 128256,
-                           .begin = NO_TOKEN,
-                           .end = 128001,
-                           .train = {2, 3000000000000, 12, 9000000000000, checksums},
-                           .val = {1, 5, 1, 6, checksums + 2},
-                           .split = SPLIT_DOCUMENTS,
-                           .val_fraction = 0.1,
-                           .seed = 77};
-  Dataset d;
-  assert_int_equal(dataset_read(&d, *state, &err), 0);
-  assert_int_equal(dataset_write(&written, *state, &err), 0);
-  if (dataset_read(&d, *state, &err) != 1) fail_msg("%s", err.text);
-  assert_string_equal(d.tokenizer, name);
-  assert_true(d.fingerprint == written.fingerprint && d.vocab_size == 128256);
-  assert_true(d.begin == NO_TOKEN && d.end == 128001);
-  assert_true(d.train.files == 2 && d.train.tokens == 3000000000000 && d.train.documents == 12);
-  assert_true(d.train.bytes == 9000000000000 && d.val.files == 1);
-  assert_memory_equal(d.train.checksums, checksums, 2 * sizeof *checksums);
-  assert_memory_equal(d.val.checksums, checksums + 2, sizeof *checksums);
-  assert_true(d.split == SPLIT_DOCUMENTS && d.val_fraction == 0.1 && d.seed == 77);
-  dataset_free(&d);
-}
-
-// Replaces a part of a good dataset.json.
-static void refused(const char *folder, const char *part, const char *by, const char *why) {
-  static const char good[] =
-      "{\"format\": 1, \"tokenizer\": {\"name\": \"bytes\", \"fingerprint\": \"00000000000000ff\", "
-      "\"vocab_size\": 258, \"begin\": 256, \"end\": null}, "
-      "\"train\": {\"files\": 1, \"tokens\": 9, \"documents\": 1, \"bytes\": 7, \"xxh3\": "
-      "[\"0000000000000001\"], \"documents_xxh3\": [\"0000000000000004\"]}, \"val\": {\"files\": "
-      "1, "
-      "\"tokens\": 9, \"documents\": 1, \"bytes\": 7, \"xxh3\": [\"0000000000000002\"], "
-      "\"documents_xxh3\": [\"0000000000000003\"]}, \"split\": {\"val\": \"whole documents\", "
-      "\"fraction\": 0.5, \"seed\": 3}}";
-  const char *at = strstr(good, part);
-  assert_non_null(at);
-  char *json = xasprintf("%.*s%s%s", (int)(at - good), good, by, at + strlen(part));
-  Dataset d;
-  Error err;
-  const PathText path = path_text("%s/%s", folder, DATASET_FILE);
-  assert_int_equal(file_write(path.text, json, strlen(json), &err), 0);
-  const int status = dataset_read(&d, folder, &err);
-  assert_int_equal(status, why ? -1 : 1);
-  if (why) assert_says(&err, "dataset.json' is not as ./prepare writes it");
-  if (why) assert_says(&err, why);
-  dataset_free(&d);
-  free(json);
-}
-
-TEST(a_dataset_json_that_is_wrong_is_refused) {
-  refused(*state, "258", "259", NULL);
-  refused(*state, "\"format\": 1", "\"format\": 2", "2 is not a whole number from 1 to 1");
-  refused(*state, "\"seed\": 3", "\"sead\": 3", "'sead' is unknown");
-  refused(*state, "258", "0", "0 is not a whole number from 1");
-  refused(*state, "256", "-1", "-1 is not a whole number from 0");
-  refused(*state, "00000000000000ff", "ff", "hexadecimal");
-  refused(*state, "00000000000000ff", "00000000000000FF", "hexadecimal");
-  refused(*state, "\"files\": 1", "\"files\": 2", "each of the 2 files");
-  refused(*state, "\"files\": 1", "\"files\": 4294967296", "whole number from 1 to 100000");
-  refused(*state, "\"tokens\": 9", "\"tokens\": \"9\"", "whole number from 1");
-  refused(*state, "whole documents", "some", "no way to split");
-  refused(*state, "0.5", "true", "the fraction is no number");
-}
-
-// ---- Encoding
 
 // Code, prose, blank lines, numbers, several scripts, spaces at line ends.
 static char *mixed_text(size_t bytes) {

@@ -7,16 +7,16 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "base/folder.h"
 #include "data/prepare/run.h"
 #include "data/tokenizer/tokenizer.h"
 #include "data/tokens.h"
 #include "tests/support/data_test.h"
 #include "tests/support/faults.h"
-#include "tests/support/dataset_reader.h"
 #include "tests/support/test.h"
 
-// The seeds of the datasets, which tell them apart.
-enum { NOTHING = 0, BEFORE = 1, DURING = 2, AFTER = 3 };
+// Their number says how much of the datasets is for validation, which tells them apart.
+enum { NOTHING = 0, BEFORE = 1, DURING = 2, AFTER = 3, TEXT_BYTES = 200 };
 
 typedef struct Scenario {
   const char *name, *out; // below the test's folder
@@ -29,14 +29,13 @@ typedef struct Test {
   PathText folder, text, out;
 } Test;
 
-static int prepare(const Test *t, int64_t seed, Error *err) {
+static int prepare(const Test *t, int64_t version, Error *err) {
   char text[sizeof t->text.text], standard[] = "-";
   memcpy(text, t->text.text, sizeof text);
   char *paths[] = {t->scenario.from_stdin ? standard : text};
   const PrepareOptions options = {.out = t->out.text,
                                   .tokenizer = BYTES_NAME,
-                                  .val_fraction = 0.3,
-                                  .seed = seed,
+                                  .val_fraction = 0.1 * (double)version,
                                   .shard_tokens = 40,
                                   .threads = 1,
                                   .force = true,
@@ -47,7 +46,7 @@ static int prepare(const Test *t, int64_t seed, Error *err) {
 
 // In a child, since threads, standard output and held signals are a process's. 0: it ended well,
 // 1: with a sentence, EXIT_KILLED: the fault ended it. *reached: the fault came to pass.
-static int run_struck(const Test *t, int64_t seed, Fault fault, int at, bool *reached) {
+static int run_struck(const Test *t, int64_t version, Fault fault, int at, bool *reached) {
   const pid_t child = fork();
   if (child < 0) fail_msg("fork: %s", strerror(errno));
   if (child == 0) {
@@ -56,7 +55,7 @@ static int run_struck(const Test *t, int64_t seed, Fault fault, int at, bool *re
     dup2(nowhere, STDOUT_FILENO);
     dup2(text, STDIN_FILENO);
     injected = (struct Injected){.fault = fault, .at = at, .no_exchange = t->scenario.no_exchange};
-    const int status = prepare(t, seed, &err);
+    const int status = prepare(t, version, &err);
     const char *words = fault == NO_MEMORY ? "out of memory: the system refused" : "";
     const bool advised = !strstr(err.text, "out of memory") || strstr(err.text, "fewer --threads");
     const int said = status == 0 || (*err.text && strstr(err.text, words) && advised) ? 0 : 4;
@@ -71,43 +70,36 @@ static int run_struck(const Test *t, int64_t seed, Fault fault, int at, bool *re
   return code == EXIT_KILLED ? code : code & 1;
 }
 
-static void check_part(const Test *t, const DatasetPart *part, const char *name, const char *when) {
+// The bytes of text in the shards of this name, with BOS and EOS around them.
+static int64_t text_of_part(const Test *t, const char *name, const char *when) {
   int64_t tokens = 0;
-  for (int i = 0; i < part->files; i++) {
+  for (int i = 0;; i++) {
     const PathText path = path_text("%s/%s-%05d.bin", t->out.text, name, i);
+    if (!path_exists(path.text)) break;
     TokenFile file;
     Error err;
     TokenFacts facts;
     if (tokens_open(&file, path.text, &err) != 0 || tokens_check(&file, &facts, &err) != 0 ||
         facts.largest >= BYTE_VOCAB)
       fail_msg("%s: %s", when, err.text);
-    if (file.checksum != part->checksums[i].tokens ||
-        file.documents.checksum != part->checksums[i].documents)
-      fail_msg("%s: the files are mixed up", when);
+    if (!file.documents.path) fail_msg("%s: the documents of %s are missing", when, path.text);
     tokens += file.count;
     tokens_close(&file);
   }
-  if (tokens != part->tokens) fail_msg("%s: tokens are missing", when);
+  return tokens - 2;
 }
 
 // Which dataset the folder holds, all of it.
 static int64_t version_found(const Test *t, const char *when) {
-  Dataset dataset;
   Error err;
-  const int found = dataset_read(&dataset, t->out.text, &err);
-  if (found < 0) fail_msg("%s: %s", when, err.text);
-  if (found == 0) {
-    if (path_exists(t->out.text)) fail_msg("%s: the folder is there, but no dataset", when);
-    return NOTHING;
-  }
-  check_part(t, &dataset.train, "train", when);
-  check_part(t, &dataset.val, "val", when);
+  if (!path_exists(t->out.text)) return NOTHING;
+  const int64_t val = text_of_part(t, "val", when);
+  if (text_of_part(t, "train", when) + val != TEXT_BYTES) fail_msg("%s: tokens are missing", when);
   Tokenizer *tokenizer = tokenizer_open(t->out.text, &err);
   if (!tokenizer) fail_msg("%s: %s", when, err.text);
   tokenizer_close(tokenizer);
-  const int64_t seed = dataset.seed;
-  dataset_free(&dataset);
-  return seed;
+  if (val % (TEXT_BYTES / 10) != 0) fail_msg("%s: two datasets are mixed", when);
+  return val / (TEXT_BYTES / 10);
 }
 
 static bool is_beside(const Test *t, const char *suffix) {
@@ -151,7 +143,7 @@ static Test open_test(const char *folder, Scenario scenario) {
                   .folder = path_text("%s", folder),
                   .text = path_text("%s/text.txt", folder)};
   Error err;
-  char text[200];
+  char text[TEXT_BYTES];
   memset(text, 'x', sizeof text);
   assert_int_equal(file_write(t.text.text, text, sizeof text, &err), 0);
   return t;
