@@ -13,6 +13,76 @@
 #include "base/os.h"
 #include "base/rng.h"
 
+// ---- Reading windows
+
+bool loader_packs(const Loader *loader) {
+  return loader->apart && !loader->config.alone;
+}
+
+void loader_pad(const Loader *loader, Batch *batch, int64_t at, int64_t rows) {
+  batch_pad(batch, at, rows, loader_packs(loader) ? loader->epoch.longest : 0);
+}
+
+// The rows of a piece, to row `at` of the batch.
+static int read_piece(const Loader *loader, const Source *s, WindowPiece piece, int64_t at,
+                      Batch *batch, Error *err) {
+  const TokenFile *file = &s->files[piece.file];
+  const size_t bytes = piece.rows * sizeof *loader->window;
+  int32_t *targets = batch->targets + at;
+  if (tokens_read(file, piece.first, (int64_t)piece.rows + 1, loader->config.vocab_size,
+                  loader->window, err) != 0)
+    return -1;
+  memcpy(batch->tokens + at, loader->window, bytes);
+  memcpy(targets, loader->window + 1, bytes);
+  batch->counted += piece.rows;
+  if (!file->documents.masked) return 0;
+  if (documents_mask(&file->documents, (int64_t)piece.first + 1, piece.rows, loader->mask, err))
+    return -1;
+  for (uint32_t i = 0; i < piece.rows; i++) {
+    if (loader->mask[i]) continue;
+    targets[i] = NO_TARGET;
+    batch->counted--;
+  }
+  return 0;
+}
+
+// A mask that has changed since the windows were chosen is found here.
+static int read_window(const Loader *loader, const Source *source, uint64_t drawn, int64_t row,
+                       Batch *batch, Error *err) {
+  const int64_t end = (row + 1) * loader->config.seq, before = batch->counted;
+  int64_t at = row * loader->config.seq, i = 0;
+  for (WindowPiece p; (p = source_piece(source, drawn, i)).rows > 0; i++, at += p.rows) {
+    if (read_piece(loader, source, p, at, batch, err) != 0) return -1;
+    if (loader_packs(loader)) batch->lengths[batch->documents++] = (int32_t)p.rows;
+  }
+  loader_pad(loader, batch, at, end - at);
+  if (batch->counted > before) return 0;
+  return error_set(err,
+                   "'%s' was changed while it was in use: no token counts in a window that had "
+                   "some; make or copy it again",
+                   source->name);
+}
+
+int loader_window(const Loader *loader, uint64_t drawn, int64_t row, Batch *batch, Error *err) {
+  assert(loader->source_count == 1);
+  return read_window(loader, loader->sources, drawn, row, batch, err);
+}
+
+int loader_next(Loader *loader, Batch *batch, Error *err) {
+  Draws *drawn = &loader->drawn;
+  batch_clear(batch);
+  for (int64_t row = 0; row < loader->config.batch; row++) {
+    const int i = mixture_next(loader->weights, loader->source_count, drawn->since);
+    if (read_window(loader, &loader->sources[i], drawn->of[i], row, batch, err) != 0) return -1;
+    drawn->windows++;
+    drawn->of[i]++;
+    drawn->since[i]++;
+  }
+  return 0;
+}
+
+// ---- Finding and opening files
+
 static bool is_special(char c) {
   return c == '*' || c == '?' || c == '[' || c == ']' || c == '\\';
 }
@@ -84,7 +154,7 @@ static int open_files(Loader *loader, const glob_t *found, Error *err) {
     TokenFile *file = &loader->files[f];
     if (tokens_open(file, found->gl_pathv[f], err) != 0) return -1;
     loader->file_count++;
-    loader->tokens += file->count;
+    loader->epoch.tokens += file->count;
   }
   return 0;
 }
@@ -99,8 +169,8 @@ static bool are_apart(const Loader *loader) {
 static WindowKind choose_kind(const Loader *loader) {
   bool masked = false;
   for (int f = 0; f < loader->file_count; f++) masked |= loader->files[f].documents.masked;
-  if (loader->apart) return loader->config.alone ? WINDOWS_ALONE : WINDOWS_PACKED;
-  return masked || loader->config.whole ? WINDOWS_ALONE : WINDOWS_JOINED;
+  if (loader_packs(loader)) return WINDOWS_PACKED;
+  return loader->apart || masked || loader->config.whole ? WINDOWS_ALONE : WINDOWS_JOINED;
 }
 
 // A window need not be longer than the longest file.
@@ -117,42 +187,41 @@ static void weigh_windows(Loader *loader) {
   double sum = 0;
   bool alike = true;
   const double T = (double)loader->config.seq;
-  for (Source *s = loader->sources; s < loader->sources + loader->source_count; s++) {
+  for (int i = 0; i < loader->source_count; i++) {
+    const Source *s = &loader->sources[i];
     const double a_window = s->windows > 0 ? (double)s->counted / (double)s->windows : T;
     alike &= a_window == T;
-    sum += s->weight = s->share / a_window;
+    sum += loader->weights[i] = s->share / a_window;
   }
-  for (int i = 0; i < loader->source_count; i++) {
-    Source *s = &loader->sources[i];
-    s->weight = loader->weights[i] = alike ? s->share : s->weight / sum;
-  }
+  for (int i = 0; i < loader->source_count; i++)
+    loader->weights[i] = alike ? loader->sources[i].share : loader->weights[i] / sum;
 }
 
-// Of windows that are pieces.
-static void add_packing(Loader *loader, const Source *s) {
+// Of windows that are pieces. weight: the source's share of the windows.
+static void add_packing(Epoch *e, const Source *s, double weight) {
   const Packing *p = &s->packing;
-  const double windows = (double)(s->windows > 0 ? s->windows : 1), T = (double)loader->config.seq;
+  const double windows = (double)(s->windows > 0 ? s->windows : 1), T = (double)s->T;
   const int64_t most = p->most + (p->padded > 0);
-  if (most > loader->most_documents) loader->most_documents = most;
-  loader->mean_documents += s->weight * (double)(p->count + p->padded) / windows;
-  loader->documents += p->documents;
-  loader->cut += p->cut;
-  loader->padding += s->weight * ((double)s->windows * T - (double)p->rows) / (windows * T);
+  if (most > e->most_documents) e->most_documents = most;
+  e->mean_documents += weight * (double)(p->count + p->padded) / windows;
+  e->documents += p->documents;
+  e->cut += p->cut;
+  e->padding += weight * ((double)s->windows * T - (double)p->rows) / (windows * T);
 }
 
-static void describe_windows(Loader *loader, WindowKind kind) {
+static void describe_epoch(Loader *loader) {
+  Epoch *e = &loader->epoch;
   weigh_windows(loader);
-  for (const Source *s = loader->sources; s < loader->sources + loader->source_count; s++) {
-    loader->windows += s->windows;
-    loader->targets += s->targets;
-    loader->counted += s->counted;
+  for (int i = 0; i < loader->source_count; i++) {
+    const Source *s = &loader->sources[i];
+    e->windows += s->windows;
+    e->targets += s->targets;
+    e->counted += s->counted;
     loader->fingerprint =
         loader->source_count == 1 ? s->fingerprint : rng_u64(loader->fingerprint, s->fingerprint);
-    if (kind != WINDOWS_JOINED) add_packing(loader, s);
+    if (s->kind != WINDOWS_JOINED) add_packing(e, s, loader->weights[i]);
   }
-  loader->packed = kind == WINDOWS_PACKED;
-  if (!loader->packed) loader->most_documents = 1;
-  if (!loader->packed) loader->mean_documents = 1;
+  if (!loader_packs(loader)) e->mean_documents = (double)(e->most_documents = 1);
 }
 
 static int open_sources(Loader *loader, Error *err) {
@@ -169,11 +238,12 @@ static int open_sources(Loader *loader, Error *err) {
     s->shuffle = c->shuffle;
     s->kind = kind;
     if (source_open(s, !loader->apart, err) != 0) return -1;
-    if (s->packing.longest > loader->longest) loader->longest = s->packing.longest;
+    if (s->packing.longest > loader->epoch.longest) loader->epoch.longest = s->packing.longest;
   }
-  if (kind == WINDOWS_JOINED) loader->longest = c->seq;
-  if (c->whole && kind == WINDOWS_ALONE && loader->longest > 0) c->seq = loader->longest;
-  describe_windows(loader, kind);
+  if (kind == WINDOWS_JOINED) loader->epoch.longest = c->seq;
+  if (c->whole && kind == WINDOWS_ALONE && loader->epoch.longest > 0)
+    c->seq = loader->epoch.longest;
+  describe_epoch(loader);
   return 0;
 }
 
@@ -253,16 +323,16 @@ static int check_sources(const Loader *loader, Error *err) {
 
 // Windows that are pieces.
 static int too_few_pieces(const Loader *loader, Error *err) {
-  const int64_t windows = loader->windows, B = loader->config.batch;
+  const int64_t windows = loader->epoch.windows, B = loader->config.batch;
   const char *pattern = loader->config.pattern;
-  if (loader->targets == 0)
+  if (loader->epoch.targets == 0)
     return error_set(err, "'%s' has no token to predict: a document needs two tokens or more",
                      pattern);
   if (windows == 0)
     return error_set(err,
                      "'%s' has no token that counts as a target: its mask leaves out all %" PRId64
                      " tokens; make it again with text that is to be learned",
-                     pattern, loader->tokens);
+                     pattern, loader->epoch.tokens);
   return error_set(err,
                    "'%s' fills %" PRId64 " sequence%s of %" PRId64
                    " tokens, but a batch needs %" PRId64
@@ -271,15 +341,15 @@ static int too_few_pieces(const Loader *loader, Error *err) {
 }
 
 static int check_size(const Loader *loader, Error *err) {
-  const int64_t windows = loader->windows, B = loader->config.batch, T = loader->config.seq;
+  const int64_t windows = loader->epoch.windows, B = loader->config.batch, T = loader->config.seq;
   if (windows >= B) return loader->source_count > 1 ? check_sources(loader, err) : 0;
   if (loader->sources[0].kind != WINDOWS_JOINED) return too_few_pieces(loader, err);
   // The smallest file with enough windows.
   const int64_t needed = (loader->config.shuffle && B >= 2 ? B + 1 : B) * T + 1;
   error_set(
       err, "'%s' has %" PRId64 " token%s in %d file%s, %" PRId64 " sequence%s of %" PRId64 ", but ",
-      loader->config.pattern, loader->tokens, loader->tokens == 1 ? "" : "s", loader->file_count,
-      loader->file_count == 1 ? "" : "s", windows, windows == 1 ? "" : "s", T);
+      loader->config.pattern, loader->epoch.tokens, loader->epoch.tokens == 1 ? "" : "s",
+      loader->file_count, loader->file_count == 1 ? "" : "s", windows, windows == 1 ? "" : "s", T);
   if (B > 1)
     error_append(err, "a batch of %" PRId64, B);
   else
@@ -294,7 +364,7 @@ static void close_sources(Loader *loader) {
   for (int i = 0; i < loader->source_count; i++) source_close(&loader->sources[i]);
   free(loader->files);
   loader->files = NULL;
-  loader->tokens = loader->file_count = loader->source_count = 0;
+  loader->epoch.tokens = loader->file_count = loader->source_count = 0;
 }
 
 static int open_mixture(Loader *loader, const Mixture *mixture, Error *err) {
@@ -333,7 +403,7 @@ static void open_text(Loader *loader) {
   loader->files->path = xstrdup(text->path);
   loader->sources[0] = (Source){.name = xstrdup(text->path), .share = 1, .file_count = 1};
   loader->source_count = loader->file_count = 1;
-  loader->tokens = text->count;
+  loader->epoch.tokens = text->count;
 }
 
 Loader *loader_open(const LoaderConfig *config, Error *err) {
@@ -360,98 +430,4 @@ void loader_close(Loader *loader) {
   free(loader->window);
   free(loader->mask);
   free(loader);
-}
-
-// ---- Windows
-
-static void draw(const Loader *loader, Draws *draws, LoaderPlace *place) {
-  const int i = mixture_next(loader->weights, loader->source_count, draws);
-  const Source *s = &loader->sources[i];
-  *place = (LoaderPlace){s, s->began + draws->of[i]++};
-  draws->total++;
-}
-
-// The draws of all windows before the cursor.
-static Draws draws_before(const Loader *loader, uint64_t cursor) {
-  const uint64_t total = cursor - loader->began;
-  Draws draws = loader->now;
-  LoaderPlace passed;
-  if (loader->source_count == 1) draws.of[0] = draws.total = total;
-  assert(total >= draws.total);
-  while (draws.total < total) draw(loader, &draws, &passed);
-  return draws;
-}
-
-LoaderPlace loader_place(const Loader *loader, uint64_t cursor) {
-  Draws draws = draws_before(loader, cursor);
-  LoaderPlace place;
-  draw(loader, &draws, &place);
-  return place;
-}
-
-void loader_resume(Loader *loader, uint64_t cursor, const uint64_t *drawn, const uint64_t *since) {
-  loader->cursor = loader->began = cursor;
-  loader->now = (Draws){.total = 0};
-  for (int i = 0; i < loader->source_count; i++) {
-    loader->sources[i].began = drawn[i] - since[i];
-    loader->now.of[i] = since[i];
-    loader->now.total += since[i];
-    loader->began -= since[i];
-  }
-}
-
-// The rows of a piece, to row `at` of the batch.
-static int read_piece(const Loader *loader, const Source *s, WindowPiece piece, int64_t at,
-                      Batch *batch, Error *err) {
-  const TokenFile *file = &s->files[piece.file];
-  const size_t bytes = piece.rows * sizeof *loader->window;
-  int32_t *targets = batch->targets + at;
-  if (tokens_read(file, piece.first, (int64_t)piece.rows + 1, loader->config.vocab_size,
-                  loader->window, err) != 0)
-    return -1;
-  memcpy(batch->tokens + at, loader->window, bytes);
-  memcpy(targets, loader->window + 1, bytes);
-  batch->counted += piece.rows;
-  if (!file->documents.masked) return 0;
-  if (documents_mask(&file->documents, (int64_t)piece.first + 1, piece.rows, loader->mask, err))
-    return -1;
-  for (uint32_t i = 0; i < piece.rows; i++) {
-    if (loader->mask[i]) continue;
-    targets[i] = NO_TARGET;
-    batch->counted--;
-  }
-  return 0;
-}
-
-// A mask that has changed since the windows were chosen is found here.
-static int read_window(const Loader *loader, LoaderPlace place, int64_t row, Batch *batch,
-                       Error *err) {
-  const int64_t end = (row + 1) * loader->config.seq, before = batch->counted;
-  int64_t at = row * loader->config.seq, i = 0;
-  for (WindowPiece p; (p = source_piece(place.source, place.position, i)).rows > 0;
-       i++, at += p.rows) {
-    if (read_piece(loader, place.source, p, at, batch, err) != 0) return -1;
-    if (loader->packed) batch->lengths[batch->documents++] = (int32_t)p.rows;
-  }
-  batch_pad(batch, at, end - at, loader->packed ? loader->longest : 0);
-  if (batch->counted > before) return 0;
-  return error_set(err,
-                   "'%s' was changed while it was in use: no token counts in a window that had "
-                   "some; make or copy it again",
-                   place.source->name);
-}
-
-int loader_window(const Loader *loader, uint64_t cursor, int64_t row, Batch *batch, Error *err) {
-  return read_window(loader, loader_place(loader, cursor), row, batch, err);
-}
-
-int loader_next(Loader *loader, Batch *batch, Error *err) {
-  batch_clear(batch);
-  loader->now = draws_before(loader, loader->cursor);
-  for (int64_t row = 0; row < loader->config.batch; row++, loader->cursor++) {
-    LoaderPlace place;
-    draw(loader, &loader->now, &place);
-    if (read_window(loader, place, row, batch, err) != 0) return -1;
-  }
-  return 0;
 }

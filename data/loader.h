@@ -1,7 +1,7 @@
 // Batches of windows from token files (data/source.h), of one source or of several, mixed.
 //
-// The next windows follow from the cursor, the number of windows drawn so far, and in a mixture
-// from the number drawn from each source. So resuming means setting these numbers.
+// The next windows follow from the windows drawn so far, in all and of each source. So resuming
+// means setting Loader.drawn.
 #pragma once
 #include <stdbool.h>
 #include "data/batch.h"
@@ -26,35 +26,35 @@ typedef struct LoaderConfig {
               // pieces are shorter than seq, seq becomes the rows of the longest
 } LoaderConfig;
 
+// What an epoch of each source holds.
+typedef struct Epoch {
+  int64_t tokens, windows;
+  int64_t targets, counted; // tokens with one before them in their document or file; which count
+  int64_t documents, cut;   // not of joined windows: documents with a row, documents that are cut
+  // Padding counts as one document here:
+  int64_t longest;        // rows of a document in any window
+  int64_t most_documents; // in a window
+  double mean_documents;  // in a window
+  double padding;         // share of the rows
+} Epoch;
+
 typedef struct Loader {
   LoaderConfig config;
-  uint64_t cursor;  // windows drawn so far; of one source, setting it moves the loader
-  int64_t tokens;   // in all files
-  int64_t windows;  // of all sources, in one epoch of each
-  TokenFile *files; // [file_count], a source's files one after the other
+  TokenFile *files;  // [file_count], a source's files one after the other
+  TokenFacts *facts; // [file_count], after loader_check
   int file_count;
   Source *sources; // [source_count]
   int source_count;
-  double weights[MOST_SOURCES];
-  uint64_t began;         // cursor at which the weights began to hold
-  Draws now;              // since then, at the end of the last batch
-  bool apart;             // no document sees another
-  bool packed;            // windows hold several documents: batches have lengths
-  int64_t longest;        // rows of a document in any window, padding counted as one
-  int64_t most_documents; // documents in a window at most, padding counted as one
-  double mean_documents;  // documents in a window on average, padding counted as one
-  double padding;         // share of the rows
-  int64_t documents, cut; // not for joined windows: documents with a row, documents that are cut
-  // Tokens with a token before them in their document or file, in an epoch of each source, and how
-  // many of these count as targets
-  int64_t targets, counted;
+  double weights[MOST_SOURCES]; // the sources' shares of the windows; their sum is 1
+  bool apart;                   // no document sees another
+  Draws drawn;
+  Epoch epoch;
   uint64_t fingerprint; // of all files, in their order: what they hold, not where they are
-  int32_t *window;      // [T + 1]
-  bool *mask;           // [T]
-  // After loader_check:
-  TokenFacts *facts; // [file_count]
-  uint64_t checksum; // of the tokens of all files that do not say it themselves, so that the
-                     // fingerprint has samples of them alone; 0: there are none
+  uint64_t
+      checksum;    // after loader_check: of the tokens of all files that do not say it themselves,
+                   // so that the fingerprint has samples of them alone; 0: there are none
+  int32_t *window; // [T + 1]
+  bool *mask;      // [T]
 } Loader;
 
 // Opens all files, and checks them where vocab_size is not 0. Every window has a token that counts:
@@ -74,19 +74,12 @@ const TokenFile *loader_common(const Loader *loader, const Loader *other);
 void loader_close(Loader *loader);
 
 // The next B windows. A batch may span two epochs. An error names a file that cannot be read or was
-// changed; after it the cursor stands anywhere.
+// changed; after it `drawn` is of no use.
 int loader_next(Loader *loader, Batch *batch, Error *err);
-// The window of that cursor alone, which stays where it is, as window `row` of the batch; the
+// Of a loader with one source: the window behind `drawn` others, as window `row` of the batch. The
 // windows of a batch come in their order, after batch_clear.
-int loader_window(const Loader *loader, uint64_t cursor, int64_t row, Batch *batch, Error *err);
-
-// Where the window of a cursor lies: its source, and how many windows of that were drawn before.
-// The cursor of a mixture is not below the end of the last batch.
-typedef struct LoaderPlace {
-  const Source *source;
-  uint64_t position;
-} LoaderPlace;
-LoaderPlace loader_place(const Loader *loader, uint64_t cursor);
-// Moves a loader to a cursor. For each source: the windows drawn in all, and the windows drawn
-// since the weights hold.
-void loader_resume(Loader *loader, uint64_t cursor, const uint64_t *drawn, const uint64_t *since);
+int loader_window(const Loader *loader, uint64_t drawn, int64_t row, Batch *batch, Error *err);
+// Windows hold several documents, and batches have lengths.
+bool loader_packs(const Loader *loader);
+// Rows [at, at + rows) of a batch become padding.
+void loader_pad(const Loader *loader, Batch *batch, int64_t at, int64_t rows);

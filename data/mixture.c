@@ -96,12 +96,14 @@ void mixture_free(Mixture *m) {
 // A window is due at the draw at which the source's share reaches it. To take those that are behind
 // in the order in which they are due meets every date that can be met (Baruah, Cohen, Plaxton,
 // Varvel: Proportionate progress, Algorithmica 1996).
-int mixture_next(const double *weights, int count, const Draws *draws) {
+int mixture_next(const double *weights, int count, const uint64_t *since) {
+  uint64_t total = 1; // the next one, too
   int next = 0;
   double earliest = INFINITY;
+  for (int i = 0; i < count; i++) total += since[i];
   for (int i = 0; i < count; i++) {
-    const double drawn = (double)draws->of[i], due = (drawn + 1) / weights[i];
-    if (drawn >= weights[i] * (double)(draws->total + 1) || due >= earliest) continue;
+    const double drawn = (double)since[i], due = (drawn + 1) / weights[i];
+    if (drawn >= weights[i] * (double)total || due >= earliest) continue;
     next = i;
     earliest = due;
   }

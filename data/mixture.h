@@ -24,12 +24,12 @@ bool mixture_is_list(const char *text);
 int mixture_parse(Mixture *mixture, const char *text, Error *err);
 void mixture_free(Mixture *mixture); // zeros are fine
 
-// Windows that were drawn since the weights hold: of each source, and in all.
+// Windows drawn so far: in all, of each source, and of each source since the weights hold.
 typedef struct Draws {
-  uint64_t of[MOST_SOURCES], total;
+  uint64_t windows, of[MOST_SOURCES], since[MOST_SOURCES];
 } Draws;
 
 // The source of the next window: of those that are behind their share, counting the window to come,
-// the one whose next window is due first. So after each draw, of[i] differs from its share of the
-// total by less than 1.
-int mixture_next(const double *weights, int count, const Draws *draws);
+// the one whose next window is due first. So after each draw, since[i] differs from its share of
+// their sum by less than 1.
+int mixture_next(const double *weights, int count, const uint64_t *since);

@@ -19,7 +19,6 @@ typedef enum WindowKind { WINDOWS_JOINED, WINDOWS_PACKED, WINDOWS_ALONE } Window
 typedef struct Source {
   char *name;             // for people: its paths, owned
   double share;           // of the tokens that count; the shares of all sources add up to 1
-  double weight;          // its share of the windows, which follows; their sum is 1, too
   const TokenFile *files; // [file_count], the caller's
   int file_count;
   int64_t T, tokens; // tokens: in all files
@@ -31,7 +30,6 @@ typedef struct Source {
   int64_t *first_window;    // joined: [file_count + 1] windows in the files before each
   Packing packing;          // packed and alone
   uint64_t fingerprint;     // of all files, in their order: what they hold, not where they are
-  uint64_t began;           // windows that were drawn before the weights held
 } Source;
 
 // Fills in the windows. by_file: but for joined ones each file is one document.

@@ -31,13 +31,14 @@ RunShape run_shape(const Config *c) {
 // A batch of random windows has a quarter more documents than the mean only seldom.
 void run_documents(RunShape *shape, const Loader *loader) {
   if (!loader) return;
-  shape->whole_windows |= !loader->packed;
-  if (!loader->packed) return;
-  const int64_t most = shape->batch * loader->most_documents,
-                many = (int64_t)ceil(1.25 * (double)shape->batch * loader->mean_documents),
+  const Epoch *e = &loader->epoch;
+  shape->whole_windows |= !loader_packs(loader);
+  if (!loader_packs(loader)) return;
+  const int64_t most = shape->batch * e->most_documents,
+                many = (int64_t)ceil(1.25 * (double)shape->batch * e->mean_documents),
                 usual = many < most ? many : most;
   if (usual > shape->usual_documents) shape->usual_documents = usual;
-  if (loader->longest > shape->longest_document) shape->longest_document = loader->longest;
+  if (e->longest > shape->longest_document) shape->longest_document = e->longest;
 }
 
 bool backend_attends_documents(void) {

@@ -168,7 +168,7 @@ static int open_model(Evaluation *e, Error *err) {
   enum { DEFAULT_TOKENS = 8192, MOST_LOGITS = 1 << 26 };
   const ModelConfig *m = &e->trained.model;
   const int64_t fill = e->T < DEFAULT_TOKENS ? DEFAULT_TOKENS / e->T : 1;
-  e->B = min_i64(e->args->batch > 0 ? e->args->batch : fill, e->loader->windows);
+  e->B = min_i64(e->args->batch > 0 ? e->args->batch : fill, e->loader->epoch.windows);
   const int64_t tokens = e->B * e->T,
                 rows =
                     min_i64(tokens, m->vocab_size < MOST_LOGITS ? MOST_LOGITS / m->vocab_size : 1);
@@ -185,8 +185,7 @@ static int read_batch(Evaluation *e, int64_t first, int64_t windows, Error *err)
   batch_clear(&e->batch);
   for (int64_t row = 0; row < windows; row++)
     if (loader_window(e->loader, (uint64_t)(first + row), row, &e->batch, err) != 0) return -1;
-  batch_pad(&e->batch, windows * e->T, (e->B - windows) * e->T,
-            e->loader->packed ? e->loader->longest : 0);
+  loader_pad(e->loader, &e->batch, windows * e->T, (e->B - windows) * e->T);
   return 0;
 }
 
@@ -202,8 +201,8 @@ static double sum_of_losses(Evaluation *e) {
 }
 
 static int evaluate_batch(Evaluation *e, int64_t first, Error *err) {
-  const int64_t windows = min_i64(e->loader->windows - first, e->B),
-                all = e->loader->windows * e->T;
+  const int64_t windows = min_i64(e->loader->epoch.windows - first, e->B),
+                all = e->loader->epoch.windows * e->T;
   if (read_batch(e, first, windows, err) != 0) return -1;
   text_bytes_batch(&e->text_bytes, &e->batch, windows, e->T);
   e->nats += sum_of_losses(e);
@@ -213,12 +212,11 @@ static int evaluate_batch(Evaluation *e, int64_t first, Error *err) {
   if (*e->stop)
     return error_set(err, "stopped after %lld of %lld tokens", (long long)e->done, (long long)all);
   if (isfinite(e->nats)) return 0;
-  const LoaderPlace place = loader_place(e->loader, (uint64_t)first);
-  const WindowPiece piece = source_piece(place.source, place.position, 0);
+  const WindowPiece piece = source_piece(e->loader->sources, (uint64_t)first, 0);
   return error_set(err,
                    "the loss is not finite in a batch that begins at token %lld of '%s': the "
                    "model's weights are damaged, or it has diverged in training",
-                   (long long)piece.first, place.source->files[piece.file].path);
+                   (long long)piece.first, e->loader->files[piece.file].path);
 }
 
 // ---- All of it
@@ -231,8 +229,8 @@ static void report(const Evaluation *e) {
          (long long)e->counted, loader->file_count, loader->file_count == 1 ? "" : "s",
          (long long)e->T);
   if (apart)
-    printf(", %lld document%s apart", (long long)loader->documents,
-           loader->documents == 1 ? "" : "s");
+    printf(", %lld document%s apart", (long long)loader->epoch.documents,
+           loader->epoch.documents == 1 ? "" : "s");
   printf("\nloss           %.6f nats a token\n", loss);
   printf("perplexity     %.6g\n", exp(loss));
   if (e->text_bytes.count > 0)
@@ -251,7 +249,7 @@ static int evaluate(Evaluation *e, Error *err) {
     return -1;
   e->progress = progress_begin("tokens", 1);
   int status = 0;
-  for (int64_t w = 0; w < e->loader->windows && status == 0; w += e->B)
+  for (int64_t w = 0; w < e->loader->epoch.windows && status == 0; w += e->B)
     status = evaluate_batch(e, w, err);
   progress_end(&e->progress);
   if (status == 0) report(e);

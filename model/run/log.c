@@ -200,11 +200,12 @@ static void put_record(RunLog *log, const char *kind, int64_t step, const char *
 
 static void put_sources(JsonWriter *w, const Loader *loader) {
   json_open(w, "sources", '[');
-  for (const Source *s = loader->sources; s < loader->sources + loader->source_count; s++) {
+  for (int i = 0; i < loader->source_count; i++) {
+    const Source *s = &loader->sources[i];
     json_open(w, NULL, '{');
     json_bytes(w, "path", s->name, strlen(s->name));
     put_number(w, "share", s->share);
-    put_number(w, "weight", s->weight);
+    put_number(w, "weight", loader->weights[i]);
     json_whole(w, "tokens", s->tokens);
     json_whole(w, "counted", s->counted);
     json_whole(w, "sequences", s->windows);
@@ -214,17 +215,18 @@ static void put_sources(JsonWriter *w, const Loader *loader) {
 }
 
 static void put_data(JsonWriter *w, const StartFacts *f) {
+  const Epoch *train = &f->train->epoch;
   json_open(w, "data", '{');
-  json_whole(w, "train_tokens", f->train->tokens);
+  json_whole(w, "train_tokens", train->tokens);
   json_whole(w, "train_files", f->train->file_count);
-  json_whole(w, "train_counted", f->train->counted);
-  json_whole(w, "val_tokens", f->val ? f->val->tokens : 0);
-  json_whole(w, "val_counted", f->val ? f->val->counted : 0);
+  json_whole(w, "train_counted", train->counted);
+  json_whole(w, "val_tokens", f->val ? f->val->epoch.tokens : 0);
+  json_whole(w, "val_counted", f->val ? f->val->epoch.counted : 0);
   put_number(w, "epochs", f->epochs);
-  if (f->train->packed) {
-    json_whole(w, "documents", f->train->documents);
-    json_whole(w, "cut", f->train->cut);
-    put_number(w, "padding", f->train->padding);
+  if (loader_packs(f->train)) {
+    json_whole(w, "documents", train->documents);
+    json_whole(w, "cut", train->cut);
+    put_number(w, "padding", train->padding);
   }
   if (f->train->source_count > 1) put_sources(w, f->train);
   json_close(w, '}');

@@ -31,14 +31,14 @@ static int open_val_data(Run *run, Error *err) {
                                .batch = 1,
                                .seq = c->train.sequence_length,
                                .documents = c->data.documents,
-                               .alone = !run->train_data->packed};
+                               .alone = !loader_packs(run->train_data)};
   if (c->data.val[0] == '\0') return 0;
   run->val_data = loader_open(&loader, err);
   if (!run->val_data) return error_prefix(err, "data.val");
   if (run->val_data->source_count > 1)
     return error_set(err, "data.val: validation takes no weights: give a list of paths alone");
   run->val_windows =
-      val_windows(run->val_data->windows, c->train.batch_size, c->train.eval_batches);
+      val_windows(run->val_data->epoch.windows, c->train.batch_size, c->train.eval_batches);
   return 0;
 }
 
@@ -250,7 +250,8 @@ static bool same_share(double a, double b) {
 static bool resume_data(Run *run) {
   Loader *loader = run->train_data;
   TrainState *state = &run->state, saved = *state;
-  uint64_t drawn[MOST_SOURCES] = {0}, since[MOST_SOURCES] = {0};
+  Draws *drawn = &loader->drawn;
+  *drawn = (Draws){.windows = saved.sequences};
   if (saved.source_count == 0) {
     const uint64_t data = loader->source_count > 1 ? saved.data : loader->fingerprint;
     saved.sources[saved.source_count++] = (SourceState){
@@ -260,22 +261,21 @@ static bool resume_data(Run *run) {
   for (int i = 0; i < loader->source_count; i++) {
     const Source *source = &loader->sources[i];
     const SourceState *from = saved_source(&saved, i, source);
-    same &= from == &saved.sources[i] && same_share(from->weight, source->weight);
-    drawn[i] = from ? from->drawn : 0;
-    since[i] = from ? from->since : 0;
+    same &= from == &saved.sources[i] && same_share(from->weight, loader->weights[i]);
+    drawn->of[i] = from ? from->drawn : 0;
+    drawn->since[i] = from ? from->since : 0;
   }
-  if (!same) memset(since, 0, sizeof since);
+  if (!same) memset(drawn->since, 0, sizeof drawn->since);
   for (int i = 0; i < loader->source_count && same; i++)
     loader->weights[i] = saved.sources[i].weight; // to the bit
-  loader_resume(loader, saved.sequences, drawn, since);
-  const bool mixed = loader->source_count > 1 || loader->began > 0;
+  const bool mixed = loader->source_count > 1 || drawn->since[0] < drawn->windows;
   state->source_count = mixed ? loader->source_count : 0;
   memset(state->sources, 0, sizeof state->sources);
   for (int64_t i = 0; i < state->source_count; i++)
     state->sources[i] = (SourceState){.data = loader->sources[i].fingerprint,
                                       .weight = loader->weights[i],
-                                      .drawn = drawn[i],
-                                      .since = since[i]};
+                                      .drawn = drawn->of[i],
+                                      .since = drawn->since[i]};
   return same;
 }
 
@@ -494,7 +494,7 @@ static void print_backend(const Run *run) {
 static double epochs(const Run *run) {
   const TrainConfig *t = &run->config.train;
   return (double)(t->steps * t->batch_size * t->gradient_accumulation) /
-         (double)run->train_data->windows;
+         (double)run->train_data->epoch.windows;
 }
 
 typedef struct CountedText {
@@ -510,28 +510,29 @@ static CountedText counted_text(int64_t targets, int64_t counted) {
 }
 
 // The share of the windows, where it is not that of the tokens that count.
-static void print_windows_share(const Source *s) {
-  if (fabs(s->weight - s->share) >= 5e-4) printf(", %.3g %% of the windows", 100 * s->weight);
+static void print_windows_share(double weight, double share) {
+  if (fabs(weight - share) >= 5e-4) printf(", %.3g %% of the windows", 100 * weight);
 }
 
 // Of each source its share, its tokens, and how often the whole run reads it.
 static void print_sources(const Run *run) {
   const Loader *loader = run->train_data;
-  const double sequences = epochs(run) * (double)loader->windows;
-  for (const Source *s = loader->sources; s < loader->sources + loader->source_count; s++) {
-    printf("%s%.3g %% of '%s' (%s tokens%s", s > loader->sources ? ", " : "", 100 * s->share,
-           s->name, count_text((double)s->tokens).text, counted_text(s->targets, s->counted).text);
-    print_windows_share(s);
-    printf(", %.2f epochs)", s->weight * sequences / (double)s->windows);
+  const double sequences = epochs(run) * (double)loader->epoch.windows;
+  for (int i = 0; i < loader->source_count; i++) {
+    const Source *s = &loader->sources[i];
+    printf("%s%.3g %% of '%s' (%s tokens%s", i > 0 ? ", " : "", 100 * s->share, s->name,
+           count_text((double)s->tokens).text, counted_text(s->targets, s->counted).text);
+    print_windows_share(loader->weights[i], s->share);
+    printf(", %.2f epochs)", loader->weights[i] * sequences / (double)s->windows);
   }
 }
 
 static void print_documents(const Run *run) {
-  const Loader *loader = run->train_data;
-  if (loader->packed)
-    printf("; %s document%s, %.1f %% cut, %.1f %% padding",
-           count_text((double)loader->documents).text, loader->documents == 1 ? "" : "s",
-           100 * (double)loader->cut / (double)loader->documents, 100 * loader->padding);
+  const Epoch *e = &run->train_data->epoch;
+  if (loader_packs(run->train_data))
+    printf("; %s document%s, %.1f %% cut, %.1f %% padding", count_text((double)e->documents).text,
+           e->documents == 1 ? "" : "s", 100 * (double)e->cut / (double)e->documents,
+           100 * e->padding);
   else if (run->config.data.documents == DOCUMENTS_MASK)
     printf("; where documents end is not known");
 }
@@ -567,11 +568,11 @@ static void print_data(const Run *run) {
   if (mixed)
     print_sources(run);
   else
-    printf("%s training tokens in %d file%s%s", count_text((double)train->tokens).text, files,
-           files == 1 ? "" : "s", counted_text(train->targets, train->counted).text);
+    printf("%s training tokens in %d file%s%s", count_text((double)train->epoch.tokens).text, files,
+           files == 1 ? "" : "s", counted_text(train->epoch.targets, train->epoch.counted).text);
   if (val)
-    printf(", %s validation tokens%s", count_text((double)val->tokens).text,
-           counted_text(val->targets, val->counted).text);
+    printf(", %s validation tokens%s", count_text((double)val->epoch.tokens).text,
+           counted_text(val->epoch.targets, val->epoch.counted).text);
   print_documents(run);
   print_tokenizer(run);
   printf("steps      %lld of ", (long long)t->steps);

@@ -138,9 +138,9 @@ int run_pause(Run *run, Error *err) {
   const Due due = due_at(run, step);
   run->paused_step = step;
   if (run_settle(run, err) != 0) return -1;
-  const bool validated = !due.validation || run_validate(run),
-             sampled = !due.sample || write_sample(run);
-  if (run->data_error.text[0] != '\0') return run_bad_data(run, err);
+  const int validated = due.validation ? run_validate(run, err) : 1;
+  const bool sampled = !due.sample || write_sample(run);
+  if (validated < 0) return run_bad_data(run, err);
   const bool saves = due.save || (c->keep_best && step > 0 && run->state.best_val_step == step);
   if (saves && end_save(run, true, err) != 0) return -1;
   run->done = step >= c->steps || *run->stop; // a signal may have come meanwhile

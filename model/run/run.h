@@ -12,8 +12,7 @@
 // A step that was launched and whose result was not read yet.
 typedef struct PendingStep {
   double learning_rate;
-  uint64_t cursor; // of the loader, after the step's batches
-  Draws draws;     // of its sources, likewise
+  Draws drawn;     // the loader's, after the step's batches
   int64_t counted; // tokens with a target
   double flops;    // of the model
 } PendingStep;
@@ -53,7 +52,6 @@ typedef struct Run {
   ValWindows val_windows;
   bool val_counted;     // val_bytes is known: the first validation counts them
   int64_t val_bytes;    // of the text that the windows predict, 0 where they have none
-  Error data_error;     // the error of the data; empty: none
   Tokenizer *tokenizer; // NULL: none is known
   Backend *be;
   Llama llama;
@@ -128,7 +126,7 @@ int run_tokenizer(Tokenizer **tokenizer, const Config *config, const Loader *tra
 // is there, be->steps_ahead steps later: the GPU never waits for the host.
 
 // Sets AdamW's parameters of the next step. Reads the step's batches, so that bad data are found
-// before any call of the step: run_bad_data then ends the run. Opens the profilers' window
+// before any call of the step: an error is for run_bad_data. Opens the profilers' window
 // where it is due.
 int run_step_begin(Run *run, AdamW *hyper, Error *err);
 // Loads the step's micro-batch i into the model.
@@ -153,8 +151,8 @@ bool run_pause_due(const Run *run);
 // Does it, and sets the alarm of train.max_minutes.
 int run_pause(Run *run, Error *err);
 
-// False where the run was asked to stop before it was done, or the data are bad.
-bool run_validate(Run *run);
+// 0 where the run was asked to stop before it was done; -1: the data are bad, for run_bad_data.
+int run_validate(Run *run, Error *err);
 
 // ---- Saving
 
@@ -168,8 +166,8 @@ int run_check_folder(Run *run, bool now, Error *err);
 int run_save(Run *run, Error *err);
 // A run's last save: waits for all steps and for the save.
 int run_save_last(Run *run, Error *err);
-// Where the data turned out to be bad: saves the steps that were done; the sentence names the error
-// of the data and the save. After another error it does nothing. Always -1.
+// Where the data turned out to be bad, as err says: saves the steps that were done, and adds that to
+// the message. Always -1.
 int run_bad_data(Run *run, Error *err);
 // Comes before an update, which changes the tensors that a background save copies.
 void run_save_copied(Run *run);

@@ -156,8 +156,6 @@ int run_save_last(Run *run, Error *err) {
 
 int run_bad_data(Run *run, Error *err) {
   Error why;
-  if (run->data_error.text[0] == '\0') return -1;
-  *err = run->data_error;
   if (run_settle(run, &why) != 0 || (run->state.step > 0 && save_last(run, &why) != 0))
     error_append(err, "; %s", why.text);
   else if (run->saved_step == run->state.step)

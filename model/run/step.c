@@ -24,10 +24,10 @@ static StepLine take_result(Run *run) {
   const StepResult result = run->be->services.step_result(run->be);
   s->step++;
   s->updates = result.updates;
-  s->sequences = pending->cursor;
+  s->sequences = pending->drawn.windows;
   for (int64_t i = 0; i < s->source_count; i++) {
-    s->sources[i].since = pending->draws.of[i];
-    s->sources[i].drawn = run->train_data->sources[i].began + pending->draws.of[i];
+    s->sources[i].since = pending->drawn.since[i];
+    s->sources[i].drawn = pending->drawn.of[i];
   }
   s->nonfinite += !result.applied;
   s->nonfinite_row = result.applied ? 0 : s->nonfinite_row + 1;
@@ -94,8 +94,7 @@ int run_settle(Run *run, Error *err) {
 
 static int read_batches(Run *run, Error *err) {
   for (int64_t i = 0; i < run->config.train.gradient_accumulation; i++)
-    if (loader_next(run->train_data, &run->batches[i], &run->data_error) != 0)
-      return error_set(err, "%s", run->data_error.text);
+    if (loader_next(run->train_data, &run->batches[i], err) != 0) return -1;
   return 0;
 }
 
@@ -134,8 +133,7 @@ int run_step_end(Run *run, Error *err) {
   const OutputConfig *o = &run->config.output;
   PendingStep *pending = &run->pending[run->asked++ % MAX_RESULTS];
   range_pop();
-  pending->cursor = run->train_data->cursor;
-  pending->draws = run->train_data->now;
+  pending->drawn = run->train_data->drawn;
   if (run->profiling && run->asked + 1 == PROFILE_START + o->profile_steps) profile(run, false);
   return run->asked - run->booked > run->be->steps_ahead ? book_step(run, err) : 0;
 }

@@ -70,13 +70,12 @@ typedef struct Validation {
   TextBytes text; // without a decoder where the bytes are known, or never will be
 } Validation;
 
-static int read_batch(Validation *v, int64_t i, int64_t windows) {
+static int read_batch(Validation *v, int64_t i, int64_t windows, Error *err) {
   Run *run = v->run;
   batch_clear(&v->batch);
   for (int64_t row = 0; row < windows; row++) {
     const int64_t window = val_window(&run->val_windows, i, row);
-    if (loader_window(run->val_data, (uint64_t)window, row, &v->batch, &run->data_error) != 0)
-      return -1;
+    if (loader_window(run->val_data, (uint64_t)window, row, &v->batch, err) != 0) return -1;
   }
   text_bytes_batch(&v->text, &v->batch, windows, run->config.train.sequence_length);
   return 0;
@@ -96,26 +95,25 @@ static double sum_of_losses(Validation *v) {
 
 // A batch with fewer windows than B is filled up, so that every forward has the one shape that the
 // backend has prepared and recorded, and FP8's groups of rows are whole.
-static bool validate_batch(Validation *v, int64_t i) {
+static int validate_batch(Validation *v, int64_t i, Error *err) {
   const int64_t B = v->run->val_windows.batch, windows = val_batch_size(&v->run->val_windows, i);
-  if (*v->run->stop || read_batch(v, i, windows) != 0) return false;
-  const Loader *data = v->run->val_data;
+  if (*v->run->stop) return 0;
+  if (read_batch(v, i, windows, err) != 0) return -1;
   const int64_t T = v->run->config.train.sequence_length;
-  batch_pad(&v->batch, windows * T, (B - windows) * T, data->packed ? data->longest : 0);
+  loader_pad(v->run->val_data, &v->batch, windows * T, (B - windows) * T);
   val_mean_add(&v->mean, sum_of_losses(v), (double)v->batch.counted);
-  return true;
+  return 1;
 }
 
-// False where the run was asked to stop, and where the data are bad.
-static bool validate_batches(Validation *v) {
+static int validate_batches(Validation *v, Error *err) {
   Run *run = v->run;
-  bool finished = true;
+  int finished = 1;
   text_bytes_open(&v->text, run->val_counted ? NULL : run->tokenizer);
   range_push("evaluation");
-  for (int64_t i = 0; i < run->val_windows.batches && finished; i++)
-    finished = validate_batch(v, i);
+  for (int64_t i = 0; i < run->val_windows.batches && finished == 1; i++)
+    finished = validate_batch(v, i, err);
   range_pop();
-  if (finished && !run->val_counted) {
+  if (finished == 1 && !run->val_counted) {
     run->val_counted = true;
     run->val_bytes = v->text.count;
   }
@@ -126,9 +124,10 @@ static bool validate_batches(Validation *v) {
 }
 
 // Only where there is something to validate on.
-static bool validate(Run *run, ValLine *line) {
+static int validate(Run *run, ValLine *line, Error *err) {
   Validation v = {.run = run, .batch = run->batches[0]};
-  if (!validate_batches(&v)) return false;
+  const int finished = validate_batches(&v, err);
+  if (finished != 1) return finished;
   const double loss = val_mean(&v.mean);
   const int64_t tokens = (int64_t)v.mean.tokens;
   *line = (ValLine){.step = run->state.step,
@@ -137,13 +136,14 @@ static bool validate(Run *run, ValLine *line) {
                     .bits_per_byte = bits_per_byte(loss * (double)tokens, run->val_bytes),
                     .tokens = tokens,
                     .whole = run->val_windows.read == run->val_windows.split};
-  return true;
+  return 1;
 }
 
-bool run_validate(Run *run) {
+int run_validate(Run *run, Error *err) {
   ValLine line;
-  if (!run->val_data) return true;
-  if (*run->stop || !validate(run, &line)) return false;
+  if (!run->val_data) return 1;
+  const int finished = *run->stop ? 0 : validate(run, &line, err);
+  if (finished != 1) return finished;
   run->last_val_loss = line.loss;
   const bool best = !(line.loss >= run->state.best_val_loss) && isfinite(line.loss);
   if (best) {
@@ -152,5 +152,5 @@ bool run_validate(Run *run) {
     run->best_is_new = true;
   }
   log_val(&run->log, &line, best);
-  return true;
+  return 1;
 }

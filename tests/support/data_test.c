@@ -96,3 +96,7 @@ Loader *open_or_fail(const char *folder, const char *name, LoaderConfig config) 
   if (!loader) fail_msg("%s", err.text);
   return loader;
 }
+
+void seek(Loader *loader, uint64_t windows) {
+  loader->drawn = (Draws){.windows = windows, .of = {windows}, .since = {windows}};
+}

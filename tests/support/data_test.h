@@ -27,3 +27,5 @@ void write_count(const char *folder, const char *name, int32_t first, int32_t co
 // A loader of FOLDER/NAME; its vocabulary is COUNTED_VOCAB unless config says another.
 Loader *try_open(const char *folder, const char *name, LoaderConfig config, Error *err);
 Loader *open_or_fail(const char *folder, const char *name, LoaderConfig config);
+// As a loader of one source is after so many windows.
+void seek(Loader *loader, uint64_t windows);

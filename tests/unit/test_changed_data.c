@@ -59,12 +59,12 @@ static Loader *open_dataset(const char *folder, Kind kind) {
 }
 
 // All batches of an epoch.
-typedef struct Epoch {
+typedef struct EpochTokens {
   int32_t tokens[BATCHES][B * T], targets[BATCHES][B * T];
-} Epoch;
+} EpochTokens;
 
-static Epoch *read_epoch(const char *folder, Kind kind) {
-  Epoch *e = xcalloc(1, sizeof *e);
+static EpochTokens *read_epoch(const char *folder, Kind kind) {
+  EpochTokens *e = xcalloc(1, sizeof *e);
   Loader *loader = open_dataset(folder, kind);
   Batch batch = batch_alloc(B * T);
   Error err;
@@ -79,7 +79,7 @@ static Epoch *read_epoch(const char *folder, Kind kind) {
 }
 
 // A loader whose file is overwritten after `batches`. Whether an epoch found it.
-static bool found_after(const char *folder, Kind kind, const Epoch *e, int batches,
+static bool found_after(const char *folder, Kind kind, const EpochTokens *e, int batches,
                         const char *changed, int64_t at, uint8_t byte) {
   Loader *loader = open_dataset(folder, kind);
   Batch batch = batch_alloc(B * T);
@@ -105,7 +105,7 @@ TEST(a_batch_has_what_was_checked_or_there_is_an_error) {
   enum { TRIALS = 60 };
   for (Kind kind = 0; kind < KINDS; kind++) {
     const PathText path = write_dataset(*state, kind);
-    Epoch *e = read_epoch(*state, kind);
+    EpochTokens *e = read_epoch(*state, kind);
     int found = 0;
     for (int i = 0; i < TRIALS; i++) {
       const int64_t at = 1024 + (int64_t)(rng_u64(kind, (uint64_t)i) % (4 * COUNT));
@@ -129,7 +129,7 @@ TEST(a_batch_has_what_was_checked_or_there_is_an_error) {
 TEST(a_mask_that_was_changed_is_never_used) {
   const PathText docs = path_text("%s/data.docs", (char *)*state);
   write_dataset(*state, MASKED);
-  Epoch *e = read_epoch(*state, MASKED);
+  EpochTokens *e = read_epoch(*state, MASKED);
   const int64_t mask = DOCUMENTS_HEADER_BYTES + COUNT / LENGTH * 4;
   assert_true(found_after(*state, MASKED, e, 5, docs.text, mask + 1234, 0x55));
   free(e);
@@ -138,7 +138,7 @@ TEST(a_mask_that_was_changed_is_never_used) {
 // With block sums this is found where it is read; the others are read whole at the start.
 TEST(what_was_damaged_before_is_found) {
   const PathText path = write_dataset(*state, BLOCKS);
-  Epoch *e = read_epoch(*state, BLOCKS);
+  EpochTokens *e = read_epoch(*state, BLOCKS);
   assert_true(found_after(*state, BLOCKS, e, 0, path.text, 1024 + 4 * 17, 0x77));
   free(e);
 }
@@ -202,7 +202,7 @@ TEST(more_files_than_a_process_may_open_at_first_are_opened) {
   limit.rlim_cur = FILES / 2;
   assert_int_equal(setrlimit(RLIMIT_NOFILE, &limit), 0);
   Loader *loader = open_or_fail(*state, "many-*.bin", (LoaderConfig){.batch = 1, .seq = 8});
-  assert_int_equal(loader->windows, FILES);
+  assert_int_equal(loader->epoch.windows, FILES);
   loader_close(loader);
   setrlimit(RLIMIT_NOFILE, &before);
 }

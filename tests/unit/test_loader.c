@@ -65,8 +65,8 @@ TEST(permute_depends_on_the_key) {
 static void count_epoch(Loader *loader, int64_t B, int64_t T, int *inputs) {
   int32_t *tokens = xmalloc((size_t)(B * T) * sizeof *tokens);
   int32_t *targets = xmalloc((size_t)(B * T) * sizeof *targets);
-  assert_int_equal(loader->windows % B, 0);
-  for (int64_t drawn = 0; drawn < loader->windows; drawn += B) {
+  assert_int_equal(loader->epoch.windows % B, 0);
+  for (int64_t drawn = 0; drawn < loader->epoch.windows; drawn += B) {
     next_batch(loader, tokens, targets);
     for (int64_t i = 0; i < B * T; i++) {
       assert_int_equal(targets[i], tokens[i] + 1);
@@ -97,15 +97,15 @@ TEST(a_shuffled_epoch_visits_every_window_once) {
   Loader *loader = open_or_fail(*state, "once-*.bin",
                                 (LoaderConfig){.batch = B, .seq = T, .seed = 3, .shuffle = true});
   assert_int_equal(loader->file_count, 4);
-  assert_int_equal(loader->tokens, 7 * 31 + 4 + 7 * 16 + 1 + 7);
-  assert_int_equal(loader->windows, 45);
+  assert_int_equal(loader->epoch.tokens, 7 * 31 + 4 + 7 * 16 + 1 + 7);
+  assert_int_equal(loader->epoch.windows, 45);
   for (int epoch = 0; epoch < 20; epoch++) {
     int inputs[4000] = {0};
     count_epoch(loader, B, T, inputs);
     assert_int_equal(inputs_between(inputs, 0, 1000), 30 * T);
     assert_int_equal(inputs_between(inputs, 1000, 2000), 15 * T);
     assert_int_equal(inputs_between(inputs, 2000, 4000), 0);
-    assert_int_equal(loader->cursor, 45 * (epoch + 1));
+    assert_int_equal(loader->drawn.windows, 45 * (epoch + 1));
   }
   loader_close(loader);
 }
@@ -116,7 +116,7 @@ TEST(the_offset_of_an_epoch_covers_the_window) {
   write_count(*state, "offset.bin", 0, T * (WINDOWS + 1) + 1);
   Loader *loader = open_or_fail(*state, "offset.bin",
                                 (LoaderConfig){.batch = 1, .seq = T, .seed = 5, .shuffle = true});
-  assert_int_equal(loader->windows, WINDOWS);
+  assert_int_equal(loader->epoch.windows, WINDOWS);
   int seen[T] = {0};
   int32_t tokens[T], targets[T];
   for (int epoch = 0; epoch < EPOCHS; epoch++) {
@@ -139,7 +139,7 @@ TEST(a_single_window_moves_within_its_file) {
     write_count(*state, "single.bin", 0, count);
     Loader *loader = open_or_fail(*state, "single.bin",
                                   (LoaderConfig){.batch = 1, .seq = T, .seed = 6, .shuffle = true});
-    assert_int_equal(loader->windows, 1);
+    assert_int_equal(loader->epoch.windows, 1);
     int32_t tokens[T], targets[T], lowest = COUNTED_VOCAB, highest = 0;
     for (int epoch = 0; epoch < EPOCHS; epoch++) {
       next_batch(loader, tokens, targets);
@@ -186,16 +186,16 @@ TEST(a_sought_loader_gives_the_batches_of_one_that_ran) {
   const LoaderConfig config = {.batch = B, .seq = T, .seed = 9, .shuffle = true};
   int32_t tokens[BATCHES][B * T], targets[BATCHES][B * T];
   Loader *loader = open_or_fail(*state, "seek-*.bin", config);
-  assert_int_equal(loader->windows, 10);
+  assert_int_equal(loader->epoch.windows, 10);
   for (int i = 0; i < BATCHES; i++) next_batch(loader, tokens[i], targets[i]);
   for (int i = BATCHES - 1; i >= 0; i--) {
     int32_t again[B * T], again_targets[B * T];
     Loader *fresh = open_or_fail(*state, "seek-*.bin", config);
-    fresh->cursor = (uint64_t)(i * B);
+    seek(fresh, (uint64_t)(i * B));
     next_batch(fresh, again, again_targets);
     assert_memory_equal(tokens[i], again, sizeof again);
     assert_memory_equal(targets[i], again_targets, sizeof again);
-    assert_int_equal(fresh->cursor, (i + 1) * B);
+    assert_int_equal(fresh->drawn.windows, (i + 1) * B);
     loader_close(fresh);
   }
   loader_close(loader);
@@ -222,7 +222,7 @@ TEST(without_shuffle_windows_come_in_file_order) {
   write_count(*state, "plain-0.bin", 0, T * 4 + 4);   // 4 windows and 3 tokens too few for a fifth
   Loader *loader =
       open_or_fail(*state, "plain-*.bin", (LoaderConfig){.batch = B, .seq = T, .seed = 8});
-  assert_int_equal(loader->windows, 6);
+  assert_int_equal(loader->epoch.windows, 6);
   const int32_t starts[6] = {0, 4, 8, 12, 100, 104};
   for (int epoch = 0; epoch < 3; epoch++)
     for (int batch = 0; batch < 2; batch++) {
@@ -248,7 +248,7 @@ TEST(a_single_window_is_that_of_its_cursor) {
         loader_window(loader, cursor, 0, &(Batch){.tokens = input, .targets = target}, &err), 0);
     assert_memory_equal(input, tokens + cursor % B * T, sizeof input);
     assert_memory_equal(target, targets + cursor % B * T, sizeof target);
-    assert_int_equal(loader->cursor, (cursor / B + 1) * B);
+    assert_int_equal(loader->drawn.windows, (cursor / B + 1) * B);
   }
   loader_close(loader);
 }
@@ -268,7 +268,7 @@ static void check_least(const char *folder, int64_t B, int64_t T, bool shuffle, 
   free(has);
   write_count(folder, "least.bin", 0, least);
   Loader *loader = open_or_fail(folder, "least.bin", config);
-  assert_int_equal(loader->windows, B);
+  assert_int_equal(loader->epoch.windows, B);
   loader_close(loader);
 }
 
@@ -298,7 +298,7 @@ TEST(a_folder_stands_for_the_files_of_its_split) {
   config.split = "split";
   Loader *loader = open_or_fail(*state, ".", config);
   assert_int_equal(loader->file_count, 2);
-  assert_int_equal(loader->tokens, 30);
+  assert_int_equal(loader->epoch.tokens, 30);
   loader_close(loader);
 }
 
@@ -314,10 +314,10 @@ TEST(names_with_special_characters_are_found) {
     write_count(*state, file.text, 0, 10);
     write_count(*state, inside.text, 0, 20);
     Loader *loader = open_or_fail(*state, file.text, config);
-    assert_int_equal(loader->tokens, 10);
+    assert_int_equal(loader->epoch.tokens, 10);
     loader_close(loader);
     loader = open_or_fail(*state, folder.text, config);
-    assert_int_equal(loader->tokens, 20);
+    assert_int_equal(loader->epoch.tokens, 20);
     loader_close(loader);
     loader = open_or_fail(*state, inside.text, config);
     assert_int_equal(loader->file_count, 1);

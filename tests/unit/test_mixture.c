@@ -76,11 +76,11 @@ TEST(at_every_step_each_source_is_within_one_window_of_its_share) {
       sum += weights[i];
     }
     for (int i = 0; i < count; i++) weights[i] /= sum;
-    for (Draws d = {.total = 0}; d.total < 1000;) {
-      d.of[mixture_next(weights, count, &d)]++;
-      d.total++;
+    uint64_t since[MOST_SOURCES] = {0};
+    for (int total = 1; total <= 1000; total++) {
+      since[mixture_next(weights, count, since)]++;
       for (int i = 0; i < count; i++)
-        worst = fmax(worst, fabs((double)d.of[i] - weights[i] * (double)d.total));
+        worst = fmax(worst, fabs((double)since[i] - weights[i] * total));
     }
   }
   printf("# at most %.9f windows from the share\n", worst);
@@ -145,11 +145,6 @@ static Loader *open_mixture(const char *folder, double a, double b, double c) {
   return loader;
 }
 
-// Windows that were drawn of a source in all.
-static uint64_t drawn_of(const Loader *loader, int source) {
-  return loader->sources[source].began + loader->now.of[source];
-}
-
 // Where only a part counts, shares are of the tokens that do: the source with fewer of them in a
 // window gives more windows. Packed and joined; a loader that resumes draws the same ones.
 TEST(shares_are_of_the_tokens_that_count) {
@@ -164,20 +159,18 @@ TEST(shares_are_of_the_tokens_that_count) {
     double counted[2] = {0};
     Batch batch = batch_alloc(T), again = batch_alloc(T);
     for (int i = 0; i < WINDOWS; i++) {
-      const LoaderPlace place = loader_place(loader, loader->cursor);
-      const uint64_t drawn[2] = {drawn_of(loader, 0), drawn_of(loader, 1)};
+      const Draws drawn = loader->drawn;
       assert_int_equal(loader_next(loader, &batch, &err), 0);
-      counted[place.source - loader->sources] += (double)batch.counted;
+      counted[loader->drawn.of[1] > drawn.of[1]] += (double)batch.counted;
       if (i < WINDOWS / 2) continue;
-      loader_resume(resumed, (uint64_t)i, drawn, drawn);
+      resumed->drawn = drawn;
       assert_int_equal(loader_next(resumed, &again, &err), 0);
       assert_memory_equal(again.tokens, batch.tokens, T * sizeof *batch.tokens);
     }
     const double share = counted[0] / (counted[0] + counted[1]);
-    printf("# mode %d: %.3f of the tokens, %.3f of the windows\n", mode, share,
-           loader->sources[0].weight);
+    printf("# mode %d: %.3f of the tokens, %.3f of the windows\n", mode, share, loader->weights[0]);
     assert_true(fabs(share - 0.75) < 0.01); // observed: 0.749, 0.750
-    assert_true(loader->sources[0].share == 0.75 && loader->sources[0].weight < 0.65);
+    assert_true(loader->sources[0].share == 0.75 && loader->weights[0] < 0.65);
     batch_free(&batch);
     batch_free(&again);
     loader_close(loader);
@@ -205,7 +198,7 @@ TEST(each_source_keeps_its_own_order) {
     }
     for (int i = 0; i < 3; i++) {
       assert_true(fabs((double)drawn[i] - mixed->weights[i] * B * step) < 1);
-      assert_true(drawn_of(mixed, i) == drawn[i]);
+      assert_true(mixed->drawn.of[i] == drawn[i]);
     }
   }
   for (int i = 0; i < 3; i++) loader_close(alone[i]);
@@ -215,17 +208,17 @@ TEST(each_source_keeps_its_own_order) {
 TEST(a_mixture_resumes_in_the_same_windows) {
   enum { STEPS = 50 };
   int32_t tokens[STEPS][B * T], targets[B * T];
-  uint64_t drawn[STEPS][3];
+  Draws drawn[STEPS];
   write_sources(*state);
   Loader *loader = open_mixture(*state, 1, 0.7, 0.31);
   for (int i = 0; i < STEPS; i++) {
-    for (int s = 0; s < 3; s++) drawn[i][s] = drawn_of(loader, s);
+    drawn[i] = loader->drawn;
     next_batch(loader, tokens[i], targets);
   }
   for (int from = 0; from < STEPS; from++) {
     Loader *again = open_mixture(*state, 1, 0.7, 0.31);
     int32_t found[B * T];
-    loader_resume(again, (uint64_t)(from * B), drawn[from], drawn[from]);
+    again->drawn = drawn[from];
     for (int i = from; i < STEPS; i++) {
       next_batch(again, found, targets);
       assert_memory_equal(found, tokens[i], sizeof found);
@@ -238,14 +231,13 @@ TEST(a_mixture_resumes_in_the_same_windows) {
 // From then on the new shares hold, and each source continues where it was.
 TEST(with_other_weights_each_source_continues_at_its_position) {
   int32_t tokens[B * T], targets[B * T], own[T], own_targets[T];
-  const uint64_t before[3] = {11, 3, 7}, none[3] = {0};
   uint64_t drawn[3] = {0};
   write_sources(*state);
   Loader *mixed = open_mixture(*state, 1, 8, 1);
-  loader_resume(mixed, 21, before, none);
+  mixed->drawn = (Draws){.windows = 21, .of = {11, 3, 7}};
   Loader *alone = open_or_fail(*state, "b.bin",
                                (LoaderConfig){.batch = 1, .seq = T, .seed = 3, .shuffle = true});
-  alone->cursor = 3;
+  seek(alone, 3);
   for (int step = 1; step <= 60; step++) {
     next_batch(mixed, tokens, targets);
     for (int row = 0; row < B; row++) {
@@ -258,7 +250,7 @@ TEST(with_other_weights_each_source_continues_at_its_position) {
     for (int i = 0; i < 3; i++)
       assert_true(fabs((double)drawn[i] - mixed->weights[i] * B * step) < 1);
   }
-  assert_true(drawn_of(mixed, 1) == 3 + drawn[1]);
+  assert_true(mixed->drawn.of[1] == 3 + drawn[1]);
   loader_close(alone);
   loader_close(mixed);
 }

@@ -57,8 +57,8 @@ static void see_epoch(Loader *loader, Seen *seen) {
   const int64_t B = loader->config.batch, T = loader->config.seq;
   Batch batch = batch_alloc(B * T);
   memset(seen, 0, sizeof *seen);
-  assert_int_equal(loader->windows % B, 0);
-  for (int64_t drawn = 0; drawn < loader->windows; drawn += B) {
+  assert_int_equal(loader->epoch.windows % B, 0);
+  for (int64_t drawn = 0; drawn < loader->epoch.windows; drawn += B) {
     Error err;
     if (loader_next(loader, &batch, &err) != 0) fail_msg("%s", err.text);
     int64_t at = 0, counted = 0, in_window = 0;
@@ -88,22 +88,24 @@ TEST(every_token_but_a_documents_first_is_a_target_once_an_epoch) {
   write_lengths(*state, "epoch.bin", 1, DOCUMENTS, lengths, NULL);
   for (int64_t T = 1; T <= 1024; T *= 4) {
     Loader *loader = open_packed(*state, "epoch.bin", 1, T);
-    assert_true(loader->packed);
+    assert_true(loader_packs(loader));
     for (int epoch = 0; epoch < 2; epoch++) {
       see_epoch(loader, seen);
       int64_t at = 1;
       for (int i = 0; i < DOCUMENTS; at += lengths[i++])
         for (int64_t t = at; t < at + lengths[i]; t++)
           if (seen->targets[t] != (t > at)) fail_msg("token %d: %d", (int)t, seen->targets[t]);
-      assert_int_equal(seen->places,
-                       (int64_t)(loader->mean_documents * (double)loader->windows + 0.5));
-      assert_true(seen->most <= loader->most_documents && seen->longest == loader->longest);
-      const double padding = (double)seen->padding / (double)(loader->windows * T);
-      assert_true(fabs(padding - loader->padding) < 1e-12);
+      assert_int_equal(
+          seen->places,
+          (int64_t)(loader->epoch.mean_documents * (double)loader->epoch.windows + 0.5));
+      assert_true(seen->most <= loader->epoch.most_documents &&
+                  seen->longest == loader->epoch.longest);
+      const double padding = (double)seen->padding / (double)(loader->epoch.windows * T);
+      assert_true(fabs(padding - loader->epoch.padding) < 1e-12);
     }
     printf("# T %d: %d windows, padding %.3f %%, %.2f documents a window, %d at most\n", (int)T,
-           (int)loader->windows, 100 * loader->padding, loader->mean_documents,
-           (int)loader->most_documents);
+           (int)loader->epoch.windows, 100 * loader->epoch.padding, loader->epoch.mean_documents,
+           (int)loader->epoch.most_documents);
     loader_close(loader);
   }
   free(seen);
@@ -125,8 +127,9 @@ TEST(windows_are_as_full_as_those_of_first_fit) {
         left[w] -= piece;
       }
     Loader *loader = open_packed(*state, "fit.bin", 1, T);
-    assert_true(loader->windows <= windows);
-    if (key == 0) printf("# %d windows, first fit has %d\n", (int)loader->windows, (int)windows);
+    assert_true(loader->epoch.windows <= windows);
+    if (key == 0)
+      printf("# %d windows, first fit has %d\n", (int)loader->epoch.windows, (int)windows);
     loader_close(loader);
   }
 }
@@ -147,10 +150,11 @@ TEST(a_small_packing_is_as_by_hand) {
       assert_int_equal(batch.tokens[w * T + (i ? rows[w][0] : 0)], firsts[w][i]);
     }
   assert_int_equal(batch.counted, 17);
-  assert_int_equal(loader->documents, 5);
-  assert_int_equal(loader->cut, 0);
-  assert_int_equal(loader->longest, 7);
-  assert_int_equal(loader->most_documents, 3); // one window has padding, and one two documents
+  assert_int_equal(loader->epoch.documents, 5);
+  assert_int_equal(loader->epoch.cut, 0);
+  assert_int_equal(loader->epoch.longest, 7);
+  assert_int_equal(loader->epoch.most_documents,
+                   3); // one window has padding, and one two documents
   batch_free(&batch);
   loader_close(loader);
 }
@@ -166,10 +170,10 @@ TEST(a_sought_packed_loader_gives_the_batches_of_one_that_ran) {
     batches[i] = batch_alloc(B * T);
     assert_int_equal(loader_next(loader, &batches[i], &err), 0);
   }
-  assert_true(loader->windows < B * BATCHES / 2); // several epochs
+  assert_true(loader->epoch.windows < B * BATCHES / 2); // several epochs
   for (int i = BATCHES - 1; i >= 0; i--) {
     Loader *fresh = open_packed(*state, "seek.bin", B, T);
-    fresh->cursor = (uint64_t)(i * B);
+    seek(fresh, (uint64_t)(i * B));
     assert_int_equal(loader_next(fresh, &again, &err), 0);
     assert_memory_equal(again.tokens, batches[i].tokens, B * T * sizeof(int32_t));
     assert_memory_equal(again.targets, batches[i].targets, B * T * sizeof(int32_t));
@@ -201,7 +205,7 @@ TEST(tokens_that_do_not_count_are_no_targets) {
       wrong += seen->targets[t + 1] != (t > at && mask[t]);
   assert_int_equal(wrong, 0);
   Batch batch = batch_alloc(T); // none without a target
-  for (uint64_t w = 0; w < (uint64_t)loader->windows; w++) {
+  for (uint64_t w = 0; w < (uint64_t)loader->epoch.windows; w++) {
     batch_clear(&batch);
     assert_int_equal(loader_window(loader, w, 0, &batch, &err), 0);
     assert_true(batch.counted > 0);
@@ -248,11 +252,11 @@ static void check_counted(Loader *loader, int64_t tokens, const uint8_t *mask, c
   int64_t targets = 0, counted = 0;
   Batch batch = batch_alloc(T);
   Error err;
-  for (uint64_t w = 0; w < (uint64_t)loader->windows; w++) {
+  for (uint64_t w = 0; w < (uint64_t)loader->epoch.windows; w++) {
     batch_clear(&batch);
     if (loader_window(loader, w, 0, &batch, &err) != 0) fail_msg("%s", err.text);
     assert_true(batch.counted > 0);
-    if (!loader->packed) assert_int_equal(batch.documents, 0);
+    if (!loader_packs(loader)) assert_int_equal(batch.documents, 0);
     for (int64_t i = 0; i < T; i++)
       if (batch.targets[i] != NO_TARGET) assert_int_equal(seen[batch.targets[i]]++, 0);
   }
@@ -261,8 +265,8 @@ static void check_counted(Loader *loader, int64_t tokens, const uint8_t *mask, c
     counted += !first[i] && mask[i];
     if (seen[i + 1] != (!first[i] && mask[i])) fail_msg("token %d", (int)i);
   }
-  assert_int_equal(loader->targets, targets);
-  assert_int_equal(loader->counted, counted);
+  assert_int_equal(loader->epoch.targets, targets);
+  assert_int_equal(loader->epoch.counted, counted);
   batch_free(&batch);
   free(seen);
 }
@@ -286,10 +290,10 @@ TEST(every_window_has_a_token_that_counts) {
     for (int64_t d = 0, at = 0; d < DOCUMENTS && !join; at += lengths[d++]) first[at] = true;
     config.batch = 1, config.seq = 16, config.seed = 3;
     Loader *loader = open_or_fail(*state, "sparse.bin", config);
-    assert_int_equal(loader->packed, !join && !config.alone);
+    assert_int_equal(loader_packs(loader), !join && !config.alone);
     assert_int_equal(loader->apart, !join);
     check_counted(loader, tokens, mask, first);
-    printf("# kind %d: %d windows\n", (int)i, (int)loader->windows);
+    printf("# kind %d: %d windows\n", (int)i, (int)loader->epoch.windows);
     loader_close(loader);
   }
   free(first);
@@ -314,7 +318,7 @@ TEST(whole_files_are_windows_to_their_ends) {
   Loader *joined = open_or_fail(*state, "whole.bin", config);
   first[0] = true;
   assert_int_equal(joined->config.seq, 100);
-  assert_int_equal(joined->windows, (tokens - 1 + 99) / 100);
+  assert_int_equal(joined->epoch.windows, (tokens - 1 + 99) / 100);
   check_counted(joined, tokens, mask, first);
   loader_close(joined);
   config.documents = DOCUMENTS_MASK, config.alone = true;
@@ -347,13 +351,13 @@ TEST(padding_is_no_longer_than_the_longest_document) {
   for (int i = 0; i < DOCUMENTS; i++) lengths[i] = 11;
   write_lengths(*state, "short.bin", 1, 9, lengths, NULL);
   Loader *loader = open_packed(*state, "short.bin", 1, T);
-  assert_int_equal(loader->longest, 10);
+  assert_int_equal(loader->epoch.longest, 10);
   Batch batch = batch_alloc(B * T);
   assert_int_equal(loader_window(loader, 0, 0, &batch, &err), 0);
-  batch_pad(&batch, T, (B - 1) * T, loader->longest);
+  batch_pad(&batch, T, (B - 1) * T, loader->epoch.longest);
   int64_t rows = 0;
   for (int64_t i = 0; i < batch.documents; rows += batch.lengths[i++])
-    assert_in_range(batch.lengths[i], 1, loader->longest);
+    assert_in_range(batch.lengths[i], 1, loader->epoch.longest);
   assert_int_equal(rows, B * T);
   batch_free(&batch);
   loader_close(loader);
@@ -362,9 +366,9 @@ TEST(padding_is_no_longer_than_the_longest_document) {
 TEST(without_ends_windows_are_joined) {
   write_count(*state, "plain.bin", 0, 100);
   Loader *masked = open_packed(*state, "plain.bin", 2, 8);
-  assert_false(masked->packed);
-  assert_int_equal(masked->longest, 8);
-  assert_int_equal(masked->most_documents, 1);
+  assert_false(loader_packs(masked));
+  assert_int_equal(masked->epoch.longest, 8);
+  assert_int_equal(masked->epoch.most_documents, 1);
   loader_close(masked);
 }
 
