@@ -60,9 +60,8 @@ enum { MAX_THREADS = 1024, MAX_NAME_BYTES = 256 };
 
 typedef struct Command {
   PrepareOptions prepare;
-  PathText out;             // as given, without slashes at its end
-  const char *pattern;      // of the tokenizer to train; NULL: Llama 3's
-  int64_t show, vocab_size; // 0: not asked for
+  PathText out; // as given, without slashes at its end
+  int64_t show; // 0: not asked for
   bool help;
 } Command;
 
@@ -73,10 +72,10 @@ static int parse_arguments(Command *c, int argc, char **argv, Error *err) {
       {.name = "--out", .needs = "a folder", .text = &p->out},
       {.name = "--force", .flag = &p->force},
       {.name = "--tokenizer", .needs = "a tokenizer.json or a folder", .text = &p->tokenizer},
-      {.name = "--train-tokenizer", .low = 1, .high = INT32_MAX, .whole = &c->vocab_size},
+      {.name = "--train-tokenizer", .low = 1, .high = INT32_MAX, .whole = &p->vocab_size},
       {.name = "--chat", .flag = &p->chat},
       {.name = "--template", .needs = "llama3 or chatml", .text = &p->template},
-      {.name = "--pattern", .needs = "a regular expression", .text = &c->pattern},
+      {.name = "--pattern", .needs = "a regular expression", .text = &p->pattern},
       {.name = "--field", .needs = "the name of a field", .text = &p->field},
       {.name = "--jsonl", .flag = &p->jsonl},
       {.name = "--text", .flag = &p->text},
@@ -120,51 +119,41 @@ static int check_text(const char *name, const char *value, Error *err) {
 }
 
 // Options that contradict each other, or have nothing to act on.
-static int check_format(const PrepareOptions *p, Error *err) {
-  const char *lines = p->jsonl ? "--jsonl" : p->field ? "--field" : "--skip-bad";
-  if (p->text && (p->jsonl || p->field || p->skip_bad))
-    return error_set(err, "--text takes no JSON lines: leave it or %s out", lines);
-  if (p->jsonl && p->separator)
-    return error_set(err, "--separator stands in text, not in JSON lines: leave it or --jsonl out");
-  const char *idle = p->val_fraction >= 0 ? "--val-fraction" : p->seed >= 0 ? "--seed" : NULL;
-  if (p->val_count > 0 && idle)
-    return error_set(err, "--val names what is for validation: leave %s out", idle);
-  if (p->val_fraction == 0 && p->seed >= 0)
-    return error_set(err, "--val-fraction 0 keeps nothing for validation: leave --seed out");
-  return 0;
-}
-
-static int check_chat(const Command *c, Error *err) {
-  const PrepareOptions *p = &c->prepare;
-  const char *idle = p->field       ? "--field"
-                     : p->separator ? "--separator"
-                     : p->text      ? "--text"
-                                    : NULL;
-  if (p->chat && c->vocab_size > 0)
-    return error_set(err, "--train-tokenizer reads text: leave --chat out");
-  if (p->chat && idle)
-    return error_set(err, "--chat reads the messages of each line: leave %s out", idle);
-  if (p->template && !p->chat && c->vocab_size == 0)
+static int check_options(const PrepareOptions *p, Error *err) {
+  static const char no_files[] = "--train-tokenizer makes no token files";
+  static const char no_lines[] = "--text takes no JSON lines";
+  static const char messages[] = "--chat reads the messages of each line";
+  static const char named[] = "--val names what is for validation";
+  const bool trains = p->vocab_size > 0, fraction = p->val_fraction >= 0, seed = p->seed >= 0;
+  const struct {
+    bool wrong;
+    const char *why, *option;
+  } rules[] = {
+      {trains && p->tokenizer, no_files, "--tokenizer"},
+      {trains && p->val_count > 0, no_files, "--val"},
+      {trains && fraction, no_files, "--val-fraction"},
+      {trains && seed, no_files, "--seed"},
+      {trains && p->shard_tokens > 0, no_files, "--shard-tokens"},
+      {trains && p->chat, "--train-tokenizer reads text", "--chat"},
+      {!trains && p->pattern, "--pattern is for --train-tokenizer alone", "it"},
+      {p->chat && p->field, messages, "--field"},
+      {p->chat && p->separator, messages, "--separator"},
+      {p->chat && p->text, messages, "--text"},
+      {p->text && p->jsonl, no_lines, "it or --jsonl"},
+      {p->text && p->field, no_lines, "it or --field"},
+      {p->text && p->skip_bad, no_lines, "it or --skip-bad"},
+      {p->jsonl && p->separator, "--separator stands in text, not in JSON lines", "it or --jsonl"},
+      {p->val_count > 0 && fraction, named, "--val-fraction"},
+      {p->val_count > 0 && seed, named, "--seed"},
+      {p->val_fraction == 0 && seed, "--val-fraction 0 keeps nothing for validation", "--seed"},
+  };
+  for (size_t i = 0; i < sizeof rules / sizeof *rules; i++)
+    if (rules[i].wrong) return error_set(err, "%s: leave %s out", rules[i].why, rules[i].option);
+  if (p->template && !p->chat && !trains)
     return error_set(err, "--template is for --chat or --train-tokenizer: add one of them");
   if (!p->template || template_named(p->template)) return 0;
   return error_set(err, "--template '%.100s' is none of the templates here: name " TEMPLATE_NAMES,
                    p->template);
-}
-
-// Token files and a tokenizer are made by two calls, and an option that one of them would pass by
-// is a mistake.
-static int check_aim(const Command *c, Error *err) {
-  const PrepareOptions *p = &c->prepare;
-  const char *idle = p->tokenizer           ? "--tokenizer"
-                     : p->val_count > 0     ? "--val"
-                     : p->val_fraction >= 0 ? "--val-fraction"
-                     : p->seed >= 0         ? "--seed"
-                     : p->shard_tokens > 0  ? "--shard-tokens"
-                                            : NULL;
-  if (c->vocab_size > 0 && idle)
-    return error_set(err, "--train-tokenizer makes no token files: leave %s out", idle);
-  if (c->vocab_size > 0 || !c->pattern) return check_chat(c, err);
-  return error_set(err, "--pattern is for --train-tokenizer alone: leave it out");
 }
 
 static void fill_defaults(PrepareOptions *p) {
@@ -184,10 +173,10 @@ static int check_arguments(Command *c, Error *err) {
   if (check_text("--field", p->field, err) != 0 ||
       check_text("--separator", p->separator, err) != 0)
     return -1;
-  if (c->show > 0 && (p->path_count > 1 || p->out || c->vocab_size > 0))
+  if (c->show > 0 && (p->path_count > 1 || p->out || p->vocab_size > 0))
     return error_set(err, "--show takes one folder or token file, and but --tokenizer no option");
   if (c->show > 0) return 0;
-  if (check_aim(c, err) != 0 || check_format(p, err) != 0) return -1;
+  if (check_options(p, err) != 0) return -1;
   if (!p->out || !*p->out)
     return error_set(err,
                      "--out is missing: it names the folder to write, as in './prepare --out "
@@ -200,23 +189,6 @@ static int check_arguments(Command *c, Error *err) {
   return 0;
 }
 
-static int train_tokenizer(const Command *c, Error *err) {
-  const PrepareOptions *p = &c->prepare;
-  const TokenizerJob job = {.out = p->out,
-                            .vocab_size = c->vocab_size,
-                            .pattern = c->pattern,
-                            .template = p->template,
-                            .threads = (int)p->threads,
-                            .force = p->force};
-  Corpus corpus = prepare_corpus(p);
-  int status = prepare_tokenizer_check(&job, err);
-  if (status == 0) status = prepare_gather(&corpus, p, err);
-  signals_hold();
-  if (status == 0) status = prepare_tokenizer(&corpus, &job, err);
-  corpus_free(&corpus);
-  return status;
-}
-
 static int run_command(Command *c, Error *err) {
   PrepareOptions *p = &c->prepare;
   if (c->help) {
@@ -225,7 +197,7 @@ static int run_command(Command *c, Error *err) {
   }
   if (check_arguments(c, err) != 0) return -1;
   if (c->show > 0) return prepare_show(p->paths[0], p->tokenizer, c->show, err);
-  if (c->vocab_size > 0) return train_tokenizer(c, err);
+  if (p->vocab_size > 0) return prepare_tokenizer(p, err);
   fill_defaults(p);
   return prepare_run(p, err);
 }

@@ -17,7 +17,9 @@ typedef struct PrepareOptions {
   bool jsonl, text; // all files are JSON lines, or plain text; neither: as their content tells
   bool skip_bad;    // lines without a document are counted, else an error
   bool force;
-  char **paths; // [path_count]
+  int64_t vocab_size;  // of the tokenizer to train, special tokens among them; 0: none
+  const char *pattern; // it cuts text into words by this; NULL: Llama 3's
+  char **paths;        // [path_count]
   int path_count;
   char **val_paths; // [val_count], for validation
   int val_count;
@@ -30,27 +32,12 @@ int prepare_gather(Corpus *corpus, const PrepareOptions *options, Error *err);
 // The line of the report about lines that were passed over; none where there are none.
 void prepare_print_bad(const BadLines *bad);
 
-// Holds signals back (base/os.h); one that came is an error.
-int prepare_run(const PrepareOptions *options, Error *err);
+// Both hold signals back (base/os.h); one that came is an error, and so is what can be refused before
+// a text is read. Progress goes to standard error, a report to standard output. After an error no
+// file is left behind, and what was there stays.
+int prepare_run(const PrepareOptions *options, Error *err);       // token files
+int prepare_tokenizer(const PrepareOptions *options, Error *err); // tokenizer.json
 
 // Prints the first documents of a dataset's folder or a token file. tokenizer: NULL means the one
 // that lies with the token files.
 int prepare_show(const char *path, const char *tokenizer, int64_t documents, Error *err);
-
-// ---- Training a tokenizer
-
-typedef struct TokenizerJob {
-  const char *out;      // folder for tokenizer.json and tokenizer_config.json; made if missing
-  int64_t vocab_size;   // all ids, special tokens among them
-  const char *pattern;  // cuts text into words; NULL: Llama 3's
-  const char *template; // whose markers become special tokens, as template_named has it; or NULL
-  int threads;          // 0: one for each core
-  bool force;           // a tokenizer.json that is there may be replaced
-} TokenizerJob;
-
-// Refuses before a text is read, as far as possible.
-int prepare_tokenizer_check(const TokenizerJob *job, Error *err);
-// Shows its progress on standard error and a report on standard output. Ends with an error if a
-// signal came that is held back (base/os.h). After an error no file is left behind, and an
-// older tokenizer stays.
-int prepare_tokenizer(const Corpus *corpus, const TokenizerJob *job, Error *err);

@@ -21,11 +21,11 @@ static PathText standing_folder(const char *out) {
   return at;
 }
 
-static BpeTrainer *open_trainer(const TokenizerJob *job, Error *err) {
-  BpeOptions options = {.vocab_size = job->vocab_size,
-                        .pattern = job->pattern ? job->pattern : LLAMA3_PATTERN,
-                        .threads = job->threads};
-  const ChatTemplate *t = job->template ? template_named(job->template) : NULL;
+static BpeTrainer *open_trainer(const PrepareOptions *o, Error *err) {
+  BpeOptions options = {.vocab_size = o->vocab_size,
+                        .pattern = o->pattern ? o->pattern : LLAMA3_PATTERN,
+                        .threads = (int)o->threads};
+  const ChatTemplate *t = o->template ? template_named(o->template) : NULL;
   const char *const markers[] = {t ? t->open : NULL, t ? t->close : NULL, t ? t->middle : NULL};
   for (int i = 0; i < 3; i++) options.markers[i] = markers[i];
   if (t) options.chat_template = t->text;
@@ -40,14 +40,11 @@ static int refuse_other_template(const char *out, Error *err) {
                    file.text);
 }
 
-int prepare_tokenizer_check(const TokenizerJob *job, Error *err) {
-  BpeTrainer *trainer = open_trainer(job, err);
-  bpe_trainer_close(trainer);
-  if (!trainer) return error_prefix(err, "--train-tokenizer");
-  const PathText file = path_text("%s/tokenizer.json", job->out), at = standing_folder(job->out);
-  if (path_exists(file.text) && !job->force)
+static int check_folder(const PrepareOptions *o, Error *err) {
+  const PathText file = path_text("%s/tokenizer.json", o->out), at = standing_folder(o->out);
+  if (path_exists(file.text) && !o->force)
     return error_set(err, "'%s' exists: --force replaces it", file.text);
-  if (refuse_other_template(job->out, err) != 0) return -1;
+  if (refuse_other_template(o->out, err) != 0) return -1;
   if (!path_is_directory(at.text)) return error_set(err, "'%s' is not a folder", at.text);
   if (access(at.text, W_OK | X_OK) == 0) return 0;
   return error_set(err, "cannot write into '%s': %s", at.text, strerror(errno));
@@ -114,14 +111,17 @@ static void print_report(const BpeTrainer *trainer, const Corpus *corpus, const 
   free(word);
 }
 
-int prepare_tokenizer(const Corpus *corpus, const TokenizerJob *job, Error *err) {
-  if (prepare_tokenizer_check(job, err) != 0) return -1;
-  BpeTrainer *trainer = open_trainer(job, err);
-  if (!trainer) return -1;
+int prepare_tokenizer(const PrepareOptions *o, Error *err) {
+  BpeTrainer *trainer = open_trainer(o, err);
+  if (!trainer) return error_prefix(err, "--train-tokenizer");
+  Corpus corpus = prepare_corpus(o);
   BadLines bad;
-  const bool failed = read_texts(trainer, corpus, &bad, err) != 0 ||
-                      make_tokens(trainer, err) != 0 || save(trainer, job->out, err) != 0;
-  if (!failed) print_report(trainer, corpus, &bad, job->out);
+  bool failed = check_folder(o, err) != 0 || prepare_gather(&corpus, o, err) != 0;
+  signals_hold();
+  failed = failed || read_texts(trainer, &corpus, &bad, err) != 0 ||
+           make_tokens(trainer, err) != 0 || save(trainer, o->out, err) != 0;
+  if (!failed) print_report(trainer, &corpus, &bad, o->out);
   bpe_trainer_close(trainer);
+  corpus_free(&corpus);
   return failed ? -1 : 0;
 }
