@@ -22,45 +22,10 @@ static int parse(const char *line, Conversation *c, char **copy, Error *err) {
 
 // ---- Lines
 
-static void refused(const char *line, const char *words) {
-  Error err = {""};
-  Conversation c = {0};
-  char *copy;
-  if (parse(line, &c, &copy, &err) == 0) fail_msg("accepted: %s", line);
-  assert_says(&err, words);
-  conversation_free(&c);
-  free(copy);
-}
-
 #define USER "{\"role\":\"user\",\"content\":\"a\"}"
 #define ANSWER "{\"role\":\"assistant\",\"content\":\"b\"}"
 #define SYSTEM "{\"role\":\"system\",\"content\":\"s\"}"
 #define LINE(messages) "{\"messages\":[" messages "]}"
-
-TEST(a_line_that_is_no_conversation_is_refused) {
-  refused("", "is not JSON");
-  refused("[]", "no messages");
-  refused("{\"text\":\"a\"}", "no messages");
-  refused("{\"messages\":[", "is not JSON");
-  refused("{\"messages\":[]}x", "is not JSON");
-  refused("{\"messages\":{}}", "\"messages\" is not a list");
-  refused("{\"messages\":[],\"messages\":[]}", "\"messages\" twice");
-  refused(LINE(""), "no messages");
-  refused(LINE(USER), "it has no message of the assistant");
-  refused(LINE("1"), "message 1 is not an object");
-  refused(LINE("{}"), "message 1 has no \"role\"");
-  refused(LINE(USER ",{\"content\":\"a\"}"), "message 2 has no \"role\"");
-  refused(LINE("{\"role\":null,\"content\":\"\"}"), "message 1 has no \"role\"");
-  refused(LINE("{\"role\":1,\"content\":\"\"}"), "the \"role\" of message 1 is not a string");
-  refused(LINE("{\"role\":\"user\",\"role\":\"user\",\"content\":\"\"}"), "\"role\" twice");
-  refused(LINE(USER ",{\"weight\":0,\"weight\":0}"), "message 2 has \"weight\" twice");
-  refused(LINE("{\"role\":\"assistant\",\"content\":\"b\",\"weight\":0.5}"),
-          "the \"weight\" of message 1 is 0.5; it may be 0 or 1");
-  refused(LINE("{\"role\":\"assistant\",\"content\":\"b\",\"weight\":true}"), "is true;");
-  refused(LINE("{\"role\":\"assistant\",\"content\":\"b\",\"weight\":0}," USER),
-          "every message of the assistant has weight 0");
-  refused(LINE("{\"role\":\"assistant\\u0000\",\"content\":\"\"}"), "it has no message of the");
-}
 
 TEST(a_conversation_is_read_in_place) {
   Conversation c = {0};
@@ -283,64 +248,6 @@ TEST(a_space_in_front_of_words_is_no_part_of_an_answer) {
 // With lstrip and rstrip, and other added tokens around them that have them, too.
 TEST(markers_take_the_white_space_around_them) {
   check_fixture("both-llama3", "expected.json", NULL);
-}
-
-static void cannot_be_written(const char *template, const char *message, const char *words) {
-  Tokenizer *t = open_it(template[0] == 'C' ? FIXTURES "chatml" : FIXTURES "llama3");
-  Error err;
-  TokenIds ids = {0};
-  Text mask = {0};
-  Conversation c = {0};
-  char *copy = NULL, *line = xasprintf(LINE(ANSWER ",%s"), message);
-  Renderer *r = renderer_open(t, template_of(template), &err);
-  if (!r || parse(line, &c, &copy, &err) != 0) fail_msg("%s", err.text);
-  const int status = renderer_append(r, &c, false, &ids, &mask, &err);
-  if (!words && status != 0) fail_msg("%s", err.text);
-  if (words && status == 0) fail_msg("%s was written", message);
-  if (words) assert_says(&err, words);
-  if (words) assert_true(ids.count == 0 && mask.bytes == 0);
-  renderer_close(r);
-  conversation_free(&c);
-  free(copy);
-  free(line);
-  free(ids.ids);
-  free(mask.data);
-  tokenizer_close(t);
-}
-
-TEST(what_a_template_cannot_write_is_named) {
-  static const char none[] = "{\"role\":\"user\"}", null[] = "{\"role\":\"user\",\"content\":null}",
-                    image[] = "{\"role\":\"user\",\"content\":[{\"type\":\"image\"}]}",
-                    number[] = "{\"role\":\"tool\",\"content\":5}";
-  static const char *const calls[][2] = {
-      {"[]", "must be a list of one call"},
-      {"{}", "must be a list of one call"},
-      {"[{\"function\":{\"name\":\"a\",\"arguments\":{}}},{}]", "must be a list of one call"},
-      {"[{}]", "must have an object \"function\""},
-      {"[{\"function\":{\"name\":null,\"arguments\":{}}}]", "must have a string \"name\""},
-      {"[{\"function\":{\"name\":\"a\"}}]", "must have \"arguments\""},
-      {"[{\"function\":{\"name\":\"a\",\"arguments\":{\"b\":1,\"b\":2}}}]",
-       "twice in the arguments"},
-      {"[{\"function\":{\"name\":\"a\",\"arguments\":null}}]", NULL}};
-  cannot_be_written("ChatML", none, "message 2 has no \"content\"");
-  cannot_be_written("ChatML", null, "message 2 has no \"content\"");
-  cannot_be_written("Llama 3", null, NULL); // Jinja's trim makes it empty
-  cannot_be_written("Llama 3", image,
-                    "the \"content\" of message 2 is neither a string nor a list");
-  cannot_be_written("ChatML", number,
-                    "the \"content\" of message 2 is neither a string nor a list");
-  cannot_be_written("Llama 3.1", "{\"role\":\"tool\"}", "message 2 has no \"content\"");
-  cannot_be_written("Llama 3.1", number,
-                    "the \"content\" of message 2 is not a string, list or object");
-  for (size_t i = 0; i < sizeof calls / sizeof *calls; i++) {
-    char *message = xasprintf("{\"role\":\"assistant\",\"tool_calls\":%s}", calls[i][0]);
-    char *with =
-        xasprintf("{\"role\":\"assistant\",\"tool_calls\":%s,\"content\":\"\"}", calls[i][0]);
-    cannot_be_written("Llama 3.1", message, calls[i][1]);
-    cannot_be_written("ChatML", with, NULL); // it does not write them
-    free(message);
-    free(with);
-  }
 }
 
 TEST(the_answer_begins_behind_the_conversation) {

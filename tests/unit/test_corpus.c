@@ -43,47 +43,6 @@ TEST(a_dotted_field_lies_in_objects) {
   FIELD_IS("{\"b\":\"no\",\"a\":{\"b\":\"yes\"}}", "a.b", "yes");
 }
 
-static void is_refused(const char *line, const char *why) {
-  char copy[512], *text;
-  const size_t length = strlen(line);
-  memcpy(copy, line, length);
-  size_t bytes;
-  Error err;
-  assert_int_equal(jsonl_text(copy, length, "a.b", &text, &bytes, &err), -1);
-  assert_says(&err, why);
-}
-
-TEST(what_is_no_json_is_refused_with_its_column) {
-  is_refused("{\"x\":1,}", "column 8: a key in quotes");
-  is_refused("{\"x\" 1}", "column 6: a colon");
-  is_refused("{\"x\":1 \"y\":2}", "column 8: a comma or }");
-  is_refused("{\"x\":[1,]}", "column 9: a value");
-  is_refused("{\"x\":[1 2]}", "column 9: a comma or ]");
-  is_refused("{\"x\":nul}", "column 6: a value");
-  is_refused("{\"x\":01}", "column 7: a comma or }");
-  is_refused("{\"x\":-}", "column 7: a digit");
-  is_refused("{\"x\":NaN}", "column 6: NaN and Infinity are no JSON; write null");
-  is_refused("{\"x\":-Infinity}", "column 7: NaN and Infinity are no JSON; write null");
-  is_refused("{\"x\":1.}", "column 8: a digit");
-  is_refused("{\"x\":1e}", "column 8: a digit");
-  is_refused("{\"x\":\"a\tb\"}", "column 8: a control character");
-  is_refused("{\"x\":\"\\x\"}", "column 8: there is no such escape");
-  is_refused("{\"x\":\"\\u12g4\"}", "column 11: \\u needs four");
-  is_refused("{\"x\":\"a", "column 8: a string has no end");
-  is_refused("{\"x\":1", "column 7: a comma or }");
-  is_refused("{} {}", "column 4: there is text after");
-  is_refused("", "column 1: a value");
-}
-
-TEST(a_line_without_the_field_is_refused) {
-  is_refused("{\"b\":\"x\"}", "has no \"a.b\" string");
-  is_refused("{\"a\":\"x\"}", "has no \"a.b\" string");
-  is_refused("{\"a\":{\"b\":7}}", "has no \"a.b\" string");
-  is_refused("[\"a.b\"]", "has no \"a.b\" string");
-  is_refused("{\"a\":{\"b\":\"x\",\"b\":\"y\"}}", "has \"a.b\" twice");
-  is_refused("{\"a\":{\"b\":\"x\"},\"a\":1}", "has \"a.b\" twice");
-}
-
 TEST(values_too_deep_in_each_other_are_refused) {
   for (int object = 0; object < 2; object++) {
     const size_t depth = 100000, unit = object ? 5 : 1;

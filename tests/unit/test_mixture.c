@@ -36,34 +36,6 @@ TEST(a_list_of_paths_is_one_source_and_one_of_weights_several) {
   mixture_free(&m);
 }
 
-TEST(each_fault_of_a_list_has_its_sentence) {
-  static const struct {
-    const char *text, *says;
-  } cases[] = {
-      {"[]", "the list of token files is empty"},
-      {"[\"a\"", "the list of token files is not valid JSON"},
-      {"[\"a\", 5]", "5 is not a path"},
-      {"[\"a\", \"\"]", "\"\" is not a path"},
-      {"[\"a\", {\"path\": \"b\", \"weight\": 1}]", "is not a path"},
-      {"[{\"path\": \"b\", \"weight\": 1}, \"a\"]", "\"a\" has no weight"},
-      {"[{\"path\": \"b\"}]", "'weight'"},
-      {"[{\"path\": \"b\", \"weight\": 1, \"wait\": 2}]", "'wait'"},
-      {"[{\"path\": 5, \"weight\": 1}]", "5 is not a path"},
-      {"[{\"path\": \"b\", \"weight\": 0}]", "the weight of \"b\" is 0, but it must be"},
-      {"[{\"path\": \"b\", \"weight\": -1}]", "the weight of \"b\" is -1"},
-      {"[{\"path\": \"b\", \"weight\": 1e999}]", "the weight of \"b\" is"},
-      {"[{\"path\": \"b\", \"weight\": \"1\"}]", "the weight of \"b\" is \"1\""},
-      {"[{\"path\": \"b\", \"weight\": 1}, {\"path\": \"c\", \"weight\": 1e-12}]",
-       "the weight of 'c' is less than a billionth"},
-  };
-  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-    Mixture m;
-    if (mixture_parse(&m, cases[i].text, &err) != -1) fail_msg("%s is accepted", cases[i].text);
-    assert_says(&err, cases[i].says);
-    assert_int_equal(m.count, 0);
-  }
-}
-
 // ---- Shares
 
 TEST(at_every_step_each_source_is_within_one_window_of_its_share) {
