@@ -9,6 +9,13 @@ void *xmalloc(size_t bytes);
 void *xcalloc(size_t count, size_t size);
 void *xrealloc(void *old, size_t bytes);
 char *xstrdup(const char *text);
+// Makes room for items[count] in a list that grows to twice its capacity.
+#define LIST_ROOM(items, count, capacity)                                                          \
+  do {                                                                                             \
+    if ((count) < (capacity)) break;                                                               \
+    (capacity) = 2 * (capacity) + 64;                                                              \
+    (items) = xrealloc((items), (size_t)(capacity) * sizeof *(items));                             \
+  } while (0)
 // printf into fresh memory; the caller frees it.
 char *xasprintf(const char *format, ...) __attribute__((format(printf, 1, 2)));
 

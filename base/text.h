@@ -30,9 +30,15 @@ static inline size_t utf8_length(const char *text, size_t bytes) {
 // Bytes at the end of text[bytes] that begin a character and are not all of it.
 static inline size_t utf8_begun(const char *text, size_t bytes) {
   for (size_t n = 1; n <= 3 && n <= bytes; n++) {
-    const unsigned char c = (unsigned char)text[bytes - n];
-    if (c < 0x80) return 0;
-    if (c >= 0xc2) return c < 0xf5 && n < (c < 0xe0 ? 2u : c < 0xf0 ? 3u : 4u) ? n : 0;
+    const char *const at = text + bytes - n;
+    if (((unsigned char)*at & 0xc0) == 0x80) continue;
+    // The least or the greatest continuation would end it.
+    char whole[2][8] = {"\0\x80\x80\x80", "\0\xbf\xbf\xbf"};
+    for (int i = 0; i < 2; i++) {
+      memcpy(whole[i], at, n);
+      if (utf8_length(whole[i], 4) > n) return n;
+    }
+    return 0;
   }
   return 0;
 }

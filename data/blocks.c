@@ -20,10 +20,7 @@ void block_sums_head(BlockSums *s, const void *bytes, size_t count) {
 }
 
 static void end_block(BlockSums *s) {
-  if (s->count == s->capacity) {
-    s->capacity = s->capacity ? 2 * s->capacity : 64;
-    s->sums = xrealloc(s->sums, (size_t)s->capacity * sizeof *s->sums);
-  }
+  LIST_ROOM(s->sums, s->count, s->capacity);
   s->sums[s->count++] = XXH3_64bits_digest(s->part);
   s->filled = 0;
   XXH3_64bits_reset(s->part);

@@ -254,10 +254,7 @@ int documents_mask(const Documents *d, int64_t first, int64_t count, bool *mask,
 // ---- Writing
 
 static void end_document(DocumentsWriter *w) {
-  if (w->count == w->capacity) {
-    w->capacity = w->capacity ? 2 * w->capacity : 1024;
-    w->ends = xrealloc(w->ends, (size_t)w->capacity * sizeof *w->ends);
-  }
+  LIST_ROOM(w->ends, w->count, w->capacity);
   w->ends[w->count++] = (uint32_t)w->tokens;
 }
 

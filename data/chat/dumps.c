@@ -79,10 +79,7 @@ typedef struct Keys {
 } Keys;
 
 static void push_key(Keys *k, Span key) {
-  if (k->count == k->capacity) {
-    k->capacity = 2 * k->capacity + 16;
-    k->hashes = xrealloc(k->hashes, k->capacity * sizeof *k->hashes);
-  }
+  LIST_ROOM(k->hashes, k->count, k->capacity);
   k->hashes[k->count++] = XXH3_64bits(key.text, key.bytes);
 }
 

@@ -23,10 +23,7 @@ void conversation_free(Conversation *c) {
 }
 
 void conversation_add(Conversation *c, Message message) {
-  if (c->count == c->capacity) {
-    c->capacity = 2 * c->capacity + 8;
-    c->messages = xrealloc(c->messages, c->capacity * sizeof *c->messages);
-  }
+  LIST_ROOM(c->messages, c->count, c->capacity);
   c->messages[c->count++] = message;
 }
 

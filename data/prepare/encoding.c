@@ -28,19 +28,11 @@ struct Encoding {
 };
 
 void text_batch_add(TextBatch *b, const char *text, size_t bytes, Segment segment) {
-  if (b->text_bytes + bytes > b->text_capacity) {
-    b->text_capacity = 2 * (b->text_bytes + bytes);
-    b->text = xrealloc(b->text, b->text_capacity);
-  }
-  if (b->count == b->capacity) {
-    b->capacity = b->capacity ? 2 * b->capacity : 64;
-    b->segments = xrealloc(b->segments, b->capacity * sizeof *b->segments);
-  }
-  segment.text = b->text_bytes;
+  LIST_ROOM(b->segments, b->count, b->capacity);
+  segment.text = b->text.bytes;
   segment.bytes = bytes;
   b->segments[b->count++] = segment;
-  memcpy(b->text + b->text_bytes, text, bytes);
-  b->text_bytes += bytes;
+  text_append(&b->text, text, bytes);
 }
 
 // ---- The workers
@@ -64,7 +56,8 @@ static int encode_text(Worker *w, const Segment *s) {
   const bool begins = s->first && facts->bos != NO_TOKEN;
   if (begins) token_ids_push(&b->ids, facts->bos);
   const int64_t first = b->ids.count;
-  if (encoder_append(w->encoder, b->text + s->text, s->bytes, !s->first, &b->ids, &b->error) != 0)
+  if (encoder_append(w->encoder, b->text.data + s->text, s->bytes, !s->first, &b->ids, &b->error) !=
+      0)
     return -1;
   const bool has_begin = begins && b->ids.count > first && b->ids.ids[first] == facts->bos;
   if (has_begin) token_ids_remove(&b->ids, first);
@@ -80,7 +73,7 @@ static int encode_chat(Worker *w, Segment *s) {
   TextBatch *b = w->batch;
   if (!w->renderer) w->renderer = renderer_open(w->tokenizer, w->chat, &b->error);
   if (!w->renderer ||
-      conversation_parse(&w->conversation, b->text + s->text, s->bytes, &b->error) != 0)
+      conversation_parse(&w->conversation, b->text.data + s->text, s->bytes, &b->error) != 0)
     return -1;
   s->bytes = 0;
   for (size_t i = 0; i < w->conversation.count; i++)
@@ -187,7 +180,7 @@ TextBatch *encoding_free_batch(Encoding *e) {
 }
 
 void encoding_give(Encoding *e, TextBatch *batch) {
-  e->text_bytes += batch->text_bytes;
+  e->text_bytes += batch->text.bytes;
   pthread_mutex_lock(&e->mutex);
   e->given_count++;
   pthread_cond_signal(&e->given);
@@ -207,14 +200,14 @@ TextBatch *encoding_take(Encoding *e, bool wait) {
 // One that was large gives its memory back.
 void encoding_return(Encoding *e, TextBatch *b) {
   e->taken_count++;
-  e->text_bytes -= b->text_bytes;
-  b->text_bytes = b->count = 0;
+  e->text_bytes -= b->text.bytes;
+  b->text.bytes = b->count = 0;
   b->ids.count = 0;
   b->mask.bytes = 0;
   b->bad.count = b->spelled_begins = b->spelled_ends = 0;
   b->done = false;
-  if (b->text_capacity > LARGE_BATCH_BYTES) {
-    free(b->text);
+  if (b->text.capacity > LARGE_BATCH_BYTES) {
+    free(b->text.data);
     free(b->ids.ids);
     free(b->mask.data);
     *b = (TextBatch){.segments = b->segments, .capacity = b->capacity};
@@ -229,7 +222,7 @@ void encoding_close(Encoding *e) {
   pthread_mutex_unlock(&e->mutex);
   for (int i = 0; i < e->threads; i++) pthread_join(e->workers[i], NULL);
   for (size_t i = 0; i < e->slots; i++) {
-    free(e->ring[i].text);
+    free(e->ring[i].text.data);
     free(e->ring[i].segments);
     free(e->ring[i].ids.ids);
     free(e->ring[i].mask.data);

@@ -23,8 +23,7 @@ typedef struct Segment {
 } Segment;
 
 typedef struct TextBatch {
-  char *text; // [text_capacity], of which text_bytes are there
-  size_t text_bytes, text_capacity;
+  Text text;
   Segment *segments; // [count]
   size_t count, capacity;
   TokenIds ids;

@@ -76,8 +76,12 @@ static bool is_validation(const Job *job, int64_t document) {
 // Conversations are never cut.
 static void choose_split(Job *job) {
   const PrepareOptions *o = job->options;
-  const int64_t seen = job->corpus.count >= MANY_DOCUMENTS ? MANY_DOCUMENTS : job->reader.documents;
-  const bool enough = job->waiting_bytes >= AHEAD_BYTES && (seen > 1 || !job->chat);
+  const Corpus *c = &job->corpus;
+  bool told = true; // each file is one document
+  for (size_t i = 0; i < c->count; i++) told &= c->files[i].size >= 0;
+  const int64_t seen =
+      told || c->count > MANY_DOCUMENTS ? (int64_t)c->count : job->reader.documents;
+  const bool enough = told || (job->waiting_bytes >= AHEAD_BYTES && (seen > 1 || !job->chat));
   job->documents = seen < MANY_DOCUMENTS ? seen : MANY_DOCUMENTS;
   if (o->val_count > 0)
     job->split = FILES;
@@ -177,7 +181,7 @@ static int next_block(Job *job, Error *err) {
 // 1 if there is something in the batch, 0 at the end, -1 on error.
 static int fill_batch(Job *job, TextBatch *batch, Error *err) {
   int status = 1;
-  while (batch->text_bytes < BATCH_BYTES && (status = next_block(job, err)) > 0) {
+  while (batch->text.bytes < BATCH_BYTES && (status = next_block(job, err)) > 0) {
     if (add_block(job, batch, &job->oldest->block, err) != 0) return -1;
     drop_oldest(job);
   }
@@ -202,7 +206,7 @@ static int write_batch(Job *job, const TextBatch *batch, Error *err) {
     part->documents += s->first;
     part->bytes += (int64_t)s->bytes;
   }
-  job->written_bytes += batch->text_bytes;
+  job->written_bytes += batch->text.bytes;
   job->spelled_begins += batch->spelled_begins;
   job->spelled_ends += batch->spelled_ends;
   if (job->bad.count == 0) job->bad.first = batch->bad.first;

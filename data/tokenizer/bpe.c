@@ -241,10 +241,7 @@ static int32_t merge_short(const Merges *merges, Symbol *symbols, int32_t count)
 // A binary heap of rank << 32 | place of the left symbol: the least is merged next.
 static void heap_push(BpeScratch *s, const Merge *merge, int32_t place) {
   if (!merge) return;
-  if (s->heap_count == s->heap_capacity) {
-    s->heap_capacity = s->heap_capacity ? 2 * s->heap_capacity : 1024;
-    s->heap = xrealloc(s->heap, s->heap_capacity * sizeof *s->heap);
-  }
+  LIST_ROOM(s->heap, s->heap_count, s->heap_capacity);
   const uint64_t key = (uint64_t)merge->rank << 32 | (uint32_t)place;
   size_t at = s->heap_count++;
   for (; at > 0 && s->heap[(at - 1) / 2] > key; at = (at - 1) / 2)
@@ -297,10 +294,7 @@ static int32_t merge_long(const Merges *merges, BpeScratch *s, int32_t count) {
 }
 
 void token_ids_push(TokenIds *list, int32_t id) {
-  if (list->count == list->capacity) {
-    list->capacity = list->capacity ? 2 * list->capacity : 1024;
-    list->ids = xrealloc(list->ids, (size_t)list->capacity * sizeof *list->ids);
-  }
+  LIST_ROOM(list->ids, list->count, list->capacity);
   list->ids[list->count++] = id;
 }
 

@@ -134,22 +134,6 @@ static bool look_up(Decoder *d, int32_t id) {
   return true;
 }
 
-// Bytes at the end of the text that begin a character and do not end it.
-static size_t unfinished(const Text *text) {
-  for (size_t n = 1; n <= 3 && n <= text->bytes; n++) {
-    const char *const at = text->data + text->bytes - n;
-    if (((unsigned char)*at & 0xc0) == 0x80) continue;
-    // It is one if the least or the greatest continuation would end it.
-    char whole[2][8] = {"\0\x80\x80\x80", "\0\xbf\xbf\xbf"};
-    for (int i = 0; i < 2; i++) {
-      memcpy(whole[i], at, n);
-      if (utf8_length(whole[i], 4) > n) return n;
-    }
-    return 0;
-  }
-  return 0;
-}
-
 // Returns the first bytes of `out`; the rest waits.
 static size_t give(Decoder *d, size_t bytes, const char **text) {
   *text = d->out.data;
@@ -170,7 +154,7 @@ size_t decoder_next(Decoder *d, int32_t id, const char **text) {
   apply_steps(d);
   d->started = true;
   text_append(&d->out, d->token.data, d->token.bytes);
-  return give(d, d->out.bytes - unfinished(&d->out), text);
+  return give(d, d->out.bytes - utf8_begun(d->out.data, d->out.bytes), text);
 }
 
 size_t decoder_end(Decoder *d, const char **text) {

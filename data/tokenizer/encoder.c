@@ -230,10 +230,7 @@ void encoder_close(Encoder *e) {
 }
 
 static void push_ids(TokenIds *list, const int32_t *ids, int64_t count) {
-  if (list->capacity - list->count < CACHE_MAX_IDS) {
-    list->capacity = 2 * list->capacity + 1024;
-    list->ids = xrealloc(list->ids, (size_t)list->capacity * sizeof *list->ids);
-  }
+  LIST_ROOM(list->ids, list->count + CACHE_MAX_IDS, list->capacity);
   // All of them, which is quicker than as many as there are.
   memcpy(list->ids + list->count, ids, CACHE_MAX_IDS * sizeof *ids);
   list->count += count;

@@ -267,10 +267,7 @@ static int count_batch(WordCounter *c, Error *err) {
 // Takes text that can be matched at once.
 static int add_piece(WordCounter *c, const char *text, size_t bytes, Error *err) {
   if (bytes > c->limits.batch_bytes - c->used && count_batch(c, err) != 0) return -1;
-  if (c->piece_count == c->piece_capacity) {
-    c->piece_capacity = 2 * c->piece_capacity + 1024;
-    c->pieces = xrealloc(c->pieces, c->piece_capacity * sizeof *c->pieces);
-  }
+  LIST_ROOM(c->pieces, c->piece_count, c->piece_capacity);
   memcpy(c->batch + c->used, text, bytes);
   c->pieces[c->piece_count++] = (Piece){c->used, c->used + bytes};
   c->used += bytes;

@@ -144,10 +144,7 @@ void vocabulary_close(Vocabulary *v) {
 }
 
 void merges_add(Merges *m, int32_t left, int32_t right, int32_t merged) {
-  if (m->count == m->capacity) {
-    m->capacity = m->capacity ? 2 * m->capacity : 1024;
-    m->list = xrealloc(m->list, m->capacity * sizeof *m->list);
-  }
+  LIST_ROOM(m->list, m->count, m->capacity);
   m->list[m->count] = (Merge){left, right, merged, (int32_t)m->count};
   m->count++;
 }
