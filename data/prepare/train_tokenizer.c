@@ -29,7 +29,9 @@ static BpeTrainer *open_trainer(const PrepareOptions *o, Error *err) {
   const char *const markers[] = {t ? t->open : NULL, t ? t->close : NULL, t ? t->middle : NULL};
   for (int i = 0; i < 3; i++) options.markers[i] = markers[i];
   if (t) options.chat_template = t->text;
-  return bpe_trainer_open(&options, err);
+  BpeTrainer *trainer = bpe_trainer_open(&options, err);
+  if (!trainer) error_prefix(err, "--train-tokenizer");
+  return trainer;
 }
 
 // A chat template beside it would be taken for the new tokenizer's.
@@ -111,15 +113,17 @@ static void print_report(const BpeTrainer *trainer, const Corpus *corpus, const 
   free(word);
 }
 
+// Signals are held back before the trainer starts its threads, which inherit that.
 int prepare_tokenizer(const PrepareOptions *o, Error *err) {
-  BpeTrainer *trainer = open_trainer(o, err);
-  if (!trainer) return error_prefix(err, "--train-tokenizer");
   Corpus corpus = prepare_corpus(o);
+  BpeTrainer *trainer = NULL;
   BadLines bad;
   bool failed = check_folder(o, err) != 0 || prepare_gather(&corpus, o, err) != 0;
   signals_hold();
-  failed = failed || read_texts(trainer, &corpus, &bad, err) != 0 ||
-           make_tokens(trainer, err) != 0 || save(trainer, o->out, err) != 0;
+  if (!failed) failed = !(trainer = open_trainer(o, err));
+  if (!failed)
+    failed = read_texts(trainer, &corpus, &bad, err) != 0 || make_tokens(trainer, err) != 0 ||
+             save(trainer, o->out, err) != 0;
   if (!failed) print_report(trainer, &corpus, &bad, o->out);
   bpe_trainer_close(trainer);
   corpus_free(&corpus);
