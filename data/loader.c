@@ -321,42 +321,34 @@ static int check_sources(const Loader *loader, Error *err) {
   return 0;
 }
 
-// Windows that are pieces.
-static int too_few_pieces(const Loader *loader, Error *err) {
-  const int64_t windows = loader->epoch.windows, B = loader->config.batch;
-  const char *pattern = loader->config.pattern;
-  if (loader->epoch.targets == 0)
+static int check_size(const Loader *loader, Error *err) {
+  const Epoch *e = &loader->epoch;
+  const int64_t B = loader->config.batch, T = loader->config.seq;
+  const char *pattern = loader->config.pattern, *s = e->windows == 1 ? "" : "s";
+  if (e->windows >= B) return loader->source_count > 1 ? check_sources(loader, err) : 0;
+  // The smallest file with enough joined windows.
+  const int64_t needed = (loader->config.shuffle && B >= 2 ? B + 1 : B) * T + 1;
+  if (loader->sources[0].kind == WINDOWS_JOINED)
+    return error_set(err,
+                     "'%s' has %" PRId64 " token%s in %d file%s, %" PRId64 " sequence%s of %" PRId64
+                     ", but a batch of %" PRId64 " needs at least %" PRId64
+                     " tokens in one file: add text, or lower %strain.sequence_length",
+                     pattern, e->tokens, e->tokens == 1 ? "" : "s", loader->file_count,
+                     loader->file_count == 1 ? "" : "s", e->windows, s, T, B, needed,
+                     B > 1 ? "train.batch_size or " : "");
+  if (e->targets == 0)
     return error_set(err, "'%s' has no token to predict: a document needs two tokens or more",
                      pattern);
-  if (windows == 0)
+  if (e->windows == 0)
     return error_set(err,
                      "'%s' has no token that counts as a target: its mask leaves out all %" PRId64
                      " tokens; make it again with text that is to be learned",
-                     pattern, loader->epoch.tokens);
+                     pattern, e->tokens);
   return error_set(err,
                    "'%s' fills %" PRId64 " sequence%s of %" PRId64
                    " tokens, but a batch needs %" PRId64
                    ": add text, or lower train.batch_size or train.sequence_length",
-                   pattern, windows, windows == 1 ? "" : "s", loader->config.seq, B);
-}
-
-static int check_size(const Loader *loader, Error *err) {
-  const int64_t windows = loader->epoch.windows, B = loader->config.batch, T = loader->config.seq;
-  if (windows >= B) return loader->source_count > 1 ? check_sources(loader, err) : 0;
-  if (loader->sources[0].kind != WINDOWS_JOINED) return too_few_pieces(loader, err);
-  // The smallest file with enough windows.
-  const int64_t needed = (loader->config.shuffle && B >= 2 ? B + 1 : B) * T + 1;
-  error_set(
-      err, "'%s' has %" PRId64 " token%s in %d file%s, %" PRId64 " sequence%s of %" PRId64 ", but ",
-      loader->config.pattern, loader->epoch.tokens, loader->epoch.tokens == 1 ? "" : "s",
-      loader->file_count, loader->file_count == 1 ? "" : "s", windows, windows == 1 ? "" : "s", T);
-  if (B > 1)
-    error_append(err, "a batch of %" PRId64, B);
-  else
-    error_append(err, "one");
-  return error_append(
-      err, " needs at least %" PRId64 " tokens in one file: add text, or lower %s", needed,
-      B > 1 ? "train.batch_size or train.sequence_length" : "train.sequence_length");
+                   pattern, e->windows, s, T, B);
 }
 
 static void close_sources(Loader *loader) {
