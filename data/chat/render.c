@@ -5,7 +5,7 @@
 
 #include "data/chat/dumps.h"
 #include "data/tokenizer/cut.h"
-#include "data/tokenizer/steps.h"
+#include "data/tokenizer/normalize.h"
 
 struct Renderer {
   const Tokenizer *tokenizer;

@@ -1,7 +1,8 @@
 // The members of a Tokenizer, for the files of this folder.
 #pragma once
 #include "data/tokenizer/bpe.h"
-#include "data/tokenizer/steps.h"
+#include "data/tokenizer/cut.h"
+#include "data/tokenizer/normalize.h"
 #include "data/tokenizer/tokenizer.h"
 
 // ---- Added tokens: those that are found in a text as they are, before anything else looks at it
