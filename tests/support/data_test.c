@@ -100,3 +100,17 @@ Loader *open_or_fail(const char *folder, const char *name, LoaderConfig config) 
 void seek(Loader *loader, uint64_t windows) {
   loader->drawn = (Draws){.windows = windows, .of = {windows}, .since = {windows}};
 }
+
+Tokenizer *open_tokenizer(const char *path) {
+  Error err;
+  Tokenizer *t = tokenizer_open(path, &err);
+  if (!t) fail_msg("%s", err.text);
+  return t;
+}
+
+Tokenizer *parse_tokenizer(const char *json) {
+  Error err;
+  Tokenizer *t = tokenizer_parse("some.json", json, strlen(json), &err);
+  if (!t) fail_msg("%s", err.text);
+  return t;
+}

@@ -1,8 +1,10 @@
-// For the tests of token files: a folder for each group, files in it, and what a sentence says.
+// For the tests of text and token files: a folder for each group, files in it, tokenizers, and what
+// a sentence says.
 #pragma once
 #include <stdint.h>
 #include "base/error.h"
 #include "data/loader.h"
+#include "data/tokenizer/tokenizer.h"
 
 // Group setup and teardown: *state is the path of a fresh folder.
 int make_folder(void **state);
@@ -29,3 +31,7 @@ Loader *try_open(const char *folder, const char *name, LoaderConfig config, Erro
 Loader *open_or_fail(const char *folder, const char *name, LoaderConfig config);
 // As a loader of one source is after so many windows.
 void seek(Loader *loader, uint64_t windows);
+
+// tokenizer_open and tokenizer_parse, whose failures fail the test.
+Tokenizer *open_tokenizer(const char *path);
+Tokenizer *parse_tokenizer(const char *json);

@@ -8,13 +8,6 @@
 
 #define FIXTURES "tests/fixtures/chat/"
 
-static Tokenizer *open_it(const char *path) {
-  Error err;
-  Tokenizer *t = tokenizer_open(path, &err);
-  if (!t) fail_msg("%s", err.text);
-  return t;
-}
-
 static int parse(const char *line, Conversation *c, char **copy, Error *err) {
   *copy = xstrdup(line);
   return conversation_parse(c, *copy, strlen(line), err);
@@ -138,7 +131,7 @@ TEST(a_newline_at_the_end_makes_no_other_template) {
 }
 
 TEST(a_template_that_is_not_known_is_refused) {
-  Tokenizer *bytes = open_it(BYTES_NAME), *t = open_it(FIXTURES "chatml");
+  Tokenizer *bytes = open_tokenizer(BYTES_NAME), *t = open_tokenizer(FIXTURES "chatml");
   assert_null(template_choose(bytes, NULL, "do this", &err));
   assert_says(&err, "'bytes' has no chat template: do this");
   assert_null(template_choose(t, "alpaca", "do this", &err));
@@ -215,7 +208,7 @@ static const ChatTemplate *template_of(const char *source) {
 
 // source: of the template; NULL: the tokenizer's.
 static void check_fixture(const char *name, const char *file, const char *source) {
-  Tokenizer *t = open_it(path_text(FIXTURES "%s", name).text);
+  Tokenizer *t = open_tokenizer(path_text(FIXTURES "%s", name).text);
   Error err;
   cJSON *cases = json_read(path_text(FIXTURES "%s/%s", name, file).text, 1 << 20, &err);
   if (!cases) fail_msg("%s", err.text);
@@ -251,7 +244,7 @@ TEST(markers_take_the_white_space_around_them) {
 }
 
 TEST(the_answer_begins_behind_the_conversation) {
-  Tokenizer *t = open_it(FIXTURES "chatml");
+  Tokenizer *t = open_tokenizer(FIXTURES "chatml");
   Renderer *r = renderer_open(t, template_named("chatml"), &err);
   Conversation c = {0};
   TokenIds ids = {0}, whole = {0};
@@ -272,7 +265,7 @@ TEST(the_answer_begins_behind_the_conversation) {
 TEST(a_long_content_gives_the_ids_of_its_lines) {
   enum { LINES = 400000 };
   static const char line[] = "a line of text\n";
-  Tokenizer *t = open_it(FIXTURES "llama3");
+  Tokenizer *t = open_tokenizer(FIXTURES "llama3");
   Renderer *r = renderer_open(t, template_named("llama3"), &err);
   Conversation c = {0};
   Text text = {0}, mask = {0};

@@ -52,8 +52,7 @@ static Tokenizer *train_tokenizer(const char *folder, const char *text, size_t b
   while ((status = bpe_trainer_step(trainer, 1000, &err)) > 0) continue;
   if (status != 0 || bpe_trainer_save(trainer, folder, &err) != 0) fail_msg("%s", err.text);
   bpe_trainer_close(trainer);
-  Tokenizer *tokenizer = tokenizer_open(folder, &err);
-  if (!tokenizer) fail_msg("%s", err.text);
+  Tokenizer *tokenizer = open_tokenizer(folder);
   return tokenizer;
 }
 
@@ -169,8 +168,7 @@ TEST(a_cut_spares_what_tokens_have_across_a_newline) {
       "\"TemplateProcessing\",\"single\":[{\"SpecialToken\":{\"id\":\"<s>\",\"type_id\":0}},"
       "{\"Sequence\":{\"id\":\"A\",\"type_id\":0}}],\"special_tokens\":{\"<s>\":{\"id\":\"<s>\","
       "\"ids\":[8]}}}}";
-  Tokenizer *tokenizer = tokenizer_parse("joined.json", json, strlen(json), &err);
-  if (!tokenizer) fail_msg("%s", err.text);
+  Tokenizer *tokenizer = parse_tokenizer(json);
   char *text = xmalloc(3 * LINES);
   for (size_t i = 0; i < LINES; i++) // of ten lines one begins with f, which nothing is joined with
     memcpy(text + 3 * i, i % 10 == 0 ? "fc\n" : i % 2 ? "df\n" : "ec\n", 3);

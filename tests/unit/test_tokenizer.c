@@ -8,13 +8,6 @@
 
 #define FIXTURES "tests/fixtures/tokenizers/"
 
-static Tokenizer *open_it(const char *path) {
-  Error err;
-  Tokenizer *t = tokenizer_open(path, &err);
-  if (!t) fail_msg("%s", err.text);
-  return t;
-}
-
 static TokenIds encode_with(Encoder *encoder, const char *text, size_t bytes) {
   TokenIds ids = {0};
   Error err;
@@ -104,7 +97,7 @@ static int joined_count(const Tokenizer *t) {
 
 static void check_fixture(const char *name, int begin, int end) {
   char *folder = xasprintf(FIXTURES "%s", name), *path = xasprintf("%s/expected.json", folder);
-  Tokenizer *t = open_it(folder);
+  Tokenizer *t = open_tokenizer(folder);
   Error err;
   cJSON *cases = json_read(path, 1 << 20, &err);
   if (!cases) fail_msg("%s", err.text);
@@ -125,13 +118,11 @@ static void check_fixture(const char *name, int begin, int end) {
 
 static void expect_joined(const char *more, const char *token, int count) {
   enum { ALL = 256 - '!' };
-  Error err;
   char *json =
       xasprintf("{%s\"model\":{\"type\":\"BPE\",\"byte_fallback\":true,\"unk_token\":\"a\","
                 "\"vocab\":{\"a\":0,\"<0x0A>\":1,\"%s\":2,\"\\n\\n\":3},\"merges\":[%s]}}",
                 more, token, strcmp(token, "<0x0A>a") == 0 ? "[\"<0x0A>\",\"a\"]" : "");
-  Tokenizer *t = tokenizer_parse("joined.json", json, strlen(json), &err);
-  if (!t) fail_msg("%s", err.text);
+  Tokenizer *t = parse_tokenizer(json);
   if (joined_count(t) != (count < 0 ? ALL : count))
     fail_msg("%d bytes are joined by %s", joined_count(t), json);
   tokenizer_close(t);
@@ -167,15 +158,13 @@ TEST(ids_and_text_are_those_of_the_python_package) {
 }
 
 static void expect_pieces(const char *behavior, bool invert, const char *pieces) {
-  Error err;
   char *json = xasprintf(
       "{\"pre_tokenizer\":{\"type\":\"Split\",\"pattern\":{\"String\":\"-\"},"
       "\"behavior\":\"%s\",\"invert\":%s},\"model\":{\"type\":\"BPE\",\"ignore_merges\":true,"
       "\"vocab\":{\"a\":0,\"b\":1,\"c\":2,\"-\":3,\"a-\":4,\"b-\":5,\"-b\":6,\"-c\":7,\"--\":8},"
       "\"merges\":[]}}",
       behavior, invert ? "true" : "false");
-  Tokenizer *t = tokenizer_parse("split.json", json, strlen(json), &err);
-  if (!t) fail_msg("%s", err.text);
+  Tokenizer *t = parse_tokenizer(json);
   TokenIds ids = encode(t, "a-b--c", 6);
   Text text = decode(t, &ids, true); // without a decoder there are spaces between tokens
   if (text.bytes != strlen(pieces) || memcmp(text.data, pieces, text.bytes) != 0)
@@ -199,7 +188,7 @@ TEST(a_split_cuts_as_its_behavior_says) {
 // ---- Bytes
 
 static void check_bytes_come_back(const char *path) {
-  Tokenizer *t = open_it(path);
+  Tokenizer *t = open_tokenizer(path);
   char text[5000];
   uint32_t random = 12345;
   for (size_t i = 0; i < sizeof text; i++) {
@@ -226,7 +215,7 @@ TEST(broken_utf8_comes_back) {
 }
 
 TEST(the_byte_tokenizer_is_bytes) {
-  Tokenizer *t = open_it(BYTES_NAME);
+  Tokenizer *t = open_tokenizer(BYTES_NAME);
   const TokenizerFacts *facts = tokenizer_facts(t);
   assert_string_equal(facts->name, BYTES_NAME);
   assert_int_equal(facts->vocab_size, BYTE_VOCAB);
@@ -243,7 +232,7 @@ TEST(the_byte_tokenizer_is_bytes) {
 
 // What a decoder shows at once, and what it holds back.
 TEST(a_decoder_gives_whole_characters) {
-  Tokenizer *t = open_it(BYTES_NAME);
+  Tokenizer *t = open_tokenizer(BYTES_NAME);
   Decoder *d = decoder_open(t);
   const char *text;
   const unsigned char bytes[] = {'a', 0xe2, 0x82, 0xac, 0xf0, 0x9f, 'b', 0xed, 0xa0, 0xc3};
@@ -266,7 +255,7 @@ TEST(a_decoder_gives_whole_characters) {
 TEST(a_piece_that_continues_has_nothing_in_front) {
   const char *const kinds[] = {FIXTURES "gpt2", FIXTURES "llama2", FIXTURES "mistral"};
   for (int i = 0; i < 3; i++) {
-    Tokenizer *t = open_it(kinds[i]);
+    Tokenizer *t = open_tokenizer(kinds[i]);
     Encoder *encoder = encoder_open(t);
     TokenIds ids = {0};
     assert_int_equal(encoder_append(encoder, "the line\n", 9, false, &ids, &err), 0);
@@ -293,7 +282,7 @@ TEST(a_long_word_is_encoded_in_time) {
   char *text = xmalloc(BYTES);
   for (int i = 0; i < 6; i++) {
     memset(text, i % 2 ? ' ' : 'e', BYTES);
-    Tokenizer *t = open_it(kinds[i / 2]);
+    Tokenizer *t = open_tokenizer(kinds[i / 2]);
     TokenIds ids = encode(t, text, BYTES);
     Text back = decode(t, &ids, true);
     assert_int_equal(back.bytes, BYTES);
@@ -308,7 +297,7 @@ TEST(a_long_word_is_encoded_in_time) {
 // Marks in a row are sorted by their class, however many there are.
 TEST(a_million_marks_are_normalized_in_time) {
   enum { PAIRS = 250000 };
-  Tokenizer *t = open_it(FIXTURES "qwen");
+  Tokenizer *t = open_tokenizer(FIXTURES "qwen");
   Text text = {0};
   text_append(&text, "x", 1);
   for (int i = 0; i < PAIRS; i++) text_append(&text, "\u0301\u0323", 4); // above, below
@@ -338,10 +327,8 @@ static Tokenizer *open_eights(void) {
     const int bytes = snprintf(token, sizeof token, "\"%s%c\":%d,", c == '\\' ? "\\" : "", c, c);
     text_append(&json, token, (size_t)bytes);
   }
-  text_append(&json, tail, sizeof tail - 1);
-  Error err;
-  Tokenizer *t = tokenizer_parse("eights", json.data, json.bytes, &err);
-  if (!t) fail_msg("%s", err.text);
+  text_append(&json, tail, sizeof tail); // with its NUL
+  Tokenizer *t = parse_tokenizer(json.data);
   free(json.data);
   return t;
 }
@@ -386,7 +373,7 @@ static void check_same_file(const char *a, const char *b) {
 }
 
 TEST(what_was_read_is_saved_byte_for_byte) {
-  Tokenizer *t = open_it(FIXTURES "llama2");
+  Tokenizer *t = open_tokenizer(FIXTURES "llama2");
   char *folder = xasprintf("%s/saved", (char *)*state);
   assert_int_equal(directory_create(folder, &err), 0);
   assert_int_equal(tokenizer_save(t, folder, &err), 0);
@@ -401,7 +388,7 @@ TEST(what_was_read_is_saved_byte_for_byte) {
   cJSON_Delete(config);
   const char own[] = "{ \"eos_token\": {\"content\": \"<s>\"}, \"mine\": 1}";
   assert_int_equal(file_write(path, own, sizeof own - 1, &err), 0);
-  Tokenizer *again = open_it(folder);
+  Tokenizer *again = open_tokenizer(folder);
   assert_int_equal(tokenizer_facts(again)->eos, 1);
   assert_true(tokenizer_facts(again)->fingerprint == tokenizer_facts(t)->fingerprint);
   char *second = xasprintf("%s/second", (char *)*state);
@@ -418,14 +405,154 @@ TEST(what_was_read_is_saved_byte_for_byte) {
 }
 
 TEST(the_byte_tokenizer_is_saved_and_opened) {
-  Tokenizer *t = open_it(BYTES_NAME);
+  Tokenizer *t = open_tokenizer(BYTES_NAME);
   assert_int_equal(tokenizer_save(t, *state, &err), 0);
-  Tokenizer *again = open_it(*state);
+  Tokenizer *again = open_tokenizer(*state);
   assert_true(tokenizer_facts(again)->fingerprint == tokenizer_facts(t)->fingerprint);
   assert_int_equal(tokenizer_facts(again)->bos, TOKEN_BOS);
   assert_int_equal(tokenizer_facts(again)->eos, TOKEN_EOS);
   tokenizer_close(again);
   tokenizer_close(t);
+}
+
+// ---- Files that are hostile, or not there. Those that are broken or not supported are rows of
+// tests/fixtures/messages.txt
+
+#define GOOD "{\"type\":\"BPE\",\"vocab\":{\"a\":0,\"b\":1,\"ab\":2},\"merges\":[\"a b\"]"
+#define WITH(more) "{" more ",\"model\":" GOOD "}}"
+
+static void refused(const char *json, const char *why) {
+  Error err = {""};
+  Tokenizer *t = tokenizer_parse("some.json", json, strlen(json), &err);
+  if (t) fail_msg("it was taken: %.200s", json);
+  assert_says(&err, why);
+  assert_null(strchr(err.text, '\n'));
+}
+
+TEST(what_is_no_utf8_is_refused) {
+  refused("{\"model\":{\"type\":\"BPE\",\"vocab\":{\"a\xff\":0},\"merges\":[]}}",
+          "this is not UTF-8, at the byte 0xff");
+}
+
+TEST(a_match_that_takes_for_ever_ends) {
+  const char json[] = WITH(
+      "\"pre_tokenizer\":{\"type\":\"Split\",\"pattern\":{\"Regex\":\"(?:a+)+[bc]\"},\"behavior\":"
+      "\"Isolated\"}");
+  char text[100];
+  memset(text, 'a', sizeof text);
+  text[1] = 'b'; // what comes before the failure must not stay
+  Tokenizer *t = parse_tokenizer(json);
+  Encoder *encoder = encoder_open(t);
+  TokenIds ids = encode_with(encoder, "ab", 2);
+  assert_int_equal(ids.count, 1);
+  assert_int_equal(encoder_append(encoder, text, sizeof text, false, &ids, &err), -1);
+  assert_says(&err, "it may backtrack for ever");
+  assert_int_equal(ids.count, 1);
+  free(ids.ids);
+  encoder_close(encoder);
+  tokenizer_close(t);
+}
+
+static char *repeat(const char *before, const char *text, size_t times, const char *after) {
+  const size_t bytes = strlen(text), head = strlen(before);
+  char *out = xmalloc(head + times * bytes + strlen(after) + 1);
+  memcpy(out, before, head);
+  for (size_t i = 0; i < times; i++) memcpy(out + head + i * bytes, text, bytes);
+  strcpy(out + head + times * bytes, after);
+  return out;
+}
+
+TEST(what_is_deep_or_large_is_refused) {
+  char *json = repeat("{\"model\":", "[", 100000, "");
+  refused(json, "not valid JSON");
+  free(json);
+  json = repeat("{\"normalizer\":", "{\"type\":\"Sequence\",\"normalizers\":[", 20,
+                "{\"type\":\"NFC\"}]}]}]}]}]}]}]}]}]}]}]}]}]}]}]}]}]}]}]}]},\"model\":" GOOD "}}");
+  refused(json, "Sequences lie in each other too deep");
+  free(json);
+  json = repeat("{\"model\":" GOOD "},\"padding\":[", "1,", 3 << 20, "1]}");
+  refused(json, "beside its vocabulary and merges, more than the 4.00 MiB");
+  free(json);
+  json = repeat("{\"model\":{\"type\":\"BPE\",\"merges\":[", "[", 1 << 20, "");
+  refused(json, "line 1");
+  free(json);
+}
+
+#define TEN "aaaaaaaaaa"
+#define LONGER "{\"type\":\"Replace\",\"pattern\":{\"String\":\"a\"},\"content\":\"" TEN TEN "\"}"
+#define SIX LONGER "," LONGER "," LONGER "," LONGER "," LONGER "," LONGER
+
+// Of one byte these six would make 64 MB, and of a word gigabytes.
+TEST(replaced_text_does_not_grow_without_a_bound) {
+  const char *const json = WITH("\"normalizer\":{\"type\":\"Sequence\",\"normalizers\":[" SIX
+                                "]},\"decoder\":{\"type\":\"Sequence\",\"decoders\":[" SIX "]}");
+  const char *text;
+  TokenIds ids = {0};
+  Tokenizer *t = parse_tokenizer(json);
+  Encoder *encoder = encoder_open(t);
+  assert_int_equal(encoder_append(encoder, "abab", 4, false, &ids, &err), -1);
+  assert_says(&err, "normalizer makes more than 1.00 MiB of 4 B of text");
+  assert_int_equal(encoder_append(encoder, "bb", 2, false, &ids, &err), 0);
+  assert_int_equal(ids.count, 2);
+  Decoder *decoder = decoder_open(t);
+  assert_int_equal(decoder_next(decoder, 0, &text), 1 << 20);
+  assert_int_equal(decoder_next(decoder, 1, &text), 1);
+  decoder_close(decoder);
+  encoder_close(encoder);
+  tokenizer_close(t);
+  free(ids.ids);
+}
+
+TEST(every_beginning_of_a_file_is_refused) {
+  char *json;
+  size_t bytes;
+  assert_int_equal(
+      file_read("tests/fixtures/tokenizers/qwen/tokenizer.json", 1 << 20, &json, &bytes, &err), 0);
+  while (bytes > 0 && json[bytes - 1] != '}') bytes--;
+  for (size_t n = 0; n < bytes; n += 7) {
+    Tokenizer *t = tokenizer_parse("cut.json", json, n, &err);
+    if (t) fail_msg("the first %zu bytes are taken", n);
+  }
+  free(json);
+}
+
+TEST(files_that_are_not_there_are_named) {
+  const PathText folder = path_text("%s/other", (char *)*state),
+                 missing = path_text("%s/missing.json", folder.text),
+                 config = path_text("%s/tokenizer_config.json", folder.text);
+  assert_int_equal(directory_create(folder.text, &err), 0);
+  assert_null(tokenizer_open(missing.text, &err));
+  assert_says(&err, "missing.json");
+  assert_null(tokenizer_open(folder.text, &err));
+  assert_says(&err, "has no tokenizer.json");
+  Tokenizer *t = open_tokenizer(BYTES_NAME);
+  assert_int_equal(tokenizer_save(t, missing.text, &err), -1);
+  assert_says(&err, "missing.json/tokenizer.json");
+  assert_int_equal(tokenizer_save(t, folder.text, &err), 0);
+  tokenizer_close(t);
+  assert_int_equal(file_write(config.text, "{\"eos_token\":", 13, &err), 0);
+  assert_null(tokenizer_open(folder.text, &err));
+  assert_says(&err, "tokenizer_config.json is not valid JSON");
+}
+
+TEST(sentencepiece_is_named_with_a_way_out) {
+  static const char model[] = "\n\x0e\n\x05<unk>\x15\0\0\0\0\x18\x02\n\x0c\n\x03<s>\x15";
+  char *folder = xasprintf("%s/spm", (char *)*state),
+       *path = xasprintf("%s/tokenizer.model", folder);
+  assert_int_equal(directory_create(folder, &err), 0);
+  assert_int_equal(file_write(path, model, sizeof model - 1, &err), 0);
+  const char *const names[] = {folder, path};
+  for (int i = 0; i < 2; i++) {
+    assert_null(tokenizer_open(names[i], &err));
+    assert_says(&err, "tokenizer.model' is a SentencePiece model");
+    assert_says(&err, "T.from_pretrained('");
+  }
+  // Another program's of that name, such as tiktoken's.
+  assert_int_equal(file_write(path, "IQ== 0\nIg== 1\n", 14, &err), 0);
+  assert_null(tokenizer_open(folder, &err));
+  assert_null(strstr(err.text, "SentencePiece"));
+  free(path);
+  free(folder);
 }
 
 TEST_GROUP(make_folder, remove_folder);
