@@ -45,8 +45,8 @@ typedef struct Documents {
   uint64_t content;  // of ends and mask: equal for version 1 and 2
   size_t size;       // of the file in bytes
   BlockSums sums;    // of its bytes after the header
-  // Version 2:
-  uint64_t *token_sums; // [token_blocks(tokens)], owned; NULL: version 1
+  // Of version 2; of others tokens_check makes the sums (data/tokens.h):
+  uint64_t *token_sums; // [token_blocks(tokens)], owned; NULL: none yet
   uint32_t largest;     // token id
 } Documents;
 
@@ -71,7 +71,7 @@ typedef struct DocumentsWriter {
   int64_t count, capacity;
   uint8_t *mask; // NULL while every token counts
   int64_t mask_bytes;
-  int64_t tokens;    // so far
+  int64_t tokens; // so far
 } DocumentsWriter;
 
 // The next tokens of a document. mask: [tokens] 0 or 1, 1 where a token counts as a target; NULL:

@@ -109,7 +109,6 @@ void tokens_close(TokenFile *file) {
   if (file->path && file->fd >= 0) close(file->fd);
   free(file->path);
   documents_close(&file->documents);
-  block_sums_free(&file->sums);
   *file = (TokenFile){.fd = -1};
 }
 
@@ -126,10 +125,6 @@ bool tokens_named(const TokenFile *file) {
 
 // ---- Reading
 
-static const uint64_t *sums_of(const TokenFile *file) {
-  return file->documents.token_sums ? file->documents.token_sums : file->sums.sums;
-}
-
 static int read_bytes(const TokenFile *file, int64_t first, int64_t count, void *to, Error *err) {
   const size_t width = (size_t)file->token_bytes;
   const Blocks blocks = {.fd = file->fd,
@@ -138,7 +133,7 @@ static int read_bytes(const TokenFile *file, int64_t first, int64_t count, void 
                          .base = TOKENS_HEADER_BYTES,
                          .bytes = (size_t)file->count * width,
                          .block = BLOCK_TOKENS * width,
-                         .sums = sums_of(file)};
+                         .sums = file->documents.token_sums};
   return blocks_read(&blocks, (size_t)first * width, (size_t)count * width, to, err);
 }
 
@@ -179,7 +174,7 @@ int tokens_read(const TokenFile *file, int64_t first, int64_t count, int64_t voc
 // ---- Checking
 
 bool tokens_unchecked(const TokenFile *file) {
-  return !sums_of(file);
+  return !file->documents.token_sums;
 }
 
 static uint32_t largest_narrow(const unsigned char *bytes, int64_t count) {
@@ -224,7 +219,7 @@ static int read_whole(TokenFile *file, TokenFacts *facts, Error *err) {
                        "make or copy it again",
                        file->path);
   if (status == 0)
-    file->sums = sums;
+    file->documents.token_sums = sums.sums;
   else
     block_sums_free(&sums);
   return status;

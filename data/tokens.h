@@ -23,7 +23,6 @@ typedef struct TokenFile {
   uint64_t tokenizer;          // fingerprint; 0: the file does not say
   uint64_t checksum;           // of the tokens, where tokenizer is not 0
   Documents documents;         // from its .docs file
-  BlockSums sums;              // made by tokens_check if the .docs file has none
 } TokenFile;
 
 // Validates header and size, and all of the file of its documents. The file is read, never mapped,

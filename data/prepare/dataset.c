@@ -1,11 +1,7 @@
 #include "data/prepare/dataset.h"
 
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
+#include <fnmatch.h>
 
-#include "base/json.h"
-#include "base/memory.h"
 #include "data/model_folder.h"
 
 // ---- Shards
@@ -63,32 +59,32 @@ void shards_close(Shards *s) {
   documents_writer_free(&s->documents);
 }
 
-int shard_index(const char *file, const char *name) {
-  const size_t length = strlen(name);
-  char digits[6];
-  int end = 0;
-  if (strncmp(file, name, length) != 0) return -1;
-  if (sscanf(file + length, "-%5[0-9]%n", digits, &end) != 1 || end != 6) return -1;
-  const char *ending = file + length + end;
-  const bool shard = strcmp(ending, ".bin") == 0 || strcmp(ending, DOCUMENTS_ENDING) == 0;
-  return shard ? atoi(digits) : -1;
-}
-
 // ---- The folder
 
-static bool is_tokenizer(const char *name) {
-  static const char *const names[] = {"tokenizer.json",     "tokenizer_config.json",
-                                      "tokenizer.json.tmp", "tokenizer_config.json.tmp",
-                                      CHAT_TEMPLATE_FILE,   CHAT_TEMPLATE_FILE ".tmp"};
-  for (size_t i = 0; i < sizeof names / sizeof *names; i++)
-    if (strcmp(name, names[i]) == 0) return true;
-  return false;
+// names: patterns, and NULL behind the last.
+static bool matches(const char *name, const char *const *names) {
+  while (*names && fnmatch(*names, name, 0) != 0) names++;
+  return *names;
 }
 
+static bool is_tokenizer(const char *name) {
+  static const char *const names[] = {"tokenizer.json",
+                                      "tokenizer_config.json",
+                                      "tokenizer.json.tmp",
+                                      "tokenizer_config.json.tmp",
+                                      CHAT_TEMPLATE_FILE,
+                                      CHAT_TEMPLATE_FILE ".tmp",
+                                      NULL};
+  return matches(name, names);
+}
+
+#define NUMBER "-[0-9][0-9][0-9][0-9][0-9]"
 bool dataset_has(const char *name) {
-  return shard_index(name, "train") >= 0 || shard_index(name, "val") >= 0 ||
-         strcmp(name, CHECKSUMS_FILE) == 0 || is_tokenizer(name) ||
-         strcmp(name, "dataset.json") == 0; // an older ./prepare wrote it
+  static const char *const names[] = {"train" NUMBER ".bin", "train" NUMBER DOCUMENTS_ENDING,
+                                      "val" NUMBER ".bin",   "val" NUMBER DOCUMENTS_ENDING,
+                                      "dataset.json", // an older ./prepare wrote it
+                                      CHECKSUMS_FILE,        NULL};
+  return matches(name, names) || is_tokenizer(name);
 }
 
 bool dataset_or_run(const char *folder) {

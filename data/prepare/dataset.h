@@ -33,8 +33,6 @@ int shards_append(Shards *s, const int32_t *tokens, const uint8_t *mask, int64_t
 int shards_finish(Shards *s, Error *err);
 // Frees the memory; the files stay. Safe at any time.
 void shards_close(Shards *s);
-// The number of a shard's file name, "train-00012.bin" or "train-00012.docs", or -1 for any other.
-int shard_index(const char *file, const char *name);
 
 // ---- The folder that ./prepare writes (base/folder.h)
 

@@ -40,9 +40,12 @@ void write_documents(DocumentsWriter *w, const char *token_path) {
   TokenFacts facts;
   const int name = (int)strlen(token_path) - (name_ends_with(token_path, ".bin") ? 4 : 0);
   unlink(path_text("%.*s.docs", name, token_path).text);
-  if (tokens_open(&file, token_path, &err) != 0 || tokens_check(&file, &facts, &err) != 0 ||
-      documents_write(w, token_path, &file.sums, facts.largest, &err) != 0)
+  if (tokens_open(&file, token_path, &err) != 0 || tokens_check(&file, &facts, &err) != 0)
     fail_msg("%s", err.text);
+  const BlockSums sums = {.sums = file.documents.token_sums,
+                          .count = token_blocks(file.count),
+                          .whole = facts.checksum};
+  if (documents_write(w, token_path, &sums, facts.largest, &err) != 0) fail_msg("%s", err.text);
   tokens_close(&file);
   documents_writer_free(w);
 }
