@@ -71,15 +71,15 @@ static void print_token(Printer *p, int32_t id, bool first, bool counts) {
 }
 
 // Tokens [first, first + count), of one document where that is known.
-static int print_tokens(Printer *p, const TokenFile *file, const Documents *documents,
-                        int64_t first, int64_t count, Error *err) {
+static int print_tokens(Printer *p, const TokenFile *file, int64_t first, int64_t count,
+                        Error *err) {
   enum { CHUNK = 4096 };
   int32_t ids[CHUNK];
   bool mask[CHUNK] = {false};
   for (int64_t at = first, end = first + count; at < end && p->shown < p->most; at += CHUNK) {
     const int64_t n = end - at < CHUNK ? end - at : CHUNK;
     if (tokens_read(file, at, n, p->vocab_size, ids, err) != 0 ||
-        (p->masked && documents_mask(documents, at, n, mask, err) != 0))
+        (p->masked && documents_mask(&file->documents, at, n, mask, err) != 0))
       return -1;
     for (int64_t i = 0; i < n && p->shown < p->most; i++)
       print_token(p, ids[i], at + i == 0, mask[i]);
@@ -87,12 +87,12 @@ static int print_tokens(Printer *p, const TokenFile *file, const Documents *docu
   return 0;
 }
 
-static int print_documents(Printer *p, const TokenFile *file, const Documents *documents,
-                           Error *err) {
+static int print_documents(Printer *p, const TokenFile *file, Error *err) {
+  const Documents *documents = &file->documents;
   uint32_t begin = 0, end;
   for (int64_t i = 0; i < documents->count && p->shown < p->most; i++, begin = end) {
     if (documents_ends(documents, i, 1, &end, err) != 0 ||
-        print_tokens(p, file, documents, begin, end - begin, err) != 0)
+        print_tokens(p, file, begin, end - begin, err) != 0)
       return -1;
     const bool continues =
         i + 1 == documents->count && (p->end != NO_TOKEN || p->begin != NO_TOKEN);
@@ -102,16 +102,9 @@ static int print_documents(Printer *p, const TokenFile *file, const Documents *d
 }
 
 static int print_file(Printer *p, const TokenFile *file, Error *err) {
-  Documents documents;
-  if (documents_open(&documents, file->path, file->count, file->tokenizer ? file->checksum : 0,
-                     err) != 0)
-    return -1;
-  p->ends = documents.path != NULL;
-  p->masked = documents.masked;
-  const int status = p->ends ? print_documents(p, file, &documents, err)
-                             : print_tokens(p, file, NULL, 0, file->count, err);
-  documents_close(&documents);
-  return status;
+  p->ends = file->documents.path != NULL;
+  p->masked = file->documents.masked;
+  return p->ends ? print_documents(p, file, err) : print_tokens(p, file, 0, file->count, err);
 }
 
 // ---- Files
