@@ -3,7 +3,7 @@
 // where the operation stores.
 #pragma once
 #include "base/rng.h"
-#include "kernels/ops.h"
+#include "kernels/gpu_backends.h"
 #include "tests/support/bf16.h"
 #include "tests/support/test.h"
 
@@ -19,6 +19,15 @@ static const KernelMode kernel_modes[KERNEL_MODES] = {
     {"unfused", KERNELS_UNFUSED, MAINLOOP_AUTO},
     {"fused", KERNELS_FUSED, MAINLOOP_AUTO},
     {"mma_sync", KERNELS_FUSED, MAINLOOP_MMA_SYNC}};
+
+// Never NULL: the test fails. No choices are remembered.
+static inline Backend *gpu_backend(const OpsConfig *config, GpuOptions options) {
+  Error err;
+  options.gemm_cache = "";
+  Backend *be = backend_gpu_create(config, &options, &err);
+  if (!be) fail_msg("%s", err.text);
+  return be;
+}
 
 enum { GUARD = 1024, MAX_BUFFERS = 64 };
 
@@ -81,6 +90,16 @@ static inline void *fp32_buffer(Bench *b, int64_t count, const float *values) {
 }
 static inline void *int32_buffer(Bench *b, int64_t count, const int32_t *values) {
   return buffer_new(b, count, 4, values)->data;
+}
+// As wide as the backend holds an activation or a gradient: fp32 on the CPU.
+static inline void *buffer_of(Bench *b, size_t width, int64_t count, const float *values) {
+  return width == 2 ? bf16_buffer(b, count, values) : fp32_buffer(b, count, values);
+}
+static inline void *act_buffer(Bench *b, int64_t count, const float *values) {
+  return buffer_of(b, b->be->act_bytes, count, values);
+}
+static inline void *grad_buffer(Bench *b, int64_t count, const float *values) {
+  return buffer_of(b, b->be->grad_bytes, count, values);
 }
 static inline void bench_free(Bench *b) {
   for (int i = 0; i < b->count; i++) {
@@ -152,6 +171,42 @@ static inline float *bench_read(Bench *b, const void *data) {
   fail_msg("not a buffer of this test");
   return NULL;
 }
+
+// ---- Row statistics
+
+// In so many parts; rows past M hold NaN.
+static inline RowStat stat_in(Bench *b, int64_t parts, int64_t M, const float *values) {
+  const int64_t stride = b->be->max_tokens;
+  float *all = xmalloc((size_t)(parts * stride) * sizeof *all);
+  for (int64_t p = 0; p < parts; p++)
+    for (int64_t m = 0; m < stride; m++)
+      all[p * stride + m] = m >= M           ? NAN
+                            : parts == 1     ? values[m]
+                            : p == 0         ? values[m] * 0.75f
+                            : p == parts - 1 ? values[m] * 0.25f
+                                             : 0.0f;
+  void *data = fp32_buffer(b, parts * stride, all);
+  free(all);
+  return (RowStat){.data = data, .stride = stride, .parts = (int32_t)parts};
+}
+
+// Room for most_parts; the producer says how many it leaves, and the others stay NaN.
+static inline RowStat stat_out(Bench *b, int64_t most_parts) {
+  const int64_t stride = b->be->max_tokens;
+  return (RowStat){.data = fp32_buffer(b, most_parts * stride, NULL), .stride = stride};
+}
+
+// The sum over all parts of each row, in fresh memory.
+static inline float *stat_read(Bench *b, RowStat s, int64_t M) {
+  float *all = bench_read(b, s.data), *sum = xcalloc((size_t)M, sizeof *sum);
+  assert_true(s.parts > 0);
+  for (int64_t p = 0; p < s.parts; p++)
+    for (int64_t m = 0; m < M; m++) sum[m] += all[p * s.stride + m];
+  free(all);
+  return sum;
+}
+
+// ---- Errors
 
 // Errors relative to the reference: of the whole in the L2 norm, and the largest against its
 // largest value.

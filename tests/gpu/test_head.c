@@ -172,10 +172,10 @@ static void results_free(Results *r) {
 
 // ---- The backends
 
-enum { SCALING_X, SCALING_W, SCALING_P, SCALING_DX, SCALINGS };
+enum { SCALING_X, SCALING_W, SCALING_P, SCALING_DX, HEAD_SCALINGS };
 
 static Backend *backend_new(Shape3 s, Mode mode) {
-  static const ScalingKind kinds[SCALINGS] = {{FP8_E4M3, 1}, {FP8_E4M3, 0}, {FP8_E4M3, 1}};
+  static const ScalingKind kinds[HEAD_SCALINGS] = {{FP8_E4M3, 1}, {FP8_E4M3, 0}, {FP8_E4M3, 1}};
   // One that pays nowhere: auto leaves it to the unfused kernels.
   const OperationCall dgrad = {.operation = OP_LM_HEAD_DGRAD, .M = s.M, .N = 8, .K = s.V};
   const OpsConfig config = {.D = s.D,
@@ -188,7 +188,8 @@ static Backend *backend_new(Shape3 s, Mode mode) {
                             .max_positions = s.M,
                             .rms_norm_eps = eps,
                             .scalings = kinds,
-                            .scaling_count = mode == MMA_SYNC || !fp8_here(false) ? 0 : SCALINGS,
+                            .scaling_count =
+                                mode == MMA_SYNC || !fp8_here(false) ? 0 : HEAD_SCALINGS,
                             .calls = &dgrad,
                             .call_count = mode == MIXED};
   static const KernelChoice choices[MODES] = {KERNELS_UNFUSED, KERNELS_UNFUSED, KERNELS_FUSED,
@@ -220,8 +221,8 @@ static void *fp8_buffer(Bench *b, int64_t count, const uint8_t *bits) {
 
 // Fills in the copies of values [rows, cols], each row times its scale; a weight's, or those of an
 // activation, whose rows are tokens.
-static void copies_new(Bench *b, Operand *x, int64_t rows, int64_t cols, const float *values,
-                       const float *row_scale, float scale, bool weight) {
+static void head_copies_new(Bench *b, Operand *x, int64_t rows, int64_t cols, const float *values,
+                            const float *row_scale, float scale, bool weight) {
   x->fp8 = true;
   x->stride = fp8_padded(rows);
   uint8_t *by_row = xcalloc((size_t)(x->stride * cols), 1),
@@ -242,16 +243,16 @@ static void copies_new(Bench *b, Operand *x, int64_t rows, int64_t cols, const f
 static void take_copies(Run *r, const Problem *p) {
   const int64_t M = p->s.M, D = p->s.D, V = p->s.V;
   Backend *be = r->b.be;
-  copies_new(&r->b, &r->x, M, D, p->x, p->q, 1, false);
-  copies_new(&r->b, &r->W, V, D, p->W, NULL, p->scale_W, true);
-  copies_new(&r->b, &r->dx, M, D, NULL, NULL, 1, false);
+  head_copies_new(&r->b, &r->x, M, D, p->x, p->q, 1, false);
+  head_copies_new(&r->b, &r->W, V, D, p->W, NULL, p->scale_W, true);
+  head_copies_new(&r->b, &r->dx, M, D, NULL, NULL, 1, false);
   r->g.p.by_row = fp8_buffer(&r->b, M * r->stride, NULL);
   r->g.p.stride = fp8_padded(M);
   r->g.p.by_col = fp8_buffer(&r->b, r->stride * r->g.p.stride, NULL);
   r->g.p.data = NULL, r->g.p.fp8 = true;
   r->x.scaling = SCALING_X, r->W.scaling = SCALING_W;
   r->g.p.scaling = SCALING_P, r->dx.scaling = SCALING_DX;
-  const ScalingState states[SCALINGS] = {
+  const ScalingState states[HEAD_SCALINGS] = {
       [SCALING_W] = {.scale = p->scale_W}, [SCALING_DX] = {.scale = 1}};
   be->services.scalings_write(be, states);
 }
