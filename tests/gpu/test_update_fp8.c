@@ -1,11 +1,8 @@
 // The FP8 copies of weights that the update writes: both, bit for bit as kernels/formats.h says,
 // with scales that follow from largest values; and the update itself, equal to that beside bf16
 // copies.
-#include "tests/gpu/gpu_test.h"
-
-#include "kernels/cuda/cuda.h"
-#include "kernels/gpu_backends.h"
 #include "tests/gpu/fp8_here.h"
+#include "tests/gpu/params_rig.h"
 
 // A norm weight with the matrix that it is folded into, another with a tied embedding, and a matrix
 // used plain.
@@ -14,18 +11,12 @@ enum { NORM, FOLDED, TIED_NORM, TIED, PLAIN, TENSORS };
 enum { ACTIVATION = TENSORS, SCALINGS };
 enum { PADDING = 0xff }; // what buffers begin with
 
-typedef struct Side {
-  Backend *be;
-  Bench bench;
-  ParamTensor list[TENSORS];
-} Side;
-
 typedef struct Rig {
   int64_t D, rows, V;
   MomentType moments;
   MasterType masters;
   bool grads_fp32, muon;
-  float *weights[TENSORS], *gradients[TENSORS], *folded[TENSORS];
+  Start start[TENSORS];
   Side fp8, bf16;
 } Rig;
 
@@ -37,82 +28,29 @@ static const AdamW hyper = {
 static bool is_norm(int i) {
   return i == NORM || i == TIED_NORM;
 }
-static int64_t elements(const ParamTensor *t) {
-  return t->rows * t->cols;
-}
-static void *bytes(Bench *b, int64_t count) {
-  return buffer_new(b, count, 1, NULL)->data;
-}
-
-static void *gradient(const Rig *r, Bench *b, int64_t n, const float *values) {
-  return r->grads_fp32 ? fp32_buffer(b, n, values) : bf16_buffer(b, n, values);
-}
-
-static Operand copies(Bench *b, const ParamTensor *t, int i, bool fp8) {
-  if (!fp8) return operand_of(bf16_buffer(b, elements(t), NULL));
-  Operand x = {.stride = fp8_padded(t->rows) + FP8_GROUP, .scaling = i, .fp8 = true};
-  x.by_row = bytes(b, elements(t));
-  x.by_col = bytes(b, t->cols * x.stride);
-  return x;
-}
 
 static void side_open(Rig *r, Side *s, bool fp8) {
   ScalingKind kinds[SCALINGS] = {{FP8_E4M3, 0}};
-  const OpsConfig config = {.D = r->D,
-                            .F = 16,
-                            .H = 1,
-                            .KV = 1,
-                            .d = 16,
-                            .V = r->V,
-                            .max_tokens = 64,
-                            .max_positions = 64,
-                            .rms_norm_eps = 1e-5f,
-                            .moments = r->moments,
-                            .masters = r->masters,
-                            .scalings = kinds,
-                            .scaling_count = fp8 ? SCALINGS : 0,
-                            .weight_scalings = TENSORS};
-  const GpuOptions options = {
-      .kernels = KERNELS_UNFUSED, .train = true, .grads_fp32 = r->grads_fp32, .gemm_cache = ""};
-  Error err;
-  s->be = s->bench.be = backend_gpu_create(&config, &options, &err);
-  if (!s->be) fail_msg("%s", err.text);
+  OpsConfig config = params_config(r->D, r->V, r->moments, r->masters);
+  config.scalings = kinds;
+  config.scaling_count = fp8 ? SCALINGS : 0;
+  config.weight_scalings = TENSORS;
+  s->be = gpu_backend(
+      &config,
+      (GpuOptions){.kernels = KERNELS_UNFUSED, .train = true, .grads_fp32 = r->grads_fp32});
   const ParamTensor shapes[TENSORS] = {{.rows = 1, .cols = r->D, .norm = -1, .vector = true},
                                        {.rows = r->rows, .cols = r->D, .norm = NORM},
                                        {.rows = 1, .cols = r->D, .norm = -1, .vector = true},
                                        {.rows = r->V, .cols = r->D, .norm = TIED_NORM},
                                        {.rows = r->D, .cols = r->rows, .norm = -1}};
-  for (int i = 0; i < TENSORS; i++) {
-    ParamTensor *t = &s->list[i];
-    Bench *b = &s->bench;
-    *t = shapes[i];
-    if (r->muon && i == FOLDED) { // as gate and up
-      t->part_count = 2;
-      for (int k = 0; k < 2; k++) t->parts[k] = (MatrixPart){k, 2, t->rows / 2};
-    }
-    if (r->muon && i == PLAIN) t->part_count = 1, t->parts[0] = (MatrixPart){0, 1, t->rows};
-    const int64_t n = elements(t);
-    const size_t moment = s->be->moment_bytes;
-    char *zeros = xcalloc((size_t)n, moment);
-    const bool narrow = r->masters == MASTERS_BF16 && !is_norm(i);
-    t->master = narrow ? bf16_buffer(b, n, r->weights[i]) : fp32_buffer(b, n, r->weights[i]);
-    t->m = buffer_new(b, n, (int)moment, zeros)->data;
-    if (t->part_count == 0) t->v = buffer_new(b, n, (int)moment, zeros)->data;
-    free(zeros);
-    if (is_norm(i)) t->grad = gradient(r, b, n, NULL);
-    if (i == TIED || i == PLAIN) t->grad = gradient(r, b, n, r->gradients[i]);
-    if (i == TIED || i == FOLDED) t->grad_folded = gradient(r, b, n, r->folded[i]);
-    if (i == TIED || (i == PLAIN && !fp8))
-      t->compute = narrow ? operand_of((act_t *)t->master) : copies(b, t, i, false);
-    if (i == PLAIN && fp8) t->compute = copies(b, t, i, true);
-    if (i == TIED || i == FOLDED) t->folded = copies(b, t, i, fp8);
+  memcpy(s->list, shapes, sizeof shapes);
+  if (r->muon) { // FOLDED as gate and up
+    ParamTensor *folded = &s->list[FOLDED], *plain = &s->list[PLAIN];
+    folded->part_count = 2, plain->part_count = 1;
+    for (int k = 0; k < 2; k++) folded->parts[k] = (MatrixPart){k, 2, folded->rows / 2};
+    plain->parts[0] = (MatrixPart){0, 1, plain->rows};
   }
-}
-
-static float *named(int64_t n, double scale, const char *what, int tensor) {
-  char name[32];
-  snprintf(name, sizeof name, "%s %d", what, tensor);
-  return random_bf16(n, scale, name);
+  params_new(s, TENSORS, TIED, r->start, fp8);
 }
 
 // rows: a multiple of FP8_GROUP, as D.
@@ -127,9 +65,12 @@ static void rig_open(Rig *r, int64_t D, int64_t rows, int64_t V, MomentType mome
              .muon = muon};
   const int64_t counts[TENSORS] = {D, rows * D, D, V * D, rows * D};
   for (int i = 0; i < TENSORS; i++) {
-    r->weights[i] = named(counts[i], 0.3 * (i + 1), "W", i);
-    r->gradients[i] = named(counts[i], 0.1, "g", i);
-    r->folded[i] = named(counts[i], 0.1, "f", i);
+    float *zeros = xcalloc((size_t)counts[i], sizeof *zeros);
+    r->start[i] = (Start){.master = named(counts[i], 0.3 * (i + 1), "W", i),
+                          .m = zeros,
+                          .v = zeros,
+                          .grad = named(counts[i], 0.1, "g", i),
+                          .grad_folded = named(counts[i], 0.1, "f", i)};
   }
 }
 
@@ -139,7 +80,10 @@ static void rig_close(Rig *r) {
     bench_free(&sides[i]->bench);
     sides[i]->be->services.destroy(sides[i]->be);
   }
-  for (int i = 0; i < TENSORS; i++) free(r->weights[i]), free(r->gradients[i]), free(r->folded[i]);
+  for (int i = 0; i < TENSORS; i++) {
+    const Start *s = &r->start[i];
+    free(s->master), free(s->m), free(s->grad), free(s->grad_folded);
+  }
 }
 
 static StepResult step(Side *s) {
@@ -247,7 +191,7 @@ static void check_all(int64_t D, int64_t rows, int64_t V, MomentType moments, Ma
   static const int tensors[] = {FOLDED, TIED, PLAIN};
   Rig r;
   rig_open(&r, D, rows, V, moments, masters, grads_fp32, muon);
-  if (zeros) memset(r.weights[PLAIN], 0, (size_t)(D * rows) * sizeof(float));
+  if (zeros) memset(r.start[PLAIN].master, 0, (size_t)(D * rows) * sizeof(float));
   side_open(&r, &r.fp8, true);
   side_open(&r, &r.bf16, false);
   float top[TENSORS] = {0}, last[TENSORS] = {0}, scales[TENSORS] = {0};
@@ -320,7 +264,7 @@ static void set_activation(Side *s, float scale, float largest) {
 static void check_left_out(MasterType masters) {
   Rig r;
   rig_open(&r, 144, 48, 77, MOMENTS_FP32, masters, false, false);
-  r.gradients[PLAIN][17] = NAN;
+  r.start[PLAIN].grad[17] = NAN;
   side_open(&r, &r.fp8, true);
   side_open(&r, &r.bf16, false);
   bench_reset(&r.fp8.bench);
@@ -339,7 +283,7 @@ static void check_left_out(MasterType masters) {
   for (int i = 0; i < MAXIMA; i++) assert_int_equal(activation.maxima[i], 0);
   for (int i = 0; i < TENSORS; i++) {
     float *W = bench_read(&r.fp8.bench, r.fp8.list[i].master);
-    expect_same("master", W, r.weights[i], elements(&r.fp8.list[i]));
+    expect_same("master", W, r.start[i].master, elements(&r.fp8.list[i]));
     free(W);
     if (!is_norm(i)) check_copies(&r.fp8, i, states[i].scale);
   }
